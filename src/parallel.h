@@ -1,0 +1,37 @@
+/* The thread pool: lazily started, fork-safe, joined at exit. No OpenMP (it hangs after fork). */
+#ifndef SDPA_PARALLEL_H
+#define SDPA_PARALLEL_H
+
+#include <stdatomic.h>
+
+#include "problem.h"
+
+typedef struct sdpa_run sdpa_run; /* one parallel call in progress */
+
+/* Work on one unit. `worker` is in 0 .. n_workers-1 and selects scratch memory; never the order of a sum. */
+typedef void sdpa_unit_fn(void *context, int64_t unit, int worker, sdpa_run *run);
+
+/* Calls fn once for every unit 0 .. n_units-1 on at most n_workers threads, the caller being worker 0. Units are
+ * claimed in increasing order, so a unit may wait (sdpa_run_wait) for any earlier one. A caller that finds the pool
+ * busy runs all units itself. `interrupted` (may be NULL) is polled on the calling thread at most every 20 ms, between
+ * units and inside sdpa_run_stopped and sdpa_run_wait; once it returns non-zero no further unit starts and the result
+ * is SDPA_INTERRUPTED. */
+sdpa_status sdpa_parallel_for(int64_t n_units, int n_workers, sdpa_unit_fn *fn, void *context,
+                              int (*interrupted)(void));
+
+/* True once the run has been interrupted: long units ask between blocks and return early. Cheap; any worker. */
+bool sdpa_run_stopped(sdpa_run *run);
+
+/* Waits until *counter >= value (acquire). False if the run was interrupted meanwhile. */
+bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value);
+
+/* SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use (affinity, cgroup quota rounded up).
+ * Exported with default visibility for threadpoolctl. set: n >= 1; threads beyond a smaller number stay asleep. */
+int sdpa_get_num_threads(void);
+void sdpa_set_num_threads(int n);
+int sdpa_available_cpus(void);
+
+/* Joins the threads; the next parallel call starts them again. */
+void sdpa_pool_stop(void);
+
+#endif

@@ -1,0 +1,3 @@
+#define ISA avx512
+#define SDPA_ISA_AVX512
+#include "isa.inc.h"

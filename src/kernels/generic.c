@@ -1,0 +1,3 @@
+#define ISA generic
+#define SDPA_ISA_GENERIC
+#include "isa.inc.h"

@@ -1,0 +1,3 @@
+#define ISA neon
+#define SDPA_ISA_NEON
+#include "isa.inc.h"

@@ -1,0 +1,221 @@
+/* Vectors of float and double for one ISA, and their operations: the only file with intrinsics.
+ *
+ * Arithmetic (+ - * /, a * b + c contracts to FMA), casts and shuffles are GCC/Clang vector extensions and look the same
+ * for every ISA. What they lack is below, once per type with the suffix _f32 or _f64; templates use the names without
+ * suffix, which FN resolves to the type being compiled (isa.inc.h). Loads and stores need element alignment only. */
+#ifndef SDPA_VEC_H
+#define SDPA_VEC_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(SDPA_ISA_AVX512)
+#if !defined(__AVX512F__) || !defined(__AVX512DQ__) || !defined(__AVX512BW__) || !defined(__AVX512VL__)
+#error "avx512.c needs the compiler flags of x86-64-v4"
+#endif
+#include <immintrin.h>
+#define VEC_BYTES 64
+#elif defined(SDPA_ISA_AVX2)
+#if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__)
+#error "avx2.c needs -mavx2 -mfma -mf16c"
+#endif
+#include <immintrin.h>
+#define VEC_BYTES 32
+#elif defined(SDPA_ISA_NEON)
+#include <arm_neon.h>
+#define VEC_BYTES 16
+#else
+#define VEC_BYTES 16
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define NOINLINE static __attribute__((noinline))
+#define UNROLL _Pragma("GCC unroll 32")
+
+#define SDPA_PASTE_(name, type) name##_##type
+#define SDPA_PASTE(name, type) SDPA_PASTE_(name, type)
+#define FN(name) SDPA_PASTE(name, TYPE)
+
+#define real FN(real)
+#define vec FN(vec)
+#define ivec FN(ivec) /* as wide as vec; also the type of a comparison: -1 true, 0 false */
+#define VL FN(VL)
+#define vload FN(vload)
+#define vstore FN(vstore)
+#define vload_partial FN(vload_partial)
+#define vstore_partial FN(vstore_partial)
+#define vset1 FN(vset1)
+#define vmax2 FN(vmax2)
+#define vmin2 FN(vmin2)
+#define vselect FN(vselect)
+#define vany FN(vany)
+#define vreduce_add FN(vreduce_add)
+#define vreduce_max FN(vreduce_max)
+#define vtranspose FN(vtranspose)
+
+typedef float real_f32;
+typedef double real_f64;
+typedef float vec_f32 __attribute__((vector_size(VEC_BYTES)));
+typedef double vec_f64 __attribute__((vector_size(VEC_BYTES)));
+typedef int32_t ivec_f32 __attribute__((vector_size(VEC_BYTES)));
+typedef int64_t ivec_f64 __attribute__((vector_size(VEC_BYTES)));
+typedef float vecu_f32 __attribute__((vector_size(VEC_BYTES), aligned(4), may_alias));
+typedef double vecu_f64 __attribute__((vector_size(VEC_BYTES), aligned(8), may_alias));
+#define VL_f32 (VEC_BYTES / 4)
+#define VL_f64 (VEC_BYTES / 8)
+
+#define DEFINE_COMMON(T)                                                                                               \
+    INLINE vec_##T vload_##T(const real_##T *p) { return *(const vecu_##T *)p; }                                       \
+    INLINE void vstore_##T(real_##T *p, vec_##T x) { *(vecu_##T *)p = x; }                                             \
+    INLINE vec_##T vset1_##T(real_##T x) { return x - (vec_##T){0}; }                                                  \
+    INLINE vec_##T vselect_##T(ivec_##T mask, vec_##T yes, vec_##T no) {                                               \
+        return (vec_##T)((mask & (ivec_##T)yes) | (~mask & (ivec_##T)no));                                             \
+    }                                                                                                                  \
+    INLINE real_##T vreduce_add_##T(vec_##T x) {                                                                       \
+        for (int h = VL_##T / 2; h > 0; h /= 2) {                                                                      \
+            for (int l = 0; l < h; l++) x[l] += x[l + h];                                                              \
+        }                                                                                                              \
+        return x[0];                                                                                                   \
+    }                                                                                                                  \
+    /* Every lane is seen: a NaN in any lane gives NaN. */                                                             \
+    INLINE real_##T vreduce_max_##T(vec_##T x) {                                                                       \
+        real_##T m = x[0];                                                                                             \
+        for (int l = 1; l < VL_##T; l++) m = m != m || m > x[l] ? m : x[l];                                            \
+        return m;                                                                                                      \
+    }
+DEFINE_COMMON(f32)
+DEFINE_COMMON(f64)
+#undef DEFINE_COMMON
+
+/* vmax2, vmin2: b where the comparison fails, so a NaN in b always comes through. */
+#if defined(SDPA_ISA_AVX512)
+INLINE vec_f32 vmax2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vec_f64 vmax2_f64(vec_f64 a, vec_f64 b) { return (vec_f64)_mm512_max_pd((__m512d)a, (__m512d)b); }
+INLINE vec_f32 vmin2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)_mm512_min_ps((__m512)a, (__m512)b); }
+INLINE vec_f64 vmin2_f64(vec_f64 a, vec_f64 b) { return (vec_f64)_mm512_min_pd((__m512d)a, (__m512d)b); }
+INLINE bool vany_f32(ivec_f32 m) { return _mm512_movepi32_mask((__m512i)m) != 0; }
+INLINE bool vany_f64(ivec_f64 m) { return _mm512_movepi64_mask((__m512i)m) != 0; }
+/* The first n lanes, 0 <= n <= VL; other lanes are 0. */
+INLINE vec_f32 vload_partial_f32(const float *p, int n) {
+    return (vec_f32)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+}
+INLINE vec_f64 vload_partial_f64(const double *p, int n) {
+    return (vec_f64)_mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p);
+}
+INLINE void vstore_partial_f32(float *p, vec_f32 x, int n) {
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)x);
+}
+INLINE void vstore_partial_f64(double *p, vec_f64 x, int n) {
+    _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), (__m512d)x);
+}
+INLINE vec_f32 vwiden_f16(const void *p) { return (vec_f32)_mm512_cvtph_ps(_mm256_loadu_si256(p)); }
+INLINE void vnarrow_f16(void *p, vec_f32 x) {
+    _mm256_storeu_si256(p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+#define HAVE_VECTOR_F16
+
+#elif defined(SDPA_ISA_AVX2)
+INLINE vec_f32 vmax2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE vec_f64 vmax2_f64(vec_f64 a, vec_f64 b) { return (vec_f64)_mm256_max_pd((__m256d)a, (__m256d)b); }
+INLINE vec_f32 vmin2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)_mm256_min_ps((__m256)a, (__m256)b); }
+INLINE vec_f64 vmin2_f64(vec_f64 a, vec_f64 b) { return (vec_f64)_mm256_min_pd((__m256d)a, (__m256d)b); }
+INLINE bool vany_f32(ivec_f32 m) { return _mm256_movemask_ps((__m256)m) != 0; }
+INLINE bool vany_f64(ivec_f64 m) { return _mm256_movemask_pd((__m256d)m) != 0; }
+INLINE __m256i lane_mask_f32(int n) {
+    const ivec_f32 lane = {0, 1, 2, 3, 4, 5, 6, 7};
+    return (__m256i)(lane < n);
+}
+INLINE __m256i lane_mask_f64(int n) {
+    const ivec_f64 lane = {0, 1, 2, 3};
+    return (__m256i)(lane < (int64_t)n);
+}
+INLINE vec_f32 vload_partial_f32(const float *p, int n) { return (vec_f32)_mm256_maskload_ps(p, lane_mask_f32(n)); }
+INLINE vec_f64 vload_partial_f64(const double *p, int n) { return (vec_f64)_mm256_maskload_pd(p, lane_mask_f64(n)); }
+INLINE void vstore_partial_f32(float *p, vec_f32 x, int n) { _mm256_maskstore_ps(p, lane_mask_f32(n), (__m256)x); }
+INLINE void vstore_partial_f64(double *p, vec_f64 x, int n) { _mm256_maskstore_pd(p, lane_mask_f64(n), (__m256d)x); }
+INLINE vec_f32 vwiden_f16(const void *p) { return (vec_f32)_mm256_cvtph_ps(_mm_loadu_si128(p)); }
+INLINE void vnarrow_f16(void *p, vec_f32 x) {
+    _mm_storeu_si128(p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+#define HAVE_VECTOR_F16
+
+#else /* 16-byte vectors */
+#if defined(SDPA_ISA_NEON)
+INLINE vec_f32 vmax2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)vmaxq_f32((float32x4_t)a, (float32x4_t)b); }
+INLINE vec_f64 vmax2_f64(vec_f64 a, vec_f64 b) { return (vec_f64)vmaxq_f64((float64x2_t)a, (float64x2_t)b); }
+INLINE vec_f32 vmin2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)vminq_f32((float32x4_t)a, (float32x4_t)b); }
+INLINE vec_f64 vmin2_f64(vec_f64 a, vec_f64 b) { return (vec_f64)vminq_f64((float64x2_t)a, (float64x2_t)b); }
+INLINE vec_f32 vwiden_f16(const void *p) {
+    uint16x4_t h;
+    memcpy(&h, p, sizeof h);
+    return (vec_f32)vcvt_f32_f16(vreinterpret_f16_u16(h));
+}
+INLINE void vnarrow_f16(void *p, vec_f32 x) {
+    uint16x4_t h = vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x));
+    memcpy(p, &h, sizeof h);
+}
+#define HAVE_VECTOR_F16
+#else
+INLINE vec_f32 vmax2_f32(vec_f32 a, vec_f32 b) { return vselect_f32(a > b, a, b); }
+INLINE vec_f64 vmax2_f64(vec_f64 a, vec_f64 b) { return vselect_f64(a > b, a, b); }
+INLINE vec_f32 vmin2_f32(vec_f32 a, vec_f32 b) { return vselect_f32(a < b, a, b); }
+INLINE vec_f64 vmin2_f64(vec_f64 a, vec_f64 b) { return vselect_f64(a < b, a, b); }
+#endif
+INLINE bool vany_f32(ivec_f32 m) { return (m[0] | m[1] | m[2] | m[3]) != 0; }
+INLINE bool vany_f64(ivec_f64 m) { return (m[0] | m[1]) != 0; }
+INLINE vec_f32 vload_partial_f32(const float *p, int n) {
+    vec_f32 x = {0};
+    for (int l = 0; l < n; l++) x[l] = p[l];
+    return x;
+}
+INLINE vec_f64 vload_partial_f64(const double *p, int n) {
+    vec_f64 x = {0};
+    for (int l = 0; l < n; l++) x[l] = p[l];
+    return x;
+}
+INLINE void vstore_partial_f32(float *p, vec_f32 x, int n) {
+    for (int l = 0; l < n; l++) p[l] = x[l];
+}
+INLINE void vstore_partial_f64(double *p, vec_f64 x, int n) {
+    for (int l = 0; l < n; l++) p[l] = x[l];
+}
+#endif
+
+/* In-place transpose of VL x VL: a butterfly. Stage h swaps the h-blocks off the diagonal of each 2h-block. */
+#define LOW(l, h, n) ((l) & (h) ? (n) + (l) - (h) : (l))
+#define HIGH(l, h, n) ((l) & (h) ? (n) + (l) : (l) + (h))
+#define LANES_2(F, h, n) F(0, h, n), F(1, h, n)
+#define LANES_4(F, h, n) LANES_2(F, h, n), F(2, h, n), F(3, h, n)
+#define LANES_8(F, h, n) LANES_4(F, h, n), F(4, h, n), F(5, h, n), F(6, h, n), F(7, h, n)
+#define LANES_16(F, h, n)                                                                                              \
+    LANES_8(F, h, n), F(8, h, n), F(9, h, n), F(10, h, n), F(11, h, n), F(12, h, n), F(13, h, n), F(14, h, n),         \
+        F(15, h, n)
+#define STAGE(h, n, vtype)                                                                                             \
+    UNROLL for (int i = 0; i < n; i++) {                                                                               \
+        if (!(i & h)) {                                                                                                \
+            vtype a = r[i], b = r[i + h];                                                                              \
+            r[i] = __builtin_shufflevector(a, b, LANES_##n(LOW, h, n));                                                \
+            r[i + h] = __builtin_shufflevector(a, b, LANES_##n(HIGH, h, n));                                           \
+        }                                                                                                              \
+    }
+#if VEC_BYTES == 64
+INLINE void vtranspose_f32(vec_f32 *r) {
+    STAGE(8, 16, vec_f32) STAGE(4, 16, vec_f32) STAGE(2, 16, vec_f32) STAGE(1, 16, vec_f32)
+}
+INLINE void vtranspose_f64(vec_f64 *r) { STAGE(4, 8, vec_f64) STAGE(2, 8, vec_f64) STAGE(1, 8, vec_f64) }
+#elif VEC_BYTES == 32
+INLINE void vtranspose_f32(vec_f32 *r) { STAGE(4, 8, vec_f32) STAGE(2, 8, vec_f32) STAGE(1, 8, vec_f32) }
+INLINE void vtranspose_f64(vec_f64 *r) { STAGE(2, 4, vec_f64) STAGE(1, 4, vec_f64) }
+#else
+INLINE void vtranspose_f32(vec_f32 *r) { STAGE(2, 4, vec_f32) STAGE(1, 4, vec_f32) }
+INLINE void vtranspose_f64(vec_f64 *r) { STAGE(1, 2, vec_f64) }
+#endif
+#undef STAGE
+#undef LANES_16
+#undef LANES_8
+#undef LANES_4
+#undef LANES_2
+#undef HIGH
+#undef LOW
+
+#endif

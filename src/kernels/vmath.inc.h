@@ -1,0 +1,220 @@
+/* exp2 on vectors, and conversion of rows between memory formats and the compute type. */
+
+#define vexp2 FN(vexp2)
+
+/* 2^x. Relative error: float32 at most 1.0 ulp with the polynomial (degree 6, minimax 1.9e-9 on [-1/2, 1/2]), float64
+ * at most 1.1 ulp (degree 11, 3.1e-18). NaN gives NaN, +inf +inf (at least 2^127 or 2^1023 without AVX-512), and results
+ * below the smallest normal number are 0: a subnormal would cost more than it is worth in the products that follow. */
+INLINE vec vexp2(vec x) {
+#if defined(SDPA_ISA_AVX512) && SDPA_REAL == 32
+    vec f = (vec)_mm512_reduce_ps((__m512)x, 0);
+#elif defined(SDPA_ISA_AVX512)
+    vec f = (vec)_mm512_reduce_pd((__m512d)x, 0);
+#elif SDPA_REAL == 32
+    /* Adding 1.5 * 2^23 rounds to an integer, which then stands, with the exponent's bias, in the low bits. */
+    const float magic = 0x1.8p23f + 127;
+    x = vmin2(vset1(127.49f), vmax2(vset1(-127), x));
+    vec n = x + magic;
+    vec f = x - (n - magic);
+#else
+    const double magic = 0x1.8p52 + 1023;
+    x = vmin2(vset1(1023.49), vmax2(vset1(-1023), x));
+    vec n = x + magic;
+    vec f = x - (n - magic);
+#endif
+
+#if SDPA_REAL == 32
+    vec p = vset1(1.5345812161311629e-4f);
+    p = p * f + 1.3399931177239737e-3f;
+    p = p * f + 9.6184889563311816e-3f;
+    p = p * f + 5.5503287771053248e-2f;
+    p = p * f + 2.4022646890645521e-1f;
+    p = p * f + 6.9314720573719575e-1f;
+#else
+    vec p = vset1(4.4352827069572771511e-10);
+    p = p * f + 7.0741056135081427963e-9;
+    p = p * f + 1.0178198021671930844e-7;
+    p = p * f + 1.321543308967639918e-6;
+    p = p * f + 1.5252733489988525649e-5;
+    p = p * f + 1.5403530462514432062e-4;
+    p = p * f + 1.3333558146789921722e-3;
+    p = p * f + 9.6181291075883352443e-3;
+    p = p * f + 5.5504108664819921605e-2;
+    p = p * f + 2.4022650695910156204e-1;
+    p = p * f + 6.9314718055994533046e-1;
+#endif
+    p = p * f + 1;
+
+#if defined(SDPA_ISA_AVX512) && SDPA_REAL == 32
+    __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126), _CMP_NLT_UQ);
+    return (vec)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)(x - f));
+#elif defined(SDPA_ISA_AVX512)
+    __mmask8 normal = _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(-1022), _CMP_NLT_UQ);
+    return (vec)_mm512_maskz_scalef_pd(normal, (__m512d)p, (__m512d)(x - f));
+#elif SDPA_REAL == 32
+    return p * (vec)((ivec)n << 23);
+#else
+    return p * (vec)((ivec)n << 52);
+#endif
+}
+
+#if SDPA_REAL == 32 /* the 16-bit formats are widened to float32 only; float64 reads them through it */
+INLINE uint16_t swap16(uint16_t x) { return __builtin_bswap16(x); }
+
+/* Exact. */
+INLINE float widen_f16(uint16_t h) {
+#ifdef HAVE_VECTOR_F16
+    uint16_t lanes[VL] = {h};
+    return vwiden_f16(lanes)[0];
+#else
+    /* Shift into float32's fields; the multiplication rebiases the exponent and normalises subnormals. */
+    uint32_t bits = (uint32_t)(h & 0x7fff) << 13;
+    if ((h & 0x7c00) == 0x7c00) bits |= 0x70000000;
+    float x;
+    memcpy(&x, &bits, 4);
+    if ((h & 0x7c00) != 0x7c00) x *= 0x1p112f;
+    return h & 0x8000 ? -x : x;
+#endif
+}
+
+/* Round to nearest even; NaN stays NaN. */
+INLINE uint16_t narrow_f16(float x) {
+#ifdef HAVE_VECTOR_F16
+    uint16_t lanes[VL];
+    vnarrow_f16(lanes, vset1(x));
+    return lanes[0];
+#else
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return sign | 0x7e00;
+    if (bits >= 0x477ff000) return sign | 0x7c00; /* 65520 and above round to infinity */
+    if (bits < 0x38800000) {                      /* subnormal result: let an addition do the rounding */
+        float magnitude;
+        memcpy(&magnitude, &bits, 4);
+        magnitude += 0.5f;
+        memcpy(&bits, &magnitude, 4);
+        return sign | (uint16_t)(bits - 0x3f000000);
+    }
+    bits += 0xfff + (bits >> 13 & 1);
+    return sign | (uint16_t)((bits - 0x38000000) >> 13);
+#endif
+}
+
+INLINE float widen_bf16(uint16_t h) {
+    uint32_t bits = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+INLINE uint16_t narrow_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+#endif
+
+/* dst[0..n-1] = n elements at src, `stride` bytes apart, of any float type, or BOOL as a mask (true 0, false -inf). */
+NOINLINE void FN(load)(void *dst_, const char *src, int64_t n, int64_t stride, sdpa_dtype dtype, bool swapped) {
+    real *restrict dst = dst_;
+    switch (dtype) {
+    case SDPA_F32:
+        if (!swapped && stride == 4 && (uintptr_t)src % 4 == 0) {
+            const float *restrict s = (const float *)src;
+            for (int64_t i = 0; i < n; i++) dst[i] = s[i];
+            return;
+        }
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t bits;
+            float x;
+            memcpy(&bits, src + i * stride, 4);
+            if (swapped) bits = __builtin_bswap32(bits);
+            memcpy(&x, &bits, 4);
+            dst[i] = x;
+        }
+        return;
+    case SDPA_F64:
+        for (int64_t i = 0; i < n; i++) {
+            uint64_t bits;
+            double x;
+            memcpy(&bits, src + i * stride, 8);
+            if (swapped) bits = __builtin_bswap64(bits);
+            memcpy(&x, &bits, 8);
+            dst[i] = (real)x;
+        }
+        return;
+    case SDPA_F16: {
+        int64_t i = 0;
+#if defined(HAVE_VECTOR_F16) && SDPA_REAL == 32
+        if (!swapped && stride == 2) {
+            for (; i + VL <= n; i += VL) vstore(dst + i, vwiden_f16(src + 2 * i));
+        }
+#endif
+        for (; i < n; i++) {
+            uint16_t h;
+            memcpy(&h, src + i * stride, 2);
+            dst[i] = widen_f16(swapped ? swap16(h) : h);
+        }
+        return;
+    }
+    case SDPA_BF16:
+        if (!swapped && stride == 2 && (uintptr_t)src % 2 == 0) {
+            const uint16_t *restrict s = (const uint16_t *)src;
+            for (int64_t i = 0; i < n; i++) dst[i] = widen_bf16(s[i]);
+            return;
+        }
+        for (int64_t i = 0; i < n; i++) {
+            uint16_t h;
+            memcpy(&h, src + i * stride, 2);
+            dst[i] = widen_bf16(swapped ? swap16(h) : h);
+        }
+        return;
+    case SDPA_BOOL:
+        for (int64_t i = 0; i < n; i++) dst[i] = src[i * stride] ? 0 : -(real)INFINITY;
+        return;
+    case SDPA_I64: break;
+    }
+}
+
+/* n reals to native elements of a float type, `stride` bytes apart, rounded to nearest even. */
+NOINLINE void FN(store)(char *dst, const void *src_, int64_t n, int64_t stride, sdpa_dtype dtype) {
+    const real *restrict src = src_;
+    switch (dtype) {
+    case SDPA_F32:
+        for (int64_t i = 0; i < n; i++) {
+            float x = (float)src[i];
+            memcpy(dst + i * stride, &x, 4);
+        }
+        return;
+    case SDPA_F64:
+        for (int64_t i = 0; i < n; i++) {
+            double x = src[i];
+            memcpy(dst + i * stride, &x, 8);
+        }
+        return;
+    case SDPA_F16: {
+        int64_t i = 0;
+#if defined(HAVE_VECTOR_F16) && SDPA_REAL == 32
+        if (stride == 2) {
+            for (; i + VL <= n; i += VL) vnarrow_f16(dst + 2 * i, vload(src + i));
+        }
+#endif
+        for (; i < n; i++) {
+            uint16_t h = narrow_f16((float)src[i]);
+            memcpy(dst + i * stride, &h, 2);
+        }
+        return;
+    }
+    case SDPA_BF16:
+        for (int64_t i = 0; i < n; i++) {
+            uint16_t h = narrow_bf16((float)src[i]);
+            memcpy(dst + i * stride, &h, 2);
+        }
+        return;
+    case SDPA_BOOL:
+    case SDPA_I64: break;
+    }
+}

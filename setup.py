@@ -1,0 +1,115 @@
+"""Build of the C extension; everything else about the package stands in pyproject.toml.
+
+Each file of src/kernels is compiled for its own instruction set, the rest without any ``-m`` flag,
+so that the extension loads on every machine of the architecture and chooses its kernels when
+imported.
+
+Environment: ``SDPA_WERROR=1`` makes warnings errors; ``SDPA_SANITIZE=1`` builds with the address
+and undefined-behaviour sanitizers.
+"""
+
+import os
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.modified import newer_group
+
+X86_64_V3 = ["-mavx", "-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mmovbe"]
+X86_64_V4 = [*X86_64_V3, "-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl"]
+ISA_FLAGS = {
+    "x86_64": {"generic": [], "avx2": X86_64_V3, "avx512": X86_64_V4},
+    "aarch64": {"generic": [], "neon": []},
+}
+MACHINE = sysconfig.get_platform().rpartition("-")[2].replace("arm64", "aarch64")
+KERNELS = ISA_FLAGS.get(MACHINE, {"generic": []})
+
+# No -ffast-math: at link time it makes the whole process flush subnormal numbers to zero.
+FLAGS = ["-std=gnu11", "-O3", "-g0", "-fvisibility=hidden", "-pthread"]
+FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+LINK_FLAGS = ["-pthread"] + (["-s"] if sys.platform.startswith("linux") else [])
+VARIANT = "release"
+if os.environ.get("SDPA_WERROR") == "1":
+    FLAGS += ["-Wall", "-Wextra", "-Werror"]
+    VARIANT += "-werror"
+if os.environ.get("SDPA_SANITIZE") == "1":
+    SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    FLAGS += ["-O1", "-g", "-fno-omit-frame-pointer", *SANITIZE]
+    LINK_FLAGS = ["-pthread", *SANITIZE]
+    VARIANT += "-sanitize"
+
+GIL_BUILD = not sysconfig.get_config_var("Py_GIL_DISABLED")
+NUMPY = "NPY_2_0_API_VERSION"
+MACROS = [("NPY_NO_DEPRECATED_API", NUMPY), ("NPY_TARGET_VERSION", NUMPY)]
+if GIL_BUILD:
+    MACROS += [("Py_LIMITED_API", "0x030B0000")]
+
+
+def quoted(text):
+    """Return `text` as a C string literal."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+class BuildExt(build_ext):
+    """build_ext that gives each kernel file its own flags and recompiles only what changed."""
+
+    def build_extension(self, ext):
+        """Compile every source of `ext` in parallel, then link."""
+        temp = Path(self.build_temp) / VARIANT
+        core = [*Path("src").glob("*.h"), Path("setup.py")]
+        kernels = [*core, *Path("src/kernels").glob("*.h")]
+        binding = [*kernels, *Path("src/python").glob("*.h"), Path("pyproject.toml")]
+        version = [
+            ("SDPA_VERSION", quoted(self.distribution.get_version())),
+            ("SDPA_BUILD_FLAGS", quoted(" ".join(FLAGS))),
+        ]
+        python_includes = [numpy.get_include(), *self.compiler.include_dirs]
+        self.compiler.set_include_dirs([])
+
+        def compile_one(source):
+            folder, flags, macros, includes = source.parent.name, FLAGS, [], []
+            depends = core + [Path("src/kernels/kernels.h")]
+            if folder == "kernels":
+                flags, depends = FLAGS + KERNELS[source.stem], kernels
+            elif folder == "python":
+                macros, includes, depends = MACROS + version, python_includes, binding
+            object_ = self.compiler.object_filenames([str(source)], output_dir=str(temp))[0]
+            if self.force or newer_group([str(source), *map(str, depends)], object_):
+                self.compiler.compile(
+                    [str(source)],
+                    output_dir=str(temp),
+                    macros=macros,
+                    include_dirs=includes,
+                    extra_postargs=flags,
+                )
+            return object_
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            ext.extra_objects = list(pool.map(compile_one, map(Path, ext.sources)))
+        # Objects of another variant may be older than a library linked from this one: link always.
+        ext.sources, self.force = [], True
+        super().build_extension(ext)
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "sdpa._core",
+            # The slowest to compile first.
+            sources=[
+                *(f"src/kernels/{name}.c" for name in reversed(KERNELS)),
+                *sorted(map(str, Path("src").glob("*.c"))),
+                *sorted(map(str, Path("src/python").glob("*.c"))),
+            ],
+            extra_link_args=LINK_FLAGS,
+            libraries=["m"],
+            py_limited_api=GIL_BUILD,
+        )
+    ],
+    cmdclass={"build_ext": BuildExt},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if GIL_BUILD else {},
+)

@@ -19,10 +19,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
-X86_64_V3 = ["-mavx", "-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mmovbe"]
-X86_64_V4 = [*X86_64_V3, "-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl"]
 ISA_FLAGS = {
-    "x86_64": {"generic": [], "avx2": X86_64_V3, "avx512": X86_64_V4},
+    "x86_64": {"generic": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]},
     "aarch64": {"generic": [], "neon": []},
 }
 MACHINE = sysconfig.get_platform().rpartition("-")[2].replace("arm64", "aarch64")

@@ -25,13 +25,22 @@ bool sdpa_run_stopped(sdpa_run *run);
 /* Waits until *counter >= value (acquire). False if the run was interrupted meanwhile. */
 bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value);
 
-/* SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use (affinity, cgroup quota rounded up).
- * Exported with default visibility for threadpoolctl. set: n >= 1; threads beyond a smaller number stay asleep. */
-int sdpa_get_num_threads(void);
-void sdpa_set_num_threads(int n);
+/* More are never started, whatever is asked for. */
+#define SDPA_MAX_THREADS 1024
+
+/* SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use (affinity, cgroup quota rounded up), found
+ * at the first call. A variable that is not a positive number counts as absent. Exported with default visibility for
+ * threadpoolctl. set: n >= 1, clamped to SDPA_MAX_THREADS; threads beyond a smaller number stay asleep. */
+__attribute__((visibility("default"))) int sdpa_get_num_threads(void);
+__attribute__((visibility("default"))) void sdpa_set_num_threads(int n);
 int sdpa_available_cpus(void);
 
-/* Joins the threads; the next parallel call starts them again. */
+/* CPUs that the cgroup quotas (v1 and v2) of this process grant, rounded up; 0: no limit. `root` is put before the
+ * paths that are read; tests name a directory of their own, everybody else "". */
+int sdpa_quota_cpus(const char *root);
+
+/* Joins the threads; the next parallel call starts them again. Meant for the end of the process, where it also runs by
+ * itself: a run in progress on another thread ends as interrupted, since that thread may never come back to it. */
 void sdpa_pool_stop(void);
 
 #endif

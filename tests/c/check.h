@@ -1,0 +1,25 @@
+/* The driver's own assertions: every failure is printed with its parameters, and the run goes on. */
+#ifndef SDPA_CHECK_H
+#define SDPA_CHECK_H
+
+#include <stdio.h>
+
+extern long n_checks, n_failures;
+
+/* CHECK(condition, "n=%d", n): the rest describes the case. */
+#define CHECK(condition, ...)                                                                                          \
+    do {                                                                                                               \
+        n_checks++;                                                                                                    \
+        if (!(condition)) {                                                                                            \
+            n_failures++;                                                                                              \
+            printf("%s:%d: %s: ", __FILE__, __LINE__, #condition);                                                     \
+            printf(__VA_ARGS__);                                                                                       \
+            putchar('\n');                                                                                             \
+        }                                                                                                              \
+    } while (0)
+
+void test_pool(void);
+void test_fork(void);
+void test_machine(void);
+
+#endif

@@ -1,0 +1,201 @@
+/* ISA table, allocation with injected faults, arena, number of CPUs and threads. */
+#include <fcntl.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../../src/isa.h"
+#include "../../src/kernels/kernels.h"
+#include "../../src/memory.h"
+#include "../../src/parallel.h"
+#include "check.h"
+
+static void isa_table(void) {
+    int n;
+    const sdpa_isa *list = sdpa_isa_list(&n);
+    CHECK(n >= 1 && strcmp(list[0].name, "generic") == 0 && list[0].available, "n=%d first=%s", n, list[0].name);
+    const char *best = NULL;
+    for (int i = 0; i < n; i++) {
+        CHECK(strcmp(list[i].name, list[i].ops->name) == 0, "%s: table says %s", list[i].name, list[i].ops->name);
+        best = list[i].available ? list[i].name : best;
+    }
+    CHECK(strcmp(sdpa_isa_name(), best) == 0, "chosen %s, best %s", sdpa_isa_name(), best);
+    for (int i = 0; i < n; i++) {
+        bool selected = sdpa_isa_select(list[i].name);
+        CHECK(selected == list[i].available, "%s", list[i].name);
+        if (selected) {
+            CHECK(sdpa_ops_get() == list[i].ops && sdpa_isa_name() == list[i].name, "%s", list[i].name);
+        }
+    }
+    sdpa_isa_select(best);
+    const char *const unknown[] = {"", "sse2", "AVX2", "avx", "generic "};
+    for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
+        CHECK(!sdpa_isa_select(unknown[i]), "'%s'", unknown[i]);
+        CHECK(strcmp(sdpa_isa_name(), best) == 0, "'%s' changed the choice", unknown[i]);
+    }
+#if defined(__x86_64__)
+    /* The compiler's run-time library knows the same by other means. */
+    __builtin_cpu_init();
+    bool expected = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    CHECK(list[1].available == expected, "avx2: %d", list[1].available);
+    expected = expected && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl");
+    CHECK(list[2].available == expected, "avx512: %d", list[2].available);
+#elif defined(__aarch64__)
+    CHECK(n == 2 && strcmp(list[1].name, "neon") == 0 && list[1].available, "n=%d", n);
+#endif
+}
+
+static void allocation(void) {
+    const size_t sizes[] = {0, 1, 63, 64, 65, 4096, 1 << 20};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        char *p = sdpa_alloc(sizes[i]);
+        CHECK(p && (uintptr_t)p % SDPA_ALIGNMENT == 0, "%zu bytes: %p", sizes[i], (void *)p);
+        memset(p, 1, sizes[i]);
+        sdpa_free(p);
+    }
+    sdpa_free(NULL);
+    CHECK(!sdpa_alloc(SIZE_MAX) && !sdpa_alloc(SIZE_MAX - 64) && !sdpa_alloc(SIZE_MAX / 2), "impossible sizes");
+
+    for (int n = 0; n < 4; n++) {
+        sdpa_alloc_fail_after(n);
+        for (int i = 0; i < 8; i++) {
+            void *p = sdpa_alloc(10);
+            CHECK((p == NULL) == (i == n), "fail after %d: allocation %d", n, i);
+            sdpa_free(p);
+        }
+    }
+    sdpa_alloc_fail_after(0);
+    sdpa_alloc_fail_after(-1);
+    void *p = sdpa_alloc(10);
+    CHECK(p, "switched off");
+    sdpa_free(p);
+
+    sdpa_arena plan = {NULL, 0};
+    CHECK(!sdpa_take(&plan, 100) && !sdpa_take(&plan, 1) && !sdpa_take(&plan, 0) && plan.used == 192, "%zu", plan.used);
+    sdpa_arena real = {sdpa_alloc(plan.used), 0};
+    char *a = sdpa_take(&real, 100), *b = sdpa_take(&real, 1);
+    CHECK(a == real.base && b == a + 128 && real.used == plan.used, "%zu", real.used);
+    sdpa_free(real.base);
+}
+
+static void write_file(const char *root, const char *path, const char *text) {
+    char whole[4096];
+    snprintf(whole, sizeof whole, "%s/%s", root, path);
+    for (char *slash = strchr(whole + strlen(root) + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        mkdir(whole, 0700);
+        *slash = '/';
+    }
+    FILE *file = fopen(whole, "w");
+    if (file) {
+        fputs(text, file);
+        fclose(file);
+    }
+    CHECK(file, "cannot write %s", whole);
+}
+
+typedef struct quota_case {
+    int expected;
+    const char *groups;   /* /proc/self/cgroup */
+    const char *files[8]; /* path, text, path, text, ... */
+} quota_case;
+
+static void quota(void) {
+    const quota_case cases[] = {
+        {0, "0::/\n", {0}},
+        {0, "0::/\n", {"cpu.max", "max 100000\n"}},
+        {2, "0::/\n", {"cpu.max", "200000 100000\n"}},
+        {3, "0::/\n", {"cpu.max", "200001 100000\n"}}, /* rounded up */
+        {1, "0::/\n", {"cpu.max", "1000 100000\n"}},
+        {4, "0::/a/b\n", {"a/b/cpu.max", "400000 100000\n"}},
+        {2, "0::/a/b\n", {"a/b/cpu.max", "max 100000\n", "a/cpu.max", "150000 100000\n"}}, /* the parent binds */
+        {3, "0::/a/b\n", {"a/b/cpu.max", "300000 100000\n", "a/cpu.max", "800000 100000\n"}},
+        {5, "0::/only/on/the/host\n", {"cpu.max", "500000 100000\n"}},
+        {0, "0::/\n", {"cpu.max", "garbage\n"}},
+        {0, "0::/\n", {"cpu.max", "0 100000\n"}},
+        {0, "0::/\n", {"cpu.max", "100000 0\n"}},
+        {0, "0::/\n", {"cpu.max", "100000\n"}},
+        {2,
+         "3:cpuset:/x\n2:cpu,cpuacct:/a\n",
+         {"cpu/a/cpu.cfs_quota_us", "150000\n", "cpu/a/cpu.cfs_period_us", "100000\n"}},
+        {0, "2:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us", "-1\n", "cpu/a/cpu.cfs_period_us", "100000\n"}},
+        {6, "1:cpu:/host/only\n", {"cpu/cpu.cfs_quota_us", "60000\n", "cpu/cpu.cfs_period_us", "10000\n"}},
+        {0, "1:cpuset:/a\n", {"cpu/a/cpu.cfs_quota_us", "150000\n", "cpu/a/cpu.cfs_period_us", "100000\n"}},
+        {1,
+         "1:cpu:/a\n0::/a\n", /* both versions: the smaller */
+         {"cpu/a/cpu.cfs_quota_us", "300000\n", "cpu/a/cpu.cfs_period_us", "100000\n", "a/cpu.max", "50000 100000\n"}},
+        {0, "not a line of cgroup\n\n:\n", {"cpu.max", "200000 100000\n"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char root[] = "/tmp/sdpa-test-XXXXXX", command[64];
+        CHECK(mkdtemp(root), "case %zu", i);
+        write_file(root, "proc/self/cgroup", cases[i].groups);
+        for (int f = 0; f < 8 && cases[i].files[f]; f += 2) {
+            char path[256];
+            snprintf(path, sizeof path, "sys/fs/cgroup/%s", cases[i].files[f]);
+            write_file(root, path, cases[i].files[f + 1]);
+        }
+        int cpus = sdpa_quota_cpus(root);
+        CHECK(cpus == cases[i].expected, "case %zu: %d, expected %d", i, cpus, cases[i].expected);
+        snprintf(command, sizeof command, "rm -r %s", root);
+        CHECK(system(command) == 0, "%s", command);
+    }
+    CHECK(sdpa_quota_cpus("/nowhere") == 0, "no files at all");
+}
+
+typedef struct threads_case {
+    const char *own, *omp;
+    int expected; /* 0: as many as there are CPUs */
+} threads_case;
+
+static void number_of_threads(void) {
+    CHECK(sdpa_available_cpus() >= 1 && sdpa_available_cpus() <= sysconf(_SC_NPROCESSORS_ONLN), "%d",
+          sdpa_available_cpus());
+    const threads_case cases[] = {
+        {"3", NULL, 3},     {"3", "5", 3},    {NULL, "5", 5},
+        {NULL, "5,2,1", 5}, {" 7 ", NULL, 7}, {"", "5", 5},
+        {"many", "5", 5},   {"0", "5", 5},    {"-2", "5", 5},
+        {"3.5", "5", 5},    {"3x", "5", 5},   {"x", "y", 0},
+        {NULL, NULL, 0},    {"0", NULL, 0},   {"99999999999999999999", NULL, SDPA_MAX_THREADS},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        /* Found once per process: ask in a child. */
+        pid_t pid = fork();
+        if (pid == 0) {
+            unsetenv("SDPA_NUM_THREADS");
+            unsetenv("OMP_NUM_THREADS");
+            if (cases[i].own) {
+                setenv("SDPA_NUM_THREADS", cases[i].own, 1);
+            }
+            if (cases[i].omp) {
+                setenv("OMP_NUM_THREADS", cases[i].omp, 1);
+            }
+            int expected = cases[i].expected ? cases[i].expected : sdpa_available_cpus();
+            _exit(sdpa_get_num_threads() != expected);
+        }
+        int status = -1;
+        waitpid(pid, &status, 0);
+        CHECK(status == 0, "SDPA_NUM_THREADS=%s OMP_NUM_THREADS=%s: not %d", cases[i].own ? cases[i].own : "(none)",
+              cases[i].omp ? cases[i].omp : "(none)", cases[i].expected);
+    }
+    int before = sdpa_get_num_threads();
+    sdpa_set_num_threads(5);
+    CHECK(sdpa_get_num_threads() == 5, "%d", sdpa_get_num_threads());
+    sdpa_set_num_threads(0);
+    CHECK(sdpa_get_num_threads() == 1, "%d", sdpa_get_num_threads());
+    sdpa_set_num_threads(1 << 30);
+    CHECK(sdpa_get_num_threads() == SDPA_MAX_THREADS, "%d", sdpa_get_num_threads());
+    sdpa_set_num_threads(before);
+}
+
+void test_machine(void) {
+    isa_table();
+    allocation();
+    quota();
+    number_of_threads();
+}

@@ -1,0 +1,82 @@
+# Everything that is done to this project, by one word each. A stranger needs git, make, gcc and python3 with venv.
+#   make demo       install into .venv and run the main job        make test      the same, and run the tests
+#   make build      compile in place, warnings as errors           make test-c    the C core without Python, sanitized
+#   make sanitize   the tests of `make test` under ASan and UBSan  make test-arm  the C core for aarch64, under qemu
+#   make format     rewrite the sources in the project's style     make lint      check style and types
+PYTHON = python3
+VENV = .venv
+BIN = $(VENV)/bin
+EXTRAS = test,lab
+PYTEST_ARGS =
+JOBS = $(shell nproc 2>/dev/null || echo 2)
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+C_FILES = $(wildcard src/*.[ch] src/*/*.[ch] tests/c/*.[ch])
+SOURCES = setup.py pyproject.toml $(wildcard src/*.[ch] src/*/*.[ch])
+
+demo: $(VENV)/with-lab
+	$(BIN)/python -m sdpa
+
+test: $(VENV)/with-$(EXTRAS)
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+build: $(VENV)/with-$(EXTRAS)
+	SDPA_WERROR=1 $(BIN)/python setup.py build_ext --inplace
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# Editable, so that the clone's own folder, which python finds first, holds the compiled extension.
+$(VENV)/with-%: $(SOURCES) | $(BIN)/python
+	$(BIN)/pip install --editable '.[$*]'
+	@touch $@
+
+# pip learned to read dependency groups after the version that stock Pythons bring.
+$(VENV)/dev: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install $$($(BIN)/python -c "import tomllib; \
+		print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['dev'])")
+	@touch $@
+
+# A build of its own beside the installed one, which it shadows. Python is not instrumented: the sanitizer's library
+# goes in first, Python's own allocator steps aside, and what Python keeps until exit is not called a leak.
+SANITIZED = build/sanitized
+sanitize: $(VENV)/with-$(EXTRAS)
+	SDPA_SANITIZE=1 SDPA_WERROR=1 $(BIN)/python setup.py build --build-lib $(SANITIZED)
+	PYTHONPATH=$(CURDIR)/$(SANITIZED) LD_PRELOAD=$$($${CC:-gcc} -print-file-name=libasan.so) PYTHONMALLOC=malloc \
+		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 SDPA_SANITIZED=1 \
+		$(BIN)/pytest $(PYTEST_ARGS)
+
+test-c:
+	$(MAKE) -C tests/c -j$(JOBS)
+	build/c/$(shell gcc -dumpmachine | cut -d- -f1)/driver
+	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/tsan FLAGS="-O1 -g -fsanitize=thread"
+	build/c/tsan/driver machine pool
+
+ARM_PACKAGES = gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+test-arm:
+	@if ! command -v aarch64-linux-gnu-gcc >/dev/null || ! command -v qemu-aarch64 >/dev/null \
+			|| [ ! -d /usr/aarch64-linux-gnu/lib ]; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update && apt-get install --yes --no-install-recommends $(ARM_PACKAGES); \
+		else \
+			echo 'make test-arm needs, on Debian: apt-get install $(ARM_PACKAGES)' >&2; exit 1; \
+		fi; \
+	fi
+	$(MAKE) -C tests/c -j$(JOBS) CC=aarch64-linux-gnu-gcc FLAGS="-O2 -g"
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/c/aarch64/driver
+
+format: $(VENV)/dev
+	$(BIN)/clang-format -i $(C_FILES)
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+lint: $(VENV)/dev $(VENV)/with-$(EXTRAS)
+	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
+
+.PHONY: demo test build sanitize test-c test-arm format lint clean

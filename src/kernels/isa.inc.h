@@ -4,6 +4,7 @@
 
 #include "../memory.h"
 #include "kernels.h"
+#include "tiles.h"
 #include "vec.h"
 
 #define TYPE f32

@@ -2,8 +2,9 @@
 #ifndef SDPA_KERNELS_H
 #define SDPA_KERNELS_H
 
-#include "../problem.h"
+#include "../drivers.h"
 #include "../parallel.h"
+#include "../problem.h"
 
 #if defined(__x86_64__)
 #define SDPA_FOR_EACH_ISA(X) X(generic) X(avx2) X(avx512)
@@ -13,17 +14,45 @@
 #define SDPA_FOR_EACH_ISA(X) X(generic)
 #endif
 
-/* Part of one (batch, head): query rows i0 .. i0+n_i-1. Matrices start at row 0 of the head. */
+/* Queries per unit and keys per block. P V and the row sums are summed from zero over one key block, then added, which
+ * bounds their rounding; partitions depend on the shape only, so results do not depend on the number of threads. */
+#define SDPA_QUERY_BLOCK 96
+static inline int64_t sdpa_key_block(const sdpa_problem *p) { return p->d_k + p->d_v <= 512 ? 128 : 64; }
+
+/* Whose turn it is in the backward: units of one group (backward.c) add to the same dK and dV. */
+typedef struct sdpa_turn sdpa_turn;
+
+/* Part of one (batch, head): query rows i0 .. i0+n_i-1, at most SDPA_QUERY_BLOCK. Matrices start at row 0. */
 typedef struct sdpa_unit {
     const sdpa_problem *problem;
     sdpa_matrix q, k, v, o, mask;
     sdpa_matrix dout, dq, dk, dv, dmask;
-    char *lse, *dlse;   /* element of query 0 */
+    char *lse, *dlse; /* element of query 0 */
     int64_t i0, n_i;
-    int64_t lower, upper; /* visible keys of query i: max(0, i + lower) .. min(key_length - 1, i + upper) */
+    int64_t lower, upper; /* query i sees keys i + lower .. i + upper (has_lower, has_upper) below key_length */
     int64_t key_length;
+    sdpa_turn *turns; /* of the group; NULL: units run one after the other */
+    int64_t turn;     /* this unit's */
+    bool ordered;     /* units of the group end in order */
     sdpa_run *run;
 } sdpa_unit;
+
+/* Keys that some query of i0 .. i0+n_i-1 can see: *j0 <= j < *j1. */
+static inline void sdpa_visible_keys(const sdpa_unit *u, int64_t i0, int64_t n_i, int64_t *j0, int64_t *j1) {
+    const sdpa_problem *p = u->problem;
+    *j0 = 0;
+    *j1 = u->key_length;
+    if (p->has_lower && i0 + u->lower > *j0) *j0 = i0 + u->lower;
+    if (p->has_upper && i0 + n_i + u->upper < *j1) *j1 = i0 + n_i + u->upper;
+    if (*j1 < *j0) *j1 = *j0;
+}
+
+/* Before and after a unit works on key block `block`; before it adds to what is not divided by keys; at its end. The
+ * waits return false when the call was interrupted. */
+bool sdpa_turn_wait(const sdpa_unit *u, int64_t block);
+void sdpa_turn_pass(const sdpa_unit *u, int64_t block);
+bool sdpa_turn_wait_last(const sdpa_unit *u);
+void sdpa_turn_end(const sdpa_unit *u);
 
 /* Kernels of one compute type (float32 or float64). `real` below is that type. */
 struct sdpa_kernels {
@@ -33,6 +62,13 @@ struct sdpa_kernels {
     void (*load)(void *dst, const char *src, int64_t n, int64_t stride, sdpa_dtype dtype, bool swapped);
     /* n reals to native elements of a float type. */
     void (*store)(char *dst, const void *src, int64_t n, int64_t stride, sdpa_dtype dtype);
+
+    /* One unit each; scratch of *_bytes(p), aligned to SDPA_ALIGNMENT. weights uses forward's. */
+    size_t (*forward_bytes)(const sdpa_problem *p);
+    void (*forward)(const sdpa_unit *u, void *scratch);
+    void (*weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch);
+    size_t (*backward_bytes)(const sdpa_problem *p);
+    void (*backward)(const sdpa_unit *u, void *scratch);
 };
 
 struct sdpa_ops {

@@ -1,7 +1,17 @@
 /* The templates of one compute type, in order of dependence. */
 #include "vmath.inc.h"
+#include "gemm.inc.h"
+#include "scores.inc.h"
+#include "pack.inc.h"
+#include "forward.inc.h"
+#include "backward.inc.h"
+#include "weights.inc.h"
 
 #ifndef KERNELS
 #define KERNELS(T)                                                                                                     \
-    { .lanes = VL_##T, .load = load_##T, .store = store_##T, }
+    {                                                                                                                  \
+        .lanes = VL_##T, .load = load_##T, .store = store_##T, .forward_bytes = forward_bytes_##T,                     \
+        .forward = forward_##T, .weights = weights_##T, .backward_bytes = backward_bytes_##T,                          \
+        .backward = backward_##T,                                                                                      \
+    }
 #endif

@@ -182,6 +182,10 @@ NOINLINE void FN(load)(void *dst_, const char *src, int64_t n, int64_t stride, s
 /* n reals to native elements of a float type, `stride` bytes apart, rounded to nearest even. */
 NOINLINE void FN(store)(char *dst, const void *src_, int64_t n, int64_t stride, sdpa_dtype dtype) {
     const real *restrict src = src_;
+    if (dtype == (SDPA_REAL == 32 ? SDPA_F32 : SDPA_F64) && stride == (int64_t)sizeof(real)) {
+        memcpy(dst, src, (size_t)n * sizeof(real));
+        return;
+    }
     switch (dtype) {
     case SDPA_F32:
         for (int64_t i = 0; i < n; i++) {

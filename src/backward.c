@@ -1,0 +1,332 @@
+/* Backward: heads that share a gradient form a group, and the query blocks of all its heads one sequence of units.
+ *
+ * Units of a group add to the same dK and dV. With many groups each is one thread's work; with few, units run
+ * concurrently as a wavefront: unit t works on key block j only after every earlier unit of the group that sees j has
+ * done so. Each sum therefore has the serial order, whatever the number of threads, and no second copy of dK and dV.
+ * (An alternative, one pass for dQ and another for dK and dV, needs seven products per pair of blocks instead of five.)
+ *
+ * dK and dV of 16-bit types accumulate in float32, one head per group in flight. Where such a gradient is shared in
+ * another way (a sum over a broadcast batch axis, dMask), it accumulates whole in float32 and is narrowed at the end. */
+#include "drivers.h"
+#include "memory.h"
+#include "parallel.h"
+#include "unit.h"
+
+struct sdpa_turn {
+    _Alignas(64) _Atomic int64_t next; /* this unit is done with its key blocks before `next`; INT64_MAX: ended */
+    int64_t first, last;      /* it sees key blocks first .. last-1 */
+};
+
+bool sdpa_turn_wait(const sdpa_unit *u, int64_t block) {
+    for (int64_t t = u->turns ? u->turn - 1 : -1; t >= 0; t--) {
+        if (u->turns[t].first <= block && block < u->turns[t].last) {
+            return sdpa_run_wait(u->run, &u->turns[t].next, block + 1);
+        }
+    }
+    return !sdpa_run_stopped(u->run);
+}
+
+void sdpa_turn_pass(const sdpa_unit *u, int64_t block) {
+    if (u->turns) atomic_store_explicit(&u->turns[u->turn].next, block + 1, memory_order_release);
+}
+
+bool sdpa_turn_wait_last(const sdpa_unit *u) {
+    return !u->turns || !u->ordered || u->turn == 0 || sdpa_run_wait(u->run, &u->turns[u->turn - 1].next, INT64_MAX);
+}
+
+void sdpa_turn_end(const sdpa_unit *u) {
+    if (u->turns) atomic_store_explicit(&u->turns[u->turn].next, INT64_MAX, memory_order_release);
+}
+
+/* One axis of the loop over (batch, head): `size` steps of `batch_step` in the flat batch index and `head_step` heads. */
+typedef struct loop_axis {
+    int64_t size, batch_step, head_step;
+} loop_axis;
+
+typedef struct loop {
+    int n_axes;
+    int64_t size; /* product */
+    loop_axis axis[SDPA_MAX_AXES + 2];
+} loop;
+
+static void loop_push(loop *l, int64_t size, int64_t batch_step, int64_t head_step) {
+    if (size == 1) return;
+    l->axis[l->n_axes++] = (loop_axis){size, batch_step, head_step};
+    l->size *= size;
+}
+
+/* Adds the position of step `index` (row-major, last axis fastest). */
+static void loop_locate(const loop *l, int64_t index, int64_t *batch, int64_t *head) {
+    for (int a = l->n_axes - 1; a >= 0; a--) {
+        *batch += index % l->axis[a].size * l->axis[a].batch_step;
+        *head += index % l->axis[a].size * l->axis[a].head_step;
+        index /= l->axis[a].size;
+    }
+}
+
+static bool is_shared(const sdpa_tensor *t, int axis) { return t->data && t->batch[axis] == 0; }
+
+/* Splits (batch, head) into groups and members: an axis along which any gradient is summed runs over members. */
+static void find_groups(const sdpa_problem *p, loop *groups, loop *members) {
+    groups->n_axes = members->n_axes = 0;
+    groups->size = members->size = 1;
+    int64_t step = p->n_batch;
+    for (int a = 0; a < p->n_axes; a++) {
+        step /= p->axis[a];
+        bool shared = is_shared(&p->dq, a) || is_shared(&p->dk, a) || is_shared(&p->dv, a) || is_shared(&p->dmask, a);
+        loop_push(shared ? members : groups, p->axis[a], step, 0);
+    }
+    int64_t queries_per_key = 1;
+    bool heads_shared = false;
+    const sdpa_tensor *gradients[] = {&p->dq, &p->dk, &p->dv, &p->dmask};
+    for (int i = 0; i < 4; i++) {
+        if (!gradients[i]->data) continue;
+        if (gradients[i]->group > queries_per_key) queries_per_key = gradients[i]->group;
+        heads_shared |= gradients[i]->head == 0;
+    }
+    loop_push(heads_shared ? members : groups, p->n_head / queries_per_key, 0, queries_per_key);
+    loop_push(members, queries_per_key, 0, 1);
+}
+
+/* All members of a group add to the same matrix of `t`. */
+static bool is_one_per_group(const sdpa_problem *p, const loop *members, const sdpa_tensor *t) {
+    for (int64_t m = 1; m < members->size; m++) {
+        int64_t batch = 0, head = 0;
+        loop_locate(members, m, &batch, &head);
+        if (sdpa_offset(p, t, batch, head) != 0) return false;
+    }
+    return true;
+}
+
+/* Every member has its own matrix of `t`, each of whose elements one unit adds to, once per key block at most. */
+static bool is_own(const sdpa_problem *p, const sdpa_tensor *t) {
+    bool own = t->row != 0 && t->col != 0 && t->group == 1 && (t->head != 0 || p->n_head == 1);
+    for (int a = 0; a < p->n_axes; a++) own &= t->batch[a] != 0 || p->axis[a] == 1;
+    return own;
+}
+
+/* A gradient that accumulates whole in the compute type because its own type is narrower. */
+typedef struct wide_gradient {
+    sdpa_tensor narrow, wide;
+    int64_t n_rows, n_cols;
+    loop matrices;
+} wide_gradient;
+
+/* Points *t at zeroed memory of the compute type with the same broadcast axes. `t` has n_rows x n_cols matrices. */
+static sdpa_status widen(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, int64_t n_cols, wide_gradient *g) {
+    const int64_t size = p->dtype == SDPA_F64 ? 8 : 4;
+    g->narrow = *t;
+    g->n_rows = t->row ? n_rows : 1;
+    g->n_cols = t->col ? n_cols : 1;
+    t->dtype = p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
+    int64_t stride = size;
+    if (t->col) t->col = stride;
+    stride *= g->n_cols;
+    if (t->row) t->row = stride;
+    stride *= g->n_rows;
+    g->matrices = (loop){.size = 1};
+    int64_t step = p->n_batch;
+    for (int a = 0; a < p->n_axes; a++) {
+        step /= p->axis[a];
+        if (t->batch[a]) loop_push(&g->matrices, p->axis[a], step, 0);
+    }
+    if (t->head) {
+        loop_push(&g->matrices, p->n_head / t->group, 0, t->group);
+        t->head = stride;
+        stride *= p->n_head / t->group;
+    }
+    for (int a = p->n_axes - 1; a >= 0; a--) {
+        if (!t->batch[a]) continue;
+        t->batch[a] = stride;
+        stride *= p->axis[a];
+    }
+    t->data = sdpa_alloc((size_t)stride);
+    if (t->data) memset(t->data, 0, (size_t)stride);
+    g->wide = *t;
+    return t->data ? SDPA_OK : SDPA_NO_MEMORY;
+}
+
+static void narrow_rows(const sdpa_problem *p, sdpa_matrix to, const char *from, int64_t from_row, int64_t n_rows,
+                        int64_t n_cols) {
+    const struct sdpa_kernels *kernels = sdpa_kernels_for(p->dtype);
+    for (int64_t r = 0; r < n_rows; r++) {
+        kernels->store(to.data + r * to.row, from + r * from_row, n_cols, to.col, to.dtype);
+    }
+}
+
+static void narrow(const sdpa_problem *p, const wide_gradient *g) {
+    for (int64_t i = 0; i < g->matrices.size; i++) {
+        int64_t batch = 0, head = 0;
+        loop_locate(&g->matrices, i, &batch, &head);
+        narrow_rows(p, sdpa_matrix_at(p, &g->narrow, batch, head), sdpa_matrix_at(p, &g->wide, batch, head).data,
+                    g->wide.row, g->n_rows, g->n_cols);
+    }
+}
+
+typedef struct backward_call {
+    const sdpa_problem *problem;
+    const struct sdpa_kernels *kernels;
+    char *scratch;
+    size_t scratch_bytes; /* per worker */
+    loop groups, members; /* of (batch, head) */
+    int64_t first_group;  /* of those in flight */
+    int64_t n_flight;     /* groups in flight */
+    sdpa_turn *turns;     /* (n_flight, units of a group); NULL: a group is one thread's work */
+    bool ordered;         /* units end in order, since they add to the same dQ */
+    bool summed;          /* dK, dV in float32: `sums` holds a pair per worker or per group in flight */
+    char *sums;
+    size_t dk_bytes, sums_bytes;
+} backward_call;
+
+static int64_t units_per_group(const backward_call *c) { return c->members.size * sdpa_query_blocks(c->problem); }
+
+static sdpa_matrix sum_matrix(const backward_call *c, const sdpa_tensor *t, int64_t slot, size_t offset, int64_t d) {
+    sdpa_matrix m = {NULL, d * 4, 4, SDPA_F32, false};
+    if (t->data) m.data = c->sums + (size_t)slot * c->sums_bytes + offset;
+    return m;
+}
+
+/* Unit `t` of a group. `slot`: where the group's sums are. */
+static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa_turn *turns, int64_t slot,
+                          void *scratch, sdpa_run *run) {
+    const sdpa_problem *p = c->problem;
+    int64_t batch = 0, head = 0, blocks = sdpa_query_blocks(p);
+    loop_locate(&c->groups, group, &batch, &head);
+    loop_locate(&c->members, t / blocks, &batch, &head);
+    sdpa_unit u = sdpa_unit_of_head(p, batch, head);
+    sdpa_unit_set_queries(&u, t % blocks);
+    u.dout = sdpa_matrix_at(p, &p->dout, batch, head);
+    u.dlse = sdpa_matrix_at(p, &p->dlse, batch, head).data;
+    u.dq = sdpa_matrix_at(p, &p->dq, batch, head);
+    u.dmask = sdpa_matrix_at(p, &p->dmask, batch, head);
+    u.dk = c->summed ? sum_matrix(c, &p->dk, slot, 0, p->d_k) : sdpa_matrix_at(p, &p->dk, batch, head);
+    u.dv = c->summed ? sum_matrix(c, &p->dv, slot, c->dk_bytes, p->d_v) : sdpa_matrix_at(p, &p->dv, batch, head);
+    u.turns = turns;
+    u.turn = t;
+    u.ordered = c->ordered;
+    u.run = run;
+    if (turns && turns[t].last < 0) { /* asked only which key blocks it sees */
+        int64_t j0, j1, block = sdpa_key_block(p);
+        sdpa_visible_keys(&u, u.i0, u.n_i, &j0, &j1);
+        turns[t].first = j0 / block;
+        turns[t].last = j0 < j1 ? (j1 + block - 1) / block : turns[t].first;
+        return;
+    }
+    c->kernels->backward(&u, scratch);
+}
+
+static void store_sums(const backward_call *c, int64_t group, int64_t slot) {
+    const sdpa_problem *p = c->problem;
+    int64_t batch = 0, head = 0;
+    loop_locate(&c->groups, group, &batch, &head);
+    const char *sums = c->sums + (size_t)slot * c->sums_bytes;
+    if (p->dk.data) narrow_rows(p, sdpa_matrix_at(p, &p->dk, batch, head), sums, p->d_k * 4, p->n_k, p->d_k);
+    if (p->dv.data) {
+        narrow_rows(p, sdpa_matrix_at(p, &p->dv, batch, head), sums + c->dk_bytes, p->d_v * 4, p->n_k, p->d_v);
+    }
+}
+
+/* A whole group on one thread. */
+static void group_work(void *context, int64_t group, int worker, sdpa_run *run) {
+    const backward_call *c = context;
+    if (c->summed) memset(c->sums + (size_t)worker * c->sums_bytes, 0, c->sums_bytes);
+    for (int64_t t = 0; t < units_per_group(c); t++) {
+        if (sdpa_run_stopped(run)) return;
+        backward_unit(c, group, t, NULL, worker, c->scratch + (size_t)worker * c->scratch_bytes, run);
+    }
+    if (c->summed) store_sums(c, group, worker);
+}
+
+/* One unit of the groups in flight; neighbours in the order belong to different groups, so that they seldom wait. */
+static void wavefront_work(void *context, int64_t index, int worker, sdpa_run *run) {
+    const backward_call *c = context;
+    int64_t slot = index % c->n_flight, t = index / c->n_flight;
+    backward_unit(c, c->first_group + slot, t, c->turns + slot * units_per_group(c), slot,
+                  c->scratch + (size_t)worker * c->scratch_bytes, run);
+}
+
+static sdpa_status run_wavefront(backward_call *c, int workers, int64_t most) {
+    sdpa_status status = SDPA_OK;
+    for (c->first_group = 0; c->first_group < c->groups.size && status == SDPA_OK; c->first_group += most) {
+        int64_t left = c->groups.size - c->first_group, units = units_per_group(c);
+        c->n_flight = left < most ? left : most;
+        for (int64_t i = 0; i < c->n_flight * units; i++) {
+            atomic_init(&c->turns[i].next, 0);
+            c->turns[i].last = -1;
+        }
+        for (int64_t slot = 0; slot < c->n_flight; slot++) {
+            for (int64_t t = 0; t < units; t++) {
+                backward_unit(c, c->first_group + slot, t, c->turns + slot * units, slot, NULL, NULL);
+            }
+        }
+        if (c->summed) memset(c->sums, 0, (size_t)c->n_flight * c->sums_bytes);
+        status = sdpa_parallel_for(c->n_flight * units, workers, wavefront_work, c, c->problem->interrupted);
+        for (int64_t slot = 0; slot < c->n_flight && c->summed && status == SDPA_OK; slot++) {
+            store_sums(c, c->first_group + slot, slot);
+        }
+    }
+    return status;
+}
+
+static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
+    int64_t units = units_per_group(c);
+    int workers = sdpa_workers_for(p, c->groups.size * units);
+    bool wavefront = workers > 1 && units > 1 && c->groups.size < 4 * (int64_t)workers;
+    int64_t flight = !wavefront || (c->summed && c->groups.size > workers) ? workers : c->groups.size;
+    c->kernels = sdpa_kernels_for(p->dtype);
+    c->scratch_bytes = c->kernels->backward_bytes(p);
+    c->dk_bytes = p->dk.data ? (size_t)(p->n_k * p->d_k) * 4 : 0;
+    c->sums_bytes = c->summed ? c->dk_bytes + (p->dv.data ? (size_t)(p->n_k * p->d_v) * 4 : 0) : 0;
+
+    sdpa_arena need = {NULL, 0}, arena = {NULL, 0};
+    for (sdpa_arena *a = &need;; a = &arena) {
+        c->scratch = sdpa_take(a, (size_t)workers * c->scratch_bytes);
+        c->sums = sdpa_take(a, (size_t)flight * c->sums_bytes);
+        c->turns = wavefront ? sdpa_take(a, (size_t)(flight * units) * sizeof(sdpa_turn)) : NULL;
+        if (a == &arena) break;
+        arena.base = sdpa_alloc(need.used);
+        if (!arena.base) return SDPA_NO_MEMORY;
+    }
+    sdpa_status status = wavefront ? run_wavefront(c, workers, flight)
+                                   : sdpa_parallel_for(c->groups.size, workers, group_work, c, p->interrupted);
+    sdpa_free(arena.base);
+    return status;
+}
+
+sdpa_status sdpa_attention_backward(const sdpa_problem *problem) {
+    if (problem->n_batch * problem->n_head * problem->n_q == 0) return SDPA_OK;
+    sdpa_problem p = *problem;
+    backward_call call = {.problem = &p};
+    const bool narrow_type = p.dtype == SDPA_F16 || p.dtype == SDPA_BF16;
+    find_groups(&p, &call.groups, &call.members);
+    call.summed = narrow_type && (p.dk.data || p.dv.data);
+    if (call.summed && p.dk.data) call.summed = is_one_per_group(&p, &call.members, &p.dk);
+    if (call.summed && p.dv.data) call.summed = is_one_per_group(&p, &call.members, &p.dv);
+    call.ordered = (p.dq.data && !is_own(&p, &p.dq)) || (p.dmask.data && p.dmask.col == 0);
+
+    struct {
+        sdpa_tensor *t;
+        int64_t n_rows, n_cols;
+        bool widen;
+    } gradients[] = {
+        {&p.dq, p.n_q, p.d_k, narrow_type && !is_own(&p, &p.dq)},
+        {&p.dk, p.n_k, p.d_k, narrow_type && !call.summed},
+        {&p.dv, p.n_k, p.d_v, narrow_type && !call.summed},
+        {&p.dmask, p.n_q, p.n_k,
+         p.dmask.dtype != (p.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32) && !is_own(&p, &p.dmask)},
+    };
+    wide_gradient wide[4];
+    int n_wide = 0;
+    sdpa_status status = SDPA_OK;
+    for (int i = 0; i < 4 && status == SDPA_OK; i++) {
+        if (!gradients[i].t->data || !gradients[i].widen) continue;
+        status = widen(&p, gradients[i].t, gradients[i].n_rows, gradients[i].n_cols, &wide[n_wide]);
+        n_wide++;
+    }
+    if (status == SDPA_OK) status = run_backward(&p, &call);
+    for (int i = 0; i < n_wide; i++) {
+        if (status == SDPA_OK) narrow(&p, &wide[i]);
+        sdpa_free(wide[i].wide.data);
+    }
+    return status;
+}

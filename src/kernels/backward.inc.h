@@ -1,0 +1,240 @@
+/* Backward: one unit is a block of queries against all its visible keys (FlashAttention-2, Dao 2023, algorithm 2, with the
+ * loops exchanged). Per pair of blocks five products: S = K Q^T, dP = V dO^T, dV += P^T dO, dK += dS^T Q, dQ += dS K.
+ * P is recomputed from lse; dS = P * (dP - delta), delta = rowsum(dO * O) - dlse.
+ *
+ * dQ stays in scratch until the unit ends. dK, dV (and dMask) are accumulated in memory that units share: before it
+ * touches key block j a unit waits for those before it, so every sum has the serial order whatever the number of
+ * threads. */
+
+#define backward_scratch FN(backward_scratch)
+#define backward_layout FN(backward_layout)
+#define backward_keys FN(backward_keys)
+#define backward_queries FN(backward_queries)
+#define add_mask_gradient FN(add_mask_gradient)
+
+typedef struct backward_scratch {
+    real *q, *dout;           /* (d_k, n_lanes), (d_v, n_lanes): transposed */
+    real *q_rows, *dout_rows; /* packed rows, where they cannot be read in place */
+    real *lse, *delta;        /* per query, lse in log2 units */
+    real *dq;                 /* (n_lanes, d_k rounded up to VL) */
+    real *dmask;              /* per query: the gradient of a mask that is broadcast over keys */
+    real *p, *ds;             /* (block, n_lanes): P^T, dS^T */
+    real *k, *v, *k_tail, *v_tail;
+    real *line;
+    int64_t n_lanes, panel, k_row, v_row, block;
+} backward_scratch;
+
+INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
+    backward_scratch w;
+    w.block = p->n_k < sdpa_key_block(p) ? round_up(p->n_k, SCORE_ROWS) : sdpa_key_block(p);
+    w.n_lanes = round_up(p->n_q < SDPA_QUERY_BLOCK ? p->n_q : SDPA_QUERY_BLOCK, VL);
+    w.panel = w.n_lanes < SCORE_WIDTH * VL ? w.n_lanes : SCORE_WIDTH * VL;
+    w.k_row = round_up(p->d_k, VL);
+    w.v_row = round_up(p->d_v, VL);
+    int64_t line = w.k_row > w.v_row ? w.k_row : w.v_row;
+    if (line < w.block) line = round_up(w.block, VL);
+    const size_t size = sizeof(real);
+    w.q = sdpa_take(a, size * (size_t)(p->d_k * w.n_lanes));
+    w.dout = sdpa_take(a, size * (size_t)(p->d_v * w.n_lanes));
+    w.q_rows = sdpa_take(a, size * (size_t)(w.n_lanes * w.k_row));
+    w.dout_rows = sdpa_take(a, size * (size_t)(w.n_lanes * w.v_row));
+    w.lse = sdpa_take(a, size * (size_t)w.n_lanes);
+    w.delta = sdpa_take(a, size * (size_t)w.n_lanes);
+    w.dq = sdpa_take(a, size * (size_t)(w.n_lanes * w.k_row));
+    w.dmask = sdpa_take(a, size * (size_t)w.n_lanes);
+    w.p = sdpa_take(a, size * (size_t)((w.block + MAX_TILE_ROWS) * w.n_lanes));
+    w.ds = sdpa_take(a, size * (size_t)((w.block + MAX_TILE_ROWS) * w.n_lanes));
+    w.k = sdpa_take(a, size * (size_t)(w.block * w.k_row));
+    w.v = sdpa_take(a, size * (size_t)(w.block * w.v_row));
+    w.k_tail = sdpa_take(a, size * (size_t)(SCORE_ROWS * p->d_k));
+    w.v_tail = sdpa_take(a, size * (size_t)(SCORE_ROWS * p->d_v));
+    w.line = sdpa_take(a, size * (size_t)(VL * line));
+    return w;
+}
+
+static size_t FN(backward_bytes)(const sdpa_problem *p) {
+    sdpa_arena arena = {NULL, 0};
+    backward_layout(p, &arena);
+    return arena.used;
+}
+
+/* lse in log2 units and delta of the unit's queries. Padding lanes and queries that see no key get lse = +inf, which
+ * makes their P exactly 0. */
+NOINLINE void FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
+    const sdpa_problem *p = u->problem;
+    real *o = w->line, *dout = w->line + w->v_row;
+    for (int64_t i = 0; i < w->n_lanes; i++) {
+        w->lse[i] = INFINITY;
+        w->delta[i] = 0;
+        if (i >= u->n_i) continue;
+        real lse, dlse = 0;
+        FN(load)(&lse, u->lse + (u->i0 + i) * p->lse.row, 1, 0, p->lse.dtype, p->lse.swapped);
+        if (u->dlse) FN(load)(&dlse, u->dlse + (u->i0 + i) * p->dlse.row, 1, 0, p->dlse.dtype, p->dlse.swapped);
+        if (lse != -(real)INFINITY) w->lse[i] = (real)(lse * M_LOG2E);
+        FN(load)(o, u->o.data + (u->i0 + i) * u->o.row, p->d_v, u->o.col, u->o.dtype, u->o.swapped);
+        FN(load)(dout, u->dout.data + (u->i0 + i) * u->dout.row, p->d_v, u->dout.col, u->dout.dtype, u->dout.swapped);
+        for (int64_t x = p->d_v; x < w->v_row; x++) o[x] = dout[x] = 0;
+        vec sum = {0};
+        for (int64_t x = 0; x < w->v_row; x += VL) sum += vload(o + x) * vload(dout + x);
+        w->delta[i] = vreduce_add(sum) - dlse;
+    }
+}
+
+/* dMask += dS, summed over the axes on which the mask is broadcast (stride 0). The binding gives dMask the compute type
+ * or, where no sum crosses units, any float type. */
+NOINLINE void add_mask_gradient(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t n) {
+    const sdpa_matrix *d = &u->dmask;
+    for (int64_t j = 0; j < n; j++) {
+        const real *ds = w->ds + j * w->n_lanes;
+        if (d->col == 0) {
+            for (int64_t i = 0; i < u->n_i; i++) w->dmask[i] += ds[i];
+            continue;
+        }
+        char *element = d->data + (j0 + j) * d->col;
+        if (d->row == 0) {
+            real sum = 0, old;
+            for (int64_t i = 0; i < u->n_i; i++) sum += ds[i];
+            FN(load)(&old, element, 1, 0, d->dtype, false);
+            sum += old;
+            FN(store)(element, &sum, 1, 0, d->dtype);
+            continue;
+        }
+        for (int64_t i = 0; i < u->n_i; i++) {
+            real sum;
+            FN(load)(&sum, element + (u->i0 + i) * d->row, 1, 0, d->dtype, false);
+            sum += ds[i];
+            FN(store)(element + (u->i0 + i) * d->row, &sum, 1, 0, d->dtype);
+        }
+    }
+}
+
+/* The five products for keys j0 .. j0+n-1; `q`, `dout`: the unit's rows; `c` = |scale| log2(e). */
+NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const rows *q, const rows *dout, int64_t j0,
+                            int64_t n, real c, bool queries_finite) {
+    const sdpa_problem *p = u->problem;
+    rows k = pack_rows(&u->k, j0, n, p->d_k, u->dq.data != NULL, w->k, w->k_tail);
+    rows v = pack_rows(&u->v, j0, n, p->d_v, false, w->v, w->v_tail);
+    bool masked = false, any = false;
+    for (int64_t i = 0; i < u->n_i; i += w->panel) {
+        int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
+        int nv = (int)(round_up(n_i, VL) / VL);
+        vec unused[SCORE_WIDTH];
+        for (int x = 0; x < nv; x++) unused[x] = (vec){0};
+        scores t = {.x = w->q + i, .x_row = w->n_lanes, .y = k.p, .y_row = k.row, .y_tail = k.tail,
+                    .tail_row = k.tail_row, .n = n, .depth = p->d_k, .s = w->p + i, .ds = w->ds + i,
+                    .s_row = w->n_lanes, .shift = w->lse + i, .extreme = (real *)unused, .c = c};
+        enum bias_kind bias =
+            bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->p + i, w->n_lanes, w->line);
+        if (bias == BIAS_ALL_MASKED) {
+            masked = true;
+            for (int64_t j = 0; j < n; j++) {
+                for (int x = 0; x < nv; x++) {
+                    vstore(w->p + j * w->n_lanes + i + x * VL, vset1(-0.0));
+                    vstore(w->ds + j * w->n_lanes + i + x * VL, vset1(-0.0));
+                }
+            }
+            continue;
+        }
+        any = true;
+        bool panel_masked = false;
+        if (bias == BIAS_SOME) {
+            FN(SCORE_BIASED)(&t, nv);
+            panel_masked = FN(exponentiate)(t.s, t.s_row, n, nv, 1, t.shift, t.extreme, true);
+            masked |= panel_masked;
+        } else {
+            FN(SCORE_WEIGHTS)(&t, nv);
+        }
+        t.x = w->dout + i;
+        t.y = v.p;
+        t.y_row = v.row;
+        t.y_tail = v.tail;
+        t.tail_row = v.tail_row;
+        t.depth = p->d_v;
+        t.shift = w->delta + i;
+        if (panel_masked) {
+            FN(SCORE_GRADIENT_MASKED)(&t, nv);
+        } else {
+            FN(SCORE_GRADIENT)(&t, nv);
+        }
+    }
+    if (!any) return;
+
+    if (u->dmask.data) add_mask_gradient(u, w, j0, n);
+    /* Only a masked pair must not meet a NaN or Inf: then its products are skipped, not multiplied by zero. */
+    if (u->dv.data) {
+        gemm g = {.c = (real *)(u->dv.data + j0 * u->dv.row), .c_row = u->dv.row / (int64_t)sizeof(real), .a = w->p,
+                  .a_stride = w->n_lanes, .b = dout->p, .b_row = dout->row, .m = n, .n = p->d_v, .depth = u->n_i,
+                  .alpha = 1};
+        if (masked && !queries_finite) {
+            FN(gemm_masked)(&g, false);
+        } else {
+            gemm_columns(&g);
+        }
+    }
+    if (u->dk.data) {
+        gemm g = {.c = (real *)(u->dk.data + j0 * u->dk.row), .c_row = u->dk.row / (int64_t)sizeof(real), .a = w->ds,
+                  .a_stride = w->n_lanes, .b = q->p, .b_row = q->row, .m = n, .n = p->d_k, .depth = u->n_i,
+                  .alpha = (real)p->scale};
+        if (masked && !queries_finite) {
+            FN(gemm_masked)(&g, false);
+        } else {
+            gemm_columns(&g);
+        }
+    }
+    if (u->dq.data) {
+        gemm g = {.c = w->dq, .c_row = w->k_row, .a = w->ds, .a_stride = w->n_lanes, .b = k.p, .b_row = k.row,
+                  .m = u->n_i, .n = w->k_row, .depth = n, .alpha = (real)p->scale};
+        if (masked && !all_finite(k.p, k.row, n, p->d_k)) {
+            g.n = p->d_k;
+            FN(gemm_masked)(&g, true);
+        } else {
+            gemm_rows(&g);
+        }
+    }
+}
+
+/* Adds a row to elements of memory that units may share. */
+INLINE void FN(add_row)(char *dst, int64_t stride, sdpa_dtype dtype, const real *row, int64_t n, real *line) {
+    FN(load)(line, dst, n, stride, dtype, false);
+    for (int64_t x = 0; x < n; x++) line[x] += row[x];
+    FN(store)(dst, line, n, stride, dtype);
+}
+
+/* dQ of the unit's queries, and its share of dK, dV, dMask. dK and dV have the compute type and unit column stride. */
+static void FN(backward)(const sdpa_unit *u, void *scratch) {
+    const sdpa_problem *p = u->problem;
+    sdpa_arena arena = {scratch, 0};
+    const backward_scratch w = backward_layout(p, &arena);
+    const real c = (real)(fabs(p->scale) * M_LOG2E);
+    int64_t j0, j1;
+    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    if (j0 < j1) {
+        pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
+        pack_transposed(w.dout, w.n_lanes, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
+        FN(backward_rows)(u, &w);
+        memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
+        memset(w.dmask, 0, sizeof(real) * (size_t)w.n_lanes);
+        rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, true, w.q_rows, NULL);
+        rows dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, true, w.dout_rows, NULL);
+        bool finite = all_finite(q.p, q.row, u->n_i, p->d_k) && all_finite(dout.p, dout.row, u->n_i, p->d_v);
+        int64_t block = sdpa_key_block(p);
+        for (int64_t b = j0 / block; b * block < j1; b++) {
+            if (!sdpa_turn_wait(u, b)) return;
+            backward_keys(u, &w, &q, &dout, b * block, j1 - b * block < block ? j1 - b * block : block, c, finite);
+            sdpa_turn_pass(u, b);
+        }
+    }
+    if (!sdpa_turn_wait_last(u)) return;
+    if (u->dq.data && j0 < j1) {
+        for (int64_t i = 0; i < u->n_i; i++) {
+            FN(add_row)(u->dq.data + (u->i0 + i) * u->dq.row, u->dq.col, u->dq.dtype, w.dq + i * w.k_row, p->d_k,
+                        w.line);
+        }
+    }
+    if (u->dmask.data && u->dmask.col == 0 && j0 < j1) {
+        for (int64_t i = 0; i < u->n_i; i++) {
+            FN(add_row)(u->dmask.data + (u->i0 + i) * u->dmask.row, 0, u->dmask.dtype, w.dmask + i, 1, w.line);
+        }
+    }
+    sdpa_turn_end(u);
+}

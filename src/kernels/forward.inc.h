@@ -1,0 +1,161 @@
+/* Forward: one unit is a block of queries against all its visible keys, streamed in blocks (online softmax, Dao et al.
+ * 2022; Milakov & Gimelshein 2018). Scores are kept in units of log2: p = 2^(c s - m), c = scale * log2(e).
+ *
+ * The first key block finds the true maximum m of each query; later blocks keep it and take exp2 on the accumulators
+ * without looking for a maximum. Should the sum of a block grow past SUM_LIMIT, the block is redone with a maximum, and
+ * so are all that follow (spread-out scores); should the result overflow although m was stale, the unit is redone. */
+
+#define forward_scratch FN(forward_scratch)
+#define forward_layout FN(forward_layout)
+#define forward_keys FN(forward_keys)
+
+typedef struct forward_scratch {
+    real *q;          /* (d_k, n_lanes): transposed, signed so that c >= 0 */
+    real *o;          /* (n_lanes, d_v rounded up to VL) */
+    real *m, *l;      /* per query: maximum in log2 units, and the sum of 2^(c s - m) */
+    real *s;          /* (block, panel): scores, then P^T */
+    real *k, *v;      /* packed rows */
+    real *k_tail;     /* (SCORE_ROWS, d_k) */
+    real *line;       /* VL rows of queries or of masks */
+    int64_t n_lanes, panel, d_v, o_row, block;
+} forward_scratch;
+
+/* d_v = 0: scores only. */
+INLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa_arena *a) {
+    forward_scratch w;
+    w.block = p->n_k < sdpa_key_block(p) ? round_up(p->n_k, SCORE_ROWS) : sdpa_key_block(p);
+    w.d_v = d_v;
+    w.n_lanes = round_up(p->n_q < SDPA_QUERY_BLOCK ? p->n_q : SDPA_QUERY_BLOCK, VL);
+    w.panel = w.n_lanes < SCORE_WIDTH * VL ? w.n_lanes : SCORE_WIDTH * VL;
+    w.o_row = round_up(d_v, VL);
+    int64_t d_k = round_up(p->d_k, VL);
+    int64_t line = d_k > w.block ? d_k : round_up(w.block, VL);
+    w.q = sdpa_take(a, sizeof(real) * (size_t)(p->d_k * w.n_lanes));
+    w.o = sdpa_take(a, sizeof(real) * (size_t)(w.n_lanes * w.o_row));
+    w.m = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
+    w.l = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
+    w.s = sdpa_take(a, sizeof(real) * (size_t)(w.block * w.panel + MAX_TILE_ROWS));
+    w.k = sdpa_take(a, sizeof(real) * (size_t)(w.block * d_k));
+    w.v = sdpa_take(a, sizeof(real) * (size_t)(w.block * w.o_row));
+    w.k_tail = sdpa_take(a, sizeof(real) * (size_t)(SCORE_ROWS * p->d_k));
+    w.line = sdpa_take(a, sizeof(real) * (size_t)(VL * line));
+    return w;
+}
+
+static size_t FN(forward_bytes)(const sdpa_problem *p) {
+    sdpa_arena arena = {NULL, 0};
+    forward_layout(p, p->d_v, &arena);
+    return arena.used;
+}
+
+/* Adds keys j0 .. j0+n-1 to the panel of queries i .. i+n_i-1 (of the unit). `slow`: look for the maximum first.
+ * Returns whether this block went past SUM_LIMIT, so that the next ones should be slow too. */
+NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const rows *k, const rows *v, int64_t i,
+                           int64_t n_i, int64_t j0, int64_t n, real c, bool slow) {
+    const sdpa_problem *p = u->problem;
+    int nv = (int)(round_up(n_i, VL) / VL);
+    real *m = w->m + i, *l = w->l + i;
+    vec sum[SCORE_WIDTH], alpha[SCORE_WIDTH];
+    bool exceeded = false, masked = false;
+    scores t = {.x = w->q + i, .x_row = w->n_lanes, .y = k->p, .y_row = k->row, .y_tail = k->tail,
+                .tail_row = k->tail_row, .n = n, .depth = p->d_k, .s = w->s, .s_row = w->panel, .shift = m,
+                .extreme = (real *)sum, .c = c};
+
+    enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->s, w->panel, w->line);
+    if (bias == BIAS_ALL_MASKED) return slow;
+    bool fused = bias == BIAS_NONE && !slow;
+    for (int x = 0; x < nv && fused; x++) fused = !vany(vload(m + x * VL) == -(real)INFINITY);
+    if (fused) {
+        for (int x = 0; x < nv; x++) {
+            sum[x] = (vec){0};
+            alpha[x] = vset1(1);
+        }
+        FN(SCORE_SUMMED)(&t, nv);
+        for (int x = 0; x < nv; x++) exceeded |= vany(~(sum[x] <= (real)SUM_LIMIT));
+    }
+    if (!fused || exceeded) {
+        for (int x = 0; x < nv; x++) sum[x] = vset1(-INFINITY);
+        if (bias == BIAS_SOME) {
+            FN(SCORE_BIASED)(&t, nv);
+        } else {
+            FN(SCORE_RAW)(&t, nv);
+        }
+        for (int x = 0; x < nv; x++) {
+            vec old = vload(m + x * VL), new = vmax2(bias == BIAS_SOME ? sum[x] : c * sum[x], old);
+            vstore(m + x * VL, new);
+            /* A query that has seen no key yet has m = -inf: shift by 0, so that 2^(-inf - 0) = 0. */
+            alpha[x] = vexp2(old - vselect(new == -(real)INFINITY, (vec){0}, new));
+            sum[x] = (vec){0};
+        }
+        vec shift[SCORE_WIDTH];
+        for (int x = 0; x < nv; x++) {
+            vec new = vload(m + x * VL);
+            shift[x] = vselect(new == -(real)INFINITY, (vec){0}, new);
+        }
+        masked = FN(exponentiate)(w->s, w->panel, n, nv, bias == BIAS_SOME ? 1 : c, (const real *)shift, (real *)sum,
+                                  bias == BIAS_SOME);
+    }
+    for (int x = 0; x < nv; x++) vstore(l + x * VL, alpha[x] * vload(l + x * VL) + sum[x]);
+
+    gemm g = {.c = w->o + i * w->o_row, .c_row = w->o_row, .a = w->s, .a_stride = w->panel, .b = v->p, .b_row = v->row,
+              .m = n_i, .n = w->o_row, .depth = n, .row_scale = (const real *)alpha, .alpha = 1};
+    if (masked && !all_finite(v->p, v->row, n, w->d_v)) {
+        g.n = w->d_v;
+        FN(gemm_masked)(&g, true);
+    } else {
+        gemm_rows(&g);
+    }
+    return slow || exceeded;
+}
+
+/* o and lse of queries i0 .. i0+n_i-1. */
+static void FN(forward)(const sdpa_unit *u, void *scratch) {
+    const sdpa_problem *p = u->problem;
+    sdpa_arena arena = {scratch, 0};
+    const forward_scratch w = forward_layout(p, p->d_v, &arena);
+    const real c = (real)(fabs(p->scale) * M_LOG2E);
+    int64_t j0, j1;
+    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
+
+    for (bool slow = false;; slow = true) {
+        bool slow_panel[SDPA_QUERY_BLOCK / VL] = {false}, stale = false;
+        for (int64_t i = 0; i < w.n_lanes; i++) {
+            w.m[i] = -(real)INFINITY;
+            w.l[i] = 0;
+        }
+        memset(w.o, 0, sizeof(real) * (size_t)(w.n_lanes * w.o_row));
+        for (int64_t j = j0; j < j1; j += w.block) {
+            if (sdpa_run_stopped(u->run)) return;
+            int64_t n = j1 - j < w.block ? j1 - j : w.block;
+            rows k = pack_rows(&u->k, j, n, p->d_k, false, w.k, w.k_tail);
+            rows v = pack_rows(&u->v, j, n, p->d_v, true, w.v, NULL);
+            for (int64_t i = 0; i < u->n_i; i += w.panel) {
+                int64_t n_i = u->n_i - i < w.panel ? u->n_i - i : w.panel, first, last;
+                bool *panel = &slow_panel[i / w.panel];
+                sdpa_visible_keys(u, u->i0 + i, n_i, &first, &last);
+                if (first >= j + n || last <= j) continue;
+                stale |= !slow && !*panel && j > j0;
+                /* Whole tiles, so that only the block's own last tile reads k.tail; the masks hide what is too much. */
+                int64_t visible = round_up(last - j, SCORE_ROWS);
+                *panel = forward_keys(u, &w, &k, &v, i, n_i, j, visible < n ? visible : n, c, slow || *panel);
+            }
+        }
+        if (!stale) break;
+        /* With the true maximum, weights are at most 1; a stale one may have made P V overflow. */
+        bool finite = true;
+        for (int64_t i = 0; i < u->n_i; i++) finite &= w.l[i] - w.l[i] == 0;
+        if (finite && all_finite(w.o, w.o_row, u->n_i, p->d_v)) break;
+    }
+
+    for (int64_t i = 0; i < u->n_i; i++) {
+        real *o = w.o + i * w.o_row, l = w.l[i];
+        real inverse = l == 0 ? 0 : 1 / l;
+        for (int64_t x = 0; x < w.o_row; x += VL) vstore(o + x, inverse * vload(o + x));
+        if (u->o.data) FN(store)(u->o.data + (u->i0 + i) * u->o.row, o, p->d_v, u->o.col, u->o.dtype);
+        if (u->lse) {
+            real lse = l == 0 ? -(real)INFINITY : (real)(w.m[i] * M_LN2 + log(l));
+            memcpy(u->lse + (u->i0 + i) * p->lse.row, &lse, sizeof lse);
+        }
+    }
+}

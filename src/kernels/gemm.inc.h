@@ -1,0 +1,143 @@
+/* The matrix products: one register tile, instantiated per shape.
+ *
+ * A tile holds mr x nv accumulators; each step broadcasts mr scalars of a against nv vectors of b. With 32 registers the
+ * score tile is 8 x 3 (24 accumulators, 3 vectors of b, 1 broadcast) and the others fill 24 as well; with 16 it is 4 x 3.
+ * Alone in L1, share of the FMA peak (AVX-512): 8x3 98 %, 12x2 97, 6x4 95, 8x1 85; AVX2: 4x3 98, 6x2 97, and 3x4 or
+ * 2x6 only 45, because they spill. */
+
+#define gemm_column FN(gemm_column)
+#define gemm FN(gemm)
+#define tile FN(tile)
+#define gemm_columns FN(gemm_columns)
+#define gemm_rows FN(gemm_rows)
+
+/* acc (mr, nv) += a (mr, depth) b (depth, nv vectors), a[i, k] = a[i * a_row + k * a_col]. mr and nv are constants. */
+INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, const real *a, int64_t a_row, int64_t a_col, const real *b,
+                 int64_t b_row, int64_t depth) {
+    for (int64_t k = 0; k < depth; k++) {
+        vec x[MAX_WIDTH];
+        UNROLL for (int j = 0; j < nv; j++) x[j] = vload(b + k * b_row + j * VL);
+        UNROLL for (int i = 0; i < mr; i++) {
+            real s = a[i * a_row + k * a_col];
+            UNROLL for (int j = 0; j < nv; j++) acc[i][j] += s * x[j];
+        }
+    }
+}
+
+/* c (m, n) = row_scale[i] * c + alpha * a b, with row_scale = 1 where it is NULL. The product is summed from zero.
+ * b's rows must be readable to whole vectors, a's rows to a multiple of the tile height; c is written exactly. */
+typedef struct gemm {
+    real *c;
+    const real *a, *b, *row_scale;
+    int64_t c_row, a_stride, b_row; /* elements; a's other stride is 1 */
+    int64_t m, n, depth;
+    real alpha;
+} gemm;
+
+/* One column of tiles: nv vectors wide from c, b; `n` elements of them are real, n > (nv - 1) * VL. */
+INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, int64_t n, const real *b, real *c) {
+    int64_t a_row = a_rows_adjacent ? 1 : g->a_stride, a_col = a_rows_adjacent ? g->a_stride : 1;
+    int last = (int)(n - (nv - 1) * VL);
+    for (int64_t i0 = 0; i0 < g->m; i0 += mr) {
+        vec acc[MAX_TILE_ROWS][MAX_WIDTH];
+        UNROLL for (int i = 0; i < mr; i++) {
+            UNROLL for (int j = 0; j < nv; j++) acc[i][j] = (vec){0};
+        }
+        tile(acc, mr, nv, g->a + i0 * a_row, a_row, a_col, b, g->b_row, g->depth);
+        UNROLL for (int i = 0; i < mr; i++) {
+            if (i0 + i >= g->m) break;
+            real *row = c + (i0 + i) * g->c_row;
+            vec beta = vset1(g->row_scale ? g->row_scale[i0 + i] : 1);
+            UNROLL for (int j = 0; j < nv; j++) {
+                if (j < nv - 1 || last == VL) {
+                    vstore(row + j * VL, beta * vload(row + j * VL) + g->alpha * acc[i][j]);
+                } else {
+                    vec old = vload_partial(row + j * VL, last);
+                    vstore_partial(row + j * VL, beta * old + g->alpha * acc[i][j], last);
+                }
+            }
+        }
+    }
+}
+
+#define DEFINE_GEMM(nv, adjacent_rows, mr)                                                                             \
+    NOINLINE void FN(gemm_##nv##_##adjacent_rows)(const gemm *g, int64_t n, const real *b, real *c) {                  \
+        gemm_column(g, mr, nv, adjacent_rows, n, b, c);                                                                \
+    }
+#if MAX_WIDTH == 4
+DEFINE_GEMM(1, 1, 12)
+DEFINE_GEMM(2, 1, 12)
+DEFINE_GEMM(3, 1, 6)
+DEFINE_GEMM(4, 1, 6)
+DEFINE_GEMM(1, 0, 8)
+DEFINE_GEMM(2, 0, 8)
+DEFINE_GEMM(3, 0, 8)
+#else
+DEFINE_GEMM(1, 1, 12)
+DEFINE_GEMM(2, 1, 6)
+DEFINE_GEMM(3, 1, 4)
+DEFINE_GEMM(1, 0, 8)
+DEFINE_GEMM(2, 0, 6)
+DEFINE_GEMM(3, 0, 4)
+#endif
+#undef DEFINE_GEMM
+
+/* a's rows are adjacent (a[i + k * a_stride]): P V and dS K, with a = P^T or dS^T. */
+INLINE void gemm_rows(const gemm *g) {
+    for (int64_t j = 0; j < g->n;) {
+        int64_t n = g->n - j, vectors = (n + VL - 1) / VL;
+        const real *b = g->b + j;
+        real *c = g->c + j;
+#if MAX_WIDTH == 4
+        int64_t width = vectors >= 3 && vectors % 4 ? 3 : vectors < 4 ? vectors : 4;
+#else
+        int64_t width = vectors >= 3 && vectors % 2 ? 3 : vectors < 2 ? vectors : 2;
+#endif
+        if (n > width * VL) n = width * VL;
+        switch (width) {
+        case 1: FN(gemm_1_1)(g, n, b, c); break;
+        case 2: FN(gemm_2_1)(g, n, b, c); break;
+#if MAX_WIDTH == 4
+        case 4: FN(gemm_4_1)(g, n, b, c); break;
+#endif
+        default: FN(gemm_3_1)(g, n, b, c); break;
+        }
+        j += n;
+    }
+}
+
+/* a's columns are adjacent (a[i * a_stride + k]): P^T dO and dS^T Q. Two vectors wide, since key blocks are multiples
+ * of 8 rows and not of 6. */
+INLINE void gemm_columns(const gemm *g) {
+    for (int64_t j = 0; j < g->n;) {
+        int64_t n = g->n - j, vectors = (n + VL - 1) / VL;
+        const real *b = g->b + j;
+        real *c = g->c + j;
+        int64_t width = vectors >= 3 && vectors % 2 ? 3 : vectors < 2 ? vectors : 2;
+        if (n > width * VL) n = width * VL;
+        switch (width) {
+        case 1: FN(gemm_1_0)(g, n, b, c); break;
+        case 2: FN(gemm_2_0)(g, n, b, c); break;
+        default: FN(gemm_3_0)(g, n, b, c); break;
+        }
+        j += n;
+    }
+}
+
+/* The same product for operands that may hold NaN or Inf where a pair is masked: a pair that is masked carries -0 in a
+ * and is skipped, not multiplied. Rare, so plain loops. */
+NOINLINE void FN(gemm_masked)(const gemm *g, bool a_rows_adjacent) {
+    int64_t a_row = a_rows_adjacent ? 1 : g->a_stride, a_col = a_rows_adjacent ? g->a_stride : 1;
+    for (int64_t i = 0; i < g->m; i++) {
+        real beta = g->row_scale ? g->row_scale[i] : 1;
+        for (int64_t j = 0; j < g->n; j++) {
+            real sum = 0;
+            for (int64_t k = 0; k < g->depth; k++) {
+                real a = g->a[i * a_row + k * a_col];
+                if (a != 0 || !signbit(a)) sum += a * g->b[k * g->b_row + j];
+            }
+            real *c = &g->c[i * g->c_row + j];
+            *c = beta * *c + g->alpha * sum;
+        }
+    }
+}

@@ -1,0 +1,161 @@
+/* Bringing blocks of the operands into the form the tiles read: in place where memory already has it, else a copy. */
+
+#define is_direct FN(is_direct)
+#define pack_rows FN(pack_rows)
+#define pack_transposed FN(pack_transposed)
+#define all_finite FN(all_finite)
+#define bias_block FN(bias_block)
+#define rows FN(rows)
+
+INLINE bool is_direct(const sdpa_matrix *m) {
+    return m->dtype == (SDPA_REAL == 32 ? SDPA_F32 : SDPA_F64) && !m->swapped && m->col == (int64_t)sizeof(real) &&
+           m->row % (int64_t)sizeof(real) == 0 && (uintptr_t)m->data % sizeof(real) == 0;
+}
+
+/* A block of rows of K, V, Q or dO. The rows after the last multiple of SCORE_ROWS also stand, padded with zero rows to
+ * SCORE_ROWS, at `tail`: a tile reads whole rows but never beyond the array. */
+typedef struct rows {
+    const real *p, *tail;
+    int64_t row, tail_row; /* elements */
+} rows;
+
+/* Rows j0 .. j0+n-1 of m, d columns. `packed`: (n rounded up to SCORE_ROWS, d rounded up to VL), used if the rows
+ * cannot be read in place: wrong type or stride, or `whole_vectors` (readable to whole vectors) and d does not fill
+ * them. `tail`: (SCORE_ROWS, d), or NULL where no tail is read. */
+NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, bool whole_vectors, real *packed,
+                        real *tail) {
+    rows r;
+    int64_t full = n / SCORE_ROWS * SCORE_ROWS;
+    const char *first = m->data + j0 * m->row;
+    if (is_direct(m) && (!whole_vectors || d % VL == 0)) {
+        r.p = (const real *)first;
+        r.row = m->row / (int64_t)sizeof(real);
+        r.tail = tail;
+        r.tail_row = d;
+        if (tail && full < n) {
+            for (int64_t j = full; j < n; j++) {
+                for (int64_t c = 0; c < d; c++) tail[(j - full) * d + c] = r.p[j * r.row + c];
+            }
+            for (int64_t c = (n - full) * d; c < SCORE_ROWS * d; c++) tail[c] = 0;
+        }
+        return r;
+    }
+    int64_t padded = round_up(d, VL);
+    for (int64_t j = 0; j < n; j++) {
+        FN(load)(packed + j * padded, first + j * m->row, d, m->col, m->dtype, m->swapped);
+        for (int64_t c = d; c < padded; c++) packed[j * padded + c] = 0;
+    }
+    for (int64_t j = n * padded; j < round_up(n, SCORE_ROWS) * padded; j++) packed[j] = 0;
+    r.p = packed;
+    r.row = r.tail_row = padded;
+    r.tail = packed + full * padded;
+    return r;
+}
+
+/* t (d, t_row) = sign * transpose of rows i0 .. i0+n-1 of m; lanes n .. round_up(n, VL)-1 are 0. `line`: (VL, d rounded
+ * up to VL) of scratch. */
+NOINLINE void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d,
+                              real sign, real *line) {
+    bool direct = is_direct(m);
+    int64_t line_row = round_up(d, VL);
+    for (int64_t i = 0; i < n; i += VL) {
+        int64_t lanes = n - i < VL ? n - i : VL;
+        const char *first = m->data + (i0 + i) * m->row;
+        if (!direct) {
+            for (int64_t l = 0; l < lanes; l++) {
+                FN(load)(line + l * line_row, first + l * m->row, d, m->col, m->dtype, m->swapped);
+            }
+        }
+        const real *source = direct ? (const real *)first : line;
+        int64_t source_row = direct ? m->row / (int64_t)sizeof(real) : line_row;
+        for (int64_t c = 0; c < d; c += VL) {
+            int columns = d - c < VL ? (int)(d - c) : VL;
+            vec r[VL];
+            UNROLL for (int l = 0; l < VL; l++) {
+                r[l] = (vec){0};
+                if (l < lanes) {
+                    const real *p = source + l * source_row + c;
+                    r[l] = sign * (columns == VL ? vload(p) : vload_partial(p, columns));
+                }
+            }
+            vtranspose(r);
+            UNROLL for (int l = 0; l < VL; l++) {
+                if (l < columns) vstore(t + (c + l) * t_row + i, r[l]);
+            }
+        }
+    }
+}
+
+/* False if any of n rows of d elements is NaN or infinite. */
+NOINLINE bool all_finite(const real *p, int64_t row, int64_t n, int64_t d) {
+    ivec bad = {0};
+    for (int64_t j = 0; j < n; j++) {
+        for (int64_t c = 0; c < d; c += VL) {
+            vec x = d - c < VL ? vload_partial(p + j * row + c, (int)(d - c)) : vload(p + j * row + c);
+            bad |= (x - x) != (vec){0};
+        }
+    }
+    return !vany(bad);
+}
+
+/* s[j, i] (n_j, s_row) = factor * mask[i0 + i, j0 + j], -inf outside band and key_length, for i < n_i; 0 in the lanes after n_i.
+ * Returns what the block holds; s is filled only for BIAS_SOME. `lines`: (VL, n_j rounded up to VL) of scratch. */
+NOINLINE enum bias_kind bias_block(const sdpa_unit *u, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j,
+                                       real factor, real *s, int64_t s_row, real *lines) {
+    const sdpa_problem *p = u->problem;
+    const sdpa_matrix *mask = &u->mask;
+    /* The band cuts the block if its first query's last key, or its last query's first key, lies inside. */
+    bool cut_above = p->has_upper && i0 + u->upper < j0 + n_j - 1;
+    bool cut_below = p->has_lower && i0 + n_i - 1 + u->lower > j0;
+    bool cut_end = u->key_length < j0 + n_j;
+    int64_t first_key, last_key;
+    sdpa_visible_keys(u, i0, n_i, &first_key, &last_key);
+    if (last_key <= j0 || first_key >= j0 + n_j) return BIAS_ALL_MASKED;
+    bool cut = cut_above || cut_below || cut_end;
+    if (!mask->data && !cut) return BIAS_NONE;
+
+    int64_t lanes = round_up(n_i, VL), line_row = round_up(n_j, VL);
+    vec low = vset1(INFINITY), high = vset1(-INFINITY);
+    if (mask->data) {
+        for (int64_t i = 0; i < lanes; i += VL) {
+            for (int64_t l = 0; l < VL; l++) {
+                if (i + l < n_i) {
+                    FN(load)(lines + l * line_row, mask->data + (i0 + i + l) * mask->row + j0 * mask->col, n_j,
+                             mask->col, mask->dtype, mask->swapped);
+                } else {
+                    for (int64_t j = 0; j < line_row; j++) lines[l * line_row + j] = lines[j];
+                }
+            }
+            for (int64_t j = 0; j < n_j; j += VL) {
+                vec r[VL];
+                UNROLL for (int l = 0; l < VL; l++) r[l] = vload(lines + l * line_row + j);
+                vtranspose(r);
+                UNROLL for (int l = 0; l < VL; l++) {
+                    if (j + l < n_j) {
+                        vstore(s + (j + l) * s_row + i, factor * r[l]);
+                        low = vmin2(low, r[l]); /* a NaN counts as something: it stays in `low` */
+                        high = vmax2(high, r[l]);
+                    }
+                }
+            }
+        }
+        if (!vany(high != -(real)INFINITY)) return BIAS_ALL_MASKED;
+        if (!cut && !vany((low != 0) | (high != 0))) return BIAS_NONE;
+    } else {
+        for (int64_t j = 0; j < n_j; j++) {
+            for (int64_t i = 0; i < lanes; i += VL) vstore(s + j * s_row + i, (vec){0});
+        }
+    }
+    if (cut) {
+        for (int64_t j = 0; j < n_j; j++) {
+            /* Key j0 + j is visible to queries first .. last, counted from i0; padding lanes follow the last query. */
+            int64_t first = p->has_upper ? j0 + j - u->upper - i0 : 0;
+            int64_t last = p->has_lower ? j0 + j - u->lower - i0 : lanes;
+            if (j0 + j >= u->key_length) last = -1;
+            for (int64_t i = 0; i < lanes; i++) {
+                if (i < first || i > last) s[j * s_row + i] = -(real)INFINITY;
+            }
+        }
+    }
+    return BIAS_SOME;
+}

@@ -1,0 +1,128 @@
+/* Tiles of scores: keys by queries, queries in the lanes. One template for the forward's and the backward's products
+ * K Q^T and V dO^T, with what follows them fused onto the accumulators while they are in registers. */
+
+#define scores FN(scores)
+#define score_tile FN(score_tile)
+#define score_panel FN(score_panel)
+
+typedef struct scores {
+    const real *x;     /* (depth, x_row): transposed queries, or transposed dO */
+    const real *y;     /* (n, depth), rows y_row apart: keys, or values */
+    const real *y_tail; /* the last n % SCORE_ROWS rows, padded to SCORE_ROWS, tail_row apart */
+    int64_t x_row, y_row, tail_row, n, depth;
+    real *s;  /* (n rounded up to SCORE_ROWS, s_row) */
+    real *ds; /* like s */
+    int64_t s_row;
+    const real *shift; /* per query */
+    real *extreme;     /* per query: running maximum or sum */
+    real c;
+} scores;
+
+INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real *y, int64_t y_row, int64_t j0,
+                       int64_t rows) {
+    const bool gradient = mode == SCORE_GRADIENT || mode == SCORE_GRADIENT_MASKED;
+    const bool maximum = mode == SCORE_RAW || mode == SCORE_BIASED;
+    vec acc[SCORE_ROWS][MAX_WIDTH];
+    UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
+        UNROLL for (int j = 0; j < nv; j++) acc[i][j] = gradient ? -vload(t->shift + j * VL) : (vec){0};
+    }
+    tile(acc, SCORE_ROWS, nv, y, y_row, 1, t->x, t->x_row, t->depth);
+
+    UNROLL for (int j = 0; j < nv; j++) {
+        vec shift = {0}, extreme = {0};
+        if (!maximum && !gradient) shift = vload(t->shift + j * VL);
+        if (maximum) extreme = vload(t->extreme + j * VL);
+        UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
+            if (i >= rows) break;
+            real *s = t->s + (j0 + i) * t->s_row + j * VL;
+            vec a = acc[i][j];
+            switch (mode) {
+            case SCORE_RAW:
+                vstore(s, a);
+                extreme = vmax2(a, extreme);
+                break;
+            case SCORE_BIASED: {
+                vec bias = vload(s);
+                a = vselect(bias == -(real)INFINITY, bias, t->c * a + bias);
+                vstore(s, a);
+                extreme = vmax2(a, extreme);
+                break;
+            }
+            case SCORE_SUMMED:
+                a = vexp2(t->c * a - shift);
+                vstore(s, a);
+                extreme += a;
+                break;
+            case SCORE_WEIGHTS: vstore(s, vexp2(t->c * a - shift)); break;
+            case SCORE_GRADIENT: vstore(t->ds + (j0 + i) * t->s_row + j * VL, vload(s) * a); break;
+            case SCORE_GRADIENT_MASKED: {
+                vec p = vload(s);
+                ivec masked = (ivec)p == SIGN_BIT;
+                vstore(t->ds + (j0 + i) * t->s_row + j * VL, vselect(masked, p, p * a));
+                break;
+            }
+            }
+        }
+        if (mode == SCORE_SUMMED) extreme += vload(t->extreme + j * VL);
+        if (maximum || mode == SCORE_SUMMED) vstore(t->extreme + j * VL, extreme);
+    }
+}
+
+/* nv and mode are constants. */
+INLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
+    int64_t full = t->n / SCORE_ROWS * SCORE_ROWS;
+    for (int64_t j0 = 0; j0 < full; j0 += SCORE_ROWS) {
+        score_tile(t, nv, mode, t->y + j0 * t->y_row, t->y_row, j0, SCORE_ROWS);
+    }
+    if (full < t->n) score_tile(t, nv, mode, t->y_tail, t->tail_row, full, t->n - full);
+}
+
+#define DEFINE_PANEL(nv, mode)                                                                                         \
+    NOINLINE void FN(score_##nv##_##mode)(const scores *t) { score_panel(t, nv, mode); }
+#define DEFINE_PANELS(mode)                                                                                            \
+    DEFINE_PANEL(1, mode) DEFINE_PANEL(2, mode) DEFINE_PANEL(3, mode)                                                  \
+    INLINE void FN(mode)(const scores *t, int nv) {                                                                    \
+        if (nv == 1) {                                                                                                 \
+            FN(score_1_##mode)(t);                                                                                     \
+        } else if (nv == 2) {                                                                                          \
+            FN(score_2_##mode)(t);                                                                                     \
+        } else {                                                                                                       \
+            FN(score_3_##mode)(t);                                                                                     \
+        }                                                                                                              \
+    }
+DEFINE_PANELS(SCORE_RAW)
+DEFINE_PANELS(SCORE_BIASED)
+DEFINE_PANELS(SCORE_SUMMED)
+DEFINE_PANELS(SCORE_WEIGHTS)
+DEFINE_PANELS(SCORE_GRADIENT)
+DEFINE_PANELS(SCORE_GRADIENT_MASKED)
+#undef DEFINE_PANELS
+#undef DEFINE_PANEL
+
+/* s (n, nv vectors) = exp2(c * s - shift), masked pairs marked -0 where `biased`; adds the sum over keys to `sum`,
+ * eight keys at a time so that its rounding is that of n / 8 additions. Returns whether any pair is masked. */
+NOINLINE bool FN(exponentiate)(real *s, int64_t s_row, int64_t n, int nv, real c, const real *shift, real *sum,
+                               bool biased) {
+    ivec any = {0};
+    for (int j = 0; j < nv; j++) {
+        vec m = vload(shift + j * VL), total = vload(sum + j * VL);
+        for (int64_t i0 = 0; i0 < n; i0 += 8) {
+            vec part = {0};
+            int64_t end = i0 + 8 < n ? i0 + 8 : n;
+            for (int64_t i = i0; i < end; i++) {
+                vec x = vload(s + i * s_row + j * VL);
+                vec p = vexp2(c * x - m);
+                part += p;
+                if (biased) {
+                    ivec masked = x == -(real)INFINITY;
+                    any |= masked;
+                    p = (vec)((ivec)p | (masked & SIGN_BIT));
+                }
+                vstore(s + i * s_row + j * VL, p);
+            }
+            total += part;
+        }
+        vstore(sum + j * VL, total);
+    }
+    return vany(any);
+}

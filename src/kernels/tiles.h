@@ -1,0 +1,40 @@
+/* What the templates of both types share: tile shapes, modes, markers. */
+#ifndef SDPA_TILES_H
+#define SDPA_TILES_H
+
+#include "vec.h"
+
+#if defined(SDPA_ISA_AVX512) || defined(SDPA_ISA_NEON) /* 32 registers */
+#define SCORE_ROWS 8 /* keys in a score tile */
+#define MAX_WIDTH 4  /* vectors in a row of a tile */
+#else
+#define SCORE_ROWS 4
+#define MAX_WIDTH 3
+#endif
+#define SCORE_WIDTH 3 /* vectors of queries in a panel */
+#define MAX_TILE_ROWS 12
+
+/* What is done to a tile of scores, on the accumulators. */
+enum score_mode {
+    SCORE_RAW,             /* s = acc;                              extreme = max over keys */
+    SCORE_BIASED,          /* s = c * acc + s, or -inf where s was; extreme = max over keys */
+    SCORE_SUMMED,          /* s = exp2(c * acc - shift);            extreme = sum over keys */
+    SCORE_WEIGHTS,         /* s = exp2(c * acc - shift) */
+    SCORE_GRADIENT,        /* ds = s * (acc - shift) */
+    SCORE_GRADIENT_MASKED, /* the same, and -0 where s is -0 */
+};
+
+/* What the masks add to a block of scores. */
+enum bias_kind { BIAS_NONE, BIAS_SOME, BIAS_ALL_MASKED };
+
+/* -0 marks a masked pair in P and dS; an unmasked one can never be -0 in P, and only by underflow in dS. */
+#define SIGN_BIT_f32 INT32_MIN
+#define SIGN_BIT_f64 INT64_MIN
+#define SIGN_BIT FN(SIGN_BIT)
+
+/* Largest sum of a key block's weights for which a stale maximum is kept (forward.inc.h). */
+#define SUM_LIMIT 0x1p30
+
+INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+#endif

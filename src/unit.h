@@ -1,0 +1,55 @@
+/* From a problem to the units that its kernels work on. */
+#ifndef SDPA_UNIT_H
+#define SDPA_UNIT_H
+
+#include <string.h>
+
+#include "isa.h"
+#include "kernels/kernels.h"
+
+static inline const struct sdpa_kernels *sdpa_kernels_for(sdpa_dtype dtype) {
+    const struct sdpa_ops *ops = sdpa_ops_get();
+    return dtype == SDPA_F64 ? &ops->f64 : &ops->f32;
+}
+
+static inline int64_t sdpa_query_blocks(const sdpa_problem *p) {
+    return (p->n_q + SDPA_QUERY_BLOCK - 1) / SDPA_QUERY_BLOCK;
+}
+
+/* Everything of a unit that belongs to its (batch, head). */
+static inline sdpa_unit sdpa_unit_of_head(const sdpa_problem *p, int64_t batch, int64_t head) {
+    sdpa_unit u = {.problem = p, .lower = p->lower, .upper = p->upper, .key_length = p->n_k};
+    u.q = sdpa_matrix_at(p, &p->q, batch, head);
+    u.k = sdpa_matrix_at(p, &p->k, batch, head);
+    u.v = sdpa_matrix_at(p, &p->v, batch, head);
+    u.o = sdpa_matrix_at(p, &p->o, batch, head);
+    u.mask = sdpa_matrix_at(p, &p->mask, batch, head);
+    u.lse = sdpa_matrix_at(p, &p->lse, batch, head).data;
+    int64_t value;
+    if (p->offset.data) {
+        memcpy(&value, sdpa_matrix_at(p, &p->offset, batch, head).data, sizeof value);
+        u.lower += value;
+        u.upper += value;
+    }
+    if (p->key_length.data) {
+        memcpy(&u.key_length, sdpa_matrix_at(p, &p->key_length, batch, head).data, sizeof u.key_length);
+    }
+    return u;
+}
+
+static inline void sdpa_unit_set_queries(sdpa_unit *u, int64_t block) {
+    u->i0 = block * SDPA_QUERY_BLOCK;
+    u->n_i = u->problem->n_q - u->i0;
+    if (u->n_i > SDPA_QUERY_BLOCK) u->n_i = SDPA_QUERY_BLOCK;
+}
+
+/* Waking threads costs some 10 us: as many as the work is worth, one per million multiply-adds. */
+static inline int sdpa_workers_for(const sdpa_problem *p, int64_t n_units) {
+    double work = (double)p->n_batch * (double)p->n_head * (double)p->n_q * (double)p->n_k *
+                  (double)(p->d_k + p->d_v + 16) / 1e6;
+    int64_t n = p->n_workers < n_units ? p->n_workers : n_units;
+    if ((double)n > work) n = (int64_t)work;
+    return n < 1 ? 1 : (int)n;
+}
+
+#endif

@@ -21,5 +21,6 @@ extern long n_checks, n_failures;
 void test_pool(void);
 void test_fork(void);
 void test_machine(void);
+void test_attention(void);
 
 #endif

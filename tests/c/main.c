@@ -12,6 +12,7 @@ static const struct {
     {"machine", test_machine},
     {"pool", test_pool},
     {"fork", test_fork},
+    {"attention", test_attention},
 };
 
 enum { N_TESTS = sizeof(tests) / sizeof(tests[0]) };

@@ -1,0 +1,170 @@
+#include "naive.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+double naive_roundoff(sdpa_dtype dtype) {
+    return dtype == SDPA_F64 ? 0x1p-53 : dtype == SDPA_F32 ? 0x1p-24 : dtype == SDPA_F16 ? 0x1p-11 : 0x1p-8;
+}
+
+static double smallest(sdpa_dtype dtype) {
+    return dtype == SDPA_F64 ? 0x1p-1074 : dtype == SDPA_F32 ? 0x1p-149 : dtype == SDPA_F16 ? 0x1p-24 : 0x1p-133;
+}
+
+int64_t naive_offset(const test_case *c, int64_t batch) { return c->offset ? 5 * batch - 3 : 0; }
+
+int64_t naive_key_length(const test_case *c, int64_t batch) {
+    return c->key_length ? (batch == 0 ? 0 : c->n_k - batch) : c->n_k;
+}
+
+static double *new_array(int64_t n) { return calloc((size_t)n + 1, sizeof(double)); }
+
+static bounded new_bounded(int64_t n) { return (bounded){n, new_array(n), new_array(n)}; }
+
+naive naive_new(const test_case *c) {
+    int64_t heads = c->n_batch * c->n_head, kv_heads = heads / c->group;
+    return (naive){
+        .q = new_array(heads * c->n_q * c->d_k),
+        .k = new_array(kv_heads * c->n_k * c->d_k),
+        .v = new_array(kv_heads * c->n_k * c->d_v),
+        .mask = new_array(c->n_q * c->n_k),
+        .dout = new_array(heads * c->n_q * c->d_v),
+        .dlse = new_array(heads * c->n_q),
+        .w = new_bounded(heads * c->n_q * c->n_k),
+        .o = new_bounded(heads * c->n_q * c->d_v),
+        .lse = new_bounded(heads * c->n_q),
+        .dq = new_bounded(heads * c->n_q * c->d_k),
+        .dk = new_bounded(kv_heads * c->n_k * c->d_k),
+        .dv = new_bounded(kv_heads * c->n_k * c->d_v),
+        .dmask = new_bounded(c->n_q * c->n_k),
+    };
+}
+
+static void free_bounded(bounded *b) {
+    free(b->x);
+    free(b->bound);
+}
+
+void naive_free(naive *a) {
+    double *arrays[] = {a->q, a->k, a->v, a->mask, a->dout, a->dlse};
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) free(arrays[i]);
+    bounded *results[] = {&a->w, &a->o, &a->lse, &a->dq, &a->dk, &a->dv, &a->dmask};
+    for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) free_bounded(results[i]);
+}
+
+static bool visible(const test_case *c, int64_t batch, int64_t i, int64_t j, double bias) {
+    int64_t t = i + naive_offset(c, batch);
+    return j < naive_key_length(c, batch) && (!c->has_lower || j >= t + c->lower) &&
+           (!c->has_upper || j <= t + c->upper) && bias != -INFINITY;
+}
+
+/* First-order bounds, u being the unit roundoff of the arithmetic; a sum of n products errs by at most n u times the sum
+ * of their magnitudes in any order (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). With
+ * S = |scale| sum |q k| + |bias| and M the largest S of the row + log n_k:
+ *   exponent s - m:  h = (d_k + 8) u (S + M)
+ *   weight p:        r p, r = expm1(2 max h) + (n_k + 24) u, plus what underflows: 2^60 times the smallest normal number
+ *   lse:             max h + (n_k + 16) u + 4 u M
+ *   o:               (r + (n_k + 2) u) sum p |v|
+ *   p from lse:      r' = expm1(2 max h + error of lse) + 24 u
+ *   ds = p (dp - delta): with A = p (sum |dout v| + sum |dout o| + |dlse|),
+ *                    (r' + (d_v + 8) u) A + p (sum |dout| (error of o) + d_v u sum |dout o|)
+ *   dq, dk, dv, dmask: sum of the errors of the terms, + (number of terms + 4) u times the sum of magnitudes
+ * and each result is rounded to its own type. */
+static void one_head(const test_case *c, naive *a, int64_t batch, int64_t head) {
+    const int64_t n_q = c->n_q, n_k = c->n_k, d_k = c->d_k, d_v = c->d_v;
+    const int64_t h = batch * c->n_head + head, kv = h / c->group;
+    const double *k = a->k + kv * n_k * d_k, *v = a->v + kv * n_k * d_v;
+    double *dk = a->dk.x + kv * n_k * d_k, *dk_bound = a->dk.bound + kv * n_k * d_k;
+    double *dv = a->dv.x + kv * n_k * d_v, *dv_bound = a->dv.bound + kv * n_k * d_v;
+    /* Doubled for float64: the double arithmetic here errs as much. */
+    const double u = c->dtype == SDPA_F64 ? 0x1p-52 : 0x1p-24;
+    const double tiny = c->dtype == SDPA_F64 ? 0x1p-962 : 0x1p-66;
+    const double u_out = naive_roundoff(c->dtype);
+    const double summands = (double)(n_q * c->n_batch * c->n_head + n_k + 4); /* at least those of any gradient */
+
+    for (int64_t i = 0; i < n_q; i++) {
+        const double *q = a->q + (h * n_q + i) * d_k, *dout = a->dout + (h * n_q + i) * d_v;
+        double *w = a->w.x + (h * n_q + i) * n_k, *w_bound = a->w.bound + (h * n_q + i) * n_k;
+        double *o = a->o.x + (h * n_q + i) * d_v, *o_bound = a->o.bound + (h * n_q + i) * d_v;
+        double *dq = a->dq.x + (h * n_q + i) * d_k, *dq_bound = a->dq.bound + (h * n_q + i) * d_k;
+        double m = -INFINITY, largest = 0, l = 0;
+        for (int64_t j = 0; j < n_k; j++) {
+            double bias = a->mask[i * n_k + j], s = 0, magnitude = 0;
+            w[j] = -INFINITY;
+            if (!visible(c, batch, i, j, bias)) continue;
+            for (int64_t x = 0; x < d_k; x++) {
+                s += q[x] * k[j * d_k + x];
+                magnitude += fabs(q[x] * k[j * d_k + x]);
+            }
+            w[j] = c->scale * s + bias;
+            magnitude = fabs(c->scale) * magnitude + fabs(bias);
+            m = fmax(m, w[j]);
+            largest = fmax(largest, magnitude);
+        }
+        double reach = largest + log((double)n_k + 1), error = (double)(d_k + 8) * u * (largest + reach);
+        for (int64_t j = 0; j < n_k; j++) {
+            w[j] = w[j] == -INFINITY ? 0 : exp(w[j] - m);
+            l += w[j];
+        }
+        a->lse.x[h * n_q + i] = m == -INFINITY ? -INFINITY : m + log(l);
+        double lse_error = error + (double)(n_k + 16) * u + 4 * u * reach;
+        a->lse.bound[h * n_q + i] = lse_error;
+
+        double r = expm1(2 * error) + (double)(n_k + 24) * u;
+        for (int64_t j = 0; j < n_k; j++) {
+            w[j] = l > 0 ? w[j] / l : 0;
+            w_bound[j] = (r + u_out) * w[j] + tiny + smallest(c->dtype);
+        }
+        double delta = -a->dlse[h * n_q + i], delta_size = fabs(delta), delta_error = 0;
+        for (int64_t y = 0; y < d_v; y++) {
+            double sum = 0, size = 0, largest_v = 0;
+            for (int64_t j = 0; j < n_k; j++) {
+                sum += w[j] * v[j * d_v + y];
+                size += w[j] * fabs(v[j * d_v + y]);
+                largest_v = fmax(largest_v, fabs(v[j * d_v + y]));
+            }
+            o[y] = sum;
+            o_bound[y] = (r + (double)(n_k + 2) * u) * size + (double)n_k * tiny * largest_v + u_out * fabs(sum) +
+                         smallest(c->dtype);
+            delta += dout[y] * sum;
+            delta_size += fabs(dout[y] * sum);
+            delta_error += fabs(dout[y]) * o_bound[y];
+        }
+        double r2 = expm1(2 * error + lse_error) + 24 * u;
+        for (int64_t j = 0; j < n_k; j++) {
+            if (w[j] == 0) continue;
+            double dp = 0, size = delta_size;
+            for (int64_t y = 0; y < d_v; y++) {
+                dp += dout[y] * v[j * d_v + y];
+                size += fabs(dout[y] * v[j * d_v + y]);
+                dv[j * d_v + y] += w[j] * dout[y];
+                dv_bound[j * d_v + y] += (r2 + summands * u) * (w[j] + tiny) * fabs(dout[y]);
+            }
+            double ds = w[j] * (dp - delta);
+            double ds_size = (w[j] + tiny) * size;
+            double ds_error = (r2 + ((double)d_v + 8 + summands) * u) * ds_size +
+                              (w[j] + tiny) * (delta_error + (double)d_v * u * delta_size);
+            for (int64_t x = 0; x < d_k; x++) {
+                dq[x] += c->scale * ds * k[j * d_k + x];
+                dq_bound[x] += fabs(c->scale) * ds_error * fabs(k[j * d_k + x]);
+                dk[j * d_k + x] += c->scale * ds * q[x];
+                dk_bound[j * d_k + x] += fabs(c->scale) * ds_error * fabs(q[x]);
+            }
+            a->dmask.x[i * n_k + j] += ds;
+            a->dmask.bound[i * n_k + j] += ds_error;
+        }
+    }
+}
+
+void naive_compute(const test_case *c, naive *a) {
+    for (int64_t batch = 0; batch < c->n_batch; batch++) {
+        for (int64_t head = 0; head < c->n_head; head++) one_head(c, a, batch, head);
+    }
+    bounded *gradients[] = {&a->dq, &a->dk, &a->dv, &a->dmask};
+    for (size_t g = 0; g < sizeof gradients / sizeof gradients[0]; g++) {
+        for (int64_t i = 0; i < gradients[g]->n; i++) {
+            double rounding = naive_roundoff(c->dtype) * (fabs(gradients[g]->x[i]) + gradients[g]->bound[i]);
+            gradients[g]->bound[i] += rounding + smallest(c->dtype);
+        }
+    }
+}

@@ -1,0 +1,45 @@
+/* Attention by its definition, in double, with the bounds on the rounding errors of an implementation. */
+#ifndef SDPA_NAIVE_H
+#define SDPA_NAIVE_H
+
+#include "../../src/problem.h"
+
+typedef enum mask_kind { NO_MASK, BOOL_MASK, BIAS_MASK } mask_kind;
+
+/* What one call computes. Arrays are contiguous (batch, head, row, column); k and v have n_head / group heads; the mask
+ * is (n_q, n_k), the same for every batch entry and head. */
+typedef struct test_case {
+    int64_t n_batch, n_head, group, n_q, n_k, d_k, d_v;
+    sdpa_dtype dtype;
+    mask_kind mask;
+    bool has_lower, has_upper;
+    int64_t lower, upper;
+    bool offset, key_length; /* per batch entry: naive_offset, naive_key_length */
+    double scale;
+} test_case;
+
+int64_t naive_offset(const test_case *c, int64_t batch);
+int64_t naive_key_length(const test_case *c, int64_t batch);
+
+/* A quantity and, element by element, the largest error that its computation may have. */
+typedef struct bounded {
+    int64_t n;
+    double *x, *bound;
+} bounded;
+
+typedef struct naive {
+    double *q, *k, *v, *mask, *dout, *dlse; /* inputs; mask holds the bias: 0 or -inf for BOOL_MASK */
+    bounded w, o, lse, dq, dk, dv, dmask;
+} naive;
+
+/* Unit roundoff of a type. */
+double naive_roundoff(sdpa_dtype dtype);
+
+/* Allocates the arrays for `c`; draws nothing. */
+naive naive_new(const test_case *c);
+void naive_free(naive *a);
+
+/* Everything but the inputs from the inputs. */
+void naive_compute(const test_case *c, naive *a);
+
+#endif

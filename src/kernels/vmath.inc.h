@@ -1,28 +1,15 @@
 /* exp2 on vectors, and conversion of rows between memory formats and the compute type. */
 
 #define vexp2 FN(vexp2)
+#define vexp2_finish FN(vexp2_finish)
+#define vexp2_product FN(vexp2_product)
 
-/* 2^x. Relative error: float32 at most 1.0 ulp with the polynomial (degree 6, minimax 1.9e-9 on [-1/2, 1/2]), float64
- * at most 1.1 ulp (degree 11, 3.1e-18). NaN gives NaN, +inf +inf (at least 2^127 or 2^1023 without AVX-512), and results
- * below the smallest normal number are 0: a subnormal would cost more than it is worth in the products that follow. */
-INLINE vec vexp2(vec x) {
-#if defined(SDPA_ISA_AVX512) && SDPA_REAL == 32
-    vec f = (vec)_mm512_reduce_ps((__m512)x, 0);
-#elif defined(SDPA_ISA_AVX512)
-    vec f = (vec)_mm512_reduce_pd((__m512d)x, 0);
-#elif SDPA_REAL == 32
-    /* Adding 1.5 * 2^23 rounds to an integer, which then stands, with the exponent's bias, in the low bits. */
-    const float magic = 0x1.8p23f + 127;
-    x = vmin2(vset1(127.49f), vmax2(vset1(-127), x));
-    vec n = x + magic;
-    vec f = x - (n - magic);
-#else
-    const double magic = 0x1.8p52 + 1023;
-    x = vmin2(vset1(1023.49), vmax2(vset1(-1023), x));
-    vec n = x + magic;
-    vec f = x - (n - magic);
-#endif
+/* Adding this to a small x rounds it to an integer, which then stands, with the exponent's bias, in the low bits. */
+#define EXP2_MAGIC ((real)(SDPA_REAL == 32 ? 0x1.8p23 + 127 : 0x1.8p52 + 1023))
 
+/* 2^(n + f) for the integer n next to x, f in about [-1/2, 1/2]; n comes with EXP2_MAGIC added but for AVX-512, which
+ * gives 0 where x is below the exponents of normal numbers. */
+INLINE vec vexp2_finish(vec x, vec n, vec f) {
 #if SDPA_REAL == 32
     vec p = vset1(1.5345812161311629e-4f);
     p = p * f + 1.3399931177239737e-3f;
@@ -47,15 +34,65 @@ INLINE vec vexp2(vec x) {
 
 #if defined(SDPA_ISA_AVX512) && SDPA_REAL == 32
     __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126), _CMP_NLT_UQ);
-    return (vec)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)(x - f));
+    return (vec)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)n);
 #elif defined(SDPA_ISA_AVX512)
     __mmask8 normal = _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(-1022), _CMP_NLT_UQ);
-    return (vec)_mm512_maskz_scalef_pd(normal, (__m512d)p, (__m512d)(x - f));
+    return (vec)_mm512_maskz_scalef_pd(normal, (__m512d)p, (__m512d)n);
 #elif SDPA_REAL == 32
+    (void)x;
     return p * (vec)((ivec)n << 23);
 #else
+    (void)x;
     return p * (vec)((ivec)n << 52);
 #endif
+}
+
+/* 2^x. Relative error: float32 at most 1.0 ulp with the polynomial (degree 6, minimax 1.9e-9 on [-1/2, 1/2]), float64
+ * at most 1.1 ulp (degree 11, 3.1e-18). NaN gives NaN, +inf +inf (at least 2^127 or 2^1023 without AVX-512), and results
+ * below the smallest normal number are 0: a subnormal would cost more than it is worth in the products that follow. */
+INLINE vec vexp2(vec x) {
+#if defined(SDPA_ISA_AVX512) && SDPA_REAL == 32
+    vec f = (vec)_mm512_reduce_ps((__m512)x, 0);
+    return vexp2_finish(x, x - f, f);
+#elif defined(SDPA_ISA_AVX512)
+    vec f = (vec)_mm512_reduce_pd((__m512d)x, 0);
+    return vexp2_finish(x, x - f, f);
+#else
+    const real limit = SDPA_REAL == 32 ? 127 : 1023;
+    x = vmin2(vset1(limit + (real)0.49), vmax2(vset1(-limit), x));
+    vec n = x + EXP2_MAGIC;
+    return vexp2_finish(x, n, x - (n - EXP2_MAGIC));
+#endif
+}
+
+/* 2^(c d) with c = c_high + c_low, where rounding c d would cost |c d| ulp. c_high has at most half the bits of a
+ * significand and d >= d_min, where c d_min = -limit of vexp2; or d = -inf with AVX-512. Error as of vexp2. */
+INLINE vec vexp2_product(vec d, real c, real c_high, real c_low, real d_min) {
+#if defined(SDPA_ISA_AVX512)
+    (void)d_min;
+    vec x = c * d;
+#if SDPA_REAL == 32
+    vec n = (vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    vec n = (vec)_mm512_roundscale_pd((__m512d)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#endif
+    vec whole = n;
+#else
+    d = vmax2(vset1(d_min), d);
+    vec x = d;
+    vec n = c * d + EXP2_MAGIC;
+    vec whole = n - EXP2_MAGIC;
+#endif
+#if defined(__FMA__) || defined(__aarch64__)
+    vec f = c_high * d - whole;
+#else
+    /* Products of half significands are exact. */
+    ivec half = (ivec)d & (SDPA_REAL == 32 ? ~(int64_t)0xfff : ~(int64_t)0x7ffffff);
+    vec d_high = (vec)half;
+    vec f = (c_high * d_high - whole) + c_high * (d - d_high);
+#endif
+    f = c_low * d + f;
+    return vexp2_finish(x, n, f);
 }
 
 #if SDPA_REAL == 32 /* the 16-bit formats are widened to float32 only; float64 reads them through it */

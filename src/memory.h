@@ -6,6 +6,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 #define SDPA_ALIGNMENT 64
 
 /* Uninitialised memory aligned to SDPA_ALIGNMENT, or NULL. The caller owns it; release with sdpa_free. */
@@ -22,8 +26,17 @@ typedef struct sdpa_arena {
 } sdpa_arena;
 
 static inline void *sdpa_take(sdpa_arena *arena, size_t bytes) {
-    void *piece = arena->base ? arena->base + arena->used : NULL;
-    arena->used += (bytes + SDPA_ALIGNMENT - 1) / SDPA_ALIGNMENT * SDPA_ALIGNMENT;
+    char *piece = arena->base ? arena->base + arena->used : NULL;
+    size_t used = (bytes + SDPA_ALIGNMENT - 1) / SDPA_ALIGNMENT * SDPA_ALIGNMENT;
+#ifdef __SANITIZE_ADDRESS__
+    /* A piece that is overrun must not silently run into the next. */
+    used += SDPA_ALIGNMENT;
+    if (piece) {
+        ASAN_UNPOISON_MEMORY_REGION(piece, bytes);
+        ASAN_POISON_MEMORY_REGION(piece + bytes, used - bytes);
+    }
+#endif
+    arena->used += used;
     return piece;
 }
 

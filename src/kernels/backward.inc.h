@@ -15,7 +15,8 @@
 typedef struct backward_scratch {
     real *q, *dout;           /* (d_k, n_lanes), (d_v, n_lanes): transposed */
     real *q_rows, *dout_rows; /* packed rows, where they cannot be read in place */
-    real *lse, *delta;        /* per query, lse in log2 units */
+    real *lse, *lse_low;      /* per query: lse in log2 units, as a sum of two */
+    real *delta;              /* per query */
     real *dq;                 /* (n_lanes, d_k rounded up to VL) */
     real *dmask;              /* per query: the gradient of a mask that is broadcast over keys */
     real *p, *ds;             /* (block, n_lanes): P^T, dS^T */
@@ -36,9 +37,10 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     const size_t size = sizeof(real);
     w.q = sdpa_take(a, size * (size_t)(p->d_k * w.n_lanes));
     w.dout = sdpa_take(a, size * (size_t)(p->d_v * w.n_lanes));
-    w.q_rows = sdpa_take(a, size * (size_t)(w.n_lanes * w.k_row));
-    w.dout_rows = sdpa_take(a, size * (size_t)(w.n_lanes * w.v_row));
+    w.q_rows = sdpa_take(a, size * (size_t)(round_up(w.n_lanes, SCORE_ROWS) * w.k_row));
+    w.dout_rows = sdpa_take(a, size * (size_t)(round_up(w.n_lanes, SCORE_ROWS) * w.v_row));
     w.lse = sdpa_take(a, size * (size_t)w.n_lanes);
+    w.lse_low = sdpa_take(a, size * (size_t)w.n_lanes);
     w.delta = sdpa_take(a, size * (size_t)w.n_lanes);
     w.dq = sdpa_take(a, size * (size_t)(w.n_lanes * w.k_row));
     w.dmask = sdpa_take(a, size * (size_t)w.n_lanes);
@@ -65,12 +67,16 @@ NOINLINE void FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
     real *o = w->line, *dout = w->line + w->v_row;
     for (int64_t i = 0; i < w->n_lanes; i++) {
         w->lse[i] = INFINITY;
-        w->delta[i] = 0;
+        w->lse_low[i] = w->delta[i] = 0;
         if (i >= u->n_i) continue;
         real lse, dlse = 0;
         FN(load)(&lse, u->lse + (u->i0 + i) * p->lse.row, 1, 0, p->lse.dtype, p->lse.swapped);
         if (u->dlse) FN(load)(&dlse, u->dlse + (u->i0 + i) * p->dlse.row, 1, 0, p->dlse.dtype, p->dlse.swapped);
-        if (lse != -(real)INFINITY) w->lse[i] = (real)(lse * M_LOG2E);
+        if (lse != -(real)INFINITY) {
+            double log2_lse = lse * M_LOG2E;
+            w->lse[i] = (real)log2_lse;
+            if (isfinite(lse)) w->lse_low[i] = (real)(log2_lse - w->lse[i]);
+        }
         FN(load)(o, u->o.data + (u->i0 + i) * u->o.row, p->d_v, u->o.col, u->o.dtype, u->o.swapped);
         FN(load)(dout, u->dout.data + (u->i0 + i) * u->dout.row, p->d_v, u->dout.col, u->dout.dtype, u->dout.swapped);
         for (int64_t x = p->d_v; x < w->v_row; x++) o[x] = dout[x] = 0;
@@ -122,7 +128,8 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
         for (int x = 0; x < nv; x++) unused[x] = (vec){0};
         scores t = {.x = w->q + i, .x_row = w->n_lanes, .y = k.p, .y_row = k.row, .y_tail = k.tail,
                     .tail_row = k.tail_row, .n = n, .depth = p->d_k, .s = w->p + i, .ds = w->ds + i,
-                    .s_row = w->n_lanes, .shift = w->lse + i, .extreme = (real *)unused, .c = c};
+                    .s_row = w->n_lanes, 
+                    .shift = w->lse + i, .shift_low = w->lse_low + i, .extreme = (real *)unused, .c = c};
         enum bias_kind bias =
             bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->p + i, w->n_lanes, w->line);
         if (bias == BIAS_ALL_MASKED) {
@@ -139,7 +146,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
         bool panel_masked = false;
         if (bias == BIAS_SOME) {
             FN(SCORE_BIASED)(&t, nv);
-            panel_masked = FN(exponentiate)(t.s, t.s_row, n, nv, 1, t.shift, t.extreme, true);
+            panel_masked = FN(exponentiate)(t.s, t.s_row, n, nv, 1, t.shift, t.shift_low, t.extreme, true);
             masked |= panel_masked;
         } else {
             FN(SCORE_WEIGHTS)(&t, nv);

@@ -10,6 +10,8 @@
 #define backward_layout FN(backward_layout)
 #define backward_keys FN(backward_keys)
 #define backward_queries FN(backward_queries)
+#define backward_weights FN(backward_weights)
+#define restore_lse FN(restore_lse)
 #define add_mask_gradient FN(add_mask_gradient)
 
 typedef struct backward_scratch {
@@ -60,10 +62,11 @@ static size_t FN(backward_bytes)(const sdpa_problem *p) {
     return arena.used;
 }
 
-/* lse in log2 units and delta of the unit's queries. Padding lanes and queries that see no key get lse = +inf, which
- * makes their P exactly 0. */
-NOINLINE void FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
+/* lse in log2 units and delta of the unit's queries; returns whether some lse is large. Padding lanes and queries that
+ * see no key get lse = +inf, which makes their P exactly 0. */
+NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
     const sdpa_problem *p = u->problem;
+    bool large = false;
     real *o = w->line, *dout = w->line + w->v_row;
     for (int64_t i = 0; i < w->n_lanes; i++) {
         w->lse[i] = INFINITY;
@@ -75,6 +78,7 @@ NOINLINE void FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
         if (lse != -(real)INFINITY) {
             double log2_lse = lse * M_LOG2E;
             w->lse[i] = (real)log2_lse;
+            large |= fabs(lse) > LARGE_LSE;
             if (isfinite(lse)) w->lse_low[i] = (real)(log2_lse - w->lse[i]);
         }
         FN(load)(o, u->o.data + (u->i0 + i) * u->o.row, p->d_v, u->o.col, u->o.dtype, u->o.swapped);
@@ -84,6 +88,7 @@ NOINLINE void FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
         for (int64_t x = 0; x < w->v_row; x += VL) sum += vload(o + x) * vload(dout + x);
         w->delta[i] = vreduce_add(sum) - dlse;
     }
+    return large;
 }
 
 /* dMask += dS, summed over the axes on which the mask is broadcast (stride 0). The binding gives dMask the compute type
@@ -114,6 +119,51 @@ NOINLINE void add_mask_gradient(const sdpa_unit *u, const backward_scratch *w, i
     }
 }
 
+/* P^T of keys j0 .. j0+n-1 by the panel of queries i .. i+n_i-1 (of the unit), its row sums added to `sum`. Sets
+ * *masked if a pair is masked, whose P is then -0; returns false, writing nothing, if all are. */
+NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, const rows *k, int64_t i, int64_t n_i,
+                               int64_t j0, int64_t n, real c, real *sum, bool *masked) {
+    int nv = (int)(round_up(n_i, VL) / VL);
+    scores t = {.x = w->q + i, .x_row = w->n_lanes, .y = k->p, .y_row = k->row, .y_tail = k->tail,
+                .tail_row = k->tail_row, .n = n, .depth = u->problem->d_k, .s = w->p + i, .s_row = w->n_lanes,
+                .shift = w->lse + i, .shift_low = w->lse_low + i, .extreme = sum, .c = c};
+    enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, t.s, t.s_row, w->line);
+    if (bias == BIAS_ALL_MASKED) return false;
+    if (bias == BIAS_SOME) {
+        vec unused[SCORE_WIDTH] = {{0}};
+        t.extreme = (real *)unused;
+        FN(SCORE_BIASED)(&t, nv);
+        if (FN(exponentiate)(t.s, t.s_row, n, nv, 1, t.shift, t.shift_low, sum, true)) *masked = true;
+    } else {
+        FN(SCORE_WEIGHTS)(&t, nv);
+    }
+    return true;
+}
+
+/* What float32 took from lse, which would be a relative error of ulp(lse) / 2 in a whole row of P: the sum of the row as
+ * P is computed here should be 1. Kept only if it is that close; else lse is of a larger set of keys than these, and
+ * right as it stands. An extra product, so only where lse is large (spread-out scores). */
+NOINLINE void restore_lse(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t j1, real c) {
+    const real epsilon = SDPA_REAL == 32 ? FLT_EPSILON : DBL_EPSILON;
+    real sum[SDPA_QUERY_BLOCK] = {0};
+    for (int64_t j = j0; j < j1; j += w->block) {
+        int64_t n = j1 - j < w->block ? j1 - j : w->block;
+        rows k = pack_rows(&u->k, j, n, u->problem->d_k, false, w->k, w->k_tail);
+        for (int64_t i = 0; i < u->n_i; i += w->panel) {
+            real part[SCORE_WIDTH * VL] = {0};
+            int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
+            bool masked;
+            if (sdpa_run_stopped(u->run)) return;
+            backward_weights(u, w, &k, i, n_i, j, n, c, part, &masked);
+            for (int64_t l = 0; l < n_i; l++) sum[i + l] += part[l];
+        }
+    }
+    for (int64_t i = 0; i < u->n_i; i++) {
+        double excess = log2(sum[i]);
+        if (fabs(excess) <= 2 * epsilon * fabs(w->lse[i])) w->lse_low[i] += (real)excess;
+    }
+}
+
 /* The five products for keys j0 .. j0+n-1; `q`, `dout`: the unit's rows; `c` = |scale| log2(e). */
 NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const rows *q, const rows *dout, int64_t j0,
                             int64_t n, real c, bool queries_finite) {
@@ -124,15 +174,9 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     for (int64_t i = 0; i < u->n_i; i += w->panel) {
         int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
         int nv = (int)(round_up(n_i, VL) / VL);
-        vec unused[SCORE_WIDTH];
-        for (int x = 0; x < nv; x++) unused[x] = (vec){0};
-        scores t = {.x = w->q + i, .x_row = w->n_lanes, .y = k.p, .y_row = k.row, .y_tail = k.tail,
-                    .tail_row = k.tail_row, .n = n, .depth = p->d_k, .s = w->p + i, .ds = w->ds + i,
-                    .s_row = w->n_lanes, 
-                    .shift = w->lse + i, .shift_low = w->lse_low + i, .extreme = (real *)unused, .c = c};
-        enum bias_kind bias =
-            bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->p + i, w->n_lanes, w->line);
-        if (bias == BIAS_ALL_MASKED) {
+        vec unused[SCORE_WIDTH] = {{0}};
+        bool panel_masked = false;
+        if (!backward_weights(u, w, &k, i, n_i, j0, n, c, (real *)unused, &panel_masked)) {
             masked = true;
             for (int64_t j = 0; j < n; j++) {
                 for (int x = 0; x < nv; x++) {
@@ -143,21 +187,10 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
             continue;
         }
         any = true;
-        bool panel_masked = false;
-        if (bias == BIAS_SOME) {
-            FN(SCORE_BIASED)(&t, nv);
-            panel_masked = FN(exponentiate)(t.s, t.s_row, n, nv, 1, t.shift, t.shift_low, t.extreme, true);
-            masked |= panel_masked;
-        } else {
-            FN(SCORE_WEIGHTS)(&t, nv);
-        }
-        t.x = w->dout + i;
-        t.y = v.p;
-        t.y_row = v.row;
-        t.y_tail = v.tail;
-        t.tail_row = v.tail_row;
-        t.depth = p->d_v;
-        t.shift = w->delta + i;
+        masked |= panel_masked;
+        scores t = {.x = w->dout + i, .x_row = w->n_lanes, .y = v.p, .y_row = v.row, .y_tail = v.tail,
+                    .tail_row = v.tail_row, .n = n, .depth = p->d_v, .s = w->p + i, .ds = w->ds + i,
+                    .s_row = w->n_lanes, .shift = w->delta + i};
         if (panel_masked) {
             FN(SCORE_GRADIENT_MASKED)(&t, nv);
         } else {
@@ -218,7 +251,7 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     if (j0 < j1) {
         pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
         pack_transposed(w.dout, w.n_lanes, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
-        FN(backward_rows)(u, &w);
+        if (FN(backward_rows)(u, &w)) restore_lse(u, &w, j0, j1, c);
         memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
         memset(w.dmask, 0, sizeof(real) * (size_t)w.n_lanes);
         rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, true, w.q_rows, NULL);

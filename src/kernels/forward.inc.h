@@ -92,8 +92,8 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
             vec new = vload(m + x * VL);
             shift[x] = vselect(new == -(real)INFINITY, (vec){0}, new);
         }
-        masked = FN(exponentiate)(w->s, w->panel, n, nv, bias == BIAS_SOME ? 1 : c, (const real *)shift, (real *)sum,
-                                  bias == BIAS_SOME);
+        masked = FN(exponentiate)(w->s, w->panel, n, nv, bias == BIAS_SOME ? 1 : c, (const real *)shift, NULL,
+                                  (real *)sum, bias == BIAS_SOME);
     }
     for (int x = 0; x < nv; x++) vstore(l + x * VL, alpha[x] * vload(l + x * VL) + sum[x]);
 

@@ -1,4 +1,5 @@
 /* Compiles the templates for float32, then float64, and defines the table. ISA is the name, set by the including file. */
+#include <float.h>
 #include <math.h>
 #include <stdbool.h>
 

@@ -5,6 +5,7 @@
 #include "../drivers.h"
 #include "../parallel.h"
 #include "../problem.h"
+#include "../softmax.h"
 
 #if defined(__x86_64__)
 #define SDPA_FOR_EACH_ISA(X) X(generic) X(avx2) X(avx512)
@@ -69,6 +70,15 @@ struct sdpa_kernels {
     void (*weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch);
     size_t (*backward_bytes)(const sdpa_problem *p);
     void (*backward)(const sdpa_unit *u, void *scratch);
+
+    /* Rows of the softmax family, and their staging into lanes (softmax.inc.h). */
+    void (*softmax_rows)(const sdpa_softmax_block *b);
+    void (*softmax_lanes)(const sdpa_softmax_block *b);
+    void (*load_lanes)(void *dst, const char *src, int64_t n_rows, int64_t n, int64_t row, int64_t col,
+                       sdpa_dtype dtype, bool swapped);
+    void (*store_lanes)(char *dst, const void *src, int64_t n_rows, int64_t n, int64_t row, int64_t col,
+                        sdpa_dtype dtype);
+    void (*leave_out)(void *dst, const char *where, int64_t n, int64_t stride);
 };
 
 struct sdpa_ops {

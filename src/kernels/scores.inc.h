@@ -14,6 +14,7 @@ typedef struct scores {
     real *ds; /* like s */
     int64_t s_row;
     const real *shift; /* per query */
+    const real *shift_low; /* per query: what rounding took from shift (SCORE_WEIGHTS) */
     real *extreme;     /* per query: running maximum or sum */
     real c;
 } scores;
@@ -53,7 +54,11 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
                 vstore(s, a);
                 extreme += a;
                 break;
-            case SCORE_WEIGHTS: vstore(s, vexp2(t->c * a - shift)); break;
+            case SCORE_WEIGHTS:
+                a = vexp2(t->c * a - shift - vload(t->shift_low + j * VL));
+                vstore(s, a);
+                extreme += a;
+                break;
             case SCORE_GRADIENT: vstore(t->ds + (j0 + i) * t->s_row + j * VL, vload(s) * a); break;
             case SCORE_GRADIENT_MASKED: {
                 vec p = vload(s);
@@ -63,8 +68,8 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
             }
             }
         }
-        if (mode == SCORE_SUMMED) extreme += vload(t->extreme + j * VL);
-        if (maximum || mode == SCORE_SUMMED) vstore(t->extreme + j * VL, extreme);
+        if (mode == SCORE_SUMMED || mode == SCORE_WEIGHTS) extreme += vload(t->extreme + j * VL);
+        if (!gradient) vstore(t->extreme + j * VL, extreme);
     }
 }
 
@@ -99,19 +104,20 @@ DEFINE_PANELS(SCORE_GRADIENT_MASKED)
 #undef DEFINE_PANELS
 #undef DEFINE_PANEL
 
-/* s (n, nv vectors) = exp2(c * s - shift), masked pairs marked -0 where `biased`; adds the sum over keys to `sum`,
- * eight keys at a time so that its rounding is that of n / 8 additions. Returns whether any pair is masked. */
-NOINLINE bool FN(exponentiate)(real *s, int64_t s_row, int64_t n, int nv, real c, const real *shift, real *sum,
-                               bool biased) {
+/* s (n, nv vectors) = exp2(c * s - shift - shift_low), masked pairs marked -0 where `biased`; adds the sum over keys to
+ * `sum`, eight keys at a time so that its rounding is that of n / 8 additions. Returns whether any pair is masked. */
+NOINLINE bool FN(exponentiate)(real *s, int64_t s_row, int64_t n, int nv, real c, const real *shift,
+                               const real *shift_low, real *sum, bool biased) {
     ivec any = {0};
     for (int j = 0; j < nv; j++) {
-        vec m = vload(shift + j * VL), total = vload(sum + j * VL);
+        vec m = vload(shift + j * VL), low = shift_low ? vload(shift_low + j * VL) : (vec){0};
+        vec total = vload(sum + j * VL);
         for (int64_t i0 = 0; i0 < n; i0 += 8) {
             vec part = {0};
             int64_t end = i0 + 8 < n ? i0 + 8 : n;
             for (int64_t i = i0; i < end; i++) {
                 vec x = vload(s + i * s_row + j * VL);
-                vec p = vexp2(c * x - m);
+                vec p = vexp2(c * x - m - low);
                 part += p;
                 if (biased) {
                     ivec masked = x == -(real)INFINITY;

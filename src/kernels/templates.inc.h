@@ -6,12 +6,14 @@
 #include "forward.inc.h"
 #include "backward.inc.h"
 #include "weights.inc.h"
+#include "softmax.inc.h"
 
 #ifndef KERNELS
 #define KERNELS(T)                                                                                                     \
     {                                                                                                                  \
         .lanes = VL_##T, .load = load_##T, .store = store_##T, .forward_bytes = forward_bytes_##T,                     \
         .forward = forward_##T, .weights = weights_##T, .backward_bytes = backward_bytes_##T,                          \
-        .backward = backward_##T,                                                                                      \
+        .backward = backward_##T, .softmax_rows = softmax_rows_##T, .softmax_lanes = softmax_lanes_##T,                \
+        .load_lanes = load_lanes_##T, .store_lanes = store_lanes_##T, .leave_out = leave_out_##T,                      \
     }
 #endif

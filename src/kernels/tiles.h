@@ -19,7 +19,7 @@ enum score_mode {
     SCORE_RAW,             /* s = acc;                              extreme = max over keys */
     SCORE_BIASED,          /* s = c * acc + s, or -inf where s was; extreme = max over keys */
     SCORE_SUMMED,          /* s = exp2(c * acc - shift);            extreme = sum over keys */
-    SCORE_WEIGHTS,         /* s = exp2(c * acc - shift) */
+    SCORE_WEIGHTS,         /* s = exp2(c * acc - shift - low);      extreme = sum over keys */
     SCORE_GRADIENT,        /* ds = s * (acc - shift) */
     SCORE_GRADIENT_MASKED, /* the same, and -0 where s is -0 */
 };
@@ -34,6 +34,10 @@ enum bias_kind { BIAS_NONE, BIAS_SOME, BIAS_ALL_MASKED };
 
 /* Largest sum of a key block's weights for which a stale maximum is kept (forward.inc.h). */
 #define SUM_LIMIT 0x1p30
+
+/* Beyond this, the rounding of lse is restored in the backward (backward.inc.h): below it, ulp(lse) / 2 is no larger
+ * than the other errors of P. */
+#define LARGE_LSE 8
 
 INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 

@@ -1,0 +1,541 @@
+/* The softmax family, for rows in memory (softmax_rows) or one row per lane (softmax_lanes). Each row takes up to three
+ * passes, the sum subtracting the maximum first (Blanchard, Higham & Higham 2021: as accurate as the exponentials allow);
+ * rows longer than a chunk carry maximum and sum along (Milakov & Gimelshein 2018).
+ *
+ * Both kernels sum in the same order, so that a result does not depend on how its row lies in memory: element j belongs
+ * to slot j % VL; each slot is cut into blocks of SUM_CHAINS * SUM_CHAIN elements, taken in turn into SUM_CHAINS partial
+ * sums from zero; blocks are added with their rounding errors kept; the slots are added as a binary tree. The relative
+ * error is at most (SUM_CHAIN + 2 + log2 VL) u for any n, u the unit roundoff, and hardly more than the tree's in the mean.
+ * Elements are staged into the compute type before; -inf stands for what is left out. */
+
+#if !defined(SUM_CHAIN)
+#define SUM_CHAINS 4
+#define SUM_CHAIN 8
+enum sum_kind { SUM_EXP, SUM_PRODUCT, SUM_GRADIENT };
+#endif
+
+#define softmax_constants FN(softmax_constants)
+#define softmax_exp FN(softmax_exp)
+#define softmax_term FN(softmax_term)
+#define softmax_result FN(softmax_result)
+#define softmax_finish FN(softmax_finish)
+#define softmax_update FN(softmax_update)
+#define softmax_add FN(softmax_add)
+#define softmax_total FN(softmax_total)
+#define sum_block FN(sum_block)
+#define sum_total FN(sum_total)
+#define first_lanes FN(first_lanes)
+#define row_max FN(row_max)
+#define row_sum FN(row_sum)
+#define row_write FN(row_write)
+#define row_fill_nan FN(row_fill_nan)
+#define lanes_max FN(lanes_max)
+#define lanes_sum FN(lanes_sum)
+#define lanes_write FN(lanes_write)
+#define lanes_fill_nan FN(lanes_fill_nan)
+
+typedef struct softmax_constants {
+    real c, c_high, c_low, d_min, d_max, inverse;
+} softmax_constants;
+
+INLINE softmax_constants FN(softmax_load)(const sdpa_softmax_scale *s) {
+    return (softmax_constants){(real)s->c,     (real)s->c_high, (real)s->c_low,
+                               (real)s->d_min, (real)s->d_max,  (real)s->inverse};
+}
+
+/* exp(d / t) for d <= 0 or NaN; relative error as of vexp2, 0 where that would be below the normal numbers. */
+INLINE vec softmax_exp(const softmax_constants *k, vec d) {
+    return vexp2_product(d, k->c, k->c_high, k->c_low, k->d_min);
+}
+
+/* Mask of lanes 0 .. n-1. */
+INLINE ivec first_lanes(int n) {
+    ivec lane;
+    UNROLL for (int l = 0; l < VL; l++) lane[l] = l;
+    return lane < n;
+}
+
+INLINE void sum_block(vec *sum, vec *low, vec block) {
+    vec s = *sum + block, t = s - *sum;
+    *low += (*sum - (s - t)) + (block - t);
+    *sum = s;
+}
+
+/* low is NaN once the sum is infinite. */
+INLINE vec sum_total(vec sum, vec low) {
+    return vselect(low == low, sum + low, sum);
+}
+
+/* What element x, g adds to the sum of its row. Lanes past the end come with x = -inf, g = 0, except in SUM_PRODUCT,
+ * where x = 0. */
+INLINE vec softmax_term(enum sum_kind kind, const softmax_constants *k, vec m, vec x, vec g) {
+    switch (kind) {
+    case SUM_EXP: return softmax_exp(k, x - m);
+    case SUM_PRODUCT: return x * g;
+    case SUM_GRADIENT: return vselect(x == -(real)INFINITY, (vec){0}, g);
+    }
+    return x;
+}
+
+/* An element of out. m, s: per row, see softmax_finish; s_low completes s in SDPA_SOFTMAX alone. */
+INLINE vec softmax_result(sdpa_softmax_op op, const softmax_constants *k, vec m, vec s, vec s_low, vec x, vec g) {
+    const real left_out = -(real)INFINITY;
+    switch (op) {
+    case SDPA_SOFTMAX: {
+        /* x is exp already. The first product is the one that is fused, without rounding, into the addition. */
+        vec p = x * s, low = x * s_low;
+        return p + low;
+    }
+    case SDPA_LOG_SOFTMAX: return (x - m) * k->inverse - s;
+    case SDPA_SOFTMAX_BACKWARD: return x * (g - s) * k->inverse;
+    case SDPA_LOG_SOFTMAX_BACKWARD: {
+        vec p = softmax_exp(k, vmin2(vset1(k->d_max), x));
+        return vselect(x == left_out, (vec){0}, (g - p * s) * k->inverse);
+    }
+    case SDPA_LOGSUMEXP_BACKWARD: {
+        vec p = softmax_exp(k, vmin2(vset1(k->d_max), x - m));
+        return vselect(x == left_out, (vec){0}, p * s);
+    }
+    case SDPA_SOFTMAX_JACOBIAN: return x * s;
+    case SDPA_LOGSUMEXP: break;
+    }
+    return x;
+}
+
+/* The s of softmax_result from the sum of the row. */
+INLINE void softmax_finish(sdpa_softmax_op op, double l, real *s, real *s_low) {
+    *s_low = 0;
+    if (op == SDPA_SOFTMAX) {
+        double r = l == 0 ? 0 : 1 / l;
+        *s = (real)r;
+        *s_low = SDPA_REAL == 32 ? (real)(r - (double)*s) : (real)(l == 0 ? 0 : fma(-r, l, 1) * r);
+    } else if (op == SDPA_LOG_SOFTMAX) {
+        *s = l == 0 ? 0 : (real)log(l);
+    } else {
+        *s = (real)l;
+    }
+}
+
+/* Takes a chunk's sum, relative to t->m in SUM_EXP, into the row's. */
+INLINE void softmax_add(sdpa_softmax_stats *t, double sum) {
+    double l = t->l + sum, d = l - t->l;
+    t->l_low += (t->l - (l - d)) + (sum - d);
+    t->l = l;
+}
+
+/* Makes the maximum of a chunk the row's if it is greater, and returns what to subtract: 0 while there is none, so that
+ * exp(-inf - 0) = 0. */
+INLINE real softmax_update(sdpa_softmax_stats *t, double inverse, real m) {
+    if ((double)m > t->m) {
+        double factor = t->m == -INFINITY ? 1 : exp((t->m - (double)m) * inverse);
+        t->l *= factor;
+        t->l_low *= factor;
+        t->m = (double)m;
+    }
+    return t->m == -INFINITY ? 0 : (real)t->m;
+}
+
+INLINE double softmax_total(const sdpa_softmax_stats *t) {
+    return t->l_low == t->l_low ? t->l + t->l_low : t->l;
+}
+
+/* ---- rows ---- */
+
+/* x[j ..] of a row that ends at n, `fill` past its end. */
+INLINE vec FN(row_part)(const real *x, int64_t j, int64_t n, real fill) {
+    if (n - j >= VL) return vload(x + j);
+    vec part = vload_partial(x + j, (int)(n - j));
+    return fill == 0 ? part : vselect(first_lanes((int)(n - j)), part, vset1(fill));
+}
+
+INLINE void FN(row_part_store)(real *out, vec x, int64_t j, int64_t n) {
+    if (n - j >= VL) {
+        vstore(out + j, x);
+    } else {
+        vstore_partial(out + j, x, (int)(n - j));
+    }
+}
+
+/* A NaN may or may not be the result; it is found by the sum. */
+NOINLINE real row_max(const real *x, int64_t n) {
+    vec m[SUM_CHAINS];
+    UNROLL for (int a = 0; a < SUM_CHAINS; a++) m[a] = vset1(-(real)INFINITY);
+    int64_t j = 0;
+    for (; j + SUM_CHAINS * VL <= n; j += SUM_CHAINS * VL) {
+        UNROLL for (int a = 0; a < SUM_CHAINS; a++) m[a] = vmax2(m[a], vload(x + j + a * VL));
+    }
+    for (; j < n; j += VL) m[0] = vmax2(m[0], FN(row_part)(x, j, n, -(real)INFINITY));
+    return vreduce_max(vmax2(vmax2(m[0], m[1]), vmax2(m[2], m[3])));
+}
+
+/* Sum over a row. `e`, where not NULL, receives the terms. */
+INLINE real row_sum(enum sum_kind kind, const softmax_constants *k, real m, const real *x, const real *g, real *e,
+                    int64_t n) {
+    const real fill = kind == SUM_EXP ? -(real)INFINITY : 0;
+    vec shift = vset1(m), sum = {0}, low = {0};
+    for (int64_t j0 = 0; j0 < n; j0 += SUM_CHAIN * SUM_CHAINS * VL) {
+        int64_t end = j0 + SUM_CHAIN * SUM_CHAINS * VL < n ? j0 + SUM_CHAIN * SUM_CHAINS * VL : n, j = j0;
+        vec acc[SUM_CHAINS];
+        UNROLL for (int a = 0; a < SUM_CHAINS; a++) acc[a] = (vec){0};
+        for (; j + SUM_CHAINS * VL <= end; j += SUM_CHAINS * VL) {
+            UNROLL for (int a = 0; a < SUM_CHAINS; a++) {
+                vec y = g ? vload(g + j + a * VL) : (vec){0};
+                vec term = softmax_term(kind, k, shift, vload(x + j + a * VL), y);
+                if (e) vstore(e + j + a * VL, term);
+                acc[a] += term;
+            }
+        }
+        UNROLL for (int a = 0; a < SUM_CHAINS; a++) {
+            if (j >= end) break;
+            vec y = g ? FN(row_part)(g, j, n, 0) : (vec){0};
+            vec term = softmax_term(kind, k, shift, FN(row_part)(x, j, n, fill), y);
+            if (e) FN(row_part_store)(e, term, j, n);
+            acc[a] += term;
+            j += VL;
+        }
+        sum_block(&sum, &low, (acc[0] + acc[1]) + (acc[2] + acc[3]));
+    }
+    return vreduce_add(sum_total(sum, low));
+}
+
+NOINLINE real FN(row_sum_exp)(const softmax_constants *k, real m, const real *x, int64_t n) {
+    return row_sum(SUM_EXP, k, m, x, NULL, NULL, n);
+}
+
+NOINLINE real FN(row_sum_exp_kept)(const softmax_constants *k, real m, const real *x, real *e, int64_t n) {
+    return row_sum(SUM_EXP, k, m, x, NULL, e, n);
+}
+
+NOINLINE real FN(row_sum_product)(const softmax_constants *k, const real *x, const real *g, int64_t n) {
+    return row_sum(SUM_PRODUCT, k, 0, x, g, NULL, n);
+}
+
+NOINLINE real FN(row_sum_gradient)(const softmax_constants *k, const real *x, const real *g, int64_t n) {
+    return row_sum(SUM_GRADIENT, k, 0, x, g, NULL, n);
+}
+
+/* `exp_first`: x is the input of SDPA_SOFTMAX rather than its exponentials. */
+INLINE void row_write(sdpa_softmax_op op, bool exp_first, const softmax_constants *k, real m, real s, real s_low,
+                      const real *x, const real *g, real *out, int64_t n) {
+    vec vm = vset1(m), vs = vset1(s), vs_low = vset1(s_low);
+    int64_t j = 0;
+    for (; j + VL <= n; j += VL) {
+        vec y = vload(x + j);
+        if (exp_first) y = softmax_exp(k, y - vm);
+        vstore(out + j, softmax_result(op, k, vm, vs, vs_low, y, g ? vload(g + j) : (vec){0}));
+    }
+    if (j < n) {
+        vec y = vload_partial(x + j, (int)(n - j));
+        if (exp_first) y = softmax_exp(k, y - vm);
+        y = softmax_result(op, k, vm, vs, vs_low, y, g ? vload_partial(g + j, (int)(n - j)) : (vec){0});
+        vstore_partial(out + j, y, (int)(n - j));
+    }
+}
+
+/* A row whose sum is NaN. */
+NOINLINE void row_fill_nan(real left_out, const real *x, real *out, int64_t n) {
+    for (int64_t j = 0; j < n; j++) out[j] = x[j] == -(real)INFINITY ? left_out : (real)NAN;
+}
+
+/* log sum exp is +inf in a row with +inf, for which the sum of exp(x - m) is NaN, but NaN in a row with NaN. */
+INLINE real FN(sum_at_infinity)(const real *x, int64_t stride, int64_t n) {
+    bool nan = false;
+    for (int64_t j = 0; j < n; j++) nan |= x[j * stride] != x[j * stride];
+    return nan ? (real)NAN : (real)INFINITY;
+}
+
+INLINE bool FN(is_forward)(sdpa_softmax_op op) {
+    return op == SDPA_SOFTMAX || op == SDPA_LOG_SOFTMAX || op == SDPA_LOGSUMEXP;
+}
+
+static void FN(softmax_rows)(const sdpa_softmax_block *b) {
+    const softmax_constants k = FN(softmax_load)(b->scale);
+    const int64_t n = b->n;
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        const real *x = (const real *)b->x + i * b->x_row, *g = (const real *)b->g + i * b->g_row;
+        real *out = (real *)b->out + i * b->out_row, m = 0, s, s_low;
+        sdpa_softmax_stats t = {-INFINITY, 0, 0};
+        const bool keep = b->op == SDPA_SOFTMAX && b->phase == SDPA_SOFTMAX_WHOLE;
+        if (b->phase != SDPA_SOFTMAX_WHOLE) t = b->stats[i];
+        if (b->phase != SDPA_SOFTMAX_WRITE) {
+            if (FN(is_forward)(b->op)) {
+                m = softmax_update(&t, b->scale->inverse, row_max(x, n));
+                real sum;
+                if (keep) {
+                    sum = FN(row_sum_exp_kept)(&k, m, x, out, n);
+                } else if (b->op == SDPA_LOGSUMEXP && m == (real)INFINITY) {
+                    sum = FN(sum_at_infinity)(x, 1, n);
+                } else {
+                    sum = FN(row_sum_exp)(&k, m, x, n);
+                }
+                softmax_add(&t, (double)sum);
+            } else if (b->op == SDPA_SOFTMAX_BACKWARD) {
+                softmax_add(&t, (double)FN(row_sum_product)(&k, x, g, n));
+            } else if (b->op == SDPA_LOG_SOFTMAX_BACKWARD) {
+                softmax_add(&t, (double)FN(row_sum_gradient)(&k, x, g, n));
+            }
+            if (b->phase == SDPA_SOFTMAX_SUM) {
+                b->stats[i] = t;
+                continue;
+            }
+        }
+        double l = softmax_total(&t);
+        softmax_finish(b->op, l, &s, &s_low);
+        m = t.m == -INFINITY ? 0 : (real)t.m;
+        switch (b->op) {
+        case SDPA_SOFTMAX:
+            if (l != l) {
+                row_fill_nan(0, x, out, n);
+            } else if (keep) {
+                row_write(SDPA_SOFTMAX, false, &k, m, s, s_low, out, NULL, out, n);
+            } else {
+                row_write(SDPA_SOFTMAX, true, &k, m, s, s_low, x, NULL, out, n);
+            }
+            break;
+        case SDPA_LOG_SOFTMAX:
+            if (l != l) {
+                row_fill_nan(-(real)INFINITY, x, out, n);
+            } else {
+                row_write(SDPA_LOG_SOFTMAX, false, &k, m, s, 0, x, NULL, out, n);
+            }
+            break;
+        case SDPA_SOFTMAX_BACKWARD: row_write(SDPA_SOFTMAX_BACKWARD, false, &k, m, s, 0, x, g, out, n); break;
+        case SDPA_LOG_SOFTMAX_BACKWARD: row_write(SDPA_LOG_SOFTMAX_BACKWARD, false, &k, m, s, 0, x, g, out, n); break;
+        case SDPA_LOGSUMEXP_BACKWARD:
+            row_write(SDPA_LOGSUMEXP_BACKWARD, false, &k, (real)t.m, s, 0, x, NULL, out, n);
+            break;
+        case SDPA_SOFTMAX_JACOBIAN: row_write(SDPA_SOFTMAX_JACOBIAN, false, &k, m, s, 0, x, NULL, out, n); break;
+        case SDPA_LOGSUMEXP: break;
+        }
+    }
+}
+
+/* ---- lanes ---- */
+
+NOINLINE vec lanes_max(const real *x, int64_t col, int64_t n) {
+    vec m[2] = {vset1(-(real)INFINITY), vset1(-(real)INFINITY)};
+    int64_t j = 0;
+    for (; j + 2 <= n; j += 2) {
+        m[0] = vmax2(m[0], vload(x + j * col));
+        m[1] = vmax2(m[1], vload(x + j * col + col));
+    }
+    if (j < n) m[0] = vmax2(m[0], vload(x + j * col));
+    return vmax2(m[0], m[1]);
+}
+
+/* As row_sum, slot by slot. */
+INLINE vec lanes_sum(enum sum_kind kind, const softmax_constants *k, vec m, const real *x, int64_t x_col, const real *g,
+                     int64_t g_col, real *e, int64_t e_col, int64_t n) {
+    vec slot[VL];
+    const int n_slots = n < VL ? (int)n : VL;
+    for (int l = 0; l < n_slots && n <= VL; l++) {
+        vec term = softmax_term(kind, k, m, vload(x + l * x_col), g ? vload(g + l * g_col) : (vec){0});
+        if (e) vstore(e + l * e_col, term);
+        slot[l] = (vec){0} + term;
+    }
+    for (int l = 0; l < n_slots && n > VL; l++) {
+        vec sum = {0}, low = {0};
+        for (int64_t j0 = l; j0 < n; j0 += SUM_CHAIN * SUM_CHAINS * VL) {
+            int64_t end = j0 - l + SUM_CHAIN * SUM_CHAINS * VL < n ? j0 - l + SUM_CHAIN * SUM_CHAINS * VL : n;
+            vec acc[SUM_CHAINS];
+            UNROLL for (int a = 0; a < SUM_CHAINS; a++) acc[a] = (vec){0};
+            for (int64_t j = j0; j < end;) {
+                UNROLL for (int a = 0; a < SUM_CHAINS; a++) {
+                    if (j >= end) break;
+                    vec term = softmax_term(kind, k, m, vload(x + j * x_col), g ? vload(g + j * g_col) : (vec){0});
+                    if (e) vstore(e + j * e_col, term);
+                    acc[a] += term;
+                    j += VL;
+                }
+            }
+            sum_block(&sum, &low, (acc[0] + acc[1]) + (acc[2] + acc[3]));
+        }
+        slot[l] = sum_total(sum, low);
+    }
+    for (int h = VL / 2; h > 0; h /= 2) {
+        for (int l = 0; l < h && l + h < n_slots; l++) slot[l] += slot[l + h];
+    }
+    return n_slots ? slot[0] : (vec){0};
+}
+
+NOINLINE vec FN(lanes_sum_exp)(const softmax_constants *k, vec m, const real *x, int64_t x_col, int64_t n) {
+    return lanes_sum(SUM_EXP, k, m, x, x_col, NULL, 0, NULL, 0, n);
+}
+
+NOINLINE vec FN(lanes_sum_exp_kept)(const softmax_constants *k, vec m, const real *x, int64_t x_col, real *e,
+                                    int64_t e_col, int64_t n) {
+    return lanes_sum(SUM_EXP, k, m, x, x_col, NULL, 0, e, e_col, n);
+}
+
+NOINLINE vec FN(lanes_sum_product)(const softmax_constants *k, const sdpa_softmax_block *b) {
+    return lanes_sum(SUM_PRODUCT, k, (vec){0}, b->x, b->x_col, b->g, b->g_col, NULL, 0, b->n);
+}
+
+NOINLINE vec FN(lanes_sum_gradient)(const softmax_constants *k, const sdpa_softmax_block *b) {
+    return lanes_sum(SUM_GRADIENT, k, (vec){0}, b->x, b->x_col, b->g, b->g_col, NULL, 0, b->n);
+}
+
+INLINE void lanes_write(sdpa_softmax_op op, bool exp_first, const softmax_constants *k, vec m, vec s, vec s_low,
+                        const sdpa_softmax_block *b, const real *x, int64_t x_col) {
+    const real *g = b->g;
+    real *out = b->out;
+    for (int64_t j = 0; j < b->n; j++) {
+        vec y = vload(x + j * x_col);
+        if (exp_first) y = softmax_exp(k, y - m);
+        bool gradient = op == SDPA_SOFTMAX_BACKWARD || op == SDPA_LOG_SOFTMAX_BACKWARD;
+        vstore(out + j * b->out_col,
+               softmax_result(op, k, m, s, s_low, y, gradient ? vload(g + j * b->g_col) : (vec){0}));
+    }
+}
+
+/* The lanes whose sum is NaN. */
+NOINLINE void lanes_fill_nan(ivec nan, real left_out, const sdpa_softmax_block *b) {
+    const real *x = b->x;
+    real *out = b->out;
+    for (int64_t j = 0; j < b->n; j++) {
+        vec y = vselect(vload(x + j * b->x_col) == -(real)INFINITY, vset1(left_out), vset1((real)NAN));
+        vstore(out + j * b->out_col, vselect(nan, y, vload(out + j * b->out_col)));
+    }
+}
+
+static void FN(softmax_lanes)(const sdpa_softmax_block *b) {
+    const softmax_constants k = FN(softmax_load)(b->scale);
+    const bool whole = b->phase == SDPA_SOFTMAX_WHOLE, keep = whole && b->op == SDPA_SOFTMAX;
+    const int64_t n = b->n;
+    real m[VL] = {0}, s[VL], s_low[VL];
+    vec sum = {0}, shift = {0};
+    if (b->phase != SDPA_SOFTMAX_WRITE) {
+        if (FN(is_forward)(b->op)) {
+            shift = lanes_max(b->x, b->x_col, n);
+            if (whole) {
+                shift = vselect(shift == -(real)INFINITY, (vec){0}, shift);
+            } else {
+                vstore(m, shift);
+                for (int i = 0; i < VL; i++) m[i] = softmax_update(b->stats + i, b->scale->inverse, m[i]);
+                shift = vload(m);
+            }
+            sum = keep ? FN(lanes_sum_exp_kept)(&k, shift, b->x, b->x_col, b->out, b->out_col, n)
+                       : FN(lanes_sum_exp)(&k, shift, b->x, b->x_col, n);
+            if (b->op == SDPA_LOGSUMEXP) {
+                for (int i = 0; i < VL; i++) {
+                    if (m[i] == (real)INFINITY) sum[i] = FN(sum_at_infinity)((const real *)b->x + i, b->x_col, n);
+                }
+            }
+        } else if (b->op == SDPA_SOFTMAX_BACKWARD) {
+            sum = FN(lanes_sum_product)(&k, b);
+        } else if (b->op == SDPA_LOG_SOFTMAX_BACKWARD) {
+            sum = FN(lanes_sum_gradient)(&k, b);
+        }
+        if (b->phase == SDPA_SOFTMAX_SUM) {
+            for (int i = 0; i < VL; i++) softmax_add(b->stats + i, (double)sum[i]);
+            return;
+        }
+    }
+    if (whole) {
+        vstore(s, sum);
+        for (int i = 0; i < VL; i++) softmax_finish(b->op, (double)s[i], s + i, s_low + i);
+    } else {
+        for (int i = 0; i < VL; i++) {
+            const sdpa_softmax_stats *t = b->stats + i;
+            double l = softmax_total(t);
+            softmax_finish(b->op, l, s + i, s_low + i);
+            m[i] = t->m == -INFINITY && b->op != SDPA_LOGSUMEXP_BACKWARD ? 0 : (real)t->m;
+            sum[i] = (real)l;
+        }
+        shift = vload(m);
+    }
+    const vec vs = vload(s), vs_low = vload(s_low);
+    const ivec nan = sum != sum;
+    switch (b->op) {
+    case SDPA_SOFTMAX:
+        if (keep) {
+            lanes_write(SDPA_SOFTMAX, false, &k, shift, vs, vs_low, b, b->out, b->out_col);
+        } else {
+            lanes_write(SDPA_SOFTMAX, true, &k, shift, vs, vs_low, b, b->x, b->x_col);
+        }
+        if (vany(nan)) lanes_fill_nan(nan, 0, b);
+        break;
+    case SDPA_LOG_SOFTMAX:
+        lanes_write(SDPA_LOG_SOFTMAX, false, &k, shift, vs, vs_low, b, b->x, b->x_col);
+        if (vany(nan)) lanes_fill_nan(nan, -(real)INFINITY, b);
+        break;
+    case SDPA_SOFTMAX_BACKWARD: lanes_write(SDPA_SOFTMAX_BACKWARD, false, &k, shift, vs, vs_low, b, b->x, b->x_col); break;
+    case SDPA_LOG_SOFTMAX_BACKWARD:
+        lanes_write(SDPA_LOG_SOFTMAX_BACKWARD, false, &k, shift, vs, vs_low, b, b->x, b->x_col);
+        break;
+    case SDPA_LOGSUMEXP_BACKWARD:
+        lanes_write(SDPA_LOGSUMEXP_BACKWARD, false, &k, shift, vs, vs_low, b, b->x, b->x_col);
+        break;
+    case SDPA_SOFTMAX_JACOBIAN: lanes_write(SDPA_SOFTMAX_JACOBIAN, false, &k, shift, vs, vs_low, b, b->x, b->x_col); break;
+    case SDPA_LOGSUMEXP: break;
+    }
+}
+
+/* ---- staging ---- */
+
+/* dst (n, VL) = n_rows rows of n elements, one row per lane, 0 in lanes without a row. Strides in bytes. */
+static void FN(load_lanes)(void *dst_, const char *src, int64_t n_rows, int64_t n, int64_t row, int64_t col,
+                           sdpa_dtype dtype, bool swapped) {
+    real *dst = dst_;
+    const int64_t size = sizeof(real);
+    if (dtype == (SDPA_REAL == 32 ? SDPA_F32 : SDPA_F64) && !swapped && row == size && col % size == 0 &&
+        (uintptr_t)src % sizeof(real) == 0) {
+        for (int64_t j = 0; j < n; j++) vstore(dst + j * VL, vload_partial((const real *)(src + j * col), (int)n_rows));
+        return;
+    }
+    if (row < 0 ? -row < (col < 0 ? -col : col) : row < (col < 0 ? -col : col)) {
+        for (int64_t j = 0; j < n; j++) {
+            vstore(dst + j * VL, (vec){0});
+            FN(load)(dst + j * VL, src + j * col, n_rows, row, dtype, swapped);
+        }
+        return;
+    }
+    bool direct = dtype == (SDPA_REAL == 32 ? SDPA_F32 : SDPA_F64) && !swapped && col == size && row % size == 0 &&
+                  (uintptr_t)src % sizeof(real) == 0;
+    for (int64_t j = 0; j < n; j += VL) {
+        int width = n - j < VL ? (int)(n - j) : VL;
+        vec r[VL];
+        for (int i = 0; i < VL; i++) {
+            r[i] = (vec){0};
+            if (i >= n_rows) continue;
+            if (direct) {
+                r[i] = vload_partial((const real *)(src + i * row) + j, width);
+            } else {
+                FN(load)(r + i, src + i * row + j * col, width, col, dtype, swapped);
+            }
+        }
+        vtranspose(r);
+        for (int t = 0; t < width; t++) vstore(dst + (j + t) * VL, r[t]);
+    }
+}
+
+/* The inverse of load_lanes, to native elements. */
+static void FN(store_lanes)(char *dst, const void *src_, int64_t n_rows, int64_t n, int64_t row, int64_t col,
+                            sdpa_dtype dtype) {
+    const real *src = src_;
+    const int64_t size = sizeof(real);
+    if (row < 0 ? -row < (col < 0 ? -col : col) : row < (col < 0 ? -col : col)) {
+        for (int64_t j = 0; j < n; j++) FN(store)(dst + j * col, src + j * VL, n_rows, row, dtype);
+        return;
+    }
+    bool direct = dtype == (SDPA_REAL == 32 ? SDPA_F32 : SDPA_F64) && col == size;
+    for (int64_t j = 0; j < n; j += VL) {
+        int width = n - j < VL ? (int)(n - j) : VL;
+        vec r[VL];
+        for (int t = 0; t < VL; t++) r[t] = t < width ? vload(src + (j + t) * VL) : (vec){0};
+        vtranspose(r);
+        for (int i = 0; i < n_rows; i++) {
+            if (direct) {
+                vstore_partial((real *)(dst + i * row) + j, r[i], width);
+            } else {
+                FN(store)(dst + i * row + j * col, r + i, width, col, dtype);
+            }
+        }
+    }
+}
+
+/* dst[i] = -inf where `where`, a boolean, is false. */
+static void FN(leave_out)(void *dst_, const char *where, int64_t n, int64_t stride) {
+    real *dst = dst_;
+    for (int64_t i = 0; i < n; i++) dst[i] = where[i * stride] ? dst[i] : -(real)INFINITY;
+}

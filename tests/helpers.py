@@ -5,6 +5,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
+import sdpa
 from sdpa import reference
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -91,14 +92,18 @@ def attention_bounds(
         grain = float(ml_dtypes.finfo(dtype).smallest_subnormal)
         return error + unit_roundoff(dtype) * (magnitude + error) + grain / 2
 
-    # Rows that see a NaN or Inf have no bound; here it must only not spoil the others.
+    # Rows that see a NaN or Inf have no bound; here it must only not spoil the others. What a
+    # score of -inf hides stays hidden.
+    q, k = reference._broadcast(*reference._float64(query, key), enable_gqa=enable_gqa)
+    with np.errstate(invalid="ignore"):
+        hidden = reference._scores(q, k, scale=scale) == -np.inf
     query, key, value = (_finite(x) for x in (query, key, value))
     q, k, v = reference._broadcast(query, key, value, enable_gqa=enable_gqa)
-    bias = np.zeros(())
+    bias, bias_dtype = np.zeros(()), dtype
     if attn_mask is not None and np.asarray(attn_mask).dtype != bool:
-        bias = _finite(attn_mask)
+        bias, bias_dtype = _finite(attn_mask), attn_mask.dtype
         attn_mask = np.where(np.asarray(attn_mask, np.float64) == -np.inf, -np.inf, bias)
-    s = reference._scores(q, k, attn_mask, scale=scale, **options)
+    s = np.where(hidden, -np.inf, reference._scores(q, k, attn_mask, scale=scale, **options))
     visible = s != -np.inf
     p = reference.softmax(s)
     out = p @ v
@@ -127,11 +132,12 @@ def attention_bounds(
     a = p * (g @ _t(abs(v)) + (g_out + g_lse)[..., None])
     e_ds = (r + (d_v + 8) * u) * a + p * e_delta[..., None]
 
-    def gradient(error, magnitude, terms, x):
+    def gradient(error, magnitude, terms, x, x_dtype=dtype):
         """Summed to the shape of argument x, with the errors of that sum and of the result."""
         terms *= np.prod(lead) / max(1, np.prod(x.shape[:-2]))
+        terms = 1 if x.shape == magnitude.shape and x is bias else terms
         error = reference._sum_to(error + (terms + 4) * u * magnitude, x.shape)
-        return rounded(error, reference._sum_to(magnitude, x.shape), dtype)
+        return rounded(error, reference._sum_to(magnitude, x.shape), x_dtype)
 
     return Bounds(
         e_out,
@@ -140,7 +146,7 @@ def attention_bounds(
         gradient(scale * (e_ds @ abs(k)), scale * (a @ abs(k)), n_k, query),
         gradient(scale * (_t(e_ds) @ abs(q)), scale * (_t(a) @ abs(q)), n_q, key),
         gradient(_t(p * r) @ g, _t(p) @ g, n_q, value),
-        gradient(e_ds, a, 1 if bias.shape[-2:] == s.shape[-2:] else n_q * n_k, bias),
+        gradient(e_ds, a, n_q * n_k, bias, bias_dtype),
     )
 
 
@@ -167,9 +173,55 @@ def assert_within(actual, expected, bound, what=""):
         return
     at = tuple(int(i) for i in np.argwhere(~same)[0])
     raise AssertionError(
-        f"{what}: {np.count_nonzero(~same)} of {same.size} elements differ; at {at} it is "
-        f"{actual[at]:.9g}, expected {expected[at]:.9g}; error {error[at]:.2g}, bound {bound[at]:.2g}"
+        f"{what}: {np.count_nonzero(~same)} of {same.size} elements differ; at {at} "
+        f"{actual[at]:.9g} for {expected[at]:.9g}, error {error[at]:.3g}, bound {bound[at]:.3g}"
     )
+
+
+def check_attention(query, key, value, attn_mask=None, *, grad_out=None, grad_lse=None, **options):
+    """Forward, backward and weights against the oracle: dtypes, shapes, and values in the bounds.
+
+    grad_out None: forward and weights only. Returns the result of the forward.
+    """
+    dtype = np.dtype(query.dtype).newbyteorder("=") if query.dtype != BFLOAT16 else BFLOAT16
+    operands = (query, key, value)
+    bounds = attention_bounds(*operands, attn_mask, grad_out, grad_lse=grad_lse, **options)
+
+    expected = reference.attention_forward(*operands, attn_mask, **options)
+    got = sdpa.attention_forward(*operands, attn_mask, **options)
+    assert got.out.dtype == dtype
+    assert got.lse.dtype == compute_type(dtype)
+    assert_within(got.out, expected.out, bounds.out, "out")
+    assert_within(got.lse, expected.lse, bounds.lse, "lse")
+    assert_same_bits(sdpa.attention(*operands, attn_mask, **options), got.out)
+
+    weights = reference.attention_weights(query, key, attn_mask, **options)
+    if weights.shape == bounds.weights.shape:
+        got_weights = sdpa.attention_weights(query, key, attn_mask, **options)
+        assert got_weights.dtype == dtype
+        assert_within(got_weights, weights, bounds.weights, "weights")
+
+    if grad_out is not None:
+        biased = attn_mask is not None and attn_mask.dtype != bool
+        options["needs"] = ("query", "key", "value") + ("attn_mask",) * biased
+        options["grad_lse"] = grad_lse
+        grads = sdpa.attention_backward(grad_out, *operands, *got, attn_mask, **options)
+        expected = reference.attention_backward(
+            grad_out, *operands, *expected, attn_mask, **options
+        )
+        for name in options["needs"]:
+            of = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}[name]
+            grad = getattr(grads, name)
+            assert grad.shape == of.shape
+            assert grad.dtype == (of.dtype if of.dtype == BFLOAT16 else of.dtype.newbyteorder("="))
+            assert_within(grad, getattr(expected, name), getattr(bounds, name), f"grad {name}")
+    return got
+
+
+def assert_same_bits(a, b, what=""):
+    assert a.dtype == b.dtype, what
+    assert a.shape == b.shape, what
+    assert a.tobytes() == b.tobytes(), f"{what}: bits differ"
 
 
 # ---------------------------------------------------------------------------------------- layouts

@@ -13,7 +13,7 @@ static inline const struct sdpa_kernels *sdpa_kernels_for(sdpa_dtype dtype) {
 }
 
 static inline int64_t sdpa_query_blocks(const sdpa_problem *p) {
-    return (p->n_q + SDPA_QUERY_BLOCK - 1) / SDPA_QUERY_BLOCK;
+    return (p->n_q + sdpa_query_block(p) - 1) / sdpa_query_block(p);
 }
 
 /* Everything of a unit that belongs to its (batch, head). */
@@ -38,9 +38,10 @@ static inline sdpa_unit sdpa_unit_of_head(const sdpa_problem *p, int64_t batch, 
 }
 
 static inline void sdpa_unit_set_queries(sdpa_unit *u, int64_t block) {
-    u->i0 = block * SDPA_QUERY_BLOCK;
+    int64_t most = sdpa_query_block(u->problem);
+    u->i0 = block * most;
     u->n_i = u->problem->n_q - u->i0;
-    if (u->n_i > SDPA_QUERY_BLOCK) u->n_i = SDPA_QUERY_BLOCK;
+    if (u->n_i > most) u->n_i = most;
 }
 
 /* Waking threads costs some 10 us: as many as the work is worth, one per million multiply-adds. */

@@ -30,7 +30,7 @@ typedef struct backward_scratch {
 INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     backward_scratch w;
     w.block = p->n_k < sdpa_key_block(p) ? round_up(p->n_k, SCORE_ROWS) : sdpa_key_block(p);
-    w.n_lanes = round_up(p->n_q < SDPA_QUERY_BLOCK ? p->n_q : SDPA_QUERY_BLOCK, VL);
+    w.n_lanes = round_up(p->n_q < sdpa_query_block(p) ? p->n_q : sdpa_query_block(p), VL);
     w.panel = w.n_lanes < SCORE_WIDTH * VL ? w.n_lanes : SCORE_WIDTH * VL;
     w.k_row = round_up(p->d_k, VL);
     w.v_row = round_up(p->d_v, VL);

@@ -25,7 +25,7 @@ INLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa_a
     forward_scratch w;
     w.block = p->n_k < sdpa_key_block(p) ? round_up(p->n_k, SCORE_ROWS) : sdpa_key_block(p);
     w.d_v = d_v;
-    w.n_lanes = round_up(p->n_q < SDPA_QUERY_BLOCK ? p->n_q : SDPA_QUERY_BLOCK, VL);
+    w.n_lanes = round_up(p->n_q < sdpa_query_block(p) ? p->n_q : sdpa_query_block(p), VL);
     w.panel = w.n_lanes < SCORE_WIDTH * VL ? w.n_lanes : SCORE_WIDTH * VL;
     w.o_row = round_up(d_v, VL);
     int64_t d_k = round_up(p->d_k, VL);

@@ -15,9 +15,12 @@
 #define SDPA_FOR_EACH_ISA(X) X(generic)
 #endif
 
-/* Queries per unit and keys per block. P V and the row sums are summed from zero over one key block, then added, which
+/* Queries per unit, fewer where a band makes blocks on the diagonal partly useless, and keys per block. P V and the row sums are summed from zero over one key block, then added, which
  * bounds their rounding; partitions depend on the shape only, so results do not depend on the number of threads. */
 #define SDPA_QUERY_BLOCK 96
+static inline int64_t sdpa_query_block(const sdpa_problem *p) {
+    return p->has_lower || p->has_upper ? SDPA_QUERY_BLOCK / 2 : SDPA_QUERY_BLOCK;
+}
 static inline int64_t sdpa_key_block(const sdpa_problem *p) { return p->d_k + p->d_v <= 512 ? 128 : 64; }
 
 /* Whose turn it is in the backward: units of one group (backward.c) add to the same dK and dV. */

@@ -301,8 +301,8 @@ def _sum_visible(weights, x, visible):
 def _sum_to(grad, shape):
     """Sum over the axes along which `shape` was broadcast, and over groups of query heads."""
     if len(shape) > 2 and grad.shape[-3] != shape[-3]:
-        groups = (*grad.shape[:-3], shape[-3], -1, *grad.shape[-2:])
-        grad = grad.reshape(groups).sum(axis=-3)
+        groups = (shape[-3], grad.shape[-3] // shape[-3])
+        grad = grad.reshape(*grad.shape[:-3], *groups, *grad.shape[-2:]).sum(axis=-3)
     grad = grad.sum(axis=tuple(range(grad.ndim - len(shape))))
     return grad.sum(axis=tuple(a for a, n in enumerate(shape) if n == 1), keepdims=True)
 

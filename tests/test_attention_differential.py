@@ -215,6 +215,30 @@ def test_causal(rng, dtype, is_causal, n_q, n_k):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(("n_q", "n_k"), SHAPES)
+@pytest.mark.parametrize("window", [(0, 0), (2, 3), (None, 1), (40, None), (None, None), (150, 20)])
+@pytest.mark.parametrize("is_causal", [False, True, "lower_right"])
+def test_windows(rng, dtype, is_causal, window, n_q, n_k):
+    q, k, v, g, g_lse = operands(rng, dtype, (2,), n_q, n_k, 12, 10)
+    check_attention(q, k, v, grad_out=g, grad_lse=g_lse, is_causal=is_causal, window=window)
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), SHAPES)
+@pytest.mark.parametrize("is_causal", [False, True, "lower_right"])
+@pytest.mark.parametrize("window", [None, (3, 1)])
+def test_lengths_and_offsets(rng, dtype, window, is_causal, n_q, n_k):
+    """One for all, and one per entry of one or two batch axes, some broadcast."""
+    q, k, v, g, g_lse = operands(rng, dtype, (3, 2, 2), n_q, n_k, 8, 10)
+    mask = rng.random((2, 1, n_q, n_k)) < 0.7
+    for shape in ((), (1,), (2,), (3, 1), (3, 2)):
+        options = {"is_causal": is_causal, "window": window}
+        options["key_lengths"] = rng.integers(0, n_k + 1, shape)
+        if is_causal != "lower_right":
+            options["query_offset"] = rng.integers(-n_q, n_k, shape[-1:])
+        check_attention(q, k, v, grad_out=g, grad_lse=g_lse, **options)
+        check_attention(q, k, v, mask, grad_out=g, **options)
+
+
 # ------------------------------------------------------------------------------------ merge
 
 

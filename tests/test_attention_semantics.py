@@ -97,6 +97,23 @@ def test_the_future_cannot_be_felt(rng, dtype, is_causal, poison, n_q, n_k):
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), SHAPES)
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_keys_beyond_lengths_and_windows_cannot_be_felt(rng, dtype, poison, n_q, n_k):
+    q, k, v, g = operands(rng, dtype, n_q, n_k)
+    length = n_k // 2
+    k[0, length:] = v[0, length:] = poison
+    k[1, length - 1 :] = v[1, length - 1 :] = poison
+    for is_causal in (False, True, "lower_right"):
+        options = {"key_lengths": [length, length - 1], "is_causal": is_causal}
+        got = check_attention(q[:, None], k[:, None], v[:, None], grad_out=g[:, None], **options)
+        assert np.isfinite(got.out.astype(np.float64)).all()
+    # With this offset no window reaches a poisoned key, and some reach no key at all.
+    options = {"window": (2, 1), "query_offset": length - 2 - n_q}
+    got = check_attention(q, k, v, grad_out=g, **options)
+    assert np.isfinite(got.out.astype(np.float64)).all()
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), SHAPES)
 @pytest.mark.parametrize("which", ["query", "key", "value", "grad_out"])
 def test_nan_reaches_what_sees_it_and_nothing_else(rng, dtype, which, n_q, n_k):
     """A NaN here and there under a random mask: results are NaN exactly where the oracle's are."""

@@ -113,6 +113,32 @@ def test_causal_alignments(dtype, n_q, n_k, is_causal, expected):
     near(lse, [seen[mean] for mean in expected], compute_type(dtype))
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"window": (0, 0)}, [2, 4, 9, 1]),
+        ({"window": (1, 0)}, [2, 3, 6.5, 5]),
+        ({"window": (0, 1)}, [3, 6.5, 5, 1]),
+        ({"window": (None, 0)}, [2, 3, 5, 4]),
+        ({"window": (None, None)}, [4, 4, 4, 4]),
+        ({"window": (1, 1), "is_causal": True}, [2, 3, 6.5, 5]),
+        ({"window": (0, 0), "query_offset": 1}, [4, 9, 1, 0]),
+        ({"is_causal": True, "query_offset": 2}, [5, 4, 4, 4]),
+        ({"is_causal": True, "query_offset": -1}, [0, 2, 3, 5]),
+        ({"key_lengths": 3}, [5, 5, 5, 5]),
+        ({"key_lengths": 0}, [0, 0, 0, 0]),
+        ({"key_lengths": 3, "is_causal": True}, [2, 3, 5, 5]),
+        ({"key_lengths": 3, "is_causal": "lower_right"}, [0, 2, 3, 5]),
+        ({"key_lengths": 3, "is_causal": "lower_right", "window": (0, None)}, [0, 2, 4, 9]),
+        ({"key_lengths": 2, "window": (1, 0)}, [2, 3, 4, 0]),
+    ],
+    ids=str,
+)
+def test_windows_offsets_and_lengths(dtype, options, expected):
+    zero, v = np.zeros((4, 3), dtype), column(VALUES, dtype)
+    near(sdpa.attention(zero, zero, v, **options)[:, 0], expected, dtype)
+
+
 @pytest.mark.parametrize("additive", [False, True])
 def test_mask_and_fully_masked_row(dtype, additive):
     mask = np.array([[1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1]], bool)

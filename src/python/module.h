@@ -47,6 +47,8 @@ typedef struct sdpa_state {
 
 static inline sdpa_state *sdpa_state_of(PyObject *module) { return PyModule_GetState(module); }
 
+const char *sdpa_name_text(int name);
+
 /* Fills values[NAME_...] with borrowed references, NULL where an argument is absent; -1 and TypeError if the call does
  * not fit the signature. */
 int sdpa_parse(PyObject *module, const sdpa_signature *signature, PyObject *const *args, Py_ssize_t n_args,
@@ -55,7 +57,8 @@ int sdpa_parse(PyObject *module, const sdpa_signature *signature, PyObject *cons
 /* One argument; `name` is for the message. -1 and an exception that names it. */
 int sdpa_read_bool(const char *name, PyObject *value, bool *result);     /* bool or numpy.bool, nothing else */
 int sdpa_read_finite(const char *name, PyObject *value, double *result); /* any real number but NaN and Inf */
-int sdpa_read_workers(PyObject *value, int *result);                     /* value may be NULL or None */
+int sdpa_read_workers(PyObject *value, int *result); /* value may be NULL or None */
+int sdpa_read_integer(const char *name, PyObject *value, long long *result); /* clamped to long long */
 
 /* Anything NumPy can take, as an array of any dtype and layout, without a copy where possible: new reference. Arrays,
  * __array__, buffers, nested sequences; __dlpack__ where that is all an object has. */

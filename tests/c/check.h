@@ -4,6 +4,11 @@
 
 #include <stdio.h>
 
+/* Seconds in which an interrupted call ends; an emulated machine is given more. */
+#ifndef TIME_LIMIT
+#define TIME_LIMIT 1
+#endif
+
 extern long n_checks, n_failures;
 
 /* CHECK(condition, "n=%d", n): the rest describes the case. */
@@ -22,5 +27,6 @@ void test_pool(void);
 void test_fork(void);
 void test_machine(void);
 void test_attention(void);
+void test_disturbed(void);
 
 #endif

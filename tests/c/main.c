@@ -9,10 +9,8 @@ static const struct {
     const char *name;
     void (*run)(void);
 } tests[] = {
-    {"machine", test_machine},
-    {"pool", test_pool},
-    {"fork", test_fork},
-    {"attention", test_attention},
+    {"machine", test_machine},     {"pool", test_pool},           {"fork", test_fork},
+    {"attention", test_attention}, {"disturbed", test_disturbed},
 };
 
 enum { N_TESTS = sizeof(tests) / sizeof(tests[0]) };

@@ -1,0 +1,424 @@
+/* The softmax family: chooses for a call how its rows go through the kernels, and cuts it into units of rows.
+ *
+ * Rows lie in memory or one per lane. Lanes: short rows, where a vector per row would be mostly empty, and rows whose
+ * neighbours are closer in memory than their elements (a reduction over the first axis of a C array). An operand that
+ * the kernel can read in place is; any other (another type or byte order, strides, `where`) is staged in scratch. */
+#include "softmax.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "isa.h"
+#include "kernels/kernels.h"
+#include "memory.h"
+#include "parallel.h"
+
+/* Up to so many vectors in a row, transposing is cheaper than the reductions over the lanes. */
+#define SHORT_ROW 8
+/* Elements per unit of work: some 20 us, about what waking a thread costs. */
+#define UNIT_ELEMENTS 65536
+/* Scratch up to this comes from the stack, so that a small call allocates nothing. */
+#define STACK_BYTES 8192
+
+typedef struct softmax_call {
+    const struct sdpa_ops *ops;
+    const struct sdpa_kernels *kernels;
+    sdpa_softmax_op op;
+    bool f64, lanes;
+    int n_kept, n_reduced;
+    int64_t size[SDPA_SOFTMAX_AXES];
+    sdpa_softmax_view view[SDPA_SOFTMAX_VIEWS];
+    int64_t n;                             /* elements in a row */
+    int64_t inner, group, groups_per_line; /* rows along the last kept axis; rows in a kernel call */
+    int64_t n_groups, groups_per_unit;
+    int64_t chunk;
+    sdpa_softmax_scale scale;
+    char *scratch;
+    size_t scratch_bytes, staged_bytes; /* per worker: out, x, g; one of them */
+} softmax_call;
+
+static bool is_backward(sdpa_softmax_op op) { return op == SDPA_SOFTMAX_BACKWARD || op == SDPA_LOG_SOFTMAX_BACKWARD; }
+
+static size_t real_size(const softmax_call *c) { return c->f64 ? sizeof(double) : sizeof(float); }
+
+static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
+
+/* ---- the shape of a call ---- */
+
+/* True if axes a and a + 1 are one for every operand. */
+static bool contiguous_axes(const softmax_call *c, int a) {
+    for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) {
+        const sdpa_softmax_view *view = &c->view[v];
+        if (view->data && view->stride[a] != view->stride[a + 1] * c->size[a + 1]) return false;
+    }
+    return true;
+}
+
+static void remove_axis(softmax_call *c, int a) {
+    int n = c->n_kept + c->n_reduced;
+    for (int b = a; b + 1 < n; b++) {
+        c->size[b] = c->size[b + 1];
+        for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) c->view[v].stride[b] = c->view[v].stride[b + 1];
+    }
+    *(a < c->n_kept ? &c->n_kept : &c->n_reduced) -= 1;
+}
+
+static void swap_axes(softmax_call *c, int a, int b) {
+    int64_t size = c->size[a];
+    c->size[a] = c->size[b];
+    c->size[b] = size;
+    for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) {
+        int64_t stride = c->view[v].stride[a];
+        c->view[v].stride[a] = c->view[v].stride[b];
+        c->view[v].stride[b] = stride;
+    }
+}
+
+/* As few axes as possible. The kept ones are sorted by stride, so that neighbouring rows are neighbours in memory; the
+ * order of the reduced ones is that of the sum and stays. */
+static void simplify(softmax_call *c) {
+    for (int a = c->n_kept + c->n_reduced - 1; a >= 0; a--) {
+        if (c->size[a] == 1) remove_axis(c, a);
+    }
+    const int64_t *stride = c->view[SDPA_SOFTMAX_X].stride;
+    for (int a = 1; a < c->n_kept; a++) {
+        for (int b = a; b > 0 && magnitude(stride[b]) > magnitude(stride[b - 1]); b--) swap_axes(c, b, b - 1);
+    }
+    for (int a = c->n_kept + c->n_reduced - 2; a >= 0; a--) {
+        if (a == c->n_kept - 1 || !contiguous_axes(c, a)) continue;
+        for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) c->view[v].stride[a] = c->view[v].stride[a + 1];
+        c->size[a] *= c->size[a + 1];
+        remove_axis(c, a + 1);
+    }
+}
+
+/* The first `bits` bits of the significand of x. */
+static double truncated(double x, int bits) {
+    int exponent;
+    double f = frexp(x, &exponent);
+    return ldexp(trunc(ldexp(f, bits)), exponent - bits);
+}
+
+/* Temperatures at which 1/t or its multiples would leave the range of the type act like the nearest that do not. */
+static sdpa_softmax_scale scale_for(double temperature, bool f64) {
+    const double log2e = 0x1.71547652b82fep+0, log2e_low = 0x1.777d0ffda0d24p-56;
+    const double reach = f64 ? 0x1p1000 : 0x1p110;
+    double t = temperature < 1 / reach ? 1 / reach : temperature > reach ? reach : temperature;
+    sdpa_softmax_scale s;
+    s.c = log2e / t;
+    s.c_high = truncated(s.c, f64 ? 26 : 12);
+    s.c_low = (s.c - s.c_high) + (fma(-s.c, t, log2e) + log2e_low) / t;
+    s.d_max = (f64 ? 1023 : 127) / s.c;
+    s.d_min = -s.d_max;
+    s.inverse = 1 / t;
+    return s;
+}
+
+/* ---- one group of rows ---- */
+
+static int64_t row_stride(const softmax_call *c, int v) { return c->n_kept ? c->view[v].stride[c->n_kept - 1] : 0; }
+
+static int64_t column_stride(const softmax_call *c, int v) {
+    return c->n_reduced ? c->view[v].stride[c->n_kept + c->n_reduced - 1] : 0;
+}
+
+/* Whether the kernel can use view v of n_rows rows from `data` in place. */
+static bool usable(const softmax_call *c, int v, const char *data, int64_t n_rows) {
+    const sdpa_softmax_view *view = &c->view[v];
+    const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
+    if (view->dtype != (c->f64 ? SDPA_F64 : SDPA_F32) || view->swapped || c->n_reduced > 1) return false;
+    if ((uintptr_t)data % (size_t)size || row % size || col % size) return false;
+    if (v == SDPA_SOFTMAX_X && c->view[SDPA_SOFTMAX_WHERE].data) return false;
+    if (c->lanes) return row == size && n_rows == c->kernels->lanes;
+    return col == size || c->n == 1;
+}
+
+/* Part of elements j0 .. j0+n-1 of a row that lies along the last axis: from element j0 + at on, `length` elements,
+ * `offset` bytes after the row's first. */
+typedef struct piece {
+    int64_t at, length, offset;
+} piece;
+
+static piece piece_at(const softmax_call *c, int v, int64_t j0, int64_t n, int64_t at) {
+    piece q = {at, n - at, 0};
+    int64_t j = j0 + at;
+    for (int a = c->n_kept + c->n_reduced - 1; a >= c->n_kept; a--) {
+        const bool last = a == c->n_kept + c->n_reduced - 1;
+        int64_t index = c->n_reduced == 1 ? j : j % c->size[a];
+        if (last && c->size[a] - index < q.length) q.length = c->size[a] - index;
+        q.offset += index * c->view[v].stride[a];
+        j /= c->size[a];
+    }
+    return q;
+}
+
+/* Elements j0 .. j0+n-1 of n_rows rows of view v, first row at `data`, into dst, as the kernels take them. */
+static void stage(const softmax_call *c, int v, char *dst, const char *data, int64_t n_rows, int64_t j0, int64_t n) {
+    const struct sdpa_kernels *kernels = c->kernels;
+    const sdpa_softmax_view *view = &c->view[v];
+    const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
+    if (c->lanes) {
+        for (piece q = piece_at(c, v, j0, n, 0); q.at < n; q = piece_at(c, v, j0, n, q.at + q.length)) {
+            kernels->load_lanes(dst + q.at * kernels->lanes * size, data + q.offset, n_rows, q.length, row, col,
+                                view->dtype, view->swapped);
+        }
+    } else {
+        for (int64_t i = 0; i < n_rows; i++) {
+            for (piece q = piece_at(c, v, j0, n, 0); q.at < n; q = piece_at(c, v, j0, n, q.at + q.length)) {
+                kernels->load(dst + (i * n + q.at) * size, data + i * row + q.offset, q.length, col, view->dtype,
+                              view->swapped);
+            }
+        }
+    }
+}
+
+/* Replaces by -inf what `where` leaves out of a staged x. */
+static void leave_out(const softmax_call *c, char *dst, const char *where, int64_t n_rows, int64_t j0, int64_t n) {
+    const int v = SDPA_SOFTMAX_WHERE;
+    const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
+    for (piece q = piece_at(c, v, j0, n, 0); q.at < n; q = piece_at(c, v, j0, n, q.at + q.length)) {
+        if (c->lanes) {
+            for (int64_t j = 0; j < q.length; j++) {
+                c->kernels->leave_out(dst + (q.at + j) * c->kernels->lanes * size, where + q.offset + j * col, n_rows,
+                                      row);
+            }
+        } else {
+            for (int64_t i = 0; i < n_rows; i++) {
+                c->kernels->leave_out(dst + (i * n + q.at) * size, where + q.offset + i * row, q.length, col);
+            }
+        }
+    }
+}
+
+/* The inverse of stage for out. */
+static void unstage(const softmax_call *c, char *data, const char *src, int64_t n_rows, int64_t j0, int64_t n) {
+    const struct sdpa_kernels *kernels = c->kernels;
+    const int v = SDPA_SOFTMAX_OUT;
+    const sdpa_dtype dtype = c->view[v].dtype;
+    const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
+    for (piece q = piece_at(c, v, j0, n, 0); q.at < n; q = piece_at(c, v, j0, n, q.at + q.length)) {
+        if (c->lanes) {
+            kernels->store_lanes(data + q.offset, src + q.at * kernels->lanes * size, n_rows, q.length, row, col,
+                                 dtype);
+        } else {
+            for (int64_t i = 0; i < n_rows; i++) {
+                kernels->store(data + i * row + q.offset, src + (i * n + q.at) * size, q.length, col, dtype);
+            }
+        }
+    }
+}
+
+/* One value per row of view v. */
+static void load_column(const softmax_call *c, int v, const char *data, int64_t n_rows, double *dst) {
+    c->ops->f64.load(dst, data, n_rows, row_stride(c, v), c->view[v].dtype, c->view[v].swapped);
+}
+
+/* One chunk of one group: elements j0 .. j0+n-1 of the rows of b, whose first elements are at data[]. */
+static void run_chunk(const softmax_call *c, sdpa_softmax_block *b, char *const *data, int64_t n_rows, int64_t j0,
+                      int64_t n, char *scratch) {
+    const int inputs[2] = {SDPA_SOFTMAX_X, SDPA_SOFTMAX_G};
+    const int64_t size = (int64_t)real_size(c), staged_row = c->lanes ? 1 : n,
+                  staged_col = c->lanes ? c->kernels->lanes : 1;
+    b->n_rows = n_rows;
+    b->n = n;
+    for (int k = 0; k < (is_backward(c->op) ? 2 : 1); k++) {
+        const int v = inputs[k];
+        const void *x;
+        int64_t row = staged_row, col = staged_col;
+        if (usable(c, v, data[v], n_rows)) {
+            row = row_stride(c, v) / size;
+            col = column_stride(c, v) / size;
+            x = data[v] + j0 * column_stride(c, v);
+        } else {
+            char *dst = scratch + (size_t)(k + 1) * c->staged_bytes;
+            stage(c, v, dst, data[v], n_rows, j0, n);
+            if (k == 0 && data[SDPA_SOFTMAX_WHERE]) leave_out(c, dst, data[SDPA_SOFTMAX_WHERE], n_rows, j0, n);
+            x = dst;
+        }
+        *(k == 0 ? &b->x : &b->g) = x;
+        *(k == 0 ? &b->x_row : &b->g_row) = row;
+        *(k == 0 ? &b->x_col : &b->g_col) = col;
+    }
+    const int v = SDPA_SOFTMAX_OUT;
+    const bool writes = b->phase != SDPA_SOFTMAX_SUM, in_place = writes && usable(c, v, data[v], n_rows);
+    if (in_place) {
+        b->out = data[v] + j0 * column_stride(c, v);
+        b->out_row = row_stride(c, v) / size;
+        b->out_col = column_stride(c, v) / size;
+    } else {
+        b->out = scratch;
+        b->out_row = staged_row;
+        b->out_col = staged_col;
+    }
+    (c->lanes ? c->kernels->softmax_lanes : c->kernels->softmax_rows)(b);
+    if (writes && !in_place) unstage(c, data[v], b->out, n_rows, j0, n);
+}
+
+/* Whether any group of the call needs scratch. */
+static bool stages(const softmax_call *c) {
+    const int operands[3] = {SDPA_SOFTMAX_X, SDPA_SOFTMAX_OUT, SDPA_SOFTMAX_G};
+    if (c->lanes && c->inner % c->group) return true;
+    for (int k = 0; k < (is_backward(c->op) ? 3 : 2); k++) {
+        const int v = operands[k];
+        if (v == SDPA_SOFTMAX_OUT && c->op == SDPA_LOGSUMEXP) continue;
+        if (!usable(c, v, c->view[v].data, c->group)) return true;
+        for (int a = 0; a + 1 < c->n_kept; a++) {
+            if (c->view[v].stride[a] % (int64_t)real_size(c)) return true;
+        }
+    }
+    return false;
+}
+
+static void run_group(const softmax_call *c, char *const *data, int64_t n_rows, char *scratch) {
+    sdpa_softmax_stats stats[SDPA_SOFTMAX_ROWS];
+    sdpa_softmax_block b = {.op = c->op, .stats = stats, .scale = &c->scale};
+    const bool constants = c->op == SDPA_LOGSUMEXP_BACKWARD || c->op == SDPA_SOFTMAX_JACOBIAN;
+    if (c->n <= c->chunk && !constants && c->op != SDPA_LOGSUMEXP) {
+        b.phase = SDPA_SOFTMAX_WHOLE;
+        run_chunk(c, &b, data, n_rows, 0, c->n, scratch);
+        return;
+    }
+    for (int i = 0; i < SDPA_SOFTMAX_ROWS; i++) stats[i] = (sdpa_softmax_stats){-INFINITY, 0, 0};
+    if (constants) {
+        double s[SDPA_SOFTMAX_ROWS], g[SDPA_SOFTMAX_ROWS];
+        load_column(c, SDPA_SOFTMAX_S, data[SDPA_SOFTMAX_S], n_rows, s);
+        if (c->op == SDPA_LOGSUMEXP_BACKWARD) load_column(c, SDPA_SOFTMAX_G, data[SDPA_SOFTMAX_G], n_rows, g);
+        for (int64_t i = 0; i < n_rows; i++) {
+            stats[i].m = s[i];
+            stats[i].l = c->op == SDPA_LOGSUMEXP_BACKWARD ? g[i] : -s[i] * c->scale.inverse;
+        }
+    } else {
+        b.phase = SDPA_SOFTMAX_SUM;
+        for (int64_t j = 0; j < c->n; j += c->chunk) {
+            run_chunk(c, &b, data, n_rows, j, c->n - j < c->chunk ? c->n - j : c->chunk, scratch);
+        }
+    }
+    if (c->op == SDPA_LOGSUMEXP) {
+        double lse[SDPA_SOFTMAX_ROWS];
+        for (int64_t i = 0; i < n_rows; i++) {
+            const sdpa_softmax_stats *t = &stats[i];
+            double l = t->l_low == t->l_low ? t->l + t->l_low : t->l;
+            lse[i] = l == 0 ? -INFINITY : t->m == -INFINITY ? l : t->m + log(l);
+        }
+        c->ops->f64.store(data[SDPA_SOFTMAX_OUT], lse, n_rows, row_stride(c, SDPA_SOFTMAX_OUT),
+                          c->view[SDPA_SOFTMAX_OUT].dtype);
+        return;
+    }
+    b.phase = SDPA_SOFTMAX_WRITE;
+    for (int64_t j = 0; j < c->n; j += c->chunk) {
+        run_chunk(c, &b, data, n_rows, j, c->n - j < c->chunk ? c->n - j : c->chunk, scratch);
+    }
+}
+
+static void softmax_unit(void *context, int64_t unit, int worker, sdpa_run *run) {
+    const softmax_call *c = context;
+    char *scratch = c->scratch + (size_t)worker * c->scratch_bytes;
+    int64_t first = unit * c->groups_per_unit, last = first + c->groups_per_unit;
+    if (last > c->n_groups) last = c->n_groups;
+    for (int64_t g = first; g < last; g++) {
+        if (run && sdpa_run_stopped(run)) return;
+        char *data[SDPA_SOFTMAX_VIEWS];
+        int64_t line = g / c->groups_per_line, i = g % c->groups_per_line * c->group;
+        for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) {
+            data[v] = c->view[v].data;
+            if (data[v]) data[v] += i * row_stride(c, v);
+        }
+        for (int a = c->n_kept - 2; a >= 0; a--) {
+            int64_t index = line % c->size[a];
+            line /= c->size[a];
+            for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) {
+                if (data[v]) data[v] += index * c->view[v].stride[a];
+            }
+        }
+        run_group(c, data, c->inner - i < c->group ? c->inner - i : c->group, scratch);
+    }
+}
+
+/* out_ii = p_i (1 - p_i) / t, which row i of the Jacobian has to be corrected by: one element in n. */
+static void write_diagonal(const softmax_call *c, const sdpa_softmax_problem *p) {
+    const int n_kept = p->n_kept - p->n_reduced, n_axes = p->n_kept;
+    int64_t total = 1;
+    for (int a = 0; a < n_axes; a++) total *= p->size[a];
+    const sdpa_softmax_view *s = &p->view[SDPA_SOFTMAX_S], *out = &p->view[SDPA_SOFTMAX_OUT];
+    for (int64_t flat = 0; flat < total; flat++) {
+        const char *from = s->data;
+        char *to = out->data;
+        int64_t rest = flat;
+        for (int a = n_axes - 1; a >= 0; a--) {
+            int64_t index = rest % p->size[a];
+            rest /= p->size[a];
+            from += index * s->stride[a];
+            to += index * (out->stride[a] + (a >= n_kept ? out->stride[a + p->n_reduced] : 0));
+        }
+        double x;
+        c->ops->f64.load(&x, from, 1, 0, s->dtype, s->swapped);
+        x = x * (1 - x) * c->scale.inverse;
+        c->ops->f64.store(to, &x, 1, 0, out->dtype);
+    }
+}
+
+sdpa_status sdpa_softmax_run(const sdpa_softmax_problem *p) {
+    softmax_call c = {.ops = sdpa_ops_get(),
+                      .op = p->op,
+                      .f64 = p->dtype == SDPA_F64,
+                      .n_kept = p->n_kept,
+                      .n_reduced = p->n_reduced};
+    c.kernels = c.f64 ? &c.ops->f64 : &c.ops->f32;
+    const int n_axes = p->n_kept + p->n_reduced;
+    int64_t n_rows = 1;
+    c.n = 1;
+    for (int a = 0; a < n_axes; a++) {
+        c.size[a] = p->size[a];
+        *(a < p->n_kept ? &n_rows : &c.n) *= p->size[a];
+    }
+    if (n_rows == 0 || (c.n == 0 && p->op != SDPA_LOGSUMEXP)) return SDPA_OK;
+    for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) {
+        const sdpa_softmax_view *from = &p->view[v];
+        c.view[v].data = from->data;
+        if (!from->data) continue;
+        c.view[v].dtype = from->dtype;
+        c.view[v].swapped = from->swapped;
+        memcpy(c.view[v].stride, from->stride, (size_t)n_axes * sizeof *from->stride);
+    }
+    simplify(&c);
+    c.scale = scale_for(p->temperature, c.f64);
+
+    c.inner = c.n_kept ? c.size[c.n_kept - 1] : 1;
+    c.chunk = SDPA_SOFTMAX_CHUNK;
+    const int64_t lanes = c.kernels->lanes, longest = c.n < c.chunk ? c.n : c.chunk;
+    const bool short_rows = c.n <= SHORT_ROW * lanes;
+    const bool dense = magnitude(row_stride(&c, SDPA_SOFTMAX_X)) < magnitude(column_stride(&c, SDPA_SOFTMAX_X));
+    c.lanes = c.inner >= (lanes + 1) / 2 && (short_rows || dense);
+    c.group = lanes;
+    if (!c.lanes) {
+        c.group = c.n ? c.chunk / c.n : SDPA_SOFTMAX_ROWS;
+        if (c.group < 1) c.group = 1;
+        if (c.group > SDPA_SOFTMAX_ROWS) c.group = SDPA_SOFTMAX_ROWS;
+    }
+    c.groups_per_line = (c.inner + c.group - 1) / c.group;
+    c.n_groups = n_rows / c.inner * c.groups_per_line;
+    c.groups_per_unit = UNIT_ELEMENTS / (c.group * (c.n ? c.n : 1));
+    if (c.groups_per_unit < 1) c.groups_per_unit = 1;
+
+    int64_t n_units = (c.n_groups + c.groups_per_unit - 1) / c.groups_per_unit;
+    int workers = p->n_workers < n_units ? p->n_workers : (int)n_units;
+    if (stages(&c)) {
+        sdpa_arena arena = {NULL, 0};
+        sdpa_take(&arena, real_size(&c) * (size_t)(longest * c.group));
+        c.staged_bytes = arena.used;
+        c.scratch_bytes = (is_backward(c.op) ? 3 : 2) * arena.used;
+    }
+    char stack[STACK_BYTES] __attribute__((aligned(SDPA_ALIGNMENT)));
+    const bool small = workers == 1 && c.scratch_bytes <= sizeof stack;
+    c.scratch = small ? stack : sdpa_alloc((size_t)workers * c.scratch_bytes);
+    if (!c.scratch) return SDPA_NO_MEMORY;
+    sdpa_status status = SDPA_OK;
+    if (n_units == 1) {
+        softmax_unit(&c, 0, 0, NULL);
+    } else {
+        status = sdpa_parallel_for(n_units, workers, softmax_unit, &c, p->interrupted);
+    }
+    if (!small) sdpa_free(c.scratch);
+    if (status == SDPA_OK && p->op == SDPA_SOFTMAX_JACOBIAN) write_diagonal(&c, p);
+    return status;
+}

@@ -1,0 +1,168 @@
+"""Gradients against differences of the forward and PyTorch's autograd, and under its gradcheck."""
+
+import numpy as np
+import pytest
+from helpers import assert_within, attention_bounds, normal, torch_composed, visible_pairs
+
+import sdpa
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+# name: options, mask ("bool", "bias", or None), leading axes of query and of key and value
+CASES = {
+    "plain": ({}, None, (2,), (2,)),
+    "causal": ({"is_causal": True}, None, (2,), (2,)),
+    "lower right": ({"is_causal": "lower_right"}, None, (2,), (2,)),
+    "scale": ({"scale": -0.7}, None, (2,), (2,)),
+    "bool": ({}, "bool", (2,), (2,)),
+    "bias": ({}, "bias", (2,), (2,)),
+    "bias and causal": ({"is_causal": True}, "bias", (2,), (2,)),
+    "grouped": ({"enable_gqa": True}, "bias", (2, 4), (2, 2)),
+    "keys broadcast": ({}, "bias", (2, 3), (3,)),
+    "queries broadcast": ({}, "bias", (), (2,)),
+    "heads broadcast": ({}, "bool", (2, 3), (2, 1)),
+}
+
+
+def problem(rng, case, n_q, n_k, d_k, d_v, dtype=np.float64):
+    """(options, inputs, attn_mask, grad_out, grad_lse); inputs by name, a bias among them."""
+    options, kind, q_lead, k_lead = CASES[case]
+    lead = q_lead if options.get("enable_gqa") else np.broadcast_shapes(q_lead, k_lead)
+    inputs = {
+        "query": normal(rng, (*q_lead, n_q, d_k), dtype),
+        "key": normal(rng, (*k_lead, n_k, d_k), dtype),
+        "value": normal(rng, (*k_lead, n_k, d_v), dtype),
+    }
+    mask = None
+    if kind == "bool":
+        mask = rng.random((n_q, n_k)) < 0.6
+        mask[:, 0] = True
+    if kind == "bias":
+        mask = inputs["attn_mask"] = normal(rng, (*lead[:-1], 1, n_q, n_k), dtype)
+    grad_out = normal(rng, (*lead, n_q, d_v), dtype)
+    return options, inputs, mask, grad_out, normal(rng, (*lead, n_q), dtype)
+
+
+def backward(options, inputs, mask, grad_out, grad_lse):
+    q, k, v = (inputs[name] for name in ("query", "key", "value"))
+    saved = sdpa.attention_forward(q, k, v, mask, **options)
+    return sdpa.attention_backward(
+        grad_out, q, k, v, *saved, mask, grad_lse=grad_lse, needs=tuple(inputs), **options
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("n_q", "n_k", "d_k", "d_v"), [(3, 4, 2, 3), (5, 3, 3, 1), (2, 18, 9, 8)])
+def test_differences(rng, case, n_q, n_k, d_k, d_v):
+    """Each partial derivative against a central difference.
+
+    The difference itself is off by its truncation, measured by halving the step (an error of order
+    h^2 falls by 4, so a third of the change, doubled for safety), and by the rounding of the two
+    losses over 2 h.
+    """
+    options, inputs, mask, grad_out, grad_lse = problem(rng, case, n_q, n_k, d_k, d_v)
+    seen = np.isfinite(sdpa.attention_forward(*list(inputs.values())[:3], mask, **options).lse)
+    grad_lse = np.where(seen, grad_lse, 0)
+    grads = backward(options, inputs, mask, grad_out, grad_lse)
+    bounds = attention_bounds(*list(inputs.values())[:3], mask, grad_out, **options)
+    rounding = (np.abs(grad_out) * bounds.out).sum() + (np.abs(grad_lse) * bounds.lse).sum()
+
+    def loss(changed):
+        x = inputs | changed
+        m = x.get("attn_mask", mask)
+        out, lse = sdpa.attention_forward(x["query"], x["key"], x["value"], m, **options)
+        return (out * grad_out).sum() + np.where(seen, lse, 0).ravel() @ grad_lse.ravel()
+
+    def difference(name, at, step):
+        up, down = inputs[name].copy(), inputs[name].copy()
+        up[at] += step
+        down[at] -= step
+        return (loss({name: up}) - loss({name: down})) / (2 * step)
+
+    step = 1e-4
+    for name, x in inputs.items():
+        grad = getattr(grads, name)
+        for at in rng.permutation(list(np.ndindex(x.shape)))[:12]:
+            at = tuple(at)
+            coarse, fine = difference(name, at, step), difference(name, at, step / 2)
+            error = 2 * abs(coarse - fine) / 3 + 4 * rounding / step
+            assert abs(grad[at] - fine) <= error, (name, at, grad[at], fine, error)
+            assert error < 1e-5, "a difference too coarse to say anything"
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("n_q", "n_k", "d_k", "d_v"),
+    [(3, 4, 2, 3), (17, 33, 16, 7), (70, 150, 24, 40), (150, 70, 5, 64)],
+)
+def test_autograd_of_the_composed_formula(torch, rng, compute_dtype, case, n_q, n_k, d_k, d_v):
+    """PyTorch differentiates matmul, masked_fill and softmax in float64 by itself."""
+    options, inputs, mask, grad_out, grad_lse = problem(
+        rng, case, n_q, n_k, d_k, d_v, compute_dtype
+    )
+    grads = backward(options, inputs, mask, grad_out, grad_lse)
+    q, k, v = (inputs[name] for name in ("query", "key", "value"))
+    bounds = attention_bounds(q, k, v, mask, grad_out, grad_lse=grad_lse, **options)
+
+    tensors = {
+        name: torch.tensor(x, dtype=torch.float64, requires_grad=True) for name, x in inputs.items()
+    }
+    visible = visible_pairs(n_q, n_k, options.get("is_causal", False))
+    if mask is not None and mask.dtype == bool:
+        visible = visible & mask
+    group = q.shape[-3] // k.shape[-3] if options.get("enable_gqa") else 1
+    tq, tk, tv = (tensors[name] for name in ("query", "key", "value"))
+    if group > 1:
+        tk, tv = (x.repeat_interleave(group, -3) for x in (tk, tv))
+    out, lse = torch_composed(
+        torch,
+        *(tq, tk, tv),
+        visible=torch.tensor(visible),
+        bias=tensors.get("attn_mask"),
+        scale=options.get("scale"),
+    )
+    lse = torch.where(torch.isfinite(lse), lse, 0)
+    loss = (out * torch.tensor(grad_out)).sum() + (lse * torch.tensor(grad_lse)).sum()
+    expected = torch.autograd.grad(loss, list(tensors.values()))
+    for name, theirs in zip(inputs, expected, strict=True):
+        assert_within(getattr(grads, name), theirs.numpy(), getattr(bounds, name), name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradcheck(torch, rng, case):
+    """PyTorch's own check, on out and on lse, through a Function that calls sdpa."""
+    options, inputs, mask, _, _ = problem(rng, case, 3, 5, 4, 3)
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *tensors):
+            arrays = [x.detach().numpy() for x in tensors]
+            attn_mask = arrays[3] if len(arrays) > 3 else mask
+            out, lse = sdpa.attention_forward(*arrays[:3], attn_mask, **options)
+            ctx.arrays = (*arrays[:3], out, lse, attn_mask)
+            return torch.tensor(out), torch.tensor(lse)
+
+        @staticmethod
+        def backward(ctx, grad_out, grad_lse):
+            grads = sdpa.attention_backward(
+                grad_out.numpy(), *ctx.arrays, grad_lse=grad_lse.numpy(), needs=tuple(inputs),
+                **options,
+            )  # fmt: skip
+            return tuple(torch.tensor(getattr(grads, name)) for name in inputs)
+
+    tensors = [torch.tensor(x, requires_grad=True) for x in inputs.values()]
+    assert torch.autograd.gradcheck(Attention.apply, tensors)
+
+
+@pytest.mark.parametrize("which", ["query", "key", "value", "attn_mask"])
+def test_each_gradient_alone_equals_the_one_among_all(rng, dtype, which):
+    for case in ("bias", "grouped", "keys broadcast"):
+        options, inputs, mask, grad_out, _ = problem(rng, case, 20, 140, 8, 9, dtype)
+        q, k, v = (inputs[name] for name in ("query", "key", "value"))
+        saved = sdpa.attention_forward(q, k, v, mask, **options)
+        everything = sdpa.attention_backward(
+            grad_out, q, k, v, *saved, mask, needs=tuple(inputs), **options
+        )
+        alone = sdpa.attention_backward(grad_out, q, k, v, *saved, mask, needs=[which], **options)
+        np.testing.assert_array_equal(getattr(alone, which), getattr(everything, which))
+        assert [name for name in inputs if getattr(alone, name) is not None] == [which]

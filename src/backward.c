@@ -73,13 +73,14 @@ static void find_groups(const sdpa_problem *p, loop *groups, loop *members) {
     int64_t step = p->n_batch;
     for (int a = 0; a < p->n_axes; a++) {
         step /= p->axis[a];
-        bool shared = is_shared(&p->dq, a) || is_shared(&p->dk, a) || is_shared(&p->dv, a) || is_shared(&p->dmask, a);
+        bool shared = is_shared(&p->dq, a) || is_shared(&p->dk, a) || is_shared(&p->dv, a) ||
+                      is_shared(&p->dmask, a) || is_shared(&p->dsinks, a);
         loop_push(shared ? members : groups, p->axis[a], step, 0);
     }
     int64_t queries_per_key = 1;
     bool heads_shared = false;
-    const sdpa_tensor *gradients[] = {&p->dq, &p->dk, &p->dv, &p->dmask};
-    for (int i = 0; i < 4; i++) {
+    const sdpa_tensor *gradients[] = {&p->dq, &p->dk, &p->dv, &p->dmask, &p->dsinks};
+    for (int i = 0; i < 5; i++) {
         if (!gradients[i]->data) continue;
         if (gradients[i]->group > queries_per_key) queries_per_key = gradients[i]->group;
         heads_shared |= gradients[i]->head == 0;
@@ -199,6 +200,7 @@ static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa
     u.dlse = sdpa_matrix_at(p, &p->dlse, batch, head).data;
     u.dq = sdpa_matrix_at(p, &p->dq, batch, head);
     u.dmask = sdpa_matrix_at(p, &p->dmask, batch, head);
+    u.dsinks = sdpa_matrix_at(p, &p->dsinks, batch, head);
     u.dk = c->summed ? sum_matrix(c, &p->dk, slot, 0, p->d_k) : sdpa_matrix_at(p, &p->dk, batch, head);
     u.dv = c->summed ? sum_matrix(c, &p->dv, slot, c->dk_bytes, p->d_v) : sdpa_matrix_at(p, &p->dv, batch, head);
     u.turns = turns;
@@ -302,7 +304,7 @@ sdpa_status sdpa_attention_backward(const sdpa_problem *problem) {
     call.summed = narrow_type && (p.dk.data || p.dv.data);
     if (call.summed && p.dk.data) call.summed = is_one_per_group(&p, &call.members, &p.dk);
     if (call.summed && p.dv.data) call.summed = is_one_per_group(&p, &call.members, &p.dv);
-    call.ordered = (p.dq.data && !is_own(&p, &p.dq)) || (p.dmask.data && p.dmask.col == 0);
+    call.ordered = (p.dq.data && !is_own(&p, &p.dq)) || (p.dmask.data && p.dmask.col == 0) || p.dsinks.data;
 
     struct {
         sdpa_tensor *t;
@@ -314,11 +316,12 @@ sdpa_status sdpa_attention_backward(const sdpa_problem *problem) {
         {&p.dv, p.n_k, p.d_v, narrow_type && !call.summed},
         {&p.dmask, p.n_q, p.n_k,
          p.dmask.dtype != (p.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32) && !is_own(&p, &p.dmask)},
+        {&p.dsinks, 1, 1, p.dsinks.dtype != (p.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32)},
     };
-    wide_gradient wide[4];
+    wide_gradient wide[5];
     int n_wide = 0;
     sdpa_status status = SDPA_OK;
-    for (int i = 0; i < 4 && status == SDPA_OK; i++) {
+    for (int i = 0; i < 5 && status == SDPA_OK; i++) {
         if (!gradients[i].t->data || !gradients[i].widen) continue;
         status = widen(&p, gradients[i].t, gradients[i].n_rows, gradients[i].n_cols, &wide[n_wide]);
         n_wide++;

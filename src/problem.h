@@ -54,6 +54,11 @@ typedef struct sdpa_problem {
     sdpa_tensor mask; /* (n_q, n_k), BOOL (true = attend) or a float type (added to the scaled scores) */
 
     double scale;
+    double softcap;           /* > 0: scaled scores become softcap * tanh(score / softcap); 0: none */
+    sdpa_tensor alibi_slopes; /* scalar per (batch, head): -slope * |i + offset - j| is added. Absent: none */
+    sdpa_tensor sinks;        /* scalar per (batch, head): one more logit, without a value. Absent: none */
+    double dropout_p;         /* in [0, 1]; the pattern depends on seed, batch, head, i, j only */
+    uint64_t seed;
 
     /* Key j is visible to query i when j < key_length, and, with t = i + offset,
      * j >= t + lower (has_lower) and j <= t + upper (has_upper). */
@@ -65,7 +70,12 @@ typedef struct sdpa_problem {
     /* backward: do, dlse are inputs (dlse may be absent); an absent gradient is not computed.
      * Gradients have stride 0 on axes over which they are summed, and arrive zero-filled. */
     sdpa_tensor dout, dlse;
-    sdpa_tensor dq, dk, dv, dmask;
+    sdpa_tensor dq, dk, dv, dmask, dsinks;
+
+    /* forward mode and double backward: tangents, each may be absent (zero). o_t is an output. For the double backward
+     * they are the gradients of the gradients, and dq .. dsinks the derivatives of <tangents, backward(...)>. */
+    sdpa_tensor q_t, k_t, v_t, mask_t, sinks_t;
+    sdpa_tensor o_t; /* like o; for the double backward the derivative with respect to dout; may be absent */
 
     int n_workers;            /* >= 1 */
     int (*interrupted)(void); /* polled by the calling thread; non-zero ends the call. May be NULL */

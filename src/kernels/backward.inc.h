@@ -1,6 +1,7 @@
 /* Backward: one unit is a block of queries against all its visible keys (FlashAttention-2, Dao 2023, algorithm 2, with the
  * loops exchanged). Per pair of blocks five products: S = K Q^T, dP = V dO^T, dV += P^T dO, dK += dS^T Q, dQ += dS K.
- * P is recomputed from lse; dS = P * (dP - delta), delta = rowsum(dO * O) - dlse.
+ * P is recomputed from lse; dS = P * (dP - delta), delta = rowsum(dO * O) - dlse. With dropout's factors R the value
+ * products use R * P and R * dP; a softcap multiplies dS by its slope, 1 - tanh^2, after the mask's gradient is taken.
  *
  * dQ stays in scratch until the unit ends. dK, dV (and dMask) are accumulated in memory that units share: before it
  * touches key block j a unit waits for those before it, so every sum has the serial order whatever the number of
@@ -9,7 +10,7 @@
 #define backward_scratch FN(backward_scratch)
 #define backward_layout FN(backward_layout)
 #define backward_keys FN(backward_keys)
-#define backward_queries FN(backward_queries)
+#define drop_out FN(drop_out)
 #define backward_weights FN(backward_weights)
 #define restore_lse FN(restore_lse)
 #define add_mask_gradient FN(add_mask_gradient)
@@ -23,6 +24,8 @@ typedef struct backward_scratch {
     real *dq;                 /* (n_lanes, d_k rounded up to VL) */
     real *dmask;              /* per query: the gradient of a mask that is broadcast over keys */
     real *p, *ds;             /* (block, n_lanes): P^T, dS^T */
+    real *r, *tanh;           /* (block, n_lanes): dropout's factors and the softcap's tanh, where there are any */
+    real *zero;               /* per query */
     real *k, *v, *k_tail, *v_tail;
     real *line;
     int64_t n_lanes, panel, k_row, v_row, block;
@@ -50,6 +53,9 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     w.dmask = sdpa_take(a, size * (size_t)w.n_lanes);
     w.p = sdpa_take(a, size * (size_t)((w.block + MAX_TILE_ROWS) * w.n_lanes));
     w.ds = sdpa_take(a, size * (size_t)((w.block + MAX_TILE_ROWS) * w.n_lanes));
+    w.r = sdpa_take(a, p->dropout_p > 0 ? size * (size_t)(w.block * w.n_lanes) : 0);
+    w.tanh = p->softcap > 0 ? sdpa_take(a, size * (size_t)(w.block * w.n_lanes)) : NULL;
+    w.zero = sdpa_take(a, size * (size_t)w.n_lanes);
     w.k = sdpa_take(a, size * (size_t)(w.block * w.k_row));
     w.v = sdpa_take(a, size * (size_t)(w.block * w.v_row));
     w.k_tail = sdpa_take(a, size * (size_t)(SCORE_ROWS * p->d_k));
@@ -132,10 +138,11 @@ NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, co
                 .shift = w->lse + i, .shift_low = w->lse_low + i, .extreme = sum, .c = c};
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, t.s, t.s_row, w->line);
     if (bias == BIAS_ALL_MASKED) return false;
-    if (bias == BIAS_SOME) {
+    if (bias == BIAS_SOME || u->problem->softcap > 0) {
         vec unused[SCORE_WIDTH] = {{0}};
         t.extreme = (real *)unused;
-        FN(SCORE_BIASED)(&t, nv);
+        t.ds = w->tanh ? w->tanh + i : NULL;
+        FN(score_logits)(&t, nv, u->problem, bias, (real)M_LOG2E);
         if (FN(exponentiate)(t.s, t.s_row, n, nv, 1, t.shift, t.shift_low, sum, true)) *masked = true;
     } else {
         FN(SCORE_WEIGHTS)(&t, nv);
@@ -161,9 +168,23 @@ NOINLINE void restore_lse(const sdpa_unit *u, const backward_scratch *w, int64_t
             for (int64_t l = 0; l < n_i; l++) sum[i + l] += part[l];
         }
     }
+    const real sink = FN(sink_of)(u);
     for (int64_t i = 0; i < u->n_i; i++) {
-        double excess = log2(sum[i]);
+        double excess = log2(sum[i] + exp2(sink - w->lse[i] - w->lse_low[i]));
         if (fabs(excess) <= 2 * epsilon * fabs(w->lse[i])) w->lse_low[i] += (real)excess;
+    }
+}
+
+/* After ds = P * R-less dP: ds = R * ds - P * delta and P = R * P, masked pairs staying -0. */
+NOINLINE void drop_out(const sdpa_unit *u, const backward_scratch *w, int64_t i, int nv, int64_t j0, int64_t n) {
+    dropout_block(u, u->i0 + i, nv * VL, j0, n, w->r + i, w->n_lanes);
+    for (int64_t j = 0; j < n; j++) {
+        for (int x = 0; x < nv; x++) {
+            int64_t at = j * w->n_lanes + i + x * VL;
+            vec p = vload(w->p + at), r = vload(w->r + at), ds = r * vload(w->ds + at) - p * vload(w->delta + i + x * VL);
+            vstore(w->ds + at, vselect((ivec)p == SIGN_BIT, p, ds));
+            vstore(w->p + at, r * p);
+        }
     }
 }
 
@@ -173,6 +194,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     const sdpa_problem *p = u->problem;
     rows k = pack_rows(&u->k, j0, n, p->d_k, u->dq.data != NULL, w->k, w->k_tail);
     rows v = pack_rows(&u->v, j0, n, p->d_v, false, w->v, w->v_tail);
+    const bool want_ds = u->dq.data || u->dk.data || u->dmask.data;
     bool masked = false, any = false;
     for (int64_t i = 0; i < u->n_i; i += w->panel) {
         int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
@@ -191,18 +213,26 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
         }
         any = true;
         masked |= panel_masked;
+        if (!want_ds && p->dropout_p == 0) continue;
         scores t = {.x = w->dout + i, .x_row = w->n_lanes, .y = v.p, .y_row = v.row, .y_tail = v.tail,
                     .tail_row = v.tail_row, .n = n, .depth = p->d_v, .s = w->p + i, .ds = w->ds + i,
-                    .s_row = w->n_lanes, .shift = w->delta + i};
+                    .s_row = w->n_lanes, .shift = p->dropout_p > 0 ? w->zero : w->delta + i};
         if (panel_masked) {
             FN(SCORE_GRADIENT_MASKED)(&t, nv);
         } else {
             FN(SCORE_GRADIENT)(&t, nv);
         }
+        if (p->dropout_p > 0) drop_out(u, w, i, nv, j0, n);
     }
     if (!any) return;
 
     if (u->dmask.data) add_mask_gradient(u, w, j0, n);
+    if (w->tanh) {
+        for (int64_t x = 0; x < n * w->n_lanes; x += VL) {
+            vec h = vload(w->tanh + x);
+            vstore(w->ds + x, (1 - h * h) * vload(w->ds + x));
+        }
+    }
     /* Only a masked pair must not meet a NaN or Inf: then its products are skipped, not multiplied by zero. */
     if (u->dv.data) {
         gemm g = {.c = (real *)(u->dv.data + j0 * u->dv.row), .c_row = u->dv.row / (int64_t)sizeof(real), .a = w->p,
@@ -251,12 +281,14 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     const real c = (real)(fabs(p->scale) * M_LOG2E);
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    pack_transposed(w.dout, w.n_lanes, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
+    const bool large = FN(backward_rows)(u, &w);
+    memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
+    memset(w.dmask, 0, sizeof(real) * (size_t)w.n_lanes);
+    memset(w.zero, 0, sizeof(real) * (size_t)w.n_lanes);
     if (j0 < j1) {
         pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
-        pack_transposed(w.dout, w.n_lanes, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
-        if (FN(backward_rows)(u, &w)) restore_lse(u, &w, j0, j1, c);
-        memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
-        memset(w.dmask, 0, sizeof(real) * (size_t)w.n_lanes);
+        if (large) restore_lse(u, &w, j0, j1, c);
         rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, true, w.q_rows, NULL);
         rows dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, true, w.dout_rows, NULL);
         bool finite = all_finite(q.p, q.row, u->n_i, p->d_k) && all_finite(dout.p, dout.row, u->n_i, p->d_v);
@@ -268,16 +300,24 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
         }
     }
     if (!sdpa_turn_wait_last(u)) return;
-    if (u->dq.data && j0 < j1) {
+    if (u->dq.data) {
         for (int64_t i = 0; i < u->n_i; i++) {
             FN(add_row)(u->dq.data + (u->i0 + i) * u->dq.row, u->dq.col, u->dq.dtype, w.dq + i * w.k_row, p->d_k,
                         w.line);
         }
     }
-    if (u->dmask.data && u->dmask.col == 0 && j0 < j1) {
+    if (u->dmask.data && u->dmask.col == 0) {
         for (int64_t i = 0; i < u->n_i; i++) {
             FN(add_row)(u->dmask.data + (u->i0 + i) * u->dmask.row, 0, u->dmask.dtype, w.dmask + i, 1, w.line);
         }
+    }
+    if (u->dsinks.data) {
+        /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
+        const real sink = FN(sink_of)(u);
+        double sum = 0;
+        for (int64_t i = 0; i < u->n_i; i++) sum -= exp2(sink - w.lse[i] - w.lse_low[i]) * w.delta[i];
+        real dsink = (real)sum;
+        FN(add_row)(u->dsinks.data, 0, u->dsinks.dtype, &dsink, 1, w.line);
     }
     sdpa_turn_end(u);
 }

@@ -14,6 +14,7 @@ typedef struct forward_scratch {
     real *o;          /* (n_lanes, d_v rounded up to VL) */
     real *m, *l;      /* per query: maximum in log2 units, and the sum of 2^(c s - m) */
     real *s;          /* (block, panel): scores, then P^T */
+    real *r;          /* (block, panel): dropout's factors, where there is dropout */
     real *k, *v;      /* packed rows */
     real *k_tail;     /* (SCORE_ROWS, d_k) */
     real *line;       /* VL rows of queries or of masks */
@@ -35,6 +36,7 @@ INLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa_a
     w.m = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
     w.l = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
     w.s = sdpa_take(a, sizeof(real) * (size_t)(w.block * w.panel + MAX_TILE_ROWS));
+    w.r = sdpa_take(a, p->dropout_p > 0 ? sizeof(real) * (size_t)(w.block * w.panel) : 0);
     w.k = sdpa_take(a, sizeof(real) * (size_t)(w.block * d_k));
     w.v = sdpa_take(a, sizeof(real) * (size_t)(w.block * w.o_row));
     w.k_tail = sdpa_take(a, sizeof(real) * (size_t)(SCORE_ROWS * p->d_k));
@@ -63,7 +65,8 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
 
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->s, w->panel, w->line);
     if (bias == BIAS_ALL_MASKED) return slow;
-    bool fused = bias == BIAS_NONE && !slow;
+    const bool plain = bias == BIAS_NONE && p->softcap == 0;
+    bool fused = plain && !slow;
     for (int x = 0; x < nv && fused; x++) fused = !vany(vload(m + x * VL) == -(real)INFINITY);
     if (fused) {
         for (int x = 0; x < nv; x++) {
@@ -75,13 +78,13 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     }
     if (!fused || exceeded) {
         for (int x = 0; x < nv; x++) sum[x] = vset1(-INFINITY);
-        if (bias == BIAS_SOME) {
-            FN(SCORE_BIASED)(&t, nv);
-        } else {
+        if (plain) {
             FN(SCORE_RAW)(&t, nv);
+        } else {
+            FN(score_logits)(&t, nv, p, bias, (real)M_LOG2E);
         }
         for (int x = 0; x < nv; x++) {
-            vec old = vload(m + x * VL), new = vmax2(bias == BIAS_SOME ? sum[x] : c * sum[x], old);
+            vec old = vload(m + x * VL), new = vmax2(plain ? c * sum[x] : sum[x], old);
             vstore(m + x * VL, new);
             /* A query that has seen no key yet has m = -inf: shift by 0, so that 2^(-inf - 0) = 0. */
             alpha[x] = vexp2(old - vselect(new == -(real)INFINITY, (vec){0}, new));
@@ -92,11 +95,15 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
             vec new = vload(m + x * VL);
             shift[x] = vselect(new == -(real)INFINITY, (vec){0}, new);
         }
-        masked = FN(exponentiate)(w->s, w->panel, n, nv, bias == BIAS_SOME ? 1 : c, (const real *)shift, NULL,
-                                  (real *)sum, bias == BIAS_SOME);
+        masked = FN(exponentiate)(w->s, w->panel, n, nv, plain ? c : 1, (const real *)shift, NULL,
+                                  (real *)sum, !plain);
     }
     for (int x = 0; x < nv; x++) vstore(l + x * VL, alpha[x] * vload(l + x * VL) + sum[x]);
 
+    if (p->dropout_p > 0) {
+        dropout_block(u, u->i0 + i, nv * VL, j0, n, w->r, w->panel);
+        for (int64_t x = 0; x < n * w->panel; x += VL) vstore(w->s + x, vload(w->r + x) * vload(w->s + x));
+    }
     gemm g = {.c = w->o + i * w->o_row, .c_row = w->o_row, .a = w->s, .a_stride = w->panel, .b = v->p, .b_row = v->row,
               .m = n_i, .n = w->o_row, .depth = n, .row_scale = (const real *)alpha, .alpha = 1};
     if (masked && !all_finite(v->p, v->row, n, w->d_v)) {
@@ -106,6 +113,22 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
         gemm_rows(&g);
     }
     return slow || exceeded;
+}
+
+INLINE real FN(sink_of)(const sdpa_unit *u) {
+    real sink = -(real)INFINITY;
+    if (u->sinks.data) FN(load)(&sink, u->sinks.data, 1, 0, u->sinks.dtype, u->sinks.swapped);
+    return sink * (real)M_LOG2E;
+}
+
+/* Adds the sink, a logit without a value, to a query's maximum and sum; all in log2 units. Returns the factor by which
+ * what was weighted with 2^(s - m) shrinks. */
+INLINE real FN(add_sink)(real sink, real *m, real *l) {
+    if (sink == -(real)INFINITY) return 1;
+    real most = sink > *m ? sink : *m, factor = (real)exp2(*m - most);
+    *l = *l * factor + (real)exp2(sink - most);
+    *m = most;
+    return factor;
 }
 
 /* o and lse of queries i0 .. i0+n_i-1. */
@@ -148,13 +171,14 @@ static void FN(forward)(const sdpa_unit *u, void *scratch) {
         if (finite && all_finite(w.o, w.o_row, u->n_i, p->d_v)) break;
     }
 
+    const real sink = FN(sink_of)(u);
     for (int64_t i = 0; i < u->n_i; i++) {
-        real *o = w.o + i * w.o_row, l = w.l[i];
-        real inverse = l == 0 ? 0 : 1 / l;
-        for (int64_t x = 0; x < w.o_row; x += VL) vstore(o + x, inverse * vload(o + x));
+        real *o = w.o + i * w.o_row, l = w.l[i], m = w.m[i], factor = FN(add_sink)(sink, &m, &l);
+        factor = l == 0 ? 0 : factor / l;
+        for (int64_t x = 0; x < w.o_row; x += VL) vstore(o + x, factor * vload(o + x));
         if (u->o.data) FN(store)(u->o.data + (u->i0 + i) * u->o.row, o, p->d_v, u->o.col, u->o.dtype);
         if (u->lse) {
-            real lse = l == 0 ? -(real)INFINITY : (real)(w.m[i] * M_LN2 + log(l));
+            real lse = l == 0 ? -(real)INFINITY : (real)(m * M_LN2 + log(l));
             memcpy(u->lse + (u->i0 + i) * p->lse.row, &lse, sizeof lse);
         }
     }

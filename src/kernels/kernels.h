@@ -29,12 +29,14 @@ typedef struct sdpa_turn sdpa_turn;
 /* Part of one (batch, head): query rows i0 .. i0+n_i-1, at most SDPA_QUERY_BLOCK. Matrices start at row 0. */
 typedef struct sdpa_unit {
     const sdpa_problem *problem;
-    sdpa_matrix q, k, v, o, mask;
-    sdpa_matrix dout, dq, dk, dv, dmask;
+    int64_t batch, head;
+    sdpa_matrix q, k, v, o, mask, alibi_slopes, sinks;
+    sdpa_matrix dout, dq, dk, dv, dmask, dsinks;
+    sdpa_matrix q_t, k_t, v_t, o_t, mask_t, sinks_t;
     char *lse, *dlse; /* element of query 0 */
     int64_t i0, n_i;
     int64_t lower, upper; /* query i sees keys i + lower .. i + upper (has_lower, has_upper) below key_length */
-    int64_t key_length;
+    int64_t offset, key_length;
     sdpa_turn *turns; /* of the group; NULL: units run one after the other */
     int64_t turn;     /* this unit's */
     bool ordered;     /* units of the group end in order */
@@ -73,6 +75,10 @@ struct sdpa_kernels {
     void (*weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch);
     size_t (*backward_bytes)(const sdpa_problem *p);
     void (*backward)(const sdpa_unit *u, void *scratch);
+    size_t (*tangent_bytes)(const sdpa_problem *p);
+    void (*tangent)(const sdpa_unit *u, void *scratch);
+    size_t (*double_backward_bytes)(const sdpa_problem *p);
+    void (*double_backward)(const sdpa_unit *u, void *scratch);
 
     /* Rows of the softmax family, and their staging into lanes (softmax.inc.h). */
     void (*softmax_rows)(const sdpa_softmax_block *b);

@@ -4,6 +4,7 @@
 #define pack_rows FN(pack_rows)
 #define pack_transposed FN(pack_transposed)
 #define all_finite FN(all_finite)
+#define mask_block FN(mask_block)
 #define bias_block FN(bias_block)
 #define rows FN(rows)
 
@@ -98,10 +99,42 @@ NOINLINE bool all_finite(const real *p, int64_t row, int64_t n, int64_t d) {
     return !vany(bad);
 }
 
-/* s[j, i] (n_j, s_row) = factor * mask[i0 + i, j0 + j], -inf outside band and key_length, for i < n_i; 0 in the lanes after n_i.
- * Returns what the block holds; s is filled only for BIAS_SOME. `lines`: (VL, n_j rounded up to VL) of scratch. */
-NOINLINE enum bias_kind bias_block(const sdpa_unit *u, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j,
-                                       real factor, real *s, int64_t s_row, real *lines) {
+/* s[j, i] (n_j, s_row) = factor * mask[i0 + i, j0 + j] for i < n_i; the lanes after n_i repeat a query. *visible: some
+ * element is not -inf, *nonzero: some element is not 0. `lines`: (VL, n_j rounded up to VL) of scratch. */
+NOINLINE void mask_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j, real factor,
+                         real *s, int64_t s_row, real *lines, bool *visible, bool *nonzero) {
+    const int64_t line_row = round_up(n_j, VL);
+    ivec any_visible = {0}, any_nonzero = {0};
+    for (int64_t i = 0; i < n_i; i += VL) {
+        for (int64_t l = 0; l < VL; l++) {
+            if (i + l < n_i) {
+                FN(load)(lines + l * line_row, mask->data + (i0 + i + l) * mask->row + j0 * mask->col, n_j, mask->col,
+                         mask->dtype, mask->swapped);
+            } else {
+                memcpy(lines + l * line_row, lines, (size_t)n_j * sizeof(real));
+            }
+        }
+        for (int64_t j = 0; j < n_j; j += VL) {
+            vec r[VL];
+            UNROLL for (int l = 0; l < VL; l++) r[l] = vload(lines + l * line_row + j);
+            vtranspose(r);
+            UNROLL for (int l = 0; l < VL; l++) {
+                if (j + l < n_j) {
+                    vstore(s + (j + l) * s_row + i, factor * r[l]);
+                    any_visible |= r[l] != -(real)INFINITY;
+                    any_nonzero |= r[l] != 0;
+                }
+            }
+        }
+    }
+    *visible = vany(any_visible);
+    *nonzero = vany(any_nonzero);
+}
+
+/* The same with ALiBi added, and -inf outside band and key_length. Returns what the block holds; s is filled only for
+ * BIAS_SOME. */
+NOINLINE enum bias_kind bias_block(const sdpa_unit *u, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j, real factor,
+                                   real *s, int64_t s_row, real *lines) {
     const sdpa_problem *p = u->problem;
     const sdpa_matrix *mask = &u->mask;
     /* The band cuts the block if its first query's last key, or its last query's first key, lies inside. */
@@ -112,38 +145,32 @@ NOINLINE enum bias_kind bias_block(const sdpa_unit *u, int64_t i0, int64_t n_i, 
     sdpa_visible_keys(u, i0, n_i, &first_key, &last_key);
     if (last_key <= j0 || first_key >= j0 + n_j) return BIAS_ALL_MASKED;
     bool cut = cut_above || cut_below || cut_end;
-    if (!mask->data && !cut) return BIAS_NONE;
+    real slope = 0;
+    if (u->alibi_slopes.data) {
+        FN(load)(&slope, u->alibi_slopes.data, 1, 0, u->alibi_slopes.dtype, u->alibi_slopes.swapped);
+    }
+    if (!mask->data && !cut && slope == 0) return BIAS_NONE;
 
-    int64_t lanes = round_up(n_i, VL), line_row = round_up(n_j, VL);
-    vec low = vset1(INFINITY), high = vset1(-INFINITY);
+    int64_t lanes = round_up(n_i, VL);
     if (mask->data) {
-        for (int64_t i = 0; i < lanes; i += VL) {
-            for (int64_t l = 0; l < VL; l++) {
-                if (i + l < n_i) {
-                    FN(load)(lines + l * line_row, mask->data + (i0 + i + l) * mask->row + j0 * mask->col, n_j,
-                             mask->col, mask->dtype, mask->swapped);
-                } else {
-                    for (int64_t j = 0; j < line_row; j++) lines[l * line_row + j] = lines[j];
-                }
-            }
-            for (int64_t j = 0; j < n_j; j += VL) {
-                vec r[VL];
-                UNROLL for (int l = 0; l < VL; l++) r[l] = vload(lines + l * line_row + j);
-                vtranspose(r);
-                UNROLL for (int l = 0; l < VL; l++) {
-                    if (j + l < n_j) {
-                        vstore(s + (j + l) * s_row + i, factor * r[l]);
-                        low = vmin2(low, r[l]); /* a NaN counts as something: it stays in `low` */
-                        high = vmax2(high, r[l]);
-                    }
-                }
-            }
-        }
-        if (!vany(high != -(real)INFINITY)) return BIAS_ALL_MASKED;
-        if (!cut && !vany((low != 0) | (high != 0))) return BIAS_NONE;
+        bool visible, nonzero;
+        mask_block(mask, i0, n_i, j0, n_j, factor, s, s_row, lines, &visible, &nonzero);
+        if (!visible) return BIAS_ALL_MASKED;
+        if (!cut && slope == 0 && !nonzero) return BIAS_NONE;
     } else {
         for (int64_t j = 0; j < n_j; j++) {
             for (int64_t i = 0; i < lanes; i += VL) vstore(s + j * s_row + i, (vec){0});
+        }
+    }
+    if (slope != 0) {
+        vec lane;
+        for (int l = 0; l < VL; l++) lane[l] = l;
+        for (int64_t j = 0; j < n_j; j++) {
+            for (int64_t i = 0; i < lanes; i += VL) {
+                vec distance = lane + (real)(i0 + i + u->offset - j0 - j);
+                distance = (vec)((ivec)distance & ~SIGN_BIT);
+                vstore(s + j * s_row + i, vload(s + j * s_row + i) - factor * slope * distance);
+            }
         }
     }
     if (cut) {

@@ -16,13 +16,14 @@ typedef struct scores {
     const real *shift; /* per query */
     const real *shift_low; /* per query: what rounding took from shift (SCORE_WEIGHTS) */
     real *extreme;     /* per query: running maximum or sum */
-    real c;
+    real c, cap;
 } scores;
 
 INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real *y, int64_t y_row, int64_t j0,
                        int64_t rows) {
     const bool gradient = mode == SCORE_GRADIENT || mode == SCORE_GRADIENT_MASKED;
-    const bool maximum = mode == SCORE_RAW || mode == SCORE_BIASED;
+    const bool summed = mode == SCORE_SUMMED || mode == SCORE_WEIGHTS;
+    const bool maximum = mode == SCORE_RAW || mode == SCORE_BIASED || mode == SCORE_CAPPED;
     vec acc[SCORE_ROWS][MAX_WIDTH];
     UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
         UNROLL for (int j = 0; j < nv; j++) acc[i][j] = gradient ? -vload(t->shift + j * VL) : (vec){0};
@@ -31,7 +32,7 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
 
     UNROLL for (int j = 0; j < nv; j++) {
         vec shift = {0}, extreme = {0};
-        if (!maximum && !gradient) shift = vload(t->shift + j * VL);
+        if (summed) shift = vload(t->shift + j * VL);
         if (maximum) extreme = vload(t->extreme + j * VL);
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
             if (i >= rows) break;
@@ -42,11 +43,21 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
                 vstore(s, a);
                 extreme = vmax2(a, extreme);
                 break;
+            case SCORE_ADDED: vstore(s, a + vload(s)); break;
             case SCORE_BIASED: {
                 vec bias = vload(s);
                 a = vselect(bias == -(real)INFINITY, bias, t->c * a + bias);
                 vstore(s, a);
                 extreme = vmax2(a, extreme);
+                break;
+            }
+            case SCORE_CAPPED: {
+                vec bias = vload(s), h = vtanh(t->cap * a);
+                a = vselect(bias == -(real)INFINITY, bias, t->c * h + bias);
+                vstore(s, a);
+                extreme = vmax2(a, extreme);
+                /* A masked pair's tanh may be NaN, and its slope must not be. */
+                if (t->ds) vstore(t->ds + (j0 + i) * t->s_row + j * VL, vselect(a == -(real)INFINITY, (vec){0}, h));
                 break;
             }
             case SCORE_SUMMED:
@@ -68,8 +79,8 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
             }
             }
         }
-        if (mode == SCORE_SUMMED || mode == SCORE_WEIGHTS) extreme += vload(t->extreme + j * VL);
-        if (!gradient) vstore(t->extreme + j * VL, extreme);
+        if (summed) extreme += vload(t->extreme + j * VL);
+        if (maximum || summed) vstore(t->extreme + j * VL, extreme);
     }
 }
 
@@ -96,7 +107,9 @@ INLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
         }                                                                                                              \
     }
 DEFINE_PANELS(SCORE_RAW)
+DEFINE_PANELS(SCORE_ADDED)
 DEFINE_PANELS(SCORE_BIASED)
+DEFINE_PANELS(SCORE_CAPPED)
 DEFINE_PANELS(SCORE_SUMMED)
 DEFINE_PANELS(SCORE_WEIGHTS)
 DEFINE_PANELS(SCORE_GRADIENT)
@@ -131,4 +144,23 @@ NOINLINE bool FN(exponentiate)(real *s, int64_t s_row, int64_t n, int nv, real c
         vstore(sum + j * VL, total);
     }
     return vany(any);
+}
+
+/* s = the logits of a block in log2 units (`unit` = log2 e) or as they are (`unit` = 1), after scale, cap and bias, for
+ * any options; t->extreme their maximum. `bias` tells what s already holds. */
+NOINLINE void FN(score_logits)(scores *t, int nv, const sdpa_problem *p, enum bias_kind bias, real unit) {
+    const real scale = (real)fabs(p->scale);
+    t->c = unit * scale;
+    if (bias == BIAS_NONE) {
+        for (int64_t j = 0; j < t->n; j++) {
+            for (int x = 0; x < nv; x++) vstore(t->s + j * t->s_row + x * VL, (vec){0});
+        }
+    }
+    if (p->softcap > 0) {
+        t->cap = (real)(fabs(p->scale) / p->softcap);
+        t->c = unit * (real)p->softcap;
+        FN(SCORE_CAPPED)(t, nv);
+    } else {
+        FN(SCORE_BIASED)(t, nv);
+    }
 }

@@ -17,7 +17,9 @@
 /* What is done to a tile of scores, on the accumulators. */
 enum score_mode {
     SCORE_RAW,             /* s = acc;                              extreme = max over keys */
+    SCORE_ADDED,           /* s = s + acc */
     SCORE_BIASED,          /* s = c * acc + s, or -inf where s was; extreme = max over keys */
+    SCORE_CAPPED,          /* s = c * tanh(cap * acc) + s, like SCORE_BIASED; ds = that tanh where ds is not NULL */
     SCORE_SUMMED,          /* s = exp2(c * acc - shift);            extreme = sum over keys */
     SCORE_WEIGHTS,         /* s = exp2(c * acc - shift - low);      extreme = sum over keys */
     SCORE_GRADIENT,        /* ds = s * (acc - shift) */

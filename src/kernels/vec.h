@@ -87,6 +87,18 @@ DEFINE_COMMON(f32)
 DEFINE_COMMON(f64)
 #undef DEFINE_COMMON
 
+/* Products of the even 32-bit words with a 32-bit factor, as 64-bit words. */
+typedef uint64_t wide_vec __attribute__((vector_size(VEC_BYTES)));
+INLINE wide_vec vmultiply_even(wide_vec x, uint32_t factor) {
+#if defined(SDPA_ISA_AVX512)
+    return (wide_vec)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi32((int)factor));
+#elif defined(SDPA_ISA_AVX2)
+    return (wide_vec)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi32((int)factor));
+#else
+    return (x & 0xffffffff) * factor;
+#endif
+}
+
 /* vmax2, vmin2: b where the comparison fails, so a NaN in b always comes through. */
 #if defined(SDPA_ISA_AVX512)
 INLINE vec_f32 vmax2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)_mm512_max_ps((__m512)a, (__m512)b); }

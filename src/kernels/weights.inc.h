@@ -49,7 +49,9 @@ static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
             forward_keys(u, &w, &k, &v, i, n_i, j, n, c, true);
         }
     }
+    const real sink = FN(sink_of)(u);
     for (int64_t i = 0; i < w.n_lanes; i++) {
+        FN(add_sink)(sink, &w.m[i], &w.l[i]);
         if (w.m[i] == -(real)INFINITY) w.m[i] = 0;
         w.l[i] = w.l[i] == 0 ? 0 : 1 / w.l[i];
     }
@@ -68,19 +70,22 @@ static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
                         .extreme = (real *)extreme, .c = c};
             enum bias_kind bias = BIAS_NONE;
             if (visible) bias = bias_block(u, u->i0 + i, n_i, j, n, weights ? (real)M_LOG2E : 1, w.s, w.panel, w.line);
-            if (bias == BIAS_SOME) {
-                FN(SCORE_BIASED)(&t, nv);
-            } else if (bias == BIAS_NONE) {
+            const bool plain = bias == BIAS_NONE && (p->softcap == 0 || stage == SDPA_SCORES);
+            if (plain) {
                 FN(SCORE_RAW)(&t, nv);
+            } else if (bias != BIAS_ALL_MASKED) {
+                FN(score_logits)(&t, nv, p, bias, weights ? (real)M_LOG2E : 1);
             }
-            real unit = bias == BIAS_NONE ? c : 1;
+            if (weights && p->dropout_p > 0) dropout_block(u, u->i0 + i, nv * VL, j, n, w.r, w.panel);
+            real unit = plain ? c : 1;
             for (int64_t l = 0; l < n; l++) {
                 for (int x = 0; x < nv; x++) {
                     real *s = w.s + l * w.panel + x * VL;
                     vec a = bias == BIAS_ALL_MASKED ? vset1(-INFINITY) : unit * vload(s);
                     if (weights) {
-                        vec p = vexp2(a - vload(w.m + i + x * VL));
-                        a = vselect(a == -(real)INFINITY, vset1(-0.0), p);
+                        vec e = vexp2(a - vload(w.m + i + x * VL));
+                        if (p->dropout_p > 0) e *= vload(w.r + l * w.panel + x * VL);
+                        a = vselect(a == -(real)INFINITY, vset1(-0.0), e);
                     }
                     vstore(s, a);
                 }

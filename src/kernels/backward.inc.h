@@ -163,7 +163,7 @@ NOINLINE void restore_lse(const sdpa_unit *u, const backward_scratch *w, int64_t
     }
     for (int64_t i = 0; i < u->n_i; i++) {
         double excess = log2(sum[i]);
-        if (fabs(excess) <= 2 * epsilon * fabs(w->lse[i])) w->lse_low[i] += (real)excess;
+        if (sum[i] > 0 && fabs(excess) <= 2 * epsilon * fabs(w->lse[i])) w->lse_low[i] += (real)excess;
     }
 }
 

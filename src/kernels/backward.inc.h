@@ -170,8 +170,8 @@ NOINLINE void restore_lse(const sdpa_unit *u, const backward_scratch *w, int64_t
     }
     const real sink = FN(sink_of)(u);
     for (int64_t i = 0; i < u->n_i; i++) {
-        double excess = log2(sum[i] + exp2(sink - w->lse[i] - w->lse_low[i]));
-        if (fabs(excess) <= 2 * epsilon * fabs(w->lse[i])) w->lse_low[i] += (real)excess;
+        double total = sum[i] + exp2(sink - w->lse[i] - w->lse_low[i]), excess = log2(total);
+        if (total > 0 && fabs(excess) <= 2 * epsilon * fabs(w->lse[i])) w->lse_low[i] += (real)excess;
     }
 }
 

@@ -173,6 +173,7 @@ typedef struct backward_call {
     int64_t first_group;  /* of those in flight */
     int64_t n_flight;     /* groups in flight */
     sdpa_turn *turns;     /* (n_flight, units of a group); NULL: a group is one thread's work */
+    bool twice;           /* the double backward: the same sums, another kernel */
     bool ordered;         /* units end in order, since they add to the same dQ */
     bool summed;          /* dK, dV in float32: `sums` holds a pair per worker or per group in flight */
     char *sums;
@@ -214,7 +215,11 @@ static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa
         turns[t].last = j0 < j1 ? (j1 + block - 1) / block : turns[t].first;
         return;
     }
-    c->kernels->backward(&u, scratch);
+    if (c->twice) {
+        c->kernels->double_backward(&u, scratch);
+    } else {
+        c->kernels->backward(&u, scratch);
+    }
 }
 
 static void store_sums(const backward_call *c, int64_t group, int64_t slot) {
@@ -276,7 +281,7 @@ static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
     bool wavefront = workers > 1 && units > 1 && c->groups.size < 4 * (int64_t)workers;
     int64_t flight = !wavefront || (c->summed && c->groups.size > workers) ? workers : c->groups.size;
     c->kernels = sdpa_kernels_for(p->dtype);
-    c->scratch_bytes = c->kernels->backward_bytes(p);
+    c->scratch_bytes = c->twice ? c->kernels->double_backward_bytes(p) : c->kernels->backward_bytes(p);
     c->dk_bytes = p->dk.data ? (size_t)(p->n_k * p->d_k) * 4 : 0;
     c->sums_bytes = c->summed ? c->dk_bytes + (p->dv.data ? (size_t)(p->n_k * p->d_v) * 4 : 0) : 0;
 
@@ -295,10 +300,10 @@ static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
     return status;
 }
 
-sdpa_status sdpa_attention_backward(const sdpa_problem *problem) {
+static sdpa_status differentiate(const sdpa_problem *problem, bool twice) {
     if (problem->n_batch * problem->n_head * problem->n_q == 0) return SDPA_OK;
     sdpa_problem p = *problem;
-    backward_call call = {.problem = &p};
+    backward_call call = {.problem = &p, .twice = twice};
     const bool narrow_type = p.dtype == SDPA_F16 || p.dtype == SDPA_BF16;
     find_groups(&p, &call.groups, &call.members);
     call.summed = narrow_type && (p.dk.data || p.dv.data);
@@ -333,3 +338,7 @@ sdpa_status sdpa_attention_backward(const sdpa_problem *problem) {
     }
     return status;
 }
+
+sdpa_status sdpa_attention_backward(const sdpa_problem *p) { return differentiate(p, false); }
+
+sdpa_status sdpa_attention_double_backward(const sdpa_problem *p) { return differentiate(p, true); }

@@ -10,6 +10,13 @@ sdpa_status sdpa_attention_forward(const sdpa_problem *p);
 /* dq, dk, dv, dmask, each where present, from dout, dlse, q, k, v, o, lse. */
 sdpa_status sdpa_attention_backward(const sdpa_problem *p);
 
+/* Forward mode: o, and its derivative o_t along the tangents q_t, k_t, v_t, mask_t, sinks_t. */
+sdpa_status sdpa_attention_tangent(const sdpa_problem *p);
+
+/* The derivatives dq, dk, dv, dmask, dsinks and o_t (with respect to dout), each where present, of the sum of the
+ * tangents times what sdpa_attention_backward computes from q, k, v, o, dout, dlse. */
+sdpa_status sdpa_attention_double_backward(const sdpa_problem *p);
+
 /* The stages of the (n_q, n_k) matrix, written to p->o, whose columns are keys here: o is (n_q, n_k) of dtype p->dtype. */
 typedef enum sdpa_stage { SDPA_SCORES, SDPA_CAPPED, SDPA_BIASED, SDPA_WEIGHTS } sdpa_stage;
 sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage);

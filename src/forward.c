@@ -4,13 +4,15 @@
 #include "parallel.h"
 #include "unit.h"
 
+typedef enum forward_kind { FORWARD, WEIGHTS, TANGENT } forward_kind;
+
 typedef struct forward_call {
     const sdpa_problem *problem;
     const struct sdpa_kernels *kernels;
     char *scratch;
     size_t scratch_bytes; /* per worker */
-    bool weights;
-    sdpa_stage stage;
+    forward_kind kind;
+    sdpa_stage stage; /* of WEIGHTS */
 } forward_call;
 
 static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run) {
@@ -21,19 +23,19 @@ static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run
     sdpa_unit_set_queries(&u, index % blocks);
     u.run = run;
     void *scratch = call->scratch + (size_t)worker * call->scratch_bytes;
-    if (call->weights) {
-        call->kernels->weights(&u, call->stage, scratch);
-    } else {
-        call->kernels->forward(&u, scratch);
+    switch (call->kind) {
+    case FORWARD: call->kernels->forward(&u, scratch); break;
+    case WEIGHTS: call->kernels->weights(&u, call->stage, scratch); break;
+    case TANGENT: call->kernels->tangent(&u, scratch); break;
     }
 }
 
-static sdpa_status run_forward(const sdpa_problem *p, bool weights, sdpa_stage stage) {
+static sdpa_status run_forward(const sdpa_problem *p, forward_kind kind, sdpa_stage stage) {
     int64_t n_units = p->n_batch * p->n_head * sdpa_query_blocks(p);
     if (n_units == 0) return SDPA_OK;
-    forward_call call = {.problem = p, .kernels = sdpa_kernels_for(p->dtype), .weights = weights, .stage = stage};
+    forward_call call = {.problem = p, .kernels = sdpa_kernels_for(p->dtype), .kind = kind, .stage = stage};
     int workers = sdpa_workers_for(p, n_units);
-    call.scratch_bytes = call.kernels->forward_bytes(p);
+    call.scratch_bytes = kind == TANGENT ? call.kernels->tangent_bytes(p) : call.kernels->forward_bytes(p);
     call.scratch = sdpa_alloc((size_t)workers * call.scratch_bytes);
     if (!call.scratch) return SDPA_NO_MEMORY;
     sdpa_status status = sdpa_parallel_for(n_units, workers, forward_unit, &call, p->interrupted);
@@ -41,10 +43,8 @@ static sdpa_status run_forward(const sdpa_problem *p, bool weights, sdpa_stage s
     return status;
 }
 
-sdpa_status sdpa_attention_forward(const sdpa_problem *p) {
-    return run_forward(p, false, SDPA_WEIGHTS);
-}
+sdpa_status sdpa_attention_forward(const sdpa_problem *p) { return run_forward(p, FORWARD, SDPA_WEIGHTS); }
 
-sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage) {
-    return run_forward(p, true, stage);
-}
+sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage) { return run_forward(p, WEIGHTS, stage); }
+
+sdpa_status sdpa_attention_tangent(const sdpa_problem *p) { return run_forward(p, TANGENT, SDPA_WEIGHTS); }

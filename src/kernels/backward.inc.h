@@ -100,14 +100,14 @@ NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
     return large;
 }
 
-/* dMask += dS, summed over the axes on which the mask is broadcast (stride 0). The binding gives dMask the compute type
- * or, where no sum crosses units, any float type. */
-NOINLINE void add_mask_gradient(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t n) {
+/* dMask += dS (n, ds_row), summed over the axes on which the mask is broadcast (stride 0); `columns`: per query, where
+ * it is broadcast over keys. dMask has the compute type or, where no sum crosses units, any float type. */
+NOINLINE void add_mask_gradient(const sdpa_unit *u, const real *ds, int64_t ds_row, real *columns, int64_t j0,
+                                int64_t n) {
     const sdpa_matrix *d = &u->dmask;
-    for (int64_t j = 0; j < n; j++) {
-        const real *ds = w->ds + j * w->n_lanes;
+    for (int64_t j = 0; j < n; j++, ds += ds_row) {
         if (d->col == 0) {
-            for (int64_t i = 0; i < u->n_i; i++) w->dmask[i] += ds[i];
+            for (int64_t i = 0; i < u->n_i; i++) columns[i] += ds[i];
             continue;
         }
         char *element = d->data + (j0 + j) * d->col;
@@ -226,7 +226,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     }
     if (!any) return;
 
-    if (u->dmask.data) add_mask_gradient(u, w, j0, n);
+    if (u->dmask.data) add_mask_gradient(u, w->ds, w->n_lanes, w->dmask, j0, n);
     if (w->tanh) {
         for (int64_t x = 0; x < n * w->n_lanes; x += VL) {
             vec h = vload(w->tanh + x);
@@ -234,35 +234,23 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
         }
     }
     /* Only a masked pair must not meet a NaN or Inf: then its products are skipped, not multiplied by zero. */
+    const bool exact = !masked || queries_finite;
     if (u->dv.data) {
         gemm g = {.c = (real *)(u->dv.data + j0 * u->dv.row), .c_row = u->dv.row / (int64_t)sizeof(real), .a = w->p,
                   .a_stride = w->n_lanes, .b = dout->p, .b_row = dout->row, .m = n, .n = p->d_v, .depth = u->n_i,
                   .alpha = 1};
-        if (masked && !queries_finite) {
-            FN(gemm_masked)(&g, false);
-        } else {
-            gemm_columns(&g);
-        }
+        FN(multiply)(&g, false, exact);
     }
     if (u->dk.data) {
         gemm g = {.c = (real *)(u->dk.data + j0 * u->dk.row), .c_row = u->dk.row / (int64_t)sizeof(real), .a = w->ds,
                   .a_stride = w->n_lanes, .b = q->p, .b_row = q->row, .m = n, .n = p->d_k, .depth = u->n_i,
                   .alpha = (real)p->scale};
-        if (masked && !queries_finite) {
-            FN(gemm_masked)(&g, false);
-        } else {
-            gemm_columns(&g);
-        }
+        FN(multiply)(&g, false, exact);
     }
     if (u->dq.data) {
         gemm g = {.c = w->dq, .c_row = w->k_row, .a = w->ds, .a_stride = w->n_lanes, .b = k.p, .b_row = k.row,
-                  .m = u->n_i, .n = w->k_row, .depth = n, .alpha = (real)p->scale};
-        if (masked && !all_finite(k.p, k.row, n, p->d_k)) {
-            g.n = p->d_k;
-            FN(gemm_masked)(&g, true);
-        } else {
-            gemm_rows(&g);
-        }
+                  .m = u->n_i, .n = p->d_k, .depth = n, .alpha = (real)p->scale};
+        FN(multiply)(&g, true, !masked || all_finite(k.p, k.row, n, p->d_k));
     }
 }
 

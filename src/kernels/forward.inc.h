@@ -106,12 +106,9 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     }
     gemm g = {.c = w->o + i * w->o_row, .c_row = w->o_row, .a = w->s, .a_stride = w->panel, .b = v->p, .b_row = v->row,
               .m = n_i, .n = w->o_row, .depth = n, .row_scale = (const real *)alpha, .alpha = 1};
-    if (masked && !all_finite(v->p, v->row, n, w->d_v)) {
-        g.n = w->d_v;
-        FN(gemm_masked)(&g, true);
-    } else {
-        gemm_rows(&g);
-    }
+    const bool exact = !masked || all_finite(v->p, v->row, n, w->d_v);
+    if (!exact) g.n = w->d_v;
+    FN(multiply)(&g, true, exact);
     return slow || exceeded;
 }
 

@@ -141,3 +141,14 @@ NOINLINE void FN(gemm_masked)(const gemm *g, bool a_rows_adjacent) {
         }
     }
 }
+
+/* The product, whichever way a is stored; `exact`: no operand can put a NaN or Inf against a masked pair. */
+NOINLINE void FN(multiply)(gemm *g, bool a_rows_adjacent, bool exact) {
+    if (!exact) {
+        FN(gemm_masked)(g, a_rows_adjacent);
+    } else if (a_rows_adjacent) {
+        gemm_rows(g);
+    } else {
+        gemm_columns(g);
+    }
+}

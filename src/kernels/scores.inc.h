@@ -86,11 +86,11 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
 
 /* nv and mode are constants. */
 INLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
-    int64_t full = t->n / SCORE_ROWS * SCORE_ROWS;
-    for (int64_t j0 = 0; j0 < full; j0 += SCORE_ROWS) {
-        score_tile(t, nv, mode, t->y + j0 * t->y_row, t->y_row, j0, SCORE_ROWS);
+    for (int64_t j0 = 0; j0 < t->n; j0 += SCORE_ROWS) {
+        const bool tail = t->n - j0 < SCORE_ROWS;
+        score_tile(t, nv, mode, tail ? t->y_tail : t->y + j0 * t->y_row, tail ? t->tail_row : t->y_row, j0,
+                   tail ? t->n - j0 : SCORE_ROWS);
     }
-    if (full < t->n) score_tile(t, nv, mode, t->y_tail, t->tail_row, full, t->n - full);
 }
 
 #define DEFINE_PANEL(nv, mode)                                                                                         \

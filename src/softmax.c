@@ -14,7 +14,7 @@
 #include "parallel.h"
 
 /* Up to so many vectors in a row, transposing is cheaper than the reductions over the lanes. */
-#define SHORT_ROW 8
+#define SHORT_ROW 4
 /* Elements per unit of work: some 20 us, about what waking a thread costs. */
 #define UNIT_ELEMENTS 65536
 /* Scratch up to this comes from the stack, so that a small call allocates nothing. */

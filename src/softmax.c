@@ -14,7 +14,7 @@
 #include "parallel.h"
 
 /* Up to so many vectors in a row, transposing is cheaper than the reductions over the lanes. */
-#define SHORT_ROW 8
+#define SHORT_ROW 4
 /* Elements per unit of work: some 20 us, about what waking a thread costs. */
 #define UNIT_ELEMENTS 65536
 /* Scratch up to this comes from the stack, so that a small call allocates nothing. */
@@ -99,18 +99,20 @@ static double truncated(double x, int bits) {
     return ldexp(trunc(ldexp(f, bits)), exponent - bits);
 }
 
-/* Temperatures at which 1/t or its multiples would leave the range of the type act like the nearest that do not. */
-static sdpa_softmax_scale scale_for(double temperature, bool f64) {
+/* Temperatures at which 1/t or its multiples would leave the range of the type act like the nearest that do not. In
+ * log_softmax_backward exp(y) is p whatever t was. */
+static sdpa_softmax_scale scale_for(const sdpa_softmax_problem *p) {
     const double log2e = 0x1.71547652b82fep+0, log2e_low = 0x1.777d0ffda0d24p-56;
+    const bool f64 = p->dtype == SDPA_F64;
     const double reach = f64 ? 0x1p1000 : 0x1p110;
-    double t = temperature < 1 / reach ? 1 / reach : temperature > reach ? reach : temperature;
-    sdpa_softmax_scale s;
+    double t = p->temperature < 1 / reach ? 1 / reach : p->temperature > reach ? reach : p->temperature;
+    sdpa_softmax_scale s = {.inverse = 1 / t};
+    if (p->op == SDPA_LOG_SOFTMAX_BACKWARD) t = 1;
     s.c = log2e / t;
     s.c_high = truncated(s.c, f64 ? 26 : 12);
     s.c_low = (s.c - s.c_high) + (fma(-s.c, t, log2e) + log2e_low) / t;
     s.d_max = (f64 ? 1023 : 127) / s.c;
     s.d_min = -s.d_max;
-    s.inverse = 1 / t;
     return s;
 }
 
@@ -381,7 +383,7 @@ sdpa_status sdpa_softmax_run(const sdpa_softmax_problem *p) {
         memcpy(c.view[v].stride, from->stride, (size_t)n_axes * sizeof *from->stride);
     }
     simplify(&c);
-    c.scale = scale_for(p->temperature, c.f64);
+    c.scale = scale_for(p);
 
     c.inner = c.n_kept ? c.size[c.n_kept - 1] : 1;
     c.chunk = SDPA_SOFTMAX_CHUNK;

@@ -51,7 +51,7 @@ sdpa_status sdpa_softmax_run(const sdpa_softmax_problem *p);
 /* Rows per kernel call: no ISA has more lanes. */
 #define SDPA_SOFTMAX_ROWS 64
 
-/* exp((x - m) / t) = 2^(c (x - m)), see vexp2_product. */
+/* exp((x - m) / t) = 2^(c (x - m)), see vexp2_product; in backward functions exp(d) = 2^(c d). */
 typedef struct sdpa_softmax_scale {
     double c, c_high, c_low, d_min, d_max;
     double inverse; /* 1 / t */

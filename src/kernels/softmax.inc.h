@@ -62,17 +62,18 @@ INLINE void sum_block(vec *sum, vec *low, vec block) {
 }
 
 /* low is NaN once the sum is infinite. */
-INLINE vec sum_total(vec sum, vec low) {
-    return vselect(low == low, sum + low, sum);
-}
+INLINE vec sum_total(vec sum, vec low) { return vselect(low == low, sum + low, sum); }
 
 /* What element x, g adds to the sum of its row. Lanes past the end come with x = -inf, g = 0, except in SUM_PRODUCT,
  * where x = 0. */
 INLINE vec softmax_term(enum sum_kind kind, const softmax_constants *k, vec m, vec x, vec g) {
     switch (kind) {
-    case SUM_EXP: return softmax_exp(k, x - m);
-    case SUM_PRODUCT: return x * g;
-    case SUM_GRADIENT: return vselect(x == -(real)INFINITY, (vec){0}, g);
+    case SUM_EXP:
+        return softmax_exp(k, x - m);
+    case SUM_PRODUCT:
+        return x * g;
+    case SUM_GRADIENT:
+        return vselect(x == -(real)INFINITY, (vec){0}, g);
     }
     return x;
 }
@@ -86,8 +87,10 @@ INLINE vec softmax_result(sdpa_softmax_op op, const softmax_constants *k, vec m,
         vec p = x * s, low = x * s_low;
         return p + low;
     }
-    case SDPA_LOG_SOFTMAX: return (x - m) * k->inverse - s;
-    case SDPA_SOFTMAX_BACKWARD: return x * (g - s) * k->inverse;
+    case SDPA_LOG_SOFTMAX:
+        return (x - m) * k->inverse - s;
+    case SDPA_SOFTMAX_BACKWARD:
+        return x * (g - s) * k->inverse;
     case SDPA_LOG_SOFTMAX_BACKWARD: {
         vec p = softmax_exp(k, vmin2(vset1(k->d_max), x));
         return vselect(x == left_out, (vec){0}, (g - p * s) * k->inverse);
@@ -96,8 +99,10 @@ INLINE vec softmax_result(sdpa_softmax_op op, const softmax_constants *k, vec m,
         vec p = softmax_exp(k, vmin2(vset1(k->d_max), x - m));
         return vselect(x == left_out, (vec){0}, p * s);
     }
-    case SDPA_SOFTMAX_JACOBIAN: return x * s;
-    case SDPA_LOGSUMEXP: break;
+    case SDPA_SOFTMAX_JACOBIAN:
+        return x * s;
+    case SDPA_LOGSUMEXP:
+        break;
     }
     return x;
 }
@@ -135,9 +140,7 @@ INLINE real softmax_update(sdpa_softmax_stats *t, double inverse, real m) {
     return t->m == -INFINITY ? 0 : (real)t->m;
 }
 
-INLINE double softmax_total(const sdpa_softmax_stats *t) {
-    return t->l_low == t->l_low ? t->l + t->l_low : t->l;
-}
+INLINE double softmax_total(const sdpa_softmax_stats *t) { return t->l_low == t->l_low ? t->l + t->l_low : t->l; }
 
 /* ---- rows ---- */
 
@@ -299,13 +302,20 @@ static void FN(softmax_rows)(const sdpa_softmax_block *b) {
                 row_write(SDPA_LOG_SOFTMAX, false, &k, m, s, 0, x, NULL, out, n);
             }
             break;
-        case SDPA_SOFTMAX_BACKWARD: row_write(SDPA_SOFTMAX_BACKWARD, false, &k, m, s, 0, x, g, out, n); break;
-        case SDPA_LOG_SOFTMAX_BACKWARD: row_write(SDPA_LOG_SOFTMAX_BACKWARD, false, &k, m, s, 0, x, g, out, n); break;
+        case SDPA_SOFTMAX_BACKWARD:
+            row_write(SDPA_SOFTMAX_BACKWARD, false, &k, m, s, 0, x, g, out, n);
+            break;
+        case SDPA_LOG_SOFTMAX_BACKWARD:
+            row_write(SDPA_LOG_SOFTMAX_BACKWARD, false, &k, m, s, 0, x, g, out, n);
+            break;
         case SDPA_LOGSUMEXP_BACKWARD:
             row_write(SDPA_LOGSUMEXP_BACKWARD, false, &k, (real)t.m, s, 0, x, NULL, out, n);
             break;
-        case SDPA_SOFTMAX_JACOBIAN: row_write(SDPA_SOFTMAX_JACOBIAN, false, &k, m, s, 0, x, NULL, out, n); break;
-        case SDPA_LOGSUMEXP: break;
+        case SDPA_SOFTMAX_JACOBIAN:
+            row_write(SDPA_SOFTMAX_JACOBIAN, false, &k, m, s, 0, x, NULL, out, n);
+            break;
+        case SDPA_LOGSUMEXP:
+            break;
         }
     }
 }
@@ -459,15 +469,20 @@ static void FN(softmax_lanes)(const sdpa_softmax_block *b) {
         lanes_write(SDPA_LOG_SOFTMAX, false, &k, shift, vs, vs_low, b, b->x, b->x_col);
         if (vany(nan)) lanes_fill_nan(nan, -(real)INFINITY, b);
         break;
-    case SDPA_SOFTMAX_BACKWARD: lanes_write(SDPA_SOFTMAX_BACKWARD, false, &k, shift, vs, vs_low, b, b->x, b->x_col); break;
+    case SDPA_SOFTMAX_BACKWARD:
+        lanes_write(SDPA_SOFTMAX_BACKWARD, false, &k, shift, vs, vs_low, b, b->x, b->x_col);
+        break;
     case SDPA_LOG_SOFTMAX_BACKWARD:
         lanes_write(SDPA_LOG_SOFTMAX_BACKWARD, false, &k, shift, vs, vs_low, b, b->x, b->x_col);
         break;
     case SDPA_LOGSUMEXP_BACKWARD:
         lanes_write(SDPA_LOGSUMEXP_BACKWARD, false, &k, shift, vs, vs_low, b, b->x, b->x_col);
         break;
-    case SDPA_SOFTMAX_JACOBIAN: lanes_write(SDPA_SOFTMAX_JACOBIAN, false, &k, shift, vs, vs_low, b, b->x, b->x_col); break;
-    case SDPA_LOGSUMEXP: break;
+    case SDPA_SOFTMAX_JACOBIAN:
+        lanes_write(SDPA_SOFTMAX_JACOBIAN, false, &k, shift, vs, vs_low, b, b->x, b->x_col);
+        break;
+    case SDPA_LOGSUMEXP:
+        break;
     }
 }
 

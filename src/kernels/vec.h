@@ -70,18 +70,6 @@ typedef double vecu_f64 __attribute__((vector_size(VEC_BYTES), aligned(8), may_a
     INLINE vec_##T vset1_##T(real_##T x) { return x - (vec_##T){0}; }                                                  \
     INLINE vec_##T vselect_##T(ivec_##T mask, vec_##T yes, vec_##T no) {                                               \
         return (vec_##T)((mask & (ivec_##T)yes) | (~mask & (ivec_##T)no));                                             \
-    }                                                                                                                  \
-    INLINE real_##T vreduce_add_##T(vec_##T x) {                                                                       \
-        for (int h = VL_##T / 2; h > 0; h /= 2) {                                                                      \
-            for (int l = 0; l < h; l++) x[l] += x[l + h];                                                              \
-        }                                                                                                              \
-        return x[0];                                                                                                   \
-    }                                                                                                                  \
-    /* Every lane is seen: a NaN in any lane gives NaN. */                                                             \
-    INLINE real_##T vreduce_max_##T(vec_##T x) {                                                                       \
-        real_##T m = x[0];                                                                                             \
-        for (int l = 1; l < VL_##T; l++) m = m != m || m > x[l] ? m : x[l];                                            \
-        return m;                                                                                                      \
     }
 DEFINE_COMMON(f32)
 DEFINE_COMMON(f64)
@@ -222,6 +210,36 @@ INLINE void vtranspose_f64(vec_f64 *r) { STAGE(2, 4, vec_f64) STAGE(1, 4, vec_f6
 INLINE void vtranspose_f32(vec_f32 *r) { STAGE(2, 4, vec_f32) STAGE(1, 4, vec_f32) }
 INLINE void vtranspose_f64(vec_f64 *r) { STAGE(1, 2, vec_f64) }
 #endif
+/* Reductions over the lanes, a binary tree: lane l meets lane l + h for h = VL / 2, ..., 1. vreduce_max: any lane if one is
+ * NaN. */
+#define FLIP(l, h, n) ((l) ^ (h))
+#define FOLD(h, n, op) x = op(x, __builtin_shufflevector(x, x, LANES_##n(FLIP, h, n)));
+#define PLUS(a, b) ((a) + (b))
+#if VEC_BYTES == 64
+#define FOLD_f32(op) FOLD(8, 16, op) FOLD(4, 16, op) FOLD(2, 16, op) FOLD(1, 16, op)
+#define FOLD_f64(op) FOLD(4, 8, op) FOLD(2, 8, op) FOLD(1, 8, op)
+#elif VEC_BYTES == 32
+#define FOLD_f32(op) FOLD(4, 8, op) FOLD(2, 8, op) FOLD(1, 8, op)
+#define FOLD_f64(op) FOLD(2, 4, op) FOLD(1, 4, op)
+#else
+#define FOLD_f32(op) FOLD(2, 4, op) FOLD(1, 4, op)
+#define FOLD_f64(op) FOLD(1, 2, op)
+#endif
+#define DEFINE_REDUCTIONS(T)                                                                                           \
+    INLINE real_##T vreduce_add_##T(vec_##T x) {                                                                       \
+        FOLD_##T(PLUS) return x[0];                                                                                    \
+    }                                                                                                                  \
+    INLINE real_##T vreduce_max_##T(vec_##T x) {                                                                       \
+        FOLD_##T(vmax2_##T) return x[0];                                                                               \
+    }
+DEFINE_REDUCTIONS(f32)
+DEFINE_REDUCTIONS(f64)
+#undef DEFINE_REDUCTIONS
+#undef FOLD_f64
+#undef FOLD_f32
+#undef PLUS
+#undef FOLD
+#undef FLIP
 #undef STAGE
 #undef LANES_16
 #undef LANES_8

@@ -17,9 +17,10 @@
 /* Every name that a parameter of any function has. */
 #define SDPA_NAMES(X)                                                                                                  \
     X(query)                                                                                                           \
-    X(key) X(value) X(attn_mask) X(dropout_p) X(is_causal) X(scale) X(enable_gqa) X(window) X(key_lengths)             \
-        X(query_offset) X(workers) X(out) X(grad_out) X(lse) X(grad_lse) X(needs) X(stage) X(outs) X(lses) X(x)        \
-            X(axis) X(temperature) X(where) X(keepdims) X(grad) X(weights) X(log_weights) X(mode) X(n) X(name)
+    X(key)                                                                                                             \
+    X(value) X(attn_mask) X(dropout_p) X(is_causal) X(scale) X(enable_gqa) X(window) X(key_lengths) X(query_offset)    \
+        X(workers) X(out) X(grad_out) X(lse) X(grad_lse) X(needs) X(stage) X(outs) X(lses) X(x) X(axis) X(temperature) \
+            X(where) X(keepdims) X(grad) X(weights) X(log_weights) X(mode) X(n) X(name)
 
 enum sdpa_name {
 #define SDPA_NAME(name) NAME_##name,
@@ -55,9 +56,9 @@ int sdpa_parse(PyObject *module, const sdpa_signature *signature, PyObject *cons
                PyObject *kwnames, PyObject *values[N_NAMES]);
 
 /* One argument; `name` is for the message. -1 and an exception that names it. */
-int sdpa_read_bool(const char *name, PyObject *value, bool *result);     /* bool or numpy.bool, nothing else */
-int sdpa_read_finite(const char *name, PyObject *value, double *result); /* any real number but NaN and Inf */
-int sdpa_read_workers(PyObject *value, int *result); /* value may be NULL or None */
+int sdpa_read_bool(const char *name, PyObject *value, bool *result);         /* bool or numpy.bool, nothing else */
+int sdpa_read_finite(const char *name, PyObject *value, double *result);     /* any real number but NaN and Inf */
+int sdpa_read_workers(PyObject *value, int *result);                         /* value may be NULL or None */
 int sdpa_read_integer(const char *name, PyObject *value, long long *result); /* clamped to long long */
 
 /* Anything NumPy can take, as an array of any dtype and layout, without a copy where possible: new reference. Arrays,

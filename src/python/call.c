@@ -1,0 +1,435 @@
+#include "call.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "../parallel.h"
+
+static void raise_shape(const char *name, const char *expected, PyArrayObject *got) {
+    char text[SDPA_SHAPE_SIZE];
+    PyErr_Format(PyExc_ValueError, "%s: expected %s, got %s", name, expected,
+                 sdpa_shape_text(text, "", PyArray_DIMS(got), PyArray_NDIM(got)));
+}
+
+PyObject *sdpa_dtype_text(PyObject *module, sdpa_dtype dtype) {
+    PyArray_Descr *descr = PyArray_DescrFromType(sdpa_type_number(module, dtype));
+    PyObject *text = descr ? PyObject_Str((PyObject *)descr) : NULL;
+    Py_XDECREF((PyObject *)descr);
+    return text;
+}
+
+/* Converts an argument and keeps it until the call ends: borrowed reference. */
+static PyArrayObject *hold(sdpa_call *call, const char *name, PyObject *value) {
+    PyArrayObject *array = sdpa_array(call->module, name, value);
+    if (!array) return NULL;
+    call->held[call->n_held].array = array;
+    call->held[call->n_held++].name = name;
+    return array;
+}
+
+/* ------------------------------------------------------------------------------------ tensors */
+
+void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype, int n_inner,
+                    const npy_intp *inner, bool heads) {
+    const npy_intp *sizes = PyArray_DIMS(a), *strides = PyArray_STRIDES(a);
+    const sdpa_problem *p = &call->problem;
+    int at = PyArray_NDIM(a) - 1; /* next axis, from the last */
+    int64_t inner_strides[2] = {0, 0};
+    for (int i = n_inner - 1; i >= 0; i--, at--) {
+        if (at >= 0 && (sizes[at] != 1 || inner[i] == 1)) inner_strides[i] = strides[at];
+    }
+    t->data = sdpa_data(a);
+    t->row = inner_strides[0];
+    t->col = inner_strides[1];
+    t->dtype = dtype;
+    t->swapped = sdpa_is_swapped(a);
+    t->head = 0;
+    t->group = 1;
+    if (heads) {
+        if (at >= 0 && sizes[at] == p->n_head) {
+            t->head = strides[at];
+        } else if (at >= 0 && sizes[at] > 1) {
+            t->head = strides[at];
+            t->group = p->n_head / sizes[at];
+        }
+        at--;
+    }
+    int first = call->n_batch_axes - 1 - at; /* axis of the output that its first one meets */
+    for (int i = 0; i < p->n_axes; i++) {
+        int own = call->axis[i] - first;
+        t->batch[i] = own >= 0 && sizes[own] != 1 ? strides[own] : 0;
+    }
+}
+
+static void set_tensor(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype, int n_inner,
+                       const npy_intp *inner, bool heads) {
+    sdpa_call_view(call, t, a, dtype, n_inner, inner, heads);
+    call->present[call->n_present++] = t;
+}
+
+/* Points t at one integer per batch entry. */
+static void set_integers(sdpa_call *call, sdpa_tensor *t, PyArrayObject *array, int64_t *value) {
+    if (array) {
+        set_tensor(call, t, array, SDPA_I64, 0, NULL, false);
+        return;
+    }
+    t->data = (char *)value;
+    t->dtype = SDPA_I64;
+    t->group = 1;
+    for (int i = 0; i < call->problem.n_axes; i++) t->batch[i] = 0;
+    call->present[call->n_present++] = t;
+}
+
+void sdpa_call_merge_axes(sdpa_call *call) {
+    sdpa_problem *p = &call->problem;
+    int last = 0; /* the axes up to here are final but for what may join the last one */
+    for (int i = 1; i < p->n_axes; i++) {
+        bool joined = true;
+        for (int t = 0; t < call->n_present && joined; t++) {
+            const int64_t *strides = call->present[t]->batch;
+            joined = strides[last] == strides[i] * p->axis[i];
+        }
+        last += !joined;
+        p->axis[last] = joined ? p->axis[last] * p->axis[i] : p->axis[i];
+        for (int t = 0; t < call->n_present; t++) call->present[t]->batch[last] = call->present[t]->batch[i];
+    }
+    if (p->n_axes) p->n_axes = last + 1;
+}
+
+/* ------------------------------------------------------------------------------------ operands */
+
+static int set_dtype(sdpa_call *call) {
+    const struct {
+        PyArrayObject *a;
+        const char *name;
+    } operands[] = {{call->q, "query"}, {call->k, "key"}, {call->v, "value"}};
+    for (int i = 0; i < 3 && operands[i].a; i++) {
+        int dtype = sdpa_dtype_of(call->module, operands[i].a);
+        PyObject *got = (PyObject *)PyArray_DESCR(operands[i].a);
+        if (dtype < SDPA_F16 || dtype > SDPA_F64) {
+            PyErr_Format(PyExc_TypeError, "%s: expected float16, bfloat16, float32 or float64, got %S",
+                         operands[i].name, got);
+            return -1;
+        }
+        if (i == 0) call->problem.dtype = (sdpa_dtype)dtype;
+        if ((sdpa_dtype)dtype != call->problem.dtype) {
+            PyErr_Format(PyExc_TypeError, "%s: expected query's dtype %S, got %S", operands[i].name,
+                         PyArray_DESCR(call->q), got);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static npy_intp size_from_end(PyArrayObject *a, int i) {
+    return PyArray_NDIM(a) >= i ? PyArray_DIM(a, PyArray_NDIM(a) - i) : 1;
+}
+
+/* Joins the leading axes of `a` to those of the output. `but_heads`: heads are not broadcast but grouped. */
+static int broadcast_lead(sdpa_call *call, const char *name, PyArrayObject *a, bool but_heads) {
+    int nd = PyArray_NDIM(a);
+    for (int i = 0; i < nd - 2; i++) {
+        int at = call->nd - nd + i;
+        if (but_heads && at == call->nd - 3) continue;
+        npy_intp size = PyArray_DIM(a, i), *common = &call->shape[at];
+        if (*common == 1) {
+            *common = size;
+        } else if (size != 1 && size != *common) {
+            char expected[SDPA_SHAPE_SIZE], got[SDPA_SHAPE_SIZE];
+            bool groups = at == call->nd - 3 && size && *common % size == 0 && a != call->q;
+            PyErr_Format(PyExc_ValueError, "%s: expected leading axes that broadcast with %s, got %s%s", name,
+                         sdpa_shape_text(expected, "", call->shape, call->nd - 2),
+                         sdpa_shape_text(got, "", PyArray_DIMS(a), nd - 2),
+                         groups ? "; enable_gqa=True lets groups of query heads share a key head" : "");
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int check_heads(sdpa_call *call) {
+    npy_intp n_q = size_from_end(call->q, 3), n_k = size_from_end(call->k, 3);
+    char expected[200];
+    if (n_k ? n_q % n_k : n_q) {
+        PyOS_snprintf(expected, sizeof expected, "a number of heads that divides query's %lld", (long long)n_q);
+        raise_shape("key", expected, call->k);
+        return -1;
+    }
+    if (call->v && size_from_end(call->v, 3) != n_k) {
+        PyOS_snprintf(expected, sizeof expected, "key's number of heads, %lld", (long long)n_k);
+        raise_shape("value", expected, call->v);
+        return -1;
+    }
+    if (call->nd > 2) call->shape[call->nd - 3] = n_q;
+    return 0;
+}
+
+void sdpa_call_set_axes(sdpa_call *call) {
+    sdpa_problem *p = &call->problem;
+    p->n_head = call->nd > 2 ? call->shape[call->nd - 3] : 1;
+    call->n_batch_axes = call->nd > 3 ? call->nd - 3 : 0;
+    p->n_batch = 1;
+    p->n_axes = 0;
+    for (int i = 0; i < call->n_batch_axes; i++) {
+        p->n_batch = (int64_t)((uint64_t)p->n_batch * (uint64_t)call->shape[i]); /* too large: no result can be made */
+        if (call->shape[i] == 1) continue;
+        call->axis[p->n_axes] = i;
+        p->axis[p->n_axes++] = call->shape[i];
+    }
+}
+
+/* Sizes of the problem and of the output. */
+static int set_sizes(sdpa_call *call) {
+    sdpa_problem *p = &call->problem;
+    PyArrayObject *q = call->q, *k = call->k, *v = call->v;
+    if (PyArray_NDIM(q) < 2) return raise_shape("query", "at least two axes, (..., Lq, d_k)", q), -1;
+    if (PyArray_NDIM(k) < 2) return raise_shape("key", "at least two axes, (..., Lk, d_k)", k), -1;
+    if (v && PyArray_NDIM(v) < 2) return raise_shape("value", "at least two axes, (..., Lk, d_v)", v), -1;
+    p->n_q = size_from_end(q, 2);
+    p->d_k = size_from_end(q, 1);
+    p->n_k = size_from_end(k, 2);
+    p->d_v = v ? size_from_end(v, 1) : 0;
+    const struct {
+        const char *name, *to_match;
+        PyArrayObject *a;
+        npy_intp sizes[2];
+        bool wrong;
+    } inner[] = {
+        {"key", "query's last axis", k, {p->n_k, p->d_k}, size_from_end(k, 1) != p->d_k},
+        {"value", "key's rows", v, {p->n_k, p->d_v}, v && size_from_end(v, 2) != p->n_k},
+    };
+    for (int i = 0; i < 2; i++) {
+        if (!inner[i].wrong) continue;
+        char expected[SDPA_SHAPE_SIZE], got[SDPA_SHAPE_SIZE];
+        PyErr_Format(PyExc_ValueError, "%s: expected %s to match %s %lld, got %s", inner[i].name,
+                     sdpa_shape_text(expected, "..., ", inner[i].sizes, 2), inner[i].to_match,
+                     (long long)inner[i].sizes[i == 0],
+                     sdpa_shape_text(got, "..., ", PyArray_DIMS(inner[i].a) + PyArray_NDIM(inner[i].a) - 2, 2));
+        return -1;
+    }
+
+    call->nd = PyArray_NDIM(q);
+    if (PyArray_NDIM(k) > call->nd) call->nd = PyArray_NDIM(k);
+    if (v && PyArray_NDIM(v) > call->nd) call->nd = PyArray_NDIM(v);
+    for (int i = 0; i < call->nd - 2; i++) call->shape[i] = 1;
+    bool gqa = call->options.enable_gqa;
+    if (gqa && check_heads(call) < 0) return -1;
+    if (broadcast_lead(call, "query", q, gqa) < 0 || broadcast_lead(call, "key", k, gqa) < 0 ||
+        (v && broadcast_lead(call, "value", v, gqa) < 0)) {
+        return -1;
+    }
+    call->shape[call->nd - 2] = p->n_q;
+    call->shape[call->nd - 1] = p->d_v;
+    sdpa_call_set_axes(call);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------ masks */
+
+/* Whether the last axes of `a` broadcast to `shape`. */
+static bool broadcasts_to(PyArrayObject *a, const npy_intp *shape, int n) {
+    int lead = n - PyArray_NDIM(a);
+    for (int i = 0; i < PyArray_NDIM(a) && lead >= 0; i++) {
+        if (PyArray_DIM(a, i) != 1 && PyArray_DIM(a, i) != shape[lead + i]) return false;
+    }
+    return lead >= 0;
+}
+
+static int set_mask(sdpa_call *call) {
+    sdpa_problem *p = &call->problem;
+    PyArrayObject *mask = call->options.mask;
+    if (!mask) return 0;
+    call->mask = mask;
+    int dtype = sdpa_dtype_of(call->module, mask);
+    if (dtype != SDPA_BOOL && dtype != SDPA_F32 && dtype != (int)p->dtype) {
+        PyObject *own = sdpa_dtype_text(call->module, p->dtype);
+        if (!own) return -1;
+        PyErr_Format(PyExc_TypeError,
+                     PyArray_ISINTEGER(mask)
+                         ? "attn_mask: expected bool (True = attend) or, to be added to the scores, "
+                           "%U, got %S; write attn_mask != 0 for a mask of ones and zeros, "
+                           "attn_mask.astype(query.dtype) for a bias"
+                         : "attn_mask: expected bool, float32 or query's dtype %U, got %S",
+                     own, PyArray_DESCR(mask));
+        Py_DECREF(own);
+        return -1;
+    }
+    npy_intp shape[NPY_MAXDIMS];
+    memcpy(shape, call->shape, sizeof *shape * (size_t)call->nd);
+    shape[call->nd - 1] = p->n_k;
+    if (!broadcasts_to(mask, shape, call->nd)) {
+        char expected[SDPA_SHAPE_SIZE + 40] = "a shape that broadcasts to ";
+        sdpa_shape_text(expected + strlen(expected), "", shape, call->nd);
+        return raise_shape("attn_mask", expected, mask), -1;
+    }
+    set_tensor(call, &p->mask, mask, (sdpa_dtype)dtype, 2, shape + call->nd - 2, true);
+    return 0;
+}
+
+static int check_integers(sdpa_call *call, const char *name, const sdpa_integers *integers) {
+    if (!integers->array || broadcasts_to(integers->array, call->shape, call->n_batch_axes)) return 0;
+    char text[SDPA_SHAPE_SIZE], expected[SDPA_SHAPE_SIZE + 80];
+    PyOS_snprintf(expected, sizeof expected, "one integer, or a shape that broadcasts to the axes before heads, %s",
+                  sdpa_shape_text(text, "", call->shape, call->n_batch_axes));
+    return raise_shape(name, expected, integers->array), -1;
+}
+
+/* key_lengths, query_offset, is_causal, window: which keys a query may see, apart from the mask. */
+static int set_band(sdpa_call *call) {
+    sdpa_problem *p = &call->problem;
+    const sdpa_options *options = &call->options;
+    const sdpa_integers *lengths = &options->key_lengths, *offset = &options->query_offset;
+    if (check_integers(call, "key_lengths", lengths) < 0 || check_integers(call, "query_offset", offset) < 0) return -1;
+    if (lengths->given) {
+        const int64_t *data = lengths->array ? PyArray_DATA(lengths->array) : &lengths->value;
+        for (npy_intp i = 0, n = lengths->array ? PyArray_SIZE(lengths->array) : 1; i < n; i++) {
+            if (data[i] >= 0 && data[i] <= p->n_k) continue;
+            PyErr_Format(PyExc_ValueError, "key_lengths: expected integers from 0 to Lk = %lld, got %lld",
+                         (long long)p->n_k, (long long)data[i]);
+            return -1;
+        }
+        call->key_length = lengths->value;
+        set_integers(call, &p->key_length, lengths->array, &call->key_length);
+    }
+
+    p->has_upper = options->causal || options->has_right;
+    p->has_lower = options->has_left;
+    p->upper = options->causal ? 0 : options->right;
+    p->lower = -options->left;
+    if (!p->has_upper && !p->has_lower) return 0;
+    int64_t shift = offset->value;
+    PyArrayObject *shifts = offset->array;
+    if (options->lower_right) {
+        shift = (lengths->given ? lengths->value : p->n_k) - p->n_q;
+        if (lengths->array) {
+            shifts = (PyArrayObject *)PyArray_NewCopy(lengths->array, NPY_CORDER);
+            if (!shifts) return -1;
+            call->held[call->n_held].name = "key_lengths";
+            call->held[call->n_held++].array = shifts;
+            int64_t *data = PyArray_DATA(shifts);
+            for (npy_intp i = 0; i < PyArray_SIZE(shifts); i++) data[i] -= p->n_q;
+        }
+    }
+    if (shifts) {
+        set_integers(call, &p->offset, shifts, NULL);
+    } else {
+        p->upper += shift;
+        p->lower += shift;
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------ the call */
+
+static void clear_tensor(sdpa_tensor *t) {
+    memset(t, 0, offsetof(sdpa_tensor, batch)); /* the axes are set with the tensor, if it ever is */
+}
+
+void sdpa_call_empty(sdpa_call *call, PyObject *module) {
+    sdpa_problem *p = &call->problem;
+    sdpa_tensor *tensors[] = {&p->q,          &p->k,    &p->v,    &p->o,  &p->lse, &p->mask, &p->offset,
+                              &p->key_length, &p->dout, &p->dlse, &p->dq, &p->dk,  &p->dv,   &p->dmask};
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) clear_tensor(tensors[i]);
+    p->n_workers = sdpa_get_num_threads();
+    p->interrupted = sdpa_interrupted;
+    call->module = module;
+    call->n_held = call->n_present = 0;
+    call->v = call->mask = NULL;
+    memset(&call->options, 0, sizeof call->options);
+}
+
+int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject *const values[N_NAMES]) {
+    sdpa_problem *p = &call->problem;
+    sdpa_call_empty(call, module);
+    if (sdpa_options_read(module, &call->options, where, values) < 0) return -1;
+    if (call->options.n_workers) p->n_workers = call->options.n_workers;
+
+    call->q = hold(call, "query", values[NAME_query]);
+    if (!call->q) return -1;
+    call->k = hold(call, "key", values[NAME_key]);
+    if (!call->k) return -1;
+    if (values[NAME_value]) {
+        call->v = hold(call, "value", values[NAME_value]);
+        if (!call->v) return -1;
+    }
+    if (set_dtype(call) < 0 || set_sizes(call) < 0) return -1;
+    p->scale = call->options.has_scale ? call->options.scale : p->d_k ? 1 / sqrt((double)p->d_k) : 1;
+    const npy_intp q_sizes[] = {p->n_q, p->d_k}, k_sizes[] = {p->n_k, p->d_k}, v_sizes[] = {p->n_k, p->d_v};
+    set_tensor(call, &p->q, call->q, p->dtype, 2, q_sizes, true);
+    set_tensor(call, &p->k, call->k, p->dtype, 2, k_sizes, true);
+    if (call->v) set_tensor(call, &p->v, call->v, p->dtype, 2, v_sizes, true);
+    return set_mask(call) < 0 || set_band(call) < 0 ? -1 : 0;
+}
+
+void sdpa_call_end(sdpa_call *call) {
+    for (int i = 0; i < call->n_held; i++) Py_DECREF(call->held[i].array);
+    sdpa_options_release(&call->options);
+}
+
+/* The call's leading axes, then inner, into shape; returns their number. */
+static int full_shape(const sdpa_call *call, npy_intp *shape, int n_inner, const npy_intp *inner) {
+    int lead = call->nd - 2;
+    memcpy(shape, call->shape, sizeof *shape * (size_t)lead);
+    memcpy(shape + lead, inner, sizeof *shape * (size_t)n_inner);
+    return lead + n_inner;
+}
+
+int sdpa_call_input(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject *value, int n_inner,
+                    const npy_intp *inner, sdpa_dtype dtype) {
+    PyArrayObject *a = hold(call, name, value);
+    if (!a) return -1;
+    if (sdpa_dtype_of(call->module, a) != (int)dtype) {
+        PyObject *expected = sdpa_dtype_text(call->module, dtype);
+        if (expected) PyErr_Format(PyExc_TypeError, "%s: expected %U, got %S", name, expected, PyArray_DESCR(a));
+        Py_XDECREF(expected);
+        return -1;
+    }
+    npy_intp shape[NPY_MAXDIMS];
+    int n = full_shape(call, shape, n_inner, inner);
+    if (PyArray_NDIM(a) != n || memcmp(shape, PyArray_DIMS(a), sizeof *shape * (size_t)n) != 0) {
+        char expected[SDPA_SHAPE_SIZE];
+        return raise_shape(name, sdpa_shape_text(expected, "", shape, n), a), -1;
+    }
+    set_tensor(call, t, a, dtype, n_inner, inner, true);
+    return 0;
+}
+
+PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, const npy_intp *inner, sdpa_dtype dtype,
+                                PyObject *given) {
+    npy_intp shape[NPY_MAXDIMS];
+    int n = full_shape(call, shape, n_inner, inner), number = sdpa_type_number(call->module, dtype);
+    PyArrayObject *result = (PyArrayObject *)given;
+    if (given) {
+        if (sdpa_check_out(given, shape, n, number) < 0) return NULL;
+        for (int i = 0; i < call->n_held; i++) {
+            if (sdpa_check_overlap(call->module, result, call->held[i].name, call->held[i].array) < 0) return NULL;
+        }
+        if (call->mask && sdpa_check_overlap(call->module, result, "attn_mask", call->mask) < 0) return NULL;
+        Py_INCREF((PyObject *)result);
+    } else {
+        result = (PyArrayObject *)PyArray_New(&PyArray_Type, n, shape, number, NULL, NULL, 0, 0, NULL);
+        if (!result) return NULL;
+    }
+    set_tensor(call, t, result, dtype, n_inner, inner, true);
+    return result;
+}
+
+PyArrayObject *sdpa_call_gradient(sdpa_call *call, sdpa_tensor *t, PyArrayObject *input) {
+    const sdpa_problem *p = &call->problem;
+    int dtype = sdpa_dtype_of(call->module, input);
+    const npy_intp inner[] = {t == &p->dq || t == &p->dmask ? p->n_q : p->n_k, t == &p->dmask ? p->n_k
+                                                                               : t == &p->dv  ? p->d_v
+                                                                                              : p->d_k};
+    PyArrayObject *gradient = (PyArrayObject *)PyArray_ZEROS(PyArray_NDIM(input), PyArray_DIMS(input),
+                                                             sdpa_type_number(call->module, (sdpa_dtype)dtype), 0);
+    if (gradient) set_tensor(call, t, gradient, (sdpa_dtype)dtype, 2, inner, true);
+    return gradient;
+}
+
+PyObject *sdpa_forward_tuple(PyObject *module, PyArrayObject *out, PyArrayObject *lse) {
+    PyObject *type = sdpa_state_of(module)->forward_type;
+    PyObject *result = out && lse ? PyObject_CallFunctionObjArgs(type, out, lse, NULL) : NULL;
+    Py_XDECREF((PyObject *)out);
+    Py_XDECREF((PyObject *)lse);
+    return result;
+}

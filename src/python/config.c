@@ -1,0 +1,185 @@
+/* What runs and how: ISA, threads, build; and what only tests use. */
+#include <stdlib.h>
+
+#include "../isa.h"
+#include "../memory.h"
+#include "../parallel.h"
+#include "module.h"
+#include "options.h"
+
+#define ARGUMENTS PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames
+
+/* Names of the ISAs, or of those that the machine has, worst first: new reference. */
+static PyObject *isa_names(bool available_only) {
+    int n;
+    const sdpa_isa *isas = sdpa_isa_list(&n);
+    PyObject *names = PyList_New(0);
+    for (int i = 0; names && i < n; i++) {
+        if (available_only && !isas[i].available) continue;
+        PyObject *name = PyUnicode_FromString(isas[i].name);
+        if (!name || PyList_Append(names, name) < 0) Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    return names;
+}
+
+/* -1 and an exception of this type that lists what there is. */
+static int select_isa(const char *what, const char *name, PyObject *exception) {
+    if (sdpa_isa_select(name)) return 0;
+    PyObject *built = isa_names(false), *available = isa_names(true);
+    if (built && available) {
+        PyErr_Format(exception, "%s: expected an ISA that this machine has, one of %R (built: %R), got '%s'", what,
+                     available, built, name);
+    }
+    Py_XDECREF(built);
+    Py_XDECREF(available);
+    return -1;
+}
+
+static PyObject *use_isa(PyObject *module, PyObject *name) {
+    (void)module;
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+    if (!text) {
+        if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "name: expected a string, got %.200R", name);
+        return NULL;
+    }
+    const char *previous = sdpa_isa_name();
+    return select_isa("name", text, PyExc_ValueError) < 0 ? NULL : PyUnicode_FromString(previous);
+}
+
+static PyObject *isas(PyObject *module, PyObject *none) {
+    (void)module, (void)none;
+    int n;
+    const sdpa_isa *list = sdpa_isa_list(&n);
+    PyObject *result = PyDict_New();
+    for (int i = 0; result && i < n; i++) {
+        if (PyDict_SetItemString(result, list[i].name, list[i].available ? Py_True : Py_False) < 0) Py_CLEAR(result);
+    }
+    return result;
+}
+
+static PyObject *alloc_fail_after(PyObject *module, PyObject *value) {
+    (void)module;
+    long long n;
+    if (sdpa_read_integer("n", value, &n) < 0) return NULL;
+    sdpa_alloc_fail_after(n);
+    Py_RETURN_NONE;
+}
+
+static PyObject *options(PyObject *module, PyObject *none) {
+    (void)module, (void)none;
+    return sdpa_options_describe();
+}
+
+static PyObject *get_num_threads(PyObject *module, PyObject *none) {
+    (void)module, (void)none;
+    return PyLong_FromLong(sdpa_get_num_threads());
+}
+
+static PyObject *set_num_threads(ARGUMENTS) {
+    static const sdpa_signature signature = {"set_num_threads", 1, 1, 1, {NAME_n}};
+    PyObject *values[N_NAMES];
+    long long n;
+    if (sdpa_parse(module, &signature, args, n_args, kwnames, values) < 0) return NULL;
+    if (sdpa_read_integer("n", values[NAME_n], &n) < 0) return NULL;
+    if (n < 1) {
+        PyErr_Format(PyExc_ValueError, "n: expected at least 1, got %.200R", values[NAME_n]);
+        return NULL;
+    }
+    sdpa_set_num_threads(n > SDPA_MAX_THREADS ? SDPA_MAX_THREADS : (int)n);
+    Py_RETURN_NONE;
+}
+
+static PyObject *describe(void) {
+    PyObject *built = isa_names(false), *available = isa_names(true), *result = NULL;
+    if (built && available) {
+        result = Py_BuildValue("{s:s,s:s,s:O,s:O,s:i,s:i,s:s,s:s}", "version", SDPA_VERSION, "isa", sdpa_isa_name(),
+                               "isas_available", available, "isas_built", built, "threads", sdpa_get_num_threads(),
+                               "cpus", sdpa_available_cpus(), "compiler", __VERSION__, "build_flags", SDPA_BUILD_FLAGS);
+    }
+    Py_XDECREF(built);
+    Py_XDECREF(available);
+    return result;
+}
+
+static PyObject *show_config(ARGUMENTS) {
+    static const sdpa_signature signature = {"show_config", 1, 0, 1, {NAME_mode}};
+    PyObject *values[N_NAMES];
+    if (sdpa_parse(module, &signature, args, n_args, kwnames, values) < 0) return NULL;
+    PyObject *mode = values[NAME_mode];
+    bool print = !mode || (PyUnicode_Check(mode) && PyUnicode_CompareWithASCIIString(mode, "stdout") == 0);
+    if (!print && !(PyUnicode_Check(mode) && PyUnicode_CompareWithASCIIString(mode, "dicts") == 0)) {
+        PyErr_Format(PyExc_ValueError, "mode: expected 'stdout' or 'dicts', got %.200R", mode);
+        return NULL;
+    }
+    PyObject *config = describe(), *name, *value;
+    if (!config || !print) return config;
+    for (Py_ssize_t at = 0; PyDict_Next(config, &at, &name, &value);) PySys_FormatStdout("%S: %S\n", name, value);
+    Py_DECREF(config);
+    Py_RETURN_NONE;
+}
+
+/* clang-format off */
+static const char show_config_doc[] =
+    "show_config($module, mode=\"stdout\")\n--\n\n"
+    "What this installation is: version, ISA chosen and available, threads, compiler and its flags.\n\n"
+    "SDPA_ISA=generic|avx2|avx512|neon, read when sdpa is imported, forces an ISA; an unknown one, or\n"
+    "one that the machine lacks, is an ImportError.\n\n"
+    "Parameters\n----------\n"
+    "mode : {\"stdout\", \"dicts\"}\n"
+    "    Print it, or return it.\n\n"
+    "Returns\n-------\n"
+    "dict or None\n"
+    "    version, isa, isas_available, isas_built (worst first), threads, cpus, compiler, build_flags.\n\n"
+    "Raises\n------\n"
+    "ValueError\n    Another mode.\n\n"
+    "Examples\n--------\n"
+    ">>> import sdpa\n"
+    ">>> config = sdpa.show_config(\"dicts\")\n"
+    ">>> config[\"isa\"] in config[\"isas_available\"]\n"
+    "True\n";
+static const char get_num_threads_doc[] =
+    "get_num_threads($module)\n--\n\n"
+    "Threads that a call uses unless it says workers=.\n\n"
+    "At first SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs that this process may use\n"
+    "(affinity, and cgroup quota rounded up).\n\n"
+    "Returns\n-------\n"
+    "int\n\n"
+    "Examples\n--------\n"
+    ">>> import sdpa\n"
+    ">>> sdpa.get_num_threads() >= 1\n"
+    "True\n";
+static const char set_num_threads_doc[] =
+    "set_num_threads($module, n)\n--\n\n"
+    "Set what `get_num_threads` returns, for the whole process.\n\n"
+    "Parameters\n----------\n"
+    "n : int\n    At least 1; more than 1024 is 1024.\n\n"
+    "Raises\n------\n"
+    "TypeError\n    n is no integer.\n"
+    "ValueError\n    n is below 1.\n\n"
+    "Examples\n--------\n"
+    ">>> import sdpa\n"
+    ">>> sdpa.set_num_threads(sdpa.get_num_threads())\n";
+/* clang-format on */
+
+int sdpa_config_add(PyObject *module) {
+#define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL | METH_KEYWORDS
+    static PyMethodDef methods[] = {
+        {"show_config", FAST(show_config), show_config_doc},
+        {"get_num_threads", get_num_threads, METH_NOARGS, get_num_threads_doc},
+        {"set_num_threads", FAST(set_num_threads), set_num_threads_doc},
+        {"_use_isa", use_isa, METH_O,
+         "_use_isa($module, name, /)\n--\n\nSwitch the kernels; return the previous name."},
+        {"_isas", isas, METH_NOARGS, "_isas($module)\n--\n\nName of each ISA built: whether this machine has it."},
+        {"_alloc_fail_after", alloc_fail_after, METH_O,
+         "_alloc_fail_after($module, n, /)\n--\n\nLet n allocations of the core succeed and the next fail; -1: off."},
+        {"_options", options, METH_NOARGS,
+         "_options($module)\n--\n\nThe table of options: (name, default, annotation, keyword_only, where)."},
+        {NULL, NULL, 0, NULL},
+    };
+#undef FAST
+    const char *forced = getenv("SDPA_ISA");
+    if (forced && *forced && select_isa("SDPA_ISA", forced, PyExc_ImportError) < 0) return -1;
+    if (PyModule_AddStringConstant(module, "__version__", SDPA_VERSION) < 0) return -1;
+    return PyModule_AddFunctions(module, methods);
+}

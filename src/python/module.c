@@ -1,0 +1,105 @@
+/* The module: its state, made once per import, and its families of functions. */
+#define SDPA_IMPORTS_NUMPY
+#include "module.h"
+
+#include <stdatomic.h>
+
+#include "../parallel.h"
+
+/* A class like typing.NamedTuple's, which is what sdpa exports it as: new reference. */
+static PyObject *named_tuple_type(PyObject *module, const char *name, const char *fields, const char *doc) {
+    PyObject *collections = PyImport_ImportModule("collections"), *type = NULL, *text = NULL;
+    PyObject *make = collections ? PyObject_GetAttrString(collections, "namedtuple") : NULL;
+    PyObject *args = Py_BuildValue("(ss)", name, fields), *keywords = Py_BuildValue("{s:s}", "module", "sdpa");
+    if (make && args && keywords) type = PyObject_Call(make, args, keywords);
+    if (type) text = PyUnicode_FromString(doc);
+    if (!text || PyObject_SetAttrString(type, "__doc__", text) < 0 || PyModule_AddObjectRef(module, name, type) < 0) {
+        Py_CLEAR(type);
+    }
+    Py_XDECREF(text);
+    Py_XDECREF(keywords);
+    Py_XDECREF(args);
+    Py_XDECREF(make);
+    Py_XDECREF(collections);
+    return type;
+}
+
+static int fill_state(PyObject *module, sdpa_state *state) {
+    atomic_init(&state->bf16, -1);
+    for (int i = 0; i < N_NAMES; i++) {
+        state->names[i] = PyUnicode_InternFromString(sdpa_name_text(i));
+        if (!state->names[i]) return -1;
+    }
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    if (!numpy) return -1;
+    state->from_dlpack = PyObject_GetAttrString(numpy, "from_dlpack");
+    state->shares_memory = PyObject_GetAttrString(numpy, "shares_memory");
+    Py_DECREF(numpy);
+    if (!state->from_dlpack || !state->shares_memory) return -1;
+    state->forward_type = named_tuple_type(module, "AttentionForward", "out lse",
+                                           "Output of attention (..., heads, Lq, d_v) and log-sum-exp of each row of "
+                                           "scores (..., heads, Lq).");
+    if (!state->forward_type) return -1;
+    state->gradients_type = named_tuple_type(module, "AttentionGradients", "query key value attn_mask sinks",
+                                             "Gradients of attention, each of its argument's shape and dtype; None "
+                                             "where not asked for.");
+    return state->gradients_type ? 0 : -1;
+}
+
+static int execute(PyObject *module) {
+    import_array1(-1);
+    sdpa_state *state = sdpa_state_of(module);
+    if (fill_state(module, state) < 0 || sdpa_config_add(module) < 0 || sdpa_attention_add(module) < 0) return -1;
+    return sdpa_softmax_add(module);
+}
+
+static int traverse(PyObject *module, visitproc visit, void *arg) {
+    sdpa_state *state = sdpa_state_of(module);
+    Py_VISIT(state->forward_type);
+    Py_VISIT(state->gradients_type);
+    Py_VISIT(state->from_dlpack);
+    Py_VISIT(state->shares_memory);
+    return 0;
+}
+
+static int clear(PyObject *module) {
+    sdpa_state *state = sdpa_state_of(module);
+    Py_CLEAR(state->forward_type);
+    Py_CLEAR(state->gradients_type);
+    Py_CLEAR(state->from_dlpack);
+    Py_CLEAR(state->shares_memory);
+    return 0;
+}
+
+/* Names and definitions go last: functions may be called until the module is gone. */
+static void release(void *module) {
+    sdpa_state *state = sdpa_state_of(module);
+    clear(module);
+    for (int i = 0; i < N_NAMES; i++) Py_CLEAR(state->names[i]);
+    sdpa_attention_free(state);
+    sdpa_pool_stop();
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, execute},
+#ifdef Py_mod_multiple_interpreters
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* as NumPy's */
+#endif
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "sdpa._core",
+    .m_doc = "Attention, softmax and their gradients in C; see sdpa.",
+    .m_size = sizeof(sdpa_state),
+    .m_slots = slots,
+    .m_traverse = traverse,
+    .m_clear = clear,
+    .m_free = release,
+};
+
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,254 @@
+"""What was built: symbols, instructions, wheel and sdist."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import numpy
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ISAS = {"x86_64": ["generic", "avx2", "avx512"], "aarch64": ["generic", "neon"]}.get(
+    platform.machine(), ["generic"]
+)
+x86_64_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="reads x86-64 instructions")
+
+
+def run(*command, cwd=None):
+    """Standard output of a command, which runs without the sanitizer that this process may be under."""
+    env = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    done = subprocess.run(command, cwd=cwd, env=env, text=True, capture_output=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+class Built:
+    """The sdist, the wheel built from it, and the directory where that happened."""
+
+    def __init__(self, folder):
+        copy = folder / "copy"
+        files = [ROOT / name for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "Makefile")]
+        files += [*ROOT.glob("*.md"), ROOT / "LICENSE", *(ROOT / "src").rglob("*.[ch]")]
+        files += [*(ROOT / "sdpa").rglob("*.py*"), *(ROOT / "tests").rglob("*.[chp]*")]
+        for file in files:
+            if file.is_file() and "__pycache__" not in file.parts:
+                target = copy / file.relative_to(ROOT)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(file.read_bytes())
+        sdist = "from setuptools.build_meta import build_sdist; build_sdist('..')"
+        run(sys.executable, "-c", sdist, cwd=copy)
+        (self.sdist,) = folder.glob("*.tar.gz")
+        with tarfile.open(self.sdist) as archive:
+            archive.extractall(folder, filter="data")
+        self.tree = folder / self.sdist.name.removesuffix(".tar.gz")
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        options = ["--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", "."]
+        run(*pip, "wheel", *options, self.tree, cwd=folder)
+        (self.wheel,) = folder.glob("*.whl")
+        (self.objects,) = self.tree.glob("build/temp*/release/src")
+        with zipfile.ZipFile(self.wheel) as archive:
+            self.names = archive.namelist()
+            (name,) = [name for name in self.names if name.endswith(".so")]
+            self.extension = Path(archive.extract(name, folder / "unpacked"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return Built(tmp_path_factory.mktemp("built"))
+
+
+def functions(path):
+    """Name and instructions of each function of an object: (address, text) pairs."""
+    listing = run("objdump", "--disassemble", "--no-show-raw-insn", path)
+    for part in re.split(r"\n(?=[0-9a-f]+ <)", listing):
+        head, *lines = part.splitlines()
+        name = re.search(r"<(.*)>:", head)
+        if name:
+            found = (re.match(r" *([0-9a-f]+):\t(.*)", line) for line in lines)
+            yield name[1], [(int(m[1], 16), m[2]) for m in found if m]
+
+
+def hot_loops(instructions):
+    """Instructions of each loop that is nested in another and contains none itself.
+
+    A loop is what a conditional jump goes back over. The product that pads the last few keys of a
+    block is not nested, and may spill.
+    """
+    spans = []
+    for address, text in instructions:
+        jump = re.match(r"j(?!mp)\w+ +([0-9a-f]+) ", text)
+        if jump and int(jump[1], 16) <= address:
+            spans.append((int(jump[1], 16), address))
+    for begin, end in spans:
+        others = [span for span in spans if span != (begin, end)]
+        inside = any(begin <= b and e <= end for b, e in others)
+        nested = any(b <= begin and end <= e for b, e in others)
+        if nested and not inside:
+            yield [text for address, text in instructions if begin <= address <= end]
+
+
+# ------------------------------------------------------------------------------------ symbols
+
+
+@pytest.mark.parametrize("name", ISAS)
+def test_a_kernel_object_exports_only_its_table(built, name):
+    symbols = run("nm", "--extern-only", "--defined-only", built.objects / "kernels" / f"{name}.o")
+    assert [line.split()[-1] for line in symbols.splitlines()] == [f"sdpa_isa_{name}"]
+
+
+def test_every_kernel_was_built(built):
+    assert {path.stem for path in (built.objects / "kernels").glob("*.o")} == set(ISAS)
+
+
+def test_the_extension_exports_its_init_and_the_number_of_threads(built):
+    symbols = run("nm", "--dynamic", "--extern-only", "--defined-only", built.extension)
+    names = {line.split()[-1] for line in symbols.splitlines()}
+    assert names == {"PyInit__core", "sdpa_get_num_threads", "sdpa_set_num_threads"}
+
+
+def test_the_extension_needs_the_c_library_alone(built):
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "--dynamic", built.extension))
+    assert all(re.match(r"lib(c|m|pthread)\.so|ld-linux", name) for name in needed), needed
+
+
+# ------------------------------------------------------------------------------- instructions
+
+
+@x86_64_only
+def test_baseline_objects_run_on_every_x86_64(built):
+    objects = [path for path in built.objects.rglob("*.o") if path.stem not in ("avx2", "avx512")]
+    assert {"parallel", "module", "generic"} <= {path.stem for path in objects}
+    for path in objects:
+        for function, instructions in functions(path):
+            for _, text in instructions:
+                # All AVX instructions, of any width, and they alone, start with v; verr and verw aside.
+                wide = re.search(r"%[yz]mm|^v(?!err|erw)", text)
+                assert not wide, f"{path.name}: {function}: {text}"
+
+
+@x86_64_only
+@pytest.mark.parametrize(("name", "register"), [("avx2", "%ymm"), ("avx512", "%zmm")])
+@pytest.mark.parametrize("suffix", ["ps", "pd"])
+def test_products_of_tiles_are_fused_and_keep_to_registers(built, name, register, suffix):
+    n_loops = 0
+    for function, instructions in functions(built.objects / "kernels" / f"{name}.o"):
+        if not re.match(r"(score|gemm)_\d", function):
+            continue
+        frame = any(re.match(r"mov +%rsp,%rbp", text) for _, text in instructions)
+        stack = re.compile(r"\(%r[sb]p" if frame else r"\(%rsp")
+        for loop in hot_loops(instructions):
+            n_fma = sum(bool(re.match(rf"vfn?m\w+{suffix} .*{register}", text)) for text in loop)
+            if n_fma < 8 or n_fma < len(loop) / 3:
+                continue  # what is done to a finished tile
+            n_loops += 1
+            spilled = [text for text in loop if register in text and stack.search(text)]
+            assert not spilled, f"{function}: {n_fma} FMAs, {spilled}"
+            separate = [text for text in loop if re.match(rf"v(mul|add|sub){suffix} ", text)]
+            assert not separate, f"{function}: {n_fma} FMAs, {separate}"
+    assert n_loops >= 12, f"{name}: {n_loops} such loops in {suffix}"
+
+
+@x86_64_only
+def test_nothing_changes_the_rounding_mode(built):
+    assert "ldmxcsr" not in run("objdump", "--disassemble", built.extension)
+
+
+def test_subnormals_survive_import():
+    program = """
+        import threading, numpy as np
+
+        def check():
+            for dtype, bits in (np.float32, np.uint32), (np.float64, np.uint64):
+                tiny = np.array([1], bits).view(dtype)
+                normal = np.array([np.finfo(dtype).tiny])
+                assert (tiny * 1)[0] > 0 and (normal / 2)[0] > 0 and (tiny + tiny)[0] > tiny[0], dtype
+
+        check()
+        import sdpa
+        check()
+        x = np.ones((8, 400, 32), np.float32)
+        sdpa.attention(x, x, x, workers=3)
+        check()
+        thread = threading.Thread(target=check)
+        thread.start()
+        thread.join()
+        print("survived")
+    """
+    assert run(sys.executable, "-c", dedented(program)) == "survived\n"
+
+
+def dedented(program):
+    lines = program.strip("\n").splitlines()
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    return "\n".join(line[indent:] for line in lines)
+
+
+# ------------------------------------------------------------------------------------ archives
+
+
+def test_the_wheel_is_small_stripped_and_for_every_python(built):
+    assert built.wheel.stat().st_size < 500_000
+    if not sysconfig.get_config_var("Py_GIL_DISABLED"):
+        assert "-cp311-abi3-" in built.wheel.name
+        assert built.extension.name == "_core.abi3.so"
+    sections = run("readelf", "--sections", "--wide", built.extension)
+    assert ".debug" not in sections
+    assert ".symtab" not in sections
+
+
+def test_contents_of_the_wheel(built):
+    python = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "sdpa").rglob("*")
+        if path.suffix in (".py", ".pyi", ".typed")
+    }
+    assert "sdpa/py.typed" in python
+    names = {name for name in built.names if ".dist-info/" not in name}
+    assert names == python | {f"sdpa/{built.extension.name}"}
+    with zipfile.ZipFile(built.wheel) as archive:
+        (name,) = [name for name in built.names if name.endswith("/METADATA")]
+        metadata = archive.read(name).decode()
+    assert "License-Expression: MIT" in metadata
+    assert "Requires-Python: >=3.11" in metadata
+    required = re.findall("^Requires-Dist: (.*)$", metadata, re.MULTILINE)
+    assert [line for line in required if "extra ==" not in line] == ["numpy>=2.0"]
+    assert {"test", "lab", "peers"} <= set(
+        re.findall("^Provides-Extra: (.*)$", metadata, re.MULTILINE)
+    )
+    assert any(name.endswith("/licenses/LICENSE") for name in built.names)
+
+
+def test_contents_of_the_sdist(built):
+    with tarfile.open(built.sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    tracked = [*(ROOT / "src").rglob("*.[ch]"), *(ROOT / "tests").glob("*.py")]
+    tracked += [*(ROOT / "tests/c").glob("*.[ch]"), ROOT / "tests/c/Makefile", ROOT / "Makefile"]
+    missing = {str(path.relative_to(ROOT)) for path in tracked} - names
+    assert not missing
+    assert not [name for name in names if name.endswith((".so", ".o", ".pyc"))]
+
+
+def test_the_wheel_installs_and_works_in_an_environment_of_its_own(built, tmp_path):
+    venv.create(tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
+    run(*pip, "install", "--no-deps", "--no-index", built.wheel)
+    # NumPy as installed here: no test reaches for the network.
+    purelib = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    Path(purelib, "numpy.pth").write_text(str(Path(numpy.__file__).parents[1]))
+    program = """
+        import numpy as np, sdpa
+        x = np.eye(3)
+        print(sdpa.__version__, sdpa.__file__, np.allclose(sdpa.attention(x, x, x).sum(-1), 1))
+    """
+    version, file, right = run(python, "-c", dedented(program), cwd=tmp_path).split()
+    assert version == built.wheel.name.split("-")[1]
+    assert file.startswith(purelib)
+    assert right == "True"

@@ -21,6 +21,10 @@ sdpa_status sdpa_attention_double_backward(const sdpa_problem *p);
 typedef enum sdpa_stage { SDPA_SCORES, SDPA_CAPPED, SDPA_BIASED, SDPA_WEIGHTS } sdpa_stage;
 sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage);
 
+/* Of each row of weights: lse, entropy, max_weight, sum_p2, sum_p3, score_mean, score_var, the columns of o (n_q, 7) of
+ * the compute type. Extra memory as the forward. */
+sdpa_status sdpa_attention_statistics(const sdpa_problem *p);
+
 /* Attention over the union of disjoint sets of keys from the results over each: lse = log sum_t exp(lses[t]),
  * o = sum_t exp(lses[t] - lse) outs[t]. Uses the axes, n_head, n_q, d_v, dtype, o and lse of p. */
 sdpa_status sdpa_attention_merge(const sdpa_problem *p, int64_t n_parts, const sdpa_tensor *outs,

@@ -4,7 +4,7 @@
 #include "parallel.h"
 #include "unit.h"
 
-typedef enum forward_kind { FORWARD, WEIGHTS, TANGENT } forward_kind;
+typedef enum forward_kind { FORWARD, WEIGHTS, STATISTICS, TANGENT } forward_kind;
 
 typedef struct forward_call {
     const sdpa_problem *problem;
@@ -26,6 +26,7 @@ static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run
     switch (call->kind) {
     case FORWARD: call->kernels->forward(&u, scratch); break;
     case WEIGHTS: call->kernels->weights(&u, call->stage, scratch); break;
+    case STATISTICS: call->kernels->statistics(&u, scratch); break;
     case TANGENT: call->kernels->tangent(&u, scratch); break;
     }
 }
@@ -48,3 +49,5 @@ sdpa_status sdpa_attention_forward(const sdpa_problem *p) { return run_forward(p
 sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage) { return run_forward(p, WEIGHTS, stage); }
 
 sdpa_status sdpa_attention_tangent(const sdpa_problem *p) { return run_forward(p, TANGENT, SDPA_WEIGHTS); }
+
+sdpa_status sdpa_attention_statistics(const sdpa_problem *p) { return run_forward(p, STATISTICS, SDPA_WEIGHTS); }

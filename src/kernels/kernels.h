@@ -73,6 +73,7 @@ struct sdpa_kernels {
     size_t (*forward_bytes)(const sdpa_problem *p);
     void (*forward)(const sdpa_unit *u, void *scratch);
     void (*weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch);
+    void (*statistics)(const sdpa_unit *u, void *scratch); /* forward's scratch; u->o is (n_q, 7) */
     size_t (*backward_bytes)(const sdpa_problem *p);
     void (*backward)(const sdpa_unit *u, void *scratch);
     size_t (*tangent_bytes)(const sdpa_problem *p);

@@ -33,7 +33,8 @@ def works():
     again = sdpa.attention_forward(x, x, x, workers=3)
     assert again.out.tobytes() == out.tobytes() and again.lse.tobytes() == lse.tobytes()
     again = sdpa.attention_backward(x, x, x, x, out, lse, workers=3)
-    assert [g.tobytes() for g in again if g is not None] == [g.tobytes() for g in grads if g is not None]
+    for a, b in zip(again[:3], grads[:3]):
+        assert a.tobytes() == b.tobytes()
 
 def in_child(function):
     pid = os.fork()
@@ -128,7 +129,9 @@ def lambda_free(_):
 # --------------------------------------------------------------------------------------- exit
 
 
-@pytest.mark.parametrize("last", ["", "sys.exit(0)", "os._exit(0)", "del sdpa, sys.modules['sdpa']"])
+@pytest.mark.parametrize(
+    "last", ["", "sys.exit(0)", "os._exit(0)", "del sdpa, sys.modules['sdpa']"]
+)
 def test_exit_after_use(last):
     run(f"works()\n{last}", timeout=30)
 
@@ -156,17 +159,19 @@ print("leaving", flush=True)
     [
         "sdpa.attention(y, y, y, workers=WORKERS)",
         "sdpa.attention(y, y, y, is_causal=True, workers=WORKERS)",
-        "sdpa.attention(y[:1], huge, huge, workers=WORKERS)",
+        "sdpa.attention(row, huge, huge, workers=WORKERS)",
         "sdpa.attention_backward(y, y, y, y, y, ones, workers=WORKERS)",
-        "sdpa.attention_backward(y, y, y, y, y, ones, is_causal=True, needs=('key',), workers=WORKERS)",
-        "sdpa.attention_backward(y[:1], y[:1], huge, huge, y[:1], ones[:1], needs=('query',), workers=WORKERS)",
+        "sdpa.attention_backward(y, y, y, y, y, ones, is_causal=True, workers=WORKERS)",
+        "sdpa.attention_backward(row, row, huge, huge, row, one, needs=('query',), workers=WORKERS)",
     ],
 )
 def test_ctrl_c_ends_a_long_call_within_a_second(call, workers):
     program = f"""
 y = np.ones((1 << 18, 64), np.float32)
-huge = np.broadcast_to(y[0], (1 << 27, 64))
+row = y[:1]
+huge = np.broadcast_to(row, (1 << 27, 64))
 ones = np.ones(1 << 18, np.float32)
+one = ones[:1]
 sent = None
 
 def interrupt():
@@ -355,7 +360,9 @@ def test_allocation_failure_gives_memory_error(dtype):
     lse = np.full((4, 200), 3, np.float64 if dtype == np.float64 else np.float32)
     routines = [
         lambda: sdpa.attention(x, x, x, bias, workers=2),
-        lambda: sdpa.attention_backward(x, x, x, x, x, lse, bias, needs=("query", "key", "value", "attn_mask")),
+        lambda: sdpa.attention_backward(
+            x, x, x, x, x, lse, bias, needs=("query", "key", "value", "attn_mask")
+        ),
         lambda: sdpa.attention_weights(x, x, bias),
         lambda: sdpa.softmax(x, axis=(0, 1)),
     ]

@@ -19,8 +19,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
+# The fallback is seldom the one that runs: -O2 makes it a third smaller and no slower.
 ISA_FLAGS = {
-    "x86_64": {"generic": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]},
+    "x86_64": {"generic": ["-O2"], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]},
     "aarch64": {"generic": [], "neon": []},
 }
 MACHINE = sysconfig.get_platform().rpartition("-")[2].replace("arm64", "aarch64")
@@ -70,7 +71,7 @@ class BuildExt(build_ext):
 
         def compile_one(source):
             folder, flags, macros, includes = source.parent.name, FLAGS, [], []
-            depends = core + [Path("src/kernels/kernels.h")]
+            depends = [*core, Path("src/kernels/kernels.h")]
             if folder == "kernels":
                 flags, depends = FLAGS + KERNELS[source.stem], kernels
             elif folder == "python":

@@ -319,7 +319,7 @@ def softmax(x, axis=-1, *, temperature=1.0, where=None):
     x = _included(x, where) / temperature
     e = np.exp(x - _finite_max(x, axis))
     total = e.sum(axis=axis, keepdims=True)
-    return np.where(total == 0, 0, e / total)
+    return np.where(x == -np.inf, 0, e / total)
 
 
 @np.errstate(all="ignore")

@@ -223,14 +223,14 @@ def test_windows(rng, dtype, is_causal, window, n_q, n_k):
     check_attention(q, k, v, grad_out=g, grad_lse=g_lse, is_causal=is_causal, window=window)
 
 
-@pytest.mark.parametrize(("n_q", "n_k"), SHAPES)
+@pytest.mark.parametrize(("n_q", "n_k"), [(7, 5), (1, 140), (67, 130), (130, 67)])
 @pytest.mark.parametrize("is_causal", [False, True, "lower_right"])
 @pytest.mark.parametrize("window", [None, (3, 1)])
 def test_lengths_and_offsets(rng, dtype, window, is_causal, n_q, n_k):
     """One for all, and one per entry of one or two batch axes, some broadcast."""
-    q, k, v, g, g_lse = operands(rng, dtype, (3, 2, 2), n_q, n_k, 8, 10)
+    q, k, v, g, g_lse = operands(rng, dtype, (3, 2, 1), n_q, n_k, 8, 10)
     mask = rng.random((2, 1, n_q, n_k)) < 0.7
-    for shape in ((), (1,), (2,), (3, 1), (3, 2)):
+    for shape in ((), (2,), (3, 1), (3, 2)):
         options = {"is_causal": is_causal, "window": window}
         options["key_lengths"] = rng.integers(0, n_k + 1, shape)
         if is_causal != "lower_right":

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import itertools
 import mmap
+import weakref
 
 import numpy as np
 import pytest
@@ -60,7 +61,8 @@ def guarded(pages, x):
     y = np.ascontiguousarray(x)
     address = pages.allocate(y.nbytes)
     buffer = (ctypes.c_char * y.nbytes).from_address(address)
-    z = np.frombuffer(buffer, x.dtype).reshape(x.shape) if y.nbytes else y
+    weakref.finalize(buffer, pages.free, address)
+    z = np.frombuffer(buffer, x.dtype).reshape(x.shape)
     z[...] = y
     return z
 

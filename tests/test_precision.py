@@ -26,9 +26,9 @@ LARGE = {
     "odd": (10, 3, 77, 331, 41, False),
 }
 SMALL = {
-    "square": (20, 4, 128, 128, 64, False),
-    "causal": (20, 4, 128, 128, 64, True),
-    "odd": (20, 3, 37, 91, 41, False),
+    "square": (12, 4, 128, 128, 64, False),
+    "causal": (12, 4, 128, 128, 64, True),
+    "odd": (12, 3, 37, 91, 41, False),
 }
 
 

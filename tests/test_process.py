@@ -33,7 +33,8 @@ def works():
     again = sdpa.attention_forward(x, x, x, workers=3)
     assert again.out.tobytes() == out.tobytes() and again.lse.tobytes() == lse.tobytes()
     again = sdpa.attention_backward(x, x, x, x, out, lse, workers=3)
-    assert [g.tobytes() for g in again if g is not None] == [g.tobytes() for g in grads if g is not None]
+    for a, b in zip(again[:3], grads[:3]):
+        assert a.tobytes() == b.tobytes()
 
 def in_child(function):
     pid = os.fork()
@@ -128,7 +129,9 @@ def lambda_free(_):
 # --------------------------------------------------------------------------------------- exit
 
 
-@pytest.mark.parametrize("last", ["", "sys.exit(0)", "os._exit(0)", "del sdpa, sys.modules['sdpa']"])
+@pytest.mark.parametrize(
+    "last", ["", "sys.exit(0)", "os._exit(0)", "del sdpa, sys.modules['sdpa']"]
+)
 def test_exit_after_use(last):
     run(f"works()\n{last}", timeout=30)
 
@@ -156,17 +159,19 @@ print("leaving", flush=True)
     [
         "sdpa.attention(y, y, y, workers=WORKERS)",
         "sdpa.attention(y, y, y, is_causal=True, workers=WORKERS)",
-        "sdpa.attention(y[:1], huge, huge, workers=WORKERS)",
-        "sdpa.attention_backward(y, y, y, y, y, lse, workers=WORKERS)",
-        "sdpa.attention_backward(y, y, y, y, y, lse, is_causal=True, needs=('key',), workers=WORKERS)",
-        "sdpa.attention_backward(y[:1], y[:1], huge, huge, y[:1], lse[:1], needs=('query',), workers=WORKERS)",
+        "sdpa.attention(row, huge, huge, workers=WORKERS)",
+        "sdpa.attention_backward(y, y, y, y, y, ones, workers=WORKERS)",
+        "sdpa.attention_backward(y, y, y, y, y, ones, is_causal=True, workers=WORKERS)",
+        "sdpa.attention_backward(row, row, huge, huge, row, one, needs=('query',), workers=WORKERS)",
     ],
 )
 def test_ctrl_c_ends_a_long_call_within_a_second(call, workers):
     program = f"""
 y = np.ones((1 << 18, 64), np.float32)
-huge = np.broadcast_to(y[0], (1 << 27, 64))
-lse = np.ones(1 << 18, np.float32)
+row = y[:1]
+huge = np.broadcast_to(row, (1 << 27, 64))
+ones = np.ones(1 << 18, np.float32)
+one = ones[:1]
 sent = None
 
 def interrupt():
@@ -244,6 +249,7 @@ print(f"backward {{grown / 1e6:.1f}} MB")
     print(run(program, timeout=300))
 
 
+# A round of `succeed` or `fail` is more than ten calls: 300 rounds are more than 3000 calls.
 LEAKS = """
 half = x.astype(np.float16)
 mask = np.tril(np.ones((300, 300), bool))
@@ -281,7 +287,7 @@ def fail():
     raises(TypeError, sdpa.attention, s, s, s, mask[:8, :8].astype(int))
     raises(TypeError, sdpa.attention, s, s, s, nonsense=1)
     raises(TypeError, sdpa.attention, s, s)
-    raises(TypeError, sdpa.attention, s, s, s, is_causal=s)
+    raises(TypeError, sdpa.attention, s, s, s, is_causal=1.5)
     raises(ValueError, sdpa.attention, s, s, s, scale=float("nan"))
     raises(ValueError, sdpa.attention, s, s, s, workers=0)
     raises(ValueError, sdpa.attention, s, s, s, out=s)
@@ -293,7 +299,7 @@ def fail():
     raises((IndexError, ValueError), sdpa.softmax, s, axis=7)
 
 def no_memory():
-    for n in range(3):
+    for n in range(10):
         sdpa._core._alloc_fail_after(n)
         try:
             sdpa.attention(x, x, x, workers=2)
@@ -309,24 +315,21 @@ def test_no_object_leaks_over_3000_calls(function):
     program = f"""
 import tracemalloc
 
-for _ in range(50):
+arrays = [x, half, mask, bias, rows, np.float32, None, "query"]
+tracemalloc.start()
+for _ in range(300):  # caches of NumPy and of tracemalloc fill up
     {function}()
 gc.collect()
-arrays = [x, half, mask, bias, rows, np.float32, None, "query"]
-references = [sys.getrefcount(a) for a in arrays]
-tracemalloc.start()
-{function}()
-gc.collect()
 before = tracemalloc.get_traced_memory()[0]
-for _ in range(3000 if "{function}" != "no_memory" else 300):
+references = [sys.getrefcount(a) for a in arrays]
+for _ in range(300):
     {function}()
 gc.collect()
 grown = tracemalloc.get_traced_memory()[0] - before
-assert grown < 3000, grown  # less than one byte a call: NumPy's arrays are traced too
-for a, n in zip(arrays[:5], references):
-    assert sys.getrefcount(a) == n
-for a, n in zip(arrays[5:], references[5:]):
-    assert abs(sys.getrefcount(a) - n) < 300, (a, sys.getrefcount(a) - n)
+# NumPy's buffers are traced too. One object lost in each round would be 300 times 24 bytes or more.
+assert grown < 300 * 24, grown
+changes = np.subtract([sys.getrefcount(a) for a in arrays], references)
+assert (abs(changes) < 10).all(), changes
 print("ok")
 """
     assert run(LEAKS + program, timeout=300) == "ok"
@@ -336,16 +339,15 @@ print("ok")
 @pytest.mark.parametrize("function", ["succeed", "fail", "no_memory"])
 def test_no_memory_leaks_over_3000_calls(function):
     program = f"""
-n = 3000 if "{function}" != "no_memory" else 300
-for _ in range(n // 5):
+for _ in range(100):
     {function}()
 gc.collect()
 before = status("VmRSS")
-for _ in range(n):
+for _ in range(300):
     {function}()
 gc.collect()
 grown = status("VmRSS") - before
-assert grown < 1 << 20, grown
+assert grown < 1 << 19, grown
 print("ok")
 """
     assert run(LEAKS + program, timeout=300) == "ok"
@@ -358,7 +360,9 @@ def test_allocation_failure_gives_memory_error(dtype):
     lse = np.full((4, 200), 3, np.float64 if dtype == np.float64 else np.float32)
     routines = [
         lambda: sdpa.attention(x, x, x, bias, workers=2),
-        lambda: sdpa.attention_backward(x, x, x, x, x, lse, bias, needs=("query", "key", "value", "attn_mask")),
+        lambda: sdpa.attention_backward(
+            x, x, x, x, x, lse, bias, needs=("query", "key", "value", "attn_mask")
+        ),
         lambda: sdpa.attention_weights(x, x, bias),
         lambda: sdpa.softmax(x, axis=(0, 1)),
     ]

@@ -35,8 +35,10 @@ static PyArrayObject *forward(PyObject *module, unsigned where, PyObject *const 
     if (out) {
         sdpa_status status;
         sdpa_call_merge_axes(&call);
-        Py_BEGIN_ALLOW_THREADS status = sdpa_attention_forward(p);
-        Py_END_ALLOW_THREADS if (sdpa_raise(status) < 0) Py_CLEAR(out);
+        Py_BEGIN_ALLOW_THREADS;
+        status = sdpa_attention_forward(p);
+        Py_END_ALLOW_THREADS;
+        if (sdpa_raise(status) < 0) Py_CLEAR(out);
     }
 done:
     sdpa_call_end(&call);
@@ -74,8 +76,10 @@ static PyObject *attention_weights(ARGUMENTS) {
     if (!weights) goto done;
     sdpa_status status;
     sdpa_call_merge_axes(&call);
-    Py_BEGIN_ALLOW_THREADS status = sdpa_attention_weights(p, call.options.stage);
-    Py_END_ALLOW_THREADS if (sdpa_raise(status) < 0) Py_CLEAR(weights);
+    Py_BEGIN_ALLOW_THREADS;
+    status = sdpa_attention_weights(p, call.options.stage);
+    Py_END_ALLOW_THREADS;
+    if (sdpa_raise(status) < 0) Py_CLEAR(weights);
 done:
     sdpa_call_end(&call);
     return (PyObject *)weights;
@@ -115,8 +119,10 @@ static PyObject *attention_backward(ARGUMENTS) {
     }
     sdpa_status status;
     sdpa_call_merge_axes(&call);
-    Py_BEGIN_ALLOW_THREADS status = sdpa_attention_backward(p);
-    Py_END_ALLOW_THREADS if (sdpa_raise(status) < 0) goto done;
+    Py_BEGIN_ALLOW_THREADS;
+    status = sdpa_attention_backward(p);
+    Py_END_ALLOW_THREADS;
+    if (sdpa_raise(status) < 0) goto done;
     PyObject *fields[4];
     for (int i = 0; i < 4; i++) fields[i] = gradients[i] ? (PyObject *)gradients[i] : Py_None;
     result = PyObject_CallFunctionObjArgs(sdpa_state_of(module)->gradients_type, fields[0], fields[1], fields[2],

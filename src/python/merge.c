@@ -99,8 +99,10 @@ static int merge(PyObject *module, PyObject *outs, PyObject *lses, PyArrayObject
     *lse = *out ? sdpa_call_result(&call, &p->lse, 1, sizes, sdpa_lse_dtype(p->dtype), NULL) : NULL;
     if (*lse) {
         sdpa_status status;
-        Py_BEGIN_ALLOW_THREADS status = sdpa_attention_merge(p, n_parts, tensors, tensors + n_parts);
-        Py_END_ALLOW_THREADS failed = sdpa_raise(status);
+        Py_BEGIN_ALLOW_THREADS;
+        status = sdpa_attention_merge(p, n_parts, tensors, tensors + n_parts);
+        Py_END_ALLOW_THREADS;
+        failed = sdpa_raise(status);
     }
     PyMem_Free(tensors);
     sdpa_call_end(&call);

@@ -254,7 +254,7 @@ const sdpa_option sdpa_option_table[] = {
      "array_like, (..., heads, Lq), optional\n"
      "Gradient with respect to lse, of its dtype; None is zero.",
      read_grad_lse},
-    {NAME_needs, IN_BACKWARD, true, false, "(\"query\", \"key\", \"value\")", "Sequence[str]",
+    {NAME_needs, IN_BACKWARD, true, false, "(\"query\", \"key\", \"value\")", "Iterable[str]",
      "sequence of {\"query\", \"key\", \"value\", \"attn_mask\"}\n"
      "The gradients to compute.",
      read_needs},

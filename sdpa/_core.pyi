@@ -1,0 +1,149 @@
+# The options of attention are checked against the table in src/python/options.c by a test.
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, overload
+
+from numpy.typing import ArrayLike, NDArray
+
+__version__: str
+
+class AttentionForward(NamedTuple):
+    out: NDArray[Any]
+    lse: NDArray[Any]
+
+class AttentionGradients(NamedTuple):
+    query: NDArray[Any] | None
+    key: NDArray[Any] | None
+    value: NDArray[Any] | None
+    attn_mask: NDArray[Any] | None
+    sinks: NDArray[Any] | None
+
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    workers: int | None = None,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]: ...
+def scaled_dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> NDArray[Any]: ...
+def attention_forward(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    workers: int | None = None,
+    out: NDArray[Any] | None = None,
+) -> AttentionForward: ...
+def attention_backward(
+    grad_out: ArrayLike,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    out: ArrayLike,
+    lse: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    workers: int | None = None,
+    grad_lse: ArrayLike | None = None,
+    needs: Iterable[str] = ("query", "key", "value"),
+) -> AttentionGradients: ...
+def attention_weights(
+    query: ArrayLike,
+    key: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    workers: int | None = None,
+    stage: Literal["scores", "capped", "biased", "weights"] = "weights",
+) -> NDArray[Any]: ...
+def merge_attention(
+    outs: Sequence[ArrayLike] | NDArray[Any], lses: Sequence[ArrayLike] | NDArray[Any]
+) -> AttentionForward: ...
+
+_Axis = int | tuple[int, ...] | None
+
+def softmax(
+    x: ArrayLike,
+    axis: _Axis = -1,
+    *,
+    temperature: float = 1.0,
+    where: ArrayLike | None = None,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]: ...
+def log_softmax(
+    x: ArrayLike,
+    axis: _Axis = -1,
+    *,
+    temperature: float = 1.0,
+    where: ArrayLike | None = None,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]: ...
+def logsumexp(
+    x: ArrayLike,
+    axis: _Axis = -1,
+    *,
+    where: ArrayLike | None = None,
+    keepdims: bool = False,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]: ...
+def softmax_backward(
+    grad: ArrayLike, weights: ArrayLike, axis: _Axis = -1, *, temperature: float = 1.0
+) -> NDArray[Any]: ...
+def log_softmax_backward(
+    grad: ArrayLike, log_weights: ArrayLike, axis: _Axis = -1, *, temperature: float = 1.0
+) -> NDArray[Any]: ...
+def logsumexp_backward(
+    grad: ArrayLike, x: ArrayLike, lse: ArrayLike, axis: _Axis = -1
+) -> NDArray[Any]: ...
+def softmax_jacobian(
+    weights: ArrayLike, axis: _Axis = -1, *, temperature: float = 1.0
+) -> NDArray[Any]: ...
+@overload
+def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
+@overload
+def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
+def get_num_threads() -> int: ...
+def set_num_threads(n: int) -> None: ...
+def _use_isa(name: str, /) -> str: ...
+def _isas() -> dict[str, bool]: ...
+def _alloc_fail_after(n: int, /) -> None: ...
+def _options() -> tuple[tuple[str, str, str, bool, int], ...]: ...

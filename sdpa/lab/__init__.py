@@ -1,0 +1,23 @@
+"""The laboratory: what dividing scores by sqrt(d_k) changes, measured with the package's routines.
+
+Every experiment is a function with a seed that returns rows of figures; `python -m sdpa` shows
+them. A figure that is estimated comes as an `Estimate`: with its interval, the number of
+independent draws behind it and, where a law predicts it, the prediction.
+"""
+
+from .estimate import Estimate
+from .inputs import digits, normal
+from .machine import machine
+from .scale import ScaleRow, scale_effect
+from .speed import SpeedRow, speed
+
+__all__ = [
+    "Estimate",
+    "ScaleRow",
+    "SpeedRow",
+    "digits",
+    "machine",
+    "normal",
+    "scale_effect",
+    "speed",
+]

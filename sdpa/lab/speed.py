@@ -1,0 +1,166 @@
+"""Speed of attention and its gradients against the formula in plain NumPy, in the same minute."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import sdpa
+
+Array = npt.NDArray[Any]
+
+SHAPES = ((10, 64), (1797, 8, 64), (8, 1024, 64))
+"""(..., heads, L, d): one small matrix, the digits images, a layer of eight heads."""
+
+SAMPLE = 1e-3  # seconds that one sample lasts at least, so that the clock's grain cannot be seen
+
+
+class SpeedRow(NamedTuple):
+    """One shape, one direction."""
+
+    shape: tuple[int, ...]
+    """Of query, key, value and the upstream gradient, float32."""
+    direction: str
+    """"forward" or "backward"."""
+    numpy_seconds: float
+    """Of one call, the shortest sample; so is the next."""
+    sdpa_seconds: float
+    ratio: float
+    """numpy_seconds / sdpa_seconds."""
+    gflops: float
+    """Of sdpa, in 1e9 per second: 4 L^2 d per head forward, 10 L^2 d backward."""
+    difference: float
+    """Largest difference between the results of the two."""
+    samples: int
+
+
+def speed(
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    *,
+    seconds: float = 2.0,
+    seed: int = 0,
+    progress: Callable[[int], object] | None = None,
+) -> list[SpeedRow]:
+    """Time sdpa and NumPy in turns, on N(0, 1) data, each with its default number of threads.
+
+    Forward is out from q, k and v. Backward is the three gradients from what each side's own
+    forward left: NumPy the weights p, sdpa out and lse, from which it computes p again.
+
+    Parameters
+    ----------
+    shapes : sequence of (..., L, d)
+    seconds : float
+        For each shape and direction; it takes longer where five samples of both do.
+    seed : int
+        Of the data.
+    progress : callable, optional
+        Called with 1 after each shape and direction, 2 * len(shapes) times in all.
+
+    Returns
+    -------
+    list of SpeedRow
+
+    Examples
+    --------
+    >>> from sdpa import lab
+    >>> [row.direction for row in lab.speed([(10, 64)], seconds=0.01)]
+    ['forward', 'backward']
+    """
+    rows = []
+    for shape in shapes:
+        for direction, flops, ours, theirs in _directions(shape, seed):
+            pairs = zip(ours(), theirs(), strict=True)
+            difference = max(float(abs(a - b).max()) for a, b in pairs)
+            ours_best, numpy_best, samples = _race(ours, theirs, seconds)
+            rows.append(
+                SpeedRow(
+                    shape=shape,
+                    direction=direction,
+                    numpy_seconds=numpy_best,
+                    sdpa_seconds=ours_best,
+                    ratio=numpy_best / ours_best,
+                    gflops=flops / ours_best / 1e9,
+                    difference=difference,
+                    samples=samples,
+                )
+            )
+            if progress is not None:
+                progress(1)
+    return rows
+
+
+Call = Callable[[], tuple[Array, ...]]
+
+
+def _directions(shape: tuple[int, ...], seed: int) -> list[tuple[str, float, Call, Call]]:
+    """(direction, flops, call of sdpa, call of NumPy)."""
+    rng = np.random.default_rng(seed)
+    q, k, v, g = (rng.standard_normal(shape, np.float32) for _ in range(4))
+    out, lse = sdpa.attention_forward(q, k, v)
+    p = numpy_weights(q, k)
+    products = float(np.prod(shape)) * shape[-2]
+    return [
+        (
+            "forward",
+            4 * products,
+            lambda: (sdpa.attention(q, k, v),),
+            lambda: (numpy_weights(q, k) @ v,),
+        ),
+        (
+            "backward",
+            10 * products,
+            lambda: _present(sdpa.attention_backward(g, q, k, v, out, lse)),
+            lambda: numpy_backward(g, q, k, v, p),
+        ),
+    ]
+
+
+def _present(gradients: sdpa.AttentionGradients) -> tuple[Array, ...]:
+    return tuple(gradient for gradient in gradients if gradient is not None)
+
+
+def _race(ours: Call, theirs: Call, seconds: float) -> tuple[float, float, int]:
+    """Shortest time of each, in turns for `seconds` and at least five times, and how many."""
+    loops = [_loops(call) for call in (ours, theirs)]
+    best = [float("inf")] * 2
+    samples = 0
+    end = time.perf_counter() + seconds
+    while samples < 5 or time.perf_counter() < end:
+        for i, call in enumerate((ours, theirs)):
+            best[i] = min(best[i], _sample(call, loops[i]))
+        samples += 1
+    return best[0], best[1], samples
+
+
+def _sample(call: Call, loops: int) -> float:
+    start = time.perf_counter()
+    for _ in range(loops):
+        call()
+    return (time.perf_counter() - start) / loops
+
+
+def _loops(call: Call) -> int:
+    """Calls that fill a sample."""
+    return max(1, int(SAMPLE / _sample(call, 1)))
+
+
+def numpy_weights(q: Array, k: Array) -> Array:
+    """softmax(q k^T / sqrt(d)) as NumPy users write it, in place where it can be."""
+    s = q @ k.swapaxes(-1, -2)
+    s *= np.float32(q.shape[-1] ** -0.5)
+    s -= s.max(axis=-1, keepdims=True)
+    np.exp(s, out=s)
+    s /= s.sum(axis=-1, keepdims=True)
+    return s
+
+
+def numpy_backward(g: Array, q: Array, k: Array, v: Array, p: Array) -> tuple[Array, Array, Array]:
+    """Gradients of sum(g * (p v)) to q, k and v, where p = numpy_weights(q, k)."""
+    grad_v = p.swapaxes(-1, -2) @ g
+    ds = g @ v.swapaxes(-1, -2)
+    ds -= (ds * p).sum(axis=-1, keepdims=True)
+    ds *= p
+    ds *= np.float32(q.shape[-1] ** -0.5)
+    return ds @ k, ds.swapaxes(-1, -2) @ q, grad_v

@@ -1,0 +1,108 @@
+"""Fixtures of the whole suite: every ISA of this machine, every dtype, one printed seed, the peers.
+
+SDPA_SEED=n         draws other data (and lets hypothesis draw other cases)
+SDPA_REQUIRE_ALL=1  makes any skipped test fail the session, by name
+"""
+
+import importlib
+import os
+import warnings
+import zlib
+
+import hypothesis
+import ml_dtypes
+import numpy as np
+import pytest
+import threadpoolctl
+
+from sdpa import _core
+
+SEED = int(os.environ.get("SDPA_SEED", "0"))
+ISAS = [name for name, available in dict(_core._isas()).items() if available]
+DTYPES = {
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+}
+
+hypothesis.settings.register_profile(
+    "sdpa",
+    deadline=None,
+    derandomize="SDPA_SEED" not in os.environ,
+    database=None,
+    # The fixture `isa` stays the same for all examples of a test.
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("sdpa")
+
+# NumPy's matrix products in the oracle are small; two threads spin longer than they work.
+threadpoolctl.threadpool_limits(1, user_api="blas")
+
+_skipped = []
+
+
+def pytest_report_header():
+    return f"sdpa: SDPA_SEED={SEED}, ISAs {' '.join(ISAS)}"
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    """The name of an ISA, in force during the test."""
+    previous = _core._use_isa(request.param)
+    yield request.param
+    _core._use_isa(previous)
+
+
+@pytest.fixture(params=DTYPES)
+def dtype(request):
+    return DTYPES[request.param]
+
+
+@pytest.fixture(params=["f32", "f64"])
+def compute_dtype(request):
+    """The types that kernels compute in; the others differ in how they are loaded and stored."""
+    return DTYPES[request.param]
+
+
+@pytest.fixture
+def rng(request):
+    """Data that depends on the seed and on the test, not on which tests ran before."""
+    return np.random.default_rng([SEED, zlib.crc32(request.node.nodeid.encode())])
+
+
+@pytest.fixture(scope="session")
+def torch():
+    """PyTorch, for comparison; the test is skipped where it is not installed."""
+    return _peer("torch")
+
+
+def _peer(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            pytest.skip(f"needs {name}: pip install 'sdpa[peers]'")
+
+
+def pytest_runtest_logreport(report):
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _skipped.append(report.nodeid)
+
+
+def pytest_collectreport(report):
+    if report.skipped:
+        _skipped.append(report.nodeid)
+
+
+def pytest_sessionfinish(session, exitstatus):
+    if _skipped and os.environ.get("SDPA_REQUIRE_ALL") == "1" and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter):
+    if _skipped and os.environ.get("SDPA_REQUIRE_ALL") == "1":
+        terminalreporter.section("skipped although SDPA_REQUIRE_ALL=1", red=True)
+        for name in _skipped:
+            terminalreporter.line(name)

@@ -1,0 +1,101 @@
+"""Signatures, stub and docstrings, against one another and against the table of options."""
+
+import ast
+import doctest
+import inspect
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from calls import backward_operands, operands
+
+import sdpa
+from sdpa import _core
+
+ATTENTION = (
+    "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, "
+    "enable_gqa=False, window=None, key_lengths=None, query_offset=None, workers=None, out=None)"
+)
+SIGNATURES = {
+    "attention": ATTENTION,
+    "attention_forward": ATTENTION,
+    "scaled_dot_product_attention": "(query, key, value, attn_mask=None, dropout_p=0.0, "
+    "is_causal=False, *, scale=None, enable_gqa=False)",
+    "attention_backward": ATTENTION.replace(
+        "(query, key, value", "(grad_out, query, key, value, out, lse"
+    ).replace("out=None", "grad_lse=None, needs=('query', 'key', 'value')"),
+    "attention_weights": ATTENTION.replace("value, ", "").replace("out=None", "stage='weights'"),
+    "merge_attention": "(outs, lses)",
+}
+FUNCTIONS = [name for name in sdpa.__all__ if callable(getattr(sdpa, name)) and name.islower()]
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name):
+    assert str(inspect.signature(getattr(sdpa, name))) == SIGNATURES[name]
+
+
+def test_torch_signature(torch):
+    documented = torch.nn.functional.scaled_dot_product_attention.__doc__.split(" -> ")[0]
+    ours = SIGNATURES["scaled_dot_product_attention"].replace("*, ", "")
+    assert "".join(documented.split()) == "scaled_dot_product_attention" + "".join(ours.split())
+
+
+def stub():
+    path = Path(_core.__file__).with_name("_core.pyi")
+    tree = ast.parse(
+        (path if path.exists() else Path(sdpa.__file__).with_name("_core.pyi")).read_text()
+    )
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_stub_agrees_with_the_signatures():
+    for name, node in stub().items():
+        if name == "show_config":  # overloaded
+            continue
+        function = getattr(_core, name)
+        parameters = inspect.signature(function).parameters.values()
+        args = node.args
+        assert [p.name for p in parameters] == [
+            a.arg for a in (*args.posonlyargs, *args.args, *args.kwonlyargs)
+        ]
+        kinds = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        assert kinds == [a.arg for a in args.kwonlyargs]
+        defaults = [ast.literal_eval(d) for d in (*args.defaults, *args.kw_defaults)]
+        assert defaults == [p.default for p in parameters if p.default is not p.empty]
+    assert set(FUNCTIONS) <= set(stub())
+
+
+def test_stub_agrees_with_the_table_of_options():
+    table = {name: ast.unparse(ast.parse(a)) for name, _, a, _, _ in _core._options()}
+    for function in SIGNATURES:
+        args = stub()[function].args
+        n = len(args.args) - len(args.defaults)
+        for argument in (*args.args[n:], *args.kwonlyargs):
+            assert ast.unparse(argument.annotation) == table[argument.arg], (function, argument.arg)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_documentation(name):
+    function = getattr(sdpa, name)
+    document = inspect.getdoc(function)
+    assert function.__module__ == "sdpa._core"
+    assert max(map(len, document.splitlines())) <= 100
+    for parameter in inspect.signature(function).parameters:
+        assert f"\n{parameter} : " in document or f", {parameter} : " in document, parameter
+    test = doctest.DocTestParser().get_doctest(document, {}, name, None, 0)
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
+
+
+def test_results_are_named_tuples():
+    got = sdpa.attention_forward(**operands())
+    assert isinstance(got, sdpa.AttentionForward)
+    assert isinstance(got, tuple)
+    assert got._fields == ("out", "lse")
+    back = pickle.loads(pickle.dumps(got))
+    assert type(back) is sdpa.AttentionForward
+    np.testing.assert_array_equal(back.out, got.out)
+    assert type(sdpa.attention_backward(**backward_operands())) is sdpa.AttentionGradients
+    assert sdpa.AttentionForward.__module__ == "sdpa"

@@ -24,6 +24,23 @@ static PyObject *named_tuple_type(PyObject *module, const char *name, const char
     return type;
 }
 
+static const struct {
+    const char *name, *fields, *doc;
+} types[N_TYPES] = {
+    [FORWARD_TYPE] = {"AttentionForward", "out lse",
+                      "Output of attention (..., heads, Lq, d_v) and log-sum-exp of each row of scores (..., heads, "
+                      "Lq)."},
+    [GRADIENTS_TYPE] = {"AttentionGradients", "query key value attn_mask sinks",
+                        "Gradients of attention, each of its argument's shape and dtype; None where not asked for."},
+    [TANGENT_TYPE] = {"AttentionTangent", "out out_t",
+                      "Output of attention and its derivative along the tangents, (..., heads, Lq, d_v)."},
+    [DOUBLE_TYPE] = {"AttentionSecondGradients", "grad_out query key value attn_mask sinks",
+                     "Derivatives of <gg, attention_backward(...)>, each of its argument's shape and dtype; None "
+                     "where not asked for."},
+    [STATISTICS_TYPE] = {"AttentionStatistics", "lse entropy max_weight sum_p2 sum_p3 score_mean score_var",
+                         "Of each row of weights, (..., heads, Lq)."},
+};
+
 static int fill_state(PyObject *module, sdpa_state *state) {
     atomic_init(&state->bf16, -1);
     for (int i = 0; i < N_NAMES; i++) {
@@ -36,14 +53,11 @@ static int fill_state(PyObject *module, sdpa_state *state) {
     state->shares_memory = PyObject_GetAttrString(numpy, "shares_memory");
     Py_DECREF(numpy);
     if (!state->from_dlpack || !state->shares_memory) return -1;
-    state->forward_type = named_tuple_type(module, "AttentionForward", "out lse",
-                                           "Output of attention (..., heads, Lq, d_v) and log-sum-exp of each row of "
-                                           "scores (..., heads, Lq).");
-    if (!state->forward_type) return -1;
-    state->gradients_type = named_tuple_type(module, "AttentionGradients", "query key value attn_mask sinks",
-                                             "Gradients of attention, each of its argument's shape and dtype; None "
-                                             "where not asked for.");
-    return state->gradients_type ? 0 : -1;
+    for (int i = 0; i < N_TYPES; i++) {
+        state->types[i] = named_tuple_type(module, types[i].name, types[i].fields, types[i].doc);
+        if (!state->types[i]) return -1;
+    }
+    return 0;
 }
 
 static int execute(PyObject *module) {
@@ -55,8 +69,7 @@ static int execute(PyObject *module) {
 
 static int traverse(PyObject *module, visitproc visit, void *arg) {
     sdpa_state *state = sdpa_state_of(module);
-    Py_VISIT(state->forward_type);
-    Py_VISIT(state->gradients_type);
+    for (int i = 0; i < N_TYPES; i++) Py_VISIT(state->types[i]);
     Py_VISIT(state->from_dlpack);
     Py_VISIT(state->shares_memory);
     return 0;
@@ -64,8 +77,7 @@ static int traverse(PyObject *module, visitproc visit, void *arg) {
 
 static int clear(PyObject *module) {
     sdpa_state *state = sdpa_state_of(module);
-    Py_CLEAR(state->forward_type);
-    Py_CLEAR(state->gradients_type);
+    for (int i = 0; i < N_TYPES; i++) Py_CLEAR(state->types[i]);
     Py_CLEAR(state->from_dlpack);
     Py_CLEAR(state->shares_memory);
     return 0;

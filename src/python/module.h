@@ -20,7 +20,9 @@
     X(key)                                                                                                             \
     X(value) X(attn_mask) X(dropout_p) X(is_causal) X(scale) X(enable_gqa) X(window) X(key_lengths) X(query_offset)    \
         X(workers) X(out) X(grad_out) X(lse) X(grad_lse) X(needs) X(stage) X(outs) X(lses) X(x) X(axis) X(temperature) \
-            X(where) X(keepdims) X(grad) X(weights) X(log_weights) X(mode) X(n) X(name)
+            X(where) X(keepdims) X(grad) X(weights) X(log_weights) X(mode) X(n) X(name)                                         \
+            X(softcap) X(sinks) X(alibi_slopes) X(rng) X(query_t) X(key_t) X(value_t) X(attn_mask_t) X(sinks_t)        \
+                X(gg_query) X(gg_key) X(gg_value) X(gg_attn_mask) X(gg_sinks)
 
 enum sdpa_name {
 #define SDPA_NAME(name) NAME_##name,
@@ -34,13 +36,16 @@ enum sdpa_name {
 typedef struct sdpa_signature {
     const char *function;
     unsigned char n, n_required, n_positional;
-    unsigned char names[24];
+    unsigned char names[32];
 } sdpa_signature;
+
+/* The named tuples that functions return; see module.c. */
+enum sdpa_type { FORWARD_TYPE, GRADIENTS_TYPE, TANGENT_TYPE, DOUBLE_TYPE, STATISTICS_TYPE, N_TYPES };
 
 /* Per module object. */
 typedef struct sdpa_state {
     PyObject *names[N_NAMES];                /* interned */
-    PyObject *forward_type, *gradients_type; /* AttentionForward, AttentionGradients */
+    PyObject *types[N_TYPES];                /* of the results */
     PyObject *from_dlpack, *shares_memory;   /* NumPy's */
     _Atomic int bf16;                        /* NumPy's type number of bfloat16 once seen, else -1 */
     struct sdpa_family *attention;           /* attention.c: signatures, definitions, docstrings */

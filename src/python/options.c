@@ -8,20 +8,71 @@
 #define LARGEST_OFFSET (INT64_C(1) << 60)
 
 static int read_mask(PyObject *module, sdpa_options *options, PyObject *value) {
-    options->mask = sdpa_array(module, "attn_mask", value);
-    return options->mask ? 0 : -1;
+    return read_array(module, "attn_mask", value, &options->mask);
 }
 
 static int read_dropout(PyObject *module, sdpa_options *options, PyObject *value) {
-    (void)module, (void)options;
-    double p;
-    if (sdpa_read_finite("dropout_p", value, &p) < 0) return -1;
-    if (p == 0) return 0;
-    if (p < 0 || p > 1) {
-        PyErr_Format(PyExc_ValueError, "dropout_p: expected a probability from 0 to 1, got %.200R", value);
-    } else {
-        PyErr_Format(PyExc_NotImplementedError, "dropout_p: only 0 is implemented so far, got %.200R", value);
+    (void)module;
+    double *p = &options->dropout_p;
+    if (sdpa_read_finite("dropout_p", value, p) < 0) return -1;
+    if (*p >= 0 && *p <= 1) return 0;
+    PyErr_Format(PyExc_ValueError, "dropout_p: expected a probability from 0 to 1, got %.200R", value);
+    return -1;
+}
+
+static int read_softcap(PyObject *module, sdpa_options *options, PyObject *value) {
+    (void)module;
+    if (sdpa_read_finite("softcap", value, &options->softcap) < 0) return -1;
+    if (options->softcap > 0) return 0;
+    PyErr_Format(PyExc_ValueError, "softcap: expected a number above 0, or None for no cap, got %.200R", value);
+    return -1;
+}
+
+static int read_array(PyObject *module, const char *name, PyObject *value, PyArrayObject **result) {
+    *result = sdpa_array(module, name, value);
+    return *result ? 0 : -1;
+}
+
+static int read_sinks(PyObject *module, sdpa_options *options, PyObject *value) {
+    return read_array(module, "sinks", value, &options->sinks);
+}
+
+static int read_slopes(PyObject *module, sdpa_options *options, PyObject *value) {
+    return read_array(module, "alibi_slopes", value, &options->alibi_slopes);
+}
+
+static int read_mask_t(PyObject *module, sdpa_options *options, PyObject *value) {
+    return read_array(module, "attn_mask_t", value, &options->mask_t);
+}
+
+static int read_sinks_t(PyObject *module, sdpa_options *options, PyObject *value) {
+    return read_array(module, "sinks_t", value, &options->sinks_t);
+}
+
+static int read_gg_mask(PyObject *module, sdpa_options *options, PyObject *value) {
+    return read_array(module, "gg_attn_mask", value, &options->mask_t);
+}
+
+static int read_gg_sinks(PyObject *module, sdpa_options *options, PyObject *value) {
+    return read_array(module, "gg_sinks", value, &options->sinks_t);
+}
+
+/* An int is the seed. `attention` alone takes a Generator, which gives 64 bits. */
+static int read_rng(PyObject *module, sdpa_options *options, PyObject *value) {
+    (void)module;
+    options->has_seed = true;
+    PyObject *index = PyBool_Check(value) ? NULL : PyNumber_Index(value);
+    if (!index) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_TypeError, "rng: expected an int from 0 to 2^64 - 1%s, got %.200R",
+                     options->takes_generator ? ", a numpy.random.Generator or None" : " or None", value);
+        return -1;
     }
+    options->seed = PyLong_AsUnsignedLongLong(index);
+    Py_DECREF(index);
+    if (!PyErr_Occurred()) return 0;
+    PyErr_Clear();
+    PyErr_Format(PyExc_ValueError, "rng: expected an int from 0 to 2^64 - 1, got %.200R", value);
     return -1;
 }
 
@@ -150,8 +201,7 @@ static int read_out(PyObject *module, sdpa_options *options, PyObject *value) {
 }
 
 static int read_grad_lse(PyObject *module, sdpa_options *options, PyObject *value) {
-    options->grad_lse = sdpa_array(module, "grad_lse", value);
-    return options->grad_lse ? 0 : -1;
+    return read_array(module, "grad_lse", value, &options->grad_lse);
 }
 
 static int read_needs(PyObject *module, sdpa_options *options, PyObject *value) {

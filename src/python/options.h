@@ -14,10 +14,21 @@ enum {
     IN_FORWARD = 4,
     IN_BACKWARD = 8,
     IN_WEIGHTS = 16,
-    IN_ALL = 31
+    IN_STATISTICS = 32,
+    IN_JVP = 64,
+    IN_DOUBLE = 128,
+    IN_ALL = 255
 };
 
-enum { NEEDS_QUERY = 1, NEEDS_KEY = 2, NEEDS_VALUE = 4, NEEDS_MASK = 8 };
+/* In the order of the fields of the results. */
+enum {
+    NEEDS_QUERY = 1,
+    NEEDS_KEY = 2,
+    NEEDS_VALUE = 4,
+    NEEDS_MASK = 8,
+    NEEDS_SINKS = 16,
+    NEEDS_GRAD_OUT = 32,
+};
 
 /* int, or an integer array; absent: array NULL and given false. */
 typedef struct sdpa_integers {
@@ -28,10 +39,13 @@ typedef struct sdpa_integers {
 
 /* The options of one call, not yet held against the shapes of its operands. */
 typedef struct sdpa_options {
-    PyArrayObject *mask, *grad_lse; /* owned, NULL where absent; of any dtype and shape */
+    PyArrayObject *mask, *grad_lse, *sinks, *alibi_slopes; /* owned, NULL where absent; of any dtype and shape */
+    PyArrayObject *mask_t, *sinks_t;                       /* the same: tangents, or gradients of gradients */
     sdpa_integers key_lengths, query_offset;
     PyObject *out; /* borrowed */
-    double scale;
+    double scale, softcap, dropout_p; /* softcap 0: none */
+    uint64_t seed;                    /* of dropout */
+    bool has_seed;
     bool has_scale, causal, lower_right, enable_gqa;
     bool has_left, has_right;
     int64_t left, right; /* of the window; 0 .. 2^62 */

@@ -162,7 +162,7 @@ print("leaving", flush=True)
         "sdpa.attention(row, huge, huge, workers=WORKERS)",
         "sdpa.attention_backward(y, y, y, y, y, ones, workers=WORKERS)",
         "sdpa.attention_backward(y, y, y, y, y, ones, is_causal=True, workers=WORKERS)",
-        "sdpa.attention_backward(row, row, huge, huge, row, one, needs=('query',), workers=WORKERS)",
+        "sdpa.attention_backward(row, row, huge, huge, row, one, **query, workers=WORKERS)",
     ],
 )
 def test_ctrl_c_ends_a_long_call_within_a_second(call, workers):
@@ -170,6 +170,7 @@ def test_ctrl_c_ends_a_long_call_within_a_second(call, workers):
 y = np.ones((1 << 18, 64), np.float32)
 row = y[:1]
 huge = np.broadcast_to(row, (1 << 27, 64))
+query = {{"needs": ("query",)}}
 ones = np.ones(1 << 18, np.float32)
 one = ones[:1]
 sent = None

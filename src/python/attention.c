@@ -6,7 +6,7 @@
 
 #define ARGUMENTS PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames
 
-enum { ATTENTION, TORCH, FORWARD, BACKWARD, WEIGHTS, MERGE, N_ENTRIES };
+enum { ATTENTION, TORCH, FORWARD, BACKWARD, JVP, DOUBLE_BACKWARD, WEIGHTS, STATISTICS, MERGE, N_ENTRIES };
 
 /* Composed when the module is made. The docstrings keep the text that the definitions point to. */
 struct sdpa_family {
@@ -61,7 +61,7 @@ static PyObject *attention_forward(ARGUMENTS) {
     PyObject *values[N_NAMES];
     if (sdpa_parse(module, signature_of(module, FORWARD), args, n_args, kwnames, values) < 0) return NULL;
     PyArrayObject *lse = NULL, *out = forward(module, IN_FORWARD, values, &lse);
-    return sdpa_forward_tuple(module, out, lse);
+    return sdpa_pair(module, FORWARD_TYPE, out, lse);
 }
 
 static PyObject *attention_weights(ARGUMENTS) {
@@ -85,50 +85,189 @@ done:
     return (PyObject *)weights;
 }
 
-/* The mask's gradient is asked for: there must be one. */
-static int check_mask_gradient(const sdpa_call *call) {
-    if (call->mask && call->problem.mask.dtype != SDPA_BOOL) return 0;
-    PyErr_Format(PyExc_ValueError, "needs: 'attn_mask' has a gradient only where it is added to the scores, got %s",
-                 call->mask ? "a boolean one" : "None");
-    return -1;
+static PyObject *attention_statistics(ARGUMENTS) {
+    enum { N = 7 };
+    PyObject *values[N_NAMES], *result = NULL, *fields[N] = {NULL};
+    sdpa_call call;
+    if (sdpa_parse(module, signature_of(module, STATISTICS), args, n_args, kwnames, values) < 0) return NULL;
+    if (sdpa_call_begin(&call, module, IN_STATISTICS, values) < 0) goto done;
+    /* One array for all: the driver sees them as the columns of a matrix. */
+    sdpa_problem *p = &call.problem;
+    const sdpa_dtype dtype = sdpa_lse_dtype(p->dtype);
+    const int nd = call.nd - 1;
+    npy_intp sizes[NPY_MAXDIMS] = {N};
+    memcpy(sizes + 1, call.shape, sizeof *sizes * (size_t)nd);
+    PyArrayObject *all = (PyArrayObject *)PyArray_EMPTY(nd + 1, sizes, sdpa_type_number(module, dtype), 0);
+    if (!all) goto done;
+    bool failed = false;
+    for (int i = 0; i < N && !failed; i++) {
+        PyObject *index = PyLong_FromLong(i);
+        fields[i] = index ? PyObject_GetItem((PyObject *)all, index) : NULL;
+        failed = !fields[i];
+        Py_XDECREF(index);
+    }
+    if (!failed) {
+        /* Lq 1-element rows, then the step from one statistic to the next as the column's. */
+        sdpa_call_output(&call, &p->o, (PyArrayObject *)fields[0], dtype);
+        p->o.col = PyArray_STRIDE(all, 0);
+        sdpa_status status;
+        sdpa_call_merge_axes(&call);
+        Py_BEGIN_ALLOW_THREADS;
+        status = sdpa_attention_statistics(p);
+        Py_END_ALLOW_THREADS;
+        if (sdpa_raise(status) == 0) {
+            result = PyObject_CallFunctionObjArgs(sdpa_state_of(module)->types[STATISTICS_TYPE], fields[0], fields[1],
+                                                  fields[2], fields[3], fields[4], fields[5], fields[6], NULL);
+        }
+    }
+    Py_DECREF(all);
+done:
+    for (int i = 0; i < N; i++) Py_XDECREF(fields[i]);
+    sdpa_call_end(&call);
+    return result;
 }
+
+/* What every function on gradients takes: grad_out, out, lse, grad_lse; and that the gradients asked for exist. */
+static int begin_backward(sdpa_call *call, PyObject *const values[N_NAMES]) {
+    sdpa_problem *p = &call->problem;
+    const npy_intp sizes[] = {p->n_q, p->d_v};
+    const sdpa_dtype lse_dtype = sdpa_lse_dtype(p->dtype);
+    PyObject *grad_lse = (PyObject *)call->options.grad_lse;
+    if (sdpa_call_input(call, &p->dout, "grad_out", values[NAME_grad_out], 2, sizes, p->dtype) < 0 ||
+        sdpa_call_input(call, &p->o, "out", values[NAME_out], 2, sizes, p->dtype) < 0 ||
+        sdpa_call_input(call, &p->lse, "lse", values[NAME_lse], 1, sizes, lse_dtype) < 0 ||
+        (grad_lse && sdpa_call_input(call, &p->dlse, "grad_lse", grad_lse, 1, sizes, lse_dtype) < 0)) {
+        return -1;
+    }
+    if ((call->options.needs & NEEDS_MASK) && !(call->mask && p->mask.dtype != SDPA_BOOL)) {
+        PyErr_Format(PyExc_ValueError, "needs: 'attn_mask' has a gradient only where it is added to the scores, got %s",
+                     call->mask ? "a boolean one" : "None");
+        return -1;
+    }
+    if ((call->options.needs & NEEDS_SINKS) && !call->sinks) {
+        PyErr_SetString(PyExc_ValueError, "needs: 'sinks' has a gradient only where sinks are given, got None");
+        return -1;
+    }
+    return 0;
+}
+
+/* The gradients that are asked for, zeroed and set in the problem, in the order of the bits of `needs`. */
+enum { N_GRADIENTS = 5 };
+static int make_gradients(sdpa_call *call, PyArrayObject *gradients[N_GRADIENTS]) {
+    sdpa_problem *p = &call->problem;
+    sdpa_tensor *tensors[] = {&p->dq, &p->dk, &p->dv, &p->dmask, &p->dsinks};
+    PyArrayObject *inputs[] = {call->q, call->k, call->v, call->mask, call->sinks};
+    for (int i = 0; i < N_GRADIENTS; i++) {
+        if (!(call->options.needs & 1u << i)) continue;
+        gradients[i] = sdpa_call_gradient(call, tensors[i], inputs[i]);
+        if (!gradients[i]) return -1;
+    }
+    return 0;
+}
+
+static PyObject *or_none(PyArrayObject *a) { return a ? (PyObject *)a : Py_None; }
 
 static PyObject *attention_backward(ARGUMENTS) {
     PyObject *values[N_NAMES], *result = NULL;
-    PyArrayObject *gradients[4] = {NULL};
+    PyArrayObject *g[N_GRADIENTS] = {NULL};
     sdpa_call call;
     if (sdpa_parse(module, signature_of(module, BACKWARD), args, n_args, kwnames, values) < 0) return NULL;
-    if (sdpa_call_begin(&call, module, IN_BACKWARD, values) < 0) goto done;
-    sdpa_problem *p = &call.problem;
-    const npy_intp sizes[] = {p->n_q, p->d_v};
-    const sdpa_dtype lse_dtype = sdpa_lse_dtype(p->dtype);
-    PyObject *grad_lse = (PyObject *)call.options.grad_lse;
-    if (sdpa_call_input(&call, &p->dout, "grad_out", values[NAME_grad_out], 2, sizes, p->dtype) < 0 ||
-        sdpa_call_input(&call, &p->o, "out", values[NAME_out], 2, sizes, p->dtype) < 0 ||
-        sdpa_call_input(&call, &p->lse, "lse", values[NAME_lse], 1, sizes, lse_dtype) < 0 ||
-        (grad_lse && sdpa_call_input(&call, &p->dlse, "grad_lse", grad_lse, 1, sizes, lse_dtype) < 0) ||
-        ((call.options.needs & NEEDS_MASK) && check_mask_gradient(&call) < 0)) {
+    if (sdpa_call_begin(&call, module, IN_BACKWARD, values) < 0 || begin_backward(&call, values) < 0 ||
+        make_gradients(&call, g) < 0) {
         goto done;
-    }
-    sdpa_tensor *tensors[] = {&p->dq, &p->dk, &p->dv, &p->dmask};
-    PyArrayObject *inputs[] = {call.q, call.k, call.v, call.mask};
-    for (int i = 0; i < 4; i++) {
-        if (!(call.options.needs & 1u << i)) continue;
-        gradients[i] = sdpa_call_gradient(&call, tensors[i], inputs[i]);
-        if (!gradients[i]) goto done;
     }
     sdpa_status status;
     sdpa_call_merge_axes(&call);
     Py_BEGIN_ALLOW_THREADS;
-    status = sdpa_attention_backward(p);
+    status = sdpa_attention_backward(&call.problem);
     Py_END_ALLOW_THREADS;
     if (sdpa_raise(status) < 0) goto done;
-    PyObject *fields[4];
-    for (int i = 0; i < 4; i++) fields[i] = gradients[i] ? (PyObject *)gradients[i] : Py_None;
-    result = PyObject_CallFunctionObjArgs(sdpa_state_of(module)->gradients_type, fields[0], fields[1], fields[2],
-                                          fields[3], Py_None, NULL);
+    result = PyObject_CallFunctionObjArgs(sdpa_state_of(module)->types[GRADIENTS_TYPE], or_none(g[0]), or_none(g[1]),
+                                          or_none(g[2]), or_none(g[3]), or_none(g[4]), NULL);
 done:
-    for (int i = 0; i < 4; i++) Py_XDECREF((PyObject *)gradients[i]);
+    for (int i = 0; i < N_GRADIENTS; i++) Py_XDECREF((PyObject *)g[i]);
+    sdpa_call_end(&call);
+    return result;
+}
+
+/* Tangents of forward mode, or gradients of gradients: names[0..2] for query, key, value, each of which may be None;
+ * names[3], names[4] for mask and sinks, read as options. */
+static int read_tangents(sdpa_call *call, PyObject *const values[N_NAMES], const int names[5]) {
+    sdpa_problem *p = &call->problem;
+    const sdpa_options *options = &call->options;
+    const struct {
+        sdpa_tensor *t;
+        const char *of_name;
+        PyArrayObject *of;
+        const sdpa_tensor *like;
+        PyObject *value;
+    } tangents[] = {
+        {&p->q_t, "query", call->q, &p->q, values[names[0]]},
+        {&p->k_t, "key", call->k, &p->k, values[names[1]]},
+        {&p->v_t, "value", call->v, &p->v, values[names[2]]},
+        {&p->mask_t, "attn_mask", call->mask, &p->mask, (PyObject *)options->mask_t},
+        {&p->sinks_t, "sinks", call->sinks, &p->sinks, (PyObject *)options->sinks_t},
+    };
+    for (int i = 0; i < 5; i++) {
+        if (!tangents[i].value || tangents[i].value == Py_None) continue;
+        if (sdpa_call_tangent(call, tangents[i].t, sdpa_name_text(names[i]), tangents[i].value, tangents[i].of_name,
+                              tangents[i].of, tangents[i].like) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *attention_jvp(ARGUMENTS) {
+    static const int names[] = {NAME_query_t, NAME_key_t, NAME_value_t, NAME_attn_mask_t, NAME_sinks_t};
+    PyObject *values[N_NAMES];
+    PyArrayObject *out = NULL, *out_t = NULL;
+    sdpa_call call;
+    if (sdpa_parse(module, signature_of(module, JVP), args, n_args, kwnames, values) < 0) return NULL;
+    if (sdpa_call_begin(&call, module, IN_JVP, values) < 0 || read_tangents(&call, values, names) < 0) goto done;
+    sdpa_problem *p = &call.problem;
+    const npy_intp sizes[] = {p->n_q, p->d_v};
+    out = sdpa_call_result(&call, &p->o, 2, sizes, p->dtype, NULL);
+    out_t = out ? sdpa_call_result(&call, &p->o_t, 2, sizes, p->dtype, NULL) : NULL;
+    if (!out_t) goto done;
+    sdpa_status status;
+    sdpa_call_merge_axes(&call);
+    Py_BEGIN_ALLOW_THREADS;
+    status = sdpa_attention_tangent(p);
+    Py_END_ALLOW_THREADS;
+    if (sdpa_raise(status) < 0) Py_CLEAR(out);
+done:
+    sdpa_call_end(&call);
+    return sdpa_pair(module, TANGENT_TYPE, out, out_t);
+}
+
+static PyObject *attention_double_backward(ARGUMENTS) {
+    static const int names[] = {NAME_gg_query, NAME_gg_key, NAME_gg_value, NAME_gg_attn_mask, NAME_gg_sinks};
+    PyObject *values[N_NAMES], *result = NULL;
+    PyArrayObject *g[N_GRADIENTS] = {NULL}, *grad_out = NULL;
+    sdpa_call call;
+    if (sdpa_parse(module, signature_of(module, DOUBLE_BACKWARD), args, n_args, kwnames, values) < 0) return NULL;
+    if (sdpa_call_begin(&call, module, IN_DOUBLE, values) < 0 || begin_backward(&call, values) < 0 ||
+        read_tangents(&call, values, names) < 0 || make_gradients(&call, g) < 0) {
+        goto done;
+    }
+    sdpa_problem *p = &call.problem;
+    const npy_intp sizes[] = {p->n_q, p->d_v};
+    if (call.options.needs & NEEDS_GRAD_OUT) {
+        grad_out = sdpa_call_result(&call, &p->o_t, 2, sizes, p->dtype, NULL);
+        if (!grad_out) goto done;
+    }
+    sdpa_status status;
+    sdpa_call_merge_axes(&call);
+    Py_BEGIN_ALLOW_THREADS;
+    status = sdpa_attention_double_backward(p);
+    Py_END_ALLOW_THREADS;
+    if (sdpa_raise(status) < 0) goto done;
+    result = PyObject_CallFunctionObjArgs(sdpa_state_of(module)->types[DOUBLE_TYPE], or_none(grad_out), or_none(g[0]),
+                                          or_none(g[1]), or_none(g[2]), or_none(g[3]), or_none(g[4]), NULL);
+done:
+    Py_XDECREF((PyObject *)grad_out);
+    for (int i = 0; i < N_GRADIENTS; i++) Py_XDECREF((PyObject *)g[i]);
     sdpa_call_end(&call);
     return result;
 }
@@ -174,6 +313,27 @@ static const sdpa_entry entries[N_ENTRIES] = {
                   backward_operands,
                   backward_results,
                   backward_example},
+    [JVP] = {"attention_jvp",
+             (PyCFunction)(void (*)(void))attention_jvp,
+             IN_JVP,
+             6,
+             {NAME_query, NAME_key, NAME_value, NAME_query_t, NAME_key_t, NAME_value_t},
+             "Attention and its derivative along tangents of its arguments (forward mode).",
+             jvp_formula,
+             jvp_operands,
+             jvp_results,
+             jvp_example},
+    [DOUBLE_BACKWARD] = {"attention_double_backward",
+                         (PyCFunction)(void (*)(void))attention_double_backward,
+                         IN_DOUBLE,
+                         9,
+                         {NAME_gg_query, NAME_gg_key, NAME_gg_value, NAME_grad_out, NAME_query, NAME_key, NAME_value,
+                          NAME_out, NAME_lse},
+                         "Derivatives of the gradients of attention.",
+                         double_formula,
+                         double_operands,
+                         double_results,
+                         double_example},
     [WEIGHTS] = {"attention_weights",
                  (PyCFunction)(void (*)(void))attention_weights,
                  IN_WEIGHTS,
@@ -184,6 +344,16 @@ static const sdpa_entry entries[N_ENTRIES] = {
                  weights_operands,
                  weights_results,
                  weights_example},
+    [STATISTICS] = {"attention_statistics",
+                    (PyCFunction)(void (*)(void))attention_statistics,
+                    IN_STATISTICS,
+                    2,
+                    {NAME_query, NAME_key},
+                    "What can be said of each row of attention weights, at any length, without the matrix.",
+                    statistics_formula,
+                    weights_operands,
+                    statistics_results,
+                    statistics_example},
     [MERGE] = {"merge_attention",
                (PyCFunction)(void (*)(void))sdpa_merge_attention,
                0,

@@ -87,6 +87,68 @@ static const char backward_example[] =
     "array([[0.5],\n"
     "       [0.5]])\n";
 
+static const char jvp_formula[] =
+    "With T = scale (query_t key^T + query key_t^T) + attn_mask_t, the tangent of the logits, and P the\n"
+    "weights: out_t = (P * (T - rowsum(P * T))) value + P value_t. Forward-mode differentiation:\n"
+    "Griewank and Walther, \"Evaluating derivatives\" (2008), section 3.1. In blocks, as `attention`.\n";
+static const char jvp_operands[] =
+    QUERY_KEY_DOC
+    VALUE_DOC
+    "query_t, key_t, value_t : array_like or None\n"
+    "    Tangents, each of its argument's shape and dtype; None is zero.\n";
+static const char jvp_results[] =
+    "AttentionTangent\n"
+    "    Named tuple (out, out_t) of two arrays (..., heads, Lq, d_v) of query's dtype.\n";
+static const char jvp_example[] =
+    ">>> import numpy as np, sdpa\n"
+    ">>> query, key, value = np.zeros((1, 2)), np.zeros((2, 2)), np.array([[1.0], [3.0]])\n"
+    ">>> sdpa.attention_jvp(query, key, value, None, None, np.ones((2, 1))).out_t\n"
+    "array([[1.]])\n";
+
+static const char double_formula[] =
+    "Derivatives of <gg_query, g.query> + <gg_key, g.key> + <gg_value, g.value> + ... with respect to the\n"
+    "arguments of g = attention_backward(grad_out, query, key, value, out, lse), out and lse being\n"
+    "functions of query, key and value. That sum is <grad_out, out_t> of `attention_jvp` along the\n"
+    "gg's, and is differentiated once more, in blocks (Griewank and Walther, 2008, section 5.1).\n";
+static const char double_operands[] =
+    "gg_query, gg_key, gg_value : array_like or None\n"
+    "    Gradients with respect to the gradients, each of its argument's shape and dtype; None is zero.\n"
+    "grad_out : array_like, (..., heads, Lq, d_v)\n"
+    "    As of `attention_backward`.\n"
+    QUERY_KEY_DOC
+    VALUE_DOC
+    "out : array_like, (..., heads, Lq, d_v)\n"
+    "    Of `attention_forward`, as is lse.\n"
+    "lse : array_like, (..., heads, Lq)\n"
+    "    float32 (float64 for float64).\n";
+static const char double_results[] =
+    "AttentionSecondGradients\n"
+    "    Named tuple (grad_out, query, key, value, attn_mask, sinks), each with the shape and dtype of\n"
+    "    its argument, None where not in needs.\n";
+static const char double_example[] =
+    ">>> import numpy as np, sdpa\n"
+    ">>> query, key, value = np.zeros((1, 2)), np.zeros((2, 2)), np.array([[1.0], [3.0]])\n"
+    ">>> out, lse = sdpa.attention_forward(query, key, value)\n"
+    ">>> sdpa.attention_double_backward(None, None, np.ones((2, 1)), np.ones((1, 1)), query, key, value,\n"
+    "...                                out, lse).grad_out\n"
+    "array([[1.]])\n";
+
+static const char statistics_formula[] =
+    "Of each row p of the weights before dropout, streamed over the keys: log-sum-exp, entropy\n"
+    "-sum p ln p, largest weight, sum p^2, sum p^3, and mean and variance of the row's final scores\n"
+    "(scaled, capped and biased) over the keys that are not masked. The sums of powers give the squared\n"
+    "norm of the softmax Jacobian, sum p^2 - 2 sum p^3 + (sum p^2)^2. Sinks count in lse and in the\n"
+    "denominator alone. Online softmax: Milakov and Gimelshein (2018), section 3.1.\n";
+static const char statistics_results[] =
+    "AttentionStatistics\n"
+    "    Named tuple (lse, entropy, max_weight, sum_p2, sum_p3, score_mean, score_var) of arrays\n"
+    "    (..., heads, Lq) of float32 (float64 for float64), in nats where that applies. A row without a\n"
+    "    visible key: lse -inf (or the sink), mean and variance nan, the others 0.\n";
+static const char statistics_example[] =
+    ">>> import numpy as np, sdpa\n"
+    ">>> sdpa.attention_statistics(np.zeros((1, 4)), np.zeros((8, 4))).max_weight\n"
+    "array([0.125])\n";
+
 static const char weights_formula[] =
     "softmax(scale query key^T + attn_mask) of Vaswani et al., \"Attention is all you need\" (2017),\n"
     "section 3.2.1, or a stage on the way there.\n";

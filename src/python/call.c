@@ -266,6 +266,33 @@ static int set_mask(sdpa_call *call) {
     return 0;
 }
 
+/* One number per head: sinks, alibi_slopes. */
+static int set_per_head(sdpa_call *call, sdpa_tensor *t, const char *name, PyArrayObject *a) {
+    int dtype = sdpa_dtype_of(call->module, a);
+    if (dtype < SDPA_F16 || dtype > SDPA_F64) {
+        PyErr_Format(PyExc_TypeError, "%s: expected float16, bfloat16, float32 or float64, got %S", name,
+                     PyArray_DESCR(a));
+        return -1;
+    }
+    const npy_intp one_head[] = {1}, *shape = call->nd > 2 ? call->shape : one_head;
+    int n = call->nd > 2 ? call->nd - 2 : 1;
+    if (!broadcasts_to(a, shape, n)) {
+        char expected[SDPA_SHAPE_SIZE + 60] = "a shape that broadcasts to (..., heads), ";
+        sdpa_shape_text(expected + strlen(expected), "", shape, n);
+        return raise_shape(name, expected, a), -1;
+    }
+    set_tensor(call, t, a, (sdpa_dtype)dtype, 0, NULL, true);
+    return 0;
+}
+
+static int set_sinks(sdpa_call *call) {
+    const sdpa_options *options = &call->options;
+    call->sinks = options->sinks;
+    if (options->sinks && set_per_head(call, &call->problem.sinks, "sinks", options->sinks) < 0) return -1;
+    if (!options->alibi_slopes) return 0;
+    return set_per_head(call, &call->problem.alibi_slopes, "alibi_slopes", options->alibi_slopes);
+}
+
 static int check_integers(sdpa_call *call, const char *name, const sdpa_integers *integers) {
     if (!integers->array || broadcasts_to(integers->array, call->shape, call->n_batch_axes)) return 0;
     char text[SDPA_SHAPE_SIZE], expected[SDPA_SHAPE_SIZE + 80];
@@ -296,11 +323,11 @@ static int set_band(sdpa_call *call) {
     p->has_lower = options->has_left;
     p->upper = options->causal ? 0 : options->right;
     p->lower = -options->left;
-    if (!p->has_upper && !p->has_lower) return 0;
-    int64_t shift = offset->value;
+    if (!p->has_upper && !p->has_lower && !options->alibi_slopes) return 0;
+    call->offset = offset->value;
     PyArrayObject *shifts = offset->array;
     if (options->lower_right) {
-        shift = (lengths->given ? lengths->value : p->n_k) - p->n_q;
+        call->offset = (lengths->given ? lengths->value : p->n_k) - p->n_q;
         if (lengths->array) {
             shifts = (PyArrayObject *)PyArray_NewCopy(lengths->array, NPY_CORDER);
             if (!shifts) return -1;
@@ -310,12 +337,7 @@ static int set_band(sdpa_call *call) {
             for (npy_intp i = 0; i < PyArray_SIZE(shifts); i++) data[i] -= p->n_q;
         }
     }
-    if (shifts) {
-        set_integers(call, &p->offset, shifts, NULL);
-    } else {
-        p->upper += shift;
-        p->lower += shift;
-    }
+    if (shifts || call->offset) set_integers(call, &p->offset, shifts, &call->offset);
     return 0;
 }
 
@@ -328,13 +350,15 @@ static void clear_tensor(sdpa_tensor *t) {
 void sdpa_call_empty(sdpa_call *call, PyObject *module) {
     sdpa_problem *p = &call->problem;
     sdpa_tensor *tensors[] = {&p->q,          &p->k,    &p->v,    &p->o,  &p->lse, &p->mask, &p->offset,
-                              &p->key_length, &p->dout, &p->dlse, &p->dq, &p->dk,  &p->dv,   &p->dmask};
+                              &p->key_length, &p->dout, &p->dlse, &p->dq, &p->dk,  &p->dv,   &p->dmask,
+                              &p->sinks,      &p->alibi_slopes, &p->dsinks, &p->q_t, &p->k_t, &p->v_t, &p->mask_t,
+                              &p->sinks_t,    &p->o_t};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) clear_tensor(tensors[i]);
     p->n_workers = sdpa_get_num_threads();
     p->interrupted = sdpa_interrupted;
     call->module = module;
     call->n_held = call->n_present = 0;
-    call->v = call->mask = NULL;
+    call->v = call->mask = call->sinks = NULL;
     memset(&call->options, 0, sizeof call->options);
 }
 
@@ -354,11 +378,14 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject 
     }
     if (set_dtype(call) < 0 || set_sizes(call) < 0) return -1;
     p->scale = call->options.has_scale ? call->options.scale : p->d_k ? 1 / sqrt((double)p->d_k) : 1;
+    p->softcap = call->options.softcap;
+    p->dropout_p = call->options.dropout_p;
+    p->seed = call->options.seed;
     const npy_intp q_sizes[] = {p->n_q, p->d_k}, k_sizes[] = {p->n_k, p->d_k}, v_sizes[] = {p->n_k, p->d_v};
     set_tensor(call, &p->q, call->q, p->dtype, 2, q_sizes, true);
     set_tensor(call, &p->k, call->k, p->dtype, 2, k_sizes, true);
     if (call->v) set_tensor(call, &p->v, call->v, p->dtype, 2, v_sizes, true);
-    return set_mask(call) < 0 || set_band(call) < 0 ? -1 : 0;
+    return set_mask(call) < 0 || set_sinks(call) < 0 || set_band(call) < 0 ? -1 : 0;
 }
 
 void sdpa_call_end(sdpa_call *call) {
@@ -394,6 +421,35 @@ int sdpa_call_input(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject 
     return 0;
 }
 
+int sdpa_call_tangent(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject *value, const char *of_name,
+                      PyArrayObject *of, const sdpa_tensor *like) {
+    if (!of || like->dtype == SDPA_BOOL) {
+        PyErr_Format(PyExc_ValueError, "%s: expected None, since %s %s", name, of_name,
+                     of ? "is boolean" : "is not given");
+        return -1;
+    }
+    PyArrayObject *a = hold(call, name, value);
+    if (!a) return -1;
+    if (sdpa_dtype_of(call->module, a) != (int)like->dtype) {
+        PyErr_Format(PyExc_TypeError, "%s: expected %s's dtype %S, got %S", name, of_name, PyArray_DESCR(of),
+                     PyArray_DESCR(a));
+        return -1;
+    }
+    int n = PyArray_NDIM(of);
+    if (PyArray_NDIM(a) != n || memcmp(PyArray_DIMS(of), PyArray_DIMS(a), sizeof(npy_intp) * (size_t)n) != 0) {
+        char expected[SDPA_SHAPE_SIZE + 40], shape[SDPA_SHAPE_SIZE];
+        PyOS_snprintf(expected, sizeof expected, "%s's shape %s", of_name,
+                      sdpa_shape_text(shape, "", PyArray_DIMS(of), n));
+        return raise_shape(name, expected, a), -1;
+    }
+    const sdpa_problem *p = &call->problem;
+    const bool scalar = t == &p->sinks_t;
+    const npy_intp inner[] = {t == &p->q_t || t == &p->mask_t ? p->n_q : p->n_k,
+                              t == &p->mask_t ? p->n_k : t == &p->v_t ? p->d_v : p->d_k};
+    set_tensor(call, t, a, like->dtype, scalar ? 0 : 2, inner, true);
+    return 0;
+}
+
 PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, const npy_intp *inner, sdpa_dtype dtype,
                                 PyObject *given) {
     npy_intp shape[NPY_MAXDIMS];
@@ -404,7 +460,12 @@ PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, co
         for (int i = 0; i < call->n_held; i++) {
             if (sdpa_check_overlap(call->module, result, call->held[i].name, call->held[i].array) < 0) return NULL;
         }
-        if (call->mask && sdpa_check_overlap(call->module, result, "attn_mask", call->mask) < 0) return NULL;
+        const sdpa_options *o = &call->options;
+        if ((o->mask && sdpa_check_overlap(call->module, result, "attn_mask", o->mask) < 0) ||
+            (o->sinks && sdpa_check_overlap(call->module, result, "sinks", o->sinks) < 0) ||
+            (o->alibi_slopes && sdpa_check_overlap(call->module, result, "alibi_slopes", o->alibi_slopes) < 0)) {
+            return NULL;
+        }
         Py_INCREF((PyObject *)result);
     } else {
         result = (PyArrayObject *)PyArray_New(&PyArray_Type, n, shape, number, NULL, NULL, 0, 0, NULL);
@@ -412,6 +473,11 @@ PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, co
     }
     set_tensor(call, t, result, dtype, n_inner, inner, true);
     return result;
+}
+
+void sdpa_call_output(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype) {
+    const npy_intp inner[] = {call->problem.n_q};
+    set_tensor(call, t, a, dtype, 1, inner, true);
 }
 
 PyArrayObject *sdpa_call_gradient(sdpa_call *call, sdpa_tensor *t, PyArrayObject *input) {
@@ -422,14 +488,14 @@ PyArrayObject *sdpa_call_gradient(sdpa_call *call, sdpa_tensor *t, PyArrayObject
                                                                                               : p->d_k};
     PyArrayObject *gradient = (PyArrayObject *)PyArray_ZEROS(PyArray_NDIM(input), PyArray_DIMS(input),
                                                              sdpa_type_number(call->module, (sdpa_dtype)dtype), 0);
-    if (gradient) set_tensor(call, t, gradient, (sdpa_dtype)dtype, 2, inner, true);
+    if (gradient) set_tensor(call, t, gradient, (sdpa_dtype)dtype, t == &p->dsinks ? 0 : 2, inner, true);
     return gradient;
 }
 
-PyObject *sdpa_forward_tuple(PyObject *module, PyArrayObject *out, PyArrayObject *lse) {
-    PyObject *type = sdpa_state_of(module)->forward_type;
-    PyObject *result = out && lse ? PyObject_CallFunctionObjArgs(type, out, lse, NULL) : NULL;
-    Py_XDECREF((PyObject *)out);
-    Py_XDECREF((PyObject *)lse);
+PyObject *sdpa_pair(PyObject *module, enum sdpa_type type, PyArrayObject *first, PyArrayObject *second) {
+    PyObject *class = sdpa_state_of(module)->types[type];
+    PyObject *result = first && second ? PyObject_CallFunctionObjArgs(class, first, second, NULL) : NULL;
+    Py_XDECREF((PyObject *)first);
+    Py_XDECREF((PyObject *)second);
     return result;
 }

@@ -15,15 +15,16 @@ typedef struct sdpa_call {
     npy_intp shape[NPY_MAXDIMS];
     int axis[SDPA_MAX_AXES];
 
-    PyArrayObject *q, *k, *v, *mask; /* among those held */
+    PyArrayObject *q, *k, *v, *mask, *sinks; /* of the options or among those held */
     struct {
         PyArrayObject *array; /* owned */
         const char *name;
-    } held[12];
+    } held[16];
     int n_held;
-    sdpa_tensor *present[16]; /* the problem's tensors that are set */
+    sdpa_tensor *present[24]; /* the problem's tensors that are set */
     int n_present;
     int64_t key_length; /* of all entries, where key_lengths is a number */
+    int64_t offset;     /* the same of the diagonal */
 } sdpa_call;
 
 /* Reads options and operands, checks all of them, and fills sizes, dtype, scale, q, k, v (unless value is absent from
@@ -45,10 +46,17 @@ void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdp
 int sdpa_call_input(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject *value, int n_inner,
                     const npy_intp *inner, sdpa_dtype dtype);
 
+/* Points t at a tangent of the argument `of`, whose tensor is `like`: of its shape and dtype. */
+int sdpa_call_tangent(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject *value, const char *of_name,
+                      PyArrayObject *of, const sdpa_tensor *like);
+
 /* The call's leading axes, then `inner`: a new array, or `given` (borrowed, may be NULL) once it has been checked. t
  * points at it. New reference. */
 PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, const npy_intp *inner, sdpa_dtype dtype,
                                 PyObject *given);
+
+/* Points t at the call's own array, which has its leading axes and then one of n_q. */
+void sdpa_call_output(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype);
 
 /* A new array of zeros like `input`, its gradient; t points at it. New reference. */
 PyArrayObject *sdpa_call_gradient(sdpa_call *call, sdpa_tensor *t, PyArrayObject *input);
@@ -60,8 +68,8 @@ static inline sdpa_dtype sdpa_lse_dtype(sdpa_dtype dtype) { return dtype == SDPA
  * they were one. */
 void sdpa_call_merge_axes(sdpa_call *call);
 
-/* AttentionForward(out, lse); takes the references, either of which may be NULL after a failure. */
-PyObject *sdpa_forward_tuple(PyObject *module, PyArrayObject *out, PyArrayObject *lse);
+/* A named tuple of two arrays; takes the references, either of which may be NULL after a failure. */
+PyObject *sdpa_pair(PyObject *module, enum sdpa_type type, PyArrayObject *first, PyArrayObject *second);
 
 /* merge.c. Its options are none, so that its arguments are parsed by a signature of attention.c. */
 PyObject *sdpa_merge_attention(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames);

@@ -117,7 +117,7 @@ PyObject *sdpa_merge_attention(PyObject *module, PyObject *const *args, Py_ssize
     PyArrayObject *out = NULL, *lse = NULL;
     if (lses && check_all(module, outs, lses) == 0) {
         if (merge(module, outs, lses, &out, &lse) < 0) Py_CLEAR(out);
-        result = sdpa_forward_tuple(module, out, lse);
+        result = sdpa_pair(module, FORWARD_TYPE, out, lse);
     }
     Py_XDECREF(outs);
     Py_XDECREF(lses);

@@ -2,10 +2,16 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Beyond it a bound of the window excludes nothing; offset + bound + index stays within int64. */
 #define WIDEST (INT64_C(1) << 62)
 #define LARGEST_OFFSET (INT64_C(1) << 60)
+
+static int read_array(PyObject *module, const char *name, PyObject *value, PyArrayObject **result) {
+    *result = sdpa_array(module, name, value);
+    return *result ? 0 : -1;
+}
 
 static int read_mask(PyObject *module, sdpa_options *options, PyObject *value) {
     return read_array(module, "attn_mask", value, &options->mask);
@@ -26,11 +32,6 @@ static int read_softcap(PyObject *module, sdpa_options *options, PyObject *value
     if (options->softcap > 0) return 0;
     PyErr_Format(PyExc_ValueError, "softcap: expected a number above 0, or None for no cap, got %.200R", value);
     return -1;
-}
-
-static int read_array(PyObject *module, const char *name, PyObject *value, PyArrayObject **result) {
-    *result = sdpa_array(module, name, value);
-    return *result ? 0 : -1;
 }
 
 static int read_sinks(PyObject *module, sdpa_options *options, PyObject *value) {
@@ -57,15 +58,25 @@ static int read_gg_sinks(PyObject *module, sdpa_options *options, PyObject *valu
     return read_array(module, "gg_sinks", value, &options->sinks_t);
 }
 
-/* An int is the seed. `attention` alone takes a Generator, which gives 64 bits. */
+/* An int is the seed. A Generator gives one of 64 bits, where nobody needs to know it afterwards. */
 static int read_rng(PyObject *module, sdpa_options *options, PyObject *value) {
     (void)module;
     options->has_seed = true;
+    const bool takes_generator = options->where == IN_ATTENTION;
+    PyObject *bytes = takes_generator && PyObject_HasAttrString(value, "bit_generator")
+                          ? PyObject_CallMethod(value, "bytes", "i", (int)sizeof options->seed)
+                          : NULL;
+    if (bytes) {
+        if (PyBytes_Check(bytes)) memcpy(&options->seed, PyBytes_AsString(bytes), sizeof options->seed);
+        Py_DECREF(bytes);
+        return 0;
+    }
+    if (PyErr_Occurred()) return -1;
     PyObject *index = PyBool_Check(value) ? NULL : PyNumber_Index(value);
     if (!index) {
         PyErr_Clear();
         PyErr_Format(PyExc_TypeError, "rng: expected an int from 0 to 2^64 - 1%s, got %.200R",
-                     options->takes_generator ? ", a numpy.random.Generator or None" : " or None", value);
+                     takes_generator ? ", a numpy.random.Generator or None" : " or None", value);
         return -1;
     }
     options->seed = PyLong_AsUnsignedLongLong(index);
@@ -206,7 +217,8 @@ static int read_grad_lse(PyObject *module, sdpa_options *options, PyObject *valu
 
 static int read_needs(PyObject *module, sdpa_options *options, PyObject *value) {
     (void)module;
-    static const char *const inputs[] = {"query", "key", "value", "attn_mask"};
+    static const char *const inputs[] = {"query", "key", "value", "attn_mask", "sinks", "grad_out"};
+    const int n_inputs = options->where == IN_DOUBLE ? 6 : 5;
     options->needs = 0;
     PyObject *fast = PyUnicode_Check(value) ? NULL : PySequence_Tuple(value);
     if (!fast) {
@@ -218,12 +230,13 @@ static int read_needs(PyObject *module, sdpa_options *options, PyObject *value) 
     for (Py_ssize_t i = 0, n = PyTuple_Size(fast); i < n; i++) {
         PyObject *name = PyTuple_GetItem(fast, i);
         int found = 0;
-        for (int k = 0; k < 4 && PyUnicode_Check(name); k++) {
+        for (int k = 0; k < n_inputs && PyUnicode_Check(name); k++) {
             if (PyUnicode_CompareWithASCIIString(name, inputs[k]) == 0) found = 1 << k;
         }
         if (!found) {
             PyErr_Format(PyExc_ValueError,
-                         "needs: expected names among 'query', 'key', 'value', 'attn_mask', got %.200R", name);
+                         "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks'%s, got %.200R",
+                         n_inputs == 6 ? ", 'grad_out'" : "", name);
             Py_DECREF(fast);
             return -1;
         }
@@ -256,7 +269,8 @@ const sdpa_option sdpa_option_table[] = {
      read_mask},
     {NAME_dropout_p, IN_ALL, false, false, "0.0", "float",
      "float, default 0\n"
-     "Only 0 is implemented so far.",
+     "Probability with which a weight becomes 0; the others are multiplied by 1 / (1 - dropout_p), and\n"
+     "1 makes all 0. Which ones, is a function of rng and of batch entry, query head, i and j alone.",
      read_dropout},
     {NAME_is_causal, IN_ALL, false, false, "False", "bool | Literal['upper_left', 'lower_right']",
      "bool or {\"upper_left\", \"lower_right\"}, default False\n"
@@ -273,19 +287,37 @@ const sdpa_option sdpa_option_table[] = {
      "Let query have a multiple of the heads of key and value; each of those serves as many\n"
      "consecutive query heads.",
      read_gqa},
+    {NAME_softcap, IN_ALL & ~IN_TORCH, true, true, "None", "float | None",
+     "float, optional\n"
+     "Scaled scores s become softcap * tanh(s / softcap), before anything is added to them; above 0.",
+     read_softcap},
     {NAME_window, IN_ALL & ~IN_TORCH, true, true, "None", "tuple[int | None, int | None] | None",
      "(left, right), optional\n"
      "Query i sees the keys i + offset - left <= j <= i + offset + right, offset as for is_causal;\n"
      "None on a side is no bound.",
      read_window},
+    {NAME_sinks, IN_ALL & ~IN_TORCH, true, true, "None", "ArrayLike | None",
+     "array_like of float, broadcastable to (..., heads), optional\n"
+     "One more logit per head in the denominator, as it stands, without a value: weights then sum to\n"
+     "less than 1, and lse includes it.",
+     read_sinks},
+    {NAME_alibi_slopes, IN_ALL & ~IN_TORCH, true, true, "None", "ArrayLike | None",
+     "array_like of float, broadcastable to (..., heads), optional\n"
+     "-slope * abs(i + offset - j) is added to the scores (Press et al., 2022), offset as for is_causal.",
+     read_slopes},
     {NAME_key_lengths, IN_ALL & ~IN_TORCH, true, true, "None", INTEGERS,
      "int or array_like of int, broadcastable to the leading axes without heads, optional\n"
      "Only the first key_lengths of the Lk keys are there.",
      read_lengths},
     {NAME_query_offset, IN_ALL & ~IN_TORCH, true, true, "None", INTEGERS,
      "int or array_like of int, broadcastable to the leading axes without heads, optional\n"
-     "Position of query 0 among the keys, for is_causal and window; may be negative.",
+     "Position of query 0 among the keys, for is_causal, window and alibi_slopes; may be negative.",
      read_offset},
+    {NAME_rng, IN_ALL & ~IN_TORCH, true, true, "None", "int | np.random.Generator | None",
+     "int from 0 to 2^64 - 1, optional\n"
+     "Seed of dropout (Philox4x32-10: Salmon et al., 2011). None is fresh entropy, which derivatives\n"
+     "cannot repeat and do not take; `attention` takes a numpy.random.Generator, too.",
+     read_rng},
     {NAME_workers, IN_ALL & ~IN_TORCH, true, true, "None", "int | None",
      "int, optional\n"
      "Threads to use: None = `get_num_threads()`, -1 = all CPUs this process may use. The result is\n"
@@ -297,23 +329,44 @@ const sdpa_option sdpa_option_table[] = {
      read_out},
     {NAME_stage, IN_WEIGHTS, true, false, "\"weights\"", "Literal['scores', 'capped', 'biased', 'weights']",
      "{\"scores\", \"capped\", \"biased\", \"weights\"}, default \"weights\"\n"
-     "scale query key^T; the same, since there is no cap; that with the additive mask, -inf wherever\n"
-     "any mask forbids; its softmax.",
+     "scale query key^T; that with softcap; that with the additive mask and ALiBi, -inf wherever any\n"
+     "mask forbids; its softmax, after dropout.",
      read_stage},
-    {NAME_grad_lse, IN_BACKWARD, true, true, "None", "ArrayLike | None",
+    {NAME_attn_mask_t, IN_JVP, true, true, "None", "ArrayLike | None",
+     "array_like, optional\n"
+     "Tangent of an additive attn_mask, of its shape and dtype; None is zero.",
+     read_mask_t},
+    {NAME_sinks_t, IN_JVP, true, true, "None", "ArrayLike | None",
+     "array_like, optional\n"
+     "Tangent of sinks, of their shape and dtype; None is zero.",
+     read_sinks_t},
+    {NAME_gg_attn_mask, IN_DOUBLE, true, true, "None", "ArrayLike | None",
+     "array_like, optional\n"
+     "Gradient with respect to the gradient of attn_mask, of its shape and dtype; None is zero.",
+     read_gg_mask},
+    {NAME_gg_sinks, IN_DOUBLE, true, true, "None", "ArrayLike | None",
+     "array_like, optional\n"
+     "Gradient with respect to the gradient of sinks, of their shape and dtype; None is zero.",
+     read_gg_sinks},
+    {NAME_grad_lse, IN_BACKWARD | IN_DOUBLE, true, true, "None", "ArrayLike | None",
      "array_like, (..., heads, Lq), optional\n"
      "Gradient with respect to lse, of its dtype; None is zero.",
      read_grad_lse},
     {NAME_needs, IN_BACKWARD, true, false, "(\"query\", \"key\", \"value\")", "Iterable[str]",
-     "sequence of {\"query\", \"key\", \"value\", \"attn_mask\"}\n"
-     "The gradients to compute.",
+     "sequence of {\"query\", \"key\", \"value\", \"attn_mask\", \"sinks\"}\n"
+     "The gradients to compute; nothing else is computed.",
+     read_needs},
+    {NAME_needs, IN_DOUBLE, true, false, "(\"grad_out\", \"query\", \"key\", \"value\")", "Iterable[str]",
+     "sequence of {\"grad_out\", \"query\", \"key\", \"value\", \"attn_mask\", \"sinks\"}\n"
+     "The derivatives to compute.",
      read_needs},
 };
 #undef INTEGERS
 const int sdpa_n_options = sizeof sdpa_option_table / sizeof *sdpa_option_table;
 
 int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES]) {
-    options->needs = NEEDS_QUERY | NEEDS_KEY | NEEDS_VALUE;
+    options->needs = NEEDS_QUERY | NEEDS_KEY | NEEDS_VALUE | (where == IN_DOUBLE ? NEEDS_GRAD_OUT : 0);
+    options->where = where;
     options->stage = SDPA_WEIGHTS;
     for (int i = 0; i < sdpa_n_options; i++) {
         const sdpa_option *row = &sdpa_option_table[i];
@@ -326,12 +379,30 @@ int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, P
                                           "offset itself");
         return -1;
     }
+    if (options->dropout_p == 0) return 0;
+    if (where == IN_STATISTICS) {
+        PyErr_SetString(PyExc_ValueError, "dropout_p: expected 0, since statistics are of the weights before dropout");
+        return -1;
+    }
+    if (options->has_seed) return 0;
+    if (where & (IN_BACKWARD | IN_JVP | IN_DOUBLE)) {
+        PyErr_SetString(PyExc_ValueError, "rng: expected the int of the forward call, since dropout_p is not 0, got None");
+        return -1;
+    }
+    if (getentropy(&options->seed, sizeof options->seed) != 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        return -1;
+    }
     return 0;
 }
 
 void sdpa_options_release(sdpa_options *options) {
     Py_XDECREF((PyObject *)options->mask);
     Py_XDECREF((PyObject *)options->grad_lse);
+    Py_XDECREF((PyObject *)options->sinks);
+    Py_XDECREF((PyObject *)options->alibi_slopes);
+    Py_XDECREF((PyObject *)options->mask_t);
+    Py_XDECREF((PyObject *)options->sinks_t);
     Py_XDECREF((PyObject *)options->key_lengths.array);
     Py_XDECREF((PyObject *)options->query_offset.array);
 }
@@ -387,8 +458,6 @@ static const char raises[] =
     "    An argument of a dtype or type that is not taken, or an unknown one.\n"
     "ValueError\n"
     "    Shapes that do not fit, or a value that is not legal.\n"
-    "NotImplementedError\n"
-    "    dropout_p other than 0.\n"
     "MemoryError\n"
     "    No memory for the result or for the blocks of the threads.\n\n"
     "All but the last are raised before anything is computed or written; the message names the argument.\n";

@@ -46,6 +46,7 @@ typedef struct sdpa_options {
     double scale, softcap, dropout_p; /* softcap 0: none */
     uint64_t seed;                    /* of dropout */
     bool has_seed;
+    unsigned where; /* the function */
     bool has_scale, causal, lower_right, enable_gqa;
     bool has_left, has_right;
     int64_t left, right; /* of the window; 0 .. 2^62 */
@@ -78,7 +79,7 @@ typedef struct sdpa_entry {
     const char *name;
     PyCFunction function;
     unsigned where;
-    unsigned char n_operands, operands[8]; /* positional, without default, before the options */
+    unsigned char n_operands, operands[12]; /* positional, without default, before the options */
     const char *summary;                   /* the docstring's first line */
     const char *formula;                   /* what it computes, and the source */
     const char *operands_doc;              /* numpydoc of the operands */

@@ -52,7 +52,9 @@ def share(draws: npt.NDArray[np.float64]) -> Estimate:
     weight = trials / (trials + Z**2)
     centre = weight * value + (1 - weight) / 2
     half = weight * Z * (value * (1 - value) / trials + (Z / trials) ** 2 / 4) ** 0.5
-    return Estimate(value, min(value, centre - half), max(value, centre + half), n)
+    # At 0 and 1 rounding may put an end on the wrong side of the value or of the range.
+    low, high = max(0.0, min(value, centre - half)), min(1.0, max(value, centre + half))
+    return Estimate(value, low, high, n)
 
 
 def median(rows: npt.NDArray[np.float64]) -> Estimate:

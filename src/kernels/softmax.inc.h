@@ -4,8 +4,8 @@
  *
  * Both kernels sum in the same order, so that a result does not depend on how its row lies in memory: element j belongs
  * to slot j % VL; each slot is cut into blocks of SUM_CHAINS * SUM_CHAIN elements, taken in turn into SUM_CHAINS partial
- * sums from zero; blocks are added with their rounding errors kept; the slots are added as a binary tree. The relative
- * error is at most (SUM_CHAIN + 2 + log2 VL) u for any n, u the unit roundoff, and hardly more than the tree's in the mean.
+ * sums from zero; blocks, and then the slots as a binary tree, are added with their rounding errors kept. The relative
+ * error is at most (SUM_CHAIN + 3) u for any n, u the unit roundoff, and a fraction of u in the mean.
  * Elements are staged into the compute type before; -inf stands for what is left out. */
 
 #if !defined(SUM_CHAIN)
@@ -21,9 +21,10 @@ enum sum_kind { SUM_EXP, SUM_PRODUCT, SUM_GRADIENT };
 #define softmax_finish FN(softmax_finish)
 #define softmax_update FN(softmax_update)
 #define softmax_add FN(softmax_add)
-#define softmax_total FN(softmax_total)
 #define sum_block FN(sum_block)
-#define sum_total FN(sum_total)
+#define softmax_sum FN(softmax_sum)
+#define sum_result FN(sum_result)
+#define sum_lanes FN(sum_lanes)
 #define first_lanes FN(first_lanes)
 #define row_max FN(row_max)
 #define row_sum FN(row_sum)
@@ -61,8 +62,13 @@ INLINE void sum_block(vec *sum, vec *low, vec block) {
     *sum = s;
 }
 
-/* low is NaN once the sum is infinite. */
-INLINE vec sum_total(vec sum, vec low) { return vselect(low == low, sum + low, sum); }
+/* A sum and what its rounding left out. */
+typedef struct softmax_sum {
+    real sum, low;
+} softmax_sum;
+
+/* The low part is NaN once the sum is infinite. */
+INLINE softmax_sum sum_result(real sum, real low) { return (softmax_sum){sum, low == low ? low : 0}; }
 
 /* What element x, g adds to the sum of its row. Lanes past the end come with x = -inf, g = 0, except in SUM_PRODUCT,
  * where x = 0. */
@@ -78,7 +84,8 @@ INLINE vec softmax_term(enum sum_kind kind, const softmax_constants *k, vec m, v
     return x;
 }
 
-/* An element of out. m, s: per row, see softmax_finish; s_low completes s in SDPA_SOFTMAX alone. */
+/* An element of out. m, s: per row, see softmax_finish; s_low completes s where that is felt: in SDPA_SOFTMAX_BACKWARD a
+ * weight near 1 makes s cancel g. */
 INLINE vec softmax_result(sdpa_softmax_op op, const softmax_constants *k, vec m, vec s, vec s_low, vec x, vec g) {
     const real left_out = -(real)INFINITY;
     switch (op) {
@@ -90,7 +97,7 @@ INLINE vec softmax_result(sdpa_softmax_op op, const softmax_constants *k, vec m,
     case SDPA_LOG_SOFTMAX:
         return (x - m) * k->inverse - s;
     case SDPA_SOFTMAX_BACKWARD:
-        return x * (g - s) * k->inverse;
+        return x * ((g - s) - s_low) * k->inverse;
     case SDPA_LOG_SOFTMAX_BACKWARD: {
         vec p = softmax_exp(k, vmin2(vset1(k->d_max), x));
         return vselect(x == left_out, (vec){0}, (g - p * s) * k->inverse);
@@ -108,23 +115,25 @@ INLINE vec softmax_result(sdpa_softmax_op op, const softmax_constants *k, vec m,
 }
 
 /* The s of softmax_result from the sum of the row. */
-INLINE void softmax_finish(sdpa_softmax_op op, double l, real *s, real *s_low) {
-    *s_low = 0;
+INLINE void softmax_finish(sdpa_softmax_op op, double l, double l_low, real *s, real *s_low) {
+    l_low = l_low == l_low ? l_low : 0;
     if (op == SDPA_SOFTMAX) {
-        double r = l == 0 ? 0 : 1 / l;
+        double r = l == 0 ? 0 : 1 / l, rest = l == 0 ? 0 : (fma(-r, l, 1) - r * l_low) * r;
         *s = (real)r;
-        *s_low = SDPA_REAL == 32 ? (real)(r - (double)*s) : (real)(l == 0 ? 0 : fma(-r, l, 1) * r);
+        *s_low = (real)((r - (double)*s) + rest);
     } else if (op == SDPA_LOG_SOFTMAX) {
-        *s = l == 0 ? 0 : (real)log(l);
+        *s = l == 0 ? 0 : (real)(log(l) + l_low / l);
+        *s_low = 0;
     } else {
-        *s = (real)l;
+        *s = (real)(l + l_low);
+        *s_low = *s - *s == 0 ? (real)((l - (double)*s) + l_low) : 0; /* s may be infinite */
     }
 }
 
 /* Takes a chunk's sum, relative to t->m in SUM_EXP, into the row's. */
-INLINE void softmax_add(sdpa_softmax_stats *t, double sum) {
-    double l = t->l + sum, d = l - t->l;
-    t->l_low += (t->l - (l - d)) + (sum - d);
+INLINE void softmax_add(sdpa_softmax_stats *t, softmax_sum chunk) {
+    double sum = (double)chunk.sum, l = t->l + sum, d = l - t->l;
+    t->l_low += (t->l - (l - d)) + (sum - d) + (double)chunk.low;
     t->l = l;
 }
 
@@ -139,8 +148,6 @@ INLINE real softmax_update(sdpa_softmax_stats *t, double inverse, real m) {
     }
     return t->m == -INFINITY ? 0 : (real)t->m;
 }
-
-INLINE double softmax_total(const sdpa_softmax_stats *t) { return t->l_low == t->l_low ? t->l + t->l_low : t->l; }
 
 /* ---- rows ---- */
 
@@ -172,8 +179,18 @@ NOINLINE real row_max(const real *x, int64_t n) {
 }
 
 /* Sum over a row. `e`, where not NULL, receives the terms. */
-INLINE real row_sum(enum sum_kind kind, const softmax_constants *k, real m, const real *x, const real *g, real *e,
-                    int64_t n) {
+/* The tree over the lanes; lane 0 counts. */
+INLINE softmax_sum sum_lanes(vec sum, vec low) {
+    UNROLL for (int h = VL / 2; h > 0; h /= 2) {
+        vec other = vswap(sum, h);
+        low += vswap(low, h);
+        sum_block(&sum, &low, other);
+    }
+    return sum_result(sum[0], low[0]);
+}
+
+INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *k, real m, const real *x, const real *g,
+                           real *e, int64_t n) {
     const real fill = kind == SUM_EXP ? -(real)INFINITY : 0;
     vec shift = vset1(m), sum = {0}, low = {0};
     for (int64_t j0 = 0; j0 < n; j0 += SUM_CHAIN * SUM_CHAINS * VL) {
@@ -198,22 +215,22 @@ INLINE real row_sum(enum sum_kind kind, const softmax_constants *k, real m, cons
         }
         sum_block(&sum, &low, (acc[0] + acc[1]) + (acc[2] + acc[3]));
     }
-    return vreduce_add(sum_total(sum, low));
+    return sum_lanes(sum, low);
 }
 
-NOINLINE real FN(row_sum_exp)(const softmax_constants *k, real m, const real *x, int64_t n) {
+NOINLINE softmax_sum FN(row_sum_exp)(const softmax_constants *k, real m, const real *x, int64_t n) {
     return row_sum(SUM_EXP, k, m, x, NULL, NULL, n);
 }
 
-NOINLINE real FN(row_sum_exp_kept)(const softmax_constants *k, real m, const real *x, real *e, int64_t n) {
+NOINLINE softmax_sum FN(row_sum_exp_kept)(const softmax_constants *k, real m, const real *x, real *e, int64_t n) {
     return row_sum(SUM_EXP, k, m, x, NULL, e, n);
 }
 
-NOINLINE real FN(row_sum_product)(const softmax_constants *k, const real *x, const real *g, int64_t n) {
+NOINLINE softmax_sum FN(row_sum_product)(const softmax_constants *k, const real *x, const real *g, int64_t n) {
     return row_sum(SUM_PRODUCT, k, 0, x, g, NULL, n);
 }
 
-NOINLINE real FN(row_sum_gradient)(const softmax_constants *k, const real *x, const real *g, int64_t n) {
+NOINLINE softmax_sum FN(row_sum_gradient)(const softmax_constants *k, const real *x, const real *g, int64_t n) {
     return row_sum(SUM_GRADIENT, k, 0, x, g, NULL, n);
 }
 
@@ -263,27 +280,27 @@ static void FN(softmax_rows)(const sdpa_softmax_block *b) {
         if (b->phase != SDPA_SOFTMAX_WRITE) {
             if (FN(is_forward)(b->op)) {
                 m = softmax_update(&t, b->scale->inverse, row_max(x, n));
-                real sum;
+                softmax_sum sum;
                 if (keep) {
                     sum = FN(row_sum_exp_kept)(&k, m, x, out, n);
                 } else if (b->op == SDPA_LOGSUMEXP && m == (real)INFINITY) {
-                    sum = FN(sum_at_infinity)(x, 1, n);
+                    sum = (softmax_sum){FN(sum_at_infinity)(x, 1, n), 0};
                 } else {
                     sum = FN(row_sum_exp)(&k, m, x, n);
                 }
-                softmax_add(&t, (double)sum);
+                softmax_add(&t, sum);
             } else if (b->op == SDPA_SOFTMAX_BACKWARD) {
-                softmax_add(&t, (double)FN(row_sum_product)(&k, x, g, n));
+                softmax_add(&t, FN(row_sum_product)(&k, x, g, n));
             } else if (b->op == SDPA_LOG_SOFTMAX_BACKWARD) {
-                softmax_add(&t, (double)FN(row_sum_gradient)(&k, x, g, n));
+                softmax_add(&t, FN(row_sum_gradient)(&k, x, g, n));
             }
             if (b->phase == SDPA_SOFTMAX_SUM) {
                 b->stats[i] = t;
                 continue;
             }
         }
-        double l = softmax_total(&t);
-        softmax_finish(b->op, l, &s, &s_low);
+        const double l = t.l;
+        softmax_finish(b->op, l, t.l_low, &s, &s_low);
         m = t.m == -INFINITY ? 0 : (real)t.m;
         switch (b->op) {
         case SDPA_SOFTMAX:
@@ -303,7 +320,7 @@ static void FN(softmax_rows)(const sdpa_softmax_block *b) {
             }
             break;
         case SDPA_SOFTMAX_BACKWARD:
-            row_write(SDPA_SOFTMAX_BACKWARD, false, &k, m, s, 0, x, g, out, n);
+            row_write(SDPA_SOFTMAX_BACKWARD, false, &k, m, s, s_low, x, g, out, n);
             break;
         case SDPA_LOG_SOFTMAX_BACKWARD:
             row_write(SDPA_LOG_SOFTMAX_BACKWARD, false, &k, m, s, 0, x, g, out, n);
@@ -334,14 +351,15 @@ NOINLINE vec lanes_max(const real *x, int64_t col, int64_t n) {
 }
 
 /* As row_sum, slot by slot. */
-INLINE vec lanes_sum(enum sum_kind kind, const softmax_constants *k, vec m, const real *x, int64_t x_col, const real *g,
-                     int64_t g_col, real *e, int64_t e_col, int64_t n) {
-    vec slot[VL];
+INLINE vec lanes_sum(vec *low_out, enum sum_kind kind, const softmax_constants *k, vec m, const real *x, int64_t x_col,
+                     const real *g, int64_t g_col, real *e, int64_t e_col, int64_t n) {
+    vec slot[VL], slot_low[VL];
     const int n_slots = n < VL ? (int)n : VL;
     for (int l = 0; l < n_slots && n <= VL; l++) {
         vec term = softmax_term(kind, k, m, vload(x + l * x_col), g ? vload(g + l * g_col) : (vec){0});
         if (e) vstore(e + l * e_col, term);
         slot[l] = (vec){0} + term;
+        slot_low[l] = (vec){0};
     }
     for (int l = 0; l < n_slots && n > VL; l++) {
         vec sum = {0}, low = {0};
@@ -360,29 +378,34 @@ INLINE vec lanes_sum(enum sum_kind kind, const softmax_constants *k, vec m, cons
             }
             sum_block(&sum, &low, (acc[0] + acc[1]) + (acc[2] + acc[3]));
         }
-        slot[l] = sum_total(sum, low);
+        slot[l] = sum;
+        slot_low[l] = low;
     }
     for (int h = VL / 2; h > 0; h /= 2) {
-        for (int l = 0; l < h && l + h < n_slots; l++) slot[l] += slot[l + h];
+        for (int l = 0; l < h && l + h < n_slots; l++) {
+            slot_low[l] += slot_low[l + h];
+            sum_block(slot + l, slot_low + l, slot[l + h]);
+        }
     }
-    return n_slots ? slot[0] : (vec){0};
+    *low_out = vselect(slot_low[0] == slot_low[0], slot_low[0], (vec){0});
+    return slot[0];
 }
 
-NOINLINE vec FN(lanes_sum_exp)(const softmax_constants *k, vec m, const real *x, int64_t x_col, int64_t n) {
-    return lanes_sum(SUM_EXP, k, m, x, x_col, NULL, 0, NULL, 0, n);
+NOINLINE vec FN(lanes_sum_exp)(vec *low, const softmax_constants *k, vec m, const real *x, int64_t x_col, int64_t n) {
+    return lanes_sum(low, SUM_EXP, k, m, x, x_col, NULL, 0, NULL, 0, n);
 }
 
-NOINLINE vec FN(lanes_sum_exp_kept)(const softmax_constants *k, vec m, const real *x, int64_t x_col, real *e,
+NOINLINE vec FN(lanes_sum_exp_kept)(vec *low, const softmax_constants *k, vec m, const real *x, int64_t x_col, real *e,
                                     int64_t e_col, int64_t n) {
-    return lanes_sum(SUM_EXP, k, m, x, x_col, NULL, 0, e, e_col, n);
+    return lanes_sum(low, SUM_EXP, k, m, x, x_col, NULL, 0, e, e_col, n);
 }
 
-NOINLINE vec FN(lanes_sum_product)(const softmax_constants *k, const sdpa_softmax_block *b) {
-    return lanes_sum(SUM_PRODUCT, k, (vec){0}, b->x, b->x_col, b->g, b->g_col, NULL, 0, b->n);
+NOINLINE vec FN(lanes_sum_product)(vec *low, const softmax_constants *k, const sdpa_softmax_block *b) {
+    return lanes_sum(low, SUM_PRODUCT, k, (vec){0}, b->x, b->x_col, b->g, b->g_col, NULL, 0, b->n);
 }
 
-NOINLINE vec FN(lanes_sum_gradient)(const softmax_constants *k, const sdpa_softmax_block *b) {
-    return lanes_sum(SUM_GRADIENT, k, (vec){0}, b->x, b->x_col, b->g, b->g_col, NULL, 0, b->n);
+NOINLINE vec FN(lanes_sum_gradient)(vec *low, const softmax_constants *k, const sdpa_softmax_block *b) {
+    return lanes_sum(low, SUM_GRADIENT, k, (vec){0}, b->x, b->x_col, b->g, b->g_col, NULL, 0, b->n);
 }
 
 INLINE void lanes_write(sdpa_softmax_op op, bool exp_first, const softmax_constants *k, vec m, vec s, vec s_low,
@@ -413,7 +436,7 @@ static void FN(softmax_lanes)(const sdpa_softmax_block *b) {
     const bool whole = b->phase == SDPA_SOFTMAX_WHOLE, keep = whole && b->op == SDPA_SOFTMAX;
     const int64_t n = b->n;
     real m[VL] = {0}, s[VL], s_low[VL];
-    vec sum = {0}, shift = {0};
+    vec sum = {0}, low = {0}, shift = {0};
     if (b->phase != SDPA_SOFTMAX_WRITE) {
         if (FN(is_forward)(b->op)) {
             shift = lanes_max(b->x, b->x_col, n);
@@ -424,33 +447,33 @@ static void FN(softmax_lanes)(const sdpa_softmax_block *b) {
                 for (int i = 0; i < VL; i++) m[i] = softmax_update(b->stats + i, b->scale->inverse, m[i]);
                 shift = vload(m);
             }
-            sum = keep ? FN(lanes_sum_exp_kept)(&k, shift, b->x, b->x_col, b->out, b->out_col, n)
-                       : FN(lanes_sum_exp)(&k, shift, b->x, b->x_col, n);
+            sum = keep ? FN(lanes_sum_exp_kept)(&low, &k, shift, b->x, b->x_col, b->out, b->out_col, n)
+                       : FN(lanes_sum_exp)(&low, &k, shift, b->x, b->x_col, n);
             if (b->op == SDPA_LOGSUMEXP) {
                 for (int i = 0; i < VL; i++) {
                     if (m[i] == (real)INFINITY) sum[i] = FN(sum_at_infinity)((const real *)b->x + i, b->x_col, n);
                 }
             }
         } else if (b->op == SDPA_SOFTMAX_BACKWARD) {
-            sum = FN(lanes_sum_product)(&k, b);
+            sum = FN(lanes_sum_product)(&low, &k, b);
         } else if (b->op == SDPA_LOG_SOFTMAX_BACKWARD) {
-            sum = FN(lanes_sum_gradient)(&k, b);
+            sum = FN(lanes_sum_gradient)(&low, &k, b);
         }
         if (b->phase == SDPA_SOFTMAX_SUM) {
-            for (int i = 0; i < VL; i++) softmax_add(b->stats + i, (double)sum[i]);
+            for (int i = 0; i < VL; i++) softmax_add(b->stats + i, (softmax_sum){sum[i], low[i]});
             return;
         }
     }
     if (whole) {
         vstore(s, sum);
-        for (int i = 0; i < VL; i++) softmax_finish(b->op, (double)s[i], s + i, s_low + i);
+        vstore(s_low, low);
+        for (int i = 0; i < VL; i++) softmax_finish(b->op, (double)s[i], (double)s_low[i], s + i, s_low + i);
     } else {
         for (int i = 0; i < VL; i++) {
             const sdpa_softmax_stats *t = b->stats + i;
-            double l = softmax_total(t);
-            softmax_finish(b->op, l, s + i, s_low + i);
+            softmax_finish(b->op, t->l, t->l_low, s + i, s_low + i);
             m[i] = t->m == -INFINITY && b->op != SDPA_LOGSUMEXP_BACKWARD ? 0 : (real)t->m;
-            sum[i] = (real)l;
+            sum[i] = (real)t->l;
         }
         shift = vload(m);
     }

@@ -52,6 +52,7 @@
 #define vreduce_add FN(vreduce_add)
 #define vreduce_max FN(vreduce_max)
 #define vtranspose FN(vtranspose)
+#define vswap FN(vswap)
 
 typedef float real_f32;
 typedef double real_f64;
@@ -210,36 +211,50 @@ INLINE void vtranspose_f64(vec_f64 *r) { STAGE(2, 4, vec_f64) STAGE(1, 4, vec_f6
 INLINE void vtranspose_f32(vec_f32 *r) { STAGE(2, 4, vec_f32) STAGE(1, 4, vec_f32) }
 INLINE void vtranspose_f64(vec_f64 *r) { STAGE(1, 2, vec_f64) }
 #endif
-/* Reductions over the lanes, a binary tree: lane l meets lane l + h for h = VL / 2, ..., 1. vreduce_max: any lane if one is
- * NaN. */
+/* Lane l gets lane l ^ h, h a power of 2 below VL. */
 #define FLIP(l, h, n) ((l) ^ (h))
-#define FOLD(h, n, op) x = op(x, __builtin_shufflevector(x, x, LANES_##n(FLIP, h, n)));
-#define PLUS(a, b) ((a) + (b))
+#define SWAP(h, n)                                                                                                     \
+    case h: return __builtin_shufflevector(x, x, LANES_##n(FLIP, h, n));
+INLINE vec_f32 vswap_f32(vec_f32 x, int h) {
+    switch (h) {
 #if VEC_BYTES == 64
-#define FOLD_f32(op) FOLD(8, 16, op) FOLD(4, 16, op) FOLD(2, 16, op) FOLD(1, 16, op)
-#define FOLD_f64(op) FOLD(4, 8, op) FOLD(2, 8, op) FOLD(1, 8, op)
+        SWAP(8, 16) SWAP(4, 16) SWAP(2, 16) SWAP(1, 16)
 #elif VEC_BYTES == 32
-#define FOLD_f32(op) FOLD(4, 8, op) FOLD(2, 8, op) FOLD(1, 8, op)
-#define FOLD_f64(op) FOLD(2, 4, op) FOLD(1, 4, op)
+        SWAP(4, 8) SWAP(2, 8) SWAP(1, 8)
 #else
-#define FOLD_f32(op) FOLD(2, 4, op) FOLD(1, 4, op)
-#define FOLD_f64(op) FOLD(1, 2, op)
+        SWAP(2, 4) SWAP(1, 4)
 #endif
+    }
+    return x;
+}
+INLINE vec_f64 vswap_f64(vec_f64 x, int h) {
+    switch (h) {
+#if VEC_BYTES == 64
+        SWAP(4, 8) SWAP(2, 8) SWAP(1, 8)
+#elif VEC_BYTES == 32
+        SWAP(2, 4) SWAP(1, 4)
+#else
+        SWAP(1, 2)
+#endif
+    }
+    return x;
+}
+#undef SWAP
+#undef FLIP
+
+/* Reductions over the lanes, a binary tree. vreduce_max: any lane if one is NaN. */
 #define DEFINE_REDUCTIONS(T)                                                                                           \
     INLINE real_##T vreduce_add_##T(vec_##T x) {                                                                       \
-        FOLD_##T(PLUS) return x[0];                                                                                    \
+        UNROLL for (int h = VL_##T / 2; h > 0; h /= 2) x += vswap_##T(x, h);                                           \
+        return x[0];                                                                                                   \
     }                                                                                                                  \
     INLINE real_##T vreduce_max_##T(vec_##T x) {                                                                       \
-        FOLD_##T(vmax2_##T) return x[0];                                                                               \
+        UNROLL for (int h = VL_##T / 2; h > 0; h /= 2) x = vmax2_##T(x, vswap_##T(x, h));                              \
+        return x[0];                                                                                                   \
     }
 DEFINE_REDUCTIONS(f32)
 DEFINE_REDUCTIONS(f64)
 #undef DEFINE_REDUCTIONS
-#undef FOLD_f64
-#undef FOLD_f32
-#undef PLUS
-#undef FOLD
-#undef FLIP
 #undef STAGE
 #undef LANES_16
 #undef LANES_8

@@ -86,6 +86,7 @@ NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
         }
         if (lse != -(real)INFINITY) {
             double log2_lse = lse * M_LOG2E;
+            if (isfinite(lse)) log2_lse = fmax(-REAL_MAX, fmin(REAL_MAX, log2_lse)); /* see mask_block */
             w->lse[i] = (real)log2_lse;
             large |= fabs(lse) > LARGE_LSE;
             if (isfinite(lse)) w->lse_low[i] = (real)(log2_lse - w->lse[i]);

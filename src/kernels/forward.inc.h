@@ -12,7 +12,8 @@
 typedef struct forward_scratch {
     real *q;          /* (d_k, n_lanes): transposed, signed so that c >= 0 */
     real *o;          /* (n_lanes, d_v rounded up to VL) */
-    real *m, *l;      /* per query: maximum in log2 units, and the sum of 2^(c s - m) */
+    real *m, *l;      /* per query: maximum in log2 units, and the sum of 2^(c s - m - low) */
+    real *low;        /* per query: what rounding took from m, where it is huge; else 0 */
     real *s;          /* (block, panel): scores, then P^T */
     real *r;          /* (block, panel): dropout's factors, where there is dropout */
     real *k, *v;      /* packed rows */
@@ -34,6 +35,7 @@ INLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa_a
     w.q = sdpa_take(a, sizeof(real) * (size_t)(p->d_k * w.n_lanes));
     w.o = sdpa_take(a, sizeof(real) * (size_t)(w.n_lanes * w.o_row));
     w.m = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
+    w.low = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
     w.l = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
     w.s = sdpa_take(a, sizeof(real) * (size_t)(w.block * w.panel + MAX_TILE_ROWS));
     w.r = sdpa_take(a, p->dropout_p > 0 ? sizeof(real) * (size_t)(w.block * w.panel) : 0);
@@ -56,7 +58,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
                            int64_t n_i, int64_t j0, int64_t n, real c, bool slow) {
     const sdpa_problem *p = u->problem;
     int nv = (int)(round_up(n_i, VL) / VL);
-    real *m = w->m + i, *l = w->l + i;
+    real *m = w->m + i, *l = w->l + i, *low = w->low + i;
     vec sum[SCORE_WIDTH], alpha[SCORE_WIDTH];
     bool exceeded = false, masked = false;
     scores t = {.x = w->q + i, .x_row = w->n_lanes, .y = k->p, .y_row = k->row, .y_tail = k->tail,
@@ -83,19 +85,24 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
         } else {
             FN(score_logits)(&t, nv, p, bias, (real)M_LOG2E);
         }
-        for (int x = 0; x < nv; x++) {
-            vec old = vload(m + x * VL), new = vmax2(plain ? c * sum[x] : sum[x], old);
-            vstore(m + x * VL, new);
-            /* A query that has seen no key yet has m = -inf: shift by 0, so that 2^(-inf - 0) = 0. */
-            alpha[x] = vexp2(old - vselect(new == -(real)INFINITY, (vec){0}, new));
-            sum[x] = (vec){0};
-        }
         vec shift[SCORE_WIDTH];
         for (int x = 0; x < nv; x++) {
-            vec new = vload(m + x * VL);
+            vec old = vload(m + x * VL), old_low = vload(low + x * VL);
+            vec most = plain ? c * sum[x] : sum[x], new = vmax2(most, old);
+            /* 2^(c s - m) of the maximum itself is 2^(what rounding took from m): harmless, and the same in all
+             * blocks, unless m is so large that it overflows. */
+            ivec huge = (most > HUGE_SCORE) | (most < -HUGE_SCORE), risen = most > old;
+            vec new_low = vselect(risen, vselect(huge, vfms(vset1(plain ? c : 1), sum[x], most), (vec){0}), old_low);
+            new_low = vselect(new_low - new_low == 0, new_low, (vec){0});
+            exceeded |= vany(huge & risen);
+            vstore(m + x * VL, new);
+            vstore(low + x * VL, new_low);
+            /* A query that has seen no key yet has m = -inf: shift by 0, so that 2^(-inf - 0) = 0. */
             shift[x] = vselect(new == -(real)INFINITY, (vec){0}, new);
+            alpha[x] = vexp2((old - shift[x]) + (old_low - new_low));
+            sum[x] = (vec){0};
         }
-        masked = FN(exponentiate)(w->s, w->panel, n, nv, plain ? c : 1, (const real *)shift, NULL,
+        masked = FN(exponentiate)(w->s, w->panel, n, nv, plain ? c : 1, (const real *)shift, low,
                                   (real *)sum, !plain);
     }
     for (int x = 0; x < nv; x++) vstore(l + x * VL, alpha[x] * vload(l + x * VL) + sum[x]);
@@ -142,7 +149,7 @@ static void FN(forward)(const sdpa_unit *u, void *scratch) {
         bool slow_panel[SDPA_QUERY_BLOCK / VL] = {false}, stale = false;
         for (int64_t i = 0; i < w.n_lanes; i++) {
             w.m[i] = -(real)INFINITY;
-            w.l[i] = 0;
+            w.l[i] = w.low[i] = 0;
         }
         memset(w.o, 0, sizeof(real) * (size_t)(w.n_lanes * w.o_row));
         for (int64_t j = j0; j < j1; j += w.block) {
@@ -176,6 +183,7 @@ static void FN(forward)(const sdpa_unit *u, void *scratch) {
         if (u->o.data) FN(store)(u->o.data + (u->i0 + i) * u->o.row, o, p->d_v, u->o.col, u->o.dtype);
         if (u->lse) {
             real lse = l == 0 ? -(real)INFINITY : (real)(m * M_LN2 + log(l));
+            if (m == -REAL_MAX) lse = m; /* saturated: see mask_block */
             memcpy(u->lse + (u->i0 + i) * p->lse.row, &lse, sizeof lse);
         }
     }

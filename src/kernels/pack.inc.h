@@ -120,7 +120,9 @@ NOINLINE void mask_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64
             vtranspose(r);
             UNROLL for (int l = 0; l < VL; l++) {
                 if (j + l < n_j) {
-                    vstore(s + (j + l) * s_row + i, factor * r[l]);
+                    /* The lowest finite number, which some write for -inf, is not to become -inf. */
+                    vec x = vmin2(vset1(REAL_MAX), vmax2(vset1(-REAL_MAX), factor * r[l]));
+                    vstore(s + (j + l) * s_row + i, vselect(r[l] - r[l] == 0, x, r[l]));
                     any_visible |= r[l] != -(real)INFINITY;
                     any_nonzero |= r[l] != 0;
                 }

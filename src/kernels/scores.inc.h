@@ -31,6 +31,7 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
     tile(acc, SCORE_ROWS, nv, y, y_row, 1, t->x, t->x_row, t->depth);
 
     UNROLL for (int j = 0; j < nv; j++) {
+        const vec c = vset1(t->c);
         vec shift = {0}, extreme = {0};
         if (summed) shift = vload(t->shift + j * VL);
         if (maximum) extreme = vload(t->extreme + j * VL);
@@ -61,12 +62,12 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
                 break;
             }
             case SCORE_SUMMED:
-                a = vexp2(t->c * a - shift);
+                a = vexp2(vfms(c, a, shift));
                 vstore(s, a);
                 extreme += a;
                 break;
             case SCORE_WEIGHTS:
-                a = vexp2(t->c * a - shift - vload(t->shift_low + j * VL));
+                a = vexp2(vfms(c, a, shift) - vload(t->shift_low + j * VL));
                 vstore(s, a);
                 extreme += a;
                 break;
@@ -125,17 +126,18 @@ NOINLINE bool FN(exponentiate)(real *s, int64_t s_row, int64_t n, int nv, real c
     for (int j = 0; j < nv; j++) {
         vec m = vload(shift + j * VL), low = shift_low ? vload(shift_low + j * VL) : (vec){0};
         vec total = vload(sum + j * VL);
+        const vec factor = vset1(c);
         for (int64_t i0 = 0; i0 < n; i0 += 8) {
             vec part = {0};
             int64_t end = i0 + 8 < n ? i0 + 8 : n;
             for (int64_t i = i0; i < end; i++) {
                 vec x = vload(s + i * s_row + j * VL);
-                vec p = vexp2(c * x - m - low);
+                vec p = vexp2(vfms(factor, x, m) - low);
                 part += p;
                 if (biased) {
                     ivec masked = x == -(real)INFINITY;
                     any |= masked;
-                    p = (vec)((ivec)p | (masked & SIGN_BIT));
+                    p = vselect(masked, vset1(-0.0), p);
                 }
                 vstore(s + i * s_row + j * VL, p);
             }

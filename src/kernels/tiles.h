@@ -33,9 +33,15 @@ enum bias_kind { BIAS_NONE, BIAS_SOME, BIAS_ALL_MASKED };
 #define SIGN_BIT_f32 INT32_MIN
 #define SIGN_BIT_f64 INT64_MIN
 #define SIGN_BIT FN(SIGN_BIT)
+#define REAL_MAX_f32 FLT_MAX
+#define REAL_MAX_f64 DBL_MAX
+#define REAL_MAX FN(REAL_MAX)
 
 /* Largest sum of a key block's weights for which a stale maximum is kept (forward.inc.h). */
 #define SUM_LIMIT 0x1p30
+
+/* Scores in log2 units beyond which the rounding of a maximum is kept (forward.inc.h). */
+#define HUGE_SCORE 0x1p20f
 
 /* Beyond this, the rounding of lse is restored in the backward (backward.inc.h): below it, ulp(lse) / 2 is no larger
  * than the other errors of P. */

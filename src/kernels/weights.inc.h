@@ -38,7 +38,7 @@ static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
     pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
     for (int64_t i = 0; i < w.n_lanes; i++) {
         w.m[i] = -(real)INFINITY;
-        w.l[i] = 0;
+        w.l[i] = w.low[i] = 0;
     }
     for (int64_t j = j0; j < j1 && weights; j += w.block) {
         if (sdpa_run_stopped(u->run)) return;
@@ -83,7 +83,8 @@ static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
                     real *s = w.s + l * w.panel + x * VL;
                     vec a = bias == BIAS_ALL_MASKED ? vset1(-INFINITY) : unit * vload(s);
                     if (weights) {
-                        vec e = vexp2(a - vload(w.m + i + x * VL));
+                        vec m = vload(w.m + i + x * VL), low = vload(w.low + i + x * VL);
+                        vec e = vexp2(vfms(vset1(unit), plain ? vload(s) : a, m) - low);
                         if (p->dropout_p > 0) e *= vload(w.r + l * w.panel + x * VL);
                         a = vselect(a == -(real)INFINITY, vset1(-0.0), e);
                     }

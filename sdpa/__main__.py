@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from math import ceil, floor, log10
 from typing import Any
 
@@ -273,4 +275,12 @@ def _layout(header: Sequence[str], rows: Sequence[str | list[str]]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    if isinstance(sys.stdout, TextIOWrapper):
+        # A terminal that cannot show ± is no reason to stop.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        main()
+    except BrokenPipeError:
+        # Who reads, such as head, has seen enough; what is left to write would raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

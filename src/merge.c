@@ -7,6 +7,10 @@
 
 #include <math.h>
 
+enum { MERGE_ROWS = 64 }; /* per unit */
+
+static int64_t row_blocks(const sdpa_problem *p) { return (p->n_q + MERGE_ROWS - 1) / MERGE_ROWS; }
+
 typedef struct merge_call {
     const sdpa_problem *problem;
     const struct sdpa_kernels *kernels;
@@ -97,13 +101,13 @@ static void merge_unit(void *context, int64_t index, int worker, sdpa_run *run) 
     sdpa_arena arena = {c->scratch + (size_t)worker * c->scratch_bytes, 0};
     merge_scratch w = merge_layout(c, &arena);
 
-    int64_t blocks = sdpa_query_blocks(p), bh = index / blocks, batch = bh / p->n_head, head = bh % p->n_head;
+    int64_t blocks = row_blocks(p), bh = index / blocks, batch = bh / p->n_head, head = bh % p->n_head;
     for (int64_t t = 0; t < c->n_parts; t++) {
         w.outs[t] = sdpa_matrix_at(p, &c->outs[t], batch, head);
         w.lses[t] = sdpa_matrix_at(p, &c->lses[t], batch, head);
     }
     sdpa_matrix o = sdpa_matrix_at(p, &p->o, batch, head), lse = sdpa_matrix_at(p, &p->lse, batch, head);
-    int64_t first = index % blocks * SDPA_QUERY_BLOCK, end = first + SDPA_QUERY_BLOCK;
+    int64_t first = index % blocks * MERGE_ROWS, end = first + MERGE_ROWS;
     for (int64_t row = first; row < end && row < p->n_q; row++) {
         double merged = merge_weights(c, &w, row);
         merge_row(c, &w, row, o.data + row * o.row);
@@ -115,7 +119,7 @@ static void merge_unit(void *context, int64_t index, int worker, sdpa_run *run) 
 
 sdpa_status sdpa_attention_merge(const sdpa_problem *p, int64_t n_parts, const sdpa_tensor *outs,
                                  const sdpa_tensor *lses) {
-    int64_t n_units = p->n_batch * p->n_head * sdpa_query_blocks(p);
+    int64_t n_units = p->n_batch * p->n_head * row_blocks(p);
     if (n_units == 0) return SDPA_OK;
     merge_call call = {p, sdpa_kernels_for(p->dtype), n_parts, outs, lses, NULL, 0};
     sdpa_arena need = {NULL, 0};

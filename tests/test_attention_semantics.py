@@ -11,6 +11,7 @@ from helpers import (
     check_attention,
     compute_type,
     normal,
+    unit_roundoff,
 )
 
 import sdpa
@@ -233,6 +234,17 @@ def test_spread_scores(rng, dtype, std, is_causal, n_q, n_k):
     q = (q.astype(np.float64) * std).astype(dtype)
     got = check_attention(q, k, v, grad_out=g, is_causal=is_causal)
     assert np.isfinite(got.out.astype(np.float64)).all()
+
+
+@pytest.mark.parametrize("n_k", [1, 4, 150])
+@pytest.mark.parametrize("std", [1, 25, 900])
+def test_rows_of_weights_sum_to_one(rng, compute_dtype, std, n_k):
+    """A row is divided by its own sum, so spread-out scores make that no less exact."""
+    q = normal(rng, (2, 100, 3), compute_dtype, std)
+    weights = sdpa.attention_weights(q, normal(rng, (2, n_k, 3), compute_dtype))
+    total = weights.astype(np.longdouble).sum(axis=-1)
+    u = unit_roundoff(compute_dtype)
+    assert np.abs(total - 1).max() <= (n_k + 24) * u
 
 
 SPREADS = [1, 10, 20, 30, 35, 40, 42, 45, 60, 80, 88, 100, 200, 2000, 60000]

@@ -63,6 +63,18 @@ def test_default_scale_divides_by_sqrt_d_k(dtype):
     near(sdpa.attention_weights(q, k, stage="scores"), [[4, 0]], dtype)
 
 
+@pytest.mark.parametrize("score", [-3000, -57.3, 0.1, 33.7, 900, 3000])
+def test_one_key_weighs_one(dtype, score):
+    """Whatever its score, and also when others weigh nothing beside it."""
+    q, k, v = column([1] * 5, dtype), column([1, -1], dtype), column([7, 3], dtype)
+    near(sdpa.attention_weights(q, k[:1], scale=score), [[1]] * 5, dtype)
+    near(sdpa.attention(q, k[:1], v[:1], scale=score), [[7]] * 5, dtype)
+    if abs(score) > 20:
+        winner = [[1, 0]] if score > 0 else [[0, 1]]
+        near(sdpa.attention_weights(q, k, scale=score), winner * 5, dtype)
+        near(sdpa.attention(q, k, v, scale=score), [[7 if score > 0 else 3]] * 5, dtype)
+
+
 @pytest.mark.parametrize("n", [1, 5, 64, 150, 300])
 def test_the_best_key_takes_all(dtype, n):
     """Query i is unit vector i, key j is unit vector (n - 1 - j): a permutation of the values."""

@@ -306,6 +306,21 @@ def test_text_without_scikit_learn_says_how_to_get_it(monkeypatch, capsys):
     assert "random: gradients, 30 inputs" in out
 
 
+def test_a_reader_that_leaves_and_a_terminal_without_plus_minus():
+    with subprocess.Popen(
+        [sys.executable, "-m", "sdpa", "--draws", "30"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    ) as process:
+        while not (line := process.stdout.readline()).startswith("? is half"):
+            assert line, process.stderr.read()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=300) == 1
+
+
 def test_info():
     out, _ = run("info")
     assert out.startswith(f"sdpa {sdpa.__version__}, kernels ")

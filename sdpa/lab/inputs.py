@@ -37,7 +37,7 @@ def digits(draws: int = N_IMAGES, *, d_model: int = 64, seed: int = 0) -> npt.ND
     Examples
     --------
     >>> from sdpa import lab
-    >>> lab.digits(100).shape  # doctest: +SKIP
+    >>> lab.digits(100).shape
     (100, 8, 64)
     """
     if not 1 <= draws <= N_IMAGES:

@@ -88,7 +88,7 @@ NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
             double log2_lse = lse * M_LOG2E;
             if (isfinite(lse)) log2_lse = fmax(-REAL_MAX, fmin(REAL_MAX, log2_lse)); /* see mask_block */
             w->lse[i] = (real)log2_lse;
-            large |= fabs(lse) > LARGE_LSE;
+            large |= fabs(log2_lse) > LARGE_LSE;
             if (isfinite(lse)) w->lse_low[i] = (real)(log2_lse - w->lse[i]);
         }
     }
@@ -172,7 +172,8 @@ NOINLINE void restore_lse(const sdpa_unit *u, const backward_scratch *w, int64_t
     const real sink = FN(sink_of)(u);
     for (int64_t i = 0; i < u->n_i; i++) {
         double total = sum[i] + exp2(sink - w->lse[i] - w->lse_low[i]), excess = log2(total);
-        if (total > 0 && fabs(excess) <= 2 * epsilon * fabs(w->lse[i])) w->lse_low[i] += (real)excess;
+        if (total > 0 && fabs(w->lse[i]) > LARGE_LSE &&
+             fabs(excess) <= 2 * epsilon * fabs(w->lse[i])) w->lse_low[i] += (real)excess;
     }
 }
 

@@ -2,8 +2,10 @@
  * 2022; Milakov & Gimelshein 2018). Scores are kept in units of log2: p = 2^(c s - m), c = scale * log2(e).
  *
  * The first key block finds the true maximum m of each query; later blocks keep it and take exp2 on the accumulators
- * without looking for a maximum. Should the sum of a block grow past SUM_LIMIT, the block is redone with a maximum, and
- * so are all that follow (spread-out scores); should the result overflow although m was stale, the unit is redone. */
+ * without looking for a maximum. A query whose scores then exceed m by STALE_LIMIT gets a new one: the block is redone
+ * with a pass for the maximum and one for exp2, and so are those that follow (spread-out scores), but m moves by the
+ * same rule, query by query, so that no row's bits depend on another row. Should the result overflow because m was
+ * stale, the unit is redone with the true maximum of the queries concerned. */
 
 #define forward_scratch FN(forward_scratch)
 #define forward_layout FN(forward_layout)
@@ -14,6 +16,7 @@ typedef struct forward_scratch {
     real *o;          /* (n_lanes, d_v rounded up to VL) */
     real *m, *l;      /* per query: maximum in log2 units, and the sum of 2^(c s - m - low) */
     real *low;        /* per query: what rounding took from m, where it is huge; else 0 */
+    real *exact;      /* per query: not 0 if m must be the true maximum */
     real *s;          /* (block, panel): scores, then P^T */
     real *r;          /* (block, panel): dropout's factors, where there is dropout */
     real *k, *v;      /* packed rows */
@@ -36,6 +39,7 @@ INLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa_a
     w.o = sdpa_take(a, sizeof(real) * (size_t)(w.n_lanes * w.o_row));
     w.m = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
     w.low = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
+    w.exact = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
     w.l = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
     w.s = sdpa_take(a, sizeof(real) * (size_t)(w.block * w.panel + MAX_TILE_ROWS));
     w.r = sdpa_take(a, p->dropout_p > 0 ? sizeof(real) * (size_t)(w.block * w.panel) : 0);
@@ -52,58 +56,71 @@ static size_t FN(forward_bytes)(const sdpa_problem *p) {
     return arena.used;
 }
 
-/* Adds keys j0 .. j0+n-1 to the panel of queries i .. i+n_i-1 (of the unit). `slow`: look for the maximum first.
- * Returns whether this block went past SUM_LIMIT, so that the next ones should be slow too. */
+/* After a pass for the maxima `sum` of the block: moves m and low, and sets alpha = 2^(old m - new m) and shift = m. */
+INLINE void FN(move_maximum)(const forward_scratch *w, int64_t i, int nv, bool plain, real c, vec *sum, vec *alpha,
+                             vec *shift) {
+    const vec factor = vset1(plain ? c : 1);
+    for (int x = 0; x < nv; x++) {
+        real *m = w->m + i + x * VL, *low = w->low + i + x * VL;
+        vec old = vload(m), old_low = vload(low), most = factor * sum[x];
+        ivec moves = (old == -(real)INFINITY) | (vload(w->exact + i + x * VL) != 0) |
+                     (vfms(factor, sum[x], old) > STALE_LIMIT);
+        if (!plain) moves = ~(ivec){0};
+        moves &= most > old;
+        vec new = vselect(moves, most, old);
+        /* 2^(c s - m) of the maximum itself is 2^(what rounding took from m): harmless, and the same in all blocks,
+         * unless m is so large that it overflows. */
+        ivec huge = (most > HUGE_SCORE) | (most < -HUGE_SCORE);
+        vec rest = vselect(huge, vfms(factor, sum[x], most), (vec){0});
+        vec new_low = vselect(moves, vselect(rest - rest == 0, rest, (vec){0}), old_low);
+        vstore(m, new);
+        vstore(low, new_low);
+        /* A query that has seen no key yet has m = -inf: shift by 0, so that 2^(-inf - 0) = 0. */
+        shift[x] = vselect(new == -(real)INFINITY, (vec){0}, new);
+        alpha[x] = vexp2((old - shift[x]) + (old_low - new_low));
+        sum[x] = (vec){0};
+    }
+}
+
+/* Adds keys j0 .. j0+n-1 to the panel of queries i .. i+n_i-1 (of the unit). `two_passes`: do not try to do without the
+ * maximum; this is about speed only. Returns whether the next block should not try either. */
 NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const rows *k, const rows *v, int64_t i,
-                           int64_t n_i, int64_t j0, int64_t n, real c, bool slow) {
+                           int64_t n_i, int64_t j0, int64_t n, real c, bool two_passes) {
     const sdpa_problem *p = u->problem;
     int nv = (int)(round_up(n_i, VL) / VL);
     real *m = w->m + i, *l = w->l + i, *low = w->low + i;
-    vec sum[SCORE_WIDTH], alpha[SCORE_WIDTH];
-    bool exceeded = false, masked = false;
+    vec sum[SCORE_WIDTH], alpha[SCORE_WIDTH], shift[SCORE_WIDTH];
+    bool masked = false;
     scores t = {.x = w->q + i, .x_row = w->n_lanes, .y = k->p, .y_row = k->row, .y_tail = k->tail,
                 .tail_row = k->tail_row, .n = n, .depth = p->d_k, .s = w->s, .s_row = w->panel, .shift = m,
-                .extreme = (real *)sum, .c = c};
+                .extreme = (real *)sum, .highest = (real *)shift, .c = c};
 
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->s, w->panel, w->line);
-    if (bias == BIAS_ALL_MASKED) return slow;
+    if (bias == BIAS_ALL_MASKED) return two_passes;
     const bool plain = bias == BIAS_NONE && p->softcap == 0;
-    bool fused = plain && !slow;
-    for (int x = 0; x < nv && fused; x++) fused = !vany(vload(m + x * VL) == -(real)INFINITY);
+    bool fused = plain && !two_passes;
+    for (int x = 0; x < nv && fused; x++) {
+        fused = !vany((vload(m + x * VL) == -(real)INFINITY) | (vload(low + x * VL) != 0) |
+                      (vload(w->exact + i + x * VL) != 0));
+    }
     if (fused) {
         for (int x = 0; x < nv; x++) {
             sum[x] = (vec){0};
+            shift[x] = vset1(-INFINITY);
             alpha[x] = vset1(1);
         }
         FN(SCORE_SUMMED)(&t, nv);
-        for (int x = 0; x < nv; x++) exceeded |= vany(~(sum[x] <= (real)SUM_LIMIT));
+        for (int x = 0; x < nv; x++) two_passes |= vany(shift[x] > STALE_LIMIT);
     }
-    if (!fused || exceeded) {
+    if (!fused || two_passes) {
         for (int x = 0; x < nv; x++) sum[x] = vset1(-INFINITY);
         if (plain) {
             FN(SCORE_RAW)(&t, nv);
         } else {
             FN(score_logits)(&t, nv, p, bias, (real)M_LOG2E);
         }
-        vec shift[SCORE_WIDTH];
-        for (int x = 0; x < nv; x++) {
-            vec old = vload(m + x * VL), old_low = vload(low + x * VL);
-            vec most = plain ? c * sum[x] : sum[x], new = vmax2(most, old);
-            /* 2^(c s - m) of the maximum itself is 2^(what rounding took from m): harmless, and the same in all
-             * blocks, unless m is so large that it overflows. */
-            ivec huge = (most > HUGE_SCORE) | (most < -HUGE_SCORE), risen = most > old;
-            vec new_low = vselect(risen, vselect(huge, vfms(vset1(plain ? c : 1), sum[x], most), (vec){0}), old_low);
-            new_low = vselect(new_low - new_low == 0, new_low, (vec){0});
-            exceeded |= vany(huge & risen);
-            vstore(m + x * VL, new);
-            vstore(low + x * VL, new_low);
-            /* A query that has seen no key yet has m = -inf: shift by 0, so that 2^(-inf - 0) = 0. */
-            shift[x] = vselect(new == -(real)INFINITY, (vec){0}, new);
-            alpha[x] = vexp2((old - shift[x]) + (old_low - new_low));
-            sum[x] = (vec){0};
-        }
-        masked = FN(exponentiate)(w->s, w->panel, n, nv, plain ? c : 1, (const real *)shift, low,
-                                  (real *)sum, !plain);
+        FN(move_maximum)(w, i, nv, plain, c, sum, alpha, shift);
+        masked = FN(exponentiate)(w->s, w->panel, n, nv, plain ? c : 1, (const real *)shift, low, (real *)sum, !plain);
     }
     for (int x = 0; x < nv; x++) vstore(l + x * VL, alpha[x] * vload(l + x * VL) + sum[x]);
 
@@ -116,7 +133,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     const bool exact = !masked || all_finite(v->p, v->row, n, w->d_v);
     if (!exact) g.n = w->d_v;
     FN(multiply)(&g, true, exact);
-    return slow || exceeded;
+    return two_passes;
 }
 
 INLINE real FN(sink_of)(const sdpa_unit *u) {
@@ -145,8 +162,9 @@ static void FN(forward)(const sdpa_unit *u, void *scratch) {
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
     pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
 
-    for (bool slow = false;; slow = true) {
-        bool slow_panel[SDPA_QUERY_BLOCK / VL] = {false}, stale = false;
+    memset(w.exact, 0, sizeof(real) * (size_t)w.n_lanes);
+    for (int attempt = 0; attempt < 2; attempt++) {
+        bool two_passes[SDPA_QUERY_BLOCK / VL] = {false};
         for (int64_t i = 0; i < w.n_lanes; i++) {
             w.m[i] = -(real)INFINITY;
             w.l[i] = w.low[i] = 0;
@@ -159,20 +177,22 @@ static void FN(forward)(const sdpa_unit *u, void *scratch) {
             rows v = pack_rows(&u->v, j, n, p->d_v, true, w.v, NULL);
             for (int64_t i = 0; i < u->n_i; i += w.panel) {
                 int64_t n_i = u->n_i - i < w.panel ? u->n_i - i : w.panel, first, last;
-                bool *panel = &slow_panel[i / w.panel];
+                bool *panel = &two_passes[i / w.panel];
                 sdpa_visible_keys(u, u->i0 + i, n_i, &first, &last);
                 if (first >= j + n || last <= j) continue;
-                stale |= !slow && !*panel && j > j0;
                 /* Whole tiles, so that only the block's own last tile reads k.tail; the masks hide what is too much. */
                 int64_t visible = round_up(last - j, SCORE_ROWS);
-                *panel = forward_keys(u, &w, &k, &v, i, n_i, j, visible < n ? visible : n, c, slow || *panel);
+                *panel = forward_keys(u, &w, &k, &v, i, n_i, j, visible < n ? visible : n, c, *panel);
             }
         }
-        if (!stale) break;
         /* With the true maximum, weights are at most 1; a stale one may have made P V overflow. */
-        bool finite = true;
-        for (int64_t i = 0; i < u->n_i; i++) finite &= w.l[i] - w.l[i] == 0;
-        if (finite && all_finite(w.o, w.o_row, u->n_i, p->d_v)) break;
+        bool again = false;
+        for (int64_t i = 0; i < u->n_i && j1 - j0 > w.block && attempt == 0; i++) {
+            if (w.l[i] - w.l[i] == 0 && all_finite(w.o + i * w.o_row, w.o_row, 1, p->d_v)) continue;
+            w.exact[i] = 1;
+            again = true;
+        }
+        if (!again) break;
     }
 
     const real sink = FN(sink_of)(u);

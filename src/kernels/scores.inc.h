@@ -16,6 +16,7 @@ typedef struct scores {
     const real *shift; /* per query */
     const real *shift_low; /* per query: what rounding took from shift (SCORE_WEIGHTS) */
     real *extreme;     /* per query: running maximum or sum */
+    real *highest;     /* per query: running maximum of c * acc - shift (SCORE_SUMMED) */
     real c, cap;
 } scores;
 
@@ -32,8 +33,9 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
 
     UNROLL for (int j = 0; j < nv; j++) {
         const vec c = vset1(t->c);
-        vec shift = {0}, extreme = {0};
+        vec shift = {0}, extreme = {0}, highest = {0};
         if (summed) shift = vload(t->shift + j * VL);
+        if (mode == SCORE_SUMMED) highest = vload(t->highest + j * VL);
         if (maximum) extreme = vload(t->extreme + j * VL);
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
             if (i >= rows) break;
@@ -62,7 +64,9 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
                 break;
             }
             case SCORE_SUMMED:
-                a = vexp2(vfms(c, a, shift));
+                a = vfms(c, a, shift);
+                highest = vmax2(a, highest);
+                a = vexp2(a);
                 vstore(s, a);
                 extreme += a;
                 break;
@@ -82,6 +86,7 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
         }
         if (summed) extreme += vload(t->extreme + j * VL);
         if (maximum || summed) vstore(t->extreme + j * VL, extreme);
+        if (mode == SCORE_SUMMED) vstore(t->highest + j * VL, highest);
     }
 }
 
@@ -119,7 +124,7 @@ DEFINE_PANELS(SCORE_GRADIENT_MASKED)
 #undef DEFINE_PANEL
 
 /* s (n, nv vectors) = exp2(c * s - shift - shift_low), masked pairs marked -0 where `biased`; adds the sum over keys to
- * `sum`, eight keys at a time so that its rounding is that of n / 8 additions. Returns whether any pair is masked. */
+ * `sum`, a tile's rows first, as the tiles do. Returns whether any pair is masked. */
 NOINLINE bool FN(exponentiate)(real *s, int64_t s_row, int64_t n, int nv, real c, const real *shift,
                                const real *shift_low, real *sum, bool biased) {
     ivec any = {0};
@@ -127,9 +132,9 @@ NOINLINE bool FN(exponentiate)(real *s, int64_t s_row, int64_t n, int nv, real c
         vec m = vload(shift + j * VL), low = shift_low ? vload(shift_low + j * VL) : (vec){0};
         vec total = vload(sum + j * VL);
         const vec factor = vset1(c);
-        for (int64_t i0 = 0; i0 < n; i0 += 8) {
+        for (int64_t i0 = 0; i0 < n; i0 += SCORE_ROWS) {
             vec part = {0};
-            int64_t end = i0 + 8 < n ? i0 + 8 : n;
+            int64_t end = i0 + SCORE_ROWS < n ? i0 + SCORE_ROWS : n;
             for (int64_t i = i0; i < end; i++) {
                 vec x = vload(s + i * s_row + j * VL);
                 vec p = vexp2(vfms(factor, x, m) - low);

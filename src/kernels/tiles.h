@@ -20,7 +20,7 @@ enum score_mode {
     SCORE_ADDED,           /* s = s + acc */
     SCORE_BIASED,          /* s = c * acc + s, or -inf where s was; extreme = max over keys */
     SCORE_CAPPED,          /* s = c * tanh(cap * acc) + s, like SCORE_BIASED; ds = that tanh where ds is not NULL */
-    SCORE_SUMMED,          /* s = exp2(c * acc - shift);            extreme = sum over keys */
+    SCORE_SUMMED,          /* s = exp2(c * acc - shift);            extreme = sum, highest = max of the argument */
     SCORE_WEIGHTS,         /* s = exp2(c * acc - shift - low);      extreme = sum over keys */
     SCORE_GRADIENT,        /* ds = s * (acc - shift) */
     SCORE_GRADIENT_MASKED, /* the same, and -0 where s is -0 */
@@ -37,15 +37,15 @@ enum bias_kind { BIAS_NONE, BIAS_SOME, BIAS_ALL_MASKED };
 #define REAL_MAX_f64 DBL_MAX
 #define REAL_MAX FN(REAL_MAX)
 
-/* Largest sum of a key block's weights for which a stale maximum is kept (forward.inc.h). */
-#define SUM_LIMIT 0x1p30
+/* How far, in log2 units, scores may exceed a stale maximum before it moves (forward.inc.h). */
+#define STALE_LIMIT 30
 
 /* Scores in log2 units beyond which the rounding of a maximum is kept (forward.inc.h). */
 #define HUGE_SCORE 0x1p20f
 
-/* Beyond this, the rounding of lse is restored in the backward (backward.inc.h): below it, ulp(lse) / 2 is no larger
+/* Beyond this, in log2 units, the rounding of lse is restored in the backward (backward.inc.h): below it, ulp(lse) / 2 is no larger
  * than the other errors of P. */
-#define LARGE_LSE 8
+#define LARGE_LSE 12
 
 INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 

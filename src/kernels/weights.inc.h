@@ -39,6 +39,7 @@ static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
     for (int64_t i = 0; i < w.n_lanes; i++) {
         w.m[i] = -(real)INFINITY;
         w.l[i] = w.low[i] = 0;
+        w.exact[i] = 1;
     }
     for (int64_t j = j0; j < j1 && weights; j += w.block) {
         if (sdpa_run_stopped(u->run)) return;

@@ -18,9 +18,10 @@
 #define SDPA_NAMES(X)                                                                                                  \
     X(query)                                                                                                           \
     X(key)                                                                                                             \
-    X(value) X(attn_mask) X(dropout_p) X(is_causal) X(scale) X(enable_gqa) X(window) X(key_lengths) X(query_offset)    \
-        X(workers) X(out) X(grad_out) X(lse) X(grad_lse) X(needs) X(stage) X(outs) X(lses) X(x) X(axis) X(temperature) \
-            X(where) X(keepdims) X(grad) X(weights) X(log_weights) X(mode) X(n) X(name)
+    X(value)                                                                                                           \
+    X(attn_mask) X(dropout_p) X(is_causal) X(scale) X(enable_gqa) X(window) X(key_lengths) X(query_offset) X(workers)  \
+        X(out) X(grad_out) X(lse) X(grad_lse) X(needs) X(stage) X(outs) X(lses) X(x) X(axis) X(temperature) X(where)   \
+            X(keepdims) X(grad) X(weights) X(log_weights) X(mode) X(n) X(name)
 
 enum sdpa_name {
 #define SDPA_NAME(name) NAME_##name,

@@ -332,16 +332,21 @@ static void add_section(text *t, const char *title, const char *body) {
     add_text(t, body);
 }
 
-static const char raises[] =
+/* clang-format off */
+static const char type_and_value_errors[] =
     "TypeError\n"
     "    An argument of a dtype or type that is not taken, or an unknown one.\n"
     "ValueError\n"
-    "    Shapes that do not fit, or a value that is not legal.\n"
+    "    Shapes that do not fit, or a value that is not legal.\n";
+static const char dropout_error[] =
     "NotImplementedError\n"
-    "    dropout_p other than 0.\n"
+    "    dropout_p other than 0.\n";
+static const char memory_error[] =
     "MemoryError\n"
-    "    No memory for the result or for the blocks of the threads.\n\n"
+    "    No memory for the result or for the blocks of the threads.\n"
+    "\n"
     "All but the last are raised before anything is computed or written; the message names the argument.\n";
+/* clang-format on */
 
 PyObject *sdpa_entry_compose(const sdpa_entry *entry, sdpa_signature *signature) {
     *signature = (sdpa_signature){.function = entry->name, .n_required = entry->n_operands};
@@ -384,7 +389,9 @@ PyObject *sdpa_entry_compose(const sdpa_entry *entry, sdpa_signature *signature)
         add_indented(&t, type_end + 1);
     }
     add_section(&t, "Returns", entry->results_doc);
-    add_section(&t, "Raises", raises);
+    add_section(&t, "Raises", type_and_value_errors);
+    if (entry->where) add_text(&t, dropout_error);
+    add_text(&t, memory_error);
     add_section(&t, "Examples", entry->example);
     PyObject *doc = t.failed ? PyErr_NoMemory() : PyUnicode_FromString(t.p);
     PyMem_Free(t.p);

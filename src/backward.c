@@ -14,7 +14,7 @@
 
 struct sdpa_turn {
     _Alignas(64) _Atomic int64_t next; /* this unit is done with its key blocks before `next`; INT64_MAX: ended */
-    int64_t first, last;      /* it sees key blocks first .. last-1 */
+    int64_t first, last;               /* it sees key blocks first .. last-1 */
 };
 
 bool sdpa_turn_wait(const sdpa_unit *u, int64_t block) {
@@ -73,8 +73,8 @@ static void find_groups(const sdpa_problem *p, loop *groups, loop *members) {
     int64_t step = p->n_batch;
     for (int a = 0; a < p->n_axes; a++) {
         step /= p->axis[a];
-        bool shared = is_shared(&p->dq, a) || is_shared(&p->dk, a) || is_shared(&p->dv, a) ||
-                      is_shared(&p->dmask, a) || is_shared(&p->dsinks, a);
+        bool shared = is_shared(&p->dq, a) || is_shared(&p->dk, a) || is_shared(&p->dv, a) || is_shared(&p->dmask, a) ||
+                      is_shared(&p->dsinks, a);
         loop_push(shared ? members : groups, p->axis[a], step, 0);
     }
     int64_t queries_per_key = 1;
@@ -319,8 +319,7 @@ static sdpa_status differentiate(const sdpa_problem *problem, bool twice) {
         {&p.dq, p.n_q, p.d_k, narrow_type && !is_own(&p, &p.dq)},
         {&p.dk, p.n_k, p.d_k, narrow_type && !call.summed},
         {&p.dv, p.n_k, p.d_v, narrow_type && !call.summed},
-        {&p.dmask, p.n_q, p.n_k,
-         p.dmask.dtype != (p.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32) && !is_own(&p, &p.dmask)},
+        {&p.dmask, p.n_q, p.n_k, p.dmask.dtype != (p.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32) && !is_own(&p, &p.dmask)},
         {&p.dsinks, 1, 1, p.dsinks.dtype != (p.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32)},
     };
     wide_gradient wide[5];

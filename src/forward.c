@@ -24,10 +24,18 @@ static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run
     u.run = run;
     void *scratch = call->scratch + (size_t)worker * call->scratch_bytes;
     switch (call->kind) {
-    case FORWARD: call->kernels->forward(&u, scratch); break;
-    case WEIGHTS: call->kernels->weights(&u, call->stage, scratch); break;
-    case STATISTICS: call->kernels->statistics(&u, scratch); break;
-    case TANGENT: call->kernels->tangent(&u, scratch); break;
+    case FORWARD:
+        call->kernels->forward(&u, scratch);
+        break;
+    case WEIGHTS:
+        call->kernels->weights(&u, call->stage, scratch);
+        break;
+    case STATISTICS:
+        call->kernels->statistics(&u, scratch);
+        break;
+    case TANGENT:
+        call->kernels->tangent(&u, scratch);
+        break;
     }
 }
 

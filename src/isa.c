@@ -7,9 +7,7 @@
 
 #include "kernels/kernels.h"
 
-static bool has_generic(void) {
-    return true;
-}
+static bool has_generic(void) { return true; }
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -47,9 +45,7 @@ static bool has_avx512(void) {
            os_saves(BIT_XMM | BIT_YMM | BIT_OPMASK | BIT_ZMM_HIGH | BIT_ZMM_16_31);
 }
 #elif defined(__aarch64__)
-static bool has_neon(void) {
-    return true; /* part of the architecture's baseline */
-}
+static bool has_neon(void) { return true; /* part of the architecture's baseline */ }
 #endif
 
 #define ROW(isa) {#isa, &sdpa_isa_##isa, false},
@@ -88,13 +84,9 @@ static const sdpa_isa *current(void) {
     return isa;
 }
 
-const struct sdpa_ops *sdpa_ops_get(void) {
-    return current()->ops;
-}
+const struct sdpa_ops *sdpa_ops_get(void) { return current()->ops; }
 
-const char *sdpa_isa_name(void) {
-    return current()->name;
-}
+const char *sdpa_isa_name(void) { return current()->name; }
 
 bool sdpa_isa_select(const char *name) {
     pthread_once(&once, detect);

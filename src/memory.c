@@ -20,10 +20,6 @@ void *sdpa_alloc(size_t bytes) {
     return pointer;
 }
 
-void sdpa_free(void *pointer) {
-    free(pointer);
-}
+void sdpa_free(void *pointer) { free(pointer); }
 
-void sdpa_alloc_fail_after(int64_t n) {
-    atomic_store(&fail_after, n);
-}
+void sdpa_alloc_fail_after(int64_t n) { atomic_store(&fail_after, n); }

@@ -194,13 +194,9 @@ static void init_locks(void) {
     pthread_condattr_destroy(&attributes);
 }
 
-static void before_fork(void) {
-    pthread_mutex_lock(&lock);
-}
+static void before_fork(void) { pthread_mutex_lock(&lock); }
 
-static void after_fork_in_parent(void) {
-    pthread_mutex_unlock(&lock);
-}
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
 
 /* The child has the forking thread alone: no pool threads, and no caller that owned the pool. */
 static void after_fork_in_child(void) {

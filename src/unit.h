@@ -18,8 +18,8 @@ static inline int64_t sdpa_query_blocks(const sdpa_problem *p) {
 
 /* Everything of a unit that belongs to its (batch, head). */
 static inline sdpa_unit sdpa_unit_of_head(const sdpa_problem *p, int64_t batch, int64_t head) {
-    sdpa_unit u = {.problem = p, .batch = batch, .head = head, .lower = p->lower, .upper = p->upper,
-                   .key_length = p->n_k};
+    sdpa_unit u = {
+        .problem = p, .batch = batch, .head = head, .lower = p->lower, .upper = p->upper, .key_length = p->n_k};
     u.q = sdpa_matrix_at(p, &p->q, batch, head);
     u.k = sdpa_matrix_at(p, &p->k, batch, head);
     u.v = sdpa_matrix_at(p, &p->v, batch, head);
@@ -54,8 +54,8 @@ static inline void sdpa_unit_set_queries(sdpa_unit *u, int64_t block) {
 
 /* Waking threads costs some 10 us: as many as the work is worth, one per million multiply-adds. */
 static inline int sdpa_workers_for(const sdpa_problem *p, int64_t n_units) {
-    double work = (double)p->n_batch * (double)p->n_head * (double)p->n_q * (double)p->n_k *
-                  (double)(p->d_k + p->d_v + 16) / 1e6;
+    double work =
+        (double)p->n_batch * (double)p->n_head * (double)p->n_q * (double)p->n_k * (double)(p->d_k + p->d_v + 16) / 1e6;
     int64_t n = p->n_workers < n_units ? p->n_workers : n_units;
     if ((double)n > work) n = (int64_t)work;
     return n < 1 ? 1 : (int)n;

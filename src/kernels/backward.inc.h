@@ -134,9 +134,20 @@ NOINLINE void add_mask_gradient(const sdpa_unit *u, const real *ds, int64_t ds_r
 NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, const rows *k, int64_t i, int64_t n_i,
                                int64_t j0, int64_t n, real c, real *sum, bool *masked) {
     int nv = (int)(round_up(n_i, VL) / VL);
-    scores t = {.x = w->q + i, .x_row = w->n_lanes, .y = k->p, .y_row = k->row, .y_tail = k->tail,
-                .tail_row = k->tail_row, .n = n, .depth = u->problem->d_k, .s = w->p + i, .s_row = w->n_lanes,
-                .shift = w->lse + i, .shift_low = w->lse_low + i, .extreme = sum, .c = c};
+    scores t = {.x = w->q + i,
+                .x_row = w->n_lanes,
+                .y = k->p,
+                .y_row = k->row,
+                .y_tail = k->tail,
+                .tail_row = k->tail_row,
+                .n = n,
+                .depth = u->problem->d_k,
+                .s = w->p + i,
+                .s_row = w->n_lanes,
+                .shift = w->lse + i,
+                .shift_low = w->lse_low + i,
+                .extreme = sum,
+                .c = c};
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, t.s, t.s_row, w->line);
     if (bias == BIAS_ALL_MASKED) return false;
     if (bias == BIAS_SOME || u->problem->softcap > 0) {
@@ -172,8 +183,8 @@ NOINLINE void restore_lse(const sdpa_unit *u, const backward_scratch *w, int64_t
     const real sink = FN(sink_of)(u);
     for (int64_t i = 0; i < u->n_i; i++) {
         double total = sum[i] + exp2(sink - w->lse[i] - w->lse_low[i]), excess = log2(total);
-        if (total > 0 && fabs(w->lse[i]) > LARGE_LSE &&
-             fabs(excess) <= 2 * epsilon * fabs(w->lse[i])) w->lse_low[i] += (real)excess;
+        if (total > 0 && fabs(w->lse[i]) > LARGE_LSE && fabs(excess) <= 2 * epsilon * fabs(w->lse[i]))
+            w->lse_low[i] += (real)excess;
     }
 }
 
@@ -183,7 +194,8 @@ NOINLINE void drop_out(const sdpa_unit *u, const backward_scratch *w, int64_t i,
     for (int64_t j = 0; j < n; j++) {
         for (int x = 0; x < nv; x++) {
             int64_t at = j * w->n_lanes + i + x * VL;
-            vec p = vload(w->p + at), r = vload(w->r + at), ds = r * vload(w->ds + at) - p * vload(w->delta + i + x * VL);
+            vec p = vload(w->p + at), r = vload(w->r + at),
+                ds = r * vload(w->ds + at) - p * vload(w->delta + i + x * VL);
             vstore(w->ds + at, vselect((ivec)p == SIGN_BIT, p, ds));
             vstore(w->p + at, r * p);
         }
@@ -216,9 +228,18 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
         any = true;
         masked |= panel_masked;
         if (!want_ds && p->dropout_p == 0) continue;
-        scores t = {.x = w->dout + i, .x_row = w->n_lanes, .y = v.p, .y_row = v.row, .y_tail = v.tail,
-                    .tail_row = v.tail_row, .n = n, .depth = p->d_v, .s = w->p + i, .ds = w->ds + i,
-                    .s_row = w->n_lanes, .shift = p->dropout_p > 0 ? w->zero : w->delta + i};
+        scores t = {.x = w->dout + i,
+                    .x_row = w->n_lanes,
+                    .y = v.p,
+                    .y_row = v.row,
+                    .y_tail = v.tail,
+                    .tail_row = v.tail_row,
+                    .n = n,
+                    .depth = p->d_v,
+                    .s = w->p + i,
+                    .ds = w->ds + i,
+                    .s_row = w->n_lanes,
+                    .shift = p->dropout_p > 0 ? w->zero : w->delta + i};
         if (panel_masked) {
             FN(SCORE_GRADIENT_MASKED)(&t, nv);
         } else {
@@ -238,20 +259,42 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     /* Only a masked pair must not meet a NaN or Inf: then its products are skipped, not multiplied by zero. */
     const bool exact = !masked || queries_finite;
     if (u->dv.data) {
-        gemm g = {.c = (real *)(u->dv.data + j0 * u->dv.row), .c_row = u->dv.row / (int64_t)sizeof(real), .a = w->p,
-                  .a_stride = w->n_lanes, .b = dout->p, .b_row = dout->row, .m = n, .n = p->d_v, .depth = u->n_i,
+        gemm g = {.c = (real *)(u->dv.data + j0 * u->dv.row),
+                  .c_row = u->dv.row / (int64_t)sizeof(real),
+                  .a = w->p,
+                  .a_stride = w->n_lanes,
+                  .b = dout->p,
+                  .b_row = dout->row,
+                  .m = n,
+                  .n = p->d_v,
+                  .depth = u->n_i,
                   .alpha = 1};
         FN(multiply)(&g, false, exact);
     }
     if (u->dk.data) {
-        gemm g = {.c = (real *)(u->dk.data + j0 * u->dk.row), .c_row = u->dk.row / (int64_t)sizeof(real), .a = w->ds,
-                  .a_stride = w->n_lanes, .b = q->p, .b_row = q->row, .m = n, .n = p->d_k, .depth = u->n_i,
+        gemm g = {.c = (real *)(u->dk.data + j0 * u->dk.row),
+                  .c_row = u->dk.row / (int64_t)sizeof(real),
+                  .a = w->ds,
+                  .a_stride = w->n_lanes,
+                  .b = q->p,
+                  .b_row = q->row,
+                  .m = n,
+                  .n = p->d_k,
+                  .depth = u->n_i,
                   .alpha = (real)p->scale};
         FN(multiply)(&g, false, exact);
     }
     if (u->dq.data) {
-        gemm g = {.c = w->dq, .c_row = w->k_row, .a = w->ds, .a_stride = w->n_lanes, .b = k.p, .b_row = k.row,
-                  .m = u->n_i, .n = p->d_k, .depth = n, .alpha = (real)p->scale};
+        gemm g = {.c = w->dq,
+                  .c_row = w->k_row,
+                  .a = w->ds,
+                  .a_stride = w->n_lanes,
+                  .b = k.p,
+                  .b_row = k.row,
+                  .m = u->n_i,
+                  .n = p->d_k,
+                  .depth = n,
+                  .alpha = (real)p->scale};
         FN(multiply)(&g, true, !masked || all_finite(k.p, k.row, n, p->d_k));
     }
 }
@@ -292,8 +335,8 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     if (!sdpa_turn_wait_last(u)) return;
     if (u->dq.data) {
         for (int64_t i = 0; i < u->n_i; i++) {
-            FN(add_row)(u->dq.data + (u->i0 + i) * u->dq.row, u->dq.col, u->dq.dtype, w.dq + i * w.k_row, p->d_k,
-                        w.line);
+            FN(add_row)
+            (u->dq.data + (u->i0 + i) * u->dq.row, u->dq.col, u->dq.dtype, w.dq + i * w.k_row, p->d_k, w.line);
         }
     }
     if (u->dmask.data && u->dmask.col == 0) {

@@ -19,8 +19,16 @@ NOINLINE void double_keys(const sdpa_unit *u, const tangent_scratch *w, const ro
         const bool biased = seen && FN(tangent_mask)(u, w, i, n_i, j0, n, w->e);
         any |= seen;
         if (seen) {
-            scores t = {.x = w->dout + i, .x_row = w->n_lanes, .y = v.p, .y_row = v.row, .y_tail = v.tail,
-                        .tail_row = v.tail_row, .n = n, .depth = p->d_v, .s = w->g + i, .s_row = w->n_lanes,
+            scores t = {.x = w->dout + i,
+                        .x_row = w->n_lanes,
+                        .y = v.p,
+                        .y_row = v.row,
+                        .y_tail = v.tail,
+                        .tail_row = v.tail_row,
+                        .n = n,
+                        .depth = p->d_v,
+                        .s = w->g + i,
+                        .s_row = w->n_lanes,
                         .extreme = (real *)unused};
             FN(SCORE_RAW)(&t, nv);
             if (v_t.p) {
@@ -69,14 +77,28 @@ NOINLINE void double_keys(const sdpa_unit *u, const tangent_scratch *w, const ro
     if (u->dmask.data) add_mask_gradient(u, w->t, w->n_lanes, w->dmask, j0, n);
     const bool exact = !masked || queries_finite;
     if (u->dv.data) {
-        gemm g = {.c = (real *)(u->dv.data + j0 * u->dv.row), .c_row = u->dv.row / (int64_t)sizeof(real), .a = w->s,
-                  .a_stride = w->n_lanes, .b = dout->p, .b_row = dout->row, .m = n, .n = p->d_v, .depth = u->n_i,
+        gemm g = {.c = (real *)(u->dv.data + j0 * u->dv.row),
+                  .c_row = u->dv.row / (int64_t)sizeof(real),
+                  .a = w->s,
+                  .a_stride = w->n_lanes,
+                  .b = dout->p,
+                  .b_row = dout->row,
+                  .m = n,
+                  .n = p->d_v,
+                  .depth = u->n_i,
                   .alpha = 1};
         FN(multiply)(&g, false, exact);
     }
     if (u->dk.data) {
-        gemm g = {.c = (real *)(u->dk.data + j0 * u->dk.row), .c_row = u->dk.row / (int64_t)sizeof(real), .a = w->g,
-                  .a_stride = w->n_lanes, .b = q->p, .b_row = q->row, .m = n, .n = p->d_k, .depth = u->n_i,
+        gemm g = {.c = (real *)(u->dk.data + j0 * u->dk.row),
+                  .c_row = u->dk.row / (int64_t)sizeof(real),
+                  .a = w->g,
+                  .a_stride = w->n_lanes,
+                  .b = q->p,
+                  .b_row = q->row,
+                  .m = n,
+                  .n = p->d_k,
+                  .depth = u->n_i,
                   .alpha = (real)p->scale};
         FN(multiply)(&g, false, exact);
         g.a = w->c;
@@ -85,10 +107,18 @@ NOINLINE void double_keys(const sdpa_unit *u, const tangent_scratch *w, const ro
         if (q_t->p) FN(multiply)(&g, false, exact);
     }
     if (u->dq.data) {
-        const bool keys_exact = !masked || (all_finite(k.p, k.row, n, p->d_k) &&
-                                            (!k_t.p || all_finite(k_t.p, k_t.row, n, p->d_k)));
-        gemm g = {.c = w->dq, .c_row = w->k_row, .a = w->g, .a_stride = w->n_lanes, .b = k.p, .b_row = k.row,
-                  .m = u->n_i, .n = p->d_k, .depth = n, .alpha = (real)p->scale};
+        const bool keys_exact =
+            !masked || (all_finite(k.p, k.row, n, p->d_k) && (!k_t.p || all_finite(k_t.p, k_t.row, n, p->d_k)));
+        gemm g = {.c = w->dq,
+                  .c_row = w->k_row,
+                  .a = w->g,
+                  .a_stride = w->n_lanes,
+                  .b = k.p,
+                  .b_row = k.row,
+                  .m = u->n_i,
+                  .n = p->d_k,
+                  .depth = n,
+                  .alpha = (real)p->scale};
         FN(multiply)(&g, true, keys_exact);
         g.a = w->c;
         g.b = k_t.p;
@@ -147,8 +177,8 @@ static void FN(double_backward)(const sdpa_unit *u, void *scratch) {
     if (u->sinks_t.data) FN(load)(&sink_t, u->sinks_t.data, 1, 0, u->sinks_t.dtype, u->sinks_t.swapped);
     for (int64_t i = 0; i < u->n_i; i++) {
         if (u->dq.data) {
-            FN(add_row)(u->dq.data + (u->i0 + i) * u->dq.row, u->dq.col, u->dq.dtype, w.dq + i * w.k_row, p->d_k,
-                        w.line);
+            FN(add_row)
+            (u->dq.data + (u->i0 + i) * u->dq.row, u->dq.col, u->dq.dtype, w.dq + i * w.k_row, p->d_k, w.line);
         }
         if (u->dmask.data && u->dmask.col == 0) {
             FN(add_row)(u->dmask.data + (u->i0 + i) * u->dmask.row, 0, u->dmask.dtype, w.dmask + i, 1, w.line);

@@ -12,16 +12,16 @@
 #define forward_keys FN(forward_keys)
 
 typedef struct forward_scratch {
-    real *q;          /* (d_k, n_lanes): transposed, signed so that c >= 0 */
-    real *o;          /* (n_lanes, d_v rounded up to VL) */
-    real *m, *l;      /* per query: maximum in log2 units, and the sum of 2^(c s - m - low) */
-    real *low;        /* per query: what rounding took from m, where it is huge; else 0 */
-    real *exact;      /* per query: not 0 if m must be the true maximum */
-    real *s;          /* (block, panel): scores, then P^T */
-    real *r;          /* (block, panel): dropout's factors, where there is dropout */
-    real *k, *v;      /* packed rows */
-    real *k_tail;     /* (SCORE_ROWS, d_k) */
-    real *line;       /* VL rows of queries or of masks */
+    real *q;      /* (d_k, n_lanes): transposed, signed so that c >= 0 */
+    real *o;      /* (n_lanes, d_v rounded up to VL) */
+    real *m, *l;  /* per query: maximum in log2 units, and the sum of 2^(c s - m - low) */
+    real *low;    /* per query: what rounding took from m, where it is huge; else 0 */
+    real *exact;  /* per query: not 0 if m must be the true maximum */
+    real *s;      /* (block, panel): scores, then P^T */
+    real *r;      /* (block, panel): dropout's factors, where there is dropout */
+    real *k, *v;  /* packed rows */
+    real *k_tail; /* (SCORE_ROWS, d_k) */
+    real *line;   /* VL rows of queries or of masks */
     int64_t n_lanes, panel, d_v, o_row, block;
 } forward_scratch;
 
@@ -63,8 +63,8 @@ INLINE void FN(move_maximum)(const forward_scratch *w, int64_t i, int nv, bool p
     for (int x = 0; x < nv; x++) {
         real *m = w->m + i + x * VL, *low = w->low + i + x * VL;
         vec old = vload(m), old_low = vload(low), most = factor * sum[x];
-        ivec moves = (old == -(real)INFINITY) | (vload(w->exact + i + x * VL) != 0) |
-                     (vfms(factor, sum[x], old) > STALE_LIMIT);
+        ivec moves =
+            (old == -(real)INFINITY) | (vload(w->exact + i + x * VL) != 0) | (vfms(factor, sum[x], old) > STALE_LIMIT);
         if (!plain) moves = ~(ivec){0};
         moves &= most > old;
         vec new = vselect(moves, most, old);
@@ -91,9 +91,20 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     real *m = w->m + i, *l = w->l + i, *low = w->low + i;
     vec sum[SCORE_WIDTH], alpha[SCORE_WIDTH], shift[SCORE_WIDTH];
     bool masked = false;
-    scores t = {.x = w->q + i, .x_row = w->n_lanes, .y = k->p, .y_row = k->row, .y_tail = k->tail,
-                .tail_row = k->tail_row, .n = n, .depth = p->d_k, .s = w->s, .s_row = w->panel, .shift = m,
-                .extreme = (real *)sum, .highest = (real *)shift, .c = c};
+    scores t = {.x = w->q + i,
+                .x_row = w->n_lanes,
+                .y = k->p,
+                .y_row = k->row,
+                .y_tail = k->tail,
+                .tail_row = k->tail_row,
+                .n = n,
+                .depth = p->d_k,
+                .s = w->s,
+                .s_row = w->panel,
+                .shift = m,
+                .extreme = (real *)sum,
+                .highest = (real *)shift,
+                .c = c};
 
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->s, w->panel, w->line);
     if (bias == BIAS_ALL_MASKED) return two_passes;
@@ -128,8 +139,17 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
         dropout_block(u, u->i0 + i, nv * VL, j0, n, w->r, w->panel);
         for (int64_t x = 0; x < n * w->panel; x += VL) vstore(w->s + x, vload(w->r + x) * vload(w->s + x));
     }
-    gemm g = {.c = w->o + i * w->o_row, .c_row = w->o_row, .a = w->s, .a_stride = w->panel, .b = v->p, .b_row = v->row,
-              .m = n_i, .n = w->o_row, .depth = n, .row_scale = (const real *)alpha, .alpha = 1};
+    gemm g = {.c = w->o + i * w->o_row,
+              .c_row = w->o_row,
+              .a = w->s,
+              .a_stride = w->panel,
+              .b = v->p,
+              .b_row = v->row,
+              .m = n_i,
+              .n = w->o_row,
+              .depth = n,
+              .row_scale = (const real *)alpha,
+              .alpha = 1};
     const bool exact = !masked || all_finite(v->p, v->row, n, w->d_v);
     if (!exact) g.n = w->d_v;
     FN(multiply)(&g, true, exact);

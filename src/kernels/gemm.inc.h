@@ -40,9 +40,7 @@ INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, int
     int last = (int)(n - (nv - 1) * VL);
     for (int64_t i0 = 0; i0 < g->m; i0 += mr) {
         vec acc[MAX_TILE_ROWS][MAX_WIDTH];
-        UNROLL for (int i = 0; i < mr; i++) {
-            UNROLL for (int j = 0; j < nv; j++) acc[i][j] = (vec){0};
-        }
+        UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] = (vec){0}; }
         tile(acc, mr, nv, g->a + i0 * a_row, a_row, a_col, b, g->b_row, g->depth);
         UNROLL for (int i = 0; i < mr; i++) {
             if (i0 + i >= g->m) break;
@@ -95,12 +93,20 @@ INLINE void gemm_rows(const gemm *g) {
 #endif
         if (n > width * VL) n = width * VL;
         switch (width) {
-        case 1: FN(gemm_1_1)(g, n, b, c); break;
-        case 2: FN(gemm_2_1)(g, n, b, c); break;
+        case 1:
+            FN(gemm_1_1)(g, n, b, c);
+            break;
+        case 2:
+            FN(gemm_2_1)(g, n, b, c);
+            break;
 #if MAX_WIDTH == 4
-        case 4: FN(gemm_4_1)(g, n, b, c); break;
+        case 4:
+            FN(gemm_4_1)(g, n, b, c);
+            break;
 #endif
-        default: FN(gemm_3_1)(g, n, b, c); break;
+        default:
+            FN(gemm_3_1)(g, n, b, c);
+            break;
         }
         j += n;
     }
@@ -116,9 +122,15 @@ INLINE void gemm_columns(const gemm *g) {
         int64_t width = vectors >= 3 && vectors % 2 ? 3 : vectors < 2 ? vectors : 2;
         if (n > width * VL) n = width * VL;
         switch (width) {
-        case 1: FN(gemm_1_0)(g, n, b, c); break;
-        case 2: FN(gemm_2_0)(g, n, b, c); break;
-        default: FN(gemm_3_0)(g, n, b, c); break;
+        case 1:
+            FN(gemm_1_0)(g, n, b, c);
+            break;
+        case 2:
+            FN(gemm_2_0)(g, n, b, c);
+            break;
+        default:
+            FN(gemm_3_0)(g, n, b, c);
+            break;
         }
         j += n;
     }

@@ -55,8 +55,8 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
 
 /* t (d, t_row) = sign * transpose of rows i0 .. i0+n-1 of m; lanes n .. round_up(n, VL)-1 are 0. `line`: (VL, d rounded
  * up to VL) of scratch. */
-NOINLINE void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d,
-                              real sign, real *line) {
+NOINLINE void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real sign,
+                              real *line) {
     bool direct = is_direct(m);
     int64_t line_row = round_up(d, VL);
     for (int64_t i = 0; i < n; i += VL) {
@@ -108,8 +108,9 @@ NOINLINE void mask_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64
     for (int64_t i = 0; i < n_i; i += VL) {
         for (int64_t l = 0; l < VL; l++) {
             if (i + l < n_i) {
-                FN(load)(lines + l * line_row, mask->data + (i0 + i + l) * mask->row + j0 * mask->col, n_j, mask->col,
-                         mask->dtype, mask->swapped);
+                FN(load)
+                (lines + l * line_row, mask->data + (i0 + i + l) * mask->row + j0 * mask->col, n_j, mask->col,
+                 mask->dtype, mask->swapped);
             } else {
                 memcpy(lines + l * line_row, lines, (size_t)n_j * sizeof(real));
             }

@@ -6,17 +6,17 @@
 #define score_panel FN(score_panel)
 
 typedef struct scores {
-    const real *x;     /* (depth, x_row): transposed queries, or transposed dO */
-    const real *y;     /* (n, depth), rows y_row apart: keys, or values */
+    const real *x;      /* (depth, x_row): transposed queries, or transposed dO */
+    const real *y;      /* (n, depth), rows y_row apart: keys, or values */
     const real *y_tail; /* the last n % SCORE_ROWS rows, padded to SCORE_ROWS, tail_row apart */
     int64_t x_row, y_row, tail_row, n, depth;
     real *s;  /* (n rounded up to SCORE_ROWS, s_row) */
     real *ds; /* like s */
     int64_t s_row;
-    const real *shift; /* per query */
+    const real *shift;     /* per query */
     const real *shift_low; /* per query: what rounding took from shift (SCORE_WEIGHTS) */
-    real *extreme;     /* per query: running maximum or sum */
-    real *highest;     /* per query: running maximum of c * acc - shift (SCORE_SUMMED) */
+    real *extreme;         /* per query: running maximum or sum */
+    real *highest;         /* per query: running maximum of c * acc - shift (SCORE_SUMMED) */
     real c, cap;
 } scores;
 
@@ -46,7 +46,9 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
                 vstore(s, a);
                 extreme = vmax2(a, extreme);
                 break;
-            case SCORE_ADDED: vstore(s, a + vload(s)); break;
+            case SCORE_ADDED:
+                vstore(s, a + vload(s));
+                break;
             case SCORE_BIASED: {
                 vec bias = vload(s);
                 a = vselect(bias == -(real)INFINITY, bias, t->c * a + bias);
@@ -75,7 +77,9 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
                 vstore(s, a);
                 extreme += a;
                 break;
-            case SCORE_GRADIENT: vstore(t->ds + (j0 + i) * t->s_row + j * VL, vload(s) * a); break;
+            case SCORE_GRADIENT:
+                vstore(t->ds + (j0 + i) * t->s_row + j * VL, vload(s) * a);
+                break;
             case SCORE_GRADIENT_MASKED: {
                 vec p = vload(s);
                 ivec masked = (ivec)p == SIGN_BIT;
@@ -102,8 +106,7 @@ INLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
 #define DEFINE_PANEL(nv, mode)                                                                                         \
     NOINLINE void FN(score_##nv##_##mode)(const scores *t) { score_panel(t, nv, mode); }
 #define DEFINE_PANELS(mode)                                                                                            \
-    DEFINE_PANEL(1, mode) DEFINE_PANEL(2, mode) DEFINE_PANEL(3, mode)                                                  \
-    INLINE void FN(mode)(const scores *t, int nv) {                                                                    \
+    DEFINE_PANEL(1, mode) DEFINE_PANEL(2, mode) DEFINE_PANEL(3, mode) INLINE void FN(mode)(const scores *t, int nv) {  \
         if (nv == 1) {                                                                                                 \
             FN(score_1_##mode)(t);                                                                                     \
         } else if (nv == 2) {                                                                                          \

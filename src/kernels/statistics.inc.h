@@ -10,14 +10,22 @@ typedef struct FN(row_sums) {
 } FN(row_sums);
 
 /* Adds keys j0 .. j0+n-1 to one panel. */
-NOINLINE void statistics_keys(const sdpa_unit *u, const forward_scratch *w, FN(row_sums) *sums, const rows *k,
+NOINLINE void statistics_keys(const sdpa_unit *u, const forward_scratch *w, FN(row_sums) * sums, const rows *k,
                               int64_t i, int64_t n_i, int64_t j0, int64_t n) {
     const sdpa_problem *p = u->problem;
     int nv = (int)(round_up(n_i, VL) / VL);
     vec maximum[SCORE_WIDTH];
     for (int x = 0; x < nv; x++) maximum[x] = vset1(-INFINITY);
-    scores t = {.x = w->q + i, .x_row = w->n_lanes, .y = k->p, .y_row = k->row, .y_tail = k->tail,
-                .tail_row = k->tail_row, .n = n, .depth = p->d_k, .s = w->s, .s_row = w->panel,
+    scores t = {.x = w->q + i,
+                .x_row = w->n_lanes,
+                .y = k->p,
+                .y_row = k->row,
+                .y_tail = k->tail,
+                .tail_row = k->tail_row,
+                .n = n,
+                .depth = p->d_k,
+                .s = w->s,
+                .s_row = w->panel,
                 .extreme = (real *)maximum};
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->s, w->panel, w->line);
     if (bias == BIAS_ALL_MASKED) return;

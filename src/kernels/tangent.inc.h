@@ -18,13 +18,13 @@
 #define double_keys FN(double_keys)
 
 typedef struct tangent_scratch {
-    real *q, *q_t, *dout;     /* (d_k, n_lanes), (d_k, n_lanes), (d_v, n_lanes): transposed */
-    real *o, *o_t;            /* (n_lanes, v_row) */
-    real *m, *l, *mu;         /* per query: maximum, sum, and sum of P T */
-    real *s, *t, *h, *r;      /* (block, n_lanes): scores, their tangent, tanh of a softcap, dropout's factors */
-    real *e;                  /* (block, n_lanes): tangent of the mask */
-    real *g, *c;              /* (block, n_lanes): G and C, then what is multiplied with K and with b */
-    real *k, *k_t, *v, *v_t;  /* packed rows */
+    real *q, *q_t, *dout;    /* (d_k, n_lanes), (d_k, n_lanes), (d_v, n_lanes): transposed */
+    real *o, *o_t;           /* (n_lanes, v_row) */
+    real *m, *l, *mu;        /* per query: maximum, sum, and sum of P T */
+    real *s, *t, *h, *r;     /* (block, n_lanes): scores, their tangent, tanh of a softcap, dropout's factors */
+    real *e;                 /* (block, n_lanes): tangent of the mask */
+    real *g, *c;             /* (block, n_lanes): G and C, then what is multiplied with K and with b */
+    real *k, *k_t, *v, *v_t; /* packed rows */
     real *k_tail, *k_t_tail, *v_tail, *v_t_tail;
     real *line;
     /* double backward only */
@@ -102,9 +102,18 @@ NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const
                              int64_t n_i, int64_t j0, int64_t n, real *maximum) {
     const sdpa_problem *p = u->problem;
     int nv = (int)(round_up(n_i, VL) / VL);
-    scores t = {.x = w->q + i, .x_row = w->n_lanes, .y = k->p, .y_row = k->row, .y_tail = k->tail,
-                .tail_row = k->tail_row, .n = n, .depth = p->d_k, .s = w->s + i, .s_row = w->n_lanes,
-                .ds = w->h ? w->h + i : NULL, .extreme = maximum};
+    scores t = {.x = w->q + i,
+                .x_row = w->n_lanes,
+                .y = k->p,
+                .y_row = k->row,
+                .y_tail = k->tail,
+                .tail_row = k->tail_row,
+                .n = n,
+                .depth = p->d_k,
+                .s = w->s + i,
+                .s_row = w->n_lanes,
+                .ds = w->h ? w->h + i : NULL,
+                .extreme = maximum};
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, t.s, t.s_row, w->line);
     if (bias == BIAS_ALL_MASKED) return false;
     FN(score_logits)(&t, nv, p, bias, (real)M_LOG2E);
@@ -178,11 +187,19 @@ NOINLINE void tangent_keys(const sdpa_unit *u, const tangent_scratch *w, const r
     }
 
     const bool masked = vany(any_masked);
-    const bool finite = !masked || (all_finite(v->p, v->row, n, p->d_v) &&
-                                    (!v_t->p || all_finite(v_t->p, v_t->row, n, p->d_v)));
-    gemm g = {.c = w->o_t + i * w->v_row, .c_row = w->v_row, .a = w->t + i, .a_stride = w->n_lanes, .b = v->p,
-              .b_row = v->row, .m = n_i, .n = finite ? w->v_row : p->d_v, .depth = n,
-              .row_scale = (const real *)alpha, .alpha = 1};
+    const bool finite =
+        !masked || (all_finite(v->p, v->row, n, p->d_v) && (!v_t->p || all_finite(v_t->p, v_t->row, n, p->d_v)));
+    gemm g = {.c = w->o_t + i * w->v_row,
+              .c_row = w->v_row,
+              .a = w->t + i,
+              .a_stride = w->n_lanes,
+              .b = v->p,
+              .b_row = v->row,
+              .m = n_i,
+              .n = finite ? w->v_row : p->d_v,
+              .depth = n,
+              .row_scale = (const real *)alpha,
+              .alpha = 1};
     FN(multiply)(&g, true, finite);
     g.a = w->s + i;
     if (want_o) {

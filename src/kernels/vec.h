@@ -223,21 +223,23 @@ INLINE void vstore_partial_f64(double *p, vec_f64 x, int n) {
         }                                                                                                              \
     }
 #if VEC_BYTES == 64
-INLINE void vtranspose_f32(vec_f32 *r) {
-    STAGE(8, 16, vec_f32) STAGE(4, 16, vec_f32) STAGE(2, 16, vec_f32) STAGE(1, 16, vec_f32)
-}
-INLINE void vtranspose_f64(vec_f64 *r) { STAGE(4, 8, vec_f64) STAGE(2, 8, vec_f64) STAGE(1, 8, vec_f64) }
+INLINE void vtranspose_f32(vec_f32 *r){STAGE(8, 16, vec_f32) STAGE(4, 16, vec_f32) STAGE(2, 16, vec_f32)
+                                           STAGE(1, 16, vec_f32)} INLINE
+    void vtranspose_f64(vec_f64 *r){STAGE(4, 8, vec_f64) STAGE(2, 8, vec_f64) STAGE(1, 8, vec_f64)}
 #elif VEC_BYTES == 32
-INLINE void vtranspose_f32(vec_f32 *r) { STAGE(4, 8, vec_f32) STAGE(2, 8, vec_f32) STAGE(1, 8, vec_f32) }
-INLINE void vtranspose_f64(vec_f64 *r) { STAGE(2, 4, vec_f64) STAGE(1, 4, vec_f64) }
+INLINE void vtranspose_f32(vec_f32 *r){STAGE(4, 8, vec_f32) STAGE(2, 8, vec_f32) STAGE(1, 8, vec_f32)} INLINE
+    void vtranspose_f64(vec_f64 *r){STAGE(2, 4, vec_f64) STAGE(1, 4, vec_f64)}
 #else
-INLINE void vtranspose_f32(vec_f32 *r) { STAGE(2, 4, vec_f32) STAGE(1, 4, vec_f32) }
-INLINE void vtranspose_f64(vec_f64 *r) { STAGE(1, 2, vec_f64) }
+INLINE void vtranspose_f32(vec_f32 *r){STAGE(2, 4, vec_f32) STAGE(1, 4, vec_f32)} INLINE
+    void vtranspose_f64(vec_f64 *r) {
+    STAGE(1, 2, vec_f64)
+}
 #endif
 /* Lane l gets lane l ^ h, h a power of 2 below VL. */
 #define FLIP(l, h, n) ((l) ^ (h))
 #define SWAP(h, n)                                                                                                     \
-    case h: return __builtin_shufflevector(x, x, LANES_##n(FLIP, h, n));
+    case h:                                                                                                            \
+        return __builtin_shufflevector(x, x, LANES_##n(FLIP, h, n));
 INLINE vec_f32 vswap_f32(vec_f32 x, int h) {
     switch (h) {
 #if VEC_BYTES == 64

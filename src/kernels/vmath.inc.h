@@ -229,7 +229,8 @@ NOINLINE void FN(load)(void *dst_, const char *src, int64_t n, int64_t stride, s
     case SDPA_BOOL:
         for (int64_t i = 0; i < n; i++) dst[i] = src[i * stride] ? 0 : -(real)INFINITY;
         return;
-    case SDPA_I64: break;
+    case SDPA_I64:
+        break;
     }
 }
 
@@ -273,6 +274,7 @@ NOINLINE void FN(store)(char *dst, const void *src_, int64_t n, int64_t stride, 
         }
         return;
     case SDPA_BOOL:
-    case SDPA_I64: break;
+    case SDPA_I64:
+        break;
     }
 }

@@ -20,8 +20,8 @@ NOINLINE void write_block(const sdpa_matrix *out, const real *s, int64_t s_row, 
             UNROLL for (int l = 0; l < VL; l++) vstore(lines + l * line_row + j, r[l]);
         }
         for (int64_t l = 0; l < VL && i + l < n_i; l++) {
-            FN(store)(out->data + (i0 + i + l) * out->row + j0 * out->col, lines + l * line_row, n, out->col,
-                      out->dtype);
+            FN(store)
+            (out->data + (i0 + i + l) * out->row + j0 * out->col, lines + l * line_row, n, out->col, out->dtype);
         }
     }
 }
@@ -66,9 +66,18 @@ static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
             int nv = (int)(round_up(n_i, VL) / VL);
             vec extreme[SCORE_WIDTH];
             for (int x = 0; x < nv; x++) extreme[x] = (vec){0};
-            scores t = {.x = w.q + i, .x_row = w.n_lanes, .y = k.p, .y_row = k.row, .y_tail = k.tail,
-                        .tail_row = k.tail_row, .n = n, .depth = p->d_k, .s = w.s, .s_row = w.panel,
-                        .extreme = (real *)extreme, .c = c};
+            scores t = {.x = w.q + i,
+                        .x_row = w.n_lanes,
+                        .y = k.p,
+                        .y_row = k.row,
+                        .y_tail = k.tail,
+                        .tail_row = k.tail_row,
+                        .n = n,
+                        .depth = p->d_k,
+                        .s = w.s,
+                        .s_row = w.panel,
+                        .extreme = (real *)extreme,
+                        .c = c};
             enum bias_kind bias = BIAS_NONE;
             if (visible) bias = bias_block(u, u->i0 + i, n_i, j, n, weights ? (real)M_LOG2E : 1, w.s, w.panel, w.line);
             const bool plain = bias == BIAS_NONE && (p->softcap == 0 || stage == SDPA_SCORES);

@@ -349,10 +349,10 @@ static void clear_tensor(sdpa_tensor *t) {
 
 void sdpa_call_empty(sdpa_call *call, PyObject *module) {
     sdpa_problem *p = &call->problem;
-    sdpa_tensor *tensors[] = {&p->q,          &p->k,    &p->v,    &p->o,  &p->lse, &p->mask, &p->offset,
-                              &p->key_length, &p->dout, &p->dlse, &p->dq, &p->dk,  &p->dv,   &p->dmask,
-                              &p->sinks,      &p->alibi_slopes, &p->dsinks, &p->q_t, &p->k_t, &p->v_t, &p->mask_t,
-                              &p->sinks_t,    &p->o_t};
+    sdpa_tensor *tensors[] = {
+        &p->q,      &p->k,    &p->v,   &p->o,   &p->lse,    &p->mask,    &p->offset, &p->key_length,
+        &p->dout,   &p->dlse, &p->dq,  &p->dk,  &p->dv,     &p->dmask,   &p->sinks,  &p->alibi_slopes,
+        &p->dsinks, &p->q_t,  &p->k_t, &p->v_t, &p->mask_t, &p->sinks_t, &p->o_t};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) clear_tensor(tensors[i]);
     p->n_workers = sdpa_get_num_threads();
     p->interrupted = sdpa_interrupted;
@@ -444,8 +444,9 @@ int sdpa_call_tangent(sdpa_call *call, sdpa_tensor *t, const char *name, PyObjec
     }
     const sdpa_problem *p = &call->problem;
     const bool scalar = t == &p->sinks_t;
-    const npy_intp inner[] = {t == &p->q_t || t == &p->mask_t ? p->n_q : p->n_k,
-                              t == &p->mask_t ? p->n_k : t == &p->v_t ? p->d_v : p->d_k};
+    const npy_intp inner[] = {t == &p->q_t || t == &p->mask_t ? p->n_q : p->n_k, t == &p->mask_t ? p->n_k
+                                                                                 : t == &p->v_t  ? p->d_v
+                                                                                                 : p->d_k};
     set_tensor(call, t, a, like->dtype, scalar ? 0 : 2, inner, true);
     return 0;
 }

@@ -18,11 +18,13 @@
 #define SDPA_NAMES(X)                                                                                                  \
     X(query)                                                                                                           \
     X(key)                                                                                                             \
-    X(value) X(attn_mask) X(dropout_p) X(is_causal) X(scale) X(enable_gqa) X(window) X(key_lengths) X(query_offset)    \
-        X(workers) X(out) X(grad_out) X(lse) X(grad_lse) X(needs) X(stage) X(outs) X(lses) X(x) X(axis) X(temperature) \
-            X(where) X(keepdims) X(grad) X(weights) X(log_weights) X(mode) X(n) X(name)                                         \
-            X(softcap) X(sinks) X(alibi_slopes) X(rng) X(query_t) X(key_t) X(value_t) X(attn_mask_t) X(sinks_t)        \
-                X(gg_query) X(gg_key) X(gg_value) X(gg_attn_mask) X(gg_sinks)
+    X(value)                                                                                                           \
+    X(attn_mask)                                                                                                       \
+    X(dropout_p) X(is_causal) X(scale) X(enable_gqa) X(softcap) X(window) X(sinks) X(alibi_slopes) X(key_lengths)      \
+        X(query_offset) X(rng) X(workers) X(out) X(grad_out) X(lse) X(grad_lse) X(needs) X(stage) X(query_t) X(key_t)  \
+            X(value_t) X(attn_mask_t) X(sinks_t) X(gg_query) X(gg_key) X(gg_value) X(gg_attn_mask) X(gg_sinks) X(outs) \
+                X(lses) X(x) X(axis) X(temperature) X(where) X(keepdims) X(grad) X(weights) X(log_weights) X(mode)     \
+                    X(n) X(name)
 
 enum sdpa_name {
 #define SDPA_NAME(name) NAME_##name,
@@ -44,11 +46,11 @@ enum sdpa_type { FORWARD_TYPE, GRADIENTS_TYPE, TANGENT_TYPE, DOUBLE_TYPE, STATIS
 
 /* Per module object. */
 typedef struct sdpa_state {
-    PyObject *names[N_NAMES];                /* interned */
-    PyObject *types[N_TYPES];                /* of the results */
-    PyObject *from_dlpack, *shares_memory;   /* NumPy's */
-    _Atomic int bf16;                        /* NumPy's type number of bfloat16 once seen, else -1 */
-    struct sdpa_family *attention;           /* attention.c: signatures, definitions, docstrings */
+    PyObject *names[N_NAMES];              /* interned */
+    PyObject *types[N_TYPES];              /* of the results */
+    PyObject *from_dlpack, *shares_memory; /* NumPy's */
+    _Atomic int bf16;                      /* NumPy's type number of bfloat16 once seen, else -1 */
+    struct sdpa_family *attention;         /* attention.c: signatures, definitions, docstrings */
 } sdpa_state;
 
 static inline sdpa_state *sdpa_state_of(PyObject *module) { return PyModule_GetState(module); }

@@ -386,7 +386,8 @@ int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, P
     }
     if (options->has_seed) return 0;
     if (where & (IN_BACKWARD | IN_JVP | IN_DOUBLE)) {
-        PyErr_SetString(PyExc_ValueError, "rng: expected the int of the forward call, since dropout_p is not 0, got None");
+        PyErr_SetString(PyExc_ValueError,
+                        "rng: expected the int of the forward call, since dropout_p is not 0, got None");
         return -1;
     }
     if (getentropy(&options->seed, sizeof options->seed) != 0) {
@@ -453,14 +454,17 @@ static void add_section(text *t, const char *title, const char *body) {
     add_text(t, body);
 }
 
+/* clang-format off */
 static const char raises[] =
     "TypeError\n"
     "    An argument of a dtype or type that is not taken, or an unknown one.\n"
     "ValueError\n"
     "    Shapes that do not fit, or a value that is not legal.\n"
     "MemoryError\n"
-    "    No memory for the result or for the blocks of the threads.\n\n"
+    "    No memory for the result or for the blocks of the threads.\n"
+    "\n"
     "All but the last are raised before anything is computed or written; the message names the argument.\n";
+/* clang-format on */
 
 PyObject *sdpa_entry_compose(const sdpa_entry *entry, sdpa_signature *signature) {
     *signature = (sdpa_signature){.function = entry->name, .n_required = entry->n_operands};

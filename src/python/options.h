@@ -42,7 +42,7 @@ typedef struct sdpa_options {
     PyArrayObject *mask, *grad_lse, *sinks, *alibi_slopes; /* owned, NULL where absent; of any dtype and shape */
     PyArrayObject *mask_t, *sinks_t;                       /* the same: tangents, or gradients of gradients */
     sdpa_integers key_lengths, query_offset;
-    PyObject *out; /* borrowed */
+    PyObject *out;                    /* borrowed */
     double scale, softcap, dropout_p; /* softcap 0: none */
     uint64_t seed;                    /* of dropout */
     bool has_seed;
@@ -80,10 +80,10 @@ typedef struct sdpa_entry {
     PyCFunction function;
     unsigned where;
     unsigned char n_operands, operands[12]; /* positional, without default, before the options */
-    const char *summary;                   /* the docstring's first line */
-    const char *formula;                   /* what it computes, and the source */
-    const char *operands_doc;              /* numpydoc of the operands */
-    const char *results_doc;               /* Returns */
+    const char *summary;                    /* the docstring's first line */
+    const char *formula;                    /* what it computes, and the source */
+    const char *operands_doc;               /* numpydoc of the operands */
+    const char *results_doc;                /* Returns */
     const char *example;
 } sdpa_entry;
 

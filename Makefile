@@ -39,13 +39,14 @@ $(VENV)/dev: pyproject.toml | $(BIN)/python
 	@touch $@
 
 # A build of its own beside the installed one, which it shadows. Python is not instrumented: the sanitizer's library
-# goes in first, Python's own allocator steps aside, and what Python keeps until exit is not called a leak.
+# goes in first, Python's own allocator steps aside, and what Python keeps until exit is not called a leak. Reports go
+# past pytest's capture, which an abort would lose.
 SANITIZED = build/sanitized
 sanitize: $(VENV)/with-$(EXTRAS)
 	SDPA_SANITIZE=1 SDPA_WERROR=1 $(BIN)/python setup.py build --build-lib $(SANITIZED)
 	PYTHONPATH=$(CURDIR)/$(SANITIZED) LD_PRELOAD=$$($${CC:-gcc} -print-file-name=libasan.so) PYTHONMALLOC=malloc \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-		$(BIN)/pytest -m 'not uninstrumented' $(PYTEST_ARGS)
+		$(BIN)/pytest --capture=sys -m 'not uninstrumented' $(PYTEST_ARGS)
 
 test-c:
 	$(MAKE) -C tests/c -j$(JOBS)

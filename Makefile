@@ -39,12 +39,13 @@ $(VENV)/dev: pyproject.toml | $(BIN)/python
 	@touch $@
 
 # A build of its own beside the installed one, which it shadows. Python is not instrumented: the sanitizer's library
-# goes in first, Python's own allocator steps aside, and what Python keeps until exit is not called a leak. Reports go
-# past pytest's capture, which an abort would lose.
+# goes in first (with that of C++, whose exceptions in peers it intercepts), Python's own allocator steps aside, and what
+# Python keeps until exit is not called a leak. Reports go past pytest's capture, which an abort would lose.
 SANITIZED = build/sanitized
 sanitize: $(VENV)/with-$(EXTRAS)
 	SDPA_SANITIZE=1 SDPA_WERROR=1 $(BIN)/python setup.py build --build-lib $(SANITIZED)
-	PYTHONPATH=$(CURDIR)/$(SANITIZED) LD_PRELOAD=$$($${CC:-gcc} -print-file-name=libasan.so) PYTHONMALLOC=malloc \
+	PYTHONPATH=$(CURDIR)/$(SANITIZED) PYTHONMALLOC=malloc \
+		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 		$(BIN)/pytest --capture=sys -m 'not uninstrumented' $(PYTEST_ARGS)
 

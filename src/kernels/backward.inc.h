@@ -3,6 +3,10 @@
  * P is recomputed from lse; dS = P * (dP - delta), delta = rowsum(dO * O) - dlse. With dropout's factors R the value
  * products use R * P and R * dP; a softcap multiplies dS by its slope, 1 - tanh^2, after the mask's gradient is taken.
  *
+ * lse and O come rounded to their types. A row of P sums to 1, so summing it as it is computed restores what lse lost:
+ * at no cost where P of a few key blocks can be kept until its rows are complete, else by an extra product where it
+ * matters, for large lse. 16-bit O is not precise enough for delta, which is then recomputed with them.
+ *
  * dQ stays in scratch until the unit ends. dK, dV (and dMask) are accumulated in memory that units share: before it
  * touches key block j a unit waits for those before it, so every sum has the serial order whatever the number of
  * threads. */
@@ -12,7 +16,9 @@
 #define backward_keys FN(backward_keys)
 #define drop_out FN(drop_out)
 #define backward_weights FN(backward_weights)
-#define restore_lse FN(restore_lse)
+#define weigh_keys FN(weigh_keys)
+#define complete_rows FN(complete_rows)
+#define weighted_values FN(weighted_values)
 #define add_mask_gradient FN(add_mask_gradient)
 
 typedef struct backward_scratch {
@@ -20,15 +26,18 @@ typedef struct backward_scratch {
     real *q_rows, *dout_rows; /* packed rows, where they cannot be read in place */
     real *o;                  /* (d_v, VL): transposed */
     real *lse, *lse_low;      /* per query: lse in log2 units, as a sum of two */
-    real *delta;              /* per query */
+    real *delta, *dlse;       /* per query */
+    real *factor;             /* per query: what P as computed is to be multiplied with, where it is kept; else 1 */
     real *dq;                 /* (n_lanes, d_k rounded up to VL) */
     real *dmask;              /* per query: the gradient of a mask that is broadcast over keys */
-    real *p, *ds;             /* (block, n_lanes): P^T, dS^T */
+    real *p, *ds;             /* (block, n_lanes): P^T, dS^T; n_kept blocks of p */
+    unsigned char *seen;      /* (panels): enum panel_state, n_kept times */
     real *r, *tanh;           /* (block, n_lanes): dropout's factors and the softcap's tanh, where there are any */
     real *zero;               /* per query */
     real *k, *v, *k_tail, *v_tail;
     real *line;
     int64_t n_lanes, panel, k_row, v_row, block;
+    int64_t n_kept; /* key blocks whose P is kept until the rows are complete; 0: it is not */
 } backward_scratch;
 
 INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
@@ -41,6 +50,9 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     int64_t line = w.k_row > w.v_row ? w.k_row : w.v_row;
     if (line < w.block) line = round_up(w.block, VL);
     const size_t size = sizeof(real);
+    w.n_kept = (p->n_k + sdpa_key_block(p) - 1) / sdpa_key_block(p);
+    if (w.n_kept > KEPT_BLOCKS) w.n_kept = 0;
+    const size_t kept = w.n_kept ? (size_t)w.n_kept : 1;
     w.q = sdpa_take(a, size * (size_t)(p->d_k * w.n_lanes));
     w.dout = sdpa_take(a, size * (size_t)(p->d_v * w.n_lanes));
     w.q_rows = sdpa_take(a, size * (size_t)(round_up(w.n_lanes, SCORE_ROWS) * w.k_row));
@@ -49,12 +61,15 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     w.lse = sdpa_take(a, size * (size_t)w.n_lanes);
     w.lse_low = sdpa_take(a, size * (size_t)w.n_lanes);
     w.delta = sdpa_take(a, size * (size_t)w.n_lanes);
+    w.dlse = sdpa_take(a, size * (size_t)w.n_lanes);
+    w.factor = sdpa_take(a, size * (size_t)w.n_lanes);
     w.dq = sdpa_take(a, size * (size_t)(w.n_lanes * w.k_row));
     w.dmask = sdpa_take(a, size * (size_t)w.n_lanes);
-    w.p = sdpa_take(a, size * (size_t)((w.block + MAX_TILE_ROWS) * w.n_lanes));
+    w.p = sdpa_take(a, kept * size * (size_t)((w.block + MAX_TILE_ROWS) * w.n_lanes));
+    w.seen = sdpa_take(a, kept * SDPA_QUERY_BLOCK / VL);
     w.ds = sdpa_take(a, size * (size_t)((w.block + MAX_TILE_ROWS) * w.n_lanes));
     w.r = sdpa_take(a, p->dropout_p > 0 ? size * (size_t)(w.block * w.n_lanes) : 0);
-    w.tanh = p->softcap > 0 ? sdpa_take(a, size * (size_t)(w.block * w.n_lanes)) : NULL;
+    w.tanh = p->softcap > 0 ? sdpa_take(a, kept * size * (size_t)(w.block * w.n_lanes)) : NULL;
     w.zero = sdpa_take(a, size * (size_t)w.n_lanes);
     w.k = sdpa_take(a, size * (size_t)(w.block * w.k_row));
     w.v = sdpa_take(a, size * (size_t)(w.block * w.v_row));
@@ -77,18 +92,24 @@ NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
     bool large = false;
     for (int64_t i = 0; i < w->n_lanes; i++) {
         w->lse[i] = INFINITY;
-        w->lse_low[i] = w->delta[i] = 0;
+        w->lse_low[i] = w->delta[i] = w->dlse[i] = w->zero[i] = 0;
+        w->factor[i] = 1;
         if (i >= u->n_i) continue;
         real lse;
         FN(load)(&lse, u->lse + (u->i0 + i) * p->lse.row, 1, 0, p->lse.dtype, p->lse.swapped);
         if (u->dlse) {
-            FN(load)(&w->delta[i], u->dlse + (u->i0 + i) * p->dlse.row, 1, 0, p->dlse.dtype, p->dlse.swapped);
+            FN(load)(&w->dlse[i], u->dlse + (u->i0 + i) * p->dlse.row, 1, 0, p->dlse.dtype, p->dlse.swapped);
         }
         if (lse != -(real)INFINITY) {
             double log2_lse = lse * M_LOG2E;
             if (isfinite(lse)) log2_lse = fmax(-REAL_MAX, fmin(REAL_MAX, log2_lse)); /* see mask_block */
-            w->lse[i] = (real)log2_lse;
             large |= fabs(log2_lse) > LARGE_LSE;
+            if (w->n_kept > 0 && fabs(log2_lse) < 32) {
+                /* A smaller shift leaves the exponents smaller, and so their rounding. */
+                w->factor[i] = (real)exp2(-rint(log2_lse));
+                log2_lse -= rint(log2_lse);
+            }
+            w->lse[i] = (real)log2_lse;
             if (isfinite(lse)) w->lse_low[i] = (real)(log2_lse - w->lse[i]);
         }
     }
@@ -96,7 +117,7 @@ NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
         pack_transposed(w->o, VL, &u->o, u->i0 + i, u->n_i - i < VL ? u->n_i - i : VL, p->d_v, 1, w->line);
         vec sum[4] = {{0}}; /* four chains: faster, and half the rounding of one */
         for (int64_t x = 0; x < p->d_v; x++) sum[x % 4] += vload(w->o + x * VL) * vload(w->dout + x * w->n_lanes + i);
-        vstore(w->delta + i, (sum[0] + sum[1]) + (sum[2] + sum[3]) - vload(w->delta + i));
+        vstore(w->delta + i, (sum[0] + sum[1]) + (sum[2] + sum[3]) - vload(w->dlse + i));
     }
     return large;
 }
@@ -130,7 +151,7 @@ NOINLINE void add_mask_gradient(const sdpa_unit *u, const real *ds, int64_t ds_r
 }
 
 /* P^T of keys j0 .. j0+n-1 by the panel of queries i .. i+n_i-1 (of the unit), its row sums added to `sum`. Sets
- * *masked if a pair is masked, whose P is then -0; returns false, writing nothing, if all are. */
+ * *masked if a pair is masked, whose P is then -0; returns false, having written nothing, if all are. */
 NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, const rows *k, int64_t i, int64_t n_i,
                                int64_t j0, int64_t n, real c, real *sum, bool *masked) {
     int nv = (int)(round_up(n_i, VL) / VL);
@@ -162,30 +183,102 @@ NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, co
     return true;
 }
 
-/* What float32 took from lse, which would be a relative error of ulp(lse) / 2 in a whole row of P: the sum of the row as
- * P is computed here should be 1. Kept only if it is that close; else lse is of a larger set of keys than these, and
- * right as it stands. An extra product, so only where lse is large (spread-out scores). */
-NOINLINE void restore_lse(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t j1, real c) {
-    const real epsilon = SDPA_REAL == 32 ? FLT_EPSILON : DBL_EPSILON;
-    real sum[SDPA_QUERY_BLOCK] = {0};
-    for (int64_t j = j0; j < j1; j += w->block) {
-        int64_t n = j1 - j < w->block ? j1 - j : w->block;
-        rows k = pack_rows(&u->k, j, n, u->problem->d_k, false, w->k, w->k_tail);
-        for (int64_t i = 0; i < u->n_i; i += w->panel) {
-            real part[SCORE_WIDTH * VL] = {0};
-            int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
-            bool masked;
-            if (sdpa_run_stopped(u->run)) return;
-            backward_weights(u, w, &k, i, n_i, j, n, c, part, &masked);
-            for (int64_t l = 0; l < n_i; l++) sum[i + l] += part[l];
+/* P of keys j0 .. j0+n-1 by all queries of the unit; row sums are added to `sum`. */
+NOINLINE void weigh_keys(const sdpa_unit *u, const backward_scratch *w, const rows *k, int64_t j0, int64_t n, real c,
+                         real *sum) {
+    for (int64_t i = 0; i < u->n_i; i += w->panel) {
+        int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
+        vec part[SCORE_WIDTH] = {{0}};
+        bool masked = false;
+        unsigned char *seen = &w->seen[i / w->panel];
+        *seen = backward_weights(u, w, k, i, n_i, j0, n, c, (real *)part, &masked) ? PANEL_SEEN : PANEL_HIDDEN;
+        if (masked) *seen = PANEL_MASKED;
+        for (int64_t x = 0; x * VL < n_i; x++) {
+            vstore(sum + i + x * VL, vload(sum + i + x * VL) + part[x]);
+            for (int64_t j = 0; j < n && *seen == PANEL_HIDDEN; j++) {
+                vstore(w->p + j * w->n_lanes + i + x * VL, vset1(-0.0));
+            }
         }
+    }
+}
+
+/* dS = P * (dP - shift) of a panel that is not hidden. */
+INLINE void FN(panel_gradient)(const sdpa_unit *u, const backward_scratch *w, const rows *v, int64_t i, int64_t n,
+                               const real *shift) {
+    int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
+    int nv = (int)(round_up(n_i, VL) / VL);
+    scores t = {.x = w->dout + i,
+                .x_row = w->n_lanes,
+                .y = v->p,
+                .y_row = v->row,
+                .y_tail = v->tail,
+                .tail_row = v->tail_row,
+                .n = n,
+                .depth = u->problem->d_v,
+                .s = w->p + i,
+                .ds = w->ds + i,
+                .s_row = w->n_lanes,
+                .shift = shift + i};
+    if (w->seen[i / w->panel] == PANEL_MASKED) {
+        FN(SCORE_GRADIENT_MASKED)(&t, nv);
+    } else {
+        FN(SCORE_GRADIENT)(&t, nv);
+    }
+}
+
+/* Adds rowsum(P * dP) over keys j0 .. j0+n-1 to `sum`. */
+NOINLINE void weighted_values(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t n, real *sum) {
+    rows v = pack_rows(&u->v, j0, n, u->problem->d_v, false, w->v, w->v_tail);
+    for (int64_t i = 0; i < u->n_i; i += w->panel) {
+        if (w->seen[i / w->panel] == PANEL_HIDDEN) continue;
+        FN(panel_gradient)(u, w, &v, i, n, w->zero);
+        for (int64_t l = i; l < i + w->panel && l < u->n_i; l++) {
+            for (int64_t j = 0; j < n; j++) sum[l] += w->ds[j * w->n_lanes + l];
+        }
+    }
+}
+
+/* The scratch of one kept key block. */
+INLINE backward_scratch FN(kept_block)(const backward_scratch *w, int64_t block) {
+    backward_scratch at = *w;
+    if (w->n_kept == 0) return at;
+    at.p += block * (w->block + MAX_TILE_ROWS) * w->n_lanes;
+    at.seen += block * (SDPA_QUERY_BLOCK / VL);
+    if (at.tanh) at.tanh += block * w->block * w->n_lanes;
+    return at;
+}
+
+/* Sums the rows of P as it is computed here; they should be 1, but for what rounding took from lse, a relative error of
+ * ulp(lse) / 2 in the whole row. Taken over only if it is that close; else lse is of a larger set of keys than these,
+ * and right as it stands. With it delta of 16-bit types. False if interrupted. */
+NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t j1, real c) {
+    const sdpa_problem *p = u->problem;
+    const real epsilon = SDPA_REAL == 32 ? FLT_EPSILON : DBL_EPSILON;
+    const bool kept = w->n_kept > 0, narrow = (p->dtype == SDPA_F16 || p->dtype == SDPA_BF16) && p->dropout_p == 0;
+    const int64_t block = sdpa_key_block(p);
+    real sum[SDPA_QUERY_BLOCK] = {0}, delta[SDPA_QUERY_BLOCK] = {0};
+    for (int64_t b = j0 / block; b * block < j1; b++) {
+        if (sdpa_run_stopped(u->run)) return false;
+        int64_t n = j1 - b * block < block ? j1 - b * block : block;
+        backward_scratch at = FN(kept_block)(w, b - j0 / block);
+        rows k = pack_rows(&u->k, b * block, n, p->d_k, false, w->k, w->k_tail);
+        weigh_keys(u, &at, &k, b * block, n, c, sum);
+        if (narrow) weighted_values(u, &at, b * block, n, delta);
     }
     const real sink = FN(sink_of)(u);
     for (int64_t i = 0; i < u->n_i; i++) {
-        double total = sum[i] + exp2(sink - w->lse[i] - w->lse_low[i]), excess = log2(total);
-        if (total > 0 && fabs(w->lse[i]) > LARGE_LSE && fabs(excess) <= 2 * epsilon * fabs(w->lse[i]))
+        double total = w->factor[i] * (sum[i] + exp2(sink - w->lse[i] - w->lse_low[i])), excess = log2(total);
+        double lse = fabs(w->lse[i] - log2(w->factor[i]));
+        bool complete = total > 0 && fabs(excess) <= 2 * epsilon * (4 + lse);
+        if (!complete || (!kept && !(lse > LARGE_LSE))) continue;
+        if (narrow) w->delta[i] = (real)(delta[i] * w->factor[i] / total) - w->dlse[i];
+        if (kept) {
+            w->factor[i] = (real)(w->factor[i] / total);
+        } else {
             w->lse_low[i] += (real)excess;
+        }
     }
+    return true;
 }
 
 /* After ds = P * R-less dP: ds = R * ds - P * delta and P = R * P, masked pairs staying -0. */
@@ -210,42 +303,31 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     rows v = pack_rows(&u->v, j0, n, p->d_v, false, w->v, w->v_tail);
     const bool want_ds = u->dq.data || u->dk.data || u->dmask.data;
     bool masked = false, any = false;
+    if (w->n_kept == 0) {
+        real unused[SDPA_QUERY_BLOCK] = {0};
+        weigh_keys(u, w, &k, j0, n, c, unused);
+    } else {
+        for (int64_t j = 0; j < n; j++) {
+            for (int64_t i = 0; i < u->n_i; i += VL) {
+                real *x = w->p + j * w->n_lanes + i;
+                vstore(x, vload(w->factor + i) * vload(x));
+            }
+        }
+    }
     for (int64_t i = 0; i < u->n_i; i += w->panel) {
         int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
         int nv = (int)(round_up(n_i, VL) / VL);
-        vec unused[SCORE_WIDTH] = {{0}};
-        bool panel_masked = false;
-        if (!backward_weights(u, w, &k, i, n_i, j0, n, c, (real *)unused, &panel_masked)) {
-            masked = true;
+        const unsigned char seen = w->seen[i / w->panel];
+        masked |= seen != PANEL_SEEN;
+        any |= seen != PANEL_HIDDEN;
+        if (seen == PANEL_HIDDEN) {
             for (int64_t j = 0; j < n; j++) {
-                for (int x = 0; x < nv; x++) {
-                    vstore(w->p + j * w->n_lanes + i + x * VL, vset1(-0.0));
-                    vstore(w->ds + j * w->n_lanes + i + x * VL, vset1(-0.0));
-                }
+                for (int x = 0; x < nv; x++) vstore(w->ds + j * w->n_lanes + i + x * VL, vset1(-0.0));
             }
-            continue;
+        } else if (want_ds || p->dropout_p > 0) {
+            FN(panel_gradient)(u, w, &v, i, n, p->dropout_p > 0 ? w->zero : w->delta);
+            if (p->dropout_p > 0) drop_out(u, w, i, nv, j0, n);
         }
-        any = true;
-        masked |= panel_masked;
-        if (!want_ds && p->dropout_p == 0) continue;
-        scores t = {.x = w->dout + i,
-                    .x_row = w->n_lanes,
-                    .y = v.p,
-                    .y_row = v.row,
-                    .y_tail = v.tail,
-                    .tail_row = v.tail_row,
-                    .n = n,
-                    .depth = p->d_v,
-                    .s = w->p + i,
-                    .ds = w->ds + i,
-                    .s_row = w->n_lanes,
-                    .shift = p->dropout_p > 0 ? w->zero : w->delta + i};
-        if (panel_masked) {
-            FN(SCORE_GRADIENT_MASKED)(&t, nv);
-        } else {
-            FN(SCORE_GRADIENT)(&t, nv);
-        }
-        if (p->dropout_p > 0) drop_out(u, w, i, nv, j0, n);
     }
     if (!any) return;
 
@@ -318,17 +400,17 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     const bool large = FN(backward_rows)(u, &w);
     memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
     memset(w.dmask, 0, sizeof(real) * (size_t)w.n_lanes);
-    memset(w.zero, 0, sizeof(real) * (size_t)w.n_lanes);
     if (j0 < j1) {
         pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
-        if (large) restore_lse(u, &w, j0, j1, c);
+        if ((large || w.n_kept > 0) && !complete_rows(u, &w, j0, j1, c)) return;
         rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, true, w.q_rows, NULL);
         rows dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, true, w.dout_rows, NULL);
         bool finite = all_finite(q.p, q.row, u->n_i, p->d_k) && all_finite(dout.p, dout.row, u->n_i, p->d_v);
         int64_t block = sdpa_key_block(p);
         for (int64_t b = j0 / block; b * block < j1; b++) {
             if (!sdpa_turn_wait(u, b)) return;
-            backward_keys(u, &w, &q, &dout, b * block, j1 - b * block < block ? j1 - b * block : block, c, finite);
+            backward_scratch at = FN(kept_block)(&w, b - j0 / block);
+            backward_keys(u, &at, &q, &dout, b * block, j1 - b * block < block ? j1 - b * block : block, c, finite);
             sdpa_turn_pass(u, b);
         }
     }
@@ -348,7 +430,7 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
         /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
         const real sink = FN(sink_of)(u);
         double sum = 0;
-        for (int64_t i = 0; i < u->n_i; i++) sum -= exp2(sink - w.lse[i] - w.lse_low[i]) * w.delta[i];
+        for (int64_t i = 0; i < u->n_i; i++) sum -= w.factor[i] * exp2(sink - w.lse[i] - w.lse_low[i]) * w.delta[i];
         real dsink = (real)sum;
         FN(add_row)(u->dsinks.data, 0, u->dsinks.dtype, &dsink, 1, w.line);
     }

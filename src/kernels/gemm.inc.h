@@ -41,7 +41,15 @@ INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, int
     for (int64_t i0 = 0; i0 < g->m; i0 += mr) {
         vec acc[MAX_TILE_ROWS][MAX_WIDTH];
         UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] = (vec){0}; }
-        tile(acc, mr, nv, g->a + i0 * a_row, a_row, a_col, b, g->b_row, g->depth);
+        const real *a = g->a + i0 * a_row;
+        if (a_rows_adjacent) {
+            tile(acc, mr, nv, a, a_row, a_col, b, g->b_row, g->depth);
+        } else {
+            /* From the last query to the first: under a causal mask the first ones weigh most, and small terms added
+             * first leave less rounding. */
+            tile(acc, mr, nv, a + (g->depth - 1) * a_col, a_row, -a_col, b + (g->depth - 1) * g->b_row, -g->b_row,
+                 g->depth);
+        }
         UNROLL for (int i = 0; i < mr; i++) {
             if (i0 + i >= g->m) break;
             real *row = c + (i0 + i) * g->c_row;

@@ -29,6 +29,9 @@ enum score_mode {
 /* What the masks add to a block of scores. */
 enum bias_kind { BIAS_NONE, BIAS_SOME, BIAS_ALL_MASKED };
 
+/* What a panel of queries sees of a key block: all pairs, some, none. */
+enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
+
 /* -0 marks a masked pair in P and dS; an unmasked one can never be -0 in P, and only by underflow in dS. */
 #define SIGN_BIT_f32 INT32_MIN
 #define SIGN_BIT_f64 INT64_MIN
@@ -46,6 +49,9 @@ enum bias_kind { BIAS_NONE, BIAS_SOME, BIAS_ALL_MASKED };
 /* Beyond this, in log2 units, the rounding of lse is restored in the backward (backward.inc.h): below it, ulp(lse) / 2 is no larger
  * than the other errors of P. */
 #define LARGE_LSE 12
+
+/* Key blocks whose P the backward keeps, so that it can complete the rows first. */
+#define KEPT_BLOCKS 4
 
 INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 

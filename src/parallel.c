@@ -86,15 +86,15 @@ bool sdpa_run_stopped(sdpa_run *run) {
 }
 
 bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value) {
+    /* Also where there is nothing to wait for: a unit that always finds the others ahead would never be stopped. */
+    if (sdpa_run_stopped(run)) return false;
     for (unsigned i = 1; atomic_load_explicit(counter, memory_order_acquire) < value; i++) {
         if (i < 1024) {
             cpu_pause();
         } else {
             sched_yield(); /* the thread waited for may need this CPU */
         }
-        if (i % 64 == 0 && sdpa_run_stopped(run)) {
-            return false;
-        }
+        if (i % 64 == 0 && sdpa_run_stopped(run)) return false;
     }
     return true;
 }

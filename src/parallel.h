@@ -22,7 +22,7 @@ sdpa_status sdpa_parallel_for(int64_t n_units, int n_workers, sdpa_unit_fn *fn, 
 /* True once the run has been interrupted: long units ask between blocks and return early. Cheap; any worker. */
 bool sdpa_run_stopped(sdpa_run *run);
 
-/* Waits until *counter >= value (acquire). False if the run was interrupted meanwhile. */
+/* Waits until *counter >= value (acquire). False, at once, when the run is interrupted. */
 bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value);
 
 /* More are never started, whatever is asked for. */

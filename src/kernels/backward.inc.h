@@ -104,10 +104,10 @@ NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
             double log2_lse = lse * M_LOG2E;
             if (isfinite(lse)) log2_lse = fmax(-REAL_MAX, fmin(REAL_MAX, log2_lse)); /* see mask_block */
             large |= fabs(log2_lse) > LARGE_LSE;
-            if (w->n_kept > 0 && fabs(log2_lse) < 32) {
-                /* A smaller shift leaves the exponents smaller, and so their rounding. */
-                w->factor[i] = (real)exp2(-rint(log2_lse));
-                log2_lse -= rint(log2_lse);
+            if (w->n_kept > 0) {
+                /* Exponents around 0 where P is large are rounded less than ones that end at 0. */
+                w->factor[i] = (real)1 / 8;
+                log2_lse -= 3;
             }
             w->lse[i] = (real)log2_lse;
             if (isfinite(lse)) w->lse_low[i] = (real)(log2_lse - w->lse[i]);

@@ -63,15 +63,15 @@ INLINE void FN(move_maximum)(const forward_scratch *w, int64_t i, int nv, bool p
     for (int x = 0; x < nv; x++) {
         real *m = w->m + i + x * VL, *low = w->low + i + x * VL;
         vec old = vload(m), old_low = vload(low), most = factor * sum[x];
-        ivec moves =
-            (old == -(real)INFINITY) | (vload(w->exact + i + x * VL) != 0) | (vfms(factor, sum[x], old) > STALE_LIMIT);
+        ivec moves = (old == -(real)INFINITY) | (vload(w->exact + i + x * VL) != 0) |
+                     (vmulsub(factor, sum[x], old) > STALE_LIMIT);
         if (!plain) moves = ~(ivec){0};
         moves &= most > old;
         vec new = vselect(moves, most, old);
         /* 2^(c s - m) of the maximum itself is 2^(what rounding took from m): harmless, and the same in all blocks,
          * unless m is so large that it overflows. */
         ivec huge = (most > HUGE_SCORE) | (most < -HUGE_SCORE);
-        vec rest = vselect(huge, vfms(factor, sum[x], most), (vec){0});
+        vec rest = vselect(huge, vmulsub(factor, sum[x], most), (vec){0});
         vec new_low = vselect(moves, vselect(rest - rest == 0, rest, (vec){0}), old_low);
         vstore(m, new);
         vstore(low, new_low);

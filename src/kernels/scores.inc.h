@@ -66,14 +66,14 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
                 break;
             }
             case SCORE_SUMMED:
-                a = vfms(c, a, shift);
+                a = vmulsub(c, a, shift);
                 highest = vmax2(a, highest);
                 a = vexp2(a);
                 vstore(s, a);
                 extreme += a;
                 break;
             case SCORE_WEIGHTS:
-                a = vexp2(vfms(c, a, shift) - vload(t->shift_low + j * VL));
+                a = vexp2(vmulsub(c, a, shift) - vload(t->shift_low + j * VL));
                 vstore(s, a);
                 extreme += a;
                 break;
@@ -140,7 +140,7 @@ NOINLINE bool FN(exponentiate)(real *s, int64_t s_row, int64_t n, int nv, real c
             int64_t end = i0 + SCORE_ROWS < n ? i0 + SCORE_ROWS : n;
             for (int64_t i = i0; i < end; i++) {
                 vec x = vload(s + i * s_row + j * VL);
-                vec p = vexp2(vfms(factor, x, m) - low);
+                vec p = vexp2(vmulsub(factor, x, m) - low);
                 part += p;
                 if (biased) {
                     ivec masked = x == -(real)INFINITY;

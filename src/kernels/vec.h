@@ -47,7 +47,7 @@
 #define vset1 FN(vset1)
 #define vmax2 FN(vmax2)
 #define vmin2 FN(vmin2)
-#define vfms FN(vfms)
+#define vmulsub FN(vmulsub)
 #define vselect FN(vselect)
 #define vany FN(vany)
 #define vreduce_add FN(vreduce_add)
@@ -89,7 +89,7 @@ INLINE wide_vec vmultiply_even(wide_vec x, uint32_t factor) {
 #endif
 }
 
-/* vfms: a * b - c, rounded once where the ISA has FMA: for results that must agree with those of other places, since
+/* vmulsub: a * b - c, rounded once where the ISA has FMA: for results that must agree with those of other places, since
  * whether the compiler contracts an expression depends on what surrounds it.
  * vmax2, vmin2: b where the comparison fails, so a NaN in b always comes through. */
 #if defined(SDPA_ISA_AVX512)
@@ -97,10 +97,10 @@ INLINE vec_f32 vmax2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)_mm512_max_ps((
 INLINE vec_f64 vmax2_f64(vec_f64 a, vec_f64 b) { return (vec_f64)_mm512_max_pd((__m512d)a, (__m512d)b); }
 INLINE vec_f32 vmin2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)_mm512_min_ps((__m512)a, (__m512)b); }
 INLINE vec_f64 vmin2_f64(vec_f64 a, vec_f64 b) { return (vec_f64)_mm512_min_pd((__m512d)a, (__m512d)b); }
-INLINE vec_f32 vfms_f32(vec_f32 a, vec_f32 b, vec_f32 c) {
+INLINE vec_f32 vmulsub_f32(vec_f32 a, vec_f32 b, vec_f32 c) {
     return (vec_f32)_mm512_fmsub_ps((__m512)a, (__m512)b, (__m512)c);
 }
-INLINE vec_f64 vfms_f64(vec_f64 a, vec_f64 b, vec_f64 c) {
+INLINE vec_f64 vmulsub_f64(vec_f64 a, vec_f64 b, vec_f64 c) {
     return (vec_f64)_mm512_fmsub_pd((__m512d)a, (__m512d)b, (__m512d)c);
 }
 INLINE bool vany_f32(ivec_f32 m) { return _mm512_movepi32_mask((__m512i)m) != 0; }
@@ -129,10 +129,10 @@ INLINE vec_f32 vmax2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)_mm256_max_ps((
 INLINE vec_f64 vmax2_f64(vec_f64 a, vec_f64 b) { return (vec_f64)_mm256_max_pd((__m256d)a, (__m256d)b); }
 INLINE vec_f32 vmin2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)_mm256_min_ps((__m256)a, (__m256)b); }
 INLINE vec_f64 vmin2_f64(vec_f64 a, vec_f64 b) { return (vec_f64)_mm256_min_pd((__m256d)a, (__m256d)b); }
-INLINE vec_f32 vfms_f32(vec_f32 a, vec_f32 b, vec_f32 c) {
+INLINE vec_f32 vmulsub_f32(vec_f32 a, vec_f32 b, vec_f32 c) {
     return (vec_f32)_mm256_fmsub_ps((__m256)a, (__m256)b, (__m256)c);
 }
-INLINE vec_f64 vfms_f64(vec_f64 a, vec_f64 b, vec_f64 c) {
+INLINE vec_f64 vmulsub_f64(vec_f64 a, vec_f64 b, vec_f64 c) {
     return (vec_f64)_mm256_fmsub_pd((__m256d)a, (__m256d)b, (__m256d)c);
 }
 INLINE bool vany_f32(ivec_f32 m) { return _mm256_movemask_ps((__m256)m) != 0; }
@@ -161,10 +161,10 @@ INLINE vec_f32 vmax2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)vmaxq_f32((floa
 INLINE vec_f64 vmax2_f64(vec_f64 a, vec_f64 b) { return (vec_f64)vmaxq_f64((float64x2_t)a, (float64x2_t)b); }
 INLINE vec_f32 vmin2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)vminq_f32((float32x4_t)a, (float32x4_t)b); }
 INLINE vec_f64 vmin2_f64(vec_f64 a, vec_f64 b) { return (vec_f64)vminq_f64((float64x2_t)a, (float64x2_t)b); }
-INLINE vec_f32 vfms_f32(vec_f32 a, vec_f32 b, vec_f32 c) {
+INLINE vec_f32 vmulsub_f32(vec_f32 a, vec_f32 b, vec_f32 c) {
     return (vec_f32)vfmaq_f32((float32x4_t)-c, (float32x4_t)a, (float32x4_t)b);
 }
-INLINE vec_f64 vfms_f64(vec_f64 a, vec_f64 b, vec_f64 c) {
+INLINE vec_f64 vmulsub_f64(vec_f64 a, vec_f64 b, vec_f64 c) {
     return (vec_f64)vfmaq_f64((float64x2_t)-c, (float64x2_t)a, (float64x2_t)b);
 }
 INLINE vec_f32 vwiden_f16(const void *p) {
@@ -182,8 +182,8 @@ INLINE vec_f32 vmax2_f32(vec_f32 a, vec_f32 b) { return vselect_f32(a > b, a, b)
 INLINE vec_f64 vmax2_f64(vec_f64 a, vec_f64 b) { return vselect_f64(a > b, a, b); }
 INLINE vec_f32 vmin2_f32(vec_f32 a, vec_f32 b) { return vselect_f32(a < b, a, b); }
 INLINE vec_f64 vmin2_f64(vec_f64 a, vec_f64 b) { return vselect_f64(a < b, a, b); }
-INLINE vec_f32 vfms_f32(vec_f32 a, vec_f32 b, vec_f32 c) { return a * b - c; }
-INLINE vec_f64 vfms_f64(vec_f64 a, vec_f64 b, vec_f64 c) { return a * b - c; }
+INLINE vec_f32 vmulsub_f32(vec_f32 a, vec_f32 b, vec_f32 c) { return a * b - c; }
+INLINE vec_f64 vmulsub_f64(vec_f64 a, vec_f64 b, vec_f64 c) { return a * b - c; }
 #endif
 INLINE bool vany_f32(ivec_f32 m) { return (m[0] | m[1] | m[2] | m[3]) != 0; }
 INLINE bool vany_f64(ivec_f64 m) { return (m[0] | m[1]) != 0; }

@@ -94,7 +94,7 @@ static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
                     vec a = bias == BIAS_ALL_MASKED ? vset1(-INFINITY) : unit * vload(s);
                     if (weights) {
                         vec m = vload(w.m + i + x * VL), low = vload(w.low + i + x * VL);
-                        vec e = vexp2(vfms(vset1(unit), plain ? vload(s) : a, m) - low);
+                        vec e = vexp2(vmulsub(vset1(unit), plain ? vload(s) : a, m) - low);
                         if (p->dropout_p > 0) e *= vload(w.r + l * w.panel + x * VL);
                         a = vselect(a == -(real)INFINITY, vset1(-0.0), e);
                     }

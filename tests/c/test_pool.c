@@ -260,6 +260,17 @@ static void endless_wait_unit(void *context, int64_t unit, int worker, sdpa_run 
     }
 }
 
+/* There is always something to wait for, and it has always happened already. */
+static void satisfied_wait_unit(void *context, int64_t unit, int worker, sdpa_run *run) {
+    (void)unit;
+    (void)worker;
+    static _Atomic int64_t past = 1;
+    double end = seconds() + 20;
+    while (seconds() < end && sdpa_run_wait(run, &past, 1)) {
+    }
+    atomic_fetch_add((_Atomic int *)context, 1);
+}
+
 static void check_interrupted(const char *what, int64_t n_units, int n_workers, sdpa_unit_fn *fn) {
     _Atomic int n_run = 0;
     calling_thread = pthread_self();
@@ -287,6 +298,7 @@ static void interruption(void) {
         check_interrupted("short", 100000, n_workers, short_unit);
         check_interrupted("long", 64, n_workers, long_unit);
         check_interrupted("wait", 64, n_workers, endless_wait_unit);
+        check_interrupted("no wait", 64, n_workers, satisfied_wait_unit);
     }
     check_interrupted("one unit", 1, 1, long_unit);
     check_interrupted("elsewhere", 3, 3, long_elsewhere_unit);

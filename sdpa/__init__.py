@@ -4,7 +4,9 @@ The functions are those of the C extension; `sdpa.reference` defines in plain Nu
 them computes.
 """
 
-from sdpa import _threads
+import atexit
+
+from sdpa import _core, _threads
 from sdpa._core import (
     AttentionForward,
     AttentionGradients,
@@ -61,4 +63,5 @@ __all__ = [
     "softmax_jacobian",
 ]
 
+atexit.register(_core._close_pool)
 _threads.register()

@@ -32,6 +32,7 @@ static struct {
     _Alignas(64) _Atomic uint32_t epoch; /* changes, under the lock, whenever idle threads should look */
     _Atomic bool stopped;                /* the job was interrupted */
     _Atomic bool quit;                   /* the threads shall end */
+    _Atomic bool closed;                 /* and not start again */
     _Atomic bool busy;                   /* a caller owns the pool */
 
     /* The job; written by the owner while closed. */
@@ -239,6 +240,10 @@ static bool open_job(int n, int64_t n_units, sdpa_unit_fn *fn, void *context) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, init_once);
     pthread_mutex_lock(&lock);
+    if (atomic_load(&pool.closed)) {
+        pthread_mutex_unlock(&lock);
+        return false;
+    }
     if (pool.n_threads < n && !atomic_load(&pool.quit)) {
         start_threads(n);
     }
@@ -331,4 +336,9 @@ void sdpa_pool_stop(void) {
     pool.n_threads = 0;
     atomic_store(&pool.quit, false);
     pthread_mutex_unlock(&lock);
+}
+
+void sdpa_pool_close(void) {
+    atomic_store(&pool.closed, true);
+    sdpa_pool_stop();
 }

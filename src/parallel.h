@@ -43,4 +43,8 @@ int sdpa_quota_cpus(const char *root);
  * itself: a run in progress on another thread ends as interrupted, since that thread may never come back to it. */
 void sdpa_pool_stop(void);
 
+/* The same, for good: every later call runs serially. For the end of an interpreter, which kills the threads that ask
+ * for its lock, callers in the middle of a run included; none of them may then have workers that use its stack. */
+void sdpa_pool_close(void);
+
 #endif

@@ -58,6 +58,14 @@ static PyObject *isas(PyObject *module, PyObject *none) {
     return result;
 }
 
+static PyObject *close_pool(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    Py_BEGIN_ALLOW_THREADS;
+    sdpa_pool_close();
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
 static PyObject *alloc_fail_after(PyObject *module, PyObject *value) {
     (void)module;
     long long n;
@@ -173,6 +181,8 @@ int sdpa_config_add(PyObject *module) {
         {"_isas", isas, METH_NOARGS, "_isas($module)\n--\n\nName of each ISA built: whether this machine has it."},
         {"_alloc_fail_after", alloc_fail_after, METH_O,
          "_alloc_fail_after($module, n, /)\n--\n\nLet n allocations of the core succeed and the next fail; -1: off."},
+        {"_close_pool", close_pool, METH_NOARGS,
+         "_close_pool($module)\n--\n\nEnd the threads; later calls run serially."},
         {"_options", options, METH_NOARGS,
          "_options($module)\n--\n\nThe table of options: (name, default, annotation, keyword_only, where)."},
         {NULL, NULL, 0, NULL},

@@ -2,6 +2,7 @@
 #   make demo       install into .venv and run the main job        make test      the same, and run the tests
 #   make build      compile in place, warnings as errors           make test-c    the C core without Python, sanitized
 #   make sanitize   the tests of `make test` under ASan and UBSan  make test-arm  the C core for aarch64, under qemu
+#   make bench      speed beside NumPy and, where installed, PyTorch, and the machine's FMA peak
 #   make format     rewrite the sources in the project's style     make lint      check style and types
 PYTHON = python3
 VENV = .venv
@@ -48,6 +49,11 @@ sanitize: $(VENV)/with-$(EXTRAS)
 		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 		$(BIN)/pytest --capture=sys -m 'not uninstrumented' $(PYTEST_ARGS)
+
+bench: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
+	@mkdir -p build
+	gcc -O3 -std=gnu11 -ffp-contract=fast benchmarks/peak.c -o build/peak
+	$(BIN)/python benchmarks/compare.py --peak build/peak $(BENCH_ARGS)
 
 test-c:
 	$(MAKE) -C tests/c -j$(JOBS)

@@ -89,4 +89,4 @@ lint: $(VENV)/dev $(VENV)/with-$(EXTRAS)
 clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
-.PHONY: demo test build sanitize test-c test-arm format lint clean
+.PHONY: demo test build bench sanitize test-c test-arm format lint clean

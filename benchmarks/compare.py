@@ -1,6 +1,6 @@
-"""Attention of sdpa, plain NumPy and PyTorch on the same data: interleaved, the best of several rounds.
+"""Attention of sdpa, plain NumPy and PyTorch on the same data, interleaved, the best of rounds.
 
-    python benchmarks/compare.py [--threads N] [--rounds N] [--shape HEADS LENGTH D] [--peak PROGRAM]
+    python benchmarks/compare.py [--threads N] [--rounds N] [--shape HEADS N D] [--peak PROGRAM]
 
 FLOPs: forward 4 heads length^2 d, backward 2.5 times that, half for causal. PyTorch is left out
 where it is not installed. PROGRAM is peak.c of this folder, compiled: the FMA peak of one core.
@@ -36,7 +36,7 @@ def numpy_backward(q, k, v, g, is_causal):
 
 
 def contenders(q, k, v, g, is_causal, threads):
-    """{name: (forward, backward)}, each a call without arguments; backward includes nothing else."""
+    """{name: (forward, backward)}, each a call without arguments and without the other's work."""
     out, lse = sdpa.attention_forward(q, k, v, is_causal=is_causal, workers=threads)
     found = {
         "sdpa": (
@@ -69,7 +69,7 @@ def contenders(q, k, v, g, is_causal, threads):
 
 def best_times(calls, rounds):
     """Seconds of the fastest round of each call, all called in turn in every round."""
-    best = {name: np.inf for name in calls}
+    best = dict.fromkeys(calls, np.inf)
     for _ in range(rounds):
         for name, call in calls.items():
             start = time.perf_counter()
@@ -101,16 +101,13 @@ def main():
             with threadpool_limits(options.threads):
                 calls = contenders(*x, is_causal, options.threads)
                 for i, name in enumerate(("forward", "backward")):
-                    times = best_times(
-                        {who: pair[i] for who, pair in calls.items()}, options.rounds
-                    )
+                    these = {who: pair[i] for who, pair in calls.items()}
                     flops = 4e-9 * heads * length**2 * d * (2.5 if i else 1) / (1 + is_causal)
-                    rate = {who: flops / t for who, t in times.items()}
-                    torch_rate = rate.get("torch", np.nan)
+                    rate = {who: flops / t for who, t in best_times(these, options.rounds).items()}
+                    ours, plain, torch = (rate.get(k, np.nan) for k in ("sdpa", "numpy", "torch"))
                     print(
-                        f"{heads:5} {length:6} {d:3} {is_causal!s:6} {name:8} {rate['sdpa']:12.1f}"
-                        f" {rate['numpy']:8.1f} {torch_rate:8.1f} {rate['sdpa'] / rate['numpy']:11.2f}"
-                        f" {rate['sdpa'] / torch_rate:10.2f}"
+                        f"{heads:5} {length:6} {d:3} {is_causal!s:6} {name:8} {ours:12.1f}"
+                        f" {plain:8.1f} {torch:8.1f} {ours / plain:11.2f} {ours / torch:10.2f}"
                     )
 
 

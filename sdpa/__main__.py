@@ -226,17 +226,17 @@ def _summary(rows: list[ScaleRow]) -> str:
 
 def _speed_text(rows: list[SpeedRow], threads: int) -> str:
     header = ["shape", "", "NumPy\nms", "sdpa\nms", "NumPy/\nsdpa", "sdpa\nGF/s"]
-    header += ["largest\ndifference", "samples"]
+    header += ["largest\ndifference", "turns"]
     cells: list[str | list[str]] = [
         [
             *(str(row.shape), row.direction),
             *(f"{1e3 * t:.4g}" for t in (row.numpy_seconds, row.sdpa_seconds)),
-            *(f"{row.ratio:.1f}", f"{row.gflops:.1f}", f"{row.difference:.1e}", str(row.samples)),
+            *(f"{row.ratio:.1f}", f"{row.gflops:.1f}", f"{row.difference:.1e}", str(row.turns)),
         ]
         for row in rows
     ]
     return (
-        "\nSpeed against the formula in NumPy, float32, in turns, the shortest sample of each;\n"
+        "\nSpeed against the formula in NumPy, float32, in turns, the shortest call of each;\n"
         f"sdpa on {threads} threads, NumPy's matrix products on as many as its BLAS takes\n"
         f"{_layout(header, cells)}"
     )

@@ -223,7 +223,7 @@ def test_speed_compares_the_same_results():
     assert [row.shape for row in rows] == [shape for shape in shapes for _ in directions]
     assert [row.direction for row in rows] == directions * 2
     for row in rows:
-        assert row.samples == 5
+        assert row.turns == 5
         assert row.ratio == row.numpy_seconds / row.sdpa_seconds > 0
         # Results of order 1 with at most 40 terms in a sum.
         assert row.difference < 1e-4

@@ -16,6 +16,10 @@ SHAPES = ((10, 64), (1797, 8, 64), (8, 1024, 64))
 
 SAMPLE = 1e-3  # seconds that one sample lasts at least, so that the clock's grain cannot be seen
 
+# Seconds. The threads of OpenBLAS go on spinning for some 26 ms after a matrix product, on the CPU
+# that sdpa's threads would take: only what comes later in a turn shows either side undisturbed.
+TURN = 0.08
+
 
 class SpeedRow(NamedTuple):
     """One shape, one direction."""
@@ -25,7 +29,7 @@ class SpeedRow(NamedTuple):
     direction: str
     """"forward" or "backward"."""
     numpy_seconds: float
-    """Of one call, the shortest sample; so is the next."""
+    """Of one call, the shortest in all turns; so is the next."""
     sdpa_seconds: float
     ratio: float
     """numpy_seconds / sdpa_seconds."""
@@ -33,7 +37,7 @@ class SpeedRow(NamedTuple):
     """Of sdpa, in 1e9 per second: 4 L^2 d per head forward, 10 L^2 d backward."""
     difference: float
     """Largest difference between the results of the two."""
-    samples: int
+    turns: int
 
 
 def speed(
@@ -52,7 +56,7 @@ def speed(
     ----------
     shapes : sequence of (..., L, d)
     seconds : float
-        For each shape and direction; it takes longer where five samples of both do.
+        For each shape and direction; it takes longer where five turns of both do.
     seed : int
         Of the data.
     progress : callable, optional
@@ -73,7 +77,7 @@ def speed(
         for direction, flops, ours, theirs in _directions(shape, seed):
             pairs = zip(ours(), theirs(), strict=True)
             difference = max(float(abs(a - b).max()) for a, b in pairs)
-            ours_best, numpy_best, samples = _race(ours, theirs, seconds)
+            ours_best, numpy_best, turns = _race(ours, theirs, seconds)
             rows.append(
                 SpeedRow(
                     shape=shape,
@@ -83,7 +87,7 @@ def speed(
                     ratio=numpy_best / ours_best,
                     gflops=flops / ours_best / 1e9,
                     difference=difference,
-                    samples=samples,
+                    turns=turns,
                 )
             )
             if progress is not None:
@@ -123,15 +127,24 @@ def _present(gradients: sdpa.AttentionGradients) -> tuple[Array, ...]:
 
 def _race(ours: Call, theirs: Call, seconds: float) -> tuple[float, float, int]:
     """Shortest time of each, in turns for `seconds` and at least five times, and how many."""
-    loops = [_loops(call) for call in (ours, theirs)]
     best = [float("inf")] * 2
-    samples = 0
+    turns = 0
     end = time.perf_counter() + seconds
-    while samples < 5 or time.perf_counter() < end:
+    while turns < 5 or time.perf_counter() < end:
         for i, call in enumerate((ours, theirs)):
-            best[i] = min(best[i], _sample(call, loops[i]))
-        samples += 1
-    return best[0], best[1], samples
+            best[i] = min(best[i], _turn(call))
+        turns += 1
+    return best[0], best[1], turns
+
+
+def _turn(call: Call) -> float:
+    """Shortest time of one call in a turn."""
+    end = time.perf_counter() + TURN
+    best = _sample(call, 1)
+    loops = max(1, int(SAMPLE / best))
+    while time.perf_counter() < end:
+        best = min(best, _sample(call, loops))
+    return best
 
 
 def _sample(call: Call, loops: int) -> float:
@@ -139,11 +152,6 @@ def _sample(call: Call, loops: int) -> float:
     for _ in range(loops):
         call()
     return (time.perf_counter() - start) / loops
-
-
-def _loops(call: Call) -> int:
-    """Calls that fill a sample."""
-    return max(1, int(SAMPLE / _sample(call, 1)))
 
 
 def numpy_weights(q: Array, k: Array) -> Array:

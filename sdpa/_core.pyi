@@ -2,6 +2,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
+import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 __version__: str
@@ -17,6 +18,27 @@ class AttentionGradients(NamedTuple):
     attn_mask: NDArray[Any] | None
     sinks: NDArray[Any] | None
 
+class AttentionTangent(NamedTuple):
+    out: NDArray[Any]
+    out_t: NDArray[Any]
+
+class AttentionSecondGradients(NamedTuple):
+    grad_out: NDArray[Any] | None
+    query: NDArray[Any] | None
+    key: NDArray[Any] | None
+    value: NDArray[Any] | None
+    attn_mask: NDArray[Any] | None
+    sinks: NDArray[Any] | None
+
+class AttentionStatistics(NamedTuple):
+    lse: NDArray[Any]
+    entropy: NDArray[Any]
+    max_weight: NDArray[Any]
+    sum_p2: NDArray[Any]
+    sum_p3: NDArray[Any]
+    score_mean: NDArray[Any]
+    score_var: NDArray[Any]
+
 def attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -27,9 +49,13 @@ def attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    softcap: float | None = None,
     window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
     key_lengths: int | ArrayLike | None = None,
     query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
     workers: int | None = None,
     out: NDArray[Any] | None = None,
 ) -> NDArray[Any]: ...
@@ -54,9 +80,13 @@ def attention_forward(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    softcap: float | None = None,
     window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
     key_lengths: int | ArrayLike | None = None,
     query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
     workers: int | None = None,
     out: NDArray[Any] | None = None,
 ) -> AttentionForward: ...
@@ -73,13 +103,70 @@ def attention_backward(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    softcap: float | None = None,
     window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
     key_lengths: int | ArrayLike | None = None,
     query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
     workers: int | None = None,
     grad_lse: ArrayLike | None = None,
     needs: Iterable[str] = ("query", "key", "value"),
 ) -> AttentionGradients: ...
+def attention_jvp(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    query_t: ArrayLike | None,
+    key_t: ArrayLike | None,
+    value_t: ArrayLike | None,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    workers: int | None = None,
+    attn_mask_t: ArrayLike | None = None,
+    sinks_t: ArrayLike | None = None,
+) -> AttentionTangent: ...
+def attention_double_backward(
+    gg_query: ArrayLike | None,
+    gg_key: ArrayLike | None,
+    gg_value: ArrayLike | None,
+    grad_out: ArrayLike,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    out: ArrayLike,
+    lse: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    workers: int | None = None,
+    gg_attn_mask: ArrayLike | None = None,
+    gg_sinks: ArrayLike | None = None,
+    grad_lse: ArrayLike | None = None,
+    needs: Iterable[str] = ("grad_out", "query", "key", "value"),
+) -> AttentionSecondGradients: ...
 def attention_weights(
     query: ArrayLike,
     key: ArrayLike,
@@ -89,12 +176,34 @@ def attention_weights(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    softcap: float | None = None,
     window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
     key_lengths: int | ArrayLike | None = None,
     query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
     workers: int | None = None,
     stage: Literal["scores", "capped", "biased", "weights"] = "weights",
 ) -> NDArray[Any]: ...
+def attention_statistics(
+    query: ArrayLike,
+    key: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    workers: int | None = None,
+) -> AttentionStatistics: ...
 def merge_attention(
     outs: Sequence[ArrayLike] | NDArray[Any], lses: Sequence[ArrayLike] | NDArray[Any]
 ) -> AttentionForward: ...

@@ -159,11 +159,6 @@ REFUSED = {
         "attn_mask: expected bool, float32 or query's dtype float32, got float16",
         {"attn_mask": ones(5, 7, dtype=np.float16)},
     ),
-    "dropout": (
-        NotImplementedError,
-        "dropout_p: only 0 is implemented so far, got 0.5",
-        {"dropout_p": 0.5},
-    ),
     "dropout above 1": (
         ValueError,
         "dropout_p: expected a probability from 0 to 1, got 1.5",
@@ -277,11 +272,12 @@ REFUSED = {
         {"workers": -2},
     ),
     "workers float": (TypeError, "workers: expected an integer, got 1.0", {"workers": 1.0}),
-    "softcap": (
+    "temperature": (
         TypeError,
-        "attention() got an unknown argument 'softcap'; known are: query, key, value, attn_mask, "
-        "dropout_p, is_causal, scale, enable_gqa, window, key_lengths, query_offset, workers, out",
-        {"softcap": 1.0},
+        "attention() got an unknown argument 'temperature'; known are: query, key, value, "
+        "attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, window, sinks, alibi_slopes, "
+        "key_lengths, query_offset, rng, workers, out",
+        {"temperature": 1.0},
     ),
     "mask": (
         TypeError,

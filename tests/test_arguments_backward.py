@@ -53,12 +53,12 @@ REFUSED_BACKWARD = {
     ),
     "needs": (
         ValueError,
-        "needs: expected names among 'query', 'key', 'value', 'attn_mask', got 'bias'",
+        "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks', got 'bias'",
         {"needs": ["query", "bias"]},
     ),
     "needs sinks": (
         ValueError,
-        "needs: expected names among 'query', 'key', 'value', 'attn_mask', got 'sinks'",
+        "needs: 'sinks' has a gradient only where sinks are given, got None",
         {"needs": ["sinks"]},
     ),
     "needs text": (

@@ -4,6 +4,7 @@ import ast
 import doctest
 import inspect
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from sdpa import _core
 
 ATTENTION = (
     "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, "
-    "enable_gqa=False, window=None, key_lengths=None, query_offset=None, workers=None, out=None)"
+    "enable_gqa=False, softcap=None, window=None, sinks=None, alibi_slopes=None, key_lengths=None, "
+    "query_offset=None, rng=None, workers=None, out=None)"
 )
 SIGNATURES = {
     "attention": ATTENTION,
@@ -25,6 +27,17 @@ SIGNATURES = {
     "attention_backward": ATTENTION.replace(
         "(query, key, value", "(grad_out, query, key, value, out, lse"
     ).replace("out=None", "grad_lse=None, needs=('query', 'key', 'value')"),
+    "attention_jvp": ATTENTION.replace("value,", "value, query_t, key_t, value_t,").replace(
+        "out=None", "attn_mask_t=None, sinks_t=None"
+    ),
+    "attention_double_backward": ATTENTION.replace(
+        "(query, key, value", "(gg_query, gg_key, gg_value, grad_out, query, key, value, out, lse"
+    ).replace(
+        "out=None",
+        "gg_attn_mask=None, gg_sinks=None, grad_lse=None, "
+        "needs=('grad_out', 'query', 'key', 'value')",
+    ),
+    "attention_statistics": ATTENTION.replace("value, ", "").replace(", out=None", ""),
     "attention_weights": ATTENTION.replace("value, ", "").replace("out=None", "stage='weights'"),
     "merge_attention": "(outs, lses)",
 }
@@ -69,6 +82,8 @@ def test_stub_agrees_with_the_signatures():
 
 def test_stub_agrees_with_the_table_of_options():
     table = {name: ast.unparse(ast.parse(a)) for name, _, a, _, _ in _core._options()}
+    rows = [(name, a) for name, _, a, _, _ in _core._options()]
+    assert len(set(rows)) == len(table)  # a name with two rows (needs) has one annotation
     for function in SIGNATURES:
         args = stub()[function].args
         n = len(args.args) - len(args.defaults)
@@ -82,8 +97,9 @@ def test_documentation(name):
     document = inspect.getdoc(function)
     assert function.__module__ == "sdpa._core"
     assert max(map(len, document.splitlines())) <= 100
-    for parameter in inspect.signature(function).parameters:
-        assert f"\n{parameter} : " in document or f", {parameter} : " in document, parameter
+    lists = re.findall(r"^([\w, ]+) : ", document, re.MULTILINE)
+    documented = {name for names in lists for name in names.split(", ")}
+    assert set(inspect.signature(function).parameters) <= documented
     test = doctest.DocTestParser().get_doctest(document, {}, name, None, 0)
     assert test.examples
     assert doctest.DocTestRunner().run(test).failed == 0
@@ -98,4 +114,22 @@ def test_results_are_named_tuples():
     assert type(back) is sdpa.AttentionForward
     np.testing.assert_array_equal(back.out, got.out)
     assert type(sdpa.attention_backward(**backward_operands())) is sdpa.AttentionGradients
-    assert sdpa.AttentionForward.__module__ == "sdpa"
+    x = operands()
+    tangents = [x["query"], x["key"], x["value"]]
+    jvp = sdpa.attention_jvp(*x.values(), *tangents)
+    assert jvp._fields == ("out", "out_t")
+    second = sdpa.attention_double_backward(*tangents, **backward_operands())
+    assert second._fields == ("grad_out", "query", "key", "value", "attn_mask", "sinks")
+    statistics = sdpa.attention_statistics(x["query"], x["key"])
+    assert statistics._fields == (
+        *("lse", "entropy", "max_weight", "sum_p2", "sum_p3", "score_mean", "score_var"),
+    )
+    for result, name in [
+        (got, "AttentionForward"),
+        (jvp, "AttentionTangent"),
+        (second, "AttentionSecondGradients"),
+        (statistics, "AttentionStatistics"),
+    ]:
+        assert type(result) is getattr(sdpa, name)
+        assert type(result).__module__ == "sdpa"
+        assert type(pickle.loads(pickle.dumps(result))) is type(result)

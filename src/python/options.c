@@ -269,8 +269,8 @@ const sdpa_option sdpa_option_table[] = {
      read_mask},
     {NAME_dropout_p, IN_ALL, false, false, "0.0", "float",
      "float, default 0\n"
-     "Probability with which a weight becomes 0; the others are multiplied by 1 / (1 - dropout_p), and\n"
-     "1 makes all 0. Which ones, is a function of rng and of batch entry, query head, i and j alone.",
+     "Probability with which a weight becomes 0; the others are multiplied by 1 / (1 - dropout_p),\n"
+     "and 1 makes all 0. Which ones, is a function of rng, batch entry, query head, i and j alone.",
      read_dropout},
     {NAME_is_causal, IN_ALL, false, false, "False", "bool | Literal['upper_left', 'lower_right']",
      "bool or {\"upper_left\", \"lower_right\"}, default False\n"
@@ -303,7 +303,8 @@ const sdpa_option sdpa_option_table[] = {
      read_sinks},
     {NAME_alibi_slopes, IN_ALL & ~IN_TORCH, true, true, "None", "ArrayLike | None",
      "array_like of float, broadcastable to (..., heads), optional\n"
-     "-slope * abs(i + offset - j) is added to the scores (Press et al., 2022), offset as for is_causal.",
+     "-slope * abs(i + offset - j) is added to the scores (Press et al., 2022), offset as for\n"
+     "is_causal.",
      read_slopes},
     {NAME_key_lengths, IN_ALL & ~IN_TORCH, true, true, "None", INTEGERS,
      "int or array_like of int, broadcastable to the leading axes without heads, optional\n"

@@ -1,0 +1,1 @@
+"""sdpa inside other libraries: one module for each, importable where its library is installed."""

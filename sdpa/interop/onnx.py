@@ -1,0 +1,297 @@
+"""An ONNX backend: the operators Attention, Softmax and LogSoftmax, computed by sdpa.
+
+`Backend` has the interface of `onnx.backend.base.Backend` and runs every graph that consists of
+these three operators. Attention is that of opsets 23, 24 and 25; Softmax and LogSoftmax that of
+every opset. Three points where a reader of the standard may ask:
+
+- Scores, softmax and sums are computed in float32 (float64 for float64 inputs), so
+  `softmax_precision` only changes anything where it asks for more: DOUBLE computes in float64.
+- `qk_matmul_output_mode=0` gives the scaled product before `softcap`, as the text of the operator
+  says.
+- Integer masks, which the type list admits and the text gives no meaning, are refused.
+
+Source: ONNX operator specification, Attention-23, -24, -25, Softmax-1, -11, -13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import sdpa
+
+try:
+    import onnx
+    from onnx import defs, helper, numpy_helper
+    from onnx.backend import base
+except ImportError as error:
+    raise ImportError("sdpa.interop.onnx needs onnx: pip install 'sdpa[peers]'") from error
+
+__all__ = ["Backend", "BackendRep", "prepare", "run_model", "run_node", "supports_device"]
+
+_STAGES = ("scores", "capped", "biased", "weights")
+_INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
+
+
+def _heads_first(name: str, x: Any, attribute: str, heads: int | None) -> Any:
+    """(batch, L, heads * d) as a view (batch, heads, L, d)."""
+    if heads is None:
+        raise ValueError(f"{name}: 3-D of shape {x.shape}, which needs the attribute {attribute}")
+    if heads < 1 or x.shape[2] % heads:
+        raise ValueError(f"{name}: last axis {x.shape[2]} is no multiple of {attribute}={heads}")
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(1, 2)
+
+
+def _padded_mask(mask: Any, keys: int) -> Any:
+    """The mask with its last axis extended to all keys; those added are masked."""
+    if mask.dtype.kind in "iu":
+        raise TypeError(
+            f"attn_mask: expected bool or floating point, got {mask.dtype}; "
+            "write attn_mask != 0 for a mask of ones and zeros"
+        )
+    if mask.ndim == 0 or mask.shape[-1] >= keys:
+        return mask
+    fill = False if mask.dtype == np.bool_ else -np.inf
+    padded = np.full((*mask.shape[:-1], keys), fill, mask.dtype)
+    padded[..., : mask.shape[-1]] = mask
+    return padded
+
+
+def _compute_dtype(operands: Sequence[Any], softmax_precision: int | None) -> np.dtype[Any]:
+    dtype = np.result_type(*operands)
+    if softmax_precision is None:
+        return dtype
+    wanted = helper.tensor_dtype_to_np_dtype(softmax_precision)
+    return np.dtype(np.float64) if wanted == np.float64 else dtype
+
+
+def _window(left: int, right: int) -> tuple[int | None, int | None] | None:
+    for name, size in (("left_window_size", left), ("right_window_size", right)):
+        if size < -1:
+            raise ValueError(f"{name}: expected -1 (unbounded) or a size >= 0, got {size}")
+    if left == right == -1:
+        return None
+    return (None if left == -1 else left, None if right == -1 else right)
+
+
+def _attention(
+    version: int, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+) -> list[Any]:
+    named = dict.fromkeys(_INPUTS) | dict(zip(_INPUTS, inputs, strict=False))
+    query, key, value, mask, past_key, past_value, lengths = named.values()
+    q_heads, kv_heads = attributes.get("q_num_heads"), attributes.get("kv_num_heads")
+    packed = query.ndim == 3
+    if not query.ndim == key.ndim == value.ndim or query.ndim not in (3, 4):
+        raise ValueError(
+            "Q, K, V: expected three 3-D or three 4-D tensors, "
+            f"got shapes {query.shape}, {key.shape}, {value.shape}"
+        )
+    if packed:
+        query = _heads_first("Q", query, "q_num_heads", q_heads)
+        key = _heads_first("K", key, "kv_num_heads", kv_heads)
+        value = _heads_first("V", value, "kv_num_heads", kv_heads)
+    elif version >= 25 and (q_heads is not None or kv_heads is not None):
+        raise ValueError(
+            "q_num_heads, kv_num_heads: for 3-D inputs only since opset 25, "
+            f"got Q of shape {query.shape}"
+        )
+    if (past_key is None) != (past_value is None):
+        raise ValueError("past_key, past_value: expected both or neither, got one")
+    if past_key is not None and lengths is not None:
+        raise ValueError("nonpad_kv_seqlen: cannot be combined with past_key and past_value")
+    mode = attributes.get("qk_matmul_output_mode", 0)
+    if mode not in range(len(_STAGES)):
+        raise ValueError(f"qk_matmul_output_mode: expected 0, 1, 2 or 3, got {mode}")
+
+    offset: Any = None
+    if past_key is not None:
+        offset = past_key.shape[2]
+        key = np.concatenate((past_key, key), axis=2)
+        value = np.concatenate((past_value, value), axis=2)
+    elif lengths is not None:
+        offset = lengths - query.shape[2]
+
+    dtype = _compute_dtype((query, key, value), attributes.get("softmax_precision"))
+    if mask is not None:
+        mask = _padded_mask(mask, key.shape[2])
+        if mask.dtype not in (np.bool_, np.float32, dtype):
+            mask = mask.astype(dtype)
+    options = {
+        "attn_mask": mask,
+        "is_causal": bool(attributes.get("is_causal", 0)),
+        "scale": attributes.get("scale"),
+        "softcap": attributes.get("softcap", 0.0) or None,
+        "window": _window(
+            attributes.get("left_window_size", -1), attributes.get("right_window_size", -1)
+        ),
+        "key_lengths": lengths,
+        "query_offset": offset,
+        "enable_gqa": True,
+    }
+    q, k, v = (x.astype(dtype, copy=False) for x in (query, key, value))
+    out = sdpa.attention(q, k, v, **options).astype(query.dtype, copy=False)
+    if packed:
+        out = out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], -1)
+    outputs = [out, key, value]
+    if len(wanted) > 3 and wanted[3]:
+        scores = sdpa.attention_weights(q, k, stage=_STAGES[mode], **options)
+        outputs.append(scores.astype(query.dtype, copy=False))
+    return outputs
+
+
+def _rows(function: Callable[..., Any]) -> Callable[..., list[Any]]:
+    def run(
+        version: int, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+    ) -> list[Any]:
+        (x,) = inputs
+        if version >= 13:
+            return [function(x, axis=attributes.get("axis", -1))]
+        # Before opset 13 a row was everything from the axis on.
+        first = attributes.get("axis", 1)
+        if not -x.ndim <= first <= x.ndim:
+            raise ValueError(f"axis: expected -{x.ndim} to {x.ndim}, got {first}")
+        first += x.ndim if first < 0 else 0
+        if first == x.ndim:
+            return [function(x[..., np.newaxis], axis=-1)[..., 0]]
+        return [function(x, axis=tuple(range(first, x.ndim)))]
+
+    return run
+
+
+_OPERATORS = {
+    "Attention": _attention,
+    "Softmax": _rows(sdpa.softmax),
+    "LogSoftmax": _rows(sdpa.log_softmax),
+}
+
+
+def _check_device(device: str) -> None:
+    if not Backend.supports_device(device):
+        raise ValueError(f"device: expected 'CPU', got {device!r}")
+
+
+def _check_operator(node: Any) -> None:
+    if node.domain not in ("", "ai.onnx") or node.op_type not in _OPERATORS:
+        name = f"{node.domain or 'ai.onnx'}::{node.op_type}"
+        raise NotImplementedError(f"{name}: this backend has {', '.join(_OPERATORS)}")
+
+
+def _run(node: Any, inputs: Sequence[Any], opset: int) -> list[Any]:
+    version = defs.get_schema(node.op_type, opset).since_version
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    arrays = [None if x is None else np.asarray(x) for x in inputs]
+    wanted = [bool(name) for name in node.output]
+    return _OPERATORS[node.op_type](version, arrays, attributes, wanted)[: len(wanted)]
+
+
+class BackendRep(base.BackendRep):
+    """A checked model, ready to run; made by `Backend.prepare`."""
+
+    def __init__(self, model: Any) -> None:
+        self._graph = model.graph
+        self._opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+        self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        self._inputs = [i.name for i in model.graph.input if i.name not in self._constants]
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Run the graph on arrays, one for each input that is not an initializer.
+
+        Parameters
+        ----------
+        inputs : sequence of array_like
+            In the order of the graph's inputs, of their shapes and dtypes.
+
+        Returns
+        -------
+        tuple of ndarray
+            The graph's outputs, in its order.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If the number of inputs differs, or an operator refuses its own.
+        """
+        if len(inputs) != len(self._inputs):
+            raise ValueError(f"inputs: expected {len(self._inputs)} arrays, got {len(inputs)}")
+        values = self._constants | dict(zip(self._inputs, inputs, strict=True))
+        for node in self._graph.node:
+            operands = [values[name] if name else None for name in node.input]
+            results = _run(node, operands, self._opset)
+            values |= dict(zip(node.output, results, strict=True))
+        return tuple(values[output.name] for output in self._graph.output)
+
+
+class Backend(base.Backend):
+    """The three operators on the CPU, in the interface of `onnx.backend.base.Backend`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from onnx import helper
+    >>> from sdpa.interop.onnx import Backend
+    >>> node = helper.make_node("Softmax", ["x"], ["y"])
+    >>> Backend.run_node(node, [np.zeros((1, 4), np.float32)])[0]
+    array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
+    """
+
+    @classmethod
+    def is_compatible(cls, model: Any, device: str = "CPU", **kwargs: Any) -> bool:
+        """Whether every operator of the model is one of the three, and the device the CPU."""
+        try:
+            _check_device(device)
+            for node in model.graph.node:
+                _check_operator(node)
+        except (NotImplementedError, ValueError):
+            return False
+        return True
+
+    @classmethod
+    def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> BackendRep:
+        """Check a model (a ModelProto) and return what runs it.
+
+        Raises
+        ------
+        onnx.checker.ValidationError
+            If the model is not valid ONNX.
+        NotImplementedError
+            If it has an operator other than the three.
+        ValueError
+            If `device` is not "CPU".
+        """
+        _check_device(device)
+        onnx.checker.check_model(model)
+        for node in model.graph.node:
+            _check_operator(node)
+        return BackendRep(model)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: Any,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Run one operator (a NodeProto) on its inputs, None for those left out.
+
+        The keyword `opset_version` chooses the operator's version; without it the newest.
+        Raises as `prepare` and `BackendRep.run` do.
+        """
+        _check_device(device)
+        super().run_node(node, inputs, device, outputs_info, **kwargs)
+        _check_operator(node)
+        return tuple(_run(node, inputs, kwargs.get("opset_version", defs.onnx_opset_version())))
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Whether `device` is the CPU: "CPU" or "CPU:n"."""
+        return device.split(":")[0] == "CPU"
+
+
+prepare = Backend.prepare
+run_model = Backend.run_model
+run_node = Backend.run_node
+supports_device = Backend.supports_device

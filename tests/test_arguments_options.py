@@ -1,4 +1,4 @@
-"""What the options and the functions on derivatives refuse: one test per input, message included."""
+"""What options and derivatives of attention refuse: one test per input, message included."""
 
 import gc
 import sys
@@ -175,6 +175,19 @@ def test_refused_rng(function, rng):
     kinds = ", a numpy.random.Generator or None" if function is sdpa.attention else " or None"
     got = message(TypeError, function, **FUNCTIONS[function](), rng=rng)
     assert got.startswith(f"{SEED}{kinds}, got ")
+
+
+@pytest.mark.parametrize("drawn", [b"", b"1234567", b"123456789", 8])
+def test_generator_that_returns_no_eight_bytes(drawn):
+    class Generator:
+        bit_generator = None
+
+        def bytes(self, n):
+            return drawn
+
+    expected = f"rng: expected its method bytes(8) to return 8 bytes, got {drawn!r}"
+    x = operands() | {"dropout_p": 0.5, "rng": Generator()}
+    assert message(TypeError, sdpa.attention, **x) == expected
 
 
 @EVERY

@@ -67,9 +67,13 @@ static int read_rng(PyObject *module, sdpa_options *options, PyObject *value) {
                           ? PyObject_CallMethod(value, "bytes", "i", (int)sizeof options->seed)
                           : NULL;
     if (bytes) {
-        if (PyBytes_Check(bytes)) memcpy(&options->seed, PyBytes_AsString(bytes), sizeof options->seed);
+        const bool fits = PyBytes_Check(bytes) && PyBytes_Size(bytes) == sizeof options->seed;
+        if (fits)
+            memcpy(&options->seed, PyBytes_AsString(bytes), sizeof options->seed);
+        else
+            PyErr_Format(PyExc_TypeError, "rng: expected its method bytes(8) to return 8 bytes, got %.200R", bytes);
         Py_DECREF(bytes);
-        return 0;
+        return fits ? 0 : -1;
     }
     if (PyErr_Occurred()) return -1;
     PyObject *index = PyBool_Check(value) ? NULL : PyNumber_Index(value);

@@ -305,6 +305,11 @@ static sdpa_status differentiate(const sdpa_problem *problem, bool twice) {
     sdpa_problem p = *problem;
     backward_call call = {.problem = &p, .twice = twice};
     const bool narrow_type = p.dtype == SDPA_F16 || p.dtype == SDPA_BF16;
+    /* NumPy gives arrays without elements strides of 0, which here would mean that they are summed into. */
+    if (p.d_k == 0) p.dq.data = NULL;
+    if (p.n_k * p.d_k == 0) p.dk.data = NULL;
+    if (p.n_k * p.d_v == 0) p.dv.data = NULL;
+    if (p.n_k == 0) p.dmask.data = NULL;
     find_groups(&p, &call.groups, &call.members);
     call.summed = narrow_type && (p.dk.data || p.dv.data);
     if (call.summed && p.dk.data) call.summed = is_one_per_group(&p, &call.members, &p.dk);

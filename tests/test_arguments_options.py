@@ -166,7 +166,9 @@ def test_refused(case, function):
 
 
 @EVERY
-@pytest.mark.parametrize("rng", [GENERATOR, 1.0, True, "1", [1]], ids=repr)
+@pytest.mark.parametrize(
+    "rng", [GENERATOR, np.random, 1.0, True, "1", [1]], ids=lambda x: getattr(x, "__name__", str(x))
+)
 def test_refused_rng(function, rng):
     """Only attention takes a Generator: what the others compute has to be repeated."""
     if function is sdpa.attention and rng is GENERATOR:
@@ -355,7 +357,11 @@ EMPTY = {
 
 
 @pytest.mark.parametrize("case", EMPTY)
-@pytest.mark.parametrize("options", [{}, {"sinks": F32(0.25), "softcap": 2.0}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sinks": F32(0.25), "softcap": 2.0}],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
 def test_empty(case, options):
     sizes = {"batch": 2, "heads": 4, "n_q": 5, "n_k": 7, "d_k": 8, "d_v": 3} | EMPTY[case]
     b, h, n_q, n_k, d_k, d_v = sizes.values()

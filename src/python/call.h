@@ -19,9 +19,9 @@ typedef struct sdpa_call {
     struct {
         PyArrayObject *array; /* owned */
         const char *name;
-    } held[16];
+    } held[24];
     int n_held;
-    sdpa_tensor *present[24]; /* the problem's tensors that are set */
+    sdpa_tensor *present[32]; /* the problem's tensors that are set */
     int n_present;
     int64_t key_length; /* of all entries, where key_lengths is a number */
     int64_t offset;     /* the same of the diagonal */

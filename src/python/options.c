@@ -63,7 +63,8 @@ static int read_rng(PyObject *module, sdpa_options *options, PyObject *value) {
     (void)module;
     options->has_seed = true;
     const bool takes_generator = options->where == IN_ATTENTION;
-    PyObject *bytes = takes_generator && PyObject_HasAttrString(value, "bit_generator")
+    /* numpy.random itself has the attributes of a Generator, too. */
+    PyObject *bytes = takes_generator && !PyModule_Check(value) && PyObject_HasAttrString(value, "bit_generator")
                           ? PyObject_CallMethod(value, "bytes", "i", (int)sizeof options->seed)
                           : NULL;
     if (bytes) {

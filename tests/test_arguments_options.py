@@ -166,9 +166,7 @@ def test_refused(case, function):
 
 
 @EVERY
-@pytest.mark.parametrize(
-    "rng", [GENERATOR, np.random, 1.0, True, "1", [1]], ids=lambda x: getattr(x, "__name__", str(x))
-)
+@pytest.mark.parametrize("rng", [GENERATOR, np.random, 1.0, True, "1", [1]], ids=str)
 def test_refused_rng(function, rng):
     """Only attention takes a Generator: what the others compute has to be repeated."""
     if function is sdpa.attention and rng is GENERATOR:
@@ -360,7 +358,7 @@ EMPTY = {
 @pytest.mark.parametrize(
     "options",
     [{}, {"sinks": F32(0.25), "softcap": 2.0}],
-    ids=lambda x: getattr(x, "__name__", str(x)),
+    ids=str,
 )
 def test_empty(case, options):
     sizes = {"batch": 2, "heads": 4, "n_q": 5, "n_k": 7, "d_k": 8, "d_v": 3} | EMPTY[case]

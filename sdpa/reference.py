@@ -282,7 +282,7 @@ def _transpose(x):
 def _broadcast(q, *operands, enable_gqa):
     """q and the operands on common leading axes, each key head repeated for its query heads."""
     if enable_gqa:
-        operands = [np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in operands]
+        operands = tuple(np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in operands)
     lead = np.broadcast_shapes(q.shape[:-2], *(x.shape[:-2] for x in operands))
     return [np.broadcast_to(x, lead + x.shape[-2:]) for x in (q, *operands)]
 

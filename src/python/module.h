@@ -15,16 +15,14 @@
 #include "../problem.h"
 
 /* Every name that a parameter of any function has. */
+/* clang-format off */
 #define SDPA_NAMES(X)                                                                                                  \
-    X(query)                                                                                                           \
-    X(key)                                                                                                             \
-    X(value)                                                                                                           \
-    X(attn_mask)                                                                                                       \
-    X(dropout_p) X(is_causal) X(scale) X(enable_gqa) X(softcap) X(window) X(sinks) X(alibi_slopes) X(key_lengths)      \
-        X(query_offset) X(rng) X(workers) X(out) X(grad_out) X(lse) X(grad_lse) X(needs) X(stage) X(query_t) X(key_t)  \
-            X(value_t) X(attn_mask_t) X(sinks_t) X(gg_query) X(gg_key) X(gg_value) X(gg_attn_mask) X(gg_sinks) X(outs) \
-                X(lses) X(x) X(axis) X(temperature) X(where) X(keepdims) X(grad) X(weights) X(log_weights) X(mode)     \
-                    X(n) X(name)
+    X(query) X(key) X(value) X(attn_mask) X(dropout_p) X(is_causal) X(scale) X(enable_gqa) X(softcap) X(window)        \
+    X(sinks) X(alibi_slopes) X(key_lengths) X(query_offset) X(rng) X(workers) X(out) X(grad_out) X(lse) X(grad_lse)    \
+    X(needs) X(stage) X(query_t) X(key_t) X(value_t) X(attn_mask_t) X(sinks_t) X(gg_query) X(gg_key) X(gg_value)       \
+    X(gg_attn_mask) X(gg_sinks) X(outs) X(lses) X(x) X(axis) X(temperature) X(where) X(keepdims) X(grad) X(weights)    \
+    X(log_weights) X(mode) X(n) X(name)
+/* clang-format on */
 
 enum sdpa_name {
 #define SDPA_NAME(name) NAME_##name,

@@ -140,7 +140,7 @@ int sdpa_check_out(PyObject *value, const npy_intp *sizes, int n, int type_numbe
     }
     PyArrayObject *out = (PyArrayObject *)value;
     char expected[SDPA_SHAPE_SIZE], got[SDPA_SHAPE_SIZE];
-    if (PyArray_NDIM(out) != n || memcmp(PyArray_DIMS(out), sizes, (size_t)n * sizeof *sizes) != 0) {
+    if (PyArray_NDIM(out) != n || !PyArray_CompareLists(PyArray_DIMS(out), sizes, n)) {
         PyErr_Format(PyExc_ValueError, "out: expected shape %s, got %s", sdpa_shape_text(expected, "", sizes, n),
                      sdpa_shape_text(got, "", PyArray_DIMS(out), PyArray_NDIM(out)));
         return -1;

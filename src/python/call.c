@@ -413,7 +413,7 @@ int sdpa_call_input(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject 
     }
     npy_intp shape[NPY_MAXDIMS];
     int n = full_shape(call, shape, n_inner, inner);
-    if (PyArray_NDIM(a) != n || memcmp(shape, PyArray_DIMS(a), sizeof *shape * (size_t)n) != 0) {
+    if (PyArray_NDIM(a) != n || !PyArray_CompareLists(shape, PyArray_DIMS(a), n)) {
         char expected[SDPA_SHAPE_SIZE];
         return raise_shape(name, sdpa_shape_text(expected, "", shape, n), a), -1;
     }
@@ -436,7 +436,7 @@ int sdpa_call_tangent(sdpa_call *call, sdpa_tensor *t, const char *name, PyObjec
         return -1;
     }
     int n = PyArray_NDIM(of);
-    if (PyArray_NDIM(a) != n || memcmp(PyArray_DIMS(of), PyArray_DIMS(a), sizeof(npy_intp) * (size_t)n) != 0) {
+    if (PyArray_NDIM(a) != n || !PyArray_CompareLists(PyArray_DIMS(of), PyArray_DIMS(a), n)) {
         char expected[SDPA_SHAPE_SIZE + 40], shape[SDPA_SHAPE_SIZE];
         PyOS_snprintf(expected, sizeof expected, "%s's shape %s", of_name,
                       sdpa_shape_text(shape, "", PyArray_DIMS(of), n));

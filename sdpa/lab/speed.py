@@ -16,8 +16,8 @@ SHAPES = ((10, 64), (1797, 8, 64), (8, 1024, 64))
 
 SAMPLE = 1e-3  # seconds that one sample lasts at least, so that the clock's grain cannot be seen
 
-# Seconds. The threads of OpenBLAS go on spinning for some 26 ms after a matrix product, on the CPU
-# that sdpa's threads would take: only what comes later in a turn shows either side undisturbed.
+# Seconds. Threads that spin for a while after their work take a CPU from whoever comes next: only
+# what comes later in a turn shows either side undisturbed.
 TURN = 0.08
 
 

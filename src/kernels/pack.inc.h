@@ -20,9 +20,9 @@ typedef struct rows {
     int64_t row, tail_row; /* elements */
 } rows;
 
-/* Rows j0 .. j0+n-1 of m, d columns. `packed`: (n rounded up to SCORE_ROWS, d rounded up to VL), used if the rows
- * cannot be read in place: wrong type or stride, or `whole_vectors` (readable to whole vectors) and d does not fill
- * them. `tail`: (SCORE_ROWS, d), or NULL where no tail is read. */
+/* Rows j0 .. j0+n-1 of m, d columns. `packed`: (n, d rounded up to VL), n rounded up to SCORE_ROWS where there is a
+ * tail; used if the rows cannot be read in place: wrong type or stride, or `whole_vectors` (readable to whole vectors)
+ * and d does not fill them. `tail`: (SCORE_ROWS, d), or NULL where no tail is read. */
 NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, bool whole_vectors, real *packed,
                         real *tail) {
     rows r;
@@ -46,7 +46,7 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
         FN(load)(packed + j * padded, first + j * m->row, d, m->col, m->dtype, m->swapped);
         for (int64_t c = d; c < padded; c++) packed[j * padded + c] = 0;
     }
-    for (int64_t j = n * padded; j < round_up(n, SCORE_ROWS) * padded; j++) packed[j] = 0;
+    for (int64_t j = n * padded; tail && j < round_up(n, SCORE_ROWS) * padded; j++) packed[j] = 0;
     r.p = packed;
     r.row = r.tail_row = padded;
     r.tail = packed + full * padded;

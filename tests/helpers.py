@@ -7,6 +7,7 @@ import numpy as np
 
 import sdpa
 from sdpa import reference
+from sdpa.reference import arrays, logits
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -94,21 +95,21 @@ def attention_bounds(
 
     # Rows that see a NaN or Inf have no bound; here it must only not spoil the others. What a
     # score of -inf hides stays hidden.
-    q, k = reference._broadcast(*reference._float64(query, key), enable_gqa=enable_gqa)
+    q, k = arrays.broadcast(*arrays.float64(query, key), enable_gqa=enable_gqa)
     with np.errstate(invalid="ignore"):
-        hidden = reference._scores(q, k, scale=scale) == -np.inf
+        hidden = logits.scores_of(q, k, scale) == -np.inf
     query, key, value = (_finite(x) for x in (query, key, value))
-    q, k, v = reference._broadcast(query, key, value, enable_gqa=enable_gqa)
+    q, k, v = arrays.broadcast(query, key, value, enable_gqa=enable_gqa)
     bias, bias_dtype = np.zeros(()), dtype
     if attn_mask is not None and np.asarray(attn_mask).dtype != bool:
         bias, bias_dtype = _finite(attn_mask), attn_mask.dtype
         attn_mask = np.where(np.asarray(attn_mask, np.float64) == -np.inf, -np.inf, bias)
-    s = np.where(hidden, -np.inf, reference._scores(q, k, attn_mask, scale=scale, **options))
+    s = np.where(hidden, -np.inf, logits.logits_of(q, k, attn_mask, scale=scale, **options))
     visible = s != -np.inf
     p = reference.softmax(s)
     out = p @ v
     d_k, d_v, n_q, n_k = q.shape[-1], v.shape[-1], q.shape[-2], k.shape[-2]
-    scale = abs(reference._scale(scale, q))
+    scale = abs(logits.scale_of(scale, q))
     lead = s.shape[:-2]
 
     size = np.where(visible, scale * (abs(q) @ _t(abs(k))) + abs(bias), 0)
@@ -136,8 +137,8 @@ def attention_bounds(
         """Summed to the shape of argument x, with the errors of that sum and of the result."""
         terms *= np.prod(lead) / max(1, np.prod(x.shape[:-2]))
         terms = 1 if x.shape == magnitude.shape and x is bias else terms
-        error = reference._sum_to(error + (terms + 4) * u * magnitude, x.shape)
-        return rounded(error, reference._sum_to(magnitude, x.shape), x_dtype)
+        error = arrays.sum_to(error + (terms + 4) * u * magnitude, x.shape)
+        return rounded(error, arrays.sum_to(magnitude, x.shape), x_dtype)
 
     return Bounds(
         e_out,

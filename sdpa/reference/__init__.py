@@ -1,0 +1,91 @@
+"""What every routine of the package means: its definition in float64 NumPy.
+
+Read these pages first. They are slow, they build the whole (Lq, Lk) matrix, and the tests hold
+every kernel against them.
+
+Pages
+-----
+=============== ================================================================================
+forward.py      attention, its weights, their statistics, the union of sets of keys
+derivatives.py  backward, forward mode, double backward
+logits.py       what the options do to a score, which keys a query may see, dropout
+rows.py         softmax, log_softmax, logsumexp and their gradients
+arrays.py       broadcasting and what it sums on the way back
+=============== ================================================================================
+
+Shapes
+------
+========= ===================== ==========================================================
+query     (..., heads, Lq, d_k) leading axes broadcast as in NumPy; (L, d) alone works too
+key       (..., heads, Lk, d_k)
+value     (..., heads, Lk, d_v)
+attn_mask (..., Lq, Lk)         boolean, True = attend; or floating, added to the scores
+sinks     (..., heads)          one more logit of every row
+out       (..., heads, Lq, d_v)
+lse       (..., heads, Lq)      log of the sum of the exponentials of a row of logits
+========= ===================== ==========================================================
+
+Arguments of any real type are converted to float64, and so are the results. Nothing is checked.
+
+Masked pairs
+------------
+The logit of a pair (query i, key j) that some mask forbids is -inf. The reverse holds too: a logit
+of -inf counts as masked, wherever it comes from. What is masked is left out of every sum, never
+multiplied by zero (0 * NaN would be NaN), so that whatever a masked key or value holds cannot be
+felt. A row without any visible key has weights 0, out 0, lse -inf (the sink, where there is one)
+and passes no gradient.
+
+Options
+-------
+The functions on attention take the options of `attention_weights`, explained there, as **options.
+"""
+
+from sdpa.reference.derivatives import (
+    AttentionGradients,
+    AttentionSecondGradients,
+    AttentionTangent,
+    attention_backward,
+    attention_double_backward,
+    attention_jvp,
+)
+from sdpa.reference.forward import (
+    AttentionForward,
+    AttentionStatistics,
+    attention,
+    attention_forward,
+    attention_statistics,
+    attention_weights,
+    merge_attention,
+)
+from sdpa.reference.rows import (
+    log_softmax,
+    log_softmax_backward,
+    logsumexp,
+    logsumexp_backward,
+    softmax,
+    softmax_backward,
+    softmax_jacobian,
+)
+
+__all__ = [
+    "AttentionForward",
+    "AttentionGradients",
+    "AttentionSecondGradients",
+    "AttentionStatistics",
+    "AttentionTangent",
+    "attention",
+    "attention_backward",
+    "attention_double_backward",
+    "attention_forward",
+    "attention_jvp",
+    "attention_statistics",
+    "attention_weights",
+    "log_softmax",
+    "log_softmax_backward",
+    "logsumexp",
+    "logsumexp_backward",
+    "merge_attention",
+    "softmax",
+    "softmax_backward",
+    "softmax_jacobian",
+]

@@ -1,0 +1,55 @@
+"""Broadcasting, sums over visible pairs, and the sums that broadcasting becomes on the way back."""
+
+import numpy as np
+
+
+def float64(*arrays):
+    return [np.asarray(x, np.float64) for x in arrays]
+
+
+def transpose(x):
+    return np.swapaxes(x, -1, -2)
+
+
+def broadcast(q, *operands, enable_gqa):
+    """q and the operands on common leading axes, each key head repeated for its query heads."""
+    if enable_gqa:
+        operands = tuple(_repeat_heads(x, q) for x in operands)
+    lead = np.broadcast_shapes(q.shape[:-2], *(x.shape[:-2] for x in operands))
+    return [np.broadcast_to(x, lead + x.shape[-2:]) for x in (q, *operands)]
+
+
+def _repeat_heads(x, q):
+    heads = q.shape[-3] if q.ndim > 2 else 1
+    return x if x.ndim < 3 else np.repeat(x, heads // max(x.shape[-3], 1), axis=-3)
+
+
+def per_head(x, lead):
+    """Numbers (..., heads) as a column of matrices: (..., heads, 1, 1), or (1, 1) without heads."""
+    return np.broadcast_to(x, lead or (1,)).reshape(*lead, 1, 1)
+
+
+def sum_visible(weights, x, visible):
+    """sum_j weights[i, j] x[j] over visible (i, j): (..., I, J), (..., J, d) -> (..., I, d)."""
+    finite = np.isfinite(x)
+    total = np.where(visible, weights, 0) @ np.where(finite, x, 0)
+    # A matrix product would let 0 * NaN through, so rows that hold NaN or Inf go one by one.
+    for j in np.unique(np.nonzero(~finite)[-2]):
+        felt = visible[..., j, None] & ~finite[..., j, None, :]
+        total += np.where(felt, weights[..., j, None] * x[..., j, None, :], 0)
+    return total
+
+
+def sum_to(grad, shape):
+    """Sum over the axes along which `shape` was broadcast, and over groups of query heads."""
+    if len(shape) > 2 and grad.shape[-3] != shape[-3]:
+        groups = (shape[-3], grad.shape[-3] // max(shape[-3], 1))
+        grad = grad.reshape(*grad.shape[:-3], *groups, *grad.shape[-2:]).sum(axis=-3)
+    grad = grad.sum(axis=tuple(range(grad.ndim - len(shape))))
+    return grad.sum(axis=tuple(a for a, n in enumerate(shape) if n == 1), keepdims=True)
+
+
+def sum_to_heads(grad, shape):
+    """The same for what `per_head` spread: rows (..., heads, Lq) summed to (..., heads)'s shape."""
+    grad = grad.sum(axis=-1)
+    return sum_to(grad if grad.ndim else grad.reshape(1), shape)

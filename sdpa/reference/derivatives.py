@@ -1,0 +1,305 @@
+"""Derivatives of attention: backward, forward mode, double backward.
+
+One notation for all, that of docs/derivations.md; rows are queries i, columns keys j:
+
+===== ======================================================================================
+x     scale q k^T, the scores
+z     capped(x) + bias, the logits; -inf where masked
+p     exp(z - lse), the weights; p_sink = exp(sink - lse) that of the sink
+r     dropout's factors
+slope d capped / dx
+===== ======================================================================================
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sdpa.reference.arrays import (
+    broadcast,
+    float64,
+    per_head,
+    sum_to,
+    sum_to_heads,
+    sum_visible,
+    transpose,
+)
+from sdpa.reference.forward import attention_forward
+from sdpa.reference.logits import (
+    cap_bend,
+    cap_slope,
+    dropout_factors,
+    logits_of,
+    scale_of,
+    scores_of,
+)
+
+
+class AttentionGradients(NamedTuple):
+    """Result of `attention_backward`; None where a gradient was not asked for."""
+
+    query: np.ndarray | None
+    key: np.ndarray | None
+    value: np.ndarray | None
+    attn_mask: np.ndarray | None
+    sinks: np.ndarray | None
+
+
+class AttentionTangent(NamedTuple):
+    """Result of `attention_jvp`."""
+
+    out: np.ndarray
+    out_t: np.ndarray
+
+
+class AttentionSecondGradients(NamedTuple):
+    """Result of `attention_double_backward`; None where a derivative was not asked for."""
+
+    grad_out: np.ndarray | None
+    query: np.ndarray | None
+    key: np.ndarray | None
+    value: np.ndarray | None
+    attn_mask: np.ndarray | None
+    sinks: np.ndarray | None
+
+
+@np.errstate(all="ignore")
+def attention_backward(
+    grad_out,
+    query,
+    key,
+    value,
+    out,
+    lse,
+    attn_mask=None,
+    dropout_p=0.0,
+    *,
+    grad_lse=None,
+    needs=("query", "key", "value"),
+    enable_gqa=False,
+    softcap=None,
+    scale=None,
+    sinks=None,
+    rng=None,
+    **options,
+):
+    """Gradients of <grad_out, out> + <grad_lse, lse> with respect to the arguments in `needs`.
+
+    Each has the shape of its argument: it is summed over the axes along which that was broadcast.
+    The weights are not kept by the forward but computed again from lse, as in Dao et al.,
+    "FlashAttention" (2022), appendix B.4. The passes run backwards, and each quotes the line of the
+    forward that it inverts.
+
+    Parameters
+    ----------
+    grad_out : (..., heads, Lq, d_v)
+    out, lse
+        Results of `attention_forward` on the same arguments.
+    grad_lse : (..., heads, Lq), None
+        None is zero.
+    needs : sequence of {"query", "key", "value", "attn_mask", "sinks"}
+    """
+    grad_out, query, key, value, out, lse = float64(grad_out, query, key, value, out, lse)
+    q, k, v = broadcast(query, key, value, enable_gqa=enable_gqa)
+    x = scores_of(q, k, scale)
+    z = logits_of(q, k, attn_mask, scale=scale, softcap=softcap, **options)
+    visible = z != -np.inf
+    r = dropout_factors(z.shape, dropout_p, rng)
+
+    # Pass 2 was: p = softmax(z), which is exp(z - lse)
+    p = np.where(visible, np.exp(z - lse[..., None]), 0)
+
+    # Pass 3 was: out = (r * p) @ v
+    grad_p = r * (grad_out @ transpose(v))
+    grad_v = sum_visible(transpose(r * p), grad_out, transpose(visible))
+
+    # Pass 2 was: p = softmax(z); lse = logsumexp(z)
+    # In a row: d p_j / d z_k = p_j (delta_jk - p_k), d lse / d z_k = p_k, and the sum that appears,
+    # sum_j grad_p_j p_j, is <grad_out, out>.
+    shift = (grad_out * out).sum(axis=-1)
+    if grad_lse is not None:
+        shift = shift - np.asarray(grad_lse, np.float64)
+    grad_z = np.where(visible, p * (grad_p - shift[..., None]), 0)
+
+    # Pass 1 was: x = scale * (q @ k^T); z = capped(x) + attn_mask
+    grad_x = np.where(visible, cap_slope(x, softcap) * grad_z, 0)
+    grad_q = scale_of(scale, q) * sum_visible(grad_x, k, visible)
+    grad_k = scale_of(scale, q) * sum_visible(transpose(grad_x), q, transpose(visible))
+
+    def grad_sinks():
+        # A sink is a key without a value: its grad_p is 0.
+        return sum_to_heads(-_sink_weight(sinks, lse) * shift, np.shape(sinks))
+
+    return AttentionGradients(
+        sum_to(grad_q, query.shape) if "query" in needs else None,
+        sum_to(grad_k, key.shape) if "key" in needs else None,
+        sum_to(grad_v, value.shape) if "value" in needs else None,
+        sum_to(grad_z, np.shape(attn_mask)) if "attn_mask" in needs else None,
+        grad_sinks() if "sinks" in needs else None,
+    )
+
+
+@np.errstate(all="ignore")
+def attention_jvp(
+    query,
+    key,
+    value,
+    query_t,
+    key_t,
+    value_t,
+    attn_mask=None,
+    dropout_p=0.0,
+    *,
+    attn_mask_t=None,
+    sinks_t=None,
+    enable_gqa=False,
+    softcap=None,
+    scale=None,
+    sinks=None,
+    rng=None,
+    **options,
+):
+    """out, and what it moves by, out_t, when each argument moves along its tangent.
+
+    Forward-mode differentiation: Griewank and Walther, "Evaluating derivatives" (2008), section
+    3.1. Every line of the forward is followed by its derivative. A tangent that is None is zero.
+    """
+    options |= {"scale": scale, "softcap": softcap}
+    out, lse = attention_forward(
+        query, key, value, attn_mask, dropout_p, enable_gqa=enable_gqa, sinks=sinks, rng=rng,
+        **options,
+    )  # fmt: skip
+    tangents = _or_zeros((query_t, key_t, value_t), (query, key, value))
+    q, k, v, q_t, k_t, v_t = _six(query, key, value, *tangents, enable_gqa=enable_gqa)
+    z = logits_of(q, k, attn_mask, **options)
+    visible = z != -np.inf
+    r = dropout_factors(z.shape, dropout_p, rng)
+    p = np.where(visible, np.exp(z - lse[..., None]), 0)
+
+    x_t = scores_of(q_t, k, scale) + scores_of(q, k_t, scale)
+    z_t = cap_slope(scores_of(q, k, scale), softcap) * x_t
+    z_t = np.where(visible, z_t + _bias_tangent(attn_mask_t), 0)
+    lse_t = (p * z_t).sum(axis=-1) + _sink_weight(sinks, lse) * _sink_tangent(sinks_t, lse)
+    p_t = p * (z_t - lse_t[..., None])
+    out_t = sum_visible(r * p_t, v, visible) + sum_visible(r * p, v_t, visible)
+    return AttentionTangent(out, out_t)
+
+
+@np.errstate(all="ignore")
+def attention_double_backward(
+    gg_query,
+    gg_key,
+    gg_value,
+    grad_out,
+    query,
+    key,
+    value,
+    out,
+    lse,
+    attn_mask=None,
+    dropout_p=0.0,
+    *,
+    gg_attn_mask=None,
+    gg_sinks=None,
+    grad_lse=None,
+    needs=("grad_out", "query", "key", "value"),
+    enable_gqa=False,
+    softcap=None,
+    scale=None,
+    sinks=None,
+    rng=None,
+    **options,
+):
+    """Derivatives of phi = <gg, attention_backward(grad_out, ...)>, its five gradients together.
+
+    A gradient times a direction is a directional derivative, so phi is what forward mode says of
+    the loss <grad_out, out> + <grad_lse, lse> along gg:
+
+        phi = <grad_out, out_t> + <grad_lse, lse_t>,
+
+    and these are the derivatives of that (Griewank and Walther, "Evaluating derivatives" (2008),
+    section 5.1; line by line in docs/derivations.md).
+
+    Parameters
+    ----------
+    gg_query, gg_key, gg_value, gg_attn_mask, gg_sinks
+        Directions, each of its argument's shape; None is zero.
+    needs : sequence of {"grad_out", "query", "key", "value", "attn_mask", "sinks"}
+    """
+    grad_out, query, key, value, out, lse = float64(grad_out, query, key, value, out, lse)
+    tangents = _or_zeros((gg_query, gg_key, gg_value), (query, key, value))
+    q, k, v, q_t, k_t, v_t = _six(query, key, value, *tangents, enable_gqa=enable_gqa)
+    x = scores_of(q, k, scale)
+    z = logits_of(q, k, attn_mask, scale=scale, softcap=softcap, **options)
+    visible = z != -np.inf
+    r = dropout_factors(z.shape, dropout_p, rng)
+    p = np.where(visible, np.exp(z - lse[..., None]), 0)
+    p_sink, sink_t = _sink_weight(sinks, lse), _sink_tangent(gg_sinks, lse)
+
+    # Forward mode, as in attention_jvp.
+    slope = cap_slope(x, softcap)
+    x_t = scores_of(q_t, k, scale) + scores_of(q, k_t, scale)
+    z_t = np.where(visible, slope * x_t + _bias_tangent(gg_attn_mask), 0)
+    lse_t = (p * z_t).sum(axis=-1) + p_sink * sink_t
+    p_t = p * (z_t - lse_t[..., None])
+    out_t = sum_visible(r * p_t, v, visible) + sum_visible(r * p, v_t, visible)
+
+    # A row of phi is sum_j p (y - shift) z_t + sum_j p y_t, with y = r <grad_out, v> and
+    # y_t = r <grad_out, v_t>. Its derivative with respect to z_t is grad_z of the backward:
+    y, y_t = r * (grad_out @ transpose(v)), r * (grad_out @ transpose(v_t))
+    shift = (grad_out * out).sum(axis=-1)
+    if grad_lse is not None:
+        shift = shift - np.asarray(grad_lse, np.float64)
+    by_z_t = np.where(visible, p * (y - shift[..., None]), 0)
+
+    # With respect to z, through p and through shift, which holds p as well:
+    mean = (grad_out * out_t).sum(axis=-1)
+    by_z = (z_t - lse_t[..., None]) * (y - shift[..., None]) + y_t - mean[..., None]
+    by_z = np.where(visible, p * by_z, 0)
+    by_sink = -p_sink * ((sink_t - lse_t) * shift + mean)
+
+    # z and z_t both hold x, the latter in its slope.
+    by_x_t = np.where(visible, slope * by_z_t, 0)
+    by_x = np.where(visible, slope * by_z + cap_bend(x, softcap) * x_t * by_z_t, 0)
+    by_q = sum_visible(by_x, k, visible) + sum_visible(by_x_t, k_t, visible)
+    t = transpose(visible)
+    by_k = sum_visible(transpose(by_x), q, t) + sum_visible(transpose(by_x_t), q_t, t)
+    by_v = sum_visible(transpose(r * p_t), grad_out, t)
+    scale = scale_of(scale, q)
+    return AttentionSecondGradients(
+        out_t if "grad_out" in needs else None,
+        sum_to(scale * by_q, query.shape) if "query" in needs else None,
+        sum_to(scale * by_k, key.shape) if "key" in needs else None,
+        sum_to(by_v, value.shape) if "value" in needs else None,
+        sum_to(by_z, np.shape(attn_mask)) if "attn_mask" in needs else None,
+        sum_to_heads(by_sink, np.shape(sinks)) if "sinks" in needs else None,
+    )
+
+
+def _or_zeros(tangents, arguments):
+    pairs = zip(tangents, arguments, strict=True)
+    return [np.zeros(np.shape(x)) if t is None else t for t, x in pairs]
+
+
+def _six(*arrays, enable_gqa):
+    """query, key, value and their tangents on common leading axes."""
+    q, k, v, q_t, k_t, v_t = float64(*arrays)
+    q, k, v = broadcast(q, k, v, enable_gqa=enable_gqa)
+    q_t, k_t, v_t = broadcast(q_t, k_t, v_t, enable_gqa=enable_gqa)
+    return q, k, v, q_t, k_t, v_t
+
+
+def _bias_tangent(tangent):
+    return 0 if tangent is None else np.asarray(tangent, np.float64)
+
+
+def _sink_weight(sinks, lse):
+    """exp(sink - lse) of each row: (..., heads, Lq); 0 without a sink."""
+    if sinks is None:
+        return np.zeros_like(lse)
+    sink = per_head(np.asarray(sinks, np.float64), lse.shape[:-1])[..., 0]
+    return np.where(sink == -np.inf, 0, np.exp(sink - lse))
+
+
+def _sink_tangent(tangent, lse):
+    return 0 if tangent is None else per_head(float64(tangent)[0], lse.shape[:-1])[..., 0]

@@ -1,0 +1,196 @@
+"""Attention forward, the matrix of weights and its statistics, the union of sets of keys."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sdpa.reference.arrays import broadcast, float64, per_head, sum_visible
+from sdpa.reference.logits import capped, dropout_factors, logits_of, scores_of
+from sdpa.reference.rows import logsumexp, softmax
+
+
+class AttentionForward(NamedTuple):
+    """Result of `attention_forward`."""
+
+    out: np.ndarray
+    lse: np.ndarray
+
+
+class AttentionStatistics(NamedTuple):
+    """Result of `attention_statistics`: one number per row in each, (..., heads, Lq)."""
+
+    lse: np.ndarray
+    entropy: np.ndarray
+    max_weight: np.ndarray
+    sum_p2: np.ndarray
+    sum_p3: np.ndarray
+    score_mean: np.ndarray
+    score_var: np.ndarray
+
+
+def attention(query, key, value, attn_mask=None, **options):
+    """softmax(scale query key^T + attn_mask) value: (..., heads, Lq, d_v).
+
+    Vaswani et al., "Attention is all you need" (2017), equation 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sdpa import reference
+    >>> key = np.zeros((3, 2))  # all scores equal, so the mean of the values
+    >>> reference.attention(np.ones((1, 2)), key, np.array([[1.0], [2.0], [6.0]]))
+    array([[3.]])
+    """
+    return attention_forward(query, key, value, attn_mask, **options).out
+
+
+@np.errstate(all="ignore")
+def attention_forward(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    *,
+    enable_gqa=False,
+    sinks=None,
+    rng=None,
+    **options,
+):
+    """Attention and the log-sum-exp of each row of logits: (out, lse)."""
+    q, k, v = broadcast(*float64(query, key, value), enable_gqa=enable_gqa)
+
+    # Pass 1: logits, (..., heads, Lq, Lk); -inf where masked.
+    z = logits_of(q, k, attn_mask, **options)
+
+    # Pass 2: each row becomes a distribution over its visible keys and the sink.
+    row = with_sink(z, sinks)
+    p, lse = softmax(row)[..., : z.shape[-1]], logsumexp(row)
+
+    # Pass 3: each row of the output is the mean of the visible values under that distribution,
+    # of which dropout takes a random part.
+    r = dropout_factors(z.shape, dropout_p, rng)
+    out = sum_visible(r * p, v, z != -np.inf)
+    return AttentionForward(out, lse)
+
+
+@np.errstate(all="ignore")
+def attention_weights(
+    query,
+    key,
+    attn_mask=None,
+    dropout_p=0.0,
+    *,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,
+    softcap=None,
+    window=None,
+    sinks=None,
+    alibi_slopes=None,
+    key_lengths=None,
+    query_offset=None,
+    rng=None,
+    stage="weights",
+):
+    """The (..., heads, Lq, Lk) matrix itself, at one of its stages.
+
+    Parameters
+    ----------
+    query, key : (..., heads, Lq, d_k), (..., heads, Lk, d_k)
+    attn_mask : broadcastable to (..., heads, Lq, Lk)
+        Boolean: True = attend. Floating: added to the scaled scores, and -inf masks.
+    dropout_p : float
+        Probability with which a weight becomes 0; the others are multiplied by 1 / (1 - dropout_p).
+    is_causal : {False, True, "upper_left", "lower_right"}
+        True is "upper_left": query i sees the keys j <= i + query_offset. "lower_right": the last
+        query meets the last key, so the offset is Lk - Lq (key_lengths - Lq where these are given).
+    scale : float, None
+        None is 1 / sqrt(d_k), or 1 where d_k is 0.
+    enable_gqa : bool
+        Key and value may have fewer heads than query; each serves as many consecutive query heads.
+    softcap : float, None
+        Scaled scores s become softcap * tanh(s / softcap) before anything is added to them.
+    window : (left, right), None
+        Query i sees the keys i + offset - left <= j <= i + offset + right; None is no bound.
+    sinks : broadcastable to (..., heads), None
+        One more logit in every row, as it is: a key that takes weight and has no value.
+    alibi_slopes : broadcastable to (..., heads), None
+        -slope * abs(i + offset - j) is added. Press, Smith and Lewis, "Train short, test long:
+        attention with linear biases" (2022), section 3.
+    key_lengths : int or array that broadcasts to the leading axes without heads, None
+        Only the first key_lengths keys are there; None is all.
+    query_offset : int or array that broadcasts to the leading axes without heads, None
+        Position of query 0 among the keys; None is 0.
+    rng : int
+        Seed of dropout, 0 to 2^64 - 1; see `sdpa.reference.logits.dropout_factors`.
+    stage : {"scores", "capped", "biased", "weights"}
+        scale * query key^T; that with softcap; that with mask and ALiBi, -inf where any mask
+        forbids; its softmax, with the sink in the denominator, after dropout.
+    """
+    q, k = broadcast(*float64(query, key), enable_gqa=enable_gqa)
+    if stage in ("scores", "capped"):
+        return capped(scores_of(q, k, scale), softcap if stage == "capped" else None)
+    z = logits_of(
+        q,
+        k,
+        attn_mask,
+        is_causal=is_causal,
+        scale=scale,
+        softcap=softcap,
+        window=window,
+        alibi_slopes=alibi_slopes,
+        key_lengths=key_lengths,
+        query_offset=query_offset,
+    )
+    if stage == "biased":
+        return z
+    return dropout_factors(z.shape, dropout_p, rng) * softmax(with_sink(z, sinks))[..., :-1]
+
+
+@np.errstate(all="ignore")
+def attention_statistics(query, key, attn_mask=None, *, enable_gqa=False, sinks=None, **options):
+    """Of each row p of the weights, before dropout, and of its visible logits z.
+
+    lse, entropy -sum p ln p, largest weight, sum p^2, sum p^3; mean and variance of z. A sink takes
+    its part of the weight (and of lse), and enters no other sum. A row without a visible key: mean
+    and variance nan, weights 0.
+    """
+    q, k = broadcast(*float64(query, key), enable_gqa=enable_gqa)
+    z = logits_of(q, k, attn_mask, **options)
+    row = with_sink(z, sinks)
+    p, lse = softmax(row)[..., :-1], logsumexp(row)
+    visible = z != -np.inf
+    n = visible.sum(axis=-1)
+    mean = np.where(visible, z, 0).sum(axis=-1) / n
+    deviation = np.where(visible, z - mean[..., None], 0)
+    return AttentionStatistics(
+        lse=lse,
+        entropy=np.where(visible, p * (lse[..., None] - z), 0).sum(axis=-1),
+        max_weight=p.max(axis=-1, initial=0),
+        sum_p2=(p**2).sum(axis=-1),
+        sum_p3=(p**3).sum(axis=-1),
+        score_mean=mean,
+        score_var=(deviation**2).sum(axis=-1) / n,
+    )
+
+
+@np.errstate(all="ignore")
+def merge_attention(outs, lses):
+    """Attention over the union of disjoint sets of keys, from the (out, lse) over each of them.
+
+    lse = log sum_t exp(lses[t]) and out = sum_t exp(lses[t] - lse) outs[t]; the associative sum of
+    Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), section 3.1. A part
+    whose lse is -inf has seen no key and is left out.
+    """
+    outs, lses = np.stack(float64(*outs)), np.stack(float64(*lses))
+    p = softmax(lses, axis=0)[..., None]
+    out = np.where(lses[..., None] == -np.inf, 0, p * outs).sum(axis=0)
+    return AttentionForward(out, logsumexp(lses, axis=0))
+
+
+def with_sink(z, sinks=None):
+    """z with one more column, the sink of its head; -inf, which is no key, where there is none."""
+    sinks = -np.inf if sinks is None else np.asarray(sinks, np.float64)
+    column = np.broadcast_to(per_head(sinks, z.shape[:-2]), (*z.shape[:-1], 1))
+    return np.concatenate([z, column], axis=-1)

@@ -1,0 +1,136 @@
+"""From query and key to the logits of a row: scale, softcap, bias, ALiBi, masks; and dropout."""
+
+import numpy as np
+
+from sdpa.reference.arrays import per_head, transpose
+
+
+def scale_of(scale, q):
+    """None is 1 / sqrt(d_k), or 1 where d_k is 0."""
+    return 1 / np.sqrt(max(q.shape[-1], 1)) if scale is None else scale
+
+
+def scores_of(q, k, scale=None):
+    """scale * q k^T: (..., heads, Lq, Lk)."""
+    return scale_of(scale, q) * (q @ transpose(k))
+
+
+def capped(s, softcap=None):
+    """softcap * tanh(s / softcap), which is near s while that is small and never beyond softcap."""
+    return s if softcap is None else softcap * np.tanh(s / softcap)
+
+
+def cap_slope(s, softcap=None):
+    """Derivative of `capped` with respect to s: 1 - tanh^2(s / softcap)."""
+    return np.ones_like(s) if softcap is None else 1 - np.tanh(s / softcap) ** 2
+
+
+def cap_bend(s, softcap=None):
+    """Derivative of `cap_slope` with respect to s."""
+    if softcap is None:
+        return np.zeros_like(s)
+    return -2 / softcap * np.tanh(s / softcap) * cap_slope(s, softcap)
+
+
+def logits_of(
+    q,
+    k,
+    attn_mask=None,
+    *,
+    is_causal=False,
+    scale=None,
+    softcap=None,
+    window=None,
+    alibi_slopes=None,
+    key_lengths=None,
+    query_offset=None,
+):
+    """What softmax gets: capped scores with everything added, -inf where any mask forbids."""
+    z = capped(scores_of(q, k, scale), softcap)
+    lead, (n_q, n_k) = z.shape[:-2], z.shape[-2:]
+
+    # One length and offset per batch entry, as (..., 1, 1, 1).
+    batch, rest = lead[:-1], (1,) * min(3, z.ndim)
+    length = n_k if key_lengths is None else key_lengths
+    offset = 0 if query_offset is None else query_offset
+    length, offset = (np.broadcast_to(x, batch).reshape(batch + rest) for x in (length, offset))
+    if is_causal == "lower_right":
+        offset = length - n_q
+
+    # Query i stands at `position` among the keys.
+    j, position = np.arange(n_k), np.arange(n_q)[:, None] + offset
+    visible = j < length
+    if is_causal:
+        visible = visible & (j <= position)
+    left, right = window or (None, None)
+    if left is not None:
+        visible = visible & (j >= position - left)
+    if right is not None:
+        visible = visible & (j <= position + right)
+
+    if alibi_slopes is not None:
+        slopes = per_head(np.asarray(alibi_slopes, np.float64), lead)
+        z = z - slopes * abs(position - j)
+    if attn_mask is not None:
+        mask = np.broadcast_to(attn_mask, z.shape)
+        if mask.dtype == bool:
+            visible = visible & mask
+        else:
+            bias = mask.astype(np.float64)
+            visible = visible & (bias != -np.inf)
+            z = z + bias
+    return np.where(visible, z, -np.inf)
+
+
+def dropout_factors(shape, dropout_p=0.0, rng=None):
+    """0 with probability dropout_p, or else 1 / (1 - dropout_p), for each pair: (..., Lq, Lk).
+
+    Pair (i, j) of a head takes word j % 4 of the Philox block whose counter is (i, j // 4, head,
+    batch), batch counting all leading axes but heads as one, and whose key is the low and the high
+    half of the seed `rng`. It is dropped if the word is below dropout_p 2^32, rounded to an
+    integer.
+    """
+    if dropout_p == 0:
+        return np.ones(shape)
+    n_q, n_k = shape[-2:]
+    heads = shape[-3] if len(shape) > 2 else 1
+    n_batch = int(np.prod(shape[:-3]))
+    b, h, i, block = np.ogrid[:n_batch, :heads, :n_q, : -(-n_k // 4)]
+    words = philox4x32((i, block, h, b), (rng & 0xFFFFFFFF, rng >> 32))
+    words = np.stack(words, axis=-1).reshape(n_batch, heads, n_q, -1)[..., :n_k].reshape(shape)
+    kept = 1 / (1 - dropout_p) if dropout_p < 1 else 0
+    return np.where(words < np.rint(dropout_p * 2.0**32), 0, kept)
+
+
+def philox4x32(counter, key, rounds=10):
+    """Four random words of 32 bits for each counter of four, under a key of two.
+
+    Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011), section
+    3.3. Each round multiplies two of the words by constants to 64 bits, of which the high halves
+    are mixed with the other two words and the round's key, and the low halves kept.
+
+    Parameters
+    ----------
+    counter : four integer arrays that broadcast with one another
+    key : two integers
+        All of them modulo 2^32.
+
+    Returns
+    -------
+    list of four uint64 arrays, each element below 2^32
+
+    Examples
+    --------
+    >>> from sdpa.reference.logits import philox4x32
+    >>> [hex(word) for word in philox4x32((0, 0, 0, 0), (0, 0))]
+    ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
+    """
+    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
+    c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(c).astype(np.uint64) & low for c in counter))
+    k0, k1 = (int(k) & 0xFFFFFFFF for k in key)
+    for _ in range(rounds):
+        one, two = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c2 = (two >> half) ^ c1 ^ np.uint64(k0), (one >> half) ^ c3 ^ np.uint64(k1)
+        c1, c3 = two & low, one & low
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return [c0, c1, c2, c3]

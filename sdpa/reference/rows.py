@@ -1,0 +1,78 @@
+"""Softmax, its logarithm and its normaliser along any axes; their gradients."""
+
+import numpy as np
+
+from sdpa.reference.arrays import float64
+
+
+@np.errstate(all="ignore")
+def softmax(x, axis=-1, *, temperature=1.0, where=None):
+    """p = exp(x / temperature) / sum exp(x / temperature) over `axis`: int, several, None (all).
+
+    An element is left out, its p 0, when `where` is False there or x is -inf. None left: all are 0.
+    """
+    x = included(x, where) / temperature
+    e = np.exp(x - finite_max(x, axis))
+    total = e.sum(axis=axis, keepdims=True)
+    return np.where(x == -np.inf, 0, e / total)
+
+
+@np.errstate(all="ignore")
+def log_softmax(x, axis=-1, *, temperature=1.0, where=None):
+    """Log of `softmax`: x / temperature - logsumexp(x / temperature), -inf for what is left out."""
+    x = included(x, where) / temperature
+    return np.where(x == -np.inf, x, x - logsumexp(x, axis, keepdims=True))
+
+
+@np.errstate(all="ignore")
+def logsumexp(x, axis=-1, *, where=None, keepdims=False):
+    """log sum exp(x) over `axis`, as m + log sum exp(x - m), m the maximum; -inf of nothing."""
+    x = included(x, where)
+    m = finite_max(x, axis)
+    lse = m + np.log(np.exp(x - m).sum(axis=axis, keepdims=True))
+    lse = np.where(m == np.inf, m, lse)
+    return lse if keepdims else lse.squeeze(axis)
+
+
+@np.errstate(all="ignore")
+def softmax_backward(grad, weights, axis=-1, *, temperature=1.0):
+    """Gradient of softmax, p = exp(x / temperature) / sum: dx = p (g - sum g p) / temperature."""
+    g, p = float64(grad, weights)
+    return p * (g - (g * p).sum(axis=axis, keepdims=True)) / temperature
+
+
+@np.errstate(all="ignore")
+def log_softmax_backward(grad, log_weights, axis=-1, *, temperature=1.0):
+    """Gradient of log_softmax, log p = x / temperature - lse: dx = (g - p sum g) / temperature.
+
+    What was left out (log p = -inf) is constant: its gradient is 0, and its g enters no sum.
+    """
+    g, log_p = float64(grad, log_weights)
+    g = np.where(log_p == -np.inf, 0, g)
+    return (g - np.exp(log_p) * g.sum(axis=axis, keepdims=True)) / temperature
+
+
+@np.errstate(all="ignore")
+def logsumexp_backward(grad, x, lse, axis=-1):
+    """Gradient of logsumexp: dx = g exp(x - lse); grad, lse with or without the summed axes."""
+    g, x, lse = float64(grad, x, lse)
+    g, lse = (y.reshape(x.sum(axis=axis, keepdims=True).shape) for y in (g, lse))
+    return np.where(x == -np.inf, 0, g * np.exp(x - lse))
+
+
+def softmax_jacobian(weights, axis=-1, *, temperature=1.0):
+    """J[..., i, j] = d p_i / d x_j = p_i (delta_ij - p_j) / temperature, its two axes last."""
+    p = np.moveaxis(np.asarray(weights, np.float64), axis, -1)
+    return (p[..., :, None] * (np.eye(p.shape[-1]) - p[..., None, :])) / temperature
+
+
+def included(x, where):
+    """x as float64, -inf where it is left out."""
+    x = np.asarray(x, np.float64)
+    return x if where is None else np.where(where, x, -np.inf)
+
+
+def finite_max(x, axis):
+    """Maximum along `axis`, kept as an axis; 0 where it is -inf, so that x minus it stays -inf."""
+    m = x.max(axis=axis, keepdims=True, initial=-np.inf)
+    return np.where(m == -np.inf, 0, m)

@@ -4,16 +4,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
-from math import ceil, floor, log10
+from math import ceil
 from typing import Any
 
 from sdpa import lab
 from sdpa.lab.inputs import N_IMAGES
+from sdpa.lab.progress import progress as progress_bar
 from sdpa.lab.scale import DEAD, FEWEST_DRAWS, SATURATED, ScaleRow
 from sdpa.lab.speed import SHAPES, SpeedRow
+from sdpa.lab.table import layout, with_interval
 
 SETTING = f"""
 What does dividing the scores of attention by sqrt(d_k) change, before any training?
@@ -47,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.command == "info":
         machine = lab.machine()
         print(_json(machine) if options.json else _machine_text(machine))
+    elif options.command == "claims":
+        _claims(options)
     else:
         _main_job(options.draws, options.seed, options.json)
 
@@ -79,7 +82,30 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="the machine, and the kernels chosen for it")
     # Without a default, which would undo a --json that stands before the command.
     info.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
+    claims = commands.add_parser("claims", help="every claim of the notes, judged by measurement")
+    claims.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
+    claims.add_argument("--seed", type=integer(0), default=argparse.SUPPRESS, help="default 0")
+    claims.add_argument("--only", metavar="ID", nargs="+", help="these rows alone")
+    claims.add_argument("--save", metavar="DIR", help="write what was measured per draw to DIR")
+    claims.add_argument(
+        "--times", type=float, default=1.0, help="multiplies the numbers of draws; default 1"
+    )
     return parser
+
+
+def _claims(options: argparse.Namespace) -> None:
+    from sdpa.lab import claims
+    from sdpa.lab.claims import cli
+
+    names = options.only or list(claims.claims())
+    with progress_bar("claims", len(names)) as progress:
+        try:
+            rows = claims.ledger(names, seed=options.seed, times=options.times, progress=progress)
+        except ValueError as error:
+            sys.exit(f"python -m sdpa claims: {error}")
+    if options.save:
+        cli.save(rows, options.save)
+    print(_json([row.record() for row in rows]) if options.json else cli.text(rows))
 
 
 def _main_job(draws: int, seed: int, as_json: bool) -> None:
@@ -99,37 +125,14 @@ def _main_job(draws: int, seed: int, as_json: bool) -> None:
         say(f"\nNo table of digits: {error}")
     inputs["random"] = lab.normal(draws, seed=seed)
     for name, x in inputs.items():
-        with _progress(name, 6 * len(x)) as progress:
+        with progress_bar(name, 6 * len(x)) as progress:
             result[name] = lab.scale_effect(x, seed=seed, progress=progress)
         say(_scale_text(name, result[name]))
-    with _progress("speed", 2 * len(SHAPES)) as progress:
+    with progress_bar("speed", 2 * len(SHAPES)) as progress:
         result["speed"] = lab.speed(seed=seed, progress=progress)
     say(_speed_text(result["speed"], machine["sdpa"]["threads"]))
     if as_json:
         print(_json(result))
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], object]]:
-    """A bar on stderr where that is a terminal; yields the function that moves it."""
-    if not sys.stderr.isatty():
-        yield lambda n: None
-        return
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        done = 0
-
-        def move(n: int) -> None:
-            nonlocal done
-            done += n
-            print(f"\r{what}: {100 * done // total:3d} %", end="", file=sys.stderr, flush=True)
-
-        yield move
-        print("\r" + " " * (len(what) + 7) + "\r", end="", file=sys.stderr, flush=True)
-    else:
-        with tqdm(total=total, desc=what, leave=False, file=sys.stderr) as bar:
-            yield bar.update
 
 
 def _json(value: Any) -> str:
@@ -180,22 +183,24 @@ def _scale_text(name: str, rows: list[ScaleRow]) -> str:
         forward_rows.append(
             [
                 *first,
-                *(_figure(total), f"{row.iid_variance:.3g}", f"{total.predicted:.3g}"),
-                *(_figure(in_row), f"{in_row.predicted:.3g}"),
-                *(_figure(row.entropy), _figure(row.max_weight), _percent(row.saturated)),
+                *(with_interval(total), f"{row.iid_variance:.3g}", f"{total.predicted:.3g}"),
+                *(with_interval(in_row), f"{in_row.predicted:.3g}"),
+                *(with_interval(row.entropy), with_interval(row.max_weight)),
+                _percent(row.saturated),
             ]
         )
         cells = first
         for target in ("query", "key", "value"):
             rms, median = getattr(row, f"rms_grad_{target}"), getattr(row, f"median_grad_{target}")
             dead = getattr(row, f"dead_grad_{target}")
-            cells = [*cells, _figure(rms), f"{rms.predicted:.3g}", _figure(median), _percent(dead)]
+            cells = [*cells, with_interval(rms), f"{rms.predicted:.3g}", with_interval(median)]
+            cells.append(_percent(dead))
         backward_rows.append(cells)
 
     inputs = f"{rows[0].entropy.n} inputs"
     return (
-        f"\n{name}: scores and weights, {inputs}\n{_layout(forward, forward_rows)}\n"
-        f"\n{name}: gradients, {inputs}\n{_layout(backward, backward_rows)}\n"
+        f"\n{name}: scores and weights, {inputs}\n{layout(forward, forward_rows)}\n"
+        f"\n{name}: gradients, {inputs}\n{layout(backward, backward_rows)}\n"
         f"\n{name} in short, {PROJECTIONS[rows[0].projection]}\n{_summary(rows)}"
     )
 
@@ -215,7 +220,7 @@ def _summary(rows: list[ScaleRow]) -> str:
         ("median", 2, lambda row: row.median_grad_query.value),
         ("rows without, %", 1, lambda row: 100 * row.dead_grad_query.value),
     ]
-    return _layout(
+    return layout(
         [f"d_k = {rows[0].d_k} to {rows[-1].d_k}", "with 1/sqrt(d_k)", "without"],
         [
             [what, course(scaled, get, decimals), course(unscaled, get, decimals)]
@@ -238,15 +243,8 @@ def _speed_text(rows: list[SpeedRow], threads: int) -> str:
     return (
         "\nSpeed against the formula in NumPy, float32, in turns, the shortest call of each;\n"
         f"sdpa on {threads} threads, NumPy's matrix products on as many as its BLAS takes\n"
-        f"{_layout(header, cells)}"
+        f"{layout(header, cells)}"
     )
-
-
-def _figure(estimate: lab.Estimate) -> str:
-    """value±half, half to one digit and without the zero before its point."""
-    half = (estimate.high - estimate.low) / 2
-    decimals = max(0, -floor(log10(half))) if half > 0 else 3
-    return f"{estimate.value:.{decimals}f}±" + f"{half:.{decimals}f}".removeprefix("0")
 
 
 def _percent(estimate: lab.Estimate) -> str:
@@ -255,23 +253,6 @@ def _percent(estimate: lab.Estimate) -> str:
     decimals = 1 if value < 9.95 else 0
     half = ceil(half * 10**decimals) / 10**decimals
     return f"{value:.{decimals}f}±" + f"{half:.{decimals}f}".removeprefix("0")
-
-
-def _layout(header: Sequence[str], rows: Sequence[str | list[str]]) -> str:
-    """Columns aligned to the right, under names of one line or two; a string stands as it is."""
-    names = [name.rpartition("\n") for name in header]
-    lines: list[str | list[str]] = [[upper for upper, _, _ in names]]
-    lines += [[lower for _, _, lower in names]]
-    lines += rows
-    cells = [line for line in lines if not isinstance(line, str)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-
-    def text(line: str | list[str]) -> str:
-        if isinstance(line, str):
-            return line
-        return " ".join(map(str.rjust, line, widths)).rstrip()
-
-    return "\n".join(text(line) for line in lines if line != [""] * len(header))
 
 
 if __name__ == "__main__":

@@ -341,7 +341,7 @@ def test_the_environment_chooses_the_kernels():
         (("--draws", "29"), "--draws: expected at least 30, got 29"),
         (("--seed", "-1"), "--seed: expected at least 0, got -1"),
         (("--draws", "many"), "--draws: "),
-        (("claims",), "invalid choice: 'claims'"),
+        (("everything",), "invalid choice: 'everything'"),
     ],
 )
 def test_bad_arguments(arguments, message):

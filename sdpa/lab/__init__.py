@@ -5,16 +5,19 @@ them. A figure that is estimated comes as an `Estimate`: with its interval, the 
 independent draws behind it and, where a law predicts it, the prediction.
 """
 
-from .estimate import Estimate
+from .estimate import Draws, Estimate
 from .inputs import digits, normal
 from .machine import machine
 from .scale import ScaleRow, scale_effect
 from .speed import SpeedRow, speed
+from .table import Table
 
 __all__ = [
+    "Draws",
     "Estimate",
     "ScaleRow",
     "SpeedRow",
+    "Table",
     "digits",
     "machine",
     "normal",

@@ -1,0 +1,111 @@
+"""The one rule by which every claim is judged."""
+
+import time
+from collections.abc import Iterable
+
+from ..estimate import Draws, Estimate
+from ..table import with_interval
+from .record import Claim, Expect, Figure, Row
+
+ALPHA = 0.05
+"""Chance that any interval of the whole ledger misses its truth, at most."""
+
+LOOKS = 2
+"""A row that the first look leaves undecided is measured again, with more draws."""
+
+
+def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
+    """Measure a claim and compare.
+
+    The interval of every figure is at level 1 - ALPHA / (rows * figures judged * LOOKS), so that
+    all intervals of the ledger hold together with probability 1 - ALPHA (Bonferroni). Then
+
+        reproduced   every interval lies inside the margin around what is claimed
+        corrected    some lie outside; each of these lies inside the same margin around our law
+        refuted      some lie outside, and there is no such law
+        undecided    else, after the last look
+
+    Parameters
+    ----------
+    claim : Claim
+    rows : int
+        Of the ledger, whatever part of it is judged now.
+    seed : int
+    times : float
+        Multiplies the numbers of draws.
+
+    Returns
+    -------
+    Row
+        Undecided, without figures, where the experiment needs a package that is not installed.
+    """
+    start = time.perf_counter()
+    level = 1 - ALPHA / (rows * max(1, len(claim.expect)) * LOOKS)
+    for factor in (1, claim.more) if claim.more > 1 else (1,):
+        try:
+            measured = claim.experiment(seed, times * factor)
+        except ImportError as error:
+            verdict, statement, found, measured = "undecided", f"Not measured here: {error}", {}, {}
+            break
+        found = {
+            name: cell.estimate(level) if isinstance(cell, Draws) else cell
+            for name, cell in measured.items()
+        }
+        verdict, final = decide(claim.expect, found)
+        statement = _statement(claim, verdict, found)
+        if final:
+            break
+    return Row(
+        claim=claim,
+        verdict=verdict,
+        statement=statement,
+        figures=tuple(Figure(name, *cell[:4]) for name, cell in found.items()),
+        level=level,
+        seed=seed,
+        seconds=time.perf_counter() - start,
+        draws={name: cell.values for name, cell in measured.items() if isinstance(cell, Draws)},
+    )
+
+
+def decide(expect: Iterable[Expect], found: dict[str, Estimate]) -> tuple[str, bool]:
+    """The verdict, and whether more draws could not change it."""
+    claimed = [_compare(found[e.figure], e.region(e.claimed)) for e in expect]
+    if "outside" not in claimed:
+        return ("undecided", False) if "across" in claimed else ("reproduced", True)
+    laws = [
+        "none" if e.law is None else _compare(found[e.figure], e.region(e.law))
+        for e, where in zip(expect, claimed, strict=True)
+        if where == "outside"
+    ]
+    if all(where == "inside" for where in laws):
+        return "corrected", True
+    return "refuted", "none" in laws or "outside" in laws
+
+
+def _compare(figure: Estimate, region: tuple[float, float]) -> str:
+    low, high = region
+    if figure.low > high or figure.high < low:
+        return "outside"
+    return "inside" if low <= figure.low and figure.high <= high else "across"
+
+
+class _Shown:
+    """An estimate in a statement: with its interval, or its value in a format."""
+
+    def __init__(self, estimate: Estimate) -> None:
+        self.estimate = estimate
+
+    def __format__(self, form: str) -> str:
+        return format(self.estimate.value, form) if form else with_interval(self.estimate)
+
+
+def _statement(claim: Claim, verdict: str, found: dict[str, Estimate]) -> str:
+    shown = {name: _Shown(estimate) for name, estimate in found.items()}
+    if verdict == "undecided":
+        open_figures = [
+            f"{e.figure} {with_interval(found[e.figure])} against {e.claimed:g}"
+            for e in claim.expect
+            if _compare(found[e.figure], e.region(e.claimed)) == "across"
+        ]
+        return f"Not decided by these draws: {'; '.join(open_figures)}."
+    return (claim.holds if verdict == "reproduced" else claim.law).format_map(shown)

@@ -1,0 +1,101 @@
+"""What a row of the ledger consists of, before and after it is judged."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..estimate import Draws, Estimate
+
+Margin = float | tuple[float | None, float | None]
+Measured = Mapping[str, Draws | Estimate]
+
+
+class Figure(NamedTuple):
+    """A measured figure with its interval; `n` independent draws stand behind it."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+class Expect(NamedTuple):
+    """What a claim says of one figure, fixed before anything is measured."""
+
+    figure: str
+    claimed: float
+    margin: Margin
+    """How far off would still be as the note says: below and above, None = any distance."""
+    law: float | None = None
+    """What we say instead, where it differs; held to the same margin."""
+
+    def region(self, centre: float) -> tuple[float, float]:
+        """Ends of the values that agree with `centre`."""
+        below, above = self.margin if isinstance(self.margin, tuple) else (self.margin,) * 2
+        low = -float("inf") if below is None else centre - below
+        return low, float("inf") if above is None else centre + above
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One row of the ledger; `sdpa.lab.claims` says how to write one."""
+
+    id: str
+    notes: tuple[str, ...]
+    claim: str
+    claim_zh: str
+    expect: tuple[Expect, ...]
+    holds: str
+    """Said when it is reproduced; {FIGURE} and {FIGURE:FORMAT} stand for what was measured."""
+    law: str
+    """Said when it is not: the right law in one sentence."""
+    experiment: Callable[[int, float], Measured]
+    """(seed, times) to figures by name; `times` multiplies the numbers of draws."""
+    cited: bool = False
+    """The figures are those of a publication, with its rounding as interval."""
+    more: float = 4
+    """`times` at the second look; 1: there is none."""
+
+    @property
+    def experiment_name(self) -> str:
+        """Where the experiment stands."""
+        return f"{self.experiment.__module__}.{self.experiment.__qualname__}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A judged claim."""
+
+    claim: Claim
+    verdict: str
+    """"reproduced", "corrected", "refuted" or "undecided"."""
+    statement: str
+    figures: tuple[Figure, ...]
+    level: float
+    """Of each interval."""
+    seed: int
+    seconds: float
+    draws: dict[str, Any]
+    """What was measured per draw, by figure."""
+
+    def record(self) -> dict[str, Any]:
+        """The row as plain data, the form of `python -m sdpa claims --json`."""
+        claim = self.claim
+        result = {
+            "id": claim.id,
+            "notes": list(claim.notes),
+            "claim": claim.claim,
+            "claim_zh": claim.claim_zh,
+            "verdict": self.verdict,
+            "statement": self.statement,
+            "figures": [figure._asdict() for figure in self.figures],
+            "predicted": {expect.figure: expect.claimed for expect in claim.expect},
+            "law": {e.figure: e.law for e in claim.expect if e.law is not None},
+            "margin": {expect.figure: expect.margin for expect in claim.expect},
+            "level": self.level,
+            "experiment": claim.experiment_name,
+            "seed": self.seed,
+            "seconds": round(self.seconds, 3),
+        }
+        return result | ({"cited": True} if claim.cited else {})

@@ -1,0 +1,233 @@
+"""The ledger: the rule by which it judges, what its records must hold, how it prints."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sdpa import lab
+from sdpa.lab import claims, estimate
+from sdpa.lab.claims import Claim, Expect, cli
+from sdpa.lab.claims.judge import ALPHA, LOOKS, decide
+from sdpa.lab.estimate import Draws, Estimate, exact, student
+from sdpa.lab.table import Table
+
+RECORDS = claims.claims()
+
+
+def figure(low, high):
+    return Estimate((low + high) / 2, low, high, 10)
+
+
+# ---------------------------------------------------------------------- the rule
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "law", "verdict"),
+    [
+        (0.95, 1.05, None, ("reproduced", True)),
+        (0.85, 0.95, None, ("undecided", False)),
+        (0.5, 1.5, None, ("undecided", False)),
+        (0.4, 0.6, None, ("refuted", True)),
+        (0.4, 0.6, 0.5, ("corrected", True)),
+        (0.3, 0.7, 0.5, ("refuted", False)),
+        (0.2, 0.3, 0.5, ("refuted", True)),
+        # A law does not help where the claim holds or may hold.
+        (0.95, 1.05, 0.5, ("reproduced", True)),
+        (0.85, 0.95, 0.85, ("undecided", False)),
+    ],
+)
+def test_one_figure(low, high, law, verdict):
+    assert decide([Expect("x", 1.0, 0.1, law)], {"x": figure(low, high)}) == verdict
+
+
+def test_every_figure_must_agree():
+    expect = [Expect("a", 1.0, 0.1), Expect("b", 1.0, 0.1, law=2.0)]
+    inside, across, twice = figure(0.95, 1.05), figure(0.85, 0.95), figure(1.95, 2.05)
+    assert decide(expect, {"a": inside, "b": inside})[0] == "reproduced"
+    assert decide(expect, {"a": inside, "b": across})[0] == "undecided"
+    assert decide(expect, {"a": inside, "b": twice})[0] == "corrected"
+    assert decide(expect, {"a": across, "b": twice})[0] == "corrected"
+    assert decide(expect, {"a": twice, "b": twice})[0] == "refuted"
+
+
+def test_one_sided_margins():
+    at_least = Expect("x", 10.0, (0, None))
+    assert decide([at_least], {"x": figure(10.0, 1e9)})[0] == "reproduced"
+    assert decide([at_least], {"x": figure(9.0, 11.0)})[0] == "undecided"
+    assert decide([at_least], {"x": figure(1.0, 9.9)})[0] == "refuted"
+    assert decide([Expect("x", 10.0, (None, 1))], {"x": figure(-1e9, 11.0)})[0] == "reproduced"
+
+
+def claim(expect, experiment, **other):
+    text = {"claim": "c", "claim_zh": "c", "holds": "holds: {x}", "law": "law: {x:.1f}"}
+    record = {"id": "test", "notes": ("000",), **text, **other}
+    return Claim(expect=tuple(expect), experiment=experiment, **record)
+
+
+def test_the_level_holds_for_the_whole_ledger():
+    seen = []
+
+    def experiment(seed, times):
+        seen.append((seed, times))
+        values = np.random.default_rng(seed).standard_normal(100)
+        return {"x": Draws(values), "y": exact(3.0)}
+
+    wide = claim([Expect("x", 0.0, 9.0), Expect("y", 3.0, 0.0)], experiment)
+    row = claims.judge(wide, rows=50, seed=3, times=0.5)
+    assert seen == [(3, 0.5)]
+    assert row.verdict == "reproduced"
+    assert row.level == 1 - ALPHA / (50 * 2 * LOOKS)
+    values = np.random.default_rng(3).standard_normal(100)
+    half = student(row.level, 99) * values.std(ddof=1) / 10
+    assert row.figures[0][1:] == pytest.approx(
+        (values.mean(), values.mean() - half, values.mean() + half, 100)
+    )
+    assert row.figures[1] == ("y", 3.0, 3.0, 3.0, 1)
+    assert row.statement == f"holds: {lab.table.with_interval(Estimate(*row.figures[0][1:]))}"
+    assert (row.draws["x"] == values).all()
+
+
+def test_undecided_rows_are_measured_again_with_more_draws():
+    seen = []
+
+    def experiment(seed, times):
+        seen.append(times)
+        return {"x": figure(0.5, 1.5) if times < 8 else figure(1.9, 2.1)}
+
+    expect = [Expect("x", 1.0, 0.2)]
+    assert claims.judge(claim(expect, experiment, more=8), rows=1).statement == "law: 2.0"
+    assert seen == [1, 8]
+    row = claims.judge(claim(expect, experiment, more=1), rows=1)
+    assert seen == [1, 8, 1]
+    assert row.verdict == "undecided"
+    assert row.statement == "Not decided by these draws: x 1.0±.5 against 1."
+
+
+def test_a_missing_package_leaves_the_row_undecided_by_name():
+    def experiment(seed, times):
+        raise ImportError("needs a model: pip install it")
+
+    row = claims.judge(claim([Expect("x", 0.0, 1.0)], experiment), rows=1)
+    assert (row.verdict, row.figures) == ("undecided", ())
+    assert row.statement == "Not measured here: needs a model: pip install it"
+
+
+def test_student_quantiles_are_those_of_the_tables():
+    # Fisher & Yates, "Statistical tables", table III: two-sided.
+    for level, freedom, quantile in [
+        (0.95, 1, 12.706),
+        (0.95, 4, 2.776),
+        (0.99, 10, 3.169),
+        (0.999, 2, 31.599),
+        (0.999, 30, 3.646),
+        (0.999, 120, 3.373),
+    ]:
+        assert student(level, freedom) == pytest.approx(quantile, abs=6e-4)
+    # Both branches where they meet, and the normal limit.
+    assert student(0.9999, 999) == pytest.approx(student(0.9999, 1000), rel=5e-5)
+    assert student(0.95, 10**9) == pytest.approx(estimate.Z, abs=1e-6)
+
+
+# ---------------------------------------------------------------------- the records
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_record(name):
+    record = RECORDS[name]
+    assert record.id == name
+    assert record.expect
+    assert set(record.notes) <= {"000", "001", "002", "003", "004"}
+    assert record.notes
+    assert re.search(r"[\u4e00-\u9fff]", record.claim_zh)
+    assert record.claim.endswith(".")
+    assert record.claim.isascii()
+    for expect in record.expect:
+        assert not set(expect.figure) & set(".:![]{}")
+        assert all(math.isfinite(end) for end in (expect.claimed, expect.law or 0))
+        low, high = expect.region(expect.claimed)
+        assert low <= expect.claimed <= high
+        assert not (math.isinf(low) and math.isinf(high))
+
+
+def test_ids_are_there_once():
+    assert len(set(claims.IDS)) == len(claims.IDS)
+    assert list(RECORDS) == [name for name in claims.IDS if name in RECORDS]
+
+
+def test_an_unknown_row_is_refused():
+    with pytest.raises(ValueError, match=r"only: expected ids of claims .* got \['mean'\]"):
+        claims.ledger(["mean"])
+
+
+# ---------------------------------------------------------------------- how it is shown
+
+
+def test_json(tmp_path):
+    command = [sys.executable, "-m", "sdpa", "claims", "--json", "--only", "softmax-raw"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    (row,) = json.loads(done.stdout)
+    assert {"id", "notes", "claim", "claim_zh", "verdict", "statement", "figures"} < set(row)
+    assert {"predicted", "margin", "experiment", "seed", "seconds"} < set(row)
+    assert row["verdict"] == "reproduced"
+    assert row["figures"][4]["value"] == pytest.approx(1 - 8.3e-7, abs=1e-8)
+    assert row["predicted"]["weight 5"] == 1
+
+
+def test_an_unknown_row_on_the_command_line():
+    command = [sys.executable, "-m", "sdpa", "claims", "--only", "everything"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "got ['everything']" in done.stderr
+
+
+def test_text_and_saved_draws(tmp_path):
+    values = np.arange(11.0)
+    record = claim([Expect("a figure", 5.0, (None, 9))], lambda s, t: {"a figure": Draws(values)})
+    record = claim(
+        record.expect, record.experiment, holds="so it is", cited=True, notes=("001", "003")
+    )
+    row = claims.judge(record, rows=1)
+    shown = cli.text([row])
+    assert "test: reproduced (cited), notes 001 003" in shown
+    assert "a figure: 5±3 (n = 11); claimed 5, margin any below +9" in shown
+    assert "1 reproduced" in shown
+    cli.save([row], tmp_path / "draws")
+    assert (np.load(tmp_path / "draws" / "test.npz")["a_figure"] == values).all()
+    assert row.record()["cited"] is True
+    json.dumps(row.record(), allow_nan=False)
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def test_table():
+    table = Table(
+        "t",
+        [
+            {"d_k": 4, "rule": "none", "x": Draws(np.array([1.0, 3.0]), predicted=2.0)},
+            {"d_k": 8, "rule": "none", "x": exact(5.0)},
+        ],
+    )
+    assert len(table) == 2
+    assert list(table["x"]) == [2.0, 5.0]
+    assert list(table["x_n"]) == [2, 1]
+    assert table["x_low"][0] == pytest.approx(2 - 12.7062)
+    assert table["x_predicted"][0] == 2
+    assert np.isnan(table["x_predicted"][1])
+    assert table.row(d_k=8)["x"].value == 5
+    assert list(table.where(rule="none")["d_k"]) == [4, 8]
+    with pytest.raises(KeyError, match="found 2"):
+        table.row(rule="none")
+    assert str(table).splitlines()[1:] == [
+        "d_k rule    x predicted",
+        "  4 none 2±13      2.00",
+        "  8 none 5.00",
+    ]
+    with pytest.raises(ValueError, match="rows: expected the columns"):
+        Table("", [{"a": 1}, {"b": 1}])
+    assert str(Table("empty", [])) == "empty"

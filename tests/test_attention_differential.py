@@ -1,13 +1,13 @@
 """Attention against the oracle over shapes, layouts, masks and options, and against PyTorch.
 
-Every comparison is held to the bound that helpers.attention_bounds derives for its very data.
+Every comparison is held to the bound that bounds.AttentionBounds derives for its very data.
 """
 
 import itertools
 
 import numpy as np
 import pytest
-from helpers import LAYOUTS, SIZES, assert_within, attention_bounds, check_attention, normal
+from helpers import LAYOUTS, SIZES, AttentionBounds, assert_within, check_attention, normal
 
 import sdpa
 from sdpa import reference
@@ -252,7 +252,7 @@ def test_merge(rng, dtype, parts):
     pieces = [(k[..., a:b, :], v[..., a:b, :], mask[:, a:b]) for a, b in itertools.pairwise(parts)]
     got = sdpa.merge_attention(*zip(*[sdpa.attention_forward(q, *p) for p in pieces], strict=True))
     exact = [reference.attention_forward(q, *p) for p in pieces]
-    bounds = [attention_bounds(q, *p) for p in pieces]
+    bounds = [AttentionBounds(q, *p) for p in pieces]
     expected = reference.merge_attention(*zip(*exact, strict=True))
     whole = reference.attention_forward(q, k, v, mask)
     np.testing.assert_allclose(expected.out, whole.out, rtol=1e-12, atol=1e-13)
@@ -286,7 +286,7 @@ def test_against_torch(torch, rng, compute_dtype, kind, n_q, n_k, d):
     if kind == "bias":
         mask = normal(rng, (2, 6, n_q, n_k), compute_dtype)
     options = {"is_causal": kind == "causal", "enable_gqa": kind == "gqa"}
-    bounds = attention_bounds(q, k, v, mask, g, **options)
+    bounds = AttentionBounds(q, k, v, mask, g, **options)
 
     tensors = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
     theirs = torch.nn.functional.scaled_dot_product_attention(

@@ -5,9 +5,9 @@ import pytest
 from helpers import (
     BFLOAT16,
     SIZES,
+    AttentionBounds,
     assert_same_bits,
     assert_within,
-    attention_bounds,
     check_attention,
     compute_type,
     normal,
@@ -86,7 +86,7 @@ def test_the_future_cannot_be_felt(rng, dtype, is_causal, poison, n_q, n_k):
         v_bad[:, last + shift + 1 :] = poison
         clean = reference.attention(q, k, v, is_causal=is_causal)
         dirty = sdpa.attention(q, k_bad, v_bad, is_causal=is_causal)
-        bound = attention_bounds(q, k, v, is_causal=is_causal).out
+        bound = AttentionBounds(q, k, v, is_causal=is_causal).out
         past = np.s_[:, : last + 1]
         assert_within(dirty[past], clean[past], bound[past])
     q[:, 0] = poison

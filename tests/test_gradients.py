@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import assert_within, attention_bounds, normal, torch_composed, visible_pairs
+from helpers import AttentionBounds, assert_within, normal, torch_composed, visible_pairs
 
 import sdpa
 
@@ -64,7 +64,7 @@ def test_differences(rng, case, n_q, n_k, d_k, d_v):
     seen = np.isfinite(sdpa.attention_forward(*list(inputs.values())[:3], mask, **options).lse)
     grad_lse = np.where(seen, grad_lse, 0)
     grads = backward(options, inputs, mask, grad_out, grad_lse)
-    bounds = attention_bounds(*list(inputs.values())[:3], mask, grad_out, **options)
+    bounds = AttentionBounds(*list(inputs.values())[:3], mask, grad_out, **options)
     rounding = (np.abs(grad_out) * bounds.out).sum() + (np.abs(grad_lse) * bounds.lse).sum()
 
     def loss(changed):
@@ -102,7 +102,7 @@ def test_autograd_of_the_composed_formula(torch, rng, compute_dtype, case, n_q, 
     )
     grads = backward(options, inputs, mask, grad_out, grad_lse)
     q, k, v = (inputs[name] for name in ("query", "key", "value"))
-    bounds = attention_bounds(q, k, v, mask, grad_out, grad_lse=grad_lse, **options)
+    bounds = AttentionBounds(q, k, v, mask, grad_out, grad_lse=grad_lse, **options)
 
     tensors = {
         name: torch.tensor(x, dtype=torch.float64, requires_grad=True) for name, x in inputs.items()

@@ -5,8 +5,8 @@ import pytest
 from helpers import (
     LAYOUTS,
     SIZES,
+    AttentionBounds,
     assert_within,
-    attention_bounds,
     check_attention,
     compute_type,
     unit_roundoff,
@@ -102,7 +102,7 @@ def test_keys_may_come_in_any_order(dtype, data):
     order = np.random.default_rng(0).permutation(n_k)
     options = {name: x[name] for name in ("scale", "enable_gqa")}
     q, k, v = x["query"], x["key"], x["value"]
-    bounds = attention_bounds(q, k, v, **options)
+    bounds = AttentionBounds(q, k, v, **options)
     one = sdpa.attention_forward(q, k, v, **options)
     two = sdpa.attention_forward(q, k[..., order, :], v[..., order, :], **options)
     assert_within(two.out, one.out.astype(np.float64), 2 * bounds.out)
@@ -122,7 +122,7 @@ def test_two_sets_of_keys_merge_into_one(dtype, data, cut):
         for s in (slice(n), slice(n, None))
     ]
     merged = sdpa.merge_attention(*zip(*parts, strict=True))
-    bounds = attention_bounds(q, k, v, **options)
+    bounds = AttentionBounds(q, k, v, **options)
     # Each part is rounded to its dtype before it is merged.
     size = np.max([np.abs(p.out.astype(np.float64)) for p in parts], axis=0)
     assert_within(merged.lse, whole.lse.astype(np.float64), 4 * bounds.lse)

@@ -4,6 +4,7 @@
 #   make sanitize   the tests of `make test` under ASan and UBSan  make test-arm  the C core for aarch64, under qemu
 #   make bench      speed beside NumPy and, where installed, PyTorch, and the machine's FMA peak
 #   make model      add a pretrained model, 84 MB, for the laboratory and its tests
+#   make notebooks  run the notebooks and keep their outputs
 #   make format     rewrite the sources in the project's style     make lint      check style and types
 PYTHON = python3
 VENV = .venv
@@ -80,6 +81,17 @@ test-arm:
 	$(MAKE) -C tests/c -j$(JOBS) CC=aarch64-linux-gnu-gcc FLAGS="-O2 -g -DTIME_LIMIT=20"
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/c/aarch64/driver machine pool attention disturbed
 
+# The .py is the source: its cells replace those of the .ipynb, whose outputs nbmake makes anew. The times of the run,
+# which nbmake adds to each cell, would differ every time. One after another: some of them measure speed.
+NOTEBOOKS = [0-9e]*
+notebooks: $(or $(firstword $(wildcard $(VENV)/with-*notebooks*)),$(VENV)/with-lab,notebooks)
+	cd notebooks && $(abspath $(BIN))/jupytext --quiet --update --to ipynb $(addsuffix .py,$(NOTEBOOKS))
+	cd notebooks && $(abspath $(BIN))/pytest --nbmake --overwrite --nbmake-timeout=600 -p no:cacheprovider -c /dev/null \
+		--rootdir=. $(addsuffix .ipynb,$(NOTEBOOKS))
+	cd notebooks && $(abspath $(BIN))/jupyter nbconvert --log-level=WARN --to notebook --inplace \
+		--ClearMetadataPreprocessor.enabled=True --ClearMetadataPreprocessor.clear_notebook_metadata=False \
+		$(addsuffix .ipynb,$(NOTEBOOKS))
+
 format: $(VENV)/dev
 	$(BIN)/clang-format -i $(C_FILES)
 	$(BIN)/ruff check --fix-only .
@@ -94,4 +106,4 @@ lint: $(VENV)/dev $(VENV)/with-$(EXTRAS)
 clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
-.PHONY: demo test model build bench sanitize test-c test-arm format lint clean
+.PHONY: demo test model build bench notebooks sanitize test-c test-arm format lint clean

@@ -8,8 +8,8 @@ independent draws behind it and, where a law predicts it, the prediction.
 from .estimate import Draws, Estimate
 from .inputs import digits, normal
 from .machine import machine
-from .scale import ScaleRow, scale_effect
-from .speed import SpeedRow, speed
+from .scale import ScaleRow, plot_scale_effect, scale_effect
+from .speed import SpeedRow, plot_speed, speed
 from .table import Table
 
 __all__ = [
@@ -21,6 +21,8 @@ __all__ = [
     "digits",
     "machine",
     "normal",
+    "plot_scale_effect",
+    "plot_speed",
     "scale_effect",
     "speed",
 ]

@@ -39,16 +39,22 @@ For independent values, C = 1: E |ds|^2 = d_v (sum p^2 - 2 sum p^3 + (sum p^2)^2
 one weight is 1.
 """
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 import sdpa
 
-from . import estimate
+from . import estimate, style
 from .estimate import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SATURATED = 0.99
 """A row of weights is saturated when the largest exceeds this."""
@@ -269,3 +275,71 @@ def _row(projection: str, d_k: int, scale: float, iid: float, draws: Arrays, d_v
         **medians,
         **dead,
     )
+
+
+@style.plot
+def plot_scale_effect(rows: Sequence[ScaleRow], projection: str = "1/d_model") -> Figure:
+    """Entropy, saturated rows and the two faces of dL/dQ against d_k, scaled and not.
+
+    Parameters
+    ----------
+    rows : sequence of ScaleRow
+        Of `scale_effect`.
+    projection : str
+        The kind of projections to show.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+
+    Examples
+    --------
+    >>> from sdpa import lab
+    >>> rows = lab.scale_effect(lab.normal(30), d_k=[16, 64])
+    >>> [axes.get_xlabel() for axes in lab.plot_scale_effect(rows).axes]
+    ['d_k', 'd_k', 'd_k']
+    """
+    rows = [row for row in rows if row.projection == projection]
+    figure, (entropy, saturated, gradient) = style.subplots(1, 3, size=(3.6, 3.2))
+    lines = ((True, style.SCALED, "1/sqrt(d_k)"), (False, style.UNSCALED, "no scale"))
+    for is_scaled, color, label in lines:
+        chosen = [row for row in rows if (row.scale != 1) == is_scaled]
+
+        _line(entropy, chosen, "entropy", line=True, color=color, label=label)
+        _line(saturated, chosen, "saturated", 100.0, line=True, color=color, label=label)
+        style.prediction(
+            gradient,
+            [row.d_k for row in chosen],
+            np.array([row.rms_grad_query.predicted for row in chosen], float),
+            label=None if is_scaled else "law of the rms",
+        )
+        _line(gradient, chosen, "rms_grad_query", color=color, label=f"{label}: rms")
+        _line(
+            gradient,
+            chosen,
+            "median_grad_query",
+            line=True,
+            color=color,
+            label=f"{label}: median",
+            marker="^",
+        )
+    entropy.set(ylabel="entropy of a row of weights, nats", ylim=(0, None))
+    saturated.set(ylabel=f"rows with a weight above {SATURATED:g}, %")
+    gradient.set(ylabel="norm of a row of dL/dQ", yscale="log", ylim=(None, 80))
+    for axes in figure.axes:
+        axes.set_xlabel("d_k")
+        style.log_axis(axes, "x", sorted({row.d_k for row in rows}))
+        axes.legend()
+    return figure
+
+
+def _line(
+    axes: Axes, rows: Sequence[ScaleRow], name: str, factor: float = 1.0, **options: Any
+) -> None:
+    figures = factor * np.array([getattr(row, name)[:3] for row in rows]).T
+    style.intervals(axes, [row.d_k for row in rows], *figures, **options)

@@ -1,13 +1,20 @@
 """Speed of attention and its gradients against the formula in plain NumPy, in the same minute."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 import sdpa
+
+from . import style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Array = npt.NDArray[Any]
 
@@ -172,3 +179,39 @@ def numpy_backward(g: Array, q: Array, k: Array, v: Array, p: Array) -> tuple[Ar
     ds *= p
     ds *= np.float32(q.shape[-1] ** -0.5)
     return ds @ k, ds.swapaxes(-1, -2) @ q, grad_v
+
+
+@style.plot
+def plot_speed(rows: Sequence[SpeedRow]) -> Figure:
+    """How many times as fast as NumPy sdpa is, by shape and direction.
+
+    Parameters
+    ----------
+    rows : sequence of SpeedRow
+        Of `speed`.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+
+    Examples
+    --------
+    >>> from sdpa import lab
+    >>> lab.plot_speed(lab.speed([(10, 64)], seconds=0.01)).axes[0].get_xlabel()
+    'time of NumPy / time of sdpa'
+    """
+    figure, axes = style.subplots(size=(6.4, 0.45 * len(rows) + 0.9))
+    names = [f"{row.shape} {row.direction}" for row in rows]
+    colors = [style.BLUE if row.direction == "forward" else style.ORANGE for row in rows]
+    bars = axes.barh(names, [row.ratio for row in rows], color=colors)
+    axes.bar_label(bars, [f" {row.ratio:.1f}" for row in rows])
+    axes.axvline(1, color=style.BLACK, linewidth=1.0)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("time of NumPy / time of sdpa")
+    return figure

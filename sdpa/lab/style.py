@@ -7,8 +7,7 @@ shows and `save` writes:
     @style.plot
     def plot_variance(table):
         figure, axes = style.subplots()
-        style.intervals(axes, table["d_k"], table["variance"], table["low"], table["high"])
-        style.prediction(axes, table["d_k"], table["d_k"], label="d_k")
+        style.columns(axes, table, "d_k", "variance", label="measured")
         axes.set(xlabel="d_k", ylabel="variance of q.k")
         axes.legend()
         return figure
@@ -31,6 +30,8 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from .table import Table
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,7 +69,7 @@ RC: Any = {
     "savefig.facecolor": "white",
     # Text stays text: it can be searched, and read aloud.
     "svg.fonttype": "none",
-    # Names inside an SVG are hashes; the same figure gives the same file.
+    # Names inside an SVG are hashes of what they name.
     "svg.hashsalt": "sdpa",
 }
 
@@ -178,6 +179,23 @@ def intervals(
     )
 
 
+def columns(axes: Axes, table: Table, x: str, y: str, **options: Any) -> None:
+    """The column `y` of a table, which holds estimates, against `x`; and its predictions, if any.
+
+    Parameters
+    ----------
+    axes : Axes
+    table : sdpa.lab.Table
+    x, y : str
+        Names of columns.
+    **options
+        Of `intervals`.
+    """
+    intervals(axes, table[x], table[y], table[f"{y}_low"], table[f"{y}_high"], **options)
+    if f"{y}_predicted" in table.columns:
+        prediction(axes, table[x], table[f"{y}_predicted"], color=options.get("color", BLUE))
+
+
 def prediction(
     axes: Axes,
     x: npt.ArrayLike,
@@ -201,7 +219,7 @@ def log_axis(axes: Axes, letter: str, ticks: Sequence[int | float]) -> None:
 
 
 def save(figure: Figure, path: str | Path) -> tuple[Path, Path]:
-    """Write `path` with the suffixes .svg and .png; the same figure gives the same bytes.
+    """Write `path` with the suffixes .svg and .png; a figure made anew gives the same bytes.
 
     Examples
     --------

@@ -1,0 +1,98 @@
+"""The style of plots: what is drawn is what was measured, files are reproducible."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from sdpa import lab
+from sdpa.lab import style
+
+pytest.importorskip("matplotlib")
+
+
+@style.plot
+def drawn(table, **options):
+    figure, axes = style.subplots()
+    style.columns(axes, table, "d_k", "variance", **options)
+    style.log_axis(axes, "x", [4, 16])
+    return figure
+
+
+@pytest.fixture
+def table(rng):
+    def row(d_k, predicted):
+        return {"d_k": d_k, "variance": lab.Draws(rng.normal(d_k, 1.0, 50), predicted=predicted)}
+
+    return lab.Table("", [row(4, 4.0), row(16, 16.0)])
+
+
+def test_intervals_end_where_the_table_says(table):
+    (axes,) = drawn(table).axes
+    (bars,) = axes.containers[0].lines[2]
+    ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+    np.testing.assert_array_equal(axes.containers[0].lines[0].get_ydata(), table["variance"])
+    np.testing.assert_allclose(ends[:, 0], table["variance_low"], rtol=1e-14)
+    np.testing.assert_allclose(ends[:, 1], table["variance_high"], rtol=1e-14)
+
+
+def test_predictions_are_drawn_in_the_colour_of_the_measurement(table):
+    (axes,) = drawn(table, color=style.GREEN).axes
+    (line,) = [line for line in axes.lines if line.get_marker() == "None" and line.get_xdata().size]
+    np.testing.assert_array_equal(line.get_ydata(), table["variance_predicted"])
+    assert line.get_color() == style.GREEN
+
+
+def test_an_interval_whose_end_rounding_put_past_the_value_is_drawn():
+    _, axes = style.subplots()
+    style.intervals(axes, [1], [1.0], [np.nextafter(1.0, 2)], [1.5])
+
+
+def test_ticks_are_the_sizes_measured(table):
+    (axes,) = drawn(table).axes
+    assert axes.get_xscale() == "log"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["4", "16"]
+    assert not axes.xaxis.get_minorticklocs().size
+
+
+def test_files_are_the_same_every_time(table, tmp_path):
+    first = style.save(drawn(table), tmp_path / "first.plot")
+    second = style.save(drawn(table), tmp_path / "second.plot")
+    assert [path.name for path in first] == ["first.plot.svg", "first.plot.png"]
+    for a, b in zip(first, second, strict=True):
+        assert a.read_bytes() == b.read_bytes()
+    assert first[1].read_bytes().startswith(b"\x89PNG")
+    assert first[0].read_text().startswith("<svg")
+
+
+def test_a_notebook_shows_it(table):
+    assert drawn(table)._repr_png_().startswith(b"\x89PNG")
+
+
+def test_the_style_is_left_as_it_was(table):
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    drawn(table)
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_lines_can_be_told_apart():
+    assert len(set(style.cycle(49))) == 49
+    assert len({color for color, _ in style.cycle(7)}) == 7
+    with pytest.raises(ValueError, match="n: expected 0 to 49 lines, got 50"):
+        style.cycle(50)
+
+
+def test_every_experiment_of_the_main_job_has_its_plot():
+    rows = lab.scale_effect(lab.normal(30), d_k=[16, 64])
+    assert len(lab.plot_scale_effect(rows).axes) == 3
+    speed = lab.speed([(10, 64)], seconds=0.0)
+    bars = lab.plot_speed(speed).axes[0].patches
+    assert [bar.get_width() for bar in bars] == [row.ratio for row in speed]
+
+
+def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'sdpa\[lab\]'"):
+        lab.plot_speed([])

@@ -1,10 +1,12 @@
 """Exact attention and its gradients for NumPy arrays.
 
-The functions are those of the C extension; `sdpa.reference` defines in plain NumPy what each of
-them computes.
+Most functions are those of the C extension; cosine, bilinear and relative attention are composed
+around them. `sdpa.reference` defines in plain NumPy what each of them computes.
 """
 
 import atexit
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from sdpa import _core, _threads
 from sdpa._core import (
@@ -35,12 +37,26 @@ from sdpa._core import (
     softmax_jacobian,
 )
 
+if TYPE_CHECKING:
+    from sdpa.scores import (
+        BilinearGradients,
+        CosineGradients,
+        bilinear_attention,
+        bilinear_attention_backward,
+        bilinear_attention_forward,
+        cosine_attention,
+        cosine_attention_backward,
+        cosine_attention_forward,
+    )
+
 __all__ = [
     "AttentionForward",
     "AttentionGradients",
     "AttentionSecondGradients",
     "AttentionStatistics",
     "AttentionTangent",
+    "BilinearGradients",
+    "CosineGradients",
     "__version__",
     "attention",
     "attention_backward",
@@ -49,6 +65,12 @@ __all__ = [
     "attention_jvp",
     "attention_statistics",
     "attention_weights",
+    "bilinear_attention",
+    "bilinear_attention_backward",
+    "bilinear_attention_forward",
+    "cosine_attention",
+    "cosine_attention_backward",
+    "cosine_attention_forward",
     "get_num_threads",
     "log_softmax",
     "log_softmax_backward",
@@ -62,6 +84,24 @@ __all__ = [
     "softmax_backward",
     "softmax_jacobian",
 ]
+
+# Imported where they are first used, for `import sdpa` is to be quick.
+_LAZY = ("scores",)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for module in _LAZY:
+            found = vars(importlib.import_module(f"sdpa.{module}")).get(name)
+            if found is not None:
+                globals()[name] = found
+                return found
+    raise AttributeError(f"module 'sdpa' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 atexit.register(_core._close_pool)
 _threads.register()

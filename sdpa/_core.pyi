@@ -252,6 +252,51 @@ def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
 def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
 def get_num_threads() -> int: ...
 def set_num_threads(n: int) -> None: ...
+def _check_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    workers: int | None = None,
+    out: NDArray[Any] | None = None,
+) -> None: ...
+def _check_attention_backward(
+    grad_out: ArrayLike,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    out: ArrayLike,
+    lse: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    workers: int | None = None,
+    grad_lse: ArrayLike | None = None,
+    needs: Iterable[str] = ("query", "key", "value"),
+) -> None: ...
+def _array(name: str, value: ArrayLike, /) -> NDArray[Any]: ...
 def _close_pool() -> None: ...
 def _use_isa(name: str, /) -> str: ...
 def _isas() -> dict[str, bool]: ...

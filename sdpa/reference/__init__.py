@@ -9,6 +9,7 @@ Pages
 forward.py      attention, its weights, their statistics, the union of sets of keys
 derivatives.py  backward, forward mode, double backward
 logits.py       what the options do to a score, which keys a query may see, dropout
+scores.py       attention by cosines and bilinear forms
 rows.py         softmax, log_softmax, logsumexp and their gradients
 arrays.py       broadcasting and what it sums on the way back
 =============== ================================================================================
@@ -66,6 +67,14 @@ from sdpa.reference.rows import (
     softmax_backward,
     softmax_jacobian,
 )
+from sdpa.reference.scores import (
+    BilinearGradients,
+    CosineGradients,
+    bilinear_attention_backward,
+    bilinear_attention_forward,
+    cosine_attention_backward,
+    cosine_attention_forward,
+)
 
 __all__ = [
     "AttentionForward",
@@ -73,6 +82,8 @@ __all__ = [
     "AttentionSecondGradients",
     "AttentionStatistics",
     "AttentionTangent",
+    "BilinearGradients",
+    "CosineGradients",
     "attention",
     "attention_backward",
     "attention_double_backward",
@@ -80,6 +91,10 @@ __all__ = [
     "attention_jvp",
     "attention_statistics",
     "attention_weights",
+    "bilinear_attention_backward",
+    "bilinear_attention_forward",
+    "cosine_attention_backward",
+    "cosine_attention_forward",
     "log_softmax",
     "log_softmax_backward",
     "logsumexp",

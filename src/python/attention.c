@@ -6,7 +6,20 @@
 
 #define ARGUMENTS PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames
 
-enum { ATTENTION, TORCH, FORWARD, BACKWARD, JVP, DOUBLE_BACKWARD, WEIGHTS, STATISTICS, MERGE, N_ENTRIES };
+enum {
+    ATTENTION,
+    TORCH,
+    FORWARD,
+    BACKWARD,
+    JVP,
+    DOUBLE_BACKWARD,
+    WEIGHTS,
+    STATISTICS,
+    MERGE,
+    CHECK,
+    CHECK_BACKWARD,
+    N_ENTRIES
+};
 
 /* Composed when the module is made. The docstrings keep the text that the definitions point to. */
 struct sdpa_family {
@@ -272,6 +285,26 @@ done:
     return result;
 }
 
+/* What attention_forward and attention_backward refuse, without computing: for functions that are composed in Python and
+ * must refuse it before they prepare operands. */
+static PyObject *check_attention(ARGUMENTS) {
+    PyObject *values[N_NAMES];
+    sdpa_call call;
+    if (sdpa_parse(module, signature_of(module, CHECK), args, n_args, kwnames, values) < 0) return NULL;
+    const int failed = sdpa_call_begin(&call, module, IN_FORWARD, values);
+    sdpa_call_end(&call);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *check_attention_backward(ARGUMENTS) {
+    PyObject *values[N_NAMES];
+    sdpa_call call;
+    if (sdpa_parse(module, signature_of(module, CHECK_BACKWARD), args, n_args, kwnames, values) < 0) return NULL;
+    const int failed = sdpa_call_begin(&call, module, IN_BACKWARD, values) < 0 || begin_backward(&call, values) < 0;
+    sdpa_call_end(&call);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
 static const sdpa_entry entries[N_ENTRIES] = {
     [ATTENTION] = {"attention",
                    (PyCFunction)(void (*)(void))attention,
@@ -364,6 +397,26 @@ static const sdpa_entry entries[N_ENTRIES] = {
                merge_operands,
                forward_results,
                merge_example},
+    [CHECK] = {"_check_attention",
+               (PyCFunction)(void (*)(void))check_attention,
+               IN_FORWARD,
+               3,
+               {NAME_query, NAME_key, NAME_value},
+               "Raise what attention_forward would.",
+               attention_formula,
+               attention_operands,
+               "None\n",
+               ""},
+    [CHECK_BACKWARD] = {"_check_attention_backward",
+                        (PyCFunction)(void (*)(void))check_attention_backward,
+                        IN_BACKWARD,
+                        6,
+                        {NAME_grad_out, NAME_query, NAME_key, NAME_value, NAME_out, NAME_lse},
+                        "Raise what attention_backward would.",
+                        backward_formula,
+                        backward_operands,
+                        "None\n",
+                        ""},
 };
 
 int sdpa_attention_add(PyObject *module) {

@@ -1,4 +1,4 @@
-/* What runs and how: ISA, threads, build; and what only tests use. */
+/* What runs and how: ISA, threads, build; and what the package itself and its tests use. */
 #include <stdlib.h>
 
 #include "../isa.h"
@@ -77,6 +77,13 @@ static PyObject *alloc_fail_after(PyObject *module, PyObject *value) {
 static PyObject *options(PyObject *module, PyObject *none) {
     (void)module, (void)none;
     return sdpa_options_describe();
+}
+
+static PyObject *array(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    const char *name = n_args == 2 && PyUnicode_Check(args[0]) ? PyUnicode_AsUTF8AndSize(args[0], NULL) : NULL;
+    if (name) return (PyObject *)sdpa_array(module, name, args[1]);
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "expected the argument's name and its value");
+    return NULL;
 }
 
 static PyObject *get_num_threads(PyObject *module, PyObject *none) {
@@ -183,6 +190,8 @@ int sdpa_config_add(PyObject *module) {
          "_alloc_fail_after($module, n, /)\n--\n\nLet n allocations of the core succeed and the next fail; -1: off."},
         {"_close_pool", close_pool, METH_NOARGS,
          "_close_pool($module)\n--\n\nEnd the threads; later calls run serially."},
+        {"_array", (PyCFunction)(void (*)(void))array, METH_FASTCALL,
+         "_array($module, name, value, /)\n--\n\nThe argument as the functions of this module take it: an ndarray."},
         {"_options", options, METH_NOARGS,
          "_options($module)\n--\n\nThe table of options: (name, default, annotation, keyword_only, where)."},
         {NULL, NULL, 0, NULL},

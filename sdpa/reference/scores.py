@@ -1,0 +1,139 @@
+"""Attention with other scores: cosine, bilinear."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sdpa.reference.arrays import float64, sum_to, transpose
+from sdpa.reference.derivatives import attention_backward
+from sdpa.reference.forward import attention_forward
+
+
+class CosineGradients(NamedTuple):
+    """Result of `cosine_attention_backward`; None where a gradient was not asked for."""
+
+    query: np.ndarray | None
+    key: np.ndarray | None
+    value: np.ndarray | None
+    temperature: float
+    attn_mask: np.ndarray | None
+    sinks: np.ndarray | None
+
+
+class BilinearGradients(NamedTuple):
+    """Result of `bilinear_attention_backward`; None where a gradient was not asked for."""
+
+    query: np.ndarray | None
+    key: np.ndarray | None
+    value: np.ndarray | None
+    weight: np.ndarray
+    attn_mask: np.ndarray | None
+    sinks: np.ndarray | None
+
+
+def cosine_attention_forward(query, key, value, *, temperature=1.0, eps=1e-12, **options):
+    """softmax(cos(q_i, k_j) / temperature + attn_mask) value, and the log-sum-exp of its rows.
+
+    A length below eps counts as eps. Henry et al., "Query-key normalization for transformers"
+    (2020), section 3.
+    """
+    q, k = (unit(x, eps) for x in float64(query, key))
+    return attention_forward(q, k, value, scale=1 / temperature, **options)
+
+
+@np.errstate(all="ignore")
+def cosine_attention_backward(
+    grad_out,
+    query,
+    key,
+    value,
+    out,
+    lse,
+    *,
+    temperature=1.0,
+    eps=1e-12,
+    needs=("query", "key", "value"),
+    **options,
+):
+    """Gradients of <grad_out, out> + <grad_lse, lse> with respect to the arguments in `needs`."""
+    query, key = float64(query, key)
+    q, k = unit(query, eps), unit(key, eps)
+    inner = {"query", "key", *needs} - {"temperature"}
+    g = attention_backward(
+        grad_out, q, k, value, out, lse, scale=1 / temperature, needs=tuple(inner), **options
+    )
+    return CosineGradients(
+        unit_backward(g.query, query, eps) if "query" in needs else None,
+        unit_backward(g.key, key, eps) if "key" in needs else None,
+        g.value,
+        # The scores are q . k / temperature, so d/d temperature is -1/temperature times <q, d/dq>.
+        -np.where(felt(g.query), q * g.query, 0).sum() / temperature,
+        g.attn_mask,
+        g.sinks,
+    )
+
+
+def bilinear_attention_forward(query, key, value, weight, **options):
+    """softmax(scale query weight key^T + attn_mask) value, and the log-sum-exp of its rows.
+
+    Luong et al., "Effective approaches to attention-based neural machine translation" (2015),
+    section 3.1, the score "general".
+    """
+    query, weight = float64(query, weight)
+    return attention_forward(query @ weight, key, value, **options)
+
+
+@np.errstate(all="ignore")
+def bilinear_attention_backward(
+    grad_out,
+    query,
+    key,
+    value,
+    weight,
+    out,
+    lse,
+    *,
+    needs=("query", "key", "value", "weight"),
+    **options,
+):
+    """Gradients of <grad_out, out> + <grad_lse, lse> with respect to the arguments in `needs`."""
+    query, weight = float64(query, weight)
+    inner = {"query", *needs} - {"weight"}
+    g = attention_backward(
+        grad_out, query @ weight, key, value, out, lse, needs=tuple(inner), **options
+    )
+    # The forward was: projected = query @ weight
+    felt_query = np.where(felt(g.query), query, 0)
+    return BilinearGradients(
+        sum_to(g.query @ transpose(weight), query.shape) if "query" in needs else None,
+        g.key,
+        g.value,
+        sum_to(transpose(felt_query) @ g.query, weight.shape),
+        g.attn_mask,
+        g.sinks,
+    )
+
+
+@np.errstate(all="ignore")
+def unit(x, eps):
+    """x / max(norm x, eps), row by row."""
+    return x / np.maximum(_norm(x), eps)
+
+
+@np.errstate(all="ignore")
+def unit_backward(grad, x, eps):
+    """Gradient of `unit`: (g - u <u, g>) / norm, where the norm is at least eps; else g / eps."""
+    norm, u = _norm(x), unit(x, eps)
+    across = grad - np.where(norm >= eps, u * (u * grad).sum(axis=-1, keepdims=True), 0)
+    return np.where(felt(grad), across / np.maximum(norm, eps), 0)
+
+
+def felt(grad):
+    """Rows whose gradient is not 0; what the others hold, NaN included, must not matter."""
+    return (grad != 0).any(axis=-1, keepdims=True)
+
+
+def _norm(x):
+    largest = abs(x).max(axis=-1, keepdims=True, initial=0)
+    largest = np.where(largest > 0, largest, 1)
+    return largest * np.sqrt(((x / largest) ** 2).sum(axis=-1, keepdims=True))

@@ -1,0 +1,383 @@
+"""Cosine and bilinear attention: against the oracle in derived bounds, by hand, at the edges."""
+
+import numpy as np
+import pytest
+from helpers import assert_same_bits, assert_within, compute_type, normal, unit_roundoff
+from score_bounds import composed_bounds, rounded, roundoff
+
+import sdpa
+from sdpa import reference
+from sdpa.reference import arrays
+from sdpa.reference import scores as oracle
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+# name: options, mask ("bool", "bias", None), leading axes of query and of key and value
+CASES = {
+    "plain": ({}, None, (2,), (2,)),
+    "causal": ({"is_causal": True, "query_offset": 3}, None, (2,), (2,)),
+    "window and lengths": ({"window": (9, 4), "key_lengths": 29}, None, (2,), (2,)),
+    "bool": ({}, "bool", (2,), (2,)),
+    "bias": ({}, "bias", (2,), (2,)),
+    "grouped": ({"enable_gqa": True}, "bias", (2, 4), (2, 2)),
+    "keys broadcast": ({}, None, (2, 3), (3,)),
+    "queries broadcast": ({}, None, (), (2,)),
+}
+N_Q, N_K, D_Q, D_K, D_V = 21, 37, 11, 24, 7
+
+
+def problem(rng, case, dtype, d_q=D_K):
+    """(operands, grad_out, grad_lse, attn_mask, options)"""
+    options, kind, q_lead, k_lead = CASES[case]
+    lead = q_lead if "enable_gqa" in options else np.broadcast_shapes(q_lead, k_lead)
+    operands = [
+        normal(rng, (*q_lead, N_Q, d_q), dtype),
+        normal(rng, (*k_lead, N_K, D_K), dtype),
+        normal(rng, (*k_lead, N_K, D_V), dtype),
+    ]
+    grad_out = normal(rng, (*lead, N_Q, D_V), dtype)
+    grad_lse = normal(rng, (*lead, N_Q), compute_type(dtype))
+    mask = None
+    if kind == "bool":
+        mask = rng.random((N_Q, N_K)) < 0.6
+        mask[:, 0] = True
+    if kind == "bias":
+        mask = normal(rng, (*lead[:-1], 1, N_Q, N_K), dtype)
+    return operands, grad_out, grad_lse, mask, options
+
+
+def check(names, grads, expected, bounds, like, dtype):
+    """Each gradient: shape and dtype of its argument, and within its bound rounded to dtype."""
+    for name in names:
+        grad, true = getattr(grads, name), getattr(expected, name)
+        assert grad.shape == like[name].shape
+        assert grad.dtype == like[name].dtype
+        assert_within(grad, true, rounded(bounds[name], true, dtype), f"grad {name}")
+
+
+# ------------------------------------------------------------------------------- cosine
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cosine_against_the_oracle(rng, dtype, case):
+    """With u the unit roundoff: a norm over d errs by (d / 2 + 2) u of itself and a component of
+    the unit vector by e = d / 2 + 6 of them. The gradient g of that vector becomes
+    (g - u <u, g>) / norm, whose products and sums add (d + 8) u of |g| + |u| sum |u||g|."""
+    operands, grad_out, grad_lse, mask, options = problem(rng, case, dtype)
+    options = dict(options)
+    kwargs = options | {"attn_mask": mask, "temperature": 0.3}
+    expected = reference.cosine_attention_forward(*operands, **kwargs)
+    got = sdpa.cosine_attention_forward(*operands, **kwargs)
+
+    q, k, v = arrays.float64(*operands)
+    units, u = (oracle.unit(q, 1e-12), oracle.unit(k, 1e-12)), roundoff(dtype)
+    e = (D_K / 2 + 6) * u
+    bounds = composed_bounds(
+        (*units, v),
+        (e * abs(units[0]), e * abs(units[1]), 0 * v),
+        mask,
+        grad_out,
+        dtype=dtype,
+        grad_lse=grad_lse,
+        scale=1 / 0.3,
+        **options,
+    )
+    assert got.out.dtype == dtype
+    assert got.lse.dtype == compute_type(dtype)
+    assert_within(got.out, expected.out, rounded(bounds.out, expected.out, dtype), "out")
+    assert_within(got.lse, expected.lse, bounds.lse, "lse")
+    assert_same_bits(sdpa.cosine_attention(*operands, **kwargs), got.out)
+
+    needs = ("query", "key", "value", "temperature") + ("attn_mask",) * (case in ("bias",))
+    kwargs |= {"grad_lse": grad_lse, "needs": needs}
+    grads = sdpa.cosine_attention_backward(grad_out, *operands, *got, **kwargs)
+    expected = reference.cosine_attention_backward(grad_out, *operands, *expected, **kwargs)
+    options |= {"attn_mask": mask, "scale": 1 / 0.3}
+    saved = reference.attention_forward(*units, v, **options)
+    inner = reference.attention_backward(grad_out, *units, v, *saved, grad_lse=grad_lse, **options)
+
+    def projected(error, g, x, unit):
+        size = abs(g) + abs(unit) * (abs(unit) * abs(g)).sum(axis=-1, keepdims=True)
+        error = error + abs(unit) * (abs(unit) * error).sum(axis=-1, keepdims=True)
+        return (error + (3 * e + (D_K + 8) * u) * size) / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    of = bounds._asdict() | {
+        "query": projected(bounds.query, inner.query, q, units[0]),
+        "key": projected(bounds.key, inner.key, k, units[1]),
+    }
+    like = dict(zip(("query", "key", "value"), operands, strict=True)) | {"attn_mask": mask}
+    check([n for n in needs if n != "temperature"], grads, expected, of, like, dtype)
+    dot = abs(units[0]) * (bounds.query + (e + (D_K + 4) * u) * abs(inner.query))
+    assert abs(grads.temperature - expected.temperature) <= dot.sum() / 0.3
+
+
+def test_cosine_by_hand():
+    """Cosines 1, 0 and -1 of two units of temperature: weights e^(1/2), 1, e^(-1/2)."""
+    query, key = np.array([[0.0, 5.0]]), np.array([[0.0, 2.0], [7.0, 0.0], [0.0, -0.1]])
+    out, lse = sdpa.cosine_attention_forward(query, key, np.eye(3), temperature=2.0)
+    weights = np.exp([0.5, 0.0, -0.5])
+    np.testing.assert_allclose(out[0], weights / weights.sum(), rtol=1e-15)
+    np.testing.assert_allclose(lse, np.log(weights.sum()), rtol=1e-15)
+
+
+@pytest.mark.parametrize("power", [-149, -130, -64, 0, 64, 125])
+def test_cosine_does_not_feel_lengths(rng, power):
+    """Rows times 2^power, exactly: the same bits, though squares overflow and underflow."""
+    query = rng.integers(-3, 4, (5, 6)).astype(np.float32)
+    query[:, 0] = 1
+    key, value = normal(rng, (7, 6), np.float32), normal(rng, (7, 3), np.float32)
+    expected = sdpa.cosine_attention_forward(query, key, value, eps=1e-300)
+    scaled = np.ldexp(query, power)
+    assert scaled.any()
+    got = sdpa.cosine_attention_forward(scaled, key, value, eps=1e-300)
+    if power > -126:  # no length below the smallest normal number, the least eps
+        for a, b in zip(got, expected, strict=True):
+            assert_same_bits(a, b)
+        grads = [
+            sdpa.cosine_attention_backward(got.out, x, key, value, *got, eps=1e-300)
+            for x in (query, scaled)
+        ]
+        assert_same_bits(grads[1].key, grads[0].key)
+        np.testing.assert_allclose(
+            np.ldexp(grads[1].query.astype(np.float64), power),
+            grads[0].query,
+            atol=np.ldexp(1.0, power - 149),
+        )
+    assert all(np.isfinite(x).all() for x in got)
+
+
+@pytest.mark.parametrize("largest", [1e300, 1e-300])
+def test_cosine_of_float64_extremes(rng, largest):
+    query, key = largest * rng.standard_normal((4, 3)), rng.standard_normal((5, 3)) / largest
+    out = sdpa.cosine_attention(query, key, np.eye(5), eps=1e-305)
+    expected = sdpa.cosine_attention(query / largest, key * largest, np.eye(5))
+    np.testing.assert_allclose(out, expected, rtol=1e-13)
+
+
+def test_cosine_of_rows_below_eps(rng, compute_dtype):
+    """x / eps, a linear function: its gradient is g / eps; a row of zeros has cosine 0."""
+    eps = 0.5
+    query = np.array([[0, 0], [0.125, 0.25], [3, 4]], compute_dtype)
+    key, value = normal(rng, (4, 2), compute_dtype), normal(rng, (4, 2), compute_dtype)
+    out, lse = sdpa.cosine_attention_forward(query, key, value, eps=eps)
+    # A few dozen roundings of numbers below 10.
+    few = 10 * 64 * roundoff(compute_dtype)
+    np.testing.assert_allclose(out[0], value.mean(axis=0), rtol=0, atol=few)
+    grad_out = np.ones_like(out)
+    g = sdpa.cosine_attention_backward(grad_out, query, key, value, out, lse, eps=eps)
+    unit = query / np.array([[eps], [eps], [5]], compute_dtype)
+    unit_key = key / np.maximum(np.linalg.norm(key, axis=-1, keepdims=True), eps)
+    inner = sdpa.attention_backward(grad_out, unit, unit_key, value, out, lse, scale=1.0)
+    np.testing.assert_allclose(g.query[:2], inner.query[:2] / eps, rtol=0, atol=few)
+    assert abs((g.query * query).sum(axis=-1)[2]) < few
+
+
+# ------------------------------------------------------------------------------- bilinear
+
+WEIGHTS = {"shared": (), "per head": (2,)}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("heads", ["shared", "per head"])
+def test_bilinear_against_the_oracle(rng, dtype, case, heads):
+    """The projection sums d_q products: it errs by (d_q + 2) u |query||weight|, as its gradients
+    do by the numbers of terms that they sum."""
+    operands, grad_out, grad_lse, mask, options = problem(rng, case, dtype, D_Q)
+    lead = () if heads == "shared" else (grad_out.shape[-3],)
+    weight = normal(rng, (*lead, D_Q, D_K), dtype, D_Q**-0.5)
+    kwargs = options | {"attn_mask": mask}
+    inputs = (*operands, weight)
+    expected = reference.bilinear_attention_forward(*inputs, **kwargs)
+    got = sdpa.bilinear_attention_forward(*inputs, **kwargs)
+
+    q, k, v, w = arrays.float64(*inputs)
+    u = roundoff(dtype)
+    e_q = (D_Q + 2) * u * (abs(q) @ abs(w))
+    bounds = composed_bounds(
+        (q @ w, k, v), (e_q, 0 * k, 0 * v), mask, grad_out, dtype=dtype, grad_lse=grad_lse,
+        **options,
+    )  # fmt: skip
+    assert got.out.dtype == dtype
+    assert got.lse.dtype == compute_type(dtype)
+    assert_within(got.out, expected.out, rounded(bounds.out, expected.out, dtype), "out")
+    assert_within(got.lse, expected.lse, bounds.lse, "lse")
+    assert_same_bits(sdpa.bilinear_attention(*inputs, **kwargs), got.out)
+
+    needs = ("query", "key", "value", "weight") + ("attn_mask",) * (case == "bias")
+    kwargs |= {"grad_lse": grad_lse, "needs": needs}
+    grads = sdpa.bilinear_attention_backward(grad_out, *inputs, *got, **kwargs)
+    inner = reference.attention_backward(
+        grad_out, q @ w, k, v, *expected, mask, grad_lse=grad_lse, **options
+    )
+    expected = reference.bilinear_attention_backward(grad_out, *inputs, *expected, **kwargs)
+    size, t = abs(inner.query), arrays.transpose
+    terms = grad_out.size // D_V
+    by_query = (bounds.query + (D_K + terms) * u * size) @ t(abs(w))
+    by_weight = t(abs(q)) @ (bounds.query + (terms + 2) * u * size)
+    of = bounds._asdict() | {
+        "query": arrays.sum_to(by_query, q.shape),
+        "weight": arrays.sum_to(by_weight, w.shape),
+    }
+    like = {**dict(zip(("query", "key", "value", "weight"), inputs, strict=True))}
+    check(needs, grads, expected, of, like | {"attn_mask": mask}, dtype)
+
+
+def test_bilinear_with_the_identity_is_attention(rng, dtype):
+    query, key, value = (normal(rng, (2, 9, 8), dtype) for _ in range(3))
+    out = sdpa.bilinear_attention(query, key, value, np.eye(8, dtype=dtype))
+    assert_same_bits(out, sdpa.attention(query, key, value))
+
+
+def test_bilinear_default_scale_is_of_the_keys_width():
+    query, key = np.ones((1, 2)), np.array([[8.0, 0.0, 0.0, 0.0], [0.0] * 4])
+    weight = np.ones((2, 4))
+    out = sdpa.bilinear_attention(query, key, np.array([[1.0], [0.0]]), weight)
+    np.testing.assert_allclose(out, 1 / (1 + np.exp(-16 / 2)), rtol=1e-14)
+
+
+# ------------------------------------------------------------------------------- both
+
+FUNCTIONS = {
+    "cosine": (sdpa.cosine_attention_forward, sdpa.cosine_attention_backward, {"temperature": 0.5}),
+    "bilinear": (sdpa.bilinear_attention_forward, sdpa.bilinear_attention_backward, {}),
+}
+
+
+@pytest.fixture(params=FUNCTIONS)
+def mechanism(request):
+    return request.param
+
+
+def call(mechanism, operands, grad_out=None, weight=None, **options):
+    """Results of the forward, or with grad_out the gradients as well."""
+    forward, backward, own = FUNCTIONS[mechanism]
+    inputs = operands if mechanism == "cosine" else (*operands, weight)
+    saved = forward(*inputs, **own, **options)
+    if grad_out is None:
+        return saved
+    return saved, backward(grad_out, *inputs, *saved, **own, **options)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_masked_keys_and_queries_cannot_be_felt(rng, dtype, mechanism, bad):
+    query, key, value = (normal(rng, (2, n, 8), dtype) for n in (5, 9, 9))
+    weight, grad_out = normal(rng, (8, 8), dtype), normal(rng, (2, 5, 8), dtype)
+    mask = np.ones((5, 9), bool)
+    mask[3] = mask[:, [2, 8]] = False
+    clean = call(mechanism, (query, key, value), grad_out, weight, attn_mask=mask)
+    for x in (key, value):
+        x[:, [2, 8]] = bad
+    query[:, 3] = bad
+    dirty = call(mechanism, (query, key, value), grad_out, weight, attn_mask=mask)
+    # Sums of at most nine terms may have another order on the path that leaves NaN out.
+    roundings = 2 * unit_roundoff(dtype) + 2 * 9 * roundoff(dtype)
+    for a, b in zip(clean[0] + clean[1], dirty[0] + dirty[1], strict=True):
+        if a is not None:
+            a, b = np.float64(a), np.float64(b)
+            largest = abs(a[np.isfinite(a)]).max()
+            np.testing.assert_allclose(b, a, rtol=0, atol=3 * roundings * largest)
+    assert (dirty[0].out[:, 3] == 0).all()
+    assert np.isneginf(dirty[0].lse[:, 3]).all()
+    assert (dirty[1].query[:, 3] == 0).all()
+    assert (dirty[1].key[:, [2, 8]] == 0).all()
+
+
+def test_visible_nan_propagates(rng, compute_dtype, mechanism):
+    query, key, value = (normal(rng, (n, 8), compute_dtype) for n in (5, 9, 9))
+    key[4, 1] = np.nan
+    weight = np.eye(8, dtype=compute_dtype)
+    (out, lse), grads = call(
+        mechanism, (query, key, value), np.ones((5, 8), compute_dtype), weight, is_causal=True
+    )
+    assert np.isnan(out[4]).all()
+    assert np.isnan(lse[4])
+    assert np.isfinite(out[:4]).all()
+    assert np.isnan(grads.key[4]).all()
+    assert np.isfinite(grads.query[:4]).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attn_mask": np.linspace(-1, 1, 45).reshape(5, 9)},
+        {"is_causal": "lower_right"},
+        {"is_causal": True, "query_offset": np.array([1, -2])},
+        {"window": (2, 1), "query_offset": 4},
+        {"key_lengths": np.array([3, 8])},
+        {"softcap": 0.7, "sinks": np.array([0.3, -1, 2.0])},
+        {"alibi_slopes": np.array([0.3, 0.1, 0.2])},
+        {"dropout_p": 0.4, "rng": 77},
+        {"workers": 2, "enable_gqa": True},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_every_option_reaches_the_oracle(rng, mechanism, options):
+    """float64: to 1e-11 of the largest element, which rounding cannot reach and an option that is
+    lost or read differently cannot pass."""
+    heads = 1 if "enable_gqa" in options else 3
+    operands = [normal(rng, (2, h, n, 8), np.float64) for h, n in ((3, 5), (heads, 9), (heads, 9))]
+    weight, grad_out = normal(rng, (3, 8, 8), np.float64), normal(rng, (2, 3, 5, 8), np.float64)
+    needs = ["query", "key", "value", *(set(options) & {"attn_mask", "sinks"})]
+    if isinstance(options.get("attn_mask"), np.ndarray):
+        assert "attn_mask" in needs
+    forward, backward, own = FUNCTIONS[mechanism]
+    names = [f.__name__ for f in (forward, backward)]
+    their_forward, their_backward = (getattr(reference, name) for name in names)
+    inputs = operands if mechanism == "cosine" else (*operands, weight)
+    theirs = {n: x for n, x in options.items() if n != "workers"}
+    saved = forward(*inputs, **own, **options)
+    expected = their_forward(*inputs, **own, **theirs)
+    grads = backward(grad_out, *inputs, *saved, **own, **options, needs=needs)
+    their_grads = their_backward(grad_out, *inputs, *expected, **own, **theirs, needs=needs)
+    pairs = [(saved.out, expected.out), (saved.lse, expected.lse)]
+    pairs += [(getattr(grads, name), getattr(their_grads, name)) for name in needs]
+    for ours, true in pairs:
+        np.testing.assert_allclose(
+            ours, true, rtol=0, atol=1e-11 * abs(true[np.isfinite(true)]).max()
+        )
+
+
+def test_same_bits_for_any_number_of_workers(rng, compute_dtype, mechanism):
+    """The projection is a matrix product of NumPy's, which is the same in all these calls."""
+    operands = [normal(rng, (2, 130, 8), compute_dtype) for _ in range(3)]
+    weight, grad_out = normal(rng, (8, 8), compute_dtype), normal(rng, (2, 130, 8), compute_dtype)
+    one, *others = (call(mechanism, operands, grad_out, weight, workers=n) for n in (1, 2, 3))
+    for other in others:
+        for a, b in zip(one[0] + one[1], other[0] + other[1], strict=True):
+            assert a is b is None or a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("n_q", "n_k", "d_k", "d_v"), [(0, 3, 4, 2), (3, 0, 4, 2), (3, 4, 0, 2), (2, 3, 4, 0)]
+)
+def test_nothing(rng, dtype, mechanism, n_q, n_k, d_k, d_v):
+    operands = [normal(rng, shape, dtype) for shape in ((n_q, d_k), (n_k, d_k), (n_k, d_v))]
+    grad_out, weight = normal(rng, (n_q, d_v), dtype), normal(rng, (d_k, d_k), dtype)
+    (out, lse), grads = call(mechanism, operands, grad_out, weight)
+    assert out.shape == (n_q, d_v)
+    assert lse.shape == (n_q,)
+    for x, grad in zip(operands, grads, strict=False):
+        assert grad.shape == x.shape
+    if n_k == 0:
+        assert (out == 0).all()
+        assert np.isneginf(lse).all()
+    if d_k == 0:  # all scores are 0
+        assert_same_bits(out, sdpa.attention(*operands))
+
+
+def test_inputs_are_not_written_and_layouts_do_not_matter(rng, dtype, mechanism):
+    shape = (2, 6, 3, 8)  # heads after length
+    operands = [normal(rng, shape, dtype).swapaxes(-3, -2) for _ in range(3)]
+    weight, grad_out = normal(rng, (3, 8, 8), dtype), normal(rng, (2, 3, 6, 8), dtype)
+    before = [x.copy() for x in (*operands, weight, grad_out)]
+    for x in (*operands, weight, grad_out):
+        x.flags.writeable = False
+    views = call(mechanism, operands, grad_out, weight)
+    for x, y in zip((*operands, weight, grad_out), before, strict=True):
+        assert_same_bits(np.ascontiguousarray(x), np.ascontiguousarray(y))
+    copies = call(mechanism, [x.copy() for x in operands], grad_out, weight)
+    tolerance = 8 * roundoff(dtype) if compute_type(dtype) == dtype else 8 * 2.0**-8
+    for a, b in zip(views[0] + views[1], copies[0] + copies[1], strict=True):
+        if a is not None:  # NumPy's products may sum in another order
+            a, b = np.float64(a), np.float64(b)
+            np.testing.assert_allclose(a, b, rtol=0, atol=50 * tolerance * max(abs(b).max(), 1))

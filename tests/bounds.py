@@ -118,9 +118,12 @@ class AttentionBounds:
         sinks=None,
         dropout_p=0.0,
         rng=None,
+        errors=(0, 0, 0),
+        dtype=None,
         **options,
     ):
-        self.dtype = np.asarray(query).dtype
+        """errors: of query, key and value, where these are results, in the arithmetic of dtype."""
+        self.dtype = np.asarray(query).dtype if dtype is None else dtype
         self.u = unit_roundoff(compute_type(self.dtype)) + unit_roundoff(np.float64)
         self.arguments = {"query": query, "key": key, "value": value, "sinks": sinks}
         self.grad_out, self.grad_lse, self.tangents = grad_out, grad_lse, tangents
@@ -142,7 +145,14 @@ class AttentionBounds:
         self.visible = visible = z != -np.inf
         self.lead, self.n_k = z.shape[:-2], z.shape[-1]
         self.scale = abs(logits.scale_of(scale, q))
-        self.q, self.k, self.v = (self.number(y) for y in (q, k, v))
+        errors = (
+            np.broadcast_to(e, np.shape(y))
+            for e, y in zip(errors, (query, key, value), strict=True)
+        )
+        errors = self._spread(*errors)
+        self.q, self.k, self.v = (
+            Number(abs(y), e, self.u) for y, e in zip((q, k, v), errors, strict=True)
+        )
 
         x = (self.q @ self.k.t).times(self.scale)
         self.scores = self.capped = x
@@ -284,12 +294,21 @@ class AttentionBounds:
         return self._again[0] * (y + self._delta)
 
     @property
+    def dq(self):
+        """Of the gradient of query, before it is summed and stored."""
+        return (self._sloped(self._dz) @ self.k).times(self.scale)
+
+    @property
+    def dk(self):
+        return (self._sloped(self._dz).t @ self.q).times(self.scale)
+
+    @property
     def query(self):
-        return self._gradient("query", (self._sloped(self._dz) @ self.k).times(self.scale))
+        return self._gradient("query", self.dq)
 
     @property
     def key(self):
-        return self._gradient("key", (self._sloped(self._dz).t @ self.q).times(self.scale))
+        return self._gradient("key", self.dk)
 
     @property
     def value(self):

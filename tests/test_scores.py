@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from bounds import AttentionBounds, Number
 from helpers import assert_same_bits, assert_within, compute_type, normal, unit_roundoff
-from score_bounds import composed_bounds, rounded, roundoff
 
 import sdpa
 from sdpa import reference
@@ -46,69 +46,83 @@ def problem(rng, case, dtype, d_q=D_K):
     return operands, grad_out, grad_lse, mask, options
 
 
-def check(names, grads, expected, bounds, like, dtype):
-    """Each gradient: shape and dtype of its argument, and within its bound rounded to dtype."""
-    for name in names:
-        grad, true = getattr(grads, name), getattr(expected, name)
+def roundoff(dtype):
+    """Unit roundoff of the arithmetic, and that of the oracle."""
+    return unit_roundoff(compute_type(dtype)) + unit_roundoff(np.float64)
+
+
+def check_forward(got, expected, bounds, dtype):
+    assert got.out.dtype == dtype
+    assert got.lse.dtype == compute_type(dtype)
+    assert_within(got.out, expected.out, bounds.out, "out")
+    assert_within(got.lse, expected.lse, bounds.lse, "lse")
+
+
+def check_gradients(grads, expected, bounds, like):
+    """Each gradient: shape and dtype of its argument, and within its bound."""
+    for name, bound in bounds.items():
+        grad = getattr(grads, name)
         assert grad.shape == like[name].shape
         assert grad.dtype == like[name].dtype
-        assert_within(grad, true, rounded(bounds[name], true, dtype), f"grad {name}")
+        assert_within(grad, getattr(expected, name), bound, f"grad {name}")
 
 
 # ------------------------------------------------------------------------------- cosine
 
 
+def unit_number(x, u):
+    """x / norm x: the norm errs by (d / 2 + 2) u of itself, so a component by (d / 2 + 6) u."""
+    unit = abs(oracle.unit(x, 1e-12))
+    return Number(unit, (x.shape[-1] / 2 + 6) * u * unit, u)
+
+
+def unit_backward_number(g, x, u):
+    """(g - unit <unit, g>) / norm x, where 1 / norm x errs as the components of unit do."""
+    unit, norm = unit_number(x, u), np.linalg.norm(x, axis=-1, keepdims=True)
+    inverse = Number(1 / norm, (x.shape[-1] / 2 + 6) * u / norm, u)
+    return (g + unit * (unit * g).sum(axis=-1)) * inverse
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_cosine_against_the_oracle(rng, dtype, case):
-    """With u the unit roundoff: a norm over d errs by (d / 2 + 2) u of itself and a component of
-    the unit vector by e = d / 2 + 6 of them. The gradient g of that vector becomes
-    (g - u <u, g>) / norm, whose products and sums add (d + 8) u of |g| + |u| sum |u||g|."""
     operands, grad_out, grad_lse, mask, options = problem(rng, case, dtype)
-    options = dict(options)
-    kwargs = options | {"attn_mask": mask, "temperature": 0.3}
-    expected = reference.cosine_attention_forward(*operands, **kwargs)
-    got = sdpa.cosine_attention_forward(*operands, **kwargs)
+    options = options | {"attn_mask": mask}
+    like = dict(zip(("query", "key", "value"), operands, strict=True)) | {"attn_mask": mask}
+    expected = reference.cosine_attention_forward(*operands, temperature=0.3, **options)
+    got = sdpa.cosine_attention_forward(*operands, temperature=0.3, **options)
 
-    q, k, v = arrays.float64(*operands)
-    units, u = (oracle.unit(q, 1e-12), oracle.unit(k, 1e-12)), roundoff(dtype)
-    e = (D_K / 2 + 6) * u
-    bounds = composed_bounds(
-        (*units, v),
-        (e * abs(units[0]), e * abs(units[1]), 0 * v),
-        mask,
-        grad_out,
-        dtype=dtype,
+    q, k = arrays.float64(*operands[:2])
+    u = roundoff(dtype)
+    unit_q, unit_k = (unit_number(x, u) for x in (q, k))
+    bounds = AttentionBounds(
+        oracle.unit(q, 1e-12),
+        oracle.unit(k, 1e-12),
+        operands[2],
+        grad_out=grad_out,
         grad_lse=grad_lse,
         scale=1 / 0.3,
+        errors=(unit_q.error, unit_k.error, 0),
+        dtype=dtype,
         **options,
     )
-    assert got.out.dtype == dtype
-    assert got.lse.dtype == compute_type(dtype)
-    assert_within(got.out, expected.out, rounded(bounds.out, expected.out, dtype), "out")
-    assert_within(got.lse, expected.lse, bounds.lse, "lse")
-    assert_same_bits(sdpa.cosine_attention(*operands, **kwargs), got.out)
+    check_forward(got, expected, bounds, dtype)
+    assert_same_bits(sdpa.cosine_attention(*operands, temperature=0.3, **options), got.out)
 
-    needs = ("query", "key", "value", "temperature") + ("attn_mask",) * (case in ("bias",))
-    kwargs |= {"grad_lse": grad_lse, "needs": needs}
-    grads = sdpa.cosine_attention_backward(grad_out, *operands, *got, **kwargs)
-    expected = reference.cosine_attention_backward(grad_out, *operands, *expected, **kwargs)
-    options |= {"attn_mask": mask, "scale": 1 / 0.3}
-    saved = reference.attention_forward(*units, v, **options)
-    inner = reference.attention_backward(grad_out, *units, v, *saved, grad_lse=grad_lse, **options)
-
-    def projected(error, g, x, unit):
-        size = abs(g) + abs(unit) * (abs(unit) * abs(g)).sum(axis=-1, keepdims=True)
-        error = error + abs(unit) * (abs(unit) * error).sum(axis=-1, keepdims=True)
-        return (error + (3 * e + (D_K + 8) * u) * size) / np.linalg.norm(x, axis=-1, keepdims=True)
-
-    of = bounds._asdict() | {
-        "query": projected(bounds.query, inner.query, q, units[0]),
-        "key": projected(bounds.key, inner.key, k, units[1]),
+    needs = ("query", "key", "value", "temperature") + ("attn_mask",) * (case == "bias")
+    options |= {"temperature": 0.3, "grad_lse": grad_lse, "needs": needs}
+    grads = sdpa.cosine_attention_backward(grad_out, *operands, *got, **options)
+    expected = reference.cosine_attention_backward(grad_out, *operands, *expected, **options)
+    dq, dk = bounds.dq.summed_to(q.shape), bounds.dk.summed_to(k.shape)
+    of = {
+        "query": unit_backward_number(dq, q, u).rounded(dtype),
+        "key": unit_backward_number(dk, k, u).rounded(dtype),
+        "value": bounds.value,
     }
-    like = dict(zip(("query", "key", "value"), operands, strict=True)) | {"attn_mask": mask}
-    check([n for n in needs if n != "temperature"], grads, expected, of, like, dtype)
-    dot = abs(units[0]) * (bounds.query + (e + (D_K + 4) * u) * abs(inner.query))
-    assert abs(grads.temperature - expected.temperature) <= dot.sum() / 0.3
+    if "attn_mask" in needs:
+        of["attn_mask"] = bounds.attn_mask
+    check_gradients(grads, expected, of, like)
+    along = (unit_q * dq).sum(axis=-1)
+    assert abs(grads.temperature - expected.temperature) <= along.error.sum() / 0.3
 
 
 def test_cosine_by_hand():
@@ -174,52 +188,47 @@ def test_cosine_of_rows_below_eps(rng, compute_dtype):
 
 # ------------------------------------------------------------------------------- bilinear
 
-WEIGHTS = {"shared": (), "per head": (2,)}
-
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("heads", ["shared", "per head"])
 def test_bilinear_against_the_oracle(rng, dtype, case, heads):
-    """The projection sums d_q products: it errs by (d_q + 2) u |query||weight|, as its gradients
-    do by the numbers of terms that they sum."""
     operands, grad_out, grad_lse, mask, options = problem(rng, case, dtype, D_Q)
     lead = () if heads == "shared" else (grad_out.shape[-3],)
-    weight = normal(rng, (*lead, D_Q, D_K), dtype, D_Q**-0.5)
-    kwargs = options | {"attn_mask": mask}
-    inputs = (*operands, weight)
-    expected = reference.bilinear_attention_forward(*inputs, **kwargs)
-    got = sdpa.bilinear_attention_forward(*inputs, **kwargs)
+    inputs = (*operands, normal(rng, (*lead, D_Q, D_K), dtype, D_Q**-0.5))
+    names = ("query", "key", "value", "weight")
+    like = dict(zip(names, inputs, strict=True)) | {"attn_mask": mask}
+    options = options | {"attn_mask": mask}
+    expected = reference.bilinear_attention_forward(*inputs, **options)
+    got = sdpa.bilinear_attention_forward(*inputs, **options)
 
-    q, k, v, w = arrays.float64(*inputs)
-    u = roundoff(dtype)
-    e_q = (D_Q + 2) * u * (abs(q) @ abs(w))
-    bounds = composed_bounds(
-        (q @ w, k, v), (e_q, 0 * k, 0 * v), mask, grad_out, dtype=dtype, grad_lse=grad_lse,
+    q, w = arrays.float64(operands[0], inputs[3])
+    query, weight = (Number(abs(x), 0 * x, roundoff(dtype)) for x in (q, w))
+    bounds = AttentionBounds(
+        q @ w,
+        *operands[1:],
+        grad_out=grad_out,
+        grad_lse=grad_lse,
+        errors=((query @ weight).error, 0, 0),
+        dtype=dtype,
         **options,
-    )  # fmt: skip
-    assert got.out.dtype == dtype
-    assert got.lse.dtype == compute_type(dtype)
-    assert_within(got.out, expected.out, rounded(bounds.out, expected.out, dtype), "out")
-    assert_within(got.lse, expected.lse, bounds.lse, "lse")
-    assert_same_bits(sdpa.bilinear_attention(*inputs, **kwargs), got.out)
-
-    needs = ("query", "key", "value", "weight") + ("attn_mask",) * (case == "bias")
-    kwargs |= {"grad_lse": grad_lse, "needs": needs}
-    grads = sdpa.bilinear_attention_backward(grad_out, *inputs, *got, **kwargs)
-    inner = reference.attention_backward(
-        grad_out, q @ w, k, v, *expected, mask, grad_lse=grad_lse, **options
     )
-    expected = reference.bilinear_attention_backward(grad_out, *inputs, *expected, **kwargs)
-    size, t = abs(inner.query), arrays.transpose
-    terms = grad_out.size // D_V
-    by_query = (bounds.query + (D_K + terms) * u * size) @ t(abs(w))
-    by_weight = t(abs(q)) @ (bounds.query + (terms + 2) * u * size)
-    of = bounds._asdict() | {
-        "query": arrays.sum_to(by_query, q.shape),
-        "weight": arrays.sum_to(by_weight, w.shape),
+    check_forward(got, expected, bounds, dtype)
+    assert_same_bits(sdpa.bilinear_attention(*inputs, **options), got.out)
+
+    needs = names + ("attn_mask",) * (case == "bias")
+    options |= {"grad_lse": grad_lse, "needs": needs}
+    grads = sdpa.bilinear_attention_backward(grad_out, *inputs, *got, **options)
+    expected = reference.bilinear_attention_backward(grad_out, *inputs, *expected, **options)
+    dq = bounds.dq.summed_to((q @ w).shape)
+    of = {
+        "query": (dq @ weight.t).summed_to(q.shape).rounded(dtype),
+        "key": bounds.key,
+        "value": bounds.value,
+        "weight": (query.t @ dq).summed_to(w.shape).rounded(dtype),
     }
-    like = {**dict(zip(("query", "key", "value", "weight"), inputs, strict=True))}
-    check(needs, grads, expected, of, like | {"attn_mask": mask}, dtype)
+    if "attn_mask" in needs:
+        of["attn_mask"] = bounds.attn_mask
+    check_gradients(grads, expected, of, like)
 
 
 def test_bilinear_with_the_identity_is_attention(rng, dtype):

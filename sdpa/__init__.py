@@ -38,6 +38,12 @@ from sdpa._core import (
 )
 
 if TYPE_CHECKING:
+    from sdpa.layers import (
+        MultiHeadAttention,
+        MultiHeadForward,
+        MultiHeadGradients,
+        MultiHeadSaved,
+    )
     from sdpa.scores import (
         BilinearGradients,
         CosineGradients,
@@ -57,6 +63,10 @@ __all__ = [
     "AttentionTangent",
     "BilinearGradients",
     "CosineGradients",
+    "MultiHeadAttention",
+    "MultiHeadForward",
+    "MultiHeadGradients",
+    "MultiHeadSaved",
     "__version__",
     "attention",
     "attention_backward",
@@ -86,7 +96,7 @@ __all__ = [
 ]
 
 # Imported where they are first used, for `import sdpa` is to be quick.
-_LAZY = ("scores",)
+_LAZY = ("scores", "layers")
 
 
 def __getattr__(name: str) -> Any:

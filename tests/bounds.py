@@ -118,11 +118,11 @@ class AttentionBounds:
         sinks=None,
         dropout_p=0.0,
         rng=None,
-        errors=(0, 0, 0),
+        errors=(0, 0, 0, 0),
         dtype=None,
         **options,
     ):
-        """errors: of query, key and value, where these are results, in the arithmetic of dtype."""
+        """errors: of query, key, value, grad_out, where they are results, computed as for dtype."""
         self.dtype = np.asarray(query).dtype if dtype is None else dtype
         self.u = unit_roundoff(compute_type(self.dtype)) + unit_roundoff(np.float64)
         self.arguments = {"query": query, "key": key, "value": value, "sinks": sinks}
@@ -145,9 +145,10 @@ class AttentionBounds:
         self.visible = visible = z != -np.inf
         self.lead, self.n_k = z.shape[:-2], z.shape[-1]
         self.scale = abs(logits.scale_of(scale, q))
+        self.grad_out_error = errors[3]
         errors = (
             np.broadcast_to(e, np.shape(y))
-            for e, y in zip(errors, (query, key, value), strict=True)
+            for e, y in zip(errors[:3], (query, key, value), strict=True)
         )
         errors = self._spread(*errors)
         self.q, self.k, self.v = (
@@ -267,7 +268,8 @@ class AttentionBounds:
 
     @functools.cached_property
     def _g(self):
-        return self.number(finite(self.grad_out))
+        g = finite(self.grad_out)
+        return Number(abs(g), np.broadcast_to(self.grad_out_error, g.shape), self.u)
 
     @functools.cached_property
     def _delta(self):
@@ -311,8 +313,12 @@ class AttentionBounds:
         return self._gradient("key", self.dk)
 
     @property
+    def dv(self):
+        return (self.r * self._again[0]).t @ self._g
+
+    @property
     def value(self):
-        return self._gradient("value", (self.r * self._again[0]).t @ self._g)
+        return self._gradient("value", self.dv)
 
     @property
     def attn_mask(self):

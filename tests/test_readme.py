@@ -47,7 +47,7 @@ def test_table_is_what_the_main_job_prints():
 def test_functions_are_there_and_all_are_mentioned():
     table = README[README.index("## The functions") : README.index("Options of attention")]
     mentioned = set(re.findall(r"`(\w+)[`(]", table)) - {"x"}
-    functions = {name for name in sdpa.__all__ if name[0].islower() and name[0] != "_"}
+    functions = {name for name in sdpa.__all__ if name[0].islower()} | {"MultiHeadAttention"}
     assert mentioned == functions
 
 

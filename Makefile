@@ -2,7 +2,7 @@
 #   make demo       install into .venv and run the main job        make test      the same, and run the tests
 #   make build      compile in place, warnings as errors           make test-c    the C core without Python, sanitized
 #   make sanitize   the tests of `make test` under ASan and UBSan  make test-arm  the C core for aarch64, under qemu
-#   make bench      speed beside NumPy and, where installed, PyTorch, and the machine's FMA peak
+#   make bench      speed and memory beside the peers installed and the machine's peak; targets
 #   make model      add a pretrained model, 84 MB, for the laboratory and its tests
 #   make notebooks  run the notebooks and keep their outputs
 #   make format     rewrite the sources in the project's style     make lint      check style and types
@@ -57,9 +57,7 @@ sanitize: $(VENV)/with-$(EXTRAS)
 		$(BIN)/pytest --capture=sys -m 'not uninstrumented' $(PYTEST_ARGS)
 
 bench: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
-	@mkdir -p build
-	gcc -O3 -std=gnu11 -ffp-contract=fast benchmarks/peak.c -o build/peak
-	$(BIN)/python benchmarks/compare.py --peak build/peak $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks --json build/bench/results.json $(BENCH_ARGS)
 
 test-c:
 	$(MAKE) -C tests/c -j$(JOBS)

@@ -1,0 +1,337 @@
+"""The systems sdpa is compared with, each behind the same three questions.
+
+`forward`, `both` and `softmax` return a call without arguments that does the work and nothing else
+(operands are converted and graphs compiled beforehand), or None where the peer cannot do it. A peer
+that is not installed is left out: `find` says which. Threads: before anything is imported the
+process is given as many CPUs as there are threads (timing.cores), and each library is told the
+number as well; JAX has no other setting, its pool has one thread per CPU of the affinity.
+"""
+
+import importlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.timing import Call
+from sdpa.lab.speed import numpy_backward, numpy_weights
+
+Array = npt.NDArray[Any]
+
+
+class Operands(NamedTuple):
+    """(batch, heads, L, d) each; key and value may have fewer heads (GQA) and another L."""
+
+    query: Array
+    key: Array
+    value: Array
+    grad_out: Array
+    is_causal: bool = False
+
+    @property
+    def is_gqa(self) -> bool:
+        return self.query.shape[1] != self.key.shape[1]
+
+
+class Peer:
+    """What a peer is asked; by default it can do nothing."""
+
+    name: str
+    version: str
+    package: str
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def forward(self, x: Operands) -> Call | None:
+        """Attention of x, result in the peer's own layout."""
+        return None
+
+    def both(self, x: Operands) -> Call | None:
+        """Attention and the gradients to query, key and value in one call."""
+        return None
+
+    def softmax(self, a: Array) -> Call | None:
+        """Softmax of the last axis."""
+        return None
+
+    def result(self, call: Call) -> Array:
+        """What a call of `forward` or `softmax` returns, as an array (batch, heads, L, d)."""
+        return np.asarray(call())
+
+
+class NumPy(Peer):
+    """The formula, in place where it can be; its products on BLAS."""
+
+    name = package = "numpy"
+    version = np.__version__
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        from threadpoolctl import threadpool_limits
+
+        self._limits = threadpool_limits(threads, user_api="blas")
+
+    def forward(self, x: Operands) -> Call | None:
+        if x.is_gqa:
+            return None
+        if x.is_causal:
+            mask = np.where(np.tri(x.query.shape[-2], dtype=bool), 0, -np.inf).astype(x.query.dtype)
+            return lambda: _masked_weights(x.query, x.key, mask) @ x.value
+        return lambda: numpy_weights(x.query, x.key) @ x.value
+
+    def both(self, x: Operands) -> Call | None:
+        if x.is_gqa or x.is_causal:
+            return None
+
+        def call() -> object:
+            p = numpy_weights(x.query, x.key)
+            return p @ x.value, numpy_backward(x.grad_out, x.query, x.key, x.value, p)
+
+        return call
+
+    def softmax(self, a: Array) -> Call | None:
+        def call() -> Array:
+            e = a - a.max(axis=-1, keepdims=True)
+            np.exp(e, out=e)
+            e /= e.sum(axis=-1, keepdims=True)
+            return e
+
+        return call
+
+
+def _masked_weights(q: Array, k: Array, mask: Array) -> Array:
+    s = q @ k.swapaxes(-1, -2)
+    s *= np.float32(q.shape[-1] ** -0.5)
+    s += mask
+    s -= s.max(axis=-1, keepdims=True)
+    np.exp(s, out=s)
+    s /= s.sum(axis=-1, keepdims=True)
+    return s
+
+
+class Torch(Peer):
+    """scaled_dot_product_attention, its own choice of implementation."""
+
+    name = package = "torch"
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        import torch
+
+        self._torch = torch
+        self.version = torch.__version__
+        torch.set_num_threads(threads)
+
+    def _options(self, x: Operands) -> dict[str, bool]:
+        return {"is_causal": x.is_causal, "enable_gqa": x.is_gqa}
+
+    def _tensor(self, a: Array) -> Any:
+        if a.dtype.name == "bfloat16":
+            return self._torch.from_numpy(a.view(np.uint16)).view(self._torch.bfloat16)
+        return self._torch.from_numpy(a)
+
+    def forward(self, x: Operands) -> Call | None:
+        attention = self._torch.nn.functional.scaled_dot_product_attention
+        tensors = [self._tensor(a) for a in x[:3]]
+        options = self._options(x)
+        return lambda: attention(*tensors, **options)
+
+    def both(self, x: Operands) -> Call | None:
+        attention = self._torch.nn.functional.scaled_dot_product_attention
+        inputs = [self._tensor(a).clone().requires_grad_() for a in x[:3]]
+        upstream = self._tensor(x.grad_out)
+        options = self._options(x)
+
+        def call() -> object:
+            out = attention(*inputs, **options)
+            return out, self._torch.autograd.grad(out, inputs, upstream)
+
+        return call
+
+    def softmax(self, a: Array) -> Call | None:
+        tensor = self._tensor(a)
+        return lambda: self._torch.softmax(tensor, -1)
+
+    def result(self, call: Call) -> Array:
+        tensor: Any = call()
+        return np.asarray(tensor.float().numpy())
+
+
+class Jax(Peer):
+    """jax.nn.dot_product_attention on (batch, L, heads, d), compiled."""
+
+    name = package = "jax"
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        import jax
+
+        self._jax = jax
+        self.version = jax.__version__
+
+    def _arrays(self, x: Operands) -> list[Any]:
+        return [self._jax.numpy.asarray(a.swapaxes(1, 2)) for a in x[:4]]
+
+    def forward(self, x: Operands) -> Call | None:
+        if x.query.dtype == np.float64:
+            return None
+        q, k, v, _ = self._arrays(x)
+        attention = self._jax.nn.dot_product_attention
+        compiled = self._jax.jit(lambda q, k, v: attention(q, k, v, is_causal=x.is_causal))
+        return lambda: compiled(q, k, v).block_until_ready()
+
+    def both(self, x: Operands) -> Call | None:
+        if x.query.dtype == np.float64:
+            return None
+        q, k, v, g = self._arrays(x)
+        attention = self._jax.nn.dot_product_attention
+
+        @self._jax.jit
+        def compiled(q: Any, k: Any, v: Any, g: Any) -> Any:
+            out, back = self._jax.vjp(lambda *a: attention(*a, is_causal=x.is_causal), q, k, v)
+            return out, back(g)
+
+        return lambda: self._jax.block_until_ready(compiled(q, k, v, g))
+
+    def softmax(self, a: Array) -> Call | None:
+        array = self._jax.numpy.asarray(a)
+        compiled = self._jax.jit(lambda a: self._jax.nn.softmax(a, axis=-1))
+        return lambda: compiled(array).block_until_ready()
+
+    def result(self, call: Call) -> Array:
+        array = np.asarray(call(), np.float32)
+        return array.swapaxes(1, 2) if array.ndim == 4 else array
+
+
+class OnnxRuntime(Peer):
+    """The operator Attention of ONNX (opset 23), on (batch, heads, L, d)."""
+
+    name = "ort"
+    package = "onnxruntime"
+    domain = ""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        import onnx
+        import onnxruntime
+
+        self._onnx, self._ort = onnx, onnxruntime
+        self.version = onnxruntime.__version__
+
+    def _session(
+        self, operator: str, domain: str, feeds: dict[str, Array], **attributes: Any
+    ) -> Any:
+        helper, numbers = self._onnx.helper, self._onnx.TensorProto
+        node = helper.make_node(operator, list(feeds), ["out"], domain=domain, **attributes)
+        inputs = [
+            helper.make_tensor_value_info(n, numbers.FLOAT, a.shape) for n, a in feeds.items()
+        ]
+        output = helper.make_tensor_value_info("out", numbers.FLOAT, None)
+        graph = helper.make_graph([node], "bench", inputs, [output])
+        opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        options = self._ort.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        session = self._ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        return lambda: session.run(None, feeds)[0]
+
+    def forward(self, x: Operands) -> Call | None:
+        if x.query.dtype != np.float32 or x.is_gqa:
+            return None
+        feeds = dict(zip("qkv", x[:3], strict=True))
+        return self._session("Attention", "", feeds, is_causal=int(x.is_causal))
+
+    def softmax(self, a: Array) -> Call | None:
+        return self._session("Softmax", "", {"x": a}, axis=-1)
+
+
+class OnnxRuntimeHeads(OnnxRuntime):
+    """The operator MultiHeadAttention of com.microsoft, on (batch, L, heads d)."""
+
+    name = "ort-mha"
+
+    def forward(self, x: Operands) -> Call | None:
+        heads, length, _ = x.query.shape[1:]
+        if x.query.dtype != np.float32 or x.is_gqa or (x.is_causal and length != x.key.shape[2]):
+            return None
+
+        def packed(a: Array) -> Array:
+            return np.ascontiguousarray(a.swapaxes(1, 2)).reshape(a.shape[0], a.shape[2], -1)
+
+        feeds = {name: packed(a) for name, a in zip("qkv", x[:3], strict=True)}
+        self._heads = heads
+        causal = int(x.is_causal)
+        return self._session(
+            "MultiHeadAttention", "com.microsoft", feeds, num_heads=heads, unidirectional=causal
+        )
+
+    def softmax(self, a: Array) -> Call | None:
+        return None
+
+    def result(self, call: Call) -> Array:
+        out = np.asarray(call())
+        return out.reshape(*out.shape[:2], self._heads, -1).swapaxes(1, 2)
+
+
+class OpenVino(Peer):
+    """The operation ScaledDotProductAttention, operands and result in place."""
+
+    name = package = "openvino"
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        import openvino
+        from openvino import opset13
+
+        self._ov, self._ops = openvino, opset13
+        self.version = openvino.__version__.split("-")[0]
+        self._core = openvino.Core()
+
+    def _request(self, node: Any, parameters: list[Any], arrays: list[Array]) -> Call:
+        settings = {
+            "INFERENCE_NUM_THREADS": self.threads,
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
+            "ENABLE_CPU_PINNING": False,
+        }
+        model = self._core.compile_model(self._ov.Model([node], parameters), "CPU", settings)
+        request = model.create_infer_request()
+        for i, a in enumerate(arrays):
+            request.set_input_tensor(i, self._ov.Tensor(a, shared_memory=True))
+
+        def call() -> Array:
+            request.infer()
+            return np.asarray(request.get_output_tensor().data)
+
+        return call
+
+    def forward(self, x: Operands) -> Call | None:
+        if x.query.dtype != np.float32 or x.is_gqa:
+            return None
+        parameters = [self._ops.parameter(a.shape, np.float32) for a in x[:3]]
+        node = self._ops.scaled_dot_product_attention(*parameters, causal=x.is_causal)
+        return self._request(node, parameters, list(x[:3]))
+
+    def softmax(self, a: Array) -> Call | None:
+        parameter = self._ops.parameter(a.shape, np.float32)
+        return self._request(self._ops.softmax(parameter, -1), [parameter], [a])
+
+
+ALL: tuple[type[Peer], ...] = (NumPy, Torch, Jax, OnnxRuntime, OnnxRuntimeHeads, OpenVino)
+
+
+def find(threads: int) -> tuple[list[Peer], list[str]]:
+    """The peers that are installed, and the names of those that are not."""
+    found, missing = [], []
+    for kind in ALL:
+        try:
+            importlib.import_module(kind.package)
+            found.append(kind(threads))
+        except ImportError:
+            missing.append(kind.name)
+    return found, missing

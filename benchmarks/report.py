@@ -1,0 +1,145 @@
+"""The results as text."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks import targets
+from benchmarks.results import Results, Timing
+
+
+def text(results: Results) -> str:
+    """Everything that was measured: machine, tables by group, targets, growth."""
+    return "\n".join(
+        [
+            *_heading(results),
+            *(line for threads in results.threads() for line in _tables(results, threads)),
+            *_memory(results),
+            *_growth(results),
+            *(_unconfirmed(results) if not results.quick else ()),
+            *(_targets(results) if not results.quick else ()),
+        ]
+    )
+
+
+def _heading(results: Results) -> Iterator[str]:
+    run = results.runs[-1]
+    machine = run["machine"]
+    yield f"{machine['processor']}, {machine['system']}, kernels {results.isa}"
+    versions = {k: v for run in results.runs for k, v in run["peers"].items()}
+    yield "peers: " + ", ".join(f"{name} {version}" for name, version in versions.items())
+    missing = sorted({name for run in results.runs for name in run["missing"]})
+    if missing:
+        yield "not installed, left out: " + ", ".join(missing)
+    peaks = {name: results.peaks(name) for name in run["peak"]}
+    yield "one core, best of each run of peak.c: " + ", ".join(
+        f"{name} {_range(values)}" for name, values in peaks.items()
+    )
+    if results.quick:
+        yield "QUICK: small problems, one round; the figures mean nothing"
+
+
+def _range(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{high:.1f}" if high - low < 0.1 else f"{low:.1f} to {high:.1f}"
+
+
+def _tables(results: Results, threads: int) -> Iterator[str]:
+    plural = "thread" if threads == 1 else "threads"
+    for group in results.groups(threads):
+        unit = "us" if group in ("small", "softmax", "decode") else "GF/s"
+        yield f"\n{group}, {threads} {plural}, {unit}"
+        columns: list[tuple[str, ...]] = []
+        for name in results.names(threads, group):
+            found = results.get(threads, group, name)
+            peers = {k: t for k, t in found.items() if k in results.peers()}
+            if columns != [tuple(found)]:
+                columns = [tuple(found)]
+                yield _line("", found, {k: k for k in found}, "best peer" if peers else "")
+            figures = {k: _figure(t, unit) for k, t in found.items()}
+            yield _line(name, found, figures, _ratio(found, peers))
+
+
+def _line(name: str, found: dict[str, Timing], cells: dict[str, str], last: str) -> str:
+    body = "".join(f"{cells[key]:>{max(9, len(key) + 2)}}" for key in found)
+    return f"  {name:25}{body}  {last}".rstrip()
+
+
+def _figure(timing: Timing, unit: str) -> str:
+    value = timing.gflops if unit == "GF/s" else 1e6 * timing.seconds
+    return f"{value:.{1 if value < 1000 else 0}f}"
+
+
+def _ratio(found: dict[str, Timing], peers: dict[str, Timing]) -> str:
+    if not peers:
+        return ""
+    best = min(peers, key=lambda k: peers[k].seconds)
+    return f"{peers[best].seconds / found['sdpa'].seconds:.2f} x {best}"
+
+
+def _memory(results: Results) -> Iterator[str]:
+    memory = results.latest("memory")
+    if memory:
+        yield "\nmemory that a forward takes beyond its operands, MB (one head, d = 64)"
+        lengths = list(dict.fromkeys(n for found in memory.values() for n in found))
+        yield f"  {'n':12}" + "".join(f"{n:>9}" for n in lengths)
+        for name, found in memory.items():
+            cells = (f"{found[n] / 1e6:.1f}" if n in found else "-" for n in lengths)
+            yield f"  {name:12}" + "".join(f"{cell:>9}" for cell in cells)
+
+
+FITTED_FROM = 2048
+"""The length from which on the growth of time is fitted."""
+
+
+def slope(results: Results, direction: str) -> tuple[list[int], list[float], float]:
+    """(lengths, seconds, exponent of n fitted from FITTED_FROM on) of the group growth."""
+    names = [n for n in results.names(1, "growth") if n.startswith(direction)]
+    lengths = [int(name.split()[1]) for name in names]
+    seconds = [results.get(1, "growth", name)["sdpa"].seconds for name in names]
+    points = [(n, s) for n, s in zip(lengths, seconds, strict=True) if n >= FITTED_FROM]
+    if len(points) < 2:
+        return lengths, seconds, float("nan")
+    x, y = np.log(points).T
+    return lengths, seconds, float(np.polyfit(x, y, 1)[0])
+
+
+def _growth(results: Results) -> Iterator[str]:
+    for direction in ("forward", "backward"):
+        lengths, seconds, exponent = slope(results, direction)
+        if lengths:
+            yield (
+                f"\n{direction}, one head, d = 64: {seconds[-1]:.3g} s at n = {lengths[-1]};"
+                f" time grows as n^{exponent:.3f} from n = {FITTED_FROM} on"
+            )
+
+
+def _unconfirmed(results: Results) -> Iterator[str]:
+    doubtful = [
+        f"{threads} {group} {name}: {who} ({100 * timing.again:.0f} %)"
+        for threads in results.threads()
+        for group in results.groups(threads)
+        for name in results.names(threads, group)
+        for who, timing in results.get(threads, group, name).items()
+        if timing.again > 0.05
+    ]
+    if doubtful:
+        yield "\nno second round came within 5 % of the shortest call: " + "; ".join(doubtful)
+
+
+def _targets(results: Results) -> Iterator[str]:
+    section = None
+    met = missed = 0
+    for row in targets.rows(results):
+        if row.section != section:
+            section = row.section
+            yield f"\n{section}"
+        line = f"  {row.title:48}{row.value:9.3g} {row.unit:12}"
+        if row.goal is not None:
+            margin = row.goal.margin(row.value)
+            sign = ">=" if row.goal.at_least else "<="
+            met, missed = met + (margin >= 0), missed + (margin < 0)
+            verdict = "met" if margin >= 0 else f"MISSED by {-100 * margin:.0f} %"
+            line += f"target {sign} {row.goal.bound:<6g} {verdict}"
+        yield line.rstrip()
+    yield f"\ntargets: {met} met, {missed} missed"

@@ -1,0 +1,95 @@
+"""What one or several runs of the benchmark found, as data: what the report and the plots read."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Run = dict[str, Any]
+"""One process: "threads", "isa", "quick", "machine", "peers" {name: version}, "missing" [name],
+"peak" {name: best of the run}, "records", each with "group", "name" and "contenders" {name:
+{"seconds", "rounds", "flops", "bytes"}}; where measured "import" {module: [seconds]} and "memory"
+{contender: {length: bytes}}."""
+
+
+class Timing(NamedTuple):
+    """The shortest call of one contender, and what it amounts to."""
+
+    seconds: float
+    flops: float
+    bytes: float
+    again: float
+    """How much longer the second-best round took, as a fraction; 0 where there was but one."""
+
+    @property
+    def gflops(self) -> float:
+        return self.flops / self.seconds / 1e9
+
+    @property
+    def per_flop(self) -> float:
+        return self.seconds / self.flops
+
+
+class Results:
+    """Look-up over runs on one machine; of two that timed the same work the later one counts."""
+
+    def __init__(self, runs: list[Run]) -> None:
+        if len({run["isa"] for run in runs}) != 1:
+            raise ValueError("runs: expected runs of one instruction set")
+        self.runs = runs
+        self.isa = str(runs[0]["isa"])
+        self.quick = any(run["quick"] for run in runs)
+        self._records: dict[tuple[int, str, str], dict[str, Timing]] = {}
+        for run in runs:
+            for record in run["records"]:
+                key = (run["threads"], record["group"], record["name"])
+                self._records[key] = {
+                    name: _timing(each) for name, each in record["contenders"].items()
+                }
+
+    def get(self, threads: int, group: str, name: str) -> dict[str, Timing]:
+        """{contender: timing}, empty if it was not measured."""
+        return self._records.get((threads, group, name), {})
+
+    def names(self, threads: int, group: str) -> list[str]:
+        """Names of the works of a group, in order."""
+        return [name for t, g, name in self._records if (t, g) == (threads, group)]
+
+    def groups(self, threads: int) -> list[str]:
+        """In order."""
+        return list(dict.fromkeys(group for t, group, _ in self._records if t == threads))
+
+    def threads(self) -> list[int]:
+        """Numbers of threads measured, ascending."""
+        return sorted({run["threads"] for run in self.runs})
+
+    def peers(self) -> set[str]:
+        """Names of those measured."""
+        return {name for run in self.runs for name in run["peers"]}
+
+    def peaks(self, name: str) -> list[float]:
+        """Best of each run of peak.c's figure `name`."""
+        return [run["peak"][name] for run in self.runs if name in run["peak"]]
+
+    def fma_peak(self, real: str = "f32") -> float | None:
+        """GF/s of one core with this instruction set: the best of all runs."""
+        prefix = {"avx512bf16": "avx512", "neon": "native"}.get(self.isa, self.isa)
+        return max(self.peaks(f"{prefix}_{real}"), default=None)
+
+    def read_speed(self) -> float:
+        """GB/s from memory, one core."""
+        return max(self.peaks("read_GBps"))
+
+    def latest(self, key: str) -> Any:
+        """What the last run that has it says of "import" or "memory"; None if there is none."""
+        return next((run[key] for run in reversed(self.runs) if run.get(key)), None)
+
+
+def _timing(each: dict[str, Any]) -> Timing:
+    rounds = sorted(each["rounds"])
+    again = rounds[1] / rounds[0] - 1 if len(rounds) > 1 else 0.0
+    return Timing(each["seconds"], each["flops"], each["bytes"], again)
+
+
+def load(paths: list[Path]) -> Results:
+    """Results of files that `python -m benchmarks --json` wrote."""
+    return Results([run for path in paths for run in json.loads(path.read_text(encoding="utf-8"))])

@@ -1,0 +1,206 @@
+"""The targets that were set before the kernels were written, and what became of each."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from benchmarks.results import Results, Timing
+
+
+class Goal(NamedTuple):
+    """A bound and its direction."""
+
+    bound: float
+    at_least: bool = True
+
+    def margin(self, value: float) -> float:
+        """By how much it is met, as a fraction of the bound; negative: missed by so much."""
+        return (value / self.bound - 1) if self.at_least else (1 - value / self.bound)
+
+
+class Row(NamedTuple):
+    """One target with its measurement."""
+
+    section: str
+    title: str
+    unit: str
+    value: float
+    goal: Goal | None
+    """None: none was set for this instruction set."""
+    beside: str = ""
+    """Who the best peer was."""
+
+
+# {(heads x L x d): (AVX-512, AVX2)}, in % of the FMA peak.
+FORWARD = {
+    "8x1024x64": (87, 85),
+    "8x512x64": (87, 85),
+    "8x2048x128": (90, 89),
+    "8x512x256": (90, 89),
+    "8x512x32": (82, 78),
+    "8x128x64": (85, 83),
+    "8x1024x64 causal": (82, 82),
+}
+BACKWARD = {
+    "8x1024x64": (89, 90),
+    "8x512x64": (89, 90),
+    "8x2048x128": (90, 91),
+    "8x512x256": (90, 91),
+    "8x512x32": (82, 85),
+    "8x128x64": (86, 88),
+    "8x1024x64 causal": (80, 82),
+}
+COLUMN = {"avx512": 0, "avx512bf16": 0, "avx2": 1}
+
+RUNTIMES = ("ort", "ort-mha", "openvino", "torch", "jax")
+TRAINERS = ("torch", "jax")
+OURS = {"sdpa", "plain", "copy"}
+MASKS = {"mask of True", "mask", "bias"}
+
+
+def rows(results: Results) -> Iterator[Row]:
+    """Every target whose work was measured, in the order of the table."""
+    for section in (_matrices, _dtypes, _threads, _small, _decode, _softmax, _options, _derived):
+        yield from section(results)
+    times = results.latest("import")
+    if times:
+        extra = 1e3 * (min(times["sdpa"]) - min(times["numpy"]))
+        yield Row("import", "sdpa over numpy", "ms", extra, Goal(10, at_least=False))
+
+
+def _best(found: dict[str, Timing], among: tuple[str, ...]) -> str | None:
+    there = [name for name in among if name in found]
+    return min(there, key=lambda name: found[name].seconds) if there else None
+
+
+def _against(
+    section: str, title: str, found: dict[str, Timing], among: tuple[str, ...], bound: float | None
+) -> Iterator[Row]:
+    """How many times as fast as the best of `among`."""
+    best = _best(found, among)
+    if best is not None:
+        ratio = found[best].seconds / found["sdpa"].seconds
+        goal = None if bound is None else Goal(bound)
+        yield Row(section, f"{title}, against {best}", "x", ratio, goal, best)
+
+
+def _matrices(results: Results) -> Iterator[Row]:
+    column = COLUMN.get(results.isa)
+    peak = results.fma_peak()
+    for direction, goals in (("forward", FORWARD), ("backward", BACKWARD)):
+        for name, bounds in goals.items():
+            found = results.get(1, direction, name)
+            if found and peak:
+                goal = None if column is None else Goal(bounds[column])
+                share = 100 * found["sdpa"].gflops / peak
+                yield Row(f"{direction}, share of the FMA peak", name, "%", share, goal)
+    for direction, among, bounds in (
+        ("forward", RUNTIMES, (1.15, 1.10)),
+        ("both", TRAINERS, (2.3, 1.15)),
+    ):
+        for name in FORWARD:
+            found = results.get(1, direction, name)
+            bound = None if column is None else bounds[column]
+            section = {"both": "forward and backward"}.get(direction, direction) + ", best peer"
+            yield from _against(section, name, found, among, bound)
+    for direction in ("forward", "backward"):
+        found = results.get(1, "causal", direction)
+        if found:
+            share = found["causal"].seconds / found["full"].seconds
+            yield Row("causal / full", direction, "of the time", share, Goal(0.56, False))
+
+
+def _dtypes(results: Results) -> Iterator[Row]:
+    peak = results.fma_peak("f64")
+    for direction in ("forward", "backward"):
+        found = results.get(1, "dtypes", f"float64 {direction}")
+        if found and peak:
+            share = 100 * found["sdpa"].gflops / peak
+            yield Row("float64, share of its FMA peak", direction, "%", share, Goal(77))
+    found = results.get(1, "dtypes", "bfloat16 forward")
+    if found:
+        dot = results.fma_peak("bf16") if results.isa == "avx512bf16" else None
+        if dot:
+            share = 100 * found["sdpa"].gflops / dot
+            yield Row("bfloat16, share of the dot-product peak", "forward", "%", share, Goal(85))
+        else:
+            ratio = found["sdpa"].seconds / found["float32"].seconds
+            yield Row("bfloat16 / float32", "forward", "of the time", ratio, Goal(1.05, False))
+
+
+def _threads(results: Results) -> Iterator[Row]:
+    for count in results.threads():
+        for name in results.names(count, "threads"):
+            found = results.get(count, "threads", name)
+            ratio = found["one"].seconds / found["all"].seconds
+            goal = Goal(1.85) if count == 2 else None
+            yield Row(f"{count} threads / one", name, "x", ratio, goal)
+
+
+def _small(results: Results) -> Iterator[Row]:
+    found = results.get(1, "small", "(10, 64) forward")
+    if found:
+        section = "small, forward"
+        yield from _against(section, "(10, 64)", found, ("torch",), 3.0)
+        yield from _against(section, "(10, 64)", found, ("numpy",), 4.0)
+        microseconds = 1e6 * found["sdpa"].seconds
+        # "About a microsecond": what rounds to one.
+        yield Row(section, "(10, 64)", "us", microseconds, Goal(1.5, at_least=False))
+    found = results.get(1, "small", "(16, 8, 10, 64) forward")
+    among = (*RUNTIMES, "numpy")
+    yield from _against("small, forward", "(16, 8, 10, 64)", found, among, 2.0)
+
+
+def _decode(results: Results) -> Iterator[Row]:
+    section = "decode (one query, d = 128)"
+    title = "8:8 heads, 4096 keys"
+    yield from _against(section, title, results.get(1, "decode", title), ("torch",), 1.2)
+    for title in ("8:8 heads, 65536 keys", "8:1 heads, 65536 keys"):
+        found = results.get(1, "decode", title)
+        if found:
+            speed = found["sdpa"].bytes / found["sdpa"].seconds / 1e9
+            share = 100 * speed / results.read_speed()
+            # "Close to": four fifths. With one key head the bytes are those of K and V read once.
+            yield Row(section, f"{title}, share of memory's speed", "%", share, Goal(80))
+
+
+def _softmax(results: Results) -> Iterator[Row]:
+    for title, bound in (
+        ("(1000, 1000)", 1.5),
+        ("(64, 8192)", 1.5),
+        ("(100000, 10)", 10.0),
+        ("(10,)", 1.5),
+    ):
+        found = results.get(1, "softmax", title)
+        yield from _against("softmax", title, found, ("torch",), bound)
+        if found and title in ("(1000, 1000)", "(64, 8192)"):
+            share = 100 * found["copy"].seconds / found["sdpa"].seconds
+            yield Row("softmax", f"{title}, share of a copy's speed", "%", share, Goal(50))
+
+
+def _options(results: Results) -> Iterator[Row]:
+    for direction in ("forward", "backward"):
+        for work in ("masks", "spread", "layouts", "widths"):
+            found = results.get(1, "options", f"{work} {direction}")
+            for name in found:
+                if name not in OURS:
+                    ratio = found[name].per_flop / found["plain"].per_flop
+                    goal = Goal(1.15 if name in MASKS else 1.20, at_least=False)
+                    yield Row(f"{direction}, time per FLOP / plain", name, "x", ratio, goal)
+    for direction in ("forward", "backward"):
+        found = results.get(1, "window", direction)
+        for name in found:
+            if name not in OURS:
+                # Blocks as long as the window touch at most twice its pairs.
+                ratio = found[name].per_flop / found["plain"].per_flop
+                goal = Goal(2.0, at_least=False) if name == "window 128" else None
+                section = f"{direction}, n = 8192, time per visible pair / full"
+                yield Row(section, name, "x", ratio, goal)
+
+
+def _derived(results: Results) -> Iterator[Row]:
+    found = results.get(1, "derived", "8x1024x64")
+    for name in found:
+        if name not in OURS:
+            # "Near": nine tenths.
+            share = found[name].gflops / found["plain"].gflops
+            yield Row("rate of products / forward's", name, "x", share, Goal(0.9))

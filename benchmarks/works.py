@@ -1,0 +1,433 @@
+"""What is timed: every line of work with its contenders, by group.
+
+FLOPs are those of the formula, counted once: 4 L_q L_k d per head for the forward, 2.5 times that
+for the backward, half for causal; a product of matrices inside them is 2 L_q L_k d.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import sdpa
+from benchmarks.peers import Operands, Peer
+from benchmarks.timing import Call
+
+Array = npt.NDArray[Any]
+
+
+class Contender(NamedTuple):
+    """One call and what it amounts to."""
+
+    call: Call
+    flops: float = 0.0
+    bytes: float = 0.0
+    """That have to be read and written at least."""
+
+
+Contenders = dict[str, Contender]
+
+
+class Work(NamedTuple):
+    """Contenders that are timed in turn."""
+
+    group: str
+    name: str
+    build: Callable[[], Contenders]
+
+
+class Setting(NamedTuple):
+    """Of one process."""
+
+    threads: int
+    peers: list[Peer]
+    quick: bool = False
+
+    def length(self, n: int) -> int:
+        """n, or a small part of it for a quick run."""
+        return max(n // 32, 8) if self.quick else n
+
+
+def operands(
+    heads: int,
+    n: int,
+    d: int,
+    *,
+    dtype: Any = np.float32,
+    batch: int = 1,
+    key_heads: int | None = None,
+    keys: int | None = None,
+    is_causal: bool = False,
+) -> Operands:
+    """N(0, 1) operands, the same whenever they are asked for."""
+    rng = np.random.default_rng(0)
+
+    def draw(h: int, length: int) -> Array:
+        return rng.standard_normal((batch, h, length, d), np.float32).astype(dtype)
+
+    h_k, n_k = key_heads or heads, keys or n
+    return Operands(draw(heads, n), draw(h_k, n_k), draw(h_k, n_k), draw(heads, n), is_causal)
+
+
+def flops(x: Operands) -> float:
+    """Of the forward."""
+    return 4.0 * x.query.size * x.key.shape[-2] / (1 + x.is_causal)
+
+
+def ours(x: Operands, workers: int | None = None, **options: Any) -> Contenders:
+    """{"forward", "backward", "both"}: sdpa on x with these options."""
+    q, k, v, g, is_causal = x
+    options |= {"is_causal": is_causal, "workers": workers}
+    if x.is_gqa:
+        options["enable_gqa"] = True
+    out, lse = sdpa.attention_forward(q, k, v, **options)
+
+    def both() -> object:
+        out, lse = sdpa.attention_forward(q, k, v, **options)
+        return out, sdpa.attention_backward(g, q, k, v, out, lse, **options)
+
+    count, size = flops(x), float(q.nbytes + k.nbytes + v.nbytes)
+    back = 2 * size + 2 * out.nbytes
+    return {
+        "forward": Contender(lambda: sdpa.attention(q, k, v, **options), count, size + out.nbytes),
+        "backward": Contender(
+            lambda: sdpa.attention_backward(g, q, k, v, out, lse, **options), 2.5 * count, back
+        ),
+        "both": Contender(both, 3.5 * count, back),
+    }
+
+
+def against_peers(setting: Setting, x: Operands, direction: str) -> Contenders:
+    """sdpa and every peer that can do it, after a look at whether they compute the same."""
+    mine = ours(x)[direction]
+    found = {"sdpa": mine}
+    expected = sdpa.attention(*x[:3], is_causal=x.is_causal, enable_gqa=x.is_gqa)
+    for peer in setting.peers:
+        if direction == "forward":
+            call = peer.forward(x)
+            if call is not None:
+                check(peer.name, peer.result(call), expected)
+        else:
+            call = peer.both(x)
+        if call is not None:
+            found[peer.name] = mine._replace(call=call)
+    return found
+
+
+def check(name: str, result: Array, expected: Array) -> None:
+    """Refuse a contender that computes something else: a wrong scale, mask or layout."""
+    tolerance = 0.05 if expected.dtype.itemsize == 2 else 1e-4
+    difference = abs(np.asarray(result, np.float64) - np.asarray(expected, np.float64)).max()
+    if not difference <= tolerance:
+        raise RuntimeError(f"{name}: differs from sdpa by {difference:.2g}, is not the same work")
+
+
+SHAPES = (
+    (8, 1024, 64),
+    (8, 512, 64),
+    (8, 2048, 128),
+    (8, 512, 256),
+    (8, 512, 32),
+    (8, 128, 64),
+)
+"""(heads, L, d) of the table of targets; the first one causal too."""
+
+
+def title(heads: int, n: int, d: int, is_causal: bool = False) -> str:
+    return f"{heads}x{n}x{d}" + (" causal" if is_causal else "")
+
+
+def matrices(setting: Setting) -> Iterator[Work]:
+    """Forward, backward, and both against the peers, on ordinary shapes."""
+    for heads, n, d, is_causal in [*((*shape, False) for shape in SHAPES), (*SHAPES[0], True)]:
+        size = (heads, setting.length(n), d)
+
+        def draw(size: tuple[int, ...] = size, is_causal: bool = is_causal) -> Operands:
+            return operands(*size, is_causal=is_causal)
+
+        name = title(heads, n, d, is_causal)
+        yield Work("forward", name, lambda draw=draw: against_peers(setting, draw(), "forward"))
+        yield Work("backward", name, lambda draw=draw: {"sdpa": ours(draw())["backward"]})
+        yield Work("both", name, lambda draw=draw: against_peers(setting, draw(), "both"))
+
+
+def causal(setting: Setting) -> Iterator[Work]:
+    """Causal against full, in turn."""
+    for direction in ("forward", "backward"):
+
+        def build(direction: str = direction) -> Contenders:
+            size = (8, setting.length(1024), 64)
+            return {
+                "full": ours(operands(*size))[direction],
+                "causal": ours(operands(*size, is_causal=True))[direction],
+            }
+
+        yield Work("causal", direction, build)
+
+
+def dtypes(setting: Setting) -> Iterator[Work]:
+    """float64 beside its own peak; 16-bit types beside float32."""
+    size = (8, setting.length(1024), 64)
+    for direction in ("forward", "backward"):
+
+        def double(direction: str = direction) -> Contenders:
+            return {"sdpa": ours(operands(*size, dtype=np.float64))[direction]}
+
+        yield Work("dtypes", f"float64 {direction}", double)
+    yield Work(
+        "dtypes",
+        "float64 both",
+        lambda: against_peers(setting, operands(*size, dtype=np.float64), "both"),
+    )
+    names = ["float16"]
+    try:
+        import ml_dtypes
+
+        names.append("bfloat16")
+    except ImportError:
+        pass
+    for name in names:
+        dtype = np.float16 if name == "float16" else ml_dtypes.bfloat16
+
+        def half(dtype: Any = dtype) -> Contenders:
+            x = operands(*size, dtype=dtype)
+            found = {"float32": ours(operands(*size))["forward"], "sdpa": ours(x)["forward"]}
+            torch = next((peer for peer in setting.peers if peer.name == "torch"), None)
+            if torch is not None and (call := torch.forward(x)) is not None:
+                check("torch", torch.result(call), sdpa.attention(*x[:3]))
+                found["torch"] = found["sdpa"]._replace(call=call)
+            return found
+
+        yield Work("dtypes", f"{name} forward", half)
+
+
+def threads(setting: Setting) -> Iterator[Work]:
+    """All threads of the process against one."""
+    if setting.threads == 1:
+        return
+    for heads, n in ((1, 2048), (8, 1024)):
+        for direction in ("forward", "backward"):
+
+            def build(heads: int = heads, n: int = n, direction: str = direction) -> Contenders:
+                x = operands(heads, setting.length(n), 64)
+                return {
+                    "one": ours(x, workers=1)[direction],
+                    "all": ours(x, workers=setting.threads)[direction],
+                }
+
+            yield Work("threads", f"{title(heads, n, 64)} {direction}", build)
+
+
+def small(setting: Setting) -> Iterator[Work]:
+    """Calls whose work is little: what comes around it counts."""
+    for direction in ("forward", "both"):
+
+        def one(direction: str = direction) -> Contenders:
+            x = operands(1, 10, 64)
+            found = against_peers(setting, x, direction)
+            matrix = Operands(*(a[0, 0] for a in x[:4]))
+            q, k, v, g, _ = matrix
+            if direction == "forward":
+                return found | {
+                    "sdpa": found["sdpa"]._replace(call=lambda: sdpa.attention(q, k, v))
+                }
+
+            def both() -> object:
+                out, lse = sdpa.attention_forward(q, k, v)
+                return sdpa.attention_backward(g, q, k, v, out, lse)
+
+            return found | {"sdpa": found["sdpa"]._replace(call=both)}
+
+        yield Work("small", f"(10, 64) {direction}", one)
+        yield Work(
+            "small",
+            f"(16, 8, 10, 64) {direction}",
+            lambda d=direction: against_peers(setting, operands(8, 10, 64, batch=16), d),
+        )
+
+
+def decode(setting: Setting) -> Iterator[Work]:
+    """One query over many keys; at 65536 keys K and V come from memory."""
+    for heads, key_heads, keys in ((8, 8, 4096), (8, 8, 65536), (8, 1, 65536)):
+
+        def build(heads: int = heads, key_heads: int = key_heads, keys: int = keys) -> Contenders:
+            x = operands(heads, 1, 128, key_heads=key_heads, keys=setting.length(keys))
+            return against_peers(setting, x, "forward")
+
+        yield Work("decode", f"{heads}:{key_heads} heads, {keys} keys", build)
+
+
+def softmax(setting: Setting) -> Iterator[Work]:
+    """Rows long, short and single."""
+    for shape in ((1000, 1000), (64, 8192), (100000, 10), (10,)):
+
+        def build(shape: tuple[int, ...] = shape) -> Contenders:
+            a = np.random.default_rng(0).standard_normal(shape, np.float32)
+            mine = Contender(lambda: sdpa.softmax(a), bytes=2.0 * a.nbytes)
+            found = {"sdpa": mine, "copy": mine._replace(call=a.copy)}
+            for peer in setting.peers:
+                call = peer.softmax(a)
+                if call is not None:
+                    check(peer.name, peer.result(call), sdpa.softmax(a))
+                    found[peer.name] = mine._replace(call=call)
+            return found
+
+        yield Work("softmax", str(shape), build)
+
+
+def options(setting: Setting) -> Iterator[Work]:
+    """What should cost nothing extra, beside the ordinary call ("plain"), per FLOP."""
+    n = setting.length(1024)
+
+    def masks(direction: str) -> Contenders:
+        x = operands(8, n, 64)
+        rng = np.random.default_rng(1)
+        bias = rng.standard_normal((n, n), np.float32)
+        rows = np.where(rng.random((n, 1)) < 0.1, -np.inf, bias).astype(np.float32)
+        entries = np.where(rng.random((n, n)) < 0.1, -np.inf, bias).astype(np.float32)
+        kept = np.ones((n, n), bool)
+        found = {
+            "plain": {},
+            "mask of True": {"attn_mask": kept},
+            "mask": {"attn_mask": np.isfinite(entries)},
+            "bias": {"attn_mask": bias},
+            "-inf rows": {"attn_mask": rows},
+            "-inf entries": {"attn_mask": entries},
+        }
+        return {name: ours(x, **each)[direction] for name, each in found.items()}
+
+    def spread(direction: str) -> Contenders:
+        x = operands(8, n, 64)
+        return {
+            "plain": ours(x)[direction],
+            "std 25": ours(x._replace(query=x.query * np.float32(25)))[direction],
+            "std 900": ours(x._replace(query=x.query * np.float32(900)))[direction],
+        }
+
+    def layouts(direction: str) -> Contenders:
+        x = operands(8, n, 64)
+        arrays = (np.ascontiguousarray(a.swapaxes(1, 2)).swapaxes(1, 2) for a in x[:4])
+        return {
+            "plain": ours(x)[direction],
+            "GQA 8:1": ours(operands(8, n, 64, key_heads=1))[direction],
+            "BLHD": ours(Operands(*arrays))[direction],
+        }
+
+    def widths(direction: str) -> Contenders:
+        all_d = (64, 40, 72, 80, 96, 100)
+        found = {f"d={d}": ours(operands(8, setting.length(512), d))[direction] for d in all_d}
+        return {"plain": found.pop("d=64"), **found}
+
+    for direction in ("forward", "backward"):
+        for name, build in (
+            ("masks", masks),
+            ("spread", spread),
+            ("layouts", layouts),
+            ("widths", widths),
+        ):
+            yield Work("options", f"{name} {direction}", lambda b=build, d=direction: b(d))
+
+
+def window(setting: Setting) -> Iterator[Work]:
+    """A sliding window of w keys, itself included, at length 8192: FLOPs of the pairs it sees."""
+
+    def build(direction: str) -> Contenders:
+        n = setting.length(8192)
+        x = operands(1, n, 64)
+        found = {"plain": ours(x)[direction]}
+        for w in (128, 256, 1024):
+            size = setting.length(w)
+            pairs = size * n - size * (size - 1) / 2
+            share = pairs / n**2
+            call = ours(x, window=(size - 1, 0))[direction]
+            found[f"window {w}"] = call._replace(flops=call.flops * share)
+        return found
+
+    for direction in ("forward", "backward"):
+        yield Work("window", direction, lambda d=direction: build(d))
+
+
+PRODUCTS = {"statistics": 1, "jvp": 6, "double backward": 15}
+"""Matrix products per pair of blocks, as src/kernels/statistics.inc.h and tangent.inc.h count
+them; the forward has two."""
+
+
+def derived(setting: Setting) -> Iterator[Work]:
+    """Statistics, forward-mode and second derivatives."""
+
+    def build() -> Contenders:
+        x = operands(8, setting.length(1024), 64)
+        q, k, v, g, _ = x
+        rng = np.random.default_rng(2)
+        tq, tk, tv = (rng.standard_normal(a.shape, np.float32) for a in (q, k, v))
+        out, lse = sdpa.attention_forward(q, k, v)
+        plain = ours(x)["forward"]
+        calls: dict[str, Call] = {
+            "statistics": lambda: sdpa.attention_statistics(q, k),
+            "jvp": lambda: sdpa.attention_jvp(q, k, v, tq, tk, tv),
+            "double backward": lambda: sdpa.attention_double_backward(
+                tq, tk, tv, g, q, k, v, out, lse
+            ),
+        }
+        return {"plain": plain} | {
+            name: Contender(call, plain.flops / 2 * PRODUCTS[name]) for name, call in calls.items()
+        }
+
+    yield Work("derived", "8x1024x64", build)
+
+
+def sweep(setting: Setting) -> Iterator[Work]:
+    """Speed over n and over d, for the plots."""
+    for n in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096):
+        size = (8, setting.length(n), 64)
+        yield Work(
+            "sweep", f"n={n}", lambda s=size: against_peers(setting, operands(*s), "forward")
+        )
+    for d in (16, 32, 48, 64, 80, 96, 128, 192, 256):
+        size = (8, setting.length(512), d)
+        yield Work(
+            "sweep", f"d={d}", lambda s=size: against_peers(setting, operands(*s), "forward")
+        )
+
+
+def growth(setting: Setting) -> Iterator[Work]:
+    """Time over n, one head, d = 64."""
+    for n in (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536):
+        x = (1, setting.length(n), 64)
+        yield Work("growth", f"forward {n}", lambda x=x: {"sdpa": ours(operands(*x))["forward"]})
+        if n <= 16384:
+            yield Work(
+                "growth", f"backward {n}", lambda x=x: {"sdpa": ours(operands(*x))["backward"]}
+            )
+
+
+GROUPS = {
+    "forward": matrices,
+    "backward": matrices,
+    "both": matrices,
+    "causal": causal,
+    "dtypes": dtypes,
+    "threads": threads,
+    "small": small,
+    "decode": decode,
+    "softmax": softmax,
+    "options": options,
+    "window": window,
+    "derived": derived,
+    "sweep": sweep,
+    "growth": growth,
+}
+
+
+WITH_THREADS = {"forward", "both", "threads", "small", "decode", "softmax"}
+"""What is measured with more than one thread; the rest says nothing new there."""
+
+
+def works(setting: Setting, only: set[str]) -> list[Work]:
+    """All work of the groups named."""
+    found: dict[tuple[str, str], Work] = {}
+    for group, make in GROUPS.items():
+        if group in only and (setting.threads == 1 or group in WITH_THREADS):
+            found |= {(w.group, w.name): w for w in make(setting) if w.group == group}
+    return list(found.values())

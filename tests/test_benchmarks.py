@@ -1,0 +1,225 @@
+"""The benchmark suite runs, counts and judges rightly; nothing here depends on how fast anything is."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))  # last: a build that is under test elsewhere stays in front
+
+from benchmarks import peers, report, targets, timing, works  # noqa: E402
+from benchmarks.results import Results, load  # noqa: E402
+
+pytest.importorskip("threadpoolctl")
+pytestmark = pytest.mark.uninstrumented
+
+# Not the sweep, which repeats forward at more shapes, and of the peers only what forward asks.
+GROUPS = [group for group in works.GROUPS if group != "sweep"]
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """(results, what was printed) of a quick run."""
+    path = tmp_path_factory.mktemp("bench") / "results.json"
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--threads", "1", "--json", str(path)]
+    command += ["--only", *GROUPS, "import"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return path, done.stdout
+
+
+def test_quick_run_measures_every_work_of_every_group(quick):
+    (run,) = json.loads(quick[0].read_text())
+    assert run["quick"]
+    assert run["threads"] == 1
+    setting = works.Setting(1, [])
+    expected = {(w.group, w.name) for w in works.works(setting, set(GROUPS))}
+    measured = {(record["group"], record["name"]) for record in run["records"]}
+    # With one thread there is nothing to compare threads with.
+    assert measured == expected
+    assert {group for group, _ in measured} == set(GROUPS) - {"threads"}
+    for record in run["records"]:
+        for timed in record["contenders"].values():
+            assert timed["seconds"] == min(timed["rounds"]) > 0
+            assert timed["flops"] > 0 or timed["bytes"] > 0
+    assert all(rate > 0 for rate in run["peak"].values())
+    assert set(run["import"]) == {"numpy", "sdpa"}
+
+
+def test_every_peer_is_measured_or_named(quick):
+    (run,) = json.loads(quick[0].read_text())
+    there = set(run["peers"])
+    assert there | set(run["missing"]) == {kind.name for kind in peers.ALL}
+    assert "numpy" in there
+    forward = next(r for r in run["records"] if r["group"] == "forward")
+    assert set(forward["contenders"]) == there | {"sdpa"}
+    for name in run["missing"]:
+        assert name in quick[1]
+
+
+def test_quick_run_gives_every_target_a_value(quick):
+    results = load([quick[0]])
+    found = list(targets.rows(results))
+    assert all(math.isfinite(row.value) for row in found)
+    assert {row.title for row in found} >= {*targets.FORWARD, "window 128", "std 900", "jvp"}
+    assert len({(row.section, row.title) for row in found}) == len(found)
+    # They mean nothing, so they are not judged.
+    assert "QUICK" in quick[1]
+    assert "MISSED" not in quick[1]
+
+
+def test_two_threads_are_compared_with_one(tmp_path):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one CPU")
+    path = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--threads", "2", "--json", str(path)]
+    subprocess.run([*command, "--only", "threads"], cwd=ROOT, check=True, capture_output=True)
+    rows = list(targets.rows(load([path])))
+    assert len(rows) == 4
+    assert all(row.goal == targets.Goal(1.85) for row in rows)
+
+
+@pytest.mark.parametrize("package", sorted({kind.package for kind in peers.ALL} - {"numpy"}))
+def test_a_peer_that_is_not_installed_is_left_out_by_name(package, monkeypatch):
+    for kind in peers.ALL:
+        if kind.package not in ("numpy", package):
+            monkeypatch.setattr(kind, "__init__", lambda self, threads: None)
+    monkeypatch.setitem(sys.modules, package, None)
+    found, missing = peers.find(1)
+    expected = [kind.name for kind in peers.ALL if kind.package == package]
+    assert set(expected) <= set(missing)
+    assert not set(expected) & {peer.name for peer in found}
+
+
+def test_a_contender_that_computes_something_else_is_refused():
+    a = np.ones((2, 3), np.float32)
+    works.check("same", a + np.float32(1e-6), a)
+    for wrong in (a * 1.01, a * np.nan):
+        with pytest.raises(RuntimeError, match="other: differs"):
+            works.check("other", wrong, a)
+
+
+def test_contenders_take_turns_in_both_orders(monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(timing, "SAMPLE", 0.0)
+    called = []
+    calls = {name: lambda name=name: called.append(name) for name in "abc"}
+    best = timing.race(calls, timing.Effort(rounds=4, turn=0.0, seconds=100.0))
+    turns = "".join(called)[3:]
+    assert turns.startswith("abccbaabc")
+    # A sample lasts one tick of this clock.
+    assert {name: set(seconds) for name, seconds in best.items()} == {key: {1.0} for key in "abc"}
+
+
+def test_a_shortest_call_counts_as_confirmed_when_a_second_agrees():
+    assert not timing._confirmed([1.0, 1.5, 2.0])
+    assert timing._confirmed([3.0, 1.0, 1.01])
+
+
+def test_cores_are_different_cpus():
+    usable = os.sched_getaffinity(0)
+    assert len(set(timing.cores(len(usable))) & usable) == len(usable)
+    with pytest.raises(SystemExit, match="--threads"):
+        timing.cores(len(usable) + 1)
+
+
+def run_of(records, isa="avx2"):
+    """Results of one run with these {(group, name): {contender: (seconds, flops, bytes)}}."""
+    return Results(
+        [
+            {
+                "threads": 1,
+                "isa": isa,
+                "quick": False,
+                "machine": {"processor": "CPU", "system": "OS"},
+                "peers": {"torch": "1", "ort": "2"},
+                "missing": ["jax"],
+                "peak": {"avx2_f32": 100.0, "avx512_f32": 200.0, "read_GBps": 10.0},
+                "records": [
+                    {
+                        "group": group,
+                        "name": name,
+                        "contenders": {
+                            who: {"seconds": s, "rounds": [s], "flops": f, "bytes": b}
+                            for who, (s, f, b) in found.items()
+                        },
+                    }
+                    for (group, name), found in records.items()
+                ],
+            }
+        ]
+    )
+
+
+def test_shares_ratios_and_verdicts_are_arithmetic():
+    found = {"sdpa": (1.0, 90e9, 1), "torch": (1.5, 90e9, 1), "ort": (1.05, 90e9, 1)}
+    share, ratio = targets.rows(run_of({("forward", "8x1024x64"): found}))
+    assert share.value == pytest.approx(90)  # of 100 GF/s
+    assert share.goal.margin(share.value) == pytest.approx(90 / 85 - 1)
+    assert (ratio.value, ratio.beside) == (pytest.approx(1.05), "ort")
+    assert ratio.goal.margin(ratio.value) == pytest.approx(1.05 / 1.1 - 1)
+    text = report.text(run_of({("forward", "8x1024x64"): found}))
+    assert "MISSED by 5 %" in text
+    assert "1 met, 1 missed" in text
+    assert "left out: jax" in text
+
+
+def test_targets_are_those_of_the_instruction_set():
+    found = {"sdpa": (1.0, 90e9, 1)}
+    records = {("forward", "8x1024x64"): found}
+    (row,) = targets.rows(run_of(records, "avx512"))
+    assert (row.value, row.goal) == (pytest.approx(45), targets.Goal(87))
+    records[("causal", "forward")] = {"full": (1.0, 2, 1), "causal": (0.5, 1, 1)}
+    _, causal = targets.rows(run_of(records))
+    assert causal.value == 0.5
+    assert causal.goal.margin(causal.value) > 0 > causal.goal.margin(0.57)
+
+
+def test_the_exponent_of_growth_is_fitted():
+    records = {
+        ("growth", f"forward {n}"): {"sdpa": (1e-9 * n**1.7, 1, 1)} for n in (512, 2048, 4096, 8192)
+    }
+    lengths, _, exponent = report.slope(run_of(records), "forward")
+    assert lengths == [512, 2048, 4096, 8192]
+    assert exponent == pytest.approx(1.7)
+
+
+def test_plots_are_written_from_the_figures(quick, tmp_path):
+    pytest.importorskip("matplotlib")
+    from benchmarks import plots
+
+    (run,) = json.loads(quick[0].read_text())
+    forward = next(r for r in run["records"] if r["group"] == "forward")["contenders"]
+    run["records"] += [
+        {"group": "sweep", "name": name, "contenders": forward}
+        for name in ("n=16", "n=32", "d=16", "d=32")
+    ]
+    run["memory"] = {name: {"256": 10**6, "512": 4 * 10**6} for name in forward}
+    written = list(plots.write(Results([run]), tmp_path))
+    assert sorted(path.name for path in written) == sorted(
+        f"{name}.{kind}"
+        for name in ("roofline", "speed", "growth", "memory")
+        for kind in ("svg", "png")
+    )
+    assert all(path.stat().st_size > 1000 for path in written)
+    speed = (tmp_path / "speed.svg").read_text()
+    assert all(f">{name}<" in speed for name in forward)
+
+
+def test_memory_of_a_forward_grows_with_the_matrix_in_numpy_and_not_in_sdpa():
+    from benchmarks.memory import over_length
+
+    n = 1024
+    matrix, result = 4 * n * n, 4 * n * 64
+    found = over_length(["sdpa", "numpy"], (n,))
+    # The matrix itself, and for sdpa less than one.
+    assert found["numpy"][n] >= 0.9 * matrix
+    assert found["sdpa"][n] < matrix / 2
+    assert result < matrix / 2

@@ -1,4 +1,4 @@
-"""The benchmark suite runs, counts and judges rightly; nothing here depends on how fast anything is."""
+"""The benchmark suite runs, counts and judges rightly; nothing depends on how fast anything is."""
 
 import json
 import math

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from sdpa import _core, _threads
 from sdpa._core import (
+    AdditiveGradients,
     AttentionForward,
     AttentionGradients,
     AttentionSecondGradients,
     AttentionStatistics,
     AttentionTangent,
     __version__,
+    additive_attention,
+    additive_attention_backward,
+    additive_attention_forward,
     attention,
     attention_backward,
     attention_double_backward,
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AdditiveGradients",
     "AttentionForward",
     "AttentionGradients",
     "AttentionSecondGradients",
@@ -68,6 +73,9 @@ __all__ = [
     "MultiHeadGradients",
     "MultiHeadSaved",
     "__version__",
+    "additive_attention",
+    "additive_attention_backward",
+    "additive_attention_forward",
     "attention",
     "attention_backward",
     "attention_double_backward",

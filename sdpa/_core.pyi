@@ -11,6 +11,17 @@ class AttentionForward(NamedTuple):
     out: NDArray[Any]
     lse: NDArray[Any]
 
+class AdditiveGradients(NamedTuple):
+    query: NDArray[Any] | None
+    key: NDArray[Any] | None
+    value: NDArray[Any] | None
+    w_query: NDArray[Any] | None
+    w_key: NDArray[Any] | None
+    w_score: NDArray[Any] | None
+    bias: NDArray[Any] | None
+    attn_mask: NDArray[Any] | None
+    sinks: NDArray[Any] | None
+
 class AttentionGradients(NamedTuple):
     query: NDArray[Any] | None
     key: NDArray[Any] | None
@@ -39,6 +50,82 @@ class AttentionStatistics(NamedTuple):
     score_mean: NDArray[Any]
     score_var: NDArray[Any]
 
+def additive_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    w_query: ArrayLike,
+    w_key: ArrayLike,
+    w_score: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    scale: float | None = 1.0,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    workers: int | None = None,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]: ...
+def additive_attention_forward(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    w_query: ArrayLike,
+    w_key: ArrayLike,
+    w_score: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    scale: float | None = 1.0,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    workers: int | None = None,
+    out: NDArray[Any] | None = None,
+) -> AttentionForward: ...
+def additive_attention_backward(
+    grad_out: ArrayLike,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    w_query: ArrayLike,
+    w_key: ArrayLike,
+    w_score: ArrayLike,
+    bias: ArrayLike | None,
+    out: ArrayLike,
+    lse: ArrayLike,
+    *,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    scale: float | None = 1.0,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    workers: int | None = None,
+    grad_lse: ArrayLike | None = None,
+    needs: Iterable[str] = ("query", "key", "value", "w_query", "w_key", "w_score", "bias"),
+) -> AdditiveGradients: ...
 def attention(
     query: ArrayLike,
     key: ArrayLike,

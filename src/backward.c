@@ -8,6 +8,7 @@
  * dK and dV of 16-bit types accumulate in float32, one head per group in flight. Where such a gradient is shared in
  * another way (a sum over a broadcast batch axis, dMask), it accumulates whole in float32 and is narrowed at the end. */
 #include "drivers.h"
+#include "loop.h"
 #include "memory.h"
 #include "parallel.h"
 #include "unit.h"
@@ -38,36 +39,10 @@ void sdpa_turn_end(const sdpa_unit *u) {
     if (u->turns) atomic_store_explicit(&u->turns[u->turn].next, INT64_MAX, memory_order_release);
 }
 
-/* One axis of the loop over (batch, head): `size` steps of `batch_step` in the flat batch index and `head_step` heads. */
-typedef struct loop_axis {
-    int64_t size, batch_step, head_step;
-} loop_axis;
-
-typedef struct loop {
-    int n_axes;
-    int64_t size; /* product */
-    loop_axis axis[SDPA_MAX_AXES + 2];
-} loop;
-
-static void loop_push(loop *l, int64_t size, int64_t batch_step, int64_t head_step) {
-    if (size == 1) return;
-    l->axis[l->n_axes++] = (loop_axis){size, batch_step, head_step};
-    l->size *= size;
-}
-
-/* Adds the position of step `index` (row-major, last axis fastest). */
-static void loop_locate(const loop *l, int64_t index, int64_t *batch, int64_t *head) {
-    for (int a = l->n_axes - 1; a >= 0; a--) {
-        *batch += index % l->axis[a].size * l->axis[a].batch_step;
-        *head += index % l->axis[a].size * l->axis[a].head_step;
-        index /= l->axis[a].size;
-    }
-}
-
 static bool is_shared(const sdpa_tensor *t, int axis) { return t->data && t->batch[axis] == 0; }
 
 /* Splits (batch, head) into groups and members: an axis along which any gradient is summed runs over members. */
-static void find_groups(const sdpa_problem *p, loop *groups, loop *members) {
+static void find_groups(const sdpa_problem *p, sdpa_loop *groups, sdpa_loop *members) {
     groups->n_axes = members->n_axes = 0;
     groups->size = members->size = 1;
     int64_t step = p->n_batch;
@@ -75,7 +50,7 @@ static void find_groups(const sdpa_problem *p, loop *groups, loop *members) {
         step /= p->axis[a];
         bool shared = is_shared(&p->dq, a) || is_shared(&p->dk, a) || is_shared(&p->dv, a) || is_shared(&p->dmask, a) ||
                       is_shared(&p->dsinks, a);
-        loop_push(shared ? members : groups, p->axis[a], step, 0);
+        sdpa_loop_push(shared ? members : groups, p->axis[a], step, 0);
     }
     int64_t queries_per_key = 1;
     bool heads_shared = false;
@@ -85,15 +60,15 @@ static void find_groups(const sdpa_problem *p, loop *groups, loop *members) {
         if (gradients[i]->group > queries_per_key) queries_per_key = gradients[i]->group;
         heads_shared |= gradients[i]->head == 0;
     }
-    loop_push(heads_shared ? members : groups, p->n_head / queries_per_key, 0, queries_per_key);
-    loop_push(members, queries_per_key, 0, 1);
+    sdpa_loop_push(heads_shared ? members : groups, p->n_head / queries_per_key, 0, queries_per_key);
+    sdpa_loop_push(members, queries_per_key, 0, 1);
 }
 
 /* All members of a group add to the same matrix of `t`. */
-static bool is_one_per_group(const sdpa_problem *p, const loop *members, const sdpa_tensor *t) {
+static bool is_one_per_group(const sdpa_problem *p, const sdpa_loop *members, const sdpa_tensor *t) {
     for (int64_t m = 1; m < members->size; m++) {
         int64_t batch = 0, head = 0;
-        loop_locate(members, m, &batch, &head);
+        sdpa_loop_locate(members, m, &batch, &head);
         if (sdpa_offset(p, t, batch, head) != 0) return false;
     }
     return true;
@@ -110,7 +85,7 @@ static bool is_own(const sdpa_problem *p, const sdpa_tensor *t) {
 typedef struct wide_gradient {
     sdpa_tensor narrow, wide;
     int64_t n_rows, n_cols;
-    loop matrices;
+    sdpa_loop matrices;
 } wide_gradient;
 
 /* Points *t at zeroed memory of the compute type with the same broadcast axes. `t` has n_rows x n_cols matrices. */
@@ -120,29 +95,9 @@ static sdpa_status widen(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, 
     g->n_rows = t->row ? n_rows : 1;
     g->n_cols = t->col ? n_cols : 1;
     t->dtype = p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
-    int64_t stride = size;
-    if (t->col) t->col = stride;
-    stride *= g->n_cols;
-    if (t->row) t->row = stride;
-    stride *= g->n_rows;
-    g->matrices = (loop){.size = 1};
-    int64_t step = p->n_batch;
-    for (int a = 0; a < p->n_axes; a++) {
-        step /= p->axis[a];
-        if (t->batch[a]) loop_push(&g->matrices, p->axis[a], step, 0);
-    }
-    if (t->head) {
-        loop_push(&g->matrices, p->n_head / t->group, 0, t->group);
-        t->head = stride;
-        stride *= p->n_head / t->group;
-    }
-    for (int a = p->n_axes - 1; a >= 0; a--) {
-        if (!t->batch[a]) continue;
-        t->batch[a] = stride;
-        stride *= p->axis[a];
-    }
-    t->data = sdpa_alloc((size_t)stride);
-    if (t->data) memset(t->data, 0, (size_t)stride);
+    const int64_t bytes = sdpa_own_memory(p, t, g->n_rows, g->n_cols, size, &g->matrices);
+    t->data = sdpa_alloc((size_t)bytes);
+    if (t->data) memset(t->data, 0, (size_t)bytes);
     g->wide = *t;
     return t->data ? SDPA_OK : SDPA_NO_MEMORY;
 }
@@ -158,7 +113,7 @@ static void narrow_rows(const sdpa_problem *p, sdpa_matrix to, const char *from,
 static void narrow(const sdpa_problem *p, const wide_gradient *g) {
     for (int64_t i = 0; i < g->matrices.size; i++) {
         int64_t batch = 0, head = 0;
-        loop_locate(&g->matrices, i, &batch, &head);
+        sdpa_loop_locate(&g->matrices, i, &batch, &head);
         narrow_rows(p, sdpa_matrix_at(p, &g->narrow, batch, head), sdpa_matrix_at(p, &g->wide, batch, head).data,
                     g->wide.row, g->n_rows, g->n_cols);
     }
@@ -168,14 +123,14 @@ typedef struct backward_call {
     const sdpa_problem *problem;
     const struct sdpa_kernels *kernels;
     char *scratch;
-    size_t scratch_bytes; /* per worker */
-    loop groups, members; /* of (batch, head) */
-    int64_t first_group;  /* of those in flight */
-    int64_t n_flight;     /* groups in flight */
-    sdpa_turn *turns;     /* (n_flight, units of a group); NULL: a group is one thread's work */
-    bool twice;           /* the double backward: the same sums, another kernel */
-    bool ordered;         /* units end in order, since they add to the same dQ */
-    bool summed;          /* dK, dV in float32: `sums` holds a pair per worker or per group in flight */
+    size_t scratch_bytes;      /* per worker */
+    sdpa_loop groups, members; /* of (batch, head) */
+    int64_t first_group;       /* of those in flight */
+    int64_t n_flight;          /* groups in flight */
+    sdpa_turn *turns;          /* (n_flight, units of a group); NULL: a group is one thread's work */
+    bool twice;                /* the double backward: the same sums, another kernel */
+    bool ordered;              /* units end in order, since they add to the same dQ */
+    bool summed;               /* dK, dV in float32: `sums` holds a pair per worker or per group in flight */
     char *sums;
     size_t dk_bytes, sums_bytes;
 } backward_call;
@@ -193,8 +148,8 @@ static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa
                           void *scratch, sdpa_run *run) {
     const sdpa_problem *p = c->problem;
     int64_t batch = 0, head = 0, blocks = sdpa_query_blocks(p);
-    loop_locate(&c->groups, group, &batch, &head);
-    loop_locate(&c->members, t / blocks, &batch, &head);
+    sdpa_loop_locate(&c->groups, group, &batch, &head);
+    sdpa_loop_locate(&c->members, t / blocks, &batch, &head);
     sdpa_unit u = sdpa_unit_of_head(p, batch, head);
     sdpa_unit_set_queries(&u, blocks - 1 - t % blocks); /* as gemm_columns: small terms first; and long units first */
     u.dout = sdpa_matrix_at(p, &p->dout, batch, head);
@@ -225,7 +180,7 @@ static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa
 static void store_sums(const backward_call *c, int64_t group, int64_t slot) {
     const sdpa_problem *p = c->problem;
     int64_t batch = 0, head = 0;
-    loop_locate(&c->groups, group, &batch, &head);
+    sdpa_loop_locate(&c->groups, group, &batch, &head);
     const char *sums = c->sums + (size_t)slot * c->sums_bytes;
     if (p->dk.data) narrow_rows(p, sdpa_matrix_at(p, &p->dk, batch, head), sums, p->d_k * 4, p->n_k, p->d_k);
     if (p->dv.data) {

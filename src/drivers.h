@@ -25,6 +25,21 @@ sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage);
  * the compute type. Extra memory as the forward. */
 sdpa_status sdpa_attention_statistics(const sdpa_problem *p);
 
+/* What additive attention has beyond a problem, whose q is (n_q, d_q) and k (n_k, d_k) here: the scores are
+ * scale * w_score^T tanh(q w_query + k w_key + bias). w_query (d_q, n_hidden), w_key (d_k, n_hidden); w_score, bias of
+ * n_hidden columns, bias may be absent. Gradients of the problem and of these, each where present, are written, or added
+ * to zeros; those of weights are native and not broadcast. */
+typedef struct sdpa_additive {
+    int64_t n_hidden, d_q;
+    sdpa_matrix w_query, w_key, w_score, bias;
+    sdpa_matrix dw_query, dw_key, dw_score, dbias;
+} sdpa_additive;
+
+/* As the functions of attention. Extra memory: one block per worker, 2 n_hidden numbers per token (4 in the backward), a
+ * copy of the weights. */
+sdpa_status sdpa_additive_forward(const sdpa_problem *p, const sdpa_additive *a);
+sdpa_status sdpa_additive_backward(const sdpa_problem *p, const sdpa_additive *a);
+
 /* Attention over the union of disjoint sets of keys from the results over each: lse = log sum_t exp(lses[t]),
  * o = sum_t exp(lses[t] - lse) outs[t]. Uses the axes, n_head, n_q, d_v, dtype, o and lse of p. */
 sdpa_status sdpa_attention_merge(const sdpa_problem *p, int64_t n_parts, const sdpa_tensor *outs,

@@ -53,6 +53,10 @@ typedef struct sdpa_problem {
     sdpa_tensor lse;  /* (n_q): only row is used; float32, float64 for F64. Output of forward, input of backward */
     sdpa_tensor mask; /* (n_q, n_k), BOOL (true = attend) or a float type (added to the scaled scores) */
 
+    /* Additive attention (additive.c): rows of q and k are d_k / 2 projections, then as many exponentials of them, and the
+     * score is sum_c w_score[c] tanh(q[c] + k[c]) instead of q k^T. Of the compute type, d_k / 2 even; NULL otherwise. */
+    const void *w_score;
+
     double scale;
     double softcap;           /* > 0: scaled scores become softcap * tanh(score / softcap); 0: none */
     sdpa_tensor alibi_slopes; /* scalar per (batch, head): -slope * |i + offset - j| is added. Absent: none */

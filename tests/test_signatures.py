@@ -20,6 +20,10 @@ ATTENTION = (
     "enable_gqa=False, softcap=None, window=None, sinks=None, alibi_slopes=None, key_lengths=None, "
     "query_offset=None, rng=None, workers=None, out=None)"
 )
+ADDITIVE = (
+    "(query, key, value, w_query, w_key, w_score, bias=None, *, attn_mask=None, dropout_p=0.0, "
+    "is_causal=False, scale=1.0, "
+) + ATTENTION.partition("scale=None, ")[2]
 SIGNATURES = {
     "attention": ATTENTION,
     "attention_forward": ATTENTION,
@@ -41,6 +45,14 @@ SIGNATURES = {
     "attention_statistics": ATTENTION.replace("value, ", "").replace(", out=None", ""),
     "attention_weights": ATTENTION.replace("value, ", "").replace("out=None", "stage='weights'"),
     "merge_attention": "(outs, lses)",
+    "additive_attention": ADDITIVE,
+    "additive_attention_forward": ADDITIVE,
+    "additive_attention_backward": ADDITIVE.replace("(query", "(grad_out, query")
+    .replace("bias=None, *", "bias, out, lse, *")
+    .replace(
+        "out=None",
+        "grad_lse=None, needs=('query', 'key', 'value', 'w_query', 'w_key', 'w_score', 'bias')",
+    ),
 }
 FUNCTIONS = [name for name in sdpa.__all__ if callable(getattr(sdpa, name)) and name.islower()]
 

@@ -8,6 +8,7 @@ Pages
 =============== ================================================================================
 forward.py      attention, its weights, their statistics, the union of sets of keys
 derivatives.py  backward, forward mode, double backward
+additive.py     additive attention and its backward
 logits.py       what the options do to a score, which keys a query may see, dropout
 scores.py       attention by cosines and bilinear forms
 rows.py         softmax, log_softmax, logsumexp and their gradients
@@ -41,6 +42,12 @@ Options
 The functions on attention take the options of `attention_weights`, explained there, as **options.
 """
 
+from sdpa.reference.additive import (
+    AdditiveGradients,
+    additive_attention,
+    additive_attention_backward,
+    additive_attention_forward,
+)
 from sdpa.reference.derivatives import (
     AttentionGradients,
     AttentionSecondGradients,
@@ -77,6 +84,7 @@ from sdpa.reference.scores import (
 )
 
 __all__ = [
+    "AdditiveGradients",
     "AttentionForward",
     "AttentionGradients",
     "AttentionSecondGradients",
@@ -84,6 +92,9 @@ __all__ = [
     "AttentionTangent",
     "BilinearGradients",
     "CosineGradients",
+    "additive_attention",
+    "additive_attention_backward",
+    "additive_attention_forward",
     "attention",
     "attention_backward",
     "attention_double_backward",

@@ -31,6 +31,8 @@ typedef struct backward_scratch {
     real *dq;                 /* (n_lanes, d_k rounded up to VL) */
     real *dmask;              /* per query: the gradient of a mask that is broadcast over keys */
     real *p, *ds;             /* (block, n_lanes): P^T, dS^T; n_kept blocks of p */
+    real *given;              /* (block, n_lanes): additive scores, where that is what they are */
+    real *dq_lanes, *part;    /* and then also (d_k, n_lanes): dQ^T; (block, 2, VL): of additive_gradients */
     unsigned char *seen;      /* (panels): enum panel_state, n_kept times */
     real *r, *tanh;           /* (block, n_lanes): dropout's factors and the softcap's tanh, where there are any */
     real *zero;               /* per query */
@@ -68,6 +70,9 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     w.p = sdpa_take(a, kept * size * (size_t)((w.block + MAX_TILE_ROWS) * w.n_lanes));
     w.seen = sdpa_take(a, kept * SDPA_QUERY_BLOCK / VL);
     w.ds = sdpa_take(a, size * (size_t)((w.block + MAX_TILE_ROWS) * w.n_lanes));
+    w.given = sdpa_take(a, p->w_score ? size * (size_t)(w.block * w.n_lanes) : 0);
+    w.dq_lanes = sdpa_take(a, p->w_score ? size * (size_t)(p->d_k * w.n_lanes) : 0);
+    w.part = sdpa_take(a, p->w_score ? size * (size_t)(2 * VL * w.block) : 0);
     w.r = sdpa_take(a, p->dropout_p > 0 ? size * (size_t)(w.block * w.n_lanes) : 0);
     w.tanh = p->softcap > 0 ? sdpa_take(a, kept * size * (size_t)(w.block * w.n_lanes)) : NULL;
     w.zero = sdpa_take(a, size * (size_t)w.n_lanes);
@@ -171,7 +176,11 @@ NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, co
                 .c = c};
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, t.s, t.s_row, w->line);
     if (bias == BIAS_ALL_MASKED) return false;
-    if (bias == BIAS_SOME || u->problem->softcap > 0) {
+    if (u->problem->w_score) {
+        additive_scores(u->problem, t.x, t.x_row, nv, k, n, w->given, w->n_lanes);
+        t.given = w->given;
+    }
+    if (bias == BIAS_SOME || u->problem->softcap > 0 || t.given) {
         vec unused[SCORE_WIDTH] = {{0}};
         t.extreme = (real *)unused;
         t.ds = w->tanh ? w->tanh + i : NULL;
@@ -353,6 +362,20 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
                   .alpha = 1};
         FN(multiply)(&g, false, exact);
     }
+    if (p->w_score) {
+        const additive_block t = {.q = w->q,
+                                  .ds = w->ds,
+                                  .k = k,
+                                  .dq = w->dq_lanes,
+                                  .part = w->part,
+                                  .seen = w->seen,
+                                  .row = w->n_lanes,
+                                  .panel = w->panel,
+                                  .j0 = j0,
+                                  .n = n};
+        if (u->dq.data || u->dk.data) additive_gradients(u, &t);
+        return;
+    }
     if (u->dk.data) {
         gemm g = {.c = (real *)(u->dk.data + j0 * u->dk.row),
                   .c_row = u->dk.row / (int64_t)sizeof(real),
@@ -400,6 +423,7 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     const bool large = FN(backward_rows)(u, &w);
     memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
     memset(w.dmask, 0, sizeof(real) * (size_t)w.n_lanes);
+    if (p->w_score) memset(w.dq_lanes, 0, sizeof(real) * (size_t)(p->d_k * w.n_lanes));
     if (j0 < j1) {
         pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
         if ((large || w.n_kept > 0) && !complete_rows(u, &w, j0, j1, c)) return;
@@ -415,6 +439,9 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
         }
     }
     if (!sdpa_turn_wait_last(u)) return;
+    for (int64_t i = 0; p->w_score && i < u->n_i; i++) {
+        for (int64_t x = 0; x < p->d_k; x++) w.dq[i * w.k_row + x] = w.dq_lanes[x * w.n_lanes + i];
+    }
     if (u->dq.data) {
         for (int64_t i = 0; i < u->n_i; i++) {
             FN(add_row)

@@ -18,6 +18,7 @@ typedef struct forward_scratch {
     real *low;    /* per query: what rounding took from m, where it is huge; else 0 */
     real *exact;  /* per query: not 0 if m must be the true maximum */
     real *s;      /* (block, panel): scores, then P^T */
+    real *given;  /* (block, panel): additive scores, where that is what they are */
     real *r;      /* (block, panel): dropout's factors, where there is dropout */
     real *k, *v;  /* packed rows */
     real *k_tail; /* (SCORE_ROWS, d_k) */
@@ -42,6 +43,7 @@ INLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa_a
     w.exact = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
     w.l = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
     w.s = sdpa_take(a, sizeof(real) * (size_t)(w.block * w.panel + MAX_TILE_ROWS));
+    w.given = sdpa_take(a, p->w_score ? sizeof(real) * (size_t)(w.block * w.panel) : 0);
     w.r = sdpa_take(a, p->dropout_p > 0 ? sizeof(real) * (size_t)(w.block * w.panel) : 0);
     w.k = sdpa_take(a, sizeof(real) * (size_t)(w.block * d_k));
     w.v = sdpa_take(a, sizeof(real) * (size_t)(w.block * w.o_row));
@@ -109,6 +111,11 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->s, w->panel, w->line);
     if (bias == BIAS_ALL_MASKED) return two_passes;
     const bool plain = bias == BIAS_NONE && p->softcap == 0;
+    if (p->w_score) {
+        additive_scores(p, t.x, t.x_row, nv, k, n, w->given, w->panel);
+        t.given = w->given;
+        two_passes = true;
+    }
     bool fused = plain && !two_passes;
     for (int x = 0; x < nv && fused; x++) {
         fused = !vany((vload(m + x * VL) == -(real)INFINITY) | (vload(low + x * VL) != 0) |

@@ -26,4 +26,6 @@ __attribute__((visibility("hidden"))) const struct sdpa_ops SDPA_PASTE(sdpa_isa,
     .name = STRING(ISA),
     .f32 = KERNELS(f32),
     .f64 = KERNELS(f64),
+    .product = product_f64,
+    .exponentials = exponentials_f64,
 };

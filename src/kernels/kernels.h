@@ -94,6 +94,11 @@ struct sdpa_kernels {
 struct sdpa_ops {
     const char *name;
     struct sdpa_kernels f32, f64;
+
+    /* The linear maps of additive attention, in float64 whatever its type (additive.inc.h). */
+    void (*product)(double *c, int64_t c_row, const double *a, int64_t a_row, bool transposed, const double *b,
+                    int64_t b_row, int64_t m, int64_t n, int64_t depth);
+    void (*exponentials)(double *e, const double *x, int64_t n, double limit);
 };
 
 #define SDPA_DECLARE_ISA(isa) extern const struct sdpa_ops sdpa_isa_##isa;

@@ -10,6 +10,7 @@ typedef struct scores {
     const real *x;      /* (depth, x_row): transposed queries, or transposed dO */
     const real *y;      /* (n, depth), rows y_row apart: keys, or values */
     const real *y_tail; /* the last n % SCORE_ROWS rows, padded to SCORE_ROWS, tail_row apart */
+    const real *given;  /* like s: the products, where they are not x y; else NULL */
     int64_t x_row, y_row, tail_row, n, depth;
     real *s;  /* (n rounded up to SCORE_ROWS, s_row) */
     real *ds; /* like s */
@@ -49,7 +50,13 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
     UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
         UNROLL for (int j = 0; j < nv; j++) acc[i][j] = gradient ? -vload(t->shift + j * VL) : (vec){0};
     }
-    tile(acc, SCORE_ROWS, nv, y, y_row, 1, t->x, t->x_row, t->depth);
+    if ((maximum || mode == SCORE_CAPPED) && t->given) {
+        UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
+            UNROLL for (int j = 0; j < nv; j++) acc[i][j] = vload(t->given + (j0 + i) * t->s_row + j * VL);
+        }
+    } else {
+        tile(acc, SCORE_ROWS, nv, y, y_row, 1, t->x, t->x_row, t->depth);
+    }
     if (mode == SCORE_CAPPED) {
         cap_tile(t, acc, nv, j0, rows);
         return;

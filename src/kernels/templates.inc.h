@@ -3,6 +3,7 @@
 #include "gemm.inc.h"
 #include "scores.inc.h"
 #include "pack.inc.h"
+#include "additive.inc.h"
 #include "dropout.inc.h"
 #include "forward.inc.h"
 #include "backward.inc.h"

@@ -1,35 +1,21 @@
 /* The functions on attention. */
 #include <string.h>
 
+#include "additive_doc.h"
 #include "attention_doc.h"
 #include "call.h"
 
 #define ARGUMENTS PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames
 
-enum {
-    ATTENTION,
-    TORCH,
-    FORWARD,
-    BACKWARD,
-    JVP,
-    DOUBLE_BACKWARD,
-    WEIGHTS,
-    STATISTICS,
-    MERGE,
-    CHECK,
-    CHECK_BACKWARD,
-    N_ENTRIES
-};
-
 /* Composed when the module is made. The docstrings keep the text that the definitions point to. */
 struct sdpa_family {
-    sdpa_signature signatures[N_ENTRIES];
-    PyMethodDef definitions[N_ENTRIES];
-    PyObject *docs[N_ENTRIES];
+    sdpa_signature signatures[N_FUNCTIONS];
+    PyMethodDef definitions[N_FUNCTIONS];
+    PyObject *docs[N_FUNCTIONS];
 };
 
-static const sdpa_signature *signature_of(PyObject *module, int entry) {
-    return &sdpa_state_of(module)->attention->signatures[entry];
+const sdpa_signature *sdpa_signature_of(PyObject *module, enum sdpa_function function) {
+    return &sdpa_state_of(module)->attention->signatures[function];
 }
 
 /* attention (lse NULL) and attention_forward: the output, new reference. */
@@ -60,19 +46,19 @@ done:
 
 static PyObject *attention(ARGUMENTS) {
     PyObject *values[N_NAMES];
-    if (sdpa_parse(module, signature_of(module, ATTENTION), args, n_args, kwnames, values) < 0) return NULL;
+    if (sdpa_parse(module, sdpa_signature_of(module, ATTENTION), args, n_args, kwnames, values) < 0) return NULL;
     return (PyObject *)forward(module, IN_ATTENTION, values, NULL);
 }
 
 static PyObject *scaled_dot_product_attention(ARGUMENTS) {
     PyObject *values[N_NAMES];
-    if (sdpa_parse(module, signature_of(module, TORCH), args, n_args, kwnames, values) < 0) return NULL;
+    if (sdpa_parse(module, sdpa_signature_of(module, TORCH), args, n_args, kwnames, values) < 0) return NULL;
     return (PyObject *)forward(module, IN_TORCH, values, NULL);
 }
 
 static PyObject *attention_forward(ARGUMENTS) {
     PyObject *values[N_NAMES];
-    if (sdpa_parse(module, signature_of(module, FORWARD), args, n_args, kwnames, values) < 0) return NULL;
+    if (sdpa_parse(module, sdpa_signature_of(module, FORWARD), args, n_args, kwnames, values) < 0) return NULL;
     PyArrayObject *lse = NULL, *out = forward(module, IN_FORWARD, values, &lse);
     return sdpa_pair(module, FORWARD_TYPE, out, lse);
 }
@@ -81,7 +67,7 @@ static PyObject *attention_weights(ARGUMENTS) {
     PyObject *values[N_NAMES];
     sdpa_call call;
     PyArrayObject *weights = NULL;
-    if (sdpa_parse(module, signature_of(module, WEIGHTS), args, n_args, kwnames, values) < 0) return NULL;
+    if (sdpa_parse(module, sdpa_signature_of(module, WEIGHTS), args, n_args, kwnames, values) < 0) return NULL;
     if (sdpa_call_begin(&call, module, IN_WEIGHTS, values) < 0) goto done;
     sdpa_problem *p = &call.problem;
     const npy_intp sizes[] = {p->n_q, p->n_k};
@@ -102,7 +88,7 @@ static PyObject *attention_statistics(ARGUMENTS) {
     enum { N = 7 };
     PyObject *values[N_NAMES], *result = NULL, *fields[N] = {NULL};
     sdpa_call call;
-    if (sdpa_parse(module, signature_of(module, STATISTICS), args, n_args, kwnames, values) < 0) return NULL;
+    if (sdpa_parse(module, sdpa_signature_of(module, STATISTICS), args, n_args, kwnames, values) < 0) return NULL;
     if (sdpa_call_begin(&call, module, IN_STATISTICS, values) < 0) goto done;
     /* One array for all: the driver sees them as the columns of a matrix. */
     sdpa_problem *p = &call.problem;
@@ -140,8 +126,7 @@ done:
     return result;
 }
 
-/* What every function on gradients takes: grad_out, out, lse, grad_lse; and that the gradients asked for exist. */
-static int begin_backward(sdpa_call *call, PyObject *const values[N_NAMES]) {
+int sdpa_call_begin_backward(sdpa_call *call, PyObject *const values[N_NAMES]) {
     sdpa_problem *p = &call->problem;
     const npy_intp sizes[] = {p->n_q, p->d_v};
     const sdpa_dtype lse_dtype = sdpa_lse_dtype(p->dtype);
@@ -164,9 +149,7 @@ static int begin_backward(sdpa_call *call, PyObject *const values[N_NAMES]) {
     return 0;
 }
 
-/* The gradients that are asked for, zeroed and set in the problem, in the order of the bits of `needs`. */
-enum { N_GRADIENTS = 5 };
-static int make_gradients(sdpa_call *call, PyArrayObject *gradients[N_GRADIENTS]) {
+int sdpa_call_make_gradients(sdpa_call *call, PyArrayObject *gradients[N_GRADIENTS]) {
     sdpa_problem *p = &call->problem;
     sdpa_tensor *tensors[] = {&p->dq, &p->dk, &p->dv, &p->dmask, &p->dsinks};
     PyArrayObject *inputs[] = {call->q, call->k, call->v, call->mask, call->sinks};
@@ -178,15 +161,13 @@ static int make_gradients(sdpa_call *call, PyArrayObject *gradients[N_GRADIENTS]
     return 0;
 }
 
-static PyObject *or_none(PyArrayObject *a) { return a ? (PyObject *)a : Py_None; }
-
 static PyObject *attention_backward(ARGUMENTS) {
     PyObject *values[N_NAMES], *result = NULL;
     PyArrayObject *g[N_GRADIENTS] = {NULL};
     sdpa_call call;
-    if (sdpa_parse(module, signature_of(module, BACKWARD), args, n_args, kwnames, values) < 0) return NULL;
-    if (sdpa_call_begin(&call, module, IN_BACKWARD, values) < 0 || begin_backward(&call, values) < 0 ||
-        make_gradients(&call, g) < 0) {
+    if (sdpa_parse(module, sdpa_signature_of(module, BACKWARD), args, n_args, kwnames, values) < 0) return NULL;
+    if (sdpa_call_begin(&call, module, IN_BACKWARD, values) < 0 || sdpa_call_begin_backward(&call, values) < 0 ||
+        sdpa_call_make_gradients(&call, g) < 0) {
         goto done;
     }
     sdpa_status status;
@@ -195,8 +176,9 @@ static PyObject *attention_backward(ARGUMENTS) {
     status = sdpa_attention_backward(&call.problem);
     Py_END_ALLOW_THREADS;
     if (sdpa_raise(status) < 0) goto done;
-    result = PyObject_CallFunctionObjArgs(sdpa_state_of(module)->types[GRADIENTS_TYPE], or_none(g[0]), or_none(g[1]),
-                                          or_none(g[2]), or_none(g[3]), or_none(g[4]), NULL);
+    result = PyObject_CallFunctionObjArgs(sdpa_state_of(module)->types[GRADIENTS_TYPE], sdpa_or_none(g[0]),
+                                          sdpa_or_none(g[1]), sdpa_or_none(g[2]), sdpa_or_none(g[3]),
+                                          sdpa_or_none(g[4]), NULL);
 done:
     for (int i = 0; i < N_GRADIENTS; i++) Py_XDECREF((PyObject *)g[i]);
     sdpa_call_end(&call);
@@ -236,7 +218,7 @@ static PyObject *attention_jvp(ARGUMENTS) {
     PyObject *values[N_NAMES];
     PyArrayObject *out = NULL, *out_t = NULL;
     sdpa_call call;
-    if (sdpa_parse(module, signature_of(module, JVP), args, n_args, kwnames, values) < 0) return NULL;
+    if (sdpa_parse(module, sdpa_signature_of(module, JVP), args, n_args, kwnames, values) < 0) return NULL;
     if (sdpa_call_begin(&call, module, IN_JVP, values) < 0 || read_tangents(&call, values, names) < 0) goto done;
     sdpa_problem *p = &call.problem;
     const npy_intp sizes[] = {p->n_q, p->d_v};
@@ -259,9 +241,9 @@ static PyObject *attention_double_backward(ARGUMENTS) {
     PyObject *values[N_NAMES], *result = NULL;
     PyArrayObject *g[N_GRADIENTS] = {NULL}, *grad_out = NULL;
     sdpa_call call;
-    if (sdpa_parse(module, signature_of(module, DOUBLE_BACKWARD), args, n_args, kwnames, values) < 0) return NULL;
-    if (sdpa_call_begin(&call, module, IN_DOUBLE, values) < 0 || begin_backward(&call, values) < 0 ||
-        read_tangents(&call, values, names) < 0 || make_gradients(&call, g) < 0) {
+    if (sdpa_parse(module, sdpa_signature_of(module, DOUBLE_BACKWARD), args, n_args, kwnames, values) < 0) return NULL;
+    if (sdpa_call_begin(&call, module, IN_DOUBLE, values) < 0 || sdpa_call_begin_backward(&call, values) < 0 ||
+        read_tangents(&call, values, names) < 0 || sdpa_call_make_gradients(&call, g) < 0) {
         goto done;
     }
     sdpa_problem *p = &call.problem;
@@ -276,8 +258,9 @@ static PyObject *attention_double_backward(ARGUMENTS) {
     status = sdpa_attention_double_backward(p);
     Py_END_ALLOW_THREADS;
     if (sdpa_raise(status) < 0) goto done;
-    result = PyObject_CallFunctionObjArgs(sdpa_state_of(module)->types[DOUBLE_TYPE], or_none(grad_out), or_none(g[0]),
-                                          or_none(g[1]), or_none(g[2]), or_none(g[3]), or_none(g[4]), NULL);
+    result = PyObject_CallFunctionObjArgs(sdpa_state_of(module)->types[DOUBLE_TYPE], sdpa_or_none(grad_out),
+                                          sdpa_or_none(g[0]), sdpa_or_none(g[1]), sdpa_or_none(g[2]),
+                                          sdpa_or_none(g[3]), sdpa_or_none(g[4]), NULL);
 done:
     Py_XDECREF((PyObject *)grad_out);
     for (int i = 0; i < N_GRADIENTS; i++) Py_XDECREF((PyObject *)g[i]);
@@ -290,7 +273,7 @@ done:
 static PyObject *check_attention(ARGUMENTS) {
     PyObject *values[N_NAMES];
     sdpa_call call;
-    if (sdpa_parse(module, signature_of(module, CHECK), args, n_args, kwnames, values) < 0) return NULL;
+    if (sdpa_parse(module, sdpa_signature_of(module, CHECK), args, n_args, kwnames, values) < 0) return NULL;
     const int failed = sdpa_call_begin(&call, module, IN_FORWARD, values);
     sdpa_call_end(&call);
     return failed ? NULL : Py_NewRef(Py_None);
@@ -299,13 +282,14 @@ static PyObject *check_attention(ARGUMENTS) {
 static PyObject *check_attention_backward(ARGUMENTS) {
     PyObject *values[N_NAMES];
     sdpa_call call;
-    if (sdpa_parse(module, signature_of(module, CHECK_BACKWARD), args, n_args, kwnames, values) < 0) return NULL;
-    const int failed = sdpa_call_begin(&call, module, IN_BACKWARD, values) < 0 || begin_backward(&call, values) < 0;
+    if (sdpa_parse(module, sdpa_signature_of(module, CHECK_BACKWARD), args, n_args, kwnames, values) < 0) return NULL;
+    const int failed =
+        sdpa_call_begin(&call, module, IN_BACKWARD, values) < 0 || sdpa_call_begin_backward(&call, values) < 0;
     sdpa_call_end(&call);
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-static const sdpa_entry entries[N_ENTRIES] = {
+static const sdpa_entry entries[N_FUNCTIONS] = {
     [ATTENTION] = {"attention",
                    (PyCFunction)(void (*)(void))attention,
                    IN_ATTENTION,
@@ -417,6 +401,37 @@ static const sdpa_entry entries[N_ENTRIES] = {
                         backward_operands,
                         "None\n",
                         ""},
+    [ADDITIVE] = {"additive_attention",
+                  (PyCFunction)(void (*)(void))sdpa_additive_attention,
+                  IN_ADDITIVE,
+                  6,
+                  {NAME_query, NAME_key, NAME_value, NAME_w_query, NAME_w_key, NAME_w_score},
+                  "Additive attention.",
+                  additive_formula,
+                  additive_operands,
+                  attention_results,
+                  additive_example},
+    [ADDITIVE_FORWARD] = {"additive_attention_forward",
+                          (PyCFunction)(void (*)(void))sdpa_additive_attention_forward,
+                          IN_ADDITIVE_FORWARD,
+                          6,
+                          {NAME_query, NAME_key, NAME_value, NAME_w_query, NAME_w_key, NAME_w_score},
+                          "Additive attention and the log-sum-exp of each row of scores.",
+                          additive_formula,
+                          additive_operands,
+                          forward_results,
+                          additive_forward_example},
+    [ADDITIVE_BACKWARD] = {"additive_attention_backward",
+                           (PyCFunction)(void (*)(void))sdpa_additive_attention_backward,
+                           IN_ADDITIVE_BACKWARD,
+                           10,
+                           {NAME_grad_out, NAME_query, NAME_key, NAME_value, NAME_w_query, NAME_w_key, NAME_w_score,
+                            NAME_bias, NAME_out, NAME_lse},
+                           "Gradients of additive attention.",
+                           additive_backward_formula,
+                           additive_backward_operands,
+                           additive_backward_results,
+                           additive_backward_example},
 };
 
 int sdpa_attention_add(PyObject *module) {
@@ -428,7 +443,7 @@ int sdpa_attention_add(PyObject *module) {
     }
     PyObject *name = PyModule_GetNameObject(module);
     int failed = !name;
-    for (int i = 0; i < N_ENTRIES && !failed; i++) {
+    for (int i = 0; i < N_FUNCTIONS && !failed; i++) {
         family->docs[i] = sdpa_entry_compose(&entries[i], &family->signatures[i]);
         const char *doc = family->docs[i] ? PyUnicode_AsUTF8AndSize(family->docs[i], NULL) : NULL;
         family->definitions[i] =
@@ -442,9 +457,7 @@ int sdpa_attention_add(PyObject *module) {
 }
 
 void sdpa_attention_free(sdpa_state *state) {
-    for (int i = 0; i < N_ENTRIES && state->attention; i++) Py_XDECREF(state->attention->docs[i]);
+    for (int i = 0; i < N_FUNCTIONS && state->attention; i++) Py_XDECREF(state->attention->docs[i]);
     PyMem_Free(state->attention);
     state->attention = NULL;
 }
-
-const sdpa_signature *sdpa_merge_signature(PyObject *module) { return signature_of(module, MERGE); }

@@ -18,8 +18,7 @@ PyObject *sdpa_dtype_text(PyObject *module, sdpa_dtype dtype) {
     return text;
 }
 
-/* Converts an argument and keeps it until the call ends: borrowed reference. */
-static PyArrayObject *hold(sdpa_call *call, const char *name, PyObject *value) {
+PyArrayObject *sdpa_call_hold(sdpa_call *call, const char *name, PyObject *value) {
     PyArrayObject *array = sdpa_array(call->module, name, value);
     if (!array) return NULL;
     call->held[call->n_held].array = array;
@@ -125,6 +124,8 @@ static npy_intp size_from_end(PyArrayObject *a, int i) {
     return PyArray_NDIM(a) >= i ? PyArray_DIM(a, PyArray_NDIM(a) - i) : 1;
 }
 
+static const npy_intp *last_axes(PyArrayObject *a) { return PyArray_DIMS(a) + PyArray_NDIM(a) - 2; }
+
 /* Joins the leading axes of `a` to those of the output. `but_heads`: heads are not broadcast but grouped. */
 static int broadcast_lead(sdpa_call *call, const char *name, PyArrayObject *a, bool but_heads) {
     int nd = PyArray_NDIM(a);
@@ -189,13 +190,14 @@ static int set_sizes(sdpa_call *call) {
     p->d_k = size_from_end(q, 1);
     p->n_k = size_from_end(k, 2);
     p->d_v = v ? size_from_end(v, 1) : 0;
+    const bool additive = call->options.where & IN_ADDITIVES; /* weights bring its queries and keys to one width */
     const struct {
         const char *name, *to_match;
         PyArrayObject *a;
         npy_intp sizes[2];
         bool wrong;
     } inner[] = {
-        {"key", "query's last axis", k, {p->n_k, p->d_k}, size_from_end(k, 1) != p->d_k},
+        {"key", "query's last axis", k, {p->n_k, p->d_k}, !additive && size_from_end(k, 1) != p->d_k},
         {"value", "key's rows", v, {p->n_k, p->d_v}, v && size_from_end(v, 2) != p->n_k},
     };
     for (int i = 0; i < 2; i++) {
@@ -368,23 +370,24 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject 
     if (sdpa_options_read(module, &call->options, where, values) < 0) return -1;
     if (call->options.n_workers) p->n_workers = call->options.n_workers;
 
-    call->q = hold(call, "query", values[NAME_query]);
+    call->q = sdpa_call_hold(call, "query", values[NAME_query]);
     if (!call->q) return -1;
-    call->k = hold(call, "key", values[NAME_key]);
+    call->k = sdpa_call_hold(call, "key", values[NAME_key]);
     if (!call->k) return -1;
     if (values[NAME_value]) {
-        call->v = hold(call, "value", values[NAME_value]);
+        call->v = sdpa_call_hold(call, "value", values[NAME_value]);
         if (!call->v) return -1;
     }
     if (set_dtype(call) < 0 || set_sizes(call) < 0) return -1;
-    p->scale = call->options.has_scale ? call->options.scale : p->d_k ? 1 / sqrt((double)p->d_k) : 1;
+    const bool unscaled = !p->d_k || call->options.where & IN_ADDITIVES;
+    p->scale = call->options.has_scale ? call->options.scale : unscaled ? 1 : 1 / sqrt((double)p->d_k);
+    p->w_score = NULL;
     p->softcap = call->options.softcap;
     p->dropout_p = call->options.dropout_p;
     p->seed = call->options.seed;
-    const npy_intp q_sizes[] = {p->n_q, p->d_k}, k_sizes[] = {p->n_k, p->d_k}, v_sizes[] = {p->n_k, p->d_v};
-    set_tensor(call, &p->q, call->q, p->dtype, 2, q_sizes, true);
-    set_tensor(call, &p->k, call->k, p->dtype, 2, k_sizes, true);
-    if (call->v) set_tensor(call, &p->v, call->v, p->dtype, 2, v_sizes, true);
+    set_tensor(call, &p->q, call->q, p->dtype, 2, last_axes(call->q), true);
+    set_tensor(call, &p->k, call->k, p->dtype, 2, last_axes(call->k), true);
+    if (call->v) set_tensor(call, &p->v, call->v, p->dtype, 2, last_axes(call->v), true);
     return set_mask(call) < 0 || set_sinks(call) < 0 || set_band(call) < 0 ? -1 : 0;
 }
 
@@ -403,7 +406,7 @@ static int full_shape(const sdpa_call *call, npy_intp *shape, int n_inner, const
 
 int sdpa_call_input(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject *value, int n_inner,
                     const npy_intp *inner, sdpa_dtype dtype) {
-    PyArrayObject *a = hold(call, name, value);
+    PyArrayObject *a = sdpa_call_hold(call, name, value);
     if (!a) return -1;
     if (sdpa_dtype_of(call->module, a) != (int)dtype) {
         PyObject *expected = sdpa_dtype_text(call->module, dtype);
@@ -428,7 +431,7 @@ int sdpa_call_tangent(sdpa_call *call, sdpa_tensor *t, const char *name, PyObjec
                      of ? "is boolean" : "is not given");
         return -1;
     }
-    PyArrayObject *a = hold(call, name, value);
+    PyArrayObject *a = sdpa_call_hold(call, name, value);
     if (!a) return -1;
     if (sdpa_dtype_of(call->module, a) != (int)like->dtype) {
         PyErr_Format(PyExc_TypeError, "%s: expected %s's dtype %S, got %S", name, of_name, PyArray_DESCR(of),
@@ -484,9 +487,8 @@ void sdpa_call_output(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dt
 PyArrayObject *sdpa_call_gradient(sdpa_call *call, sdpa_tensor *t, PyArrayObject *input) {
     const sdpa_problem *p = &call->problem;
     int dtype = sdpa_dtype_of(call->module, input);
-    const npy_intp inner[] = {t == &p->dq || t == &p->dmask ? p->n_q : p->n_k, t == &p->dmask ? p->n_k
-                                                                               : t == &p->dv  ? p->d_v
-                                                                                              : p->d_k};
+    const npy_intp mask_sizes[] = {p->n_q, p->n_k}, *inner = mask_sizes;
+    if (t == &p->dq || t == &p->dk || t == &p->dv) inner = last_axes(input);
     PyArrayObject *gradient = (PyArrayObject *)PyArray_ZEROS(PyArray_NDIM(input), PyArray_DIMS(input),
                                                              sdpa_type_number(call->module, (sdpa_dtype)dtype), 0);
     if (gradient) set_tensor(call, t, gradient, (sdpa_dtype)dtype, t == &p->dsinks ? 0 : 2, inner, true);

@@ -32,6 +32,9 @@ typedef struct sdpa_call {
 int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject *const values[N_NAMES]);
 void sdpa_call_end(sdpa_call *call);
 
+/* Converts an argument and keeps it until the call ends: borrowed reference. */
+PyArrayObject *sdpa_call_hold(sdpa_call *call, const char *name, PyObject *value);
+
 /* For what does not begin with query, key and value: a call without options and tensors. Once nd, the leading axes of
  * shape and problem.dtype are set, set_axes finds heads and batch axes. */
 void sdpa_call_empty(sdpa_call *call, PyObject *module);
@@ -71,9 +74,41 @@ void sdpa_call_merge_axes(sdpa_call *call);
 /* A named tuple of two arrays; takes the references, either of which may be NULL after a failure. */
 PyObject *sdpa_pair(PyObject *module, enum sdpa_type type, PyArrayObject *first, PyArrayObject *second);
 
-/* merge.c. Its options are none, so that its arguments are parsed by a signature of attention.c. */
+/* What every function on gradients takes: grad_out, out, lse, grad_lse; and that the gradients asked for exist. */
+int sdpa_call_begin_backward(sdpa_call *call, PyObject *const values[N_NAMES]);
+
+/* The gradients that are asked for, zeroed and set in the problem: query, key, value, attn_mask, sinks. New references,
+ * NULL where absent. */
+enum { N_GRADIENTS = 5 };
+int sdpa_call_make_gradients(sdpa_call *call, PyArrayObject *gradients[N_GRADIENTS]);
+
+static inline PyObject *sdpa_or_none(PyArrayObject *a) { return a ? (PyObject *)a : Py_None; }
+
+/* The functions of the family, those of merge.c and additive.c included; their signatures are in the module's state. */
+enum sdpa_function {
+    ATTENTION,
+    TORCH,
+    FORWARD,
+    BACKWARD,
+    JVP,
+    DOUBLE_BACKWARD,
+    WEIGHTS,
+    STATISTICS,
+    MERGE,
+    CHECK,
+    CHECK_BACKWARD,
+    ADDITIVE,
+    ADDITIVE_FORWARD,
+    ADDITIVE_BACKWARD,
+    N_FUNCTIONS
+};
+const sdpa_signature *sdpa_signature_of(PyObject *module, enum sdpa_function function);
 PyObject *sdpa_merge_attention(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames);
-const sdpa_signature *sdpa_merge_signature(PyObject *module);
+PyObject *sdpa_additive_attention(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames);
+PyObject *sdpa_additive_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args,
+                                          PyObject *kwnames);
+PyObject *sdpa_additive_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args,
+                                           PyObject *kwnames);
 
 /* "float32", for messages: new reference. */
 PyObject *sdpa_dtype_text(PyObject *module, sdpa_dtype dtype);

@@ -111,7 +111,7 @@ static int merge(PyObject *module, PyObject *outs, PyObject *lses, PyArrayObject
 
 PyObject *sdpa_merge_attention(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames) {
     PyObject *values[N_NAMES], *result = NULL;
-    if (sdpa_parse(module, sdpa_merge_signature(module), args, n_args, kwnames, values) < 0) return NULL;
+    if (sdpa_parse(module, sdpa_signature_of(module, MERGE), args, n_args, kwnames, values) < 0) return NULL;
     PyObject *outs = read_parts(module, "outs", values[NAME_outs]);
     PyObject *lses = outs ? read_parts(module, "lses", values[NAME_lses]) : NULL;
     PyArrayObject *out = NULL, *lse = NULL;

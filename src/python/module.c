@@ -39,6 +39,9 @@ static const struct {
                      "where not asked for."},
     [STATISTICS_TYPE] = {"AttentionStatistics", "lse entropy max_weight sum_p2 sum_p3 score_mean score_var",
                          "Of each row of weights, (..., heads, Lq)."},
+    [ADDITIVE_TYPE] = {"AdditiveGradients", "query key value w_query w_key w_score bias attn_mask sinks",
+                       "Gradients of additive attention, each of its argument's shape and dtype; None where not asked "
+                       "for."},
 };
 
 static int fill_state(PyObject *module, sdpa_state *state) {

@@ -62,7 +62,7 @@ static int read_gg_sinks(PyObject *module, sdpa_options *options, PyObject *valu
 static int read_rng(PyObject *module, sdpa_options *options, PyObject *value) {
     (void)module;
     options->has_seed = true;
-    const bool takes_generator = options->where == IN_ATTENTION;
+    const bool takes_generator = options->where & (IN_ATTENTION | IN_ADDITIVE);
     /* numpy.random itself has the attributes of a Generator, too. */
     PyObject *bytes = takes_generator && !PyModule_Check(value) && PyObject_HasAttrString(value, "bit_generator")
                           ? PyObject_CallMethod(value, "bytes", "i", (int)sizeof options->seed)
@@ -222,8 +222,17 @@ static int read_grad_lse(PyObject *module, sdpa_options *options, PyObject *valu
 
 static int read_needs(PyObject *module, sdpa_options *options, PyObject *value) {
     (void)module;
-    static const char *const inputs[] = {"query", "key", "value", "attn_mask", "sinks", "grad_out"};
-    const int n_inputs = options->where == IN_DOUBLE ? 6 : 5;
+    static const struct {
+        const char *name;
+        unsigned bit, where;
+    } inputs[] = {
+        {"query", NEEDS_QUERY, IN_ALL},           {"key", NEEDS_KEY, IN_ALL},
+        {"value", NEEDS_VALUE, IN_ALL},           {"attn_mask", NEEDS_MASK, IN_ALL},
+        {"sinks", NEEDS_SINKS, IN_ALL},           {"grad_out", NEEDS_GRAD_OUT, IN_DOUBLE},
+        {"w_query", NEEDS_W_QUERY, IN_ADDITIVES}, {"w_key", NEEDS_W_KEY, IN_ADDITIVES},
+        {"w_score", NEEDS_W_SCORE, IN_ADDITIVES}, {"bias", NEEDS_BIAS, IN_ADDITIVES},
+    };
+    enum { N_INPUTS = sizeof inputs / sizeof *inputs };
     options->needs = 0;
     PyObject *fast = PyUnicode_Check(value) ? NULL : PySequence_Tuple(value);
     if (!fast) {
@@ -234,20 +243,32 @@ static int read_needs(PyObject *module, sdpa_options *options, PyObject *value) 
     }
     for (Py_ssize_t i = 0, n = PyTuple_Size(fast); i < n; i++) {
         PyObject *name = PyTuple_GetItem(fast, i);
-        int found = 0;
-        for (int k = 0; k < n_inputs && PyUnicode_Check(name); k++) {
-            if (PyUnicode_CompareWithASCIIString(name, inputs[k]) == 0) found = 1 << k;
+        unsigned found = 0;
+        for (int k = 0; k < N_INPUTS && PyUnicode_Check(name); k++) {
+            if (!(inputs[k].where & options->where)) continue;
+            if (PyUnicode_CompareWithASCIIString(name, inputs[k].name) == 0) found = inputs[k].bit;
         }
         if (!found) {
             PyErr_Format(PyExc_ValueError,
                          "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks'%s, got %.200R",
-                         n_inputs == 6 ? ", 'grad_out'" : "", name);
+                         options->where == IN_DOUBLE     ? ", 'grad_out'"
+                         : options->where & IN_ADDITIVES ? ", 'w_query', 'w_key', 'w_score', 'bias'"
+                                                         : "",
+                         name);
             Py_DECREF(fast);
             return -1;
         }
-        options->needs |= (unsigned)found;
+        options->needs |= found;
     }
     Py_DECREF(fast);
+    return 0;
+}
+
+/* Read with the operands. */
+static int read_bias(PyObject *module, sdpa_options *options, PyObject *value) {
+    (void)module;
+    (void)options;
+    (void)value;
     return 0;
 }
 
@@ -267,6 +288,10 @@ static int read_stage(PyObject *module, sdpa_options *options, PyObject *value) 
 
 #define INTEGERS "int | ArrayLike | None"
 const sdpa_option sdpa_option_table[] = {
+    {NAME_bias, IN_ADDITIVE | IN_ADDITIVE_FORWARD, false, true, "None", "ArrayLike | None",
+     "array_like, (h,), optional\n"
+     "Of query's dtype; None is zero.",
+     read_bias},
     {NAME_attn_mask, IN_ALL, false, true, "None", "ArrayLike | None",
      "array_like, broadcastable to (..., heads, Lq, Lk), optional\n"
      "Boolean: True = attend. Of query's dtype or float32: added to the scaled scores, and -inf\n"
@@ -283,9 +308,13 @@ const sdpa_option sdpa_option_table[] = {
      "\"lower_right\": the last query meets the last key, that is offset Lk - Lq (key_lengths - Lq\n"
      "where those are given).",
      read_causal},
-    {NAME_scale, IN_ALL, true, true, "None", "float | None",
+    {NAME_scale, IN_DOT, true, true, "None", "float | None",
      "float, optional\n"
      "Factor of the scores, any finite number; 1 / sqrt(d_k) if None (1 where d_k is 0).",
+     read_scale},
+    {NAME_scale, IN_ADDITIVES, true, true, "1.0", "float | None",
+     "float, default 1\n"
+     "Factor of the scores, any finite number; None is 1.",
      read_scale},
     {NAME_enable_gqa, IN_ALL, true, false, "False", "bool",
      "bool, default False\n"
@@ -329,7 +358,7 @@ const sdpa_option sdpa_option_table[] = {
      "Threads to use: None = `get_num_threads()`, -1 = all CPUs this process may use. The result is\n"
      "the same, bit for bit, for any number.",
      read_workers},
-    {NAME_out, IN_ATTENTION | IN_FORWARD, true, true, "None", "NDArray[Any] | None",
+    {NAME_out, IN_ATTENTION | IN_FORWARD | IN_ADDITIVE | IN_ADDITIVE_FORWARD, true, true, "None", "NDArray[Any] | None",
      "ndarray, (..., heads, Lq, d_v), optional\n"
      "Where the output is written: of query's dtype, any strides, sharing no memory with an input.",
      read_out},
@@ -354,7 +383,7 @@ const sdpa_option sdpa_option_table[] = {
      "array_like, optional\n"
      "Gradient with respect to the gradient of sinks, of their shape and dtype; None is zero.",
      read_gg_sinks},
-    {NAME_grad_lse, IN_BACKWARD | IN_DOUBLE, true, true, "None", "ArrayLike | None",
+    {NAME_grad_lse, IN_BACKWARD | IN_DOUBLE | IN_ADDITIVE_BACKWARD, true, true, "None", "ArrayLike | None",
      "array_like, (..., heads, Lq), optional\n"
      "Gradient with respect to lse, of its dtype; None is zero.",
      read_grad_lse},
@@ -366,12 +395,20 @@ const sdpa_option sdpa_option_table[] = {
      "sequence of {\"grad_out\", \"query\", \"key\", \"value\", \"attn_mask\", \"sinks\"}\n"
      "The derivatives to compute.",
      read_needs},
+    {NAME_needs, IN_ADDITIVE_BACKWARD, true, false,
+     "(\"query\", \"key\", \"value\", \"w_query\", \"w_key\", \"w_score\", \"bias\")", "Iterable[str]",
+     "sequence of names of arguments\n"
+     "The gradients to compute: those of the default, \"attn_mask\" or \"sinks\"; bias has one where it\n"
+     "is given.",
+     read_needs},
 };
 #undef INTEGERS
 const int sdpa_n_options = sizeof sdpa_option_table / sizeof *sdpa_option_table;
 
 int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES]) {
-    options->needs = NEEDS_QUERY | NEEDS_KEY | NEEDS_VALUE | (where == IN_DOUBLE ? NEEDS_GRAD_OUT : 0);
+    options->needs = NEEDS_QUERY | NEEDS_KEY | NEEDS_VALUE;
+    if (where == IN_DOUBLE) options->needs |= NEEDS_GRAD_OUT;
+    if (where == IN_ADDITIVE_BACKWARD) options->needs |= NEEDS_W_QUERY | NEEDS_W_KEY | NEEDS_W_SCORE | NEEDS_BIAS;
     options->where = where;
     options->stage = SDPA_WEIGHTS;
     for (int i = 0; i < sdpa_n_options; i++) {
@@ -391,7 +428,7 @@ int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, P
         return -1;
     }
     if (options->has_seed) return 0;
-    if (where & (IN_BACKWARD | IN_JVP | IN_DOUBLE)) {
+    if (where & (IN_BACKWARD | IN_JVP | IN_DOUBLE | IN_ADDITIVE_BACKWARD)) {
         PyErr_SetString(PyExc_ValueError,
                         "rng: expected the int of the forward call, since dropout_p is not 0, got None");
         return -1;
@@ -486,7 +523,9 @@ PyObject *sdpa_entry_compose(const sdpa_entry *entry, sdpa_signature *signature)
     for (int i = 0; i < sdpa_n_options; i++) {
         const sdpa_option *row = &sdpa_option_table[i];
         if (!(row->where & entry->where)) continue;
-        if (row->keyword_only && !keyword_only) {
+        const bool by_keyword =
+            row->keyword_only || (row->where & entry->where & IN_ADDITIVES && row->name != NAME_bias);
+        if (by_keyword && !keyword_only) {
             keyword_only = true;
             signature->n_positional = signature->n;
             add_text(&t, ", *");

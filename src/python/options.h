@@ -17,7 +17,12 @@ enum {
     IN_STATISTICS = 32,
     IN_JVP = 64,
     IN_DOUBLE = 128,
-    IN_ALL = 255
+    IN_DOT = 255, /* all of these */
+    IN_ADDITIVE = 256,
+    IN_ADDITIVE_FORWARD = 512,
+    IN_ADDITIVE_BACKWARD = 1024,
+    IN_ADDITIVES = IN_ADDITIVE | IN_ADDITIVE_FORWARD | IN_ADDITIVE_BACKWARD,
+    IN_ALL = IN_DOT | IN_ADDITIVES
 };
 
 /* In the order of the fields of the results. */
@@ -28,6 +33,10 @@ enum {
     NEEDS_MASK = 8,
     NEEDS_SINKS = 16,
     NEEDS_GRAD_OUT = 32,
+    NEEDS_W_QUERY = 64,
+    NEEDS_W_KEY = 128,
+    NEEDS_W_SCORE = 256,
+    NEEDS_BIAS = 512,
 };
 
 /* int, or an integer array; absent: array NULL and given false. */
@@ -58,8 +67,8 @@ typedef struct sdpa_options {
 typedef struct sdpa_option {
     enum sdpa_name name;
     unsigned where;
-    bool keyword_only;
-    bool has_none; /* None is the default and means: absent */
+    bool keyword_only; /* additive attention takes all but its bias by keyword only */
+    bool has_none;     /* None is the default and means: absent */
     const char *default_;
     const char *annotation; /* in the stub */
     const char *doc;        /* "type\ntext": numpydoc without name and indentation */

@@ -101,7 +101,7 @@ def test_cosine_against_the_oracle(rng, dtype, case):
         grad_out=grad_out,
         grad_lse=grad_lse,
         scale=1 / 0.3,
-        errors=(unit_q.error, unit_k.error, 0),
+        errors=(unit_q.error, unit_k.error, 0, 0),
         dtype=dtype,
         **options,
     )
@@ -208,7 +208,7 @@ def test_bilinear_against_the_oracle(rng, dtype, case, heads):
         *operands[1:],
         grad_out=grad_out,
         grad_lse=grad_lse,
-        errors=((query @ weight).error, 0, 0),
+        errors=((query @ weight).error, 0, 0, 0),
         dtype=dtype,
         **options,
     )

@@ -206,6 +206,7 @@ NOINLINE void weigh_keys(const sdpa_unit *u, const backward_scratch *w, const ro
             vstore(sum + i + x * VL, vload(sum + i + x * VL) + part[x]);
             for (int64_t j = 0; j < n && *seen == PANEL_HIDDEN; j++) {
                 vstore(w->p + j * w->n_lanes + i + x * VL, vset1(-0.0));
+                if (w->tanh) vstore(w->tanh + j * w->n_lanes + i + x * VL, (vec){0}); /* dS is multiplied with it */
             }
         }
     }

@@ -38,6 +38,8 @@ def main() -> None:
 
         found = results.load(paths)
     print(report.text(found))
+    if options.page:
+        report.write_page(options.page, found)
     if options.plots:
         from benchmarks import plots
 
@@ -52,9 +54,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=GROUPS, metavar="GROUP", default=GROUPS)
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--quick", action="store_true", help="small problems, one round")
-    parser.add_argument("--seconds", type=float, help="for each line at most, until confirmed")
+    parser.add_argument("--passes", type=int, help="how often to go through all (default 3)")
+    parser.add_argument("--seconds", type=float, help="for each line in each pass (default 1)")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write SVG and PNG there")
+    parser.add_argument("--page", type=Path, help="put the tables between this page's two marks")
     parser.add_argument("--show", nargs="+", type=Path, metavar="JSON", help="measure nothing")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -69,8 +73,9 @@ def _run(options: argparse.Namespace, threads: int, folder: Path) -> dict[str, A
     command = [sys.executable, "-m", "benchmarks", "--worker", str(path)]
     command += ["--threads", str(threads), "--only", *options.only]
     command += ["--quick"] * options.quick
-    if options.seconds is not None:
-        command += ["--seconds", str(options.seconds)]
+    for name in ("passes", "seconds"):
+        if getattr(options, name) is not None:
+            command += [f"--{name}", str(getattr(options, name))]
     limits = {f"{who}_NUM_THREADS": str(threads) for who in ("OMP", "OPENBLAS", "MKL", "SDPA")}
     environment = os.environ | limits | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
     subprocess.run(command, check=True, cwd=timing.ROOT, env=environment)
@@ -91,6 +96,8 @@ def _work(options: argparse.Namespace) -> None:
     effort = timing.QUICK if options.quick else timing.FULL
     if options.seconds is not None:
         effort = effort._replace(seconds=options.seconds)
+    if options.passes is not None:
+        effort = effort._replace(passes=options.passes)
     found, missing = peers.find(threads)
     setting = works.Setting(threads, found, options.quick)
     peak = timing.Peak()
@@ -104,12 +111,12 @@ def _work(options: argparse.Namespace) -> None:
         "missing": missing,
         "records": [],
     }
-    for work in works.works(setting, set(options.only)):
+    todo = works.works(setting, set(options.only))
+    for work in todo * effort.passes:
         contenders = work.build()
         rounds = timing.race({name: each.call for name, each in contenders.items()}, effort)
         record = {
             name: {
-                "seconds": min(rounds[name]),
                 "rounds": rounds[name],
                 "flops": each.flops,
                 "bytes": each.bytes,
@@ -121,8 +128,7 @@ def _work(options: argparse.Namespace) -> None:
         shortest = "  ".join(f"{name} {1e6 * min(times):.4g}" for name, times in rounds.items())
         print(f"{threads} threads, {work.group} {work.name}, us: {shortest}", file=sys.stderr)
     if threads == 1 and "import" in options.only:
-        rounds_of_import = 1 if options.quick else 15
-        run["import"] = timing.import_seconds(["numpy", "sdpa"], rounds_of_import)
+        run["import"] = timing.import_seconds(1 if options.quick else 20)
     if threads == 1 and "memory" in options.only:
         capable = ["sdpa", *(peer.name for peer in found)]
         lengths = memory.QUICK_LENGTHS if options.quick else memory.LENGTHS

@@ -1,6 +1,7 @@
 """The results as text."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -16,10 +17,26 @@ def text(results: Results) -> str:
             *(line for threads in results.threads() for line in _tables(results, threads)),
             *_memory(results),
             *_growth(results),
-            *(_unconfirmed(results) if not results.quick else ()),
             *(_targets(results) if not results.quick else ()),
         ]
     )
+
+
+UNCONFIRMED = 0.05
+"""A shortest call that no other round came so close to is marked."""
+
+MARKS = ("<!-- figures -->", "<!-- end of figures -->")
+
+
+def write_page(page: Path, results: Results) -> None:
+    """Put the text between the page's marks, in place of what stands there."""
+    old = page.read_text(encoding="utf-8")
+    before, mark, rest = old.partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not (mark and end):
+        raise ValueError(f"{page}: expected the marks {MARKS[0]} and {MARKS[1]}, found none")
+    new = f"{before}{mark}\n\n```text\n{text(results)}\n```\n\n{end}{after}"
+    page.write_text(new, encoding="utf-8")
 
 
 def _heading(results: Results) -> Iterator[str]:
@@ -27,7 +44,7 @@ def _heading(results: Results) -> Iterator[str]:
     machine = run["machine"]
     yield f"{machine['processor']}, {machine['system']}, kernels {results.isa}"
     versions = {k: v for run in results.runs for k, v in run["peers"].items()}
-    yield "peers: " + ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield ", ".join(f"{name} {version}" for name, version in versions.items())
     missing = sorted({name for run in results.runs for name in run["missing"]})
     if missing:
         yield "not installed, left out: " + ", ".join(missing)
@@ -35,6 +52,7 @@ def _heading(results: Results) -> Iterator[str]:
     yield "one core, best of each run of peak.c: " + ", ".join(
         f"{name} {_range(values)}" for name, values in peaks.items()
     )
+    yield f"~ before a figure: no second round came within {100 * UNCONFIRMED:.0f} % of that call"
     if results.quick:
         yield "QUICK: small problems, one round; the figures mean nothing"
 
@@ -61,13 +79,16 @@ def _tables(results: Results, threads: int) -> Iterator[str]:
 
 
 def _line(name: str, found: dict[str, Timing], cells: dict[str, str], last: str) -> str:
-    body = "".join(f"{cells[key]:>{max(9, len(key) + 2)}}" for key in found)
-    return f"  {name:25}{body}  {last}".rstrip()
+    body = "".join(f"{cells[key]:>{max(9, len(key) + 1)}}" for key in found)
+    return f"  {name:21}{body}  {last}".rstrip()
 
 
 def _figure(timing: Timing, unit: str) -> str:
     value = timing.gflops if unit == "GF/s" else 1e6 * timing.seconds
-    return f"{value:.{1 if value < 1000 else 0}f}"
+    shown = (
+        f"{value:.1f}" if value < 1e3 else f"{value:.0f}" if value < 1e5 else f"{value / 1e6:.2f}M"
+    )
+    return "~" * (timing.again > UNCONFIRMED) + shown
 
 
 def _ratio(found: dict[str, Timing], peers: dict[str, Timing]) -> str:
@@ -112,19 +133,6 @@ def _growth(results: Results) -> Iterator[str]:
                 f"\n{direction}, one head, d = 64: {seconds[-1]:.3g} s at n = {lengths[-1]};"
                 f" time grows as n^{exponent:.3f} from n = {FITTED_FROM} on"
             )
-
-
-def _unconfirmed(results: Results) -> Iterator[str]:
-    doubtful = [
-        f"{threads} {group} {name}: {who} ({100 * timing.again:.0f} %)"
-        for threads in results.threads()
-        for group in results.groups(threads)
-        for name in results.names(threads, group)
-        for who, timing in results.get(threads, group, name).items()
-        if timing.again > 0.05
-    ]
-    if doubtful:
-        yield "\nno second round came within 5 % of the shortest call: " + "; ".join(doubtful)
 
 
 def _targets(results: Results) -> Iterator[str]:

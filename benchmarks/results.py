@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 Run = dict[str, Any]
 """One process: "threads", "isa", "quick", "machine", "peers" {name: version}, "missing" [name],
 "peak" {name: best of the run}, "records", each with "group", "name" and "contenders" {name:
-{"seconds", "rounds", "flops", "bytes"}}; where measured "import" {module: [seconds]} and "memory"
-{contender: {length: bytes}}."""
+{"rounds" [seconds], "flops", "bytes"}}, one per pass; where measured "import" [seconds]
+and "memory" {contender: {length: bytes}}."""
 
 
 class Timing(NamedTuple):
@@ -30,7 +30,7 @@ class Timing(NamedTuple):
 
 
 class Results:
-    """Look-up over runs on one machine; of two that timed the same work the later one counts."""
+    """Look-up over runs on one machine; passes and runs that timed the same work are one."""
 
     def __init__(self, runs: list[Run]) -> None:
         if len({run["isa"] for run in runs}) != 1:
@@ -38,13 +38,16 @@ class Results:
         self.runs = runs
         self.isa = str(runs[0]["isa"])
         self.quick = any(run["quick"] for run in runs)
+        rounds: dict[tuple[int, str, str], dict[str, list[float]]] = {}
         self._records: dict[tuple[int, str, str], dict[str, Timing]] = {}
         for run in runs:
             for record in run["records"]:
                 key = (run["threads"], record["group"], record["name"])
-                self._records[key] = {
-                    name: _timing(each) for name, each in record["contenders"].items()
-                }
+                seen = rounds.setdefault(key, {})
+                for name, each in record["contenders"].items():
+                    seen.setdefault(name, []).extend(each["rounds"])
+                    timing = _timing(seen[name], each["flops"], each["bytes"])
+                    self._records.setdefault(key, {})[name] = timing
 
     def get(self, threads: int, group: str, name: str) -> dict[str, Timing]:
         """{contender: timing}, empty if it was not measured."""
@@ -84,10 +87,9 @@ class Results:
         return next((run[key] for run in reversed(self.runs) if run.get(key)), None)
 
 
-def _timing(each: dict[str, Any]) -> Timing:
-    rounds = sorted(each["rounds"])
-    again = rounds[1] / rounds[0] - 1 if len(rounds) > 1 else 0.0
-    return Timing(each["seconds"], each["flops"], each["bytes"], again)
+def _timing(rounds: list[float], flops: float, size: float) -> Timing:
+    first, *rest = sorted(rounds)
+    return Timing(first, flops, size, rest[0] / first - 1 if rest else 0.0)
 
 
 def load(paths: list[Path]) -> Results:

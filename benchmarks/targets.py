@@ -63,8 +63,7 @@ def rows(results: Results) -> Iterator[Row]:
         yield from section(results)
     times = results.latest("import")
     if times:
-        extra = 1e3 * (min(times["sdpa"]) - min(times["numpy"]))
-        yield Row("import", "sdpa over numpy", "ms", extra, Goal(10, at_least=False))
+        yield Row("import", "sdpa after numpy", "ms", 1e3 * min(times), Goal(10, at_least=False))
 
 
 def _best(found: dict[str, Timing], among: tuple[str, ...]) -> str | None:

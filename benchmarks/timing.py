@@ -4,9 +4,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,26 +18,24 @@ SAMPLE = 5e-4  # seconds that one sample lasts at least, so that the clock's gra
 class Effort(NamedTuple):
     """How long to measure."""
 
+    passes: int
+    """How often all works are gone through. A core that shares its hardware with a neighbour runs
+    at half speed for seconds on end: what one pass met disturbed, another meets alone."""
     rounds: int
-    """At least so many turns of each contender."""
+    """At least so many turns of each contender in a pass."""
     turn: float
     """Seconds of a turn. Threads that spin for a while after their work take a CPU from whoever
     comes next: only what comes later in a turn shows a contender undisturbed."""
     seconds: float
-    """Rounds go on until all shortest calls are confirmed, but not longer than this."""
+    """Rounds of a pass go on for so long."""
 
 
-FULL = Effort(rounds=5, turn=0.02, seconds=4.0)
-QUICK = Effort(rounds=1, turn=0.0, seconds=0.0)
-
-CONFIRMED = 0.015
-"""A shortest call is confirmed when another round came so close to it. A core that shares its
-hardware with a neighbour runs at half speed for seconds on end; two rounds that agree saw it
-undisturbed."""
+FULL = Effort(passes=3, rounds=3, turn=0.02, seconds=1.0)
+QUICK = Effort(passes=1, rounds=1, turn=0.0, seconds=0.0)
 
 
 def race(calls: dict[str, Call], effort: Effort) -> dict[str, list[float]]:
-    """Seconds of the shortest call of each contender in each round, in turns.
+    """Seconds of the shortest call of each contender in each round of one pass, in turns.
 
     Parameters
     ----------
@@ -48,8 +46,9 @@ def race(calls: dict[str, Call], effort: Effort) -> dict[str, list[float]]:
     -------
     {name: [seconds]}
         One number per round. Every other round goes in reverse order, so that nobody always follows
-        the same neighbour. Calls so long that one of each takes all the time are made twice.
+        the same neighbour. Where one round takes more than `seconds`, there is no other.
     """
+    best: dict[str, list[float]] = {}
     loops, took = {}, 0.0
     for name, call in calls.items():
         once = _sample(call, 1)
@@ -57,20 +56,15 @@ def race(calls: dict[str, Call], effort: Effort) -> dict[str, list[float]]:
             once = _sample(call, 1)
         took += once
         loops[name] = max(1, int(SAMPLE / once))
-    rounds = effort.rounds if took < effort.seconds else min(effort.rounds, 2)
-    best: dict[str, list[float]] = {name: [] for name in calls}
-    end = time.perf_counter() + effort.seconds
-    done = 0
-    while done < rounds or (time.perf_counter() < end and not all(map(_confirmed, best.values()))):
+        best[name] = [once]
+    done = 1
+    rounds = effort.rounds if took < effort.seconds else 1
+    end = time.perf_counter() + effort.seconds - took
+    while done < rounds or time.perf_counter() < end:
         for name in list(calls)[:: -1 if done % 2 else 1]:
             best[name].append(_turn(calls[name], loops[name], effort.turn))
         done += 1
     return best
-
-
-def _confirmed(seconds: list[float]) -> bool:
-    first, second = sorted(seconds)[:2]
-    return second <= first * (1 + CONFIRMED)
 
 
 def _turn(call: Call, loops: int, seconds: float) -> float:
@@ -130,16 +124,14 @@ class Peak:
         return {name: max(run[name] for run in self.runs) for name in self.runs[0]}
 
 
-def import_seconds(modules: Sequence[str], rounds: int) -> dict[str, list[float]]:
-    """Seconds that `import module` takes in a fresh interpreter, in turns, per round."""
+def import_seconds(rounds: int) -> list[float]:
+    """Seconds that `import sdpa` takes where NumPy is imported already, in fresh interpreters."""
     program = (
-        "import sys, time; start = time.perf_counter(); __import__(sys.argv[1]);"
+        "import time, numpy; start = time.perf_counter(); import sdpa;"
         "print(time.perf_counter() - start)"
     )
-    found: dict[str, list[float]] = {module: [] for module in modules}
-    for _ in range(rounds):
-        for module in modules:
-            command = [sys.executable, "-c", program, module]
-            result: Any = subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
-            found[module].append(float(result.stdout))
-    return found
+    command = [sys.executable, "-c", program]
+    return [
+        float(subprocess.run(command, capture_output=True, check=True, cwd=ROOT).stdout)
+        for _ in range(rounds)
+    ]

@@ -46,10 +46,10 @@ def test_quick_run_measures_every_work_of_every_group(quick):
     assert {group for group, _ in measured} == set(GROUPS) - {"threads"}
     for record in run["records"]:
         for timed in record["contenders"].values():
-            assert timed["seconds"] == min(timed["rounds"]) > 0
+            assert min(timed["rounds"]) > 0
             assert timed["flops"] > 0 or timed["bytes"] > 0
     assert all(rate > 0 for rate in run["peak"].values())
-    assert set(run["import"]) == {"numpy", "sdpa"}
+    assert min(run["import"]) > 0
 
 
 def test_every_peer_is_measured_or_named(quick):
@@ -111,16 +111,36 @@ def test_contenders_take_turns_in_both_orders(monkeypatch):
     monkeypatch.setattr(timing, "SAMPLE", 0.0)
     called = []
     calls = {name: lambda name=name: called.append(name) for name in "abc"}
-    best = timing.race(calls, timing.Effort(rounds=4, turn=0.0, seconds=100.0))
-    turns = "".join(called)[3:]
-    assert turns.startswith("abccbaabc")
+    best = timing.race(calls, timing.Effort(1, rounds=4, turn=0.0, seconds=40.0))
+    assert "".join(called).startswith("abc" + "cba" + "abc" + "cba")
     # A sample lasts one tick of this clock.
     assert {name: set(seconds) for name, seconds in best.items()} == {key: {1.0} for key in "abc"}
 
 
-def test_a_shortest_call_counts_as_confirmed_when_a_second_agrees():
-    assert not timing._confirmed([1.0, 1.5, 2.0])
-    assert timing._confirmed([3.0, 1.0, 1.01])
+def test_passes_are_one_and_what_no_second_round_confirms_is_marked():
+    once = run_of({("forward", "8x128x64"): {"sdpa": (1.0, 90e9, 1)}})
+    assert once.get(1, "forward", "8x128x64")["sdpa"] == (1.0, 90e9, 1, 1.0)
+    assert "~90.0" in report.text(once)
+    again = run_of({("forward", "8x128x64"): {"sdpa": (1.02, 90e9, 1)}})
+    both = Results(once.runs + again.runs)
+    assert both.get(1, "forward", "8x128x64")["sdpa"] == (1.0, 90e9, 1, pytest.approx(0.02))
+    assert "~90.0" not in report.text(both)
+    assert "90.0" in report.text(both)
+
+
+def test_the_page_gets_the_tables_between_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    first, last = report.MARKS
+    page.write_text(f"before {first} old {last} after")
+    report.write_page(page, run_of({("forward", "8x128x64"): {"sdpa": (1.0, 90e9, 1)}}))
+    text = page.read_text()
+    assert text.startswith(f"before {first}")
+    assert text.endswith(f"{last} after")
+    assert "8x128x64" in text
+    assert "old" not in text
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="marks"):
+        report.write_page(page, run_of({("forward", "8x128x64"): {"sdpa": (1.0, 90e9, 1)}}))
 
 
 def test_cores_are_different_cpus():
@@ -147,7 +167,7 @@ def run_of(records, isa="avx2"):
                         "group": group,
                         "name": name,
                         "contenders": {
-                            who: {"seconds": s, "rounds": [s], "flops": f, "bytes": b}
+                            who: {"rounds": [2 * s, s], "flops": f, "bytes": b}
                             for who, (s, f, b) in found.items()
                         },
                     }

@@ -42,12 +42,14 @@ from sdpa._core import (
 )
 
 if TYPE_CHECKING:
+    from sdpa import bias
     from sdpa.layers import (
         MultiHeadAttention,
         MultiHeadForward,
         MultiHeadGradients,
         MultiHeadSaved,
     )
+    from sdpa.rotary import rotary_embedding, rotary_embedding_backward
     from sdpa.scores import (
         BilinearGradients,
         CosineGradients,
@@ -83,6 +85,7 @@ __all__ = [
     "attention_jvp",
     "attention_statistics",
     "attention_weights",
+    "bias",
     "bilinear_attention",
     "bilinear_attention_backward",
     "bilinear_attention_forward",
@@ -95,6 +98,8 @@ __all__ = [
     "logsumexp",
     "logsumexp_backward",
     "merge_attention",
+    "rotary_embedding",
+    "rotary_embedding_backward",
     "scaled_dot_product_attention",
     "set_num_threads",
     "show_config",
@@ -104,10 +109,12 @@ __all__ = [
 ]
 
 # Imported where they are first used, for `import sdpa` is to be quick.
-_LAZY = ("scores", "layers")
+_LAZY = ("scores", "layers", "rotary")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "bias":
+        return importlib.import_module("sdpa.bias")
     if name in __all__:
         for module in _LAZY:
             found = vars(importlib.import_module(f"sdpa.{module}")).get(name)

@@ -8,6 +8,7 @@ twice; results are rounded to the operands' dtype at the end.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, cast
 
@@ -79,6 +80,31 @@ def checked_needs(needs: Iterable[str], known: Sequence[str]) -> tuple[str, ...]
     return needs
 
 
+def integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected one integer, got {value!r}") from None
+
+
+def diagonal_offset(options: dict[str, Any], n_q: int, n_k: int) -> int:
+    """The position of query 0 among the keys, taken out of the options.
+
+    One integer: what is composed around distances has one diagonal for the whole batch.
+    is_causal="lower_right" becomes True.
+    """
+    offset = options.pop("query_offset", None)
+    if options.get("is_causal") != "lower_right":
+        return 0 if offset is None else integer("query_offset", offset)
+    if offset is not None:
+        raise ValueError(
+            "query_offset: expected None with is_causal='lower_right', which sets the offset itself"
+        )
+    options["is_causal"] = True
+    length = options.get("key_lengths")
+    return (n_k if length is None else integer("key_lengths", length)) - n_q
+
+
 def positive(name: str, value: float) -> float:
     """A finite number above 0 whose reciprocal is finite, too."""
     try:
@@ -90,17 +116,24 @@ def positive(name: str, value: float) -> float:
     return number
 
 
+def checked_float(name: str, x: Array) -> None:
+    """A TypeError for a dtype that the kernels do not take."""
+    if x.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
+        raise TypeError(f"{name}: expected float16, bfloat16, float32 or float64, got {x.dtype}")
+
+
 # ------------------------------------------------------------------------------- types
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The same in native byte order."""
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
 def widen(x: Array) -> Array:
     """x in the type of the arithmetic, float32 or float64; broadcast axes stay broadcast."""
-    dtype = np.float64 if x.dtype == np.float64 else np.float32
-    if x.dtype == dtype and x.dtype.isnative:
+    dtype = np.float64 if native(x.dtype) == np.float64 else np.float32
+    if x.dtype == dtype:
         return x
     return np.broadcast_to(distinct(x).astype(dtype), x.shape)
 

@@ -17,9 +17,11 @@ from sdpa._compose import (
     Array,
     AttentionOptions,
     arrays,
+    checked_float,
     checked_needs,
     checked_options,
     felt_rows,
+    native,
     rounded,
     weight_gradient,
     widen,
@@ -196,7 +198,7 @@ class MultiHeadAttention:
         self.d_context = d_model if d_context is None else d_context
         self.init, self.scale = init, scale
         self.fold_scale, self.tied_kv, self.swap_roles = fold_scale, tied_kv, swap_roles
-        self.dtype = np.dtype(dtype)
+        self.dtype = native(np.dtype(dtype))
         self._check_sizes()
         self._check_rules()
         shapes = self._shapes()
@@ -245,10 +247,7 @@ class MultiHeadAttention:
             raise ValueError("scale: expected another rule for d_k=1, got 'log d_k', which is 0")
         if self.fold_scale and self.scale == "learned":
             raise ValueError("fold_scale: expected False with scale='learned', got True")
-        if self.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
-            raise TypeError(
-                f"dtype: expected float16, bfloat16, float32 or float64, got {self.dtype}"
-            )
+        checked_float("dtype", np.empty(0, self.dtype))
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         value_rows = self.d_model if self.swap_roles else self.d_context
@@ -420,7 +419,7 @@ class MultiHeadAttention:
         shape = (*saved.out.shape[:-3], saved.out.shape[-2], self.d_model)
         if grad_out.shape != shape:
             raise ValueError(f"grad_out: expected {shape}, got {grad_out.shape}")
-        if grad_out.dtype != x.dtype:
+        if native(grad_out.dtype) != native(x.dtype):
             raise TypeError(f"grad_out: expected {x.dtype}, got {grad_out.dtype}")
         inner = ("query", "key", "value", *(n for n in ("attn_mask", "sinks") if n in needs))
         with np.errstate(all="ignore"):
@@ -515,7 +514,7 @@ class MultiHeadAttention:
             )
         if x.shape[-1] != width:
             raise ValueError(f"{name}: expected (..., L, {width}), got {x.shape}")
-        if x.dtype != self.dtype:
+        if native(x.dtype) != self.dtype:
             raise TypeError(f"{name}: expected the layer's dtype {self.dtype}, got {x.dtype}")
 
     def _checked_parameters(self, parameters: Mapping[str, ArrayLike]) -> dict[str, Array]:
@@ -526,7 +525,7 @@ class MultiHeadAttention:
         for name, y in given.items():
             if y.shape != shapes[name]:
                 raise ValueError(f"parameters[{name!r}]: expected {shapes[name]}, got {y.shape}")
-            if y.dtype != self.dtype:
+            if native(y.dtype) != self.dtype:
                 raise TypeError(
                     f"parameters[{name!r}]: expected the layer's dtype {self.dtype}, got {y.dtype}"
                 )

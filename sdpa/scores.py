@@ -23,6 +23,7 @@ from sdpa._compose import (
     distinct,
     felt_rows,
     forward,
+    native,
     positive,
     rounded,
     sum_to,
@@ -291,7 +292,8 @@ class _Unit:
         exponent = np.frexp(np.maximum(largest, eps))[1]
         exponent = np.clip(exponent, limits.minexp, -limits.minexp)
         self._power = np.ldexp(x.dtype.type(1), -exponent)
-        y = x * self._power
+        # In one layout whatever that of x: einsum sums in an order that depends on it.
+        y = np.multiply(x, self._power, order="C")
         norm = np.sqrt(np.einsum("...i,...i->...", y, y))[..., None]
         least = np.ldexp(eps, -exponent)
         self._long = norm >= least
@@ -551,7 +553,7 @@ def _check_weight(query: Array, key: Array, weight: Array) -> Array:
     ):
         if x.ndim < 2:
             raise ValueError(f"{name}: expected at least two axes, (..., {text}), got {x.shape}")
-    if weight.dtype != query.dtype:
+    if native(weight.dtype) != native(query.dtype):
         raise TypeError(f"weight: expected query's dtype {query.dtype}, got {weight.dtype}")
     d_q, d_k = query.shape[-1], key.shape[-1]
     if weight.shape[-2:] != (d_q, d_k):

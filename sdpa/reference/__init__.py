@@ -11,6 +11,7 @@ derivatives.py  backward, forward mode, double backward
 additive.py     additive attention and its backward
 logits.py       what the options do to a score, which keys a query may see, dropout
 scores.py       attention by cosines and bilinear forms
+positions.py    rotary embedding, T5's relative bias
 rows.py         softmax, log_softmax, logsumexp and their gradients
 arrays.py       broadcasting and what it sums on the way back
 =============== ================================================================================
@@ -65,6 +66,12 @@ from sdpa.reference.forward import (
     attention_weights,
     merge_attention,
 )
+from sdpa.reference.positions import (
+    rotary_embedding,
+    rotary_embedding_backward,
+    t5_bucket,
+    t5_relative,
+)
 from sdpa.reference.rows import (
     log_softmax,
     log_softmax_backward,
@@ -111,7 +118,11 @@ __all__ = [
     "logsumexp",
     "logsumexp_backward",
     "merge_attention",
+    "rotary_embedding",
+    "rotary_embedding_backward",
     "softmax",
     "softmax_backward",
     "softmax_jacobian",
+    "t5_bucket",
+    "t5_relative",
 ]

@@ -1,0 +1,371 @@
+"""Biases that depend on the distance of query and key: ALiBi's slopes, T5's buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, TypedDict, Unpack, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sdpa import _core
+from sdpa._compose import (
+    Array,
+    arrays,
+    checked_float,
+    checked_needs,
+    checked_options,
+    diagonal_offset,
+    integer,
+    rounded,
+    widen,
+)
+
+__all__ = [
+    "T5Gradients",
+    "T5Options",
+    "alibi",
+    "t5_attention_backward",
+    "t5_relative",
+    "t5_relative_backward",
+]
+
+# Gradients of the bias are held for so many elements at a time, and for no fewer rows.
+_BLOCK_ELEMENTS, _BLOCK_ROWS = 1 << 21, 32
+
+
+def alibi(heads: int) -> NDArray[np.float64]:
+    """Slopes of attention with linear biases, for the option alibi_slopes.
+
+    Press, Smith and Lewis, "Train short, test long: attention with linear biases enables input
+    length extrapolation" (2022), section 3: head h = 1 ... n has slope 2^(-8 h / n) where n is a
+    power of two. For another number of heads the slopes are those of the next lower power of two,
+    followed by every other one of those of twice that power (their code).
+
+    Parameters
+    ----------
+    heads : int
+        At least 1.
+
+    Returns
+    -------
+    ndarray, (heads,), float64
+
+    Raises
+    ------
+    ValueError
+        heads below 1.
+
+    Examples
+    --------
+    >>> import sdpa
+    >>> sdpa.bias.alibi(4)
+    array([0.25      , 0.0625    , 0.015625  , 0.00390625])
+    """
+    if heads < 1:
+        raise ValueError(f"heads: expected at least 1, got {heads}")
+    power = 1 << (int(heads).bit_length() - 1)
+    own = np.exp2(-8 * np.arange(1, power + 1) / power)
+    between = np.exp2(-4 * np.arange(1, 2 * power, 2) / power)
+    return np.concatenate([own, between[: heads - power]])
+
+
+def t5_relative(
+    table: ArrayLike,
+    query_length: int,
+    key_length: int,
+    *,
+    bidirectional: bool = True,
+    max_distance: int = 128,
+    query_offset: int = 0,
+) -> Array:
+    """T5's relative position bias, for attn_mask: a view of the one number per distance.
+
+    bias[h, i, j] = table[bucket(j - i - query_offset), h], Raffel et al., "Exploring the limits of
+    transfer learning with a unified text-to-text transformer" (2020), section 2.1. Of n buckets
+    for one direction, n // 2 are for the distances below that and the others for logarithmically
+    growing ranges up to max_distance and beyond. Bidirectional: half of the buckets for the keys up
+    to the query's position, half for those after it; otherwise all for the former, and those after
+    it share bucket 0 with distance 0. Computed in float32, as the published models were.
+
+    Rows are strided views of one line, so that the memory is O(heads (Lq + Lk)); the kernels read
+    it as it is. T5 does not scale its scores: use it with scale=1.0.
+
+    Parameters
+    ----------
+    table : array_like, (num_buckets, heads)
+        float16, bfloat16, float32 or float64.
+    query_length, key_length : int
+        Lq and Lk.
+    bidirectional : bool, default True
+        False in decoders, with is_causal=True.
+    max_distance : int, default 128
+        From this distance on all share the last bucket.
+    query_offset : int, default 0
+        Position of query 0 among the keys.
+
+    Returns
+    -------
+    ndarray, (heads, Lq, Lk)
+        Of table's dtype; a read-only view.
+
+    Raises
+    ------
+    TypeError
+        table of a dtype that is not taken.
+    ValueError
+        Sizes that do not fit.
+
+    See Also
+    --------
+    t5_relative_backward : from the gradient of the bias to that of table.
+    t5_attention_backward : all gradients of attention with this bias, without an Lq x Lk array.
+
+    Examples
+    --------
+    >>> import numpy as np, sdpa
+    >>> table = np.arange(8.0)[:, None]  # of one head
+    >>> sdpa.bias.t5_relative(table, 2, 6, max_distance=4)[0]
+    array([[0., 5., 6., 7., 7., 7.],
+           [1., 0., 5., 6., 7., 7.]])
+    """
+    (table,) = arrays(table=table)
+    buckets = _buckets(table, query_length, key_length, bidirectional, max_distance, query_offset)
+    line = np.ascontiguousarray(table[buckets].T)
+    return _toeplitz(line, query_length, key_length)
+
+
+def t5_relative_backward(
+    grad_bias: ArrayLike,
+    num_buckets: int,
+    *,
+    bidirectional: bool = True,
+    max_distance: int = 128,
+    query_offset: int = 0,
+) -> Array:
+    """Gradient of <grad_bias, t5_relative(table, ...)> with respect to table.
+
+    It sums the diagonals of grad_bias, then those of one bucket. To hold no Lq x Lk gradient, add
+    up blocks of queries, each with the position of its first query as query_offset;
+    `t5_attention_backward` does.
+
+    Parameters
+    ----------
+    grad_bias : array_like, (..., heads, Lq, Lk)
+        Summed over the leading axes.
+    num_buckets : int
+        Rows of table.
+    bidirectional, max_distance, query_offset : optional
+        As of the forward call.
+
+    Returns
+    -------
+    ndarray, (num_buckets, heads)
+        Of grad_bias's dtype, summed in float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `t5_relative`.
+
+    Examples
+    --------
+    >>> import numpy as np, sdpa
+    >>> sdpa.bias.t5_relative_backward(np.ones((1, 2, 6)), 8, max_distance=4).ravel()
+    array([2., 1., 0., 0., 0., 2., 2., 5.])
+    """
+    (grad,) = arrays(grad_bias=grad_bias)
+    checked_float("grad_bias", grad)
+    if grad.ndim < 3:
+        raise ValueError(
+            f"grad_bias: expected at least three axes, (..., heads, Lq, Lk), got {grad.shape}"
+        )
+    heads, n_q, n_k = grad.shape[-3:]
+    table = np.broadcast_to(np.zeros((), grad.dtype), (num_buckets, heads))
+    buckets = _buckets(table, n_q, n_k, bidirectional, max_distance, query_offset)
+    total = _sum_buckets(grad, buckets, num_buckets)
+    return cast(Array, rounded(total, grad))
+
+
+class T5Options(TypedDict, total=False):
+    """Options of `t5_attention_backward`."""
+
+    is_causal: bool | Literal["upper_left", "lower_right"]
+    scale: float | None
+    enable_gqa: bool
+    softcap: float | None
+    window: tuple[int | None, int | None] | None
+    sinks: ArrayLike | None
+    key_lengths: int | ArrayLike | None
+    query_offset: int
+    workers: int | None
+
+
+class T5Gradients(NamedTuple):
+    """Gradients of attention with T5's bias, each of its argument's shape; None if not needed."""
+
+    query: Array | None
+    key: Array | None
+    value: Array | None
+    table: Array | None
+    sinks: Array | None
+
+
+def t5_attention_backward(
+    grad_out: ArrayLike,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    out: ArrayLike,
+    lse: ArrayLike,
+    table: ArrayLike,
+    *,
+    bidirectional: bool = True,
+    max_distance: int = 128,
+    grad_lse: ArrayLike | None = None,
+    needs: Iterable[str] = ("query", "key", "value", "table"),
+    **options: Unpack[T5Options],
+) -> T5Gradients:
+    """Gradients of attention with attn_mask = t5_relative(table, Lq, Lk), down to the table.
+
+    `attention_backward` of one block of queries after the other, whose gradient of the bias is
+    summed to buckets and forgotten: the memory is O(heads block Lk), never O(Lq Lk).
+
+    Parameters
+    ----------
+    grad_out, query, key, value, out, lse, grad_lse : array_like
+        As of `attention_backward`.
+    table : array_like, (num_buckets, heads)
+        float32 or query's dtype; heads those of query.
+    bidirectional, max_distance : optional
+        As of `t5_relative`.
+    needs : sequence of {"query", "key", "value", "table", "sinks"}
+        The gradients to compute.
+    **options : is_causal, scale, enable_gqa, softcap, window, sinks, key_lengths, query_offset, ...
+        Those of the forward call. query_offset is one int, of `t5_relative` as well. Not dropout_p,
+        whose pattern depends on the index of the query, nor attn_mask, which is this bias.
+
+    Returns
+    -------
+    T5Gradients
+        Named tuple (query, key, value, table, sinks), each with the shape and dtype of its
+        argument, None where not in needs.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attention_backward` and `t5_relative`.
+
+    Examples
+    --------
+    >>> import numpy as np, sdpa
+    >>> rng = np.random.default_rng(0)
+    >>> query, key, value, grad_out = rng.standard_normal((4, 2, 5, 8))  # 2 heads
+    >>> table = rng.standard_normal((32, 2))
+    >>> bias = sdpa.bias.t5_relative(table, 5, 5)
+    >>> out, lse = sdpa.attention_forward(query, key, value, bias, scale=1.0)
+    >>> g = sdpa.bias.t5_attention_backward(
+    ...     grad_out, query, key, value, out, lse, table, scale=1.0
+    ... )
+    >>> g.table.shape
+    (32, 2)
+    """
+    function = "t5_attention_backward"
+    checked = checked_options(function, dict(options), T5Options.__annotations__)
+    needs = checked_needs(needs, T5Gradients._fields)
+    query, key, value, table = arrays(query=query, key=key, value=value, table=table)
+    grad_out, out, lse = arrays(grad_out=grad_out, out=out, lse=lse)
+    inner = tuple("attn_mask" if name == "table" else name for name in needs)
+    if query.ndim < 2 or key.ndim < 2:  # attention says what is wrong with them
+        _core._check_attention_backward(grad_out, query, key, value, out, lse)
+    n_q, n_k = query.shape[-2], key.shape[-2]
+    offset = diagonal_offset(checked, n_q, n_k)
+    buckets = _buckets(table, n_q, n_k, bidirectional, max_distance, offset)
+    bias = _toeplitz(np.ascontiguousarray(widen(table)[buckets].T), n_q, n_k)
+    as_given = np.broadcast_to(np.zeros((), table.dtype), bias.shape)
+    _core._check_attention_backward(
+        grad_out, query, key, value, out, lse, as_given, grad_lse=grad_lse, needs=inner, **checked
+    )
+
+    total: dict[str, Array] = {}
+    by_table = np.zeros(table.shape)
+    rows: list[Array] = []
+    wide = [widen(x) for x in (grad_out, query, key, value, out)]
+    grad_lse = None if grad_lse is None else arrays(grad_lse=grad_lse)[0]
+    step = max(_BLOCK_ROWS, _BLOCK_ELEMENTS // max(1, n_k * table.shape[1]))
+    for start in range(0, max(n_q, 1), step):
+        block = slice(start, start + step)
+        by, q, k, v, o = (x if i in (2, 3) else x[..., block, :] for i, x in enumerate(wide))
+        g = _core.attention_backward(
+            by, q, k, v, o, lse[..., block], bias[:, block], needs=inner,
+            grad_lse=None if grad_lse is None else grad_lse[..., block],
+            **checked | {"query_offset": offset + start},
+        )  # fmt: skip
+        if g.query is not None:
+            rows.append(g.query)
+        for name in ("key", "value", "sinks"):
+            grad = getattr(g, name)
+            if grad is not None:
+                total[name] = grad if name not in total else total[name] + grad
+        if g.attn_mask is not None:
+            first = n_q - min(start + step, n_q)
+            by_table += _sum_buckets(
+                g.attn_mask, buckets[first : n_q - start + n_k - 1], table.shape[0]
+            )
+    return T5Gradients(
+        rounded(np.concatenate(rows, axis=-2), query) if rows else None,
+        rounded(total.get("key"), key),
+        rounded(total.get("value"), value),
+        rounded(by_table, table) if "table" in needs else None,
+        total.get("sinks"),
+    )
+
+
+def _buckets(
+    table: Array, n_q: int, n_k: int, bidirectional: bool, max_distance: int, offset: int
+) -> Array:
+    """The bucket of every distance: entry p is of those (i, j) with j - i + Lq - 1 = p."""
+    checked_float("table", table)
+    if table.ndim != 2:
+        raise ValueError(f"table: expected (num_buckets, heads), got {table.shape}")
+    for name, length in (("query_length", n_q), ("key_length", n_k)):
+        if integer(name, length) < 0:
+            raise ValueError(f"{name}: expected at least 0, got {length}")
+    n = table.shape[0] // 2 if bidirectional else table.shape[0]
+    if n < 2 or (bidirectional and table.shape[0] % 2):
+        least = "an even number of at least 4" if bidirectional else "at least 2"
+        raise ValueError(f"table: expected {least} buckets as its first axis, got {table.shape}")
+    exact = n // 2
+    if max_distance <= exact:
+        raise ValueError(
+            f"max_distance: expected more than the {exact} distances with buckets of their own, "
+            f"got {max_distance}"
+        )
+    relative = np.arange(1 - n_q, max(n_k, 1 - n_q)) - offset
+    distance = abs(relative) if bidirectional else np.maximum(-relative, 0)
+    ratio = np.log(np.maximum(distance, exact).astype(np.float32) / np.float32(exact))
+    far = ratio / np.float32(np.log(max_distance / exact)) * np.float32(n - exact)
+    bucket = np.where(distance < exact, distance, np.minimum(exact + far.astype(np.int64), n - 1))
+    return np.where(bidirectional & (relative > 0), bucket + n, bucket)
+
+
+def _toeplitz(line: Array, n_q: int, n_k: int) -> Array:
+    """Of line (heads, Lq + Lk - 1) the view whose [h, i, j] is line[h, j - i + Lq - 1]."""
+    if not n_q or not n_k:
+        return np.zeros((line.shape[0], n_q, n_k), line.dtype)
+    by_head, step = line.strides
+    return np.lib.stride_tricks.as_strided(
+        line[:, n_q - 1 :], (line.shape[0], n_q, n_k), (by_head, -step, step), writeable=False
+    )
+
+
+def _sum_buckets(grad: Array, buckets: Array, num_buckets: int) -> Array:
+    """Sums of a bias's gradient (..., heads, Lq, Lk) over each bucket: (num_buckets, heads)."""
+    heads, n_q, n_k = grad.shape[-3:]
+    line, lead = np.zeros((len(buckets), heads)), tuple(range(grad.ndim - 3))
+    for i in range(n_q):
+        row = grad[..., i, :].sum(axis=lead, dtype=np.float64)
+        line[n_q - 1 - i : n_q - 1 - i + n_k] += row.T
+    total = np.zeros((num_buckets, heads))
+    np.add.at(total, buckets, line)
+    return total

@@ -220,15 +220,36 @@ def visible_pairs(n_q, n_k, is_causal=False, window=None, key_length=None, query
     return visible
 
 
-def torch_composed(torch, query, key, value, visible, bias=None, scale=None):
-    """(out, lse) from PyTorch's elementary operations, differentiable; heads are not repeated."""
+def torch_composed(
+    torch,
+    query,
+    key,
+    value,
+    visible,
+    bias=None,
+    sinks=None,
+    *,
+    scale=None,
+    softcap=None,
+    alibi=None,
+    factors=None,
+):
+    """(out, lse) from PyTorch's elementary operations, differentiable; heads are not repeated.
+
+    alibi: what is added for the distance, (..., Lq, Lk); factors: of dropout; sinks: (..., heads).
+    """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     s = scale * (query @ key.transpose(-1, -2))
-    s = s if bias is None else s + bias
-    visible = visible.expand(s.shape)
-    some = visible.any(-1, keepdim=True)
+    s = s if softcap is None else softcap * torch.tanh(s / softcap)
+    for added in (alibi, bias):
+        s = s if added is None else s + added
+    s = s.masked_fill(~visible.expand(s.shape), -torch.inf)
+    if sinks is not None:
+        column = sinks[..., None, None].expand(*s.shape[:-1], 1)
+        s = torch.cat([s, column], dim=-1)
+    some = (s != -torch.inf).any(-1, keepdim=True)
     # A row without keys would be 0/0: give it any finite scores and drop it afterwards.
-    s = torch.where(some, s.masked_fill(~visible, -torch.inf), 0)
-    p = torch.where(some, torch.softmax(s, -1), 0)
+    s = torch.where(some, s, 0)
+    p = torch.where(some, torch.softmax(s, -1), 0)[..., : key.shape[-2]]
     lse = torch.where(some[..., 0], torch.logsumexp(s, -1), -torch.inf)
-    return p @ value, lse
+    return (p if factors is None else p * factors) @ value, lse

@@ -26,7 +26,7 @@ CASES = {
 
 def problem(rng, case, n_q, n_k, d_k, d_v, dtype=np.float64):
     """(options, inputs, attn_mask, grad_out, grad_lse); inputs by name, a bias among them."""
-    options, kind, q_lead, k_lead = CASES[case]
+    options, kind, q_lead, k_lead = GRID[case]
     lead = q_lead if options.get("enable_gqa") else np.broadcast_shapes(q_lead, k_lead)
     inputs = {
         "query": normal(rng, (*q_lead, n_q, d_k), dtype),
@@ -128,30 +128,152 @@ def test_autograd_of_the_composed_formula(torch, rng, compute_dtype, case, n_q, 
         assert_within(getattr(grads, name), theirs.numpy(), getattr(bounds, name), name)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_gradcheck(torch, rng, case):
-    """PyTorch's own check, on out and on lse, through a Function that calls sdpa."""
-    options, inputs, mask, _, _ = problem(rng, case, 3, 5, 4, 3)
+# name: options of any function, mask, leading axes; sinks True: two of them, differentiated as well
+GRID = CASES | {
+    "softcap": ({"softcap": 0.9}, "bias", (2,), (2,)),
+    "sinks": ({"sinks": True}, None, (2,), (2,)),
+    "ALiBi": ({"alibi_slopes": np.array([0.4, -0.1])}, None, (2,), (2,)),
+    "window": ({"window": (1, 1), "query_offset": 1}, None, (2,), (2,)),
+    "lengths": ({"key_lengths": np.array([2, 5, 0])}, None, (3, 2), (3, 2)),
+    "dropout": ({"dropout_p": 0.4, "rng": 2**35 + 1}, "bias", (2,), (2,)),
+    "everything": (
+        {
+            "softcap": 0.9,
+            "sinks": True,
+            "alibi_slopes": np.array([0.4, -0.1]),
+            "window": (3, 2),
+            "is_causal": True,
+            "query_offset": 2,
+            "key_lengths": np.array([4, 5]),
+            "dropout_p": 0.3,
+            "rng": 11,
+            "scale": -0.8,
+            "enable_gqa": True,
+        },
+        "bias",
+        (2, 2),
+        (1, 1),
+    ),
+}
 
-    class Attention(torch.autograd.Function):
+
+class Call:
+    """One problem, as a differentiable function of tensors for PyTorch's own checks."""
+
+    def __init__(self, options, inputs, mask):
+        self.options = options | {"attn_mask": mask}
+        self.names = tuple(inputs)
+
+    def arguments(self, tensors):
+        """The operands, and the options with the bias and sinks that are differentiated."""
+        x = dict(zip(self.names, (t.detach().numpy() for t in tensors), strict=True))
+        operands = [x.pop(name) for name in ("query", "key", "value")]
+        return operands, self.options | x
+
+    def forward(self, *tensors):
+        operands, options = self.arguments(tensors)
+        return operands, options, sdpa.attention_forward(*operands, **options)
+
+
+def tensors_of(torch, arrays):
+    return tuple(torch.tensor(x) for x in arrays)
+
+
+def autograd_functions(torch):
+    """(function of (call, *inputs) -> (out, lse); the same -> out, differentiable twice)."""
+
+    class WithLse(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, *tensors):
-            arrays = [x.detach().numpy() for x in tensors]
-            attn_mask = arrays[3] if len(arrays) > 3 else mask
-            out, lse = sdpa.attention_forward(*arrays[:3], attn_mask, **options)
-            ctx.arrays = (*arrays[:3], out, lse, attn_mask)
-            return torch.tensor(out), torch.tensor(lse)
+        def forward(ctx, call, *tensors):
+            ctx.call, (*ctx.saved, result) = call, call.forward(*tensors)
+            ctx.result = result
+            return tensors_of(torch, result)
 
         @staticmethod
         def backward(ctx, grad_out, grad_lse):
+            operands, options = ctx.saved
             grads = sdpa.attention_backward(
-                grad_out.numpy(), *ctx.arrays, grad_lse=grad_lse.numpy(), needs=tuple(inputs),
-                **options,
+                grad_out.numpy(), *operands, *ctx.result, grad_lse=grad_lse.numpy(),
+                needs=ctx.call.names, **options,
             )  # fmt: skip
-            return tuple(torch.tensor(getattr(grads, name)) for name in inputs)
+            return (None, *tensors_of(torch, [getattr(grads, name) for name in ctx.call.names]))
 
+    class Gradients(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, call, grad_out, *tensors):
+            operands, options, result = call.forward(*tensors)
+            ctx.call, ctx.saved = call, (grad_out.numpy(), *operands, *result)
+            ctx.options = options
+            grads = sdpa.attention_backward(*ctx.saved, needs=call.names, **options)
+            return tensors_of(torch, [getattr(grads, name) for name in call.names])
+
+        @staticmethod
+        def backward(ctx, *gg):
+            gg = {name: x.numpy() for name, x in zip(ctx.call.names, gg, strict=True)}
+            directions = [gg.pop(name) for name in ("query", "key", "value")]
+            needs = ("grad_out", *ctx.call.names)
+            second = sdpa.attention_double_backward(
+                *directions, *ctx.saved, needs=needs, **ctx.options,
+                **{f"gg_{name}": x for name, x in gg.items()},
+            )  # fmt: skip
+            return (None, *tensors_of(torch, [getattr(second, name) for name in needs]))
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, call, *tensors):
+            ctx.call = call
+            ctx.save_for_backward(*tensors)
+            ctx.save_for_forward(*tensors)
+            return torch.tensor(call.forward(*tensors)[2].out)
+
+        @staticmethod
+        def backward(ctx, grad_out):
+            return (None, *Gradients.apply(ctx.call, grad_out, *ctx.saved_tensors))
+
+        @staticmethod
+        def jvp(ctx, _, *along):
+            operands, options = ctx.call.arguments(ctx.saved_tensors)
+            along = {
+                name: None if x is None else x.numpy()
+                for name, x in zip(ctx.call.names, along, strict=True)
+            }
+            directions = [along.pop(name) for name in ("query", "key", "value")]
+            options |= {f"{name}_t": x for name, x in along.items()}
+            return torch.tensor(sdpa.attention_jvp(*operands, *directions, **options).out_t)
+
+    return WithLse, Attention
+
+
+def grid_problem(torch, rng, case):
+    options, inputs, mask, *_ = problem(rng, case, 3, 5, 4, 3)
+    if options.get("sinks"):
+        inputs["sinks"] = rng.standard_normal(2)
+        options = {name: x for name, x in options.items() if name != "sinks"}
     tensors = [torch.tensor(x, requires_grad=True) for x in inputs.values()]
-    assert torch.autograd.gradcheck(Attention.apply, tensors)
+    return Call(options, inputs, mask), tensors
+
+
+@pytest.mark.parametrize("case", [name for name in GRID if name != "lengths"])
+def test_gradcheck(torch, rng, case):
+    """PyTorch's own check, of out and of lse, in reverse mode; lse -inf has no differences."""
+    call, tensors = grid_problem(torch, rng, case)
+    function, _ = autograd_functions(torch)
+    assert torch.autograd.gradcheck(lambda *x: function.apply(call, *x), tensors)
+
+
+# PyTorch's forward mode warns of PyTorch's own code when it is first used.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
+@pytest.mark.parametrize("case", GRID)
+def test_gradgradcheck(torch, rng, case):
+    """The same, of out in both modes, and of its gradients by the double backward."""
+    call, tensors = grid_problem(torch, rng, case)
+    _, function = autograd_functions(torch)
+
+    def attention(*x):
+        return function.apply(call, *x)
+
+    assert torch.autograd.gradcheck(attention, tensors, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(attention, tensors)
 
 
 @pytest.mark.parametrize("which", ["query", "key", "value", "attn_mask"])

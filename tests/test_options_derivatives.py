@@ -1,203 +1,222 @@
-"""Options and derivatives of every order against PyTorch's autograd on the composed formula.
+"""Every option, alone and with others, in every function, on every ISA and dtype.
 
-float64: results agree to 1e-11 of their largest element, which rounding cannot reach and a wrong
-term cannot pass; float32: to 1e-4, some thousand roundings. The differential tests bound float32.
+Against the oracle, which tests/test_reference.py holds against PyTorch's autograd, within the
+bounds of tests/bounds.py.
 """
+
+import itertools
 
 import numpy as np
 import pytest
+from helpers import AttentionBounds, assert_within, check_attention, compute_type, normal
 
 import sdpa
+from sdpa import reference
 
-HEADS, N_Q, N_K, D_K, D_V = 3, 37, 150, 19, 7
-NEEDS = ("query", "key", "value", "attn_mask", "sinks")
+pytestmark = pytest.mark.usefixtures("isa")
 
+HEADS = 4
+SHAPES = [(37, 150, 19, 7), (130, 67, 8, 33), (3, 300, 16, 5), (1, 2, 3, 2)]
 
-def keep_factors(seed, batch, p):
-    """0 or 1 / (1 - p) of every pair: Philox4x32-10 of (i, j // 4, head, batch), word j % 4."""
-    low = np.uint64(0xFFFFFFFF)
-    counters = np.meshgrid(
-        *(np.arange(n, dtype=np.uint64) for n in (batch, HEADS, N_Q, -(-N_K // 4))), indexing="ij"
-    )
-    b, h, i, j = counters
-    c = [i, j, h, b]
-    keys = [np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32)]
-    for _ in range(10):
-        one, two = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
-        shift = np.uint64(32)
-        c = [(two >> shift) ^ c[1] ^ keys[0], two & low, (one >> shift) ^ c[3] ^ keys[1], one & low]
-        keys = [(keys[0] + np.uint64(0x9E3779B9)) & low, (keys[1] + np.uint64(0xBB67AE85)) & low]
-    words = np.stack(c, axis=-1).reshape(batch, HEADS, N_Q, -1)[..., :N_K]
-    return np.where(words < round(p * 2**32), 0, 1 / (1 - p))
-
-
-def composed(torch, q, k, v, mask, sinks, o, factors):
-    """The definition, in PyTorch: (out, lse, weights before dropout, final scores)."""
-    s = q @ k.transpose(-1, -2) * o.get("scale", D_K**-0.5)
-    if "softcap" in o:
-        s = o["softcap"] * torch.tanh(s / o["softcap"])
-    distance = torch.arange(N_Q)[:, None] + o.get("query_offset", 0) - torch.arange(N_K)
-    if "alibi_slopes" in o:
-        s = s - torch.tensor(o["alibi_slopes"])[:, None, None] * distance.abs()
-    if mask is not None:
-        s = s + mask
-    if o.get("is_causal"):
-        s = s.masked_fill(distance < 0, -torch.inf)
-    s = s.masked_fill(torch.arange(N_K) >= o.get("key_lengths", N_K), -torch.inf)
-    logits = s
-    if sinks is not None:
-        logits = torch.cat([s, sinks[:, None, None].expand(*s.shape[:-1], 1)], dim=-1)
-    w = torch.softmax(logits, dim=-1)[..., :N_K]
-    return (w * factors) @ v, torch.logsumexp(logits, dim=-1), w, s
-
-
-CASES = {
+# Of an array: its shape, where rows and columns are Lq and Lk.
+MASKS = {
+    "mask": "bhqk",
+    "mask over rows": "bh1k",
+    "mask over keys": "bhq1",
+    "mask over heads": "b1qk",
+    "mask over the batch": "hqk",
+    "mask over all but keys": "k",
+}
+OPTIONS = {
     "plain": {},
     "causal": {"is_causal": True, "query_offset": 5},
-    "lengths": {"key_lengths": 131},
+    "lower right": {"is_causal": "lower_right"},
+    "window": {"window": (20, 3)},
+    "window, causal, offsets": {"window": (40, 2), "is_causal": True, "query_offset": [9, -30]},
+    "lengths": {"key_lengths": [2, 1]},
+    "no keys": {"key_lengths": 0},
+    "scale": {"scale": -0.4},
+    "scale 0": {"scale": 0.0},
     "softcap": {"softcap": 1.3},
-    "negative scale": {"scale": -0.4},
-    "sinks": {"sinks": True},
-    "alibi": {"alibi_slopes": np.array([0.3, 0.5, 0.01]), "query_offset": -3},
-    "mask": {"mask": (HEADS, N_Q, N_K)},
-    "mask over rows": {"mask": (1, HEADS, 1, N_K)},
-    "mask over heads": {"mask": (2, 1, N_Q, N_K)},
-    "dropout": {"dropout_p": 0.3, "rng": (1 << 40) + 77},
+    "wide softcap": {"softcap": 300.0},
+    "sinks": {"sinks": (HEADS,)},
+    "sinks of each entry": {"sinks": (2, 1)},
+    "ALiBi": {"alibi_slopes": (HEADS,), "query_offset": -3},
+    "ALiBi of each entry": {"alibi_slopes": (2, HEADS), "is_causal": "lower_right"},
+    "dropout": {"dropout_p": 0.3, "rng": 2**40 + 77},
+    "boolean mask": {"attn_mask": "bool"},
+    **{name: {"attn_mask": axes} for name, axes in MASKS.items()},
+    "softcap, window": {"softcap": 2.0, "window": (10, 0)},
+    "sinks, dropout": {"sinks": (HEADS,), "dropout_p": 0.5, "rng": 3},
     "all": {
         "softcap": 1.7,
-        "sinks": True,
-        "alibi_slopes": np.array([0.3, 0.5, 0.01]),
-        "mask": (HEADS, 1, N_K),
+        "sinks": (HEADS,),
+        "alibi_slopes": (HEADS,),
+        "attn_mask": "hqk",
         "dropout_p": 0.3,
         "rng": 5,
-        "is_causal": True,
-        "query_offset": 9,
         "scale": -0.4,
-        "key_lengths": 131,
-        "workers": 2,
+        "key_lengths": [1, 2],
+        "window": (60, 20),
+        "is_causal": True,
+        "query_offset": [0, 40],
     },
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("kind", [np.float64, np.float32], ids=["f64", "f32"])
-def test_against_autograd(torch, isa, rng, kind, name):
-    options = dict(CASES[name])
-    mask_shape, has_sinks = options.pop("mask", None), options.pop("sinks", False)
-
-    def random(*shape):
-        return rng.standard_normal(shape).astype(kind)
-
-    def leaf(x):
-        return None if x is None else torch.tensor(x.astype(np.float64), requires_grad=True)
-
-    # The key is shared by the batch, so that its gradient is a sum.
-    inputs = [random(2, HEADS, N_Q, D_K), random(1, HEADS, N_K, D_K), random(2, HEADS, N_K, D_V)]
-    inputs += [random(*mask_shape) if mask_shape else None, random(HEADS) if has_sinks else None]
-    tangents = [None if x is None else random(*x.shape) for x in inputs]
-    grad_out, grad_lse = random(2, HEADS, N_Q, D_V), random(2, HEADS, N_Q)
-    factors = np.ones((2, HEADS, N_Q, N_K))
-    if "rng" in options:
-        factors = keep_factors(options["rng"], 2, options["dropout_p"])
-    leaves = [leaf(x) for x in inputs]
-    given = [x for x in leaves if x is not None]
-    up = leaf(grad_out)
-    out, lse, w, scores = composed(torch, *leaves, options, torch.tensor(factors))
-    total = (out * up).sum() + (lse * torch.tensor(grad_lse.astype(np.float64))).sum()
-    first = torch.autograd.grad(total, given, create_graph=True)
-    along = [torch.tensor(t.astype(np.float64)) for t in tangents if t is not None]
-    directed = sum((a * b).sum() for a, b in zip(first, along, strict=True))
-    second = torch.autograd.grad(directed, [up, *given])
-
-    def check(what, ours, true):
-        true = true.detach().numpy() if hasattr(true, "detach") else true
-        assert ours.shape == true.shape, what
-        error = np.max(np.abs(ours - true)) / np.max(np.abs(true))
-        assert error < (1e-11 if kind is np.float64 else 1e-4), (what, error)
-
-    arguments = inputs[:3]
-    options |= {"attn_mask": inputs[3], "sinks": inputs[4]}
-    needs = tuple(n for n, x in zip(NEEDS, inputs, strict=True) if x is not None)
-    result, our_lse = sdpa.attention_forward(*arguments, **options)
-    check("out", result, out)
-    check("lse", our_lse, lse)
-    check(
-        "weights",
-        sdpa.attention_weights(*arguments[:2], **options)[0],
-        (w.detach().numpy() * factors)[0],
-    )
-    grads = sdpa.attention_backward(
-        grad_out, *arguments, result, our_lse, **options, grad_lse=grad_lse, needs=needs
-    )
-    for n, true in zip(needs, first, strict=True):
-        check(f"gradient of {n}", getattr(grads, n), true)
-    jvp = sdpa.attention_jvp(
-        *arguments, *tangents[:3], **options, attn_mask_t=tangents[3], sinks_t=tangents[4]
-    )
-    check("out of jvp", jvp.out, out)
-    check("jvp", jvp.out_t, second[0])
-    twice = sdpa.attention_double_backward(
-        *tangents[:3],
-        grad_out,
-        *arguments,
-        result,
-        our_lse,
-        **options,
-        gg_attn_mask=tangents[3],
-        gg_sinks=tangents[4],
-        grad_lse=grad_lse,
-        needs=("grad_out", *needs),
-    )
-    for n, true in zip(("grad_out", *needs), second, strict=True):
-        check(f"second derivative of {n}", getattr(twice, n), true)
-
-    for unused in ("dropout_p", "rng"):
-        options.pop(unused, None)
-    s = sdpa.attention_statistics(*arguments[:2], **options)
-    p, scores = w.detach().numpy(), scores.detach().numpy()
-    check("statistics: lse", s.lse, lse)
-    check("entropy", s.entropy, -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1))
-    check("max_weight", s.max_weight, p.max(axis=-1))
-    check("sum_p2", s.sum_p2, (p**2).sum(axis=-1))
-    check("sum_p3", s.sum_p3, (p**3).sum(axis=-1))
-    seen = np.isfinite(scores)
-    count = seen.sum(axis=-1)
-    mean = np.where(seen, scores, 0).sum(axis=-1) / count
-    check("score_mean", s.score_mean, mean)
-    spread = np.where(seen, scores - mean[..., None], 0)
-    if name != "causal" and name != "all":  # where a row sees one key, its variance is 0
-        check("score_var", s.score_var, (spread**2).sum(axis=-1) / count)
+def problem(rng, dtype, name, n_q, n_k, d_k, d_v):
+    """Arguments of check_attention: two batch entries that share a key, two query heads a head."""
+    options = dict(OPTIONS[name])
+    x = {
+        "query": normal(rng, (2, HEADS, n_q, d_k), dtype),
+        "key": normal(rng, (1, 2, n_k, d_k), dtype),
+        "value": normal(rng, (2, 2, n_k, d_v), dtype),
+        "enable_gqa": True,
+    }
+    for per_head in {"sinks", "alibi_slopes"} & set(options):
+        options[per_head] = normal(rng, options[per_head], dtype)
+    if "key_lengths" in options:
+        options["key_lengths"] = np.array(options["key_lengths"]) * n_k // 2
+    axes = options.get("attn_mask")
+    if axes == "bool":
+        options["attn_mask"] = rng.random((2, 1, n_q, n_k)) < 0.6
+    elif axes:
+        sizes = {"b": 2, "h": HEADS, "q": n_q, "k": n_k, "1": 1}
+        mask = normal(rng, [sizes[axis] for axis in axes], dtype)
+        mask[rng.random(mask.shape) < 0.1] = -np.inf
+        options["attn_mask"] = mask
+    arguments = [*x.values()][:3]
+    arguments += [options.get("attn_mask") if axes != "bool" else None, options.get("sinks")]
+    return x | options | {
+        "tangents": [None if y is None else normal(rng, y.shape, y.dtype) for y in arguments],
+        "grad_out": normal(rng, (2, HEADS, n_q, d_v), dtype),
+        "grad_lse": normal(rng, (2, HEADS, n_q), compute_type(dtype)),
+    }  # fmt: skip
 
 
-def test_second_order_does_not_depend_on_workers(isa, rng):
-    x = [rng.standard_normal((2, 3, 200, 24)).astype(np.float32) for _ in range(7)]
-    q, k, v, g, *tangents = x
-    out, lse = sdpa.attention_forward(q, k, v, is_causal=True)
-    calls = [
-        lambda n: sdpa.attention_jvp(q, k, v, *tangents, is_causal=True, workers=n),
-        lambda n: sdpa.attention_double_backward(
-            *tangents, g, q, k, v, out, lse, is_causal=True, workers=n
-        )[:4],
-        lambda n: sdpa.attention_statistics(q, k, is_causal=True, workers=n),
-    ]
-    for call in calls:
-        one = [a.tobytes() for a in call(1)]
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_function(rng, dtype, name):
+    """Forward, stages of the weights, statistics, backward, forward mode, double backward."""
+    for shape in SHAPES:
+        check_attention(**problem(rng, dtype, name, *shape))
+
+
+def second_order(x):
+    """(function, its positional and other arguments) of forward mode, double backward, figures."""
+    x = dict(x)
+    tangents, g, g_lse = (x.pop(name) for name in ("tangents", "grad_out", "grad_lse"))
+    operands = [x.pop(name) for name in ("query", "key", "value")]
+    saved = sdpa.attention_forward(*operands, **x)
+    needs = ("grad_out", "query", "key", "value", "attn_mask", "sinks")
+    undropped = {name: value for name, value in x.items() if name not in ("dropout_p", "rng")}
+    return [
+        (sdpa.attention_jvp, [*operands, *tangents[:3]],
+         x | {"attn_mask_t": tangents[3], "sinks_t": tangents[4]}),
+        (sdpa.attention_double_backward, [*tangents[:3], g, *operands, *saved],
+         x | {"gg_attn_mask": tangents[3], "gg_sinks": tangents[4], "grad_lse": g_lse,
+              "needs": needs}),
+        (sdpa.attention_statistics, operands[:2], undropped),
+    ]  # fmt: skip
+
+
+def test_second_order_does_not_depend_on_workers(rng, dtype):
+    x = problem(rng, dtype, "all", 200, 333, 24, 20)
+    for function, arguments, options in second_order(x):
+        one = [a.tobytes() for a in function(*arguments, **options, workers=1)]
         for n in (2, 3, 5):
-            assert [a.tobytes() for a in call(n)] == one
+            again = [a.tobytes() for a in function(*arguments, **options, workers=n)]
+            assert again == one, (function.__name__, n)
 
 
-def test_a_masked_row_with_a_sink(isa):
-    q, v = np.ones((2, 3, 4)), np.full((2, 3, 4), np.nan)
-    out, lse = sdpa.attention_forward(q, q, v, sinks=np.array([0.5, -2.0]), key_lengths=0)
+@pytest.mark.parametrize("which", ["grad_out", "query", "key", "value", "attn_mask", "sinks"])
+def test_each_second_derivative_alone_equals_the_one_among_all(rng, dtype, which):
+    _, (function, arguments, options), _ = second_order(problem(rng, dtype, "all", 40, 140, 8, 9))
+    everything = function(*arguments, **options)
+    alone = function(*arguments, **options | {"needs": [which]})
+    np.testing.assert_array_equal(getattr(alone, which), getattr(everything, which))
+    assert [name for name in alone._fields if getattr(alone, name) is not None] == [which]
+
+
+def test_a_tangent_that_is_none_is_zero(rng, dtype):
+    jvp, double, _ = second_order(problem(rng, dtype, "all", 20, 140, 8, 9))
+    for first, (function, arguments, options) in ((3, jvp), (0, double)):
+        for i in range(first, first + 3):
+            zero = [*arguments]
+            zero[i] = None
+            none = function(*zero, **options)
+            zero[i] = np.zeros_like(arguments[i])
+            for a, b in zip(none, function(*zero, **options), strict=True):
+                np.testing.assert_array_equal(a, b)
+        for name in ("attn_mask_t", "sinks_t", "gg_attn_mask", "gg_sinks"):
+            if name in options:
+                none = function(*arguments, **options | {name: None})
+                zeros = function(*arguments, **options | {name: np.zeros_like(options[name])})
+                for a, b in zip(none, zeros, strict=True):
+                    np.testing.assert_array_equal(a, b)
+
+
+def test_a_masked_row_with_a_sink(dtype):
+    q, v = np.ones((2, 3, 4), dtype), np.full((2, 3, 4), np.nan, dtype)
+    sinks = np.array([0.5, -2.0], dtype)
+    out, lse = sdpa.attention_forward(q, q, v, sinks=sinks, key_lengths=0)
     assert (out == 0).all()
     assert (lse == np.array([[0.5], [-2.0]])).all()
+    grads = sdpa.attention_backward(
+        q, q, q, v, out, lse, sinks=sinks, key_lengths=0, needs=("query", "sinks"),
+        grad_lse=np.ones((2, 3), lse.dtype),
+    )  # fmt: skip
+    assert (grads.query == 0).all()
+    assert (grads.sinks == 3).all()  # lse is the sink
 
 
-def test_statistics_at_65536_keys(isa, rng):
-    """Against the weights themselves, a block of queries at a time."""
-    q, k = rng.standard_normal((8, 16)), rng.standard_normal((65536, 16))
-    s = sdpa.attention_statistics(q, k, scale=1.0)
-    w = sdpa.attention_weights(q, k, scale=1.0)
-    np.testing.assert_allclose(s.sum_p2, (w**2).sum(axis=-1), rtol=1e-11)
-    np.testing.assert_allclose(s.entropy, -(w * np.log(np.where(w > 0, w, 1))).sum(-1), rtol=1e-11)
-    np.testing.assert_allclose(s.max_weight, w.max(axis=-1), rtol=1e-11)
+@pytest.mark.parametrize("cuts", [(0, 150), (0, 40, 150), (0, 0, 128, 129, 150)])
+def test_merge_with_options(rng, dtype, cuts):
+    """Keys a .. b-1 alone are a problem whose queries stand a further back; the sink is in one."""
+    x = problem(rng, dtype, "all", 37, 150, 19, 7)
+    q, k, v = (x[name] for name in ("query", "key", "value"))
+    common = {"softcap": 1.7, "scale": -0.4, "enable_gqa": True, "window": (60, 20)}
+    common |= {"alibi_slopes": x["alibi_slopes"], "is_causal": True}
+    mask, offset = x["attn_mask"], np.array([0, 40])
+    whole = (q, k, v, mask), common | {"query_offset": offset, "sinks": x["sinks"]}
+    parts = []
+    for a, b in itertools.pairwise(cuts):
+        options = common | {"query_offset": offset - a}
+        options |= {"sinks": x["sinks"]} if b == cuts[-1] else {}
+        parts.append(((q, k[..., a:b, :], v[..., a:b, :], mask[..., a:b]), options))
+    got = sdpa.merge_attention(
+        *zip(*[sdpa.attention_forward(*p, **o) for p, o in parts], strict=True)
+    )
+    exact = [reference.attention_forward(*p, **o) for p, o in parts]
+    bounds = [AttentionBounds(*p, **o) for p, o in parts]
+    expected = reference.attention_forward(*whole[0], **whole[1])
+    merged = reference.merge_attention(*zip(*exact, strict=True))
+    np.testing.assert_allclose(merged.out, expected.out, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(merged.lse, expected.lse, rtol=1e-12)
+    # Weights of the parts are at most 1, sum to 1, and err by twice the error of lse.
+    u = np.finfo(got.lse.dtype).eps
+    seen = [np.isfinite(e.lse) for e in exact]
+    e_lse = np.max([np.where(s, b.lse, 0) for s, b in zip(seen, bounds, strict=True)], axis=0)
+    e_lse = e_lse + u * (8 + np.abs(expected.lse))
+    e_out = 2 * np.max([b.out for b in bounds], axis=0)
+    e_out += 4 * e_lse[..., None] * np.max([np.abs(e.out) for e in exact], axis=0)
+    assert_within(got.out, expected.out, e_out, "out")
+    assert_within(got.lse, expected.lse, e_lse, "lse")
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "is_causal": "lower_right"}], ids=str)
+def test_statistics_at_65536_keys(rng, compute_dtype, options):
+    """Against the matrix of scores itself, a block of queries at a time."""
+    n_q, n_k, block = 20, 65536, 5
+    q, k = normal(rng, (n_q, 16), compute_dtype), normal(rng, (n_k, 16), compute_dtype)
+    options = options | {"scale": 1.0, "alibi_slopes": np.array([1e-4])}
+    got = sdpa.attention_statistics(q, k, sinks=np.array([4.0], compute_dtype), **options)
+    if options.get("is_causal"):
+        options |= {"is_causal": True}
+    for i in range(0, n_q, block):
+        here = options | {"query_offset": i + (n_k - n_q if "is_causal" in options else 0)}
+        x = (q[i : i + block], k)
+        here["sinks"] = np.array([4.0])
+        expected = reference.attention_statistics(*x, **here)
+        bounds = AttentionBounds(*x, np.zeros((n_k, 0), compute_dtype), **here).statistics
+        for name, theirs, bound in zip(got._fields, expected, bounds, strict=True):
+            assert_within(getattr(got, name)[i : i + block], theirs, bound, name)

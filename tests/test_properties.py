@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from helpers import (
+    ARGUMENTS,
     LAYOUTS,
     SIZES,
     AttentionBounds,
@@ -51,8 +52,8 @@ def problems(draw, dtype):
     std = draw(st.sampled_from([1, 1, 1, 8, 25]))
 
     def array(shape, dtype=dtype, std=1):
-        x = (std * rng.standard_normal(shape)).astype(dtype)
-        return LAYOUTS[draw(layouts)](x)
+        x = np.asarray(std * rng.standard_normal(shape)).astype(dtype)
+        return LAYOUTS[draw(layouts)](x) if x.ndim > 1 else x
 
     mask = None
     shape = draw(broadcastable((*lead, n_q, n_k)))
@@ -63,17 +64,29 @@ def problems(draw, dtype):
         if kind != "bool":
             bias = np.where(mask, rng.standard_normal(shape), -np.inf)
             mask = bias.astype(dtype if kind == "own" else np.float32)
-    # No window, length or offset half of the time; else any of them.
+    # Each option half of the time, by itself.
     options = {}
     if draw(st.booleans()):
         bound = st.one_of(st.none(), st.integers(0, 150))
         options["window"] = draw(st.one_of(st.none(), st.tuples(bound, bound)))
+    if draw(st.booleans()):
+        options["key_lengths"] = rng.integers(0, n_k + 1, draw(broadcastable(lead[:-1])))
+    if draw(st.booleans()):
+        options["query_offset"] = rng.integers(-20, 150, draw(broadcastable(lead[:-1])))
+    if draw(st.booleans()):
+        options["softcap"] = draw(st.sampled_from([0.3, 1.5, 20.0, 1e4]))
+    if draw(st.booleans()):
+        options["sinks"] = array(draw(broadcastable(lead)), std=draw(st.sampled_from([1, 8])))
         if draw(st.booleans()):
-            options["key_lengths"] = rng.integers(0, n_k + 1, draw(broadcastable(lead[:-1])))
-        if draw(st.booleans()):
-            options["query_offset"] = rng.integers(-20, 150, draw(broadcastable(lead[:-1])))
+            options["sinks"] = np.where(rng.random(options["sinks"].shape) < 0.5, -np.inf, 1)
+            options["sinks"] = options["sinks"].astype(dtype)
+    if draw(st.booleans()):
+        options["alibi_slopes"] = array(draw(broadcastable(lead)))
+    if draw(st.booleans()):
+        options["dropout_p"] = draw(st.sampled_from([0.1, 0.5, 0.99, 1.0]))
+        options["rng"] = draw(st.integers(0, 2**64 - 1))
     causal = [False, True, "upper_left"] + ["lower_right"] * ("query_offset" not in options)
-    return options | {
+    options |= {
         "query": array((*q_lead, n_q, d_k), std=std),
         "key": array((*k_lead, n_k, d_k)),
         "value": array((*v_lead, n_k, d_v)),
@@ -86,11 +99,19 @@ def problems(draw, dtype):
         "scale": draw(st.sampled_from([None, None, 0.5, -0.25, 0.0])),
         "enable_gqa": enable_gqa,
     }
+    additive = kind in ("own", "float32")
+    tangents = []
+    for name in ARGUMENTS:
+        x = options.get(name)
+        given = x is not None and (name != "attn_mask" or additive) and draw(st.integers(0, 3)) > 0
+        tangents.append(array(x.shape, x.dtype) if given else None)
+    return options | {"tangents": tangents}
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_anything_agrees_with_the_oracle(dtype, data):
+    """Any combination of options: values, gradients, forward mode, second derivatives, figures."""
     check_attention(**data.draw(problems(dtype)))
 
 

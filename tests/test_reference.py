@@ -5,6 +5,7 @@ its own fused attention is not involved. Nothing here runs the C core.
 """
 
 import doctest
+import functools
 import itertools
 
 import numpy as np
@@ -30,7 +31,36 @@ OPTIONS = [
     {"key_lengths": 0},
     {"key_lengths": 3, "is_causal": "lower_right"},
     {"key_lengths": 5, "is_causal": "lower_right", "window": (2, 0)},
+    {"softcap": 0.8},
+    {"sinks": True},
+    {"sinks": True, "key_lengths": 0},
+    {"alibi_slopes": [0.5, 0.1, -0.3], "query_offset": 2},
+    {"alibi_slopes": 0.5, "is_causal": "lower_right"},
+    {"dropout_p": 0.4, "rng": 2**40 + 3},
+    {"softcap": 1.3, "sinks": True, "alibi_slopes": [0.5, 0.1, 0.3], "dropout_p": 0.4, "rng": 1}
+    | {"scale": -0.7, "is_causal": True, "key_lengths": 6, "query_offset": 1},
 ]
+
+
+def composed(torch, options, visible, n_q, n_k):
+    """The definition by torch_composed: a function of query, key, value, bias, sinks."""
+    offset = options.get("query_offset", 0)
+    if options.get("is_causal") == "lower_right":
+        offset = options.get("key_lengths", n_k) - n_q
+    distance = abs(np.arange(n_q)[:, None] + offset - np.arange(n_k))
+    slopes = np.broadcast_to(options.get("alibi_slopes", 0), 3)[:, None, None]
+    factors = logits.dropout_factors(
+        (2, 3, n_q, n_k), options.get("dropout_p", 0.0), options.get("rng")
+    )
+    return functools.partial(
+        torch_composed,
+        torch,
+        visible=torch.tensor(visible),
+        scale=options.get("scale"),
+        softcap=options.get("softcap"),
+        alibi=torch.tensor(-slopes * distance),
+        factors=torch.tensor(factors),
+    )
 
 
 @pytest.mark.parametrize("page", [forward, logits])
@@ -40,58 +70,97 @@ def test_doctest(page):
     assert result.failed == 0
 
 
+# PyTorch's forward mode warns of PyTorch's own code when it is first used.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
 @pytest.mark.parametrize(("n_q", "n_k"), [(5, 7), (7, 5), (1, 1)])
 @pytest.mark.parametrize("mask", [None, "bool", "bias", "-inf"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_attention_and_gradients_against_torch(torch, rng, options, mask, n_q, n_k):
-    q, k, v, g = (
-        rng.standard_normal(shape)
-        for shape in ((2, 3, n_q, 4), (2, 3, n_k, 4), (2, 3, n_k, 6), (2, 3, n_q, 6))
-    )
-    g_lse = rng.standard_normal((2, 3, n_q))
-    attn_mask = bias = None
-    pairs = dict(options)
-    scale = pairs.pop("scale", None)
-    pairs["key_length"] = min(pairs.pop("key_lengths", n_k), n_k)
+def test_every_derivative_against_torch(torch, rng, options, mask, n_q, n_k):
+    """out, lse, gradients, forward mode (torch.func.jvp) and autograd of the gradients."""
+    options = dict(options)
     if "key_lengths" in options:
-        options = options | {"key_lengths": pairs["key_length"]}
-    visible = np.broadcast_to(visible_pairs(n_q, n_k, **pairs), (2, 3, n_q, n_k))
+        options["key_lengths"] = min(options["key_lengths"], n_k)
+    pairs = {name: options[name] for name in ("is_causal", "window", "query_offset")
+             if name in options}  # fmt: skip
+    visible = visible_pairs(n_q, n_k, key_length=options.get("key_lengths"), **pairs)
+    visible = np.broadcast_to(visible, (2, 3, n_q, n_k))
+    inputs = {
+        name: rng.standard_normal(shape)
+        for name, shape in (
+            ("query", (2, 3, n_q, 4)),
+            ("key", (2, 3, n_k, 4)),
+            ("value", (2, 3, n_k, 6)),
+        )
+    }
+    attn_mask = None
     if mask == "bool":
         attn_mask = rng.random((3, n_q, n_k)) < 0.6
         visible = visible & attn_mask
     elif mask is not None:
-        attn_mask = bias = rng.standard_normal((2, 1, n_q, n_k))
+        attn_mask = inputs["attn_mask"] = rng.standard_normal((2, 1, n_q, n_k))
     if mask == "-inf":
-        hidden = rng.random(bias.shape) < 0.4
+        hidden = rng.random(attn_mask.shape) < 0.4
         visible = visible & ~hidden
-        attn_mask = np.where(hidden, -np.inf, bias)
+        attn_mask = np.where(hidden, -np.inf, attn_mask)
+    if options.pop("sinks", False):
+        inputs["sinks"] = options["sinks"] = rng.standard_normal(3)
+    g, g_lse = rng.standard_normal((2, 3, n_q, 6)), rng.standard_normal((2, 3, n_q))
+    along = {name: rng.standard_normal(x.shape) for name, x in inputs.items()}
 
-    out, lse = reference.attention_forward(q, k, v, attn_mask, scale=scale, **_without(options))
-    needs = ("query", "key", "value") + (() if bias is None else ("attn_mask",))
+    function = composed(torch, options, visible, n_q, n_k)
+    leaves = {name: torch.tensor(x, requires_grad=True) for name, x in inputs.items()}
+    names = {"attn_mask": "bias"}
+    seen = torch.tensor(np.isfinite(reference.logsumexp(
+        reference.forward.with_sink(np.where(visible, 0.0, -np.inf), options.get("sinks"))
+    )))  # fmt: skip
+
+    def forward_of(tensors):
+        out, lse = function(**{names.get(name, name): x for name, x in tensors.items()})
+        return out, torch.where(seen, lse, 0)
+
+    directions = {name: torch.tensor(x) for name, x in along.items()}
+    true, true_t = torch.func.jvp(forward_of, (leaves,), (directions,))
+    grad_out = torch.tensor(g, requires_grad=True)
+    true_out, true_lse = forward_of(leaves)
+    loss = (true_out * grad_out).sum() + (true_lse * torch.tensor(g_lse)).sum()
+    true_grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
+    directed = sum((a * b).sum() for a, b in zip(true_grads, directions.values(), strict=True))
+    true_second = torch.autograd.grad(directed, [grad_out, *leaves.values()])
+
+    def check(ours, theirs, what):
+        np.testing.assert_allclose(
+            ours, theirs.detach().numpy(), rtol=1e-10, atol=1e-11, err_msg=what
+        )
+
+    operands = [inputs[name] for name in ("query", "key", "value")]
+    options["attn_mask"] = attn_mask
+    out, lse = reference.attention_forward(*operands, **options)
+    check(out, true[0], "out")
+    check(np.where(seen, lse, 0), true[1], "lse")
+    assert (lse[~seen.numpy()] == -np.inf).all()
+    needs = tuple(inputs)
     grads = reference.attention_backward(
-        g, q, k, v, out, lse, attn_mask, grad_lse=g_lse, needs=needs, scale=scale,
-        **_without(options),
-    )  # fmt: skip
-
-    inputs = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
-    if bias is not None:
-        inputs.append(torch.tensor(bias, requires_grad=True))
-    expected, expected_lse = torch_composed(
-        torch, *inputs[:3], torch.tensor(visible), *inputs[3:], scale=scale
+        g, *operands, out, lse, **options, grad_lse=g_lse, needs=needs
     )
-    seen = torch.tensor(visible.any(-1))
-    loss = (expected * torch.tensor(g)).sum()
-    loss = loss + torch.where(seen, expected_lse * torch.tensor(g_lse), 0).sum()
-    expected_grads = torch.autograd.grad(loss, inputs)
-
-    np.testing.assert_allclose(out, expected.detach(), rtol=1e-12, atol=1e-13)
-    np.testing.assert_allclose(lse, expected_lse.detach(), rtol=1e-12, atol=1e-13)
-    for name, grad in zip(needs, expected_grads, strict=True):
-        np.testing.assert_allclose(getattr(grads, name), grad, rtol=1e-11, atol=1e-12, err_msg=name)
-
-
-def _without(options):
-    return {name: value for name, value in options.items() if name != "scale"}
+    for name, theirs in zip(needs, true_grads, strict=True):
+        check(getattr(grads, name), theirs, name)
+    tangents = [along[name] for name in ("query", "key", "value")]
+    mask_t, sinks_t = along.get("attn_mask"), along.get("sinks")
+    moved = reference.attention_jvp(
+        *operands, *tangents, **options, attn_mask_t=mask_t, sinks_t=sinks_t
+    )
+    check(moved.out, true[0], "out of jvp")
+    check(moved.out_t, true_t[0], "out_t")
+    needs = ("grad_out", *needs)
+    second = reference.attention_double_backward(
+        *tangents, g, *operands, out, lse, **options,
+        gg_attn_mask=mask_t, gg_sinks=sinks_t, grad_lse=g_lse, needs=needs,
+    )  # fmt: skip
+    for name, theirs in zip(needs, true_second, strict=True):
+        check(getattr(second, name), theirs, f"second derivative by {name}")
+    for gradients in (grads, second):
+        unasked = set(gradients._fields) - set(needs)
+        assert all(getattr(gradients, name) is None for name in unasked)
 
 
 def test_grouped_and_broadcast_operands_equal_repeated_ones(rng):
@@ -166,11 +235,78 @@ def test_what_is_not_masked_is_felt(rng):
 def test_stages(rng, stage):
     q, k, bias = (rng.standard_normal(shape) for shape in ((4, 3), (5, 3), (4, 5)))
     s = q @ k.T / np.sqrt(3)
-    biased = np.where(np.arange(5) <= np.arange(4)[:, None], s + bias, -np.inf)
-    weights = np.exp(biased) / np.exp(biased).sum(-1, keepdims=True)
-    got = reference.attention_weights(q, k, bias, is_causal=True, stage=stage)
-    expected = {"scores": s, "capped": s, "biased": biased, "weights": weights}[stage]
+    capped = 2 * np.tanh(s / 2)
+    distance = np.abs(np.arange(4)[:, None] - np.arange(5))
+    biased = np.where(
+        np.arange(5) <= np.arange(4)[:, None], capped + bias - 0.3 * distance, -np.inf
+    )
+    weights = np.exp(biased) / (np.exp(biased).sum(-1, keepdims=True) + np.exp(0.7))
+    got = reference.attention_weights(
+        q, k, bias, is_causal=True, softcap=2, alibi_slopes=0.3, sinks=0.7, stage=stage
+    )
+    expected = {"scores": s, "capped": capped, "biased": biased, "weights": weights}[stage]
     np.testing.assert_allclose(got, expected, rtol=1e-14)
+
+
+def test_weights_after_dropout_times_value_are_out(rng):
+    q, k, v = (rng.standard_normal((2, 3, n, 4)) for n in (5, 6, 6))
+    options = {"dropout_p": 0.5, "rng": 2**33 + 1, "sinks": np.array([1.0, -np.inf, 0.0])}
+    weights = reference.attention_weights(q, k, **options)
+    out = reference.attention(q, k, v, **options)
+    np.testing.assert_allclose(weights @ v, out, atol=1e-15)
+    whole = reference.attention_weights(q, k, sinks=options["sinks"])
+    assert set(np.unique(np.round(weights / whole, 12))) == {0.0, 2.0}
+
+
+# Of Random123's file of known answers (kat_vectors, "philox4x32 10"): counter, key, words.
+KNOWN_ANSWERS = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000",
+     "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff",
+     "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0",
+     "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)
+def test_philox_known_answers(counter, key, words):
+    counter, key = ([int(x, 16) for x in text.split()] for text in (counter, key))
+    assert [f"{int(x):08x}" for x in logits.philox4x32(counter, key)] == words.split()
+
+
+def test_dropout_takes_words_by_position():
+    """One pair worked out from a known answer: counter (i, j // 4, head, batch), word j % 4."""
+    words = [int(x, 16) for x in KNOWN_ANSWERS[0][2].split()]
+    for p in (words[1] / 2**32, (words[1] + 1) / 2**32):
+        factors = logits.dropout_factors((1, 1, 1, 5), p, 0)
+        dropped = [word < round(p * 2**32) for word in words]
+        np.testing.assert_array_equal(factors[0, 0, 0, :4] == 0, dropped)
+        np.testing.assert_array_equal(factors[factors > 0], 1 / (1 - p))
+    whole = logits.dropout_factors((2, 2, 3, 4, 8), 0.5, 2**63 + 5)
+    words = logits.philox4x32((3, 1, 2, 2), (5, 2**31))  # batch (1, 0) is the third of four
+    np.testing.assert_array_equal(whole[1, 0, 2, 3, 4:] == 0, [w < 2**31 for w in words])
+    assert not logits.dropout_factors((2, 3), 1.0, 7).any()
+    assert (logits.dropout_factors((2, 3), 0.0, None) == 1).all()
+
+
+def test_statistics(rng):
+    q, k = rng.standard_normal((2, 3, 5, 4)), rng.standard_normal((2, 3, 7, 4))
+    options = {"is_causal": True, "sinks": np.array([0.5, -1.0, -np.inf]), "softcap": 1.5}
+    s = reference.attention_statistics(q, k, query_offset=-1, **options)
+    p = reference.attention_weights(q, k, query_offset=-1, **options)
+    z = reference.attention_weights(q, k, query_offset=-1, stage="biased", **options)
+    np.testing.assert_allclose(s.lse, reference.logsumexp(
+        reference.forward.with_sink(z, options["sinks"])))  # fmt: skip
+    np.testing.assert_allclose(s.entropy, -(p * np.log(np.where(p > 0, p, 1))).sum(-1), atol=1e-14)
+    np.testing.assert_array_equal(s.max_weight, p.max(-1))
+    np.testing.assert_allclose(s.sum_p2, (p**2).sum(-1))
+    np.testing.assert_allclose(s.sum_p3, (p**3).sum(-1))
+    for i in range(1, 5):  # query i sees the keys before i
+        np.testing.assert_allclose(s.score_mean[..., i], z[..., i, :i].mean(-1))
+        np.testing.assert_allclose(s.score_var[..., i], z[..., i, :i].var(-1), atol=1e-15)
+    assert np.isnan(s.score_mean[..., 0]).all()
+    np.testing.assert_array_equal(s.lse[..., 0], np.broadcast_to(options["sinks"], (2, 3)))
 
 
 def test_merge_is_attention_over_all_keys(rng):

@@ -95,9 +95,11 @@ def dropout_factors(shape, dropout_p=0.0, rng=None):
     n_q, n_k = shape[-2:]
     heads = shape[-3] if len(shape) > 2 else 1
     n_batch = int(np.prod(shape[:-3]))
-    b, h, i, block = np.ogrid[:n_batch, :heads, :n_q, : -(-n_k // 4)]
+    blocks = -(-n_k // 4)
+    b, h, i, block = np.ogrid[:n_batch, :heads, :n_q, :blocks]
     words = philox4x32((i, block, h, b), (rng & 0xFFFFFFFF, rng >> 32))
-    words = np.stack(words, axis=-1).reshape(n_batch, heads, n_q, -1)[..., :n_k].reshape(shape)
+    words = np.stack(words, axis=-1).reshape(n_batch, heads, n_q, 4 * blocks)
+    words = words[..., :n_k].reshape(shape)
     kept = 1 / (1 - dropout_p) if dropout_p < 1 else 0
     return np.where(words < np.rint(dropout_p * 2.0**32), 0, kept)
 

@@ -55,6 +55,12 @@ def test_every_figure_must_agree():
     assert decide(expect, {"a": twice, "b": twice})[0] == "refuted"
 
 
+def test_a_law_of_its_own_figure_and_margin():
+    expect = [Expect("x", 1.0, (0, None), law=0.0, law_margin=0.1, law_figure="y")]
+    assert decide(expect, {"x": figure(0, 0.1), "y": figure(-0.05, 0.05)})[0] == "corrected"
+    assert decide(expect, {"x": figure(0, 0.1), "y": figure(0.9, 1.1)})[0] == "refuted"
+
+
 def test_one_sided_margins():
     at_least = Expect("x", 10.0, (0, None))
     assert decide([at_least], {"x": figure(10.0, 1e9)})[0] == "reproduced"
@@ -149,9 +155,13 @@ def test_record(name):
     for expect in record.expect:
         assert not set(expect.figure) & set(".:![]{}")
         assert all(math.isfinite(end) for end in (expect.claimed, expect.law or 0))
-        low, high = expect.region(expect.claimed)
+        low, high = expect.claimed_region()
         assert low <= expect.claimed <= high
         assert not (math.isinf(low) and math.isinf(high))
+        if law := expect.law_region():
+            # A law says something, and something else than the claim.
+            assert all(map(math.isfinite, law))
+            assert expect.law_figure or not low <= expect.law <= high or expect.law == expect.claimed
 
 
 def test_ids_are_there_once():

@@ -6,8 +6,12 @@ independent draws behind it and, where a law predicts it, the prediction.
 """
 
 from .estimate import Draws, Estimate
+from .gradients import exponents, gradients
+from .growth import growth, initialisers, normality
 from .inputs import digits, normal
 from .machine import machine
+from .overflow import overflow
+from .saturation import freezing, saturation
 from .scale import ScaleRow, plot_scale_effect, scale_effect
 from .speed import SpeedRow, plot_speed, speed
 from .table import Table
@@ -19,10 +23,18 @@ __all__ = [
     "SpeedRow",
     "Table",
     "digits",
+    "exponents",
+    "freezing",
+    "gradients",
+    "growth",
+    "initialisers",
     "machine",
     "normal",
+    "normality",
+    "overflow",
     "plot_scale_effect",
     "plot_speed",
+    "saturation",
     "scale_effect",
     "speed",
 ]

@@ -210,7 +210,7 @@ def prediction(
     axes.plot(np.asarray(x), np.asarray(y), style, color=color, linewidth=1.2, label=label)
 
 
-def log_axis(axes: Axes, letter: str, ticks: Sequence[int | float]) -> None:
+def log_axis(axes: Axes, letter: str, ticks: Sequence[int | float] | npt.NDArray[Any]) -> None:
     """Make the axis "x" or "y" logarithmic, with ticks at what was measured and nowhere else."""
     axes.set(**{f"{letter}scale": "log"})
     axis = axes.xaxis if letter == "x" else axes.yaxis

@@ -142,9 +142,11 @@ def number(value: float) -> str:
 def with_interval(estimate: Estimate) -> str:
     """value±half, half to one digit and without the zero before its point."""
     half = (estimate.high - estimate.low) / 2
-    if half == 0 and estimate.n == 1:
+    if half == 0:
         return number(estimate.value)
-    decimals = max(0, -floor(log10(half))) if half > 0 else 3
+    if half < 1e-5:
+        return f"{estimate.value:.2g}±{half:.0e}"
+    decimals = max(0, -floor(log10(half)))
     return f"{estimate.value:.{decimals}f}±" + f"{half:.{decimals}f}".removeprefix("0")
 
 

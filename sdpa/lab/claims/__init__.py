@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 
 from .judge import judge
-from .record import Claim, Expect, Figure, Measured, Row
+from .record import Claim, Expect, Figure, Measured, Row, draws
 
 __all__ = [
     "IDS",
@@ -65,7 +65,14 @@ IDS = (
 )
 """Every row, in the order of the ledger."""
 
-MODULES: tuple[str, ...] = ("sdpa.lab.claims.scores",)
+MODULES: tuple[str, ...] = (
+    "sdpa.lab.claims.numbers",
+    "sdpa.lab.claims.variance",
+    "sdpa.lab.claims.structure",
+    "sdpa.lab.claims.saturation",
+    "sdpa.lab.claims.cost",
+    "sdpa.lab.claims.cited",
+)
 """Where the rows stand: modules with a tuple `CLAIMS`."""
 
 
@@ -125,8 +132,3 @@ def ledger(
         if progress is not None:
             progress(1)
     return rows
-
-
-def draws(number: int, times: float, least: int = 2) -> int:
-    """How many draws: `number` times `times`, but at least `least`."""
-    return max(least, round(number * times))

@@ -69,11 +69,11 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
 
 def decide(expect: Iterable[Expect], found: dict[str, Estimate]) -> tuple[str, bool]:
     """The verdict, and whether more draws could not change it."""
-    claimed = [_compare(found[e.figure], e.region(e.claimed)) for e in expect]
+    claimed = [_compare(found[e.figure], e.claimed_region()) for e in expect]
     if "outside" not in claimed:
         return ("undecided", False) if "across" in claimed else ("reproduced", True)
     laws = [
-        "none" if e.law is None else _compare(found[e.figure], e.region(e.law))
+        _compare(found[e.law_figure or e.figure], region) if (region := e.law_region()) else "none"
         for e, where in zip(expect, claimed, strict=True)
         if where == "outside"
     ]
@@ -105,7 +105,7 @@ def _statement(claim: Claim, verdict: str, found: dict[str, Estimate]) -> str:
         open_figures = [
             f"{e.figure} {with_interval(found[e.figure])} against {e.claimed:g}"
             for e in claim.expect
-            if _compare(found[e.figure], e.region(e.claimed)) == "across"
+            if _compare(found[e.figure], e.claimed_region()) == "across"
         ]
         return f"Not decided by these draws: {'; '.join(open_figures)}."
     return (claim.holds if verdict == "reproduced" else claim.law).format_map(shown)

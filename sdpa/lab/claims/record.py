@@ -28,13 +28,26 @@ class Expect(NamedTuple):
     margin: Margin
     """How far off would still be as the note says: below and above, None = any distance."""
     law: float | None = None
-    """What we say instead, where it differs; held to the same margin."""
+    """What we say instead, where it differs."""
+    law_margin: Margin | None = None
+    """Of the law, where `margin` is open to one side and would let every law pass."""
+    law_figure: str | None = None
+    """The figure that the law is about, where that is another expression than the note's."""
 
-    def region(self, centre: float) -> tuple[float, float]:
-        """Ends of the values that agree with `centre`."""
-        below, above = self.margin if isinstance(self.margin, tuple) else (self.margin,) * 2
-        low = -float("inf") if below is None else centre - below
-        return low, float("inf") if above is None else centre + above
+    def claimed_region(self) -> tuple[float, float]:
+        """Ends of the values that agree with the claim."""
+        return _region(self.claimed, self.margin)
+
+    def law_region(self) -> tuple[float, float] | None:
+        """Ends of the values that agree with the law, if there is one."""
+        margin = self.margin if self.law_margin is None else self.law_margin
+        return None if self.law is None else _region(self.law, margin)
+
+
+def _region(centre: float, margin: Margin) -> tuple[float, float]:
+    below, above = margin if isinstance(margin, tuple) else (margin, margin)
+    low = -float("inf") if below is None else centre - below
+    return low, float("inf") if above is None else centre + above
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +104,7 @@ class Row:
             "statement": self.statement,
             "figures": [figure._asdict() for figure in self.figures],
             "predicted": {expect.figure: expect.claimed for expect in claim.expect},
-            "law": {e.figure: e.law for e in claim.expect if e.law is not None},
+            "law": {e.law_figure or e.figure: e.law for e in claim.expect if e.law is not None},
             "margin": {expect.figure: expect.margin for expect in claim.expect},
             "level": self.level,
             "experiment": claim.experiment_name,
@@ -99,3 +112,8 @@ class Row:
             "seconds": round(self.seconds, 3),
         }
         return result | ({"cited": True} if claim.cited else {})
+
+
+def draws(number: int, times: float, least: int = 2) -> int:
+    """How many draws: `number` times `times`, but at least `least`."""
+    return max(least, round(number * times))

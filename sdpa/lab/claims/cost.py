@@ -1,0 +1,176 @@
+"""Rows on time and memory, measured then and there: their figures differ from run to run."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import sdpa
+
+from ..estimate import Draws
+from ..inputs import stream
+from ..speed import numpy_weights
+from .record import Claim, Expect, Measured, draws
+
+SIZES = (1024, 2048, 4096)
+"""Lengths at which memory is measured."""
+
+
+def scale_cost(seed: int, times: float) -> Measured:
+    """Time with the scale over time without, in turns; a draw is one turn.
+
+    In the kernel; and in NumPy the pass over the scores that multiplies them, over the product that
+    makes them.
+    """
+    rng = stream(seed, "scale-cost")
+    measured: dict[str, Draws] = {}
+    for n, d_k, loops in ((10, 64, 50), (256, 64, 4), (1024, 64, 1), (1024, 16, 1)):
+        query, key, value = rng.standard_normal((3, 2, n, d_k), np.float32)
+
+        def attend(scale: float | None, query=query, key=key, value=value) -> None:  # type: ignore[no-untyped-def]
+            sdpa.attention(query, key, value, scale=scale)
+
+        ratio = _turns(lambda: attend(None), lambda: attend(1.0), loops, draws(25, times))
+        measured[f"time with the scale over without, n={n} d_k={d_k}"] = Draws(ratio, "median")
+    query, key = rng.standard_normal((2, 1024, 64), np.float32)
+    scores = query @ key.T
+    factor = np.float32(0.125)
+    passes = _turns(
+        lambda: np.multiply(scores, factor, out=scores[:]),
+        lambda: np.matmul(query, key.T),
+        2,
+        draws(25, times),
+    )
+    measured["time of a separate pass in NumPy over the product, n=1024 d_k=64"] = Draws(
+        passes, "median"
+    )
+    query, key = rng.standard_normal((2, 1024, 64), np.float32)
+    whole = _turns(
+        lambda: np.multiply(scores, factor, out=scores[:]),
+        lambda: numpy_weights(query, key),
+        1,
+        draws(25, times),
+    )
+    measured["time of a separate pass in NumPy over all of softmax, n=1024 d_k=64"] = Draws(
+        whole, "median"
+    )
+    return measured
+
+
+def _turns(
+    one: Callable[[], object], other: Callable[[], object], loops: int, turns: int
+) -> np.ndarray:
+    """Time of `one` over time of `other`, the shortest of three in each turn."""
+
+    def seconds(call: Callable[[], object]) -> float:
+        best = float("inf")
+        for _ in range(3):
+            start = time.perf_counter()
+            for _ in range(loops):
+                call()
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    one(), other()
+    return np.array([seconds(one) / seconds(other) for _ in range(turns)])
+
+
+MEMORY = """
+import sys
+import numpy as np
+import sdpa
+from sdpa.lab.speed import numpy_weights
+
+
+def kilobytes(name):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def formula(q, k, v):
+    return numpy_weights(q, k) @ v
+
+
+rng = np.random.default_rng(int(sys.argv[1]))
+for name, function in (("formula", formula), ("sdpa", sdpa.attention)):
+    for n in map(int, sys.argv[3:]):
+        q, k, v = rng.standard_normal((3, n, 64), np.float32)
+        function(q[:64], k[:64], v[:64])
+        for _ in range(int(sys.argv[2])):
+            with open("/proc/self/clear_refs", "w") as peak:
+                peak.write("5")
+            before = kilobytes("VmRSS")
+            out = function(q, k, v)
+            print(name, n, 1024 * (kilobytes("VmHWM") - before))
+            del out
+"""
+
+
+def memory(seed: int, times: float) -> Measured:
+    """Peak memory of one call beyond its operands, in a process of its own; a draw is one call."""
+    calls = draws(6, times)
+    command = [sys.executable, "-c", MEMORY, str(seed), str(calls), *map(str, SIZES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if "clear_refs" in done.stderr:
+        raise ImportError("the peak of a call is read from /proc/self, which this system lacks")
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    bytes_: dict[tuple[str, int], list[float]] = {}
+    for line in done.stdout.splitlines():
+        name, length, peak = line.split()
+        bytes_.setdefault((name, int(length)), []).append(float(peak))
+    measured: dict[str, Draws] = {}
+    for (name, n), peaks in bytes_.items():
+        measured[f"extra memory over 4 n^2 bytes, {name}, n={n}"] = Draws(
+            np.array(peaks) / (4 * n**2)
+        )
+    small, large = (np.array(bytes_["formula", n]) for n in SIZES[1:])
+    measured["exponent in n of the formula's memory"] = Draws(np.log2(large / small))
+    return measured
+
+
+CLAIMS = (
+    Claim(
+        id="scale-cost",
+        notes=("000",),
+        claim="The division costs almost nothing beside the matrix product.",
+        claim_zh="与矩阵乘法相比，这个除法几乎没有额外开销。",
+        # Within a tenth is what nobody would notice.
+        expect=tuple(
+            Expect(f"time with the scale over without, n={n} d_k={d}", 1.0, (None, 0.1))
+            for n, d in ((10, 64), (256, 64), (1024, 64), (1024, 16))
+        ),
+        holds="In a kernel that multiplies where it takes the exponential it costs nothing that "
+        "can be measured: ratio {time with the scale over without, n=1024 d_k=64} at n = 1024. As "
+        "a pass of its own over the scores, as the notes' programs write it, it takes {time of a "
+        "separate pass in NumPy over the product, n=1024 d_k=64:.0%} of the time of the product.",
+        law="It costs a share of {time with the scale over without, n=1024 d_k=64}.",
+        experiment=scale_cost,
+        more=2,
+    ),
+    Claim(
+        id="memory",
+        notes=("004",),
+        claim="Attention needs memory of the order of n^2 + n d.",
+        claim_zh="注意力的空间复杂度为 O(n^2 + n d)。",
+        expect=(
+            Expect("exponent in n of the formula's memory", 2.0, 0.1),
+            Expect(
+                "extra memory over 4 n^2 bytes, sdpa, n=4096",
+                1.0,
+                (0.1, None),
+                law=0.0,
+                law_margin=0.1,
+            ),
+        ),
+        holds="It does.",
+        law="The formula does, if the matrix is kept ({extra memory over 4 n^2 bytes, formula, "
+        "n=4096} matrices of 4 n^2 bytes at n = 4096); exact attention does not need it: in tiles "
+        "with a running maximum and sum, the extra memory, output included, is {extra memory over "
+        "4 n^2 bytes, sdpa, n=4096} of such a matrix, O(n d) for the output and a block per "
+        "thread.",
+        experiment=memory,
+    ),
+)

@@ -1,0 +1,212 @@
+"""Rows on entropy, largest weight, temperature and gradients of independent queries and keys."""
+
+import sdpa
+
+from .. import saturation as experiments
+from ..estimate import Draws
+from ..gradients import TARGETS, exponents, gradients
+from ..growth import Array, matrices
+from ..table import Cell
+from .record import Claim, Expect, Measured, draws
+
+WIDTHS = (16, 64, 256)
+ENTROPIES = {"unscaled": (2.1, 0.8, 0.2), "scaled": (2.3, 2.3, 2.3)}
+LARGEST = {"unscaled": (0.342, 0.891, 0.998), "scaled": (0.289, 0.276, 0.301)}
+"""As printed by note 002, for d_k = 16, 64, 256."""
+
+# `theory.attention(10, d_k, scale).entropy`
+ENTROPY_LAW = {"unscaled": (0.746, 0.348, 0.166), "scaled": (1.929, 1.925, 1.924)}
+
+# The largest of 100 dependent weights has no closed form: means over 40 000 to 200 000 tensors of
+# a NumPy program of three lines, with another generator and seed than the experiment's.
+TENSOR_LAW = {"unscaled": (0.980, 0.999, 1.000), "scaled": (0.530, 0.523, 0.522)}
+
+
+def _tables(seed: int, times: float, count: int) -> dict[tuple[Cell, Cell], dict[str, Cell]]:
+    table = experiments.saturation(WIDTHS, (10,), seed=seed, draws=draws(count, times))
+    return {(row["scale"], row["d_k"]): row for row in table.rows}
+
+
+def _draws(cell: Cell) -> Draws:
+    assert isinstance(cell, Draws)
+    return cell
+
+
+def entropies(seed: int, times: float) -> Measured:
+    """Entropy of rows of ten weights, and where the printed figures lie among single tensors."""
+    rows = _tables(seed, times, 1500)
+    measured: dict[str, Draws] = {}
+    for scale, printed in ENTROPIES.items():
+        for width, figure in zip(WIDTHS, printed, strict=True):
+            cell = _draws(rows[scale, width]["entropy"])
+            measured[f"entropy {scale} d_k={width}"] = cell
+            below = (cell.values < figure).astype(float)
+            name = f"share of tensors below the printed entropy, {scale} d_k={width}"
+            measured[name] = Draws(below, "share")
+    longer = experiments.saturation((64,), (64, 1024), seed=seed, draws=draws(20, times))
+    for row in longer.rows:
+        name = f"entropy over ln n, {row['scale']} d_k=64 n={row['n']}"
+        measured[name] = _draws(row["entropy_share"])
+    return measured
+
+
+def largest_weights(seed: int, times: float) -> Measured:
+    """Largest weight of tensors (1, 10, 10), and where the printed figures lie among them."""
+    rows = _tables(seed, times, 2500)
+    measured: dict[str, Draws] = {}
+    for scale, printed in LARGEST.items():
+        for width, figure in zip(WIDTHS, printed, strict=True):
+            cell = _draws(rows[scale, width]["tensor_max"])
+            measured[f"max weight {scale} d_k={width}"] = cell
+            below = (cell.values < figure).astype(float)
+            name = f"share of tensors below the printed weight, {scale} d_k={width}"
+            measured[name] = Draws(below, "share")
+            mean_of_rows = _draws(rows[scale, width]["max_weight"])
+            measured[f"mean of the rows' largest weights, {scale} d_k={width}"] = mean_of_rows
+    longer = experiments.saturation((64,), (64,), seed=seed, draws=draws(40, times))
+    for row in longer.rows:
+        measured[f"max weight {row['scale']} d_k=64 n=64"] = _draws(row["tensor_max"])
+    return measured
+
+
+def gradient_law(seed: int, times: float) -> Measured:
+    """Exponents of |dL/dQ| in d_k, and its other faces at the largest d_k."""
+    widths = (16, 64, 256, 1024)
+    measured: dict[str, Draws] = {}
+    table = exponents(widths, (10, 64), seed=seed, draws=draws(120, times), batches=12)
+    for row in table.rows:
+        name = f"{row['scale']} n={row['n']}"
+        measured[f"exponent of rms |dL/dQ|, {name}"] = _draws(row["rms"])
+        measured[f"exponent of the geometric mean, {name}"] = _draws(row["typical"])
+    ends = gradients((16, 1024), (10,), seed=seed, draws=draws(100, times))
+    for row in ends.rows:
+        for target in ("query",) if row["d_k"] == 16 else TARGETS:
+            for what in ("rms", "median", "dead"):
+                name = f"{what} of dL/d{_LETTER[target]}, {row['scale']} d_k={row['d_k']} n=10"
+                measured[name] = _draws(row[f"{what}_{target}"])
+    return measured
+
+
+_LETTER = {"score": "S", "query": "Q", "key": "K", "value": "V", "weight": "W"}
+
+
+def temperature(seed: int, times: float) -> Measured:
+    """Softmax of raw scores at temperature sqrt(d_k) against scaled attention; a draw: a matrix."""
+    measured: dict[str, Draws] = {}
+    for width, length in ((16, 10), (64, 64), (512, 64)):
+
+        def measure(query: Array, key: Array) -> dict[str, Array]:
+            d_k = query.shape[2]
+            raw = sdpa.attention_weights(query, key, scale=1.0, stage="scores")
+            warm = sdpa.softmax(raw, temperature=d_k**0.5)
+            scaled = sdpa.attention_weights(query, key)
+            spread = raw.std(axis=2) / d_k**0.5
+            return {
+                "difference": abs(warm - scaled).max(axis=(1, 2)),
+                "spread": spread.std(axis=1),
+            }
+
+        found = matrices(seed, ("temperature", width), draws(40, times), measure, (length, width))
+        measured[f"largest difference of weights, d_k={width} n={length}"] = Draws(
+            found["difference"]
+        )
+        name = f"spread of the rows' standard deviations, d_k={width} n={length}"
+        measured[name] = Draws(found["spread"])
+    return measured
+
+
+CLAIMS = (
+    Claim(
+        id="entropy-table",
+        notes=("002",),
+        claim="For n = 10 the entropy of the weights at d_k = 16, 64, 256 is 2.1, 0.8, 0.2 without "
+        "the scale and 2.3 at each with it.",
+        claim_zh="n = 10 时，d_k = 16、64、256 的注意力熵：不缩放为 2.1、0.8、0.2，缩放后均为 "
+        "2.3。",
+        # Half a unit of the digit printed.
+        expect=tuple(
+            Expect(
+                f"entropy {scale} d_k={width}",
+                printed,
+                0.05,
+                law=law if abs(law - printed) > 0.05 else None,
+            )
+            for scale, column in ENTROPIES.items()
+            for width, printed, law in zip(WIDTHS, column, ENTROPY_LAW[scale], strict=True)
+        ),
+        holds="So it is.",
+        law="The trend is right, the figures are not: unscaled {entropy unscaled d_k=16}, {entropy "
+        "unscaled d_k=64}, {entropy unscaled d_k=256}; scaled {entropy scaled d_k=16}, {entropy "
+        "scaled d_k=64}, {entropy scaled d_k=256}, as exact quadrature says. 2.3 is ln 10, the "
+        "entropy of equal weights, which no row with scores of variance 1 reaches; scaled entropy "
+        "is independent of d_k but not of n.",
+        experiment=entropies,
+    ),
+    Claim(
+        id="maxweight-table",
+        notes=("002",),
+        claim="The largest weight of a (1, 10, 10) tensor at d_k = 16, 64, 256 is 0.342, 0.891, "
+        "0.998 without the scale and 0.289, 0.276, 0.301 with it.",
+        claim_zh="形状为 (1, 10, 10) 的权重张量，d_k = 16、64、256 时最大权重：不缩放为 0.342、"
+        "0.891、0.998，缩放后为 0.289、0.276、0.301。",
+        # A printed number is one draw: it should lie this near to the mean of such draws.
+        expect=tuple(
+            Expect(
+                f"max weight {scale} d_k={width}",
+                printed,
+                0.05,
+                law=law if abs(law - printed) > 0.05 else None,
+            )
+            for scale, column in LARGEST.items()
+            for width, printed, law in zip(WIDTHS, column, TENSOR_LAW[scale], strict=True)
+        ),
+        holds="So it is.",
+        law="The largest of 100 weights is {max weight unscaled d_k=16:.3f}, {max weight unscaled "
+        "d_k=64:.4f}, {max weight unscaled d_k=256:.5f} without the scale and {max weight scaled "
+        "d_k=16:.2f}, {max weight scaled d_k=64:.2f}, {max weight scaled d_k=256:.2f} with it. Of "
+        "single tensors, a share of {share of tensors below the printed weight, unscaled d_k=16} "
+        "and {share of tensors below the printed weight, scaled d_k=16} lies below the printed "
+        "0.342 and 0.289: the note's program cannot have printed these.",
+        experiment=largest_weights,
+    ),
+    Claim(
+        id="grad-law",
+        notes=("002",),
+        claim="The norm of dL/dQ falls as 1/d_k without the scale and is constant with it.",
+        claim_zh="不缩放时 dL/dQ 的范数按 1/d_k 衰减，缩放后保持不变。",
+        # A quarter tells 1/d_k from 1/sqrt(d_k) and from a constant.
+        expect=(
+            Expect("exponent of rms |dL/dQ|, unscaled n=10", -1.0, 0.25, law=0.29),
+            Expect("exponent of rms |dL/dQ|, unscaled n=64", -1.0, 0.25, law=0.33),
+            Expect("exponent of rms |dL/dQ|, scaled n=10", 0.0, 0.1),
+            Expect("exponent of rms |dL/dQ|, scaled n=64", 0.0, 0.1),
+        ),
+        holds="So it is.",
+        law="Constant with the scale, yes; without it the root mean square grows, with exponent "
+        "{exponent of rms |dL/dQ|, unscaled n=10} for n = 10 and {exponent of rms |dL/dQ|, "
+        "unscaled n=64} for 64 (tending to 1/4, since dL/dQ multiplies the shrinking dL/dS by "
+        "unscaled keys), while the typical row dies (its geometric mean with exponent {exponent of "
+        "the geometric mean, unscaled n=10}): the share of rows without gradient goes from {dead "
+        "of dL/dQ, unscaled d_k=16 n=10:.2f} at d_k = 16 to {dead of dL/dQ, unscaled d_k=1024 "
+        "n=10:.2f} at 1024, the median from {median of dL/dQ, unscaled d_k=16 n=10:.1f} to {median "
+        "of dL/dQ, unscaled d_k=1024 n=10:.0e}. dL/dV does not vanish at all.",
+        experiment=gradient_law,
+    ),
+    Claim(
+        id="temperature",
+        notes=("002",),
+        claim="sqrt(d_k) is the temperature of the softmax.",
+        claim_zh="sqrt(d_k) 就是 softmax 的温度参数。",
+        expect=tuple(
+            Expect(f"largest difference of weights, d_k={d} n={n}", 0.0, 1e-12)
+            for d, n in ((16, 10), (64, 64), (512, 64))
+        ),
+        holds="It is: softmax of the raw scores at temperature sqrt(d_k) gives the same weights to "
+        "rounding. The temperature that a row feels also depends on the length of its query: the "
+        "standard deviations of the scaled rows scatter by {spread of the rows' standard "
+        "deviations, d_k=16 n=10:.2f} at d_k = 16 and n = 10 and {spread of the rows' standard "
+        "deviations, d_k=512 n=64:.2f} at 512 and 64.",
+        law="The weights differ.",
+        experiment=temperature,
+    ),
+)

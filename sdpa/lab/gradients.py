@@ -1,0 +1,203 @@
+"""Do gradients vanish? Their mean, median and share of dead rows, by target, over d_k and length.
+
+Queries, keys, values and the upstream gradient g have independent N(0, 1) components. They are
+taken as the parts of one input x = [q k v] of width 2 d_k + d_v, so that W^Q and W^K pick columns
+out of x (any orthonormal projections of a normal input have this law) and dL/dW^Q = x^T dL/dQ is
+defined. Loss L = sum(g * attention(q, k, v)).
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+import sdpa
+
+from . import style, theory
+from .estimate import Draws
+from .growth import CHUNK, Array
+from .inputs import stream
+from .saturation import SCALES
+from .table import Cell, Table
+
+DEAD = 0.01
+"""A row is dead when its norm is below this share of what it would be under uniform weights."""
+
+TARGETS = ("score", "query", "key", "value", "weight")
+"""S, the scaled scores; Q; K; V; W^Q, the projection that makes Q."""
+
+
+def gradients(
+    d_k: Iterable[int] = (4, 16, 64, 256, 1024),
+    n: Iterable[int] = (10, 64),
+    *,
+    d_v: int = 64,
+    seed: int = 0,
+    draws: int = 100,
+) -> Table:
+    """Norms of the rows of the gradients with respect to S, Q, K, V and W^Q; a draw is one head.
+
+    Returns
+    -------
+    Table
+        Columns scale, d_k, n, and for each target rms_TARGET, the root mean square of the norms of
+        rows, with the law of `theory.attention` (none for weight); median_TARGET; and dead_TARGET,
+        the share of rows whose norm is below DEAD times the root mean square that equal weights
+        would give.
+
+    Examples
+    --------
+    >>> from sdpa import lab
+    >>> table = lab.gradients([256], [10], draws=30).where(scale="unscaled")
+    >>> bool(table["dead_query"][0] > 0.1), bool(table["rms_query"][0] > 10)
+    (True, True)
+    """
+    rows: list[dict[str, Cell]] = []
+    for width in d_k:
+        for length in n:
+            found = gradient_norms(width, length, d_v=d_v, seed=seed, draws=draws)
+            for name, scale in SCALES.items():
+                law = theory.attention(length, width, scale, d_v=d_v)
+                row: dict[str, Cell] = {"scale": name, "d_k": width, "n": length}
+                for target in TARGETS:
+                    square = found[f"{target} {name}"]
+                    predicted = getattr(law, f"grad_{target}", None)
+                    alive = _uniform(target, length, width, width**-0.5 if scale is None else 1.0)
+                    dead = square < DEAD**2 * d_v * alive
+                    row |= {
+                        f"rms_{target}": Draws(square.mean(axis=1), "root_mean", predicted),
+                        f"median_{target}": Draws(square**0.5, "median"),
+                        f"dead_{target}": Draws(dead.mean(axis=1), "share"),
+                    }
+                rows.append(row)
+    return Table(f"Norms of rows of gradients, d_v = {d_v}", rows)
+
+
+def gradient_norms(
+    d_k: int,
+    n: int,
+    *,
+    d_v: int = 64,
+    targets: Iterable[str] = TARGETS,
+    seed: int = 0,
+    draws: int = 100,
+) -> dict[str, Array]:
+    """Squared norms of rows, (draws, rows), by "TARGET SCALE"."""
+    wanted = tuple(targets)
+    rng = stream(seed, "gradients", d_k, n)
+    some = max(1, CHUNK // ((2 * d_k + d_v) * max(n, d_k)))
+    parts = []
+    for start in range(0, draws, some):
+        count = min(some, draws - start)
+        x = rng.standard_normal((count, n, 2 * d_k + d_v))
+        parts.append(_squares(x, rng.standard_normal((count, n, d_v)), d_k, wanted))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _squares(x: Array, g: Array, d_k: int, targets: Iterable[str]) -> dict[str, Array]:
+    query, key, value = x[..., :d_k], x[..., d_k : 2 * d_k], x[..., 2 * d_k :]
+    found = {}
+    for name, scale in SCALES.items():
+        out, lse = sdpa.attention_forward(query, key, value, scale=scale)
+        grads = sdpa.attention_backward(g, query, key, value, out, lse, scale=scale)
+        assert grads.query is not None
+        for target in targets:
+            if target == "score":
+                weights = sdpa.attention_weights(query, key, scale=scale)
+                gradient = sdpa.softmax_backward(g @ value.swapaxes(-1, -2), weights)
+            elif target == "weight":
+                gradient = x.swapaxes(-1, -2) @ grads.query
+            else:
+                gradient = getattr(grads, target)
+            found[f"{target} {name}"] = np.square(gradient).sum(axis=-1)
+    return found
+
+
+def _uniform(target: str, n: int, d_k: int, scale: float) -> float:
+    """Mean square of the norm of a row under equal weights, per column of the values."""
+    jacobian = 1 / n - 1 / n**2
+    return {
+        "score": jacobian,
+        "query": scale**2 * d_k * jacobian,
+        "key": scale**2 * d_k * jacobian,
+        "value": 1 / n,
+        "weight": scale**2 * d_k * n * jacobian,
+    }[target]
+
+
+def exponents(
+    d_k: Iterable[int] = (16, 32, 64, 128, 256, 512, 1024),
+    n: Iterable[int] = (10, 64),
+    *,
+    d_v: int = 64,
+    seed: int = 0,
+    draws: int = 320,
+    batches: int = 16,
+) -> Table:
+    """Exponent of the gradient to Q in d_k: slope of ln(norm) over ln(d_k), by least squares.
+
+    The draws are cut into `batches` independent parts; each gives one slope.
+
+    Returns
+    -------
+    Table
+        Columns scale, n; rms, the exponent of the root mean square of |dL/dq_i|, with the slope
+        of the law on the same d_k; typical, that of its geometric mean over rows.
+
+    Examples
+    --------
+    >>> from sdpa import lab
+    >>> table = lab.exponents([16, 64], [10], draws=40, batches=4)
+    >>> bool(table.where(scale="unscaled")["rms"][0] > 0)
+    True
+    """
+    widths = list(d_k)
+    rows: list[dict[str, Cell]] = []
+    for length in n:
+        norms = [
+            gradient_norms(w, length, d_v=d_v, targets=("query",), seed=seed, draws=draws)
+            for w in widths
+        ]
+        for name, scale in SCALES.items():
+            cut = [np.array_split(norm[f"query {name}"], batches) for norm in norms]
+            laws = [theory.attention(length, w, scale, d_v=d_v).grad_query for w in widths]
+
+            def slopes(number: Callable[[Array], float], cut: list[list[Array]] = cut) -> Array:
+                values = [[number(part) for part in parts] for parts in cut]
+                return np.asarray(np.polyfit(np.log(widths), values, 1)[0])
+
+            rows.append(
+                {
+                    "scale": name,
+                    "n": length,
+                    "rms": Draws(
+                        slopes(lambda square: 0.5 * np.log(square.mean())),
+                        predicted=float(np.polyfit(np.log(widths), np.log(laws), 1)[0]),
+                    ),
+                    # The smallest normal number in the place of rows that are exactly 0.
+                    "typical": Draws(
+                        slopes(lambda square: 0.5 * np.log(np.maximum(square, 1e-307)).mean())
+                    ),
+                }
+            )
+    return Table("Exponents of the gradient to Q in d_k", rows)
+
+
+@style.plot
+def plot_gradients(table: Table) -> Any:
+    """Root mean square, median and dead rows of dL/dQ over d_k: a matplotlib figure."""
+    figure, panels = style.subplots(1, 3, size=(3.8, 3.3))
+    for axes, kind in zip(panels, ("rms", "median", "dead"), strict=True):
+        for name, color in (("scaled", style.SCALED), ("unscaled", style.UNSCALED)):
+            for length, marker in zip(np.unique(table["n"]), style.MARKERS, strict=False):
+                some = table.where(scale=name, n=length)
+                label = f"{name}, n = {length}"
+                column = f"{kind}_query"
+                style.columns(axes, some, "d_k", column, color=color, marker=marker, label=label)
+        style.log_axis(axes, "x", np.unique(table["d_k"]))
+        axes.set(xlabel="d_k")
+    panels[0].set(yscale="log", ylabel="root mean square of |dL/dq|")
+    panels[1].set(yscale="log", ylabel="median of |dL/dq|")
+    panels[2].set(ylabel="share of rows without gradient")
+    panels[2].legend()
+    return figure

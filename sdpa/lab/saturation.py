@@ -1,0 +1,167 @@
+"""How sharp the weights are: entropy and largest weight over d_k, length and scale."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+import sdpa
+
+from . import style, theory
+from .estimate import Draws
+from .growth import Array, matrices
+from .table import Cell, Table
+
+SCALES = {"scaled": None, "unscaled": 1.0}
+"""By the words that figures use: 1/sqrt(d_k), and none."""
+
+
+def saturation(
+    d_k: Iterable[int] = (4, 16, 64, 256, 1024),
+    n: Iterable[int] = (10, 64, 1024),
+    *,
+    seed: int = 0,
+    draws: int = 100,
+) -> Table:
+    """Entropy and largest weight of attention on independent N(0, 1) queries and keys.
+
+    A draw is one (n, d_k) query and key; scaled and unscaled figures come from the same draws.
+
+    Returns
+    -------
+    Table
+        Columns scale ("scaled" or "unscaled"), d_k, n; entropy and max_weight, means over the rows
+        of a matrix, with the laws of `theory.attention`; entropy_share, entropy over ln n;
+        tensor_max, the largest weight of the whole matrix; saturated, share of rows with a weight
+        above 0.99.
+
+    Examples
+    --------
+    >>> from sdpa import lab
+    >>> table = lab.saturation([64], [10], draws=50)
+    >>> [str(scale) for scale in table["scale"]], bool(table["entropy"][0] > table["entropy"][1])
+    (['scaled', 'unscaled'], True)
+    """
+    rows: list[dict[str, Cell]] = []
+    for width in d_k:
+        for length in n:
+            key = ("saturation", width, length)
+            found = matrices(seed, key, draws, _sharpness, (length, width))
+            for name, scale in SCALES.items():
+                law = theory.attention(length, width, scale)
+                entropy = found[f"entropy {name}"]
+                rows.append(
+                    {
+                        "scale": name,
+                        "d_k": width,
+                        "n": length,
+                        "entropy": Draws(entropy, predicted=law.entropy),
+                        "entropy_share": Draws(
+                            entropy / np.log(length), predicted=law.entropy / np.log(length)
+                        ),
+                        "max_weight": Draws(found[f"max {name}"], predicted=law.max_weight),
+                        "tensor_max": Draws(found[f"tensor {name}"]),
+                        "saturated": Draws(found[f"saturated {name}"], "share"),
+                    }
+                )
+    return Table("Weights of independent queries and keys", rows)
+
+
+def _sharpness(query: Array, key: Array) -> dict[str, Array]:
+    found = {}
+    for name, scale in SCALES.items():
+        row = sdpa.attention_statistics(query, key, scale=scale)
+        found[f"entropy {name}"] = row.entropy.mean(axis=1)
+        found[f"max {name}"] = row.max_weight.mean(axis=1)
+        found[f"tensor {name}"] = row.max_weight.max(axis=1)
+        found[f"saturated {name}"] = (row.max_weight > 0.99).mean(axis=1)
+    return found
+
+
+def freezing(
+    sigma: Iterable[float] = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16),
+    n: Iterable[int] = (10, 64, 1024),
+    *,
+    seed: int = 0,
+    draws: int = 200,
+) -> Table:
+    """Entropy of softmax over n independent N(0, sigma^2) scores; a draw is one row.
+
+    Returns
+    -------
+    Table
+        Columns n, sigma, entropy and max_weight with the laws of `theory.weights`; limit, the
+        entropy of the random energy model for large n (`theory.entropy_limit`).
+
+    Examples
+    --------
+    >>> from sdpa import lab
+    >>> len(lab.freezing([1.0], [10, 64], draws=50))
+    2
+    """
+    rows: list[dict[str, Cell]] = []
+    for length in n:
+        for width in sigma:
+            # One column of keys, queries all 1: the scores of a row are sigma times the keys.
+            found = matrices(
+                seed, ("freezing", length, str(float(width))), draws, _row_of(width), (length, 1)
+            )
+            law = theory.weights(length, float(width))
+            rows.append(
+                {
+                    "n": length,
+                    "sigma": float(width),
+                    "entropy": Draws(found["entropy"], predicted=law.entropy),
+                    "max_weight": Draws(found["max"], predicted=law.max_weight),
+                    "limit": theory.entropy_limit(length, float(width)),
+                }
+            )
+    return Table("Softmax of independent normal scores", rows)
+
+
+def _row_of(sigma: float) -> Any:
+    def measure(query: Array, key: Array) -> dict[str, Array]:
+        row = sdpa.attention_statistics(np.ones((len(key), 1, 1)), key, scale=float(sigma))
+        return {"entropy": row.entropy[:, 0], "max": row.max_weight[:, 0]}
+
+    return measure
+
+
+@style.plot
+def plot_saturation(table: Table) -> Any:
+    """Entropy and largest weight over d_k, scaled and not, by length: a matplotlib figure."""
+    figure, panels = style.subplots(1, 2)
+    lengths = np.unique(table["n"])
+    for axes, column in zip(panels, ("entropy_share", "max_weight"), strict=True):
+        for name, color in (("scaled", style.SCALED), ("unscaled", style.UNSCALED)):
+            for length, marker in zip(lengths, style.MARKERS, strict=False):
+                some = table.where(scale=name, n=length)
+                label = f"{name}, n = {length}"
+                style.columns(axes, some, "d_k", column, color=color, marker=marker, label=label)
+        style.log_axis(axes, "x", np.unique(table["d_k"]))
+        axes.set(xlabel="d_k", ylim=(0, 1.02))
+    panels[0].set(ylabel="entropy of a row / ln n")
+    panels[1].set(ylabel="largest weight of a row")
+    panels[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+@style.plot
+def plot_freezing(table: Table) -> Any:
+    """Entropy over sigma for each length, with the limit of large n: a matplotlib figure."""
+    figure, axes = style.subplots(size=(5.6, 3.8))
+    lengths = np.unique(table["n"])
+    fine = np.geomspace(table["sigma"].min(), table["sigma"].max(), 60)
+    for length, (color, marker) in zip(lengths, style.cycle(len(lengths)), strict=True):
+        some = table.where(n=length)
+        ends = (some["entropy"], some["entropy_low"], some["entropy_high"])
+        label = f"n = {length}"
+        style.intervals(axes, some["sigma"], *ends, color=color, marker=marker, label=label)
+        exact = [theory.weights(int(length), float(s)).entropy for s in fine]
+        style.prediction(axes, fine, exact, color=color)
+        limit = [theory.entropy_limit(int(length), float(s)) for s in fine]
+        style.prediction(axes, fine, limit, color=color, limit=True)
+        axes.axvline(theory.freezing(int(length)), color=color, linewidth=0.7, linestyle=":")
+    axes.set(xscale="log", xlabel="standard deviation of the scores", ylabel="entropy (nats)")
+    axes.legend(title="solid: exact, dashed: large n,\ndotted: sqrt(2 ln n)")
+    return figure

@@ -6,12 +6,21 @@ independent draws behind it and, where a law predicts it, the prediction.
 """
 
 from .estimate import Draws, Estimate
-from .gradients import exponents, gradients
-from .growth import growth, initialisers, normality
+from .gradients import exponents, gradients, plot_gradients
+from .growth import (
+    coverage,
+    growth,
+    initialisers,
+    normality,
+    plot_coverage,
+    plot_growth,
+    plot_initialisers,
+    plot_normality,
+)
 from .inputs import digits, normal
 from .machine import machine
-from .overflow import overflow
-from .saturation import freezing, saturation
+from .overflow import overflow, plot_overflow
+from .saturation import freezing, plot_freezing, plot_saturation, saturation
 from .scale import ScaleRow, plot_scale_effect, scale_effect
 from .speed import SpeedRow, plot_speed, speed
 from .table import Table
@@ -22,6 +31,7 @@ __all__ = [
     "ScaleRow",
     "SpeedRow",
     "Table",
+    "coverage",
     "digits",
     "exponents",
     "freezing",
@@ -32,6 +42,14 @@ __all__ = [
     "normal",
     "normality",
     "overflow",
+    "plot_coverage",
+    "plot_freezing",
+    "plot_gradients",
+    "plot_growth",
+    "plot_initialisers",
+    "plot_normality",
+    "plot_overflow",
+    "plot_saturation",
     "plot_scale_effect",
     "plot_speed",
     "saturation",

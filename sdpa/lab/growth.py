@@ -9,7 +9,7 @@ import numpy.typing as npt
 import sdpa
 
 from . import style, theory
-from .estimate import Draws
+from .estimate import LEVEL, Draws, Z, mean
 from .inputs import stream
 from .table import Cell, Table
 
@@ -190,6 +190,64 @@ def normality(
     return Table("Distance of scaled scores to the normal distribution", rows)
 
 
+def coverage(
+    d_k: Iterable[int] = (16, 64),
+    n: Iterable[int] = (8, 32, 128),
+    *,
+    matrices_each: int = 20,
+    seed: int = 0,
+    draws: int = 100,
+) -> Table:
+    """How often 95 % intervals for the variance of a score cover it, made in two ways.
+
+    From the n^2 entries of one matrix, as if they were independent; and from the mean squares of
+    several matrices. A draw is one set of `matrices_each` matrices.
+
+    Returns
+    -------
+    Table
+        Columns d_k, n; entries, the share of intervals from entries that cover the truth, d_k, with
+        the law 2 Phi(1.96 r) - 1, r the ratio of the standard error they assume, sqrt(2 + 6/d_k)/n,
+        to the true one (`theory.mean_square_spread`); and draws, of those from matrices.
+
+    Examples
+    --------
+    >>> from sdpa import lab
+    >>> table = lab.coverage([16], [64], draws=20)
+    >>> bool(table["entries"][0] < table["draws"][0])
+    True
+    """
+    rows: list[dict[str, Cell]] = []
+    for width in d_k:
+        for length in n:
+            count = draws * matrices_each
+            key = ("coverage", width, length)
+            found = matrices(seed, key, count, _squares, (length, width))
+            half = Z * found["std"] / length
+            entries = (abs(found["square"] - width) <= half).reshape(draws, matrices_each)
+            sets = found["square"].reshape(draws, matrices_each)
+            intervals = [mean(part) for part in sets]
+            covers = np.array([found.low <= width <= found.high for found in intervals], np.float64)
+            assumed = (2 + 6 / width) ** 0.5 / length
+            true = theory.mean_square_spread(length, length, width) ** 0.5
+            rows.append(
+                {
+                    "d_k": width,
+                    "n": length,
+                    "entries": Draws(
+                        entries.mean(axis=1), "share", 1 - theory.outside(Z * assumed / true)
+                    ),
+                    "draws": Draws(covers, "share", LEVEL),
+                }
+            )
+    return Table("Share of 95 % intervals that cover the variance", rows)
+
+
+def _squares(query: Array, key: Array) -> dict[str, Array]:
+    square = sdpa.attention_weights(query, key, scale=1.0, stage="scores") ** 2
+    return {"square": square.mean(axis=(1, 2)), "std": square.std(axis=(1, 2), ddof=1)}
+
+
 INITIALISERS: dict[str, Callable[[int, int], float]] = {
     "1/d_model": lambda d_model, d_k: 1 / d_model,
     "Glorot": lambda d_model, d_k: 2 / (d_model + d_k),
@@ -273,6 +331,22 @@ def plot_growth(table: Table) -> Any:
             style.columns(axes, some, "d_k", column, color=color, marker=marker, label=text)
     axes.set(yscale="log", xlabel="d_k", ylabel="variance of the scores")
     style.log_axis(axes, "x", np.unique(table["d_k"]))
+    axes.legend()
+    return figure
+
+
+@style.plot
+def plot_coverage(table: Table) -> Any:
+    """Share of intervals that cover, from entries and from draws: a matplotlib figure."""
+    figure, axes = style.subplots()
+    widths = np.unique(table["d_k"])
+    for width, marker in zip(widths, style.MARKERS, strict=False):
+        some = table.where(d_k=width)
+        for column, color in (("entries", style.UNSCALED), ("draws", style.SCALED)):
+            label = f"from {column}, d_k = {width}"
+            style.columns(axes, some, "n", column, color=color, marker=marker, label=label)
+    style.log_axis(axes, "x", np.unique(table["n"]))
+    axes.set(xlabel="n", ylim=(0, 1.02), ylabel="share of 95 % intervals that cover")
     axes.legend()
     return figure
 

@@ -2,10 +2,10 @@
 
 import sdpa
 
-from .. import saturation as experiments
 from ..estimate import Draws
 from ..gradients import TARGETS, exponents, gradients
 from ..growth import Array, matrices
+from ..saturation import saturation
 from ..table import Cell
 from .record import Claim, Expect, Measured, draws
 
@@ -23,7 +23,7 @@ TENSOR_LAW = {"unscaled": (0.980, 0.999, 1.000), "scaled": (0.530, 0.523, 0.522)
 
 
 def _tables(seed: int, times: float, count: int) -> dict[tuple[Cell, Cell], dict[str, Cell]]:
-    table = experiments.saturation(WIDTHS, (10,), seed=seed, draws=draws(count, times))
+    table = saturation(WIDTHS, (10,), seed=seed, draws=draws(count, times))
     return {(row["scale"], row["d_k"]): row for row in table.rows}
 
 
@@ -43,7 +43,7 @@ def entropies(seed: int, times: float) -> Measured:
             below = (cell.values < figure).astype(float)
             name = f"share of tensors below the printed entropy, {scale} d_k={width}"
             measured[name] = Draws(below, "share")
-    longer = experiments.saturation((64,), (64, 1024), seed=seed, draws=draws(20, times))
+    longer = saturation((64,), (64, 1024), seed=seed, draws=draws(20, times))
     for row in longer.rows:
         name = f"entropy over ln n, {row['scale']} d_k=64 n={row['n']}"
         measured[name] = _draws(row["entropy_share"])
@@ -63,7 +63,7 @@ def largest_weights(seed: int, times: float) -> Measured:
             measured[name] = Draws(below, "share")
             mean_of_rows = _draws(rows[scale, width]["max_weight"])
             measured[f"mean of the rows' largest weights, {scale} d_k={width}"] = mean_of_rows
-    longer = experiments.saturation((64,), (64,), seed=seed, draws=draws(40, times))
+    longer = saturation((64,), (64,), seed=seed, draws=draws(40, times))
     for row in longer.rows:
         measured[f"max weight {row['scale']} d_k=64 n=64"] = _draws(row["tensor_max"])
     return measured

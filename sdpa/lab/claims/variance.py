@@ -6,10 +6,9 @@ import numpy as np
 
 import sdpa
 
-from .. import growth as experiments
 from .. import theory
 from ..estimate import Draws
-from ..growth import Array, matrices
+from ..growth import Array, growth, initialisers, matrices, normality
 from ..inputs import stream
 from .record import Claim, Expect, Measured, draws
 
@@ -20,7 +19,7 @@ def mean_and_variance(seed: int, times: float) -> Measured:
     """Mean and variance of raw scores over d_k and n, and over kinds of components."""
     measured: dict[str, Draws] = {}
     for width in (4, 64, 512):
-        table = experiments.growth([width], [64], seed=seed, draws=draws(600, times))
+        table = growth([width], [64], seed=seed, draws=draws(600, times))
         row = table.row(d_k=width)
         assert isinstance(row["mean"], Draws)
         assert isinstance(row["variance"], Draws)
@@ -28,7 +27,7 @@ def mean_and_variance(seed: int, times: float) -> Measured:
         measured[f"variance over d_k, d_k={width}"] = Draws(row["variance"].values / width)
         measured[f"std raw d_k={width}"] = Draws(row["variance"].values, "root_mean")
     for kind in ("uniform", "sign"):
-        table = experiments.growth([64], [64], components=kind, seed=seed, draws=draws(300, times))
+        table = growth([64], [64], components=kind, seed=seed, draws=draws(300, times))
         row = table.row(d_k=64)
         assert isinstance(row["variance"], Draws)
         measured[f"variance over d_k, d_k=64, {kind} components"] = Draws(
@@ -95,12 +94,12 @@ def distance_to_normal(seed: int, times: float) -> Measured:
     measured: dict[str, Draws] = {}
     for width in (4, 16, 64, 512):
         count = draws(600 if width > 16 else 300, times)
-        table = experiments.normality([width], seed=seed, draws=count)
+        table = normality([width], seed=seed, draws=count)
         cell = table.rows[0]["distance"]
         assert isinstance(cell, Draws)
         measured[f"distance to N(0, 1) d_k={width}"] = cell
         measured[f"distance times d_k, d_k={width}"] = Draws(cell.values * width)
-    kurtosis = experiments.growth([4, 64], [64], seed=seed, draws=draws(300, times))
+    kurtosis = growth([4, 64], [64], seed=seed, draws=draws(300, times))
     for row in kurtosis.rows:
         cell = row["kurtosis"]
         assert isinstance(cell, Draws)
@@ -254,7 +253,7 @@ def glorot(seed: int, times: float) -> Measured:
     """Variance of the components of q, and of scaled scores, under several initialisers."""
     measured: dict[str, Draws] = {}
     tables = [
-        experiments.initialisers((width,), (64,), seed=seed, draws=draws(count, times))
+        initialisers((width,), (64,), seed=seed, draws=draws(count, times))
         for width, count in ((16, 150), (64, 100), (512, 30))
     ]
     for row in (row for table in tables for row in table.rows):

@@ -4,7 +4,7 @@
 #   make sanitize   the tests of `make test` under ASan and UBSan  make test-arm  the C core for aarch64, under qemu
 #   make bench      speed and memory beside the peers installed and the machine's peak; targets
 #   make model      add a pretrained model, 84 MB, for the laboratory and its tests
-#   make notebooks  run the notebooks and keep their outputs
+#   make notebooks  run the notebooks and keep their outputs       make browser    chromium, for the tests of the pages
 #   make format     rewrite the sources in the project's style     make lint      check style and types
 PYTHON = python3
 VENV = .venv
@@ -79,6 +79,16 @@ test-arm:
 	$(MAKE) -C tests/c -j$(JOBS) CC=aarch64-linux-gnu-gcc FLAGS="-O2 -g -DTIME_LIMIT=20"
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/c/aarch64/driver machine pool attention disturbed
 
+# For the tests of the pages, which are tried in it.
+browser:
+	@if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update && apt-get install --yes --no-install-recommends chromium; \
+		else \
+			echo 'make browser needs, on Debian: apt-get install chromium' >&2; exit 1; \
+		fi; \
+	fi
+
 # The .py is the source: its cells replace those of the .ipynb, whose outputs nbmake makes anew. The times of the run,
 # which nbmake adds to each cell, would differ every time. One after another: some of them measure speed.
 NOTEBOOKS = [0-9e]*
@@ -104,4 +114,4 @@ lint: $(VENV)/dev $(VENV)/with-$(EXTRAS)
 clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
-.PHONY: demo test model build bench notebooks sanitize test-c test-arm format lint clean
+.PHONY: demo test model build bench browser notebooks sanitize test-c test-arm format lint clean

@@ -6,6 +6,7 @@ SDPA_REQUIRE_ALL=1  makes any skipped test fail the session, by name
 
 import importlib
 import os
+import shutil
 import warnings
 import zlib
 
@@ -84,6 +85,33 @@ def _peer(name):
             return importlib.import_module(name)
         except ImportError:
             pytest.skip(f"needs {name}: pip install 'sdpa[peers]'")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium without a window; the test is skipped where it or playwright is missing."""
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        program = None
+    if program is None:
+        pytest.skip("needs playwright and chromium: pip install 'sdpa[browser]', make browser")
+    with sync_playwright() as playwright:
+        # Root, as whom containers run, has no sandbox; the pages are our own.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        yield playwright.chromium.launch(executable_path=program, args=arguments)
+
+
+@pytest.fixture(params=[(1280, "light"), (390, "dark")], ids=["desktop-light", "phone-dark"])
+def context(browser, request):
+    """A window of a desktop's and of a phone's width, in light and in dark, without a network."""
+    width, scheme = request.param
+    context = browser.new_context(
+        viewport={"width": width, "height": 844}, color_scheme=scheme, offline=True
+    )
+    yield context
+    context.close()
 
 
 def pytest_runtest_logreport(report):

@@ -8,7 +8,7 @@ import pytest
 
 import sdpa
 from sdpa import lab
-from sdpa.__main__ import _scale_text
+from sdpa.lab.report.text import scale_text
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def test_table_is_what_the_main_job_prints():
     pytest.importorskip("sklearn")
     (block,) = blocks("text")
     start, end = block.index("\ndigits: scores and weights"), block.index("\nSpeed against")
-    printed = _scale_text("digits", lab.scale_effect(lab.digits()))
+    printed = scale_text("digits", lab.scale_effect(lab.digits()))
     expected, ours = block[start:end].splitlines(), printed.splitlines()
     assert len(expected) == len(ours)
     number = re.compile(r"\d*\.?\d+")

@@ -19,11 +19,13 @@ from .growth import (
 )
 from .inputs import digits, normal
 from .machine import machine
+from .memory import memory, plot_memory
 from .overflow import overflow, plot_overflow
 from .saturation import freezing, plot_freezing, plot_saturation, saturation
 from .scale import ScaleRow, plot_scale_effect, scale_effect
 from .speed import SpeedRow, plot_speed, speed
 from .table import Table
+from .tiling import online, plot_online, tiles
 
 __all__ = [
     "Draws",
@@ -39,15 +41,19 @@ __all__ = [
     "growth",
     "initialisers",
     "machine",
+    "memory",
     "normal",
     "normality",
+    "online",
     "overflow",
     "plot_coverage",
     "plot_freezing",
     "plot_gradients",
     "plot_growth",
     "plot_initialisers",
+    "plot_memory",
     "plot_normality",
+    "plot_online",
     "plot_overflow",
     "plot_saturation",
     "plot_scale_effect",
@@ -55,4 +61,5 @@ __all__ = [
     "saturation",
     "scale_effect",
     "speed",
+    "tiles",
 ]

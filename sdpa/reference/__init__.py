@@ -40,7 +40,7 @@ and passes no gradient.
 
 Options
 -------
-The functions on attention take the options of `attention_weights`, explained there, as **options.
+The functions on attention take the options of `attention_weights`, explained there, as `**options`.
 """
 
 from sdpa.reference.additive import (

@@ -1,0 +1,37 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Turn the scale
+#
+# One head of attention by the C routines. Move a slider: scores, weights and gradients are
+# computed anew. Points are this one draw, curves are laws: the density of scores of independent
+# rows, entropy and Jacobian of n independent normal scores (quadratures of `sdpa.lab.theory`).
+#
+# Without Jupyter: `python -m sdpa explorer` writes a page that does the same in a browser.
+
+# %%
+from IPython.display import display
+from ipywidgets import Dropdown, FloatSlider, IntSlider, SelectionSlider, interactive
+
+from sdpa.lab import explore
+
+
+def show(**knobs):
+    display(explore.plot_explored(explore.explore(**knobs)))
+
+
+interactive(
+    show,
+    d_k=SelectionSlider(options=[2**i for i in range(2, 10)], value=64, description="d_k"),
+    n=SelectionSlider(options=[2**i for i in range(2, 8)], value=16, description="n"),
+    scale=Dropdown(options=list(explore.SCALES), description="scale"),
+    correlation=FloatSlider(min=0, max=1, step=0.05, description="correlation"),
+    seed=IntSlider(min=0, max=99, description="seed"),
+    input=Dropdown(options=explore.INPUTS, description="input"),
+)

@@ -49,6 +49,12 @@ if TYPE_CHECKING:
         MultiHeadGradients,
         MultiHeadSaved,
     )
+    from sdpa.relative import (
+        ShawGradients,
+        shaw_attention,
+        shaw_attention_backward,
+        shaw_attention_forward,
+    )
     from sdpa.rotary import rotary_embedding, rotary_embedding_backward
     from sdpa.scores import (
         BilinearGradients,
@@ -74,6 +80,7 @@ __all__ = [
     "MultiHeadForward",
     "MultiHeadGradients",
     "MultiHeadSaved",
+    "ShawGradients",
     "__version__",
     "additive_attention",
     "additive_attention_backward",
@@ -102,6 +109,9 @@ __all__ = [
     "rotary_embedding_backward",
     "scaled_dot_product_attention",
     "set_num_threads",
+    "shaw_attention",
+    "shaw_attention_backward",
+    "shaw_attention_forward",
     "show_config",
     "softmax",
     "softmax_backward",
@@ -109,7 +119,7 @@ __all__ = [
 ]
 
 # Imported where they are first used, for `import sdpa` is to be quick.
-_LAZY = ("scores", "layers", "rotary")
+_LAZY = ("scores", "layers", "relative", "rotary")
 
 
 def __getattr__(name: str) -> Any:

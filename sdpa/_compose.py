@@ -182,6 +182,20 @@ def felt_rows(grad: Array) -> Array:
 
 
 @np.errstate(all="ignore")
+def felt_product(x: Array, y: Array) -> Array:
+    """x @ y, in which a 0 of x does not feel what y holds, NaN included."""
+    product = x @ y
+    finite = np.isfinite(y)
+    if finite.all():
+        return product
+    product = x @ np.where(finite, y, 0)
+    for j in np.unique(np.nonzero(~finite)[-2]):
+        left, right = x[..., j, None], y[..., None, j, :]
+        product += np.where((left != 0) & ~np.isfinite(right), left * right, 0)
+    return product
+
+
+@np.errstate(all="ignore")
 def weight_gradient(x: Array, grad: Array, shape: tuple[int, ...]) -> Array:
     """x^T grad, the gradient of W in x W: summed over rows and over axes that W lacks.
 

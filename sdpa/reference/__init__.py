@@ -11,7 +11,7 @@ derivatives.py  backward, forward mode, double backward
 additive.py     additive attention and its backward
 logits.py       what the options do to a score, which keys a query may see, dropout
 scores.py       attention by cosines and bilinear forms
-positions.py    rotary embedding, T5's relative bias
+positions.py    rotary embedding, T5's relative bias, vectors of relative positions
 rows.py         softmax, log_softmax, logsumexp and their gradients
 arrays.py       broadcasting and what it sums on the way back
 =============== ================================================================================
@@ -69,6 +69,8 @@ from sdpa.reference.forward import (
 from sdpa.reference.positions import (
     rotary_embedding,
     rotary_embedding_backward,
+    shaw_attention_backward,
+    shaw_attention_forward,
     t5_bucket,
     t5_relative,
 )
@@ -120,6 +122,8 @@ __all__ = [
     "merge_attention",
     "rotary_embedding",
     "rotary_embedding_backward",
+    "shaw_attention_backward",
+    "shaw_attention_forward",
     "softmax",
     "softmax_backward",
     "softmax_jacobian",

@@ -1,6 +1,13 @@
-"""What depends on positions: rotary embedding, T5's buckets."""
+"""What depends on positions: rotary embedding, T5's buckets, vectors of relative positions."""
+
+from typing import NamedTuple
 
 import numpy as np
+
+from sdpa.reference.arrays import broadcast, float64, sum_to, sum_to_heads
+from sdpa.reference.derivatives import attention_backward
+from sdpa.reference.forward import AttentionForward, attention_forward
+from sdpa.reference.logits import logits_of
 
 
 def rotary_embedding(x, positions, *, base=10000.0, interleaved=False, rotary_dim=None):
@@ -61,3 +68,114 @@ def t5_relative(
         )
         bias[:, i, j] = table[bucket]
     return bias
+
+
+class ShawGradients(NamedTuple):
+    """Result of `shaw_attention_backward`; None where a gradient was not asked for."""
+
+    query: np.ndarray | None
+    key: np.ndarray | None
+    value: np.ndarray | None
+    rel_key: np.ndarray | None
+    rel_value: np.ndarray | None
+    attn_mask: np.ndarray | None
+    sinks: np.ndarray | None
+
+
+@np.errstate(all="ignore")
+def shaw_attention_forward(query, key, value, rel_key, rel_value=None, **options):
+    """Attention with keys key_j + rel_key[c] and values value_j + rel_value[c]: (out, lse).
+
+    c = clip(j - i - query_offset, -D, D) + D is the row of the distance. Shaw et al.,
+    "Self-attention with relative position representations" (2018), section 3.1.
+    """
+    pairs = ShawPairs(query, key, value, rel_key, rel_value, **options)
+    out, lse = attention_forward(*pairs.operands, **pairs.options)
+    return AttentionForward(out[..., 0, :], lse[..., 0])
+
+
+@np.errstate(all="ignore")
+def shaw_attention_backward(
+    grad_out,
+    query,
+    key,
+    value,
+    rel_key,
+    rel_value,
+    out,
+    lse,
+    *,
+    grad_lse=None,
+    needs=("query", "key", "value", "rel_key"),
+    **options,
+):
+    """Gradients of <grad_out, out> + <grad_lse, lse> with respect to the arguments in `needs`."""
+    pairs = ShawPairs(query, key, value, rel_key, rel_value, **options)
+    grad_out, out = (np.asarray(x)[..., None, :] for x in (grad_out, out))
+    lse, grad_lse = (None if x is None else np.asarray(x)[..., None] for x in (lse, grad_lse))
+    inner = {"query", "key", "value", *needs} - {"rel_key", "rel_value"}
+    g = attention_backward(
+        grad_out, *pairs.operands, out, lse, grad_lse=grad_lse, needs=tuple(inner), **pairs.options
+    )
+    sums = {
+        "query": lambda: sum_to(g.query[..., 0, :], np.shape(query)),
+        "key": lambda: sum_to(g.key.sum(axis=-3), np.shape(key)),
+        "value": lambda: sum_to(g.value.sum(axis=-3), np.shape(value)),
+        "rel_key": lambda: sum_to(pairs.by_distance(g.key), np.shape(rel_key)),
+        "rel_value": lambda: sum_to(pairs.by_distance(g.value), np.shape(rel_value)),
+        "attn_mask": lambda: sum_to(g.attn_mask[..., 0, :], np.shape(options["attn_mask"])),
+        "sinks": lambda: sum_to_heads(g.sinks, np.shape(options["sinks"])),
+    }
+    return ShawGradients(*(f() if name in needs else None for name, f in sums.items()))
+
+
+class ShawPairs:
+    """Shaw's attention as plain attention of every query, alone, to keys and values of its own.
+
+    operands  (..., heads, Lq, 1, d_k), (..., heads, Lq, Lk, d_k), (..., heads, Lq, Lk, d_v)
+    options   those of `attention_forward` for them; all masks are one additive attn_mask
+    """
+
+    def __init__(
+        self,
+        query,
+        key,
+        value,
+        rel_key,
+        rel_value=None,
+        *,
+        attn_mask=None,
+        scale=None,
+        enable_gqa=False,
+        sinks=None,
+        **masks,
+    ):
+        query, key, value, rel_key = float64(query, key, value, rel_key)
+        self.n_rows = rel_key.shape[-2]
+        if rel_value is None:
+            rel_value = np.zeros((self.n_rows, value.shape[-1]))
+        rel = rel_key, np.asarray(rel_value, np.float64)
+        q, k, v, *self.rel = broadcast(query, key, value, *rel, enable_gqa=enable_gqa)
+        n_q, n_k = q.shape[-2], k.shape[-2]
+        offset = masks.get("query_offset") or 0
+        if masks.get("is_causal") == "lower_right":
+            length = masks.get("key_lengths")
+            offset = (n_k if length is None else length) - n_q
+        far = self.n_rows // 2
+        self.rows = np.clip(np.arange(n_k) - np.arange(n_q)[:, None] - offset, -far, far) + far
+        keys, values = (
+            x[..., None, :, :] + r[..., self.rows, :] for x, r in zip((k, v), self.rel, strict=True)
+        )
+        self.operands = q[..., None, :], keys, values
+        mask = logits_of(np.zeros_like(q), np.zeros_like(k), attn_mask, **masks)
+        self.options = {"attn_mask": mask[..., None, :], "scale": scale}
+        if sinks is not None:
+            lead = q.shape[:-2]
+            sinks = np.broadcast_to(sinks, lead or (1,)).reshape(*lead, 1)
+            self.options["sinks"] = np.broadcast_to(sinks, (*lead, n_q))
+
+    def by_distance(self, x):
+        """(..., Lq, Lk, d) summed over the pairs of each distance: (..., 2 D + 1, d)."""
+        total = np.zeros((*x.shape[:-3], self.n_rows, x.shape[-1]))
+        np.add.at(total, (..., self.rows, slice(None)), x)
+        return total

@@ -1,0 +1,369 @@
+"""Computes attention with relative positions: its far parts, and the band of distances in blocks.
+
+`sdpa.relative` says what is computed and how it is split into parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sdpa import _core
+from sdpa._compose import (
+    Array,
+    arrays,
+    diagonal_offset,
+    felt_product,
+    native,
+    rounded,
+    sum_to,
+    weight_gradient,
+    widen,
+    widened_options,
+)
+
+# A block of the band has so many queries, fewer where its arrays would have more elements.
+_BLOCK_ROWS, _BLOCK_ELEMENTS = 128, 1 << 21
+
+
+class Problem:
+    """The arguments, checked but for what attention checks, and the geometry of their distances."""
+
+    def __init__(
+        self,
+        query: ArrayLike,
+        key: ArrayLike,
+        value: ArrayLike,
+        rel_key: ArrayLike,
+        rel_value: ArrayLike | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.options = options
+        self.query, self.key, self.value, self.rel_key = arrays(
+            query=query, key=key, value=value, rel_key=rel_key
+        )
+        self.rel_value = None if rel_value is None else arrays(rel_value=rel_value)[0]
+        if min(self.query.ndim, self.key.ndim, self.value.ndim) < 2:
+            _core._check_attention(self.query, self.key, self.value)  # says what is wrong with them
+        self._check("rel_key", self.rel_key, "key", self.key)
+        if self.rel_value is not None:
+            self._check("rel_value", self.rel_value, "value", self.value)
+            if self.rel_value.shape[-2] != self.rel_key.shape[-2]:
+                raise ValueError(
+                    f"rel_value: expected {self.rel_key.shape[-2]} rows as rel_key, "
+                    f"got {self.rel_value.shape}"
+                )
+        self.n_q, self.n_k = self.query.shape[-2], self.key.shape[-2]
+        self.farthest = self.rel_key.shape[-2] // 2
+        kernel = dict(options)
+        self.offset = diagonal_offset(kernel, self.n_q, self.n_k)
+        # Parts are windows, and sinks are added where the parts are put together.
+        self.kernel = widened_options(kernel)
+        for name in ("sinks", "is_causal", "window"):
+            self.kernel.pop(name, None)
+        self.mask = self.kernel.pop("attn_mask", None)
+        scale = self.kernel.get("scale")
+        self.scale = 1 / math.sqrt(max(self.query.shape[-1], 1)) if scale is None else scale
+
+    def _check(self, name: str, x: Array, of: str, tokens: Array) -> None:
+        width = tokens.shape[-1]
+        if x.ndim not in (2, 3) or x.shape[-1] != width or x.shape[-2] % 2 == 0:
+            raise ValueError(
+                f"{name}: expected (2 D + 1, {width}) or (heads, 2 D + 1, {width}), got {x.shape}"
+            )
+        heads = tokens.shape[-3] if tokens.ndim > 2 else 1
+        if x.ndim == 3 and (tokens.ndim < 3 or x.shape[0] not in (1, heads)):
+            raise ValueError(f"{name}: expected {of}'s number of heads, {heads}, got {x.shape}")
+        if native(x.dtype) != native(self.query.dtype):
+            raise TypeError(f"{name}: expected query's dtype {self.query.dtype}, got {x.dtype}")
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the result."""
+        shapes = [x.shape[:-2] for x in (self.query, self.key, self.value)]
+        if self.options.get("enable_gqa") and shapes[0]:
+            shapes[1:] = [(*s[:-1], 1) for s in shapes[1:]]
+        return np.broadcast_shapes(*shapes)
+
+    def parts(self) -> Iterator[tuple[int | None, int, int]]:
+        """(row of rel_key, or None for the band; least and largest distance) of what is visible."""
+        left, right = self.options.get("window") or (None, None)
+        low, high = 1 - self.n_q - self.offset, self.n_k - 1 - self.offset
+        low = low if left is None else max(low, -int(left))
+        high = high if right is None else min(high, int(right))
+        if self.options.get("is_causal"):
+            high = min(high, 0)
+        d = self.farthest
+        for row, a, b in ((0, low, -d), (None, 1 - d, d - 1), (2 * d, max(d, 1), high)):
+            a, b = max(a, low), min(b, high)
+            if a <= b:
+                yield row, a, b
+
+    def far(self, row: int, a: int, b: int) -> tuple[Array, Array, dict[str, Any]]:
+        """Keys, values and options of the part whose distances are a to b, of one relative row."""
+        key, value = widen(self.key) + widen(self.rel_key)[..., row, None, :], widen(self.value)
+        if self.rel_value is not None:
+            value = value + widen(self.rel_value)[..., row, None, :]
+        # A window holds its diagonal, so that moves to the distance of the part nearest to 0.
+        at = min(max(a, 0), b)
+        window = (at - a, b - at)
+        place = {"attn_mask": self.mask, "window": window, "query_offset": self.offset + at}
+        return key, value, self.kernel | place
+
+    def blocks(self, a: int, b: int) -> Iterator[Block]:
+        """The band of distances a to b, in blocks of queries and the keys that they meet there."""
+        width = min(self.n_k, b - a + _BLOCK_ROWS)
+        rows = _BLOCK_ELEMENTS // max(1, math.prod(self.lead) * width)
+        rows = min(_BLOCK_ROWS, max(16, rows))
+        for start in range(0, self.n_q, rows):
+            stop = min(start + rows, self.n_q)
+            first = max(0, start + self.offset + a)
+            last = min(self.n_k, stop + self.offset + b)
+            if first < last:
+                yield Block(self, a, b, slice(start, stop), slice(first, last))
+
+    def of_query_heads(self, rel: Array) -> Array:
+        """Rows of rel_key or rel_value for every query head."""
+        if rel.ndim == 2 or rel.shape[0] == 1 or self.query.ndim < 3:
+            return rel
+        return np.repeat(rel, max(1, self.query.shape[-3] // rel.shape[0]), axis=0)
+
+
+class Block:
+    """Some queries of the band, and the keys that they meet there.
+
+    An array (..., rows, distances) and one (..., rows, keys) hold the same numbers: entry (i, t) of
+    the first is entry (i, j) of the second where t is the distance of i and j. The second is a view
+    of a buffer around the first whose rows shift by one from each to the next.
+    """
+
+    def __init__(self, of: Problem, a: int, b: int, rows: slice, keys: slice) -> None:
+        self.of, self.rows, self.keys = of, rows, keys
+        self.n_rows, self.n_keys = rows.stop - rows.start, keys.stop - keys.start
+        # Buffer column m holds distance m - zero.
+        zero = self.n_rows - 1 - keys.start + rows.start + of.offset
+        low, high = max(a, -zero), min(b, self.n_rows + self.n_keys - 2 - zero)
+        self.columns = slice(low + zero, high + zero + 1)
+        self.rel_rows = slice(low + of.farthest, high + of.farthest + 1)
+        self.query, self.key = widen(of.query[..., rows, :]), widen(of.key[..., keys, :])
+        self.value = widen(of.value[..., keys, :])
+        self.rel_key, self.rel_value = (
+            None if rel is None else of.of_query_heads(widen(rel[..., self.rel_rows, :]))
+            for rel in (of.rel_key, of.rel_value)
+        )
+        scores = self.query @ np.swapaxes(cast(Array, self.rel_key), -1, -2)
+        self.bias = self._along_keys(scores * scores.dtype.type(of.scale), -np.inf)
+        if of.mask is not None:
+            mask = of.mask[self.of_mask]
+            if mask.dtype == bool:
+                self.bias = np.where(mask, self.bias, self.bias.dtype.type(-np.inf))
+            else:
+                self.bias = np.where(mask == -np.inf, mask, self.bias + mask)
+        self.options = dict(of.kernel)
+        lengths = of.kernel.get("key_lengths")
+        if lengths is not None:
+            self.options["key_lengths"] = np.clip(np.subtract(lengths, keys.start), 0, self.n_keys)
+
+    @property
+    def of_mask(self) -> tuple[Any, ...]:
+        """Where the mask has this block: one row or column stands for all."""
+        shape = cast(Array, self.of.mask).shape[-2:]
+        own = (self.rows, self.keys)[2 - len(shape) :]
+        return (..., *(slice(None) if n == 1 else s for n, s in zip(shape, own, strict=True)))
+
+    def _shifted(self, buffer: Array, *, writeable: bool = False) -> Array:
+        *lead, by_row, step = buffer.strides
+        return np.lib.stride_tricks.as_strided(
+            buffer[..., self.n_rows - 1 :],
+            (*buffer.shape[:-1], self.n_keys),
+            (*lead, by_row - step, step),
+            writeable=writeable,
+        )
+
+    def _along_keys(self, x: Array, fill: float) -> Array:
+        """(..., rows, distances) -> (..., rows, keys), `fill` where there is no distance."""
+        shape = (*x.shape[:-1], self.n_rows + self.n_keys - 1)
+        buffer = np.full(shape, fill, x.dtype)
+        buffer[..., self.columns] = x
+        return self._shifted(buffer)
+
+    def _along_distances(self, x: Array) -> Array:
+        """(..., rows, keys) -> (..., rows, distances), 0 where there is no key."""
+        buffer = np.zeros((*x.shape[:-1], self.n_rows + self.n_keys - 1), x.dtype)
+        self._shifted(buffer, writeable=True)[...] = x
+        return buffer[..., self.columns]
+
+    def scores(self) -> Array:
+        """(..., rows, keys), -inf where masked."""
+        query = np.broadcast_to(self.query, (*self.of.lead, *self.query.shape[-2:]))
+        return _core.attention_weights(query, self.key, self.bias, stage="biased", **self.options)
+
+    def weights(self, lse: Array) -> Array:
+        """exp(scores - lse) along distances: (..., rows, distances)."""
+        x = self.scores()
+        x -= np.where(lse == -np.inf, 0, lse)[..., None]
+        return self._along_distances(np.exp(x, out=x))
+
+    def forward(self) -> _core.AttentionForward:
+        """Attention of these queries to these keys alone."""
+        part = _core.attention_forward(self.query, self.key, self.value, self.bias, **self.options)
+        if self.rel_value is None:
+            return part
+        through = felt_product(self.weights(part.lse), self.rel_value)
+        return _core.AttentionForward(part.out + through, part.lse)
+
+    def backward(
+        self,
+        grad_out: Array,
+        out: Array,
+        lse: Array,
+        grad_lse: Array | None,
+        needs: tuple[str, ...],
+    ) -> dict[str, Array | None]:
+        """What these pairs add to each gradient, of the whole rows' out and lse."""
+        grad, value = grad_out, self.value
+        if self.rel_value is not None:
+            # <grad_out, rel_value> of each pair joins <grad_out, value> as one more column per key,
+            # in which that key's value is 1. out is there for <grad_out, out> alone, and complete.
+            products = self._along_keys(grad @ np.swapaxes(self.rel_value, -1, -2), 0)
+            if not np.isfinite(products).all():
+                products = np.where(self.scores() == -np.inf, 0, products)
+            grad = np.concatenate([grad, products.astype(grad.dtype, copy=False)], axis=-1)
+            out = np.concatenate([out, np.zeros_like(grad[..., : self.n_keys])], axis=-1)
+            units = np.eye(self.n_keys, dtype=value.dtype)
+            units = np.broadcast_to(units, (*value.shape[:-1], self.n_keys))
+            value = np.concatenate([value, units], axis=-1)
+        inner = {name.removeprefix("rel_") for name in needs} - {"sinks"}
+        g = _core.attention_backward(
+            grad, self.query, self.key, value, out, lse, self.bias, grad_lse=grad_lse,
+            needs=(*inner, "attn_mask"), **self.options,
+        )  # fmt: skip
+        by_bias = cast(Array, g.attn_mask)
+        by_scores = self._along_distances(by_bias) * by_bias.dtype.type(self.of.scale)
+        grads: dict[str, Array | None] = {"key": g.key, "attn_mask": by_bias}
+        if "query" in needs:
+            through = felt_product(by_scores, cast(Array, self.rel_key))
+            grads["query"] = cast(Array, g.query) + sum_to(through, self.query.shape)
+        if "value" in needs:
+            grads["value"] = cast(Array, g.value)[..., : self.value.shape[-1]]
+        if "rel_key" in needs:
+            grads["rel_key"] = _rows_gradient(by_scores, self.query, self.of.rel_key)
+        if "rel_value" in needs:
+            rel = cast(Array, self.of.rel_value)
+            grads["rel_value"] = _rows_gradient(self.weights(lse), grad_out, rel)
+        return grads
+
+
+def forward(problem: Problem) -> _core.AttentionForward:
+    """The parts, merged."""
+    of = problem
+    query, value, lead = widen(of.query), widen(of.value), of.lead
+    # Of no key at all, or of the sinks alone: where the parts are added to.
+    out = np.zeros((*lead, of.n_q, value.shape[-1]), native(query.dtype))
+    lse = np.full(out.shape[:-1], -np.inf, out.dtype)
+    sinks = of.options.get("sinks")
+    if sinks is not None:
+        lse[...] = np.broadcast_to(sinks, lead or (1,)).reshape(*lead, 1)
+    for row, a, b in of.parts():
+        if row is not None:
+            key, value, place = of.far(row, a, b)
+            part = _core.attention_forward(query, key, value, **place)
+        else:
+            part = _core.AttentionForward(np.zeros_like(out), np.full_like(lse, -np.inf))
+            for block in of.blocks(a, b):
+                part.out[..., block.rows, :], part.lse[..., block.rows] = block.forward()
+        out, lse = _core.merge_attention((out, part.out), (lse, part.lse))
+    return _core.AttentionForward(cast(Array, rounded(out, of.query)), lse)
+
+
+class Backward:
+    """Gradients of <grad_out, out> + <grad_lse, lse>, added up over the parts."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        needs: tuple[str, ...],
+        grad_out: Array,
+        out: Array,
+        lse: Array,
+        grad_lse: Array | None,
+    ) -> None:
+        self.of, self.needs = problem, needs
+        self.grad_out, self.out, self.lse, self.grad_lse = grad_out, out, lse, grad_lse
+        given = vars(problem) | problem.options
+        self.arguments: dict[str, Array] = {name: given[name] for name in needs}
+        self.total = {n: np.zeros(x.shape, native(lse.dtype)) for n, x in self.arguments.items()}
+
+    def result(self) -> dict[str, Array | None]:
+        """Each gradient in the shape and dtype of its argument."""
+        for row, a, b in self.of.parts():
+            if row is not None:
+                self._far(row, a, b)
+            else:
+                for block in self.of.blocks(a, b):
+                    self._block(block)
+        if "sinks" in self.needs:
+            self._sinks()
+        return {name: rounded(x, self.arguments[name]) for name, x in self.total.items()}
+
+    def _far(self, row: int, a: int, b: int) -> None:
+        key, value, place = self.of.far(row, a, b)
+        # What the keys and values receive is wanted of the relative rows, too.
+        inner = {name.removeprefix("rel_") for name in self.needs} - {"sinks"}
+        g = _core.attention_backward(
+            self.grad_out, widen(self.of.query), key, value, self.out, self.lse,
+            grad_lse=self.grad_lse, needs=tuple(inner), **place,
+        )  # fmt: skip
+        for name in self.needs:
+            if name.startswith("rel_"):
+                tokens = cast(Array, getattr(g, name.removeprefix("rel_")))
+                by_row = _sum_to_rel(tokens.sum(axis=-2, keepdims=True), self.arguments[name])
+                self.total[name][..., row, None, :] += by_row
+            elif name != "sinks":
+                self.total[name] += cast(Array, getattr(g, name))
+
+    def _block(self, block: Block) -> None:
+        rows, keys = (..., block.rows, slice(None)), (..., block.keys, slice(None))
+        rel = (..., block.rel_rows, slice(None))
+        at = {"query": rows, "key": keys, "value": keys, "rel_key": rel, "rel_value": rel}
+        if self.of.mask is not None:
+            at["attn_mask"] = block.of_mask
+        lse = (..., block.rows)
+        grads = block.backward(
+            self.grad_out[rows], self.out[rows], self.lse[lse],
+            None if self.grad_lse is None else self.grad_lse[lse], self.needs,
+        )  # fmt: skip
+        for name in self.needs:
+            if name != "sinks":
+                total = self.total[name][at[name]]
+                total += sum_to(cast(Array, grads[name]), total.shape)
+
+    def _sinks(self) -> None:
+        """A sink is a key without a value: its weight times -<grad_out, out> + grad_lse."""
+        lead = self.lse.shape[:-1] or (1,)
+        logits = np.broadcast_to(self.arguments["sinks"], lead).astype(self.lse.dtype)[..., None]
+        weight = np.where(logits == -np.inf, 0, np.exp(logits - self.lse))
+        slope = -np.einsum("...i,...i->...", self.grad_out, self.out)
+        if self.grad_lse is not None:
+            slope = slope + self.grad_lse
+        total = self.total["sinks"]
+        total += sum_to((weight * slope).sum(axis=-1), total.shape)
+
+
+def _rows_gradient(x: Array, y: Array, rel: Array) -> Array:
+    """x^T y, of (..., rows, distances) and (..., rows, d), for these distances' rows of `rel`."""
+    heads = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])[-1:] if rel.ndim == 3 else ()
+    grad = weight_gradient(y, x, (*heads, y.shape[-1], x.shape[-1]))
+    return _sum_to_rel(np.swapaxes(grad, -1, -2), rel)
+
+
+def _sum_to_rel(grad: Array, rel: Array) -> Array:
+    """A gradient of rows for every query or key head, summed to the heads of `rel`."""
+    if rel.ndim == 3 and grad.ndim > 2 and grad.shape[-3] != rel.shape[0]:
+        groups = (rel.shape[0], grad.shape[-3] // rel.shape[0])
+        grad = grad.reshape(*grad.shape[:-3], *groups, *grad.shape[-2:]).sum(axis=-3)
+    return sum_to(grad, (*rel.shape[:-2], *grad.shape[-2:]))

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import fill
 
 import numpy as np
 
@@ -12,8 +11,6 @@ from ..estimate import Estimate
 from ..table import with_interval
 from .judge import ALPHA
 from .record import Row
-
-WIDTH = 100
 
 
 def text(rows: Sequence[Row]) -> str:
@@ -32,14 +29,8 @@ def text(rows: Sequence[Row]) -> str:
 
 
 def _row(row: Row) -> str:
-    claim = row.claim
-    expected = {expect.figure: expect for expect in claim.expect}
-    lines = [
-        f"{claim.id}: {row.verdict}{' (cited)' if claim.cited else ''}, "
-        f"notes {' '.join(claim.notes)}, {row.seconds:.1f} s",
-        fill(claim.claim, WIDTH, initial_indent="  claim  ", subsequent_indent=" " * 9),
-        fill(row.statement, WIDTH, initial_indent="  found  ", subsequent_indent=" " * 9),
-    ]
+    expected = {expect.figure: expect for expect in row.claim.expect}
+    lines = [str(row)]
     for figure in row.figures:
         shown = with_interval(Estimate(*figure[1:]))
         line = f"    {figure.name}: {shown} (n = {figure.n})"

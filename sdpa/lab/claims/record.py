@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from ..estimate import Draws, Estimate
+
+WIDTH = 100  # of a line of text
 
 Margin = float | tuple[float | None, float | None]
 Measured = Mapping[str, Draws | Estimate]
@@ -91,6 +94,21 @@ class Row:
     seconds: float
     draws: dict[str, Any]
     """What was measured per draw, by figure."""
+
+    def __str__(self) -> str:
+        """Verdict, claim and what is right; without the figures."""
+        claim = self.claim
+        cited = " (cited)" if claim.cited else ""
+        found = {"claim  ": claim.claim, "found  ": self.statement}
+        return "\n".join(
+            [
+                f"{claim.id}: {self.verdict}{cited}, notes {' '.join(claim.notes)}",
+                *(
+                    fill(text, WIDTH, initial_indent=f"  {name}", subsequent_indent=" " * 9)
+                    for name, text in found.items()
+                ),
+            ]
+        )
 
     def record(self) -> dict[str, Any]:
         """The row as plain data, the form of `python -m sdpa claims --json`."""

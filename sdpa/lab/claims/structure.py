@@ -1,10 +1,12 @@
-"""Rows on identities: Jacobian, rows of weights, gradients, symmetry."""
+"""Rows on identities: Jacobian, rows of weights, gradients, symmetry, parameters."""
+
+from typing import NamedTuple
 
 import numpy as np
 
 import sdpa
 
-from ..estimate import Draws
+from ..estimate import Draws, Estimate, exact
 from ..growth import Array
 from ..inputs import stream
 from .record import Claim, Expect, Measured, draws
@@ -198,6 +200,43 @@ def noncommute(seed: int, times: float) -> Measured:
     }
 
 
+def parameters(seed: int, times: float) -> Measured:
+    """How many numbers each score has gradients for beside queries, keys and values."""
+    rng = stream(seed, "dot-no-params")
+    measured: dict[str, Estimate] = {}
+    for d, h in ((64, 64), (64, 128), (512, 64)):
+        query, key, value, grad_out = rng.standard_normal((4, 3, d))
+        learned = (rng.standard_normal((d, h)), rng.standard_normal((d, h)), rng.standard_normal(h))
+        out, lse = sdpa.attention_forward(query, key, value)
+        dot = sdpa.attention_backward(grad_out, query, key, value, out, lse)
+        out, lse = sdpa.additive_attention_forward(query, key, value, *learned)
+        additive = sdpa.additive_attention_backward(
+            grad_out, query, key, value, *learned, None, out, lse
+        )
+        layer = sdpa.MultiHeadAttention(d, 1, d_k=h, rng=seed).parameters
+        projections = layer["w_query"].size + layer["w_key"].size
+        where = f"d={d} h={h}"
+        measured[f"parameters of the dot product, {where}"] = exact(_beside_operands(dot))
+        count = _beside_operands(additive)
+        measured[f"parameters of additive attention over 2 d h + h, {where}"] = exact(
+            count / (2 * d * h + h)
+        )
+        # W_a and U_a can stand in the place of W^Q and W^K.
+        measured[f"parameters of additive attention beyond W^Q and W^K, {where}"] = exact(
+            count - projections
+        )
+    return measured
+
+
+def _beside_operands(grads: NamedTuple) -> int:
+    found = grads._asdict()
+    return sum(
+        grad.size
+        for name, grad in found.items()
+        if grad is not None and name not in ("query", "key", "value")
+    )
+
+
 CLAIMS = (
     Claim(
         id="jacobian",
@@ -338,5 +377,26 @@ CLAIMS = (
         "a difference of {relative difference, commuting:.2f}; matrices with a symmetric product "
         "that do not commute give none.",
         experiment=noncommute,
+    ),
+    Claim(
+        id="dot-no-params",
+        notes=("004",),
+        claim="The dot product is a score without parameters; additive attention brings W_a, U_a "
+        "and v_a.",
+        claim_zh="点积打分不引入任何参数；加性注意力则要额外学习 W_a、U_a 和 v_a。",
+        expect=tuple(
+            Expect(f"{what}, {where}", number, 0.0)
+            for where in ("d=64 h=64", "d=64 h=128", "d=512 h=64")
+            for what, number in (
+                ("parameters of the dot product", 0.0),
+                ("parameters of additive attention over 2 d h + h", 1.0),
+            )
+        ),
+        holds="So it is, given queries and keys: none against 2 d h + h, 8256 at d = h = 64. Given "
+        "the input of a layer there is nearly no difference: W_a and U_a do there what W^Q and W^K "
+        "do for the dot product, and additive attention has {parameters of additive attention "
+        "beyond W^Q and W^K, d=64 h=64:.0f} parameters more, those of v_a.",
+        law="The counts are {parameters of the dot product, d=64 h=64:.0f} and 2 d h + h.",
+        experiment=parameters,
     ),
 )

@@ -5,6 +5,15 @@ them. A figure that is estimated comes as an `Estimate`: with its interval, the 
 independent draws behind it and, where a law predicts it, the prediction.
 """
 
+from .correlation import correlated_growth, plot_correlated_growth
+from .criteria import (
+    averaging,
+    best_sigma,
+    gradients_over_sigma,
+    plot_averaging,
+    plot_best_sigma,
+    plot_gradients_over_sigma,
+)
 from .estimate import Draws, Estimate
 from .gradients import exponents, gradients, plot_gradients
 from .growth import (
@@ -17,8 +26,20 @@ from .growth import (
     plot_initialisers,
     plot_normality,
 )
+from .heads import (
+    inputs_compared,
+    plot_inputs_compared,
+    plot_trained_choice,
+    plot_trained_growth,
+    plot_trained_heads,
+    trained_choice,
+    trained_growth,
+    trained_heads,
+)
 from .inputs import digits, normal
+from .length import critical, plot_critical, plot_scale_over_length, scale_over_length
 from .machine import machine
+from .measure import measure, plot_measure
 from .memory import memory, plot_memory
 from .overflow import overflow, plot_overflow
 from .saturation import freezing, plot_freezing, plot_saturation, saturation
@@ -33,33 +54,55 @@ __all__ = [
     "ScaleRow",
     "SpeedRow",
     "Table",
+    "averaging",
+    "best_sigma",
+    "correlated_growth",
     "coverage",
+    "critical",
     "digits",
     "exponents",
     "freezing",
     "gradients",
+    "gradients_over_sigma",
     "growth",
     "initialisers",
+    "inputs_compared",
     "machine",
+    "measure",
     "memory",
     "normal",
     "normality",
     "online",
     "overflow",
+    "plot_averaging",
+    "plot_best_sigma",
+    "plot_correlated_growth",
     "plot_coverage",
+    "plot_critical",
     "plot_freezing",
     "plot_gradients",
+    "plot_gradients_over_sigma",
     "plot_growth",
     "plot_initialisers",
+    "plot_inputs_compared",
+    "plot_measure",
     "plot_memory",
     "plot_normality",
     "plot_online",
     "plot_overflow",
     "plot_saturation",
     "plot_scale_effect",
+    "plot_scale_over_length",
     "plot_speed",
+    "plot_trained_choice",
+    "plot_trained_growth",
+    "plot_trained_heads",
     "saturation",
     "scale_effect",
+    "scale_over_length",
     "speed",
     "tiles",
+    "trained_choice",
+    "trained_growth",
+    "trained_heads",
 ]

@@ -1,0 +1,454 @@
+"""What the trained heads of a real model do with their scores.
+
+all-MiniLM-L6-v2 (`sdpa.lab.minilm`) reads docstrings; every text is an independent draw, with its
+own length. A head is measured at the scale that the model was trained with, 1/sqrt(32), and at
+others in its place: its queries, keys and values stay those of the model as trained, so that
+"without the scale" says what this head's softmax would pass on, not what training without the scale
+would have led to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from math import log, nan
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+import sdpa
+
+from . import style, theory
+from .correlation import correlated, exponent
+from .criteria import BOOTSTRAP, D_MODEL, best
+from .estimate import LEVEL, Draws, Estimate
+from .inputs import digits, normal, stream
+from .length import half_weight
+from .measure import Figures, cells, sequences
+from .minilm import D_K, HEADS, LAYERS, Layer, MiniLM
+from .table import Cell, Table
+from .text import docstrings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Floats = npt.NDArray[np.float64]
+
+SHORTEST, LONGEST = 16, 128
+"""Tokens of the texts."""
+
+FACTORS = tuple(2.0 ** (i / 2) for i in range(-8, 9))
+"""Of the scale 1/sqrt(d_k), between 1/16 and 16."""
+
+
+def texts(model: MiniLM, draws: int, seed: int) -> list[list[int]]:
+    """Tokens of `draws` docstrings of 16 to 128 tokens, chosen at random."""
+    candidates = docstrings()
+    found: list[list[int]] = []
+    for i in stream(seed, "texts").permutation(len(candidates)):
+        if len(found) == draws:
+            break
+        tokens = model.tokens(candidates[i])
+        if SHORTEST <= len(tokens) <= LONGEST:
+            found.append(tokens)
+    if not 2 <= draws <= len(found):
+        raise ValueError(f"draws: expected 2 to {len(found)} texts, got {draws}")
+    return found
+
+
+def over_layers(
+    figures: Callable[[Layer], Figures], *, draws: int, seed: int, model: MiniLM | None = None
+) -> Figures:
+    """What `figures` makes of every layer of every text: arrays (texts, layers, heads).
+
+    Parameters
+    ----------
+    figures : callable
+        From a `Layer` of one text to arrays (1, heads).
+    draws : int
+        Texts.
+    seed : int
+    model : MiniLM, optional
+        Default: loaded, which takes half a second.
+
+    Raises
+    ------
+    ImportError
+        The model is not installed.
+    """
+    model = MiniLM.load() if model is None else model
+    rows: list[Figures] = []
+    for tokens in texts(model, draws, seed):
+        layers: list[Figures] = []
+
+        def attend(layer: Layer, into: list[Figures] = layers) -> None:
+            into.append(figures(layer))
+
+        model.hidden([tokens], attend=attend)
+        rows.append({name: np.concatenate([part[name] for part in layers]) for name in layers[0]})
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def trained_heads(*, draws: int = 64, seed: int = 0, model: MiniLM | None = None) -> Table:
+    """Scores, weights and gradients of every head, with its scale and without.
+
+    Parameters
+    ----------
+    draws : int
+        Texts.
+    seed : int
+    model : MiniLM, optional
+
+    Returns
+    -------
+    Table
+        layer (0 to 5), head (0 to 11, or "all": the mean over heads), scale ("1/sqrt(32)", "1"); n,
+        tokens of a text; the columns of `measure`, and relative_entropy, entropy / ln n. Intervals
+        are those between texts.
+
+    Raises
+    ------
+    ImportError
+        The model is not installed.
+
+    Examples
+    --------
+    >>> from sdpa import lab
+    >>> table = lab.trained_heads(draws=32)                             # doctest: +SKIP
+    >>> table.row(layer=0, head="all", scale="1")["entropy"]            # doctest: +SKIP
+    """
+    scales = {"1/sqrt(32)": None, "1": 1.0}
+
+    def figures(layer: Layer) -> Figures:
+        found: Figures = {}
+        for name, scale in scales.items():
+            rng = stream(seed, "trained heads", layer.number)  # the same g for both scales
+            part = sequences(layer.query, layer.key, layer.value, rng=rng, scale=scale)
+            part["relative_entropy"] = part["entropy"] / log(layer.x.shape[1])
+            part["n"] = np.full((1, HEADS), float(layer.x.shape[1]))
+            found |= {f"{name} {figure}": numbers for figure, numbers in part.items()}
+        return found
+
+    found = over_layers(figures, draws=draws, seed=seed, model=model)
+    rows: list[dict[str, Cell]] = []
+    for layer in range(LAYERS):
+        for head in (*range(HEADS), "all"):
+            for scale in scales:
+                place: dict[str, Cell] = {"layer": layer, "head": str(head), "scale": scale}
+                rows.append({**place, **_cells(found, layer, head, f"{scale} ")})
+    return Table(f"all-MiniLM-L6-v2 on {draws} docstrings", rows)
+
+
+def trained_choice(*, draws: int = 32, seed: int = 0, model: MiniLM | None = None) -> Table:
+    """Where the trained heads stand between too even and too sharp.
+
+    Returns
+    -------
+    Table
+        layer, head; sigma, the standard deviation within a row of the scores as trained (root of
+        the mean variance); freezing, that at which as many independent normal scores would freeze,
+        sqrt(2 ln n); critical (median over rows, mean over texts), the factor of the scale at which
+        the largest weight of a row would be 1/2; and the factors of the scale at which most
+        gradient would pass: score_rms, score_median, query_rms, query_median, with intervals
+        over bootstrap samples of texts. As trained is 1 for all these factors; 16 is the end of
+        what was tried.
+
+    Examples
+    --------
+    >>> from sdpa import lab
+    >>> table = lab.trained_choice(draws=8)                             # doctest: +SKIP
+    """
+
+    def figures(layer: Layer) -> Figures:
+        found: Figures = {}
+        for i, factor in enumerate(FACTORS):
+            rng = stream(seed, "trained choice", layer.number)
+            scale = factor / D_K**0.5
+            part = sequences(layer.query, layer.key, layer.value, rng=rng, scale=scale)
+            if factor == 1:
+                found["sigma"] = part["row_variance"]
+            for name in ("score_rms", "score_median", "query_rms", "query_median"):
+                found[f"{name} {i}"] = part[name]
+        scores = sdpa.attention_weights(layer.query, layer.key, stage="scores")
+        n = scores.shape[-1]
+        critical = half_weight(scores.reshape(-1, n)).reshape(1, HEADS, n)
+        found["critical"] = np.median(critical, axis=-1)
+        found["freezing"] = np.full((1, HEADS), theory.freezing(n))
+        return found
+
+    found = over_layers(figures, draws=draws, seed=seed, model=model)
+    grid = np.array(FACTORS)
+    chosen = stream(seed, "bootstrap").integers(0, draws, (BOOTSTRAP, draws))
+    rows: list[dict[str, Cell]] = []
+    for layer in range(LAYERS):
+        for head in range(HEADS):
+            row: dict[str, Cell] = {
+                "layer": layer,
+                "head": head,
+                "sigma": Draws(found["sigma"][:, layer, head], "root_mean"),
+                "freezing": float(found["freezing"][:, layer, head].mean()),
+                "critical": Draws(found["critical"][:, layer, head]),
+            }
+            for name in ("score_rms", "score_median", "query_rms", "query_median"):
+                columns = [found[f"{name} {i}"][:, layer, head] for i in range(len(grid))]
+                row[name], _ = best(np.stack(columns, axis=1), grid, chosen)
+            rows.append(row)
+    return Table(f"Factors of 1/sqrt(32) that suit each head, {draws} docstrings", rows)
+
+
+def trained_growth(
+    *,
+    d_k: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    rotations: int = 8,
+    draws: int = 32,
+    seed: int = 0,
+    model: MiniLM | None = None,
+) -> Table:
+    """How the spread of scores grows with the width of a trained head.
+
+    A head's width cannot be changed any more, but its queries and keys can be projected on d_k
+    random orthonormal directions (the same for both). If their components add up independently the
+    standard deviation within rows grows like sqrt(d_k), if they agree like d_k; exactly, it is
+
+        Var = d_k (a + (d_k - 1) b)     a, b: variance and covariance of the products of components,
+                                              averaged over directions
+
+    Parameters
+    ----------
+    d_k : sequence of int
+        Up to 32.
+    rotations : int
+        Random directions per layer, shared by heads and texts.
+    draws, seed, model
+        As for `trained_heads`.
+
+    Returns
+    -------
+    Table
+        layer, head (0 to 11, or "all"), d_k; std, of unscaled scores within rows (root of the mean
+        square); exponent, by which std grows from the d_k before to this one, with an interval over
+        bootstrap samples of texts; cosine, between query and key of the same token, both about
+        their means over the tokens.
+
+    Examples
+    --------
+    >>> from sdpa import lab
+    >>> table = lab.trained_growth(draws=8)                             # doctest: +SKIP
+    """
+
+    def figures(layer: Layer) -> Figures:
+        rng = stream(seed, "rotations", layer.number)
+        square: Figures = {f"{width}_rms": np.zeros((1, HEADS)) for width in d_k}
+        for _ in range(rotations):
+            basis, _ = np.linalg.qr(rng.standard_normal((D_K, D_K)))
+            basis = basis.astype(np.float32)
+            query, key = layer.query @ basis, layer.key @ basis
+            for width in d_k:
+                part = sdpa.attention_statistics(query[..., :width], key[..., :width], scale=1.0)
+                variance = np.asarray(part.score_var, np.float64).mean(axis=-1)
+                square[f"{width}_rms"] += variance / rotations
+        q, k = (np.asarray(a - a.mean(axis=-2, keepdims=True)) for a in (layer.query, layer.key))
+        cosine = (q * k).sum(axis=-1)
+        cosine /= np.linalg.norm(q, axis=-1) * np.linalg.norm(k, axis=-1)
+        return square | {"cosine": np.asarray(cosine.mean(axis=-1), np.float64)}
+
+    found = over_layers(figures, draws=draws, seed=seed, model=model)
+    chosen = stream(seed, "bootstrap").integers(0, draws, (BOOTSTRAP, draws))
+    rows: list[dict[str, Cell]] = []
+    for layer in range(LAYERS):
+        for head in (*range(HEADS), "all"):
+            own = _cells(found, layer, head)
+            for before, width in zip((None, *d_k), d_k, strict=False):
+                power = Estimate(nan, nan, nan, draws)
+                if before is not None:
+                    power = _exponent(found, layer, head, before, width, chosen)
+                row: dict[str, Cell] = {"layer": layer, "head": str(head), "d_k": width}
+                row |= {"std": own[f"{width}_rms"], "exponent": power, "cosine": own["cosine"]}
+                rows.append(row)
+    return Table(f"Spread of scores in random directions, {draws} docstrings", rows)
+
+
+def inputs_compared(*, draws: int = 64, seed: int = 0, model: MiniLM | None = None) -> Table:
+    """The same figures on random numbers, images and a real model, with the scale and without.
+
+    Parameters
+    ----------
+    draws : int
+        Sequences of each kind.
+    seed, model
+        As for `trained_heads`.
+
+    Returns
+    -------
+    Table
+        input ("random", n = 48; "digits", n = 8, if scikit-learn is installed; "MiniLM layer 0" to
+        5, if the model is), scale ("1/sqrt(d_k)", "1"); the columns of `measure`. Random numbers
+        and digits have random projections of their own, of variance 1/d_model, d_k = 32.
+
+    Examples
+    --------
+    >>> from sdpa import lab
+    >>> table = lab.inputs_compared(draws=32)
+    >>> table.row(input="random", scale="1")["saturated"].estimate().value > 0.05
+    True
+    """
+    found: dict[tuple[str, str], Figures] = {}
+    inputs = {"random": normal(draws, 48, d_model=D_MODEL, seed=seed)}
+    # Without scikit-learn or the model their rows are missing: the table shows what there is.
+    with suppress(ImportError):
+        inputs["digits"] = digits(draws, d_model=D_MODEL, seed=seed)
+    scales = {"1/sqrt(d_k)": None, "1": 1.0}
+    for kind, x in inputs.items():
+        rng = stream(seed, "inputs compared", kind)
+        query, key = (x @ w for w in correlated(draws, D_MODEL, D_K, 0.0, rng))
+        value = x @ correlated(draws, D_MODEL, D_K, 0.0, rng)[0]
+        for name, scale in scales.items():
+            rng = stream(seed, "upstream", kind)
+            heads = (a[:, None] for a in (query, key, value))
+            found[kind, name] = sequences(*heads, rng=rng, scale=scale)
+    rows: list[dict[str, Cell]] = [
+        {"input": kind, "scale": name, **cells(figures)} for (kind, name), figures in found.items()
+    ]
+    columns = list(rows[0])[2:]
+    with suppress(ImportError):
+        for row in trained_heads(draws=draws, seed=seed, model=model).where(head="all").rows:
+            name = "1" if row["scale"] == "1" else "1/sqrt(d_k)"
+            kept = {column: row[column] for column in columns}
+            rows.append({"input": f"MiniLM layer {row['layer']}", "scale": name, **kept})
+    return Table(f"{draws} sequences of each kind", rows)
+
+
+# ---------------------------------------------------------------------- plots
+
+
+@style.plot
+def plot_trained_heads(table: Table) -> Figure:
+    """A dash per head over the layers, with the scale and without, and the means of the layers."""
+    names = {
+        "row_variance": "variance of scores within a row",
+        "relative_entropy": "entropy / ln n",
+        "max_weight": "largest weight",
+        "query_rms": "gradient of queries, rms",
+        "query_median": "gradient of queries, median",
+        "query_dead": "rows without gradient",
+    }
+    scales = {
+        "1/sqrt(32)": ("as trained, 1/sqrt(32)", style.SCALED, -0.12),
+        "1": ("scale removed", style.UNSCALED, 0.12),
+    }
+    figure, axes = style.subplots(2, 3, size=(3.6, 2.9), sharex=True)
+    for ax, (name, axis) in zip(axes.flat, names.items(), strict=True):
+        for scale, (label, color, shift) in scales.items():
+            some = table.where(scale=scale)
+            heads, means = some["head"] != "all", some.where(head="all")
+            place = some["layer"][heads] + shift
+            ax.plot(place, some[name][heads], "_", color=color, markersize=9, alpha=0.45)
+            points = (means[name], means[f"{name}_low"], means[f"{name}_high"])
+            style.intervals(ax, means["layer"] + shift, *points, color=color, label=label)
+        ax.set(ylabel=axis)
+        if name in ("row_variance", "query_rms", "query_median"):
+            ax.set(yscale="log")
+    for ax in axes[1]:
+        ax.set(xlabel="layer; dashes: its 12 heads")
+    axes[0, 0].axhline(1, color="#777777", linewidth=0.8)
+    axes[0, 0].legend()
+    return figure
+
+
+@style.plot
+def plot_trained_choice(table: Table) -> Figure:
+    """Heads over their sigma as trained: factors that pass most gradient, or one key half."""
+    figure, axes = style.subplots(size=(5.4, 4.0))
+    names = {"score_rms": "scores, rms", "query_median": "queries, median"}
+    names |= {"critical": "a largest weight of 1/2"}
+    for (name, label), (color, marker) in zip(names.items(), style.cycle(3), strict=True):
+        style.columns(axes, table, "sigma", name, color=color, marker=marker, label=label)
+    axes.axhline(1, color="#777777", linewidth=0.8)
+    axes.set(
+        xlabel="standard deviation of scores within a row, as trained",
+        ylabel="factor of the scale; as trained: 1",
+        xscale="log",
+        yscale="log",
+    )
+    axes.legend(title="factor for most gradient of")
+    return figure
+
+
+@style.plot
+def plot_trained_growth(table: Table) -> Figure:
+    """Exponent of the spread in d_k, a line per layer."""
+    figure, axes = style.subplots(size=(5.0, 3.6))
+    layers = sorted({int(layer) for layer in table["layer"]})
+    widths = sorted({int(d) for d in table["d_k"]})[1:]
+    for layer, (color, marker) in zip(layers, style.cycle(len(layers)), strict=True):
+        own = [table.row(layer=layer, head="all", d_k=width)["exponent"] for width in widths]
+        points = ([getattr(power, end) for power in own] for end in ("value", "low", "high"))
+        label = f"layer {layer}"
+        style.intervals(axes, widths, *points, color=color, marker=marker, line=True, label=label)
+    ends = (widths[0], widths[-1])
+    style.prediction(axes, ends, (0.5, 0.5), limit=True, label="independent: 1/2")
+    style.log_axis(axes, "x", widths)
+    axes.set(xlabel="d_k, random directions of a trained head", ylabel="exponent of std(q.k)")
+    axes.legend()
+    return figure
+
+
+@style.plot
+def plot_inputs_compared(table: Table) -> Figure:
+    """Line by line each kind of input, with the scale and without."""
+    names = {
+        "row_variance": "variance within a row",
+        "max_weight": "largest weight",
+        "query_rms": "gradient of queries, rms",
+        "query_dead": "rows without gradient",
+    }
+    figure, axes = style.subplots(1, len(names), size=(2.7, 3.2), sharey=True)
+    kinds = list(dict.fromkeys(table["input"].tolist()))
+    for ax, (name, label) in zip(axes, names.items(), strict=True):
+        for scale, color in (("1/sqrt(d_k)", style.SCALED), ("1", style.UNSCALED)):
+            some = table.where(scale=scale)
+            places = [kinds.index(kind) for kind in some["input"]]
+            halves = [some[name] - some[f"{name}_low"], some[f"{name}_high"] - some[name]]
+            options = {"fmt": "o", "color": color, "label": f"scale {scale}"}
+            ax.errorbar(some[name], places, xerr=np.maximum(halves, 0), **options)
+        ax.set(xlabel=label)
+        if name in ("row_variance", "query_rms"):
+            ax.set(xscale="log")
+    axes[0].set_yticks(range(len(kinds)), kinds)
+    axes[0].invert_yaxis()
+    axes[0].legend()
+    return figure
+
+
+# ----------------------------------------------------------------------
+
+
+def _cells(found: Figures, layer: int, head: int | str, prefix: str = "") -> dict[str, Cell]:
+    own = {
+        name.removeprefix(prefix): numbers[:, layer]
+        for name, numbers in found.items()
+        if name.startswith(prefix)
+    }
+    return cells(own, head if isinstance(head, int) else slice(None))
+
+
+def _exponent(
+    found: Figures,
+    layer: int,
+    head: int | str,
+    before: int,
+    width: int,
+    chosen: npt.NDArray[np.int64],
+) -> Estimate:
+    """Of std from `before` to `width`; percentiles over bootstrap samples of the texts."""
+    heads = head if isinstance(head, int) else slice(None)
+    low, high = (
+        found[f"{d}_rms"][:, layer, heads].reshape(len(found["cosine"]), -1).mean(axis=1)
+        for d in (before, width)
+    )
+
+    power = 0.5 * np.log(high[chosen].mean(axis=1) / low[chosen].mean(axis=1))
+    ends = np.quantile(power / log(width / before), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    value = exponent(low.mean() ** 0.5, high.mean() ** 0.5, width / before)
+    return Estimate(value, float(ends[0]), float(ends[1]), len(low))

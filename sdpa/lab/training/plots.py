@@ -1,0 +1,232 @@
+"""One plot for each experiment on training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import style
+from ..table import Table
+from .recall import CHANCE
+
+
+def _lines(axes: Any, table: Table, x: str, y: str, by: Sequence[str], **options: Any) -> None:
+    """A line with intervals for every combination of the values in the columns `by`."""
+    kinds = dict.fromkeys(tuple(row[name] for name in by) for row in table.rows)
+    for kind, (color, marker) in zip(kinds, style.cycle(len(kinds)), strict=True):
+        part = table.where(**dict(zip(by, kind, strict=True)))
+        label = ", ".join(str(value) for value in kind if value != "none")
+        style.columns(
+            axes, part, x, y, color=color, marker=marker, label=label, line=True, **options
+        )
+
+
+def _loss_axis(axes: Any) -> None:
+    axes.axhline(CHANCE, color=style.BLACK, linewidth=1, linestyle=":")
+    # A line below a thousandth of a nat, logarithms above.
+    axes.set_yscale("symlog", linthresh=1e-3)
+    axes.set_ylim(0, 4)
+
+
+@style.plot
+def plot_scale_rules(table: Table) -> Any:
+    """Loss against learning rate, one panel per d_k and a line per rule; guessing is dotted."""
+    widths = list(dict.fromkeys(table["d_k"].tolist()))
+    figure, panels = style.subplots(1, len(widths), sharey=True, squeeze=False)
+    for axes, d_k in zip(panels[0], widths, strict=True):
+        part = table.where(d_k=d_k)
+        _lines(axes, part, "rate", "loss", ("rule", "fold"))
+        style.log_axis(axes, "x", sorted(set(part["rate"].tolist())))
+        _loss_axis(axes)
+        axes.set(title=f"d_k = {d_k}", xlabel="learning rate")
+    panels[0][0].set(ylabel="test loss, nats")
+    panels[0][-1].legend(title="divided by", loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+@style.plot
+def plot_mechanisms(table: Table) -> Any:
+    """Loss at the best learning rate against d_k."""
+    figure, axes = style.subplots(size=(5.4, 3.6))
+    _lines(axes, table, "d_k", "loss", ("mechanism", "rule"))
+    style.log_axis(axes, "x", sorted(set(table["d_k"].tolist())))
+    _loss_axis(axes)
+    axes.set(xlabel="d_k", ylabel="test loss, nats")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+@style.plot
+def plot_lengths(table: Table) -> Any:
+    """Loss at the best learning rate against the length n."""
+    figure, axes = style.subplots()
+    _lines(axes, table, "n", "loss", ("rule",))
+    style.log_axis(axes, "x", sorted(set(table["n"].tolist())))
+    _loss_axis(axes)
+    axes.set(xlabel="n", ylabel="test loss, nats")
+    axes.legend(title="divided by")
+    return figure
+
+
+@style.plot
+def plot_other_scale(table: Table) -> Any:
+    """Loss against the scale of the run over that of the training."""
+    figure, axes = style.subplots()
+    _lines(axes, table, "factor", "loss", ("rule",))
+    factors = sorted(set(table["factor"].tolist()))
+    style.log_axis(axes, "x", [f for f in factors if np.log2(f).is_integer()])
+    _loss_axis(axes)
+    axes.axvline(1, color=style.BLACK, linewidth=0.8)
+    axes.set(xlabel="scale of the run / scale of training", ylabel="test loss, nats")
+    axes.legend(title="trained divided by")
+    return figure
+
+
+@style.plot
+def plot_curves(table: Table) -> Any:
+    """Loss, gradient of W^Q and entropy while models learn."""
+    figure, panels = style.subplots(1, 3, size=(3.6, 3.2))
+    names = {
+        "loss": "test loss, nats",
+        "grad W^Q": "norm of the gradient to W^Q",
+        "entropy": "entropy of a row, nats",
+    }
+    for axes, (column, label) in zip(panels, names.items(), strict=True):
+        _lines(axes, table, "step", column, ("rule",))
+        axes.set(xlabel="step", ylabel=label)
+    panels[1].set(yscale="log")
+    panels[0].legend(title="divided by")
+    return figure
+
+
+@style.plot
+def plot_divergence(table: Table) -> Any:
+    """Norms of W^Q - W^K and W^Q + W^K, and of a walk without a direction, per task."""
+    tasks = list(dict.fromkeys(table["task"].tolist()))
+    columns = -(-len(tasks) // 2) if len(tasks) > 2 else len(tasks)
+    rows = -(-len(tasks) // columns)
+    figure, panels = style.subplots(rows, columns, size=(3.9, 2.9), sharey=True, squeeze=False)
+    kinds = (("difference", "|W^Q - W^K|"), ("sum", "|W^Q + W^K|"), ("control", "random walk"))
+    for axes, task in zip(panels.ravel(), tasks, strict=False):
+        part = table.where(task=task)
+        for (column, label), (color, marker) in zip(kinds, style.cycle(3), strict=True):
+            style.columns(
+                axes, part, "step", column, color=color, marker=marker, label=label, line=True
+            )
+        axes.set_title(task.replace(", ", "\n"), fontsize="small")
+        axes.set(xlabel="step")
+    panels[0][0].set(ylabel="norm / norm at the start")
+    panels[0][0].legend()
+    return figure
+
+
+@style.plot
+def plot_correlation(table: Table) -> Any:
+    """The exponent of std(q.k) in d_k, and the cosine of queries with the keys they ask for."""
+    figure, (left, right) = style.subplots(1, 2)
+    kinds = (("exponent", "of q.k"), ("exponent of change", "of the change of q.k"))
+    moved = Table(table.title, [row for row in table.rows if row["step"]], level=table.level)
+    for (column, label), (color, marker), part in zip(
+        kinds, style.cycle(2), (table, moved), strict=True
+    ):
+        style.columns(
+            left, part, "step", column, color=color, marker=marker, label=label, line=True
+        )
+    for height, label in ((0.5, "1/2: independent"), (1.0, "1: aligned")):
+        left.axhline(height, color=style.BLACK, linewidth=1, linestyle=":")
+        left.annotate(label, (table["step"][-1], height), ha="right", va="bottom", fontsize="small")
+    left.set(xlabel="step", ylabel="exponent of the standard deviation in d_k", ylim=(0.4, 1.1))
+    left.legend()
+    names = [name for name in table.rows[0] if str(name).startswith("cosine")]
+    for name, (color, marker) in zip(names, style.cycle(len(names)), strict=True):
+        label = name.removeprefix("cosine ")
+        style.columns(
+            right, table, "step", name, color=color, marker=marker, label=label, line=True
+        )
+    right.set(xlabel="step", ylabel="cosine of q and the key asked for")
+    right.legend()
+    return figure
+
+
+@style.plot
+def plot_tied_paths(table: Table) -> Any:
+    """The cosine of the two gradients and the loss."""
+    figure, (left, right) = style.subplots(1, 2)
+    style.columns(left, table, "step", "cosine", line=True)
+    for height, label in ((0.0, "orthogonal"), (-1.0, "in conflict"), (1.0, "in agreement")):
+        left.axhline(height, color=style.BLACK, linewidth=1, linestyle=":")
+        left.annotate(label, (table["step"][-1], height), ha="right", va="bottom", fontsize="small")
+    left.set(xlabel="step", ylabel="cosine of the two gradients", ylim=(-1.1, 1.25))
+    style.columns(right, table, "step", "loss", color=style.VERMILION, line=True)
+    right.set(xlabel="step", ylabel="test loss, nats")
+    return figure
+
+
+@style.plot
+def plot_saturation(table: Table) -> Any:
+    """Gradients at the start, and the loss after training, against the factor of W^Q and W^K."""
+    figure, (left, right) = style.subplots(1, 2)
+    for name, (color, marker) in zip(("query", "key", "value"), style.cycle(3), strict=True):
+        style.columns(
+            left, table, "gain", f"grad {name}", color=color, marker=marker, label=name, line=True
+        )
+    style.columns(right, table, "gain", "loss", line=True)
+    right.axhline(CHANCE, color=style.BLACK, linewidth=1, linestyle=":")
+    for axes in (left, right):
+        style.log_axis(axes, "x", table["gain"].tolist())
+        axes.set(xlabel="factor of W^Q and W^K at the start")
+    left.set(ylabel="norm of the gradient at the start", ylim=(0, None))
+    left.legend()
+    right.set(ylabel="test loss after training, nats", ylim=(0, None))
+    return figure
+
+
+@style.plot
+def plot_trained_scores(table: Table) -> Any:
+    """Variance of scaled scores before and after training against d_k."""
+    figure, axes = style.subplots()
+    for name, (color, marker) in zip(
+        ("before", "after", "within row"), style.cycle(3), strict=True
+    ):
+        style.columns(axes, table, "d_k", name, color=color, marker=marker, label=name, line=True)
+    style.log_axis(axes, "x", table["d_k"].tolist())
+    axes.axhline(1, color=style.BLACK, linewidth=1, linestyle=":")
+    axes.set(xlabel="d_k", ylabel="variance of scaled scores", yscale="log")
+    axes.legend()
+    return figure
+
+
+@style.plot
+def plot_tying(table: Table) -> Any:
+    """Loss with one projection and with two, against their width."""
+    figure, axes = style.subplots()
+    for tied, label, (color, marker) in zip(
+        (0, 1), ("W^K, W^V", "W^K = W^V"), style.cycle(2), strict=True
+    ):
+        part = table.where(tied=tied)
+        style.columns(
+            axes, part, "width", "loss", color=color, marker=marker, label=label, line=True
+        )
+    style.log_axis(axes, "x", sorted(set(table["width"].tolist())))
+    _loss_axis(axes)
+    axes.set(xlabel="d_k = d_v", ylabel="test loss, nats")
+    axes.legend()
+    return figure
+
+
+PLOTS = {
+    "scale_rules": plot_scale_rules,
+    "mechanisms": plot_mechanisms,
+    "lengths": plot_lengths,
+    "other_scale": plot_other_scale,
+    "curves": plot_curves,
+    "divergence": plot_divergence,
+    "correlation": plot_correlation,
+    "tied_paths": plot_tied_paths,
+    "tying": plot_tying,
+    "saturation": plot_saturation,
+    "trained_scores": plot_trained_scores,
+}
+"""By the name of the experiment that makes the table."""

@@ -1,6 +1,6 @@
 """Train a two-layer causal model on the docstrings of the installed Python, with NumPy alone.
 
-python examples/characters.py [--seed 0] [--steps 700]; needs pip install 'sdpa[lab]'.
+python examples/characters.py [--seed 0] [--steps 500]; needs pip install 'sdpa[lab]'.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from sdpa.lab.training import model_characters
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--steps", type=int, default=700)
+parser.add_argument("--steps", type=int, default=500)
 options = parser.parse_args()
 
 with progress("characters", options.steps) as move:

@@ -40,7 +40,7 @@ def test_digits_reach_95_percent():
 
 
 def test_characters_beat_the_trigram():
-    result = training.model_characters(steps=500)
+    result = training.model_characters(steps=400)
     assert result.n_test > 50_000
     assert result.bits < result.trigram_bits
 

@@ -61,14 +61,15 @@ def main() -> None:
         print(f"{name}\n{table}\n", flush=True)
         if options.save is not None:
             options.save.mkdir(parents=True, exist_ok=True)
-            np.savez_compressed(options.save / f"{name}.npz", **table.columns)
+            arrays: dict[str, Any] = table.columns
+            np.savez_compressed(options.save / f"{name}.npz", **arrays)
             (options.save / f"{name}.txt").write_text(f"{table}\n", encoding="utf-8")
             style.save(plots.PLOTS[name](table), options.save / name)
     if "models" in wanted:
         with progress("digits", 600) as move:
             digits = models.classify_digits(options.seed, progress=move)
         print(f"digits: {100 * digits.accuracy:.1f} % of {digits.n_test} held-out images")
-        with progress("characters", 700) as move:
+        with progress("characters", 500) as move:
             text = models.model_characters(options.seed, progress=move)
         print(f"characters: {text.bits:.3f} bits, Witten-Bell trigram {text.trigram_bits:.3f}")
 

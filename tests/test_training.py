@@ -74,8 +74,12 @@ def test_nothing_that_is_tested_is_trained_on(monkeypatch):
 
 
 def test_docstrings_are_split_by_module(tmp_path, monkeypatch):
+    letters = "abcdefghijklmnopqrst"
     for i in range(20):
-        source = f'"""Module {i}."""\ndef f():\n    """Function {"abcdefghijklmnopqrst"[i]}."""\n'
+        source = (
+            f'"""Module {i}."""\ntry:\n    def f():\n        """Function {letters[i]}."""\n'
+            'except OSError:\n    class C:\n        async def g(self):\n            """Nested."""\n'
+        )
         (tmp_path / f"m{i:02}.py").write_text(source, encoding="utf-8")
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "t.py").write_text('"""ZZZZZZZZ"""', encoding="utf-8")
@@ -88,7 +92,8 @@ def test_docstrings_are_split_by_module(tmp_path, monkeypatch):
         both = [
             "".join(found.alphabet[i] for i in codes if i) for codes in (found.train, found.test)
         ]
-        for letter in "abcdefghijklmnopqrst":
+        assert [part.count("Nested.") for part in both] == [18, 2]
+        for letter in letters:
             marks = [f"Function {letter}." in part for part in both]
             # A letter that only held-out modules use is a rare character.
             assert marks in ([True, False], [False, letter in found.alphabet])

@@ -142,7 +142,7 @@ static sdpa_status begin(additive_call *c, const sdpa_problem *p, const sdpa_add
     load_rows(c, c->factors, 0, &a->w_score, 0, 1, 0, a->n_hidden);
     for (int64_t h = 0; h < c->channels && p->scale < 0; h++) c->factors[h] *= -1;
     c->ops->f64.store(c->score, c->factors, c->channels, c->type == SDPA_F64 ? 8 : 4, c->type);
-    for (int64_t h = 0; h < c->channels; h++) c->factors[h] *= 4 * fabs(p->scale);
+    for (int64_t h = 0; h < c->channels; h++) c->factors[h] *= fabs(p->scale);
     for (int i = 0; i < 2; i++) {
         side *s = &c->sides[i];
         memset(s->weights, 0, sizeof(double) * (size_t)(s->d * c->w_row));
@@ -286,7 +286,7 @@ static void vector_gradients(const additive_call *c, const scratch *w) {
     }
     for (int64_t h = 0; h < c->channels; h++) {
         total[h] *= c->factors[h];
-        total[c->channels + h] *= 2 * c->problem->scale;
+        total[c->channels + h] *= c->problem->scale;
     }
     if (a->dbias.data) c->ops->f64.store(a->dbias.data, total, a->n_hidden, a->dbias.col, a->dbias.dtype);
     if (a->dw_score.data) {

@@ -14,8 +14,6 @@ ARGUMENTS = ("query", "key", "value", "w_query", "w_key", "w_score", "bias", "at
 
 # |error| of a tanh beyond that of its argument, in units of u; see src/kernels/additive.inc.h.
 TANH = 8
-# The least slope of a tanh, where e^(2(a+b)) is cut off.
-LEAST = {np.float32: 2.0**-60, np.float64: 2.0**-498}
 # Beyond it the exponential of a projection leaves the type's range, and projections are added.
 LARGEST = {np.float32: 125 / 2 * np.log(2), np.float64: 1020 / 2 * np.log(2)}
 
@@ -39,13 +37,14 @@ def draw(rng, dtype, n_q, n_k, d_q, d_k, d_v, h, *, lead=(2,), std=1.0, bias=Tru
 def additive_bounds(x, grad_out=None, *, grad_lse=None, scale=1.0, **options):
     """{result: largest error}, as `AttentionBounds`, for the arguments `x` by name.
 
-    Additive attention is attention whose score matrix plays the query and the unit matrix the key.
-    With projections a and b in float64, each off by at most da, db (d terms and, where the type's
-    exponentials end, rounded), t = tanh(a + b) and s = t w:
+    Additive attention is attention whose score matrix plays the query and the unit matrix the key
+    (which allows a score Lk + 4 roundings more than there are). With projections a and b in
+    float64, each off by at most da, db (d terms and, where the type's exponentials end, rounded),
+    t = tanh(a + b) and s = t w:
 
     t      da + db, at most 4 exp(-2 (|a + b| - da - db)) of it where tanh is flat, and 8 u
     s      that times |w|, and (h + 4) u |t| |w|
-    1-t^2  relative 2 (da + db) + 16 u; where exponentials end absolute 16 u; never below LEAST
+    1-t^2  from t, and 3 u
     """
     gqa = options.get("enable_gqa", False)
     dtype = native(np.asarray(x["query"]).dtype)
@@ -85,10 +84,8 @@ def additive_bounds(x, grad_out=None, *, grad_lse=None, scale=1.0, **options):
     visible = seen != -np.inf
     pairs = AttentionBounds(
         np.where(visible, s, 0), np.eye(s.shape[-1]), x["value"], grad_out=grad_out,
-        grad_lse=grad_lse, errors=(s_error, 0.0, 0.0), scale=scale, **options,
+        grad_lse=grad_lse, errors=(s_error, 0.0, 0.0, 0.0), scale=scale, dtype=dtype, **options,
     )  # fmt: skip
-    # The score matrix is in no array of this dtype, and its bounds are of the arithmetic.
-    pairs.dtype, pairs.u = dtype, u
     bounds = SimpleNamespace(out=pairs.out, lse=pairs.lse)
     if grad_out is None:
         return bounds
@@ -98,14 +95,7 @@ def additive_bounds(x, grad_out=None, *, grad_lse=None, scale=1.0, **options):
 
     ds = pairs._sloped(pairs._dz).times(abs(scale))
     ds = Number(*(np.where(visible, y, 0)[..., None] for y in (ds.size, ds.error)), u)
-    slope = number(
-        slope,
-        np.where(
-            direct,
-            16 * u + flat * shift,
-            slope * (np.expm1(4 * shift) + 16 * u) + LEAST[compute.type],
-        ),
-    )
+    slope = number(slope, (2 * abs(t) + t_error) * t_error + 3 * u)
     per_pair = (ds * slope) * number(w)
 
     def total(y, axis):

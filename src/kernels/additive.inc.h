@@ -23,9 +23,11 @@
 /* Keys at a time, which hide the latency of one another's divisions. */
 #define ADDITIVE_ROWS 4
 
-/* A B is cut off here: tanh is 1 long before, its slope 0 to the precision of the type, and products of two stay finite. */
+/* Channels, and keys in the backward, that are summed from zero, then added: bounds the rounding of long sums. */
+#define ADDITIVE_TERMS 16
+
+/* A B - 1 is cut off here: tanh is 1 long before, and products of two stay finite. */
 #define ADDITIVE_MOST ((real)(SDPA_REAL == 32 ? 0x1p30 : 0x1p60))
-#define ADDITIVE_SLOPE_MOST ((real)(SDPA_REAL == 32 ? 0x1p62 : 0x1p500))
 
 /* w0 tanh(a0 + b0) + w1 tanh(a1 + b1). */
 INLINE vec additive_pair(vec a0, vec a1, real b0, real b1, real w0, real w1) {
@@ -45,12 +47,17 @@ NOINLINE void additive_scores(const sdpa_problem *p, const real *q, int64_t q_ro
         for (int x = 0; x < nv; x++) {
             const real *a = q + x * VL, *e = a + channels * q_row;
             vec sum[ADDITIVE_ROWS] = {{0}};
-            for (int64_t c = 0; c < channels; c += 2) {
-                vec e0 = vload(e + c * q_row), e1 = vload(e + (c + 1) * q_row);
-                UNROLL for (int i = 0; i < ADDITIVE_ROWS; i++) {
-                    const real *b = key[i] + channels + c;
-                    sum[i] += additive_pair(e0, e1, b[0], b[1], w[c], w[c + 1]);
+            for (int64_t c0 = 0; c0 < channels; c0 += ADDITIVE_TERMS) {
+                const int64_t c1 = channels - c0 < ADDITIVE_TERMS ? channels : c0 + ADDITIVE_TERMS;
+                vec part[ADDITIVE_ROWS] = {{0}};
+                for (int64_t c = c0; c < c1; c += 2) {
+                    vec e0 = vload(e + c * q_row), e1 = vload(e + (c + 1) * q_row);
+                    UNROLL for (int i = 0; i < ADDITIVE_ROWS; i++) {
+                        const real *b = key[i] + channels + c;
+                        part[i] += additive_pair(e0, e1, b[0], b[1], w[c], w[c + 1]);
+                    }
                 }
+                UNROLL for (int i = 0; i < ADDITIVE_ROWS; i++) sum[i] += part[i];
             }
             for (int i = 0; i < ADDITIVE_ROWS && j + i < n; i++) {
                 ivec finite = sum[i] - sum[i] == 0;
@@ -75,10 +82,9 @@ typedef struct additive_block {
     int64_t row, panel, j0, n;
 } additive_block;
 
-/* With t = tanh(a + b) of each pair and channel, adds to dq the sum over keys of dS (1 - t^2) / 4 and, in its second half,
- * of dS t / 2; to rows j0 .. of dK the sum over queries of dS (1 - t^2) / 4, which is A B / (A B + 1)^2 and of small
- * relative error even where t is near 1. `known`: no exponential is missing; else they are looked for, and a masked pair,
- * marked -0, is left out whatever it holds. */
+/* With t = tanh(a + b) of each pair and channel, adds to dq the sum over keys of dS (1 - t^2) and, in its second half, of
+ * dS t; to rows j0 .. of dK the sum over queries of dS (1 - t^2). `known`: no exponential is missing; else they are looked
+ * for, and a masked pair, marked -0, is left out whatever it holds. */
 INLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool known) {
     const int64_t channels = u->problem->d_k / 2;
     for (int64_t c = 0; c < channels; c += 2) {
@@ -87,38 +93,38 @@ INLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool kn
         for (int64_t j = 0; j < 2 * t->n; j++) vstore(t->part + j * VL, (vec){0});
         for (int64_t i = 0; i < u->n_i; i += VL) {
             if (t->seen[i / t->panel] == PANEL_HIDDEN) continue;
-            vec e[2], slopes[2] = {{0}}, values[2] = {{0}};
+            vec e[2];
             UNROLL for (int h = 0; h < 2; h++) e[h] = vload(exponentials + h * t->row + i);
-            for (int64_t j = 0; j < t->n; j++) {
-                const real *b = t->k.p + j * t->k.row + c;
-                const vec ds = vload(t->ds + j * t->row + i);
-                vec x[2], d[2];
-                UNROLL for (int h = 0; h < 2; h++) {
-                    x[h] = vmin2(vset1(ADDITIVE_SLOPE_MOST), e[h] * b[channels + h]);
-                    d[h] = x[h] + 1;
-                }
-                const vec both = 1 / (d[0] * d[1]);
-                UNROLL for (int h = 0; h < 2; h++) {
-                    vec r = both * d[1 - h], slope = (ds * r) * (x[h] * r), value = ds * ((real)0.5 - r);
-                    if (!known) {
-                        const vec tanh = vtanh(vload(q + h * t->row + i) + b[h]);
-                        const ivec here = x[h] == x[h], masked = (ivec)ds == SIGN_BIT;
-                        r = 1 / d[h];
-                        slope = vselect(here, (ds * r) * (x[h] * r), (real)0.25 * ds * ((1 - tanh) * (1 + tanh)));
-                        value = vselect(here, ds * ((real)0.5 - r), (real)0.5 * ds * tanh);
-                        slope = vselect(masked, (vec){0}, slope);
-                        value = vselect(masked, (vec){0}, value);
+            for (int64_t j0 = 0; j0 < t->n; j0 += ADDITIVE_TERMS) {
+                const int64_t j1 = t->n - j0 < ADDITIVE_TERMS ? t->n : j0 + ADDITIVE_TERMS;
+                vec slopes[2] = {{0}}, values[2] = {{0}};
+                for (int64_t j = j0; j < j1; j++) {
+                    const real *b = t->k.p + j * t->k.row + c;
+                    const vec ds = vload(t->ds + j * t->row + i);
+                    vec n[2], d[2];
+                    UNROLL for (int h = 0; h < 2; h++) {
+                        n[h] = vmin2(vset1(ADDITIVE_MOST), e[h] * b[channels + h] - 1);
+                        d[h] = n[h] + 2;
                     }
-                    real *part = t->part + (2 * j + h) * VL;
-                    vstore(part, vload(part) + slope);
-                    slopes[h] += slope;
-                    values[h] += value;
+                    const vec both = 1 / (d[0] * d[1]);
+                    UNROLL for (int h = 0; h < 2; h++) {
+                        vec tanh = n[h] * (both * d[1 - h]);
+                        if (!known) {
+                            tanh = vselect(n[h] == n[h], n[h] / d[h], vtanh(vload(q + h * t->row + i) + b[h]));
+                            tanh = vselect((ivec)ds == SIGN_BIT, (vec){0}, tanh);
+                        }
+                        const vec value = ds * tanh, slope = ds - value * tanh;
+                        real *part = t->part + (2 * j + h) * VL;
+                        vstore(part, vload(part) + slope);
+                        slopes[h] += slope;
+                        values[h] += value;
+                    }
                 }
-            }
-            UNROLL for (int h = 0; h < 2; h++) {
-                real *to = dq + h * t->row + i, *second = to + channels * t->row;
-                vstore(to, vload(to) + slopes[h]);
-                vstore(second, vload(second) + values[h]);
+                UNROLL for (int h = 0; h < 2; h++) {
+                    real *to = dq + h * t->row + i, *second = to + channels * t->row;
+                    vstore(to, vload(to) + slopes[h]);
+                    vstore(second, vload(second) + values[h]);
+                }
             }
         }
         for (int64_t j = 0; j < t->n && u->dk.data; j++) {

@@ -13,15 +13,22 @@ typedef struct forward_call {
     size_t scratch_bytes; /* per worker */
     forward_kind kind;
     sdpa_stage stage; /* of WEIGHTS */
+    int64_t n_parts;  /* of the keys of a unit; 1: whole */
+    char *parts;      /* (units, n_parts) */
+    size_t part_bytes;
 } forward_call;
 
-static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run) {
-    const forward_call *call = context;
-    const sdpa_problem *p = call->problem;
+static sdpa_unit unit_at(const sdpa_problem *p, int64_t index, sdpa_run *run) {
     int64_t blocks = sdpa_query_blocks(p), bh = index / blocks;
     sdpa_unit u = sdpa_unit_of_head(p, bh / p->n_head, bh % p->n_head);
     sdpa_unit_set_queries(&u, index % blocks);
     u.run = run;
+    return u;
+}
+
+static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run) {
+    const forward_call *call = context;
+    const sdpa_unit u = unit_at(call->problem, index, run);
     void *scratch = call->scratch + (size_t)worker * call->scratch_bytes;
     switch (call->kind) {
     case FORWARD:
@@ -39,20 +46,90 @@ static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run
     }
 }
 
+/* Few queries of few heads are too few units for all threads: their keys are cut into parts, which depend on the shape
+ * only. */
+#define PART_KEYS 4096
+#define ENOUGH_UNITS 16
+#define MOST_QUERIES 32
+
+static int64_t parts_of_keys(const sdpa_problem *p, int64_t n_units) {
+    if (p->n_q > MOST_QUERIES || n_units >= ENOUGH_UNITS) return 1;
+    int64_t most = (ENOUGH_UNITS + n_units - 1) / n_units, parts = p->n_k / PART_KEYS;
+    return parts < 1 ? 1 : parts < most ? parts : most;
+}
+
+static void forward_part(void *context, int64_t index, int worker, sdpa_run *run) {
+    const forward_call *call = context;
+    const sdpa_problem *p = call->problem;
+    sdpa_unit u = unit_at(p, index / call->n_parts, run);
+    const int64_t block = sdpa_key_block(p), blocks = (p->n_k + block - 1) / block, part = index % call->n_parts;
+    const int64_t end = blocks * (part + 1) / call->n_parts * block;
+    u.first_key = blocks * part / call->n_parts * block;
+    if (end < u.key_length) u.key_length = end;
+    call->kernels->forward_part(&u, call->scratch + (size_t)worker * call->scratch_bytes,
+                                call->parts + (size_t)index * call->part_bytes);
+}
+
+/* Makes the heads of `t` its rows, n_heads of them to a new head. */
+static void fold_heads(sdpa_tensor *t, int64_t n_heads) {
+    t->row = t->head;
+    t->head *= n_heads;
+}
+
+static int64_t heads_per_head(const sdpa_problem *p, const sdpa_tensor *t) { return t->head ? t->group : p->n_head; }
+
+/* One query per head, several heads to a key head (decoding with GQA): as many queries of one head, so that a unit reads
+ * its keys and values once. False, and *p unspecified, where an option tells the heads apart or counts queries. */
+static bool fold_group(sdpa_problem *p) {
+    const int64_t n_heads = heads_per_head(p, &p->k);
+    const bool all_below = !p->has_upper || (!p->offset.data && p->upper >= p->n_k - 1);
+    const bool all_above = !p->has_lower || (!p->offset.data && p->lower <= 0);
+    if (p->n_q != 1 || n_heads == 1 || heads_per_head(p, &p->v) != n_heads) return false;
+    if (!all_below || !all_above || (p->mask.data && p->mask.group > 1)) return false;
+    if (p->alibi_slopes.data || p->sinks.data || p->dropout_p > 0 || p->w_score) return false;
+    p->n_q = n_heads;
+    p->n_head /= n_heads;
+    p->k.group = p->v.group = 1;
+    p->has_lower = p->has_upper = false;
+    fold_heads(&p->q, n_heads);
+    fold_heads(&p->o, n_heads);
+    fold_heads(&p->lse, n_heads);
+    fold_heads(&p->mask, n_heads);
+    return true;
+}
+
 static sdpa_status run_forward(const sdpa_problem *p, forward_kind kind, sdpa_stage stage) {
     int64_t n_units = p->n_batch * p->n_head * sdpa_query_blocks(p);
     if (n_units == 0) return SDPA_OK;
     forward_call call = {.problem = p, .kernels = sdpa_kernels_for(p->dtype), .kind = kind, .stage = stage};
-    int workers = sdpa_workers_for(p, n_units);
+    call.n_parts = kind == FORWARD ? parts_of_keys(p, n_units) : 1;
+    int workers = sdpa_workers_for(p, n_units * call.n_parts);
     call.scratch_bytes = kind == TANGENT ? call.kernels->tangent_bytes(p) : call.kernels->forward_bytes(p);
-    call.scratch = sdpa_alloc((size_t)workers * call.scratch_bytes);
-    if (!call.scratch) return SDPA_NO_MEMORY;
-    sdpa_status status = sdpa_parallel_for(n_units, workers, forward_unit, &call, p->interrupted);
-    sdpa_free(call.scratch);
+    call.part_bytes = call.n_parts > 1 ? call.kernels->forward_part_bytes(p) : 0;
+
+    sdpa_arena need = {NULL, 0}, arena = {NULL, 0};
+    for (sdpa_arena *a = &need;; a = &arena) {
+        call.scratch = sdpa_take(a, (size_t)workers * call.scratch_bytes);
+        call.parts = sdpa_take(a, (size_t)(n_units * call.n_parts) * call.part_bytes);
+        if (a == &arena) break;
+        arena.base = sdpa_alloc(need.used);
+        if (!arena.base) return SDPA_NO_MEMORY;
+    }
+    sdpa_status status = sdpa_parallel_for(n_units * call.n_parts, workers,
+                                           call.n_parts > 1 ? forward_part : forward_unit, &call, p->interrupted);
+    for (int64_t i = 0; i < n_units && call.n_parts > 1 && status == SDPA_OK; i++) {
+        const sdpa_unit u = unit_at(p, i, NULL);
+        call.kernels->forward_join(&u, call.scratch, call.parts + (size_t)(i * call.n_parts) * call.part_bytes,
+                                   call.n_parts);
+    }
+    sdpa_free(arena.base);
     return status;
 }
 
-sdpa_status sdpa_attention_forward(const sdpa_problem *p) { return run_forward(p, FORWARD, SDPA_WEIGHTS); }
+sdpa_status sdpa_attention_forward(const sdpa_problem *p) {
+    sdpa_problem folded = *p;
+    return run_forward(fold_group(&folded) ? &folded : p, FORWARD, SDPA_WEIGHTS);
+}
 
 sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage) { return run_forward(p, WEIGHTS, stage); }
 

@@ -10,9 +10,12 @@
 #define forward_scratch FN(forward_scratch)
 #define forward_layout FN(forward_layout)
 #define forward_keys FN(forward_keys)
+#define forward_sweep FN(forward_sweep)
+#define forward_finish FN(forward_finish)
 
 typedef struct forward_scratch {
     real *q;      /* (d_k, n_lanes): transposed, signed so that c >= 0 */
+    real *few;    /* (n_few, d_k rounded up to VL): the same as rows, where the unit has few queries */
     real *o;      /* (n_lanes, d_v rounded up to VL) */
     real *m, *l;  /* per query: maximum in log2 units, and the sum of 2^(c s - m - low) */
     real *low;    /* per query: what rounding took from m, where it is huge; else 0 */
@@ -24,6 +27,7 @@ typedef struct forward_scratch {
     real *k_tail; /* (SCORE_ROWS, d_k) */
     real *line;   /* VL rows of queries or of masks */
     int64_t n_lanes, panel, d_v, o_row, block;
+    int n_few; /* 0: not so few */
 } forward_scratch;
 
 /* d_v = 0: scores only. */
@@ -37,6 +41,8 @@ INLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa_a
     int64_t d_k = round_up(p->d_k, VL);
     int64_t line = d_k > w.block ? d_k : round_up(w.block, VL);
     w.q = sdpa_take(a, sizeof(real) * (size_t)(p->d_k * w.n_lanes));
+    w.few = sdpa_take(a, sizeof(real) * (size_t)(FEW_QUERIES * d_k));
+    w.n_few = 0;
     w.o = sdpa_take(a, sizeof(real) * (size_t)(w.n_lanes * w.o_row));
     w.m = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
     w.low = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
@@ -101,6 +107,8 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
                 .tail_row = k->tail_row,
                 .n = n,
                 .depth = p->d_k,
+                .few = w->n_few ? w->few : NULL,
+                .n_few = w->n_few,
                 .s = w->s,
                 .s_row = w->panel,
                 .shift = m,
@@ -179,15 +187,24 @@ INLINE real FN(add_sink)(real sink, real *m, real *l) {
     return factor;
 }
 
-/* o and lse of queries i0 .. i0+n_i-1. */
-static void FN(forward)(const sdpa_unit *u, void *scratch) {
+/* o, m and l of the unit's queries over the keys that it sees, in scratch; o is not divided by l yet. False if interrupted. */
+NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
     const sdpa_problem *p = u->problem;
-    sdpa_arena arena = {scratch, 0};
-    const forward_scratch w = forward_layout(p, p->d_v, &arena);
+    forward_scratch w = *scratch;
     const real c = (real)(fabs(p->scale) * M_LOG2E);
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
-    pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
+    if (u->n_i <= FEW_QUERIES && !p->w_score) {
+        w.n_few = (int)u->n_i;
+        for (int64_t i = 0; i < u->n_i; i++) {
+            real *row = w.few + i * round_up(p->d_k, VL);
+            FN(load)(row, u->q.data + (u->i0 + i) * u->q.row, p->d_k, u->q.col, u->q.dtype, u->q.swapped);
+            for (int64_t x = 0; x < p->d_k && p->scale < 0; x++) row[x] = -row[x];
+            for (int64_t x = p->d_k; x < round_up(p->d_k, VL); x++) row[x] = 0;
+        }
+    } else {
+        pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
+    }
 
     memset(w.exact, 0, sizeof(real) * (size_t)w.n_lanes);
     for (int attempt = 0; attempt < 2; attempt++) {
@@ -198,7 +215,7 @@ static void FN(forward)(const sdpa_unit *u, void *scratch) {
         }
         memset(w.o, 0, sizeof(real) * (size_t)(w.n_lanes * w.o_row));
         for (int64_t j = j0; j < j1; j += w.block) {
-            if (sdpa_run_stopped(u->run)) return;
+            if (sdpa_run_stopped(u->run)) return false;
             int64_t n = j1 - j < w.block ? j1 - j : w.block;
             rows k = pack_rows(&u->k, j, n, p->d_k, false, w.k, w.k_tail);
             rows v = pack_rows(&u->v, j, n, p->d_v, true, w.v, NULL);
@@ -221,7 +238,13 @@ static void FN(forward)(const sdpa_unit *u, void *scratch) {
         }
         if (!again) break;
     }
+    return true;
+}
 
+/* Divides by l, with the sink, and stores o and lse. */
+NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch) {
+    const sdpa_problem *p = u->problem;
+    const forward_scratch w = *scratch;
     const real sink = FN(sink_of)(u);
     for (int64_t i = 0; i < u->n_i; i++) {
         real *o = w.o + i * w.o_row, l = w.l[i], m = w.m[i], factor = FN(add_sink)(sink, &m, &l);
@@ -234,4 +257,57 @@ static void FN(forward)(const sdpa_unit *u, void *scratch) {
             memcpy(u->lse + (u->i0 + i) * p->lse.row, &lse, sizeof lse);
         }
     }
+}
+
+/* o and lse of queries i0 .. i0+n_i-1. */
+static void FN(forward)(const sdpa_unit *u, void *scratch) {
+    sdpa_arena arena = {scratch, 0};
+    forward_scratch w = forward_layout(u->problem, u->problem->d_v, &arena);
+    if (forward_sweep(u, &w)) forward_finish(u, &w);
+}
+
+/* What a unit finds in a part of its keys: per query o, m, l and low. */
+static size_t FN(forward_part_bytes)(const sdpa_problem *p) {
+    sdpa_arena arena = {NULL, 0};
+    const forward_scratch w = forward_layout(p, p->d_v, &arena);
+    return sizeof(real) * (size_t)(w.n_lanes * (w.o_row + 3));
+}
+
+static void FN(forward_part)(const sdpa_unit *u, void *scratch, void *part) {
+    sdpa_arena arena = {scratch, 0};
+    forward_scratch w = forward_layout(u->problem, u->problem->d_v, &arena);
+    if (!forward_sweep(u, &w)) return;
+    real *to = part;
+    for (int64_t i = 0; i < u->n_i; i++, to += w.o_row + 3) {
+        memcpy(to, w.o + i * w.o_row, sizeof(real) * (size_t)w.o_row);
+        to[w.o_row] = w.m[i];
+        to[w.o_row + 1] = w.l[i];
+        to[w.o_row + 2] = w.low[i];
+    }
+}
+
+/* o and lse from n_parts adjacent parts. */
+static void FN(forward_join)(const sdpa_unit *u, void *scratch, const void *parts, int64_t n_parts) {
+    sdpa_arena arena = {scratch, 0};
+    const forward_scratch w = forward_layout(u->problem, u->problem->d_v, &arena);
+    const int64_t part = w.n_lanes * (w.o_row + 3);
+    for (int64_t i = 0; i < u->n_i; i++) {
+        const real *first = (const real *)parts + i * (w.o_row + 3), *highest = first;
+        for (int64_t x = 1; x < n_parts; x++) {
+            if (first[x * part + w.o_row] > highest[w.o_row]) highest = first + x * part;
+        }
+        /* A part that has seen no key has m = -inf. Nothing is skipped: 0 times NaN is as NaN as in one sweep. */
+        const real m = highest[w.o_row] == -(real)INFINITY ? 0 : highest[w.o_row], low = highest[w.o_row + 2];
+        real *o = w.o + i * w.o_row;
+        memset(o, 0, sizeof(real) * (size_t)w.o_row);
+        w.m[i] = highest[w.o_row];
+        w.l[i] = 0;
+        for (int64_t x = 0; x < n_parts; x++) {
+            const real *from = first + x * part;
+            const real factor = (real)exp2((from[w.o_row] - m) + (from[w.o_row + 2] - low));
+            for (int64_t y = 0; y < w.o_row; y += VL) vstore(o + y, vload(o + y) + factor * vload(from + y));
+            w.l[i] += factor * from[w.o_row + 1];
+        }
+    }
+    forward_finish(u, &w);
 }

@@ -10,6 +10,8 @@
 #define tile FN(tile)
 #define gemm_columns FN(gemm_columns)
 #define gemm_rows FN(gemm_rows)
+#define few_columns FN(few_columns)
+#define gemm_few_rows FN(gemm_few_rows)
 
 /* acc (mr, nv) += a (mr, depth) b (depth, nv vectors), a[i, k] = a[i * a_row + k * a_col]. mr and nv are constants. */
 INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, const real *a, int64_t a_row, int64_t a_col, const real *b,
@@ -144,6 +146,47 @@ INLINE void gemm_columns(const gemm *g) {
     }
 }
 
+/* `width` vectors of one row of c, a's rows adjacent. 8 sums hide the latency of the FMAs, over every 8 / width-th step
+ * each. `n` elements of c are real. */
+INLINE void few_columns(const gemm *g, int width, int64_t i, int64_t j, int64_t n) {
+    const int turns = 8 / width;
+    vec acc[8];
+    UNROLL for (int x = 0; x < 8; x++) acc[x] = (vec){0};
+    const real *a = g->a + i, *b = g->b + j;
+    int64_t k = 0;
+    for (; k + turns <= g->depth; k += turns) {
+        UNROLL for (int x = 0; x < 8; x++) {
+            const int64_t step = k + x / width;
+            acc[x] += a[step * g->a_stride] * vload(b + step * g->b_row + x % width * VL);
+        }
+    }
+    for (; k < g->depth; k++) {
+        UNROLL for (int x = 0; x < width; x++) acc[x] += a[k * g->a_stride] * vload(b + k * g->b_row + x * VL);
+    }
+    UNROLL for (int x = width; x < 8; x++) acc[x % width] += acc[x];
+    const vec beta = vset1(g->row_scale ? g->row_scale[i] : 1);
+    real *c = g->c + i * g->c_row + j;
+    const int last = n < width * VL ? (int)(n - (width - 1) * VL) : VL;
+    UNROLL for (int x = 0; x < width; x++) {
+        const vec sum = g->alpha * acc[x];
+        if (x < width - 1 || last == VL) {
+            vstore(c + x * VL, beta * vload(c + x * VL) + sum);
+        } else {
+            vstore_partial(c + x * VL, beta * vload_partial(c + x * VL, last) + sum, last);
+        }
+    }
+}
+
+/* gemm_rows for few rows, of which a tile would leave most idle. */
+NOINLINE void gemm_few_rows(const gemm *g) {
+    for (int64_t i = 0; i < g->m; i++) {
+        int64_t j = 0;
+        for (; g->n - j > 7 * VL; j += 8 * VL) few_columns(g, 8, i, j, g->n - j);
+        for (; g->n - j > VL; j += 2 * VL) few_columns(g, 2, i, j, g->n - j);
+        for (; j < g->n; j += VL) few_columns(g, 1, i, j, g->n - j);
+    }
+}
+
 /* The same product for operands that may hold NaN or Inf where a pair is masked: a pair that is masked carries -0 in a
  * and is skipped, not multiplied. Rare, so plain loops. */
 NOINLINE void FN(gemm_masked)(const gemm *g, bool a_rows_adjacent) {
@@ -166,6 +209,8 @@ NOINLINE void FN(gemm_masked)(const gemm *g, bool a_rows_adjacent) {
 NOINLINE void FN(multiply)(gemm *g, bool a_rows_adjacent, bool exact) {
     if (!exact) {
         FN(gemm_masked)(g, a_rows_adjacent);
+    } else if (a_rows_adjacent && g->m <= FEW_QUERIES) {
+        gemm_few_rows(g);
     } else if (a_rows_adjacent) {
         gemm_rows(g);
     } else {

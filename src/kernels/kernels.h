@@ -35,18 +35,18 @@ typedef struct sdpa_unit {
     sdpa_matrix q_t, k_t, v_t, o_t, mask_t, sinks_t;
     char *lse, *dlse; /* element of query 0 */
     int64_t i0, n_i;
-    int64_t lower, upper; /* query i sees keys i + lower .. i + upper (has_lower, has_upper) below key_length */
-    int64_t offset, key_length;
-    sdpa_turn *turns; /* of the group; NULL: units run one after the other */
-    int64_t turn;     /* this unit's */
-    bool ordered;     /* units of the group end in order */
+    int64_t lower, upper;                  /* query i sees keys i + lower .. i + upper (has_lower, has_upper) */
+    int64_t offset, first_key, key_length; /* and none before first_key or from key_length on */
+    sdpa_turn *turns;                      /* of the group; NULL: units run one after the other */
+    int64_t turn;                          /* this unit's */
+    bool ordered;                          /* units of the group end in order */
     sdpa_run *run;
 } sdpa_unit;
 
 /* Keys that some query of i0 .. i0+n_i-1 can see: *j0 <= j < *j1. */
 static inline void sdpa_visible_keys(const sdpa_unit *u, int64_t i0, int64_t n_i, int64_t *j0, int64_t *j1) {
     const sdpa_problem *p = u->problem;
-    *j0 = 0;
+    *j0 = u->first_key;
     *j1 = u->key_length;
     if (p->has_lower && i0 + u->lower > *j0) *j0 = i0 + u->lower;
     if (p->has_upper && i0 + n_i + u->upper < *j1) *j1 = i0 + n_i + u->upper;
@@ -72,6 +72,10 @@ struct sdpa_kernels {
     /* One unit each; scratch of *_bytes(p), aligned to SDPA_ALIGNMENT. weights uses forward's. */
     size_t (*forward_bytes)(const sdpa_problem *p);
     void (*forward)(const sdpa_unit *u, void *scratch);
+    /* The same by parts of the keys, first_key .. key_length-1 each, and their union. */
+    size_t (*forward_part_bytes)(const sdpa_problem *p);
+    void (*forward_part)(const sdpa_unit *u, void *scratch, void *part);
+    void (*forward_join)(const sdpa_unit *u, void *scratch, const void *parts, int64_t n_parts);
     void (*weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch);
     void (*statistics)(const sdpa_unit *u, void *scratch); /* forward's scratch; u->o is (n_q, 7) */
     size_t (*backward_bytes)(const sdpa_problem *p);

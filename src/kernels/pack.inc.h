@@ -72,17 +72,20 @@ NOINLINE void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int6
         for (int64_t c = 0; c < d; c += VL) {
             int columns = d - c < VL ? (int)(d - c) : VL;
             vec r[VL];
-            UNROLL for (int l = 0; l < VL; l++) {
-                r[l] = (vec){0};
-                if (l < lanes) {
-                    const real *p = source + l * source_row + c;
-                    r[l] = sign * (columns == VL ? vload(p) : vload_partial(p, columns));
+            const real *first_row = source + c;
+            if (columns == VL) {
+                UNROLL for (int l = 0; l < VL; l++) {
+                    r[l] = l < lanes ? sign * vload(first_row + l * source_row) : (vec){0};
                 }
+                vtranspose(r);
+                UNROLL for (int l = 0; l < VL; l++) vstore(t + (c + l) * t_row + i, r[l]);
+                continue;
+            }
+            for (int l = 0; l < VL; l++) {
+                r[l] = l < lanes ? sign * vload_partial(first_row + l * source_row, columns) : (vec){0};
             }
             vtranspose(r);
-            UNROLL for (int l = 0; l < VL; l++) {
-                if (l < columns) vstore(t + (c + l) * t_row + i, r[l]);
-            }
+            for (int l = 0; l < columns; l++) vstore(t + (c + l) * t_row + i, r[l]);
         }
     }
 }

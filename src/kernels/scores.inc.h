@@ -2,6 +2,7 @@
  * K Q^T and V dO^T, with what follows them fused onto the accumulators while they are in registers. */
 
 #define scores FN(scores)
+#define few_scores FN(few_scores)
 #define cap_tile FN(cap_tile)
 #define score_tile FN(score_tile)
 #define score_panel FN(score_panel)
@@ -12,6 +13,8 @@ typedef struct scores {
     const real *y_tail; /* the last n % SCORE_ROWS rows, padded to SCORE_ROWS, tail_row apart */
     const real *given;  /* like s: the products, where they are not x y; else NULL */
     int64_t x_row, y_row, tail_row, n, depth;
+    const real *few; /* (n_few, depth rounded up to VL): the queries as rows, where they are few (decode); else NULL */
+    int n_few;
     real *s;  /* (n rounded up to SCORE_ROWS, s_row) */
     real *ds; /* like s */
     int64_t s_row;
@@ -21,6 +24,26 @@ typedef struct scores {
     real *highest;         /* per query: running maximum of c * acc - shift (SCORE_SUMMED) */
     real c, cap;
 } scores;
+
+/* A tile for few queries, whose lanes would be mostly idle: the vectors run along d. s (SCORE_ROWS, VL). */
+NOINLINE void few_scores(const scores *t, const real *y, int64_t y_row, real *s) {
+    const int64_t few_row = round_up(t->depth, VL), whole = t->depth / VL * VL;
+    const int rest = (int)(t->depth - whole);
+    for (int q = 0; q < t->n_few && q < VL; q++) {
+        const real *x = t->few + q * few_row;
+        vec acc[SCORE_ROWS];
+        UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i] = (vec){0};
+        for (int64_t c = 0; c < whole; c += VL) {
+            vec a = vload(x + c);
+            UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i] += a * vload(y + i * y_row + c);
+        }
+        if (rest) {
+            vec a = vload(x + whole);
+            UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i] += a * vload_partial(y + i * y_row + whole, rest);
+        }
+        UNROLL for (int i = 0; i < SCORE_ROWS; i++) s[i * VL + q] = vreduce_add(acc[i]);
+    }
+}
 
 /* SCORE_CAPPED for one tile. tanh is worth more than the way through memory, and inlined 24 times it was a tenth of the
  * code. */
@@ -54,6 +77,10 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
             UNROLL for (int j = 0; j < nv; j++) acc[i][j] = vload(t->given + (j0 + i) * t->s_row + j * VL);
         }
+    } else if (nv == 1 && !gradient && t->few) {
+        real s[SCORE_ROWS * VL] = {0};
+        few_scores(t, y, y_row, s);
+        UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][0] = vload(s + i * VL);
     } else {
         tile(acc, SCORE_ROWS, nv, y, y_row, 1, t->x, t->x_row, t->depth);
     }

@@ -1,6 +1,7 @@
 """sdpa.interop.autograd: autograd's own checks to second order in both modes, and PyTorch."""
 
 import doctest
+import inspect
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from helpers import assert_same_bits
 
 import sdpa
 from sdpa.interop import autograd as interop
+from sdpa.interop.autograd import _attention
 
 HEADS, N_Q, N_K, D_K, D_V = 2, 3, 5, 4, 3
 
@@ -162,7 +164,7 @@ def test_no_matrix_is_held(rng, monkeypatch, order):
     def refuse(*_):
         raise AssertionError("composed")
 
-    monkeypatch.setattr(interop, "_composed", refuse)
+    monkeypatch.setattr(_attention, "_composed", refuse)
     x = tuple(rng.standard_normal((3, 6, 4)) for _ in range(3))
     square = lambda *x: anp.sum(interop.attention(*x, is_causal=True) ** 2)  # noqa: E731
     reverse = lambda *x: make_vjp(square, (0, 1, 2))(*x)[0](1.0)  # noqa: E731
@@ -278,7 +280,9 @@ def test_a_small_model_descends(rng):
     assert loss(weights) < first / 3
 
 
-def test_examples():
-    results = doctest.testmod(interop)
-    assert results.failed == 0
-    assert results.attempted > 10
+@pytest.mark.parametrize("name", ["module", *interop.__all__])
+def test_examples(name):
+    document = inspect.getdoc(interop if name == "module" else getattr(interop, name))
+    test = doctest.DocTestParser().get_doctest(document, {}, name, None, 0)
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0

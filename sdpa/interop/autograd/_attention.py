@@ -1,0 +1,338 @@
+"""Attention as a primitive of autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import autograd.numpy as anp
+import numpy as np
+from autograd import make_jvp, make_vjp
+from autograd.builtins import tuple as traced_tuple
+from autograd.extend import defjvp_argnums, defvjp_argnums, primitive
+
+import sdpa
+from sdpa.interop.autograd._modes import Call, Function, jvp_of, plain, vjp_of
+from sdpa.interop.autograd._softmax import logsumexp, softmax
+
+__all__ = ["attention", "attention_forward"]
+
+_OPERANDS = ("query", "key", "value", "attn_mask", "sinks")
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | str = False,
+    *,
+    sinks: Any = None,
+    rng: int | np.random.Generator | None = None,
+    **options: Any,
+) -> Any:
+    """`sdpa.attention`, differentiable in query, key, value, a floating attn_mask and sinks.
+
+    Parameters
+    ----------
+    query, key, value, attn_mask, dropout_p, is_causal, sinks
+        As in `sdpa.attention`.
+    rng : int, numpy.random.Generator or None
+        Seed of dropout. From a Generator or None one seed is drawn, which all derivatives use.
+    **options
+        scale, enable_gqa, softcap, window, alibi_slopes, key_lengths, query_offset and workers, as
+        in `sdpa.attention`. They are constants.
+
+    Returns
+    -------
+    (..., heads, Lq, d_v) array
+        softmax(scale query key^T + attn_mask) value: Vaswani et al., "Attention is all you need"
+        (2017), equation 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `sdpa.attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from autograd import grad
+    >>> from sdpa.interop.autograd import attention
+    >>> value = np.array([[1.0], [3.0]])  # equal scores: out is the mean of the values
+    >>> grad(lambda value: attention(np.zeros((1, 2)), np.zeros((2, 2)), value)[0, 0])(value)
+    array([[0.5],
+           [0.5]])
+    """
+    options |= {"dropout_p": dropout_p, "is_causal": is_causal, "rng": rng}
+    return _attention(Call(options), query, key, value, attn_mask, sinks)
+
+
+def attention_forward(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | str = False,
+    *,
+    sinks: Any = None,
+    rng: int | None = None,
+    **options: Any,
+) -> Any:
+    """`sdpa.attention_forward`: the tuple (out, lse), both differentiable.
+
+    Parameters and errors are those of `attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from autograd import grad
+    >>> from sdpa.interop.autograd import attention_forward
+    >>> query, key, value = np.zeros((1, 2)), np.eye(2), np.ones((2, 1))
+    >>> loss = lambda query: attention_forward(query, key, value, scale=1.0)[1][0]
+    >>> grad(loss)(query)  # the mean of the keys, for the weights are equal
+    array([[0.5, 0.5]])
+    """
+    options |= {"dropout_p": dropout_p, "is_causal": is_causal, "rng": rng}
+    return _attention_forward(Call(options), query, key, value, attn_mask, sinks)
+
+
+def _run(call: Call, *operands: Any) -> None:
+    *given, sinks = operands
+    call.out, call.lse = sdpa.attention_forward(*given, sinks=sinks, **call.options)
+
+
+@primitive
+def _attention(call: Call, *operands: Any) -> Any:
+    _run(call, *operands)
+    return call.out
+
+
+@primitive
+def _attention_forward(call: Call, *operands: Any) -> Any:
+    _run(call, *operands)
+    return call.out, call.lse
+
+
+@primitive
+def _backward(
+    call: Call, needs: tuple[str, ...], grad_out: Any, grad_lse: Any, *operands: Any
+) -> Any:
+    """Gradients of <grad_out, out> + <grad_lse, lse> to the operands in `needs`, a tuple."""
+    *given, sinks = operands
+    grads = sdpa.attention_backward(
+        *(np.asarray(grad_out, call.out.dtype), *given[:3], call.out, call.lse, given[3]),
+        **call.options,
+        sinks=sinks,
+        grad_lse=None if grad_lse is None else np.asarray(grad_lse, call.lse.dtype),
+        needs=needs,
+    )
+    return tuple(getattr(grads, name) for name in needs)
+
+
+@primitive
+def _jvp(call: Call, names: tuple[str, ...], tangents: Any, *operands: Any) -> Any:
+    """Tangent of out along the tangents of the operands called `names`."""
+    t = dict.fromkeys(_OPERANDS) | dict(zip(names, tangents, strict=True))
+    *given, sinks = operands
+    return sdpa.attention_jvp(
+        *(*given[:3], t["query"], t["key"], t["value"], given[3]),
+        **call.options,
+        sinks=sinks,
+        attn_mask_t=t["attn_mask"],
+        sinks_t=t["sinks"],
+    ).out_t
+
+
+@primitive
+def _double_backward(
+    call: Call,
+    needs: tuple[str, ...],
+    names: tuple[str, ...],
+    tangents: Any,
+    grad_out: Any,
+    grad_lse: Any,
+    *operands: Any,
+) -> Any:
+    """Gradients of <tangents, `_backward` to names> to grad_out and the operands in `needs`."""
+    t = dict.fromkeys(_OPERANDS) | dict(zip(names, tangents, strict=True))
+    *given, sinks = operands
+    second = sdpa.attention_double_backward(
+        *(t["query"], t["key"], t["value"], np.asarray(grad_out, call.out.dtype)),
+        *(*given[:3], call.out, call.lse, given[3]),
+        **call.options,
+        sinks=sinks,
+        gg_attn_mask=t["attn_mask"],
+        gg_sinks=t["sinks"],
+        grad_lse=None if grad_lse is None else np.asarray(grad_lse, call.lse.dtype),
+        needs=needs,
+    )
+    return tuple(getattr(second, name) for name in needs)
+
+
+def _names(argnums: Sequence[int], first: int) -> tuple[str, ...]:
+    """Of the operands at these positions, where query is at `first`."""
+    return tuple(_OPERANDS[i - first] for i in argnums if i >= first)
+
+
+def _attention_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
+    call, *operands = args
+    return lambda g: _backward(call, _names(argnums, 1), g, None, *operands)
+
+
+def _attention_jvp(argnums: Any, tangents: Any, ans: Any, args: Any, kwargs: Any) -> Any:
+    call, *operands = args
+    return _jvp(call, _names(argnums, 1), traced_tuple(tangents), *operands)
+
+
+def _attention_forward_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
+    call, *operands = args
+    return lambda g: _backward(call, _names(argnums, 1), g[0], g[1], *operands)
+
+
+def _attention_forward_jvp(argnums: Any, tangents: Any, ans: Any, args: Any, kwargs: Any) -> Any:
+    call, *operands = args
+    out_t = _jvp(call, _names(argnums, 1), traced_tuple(tangents), *operands)
+    lse_t = _lse_jvp(call, _names(argnums, 1), tangents, operands)
+    return traced_tuple((out_t, lse_t))
+
+
+def _lse_jvp(call: Call, names: Sequence[str], tangents: Any, operands: Sequence[Any]) -> Any:
+    moved = [(_OPERANDS.index(n), t) for n, t in zip(names, tangents, strict=True) if n != "value"]
+    if not moved:
+        return np.zeros_like(call.lse)
+    positions, tangents = zip(*moved, strict=True)
+    return make_jvp(partial(_composed_lse, call), positions)(*operands)(traced_tuple(tangents))[1]
+
+
+def _backward_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
+    call, needs, grad_out, grad_lse, *operands = args
+    names = ("grad_out",) * (2 in argnums) + _names(argnums, 4)
+
+    def vjp(g: Any) -> Any:
+        found: dict[Any, Any] = {}
+        if names:
+            second = _double_backward(call, names, needs, g, grad_out, grad_lse, *operands)
+            found = {name: second[i] for i, name in enumerate(names)}
+        if 3 in argnums:
+            found["grad_lse"] = _lse_jvp(call, needs, [g[i] for i in range(len(needs))], operands)
+        return [found[("grad_out", "grad_lse", *_OPERANDS)[i - 2]] for i in argnums]
+
+    return vjp
+
+
+def _backward_jvp(argnums: Any, tangents: Any, ans: Any, args: Any, kwargs: Any) -> Any:
+    call, needs, grad_out, grad_lse, *operands = args
+    t = dict(zip(argnums, tangents, strict=True))
+    parts = []
+    if 2 in t or 3 in t:
+        grad_out_t = t[2] if 2 in t else np.zeros_like(call.out)
+        parts.append(_backward(call, needs, grad_out_t, t.get(3), *operands))
+    names = _names(argnums, 4)
+    if names:
+        moved = traced_tuple(t[i] for i in argnums if i >= 4)
+        parts.append(_double_backward(call, needs, names, moved, grad_out, grad_lse, *operands))
+    return traced_tuple(
+        sum((part[i] for part in parts[1:]), start=parts[0][i]) for i in range(len(needs))
+    )
+
+
+def _jvp_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
+    call, names, tangents, *operands = args
+    needs = _names(argnums, 3)
+
+    def vjp(g: Any) -> Any:
+        grads = [_backward(call, names, g, None, *operands)] if 2 in argnums else []
+        if needs:
+            second = _double_backward(call, needs, names, tangents, g, None, *operands)
+            grads += [second[i] for i in range(len(needs))]
+        return grads
+
+    return vjp
+
+
+def _composed(call: Call, *operands: Any) -> Any:
+    """(out, lse) by autograd's own operations, on the (Lq, Lk) matrix."""
+    query, key, value, attn_mask, sinks = operands
+    if call.options.get("enable_gqa"):
+        groups = anp.shape(query)[-3] // anp.shape(key)[-3]
+        key, value = (anp.repeat(x, groups, axis=anp.ndim(x) - 3) for x in (key, value))
+    scale = call.options.get("scale")
+    scale = max(anp.shape(query)[-1], 1) ** -0.5 if scale is None else scale
+    s = scale * anp.matmul(query, anp.swapaxes(key, -1, -2))
+    weights, lse = composed_softmax(call, s, attn_mask, sinks)
+    return traced_tuple((anp.matmul(weights, value), lse))
+
+
+def composed_softmax(call: Call, s: Any, attn_mask: Any, sinks: Any) -> Any:
+    """(weights, lse) of the scores s (..., heads, Lq, Lk), by autograd's own operations."""
+    known = ("is_causal", "window", "alibi_slopes", "key_lengths", "query_offset")
+    options = {name: x for name, x in call.options.items() if name in known}
+    softcap, dropout_p = (call.options.get(name) for name in ("softcap", "dropout_p"))
+    # What masks and ALiBi do to a score of 0, and what dropout does to equal weights.
+    *lead, n_q, n_k = anp.shape(s)
+    q, k = (np.zeros((*lead, n, 1), anp.result_type(s)) for n in (n_q, n_k))
+    fixed = sdpa.attention_weights(q, k, stage="biased", **options)
+    if dropout_p:
+        factors = sdpa.attention_weights(q, k, None, dropout_p, rng=call.options["rng"])
+        factors = np.where(factors > 0, 1 / (1 - dropout_p) if dropout_p < 1 else 0, 0)
+        factors = factors.astype(fixed.dtype)
+
+    if softcap is not None:
+        s = softcap * anp.tanh(s / softcap)
+    seen = fixed > -np.inf
+    s = s + np.where(seen, fixed, 0)
+    if attn_mask is not None and anp.result_type(attn_mask).kind == "b":
+        seen = seen & attn_mask
+    elif attn_mask is not None:
+        unmasked = plain(attn_mask) > -np.inf
+        seen = seen & unmasked
+        s = s + anp.where(unmasked, attn_mask, 0)
+    if sinks is not None:
+        column = anp.zeros((*anp.shape(s)[:-1], 1)) + anp.array(sinks)[..., None, None]
+        s = anp.concatenate([s, column], axis=-1)
+        seen = np.concatenate([seen, np.ones((*seen.shape[:-1], 1), bool)], axis=-1)
+    weights = softmax(s, where=seen)[..., :n_k]
+    return weights * factors if dropout_p else weights, logsumexp(s, where=seen)
+
+
+def _composed_out(call: Call, *operands: Any) -> Any:
+    return _composed(call, *operands)[0]
+
+
+def _composed_lse(call: Call, *operands: Any) -> Any:
+    return _composed(call, *operands)[1]
+
+
+def _composed_jvp(call: Call, names: Any, tangents: Any, *operands: Any) -> Any:
+    positions = [_OPERANDS.index(name) for name in names]
+    moved = traced_tuple(tangents[i] for i in range(len(names)))
+    return make_jvp(partial(_composed_out, call), positions)(*operands)(moved)[1]
+
+
+def _composed_backward(call: Call, needs: Any, grad_out: Any, grad_lse: Any, *operands: Any) -> Any:
+    positions = [_OPERANDS.index(name) for name in needs]
+    grad_lse = np.zeros_like(call.lse) if grad_lse is None else grad_lse
+    return make_vjp(partial(_composed, call), positions)(*operands)[0](
+        traced_tuple((grad_out, grad_lse))
+    )
+
+
+def _composed_double_backward(call: Call, needs: Any, names: Any, tangents: Any, *rest: Any) -> Any:
+    positions = [0 if name == "grad_out" else 2 + _OPERANDS.index(name) for name in needs]
+    return make_vjp(partial(_composed_backward, call, names), positions)(*rest)[0](tangents)
+
+
+defvjp_argnums(_attention, _attention_vjp)
+defjvp_argnums(_attention, _attention_jvp)
+defvjp_argnums(_attention_forward, _attention_forward_vjp)
+defjvp_argnums(_attention_forward, _attention_forward_jvp)
+defvjp_argnums(_backward, _backward_vjp)
+defjvp_argnums(_backward, _backward_jvp)
+defvjp_argnums(_jvp, _jvp_vjp)
+defjvp_argnums(_jvp, jvp_of(_composed_jvp))
+defvjp_argnums(_double_backward, vjp_of(_composed_double_backward))
+defjvp_argnums(_double_backward, jvp_of(_composed_double_backward))

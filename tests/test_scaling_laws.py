@@ -1,12 +1,18 @@
 """The experiments on length, gradients, correlation and trained heads, against their laws."""
 
+import doctest
+from importlib import import_module
+
 import numpy as np
 import pytest
 
 import sdpa
 from sdpa import lab
 from sdpa.lab import correlation, criteria, heads, length, minilm, theory
+from sdpa.lab.claims import variants
 from sdpa.lab.table import Table
+
+measuring = import_module("sdpa.lab.measure")  # `lab.measure` is the function
 
 LEVEL = 1 - 1e-5  # of one interval: hundreds of them may be compared
 
@@ -25,6 +31,13 @@ def assert_as_predicted(table, *names, slack=0.0):
 def small(table, name, share):
     """Intervals are narrow enough to mean something."""
     assert ((table[f"{name}_high"] - table[f"{name}_low"]) < share * table[name]).all()
+
+
+@pytest.mark.parametrize("module", [correlation, criteria, heads, length, measuring])
+def test_doctest(module):
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 # ---------------------------------------------------------------------- length
@@ -205,6 +218,21 @@ def test_inputs_compared_without_the_model(monkeypatch):
 def test_too_many_texts_are_refused(model):
     with pytest.raises(ValueError, match=r"^draws: expected 2 to \d+ texts, got 100000"):
         lab.trained_heads(draws=100000, model=model)
+
+
+# ---------------------------------------------------------------------- the ledger
+
+
+def test_the_ledgers_laws_are_those_of_theory():
+    law = theory.attention(64, 64, 1 / np.log(64)).max_weight
+    np.testing.assert_allclose(variants.LARGEST_LOG, law, atol=5e-4)
+    for d, law in variants.LARGEST_UNSCALED.items():
+        np.testing.assert_allclose(theory.attention(64, d, 1.0).max_weight, law, atol=5e-4)
+    for n, sigma in variants.BEST.items():
+        curve = [theory.weights(n, s).jacobian for s in criteria.SIGMAS]
+        assert criteria.SIGMAS[int(np.argmax(curve))] == sigma
+        plain, best = (theory.attention(n, 64, s / 8).grad_score for s in (1, sigma))
+        np.testing.assert_allclose(plain / best, variants.GRADIENT[n], atol=5e-4)
 
 
 # ---------------------------------------------------------------------- plots

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from math import log, nan
+from math import log
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -199,7 +199,7 @@ def trained_choice(*, draws: int = 32, seed: int = 0, model: MiniLM | None = Non
 
 def trained_growth(
     *,
-    d_k: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    d_k: Sequence[int] = (2, 4, 8, 16, 32),
     rotations: int = 8,
     draws: int = 32,
     seed: int = 0,
@@ -217,7 +217,7 @@ def trained_growth(
     Parameters
     ----------
     d_k : sequence of int
-        Up to 32.
+        2 to 32.
     rotations : int
         Random directions per layer, shared by heads and texts.
     draws, seed, model
@@ -227,9 +227,9 @@ def trained_growth(
     -------
     Table
         layer, head (0 to 11, or "all"), d_k; std, of unscaled scores within rows (root of the mean
-        square); exponent, by which std grows from the d_k before to this one, with an interval over
-        bootstrap samples of texts; cosine, between query and key of the same token, both about
-        their means over the tokens.
+        square); exponent, by which std grows from d_k // 2 to d_k, with an interval over bootstrap
+        samples of texts; cosine, between query and key of the same token, both about their means
+        over the tokens.
 
     Examples
     --------
@@ -237,14 +237,16 @@ def trained_growth(
     >>> table = lab.trained_growth(draws=8)                             # doctest: +SKIP
     """
 
+    widths = sorted({part for width in d_k for part in (width // 2, width)})
+
     def figures(layer: Layer) -> Figures:
         rng = stream(seed, "rotations", layer.number)
-        square: Figures = {f"{width}_rms": np.zeros((1, HEADS)) for width in d_k}
+        square: Figures = {f"{width}_rms": np.zeros((1, HEADS)) for width in widths}
         for _ in range(rotations):
             basis, _ = np.linalg.qr(rng.standard_normal((D_K, D_K)))
             basis = basis.astype(np.float32)
             query, key = layer.query @ basis, layer.key @ basis
-            for width in d_k:
+            for width in widths:
                 part = sdpa.attention_statistics(query[..., :width], key[..., :width], scale=1.0)
                 variance = np.asarray(part.score_var, np.float64).mean(axis=-1)
                 square[f"{width}_rms"] += variance / rotations
@@ -259,10 +261,8 @@ def trained_growth(
     for layer in range(LAYERS):
         for head in (*range(HEADS), "all"):
             own = _cells(found, layer, head)
-            for before, width in zip((None, *d_k), d_k, strict=False):
-                power = Estimate(nan, nan, nan, draws)
-                if before is not None:
-                    power = _exponent(found, layer, head, before, width, chosen)
+            for width in d_k:
+                power = _exponent(found, layer, head, width, chosen)
                 row: dict[str, Cell] = {"layer": layer, "head": str(head), "d_k": width}
                 row |= {"std": own[f"{width}_rms"], "exponent": power, "cosine": own["cosine"]}
                 rows.append(row)
@@ -289,7 +289,7 @@ def inputs_compared(*, draws: int = 64, seed: int = 0, model: MiniLM | None = No
     Examples
     --------
     >>> from sdpa import lab
-    >>> table = lab.inputs_compared(draws=32)
+    >>> table = lab.inputs_compared(draws=8)
     >>> table.row(input="random", scale="1")["saturated"].estimate().value > 0.05
     True
     """
@@ -380,12 +380,11 @@ def plot_trained_growth(table: Table) -> Figure:
     """Exponent of the spread in d_k, a line per layer."""
     figure, axes = style.subplots(size=(5.0, 3.6))
     layers = sorted({int(layer) for layer in table["layer"]})
-    widths = sorted({int(d) for d in table["d_k"]})[1:]
+    widths = sorted({int(d) for d in table["d_k"]})
     for layer, (color, marker) in zip(layers, style.cycle(len(layers)), strict=True):
-        own = [table.row(layer=layer, head="all", d_k=width)["exponent"] for width in widths]
-        points = ([getattr(power, end) for power in own] for end in ("value", "low", "high"))
-        label = f"layer {layer}"
-        style.intervals(axes, widths, *points, color=color, marker=marker, line=True, label=label)
+        some = table.where(layer=layer, head="all")
+        options = {"color": color, "marker": marker, "label": f"layer {layer}"}
+        style.columns(axes, some, "d_k", "exponent", line=True, **options)
     ends = (widths[0], widths[-1])
     style.prediction(axes, ends, (0.5, 0.5), limit=True, label="independent: 1/2")
     style.log_axis(axes, "x", widths)
@@ -437,18 +436,17 @@ def _exponent(
     found: Figures,
     layer: int,
     head: int | str,
-    before: int,
     width: int,
     chosen: npt.NDArray[np.int64],
 ) -> Estimate:
-    """Of std from `before` to `width`; percentiles over bootstrap samples of the texts."""
+    """Of std from half of `width`; percentiles over bootstrap samples of the texts."""
     heads = head if isinstance(head, int) else slice(None)
     low, high = (
         found[f"{d}_rms"][:, layer, heads].reshape(len(found["cosine"]), -1).mean(axis=1)
-        for d in (before, width)
+        for d in (width // 2, width)
     )
-
-    power = 0.5 * np.log(high[chosen].mean(axis=1) / low[chosen].mean(axis=1))
-    ends = np.quantile(power / log(width / before), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    value = exponent(low.mean() ** 0.5, high.mean() ** 0.5, width / before)
+    ratio = width / (width // 2)
+    powers = 0.5 * np.log(high[chosen].mean(axis=1) / low[chosen].mean(axis=1)) / log(ratio)
+    ends = np.quantile(powers, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    value = exponent(low.mean() ** 0.5, high.mean() ** 0.5, ratio)
     return Estimate(value, float(ends[0]), float(ends[1]), len(low))

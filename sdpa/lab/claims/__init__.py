@@ -72,6 +72,7 @@ MODULES: tuple[str, ...] = (
     "sdpa.lab.claims.saturation",
     "sdpa.lab.claims.cost",
     "sdpa.lab.claims.training",
+    "sdpa.lab.claims.variants",
     "sdpa.lab.claims.cited",
 )
 """Where the rows stand: modules with a tuple `CLAIMS`."""

@@ -63,7 +63,7 @@ test-c:
 	$(MAKE) -C tests/c -j$(JOBS)
 	build/c/$(shell gcc -dumpmachine | cut -d- -f1)/driver
 	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/tsan FLAGS="-O1 -g -fsanitize=thread"
-	build/c/tsan/driver machine pool disturbed
+	build/c/tsan/driver machine pool disturbed additive
 
 # Without the test of fork: qemu-user cannot start threads in a forked child.
 ARM_PACKAGES = gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
@@ -77,7 +77,7 @@ test-arm:
 		fi; \
 	fi
 	$(MAKE) -C tests/c -j$(JOBS) CC=aarch64-linux-gnu-gcc FLAGS="-O2 -g -DTIME_LIMIT=20"
-	qemu-aarch64 -L /usr/aarch64-linux-gnu build/c/aarch64/driver machine pool attention disturbed
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/c/aarch64/driver machine pool attention disturbed additive
 
 # For the tests of the pages, which are tried in it.
 browser:

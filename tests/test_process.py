@@ -163,6 +163,8 @@ print("leaving", flush=True)
         "sdpa.attention_backward(y, y, y, y, y, ones, workers=WORKERS)",
         "sdpa.attention_backward(y, y, y, y, y, ones, is_causal=True, workers=WORKERS)",
         "sdpa.attention_backward(row, row, huge, huge, row, one, **query, workers=WORKERS)",
+        "sdpa.additive_attention(y, y, y, w, w, w[0], workers=WORKERS)",
+        "sdpa.additive_attention_backward(y, y, y, y, w, w, w[0], None, y, ones, workers=WORKERS)",
     ],
 )
 def test_ctrl_c_ends_a_long_call_within_a_second(call, workers):
@@ -173,6 +175,7 @@ huge = np.broadcast_to(row, (1 << 27, 64))
 query = {{"needs": ("query",)}}
 ones = np.ones(1 << 18, np.float32)
 one = ones[:1]
+w = np.ones((64, 64), np.float32)
 sent = None
 
 def interrupt():

@@ -28,5 +28,6 @@ void test_fork(void);
 void test_machine(void);
 void test_attention(void);
 void test_disturbed(void);
+void test_additive(void);
 
 #endif

@@ -10,7 +10,7 @@ static const struct {
     void (*run)(void);
 } tests[] = {
     {"machine", test_machine},     {"pool", test_pool},           {"fork", test_fork},
-    {"attention", test_attention}, {"disturbed", test_disturbed},
+    {"attention", test_attention}, {"disturbed", test_disturbed}, {"additive", test_additive},
 };
 
 enum { N_TESTS = sizeof(tests) / sizeof(tests[0]) };

@@ -3,6 +3,19 @@
 #include <math.h>
 #include <stdlib.h>
 
+static uint64_t state;
+
+void naive_seed(void) { state = 0x9e3779b97f4a7c15; }
+
+double naive_uniform(void) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return ((double)(state >> 11) + 0.5) * 0x1p-53;
+}
+
+double naive_normal(void) { return sqrt(-2 * log(naive_uniform())) * cos(2 * M_PI * naive_uniform()); }
+
 double naive_roundoff(sdpa_dtype dtype) {
     return dtype == SDPA_F64 ? 0x1p-53 : dtype == SDPA_F32 ? 0x1p-24 : dtype == SDPA_F16 ? 0x1p-11 : 0x1p-8;
 }

@@ -6,6 +6,11 @@
 
 typedef enum mask_kind { NO_MASK, BOOL_MASK, BIAS_MASK } mask_kind;
 
+/* Random numbers in (0, 1) and N(0, 1), the same ones after every naive_seed. */
+void naive_seed(void);
+double naive_uniform(void);
+double naive_normal(void);
+
 /* What one call computes. Arrays are contiguous (batch, head, row, column); k and v have n_head / group heads; the mask
  * is (n_q, n_k), the same for every batch entry and head. */
 typedef struct test_case {

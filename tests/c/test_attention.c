@@ -12,17 +12,6 @@
 
 /* --- numbers */
 
-static uint64_t state;
-
-static double uniform(void) {
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return ((double)(state >> 11) + 0.5) * 0x1p-53;
-}
-
-static double normal(void) { return sqrt(-2 * log(uniform())) * cos(2 * M_PI * uniform()); }
-
 static size_t size_of(sdpa_dtype dtype) {
     return dtype == SDPA_F64 || dtype == SDPA_I64 ? 8 : dtype == SDPA_F32 ? 4 : dtype == SDPA_BOOL ? 1 : 2;
 }
@@ -111,7 +100,7 @@ static sdpa_tensor new_scalars(fixture *f, int64_t (*value)(const test_case *, i
 }
 
 static void draw(double *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) x[i] = normal();
+    for (int64_t i = 0; i < n; i++) x[i] = naive_normal();
 }
 
 static fixture *new_fixture(const test_case *c) {
@@ -127,8 +116,8 @@ static fixture *new_fixture(const test_case *c) {
     draw(f->a.dlse, all * c->n_q);
     for (int64_t i = 0; c->mask && i < c->n_q; i++) {
         for (int64_t j = 0; j < c->n_k; j++) {
-            bool masked = i == 1 || uniform() < 0.3; /* row 1 as a whole */
-            f->a.mask[i * c->n_k + j] = masked ? -INFINITY : c->mask == BOOL_MASK ? 0 : normal();
+            bool masked = i == 1 || naive_uniform() < 0.3; /* row 1 as a whole */
+            f->a.mask[i * c->n_k + j] = masked ? -INFINITY : c->mask == BOOL_MASK ? 0 : naive_normal();
         }
     }
     sdpa_problem *p = &f->p;
@@ -425,7 +414,7 @@ static void interruption(void) {
 }
 
 void test_attention(void) {
-    state = 0x9e3779b97f4a7c15;
+    naive_seed();
     sizes();
     options();
     merging();
@@ -433,7 +422,7 @@ void test_attention(void) {
 
 /* What threads and faults can disturb, small enough for ThreadSanitizer. */
 void test_disturbed(void) {
-    state = 0x9e3779b97f4a7c15;
+    naive_seed();
     for (int group = 1; group <= 4; group *= 2) {
         for (int mask = NO_MASK; mask <= BIAS_MASK; mask++) {
             test_case c = {.n_batch = 1,

@@ -98,7 +98,10 @@ class Problem:
         if self.options.get("is_causal"):
             high = min(high, 0)
         d = self.farthest
-        for row, a, b in ((0, low, -d), (None, 1 - d, d - 1), (2 * d, max(d, 1), high)):
+        parts: list[tuple[int | None, int, int]] = [(None, low, high)]
+        if self.n_k > _BLOCK_ROWS + 2 * d:  # else few keys are outside of the band of a block
+            parts = [(0, low, -d), (None, 1 - d, d - 1), (2 * d, max(d, 1), high)]
+        for row, a, b in parts:
             a, b = max(a, low), min(b, high)
             if a <= b:
                 yield row, a, b
@@ -136,9 +139,9 @@ class Problem:
 class Block:
     """Some queries of the band, and the keys that they meet there.
 
-    An array (..., rows, distances) and one (..., rows, keys) hold the same numbers: entry (i, t) of
-    the first is entry (i, j) of the second where t is the distance of i and j. The second is a view
-    of a buffer around the first whose rows shift by one from each to the next.
+    An array (..., rows, relative) has a column for each row of rel_key that they need, one
+    (..., rows, keys) for each key: that of relative row clip(distance). On the way from one to the
+    other is a buffer of one column per distance, whose rows shift by one from each to the next.
     """
 
     def __init__(self, of: Problem, a: int, b: int, rows: slice, keys: slice) -> None:
@@ -148,7 +151,12 @@ class Block:
         zero = self.n_rows - 1 - keys.start + rows.start + of.offset
         low, high = max(a, -zero), min(b, self.n_rows + self.n_keys - 2 - zero)
         self.columns = slice(low + zero, high + zero + 1)
-        self.rel_rows = slice(low + of.farthest, high + of.farthest + 1)
+        relative = np.arange(low, high + 1).clip(-of.farthest, of.farthest) + of.farthest
+        self.rel_rows = slice(int(relative[0]), int(relative[-1]) + 1)
+        # Where a relative row begins, if some serve more than one distance.
+        starts = np.flatnonzero(np.diff(relative, prepend=-1))
+        self.starts = starts if len(starts) < len(relative) else None
+        self.relative = relative - relative[0]
         self.query, self.key = widen(of.query[..., rows, :]), widen(of.key[..., keys, :])
         self.value = widen(of.value[..., keys, :])
         self.rel_key, self.rel_value = (
@@ -156,7 +164,7 @@ class Block:
             for rel in (of.rel_key, of.rel_value)
         )
         scores = self.query @ np.swapaxes(cast(Array, self.rel_key), -1, -2)
-        self.bias = self._along_keys(scores * scores.dtype.type(of.scale), -np.inf)
+        self.bias = self._to_keys(scores * scores.dtype.type(of.scale), -np.inf)
         if of.mask is not None:
             mask = of.mask[self.of_mask]
             if mask.dtype == bool:
@@ -184,37 +192,37 @@ class Block:
             writeable=writeable,
         )
 
-    def _along_keys(self, x: Array, fill: float) -> Array:
-        """(..., rows, distances) -> (..., rows, keys), `fill` where there is no distance."""
-        shape = (*x.shape[:-1], self.n_rows + self.n_keys - 1)
-        buffer = np.full(shape, fill, x.dtype)
-        buffer[..., self.columns] = x
+    def _to_keys(self, x: Array, fill: float) -> Array:
+        """(..., rows, relative) -> (..., rows, keys), `fill` at distances outside of the band."""
+        buffer = np.full((*x.shape[:-1], self.n_rows + self.n_keys - 1), fill, x.dtype)
+        buffer[..., self.columns] = x if self.starts is None else x[..., self.relative]
         return self._shifted(buffer)
 
-    def _along_distances(self, x: Array) -> Array:
-        """(..., rows, keys) -> (..., rows, distances), 0 where there is no key."""
+    def _to_relative(self, x: Array) -> Array:
+        """(..., rows, keys) -> (..., rows, relative): its transpose, sums over equal rows."""
         buffer = np.zeros((*x.shape[:-1], self.n_rows + self.n_keys - 1), x.dtype)
         self._shifted(buffer, writeable=True)[...] = x
-        return buffer[..., self.columns]
-
-    def scores(self) -> Array:
-        """(..., rows, keys), -inf where masked."""
-        query = np.broadcast_to(self.query, (*self.of.lead, *self.query.shape[-2:]))
-        return _core.attention_weights(query, self.key, self.bias, stage="biased", **self.options)
+        of_distances = buffer[..., self.columns]
+        if self.starts is None:
+            return of_distances
+        summed: Array = np.add.reduceat(of_distances, self.starts, axis=-1)
+        return summed
 
     def weights(self, lse: Array) -> Array:
-        """exp(scores - lse) along distances: (..., rows, distances)."""
-        x = self.scores()
+        """exp(scores - lse), (..., rows, keys)."""
+        query = np.broadcast_to(self.query, (*self.of.lead, *self.query.shape[-2:]))
+        x = _core.attention_weights(query, self.key, self.bias, stage="biased", **self.options)
         x -= np.where(lse == -np.inf, 0, lse)[..., None]
-        return self._along_distances(np.exp(x, out=x))
+        np.exp(x, out=x)
+        return x
 
     def forward(self) -> _core.AttentionForward:
         """Attention of these queries to these keys alone."""
         part = _core.attention_forward(self.query, self.key, self.value, self.bias, **self.options)
         if self.rel_value is None:
             return part
-        through = felt_product(self.weights(part.lse), self.rel_value)
-        return _core.AttentionForward(part.out + through, part.lse)
+        weights = self._to_relative(self.weights(part.lse))
+        return _core.AttentionForward(part.out + felt_product(weights, self.rel_value), part.lse)
 
     def backward(
         self,
@@ -223,39 +231,49 @@ class Block:
         lse: Array,
         grad_lse: Array | None,
         needs: tuple[str, ...],
-    ) -> dict[str, Array | None]:
+    ) -> dict[str, Array]:
         """What these pairs add to each gradient, of the whole rows' out and lse."""
-        grad, value = grad_out, self.value
-        if self.rel_value is not None:
-            # <grad_out, rel_value> of each pair joins <grad_out, value> as one more column per key,
-            # in which that key's value is 1. out is there for <grad_out, out> alone, and complete.
-            products = self._along_keys(grad @ np.swapaxes(self.rel_value, -1, -2), 0)
-            if not np.isfinite(products).all():
-                products = np.where(self.scores() == -np.inf, 0, products)
-            grad = np.concatenate([grad, products.astype(grad.dtype, copy=False)], axis=-1)
-            out = np.concatenate([out, np.zeros_like(grad[..., : self.n_keys])], axis=-1)
-            units = np.eye(self.n_keys, dtype=value.dtype)
-            units = np.broadcast_to(units, (*value.shape[:-1], self.n_keys))
-            value = np.concatenate([value, units], axis=-1)
-        inner = {name.removeprefix("rel_") for name in needs} - {"sinks"}
+        inner = {name.removeprefix("rel_") for name in needs} - {"sinks", "attn_mask"}
         g = _core.attention_backward(
-            grad, self.query, self.key, value, out, lse, self.bias, grad_lse=grad_lse,
+            grad_out, self.query, self.key, self.value, out, lse, self.bias, grad_lse=grad_lse,
             needs=(*inner, "attn_mask"), **self.options,
         )  # fmt: skip
-        by_bias = cast(Array, g.attn_mask)
-        by_scores = self._along_distances(by_bias) * by_bias.dtype.type(self.of.scale)
-        grads: dict[str, Array | None] = {"key": g.key, "attn_mask": by_bias}
+        grads: dict[str, Array] = {n: x for n, x in g._asdict().items() if x is not None}
+        if self.rel_value is not None:
+            weights = self.weights(lse)
+            if "rel_value" in needs:
+                of = cast(Array, self.of.rel_value)
+                grads["rel_value"] = _rows_gradient(self._to_relative(weights), grad_out, of)
+            # The kernel knows <grad_out, value> of each pair; <grad_out, rel_value> comes here.
+            products = grad_out @ np.swapaxes(self.rel_value, -1, -2)
+            more = weights * self._to_keys(products, 0)
+            if not np.isfinite(products).all():
+                np.copyto(more, 0, where=weights == 0)
+            grads["attn_mask"] = grads["attn_mask"] + sum_to(more, self.bias.shape)
+            for name, x in zip(("query", "key"), self._through_scores(more), strict=True):
+                if name in grads:
+                    grads[name] = grads[name] + sum_to(x, grads[name].shape)
+        by_bias = grads["attn_mask"]
+        by_scores = self._to_relative(by_bias) * by_bias.dtype.type(self.of.scale)
         if "query" in needs:
             through = felt_product(by_scores, cast(Array, self.rel_key))
-            grads["query"] = cast(Array, g.query) + sum_to(through, self.query.shape)
-        if "value" in needs:
-            grads["value"] = cast(Array, g.value)[..., : self.value.shape[-1]]
+            grads["query"] = grads["query"] + sum_to(through, self.query.shape)
         if "rel_key" in needs:
             grads["rel_key"] = _rows_gradient(by_scores, self.query, self.of.rel_key)
-        if "rel_value" in needs:
-            rel = cast(Array, self.of.rel_value)
-            grads["rel_value"] = _rows_gradient(self.weights(lse), grad_out, rel)
         return grads
+
+    def _through_scores(self, grad: Array) -> tuple[Array, Array]:
+        """From the gradient of scale query key^T, (..., heads, rows, keys), to query and key."""
+        grad = grad * grad.dtype.type(self.of.scale)
+        query = np.broadcast_to(self.query, (*grad.shape[:-1], self.query.shape[-1]))
+        shape = query.shape
+        if self.of.options.get("enable_gqa") and self.key.ndim > 2:
+            # One long axis of the queries of all heads that share a key head.
+            heads = self.key.shape[-3]
+            lead = (*shape[:-3], heads, shape[-3] // max(heads, 1) * self.n_rows)
+            grad, query = (x.reshape(*lead, x.shape[-1]) for x in (grad, query))
+        by_query = felt_product(grad, self.key).reshape(shape)
+        return by_query, felt_product(np.swapaxes(grad, -1, -2), query)
 
 
 def forward(problem: Problem) -> _core.AttentionForward:
@@ -340,7 +358,7 @@ class Backward:
         for name in self.needs:
             if name != "sinks":
                 total = self.total[name][at[name]]
-                total += sum_to(cast(Array, grads[name]), total.shape)
+                total += sum_to(grads[name], total.shape)
 
     def _sinks(self) -> None:
         """A sink is a key without a value: its weight times -<grad_out, out> + grad_lse."""

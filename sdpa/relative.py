@@ -5,7 +5,8 @@ vector is the same for all keys: there attention is that of keys key + rel_key[e
 value + rel_value[end], to the kernel's liking. What remains is a band of diagonals around t = 0,
 taken in blocks of queries with the few keys that they meet there: its part of the scores is
 query rel_key^T, one product per query and distance, read along diagonals as an additive mask. The
-parts, over disjoint sets of keys, are merged by their log-sum-exps.
+parts, over disjoint sets of keys, are merged by their log-sum-exps. Where there are no more keys
+than a block of the band has anyway, all of them are in the band.
 """
 
 from __future__ import annotations

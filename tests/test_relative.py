@@ -211,6 +211,28 @@ def test_leading_axes(rng, q_lead, k_lead, heads, gqa, rel_value):
     check(rng, x, attn_mask=mask, enable_gqa=gqa)
 
 
+@pytest.mark.parametrize(
+    ("lead", "n_q", "n_k", "d_k", "d_v"),
+    [
+        ((2,), 0, 5, 3, 2),
+        ((2,), 5, 0, 3, 2),
+        ((2,), 5, 6, 0, 2),
+        ((2,), 5, 6, 3, 0),
+        ((0, 2), 5, 6, 3, 2),
+    ],
+)
+@pytest.mark.parametrize("n_rows", [1, 7])
+def test_nothing(rng, lead, n_q, n_k, d_k, d_v, n_rows):
+    """An axis of length 0: results that are empty, 0, or those of equal scores."""
+    shapes = ((*lead, n_q, d_k), (*lead, n_k, d_k), (*lead, n_k, d_v), (n_rows, d_k), (n_rows, d_v))
+    check(rng, {n: normal(rng, s, F32) for n, s in zip(NAMES, shapes, strict=True)})
+    check(
+        rng,
+        {n: normal(rng, s, F32) for n, s in zip(NAMES, shapes, strict=True)},
+        enable_gqa=True,
+    )
+
+
 @pytest.mark.usefixtures("small_blocks")
 def test_value_alone_has_leading_axes(rng):
     """Of which the key has none, and rel_value those of value."""

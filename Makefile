@@ -5,6 +5,7 @@
 #   make bench      speed and memory beside the peers installed and the machine's peak; targets
 #   make model      add a pretrained model, 84 MB, for the laboratory and its tests
 #   make notebooks  run the notebooks and keep their outputs       make browser    chromium, for the tests of the pages
+#   make docs       the pages, the reference and the notebooks as HTML
 #   make format     rewrite the sources in the project's style     make lint      check style and types
 PYTHON = python3
 VENV = .venv
@@ -100,6 +101,11 @@ notebooks: $(or $(firstword $(wildcard $(VENV)/with-*notebooks*)),$(VENV)/with-l
 		--ClearMetadataPreprocessor.enabled=True --ClearMetadataPreprocessor.clear_notebook_metadata=False \
 		$(addsuffix .ipynb,$(NOTEBOOKS))
 
+# Warnings are errors: a name that is missing, a docstring that is no reStructuredText, a link to nowhere.
+docs: $(or $(firstword $(wildcard $(VENV)/with-*docs*)),$(VENV)/with-docs)
+	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs/site . build/docs
+	@echo build/docs/docs/site/index.html
+
 format: $(VENV)/dev
 	$(BIN)/clang-format -i $(C_FILES)
 	$(BIN)/ruff check --fix-only .
@@ -114,4 +120,4 @@ lint: $(VENV)/dev $(VENV)/with-$(EXTRAS)
 clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
-.PHONY: demo test model build bench browser notebooks sanitize test-c test-arm format lint clean
+.PHONY: demo test model build bench browser notebooks docs sanitize test-c test-arm format lint clean

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import sdpa
+
 ROOT = Path(__file__).parents[1]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
 EVERY_PAGE = pytest.mark.parametrize("page", sorted(PAGES))
@@ -87,6 +89,14 @@ def test_files_exist(page):
     assert all((ROOT / "docs" / name).exists() for name in names), names
     names = re.findall(r"`((?:src|sdpa|tests)/[\w./]*)[`:]", text)
     assert all((ROOT / name).exists() for name in names), names
+
+
+def test_the_reference_has_every_public_name():
+    pages = (ROOT / "docs" / "site" / "reference").glob("*.rst")
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    described = re.findall(r"^\.\. auto\w+:: sdpa\.(\w+)$", text, re.MULTILINE)
+    assert len(described) == len(set(described))
+    assert set(sdpa.__all__) - {"__version__"} <= set(described)
 
 
 # ------------------------------------------------------------------------------ features.md

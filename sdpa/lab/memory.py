@@ -1,11 +1,15 @@
-"""Memory that a call of attention adds to the process, beside that of the formula in NumPy."""
+"""Memory that a call of attention needs beyond its operands, and that of the formula in NumPy."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from . import style
 from .table import Table
@@ -15,49 +19,96 @@ if TYPE_CHECKING:
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
 
-# A process of its own for each call: its peak is a maximum, which no later call can lower. Not the
-# ru_maxrss of getrusage, which a process takes over from the one that started it.
 PROGRAM = """
-import re, sys
+import sys
 import numpy as np
 import sdpa
 from sdpa.lab.speed import numpy_weights
 
-who, n, d = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-def attend(n):
-    q, k, v = np.random.default_rng(0).standard_normal((3, n, d), np.float32)
-    return sdpa.attention(q, k, v) if who == "sdpa" else numpy_weights(q, k) @ v
-def peak():
-    status = open("/proc/self/status").read()
-    return 1024 * int(re.search(r"VmHWM:\\s*(\\d+) kB", status)[1])
-attend(16)
-operands = np.random.default_rng(0).standard_normal((3, n, d), np.float32)
-out = np.ones((n, d), np.float32)
-del operands, out
-before = peak()
-attend(n)
-print(peak() - before)
+
+def kilobytes(name):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def formula(q, k, v):
+    return numpy_weights(q, k) @ v
+
+
+rng = np.random.default_rng(int(sys.argv[1]))
+for name, function in (("numpy", formula), ("sdpa", sdpa.attention)):
+    for n in map(int, sys.argv[3:]):
+        q, k, v = rng.standard_normal((3, n, 64), np.float32)
+        function(q, k, v)  # starts threads and fills what BLAS keeps
+        for _ in range(int(sys.argv[2])):
+            with open("/proc/self/clear_refs", "w") as peak:
+                peak.write("5")
+            before = kilobytes("VmRSS")
+            out = function(q, k, v)
+            print(name, n, 1024 * (kilobytes("VmHWM") - before))
+            del out
 """
 
 
-def memory(lengths: Sequence[int] = LENGTHS, *, d: int = 64) -> Table:
-    """Growth of the largest resident size by one call on one float32 head, n queries and n keys.
+def peaks(
+    lengths: Sequence[int] = LENGTHS, *, calls: int = 3, seed: int = 0
+) -> dict[tuple[str, int], npt.NDArray[np.int64]]:
+    """Growth of the largest resident size during single calls, in a process of their own.
 
-    Each figure is that of a new process, in which a call on 16 positions and arrays as large as
-    the operands and the result came first: what is left is what the call needs to compute. The
-    formula holds a matrix of n^2 scores, 4 n^2 bytes; sdpa blocks of a fixed size per thread.
+    Parameters
+    ----------
+    lengths : sequence of int
+        n: one head of n queries and n keys, 64 numbers wide, float32.
+    calls : int
+        Of each kind, after one that starts threads and fills what is kept between calls.
+    seed : int
+
+    Returns
+    -------
+    dict
+        (calls,) bytes, result included, for "numpy", the formula, and "sdpa" at each n.
+
+    Raises
+    ------
+    ImportError
+        The system has no /proc/self.
+    """
+    command = [sys.executable, "-c", PROGRAM, str(seed), str(calls), *map(str, lengths)]
+    # Fixed, the threshold makes glibc return every array when it is freed; the one that it adapts
+    # would keep some, and a later call would seem to need nothing.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 17)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    if "clear_refs" in done.stderr:
+        raise ImportError("the peak of a call is read from /proc/self, which this system lacks")
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    found: dict[tuple[str, int], list[int]] = {}
+    for line in done.stdout.splitlines():
+        name, n, peak = line.split()
+        found.setdefault((name, int(n)), []).append(int(peak))
+    return {key: np.array(values) for key, values in found.items()}
+
+
+def memory(lengths: Sequence[int] = LENGTHS) -> Table:
+    """Memory of one call on one float32 head, n queries and n keys, 64 numbers wide.
+
+    The formula holds a matrix of n^2 scores, 4 n^2 bytes; sdpa blocks of a fixed size per thread,
+    and its result of 256 n bytes.
 
     Parameters
     ----------
     lengths : sequence of int
         n.
-    d : int
-        Of queries, keys and values.
 
     Returns
     -------
     Table
-        n; numpy and sdpa, in bytes; matrix, 4 n^2 bytes, the size of the scores.
+        n; numpy and sdpa, in bytes, the largest of three calls of `peaks`; matrix, 4 n^2 bytes.
+
+    Raises
+    ------
+    ImportError
+        The system has no /proc/self.
 
     Examples
     --------
@@ -66,16 +117,16 @@ def memory(lengths: Sequence[int] = LENGTHS, *, d: int = 64) -> Table:
     >>> row["sdpa"] < row["matrix"] <= row["numpy"] * 1.1
     True
     """
+    found = peaks(lengths)
     rows = [
-        {"n": n, "numpy": _grown("numpy", n, d), "sdpa": _grown("sdpa", n, d), "matrix": 4 * n * n}
+        {
+            "n": n,
+            **{name: int(found[name, n].max()) for name in ("numpy", "sdpa")},
+            "matrix": 4 * n * n,
+        }
         for n in lengths
     ]
-    return Table("Bytes that one call adds", rows)
-
-
-def _grown(who: str, n: int, d: int) -> int:
-    command = [sys.executable, "-c", PROGRAM, who, str(n), str(d)]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return Table("Bytes that one call needs beyond its operands", rows)
 
 
 @style.plot
@@ -103,7 +154,11 @@ def plot_memory(table: Table) -> Figure:
         axes.plot(table["n"], table[name] / mebi, color=color, marker=marker, label=label)
     style.prediction(axes, table["n"], table["matrix"] / mebi, label="4 n² bytes")
     style.log_axis(axes, "x", [int(n) for n in table["n"]])
+    # Linear below 1 MiB: what fits into pages that are there already is a growth of 0.
     axes.set_yscale("symlog", linthresh=1)
+    ticks = [0, 1, 10, 100, 1000]
+    axes.yaxis.set_ticks(ticks, list(map(str, ticks)))
     axes.set(xlabel="n queries and n keys", ylabel="memory added by the call, MiB")
+    axes.set_ylim(0, 1.5 * float(np.max([table["numpy"], table["matrix"]])) / mebi)
     axes.legend()
     return figure

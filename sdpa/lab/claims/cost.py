@@ -1,8 +1,5 @@
 """Rows on time and memory, measured then and there: their figures differ from run to run."""
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -12,6 +9,7 @@ import sdpa
 
 from ..estimate import Draws
 from ..inputs import stream
+from ..memory import peaks
 from ..speed import numpy_weights
 from .record import Claim, Expect, Measured, draws
 
@@ -78,59 +76,14 @@ def _turns(
     return np.array([seconds(one) / seconds(other) for _ in range(turns)])
 
 
-MEMORY = """
-import sys
-import numpy as np
-import sdpa
-from sdpa.lab.speed import numpy_weights
-
-
-def kilobytes(name):
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) for line in lines if line.startswith(name))
-
-
-def formula(q, k, v):
-    return numpy_weights(q, k) @ v
-
-
-rng = np.random.default_rng(int(sys.argv[1]))
-for name, function in (("formula", formula), ("sdpa", sdpa.attention)):
-    for n in map(int, sys.argv[3:]):
-        q, k, v = rng.standard_normal((3, n, 64), np.float32)
-        function(q, k, v)  # starts threads and fills what BLAS keeps
-        for _ in range(int(sys.argv[2])):
-            with open("/proc/self/clear_refs", "w") as peak:
-                peak.write("5")
-            before = kilobytes("VmRSS")
-            out = function(q, k, v)
-            print(name, n, 1024 * (kilobytes("VmHWM") - before))
-            del out
-"""
-
-
 def memory(seed: int, times: float) -> Measured:
     """Peak memory of one call beyond its operands, in a process of its own; a draw is one call."""
-    calls = draws(6, times)
-    command = [sys.executable, "-c", MEMORY, str(seed), str(calls), *map(str, SIZES)]
-    # Fixed, the threshold makes glibc return every array when it is freed; the one that it adapts
-    # would keep some, and a later call would seem to need nothing.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 17)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    if "clear_refs" in done.stderr:
-        raise ImportError("the peak of a call is read from /proc/self, which this system lacks")
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    bytes_: dict[tuple[str, int], list[float]] = {}
-    for line in done.stdout.splitlines():
-        name, length, peak = line.split()
-        bytes_.setdefault((name, int(length)), []).append(float(peak))
+    found = peaks(SIZES, calls=draws(6, times), seed=seed)
     measured: dict[str, Draws] = {}
-    for (name, n), peaks in bytes_.items():
-        measured[f"extra memory over 4 n^2 bytes, {name}, n={n}"] = Draws(
-            np.array(peaks) / (4 * n**2)
-        )
-    small, large = (np.array(bytes_["formula", n]) for n in SIZES[1:])
+    for (name, n), sizes in found.items():
+        who = {"numpy": "formula"}.get(name, name)
+        measured[f"extra memory over 4 n^2 bytes, {who}, n={n}"] = Draws(sizes / (4 * n**2))
+    small, large = (found["numpy", n] for n in SIZES[1:])
     measured["exponent in n of the formula's memory"] = Draws(np.log2(large / small))
     return measured
 

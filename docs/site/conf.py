@@ -1,0 +1,91 @@
+"""Sphinx: the pages, the notebooks as committed, and the reference from the docstrings.
+
+The sources stand where they are read on a forge, so the repository itself is the source folder
+and relative links mean the same in both places.
+"""
+
+import re
+from importlib.util import find_spec
+
+import sdpa
+
+project = "sdpa"
+version = release = sdpa.__version__
+root_doc = "docs/site/index"
+include_patterns = [
+    "*.md",
+    "docs/*.md",
+    "docs/site/*.rst",
+    "docs/site/reference/*.rst",
+    "notebooks/README.md",
+    "notebooks/*.ipynb",
+]
+exclude_patterns = [".*", "build", "dist", "*.egg-info"]
+
+extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".ipynb": "myst-nb"}
+nb_execution_mode = "off"  # `make notebooks` runs them
+myst_heading_anchors = 3
+
+default_role = "py:obj"
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the docstrings name types and shapes
+# Without them their bridges are still described.
+bridged = ("autograd", "dask", "jax", "onnx", "torch")
+autodoc_mock_imports = [name for name in bridged if find_spec(name) is None]
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = False
+
+html_theme = "pydata_sphinx_theme"
+html_title = f"sdpa {version}"
+html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}
+html_show_sourcelink = False
+
+
+def mark_literal(_app, _what, _name, _object, _options, lines):
+    """Let an indented block below a paragraph be taken as it is: formulas, pieces of code."""
+    result, outer, blank, literal = [], 0, False, False
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if not line:
+            blank = True
+            continue
+        literal = literal and indent > outer
+        if blank and result:
+            if indent > outer and not literal:
+                literal = True
+                result += ["", " " * outer + "::"]
+            result.append("")
+        if not literal:
+            outer = indent
+        result.append(line)
+        blank = False
+    lines[:] = [*result, ""]
+
+
+def escape_bars(_app, _what, _name, _object, _options, lines):
+    """Let |x| be an absolute value, which docutils would take for a substitution."""
+    literal, example = -1, False
+    for i, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if line.strip() and indent <= literal:
+            literal = -1
+        if line.strip() == "::":
+            literal = indent
+        example = line.strip() != "" and (example or line.lstrip().startswith(">>>"))
+        if literal < 0 and not example:
+            lines[i] = re.sub(r"(`[^`]*`)|\|", lambda match: match[1] or r"\|", line)
+
+
+def forget_aliases(_app, what, _name, tuple_type, _options, _lines):
+    """Leave out fields of named tuples of which nothing is said but their number."""
+    if what == "class":
+        for field in getattr(tuple_type, "_fields", ()):
+            getattr(tuple_type, field).__doc__ = None
+
+
+def setup(app):
+    """Connect before and after numpydoc, whose priority is 500."""
+    app.connect("autodoc-process-docstring", mark_literal, priority=400)
+    app.connect("autodoc-process-docstring", escape_bars, priority=600)
+    app.connect("autodoc-process-docstring", forget_aliases)

@@ -1,0 +1,123 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # What does attention cost in time and memory, and what does the scale cost?
+#
+# **Question.** How much memory does one call add as the sequence grows, how fast is it beside the
+# formula in NumPy, and is the factor 1/sqrt(d_k) worth saving?
+#
+# **Common misconception.** "Attention needs O(n²) memory, so long sequences are a matter of RAM;
+# and whoever counts operations should spare the division."
+
+# %% [markdown]
+# ## Prediction
+#
+# The formula holds the n × n matrix of scores: 4 n² bytes in float32. Nothing forces it to:
+# output and log-sum-exp of a row can be updated block of keys by block of keys (Rabe and Staats
+# 2021; Dao et al. 2022), so that only one block per thread has to exist, whatever n is.
+#
+# The two matrix products take 4 n² d operations. The scale takes n² if the scores are multiplied,
+# which is a share of 1/(4 d) of them, 0.4 % at d = 64.
+
+# %% [markdown]
+# ## In plain NumPy
+#
+# The formula, and the C routine, which never has `weights` as a whole.
+
+# %%
+import numpy as np
+
+import sdpa
+from sdpa import lab
+
+rng = np.random.default_rng(0)
+query, key, value = rng.standard_normal((3, 512, 64))
+scores = query @ key.T / np.sqrt(64)
+weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+out = weights / weights.sum(axis=-1, keepdims=True) @ value
+
+np.testing.assert_allclose(sdpa.attention(query, key, value), out, rtol=0, atol=1e-13)
+
+# %% [markdown]
+# ## Measurement
+#
+# Memory: how far the resident size grows during one call, in bytes, in a process of its own; the
+# result of 256 n bytes is part of it. In the last row the matrix has 64 MiB.
+
+# %%
+memory = lab.memory()
+print(memory)
+
+longest = memory.rows[-1]
+assert longest["numpy"] > 0.9 * longest["matrix"]
+assert longest["sdpa"] < 0.05 * longest["matrix"]
+
+# %% [markdown]
+# Time: NumPy and sdpa in turns in the same minute, the shortest call of each. Both give the same
+# result to the rounding of float32; how much faster one is depends on the machine, so only the
+# agreement is asserted.
+
+# %%
+speed = lab.speed(seconds=1.0)
+for row in speed:
+    print(f"{row.shape!s:>14} {row.direction:8} {row.ratio:5.1f} times as fast as NumPy")
+
+assert all(row.difference < 1e-4 for row in speed)
+
+# %% [markdown]
+# ## Figure
+#
+# The formula follows the size of its matrix; the kernel stays at the level of its blocks.
+
+# %%
+lab.plot_memory(memory)
+
+# %% [markdown]
+# ## Conclusion
+#
+# Memory O(n²) is a property of the formula written as three array operations, not of attention. The
+# verdicts of the ledger on memory and on the cost of the scale:
+
+# %%
+from sdpa.lab.claims import ledger
+
+for row in ledger(["memory", "scale-cost"]):
+    print(f"{row.claim.id}: {row.verdict}. {row.statement}")
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. How large is the matrix of scores of 12 heads and 32768 positions in float32, and what does the
+#    result of attention with d_v = 64 take?
+#
+# <details><summary>Solution</summary>
+#
+# `12 * 32768**2 * 4 / 2**30` is 48 GiB; `12 * 32768 * 64 * 4 / 2**20` is 96 MiB.
+#
+# </details>
+#
+# 2. Entropy of the weights seems to need the weights. Get it for 65536 keys without them.
+#
+# <details><summary>Solution</summary>
+#
+# `sdpa.attention_statistics(query, key).entropy`: one number per row, in memory O(block). It
+# rests on H = lse - scale · q · (Σ p k), an attention whose values are the keys.
+#
+# </details>
+#
+# 3. Where could the factor 1/sqrt(d_k) be applied so that it costs n d instead of n² operations,
+#    and what would that change in the last digits?
+#
+# <details><summary>Solution</summary>
+#
+# `sdpa.attention(query * 0.125, key, value, scale=1.0)`. For d_k = 64 the factor is a power of
+# two, so nothing is rounded differently; for d_k = 32 each component of the query would be
+# rounded once more.
+#
+# </details>

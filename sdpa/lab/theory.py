@@ -266,7 +266,8 @@ class _Row:
         return values @ weight if values.ndim == 2 else np.correlate(values, weight, "valid")
 
     def log_z(self) -> float:
-        return STEP * float((np.exp(-np.exp(self.tau)) - np.exp(self.n * self.log_phi)).sum())
+        head = np.exp(-np.exp(np.minimum(self.tau, 7.0)))
+        return STEP * float((head - np.exp(self.n * self.log_phi)).sum())
 
     def moment(self, *powers: tuple[int, int]) -> float:
         """E of the sum over distinct indices of the product of p^k x^l."""

@@ -189,7 +189,8 @@ CLAIMS = (
         "the geometric mean, unscaled n=10}): the share of rows without gradient goes from {dead "
         "of dL/dQ, unscaled d_k=16 n=10:.2f} at d_k = 16 to {dead of dL/dQ, unscaled d_k=1024 "
         "n=10:.2f} at 1024, the median from {median of dL/dQ, unscaled d_k=16 n=10:.1f} to {median "
-        "of dL/dQ, unscaled d_k=1024 n=10:.0e}. dL/dV does not vanish at all.",
+        "of dL/dQ, unscaled d_k=1024 n=10:.0e}. dL/dV does not vanish: only values that no query "
+        "picks get none.",
         experiment=gradient_law,
     ),
     Claim(

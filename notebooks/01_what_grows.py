@@ -1,0 +1,122 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # What grows with d_k?
+#
+# **Question.** Of the mean, the variance, the variance within a row and the shape of the
+# distribution of scores: what changes with d_k, what with the length n, and what does the division
+# by sqrt(d_k) leave?
+#
+# **Common misconception.** "In many dimensions two vectors have more in common, so their dot
+# product gets large." And: "q.k / sqrt(d_k) is normal only by the central limit theorem, to about
+# 1/sqrt(d_k)."
+
+# %% [markdown]
+# ## Prediction
+#
+# For independent components of mean 0 and variance 1, E q.k = 0 and Var(q.k) = d_k (Vaswani et al.
+# 2017, section 3.2.1): the scores spread, they do not move. Divided by sqrt(d_k) the variance is 1
+# at every d_k and n. Given q a score with normal k is exactly normal of standard deviation |q|, so
+# that q.k / sqrt(d_k) is a mixture of normal variables, with excess kurtosis 6/d_k and Kolmogorov
+# distance 0.1376/d_k to N(0, 1): there is no term in 1/sqrt(d_k), because the skewness is 0
+# (docs/theory.md).
+
+# %% [markdown]
+# ## In plain NumPy
+#
+# Scores of many pairs at d_k = 64.
+
+# %%
+import numpy as np
+
+import sdpa
+from sdpa import lab
+from sdpa.lab.claims import ledger
+
+rng = np.random.default_rng(0)
+query, key = rng.standard_normal((2, 10_000, 1, 64))
+raw = (query * key).sum(axis=-1).ravel()
+scaled = raw / np.sqrt(64)
+print(f"mean {raw.mean():.2f}, variance {raw.var():.1f}, scaled {scaled.var():.3f}")
+
+stage = {"stage": "scores"}
+np.testing.assert_allclose(sdpa.attention_weights(query, key, **stage).ravel(), scaled, atol=1e-13)
+
+# %% [markdown]
+# ## Measurement
+#
+# A draw is a whole n x n matrix. Predicted are the laws above; `spread` is that of the variance of
+# one matrix.
+
+# %%
+table = lab.growth()
+shape = lab.normality()
+print(table, shape, sep="\n\n")
+
+for name in ("mean", "variance", "variance_scaled", "variance_row"):
+    low, high = table[f"{name}_low"], table[f"{name}_high"]
+    # Twice the interval of 95 %, since there are 48 of them.
+    assert (abs(table[name] - table[f"{name}_predicted"]) < high - low).all(), name
+assert (abs(shape["distance"] - shape["distance_predicted"]) < 0.003).all()
+assert shape["kolmogorov"][-1] * 512 < 0.14
+
+# %% [markdown]
+# ## Figure
+#
+# Variance of the scores over d_k, with intervals (shorter than the markers) and laws (lines): d_k
+# without the scale, 1 with it, at both lengths.
+
+# %%
+lab.plot_growth(table)
+
+# %% [markdown]
+# ## Conclusion
+#
+# The variance grows like d_k and nothing else does: the mean stays 0, and the shape tends to the
+# normal one like 1/d_k, from which it cannot be told at d_k = 64 by the eye. Dividing by sqrt(d_k)
+# makes the variance 1 at every d_k and n. Two vectors do not have more in common; their dot product
+# is a longer random walk. The ledger says of these claims:
+
+# %%
+print(*ledger(["mean-var", "unit-var", "normal"]), sep="\n\n")
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. Note 002 says that 99.7 % of the scaled scores lie in [-3, 3]. Whether that is so depends on
+# d_k: from which d_k on is the share beyond 3 within a tenth of the normal one?
+#
+# <details><summary>Solution</summary>
+#
+# `theory.outside(3)` is 0.00270 and `theory.outside(3, d_k)` 0.00494 at d_k = 16, 0.00330 at 64,
+# 0.00298 at 140 and 0.00296 at 150: from about 145 on.
+#
+# </details>
+#
+# 2. Let all components of the keys have mean 2 instead of 0. What happens to the variance of the
+# scores at d_k = 64, and what does softmax notice?
+#
+# <details><summary>Solution</summary>
+#
+# `theory.score_variance(64, 1 / 8, mean_key=2)` is 5, but `theory.row_variance(64, 1 / 8)` stays 1:
+# what the mean adds is the same for all keys of a row, and softmax does not feel what a whole row
+# has in common. This is why the laboratory always reports the variance within rows.
+#
+# </details>
+#
+# 3. In self-attention with W^Q = W^K a token also meets itself. What are mean and standard
+# deviation of q.q / sqrt(d_k)?
+#
+# <details><summary>Solution</summary>
+#
+# q.q is chi-square with d_k degrees of freedom: mean d_k, variance 2 d_k. Divided by sqrt(d_k) the
+# mean is sqrt(d_k), 8 at d_k = 64, and the standard deviation sqrt(2). Once q and k are correlated
+# it is the mean that grows, like d_k, and sqrt(d_k) does not hold it: notebook 13.
+#
+# </details>

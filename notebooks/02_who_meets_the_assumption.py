@@ -1,0 +1,118 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Who meets the assumption of unit variance?
+#
+# **Question.** The argument for sqrt(d_k) takes components of q and k of variance 1. Which of the
+# initialisers in use provide that, and what variance do the scaled scores start from with the
+# others?
+#
+# **Common misconception.** "Glorot initialisation keeps variances, so the components of q and k
+# have variance 1 and the scaled scores too."
+
+# %% [markdown]
+# ## Prediction
+#
+# With q = x W^Q, components of x of variance 1 and elements of W^Q of variance w, a component of q
+# has variance d_model w: the fan-in alone counts. Glorot and Bengio (2010) take w = 2/(fan-in +
+# fan-out), which is 1/d_model only if d_k = d_model. Scores multiply q by k, so the variance of q.k
+# / sqrt(d_k) is (d_model w)^2, times 1 + 2/(n d_model) because x_i meets itself on the diagonal.
+
+# %% [markdown]
+# ## In plain NumPy
+#
+# One head of the base Transformer, d_model = 512 and d_k = 64, by Glorot's rule.
+
+# %%
+import numpy as np
+
+import sdpa
+from sdpa import lab
+from sdpa.lab.claims import ledger
+
+rng = np.random.default_rng(0)
+x = rng.standard_normal((64, 512))
+w_query, w_key = rng.normal(0, np.sqrt(2 / (512 + 64)), (2, 512, 64))
+query, key = x @ w_query, x @ w_key
+scores = query @ key.T / np.sqrt(64)
+print(f"variance of a component of q {query.var():.2f}, of a scaled score {scores.var():.2f}")
+
+np.testing.assert_allclose(
+    sdpa.attention_weights(query, key, stage="scores"), scores, rtol=1e-9, atol=1e-12
+)
+layer = sdpa.MultiHeadAttention(512, 1, d_k=64, init="xavier_normal", rng=0)
+assert abs(layer.parameters["w_query"].var() * (512 + 64) / 2 - 1) < 0.05
+
+# %% [markdown]
+# ## Measurement
+#
+# A draw is one input with projections of its own. "Glorot" takes the matrix of one head as the
+# layer, "all heads" the d_model x d_model matrix of all of them.
+
+# %%
+table = lab.initialisers(draws=40)
+print(table)
+
+assert (abs(table["components"] / table["components_predicted"] - 1) < 0.1).all()
+glorot, unit = (
+    table.where(initialiser=name, d_k=64, n=64)["scores"][0] for name in ("Glorot", "1/d_model")
+)
+assert 3.0 < glorot < 3.3
+assert 0.95 < unit < 1.05
+
+# %% [markdown]
+# ## Figure
+#
+# Variance of the scaled scores over d_k, by initialiser, at n = 64. The dotted line is the
+# assumption.
+
+# %%
+lab.plot_initialisers(table)
+
+# %% [markdown]
+# ## Conclusion
+#
+# Few meet it. Variance 1/d_model does, and so does Glorot's rule when it is applied to the matrix
+# of all heads; applied to one head of d_k = 64 it gives scores of variance 3.2, PyTorch's Linear
+# 0.11, its MultiheadAttention 0.25, BERT's 0.02 at d_model = 512 0.04. The division by sqrt(d_k)
+# takes the d_k out of all of these; it does not make any of them 1. The ledger:
+
+# %%
+print(*ledger(["glorot-unit-var", "init-var", "sigma-law"]), sep="\n\n")
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. Which variance w of the elements of W^Q and W^K makes the variance of the unscaled scores 1?
+#
+# <details><summary>Solution</summary>
+#
+# d_k (d_model w)^2 = 1, so w = 1/(d_model d_k^(1/2)): components of variance 1/sqrt(d_k), which is
+# what note 003 means by N(0, 1/sqrt(dim)). T5 puts the whole factor into W^Q instead.
+#
+# </details>
+#
+# 2. By which factor would PyTorch's MultiheadAttention have to multiply q.k for scores of variance
+# 1 at its initialisation?
+#
+# <details><summary>Solution</summary>
+#
+# The components have variance 1/2 each, so q.k has variance d_k/4: the factor is 2/sqrt(d_k).
+#
+# </details>
+#
+# 3. How different are the weights that these initialisers start from, at n = 64?
+#
+# <details><summary>Solution</summary>
+#
+# `theory.weights(64, sigma).entropy` is 4.10 of ln 64 = 4.16 for PyTorch's Linear (sigma = 1/3),
+# 4.04 for MultiheadAttention (1/2), 3.68 for variance 1, and 2.87 for Glorot on one head (sigma =
+# 1.78): from nearly equal weights to about 18 keys, e^2.87.
+#
+# </details>

@@ -1,0 +1,121 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Which scores overflow, in which dtype?
+#
+# **Question.** Which unscaled scores, or exponentials of them, leave the range of float16,
+# bfloat16, float32 and float64, with and without the row's maximum subtracted?
+#
+# **Common misconception.** "At d_k = 64 the standard deviation is 8, so softmax may overflow: the
+# scale is there for numerical stability."
+
+# %% [markdown]
+# ## Prediction
+#
+# e^s overflows beyond s = ln(largest number): 11.09 for float16, 88.72 for bfloat16 and float32,
+# 709.8 for float64. Scores have standard deviation sqrt(d_k), so in float16 a share of P(s > 11.09)
+# = 8 % of them does at d_k = 64, in float32 one in 10^19, eleven sigma. Softmax is the same for s
+# and s - max s, whose exponentials are at most 1: with the shift nothing overflows in any dtype, at
+# any d_k (Blanchard, Higham and Higham 2021).
+
+# %% [markdown]
+# ## In plain NumPy
+#
+# One matrix of scores at d_k = 64 in float16, without the shift.
+
+# %%
+import numpy as np
+
+import sdpa
+from sdpa import lab
+from sdpa.lab.claims import ledger
+
+rng = np.random.default_rng(0)
+query, key = rng.standard_normal((2, 64, 64))
+scores = (query @ key.T).astype(np.float16)
+with np.errstate(over="ignore", invalid="ignore"):
+    plain = np.exp(scores)
+    plain /= plain.sum(axis=-1, keepdims=True)
+shifted = np.exp(scores - scores.max(axis=-1, keepdims=True).astype(np.float64))
+shifted /= shifted.sum(axis=-1, keepdims=True)
+print(f"rows that are not finite without the shift: {(~np.isfinite(plain)).any(axis=-1).sum()}")
+
+assert np.isnan(plain).any()
+np.testing.assert_allclose(sdpa.softmax(scores), shifted, rtol=1e-3, atol=6e-8)
+
+# %% [markdown]
+# ## Measurement
+#
+# A draw is one n x n matrix of scores. `score`: share of scores beyond the largest number; `plain`:
+# share whose exponential is, with the exact tail; `row`: share of rows with such a score;
+# `shifted`: share of weights of `sdpa.softmax` that are not finite.
+
+# %%
+table = lab.overflow()
+print(table)
+
+half, single = (table.row(dtype=name, d_k=64, n=64) for name in ("float16", "float32"))
+assert half["row"].estimate().low > 0.95
+assert single["plain"].estimate().value == 0
+assert single["plain"].predicted < 1e-19
+assert (table["shifted"] == 0).all()
+assert (table["score"] == 0).all()
+assert (table.where(dtype="float64")["plain"] == 0).all()
+
+# %% [markdown]
+# ## Figure
+#
+# Share of unscaled scores whose exponential overflows, over d_k. Shares below the axis are zero in
+# the measurement; dashed is the normal tail.
+
+# %%
+lab.plot_overflow(table)
+
+# %% [markdown]
+# ## Conclusion
+#
+# Of the dtypes in use float16 alone is in danger at d_k = 64, and only where the maximum is not
+# subtracted, which every library does. Float32 would need d_k near 1000 before one score in a
+# thousand overflows, float64 has no such d_k. With the shift nothing overflows anywhere. What the
+# scale prevents is saturation (notebook 03), not overflow. The ledger:
+
+# %%
+print(*ledger(["overflow-64", "exp-values", "shift"]), sep="\n\n")
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. Note 004 says that e^50 may exceed the range of floating-point numbers. Of which?
+#
+# <details><summary>Solution</summary>
+#
+# e^50 is 5.2e21: beyond float16 (65504) alone. Float32 and bfloat16 end at 3.4e38.
+#
+# </details>
+#
+# 2. With the shift small exponentials underflow instead. Why is that harmless, and what is lost?
+#
+# <details><summary>Solution</summary>
+#
+# A weight below the smallest number becomes 0 where it should be, in float32, below 1e-45 of the
+# largest. Its error is that small in absolute terms, and so is what it would have added to the
+# output. What is lost is its gradient, and order: weights that are 0 are all equal (row
+# `attention-rows` of the ledger).
+#
+# </details>
+#
+# 3. Is the shift enough? Sum 100 000 equal weights in float16.
+#
+# <details><summary>Solution</summary>
+#
+# `np.exp(np.zeros(100_000, np.float16)).sum(dtype=np.float16)` is inf: the sum of exponentials that
+# are all 1 overflows beyond 65504 keys. Sums must be wider than the operands; sdpa adds 16-bit
+# operands in float32, and `sdpa.softmax(np.zeros(100_000, np.float16))` is 1e-5 throughout.
+#
+# </details>

@@ -71,8 +71,8 @@ assert (table.where(dtype="float64")["plain"] == 0).all()
 # %% [markdown]
 # ## Figure
 #
-# Share of unscaled scores whose exponential overflows, over d_k. Shares below the axis are zero in
-# the measurement; dashed is the normal tail.
+# Share of unscaled scores whose exponential overflows, over d_k. Where there is no marker the
+# measurement found none; dashed is the normal tail.
 
 # %%
 lab.plot_overflow(table)

@@ -376,10 +376,13 @@ def plot_initialisers(table: Table) -> Any:
     """Variance of scaled scores by initialiser and d_k: a matplotlib figure."""
     figure, axes = style.subplots(size=(6.4, 3.6))
     table = table.where(n=table["n"][-1])
-    names = list(dict.fromkeys(table["initialiser"]))
-    for name, (color, marker) in zip(names, style.cycle(len(names)), strict=True):
-        some = table.where(initialiser=name)
-        style.columns(axes, some, "d_k", "scores", color=color, marker=marker, label=name)
+    alike: dict[tuple[float, ...], list[str]] = {}
+    for name in dict.fromkeys(table["initialiser"]):
+        alike.setdefault(tuple(table.where(initialiser=name)["scores_predicted"]), []).append(name)
+    for names, (color, marker) in zip(alike.values(), style.cycle(len(alike)), strict=True):
+        some = table.where(initialiser=names[0])
+        label = "\n= ".join(names)
+        style.columns(axes, some, "d_k", "scores", color=color, marker=marker, label=label)
     axes.axhline(1, color=style.BLACK, linewidth=0.8, linestyle=":")
     axes.set(yscale="log", xlabel="d_k", ylabel="variance of q.k / sqrt(d_k)")
     style.log_axis(axes, "x", np.unique(table["d_k"]))

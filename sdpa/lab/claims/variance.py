@@ -191,7 +191,8 @@ def toy_variance(seed: int, times: float) -> Measured:
                 "scaled": scaled.reshape(-1, n * n).var(axis=1, ddof=1),
             }
 
-        found = matrices(seed, ("toy-var", width), draws(120, times), measure, (100, width))
+        count = draws(600 if width == 64 else 120, times)
+        found = matrices(seed, ("toy-var", width), count, measure, (100, width))
         measured[f"variance raw d_k={width}"] = Draws(found["raw"])
         measured[f"variance scaled d_k={width}"] = Draws(found["scaled"])
         spread = (found["scaled"] - 1) ** 2
@@ -418,8 +419,8 @@ CLAIMS = (
             for kind in ("raw", "scaled")
         ),
         holds="So it is; one printed value is off by {std of one printed variance over d_k, "
-        "d_k=64:.1%} at 64, where 10 000 independent scores would give 1.4 %: they share rows and "
-        "columns, and the relative variance is about 2/n^2 + 4/(n d_k).",
+        "d_k=64:.1%} at d_k = 64, where 10 000 independent scores would give 1.4 %: they share "
+        "rows and columns, and the relative variance is about 2/n^2 + 4/(n d_k).",
         law="The variance is d_k times the product of the components' variances.",
         experiment=toy_variance,
     ),

@@ -44,9 +44,11 @@ def test_doctest(module):
 
 
 def test_at_one_sigma_the_share_of_keys_is_kept_and_their_number_grows():
-    table = lab.scale_over_length(n=[256, 4096], rules=["1", "keeps the number of keys"], draws=200)
+    table = lab.scale_over_length(
+        n=[256, 4096], rules=["1/sqrt(d_k)", "keeps the number of keys"], draws=200
+    )
     assert_as_predicted(table, "entropy", "max_weight", "jacobian")
-    few, many = table.where(rule="1")["keys"]
+    few, many = table.where(rule="1/sqrt(d_k)")["keys"]
     assert 14 < many / few < 18
     kept = table.where(rule="keeps the number of keys")
     np.testing.assert_allclose(kept["entropy_predicted"], theory.weights(64, 1).entropy, rtol=1e-9)
@@ -198,7 +200,7 @@ def test_trained_heads_sit_near_their_largest_score_gradient(model):
 
 
 def test_trained_growth_of_full_width_is_that_of_the_scores(model):
-    table = lab.trained_growth(draws=3, rotations=2, model=model)
+    table = lab.trained_growth(draws=3, model=model)
     trained = lab.trained_heads(draws=3, model=model)
     full = table.row(layer=3, head="5", d_k=32)["std"].values
     np.testing.assert_allclose(
@@ -206,6 +208,21 @@ def test_trained_growth_of_full_width_is_that_of_the_scores(model):
         32 * trained.row(layer=3, head="5", scale="1/sqrt(32)")["row_variance"].values,
         rtol=1e-4,
     )
+
+
+def test_projections_on_random_directions(rng):
+    """Against directions that are drawn, for queries and keys that correlate."""
+    query, noise = rng.standard_normal((2, 20, 6))
+    key = query + 0.5 * noise
+    key -= key.mean(axis=0)
+    squares = []
+    for _ in range(4000):
+        basis, _ = np.linalg.qr(rng.standard_normal((6, 6)))
+        squares.append(np.mean((query @ basis[:, :2] @ (key @ basis[:, :2]).T) ** 2))
+    lengths = (query**2).sum(axis=1).mean() * (key**2).sum(axis=1).mean()
+    law = heads.projected(2, 6, np.mean((query @ key.T) ** 2), lengths)
+    error = np.std(squares) / np.sqrt(len(squares))
+    assert abs(np.mean(squares) - law) < 4.5 * error < 0.05 * law
 
 
 def test_inputs_compared_without_the_model(monkeypatch):
@@ -257,7 +274,7 @@ def test_plots_of_trained_heads(model):
     plots = [
         (lab.plot_trained_heads, lab.trained_heads(draws=2, model=model)),
         (lab.plot_trained_choice, lab.trained_choice(draws=2, model=model)),
-        (lab.plot_trained_growth, lab.trained_growth(draws=2, rotations=1, model=model)),
+        (lab.plot_trained_growth, lab.trained_growth(draws=2, model=model)),
         (lab.plot_inputs_compared, lab.inputs_compared(draws=2, model=model)),
     ]
     for plot, table in plots:

@@ -242,7 +242,10 @@ def plot_gradients_over_sigma(table: Table) -> Figure:
 
 @style.plot
 def plot_best_sigma(table: Table) -> Figure:
-    """The best sigma over n, by rms and by median, a colour per target and a mark per d_k."""
+    """The best sigma over n, by rms and by median, a colour per target and a mark per d_k.
+
+    There is none where a gradient still grows at the end of what was tried.
+    """
     figure, axes = style.subplots(1, 2, size=(4.4, 3.5), sharey=True)
     targets = list(dict.fromkeys(table["target"].tolist()))
     widths = sorted({int(d) for d in table["d_k"]})
@@ -266,8 +269,9 @@ def plot_best_sigma(table: Table) -> Figure:
     style.prediction(axes[0], lengths, freezing, limit=True, label="freezing, sqrt(2 ln n)")
     style.log_axis(axes[0], "y", (1, 2, 4, 8, 16))
     axes[0].set(ylabel="sigma of the largest gradient; 1/sqrt(d_k) is 1")
-    axes[0].legend()
-    axes[1].legend(title=f"marks from the left: d_k = {', '.join(map(str, widths))}")
+    axes[0].legend(handles=axes[0].lines[-1:])
+    title = f"marks from the left:\nd_k = {', '.join(map(str, widths))}"
+    axes[1].legend(title=title, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 

@@ -200,7 +200,6 @@ def trained_choice(*, draws: int = 32, seed: int = 0, model: MiniLM | None = Non
 def trained_growth(
     *,
     d_k: Sequence[int] = (2, 4, 8, 16, 32),
-    rotations: int = 8,
     draws: int = 32,
     seed: int = 0,
     model: MiniLM | None = None,
@@ -208,18 +207,14 @@ def trained_growth(
     """How the spread of scores grows with the width of a trained head.
 
     A head's width cannot be changed any more, but its queries and keys can be projected on d_k
-    random orthonormal directions (the same for both). If their components add up independently the
-    standard deviation within rows grows like sqrt(d_k), if they agree like d_k; exactly, it is
-
-        Var = d_k (a + (d_k - 1) b)     a, b: variance and covariance of the products of components,
-                                              averaged over directions
+    random directions, the same for both; figures are exact means over the directions, `projected`.
+    If the components of a head add up independently the standard deviation of scores within rows
+    grows like sqrt(d_k), if they agree like d_k.
 
     Parameters
     ----------
     d_k : sequence of int
         2 to 32.
-    rotations : int
-        Random directions per layer, shared by heads and texts.
     draws, seed, model
         As for `trained_heads`.
 
@@ -236,24 +231,20 @@ def trained_growth(
     >>> from sdpa import lab
     >>> table = lab.trained_growth(draws=8)                             # doctest: +SKIP
     """
-
     widths = sorted({part for width in d_k for part in (width // 2, width)})
 
     def figures(layer: Layer) -> Figures:
-        rng = stream(seed, "rotations", layer.number)
-        square: Figures = {f"{width}_rms": np.zeros((1, HEADS)) for width in widths}
-        for _ in range(rotations):
-            basis, _ = np.linalg.qr(rng.standard_normal((D_K, D_K)))
-            basis = basis.astype(np.float32)
-            query, key = layer.query @ basis, layer.key @ basis
-            for width in widths:
-                part = sdpa.attention_statistics(query[..., :width], key[..., :width], scale=1.0)
-                variance = np.asarray(part.score_var, np.float64).mean(axis=-1)
-                square[f"{width}_rms"] += variance / rotations
+        stats = sdpa.attention_statistics(layer.query, layer.key, scale=1.0)
+        whole = np.asarray(stats.score_var, np.float64).mean(axis=-1)
         q, k = (np.asarray(a - a.mean(axis=-2, keepdims=True)) for a in (layer.query, layer.key))
+        lengths = [np.square(a, dtype=np.float64).sum(axis=-1) for a in (layer.query, k)]
+        product = lengths[0].mean(axis=-1) * lengths[1].mean(axis=-1)
         cosine = (q * k).sum(axis=-1)
         cosine /= np.linalg.norm(q, axis=-1) * np.linalg.norm(k, axis=-1)
-        return square | {"cosine": np.asarray(cosine.mean(axis=-1), np.float64)}
+        return {
+            "cosine": np.asarray(cosine.mean(axis=-1), np.float64),
+            **{f"{width}_rms": projected(width, D_K, whole, product) for width in widths},
+        }
 
     found = over_layers(figures, draws=draws, seed=seed, model=model)
     chosen = stream(seed, "bootstrap").integers(0, draws, (BOOTSTRAP, draws))
@@ -267,6 +258,34 @@ def trained_growth(
                 row |= {"std": own[f"{width}_rms"], "exponent": power, "cosine": own["cosine"]}
                 rows.append(row)
     return Table(f"Spread of scores in random directions, {draws} docstrings", rows)
+
+
+def projected(d_k: int, width: int, variance: Floats, lengths: Floats) -> Floats:
+    """Variance within rows after projection on d_k random orthonormal directions, their mean.
+
+    P, the projection, has E P_ij P_kl = a delta_ij delta_kl + b (delta_ik delta_jl + delta_il
+    delta_jk), the only form that no rotation changes; from tr P = tr P^2 = d_k follow
+    b = d_k (D - d_k) / (D (D - 1) (D + 2)) and a = (d_k / D)^2 - 2 b / D, so that
+
+        E (q^T P k)^2 = (a + b) (q.k)^2 + b |q|^2 |k|^2
+
+    Parameters
+    ----------
+    d_k, width : int
+        d_k of D.
+    variance, lengths : arrays
+        Mean of (q.k)^2 and of |q|^2 |k|^2, with k about the mean of the keys.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sdpa.lab.heads import projected
+    >>> projected(8, 32, np.array([32.0]), np.array([32.0**2]))     # as independent as can be
+    array([8.])
+    """
+    b = d_k * (width - d_k) / (width * (width - 1) * (width + 2))
+    a = (d_k / width) ** 2 - 2 * b / width
+    return np.asarray((a + b) * variance + b * lengths)
 
 
 def inputs_compared(*, draws: int = 64, seed: int = 0, model: MiniLM | None = None) -> Table:
@@ -368,9 +387,9 @@ def plot_trained_choice(table: Table) -> Figure:
     axes.set(
         xlabel="standard deviation of scores within a row, as trained",
         ylabel="factor of the scale; as trained: 1",
-        xscale="log",
-        yscale="log",
     )
+    style.log_axis(axes, "x", (0.5, 1, 2, 4, 8))
+    style.log_axis(axes, "y", (0.125, 0.25, 0.5, 1, 2, 4, 8, 16))
     axes.legend(title="factor for most gradient of")
     return figure
 
@@ -388,7 +407,7 @@ def plot_trained_growth(table: Table) -> Figure:
     ends = (widths[0], widths[-1])
     style.prediction(axes, ends, (0.5, 0.5), limit=True, label="independent: 1/2")
     style.log_axis(axes, "x", widths)
-    axes.set(xlabel="d_k, random directions of a trained head", ylabel="exponent of std(q.k)")
+    axes.set(xlabel="d_k, random directions of the trained heads", ylabel="exponent of std(q.k)")
     axes.legend()
     return figure
 
@@ -412,11 +431,11 @@ def plot_inputs_compared(table: Table) -> Figure:
             options = {"fmt": "o", "color": color, "label": f"scale {scale}"}
             ax.errorbar(some[name], places, xerr=np.maximum(halves, 0), **options)
         ax.set(xlabel=label)
-        if name in ("row_variance", "query_rms"):
-            ax.set(xscale="log")
+    axes[0].set(xscale="log")
+    style.log_axis(axes[2], "x", (0.25, 0.5, 1, 2))
     axes[0].set_yticks(range(len(kinds)), kinds)
     axes[0].invert_yaxis()
-    axes[0].legend()
+    axes[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 

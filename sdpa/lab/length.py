@@ -56,14 +56,15 @@ def _kept(get: Callable[[theory.Weights], float], rising: bool) -> Callable[[int
 
 
 RULES: dict[str, Callable[[int, int], float]] = {
-    "1": lambda n, base: 1.0,
+    "1/sqrt(d_k)": lambda n, base: 1.0,
     "sqrt(ln n)": lambda n, base: (log(n) / log(base)) ** 0.5,
     "ln n": lambda n, base: log(n) / log(base),
     "keeps the number of keys": _kept(lambda law: law.entropy, rising=False),
     "keeps the largest weight": _kept(lambda law: law.max_weight, rising=True),
     "keeps the gradient": _kept(lambda law: law.jacobian, rising=True),
 }
-"""sigma(n, base), the standard deviation of the scores: 1 at n = base. "1" is 1/sqrt(d_k)."""
+"""sigma(n, base), the standard deviation of the scores, 1 at n = base: by what the scale is
+1/sqrt(d_k) times, or which figure of the weights it keeps."""
 
 
 def scale_over_length(
@@ -100,7 +101,7 @@ def scale_over_length(
     Examples
     --------
     >>> from sdpa import lab
-    >>> table = lab.scale_over_length(n=[64, 1024], rules=["1"], draws=300)
+    >>> table = lab.scale_over_length(n=[64, 1024], rules=["1/sqrt(d_k)"], draws=300)
     >>> few, many = table["keys"]
     >>> round(many / few)
     16

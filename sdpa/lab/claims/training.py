@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ..estimate import Draws
 from ..table import Cell
 from .record import Claim, Expect
+from .variants import BESIDE, trained_variance
 
 SEEDS = 16
 TENTH = 0.1 * log(8)
@@ -171,7 +172,7 @@ def tied_kv(seed: int, times: float) -> Measured:
 
 
 def batchnorm_analogy(seed: int, times: float) -> Measured:
-    """Variance of the scaled scores before and after training."""
+    """Variance of the scaled scores before and after training, here and in a pretrained model."""
     from ..training import experiments
 
     table = experiments.trained_scores((32, 64), seed=seed, seeds=_seeds(times))
@@ -179,7 +180,7 @@ def batchnorm_analogy(seed: int, times: float) -> Measured:
     for row in table.rows:
         for when in ("before", "after"):
             found[f"variance {when} training d_k={row['d_k']}"] = _drawn(row, when)
-    return found
+    return found | trained_variance(seed, times)
 
 
 def stop_learning(seed: int, times: float) -> Measured:
@@ -384,7 +385,7 @@ CLAIMS = (
         law="Only at the start: a constant cannot follow what is learned. From "
         "{variance before training d_k=32} and {variance before training d_k=64} before training "
         "the variance of scaled scores grows to {variance after training d_k=32} and "
-        "{variance after training d_k=64} at d_k = 32 and 64.",
+        f"{{variance after training d_k=64}} at d_k = 32 and 64. {BESIDE}",
         experiment=batchnorm_analogy,
         more=2,
     ),

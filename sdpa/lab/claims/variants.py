@@ -5,7 +5,6 @@ those of independent numbers: as it was trained, and with the scale removed. The
 since the notes speak of attention before training.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 from math import log, sqrt
 
@@ -34,15 +33,17 @@ HALF = 0.5
 BESIDE = f"With {WHEEL} installed the figures of its trained heads stand beside these."
 
 
-def _trained(texts: int, seed: int, names: dict[str, str]) -> Iterator[tuple[str, Draws]]:
-    """Figures of `trained_heads` under these names, by layer and scale; none without the model."""
+def trained_variance(seed: int, times: float) -> dict[str, Draws]:
+    """Of the scores within rows of MiniLM, by layer and scale; nothing without the model."""
     with suppress(ImportError):
-        for row in trained_heads(draws=texts, seed=seed).where(head="all").rows:
-            scale = "unscaled" if row["scale"] == "1" else "scaled"
-            for column, name in names.items():
-                cell = row[column]
-                assert isinstance(cell, Draws)
-                yield f"MiniLM {name}, {scale} layer {row['layer']}", cell
+        rows = trained_heads(draws=draws(TEXTS, times), seed=seed).where(head="all").rows
+        names = {"1": "unscaled", "1/sqrt(32)": "scaled"}
+        return {
+            f"MiniLM variance in row, {names[str(row['scale'])]} layer {row['layer']}": cell
+            for row in rows
+            if isinstance(cell := row["row_variance"], Draws)
+        }
+    return {}
 
 
 # ---------------------------------------------------------------------- other scales
@@ -101,7 +102,7 @@ def other_scales(seed: int, times: float) -> Measured:
         measured[f"|dL/dS| divided by sqrt(d_k) over the largest, d_k=64 n={n}"] = Draws(
             found["ratio"]
         )
-    return measured | dict(_trained(draws(TEXTS, times), seed, {"row_variance": "variance in row"}))
+    return measured | trained_variance(seed, times)
 
 
 # ---------------------------------------------------------------------- other scores
@@ -174,7 +175,7 @@ def layer_norm(seed: int, times: float) -> Measured:
                 scores = sdpa.attention_weights(query, key, scale=number, stage="scores")
                 square = np.square(scores, dtype=np.float64).mean(axis=(1, 2))
                 measured[f"variance {scale} d_k={d_k}, inputs {name}"] = Draws(square)
-    return measured | dict(_trained(draws(TEXTS, times), seed, {"row_variance": "variance in row"}))
+    return measured | trained_variance(seed, times)
 
 
 # ---------------------------------------------------------------------- positions

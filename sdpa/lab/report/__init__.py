@@ -41,9 +41,10 @@ SLOW = frozenset(
         *("train-infer", "no-scale-training", "additive-small-dk", "additive-no-scale"),
         *("divergence", "tied-kv", "batchnorm-analogy", "dk-independence", "grads-differ"),
         *("stop-learning", "scale-cost", "additive-cost", "additive-speed", "memory"),
+        *("other-scales", "unscaled-position", "layer-norm"),
     }
 )
-"""Rows of the ledger that the main job leaves out: they train or time something."""
+"""Rows of the ledger that the main job leaves out: they train or time something, or take seconds."""
 
 SECTIONS = {
     "ledger": "Claims",
@@ -164,7 +165,7 @@ def _ledger(rows: Sequence[Row], left_out: int) -> str:
         "<p>What five notes say of the scale, each claim turned into a figure and judged by one "
         "rule that was fixed before measuring. Intervals come from independent draws and hold "
         f'for the whole ledger together.</p><ul class="verdicts">{summary}</ul>{rest}'
-        + "\n".join(map(_row, rows))
+        f'<div class="claims">{"".join(map(_row, rows))}</div>'
     )
 
 

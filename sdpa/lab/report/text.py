@@ -139,8 +139,12 @@ def speed_text(rows: list[SpeedRow], threads: int) -> str:
 def ledger_text(rows: Sequence[Row], known: int) -> str:
     """What `sdpa.lab.claims.ledger` returned, in a line or two for each row."""
     lines = [
-        f"{row.claim.id:>18} {row.verdict:<10} "
-        + fill(row.statement, 70, subsequent_indent=" " * 30)
+        fill(
+            row.statement,
+            100,
+            initial_indent=f"{row.claim.id:>18} {row.verdict:<10} ",
+            subsequent_indent=" " * 30,
+        )
         for row in rows
     ]
     heading = f"Claims of the notes: {len(rows)} of {known}; python -m sdpa claims judges all"

@@ -10,6 +10,8 @@ NOINLINE void double_keys(const sdpa_unit *u, const tangent_scratch *w, const ro
     rows v = FN(tangent_rows)(&u->v, j0, n, p->d_v, w->v, w->v_tail);
     rows v_t = FN(tangent_rows)(&u->v_t, j0, n, p->d_v, w->v_t, w->v_t_tail);
     const real bend = p->softcap > 0 ? (real)(-2 / p->softcap) : 0;
+    /* What reaches v needs neither G nor C. */
+    const bool through = u->dq.data || u->dk.data || u->dmask.data;
     bool masked = false, any = false;
     for (int64_t i = 0; i < u->n_i; i += w->panel) {
         int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
@@ -18,7 +20,7 @@ NOINLINE void double_keys(const sdpa_unit *u, const tangent_scratch *w, const ro
         const bool seen = tangent_scores(u, w, &k, &k_t, i, n_i, j0, n, (real *)unused);
         const bool biased = seen && FN(tangent_mask)(u, w, i, n_i, j0, n, w->e);
         any |= seen;
-        if (seen) {
+        if (seen && through) {
             scores t = {.x = w->dout + i,
                         .x_row = w->n_lanes,
                         .y = v.p,
@@ -39,12 +41,12 @@ NOINLINE void double_keys(const sdpa_unit *u, const tangent_scratch *w, const ro
                 t.s = w->c + i;
                 FN(SCORE_RAW)(&t, nv);
             }
-            if (p->dropout_p > 0) dropout_block(u, u->i0 + i, nv * VL, j0, n, w->r + i, w->n_lanes);
         }
+        if (seen && p->dropout_p > 0) dropout_block(u, u->i0 + i, nv * VL, j0, n, w->r + i, w->n_lanes);
         ivec any_masked = {0};
         for (int x = 0; x < nv; x++) {
             const int64_t lane = i + x * VL;
-            const vec m = vload(w->m + lane), low = vload(w->low + lane), mu = vload(w->mu + lane);
+            const vec m = vload(w->m + lane), inverse = vload(w->l + lane), mu = vload(w->mu + lane);
             const vec delta = vload(w->delta + lane), cross = vload(w->cross + lane);
             for (int64_t j = 0; j < n; j++) {
                 const int64_t at = j * w->n_lanes + lane;
@@ -58,16 +60,18 @@ NOINLINE void double_keys(const sdpa_unit *u, const tangent_scratch *w, const ro
                 vec t = slope * t0;
                 if (biased) t += vload(w->e + at);
                 if (w->r) r = vload(w->r + at);
-                if (v_t.p) c = r * vload(w->c + at);
-                vec probability = vexp2(s - m - low), g = r * vload(w->g + at) - delta, ds = probability * g;
-                vec second = probability * ((t - mu) * g + c - cross);
-                vec to_k = slope * (second + bend * h * t0 * ds);
+                vec probability = vexp2(s - m) * inverse;
                 const vec mark = vset1(-0.0);
                 vstore(w->s + at, vselect(hidden, mark, r * probability * (t - mu)));
+                any_masked |= hidden;
+                if (!through) continue;
+                if (v_t.p) c = r * vload(w->c + at);
+                vec g = r * vload(w->g + at) - delta, ds = probability * g;
+                vec second = probability * ((t - mu) * g + c - cross);
+                vec to_k = slope * (second + bend * h * t0 * ds);
                 vstore(w->t + at, vselect(hidden, mark, second));
                 vstore(w->g + at, vselect(hidden, mark, to_k));
                 vstore(w->c + at, vselect(hidden, mark, slope * ds));
-                any_masked |= hidden;
             }
         }
         masked |= vany(any_masked);
@@ -134,7 +138,7 @@ static void FN(double_backward)(const sdpa_unit *u, void *scratch) {
     const tangent_scratch w = tangent_layout(p, true, &arena);
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
-    if (!tangent_pass(u, &w, j0, j1, false)) return;
+    if (!tangent_pass(u, &w, j0, j1)) return;
 
     rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, true, w.q_rows, NULL);
     rows q_t = FN(tangent_rows)(&u->q_t, u->i0, u->n_i, p->d_k, w.q_t_rows, NULL);
@@ -144,15 +148,12 @@ static void FN(double_backward)(const sdpa_unit *u, void *scratch) {
                         (!q_t.p || all_finite(q_t.p, q_t.row, u->n_i, p->d_k));
     memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
     for (int64_t i = 0; i < w.n_lanes; i++) {
-        w.low[i] = w.delta[i] = w.cross[i] = w.dmask[i] = 0;
+        w.delta[i] = w.cross[i] = w.dmask[i] = 0;
         if (i >= u->n_i || w.l[i] == 0) {
-            w.m[i] = INFINITY; /* P = 0 */
+            w.m[i] = w.l[i] = 0; /* P = 0 */
             continue;
         }
-        /* m becomes the log-sum-exp, in log2 units, as a sum of two. */
-        double lse = w.m[i] + log2(w.l[i]);
-        w.m[i] = (real)lse;
-        if (isfinite(lse)) w.low[i] = (real)(lse - w.m[i]);
+        w.l[i] = 1 / w.l[i]; /* P = 2^(s - m) / l: with s - lse in the exponent its rounding would weigh more */
         if (u->dlse) {
             FN(load)(&w.delta[i], u->dlse + (u->i0 + i) * p->dlse.row, 1, 0, p->dlse.dtype, p->dlse.swapped);
         }
@@ -165,6 +166,7 @@ static void FN(double_backward)(const sdpa_unit *u, void *scratch) {
         w.cross[i] = vreduce_add(cross);
     }
     const int64_t block = sdpa_key_block(p);
+    if (!u->dq.data && !u->dk.data && !u->dv.data && !u->dmask.data) j1 = j0;
     for (int64_t b = j0 / block; j0 < j1 && b * block < j1; b++) {
         if (!sdpa_turn_wait(u, b)) return;
         double_keys(u, &w, &q, &q_t, &dout, b * block, j1 - b * block < block ? j1 - b * block : block, finite);
@@ -187,7 +189,7 @@ static void FN(double_backward)(const sdpa_unit *u, void *scratch) {
             FN(store)(u->o_t.data + (u->i0 + i) * u->o_t.row, w.o_t + i * w.v_row, p->d_v, u->o_t.col, u->o_t.dtype);
         }
         /* The sink has no value: its G and C are 0. */
-        dsink -= exp2(sink - w.m[i] - w.low[i]) * ((sink_t - w.mu[i]) * w.delta[i] + w.cross[i]);
+        dsink -= exp2(sink - w.m[i]) * w.l[i] * ((sink_t - w.mu[i]) * w.delta[i] + w.cross[i]);
     }
     if (u->dsinks.data) {
         real sum = (real)dsink;

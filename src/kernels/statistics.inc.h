@@ -1,19 +1,27 @@
 /* What can be said of each row of weights without the matrix: streamed like the forward, one product per pair of blocks.
- * With x = s - m in log2 units and e = 2^x, all but the moments of the scores are sums of e, e x, e^2, e^3; mean and
- * variance of the logits over the visible keys are merged from those of the blocks (Chan, Golub & LeVeque 1983). */
+ * With x = s - m and e = exp(x), all but the moments of the scores are sums of e, e x, e^2, e^3; mean and variance of the
+ * logits over the visible keys are merged from those of the blocks (Chan, Golub & LeVeque 1983). The logits are as they
+ * are, not in log2 units: the rounded factor of those would be in mean and variance alike. */
 
 #define statistics_keys FN(statistics_keys)
+#define sum_of_four FN(sum_of_four)
 
 /* Per query, as vectors: sums relative to the maximum m, and count, mean and sum of squared deviations of the logits. */
 typedef struct FN(row_sums) {
     vec m, l, ex, e2, e3, n, mean, m2;
 } FN(row_sums);
 
+/* Of four sums of tiles in turn: a running sum errs the less, the fewer its terms. */
+INLINE vec sum_of_four(const vec *sum) { return (sum[0] + sum[1]) + (sum[2] + sum[3]); }
+
 /* Adds keys j0 .. j0+n-1 to one panel. */
 NOINLINE void statistics_keys(const sdpa_unit *u, const forward_scratch *w, FN(row_sums) * sums, const rows *k,
                               int64_t i, int64_t n_i, int64_t j0, int64_t n) {
     const sdpa_problem *p = u->problem;
     int nv = (int)(round_up(n_i, VL) / VL);
+    /* log2 e as the sum of two, the first with at most half the bits of a significand. */
+    const double c_high = SDPA_REAL == 32 ? 0x1.714p0 : 0x1.715476p0, c_low = M_LOG2E - c_high + 2.0355273740931033e-17,
+                 limit = SDPA_REAL == 32 ? 127 : 1023;
     vec maximum[SCORE_WIDTH];
     for (int x = 0; x < nv; x++) maximum[x] = vset1(-INFINITY);
     scores t = {.x = w->q + i,
@@ -27,34 +35,55 @@ NOINLINE void statistics_keys(const sdpa_unit *u, const forward_scratch *w, FN(r
                 .s = w->s,
                 .s_row = w->panel,
                 .extreme = (real *)maximum};
-    enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->s, w->panel, w->line);
+    enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, 1, w->s, w->panel, w->line);
     if (bias == BIAS_ALL_MASKED) return;
-    FN(score_logits)(&t, nv, p, bias, (real)M_LOG2E);
+    FN(score_logits)(&t, nv, p, bias, 1);
     for (int x = 0; x < nv; x++) {
         FN(row_sums) *r = &sums[i / VL + x];
         vec m = vmax2(maximum[x], r->m), shift = vselect(m == -(real)INFINITY, (vec){0}, m);
-        vec count = {0}, total = {0}, l = {0}, ex = {0}, e2 = {0}, e3 = {0}, m2 = {0};
-        for (int64_t j = 0; j < n; j++) {
-            vec s = vload(w->s + j * w->panel + x * VL), d = s - shift, e = vexp2(d);
-            ivec hidden = s == -(real)INFINITY;
-            l += e;
-            ex += vselect(hidden, (vec){0}, e * d);
-            e2 += e * e;
-            e3 += e * e * e;
-            count += vselect(hidden, (vec){0}, vset1(1));
-            total += vselect(hidden, (vec){0}, s);
+        vec count = {0}, l[4] = {{0}}, ex[4] = {{0}}, e2[4] = {{0}}, e3[4] = {{0}}, total[4] = {{0}};
+        for (int64_t tile = 0; tile < n; tile += 8) {
+            const int64_t end = tile + 8 < n ? tile + 8 : n, part = tile / 8 % 4;
+            vec of_s = {0}, of_e = {0}, of_ex = {0}, of_e2 = {0}, of_e3 = {0};
+            for (int64_t j = tile; j < end; j++) {
+                vec s = vload(w->s + j * w->panel + x * VL), d = s - shift;
+                vec e = vexp2_product(d, (real)M_LOG2E, (real)c_high, (real)c_low, (real)(-limit / M_LOG2E));
+                ivec hidden = s == -(real)INFINITY;
+                of_e += e;
+                of_ex += vselect(hidden, (vec){0}, e * d);
+                of_e2 += e * e;
+                of_e3 += e * e * e;
+                of_s += vselect(hidden, (vec){0}, s);
+                count += vselect(hidden, (vec){0}, vset1(1));
+            }
+            l[part] += of_e;
+            ex[part] += of_ex;
+            e2[part] += of_e2;
+            e3[part] += of_e3;
+            total[part] += of_s;
         }
-        vec mean = vselect(count == 0, (vec){0}, total / count);
-        for (int64_t j = 0; j < n; j++) {
-            vec s = vload(w->s + j * w->panel + x * VL), d = s - mean;
-            m2 += vselect(s == -(real)INFINITY, (vec){0}, d * d);
+        vec mean = vselect(count == 0, (vec){0}, sum_of_four(total) / count), rests[4] = {{0}}, squares[4] = {{0}};
+        for (int64_t tile = 0; tile < n; tile += 8) {
+            const int64_t end = tile + 8 < n ? tile + 8 : n, part = tile / 8 % 4;
+            vec of_d = {0}, of_d2 = {0};
+            for (int64_t j = tile; j < end; j++) {
+                vec s = vload(w->s + j * w->panel + x * VL), d = vselect(s == -(real)INFINITY, (vec){0}, s - mean);
+                of_d += d;
+                of_d2 += d * d;
+            }
+            rests[part] += of_d;
+            squares[part] += of_d2;
         }
+        /* What the mean lacks is the mean of the deviations from it. */
+        vec rest = sum_of_four(rests), lacking = vselect(count == 0, (vec){0}, rest / count);
+        vec m2 = sum_of_four(squares) - rest * lacking;
+        mean += lacking;
         /* The old sums move to the new maximum: e shrinks by a, x grows by `down`. */
-        vec down = vselect(r->m == -(real)INFINITY, (vec){0}, r->m - shift), a = vexp2(r->m - shift);
-        r->ex = a * (r->ex + down * r->l) + ex;
-        r->l = a * r->l + l;
-        r->e2 = a * a * r->e2 + e2;
-        r->e3 = a * a * a * r->e3 + e3;
+        vec down = vselect(r->m == -(real)INFINITY, (vec){0}, r->m - shift), a = vexp2((real)M_LOG2E * (r->m - shift));
+        r->ex = a * (r->ex + down * r->l) + sum_of_four(ex);
+        r->l = a * r->l + sum_of_four(l);
+        r->e2 = a * a * r->e2 + sum_of_four(e2);
+        r->e3 = a * a * a * r->e3 + sum_of_four(e3);
         r->m = m;
         vec all = r->n + count, part = vselect(all == 0, (vec){0}, count / all), d = mean - r->mean;
         r->m2 += m2 + d * d * r->n * part;
@@ -82,23 +111,24 @@ static void FN(statistics)(const sdpa_unit *u, void *scratch) {
             statistics_keys(u, &w, sums, &k, i, u->n_i - i < w.panel ? u->n_i - i : w.panel, j, n);
         }
     }
-    const real sink = FN(sink_of)(u);
+    real sink = -(real)INFINITY;
+    if (u->sinks.data) FN(load)(&sink, u->sinks.data, 1, 0, u->sinks.dtype, u->sinks.swapped);
     for (int64_t i = 0; i < u->n_i; i++) {
         const FN(row_sums) *r = &sums[i / VL];
         const int64_t x = i % VL;
-        real m = r->m[x], l = r->l[x];
-        double shift = FN(add_sink)(sink, &m, &l), n = r->n[x];
-        bool empty = l == 0, keyless = r->n[x] == 0;
-        /* p = shift * e / l, and log2 p = x + log2(shift / l). */
-        double factor = empty ? 0 : shift / l, log2_l = empty ? 0 : log2(l), old = r->m[x];
+        /* p = factor e, and log p = x + m - lse. */
+        const double m = r->m[x], most = m > sink ? m : sink, n = r->n[x];
+        const bool empty = most == -INFINITY, keyless = n == 0;
+        const double shift = keyless ? 0 : exp(m - most), l = shift * r->l[x] + (empty ? 0 : exp(sink - most));
+        const double factor = keyless ? 0 : shift / l, lse = empty ? -INFINITY : most + log(l);
         real row[7] = {
-            empty ? -(real)INFINITY : (real)(M_LN2 * (m + log2_l)),
-            keyless ? 0 : (real)(-M_LN2 * (factor * r->ex[x] + factor * r->l[x] * (old - m - log2_l))),
-            keyless ? 0 : (real)factor,
+            (real)lse,
+            keyless ? 0 : (real)(-factor * (r->ex[x] + r->l[x] * (m - most - log(l)))),
+            (real)factor,
             (real)(factor * factor * r->e2[x]),
             (real)(factor * factor * factor * r->e3[x]),
-            keyless ? (real)NAN : (real)(M_LN2 * r->mean[x]),
-            keyless ? (real)NAN : (real)(M_LN2 * M_LN2 * r->m2[x] / n),
+            keyless ? (real)NAN : r->mean[x],
+            keyless ? (real)NAN : (real)(r->m2[x] / n),
         };
         FN(store)(u->o.data + (u->i0 + i) * u->o.row, row, 7, u->o.col, u->o.dtype);
     }

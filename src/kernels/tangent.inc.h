@@ -8,7 +8,7 @@
  * and the derivatives are dS' K + dS b for q, dS'^T Q + dS^T a for k (times scale and slope), (P * (T - mu))^T dO for v,
  * dS' for the mask, O_t for dO. A softcap adds slope' * T_0 * dS to what reaches the scores, T_0 = T before slope and e.
  * Dropout multiplies P by R wherever it meets a value: in O_t, G, C and v's derivative.
- * Products per pair of blocks: 5 in forward mode (6 with O), 5 + 10 in the double backward. */
+ * Products per pair of blocks: 6 in forward mode, 6 + 10 in the double backward. */
 
 #define tangent_scratch FN(tangent_scratch)
 #define tangent_layout FN(tangent_layout)
@@ -20,7 +20,7 @@
 typedef struct tangent_scratch {
     real *q, *q_t, *dout;    /* (d_k, n_lanes), (d_k, n_lanes), (d_v, n_lanes): transposed */
     real *o, *o_t;           /* (n_lanes, v_row) */
-    real *m, *l, *mu;        /* per query: maximum, sum, and sum of P T */
+    real *m, *l, *mu;        /* per query: maximum, sum, and mean of T */
     real *s, *t, *h, *r;     /* (block, n_lanes): scores, their tangent, tanh of a softcap, dropout's factors */
     real *e;                 /* (block, n_lanes): tangent of the mask */
     real *g, *c;             /* (block, n_lanes): G and C, then what is multiplied with K and with b */
@@ -29,7 +29,7 @@ typedef struct tangent_scratch {
     real *line;
     /* double backward only */
     real *q_rows, *q_t_rows, *dout_rows;
-    real *low, *delta, *cross; /* per query: what rounding took from m as log-sum-exp, D, rowsum(dO * O_t) */
+    real *delta, *cross; /* per query: D, rowsum(dO * O_t) */
     real *dq, *dmask;
     int64_t n_lanes, panel, k_row, v_row, block;
 } tangent_scratch;
@@ -76,7 +76,6 @@ INLINE tangent_scratch tangent_layout(const sdpa_problem *p, bool twice, sdpa_ar
     w.q_rows = sdpa_take(a, size * (size_t)(w.n_lanes * w.k_row));
     w.q_t_rows = sdpa_take(a, size * (size_t)(w.n_lanes * w.k_row));
     w.dout_rows = sdpa_take(a, rows_v);
-    w.low = sdpa_take(a, lanes);
     w.delta = sdpa_take(a, lanes);
     w.cross = sdpa_take(a, lanes);
     w.dq = sdpa_take(a, size * (size_t)(w.n_lanes * w.k_row));
@@ -147,12 +146,12 @@ INLINE bool FN(tangent_mask)(const sdpa_unit *u, const tangent_scratch *w, int64
     return nonzero;
 }
 
-/* Adds keys j0 .. j0+n-1 to o (if `want_o`), o_t, l and mu of the panel of queries i .. i+n_i-1. */
+/* Adds keys j0 .. j0+n-1 to o, o_t, l and mu of the panel of queries i .. i+n_i-1. */
 NOINLINE void tangent_keys(const sdpa_unit *u, const tangent_scratch *w, const rows *k, const rows *k_t, const rows *v,
-                           const rows *v_t, int64_t i, int64_t n_i, int64_t j0, int64_t n, bool want_o) {
+                           const rows *v_t, int64_t i, int64_t n_i, int64_t j0, int64_t n) {
     const sdpa_problem *p = u->problem;
     int nv = (int)(round_up(n_i, VL) / VL);
-    vec alpha[SCORE_WIDTH], maximum[SCORE_WIDTH];
+    vec alpha[SCORE_WIDTH], maximum[SCORE_WIDTH], moved[SCORE_WIDTH];
     ivec any_masked = {0};
     for (int x = 0; x < nv; x++) maximum[x] = vset1(-INFINITY);
     if (!tangent_scores(u, w, k, k_t, i, n_i, j0, n, (real *)maximum)) return;
@@ -161,29 +160,50 @@ NOINLINE void tangent_keys(const sdpa_unit *u, const tangent_scratch *w, const r
 
     for (int x = 0; x < nv; x++) {
         const int64_t lane = i + x * VL;
-        vec old = vload(w->m + lane), m = vmax2(maximum[x], old), sum = {0}, sum_t = {0};
+        vec old = vload(w->m + lane), m = vmax2(maximum[x], old), sums[4] = {{0}}, sums_t[4] = {{0}};
         vstore(w->m + lane, m);
         m = vselect(m == -(real)INFINITY, (vec){0}, m);
         alpha[x] = vexp2(old - m);
+        for (int64_t tile = 0; tile < n; tile += 8) {
+            const int64_t end = tile + 8 < n ? tile + 8 : n;
+            vec part = {0}, part_t = {0};
+            for (int64_t j = tile; j < end; j++) {
+                const int64_t at = j * w->n_lanes + lane;
+                vec s = vload(w->s + at), t = vload(w->t + at), probability = vexp2(s - m);
+                ivec hidden = s == -(real)INFINITY;
+                if (w->h) t *= 1 - vload(w->h + at) * vload(w->h + at);
+                if (biased) t += vload(w->e + at);
+                part += probability;
+                part_t += vselect(hidden, (vec){0}, probability * t);
+                any_masked |= hidden;
+                vstore(w->s + at, vselect(hidden, vset1(-0.0), probability));
+                vstore(w->t + at, t);
+            }
+            sums[tile / 8 % 4] += part;
+            sums_t[tile / 8 % 4] += part_t;
+        }
+        /* T is taken from its mean so far, and what was summed before moves to the new one: subtracted at the end, mu
+         * would cost the digits that mu O and P T V have in common. */
+        const vec sum = sum_of_four(sums), sum_t = sum_of_four(sums_t);
+        vec l = alpha[x] * vload(w->l + lane), mu = vload(w->mu + lane);
+        vec mean = vselect(l + sum == 0, (vec){0}, (l * mu + sum_t) / (l + sum));
+        vstore(w->l + lane, l + sum);
+        vstore(w->mu + lane, mean);
+        moved[x] = mean - mu;
         for (int64_t j = 0; j < n; j++) {
             const int64_t at = j * w->n_lanes + lane;
-            vec s = vload(w->s + at), t = vload(w->t + at), probability = vexp2(s - m);
-            ivec masked = s == -(real)INFINITY;
-            if (w->h) t *= 1 - vload(w->h + at) * vload(w->h + at);
-            if (biased) t += vload(w->e + at);
-            vec product = vselect(masked, (vec){0}, probability * t);
-            sum += probability;
-            sum_t += product;
-            if (p->dropout_p > 0) {
-                probability *= vload(w->r + at);
-                product *= vload(w->r + at);
-            }
-            any_masked |= masked;
-            vstore(w->s + at, vselect(masked, vset1(-0.0), probability));
-            vstore(w->t + at, vselect(masked, vset1(-0.0), product));
+            vec probability = vload(w->s + at);
+            ivec hidden = (ivec)probability == SIGN_BIT;
+            if (p->dropout_p > 0) probability *= vload(w->r + at);
+            vstore(w->s + at, probability);
+            vstore(w->t + at, vselect(hidden, probability, probability * (vload(w->t + at) - mean)));
         }
-        vstore(w->l + lane, alpha[x] * vload(w->l + lane) + sum);
-        vstore(w->mu + lane, alpha[x] * vload(w->mu + lane) + sum_t);
+    }
+    for (int64_t r = 0; r < n_i; r++) {
+        const real *o = w->o + (i + r) * w->v_row;
+        real *o_t = w->o_t + (i + r) * w->v_row;
+        const vec move = vset1(((const real *)moved)[r]);
+        for (int64_t x = 0; x < w->v_row; x += VL) vstore(o_t + x, vload(o_t + x) - move * vload(o + x));
     }
 
     const bool masked = vany(any_masked);
@@ -202,10 +222,8 @@ NOINLINE void tangent_keys(const sdpa_unit *u, const tangent_scratch *w, const r
               .alpha = 1};
     FN(multiply)(&g, true, finite);
     g.a = w->s + i;
-    if (want_o) {
-        g.c = w->o + i * w->v_row;
-        FN(multiply)(&g, true, finite);
-    }
+    g.c = w->o + i * w->v_row;
+    FN(multiply)(&g, true, finite);
     if (v_t->p) {
         g.c = w->o_t + i * w->v_row;
         g.b = v_t->p;
@@ -221,9 +239,9 @@ INLINE rows FN(tangent_rows)(const sdpa_matrix *m, int64_t j, int64_t n, int64_t
     return pack_rows(m, j, n, d, true, packed, tail);
 }
 
-/* Packs the unit's queries and streams all visible keys: fills m, l (with the sink), mu and o_t, and o if `want_o`.
- * False if interrupted. */
-NOINLINE bool tangent_pass(const sdpa_unit *u, const tangent_scratch *w, int64_t j0, int64_t j1, bool want_o) {
+/* Packs the unit's queries and streams all visible keys: fills m, l (with the sink), mu, o and o_t. False if
+ * interrupted. */
+NOINLINE bool tangent_pass(const sdpa_unit *u, const tangent_scratch *w, int64_t j0, int64_t j1) {
     const sdpa_problem *p = u->problem;
     const real sign = p->scale < 0 ? -1 : 1;
     pack_transposed(w->q, w->n_lanes, &u->q, u->i0, u->n_i, p->d_k, sign, w->line);
@@ -247,7 +265,7 @@ NOINLINE bool tangent_pass(const sdpa_unit *u, const tangent_scratch *w, int64_t
         rows v_t = FN(tangent_rows)(&u->v_t, j, n, p->d_v, w->v_t, NULL);
         for (int64_t i = 0; i < u->n_i; i += w->panel) {
             int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
-            tangent_keys(u, w, &k, &k_t, &v, &v_t, i, n_i, j, n, want_o);
+            tangent_keys(u, w, &k, &k_t, &v, &v_t, i, n_i, j, n);
         }
     }
     const real sink = FN(sink_of)(u);
@@ -255,16 +273,13 @@ NOINLINE bool tangent_pass(const sdpa_unit *u, const tangent_scratch *w, int64_t
     if (u->sinks_t.data) FN(load)(&sink_t, u->sinks_t.data, 1, 0, u->sinks_t.dtype, u->sinks_t.swapped);
     for (int64_t i = 0; i < u->n_i; i++) {
         real factor = FN(add_sink)(sink, &w->m[i], &w->l[i]), *o = w->o + i * w->v_row, *o_t = w->o_t + i * w->v_row;
-        real inverse = w->l[i] == 0 ? 0 : 1 / w->l[i], mu = w->mu[i] * factor;
-        if (sink != -(real)INFINITY) mu += (real)exp2(sink - w->m[i]) * sink_t;
-        w->mu[i] = mu *= inverse;
-        if (want_o) {
-            for (int64_t x = 0; x < w->v_row; x += VL) vstore(o + x, factor * inverse * vload(o + x));
-        } else {
-            FN(load)(o, u->o.data + (u->i0 + i) * u->o.row, p->d_v, u->o.col, u->o.dtype, u->o.swapped);
-        }
+        real inverse = w->l[i] == 0 ? 0 : 1 / w->l[i], move = 0;
+        if (sink != -(real)INFINITY) move = (real)exp2(sink - w->m[i]) * inverse * (sink_t - w->mu[i]);
+        w->mu[i] += move;
         for (int64_t x = 0; x < w->v_row; x += VL) {
-            vstore(o_t + x, factor * inverse * vload(o_t + x) - mu * vload(o + x));
+            const vec mean = factor * inverse * vload(o + x);
+            vstore(o + x, mean);
+            vstore(o_t + x, factor * inverse * vload(o_t + x) - move * mean);
         }
     }
     return true;
@@ -277,7 +292,7 @@ static void FN(tangent)(const sdpa_unit *u, void *scratch) {
     const tangent_scratch w = tangent_layout(p, false, &arena);
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
-    if (!tangent_pass(u, &w, j0, j1, true)) return;
+    if (!tangent_pass(u, &w, j0, j1)) return;
     for (int64_t i = 0; i < u->n_i; i++) {
         FN(store)(u->o.data + (u->i0 + i) * u->o.row, w.o + i * w.v_row, p->d_v, u->o.col, u->o.dtype);
         FN(store)(u->o_t.data + (u->i0 + i) * u->o_t.row, w.o_t + i * w.v_row, p->d_v, u->o_t.col, u->o_t.dtype);

@@ -53,6 +53,8 @@ def alibi(heads: int) -> NDArray[np.float64]:
 
     Raises
     ------
+    TypeError
+        heads that is no integer.
     ValueError
         heads below 1.
 
@@ -62,9 +64,10 @@ def alibi(heads: int) -> NDArray[np.float64]:
     >>> sdpa.bias.alibi(4)
     array([0.25      , 0.0625    , 0.015625  , 0.00390625])
     """
+    heads = integer("heads", heads)
     if heads < 1:
         raise ValueError(f"heads: expected at least 1, got {heads}")
-    power = 1 << (int(heads).bit_length() - 1)
+    power = 1 << (heads.bit_length() - 1)
     own = np.exp2(-8 * np.arange(1, power + 1) / power)
     between = np.exp2(-4 * np.arange(1, 2 * power, 2) / power)
     return np.concatenate([own, between[: heads - power]])
@@ -130,9 +133,13 @@ def t5_relative(
            [1., 0., 5., 6., 7., 7.]])
     """
     (table,) = arrays(table=table)
-    buckets = _buckets(table, query_length, key_length, bidirectional, max_distance, query_offset)
-    line = np.ascontiguousarray(table[buckets].T)
-    return _toeplitz(line, query_length, key_length)
+    _check_table(table)
+    n_q, n_k = integer("query_length", query_length), integer("key_length", key_length)
+    for name, length in (("query_length", n_q), ("key_length", n_k)):
+        if length < 0:
+            raise ValueError(f"{name}: expected at least 0, got {length}")
+    buckets = _buckets("table", len(table), n_q, n_k, bidirectional, max_distance, query_offset)
+    return _toeplitz(np.ascontiguousarray(table[buckets].T), n_q, n_k)
 
 
 def t5_relative_backward(
@@ -180,9 +187,10 @@ def t5_relative_backward(
         raise ValueError(
             f"grad_bias: expected at least three axes, (..., heads, Lq, Lk), got {grad.shape}"
         )
-    heads, n_q, n_k = grad.shape[-3:]
-    table = np.broadcast_to(np.zeros((), grad.dtype), (num_buckets, heads))
-    buckets = _buckets(table, n_q, n_k, bidirectional, max_distance, query_offset)
+    n_q, n_k = grad.shape[-2:]
+    buckets = _buckets(
+        "num_buckets", num_buckets, n_q, n_k, bidirectional, max_distance, query_offset
+    )
     total = _sum_buckets(grad, buckets, num_buckets)
     return cast(Array, rounded(total, grad))
 
@@ -278,15 +286,16 @@ def t5_attention_backward(
     inner = tuple("attn_mask" if name == "table" else name for name in needs)
     if query.ndim < 2 or key.ndim < 2:  # attention says what is wrong with them
         _core._check_attention_backward(grad_out, query, key, value, out, lse)
+    _check_table(table)
     n_q, n_k = query.shape[-2], key.shape[-2]
     offset = diagonal_offset(checked, n_q, n_k)
-    buckets = _buckets(table, n_q, n_k, bidirectional, max_distance, offset)
-    bias = _toeplitz(np.ascontiguousarray(widen(table)[buckets].T), n_q, n_k)
-    as_given = np.broadcast_to(np.zeros((), table.dtype), bias.shape)
+    buckets = _buckets("table", len(table), n_q, n_k, bidirectional, max_distance, offset)
+    as_given = np.broadcast_to(np.zeros((), table.dtype), (table.shape[1], n_q, n_k))
     _core._check_attention_backward(
         grad_out, query, key, value, out, lse, as_given, grad_lse=grad_lse, needs=inner, **checked
     )
 
+    bias = _toeplitz(np.ascontiguousarray(widen(table)[buckets].T), n_q, n_k)
     total: dict[str, Array] = {}
     by_table = np.zeros(table.shape)
     rows: list[Array] = []
@@ -321,20 +330,31 @@ def t5_attention_backward(
     )
 
 
-def _buckets(
-    table: Array, n_q: int, n_k: int, bidirectional: bool, max_distance: int, offset: int
-) -> Array:
-    """The bucket of every distance: entry p is of those (i, j) with j - i + Lq - 1 = p."""
+def _check_table(table: Array) -> None:
     checked_float("table", table)
     if table.ndim != 2:
         raise ValueError(f"table: expected (num_buckets, heads), got {table.shape}")
-    for name, length in (("query_length", n_q), ("key_length", n_k)):
-        if integer(name, length) < 0:
-            raise ValueError(f"{name}: expected at least 0, got {length}")
-    n = table.shape[0] // 2 if bidirectional else table.shape[0]
-    if n < 2 or (bidirectional and table.shape[0] % 2):
+
+
+def _buckets(
+    name: str,
+    num_buckets: int,
+    n_q: int,
+    n_k: int,
+    bidirectional: bool,
+    max_distance: int,
+    offset: int,
+) -> Array:
+    """The bucket of every distance: entry p is of those (i, j) with j - i + Lq - 1 = p.
+
+    `name` is the argument that says how many there are.
+    """
+    num_buckets, offset = integer(name, num_buckets), integer("query_offset", offset)
+    max_distance = integer("max_distance", max_distance)
+    n = num_buckets // 2 if bidirectional else num_buckets
+    if n < 2 or (bidirectional and num_buckets % 2):
         least = "an even number of at least 4" if bidirectional else "at least 2"
-        raise ValueError(f"table: expected {least} buckets as its first axis, got {table.shape}")
+        raise ValueError(f"{name}: expected {least} buckets, got {num_buckets}")
     exact = n // 2
     if max_distance <= exact:
         raise ValueError(

@@ -206,6 +206,7 @@ TABLE = np.ones((32, 2))
 T5_BIAS, T5_BACK = bias.t5_relative, bias.t5_relative_backward
 REFUSED = [
     (ValueError, "heads: expected at least 1, got 0", bias.alibi, (0,), {}),
+    (TypeError, "heads: expected one integer, got 2.0", bias.alibi, (2.0,), {}),
     (TypeError, f"table: expected {FLOATS}, got int64", T5_BIAS, (TABLE.astype(int), 3, 4), {}),
     (
         ValueError,
@@ -214,12 +215,12 @@ REFUSED = [
     ),
     (
         ValueError,
-        "table: expected an even number of at least 4 buckets as its first axis, got (7, 2)",
+        "table: expected an even number of at least 4 buckets, got 7",
         *(T5_BIAS, (TABLE[:7], 3, 4), {}),
     ),
     (
         ValueError,
-        "table: expected at least 2 buckets as its first axis, got (1, 2)",
+        "table: expected at least 2 buckets, got 1",
         *(T5_BIAS, (TABLE[:1], 3, 4), {"bidirectional": False}),
     ),
     (
@@ -229,6 +230,26 @@ REFUSED = [
     ),
     (ValueError, "query_length: expected at least 0, got -1", T5_BIAS, (TABLE, -1, 4), {}),
     (TypeError, "key_length: expected one integer, got 4.5", T5_BIAS, (TABLE, 1, 4.5), {}),
+    (
+        TypeError,
+        "max_distance: expected one integer, got None",
+        *(T5_BIAS, (TABLE, 3, 4), {"max_distance": None}),
+    ),
+    (
+        TypeError,
+        "query_offset: expected one integer, got [1]",
+        *(T5_BIAS, (TABLE, 3, 4), {"query_offset": [1]}),
+    ),
+    (
+        ValueError,
+        "num_buckets: expected an even number of at least 4 buckets, got -4",
+        *(T5_BACK, (np.ones((1, 3, 4)), -4), {}),
+    ),
+    (
+        TypeError,
+        f"grad_bias: expected {FLOATS}, got int64",
+        *(T5_BACK, (np.ones((1, 3, 4), int), 32), {}),
+    ),
     (
         ValueError,
         "grad_bias: expected at least three axes, (..., heads, Lq, Lk), got (3, 4)",

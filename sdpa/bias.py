@@ -17,6 +17,7 @@ from sdpa._compose import (
     checked_options,
     diagonal_offset,
     integer,
+    native,
     rounded,
     widen,
 )
@@ -139,7 +140,8 @@ def t5_relative(
         if length < 0:
             raise ValueError(f"{name}: expected at least 0, got {length}")
     buckets = _buckets("table", len(table), n_q, n_k, bidirectional, max_distance, query_offset)
-    return _toeplitz(np.ascontiguousarray(table[buckets].T), n_q, n_k)
+    line = np.ascontiguousarray(table[buckets].T, dtype=native(table.dtype))
+    return _toeplitz(line, n_q, n_k)
 
 
 def t5_relative_backward(

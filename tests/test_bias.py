@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from calls import FLOATS, message, ones
-from helpers import assert_same_bits, normal
+from helpers import LAYOUTS, assert_same_bits, normal
 
 import sdpa
 from sdpa import bias, reference
@@ -56,6 +56,15 @@ def test_bias_against_the_oracle(rng, dtype, options, n_q, n_k):
     np.testing.assert_array_equal(
         got.astype(np.float64), reference.t5_relative(table, n_q, n_k, **options)
     )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_of_the_table(rng, dtype, layout):
+    table = normal(rng, (32, 3), dtype)
+    view = bias.t5_relative(LAYOUTS[layout](table), 5, 9)
+    assert_same_bits(view, bias.t5_relative(table, 5, 9))
+    back = bias.t5_relative_backward(LAYOUTS[layout](view), 32)
+    assert_same_bits(back, bias.t5_relative_backward(view, 32))
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

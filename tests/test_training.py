@@ -16,7 +16,7 @@ from helpers import assert_same_bits
 
 from sdpa.lab import training
 from sdpa.lab.estimate import Draws
-from sdpa.lab.training import experiments, layers, models, optimise, recall, text
+from sdpa.lab.training import experiments, layers, models, optimise, plots, recall, text
 
 SMALL = recall.Setting(d_k=8, rates=(0.02,), seeds=3, steps=60)
 
@@ -285,10 +285,23 @@ def cell(table, column, **where):
     return found.values
 
 
+def plotted(table, name):
+    """How many panels the experiment's plot has; every one shows points and names its axes."""
+    pytest.importorskip("matplotlib")
+    axes = plots.PLOTS[name](table).axes
+    for panel in axes:
+        assert panel.containers
+        assert panel.get_ylabel() or panel.get_title()
+    assert any(panel.get_xlabel() for panel in axes)
+    return len(axes)
+
+
 def test_scale_rules_table():
     table = experiments.scale_rules([4, 16], rates=(0.01, 0.03), **QUICK)
     # Six rules in the kernel, four of them folded in two ways, at two rates and two d_k.
     assert len(table) == (6 + 4 * 2) * 2 * 2
+    assert plotted(table, "scale_rules") == 6
+    assert plotted(table.where(d_k=4), "scale_rules") == 3
     chosen = table.where(chosen=1)
     assert len(chosen) == len(table) / 2
     assert (table["loss"] > 0).all()
@@ -296,6 +309,7 @@ def test_scale_rules_table():
 
 def test_other_scale_is_measured_against_its_own():
     table = experiments.other_scale((0.5, 1), rates=(0.02,), d_k=8, **QUICK)
+    assert plotted(table, "other_scale") == 1
     assert not cell(table, "increase", rule="1", factor=1).any()
     assert cell(table, "increase", rule="1", factor=0.5).any()
 
@@ -312,10 +326,13 @@ def test_divergence_units_and_control():
         control = cell(table, "control", task=task, step=1)
         assert (control >= start).all()
     assert len(table) == len(experiments.TASKS) * 13
+    assert plotted(table, "divergence") == 4
 
 
 def test_exponent_is_one_half_before_training():
     table = experiments.correlation((8, 32, 128), steps=(0, 1), seeds=12)
+    assert plotted(table, "correlation") == 2
+    assert np.isnan(table["exponent of change"]).tolist() == [True, False]
     exponent = table.row(step=0)["exponent"].estimate(0.999)
     assert exponent.low < 0.5 < exponent.high
     assert exponent.high - exponent.low < 0.2
@@ -342,13 +359,17 @@ def test_remaining_experiments_return_what_they_say():
         table = getattr(experiments, name)(rates=(0.02,), **QUICK)
         assert list(table.rows[0]) == expected
         assert len(table) >= 2
+        assert plotted(table, name) == 1
     curves = experiments.curves(8, rules=("sqrt d_k",), every=6, seeds=3, steps=13)
+    assert plotted(curves, "curves") == 3
     losses = [cell(curves, "loss", step=step).mean() for step in (0, 12)]
     assert losses[1] < losses[0]
     saturated = experiments.saturation((1, 8), rates=(0.02,), **QUICK)
+    assert plotted(saturated, "saturation") == 2
     weights = [cell(saturated, "max weight", gain=gain).mean() for gain in (1, 8)]
     assert weights[1] > 0.9 > weights[0]
     tied = experiments.tied_paths(every=6, d_k=16, d_v=16, **QUICK)
+    assert plotted(tied, "tied_paths") == 2
     assert (np.abs(tied["cosine"]) <= 1).all()
 
 

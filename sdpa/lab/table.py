@@ -142,7 +142,7 @@ def number(value: float) -> str:
 def with_interval(estimate: Estimate) -> str:
     """value±half, half to one digit and without the zero before its point."""
     half = (estimate.high - estimate.low) / 2
-    if half == 0:
+    if not half > 0:  # NaN where nothing was measured
         return number(estimate.value)
     if half < 1e-5:
         return f"{estimate.value:.2g}±{half:.0e}"

@@ -17,6 +17,19 @@ from .experiments import (
 )
 from .models import CharactersResult, DigitsResult, classify_digits, model_characters
 from .optimise import Adam, Descent, warm_up_and_cosine
+from .plots import (
+    plot_correlation,
+    plot_curves,
+    plot_divergence,
+    plot_lengths,
+    plot_mechanisms,
+    plot_other_scale,
+    plot_saturation,
+    plot_scale_rules,
+    plot_tied_paths,
+    plot_trained_scores,
+    plot_tying,
+)
 from .text import Text, docstrings, witten_bell_bits
 
 __all__ = [
@@ -35,6 +48,17 @@ __all__ = [
     "mechanisms",
     "model_characters",
     "other_scale",
+    "plot_correlation",
+    "plot_curves",
+    "plot_divergence",
+    "plot_lengths",
+    "plot_mechanisms",
+    "plot_other_scale",
+    "plot_saturation",
+    "plot_scale_rules",
+    "plot_tied_paths",
+    "plot_trained_scores",
+    "plot_tying",
     "saturation",
     "scale_rules",
     "start_symmetry",

@@ -339,8 +339,8 @@ def correlation(
     Returns
     -------
     Table
-        step, exponent (of the raw q.k), exponent of change (of q.k minus q.k before training),
-        cosine d_k=... (of a query and the key that it asks for).
+        step, exponent (of the raw q.k), exponent of change (of q.k minus q.k before training; NaN
+        at step 0), cosine d_k=... (of a query and the key that it asks for).
     """
     found: dict[tuple[int, int], tuple[Values, Values, Values]] = {}
     for width in d_k:
@@ -378,10 +378,12 @@ def correlation(
         logs = np.log([found[width, step][which] for width in d_k])
         return np.asarray((log_d[:, None] * logs).sum(axis=0) / (log_d**2).sum())
 
+    never = np.full(len(exponent(steps[0], 0)), np.nan)
+
     rows: Rows = []
     for step in steps:
         row: dict[str, Cell] = {"step": step, "exponent": Draws(exponent(step, 0))}
-        row["exponent of change"] = Draws(exponent(step, 1)) if step else float("nan")
+        row["exponent of change"] = Draws(exponent(step, 1) if step else never)
         row |= {f"cosine d_k={width}": Draws(found[width, step][2]) for width in d_k}
         rows.append(row)
     return Table("q and k while models learn", rows)

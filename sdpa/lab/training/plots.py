@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,25 @@ from .. import style
 from ..table import Table
 from .recall import CHANCE
 
+RULE_COLORS = {
+    "1": style.UNSCALED,
+    "log d_k": style.ORANGE,
+    "sqrt d_k": style.SCALED,
+    "2 sqrt d_k": style.SKY,
+    "d_k": style.GREEN,
+    "learned": style.PURPLE,
+}
+"""The same in every plot."""
 
-def _lines(axes: Any, table: Table, x: str, y: str, by: Sequence[str], **options: Any) -> None:
-    """A line with intervals for every combination of the values in the columns `by`."""
-    kinds = dict.fromkeys(tuple(row[name] for name in by) for row in table.rows)
+
+def _lines(axes: Any, table: Table, x: str, y: str, by: str) -> None:
+    """A line with intervals for every value in the column `by`; rules have their own colours."""
+    kinds = dict.fromkeys(row[by] for row in table.rows)
     for kind, (color, marker) in zip(kinds, style.cycle(len(kinds)), strict=True):
-        part = table.where(**dict(zip(by, kind, strict=True)))
-        label = ", ".join(str(value) for value in kind if value != "none")
-        style.columns(
-            axes, part, x, y, color=color, marker=marker, label=label, line=True, **options
-        )
+        if by == "rule":
+            color = RULE_COLORS[str(kind)]
+        part = table.where(**{by: kind})
+        style.columns(axes, part, x, y, color=color, marker=marker, label=str(kind), line=True)
 
 
 def _loss_axis(axes: Any) -> None:
@@ -30,19 +38,41 @@ def _loss_axis(axes: Any) -> None:
     axes.set_ylim(0, 4)
 
 
+FOLDS = {
+    "none": "scale in the kernel",
+    "initial": "folded into W^Q",
+    "compensated": "folded with its rate",
+}
+
+
 @style.plot
 def plot_scale_rules(table: Table) -> Any:
-    """Loss against learning rate, one panel per d_k and a line per rule; guessing is dotted."""
+    """Loss against learning rate: a panel per d_k and fold, a line per rule; guessing is dotted."""
     widths = list(dict.fromkeys(table["d_k"].tolist()))
-    figure, panels = style.subplots(1, len(widths), sharey=True, squeeze=False)
-    for axes, d_k in zip(panels[0], widths, strict=True):
-        part = table.where(d_k=d_k)
-        _lines(axes, part, "rate", "loss", ("rule", "fold"))
-        style.log_axis(axes, "x", sorted(set(part["rate"].tolist())))
-        _loss_axis(axes)
-        axes.set(title=f"d_k = {d_k}", xlabel="learning rate")
-    panels[0][0].set(ylabel="test loss, nats")
-    panels[0][-1].legend(title="divided by", loc="center left", bbox_to_anchor=(1, 0.5))
+    folds = list(dict.fromkeys(table["fold"].tolist()))
+    if len(widths) > 1:
+        figure, grid = style.subplots(
+            len(folds), len(widths), size=(2.9, 2.5), sharex=True, sharey=True, squeeze=False
+        )
+        panels = grid
+    else:
+        figure, grid = style.subplots(1, len(folds), size=(3.3, 3.1), sharey=True, squeeze=False)
+        panels = grid.T
+    for row, fold in zip(panels, folds, strict=True):
+        for axes, d_k in zip(row, widths, strict=True):
+            part = table.where(d_k=d_k, fold=fold)
+            _lines(axes, part, "rate", "loss", "rule")
+            style.log_axis(axes, "x", sorted(set(part["rate"].tolist())))
+            _loss_axis(axes)
+            axes.set_title(f"d_k = {d_k:g}, {FOLDS[fold]}", fontsize="small")
+            axes.tick_params(axis="x", labelrotation=45)
+    for axes in grid[-1]:
+        axes.set(xlabel="learning rate")
+    for axes in grid[:, 0]:
+        axes.set(ylabel="test loss, nats")
+    # Not every rule can be folded; the first panel has all.
+    rules = panels[0, 0].get_legend_handles_labels()
+    grid[0, -1].legend(*rules, title="divided by", loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
@@ -50,7 +80,8 @@ def plot_scale_rules(table: Table) -> Any:
 def plot_mechanisms(table: Table) -> Any:
     """Loss at the best learning rate against d_k."""
     figure, axes = style.subplots(size=(5.4, 3.6))
-    _lines(axes, table, "d_k", "loss", ("mechanism", "rule"))
+    named = [row | {"kind": f"{row['mechanism']}, {row['rule']}"} for row in table.rows]
+    _lines(axes, Table(table.title, named, level=table.level), "d_k", "loss", "kind")
     style.log_axis(axes, "x", sorted(set(table["d_k"].tolist())))
     _loss_axis(axes)
     axes.set(xlabel="d_k", ylabel="test loss, nats")
@@ -62,7 +93,7 @@ def plot_mechanisms(table: Table) -> Any:
 def plot_lengths(table: Table) -> Any:
     """Loss at the best learning rate against the length n."""
     figure, axes = style.subplots()
-    _lines(axes, table, "n", "loss", ("rule",))
+    _lines(axes, table, "n", "loss", "rule")
     style.log_axis(axes, "x", sorted(set(table["n"].tolist())))
     _loss_axis(axes)
     axes.set(xlabel="n", ylabel="test loss, nats")
@@ -74,7 +105,7 @@ def plot_lengths(table: Table) -> Any:
 def plot_other_scale(table: Table) -> Any:
     """Loss against the scale of the run over that of the training."""
     figure, axes = style.subplots()
-    _lines(axes, table, "factor", "loss", ("rule",))
+    _lines(axes, table, "factor", "loss", "rule")
     factors = sorted(set(table["factor"].tolist()))
     style.log_axis(axes, "x", [f for f in factors if np.log2(f).is_integer()])
     _loss_axis(axes)
@@ -94,7 +125,7 @@ def plot_curves(table: Table) -> Any:
         "entropy": "entropy of a row, nats",
     }
     for axes, (column, label) in zip(panels, names.items(), strict=True):
-        _lines(axes, table, "step", column, ("rule",))
+        _lines(axes, table, "step", column, "rule")
         axes.set(xlabel="step", ylabel=label)
     panels[1].set(yscale="log")
     panels[0].legend(title="divided by")
@@ -117,7 +148,8 @@ def plot_divergence(table: Table) -> Any:
             )
         axes.set_title(task.replace(", ", "\n"), fontsize="small")
         axes.set(xlabel="step")
-    panels[0][0].set(ylabel="norm / norm at the start")
+    for axes in panels[:, 0]:
+        axes.set(ylabel="norm / that of independent starts")
     panels[0][0].legend()
     return figure
 
@@ -127,12 +159,9 @@ def plot_correlation(table: Table) -> Any:
     """The exponent of std(q.k) in d_k, and the cosine of queries with the keys they ask for."""
     figure, (left, right) = style.subplots(1, 2)
     kinds = (("exponent", "of q.k"), ("exponent of change", "of the change of q.k"))
-    moved = Table(table.title, [row for row in table.rows if row["step"]], level=table.level)
-    for (column, label), (color, marker), part in zip(
-        kinds, style.cycle(2), (table, moved), strict=True
-    ):
+    for (column, label), (color, marker) in zip(kinds, style.cycle(2), strict=True):
         style.columns(
-            left, part, "step", column, color=color, marker=marker, label=label, line=True
+            left, table, "step", column, color=color, marker=marker, label=label, line=True
         )
     for height, label in ((0.5, "1/2: independent"), (1.0, "1: aligned")):
         left.axhline(height, color=style.BLACK, linewidth=1, linestyle=":")
@@ -157,7 +186,14 @@ def plot_tied_paths(table: Table) -> Any:
     style.columns(left, table, "step", "cosine", line=True)
     for height, label in ((0.0, "orthogonal"), (-1.0, "in conflict"), (1.0, "in agreement")):
         left.axhline(height, color=style.BLACK, linewidth=1, linestyle=":")
-        left.annotate(label, (table["step"][-1], height), ha="right", va="bottom", fontsize="small")
+        left.annotate(
+            label,
+            (table["step"][-1], height),
+            xytext=(0, 5),
+            textcoords="offset points",
+            ha="right",
+            fontsize="small",
+        )
     left.set(xlabel="step", ylabel="cosine of the two gradients", ylim=(-1.1, 1.25))
     style.columns(right, table, "step", "loss", color=style.VERMILION, line=True)
     right.set(xlabel="step", ylabel="test loss, nats")
@@ -185,16 +221,23 @@ def plot_saturation(table: Table) -> Any:
 
 @style.plot
 def plot_trained_scores(table: Table) -> Any:
-    """Variance of scaled scores before and after training against d_k."""
-    figure, axes = style.subplots()
-    for name, (color, marker) in zip(
-        ("before", "after", "within row"), style.cycle(3), strict=True
-    ):
-        style.columns(axes, table, "d_k", name, color=color, marker=marker, label=name, line=True)
-    style.log_axis(axes, "x", table["d_k"].tolist())
-    axes.axhline(1, color=style.BLACK, linewidth=1, linestyle=":")
-    axes.set(xlabel="d_k", ylabel="variance of scaled scores", yscale="log")
-    axes.legend()
+    """Variance of scaled scores before and after training against d_k, a panel per rule."""
+    rules = list(dict.fromkeys(table["rule"].tolist()))
+    figure, panels = style.subplots(1, len(rules), sharey=True, squeeze=False)
+    for axes, rule in zip(panels[0], rules, strict=True):
+        part = table.where(rule=rule)
+        for name, (color, marker) in zip(
+            ("before", "after", "within row"), style.cycle(3), strict=True
+        ):
+            label = "after, within a row" if name == "within row" else name
+            style.columns(
+                axes, part, "d_k", name, color=color, marker=marker, label=label, line=True
+            )
+        style.log_axis(axes, "x", part["d_k"].tolist())
+        axes.axhline(1, color=style.BLACK, linewidth=1, linestyle=":")
+        axes.set(xlabel="d_k", yscale="log", title=f"divided by {rule}")
+    panels[0][0].set(ylabel="variance of scaled scores")
+    panels[0][0].legend(title="training")
     return figure
 
 

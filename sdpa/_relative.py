@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any, cast
@@ -31,7 +32,7 @@ _BLOCK_ROWS, _BLOCK_ELEMENTS = 128, 1 << 21
 
 
 class Problem:
-    """The arguments, checked but for what attention checks, and the geometry of their distances."""
+    """The arguments of the forward, checked, and the geometry of their distances."""
 
     def __init__(
         self,
@@ -47,8 +48,7 @@ class Problem:
             query=query, key=key, value=value, rel_key=rel_key
         )
         self.rel_value = None if rel_value is None else arrays(rel_value=rel_value)[0]
-        if min(self.query.ndim, self.key.ndim, self.value.ndim) < 2:
-            _core._check_attention(self.query, self.key, self.value)  # says what is wrong with them
+        _core._check_attention(self.query, self.key, self.value, **options)
         self._check("rel_key", self.rel_key, "key", self.key)
         if self.rel_value is not None:
             self._check("rel_value", self.rel_value, "value", self.value)
@@ -59,15 +59,19 @@ class Problem:
                 )
         self.n_q, self.n_k = self.query.shape[-2], self.key.shape[-2]
         self.farthest = self.rel_key.shape[-2] // 2
-        kernel = dict(options)
-        self.offset = diagonal_offset(kernel, self.n_q, self.n_k)
-        # Parts are windows, and sinks are added where the parts are put together.
-        self.kernel = widened_options(kernel)
-        for name in ("sinks", "is_causal", "window"):
-            self.kernel.pop(name, None)
-        self.mask = self.kernel.pop("attn_mask", None)
-        scale = self.kernel.get("scale")
+        self.offset = diagonal_offset(dict(options), self.n_q, self.n_k)
+        scale = options.get("scale")
         self.scale = 1 / math.sqrt(max(self.query.shape[-1], 1)) if scale is None else scale
+        # Parts are windows, and sinks are added where the parts are put together.
+        self.kernel: dict[str, Any] = {"scale": self.scale}
+        for name in options.keys() & {"enable_gqa", "key_lengths", "workers"}:
+            self.kernel[name] = options[name]
+
+    @functools.cached_property
+    def mask(self) -> Array | None:
+        """attn_mask for widened operands."""
+        mask: Array | None = widened_options(self.options).get("attn_mask")
+        return mask
 
     def _check(self, name: str, x: Array, of: str, tokens: Array) -> None:
         width = tokens.shape[-1]

@@ -254,6 +254,5 @@ def _forward(
 ) -> _core.AttentionForward:
     checked = checked_options(function, options, ShawOptions.__annotations__)
     problem = Problem(query, key, value, rel_key, rel_value, checked)
-    _core._check_attention(problem.query, problem.key, problem.value, **checked)
     with np.errstate(all="ignore"):
         return forward(problem)

@@ -557,6 +557,13 @@ REFUSED = {
         "attn_mask: expected a shape that broadcasts to (2, 4, 5, 7), got (5, 6)",
         {"attn_mask": ones(5, 6)},
     ),
+    "mask of integers": (
+        TypeError,
+        "attn_mask: expected bool (True = attend) or, to be added to the scores, float32, "
+        "got int64; write attn_mask != 0 for a mask of ones and zeros, "
+        "attn_mask.astype(query.dtype) for a bias",
+        {"attn_mask": np.ones((5, 7), int)},
+    ),
     "workers": (
         ValueError,
         "workers: expected None, -1 (all CPUs) or at least 1, got 0",
@@ -572,7 +579,8 @@ def nothing_computed(monkeypatch):
     def reached(*args, **kwargs):
         raise AssertionError("something was computed")
 
-    monkeypatch.setattr(_relative, "widen", reached)
+    for name in ("widen", "widened_options"):
+        monkeypatch.setattr(_relative, name, reached)
     for name in ("attention_forward", "attention_backward"):
         monkeypatch.setattr(_relative._core, name, reached)
 

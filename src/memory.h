@@ -8,11 +8,15 @@
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, bytes) ((void)(address), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(address, bytes) ((void)(address), (void)(bytes))
 #endif
 
 #define SDPA_ALIGNMENT 64
 
-/* Uninitialised memory aligned to SDPA_ALIGNMENT, or NULL. The caller owns it; release with sdpa_free. */
+/* Uninitialised memory aligned to SDPA_ALIGNMENT, or NULL. The caller owns it; release with sdpa_free, on the
+ * same thread. */
 void *sdpa_alloc(size_t bytes);
 void sdpa_free(void *pointer);
 

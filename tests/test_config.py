@@ -104,15 +104,16 @@ def test_unknown_isa_is_refused(environment):
 
 
 def test_import_brings_nothing_but_numpy(environment):
+    """So that it takes at most 10 ms, most of them threadpoolctl's where that is installed."""
     program = """import sys, numpy
+try: import threadpoolctl
+except ImportError: pass
 before = set(sys.modules)
 import sdpa
 print(*sys.modules.keys() - before)"""
     done = run(program, **environment)
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    allowed = {"sdpa", "threadpoolctl"} | set(sys.stdlib_module_names)
-    assert loaded <= allowed, done.stderr
-    assert np.__name__ not in loaded
+    assert "sdpa" in done.stdout.split(), done.stderr
+    assert set(done.stdout.split()) <= {"sdpa", "sdpa._core", "sdpa._threads", "atexit"}
 
 
 def test_a_second_module_object():

@@ -34,9 +34,9 @@ static PyArrayObject *forward(PyObject *module, unsigned where, PyObject *const 
     if (out) {
         sdpa_status status;
         sdpa_call_merge_axes(&call);
-        Py_BEGIN_ALLOW_THREADS;
+        PyThreadState *released = sdpa_call_release(&call);
         status = sdpa_attention_forward(p);
-        Py_END_ALLOW_THREADS;
+        sdpa_call_resume(released);
         if (sdpa_raise(status) < 0) Py_CLEAR(out);
     }
 done:
@@ -75,9 +75,9 @@ static PyObject *attention_weights(ARGUMENTS) {
     if (!weights) goto done;
     sdpa_status status;
     sdpa_call_merge_axes(&call);
-    Py_BEGIN_ALLOW_THREADS;
+    PyThreadState *released = sdpa_call_release(&call);
     status = sdpa_attention_weights(p, call.options.stage);
-    Py_END_ALLOW_THREADS;
+    sdpa_call_resume(released);
     if (sdpa_raise(status) < 0) Py_CLEAR(weights);
 done:
     sdpa_call_end(&call);
@@ -111,9 +111,9 @@ static PyObject *attention_statistics(ARGUMENTS) {
         p->o.col = PyArray_STRIDE(all, 0);
         sdpa_status status;
         sdpa_call_merge_axes(&call);
-        Py_BEGIN_ALLOW_THREADS;
+        PyThreadState *released = sdpa_call_release(&call);
         status = sdpa_attention_statistics(p);
-        Py_END_ALLOW_THREADS;
+        sdpa_call_resume(released);
         if (sdpa_raise(status) == 0) {
             result = PyObject_CallFunctionObjArgs(sdpa_state_of(module)->types[STATISTICS_TYPE], fields[0], fields[1],
                                                   fields[2], fields[3], fields[4], fields[5], fields[6], NULL);
@@ -172,9 +172,9 @@ static PyObject *attention_backward(ARGUMENTS) {
     }
     sdpa_status status;
     sdpa_call_merge_axes(&call);
-    Py_BEGIN_ALLOW_THREADS;
+    PyThreadState *released = sdpa_call_release(&call);
     status = sdpa_attention_backward(&call.problem);
-    Py_END_ALLOW_THREADS;
+    sdpa_call_resume(released);
     if (sdpa_raise(status) < 0) goto done;
     result = PyObject_CallFunctionObjArgs(sdpa_state_of(module)->types[GRADIENTS_TYPE], sdpa_or_none(g[0]),
                                           sdpa_or_none(g[1]), sdpa_or_none(g[2]), sdpa_or_none(g[3]),
@@ -227,9 +227,9 @@ static PyObject *attention_jvp(ARGUMENTS) {
     if (!out_t) goto done;
     sdpa_status status;
     sdpa_call_merge_axes(&call);
-    Py_BEGIN_ALLOW_THREADS;
+    PyThreadState *released = sdpa_call_release(&call);
     status = sdpa_attention_tangent(p);
-    Py_END_ALLOW_THREADS;
+    sdpa_call_resume(released);
     if (sdpa_raise(status) < 0) Py_CLEAR(out);
 done:
     sdpa_call_end(&call);
@@ -254,9 +254,9 @@ static PyObject *attention_double_backward(ARGUMENTS) {
     }
     sdpa_status status;
     sdpa_call_merge_axes(&call);
-    Py_BEGIN_ALLOW_THREADS;
+    PyThreadState *released = sdpa_call_release(&call);
     status = sdpa_attention_double_backward(p);
-    Py_END_ALLOW_THREADS;
+    sdpa_call_resume(released);
     if (sdpa_raise(status) < 0) goto done;
     result = PyObject_CallFunctionObjArgs(sdpa_state_of(module)->types[DOUBLE_TYPE], sdpa_or_none(grad_out),
                                           sdpa_or_none(g[0]), sdpa_or_none(g[1]), sdpa_or_none(g[2]),

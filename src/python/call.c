@@ -495,6 +495,19 @@ PyArrayObject *sdpa_call_gradient(sdpa_call *call, sdpa_tensor *t, PyArrayObject
     return gradient;
 }
 
+/* Multiply-adds; less than the lock costs another thread that waits for it. */
+#define SHORT_WORK 1e5
+
+PyThreadState *sdpa_call_release(const sdpa_call *call) {
+    const sdpa_problem *p = &call->problem;
+    const double pairs = (double)p->n_batch * (double)p->n_head * ((double)p->n_q + 1) * ((double)p->n_k + 1);
+    return pairs * ((double)p->d_k + (double)p->d_v + 16) < SHORT_WORK ? NULL : PyEval_SaveThread();
+}
+
+void sdpa_call_resume(PyThreadState *released) {
+    if (released) PyEval_RestoreThread(released);
+}
+
 PyObject *sdpa_pair(PyObject *module, enum sdpa_type type, PyArrayObject *first, PyArrayObject *second) {
     PyObject *class = sdpa_state_of(module)->types[type];
     PyObject *result = first && second ? PyObject_CallFunctionObjArgs(class, first, second, NULL) : NULL;

@@ -71,6 +71,11 @@ static inline sdpa_dtype sdpa_lse_dtype(sdpa_dtype dtype) { return dtype == SDPA
  * they were one. */
 void sdpa_call_merge_axes(sdpa_call *call);
 
+/* Gives up the interpreter's lock for the time of the work, unless that is so short that others would rather have the
+ * caller done with it: NULL then. To take it back: resume. */
+PyThreadState *sdpa_call_release(const sdpa_call *call);
+void sdpa_call_resume(PyThreadState *released);
+
 /* A named tuple of two arrays; takes the references, either of which may be NULL after a failure. */
 PyObject *sdpa_pair(PyObject *module, enum sdpa_type type, PyArrayObject *first, PyArrayObject *second);
 

@@ -59,6 +59,21 @@ static void allocation(void) {
         sdpa_free(p);
     }
     sdpa_free(NULL);
+    /* Several at once, released in another order, then again: those that a thread keeps are nobody else's. */
+    for (int round = 0; round < 2; round++) {
+        char *first = sdpa_alloc(1000), *second = sdpa_alloc(1000), *third = sdpa_alloc(1000);
+        memset(first, 1, 1000);
+        memset(second, 2, 1000);
+        sdpa_free(first);
+        memset(third, 3, 1000);
+        first = sdpa_alloc(1000);
+        memset(first, 1, 1000);
+        CHECK(first[999] == 1 && second[0] == 2 && second[999] == 2 && third[0] == 3 && third[999] == 3, "round %d",
+              round);
+        sdpa_free(second);
+        sdpa_free(third);
+        sdpa_free(first);
+    }
     CHECK(!sdpa_alloc(SIZE_MAX) && !sdpa_alloc(SIZE_MAX - 64) && !sdpa_alloc(SIZE_MAX / 2), "impossible sizes");
 
     for (int n = 0; n < 4; n++) {

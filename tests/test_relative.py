@@ -15,6 +15,8 @@ from helpers import (
     normal,
     unit_roundoff,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import sdpa
 from sdpa import _relative, reference
@@ -241,6 +243,41 @@ def test_value_alone_has_leading_axes(rng):
     check(rng, x)
     check(rng, x | {"rel_value": rng.standard_normal((2, 9, D_V))})
     check(rng, x, attn_mask=rng.standard_normal((2, N_Q, N_K)))
+
+
+@st.composite
+def problems(draw):
+    """(seed, sizes, rows of a block, options) of any geometry of distances."""
+    options = {"is_causal": draw(st.sampled_from([False, False, True, "lower_right"]))}
+    n_q, n_k = draw(st.integers(0, 30)), draw(st.integers(0, 50))
+    if options["is_causal"] != "lower_right":
+        options["query_offset"] = draw(st.integers(-60, 60))
+    if draw(st.booleans()):
+        options["window"] = tuple(draw(st.one_of(st.none(), st.integers(0, 40))) for _ in range(2))
+    if draw(st.booleans()):
+        options["key_lengths"] = draw(st.integers(0, n_k))
+    seed, far, rows = (draw(st.integers(0, n)) for n in (2**32 - 1, 25, 12))
+    return seed, far, n_q, n_k, rows + 1, options
+
+
+@given(problems())
+@settings(max_examples=100)
+def test_any_geometry(problem):
+    """Which blocks and parts there are depends on all of it. float64: to 1e-11."""
+    seed, far, n_q, n_k, rows, options = problem
+    rng = np.random.default_rng(seed)
+    x = draw(rng, np.float64, far=far, n_q=n_q, n_k=n_k)
+    grad_out = rng.standard_normal((2, n_q, D_V))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_relative, "_BLOCK_ROWS", rows)
+        saved = sdpa.shaw_attention_forward(*x.values(), **options)
+        grads = sdpa.shaw_attention_backward(grad_out, *x.values(), *saved, **options)
+    expected = reference.shaw_attention_forward(*x.values(), **options)
+    true = reference.shaw_attention_backward(
+        grad_out, *x.values(), *expected, **options, needs=NAMES
+    )
+    for ours, theirs in zip([*saved, *grads[:5]], [*expected, *true[:5]], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-11)
 
 
 # ------------------------------------------------------------------------------- properties

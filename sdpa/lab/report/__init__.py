@@ -44,7 +44,7 @@ SLOW = frozenset(
         *("other-scales", "unscaled-position", "layer-norm"),
     }
 )
-"""Rows of the ledger that the main job leaves out: they train or time something, or take seconds."""
+"""Rows of the ledger that the main job leaves out: they train or time something, or are slow."""
 
 SECTIONS = {
     "ledger": "Claims",

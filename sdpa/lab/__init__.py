@@ -6,6 +6,7 @@ independent draws behind it and, where a law predicts it, the prediction.
 """
 
 from .correlation import correlated_growth, plot_correlated_growth
+from .cost import cost, cost_exponents, cost_ratio, plot_cost
 from .criteria import (
     averaging,
     best_sigma,
@@ -57,6 +58,9 @@ __all__ = [
     "averaging",
     "best_sigma",
     "correlated_growth",
+    "cost",
+    "cost_exponents",
+    "cost_ratio",
     "coverage",
     "critical",
     "digits",
@@ -77,6 +81,7 @@ __all__ = [
     "plot_averaging",
     "plot_best_sigma",
     "plot_correlated_growth",
+    "plot_cost",
     "plot_coverage",
     "plot_critical",
     "plot_freezing",

@@ -71,6 +71,7 @@ MODULES: tuple[str, ...] = (
     "sdpa.lab.claims.structure",
     "sdpa.lab.claims.saturation",
     "sdpa.lab.claims.cost",
+    "sdpa.lab.claims.additive",
     "sdpa.lab.claims.training",
     "sdpa.lab.claims.variants",
     "sdpa.lab.claims.cited",

@@ -268,6 +268,11 @@ class MultiHeadAttention:
     def _factor(self) -> float:
         return 1 / _DIVISORS[self.scale](self.d_k)
 
+    @property
+    def _kernel_scale(self) -> float:
+        """What is left for the kernel to multiply scores by."""
+        return 1.0 if self.fold_scale or self.scale == "learned" else self._factor
+
     def learning_rate_factors(self, optimiser: Literal["sgd", "adam"]) -> dict[str, float]:
         """By what to multiply the learning rate of each parameter so that folding changes nothing.
 
@@ -480,7 +485,7 @@ class MultiHeadAttention:
         """Parameters, x, context (x where there is none) and the options of the kernel."""
         checked = checked_options(function, options, _OPTIONS)
         checked["enable_gqa"] = self.kv_heads != self.heads
-        checked["scale"] = 1.0 if self.fold_scale or self.scale == "learned" else self._factor
+        checked["scale"] = self._kernel_scale
         given = self._checked_parameters(self.parameters if parameters is None else parameters)
         (x,) = arrays(x=x)
         self._check_input("x", x, self.d_model)

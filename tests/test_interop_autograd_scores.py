@@ -166,6 +166,44 @@ def test_positions_keep_the_type(rng, dtype, name):
     assert vjp(np.ones(value.shape)).dtype == native(x.dtype)
 
 
+LAYERS = {
+    "plain": {},
+    "grouped": {"kv_heads": 1, "scale": "d_k"},
+    "learned": {"scale": "learned", "d_v": 3},
+    "cross": {"d_context": 5, "fold_scale": True},
+    "tied": {"tied_kv": True, "scale": "1"},
+    "swapped": {"swap_roles": True, "d_context": 5},
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_multi_head_attention(rng, name):
+    """Values and gradients of the layer, to 1e-12 of the largest; second order by differences."""
+    layer = sdpa.MultiHeadAttention(4, 2, **LAYERS[name], dtype=np.float64, rng=1)
+    x = rng.standard_normal((2, 3, 4))
+    context = rng.standard_normal((2, 4, 5)) if layer.d_context == 5 else None
+    options = {"is_causal": True, "query_offset": 1, "sinks": np.array([0.1, -0.2])}
+
+    def f(parameters, x, context, sinks):
+        given = options | {"sinks": sinks}
+        return interop.multi_head_attention(layer, parameters, x, context, **given)
+
+    out, saved = layer.forward(x, context, **options)
+    arguments = (layer.parameters, x, context, options["sinks"])
+    every = tuple(i for i, argument in enumerate(arguments) if argument is not None)
+    vjp, ours = make_vjp(f, every)(*arguments)
+    np.testing.assert_allclose(ours, out, rtol=0, atol=1e-12 * abs(out).max())
+    g = rng.standard_normal(out.shape)
+    grads = layer.backward(g, saved, needs=("parameters", "x", "context", "sinks"))
+    by_name = dict(zip(every, vjp(g), strict=True))
+    pairs = [(by_name[0][n], true) for n, true in grads.parameters.items()]
+    pairs += [(by_name[i], true) for i, true in ((1, grads.x), (3, grads.sinks))]
+    pairs += [] if context is None else [(by_name[2], grads.context)]
+    for got, true in pairs:
+        np.testing.assert_allclose(got, true, rtol=0, atol=1e-12 * abs(true).max())
+    check_grads(f, every, modes=["fwd", "rev"], order=2)(*arguments)
+
+
 def test_errors_are_those_of_the_library():
     x = np.ones((2, 3))
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'dropout_p'"):

@@ -1,5 +1,7 @@
 """Cosine and bilinear attention: against the oracle in derived bounds, by hand, at the edges."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from bounds import AttentionBounds, Number
@@ -410,3 +412,14 @@ def test_broadcast_views_are_not_copied(rng, dtype, mechanism, axis):
         if a is not None:
             a, b = np.float64(a), np.float64(b)
             np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(abs(b).max(), 1))
+
+
+def test_memory_grows_with_the_length(rng, mechanism):
+    """8192 x 8192 in float32 would be 256 MiB; an operand or result of these is 1/4 MiB."""
+    query, key, value, grad_out = (normal(rng, (1, 8192, 8), np.float32) for _ in range(4))
+    weight = np.eye(8, dtype=np.float32)
+    tracemalloc.start()
+    call(mechanism, (query, key, value), grad_out, weight)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6 << 20

@@ -43,6 +43,7 @@ except ImportError as error:
     ) from error
 
 from sdpa.interop.autograd._attention import attention, attention_forward
+from sdpa.interop.autograd._layers import multi_head_attention
 from sdpa.interop.autograd._scores import (
     additive_attention,
     bilinear_attention,
@@ -61,6 +62,7 @@ __all__ = [
     "cosine_attention",
     "log_softmax",
     "logsumexp",
+    "multi_head_attention",
     "rotary_embedding",
     "shaw_attention",
     "softmax",

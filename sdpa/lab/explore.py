@@ -166,6 +166,7 @@ def plot_explored(explored: Explored) -> Figure:
     _plot_scores(histogram, explored)
     image = weights.imshow(explored.weights, vmin=0, vmax=1, interpolation="nearest")
     weights.grid(visible=False)
+    weights.locator_params(integer=True)
     weights.set(xlabel="key", ylabel="query", title="weights")
     figure.colorbar(image, ax=weights)
 

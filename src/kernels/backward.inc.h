@@ -187,7 +187,7 @@ NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, co
         FN(score_logits)(&t, nv, u->problem, bias, (real)M_LOG2E);
         if (FN(exponentiate)(t.s, t.s_row, n, nv, 1, t.shift, t.shift_low, sum, true)) *masked = true;
     } else {
-        FN(SCORE_WEIGHTS)(&t, nv);
+        FN(score)(&t, nv, SCORE_WEIGHTS);
     }
     return true;
 }
@@ -230,9 +230,9 @@ INLINE void FN(panel_gradient)(const sdpa_unit *u, const backward_scratch *w, co
                 .s_row = w->n_lanes,
                 .shift = shift + i};
     if (w->seen[i / w->panel] == PANEL_MASKED) {
-        FN(SCORE_GRADIENT_MASKED)(&t, nv);
+        FN(score)(&t, nv, SCORE_GRADIENT_MASKED);
     } else {
-        FN(SCORE_GRADIENT)(&t, nv);
+        FN(score)(&t, nv, SCORE_GRADIENT);
     }
 }
 

@@ -32,14 +32,14 @@ NOINLINE void double_keys(const sdpa_unit *u, const tangent_scratch *w, const ro
                         .s = w->g + i,
                         .s_row = w->n_lanes,
                         .extreme = (real *)unused};
-            FN(SCORE_RAW)(&t, nv);
+            FN(score)(&t, nv, SCORE_RAW);
             if (v_t.p) {
                 t.y = v_t.p;
                 t.y_row = v_t.row;
                 t.y_tail = v_t.tail;
                 t.tail_row = v_t.tail_row;
                 t.s = w->c + i;
-                FN(SCORE_RAW)(&t, nv);
+                FN(score)(&t, nv, SCORE_RAW);
             }
         }
         if (seen && p->dropout_p > 0) dropout_block(u, u->i0 + i, nv * VL, j0, n, w->r + i, w->n_lanes);

@@ -135,13 +135,13 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
             shift[x] = vset1(-INFINITY);
             alpha[x] = vset1(1);
         }
-        FN(SCORE_SUMMED)(&t, nv);
+        FN(score)(&t, nv, SCORE_SUMMED);
         for (int x = 0; x < nv; x++) two_passes |= vany(shift[x] > STALE_LIMIT);
     }
     if (!fused || two_passes) {
         for (int x = 0; x < nv; x++) sum[x] = vset1(-INFINITY);
         if (plain) {
-            FN(SCORE_RAW)(&t, nv);
+            FN(score)(&t, nv, SCORE_RAW);
         } else {
             FN(score_logits)(&t, nv, p, bias, (real)M_LOG2E);
         }

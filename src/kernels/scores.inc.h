@@ -3,7 +3,9 @@
 
 #define scores FN(scores)
 #define few_scores FN(few_scores)
-#define cap_tile FN(cap_tile)
+#define finish_column FN(finish_column)
+#define cap_column FN(cap_column)
+#define finish_tile FN(finish_tile)
 #define score_tile FN(score_tile)
 #define score_panel FN(score_panel)
 
@@ -45,35 +47,121 @@ NOINLINE void few_scores(const scores *t, const real *y, int64_t y_row, real *s)
     }
 }
 
-/* SCORE_CAPPED for one tile. tanh is worth more than the way through memory, and inlined 24 times it was a tenth of the
- * code. */
-NOINLINE void cap_tile(const scores *t, const vec (*acc)[MAX_WIDTH], int nv, int64_t j0, int64_t rows) {
+/* A column of a tile, `rows` of its rows. mode is a constant. */
+INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc)[MAX_WIDTH], int j, int64_t j0,
+                          int64_t rows) {
+    const bool summed = mode == SCORE_SUMMED || mode == SCORE_WEIGHTS;
+    const bool maximum = mode == SCORE_RAW || mode == SCORE_BIASED;
     const vec c = vset1(t->c);
-    for (int j = 0; j < nv; j++) {
-        vec extreme = vload(t->extreme + j * VL);
-        for (int64_t i = 0; i < rows && i < SCORE_ROWS; i++) {
-            const int64_t at = (j0 + i) * t->s_row + j * VL;
-            const vec bias = vload(t->s + at), h = vtanh(t->cap * acc[i][j]);
-            const vec a = vselect(bias == -(real)INFINITY, bias, c * h + bias);
-            vstore(t->s + at, a);
+    vec shift = {0}, extreme = {0}, highest = {0};
+    if (summed) shift = vload(t->shift + j * VL);
+    if (mode == SCORE_SUMMED) highest = vload(t->highest + j * VL);
+    if (maximum) extreme = vload(t->extreme + j * VL);
+    UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
+        if (i >= rows) break;
+        real *s = t->s + (j0 + i) * t->s_row + j * VL;
+        vec a = acc[i][j];
+        switch (mode) {
+        case SCORE_RAW:
+            vstore(s, a);
             extreme = vmax2(a, extreme);
-            /* A masked pair's tanh may be NaN, and its slope must not be. */
-            if (t->ds) vstore(t->ds + at, vselect(a == -(real)INFINITY, (vec){0}, h));
+            break;
+        case SCORE_ADDED:
+            vstore(s, a + vload(s));
+            break;
+        case SCORE_BIASED: {
+            vec bias = vload(s);
+            a = vselect(bias == -(real)INFINITY, bias, t->c * a + bias);
+            vstore(s, a);
+            extreme = vmax2(a, extreme);
+            break;
         }
-        vstore(t->extreme + j * VL, extreme);
+        case SCORE_CAPPED:
+            break; /* cap_column */
+        case SCORE_SUMMED:
+            a = vmulsub(c, a, shift);
+            highest = vmax2(a, highest);
+            a = vexp2(a);
+            vstore(s, a);
+            extreme += a;
+            break;
+        case SCORE_WEIGHTS:
+            a = vexp2(vmulsub(c, a, shift) - vload(t->shift_low + j * VL));
+            vstore(s, a);
+            extreme += a;
+            break;
+        case SCORE_GRADIENT:
+            vstore(t->ds + (j0 + i) * t->s_row + j * VL, vload(s) * a);
+            break;
+        case SCORE_GRADIENT_MASKED: {
+            vec p = vload(s);
+            ivec masked = (ivec)p == SIGN_BIT;
+            vstore(t->ds + (j0 + i) * t->s_row + j * VL, vselect(masked, p, p * a));
+            break;
+        }
+        }
+    }
+    if (summed) extreme += vload(t->extreme + j * VL);
+    if (maximum || summed) vstore(t->extreme + j * VL, extreme);
+    if (mode == SCORE_SUMMED) vstore(t->highest + j * VL, highest);
+}
+
+/* finish_column for SCORE_CAPPED. */
+INLINE void cap_column(const scores *t, const vec (*acc)[MAX_WIDTH], int j, int64_t j0, int64_t rows) {
+    const vec c = vset1(t->c);
+    vec extreme = vload(t->extreme + j * VL);
+    for (int64_t i = 0; i < rows && i < SCORE_ROWS; i++) {
+        const int64_t at = (j0 + i) * t->s_row + j * VL;
+        const vec bias = vload(t->s + at), h = vtanh(t->cap * acc[i][j]);
+        const vec a = vselect(bias == -(real)INFINITY, bias, c * h + bias);
+        vstore(t->s + at, a);
+        extreme = vmax2(a, extreme);
+        /* A masked pair's tanh may be NaN, and its slope must not be. */
+        if (t->ds) vstore(t->ds + at, vselect(a == -(real)INFINITY, (vec){0}, h));
+    }
+    vstore(t->extreme + j * VL, extreme);
+}
+
+/* All modes and widths, by way of memory. */
+NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc)[MAX_WIDTH], int nv, int64_t j0,
+                          int64_t rows) {
+    for (int j = 0; j < nv; j++) {
+        switch (mode) {
+        case SCORE_RAW:
+            finish_column(t, SCORE_RAW, acc, j, j0, rows);
+            break;
+        case SCORE_ADDED:
+            finish_column(t, SCORE_ADDED, acc, j, j0, rows);
+            break;
+        case SCORE_BIASED:
+            finish_column(t, SCORE_BIASED, acc, j, j0, rows);
+            break;
+        case SCORE_CAPPED:
+            cap_column(t, acc, j, j0, rows);
+            break;
+        case SCORE_SUMMED:
+            finish_column(t, SCORE_SUMMED, acc, j, j0, rows);
+            break;
+        case SCORE_WEIGHTS:
+            finish_column(t, SCORE_WEIGHTS, acc, j, j0, rows);
+            break;
+        case SCORE_GRADIENT:
+            finish_column(t, SCORE_GRADIENT, acc, j, j0, rows);
+            break;
+        case SCORE_GRADIENT_MASKED:
+            finish_column(t, SCORE_GRADIENT_MASKED, acc, j, j0, rows);
+            break;
+        }
     }
 }
 
-INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real *y, int64_t y_row, int64_t j0,
-                       int64_t rows) {
+/* nv and fused are constants, mode only where it is fused onto the accumulators. */
+INLINE void score_tile(const scores *t, int nv, bool fused, enum score_mode mode, const real *y, int64_t y_row,
+                       int64_t j0, int64_t rows) {
     const bool gradient = mode == SCORE_GRADIENT || mode == SCORE_GRADIENT_MASKED;
-    const bool summed = mode == SCORE_SUMMED || mode == SCORE_WEIGHTS;
-    const bool maximum = mode == SCORE_RAW || mode == SCORE_BIASED;
+    const bool logits = mode == SCORE_RAW || mode == SCORE_BIASED || mode == SCORE_CAPPED;
     vec acc[SCORE_ROWS][MAX_WIDTH];
-    UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
-        UNROLL for (int j = 0; j < nv; j++) acc[i][j] = gradient ? -vload(t->shift + j * VL) : (vec){0};
-    }
-    if ((maximum || mode == SCORE_CAPPED) && t->given) {
+    if (logits && t->given) {
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
             UNROLL for (int j = 0; j < nv; j++) acc[i][j] = vload(t->given + (j0 + i) * t->s_row + j * VL);
         }
@@ -82,100 +170,55 @@ INLINE void score_tile(const scores *t, int nv, enum score_mode mode, const real
         few_scores(t, y, y_row, s);
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][0] = vload(s + i * VL);
     } else {
+        UNROLL for (int j = 0; j < nv; j++) {
+            const vec start = gradient ? -vload(t->shift + j * VL) : (vec){0};
+            UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][j] = start;
+        }
         tile(acc, SCORE_ROWS, nv, y, y_row, 1, t->x, t->x_row, t->depth);
     }
-    if (mode == SCORE_CAPPED) {
-        cap_tile(t, acc, nv, j0, rows);
-        return;
-    }
-
-    UNROLL for (int j = 0; j < nv; j++) {
-        const vec c = vset1(t->c);
-        vec shift = {0}, extreme = {0}, highest = {0};
-        if (summed) shift = vload(t->shift + j * VL);
-        if (mode == SCORE_SUMMED) highest = vload(t->highest + j * VL);
-        if (maximum) extreme = vload(t->extreme + j * VL);
-        UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
-            if (i >= rows) break;
-            real *s = t->s + (j0 + i) * t->s_row + j * VL;
-            vec a = acc[i][j];
-            switch (mode) {
-            case SCORE_RAW:
-                vstore(s, a);
-                extreme = vmax2(a, extreme);
-                break;
-            case SCORE_ADDED:
-                vstore(s, a + vload(s));
-                break;
-            case SCORE_BIASED: {
-                vec bias = vload(s);
-                a = vselect(bias == -(real)INFINITY, bias, t->c * a + bias);
-                vstore(s, a);
-                extreme = vmax2(a, extreme);
-                break;
-            }
-            case SCORE_CAPPED:
-                break; /* cap_tile */
-            case SCORE_SUMMED:
-                a = vmulsub(c, a, shift);
-                highest = vmax2(a, highest);
-                a = vexp2(a);
-                vstore(s, a);
-                extreme += a;
-                break;
-            case SCORE_WEIGHTS:
-                a = vexp2(vmulsub(c, a, shift) - vload(t->shift_low + j * VL));
-                vstore(s, a);
-                extreme += a;
-                break;
-            case SCORE_GRADIENT:
-                vstore(t->ds + (j0 + i) * t->s_row + j * VL, vload(s) * a);
-                break;
-            case SCORE_GRADIENT_MASKED: {
-                vec p = vload(s);
-                ivec masked = (ivec)p == SIGN_BIT;
-                vstore(t->ds + (j0 + i) * t->s_row + j * VL, vselect(masked, p, p * a));
-                break;
-            }
-            }
-        }
-        if (summed) extreme += vload(t->extreme + j * VL);
-        if (maximum || summed) vstore(t->extreme + j * VL, extreme);
-        if (mode == SCORE_SUMMED) vstore(t->highest + j * VL, highest);
+    if (fused) {
+        UNROLL for (int j = 0; j < nv; j++) finish_column(t, mode, (const vec(*)[MAX_WIDTH])acc, j, j0, rows);
+    } else {
+        finish_tile(t, mode, (const vec(*)[MAX_WIDTH])acc, nv, j0, rows);
     }
 }
 
-/* nv and mode are constants. */
-INLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
+INLINE void score_panel(const scores *t, int nv, bool fused, enum score_mode mode) {
     for (int64_t j0 = 0; j0 < t->n; j0 += SCORE_ROWS) {
         const bool tail = t->n - j0 < SCORE_ROWS;
-        score_tile(t, nv, mode, tail ? t->y_tail : t->y + j0 * t->y_row, tail ? t->tail_row : t->y_row, j0,
+        score_tile(t, nv, fused, mode, tail ? t->y_tail : t->y + j0 * t->y_row, tail ? t->tail_row : t->y_row, j0,
                    tail ? t->n - j0 : SCORE_ROWS);
     }
 }
 
-#define DEFINE_PANEL(nv, mode)                                                                                         \
-    NOINLINE void FN(score_##nv##_##mode)(const scores *t) { score_panel(t, nv, mode); }
-#define DEFINE_PANELS(mode)                                                                                            \
-    DEFINE_PANEL(1, mode) DEFINE_PANEL(2, mode) DEFINE_PANEL(3, mode) INLINE void FN(mode)(const scores *t, int nv) {  \
-        if (nv == 1) {                                                                                                 \
-            FN(score_1_##mode)(t);                                                                                     \
-        } else if (nv == 2) {                                                                                          \
-            FN(score_2_##mode)(t);                                                                                     \
-        } else {                                                                                                       \
-            FN(score_3_##mode)(t);                                                                                     \
-        }                                                                                                              \
+NOINLINE void FN(score_1)(const scores *t, enum score_mode mode) { score_panel(t, 1, false, mode); }
+NOINLINE void FN(score_2)(const scores *t, enum score_mode mode) { score_panel(t, 2, false, mode); }
+NOINLINE void FN(score_3)(const scores *t, enum score_mode mode) { score_panel(t, 3, false, mode); }
+
+/* What whole panels do most; all modes and widths fused would be a fifth of the wheel. */
+NOINLINE void FN(score_3_raw)(const scores *t) { score_panel(t, 3, true, SCORE_RAW); }
+NOINLINE void FN(score_3_biased)(const scores *t) { score_panel(t, 3, true, SCORE_BIASED); }
+NOINLINE void FN(score_3_summed)(const scores *t) { score_panel(t, 3, true, SCORE_SUMMED); }
+NOINLINE void FN(score_3_weights)(const scores *t) { score_panel(t, 3, true, SCORE_WEIGHTS); }
+NOINLINE void FN(score_3_gradient)(const scores *t) { score_panel(t, 3, true, SCORE_GRADIENT); }
+
+static void FN(score)(const scores *t, int nv, enum score_mode mode) {
+    if (nv < SCORE_WIDTH) {
+        (nv == 1 ? FN(score_1) : FN(score_2))(t, mode);
+    } else if (mode == SCORE_RAW) {
+        FN(score_3_raw)(t);
+    } else if (mode == SCORE_BIASED) {
+        FN(score_3_biased)(t);
+    } else if (mode == SCORE_SUMMED) {
+        FN(score_3_summed)(t);
+    } else if (mode == SCORE_WEIGHTS) {
+        FN(score_3_weights)(t);
+    } else if (mode == SCORE_GRADIENT) {
+        FN(score_3_gradient)(t);
+    } else {
+        FN(score_3)(t, mode);
     }
-DEFINE_PANELS(SCORE_RAW)
-DEFINE_PANELS(SCORE_ADDED)
-DEFINE_PANELS(SCORE_BIASED)
-DEFINE_PANELS(SCORE_CAPPED)
-DEFINE_PANELS(SCORE_SUMMED)
-DEFINE_PANELS(SCORE_WEIGHTS)
-DEFINE_PANELS(SCORE_GRADIENT)
-DEFINE_PANELS(SCORE_GRADIENT_MASKED)
-#undef DEFINE_PANELS
-#undef DEFINE_PANEL
+}
 
 /* s (n, nv vectors) = exp2(c * s - shift - shift_low), masked pairs marked -0 where `biased`; adds the sum over keys to
  * `sum`, a tile's rows first, as the tiles do. Returns whether any pair is masked. */
@@ -220,8 +263,8 @@ NOINLINE void FN(score_logits)(scores *t, int nv, const sdpa_problem *p, enum bi
     if (p->softcap > 0) {
         t->cap = (real)(fabs(p->scale) / p->softcap);
         t->c = unit * (real)p->softcap;
-        FN(SCORE_CAPPED)(t, nv);
+        FN(score)(t, nv, SCORE_CAPPED);
     } else {
-        FN(SCORE_BIASED)(t, nv);
+        FN(score)(t, nv, SCORE_BIASED);
     }
 }

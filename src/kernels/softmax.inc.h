@@ -178,7 +178,6 @@ NOINLINE real row_max(const real *x, int64_t n) {
     return vreduce_max(vmax2(vmax2(m[0], m[1]), vmax2(m[2], m[3])));
 }
 
-/* Sum over a row. `e`, where not NULL, receives the terms. */
 /* The tree over the lanes; lane 0 counts. */
 INLINE softmax_sum sum_lanes(vec sum, vec low) {
     UNROLL for (int h = VL / 2; h > 0; h /= 2) {
@@ -189,6 +188,7 @@ INLINE softmax_sum sum_lanes(vec sum, vec low) {
     return sum_result(sum[0], low[0]);
 }
 
+/* Sum over a row. `e`, where not NULL, receives the terms. */
 INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *k, real m, const real *x, const real *g,
                            real *e, int64_t n) {
     const real fill = kind == SUM_EXP ? -(real)INFINITY : 0;
@@ -205,24 +205,20 @@ INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *k, real 
                 acc[a] += term;
             }
         }
-        UNROLL for (int a = 0; a < SUM_CHAINS; a++) {
-            if (j >= end) break;
+        vec part[SUM_CHAINS]; /* indexed, so in memory, which acc should not be */
+        UNROLL for (int a = 0; a < SUM_CHAINS; a++) part[a] = acc[a];
+        for (int a = 0; j < end; a++, j += VL) {
             vec y = g ? FN(row_part)(g, j, n, 0) : (vec){0};
             vec term = softmax_term(kind, k, shift, FN(row_part)(x, j, n, fill), y);
             if (e) FN(row_part_store)(e, term, j, n);
-            acc[a] += term;
-            j += VL;
+            part[a] += term;
         }
-        sum_block(&sum, &low, (acc[0] + acc[1]) + (acc[2] + acc[3]));
+        sum_block(&sum, &low, (part[0] + part[1]) + (part[2] + part[3]));
     }
     return sum_lanes(sum, low);
 }
 
-NOINLINE softmax_sum FN(row_sum_exp)(const softmax_constants *k, real m, const real *x, int64_t n) {
-    return row_sum(SUM_EXP, k, m, x, NULL, NULL, n);
-}
-
-NOINLINE softmax_sum FN(row_sum_exp_kept)(const softmax_constants *k, real m, const real *x, real *e, int64_t n) {
+NOINLINE softmax_sum FN(row_sum_exp)(const softmax_constants *k, real m, const real *x, real *e, int64_t n) {
     return row_sum(SUM_EXP, k, m, x, NULL, e, n);
 }
 
@@ -281,12 +277,10 @@ static void FN(softmax_rows)(const sdpa_softmax_block *b) {
             if (FN(is_forward)(b->op)) {
                 m = softmax_update(&t, b->scale->inverse, row_max(x, n));
                 softmax_sum sum;
-                if (keep) {
-                    sum = FN(row_sum_exp_kept)(&k, m, x, out, n);
-                } else if (b->op == SDPA_LOGSUMEXP && m == (real)INFINITY) {
+                if (b->op == SDPA_LOGSUMEXP && m == (real)INFINITY) {
                     sum = (softmax_sum){FN(sum_at_infinity)(x, 1, n), 0};
                 } else {
-                    sum = FN(row_sum_exp)(&k, m, x, n);
+                    sum = FN(row_sum_exp)(&k, m, x, keep ? out : NULL, n);
                 }
                 softmax_add(&t, sum);
             } else if (b->op == SDPA_SOFTMAX_BACKWARD) {
@@ -391,12 +385,8 @@ INLINE vec lanes_sum(vec *low_out, enum sum_kind kind, const softmax_constants *
     return slot[0];
 }
 
-NOINLINE vec FN(lanes_sum_exp)(vec *low, const softmax_constants *k, vec m, const real *x, int64_t x_col, int64_t n) {
-    return lanes_sum(low, SUM_EXP, k, m, x, x_col, NULL, 0, NULL, 0, n);
-}
-
-NOINLINE vec FN(lanes_sum_exp_kept)(vec *low, const softmax_constants *k, vec m, const real *x, int64_t x_col, real *e,
-                                    int64_t e_col, int64_t n) {
+NOINLINE vec FN(lanes_sum_exp)(vec *low, const softmax_constants *k, vec m, const real *x, int64_t x_col, real *e,
+                               int64_t e_col, int64_t n) {
     return lanes_sum(low, SUM_EXP, k, m, x, x_col, NULL, 0, e, e_col, n);
 }
 
@@ -447,8 +437,7 @@ static void FN(softmax_lanes)(const sdpa_softmax_block *b) {
                 for (int i = 0; i < VL; i++) m[i] = softmax_update(b->stats + i, b->scale->inverse, m[i]);
                 shift = vload(m);
             }
-            sum = keep ? FN(lanes_sum_exp_kept)(&low, &k, shift, b->x, b->x_col, b->out, b->out_col, n)
-                       : FN(lanes_sum_exp)(&low, &k, shift, b->x, b->x_col, n);
+            sum = FN(lanes_sum_exp)(&low, &k, shift, b->x, b->x_col, keep ? b->out : NULL, b->out_col, n);
             if (b->op == SDPA_LOGSUMEXP) {
                 for (int i = 0; i < VL; i++) {
                     if (m[i] == (real)INFINITY) sum[i] = FN(sum_at_infinity)((const real *)b->x + i, b->x_col, n);

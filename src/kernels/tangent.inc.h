@@ -121,14 +121,14 @@ NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const
     t.extreme = (real *)unused;
     t.s = w->t + i;
     t.x = w->q_t + i;
-    FN(SCORE_RAW)(&t, nv);
+    FN(score)(&t, nv, SCORE_RAW);
     if (k_t->p) {
         t.x = w->q + i;
         t.y = k_t->p;
         t.y_row = k_t->row;
         t.y_tail = k_t->tail;
         t.tail_row = k_t->tail_row;
-        FN(SCORE_ADDED)(&t, nv);
+        FN(score)(&t, nv, SCORE_ADDED);
     }
     const real scale = (real)fabs(p->scale);
     for (int64_t j = 0; j < n; j++) {

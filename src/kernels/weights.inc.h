@@ -82,7 +82,7 @@ static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
             if (visible) bias = bias_block(u, u->i0 + i, n_i, j, n, weights ? (real)M_LOG2E : 1, w.s, w.panel, w.line);
             const bool plain = bias == BIAS_NONE && (p->softcap == 0 || stage == SDPA_SCORES);
             if (plain) {
-                FN(SCORE_RAW)(&t, nv);
+                FN(score)(&t, nv, SCORE_RAW);
             } else if (bias != BIAS_ALL_MASKED) {
                 FN(score_logits)(&t, nv, p, bias, weights ? (real)M_LOG2E : 1);
             }

@@ -4,7 +4,7 @@
 #   make sanitize   the tests of `make test` under ASan and UBSan  make test-arm  the C core for aarch64, under qemu
 #   make bench      speed and memory beside the peers installed and the machine's peak; targets
 #   make model      add a pretrained model, 84 MB, for the laboratory and its tests
-#   make lab        the ledger with four times the draws, and the full grids of training; half an hour or more
+#   make lab        the ledger and all experiments with four times the draws, training on full grids; an hour or so
 #   make notebooks  run the notebooks and keep their outputs       make browser    chromium, for the tests of the pages
 #   make docs       the pages, the reference and the notebooks as HTML
 #   make format     rewrite the sources in the project's style     make lint      check style and types
@@ -95,6 +95,7 @@ LAB_ARGS =
 lab: $(or $(firstword $(wildcard $(VENV)/with-*lab*)),$(VENV)/with-lab)
 	mkdir -p build/lab
 	$(BIN)/python -m sdpa claims --times 4 --save build/lab/claims | tee build/lab/claims.txt
+	$(BIN)/python -m sdpa.lab --times 4 --save build/lab/experiments
 	$(BIN)/python -m sdpa.lab.training --save build/lab/training $(LAB_ARGS)
 
 # The .py is the source: its cells replace those of the .ipynb, whose outputs nbmake makes anew. The times of the run,

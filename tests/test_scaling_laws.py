@@ -1,6 +1,8 @@
 """The experiments on length, gradients, correlation and trained heads, against their laws."""
 
 import doctest
+import subprocess
+import sys
 from importlib import import_module
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import sdpa
 from sdpa import lab
 from sdpa.lab import correlation, criteria, heads, length, minilm, theory
+from sdpa.lab.__main__ import NAMES
 from sdpa.lab.claims import variants
 from sdpa.lab.table import Table
 
@@ -267,6 +270,20 @@ def test_plots_of_laws():
     ]
     for plot, table in plots:
         assert all(ax.has_data() and ax.get_title() + ax.get_ylabel() for ax in plot(table).axes)
+
+
+def test_the_command_saves_tables_and_plots(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'sdpa[lab]'")
+    command = [sys.executable, "-m", "sdpa.lab", "--only", "critical", "--save", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("critical\nInverse temperature")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"critical.{suffix}" for suffix in ("npz", "txt", "svg", "png")
+    }
+    saved = np.load(tmp_path / "critical.npz")
+    np.testing.assert_array_equal(saved["beta"], lab.critical()["beta"])
+    missing = [name for name in NAMES if not callable(getattr(lab, f"plot_{name}", None))]
+    assert missing == []
 
 
 def test_plots_of_trained_heads(model):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import floor, log10
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,24 @@ class Table:
         import pandas
 
         return pandas.DataFrame(self.columns)
+
+    def save(self, path: str | Path) -> None:
+        """Write `path` with the suffixes .npz, `columns`, and .txt, what `print` shows.
+
+        Examples
+        --------
+        >>> import tempfile, numpy as np
+        >>> from sdpa import lab
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     lab.Table("Widths", [{"d_k": 4}, {"d_k": 64}]).save(f"{folder}/widths")
+        ...     np.load(f"{folder}/widths.npz")["d_k"]
+        array([ 4, 64])
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = self.columns
+        np.savez_compressed(path.with_name(path.name + ".npz"), **arrays)
+        path.with_name(path.name + ".txt").write_text(f"{self}\n", encoding="utf-8")
 
     def __str__(self) -> str:
         header, cells = [], []

@@ -283,9 +283,9 @@ CLAIMS = (
             Expect("variance with relative vectors over without, d_k=512", 2.0, 0.1),
         ),
         holds="They saturate neither, and relative vectors of variance 1 double the variance.",
-        law="Cosines do not saturate, but need a factor the other way: 64 keys get {largest "
-        "weight, cosine d_k=64:.3f} at most, 1/64 being even. The bilinear form with weights of "
-        "variance 1/d_k has the variance d_k of the dot product and saturates like it ({largest "
+        law="Cosines do not saturate, but need a factor the other way: the largest of 64 weights "
+        "is {largest weight, cosine d_k=64:.3f}, 1/64 being even. The bilinear form with weights "
+        "of variance 1/d_k has the variance d_k of the dot product and saturates like it ({largest "
         "weight, bilinear unscaled d_k=64} at d_k = 64, {largest weight, bilinear scaled d_k=64} "
         "divided by sqrt(d_k)). Relative vectors of variance 1 double the variance of the scores, "
         "rotations leave it as it is.",

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .. import style
 from ..progress import progress
 from ..table import Table
@@ -60,10 +58,7 @@ def main() -> None:
             table = experiment(seed=options.seed, progress=move, **grid)
         print(f"{name}\n{table}\n", flush=True)
         if options.save is not None:
-            options.save.mkdir(parents=True, exist_ok=True)
-            arrays: dict[str, Any] = table.columns
-            np.savez_compressed(options.save / f"{name}.npz", **arrays)
-            (options.save / f"{name}.txt").write_text(f"{table}\n", encoding="utf-8")
+            table.save(options.save / name)
             style.save(plots.PLOTS[name](table), options.save / name)
     if "models" in wanted:
         with progress("digits", 600) as move:

@@ -1,0 +1,129 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Which scale is best, and by which criterion?
+#
+# **Question.** Before training, which standard deviation sigma of the scores lets most gradient
+# through, to the scores S, to Q, K, V and W^Q, by root mean square and by median? How far is
+# 1/sqrt(d_k), which is sigma = 1, from it, and how does it move with n, d_k and the correlation of
+# queries and keys?
+#
+# **Common misconception.** "d_k is too much, ln d_k too little, sqrt(d_k) is optimal: unit variance
+# is where gradients are largest."
+
+# %% [markdown]
+# ## Prediction
+#
+# For values and upstream gradients of unit variance E |dL/ds|^2 = d_v |J|^2, with the Jacobian J of
+# softmax and |J|^2 = sum p^2 - 2 sum p^3 + (sum p^2)^2. That is about 1/n for equal weights, 0 for
+# one weight of 1, and largest in between, near freezing, sqrt(2 ln n): `theory.weights(n, sigma)`
+# has the curve. dL/dQ carries the scale as a factor, so its root mean square goes on growing
+# with sigma (a few rows with huge gradients), while its median turns and falls. So the answers must
+# differ by target, by statistic and by n; d_k enters only through the spread of |q|, hence hardly.
+
+# %% [markdown]
+# ## In plain NumPy
+#
+# The gradient that reaches the scores, from the weights alone.
+
+# %%
+import numpy as np
+
+import sdpa
+from sdpa import lab
+from sdpa.lab import theory
+from sdpa.lab.claims import ledger
+
+rng = np.random.default_rng(0)
+query, key = rng.standard_normal((2, 64, 64))
+for sigma in (0.5, 1, 4, 16):
+    p = np.exp(query @ key.T * sigma / 8)
+    p /= p.sum(axis=1, keepdims=True)
+    jacobian = (p**2).sum(1) - 2 * (p**3).sum(1) + (p**2).sum(1) ** 2
+    law = theory.attention(64, 64, sigma / 8).grad_score
+    print(f"sigma {sigma}: rms {np.sqrt(jacobian.mean()):.3f}, law {law:.3f}")
+    full = sdpa.softmax_jacobian(sdpa.attention_weights(query, key, scale=sigma / 8))
+    np.testing.assert_allclose((full**2).sum(axis=(1, 2)), jacobian, atol=1e-12)
+
+# %% [markdown]
+# ## Measurement
+#
+# One head per draw, with projections and input of its own; sigma from 1/4 to 32. Where a gradient
+# still grows at 32, the column `grows` says so. Then the same with queries and keys that correlate
+# (W^K = rho W^Q + ...), as training makes them.
+
+# %%
+table = lab.best_sigma(draws=12)
+tied = lab.best_sigma(n=[64], d_k=[64], rho=[0.0, 0.5, 1.0], draws=12)
+print(table, tied, sep="\n\n")
+
+scores, queries = (table.where(target=target) for target in "SQ")
+assert (queries["grows_rms"] > 0.5).all()  # by rms: no best scale up to 32
+assert (table.where(target="W")["grows_rms"] > 0.5).all()
+long = scores["n"] >= 32
+assert (scores["by_rms_low"][long] > 2).all()  # far above 1/sqrt(d_k)
+assert (queries["by_median_low"] > 2).all()
+assert np.ptp(scores["by_rms"][scores["n"] == 512]) < 0.6  # over d_k = 16, 64, 256
+free, half, equal = (tied.where(target="S", rho=rho)["by_rms"][0] for rho in (0.0, 0.5, 1.0))
+assert free > 3 > half > 1 > equal
+
+# %% [markdown]
+# ## Figure
+#
+# The sigma of the largest gradient over the length; the grey line is 1/sqrt(d_k). Targets without
+# marks still grow at sigma = 32.
+
+# %%
+lab.plot_best_sigma(table)
+
+# %% [markdown]
+# ## Conclusion
+#
+# There is no scale that is best by all criteria, and by none of those measured is it 1/sqrt(d_k) at
+# every length. Most gradient reaches the scores at 1.2 times that scale for 8 keys, at 3 times for
+# 32, 5.5 times for 512; d_k hardly matters. By the median of dL/dQ it is 3 to 7 times; by the root
+# mean square of dL/dQ and dL/dW^Q it is beyond 32 times. What 1/sqrt(d_k) has is that it is the
+# same at every width, and that it leaves room: with queries and keys that correlate by 0.5 the best
+# sigma falls from 3.7 to 1.2 (n = 64), with W^K = W^Q to 0.5. Trained heads (notebook 14) stand
+# near the largest gradient of their scores, and got there by growing. The ledger:
+
+# %%
+print(*ledger(["other-scales"]))
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. With n = 2 the row's gradient is a function of one difference. Where is E |J|^2 largest?
+#
+# <details><summary>Solution</summary>
+#
+# |J|^2 = 4 p^2 (1 - p)^2, largest at p = 1/2, so at sigma = 0: `theory.weights(2, 0).jacobian` is
+# 1/4 and falls from there.
+#
+# </details>
+#
+# 2. The share of rows without gradient (below 0.01 of the unit) is a criterion, too. From which
+# sigma on are more than a tenth of the rows of dL/dQ dead at n = 128?
+#
+# <details><summary>Solution</summary>
+#
+# `t = lab.gradients_over_sigma(n=[128], draws=10).where(target="Q")`, then `t["dead"]` over
+# `t["sigma"]`: it is below 0.01 up to sigma = 4 and above a tenth from 11.3 on (0.15), 0.47 at 32.
+#
+# </details>
+#
+# 3. Gradients of Q can be small with the scale on. Which part of the answer is averaging?
+#
+# <details><summary>Solution</summary>
+#
+# `lab.averaging()`: with independent tokens rms |dL/dQ| falls from 0.38 at n = 8 to 0.13 at 2048,
+# and it is about 1 - c times that where any two tokens correlate by c (0.012 for 0.9 at 2048). No
+# weight is saturated there.
+#
+# </details>

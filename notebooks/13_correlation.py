@@ -1,0 +1,154 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # When is 1/d_k the right scale, and not 1/sqrt(d_k)?
+#
+# **Question.** With which power of d_k does the standard deviation of q.k grow when queries and
+# keys are no longer independent, and what has to be true of them for that power to become 1? Where
+# do the heads of a real model stand?
+#
+# **Common misconception.** "Var(q.k) = d_k, so divide by sqrt(d_k)" on the one side; on the other
+# "after training queries and keys are correlated, so divide by d_k", as if correlation alone
+# decided.
+
+# %% [markdown]
+# ## Prediction
+#
+# Tokens that span `rank` directions, projections that share a part, W^K = rho W^Q + sqrt(1 - rho^2)
+# W'. Between different tokens q.k = x^T W^Q (W^K)^T y has mean 0 and, by the moments of a Wishart
+# matrix (docstring of `sdpa.lab.correlation`),
+#
+#     Var(q.k) = d_k + rho^2 d_k (d_k + 1) / rank
+#
+# so the standard deviation grows like sqrt(d_k) up to d_k = rank/rho^2 and like d_k beyond. The
+# footnote of Vaswani et al. 2017 is rho = 0; the 1/d_k of muP (Yang, Hu et al. 2022,
+# arXiv:2203.03466) is the other end. Correlation is not enough: tokens must lie in fewer directions
+# than d_k/rho^2 says. A token with itself has the mean rho d_k besides, which is 1/d_k's case at
+# any rank.
+
+# %% [markdown]
+# ## In plain NumPy
+#
+# Tied projections, tokens that span 8 of many directions: from d_k = 64 to 256 the standard
+# deviation grows four times, not twice.
+
+# %%
+import numpy as np
+
+import sdpa
+from sdpa import lab
+from sdpa.lab import correlation
+from sdpa.lab.claims import ledger
+
+rng = np.random.default_rng(0)
+x = rng.standard_normal((100, 32, 8))
+off = ~np.eye(32, dtype=bool)
+for d_k in (64, 256):
+    w = rng.standard_normal((100, 8, d_k)) / np.sqrt(8)
+    query = key = x @ w
+    scores = query @ key.swapaxes(1, 2)
+    law = correlation.score_std(d_k, 1.0, 8)
+    print(f"d_k = {d_k}: std {np.sqrt((scores[:, off] ** 2).mean()):.1f}, law {law:.1f}")
+    ours = sdpa.attention_weights(query, key, scale=1.0, stage="scores")
+    np.testing.assert_allclose(ours, scores, atol=1e-9)
+
+# %% [markdown]
+# ## Measurement
+#
+# The law over d_k, rho and rank.
+
+# %%
+table = lab.correlated_growth()
+half = (table["std_high"] - table["std_low"]) / 2
+assert (abs(table["std"] - table["std_predicted"]) < 2.5 * half).all()
+exponent = {
+    (rank, rho): table.row(rank=rank, rho=rho, d_k=512)["exponent"]
+    for rank in (8, 512)
+    for rho in (0.0, 0.5, 1.0)
+}
+print({name: round(power, 2) for name, power in exponent.items()})
+np.testing.assert_allclose([exponent[8, 0.0], exponent[512, 0.0]], 0.5)
+assert exponent[8, 1.0] > 0.95
+assert exponent[512, 0.5] < 0.6  # correlated, and still sqrt(d_k)
+
+# %% [markdown]
+# The heads of all-MiniLM-L6-v2 where it is installed (`make model`): their queries and keys in d_k
+# of their 32 dimensions, as exact means over random directions; the exponent is that of the
+# standard deviation within rows from d_k/2 to d_k.
+
+# %%
+try:
+    heads = lab.trained_growth(draws=24).where(head="all")
+except ImportError as error:
+    print(error)
+else:
+    print(heads)
+    full = heads.where(d_k=32)
+    assert (full["exponent_low"] > 0.65).all()
+    assert (full["exponent_high"] < 0.85).all()
+    assert (full["cosine_high"] < 0.5).all()
+
+# %% [markdown]
+# ## Figure
+#
+# Marks measured, lines the law; dashed the powers 1/2 and 1. Left tokens in 8 directions, right in
+# 512.
+
+# %%
+lab.plot_correlated_growth(table)
+
+# %% [markdown]
+# ## Conclusion
+#
+# 1/d_k is right from d_k = rank/rho^2 on, where rank counts the directions that the tokens span: at
+# rho = 1/2 from d_k = 32 with 8 directions, from 2048 with 512 (exponent 0.58 at d_k = 512). In the
+# trained heads the standard deviation grows at the full width with the powers 0.70 to 0.80: neither
+# rule, though the cosine of a token's query with its key is 0.11 to 0.35 only. What raises the
+# power is that (q.k)^2 is larger than unrelated directions would make it (exercise 3). So training
+# leaves the assumption of 1/sqrt(d_k) and does not reach that of 1/d_k. The claim for independent
+# components in the ledger:
+
+# %%
+print(*ledger(["mean-var"]))
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. From which d_k on is 1/d_k better than 1/sqrt(d_k) for tokens of rank 64 and rho = 0.5?
+#
+# <details><summary>Solution</summary>
+#
+# d_k = 64/0.25 = 256: there both terms of the variance are equal and the local exponent is about
+# 3/4.
+#
+# </details>
+#
+# 2. `score_std` is a law for independent tokens. What does the mean of q.k of a token with itself
+# do, and what does it mean for the diagonal of the weights at rho = 1 with the scale 1/sqrt(d_k)?
+#
+# <details><summary>Solution</summary>
+#
+# It is rho d_k (column `diagonal` of the table, over d_k), sqrt(d_k) after scaling: at d_k = 64 the
+# diagonal stands 8 above the rest, at 512 22.6. Every token attends to itself alone; with 1/d_k it
+# would stand 1 above.
+#
+# </details>
+#
+# 3. Why can the heads' exponent exceed 1/2 although queries and keys of a token are nearly
+# orthogonal?
+#
+# <details><summary>Solution</summary>
+#
+# `projected` (in `sdpa.lab.heads`): the variance in d_k of D random directions is (a + b) E (q.k)^2
+# + b E |q|^2 |k|^2. It is d_k/D times the whole, exponent 1/2, if E (q.k)^2 = E |q|^2 |k|^2 / D, as
+# for directions that have nothing to do with each other. Any excess of (q.k)^2 over that, of either
+# sign of q.k and between any tokens, raises the exponent; the cosine of a token with itself is not
+# asked.
+#
+# </details>

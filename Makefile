@@ -12,7 +12,7 @@ PYTHON = python3
 VENV = .venv
 BIN = $(VENV)/bin
 EXTRAS = test,lab
-PYTEST_ARGS =
+PYTEST_ARGS = --numprocesses=$(JOBS) --dist=loadfile
 JOBS = $(shell nproc 2>/dev/null || echo 2)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 

@@ -1,0 +1,137 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # What breaks the symmetry of W^Q and W^K?
+#
+# **Question.** W^Q and W^K are drawn from one distribution and meet in one product. What makes them
+# differ, and does training drive them apart?
+#
+# **Common misconception.** "Their gradients differ, so the difference grows, so the gradients
+# differ more: a positive feedback."
+
+# %% [markdown]
+# ## Prediction
+#
+# Scores depend on A = W^Q (W^K)^T alone; exchanging the two transposes it. With queries made of y
+# and keys of x, and M = dL/dA = scale y^T (dL/dS) x,
+#
+#     dL/dW^Q = M W^K,    dL/dW^K = M^T W^Q.
+#
+# Let S and N be the symmetric and the antisymmetric part of M, D = W^Q - W^K, P = W^Q + W^K. Under
+# gradient flow
+#
+#     dD/dt =  S D - N P,
+#     dP/dt = -S P + N D.
+#
+# The same S stands before D and P with opposite signs: what makes the sum grow makes the difference
+# shrink. Only N feeds the difference, and it does so at the rate of the sum, not of itself. And
+# (W^Q)^T W^Q - (W^K)^T W^K does not change at all (exercise 1), so neither of the two can run away.
+# If what is asked for looks as the keys do (a symmetric task), A should become symmetric and the
+# difference shrink; if y and x are unrelated, S and N are of one size and both norms grow alike.
+
+# %% [markdown]
+# ## In plain NumPy
+#
+# Both gradients from M, and the routines' own.
+
+# %%
+import numpy as np
+
+import sdpa
+from sdpa.lab import training
+from sdpa.lab.claims import ledger
+
+rng = np.random.default_rng(0)
+x, y, value, grad_out = rng.standard_normal((4, 10, 32))
+w_q, w_k = rng.standard_normal((2, 32, 16)) / 32**0.5
+query, key = y @ w_q, x @ w_k
+
+p = np.exp(query @ key.T / 4)
+p /= p.sum(axis=-1, keepdims=True)
+grad_p = grad_out @ value.T
+m = y.T @ (p * (grad_p - (p * grad_p).sum(axis=-1, keepdims=True))) @ x / 4
+
+grads = sdpa.attention_backward(
+    grad_out, query, key, value, *sdpa.attention_forward(query, key, value)
+)
+np.testing.assert_allclose(y.T @ grads.query, m @ w_k)
+np.testing.assert_allclose(x.T @ grads.key, m.T @ w_q)
+
+# %% [markdown]
+# ## Measurement
+#
+# Sixteen models of each kind learn to answer which of 16 keys holds the symbol that is asked for
+# (`sdpa.lab.training.recall`), by Adam. Norms are in units of |W^Q - W^K| for independent starts;
+# `control` is where |W^Q - W^K| would be if its steps had their size but no common direction.
+
+# %%
+table = training.divergence(every=10)
+end = table.where(step=150)
+print(end)
+
+directed, _, symmetric, together = end.rows
+for kind in (directed, together):
+    assert kind["difference"].estimate().low > kind["control"].estimate().high
+assert symmetric["difference"].estimate().high < 0.8 < 1.7 < symmetric["sum"].estimate().low
+assert abs(end["difference"][0] - end["sum"][0]) < 0.05
+
+# %% [markdown]
+# ## Figure
+#
+# |W^Q - W^K|, |W^Q + W^K| and the control for both tasks, from independent starts (left) and from
+# W^Q = W^K (right). In the symmetric task the difference falls while the sum grows.
+
+# %%
+training.plot_divergence(table)
+
+# %% [markdown]
+# ## Conclusion
+#
+# Not training as such but the task decides. Where y and x are unrelated, |W^Q - W^K| grows by 43 %,
+# and |W^Q + W^K| just as much: the two matrices grow, they do not turn away from each other (their
+# cosine stays at 0). Where they look alike, the matrices approach: the difference shrinks by 28 %,
+# the cosine rises to 0.74. From W^Q = W^K they do part even there, far beyond a random walk, since
+# softmax normalises rows and not columns, so that N is not 0; but the sum outgrows the difference
+# by far. A feedback would speed up; the growth slows down. The ledger:
+
+# %%
+print(*ledger(["init-symmetric", "grads-differ", "divergence"]), sep="\n\n")
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. Show that gradient flow does not change (W^Q)^T W^Q - (W^K)^T W^K. What do steps of finite size
+#    change it by?
+#
+# <details><summary>Solution</summary>
+#
+# d/dt (W^Q)^T W^Q = -(W^Q)^T M W^K - (W^K)^T M^T W^Q, and that of (W^K)^T W^K is the same. In a
+# step of plain descent with rate r these terms cancel, too, and r^2 ((M W^K)^T M W^K - (M^T W^Q)^T
+# M^T W^Q) is left: half the rate over twice the steps halves the drift.
+#
+# </details>
+#
+# 2. When is |W^Q - W^K| growing fastest in the directed task?
+#
+# <details><summary>Solution</summary>
+#
+# `part = training.divergence(["directed"], every=1)`, then `part["step"][part["speed"].argmax()]`:
+# step 43 of 150; at the end the speed is 3 % of that.
+#
+# </details>
+#
+# 3. Two matrices of one size with cosine 0 have |D| = |P|. Which cosine do |D| and |P| of the
+#    symmetric task at step 150 imply, if |W^Q| = |W^K|? Compare with the column `cosine`.
+#
+# <details><summary>Solution</summary>
+#
+# |P|^2 - |D|^2 = 4 W^Q . W^K and |P|^2 + |D|^2 = 4 |W^Q|^2, so the cosine is (|P|^2 - |D|^2) /
+# (|P|^2 + |D|^2) = 0.74. The column says the same.
+#
+# </details>

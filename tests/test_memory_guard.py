@@ -218,3 +218,54 @@ def test_reversed_and_interleaved(rng, dtype, pages):
         back = np.s_[:, ::-1, ::-1]
         everything(pages, q[back], k[back], v[back], g[back], mask[::-1, ::-1])
         everything(pages, q[:, ::2], k[:, ::2], v[:, ::2], g[:, ::2])
+
+
+OPTIONS = {
+    "plain": {},
+    "softcap, window": {"softcap": 1.5, "window": (20, 2)},
+    "sinks, ALiBi, causal": {"sinks": 2, "alibi_slopes": 2, "is_causal": True, "query_offset": 3},
+    "mask, lengths": {"attn_mask": "whole", "key_lengths": 0.75},
+    "mask over rows, dropout": {"attn_mask": "row", "dropout_p": 0.4, "rng": 9},
+    "mask over keys": {"attn_mask": "column", "softcap": 2.0, "is_causal": "lower_right"},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_and_second_order(rng, dtype, pages, name):
+    """Every function with every option; the arguments of each, tangents too, and its results."""
+
+    def argument(*shape):
+        return guarded(pages, normal(rng, shape, dtype))
+
+    for n_q, n_k, d in ((1, 1, 1), (5, 9, 3), (49, 130, 17), (97, 127, 8)):
+        options = dict(OPTIONS[name])
+        for per_head in {"sinks", "alibi_slopes"} & set(options):
+            options[per_head] = argument(options[per_head])
+        if "key_lengths" in options:
+            options["key_lengths"] = int(options["key_lengths"] * n_k)
+        shape = {"whole": (2, n_q, n_k), "row": (1, n_k), "column": (n_q, 1)}
+        if "attn_mask" in options:
+            options["attn_mask"] = argument(*shape[options["attn_mask"]])
+        q, k, v, g = (argument(2, *s) for s in ((n_q, d), (n_k, d), (n_k, d + 1), (n_q, d + 1)))
+        a, b, c = (argument(*x.shape) for x in (q, k, v))
+        e, h = (
+            None if x is None else argument(*x.shape)
+            for x in (options.get("attn_mask"), options.get("sinks"))
+        )
+        needs = ["query", "key", "value"]
+        needs += [x for x in ("attn_mask", "sinks") if x in options]
+        grad_lse = guarded(pages, normal(rng, (2, n_q), compute_type(dtype)))
+        undropped = {x: y for x, y in options.items() if x not in ("dropout_p", "rng")}
+        with guarded_results(pages):
+            saved = sdpa.attention_forward(q, k, v, **options)
+            sdpa.attention_backward(g, q, k, v, *saved, grad_lse=grad_lse, needs=needs, **options)
+            sdpa.attention_jvp(q, k, v, a, b, c, attn_mask_t=e, sinks_t=h, **options)
+            sdpa.attention_double_backward(
+                a, b, c, g, q, k, v, *saved, grad_lse=grad_lse, gg_attn_mask=e, gg_sinks=h,
+                needs=["grad_out", *needs], **options,
+            )  # fmt: skip
+            sdpa.attention_statistics(q, k, **undropped)
+            for stage in ("scores", "capped", "biased", "weights"):
+                sdpa.attention_weights(q, k, stage=stage, **options)
+        # Nothing that lies beside the arguments was read, either.
+        check_attention(q, k, v, grad_out=g, grad_lse=grad_lse, tangents=(a, b, c, e, h), **options)

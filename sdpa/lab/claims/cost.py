@@ -25,13 +25,13 @@ def scale_cost(seed: int, times: float) -> Measured:
     """
     rng = stream(seed, "scale-cost")
     measured: dict[str, Draws] = {}
-    for n, d_k, loops in ((10, 64, 50), (256, 64, 4), (1024, 64, 1), (1024, 16, 1)):
-        query, key, value = rng.standard_normal((3, 2, n, d_k), np.float32)
+    for n, d_k, loops in ((10, 64, 100), (256, 64, 5), (1024, 64, 1), (1024, 16, 1)):
+        query, key, value = rng.standard_normal((3, n, d_k), np.float32)
 
         def attend(scale: float | None, query=query, key=key, value=value) -> None:  # type: ignore[no-untyped-def]
             sdpa.attention(query, key, value, scale=scale)
 
-        ratio = _turns(lambda: attend(None), lambda: attend(1.0), loops, draws(25, times))
+        ratio = _turns(lambda: attend(None), lambda: attend(1.0), loops, draws(40, times))
         measured[f"time with the scale over without, n={n} d_k={d_k}"] = Draws(ratio, "median")
     query, key = rng.standard_normal((2, 1024, 64), np.float32)
     scores = query @ key.T
@@ -105,7 +105,7 @@ CLAIMS = (
         "separate pass in NumPy over the product, n=1024 d_k=64:.0%} of the time of the product.",
         law="It costs a share of {time with the scale over without, n=1024 d_k=64}.",
         experiment=scale_cost,
-        more=2,
+        more=3,
     ),
     Claim(
         id="memory",

@@ -229,10 +229,14 @@ def test_projections_on_random_directions(rng):
 
 
 def test_inputs_compared_without_the_model(monkeypatch):
-    pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'sdpa[lab]'")
+    for module in ("sklearn", "autograd"):
+        pytest.importorskip(module, reason=f"needs {module}: pip install 'sdpa[lab]'")
     monkeypatch.setattr(minilm, "find_spec", lambda name: None)
-    table = lab.inputs_compared(draws=8)
-    assert table["input"].tolist() == ["random", "random", "digits", "digits"]
+    table = lab.inputs_compared(draws=4)
+    kinds = ["random", "digits", "recall, untrained", "recall, trained"]
+    assert table["input"].tolist() == [kind for kind in kinds for _ in range(2)]
+    variance = table.where(scale="1/sqrt(d_k)")["row_variance"]
+    assert variance[2] < 1.6 < variance[3]
 
 
 def test_too_many_texts_are_refused(model):

@@ -289,7 +289,7 @@ def projected(d_k: int, width: int, variance: Floats, lengths: Floats) -> Floats
 
 
 def inputs_compared(*, draws: int = 64, seed: int = 0, model: MiniLM | None = None) -> Table:
-    """The same figures on random numbers, images and a real model, with the scale and without.
+    """Random numbers, images, models trained here and a real model, with the scale and without.
 
     Parameters
     ----------
@@ -301,9 +301,11 @@ def inputs_compared(*, draws: int = 64, seed: int = 0, model: MiniLM | None = No
     Returns
     -------
     Table
-        input ("random", n = 48; "digits", n = 8, if scikit-learn is installed; "MiniLM layer 0" to
-        5, if the model is), scale ("1/sqrt(d_k)", "1"); the columns of `measure`. Random numbers
-        and digits have random projections of their own, of variance 1/d_model, d_k = 32.
+        input, scale ("1/sqrt(d_k)", "1"); the columns of `measure`. d_k is 32. Inputs are "random",
+        n = 48, and "digits", n = 8, each with random projections of variance 1/d_model; "recall,
+        untrained" and "recall, trained", up to 16 models that the laboratory trains itself
+        (`sdpa.lab.training.recall`), n = 16, where a draw is a model; "MiniLM layer 0" to 5. Those
+        whose packages (scikit-learn; autograd; the model) are not installed are left out.
 
     Examples
     --------
@@ -317,15 +319,18 @@ def inputs_compared(*, draws: int = 64, seed: int = 0, model: MiniLM | None = No
     # Without scikit-learn or the model their rows are missing: the table shows what there is.
     with suppress(ImportError):
         inputs["digits"] = digits(draws, d_model=D_MODEL, seed=seed)
-    scales = {"1/sqrt(d_k)": None, "1": 1.0}
+    arrays: dict[str, list[npt.NDArray[np.float32]]] = {}
     for kind, x in inputs.items():
         rng = stream(seed, "inputs compared", kind)
         query, key = (x @ w for w in correlated(draws, D_MODEL, D_K, 0.0, rng))
         value = x @ correlated(draws, D_MODEL, D_K, 0.0, rng)[0]
-        for name, scale in scales.items():
+        arrays[kind] = [a[:, None] for a in (query, key, value)]
+    with suppress(ImportError):
+        arrays |= _recall(min(draws, 16), seed)
+    for kind, (query, key, value) in arrays.items():
+        for name, scale in {"1/sqrt(d_k)": None, "1": 1.0}.items():
             rng = stream(seed, "upstream", kind)
-            heads = (a[:, None] for a in (query, key, value))
-            found[kind, name] = sequences(*heads, rng=rng, scale=scale)
+            found[kind, name] = sequences(query, key, value, rng=rng, scale=scale)
     rows: list[dict[str, Cell]] = [
         {"input": kind, "scale": name, **cells(figures)} for (kind, name), figures in found.items()
     ]
@@ -336,6 +341,20 @@ def inputs_compared(*, draws: int = 64, seed: int = 0, model: MiniLM | None = No
             kept = {column: row[column] for column in columns}
             rows.append({"input": f"MiniLM layer {row['layer']}", "scale": name, **kept})
     return Table(f"{draws} sequences of each kind", rows)
+
+
+def _recall(models: int, seed: int) -> dict[str, list[npt.NDArray[np.float32]]]:
+    """Query, key, value (models, 16 sequences, 16, 32) before and after training."""
+    from .training.recall import Setting, Trained, trained
+
+    setting = Setting(d_k=D_K, seeds=models)
+    after = trained(setting, seed)
+    best = slice(after.best() * models, (after.best() + 1) * models)
+    found = {}
+    for name, each in (("untrained", Trained(setting, seed)), ("trained", after)):
+        batch = next(each.batches("inputs compared", 16))
+        found[f"recall, {name}"] = [a[best] for a in each.project(each.parameters, batch)]
+    return found
 
 
 # ---------------------------------------------------------------------- plots
@@ -432,7 +451,7 @@ def plot_inputs_compared(table: Table) -> Figure:
             ax.errorbar(some[name], places, xerr=np.maximum(halves, 0), **options)
         ax.set(xlabel=label)
     axes[0].set(xscale="log")
-    style.log_axis(axes[2], "x", (0.25, 0.5, 1, 2))
+    style.log_axis(axes[2], "x", (0.001, 0.01, 0.1, 1))
     axes[0].set_yticks(range(len(kinds)), kinds)
     axes[0].invert_yaxis()
     axes[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))

@@ -18,7 +18,7 @@ from benchmarks import timing
 
 GROUPS = [
     *("forward", "backward", "both", "causal", "dtypes", "threads", "small", "decode", "softmax"),
-    *("options", "window", "derived", "sweep", "growth", "import", "memory"),
+    *("options", "window", "derived", "additive", "sweep", "growth", "import", "memory"),
 ]
 
 

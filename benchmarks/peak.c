@@ -1,11 +1,14 @@
 /* What one core can do at best, printed as "name value": fused multiply-adds in registers in GF/s (a multiply-add is two
- * operations), bfloat16 dot products where there are any, and GB/s read from memory. The best of many short runs. */
+ * operations), bfloat16 dot products where there are any, the tanh of sums in 1e9 per second, and GB/s read from memory.
+ * The best of many short runs. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#else
+#include <arm_neon.h>
 #endif
 
 static double seconds(void) {
@@ -38,11 +41,38 @@ static double seconds(void) {
         return best;                                                                                                   \
     }
 
+/* w0 tanh(a0 + b0) + w1 tanh(a1 + b1) from exponentials, as src/kernels/additive.inc.h computes it, in registers: chains
+ * of sums that wait for nothing but themselves. */
+#define DEFINE_TANH(name, vec, least, constraint, ...)                                                                 \
+    __VA_ARGS__ static double name(void) {                                                                             \
+        enum { CHAINS = 4, LANES = sizeof(vec) / sizeof(float) };                                                      \
+        double best = 0;                                                                                               \
+        for (int run = 0; run < RUNS; run++) {                                                                         \
+            vec sum[CHAINS] = {{0}}, e0 = {0}, e1 = {0}, b0, b1, w0, w1;                                               \
+            e0 += 1.5f, e1 += 0.5f, b0 = e1 + 0.25f, b1 = e0 + 0.25f, w0 = e0 * 0.01f, w1 = e1 * 0.01f;                \
+            const vec most = b0 * 0x1p30f;                                                                             \
+            double start = seconds();                                                                                  \
+            for (int step = 0; step < STEPS; step++) {                                                                 \
+                _Pragma("GCC unroll 4") for (int i = 0; i < CHAINS; i++) {                                             \
+                    __asm__ volatile("" : constraint(e0), constraint(e1));                                             \
+                    vec n0 = least(most, e0 * b0 - 1), n1 = least(most, e1 * b1 - 1), d0 = n0 + 2, d1 = n1 + 2;        \
+                    sum[i] += ((w0 * n0) * d1 + (w1 * n1) * d0) / (d0 * d1);                                           \
+                }                                                                                                      \
+            }                                                                                                          \
+            double rate = 2e-9 * STEPS * CHAINS * LANES / (seconds() - start);                                         \
+            for (int i = 0; i < CHAINS; i++) __asm__ volatile("" : constraint(sum[i]));                                \
+            if (rate > best) best = rate;                                                                              \
+        }                                                                                                              \
+        return best;                                                                                                   \
+    }
+
 #if defined(__x86_64__)
 DEFINE_PEAK(avx2_f32, float, 32, 12, "+x", __attribute__((target("avx2,fma"))))
 DEFINE_PEAK(avx2_f64, double, 32, 12, "+x", __attribute__((target("avx2,fma"))))
 DEFINE_PEAK(avx512_f32, float, 64, 16, "+v", __attribute__((target("avx512f"))))
 DEFINE_PEAK(avx512_f64, double, 64, 16, "+v", __attribute__((target("avx512f"))))
+DEFINE_TANH(avx2_tanh, avx2_f32_vec, _mm256_min_ps, "+x", __attribute__((target("avx2,fma"))))
+DEFINE_TANH(avx512_tanh, avx512_f32_vec, _mm512_min_ps, "+v", __attribute__((target("avx512f"))))
 
 __attribute__((target("avx512f,avx512bf16"))) static double avx512_bf16(void) {
     double best = 0;
@@ -66,6 +96,7 @@ __attribute__((target("avx512f,avx512bf16"))) static double avx512_bf16(void) {
 #else
 DEFINE_PEAK(native_f32, float, 16, 16, "+w")
 DEFINE_PEAK(native_f64, double, 16, 16, "+w")
+DEFINE_TANH(native_tanh, native_f32_vec, vminq_f32, "+w")
 #endif
 
 /* Larger than any cache by far, so that every byte comes from memory. */
@@ -91,15 +122,18 @@ int main(void) {
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         printf("avx2_f32 %.2f\n", avx2_f32());
         printf("avx2_f64 %.2f\n", avx2_f64());
+        printf("avx2_tanh %.2f\n", avx2_tanh());
     }
     if (__builtin_cpu_supports("avx512f")) {
         printf("avx512_f32 %.2f\n", avx512_f32());
         printf("avx512_f64 %.2f\n", avx512_f64());
+        printf("avx512_tanh %.2f\n", avx512_tanh());
     }
     if (__builtin_cpu_supports("avx512bf16")) printf("avx512_bf16 %.2f\n", avx512_bf16());
 #else
     printf("native_f32 %.2f\n", native_f32());
     printf("native_f64 %.2f\n", native_f64());
+    printf("native_tanh %.2f\n", native_tanh());
 #endif
     printf("read_GBps %.2f\n", read_speed());
     return 0;

@@ -25,6 +25,12 @@ def text(results: Results) -> str:
 UNCONFIRMED = 0.05
 """A shortest call that no other round came so close to is marked."""
 
+UNITS = {
+    **dict.fromkeys(("small", "softmax", "decode"), "us"),
+    "additive": "tanh per nanosecond",
+}
+"""Of groups that are not about GF/s."""
+
 MARKS = ("<!-- figures -->", "<!-- end of figures -->")
 
 
@@ -65,7 +71,7 @@ def _range(values: list[float]) -> str:
 def _tables(results: Results, threads: int) -> Iterator[str]:
     plural = "thread" if threads == 1 else "threads"
     for group in results.groups(threads):
-        unit = "us" if group in ("small", "softmax", "decode") else "GF/s"
+        unit = UNITS.get(group, "GF/s")
         yield f"\n{group}, {threads} {plural}, {unit}"
         columns: list[tuple[str, ...]] = []
         for name in results.names(threads, group):
@@ -84,7 +90,7 @@ def _line(name: str, found: dict[str, Timing], cells: dict[str, str], last: str)
 
 
 def _figure(timing: Timing, unit: str) -> str:
-    value = timing.gflops if unit == "GF/s" else 1e6 * timing.seconds
+    value = 1e6 * timing.seconds if unit == "us" else timing.gflops
     shown = (
         f"{value:.1f}" if value < 1e3 else f"{value:.0f}" if value < 1e5 else f"{value / 1e6:.2f}M"
     )

@@ -75,8 +75,14 @@ class Results:
 
     def fma_peak(self, real: str = "f32") -> float | None:
         """GF/s of one core with this instruction set: the best of all runs."""
-        prefix = {"avx512bf16": "avx512", "neon": "native"}.get(self.isa, self.isa)
-        return max(self.peaks(f"{prefix}_{real}"), default=None)
+        return max(self.peaks(f"{self._prefix()}_{real}"), default=None)
+
+    def tanh_peak(self) -> float | None:
+        """1e9 tanh of sums per second that one core takes in registers, in float32."""
+        return max(self.peaks(f"{self._prefix()}_tanh"), default=None)
+
+    def _prefix(self) -> str:
+        return {"avx512bf16": "avx512", "neon": "native"}.get(self.isa, self.isa)
 
     def read_speed(self) -> float:
         """GB/s from memory, one core."""

@@ -59,7 +59,17 @@ MASKS = {"mask of True", "mask", "bias"}
 
 def rows(results: Results) -> Iterator[Row]:
     """Every target whose work was measured, in the order of the table."""
-    for section in (_matrices, _dtypes, _threads, _small, _decode, _softmax, _options, _derived):
+    for section in (
+        _matrices,
+        _dtypes,
+        _threads,
+        _small,
+        _decode,
+        _softmax,
+        _options,
+        _derived,
+        _additive,
+    ):
         yield from section(results)
     times = results.latest("import")
     if times:
@@ -203,3 +213,16 @@ def _derived(results: Results) -> Iterator[Row]:
             # "Near": nine tenths.
             share = found[name].gflops / found["plain"].gflops
             yield Row("rate of products / forward's", name, "x", share, Goal(0.9))
+
+
+def _additive(results: Results) -> Iterator[Row]:
+    limit = results.tanh_peak()
+    for name in results.names(1, "additive"):
+        found = results.get(1, "additive", name)
+        # "Several times as fast": three at least.
+        yield from _against("additive", name, found, ("numpy", "torch", "torch compiled"), 3.0)
+        if limit and name.endswith("forward"):
+            share = 100 * found["sdpa"].gflops / limit
+            yield Row(
+                "additive", f"{name}, share of the rate of tanh in registers", "%", share, None
+            )

@@ -4,6 +4,7 @@ FLOPs are those of the formula, counted once: 4 L_q L_k d per head for the forwa
 for the backward, half for causal; a product of matrices inside them is 2 L_q L_k d.
 """
 
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sdpa
+from benchmarks import additive
 from benchmarks.peers import Operands, Peer
 from benchmarks.timing import Call
 
@@ -409,6 +411,23 @@ def growth(setting: Setting) -> Iterator[Work]:
             yield Work("growth", f"backward {n}", lambda n=n: backward(n))
 
 
+def additive_attention(setting: Setting) -> Iterator[Work]:
+    """Additive attention, counted in tanh; a compiler beside PyTorch lets it compile."""
+    for n, d in additive.SHAPES:
+        for direction in ("forward", "both"):
+
+            def build(n: int = n, d: int = d, direction: str = direction) -> Contenders:
+                x = additive.draw(setting.length(n), d)
+                compiled = not setting.quick and shutil.which("g++") is not None
+                found = additive.calls(x, setting.peers, direction, compiled=compiled)
+                expected = np.asarray(found["sdpa"]())
+                for name, call in found.items():
+                    check(name, np.asarray(call()), expected)
+                return {name: Contender(call, x.count) for name, call in found.items()}
+
+            yield Work("additive", f"{n}x{d} {direction}", build)
+
+
 GROUPS = {
     "forward": matrices,
     "backward": matrices,
@@ -422,6 +441,7 @@ GROUPS = {
     "options": options,
     "window": window,
     "derived": derived,
+    "additive": additive_attention,
     "sweep": sweep,
     "growth": growth,
 }

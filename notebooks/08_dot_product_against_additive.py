@@ -1,0 +1,144 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Is additive attention slower by an order of growth, or by a factor?
+#
+# **Question.** How does the time of additive attention grow with the length n and the width d,
+# beside that of the dot product at the same n and d, and by what factor is it longer?
+#
+# **Common misconception.** "Additive attention takes n² d², because each of the n² pairs goes
+# through two matrices; a dot product takes n² d, and is faster by orders of magnitude."
+
+# %% [markdown]
+# ## Prediction
+#
+# The score of a pair is w · tanh(W q + U k) (Bahdanau, Cho and Bengio 2015, appendix A.1.2). W q
+# depends on the query alone and U k on the key alone: projected once per token they cost 4 n d²
+# operations, and what is left for each pair is d times an addition, a tanh and a product. So the
+# time grows as n² d + n d², which is n² d where n > d, as for the dot product.
+#
+# A tanh of a sum needs no tanh per pair either. With A = exp(2 a) and B = exp(2 b), taken once per
+# token,
+#
+# tanh(a + b) = (A B - 1) / (A B + 1),
+#
+# a few operations and, when two channels share it, half a division. The factor should then be small
+# where both are implemented well, and large where each pair and channel calls tanh.
+
+# %% [markdown]
+# ## In plain NumPy
+#
+# The scores from exponentials of tokens; the C routine computes them in tiles in the same way.
+
+# %%
+import numpy as np
+
+import sdpa
+from sdpa import lab
+from sdpa.lab.claims import ledger
+from sdpa.lab.cost import numpy_additive
+
+rng = np.random.default_rng(0)
+query, key, value = rng.standard_normal((3, 10, 64))
+w_query, w_key = rng.standard_normal((2, 64, 64)) / 8
+w_score = rng.standard_normal(64) / 8
+product = np.exp(2 * query @ w_query)[:, None] * np.exp(2 * key @ w_key)
+weights = sdpa.softmax((product - 1) / (product + 1) @ w_score)
+
+arguments = (query, key, value, w_query, w_key, w_score)
+np.testing.assert_allclose(sdpa.additive_attention(*arguments), weights @ value, rtol=1e-10)
+np.testing.assert_allclose(numpy_additive(*arguments), weights @ value, rtol=1e-10)
+
+# %% [markdown]
+# ## Measurement
+#
+# `lab.cost` times one call of each on one thread, along n at d = 64 and along d at n = 1024, in
+# turns; a turn is a draw. Both exponents of additive attention must agree with n² d rather than
+# n² d², and the factor must be below ten.
+
+# %%
+table = lab.cost()
+exponents = lab.cost_exponents(table)
+ratio = lab.cost_ratio(table)
+print(exponents, ratio, sep="\n\n")
+
+additive = exponents.where(kind="additive")
+assert all(1.6 < n < 2.4 for n in additive.where(axis="n")["exponent"])
+assert all(0.6 < d < 1.4 for d in additive.where(axis="d")["exponent"])
+assert (ratio["ratio_high"] < 10).all()
+
+# %% [markdown]
+# Both as NumPy users write them, and with both projections of every pair, as the formula reads.
+
+# %%
+kinds = ("dot, NumPy", "additive, NumPy", "additive, each pair")
+in_numpy = lab.cost(kinds, lengths=(64, 128, 256), widths=(32, 64, 128), n=128, turns=5)
+by_the_formula = lab.cost_ratio(in_numpy, *kinds[1::-1])
+per_pair = lab.cost_exponents(in_numpy).where(kind=kinds[2], axis="d")
+print(by_the_formula, per_pair, sep="\n\n")
+
+assert by_the_formula.row(axis="n", n=256)["ratio"].estimate().low > 10
+assert per_pair["exponent"][0] > additive.where(axis="d")["exponent"][0]
+
+# %% [markdown]
+# ## Figure
+#
+# The lines of both kinds are parallel: growth is the same, the distance is the factor.
+
+# %%
+lab.plot_cost(table)
+
+# %% [markdown]
+# ## Conclusion
+#
+# By a factor. Projected once per token, additive attention grows with n and d as the dot product
+# does; n² d² is the time of a program that projects every pair anew. The factor is a few where tanh
+# follows from exponentials of tokens, and an order of magnitude or more where every pair and
+# channel calls tanh, which is what the note compares with.
+
+# %%
+at = ratio.row(axis="n", n=1024)["ratio"].estimate()
+print(f"additive / dot product, n = 1024, d = 64: {at.value:.1f} ({at.low:.1f} to {at.high:.1f})")
+at = by_the_formula.row(axis="n", n=256)["ratio"].estimate()
+print(f"both in NumPy, n = 256, d = 64: {at.value:.0f}")
+print(*ledger(["additive-cost", "additive-speed"]), sep="\n\n")
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. At which width do the projections, 4 n d² operations, outweigh the n² d tanh, if a tanh costs
+#    as much as ten operations?
+#
+# <details><summary>Solution</summary>
+#
+# 4 n d² = 10 n² d at d = 2.5 n. For n = 1024 at d = 2560, wider than any head.
+#
+# </details>
+#
+# 2. tanh(a + b) is also (s + t) / (1 + s t) with s = tanh a and t = tanh b, which needs no
+#    exponential at all. What goes wrong in float32 at a = 9, b = -8.5?
+#
+# <details><summary>Solution</summary>
+#
+# `s, t = np.tanh(np.float32([9, -8.5])); (s + t) / (1 + s * t)` gives 0.333, and tanh 0.5 is 0.462: s
+# and t are within a rounding or two of 1 and -1, so that sum and denominator are made of rounding
+# errors. `a, b = np.exp(2 * np.float32([9, -8.5])); (a * b - 1) / (a * b + 1)` gives 0.462.
+#
+# </details>
+#
+# 3. Does tanh bound the score, so that no scale is needed?
+#
+# <details><summary>Solution</summary>
+#
+# |s| ≤ Σ |w_score|, here `abs(w_score).sum()`, which grows as √d where the variance of w_score is
+# 1/d as above, and as d where it is 1. What scores have in fact is a standard deviation that then
+# does not grow: `np.std((product - 1) / (product + 1) @ w_score)`. The scale has not gone away, it
+# is in the initialiser of w_score.
+#
+# </details>

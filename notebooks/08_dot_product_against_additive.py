@@ -126,8 +126,8 @@ print(*ledger(["additive-cost", "additive-speed"]), sep="\n\n")
 #
 # <details><summary>Solution</summary>
 #
-# `s, t = np.tanh(np.float32([9, -8.5])); (s + t) / (1 + s * t)` gives 0.333, and tanh 0.5 is 0.462: s
-# and t are within a rounding or two of 1 and -1, so that sum and denominator are made of rounding
+# `s, t = np.tanh(np.float32([9, -8.5])); (s + t) / (1 + s * t)` gives 0.333, and tanh 0.5 is 0.462:
+# s and t are within a rounding or two of 1 and -1, so that sum and denominator are made of rounding
 # errors. `a, b = np.exp(2 * np.float32([9, -8.5])); (a * b - 1) / (a * b + 1)` gives 0.462.
 #
 # </details>

@@ -17,13 +17,13 @@ from ..correlation import correlated
 from ..estimate import Draws
 from ..growth import Array, matrices
 from ..heads import over_layers, trained_heads
-from ..inputs import digits, stream
+from ..inputs import N_IMAGES, digits, stream
 from ..measure import Figures
 from ..minilm import LAYERS, WHEEL
 from .record import Claim, Expect, Measured, draws
 
-TEXTS = 16
-"""That the pretrained model reads."""
+TEXTS, MOST_TEXTS = 16, 512
+"""That the pretrained model reads: usually, and however many draws are asked for."""
 
 SCALES = {"scaled": None, "unscaled": 1.0}
 
@@ -36,7 +36,11 @@ BESIDE = f"With {WHEEL} installed the figures of its trained heads stand beside 
 def trained_variance(seed: int, times: float) -> dict[str, Draws]:
     """Of the scores within rows of MiniLM, by layer and scale; nothing without the model."""
     with suppress(ImportError):
-        rows = trained_heads(draws=draws(TEXTS, times), seed=seed).where(head="all").rows
+        rows = (
+            trained_heads(draws=min(MOST_TEXTS, draws(TEXTS, times)), seed=seed)
+            .where(head="all")
+            .rows
+        )
         names = {"1": "unscaled", "1/sqrt(32)": "scaled"}
         return {
             f"MiniLM variance in row, {names[str(row['scale'])]} layer {row['layer']}": cell
@@ -196,16 +200,18 @@ def positions(seed: int, times: float) -> Measured:
             found[f"weight on first and last key, {name}"] = ends.mean(axis=-1, dtype=np.float64)
         return found
 
-    for d_k, n, count in ((64, 32, 1200), (512, 32, 200), (64, 256, 40)):
+    for d_k, n, count in ((64, 32, 3000), (512, 32, 200), (64, 256, 40)):
         found = matrices(seed, ("positions", d_k, n), draws(count, times), places, (n, d_k))
         measured |= {f"{name} d_k={d_k} n={n}": Draws(x) for name, x in found.items()}
     with suppress(ImportError):
-        x = digits(draws(600, times, 2), seed=seed)
+        x = digits(min(N_IMAGES, draws(600, times)), seed=seed)
         w_query, w_key = correlated(len(x), x.shape[2], 64, 0.0, stream(seed, "positions digits"))
         found = places(x @ w_query, x @ w_key)
         measured |= {f"digits {name} d_k=64 n=8": Draws(x) for name, x in found.items()}
     with suppress(ImportError):
-        texts = over_layers(lambda x: places(x.query, x.key), draws=draws(TEXTS, times), seed=seed)
+        texts = over_layers(
+            lambda x: places(x.query, x.key), draws=min(MOST_TEXTS, draws(TEXTS, times)), seed=seed
+        )
         for layer in range(LAYERS):
             for name, heads in texts.items():
                 measured[f"MiniLM {name} layer {layer}"] = Draws(heads[:, layer].mean(axis=1))

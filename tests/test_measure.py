@@ -75,8 +75,9 @@ def test_rows_that_see_nothing_count_nowhere(rng):
     table = lab.measure(query, key, value, is_causal=True, query_offset=-5)
     fewer = lab.measure(query[:, 5:], key, value, is_causal=True, query_offset=0)
     for name in ("entropy", "row_variance", "score_median"):
-        np.testing.assert_array_equal(table[name], fewer[name])
-        np.testing.assert_array_equal(seen[name], fewer[name])
+        # A row may stand elsewhere in its block, and be rounded otherwise.
+        np.testing.assert_allclose(table[name], fewer[name], rtol=1e-13)
+        np.testing.assert_allclose(seen[name], fewer[name], rtol=1e-13)
     assert np.isfinite(table["query_median"]).all()
 
 

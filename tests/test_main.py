@@ -253,7 +253,7 @@ WITHOUT_SKLEARN = "import sys; sys.modules['sklearn'] = sys.modules['sklearn.dat
 
 def test_text():
     pytest.importorskip("sklearn")
-    out, err = run("--draws", "30", "--seed", "7")
+    out, err = run("--draws", "30", "--seed", "7", "--no-report")
     assert err == ""  # no progress bar where stderr is no terminal
     assert f"kernels {sdpa.show_config('dicts')['isa']} " in out
     assert "seed 7, 30 draws" in out
@@ -277,7 +277,7 @@ def test_text():
 
 
 def test_json_without_scikit_learn():
-    out, err = run("--json", "--draws", "30", prelude=WITHOUT_SKLEARN)
+    out, err = run("--json", "--draws", "30", "--no-report", prelude=WITHOUT_SKLEARN)
     assert err == ""
     result = json.loads(out)
     assert result["seed"] == 0
@@ -298,7 +298,7 @@ def test_text_without_scikit_learn_says_how_to_get_it(monkeypatch, capsys):
     for name in ("sklearn", "sklearn.datasets"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(lab, "speed", partial(lab.speed, [(10, 64)], seconds=0.0))
-    main(["--draws", "30"])
+    main(["--draws", "30", "--no-report"])
     out = capsys.readouterr().out
     assert "No table of digits" in out
     assert "pip install 'sdpa[lab]'" in out
@@ -308,7 +308,7 @@ def test_text_without_scikit_learn_says_how_to_get_it(monkeypatch, capsys):
 
 def test_a_reader_that_leaves_and_a_terminal_without_plus_minus():
     with subprocess.Popen(
-        [sys.executable, "-m", "sdpa", "--draws", "30"],
+        [sys.executable, "-m", "sdpa", "--draws", "30", "--no-report"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -73,7 +73,7 @@ def gradient_law(seed: int, times: float) -> Measured:
     """Exponents of |dL/dQ| in d_k, and its other faces at the largest d_k."""
     widths = (16, 64, 256, 1024)
     measured: dict[str, Draws] = {}
-    table = exponents(widths, (10, 64), seed=seed, draws=draws(120, times), batches=12)
+    table = exponents(widths, (10, 64), seed=seed, draws=draws(120, times, least=24), batches=12)
     for row in table.rows:
         name = f"{row['scale']} n={row['n']}"
         measured[f"exponent of rms |dL/dQ|, {name}"] = _draws(row["rms"])

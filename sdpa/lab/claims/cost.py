@@ -109,7 +109,6 @@ CLAIMS = (
         "product.",
         law="It costs a share of {time with the scale over without, n=1024 d_k=64}.",
         experiment=scale_cost,
-        more=2,
     ),
     Claim(
         id="memory",

@@ -10,23 +10,23 @@ from .. import style
 from ..table import Table
 from .recall import CHANCE
 
-RULE_COLORS = {
-    "1": style.UNSCALED,
-    "log d_k": style.ORANGE,
-    "sqrt d_k": style.SCALED,
-    "2 sqrt d_k": style.SKY,
-    "d_k": style.GREEN,
-    "learned": style.PURPLE,
+RULES = {
+    "1": (style.UNSCALED, "s"),
+    "log d_k": (style.ORANGE, "v"),
+    "sqrt d_k": (style.SCALED, "o"),
+    "2 sqrt d_k": (style.SKY, "P"),
+    "d_k": (style.GREEN, "^"),
+    "learned": (style.PURPLE, "D"),
 }
 """The same in every plot."""
 
 
 def _lines(axes: Any, table: Table, x: str, y: str, by: str) -> None:
-    """A line with intervals for every value in the column `by`; rules have their own colours."""
+    """A line with intervals for every value in the column `by`; rules have colours of their own."""
     kinds = dict.fromkeys(row[by] for row in table.rows)
     for kind, (color, marker) in zip(kinds, style.cycle(len(kinds)), strict=True):
         if by == "rule":
-            color = RULE_COLORS[str(kind)]
+            color, marker = RULES[str(kind)]
         part = table.where(**{by: kind})
         style.columns(axes, part, x, y, color=color, marker=marker, label=str(kind), line=True)
 

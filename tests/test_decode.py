@@ -105,6 +105,19 @@ def test_nan_beyond_the_length_is_not_felt_and_within_it_is(rng, compute_dtype, 
     assert np.isnan(felt.lse).all()
 
 
+@pytest.mark.parametrize("d_v", [9, 24, 72, 128])
+@pytest.mark.parametrize("n_q", [1, 3, 6, 7])
+def test_masked_values_change_no_bit(rng, compute_dtype, n_q, d_v):
+    """Products that must skip NaN sum in the order of those that need not."""
+    q, k = (normal(rng, (n, 16), compute_dtype) for n in (n_q, 75))
+    v = normal(rng, (75, d_v), compute_dtype)
+    mask = rng.random((n_q, 75)) < 0.7
+    mask[:, 40] = False
+    expected = sdpa.attention(q, k, v, mask)
+    v[40] = np.nan
+    assert_same_bits(sdpa.attention(q, k, v, mask), expected)
+
+
 def test_one_infinite_score_in_one_part(compute_dtype):
     """The row belongs to the key whose score exceeds all others by far, in whatever part it is."""
     n = 3 * PART

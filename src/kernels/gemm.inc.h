@@ -11,6 +11,7 @@
 #define gemm_columns FN(gemm_columns)
 #define gemm_rows FN(gemm_rows)
 #define few_columns FN(few_columns)
+#define few_width FN(few_width)
 #define gemm_few_rows FN(gemm_few_rows)
 
 /* acc (mr, nv) += a (mr, depth) b (depth, nv vectors), a[i, k] = a[i * a_row + k * a_col]. mr and nv are constants. */
@@ -177,30 +178,42 @@ INLINE void few_columns(const gemm *g, int width, int64_t i, int64_t j, int64_t 
     }
 }
 
+/* How many vectors of c few_columns takes where `n` elements are left. */
+INLINE int few_width(int64_t n) { return n > 7 * VL ? 8 : n > VL ? 2 : 1; }
+
 /* gemm_rows for few rows, of which a tile would leave most idle. */
 NOINLINE void gemm_few_rows(const gemm *g) {
     for (int64_t i = 0; i < g->m; i++) {
         int64_t j = 0;
-        for (; g->n - j > 7 * VL; j += 8 * VL) few_columns(g, 8, i, j, g->n - j);
-        for (; g->n - j > VL; j += 2 * VL) few_columns(g, 2, i, j, g->n - j);
+        for (; few_width(g->n - j) == 8; j += 8 * VL) few_columns(g, 8, i, j, g->n - j);
+        for (; few_width(g->n - j) == 2; j += 2 * VL) few_columns(g, 2, i, j, g->n - j);
         for (; j < g->n; j += VL) few_columns(g, 1, i, j, g->n - j);
     }
 }
 
-/* The same product for operands that may hold NaN or Inf where a pair is masked: a pair that is masked carries -0 in a
- * and is skipped, not multiplied. Rare, so plain loops. */
+/* The same product, in the same order, for operands that may hold NaN or Inf where a pair is masked: a pair that is
+ * masked carries -0 in a and is skipped, not multiplied. Rare, so plain loops. */
 NOINLINE void FN(gemm_masked)(const gemm *g, bool a_rows_adjacent) {
-    int64_t a_row = a_rows_adjacent ? 1 : g->a_stride, a_col = a_rows_adjacent ? g->a_stride : 1;
+    const int64_t a_row = a_rows_adjacent ? 1 : g->a_stride, a_col = a_rows_adjacent ? g->a_stride : 1;
+    const bool few = a_rows_adjacent && g->m <= FEW_QUERIES;
     for (int64_t i = 0; i < g->m; i++) {
-        real beta = g->row_scale ? g->row_scale[i] : 1;
+        const real beta = g->row_scale ? g->row_scale[i] : 1;
+        int64_t end = 0;
+        int turns = 1;
         for (int64_t j = 0; j < g->n; j++) {
-            real sum = 0;
-            for (int64_t k = 0; k < g->depth; k++) {
-                real a = g->a[i * a_row + k * a_col];
-                if (a != 0 || !signbit(a)) sum += a * g->b[k * g->b_row + j];
+            if (few && j == end) {
+                turns = 8 / few_width(g->n - j);
+                end += few_width(g->n - j) * VL;
             }
+            const int64_t whole = g->depth / turns * turns;
+            real sum[8] = {0};
+            for (int64_t k = 0; k < g->depth; k++) {
+                const real a = g->a[i * a_row + k * a_col];
+                if (a != 0 || !signbit(a)) sum[k < whole ? k % turns : 0] += a * g->b[k * g->b_row + j];
+            }
+            for (int x = 1; x < turns; x++) sum[0] += sum[x];
             real *c = &g->c[i * g->c_row + j];
-            *c = beta * *c + g->alpha * sum;
+            *c = beta * *c + g->alpha * sum[0];
         }
     }
 }

@@ -37,7 +37,7 @@ def _line(axes: Any, name: str, x: list[float], y: list[float], label: str | Non
 @style.plot
 def roofline(results: Results) -> Any:
     """Speed over FLOPs per byte that has to move, below the peak of FMA and of memory."""
-    figure, axes = style.subplots(size=(6.4, 4.2))
+    figure, axes = style.subplots(size=(6.4, 4.4))
     peak, read = results.fma_peak() or np.nan, results.read_speed()
     x = np.geomspace(0.25, 1024, 200)
     style.prediction(axes, x, np.minimum(peak, read * x), label="FMA peak and memory, one core")
@@ -57,9 +57,10 @@ def roofline(results: Results) -> Any:
             if (others := [t for k, t in found.items() if k in results.peers()])
         ]
         if peers:
-            axes.plot(*zip(*peers, strict=True), marker, color=color, mfc="none", label="best peer")
+            axes.plot(*zip(*peers, strict=True), marker, color=color, mfc="none")
+    axes.plot([], [], "o", color=style.BLACK, mfc="none", label="hollow: the best peer")
     axes.set(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="GF/s, one thread, float32")
-    axes.legend(ncols=2)
+    figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 

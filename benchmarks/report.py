@@ -1,5 +1,6 @@
 """The results as text."""
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,9 @@ UNITS = {
 }
 """Of groups that are not about GF/s."""
 
+WIDTH = 100
+"""Characters of a line at most, as on every page."""
+
 MARKS = ("<!-- figures -->", "<!-- end of figures -->")
 
 
@@ -50,17 +54,20 @@ def _heading(results: Results) -> Iterator[str]:
     machine = run["machine"]
     yield f"{machine['processor']}, {machine['system']}, kernels {results.isa}"
     versions = {k: v for run in results.runs for k, v in run["peers"].items()}
-    yield ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield from _wrapped(", ".join(f"{name} {version}" for name, version in versions.items()))
     missing = sorted({name for run in results.runs for name in run["missing"]})
     if missing:
-        yield "not installed, left out: " + ", ".join(missing)
+        yield from _wrapped("not installed, left out: " + ", ".join(missing))
     peaks = {name: results.peaks(name) for name in run["peak"]}
-    yield "one core, best of each run of peak.c: " + ", ".join(
-        f"{name} {_range(values)}" for name, values in peaks.items()
-    )
+    rates = ", ".join(f"{name} {_range(values)}" for name, values in peaks.items())
+    yield from _wrapped(f"one core, best of each run of peak.c: {rates}")
     yield f"~ before a figure: no second round came within {100 * UNCONFIRMED:.0f} % of that call"
     if results.quick:
         yield "QUICK: small problems, one round; the figures mean nothing"
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, WIDTH, subsequent_indent="  ")
 
 
 def _range(values: list[float]) -> str:
@@ -85,8 +92,8 @@ def _tables(results: Results, threads: int) -> Iterator[str]:
 
 
 def _line(name: str, found: dict[str, Timing], cells: dict[str, str], last: str) -> str:
-    body = "".join(f"{cells[key]:>{max(9, len(key) + 1)}}" for key in found)
-    return f"  {name:21}{body}  {last}".rstrip()
+    body = "".join(f"{cells[key]:>{max(8, len(key) + 1)}}" for key in found)
+    return f"{name:24}{body}  {last}".rstrip()
 
 
 def _figure(timing: Timing, unit: str) -> str:
@@ -101,7 +108,7 @@ def _ratio(found: dict[str, Timing], peers: dict[str, Timing]) -> str:
     if not peers:
         return ""
     best = min(peers, key=lambda k: peers[k].seconds)
-    return f"{peers[best].seconds / found['sdpa'].seconds:.2f} x {best}"
+    return f"{peers[best].seconds / found['sdpa'].seconds:.2f} {best}"
 
 
 def _memory(results: Results) -> Iterator[str]:
@@ -148,12 +155,12 @@ def _targets(results: Results) -> Iterator[str]:
         if row.section != section:
             section = row.section
             yield f"\n{section}"
-        line = f"  {row.title:48}{row.value:9.3g} {row.unit:12}"
+        line = f"{row.title:47}{row.value:8.3g} {row.unit:12}"
         if row.goal is not None:
             margin = row.goal.margin(row.value)
             sign = ">=" if row.goal.at_least else "<="
             met, missed = met + (margin >= 0), missed + (margin < 0)
             verdict = "met" if margin >= 0 else f"MISSED by {-100 * margin:.0f} %"
-            line += f"target {sign} {row.goal.bound:<6g} {verdict}"
+            line += f"target {sign} {row.goal.bound:<5g}{verdict}"
         yield line.rstrip()
     yield f"\ntargets: {met} met, {missed} missed"

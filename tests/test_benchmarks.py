@@ -61,6 +61,7 @@ def test_every_peer_is_measured_or_named(quick):
     assert set(forward["contenders"]) == there | {"sdpa"}
     for name in run["missing"]:
         assert name in quick[1]
+    assert all(len(line) <= report.WIDTH for line in quick[1].splitlines())
 
 
 def test_quick_run_gives_every_target_a_value(quick):
@@ -141,6 +142,18 @@ def test_the_page_gets_the_tables_between_its_marks(tmp_path):
     page.write_text("no marks")
     with pytest.raises(ValueError, match="marks"):
         report.write_page(page, run_of({("forward", "8x128x64"): {"sdpa": (1.0, 90e9, 1)}}))
+
+
+def test_figures_of_the_readme_are_those_of_the_page():
+    """Which the suite wrote between its marks."""
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    figures = page[page.index(report.MARKS[0]) : page.index(report.MARKS[1])].splitlines()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme[readme.index("\n## Speed\n") :]
+    block = section[section.index("\n```\n") + 5 :].partition("\n```\n")[0]
+    shown = [line for line in block.splitlines() if line]
+    assert len(shown) > 5
+    assert [line for line in shown if line not in figures] == []
 
 
 def test_cores_are_different_cpus():

@@ -55,7 +55,7 @@ def _heading(results: Results) -> Iterator[str]:
     yield f"{machine['processor']}, {machine['system']}, kernels {results.isa}"
     versions = {k: v for run in results.runs for k, v in run["peers"].items()}
     yield from _wrapped(", ".join(f"{name} {version}" for name, version in versions.items()))
-    missing = sorted({name for run in results.runs for name in run["missing"]})
+    missing = sorted({name for run in results.runs for name in run["missing"]} - set(versions))
     if missing:
         yield from _wrapped("not installed, left out: " + ", ".join(missing))
     peaks = {name: results.peaks(name) for name in run["peak"]}

@@ -1,6 +1,7 @@
 """What one or several runs of the benchmark found, as data: what the report and the plots read."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ class Timing(NamedTuple):
     flops: float
     bytes: float
     again: float
-    """How much longer the second-best round took, as a fraction; 0 where there was but one."""
+    """How much longer the second-best round took, as a fraction; inf where there was but one."""
 
     @property
     def gflops(self) -> float:
@@ -95,7 +96,7 @@ class Results:
 
 def _timing(rounds: list[float], flops: float, size: float) -> Timing:
     first, *rest = sorted(rounds)
-    return Timing(first, flops, size, rest[0] / first - 1 if rest else 0.0)
+    return Timing(first, flops, size, rest[0] / first - 1 if rest else math.inf)
 
 
 def load(paths: list[Path]) -> Results:

@@ -52,7 +52,7 @@ def race(calls: dict[str, Call], effort: Effort) -> dict[str, list[float]]:
     loops, took = {}, 0.0
     for name, call in calls.items():
         once = _sample(call, 1)
-        if once < 0.1:  # or else what is done once, compilation and first pages, counts little
+        if once < 3.0:  # or else what is done once, compilation and first pages, counts little
             once = _sample(call, 1)
         took += once
         loops[name] = max(1, int(SAMPLE / once))

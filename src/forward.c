@@ -84,7 +84,7 @@ static bool fold_group(sdpa_problem *p) {
     const int64_t n_heads = heads_per_head(p, &p->k);
     const bool all_below = !p->has_upper || (!p->offset.data && p->upper >= p->n_k - 1);
     const bool all_above = !p->has_lower || (!p->offset.data && p->lower <= 0);
-    if (p->n_q != 1 || n_heads == 1 || heads_per_head(p, &p->v) != n_heads) return false;
+    if (n_heads == 1 || heads_per_head(p, &p->v) != n_heads) return false;
     if (!all_below || !all_above || (p->mask.data && p->mask.group > 1)) return false;
     if (p->alibi_slopes.data || p->sinks.data || p->dropout_p > 0 || p->w_score) return false;
     p->n_q = n_heads;
@@ -127,6 +127,7 @@ static sdpa_status run_forward(const sdpa_problem *p, forward_kind kind, sdpa_st
 }
 
 sdpa_status sdpa_attention_forward(const sdpa_problem *p) {
+    if (p->n_q != 1) return run_forward(p, FORWARD, SDPA_WEIGHTS); /* a copy would be a tenth of a small problem */
     sdpa_problem folded = *p;
     return run_forward(fold_group(&folded) ? &folded : p, FORWARD, SDPA_WEIGHTS);
 }

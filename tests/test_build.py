@@ -152,7 +152,8 @@ def test_products_of_tiles_are_fused_and_keep_to_registers(built, name, register
             assert not spilled, f"{function}: {n_fma} FMAs, {spilled}"
             separate = [text for text in loop if re.match(rf"v(mul|add|sub){suffix} ", text)]
             assert not separate, f"{function}: {n_fma} FMAs, {separate}"
-    assert n_loops >= 12, f"{name}: {n_loops} such loops in {suffix}"
+    # Whole panels of scores in five modes and two other widths, and three products.
+    assert n_loops >= 10, f"{name}: {n_loops} such loops in {suffix}"
 
 
 @x86_64_only
@@ -212,7 +213,7 @@ def test_contents_of_the_wheel(built):
     python = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "sdpa").rglob("*")
-        if path.suffix in (".py", ".pyi", ".typed")
+        if path.suffix in (".py", ".pyi", ".typed", ".css", ".html", ".js", ".json")
     }
     assert "sdpa/py.typed" in python
     names = {name for name in built.names if ".dist-info/" not in name}

@@ -333,7 +333,8 @@ grown = tracemalloc.get_traced_memory()[0] - before
 # NumPy's buffers are traced too. One object lost in each round would be 300 times 24 bytes or more.
 assert grown < 300 * 24, grown
 changes = np.subtract([sys.getrefcount(a) for a in arrays], references)
-assert (abs(changes) < 10).all(), changes
+# A reference lost in each round would be 300. None is shared with caches that grow and shrink.
+assert (abs(changes) < 100).all(), changes
 print("ok")
 """
     assert run(LEAKS + program, timeout=300) == "ok"

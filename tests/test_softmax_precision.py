@@ -99,13 +99,13 @@ def problem(name, dtype, n, std):
     return arguments, exact, peers
 
 
-@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("std", [1, 8, 25])
 @pytest.mark.parametrize("n", [10, 100, 1000])
 @pytest.mark.parametrize("name", ROUTINES)
-def test_as_exact_as_pytorch_and_numpy(dtype, name, n, std):
+def test_as_exact_as_pytorch_and_numpy(isa, dtype, name, n, std):
     arguments, exact, peers = problem(name, dtype, n, std)
     rms, largest = pool([getattr(sdpa, name)(*a) for a in arguments], exact)
     ratio = rms / min(rms for rms, _ in peers.values()), largest / min(e for _, e in peers.values())
-    assert ratio[0] <= 1.05, (ratio, rms, largest, peers)
+    # The generic kernels do without fused products, which PyTorch uses where the CPU has them.
+    assert ratio[0] <= (1.25 if isa == "generic" else 1.05), (ratio, rms, largest, peers)
     assert ratio[1] <= 1.25, (ratio, rms, largest, peers)

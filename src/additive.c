@@ -38,6 +38,7 @@ typedef struct additive_call {
     int64_t w_row;
     int64_t z_row; /* bytes */
     sdpa_dtype type;
+    int64_t size;    /* of an element of it */
     char *score;     /* w_score, of the compute type, with the sign of the scale */
     double *factors; /* per channel: what a sum of the kernel is to be multiplied with */
     char *scratch;
@@ -93,7 +94,7 @@ static size_t own_rows(additive_call *c, sdpa_tensor *t, const sdpa_tensor *like
     t->row = t->col = 1;
     t->dtype = c->type;
     t->swapped = false;
-    return (size_t)sdpa_own_memory(c->problem, t, n, 2 * c->channels, c->type == SDPA_F64 ? 8 : 4, own);
+    return (size_t)sdpa_own_memory(c->problem, t, n, 2 * c->channels, c->size, own);
 }
 
 static bool is_present(const sdpa_tensor *t, int64_t elements) { return t->data && elements > 0; }
@@ -104,7 +105,8 @@ static sdpa_status begin(additive_call *c, const sdpa_problem *p, const sdpa_add
     c->channels = round_to(a->n_hidden, 2);
     c->w_row = row_of(c->channels);
     c->type = p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
-    c->z_row = 2 * c->channels * (c->type == SDPA_F64 ? 8 : 4);
+    c->size = c->type == SDPA_F64 ? 8 : 4;
+    c->z_row = 2 * c->channels * c->size;
     c->sides[0] = (side){.x = p->q, .dx = p->dq, .w = a->w_query, .dw = a->dw_query, .n = p->n_q, .d = a->d_q};
     c->sides[1] = (side){.x = p->k, .dx = p->dk, .w = a->w_key, .dw = a->dw_key, .n = p->n_k, .d = p->d_k};
     if (a->bias.data) c->sides[0].bias = &a->bias;
@@ -141,7 +143,7 @@ static sdpa_status begin(additive_call *c, const sdpa_problem *p, const sdpa_add
     memset(c->factors, 0, sizeof(double) * (size_t)c->w_row);
     load_rows(c, c->factors, 0, &a->w_score, 0, 1, 0, a->n_hidden);
     for (int64_t h = 0; h < c->channels && p->scale < 0; h++) c->factors[h] *= -1;
-    c->ops->f64.store(c->score, c->factors, c->channels, c->type == SDPA_F64 ? 8 : 4, c->type);
+    c->ops->f64.store(c->score, c->factors, c->channels, c->size, c->type);
     for (int64_t h = 0; h < c->channels; h++) c->factors[h] *= fabs(p->scale);
     for (int i = 0; i < 2; i++) {
         side *s = &c->sides[i];
@@ -188,12 +190,11 @@ static void project(void *context, int64_t index, int worker, sdpa_run *run) {
         load_rows(c, w.out, c->w_row, &row, 0, n, 0, hidden);
     }
     c->ops->product(w.out, c->w_row, w.in, s->d_row, false, s->weights, c->w_row, n, c->channels, s->d);
-    const int64_t size = c->type == SDPA_F64 ? 8 : 4;
     for (int64_t i = 0; i < n; i++) {
         char *z = s->z.data + (matrix * s->n + i0 + i) * c->z_row;
         c->ops->exponentials(w.line, w.out + i * c->w_row, c->channels, c->type == SDPA_F64 ? 1020 : 125);
-        c->ops->f64.store(z, w.out + i * c->w_row, c->channels, size, c->type);
-        c->ops->f64.store(z + c->channels * size, w.line, c->channels, size, c->type);
+        c->ops->f64.store(z, w.out + i * c->w_row, c->channels, c->size, c->type);
+        c->ops->f64.store(z + c->channels * c->size, w.line, c->channels, c->size, c->type);
     }
 }
 
@@ -227,7 +228,7 @@ sdpa_status sdpa_additive_forward(const sdpa_problem *p, const sdpa_additive *a)
 /* ------------------------------------------------------------------------------------ gradients */
 
 static sdpa_matrix sums_of(const additive_call *c, const side *s) {
-    return (sdpa_matrix){s->dz.data, c->z_row, c->type == SDPA_F64 ? 8 : 4, c->type, false};
+    return (sdpa_matrix){s->dz.data, c->z_row, c->size, c->type, false};
 }
 
 /* BLOCK rows of dW = factors * x^T dz over all tokens. */
@@ -294,7 +295,7 @@ static void vector_gradients(const additive_call *c, const scratch *w) {
     }
 }
 
-/* The units of `finish`: rows of dW of either side, the vectors, then blocks of tokens of either side. */
+/* The units of `finish`: rows of dW of either side, blocks of tokens of either side, the vectors. */
 static int64_t units_of(const additive_call *c, int kind) {
     const side *s = &c->sides[kind % 2];
     if (kind == 4) return c->additive->dbias.data || c->additive->dw_score.data;

@@ -79,23 +79,24 @@ static void fold_heads(sdpa_tensor *t, int64_t n_heads) {
 static int64_t heads_per_head(const sdpa_problem *p, const sdpa_tensor *t) { return t->head ? t->group : p->n_head; }
 
 /* One query per head, several heads to a key head (decoding with GQA): as many queries of one head, so that a unit reads
- * its keys and values once. False, and *p unspecified, where an option tells the heads apart or counts queries. */
-static bool fold_group(sdpa_problem *p) {
+ * its keys and values once. Returns `folded`, or p where that is not so or an option tells heads apart or counts queries. */
+static const sdpa_problem *fold_group(const sdpa_problem *p, sdpa_problem *folded) {
     const int64_t n_heads = heads_per_head(p, &p->k);
     const bool all_below = !p->has_upper || (!p->offset.data && p->upper >= p->n_k - 1);
     const bool all_above = !p->has_lower || (!p->offset.data && p->lower <= 0);
-    if (n_heads == 1 || heads_per_head(p, &p->v) != n_heads) return false;
-    if (!all_below || !all_above || (p->mask.data && p->mask.group > 1)) return false;
-    if (p->alibi_slopes.data || p->sinks.data || p->dropout_p > 0 || p->w_score) return false;
-    p->n_q = n_heads;
-    p->n_head /= n_heads;
-    p->k.group = p->v.group = 1;
-    p->has_lower = p->has_upper = false;
-    fold_heads(&p->q, n_heads);
-    fold_heads(&p->o, n_heads);
-    fold_heads(&p->lse, n_heads);
-    fold_heads(&p->mask, n_heads);
-    return true;
+    if (p->n_q != 1 || n_heads == 1 || heads_per_head(p, &p->v) != n_heads) return p;
+    if (!all_below || !all_above || (p->mask.data && p->mask.group > 1)) return p;
+    if (p->alibi_slopes.data || p->sinks.data || p->dropout_p > 0 || p->w_score) return p;
+    *folded = *p;
+    folded->n_q = n_heads;
+    folded->n_head /= n_heads;
+    folded->k.group = folded->v.group = 1;
+    folded->has_lower = folded->has_upper = false;
+    fold_heads(&folded->q, n_heads);
+    fold_heads(&folded->o, n_heads);
+    fold_heads(&folded->lse, n_heads);
+    fold_heads(&folded->mask, n_heads);
+    return folded;
 }
 
 static sdpa_status run_forward(const sdpa_problem *p, forward_kind kind, sdpa_stage stage) {
@@ -127,9 +128,8 @@ static sdpa_status run_forward(const sdpa_problem *p, forward_kind kind, sdpa_st
 }
 
 sdpa_status sdpa_attention_forward(const sdpa_problem *p) {
-    if (p->n_q != 1) return run_forward(p, FORWARD, SDPA_WEIGHTS); /* a copy would be a tenth of a small problem */
-    sdpa_problem folded = *p;
-    return run_forward(fold_group(&folded) ? &folded : p, FORWARD, SDPA_WEIGHTS);
+    sdpa_problem folded;
+    return run_forward(fold_group(p, &folded), FORWARD, SDPA_WEIGHTS);
 }
 
 sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage) { return run_forward(p, WEIGHTS, stage); }

@@ -127,29 +127,20 @@ NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc
                           int64_t rows) {
     for (int j = 0; j < nv; j++) {
         switch (mode) {
-        case SCORE_RAW:
-            finish_column(t, SCORE_RAW, acc, j, j0, rows);
-            break;
-        case SCORE_ADDED:
-            finish_column(t, SCORE_ADDED, acc, j, j0, rows);
-            break;
-        case SCORE_BIASED:
-            finish_column(t, SCORE_BIASED, acc, j, j0, rows);
-            break;
+#define FINISH(mode)                                                                                                   \
+    case mode:                                                                                                         \
+        finish_column(t, mode, acc, j, j0, rows);                                                                      \
+        break;
+            FINISH(SCORE_RAW)
+            FINISH(SCORE_ADDED)
+            FINISH(SCORE_BIASED)
+            FINISH(SCORE_SUMMED)
+            FINISH(SCORE_WEIGHTS)
+            FINISH(SCORE_GRADIENT)
+            FINISH(SCORE_GRADIENT_MASKED)
+#undef FINISH
         case SCORE_CAPPED:
             cap_column(t, acc, j, j0, rows);
-            break;
-        case SCORE_SUMMED:
-            finish_column(t, SCORE_SUMMED, acc, j, j0, rows);
-            break;
-        case SCORE_WEIGHTS:
-            finish_column(t, SCORE_WEIGHTS, acc, j, j0, rows);
-            break;
-        case SCORE_GRADIENT:
-            finish_column(t, SCORE_GRADIENT, acc, j, j0, rows);
-            break;
-        case SCORE_GRADIENT_MASKED:
-            finish_column(t, SCORE_GRADIENT_MASKED, acc, j, j0, rows);
             break;
         }
     }
@@ -205,17 +196,25 @@ NOINLINE void FN(score_3_gradient)(const scores *t) { score_panel(t, 3, true, SC
 static void FN(score)(const scores *t, int nv, enum score_mode mode) {
     if (nv < SCORE_WIDTH) {
         (nv == 1 ? FN(score_1) : FN(score_2))(t, mode);
-    } else if (mode == SCORE_RAW) {
+        return;
+    }
+    switch (mode) {
+    case SCORE_RAW:
         FN(score_3_raw)(t);
-    } else if (mode == SCORE_BIASED) {
+        break;
+    case SCORE_BIASED:
         FN(score_3_biased)(t);
-    } else if (mode == SCORE_SUMMED) {
+        break;
+    case SCORE_SUMMED:
         FN(score_3_summed)(t);
-    } else if (mode == SCORE_WEIGHTS) {
+        break;
+    case SCORE_WEIGHTS:
         FN(score_3_weights)(t);
-    } else if (mode == SCORE_GRADIENT) {
+        break;
+    case SCORE_GRADIENT:
         FN(score_3_gradient)(t);
-    } else {
+        break;
+    default:
         FN(score_3)(t, mode);
     }
 }

@@ -192,12 +192,11 @@ def plot_cost(table: Table) -> Figure:
         for kind, (color, marker) in zip(kinds, style.cycle(len(kinds)), strict=True):
             part = table.where(kind=kind, axis=axis)
             (slope,) = exponents.where(kind=kind, axis=axis)["exponent"]
-            value, low, high = (1e3 * part[f"seconds{end}"] for end in ("", "_low", "_high"))
+            points = (1e3 * ends for ends in part.interval("seconds"))
             label = f"{kind}: {axis}^{slope:.2f}"
             style.intervals(
-                axes, part[axis], value, low, high, color=color, marker=marker, line=True,
-                label=label,
-            )  # fmt: skip
+                axes, part[axis], *points, color=color, marker=marker, line=True, label=label
+            )
         at = table.where(axis=axis)[fixed][0]
         style.log_axis(axes, "x", sorted(set(table.where(axis=axis)[axis])))
         axes.set(xlabel=f"{axis}, at {fixed} = {at}", yscale="log")

@@ -255,12 +255,12 @@ def plot_best_sigma(table: Table) -> Figure:
             for i, width in enumerate(widths):
                 some = table.where(target=target, d_k=width)
                 kept = some[f"grows_{name.removeprefix('by_')}"] < 0.5
-                columns = (some[f"{name}{end}"][kept] for end in ("", "_low", "_high"))
+                points = (ends[kept] for ends in some.interval(name))
                 label = f"dL/d{target}" if i == 0 else None
                 place = some["n"][kept] * 1.06**i
                 mark = style.MARKERS[i]
                 style.intervals(
-                    ax, place, *columns, color=color, marker=mark, line=True, label=label
+                    ax, place, *points, color=color, marker=mark, line=True, label=label
                 )
         ax.axhline(1, color="#777777", linewidth=0.8)
         style.log_axis(ax, "x", lengths)

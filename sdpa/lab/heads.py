@@ -382,8 +382,9 @@ def plot_trained_heads(table: Table) -> Figure:
             heads, means = some["head"] != "all", some.where(head="all")
             place = some["layer"][heads] + shift
             ax.plot(place, some[name][heads], "_", color=color, markersize=9, alpha=0.45)
-            points = (means[name], means[f"{name}_low"], means[f"{name}_high"])
-            style.intervals(ax, means["layer"] + shift, *points, color=color, label=label)
+            style.intervals(
+                ax, means["layer"] + shift, *means.interval(name), color=color, label=label
+            )
         ax.set(ylabel=axis)
         if name in ("row_variance", "query_rms", "query_median"):
             ax.set(yscale="log")
@@ -446,9 +447,9 @@ def plot_inputs_compared(table: Table) -> Figure:
         for scale, color in (("1/sqrt(d_k)", style.SCALED), ("1", style.UNSCALED)):
             some = table.where(scale=scale)
             places = [kinds.index(kind) for kind in some["input"]]
-            halves = [some[name] - some[f"{name}_low"], some[f"{name}_high"] - some[name]]
+            value, low, high = some.interval(name)
             options = {"fmt": "o", "color": color, "label": f"scale {scale}"}
-            ax.errorbar(some[name], places, xerr=np.maximum(halves, 0), **options)
+            ax.errorbar(value, places, xerr=np.maximum([value - low, high - value], 0), **options)
         ax.set(xlabel=label)
     axes[0].set(xscale="log")
     style.log_axis(axes[2], "x", (0.001, 0.01, 0.1, 1))

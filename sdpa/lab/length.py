@@ -143,8 +143,7 @@ def plot_scale_over_length(table: Table) -> Figure:
     for rule, (color, marker) in zip(rules, style.cycle(len(rules)), strict=True):
         some = table.where(rule=rule)
         for ax, (name, label) in zip(axes.flat, labels.items(), strict=True):
-            ends = (name, name) if name == "sigma" else (f"{name}_low", f"{name}_high")
-            points = (some[name], some[ends[0]], some[ends[1]])
+            points = some.interval(name)
             style.intervals(
                 ax, some["n"], *points, color=color, marker=marker, line=True, label=rule
             )
@@ -272,7 +271,7 @@ def plot_critical(table: Table) -> Figure:
     grid = np.geomspace(lengths[0], lengths[-1], 60)
     for family, (color, marker) in zip(families, style.cycle(len(families)), strict=True):
         some = table.where(family=family)
-        points = (some["beta"], some["beta_low"], some["beta_high"])
+        points = some.interval("beta")
         style.intervals(axes, some["n"], *points, color=color, marker=marker, label=family)
         factor = some["ratio"][-1]
         curve = [factor * critical_law(family, round(x)) for x in grid]

@@ -157,11 +157,10 @@ def plot_measure(table: Table) -> Figure:
     places = range(len(table))
     heads = table["head"].tolist()
     for ax, (name, label) in zip(axes, names.items(), strict=False):
-        points = _points(table, name)
-        style.intervals(ax, places, *points)
+        style.intervals(ax, places, *table.interval(name))
         ax.set(ylabel=label)
     for name, (color, marker) in zip(gradients, style.cycle(len(gradients)), strict=True):
-        points = _points(table, f"{name}_median")
+        points = table.interval(f"{name}_median")
         style.intervals(axes[-1], places, *points, color=color, marker=marker, label=name)
     axes[-1].set(ylabel="median gradient, in units of the upstream one")
     axes[-1].legend()
@@ -169,10 +168,6 @@ def plot_measure(table: Table) -> Figure:
         ax.set_xticks(places, heads)
         ax.set(xlabel="head")
     return figure
-
-
-def _points(table: Table, name: str) -> list[npt.NDArray[Any]]:
-    return [table[f"{name}{end}"] for end in ("", "_low", "_high")]
 
 
 def _gradients(

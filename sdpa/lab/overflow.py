@@ -95,8 +95,8 @@ def plot_overflow(table: Table) -> Any:
     for (dtype, largest), (color, marker) in zip(LARGEST.items(), style.cycle(4), strict=True):
         some = table.where(dtype=dtype)
         seen = some["plain"] > 0
-        ends = (some[name][seen] for name in ("plain", "plain_low", "plain_high"))
-        style.intervals(axes, some["d_k"][seen], *ends, color=color, marker=marker, label=dtype)
+        points = (ends[seen] for ends in some.interval("plain"))
+        style.intervals(axes, some["d_k"][seen], *points, color=color, marker=marker, label=dtype)
         tail = [(1 - erf(log(largest) / sqrt(2 * d))) / 2 for d in fine]
         style.prediction(axes, fine, tail, color=color, limit=True)
     style.log_axis(axes, "x", np.unique(table["d_k"]))

@@ -154,9 +154,8 @@ def plot_freezing(table: Table) -> Any:
     fine = np.geomspace(table["sigma"].min(), table["sigma"].max(), 60)
     for length, (color, marker) in zip(lengths, style.cycle(len(lengths)), strict=True):
         some = table.where(n=length)
-        ends = (some["entropy"], some["entropy_low"], some["entropy_high"])
-        label = f"n = {length}"
-        style.intervals(axes, some["sigma"], *ends, color=color, marker=marker, label=label)
+        points, label = some.interval("entropy"), f"n = {length}"
+        style.intervals(axes, some["sigma"], *points, color=color, marker=marker, label=label)
         exact = [theory.weights(int(length), float(s)).entropy for s in fine]
         style.prediction(axes, fine, exact, color=color)
         limit = [theory.entropy_limit(int(length), float(s)) for s in fine]

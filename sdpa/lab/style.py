@@ -191,7 +191,7 @@ def columns(axes: Axes, table: Table, x: str, y: str, **options: Any) -> None:
     **options
         Of `intervals`.
     """
-    intervals(axes, table[x], table[y], table[f"{y}_low"], table[f"{y}_high"], **options)
+    intervals(axes, table[x], *table.interval(y), **options)
     if f"{y}_predicted" in table.columns:
         prediction(axes, table[x], table[f"{y}_predicted"], color=options.get("color", BLUE))
 

@@ -1,6 +1,7 @@
 """What an experiment returns: named columns, printed with their intervals."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from math import floor, log10
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class Table:
     columns : dict of str to ndarray
         One plain array per column. A column of estimates has companions: NAME_low and NAME_high,
         the ends of the interval; NAME_n, the number of draws; and NAME_predicted where a law
-        predicts any of them (NaN where it does not).
+        predicts any of them (NaN where it does not). Computed once, so the arrays are read-only.
 
     Examples
     --------
@@ -60,10 +61,10 @@ class Table:
                 raise ValueError(f"rows: expected the columns {names}, got {list(row)}")
         self._cells = {name: [_estimated(row[name], level) for row in self.rows] for name in names}
 
-    @property
+    @cached_property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """One plain array per column."""
-        columns = {}
+        columns: dict[str, npt.NDArray[Any]] = {}
         for name, cells in self._cells.items():
             estimates = [cell for cell in cells if isinstance(cell, Estimate)]
             if len(estimates) < len(cells):
@@ -76,11 +77,29 @@ class Table:
             predicted = [cell.predicted for cell in estimates]
             if any(number is not None for number in predicted):
                 columns[f"{name}_predicted"] = np.array(predicted, np.float64)
+        for column in columns.values():
+            column.flags.writeable = False
         return columns
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """One of `columns`."""
         return self.columns[name]
+
+    def interval(self, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+        """A column and the ends of its intervals, which are its own values where it has none.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from sdpa import lab
+        >>> table = lab.Table("", [{"variance": lab.Draws(np.array([1.0, 2.0, 3.0]))}])
+        >>> value, low, high = table.interval("variance")
+        >>> float(value[0]), bool(low[0] < 2 < high[0])
+        (2.0, True)
+        """
+        value = self[name]
+        low, high = (self.columns.get(f"{name}_{end}", value) for end in ("low", "high"))
+        return value, low, high
 
     def __len__(self) -> int:
         return len(self.rows)

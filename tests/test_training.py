@@ -16,7 +16,7 @@ from helpers import assert_same_bits
 
 from sdpa.lab import training
 from sdpa.lab.estimate import Draws
-from sdpa.lab.training import experiments, layers, models, optimise, plots, recall, text
+from sdpa.lab.training import dynamics, experiments, layers, models, optimise, plots, recall, text
 
 SMALL = recall.Setting(d_k=8, rates=(0.02,), seeds=3, steps=60)
 
@@ -315,8 +315,8 @@ def test_other_scale_is_measured_against_its_own():
 
 
 def test_divergence_units_and_control():
-    table = experiments.divergence(every=1, d_k=64, **QUICK)
-    for task in experiments.TASKS:
+    table = dynamics.divergence(every=1, d_k=64, **QUICK)
+    for task in dynamics.TASKS:
         start = cell(table, "difference", task=task, step=0)
         if "=" in task.partition(",")[2]:
             assert not start.any()
@@ -325,12 +325,12 @@ def test_divergence_units_and_control():
         # The first step is all of the walk, so control^2 = start^2 + step^2 says how it turned.
         control = cell(table, "control", task=task, step=1)
         assert (control >= start).all()
-    assert len(table) == len(experiments.TASKS) * 13
+    assert len(table) == len(dynamics.TASKS) * 13
     assert plotted(table, "divergence") == 4
 
 
 def test_exponent_is_one_half_before_training():
-    table = experiments.correlation((8, 32, 128), steps=(0, 1), seeds=12)
+    table = dynamics.correlation((8, 32, 128), steps=(0, 1), seeds=12)
     assert plotted(table, "correlation") == 2
     assert np.isnan(table["exponent of change"]).tolist() == [True, False]
     exponent = table.row(step=0)["exponent"].estimate(0.999)
@@ -341,7 +341,7 @@ def test_exponent_is_one_half_before_training():
 def test_paths_sum_to_the_gradient():
     models_ = recall.Trained(replace(SMALL, tied=True), 0)
     batch = next(models_.batches("paths", 4))
-    by_key, by_value = experiments.path_gradients(models_, batch)
+    by_key, by_value = dynamics.path_gradients(models_, batch)
     _, gradients = models_.gradients(batch)
     np.testing.assert_allclose(by_key + by_value, gradients["W^K"], atol=1e-5)
     assert np.abs(by_key).max() > 1e-3
@@ -360,7 +360,7 @@ def test_remaining_experiments_return_what_they_say():
         assert list(table.rows[0]) == expected
         assert len(table) >= 2
         assert plotted(table, name) == 1
-    curves = experiments.curves(8, rules=("sqrt d_k",), every=6, seeds=3, steps=13)
+    curves = dynamics.curves(8, rules=("sqrt d_k",), every=6, seeds=3, steps=13)
     assert plotted(curves, "curves") == 3
     losses = [cell(curves, "loss", step=step).mean() for step in (0, 12)]
     assert losses[1] < losses[0]
@@ -368,7 +368,7 @@ def test_remaining_experiments_return_what_they_say():
     assert plotted(saturated, "saturation") == 2
     weights = [cell(saturated, "max weight", gain=gain).mean() for gain in (1, 8)]
     assert weights[1] > 0.9 > weights[0]
-    tied = experiments.tied_paths(every=6, d_k=16, d_v=16, **QUICK)
+    tied = dynamics.tied_paths(every=6, d_k=16, d_v=16, **QUICK)
     assert plotted(tied, "tied_paths") == 2
     assert (np.abs(tied["cosine"]) <= 1).all()
 

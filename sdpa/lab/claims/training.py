@@ -134,11 +134,9 @@ def additive_no_scale(seed: int, times: float) -> Measured:
 
 def divergence(seed: int, times: float) -> Measured:
     """Norm of W^Q - W^K over that of its start, on a directed task and on a symmetric one."""
-    from ..training import experiments
+    from ..training import dynamics
 
-    table = experiments.divergence(
-        ("directed", "symmetric"), every=75, seed=seed, seeds=_seeds(times)
-    )
+    table = dynamics.divergence(("directed", "symmetric"), every=75, seed=seed, seeds=_seeds(times))
 
     def at(task: str, step: int, column: str) -> Values:
         return _drawn(table.row(task=task, step=step), column).values
@@ -155,7 +153,7 @@ def divergence(seed: int, times: float) -> Measured:
 
 def tied_kv(seed: int, times: float) -> Measured:
     """One projection for keys and values against two of the same width, and their gradients."""
-    from ..training import experiments
+    from ..training import dynamics
     from ..training.recall import Setting, compare
 
     seeds = _seeds(times)
@@ -167,7 +165,7 @@ def tied_kv(seed: int, times: float) -> Measured:
         found[f"loss tied width {width}"] = Draws(one)
         found[f"loss separate width {width}"] = Draws(two)
     for width in (8, 32):
-        table = experiments.tied_paths(seed=seed, seeds=seeds, d_k=width, d_v=width, every=15)
+        table = dynamics.tied_paths(seed=seed, seeds=seeds, d_k=width, d_v=width, every=15)
         cosines = [_drawn(row, "cosine").values for row in table.rows]
         found[f"cosine of the two gradients width {width}"] = Draws(np.mean(cosines, axis=0))
     return found

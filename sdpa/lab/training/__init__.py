@@ -1,9 +1,7 @@
 """Training, through `sdpa.interop.autograd`, with NumPy only: needs the extra `lab`."""
 
+from .dynamics import correlation, curves, divergence, tied_paths
 from .experiments import (
-    correlation,
-    curves,
-    divergence,
     gradients_differ,
     lengths,
     mechanisms,
@@ -11,7 +9,6 @@ from .experiments import (
     saturation,
     scale_rules,
     start_symmetry,
-    tied_paths,
     trained_scores,
     tying,
 )

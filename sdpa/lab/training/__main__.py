@@ -14,7 +14,7 @@ from typing import Any
 from .. import style
 from ..progress import progress
 from ..table import Table
-from . import experiments, models, plots
+from . import dynamics, experiments, models, plots
 
 WIDTHS = (4, 16, 64, 256, 512)
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
@@ -32,10 +32,10 @@ GRID: dict[str, tuple[int, Callable[..., Table], dict[str, Any]]] = {
     ),
     "lengths": (6, experiments.lengths, {}),
     "other_scale": (2, experiments.other_scale, {}),
-    "curves": (3, experiments.curves, {}),
-    "divergence": (4, experiments.divergence, {}),
-    "correlation": (4, experiments.correlation, {"d_k": (8, 32, 128, 512)}),
-    "tied_paths": (1, experiments.tied_paths, {}),
+    "curves": (3, dynamics.curves, {}),
+    "divergence": (4, dynamics.divergence, {}),
+    "correlation": (4, dynamics.correlation, {"d_k": (8, 32, 128, 512)}),
+    "tied_paths": (1, dynamics.tied_paths, {}),
     "tying": (8, experiments.tying, {"widths": (4, 8, 16, 32)}),
     "saturation": (4, experiments.saturation, {}),
     "trained_scores": (12, experiments.trained_scores, {"rules": ("1", "sqrt d_k", "d_k")}),

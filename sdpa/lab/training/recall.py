@@ -38,6 +38,7 @@ import sdpa
 from sdpa.interop import autograd as interop
 
 from ..inputs import stream
+from ..table import Cell
 from .layers import cross_entropy, rms_norm
 from .optimise import Adam, Arrays, Descent
 
@@ -47,6 +48,9 @@ TOKENS = 128
 """Per step and model, whatever n is."""
 
 Values = npt.NDArray[np.float64]
+Rows = list[dict[str, Cell]]
+Progress = Callable[[int], object] | None
+"""Called with the number of steps, models or settings that are done since the last call."""
 
 RULES: dict[str, Callable[[int], float]] = {
     "1": lambda d_k: 1.0,
@@ -323,7 +327,7 @@ def train(
     *,
     seed: int = 0,
     watch: Watch | None = None,
-    progress: Callable[[int], object] | None = None,
+    progress: Progress = None,
 ) -> Trained:
     """Train all models of a setting.
 
@@ -374,3 +378,9 @@ def compare(setting: Setting, *, seed: int = 0, **changes: Any) -> Values:
     models = trained(replace(setting, **changes), seed)
     losses: Values = models.test_loss()[models.best()]
     return losses
+
+
+def square_norms(x: npt.NDArray[Any]) -> Values:
+    """Of each model's array: (models, ...) -> (models,)."""
+    norms: Values = np.square(x.reshape(len(x), -1), dtype=np.float64).sum(axis=1)
+    return norms

@@ -1,0 +1,277 @@
+"""What happens while models of the task of `recall` learn: experiments that watch every step.
+
+As in `experiments`, every function has a seed, counts models that differ in the seed alone as
+independent draws, and takes `settings` of `recall.Setting` as keywords.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import autograd.numpy as anp
+import numpy as np
+import numpy.typing as npt
+from autograd import grad
+
+import sdpa
+
+from ..estimate import Draws
+from ..table import Cell, Table
+from .optimise import Arrays
+from .recall import Progress, Rows, Setting, Trained, Values, square_norms, train
+
+
+def curves(
+    d_k: int = 128,
+    *,
+    rules: Sequence[str] = ("1", "sqrt d_k", "d_k"),
+    every: int = 5,
+    rate: float = 3e-3,
+    seed: int = 0,
+    progress: Progress = None,
+    **settings: Any,
+) -> Table:
+    """Loss, gradients and scores while models learn, at one learning rate.
+
+    Returns
+    -------
+    Table
+        rule, step, loss (nats, on fresh data), grad W^Q, grad W^K, grad W^V (root mean square of
+        the norms of the gradients of the parameters), entropy (of a row of weights, nats), score
+        std (root of the mean variance within a row of scaled scores).
+    """
+    rows: Rows = []
+    for rule in rules:
+
+        def watch(step: int, models: Trained, gradients: Arrays, rule: str = rule) -> None:
+            if step % every:
+                return
+            scores = models.scores()[0]
+            p = np.asarray(sdpa.softmax(scores))
+            entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
+            row: dict[str, Cell] = {"rule": rule, "step": step}
+            row["loss"] = Draws(models.test_loss(purpose="curve")[0])
+            for name in ("W^Q", "W^K", "W^V"):
+                row[f"grad {name}"] = Draws(square_norms(gradients[name]), "root_mean")
+            row["entropy"] = Draws(entropy.mean(axis=(1, 2)))
+            row["score std"] = Draws(scores.var(axis=-1).mean(axis=(1, 2)), "root_mean")
+            rows.append(row)
+
+        setting = Setting(d_k=d_k, rule=rule, rates=(rate,), **settings)
+        train(setting, seed=seed, watch=watch)
+        if progress is not None:
+            progress(1)
+    return Table("While models learn", rows)
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "directed": {},
+    "directed, W^Q = W^K at the start": {"same_start": True},
+    "symmetric": {"symmetric": True},
+    "symmetric, W^Q = W^K at the start": {"symmetric": True, "same_start": True},
+}
+"""Whether what is asked for looks as the keys do, and where training starts."""
+
+
+def divergence(
+    tasks: Sequence[str] = tuple(TASKS),
+    *,
+    optimiser: str = "adam",
+    rate: float = 1e-2,
+    every: int = 5,
+    seed: int = 0,
+    progress: Progress = None,
+    **settings: Any,
+) -> Table:
+    """Do W^Q and W^K go apart?
+
+    The unit of all norms is that of W^Q - W^K for independent W^Q and W^K at the start,
+    (2 * 32 * d_k / 32)^(1/2). The control is the norm that W^Q - W^K would have had if its steps
+    had had their size but no common direction: the root of |start|^2 + sum |step|^2. Growth alone
+    says little, for a random walk grows, too, and so does W^Q + W^K, which nobody calls going
+    apart.
+
+    Returns
+    -------
+    Table
+        task, step, difference, sum (norms of W^Q - W^K and W^Q + W^K), control, speed (of the
+        norm of the difference, per step), cosine (of W^Q and W^K as vectors), balance
+        (|W^Q|^2 - |W^K|^2 over their sum: gradient flow keeps |W^Q|^2 - |W^K|^2 as it is).
+    """
+    rows: Rows = []
+    for task in tasks:
+        setting = Setting(rates=(rate,), optimiser=optimiser, **TASKS[task], **settings)
+        unit = (2 * setting.d_k) ** 0.5
+        state: dict[str, Values] = {}
+
+        def watch(
+            step: int,
+            models: Trained,
+            gradients: Arrays,
+            task: str = task,
+            unit: float = unit,
+            state: dict[str, Values] = state,
+        ) -> None:
+            w_q, w_k = (models.parameters[name] for name in ("W^Q", "W^K"))
+            now = np.asarray(w_q - w_k, np.float64)
+            if step == 0:
+                state["walk"] = square_norms(now)
+            else:
+                state["walk"] = state["walk"] + square_norms(now - state["before"])
+            norm = square_norms(now) ** 0.5 / unit
+            before = square_norms(state.get("before", now)) ** 0.5 / unit
+            state["before"] = now
+            if step % every:
+                return
+            squares = square_norms(w_q), square_norms(w_k)
+            inner = (w_q * w_k).sum(axis=(1, 2), dtype=np.float64)
+            rows.append(
+                {
+                    "task": task,
+                    "step": step,
+                    "difference": Draws(norm),
+                    "sum": Draws(square_norms(w_q + w_k) ** 0.5 / unit),
+                    "control": Draws(state["walk"] ** 0.5 / unit),
+                    "speed": Draws(norm - before),
+                    "cosine": Draws(inner / (squares[0] * squares[1]) ** 0.5),
+                    "balance": Draws((squares[0] - squares[1]) / (squares[0] + squares[1])),
+                }
+            )
+
+        # One step more, whose update nobody sees: the last state is watched, too.
+        train(replace(setting, steps=setting.steps + 1), seed=seed, watch=watch)
+        if progress is not None:
+            progress(1)
+    return Table("W^Q and W^K while models learn", rows)
+
+
+def correlation(
+    d_k: Sequence[int] = (8, 32, 128),
+    *,
+    rule: str = "sqrt d_k",
+    rate: float = 3e-3,
+    steps: Sequence[int] = (0, 1, 2, 5, 10, 20, 50, 100, 150),
+    seed: int = 0,
+    progress: Progress = None,
+    **settings: Any,
+) -> Table:
+    """How q and k correlate, and how the size of q.k depends on d_k, while models learn.
+
+    The exponent is the slope of log std(q.k) over log d_k, by least squares, for each seed: 1/2
+    where the components of q and k are independent, up to 1 where they agree in sign.
+
+    Returns
+    -------
+    Table
+        step, exponent (of the raw q.k), exponent of change (of q.k minus q.k before training; NaN
+        at step 0), cosine d_k=... (of a query and the key that it asks for).
+    """
+    found: dict[tuple[int, int], tuple[Values, Values, Values]] = {}
+    for width in d_k:
+        start: dict[str, Values] = {}
+
+        def watch(
+            step: int,
+            models: Trained,
+            gradients: Arrays,
+            width: int = width,
+            start: dict[str, Values] = start,
+        ) -> None:
+            if step not in steps:
+                return
+            batch = next(models.batches("scores", 16))
+            q, k, _ = models.project(models.parameters, batch)
+            raw = sdpa.attention_weights(q, k, scale=1.0, stage="scores").astype(np.float64)
+            raw0 = start.setdefault("raw", raw)
+            # Whose class is asked for: the key with the same symbol.
+            q_unit, k_unit = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+            cosines = np.take_along_axis(q_unit @ k_unit.swapaxes(-1, -2), batch.answer, axis=-1)
+            found[width, step] = (
+                raw.std(axis=(1, 2, 3)),
+                (raw - raw0).std(axis=(1, 2, 3)),
+                cosines.mean(axis=(1, 2, 3), dtype=np.float64),
+            )
+
+        setting = Setting(d_k=width, rule=rule, rates=(rate,), **settings)
+        train(replace(setting, steps=max(steps) + 1), seed=seed, watch=watch)
+        if progress is not None:
+            progress(1)
+    log_d = np.log(d_k) - np.mean(np.log(d_k))
+
+    def exponent(step: int, which: int) -> Values:
+        logs = np.log([found[width, step][which] for width in d_k])
+        return np.asarray((log_d[:, None] * logs).sum(axis=0) / (log_d**2).sum())
+
+    never = np.full(len(exponent(steps[0], 0)), np.nan)
+
+    rows: Rows = []
+    for step in steps:
+        row: dict[str, Cell] = {"step": step, "exponent": Draws(exponent(step, 0))}
+        row["exponent of change"] = Draws(exponent(step, 1) if step else never)
+        row |= {f"cosine d_k={width}": Draws(found[width, step][2]) for width in d_k}
+        rows.append(row)
+    return Table("q and k while models learn", rows)
+
+
+def tied_paths(
+    *,
+    every: int = 5,
+    rate: float = 1e-2,
+    seed: int = 0,
+    progress: Progress = None,
+    **settings: Any,
+) -> Table:
+    """The two gradients that meet in W^K where W^V is the same matrix.
+
+    Through the keys (what to look at) and through the values (what to hand on): their sum moves the
+    matrix. A cosine below 0 is a conflict; two independent directions in 32 d_k dimensions have a
+    cosine of about 0 +- (32 d_k)^(-1/2).
+
+    Returns
+    -------
+    Table
+        step, cosine (of the two), ratio (norm of the part through the keys over the other), loss.
+    """
+    setting = Setting(tied=True, rates=(rate,), **settings)
+    rows: Rows = []
+
+    def watch(step: int, models: Trained, gradients: Arrays) -> None:
+        if step % every:
+            return
+        batch = next(models.batches("paths", 8))
+        by_key, by_value = path_gradients(models, batch)
+        squares = square_norms(by_key), square_norms(by_value)
+        inner = (by_key * by_value).sum(axis=(1, 2), dtype=np.float64)
+        rows.append(
+            {
+                "step": step,
+                "cosine": Draws(inner / (squares[0] * squares[1]) ** 0.5),
+                "ratio": Draws((squares[0] / squares[1]) ** 0.5),
+                "loss": Draws(models.test_loss(purpose="curve")[0]),
+            }
+        )
+
+    train(setting, seed=seed, watch=watch)
+    if progress is not None:
+        progress(1)
+    return Table("The two gradients of a projection that is key and value", rows)
+
+
+def path_gradients(models: Trained, batch: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Gradients of tied models to W^K through the keys alone and through the values alone."""
+
+    def loss(as_key: Any, as_value: Any) -> Any:
+        p = models.parameters
+        query, key, _ = models.project(p | {"W^K": as_key}, batch)
+        _, value, _ = models.project(p | {"W^K": as_value}, batch)
+        out = models.attend(p, query, key, value, None)
+        return anp.sum(models.read(p, out, batch))
+
+    w = models.parameters["W^K"]
+    by_key, by_value = grad(loss, (0, 1))(w, w)
+    return by_key, by_value
+
+
+__all__ = ["TASKS", "correlation", "curves", "divergence", "path_gradients", "tied_paths"]

@@ -368,17 +368,8 @@ class MultiHeadAttention:
         )
         with np.errstate(all="ignore"):
             out = cast(Array, rounded(_product(_merged(heads_out), widen(given["w_out"])), x))
-        saved = MultiHeadSaved(
-            x,
-            None if context is None else source,
-            given,
-            query,
-            key,
-            value,
-            heads_out,
-            lse,
-            checked,
-        )
+        own = None if context is None else source
+        saved = MultiHeadSaved(x, own, given, query, key, value, heads_out, lse, checked)
         return MultiHeadForward(out, saved)
 
     def backward(
@@ -541,7 +532,6 @@ class MultiHeadAttention:
         self, given: Mapping[str, Array], x: Array, source: Array
     ) -> tuple[Array, Array, Array]:
         """Query, key and value for the kernel, a learned scale in the query."""
-
         query = _heads(x, given["w_query"], self.heads)
         key = _heads(source, given["w_key"], self.kv_heads)
         of = x if self.swap_roles else source

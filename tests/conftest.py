@@ -17,6 +17,7 @@ import pytest
 import threadpoolctl
 
 from sdpa import _core
+from sdpa.lab import minilm
 
 SEED = int(os.environ.get("SDPA_SEED", "0"))
 ISAS = [name for name, available in dict(_core._isas()).items() if available]
@@ -85,6 +86,15 @@ def _peer(name):
             return importlib.import_module(name)
         except ImportError:
             pytest.skip(f"needs {name}: pip install 'sdpa[peers]'")
+
+
+@pytest.fixture(scope="session")
+def model():
+    """The pretrained model of the laboratory; the test is skipped where it is not installed."""
+    try:
+        return minilm.MiniLM.load()
+    except ImportError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

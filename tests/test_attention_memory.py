@@ -23,16 +23,6 @@ n_q, n_k, d = {N_Q}, {N_K}, {D}
 def normal(*shape):
     return rng.standard_normal(shape, np.float32)
 
-def peak(function):
-    function(64)  # threads, code
-    gc.collect()
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # VmHWM = VmRSS
-    before = status("VmRSS")
-    result = function(None)
-    result = result if isinstance(result, tuple) else (result,)
-    return status("VmHWM") - before - sum(r.nbytes for r in result if r is not None)
-
 q, k, v, g = normal(n_q, d), normal(n_k, d), normal(n_k, d), normal(n_q, d)
 a, b, c = normal(n_q, d), normal(n_k, d), normal(n_k, d)
 lse = np.full(n_q, 10, np.float32)

@@ -20,14 +20,6 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def model():
-    try:
-        return minilm.MiniLM.load()
-    except ImportError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
 def tokenizers():
     """The authors' tokeniser, which reads its rules from a file beside the weights."""
     try:

@@ -169,14 +169,6 @@ def test_the_exponent_goes_from_a_half_to_one():
 # ---------------------------------------------------------------------- trained heads
 
 
-@pytest.fixture(scope="module")
-def model():
-    try:
-        return minilm.MiniLM.load()
-    except ImportError as error:
-        pytest.skip(str(error))
-
-
 def test_trained_heads_are_what_measure_says(model):
     table = lab.trained_heads(draws=3, model=model)
     assert len(table) == 6 * 13 * 2

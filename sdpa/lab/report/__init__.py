@@ -39,7 +39,7 @@ VERDICTS = {
 SLOW = frozenset(
     {
         *("train-infer", "no-scale-training", "additive-small-dk", "additive-no-scale"),
-        *("divergence", "tied-kv", "batchnorm-analogy", "dk-independence", "grads-differ"),
+        *("divergence", "tied-kv", "batchnorm-analogy", "dk-independence"),
         *("stop-learning", "scale-cost", "additive-cost", "additive-speed", "memory"),
         *("other-scales", "unscaled-position", "layer-norm"),
     }

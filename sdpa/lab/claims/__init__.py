@@ -30,7 +30,9 @@ but tell the story may come along. Then put a record into the tuple `CLAIMS` of 
 and the module's name into `MODULES`. Names of figures hold none of . : ! [ ] { }, since statements
 refer to them in braces; the value of a name is shown with its interval, or formatted by what
 follows a colon. A claim of the form "at least" has a margin (0, None). An experiment that needs an
-extra imports it inside and lets the ImportError pass: the row is then undecided and says so.
+extra imports it inside and lets the ImportError pass: the row is then undecided and says so. What
+the claim says of the pretrained model's figures, where the experiment has them, goes into `trained`
+and gets a verdict of its own.
 """
 
 from collections.abc import Callable, Iterable

@@ -71,7 +71,7 @@ CLAIMS = (
         # One or two would be what "almost" allows.
         expect=(Expect("families with another rule, cited", 0.0, (0, 2), law=8.0, law_margin=0.5),),
         holds="No more than two exceptions are known to us.",
-        law="It is the default, but at least {families with another rule, cited} families do "
+        law="It is the default, but at least {families with another rule, cited:.0f} families do "
         "otherwise, some widely used: T5 and GPT-Neo have no scale (T5 folds it into the start of "
         "W^Q), DeBERTa 1/sqrt(3 d_k), QK-norm and Swin V2 a learned factor on cosines, muP 1/d_k, "
         "SSMax a factor log n, Gemma 2 27B another constant. How large their share is, this list "

@@ -29,12 +29,11 @@ def text(rows: Sequence[Row]) -> str:
 
 
 def _row(row: Row) -> str:
-    expected = {expect.figure: expect for expect in row.claim.expect}
     lines = [str(row)]
     for figure in row.figures:
         shown = with_interval(Estimate(*figure[1:]))
         line = f"    {figure.name}: {shown} (n = {figure.n})"
-        if expect := expected.get(figure.name):
+        if expect := row.expect.get(figure.name):
             line += f"; claimed {expect.claimed:.4g}, margin {_margin(expect.margin)}"
             line += "" if expect.law is None else f"; law {expect.law:.4g}"
         lines.append(line)

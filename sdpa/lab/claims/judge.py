@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 
 from ..estimate import Draws, Estimate
+from ..minilm import MODEL, WHEEL
 from ..table import with_interval
 from .record import Claim, Expect, Figure, Row
 
@@ -25,6 +26,9 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
         refuted      some lie outside, and there is no such law
         undecided    else, after the last look
 
+    What a claim says of the pretrained model (`Claim.trained`) gets a verdict of its own by the
+    same rule, and counts among the figures judged whether the model is installed or not.
+
     Parameters
     ----------
     claim : Claim
@@ -39,8 +43,8 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
     Row
         Undecided, without figures, where the experiment needs a package that is not installed.
     """
-    start = time.perf_counter()
-    level = 1 - ALPHA / (rows * max(1, len(claim.expect)) * LOOKS)
+    start, trained = time.perf_counter(), None
+    level = 1 - ALPHA / (rows * max(1, len(claim.expect + claim.trained)) * LOOKS)
     for factor in (1, claim.more) if claim.more > 1 else (1,):
         try:
             measured = claim.experiment(seed, times * factor)
@@ -53,6 +57,12 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
         }
         verdict, final = decide(claim.expect, found)
         statement = _statement(claim, verdict, found)
+        if claim.trained:
+            final_trained = True
+            if all(expect.figure in found for expect in claim.trained):
+                trained, final_trained = decide(claim.trained, found)
+            statement += " " + _trained_statement(claim, trained, found)
+            final = final and final_trained
         if final:
             break
     return Row(
@@ -64,6 +74,7 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
         seed=seed,
         seconds=time.perf_counter() - start,
         draws={name: cell.values for name, cell in measured.items() if isinstance(cell, Draws)},
+        trained=trained,
     )
 
 
@@ -100,7 +111,6 @@ class _Shown:
 
 
 def _statement(claim: Claim, verdict: str, found: dict[str, Estimate]) -> str:
-    shown = {name: _Shown(estimate) for name, estimate in found.items()}
     if verdict == "undecided":
         open_figures = [
             f"{e.figure} {with_interval(found[e.figure])} against {e.claimed:g}"
@@ -108,4 +118,15 @@ def _statement(claim: Claim, verdict: str, found: dict[str, Estimate]) -> str:
             if _compare(found[e.figure], e.claimed_region()) == "across"
         ]
         return f"Not decided by these draws: {'; '.join(open_figures)}."
-    return (claim.holds if verdict == "reproduced" else claim.law).format_map(shown)
+    return _filled(claim.holds if verdict == "reproduced" else claim.law, found)
+
+
+def _trained_statement(claim: Claim, trained: str | None, found: dict[str, Estimate]) -> str:
+    if trained is None:
+        return f"With {WHEEL} installed its trained heads are judged, too."
+    finding = _filled(claim.trained_finding, found)
+    return f"Of the trained heads of {MODEL} the claim is {trained}: {finding}"
+
+
+def _filled(text: str, found: dict[str, Estimate]) -> str:
+    return text.format_map({name: _Shown(estimate) for name, estimate in found.items()})

@@ -72,6 +72,11 @@ class Claim:
     """The figures are those of a publication, with its rounding as interval."""
     more: float = 4
     """`times` at the second look; 1: there is none."""
+    trained: tuple[Expect, ...] = ()
+    """The claim for figures of the pretrained model, where it is installed: with a verdict of its
+    own, since the notes speak of attention before training."""
+    trained_finding: str = ""
+    """What these figures show, whatever the verdict."""
 
     @property
     def experiment_name(self) -> str:
@@ -94,15 +99,24 @@ class Row:
     seconds: float
     draws: dict[str, Any]
     """What was measured per draw, by figure."""
+    trained: str | None = None
+    """The verdict on `claim.trained`; None where there is nothing to judge."""
+
+    @property
+    def expect(self) -> dict[str, Expect]:
+        """What was judged, by figure."""
+        judged = self.claim.expect + (self.claim.trained if self.trained else ())
+        return {expect.figure: expect for expect in judged}
 
     def __str__(self) -> str:
         """Verdict, claim and what is right; without the figures."""
         claim = self.claim
         cited = " (cited)" if claim.cited else ""
+        trained = f"; of trained heads: {self.trained}" if self.trained else ""
         found = {"claim  ": claim.claim, "found  ": self.statement}
         return "\n".join(
             [
-                f"{claim.id}: {self.verdict}{cited}, notes {' '.join(claim.notes)}",
+                f"{claim.id}: {self.verdict}{cited}{trained}, notes {' '.join(claim.notes)}",
                 *(
                     fill(text, WIDTH, initial_indent=f"  {name}", subsequent_indent=" " * 9)
                     for name, text in found.items()
@@ -121,13 +135,14 @@ class Row:
             "verdict": self.verdict,
             "statement": self.statement,
             "figures": [figure._asdict() for figure in self.figures],
-            "predicted": {expect.figure: expect.claimed for expect in claim.expect},
-            "margin": {expect.figure: expect.margin for expect in claim.expect},
+            "predicted": {name: expect.claimed for name, expect in self.expect.items()},
+            "margin": {name: expect.margin for name, expect in self.expect.items()},
             "experiment": claim.experiment_name,
             "seed": self.seed,
             "seconds": round(self.seconds, 3),
         }
-        return result | ({"cited": True} if claim.cited else {})
+        result |= {"cited": True} if claim.cited else {}
+        return result | ({"trained": self.trained} if claim.trained else {})
 
 
 def draws(number: int, times: float, least: int = 2) -> int:

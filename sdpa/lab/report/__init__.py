@@ -171,11 +171,10 @@ def _ledger(rows: Sequence[Row], left_out: int) -> str:
 
 def _row(row: Row) -> str:
     claim = row.claim
-    expected = {expect.figure: expect for expect in claim.expect}
     figures = []
     for figure in row.figures:
         cells = [with_interval(Estimate(*figure[1:])), str(figure.n)]
-        expect = expected.get(figure.name)
+        expect = row.expect.get(figure.name)
         cells.append("" if expect is None else f"{expect.claimed:.4g}")
         cells.append("" if expect is None or expect.law is None else f"{expect.law:.4g}")
         figures.append(_cells(figure.name, cells))

@@ -61,14 +61,14 @@ for d_k in (64, 256):
 # %% [markdown]
 # ## Measurement
 #
-# The law over d_k, rho and rank.
+# The law over d_k, rho and rank, at two lengths, which it does not feel.
 
 # %%
 table = lab.correlated_growth()
 half = (table["std_high"] - table["std_low"]) / 2
 assert (abs(table["std"] - table["std_predicted"]) < 2.5 * half).all()
 exponent = {
-    (rank, rho): table.row(rank=rank, rho=rho, d_k=512)["exponent"]
+    (rank, rho): table.row(n=32, rank=rank, rho=rho, d_k=512)["exponent"]
     for rank in (8, 512)
     for rho in (0.0, 0.5, 1.0)
 }

@@ -69,7 +69,7 @@ def test_coverage():
 
 
 def test_normality():
-    table = lab.normality([2, 16], n=32, draws=300)
+    table = lab.normality([2, 16], [32], draws=300)
     check_laws(table, "distance", "beyond_3")
     # x = 0.742 is where the distance is largest for large d_k.
     assert table["kolmogorov"] == pytest.approx(table["distance_predicted"], rel=0.15)
@@ -156,10 +156,11 @@ def test_plots(growth, saturation, gradients):
         "saturation": saturation,
         "gradients": gradients,
         "coverage": lab.coverage([16], [8, 16], draws=10),
-        "normality": lab.normality([4, 16], n=16, draws=40),
+        "normality": lab.normality([4, 16], [8, 16], draws=40),
         "initialisers": lab.initialisers([16], [8], d_model=32, draws=20),
         "freezing": lab.freezing([1.0, 2.0], [10], draws=40),
         "overflow": lab.overflow([64, 256], [10], draws=20),
+        "exponents": lab.exponents([16, 64], [10, 64], draws=40, batches=4),
     }
     for name, table in tables.items():
         picture = style.svg(getattr(lab, f"plot_{name}")(table))

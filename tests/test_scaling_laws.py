@@ -161,7 +161,7 @@ def test_correlated_growth_follows_its_law():
 
 
 def test_the_exponent_goes_from_a_half_to_one():
-    table = lab.correlated_growth(d_k=[512], rho=[0.0, 1.0], rank=[4], draws=2)
+    table = lab.correlated_growth(d_k=[512], rho=[0.0, 1.0], rank=[4], n=[8], draws=2)
     np.testing.assert_allclose(table["exponent"], [0.5, 1], atol=0.01)
     assert correlation.exponent(2.0, 8.0, 4) == 1
 

@@ -92,6 +92,16 @@ def test_every_experiment_of_the_main_job_has_its_plot():
     assert [bar.get_width() for bar in bars] == [row.ratio for row in speed]
 
 
+def test_every_experiment_that_make_lab_runs_has_its_plot():
+    pytest.importorskip("autograd", reason="needs autograd: pip install 'sdpa[lab]'")
+    from sdpa.lab.__main__ import NAMES
+    from sdpa.lab.training.__main__ import GRID
+    from sdpa.lab.training.plots import PLOTS
+
+    assert {f"plot_{name}" for name in NAMES} <= set(lab.__all__)
+    assert set(GRID) == set(PLOTS)
+
+
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install 'sdpa\[lab\]'"):

@@ -374,9 +374,13 @@ def test_remaining_experiments_return_what_they_say():
 
 
 def test_start_and_gradients_of_one_layer():
-    start = experiments.start_symmetry((16,), draws=60).rows[0]
+    table = experiments.start_symmetry((16,), draws=60)
+    assert plotted(table, "start_symmetry") == 3
+    start = table.rows[0]
     assert start["mean entry"].estimate(0.999).low < 0 < start["mean entry"].estimate(0.999).high
-    both = experiments.gradients_differ((8,), draws=60).rows[0]
+    table = experiments.gradients_differ((8,), draws=60)
+    assert plotted(table, "gradients_differ") == 2
+    both = table.rows[0]
     assert both["distance"].estimate(0.999).low > 0.5
 
 

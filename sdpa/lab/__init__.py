@@ -16,7 +16,7 @@ from .criteria import (
     plot_gradients_over_sigma,
 )
 from .estimate import Draws, Estimate
-from .gradients import exponents, gradients, plot_gradients
+from .gradients import exponents, gradients, plot_exponents, plot_gradients
 from .growth import (
     coverage,
     growth,
@@ -84,6 +84,7 @@ __all__ = [
     "plot_cost",
     "plot_coverage",
     "plot_critical",
+    "plot_exponents",
     "plot_freezing",
     "plot_gradients",
     "plot_gradients_over_sigma",

@@ -16,6 +16,7 @@ other. A token with itself has the mean score rho d_k besides.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 from math import log, sqrt
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,7 @@ def correlated_growth(
     d_k: Iterable[int] = WIDTHS,
     rho: Iterable[float] = (0.0, 0.25, 0.5, 1.0),
     rank: Iterable[int] = (8, 512),
-    n: int = 32,
+    n: Iterable[int] = (8, 32),
     draws: int = 60,
     seed: int = 0,
 ) -> Table:
@@ -71,8 +72,8 @@ def correlated_growth(
         Correlation of the elements of W^Q with those of W^K.
     rank : iterable of int
         Directions that the tokens span.
-    n : int
-        Tokens.
+    n : iterable of int
+        Tokens; the law does not have them.
     draws : int
         Heads, each with weights and tokens of its own.
     seed : int
@@ -80,30 +81,31 @@ def correlated_growth(
     Returns
     -------
     Table
-        rank, rho, d_k; std of q.k between different tokens (root of the mean square, predicted);
+        n, rank, rho, d_k; std of q.k between different tokens (root of the mean square, predicted);
         diagonal, the mean of q.k of a token with itself over d_k (predicted: rho); exponent, by
         which std grows from d_k/2 to d_k, of the law (1/2 to 1).
 
     Examples
     --------
     >>> from sdpa import lab
-    >>> table = lab.correlated_growth(d_k=[256], rho=[0, 1], rank=[8])
+    >>> table = lab.correlated_growth(d_k=[256], rho=[0, 1], rank=[8], n=[32])
     >>> table["std"].round(-1), table["exponent"].round(2)
     (array([20., 90.]), array([0.5 , 0.98]))
     """
     rows: list[dict[str, Cell]] = []
-    off = ~np.eye(n, dtype=bool)
-    for directions, correlation, width in ((a, b, c) for a in rank for b in rho for c in d_k):
-        rng = stream(seed, "correlation", directions, str(correlation), width)
-        x = rng.standard_normal((draws, n, directions), np.float32)
+    for length, directions, correlation, width in product(n, rank, rho, d_k):
+        rng = stream(seed, "correlation", directions, str(correlation), width, length)
+        x = rng.standard_normal((draws, length, directions), np.float32)
         query, key = (x @ w for w in correlated(draws, directions, width, correlation, rng))
         scores = sdpa.attention_weights(query, key, scale=1.0, stage="scores")
         scores = np.asarray(scores, np.float64)
+        off = ~np.eye(length, dtype=bool)
         law = score_std(width, correlation, directions)
         before = score_std(max(1, width // 2), correlation, directions)
         own = scores[:, ~off].mean(axis=1) / width
         rows.append(
             {
+                "n": length,
                 "rank": directions,
                 "rho": float(correlation),
                 "d_k": width,
@@ -126,7 +128,8 @@ def correlated(
 
 @style.plot
 def plot_correlated_growth(table: Table) -> Figure:
-    """std(q.k) over d_k, a panel per rank, with the law; sqrt(d_k) and d_k dashed."""
+    """std(q.k) over d_k at the last n, a panel per rank, with the law; sqrt(d_k) and d_k dashed."""
+    table = table.where(n=table["n"][-1])
     ranks = list(dict.fromkeys(table["rank"].tolist()))
     figure, axes = style.subplots(1, len(ranks), size=(4.6, 3.6), sharey=True, squeeze=False)
     for ax, rank in zip(axes[0], ranks, strict=True):

@@ -184,6 +184,24 @@ def exponents(
 
 
 @style.plot
+def plot_exponents(table: Table) -> Any:
+    """Exponents of the root mean square and of the typical row over n: a matplotlib figure."""
+    figure, panels = style.subplots(1, 2, sharex=True)
+    titles = {"rms": "root mean square", "typical": "geometric mean over rows"}
+    for axes, (column, title) in zip(panels, titles.items(), strict=True):
+        for name, color in (("scaled", style.SCALED), ("unscaled", style.UNSCALED)):
+            some = table.where(scale=name)
+            style.columns(axes, some, "n", column, color=color, label=name)
+        for power in (0, -1):
+            axes.axhline(power, color=style.BLACK, linewidth=0.8, linestyle=":")
+        style.log_axis(axes, "x", np.unique(table["n"]))
+        axes.set(xlabel="keys n", title=title)
+    panels[0].set(ylabel="exponent of |dL/dq| in d_k; dotted: 0 and -1")
+    panels[0].legend()
+    return figure
+
+
+@style.plot
 def plot_gradients(table: Table) -> Any:
     """Root mean square, median and dead rows of dL/dQ over d_k: a matplotlib figure."""
     figure, panels = style.subplots(1, 3, size=(3.8, 3.3))

@@ -1,6 +1,7 @@
 """How scores grow with d_k, how normal they are, and which initialisers meet the assumption."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -143,8 +144,8 @@ def _moments(query: Array, key: Array) -> dict[str, Array]:
 
 def normality(
     d_k: Iterable[int] = (2, 4, 8, 16, 32, 64, 128, 256, 512),
+    n: Iterable[int] = (8, 64),
     *,
-    n: int = 64,
     seed: int = 0,
     draws: int = 400,
 ) -> Table:
@@ -153,15 +154,16 @@ def normality(
     Returns
     -------
     Table
-        Columns d_k; distance, half the difference between the share of scores in [-x, x] and that
-        of the normal distribution, at x = 0.742 where Edgeworth's series has its largest
+        Columns d_k, n; distance, half the difference between the share of scores in [-x, x] and
+        that of the normal distribution, at x = 0.742 where Edgeworth's series has its largest
         difference, with its law; kolmogorov, the largest distance at any x, by
-        `theory.normal_distance`; beyond_3, the share of scores outside [-3, 3], with its law.
+        `theory.normal_distance`; beyond_3, the share of scores outside [-3, 3], with its law. No
+        law has n in it: a longer sequence has more scores, each of the same distribution.
 
     Examples
     --------
     >>> from sdpa import lab
-    >>> table = lab.normality([2], n=16, draws=200)
+    >>> table = lab.normality([2], [16], draws=200)
     >>> bool(table["distance"][0] > 0.04)
     True
     """
@@ -176,12 +178,14 @@ def normality(
         }
 
     rows: list[dict[str, Cell]] = []
-    for width in d_k:
-        found = matrices(seed, ("normality", width, n), draws, measure, (n, width))
+    for length, width in product(n, d_k):
+        shape = (length, width)
+        found = matrices(seed, ("normality", width, length), draws, measure, shape)
         law = float(theory.normal_excess(x, width))
         rows.append(
             {
                 "d_k": width,
+                "n": length,
                 "distance": Draws((found["near"] - inside) / 2, predicted=law),
                 "kolmogorov": theory.normal_distance(width),
                 "beyond_3": Draws(found["beyond"], predicted=theory.outside(3, width)),
@@ -355,17 +359,21 @@ def plot_coverage(table: Table) -> Any:
 def plot_normality(table: Table) -> Any:
     """Kolmogorov distance and share beyond three sigma over d_k: a matplotlib figure."""
     figure, (left, right) = style.subplots(1, 2)
-    style.columns(left, table, "d_k", "distance", label="measured at x = 0.742")
-    style.prediction(left, table["d_k"], table["kolmogorov"], color=style.GREEN, label="largest")
-    limit = 0.13764 / table["d_k"]
-    style.prediction(left, table["d_k"], limit, color=style.BLACK, limit=True, label="0.1376 / d_k")
-    left.set(yscale="log", ylabel="distance to the normal distribution")
-    style.columns(right, table, "d_k", "beyond_3", label="measured")
-    normal = np.full(len(table), theory.outside(3))
-    style.prediction(right, table["d_k"], normal, limit=True, label="normal: 0.27 %")
+    lengths = np.unique(table["n"])
+    for length, (color, marker) in zip(lengths, style.cycle(len(lengths)), strict=True):
+        some = table.where(n=length)
+        options = {"color": color, "marker": marker, "label": f"n = {length}"}
+        style.columns(left, some, "d_k", "distance", **options)
+        style.columns(right, some, "d_k", "beyond_3", **options)
+    widths = some["d_k"]
+    style.prediction(left, widths, some["kolmogorov"], color=style.GREEN, label="largest")
+    style.prediction(left, widths, 0.13764 / widths, limit=True, label="0.1376 / d_k")
+    left.set(yscale="log", ylabel="distance to normal; points: at x = 0.742")
+    normal = np.full(len(widths), theory.outside(3))
+    style.prediction(right, widths, normal, limit=True, label="normal: 0.27 %")
     right.set(ylabel="share of scaled scores beyond ±3")
     for axes in (left, right):
-        style.log_axis(axes, "x", table["d_k"])
+        style.log_axis(axes, "x", widths)
         axes.set(xlabel="d_k")
         axes.legend()
     return figure

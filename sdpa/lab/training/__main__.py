@@ -39,6 +39,8 @@ GRID: dict[str, tuple[int, Callable[..., Table], dict[str, Any]]] = {
     "tying": (8, experiments.tying, {"widths": (4, 8, 16, 32)}),
     "saturation": (4, experiments.saturation, {}),
     "trained_scores": (12, experiments.trained_scores, {"rules": ("1", "sqrt d_k", "d_k")}),
+    "start_symmetry": (2, experiments.start_symmetry, {}),
+    "gradients_differ": (2, experiments.gradients_differ, {}),
 }
 """Name, number of settings, experiment and its grid."""
 

@@ -259,6 +259,41 @@ def plot_tying(table: Table) -> Any:
     return figure
 
 
+@style.plot
+def plot_start_symmetry(table: Table) -> Any:
+    """Mean entry of W^Q (W^K)^T, log ratio of the norms and antisymmetric share against d_k."""
+    figure, panels = style.subplots(1, 3, size=(3.4, 3.0))
+    names = {
+        "mean entry": "mean entry / its standard deviation",
+        "log ratio": "ln |W^Q|^2 - ln |W^K|^2",
+        "skew": "share in the antisymmetric part",
+    }
+    for axes, (column, label) in zip(panels, names.items(), strict=True):
+        style.columns(axes, table, "d_k", column)
+        style.log_axis(axes, "x", table["d_k"].tolist())
+        axes.set(xlabel="d_k", ylabel=label)
+    return figure
+
+
+@style.plot
+def plot_gradients_differ(table: Table) -> Any:
+    """Distance, cosine and ratio of the gradients to Q and to K against n."""
+    figure, (left, right) = style.subplots(1, 2)
+    kinds = (("distance", "Q and K drawn apart"), ("distance Q=K", "Q = K"))
+    for (column, label), (color, marker) in zip(kinds, style.cycle(2), strict=True):
+        style.columns(left, table, "n", column, color=color, marker=marker, label=label)
+    left.axhline(1, color=style.BLACK, linewidth=1, linestyle=":")
+    left.set(ylabel="|dQ - dK| / joint norm; 1: orthogonal", ylim=(0, 2**0.5))
+    for column, (color, marker) in zip(("cosine", "ratio"), style.cycle(2), strict=True):
+        style.columns(right, table, "n", column, color=color, marker=marker, label=column)
+    right.set(ylabel="cosine and |dQ| / |dK|")
+    for axes in (left, right):
+        style.log_axis(axes, "x", table["n"].tolist())
+        axes.set(xlabel="n")
+        axes.legend()
+    return figure
+
+
 PLOTS = {
     "scale_rules": plot_scale_rules,
     "mechanisms": plot_mechanisms,
@@ -271,5 +306,7 @@ PLOTS = {
     "tying": plot_tying,
     "saturation": plot_saturation,
     "trained_scores": plot_trained_scores,
+    "start_symmetry": plot_start_symmetry,
+    "gradients_differ": plot_gradients_differ,
 }
 """By the name of the experiment that makes the table."""

@@ -18,14 +18,8 @@ from .progress import progress
 NAMES = (
     *("growth", "normality", "coverage", "initialisers", "overflow"),
     *("saturation", "freezing", "scale_over_length", "critical"),
-    *(
-        "gradients",
-        "exponents",
-        "gradients_over_sigma",
-        "best_sigma",
-        "averaging",
-        "correlated_growth",
-    ),
+    *("gradients", "exponents", "gradients_over_sigma", "best_sigma"),
+    *("averaging", "correlated_growth"),
     *("inputs_compared", "trained_heads", "trained_choice", "trained_growth"),
 )
 """Of the experiments; each has a plot function, plot_NAME."""

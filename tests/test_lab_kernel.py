@@ -112,11 +112,22 @@ def test_independent_rows_follow_the_exact_law():
     assert abs(np.mean(entropies) - law) < 5 * np.std(entropies, ddof=1) / np.sqrt(60)
 
 
+@pytest.mark.parametrize("knobs", [{}, {"scale": "1"}, {"d_k": 4, "correlation": 0.5}])
+def test_gradients_follow_their_laws(knobs):
+    """The laws are expectations given q and k, so the ratio has mean 1 whatever these are."""
+    draws = [explore.explore(seed=seed, **knobs) for seed in range(60)]
+    for name in "QKV":
+        ratios = [np.mean(x.gradients[name] ** 2) / x.laws[name] ** 2 for x in draws]
+        error = np.std(ratios, ddof=1) / np.sqrt(60)
+        assert abs(np.mean(ratios) - 1) < 5 * error < 0.5, name
+
+
 def test_images_are_a_choice():
     pytest.importorskip("sklearn")
     a, b = (explore.explore(32, 20, seed=1, input=name) for name in explore.INPUTS)
     assert a.scores.shape == b.scores.shape == (20, 20)
     assert not np.array_equal(a.scores, b.scores)
+    assert (set(a.laws), set(b.laws)) == (set("QKV"), {"V"})
 
 
 @pytest.mark.parametrize(
@@ -140,3 +151,5 @@ def test_the_picture_of_the_knobs():
     assert {"density of the scores", "weights", "norm of the Jacobian"} <= set(titles)
     entropy = figure.axes[titles.index("entropy of a row, nats")]
     assert entropy.lines[1].get_ydata() == [found.entropy]
+    (laws,) = figure.axes[titles.index("norms of the gradient's rows")].collections
+    assert [float(segment[0, 1]) for segment in laws.get_segments()] == list(found.laws.values())

@@ -52,6 +52,9 @@ class Explored(NamedTuple):
     """Standard deviation of the scores within a row, root mean square over rows."""
     gradients: dict[str, Array]
     """Norms of the rows of dL/dQ, dL/dK and dL/dV, for L = sum(g * out), g ~ N(0, 1)."""
+    laws: dict[str, float]
+    """Their predicted root mean square, `gradient_laws`; of images that of dL/dV alone, since their
+    values depend on each other."""
 
 
 def explore(
@@ -119,6 +122,7 @@ def explore(
     gradients = sdpa.attention_backward(grad_out, query, key, value, *forward, scale=factor)
     rows = sdpa.attention_statistics(query, key, scale=factor)
     jacobian = rows.sum_p2 - 2 * rows.sum_p3 + rows.sum_p2**2
+    laws = gradient_laws(query, key, factor)
     targets = {"Q": gradients.query, "K": gradients.key, "V": gradients.value}
     return Explored(
         d_k=d_k,
@@ -132,7 +136,50 @@ def explore(
         gradients={
             name: np.linalg.norm(np.asarray(gradient), axis=1) for name, gradient in targets.items()
         },
+        laws={name: law for name, law in laws.items() if input == "random" or name == "V"},
     )
+
+
+def gradient_laws(query: Array, key: Array, scale: float) -> dict[str, float]:
+    """Root mean square over rows of dL/dQ, dL/dK and dL/dV, expected over v and g of N(0, 1).
+
+    Row i of the weights p has the Jacobian J = diag(p) - p p^T and passes on ds = J V g. V g has
+    independent elements of variance D_V, so with the mean key m = sum_j p_j k_j
+
+        |dL/dq_i|^2   D_V scale^2 |J K|^2 = D_V scale^2 sum_j p_j^2 |k_j - m|^2
+        |dL/dk_j|^2   D_V scale^2 sum_i |q_i|^2 (J J)_jj, in the sum over j |q_i|^2 |J|^2
+        |dL/dv_j|^2   D_V sum_i p_ij^2
+
+    Parameters
+    ----------
+    query, key : (n, d_k) ndarray
+    scale : float
+
+    Returns
+    -------
+    dict of float
+        For "Q", "K" and "V".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sdpa.lab.explore import gradient_laws
+    >>> zeros = np.zeros((4, 2))  # equal weights of 1/4
+    >>> gradient_laws(zeros, zeros, 1.0)
+    {'Q': 0.0, 'K': 0.0, 'V': 4.0}
+    """
+    p = sdpa.attention_weights(query, key, scale=scale)
+    rows = sdpa.attention_statistics(query, key, scale=scale)
+    jacobian = rows.sum_p2 - 2 * rows.sum_p3 + rows.sum_p2**2
+    mean = sdpa.attention(query, key, key, scale=scale)
+    apart = (key**2).sum(axis=1) - 2 * mean @ key.T + (mean**2).sum(axis=1)[:, None]
+    squares = {
+        "Q": scale**2 * (p**2 * apart).sum(axis=1),
+        "K": scale**2 * (query**2).sum(axis=1) * jacobian,
+        "V": rows.sum_p2,
+    }
+    # Where one weight is 1, rounding may leave less than 0.
+    return {name: sqrt(D_V * max(0.0, float(x.mean()))) for name, x in squares.items()}
 
 
 @cache
@@ -172,7 +219,13 @@ def plot_explored(explored: Explored) -> Figure:
 
     names = list(explored.gradients)
     gradients.boxplot([np.maximum(g, 1e-8) for g in explored.gradients.values()], whis=(0, 100))
-    gradients.set_xticks(range(1, len(names) + 1), [f"dL/d{name}" for name in names])
+    places = np.arange(1, len(names) + 1)
+    found = [_rms(explored.gradients[name]) for name in names]
+    gradients.plot(places, np.maximum(found, 1e-8), "o", color=style.VERMILION, label="rms")
+    laws = np.maximum([explored.laws.get(name, np.nan) for name in names], 1e-8)
+    gradients.hlines(laws, places - 0.35, places + 0.35, color=style.BLACK, label="its law")
+    gradients.legend()
+    gradients.set_xticks(places, [f"dL/d{name}" for name in names])
     gradients.set(yscale="log", ylim=(1e-8, 1e3), title="norms of the gradient's rows")
 
     sigma, law_entropy, law_jacobian = _laws(n)
@@ -186,7 +239,11 @@ def plot_explored(explored: Explored) -> Figure:
         ax.set(xlabel="std of scores within a row", title=title, ylim=(0, None))
         ax.legend(loc="lower left")
     numbers.axis("off")
-    shares = [f"dL/d{name}: rms {_rms(g):.3g}" for name, g in explored.gradients.items()]
+    shares = [
+        f"dL/d{name}: rms {rms:.3g}"
+        + (f", law {explored.laws[name]:.3g}" if name in explored.laws else "")
+        for name, rms in zip(names, found, strict=True)
+    ]
     lines = [f"scale {explored.scale:.4g}", f"entropy {explored.entropy:.4f}"]
     lines += [f"Jacobian {explored.jacobian:.4f}", *shares]
     numbers.text(0, 1, "\n".join(lines), va="top", family="monospace")

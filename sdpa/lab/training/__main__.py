@@ -1,7 +1,7 @@
 """Every training experiment on its full grid: python -m sdpa.lab.training [--save DIR].
 
-Prints the tables; with --save writes them (.npz), their plots (.svg, .png) and the text. Half an
-hour on two cores; --only NAME ... runs some of them.
+Prints the tables; with --save writes them (.npz), their plots (.svg, .png) and the text. Ten
+minutes of one core, half of it scale_rules; --only NAME ... runs some of them.
 """
 
 from __future__ import annotations

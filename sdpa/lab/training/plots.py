@@ -166,8 +166,8 @@ def plot_correlation(table: Table) -> Any:
     for height, label in ((0.5, "1/2: independent"), (1.0, "1: aligned")):
         left.axhline(height, color=style.BLACK, linewidth=1, linestyle=":")
         left.annotate(label, (table["step"][-1], height), ha="right", va="bottom", fontsize="small")
-    left.set(xlabel="step", ylabel="exponent of the standard deviation in d_k", ylim=(0.4, 1.1))
-    left.legend()
+    left.set(xlabel="step", ylabel="exponent of the std in d_k", ylim=(0.4, 1.25))
+    left.legend(loc="upper left")
     names = [name for name in table.rows[0] if str(name).startswith("cosine")]
     for name, (color, marker) in zip(names, style.cycle(len(names)), strict=True):
         label = name.removeprefix("cosine ")

@@ -45,17 +45,27 @@ def _draws(cell: Cell) -> Draws:
     return cell
 
 
+def _beside_printed(
+    rows: Mapping[tuple[Cell, Cell], Mapping[str, Cell]],
+    column: str,
+    name: str,
+    printed: Mapping[str, Sequence[float]],
+) -> dict[str, Draws]:
+    """A column of `_tables`, and the share of single tensors below what note 002 prints."""
+    measured: dict[str, Draws] = {}
+    for scale, figures in printed.items():
+        for width, figure in zip(WIDTHS, figures, strict=True):
+            cell = measured[f"{name} {scale} d_k={width}"] = _draws(rows[scale, width][column])
+            below = (cell.values < figure).astype(float)
+            share = f"share of tensors below the printed {name}, {scale} d_k={width}"
+            measured[share] = Draws(below, "share")
+    return measured
+
+
 def entropies(seed: int, times: float) -> Measured:
     """Entropy of rows of ten weights, and where the printed figures lie among single tensors."""
     rows = _tables(seed, times, 1500)
-    measured: dict[str, Draws] = {}
-    for scale, printed in ENTROPIES.items():
-        for width, figure in zip(WIDTHS, printed, strict=True):
-            cell = _draws(rows[scale, width]["entropy"])
-            measured[f"entropy {scale} d_k={width}"] = cell
-            below = (cell.values < figure).astype(float)
-            name = f"share of tensors below the printed entropy, {scale} d_k={width}"
-            measured[name] = Draws(below, "share")
+    measured = _beside_printed(rows, "entropy", "entropy", ENTROPIES)
     longer = saturation((64,), (64, 1024), seed=seed, draws=draws(20, times))
     for row in longer.rows:
         name = f"entropy over ln n, {row['scale']} d_k=64 n={row['n']}"
@@ -66,16 +76,10 @@ def entropies(seed: int, times: float) -> Measured:
 def largest_weights(seed: int, times: float) -> Measured:
     """Largest weight of tensors (1, 10, 10), and where the printed figures lie among them."""
     rows = _tables(seed, times, 2500)
-    measured: dict[str, Draws] = {}
-    for scale, printed in LARGEST.items():
-        for width, figure in zip(WIDTHS, printed, strict=True):
-            cell = _draws(rows[scale, width]["tensor_max"])
-            measured[f"max weight {scale} d_k={width}"] = cell
-            below = (cell.values < figure).astype(float)
-            name = f"share of tensors below the printed weight, {scale} d_k={width}"
-            measured[name] = Draws(below, "share")
-            mean_of_rows = _draws(rows[scale, width]["max_weight"])
-            measured[f"mean of the rows' largest weights, {scale} d_k={width}"] = mean_of_rows
+    measured = _beside_printed(rows, "tensor_max", "max weight", LARGEST)
+    for (scale, width), row in rows.items():
+        name = f"mean of the rows' largest weights, {scale} d_k={width}"
+        measured[name] = _draws(row["max_weight"])
     longer = saturation((64,), (64,), seed=seed, draws=draws(40, times))
     for row in longer.rows:
         measured[f"max weight {row['scale']} d_k=64 n=64"] = _draws(row["tensor_max"])
@@ -159,9 +163,9 @@ CLAIMS = (
         law="The largest of 100 weights is {max weight unscaled d_k=16:.3f}, {max weight unscaled "
         "d_k=64:.4f}, {max weight unscaled d_k=256:.5f} without the scale and {max weight scaled "
         "d_k=16:.2f}, {max weight scaled d_k=64:.2f}, {max weight scaled d_k=256:.2f} with it. Of "
-        "single tensors, a share of {share of tensors below the printed weight, unscaled d_k=16} "
-        "and {share of tensors below the printed weight, scaled d_k=16} lies below the printed "
-        "0.342 and 0.289: the note's program cannot have printed these.",
+        "single tensors, a share of {share of tensors below the printed max weight, unscaled "
+        "d_k=16} and {share of tensors below the printed max weight, scaled d_k=16} lies below the "
+        "printed 0.342 and 0.289: the note's program cannot have printed these.",
         experiment=largest_weights,
     ),
     Claim(

@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -323,3 +324,23 @@ def test_table():
     with pytest.raises(ValueError, match="rows: expected the columns"):
         Table("", [{"a": 1}, {"b": 1}])
     assert str(Table("empty", [])) == "empty"
+
+
+def test_intervals_of_columns():
+    table = Table("t", [{"d_k": 4, "x": Estimate(1.0, 0.5, 2.0, 9)}])
+    assert [end.tolist() for end in table.interval("x")] == [[1.0], [0.5], [2.0]]
+    assert [end.tolist() for end in table.interval("d_k")] == [[4], [4], [4]]
+    with pytest.raises(KeyError, match="y"):
+        table.interval("y")
+    # Computed once: what a reader does to them would stay.
+    with pytest.raises(ValueError, match="read-only"):
+        table["x"][0] = 3.0
+
+
+def test_a_table_becomes_a_data_frame_where_pandas_is_installed(monkeypatch):
+    table = Table("t", [{"d_k": 4, "x": exact(1.0)}])
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=dict))
+    assert list(table.to_pandas()) == ["d_k", "x", "x_low", "x_high", "x_n"]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pandas"):
+        table.to_pandas()

@@ -94,7 +94,8 @@ browser:
 LAB_ARGS =
 lab: $(or $(firstword $(wildcard $(VENV)/with-*lab*)),$(VENV)/with-lab)
 	mkdir -p build/lab
-	$(BIN)/python -m sdpa claims --times 4 --save build/lab/claims | tee build/lab/claims.txt
+	$(BIN)/python -m sdpa claims --times 4 --save build/lab/claims > build/lab/claims.txt
+	cat build/lab/claims.txt
 	$(BIN)/python -m sdpa.lab --times 4 --save build/lab/experiments
 	$(BIN)/python -m sdpa.lab.training --save build/lab/training $(LAB_ARGS)
 

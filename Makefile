@@ -4,7 +4,7 @@
 #   make sanitize   the tests of `make test` under ASan and UBSan  make test-arm  the C core for aarch64, under qemu
 #   make bench      speed and memory beside the peers installed and the machine's peak; targets
 #   make model      add a pretrained model, 84 MB, for the laboratory and its tests
-#   make lab        the ledger and all experiments with four times the draws, training on full grids; an hour or so
+#   make lab        the ledger and all experiments with four times the draws, training on full grids; half an hour
 #   make notebooks  run the notebooks and keep their outputs       make browser    chromium, for the tests of the pages
 #   make docs       the pages, the reference and the notebooks as HTML
 #   make format     rewrite the sources in the project's style     make lint      check style and types

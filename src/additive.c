@@ -40,7 +40,7 @@ typedef struct additive_call {
     sdpa_dtype type;
     int64_t size;    /* of an element of it */
     char *score;     /* w_score, of the compute type, with the sign of the scale */
-    double *factors; /* per channel: what a sum of the kernel is to be multiplied with */
+    double *factors; /* per channel: what the kernel's sums of -dS r (1 - r) are to be multiplied with */
     char *scratch;
     size_t scratch_bytes; /* per worker */
     void *memory;
@@ -144,7 +144,7 @@ static sdpa_status begin(additive_call *c, const sdpa_problem *p, const sdpa_add
     load_rows(c, c->factors, 0, &a->w_score, 0, 1, 0, a->n_hidden);
     for (int64_t h = 0; h < c->channels && p->scale < 0; h++) c->factors[h] *= -1;
     c->ops->f64.store(c->score, c->factors, c->channels, c->size, c->type);
-    for (int64_t h = 0; h < c->channels; h++) c->factors[h] *= fabs(p->scale);
+    for (int64_t h = 0; h < c->channels; h++) c->factors[h] *= -4 * fabs(p->scale);
     for (int i = 0; i < 2; i++) {
         side *s = &c->sides[i];
         memset(s->weights, 0, sizeof(double) * (size_t)(s->d * c->w_row));

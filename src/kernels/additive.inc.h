@@ -1,75 +1,110 @@
 /* Additive scores (Bahdanau et al. 2015): s = sum_c w[c] tanh(a[c] + b[c]) over the channels of a query's projection a and
  * a key's b.
  *
- * One exponential per token and channel, not one per pair: with A = e^(2a) and B = e^(2b), computed once,
+ * One exponential per token and channel, not one per pair: with A = e^(2a) and B = e^(2b), computed once per token,
  *
  *     tanh(a + b) = (A B - 1) / (A B + 1),
  *
  * and two channels share a division: w0 n0 / d0 + w1 n1 / d1 = (w0 n0 d1 + w1 n1 d0) / (d0 d1). The product A B is rounded
  * once and near 1, where tanh is near 0, A B - 1 not at all: |error of tanh| <= 8 u in all, u the unit roundoff, of which
- * (1 - tanh^2) u comes from A and B being rounded (tests/test_additive_precision.py). An identity of sums such as
- * (ta + tb) / (1 + ta tb) has no such bound: its denominator cancels.
+ * (1 - tanh^2) u comes from A and B being rounded (tests/test_additive_precision.py).
+ *
+ * Not as good: an identity of sums such as (ta + tb) / (1 + ta tb) has no such bound, since its denominator cancels.
+ * sum w - sum 2 w / d takes two products less per pair of channels, but where tanh is near 0 it errs by the rounding of 1,
+ * twice as much in all for projections of 0.3. Weights within the exponentials take two less as well, but only those that
+ * are not 0 and of a like size. Four channels to a division take more steps than they save where a division keeps the
+ * multipliers busy no longer than two products do (Zen 3).
  *
  * Where |a| or |b| is so large that A or B might leave the range of the type, it is NaN instead (exponentials), the score
  * comes out as NaN, and is computed again from a + b. This depends on the pair alone, so that no row's bits depend on
  * another row. A row of q or k holds its channels, padded to an even number, then their exponentials. */
 
-#define additive_pair FN(additive_pair)
-#define additive_scores FN(additive_scores)
 #define additive_block FN(additive_block)
+#define additive_product FN(additive_product)
+#define additive_direct FN(additive_direct)
+#define additive_sums FN(additive_sums)
+#define additive_scores FN(additive_scores)
 #define additive_gradients FN(additive_gradients)
 #define additive_slopes FN(additive_slopes)
-
-/* Keys at a time, which hide the latency of one another's divisions. */
-#define ADDITIVE_ROWS 4
 
 /* Channels, and keys in the backward, that are summed from zero, then added: bounds the rounding of long sums. */
 #define ADDITIVE_TERMS 16
 
-/* A B - 1 is cut off here: tanh is 1 long before, and products of two stay finite. */
+/* A B is cut off here: tanh is 1 long before, and products of two stay finite. */
 #define ADDITIVE_MOST ((real)(SDPA_REAL == 32 ? 0x1p30 : 0x1p60))
 
-/* w0 tanh(a0 + b0) + w1 tanh(a1 + b1). */
-INLINE vec additive_pair(vec a0, vec a1, real b0, real b1, real w0, real w1) {
-    vec n0 = vmin2(vset1(ADDITIVE_MOST), a0 * b0 - 1), n1 = vmin2(vset1(ADDITIVE_MOST), a1 * b1 - 1);
-    vec d0 = n0 + 2, d1 = n1 + 2;
-    return ((w0 * n0) * d1 + (w1 * n1) * d0) / (d0 * d1);
+/* A B + one, where one is 1 or -1. */
+INLINE vec additive_product(vec a, real b, real one) {
+    return vmin2(vset1(ADDITIVE_MOST), vmulsub(a, vset1(b), vset1(-one)));
 }
 
-/* s (n, s_row) = the scores of n keys, rows of k, by nv vectors of queries, columns of q (d_k, q_row). */
-NOINLINE void additive_scores(const sdpa_problem *p, const real *q, int64_t q_row, int nv, const rows *k, int64_t n,
-                              real *s, int64_t s_row) {
+/* The score without exponentials: columns a (channels, q_row) of queries, projections b of a key. */
+NOINLINE vec additive_direct(const real *a, int64_t q_row, const real *b, const real *w, int64_t channels) {
+    vec sum = {0};
+    for (int64_t c = 0; c < channels; c++) sum += w[c] * vtanh(vload(a + c * q_row) + b[c]);
+    return sum;
+}
+
+/* additive_scores, nk keys and nv vectors of queries at a time, which hide the latency of one another's divisions. nk and
+ * nv are constants. */
+INLINE void additive_sums(const sdpa_problem *p, const real *q, int64_t q_row, const rows *k, int64_t n, real *s,
+                          int64_t s_row, int nk, int nv) {
+    enum { MOST_KEYS = 4 };
     const int64_t channels = p->d_k / 2;
     const real *w = p->w_score;
-    for (int64_t j = 0; j < n; j += ADDITIVE_ROWS) {
-        const real *key[ADDITIVE_ROWS];
-        UNROLL for (int i = 0; i < ADDITIVE_ROWS; i++) key[i] = k->p + (j + i < n ? j + i : n - 1) * k->row;
-        for (int x = 0; x < nv; x++) {
-            const real *a = q + x * VL, *e = a + channels * q_row;
-            vec sum[ADDITIVE_ROWS] = {{0}};
-            for (int64_t c0 = 0; c0 < channels; c0 += ADDITIVE_TERMS) {
-                const int64_t c1 = channels - c0 < ADDITIVE_TERMS ? channels : c0 + ADDITIVE_TERMS;
-                vec part[ADDITIVE_ROWS] = {{0}};
-                for (int64_t c = c0; c < c1; c += 2) {
-                    vec e0 = vload(e + c * q_row), e1 = vload(e + (c + 1) * q_row);
-                    UNROLL for (int i = 0; i < ADDITIVE_ROWS; i++) {
-                        const real *b = key[i] + channels + c;
-                        part[i] += additive_pair(e0, e1, b[0], b[1], w[c], w[c + 1]);
+    for (int64_t j = 0; j < n; j += nk) {
+        const real *key[MOST_KEYS];
+        UNROLL for (int i = 0; i < nk; i++) key[i] = k->p + (j + i < n ? j + i : n - 1) * k->row;
+        vec sum[MOST_KEYS][SCORE_WIDTH] = {{{0}}};
+        for (int64_t c0 = 0; c0 < channels; c0 += ADDITIVE_TERMS) {
+            const int64_t c1 = channels - c0 < ADDITIVE_TERMS ? channels : c0 + ADDITIVE_TERMS;
+            vec part[MOST_KEYS][SCORE_WIDTH] = {{{0}}};
+            for (int64_t c = c0; c < c1; c += 2) {
+                const real *e = q + (channels + c) * q_row;
+                const vec w0 = vset1(w[c]), w1 = vset1(-w[c + 1]);
+                UNROLL for (int i = 0; i < nk; i++) {
+                    const real *b = key[i] + channels + c;
+                    UNROLL for (int x = 0; x < nv; x++) {
+                        const vec n0 = additive_product(vload(e + x * VL), b[0], -1), d0 = n0 + 2;
+                        const vec n1 = additive_product(vload(e + q_row + x * VL), b[1], -1), d1 = n1 + 2;
+                        part[i][x] += vmulsub(w0 * n0, d1, (w1 * n1) * d0) / (d0 * d1);
                     }
                 }
-                UNROLL for (int i = 0; i < ADDITIVE_ROWS; i++) sum[i] += part[i];
             }
-            for (int i = 0; i < ADDITIVE_ROWS && j + i < n; i++) {
-                ivec finite = sum[i] - sum[i] == 0;
+            UNROLL for (int i = 0; i < nk; i++) { UNROLL for (int x = 0; x < nv; x++) sum[i][x] += part[i][x]; }
+        }
+        UNROLL for (int i = 0; i < nk; i++) {
+            if (j + i >= n) break;
+            UNROLL for (int x = 0; x < nv; x++) {
+                const ivec finite = sum[i][x] - sum[i][x] == 0;
                 if (vany(~finite)) {
-                    vec direct = {0};
-                    for (int64_t c = 0; c < channels; c++) direct += w[c] * vtanh(vload(a + c * q_row) + key[i][c]);
-                    sum[i] = vselect(finite, sum[i], direct);
+                    const vec direct = additive_direct(q + x * VL, q_row, key[i], w, channels);
+                    sum[i][x] = vselect(finite, sum[i][x], direct);
                 }
-                vstore(s + (j + i) * s_row + x * VL, sum[i]);
+                vstore(s + (j + i) * s_row + x * VL, sum[i][x]);
             }
         }
     }
+}
+
+NOINLINE void FN(additive_1)(const sdpa_problem *p, const real *q, int64_t q_row, const rows *k, int64_t n, real *s,
+                             int64_t s_row) {
+    additive_sums(p, q, q_row, k, n, s, s_row, 4, 1);
+}
+
+NOINLINE void FN(additive_3)(const sdpa_problem *p, const real *q, int64_t q_row, const rows *k, int64_t n, real *s,
+                             int64_t s_row) {
+    additive_sums(p, q, q_row, k, n, s, s_row, 1, 3);
+}
+
+/* s (n, s_row) = the scores of n keys, rows of k, by nv vectors of queries, columns of q (d_k, q_row). */
+static void additive_scores(const sdpa_problem *p, const real *q, int64_t q_row, int nv, const rows *k, int64_t n,
+                            real *s, int64_t s_row) {
+    if (nv == SCORE_WIDTH) {
+        FN(additive_3)(p, q, q_row, k, n, s, s_row);
+        return;
+    }
+    for (int x = 0; x < nv; x++) FN(additive_1)(p, q + x * VL, q_row, k, n, s + x * VL, s_row);
 }
 
 /* One pair of blocks in the backward. */
@@ -77,59 +112,71 @@ typedef struct additive_block {
     const real *q, *ds; /* (d_k, row), (n, row): queries in the lanes */
     rows k;
     real *dq;   /* like q */
-    real *part; /* (n, 2, VL) of scratch */
+    real *part; /* (n, 2, VL) of scratch, then (n, 2) */
     const unsigned char *seen;
     int64_t row, panel, j0, n;
 } additive_block;
 
-/* With t = tanh(a + b) of each pair and channel, adds to dq the sum over keys of dS (1 - t^2) and, in its second half, of
- * dS t; to rows j0 .. of dK the sum over queries of dS (1 - t^2). `known`: no exponential is missing; else they are looked
- * for, and a masked pair, marked -0, is left out whatever it holds. */
+/* With r = 1 / (A B + 1), tanh = 1 - 2 r and its slope 4 r (1 - r), adds to dq the sum over keys of -dS r (1 - r) and, in
+ * its second half, of dS tanh; to rows j0 .. of dK the sum over queries of -dS r (1 - r). `known`: no exponential is missing;
+ * else they are looked for, and a masked pair, marked -0, is left out whatever it holds. */
 INLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool known) {
     const int64_t channels = u->problem->d_k / 2;
+    real *part = t->part, *b = part + 2 * VL * t->n, sums[SDPA_QUERY_BLOCK];
+    for (int64_t i = 0; i < u->n_i; i += VL) {
+        vec sum = {0};
+        if (t->seen[i / t->panel] == PANEL_HIDDEN) continue;
+        for (int64_t j = 0; j < t->n; j++) sum += vload(t->ds + j * t->row + i);
+        vstore(sums + i, sum);
+    }
     for (int64_t c = 0; c < channels; c += 2) {
         const real *q = t->q + c * t->row, *exponentials = q + channels * t->row;
         real *dq = t->dq + c * t->row;
-        for (int64_t j = 0; j < 2 * t->n; j++) vstore(t->part + j * VL, (vec){0});
+        for (int64_t j = 0; j < t->n; j++) {
+            /* Together: a column of k would meet itself in the same few sets of the cache. */
+            memcpy(b + 2 * j, t->k.p + j * t->k.row + channels + c, 2 * sizeof(real));
+            UNROLL for (int h = 0; h < 2; h++) vstore(part + (2 * j + h) * VL, (vec){0});
+        }
         for (int64_t i = 0; i < u->n_i; i += VL) {
             if (t->seen[i / t->panel] == PANEL_HIDDEN) continue;
-            vec e[2];
+            vec e[2], slopes[2] = {{0}}, values[2] = {{0}};
             UNROLL for (int h = 0; h < 2; h++) e[h] = vload(exponentials + h * t->row + i);
             for (int64_t j0 = 0; j0 < t->n; j0 += ADDITIVE_TERMS) {
                 const int64_t j1 = t->n - j0 < ADDITIVE_TERMS ? t->n : j0 + ADDITIVE_TERMS;
-                vec slopes[2] = {{0}}, values[2] = {{0}};
+                vec some_slopes[2] = {{0}}, some_values[2] = {{0}};
                 for (int64_t j = j0; j < j1; j++) {
-                    const real *b = t->k.p + j * t->k.row + c;
                     const vec ds = vload(t->ds + j * t->row + i);
-                    vec n[2], d[2];
-                    UNROLL for (int h = 0; h < 2; h++) {
-                        n[h] = vmin2(vset1(ADDITIVE_MOST), e[h] * b[channels + h] - 1);
-                        d[h] = n[h] + 2;
-                    }
+                    vec d[2];
+                    UNROLL for (int h = 0; h < 2; h++) d[h] = additive_product(e[h], b[2 * j + h], 1);
                     const vec both = 1 / (d[0] * d[1]);
                     UNROLL for (int h = 0; h < 2; h++) {
-                        vec tanh = n[h] * (both * d[1 - h]);
+                        vec r = both * d[1 - h];
                         if (!known) {
-                            tanh = vselect(n[h] == n[h], n[h] / d[h], vtanh(vload(q + h * t->row + i) + b[h]));
-                            tanh = vselect((ivec)ds == SIGN_BIT, (vec){0}, tanh);
+                            const vec tanh = vtanh(vload(q + h * t->row + i) + t->k.p[j * t->k.row + c + h]);
+                            r = vselect(both == both, r, vselect(d[h] == d[h], 1 / d[h], (1 - tanh) / 2));
+                            r = vselect((ivec)ds == SIGN_BIT, (vec){0}, r);
                         }
-                        const vec value = ds * tanh, slope = ds - value * tanh;
-                        real *part = t->part + (2 * j + h) * VL;
-                        vstore(part, vload(part) + slope);
-                        slopes[h] += slope;
-                        values[h] += value;
+                        const vec value = ds * r, slope = vmulsub(value, r, value);
+                        real *to = part + (2 * j + h) * VL;
+                        vstore(to, vload(to) + slope);
+                        some_slopes[h] += slope;
+                        some_values[h] += value;
                     }
                 }
                 UNROLL for (int h = 0; h < 2; h++) {
-                    real *to = dq + h * t->row + i, *second = to + channels * t->row;
-                    vstore(to, vload(to) + slopes[h]);
-                    vstore(second, vload(second) + values[h]);
+                    slopes[h] += some_slopes[h];
+                    values[h] += some_values[h];
                 }
+            }
+            UNROLL for (int h = 0; h < 2; h++) {
+                real *to = dq + h * t->row + i, *second = to + channels * t->row;
+                vstore(to, vload(to) + slopes[h]);
+                vstore(second, vload(second) + (vload(sums + i) - 2 * values[h]));
             }
         }
         for (int64_t j = 0; j < t->n && u->dk.data; j++) {
             real *to = (real *)(u->dk.data + (t->j0 + j) * u->dk.row) + c;
-            for (int h = 0; h < 2; h++) to[h] += vreduce_add(vload(t->part + (2 * j + h) * VL));
+            for (int h = 0; h < 2; h++) to[h] += vreduce_add(vload(part + (2 * j + h) * VL));
         }
     }
 }

@@ -32,7 +32,7 @@ typedef struct backward_scratch {
     real *dmask;              /* per query: the gradient of a mask that is broadcast over keys */
     real *p, *ds;             /* (block, n_lanes): P^T, dS^T; n_kept blocks of p */
     real *given;              /* (block, n_lanes): additive scores, where that is what they are */
-    real *dq_lanes, *part;    /* and then also (d_k, n_lanes): dQ^T; (block, 2, VL): of additive_gradients */
+    real *dq_lanes, *part;    /* and then also (d_k, n_lanes): dQ^T; (block, 2, VL + 1): of additive_gradients */
     unsigned char *seen;      /* (panels): enum panel_state, n_kept times */
     real *r, *tanh;           /* (block, n_lanes): dropout's factors and the softcap's tanh, where there are any */
     real *zero;               /* per query */
@@ -72,7 +72,7 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     w.ds = sdpa_take(a, size * (size_t)((w.block + MAX_TILE_ROWS) * w.n_lanes));
     w.given = sdpa_take(a, p->w_score ? size * (size_t)(w.block * w.n_lanes) : 0);
     w.dq_lanes = sdpa_take(a, p->w_score ? size * (size_t)(p->d_k * w.n_lanes) : 0);
-    w.part = sdpa_take(a, p->w_score ? size * (size_t)(2 * VL * w.block) : 0);
+    w.part = sdpa_take(a, p->w_score ? size * (size_t)(2 * (VL + 1) * w.block) : 0);
     w.r = sdpa_take(a, p->dropout_p > 0 ? size * (size_t)(w.block * w.n_lanes) : 0);
     w.tanh = p->softcap > 0 ? sdpa_take(a, kept * size * (size_t)(w.block * w.n_lanes)) : NULL;
     w.zero = sdpa_take(a, size * (size_t)w.n_lanes);

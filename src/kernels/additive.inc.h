@@ -111,8 +111,9 @@ static void additive_scores(const sdpa_problem *p, const real *q, int64_t q_row,
 typedef struct additive_block {
     const real *q, *ds; /* (d_k, row), (n, row): queries in the lanes */
     rows k;
-    real *dq;   /* like q */
-    real *part; /* (n, 2, VL) of scratch, then (n, 2) */
+    real *dq;    /* like q */
+    real *lanes; /* as many as ds, of scratch: its columns of vectors, one after the other */
+    real *part;  /* (n, 2, VL) of scratch, then (n, 2) */
     const unsigned char *seen;
     int64_t row, panel, j0, n;
 } additive_block;
@@ -126,7 +127,11 @@ INLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool kn
     for (int64_t i = 0; i < u->n_i; i += VL) {
         vec sum = {0};
         if (t->seen[i / t->panel] == PANEL_HIDDEN) continue;
-        for (int64_t j = 0; j < t->n; j++) sum += vload(t->ds + j * t->row + i);
+        for (int64_t j = 0; j < t->n; j++) {
+            const vec ds = vload(t->ds + j * t->row + i);
+            vstore(t->lanes + i * t->n + j * VL, ds);
+            sum += ds;
+        }
         vstore(sums + i, sum);
     }
     for (int64_t c = 0; c < channels; c += 2) {
@@ -139,24 +144,30 @@ INLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool kn
         }
         for (int64_t i = 0; i < u->n_i; i += VL) {
             if (t->seen[i / t->panel] == PANEL_HIDDEN) continue;
+            const real *ds_of = t->lanes + i * t->n;
             vec e[2], slopes[2] = {{0}}, values[2] = {{0}};
             UNROLL for (int h = 0; h < 2; h++) e[h] = vload(exponentials + h * t->row + i);
             for (int64_t j0 = 0; j0 < t->n; j0 += ADDITIVE_TERMS) {
                 const int64_t j1 = t->n - j0 < ADDITIVE_TERMS ? t->n : j0 + ADDITIVE_TERMS;
-                vec some_slopes[2] = {{0}}, some_values[2] = {{0}};
+                vec r[ADDITIVE_TERMS][2], some_slopes[2] = {{0}}, some_values[2] = {{0}};
                 for (int64_t j = j0; j < j1; j++) {
-                    const vec ds = vload(t->ds + j * t->row + i);
                     vec d[2];
                     UNROLL for (int h = 0; h < 2; h++) d[h] = additive_product(e[h], b[2 * j + h], 1);
                     const vec both = 1 / (d[0] * d[1]);
                     UNROLL for (int h = 0; h < 2; h++) {
-                        vec r = both * d[1 - h];
+                        vec one = both * d[1 - h];
                         if (!known) {
                             const vec tanh = vtanh(vload(q + h * t->row + i) + t->k.p[j * t->k.row + c + h]);
-                            r = vselect(both == both, r, vselect(d[h] == d[h], 1 / d[h], (1 - tanh) / 2));
-                            r = vselect((ivec)ds == SIGN_BIT, (vec){0}, r);
+                            one = vselect(both == both, one, vselect(d[h] == d[h], 1 / d[h], (1 - tanh) / 2));
+                            one = vselect((ivec)vload(ds_of + j * VL) == SIGN_BIT, (vec){0}, one);
                         }
-                        const vec value = ds * r, slope = vmulsub(value, r, value);
+                        r[j - j0][h] = one;
+                    }
+                }
+                for (int64_t j = j0; j < j1; j++) {
+                    const vec ds = vload(ds_of + j * VL);
+                    UNROLL for (int h = 0; h < 2; h++) {
+                        const vec one = r[j - j0][h], value = ds * one, slope = vmulsub(value, one, value);
                         real *to = part + (2 * j + h) * VL;
                         vstore(to, vload(to) + slope);
                         some_slopes[h] += slope;

@@ -369,6 +369,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
                                   .k = k,
                                   .dq = w->dq_lanes,
                                   .part = w->part,
+                                  .lanes = w->given,
                                   .seen = w->seen,
                                   .row = w->n_lanes,
                                   .panel = w->panel,

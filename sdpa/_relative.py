@@ -1,12 +1,15 @@
 """Computes attention with relative positions: its far parts, and the band of distances in blocks.
 
-`sdpa.relative` says what is computed and how it is split into parts.
+`sdpa.relative` says what is computed and how it is split into parts. In a block the scores of
+relative rows go to the kernel as a bias. It adds biases after the softcap and draws dropout from
+the first pair it is given, so that with either a block's pairs are written out instead.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import secrets
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -26,6 +29,7 @@ from sdpa._compose import (
     widen,
     widened_options,
 )
+from sdpa.reference.logits import dropout_factors
 
 # A block of the band has so many queries, fewer where its arrays would have more elements.
 _BLOCK_ROWS, _BLOCK_ELEMENTS = 128, 1 << 21
@@ -66,6 +70,28 @@ class Problem:
         self.kernel: dict[str, Any] = {"scale": self.scale}
         for name in options.keys() & {"enable_gqa", "key_lengths", "workers"}:
             self.kernel[name] = options[name]
+        # What the kernel can do of a far part, but not of the band.
+        self.softcap = options.get("softcap") or 0.0
+        self.dropout_p, self.seed = options.get("dropout_p", 0.0), options.get("rng")
+        if self.dropout_p > 0 and self.seed is None:
+            self.seed = secrets.randbits(64)
+        self.is_plain = self.softcap == 0 and self.dropout_p == 0
+
+    @functools.cached_property
+    def slopes(self) -> Array | None:
+        """alibi_slopes, one for each query head, (..., heads, 1, 1)."""
+        slopes = self.options.get("alibi_slopes")
+        if slopes is None:
+            return None
+        dtype = widen(self.query[:0]).dtype
+        x: Array = np.asarray(slopes)[..., None, None]
+        return x.astype(dtype)
+
+    def alibi(self, distances: Array) -> Array:
+        """What ALiBi adds to the scores at these distances, (..., heads, *distances.shape)."""
+        slopes = cast(Array, self.slopes)
+        added: Array = -slopes * abs(distances).astype(slopes.dtype)
+        return added
 
     @functools.cached_property
     def mask(self) -> Array | None:
@@ -110,8 +136,11 @@ class Problem:
             if a <= b:
                 yield row, a, b
 
-    def far(self, row: int, a: int, b: int) -> tuple[Array, Array, dict[str, Any]]:
-        """Keys, values and options of the part whose distances are a to b, of one relative row."""
+    def far(self, row: int, a: int, b: int) -> tuple[Array, Array, dict[str, Any], Array | float]:
+        """Keys, values and options of the part whose distances are a to b, of one relative row.
+
+        Also what ALiBi adds to all of its scores, by the diagonal's move; (..., heads, 1) or 0.
+        """
         key, value = widen(self.key) + widen(self.rel_key)[..., row, None, :], widen(self.value)
         if self.rel_value is not None:
             value = value + widen(self.rel_value)[..., row, None, :]
@@ -119,7 +148,10 @@ class Problem:
         at = min(max(a, 0), b)
         window = (at - a, b - at)
         place = {"attn_mask": self.mask, "window": window, "query_offset": self.offset + at}
-        return key, value, self.kernel | place
+        for name in self.options.keys() & {"softcap", "alibi_slopes", "dropout_p"}:
+            place[name] = self.options[name]
+        moved = 0.0 if self.slopes is None else self.alibi(np.array([at]))[..., 0]
+        return key, value, self.kernel | place | {"rng": self.seed}, moved
 
     def blocks(self, a: int, b: int) -> Iterator[Block]:
         """The band of distances a to b, in blocks of queries and the keys that they meet there."""
@@ -169,6 +201,15 @@ class Block:
         )
         scores = self.query @ np.swapaxes(cast(Array, self.rel_key), -1, -2)
         self.bias = self._to_keys(scores * scores.dtype.type(of.scale), -np.inf)
+        # A softcap's bias is added after it; that of relative rows is not.
+        self.relative_scores = self.bias
+        if of.softcap > 0:
+            self.bias = np.where(self.bias == -np.inf, self.bias, self.bias.dtype.type(0))
+        if of.slopes is not None:
+            distances = (
+                np.arange(self.n_keys) - np.arange(self.n_rows)[:, None] - zero + self.n_rows - 1
+            )
+            self.bias = self.bias + of.alibi(distances)
         if of.mask is not None:
             mask = of.mask[self.of_mask]
             if mask.dtype == bool:
@@ -212,21 +253,56 @@ class Block:
         summed: Array = np.add.reduceat(of_distances, self.starts, axis=-1)
         return summed
 
+    def _logits(self) -> tuple[Array, Array | None]:
+        """Scores with all that is added to them, (..., rows, keys), and the slope of a softcap."""
+        query = np.broadcast_to(self.query, (*self.of.lead, *self.query.shape[-2:]))
+        if self.of.softcap == 0:
+            x = _core.attention_weights(query, self.key, self.bias, stage="biased", **self.options)
+            return x, None
+        bias = _core.attention_weights(
+            query[..., :0], self.key[..., :0], self.bias, stage="biased", **self.options
+        )
+        cap, scale = (bias.dtype.type(x) for x in (self.of.softcap, self.of.scale))
+        scores = scale * (query @ np.swapaxes(self._for_query_heads(self.key), -1, -2))
+        tanh = np.tanh((scores + self.relative_scores) / cap)
+        return np.where(bias == -np.inf, bias, cap * tanh + bias), 1 - tanh * tanh
+
+    def _for_query_heads(self, x: Array) -> Array:
+        """Keys or values for every query head."""
+        if not self.of.options.get("enable_gqa") or x.ndim < 3:
+            return x
+        return np.repeat(x, self.query.shape[-3] // max(1, x.shape[-3]), axis=-3)
+
+    @functools.cached_property
+    def _factors(self) -> Array:
+        """Dropout's, (..., rows, keys)."""
+        of, first = self.of, (self.rows.start, self.keys.start)
+        shape = (*of.lead, self.n_rows, self.n_keys)
+        factors: Array = dropout_factors(shape, of.dropout_p, of.seed, first)  # type: ignore[no-untyped-call]
+        return factors.astype(self.query.dtype)
+
     def weights(self, lse: Array) -> Array:
         """exp(scores - lse), (..., rows, keys)."""
-        query = np.broadcast_to(self.query, (*self.of.lead, *self.query.shape[-2:]))
-        x = _core.attention_weights(query, self.key, self.bias, stage="biased", **self.options)
-        x -= np.where(lse == -np.inf, 0, lse)[..., None]
-        np.exp(x, out=x)
-        return x
+        return _exponential(self._logits()[0], lse)
 
     def forward(self) -> _core.AttentionForward:
         """Attention of these queries to these keys alone."""
-        part = _core.attention_forward(self.query, self.key, self.value, self.bias, **self.options)
-        if self.rel_value is None:
-            return part
-        weights = self._to_relative(self.weights(part.lse))
-        return _core.AttentionForward(part.out + felt_product(weights, self.rel_value), part.lse)
+        if self.of.is_plain:
+            part = _core.attention_forward(
+                self.query, self.key, self.value, self.bias, **self.options
+            )
+            if self.rel_value is None:
+                return part
+            weights = self.weights(part.lse)
+            out = part.out
+        else:
+            logits = self._logits()[0]
+            part = _core.AttentionForward(logits, _core.logsumexp(logits, axis=-1))
+            weights = _exponential(logits, part.lse) * self._factors
+            out = felt_product(weights, self._for_query_heads(self.value))
+        if self.rel_value is not None:
+            out = out + felt_product(self._to_relative(weights), self.rel_value)
+        return _core.AttentionForward(out, part.lse)
 
     def backward(
         self,
@@ -237,6 +313,27 @@ class Block:
         needs: tuple[str, ...],
     ) -> dict[str, Array]:
         """What these pairs add to each gradient, of the whole rows' out and lse."""
+        if self.of.is_plain:
+            grads, by_scores = self._by_kernel(grad_out, out, lse, grad_lse, needs)
+        else:
+            grads, by_scores = self._by_pairs(grad_out, out, lse, grad_lse, needs)
+        by_relative = self._to_relative(by_scores) * by_scores.dtype.type(self.of.scale)
+        if "query" in needs:
+            through = felt_product(by_relative, cast(Array, self.rel_key))
+            grads["query"] = grads["query"] + sum_to(through, self.query.shape)
+        if "rel_key" in needs:
+            grads["rel_key"] = _rows_gradient(by_relative, self.query, self.of.rel_key)
+        return grads
+
+    def _by_kernel(
+        self,
+        grad_out: Array,
+        out: Array,
+        lse: Array,
+        grad_lse: Array | None,
+        needs: tuple[str, ...],
+    ) -> tuple[dict[str, Array], Array]:
+        """Gradients without the share of rel_key in the scores, and that of the scores."""
         inner = {name.removeprefix("rel_") for name in needs} - {"sinks", "attn_mask"}
         g = _core.attention_backward(
             grad_out, self.query, self.key, self.value, out, lse, self.bias, grad_lse=grad_lse,
@@ -257,27 +354,63 @@ class Block:
             for name, x in zip(("query", "key"), self._through_scores(more), strict=True):
                 if name in grads:
                     grads[name] = grads[name] + sum_to(x, grads[name].shape)
-        by_bias = grads["attn_mask"]
-        by_scores = self._to_relative(by_bias) * by_bias.dtype.type(self.of.scale)
-        if "query" in needs:
-            through = felt_product(by_scores, cast(Array, self.rel_key))
-            grads["query"] = grads["query"] + sum_to(through, self.query.shape)
-        if "rel_key" in needs:
-            grads["rel_key"] = _rows_gradient(by_scores, self.query, self.of.rel_key)
-        return grads
+        return grads, grads["attn_mask"]
+
+    def _by_pairs(
+        self,
+        grad_out: Array,
+        out: Array,
+        lse: Array,
+        grad_lse: Array | None,
+        needs: tuple[str, ...],
+    ) -> tuple[dict[str, Array], Array]:
+        """The same, written out: with a softcap or dropout the kernel does not know the pairs."""
+        logits, slope = self._logits()
+        weights = _exponential(logits, lse)
+        products = grad_out @ np.swapaxes(self._for_query_heads(self.value), -1, -2)
+        if self.rel_value is not None:
+            products = products + self._to_keys(grad_out @ np.swapaxes(self.rel_value, -1, -2), 0)
+        delta = np.einsum("...i,...i->...", grad_out, out)
+        if grad_lse is not None:
+            delta = delta - grad_lse
+        grad = weights * (self._factors * products - delta[..., None])
+        # What is masked may hold NaN.
+        np.copyto(grad, 0, where=weights == 0)
+        kept = weights * self._factors
+        grads = {"attn_mask": grad}
+        if "value" in needs:
+            grads["value"] = self._through_keys(kept, grad_out, self.value)
+        if self.rel_value is not None and "rel_value" in needs:
+            of = cast(Array, self.of.rel_value)
+            grads["rel_value"] = _rows_gradient(self._to_relative(kept), grad_out, of)
+        if slope is not None:
+            grad = np.where(grad == 0, grad, grad * slope)
+        for name, x in zip(("query", "key"), self._through_scores(grad), strict=True):
+            if name in needs:
+                grads[name] = sum_to(x, getattr(self, name).shape)
+        return grads, grad
 
     def _through_scores(self, grad: Array) -> tuple[Array, Array]:
         """From the gradient of scale query key^T, (..., heads, rows, keys), to query and key."""
         grad = grad * grad.dtype.type(self.of.scale)
-        query = np.broadcast_to(self.query, (*grad.shape[:-1], self.query.shape[-1]))
-        shape = query.shape
-        if self.of.options.get("enable_gqa") and self.key.ndim > 2:
+        by_query = felt_product(grad, self._for_query_heads(self.key))
+        return by_query, self._through_keys(grad, self.query, self.key)
+
+    def _through_keys(self, x: Array, y: Array, like: Array) -> Array:
+        """x^T y, of (..., heads, rows, keys) and rows of queries, summed to the heads of `like`."""
+        y = np.broadcast_to(y, (*x.shape[:-1], y.shape[-1]))
+        if self.of.options.get("enable_gqa") and like.ndim > 2:
             # One long axis of the queries of all heads that share a key head.
-            heads = self.key.shape[-3]
-            lead = (*shape[:-3], heads, shape[-3] // max(heads, 1) * self.n_rows)
-            grad, query = (x.reshape(*lead, x.shape[-1]) for x in (grad, query))
-        by_query = felt_product(grad, self.key).reshape(shape)
-        return by_query, felt_product(np.swapaxes(grad, -1, -2), query)
+            heads = like.shape[-3]
+            lead = (*x.shape[:-3], heads, x.shape[-3] // max(heads, 1) * self.n_rows)
+            x, y = (z.reshape(*lead, z.shape[-1]) for z in (x, y))
+        return felt_product(np.swapaxes(x, -1, -2), y)
+
+
+def _exponential(logits: Array, lse: Array) -> Array:
+    """exp(logits - lse), 0 in rows that see nothing; in the memory of logits."""
+    logits -= np.where(lse == -np.inf, 0, lse)[..., None]
+    return np.exp(logits, out=logits)
 
 
 def forward(problem: Problem) -> _core.AttentionForward:
@@ -292,8 +425,9 @@ def forward(problem: Problem) -> _core.AttentionForward:
         lse[...] = np.broadcast_to(sinks, lead or (1,)).reshape(*lead, 1)
     for row, a, b in of.parts():
         if row is not None:
-            key, value, place = of.far(row, a, b)
+            key, value, place, moved = of.far(row, a, b)
             part = _core.attention_forward(query, key, value, **place)
+            part = part._replace(lse=part.lse + moved)
         else:
             part = _core.AttentionForward(np.zeros_like(out), np.full_like(lse, -np.inf))
             for block in of.blocks(a, b):
@@ -333,11 +467,11 @@ class Backward:
         return {name: rounded(x, self.arguments[name]) for name, x in self.total.items()}
 
     def _far(self, row: int, a: int, b: int) -> None:
-        key, value, place = self.of.far(row, a, b)
+        key, value, place, moved = self.of.far(row, a, b)
         # What the keys and values receive is wanted of the relative rows, too.
         inner = {name.removeprefix("rel_") for name in self.needs} - {"sinks"}
         g = _core.attention_backward(
-            self.grad_out, widen(self.of.query), key, value, self.out, self.lse,
+            self.grad_out, widen(self.of.query), key, value, self.out, self.lse - moved,
             grad_lse=self.grad_lse, needs=tuple(inner), **place,
         )  # fmt: skip
         for name in self.needs:

@@ -4,8 +4,9 @@ The distance t = j - i - query_offset of query i and key j is clipped to -D ... 
 vector is the same for all keys: there attention is that of keys key + rel_key[end] and values
 value + rel_value[end], to the kernel's liking. What remains is a band of diagonals around t = 0,
 taken in blocks of queries with the few keys that they meet there: its part of the scores is
-query rel_key^T, one product per query and distance, read along diagonals as an additive mask. The
-parts, over disjoint sets of keys, are merged by their log-sum-exps. Where there are no more keys
+query rel_key^T, one product per query and distance, read along diagonals as an additive mask (with
+a softcap or dropout its pairs are written out, a block at a time). The parts, over disjoint sets of
+keys, are merged by their log-sum-exps. Where there are no more keys
 than a block of the band has anyway, all of them are in the band.
 """
 
@@ -30,16 +31,20 @@ __all__ = [
 
 
 class ShawOptions(TypedDict, total=False):
-    """Options of `shaw_attention`: those that are not felt by where a block of queries begins."""
+    """Options of `shaw_attention`."""
 
     attn_mask: ArrayLike | None
+    dropout_p: float
     is_causal: bool | Literal["upper_left", "lower_right"]
     scale: float | None
     enable_gqa: bool
+    softcap: float | None
     window: tuple[int | None, int | None] | None
     sinks: ArrayLike | None
+    alibi_slopes: ArrayLike | None
     key_lengths: int | ArrayLike | None
     query_offset: int | None
+    rng: int | None
     workers: int | None
 
 
@@ -88,8 +93,9 @@ def shaw_attention(
     rel_value : array_like, (2 D + 1, d_v) or (heads, 2 D + 1, d_v), optional
         The same for values; None is zero.
     **options : attn_mask, is_causal, scale, enable_gqa, window, sinks, key_lengths, ...
-        Those of `attention_forward`. query_offset is one int, and sets the distance 0, too; so does
-        is_causal="lower_right", with one key length. Not softcap, dropout_p and alibi_slopes.
+        Those of `attention_forward`, with the same meaning, but out. query_offset is one int, and
+        sets the distance 0, too; so does is_causal="lower_right", with one key length. A softcap
+        bends scale query . (key + rel_key); dropout leaves out the pairs that it does there.
 
     Returns
     -------

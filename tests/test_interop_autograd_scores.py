@@ -40,7 +40,7 @@ CASES = {
     "softcap and dropout": {"softcap": 0.8, "dropout_p": 0.4, "rng": 11},
 }
 # Options that one of them does not take.
-NOT_TAKEN = {"cosine": {"scale"}, "shaw": {"softcap"}}
+NOT_TAKEN = {"cosine": {"scale"}}
 
 
 def problem(rng, name, case, dtype=np.float64):
@@ -206,8 +206,8 @@ def test_multi_head_attention(rng, name):
 
 def test_errors_are_those_of_the_library():
     x = np.ones((2, 3))
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'dropout_p'"):
-        interop.shaw_attention(x, x, x, np.ones((3, 3)), dropout_p=0.5)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'scale'"):
+        interop.cosine_attention(x, x, x, scale=0.5)
     with pytest.raises(TypeError, match=r"^out: "):
         interop.cosine_attention(x, x, x, out=np.ones((2, 3)))
     with pytest.raises(ValueError, match=r"^weight: expected"):

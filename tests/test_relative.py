@@ -99,12 +99,13 @@ def shaw_bounds(x, grad_out, grad_lse, options):
         return number._after(size, error, pairs.by_distance(np.ones(number.size.shape)))
 
     bounds = {"out": b.out[..., 0, :], "lse": b.lse[..., 0]}
+    dv = Number(b.dv.size * pairs.factors, b.dv.error * pairs.factors, u)
     numbers = {
         "query": row(b.dq),
         "key": over_queries(b.dk),
-        "value": over_queries(b.dv),
+        "value": over_queries(dv),
         "rel_key": by_distance(b.dk),
-        "rel_value": by_distance(b.dv),
+        "rel_value": by_distance(dv),
         "attn_mask": row(b._dz),
     }
     arguments = x | {"attn_mask": options.get("attn_mask")}
@@ -122,7 +123,7 @@ def shaw_bounds(x, grad_out, grad_lse, options):
     return bounds
 
 
-def check(rng, x, **options):
+def check(rng, x, /, **options):
     """Forward and backward against the oracle."""
     dtype = native(x["query"].dtype)
     expected = reference.shaw_attention_forward(*x.values(), **options)
@@ -165,7 +166,17 @@ CASES = {
     "bias of rows": lambda rng, t: {"attn_mask": normal(rng, (N_Q, 1), t)},
     "bias of keys": lambda rng, t: {"attn_mask": normal(rng, (N_K,), t)},
     "sinks": lambda rng, t: {"sinks": normal(rng, (2,), F32), "scale": -0.2},
-}
+    "softcap": lambda rng, t: {"softcap": 1.5, "query_offset": 4},
+    "alibi": lambda rng, t: {"alibi_slopes": np.array([0.5, 0.125]), "query_offset": 4},
+    "one slope": lambda rng, t: {"alibi_slopes": 0.25, "is_causal": "lower_right"},
+    "dropout": lambda rng, t: {"dropout_p": 0.3, "rng": 2**40 + 7, "query_offset": 4},
+    "all dropped": lambda rng, t: {"dropout_p": 1.0, "rng": 1},
+    "all": lambda rng, t: {
+        "attn_mask": normal(rng, (N_Q, N_K), t), "is_causal": True, "query_offset": 18,
+        "window": (30, 3), "key_lengths": 33, "sinks": normal(rng, (2,), F32), "softcap": 2.0,
+        "alibi_slopes": np.array([0.5, 0.125]), "dropout_p": 0.25, "rng": 3, "scale": -0.4,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -211,6 +222,9 @@ def test_leading_axes(rng, q_lead, k_lead, heads, gqa, rel_value):
     lead = q_lead if gqa else np.broadcast_shapes(q_lead, k_lead)
     mask = normal(rng, (*lead[-1:], N_Q, N_K), np.float32)
     check(rng, x, attn_mask=mask, enable_gqa=gqa)
+    slopes = np.linspace(0.1, 0.4, *lead[-1:]) if lead else 0.1
+    more = {"softcap": 2.0, "dropout_p": 0.25, "rng": 5, "alibi_slopes": slopes}
+    check(rng, x, enable_gqa=gqa, **more)
 
 
 @pytest.mark.parametrize(
@@ -283,16 +297,28 @@ def test_any_geometry(problem):
 # ------------------------------------------------------------------------------- properties
 
 
-def test_vectors_of_zero_are_attention(rng, compute_dtype):
+WRITTEN_OUT = {"softcap": 2.0, "dropout_p": 0.25, "rng": 2**33 + 1}
+
+
+@pytest.mark.parametrize("options", [{}, WRITTEN_OUT | {"alibi_slopes": 0.2}], ids=["", "more"])
+@pytest.mark.usefixtures("small_blocks")
+def test_vectors_of_zero_are_attention(rng, compute_dtype, options):
+    """Of which dropout leaves out the same pairs."""
     x = draw(rng, compute_dtype)
     zero = np.zeros((9, D_K), compute_dtype), np.zeros((9, D_V), compute_dtype)
     qkv = [x[name] for name in NAMES[:3]]
-    out = sdpa.shaw_attention(*qkv, *zero)
+    out = sdpa.shaw_attention(*qkv, *zero, **options)
     # Merged of three parts, all errors of which are some dozen roundings.
     np.testing.assert_allclose(
-        out, sdpa.attention(*qkv), rtol=0, atol=100 * unit_roundoff(compute_dtype)
+        out, sdpa.attention(*qkv, **options), rtol=0, atol=100 * unit_roundoff(compute_dtype)
     )
-    np.testing.assert_array_equal(sdpa.shaw_attention(*qkv, zero[0]), out)
+    np.testing.assert_array_equal(sdpa.shaw_attention(*qkv, zero[0], **options), out)
+
+
+def test_dropout_without_a_seed_draws_anew(rng):
+    x = draw(rng, np.float32, n_q=300, n_k=300)
+    one, two = (sdpa.shaw_attention(*x.values(), dropout_p=0.5) for _ in range(2))
+    assert not np.array_equal(one, two)
 
 
 def test_one_vector_moves_all_keys_and_values(rng):
@@ -370,12 +396,13 @@ def test_memory_grows_with_the_length(rng):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", ["bool", "bias", "lengths", "causal"])
+@pytest.mark.parametrize("more", [{}, WRITTEN_OUT], ids=["", "written out"])
 @pytest.mark.usefixtures("isa", "small_blocks")
-def test_masked_positions_cannot_be_felt(rng, compute_dtype, kind, bad):
+def test_masked_positions_cannot_be_felt(rng, compute_dtype, kind, bad, more):
     """Masked keys and values, queries that see nothing, distances that no visible pair has."""
     x = draw(rng, compute_dtype)
     visible = np.ones((N_Q, N_K), bool)
-    options = {}
+    options = dict(more)
     if kind in ("bool", "bias"):
         visible[:, [2, 8]] = visible[3] = False
         t = np.arange(N_K) - np.arange(N_Q)[:, None]
@@ -384,7 +411,7 @@ def test_masked_positions_cannot_be_felt(rng, compute_dtype, kind, bad):
         options["attn_mask"] = visible if kind == "bool" else mask
     if kind == "lengths":
         visible[:, 20:] = False
-        options = {"key_lengths": 20}
+        options["key_lengths"] = 20
     if kind == "causal":
         visible = np.tril(visible)
         options["is_causal"] = True
@@ -493,10 +520,11 @@ def test_gradcheck(torch, rng):
 
 
 @pytest.mark.parametrize("name", [*NAMES, "attn_mask", "sinks"])
+@pytest.mark.parametrize("more", [{}, WRITTEN_OUT], ids=["", "written out"])
 @pytest.mark.usefixtures("small_blocks")
-def test_each_gradient_alone_equals_the_one_among_all(rng, name):
+def test_each_gradient_alone_equals_the_one_among_all(rng, name, more):
     x = draw(rng, np.float32)
-    options = {"attn_mask": normal(rng, (N_Q, N_K), F32), "sinks": normal(rng, (2,), F32)}
+    options = {"attn_mask": normal(rng, (N_Q, N_K), F32), "sinks": normal(rng, (2,), F32)} | more
     grad_out, saved = (
         normal(rng, (2, N_Q, D_V), F32),
         sdpa.shaw_attention_forward(*x.values(), **options),

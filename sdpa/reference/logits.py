@@ -82,8 +82,10 @@ def logits_of(
     return np.where(visible, z, -np.inf)
 
 
-def dropout_factors(shape, dropout_p=0.0, rng=None):
+def dropout_factors(shape, dropout_p=0.0, rng=None, first=(0, 0)):
     """0 with probability dropout_p, or else 1 / (1 - dropout_p), for each pair: (..., Lq, Lk).
+
+    The pairs are those after `first`, (i, j).
 
     Pair (i, j) of a head takes word j % 4 of the Philox block whose counter is (i, j // 4, head,
     batch), batch counting all leading axes but heads as one, and whose key is the low and the high
@@ -95,11 +97,12 @@ def dropout_factors(shape, dropout_p=0.0, rng=None):
     n_q, n_k = shape[-2:]
     heads = shape[-3] if len(shape) > 2 else 1
     n_batch = int(np.prod(shape[:-3]))
-    blocks = -(-n_k // 4)
-    b, h, i, block = np.ogrid[:n_batch, :heads, :n_q, :blocks]
+    start, skipped = divmod(first[1], 4)
+    blocks = -(-(skipped + n_k) // 4)
+    b, h, i, block = np.ogrid[:n_batch, :heads, first[0] : first[0] + n_q, start : start + blocks]
     words = philox4x32((i, block, h, b), (rng & 0xFFFFFFFF, rng >> 32))
     words = np.stack(words, axis=-1).reshape(n_batch, heads, n_q, 4 * blocks)
-    words = words[..., :n_k].reshape(shape)
+    words = words[..., skipped : skipped + n_k].reshape(shape)
     kept = 1 / (1 - dropout_p) if dropout_p < 1 else 0
     return np.where(words < np.rint(dropout_p * 2.0**32), 0, kept)
 

@@ -7,7 +7,7 @@ import numpy as np
 from sdpa.reference.arrays import broadcast, float64, sum_to, sum_to_heads
 from sdpa.reference.derivatives import attention_backward
 from sdpa.reference.forward import AttentionForward, attention_forward
-from sdpa.reference.logits import logits_of
+from sdpa.reference.logits import dropout_factors, logits_of
 
 
 def rotary_embedding(x, positions, *, base=10000.0, interleaved=False, rotary_dim=None):
@@ -120,9 +120,11 @@ def shaw_attention_backward(
     sums = {
         "query": lambda: sum_to(g.query[..., 0, :], np.shape(query)),
         "key": lambda: sum_to(g.key.sum(axis=-3), np.shape(key)),
-        "value": lambda: sum_to(g.value.sum(axis=-3), np.shape(value)),
+        "value": lambda: sum_to((g.value * pairs.factors).sum(axis=-3), np.shape(value)),
         "rel_key": lambda: sum_to(pairs.by_distance(g.key), np.shape(rel_key)),
-        "rel_value": lambda: sum_to(pairs.by_distance(g.value), np.shape(rel_value)),
+        "rel_value": lambda: sum_to(
+            pairs.by_distance(g.value * pairs.factors), np.shape(rel_value)
+        ),
         "attn_mask": lambda: sum_to(g.attn_mask[..., 0, :], np.shape(options["attn_mask"])),
         "sinks": lambda: sum_to_heads(g.sinks, np.shape(options["sinks"])),
     }
@@ -148,6 +150,9 @@ class ShawPairs:
         scale=None,
         enable_gqa=False,
         sinks=None,
+        softcap=None,
+        dropout_p=0.0,
+        rng=None,
         **masks,
     ):
         query, key, value, rel_key = float64(query, key, value, rel_key)
@@ -166,9 +171,11 @@ class ShawPairs:
         keys, values = (
             x[..., None, :, :] + r[..., self.rows, :] for x, r in zip((k, v), self.rel, strict=True)
         )
-        self.operands = q[..., None, :], keys, values
+        # A pair's value, which is its own, times its factor of dropout.
+        self.factors = dropout_factors((*q.shape[:-1], n_k), dropout_p, rng)[..., None]
+        self.operands = q[..., None, :], keys, values * self.factors
         mask = logits_of(np.zeros_like(q), np.zeros_like(k), attn_mask, **masks)
-        self.options = {"attn_mask": mask[..., None, :], "scale": scale}
+        self.options = {"attn_mask": mask[..., None, :], "scale": scale, "softcap": softcap}
         if sinks is not None:
             lead = q.shape[:-2]
             sinks = np.broadcast_to(sinks, lead or (1,)).reshape(*lead, 1)

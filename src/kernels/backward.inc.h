@@ -57,8 +57,8 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     const size_t kept = w.n_kept ? (size_t)w.n_kept : 1;
     w.q = sdpa_take(a, size * (size_t)(p->d_k * w.n_lanes));
     w.dout = sdpa_take(a, size * (size_t)(p->d_v * w.n_lanes));
-    w.q_rows = sdpa_take(a, size * (size_t)(round_up(w.n_lanes, SCORE_ROWS) * w.k_row));
-    w.dout_rows = sdpa_take(a, size * (size_t)(round_up(w.n_lanes, SCORE_ROWS) * w.v_row));
+    w.q_rows = sdpa_take(a, size * (size_t)(w.n_lanes * packed_row(p->d_k)));
+    w.dout_rows = sdpa_take(a, size * (size_t)(w.n_lanes * packed_row(p->d_v)));
     w.o = sdpa_take(a, size * (size_t)(p->d_v * VL));
     w.lse = sdpa_take(a, size * (size_t)w.n_lanes);
     w.lse_low = sdpa_take(a, size * (size_t)w.n_lanes);
@@ -76,8 +76,8 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     w.r = sdpa_take(a, p->dropout_p > 0 ? size * (size_t)(w.block * w.n_lanes) : 0);
     w.tanh = p->softcap > 0 ? sdpa_take(a, kept * size * (size_t)(w.block * w.n_lanes)) : NULL;
     w.zero = sdpa_take(a, size * (size_t)w.n_lanes);
-    w.k = sdpa_take(a, size * (size_t)(w.block * w.k_row));
-    w.v = sdpa_take(a, size * (size_t)(w.block * w.v_row));
+    w.k = sdpa_take(a, size * (size_t)(w.block * packed_row(p->d_k)));
+    w.v = sdpa_take(a, size * (size_t)(w.block * packed_row(p->d_v)));
     w.k_tail = sdpa_take(a, size * (size_t)(SCORE_ROWS * p->d_k));
     w.v_tail = sdpa_take(a, size * (size_t)(SCORE_ROWS * p->d_v));
     w.line = sdpa_take(a, size * (size_t)(VL * line));
@@ -238,7 +238,7 @@ INLINE void FN(panel_gradient)(const sdpa_unit *u, const backward_scratch *w, co
 
 /* Adds rowsum(P * dP) over keys j0 .. j0+n-1 to `sum`. */
 NOINLINE void weighted_values(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t n, real *sum) {
-    rows v = pack_rows(&u->v, j0, n, u->problem->d_v, false, w->v, w->v_tail);
+    rows v = pack_rows(&u->v, j0, n, u->problem->d_v, 0, w->v, w->v_tail);
     for (int64_t i = 0; i < u->n_i; i += w->panel) {
         if (w->seen[i / w->panel] == PANEL_HIDDEN) continue;
         FN(panel_gradient)(u, w, &v, i, n, w->zero);
@@ -271,7 +271,7 @@ NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64
         if (sdpa_run_stopped(u->run)) return false;
         int64_t n = j1 - b * block < block ? j1 - b * block : block;
         backward_scratch at = FN(kept_block)(w, b - j0 / block);
-        rows k = pack_rows(&u->k, b * block, n, p->d_k, false, w->k, w->k_tail);
+        rows k = pack_rows(&u->k, b * block, n, p->d_k, 0, w->k, w->k_tail);
         weigh_keys(u, &at, &k, b * block, n, c, sum);
         if (narrow) weighted_values(u, &at, b * block, n, delta);
     }
@@ -309,8 +309,8 @@ NOINLINE void drop_out(const sdpa_unit *u, const backward_scratch *w, int64_t i,
 NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const rows *q, const rows *dout, int64_t j0,
                             int64_t n, real c, bool queries_finite) {
     const sdpa_problem *p = u->problem;
-    rows k = pack_rows(&u->k, j0, n, p->d_k, u->dq.data != NULL, w->k, w->k_tail);
-    rows v = pack_rows(&u->v, j0, n, p->d_v, false, w->v, w->v_tail);
+    rows k = pack_rows(&u->k, j0, n, p->d_k, u->dq.data ? u->n_i : 0, w->k, w->k_tail);
+    rows v = pack_rows(&u->v, j0, n, p->d_v, 0, w->v, w->v_tail);
     const bool want_ds = u->dq.data || u->dk.data || u->dmask.data;
     bool masked = false, any = false;
     if (w->n_kept == 0) {
@@ -429,8 +429,8 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     if (j0 < j1) {
         pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
         if ((large || w.n_kept > 0) && !complete_rows(u, &w, j0, j1, c)) return;
-        rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, true, w.q_rows, NULL);
-        rows dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, true, w.dout_rows, NULL);
+        rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
+        rows dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, j1 - j0, w.dout_rows, NULL);
         bool finite = all_finite(q.p, q.row, u->n_i, p->d_k) && all_finite(dout.p, dout.row, u->n_i, p->d_v);
         int64_t block = sdpa_key_block(p);
         for (int64_t b = j0 / block; b * block < j1; b++) {

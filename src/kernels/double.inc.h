@@ -5,10 +5,10 @@
 NOINLINE void double_keys(const sdpa_unit *u, const tangent_scratch *w, const rows *q, const rows *q_t,
                           const rows *dout, int64_t j0, int64_t n, bool queries_finite) {
     const sdpa_problem *p = u->problem;
-    rows k = FN(tangent_rows)(&u->k, j0, n, p->d_k, w->k, w->k_tail);
-    rows k_t = FN(tangent_rows)(&u->k_t, j0, n, p->d_k, w->k_t, w->k_t_tail);
-    rows v = FN(tangent_rows)(&u->v, j0, n, p->d_v, w->v, w->v_tail);
-    rows v_t = FN(tangent_rows)(&u->v_t, j0, n, p->d_v, w->v_t, w->v_t_tail);
+    rows k = FN(tangent_rows)(&u->k, j0, n, p->d_k, u->n_i, w->k, w->k_tail);
+    rows k_t = FN(tangent_rows)(&u->k_t, j0, n, p->d_k, u->n_i, w->k_t, w->k_t_tail);
+    rows v = FN(tangent_rows)(&u->v, j0, n, p->d_v, 0, w->v, w->v_tail);
+    rows v_t = FN(tangent_rows)(&u->v_t, j0, n, p->d_v, 0, w->v_t, w->v_t_tail);
     const real bend = p->softcap > 0 ? (real)(-2 / p->softcap) : 0;
     /* What reaches v needs neither G nor C. */
     const bool through = u->dq.data || u->dk.data || u->dmask.data;
@@ -140,9 +140,9 @@ static void FN(double_backward)(const sdpa_unit *u, void *scratch) {
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
     if (!tangent_pass(u, &w, j0, j1)) return;
 
-    rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, true, w.q_rows, NULL);
-    rows q_t = FN(tangent_rows)(&u->q_t, u->i0, u->n_i, p->d_k, w.q_t_rows, NULL);
-    rows dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, true, w.dout_rows, NULL);
+    rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
+    rows q_t = FN(tangent_rows)(&u->q_t, u->i0, u->n_i, p->d_k, j1 - j0, w.q_t_rows, NULL);
+    rows dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, 1 + j1 - j0, w.dout_rows, NULL);
     pack_transposed(w.dout, w.n_lanes, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
     const bool finite = all_finite(q.p, q.row, u->n_i, p->d_k) && all_finite(dout.p, dout.row, u->n_i, p->d_v) &&
                         (!q_t.p || all_finite(q_t.p, q_t.row, u->n_i, p->d_k));

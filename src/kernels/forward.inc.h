@@ -51,8 +51,8 @@ INLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa_a
     w.s = sdpa_take(a, sizeof(real) * (size_t)(w.block * w.panel + MAX_TILE_ROWS));
     w.given = sdpa_take(a, p->w_score ? sizeof(real) * (size_t)(w.block * w.panel) : 0);
     w.r = sdpa_take(a, p->dropout_p > 0 ? sizeof(real) * (size_t)(w.block * w.panel) : 0);
-    w.k = sdpa_take(a, sizeof(real) * (size_t)(w.block * d_k));
-    w.v = sdpa_take(a, sizeof(real) * (size_t)(w.block * w.o_row));
+    w.k = sdpa_take(a, sizeof(real) * (size_t)(w.block * packed_row(p->d_k)));
+    w.v = sdpa_take(a, sizeof(real) * (size_t)(w.block * packed_row(d_v)));
     w.k_tail = sdpa_take(a, sizeof(real) * (size_t)(SCORE_ROWS * p->d_k));
     w.line = sdpa_take(a, sizeof(real) * (size_t)(VL * line));
     return w;
@@ -217,8 +217,8 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
         for (int64_t j = j0; j < j1; j += w.block) {
             if (sdpa_run_stopped(u->run)) return false;
             int64_t n = j1 - j < w.block ? j1 - j : w.block;
-            rows k = pack_rows(&u->k, j, n, p->d_k, false, w.k, w.k_tail);
-            rows v = pack_rows(&u->v, j, n, p->d_v, true, w.v, NULL);
+            rows k = pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
+            rows v = pack_rows(&u->v, j, n, p->d_v, u->n_i, w.v, NULL);
             for (int64_t i = 0; i < u->n_i; i += w.panel) {
                 int64_t n_i = u->n_i - i < w.panel ? u->n_i - i : w.panel, first, last;
                 bool *panel = &two_passes[i / w.panel];

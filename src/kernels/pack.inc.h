@@ -2,11 +2,19 @@
 
 #define is_direct FN(is_direct)
 #define pack_rows FN(pack_rows)
+#define packed_row FN(packed_row)
 #define pack_transposed FN(pack_transposed)
 #define all_finite FN(all_finite)
 #define mask_block FN(mask_block)
 #define bias_block FN(bias_block)
 #define rows FN(rows)
+
+/* Elements between packed rows of d: whole vectors, and no multiple of 256 bytes, which would crowd the rows of a block
+ * into a few sets of L1. */
+INLINE int64_t packed_row(int64_t d) {
+    const int64_t row = round_up(d, VL), line = 64 / (int64_t)sizeof(real);
+    return row % (4 * line) ? row : row + line;
+}
 
 INLINE bool is_direct(const sdpa_matrix *m) {
     return m->dtype == (SDPA_REAL == 32 ? SDPA_F32 : SDPA_F64) && !m->swapped && m->col == (int64_t)sizeof(real) &&
@@ -20,15 +28,17 @@ typedef struct rows {
     int64_t row, tail_row; /* elements */
 } rows;
 
-/* Rows j0 .. j0+n-1 of m, d columns. `packed`: (n, d rounded up to VL), n rounded up to SCORE_ROWS where there is a
- * tail; used if the rows cannot be read in place: wrong type or stride, or `whole_vectors` (readable to whole vectors)
- * and d does not fill them. `tail`: (SCORE_ROWS, d), or NULL where no tail is read. */
-NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, bool whole_vectors, real *packed,
+/* Rows j0 .. j0+n-1 of m, d columns. `packed`: (n, packed_row(d)), n rounded up to SCORE_ROWS where there is a tail; used
+ * if the rows cannot be read in place: wrong type or stride, or read in whole vectors, which d does not fill, or so often
+ * that vectors across two cache lines (NumPy aligns to 16 bytes) cost more than the copy. `n_reads`: how many rows they
+ * are multiplied with in whole vectors. `tail`: (SCORE_ROWS, d), or NULL where no tail is read. */
+NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, int64_t n_reads, real *packed,
                         real *tail) {
     rows r;
     int64_t full = n / SCORE_ROWS * SCORE_ROWS;
     const char *first = m->data + j0 * m->row;
-    if (is_direct(m) && (!whole_vectors || d % VL == 0)) {
+    const bool often = n_reads >= OFTEN && ((uintptr_t)first | (uintptr_t)m->row) % VEC_BYTES != 0;
+    if (is_direct(m) && !often && (n_reads == 0 || d % VL == 0)) {
         r.p = (const real *)first;
         r.row = m->row / (int64_t)sizeof(real);
         r.tail = tail;
@@ -41,7 +51,7 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
         }
         return r;
     }
-    int64_t padded = round_up(d, VL);
+    int64_t padded = packed_row(d);
     for (int64_t j = 0; j < n; j++) {
         FN(load)(packed + j * padded, first + j * m->row, d, m->col, m->dtype, m->swapped);
         for (int64_t c = d; c < padded; c++) packed[j * padded + c] = 0;

@@ -106,7 +106,7 @@ static void FN(statistics)(const sdpa_unit *u, void *scratch) {
     for (int64_t j = j0; j < j1; j += w.block) {
         if (sdpa_run_stopped(u->run)) return;
         int64_t n = j1 - j < w.block ? j1 - j : w.block;
-        rows k = pack_rows(&u->k, j, n, p->d_k, false, w.k, w.k_tail);
+        rows k = pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
         for (int64_t i = 0; i < u->n_i; i += w.panel) {
             statistics_keys(u, &w, sums, &k, i, u->n_i - i < w.panel ? u->n_i - i : w.panel, j, n);
         }

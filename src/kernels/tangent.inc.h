@@ -46,8 +46,8 @@ INLINE tangent_scratch tangent_layout(const sdpa_problem *p, bool twice, sdpa_ar
     if (line < w.block) line = round_up(w.block, VL);
     const size_t transposed_k = size * (size_t)(p->d_k * w.n_lanes), rows_v = size * (size_t)(w.n_lanes * w.v_row);
     const size_t block = size * (size_t)((w.block + MAX_TILE_ROWS) * w.n_lanes), lanes = size * (size_t)w.n_lanes;
-    const size_t keys = size * (size_t)(round_up(w.block, SCORE_ROWS) * w.k_row);
-    const size_t values = size * (size_t)(round_up(w.block, SCORE_ROWS) * w.v_row);
+    const size_t keys = size * (size_t)(round_up(w.block, SCORE_ROWS) * packed_row(p->d_k));
+    const size_t values = size * (size_t)(round_up(w.block, SCORE_ROWS) * packed_row(p->d_v));
     w.q = sdpa_take(a, transposed_k);
     w.q_t = sdpa_take(a, transposed_k);
     w.o = sdpa_take(a, rows_v);
@@ -73,9 +73,9 @@ INLINE tangent_scratch tangent_layout(const sdpa_problem *p, bool twice, sdpa_ar
     w.dout = sdpa_take(a, size * (size_t)(p->d_v * w.n_lanes));
     w.g = sdpa_take(a, block);
     w.c = sdpa_take(a, block);
-    w.q_rows = sdpa_take(a, size * (size_t)(w.n_lanes * w.k_row));
-    w.q_t_rows = sdpa_take(a, size * (size_t)(w.n_lanes * w.k_row));
-    w.dout_rows = sdpa_take(a, rows_v);
+    w.q_rows = sdpa_take(a, size * (size_t)(w.n_lanes * packed_row(p->d_k)));
+    w.q_t_rows = sdpa_take(a, size * (size_t)(w.n_lanes * packed_row(p->d_k)));
+    w.dout_rows = sdpa_take(a, size * (size_t)(w.n_lanes * packed_row(p->d_v)));
     w.delta = sdpa_take(a, lanes);
     w.cross = sdpa_take(a, lanes);
     w.dq = sdpa_take(a, size * (size_t)(w.n_lanes * w.k_row));
@@ -234,9 +234,10 @@ NOINLINE void tangent_keys(const sdpa_unit *u, const tangent_scratch *w, const r
 }
 
 /* A block of keys or values and of their tangents (p = NULL where there is none). */
-INLINE rows FN(tangent_rows)(const sdpa_matrix *m, int64_t j, int64_t n, int64_t d, real *packed, real *tail) {
+INLINE rows FN(tangent_rows)(const sdpa_matrix *m, int64_t j, int64_t n, int64_t d, int64_t n_reads, real *packed,
+                             real *tail) {
     if (!m->data) return (rows){0};
-    return pack_rows(m, j, n, d, true, packed, tail);
+    return pack_rows(m, j, n, d, n_reads, packed, tail);
 }
 
 /* Packs the unit's queries and streams all visible keys: fills m, l (with the sink), mu, o and o_t. False if
@@ -259,10 +260,10 @@ NOINLINE bool tangent_pass(const sdpa_unit *u, const tangent_scratch *w, int64_t
     for (int64_t j = j0; j < j1; j += w->block) {
         if (sdpa_run_stopped(u->run)) return false;
         int64_t n = j1 - j < w->block ? j1 - j : w->block;
-        rows k = FN(tangent_rows)(&u->k, j, n, p->d_k, w->k, w->k_tail);
-        rows k_t = FN(tangent_rows)(&u->k_t, j, n, p->d_k, w->k_t, w->k_t_tail);
-        rows v = FN(tangent_rows)(&u->v, j, n, p->d_v, w->v, NULL);
-        rows v_t = FN(tangent_rows)(&u->v_t, j, n, p->d_v, w->v_t, NULL);
+        rows k = FN(tangent_rows)(&u->k, j, n, p->d_k, 0, w->k, w->k_tail);
+        rows k_t = FN(tangent_rows)(&u->k_t, j, n, p->d_k, 0, w->k_t, w->k_t_tail);
+        rows v = FN(tangent_rows)(&u->v, j, n, p->d_v, u->n_i, w->v, NULL);
+        rows v_t = FN(tangent_rows)(&u->v_t, j, n, p->d_v, u->n_i, w->v_t, NULL);
         for (int64_t i = 0; i < u->n_i; i += w->panel) {
             int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
             tangent_keys(u, w, &k, &k_t, &v, &v_t, i, n_i, j, n);

@@ -53,6 +53,9 @@ enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
 /* Key blocks whose P the backward keeps, so that it can complete the rows first. */
 #define KEPT_BLOCKS 4
 
+/* From so many reads of a row on, copying it into place is worth it (pack.inc.h). */
+#define OFTEN 32
+
 /* Up to so many queries are multiplied one by one, with vectors along d, instead of side by side in the lanes. */
 #define FEW_QUERIES (VL < 6 ? VL : 6)
 

@@ -44,7 +44,7 @@ static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
     for (int64_t j = j0; j < j1 && weights; j += w.block) {
         if (sdpa_run_stopped(u->run)) return;
         int64_t n = j1 - j < w.block ? j1 - j : w.block;
-        rows k = pack_rows(&u->k, j, n, p->d_k, false, w.k, w.k_tail), v = {0};
+        rows k = pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail), v = {0};
         for (int64_t i = 0; i < u->n_i; i += w.panel) {
             int64_t n_i = u->n_i - i < w.panel ? u->n_i - i : w.panel;
             forward_keys(u, &w, &k, &v, i, n_i, j, n, c, true);
@@ -60,7 +60,7 @@ static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
     for (int64_t j = 0; j < p->n_k; j += w.block) {
         if (sdpa_run_stopped(u->run)) return;
         int64_t n = p->n_k - j < w.block ? p->n_k - j : w.block;
-        rows k = pack_rows(&u->k, j, n, p->d_k, false, w.k, w.k_tail);
+        rows k = pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
         for (int64_t i = 0; i < u->n_i; i += w.panel) {
             int64_t n_i = u->n_i - i < w.panel ? u->n_i - i : w.panel;
             int nv = (int)(round_up(n_i, VL) / VL);

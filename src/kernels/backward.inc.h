@@ -25,17 +25,17 @@ typedef struct backward_scratch {
     real *q, *dout;           /* (d_k, n_lanes), (d_v, n_lanes): transposed */
     real *q_rows, *dout_rows; /* packed rows, where they cannot be read in place */
     real *o;                  /* (d_v, VL): transposed */
-    real *lse, *lse_low;      /* per query: lse in log2 units, as a sum of two */
+    real *lse;                /* per query: lse in log2 units, rounded to an integer */
     real *delta, *dlse;       /* per query */
-    real *factor;             /* per query: what P as computed is to be multiplied with, where it is kept; else 1 */
-    real *dq;                 /* (n_lanes, d_k rounded up to VL) */
-    real *dmask;              /* per query: the gradient of a mask that is broadcast over keys */
-    real *p, *ds;             /* (block, n_lanes): P^T, dS^T; n_kept blocks of p */
-    real *given;              /* (block, n_lanes): additive scores, where that is what they are */
-    real *dq_lanes, *part;    /* and then also (d_k, n_lanes): dQ^T; (block, 2, VL + 1): of additive_gradients */
-    unsigned char *seen;      /* (panels): enum panel_state, n_kept times */
-    real *r, *tanh;           /* (block, n_lanes): dropout's factors and the softcap's tanh, where there are any */
-    real *zero;               /* per query */
+    real *factor; /* per query: what P as computed, 2^(c s - lse), is to be multiplied with; dO and delta are */
+    real *dq;     /* (n_lanes, d_k rounded up to VL) */
+    real *dmask;  /* per query: the gradient of a mask that is broadcast over keys */
+    real *p, *ds; /* (block, n_lanes): P^T, dS^T; n_kept blocks of p */
+    real *given;  /* (block, n_lanes): additive scores, where that is what they are */
+    real *dq_lanes, *part; /* and then also (d_k, n_lanes): dQ^T; (block, 2, VL): of additive_gradients */
+    unsigned char *seen;   /* (panels): enum panel_state, n_kept times */
+    real *r, *tanh;        /* (block, n_lanes): dropout's factors and the softcap's tanh, where there are any */
+    real *zero;            /* per query */
     real *k, *v, *k_tail, *v_tail;
     real *line;
     int64_t n_lanes, panel, k_row, v_row, block;
@@ -61,7 +61,6 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     w.dout_rows = sdpa_take(a, size * (size_t)(w.n_lanes * packed_row(p->d_v)));
     w.o = sdpa_take(a, size * (size_t)(p->d_v * VL));
     w.lse = sdpa_take(a, size * (size_t)w.n_lanes);
-    w.lse_low = sdpa_take(a, size * (size_t)w.n_lanes);
     w.delta = sdpa_take(a, size * (size_t)w.n_lanes);
     w.dlse = sdpa_take(a, size * (size_t)w.n_lanes);
     w.factor = sdpa_take(a, size * (size_t)w.n_lanes);
@@ -90,14 +89,14 @@ static size_t FN(backward_bytes)(const sdpa_problem *p) {
     return arena.used;
 }
 
-/* lse in log2 units and delta of the unit's queries; returns whether some lse is large. Padding lanes and queries that
- * see no key get lse = +inf, which makes their P exactly 0. */
+/* lse in log2 units and delta of the unit's queries; returns whether some lse is large. Queries that see no
+ * key get lse = +inf and padding lanes, whose scores are 0, a large one: their P is exactly 0. */
 NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
     const sdpa_problem *p = u->problem;
     bool large = false;
     for (int64_t i = 0; i < w->n_lanes; i++) {
-        w->lse[i] = INFINITY;
-        w->lse_low[i] = w->delta[i] = w->dlse[i] = w->zero[i] = 0;
+        w->lse[i] = i < u->n_i ? (real)INFINITY : HUGE_SCORE;
+        w->delta[i] = w->dlse[i] = w->zero[i] = 0;
         w->factor[i] = 1;
         if (i >= u->n_i) continue;
         real lse;
@@ -109,13 +108,9 @@ NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
             double log2_lse = lse * M_LOG2E;
             if (isfinite(lse)) log2_lse = fmax(-REAL_MAX, fmin(REAL_MAX, log2_lse)); /* see mask_block */
             large |= fabs(log2_lse) > LARGE_LSE;
-            if (w->n_kept > 0) {
-                /* Exponents around 0 where P is large are rounded less than ones that end at 0. */
-                w->factor[i] = (real)1 / 8;
-                log2_lse -= 3;
-            }
-            w->lse[i] = (real)log2_lse;
-            if (isfinite(lse)) w->lse_low[i] = (real)(log2_lse - w->lse[i]);
+            w->lse[i] = (real)rint(log2_lse);
+            /* Beyond integers, where P is as good as lse, it must not become 0 or infinite. */
+            if (isfinite(lse)) w->factor[i] = (real)exp2(fmax(-64, fmin(64, w->lse[i] - log2_lse)));
         }
     }
     for (int64_t i = 0; i < u->n_i; i += VL) {
@@ -171,7 +166,6 @@ NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, co
                 .s = w->p + i,
                 .s_row = w->n_lanes,
                 .shift = w->lse + i,
-                .shift_low = w->lse_low + i,
                 .extreme = sum,
                 .c = c};
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, t.s, t.s_row, w->line);
@@ -180,15 +174,25 @@ NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, co
         additive_scores(u->problem, t.x, t.x_row, nv, k, n, w->given, w->n_lanes);
         t.given = w->given;
     }
-    if (bias == BIAS_SOME || u->problem->softcap > 0 || t.given) {
-        vec unused[SCORE_WIDTH] = {{0}};
+    vec unused[SCORE_WIDTH] = {{0}};
+    real unit = 1;
+    if (bias == BIAS_NONE && u->problem->softcap == 0 && !t.given) {
+        bool quick = true;
+        for (int x = 0; x < nv; x++) quick &= !vany(FN(is_huge)(vload(t.shift + x * VL)));
+        if (quick) FN(score)(&t, nv, SCORE_WEIGHTS);
+        for (int x = 0; x < nv; x++) quick &= !vany(vload(sum + x * VL) != vload(sum + x * VL));
+        if (quick) return true;
+        /* NaN, or a score too low for vexp2_quick. */
+        for (int x = 0; x < nv; x++) vstore(sum + x * VL, (vec){0});
+        t.extreme = (real *)unused;
+        unit = c;
+        FN(score)(&t, nv, SCORE_RAW);
+    } else {
         t.extreme = (real *)unused;
         t.ds = w->tanh ? w->tanh + i : NULL;
         FN(score_logits)(&t, nv, u->problem, bias, (real)M_LOG2E);
-        if (FN(exponentiate)(t.s, t.s_row, n, nv, 1, t.shift, t.shift_low, sum, true)) *masked = true;
-    } else {
-        FN(score)(&t, nv, SCORE_WEIGHTS);
     }
+    if (FN(exponentiate)(t.s, t.s_row, n, nv, unit, t.shift, NULL, sum, bias == BIAS_SOME)) *masked = true;
     return true;
 }
 
@@ -277,16 +281,12 @@ NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64
     }
     const real sink = FN(sink_of)(u);
     for (int64_t i = 0; i < u->n_i; i++) {
-        double total = w->factor[i] * (sum[i] + exp2(sink - w->lse[i] - w->lse_low[i])), excess = log2(total);
-        double lse = fabs(w->lse[i] - log2(w->factor[i]));
+        double total = w->factor[i] * (sum[i] + exp2(sink - w->lse[i])), excess = log2(total);
+        double lse = fabs((double)w->lse[i]);
         bool complete = total > 0 && fabs(excess) <= 2 * epsilon * (4 + lse);
         if (!complete || (!kept && !(lse > LARGE_LSE))) continue;
         if (narrow) w->delta[i] = (real)(delta[i] * w->factor[i] / total) - w->dlse[i];
-        if (kept) {
-            w->factor[i] = (real)(w->factor[i] / total);
-        } else {
-            w->lse_low[i] += (real)excess;
-        }
+        w->factor[i] = (real)(w->factor[i] / total);
     }
     return true;
 }
@@ -305,6 +305,25 @@ NOINLINE void drop_out(const sdpa_unit *u, const backward_scratch *w, int64_t i,
     }
 }
 
+/* factor belongs to P, but stands as well at dO and delta, which P is multiplied with: packs dO's rows so, too. */
+NOINLINE void FN(scale_queries)(const sdpa_unit *u, const backward_scratch *w) {
+    const int64_t d_v = u->problem->d_v, dout_row = packed_row(d_v);
+    for (int64_t i = 0; i < w->n_lanes; i += VL) {
+        const vec factor = vload(w->factor + i);
+        vstore(w->delta + i, factor * vload(w->delta + i));
+        for (int64_t x = 0; x < d_v; x++) {
+            real *dout = w->dout + x * w->n_lanes + i;
+            vstore(dout, factor * vload(dout));
+        }
+    }
+    for (int64_t i = 0; i < u->n_i; i++) {
+        real *row = w->dout_rows + i * dout_row;
+        FN(load)(row, u->dout.data + (u->i0 + i) * u->dout.row, d_v, u->dout.col, u->dout.dtype, u->dout.swapped);
+        for (int64_t x = d_v; x < dout_row; x++) row[x] = 0;
+        for (int64_t x = 0; x < dout_row; x += VL) vstore(row + x, w->factor[i] * vload(row + x));
+    }
+}
+
 /* The five products for keys j0 .. j0+n-1; `q`, `dout`: the unit's rows; `c` = |scale| log2(e). */
 NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const rows *q, const rows *dout, int64_t j0,
                             int64_t n, real c, bool queries_finite) {
@@ -316,13 +335,6 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     if (w->n_kept == 0) {
         real unused[SDPA_QUERY_BLOCK] = {0};
         weigh_keys(u, w, &k, j0, n, c, unused);
-    } else {
-        for (int64_t j = 0; j < n; j++) {
-            for (int64_t i = 0; i < u->n_i; i += VL) {
-                real *x = w->p + j * w->n_lanes + i;
-                vstore(x, vload(w->factor + i) * vload(x));
-            }
-        }
     }
     for (int64_t i = 0; i < u->n_i; i += w->panel) {
         int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
@@ -429,16 +441,17 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     if (j0 < j1) {
         pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
         if ((large || w.n_kept > 0) && !complete_rows(u, &w, j0, j1, c)) return;
-        rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
-        rows dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, j1 - j0, w.dout_rows, NULL);
-        bool finite = all_finite(q.p, q.row, u->n_i, p->d_k) && all_finite(dout.p, dout.row, u->n_i, p->d_v);
-        int64_t block = sdpa_key_block(p);
-        for (int64_t b = j0 / block; b * block < j1; b++) {
-            if (!sdpa_turn_wait(u, b)) return;
-            backward_scratch at = FN(kept_block)(&w, b - j0 / block);
-            backward_keys(u, &at, &q, &dout, b * block, j1 - b * block < block ? j1 - b * block : block, c, finite);
-            sdpa_turn_pass(u, b);
-        }
+    }
+    FN(scale_queries)(u, &w);
+    const rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
+    const rows dout = {.p = w.dout_rows, .row = packed_row(p->d_v)};
+    const bool finite = all_finite(q.p, q.row, u->n_i, p->d_k) && all_finite(dout.p, dout.row, u->n_i, p->d_v);
+    const int64_t block = sdpa_key_block(p);
+    for (int64_t b = j0 / block; j0 < j1 && b * block < j1; b++) {
+        if (!sdpa_turn_wait(u, b)) return;
+        backward_scratch at = FN(kept_block)(&w, b - j0 / block);
+        backward_keys(u, &at, &q, &dout, b * block, j1 - b * block < block ? j1 - b * block : block, c, finite);
+        sdpa_turn_pass(u, b);
     }
     if (!sdpa_turn_wait_last(u)) return;
     for (int64_t i = 0; p->w_score && i < u->n_i; i++) {
@@ -459,7 +472,7 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
         /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
         const real sink = FN(sink_of)(u);
         double sum = 0;
-        for (int64_t i = 0; i < u->n_i; i++) sum -= w.factor[i] * exp2(sink - w.lse[i] - w.lse_low[i]) * w.delta[i];
+        for (int64_t i = 0; i < u->n_i; i++) sum -= exp2(sink - w.lse[i]) * w.delta[i];
         real dsink = (real)sum;
         FN(add_row)(u->dsinks.data, 0, u->dsinks.dtype, &dsink, 1, w.line);
     }

@@ -136,7 +136,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
             alpha[x] = vset1(1);
         }
         FN(score)(&t, nv, SCORE_SUMMED);
-        for (int x = 0; x < nv; x++) two_passes |= vany(shift[x] > STALE_LIMIT);
+        for (int x = 0; x < nv; x++) two_passes |= vany((shift[x] > STALE_LIMIT) | (sum[x] != sum[x]));
     }
     if (!fused || two_passes) {
         for (int x = 0; x < nv; x++) sum[x] = vset1(-INFINITY);

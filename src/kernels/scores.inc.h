@@ -8,6 +8,7 @@
 #define finish_tile FN(finish_tile)
 #define score_tile FN(score_tile)
 #define score_panel FN(score_panel)
+#define score_tail FN(score_tail)
 
 typedef struct scores {
     const real *x;      /* (depth, x_row): transposed queries, or transposed dO */
@@ -20,10 +21,9 @@ typedef struct scores {
     real *s;  /* (n rounded up to SCORE_ROWS, s_row) */
     real *ds; /* like s */
     int64_t s_row;
-    const real *shift;     /* per query */
-    const real *shift_low; /* per query: what rounding took from shift (SCORE_WEIGHTS) */
-    real *extreme;         /* per query: running maximum or sum */
-    real *highest;         /* per query: running maximum of c * acc - shift (SCORE_SUMMED) */
+    const real *shift; /* per query */
+    real *extreme;     /* per query: running maximum or sum */
+    real *highest;     /* per query: running maximum of c * acc - shift (SCORE_SUMMED) */
     real c, cap;
 } scores;
 
@@ -81,12 +81,12 @@ INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc
         case SCORE_SUMMED:
             a = vmulsub(c, a, shift);
             highest = vmax2(a, highest);
-            a = vexp2(a);
+            a = vexp2_quick(a);
             vstore(s, a);
             extreme += a;
             break;
         case SCORE_WEIGHTS:
-            a = vexp2(vmulsub(c, a, shift) - vload(t->shift_low + j * VL));
+            a = vexp2_above(c, a, shift, false);
             vstore(s, a);
             extreme += a;
             break;
@@ -174,12 +174,28 @@ INLINE void score_tile(const scores *t, int nv, bool fused, enum score_mode mode
     }
 }
 
-INLINE void score_panel(const scores *t, int nv, bool fused, enum score_mode mode) {
-    for (int64_t j0 = 0; j0 < t->n; j0 += SCORE_ROWS) {
-        const bool tail = t->n - j0 < SCORE_ROWS;
-        score_tile(t, nv, fused, mode, tail ? t->y_tail : t->y + j0 * t->y_row, tail ? t->tail_row : t->y_row, j0,
-                   tail ? t->n - j0 : SCORE_ROWS);
+/* The last rows, fewer than a tile's. */
+NOINLINE void score_tail(const scores *t, int nv, enum score_mode mode) {
+    const int64_t j0 = t->n / SCORE_ROWS * SCORE_ROWS, rows = t->n - j0;
+    switch (nv) {
+    case 1:
+        score_tile(t, 1, false, mode, t->y_tail, t->tail_row, j0, rows);
+        break;
+    case 2:
+        score_tile(t, 2, false, mode, t->y_tail, t->tail_row, j0, rows);
+        break;
+    default:
+        score_tile(t, 3, false, mode, t->y_tail, t->tail_row, j0, rows);
     }
+}
+
+INLINE void score_panel(const scores *all, int nv, bool fused, enum score_mode mode) {
+    const scores copy = *all; /* which no store can change */
+    const scores *t = fused ? &copy : all;
+    for (int64_t j0 = 0; j0 + SCORE_ROWS <= t->n; j0 += SCORE_ROWS) {
+        score_tile(t, nv, fused, mode, t->y + j0 * t->y_row, t->y_row, j0, SCORE_ROWS);
+    }
+    if (t->n % SCORE_ROWS) score_tail(all, nv, mode);
 }
 
 NOINLINE void FN(score_1)(const scores *t, enum score_mode mode) { score_panel(t, 1, false, mode); }
@@ -219,21 +235,29 @@ static void FN(score)(const scores *t, int nv, enum score_mode mode) {
     }
 }
 
-/* s (n, nv vectors) = exp2(c * s - shift - shift_low), masked pairs marked -0 where `biased`; adds the sum over keys to
- * `sum`, a tile's rows first, as the tiles do. Returns whether any pair is masked. */
+/* Whether vexp2_above cannot take m as it is: too large, or infinite. */
+INLINE ivec FN(is_huge)(vec m) { return (m > HUGE_SCORE) | (m < -HUGE_SCORE); }
+
+/* s (n, nv vectors) = 2^(c * s - shift - shift_low), without shift_low where it is NULL: then shift holds integers.
+ * Masked pairs are marked -0 where `biased`. Adds the sum over keys to `sum`, a tile's rows first, as the tiles do. Returns
+ * whether any pair is masked. The bits are those of SCORE_SUMMED with and of SCORE_WEIGHTS without shift_low. */
 NOINLINE bool FN(exponentiate)(real *s, int64_t s_row, int64_t n, int nv, real c, const real *shift,
                                const real *shift_low, real *sum, bool biased) {
     ivec any = {0};
     for (int j = 0; j < nv; j++) {
-        vec m = vload(shift + j * VL), low = shift_low ? vload(shift_low + j * VL) : (vec){0};
+        const vec m = vload(shift + j * VL), low = shift_low ? vload(shift_low + j * VL) : (vec){0}, factor = vset1(c);
+        const ivec huge = FN(is_huge)(m);
+        const vec integer = vselect(huge, (vec){0}, m);
+        const bool real_shift = shift_low || vany(huge);
         vec total = vload(sum + j * VL);
-        const vec factor = vset1(c);
         for (int64_t i0 = 0; i0 < n; i0 += SCORE_ROWS) {
             vec part = {0};
             int64_t end = i0 + SCORE_ROWS < n ? i0 + SCORE_ROWS : n;
             for (int64_t i = i0; i < end; i++) {
-                vec x = vload(s + i * s_row + j * VL);
-                vec p = vexp2(vmulsub(factor, x, m) - low);
+                const vec x = vload(s + i * s_row + j * VL);
+                vec p = {0};
+                if (real_shift) p = vexp2(vmulsub(factor, x, m) - low);
+                if (!shift_low) p = vselect(huge, p, vexp2_above(factor, x, integer, true));
                 part += p;
                 if (biased) {
                     ivec masked = x == -(real)INFINITY;

@@ -21,7 +21,7 @@ enum score_mode {
     SCORE_BIASED,          /* s = c * acc + s, or -inf where s was; extreme = max over keys */
     SCORE_CAPPED,          /* s = c * tanh(cap * acc) + s, like SCORE_BIASED; ds = that tanh where ds is not NULL */
     SCORE_SUMMED,          /* s = exp2(c * acc - shift);            extreme = sum, highest = max of the argument */
-    SCORE_WEIGHTS,         /* s = exp2(c * acc - shift - low);      extreme = sum over keys */
+    SCORE_WEIGHTS,         /* s = exp2(c * acc - shift);            extreme = sum over keys */
     SCORE_GRADIENT,        /* ds = s * (acc - shift) */
     SCORE_GRADIENT_MASKED, /* the same, and -0 where s is -0 */
 };
@@ -41,9 +41,10 @@ enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
 #define REAL_MAX FN(REAL_MAX)
 
 /* How far, in log2 units, scores may exceed a stale maximum before it moves (forward.inc.h). */
-#define STALE_LIMIT 30
+#define STALE_LIMIT 64
 
-/* Scores in log2 units beyond which the rounding of a maximum is kept (forward.inc.h). */
+/* Scores in log2 units beyond which the rounding of a maximum is kept (forward.inc.h), and an lse is no integer for
+ * vexp2_above. */
 #define HUGE_SCORE 0x1p20f
 
 /* Beyond this, in log2 units, the rounding of lse is restored in the backward (backward.inc.h): below it, ulp(lse) / 2 is no larger

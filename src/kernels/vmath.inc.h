@@ -3,11 +3,16 @@
 #define vexp2 FN(vexp2)
 #define vexp2_finish FN(vexp2_finish)
 #define vexp2_product FN(vexp2_product)
+#define vexp2_above FN(vexp2_above)
+#define vexp2_quick FN(vexp2_quick)
 #define exp2_slope FN(exp2_slope)
 #define vtanh FN(vtanh)
 
 /* Adding this to a small x rounds it to an integer, which then stands, with the exponent's bias, in the low bits. */
 #define EXP2_MAGIC ((real)(SDPA_REAL == 32 ? 0x1.8p23 + 127 : 0x1.8p52 + 1023))
+
+/* The same for the largest integer n with 2^n = 0 here. */
+#define EXP2_LEAST (EXP2_MAGIC - (SDPA_REAL == 32 ? 127 : 1023))
 
 /* (2^f - 1) / f on [-1/2, 1/2], of the minimax polynomials of 2^f of degree 6 (1.9e-9) and 11 (3.1e-18). */
 INLINE vec exp2_slope(vec f) {
@@ -67,6 +72,31 @@ INLINE vec vexp2(vec x) {
     x = vmin2(vset1(limit + (real)0.49), vmax2(vset1(-limit), x));
     vec n = x + EXP2_MAGIC;
     return vexp2_finish(x, n, x - (n - EXP2_MAGIC));
+#endif
+}
+
+/* vexp2 where -2^40 < x < 128 (1024); results are arbitrary beyond and NaN or 0 below. The same bits as vexp2. */
+INLINE vec vexp2_quick(vec x) {
+#if defined(SDPA_ISA_AVX512)
+    return vexp2(x);
+#else
+    const vec n = x + EXP2_MAGIC;
+    return vexp2_finish(x, vmax2(vset1(EXP2_LEAST), n), x - (n - EXP2_MAGIC));
+#endif
+}
+
+/* 2^(c x - m) for integers m, |m| at most HUGE_SCORE, where vexp2_quick takes c x - m, or anywhere if `any` (a constant).
+ * But for AVX-512 c x - m is split into an integer and a rest of at most 1/2 before anything is rounded, so that the
+ * error does not grow with |c x - m|. */
+INLINE vec vexp2_above(vec c, vec x, vec m, bool any) {
+#if defined(SDPA_ISA_AVX512)
+    (void)any;
+    return vexp2(vmulsub(c, x, m));
+#else
+    const vec down = m - EXP2_MAGIC, n = vmulsub(c, x, down), limited = vmax2(vset1(EXP2_LEAST), n);
+    vec f = vmulsub(c, x, (any ? limited : n) + down);
+    if (any) f = vmax2(vset1(-1), f);
+    return vexp2_finish(n, limited, f);
 #endif
 }
 

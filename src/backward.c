@@ -135,7 +135,9 @@ typedef struct backward_call {
     size_t dk_bytes, sums_bytes;
 } backward_call;
 
-static int64_t units_per_group(const backward_call *c) { return c->members.size * sdpa_query_blocks(c->problem); }
+static int64_t units_per_group(const backward_call *c) {
+    return c->members.size * sdpa_units(c->problem, sdpa_query_block(c->problem));
+}
 
 static sdpa_matrix sum_matrix(const backward_call *c, const sdpa_tensor *t, int64_t slot, size_t offset, int64_t d) {
     sdpa_matrix m = {NULL, d * 4, 4, SDPA_F32, false};
@@ -147,11 +149,12 @@ static sdpa_matrix sum_matrix(const backward_call *c, const sdpa_tensor *t, int6
 static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa_turn *turns, int64_t slot,
                           void *scratch, sdpa_run *run) {
     const sdpa_problem *p = c->problem;
-    int64_t batch = 0, head = 0, blocks = sdpa_query_blocks(p);
+    int64_t batch = 0, head = 0, most = sdpa_query_block(p), blocks = sdpa_units(p, most);
     sdpa_loop_locate(&c->groups, group, &batch, &head);
     sdpa_loop_locate(&c->members, t / blocks, &batch, &head);
     sdpa_unit u = sdpa_unit_of_head(p, batch, head);
-    sdpa_unit_set_queries(&u, blocks - 1 - t % blocks); /* as gemm_columns: small terms first; and long units first */
+    sdpa_unit_set_queries(&u, blocks - 1 - t % blocks,
+                          most); /* as gemm_columns: small terms first; and long units first */
     u.dout = sdpa_matrix_at(p, &p->dout, batch, head);
     u.dlse = sdpa_matrix_at(p, &p->dlse, batch, head).data;
     u.dq = sdpa_matrix_at(p, &p->dq, batch, head);

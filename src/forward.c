@@ -9,6 +9,7 @@ typedef enum forward_kind { FORWARD, WEIGHTS, STATISTICS, TANGENT } forward_kind
 typedef struct forward_call {
     const sdpa_problem *problem;
     const struct sdpa_kernels *kernels;
+    int64_t query_block; /* queries of a unit */
     char *scratch;
     size_t scratch_bytes; /* per worker */
     forward_kind kind;
@@ -18,17 +19,18 @@ typedef struct forward_call {
     size_t part_bytes;
 } forward_call;
 
-static sdpa_unit unit_at(const sdpa_problem *p, int64_t index, sdpa_run *run) {
-    int64_t blocks = sdpa_query_blocks(p), bh = index / blocks;
+static sdpa_unit unit_at(const forward_call *call, int64_t index, sdpa_run *run) {
+    const sdpa_problem *p = call->problem;
+    const int64_t blocks = sdpa_units(p, call->query_block), bh = index / blocks;
     sdpa_unit u = sdpa_unit_of_head(p, bh / p->n_head, bh % p->n_head);
-    sdpa_unit_set_queries(&u, index % blocks);
+    sdpa_unit_set_queries(&u, index % blocks, call->query_block);
     u.run = run;
     return u;
 }
 
 static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run) {
     const forward_call *call = context;
-    const sdpa_unit u = unit_at(call->problem, index, run);
+    const sdpa_unit u = unit_at(call, index, run);
     void *scratch = call->scratch + (size_t)worker * call->scratch_bytes;
     switch (call->kind) {
     case FORWARD:
@@ -61,7 +63,7 @@ static int64_t parts_of_keys(const sdpa_problem *p, int64_t n_units) {
 static void forward_part(void *context, int64_t index, int worker, sdpa_run *run) {
     const forward_call *call = context;
     const sdpa_problem *p = call->problem;
-    sdpa_unit u = unit_at(p, index / call->n_parts, run);
+    sdpa_unit u = unit_at(call, index / call->n_parts, run);
     const int64_t block = sdpa_key_block(p), blocks = (p->n_k + block - 1) / block, part = index % call->n_parts;
     const int64_t end = blocks * (part + 1) / call->n_parts * block;
     u.first_key = blocks * part / call->n_parts * block;
@@ -100,9 +102,10 @@ static const sdpa_problem *fold_group(const sdpa_problem *p, sdpa_problem *folde
 }
 
 static sdpa_status run_forward(const sdpa_problem *p, forward_kind kind, sdpa_stage stage) {
-    int64_t n_units = p->n_batch * p->n_head * sdpa_query_blocks(p);
-    if (n_units == 0) return SDPA_OK;
     forward_call call = {.problem = p, .kernels = sdpa_kernels_for(p->dtype), .kind = kind, .stage = stage};
+    call.query_block = kind == TANGENT ? sdpa_query_block(p) : sdpa_forward_block(p);
+    const int64_t n_units = p->n_batch * p->n_head * sdpa_units(p, call.query_block);
+    if (n_units == 0) return SDPA_OK;
     call.n_parts = kind == FORWARD ? parts_of_keys(p, n_units) : 1;
     int workers = sdpa_workers_for(p, n_units * call.n_parts);
     call.scratch_bytes = kind == TANGENT ? call.kernels->tangent_bytes(p) : call.kernels->forward_bytes(p);
@@ -119,7 +122,7 @@ static sdpa_status run_forward(const sdpa_problem *p, forward_kind kind, sdpa_st
     sdpa_status status = sdpa_parallel_for(n_units * call.n_parts, workers,
                                            call.n_parts > 1 ? forward_part : forward_unit, &call, p->interrupted);
     for (int64_t i = 0; i < n_units && call.n_parts > 1 && status == SDPA_OK; i++) {
-        const sdpa_unit u = unit_at(p, i, NULL);
+        const sdpa_unit u = unit_at(&call, i, NULL);
         call.kernels->forward_join(&u, call.scratch, call.parts + (size_t)(i * call.n_parts) * call.part_bytes,
                                    call.n_parts);
     }

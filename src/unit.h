@@ -12,8 +12,10 @@ static inline const struct sdpa_kernels *sdpa_kernels_for(sdpa_dtype dtype) {
     return dtype == SDPA_F64 ? &ops->f64 : &ops->f32;
 }
 
-static inline int64_t sdpa_query_blocks(const sdpa_problem *p) {
-    return (p->n_q + sdpa_query_block(p) - 1) / sdpa_query_block(p);
+/* Units of a head: whole ones of `most` queries, then small ones. */
+static inline int64_t sdpa_units(const sdpa_problem *p, int64_t most) {
+    const int64_t small = sdpa_query_block(p);
+    return p->n_q / most + (p->n_q % most + small - 1) / small;
 }
 
 /* Everything of a unit that belongs to its (batch, head). */
@@ -45,11 +47,11 @@ static inline sdpa_unit sdpa_unit_of_head(const sdpa_problem *p, int64_t batch, 
     return u;
 }
 
-static inline void sdpa_unit_set_queries(sdpa_unit *u, int64_t block) {
-    int64_t most = sdpa_query_block(u->problem);
-    u->i0 = block * most;
-    u->n_i = u->problem->n_q - u->i0;
-    if (u->n_i > most) u->n_i = most;
+/* Makes it the index-th of sdpa_units. */
+static inline void sdpa_unit_set_queries(sdpa_unit *u, int64_t index, int64_t most) {
+    const int64_t n_q = u->problem->n_q, whole = n_q / most, small = sdpa_query_block(u->problem);
+    u->i0 = index < whole ? index * most : whole * most + (index - whole) * small;
+    u->n_i = index < whole ? most : n_q - u->i0 < small ? n_q - u->i0 : small;
 }
 
 /* Waking threads costs some 10 us: as many as the work is worth, one per million multiply-adds. */

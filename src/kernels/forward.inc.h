@@ -35,7 +35,7 @@ INLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa_a
     forward_scratch w;
     w.block = p->n_k < sdpa_key_block(p) ? round_up(p->n_k, SCORE_ROWS) : sdpa_key_block(p);
     w.d_v = d_v;
-    w.n_lanes = round_up(p->n_q < sdpa_query_block(p) ? p->n_q : sdpa_query_block(p), VL);
+    w.n_lanes = round_up(p->n_q < sdpa_forward_block(p) ? p->n_q : sdpa_forward_block(p), VL);
     w.panel = w.n_lanes < SCORE_WIDTH * VL ? w.n_lanes : SCORE_WIDTH * VL;
     w.o_row = round_up(d_v, VL);
     int64_t d_k = round_up(p->d_k, VL);
@@ -208,7 +208,7 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
 
     memset(w.exact, 0, sizeof(real) * (size_t)w.n_lanes);
     for (int attempt = 0; attempt < 2; attempt++) {
-        bool two_passes[SDPA_QUERY_BLOCK / VL] = {false};
+        bool two_passes[SDPA_WIDEST * SDPA_QUERY_BLOCK / VL] = {false};
         for (int64_t i = 0; i < w.n_lanes; i++) {
             w.m[i] = -(real)INFINITY;
             w.l[i] = w.low[i] = 0;

@@ -27,7 +27,7 @@ INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, const real *a, int64_t a_
     }
 }
 
-/* c (m, n) = row_scale[i] * c + alpha * a b, with row_scale = 1 where it is NULL. The product is summed from zero.
+/* c (m, n) = c + alpha * a b or, where row_scale is not NULL, row_scale[i] * c + a b. The product is summed from zero.
  * b's rows must be readable to whole vectors, a's rows to a multiple of the tile height; c is written exactly. */
 typedef struct gemm {
     real *c;
@@ -56,13 +56,14 @@ INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, int
         UNROLL for (int i = 0; i < mr; i++) {
             if (i0 + i >= g->m) break;
             real *row = c + (i0 + i) * g->c_row;
-            vec beta = vset1(g->row_scale ? g->row_scale[i0 + i] : 1);
             UNROLL for (int j = 0; j < nv; j++) {
-                if (j < nv - 1 || last == VL) {
-                    vstore(row + j * VL, beta * vload(row + j * VL) + g->alpha * acc[i][j]);
+                const bool whole = j < nv - 1 || last == VL;
+                const vec old = whole ? vload(row + j * VL) : vload_partial(row + j * VL, last);
+                const vec sum = g->row_scale ? g->row_scale[i0 + i] * old + acc[i][j] : g->alpha * acc[i][j] + old;
+                if (whole) {
+                    vstore(row + j * VL, sum);
                 } else {
-                    vec old = vload_partial(row + j * VL, last);
-                    vstore_partial(row + j * VL, beta * old + g->alpha * acc[i][j], last);
+                    vstore_partial(row + j * VL, sum, last);
                 }
             }
         }
@@ -165,15 +166,16 @@ INLINE void few_columns(const gemm *g, int width, int64_t i, int64_t j, int64_t 
         UNROLL for (int x = 0; x < width; x++) acc[x] += a[k * g->a_stride] * vload(b + k * g->b_row + x * VL);
     }
     UNROLL for (int x = width; x < 8; x++) acc[x % width] += acc[x];
-    const vec beta = vset1(g->row_scale ? g->row_scale[i] : 1);
     real *c = g->c + i * g->c_row + j;
     const int last = n < width * VL ? (int)(n - (width - 1) * VL) : VL;
     UNROLL for (int x = 0; x < width; x++) {
-        const vec sum = g->alpha * acc[x];
-        if (x < width - 1 || last == VL) {
-            vstore(c + x * VL, beta * vload(c + x * VL) + sum);
+        const bool whole = x < width - 1 || last == VL;
+        const vec old = whole ? vload(c + x * VL) : vload_partial(c + x * VL, last);
+        const vec sum = g->row_scale ? g->row_scale[i] * old + acc[x] : g->alpha * acc[x] + old;
+        if (whole) {
+            vstore(c + x * VL, sum);
         } else {
-            vstore_partial(c + x * VL, beta * vload_partial(c + x * VL, last) + sum, last);
+            vstore_partial(c + x * VL, sum, last);
         }
     }
 }
@@ -197,7 +199,6 @@ NOINLINE void FN(gemm_masked)(const gemm *g, bool a_rows_adjacent) {
     const int64_t a_row = a_rows_adjacent ? 1 : g->a_stride, a_col = a_rows_adjacent ? g->a_stride : 1;
     const bool few = a_rows_adjacent && g->m <= FEW_QUERIES;
     for (int64_t i = 0; i < g->m; i++) {
-        const real beta = g->row_scale ? g->row_scale[i] : 1;
         int64_t end = 0;
         int turns = 1;
         for (int64_t j = 0; j < g->n; j++) {
@@ -213,7 +214,7 @@ NOINLINE void FN(gemm_masked)(const gemm *g, bool a_rows_adjacent) {
             }
             for (int x = 1; x < turns; x++) sum[0] += sum[x];
             real *c = &g->c[i * g->c_row + j];
-            *c = beta * *c + g->alpha * sum[0];
+            *c = g->row_scale ? g->row_scale[i] * *c + sum[0] : g->alpha * sum[0] + *c;
         }
     }
 }

@@ -21,6 +21,21 @@
 static inline int64_t sdpa_query_block(const sdpa_problem *p) {
     return p->has_lower || p->has_upper ? SDPA_QUERY_BLOCK / 2 : SDPA_QUERY_BLOCK;
 }
+
+/* The same for the forward, where units read keys and values but write to nothing that they share: up to SDPA_WIDEST times
+ * as many, so that fewer units bring the values into place, if their operands fit into L2 and units for all threads remain.
+ * Units start at multiples of sdpa_query_block and the queries after the last whole unit are left to small ones: rows do
+ * not depend on the width. */
+#define SDPA_WIDEST 2
+static inline int64_t sdpa_forward_block(const sdpa_problem *p) {
+    const int64_t block = sdpa_query_block(p), heads = p->n_batch * p->n_head;
+    int64_t n = SDPA_WIDEST;
+    while (n > 1 && (n * block > p->n_q || n * block * (p->d_k + p->d_v) > 24576 ||
+                     (p->n_workers > 1 && heads * (p->n_q / (n * block)) < 4 * p->n_workers))) {
+        n /= 2;
+    }
+    return n * block;
+}
 static inline int64_t sdpa_key_block(const sdpa_problem *p) { return p->d_k + p->d_v <= 512 ? 128 : 64; }
 
 /* Whose turn it is in the backward: units of one group (backward.c) add to the same dK and dV. */

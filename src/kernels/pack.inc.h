@@ -37,8 +37,9 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
     rows r;
     int64_t full = n / SCORE_ROWS * SCORE_ROWS;
     const char *first = m->data + j0 * m->row;
-    const bool often = n_reads >= OFTEN && ((uintptr_t)first | (uintptr_t)m->row) % VEC_BYTES != 0;
-    if (is_direct(m) && !often && (n_reads == 0 || d % VL == 0)) {
+    const bool direct = is_direct(m),
+               often = direct && n_reads >= OFTEN && ((uintptr_t)first | (uintptr_t)m->row) % VEC_BYTES != 0;
+    if (direct && !often && (n_reads == 0 || d % VL == 0)) {
         r.p = (const real *)first;
         r.row = m->row / (int64_t)sizeof(real);
         r.tail = tail;
@@ -53,8 +54,14 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
     }
     int64_t padded = packed_row(d);
     for (int64_t j = 0; j < n; j++) {
-        FN(load)(packed + j * padded, first + j * m->row, d, m->col, m->dtype, m->swapped);
-        for (int64_t c = d; c < padded; c++) packed[j * padded + c] = 0;
+        real *to = packed + j * padded;
+        if (often && d % VL == 0) {
+            const real *from = (const real *)(first + j * m->row);
+            for (int64_t c = 0; c < d; c += VL) vstore(to + c, vload(from + c));
+        } else {
+            FN(load)(to, first + j * m->row, d, m->col, m->dtype, m->swapped);
+        }
+        for (int64_t c = d; c < padded; c++) to[c] = 0;
     }
     for (int64_t j = n * padded; tail && j < round_up(n, SCORE_ROWS) * padded; j++) packed[j] = 0;
     r.p = packed;

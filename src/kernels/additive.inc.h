@@ -115,7 +115,7 @@ typedef struct additive_block {
     real *lanes; /* as many as ds, of scratch: its columns of vectors, one after the other */
     real *part;  /* (n, 2, VL) of scratch, then (n, 2) */
     const unsigned char *seen;
-    int64_t row, panel, j0, n;
+    int64_t row, j0, n;
 } additive_block;
 
 /* With r = 1 / (A B + 1), tanh = 1 - 2 r and its slope 4 r (1 - r), adds to dq the sum over keys of -dS r (1 - r) and, in
@@ -143,9 +143,8 @@ INLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool kn
             UNROLL for (int h = 0; h < 2; h++) vstore(part + (2 * j + h) * VL, (vec){0});
         }
         for (int64_t i = 0; i < u->n_i; i += VL) {
-            if (t->seen[i / t->panel] == PANEL_HIDDEN) continue;
-            const real *ds_of = t->lanes + i * t->n;
-            vec e[2], slopes[2] = {{0}}, values[2] = {{0}};
+            if (t->seen[i / VL] == PANEL_HIDDEN) continue;
+            vec e[2];
             UNROLL for (int h = 0; h < 2; h++) e[h] = vload(exponentials + h * t->row + i);
             for (int64_t j0 = 0; j0 < t->n; j0 += ADDITIVE_TERMS) {
                 const int64_t j1 = t->n - j0 < ADDITIVE_TERMS ? t->n : j0 + ADDITIVE_TERMS;

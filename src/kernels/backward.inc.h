@@ -27,18 +27,18 @@ typedef struct backward_scratch {
     real *o;                  /* (d_v, VL): transposed */
     real *lse;                /* per query: lse in log2 units, rounded to an integer */
     real *delta, *dlse;       /* per query */
-    real *factor; /* per query: what P as computed, 2^(c s - lse), is to be multiplied with; dO and delta are */
-    real *dq;     /* (n_lanes, d_k rounded up to VL) */
-    real *dmask;  /* per query: the gradient of a mask that is broadcast over keys */
-    real *p, *ds; /* (block, n_lanes): P^T, dS^T; n_kept blocks of p */
-    real *given;  /* (block, n_lanes): additive scores, where that is what they are */
+    double *factor; /* per query: what P as computed, 2^(c s - lse), is to be multiplied with; dO and delta are */
+    real *dq;       /* (n_lanes, d_k rounded up to VL) */
+    real *dmask;    /* per query: the gradient of a mask that is broadcast over keys */
+    real *p, *ds;   /* (block, n_lanes): P^T, dS^T; n_kept blocks of p */
+    real *given;    /* (block, n_lanes): additive scores, where that is what they are */
     real *dq_lanes, *part; /* and then also (d_k, n_lanes): dQ^T; (block, 2, VL): of additive_gradients */
-    unsigned char *seen;   /* (panels): enum panel_state, n_kept times */
+    unsigned char *seen;   /* (n_lanes / VL): enum panel_state, n_kept times */
     real *r, *tanh;        /* (block, n_lanes): dropout's factors and the softcap's tanh, where there are any */
     real *zero;            /* per query */
     real *k, *v, *k_tail, *v_tail;
     real *line;
-    int64_t n_lanes, panel, k_row, v_row, block;
+    int64_t n_lanes, k_row, v_row, block;
     int64_t n_kept; /* key blocks whose P is kept until the rows are complete; 0: it is not */
 } backward_scratch;
 
@@ -46,7 +46,6 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     backward_scratch w;
     w.block = p->n_k < sdpa_key_block(p) ? round_up(p->n_k, SCORE_ROWS) : sdpa_key_block(p);
     w.n_lanes = round_up(p->n_q < sdpa_query_block(p) ? p->n_q : sdpa_query_block(p), VL);
-    w.panel = w.n_lanes < SCORE_WIDTH * VL ? w.n_lanes : SCORE_WIDTH * VL;
     w.k_row = round_up(p->d_k, VL);
     w.v_row = round_up(p->d_v, VL);
     int64_t line = w.k_row > w.v_row ? w.k_row : w.v_row;
@@ -63,7 +62,7 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     w.lse = sdpa_take(a, size * (size_t)w.n_lanes);
     w.delta = sdpa_take(a, size * (size_t)w.n_lanes);
     w.dlse = sdpa_take(a, size * (size_t)w.n_lanes);
-    w.factor = sdpa_take(a, size * (size_t)w.n_lanes);
+    w.factor = sdpa_take(a, sizeof(double) * (size_t)w.n_lanes);
     w.dq = sdpa_take(a, size * (size_t)(w.n_lanes * w.k_row));
     w.dmask = sdpa_take(a, size * (size_t)w.n_lanes);
     w.p = sdpa_take(a, kept * size * (size_t)((w.block + MAX_TILE_ROWS) * w.n_lanes));
@@ -110,7 +109,7 @@ NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
             large |= fabs(log2_lse) > LARGE_LSE;
             w->lse[i] = (real)rint(log2_lse);
             /* Beyond integers, where P is as good as lse, it must not become 0 or infinite. */
-            if (isfinite(lse)) w->factor[i] = (real)exp2(fmax(-64, fmin(64, w->lse[i] - log2_lse)));
+            if (isfinite(lse)) w->factor[i] = exp2(fmax(-64, fmin(64, w->lse[i] - log2_lse)));
         }
     }
     for (int64_t i = 0; i < u->n_i; i += VL) {
@@ -199,14 +198,14 @@ NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, co
 /* P of keys j0 .. j0+n-1 by all queries of the unit; row sums are added to `sum`. */
 NOINLINE void weigh_keys(const sdpa_unit *u, const backward_scratch *w, const rows *k, int64_t j0, int64_t n, real c,
                          real *sum) {
-    for (int64_t i = 0; i < u->n_i; i += w->panel) {
-        int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
+    for (int64_t i = 0, n_i; i < u->n_i; i += n_i) {
+        n_i = panel_of(u->n_i - i);
         vec part[SCORE_WIDTH] = {{0}};
         bool masked = false;
-        unsigned char *seen = &w->seen[i / w->panel];
-        *seen = backward_weights(u, w, k, i, n_i, j0, n, c, (real *)part, &masked) ? PANEL_SEEN : PANEL_HIDDEN;
-        if (masked) *seen = PANEL_MASKED;
+        const bool any = backward_weights(u, w, k, i, n_i, j0, n, c, (real *)part, &masked);
         for (int64_t x = 0; x * VL < n_i; x++) {
+            unsigned char *seen = &w->seen[i / VL + x];
+            *seen = !any ? PANEL_HIDDEN : masked ? PANEL_MASKED : PANEL_SEEN;
             vstore(sum + i + x * VL, vload(sum + i + x * VL) + part[x]);
             for (int64_t j = 0; j < n && *seen == PANEL_HIDDEN; j++) {
                 vstore(w->p + j * w->n_lanes + i + x * VL, vset1(-0.0));
@@ -217,9 +216,8 @@ NOINLINE void weigh_keys(const sdpa_unit *u, const backward_scratch *w, const ro
 }
 
 /* dS = P * (dP - shift) of a panel that is not hidden. */
-INLINE void FN(panel_gradient)(const sdpa_unit *u, const backward_scratch *w, const rows *v, int64_t i, int64_t n,
-                               const real *shift) {
-    int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
+INLINE void FN(panel_gradient)(const sdpa_unit *u, const backward_scratch *w, const rows *v, int64_t i, int64_t n_i,
+                               int64_t n, const real *shift) {
     int nv = (int)(round_up(n_i, VL) / VL);
     scores t = {.x = w->dout + i,
                 .x_row = w->n_lanes,
@@ -233,7 +231,7 @@ INLINE void FN(panel_gradient)(const sdpa_unit *u, const backward_scratch *w, co
                 .ds = w->ds + i,
                 .s_row = w->n_lanes,
                 .shift = shift + i};
-    if (w->seen[i / w->panel] == PANEL_MASKED) {
+    if (w->seen[i / VL] == PANEL_MASKED) {
         FN(score)(&t, nv, SCORE_GRADIENT_MASKED);
     } else {
         FN(score)(&t, nv, SCORE_GRADIENT);
@@ -243,10 +241,11 @@ INLINE void FN(panel_gradient)(const sdpa_unit *u, const backward_scratch *w, co
 /* Adds rowsum(P * dP) over keys j0 .. j0+n-1 to `sum`. */
 NOINLINE void weighted_values(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t n, real *sum) {
     rows v = pack_rows(&u->v, j0, n, u->problem->d_v, 0, w->v, w->v_tail);
-    for (int64_t i = 0; i < u->n_i; i += w->panel) {
-        if (w->seen[i / w->panel] == PANEL_HIDDEN) continue;
-        FN(panel_gradient)(u, w, &v, i, n, w->zero);
-        for (int64_t l = i; l < i + w->panel && l < u->n_i; l++) {
+    for (int64_t i = 0, n_i; i < u->n_i; i += n_i) {
+        n_i = panel_of(u->n_i - i);
+        if (w->seen[i / VL] == PANEL_HIDDEN) continue;
+        FN(panel_gradient)(u, w, &v, i, n_i, n, w->zero);
+        for (int64_t l = i; l < i + n_i; l++) {
             for (int64_t j = 0; j < n; j++) sum[l] += w->ds[j * w->n_lanes + l];
         }
     }
@@ -286,7 +285,7 @@ NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64
         bool complete = total > 0 && fabs(excess) <= 2 * epsilon * (4 + lse);
         if (!complete || (!kept && !(lse > LARGE_LSE))) continue;
         if (narrow) w->delta[i] = (real)(delta[i] * w->factor[i] / total) - w->dlse[i];
-        w->factor[i] = (real)(w->factor[i] / total);
+        w->factor[i] /= total;
     }
     return true;
 }
@@ -309,7 +308,8 @@ NOINLINE void drop_out(const sdpa_unit *u, const backward_scratch *w, int64_t i,
 NOINLINE void FN(scale_queries)(const sdpa_unit *u, const backward_scratch *w) {
     const int64_t d_v = u->problem->d_v, dout_row = packed_row(d_v);
     for (int64_t i = 0; i < w->n_lanes; i += VL) {
-        const vec factor = vload(w->factor + i);
+        vec factor;
+        for (int l = 0; l < VL; l++) factor[l] = (real)w->factor[i + l];
         vstore(w->delta + i, factor * vload(w->delta + i));
         for (int64_t x = 0; x < d_v; x++) {
             real *dout = w->dout + x * w->n_lanes + i;
@@ -320,7 +320,7 @@ NOINLINE void FN(scale_queries)(const sdpa_unit *u, const backward_scratch *w) {
         real *row = w->dout_rows + i * dout_row;
         FN(load)(row, u->dout.data + (u->i0 + i) * u->dout.row, d_v, u->dout.col, u->dout.dtype, u->dout.swapped);
         for (int64_t x = d_v; x < dout_row; x++) row[x] = 0;
-        for (int64_t x = 0; x < dout_row; x += VL) vstore(row + x, w->factor[i] * vload(row + x));
+        for (int64_t x = 0; x < dout_row; x += VL) vstore(row + x, (real)w->factor[i] * vload(row + x));
     }
 }
 
@@ -336,10 +336,10 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
         real unused[SDPA_QUERY_BLOCK] = {0};
         weigh_keys(u, w, &k, j0, n, c, unused);
     }
-    for (int64_t i = 0; i < u->n_i; i += w->panel) {
-        int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
+    for (int64_t i = 0, n_i; i < u->n_i; i += n_i) {
+        n_i = panel_of(u->n_i - i);
         int nv = (int)(round_up(n_i, VL) / VL);
-        const unsigned char seen = w->seen[i / w->panel];
+        const unsigned char seen = w->seen[i / VL];
         masked |= seen != PANEL_SEEN;
         any |= seen != PANEL_HIDDEN;
         if (seen == PANEL_HIDDEN) {
@@ -347,7 +347,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
                 for (int x = 0; x < nv; x++) vstore(w->ds + j * w->n_lanes + i + x * VL, vset1(-0.0));
             }
         } else if (want_ds || p->dropout_p > 0) {
-            FN(panel_gradient)(u, w, &v, i, n, p->dropout_p > 0 ? w->zero : w->delta);
+            FN(panel_gradient)(u, w, &v, i, n_i, n, p->dropout_p > 0 ? w->zero : w->delta);
             if (p->dropout_p > 0) drop_out(u, w, i, nv, j0, n);
         }
     }
@@ -384,7 +384,6 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
                                   .lanes = w->given,
                                   .seen = w->seen,
                                   .row = w->n_lanes,
-                                  .panel = w->panel,
                                   .j0 = j0,
                                   .n = n};
         if (u->dq.data || u->dk.data) additive_gradients(u, &t);
@@ -442,6 +441,10 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
         pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
         if ((large || w.n_kept > 0) && !complete_rows(u, &w, j0, j1, c)) return;
     }
+    /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
+    const real sink = FN(sink_of)(u);
+    double dsink = 0;
+    for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++) dsink -= w.factor[i] * exp2(sink - w.lse[i]) * w.delta[i];
     FN(scale_queries)(u, &w);
     const rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
     const rows dout = {.p = w.dout_rows, .row = packed_row(p->d_v)};
@@ -469,12 +472,8 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
         }
     }
     if (u->dsinks.data) {
-        /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
-        const real sink = FN(sink_of)(u);
-        double sum = 0;
-        for (int64_t i = 0; i < u->n_i; i++) sum -= exp2(sink - w.lse[i]) * w.delta[i];
-        real dsink = (real)sum;
-        FN(add_row)(u->dsinks.data, 0, u->dsinks.dtype, &dsink, 1, w.line);
+        const real sum = (real)dsink;
+        FN(add_row)(u->dsinks.data, 0, u->dsinks.dtype, &sum, 1, w.line);
     }
     sdpa_turn_end(u);
 }

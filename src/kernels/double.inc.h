@@ -13,8 +13,8 @@ NOINLINE void double_keys(const sdpa_unit *u, const tangent_scratch *w, const ro
     /* What reaches v needs neither G nor C. */
     const bool through = u->dq.data || u->dk.data || u->dmask.data;
     bool masked = false, any = false;
-    for (int64_t i = 0; i < u->n_i; i += w->panel) {
-        int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
+    for (int64_t i = 0, n_i; i < u->n_i; i += n_i) {
+        n_i = panel_of(u->n_i - i);
         int nv = (int)(round_up(n_i, VL) / VL);
         vec unused[SCORE_WIDTH] = {{0}};
         const bool seen = tangent_scores(u, w, &k, &k_t, i, n_i, j0, n, (real *)unused);

@@ -92,8 +92,8 @@ INLINE void FN(move_maximum)(const forward_scratch *w, int64_t i, int nv, bool p
 
 /* Adds keys j0 .. j0+n-1 to the panel of queries i .. i+n_i-1 (of the unit). `two_passes`: do not try to do without the
  * maximum; this is about speed only. Returns whether the next block should not try either. */
-NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const rows *k, const rows *v, int64_t i,
-                           int64_t n_i, int64_t j0, int64_t n, real c, bool two_passes) {
+NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const rows *k, rows *v, int64_t i, int64_t n_i,
+                           int64_t j0, int64_t n, real c, bool two_passes) {
     const sdpa_problem *p = u->problem;
     int nv = (int)(round_up(n_i, VL) / VL);
     real *m = w->m + i, *l = w->l + i, *low = w->low + i;
@@ -165,7 +165,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
               .depth = n,
               .row_scale = (const real *)alpha,
               .alpha = 1};
-    const bool exact = !masked || all_finite(v->p, v->row, n, w->d_v);
+    const bool exact = !masked || FN(rows_finite)(v, w->d_v);
     if (!exact) g.n = w->d_v;
     FN(multiply)(&g, true, exact);
     return two_passes;
@@ -219,9 +219,10 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
             int64_t n = j1 - j < w.block ? j1 - j : w.block;
             rows k = pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
             rows v = pack_rows(&u->v, j, n, p->d_v, u->n_i, w.v, NULL);
-            for (int64_t i = 0; i < u->n_i; i += w.panel) {
-                int64_t n_i = u->n_i - i < w.panel ? u->n_i - i : w.panel, first, last;
-                bool *panel = &two_passes[i / w.panel];
+            for (int64_t i = 0, n_i; i < u->n_i; i += n_i) {
+                int64_t first, last;
+                n_i = panel_of(u->n_i - i);
+                bool *panel = &two_passes[i / VL];
                 sdpa_visible_keys(u, u->i0 + i, n_i, &first, &last);
                 if (first >= j + n || last <= j) continue;
                 /* Whole tiles, so that only the block's own last tile reads k.tail; the masks hide what is too much. */

@@ -29,7 +29,7 @@ static inline int64_t sdpa_query_block(const sdpa_problem *p) {
 #define SDPA_WIDEST 2
 static inline int64_t sdpa_forward_block(const sdpa_problem *p) {
     const int64_t block = sdpa_query_block(p), heads = p->n_batch * p->n_head;
-    int64_t n = SDPA_WIDEST;
+    int64_t n = p->has_lower ? 1 : SDPA_WIDEST; /* a window's key blocks start where the unit's first query sees one */
     while (n > 1 && (n * block > p->n_q || n * block * (p->d_k + p->d_v) > 24576 ||
                      (p->n_workers > 1 && heads * (p->n_q / (n * block)) < 4 * p->n_workers))) {
         n /= 2;

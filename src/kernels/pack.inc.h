@@ -6,6 +6,7 @@
 #define pack_transposed FN(pack_transposed)
 #define all_finite FN(all_finite)
 #define mask_block FN(mask_block)
+#define boolean_block FN(boolean_block)
 #define bias_block FN(bias_block)
 #define rows FN(rows)
 
@@ -25,7 +26,8 @@ INLINE bool is_direct(const sdpa_matrix *m) {
  * SCORE_ROWS, at `tail`: a tile reads whole rows but never beyond the array. */
 typedef struct rows {
     const real *p, *tail;
-    int64_t row, tail_row; /* elements */
+    int64_t row, tail_row, n; /* elements, elements, rows */
+    bool looked_at, finite;   /* see rows_finite */
 } rows;
 
 /* Rows j0 .. j0+n-1 of m, d columns. `packed`: (n, packed_row(d)), n rounded up to SCORE_ROWS where there is a tail; used
@@ -34,7 +36,7 @@ typedef struct rows {
  * are multiplied with in whole vectors. `tail`: (SCORE_ROWS, d), or NULL where no tail is read. */
 NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, int64_t n_reads, real *packed,
                         real *tail) {
-    rows r;
+    rows r = {.n = n};
     int64_t full = n / SCORE_ROWS * SCORE_ROWS;
     const char *first = m->data + j0 * m->row;
     const bool direct = is_direct(m),
@@ -119,25 +121,60 @@ NOINLINE bool all_finite(const real *p, int64_t row, int64_t n, int64_t d) {
     return !vany(bad);
 }
 
+/* all_finite of d columns, found out once. */
+INLINE bool FN(rows_finite)(rows *r, int64_t d) {
+    if (!r->looked_at) r->finite = all_finite(r->p, r->row, r->n, d);
+    r->looked_at = true;
+    return r->finite;
+}
+
+/* Whether a block of a boolean mask with unit stride holds any true, and any false. */
+INLINE void boolean_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j, bool *visible,
+                          bool *nonzero) {
+    const uint64_t low_bits = 0x7f7f7f7f7f7f7f7f;
+    uint64_t set = 0, clear = 0;
+    for (int64_t i = i0; i < i0 + n_i; i++) {
+        const char *row = mask->data + i * mask->row + j0;
+        int64_t j = 0;
+        for (; j + 8 <= n_j; j += 8) {
+            uint64_t bytes;
+            memcpy(&bytes, row + j, 8);
+            set |= bytes;
+            clear |= ~(((bytes & low_bits) + low_bits) | bytes | low_bits); /* the high bits of bytes that are 0 */
+        }
+        for (; j < n_j; j++) *(row[j] ? &set : &clear) = 1;
+    }
+    *visible = set != 0;
+    *nonzero = clear != 0;
+}
+
 /* s[j, i] (n_j, s_row) = factor * mask[i0 + i, j0 + j] for i < n_i; the lanes after n_i repeat a query. *visible: some
- * element is not -inf, *nonzero: some element is not 0. `lines`: (VL, n_j rounded up to VL) of scratch. */
+ * element is not -inf, *nonzero: some element is not 0; s is not written if these tell all. `lines`: (VL, n_j rounded up to
+ * VL) of scratch. */
 NOINLINE void mask_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j, real factor,
                          real *s, int64_t s_row, real *lines, bool *visible, bool *nonzero) {
     const int64_t line_row = round_up(n_j, VL);
     ivec any_visible = {0}, any_nonzero = {0};
+    if (mask->dtype == SDPA_BOOL && mask->col == 1) {
+        boolean_block(mask, i0, n_i, j0, n_j, visible, nonzero);
+        if (!*visible || !*nonzero) return;
+    }
     for (int64_t i = 0; i < n_i; i += VL) {
-        for (int64_t l = 0; l < VL; l++) {
+        const bool in_place = is_direct(mask) && n_j % VL == 0 && i + VL <= n_i;
+        const char *first = mask->data + (i0 + i) * mask->row + j0 * mask->col;
+        const real *from = in_place ? (const real *)first : lines;
+        const int64_t from_row = in_place ? mask->row / (int64_t)sizeof(real) : line_row;
+        for (int64_t l = 0; l < VL && !in_place; l++) {
             if (i + l < n_i) {
                 FN(load)
-                (lines + l * line_row, mask->data + (i0 + i + l) * mask->row + j0 * mask->col, n_j, mask->col,
-                 mask->dtype, mask->swapped);
+                (lines + l * line_row, first + l * mask->row, n_j, mask->col, mask->dtype, mask->swapped);
             } else {
                 memcpy(lines + l * line_row, lines, (size_t)n_j * sizeof(real));
             }
         }
         for (int64_t j = 0; j < n_j; j += VL) {
             vec r[VL];
-            UNROLL for (int l = 0; l < VL; l++) r[l] = vload(lines + l * line_row + j);
+            UNROLL for (int l = 0; l < VL; l++) r[l] = vload(from + l * from_row + j);
             vtranspose(r);
             UNROLL for (int l = 0; l < VL; l++) {
                 if (j + l < n_j) {
@@ -175,12 +212,13 @@ NOINLINE enum bias_kind bias_block(const sdpa_unit *u, int64_t i0, int64_t n_i, 
     if (!mask->data && !cut && slope == 0) return BIAS_NONE;
 
     int64_t lanes = round_up(n_i, VL);
+    bool visible = true, nonzero = false;
     if (mask->data) {
-        bool visible, nonzero;
         mask_block(mask, i0, n_i, j0, n_j, factor, s, s_row, lines, &visible, &nonzero);
         if (!visible) return BIAS_ALL_MASKED;
         if (!cut && slope == 0 && !nonzero) return BIAS_NONE;
-    } else {
+    }
+    if (!nonzero) {
         for (int64_t j = 0; j < n_j; j++) {
             for (int64_t i = 0; i < lanes; i += VL) vstore(s + j * s_row + i, (vec){0});
         }

@@ -2,6 +2,7 @@
  * K Q^T and V dO^T, with what follows them fused onto the accumulators while they are in registers. */
 
 #define scores FN(scores)
+#define panel_of FN(panel_of)
 #define few_scores FN(few_scores)
 #define finish_column FN(finish_column)
 #define cap_column FN(cap_column)
@@ -26,6 +27,14 @@ typedef struct scores {
     real *highest;     /* per query: running maximum of c * acc - shift (SCORE_SUMMED) */
     real c, cap;
 } scores;
+
+/* How many of n_i queries that are left the next panel takes: a panel of one vector leaves most of a tile idle, so four
+ * vectors are split evenly. */
+INLINE int64_t panel_of(int64_t n_i) {
+    const int64_t vectors = (n_i + VL - 1) / VL;
+    const int64_t most = (vectors == SCORE_WIDTH + 1 ? SCORE_WIDTH - 1 : SCORE_WIDTH) * VL;
+    return n_i < most ? n_i : most;
+}
 
 /* A tile for few queries, whose lanes would be mostly idle: the vectors run along d. s (SCORE_ROWS, VL). */
 NOINLINE void few_scores(const scores *t, const real *y, int64_t y_row, real *s) {

@@ -107,8 +107,9 @@ static void FN(statistics)(const sdpa_unit *u, void *scratch) {
         if (sdpa_run_stopped(u->run)) return;
         int64_t n = j1 - j < w.block ? j1 - j : w.block;
         rows k = pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
-        for (int64_t i = 0; i < u->n_i; i += w.panel) {
-            statistics_keys(u, &w, sums, &k, i, u->n_i - i < w.panel ? u->n_i - i : w.panel, j, n);
+        for (int64_t i = 0, n_i; i < u->n_i; i += n_i) {
+            n_i = panel_of(u->n_i - i);
+            statistics_keys(u, &w, sums, &k, i, n_i, j, n);
         }
     }
     real sink = -(real)INFINITY;

@@ -31,7 +31,7 @@ typedef struct tangent_scratch {
     real *q_rows, *q_t_rows, *dout_rows;
     real *delta, *cross; /* per query: D, rowsum(dO * O_t) */
     real *dq, *dmask;
-    int64_t n_lanes, panel, k_row, v_row, block;
+    int64_t n_lanes, k_row, v_row, block;
 } tangent_scratch;
 
 INLINE tangent_scratch tangent_layout(const sdpa_problem *p, bool twice, sdpa_arena *a) {
@@ -39,7 +39,6 @@ INLINE tangent_scratch tangent_layout(const sdpa_problem *p, bool twice, sdpa_ar
     const size_t size = sizeof(real);
     w.block = p->n_k < sdpa_key_block(p) ? round_up(p->n_k, SCORE_ROWS) : sdpa_key_block(p);
     w.n_lanes = round_up(p->n_q < sdpa_query_block(p) ? p->n_q : sdpa_query_block(p), VL);
-    w.panel = w.n_lanes < SCORE_WIDTH * VL ? w.n_lanes : SCORE_WIDTH * VL;
     w.k_row = round_up(p->d_k, VL);
     w.v_row = round_up(p->d_v, VL);
     int64_t line = w.k_row > w.v_row ? w.k_row : w.v_row;
@@ -147,8 +146,8 @@ INLINE bool FN(tangent_mask)(const sdpa_unit *u, const tangent_scratch *w, int64
 }
 
 /* Adds keys j0 .. j0+n-1 to o, o_t, l and mu of the panel of queries i .. i+n_i-1. */
-NOINLINE void tangent_keys(const sdpa_unit *u, const tangent_scratch *w, const rows *k, const rows *k_t, const rows *v,
-                           const rows *v_t, int64_t i, int64_t n_i, int64_t j0, int64_t n) {
+NOINLINE void tangent_keys(const sdpa_unit *u, const tangent_scratch *w, const rows *k, const rows *k_t, rows *v,
+                           rows *v_t, int64_t i, int64_t n_i, int64_t j0, int64_t n) {
     const sdpa_problem *p = u->problem;
     int nv = (int)(round_up(n_i, VL) / VL);
     vec alpha[SCORE_WIDTH], maximum[SCORE_WIDTH], moved[SCORE_WIDTH];
@@ -207,8 +206,7 @@ NOINLINE void tangent_keys(const sdpa_unit *u, const tangent_scratch *w, const r
     }
 
     const bool masked = vany(any_masked);
-    const bool finite =
-        !masked || (all_finite(v->p, v->row, n, p->d_v) && (!v_t->p || all_finite(v_t->p, v_t->row, n, p->d_v)));
+    const bool finite = !masked || (FN(rows_finite)(v, p->d_v) && (!v_t->p || FN(rows_finite)(v_t, p->d_v)));
     gemm g = {.c = w->o_t + i * w->v_row,
               .c_row = w->v_row,
               .a = w->t + i,
@@ -264,8 +262,8 @@ NOINLINE bool tangent_pass(const sdpa_unit *u, const tangent_scratch *w, int64_t
         rows k_t = FN(tangent_rows)(&u->k_t, j, n, p->d_k, 0, w->k_t, w->k_t_tail);
         rows v = FN(tangent_rows)(&u->v, j, n, p->d_v, u->n_i, w->v, NULL);
         rows v_t = FN(tangent_rows)(&u->v_t, j, n, p->d_v, u->n_i, w->v_t, NULL);
-        for (int64_t i = 0; i < u->n_i; i += w->panel) {
-            int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
+        for (int64_t i = 0, n_i; i < u->n_i; i += n_i) {
+            n_i = panel_of(u->n_i - i);
             tangent_keys(u, w, &k, &k_t, &v, &v_t, i, n_i, j, n);
         }
     }

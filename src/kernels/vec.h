@@ -147,8 +147,32 @@ INLINE __m256i lane_mask_f64(int n) {
 }
 INLINE vec_f32 vload_partial_f32(const float *p, int n) { return (vec_f32)_mm256_maskload_ps(p, lane_mask_f32(n)); }
 INLINE vec_f64 vload_partial_f64(const double *p, int n) { return (vec_f64)_mm256_maskload_pd(p, lane_mask_f64(n)); }
-INLINE void vstore_partial_f32(float *p, vec_f32 x, int n) { _mm256_maskstore_ps(p, lane_mask_f32(n), (__m256)x); }
-INLINE void vstore_partial_f64(double *p, vec_f64 x, int n) { _mm256_maskstore_pd(p, lane_mask_f64(n), (__m256d)x); }
+/* By halves: a masked store takes some 40 cycles on AMD's processors. */
+INLINE void vstore_partial_f32(float *p, vec_f32 x, int n) {
+    __m128 low = _mm256_castps256_ps128((__m256)x);
+    if (n & 8) _mm256_storeu_ps(p, (__m256)x);
+    if (n & 4) {
+        _mm_storeu_ps(p, low);
+        low = _mm256_extractf128_ps((__m256)x, 1);
+        p += 4;
+    }
+    if (n & 2) {
+        _mm_storel_pi((__m64 *)p, low);
+        low = _mm_movehl_ps(low, low);
+        p += 2;
+    }
+    if (n & 1) _mm_store_ss(p, low);
+}
+INLINE void vstore_partial_f64(double *p, vec_f64 x, int n) {
+    __m128d low = _mm256_castpd256_pd128((__m256d)x);
+    if (n & 4) _mm256_storeu_pd(p, (__m256d)x);
+    if (n & 2) {
+        _mm_storeu_pd(p, low);
+        low = _mm256_extractf128_pd((__m256d)x, 1);
+        p += 2;
+    }
+    if (n & 1) _mm_store_sd(p, low);
+}
 INLINE vec_f32 vwiden_f16(const void *p) { return (vec_f32)_mm256_cvtph_ps(_mm_loadu_si128(p)); }
 INLINE void vnarrow_f16(void *p, vec_f32 x) {
     _mm_storeu_si128(p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -45,8 +45,8 @@ static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
         if (sdpa_run_stopped(u->run)) return;
         int64_t n = j1 - j < w.block ? j1 - j : w.block;
         rows k = pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail), v = {0};
-        for (int64_t i = 0; i < u->n_i; i += w.panel) {
-            int64_t n_i = u->n_i - i < w.panel ? u->n_i - i : w.panel;
+        for (int64_t i = 0, n_i; i < u->n_i; i += n_i) {
+            n_i = panel_of(u->n_i - i);
             forward_keys(u, &w, &k, &v, i, n_i, j, n, c, true);
         }
     }
@@ -61,8 +61,8 @@ static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
         if (sdpa_run_stopped(u->run)) return;
         int64_t n = p->n_k - j < w.block ? p->n_k - j : w.block;
         rows k = pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
-        for (int64_t i = 0; i < u->n_i; i += w.panel) {
-            int64_t n_i = u->n_i - i < w.panel ? u->n_i - i : w.panel;
+        for (int64_t i = 0, n_i; i < u->n_i; i += n_i) {
+            n_i = panel_of(u->n_i - i);
             int nv = (int)(round_up(n_i, VL) / VL);
             vec extreme[SCORE_WIDTH];
             for (int x = 0; x < nv; x++) extreme[x] = (vec){0};

@@ -38,16 +38,17 @@ DEFINE_TILE(tile_4x3, 4, 3)
 typedef void tile_fn(const float *a, const float *b, int64_t b_row, float *c, int64_t d);
 
 /* GF/s of the whole product, the best of many runs. */
-static double rate(tile_fn *tile, int rows, int width, int64_t d, int64_t b_row, int blocks) {
+static double rate(tile_fn *tile, int rows, int width, int64_t d, int64_t b_row, int64_t skip, int blocks) {
     float *a = calloc(KEYS * QUERIES, sizeof *a), *c = calloc((size_t)(QUERIES * d), sizeof *c);
-    float *b = aligned_alloc(4096, sizeof *b * (size_t)(MOST_BLOCKS * KEYS * b_row));
+    const size_t n_b = (size_t)((MOST_BLOCKS * KEYS + 8) * b_row);
+    float *b = aligned_alloc(4096, sizeof *b * n_b);
     if (!a || !b || !c) exit(1);
-    for (int64_t i = 0; i < MOST_BLOCKS * KEYS * b_row; i++) b[i] = 0;
+    for (size_t i = 0; i < n_b; i++) b[i] = 0;
     double best = 1;
     for (int run = 0; run < RUNS; run++) {
         double start = seconds();
         for (int block = 0; block < MOST_BLOCKS; block++) {
-            const float *own = b + block % blocks * KEYS * b_row;
+            const float *own = b + skip + block % blocks * KEYS * b_row;
             for (int64_t j = 0; j < d; j += width * LANES) {
                 for (int i = 0; i < QUERIES; i += rows) tile(a + i, own + j, b_row, c + i * d + j, d);
             }
@@ -64,16 +65,21 @@ int main(void) {
     const struct {
         const char *name;
         tile_fn *tile;
-        int rows, width, d, b_row;
+        int rows, width, d, b_row, skip; /* floats before b's first, which begins a page */
     } cases[] = {
-        {"6 x 2 vectors, d = 64", tile_6x2, 6, 2, 64, 64},    {"the same, rows 320 bytes", tile_6x2, 6, 2, 64, 80},
-        {"6 x 2 vectors, d = 128", tile_6x2, 6, 2, 128, 128}, {"the same, rows 576 bytes", tile_6x2, 6, 2, 128, 144},
-        {"4 x 3 vectors, d = 48", tile_4x3, 4, 3, 48, 48},
+        {"6 x 2 vectors, d = 64", tile_6x2, 6, 2, 64, 64, 0},
+        {"the same, rows 320 bytes", tile_6x2, 6, 2, 64, 80, 0},
+        {"the same, 16 bytes off", tile_6x2, 6, 2, 64, 64, 4},
+        {"6 x 2 vectors, d = 128", tile_6x2, 6, 2, 128, 128, 0},
+        {"the same, rows 576 bytes", tile_6x2, 6, 2, 128, 144, 0},
+        {"the same, 16 bytes off", tile_6x2, 6, 2, 128, 128, 4},
+        {"4 x 3 vectors, d = 48", tile_4x3, 4, 3, 48, 48, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const int rows = cases[i].rows, width = cases[i].width, d = cases[i].d, b_row = cases[i].b_row;
-        double near = rate(cases[i].tile, rows, width, d, b_row, 1);
-        double far = rate(cases[i].tile, rows, width, d, b_row, MOST_BLOCKS);
+        const int skip = cases[i].skip;
+        double near = rate(cases[i].tile, rows, width, d, b_row, skip, 1);
+        double far = rate(cases[i].tile, rows, width, d, b_row, skip, MOST_BLOCKS);
         printf("%-25s %7.1f %8.1f\n", cases[i].name, near, far);
     }
     return 0;

@@ -153,8 +153,8 @@ static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa
     sdpa_loop_locate(&c->groups, group, &batch, &head);
     sdpa_loop_locate(&c->members, t / blocks, &batch, &head);
     sdpa_unit u = sdpa_unit_of_head(p, batch, head);
-    sdpa_unit_set_queries(&u, blocks - 1 - t % blocks,
-                          most); /* as gemm_columns: small terms first; and long units first */
+    /* As gemm_columns: small terms first; and long units first. */
+    sdpa_unit_set_queries(&u, blocks - 1 - t % blocks, most);
     u.dout = sdpa_matrix_at(p, &p->dout, batch, head);
     u.dlse = sdpa_matrix_at(p, &p->dlse, batch, head).data;
     u.dq = sdpa_matrix_at(p, &p->dq, batch, head);

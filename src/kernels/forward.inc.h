@@ -208,7 +208,7 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
 
     memset(w.exact, 0, sizeof(real) * (size_t)w.n_lanes);
     for (int attempt = 0; attempt < 2; attempt++) {
-        bool two_passes[SDPA_WIDEST * SDPA_QUERY_BLOCK / VL] = {false};
+        bool two_passes[2 * SDPA_QUERY_BLOCK / VL] = {false};
         for (int64_t i = 0; i < w.n_lanes; i++) {
             w.m[i] = -(real)INFINITY;
             w.l[i] = w.low[i] = 0;

@@ -3,7 +3,11 @@
  * A tile holds mr x nv accumulators; each step broadcasts mr scalars of a against nv vectors of b. With 32 registers the
  * score tile is 8 x 3 (24 accumulators, 3 vectors of b, 1 broadcast) and the others fill 24 as well; with 16 it is 4 x 3.
  * Alone in L1, share of the FMA peak (AVX-512): 8x3 98 %, 12x2 97, 6x4 95, 8x1 85; AVX2: 4x3 98, 6x2 97, and 3x4 or
- * 2x6 only 45, because they spill. */
+ * 2x6 only 45, because they spill.
+ *
+ * On Zen 3 (AVX2; benchmarks/tiles.c) b from L2 costs 2 to 5 points, rows a multiple of 512 bytes apart 3, and vectors
+ * across cache lines, which NumPy's alignment to 16 bytes makes, 7 to 8: hence pack_rows. A vector store or permutation
+ * takes the issue of two FMAs, a masked store some 40 cycles. */
 
 #define gemm_column FN(gemm_column)
 #define gemm FN(gemm)

@@ -19,6 +19,7 @@ enum sum_kind { SUM_EXP, SUM_PRODUCT, SUM_GRADIENT };
 #define softmax_term FN(softmax_term)
 #define softmax_result FN(softmax_result)
 #define softmax_finish FN(softmax_finish)
+#define softmax_inverse FN(softmax_inverse)
 #define softmax_update FN(softmax_update)
 #define softmax_add FN(softmax_add)
 #define sum_block FN(sum_block)
@@ -128,6 +129,25 @@ INLINE void softmax_finish(sdpa_softmax_op op, double l, double l_low, real *s, 
         *s = (real)(l + l_low);
         *s_low = *s - *s == 0 ? (real)((l - (double)*s) + l_low) : 0; /* s may be infinite */
     }
+}
+
+/* The same of SDPA_SOFTMAX for rows that are one chunk, whose l is of the type. */
+INLINE vec softmax_inverse(vec l, vec l_low, vec *s_low) {
+#if defined(__FMA__) || defined(__aarch64__)
+    const ivec empty = l == 0;
+    const vec s = 1 / l, rest = (vmulsub(-s, l, vset1(-1)) - s * l_low) * s;
+    *s_low = vselect(empty, (vec){0}, rest);
+    return vselect(empty, (vec){0}, s);
+#else
+    vec s;
+    for (int i = 0; i < VL; i++) {
+        real inverse, low;
+        softmax_finish(SDPA_SOFTMAX, (double)l[i], (double)l_low[i], &inverse, &low);
+        s[i] = inverse;
+        (*s_low)[i] = low;
+    }
+    return s;
+#endif
 }
 
 /* Takes a chunk's sum, relative to t->m in SUM_EXP, into the row's. */
@@ -294,7 +314,13 @@ static void FN(softmax_rows)(const sdpa_softmax_block *b) {
             }
         }
         const double l = t.l;
-        softmax_finish(b->op, l, t.l_low, &s, &s_low);
+        if (keep) {
+            vec low;
+            s = softmax_inverse(vset1((real)l), vset1((real)t.l_low), &low)[0];
+            s_low = low[0];
+        } else {
+            softmax_finish(b->op, l, t.l_low, &s, &s_low);
+        }
         m = t.m == -INFINITY ? 0 : (real)t.m;
         switch (b->op) {
         case SDPA_SOFTMAX:
@@ -349,13 +375,13 @@ INLINE vec lanes_sum(vec *low_out, enum sum_kind kind, const softmax_constants *
                      const real *g, int64_t g_col, real *e, int64_t e_col, int64_t n) {
     vec slot[VL], slot_low[VL];
     const int n_slots = n < VL ? (int)n : VL;
-    for (int l = 0; l < n_slots && n <= VL; l++) {
-        vec term = softmax_term(kind, k, m, vload(x + l * x_col), g ? vload(g + l * g_col) : (vec){0});
-        if (e) vstore(e + l * e_col, term);
-        slot[l] = (vec){0} + term;
-        slot_low[l] = (vec){0};
+    for (int64_t j = 0; j < n && n <= 2 * VL; j++) {
+        vec term = softmax_term(kind, k, m, vload(x + j * x_col), g ? vload(g + j * g_col) : (vec){0});
+        if (e) vstore(e + j * e_col, term);
+        slot[j % VL] = (j < VL ? (vec){0} : slot[j % VL]) + term;
+        slot_low[j % VL] = (vec){0};
     }
-    for (int l = 0; l < n_slots && n > VL; l++) {
+    for (int l = 0; l < n_slots && n > 2 * VL; l++) {
         vec sum = {0}, low = {0};
         for (int64_t j0 = l; j0 < n; j0 += SUM_CHAIN * SUM_CHAINS * VL) {
             int64_t end = j0 - l + SUM_CHAIN * SUM_CHAINS * VL < n ? j0 - l + SUM_CHAIN * SUM_CHAINS * VL : n;
@@ -453,7 +479,11 @@ static void FN(softmax_lanes)(const sdpa_softmax_block *b) {
             return;
         }
     }
-    if (whole) {
+    if (keep) {
+        vec rest;
+        vstore(s, softmax_inverse(sum, low, &rest));
+        vstore(s_low, rest);
+    } else if (whole) {
         vstore(s, sum);
         vstore(s_low, low);
         for (int i = 0; i < VL; i++) softmax_finish(b->op, (double)s[i], (double)s_low[i], s + i, s_low + i);
@@ -520,13 +550,16 @@ static void FN(load_lanes)(void *dst_, const char *src, int64_t n_rows, int64_t 
     bool direct = dtype == (SDPA_REAL == 32 ? SDPA_F32 : SDPA_F64) && !swapped && col == size && row % size == 0 &&
                   (uintptr_t)src % sizeof(real) == 0;
     for (int64_t j = 0; j < n; j += VL) {
+        /* The last vectors overlap the ones before, where there are any. */
+        if (n - j < VL && n > VL) j = n - VL;
         int width = n - j < VL ? (int)(n - j) : VL;
         vec r[VL];
         for (int i = 0; i < VL; i++) {
+            const real *from = (const real *)(src + i * row) + j;
             r[i] = (vec){0};
             if (i >= n_rows) continue;
             if (direct) {
-                r[i] = vload_partial((const real *)(src + i * row) + j, width);
+                r[i] = width == VL ? vload(from) : vload_partial(from, width);
             } else {
                 FN(load)(r + i, src + i * row + j * col, width, col, dtype, swapped);
             }
@@ -547,12 +580,15 @@ static void FN(store_lanes)(char *dst, const void *src_, int64_t n_rows, int64_t
     }
     bool direct = dtype == (SDPA_REAL == 32 ? SDPA_F32 : SDPA_F64) && col == size;
     for (int64_t j = 0; j < n; j += VL) {
+        if (n - j < VL && n > VL) j = n - VL;
         int width = n - j < VL ? (int)(n - j) : VL;
         vec r[VL];
         for (int t = 0; t < VL; t++) r[t] = t < width ? vload(src + (j + t) * VL) : (vec){0};
         vtranspose(r);
         for (int i = 0; i < n_rows; i++) {
-            if (direct) {
+            if (direct && width == VL) {
+                vstore((real *)(dst + i * row) + j, r[i]);
+            } else if (direct) {
                 vstore_partial((real *)(dst + i * row) + j, r[i], width);
             } else {
                 FN(store)(dst + i * row + j * col, r + i, width, col, dtype);

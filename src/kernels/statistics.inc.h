@@ -98,7 +98,7 @@ static void FN(statistics)(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
     const forward_scratch w = forward_layout(p, 0, &arena);
-    FN(row_sums) sums[SDPA_WIDEST * SDPA_QUERY_BLOCK / VL];
+    FN(row_sums) sums[2 * SDPA_QUERY_BLOCK / VL];
     int64_t j0, j1;
     for (int64_t x = 0; x < w.n_lanes / VL; x++) sums[x] = (FN(row_sums)){.m = vset1(-INFINITY)};
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);

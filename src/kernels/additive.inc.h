@@ -126,7 +126,7 @@ INLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool kn
     real *part = t->part, *b = part + 2 * VL * t->n, sums[SDPA_QUERY_BLOCK];
     for (int64_t i = 0; i < u->n_i; i += VL) {
         vec sum = {0};
-        if (t->seen[i / t->panel] == PANEL_HIDDEN) continue;
+        if (t->seen[i / VL] == PANEL_HIDDEN) continue;
         for (int64_t j = 0; j < t->n; j++) {
             const vec ds = vload(t->ds + j * t->row + i);
             vstore(t->lanes + i * t->n + j * VL, ds);
@@ -144,7 +144,8 @@ INLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool kn
         }
         for (int64_t i = 0; i < u->n_i; i += VL) {
             if (t->seen[i / VL] == PANEL_HIDDEN) continue;
-            vec e[2];
+            const real *ds_of = t->lanes + i * t->n;
+            vec e[2], slopes[2] = {{0}}, values[2] = {{0}};
             UNROLL for (int h = 0; h < 2; h++) e[h] = vload(exponentials + h * t->row + i);
             for (int64_t j0 = 0; j0 < t->n; j0 += ADDITIVE_TERMS) {
                 const int64_t j1 = t->n - j0 < ADDITIVE_TERMS ? t->n : j0 + ADDITIVE_TERMS;

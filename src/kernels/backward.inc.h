@@ -32,7 +32,7 @@ typedef struct backward_scratch {
     real *dmask;    /* per query: the gradient of a mask that is broadcast over keys */
     real *p, *ds;   /* (block, n_lanes): P^T, dS^T; n_kept blocks of p */
     real *given;    /* (block, n_lanes): additive scores, where that is what they are */
-    real *dq_lanes, *part; /* and then also (d_k, n_lanes): dQ^T; (block, 2, VL): of additive_gradients */
+    real *dq_lanes, *part; /* and then also (d_k, n_lanes): dQ^T; (block, 2, VL + 1): of additive_gradients */
     unsigned char *seen;   /* (n_lanes / VL): enum panel_state, n_kept times */
     real *r, *tanh;        /* (block, n_lanes): dropout's factors and the softcap's tanh, where there are any */
     real *zero;            /* per query */

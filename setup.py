@@ -30,7 +30,7 @@ ISA_FLAGS = {
 GCC_FLAGS = {
     "src": ["-O2"],
     "python": ["-O2"],
-    "kernels": ["-O2", "-fvect-cost-model=dynamic", "-fversion-loops-for-strides"],
+    "kernels": ["-O2", "-fvect-cost-model=dynamic"],
     "generic": ["-Os"],
 }
 MACHINE = sysconfig.get_platform().rpartition("-")[2].replace("arm64", "aarch64")

@@ -76,11 +76,7 @@ def functions(path):
 
 
 def hot_loops(instructions):
-    """Instructions of each loop that is nested in another and contains none itself.
-
-    A loop is what a conditional jump goes back over. The product that pads the last few keys of a
-    block is not nested, and may spill.
-    """
+    """Instructions of each loop that contains no other: what a conditional jump goes back over."""
     spans = []
     for address, text in instructions:
         jump = re.match(r"j(?!mp)\w+ +([0-9a-f]+) ", text)
@@ -89,8 +85,7 @@ def hot_loops(instructions):
     for begin, end in spans:
         others = [span for span in spans if span != (begin, end)]
         inside = any(begin <= b and e <= end for b, e in others)
-        nested = any(b <= begin and end <= e for b, e in others)
-        if nested and not inside:
+        if not inside:
             yield [text for address, text in instructions if begin <= address <= end]
 
 

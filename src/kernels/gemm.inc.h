@@ -11,6 +11,7 @@
 
 #define gemm_column FN(gemm_column)
 #define gemm FN(gemm)
+#define added FN(added)
 #define tile FN(tile)
 #define gemm_columns FN(gemm_columns)
 #define gemm_rows FN(gemm_rows)
@@ -41,6 +42,22 @@ typedef struct gemm {
     real alpha;
 } gemm;
 
+/* What becomes of `old` in row i of c. */
+INLINE vec added(const gemm *g, int64_t i, vec old, vec product) {
+    return g->row_scale ? g->row_scale[i] * old + product : g->alpha * product + old;
+}
+
+/* Adds a tile to n elements of rows i0 .. i0+mr-1 of c, n not whole vectors. */
+NOINLINE void FN(add_partial)(const gemm *g, const vec (*acc)[MAX_WIDTH], int mr, int64_t i0, int64_t n, real *c) {
+    for (int i = 0; i < mr && i0 + i < g->m; i++) {
+        real *row = c + (i0 + i) * g->c_row;
+        for (int64_t j = 0; j < n; j += VL) {
+            const int width = n - j < VL ? (int)(n - j) : VL;
+            vstore_partial(row + j, added(g, i0 + i, vload_partial(row + j, width), acc[i][j / VL]), width);
+        }
+    }
+}
+
 /* One column of tiles: nv vectors wide from c, b; `n` elements of them are real, n > (nv - 1) * VL. */
 INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, int64_t n, const real *b, real *c) {
     int64_t a_row = a_rows_adjacent ? 1 : g->a_stride, a_col = a_rows_adjacent ? g->a_stride : 1;
@@ -57,19 +74,16 @@ INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, int
             tile(acc, mr, nv, a + (g->depth - 1) * a_col, a_row, -a_col, b + (g->depth - 1) * g->b_row, -g->b_row,
                  g->depth);
         }
+        if (last < VL) {
+            vec copy[MAX_TILE_ROWS][MAX_WIDTH]; /* so that acc can stay in registers */
+            UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) copy[i][j] = acc[i][j]; }
+            FN(add_partial)(g, (const vec(*)[MAX_WIDTH])copy, mr, i0, n, c);
+            continue;
+        }
         UNROLL for (int i = 0; i < mr; i++) {
             if (i0 + i >= g->m) break;
             real *row = c + (i0 + i) * g->c_row;
-            UNROLL for (int j = 0; j < nv; j++) {
-                const bool whole = j < nv - 1 || last == VL;
-                const vec old = whole ? vload(row + j * VL) : vload_partial(row + j * VL, last);
-                const vec sum = g->row_scale ? g->row_scale[i0 + i] * old + acc[i][j] : g->alpha * acc[i][j] + old;
-                if (whole) {
-                    vstore(row + j * VL, sum);
-                } else {
-                    vstore_partial(row + j * VL, sum, last);
-                }
-            }
+            UNROLL for (int j = 0; j < nv; j++) vstore(row + j * VL, added(g, i0 + i, vload(row + j * VL), acc[i][j]));
         }
     }
 }
@@ -175,11 +189,10 @@ INLINE void few_columns(const gemm *g, int width, int64_t i, int64_t j, int64_t 
     UNROLL for (int x = 0; x < width; x++) {
         const bool whole = x < width - 1 || last == VL;
         const vec old = whole ? vload(c + x * VL) : vload_partial(c + x * VL, last);
-        const vec sum = g->row_scale ? g->row_scale[i] * old + acc[x] : g->alpha * acc[x] + old;
         if (whole) {
-            vstore(c + x * VL, sum);
+            vstore(c + x * VL, added(g, i, old, acc[x]));
         } else {
-            vstore_partial(c + x * VL, sum, last);
+            vstore_partial(c + x * VL, added(g, i, old, acc[x]), last);
         }
     }
 }

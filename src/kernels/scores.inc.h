@@ -9,7 +9,7 @@
 #define finish_tile FN(finish_tile)
 #define score_tile FN(score_tile)
 #define score_panel FN(score_panel)
-#define score_tail FN(score_tail)
+#define score_whole_tiles FN(score_whole_tiles)
 
 typedef struct scores {
     const real *x;      /* (depth, x_row): transposed queries, or transposed dO */
@@ -183,40 +183,39 @@ INLINE void score_tile(const scores *t, int nv, bool fused, enum score_mode mode
     }
 }
 
-/* The last rows, fewer than a tile's. */
-NOINLINE void score_tail(const scores *t, int nv, enum score_mode mode) {
-    const int64_t j0 = t->n / SCORE_ROWS * SCORE_ROWS, rows = t->n - j0;
-    switch (nv) {
-    case 1:
-        score_tile(t, 1, false, mode, t->y_tail, t->tail_row, j0, rows);
-        break;
-    case 2:
-        score_tile(t, 2, false, mode, t->y_tail, t->tail_row, j0, rows);
-        break;
-    default:
-        score_tile(t, 3, false, mode, t->y_tail, t->tail_row, j0, rows);
+INLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
+    for (int64_t j0 = 0; j0 < t->n; j0 += SCORE_ROWS) {
+        const bool tail = t->n - j0 < SCORE_ROWS;
+        score_tile(t, nv, false, mode, tail ? t->y_tail : t->y + j0 * t->y_row, tail ? t->tail_row : t->y_row, j0,
+                   tail ? t->n - j0 : SCORE_ROWS);
     }
 }
 
-INLINE void score_panel(const scores *all, int nv, bool fused, enum score_mode mode) {
-    const scores copy = *all; /* which no store can change */
-    const scores *t = fused ? &copy : all;
-    for (int64_t j0 = 0; j0 + SCORE_ROWS <= t->n; j0 += SCORE_ROWS) {
-        score_tile(t, nv, fused, mode, t->y + j0 * t->y_row, t->y_row, j0, SCORE_ROWS);
-    }
-    if (t->n % SCORE_ROWS) score_tail(all, nv, mode);
-}
-
-NOINLINE void FN(score_1)(const scores *t, enum score_mode mode) { score_panel(t, 1, false, mode); }
-NOINLINE void FN(score_2)(const scores *t, enum score_mode mode) { score_panel(t, 2, false, mode); }
-NOINLINE void FN(score_3)(const scores *t, enum score_mode mode) { score_panel(t, 3, false, mode); }
+NOINLINE void FN(score_1)(const scores *t, enum score_mode mode) { score_panel(t, 1, mode); }
+NOINLINE void FN(score_2)(const scores *t, enum score_mode mode) { score_panel(t, 2, mode); }
+NOINLINE void FN(score_3)(const scores *t, enum score_mode mode) { score_panel(t, 3, mode); }
 
 /* What whole panels do most; all modes and widths fused would be a fifth of the wheel. */
-NOINLINE void FN(score_3_raw)(const scores *t) { score_panel(t, 3, true, SCORE_RAW); }
-NOINLINE void FN(score_3_biased)(const scores *t) { score_panel(t, 3, true, SCORE_BIASED); }
-NOINLINE void FN(score_3_summed)(const scores *t) { score_panel(t, 3, true, SCORE_SUMMED); }
-NOINLINE void FN(score_3_weights)(const scores *t) { score_panel(t, 3, true, SCORE_WEIGHTS); }
-NOINLINE void FN(score_3_gradient)(const scores *t) { score_panel(t, 3, true, SCORE_GRADIENT); }
+INLINE void score_whole_tiles(const scores *all, enum score_mode mode) {
+    const scores t = *all; /* which no store can change */
+    const int64_t whole = t.n / SCORE_ROWS * SCORE_ROWS;
+    for (int64_t j0 = 0; j0 < whole; j0 += SCORE_ROWS) {
+        score_tile(&t, 3, true, mode, t.y + j0 * t.y_row, t.y_row, j0, SCORE_ROWS);
+    }
+    if (whole == t.n) return;
+    scores rest = *all;
+    rest.n -= whole;
+    rest.s += whole * t.s_row;
+    if (t.ds) rest.ds += whole * t.s_row;
+    if (t.given) rest.given += whole * t.s_row;
+    FN(score_3)(&rest, mode);
+}
+
+NOINLINE void FN(score_3_raw)(const scores *t) { score_whole_tiles(t, SCORE_RAW); }
+NOINLINE void FN(score_3_biased)(const scores *t) { score_whole_tiles(t, SCORE_BIASED); }
+NOINLINE void FN(score_3_summed)(const scores *t) { score_whole_tiles(t, SCORE_SUMMED); }
+NOINLINE void FN(score_3_weights)(const scores *t) { score_whole_tiles(t, SCORE_WEIGHTS); }
+NOINLINE void FN(score_3_gradient)(const scores *t) { score_whole_tiles(t, SCORE_GRADIENT); }
 
 static void FN(score)(const scores *t, int nv, enum score_mode mode) {
     if (nv < SCORE_WIDTH) {

@@ -225,6 +225,11 @@ NOINLINE void FN(load)(void *dst_, const char *src, int64_t n, int64_t stride, s
         }
         return;
     case SDPA_F64:
+        if (!swapped && stride == 8 && (uintptr_t)src % 8 == 0) {
+            const double *restrict s = (const double *)src;
+            for (int64_t i = 0; i < n; i++) dst[i] = (real)s[i];
+            return;
+        }
         for (int64_t i = 0; i < n; i++) {
             uint64_t bits;
             double x;
@@ -261,6 +266,10 @@ NOINLINE void FN(load)(void *dst_, const char *src, int64_t n, int64_t stride, s
         }
         return;
     case SDPA_BOOL:
+        if (stride == 1) {
+            for (int64_t i = 0; i < n; i++) dst[i] = src[i] ? 0 : -(real)INFINITY;
+            return;
+        }
         for (int64_t i = 0; i < n; i++) dst[i] = src[i * stride] ? 0 : -(real)INFINITY;
         return;
     case SDPA_I64:

@@ -25,9 +25,9 @@ typedef struct backward_scratch {
     real *q, *dout;           /* (d_k, n_lanes), (d_v, n_lanes): transposed */
     real *q_rows, *dout_rows; /* packed rows, where they cannot be read in place */
     real *o;                  /* (d_v, VL): transposed */
-    real *lse, *lse_low;      /* per query: lse in log2 units, as a sum of two */
+    real *lse, *lse_low;      /* per query: lse in log2 units less DOWN, as a sum of two */
     real *delta, *dlse;       /* per query */
-    real *factor;             /* per query: what P as computed is to be multiplied with, where it is kept; else 1 */
+    real *factor;             /* per query: what P as computed is to be multiplied with */
     real *dq;                 /* (n_lanes, d_k rounded up to VL) */
     real *dmask;              /* per query: the gradient of a mask that is broadcast over keys */
     real *p, *ds;             /* (block, n_lanes): P^T, dS^T; n_kept blocks of p */
@@ -35,7 +35,7 @@ typedef struct backward_scratch {
     real *dq_lanes, *part;    /* and then also (d_k, n_lanes): dQ^T; (block, 2, VL + 1): of additive_gradients */
     unsigned char *seen;      /* (panels): enum panel_state, n_kept times */
     real *r, *tanh;           /* (block, n_lanes): dropout's factors and the softcap's tanh, where there are any */
-    real *zero;               /* per query */
+    real *zero, *one;         /* per query */
     real *k, *v, *k_tail, *v_tail;
     real *line;
     int64_t n_lanes, panel, k_row, v_row, block;
@@ -76,6 +76,7 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     w.r = sdpa_take(a, p->dropout_p > 0 ? size * (size_t)(w.block * w.n_lanes) : 0);
     w.tanh = p->softcap > 0 ? sdpa_take(a, kept * size * (size_t)(w.block * w.n_lanes)) : NULL;
     w.zero = sdpa_take(a, size * (size_t)w.n_lanes);
+    w.one = sdpa_take(a, size * (size_t)w.n_lanes);
     w.k = sdpa_take(a, size * (size_t)(w.block * w.k_row));
     w.v = sdpa_take(a, size * (size_t)(w.block * w.v_row));
     w.k_tail = sdpa_take(a, size * (size_t)(SCORE_ROWS * p->d_k));
@@ -98,7 +99,7 @@ NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
     for (int64_t i = 0; i < w->n_lanes; i++) {
         w->lse[i] = INFINITY;
         w->lse_low[i] = w->delta[i] = w->dlse[i] = w->zero[i] = 0;
-        w->factor[i] = 1;
+        w->factor[i] = w->one[i] = 1;
         if (i >= u->n_i) continue;
         real lse;
         FN(load)(&lse, u->lse + (u->i0 + i) * p->lse.row, 1, 0, p->lse.dtype, p->lse.swapped);
@@ -109,20 +110,22 @@ NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
             double log2_lse = lse * M_LOG2E;
             if (isfinite(lse)) log2_lse = fmax(-REAL_MAX, fmin(REAL_MAX, log2_lse)); /* see mask_block */
             large |= fabs(log2_lse) > LARGE_LSE;
-            if (w->n_kept > 0) {
-                /* Exponents around 0 where P is large are rounded less than ones that end at 0. */
-                w->factor[i] = (real)1 / 8;
-                log2_lse -= 3;
-            }
+            log2_lse -= DOWN;
             w->lse[i] = (real)log2_lse;
             if (isfinite(lse)) w->lse_low[i] = (real)(log2_lse - w->lse[i]);
+            if (fabs(log2_lse) < LARGE_LSE) {
+                /* Once per query in place of one more rounding of every exponent. */
+                w->factor[i] = (real)exp2(-w->lse_low[i]);
+                w->lse_low[i] = 0;
+            }
         }
     }
     for (int64_t i = 0; i < u->n_i; i += VL) {
         pack_transposed(w->o, VL, &u->o, u->i0 + i, u->n_i - i < VL ? u->n_i - i : VL, p->d_v, 1, w->line);
-        vec sum[4] = {{0}}; /* four chains: faster, and half the rounding of one */
-        for (int64_t x = 0; x < p->d_v; x++) sum[x % 4] += vload(w->o + x * VL) * vload(w->dout + x * w->n_lanes + i);
-        vstore(w->delta + i, (sum[0] + sum[1]) + (sum[2] + sum[3]) - vload(w->dlse + i));
+        vec sum[8] = {{0}}; /* eight chains: faster, and a third of the rounding of one */
+        for (int64_t x = 0; x < p->d_v; x++) sum[x % 8] += vload(w->o + x * VL) * vload(w->dout + x * w->n_lanes + i);
+        vstore(w->delta + i,
+               ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7])) - vload(w->dlse + i));
     }
     return large;
 }
@@ -185,7 +188,7 @@ NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, co
         t.extreme = (real *)unused;
         t.ds = w->tanh ? w->tanh + i : NULL;
         FN(score_logits)(&t, nv, u->problem, bias, (real)M_LOG2E);
-        if (FN(exponentiate)(t.s, t.s_row, n, nv, 1, t.shift, t.shift_low, sum, true)) *masked = true;
+        if (FN(exponentiate)(t.s, t.s_row, n, nv, 1, t.shift, t.shift_low, sum, true, true)) *masked = true;
     } else {
         FN(score)(&t, nv, SCORE_WEIGHTS);
     }
@@ -197,13 +200,13 @@ NOINLINE void weigh_keys(const sdpa_unit *u, const backward_scratch *w, const ro
                          real *sum) {
     for (int64_t i = 0; i < u->n_i; i += w->panel) {
         int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
-        vec part[SCORE_WIDTH] = {{0}};
+        FN(tile_sums) part = {{{0}}};
         bool masked = false;
         unsigned char *seen = &w->seen[i / w->panel];
         *seen = backward_weights(u, w, k, i, n_i, j0, n, c, (real *)part, &masked) ? PANEL_SEEN : PANEL_HIDDEN;
         if (masked) *seen = PANEL_MASKED;
         for (int64_t x = 0; x * VL < n_i; x++) {
-            vstore(sum + i + x * VL, vload(sum + i + x * VL) + part[x]);
+            vstore(sum + i + x * VL, vload(sum + i + x * VL) + FN(add_sums)(part, x));
             for (int64_t j = 0; j < n && *seen == PANEL_HIDDEN; j++) {
                 vstore(w->p + j * w->n_lanes + i + x * VL, vset1(-0.0));
                 if (w->tanh) vstore(w->tanh + j * w->n_lanes + i + x * VL, (vec){0}); /* dS is multiplied with it */
@@ -212,9 +215,9 @@ NOINLINE void weigh_keys(const sdpa_unit *u, const backward_scratch *w, const ro
     }
 }
 
-/* dS = P * (dP - shift) of a panel that is not hidden. */
+/* P *= factor and dS = P * (dP - shift) of a panel that is not hidden. */
 INLINE void FN(panel_gradient)(const sdpa_unit *u, const backward_scratch *w, const rows *v, int64_t i, int64_t n,
-                               const real *shift) {
+                               const real *factor, const real *shift) {
     int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
     int nv = (int)(round_up(n_i, VL) / VL);
     scores t = {.x = w->dout + i,
@@ -228,7 +231,8 @@ INLINE void FN(panel_gradient)(const sdpa_unit *u, const backward_scratch *w, co
                 .s = w->p + i,
                 .ds = w->ds + i,
                 .s_row = w->n_lanes,
-                .shift = shift + i};
+                .shift = shift + i,
+                .factor = factor + i};
     if (w->seen[i / w->panel] == PANEL_MASKED) {
         FN(score)(&t, nv, SCORE_GRADIENT_MASKED);
     } else {
@@ -241,7 +245,7 @@ NOINLINE void weighted_values(const sdpa_unit *u, const backward_scratch *w, int
     rows v = pack_rows(&u->v, j0, n, u->problem->d_v, false, w->v, w->v_tail);
     for (int64_t i = 0; i < u->n_i; i += w->panel) {
         if (w->seen[i / w->panel] == PANEL_HIDDEN) continue;
-        FN(panel_gradient)(u, w, &v, i, n, w->zero);
+        FN(panel_gradient)(u, w, &v, i, n, w->one, w->zero);
         for (int64_t l = i; l < i + w->panel && l < u->n_i; l++) {
             for (int64_t j = 0; j < n; j++) sum[l] += w->ds[j * w->n_lanes + l];
         }
@@ -277,8 +281,8 @@ NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64
     }
     const real sink = FN(sink_of)(u);
     for (int64_t i = 0; i < u->n_i; i++) {
-        double total = w->factor[i] * (sum[i] + exp2(sink - w->lse[i] - w->lse_low[i])), excess = log2(total);
-        double lse = fabs(w->lse[i] - log2(w->factor[i]));
+        double total = w->factor[i] * (sum[i] + exp2(sink - w->lse[i] - w->lse_low[i] - DOWN)), excess = log2(total);
+        double lse = fabs(w->lse[i] + (double)DOWN);
         bool complete = total > 0 && fabs(excess) <= 2 * epsilon * (4 + lse);
         if (!complete || (!kept && !(lse > LARGE_LSE))) continue;
         if (narrow) w->delta[i] = (real)(delta[i] * w->factor[i] / total) - w->dlse[i];
@@ -316,13 +320,6 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     if (w->n_kept == 0) {
         real unused[SDPA_QUERY_BLOCK] = {0};
         weigh_keys(u, w, &k, j0, n, c, unused);
-    } else {
-        for (int64_t j = 0; j < n; j++) {
-            for (int64_t i = 0; i < u->n_i; i += VL) {
-                real *x = w->p + j * w->n_lanes + i;
-                vstore(x, vload(w->factor + i) * vload(x));
-            }
-        }
     }
     for (int64_t i = 0; i < u->n_i; i += w->panel) {
         int64_t n_i = u->n_i - i < w->panel ? u->n_i - i : w->panel;
@@ -335,8 +332,15 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
                 for (int x = 0; x < nv; x++) vstore(w->ds + j * w->n_lanes + i + x * VL, vset1(-0.0));
             }
         } else if (want_ds || p->dropout_p > 0) {
-            FN(panel_gradient)(u, w, &v, i, n, p->dropout_p > 0 ? w->zero : w->delta);
+            FN(panel_gradient)(u, w, &v, i, n, w->factor, p->dropout_p > 0 ? w->zero : w->delta);
             if (p->dropout_p > 0) drop_out(u, w, i, nv, j0, n);
+        } else {
+            for (int64_t j = 0; j < n; j++) {
+                for (int x = 0; x < nv; x++) {
+                    real *weight = w->p + j * w->n_lanes + i + x * VL;
+                    vstore(weight, vload(w->factor + i + x * VL) * vload(weight));
+                }
+            }
         }
     }
     if (!any) return;
@@ -459,7 +463,8 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
         /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
         const real sink = FN(sink_of)(u);
         double sum = 0;
-        for (int64_t i = 0; i < u->n_i; i++) sum -= w.factor[i] * exp2(sink - w.lse[i] - w.lse_low[i]) * w.delta[i];
+        for (int64_t i = 0; i < u->n_i; i++)
+            sum -= w.factor[i] * exp2(sink - w.lse[i] - w.lse_low[i] - DOWN) * w.delta[i];
         real dsink = (real)sum;
         FN(add_row)(u->dsinks.data, 0, u->dsinks.dtype, &dsink, 1, w.line);
     }

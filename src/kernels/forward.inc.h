@@ -146,7 +146,8 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
             FN(score_logits)(&t, nv, p, bias, (real)M_LOG2E);
         }
         FN(move_maximum)(w, i, nv, plain, c, sum, alpha, shift);
-        masked = FN(exponentiate)(w->s, w->panel, n, nv, plain ? c : 1, (const real *)shift, low, (real *)sum, !plain);
+        masked = FN(exponentiate)(w->s, w->panel, n, nv, plain ? c : 1, (const real *)shift, low, (real *)sum, false,
+                                  !plain);
     }
     for (int x = 0; x < nv; x++) vstore(l + x * VL, alpha[x] * vload(l + x * VL) + sum[x]);
 

@@ -9,6 +9,11 @@
 #define score_tile FN(score_tile)
 #define score_panel FN(score_panel)
 
+/* Sums over the keys of a block, tile by tile in turn: the fewer terms a running sum has, the less it errs. */
+typedef vec FN(tile_sums)[SUMS][SCORE_WIDTH];
+
+INLINE vec FN(add_sums)(const FN(tile_sums) sum, int x) { return (sum[0][x] + sum[1][x]) + (sum[2][x] + sum[3][x]); }
+
 typedef struct scores {
     const real *x;      /* (depth, x_row): transposed queries, or transposed dO */
     const real *y;      /* (n, depth), rows y_row apart: keys, or values */
@@ -22,7 +27,8 @@ typedef struct scores {
     int64_t s_row;
     const real *shift;     /* per query */
     const real *shift_low; /* per query: what rounding took from shift (SCORE_WEIGHTS) */
-    real *extreme;         /* per query: running maximum or sum */
+    const real *factor;    /* per query (SCORE_GRADIENT) */
+    real *extreme;         /* per query: running maximum or sum; SCORE_WEIGHTS: tile_sums */
     real *highest;         /* per query: running maximum of c * acc - shift (SCORE_SUMMED) */
     real c, cap;
 } scores;
@@ -52,11 +58,15 @@ INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc
                           int64_t rows) {
     const bool summed = mode == SCORE_SUMMED || mode == SCORE_WEIGHTS;
     const bool maximum = mode == SCORE_RAW || mode == SCORE_BIASED;
+    const bool gradient = mode == SCORE_GRADIENT || mode == SCORE_GRADIENT_MASKED;
     const vec c = vset1(t->c);
-    vec shift = {0}, extreme = {0}, highest = {0};
+    const int64_t turn = mode == SCORE_WEIGHTS ? j0 / SCORE_ROWS % SUMS : 0;
+    real *to = maximum || summed ? t->extreme + turn * SCORE_WIDTH * VL + j * VL : NULL;
+    vec shift = {0}, factor = {0}, extreme = {0}, highest = {0};
     if (summed) shift = vload(t->shift + j * VL);
+    if (gradient) factor = vload(t->factor + j * VL);
     if (mode == SCORE_SUMMED) highest = vload(t->highest + j * VL);
-    if (maximum) extreme = vload(t->extreme + j * VL);
+    if (maximum) extreme = vload(to);
     UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
         if (i >= rows) break;
         real *s = t->s + (j0 + i) * t->s_row + j * VL;
@@ -86,23 +96,27 @@ INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc
             extreme += a;
             break;
         case SCORE_WEIGHTS:
-            a = vexp2(vmulsub(c, a, shift) - vload(t->shift_low + j * VL));
+            a = vexp2_down(vmulsub(c, a, shift) - vload(t->shift_low + j * VL), DOWN);
             vstore(s, a);
             extreme += a;
             break;
-        case SCORE_GRADIENT:
-            vstore(t->ds + (j0 + i) * t->s_row + j * VL, vload(s) * a);
+        case SCORE_GRADIENT: {
+            vec p = factor * vload(s);
+            vstore(s, p);
+            vstore(t->ds + (j0 + i) * t->s_row + j * VL, p * a);
             break;
+        }
         case SCORE_GRADIENT_MASKED: {
-            vec p = vload(s);
+            vec p = factor * vload(s);
+            vstore(s, p);
             ivec masked = (ivec)p == SIGN_BIT;
             vstore(t->ds + (j0 + i) * t->s_row + j * VL, vselect(masked, p, p * a));
             break;
         }
         }
     }
-    if (summed) extreme += vload(t->extreme + j * VL);
-    if (maximum || summed) vstore(t->extreme + j * VL, extreme);
+    if (summed) extreme += vload(to);
+    if (maximum || summed) vstore(to, extreme);
     if (mode == SCORE_SUMMED) vstore(t->highest + j * VL, highest);
 }
 
@@ -165,7 +179,14 @@ INLINE void score_tile(const scores *t, int nv, bool fused, enum score_mode mode
             const vec start = gradient ? -vload(t->shift + j * VL) : (vec){0};
             UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][j] = start;
         }
-        tile(acc, SCORE_ROWS, nv, y, y_row, 1, t->x, t->x_row, t->depth);
+        const int64_t first = gradient && t->depth > LONG_CHAIN ? t->depth / 2 : t->depth;
+        tile(acc, SCORE_ROWS, nv, y, y_row, 1, t->x, t->x_row, first);
+        if (gradient && first < t->depth) {
+            vec part[SCORE_ROWS][MAX_WIDTH];
+            UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int j = 0; j < nv; j++) part[i][j] = (vec){0}; }
+            tile(part, SCORE_ROWS, nv, y + first, y_row, 1, t->x + first * t->x_row, t->x_row, t->depth - first);
+            UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] += part[i][j]; }
+        }
     }
     if (fused) {
         UNROLL for (int j = 0; j < nv; j++) finish_column(t, mode, (const vec(*)[MAX_WIDTH])acc, j, j0, rows);
@@ -220,20 +241,22 @@ static void FN(score)(const scores *t, int nv, enum score_mode mode) {
 }
 
 /* s (n, nv vectors) = exp2(c * s - shift - shift_low), masked pairs marked -0 where `biased`; adds the sum over keys to
- * `sum`, a tile's rows first, as the tiles do. Returns whether any pair is masked. */
+ * `sum`, a tile's rows first, as the tiles do. `weights`: as SCORE_WEIGHTS, else as SCORE_SUMMED. Returns whether any pair
+ * is masked. */
 NOINLINE bool FN(exponentiate)(real *s, int64_t s_row, int64_t n, int nv, real c, const real *shift,
-                               const real *shift_low, real *sum, bool biased) {
+                               const real *shift_low, real *sum, bool weights, bool biased) {
+    const real down = weights ? DOWN : 0;
+    const int n_sums = weights ? SUMS : 1;
     ivec any = {0};
     for (int j = 0; j < nv; j++) {
         vec m = vload(shift + j * VL), low = shift_low ? vload(shift_low + j * VL) : (vec){0};
-        vec total = vload(sum + j * VL);
         const vec factor = vset1(c);
         for (int64_t i0 = 0; i0 < n; i0 += SCORE_ROWS) {
             vec part = {0};
             int64_t end = i0 + SCORE_ROWS < n ? i0 + SCORE_ROWS : n;
             for (int64_t i = i0; i < end; i++) {
                 vec x = vload(s + i * s_row + j * VL);
-                vec p = vexp2(vmulsub(factor, x, m) - low);
+                vec p = vexp2_down(vmulsub(factor, x, m) - low, down);
                 part += p;
                 if (biased) {
                     ivec masked = x == -(real)INFINITY;
@@ -242,9 +265,9 @@ NOINLINE bool FN(exponentiate)(real *s, int64_t s_row, int64_t n, int nv, real c
                 }
                 vstore(s + i * s_row + j * VL, p);
             }
-            total += part;
+            real *to = sum + i0 / SCORE_ROWS % n_sums * SCORE_WIDTH * VL + j * VL;
+            vstore(to, vload(to) + part);
         }
-        vstore(sum + j * VL, total);
     }
     return vany(any);
 }

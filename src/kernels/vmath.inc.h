@@ -1,6 +1,7 @@
 /* exp2 and tanh on vectors, and conversion of rows between memory formats and the compute type. */
 
 #define vexp2 FN(vexp2)
+#define vexp2_down FN(vexp2_down)
 #define vexp2_finish FN(vexp2_finish)
 #define vexp2_product FN(vexp2_product)
 #define exp2_slope FN(exp2_slope)
@@ -52,23 +53,26 @@ INLINE vec vexp2_finish(vec x, vec n, vec f) {
 #endif
 }
 
-/* 2^x. Relative error: float32 at most 1.0 ulp with the polynomial (degree 6, minimax 1.9e-9 on [-1/2, 1/2]), float64
- * at most 1.1 ulp (degree 11, 3.1e-18). NaN gives NaN, +inf +inf (at least 2^127 or 2^1023 without AVX-512), and results
- * below the smallest normal number are 0: a subnormal would cost more than it is worth in the products that follow. */
-INLINE vec vexp2(vec x) {
+/* 2^(x - down), without rounding x - down, for a small integer. Relative error: float32 at most 1.0 ulp with the polynomial
+ * (degree 6, minimax 1.9e-9 on [-1/2, 1/2]), float64 at most 1.1 ulp (degree 11, 3.1e-18). NaN gives NaN, +inf +inf (at
+ * least 2^127 or 2^1023 without AVX-512), and results below the smallest normal number are 0: a subnormal would cost more
+ * than it is worth in the products that follow. */
+INLINE vec vexp2_down(vec x, real down) {
 #if defined(SDPA_ISA_AVX512) && SDPA_REAL == 32
     vec f = (vec)_mm512_reduce_ps((__m512)x, 0);
-    return vexp2_finish(x, x - f, f);
+    return vexp2_finish(x - down, x - f - down, f);
 #elif defined(SDPA_ISA_AVX512)
     vec f = (vec)_mm512_reduce_pd((__m512d)x, 0);
-    return vexp2_finish(x, x - f, f);
+    return vexp2_finish(x - down, x - f - down, f);
 #else
-    const real limit = SDPA_REAL == 32 ? 127 : 1023;
-    x = vmin2(vset1(limit + (real)0.49), vmax2(vset1(-limit), x));
-    vec n = x + EXP2_MAGIC;
-    return vexp2_finish(x, n, x - (n - EXP2_MAGIC));
+    const real limit = SDPA_REAL == 32 ? 127 : 1023, magic = EXP2_MAGIC - down;
+    x = vmin2(vset1(limit + down + (real)0.49), vmax2(vset1(down - limit), x));
+    vec n = x + magic;
+    return vexp2_finish(x, n, x - (n - magic));
 #endif
 }
+
+INLINE vec vexp2(vec x) { return vexp2_down(x, 0); }
 
 /* 2^(c d) with c = c_high + c_low, where rounding c d would cost |c d| ulp. c_high has at most half the bits of a
  * significand and d >= d_min, where c d_min = -limit of vexp2; or d = -inf with AVX-512. Error as of vexp2. */

@@ -3,8 +3,8 @@
 As in tests/test_precision.py, for smaller problems with masks, sinks, softcap, ALiBi: out, lse and
 gradients against the better of PyTorch's elementary operations, which its autograd differentiates,
 and plain NumPy, all in the same dtype; forward mode, double backward and statistics, for which
-PyTorch has no routine, against plain NumPy. What is held to 1.05 times the root mean square of the
-better, and what to more and why, is in `bounds_of`. The largest error of so few is mostly chance.
+PyTorch has no routine, against plain NumPy. What is held to more than promised, and why, is in
+`bounds_of`.
 """
 
 import collections
@@ -202,7 +202,7 @@ def with_sdpa(x, options):
 
 @functools.cache
 def errors(torch, dtype, case, std):
-    """{who: {result: (rms, max) of its errors over all draws}} of every ISA and peer."""
+    """Of every ISA and peer {who: {result: (rms of its errors, mean of every draw's largest)}}."""
     wide = np.dtype(np.longdouble if dtype == np.float64 else np.float64)
     squares = collections.defaultdict(lambda: collections.defaultdict(float))
     largest = collections.defaultdict(lambda: collections.defaultdict(float))
@@ -222,7 +222,7 @@ def errors(torch, dtype, case, std):
             for name, y in mine.items():
                 e = np.abs(y.astype(wide) - exact[name]).astype(np.float64)
                 squares[who][name] += (e**2).sum()
-                largest[who][name] = max(largest[who][name], e.max())
+                largest[who][name] += e.max() / DRAWS
     _core._use_isa(previous)
     return {
         who: {name: (np.sqrt(s / sizes[name]), largest[who][name]) for name, s in of.items()}
@@ -230,22 +230,21 @@ def errors(torch, dtype, case, std):
     }
 
 
-AS_EXACT = {"out", "lse", "entropy", "max_weight", "sum_p2", "sum_p3"}
-AS_EXACT |= {f"second {name}" for name in (*SECOND, "out_t")} - {"second sinks"}
-
-
 def bounds_of(name, isa, dtype):
     """{"rms": factor, "max": factor} of the errors of the better peer.
 
-    The backward has lse, not the maximum, to weigh with, and rowsum(dO O), whose error does not
-    cancel where one weight is nearly 1 as that of PyTorch's rowsum(P dP) does. Mean and variance of
-    the scores are rounded once more where blocks of keys meet. The gradient of a sink is one number
-    per head. Kernels without FMA, and float64, are beyond what is promised; their single errors are
-    held by the bounds of tests/test_options_derivatives.py.
+    As promised, but for three. Where one weight is nearly 1, the error of rowsum(dO O) does not
+    cancel as that of PyTorch's rowsum(P dP) does: the largest errors of what dS enters. The mean of
+    the scores is one sum of few terms more than NumPy's. The gradient of a sink is one number per
+    head, so that chance alone moves the ratio by a few hundredths. Kernels without FMA, and
+    float64, are beyond what is promised; their single errors are held by the bounds of
+    tests/test_options_derivatives.py.
     """
     if isa == "generic" or dtype == np.float64:
         return {"rms": 1.5}
-    return {"rms": 1.05 if name in AS_EXACT else 1.25, "max": 2.5}
+    rms = {"score_mean": 1.15, "sinks": 1.1, "second sinks": 1.1}
+    largest = {"query": 1.5, "key": 1.5, "attn_mask": 1.5}
+    return {"rms": rms.get(name, 1.05), "max": largest.get(name, 1.25)}
 
 
 @pytest.mark.parametrize("std", [1, 8, 25])

@@ -11,6 +11,11 @@
 #define score_panel FN(score_panel)
 #define score_whole_tiles FN(score_whole_tiles)
 
+/* Sums over the keys of a block, tile by tile in turn: the fewer terms a running sum has, the less it errs. */
+typedef vec FN(tile_sums)[SUMS][SCORE_WIDTH];
+
+INLINE vec FN(add_sums)(const FN(tile_sums) sum, int x) { return (sum[0][x] + sum[1][x]) + (sum[2][x] + sum[3][x]); }
+
 typedef struct scores {
     const real *x;      /* (depth, x_row): transposed queries, or transposed dO */
     const real *y;      /* (n, depth), rows y_row apart: keys, or values */
@@ -23,7 +28,7 @@ typedef struct scores {
     real *ds; /* like s */
     int64_t s_row;
     const real *shift; /* per query */
-    real *extreme;     /* per query: running maximum or sum */
+    real *extreme;     /* per query: running maximum or sum; SCORE_WEIGHTS: tile_sums */
     real *highest;     /* per query: running maximum of c * acc - shift (SCORE_SUMMED) */
     real c, cap;
 } scores;
@@ -62,10 +67,12 @@ INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc
     const bool summed = mode == SCORE_SUMMED || mode == SCORE_WEIGHTS;
     const bool maximum = mode == SCORE_RAW || mode == SCORE_BIASED;
     const vec c = vset1(t->c);
+    const int64_t turn = mode == SCORE_WEIGHTS ? j0 / SCORE_ROWS % SUMS : 0;
+    real *to = maximum || summed ? t->extreme + turn * SCORE_WIDTH * VL + j * VL : NULL;
     vec shift = {0}, extreme = {0}, highest = {0};
     if (summed) shift = vload(t->shift + j * VL);
     if (mode == SCORE_SUMMED) highest = vload(t->highest + j * VL);
-    if (maximum) extreme = vload(t->extreme + j * VL);
+    if (maximum) extreme = vload(to);
     UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
         if (i >= rows) break;
         real *s = t->s + (j0 + i) * t->s_row + j * VL;
@@ -110,8 +117,8 @@ INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc
         }
         }
     }
-    if (summed) extreme += vload(t->extreme + j * VL);
-    if (maximum || summed) vstore(t->extreme + j * VL, extreme);
+    if (summed) extreme += vload(to);
+    if (maximum || summed) vstore(to, extreme);
     if (mode == SCORE_SUMMED) vstore(t->highest + j * VL, highest);
 }
 
@@ -174,7 +181,14 @@ INLINE void score_tile(const scores *t, int nv, bool fused, enum score_mode mode
             const vec start = gradient ? -vload(t->shift + j * VL) : (vec){0};
             UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][j] = start;
         }
-        tile(acc, SCORE_ROWS, nv, y, y_row, 1, t->x, t->x_row, t->depth);
+        const int64_t first = fused && gradient && t->depth > LONG_CHAIN ? t->depth / 2 : t->depth;
+        tile(acc, SCORE_ROWS, nv, y, y_row, 1, t->x, t->x_row, first);
+        if (fused && gradient && first < t->depth) {
+            vec part[SCORE_ROWS][MAX_WIDTH];
+            UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int j = 0; j < nv; j++) part[i][j] = (vec){0}; }
+            tile(part, SCORE_ROWS, nv, y + first, y_row, 1, t->x + first * t->x_row, t->x_row, t->depth - first);
+            UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] += part[i][j]; }
+        }
     }
     if (fused) {
         UNROLL for (int j = 0; j < nv; j++) finish_column(t, mode, (const vec(*)[MAX_WIDTH])acc, j, j0, rows);
@@ -208,6 +222,7 @@ INLINE void score_whole_tiles(const scores *all, enum score_mode mode) {
     rest.s += whole * t.s_row;
     if (t.ds) rest.ds += whole * t.s_row;
     if (t.given) rest.given += whole * t.s_row;
+    if (mode == SCORE_WEIGHTS) rest.extreme += whole / SCORE_ROWS % SUMS * SCORE_WIDTH * VL;
     FN(score_3)(&rest, mode);
 }
 
@@ -248,16 +263,17 @@ INLINE ivec FN(is_huge)(vec m) { return (m > HUGE_SCORE) | (m < -HUGE_SCORE); }
 
 /* s (n, nv vectors) = 2^(c * s - shift - shift_low), without shift_low where it is NULL: then shift holds integers.
  * Masked pairs are marked -0 where `biased`. Adds the sum over keys to `sum`, a tile's rows first, as the tiles do. Returns
- * whether any pair is masked. The bits are those of SCORE_SUMMED with and of SCORE_WEIGHTS without shift_low. */
+ * whether any pair is masked. The bits and the form of `sum` are those of SCORE_SUMMED with shift_low and of SCORE_WEIGHTS
+ * without. */
 NOINLINE bool FN(exponentiate)(real *s, int64_t s_row, int64_t n, int nv, real c, const real *shift,
                                const real *shift_low, real *sum, bool biased) {
+    const int n_sums = shift_low ? 1 : SUMS;
     ivec any = {0};
     for (int j = 0; j < nv; j++) {
         const vec m = vload(shift + j * VL), low = shift_low ? vload(shift_low + j * VL) : (vec){0}, factor = vset1(c);
         const ivec huge = FN(is_huge)(m);
         const vec integer = vselect(huge, (vec){0}, m);
         const bool real_shift = shift_low || vany(huge);
-        vec total = vload(sum + j * VL);
         for (int64_t i0 = 0; i0 < n; i0 += SCORE_ROWS) {
             vec part = {0};
             int64_t end = i0 + SCORE_ROWS < n ? i0 + SCORE_ROWS : n;
@@ -274,9 +290,9 @@ NOINLINE bool FN(exponentiate)(real *s, int64_t s_row, int64_t n, int nv, real c
                 }
                 vstore(s + i * s_row + j * VL, p);
             }
-            total += part;
+            real *to = sum + i0 / SCORE_ROWS % n_sums * SCORE_WIDTH * VL + j * VL;
+            vstore(to, vload(to) + part);
         }
-        vstore(sum + j * VL, total);
     }
     return vany(any);
 }

@@ -5,14 +5,23 @@
 
 #define statistics_keys FN(statistics_keys)
 #define sum_of_four FN(sum_of_four)
+#define add_exactly FN(add_exactly)
 
-/* Per query, as vectors: sums relative to the maximum m, and count, mean and sum of squared deviations of the logits. */
+/* Per query, as vectors: sums relative to the maximum m, and count, mean and sum of squared deviations of the logits, the
+ * last two as sums of two. */
 typedef struct FN(row_sums) {
-    vec m, l, ex, e2, e3, n, mean, m2;
+    vec m, l, ex, e2, e3, n, mean, mean_low, m2, m2_low;
 } FN(row_sums);
 
 /* Of four sums of tiles in turn: a running sum errs the less, the fewer its terms. */
 INLINE vec sum_of_four(const vec *sum) { return (sum[0] + sum[1]) + (sum[2] + sum[3]); }
+
+/* high += x, and what rounding takes from that to low (Knuth's two-sum). */
+INLINE void add_exactly(vec *high, vec *low, vec x) {
+    const vec sum = *high + x, added = sum - *high;
+    *low += (*high - (sum - added)) + (x - added);
+    *high = sum;
+}
 
 /* Adds keys j0 .. j0+n-1 to one panel. */
 NOINLINE void statistics_keys(const sdpa_unit *u, const forward_scratch *w, FN(row_sums) * sums, const rows *k,
@@ -77,7 +86,6 @@ NOINLINE void statistics_keys(const sdpa_unit *u, const forward_scratch *w, FN(r
         /* What the mean lacks is the mean of the deviations from it. */
         vec rest = sum_of_four(rests), lacking = vselect(count == 0, (vec){0}, rest / count);
         vec m2 = sum_of_four(squares) - rest * lacking;
-        mean += lacking;
         /* The old sums move to the new maximum: e shrinks by a, x grows by `down`. */
         vec down = vselect(r->m == -(real)INFINITY, (vec){0}, r->m - shift), a = vexp2((real)M_LOG2E * (r->m - shift));
         r->ex = a * (r->ex + down * r->l) + sum_of_four(ex);
@@ -85,9 +93,12 @@ NOINLINE void statistics_keys(const sdpa_unit *u, const forward_scratch *w, FN(r
         r->e2 = a * a * r->e2 + sum_of_four(e2);
         r->e3 = a * a * a * r->e3 + sum_of_four(e3);
         r->m = m;
-        vec all = r->n + count, part = vselect(all == 0, (vec){0}, count / all), d = mean - r->mean;
-        r->m2 += m2 + d * d * r->n * part;
-        r->mean += d * part;
+        vec all = r->n + count, part = vselect(all == 0, (vec){0}, count / all), d = mean - r->mean,
+            d_low = lacking - r->mean_low;
+        add_exactly(&r->m2, &r->m2_low, m2);
+        r->m2_low += (d + d_low) * (d + d_low) * r->n * part;
+        add_exactly(&r->mean, &r->mean_low, d * part);
+        r->mean_low += d_low * part;
         r->n = all;
     }
 }
@@ -128,8 +139,8 @@ static void FN(statistics)(const sdpa_unit *u, void *scratch) {
             (real)factor,
             (real)(factor * factor * r->e2[x]),
             (real)(factor * factor * factor * r->e3[x]),
-            keyless ? (real)NAN : r->mean[x],
-            keyless ? (real)NAN : (real)(r->m2[x] / n),
+            keyless ? (real)NAN : r->mean[x] + r->mean_low[x],
+            keyless ? (real)NAN : (real)(((double)r->m2[x] + r->m2_low[x]) / n),
         };
         FN(store)(u->o.data + (u->i0 + i) * u->o.row, row, 7, u->o.col, u->o.dtype);
     }

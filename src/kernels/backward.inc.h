@@ -93,7 +93,7 @@ static size_t FN(backward_bytes)(const sdpa_problem *p) {
 
 /* lse in log2 units and delta of the unit's queries; returns whether some lse is large. Padding lanes and queries that
  * see no key get lse = +inf, which makes their P exactly 0. */
-NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
+NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w, bool sees_keys) {
     const sdpa_problem *p = u->problem;
     bool large = false;
     for (int64_t i = 0; i < w->n_lanes; i++) {
@@ -113,7 +113,7 @@ NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
             log2_lse -= DOWN;
             w->lse[i] = (real)log2_lse;
             if (isfinite(lse)) w->lse_low[i] = (real)(log2_lse - w->lse[i]);
-            if (fabs(log2_lse) < LARGE_LSE) {
+            if (sees_keys && fabs(log2_lse) < LARGE_LSE) {
                 /* Once per query in place of one more rounding of every exponent. */
                 w->factor[i] = (real)exp2(-w->lse_low[i]);
                 w->lse_low[i] = 0;
@@ -281,7 +281,8 @@ NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64
     }
     const real sink = FN(sink_of)(u);
     for (int64_t i = 0; i < u->n_i; i++) {
-        double total = w->factor[i] * (sum[i] + exp2(sink - w->lse[i] - w->lse_low[i] - DOWN)), excess = log2(total);
+        double total = w->factor[i] * (sum[i] + exp2((double)sink - w->lse[i] - w->lse_low[i] - DOWN)),
+               excess = log2(total);
         double lse = fabs(w->lse[i] + (double)DOWN);
         bool complete = total > 0 && fabs(excess) <= 2 * epsilon * (4 + lse);
         if (!complete || (!kept && !(lse > LARGE_LSE))) continue;
@@ -426,7 +427,7 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
     pack_transposed(w.dout, w.n_lanes, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
-    const bool large = FN(backward_rows)(u, &w);
+    const bool large = FN(backward_rows)(u, &w, j0 < j1);
     memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
     memset(w.dmask, 0, sizeof(real) * (size_t)w.n_lanes);
     if (p->w_score) memset(w.dq_lanes, 0, sizeof(real) * (size_t)(p->d_k * w.n_lanes));
@@ -464,7 +465,7 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
         const real sink = FN(sink_of)(u);
         double sum = 0;
         for (int64_t i = 0; i < u->n_i; i++)
-            sum -= w.factor[i] * exp2(sink - w.lse[i] - w.lse_low[i] - DOWN) * w.delta[i];
+            sum -= w.factor[i] * exp2((double)sink - w.lse[i] - w.lse_low[i] - DOWN) * w.delta[i];
         real dsink = (real)sum;
         FN(add_row)(u->dsinks.data, 0, u->dsinks.dtype, &dsink, 1, w.line);
     }

@@ -284,7 +284,7 @@ NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64
     }
     const real sink = FN(sink_of)(u);
     for (int64_t i = 0; i < u->n_i; i++) {
-        double total = w->factor[i] * (sum[i] + exp2(sink - w->lse[i])), excess = log2(total);
+        double total = w->factor[i] * (sum[i] + exp2((double)sink - w->lse[i])), excess = log2(total);
         double lse = fabs((double)w->lse[i]);
         bool complete = total > 0 && fabs(excess) <= 2 * epsilon * (4 + lse);
         if (!complete || (!kept && !(lse > LARGE_LSE))) continue;
@@ -448,7 +448,7 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
     const real sink = FN(sink_of)(u);
     double dsink = 0;
-    for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++) dsink -= w.factor[i] * exp2(sink - w.lse[i]) * w.delta[i];
+    for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++) dsink -= w.factor[i] * exp2((double)sink - w.lse[i]) * w.delta[i];
     FN(scale_queries)(u, &w);
     const rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
     const rows dout = {.p = w.dout_rows, .row = packed_row(p->d_v)};

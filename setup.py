@@ -30,7 +30,7 @@ ISA_FLAGS = {
 GCC_FLAGS = {
     "src": ["-O2"],
     "python": ["-O2"],
-    "kernels": ["-O2", "-fvect-cost-model=dynamic"],
+    "kernels": ["-O2"],
     "generic": ["-Os"],
 }
 MACHINE = sysconfig.get_platform().rpartition("-")[2].replace("arm64", "aarch64")
@@ -38,7 +38,7 @@ KERNELS = ISA_FLAGS.get(MACHINE, {"generic": []})
 
 # No -ffast-math: at link time it makes the whole process flush subnormal numbers to zero.
 FLAGS = ["-std=gnu11", "-O3", "-g0", "-fvisibility=hidden", "-pthread"]
-FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
 LINK_FLAGS = ["-pthread"] + (["-s"] if sys.platform.startswith("linux") else [])
 VARIANT = "release"
 if os.environ.get("SDPA_WERROR") == "1":

@@ -129,7 +129,7 @@ NOINLINE void add_mask_gradient(const sdpa_unit *u, const real *ds, int64_t ds_r
     const sdpa_matrix *d = &u->dmask;
     for (int64_t j = 0; j < n; j++, ds += ds_row) {
         if (d->col == 0) {
-            for (int64_t i = 0; i < u->n_i; i++) columns[i] += ds[i];
+            SIMD for (int64_t i = 0; i < u->n_i; i++) columns[i] += ds[i];
             continue;
         }
         char *element = d->data + (j0 + j) * d->col;
@@ -424,7 +424,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
 /* Adds a row to elements of memory that units may share. */
 INLINE void FN(add_row)(char *dst, int64_t stride, sdpa_dtype dtype, const real *row, int64_t n, real *line) {
     FN(load)(line, dst, n, stride, dtype, false);
-    for (int64_t x = 0; x < n; x++) line[x] += row[x];
+    SIMD for (int64_t x = 0; x < n; x++) line[x] += row[x];
     FN(store)(dst, line, n, stride, dtype);
 }
 
@@ -448,7 +448,8 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
     const real sink = FN(sink_of)(u);
     double dsink = 0;
-    for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++) dsink -= w.factor[i] * exp2((double)sink - w.lse[i]) * w.delta[i];
+    for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++)
+        dsink -= w.factor[i] * exp2((double)sink - w.lse[i]) * w.delta[i];
     FN(scale_queries)(u, &w);
     const rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
     const rows dout = {.p = w.dout_rows, .row = packed_row(p->d_v)};

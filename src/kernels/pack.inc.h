@@ -240,7 +240,7 @@ NOINLINE enum bias_kind bias_block(const sdpa_unit *u, int64_t i0, int64_t n_i, 
             int64_t first = p->has_upper ? j0 + j - u->upper - i0 : 0;
             int64_t last = p->has_lower ? j0 + j - u->lower - i0 : lanes;
             if (j0 + j >= u->key_length) last = -1;
-            for (int64_t i = 0; i < lanes; i++) {
+            SIMD for (int64_t i = 0; i < lanes; i++) {
                 if (i < first || i > last) s[j * s_row + i] = -(real)INFINITY;
             }
         }

@@ -31,6 +31,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define NOINLINE static __attribute__((noinline))
 #define UNROLL _Pragma("GCC unroll 32")
+#define SIMD _Pragma("omp simd") /* for loops over memory that are worth code for any length */
 
 #define SDPA_PASTE_(name, type) name##_##type
 #define SDPA_PASTE(name, type) SDPA_PASTE_(name, type)

@@ -212,7 +212,7 @@ NOINLINE void FN(load)(void *dst_, const char *src, int64_t n, int64_t stride, s
     case SDPA_F32:
         if (!swapped && stride == 4 && (uintptr_t)src % 4 == 0) {
             const float *restrict s = (const float *)src;
-            for (int64_t i = 0; i < n; i++) dst[i] = s[i];
+            SIMD for (int64_t i = 0; i < n; i++) dst[i] = s[i];
             return;
         }
         for (int64_t i = 0; i < n; i++) {
@@ -227,7 +227,7 @@ NOINLINE void FN(load)(void *dst_, const char *src, int64_t n, int64_t stride, s
     case SDPA_F64:
         if (!swapped && stride == 8 && (uintptr_t)src % 8 == 0) {
             const double *restrict s = (const double *)src;
-            for (int64_t i = 0; i < n; i++) dst[i] = (real)s[i];
+            SIMD for (int64_t i = 0; i < n; i++) dst[i] = (real)s[i];
             return;
         }
         for (int64_t i = 0; i < n; i++) {
@@ -256,7 +256,7 @@ NOINLINE void FN(load)(void *dst_, const char *src, int64_t n, int64_t stride, s
     case SDPA_BF16:
         if (!swapped && stride == 2 && (uintptr_t)src % 2 == 0) {
             const uint16_t *restrict s = (const uint16_t *)src;
-            for (int64_t i = 0; i < n; i++) dst[i] = widen_bf16(s[i]);
+            SIMD for (int64_t i = 0; i < n; i++) dst[i] = widen_bf16(s[i]);
             return;
         }
         for (int64_t i = 0; i < n; i++) {
@@ -267,7 +267,7 @@ NOINLINE void FN(load)(void *dst_, const char *src, int64_t n, int64_t stride, s
         return;
     case SDPA_BOOL:
         if (stride == 1) {
-            for (int64_t i = 0; i < n; i++) dst[i] = src[i] ? 0 : -(real)INFINITY;
+            SIMD for (int64_t i = 0; i < n; i++) dst[i] = src[i] ? 0 : -(real)INFINITY;
             return;
         }
         for (int64_t i = 0; i < n; i++) dst[i] = src[i * stride] ? 0 : -(real)INFINITY;

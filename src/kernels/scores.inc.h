@@ -7,7 +7,6 @@
 #define finish_column FN(finish_column)
 #define cap_column FN(cap_column)
 #define finish_tile FN(finish_tile)
-#define score_tile FN(score_tile)
 #define score_panel FN(score_panel)
 #define score_whole_tiles FN(score_whole_tiles)
 
@@ -162,68 +161,90 @@ NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc
     }
 }
 
-/* nv and fused are constants, mode only where it is fused onto the accumulators. */
-INLINE void score_tile(const scores *t, int nv, bool fused, enum score_mode mode, const real *y, int64_t y_row,
-                       int64_t j0, int64_t rows) {
+/* acc (SCORE_ROWS, nv vectors, in memory) += y x over `depth`. */
+INLINE void FN(add_product)(vec (*acc)[MAX_WIDTH], int nv, const real *y, int64_t y_row, const real *x, int64_t x_row,
+                            int64_t depth) {
+    vec part[SCORE_ROWS][MAX_WIDTH];
+    UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int j = 0; j < nv; j++) part[i][j] = (vec){0}; }
+    tile(part, SCORE_ROWS, nv, y, y_row, 1, x, x_row, depth);
+    UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] += part[i][j]; }
+}
+
+#define DEFINE_PRODUCT(nv)                                                                                             \
+    NOINLINE void FN(score_product_##nv)(vec(*acc)[MAX_WIDTH], const real *y, int64_t y_row, const real *x,            \
+                                         int64_t x_row, int64_t depth) {                                               \
+        FN(add_product)(acc, nv, y, y_row, x, x_row, depth);                                                           \
+    }
+DEFINE_PRODUCT(1)
+DEFINE_PRODUCT(2)
+DEFINE_PRODUCT(3)
+#undef DEFINE_PRODUCT
+
+/* Where the second of two chains begins (LONG_CHAIN), or depth. */
+INLINE int64_t FN(second_chain)(const scores *t, bool gradient) {
+    return gradient && t->depth > LONG_CHAIN ? t->depth / 2 : t->depth;
+}
+
+/* A panel of any width in any mode. */
+NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
     const bool gradient = mode == SCORE_GRADIENT || mode == SCORE_GRADIENT_MASKED;
     const bool logits = mode == SCORE_RAW || mode == SCORE_BIASED || mode == SCORE_CAPPED;
-    vec acc[SCORE_ROWS][MAX_WIDTH];
-    if (logits && t->given) {
-        UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
-            UNROLL for (int j = 0; j < nv; j++) acc[i][j] = vload(t->given + (j0 + i) * t->s_row + j * VL);
-        }
-    } else if (nv == 1 && !gradient && t->few) {
-        real s[SCORE_ROWS * VL] = {0};
-        few_scores(t, y, y_row, s);
-        UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][0] = vload(s + i * VL);
-    } else {
-        UNROLL for (int j = 0; j < nv; j++) {
+    const int64_t second = FN(second_chain)(t, gradient);
+    for (int64_t j0 = 0; j0 < t->n; j0 += SCORE_ROWS) {
+        const int64_t rows = t->n - j0 < SCORE_ROWS ? t->n - j0 : SCORE_ROWS;
+        const real *y = rows < SCORE_ROWS ? t->y_tail : t->y + j0 * t->y_row;
+        const int64_t y_row = rows < SCORE_ROWS ? t->tail_row : t->y_row;
+        vec acc[SCORE_ROWS][MAX_WIDTH];
+        real few[SCORE_ROWS * VL] = {0};
+        const bool by_rows = nv == 1 && !gradient && t->few, given = logits && t->given;
+        if (by_rows && !given) few_scores(t, y, y_row, few);
+        for (int j = 0; j < nv; j++) {
             const vec start = gradient ? -vload(t->shift + j * VL) : (vec){0};
-            UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][j] = start;
+            for (int i = 0; i < SCORE_ROWS; i++) {
+                acc[i][j] = given     ? vload(t->given + (j0 + i) * t->s_row + j * VL)
+                            : by_rows ? vload(few + i * VL)
+                                      : start;
+            }
         }
-        const int64_t first = fused && gradient && t->depth > LONG_CHAIN ? t->depth / 2 : t->depth;
-        tile(acc, SCORE_ROWS, nv, y, y_row, 1, t->x, t->x_row, first);
-        if (fused && gradient && first < t->depth) {
-            vec part[SCORE_ROWS][MAX_WIDTH];
-            UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int j = 0; j < nv; j++) part[i][j] = (vec){0}; }
-            tile(part, SCORE_ROWS, nv, y + first, y_row, 1, t->x + first * t->x_row, t->x_row, t->depth - first);
-            UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] += part[i][j]; }
+        for (int64_t k = 0, end; k < t->depth && !given && !by_rows; k = end) {
+            end = k < second ? second : t->depth;
+            (nv == 1   ? FN(score_product_1)
+             : nv == 2 ? FN(score_product_2)
+                       : FN(score_product_3))(acc, y + k, y_row, t->x + k * t->x_row, t->x_row, end - k);
         }
-    }
-    if (fused) {
-        UNROLL for (int j = 0; j < nv; j++) finish_column(t, mode, (const vec(*)[MAX_WIDTH])acc, j, j0, rows);
-    } else {
         finish_tile(t, mode, (const vec(*)[MAX_WIDTH])acc, nv, j0, rows);
     }
 }
 
-INLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
-    for (int64_t j0 = 0; j0 < t->n; j0 += SCORE_ROWS) {
-        const bool tail = t->n - j0 < SCORE_ROWS;
-        score_tile(t, nv, false, mode, tail ? t->y_tail : t->y + j0 * t->y_row, tail ? t->tail_row : t->y_row, j0,
-                   tail ? t->n - j0 : SCORE_ROWS);
-    }
-}
-
-NOINLINE void FN(score_1)(const scores *t, enum score_mode mode) { score_panel(t, 1, mode); }
-NOINLINE void FN(score_2)(const scores *t, enum score_mode mode) { score_panel(t, 2, mode); }
-NOINLINE void FN(score_3)(const scores *t, enum score_mode mode) { score_panel(t, 3, mode); }
-
-/* What whole panels do most; all modes and widths fused would be a fifth of the wheel. */
+/* What whole panels do most, on the accumulators; all modes and widths so would be a fifth of the wheel. */
 INLINE void score_whole_tiles(const scores *all, enum score_mode mode) {
     const scores t = *all; /* which no store can change */
-    const int64_t whole = t.n / SCORE_ROWS * SCORE_ROWS;
+    const bool gradient = mode == SCORE_GRADIENT, logits = mode == SCORE_RAW || mode == SCORE_BIASED;
+    const int64_t second = FN(second_chain)(&t, gradient),
+                  whole = logits && t.given ? 0 : t.n / SCORE_ROWS * SCORE_ROWS;
     for (int64_t j0 = 0; j0 < whole; j0 += SCORE_ROWS) {
-        score_tile(&t, 3, true, mode, t.y + j0 * t.y_row, t.y_row, j0, SCORE_ROWS);
+        const real *y = t.y + j0 * t.y_row;
+        vec acc[SCORE_ROWS][MAX_WIDTH];
+        UNROLL for (int j = 0; j < SCORE_WIDTH; j++) {
+            const vec start = gradient ? -vload(t.shift + j * VL) : (vec){0};
+            UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][j] = start;
+        }
+        tile(acc, SCORE_ROWS, SCORE_WIDTH, y, t.y_row, 1, t.x, t.x_row, second);
+        if (second < t.depth) {
+            FN(add_product)(acc, SCORE_WIDTH, y + second, t.y_row, t.x + second * t.x_row, t.x_row, t.depth - second);
+        }
+        UNROLL for (int j = 0; j < SCORE_WIDTH; j++) {
+            finish_column(&t, mode, (const vec(*)[MAX_WIDTH])acc, j, j0, SCORE_ROWS);
+        }
     }
     if (whole == t.n) return;
     scores rest = *all;
     rest.n -= whole;
+    rest.y += whole * t.y_row;
     rest.s += whole * t.s_row;
     if (t.ds) rest.ds += whole * t.s_row;
-    if (t.given) rest.given += whole * t.s_row;
     if (mode == SCORE_WEIGHTS) rest.extreme += whole / SCORE_ROWS % SUMS * SCORE_WIDTH * VL;
-    FN(score_3)(&rest, mode);
+    score_panel(&rest, SCORE_WIDTH, mode);
 }
 
 NOINLINE void FN(score_3_raw)(const scores *t) { score_whole_tiles(t, SCORE_RAW); }
@@ -234,7 +255,7 @@ NOINLINE void FN(score_3_gradient)(const scores *t) { score_whole_tiles(t, SCORE
 
 static void FN(score)(const scores *t, int nv, enum score_mode mode) {
     if (nv < SCORE_WIDTH) {
-        (nv == 1 ? FN(score_1) : FN(score_2))(t, mode);
+        score_panel(t, nv, mode);
         return;
     }
     switch (mode) {
@@ -254,7 +275,7 @@ static void FN(score)(const scores *t, int nv, enum score_mode mode) {
         FN(score_3_gradient)(t);
         break;
     default:
-        FN(score_3)(t, mode);
+        score_panel(t, nv, mode);
     }
 }
 

@@ -40,7 +40,7 @@ enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
 #define REAL_MAX_f64 DBL_MAX
 #define REAL_MAX FN(REAL_MAX)
 
-/* Longer products dO V^T of whole panels are summed in two chains, with half the rounding of one: 1 % of the backward's time for 5 % of its
+/* Longer products dO V^T are summed in two chains, with half the rounding of one: 1 % of the backward's time for 5 % of its
  * error. In Q K^T, where forward and backward must agree, they would take 35 % of all errors, and 4 % of the forward's time. */
 #define LONG_CHAIN 32
 

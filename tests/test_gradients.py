@@ -288,3 +288,14 @@ def test_each_gradient_alone_equals_the_one_among_all(rng, dtype, which):
         alone = sdpa.attention_backward(grad_out, q, k, v, *saved, mask, needs=[which], **options)
         np.testing.assert_array_equal(getattr(alone, which), getattr(everything, which))
         assert [name for name in inputs if getattr(alone, name) is not None] == [which]
+
+
+@pytest.mark.parametrize("n_k", [1, 700])
+def test_a_huge_grad_out_has_a_finite_gradient(rng, n_k):
+    """dV is an average of grad_out's rows: whatever the kernel keeps beside P, it is no larger."""
+    q, k, v = (normal(rng, (60, n, 8), np.float32) for n in (1, n_k, n_k))
+    grad_out = np.full((60, 1, 8), 3e38, np.float32)
+    out, lse = sdpa.attention_forward(q, k, v)
+    got = sdpa.attention_backward(grad_out, q, k, v, out, lse, needs=("value",)).value
+    p = sdpa.attention_weights(*(x.astype(np.float64) for x in (q, k)))
+    np.testing.assert_allclose(got, np.swapaxes(p, -1, -2) @ grad_out.astype(np.float64), rtol=1e-4)

@@ -25,7 +25,7 @@ typedef struct backward_scratch {
     real *q, *dout;           /* (d_k, n_lanes), (d_v, n_lanes): transposed */
     real *q_rows, *dout_rows; /* packed rows, where they cannot be read in place */
     real *o;                  /* (d_v, VL): transposed */
-    real *lse;                /* per query: lse in log2 units, rounded to an integer */
+    real *lse;                /* per query: lse in log2 units, rounded down to an integer */
     real *delta, *dlse;       /* per query */
     double *factor; /* per query: what P as computed, 2^(c s - lse), is to be multiplied with; dO and delta are */
     real *dq;       /* (n_lanes, d_k rounded up to VL) */
@@ -38,7 +38,7 @@ typedef struct backward_scratch {
     real *zero;            /* per query */
     real *k, *v, *k_tail, *v_tail;
     real *line;
-    int64_t n_lanes, k_row, v_row, block;
+    int64_t n_lanes, k_row, block;
     int64_t n_kept; /* key blocks whose P is kept until the rows are complete; 0: it is not */
 } backward_scratch;
 
@@ -47,8 +47,8 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     w.block = p->n_k < sdpa_key_block(p) ? round_up(p->n_k, SCORE_ROWS) : sdpa_key_block(p);
     w.n_lanes = round_up(p->n_q < sdpa_query_block(p) ? p->n_q : sdpa_query_block(p), VL);
     w.k_row = round_up(p->d_k, VL);
-    w.v_row = round_up(p->d_v, VL);
-    int64_t line = w.k_row > w.v_row ? w.k_row : w.v_row;
+    const int64_t v_row = round_up(p->d_v, VL);
+    int64_t line = w.k_row > v_row ? w.k_row : v_row;
     if (line < w.block) line = round_up(w.block, VL);
     const size_t size = sizeof(real);
     w.n_kept = (p->n_k + sdpa_key_block(p) - 1) / sdpa_key_block(p);
@@ -107,8 +107,9 @@ NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
             double log2_lse = lse * M_LOG2E;
             if (isfinite(lse)) log2_lse = fmax(-REAL_MAX, fmin(REAL_MAX, log2_lse)); /* see mask_block */
             large |= fabs(log2_lse) > LARGE_LSE;
-            w->lse[i] = (real)rint(log2_lse);
-            /* Beyond integers, where P is as good as lse, it must not become 0 or infinite. */
+            /* Down: the factor is at most 1, so that dO times it is finite. Beyond integers, where P is as good as lse,
+             * it must not become 0 or infinite. */
+            w->lse[i] = (real)floor(log2_lse);
             if (isfinite(lse)) w->factor[i] = exp2(fmax(-64, fmin(64, w->lse[i] - log2_lse)));
         }
     }
@@ -150,8 +151,8 @@ NOINLINE void add_mask_gradient(const sdpa_unit *u, const real *ds, int64_t ds_r
     }
 }
 
-/* P^T of keys j0 .. j0+n-1 by the panel of queries i .. i+n_i-1 (of the unit), its row sums added to `sum`, which is zero. Sets
- * *masked if a pair is masked, whose P is then -0; returns false, having written nothing, if all are. */
+/* P^T of keys j0 .. j0+n-1 by the panel of queries i .. i+n_i-1 (of the unit), its row sums added to `sum`, which is
+ * zero. Sets *masked if a pair is masked, whose P is then -0; returns false, having written nothing, if all are. */
 NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, const rows *k, int64_t i, int64_t n_i,
                                int64_t j0, int64_t n, real c, FN(tile_sums) * sum, bool *masked) {
     int nv = (int)(round_up(n_i, VL) / VL);
@@ -448,8 +449,9 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
     const real sink = FN(sink_of)(u);
     double dsink = 0;
-    for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++)
+    for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++) {
         dsink -= w.factor[i] * exp2((double)sink - w.lse[i]) * w.delta[i];
+    }
     FN(scale_queries)(u, &w);
     const rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
     const rows dout = {.p = w.dout_rows, .row = packed_row(p->d_v)};

@@ -278,7 +278,7 @@ class Block:
         """Dropout's, (..., rows, keys)."""
         of, first = self.of, (self.rows.start, self.keys.start)
         shape = (*of.lead, self.n_rows, self.n_keys)
-        factors: Array = dropout_factors(shape, of.dropout_p, of.seed, first)  # type: ignore[no-untyped-call]
+        factors: Array = dropout_factors(shape, of.dropout_p, of.seed, first)
         return factors.astype(self.query.dtype)
 
     def weights(self, lse: Array) -> Array:

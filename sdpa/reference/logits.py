@@ -1,5 +1,7 @@
 """From query and key to the logits of a row: scale, softcap, bias, ALiBi, masks; and dropout."""
 
+from typing import Any
+
 import numpy as np
 
 from sdpa.reference.arrays import per_head, transpose
@@ -82,7 +84,12 @@ def logits_of(
     return np.where(visible, z, -np.inf)
 
 
-def dropout_factors(shape, dropout_p=0.0, rng=None, first=(0, 0)):
+def dropout_factors(
+    shape: tuple[int, ...],
+    dropout_p: float = 0.0,
+    rng: Any = None,
+    first: tuple[int, int] = (0, 0),
+) -> Any:
     """0 with probability dropout_p, or else 1 / (1 - dropout_p), for each pair: (..., Lq, Lk).
 
     The pairs are those after `first`, (i, j).

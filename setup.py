@@ -30,8 +30,8 @@ ISA_FLAGS = {
 GCC_FLAGS = {
     "src": ["-O2"],
     "python": ["-O2"],
-    "kernels": ["-O2"],
-    "generic": ["-Os"],
+    "kernels": ["-O2", "-fno-stack-protector"],
+    "generic": ["-Os", "-fno-stack-protector"],
 }
 MACHINE = sysconfig.get_platform().rpartition("-")[2].replace("arm64", "aarch64")
 KERNELS = ISA_FLAGS.get(MACHINE, {"generic": []})

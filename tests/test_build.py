@@ -46,7 +46,9 @@ class Built:
         run(sys.executable, "-c", sdist, cwd=copy)
         (self.sdist,) = folder.glob("*.tar.gz")
         with tarfile.open(self.sdist) as archive:
-            archive.extractall(folder, filter="data")
+            # The parameter of this name is younger than some Pythons 3.11.
+            archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+            archive.extractall(folder)
         self.tree = folder / self.sdist.name.removesuffix(".tar.gz")
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
         options = ["--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", "."]

@@ -4,8 +4,6 @@
 
 #include <stdatomic.h>
 
-#include "../parallel.h"
-
 /* A class like typing.NamedTuple's, which is what sdpa exports it as: new reference. */
 static PyObject *named_tuple_type(PyObject *module, const char *name, const char *fields, const char *doc) {
     PyObject *collections = PyImport_ImportModule("collections"), *type = NULL, *text = NULL;
@@ -92,7 +90,6 @@ static void release(void *module) {
     clear(module);
     for (int i = 0; i < N_NAMES; i++) Py_CLEAR(state->names[i]);
     sdpa_attention_free(state);
-    sdpa_pool_stop();
 }
 
 static PyModuleDef_Slot slots[] = {

@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <math.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../parallel.h"
 
@@ -187,6 +188,11 @@ int sdpa_raise(sdpa_status status) {
     if (status == SDPA_NO_MEMORY) {
         PyErr_NoMemory();
     } else if (!PyErr_Occurred()) {
+        /* This thread will not get the interpreter again once that has begun to end, which takes a moment. Before, it
+         * would print a traceback after the program's last word. */
+        Py_BEGIN_ALLOW_THREADS;
+        sleep(10);
+        Py_END_ALLOW_THREADS;
         PyErr_SetString(PyExc_RuntimeError, "the call was ended because its threads were, at the end of the process");
     }
     return -1;

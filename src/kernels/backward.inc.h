@@ -30,16 +30,16 @@ typedef struct backward_scratch {
     double *factor; /* per query: what P as computed, 2^(c s - lse), is to be multiplied with; dO and delta are */
     real *dq;       /* (n_lanes, d_k rounded up to VL) */
     real *dmask;    /* per query: the gradient of a mask that is broadcast over keys */
-    real *p, *ds;   /* (block, n_lanes): P^T, dS^T; n_kept blocks of p */
+    real *p, *ds;   /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
     real *given;    /* (block, n_lanes): additive scores, where that is what they are */
     real *dq_lanes, *part; /* and then also (d_k, n_lanes): dQ^T; (block, 2, VL + 1): of additive_gradients */
-    unsigned char *seen;   /* (n_lanes / VL): enum panel_state, n_kept times */
-    real *r, *tanh;        /* (block, n_lanes): dropout's factors and the softcap's tanh, where there are any */
-    real *zero;            /* per query */
+    unsigned char *seen;   /* (n_lanes / VL): enum panel_state, n_slots times */
+    real *r, *tanh; /* (block, n_lanes): dropout's factors; the softcap's tanh, n_slots times; where there are any */
+    real *zero;     /* per query */
     real *k, *v, *k_tail, *v_tail;
     real *line;
     int64_t n_lanes, k_row, block;
-    int64_t n_kept; /* key blocks whose P is kept until the rows are complete; 0: it is not */
+    int64_t n_slots; /* key blocks whose P is kept while the rows are completed; those beyond share the last slot */
 } backward_scratch;
 
 INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
@@ -51,9 +51,9 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     int64_t line = w.k_row > v_row ? w.k_row : v_row;
     if (line < w.block) line = round_up(w.block, VL);
     const size_t size = sizeof(real);
-    w.n_kept = (p->n_k + sdpa_key_block(p) - 1) / sdpa_key_block(p);
-    if (w.n_kept > KEPT_BLOCKS) w.n_kept = 0;
-    const size_t kept = w.n_kept ? (size_t)w.n_kept : 1;
+    w.n_slots = (p->n_k + sdpa_key_block(p) - 1) / sdpa_key_block(p);
+    if (w.n_slots > KEPT_BLOCKS) w.n_slots = KEPT_BLOCKS;
+    const size_t kept = (size_t)w.n_slots;
     w.q = sdpa_take(a, size * (size_t)(p->d_k * w.n_lanes));
     w.dout = sdpa_take(a, size * (size_t)(p->d_v * w.n_lanes));
     w.q_rows = sdpa_take(a, size * (size_t)(w.n_lanes * packed_row(p->d_k)));
@@ -88,11 +88,10 @@ static size_t FN(backward_bytes)(const sdpa_problem *p) {
     return arena.used;
 }
 
-/* lse in log2 units and delta of the unit's queries; returns whether some lse is large. Queries that see no
- * key get lse = +inf and padding lanes, whose scores are 0, a large one: their P is exactly 0. */
-NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
+/* lse in log2 units and delta of the unit's queries. Queries that see no key get lse = +inf and padding lanes, whose
+ * scores are 0, a large one: their P is exactly 0. */
+NOINLINE void FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
     const sdpa_problem *p = u->problem;
-    bool large = false;
     for (int64_t i = 0; i < w->n_lanes; i++) {
         w->lse[i] = i < u->n_i ? (real)INFINITY : HUGE_SCORE;
         w->delta[i] = w->dlse[i] = w->zero[i] = 0;
@@ -106,7 +105,6 @@ NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
         if (lse != -(real)INFINITY) {
             double log2_lse = lse * M_LOG2E;
             if (isfinite(lse)) log2_lse = fmax(-REAL_MAX, fmin(REAL_MAX, log2_lse)); /* see mask_block */
-            large |= fabs(log2_lse) > LARGE_LSE;
             /* Down: the factor is at most 1, so that dO times it is finite. Beyond integers, where P is as good as lse,
              * it must not become 0 or infinite. */
             w->lse[i] = (real)floor(log2_lse);
@@ -120,7 +118,6 @@ NOINLINE bool FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
         vstore(w->delta + i,
                ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7])) - vload(w->dlse + i));
     }
-    return large;
 }
 
 /* dMask += dS (n, ds_row), summed over the axes on which the mask is broadcast (stride 0); `columns`: per query, where
@@ -256,23 +253,23 @@ NOINLINE void weighted_values(const sdpa_unit *u, const backward_scratch *w, int
     }
 }
 
-/* The scratch of one kept key block. */
+/* The scratch of the unit's key block, counted from the first that it sees. */
 INLINE backward_scratch FN(kept_block)(const backward_scratch *w, int64_t block) {
     backward_scratch at = *w;
-    if (w->n_kept == 0) return at;
+    if (block >= w->n_slots) block = w->n_slots - 1;
     at.p += block * (w->block + MAX_TILE_ROWS) * w->n_lanes;
     at.seen += block * (SDPA_QUERY_BLOCK / VL);
     if (at.tanh) at.tanh += block * w->block * w->n_lanes;
     return at;
 }
 
-/* Sums the rows of P as it is computed here; they should be 1, but for what rounding took from lse, a relative error of
- * ulp(lse) / 2 in the whole row. Taken over only if it is that close; else lse is of a larger set of keys than these,
+/* Computes P and sums its rows; they should be 1, but for what rounding took from lse, a relative error of ulp(lse) / 2
+ * in the whole row. Taken over only if it is that close; else lse is of a larger set of keys than these,
  * and right as it stands. With it delta of 16-bit types. False if interrupted. */
 NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t j1, real c) {
     const sdpa_problem *p = u->problem;
     const real epsilon = SDPA_REAL == 32 ? FLT_EPSILON : DBL_EPSILON;
-    const bool kept = w->n_kept > 0, narrow = (p->dtype == SDPA_F16 || p->dtype == SDPA_BF16) && p->dropout_p == 0;
+    const bool narrow = (p->dtype == SDPA_F16 || p->dtype == SDPA_BF16) && p->dropout_p == 0;
     const int64_t block = sdpa_key_block(p);
     real sum[SDPA_QUERY_BLOCK] = {0}, delta[SDPA_QUERY_BLOCK] = {0};
     for (int64_t b = j0 / block; b * block < j1; b++) {
@@ -286,9 +283,7 @@ NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64
     const real sink = FN(sink_of)(u);
     for (int64_t i = 0; i < u->n_i; i++) {
         double total = w->factor[i] * (sum[i] + exp2((double)sink - w->lse[i])), excess = log2(total);
-        double lse = fabs((double)w->lse[i]);
-        bool complete = total > 0 && fabs(excess) <= 2 * epsilon * (4 + lse);
-        if (!complete || (!kept && !(lse > LARGE_LSE))) continue;
+        if (!(total > 0 && fabs(excess) <= 2 * epsilon * (4 + fabs((double)w->lse[i])))) continue;
         if (narrow) w->delta[i] = (real)(delta[i] * w->factor[i] / total) - w->dlse[i];
         w->factor[i] /= total;
     }
@@ -329,15 +324,15 @@ NOINLINE void FN(scale_queries)(const sdpa_unit *u, const backward_scratch *w) {
     }
 }
 
-/* The five products for keys j0 .. j0+n-1; `q`, `dout`: the unit's rows; `c` = |scale| log2(e). */
+/* The products after P for keys j0 .. j0+n-1, or with `anew` P, too; `q`, `dout`: the unit's rows; `c` = |scale| log2(e). */
 NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const rows *q, const rows *dout, int64_t j0,
-                            int64_t n, real c, bool queries_finite) {
+                            int64_t n, real c, bool anew, bool queries_finite) {
     const sdpa_problem *p = u->problem;
     rows k = pack_rows(&u->k, j0, n, p->d_k, u->dq.data ? u->n_i : 0, w->k, w->k_tail);
     rows v = pack_rows(&u->v, j0, n, p->d_v, 0, w->v, w->v_tail);
     const bool want_ds = u->dq.data || u->dk.data || u->dmask.data;
     bool masked = false, any = false;
-    if (w->n_kept == 0) {
+    if (anew) {
         real unused[SDPA_QUERY_BLOCK] = {0};
         weigh_keys(u, w, &k, j0, n, c, unused);
     }
@@ -438,13 +433,13 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
     pack_transposed(w.dout, w.n_lanes, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
-    const bool large = FN(backward_rows)(u, &w);
+    FN(backward_rows)(u, &w);
     memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
     memset(w.dmask, 0, sizeof(real) * (size_t)w.n_lanes);
     if (p->w_score) memset(w.dq_lanes, 0, sizeof(real) * (size_t)(p->d_k * w.n_lanes));
     if (j0 < j1) {
         pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
-        if ((large || w.n_kept > 0) && !complete_rows(u, &w, j0, j1, c)) return;
+        if (!complete_rows(u, &w, j0, j1, c)) return;
     }
     /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
     const real sink = FN(sink_of)(u);
@@ -456,11 +451,13 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     const rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
     const rows dout = {.p = w.dout_rows, .row = packed_row(p->d_v)};
     const bool finite = all_finite(q.p, q.row, u->n_i, p->d_k) && all_finite(dout.p, dout.row, u->n_i, p->d_v);
-    const int64_t block = sdpa_key_block(p);
-    for (int64_t b = j0 / block; j0 < j1 && b * block < j1; b++) {
+    const int64_t block = sdpa_key_block(p), b0 = j0 / block, b1 = j0 < j1 ? (j1 + block - 1) / block : b0;
+    for (int64_t b = b0; b < b1; b++) {
         if (!sdpa_turn_wait(u, b)) return;
-        backward_scratch at = FN(kept_block)(&w, b - j0 / block);
-        backward_keys(u, &at, &q, &dout, b * block, j1 - b * block < block ? j1 - b * block : block, c, finite);
+        backward_scratch at = FN(kept_block)(&w, b - b0);
+        const bool anew = b1 - b0 > w.n_slots && b - b0 >= w.n_slots - 1;
+        const int64_t n = j1 - b * block < block ? j1 - b * block : block;
+        backward_keys(u, &at, &q, &dout, b * block, n, c, anew, finite);
         sdpa_turn_pass(u, b);
     }
     if (!sdpa_turn_wait_last(u)) return;

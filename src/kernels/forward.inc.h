@@ -90,6 +90,18 @@ INLINE void FN(move_maximum)(const forward_scratch *w, int64_t i, int nv, bool p
     }
 }
 
+/* After a pass over the first keys alone, whose maxima are `most`: makes them m, unless scores so spread out that m would
+ * soon move. A row's own scores decide, so that its bits do not depend on other rows. */
+INLINE void FN(first_maximum)(const forward_scratch *w, real *m, int nv, real c, const vec *most) {
+    for (int x = 0; x < nv; x++) {
+        vec least = most[x];
+        for (int j = 0; j < FIRST_KEYS; j++) least = vmin2(least, vload(w->s + j * w->panel + x * VL));
+        const vec old = vload(m + x * VL), new = c *most[x], huge = vset1(HUGE_SCORE);
+        const ivec taken = (old == -(real)INFINITY) & (new - c *least <= FIRST_SPREAD) & (new < huge) & (new > -huge);
+        vstore(m + x * VL, vselect(taken, new, old));
+    }
+}
+
 /* Adds keys j0 .. j0+n-1 to the panel of queries i .. i+n_i-1 (of the unit). `two_passes`: do not try to do without the
  * maximum; this is about speed only. Returns whether the next block should not try either. */
 NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const rows *k, rows *v, int64_t i, int64_t n_i,
@@ -124,7 +136,15 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
         t.given = w->given;
         two_passes = true;
     }
-    bool fused = plain && !two_passes;
+    bool fused = plain && !two_passes, first = false;
+    for (int x = 0; x < nv; x++) first |= vany(vload(m + x * VL) == -(real)INFINITY);
+    if (fused && first && n >= 4 * FIRST_KEYS) {
+        scores some = t;
+        some.n = FIRST_KEYS;
+        for (int x = 0; x < nv; x++) sum[x] = vset1(-INFINITY);
+        FN(score)(&some, nv, SCORE_RAW);
+        FN(first_maximum)(w, m, nv, c, sum);
+    }
     for (int x = 0; x < nv && fused; x++) {
         fused = !vany((vload(m + x * VL) == -(real)INFINITY) | (vload(low + x * VL) != 0) |
                       (vload(w->exact + i + x * VL) != 0));

@@ -47,13 +47,14 @@ $(VENV)/dev: pyproject.toml | $(BIN)/python
 		print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['dev'])")
 	@touch $@
 
-# A build of its own beside the installed one, which it shadows. Python is not instrumented: the sanitizer's library
-# goes in first (with that of C++, whose exceptions in peers it intercepts), Python's own allocator steps aside, and what
-# Python keeps until exit is not called a leak. Reports go past pytest's capture, which an abort would lose.
+# A build of its own beside the installed one, which it shadows, also where the tests start Python, which then must not
+# look into this folder first. Python is not instrumented: the sanitizer's library goes in first (with that of C++, whose
+# exceptions in peers it intercepts), Python's own allocator steps aside, and what Python keeps until exit is not called a
+# leak. Reports go past pytest's capture, which an abort would lose.
 SANITIZED = build/sanitized
 sanitize: $(VENV)/with-$(EXTRAS)
 	SDPA_SANITIZE=1 SDPA_WERROR=1 $(BIN)/python setup.py build --build-lib $(SANITIZED)
-	PYTHONPATH=$(CURDIR)/$(SANITIZED) PYTHONMALLOC=malloc \
+	PYTHONPATH=$(CURDIR)/$(SANITIZED) PYTHONSAFEPATH=1 PYTHONMALLOC=malloc \
 		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 		$(BIN)/pytest --capture=sys -m 'not uninstrumented' $(PYTEST_ARGS)

@@ -24,7 +24,8 @@ x86_64_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="reads x
 
 def run(*command, cwd=None):
     """Standard output of a command, without the sanitizer that this process may be under."""
-    env = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    ours = {"LD_PRELOAD", "PYTHONPATH"}
+    env = {key: value for key, value in os.environ.items() if key not in ours}
     done = subprocess.run(command, cwd=cwd, env=env, text=True, capture_output=True)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -29,13 +29,13 @@ LARGE = {
     "causal": (10, 4, 512, 512, 64, True),
     "odd": (60, 3, 77, 331, 41, False),
     # More keys than the backward keeps weights of.
-    "long": (10, 2, 192, 4500, 64, False),
+    "long": (10, 1, 192, 8500, 64, False),
 }
 SMALL = {
     "square": (12, 4, 128, 128, 64, False),
     "causal": (12, 4, 128, 128, 64, True),
     "odd": (40, 3, 37, 91, 41, False),
-    "long": (12, 2, 24, 4500, 64, False),
+    "long": (12, 2, 12, 8500, 64, False),
 }
 
 

@@ -332,15 +332,15 @@ grown = []
 for _ in range(3):
     gc.collect()
     before = tracemalloc.get_traced_memory()[0]
-    for _ in range(200):
+    for _ in range(100):
         {function}()
     gc.collect()
     grown.append(tracemalloc.get_traced_memory()[0] - before)
-# NumPy's buffers are traced too. One object lost in each round would be 200 times 24 bytes or more, every time; a cache
+# NumPy's buffers are traced too. One object lost in each round would be 100 times 24 bytes or more, every time; a cache
 # that grows does so once.
-assert min(grown) < 200 * 24, grown
+assert min(grown) < 100 * 24, grown
 changes = np.subtract([sys.getrefcount(a) for a in arrays], references)
-# A reference lost in each round would be 600. None is shared with caches that grow and shrink.
+# A reference lost in each round would be 300. None is shared with caches that grow and shrink.
 assert (abs(changes) < 100).all(), changes
 print("ok")
 """

@@ -60,8 +60,8 @@ enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
  * vexp2_above. */
 #define HUGE_SCORE 0x1p20f
 
-/* Key blocks whose P the backward keeps while it completes the rows: 4096 keys, 1.6 MB of float32 for 96 queries. */
-#define KEPT_BLOCKS 32
+/* Key blocks whose P the backward keeps while it completes the rows: 8192 keys, 3.2 MB of float32 for 96 queries. */
+#define KEPT_BLOCKS 64
 
 /* From so many reads of a row on, copying it into place is worth it (pack.inc.h). */
 #define OFTEN 32

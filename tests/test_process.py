@@ -336,8 +336,8 @@ for _ in range(3):
         {function}()
     gc.collect()
     grown.append(tracemalloc.get_traced_memory()[0] - before)
-# NumPy's buffers are traced too. One object lost in each round would be 100 times 24 bytes or more, every time; a cache
-# that grows does so once.
+# NumPy's buffers are traced too. One object lost in each round would be 100 times 24 bytes or
+# more, every time; a cache that grows does so once.
 assert min(grown) < 100 * 24, grown
 changes = np.subtract([sys.getrefcount(a) for a in arrays], references)
 # A reference lost in each round would be 300. None is shared with caches that grow and shrink.

@@ -149,7 +149,9 @@ static sdpa_status begin(additive_call *c, const sdpa_problem *p, const sdpa_add
         side *s = &c->sides[i];
         memset(s->weights, 0, sizeof(double) * (size_t)(s->d * c->w_row));
         load_rows(c, s->weights, c->w_row, &s->w, 0, s->d, 0, a->n_hidden);
-        if (s->dz.data) memset(s->dz.data, 0, dz_bytes[i]);
+        if (!s->dz.data) continue;
+        const sdpa_status status = sdpa_parallel_zero(s->dz.data, dz_bytes[i], p->n_workers, p->interrupted);
+        if (status != SDPA_OK) return status;
     }
     return SDPA_OK;
 }
@@ -275,13 +277,14 @@ static void token_gradient(const additive_call *c, const side *s, int64_t index,
 }
 
 /* dBias and dW_score: column sums over the queries. */
-static void vector_gradients(const additive_call *c, const scratch *w) {
+static void vector_gradients(const additive_call *c, const scratch *w, sdpa_run *run) {
     const side *s = &c->sides[0];
     const sdpa_additive *a = c->additive;
     const sdpa_matrix sums = sums_of(c, s);
     double *total = w->out, *line = w->line;
     memset(total, 0, sizeof(double) * (size_t)(2 * c->channels));
     for (int64_t i = 0; i < s->down.size * s->n; i++) {
+        if (i % BLOCK == 0 && sdpa_run_stopped(run)) return;
         load_rows(c, line, 0, &sums, i, 1, 0, 2 * c->channels);
         for (int64_t h = 0; h < 2 * c->channels; h++) total[h] += line[h];
     }
@@ -310,7 +313,7 @@ static void finish(void *context, int64_t index, int worker, sdpa_run *run) {
     for (; index >= units_of(c, kind); kind++) index -= units_of(c, kind);
     const side *s = &c->sides[kind % 2];
     if (kind == 4) {
-        vector_gradients(c, &w);
+        vector_gradients(c, &w, run);
     } else if (kind < 2) {
         weight_gradient(c, s, index * BLOCK, &w, run);
     } else {

@@ -83,6 +83,7 @@ static bool is_own(const sdpa_problem *p, const sdpa_tensor *t) {
 
 /* A gradient that accumulates whole in the compute type because its own type is narrower. */
 typedef struct wide_gradient {
+    const sdpa_problem *problem;
     sdpa_tensor narrow, wide;
     int64_t n_rows, n_cols;
     sdpa_loop matrices;
@@ -91,15 +92,15 @@ typedef struct wide_gradient {
 /* Points *t at zeroed memory of the compute type with the same broadcast axes. `t` has n_rows x n_cols matrices. */
 static sdpa_status widen(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, int64_t n_cols, wide_gradient *g) {
     const int64_t size = p->dtype == SDPA_F64 ? 8 : 4;
+    g->problem = p;
     g->narrow = *t;
     g->n_rows = t->row ? n_rows : 1;
     g->n_cols = t->col ? n_cols : 1;
     t->dtype = p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
     const int64_t bytes = sdpa_own_memory(p, t, g->n_rows, g->n_cols, size, &g->matrices);
     t->data = sdpa_alloc((size_t)bytes);
-    if (t->data) memset(t->data, 0, (size_t)bytes);
     g->wide = *t;
-    return t->data ? SDPA_OK : SDPA_NO_MEMORY;
+    return t->data ? sdpa_parallel_zero(t->data, (size_t)bytes, p->n_workers, p->interrupted) : SDPA_NO_MEMORY;
 }
 
 static void narrow_rows(const sdpa_problem *p, sdpa_matrix to, const char *from, int64_t from_row, int64_t n_rows,
@@ -110,13 +111,24 @@ static void narrow_rows(const sdpa_problem *p, sdpa_matrix to, const char *from,
     }
 }
 
-static void narrow(const sdpa_problem *p, const wide_gradient *g) {
-    for (int64_t i = 0; i < g->matrices.size; i++) {
-        int64_t batch = 0, head = 0;
-        sdpa_loop_locate(&g->matrices, i, &batch, &head);
-        narrow_rows(p, sdpa_matrix_at(p, &g->narrow, batch, head), sdpa_matrix_at(p, &g->wide, batch, head).data,
-                    g->wide.row, g->n_rows, g->n_cols);
-    }
+/* One row of one matrix. */
+static void narrow_row(void *context, int64_t index, int worker, sdpa_run *run) {
+    (void)worker, (void)run;
+    const wide_gradient *g = context;
+    const sdpa_problem *p = g->problem;
+    const int64_t row = index % g->n_rows;
+    int64_t batch = 0, head = 0;
+    sdpa_loop_locate(&g->matrices, index / g->n_rows, &batch, &head);
+    sdpa_matrix to = sdpa_matrix_at(p, &g->narrow, batch, head);
+    to.data += row * to.row;
+    narrow_rows(p, to, sdpa_matrix_at(p, &g->wide, batch, head).data + row * g->wide.row, g->wide.row, 1, g->n_cols);
+}
+
+static sdpa_status narrow(wide_gradient *g) {
+    const sdpa_problem *p = g->problem;
+    const int64_t n_rows = g->matrices.size * g->n_rows, worth = n_rows * g->n_cols / 100000; /* waking costs 10 us */
+    const int workers = worth < p->n_workers ? (int)worth : p->n_workers;
+    return sdpa_parallel_for(n_rows, workers, narrow_row, g, p->interrupted);
 }
 
 typedef struct backward_call {
@@ -224,7 +236,10 @@ static sdpa_status run_wavefront(backward_call *c, int workers, int64_t most) {
                 backward_unit(c, c->first_group + slot, t, c->turns + slot * units, slot, NULL, NULL);
             }
         }
-        if (c->summed) memset(c->sums, 0, (size_t)c->n_flight * c->sums_bytes);
+        if (c->summed) {
+            status = sdpa_parallel_zero(c->sums, (size_t)c->n_flight * c->sums_bytes, workers, c->problem->interrupted);
+        }
+        if (status != SDPA_OK) break;
         status = sdpa_parallel_for(c->n_flight * units, workers, wavefront_work, c, c->problem->interrupted);
         for (int64_t slot = 0; slot < c->n_flight && c->summed && status == SDPA_OK; slot++) {
             store_sums(c, c->first_group + slot, slot);
@@ -295,7 +310,7 @@ static sdpa_status differentiate(const sdpa_problem *problem, bool twice) {
     }
     if (status == SDPA_OK) status = run_backward(&p, &call);
     for (int i = 0; i < n_wide; i++) {
-        if (status == SDPA_OK) narrow(&p, &wide[i]);
+        if (status == SDPA_OK) status = narrow(&wide[i]);
         sdpa_free(wide[i].wide.data);
     }
     return status;

@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 enum { POLL_NS = 20 * 1000 * 1000, SPIN_NS = 40 * 1000, STACK_BYTES = 2 << 20 };
@@ -314,6 +315,26 @@ sdpa_status sdpa_parallel_for(int64_t n_units, int n_workers, sdpa_unit_fn *fn, 
     bool stopped = atomic_load_explicit(&pool.stopped, memory_order_relaxed);
     atomic_store_explicit(&pool.busy, false, memory_order_release);
     return stopped ? SDPA_INTERRUPTED : SDPA_OK;
+}
+
+typedef struct zeroing {
+    char *data;
+    size_t bytes;
+} zeroing;
+
+enum { ZEROED_BYTES = 1 << 20 };
+
+static void zero_piece(void *context, int64_t index, int worker, sdpa_run *run) {
+    (void)worker, (void)run;
+    const zeroing *z = context;
+    const size_t first = (size_t)index * ZEROED_BYTES, left = z->bytes - first;
+    memset(z->data + first, 0, left < ZEROED_BYTES ? left : ZEROED_BYTES);
+}
+
+sdpa_status sdpa_parallel_zero(void *data, size_t bytes, int n_workers, int (*interrupted)(void)) {
+    zeroing z = {data, bytes};
+    const int64_t n_pieces = (int64_t)((bytes + ZEROED_BYTES - 1) / ZEROED_BYTES);
+    return sdpa_parallel_for(n_pieces, n_workers, zero_piece, &z, interrupted);
 }
 
 void sdpa_pool_stop(void) {

@@ -19,6 +19,10 @@ typedef void sdpa_unit_fn(void *context, int64_t unit, int worker, sdpa_run *run
 sdpa_status sdpa_parallel_for(int64_t n_units, int n_workers, sdpa_unit_fn *fn, void *context,
                               int (*interrupted)(void));
 
+/* Zeros `bytes` of `data` so that it can be interrupted and shared: a gigabyte that the system has to find first takes it
+ * most of a second. */
+sdpa_status sdpa_parallel_zero(void *data, size_t bytes, int n_workers, int (*interrupted)(void));
+
 /* True once the run has been interrupted: long units ask between blocks and return early. Cheap; any worker. */
 bool sdpa_run_stopped(sdpa_run *run);
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from benchmarks.additive import SHAPES
 from benchmarks.results import Results, Timing
 
 
@@ -219,17 +218,15 @@ def _derived(results: Results) -> Iterator[Row]:
 def _additive(results: Results) -> Iterator[Row]:
     tanh = results.tanh_peak()
     single, double = results.fma_peak(), results.fma_peak("f64")
-    for n, d in SHAPES:
-        for name in (f"{n}x{d} forward", f"{n}x{d} both"):
-            found = results.get(1, "additive", name)
-            if not found:
-                continue
-            # "Several times as fast": three at least.
-            yield from _against("additive", name, found, ("numpy", "torch", "torch compiled"), 3.0)
-            if tanh and single and double and name.endswith("forward"):
-                share = 100 * found["sdpa"].gflops / tanh
-                yield Row("additive", f"{name}, share of the rate of tanh", "%", share, None)
-                # Also the product with the values, and the projections, which are in float64.
-                least = n * n * d / tanh + 2 * n * n * d / single + 4 * n * d * d / double
-                share = 1e-7 * least / found["sdpa"].seconds
-                yield Row("additive", f"{name}, of tanh and products", "%", share, None)
+    for name in results.names(1, "additive"):
+        found = results.get(1, "additive", name)
+        # "Several times as fast": three at least.
+        yield from _against("additive", name, found, ("numpy", "torch", "torch compiled"), 3.0)
+        if tanh and single and double and name.endswith("forward"):
+            n, d = map(int, name.split()[0].split("x"))
+            share = 100 * found["sdpa"].gflops / tanh
+            yield Row("additive", f"{name}, share of the rate of tanh", "%", share, None)
+            # Also the product with the values, and the projections, which are in float64.
+            least = n * n * d / tanh + 2 * n * n * d / single + 4 * n * d * d / double
+            share = 1e-7 * least / found["sdpa"].seconds
+            yield Row("additive", f"{name}, of tanh and products", "%", share, None)

@@ -96,8 +96,8 @@ INLINE void FN(first_maximum)(const forward_scratch *w, real *m, int nv, real c,
     for (int x = 0; x < nv; x++) {
         vec least = most[x];
         for (int j = 0; j < FIRST_KEYS; j++) least = vmin2(least, vload(w->s + j * w->panel + x * VL));
-        const vec old = vload(m + x * VL), new = c *most[x], huge = vset1(HUGE_SCORE);
-        const ivec taken = (old == -(real)INFINITY) & (new - c *least <= FIRST_SPREAD) & (new < huge) & (new > -huge);
+        const vec old = vload(m + x * VL), new = most[x] * c, huge = vset1(HUGE_SCORE);
+        const ivec taken = (old == -(real)INFINITY) & (new - least *c <= FIRST_SPREAD) & (new < huge) & (new > -huge);
         vstore(m + x * VL, vselect(taken, new, old));
     }
 }
@@ -137,8 +137,8 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
         two_passes = true;
     }
     bool fused = plain && !two_passes, first = false;
-    for (int x = 0; x < nv; x++) first |= vany(vload(m + x * VL) == -(real)INFINITY);
-    if (fused && first && n >= 4 * FIRST_KEYS) {
+    for (int x = 0; x < nv && fused; x++) first |= vany(vload(m + x * VL) == -(real)INFINITY);
+    if (first && n >= 4 * FIRST_KEYS) {
         scores some = t;
         some.n = FIRST_KEYS;
         for (int x = 0; x < nv; x++) sum[x] = vset1(-INFINITY);

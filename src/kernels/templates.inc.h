@@ -12,6 +12,7 @@
 #include "tangent.inc.h"
 #include "double.inc.h"
 #include "softmax.inc.h"
+#include "staging.inc.h"
 
 #ifndef KERNELS
 #define KERNELS(T)                                                                                                     \

@@ -97,21 +97,22 @@ NOINLINE void FN(additive_3)(const sdpa_problem *p, const real *q, int64_t q_row
     additive_sums(p, q, q_row, k, n, s, s_row, 1, 3);
 }
 
-/* s (n, s_row) = the scores of n keys, rows of k, by nv vectors of queries, columns of q (d_k, q_row). */
-static void additive_scores(const sdpa_problem *p, const real *q, int64_t q_row, int nv, const rows *k, int64_t n,
-                            real *s, int64_t s_row) {
+/* s (n, s_row) = the scores of n keys, rows of k, by nv vectors of queries, a panel q (d_k, nv vectors). */
+static void additive_scores(const sdpa_problem *p, const real *q, int nv, const rows *k, int64_t n, real *s,
+                            int64_t s_row) {
     if (nv == SCORE_WIDTH) {
-        FN(additive_3)(p, q, q_row, k, n, s, s_row);
+        FN(additive_3)(p, q, nv * VL, k, n, s, s_row);
         return;
     }
-    for (int x = 0; x < nv; x++) FN(additive_1)(p, q + x * VL, q_row, k, n, s + x * VL, s_row);
+    for (int x = 0; x < nv; x++) FN(additive_1)(p, q + x * VL, nv * VL, k, n, s + x * VL, s_row);
 }
 
 /* One pair of blocks in the backward. */
 typedef struct additive_block {
-    const real *q, *ds; /* (d_k, row), (n, row): queries in the lanes */
+    real *q;        /* pack_panels of d_k */
+    const real *ds; /* (n, row): queries in the lanes */
     rows k;
-    real *dq;    /* like q */
+    real *dq;    /* (d_k, row) */
     real *lanes; /* as many as ds, of scratch: its columns of vectors, one after the other */
     real *part;  /* (n, 2, VL) of scratch, then (n, 2) */
     const unsigned char *seen;
@@ -135,7 +136,6 @@ INLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool kn
         vstore(sums + i, sum);
     }
     for (int64_t c = 0; c < channels; c += 2) {
-        const real *q = t->q + c * t->row, *exponentials = q + channels * t->row;
         real *dq = t->dq + c * t->row;
         for (int64_t j = 0; j < t->n; j++) {
             /* Together: a column of k would meet itself in the same few sets of the cache. */
@@ -146,7 +146,9 @@ INLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool kn
             if (t->seen[i / VL] == PANEL_HIDDEN) continue;
             const real *ds_of = t->lanes + i * t->n;
             vec e[2], slopes[2] = {{0}}, values[2] = {{0}};
-            UNROLL for (int h = 0; h < 2; h++) e[h] = vload(exponentials + h * t->row + i);
+            int64_t q_row;
+            const real *q = panel_at(t->q, u->n_i, 2 * channels, i, &q_row) + c * q_row;
+            UNROLL for (int h = 0; h < 2; h++) e[h] = vload(q + (channels + h) * q_row);
             for (int64_t j0 = 0; j0 < t->n; j0 += ADDITIVE_TERMS) {
                 const int64_t j1 = t->n - j0 < ADDITIVE_TERMS ? t->n : j0 + ADDITIVE_TERMS;
                 vec r[ADDITIVE_TERMS][2], some_slopes[2] = {{0}}, some_values[2] = {{0}};
@@ -157,7 +159,7 @@ INLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool kn
                     UNROLL for (int h = 0; h < 2; h++) {
                         vec one = both * d[1 - h];
                         if (!known) {
-                            const vec tanh = vtanh(vload(q + h * t->row + i) + t->k.p[j * t->k.row + c + h]);
+                            const vec tanh = vtanh(vload(q + h * q_row) + t->k.p[j * t->k.row + c + h]);
                             one = vselect(both == both, one, vselect(d[h] == d[h], 1 / d[h], (1 - tanh) / 2));
                             one = vselect((ivec)vload(ds_of + j * VL) == SIGN_BIT, (vec){0}, one);
                         }
@@ -193,12 +195,19 @@ INLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool kn
 }
 
 NOINLINE void FN(additive_slopes_known)(const sdpa_unit *u, const additive_block *t) { additive_slopes(u, t, true); }
-NOINLINE void FN(additive_slopes_missing)(const sdpa_unit *u, const additive_block *t) { additive_slopes(u, t, false); }
+COLD NOINLINE void FN(additive_slopes_missing)(const sdpa_unit *u, const additive_block *t) {
+    additive_slopes(u, t, false);
+}
 
 NOINLINE void additive_gradients(const sdpa_unit *u, const additive_block *t) {
     const int64_t channels = u->problem->d_k / 2;
-    if (all_finite(t->q + channels * t->row, t->row, channels, u->n_i) &&
-        all_finite(t->k.p + channels, t->k.row, t->n, channels)) {
+    bool known = all_finite(t->k.p + channels, t->k.row, t->n, channels);
+    for (int64_t i = 0; i < u->n_i && known; i += VL) {
+        int64_t row;
+        const real *q = panel_at(t->q, u->n_i, 2 * channels, i, &row);
+        known = all_finite(q + channels * row, row, channels, VL);
+    }
+    if (known) {
         FN(additive_slopes_known)(u, t);
     } else {
         FN(additive_slopes_missing)(u, t);

@@ -22,7 +22,7 @@
 #define add_mask_gradient FN(add_mask_gradient)
 
 typedef struct backward_scratch {
-    real *q, *dout;           /* (d_k, n_lanes), (d_v, n_lanes): transposed */
+    real *q, *dout;           /* pack_panels of d_k and d_v */
     real *q_rows, *dout_rows; /* packed rows, where they cannot be read in place */
     real *o;                  /* (d_v, VL): transposed */
     real *lse;                /* per query: lse in log2 units, rounded down to an integer */
@@ -114,7 +114,9 @@ NOINLINE void FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
     for (int64_t i = 0; i < u->n_i; i += VL) {
         pack_transposed(w->o, VL, &u->o, u->i0 + i, u->n_i - i < VL ? u->n_i - i : VL, p->d_v, 1, w->line);
         vec sum[8] = {{0}}; /* eight chains: faster, and a third of the rounding of one */
-        for (int64_t x = 0; x < p->d_v; x++) sum[x % 8] += vload(w->o + x * VL) * vload(w->dout + x * w->n_lanes + i);
+        int64_t row;
+        const real *dout = panel_at(w->dout, u->n_i, p->d_v, i, &row);
+        for (int64_t x = 0; x < p->d_v; x++) sum[x % 8] += vload(w->o + x * VL) * vload(dout + x * row);
         vstore(w->delta + i,
                ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7])) - vload(w->dlse + i));
     }
@@ -153,8 +155,7 @@ NOINLINE void add_mask_gradient(const sdpa_unit *u, const real *ds, int64_t ds_r
 NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, const rows *k, int64_t i, int64_t n_i,
                                int64_t j0, int64_t n, real c, FN(tile_sums) * sum, bool *masked) {
     int nv = (int)(round_up(n_i, VL) / VL);
-    scores t = {.x = w->q + i,
-                .x_row = w->n_lanes,
+    scores t = {.x = w->q + i * u->problem->d_k,
                 .y = k->p,
                 .y_row = k->row,
                 .y_tail = k->tail,
@@ -169,7 +170,7 @@ NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, co
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, t.s, t.s_row, w->line);
     if (bias == BIAS_ALL_MASKED) return false;
     if (u->problem->w_score) {
-        additive_scores(u->problem, t.x, t.x_row, nv, k, n, w->given, w->n_lanes);
+        additive_scores(u->problem, t.x, nv, k, n, w->given, w->n_lanes);
         t.given = w->given;
     }
     vec unused[SCORE_WIDTH] = {{0}};
@@ -221,8 +222,7 @@ NOINLINE void weigh_keys(const sdpa_unit *u, const backward_scratch *w, const ro
 INLINE void FN(panel_gradient)(const sdpa_unit *u, const backward_scratch *w, const rows *v, int64_t i, int64_t n_i,
                                int64_t n, const real *shift) {
     int nv = (int)(round_up(n_i, VL) / VL);
-    scores t = {.x = w->dout + i,
-                .x_row = w->n_lanes,
+    scores t = {.x = w->dout + i * u->problem->d_v,
                 .y = v->p,
                 .y_row = v->row,
                 .y_tail = v->tail,
@@ -307,14 +307,13 @@ NOINLINE void drop_out(const sdpa_unit *u, const backward_scratch *w, int64_t i,
 /* factor belongs to P, but stands as well at dO and delta, which P is multiplied with: packs dO's rows so, too. */
 NOINLINE void FN(scale_queries)(const sdpa_unit *u, const backward_scratch *w) {
     const int64_t d_v = u->problem->d_v, dout_row = packed_row(d_v);
-    for (int64_t i = 0; i < w->n_lanes; i += VL) {
+    for (int64_t i = 0; i < u->n_i; i += VL) {
+        int64_t row;
+        real *dout = panel_at(w->dout, u->n_i, d_v, i, &row);
         vec factor;
         for (int l = 0; l < VL; l++) factor[l] = (real)w->factor[i + l];
         vstore(w->delta + i, factor * vload(w->delta + i));
-        for (int64_t x = 0; x < d_v; x++) {
-            real *dout = w->dout + x * w->n_lanes + i;
-            vstore(dout, factor * vload(dout));
-        }
+        for (int64_t x = 0; x < d_v * row; x += row) vstore(dout + x, factor * vload(dout + x));
     }
     for (int64_t i = 0; i < u->n_i; i++) {
         real *row = w->dout_rows + i * dout_row;
@@ -432,13 +431,13 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     const real c = (real)(fabs(p->scale) * M_LOG2E);
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
-    pack_transposed(w.dout, w.n_lanes, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
+    pack_panels(w.dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
     FN(backward_rows)(u, &w);
     memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
     memset(w.dmask, 0, sizeof(real) * (size_t)w.n_lanes);
     if (p->w_score) memset(w.dq_lanes, 0, sizeof(real) * (size_t)(p->d_k * w.n_lanes));
     if (j0 < j1) {
-        pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
+        pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
         if (!complete_rows(u, &w, j0, j1, c)) return;
     }
     /* A sink's logit has no value, so its dP is 0: dS = -P delta. */

@@ -21,8 +21,7 @@ NOINLINE void double_keys(const sdpa_unit *u, const tangent_scratch *w, const ro
         const bool biased = seen && FN(tangent_mask)(u, w, i, n_i, j0, n, w->e);
         any |= seen;
         if (seen && through) {
-            scores t = {.x = w->dout + i,
-                        .x_row = w->n_lanes,
+            scores t = {.x = w->dout + i * p->d_v,
                         .y = v.p,
                         .y_row = v.row,
                         .y_tail = v.tail,
@@ -132,7 +131,7 @@ NOINLINE void double_keys(const sdpa_unit *u, const tangent_scratch *w, const ro
 }
 
 /* dq of the unit and its share of dk, dv, dmask, dsinks; o_t. */
-static void FN(double_backward)(const sdpa_unit *u, void *scratch) {
+COLD static void FN(double_backward)(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
     const tangent_scratch w = tangent_layout(p, true, &arena);
@@ -143,7 +142,7 @@ static void FN(double_backward)(const sdpa_unit *u, void *scratch) {
     rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
     rows q_t = FN(tangent_rows)(&u->q_t, u->i0, u->n_i, p->d_k, j1 - j0, w.q_t_rows, NULL);
     rows dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, 1 + j1 - j0, w.dout_rows, NULL);
-    pack_transposed(w.dout, w.n_lanes, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
+    pack_panels(w.dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
     const bool finite = all_finite(q.p, q.row, u->n_i, p->d_k) && all_finite(dout.p, dout.row, u->n_i, p->d_v) &&
                         (!q_t.p || all_finite(q_t.p, q_t.row, u->n_i, p->d_k));
     memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));

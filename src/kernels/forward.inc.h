@@ -14,7 +14,7 @@
 #define forward_finish FN(forward_finish)
 
 typedef struct forward_scratch {
-    real *q;      /* (d_k, n_lanes): transposed, signed so that c >= 0 */
+    real *q;      /* pack_panels of d_k, signed so that c >= 0 */
     real *few;    /* (n_few, d_k rounded up to VL): the same as rows, where the unit has few queries */
     real *o;      /* (n_lanes, d_v rounded up to VL) */
     real *m, *l;  /* per query: maximum in log2 units, and the sum of 2^(c s - m - low) */
@@ -111,8 +111,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     real *m = w->m + i, *l = w->l + i, *low = w->low + i;
     vec sum[SCORE_WIDTH], alpha[SCORE_WIDTH], shift[SCORE_WIDTH];
     bool masked = false;
-    scores t = {.x = w->q + i,
-                .x_row = w->n_lanes,
+    scores t = {.x = w->q + i * p->d_k,
                 .y = k->p,
                 .y_row = k->row,
                 .y_tail = k->tail,
@@ -132,7 +131,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     if (bias == BIAS_ALL_MASKED) return two_passes;
     const bool plain = bias == BIAS_NONE && p->softcap == 0;
     if (p->w_score) {
-        additive_scores(p, t.x, t.x_row, nv, k, n, w->given, w->panel);
+        additive_scores(p, t.x, nv, k, n, w->given, w->panel);
         t.given = w->given;
         two_passes = true;
     }
@@ -222,7 +221,7 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
             for (int64_t x = p->d_k; x < round_up(p->d_k, VL); x++) row[x] = 0;
         }
     } else {
-        pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
+        pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
     }
 
     memset(w.exact, 0, sizeof(real) * (size_t)w.n_lanes);
@@ -293,7 +292,7 @@ static size_t FN(forward_part_bytes)(const sdpa_problem *p) {
     return sizeof(real) * (size_t)(w.n_lanes * (w.o_row + 3));
 }
 
-static void FN(forward_part)(const sdpa_unit *u, void *scratch, void *part) {
+COLD static void FN(forward_part)(const sdpa_unit *u, void *scratch, void *part) {
     sdpa_arena arena = {scratch, 0};
     forward_scratch w = forward_layout(u->problem, u->problem->d_v, &arena);
     if (!forward_sweep(u, &w)) return;
@@ -307,7 +306,7 @@ static void FN(forward_part)(const sdpa_unit *u, void *scratch, void *part) {
 }
 
 /* o and lse from n_parts adjacent parts. */
-static void FN(forward_join)(const sdpa_unit *u, void *scratch, const void *parts, int64_t n_parts) {
+COLD static void FN(forward_join)(const sdpa_unit *u, void *scratch, const void *parts, int64_t n_parts) {
     sdpa_arena arena = {scratch, 0};
     const forward_scratch w = forward_layout(u->problem, u->problem->d_v, &arena);
     const int64_t part = w.n_lanes * (w.o_row + 3);

@@ -4,6 +4,8 @@
 #define pack_rows FN(pack_rows)
 #define packed_row FN(packed_row)
 #define pack_transposed FN(pack_transposed)
+#define pack_panels FN(pack_panels)
+#define panel_at FN(panel_at)
 #define all_finite FN(all_finite)
 #define mask_block FN(mask_block)
 #define boolean_block FN(boolean_block)
@@ -107,6 +109,25 @@ NOINLINE void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int6
             for (int l = 0; l < columns; l++) vstore(t + (c + l) * t_row + i, r[l]);
         }
     }
+}
+
+/* All queries of a unit, panel after panel, each (d, its lanes): what a tile reads again and again lies together. */
+static void pack_panels(real *t, const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real sign, real *line) {
+    for (int64_t i = 0, n_i; i < n; i += n_i) {
+        n_i = panel_of(n - i);
+        pack_transposed(t + i * d, round_up(n_i, VL), m, i0 + i, n_i, d, sign, line);
+    }
+}
+
+/* The first of VL lanes of pack_panels, a multiple i of VL queries on; *row: what is between its d elements. */
+INLINE real *panel_at(real *t, int64_t n, int64_t d, int64_t i, int64_t *row) {
+    int64_t first = 0, n_i = panel_of(n);
+    while (i >= first + n_i) {
+        first += n_i;
+        n_i = panel_of(n - first);
+    }
+    *row = round_up(n_i, VL);
+    return t + first * d + (i - first);
 }
 
 /* False if any of n rows of d elements is NaN or infinite. */

@@ -16,11 +16,11 @@ typedef vec FN(tile_sums)[SUMS][SCORE_WIDTH];
 INLINE vec FN(add_sums)(const FN(tile_sums) sum, int x) { return (sum[0][x] + sum[1][x]) + (sum[2][x] + sum[3][x]); }
 
 typedef struct scores {
-    const real *x;      /* (depth, x_row): transposed queries, or transposed dO */
+    const real *x;      /* (depth, nv vectors): a panel of transposed queries, or of dO */
     const real *y;      /* (n, depth), rows y_row apart: keys, or values */
     const real *y_tail; /* the last n % SCORE_ROWS rows, padded to SCORE_ROWS, tail_row apart */
     const real *given;  /* like s: the products, where they are not x y; else NULL */
-    int64_t x_row, y_row, tail_row, n, depth;
+    int64_t y_row, tail_row, n, depth;
     const real *few; /* (n_few, depth rounded up to VL): the queries as rows, where they are few (decode); else NULL */
     int n_few;
     real *s;  /* (n rounded up to SCORE_ROWS, s_row) */
@@ -67,7 +67,10 @@ INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc
                           int64_t rows) {
     const bool summed = mode == SCORE_SUMMED || mode == SCORE_WEIGHTS;
     const bool maximum = mode == SCORE_RAW || mode == SCORE_BIASED;
-    const vec c = vset1(t->c);
+    real factor = t->c, infinity = -(real)INFINITY;
+    /* Read anew for each tile: a register that holds them meanwhile is one that the tile lacks. */
+    if (mode == SCORE_BIASED) __asm__("" : "+m"(factor), "+m"(infinity));
+    const vec c = vset1(factor), least = vset1(infinity);
     const int64_t turn = mode == SCORE_WEIGHTS ? j0 / SCORE_ROWS % SUMS : 0;
     real *to = maximum || summed ? t->extreme + turn * SCORE_WIDTH * VL + j * VL : NULL;
     vec shift = {0}, extreme = {0}, highest = {0};
@@ -88,7 +91,7 @@ INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc
             break;
         case SCORE_BIASED: {
             vec bias = vload(s);
-            a = vselect(bias == -(real)INFINITY, bias, t->c * a + bias);
+            a = vselect(bias == least, bias, c * a + bias);
             vstore(s, a);
             extreme = vmax2(a, extreme);
             break;
@@ -164,18 +167,17 @@ NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc
 }
 
 /* acc (SCORE_ROWS, nv vectors, in memory) += y x over `depth`. */
-INLINE void FN(add_product)(vec (*acc)[MAX_WIDTH], int nv, const real *y, int64_t y_row, const real *x, int64_t x_row,
-                            int64_t depth) {
+INLINE void FN(add_product)(vec (*acc)[MAX_WIDTH], int nv, const real *y, int64_t y_row, const real *x, int64_t depth) {
     vec part[SCORE_ROWS][MAX_WIDTH];
     UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int j = 0; j < nv; j++) part[i][j] = (vec){0}; }
-    tile(part, SCORE_ROWS, nv, y, y_row, 1, x, x_row, depth);
+    tile(part, SCORE_ROWS, nv, y, y_row, 1, x, nv * VL, depth);
     UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] += part[i][j]; }
 }
 
 #define DEFINE_PRODUCT(nv)                                                                                             \
     NOINLINE void FN(score_product_##nv)(vec(*acc)[MAX_WIDTH], const real *y, int64_t y_row, const real *x,            \
-                                         int64_t x_row, int64_t depth) {                                               \
-        FN(add_product)(acc, nv, y, y_row, x, x_row, depth);                                                           \
+                                         int64_t depth) {                                                              \
+        FN(add_product)(acc, nv, y, y_row, x, depth);                                                                  \
     }
 DEFINE_PRODUCT(1)
 DEFINE_PRODUCT(2)
@@ -212,14 +214,15 @@ NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
             end = k < second ? second : t->depth;
             (nv == 1   ? FN(score_product_1)
              : nv == 2 ? FN(score_product_2)
-                       : FN(score_product_3))(acc, y + k, y_row, t->x + k * t->x_row, t->x_row, end - k);
+                       : FN(score_product_3))(acc, y + k, y_row, t->x + k * nv * VL, end - k);
         }
         finish_tile(t, mode, (const vec(*)[MAX_WIDTH])acc, nv, j0, rows);
     }
 }
 
-/* What whole panels do most, on the accumulators; all modes and widths so would be a fifth of the wheel. */
-INLINE void score_whole_tiles(const scores *all, enum score_mode mode) {
+#ifndef __OPTIMIZE_SIZE__ /* the generic kernels: without these no slower, and a tenth smaller */
+/* What panels do most, on the accumulators; all modes and widths so would be a fifth of the wheel. */
+INLINE void score_whole_tiles(const scores *all, int nv, enum score_mode mode) {
     const scores t = *all; /* which no store can change */
     const bool gradient = mode == SCORE_GRADIENT, logits = mode == SCORE_RAW || mode == SCORE_BIASED;
     const int64_t second = FN(second_chain)(&t, gradient),
@@ -227,15 +230,15 @@ INLINE void score_whole_tiles(const scores *all, enum score_mode mode) {
     for (int64_t j0 = 0; j0 < whole; j0 += SCORE_ROWS) {
         const real *y = t.y + j0 * t.y_row;
         vec acc[SCORE_ROWS][MAX_WIDTH];
-        UNROLL for (int j = 0; j < SCORE_WIDTH; j++) {
+        UNROLL for (int j = 0; j < nv; j++) {
             const vec start = gradient ? -vload(t.shift + j * VL) : (vec){0};
             UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][j] = start;
         }
-        tile(acc, SCORE_ROWS, SCORE_WIDTH, y, t.y_row, 1, t.x, t.x_row, second);
+        tile(acc, SCORE_ROWS, nv, y, t.y_row, 1, t.x, nv * VL, second);
         if (second < t.depth) {
-            FN(add_product)(acc, SCORE_WIDTH, y + second, t.y_row, t.x + second * t.x_row, t.x_row, t.depth - second);
+            FN(add_product)(acc, nv, y + second, t.y_row, t.x + second * nv * VL, t.depth - second);
         }
-        UNROLL for (int j = 0; j < SCORE_WIDTH; j++) {
+        UNROLL for (int j = 0; j < nv; j++) {
             finish_column(&t, mode, (const vec(*)[MAX_WIDTH])acc, j, j0, SCORE_ROWS);
         }
     }
@@ -246,39 +249,44 @@ INLINE void score_whole_tiles(const scores *all, enum score_mode mode) {
     rest.s += whole * t.s_row;
     if (t.ds) rest.ds += whole * t.s_row;
     if (mode == SCORE_WEIGHTS) rest.extreme += whole / SCORE_ROWS % SUMS * SCORE_WIDTH * VL;
-    score_panel(&rest, SCORE_WIDTH, mode);
+    score_panel(&rest, nv, mode);
 }
 
-NOINLINE void FN(score_3_raw)(const scores *t) { score_whole_tiles(t, SCORE_RAW); }
-NOINLINE void FN(score_3_biased)(const scores *t) { score_whole_tiles(t, SCORE_BIASED); }
-NOINLINE void FN(score_3_summed)(const scores *t) { score_whole_tiles(t, SCORE_SUMMED); }
-NOINLINE void FN(score_3_weights)(const scores *t) { score_whole_tiles(t, SCORE_WEIGHTS); }
-NOINLINE void FN(score_3_gradient)(const scores *t) { score_whole_tiles(t, SCORE_GRADIENT); }
+#define DEFINE_SCORE(nv, name, mode)                                                                                   \
+    NOINLINE void FN(score_##nv##_##name)(const scores *t) { score_whole_tiles(t, nv, mode); }
+DEFINE_SCORE(3, raw, SCORE_RAW)
+DEFINE_SCORE(3, biased, SCORE_BIASED)
+DEFINE_SCORE(3, summed, SCORE_SUMMED)
+DEFINE_SCORE(3, weights, SCORE_WEIGHTS)
+DEFINE_SCORE(3, gradient, SCORE_GRADIENT)
+#if SDPA_REAL == 32 /* of 128 queries a quarter; of float64's at most a sixteenth */
+DEFINE_SCORE(2, summed, SCORE_SUMMED)
+DEFINE_SCORE(2, weights, SCORE_WEIGHTS)
+DEFINE_SCORE(2, gradient, SCORE_GRADIENT)
+#endif
+#undef DEFINE_SCORE
+#endif
 
 static void FN(score)(const scores *t, int nv, enum score_mode mode) {
-    if (nv < SCORE_WIDTH) {
-        score_panel(t, nv, mode);
+#ifndef __OPTIMIZE_SIZE__
+    static void (*const quick[SCORE_WIDTH + 1][SCORE_GRADIENT_MASKED + 1])(const scores *) = {
+        [3] = {[SCORE_RAW] = FN(score_3_raw),
+               [SCORE_BIASED] = FN(score_3_biased),
+               [SCORE_SUMMED] = FN(score_3_summed),
+               [SCORE_WEIGHTS] = FN(score_3_weights),
+               [SCORE_GRADIENT] = FN(score_3_gradient)},
+#if SDPA_REAL == 32
+        [2] = {[SCORE_SUMMED] = FN(score_2_summed),
+               [SCORE_WEIGHTS] = FN(score_2_weights),
+               [SCORE_GRADIENT] = FN(score_2_gradient)},
+#endif
+    };
+    if (quick[nv][mode]) {
+        quick[nv][mode](t);
         return;
     }
-    switch (mode) {
-    case SCORE_RAW:
-        FN(score_3_raw)(t);
-        break;
-    case SCORE_BIASED:
-        FN(score_3_biased)(t);
-        break;
-    case SCORE_SUMMED:
-        FN(score_3_summed)(t);
-        break;
-    case SCORE_WEIGHTS:
-        FN(score_3_weights)(t);
-        break;
-    case SCORE_GRADIENT:
-        FN(score_3_gradient)(t);
-        break;
-    default:
-        score_panel(t, nv, mode);
-    }
+#endif
+    score_panel(t, nv, mode);
 }
 
 /* Whether vexp2_above cannot take m as it is: too large, or infinite. */

@@ -269,7 +269,7 @@ INLINE void row_write(sdpa_softmax_op op, bool exp_first, const softmax_constant
 }
 
 /* A row whose sum is NaN. */
-NOINLINE void row_fill_nan(real left_out, const real *x, real *out, int64_t n) {
+COLD NOINLINE void row_fill_nan(real left_out, const real *x, real *out, int64_t n) {
     for (int64_t j = 0; j < n; j++) out[j] = x[j] == -(real)INFINITY ? left_out : (real)NAN;
 }
 
@@ -438,7 +438,7 @@ INLINE void lanes_write(sdpa_softmax_op op, bool exp_first, const softmax_consta
 }
 
 /* The lanes whose sum is NaN. */
-NOINLINE void lanes_fill_nan(ivec nan, real left_out, const sdpa_softmax_block *b) {
+COLD NOINLINE void lanes_fill_nan(ivec nan, real left_out, const sdpa_softmax_block *b) {
     const real *x = b->x;
     real *out = b->out;
     for (int64_t j = 0; j < b->n; j++) {

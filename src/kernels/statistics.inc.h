@@ -33,8 +33,7 @@ NOINLINE void statistics_keys(const sdpa_unit *u, const forward_scratch *w, FN(r
                  limit = SDPA_REAL == 32 ? 127 : 1023;
     vec maximum[SCORE_WIDTH];
     for (int x = 0; x < nv; x++) maximum[x] = vset1(-INFINITY);
-    scores t = {.x = w->q + i,
-                .x_row = w->n_lanes,
+    scores t = {.x = w->q + i * p->d_k,
                 .y = k->p,
                 .y_row = k->row,
                 .y_tail = k->tail,
@@ -113,7 +112,7 @@ static void FN(statistics)(const sdpa_unit *u, void *scratch) {
     int64_t j0, j1;
     for (int64_t x = 0; x < w.n_lanes / VL; x++) sums[x] = (FN(row_sums)){.m = vset1(-INFINITY)};
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
-    pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
+    pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
     for (int64_t j = j0; j < j1; j += w.block) {
         if (sdpa_run_stopped(u->run)) return;
         int64_t n = j1 - j < w.block ? j1 - j : w.block;

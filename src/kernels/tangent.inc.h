@@ -18,7 +18,7 @@
 #define double_keys FN(double_keys)
 
 typedef struct tangent_scratch {
-    real *q, *q_t, *dout;    /* (d_k, n_lanes), (d_k, n_lanes), (d_v, n_lanes): transposed */
+    real *q, *q_t, *dout;    /* pack_panels of d_k, d_k, d_v */
     real *o, *o_t;           /* (n_lanes, v_row) */
     real *m, *l, *mu;        /* per query: maximum, sum, and mean of T */
     real *s, *t, *h, *r;     /* (block, n_lanes): scores, their tangent, tanh of a softcap, dropout's factors */
@@ -100,8 +100,7 @@ NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const
                              int64_t n_i, int64_t j0, int64_t n, real *maximum) {
     const sdpa_problem *p = u->problem;
     int nv = (int)(round_up(n_i, VL) / VL);
-    scores t = {.x = w->q + i,
-                .x_row = w->n_lanes,
+    scores t = {.x = w->q + i * p->d_k,
                 .y = k->p,
                 .y_row = k->row,
                 .y_tail = k->tail,
@@ -119,10 +118,10 @@ NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const
     vec unused[SCORE_WIDTH] = {{0}};
     t.extreme = (real *)unused;
     t.s = w->t + i;
-    t.x = w->q_t + i;
+    t.x = w->q_t + i * p->d_k;
     FN(score)(&t, nv, SCORE_RAW);
     if (k_t->p) {
-        t.x = w->q + i;
+        t.x = w->q + i * p->d_k;
         t.y = k_t->p;
         t.y_row = k_t->row;
         t.y_tail = k_t->tail;
@@ -243,9 +242,9 @@ INLINE rows FN(tangent_rows)(const sdpa_matrix *m, int64_t j, int64_t n, int64_t
 NOINLINE bool tangent_pass(const sdpa_unit *u, const tangent_scratch *w, int64_t j0, int64_t j1) {
     const sdpa_problem *p = u->problem;
     const real sign = p->scale < 0 ? -1 : 1;
-    pack_transposed(w->q, w->n_lanes, &u->q, u->i0, u->n_i, p->d_k, sign, w->line);
+    pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, sign, w->line);
     if (u->q_t.data) {
-        pack_transposed(w->q_t, w->n_lanes, &u->q_t, u->i0, u->n_i, p->d_k, sign, w->line);
+        pack_panels(w->q_t, &u->q_t, u->i0, u->n_i, p->d_k, sign, w->line);
     } else {
         memset(w->q_t, 0, sizeof(real) * (size_t)(p->d_k * w->n_lanes));
     }
@@ -285,7 +284,7 @@ NOINLINE bool tangent_pass(const sdpa_unit *u, const tangent_scratch *w, int64_t
 }
 
 /* o and o_t of the unit. */
-static void FN(tangent)(const sdpa_unit *u, void *scratch) {
+COLD static void FN(tangent)(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
     const tangent_scratch w = tangent_layout(p, false, &arena);

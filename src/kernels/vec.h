@@ -30,6 +30,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define NOINLINE static __attribute__((noinline))
+#define COLD __attribute__((cold)) /* seldom, or once per unit: small rather than fast */
 #define UNROLL _Pragma("GCC unroll 32")
 #define SIMD _Pragma("omp simd") /* for loops over memory that are worth code for any length */
 

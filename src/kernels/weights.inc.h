@@ -27,7 +27,7 @@ NOINLINE void write_block(const sdpa_matrix *out, const real *s, int64_t s_row, 
 }
 
 /* The block of queries of one stage, into u->o whose columns are keys. */
-static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
+COLD static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
     const forward_scratch w = forward_layout(p, 0, &arena);
@@ -35,7 +35,7 @@ static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
     const real c = (real)(weights ? fabs(p->scale) * M_LOG2E : fabs(p->scale));
     int64_t j0 = 0, j1 = p->n_k;
     if (visible) sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
-    pack_transposed(w.q, w.n_lanes, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
+    pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
     for (int64_t i = 0; i < w.n_lanes; i++) {
         w.m[i] = -(real)INFINITY;
         w.l[i] = w.low[i] = 0;
@@ -66,8 +66,7 @@ static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
             int nv = (int)(round_up(n_i, VL) / VL);
             vec extreme[SCORE_WIDTH];
             for (int x = 0; x < nv; x++) extreme[x] = (vec){0};
-            scores t = {.x = w.q + i,
-                        .x_row = w.n_lanes,
+            scores t = {.x = w.q + i * p->d_k,
                         .y = k.p,
                         .y_row = k.row,
                         .y_tail = k.tail,

@@ -33,6 +33,7 @@ typedef struct softmax_call {
     int64_t inner, group, groups_per_line; /* rows along the last kept axis; rows in a kernel call */
     int64_t n_groups, groups_per_unit;
     int64_t chunk;
+    bool direct[SDPA_SOFTMAX_VIEWS]; /* see is_direct */
     sdpa_softmax_scale scale;
     char *scratch;
     size_t scratch_bytes, staged_bytes; /* per worker: out, x, g; one of them */
@@ -125,15 +126,21 @@ static int64_t column_stride(const softmax_call *c, int v) {
     return c->n_reduced ? c->view[v].stride[c->n_kept + c->n_reduced - 1] : 0;
 }
 
-/* Whether the kernel can use view v of n_rows rows from `data` in place. */
-static bool usable(const softmax_call *c, int v, const char *data, int64_t n_rows) {
+/* Whether the kernel can use view v in place, but for a group of fewer rows than lanes. */
+static bool is_direct(const softmax_call *c, int v) {
     const sdpa_softmax_view *view = &c->view[v];
     const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
     if (view->dtype != (c->f64 ? SDPA_F64 : SDPA_F32) || view->swapped || c->n_reduced > 1) return false;
-    if ((uintptr_t)data % (size_t)size || row % size || col % size) return false;
+    if ((uintptr_t)view->data % (size_t)size || col % size) return false;
+    for (int a = 0; a < c->n_kept; a++) {
+        if (view->stride[a] % size) return false;
+    }
     if (v == SDPA_SOFTMAX_X && c->view[SDPA_SOFTMAX_WHERE].data) return false;
-    if (c->lanes) return row == size && n_rows == c->kernels->lanes;
-    return col == size || c->n == 1;
+    return c->lanes ? row == size : col == size || c->n == 1;
+}
+
+static bool usable(const softmax_call *c, int v, int64_t n_rows) {
+    return c->direct[v] && (!c->lanes || n_rows == c->kernels->lanes);
 }
 
 /* Part of elements j0 .. j0+n-1 of a row that lies along the last axis: from element j0 + at on, `length` elements,
@@ -142,12 +149,16 @@ typedef struct piece {
     int64_t at, length, offset;
 } piece;
 
-static piece piece_at(const softmax_call *c, int v, int64_t j0, int64_t n, int64_t at) {
+static inline piece piece_at(const softmax_call *c, int v, int64_t j0, int64_t n, int64_t at) {
     piece q = {at, n - at, 0};
     int64_t j = j0 + at;
+    if (c->n_reduced <= 1) {
+        q.offset = j * column_stride(c, v);
+        return q;
+    }
     for (int a = c->n_kept + c->n_reduced - 1; a >= c->n_kept; a--) {
         const bool last = a == c->n_kept + c->n_reduced - 1;
-        int64_t index = c->n_reduced == 1 ? j : j % c->size[a];
+        int64_t index = j % c->size[a];
         if (last && c->size[a] - index < q.length) q.length = c->size[a] - index;
         q.offset += index * c->view[v].stride[a];
         j /= c->size[a];
@@ -228,7 +239,7 @@ static void run_chunk(const softmax_call *c, sdpa_softmax_block *b, char *const 
         const int v = inputs[k];
         const void *x;
         int64_t row = staged_row, col = staged_col;
-        if (usable(c, v, data[v], n_rows)) {
+        if (usable(c, v, n_rows)) {
             row = row_stride(c, v) / size;
             col = column_stride(c, v) / size;
             x = data[v] + j0 * column_stride(c, v);
@@ -243,7 +254,7 @@ static void run_chunk(const softmax_call *c, sdpa_softmax_block *b, char *const 
         *(k == 0 ? &b->x_col : &b->g_col) = col;
     }
     const int v = SDPA_SOFTMAX_OUT;
-    const bool writes = b->phase != SDPA_SOFTMAX_SUM, in_place = writes && usable(c, v, data[v], n_rows);
+    const bool writes = b->phase != SDPA_SOFTMAX_SUM, in_place = writes && usable(c, v, n_rows);
     if (in_place) {
         b->out = data[v] + j0 * column_stride(c, v);
         b->out_row = row_stride(c, v) / size;
@@ -259,17 +270,9 @@ static void run_chunk(const softmax_call *c, sdpa_softmax_block *b, char *const 
 
 /* Whether any group of the call needs scratch. */
 static bool stages(const softmax_call *c) {
-    const int operands[3] = {SDPA_SOFTMAX_X, SDPA_SOFTMAX_OUT, SDPA_SOFTMAX_G};
     if (c->lanes && c->inner % c->group) return true;
-    for (int k = 0; k < (is_backward(c->op) ? 3 : 2); k++) {
-        const int v = operands[k];
-        if (v == SDPA_SOFTMAX_OUT && c->op == SDPA_LOGSUMEXP) continue;
-        if (!usable(c, v, c->view[v].data, c->group)) return true;
-        for (int a = 0; a + 1 < c->n_kept; a++) {
-            if (c->view[v].stride[a] % (int64_t)real_size(c)) return true;
-        }
-    }
-    return false;
+    return !(c->direct[SDPA_SOFTMAX_X] && (c->direct[SDPA_SOFTMAX_OUT] || c->op == SDPA_LOGSUMEXP) &&
+             (c->direct[SDPA_SOFTMAX_G] || !is_backward(c->op)));
 }
 
 static void run_group(const softmax_call *c, char *const *data, int64_t n_rows, char *scratch) {
@@ -405,6 +408,7 @@ sdpa_status sdpa_softmax_run(const sdpa_softmax_problem *p) {
 
     int64_t n_units = (c.n_groups + c.groups_per_unit - 1) / c.groups_per_unit;
     int workers = p->n_workers < n_units ? p->n_workers : (int)n_units;
+    for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) c.direct[v] = c.view[v].data && is_direct(&c, v);
     if (stages(&c)) {
         sdpa_arena arena = {NULL, 0};
         sdpa_take(&arena, real_size(&c) * (size_t)(longest * c.group));

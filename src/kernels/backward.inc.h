@@ -127,25 +127,37 @@ NOINLINE void FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
 NOINLINE void add_mask_gradient(const sdpa_unit *u, const real *ds, int64_t ds_row, real *columns, int64_t j0,
                                 int64_t n) {
     const sdpa_matrix *d = &u->dmask;
-    for (int64_t j = 0; j < n; j++, ds += ds_row) {
+    for (int64_t j = 0; j < n && (d->row == 0 || d->col == 0); j++, ds += ds_row) {
         if (d->col == 0) {
             SIMD for (int64_t i = 0; i < u->n_i; i++) columns[i] += ds[i];
             continue;
         }
         char *element = d->data + (j0 + j) * d->col;
-        if (d->row == 0) {
-            real sum = 0, old;
-            for (int64_t i = 0; i < u->n_i; i++) sum += ds[i];
-            FN(load)(&old, element, 1, 0, d->dtype, false);
-            sum += old;
-            FN(store)(element, &sum, 1, 0, d->dtype);
-            continue;
-        }
-        for (int64_t i = 0; i < u->n_i; i++) {
-            real sum;
-            FN(load)(&sum, element + (u->i0 + i) * d->row, 1, 0, d->dtype, false);
-            sum += ds[i];
-            FN(store)(element + (u->i0 + i) * d->row, &sum, 1, 0, d->dtype);
+        real sum = 0, old;
+        _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < u->n_i; i++) sum += ds[i];
+        FN(load)(&old, element, 1, 0, d->dtype, false);
+        sum += old;
+        FN(store)(element, &sum, 1, 0, d->dtype);
+    }
+    if (d->row == 0 || d->col == 0) return;
+
+    const bool direct = is_direct(d);
+    for (int64_t i = 0; i < u->n_i; i += VL) {
+        for (int64_t j = 0; j < n; j += VL) {
+            const int lanes = u->n_i - i < VL ? (int)(u->n_i - i) : VL, keys = n - j < VL ? (int)(n - j) : VL;
+            vec r[VL], old = {0};
+            UNROLL for (int l = 0; l < VL; l++) r[l] = l < keys ? vload(ds + (j + l) * ds_row + i) : (vec){0};
+            vtranspose(r);
+            char *to = d->data + (u->i0 + i) * d->row + (j0 + j) * d->col;
+            for (int l = 0; l < lanes; l++, to += d->row) {
+                if (direct && keys == VL) {
+                    vstore((real *)to, vload((const real *)to) + r[l]);
+                    continue;
+                }
+                FN(load)(&old, to, keys, d->col, d->dtype, false);
+                old += r[l];
+                FN(store)(to, &old, keys, d->col, d->dtype);
+            }
         }
     }
 }

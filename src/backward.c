@@ -164,7 +164,8 @@ static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa
     int64_t batch = 0, head = 0, most = sdpa_query_block(p), blocks = sdpa_units(p, most);
     sdpa_loop_locate(&c->groups, group, &batch, &head);
     sdpa_loop_locate(&c->members, t / blocks, &batch, &head);
-    sdpa_unit u = sdpa_unit_of_head(p, batch, head);
+    sdpa_unit u;
+    sdpa_unit_set_head(&u, p, batch, head);
     /* As gemm_columns: small terms first; and long units first. */
     sdpa_unit_set_queries(&u, blocks - 1 - t % blocks, most);
     u.dout = sdpa_matrix_at(p, &p->dout, batch, head);

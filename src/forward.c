@@ -19,18 +19,18 @@ typedef struct forward_call {
     size_t part_bytes;
 } forward_call;
 
-static sdpa_unit unit_at(const forward_call *call, int64_t index, sdpa_run *run) {
+static void set_unit(sdpa_unit *u, const forward_call *call, int64_t index, sdpa_run *run) {
     const sdpa_problem *p = call->problem;
     const int64_t blocks = sdpa_units(p, call->query_block), bh = index / blocks;
-    sdpa_unit u = sdpa_unit_of_head(p, bh / p->n_head, bh % p->n_head);
-    sdpa_unit_set_queries(&u, index % blocks, call->query_block);
-    u.run = run;
-    return u;
+    sdpa_unit_set_head(u, p, bh / p->n_head, bh % p->n_head);
+    sdpa_unit_set_queries(u, index % blocks, call->query_block);
+    u->run = run;
 }
 
 static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run) {
     const forward_call *call = context;
-    const sdpa_unit u = unit_at(call, index, run);
+    sdpa_unit u;
+    set_unit(&u, call, index, run);
     void *scratch = call->scratch + (size_t)worker * call->scratch_bytes;
     switch (call->kind) {
     case FORWARD:
@@ -63,7 +63,8 @@ static int64_t parts_of_keys(const sdpa_problem *p, int64_t n_units) {
 static void forward_part(void *context, int64_t index, int worker, sdpa_run *run) {
     const forward_call *call = context;
     const sdpa_problem *p = call->problem;
-    sdpa_unit u = unit_at(call, index / call->n_parts, run);
+    sdpa_unit u;
+    set_unit(&u, call, index / call->n_parts, run);
     const int64_t block = sdpa_key_block(p), blocks = (p->n_k + block - 1) / block, part = index % call->n_parts;
     const int64_t end = blocks * (part + 1) / call->n_parts * block;
     u.first_key = blocks * part / call->n_parts * block;
@@ -122,7 +123,8 @@ static sdpa_status run_forward(const sdpa_problem *p, forward_kind kind, sdpa_st
     sdpa_status status = sdpa_parallel_for(n_units * call.n_parts, workers,
                                            call.n_parts > 1 ? forward_part : forward_unit, &call, p->interrupted);
     for (int64_t i = 0; i < n_units && call.n_parts > 1 && status == SDPA_OK; i++) {
-        const sdpa_unit u = unit_at(&call, i, NULL);
+        sdpa_unit u;
+        set_unit(&u, &call, i, NULL);
         call.kernels->forward_join(&u, call.scratch, call.parts + (size_t)(i * call.n_parts) * call.part_bytes,
                                    call.n_parts);
     }

@@ -87,12 +87,13 @@ typedef struct sdpa_problem {
 
 /* Byte offset of (batch, head) in `t`; `batch` is the flat index over p->axis, `head` a query head. */
 static inline int64_t sdpa_offset(const sdpa_problem *p, const sdpa_tensor *t, int64_t batch, int64_t head) {
-    int64_t offset = head / t->group * t->head;
-    for (int a = p->n_axes - 1; a >= 0; a--) {
+    /* Without a division where none is needed: for (128, 10, 64) they were a twentieth of the call. */
+    int64_t offset = (t->group == 1 ? head : head / t->group) * t->head;
+    for (int a = p->n_axes - 1; a > 0; a--) {
         offset += batch % p->axis[a] * t->batch[a];
         batch /= p->axis[a];
     }
-    return offset;
+    return p->n_axes ? offset + batch * t->batch[0] : offset;
 }
 
 static inline sdpa_matrix sdpa_matrix_at(const sdpa_problem *p, const sdpa_tensor *t, int64_t batch, int64_t head) {

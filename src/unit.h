@@ -18,33 +18,32 @@ static inline int64_t sdpa_units(const sdpa_problem *p, int64_t most) {
     return p->n_q / most + (p->n_q % most + small - 1) / small;
 }
 
-/* Everything of a unit that belongs to its (batch, head). */
-static inline sdpa_unit sdpa_unit_of_head(const sdpa_problem *p, int64_t batch, int64_t head) {
-    sdpa_unit u = {
+/* Everything of a unit that belongs to its (batch, head); the rest is zero. */
+static inline void sdpa_unit_set_head(sdpa_unit *u, const sdpa_problem *p, int64_t batch, int64_t head) {
+    *u = (sdpa_unit){
         .problem = p, .batch = batch, .head = head, .lower = p->lower, .upper = p->upper, .key_length = p->n_k};
-    u.q = sdpa_matrix_at(p, &p->q, batch, head);
-    u.k = sdpa_matrix_at(p, &p->k, batch, head);
-    u.v = sdpa_matrix_at(p, &p->v, batch, head);
-    u.o = sdpa_matrix_at(p, &p->o, batch, head);
-    u.mask = sdpa_matrix_at(p, &p->mask, batch, head);
-    u.alibi_slopes = sdpa_matrix_at(p, &p->alibi_slopes, batch, head);
-    u.sinks = sdpa_matrix_at(p, &p->sinks, batch, head);
-    u.q_t = sdpa_matrix_at(p, &p->q_t, batch, head);
-    u.k_t = sdpa_matrix_at(p, &p->k_t, batch, head);
-    u.v_t = sdpa_matrix_at(p, &p->v_t, batch, head);
-    u.o_t = sdpa_matrix_at(p, &p->o_t, batch, head);
-    u.mask_t = sdpa_matrix_at(p, &p->mask_t, batch, head);
-    u.sinks_t = sdpa_matrix_at(p, &p->sinks_t, batch, head);
-    u.lse = sdpa_matrix_at(p, &p->lse, batch, head).data;
+    u->q = sdpa_matrix_at(p, &p->q, batch, head);
+    u->k = sdpa_matrix_at(p, &p->k, batch, head);
+    u->v = sdpa_matrix_at(p, &p->v, batch, head);
+    u->o = sdpa_matrix_at(p, &p->o, batch, head);
+    u->mask = sdpa_matrix_at(p, &p->mask, batch, head);
+    u->alibi_slopes = sdpa_matrix_at(p, &p->alibi_slopes, batch, head);
+    u->sinks = sdpa_matrix_at(p, &p->sinks, batch, head);
+    u->q_t = sdpa_matrix_at(p, &p->q_t, batch, head);
+    u->k_t = sdpa_matrix_at(p, &p->k_t, batch, head);
+    u->v_t = sdpa_matrix_at(p, &p->v_t, batch, head);
+    u->o_t = sdpa_matrix_at(p, &p->o_t, batch, head);
+    u->mask_t = sdpa_matrix_at(p, &p->mask_t, batch, head);
+    u->sinks_t = sdpa_matrix_at(p, &p->sinks_t, batch, head);
+    u->lse = sdpa_matrix_at(p, &p->lse, batch, head).data;
     if (p->offset.data) {
-        memcpy(&u.offset, sdpa_matrix_at(p, &p->offset, batch, head).data, sizeof u.offset);
-        u.lower += u.offset;
-        u.upper += u.offset;
+        memcpy(&u->offset, sdpa_matrix_at(p, &p->offset, batch, head).data, sizeof u->offset);
+        u->lower += u->offset;
+        u->upper += u->offset;
     }
     if (p->key_length.data) {
-        memcpy(&u.key_length, sdpa_matrix_at(p, &p->key_length, batch, head).data, sizeof u.key_length);
+        memcpy(&u->key_length, sdpa_matrix_at(p, &p->key_length, batch, head).data, sizeof u->key_length);
     }
-    return u;
 }
 
 /* Makes it the index-th of sdpa_units. */

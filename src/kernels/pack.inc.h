@@ -49,10 +49,8 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
         r.tail = tail;
         r.tail_row = d;
         if (tail && full < n) {
-            for (int64_t j = full; j < n; j++) {
-                for (int64_t c = 0; c < d; c++) tail[(j - full) * d + c] = r.p[j * r.row + c];
-            }
-            for (int64_t c = (n - full) * d; c < SCORE_ROWS * d; c++) tail[c] = 0;
+            for (int64_t j = full; j < n; j++) memcpy(tail + (j - full) * d, r.p + j * r.row, sizeof(real) * (size_t)d);
+            memset(tail + (n - full) * d, 0, sizeof(real) * (size_t)((SCORE_ROWS - n + full) * d));
         }
         return r;
     }

@@ -145,9 +145,9 @@ NOINLINE void add_mask_gradient(const sdpa_unit *u, const real *ds, int64_t ds_r
     for (int64_t i = 0; i < u->n_i; i += VL) {
         for (int64_t j = 0; j < n; j += VL) {
             const int lanes = u->n_i - i < VL ? (int)(u->n_i - i) : VL, keys = n - j < VL ? (int)(n - j) : VL;
-            vec r[VL], old = {0};
-            UNROLL for (int l = 0; l < VL; l++) r[l] = l < keys ? vload(ds + (j + l) * ds_row + i) : (vec){0};
-            vtranspose(r);
+            vec r[VL] = {{0}}, old = {0};
+            for (int l = 0; l < keys; l++) r[l] = vload(ds + (j + l) * ds_row + i);
+            FN(transpose)(r);
             char *to = d->data + (u->i0 + i) * d->row + (j0 + j) * d->col;
             for (int l = 0; l < lanes; l++, to += d->row) {
                 if (direct && keys == VL) {

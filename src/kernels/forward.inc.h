@@ -102,6 +102,20 @@ INLINE void FN(first_maximum)(const forward_scratch *w, real *m, int nv, real c,
     }
 }
 
+/* What the unit will read after key j; strided columns of K or V are not worth the lines. */
+INLINE ahead FN(rows_ahead)(const sdpa_unit *u, int64_t j) {
+    const sdpa_problem *p = u->problem;
+    const sdpa_matrix *m[2] = {&u->k, &u->v};
+    const int64_t size = p->dtype == SDPA_F64 ? 8 : p->dtype == SDPA_F32 ? 4 : 2, d[2] = {p->d_k, p->d_v};
+    ahead a = {.n = u->key_length - j};
+    for (int x = 0; x < 2; x++) {
+        a.p[x] = m[x]->data + j * m[x]->row;
+        a.row[x] = m[x]->row;
+        a.bytes[x] = m[x]->col == size ? d[x] * size : 0;
+    }
+    return a;
+}
+
 /* Adds keys j0 .. j0+n-1 to the panel of queries i .. i+n_i-1 (of the unit). `two_passes`: do not try to do without the
  * maximum; this is about speed only. Returns whether the next block should not try either. */
 NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const rows *k, rows *v, int64_t i, int64_t n_i,
@@ -127,6 +141,8 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
                 .highest = (real *)shift,
                 .c = c};
 
+    const ahead next = FN(rows_ahead)(u, j0 + n);
+    if (u->n_i <= VL) t.next = &next;
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->s, w->panel, w->line);
     if (bias == BIAS_ALL_MASKED) return two_passes;
     const bool plain = bias == BIAS_NONE && p->softcap == 0;

@@ -124,7 +124,9 @@ INLINE void gemm_rows(const gemm *g) {
 #if MAX_WIDTH == 4
         int64_t width = vectors >= 3 && vectors % 4 ? 3 : vectors < 4 ? vectors : 4;
 #else
-        int64_t width = vectors >= 3 && vectors % 2 ? 3 : vectors < 2 ? vectors : 2;
+        /* Tiles of three vectors have 4 rows, of two vectors 6. */
+        const bool odd = vectors % 2 || (g->m + 3) / 4 * 4 < (g->m + 5) / 6 * 6;
+        int64_t width = vectors >= 3 && odd ? 3 : vectors < 2 ? vectors : 2;
 #endif
         if (n > width * VL) n = width * VL;
         switch (width) {

@@ -72,6 +72,9 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
     return r;
 }
 
+/* vtranspose where a call costs nothing beside the memory that is read and written. */
+NOINLINE void FN(transpose)(vec *r) { vtranspose(r); }
+
 /* t (d, t_row) = sign * transpose of rows i0 .. i0+n-1 of m; lanes n .. round_up(n, VL)-1 are 0. `line`: (VL, d rounded
  * up to VL) of scratch. */
 NOINLINE void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real sign,
@@ -103,7 +106,7 @@ NOINLINE void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int6
             for (int l = 0; l < VL; l++) {
                 r[l] = l < lanes ? sign * vload_partial(first_row + l * source_row, columns) : (vec){0};
             }
-            vtranspose(r);
+            FN(transpose)(r);
             for (int l = 0; l < columns; l++) vstore(t + (c + l) * t_row + i, r[l]);
         }
     }

@@ -2,6 +2,8 @@
  * K Q^T and V dO^T, with what follows them fused onto the accumulators while they are in registers. */
 
 #define scores FN(scores)
+#define ahead FN(ahead)
+#define fetch_ahead FN(fetch_ahead)
 #define panel_of FN(panel_of)
 #define few_scores FN(few_scores)
 #define finish_column FN(finish_column)
@@ -9,6 +11,23 @@
 #define finish_tile FN(finish_tile)
 #define score_panel FN(score_panel)
 #define score_whole_tiles FN(score_whole_tiles)
+
+/* Rows of K and V that come after the block's. Where a unit has so few queries that they come from memory faster than they
+ * are needed, or nearly so, a panel brings them into L2 as it goes: the hardware looks ahead within a page only. One query
+ * over 65536 keys, d = 64: 15 to 20 GB/s, eight queries 6 to 8; d = 128: no difference. */
+typedef struct ahead {
+    const char *p[2];
+    int64_t row[2], bytes[2], n; /* bytes, bytes, rows */
+} ahead;
+
+INLINE void fetch_ahead(const ahead *a, int64_t j0, int64_t n) {
+    for (int64_t j = j0; j < j0 + n && j < a->n; j++) {
+        for (int x = 0; x < 2; x++) {
+            const char *row = a->p[x] + j * a->row[x];
+            for (int64_t at = 0; at < a->bytes[x]; at += 64) __builtin_prefetch(row + at, 0, 2);
+        }
+    }
+}
 
 /* Sums over the keys of a block, tile by tile in turn: the fewer terms a running sum has, the less it errs. */
 typedef vec FN(tile_sums)[SUMS][SCORE_WIDTH];
@@ -23,8 +42,9 @@ typedef struct scores {
     int64_t y_row, tail_row, n, depth;
     const real *few; /* (n_few, depth rounded up to VL): the queries as rows, where they are few (decode); else NULL */
     int n_few;
-    real *s;  /* (n rounded up to SCORE_ROWS, s_row) */
-    real *ds; /* like s */
+    const ahead *next; /* or NULL */
+    real *s;           /* (n rounded up to SCORE_ROWS, s_row) */
+    real *ds;          /* like s */
     int64_t s_row;
     const real *shift; /* per query */
     real *extreme;     /* per query: running maximum or sum; SCORE_WEIGHTS: tile_sums */
@@ -42,7 +62,7 @@ INLINE int64_t panel_of(int64_t n_i) {
 
 /* A tile for few queries, whose lanes would be mostly idle: the vectors run along d. s (SCORE_ROWS, VL). One row after the
  * other: the rows come from memory, which prefetches one stream faster than four (Zen 3: 20 GB/s instead of 13). */
-NOINLINE void few_scores(const scores *t, const real *y, int64_t y_row, real *s) {
+NOINLINE void few_scores(const scores *t, const real *y, int64_t y_row, int64_t j0, real *s) {
     enum { CHAINS = 4 };
     const int64_t few_row = round_up(t->depth, VL), whole = t->depth / VL * VL;
     const int rest = (int)(t->depth - whole);
@@ -50,6 +70,7 @@ NOINLINE void few_scores(const scores *t, const real *y, int64_t y_row, real *s)
         const real *x = t->few + q * few_row;
         for (int i = 0; i < SCORE_ROWS; i++) {
             const real *row = y + i * y_row;
+            if (t->next && q == 0) fetch_ahead(t->next, j0 + i, 1);
             vec acc[CHAINS] = {{0}};
             int64_t c = 0;
             for (; c + CHAINS * VL <= whole; c += CHAINS * VL) {
@@ -166,22 +187,24 @@ NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc
     }
 }
 
-/* acc (SCORE_ROWS, nv vectors, in memory) += y x over `depth`. */
-INLINE void FN(add_product)(vec (*acc)[MAX_WIDTH], int nv, const real *y, int64_t y_row, const real *x, int64_t depth) {
-    vec part[SCORE_ROWS][MAX_WIDTH];
-    UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int j = 0; j < nv; j++) part[i][j] = (vec){0}; }
-    tile(part, SCORE_ROWS, nv, y, y_row, 1, x, nv * VL, depth);
-    UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] += part[i][j]; }
+/* acc (mr, nv vectors, in memory) += y x over `depth`. */
+INLINE void FN(add_product)(vec (*acc)[MAX_WIDTH], int mr, int nv, const real *y, int64_t y_row, const real *x,
+                            int64_t depth) {
+    vec part[MOST_SCORE_ROWS][MAX_WIDTH];
+    UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) part[i][j] = (vec){0}; }
+    tile(part, mr, nv, y, y_row, 1, x, nv * VL, depth);
+    UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] += part[i][j]; }
 }
 
-#define DEFINE_PRODUCT(nv)                                                                                             \
-    NOINLINE void FN(score_product_##nv)(vec(*acc)[MAX_WIDTH], const real *y, int64_t y_row, const real *x,            \
-                                         int64_t depth) {                                                              \
-        FN(add_product)(acc, nv, y, y_row, x, depth);                                                                  \
+#define DEFINE_PRODUCT(mr, nv)                                                                                         \
+    NOINLINE void FN(score_product_##mr##x##nv)(vec(*acc)[MAX_WIDTH], const real *y, int64_t y_row, const real *x,     \
+                                                int64_t depth) {                                                       \
+        FN(add_product)(acc, mr * SCORE_ROWS, nv, y, y_row, x, depth);                                                 \
     }
-DEFINE_PRODUCT(1)
-DEFINE_PRODUCT(2)
-DEFINE_PRODUCT(3)
+DEFINE_PRODUCT(1, 1)
+DEFINE_PRODUCT(3, 1)
+DEFINE_PRODUCT(1, 2)
+DEFINE_PRODUCT(1, 3)
 #undef DEFINE_PRODUCT
 
 /* Where the second of two chains begins (LONG_CHAIN), or depth. */
@@ -189,22 +212,23 @@ INLINE int64_t FN(second_chain)(const scores *t, bool gradient) {
     return gradient && t->depth > LONG_CHAIN ? t->depth / 2 : t->depth;
 }
 
-/* A panel of any width in any mode. */
+/* A panel of any width in any mode. A single vector goes through three tiles at once, for one would wait for its few sums. */
 NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
     const bool gradient = mode == SCORE_GRADIENT || mode == SCORE_GRADIENT_MASKED;
     const bool logits = mode == SCORE_RAW || mode == SCORE_BIASED || mode == SCORE_CAPPED;
+    const bool by_rows = nv == 1 && !gradient && t->few, given = logits && t->given;
     const int64_t second = FN(second_chain)(t, gradient);
-    for (int64_t j0 = 0; j0 < t->n; j0 += SCORE_ROWS) {
-        const int64_t rows = t->n - j0 < SCORE_ROWS ? t->n - j0 : SCORE_ROWS;
-        const real *y = rows < SCORE_ROWS ? t->y_tail : t->y + j0 * t->y_row;
-        const int64_t y_row = rows < SCORE_ROWS ? t->tail_row : t->y_row;
-        vec acc[SCORE_ROWS][MAX_WIDTH];
+    for (int64_t j0 = 0, n_tiles; j0 < t->n; j0 += n_tiles * SCORE_ROWS) {
+        const int64_t left = t->n - j0;
+        n_tiles = nv == 1 && !by_rows && left >= MOST_SCORE_ROWS ? MOST_SCORE_ROWS / SCORE_ROWS : 1;
+        const real *y = left < SCORE_ROWS ? t->y_tail : t->y + j0 * t->y_row;
+        const int64_t y_row = left < SCORE_ROWS ? t->tail_row : t->y_row;
+        vec acc[MOST_SCORE_ROWS][MAX_WIDTH];
         real few[SCORE_ROWS * VL] = {0};
-        const bool by_rows = nv == 1 && !gradient && t->few, given = logits && t->given;
-        if (by_rows && !given) few_scores(t, y, y_row, few);
+        if (by_rows && !given) few_scores(t, y, y_row, j0, few);
         for (int j = 0; j < nv; j++) {
             const vec start = gradient ? -vload(t->shift + j * VL) : (vec){0};
-            for (int i = 0; i < SCORE_ROWS; i++) {
+            for (int64_t i = 0; i < n_tiles * SCORE_ROWS; i++) {
                 acc[i][j] = given     ? vload(t->given + (j0 + i) * t->s_row + j * VL)
                             : by_rows ? vload(few + i * VL)
                                       : start;
@@ -212,11 +236,16 @@ NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
         }
         for (int64_t k = 0, end; k < t->depth && !given && !by_rows; k = end) {
             end = k < second ? second : t->depth;
-            (nv == 1   ? FN(score_product_1)
-             : nv == 2 ? FN(score_product_2)
-                       : FN(score_product_3))(acc, y + k, y_row, t->x + k * nv * VL, end - k);
+            (n_tiles > 1 ? FN(score_product_3x1)
+             : nv == 1   ? FN(score_product_1x1)
+             : nv == 2   ? FN(score_product_1x2)
+                         : FN(score_product_1x3))(acc, y + k, y_row, t->x + k * nv * VL, end - k);
         }
-        finish_tile(t, mode, (const vec(*)[MAX_WIDTH])acc, nv, j0, rows);
+        for (int64_t i = 0; i < n_tiles * SCORE_ROWS; i += SCORE_ROWS) {
+            if (t->next && !by_rows) fetch_ahead(t->next, j0 + i, SCORE_ROWS);
+            finish_tile(t, mode, (const vec(*)[MAX_WIDTH])(acc + i), nv, j0 + i,
+                        left - i < SCORE_ROWS ? left - i : SCORE_ROWS);
+        }
     }
 }
 
@@ -236,7 +265,7 @@ INLINE void score_whole_tiles(const scores *all, int nv, enum score_mode mode) {
         }
         tile(acc, SCORE_ROWS, nv, y, t.y_row, 1, t.x, nv * VL, second);
         if (second < t.depth) {
-            FN(add_product)(acc, nv, y + second, t.y_row, t.x + second * nv * VL, t.depth - second);
+            FN(add_product)(acc, SCORE_ROWS, nv, y + second, t.y_row, t.x + second * nv * VL, t.depth - second);
         }
         UNROLL for (int j = 0; j < nv; j++) {
             finish_column(&t, mode, (const vec(*)[MAX_WIDTH])acc, j, j0, SCORE_ROWS);

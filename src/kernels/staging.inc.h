@@ -34,7 +34,7 @@ static void FN(load_lanes)(void *dst_, const char *src, int64_t n_rows, int64_t 
                 FN(load)(r + i, src + i * row + j * col, width, col, dtype, swapped);
             }
         }
-        vtranspose(r);
+        FN(transpose)(r);
         for (int t = 0; t < width; t++) vstore(dst + (j + t) * VL, r[t]);
     }
 }
@@ -54,7 +54,7 @@ static void FN(store_lanes)(char *dst, const void *src_, int64_t n_rows, int64_t
         int width = n - j < VL ? (int)(n - j) : VL;
         vec r[VL];
         for (int t = 0; t < VL; t++) r[t] = t < width ? vload(src + (j + t) * VL) : (vec){0};
-        vtranspose(r);
+        FN(transpose)(r);
         for (int i = 0; i < n_rows; i++) {
             if (direct && width == VL) {
                 vstore((real *)(dst + i * row) + j, r[i]);

@@ -12,6 +12,7 @@
 #define MAX_WIDTH 3
 #endif
 #define SCORE_WIDTH 3 /* vectors of queries in a panel */
+#define MOST_SCORE_ROWS (3 * SCORE_ROWS)
 #define MAX_TILE_ROWS 12
 
 /* What is done to a tile of scores, on the accumulators. */

@@ -67,6 +67,8 @@ test-c:
 	build/c/$(shell gcc -dumpmachine | cut -d- -f1)/driver
 	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/tsan FLAGS="-O1 -g -fsanitize=thread"
 	build/c/tsan/driver machine pool disturbed additive
+	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/wide ISA_FLAGS_generic="-DSDPA_WIDE -Wno-psabi"
+	SDPA_ISA=generic build/c/wide/driver attention additive
 
 # Without the test of fork: qemu-user cannot start threads in a forked child.
 ARM_PACKAGES = gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user

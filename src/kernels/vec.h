@@ -24,6 +24,8 @@
 #elif defined(SDPA_ISA_NEON)
 #include <arm_neon.h>
 #define VEC_BYTES 16
+#elif defined(SDPA_WIDE) /* tests: the tiles and lanes of AVX-512 on machines without */
+#define VEC_BYTES 64
 #else
 #define VEC_BYTES 16
 #endif
@@ -181,7 +183,7 @@ INLINE void vnarrow_f16(void *p, vec_f32 x) {
 }
 #define HAVE_VECTOR_F16
 
-#else /* 16-byte vectors */
+#else /* no instructions of its own, but for NEON */
 #if defined(SDPA_ISA_NEON)
 INLINE vec_f32 vmax2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)vmaxq_f32((float32x4_t)a, (float32x4_t)b); }
 INLINE vec_f64 vmax2_f64(vec_f64 a, vec_f64 b) { return (vec_f64)vmaxq_f64((float64x2_t)a, (float64x2_t)b); }
@@ -211,8 +213,16 @@ INLINE vec_f64 vmin2_f64(vec_f64 a, vec_f64 b) { return vselect_f64(a < b, a, b)
 INLINE vec_f32 vmulsub_f32(vec_f32 a, vec_f32 b, vec_f32 c) { return a * b - c; }
 INLINE vec_f64 vmulsub_f64(vec_f64 a, vec_f64 b, vec_f64 c) { return a * b - c; }
 #endif
-INLINE bool vany_f32(ivec_f32 m) { return (m[0] | m[1] | m[2] | m[3]) != 0; }
-INLINE bool vany_f64(ivec_f64 m) { return (m[0] | m[1]) != 0; }
+INLINE bool vany_f32(ivec_f32 m) {
+    int32_t any = 0;
+    UNROLL for (int l = 0; l < VL_f32; l++) any |= m[l];
+    return any != 0;
+}
+INLINE bool vany_f64(ivec_f64 m) {
+    int64_t any = 0;
+    UNROLL for (int l = 0; l < VL_f64; l++) any |= m[l];
+    return any != 0;
+}
 INLINE vec_f32 vload_partial_f32(const float *p, int n) {
     vec_f32 x = {0};
     for (int l = 0; l < n; l++) x[l] = p[l];

@@ -156,16 +156,14 @@ static sdpa_status begin(additive_call *c, const sdpa_problem *p, const sdpa_add
     return SDPA_OK;
 }
 
-/* As many as the work is worth: see sdpa_workers_for. */
+/* One per million multiply-adds, as in sdpa_workers_for. */
 static int workers_for(const additive_call *c, int64_t n_units) {
     double work = 0;
     for (int i = 0; i < 2; i++) {
         const side *s = &c->sides[i];
         work += (double)s->own.size * (double)s->n * (double)s->d * (double)c->channels / 1e6;
     }
-    int64_t n = c->problem->n_workers < n_units ? c->problem->n_workers : n_units;
-    if ((double)n > work) n = (int64_t)work;
-    return n < 1 ? 1 : (int)n;
+    return sdpa_workers(c->problem->n_workers, n_units, work);
 }
 
 /* ------------------------------------------------------------------------------------ projections */

@@ -126,8 +126,8 @@ static void narrow_row(void *context, int64_t index, int worker, sdpa_run *run) 
 
 static sdpa_status narrow(wide_gradient *g) {
     const sdpa_problem *p = g->problem;
-    const int64_t n_rows = g->matrices.size * g->n_rows, worth = n_rows * g->n_cols / 100000; /* waking costs 10 us */
-    const int workers = worth < p->n_workers ? (int)worth : p->n_workers;
+    const int64_t n_rows = g->matrices.size * g->n_rows;
+    const int workers = sdpa_workers(p->n_workers, n_rows, (double)n_rows * (double)g->n_cols / 1e5);
     return sdpa_parallel_for(n_rows, workers, narrow_row, g, p->interrupted);
 }
 
@@ -240,8 +240,9 @@ static sdpa_status run_wavefront(backward_call *c, int workers, int64_t most) {
         if (c->summed) {
             status = sdpa_parallel_zero(c->sums, (size_t)c->n_flight * c->sums_bytes, workers, c->problem->interrupted);
         }
-        if (status != SDPA_OK) break;
-        status = sdpa_parallel_for(c->n_flight * units, workers, wavefront_work, c, c->problem->interrupted);
+        if (status == SDPA_OK) {
+            status = sdpa_parallel_for(c->n_flight * units, workers, wavefront_work, c, c->problem->interrupted);
+        }
         for (int64_t slot = 0; slot < c->n_flight && c->summed && status == SDPA_OK; slot++) {
             store_sums(c, c->first_group + slot, slot);
         }

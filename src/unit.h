@@ -53,13 +53,17 @@ static inline void sdpa_unit_set_queries(sdpa_unit *u, int64_t index, int64_t mo
     u->n_i = index < whole ? most : n_q - u->i0 < small ? n_q - u->i0 : small;
 }
 
-/* Waking threads costs some 10 us: as many as the work is worth, one per million multiply-adds. */
-static inline int sdpa_workers_for(const sdpa_problem *p, int64_t n_units) {
-    double work =
-        (double)p->n_batch * (double)p->n_head * (double)p->n_q * (double)p->n_k * (double)(p->d_k + p->d_v + 16) / 1e6;
-    int64_t n = p->n_workers < n_units ? p->n_workers : n_units;
+/* As many as there are units and as the work is worth: `work` in what a thread does in 100 us, since waking one costs 10. */
+static inline int sdpa_workers(int n_workers, int64_t n_units, double work) {
+    int64_t n = n_workers < n_units ? n_workers : n_units;
     if ((double)n > work) n = (int64_t)work;
     return n < 1 ? 1 : (int)n;
+}
+
+/* One per million multiply-adds. */
+static inline int sdpa_workers_for(const sdpa_problem *p, int64_t n_units) {
+    const double pairs = (double)p->n_batch * (double)p->n_head * (double)p->n_q * (double)p->n_k;
+    return sdpa_workers(p->n_workers, n_units, pairs * (double)(p->d_k + p->d_v + 16) / 1e6);
 }
 
 #endif

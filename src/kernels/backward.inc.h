@@ -122,25 +122,9 @@ NOINLINE void FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
     }
 }
 
-/* dMask += dS (n, ds_row), summed over the axes on which the mask is broadcast (stride 0); `columns`: per query, where
- * it is broadcast over keys. dMask has the compute type or, where no sum crosses units, any float type. */
-NOINLINE void add_mask_gradient(const sdpa_unit *u, const real *ds, int64_t ds_row, real *columns, int64_t j0,
-                                int64_t n) {
-    const sdpa_matrix *d = &u->dmask;
-    for (int64_t j = 0; j < n && (d->row == 0 || d->col == 0); j++, ds += ds_row) {
-        if (d->col == 0) {
-            SIMD for (int64_t i = 0; i < u->n_i; i++) columns[i] += ds[i];
-            continue;
-        }
-        char *element = d->data + (j0 + j) * d->col;
-        real sum = 0, old;
-        _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < u->n_i; i++) sum += ds[i];
-        FN(load)(&old, element, 1, 0, d->dtype, false);
-        sum += old;
-        FN(store)(element, &sum, 1, 0, d->dtype);
-    }
-    if (d->row == 0 || d->col == 0) return;
-
+/* d[i, j0 + j] += dS[j, i] for the unit's queries and n keys, by squares of VL x VL. */
+NOINLINE void FN(add_transposed)(const sdpa_unit *u, const sdpa_matrix *d, const real *ds, int64_t ds_row, int64_t j0,
+                                 int64_t n) {
     const bool direct = is_direct(d);
     for (int64_t i = 0; i < u->n_i; i += VL) {
         for (int64_t j = 0; j < n; j += VL) {
@@ -159,6 +143,29 @@ NOINLINE void add_mask_gradient(const sdpa_unit *u, const real *ds, int64_t ds_r
                 FN(store)(to, &old, keys, d->col, d->dtype);
             }
         }
+    }
+}
+
+/* dMask += dS (n, ds_row), summed over the axes on which the mask is broadcast (stride 0); `columns`: per query, where
+ * it is broadcast over keys. dMask has the compute type or, where no sum crosses units, any float type. */
+NOINLINE void add_mask_gradient(const sdpa_unit *u, const real *ds, int64_t ds_row, real *columns, int64_t j0,
+                                int64_t n) {
+    const sdpa_matrix *d = &u->dmask;
+    if (d->row != 0 && d->col != 0) {
+        FN(add_transposed)(u, d, ds, ds_row, j0, n);
+        return;
+    }
+    for (int64_t j = 0; j < n; j++, ds += ds_row) {
+        if (d->col == 0) {
+            SIMD for (int64_t i = 0; i < u->n_i; i++) columns[i] += ds[i];
+            continue;
+        }
+        char *element = d->data + (j0 + j) * d->col;
+        real sum = 0, old;
+        _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < u->n_i; i++) sum += ds[i];
+        FN(load)(&old, element, 1, 0, d->dtype, false);
+        sum += old;
+        FN(store)(element, &sum, 1, 0, d->dtype);
     }
 }
 

@@ -67,7 +67,7 @@ static size_t FN(forward_bytes)(const sdpa_problem *p) {
 /* After a pass for the maxima `sum` of the block: moves m and low, and sets alpha = 2^(old m - new m) and shift = m. */
 INLINE void FN(move_maximum)(const forward_scratch *w, int64_t i, int nv, bool plain, real c, vec *sum, vec *alpha,
                              vec *shift) {
-    const vec factor = vset1(plain ? c : 1);
+    const vec factor = vset1(c);
     for (int x = 0; x < nv; x++) {
         real *m = w->m + i + x * VL, *low = w->low + i + x * VL;
         vec old = vload(m), old_low = vload(low), most = factor * sum[x];
@@ -96,8 +96,8 @@ INLINE void FN(first_maximum)(const forward_scratch *w, real *m, int nv, real c,
     for (int x = 0; x < nv; x++) {
         vec least = most[x];
         for (int j = 0; j < FIRST_KEYS; j++) least = vmin2(least, vload(w->s + j * w->panel + x * VL));
-        const vec old = vload(m + x * VL), new = most[x] * c, huge = vset1(HUGE_SCORE);
-        const ivec taken = (old == -(real)INFINITY) & (new - least *c <= FIRST_SPREAD) & (new < huge) & (new > -huge);
+        const vec old = vload(m + x * VL), new = most[x] * c, lowest = vset1(c) * least, huge = vset1(HUGE_SCORE);
+        const ivec taken = (old == -(real)INFINITY) & (new - lowest <= FIRST_SPREAD) & (new < huge) & (new > -huge);
         vstore(m + x * VL, vselect(taken, new, old));
     }
 }
@@ -141,8 +141,11 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
                 .highest = (real *)shift,
                 .c = c};
 
-    const ahead next = FN(rows_ahead)(u, j0 + n);
-    if (u->n_i <= VL) t.next = &next;
+    ahead next;
+    if (u->n_i <= VL) {
+        next = FN(rows_ahead)(u, j0 + n);
+        t.next = &next;
+    }
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->s, w->panel, w->line);
     if (bias == BIAS_ALL_MASKED) return two_passes;
     const bool plain = bias == BIAS_NONE && p->softcap == 0;
@@ -175,13 +178,9 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     }
     if (!fused || two_passes) {
         for (int x = 0; x < nv; x++) sum[x] = vset1(-INFINITY);
-        if (plain) {
-            FN(score)(&t, nv, SCORE_RAW);
-        } else {
-            FN(score_logits)(&t, nv, p, bias, (real)M_LOG2E);
-        }
-        FN(move_maximum)(w, i, nv, plain, c, sum, alpha, shift);
-        masked = FN(exponentiate)(w->s, w->panel, n, nv, plain ? c : 1, (const real *)shift, low, (real *)sum, !plain);
+        const real factor = FN(score_products)(&t, nv, p, bias, M_LOG2E);
+        FN(move_maximum)(w, i, nv, plain, factor, sum, alpha, shift);
+        masked = FN(exponentiate)(w->s, w->panel, n, nv, factor, (const real *)shift, low, (real *)sum, !plain);
     }
     for (int x = 0; x < nv; x++) vstore(l + x * VL, alpha[x] * vload(l + x * VL) + sum[x]);
 

@@ -375,3 +375,13 @@ NOINLINE void FN(score_logits)(scores *t, int nv, const sdpa_problem *p, enum bi
         FN(score)(t, nv, SCORE_BIASED);
     }
 }
+
+/* The same but for a factor, which is returned: the products themselves where logits are nothing else. */
+INLINE real FN(score_products)(scores *t, int nv, const sdpa_problem *p, enum bias_kind bias, double unit) {
+    if (bias != BIAS_NONE || p->softcap > 0) {
+        FN(score_logits)(t, nv, p, bias, (real)unit);
+        return 1;
+    }
+    FN(score)(t, nv, SCORE_RAW);
+    return (real)(fabs(p->scale) * unit);
+}

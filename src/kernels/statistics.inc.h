@@ -103,13 +103,7 @@ NOINLINE void statistics_keys(const sdpa_unit *u, const forward_scratch *w, FN(r
                 .extreme = (real *)maximum};
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, 1, w->s, w->panel, w->line);
     if (bias == BIAS_ALL_MASKED) return;
-    const bool plain = bias == BIAS_NONE && p->softcap == 0;
-    const real factor = plain ? (real)fabs(p->scale) : 1;
-    if (plain) {
-        FN(score)(&t, nv, SCORE_RAW);
-    } else {
-        FN(score_logits)(&t, nv, p, bias, 1);
-    }
+    const real factor = FN(score_products)(&t, nv, p, bias, 1);
     for (int x = 0; x < nv; x++) {
         FN(row_sums) *r = &sums[i / VL + x];
         FN(add_logits)(r, w->s + x * VL, w->panel, n, factor * maximum[x], factor);

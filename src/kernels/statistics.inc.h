@@ -30,7 +30,7 @@ INLINE void FN(add_logits)(FN(row_sums) * r, const real *s, int64_t s_row, int64
     const double c_high = SDPA_REAL == 32 ? 0x1.714p0 : 0x1.715476p0, c_low = M_LOG2E - c_high + 2.0355273740931033e-17,
                  limit = SDPA_REAL == 32 ? 127 : 1023;
     const vec m = vmax2(maximum, r->m), shift = vselect(m == -(real)INFINITY, (vec){0}, m);
-    vec count = {0}, l[4] = {{0}}, ex[4] = {{0}}, e2[4] = {{0}}, e3[4] = {{0}}, total[4] = {{0}};
+    vec count = {0}, l[4] = {{0}}, ex[4] = {{0}}, e2[4] = {{0}}, e3[4] = {{0}}, total = {0}, total_low = {0};
     for (int64_t tile = 0; tile < n; tile += 8) {
         const int64_t end = tile + 8 < n ? tile + 8 : n, part = tile / 8 % 4;
         vec of_s = {0}, of_e = {0}, of_ex = {0}, of_e2 = {0}, of_e3 = {0};
@@ -49,24 +49,22 @@ INLINE void FN(add_logits)(FN(row_sums) * r, const real *s, int64_t s_row, int64
         ex[part] += of_ex;
         e2[part] += of_e2;
         e3[part] += of_e3;
-        total[part] += of_s;
+        add_exactly(&total, &total_low, of_s);
     }
-    vec mean = vselect(count == 0, (vec){0}, sum_of_four(total) / count), rests[4] = {{0}}, squares[4] = {{0}};
+    const vec mean = vselect(count == 0, (vec){0}, total / count),
+              lacking = vselect(count == 0, (vec){0}, (total_low - vmulsub(mean, count, total)) / count);
+    vec squares[4] = {{0}};
     for (int64_t tile = 0; tile < n; tile += 8) {
         const int64_t end = tile + 8 < n ? tile + 8 : n, part = tile / 8 % 4;
-        vec of_d = {0}, of_d2 = {0};
+        vec of_d2 = {0};
         for (int64_t j = tile; j < end; j++) {
             const vec logit = factor * vload(s + j * s_row);
             const vec d = vselect(logit == -(real)INFINITY, (vec){0}, logit - mean);
-            of_d += d;
             of_d2 += d * d;
         }
-        rests[part] += of_d;
         squares[part] += of_d2;
     }
-    /* What the mean lacks is the mean of the deviations from it. */
-    const vec rest = sum_of_four(rests), lacking = vselect(count == 0, (vec){0}, rest / count);
-    const vec m2 = sum_of_four(squares) - rest * lacking;
+    const vec m2 = sum_of_four(squares) - count * lacking * lacking;
     /* The old sums move to the new maximum: e shrinks by a, x grows by `down`. */
     const vec down = vselect(r->m == -(real)INFINITY, (vec){0}, r->m - shift),
               a = vexp2((real)M_LOG2E * (r->m - shift));

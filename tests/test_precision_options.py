@@ -9,6 +9,7 @@ PyTorch has no routine, against plain NumPy. What is held to more than promised,
 
 import collections
 import functools
+import os
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from sdpa import _core
 
 FIRST = ("out", "lse", "query", "key", "value", "attn_mask", "sinks")
 SECOND = ("grad_out", "query", "key", "value", "attn_mask", "sinks")
-DRAWS = 12
+DRAWS = int(os.environ.get("SDPA_DRAWS", "12"))
 # Heads. NumPy multiplies neither the 16-bit types nor extended precision with BLAS.
 HEADS = {"float16": 4, "bfloat16": 4, "float32": 32, "float64": 12}
 N_Q, N_K = 24, 160
@@ -233,18 +234,18 @@ def errors(torch, dtype, case, std):
 def bounds_of(name, isa, dtype):
     """{"rms": factor, "max": factor} of the errors of the better peer.
 
-    As promised, but for three. Where one weight is nearly 1, the error of rowsum(dO O) does not
-    cancel as that of PyTorch's rowsum(P dP) does: the largest errors of what dS enters. The mean of
-    the scores is one sum of few terms more than NumPy's. The gradient of a sink is one number per
-    head, so that chance alone moves the ratio by a few hundredths. Kernels without FMA, and
-    float64, are beyond what is promised; their single errors are held by the bounds of
-    tests/test_options_derivatives.py.
+    As promised where the draws are many (SDPA_DRAWS=120). Of few, chance moves two ratios: the
+    gradient of a sink is one number per head; and where one weight is nearly 1, the error of
+    rowsum(dO O) does not cancel as that of PyTorch's rowsum(P dP) does, which is the largest error
+    of what dS enters. Kernels without FMA, and float64, are beyond what is promised; their single
+    errors are held by the bounds of tests/test_options_derivatives.py.
     """
     if isa == "generic" or dtype == np.float64:
         return {"rms": 1.5}
-    rms = {"score_mean": 1.15, "sinks": 1.1, "second sinks": 1.1}
-    largest = {"query": 1.5, "key": 1.5, "attn_mask": 1.5}
-    return {"rms": rms.get(name, 1.05), "max": largest.get(name, 1.25)}
+    by_chance = {"sinks": (1.1, 1.25), "second sinks": (1.1, 1.25)}
+    by_chance |= dict.fromkeys(("query", "key", "attn_mask"), (1.05, 1.5))
+    rms, largest = by_chance.get(name, (1.05, 1.25)) if DRAWS < 100 else (1.05, 1.25)
+    return {"rms": rms, "max": largest}
 
 
 @pytest.mark.parametrize("std", [1, 8, 25])

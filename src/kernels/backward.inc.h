@@ -92,6 +92,7 @@ static size_t FN(backward_bytes)(const sdpa_problem *p) {
  * scores are 0, a large one: their P is exactly 0. */
 NOINLINE void FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
     const sdpa_problem *p = u->problem;
+    const double log2_e = FN(log2_e)(p);
     for (int64_t i = 0; i < w->n_lanes; i++) {
         w->lse[i] = i < u->n_i ? (real)INFINITY : HUGE_SCORE;
         w->delta[i] = w->dlse[i] = w->zero[i] = 0;
@@ -103,7 +104,7 @@ NOINLINE void FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
             FN(load)(&w->dlse[i], u->dlse + (u->i0 + i) * p->dlse.row, 1, 0, p->dlse.dtype, p->dlse.swapped);
         }
         if (lse != -(real)INFINITY) {
-            double log2_lse = lse * M_LOG2E;
+            double log2_lse = lse * log2_e;
             if (isfinite(lse)) log2_lse = fmax(-REAL_MAX, fmin(REAL_MAX, log2_lse)); /* see mask_block */
             /* Down: the factor is at most 1, so that dO times it is finite. Beyond integers, where P is as good as lse,
              * it must not become 0 or infinite. */
@@ -211,7 +212,7 @@ NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, co
     } else {
         t.extreme = (real *)unused;
         t.ds = w->tanh ? w->tanh + i : NULL;
-        FN(score_logits)(&t, nv, u->problem, bias, (real)M_LOG2E);
+        FN(score_logits)(&t, nv, u->problem, bias, M_LOG2E);
     }
     if (FN(exponentiate)(t.s, t.s_row, n, nv, unit, t.shift, NULL, (real *)sum, bias == BIAS_SOME)) *masked = true;
     return true;

@@ -150,8 +150,9 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     if (bias == BIAS_ALL_MASKED) return two_passes;
     const bool plain = bias == BIAS_NONE && p->softcap == 0;
     if (p->w_score) {
-        additive_scores(p, t.x, nv, k, n, w->given, w->panel);
-        t.given = w->given;
+        real *given = plain ? w->s : w->given; /* s holds what is to be added */
+        additive_scores(p, t.x, nv, k, n, given, w->panel);
+        t.given = given;
         two_passes = true;
     }
     bool fused = plain && !two_passes, first = false;
@@ -280,13 +281,14 @@ NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch)
     const sdpa_problem *p = u->problem;
     const forward_scratch w = *scratch;
     const real sink = FN(sink_of)(u);
+    const double log2_e = FN(log2_e)(p);
     for (int64_t i = 0; i < u->n_i; i++) {
         real *o = w.o + i * w.o_row, l = w.l[i], m = w.m[i], factor = FN(add_sink)(sink, &m, &l);
         factor = l == 0 ? 0 : factor / l;
         for (int64_t x = 0; x < w.o_row; x += VL) vstore(o + x, factor * vload(o + x));
         if (u->o.data) FN(store)(u->o.data + (u->i0 + i) * u->o.row, o, p->d_v, u->o.col, u->o.dtype);
         if (u->lse) {
-            real lse = l == 0 ? -(real)INFINITY : (real)(m * M_LN2 + log(l));
+            real lse = l == 0 ? -(real)INFINITY : (real)(m / log2_e + log(l));
             if (m == -REAL_MAX) lse = m; /* saturated: see mask_block */
             memcpy(u->lse + (u->i0 + i) * p->lse.row, &lse, sizeof lse);
         }

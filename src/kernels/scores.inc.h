@@ -38,7 +38,7 @@ typedef struct scores {
     const real *x;      /* (depth, nv vectors): a panel of transposed queries, or of dO */
     const real *y;      /* (n, depth), rows y_row apart: keys, or values */
     const real *y_tail; /* the last n % SCORE_ROWS rows, padded to SCORE_ROWS, tail_row apart */
-    const real *given;  /* like s: the products, where they are not x y; else NULL */
+    const real *given;  /* like s, or s itself: the products, where they are not x y; else NULL */
     int64_t y_row, tail_row, n, depth;
     const real *few; /* (n_few, depth rounded up to VL): the queries as rows, where they are few (decode); else NULL */
     int n_few;
@@ -49,7 +49,7 @@ typedef struct scores {
     const real *shift; /* per query */
     real *extreme;     /* per query: running maximum or sum; SCORE_WEIGHTS: tile_sums */
     real *highest;     /* per query: running maximum of c * acc - shift (SCORE_SUMMED) */
-    real c, cap;
+    real c, cap, cap_low; /* cap_low: what rounding took from cap */
 } scores;
 
 /* How many of n_i queries that are left the next panel takes: a panel of one vector leaves most of a tile idle, so four
@@ -153,7 +153,7 @@ INLINE void cap_column(const scores *t, const vec (*acc)[MAX_WIDTH], int j, int6
     vec extreme = vload(t->extreme + j * VL);
     for (int64_t i = 0; i < rows && i < SCORE_ROWS; i++) {
         const int64_t at = (j0 + i) * t->s_row + j * VL;
-        const vec bias = vload(t->s + at), h = vtanh(t->cap * acc[i][j]);
+        const vec bias = vload(t->s + at), h = vtanh(t->cap * acc[i][j] + t->cap_low * acc[i][j]);
         const vec a = vselect(bias == -(real)INFINITY, bias, c * h + bias);
         vstore(t->s + at, a);
         extreme = vmax2(a, extreme);
@@ -357,19 +357,28 @@ NOINLINE bool FN(exponentiate)(real *s, int64_t s_row, int64_t n, int nv, real c
     return vany(any);
 }
 
+/* log2(e) as it is in a call's logits, whose factor is rounded: for between lse and log2 units, where that is a part of what
+ * lse errs by. The weights do not mind. */
+INLINE double FN(log2_e)(const sdpa_problem *p) {
+    const double epsilon = SDPA_REAL == 32 ? FLT_EPSILON : DBL_EPSILON;
+    const double factor = p->softcap > 0 ? p->softcap : fabs(p->scale), unit = (real)(factor * M_LOG2E) / factor;
+    return fabs(unit - M_LOG2E) < epsilon ? unit : M_LOG2E; /* it is not where the factor is 0 or subnormal */
+}
+
 /* s = the logits of a block in log2 units (`unit` = log2 e) or as they are (`unit` = 1), after scale, cap and bias, for
  * any options; t->extreme their maximum. `bias` tells what s already holds. */
-NOINLINE void FN(score_logits)(scores *t, int nv, const sdpa_problem *p, enum bias_kind bias, real unit) {
-    const real scale = (real)fabs(p->scale);
-    t->c = unit * scale;
+NOINLINE void FN(score_logits)(scores *t, int nv, const sdpa_problem *p, enum bias_kind bias, double unit) {
+    t->c = (real)(unit * fabs(p->scale));
     if (bias == BIAS_NONE) {
         for (int64_t j = 0; j < t->n; j++) {
             for (int x = 0; x < nv; x++) vstore(t->s + j * t->s_row + x * VL, (vec){0});
         }
     }
     if (p->softcap > 0) {
-        t->cap = (real)(fabs(p->scale) / p->softcap);
-        t->c = unit * (real)p->softcap;
+        const double cap = fabs(p->scale) / p->softcap;
+        t->cap = (real)cap;
+        t->cap_low = (real)(cap - (double)t->cap);
+        t->c = (real)(unit * p->softcap);
         FN(score)(t, nv, SCORE_CAPPED);
     } else {
         FN(score)(t, nv, SCORE_BIASED);
@@ -379,9 +388,17 @@ NOINLINE void FN(score_logits)(scores *t, int nv, const sdpa_problem *p, enum bi
 /* The same but for a factor, which is returned: the products themselves where logits are nothing else. */
 INLINE real FN(score_products)(scores *t, int nv, const sdpa_problem *p, enum bias_kind bias, double unit) {
     if (bias != BIAS_NONE || p->softcap > 0) {
-        FN(score_logits)(t, nv, p, bias, (real)unit);
+        FN(score_logits)(t, nv, p, bias, unit);
         return 1;
     }
-    FN(score)(t, nv, SCORE_RAW);
+    if (t->given != t->s) {
+        FN(score)(t, nv, SCORE_RAW);
+    } else {
+        for (int x = 0; x < nv; x++) {
+            vec most = vload(t->extreme + x * VL);
+            for (int64_t j = 0; j < t->n; j++) most = vmax2(vload(t->s + j * t->s_row + x * VL), most);
+            vstore(t->extreme + x * VL, most);
+        }
+    }
     return (real)(fabs(p->scale) * unit);
 }

@@ -113,7 +113,7 @@ NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const
                 .extreme = maximum};
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, t.s, t.s_row, w->line);
     if (bias == BIAS_ALL_MASKED) return false;
-    FN(score_logits)(&t, nv, p, bias, (real)M_LOG2E);
+    FN(score_logits)(&t, nv, p, bias, M_LOG2E);
 
     vec unused[SCORE_WIDTH] = {{0}};
     t.extreme = (real *)unused;

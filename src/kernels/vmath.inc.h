@@ -137,10 +137,11 @@ INLINE vec vexp2_product(vec d, real c, real c_high, real c_low, real d_min) {
 /* tanh x = E / (E + 2), E = e^(2|x|) - 1 = 2^n (2^f - 1) + (2^n - 1). Relative error at most 4 ulp, at 0 too. */
 INLINE vec vtanh(vec x) {
     const ivec sign = (ivec)x & SIGN_BIT;
-    /* At 60 the result has long been 1. */
-    vec y = vmin2(vset1(60), (real)(2 * M_LOG2E) * (vec)((ivec)x & ~SIGN_BIT));
-    vec n = y + EXP2_MAGIC;
-    vec f = y - (n - EXP2_MAGIC);
+    const double c = 2 * M_LOG2E, c_high = (real)c;
+    /* At 20 the result has long been 1. */
+    vec a = vmin2(vset1(20), (vec)((ivec)x & ~SIGN_BIT));
+    vec n = (real)c_high * a + EXP2_MAGIC;
+    vec f = vmulsub(vset1((real)c_high), a, n - EXP2_MAGIC) + (real)(c - c_high) * a;
     vec power = (vec)((ivec)n << (SDPA_REAL == 32 ? 23 : 52));
     vec e = power * (exp2_slope(f) * f) + (power - 1);
     return (vec)((ivec)(e / (e + 2)) | sign);

@@ -83,7 +83,7 @@ COLD static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch
             if (plain) {
                 FN(score)(&t, nv, SCORE_RAW);
             } else if (bias != BIAS_ALL_MASKED) {
-                FN(score_logits)(&t, nv, p, bias, weights ? (real)M_LOG2E : 1);
+                FN(score_logits)(&t, nv, p, bias, weights ? M_LOG2E : 1);
             }
             if (weights && p->dropout_p > 0) dropout_block(u, u->i0 + i, nv * VL, j, n, w.r, w.panel);
             real unit = plain ? c : 1;

@@ -21,7 +21,11 @@ from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
 ISA_FLAGS = {
-    "x86_64": {"generic": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]},
+    "x86_64": {
+        "generic": [],
+        "avx2": ["-march=x86-64-v3"],
+        "avx512": ["-march=x86-64-v4", "-mavx512bf16"],
+    },
     "aarch64": {"generic": [], "neon": []},
 }
 # What of GCC's -O3 the code profits from, by folder: all of it would make the wheel a fifth larger,

@@ -44,6 +44,12 @@ static bool has_avx512(void) {
     return has_avx2() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & leaf7) == leaf7 &&
            os_saves(BIT_XMM | BIT_YMM | BIT_OPMASK | BIT_ZMM_HIGH | BIT_ZMM_16_31);
 }
+
+static bool has_avx512bf16(void) {
+    uint32_t a, b, c, d;
+    return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 &&
+           __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bit_AVX512BF16);
+}
 #elif defined(__aarch64__)
 static bool has_neon(void) { return true; /* part of the architecture's baseline */ }
 #endif

@@ -9,7 +9,7 @@
 
 static inline const struct sdpa_kernels *sdpa_kernels_for(sdpa_dtype dtype) {
     const struct sdpa_ops *ops = sdpa_ops_get();
-    return dtype == SDPA_F64 ? &ops->f64 : &ops->f32;
+    return dtype == SDPA_F64 ? &ops->f64 : dtype == SDPA_BF16 ? &ops->bf16 : &ops->f32;
 }
 
 /* Units of a head: whole ones of `most` queries, then small ones. */

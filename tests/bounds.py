@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from sdpa import reference
+from sdpa import _core, reference
 from sdpa.reference import arrays, logits
 
 
@@ -25,6 +25,11 @@ def compute_type(dtype):
 def unit_roundoff(dtype):
     """Largest relative error of rounding to `dtype`."""
     return float(ml_dtypes.finfo(dtype).eps) / 2
+
+
+def rounds_weights(dtype):
+    """Whether the kernels in use round weights to the type of the values before they multiply."""
+    return dtype == ml_dtypes.bfloat16 and _core.show_config("dicts")["isa"] == "avx512bf16"
 
 
 def finite(x):
@@ -97,7 +102,8 @@ class AttentionBounds:
     a      z - m, m near the maximum: that and 8 u M, where M bounds a row's |z|, sink and lse
     exp a  relative expm1(2 a's error) + 8 u; below the smallest normal number absolute. m need not
            be the maximum, only l >= 2^-60: `tiny` is that error relative to l
-    p      exp a / l, where l sums Lk + 1 positive terms: (Lk + 24) u more
+    p      exp a / l, where l sums Lk + 1 positive terms: (Lk + 24) u more; out has that, and the
+           rounding of p where products of bfloat16 take p as such
     lse    m + log l: the error of a, (Lk + 16) u, and 4 u M
     p again, as exp(z - lse): that of lse more, and (Lk + 32) u for rows scaled to a sum of 1
     """
@@ -215,7 +221,8 @@ class AttentionBounds:
     @functools.cached_property
     def _out(self):
         out = (self.r * self._weights(self.relative)[0]) @ self.v
-        return Number(self.true_out, out.error, self.u)
+        rounding = unit_roundoff(self.dtype) if rounds_weights(self.dtype) else 0
+        return Number(self.true_out, out.error + rounding * (out.size + out.error), self.u)
 
     @property
     def out(self):

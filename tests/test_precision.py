@@ -5,7 +5,8 @@ against exact arithmetic is at most 1.05 times, and the largest error of a draw,
 draws, at most 1.25 times, the smaller of theirs; for out, lse and every gradient, at scores of
 standard deviation 1, 8 and 25. Exact means float64. The promise says nothing of float64 itself, nor
 of kernels without fused multiply-add on a machine whose peers have it: those are held to wider
-bounds here, float64 against extended precision. (The largest error of all draws together is one
+bounds here, float64 against extended precision; where products of bfloat16 take the weights as
+such, 1.1 and 2 times are promised. (The largest error of all draws together is one
 element's chance: from seed to seed its ratio moves between 0.7 and 1.6, the average's by 0.05.)
 """
 
@@ -13,6 +14,7 @@ import functools
 
 import numpy as np
 import pytest
+from bounds import rounds_weights
 from conftest import SEED
 from helpers import BFLOAT16
 
@@ -20,6 +22,7 @@ import sdpa
 
 PROMISED = {"rms": 1.05, "max": 1.25}
 BEYOND_THE_PROMISE = {"rms": 1.25, "max": 2.0}
+ROUNDED_WEIGHTS = {"rms": 1.1, "max": 2.0}
 RESULTS = ("out", "lse", "query", "key", "value")
 
 # (draws, heads, Lq, Lk, d, is_causal). NumPy multiplies float16 and extended precision without
@@ -137,6 +140,8 @@ def test_as_exact_as_the_better_peer(torch, isa, dtype, name, std):
     exact, peers = exact_and_peers(torch, dtype, case, std)
     ours = pooled([with_sdpa(*x, case[-1]) for x in draws(dtype, case, std)], exact)
     bounds = BEYOND_THE_PROMISE if isa == "generic" or dtype == np.float64 else PROMISED
+    if rounds_weights(dtype):
+        bounds = ROUNDED_WEIGHTS
     broken = []
     for result in RESULTS:
         for i, (kind, allowed) in enumerate(bounds.items()):

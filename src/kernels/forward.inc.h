@@ -27,7 +27,8 @@ typedef struct forward_scratch {
     real *k_tail; /* (SCORE_ROWS, d_k) */
     real *line;   /* VL rows of queries or of masks */
     int64_t n_lanes, panel, d_v, o_row, block;
-    int n_few; /* 0: not so few */
+    int n_few;  /* 0: not so few */
+    bool pairs; /* bfloat16 is multiplied as it is: q, k, v and P^T are pairs, of d or of keys */
 } forward_scratch;
 
 /* d_v = 0: scores only. */
@@ -43,6 +44,7 @@ INLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa_a
     w.q = sdpa_take(a, sizeof(real) * (size_t)(p->d_k * w.n_lanes));
     w.few = sdpa_take(a, sizeof(real) * (size_t)(FEW_QUERIES * d_k));
     w.n_few = 0;
+    w.pairs = false;
     w.o = sdpa_take(a, sizeof(real) * (size_t)(w.n_lanes * w.o_row));
     w.m = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
     w.low = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
@@ -131,7 +133,8 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
                 .y_tail = k->tail,
                 .tail_row = k->tail_row,
                 .n = n,
-                .depth = p->d_k,
+                .depth = w->pairs ? (p->d_k + 1) / 2 : p->d_k,
+                .pairs = w->pairs,
                 .few = w->n_few ? w->few : NULL,
                 .n_few = w->n_few,
                 .s = w->s,
@@ -201,6 +204,13 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
               .row_scale = (const real *)alpha};
     const bool exact = !masked || FN(rows_finite)(v, w->d_v);
     if (!exact) g.n = w->d_v;
+#if PAIRS
+    if (v->pairs) {
+        FN(pair_rows)(w->s, w->panel, n, nv * VL);
+        g.depth = (n + 1) / 2;
+        g.pairs = true;
+    }
+#endif
     FN(multiply)(&g, true, exact);
     return two_passes;
 }
@@ -230,6 +240,7 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
     if (u->n_i <= FEW_QUERIES && !p->w_score) {
         w.n_few = (int)u->n_i;
+        w.pairs = false;
         for (int64_t i = 0; i < u->n_i; i++) {
             real *row = w.few + i * round_up(p->d_k, VL);
             FN(load)(row, u->q.data + (u->i0 + i) * u->q.row, p->d_k, u->q.col, u->q.dtype, u->q.swapped);
@@ -239,6 +250,12 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
     } else {
         pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
     }
+#if PAIRS
+    for (int64_t i = 0, n_i; i < u->n_i && w.pairs; i += n_i) {
+        n_i = panel_of(u->n_i - i);
+        FN(pair_rows)(w.q + i * p->d_k, round_up(n_i, VL), p->d_k, n_i);
+    }
+#endif
 
     memset(w.exact, 0, sizeof(real) * (size_t)w.n_lanes);
     for (int attempt = 0; attempt < 2; attempt++) {
@@ -251,8 +268,16 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
         for (int64_t j = j0; j < j1; j += w.block) {
             if (sdpa_run_stopped(u->run)) return false;
             int64_t n = j1 - j < w.block ? j1 - j : w.block;
-            rows k = pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
             rows v = pack_rows(&u->v, j, n, p->d_v, u->n_i, w.v, NULL);
+#if PAIRS
+            rows k = w.pairs ? FN(pack_pairs)(&u->k, j, n, p->d_k, w.k, w.k_tail, w.line)
+                             : pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
+            /* NaN or infinity against a weight of a masked pair is for gemm_masked. */
+            v.pairs = w.pairs && FN(rows_finite)(&v, p->d_v);
+            if (v.pairs) FN(pair_rows)(w.v, v.row, n, w.o_row);
+#else
+            rows k = pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
+#endif
             for (int64_t i = 0, n_i; i < u->n_i; i += n_i) {
                 int64_t first, last;
                 n_i = panel_of(u->n_i - i);
@@ -296,11 +321,19 @@ NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch)
 }
 
 /* o and lse of queries i0 .. i0+n_i-1. */
-static void FN(forward)(const sdpa_unit *u, void *scratch) {
+NOINLINE void FN(forward_whole)(const sdpa_unit *u, void *scratch, bool pairs) {
     sdpa_arena arena = {scratch, 0};
     forward_scratch w = forward_layout(u->problem, u->problem->d_v, &arena);
+    w.pairs = pairs;
     if (forward_sweep(u, &w)) forward_finish(u, &w);
 }
+
+static void FN(forward)(const sdpa_unit *u, void *scratch) { FN(forward_whole)(u, scratch, false); }
+
+#if PAIRS
+/* The same of bfloat16 operands, whose weights are rounded to bfloat16, too. */
+static void forward_bf16(const sdpa_unit *u, void *scratch) { FN(forward_whole)(u, scratch, !u->problem->w_score); }
+#endif
 
 /* What a unit finds in a part of its keys: per query o, m, l and low. */
 static size_t FN(forward_part_bytes)(const sdpa_problem *p) {

@@ -24,15 +24,26 @@
 #define few_width FN(few_width)
 #define gemm_few_rows FN(gemm_few_rows)
 
-/* acc (mr, nv) += a (mr, depth) b (depth, nv vectors), a[i, k] = a[i * a_row + k * a_col]. mr and nv are constants. */
-INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, const real *a, int64_t a_row, int64_t a_col, const real *b,
-                 int64_t b_row, int64_t depth) {
+/* sum + a x, or the products of pairs. */
+INLINE vec FN(multiply_add)(bool pairs, vec sum, real a, vec x) {
+#if PAIRS
+    int32_t pair;
+    memcpy(&pair, &a, sizeof pair);
+    if (pairs) return vdot(sum, pair, x);
+#endif
+    (void)pairs;
+    return sum + a * x;
+}
+
+/* acc (mr, nv) += a (mr, depth) b (depth, nv vectors), a[i, k] = a[i * a_row + k * a_col]. mr, nv and pairs are constants. */
+INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, bool pairs, const real *a, int64_t a_row, int64_t a_col,
+                 const real *b, int64_t b_row, int64_t depth) {
     for (int64_t k = 0; k < depth; k++) {
         vec x[MAX_WIDTH];
         UNROLL for (int j = 0; j < nv; j++) x[j] = vload(b + k * b_row + j * VL);
         UNROLL for (int i = 0; i < mr; i++) {
             real s = a[i * a_row + k * a_col];
-            UNROLL for (int j = 0; j < nv; j++) acc[i][j] += s * x[j];
+            UNROLL for (int j = 0; j < nv; j++) acc[i][j] = FN(multiply_add)(pairs, acc[i][j], s, x[j]);
         }
     }
 }
@@ -45,6 +56,7 @@ typedef struct gemm {
     int64_t c_row, a_stride, b_row; /* elements; a's other stride is 1 */
     int64_t m, n, depth;
     real alpha;
+    bool pairs; /* a and b hold pairs of bfloat16, `depth` of them */
 } gemm;
 
 /* What becomes of `old` in row i of c. */
@@ -64,7 +76,8 @@ NOINLINE void FN(add_partial)(const gemm *g, const vec (*acc)[MAX_WIDTH], int mr
 }
 
 /* One column of tiles: nv vectors wide from c, b; `n` elements of them are real, n > (nv - 1) * VL. */
-INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, int64_t n, const real *b, real *c) {
+INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, bool pairs, int64_t n, const real *b,
+                        real *c) {
     int64_t a_row = a_rows_adjacent ? 1 : g->a_stride, a_col = a_rows_adjacent ? g->a_stride : 1;
     int last = (int)(n - (nv - 1) * VL);
     for (int64_t i0 = 0; i0 < g->m; i0 += mr) {
@@ -72,12 +85,12 @@ INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, int
         UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] = (vec){0}; }
         const real *a = g->a + i0 * a_row;
         if (a_rows_adjacent) {
-            tile(acc, mr, nv, a, a_row, a_col, b, g->b_row, g->depth);
+            tile(acc, mr, nv, pairs, a, a_row, a_col, b, g->b_row, g->depth);
         } else {
             /* From the last query to the first: under a causal mask the first ones weigh most, and small terms added
              * first leave less rounding. */
-            tile(acc, mr, nv, a + (g->depth - 1) * a_col, a_row, -a_col, b + (g->depth - 1) * g->b_row, -g->b_row,
-                 g->depth);
+            tile(acc, mr, nv, pairs, a + (g->depth - 1) * a_col, a_row, -a_col, b + (g->depth - 1) * g->b_row,
+                 -g->b_row, g->depth);
         }
         if (last < VL) {
             vec copy[MAX_TILE_ROWS][MAX_WIDTH]; /* so that acc can stay in registers */
@@ -95,7 +108,7 @@ INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, int
 
 #define DEFINE_GEMM(nv, adjacent_rows, mr)                                                                             \
     NOINLINE void FN(gemm_##nv##_##adjacent_rows)(const gemm *g, int64_t n, const real *b, real *c) {                  \
-        gemm_column(g, mr, nv, adjacent_rows, n, b, c);                                                                \
+        gemm_column(g, mr, nv, adjacent_rows, false, n, b, c);                                                         \
     }
 #if MAX_WIDTH == 4
 DEFINE_GEMM(1, 1, 12)
@@ -115,8 +128,27 @@ DEFINE_GEMM(3, 0, 4)
 #endif
 #undef DEFINE_GEMM
 
+#if PAIRS
+NOINLINE void FN(gemm_1_pairs)(const gemm *g, int64_t n, const real *b, real *c) {
+    gemm_column(g, 12, 1, true, true, n, b, c);
+}
+NOINLINE void FN(gemm_4_pairs)(const gemm *g, int64_t n, const real *b, real *c) {
+    gemm_column(g, 6, 4, true, true, n, b, c);
+}
+#endif
+
 /* a's rows are adjacent (a[i + k * a_stride]): P V and dS K, with a = P^T or dS^T. */
 INLINE void gemm_rows(const gemm *g) {
+    static void (*const columns[PAIRS + 1][MAX_WIDTH + 1])(const gemm *, int64_t, const real *, real *) = {
+#if MAX_WIDTH == 4
+        {NULL, FN(gemm_1_1), FN(gemm_2_1), FN(gemm_3_1), FN(gemm_4_1)},
+#else
+        {NULL, FN(gemm_1_1), FN(gemm_2_1), FN(gemm_3_1)},
+#endif
+#if PAIRS
+        {NULL, FN(gemm_1_pairs), NULL, NULL, FN(gemm_4_pairs)},
+#endif
+    };
     for (int64_t j = 0; j < g->n;) {
         int64_t n = g->n - j, vectors = (n + VL - 1) / VL;
         const real *b = g->b + j;
@@ -128,23 +160,9 @@ INLINE void gemm_rows(const gemm *g) {
         const bool odd = vectors % 2 || (g->m + 3) / 4 * 4 < (g->m + 5) / 6 * 6;
         int64_t width = vectors >= 3 && odd ? 3 : vectors < 2 ? vectors : 2;
 #endif
+        if (g->pairs && width < 4) width = vectors < 4 ? 1 : 4;
         if (n > width * VL) n = width * VL;
-        switch (width) {
-        case 1:
-            FN(gemm_1_1)(g, n, b, c);
-            break;
-        case 2:
-            FN(gemm_2_1)(g, n, b, c);
-            break;
-#if MAX_WIDTH == 4
-        case 4:
-            FN(gemm_4_1)(g, n, b, c);
-            break;
-#endif
-        default:
-            FN(gemm_3_1)(g, n, b, c);
-            break;
-        }
+        columns[g->pairs][width](g, n, b, c);
         j += n;
     }
 }
@@ -247,7 +265,7 @@ COLD NOINLINE void FN(gemm_masked)(const gemm *g, bool a_rows_adjacent) {
 NOINLINE void FN(multiply)(gemm *g, bool a_rows_adjacent, bool exact) {
     if (!exact) {
         FN(gemm_masked)(g, a_rows_adjacent);
-    } else if (a_rows_adjacent && g->m <= FEW_QUERIES) {
+    } else if (a_rows_adjacent && g->m <= FEW_QUERIES && !g->pairs) {
         gemm_few_rows(g);
     } else if (a_rows_adjacent) {
         gemm_rows(g);

@@ -1,4 +1,4 @@
-/* The table of kernels that each ISA provides; the only symbol a kernel object exports. */
+/* The table of kernels that each ISA provides; such tables are all that a kernel object exports. */
 #ifndef SDPA_KERNELS_H
 #define SDPA_KERNELS_H
 
@@ -8,7 +8,7 @@
 #include "../softmax.h"
 
 #if defined(__x86_64__)
-#define SDPA_FOR_EACH_ISA(X) X(generic) X(avx2) X(avx512)
+#define SDPA_FOR_EACH_ISA(X) X(generic) X(avx2) X(avx512) X(avx512bf16)
 #elif defined(__aarch64__)
 #define SDPA_FOR_EACH_ISA(X) X(generic) X(neon)
 #else
@@ -110,7 +110,7 @@ struct sdpa_kernels {
 
 struct sdpa_ops {
     const char *name;
-    struct sdpa_kernels f32, f64;
+    struct sdpa_kernels f32, f64, bf16; /* bf16: of float32, but for the forward of bfloat16 */
 
     /* The linear maps of additive attention, in float64 whatever its type (additive.inc.h). */
     void (*product)(double *c, int64_t c_row, const double *a, int64_t a_row, bool transposed, const double *b,

@@ -30,6 +30,7 @@ typedef struct rows {
     const real *p, *tail;
     int64_t row, tail_row, n; /* elements, elements, rows */
     bool looked_at, finite;   /* see rows_finite */
+    bool pairs;               /* a row holds two, as pairs of bfloat16 */
 } rows;
 
 /* Rows j0 .. j0+n-1 of m, d columns. `packed`: (n, packed_row(d)), n rounded up to SCORE_ROWS where there is a tail; used
@@ -72,6 +73,34 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
     return r;
 }
 
+#if PAIRS
+/* Rows 2 j and 2 j + 1 of p (n, row), `width` wide, become row j: pairs of bfloat16. A row without a second is paired with 0. */
+NOINLINE void FN(pair_rows)(real *p, int64_t row, int64_t n, int64_t width) {
+    for (int64_t j = 0; j < n; j += 2) {
+        for (int64_t c = 0; c < width; c += VL) {
+            const vec odd = j + 1 < n ? vload(p + (j + 1) * row + c) : (vec){0};
+            vstore(p + j / 2 * row + c, vpair(vload(p + j * row + c), odd));
+        }
+    }
+}
+
+/* pack_rows of a bfloat16 matrix whose rows are read as pairs of adjacent elements. `line`: (d) of scratch. */
+NOINLINE rows FN(pack_pairs)(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *packed, real *tail,
+                             real *line) {
+    sdpa_matrix pairs = *m;
+    pairs.dtype = SDPA_F32;
+    pairs.col = sizeof(real);
+    if (m->col == 2 && d % 2 == 0 && is_direct(&pairs)) return pack_rows(&pairs, j0, n, d / 2, 0, packed, tail);
+    const int64_t row = packed_row((d + 1) / 2), full = n / SCORE_ROWS * SCORE_ROWS;
+    memset(packed, 0, sizeof(real) * (size_t)(round_up(n, SCORE_ROWS) * row));
+    for (int64_t j = 0; j < n; j++) {
+        FN(load)(line, m->data + (j0 + j) * m->row, d, m->col, m->dtype, m->swapped);
+        FN(store)((char *)(packed + j * row), line, d, 2, SDPA_BF16);
+    }
+    return (rows){.p = packed, .tail = packed + full * row, .row = row, .tail_row = row, .n = n};
+}
+#endif
+
 /* vtranspose where a call costs nothing beside the memory that is read and written. */
 NOINLINE void FN(transpose)(vec *r) { vtranspose(r); }
 
@@ -79,6 +108,7 @@ NOINLINE void FN(transpose)(vec *r) { vtranspose(r); }
  * up to VL) of scratch. */
 NOINLINE void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real sign,
                               real *line) {
+    const vec zero = {0};
     bool direct = is_direct(m);
     int64_t line_row = round_up(d, VL);
     for (int64_t i = 0; i < n; i += VL) {
@@ -97,7 +127,7 @@ NOINLINE void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int6
             const real *first_row = source + c;
             if (columns == VL) {
                 UNROLL for (int l = 0; l < VL; l++) {
-                    r[l] = l < lanes ? sign * vload(first_row + l * source_row) : (vec){0};
+                    r[l] = sign * vload(l < lanes ? first_row + l * source_row : (const real *)&zero);
                 }
                 vtranspose(r);
                 UNROLL for (int l = 0; l < VL; l++) vstore(t + (c + l) * t_row + i, r[l]);

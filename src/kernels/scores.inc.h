@@ -40,15 +40,16 @@ typedef struct scores {
     const real *y_tail; /* the last n % SCORE_ROWS rows, padded to SCORE_ROWS, tail_row apart */
     const real *given;  /* like s, or s itself: the products, where they are not x y; else NULL */
     int64_t y_row, tail_row, n, depth;
+    bool pairs;      /* x and y hold pairs of bfloat16, `depth` of them */
     const real *few; /* (n_few, depth rounded up to VL): the queries as rows, where they are few (decode); else NULL */
     int n_few;
     const ahead *next; /* or NULL */
     real *s;           /* (n rounded up to SCORE_ROWS, s_row) */
     real *ds;          /* like s */
     int64_t s_row;
-    const real *shift; /* per query */
-    real *extreme;     /* per query: running maximum or sum; SCORE_WEIGHTS: tile_sums */
-    real *highest;     /* per query: running maximum of c * acc - shift (SCORE_SUMMED) */
+    const real *shift;    /* per query */
+    real *extreme;        /* per query: running maximum or sum; SCORE_WEIGHTS: tile_sums */
+    real *highest;        /* per query: running maximum of c * acc - shift (SCORE_SUMMED) */
     real c, cap, cap_low; /* cap_low: what rounding took from cap */
 } scores;
 
@@ -83,68 +84,78 @@ NOINLINE void few_scores(const scores *t, const real *y, int64_t y_row, int64_t 
     }
 }
 
-/* A column of a tile, `rows` of its rows. mode is a constant. */
+/* Element j0, j of s and ds from that of acc; what its column needs besides, or gathers. mode is a constant. */
+typedef struct FN(column) {
+    vec c, least, shift, extreme, highest;
+} FN(column);
+
+INLINE void FN(finish_element)(const scores *t, enum score_mode mode, vec a, int64_t at, FN(column) * column) {
+    real *s = t->s + at;
+    switch (mode) {
+    case SCORE_RAW:
+        vstore(s, a);
+        column->extreme = vmax2(a, column->extreme);
+        break;
+    case SCORE_ADDED:
+        vstore(s, a + vload(s));
+        break;
+    case SCORE_BIASED: {
+        vec bias = vload(s);
+        a = vselect(bias == column->least, bias, column->c * a + bias);
+        vstore(s, a);
+        column->extreme = vmax2(a, column->extreme);
+        break;
+    }
+    case SCORE_CAPPED:
+        break; /* cap_column */
+    case SCORE_SUMMED:
+        a = vmulsub(column->c, a, column->shift);
+        column->highest = vmax2(a, column->highest);
+        a = vexp2_quick(a);
+        vstore(s, a);
+        column->extreme += a;
+        break;
+    case SCORE_WEIGHTS:
+        a = vexp2_above(column->c, a, column->shift, false);
+        vstore(s, a);
+        column->extreme += a;
+        break;
+    case SCORE_GRADIENT:
+        vstore(t->ds + at, vload(s) * a);
+        break;
+    case SCORE_GRADIENT_MASKED: {
+        vec p = vload(s);
+        ivec masked = (ivec)p == SIGN_BIT;
+        vstore(t->ds + at, vselect(masked, p, p * a));
+        break;
+    }
+    }
+}
+
+/* A column of a tile, `rows` of its rows. mode is a constant; `whole`: all rows, unrolled, with acc in registers. */
 INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc)[MAX_WIDTH], int j, int64_t j0,
-                          int64_t rows) {
+                          int64_t rows, bool whole) {
     const bool summed = mode == SCORE_SUMMED || mode == SCORE_WEIGHTS;
     const bool maximum = mode == SCORE_RAW || mode == SCORE_BIASED;
     real factor = t->c, infinity = -(real)INFINITY;
     /* Read anew for each tile: a register that holds them meanwhile is one that the tile lacks. */
     if (mode == SCORE_BIASED) __asm__("" : "+m"(factor), "+m"(infinity));
-    const vec c = vset1(factor), least = vset1(infinity);
-    const int64_t turn = mode == SCORE_WEIGHTS ? j0 / SCORE_ROWS % SUMS : 0;
+    const int64_t turn = mode == SCORE_WEIGHTS ? j0 / SCORE_ROWS % SUMS : 0, at = j0 * t->s_row + j * VL;
     real *to = maximum || summed ? t->extreme + turn * SCORE_WIDTH * VL + j * VL : NULL;
-    vec shift = {0}, extreme = {0}, highest = {0};
-    if (summed) shift = vload(t->shift + j * VL);
-    if (mode == SCORE_SUMMED) highest = vload(t->highest + j * VL);
-    if (maximum) extreme = vload(to);
-    UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
-        if (i >= rows) break;
-        real *s = t->s + (j0 + i) * t->s_row + j * VL;
-        vec a = acc[i][j];
-        switch (mode) {
-        case SCORE_RAW:
-            vstore(s, a);
-            extreme = vmax2(a, extreme);
-            break;
-        case SCORE_ADDED:
-            vstore(s, a + vload(s));
-            break;
-        case SCORE_BIASED: {
-            vec bias = vload(s);
-            a = vselect(bias == least, bias, c * a + bias);
-            vstore(s, a);
-            extreme = vmax2(a, extreme);
-            break;
+    FN(column) column = {.c = vset1(factor), .least = vset1(infinity)};
+    if (summed) column.shift = vload(t->shift + j * VL);
+    if (mode == SCORE_SUMMED) column.highest = vload(t->highest + j * VL);
+    if (maximum) column.extreme = vload(to);
+    if (whole) {
+        UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
+            FN(finish_element)(t, mode, acc[i][j], at + i * t->s_row, &column);
         }
-        case SCORE_CAPPED:
-            break; /* cap_column */
-        case SCORE_SUMMED:
-            a = vmulsub(c, a, shift);
-            highest = vmax2(a, highest);
-            a = vexp2_quick(a);
-            vstore(s, a);
-            extreme += a;
-            break;
-        case SCORE_WEIGHTS:
-            a = vexp2_above(c, a, shift, false);
-            vstore(s, a);
-            extreme += a;
-            break;
-        case SCORE_GRADIENT:
-            vstore(t->ds + (j0 + i) * t->s_row + j * VL, vload(s) * a);
-            break;
-        case SCORE_GRADIENT_MASKED: {
-            vec p = vload(s);
-            ivec masked = (ivec)p == SIGN_BIT;
-            vstore(t->ds + (j0 + i) * t->s_row + j * VL, vselect(masked, p, p * a));
-            break;
-        }
-        }
+    } else {
+        for (int64_t i = 0; i < rows; i++) FN(finish_element)(t, mode, acc[i][j], at + i * t->s_row, &column);
     }
-    if (summed) extreme += vload(to);
-    if (maximum || summed) vstore(to, extreme);
-    if (mode == SCORE_SUMMED) vstore(t->highest + j * VL, highest);
+    if (summed) column.extreme += vload(to);
+    if (maximum || summed) vstore(to, column.extreme);
+    if (mode == SCORE_SUMMED) vstore(t->highest + j * VL, column.highest);
 }
 
 /* finish_column for SCORE_CAPPED. */
@@ -170,7 +181,7 @@ NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc
         switch (mode) {
 #define FINISH(mode)                                                                                                   \
     case mode:                                                                                                         \
-        finish_column(t, mode, acc, j, j0, rows);                                                                      \
+        finish_column(t, mode, acc, j, j0, rows, false);                                                               \
         break;
             FINISH(SCORE_RAW)
             FINISH(SCORE_ADDED)
@@ -188,23 +199,37 @@ NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc
 }
 
 /* acc (mr, nv vectors, in memory) += y x over `depth`. */
-INLINE void FN(add_product)(vec (*acc)[MAX_WIDTH], int mr, int nv, const real *y, int64_t y_row, const real *x,
-                            int64_t depth) {
+INLINE void FN(add_product)(vec (*acc)[MAX_WIDTH], int mr, int nv, bool pairs, const real *y, int64_t y_row,
+                            const real *x, int64_t depth) {
     vec part[MOST_SCORE_ROWS][MAX_WIDTH];
     UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) part[i][j] = (vec){0}; }
-    tile(part, mr, nv, y, y_row, 1, x, nv * VL, depth);
+    tile(part, mr, nv, pairs, y, y_row, 1, x, nv * VL, depth);
     UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] += part[i][j]; }
 }
 
-#define DEFINE_PRODUCT(mr, nv)                                                                                         \
-    NOINLINE void FN(score_product_##mr##x##nv)(vec(*acc)[MAX_WIDTH], const real *y, int64_t y_row, const real *x,     \
-                                                int64_t depth) {                                                       \
-        FN(add_product)(acc, mr * SCORE_ROWS, nv, y, y_row, x, depth);                                                 \
+#define DEFINE_PRODUCT(mr, nv, pairs)                                                                                  \
+    NOINLINE void FN(score_product_##mr##x##nv##_##pairs)(vec(*acc)[MAX_WIDTH], const real *y, int64_t y_row,          \
+                                                          const real *x, int64_t depth) {                              \
+        FN(add_product)(acc, mr * SCORE_ROWS, nv, pairs, y, y_row, x, depth);                                          \
     }
-DEFINE_PRODUCT(1, 1)
-DEFINE_PRODUCT(3, 1)
-DEFINE_PRODUCT(1, 2)
-DEFINE_PRODUCT(1, 3)
+#define DEFINE_PRODUCTS(pairs)                                                                                         \
+    DEFINE_PRODUCT(3, 1, pairs) DEFINE_PRODUCT(1, 1, pairs) DEFINE_PRODUCT(1, 2, pairs) DEFINE_PRODUCT(1, 3, pairs)
+#define PRODUCTS(pairs)                                                                                                \
+    {FN(score_product_3x1_##pairs), FN(score_product_1x1_##pairs), FN(score_product_1x2_##pairs),                      \
+     FN(score_product_1x3_##pairs)},
+DEFINE_PRODUCTS(0)
+#if PAIRS
+DEFINE_PRODUCTS(1)
+#endif
+/* By pairs, then by vectors; the first is that of three tiles of one vector. */
+static void (*const FN(score_product)[PAIRS + 1][SCORE_WIDTH + 1])(vec (*)[MAX_WIDTH], const real *, int64_t,
+                                                                   const real *, int64_t) = {PRODUCTS(0)
+#if PAIRS
+                                                                                                 PRODUCTS(1)
+#endif
+};
+#undef PRODUCTS
+#undef DEFINE_PRODUCTS
 #undef DEFINE_PRODUCT
 
 /* Where the second of two chains begins (LONG_CHAIN), or depth. */
@@ -236,10 +261,7 @@ NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
         }
         for (int64_t k = 0, end; k < t->depth && !given && !by_rows; k = end) {
             end = k < second ? second : t->depth;
-            (n_tiles > 1 ? FN(score_product_3x1)
-             : nv == 1   ? FN(score_product_1x1)
-             : nv == 2   ? FN(score_product_1x2)
-                         : FN(score_product_1x3))(acc, y + k, y_row, t->x + k * nv * VL, end - k);
+            FN(score_product)[t->pairs][n_tiles > 1 ? 0 : nv](acc, y + k, y_row, t->x + k * nv * VL, end - k);
         }
         for (int64_t i = 0; i < n_tiles * SCORE_ROWS; i += SCORE_ROWS) {
             if (t->next && !by_rows) fetch_ahead(t->next, j0 + i, SCORE_ROWS);
@@ -251,7 +273,7 @@ NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
 
 #ifndef __OPTIMIZE_SIZE__ /* the generic kernels: without these no slower, and a tenth smaller */
 /* What panels do most, on the accumulators; all modes and widths so would be a fifth of the wheel. */
-INLINE void score_whole_tiles(const scores *all, int nv, enum score_mode mode) {
+INLINE void score_whole_tiles(const scores *all, int nv, enum score_mode mode, bool pairs) {
     const scores t = *all; /* which no store can change */
     const bool gradient = mode == SCORE_GRADIENT, logits = mode == SCORE_RAW || mode == SCORE_BIASED;
     const int64_t second = FN(second_chain)(&t, gradient),
@@ -263,12 +285,12 @@ INLINE void score_whole_tiles(const scores *all, int nv, enum score_mode mode) {
             const vec start = gradient ? -vload(t.shift + j * VL) : (vec){0};
             UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][j] = start;
         }
-        tile(acc, SCORE_ROWS, nv, y, t.y_row, 1, t.x, nv * VL, second);
+        tile(acc, SCORE_ROWS, nv, pairs, y, t.y_row, 1, t.x, nv * VL, second);
         if (second < t.depth) {
-            FN(add_product)(acc, SCORE_ROWS, nv, y + second, t.y_row, t.x + second * nv * VL, t.depth - second);
+            FN(add_product)(acc, SCORE_ROWS, nv, pairs, y + second, t.y_row, t.x + second * nv * VL, t.depth - second);
         }
         UNROLL for (int j = 0; j < nv; j++) {
-            finish_column(&t, mode, (const vec(*)[MAX_WIDTH])acc, j, j0, SCORE_ROWS);
+            finish_column(&t, mode, (const vec(*)[MAX_WIDTH])acc, j, j0, SCORE_ROWS, true);
         }
     }
     if (whole == t.n) return;
@@ -281,37 +303,43 @@ INLINE void score_whole_tiles(const scores *all, int nv, enum score_mode mode) {
     score_panel(&rest, nv, mode);
 }
 
-#define DEFINE_SCORE(nv, name, mode)                                                                                   \
-    NOINLINE void FN(score_##nv##_##name)(const scores *t) { score_whole_tiles(t, nv, mode); }
-DEFINE_SCORE(3, raw, SCORE_RAW)
-DEFINE_SCORE(3, biased, SCORE_BIASED)
-DEFINE_SCORE(3, summed, SCORE_SUMMED)
-DEFINE_SCORE(3, weights, SCORE_WEIGHTS)
-DEFINE_SCORE(3, gradient, SCORE_GRADIENT)
+#define DEFINE_SCORE(nv, name, mode, pairs)                                                                            \
+    NOINLINE void FN(score_##nv##_##name)(const scores *t) { score_whole_tiles(t, nv, mode, pairs); }
+DEFINE_SCORE(3, raw, SCORE_RAW, false)
+DEFINE_SCORE(3, biased, SCORE_BIASED, false)
+DEFINE_SCORE(3, summed, SCORE_SUMMED, false)
+DEFINE_SCORE(3, weights, SCORE_WEIGHTS, false)
+DEFINE_SCORE(3, gradient, SCORE_GRADIENT, false)
 #if SDPA_REAL == 32 /* of 128 queries a quarter; of float64's at most a sixteenth */
-DEFINE_SCORE(2, summed, SCORE_SUMMED)
-DEFINE_SCORE(2, weights, SCORE_WEIGHTS)
-DEFINE_SCORE(2, gradient, SCORE_GRADIENT)
+DEFINE_SCORE(2, summed, SCORE_SUMMED, false)
+DEFINE_SCORE(2, weights, SCORE_WEIGHTS, false)
+DEFINE_SCORE(2, gradient, SCORE_GRADIENT, false)
+#endif
+#if PAIRS
+DEFINE_SCORE(3, summed_pairs, SCORE_SUMMED, true)
 #endif
 #undef DEFINE_SCORE
 #endif
 
 static void FN(score)(const scores *t, int nv, enum score_mode mode) {
 #ifndef __OPTIMIZE_SIZE__
-    static void (*const quick[SCORE_WIDTH + 1][SCORE_GRADIENT_MASKED + 1])(const scores *) = {
-        [3] = {[SCORE_RAW] = FN(score_3_raw),
-               [SCORE_BIASED] = FN(score_3_biased),
-               [SCORE_SUMMED] = FN(score_3_summed),
-               [SCORE_WEIGHTS] = FN(score_3_weights),
-               [SCORE_GRADIENT] = FN(score_3_gradient)},
+    static void (*const quick[PAIRS + 1][SCORE_WIDTH + 1][SCORE_GRADIENT_MASKED + 1])(const scores *) = {
+        [0][3] = {[SCORE_RAW] = FN(score_3_raw),
+                  [SCORE_BIASED] = FN(score_3_biased),
+                  [SCORE_SUMMED] = FN(score_3_summed),
+                  [SCORE_WEIGHTS] = FN(score_3_weights),
+                  [SCORE_GRADIENT] = FN(score_3_gradient)},
 #if SDPA_REAL == 32
-        [2] = {[SCORE_SUMMED] = FN(score_2_summed),
-               [SCORE_WEIGHTS] = FN(score_2_weights),
-               [SCORE_GRADIENT] = FN(score_2_gradient)},
+        [0][2] = {[SCORE_SUMMED] = FN(score_2_summed),
+                  [SCORE_WEIGHTS] = FN(score_2_weights),
+                  [SCORE_GRADIENT] = FN(score_2_gradient)},
+#endif
+#if PAIRS
+        [1][3] = {[SCORE_SUMMED] = FN(score_3_summed_pairs)},
 #endif
     };
-    if (quick[nv][mode]) {
-        quick[nv][mode](t);
+    if (quick[t->pairs][nv][mode]) {
+        quick[t->pairs][nv][mode](t);
         return;
     }
 #endif

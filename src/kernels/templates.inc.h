@@ -15,10 +15,10 @@
 #include "staging.inc.h"
 
 #ifndef KERNELS
-#define KERNELS(T)                                                                                                     \
+#define KERNELS(T, FORWARD)                                                                                            \
     {                                                                                                                  \
-        .lanes = VL_##T, .load = load_##T, .store = store_##T, .forward_bytes = forward_bytes_##T,                     \
-        .forward = forward_##T, .forward_part_bytes = forward_part_bytes_##T, .forward_part = forward_part_##T,        \
+        .lanes = VL_##T, .load = load_##T, .store = store_##T, .forward_bytes = forward_bytes_##T, .forward = FORWARD, \
+        .forward_part_bytes = forward_part_bytes_##T, .forward_part = forward_part_##T,                                \
         .forward_join = forward_join_##T, .weights = weights_##T, .statistics = statistics_##T,                        \
         .backward_bytes = backward_bytes_##T, .backward = backward_##T, .tangent_bytes = tangent_bytes_##T,            \
         .tangent = tangent_##T, .double_backward_bytes = double_backward_bytes_##T,                                    \

@@ -11,7 +11,14 @@
 #define SCORE_ROWS 4
 #define MAX_WIDTH 3
 #endif
-#define SCORE_WIDTH 3 /* vectors of queries in a panel */
+#ifdef HAVE_DOT
+#define PAIRS_f32 1
+#else
+#define PAIRS_f32 0
+#endif
+#define PAIRS_f64 0
+#define PAIRS FN(PAIRS) /* whether there are products of pairs */
+#define SCORE_WIDTH 3   /* vectors of queries in a panel */
 #define MOST_SCORE_ROWS (3 * SCORE_ROWS)
 #define MAX_TILE_ROWS 12
 

@@ -10,8 +10,9 @@
 #include <string.h>
 
 #if defined(SDPA_ISA_AVX512)
-#if !defined(__AVX512F__) || !defined(__AVX512DQ__) || !defined(__AVX512BW__) || !defined(__AVX512VL__)
-#error "avx512.c needs the compiler flags of x86-64-v4"
+#if !defined(__AVX512F__) || !defined(__AVX512DQ__) || !defined(__AVX512BW__) || !defined(__AVX512VL__) ||             \
+    !defined(__AVX512BF16__)
+#error "avx512.c needs the compiler flags of x86-64-v4 and -mavx512bf16"
 #endif
 #include <immintrin.h>
 #define VEC_BYTES 64
@@ -81,6 +82,10 @@ DEFINE_COMMON(f32)
 DEFINE_COMMON(f64)
 #undef DEFINE_COMMON
 
+/* HAVE_DOT: float32 kernels may multiply pairs of bfloat16, which stand in the place of a float each. vdot: sum + the
+ * product of the high halves of `pair` and of each lane + that of the low halves. vpair: each lane's even and odd, rounded to
+ * nearest, as its low and its high half. */
+
 /* Products of the even 32-bit words with a 32-bit factor, as 64-bit words. */
 typedef uint64_t wide_vec __attribute__((vector_size(VEC_BYTES)));
 INLINE wide_vec vmultiply_even(wide_vec x, uint32_t factor) {
@@ -127,6 +132,16 @@ INLINE void vnarrow_f16(void *p, vec_f32 x) {
     _mm256_storeu_si256(p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 #define HAVE_VECTOR_F16
+/* Compilers make nothing else of -mavx512bf16 than these two, and only avx512bf16's table leads to them. */
+#define HAVE_DOT
+INLINE vec_f32 vdot(vec_f32 sum, int32_t pair, vec_f32 pairs) {
+    return (vec_f32)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)pairs);
+}
+INLINE vec_f32 vpair(vec_f32 even, vec_f32 odd) {
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return (vec_f32)_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even));
+}
 
 #elif defined(SDPA_ISA_AVX2)
 INLINE vec_f32 vmax2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)_mm256_max_ps((__m256)a, (__m256)b); }
@@ -212,6 +227,21 @@ INLINE vec_f32 vmin2_f32(vec_f32 a, vec_f32 b) { return vselect_f32(a < b, a, b)
 INLINE vec_f64 vmin2_f64(vec_f64 a, vec_f64 b) { return vselect_f64(a < b, a, b); }
 INLINE vec_f32 vmulsub_f32(vec_f32 a, vec_f32 b, vec_f32 c) { return a * b - c; }
 INLINE vec_f64 vmulsub_f64(vec_f64 a, vec_f64 b, vec_f64 c) { return a * b - c; }
+#endif
+#ifdef SDPA_WIDE
+#define HAVE_DOT
+INLINE vec_f32 vdot(vec_f32 sum, int32_t pair, vec_f32 pairs) {
+    const ivec_f32 all = pair - (ivec_f32){0}, other = (ivec_f32)pairs;
+    sum += (vec_f32)(all & ~0xffff) * (vec_f32)(other & ~0xffff);
+    return sum + (vec_f32)(all << 16) * (vec_f32)(other << 16);
+}
+INLINE ivec_f32 vround_bf16(vec_f32 x) {
+    const ivec_f32 bits = (ivec_f32)x, rounded = bits + 0x7fff + (bits >> 16 & 1);
+    return (ivec_f32)vselect_f32(x != x, (vec_f32)(bits | 0x400000), (vec_f32)rounded) & ~0xffff;
+}
+INLINE vec_f32 vpair(vec_f32 even, vec_f32 odd) {
+    return (vec_f32)(vround_bf16(odd) | (vround_bf16(even) >> 16 & 0xffff));
+}
 #endif
 INLINE bool vany_f32(ivec_f32 m) {
     int32_t any = 0;

@@ -45,6 +45,7 @@ naive naive_new(const test_case *c) {
         .dlse = new_array(heads * c->n_q),
         .w = new_bounded(heads * c->n_q * c->n_k),
         .o = new_bounded(heads * c->n_q * c->d_v),
+        .o_rounded = new_bounded(heads * c->n_q * c->d_v),
         .lse = new_bounded(heads * c->n_q),
         .dq = new_bounded(heads * c->n_q * c->d_k),
         .dk = new_bounded(kv_heads * c->n_k * c->d_k),
@@ -61,7 +62,7 @@ static void free_bounded(bounded *b) {
 void naive_free(naive *a) {
     double *arrays[] = {a->q, a->k, a->v, a->mask, a->dout, a->dlse};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) free(arrays[i]);
-    bounded *results[] = {&a->w, &a->o, &a->lse, &a->dq, &a->dk, &a->dv, &a->dmask};
+    bounded *results[] = {&a->w, &a->o, &a->o_rounded, &a->lse, &a->dq, &a->dk, &a->dv, &a->dmask};
     for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) free_bounded(results[i]);
 }
 
@@ -77,7 +78,7 @@ static bool visible(const test_case *c, int64_t batch, int64_t i, int64_t j, dou
  *   exponent s - m:  h = (d_k + 8) u (S + M)
  *   weight p:        r p, r = expm1(2 max h) + (n_k + 24) u, plus what underflows: 2^60 times the smallest normal number
  *   lse:             max h + (n_k + 16) u + 4 u M
- *   o:               (r + (n_k + 2) u) sum p |v|
+ *   o:               (r + (n_k + 2) u) sum p |v|, and where p is rounded, u' (1 + r) sum p |v|, u' that of its type
  *   p from lse:      r' = expm1(2 max h + error of lse) + 24 u
  *   ds = p (dp - delta): with A = p (sum |dout v| + sum |dout o| + |dlse|),
  *                    (r' + (d_v + 8) u) A + p (sum |dout| (error of o) + d_v u sum |dout o|)
@@ -139,6 +140,8 @@ static void one_head(const test_case *c, naive *a, int64_t batch, int64_t head) 
             o[y] = sum;
             o_bound[y] = (r + (double)(n_k + 2) * u) * size + (double)n_k * tiny * largest_v + u_out * fabs(sum) +
                          smallest(c->dtype);
+            a->o_rounded.x[(h * n_q + i) * d_v + y] = sum;
+            a->o_rounded.bound[(h * n_q + i) * d_v + y] = o_bound[y] + u_out * (1 + r) * size;
             delta += dout[y] * sum;
             delta_size += fabs(dout[y] * sum);
             delta_error += fabs(dout[y]) * o_bound[y];

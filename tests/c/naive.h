@@ -35,6 +35,7 @@ typedef struct bounded {
 typedef struct naive {
     double *q, *k, *v, *mask, *dout, *dlse; /* inputs; mask holds the bias: 0 or -inf for BOOL_MASK */
     bounded w, o, lse, dq, dk, dv, dmask;
+    bounded o_rounded; /* o where p is rounded to the type before it is multiplied with v */
 } naive;
 
 /* Unit roundoff of a type. */

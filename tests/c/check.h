@@ -2,6 +2,7 @@
 #ifndef SDPA_CHECK_H
 #define SDPA_CHECK_H
 
+#include <stdbool.h>
 #include <stdio.h>
 
 /* Seconds in which an interrupted call ends; an emulated machine is given more. */
@@ -10,6 +11,12 @@
 #endif
 
 extern long n_checks, n_failures;
+
+/* The kernels that SDPA_ISA asks for, or NULL. */
+extern const char *only_isa;
+
+/* False (and no change) if the machine lacks them or SDPA_ISA asks for others. */
+bool select_isa(const char *name);
 
 /* CHECK(condition, "n=%d", n): the rest describes the case. */
 #define CHECK(condition, ...)                                                                                          \

@@ -1,9 +1,15 @@
-/* Runs the tests of the Python-free core: all of them, or those named on the command line. */
+/* Runs the tests of the Python-free core: all of them, or those named on the command line; of the kernels all that the
+ * machine can run, or those that SDPA_ISA names. */
+#include <stdlib.h>
 #include <string.h>
 
+#include "../../src/isa.h"
 #include "check.h"
 
 long n_checks, n_failures;
+const char *only_isa;
+
+bool select_isa(const char *name) { return (!only_isa || strcmp(name, only_isa) == 0) && sdpa_isa_select(name); }
 
 static const struct {
     const char *name;
@@ -17,6 +23,12 @@ enum { N_TESTS = sizeof(tests) / sizeof(tests[0]) };
 
 int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
+    const char *forced = getenv("SDPA_ISA");
+    only_isa = forced && *forced ? forced : NULL;
+    if (only_isa && !sdpa_isa_select(only_isa)) {
+        printf("SDPA_ISA=%s: no kernels of this name run on this machine\n", only_isa);
+        return 1;
+    }
     int n_run = 0;
     for (int t = 0; t < N_TESTS; t++) {
         int wanted = argc == 1;

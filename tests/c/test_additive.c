@@ -256,7 +256,7 @@ static void on_every_isa(const additive_case *c) {
     int n;
     const sdpa_isa *list = sdpa_isa_list(&n);
     for (int isa = 0; isa < n; isa++) {
-        if (!sdpa_isa_select(list[isa].name)) continue;
+        if (!select_isa(list[isa].name)) continue;
         for (f->p.n_workers = 1; f->p.n_workers <= 3; f->p.n_workers += 2) {
             CHECK(sdpa_additive_forward(&f->p, &f->a) == SDPA_OK, "forward");
             check_array(f, names[OUT], &f->in[OUT]);

@@ -219,7 +219,7 @@ static void on_every_isa(const test_case *c) {
     int n;
     const sdpa_isa *list = sdpa_isa_list(&n);
     for (int i = 0; i < n; i++) {
-        if (!sdpa_isa_select(list[i].name)) continue;
+        if (!select_isa(list[i].name)) continue;
         for (f->p.n_workers = 1; f->p.n_workers <= 3; f->p.n_workers += 2) check_case(f);
     }
     sdpa_isa_select(before);

@@ -27,8 +27,9 @@ typedef struct forward_scratch {
     real *k_tail; /* (SCORE_ROWS, d_k) */
     real *line;   /* VL rows of queries or of masks */
     int64_t n_lanes, panel, d_v, o_row, block;
-    int n_few;  /* 0: not so few */
-    bool pairs; /* bfloat16 is multiplied as it is: q, k, v and P^T are pairs, of d or of keys */
+    int n_few;       /* 0: not so few */
+    bool pairs;      /* bfloat16 is multiplied as it is: q, k, v and P^T are pairs, of d or of keys */
+    real *l_rounded; /* per query, where `pairs`: the sum of the weights as they are multiplied; l is for lse */
 } forward_scratch;
 
 /* d_v = 0: scores only. */
@@ -50,6 +51,7 @@ INLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa_a
     w.low = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
     w.exact = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
     w.l = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
+    w.l_rounded = sdpa_take(a, PAIRS ? sizeof(real) * (size_t)w.n_lanes : 0);
     w.s = sdpa_take(a, sizeof(real) * (size_t)(w.block * w.panel + MAX_TILE_ROWS));
     w.given = sdpa_take(a, p->w_score ? sizeof(real) * (size_t)(w.block * w.panel) : 0);
     w.r = sdpa_take(a, p->dropout_p > 0 ? sizeof(real) * (size_t)(w.block * w.panel) : 0);
@@ -187,6 +189,16 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
         masked = FN(exponentiate)(w->s, w->panel, n, nv, factor, (const real *)shift, low, (real *)sum, !plain);
     }
     for (int x = 0; x < nv; x++) vstore(l + x * VL, alpha[x] * vload(l + x * VL) + sum[x]);
+#if PAIRS
+    if (w->pairs) {
+        if (v->pairs && p->dropout_p == 0) {
+            for (int x = 0; x < nv; x++) sum[x] = (vec){0};
+            FN(pair_rows)(w->s, w->panel, n, nv * VL, sum);
+        }
+        real *rounded = w->l_rounded + i;
+        for (int x = 0; x < nv; x++) vstore(rounded + x * VL, alpha[x] * vload(rounded + x * VL) + sum[x]);
+    }
+#endif
 
     if (p->dropout_p > 0) {
         dropout_block(u, u->i0 + i, nv * VL, j0, n, w->r, w->panel);
@@ -206,7 +218,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     if (!exact) g.n = w->d_v;
 #if PAIRS
     if (v->pairs) {
-        FN(pair_rows)(w->s, w->panel, n, nv * VL);
+        if (p->dropout_p > 0) FN(pair_rows)(w->s, w->panel, n, nv * VL, NULL);
         g.depth = (n + 1) / 2;
         g.pairs = true;
     }
@@ -240,7 +252,6 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
     if (u->n_i <= FEW_QUERIES && !p->w_score) {
         w.n_few = (int)u->n_i;
-        w.pairs = false;
         for (int64_t i = 0; i < u->n_i; i++) {
             real *row = w.few + i * round_up(p->d_k, VL);
             FN(load)(row, u->q.data + (u->i0 + i) * u->q.row, p->d_k, u->q.col, u->q.dtype, u->q.swapped);
@@ -253,7 +264,7 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
 #if PAIRS
     for (int64_t i = 0, n_i; i < u->n_i && w.pairs; i += n_i) {
         n_i = panel_of(u->n_i - i);
-        FN(pair_rows)(w.q + i * p->d_k, round_up(n_i, VL), p->d_k, n_i);
+        FN(pair_rows)(w.q + i * p->d_k, round_up(n_i, VL), p->d_k, n_i, NULL);
     }
 #endif
 
@@ -263,6 +274,7 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
         for (int64_t i = 0; i < w.n_lanes; i++) {
             w.m[i] = -(real)INFINITY;
             w.l[i] = w.low[i] = 0;
+            if (PAIRS) w.l_rounded[i] = 0;
         }
         memset(w.o, 0, sizeof(real) * (size_t)(w.n_lanes * w.o_row));
         for (int64_t j = j0; j < j1; j += w.block) {
@@ -274,7 +286,7 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
                              : pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
             /* NaN or infinity against a weight of a masked pair is for gemm_masked. */
             v.pairs = w.pairs && FN(rows_finite)(&v, p->d_v);
-            if (v.pairs) FN(pair_rows)(w.v, v.row, n, w.o_row);
+            if (v.pairs) FN(pair_rows)(w.v, v.row, n, w.o_row, NULL);
 #else
             rows k = pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
 #endif
@@ -309,7 +321,9 @@ NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch)
     const double log2_e = FN(log2_e)(p);
     for (int64_t i = 0; i < u->n_i; i++) {
         real *o = w.o + i * w.o_row, l = w.l[i], m = w.m[i], factor = FN(add_sink)(sink, &m, &l);
-        factor = l == 0 ? 0 : factor / l;
+        real sum = l;
+        if (PAIRS && w.pairs) sum = factor * w.l_rounded[i] + (l - factor * w.l[i]); /* the latter is the sink's */
+        factor = l == 0 ? 0 : factor / sum;
         for (int64_t x = 0; x < w.o_row; x += VL) vstore(o + x, factor * vload(o + x));
         if (u->o.data) FN(store)(u->o.data + (u->i0 + i) * u->o.row, o, p->d_v, u->o.col, u->o.dtype);
         if (u->lse) {
@@ -332,7 +346,9 @@ static void FN(forward)(const sdpa_unit *u, void *scratch) { FN(forward_whole)(u
 
 #if PAIRS
 /* The same of bfloat16 operands, whose weights are rounded to bfloat16, too. */
-static void forward_bf16(const sdpa_unit *u, void *scratch) { FN(forward_whole)(u, scratch, !u->problem->w_score); }
+static void forward_bf16(const sdpa_unit *u, void *scratch) {
+    FN(forward_whole)(u, scratch, u->n_i > FEW_QUERIES && !u->problem->w_score);
+}
 #endif
 
 /* What a unit finds in a part of its keys: per query o, m, l and low. */

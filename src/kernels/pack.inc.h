@@ -74,12 +74,15 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
 }
 
 #if PAIRS
-/* Rows 2 j and 2 j + 1 of p (n, row), `width` wide, become row j: pairs of bfloat16. A row without a second is paired with 0. */
-NOINLINE void FN(pair_rows)(real *p, int64_t row, int64_t n, int64_t width) {
+/* Rows 2 j and 2 j + 1 of p (n, row), `width` wide, become row j: pairs of bfloat16. A row without a second is paired with 0.
+ * sum: what is in the columns after rounding; or NULL. */
+NOINLINE void FN(pair_rows)(real *p, int64_t row, int64_t n, int64_t width, vec *sum) {
     for (int64_t j = 0; j < n; j += 2) {
         for (int64_t c = 0; c < width; c += VL) {
-            const vec odd = j + 1 < n ? vload(p + (j + 1) * row + c) : (vec){0};
-            vstore(p + j / 2 * row + c, vpair(vload(p + j * row + c), odd));
+            const vec odd = j + 1 < n ? vload(p + (j + 1) * row + c) : (vec){0},
+                      pair = vpair(vload(p + j * row + c), odd);
+            vstore(p + j / 2 * row + c, pair);
+            if (sum) sum[c / VL] += (vec)((ivec)pair & ~0xffff) + (vec)((ivec)pair << 16);
         }
     }
 }

@@ -2,6 +2,7 @@
 #   make demo       install into .venv and run the main job        make test      the same, and run the tests
 #   make build      compile in place, warnings as errors           make test-c    the C core without Python, sanitized
 #   make sanitize   the tests of `make test` under ASan and UBSan  make test-arm  the C core for aarch64, under qemu
+#   make test-avx512   the kernels for AVX-512, in an emulator where the machine has none
 #   make bench      speed and memory beside the peers installed and the machine's peak; targets
 #   make model      add a pretrained model, 84 MB, for the laboratory and its tests
 #   make lab        the ledger and all experiments with four times the draws, training on full grids; half an hour
@@ -84,6 +85,17 @@ test-arm:
 	$(MAKE) -C tests/c -j$(JOBS) CC=aarch64-linux-gnu-gcc FLAGS="-O2 -g -DTIME_LIMIT=20"
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/c/aarch64/driver machine pool attention disturbed additive
 
+# Half an hour, of which Bochs has one core. Where the machine has AVX-512, `make test-c` is the whole of it.
+AVX512_TESTS = machine attention disturbed additive
+test-avx512:
+	@if grep -qw avx512f /proc/cpuinfo; then \
+		echo 'this machine has AVX-512: without an emulator'; \
+		$(MAKE) -C tests/c -j$(JOBS) && SDPA_ISA=avx512 build/c/x86_64/driver $(AVX512_TESTS); \
+	else \
+		$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/bochs FLAGS="-O2 -g -static -DTIME_LIMIT=600" && \
+			tests/c/emulate.sh build/c/bochs $(AVX512_TESTS); \
+	fi
+
 # For the tests of the pages, which are tried in it.
 browser:
 	@if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null; then \
@@ -132,4 +144,4 @@ lint: $(VENV)/dev $(VENV)/with-$(EXTRAS)
 clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
-.PHONY: demo test model build bench browser lab notebooks docs sanitize test-c test-arm format lint clean
+.PHONY: demo test model build bench browser lab notebooks docs sanitize test-c test-arm test-avx512 format lint clean

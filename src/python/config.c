@@ -138,8 +138,8 @@ static PyObject *show_config(ARGUMENTS) {
 static const char show_config_doc[] =
     "show_config($module, mode=\"stdout\")\n--\n\n"
     "What this installation is: version, ISA chosen and available, threads, compiler and its flags.\n\n"
-    "SDPA_ISA=generic|avx2|avx512|avx512bf16|neon, read when sdpa is imported, forces an ISA; an unknown one, or\n"
-    "one that the machine lacks, is an ImportError.\n\n"
+    "SDPA_ISA=generic|avx2|avx512|avx512bf16|neon, read when sdpa is imported, forces an ISA; an\n"
+    "unknown one, or one that the machine lacks, is an ImportError.\n\n"
     "Parameters\n----------\n"
     "mode : {\"stdout\", \"dicts\"}\n"
     "    Print it, or return it.\n\n"

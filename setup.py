@@ -34,7 +34,7 @@ ISA_FLAGS = {
 GCC_FLAGS = {
     "src": ["-O2"],
     "python": ["-O2"],
-    "kernels": ["-O2", "-fno-stack-protector"],
+    "kernels": ["-O2", "-fno-stack-protector", "-fno-schedule-insns2"],
     "generic": ["-Os", "-fno-stack-protector"],
 }
 MACHINE = sysconfig.get_platform().rpartition("-")[2].replace("arm64", "aarch64")

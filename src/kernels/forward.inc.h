@@ -342,7 +342,15 @@ NOINLINE void FN(forward_whole)(const sdpa_unit *u, void *scratch, bool pairs) {
     if (forward_sweep(u, &w)) forward_finish(u, &w);
 }
 
-static void FN(forward)(const sdpa_unit *u, void *scratch) { FN(forward_whole)(u, scratch, false); }
+static void FN(forward)(const sdpa_unit *u, void *scratch) {
+#if SMALL
+    if (FN(is_small)(u)) {
+        FN(forward_small)(u);
+        return;
+    }
+#endif
+    FN(forward_whole)(u, scratch, false);
+}
 
 #if PAIRS
 /* The same of bfloat16 operands, whose weights are rounded to bfloat16, too. */

@@ -59,6 +59,8 @@
 #define vreduce_max FN(vreduce_max)
 #define vtranspose FN(vtranspose)
 #define vswap FN(vswap)
+#define vsum4 FN(vsum4)
+#define vmax4 FN(vmax4)
 
 typedef float real_f32;
 typedef double real_f64;
@@ -332,6 +334,39 @@ INLINE vec_f64 vswap_f64(vec_f64 x, int h) {
 }
 #undef SWAP
 #undef FLIP
+
+#if VEC_BYTES >= 32
+/* Lane i: the sum, or the maximum, of x[i % 4]'s lanes. */
+#define EVEN(l, h, n) ((l) / 4 * 4 + (l) % 2 * 2 + ((l)&2 ? (n) : 0))
+#define ODD(l, h, n) (EVEN(l, h, n) + 1)
+#define EVENS(a, b, n) __builtin_shufflevector(a, b, LANES_##n(EVEN, 0, n))
+#define ODDS(a, b, n) __builtin_shufflevector(a, b, LANES_##n(ODD, 0, n))
+#define LOWS(a, b, h, n) __builtin_shufflevector(a, b, LANES_##n(LOW, h, n))
+#define HIGHS(a, b, h, n) __builtin_shufflevector(a, b, LANES_##n(HIGH, h, n))
+#define PLUS(a, b) ((a) + (b))
+#define DEFINE_FOUR(name, OP32, OP64, n32, n64)                                                                        \
+    INLINE vec_f32 name##_f32(const vec_f32 *x) {                                                                      \
+        const vec_f32 a = OP32(EVENS(x[0], x[1], n32), ODDS(x[0], x[1], n32)),                                         \
+                      b = OP32(EVENS(x[2], x[3], n32), ODDS(x[2], x[3], n32));                                         \
+        vec_f32 r = OP32(EVENS(a, b, n32), ODDS(a, b, n32));                                                           \
+        UNROLL for (int h = 4; h < n32; h *= 2) r = OP32(r, vswap_f32(r, h));                                          \
+        return r;                                                                                                      \
+    }                                                                                                                  \
+    INLINE vec_f64 name##_f64(const vec_f64 *x) {                                                                      \
+        const vec_f64 a = OP64(LOWS(x[0], x[1], 1, n64), HIGHS(x[0], x[1], 1, n64)),                                   \
+                      b = OP64(LOWS(x[2], x[3], 1, n64), HIGHS(x[2], x[3], 1, n64));                                   \
+        vec_f64 r = OP64(LOWS(a, b, 2, n64), HIGHS(a, b, 2, n64));                                                     \
+        UNROLL for (int h = 4; h < n64; h *= 2) r = OP64(r, vswap_f64(r, h));                                          \
+        return r;                                                                                                      \
+    }
+#if VEC_BYTES == 64
+DEFINE_FOUR(vsum4, PLUS, PLUS, 16, 8)
+DEFINE_FOUR(vmax4, vmax2_f32, vmax2_f64, 16, 8)
+#else
+DEFINE_FOUR(vsum4, PLUS, PLUS, 8, 4)
+DEFINE_FOUR(vmax4, vmax2_f32, vmax2_f64, 8, 4)
+#endif
+#endif
 
 /* Reductions over the lanes, a binary tree. vreduce_max: any lane if one is NaN. */
 #define DEFINE_REDUCTIONS(T)                                                                                           \

@@ -448,6 +448,12 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
     const backward_scratch w = backward_layout(p, &arena);
+#if SMALL
+    if (!u->dmask.data && FN(is_small)(u, true)) {
+        FN(backward_small)(u, w.p, w.ds, w.n_lanes);
+        return;
+    }
+#endif
     const real c = (real)(fabs(p->scale) * M_LOG2E);
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);

@@ -344,7 +344,7 @@ NOINLINE void FN(forward_whole)(const sdpa_unit *u, void *scratch, bool pairs) {
 
 static void FN(forward)(const sdpa_unit *u, void *scratch) {
 #if SMALL
-    if (FN(is_small)(u)) {
+    if (FN(is_small)(u, false)) {
         FN(forward_small)(u);
         return;
     }

@@ -223,14 +223,13 @@ INLINE void few_columns(const gemm *g, int width, int64_t i, int64_t j, int64_t 
 }
 
 /* How many vectors of c few_columns takes where `n` elements are left. */
-INLINE int few_width(int64_t n) { return n > 7 * VL ? 8 : n > VL ? 2 : 1; }
+INLINE int few_width(int64_t n) { return n > 7 * VL ? 8 : 1; }
 
 /* gemm_rows for few rows, of which a tile would leave most idle. */
 NOINLINE void gemm_few_rows(const gemm *g) {
     for (int64_t i = 0; i < g->m; i++) {
         int64_t j = 0;
         for (; few_width(g->n - j) == 8; j += 8 * VL) few_columns(g, 8, i, j, g->n - j);
-        for (; few_width(g->n - j) == 2; j += 2 * VL) few_columns(g, 2, i, j, g->n - j);
         for (; j < g->n; j += VL) few_columns(g, 1, i, j, g->n - j);
     }
 }

@@ -53,6 +53,40 @@ def test_few_queries_many_keys(rng, dtype, n_q, n_k):
 
 
 @pytest.mark.parametrize("is_causal", [False, True, "lower_right"])
+@pytest.mark.parametrize("n_k", [1, 2, 3, 7, 10, 31, 32, 33])
+def test_few_keys(rng, dtype, n_k, is_causal):
+    for n_q in (1, 3, 4, 10, 34, 101):
+        for d_k, d_v in ((8, 16), (64, 24), (16, 64), (5, 3)):
+            q, k, v, g, g_lse = operands(rng, dtype, (4,), n_q, n_k, d_k, d_v, kv_lead=(2,))
+            options = {"is_causal": is_causal, "enable_gqa": True}
+            check_attention(q, k, v, grad_out=g, grad_lse=g_lse, **options)
+            check_attention(30 * q, k, v, grad_out=g, key_lengths=n_k - 1, **options)
+
+
+@pytest.mark.parametrize("n_k", [10, 40])
+def test_gradients_of_some_of_the_keys(rng, dtype, n_k):
+    """lse and out of all keys, as in a ring: each part's gradients are those of the whole."""
+    q, k, v, g, g_lse = operands(rng, dtype, (2,), 13, n_k, 16, 24)
+    q *= 5
+    whole = sdpa.attention_forward(q, k, v)
+    bounds = AttentionBounds(q, k, v, grad_out=g, grad_lse=g_lse)
+    expected = reference.attention_backward(
+        g, q, k, v, *reference.attention_forward(q, k, v), grad_lse=g_lse
+    )
+    parts = [
+        sdpa.attention_backward(g, q, k[:, keys], v[:, keys], *whole, grad_lse=g_lse)
+        for keys in (slice(None, n_k // 3), slice(n_k // 3, None))
+    ]
+    dq = sum(part.query.astype(np.float64) for part in parts)
+    dk, dv = (
+        np.concatenate([part[i].astype(np.float64) for part in parts], axis=1) for i in (1, 2)
+    )
+    assert_within(dq, expected.query, bounds.query, "query")
+    assert_within(dk, expected.key, bounds.key, "key")
+    assert_within(dv, expected.value, bounds.value, "value")
+
+
+@pytest.mark.parametrize("is_causal", [False, True, "lower_right"])
 def test_long(rng, dtype, is_causal):
     q, k, v, g, g_lse = operands(rng, dtype, (2,), 517, 645, 64, 48)
     check_attention(q, k, v, grad_out=g, grad_lse=g_lse, is_causal=is_causal)
@@ -88,13 +122,26 @@ def test_layout_of_boolean_mask(rng, dtype, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout_of_saved_results(rng, dtype, layout):
+@pytest.mark.parametrize(("n_k", "d"), [(10, 16), (35, 9)])
+def test_layout_of_saved_results(rng, dtype, layout, n_k, d):
     """out and lse may come back to the backward in any layout, too."""
-    q, k, v, g, _ = operands(rng, dtype, (2, 3), 21, 35, 8, 9)
+    q, k, v, g, _ = operands(rng, dtype, (2, 3), 21, n_k, 8, d)
     out, lse = sdpa.attention_forward(q, k, v)
     one = sdpa.attention_backward(g, q, k, v, out, lse)
     two = sdpa.attention_backward(g, q, k, v, LAYOUTS[layout](out), LAYOUTS[layout](lse))
     for a, b in zip(one[:3], two[:3], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("n_k", "d"), [(10, 16), (35, 16)])
+def test_bits_do_not_depend_on_the_layout(rng, dtype, layout, n_k, d):
+    x = operands(rng, dtype, (2, 3), 21, n_k, d, d)[:4]
+    results = []
+    for q, k, v, g in (x, [LAYOUTS[layout](a) for a in x]):
+        got = sdpa.attention_forward(q, k, v, is_causal=True)
+        results += [*got, *sdpa.attention_backward(g, q, k, v, *got, is_causal=True)[:3]]
+    for a, b in zip(results[:5], results[5:], strict=True):
         np.testing.assert_array_equal(a, b)
 
 

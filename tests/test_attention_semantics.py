@@ -40,6 +40,21 @@ def gradients(g, q, k, v, attn_mask=None, *, grad_lse=None, **options):
 # ------------------------------------------------------------------------------------ masks
 
 
+@pytest.mark.parametrize("n", [11, 40])
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_nan_and_inf_beyond_the_diagonal_cannot_be_felt(rng, dtype, poison, n):
+    """In the last key and value by all queries but the last, in the first query by all other keys."""
+    q, k, v, g = operands(rng, dtype, n, n)
+    plain = check_attention(q, k, v, grad_out=g, is_causal=True)
+    k[:, -1] = poison
+    v[:, -1, ::2] = poison
+    got = check_attention(q, k, v, grad_out=g, is_causal=True)
+    np.testing.assert_array_equal(got.out[:, :-1], plain.out[:, :-1])
+    q[:, 0] = poison
+    g[:, 0, 1::2] = poison
+    check_attention(q, k, v, grad_out=g, is_causal=True)
+
+
 @pytest.mark.parametrize(("n_q", "n_k"), SHAPES)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", ["bool", "bias", "one row"])

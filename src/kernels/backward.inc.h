@@ -443,16 +443,17 @@ INLINE void FN(add_row)(char *dst, int64_t stride, sdpa_dtype dtype, const real 
     FN(store)(dst, line, n, stride, dtype);
 }
 
+#if SMALL
+NOINLINE bool FN(backward_small)(const sdpa_unit *u, const backward_scratch *w);
+#endif
+
 /* dQ of the unit's queries, and its share of dK, dV, dMask. dK and dV have the compute type and unit column stride. */
 static void FN(backward)(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
     const backward_scratch w = backward_layout(p, &arena);
 #if SMALL
-    if (!u->dmask.data && FN(is_small)(u, true)) {
-        FN(backward_small)(u, w.p, w.ds, w.n_lanes);
-        return;
-    }
+    if (FN(backward_small)(u, &w)) return;
 #endif
     const real c = (real)(fabs(p->scale) * M_LOG2E);
     int64_t j0, j1;

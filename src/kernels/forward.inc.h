@@ -334,23 +334,22 @@ NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch)
     }
 }
 
+#if SMALL
+static bool FN(forward_small)(const sdpa_unit *u, const forward_scratch *w);
+#endif
+
 /* o and lse of queries i0 .. i0+n_i-1. */
 NOINLINE void FN(forward_whole)(const sdpa_unit *u, void *scratch, bool pairs) {
     sdpa_arena arena = {scratch, 0};
     forward_scratch w = forward_layout(u->problem, u->problem->d_v, &arena);
+#if SMALL
+    if (FN(forward_small)(u, &w)) return;
+#endif
     w.pairs = pairs;
     if (forward_sweep(u, &w)) forward_finish(u, &w);
 }
 
-static void FN(forward)(const sdpa_unit *u, void *scratch) {
-#if SMALL
-    if (FN(is_small)(u, false)) {
-        FN(forward_small)(u);
-        return;
-    }
-#endif
-    FN(forward_whole)(u, scratch, false);
-}
+static void FN(forward)(const sdpa_unit *u, void *scratch) { FN(forward_whole)(u, scratch, false); }
 
 #if PAIRS
 /* The same of bfloat16 operands, whose weights are rounded to bfloat16, too. */

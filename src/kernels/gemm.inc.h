@@ -121,10 +121,12 @@ DEFINE_GEMM(3, 0, 8)
 #else
 DEFINE_GEMM(1, 1, 12)
 DEFINE_GEMM(2, 1, 6)
-DEFINE_GEMM(3, 1, 4)
 DEFINE_GEMM(1, 0, 8)
 DEFINE_GEMM(2, 0, 6)
+#if GEMM_WIDTH == 3
+DEFINE_GEMM(3, 1, 4)
 DEFINE_GEMM(3, 0, 4)
+#endif
 #endif
 #undef DEFINE_GEMM
 
@@ -140,10 +142,12 @@ NOINLINE void FN(gemm_4_pairs)(const gemm *g, int64_t n, const real *b, real *c)
 /* a's rows are adjacent (a[i + k * a_stride]): P V and dS K, with a = P^T or dS^T. */
 INLINE void gemm_rows(const gemm *g) {
     static void (*const columns[PAIRS + 1][MAX_WIDTH + 1])(const gemm *, int64_t, const real *, real *) = {
-#if MAX_WIDTH == 4
+#if GEMM_WIDTH == 4
         {NULL, FN(gemm_1_1), FN(gemm_2_1), FN(gemm_3_1), FN(gemm_4_1)},
-#else
+#elif GEMM_WIDTH == 3
         {NULL, FN(gemm_1_1), FN(gemm_2_1), FN(gemm_3_1)},
+#else
+        {NULL, FN(gemm_1_1), FN(gemm_2_1)},
 #endif
 #if PAIRS
         {NULL, FN(gemm_1_pairs), NULL, NULL, FN(gemm_4_pairs)},
@@ -158,7 +162,7 @@ INLINE void gemm_rows(const gemm *g) {
 #else
         /* Tiles of three vectors have 4 rows, of two vectors 6. */
         const bool odd = vectors % 2 || (g->m + 3) / 4 * 4 < (g->m + 5) / 6 * 6;
-        int64_t width = vectors >= 3 && odd ? 3 : vectors < 2 ? vectors : 2;
+        int64_t width = GEMM_WIDTH > 2 && vectors >= 3 && odd ? 3 : vectors < 2 ? vectors : 2;
 #endif
         if (g->pairs && width < 4) width = vectors < 4 ? 1 : 4;
         if (n > width * VL) n = width * VL;
@@ -170,23 +174,21 @@ INLINE void gemm_rows(const gemm *g) {
 /* a's columns are adjacent (a[i * a_stride + k]): P^T dO and dS^T Q. Two vectors wide, since key blocks are multiples
  * of 8 rows and not of 6. */
 INLINE void gemm_columns(const gemm *g) {
+    static void (*const columns[])(const gemm *, int64_t, const real *, real *) = {
+        NULL,
+        FN(gemm_1_0),
+        FN(gemm_2_0),
+#if GEMM_WIDTH > 2
+        FN(gemm_3_0)
+#endif
+    };
     for (int64_t j = 0; j < g->n;) {
         int64_t n = g->n - j, vectors = (n + VL - 1) / VL;
         const real *b = g->b + j;
         real *c = g->c + j;
-        int64_t width = vectors >= 3 && vectors % 2 ? 3 : vectors < 2 ? vectors : 2;
+        int64_t width = GEMM_WIDTH > 2 && vectors >= 3 && vectors % 2 ? 3 : vectors < 2 ? vectors : 2;
         if (n > width * VL) n = width * VL;
-        switch (width) {
-        case 1:
-            FN(gemm_1_0)(g, n, b, c);
-            break;
-        case 2:
-            FN(gemm_2_0)(g, n, b, c);
-            break;
-        default:
-            FN(gemm_3_0)(g, n, b, c);
-            break;
-        }
+        columns[width](g, n, b, c);
         j += n;
     }
 }

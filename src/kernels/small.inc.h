@@ -6,43 +6,47 @@
  * the same banks of L1. AVX2, in turns with forward.inc.h and backward.inc.h, us per head, d = 64:
  *   forward (10, 10) 1.18 to 0.70, (4, 40) 2.1 to 0.84, (32, 32) 5.0 to 4.1, (48, 48) 9.3 to 8.6; float64 1.85 to 1.20
  *   backward (10, 10) 3.7 to 2.2, (32, 32) 14.6 to 11.7; float64 5.8 to 3.8, 30.5 to 25.7 */
-#if VEC_BYTES >= 32 && !defined(__OPTIMIZE_SIZE__)
-#define SMALL 1
+#if SMALL
+#define SMALL_SIZE ((SMALL_KEYS + 2) * SMALL_ROWS + VL)
 
-/* From here on the sums over the lanes cost more than transposed queries do at d = 16; at d = 64 from 60 on. */
-#define SMALL_KEYS 32
-#define SMALL_ROWS 4
-
-/* `backward`: whether gradients are wanted instead of o. */
-NOINLINE bool FN(is_small)(const sdpa_unit *u, bool backward) {
+INLINE bool FN(is_small)(const sdpa_unit *u) {
     const sdpa_problem *p = u->problem;
-    const bool plain = !p->has_lower && !u->mask.data && !u->sinks.data && !u->alibi_slopes.data && !p->w_score &&
-                       p->softcap == 0 && p->dropout_p == 0 && p->scale > 0x1p-60 && p->scale < 0x1p60;
-    if (!plain || p->n_k > SMALL_KEYS || p->d_k % VL || p->d_v % VL) return false;
-    const sdpa_matrix *m[] = {&u->v, &u->k, &u->q, &u->o, &u->dout, &u->dq};
-    const int64_t n[] = {p->n_k, p->n_k, u->i0 + u->n_i, 0, u->i0 + u->n_i}, d[] = {p->d_v, p->d_k, p->d_k, 0, p->d_v};
-    for (int x = 0; x < (backward ? 6 : 4); x++) {
-        if (m[x]->data ? !is_direct(m[x]) : m[x] == &u->o) return false;
-    }
-    /* NaN or infinity against a masked pair is for gemm_masked. */
-    for (int x = 0; x < (backward ? 5 : 1) && p->has_upper; x++) {
-        if (!all_finite((const real *)m[x]->data, m[x]->row / (int64_t)sizeof(real), n[x], d[x])) return false;
-    }
-    return true;
+    return p->n_k <= SMALL_KEYS && !p->has_lower && !u->mask.data && !u->sinks.data && !u->alibi_slopes.data &&
+           !p->w_score && p->softcap == 0 && p->dropout_p == 0 && p->scale > 0x1p-60 && p->scale < 0x1p60;
 }
 
-/* s (n_k, SMALL_ROWS) = y x^T for rows i0 .. i0+n-1 of x, n at most SMALL_ROWS. A vector holds several keys; room for
+/* Rows i0 .. i0+n-1 of m, d columns, where they are, or a copy (n, d rounded up to VL) with zeros to whole vectors. */
+NOINLINE sdpa_matrix FN(small_matrix)(const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real *copy) {
+    const int64_t row = round_up(d, VL), size = sizeof(real);
+    const char *first = m->data + i0 * m->row;
+    sdpa_matrix r = {(char *)first, m->row, size, SDPA_REAL == 32 ? SDPA_F32 : SDPA_F64, false};
+    if (is_direct(m) && d == row) return r;
+    for (int64_t i = 0; i < n; i++) {
+        FN(load)(copy + i * row, first + i * m->row, d, m->col, m->dtype, m->swapped);
+        for (int64_t x = d; x < row; x++) copy[i * row + x] = 0;
+    }
+    r.data = (char *)copy;
+    r.row = row * size;
+    return r;
+}
+
+/* Row i of a small_matrix, or the last one of n. */
+INLINE const real *FN(row_of)(const sdpa_matrix *m, int64_t i, int64_t n) {
+    return (const real *)(m->data + (i < n ? i : n - 1) * m->row);
+}
+
+/* s (n_k, SMALL_ROWS) = y x^T of small matrices, x of n rows, n at most SMALL_ROWS. A vector holds several keys; room for
  * 2 SMALL_ROWS + VL elements after the last one. */
-NOINLINE void FN(small_products)(real *s, const sdpa_matrix *x, int64_t i0, int64_t n, const sdpa_matrix *y,
-                                 int64_t n_k, int64_t depth) {
+NOINLINE void FN(small_products)(real *s, const sdpa_matrix *x, int64_t n, const sdpa_matrix *y, int64_t n_k,
+                                 int64_t depth) {
     enum { KEYS = 3 };
     const real *row[SMALL_ROWS];
-    UNROLL for (int i = 0; i < SMALL_ROWS; i++) row[i] = (const real *)(x->data + (i0 + (i < n ? i : n - 1)) * x->row);
+    UNROLL for (int i = 0; i < SMALL_ROWS; i++) row[i] = FN(row_of)(x, i, n);
     for (int64_t j = 0; j < n_k; j += KEYS) {
         const real *key[KEYS];
         vec acc[KEYS][SMALL_ROWS];
         UNROLL for (int k = 0; k < KEYS; k++) {
-            key[k] = (const real *)(y->data + (j + k < n_k ? j + k : n_k - 1) * y->row);
+            key[k] = FN(row_of)(y, j + k, n_k);
             UNROLL for (int i = 0; i < SMALL_ROWS; i++) acc[k][i] = (vec){0};
         }
         for (int64_t d = 0; d < depth; d += VL) {
@@ -57,21 +61,19 @@ NOINLINE void FN(small_products)(real *s, const sdpa_matrix *x, int64_t i0, int6
     }
 }
 
-/* s as of small_products = 2^(c (s - m)), m the largest score that each of queries i0 .. i0+n-1 sees, the other pairs 0.
- * Returns the sums. */
-NOINLINE vec FN(small_weights)(const sdpa_unit *u, int64_t i0, int64_t n, int64_t n_k, real c, real *s, vec *m) {
-    const sdpa_problem *p = u->problem;
+/* s as of small_products = 2^(c (s - m)), m the largest score that each of the queries from i0 on (of all) sees; masked
+ * pairs are -0. Returns the sums. */
+NOINLINE vec FN(small_weights)(const sdpa_unit *u, int64_t i0, int64_t n_k, real c, real *s, vec *m) {
     ivec end, key;
     UNROLL for (int l = 0; l < VL; l++) {
         end[l] = l % SMALL_ROWS;
         key[l] = l / SMALL_ROWS;
     }
-    int64_t first = p->has_upper ? i0 + 1 + u->upper : n_k;
-    first = first < -SMALL_ROWS ? -SMALL_ROWS : first > n_k ? n_k : first;
-    end += (int)first;
-    end = (ivec)vselect(end < (int)n_k, (vec)end, (vec)((int)n_k - (ivec){0}));
+    const ivec most_keys = (int)n_k - (ivec){0};
+    const int64_t first = u->problem->has_upper ? i0 + 1 + u->upper : n_k;
+    end += (int)(first < -SMALL_ROWS ? -SMALL_ROWS : first > n_k ? n_k : first);
+    end = (ivec)vselect(end < most_keys, (vec)end, (vec)most_keys);
 
-    FN(small_products)(s, &u->q, i0, n, &u->k, n_k, p->d_k);
     vec most = vset1(-INFINITY), l = {0};
     for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL, key += VL / SMALL_ROWS) {
         const vec x = vselect(end > key, vload(s + j), vset1(-INFINITY));
@@ -82,8 +84,8 @@ NOINLINE vec FN(small_weights)(const sdpa_unit *u, int64_t i0, int64_t n, int64_
     const vec shift = vselect(most == -(real)INFINITY, (vec){0}, most);
     const real d_min = (SDPA_REAL == 32 ? -127 : -1023) / c;
     for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL) {
-        const vec weight = vexp2_product(vload(s + j) - shift, c, c, 0, d_min);
-        vstore(s + j, weight);
+        const vec x = vload(s + j), weight = vexp2_product(x - shift, c, c, 0, d_min);
+        vstore(s + j, vselect(x == -(real)INFINITY, vset1(-0.0), weight));
         l += weight;
     }
     UNROLL for (int h = SMALL_ROWS; h < VL; h *= 2) l += vswap(l, h);
@@ -91,49 +93,66 @@ NOINLINE vec FN(small_weights)(const sdpa_unit *u, int64_t i0, int64_t n, int64_
     return l;
 }
 
-#define SMALL_SIZE ((SMALL_KEYS + 2) * SMALL_ROWS + VL)
-
-/* o and lse of queries i0 .. i0+n-1, n at most SMALL_ROWS; c = scale * log2(e). */
-NOINLINE void FN(small_rows)(const sdpa_unit *u, int64_t i0, int64_t n, real c) {
+/* o and lse of n queries from i0 on (of all), n at most SMALL_ROWS, by keys k and values v, small matrices; c = scale * log2(e). */
+NOINLINE void FN(small_rows)(const sdpa_unit *u, const forward_scratch *w, const sdpa_matrix *k, const sdpa_matrix *v,
+                             int64_t i0, int64_t n, real c) {
     const sdpa_problem *p = u->problem;
     int64_t j0, n_k;
+    sdpa_visible_keys(u, i0, n, &j0, &n_k);
     real s[SMALL_SIZE];
     vec m;
-    sdpa_visible_keys(u, i0, n, &j0, &n_k);
-    const vec l = FN(small_weights)(u, i0, n, n_k, c, s, &m), factor = vselect(l == 0, (vec){0}, 1 / l);
+    const sdpa_matrix q = FN(small_matrix)(&u->q, i0, n, p->d_k, w->few);
+    FN(small_products)(s, &q, n, k, n_k, p->d_k);
+    const vec l = FN(small_weights)(u, i0, n_k, c, s, &m), factor = vselect(l == 0, (vec){0}, 1 / l);
 
-    const int64_t v_row = u->v.row / (int64_t)sizeof(real);
-    for (int64_t d = 0; d < p->d_v;) {
-        const real *v = (const real *)u->v.data + d;
-        const int nv = p->d_v - d < 2 * VL ? 1 : 2;
+    const bool direct = u->o.data && is_direct(&u->o) && p->d_v == w->o_row;
+    const int64_t o_row = direct ? u->o.row / (int64_t)sizeof(real) : w->o_row, v_row = v->row / (int64_t)sizeof(real);
+    real *o = direct ? (real *)(u->o.data + i0 * u->o.row) : w->o;
+    for (int64_t d = 0; d < w->o_row;) {
+        const int nv = w->o_row - d < 2 * VL ? 1 : 2;
         vec acc[SMALL_ROWS][MAX_WIDTH] = {{{0}}};
         if (nv == 2) {
-            tile(acc, SMALL_ROWS, 2, false, s, 1, SMALL_ROWS, v, v_row, n_k);
+            tile(acc, SMALL_ROWS, 2, false, s, 1, SMALL_ROWS, (const real *)v->data + d, v_row, n_k);
         } else {
-            tile(acc, SMALL_ROWS, 1, false, s, 1, SMALL_ROWS, v, v_row, n_k);
+            tile(acc, SMALL_ROWS, 1, false, s, 1, SMALL_ROWS, (const real *)v->data + d, v_row, n_k);
         }
         UNROLL for (int i = 0; i < SMALL_ROWS; i++) {
             if (i >= n) break;
-            real *o = (real *)(u->o.data + (i0 + i) * u->o.row) + d;
-            vstore(o, factor[i] * acc[i][0]);
-            if (nv == 2) vstore(o + VL, factor[i] * acc[i][1]);
+            vstore(o + i * o_row + d, factor[i] * acc[i][0]);
+            if (nv == 2) vstore(o + i * o_row + d + VL, factor[i] * acc[i][1]);
         }
         d += nv * VL;
     }
-    for (int64_t i = 0; u->lse && i < n; i++) {
-        const real lse = (real)(m[i] * p->scale + log(l[i]));
-        memcpy(u->lse + (i0 + i) * p->lse.row, &lse, sizeof lse);
+    for (int64_t i = 0; i < n; i++) {
+        if (!direct && u->o.data) {
+            FN(store)(u->o.data + (i0 + i) * u->o.row, o + i * o_row, p->d_v, u->o.col, u->o.dtype);
+        }
+        if (u->lse) {
+            const real lse = (real)(m[i] * p->scale + log(l[i]));
+            memcpy(u->lse + (i0 + i) * p->lse.row, &lse, sizeof lse);
+        }
     }
 }
 
-static void FN(forward_small)(const sdpa_unit *u) {
-    const real c = (real)(u->problem->scale * M_LOG2E);
-    for (int64_t i = 0; i < u->n_i; i += SMALL_ROWS) {
-        FN(small_rows)(u, u->i0 + i, u->n_i - i < SMALL_ROWS ? u->n_i - i : SMALL_ROWS, c);
+/* False, having done nothing, where the unit is not small. */
+static bool FN(forward_small)(const sdpa_unit *u, const forward_scratch *w) {
+    const sdpa_problem *p = u->problem;
+    if (!FN(is_small)(u)) return false;
+    const real c = (real)(p->scale * M_LOG2E);
+    int64_t j0, n_k;
+    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &n_k);
+    const sdpa_matrix k = FN(small_matrix)(&u->k, 0, n_k, p->d_k, w->k),
+                      v = FN(small_matrix)(&u->v, 0, n_k, p->d_v, w->v);
+    /* A masked pair must not meet a NaN or Inf; a query by itself sees all the keys that it is multiplied with. */
+    const bool exact = !p->has_upper || all_finite((const real *)v.data, v.row / (int64_t)sizeof(real), n_k, p->d_v);
+    const int64_t step = exact ? SMALL_ROWS : 1;
+    for (int64_t i = 0; i < u->n_i; i += step) {
+        FN(small_rows)(u, w, &k, &v, u->i0 + i, u->n_i - i < step ? u->n_i - i : step, c);
     }
+    return true;
 }
 
-/* Elements i0 .. i0+n-1 of a row statistic, again and again. */
+/* n elements of a row statistic from row i0 on, again and again. */
 NOINLINE vec FN(small_statistic)(const char *data, const sdpa_tensor *t, int64_t i0, int64_t n) {
     real x[VL] = {0};
     FN(load)(x, data + i0 * t->row, n, t->row, t->dtype, t->swapped);
@@ -141,87 +160,114 @@ NOINLINE vec FN(small_statistic)(const char *data, const sdpa_tensor *t, int64_t
     return vload(x);
 }
 
-/* P^T and dS^T (n_k, row) of queries i0 .. i0+n-1 by the unit's n_k keys; c = scale * log2(e). */
-NOINLINE void FN(small_gradients)(const sdpa_unit *u, int64_t i0, int64_t n, int64_t n_k, real c, real *weights,
-                                  real *ds, int64_t row) {
+/* P^T and dS^T (n_k, n_lanes) of n queries from the unit's i-th on; q and dout: these queries'. */
+NOINLINE void FN(small_gradients)(const sdpa_unit *u, const backward_scratch *w, const sdpa_matrix *q,
+                                  const sdpa_matrix *dout, const sdpa_matrix *k, const sdpa_matrix *v, int64_t i,
+                                  int64_t n, int64_t n_k, real c) {
     const sdpa_problem *p = u->problem;
     const double unit = FN(log2_e)(p);
     const real high = (real)unit, low = (real)(unit - high), epsilon = SDPA_REAL == 32 ? FLT_EPSILON : DBL_EPSILON;
     real s[SMALL_SIZE], t[SMALL_SIZE];
-    vec m, delta[SMALL_ROWS];
-    const vec l = FN(small_weights)(u, i0, n, n_k, c, s, &m);
-    FN(small_products)(t, &u->dout, i0, n, &u->v, n_k, p->d_v);
-    for (int i = 0; i < SMALL_ROWS; i++) {
-        const int64_t at = i0 + (i < n ? i : n - 1);
-        const real *o = (const real *)(u->o.data + at * u->o.row),
-                   *dout = (const real *)(u->dout.data + at * u->dout.row);
-        delta[i] = (vec){0};
-        for (int64_t d = 0; d < p->d_v; d += VL) delta[i] += vload(o + d) * vload(dout + d);
-    }
-    vec shift = vsum4(delta);
-    if (u->dlse) shift -= FN(small_statistic)(u->dlse, &p->dlse, i0, n);
+    vec m, shift = {0};
+    FN(small_products)(s, q, n, k, n_k, p->d_k);
+    FN(small_products)(t, dout, n, v, n_k, p->d_v);
+    const vec l = FN(small_weights)(u, u->i0 + i, n_k, c, s, &m);
 
     /* 2^(c m - lse), lse in log2 units and to two words. Rows of P sum to 1, as in complete_rows. */
-    const vec lse = FN(small_statistic)(u->lse, &p->lse, i0, n), whole = high * lse;
+    const vec lse = FN(small_statistic)(u->lse, &p->lse, u->i0 + i, n), whole = high * lse;
     const vec rest = vmulsub(vset1(high), lse, whole) + low * lse;
     vec factor = vexp2(vmulsub(vset1(c), m, whole) - rest);
-    const vec excess = factor * l - 1, size = vmax2(whole, -whole), most = 2 * epsilon * (4 + size);
-    factor = vselect((excess <= most) & (-excess <= most), 1 / l, factor);
+    const vec excess = factor * l - 1, most = 2 * epsilon * (4 + vmax2(whole, -whole));
+    const ivec complete = (excess <= most) & (-excess <= most);
+    factor = vselect(complete, 1 / l, factor);
     factor = vselect(lse - lse == 0, factor, (vec)((ivec)lse & (lse != lse)));
+
+    /* delta: as 16-bit O is too coarse, of P where its rows are complete. */
+    const sdpa_matrix o = FN(small_matrix)(&u->o, u->i0 + i, n, p->d_v, w->line);
+    vec delta[SMALL_ROWS];
+    for (int x = 0; x < SMALL_ROWS; x++) {
+        delta[x] = (vec){0};
+        for (int64_t d = 0; d < p->d_v; d += VL) {
+            delta[x] += vload(FN(row_of)(&o, x, n) + d) * vload(FN(row_of)(dout, x, n) + d);
+        }
+    }
     for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL) {
-        const vec weight = factor * vload(s + j);
+        const vec x = vload(s + j), weight = vselect((ivec)x == SIGN_BIT, x, factor * x);
         vstore(s + j, weight);
-        vstore(t + j, weight * (vload(t + j) - shift));
+        shift += vselect((ivec)x == SIGN_BIT, (vec){0}, weight * vload(t + j));
+    }
+    UNROLL for (int h = SMALL_ROWS; h < VL; h *= 2) shift += vswap(shift, h);
+    if (p->dtype != SDPA_F16 && p->dtype != SDPA_BF16) shift = vsum4(delta);
+    shift = vselect(complete, shift, vsum4(delta));
+    if (u->dlse) shift -= FN(small_statistic)(u->dlse, &p->dlse, u->i0 + i, n);
+    for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL) {
+        const vec weight = vload(s + j);
+        vstore(t + j, vselect((ivec)weight == SIGN_BIT, weight, weight * (vload(t + j) - shift)));
     }
     for (int64_t j = 0; j < n_k; j++) {
-        memcpy(weights + j * row, s + j * SMALL_ROWS, SMALL_ROWS * sizeof(real));
-        memcpy(ds + j * row, t + j * SMALL_ROWS, SMALL_ROWS * sizeof(real));
+        memcpy(w->p + j * w->n_lanes + i, s + j * SMALL_ROWS, SMALL_ROWS * sizeof(real));
+        memcpy(w->ds + j * w->n_lanes + i, t + j * SMALL_ROWS, SMALL_ROWS * sizeof(real));
     }
 }
 
-/* FN(backward). weights, ds: (n_k + MAX_TILE_ROWS, row) of scratch. */
-NOINLINE void FN(backward_small)(const sdpa_unit *u, real *weights, real *ds, int64_t row) {
+/* c (m, n) += alpha a b, b a small matrix. */
+NOINLINE void FN(small_gradient)(const sdpa_matrix *c, const backward_scratch *w, const real *a, bool a_rows_adjacent,
+                                 const sdpa_matrix *b, int64_t m, int64_t n, int64_t depth, real alpha, bool exact) {
+    gemm g = {.c = (real *)c->data,
+              .c_row = c->row / (int64_t)sizeof(real),
+              .a = a,
+              .a_stride = w->n_lanes,
+              .b = (const real *)b->data,
+              .b_row = b->row / (int64_t)sizeof(real),
+              .m = m,
+              .n = n,
+              .depth = depth,
+              .alpha = alpha};
+    if (c->data) FN(multiply)(&g, a_rows_adjacent, exact);
+}
+
+/* False, having done nothing, where the unit is not small. */
+NOINLINE bool FN(backward_small)(const sdpa_unit *u, const backward_scratch *w) {
     const sdpa_problem *p = u->problem;
-    const int64_t size = sizeof(real);
-    const real c = (real)(p->scale * M_LOG2E);
+    if (u->dmask.data || !FN(is_small)(u)) return false;
+    const real scale = (real)p->scale, c = (real)(p->scale * M_LOG2E);
+    const int64_t n_i = u->n_i;
     int64_t j0, n_k;
-    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &n_k);
-    for (int64_t i = 0; i < u->n_i; i += SMALL_ROWS) {
+    sdpa_visible_keys(u, u->i0, n_i, &j0, &n_k);
+    const sdpa_matrix q = FN(small_matrix)(&u->q, u->i0, n_i, p->d_k, w->q_rows),
+                      dout = FN(small_matrix)(&u->dout, u->i0, n_i, p->d_v, w->dout_rows),
+                      k = FN(small_matrix)(&u->k, 0, n_k, p->d_k, w->k),
+                      v = FN(small_matrix)(&u->v, 0, n_k, p->d_v, w->v);
+    for (int64_t i = 0; i < n_i; i += SMALL_ROWS) {
+        sdpa_matrix some_q = q, some_dout = dout;
+        some_q.data += i * q.row;
+        some_dout.data += i * dout.row;
         FN(small_gradients)
-        (u, u->i0 + i, u->n_i - i < SMALL_ROWS ? u->n_i - i : SMALL_ROWS, n_k, c, weights + i, ds + i, row);
+        (u, w, &some_q, &some_dout, &k, &v, i, n_i - i < SMALL_ROWS ? n_i - i : SMALL_ROWS, n_k, c);
     }
-    const struct {
-        const sdpa_matrix *to, *from;
-        const real *a;
-        int64_t to_row, from_row, m, n, depth;
-        real alpha;
-    } product[] = {
-        {&u->dv, &u->dout, weights, 0, u->i0, n_k, p->d_v, u->n_i, 1},
-        {&u->dk, &u->q, ds, 0, u->i0, n_k, p->d_k, u->n_i, (real)p->scale},
-        {&u->dq, &u->k, ds, u->i0, 0, u->n_i, p->d_k, n_k, (real)p->scale},
-    };
-    if (!sdpa_turn_wait(u, 0)) return;
-    for (int x = 0; x < 3; x++) {
-        if (x == 2) {
-            sdpa_turn_pass(u, 0);
-            if (!sdpa_turn_wait_last(u)) return;
+    /* As in backward_keys: only a masked pair must not meet a NaN or Inf. */
+    const int64_t size = sizeof(real);
+    const bool exact = !p->has_upper || (all_finite((const real *)q.data, q.row / size, n_i, p->d_k) &&
+                                         all_finite((const real *)dout.data, dout.row / size, n_i, p->d_v) &&
+                                         all_finite((const real *)k.data, k.row / size, n_k, p->d_k));
+    if (!sdpa_turn_wait(u, 0)) return true;
+    FN(small_gradient)(&u->dv, w, w->p, false, &dout, n_k, p->d_v, n_i, 1, exact);
+    FN(small_gradient)(&u->dk, w, w->ds, false, &q, n_k, p->d_k, n_i, scale, exact);
+    sdpa_turn_pass(u, 0);
+    if (!sdpa_turn_wait_last(u)) return true;
+    const sdpa_matrix sum = {(char *)w->dq, w->k_row * size, size, p->dtype, false};
+    sdpa_matrix dq = u->dq;
+    dq.data = dq.data ? dq.data + u->i0 * dq.row : NULL;
+    if (!dq.data || is_direct(&dq)) {
+        FN(small_gradient)(&dq, w, w->ds, true, &k, n_i, p->d_k, n_k, scale, exact);
+    } else {
+        memset(w->dq, 0, (size_t)(n_i * sum.row));
+        FN(small_gradient)(&sum, w, w->ds, true, &k, n_i, p->d_k, n_k, scale, exact);
+        for (int64_t i = 0; i < n_i; i++) {
+            FN(add_row)(dq.data + i * dq.row, dq.col, dq.dtype, w->dq + i * w->k_row, p->d_k, w->line);
         }
-        const sdpa_matrix *to = product[x].to, *from = product[x].from;
-        if (!to->data) continue;
-        gemm g = {.c = (real *)(to->data + product[x].to_row * to->row),
-                  .c_row = to->row / size,
-                  .a = product[x].a,
-                  .a_stride = row,
-                  .b = (const real *)(from->data + product[x].from_row * from->row),
-                  .b_row = from->row / size,
-                  .m = product[x].m,
-                  .n = product[x].n,
-                  .depth = product[x].depth,
-                  .alpha = product[x].alpha};
-        FN(multiply)(&g, x == 2, true);
     }
     sdpa_turn_end(u);
+    return true;
 }
-#else
-#define SMALL 0
 #endif

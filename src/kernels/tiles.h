@@ -11,6 +11,11 @@
 #define SCORE_ROWS 4
 #define MAX_WIDTH 3
 #endif
+#if defined(__OPTIMIZE_SIZE__) && MAX_WIDTH == 3
+#define GEMM_WIDTH 2 /* of the other products: without three the generic kernels are a fortieth smaller */
+#else
+#define GEMM_WIDTH MAX_WIDTH
+#endif
 #ifdef HAVE_DOT
 #define PAIRS_f32 1
 #else
@@ -76,6 +81,16 @@ enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
 
 /* Up to so many queries are multiplied one by one, with vectors along d, instead of side by side in the lanes. */
 #define FEW_QUERIES (VL < 6 ? VL : 6)
+
+/* Problems of few keys have kernels of their own (small.inc.h), but where kernels are to be small. Beyond so many keys their
+ * sums over the lanes cost more than transposed queries do at d = 16; at d = 64 from 60 on. */
+#if VEC_BYTES >= 32 && !defined(__OPTIMIZE_SIZE__)
+#define SMALL 1
+#else
+#define SMALL 0
+#endif
+#define SMALL_KEYS 32
+#define SMALL_ROWS 4 /* queries at a time */
 
 INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 

@@ -30,8 +30,8 @@ ISA_FLAGS = {
 }
 # What of GCC's -O3 the code profits from, by folder: all of it would make the wheel a fifth larger,
 # and no faster. Where other kernels exist, the generic one serves CPUs from before 2013 and may be
-# a fifth slower for a third of its size. What GCC has scheduled compresses worse and runs no faster:
-# CPUs reorder by themselves. Other compilers keep -O3.
+# a fifth slower for a third of its size. What GCC has scheduled compresses worse and runs no
+# faster: CPUs reorder by themselves. Other compilers keep -O3.
 GCC_FLAGS = {
     "src": ["-O2"],
     "python": ["-O2"],

@@ -43,7 +43,7 @@ def gradients(g, q, k, v, attn_mask=None, *, grad_lse=None, **options):
 @pytest.mark.parametrize("n", [11, 40])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_nan_and_inf_beyond_the_diagonal_cannot_be_felt(rng, dtype, poison, n):
-    """In the last key and value by all queries but the last, in the first query by all other keys."""
+    """In the last key by all queries but the last, in the first query by all keys but the first."""
     q, k, v, g = operands(rng, dtype, n, n)
     plain = check_attention(q, k, v, grad_out=g, is_causal=True)
     k[:, -1] = poison

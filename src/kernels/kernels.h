@@ -24,10 +24,10 @@ static inline int64_t sdpa_query_block(const sdpa_problem *p) {
 }
 
 /* The same for the forward, whose units share no result: twice as many where that leaves units for all threads and q and o
- * take no more than two fifths of L2, so that half as many units bring the values into place and read the keys: AVX2, (1,
- * 1024, 64), 80.9 to 82.5 GF/s, (8, 2048, 128) 1.03 times as fast; four times as many again no faster. Units begin at multiples of sdpa_query_block, and queries after the last whole
- * unit are left to small ones, so that rows do not depend on it. A window's key blocks do: they begin where the unit's first
- * query sees a key. */
+ * take no more than two fifths of L2, so that half as many units bring the values into place and read the keys: AVX2,
+ * (1, 1024, 64), 80.9 to 82.5 GF/s, (8, 2048, 128) 1.03 times as fast; four times as many again no faster. Units begin at
+ * multiples of sdpa_query_block, and queries after the last whole unit are left to small ones, so that rows do not depend on
+ * it. A window's key blocks do: they begin where the unit's first query sees a key. */
 static inline int64_t sdpa_forward_block(const sdpa_problem *p) {
     const int64_t block = sdpa_query_block(p), wide = 2 * block, units = p->n_batch * p->n_head * (p->n_q / wide);
     const bool enough = units > 0 && (p->n_workers == 1 || units >= 4 * p->n_workers);

@@ -93,7 +93,8 @@ NOINLINE vec FN(small_weights)(const sdpa_unit *u, int64_t i0, int64_t n_k, real
     return l;
 }
 
-/* o and lse of n queries from i0 on (of all), n at most SMALL_ROWS, by keys k and values v, small matrices; c = scale * log2(e). */
+/* o and lse of n queries from i0 on (of all), n at most SMALL_ROWS, by keys k and values v, small matrices;
+ * c = scale * log2(e). */
 NOINLINE void FN(small_rows)(const sdpa_unit *u, const forward_scratch *w, const sdpa_matrix *k, const sdpa_matrix *v,
                              int64_t i0, int64_t n, real c) {
     const sdpa_problem *p = u->problem;

@@ -74,6 +74,21 @@ def test_same_bits_for_any_number_of_workers(case, dtype, rng):
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("is_causal", [False, "lower_right"])
+def test_same_bits_of_few_keys_for_any_number_of_workers(dtype, rng, is_causal):
+    """Many units of queries that add to the gradients of one head of keys."""
+    q, g = normal(rng, (2, 2, 3000, 64), dtype)
+    k, v = normal(rng, (2, 1, 32, 64), dtype)
+    options = {"enable_gqa": True, "is_causal": is_causal}
+    results = []
+    for workers in (1, 2, 3, 5):
+        got = sdpa.attention_forward(q, k, v, workers=workers, **options)
+        grads = sdpa.attention_backward(g, q, k, v, *got, workers=workers, **options)
+        results.append([a.tobytes() for a in (*got, *grads[:3])])
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.usefixtures("isa")
 def test_same_bits_of_softmax_for_any_number_of_workers(dtype, rng):
     x = normal(rng, (300, 3000), dtype, 3)
     for axis in 0, 1:

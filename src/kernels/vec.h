@@ -60,7 +60,6 @@
 #define vtranspose FN(vtranspose)
 #define vswap FN(vswap)
 #define vsum4 FN(vsum4)
-#define vmax4 FN(vmax4)
 
 typedef float real_f32;
 typedef double real_f64;
@@ -336,36 +335,34 @@ INLINE vec_f64 vswap_f64(vec_f64 x, int h) {
 #undef FLIP
 
 #if VEC_BYTES >= 32
-/* Lane i: the sum, or the maximum, of x[i % 4]'s lanes. */
+#if VEC_BYTES == 64
+#define SHUFFLE_f32(F, a, b, h) __builtin_shufflevector(a, b, LANES_16(F, h, 16))
+#define SHUFFLE_f64(F, a, b, h) __builtin_shufflevector(a, b, LANES_8(F, h, 8))
+#else
+#define SHUFFLE_f32(F, a, b, h) __builtin_shufflevector(a, b, LANES_8(F, h, 8))
+#define SHUFFLE_f64(F, a, b, h) __builtin_shufflevector(a, b, LANES_4(F, h, 4))
+#endif
 #define EVEN(l, h, n) ((l) / 4 * 4 + (l) % 2 * 2 + ((l)&2 ? (n) : 0))
 #define ODD(l, h, n) (EVEN(l, h, n) + 1)
-#define EVENS(a, b, n) __builtin_shufflevector(a, b, LANES_##n(EVEN, 0, n))
-#define ODDS(a, b, n) __builtin_shufflevector(a, b, LANES_##n(ODD, 0, n))
-#define LOWS(a, b, h, n) __builtin_shufflevector(a, b, LANES_##n(LOW, h, n))
-#define HIGHS(a, b, h, n) __builtin_shufflevector(a, b, LANES_##n(HIGH, h, n))
-#define PLUS(a, b) ((a) + (b))
-#define DEFINE_FOUR(name, OP32, OP64, n32, n64)                                                                        \
-    INLINE vec_f32 name##_f32(const vec_f32 *x) {                                                                      \
-        const vec_f32 a = OP32(EVENS(x[0], x[1], n32), ODDS(x[0], x[1], n32)),                                         \
-                      b = OP32(EVENS(x[2], x[3], n32), ODDS(x[2], x[3], n32));                                         \
-        vec_f32 r = OP32(EVENS(a, b, n32), ODDS(a, b, n32));                                                           \
-        UNROLL for (int h = 4; h < n32; h *= 2) r = OP32(r, vswap_f32(r, h));                                          \
-        return r;                                                                                                      \
-    }                                                                                                                  \
-    INLINE vec_f64 name##_f64(const vec_f64 *x) {                                                                      \
-        const vec_f64 a = OP64(LOWS(x[0], x[1], 1, n64), HIGHS(x[0], x[1], 1, n64)),                                   \
-                      b = OP64(LOWS(x[2], x[3], 1, n64), HIGHS(x[2], x[3], 1, n64));                                   \
-        vec_f64 r = OP64(LOWS(a, b, 2, n64), HIGHS(a, b, 2, n64));                                                     \
-        UNROLL for (int h = 4; h < n64; h *= 2) r = OP64(r, vswap_f64(r, h));                                          \
-        return r;                                                                                                      \
-    }
-#if VEC_BYTES == 64
-DEFINE_FOUR(vsum4, PLUS, PLUS, 16, 8)
-DEFINE_FOUR(vmax4, vmax2_f32, vmax2_f64, 16, 8)
-#else
-DEFINE_FOUR(vsum4, PLUS, PLUS, 8, 4)
-DEFINE_FOUR(vmax4, vmax2_f32, vmax2_f64, 8, 4)
-#endif
+/* Lane i: the sum of x[i % 4]'s lanes. */
+INLINE vec_f32 vsum4_f32(const vec_f32 *x) {
+    const vec_f32 a = SHUFFLE_f32(EVEN, x[0], x[1], 0) + SHUFFLE_f32(ODD, x[0], x[1], 0),
+                  b = SHUFFLE_f32(EVEN, x[2], x[3], 0) + SHUFFLE_f32(ODD, x[2], x[3], 0);
+    vec_f32 sum = SHUFFLE_f32(EVEN, a, b, 0) + SHUFFLE_f32(ODD, a, b, 0);
+    UNROLL for (int h = 4; h < VL_f32; h *= 2) sum += vswap_f32(sum, h);
+    return sum;
+}
+INLINE vec_f64 vsum4_f64(const vec_f64 *x) {
+    const vec_f64 a = SHUFFLE_f64(LOW, x[0], x[1], 1) + SHUFFLE_f64(HIGH, x[0], x[1], 1),
+                  b = SHUFFLE_f64(LOW, x[2], x[3], 1) + SHUFFLE_f64(HIGH, x[2], x[3], 1);
+    vec_f64 sum = SHUFFLE_f64(LOW, a, b, 2) + SHUFFLE_f64(HIGH, a, b, 2);
+    UNROLL for (int h = 4; h < VL_f64; h *= 2) sum += vswap_f64(sum, h);
+    return sum;
+}
+#undef ODD
+#undef EVEN
+#undef SHUFFLE_f64
+#undef SHUFFLE_f32
 #endif
 
 /* Reductions over the lanes, a binary tree. vreduce_max: any lane if one is NaN. */

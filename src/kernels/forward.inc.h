@@ -191,7 +191,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     for (int x = 0; x < nv; x++) vstore(l + x * VL, alpha[x] * vload(l + x * VL) + sum[x]);
 #if PAIRS
     if (w->pairs) {
-        if (v->pairs && p->dropout_p == 0) {
+        if (p->dropout_p == 0) {
             for (int x = 0; x < nv; x++) sum[x] = (vec){0};
             FN(pair_rows)(w->s, w->panel, n, nv * VL, sum);
         }
@@ -217,7 +217,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     const bool exact = !masked || FN(rows_finite)(v, w->d_v);
     if (!exact) g.n = w->d_v;
 #if PAIRS
-    if (v->pairs) {
+    if (w->pairs) {
         if (p->dropout_p > 0) FN(pair_rows)(w->s, w->panel, n, nv * VL, NULL);
         g.depth = (n + 1) / 2;
         g.pairs = true;
@@ -284,9 +284,10 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
 #if PAIRS
             rows k = w.pairs ? FN(pack_pairs)(&u->k, j, n, p->d_k, w.k, w.k_tail, w.line)
                              : pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
-            /* NaN or infinity against a weight of a masked pair is for gemm_masked. */
-            v.pairs = w.pairs && FN(rows_finite)(&v, p->d_v);
-            if (v.pairs) FN(pair_rows)(w.v, v.row, n, w.o_row, NULL);
+            if (w.pairs) {
+                FN(rows_finite)(&v, p->d_v); /* of numbers, before they are pairs */
+                FN(pair_rows)(w.v, v.row, n, w.o_row, NULL);
+            }
 #else
             rows k = pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
 #endif

@@ -262,9 +262,33 @@ COLD NOINLINE void FN(gemm_masked)(const gemm *g, bool a_rows_adjacent) {
     }
 }
 
+#if PAIRS
+/* gemm_masked of pairs, a's rows adjacent: what a -0 in a would be multiplied with is 0. */
+COLD NOINLINE void FN(gemm_masked_pairs)(const gemm *g) {
+    for (int64_t i = 0; i < g->m; i++) {
+        for (int64_t j = 0; j < g->n; j += VL) {
+            vec acc[1][MAX_WIDTH] = {{{0}}};
+            for (int64_t k = 0; k < g->depth; k++) {
+                int32_t pair;
+                memcpy(&pair, &g->a[i + k * g->a_stride], sizeof pair);
+                const int32_t low = (pair & 0xffff) == 0x8000 ? 0 : 0xffff, high = pair >> 16 == -0x8000 ? 0 : ~0xffff;
+                acc[0][0] = vdot(acc[0][0], pair, (vec)((ivec)vload(g->b + k * g->b_row + j) & (low | high)));
+            }
+            FN(add_partial)(g, (const vec(*)[MAX_WIDTH])acc, 1, i, g->n - j < VL ? g->n - j : VL, g->c + j);
+        }
+    }
+}
+#endif
+
 /* The product, whichever way a is stored; `exact`: no operand can put a NaN or Inf against a masked pair. */
 NOINLINE void FN(multiply)(gemm *g, bool a_rows_adjacent, bool exact) {
     if (!exact) {
+#if PAIRS
+        if (g->pairs) {
+            FN(gemm_masked_pairs)(g);
+            return;
+        }
+#endif
         FN(gemm_masked)(g, a_rows_adjacent);
     } else if (a_rows_adjacent && g->m <= FEW_QUERIES && !g->pairs) {
         gemm_few_rows(g);

@@ -30,7 +30,6 @@ typedef struct rows {
     const real *p, *tail;
     int64_t row, tail_row, n; /* elements, elements, rows */
     bool looked_at, finite;   /* see rows_finite */
-    bool pairs;               /* a row holds two, as pairs of bfloat16 */
 } rows;
 
 /* Rows j0 .. j0+n-1 of m, d columns. `packed`: (n, packed_row(d)), n rounded up to SCORE_ROWS where there is a tail; used

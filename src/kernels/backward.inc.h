@@ -5,7 +5,8 @@
  *
  * lse and O come rounded to their types. A row of P sums to 1, so summing it as it is computed restores what lse lost:
  * at no cost where P of a few key blocks can be kept until its rows are complete, else by an extra product where it
- * matters, for large lse. 16-bit O is not precise enough for delta, which is then recomputed with them.
+ * matters, for large lse. 16-bit O is not precise enough for delta, nor is O of additive scores, where dS cancels in dQ:
+ * delta is then recomputed with them.
  *
  * dQ stays in scratch until the unit ends. dK, dV (and dMask) are accumulated in memory that units share: before it
  * touches key block j a unit waits for those before it, so every sum has the serial order whatever the number of
@@ -260,15 +261,18 @@ INLINE void FN(panel_gradient)(const sdpa_unit *u, const backward_scratch *w, co
     }
 }
 
-/* Adds rowsum(P * dP) over keys j0 .. j0+n-1 to `sum`. */
-NOINLINE void weighted_values(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t n, real *sum) {
+/* Adds rowsum(P * dP) over keys j0 .. j0+n-1 to `sum`, four running sums at a time. */
+NOINLINE void weighted_values(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t n, double *sum) {
     rows v = pack_rows(&u->v, j0, n, u->problem->d_v, 0, w->v, w->v_tail);
     for (int64_t i = 0, n_i; i < u->n_i; i += n_i) {
         n_i = panel_of(u->n_i - i);
         if (w->seen[i / VL] == PANEL_HIDDEN) continue;
         FN(panel_gradient)(u, w, &v, i, n_i, n, w->zero);
-        for (int64_t l = i; l < i + n_i; l++) {
-            for (int64_t j = 0; j < n; j++) sum[l] += w->ds[j * w->n_lanes + l];
+        for (int64_t l = i; l < i + n_i; l += VL) {
+            vec part[4] = {{0}};
+            for (int64_t j = 0; j < n; j++) part[j % 4] += vload(w->ds + j * w->n_lanes + l);
+            part[0] = (part[0] + part[1]) + (part[2] + part[3]);
+            for (int x = 0; x < VL; x++) sum[l + x] += part[0][x];
         }
     }
 }
@@ -285,26 +289,28 @@ INLINE backward_scratch FN(kept_block)(const backward_scratch *w, int64_t block)
 
 /* Computes P and sums its rows; they should be 1, but for what rounding took from lse, a relative error of ulp(lse) / 2
  * in the whole row. Taken over only if it is that close; else lse is of a larger set of keys than these,
- * and right as it stands. With it delta of 16-bit types. False if interrupted. */
+ * and right as it stands. With it delta, where O is not precise enough. False if interrupted. */
 NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t j1, real c) {
     const sdpa_problem *p = u->problem;
     const real epsilon = SDPA_REAL == 32 ? FLT_EPSILON : DBL_EPSILON;
-    const bool narrow = (p->dtype == SDPA_F16 || p->dtype == SDPA_BF16) && p->dropout_p == 0;
+    const bool coarse = p->dtype == SDPA_F16 || p->dtype == SDPA_BF16 || p->w_score;
+    const bool by_weights = coarse && p->dropout_p == 0;
     const int64_t block = sdpa_key_block(p);
-    real sum[SDPA_QUERY_BLOCK] = {0}, delta[SDPA_QUERY_BLOCK] = {0};
+    real sum[SDPA_QUERY_BLOCK] = {0};
+    double delta[SDPA_QUERY_BLOCK] = {0};
     for (int64_t b = j0 / block; b * block < j1; b++) {
         if (sdpa_run_stopped(u->run)) return false;
         int64_t n = j1 - b * block < block ? j1 - b * block : block;
         backward_scratch at = FN(kept_block)(w, b - j0 / block);
         rows k = pack_rows(&u->k, b * block, n, p->d_k, 0, w->k, w->k_tail);
         weigh_keys(u, &at, &k, b * block, n, c, sum);
-        if (narrow) weighted_values(u, &at, b * block, n, delta);
+        if (by_weights) weighted_values(u, &at, b * block, n, delta);
     }
     const real sink = FN(sink_of)(u);
     for (int64_t i = 0; i < u->n_i; i++) {
         double total = w->factor[i] * (sum[i] + exp2((double)sink - w->lse[i])), excess = log2(total);
         if (!(total > 0 && fabs(excess) <= 2 * epsilon * (4 + fabs((double)w->lse[i])))) continue;
-        if (narrow) w->delta[i] = (real)(delta[i] * w->factor[i] / total) - w->dlse[i];
+        if (by_weights) w->delta[i] = (real)(delta[i] * w->factor[i] / total) - w->dlse[i];
         w->factor[i] /= total;
     }
     return true;

@@ -76,8 +76,9 @@ enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
 /* Key blocks whose P the backward keeps while it completes the rows: 8192 keys, 3.2 MB of float32 for 96 queries. */
 #define KEPT_BLOCKS 64
 
-/* From so many reads of a row on, copying it into place is worth it (pack.inc.h). */
-#define OFTEN 32
+/* From so many reads of a row on, copying it to whole cache lines is worth it (pack.inc.h). Vectors of 64 bytes, each across
+ * two lines, are not read often enough beside their FMAs (Zen 4, in turns: without copies 1 to 3 % faster). */
+#define OFTEN (VEC_BYTES == 64 ? INT64_MAX : 32)
 
 /* Up to so many queries are multiplied one by one, with vectors along d, instead of side by side in the lanes. */
 #define FEW_QUERIES (VL < 6 ? VL : 6)

@@ -53,6 +53,7 @@
 #define vmax2 FN(vmax2)
 #define vmin2 FN(vmin2)
 #define vmulsub FN(vmulsub)
+#define vround FN(vround)
 #define vselect FN(vselect)
 #define vany FN(vany)
 #define vreduce_add FN(vreduce_add)
@@ -112,6 +113,13 @@ INLINE vec_f32 vmulsub_f32(vec_f32 a, vec_f32 b, vec_f32 c) {
 }
 INLINE vec_f64 vmulsub_f64(vec_f64 a, vec_f64 b, vec_f64 c) {
     return (vec_f64)_mm512_fmsub_pd((__m512d)a, (__m512d)b, (__m512d)c);
+}
+/* To the nearest integer. */
+INLINE vec_f32 vround_f32(vec_f32 x) {
+    return (vec_f32)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+INLINE vec_f64 vround_f64(vec_f64 x) {
+    return (vec_f64)_mm512_roundscale_pd((__m512d)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 INLINE bool vany_f32(ivec_f32 m) { return _mm512_movepi32_mask((__m512i)m) != 0; }
 INLINE bool vany_f64(ivec_f64 m) { return _mm512_movepi64_mask((__m512i)m) != 0; }

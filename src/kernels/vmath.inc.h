@@ -81,8 +81,9 @@ INLINE vec vexp2(vec x) {
 
 /* vexp2 where -2^40 < x < 128 (1024); results are arbitrary beyond and NaN or 0 below. The same bits as vexp2. */
 INLINE vec vexp2_quick(vec x) {
-#if defined(SDPA_ISA_AVX512)
-    return vexp2(x);
+#if defined(SDPA_ISA_AVX512) /* half a cycle less than by vreduceps, of 8 (Zen 4), but NaN for +inf */
+    const vec n = vround(x);
+    return vexp2_finish(x, n, x - n);
 #else
     const vec n = x + EXP2_MAGIC;
     return vexp2_finish(x, vmax2(vset1(EXP2_LEAST), n), x - (n - EXP2_MAGIC));
@@ -94,8 +95,7 @@ INLINE vec vexp2_quick(vec x) {
  * error does not grow with |c x - m|. */
 INLINE vec vexp2_above(vec c, vec x, vec m, bool any) {
 #if defined(SDPA_ISA_AVX512)
-    (void)any;
-    return vexp2(vmulsub(c, x, m));
+    return any ? vexp2(vmulsub(c, x, m)) : vexp2_quick(vmulsub(c, x, m));
 #else
     const vec down = m - EXP2_MAGIC, n = vmulsub(c, x, down), limited = vmax2(vset1(EXP2_LEAST), n);
     vec f = vmulsub(c, x, (any ? limited : n) + down);
@@ -110,11 +110,7 @@ INLINE vec vexp2_product(vec d, real c, real c_high, real c_low, real d_min) {
 #if defined(SDPA_ISA_AVX512)
     (void)d_min;
     vec x = c * d;
-#if SDPA_REAL == 32
-    vec n = (vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-#else
-    vec n = (vec)_mm512_roundscale_pd((__m512d)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-#endif
+    vec n = vround(x);
     vec whole = n;
 #else
     d = vmax2(vset1(d_min), d);

@@ -387,6 +387,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     }
     /* Only a masked pair must not meet a NaN or Inf: then its products are skipped, not multiplied by zero. */
     const bool exact = !masked || queries_finite;
+    const int64_t seen = FN(keys_seen)(u, u->i0, j0);
     if (u->dv.data) {
         gemm g = {.c = (real *)(u->dv.data + j0 * u->dv.row),
                   .c_row = u->dv.row / (int64_t)sizeof(real),
@@ -397,6 +398,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
                   .m = n,
                   .n = p->d_v,
                   .depth = u->n_i,
+                  .seen = seen,
                   .alpha = 1};
         FN(multiply)(&g, false, exact);
     }
@@ -424,6 +426,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
                   .m = n,
                   .n = p->d_k,
                   .depth = u->n_i,
+                  .seen = seen,
                   .alpha = (real)p->scale};
         FN(multiply)(&g, false, exact);
     }
@@ -437,6 +440,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
                   .m = u->n_i,
                   .n = p->d_k,
                   .depth = n,
+                  .seen = seen,
                   .alpha = (real)p->scale};
         FN(multiply)(&g, true, !masked || all_finite(k.p, k.row, n, p->d_k));
     }

@@ -213,6 +213,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
               .m = n_i,
               .n = w->o_row,
               .depth = n,
+              .seen = FN(keys_seen)(u, u->i0 + i, j0),
               .row_scale = (const real *)alpha};
     const bool exact = !masked || FN(rows_finite)(v, w->d_v);
     if (!exact) g.n = w->d_v;

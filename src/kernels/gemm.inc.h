@@ -55,6 +55,7 @@ typedef struct gemm {
     const real *a, *b, *row_scale;
     int64_t c_row, a_stride, b_row; /* elements; a's other stride is 1 */
     int64_t m, n, depth;
+    int64_t seen; /* keys that the first query sees, each later query sees one more: the rest of a is 0; 0: all see all */
     real alpha;
     bool pairs; /* a and b hold pairs of bfloat16, `depth` of them */
 } gemm;
@@ -85,12 +86,16 @@ INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, boo
         UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] = (vec){0}; }
         const real *a = g->a + i0 * a_row;
         if (a_rows_adjacent) {
-            tile(acc, mr, nv, pairs, a, a_row, a_col, b, g->b_row, g->depth);
+            int64_t depth = g->depth, seen = i0 + mr - 1 + g->seen;
+            if (pairs) seen = (seen + 1) / 2;
+            if (g->seen && seen < depth) depth = seen;
+            tile(acc, mr, nv, pairs, a, a_row, a_col, b, g->b_row, depth);
         } else {
+            const int64_t first = g->seen && i0 >= g->seen ? i0 + 1 - g->seen : 0;
             /* From the last query to the first: under a causal mask the first ones weigh most, and small terms added
              * first leave less rounding. */
             tile(acc, mr, nv, pairs, a + (g->depth - 1) * a_col, a_row, -a_col, b + (g->depth - 1) * g->b_row,
-                 -g->b_row, g->depth);
+                 -g->b_row, g->depth - first);
         }
         if (last < VL) {
             vec copy[MAX_TILE_ROWS][MAX_WIDTH]; /* so that acc can stay in registers */

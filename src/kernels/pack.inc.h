@@ -245,6 +245,12 @@ NOINLINE void mask_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64
     *nonzero = vany(any_nonzero);
 }
 
+/* gemm.seen of queries from i0 on and keys from j0 on. */
+INLINE int64_t FN(keys_seen)(const sdpa_unit *u, int64_t i0, int64_t j0) {
+    const int64_t seen = i0 + u->upper + 1 - j0;
+    return u->problem->has_upper && seen > 0 ? seen : 0;
+}
+
 /* The same with ALiBi added, and -inf outside band and key_length. Returns what the block holds; s is filled only for
  * BIAS_SOME. */
 NOINLINE enum bias_kind bias_block(const sdpa_unit *u, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j, real factor,

@@ -300,7 +300,13 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
                 if (first >= j + n || last <= j) continue;
                 /* Whole tiles, so that only the block's own last tile reads k.tail; the masks hide what is too much. */
                 int64_t visible = round_up(last - j, SCORE_ROWS);
-                *panel = forward_keys(u, &w, &k, &v, i, n_i, j, visible < n ? visible : n, c, *panel);
+                if (visible > n) visible = n;
+                /* Keys that causality hides from no query of the panel come first: they need no mask. */
+                int64_t open = FN(keys_seen)(u, u->i0 + i, j) / SCORE_ROWS * SCORE_ROWS;
+                if (open >= visible) open = 0;
+                if (open > 0) *panel = forward_keys(u, &w, &k, &v, i, n_i, j, open, c, *panel);
+                rows k_rest = FN(rows_from)(&k, open), v_rest = FN(rows_from)(&v, w.pairs ? open / 2 : open);
+                *panel = forward_keys(u, &w, &k_rest, &v_rest, i, n_i, j + open, visible - open, c, *panel);
             }
         }
         /* With the true maximum, weights are at most 1; a stale one may have made P V overflow. */

@@ -182,6 +182,14 @@ INLINE bool FN(rows_finite)(rows *r, int64_t d) {
     return r->finite;
 }
 
+/* From row j on, a multiple of SCORE_ROWS. */
+INLINE rows FN(rows_from)(const rows *r, int64_t j) {
+    rows rest = *r;
+    rest.p += j * r->row;
+    rest.n -= j;
+    return rest;
+}
+
 /* Whether a block of a boolean mask with unit stride holds any true, and any false. */
 INLINE void boolean_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j, bool *visible,
                           bool *nonzero) {

@@ -34,7 +34,7 @@ typedef struct backward_scratch {
     real *p, *ds;   /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
     real *given;    /* (block, n_lanes): additive scores, where that is what they are */
     real *dq_lanes, *part; /* and then also (d_k, n_lanes): dQ^T; (block, 2, VL + 1): of additive_gradients */
-    unsigned char *seen;   /* (n_lanes / VL): enum panel_state, n_slots times */
+    unsigned char *seen;   /* (2, n_lanes / VL): enum panel_state of both pieces of a block, n_slots times */
     real *r, *tanh; /* (block, n_lanes): dropout's factors; the softcap's tanh, n_slots times; where there are any */
     real *zero;     /* per query */
     real *k, *v, *k_tail, *v_tail;
@@ -67,7 +67,7 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     w.dq = sdpa_take(a, size * (size_t)(w.n_lanes * w.k_row));
     w.dmask = sdpa_take(a, size * (size_t)w.n_lanes);
     w.p = sdpa_take(a, kept * size * (size_t)((w.block + MAX_TILE_ROWS) * w.n_lanes));
-    w.seen = sdpa_take(a, kept * SDPA_QUERY_BLOCK / VL);
+    w.seen = sdpa_take(a, kept * 2 * SDPA_QUERY_BLOCK / VL);
     w.ds = sdpa_take(a, size * (size_t)((w.block + MAX_TILE_ROWS) * w.n_lanes));
     w.given = sdpa_take(a, p->w_score ? size * (size_t)(w.block * w.n_lanes) : 0);
     w.dq_lanes = sdpa_take(a, p->w_score ? size * (size_t)(p->d_k * w.n_lanes) : 0);
@@ -213,6 +213,7 @@ NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, co
     } else {
         t.extreme = (real *)unused;
         t.ds = w->tanh ? w->tanh + i : NULL;
+        if (SKIPS && bias == BIAS_SOME && !t.ds) t.seen = FN(keys_seen)(u, u->i0 + i, j0);
         FN(score_logits)(&t, nv, u->problem, bias, M_LOG2E);
     }
     if (FN(exponentiate)(t.s, t.s_row, n, nv, unit, t.shift, NULL, (real *)sum, bias == BIAS_SOME)) *masked = true;
@@ -241,7 +242,7 @@ NOINLINE void weigh_keys(const sdpa_unit *u, const backward_scratch *w, const ro
 
 /* dS = P * (dP - shift) of a panel that is not hidden. */
 INLINE void FN(panel_gradient)(const sdpa_unit *u, const backward_scratch *w, const rows *v, int64_t i, int64_t n_i,
-                               int64_t n, const real *shift) {
+                               int64_t j0, int64_t n, const real *shift) {
     int nv = (int)(round_up(n_i, VL) / VL);
     scores t = {.x = w->dout + i * u->problem->d_v,
                 .y = v->p,
@@ -255,6 +256,7 @@ INLINE void FN(panel_gradient)(const sdpa_unit *u, const backward_scratch *w, co
                 .s_row = w->n_lanes,
                 .shift = shift + i};
     if (w->seen[i / VL] == PANEL_MASKED) {
+        if (SKIPS) t.seen = FN(keys_seen)(u, u->i0 + i, j0);
         FN(score)(&t, nv, SCORE_GRADIENT_MASKED);
     } else {
         FN(score)(&t, nv, SCORE_GRADIENT);
@@ -267,7 +269,7 @@ NOINLINE void weighted_values(const sdpa_unit *u, const backward_scratch *w, int
     for (int64_t i = 0, n_i; i < u->n_i; i += n_i) {
         n_i = panel_of(u->n_i - i);
         if (w->seen[i / VL] == PANEL_HIDDEN) continue;
-        FN(panel_gradient)(u, w, &v, i, n_i, n, w->zero);
+        FN(panel_gradient)(u, w, &v, i, n_i, j0, n, w->zero);
         for (int64_t l = i; l < i + n_i; l += VL) {
             vec part[4] = {{0}};
             for (int64_t j = 0; j < n; j++) part[j % 4] += vload(w->ds + j * w->n_lanes + l);
@@ -277,13 +279,22 @@ NOINLINE void weighted_values(const sdpa_unit *u, const backward_scratch *w, int
     }
 }
 
-/* The scratch of the unit's key block, counted from the first that it sees. */
-INLINE backward_scratch FN(kept_block)(const backward_scratch *w, int64_t block) {
+/* Blocks of keys fall into two pieces where causality begins to hide some from the unit's queries: only the second takes
+ * masks. Where the piece that begins at j ends, before j1. */
+INLINE int64_t FN(piece_end)(const sdpa_unit *u, int64_t j, int64_t j1) {
+    const int64_t block = sdpa_key_block(u->problem), next = (j / block + 1) * block, end = next < j1 ? next : j1;
+    const int64_t open = FN(keys_seen)(u, u->i0, j) / SCORE_ROWS * SCORE_ROWS;
+    return open > 0 && j + open < end ? j + open : end;
+}
+
+/* The scratch of the piece that begins at key j, block b0 being the first that the unit sees. */
+INLINE backward_scratch FN(kept_piece)(const backward_scratch *w, const sdpa_problem *p, int64_t j, int64_t b0) {
     backward_scratch at = *w;
-    if (block >= w->n_slots) block = w->n_slots - 1;
-    at.p += block * (w->block + MAX_TILE_ROWS) * w->n_lanes;
-    at.seen += block * (SDPA_QUERY_BLOCK / VL);
-    if (at.tanh) at.tanh += block * w->block * w->n_lanes;
+    int64_t slot = j / sdpa_key_block(p) - b0, first = j % sdpa_key_block(p);
+    if (slot >= w->n_slots) slot = w->n_slots - 1;
+    at.p += (slot * (w->block + MAX_TILE_ROWS) + first) * w->n_lanes;
+    at.seen += (2 * slot + (first > 0)) * (SDPA_QUERY_BLOCK / VL);
+    if (at.tanh) at.tanh += (slot * w->block + first) * w->n_lanes;
     return at;
 }
 
@@ -298,13 +309,13 @@ NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64
     const int64_t block = sdpa_key_block(p);
     real sum[SDPA_QUERY_BLOCK] = {0};
     double delta[SDPA_QUERY_BLOCK] = {0};
-    for (int64_t b = j0 / block; b * block < j1; b++) {
+    for (int64_t j = j0 / block * block, end; j < j1; j = end) {
         if (sdpa_run_stopped(u->run)) return false;
-        int64_t n = j1 - b * block < block ? j1 - b * block : block;
-        backward_scratch at = FN(kept_block)(w, b - j0 / block);
-        rows k = pack_rows(&u->k, b * block, n, p->d_k, 0, w->k, w->k_tail);
-        weigh_keys(u, &at, &k, b * block, n, c, sum);
-        if (by_weights) weighted_values(u, &at, b * block, n, delta);
+        end = FN(piece_end)(u, j, j1);
+        const backward_scratch at = FN(kept_piece)(w, p, j, j0 / block);
+        rows k = pack_rows(&u->k, j, end - j, p->d_k, 0, w->k, w->k_tail);
+        weigh_keys(u, &at, &k, j, end - j, c, sum);
+        if (by_weights) weighted_values(u, &at, j, end - j, delta);
     }
     const real sink = FN(sink_of)(u);
     for (int64_t i = 0; i < u->n_i; i++) {
@@ -372,7 +383,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
                 for (int x = 0; x < nv; x++) vstore(w->ds + j * w->n_lanes + i + x * VL, vset1(-0.0));
             }
         } else if (want_ds || p->dropout_p > 0) {
-            FN(panel_gradient)(u, w, &v, i, n_i, n, p->dropout_p > 0 ? w->zero : w->delta);
+            FN(panel_gradient)(u, w, &v, i, n_i, j0, n, p->dropout_p > 0 ? w->zero : w->delta);
             if (p->dropout_p > 0) drop_out(u, w, i, nv, j0, n);
         }
     }
@@ -490,10 +501,12 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     const int64_t block = sdpa_key_block(p), b0 = j0 / block, b1 = j0 < j1 ? (j1 + block - 1) / block : b0;
     for (int64_t b = b0; b < b1; b++) {
         if (!sdpa_turn_wait(u, b)) return;
-        backward_scratch at = FN(kept_block)(&w, b - b0);
         const bool anew = b1 - b0 > w.n_slots && b - b0 >= w.n_slots - 1;
-        const int64_t n = j1 - b * block < block ? j1 - b * block : block;
-        backward_keys(u, &at, &q, &dout, b * block, n, c, anew, finite);
+        for (int64_t j = b * block, end; j < j1 && j < (b + 1) * block; j = end) {
+            end = FN(piece_end)(u, j, j1);
+            const backward_scratch at = FN(kept_piece)(&w, p, j, b0);
+            backward_keys(u, &at, &q, &dout, j, end - j, c, anew, finite);
+        }
         sdpa_turn_pass(u, b);
     }
     if (!sdpa_turn_wait_last(u)) return;

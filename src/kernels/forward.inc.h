@@ -184,6 +184,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     }
     if (!fused || two_passes) {
         for (int x = 0; x < nv; x++) sum[x] = vset1(-INFINITY);
+        if (bias == BIAS_SOME && SKIPS) t.seen = FN(keys_seen)(u, u->i0 + i, j0);
         const real factor = FN(score_products)(&t, nv, p, bias, M_LOG2E);
         FN(move_maximum)(w, i, nv, plain, factor, sum, alpha, shift);
         masked = FN(exponentiate)(w->s, w->panel, n, nv, factor, (const real *)shift, low, (real *)sum, !plain);

@@ -39,7 +39,9 @@ typedef struct scores {
     const real *y;      /* (n, depth), rows y_row apart: keys, or values */
     const real *y_tail; /* the last n % SCORE_ROWS rows, padded to SCORE_ROWS, tail_row apart */
     const real *given;  /* like s, or s itself: the products, where they are not x y; else NULL */
+    int64_t x_row;      /* elements; 0: nv vectors */
     int64_t y_row, tail_row, n, depth;
+    int64_t seen;    /* as of gemm: scores beyond need not be computed */
     bool pairs;      /* x and y hold pairs of bfloat16, `depth` of them */
     const real *few; /* (n_few, depth rounded up to VL): the queries as rows, where they are few (decode); else NULL */
     int n_few;
@@ -200,17 +202,17 @@ NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc
 
 /* acc (mr, nv vectors, in memory) += y x over `depth`. */
 INLINE void FN(add_product)(vec (*acc)[MAX_WIDTH], int mr, int nv, bool pairs, const real *y, int64_t y_row,
-                            const real *x, int64_t depth) {
+                            const real *x, int64_t x_row, int64_t depth) {
     vec part[MOST_SCORE_ROWS][MAX_WIDTH];
     UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) part[i][j] = (vec){0}; }
-    tile(part, mr, nv, pairs, y, y_row, 1, x, nv * VL, depth);
+    tile(part, mr, nv, pairs, y, y_row, 1, x, x_row, depth);
     UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] += part[i][j]; }
 }
 
 #define DEFINE_PRODUCT(mr, nv, pairs)                                                                                  \
     NOINLINE void FN(score_product_##mr##x##nv##_##pairs)(vec(*acc)[MAX_WIDTH], const real *y, int64_t y_row,          \
-                                                          const real *x, int64_t depth) {                              \
-        FN(add_product)(acc, mr * SCORE_ROWS, nv, pairs, y, y_row, x, depth);                                          \
+                                                          const real *x, int64_t x_row, int64_t depth) {               \
+        FN(add_product)(acc, mr * SCORE_ROWS, nv, pairs, y, y_row, x, x_row, depth);                                   \
     }
 #define DEFINE_PRODUCTS(pairs)                                                                                         \
     DEFINE_PRODUCT(3, 1, pairs) DEFINE_PRODUCT(1, 1, pairs) DEFINE_PRODUCT(1, 2, pairs) DEFINE_PRODUCT(1, 3, pairs)
@@ -223,9 +225,9 @@ DEFINE_PRODUCTS(1)
 #endif
 /* By pairs, then by vectors; the first is that of three tiles of one vector. */
 static void (*const FN(score_product)[PAIRS + 1][SCORE_WIDTH + 1])(vec (*)[MAX_WIDTH], const real *, int64_t,
-                                                                   const real *, int64_t) = {PRODUCTS(0)
+                                                                   const real *, int64_t, int64_t) = {PRODUCTS(0)
 #if PAIRS
-                                                                                                 PRODUCTS(1)
+                                                                                                          PRODUCTS(1)
 #endif
 };
 #undef PRODUCTS
@@ -242,7 +244,7 @@ NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
     const bool gradient = mode == SCORE_GRADIENT || mode == SCORE_GRADIENT_MASKED;
     const bool logits = mode == SCORE_RAW || mode == SCORE_BIASED || mode == SCORE_CAPPED;
     const bool by_rows = nv == 1 && !gradient && t->few, given = logits && t->given;
-    const int64_t second = FN(second_chain)(t, gradient);
+    const int64_t second = FN(second_chain)(t, gradient), x_row = t->x_row ? t->x_row : nv * VL;
     for (int64_t j0 = 0, n_tiles; j0 < t->n; j0 += n_tiles * SCORE_ROWS) {
         const int64_t left = t->n - j0;
         n_tiles = nv == 1 && !by_rows && left >= MOST_SCORE_ROWS ? MOST_SCORE_ROWS / SCORE_ROWS : 1;
@@ -261,7 +263,7 @@ NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
         }
         for (int64_t k = 0, end; k < t->depth && !given && !by_rows; k = end) {
             end = k < second ? second : t->depth;
-            FN(score_product)[t->pairs][n_tiles > 1 ? 0 : nv](acc, y + k, y_row, t->x + k * nv * VL, end - k);
+            FN(score_product)[t->pairs][n_tiles > 1 ? 0 : nv](acc, y + k, y_row, t->x + k * x_row, x_row, end - k);
         }
         for (int64_t i = 0; i < n_tiles * SCORE_ROWS; i += SCORE_ROWS) {
             if (t->next && !by_rows) fetch_ahead(t->next, j0 + i, SCORE_ROWS);
@@ -287,7 +289,8 @@ INLINE void score_whole_tiles(const scores *all, int nv, enum score_mode mode, b
         }
         tile(acc, SCORE_ROWS, nv, pairs, y, t.y_row, 1, t.x, nv * VL, second);
         if (second < t.depth) {
-            FN(add_product)(acc, SCORE_ROWS, nv, pairs, y + second, t.y_row, t.x + second * nv * VL, t.depth - second);
+            FN(add_product)
+            (acc, SCORE_ROWS, nv, pairs, y + second, t.y_row, t.x + second * nv * VL, nv * VL, t.depth - second);
         }
         UNROLL for (int j = 0; j < nv; j++) {
             finish_column(&t, mode, (const vec(*)[MAX_WIDTH])acc, j, j0, SCORE_ROWS, true);
@@ -321,7 +324,38 @@ DEFINE_SCORE(3, summed_pairs, SCORE_SUMMED, true)
 #undef DEFINE_SCORE
 #endif
 
+static void FN(score)(const scores *t, int nv, enum score_mode mode);
+
+/* A panel whose later vectors see more keys: the first tiles are of all vectors, the next without the first, and so on. What
+ * they leave out is masked in s and, as -0, in ds. */
+NOINLINE void FN(score_seen)(const scores *t, int nv, enum score_mode mode) {
+    int64_t end;
+    for (int64_t x = 0, j = 0; x < nv && j < t->n; x++, j = end) {
+        scores part = *t;
+        end = x == nv - 1 ? t->n : round_up(t->seen + (x + 1) * VL - 1, SCORE_ROWS);
+        if (end > t->n) end = t->n;
+        part.seen = 0;
+        part.n = end - j;
+        part.x += x * VL;
+        if (x > 0) part.x_row = nv * VL;
+        part.y += j * t->y_row;
+        part.s += j * t->s_row + x * VL;
+        if (t->ds) part.ds += j * t->s_row + x * VL;
+        if (t->given) part.given += j * t->s_row + x * VL;
+        part.shift += x * VL;
+        part.extreme += x * VL;
+        for (int64_t i = j; i < t->n && mode == SCORE_GRADIENT_MASKED && x > 0; i++) {
+            vstore(t->ds + i * t->s_row + (x - 1) * VL, vset1(-0.0));
+        }
+        if (part.n > 0) FN(score)(&part, nv - (int)x, mode);
+    }
+}
+
 static void FN(score)(const scores *t, int nv, enum score_mode mode) {
+    if (t->seen) {
+        FN(score_seen)(t, nv, mode);
+        return;
+    }
 #ifndef __OPTIMIZE_SIZE__
     static void (*const quick[PAIRS + 1][SCORE_WIDTH + 1][SCORE_GRADIENT_MASKED + 1])(const scores *) = {
         [0][3] = {[SCORE_RAW] = FN(score_3_raw),
@@ -338,7 +372,7 @@ static void FN(score)(const scores *t, int nv, enum score_mode mode) {
         [1][3] = {[SCORE_SUMMED] = FN(score_3_summed_pairs)},
 #endif
     };
-    if (quick[t->pairs][nv][mode]) {
+    if (quick[t->pairs][nv][mode] && !t->x_row) {
         quick[t->pairs][nv][mode](t);
         return;
     }

@@ -162,12 +162,15 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     }
     bool fused = plain && !two_passes, first = false;
     for (int x = 0; x < nv && fused; x++) first |= vany(vload(m + x * VL) == -(real)INFINITY);
-    if (first && n >= 4 * FIRST_KEYS) {
+    first &= n >= 4 * FIRST_KEYS;
+    vec most[SCORE_WIDTH];
+    if (first) {
         scores some = t;
         some.n = FIRST_KEYS;
-        for (int x = 0; x < nv; x++) sum[x] = vset1(-INFINITY);
+        some.extreme = (real *)most;
+        for (int x = 0; x < nv; x++) most[x] = vset1(-INFINITY);
         FN(score)(&some, nv, SCORE_RAW);
-        FN(first_maximum)(w, m, nv, c, sum);
+        FN(first_maximum)(w, m, nv, c, most);
     }
     for (int x = 0; x < nv && fused; x++) {
         fused = !vany((vload(m + x * VL) == -(real)INFINITY) | (vload(low + x * VL) != 0) |
@@ -176,10 +179,16 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     if (fused) {
         for (int x = 0; x < nv; x++) {
             sum[x] = (vec){0};
-            shift[x] = vset1(-INFINITY);
+            shift[x] = first ? vmulsub(vset1(c), most[x], vload(m + x * VL)) : vset1(-INFINITY);
             alpha[x] = vset1(1);
         }
-        FN(score)(&t, nv, SCORE_SUMMED);
+        const int64_t done = first ? FIRST_KEYS : 0;
+        if (first) FN(exponentiate)(w->s, w->panel, done, nv, c, m, low, (real *)sum, false);
+        scores rest = t;
+        rest.y += done * t.y_row;
+        rest.s += done * t.s_row;
+        rest.n -= done;
+        FN(score)(&rest, nv, SCORE_SUMMED);
         for (int x = 0; x < nv; x++) two_passes |= vany((shift[x] > STALE_LIMIT) | (sum[x] != sum[x]));
     }
     if (!fused || two_passes) {
@@ -328,13 +337,16 @@ NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch)
     const forward_scratch w = *scratch;
     const real sink = FN(sink_of)(u);
     const double log2_e = FN(log2_e)(p);
+    const bool direct = u->o.data && is_direct(&u->o) && p->d_v == w.o_row;
     for (int64_t i = 0; i < u->n_i; i++) {
         real *o = w.o + i * w.o_row, l = w.l[i], m = w.m[i], factor = FN(add_sink)(sink, &m, &l);
         real sum = l;
         if (PAIRS && w.pairs) sum = factor * w.l_rounded[i] + (l - factor * w.l[i]); /* the latter is the sink's */
         factor = l == 0 ? 0 : factor / sum;
-        for (int64_t x = 0; x < w.o_row; x += VL) vstore(o + x, factor * vload(o + x));
-        if (u->o.data) FN(store)(u->o.data + (u->i0 + i) * u->o.row, o, p->d_v, u->o.col, u->o.dtype);
+        char *to = u->o.data + (u->i0 + i) * u->o.row;
+        real *result = direct ? (real *)to : o;
+        for (int64_t x = 0; x < w.o_row; x += VL) vstore(result + x, factor * vload(o + x));
+        if (!direct && u->o.data) FN(store)(to, o, p->d_v, u->o.col, u->o.dtype);
         if (u->lse) {
             real lse = l == 0 ? -(real)INFINITY : (real)(m / log2_e + log(l));
             if (m == -REAL_MAX) lse = m; /* saturated: see mask_block */

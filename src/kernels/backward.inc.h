@@ -23,11 +23,11 @@
 #define add_mask_gradient FN(add_mask_gradient)
 
 typedef struct backward_scratch {
-    real *q, *dout;           /* pack_panels of d_k and d_v */
-    real *q_rows, *dout_rows; /* packed rows, where they cannot be read in place */
-    real *o;                  /* (d_v, VL): transposed */
-    real *lse;                /* per query: lse in log2 units, rounded down to an integer */
-    real *delta, *dlse;       /* per query */
+    real *q, *dout;                    /* pack_panels of d_k and d_v */
+    real *q_rows, *dout_rows, *o_rows; /* packed rows; of q and o where they cannot be read in place */
+    real *lse;                         /* per query: lse in log2 units, rounded down to an integer */
+    real *delta, *dlse;                /* per query */
+    bool *weighed;                     /* per query: whether delta is of the weights */
     double *factor; /* per query: what P as computed, 2^(c s - lse), is to be multiplied with; dO and delta are */
     real *dq;       /* (n_lanes, d_k rounded up to VL) */
     real *dmask;    /* per query: the gradient of a mask that is broadcast over keys */
@@ -59,9 +59,10 @@ INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     w.dout = sdpa_take(a, size * (size_t)(p->d_v * w.n_lanes));
     w.q_rows = sdpa_take(a, size * (size_t)(w.n_lanes * packed_row(p->d_k)));
     w.dout_rows = sdpa_take(a, size * (size_t)(w.n_lanes * packed_row(p->d_v)));
-    w.o = sdpa_take(a, size * (size_t)(p->d_v * VL));
     w.lse = sdpa_take(a, size * (size_t)w.n_lanes);
+    w.o_rows = sdpa_take(a, size * (size_t)(w.n_lanes * packed_row(p->d_v)));
     w.delta = sdpa_take(a, size * (size_t)w.n_lanes);
+    w.weighed = sdpa_take(a, (size_t)w.n_lanes);
     w.dlse = sdpa_take(a, size * (size_t)w.n_lanes);
     w.factor = sdpa_take(a, sizeof(double) * (size_t)w.n_lanes);
     w.dq = sdpa_take(a, size * (size_t)(w.n_lanes * w.k_row));
@@ -89,14 +90,15 @@ static size_t FN(backward_bytes)(const sdpa_problem *p) {
     return arena.used;
 }
 
-/* lse in log2 units and delta of the unit's queries. Queries that see no key get lse = +inf and padding lanes, whose
- * scores are 0, a large one: their P is exactly 0. */
-NOINLINE void FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
+/* lse in log2 units of the unit's queries. Queries that see no key get lse = +inf and padding lanes, whose scores are 0, a
+ * large one: their P is exactly 0. */
+COLD NOINLINE void FN(lse_rows)(const sdpa_unit *u, const backward_scratch *w) {
     const sdpa_problem *p = u->problem;
     const double log2_e = FN(log2_e)(p);
     for (int64_t i = 0; i < w->n_lanes; i++) {
         w->lse[i] = i < u->n_i ? (real)INFINITY : HUGE_SCORE;
         w->delta[i] = w->dlse[i] = w->zero[i] = 0;
+        w->weighed[i] = false;
         w->factor[i] = 1;
         if (i >= u->n_i) continue;
         real lse;
@@ -112,15 +114,6 @@ NOINLINE void FN(backward_rows)(const sdpa_unit *u, const backward_scratch *w) {
             w->lse[i] = (real)floor(log2_lse);
             if (isfinite(lse)) w->factor[i] = exp2(fmax(-64, fmin(64, w->lse[i] - log2_lse)));
         }
-    }
-    for (int64_t i = 0; i < u->n_i; i += VL) {
-        pack_transposed(w->o, VL, &u->o, u->i0 + i, u->n_i - i < VL ? u->n_i - i : VL, p->d_v, 1, w->line);
-        vec sum[8] = {{0}}; /* eight chains: faster, and a third of the rounding of one */
-        int64_t row;
-        const real *dout = panel_at(w->dout, u->n_i, p->d_v, i, &row);
-        for (int64_t x = 0; x < p->d_v; x++) sum[x % 8] += vload(w->o + x * VL) * vload(dout + x * row);
-        vstore(w->delta + i,
-               ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7])) - vload(w->dlse + i));
     }
 }
 
@@ -288,7 +281,7 @@ INLINE int64_t FN(piece_end)(const sdpa_unit *u, int64_t j, int64_t j1) {
 }
 
 /* The scratch of the piece that begins at key j, block b0 being the first that the unit sees. */
-INLINE backward_scratch FN(kept_piece)(const backward_scratch *w, const sdpa_problem *p, int64_t j, int64_t b0) {
+COLD NOINLINE backward_scratch FN(kept_piece)(const backward_scratch *w, const sdpa_problem *p, int64_t j, int64_t b0) {
     backward_scratch at = *w;
     int64_t slot = j / sdpa_key_block(p) - b0, first = j % sdpa_key_block(p);
     if (slot >= w->n_slots) slot = w->n_slots - 1;
@@ -307,6 +300,7 @@ NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64
     const bool coarse = p->dtype == SDPA_F16 || p->dtype == SDPA_BF16 || p->w_score;
     const bool by_weights = coarse && p->dropout_p == 0;
     const int64_t block = sdpa_key_block(p);
+    if (by_weights) pack_panels(w->dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w->line);
     real sum[SDPA_QUERY_BLOCK] = {0};
     double delta[SDPA_QUERY_BLOCK] = {0};
     for (int64_t j = j0 / block * block, end; j < j1; j = end) {
@@ -317,11 +311,13 @@ NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64
         weigh_keys(u, &at, &k, j, end - j, c, sum);
         if (by_weights) weighted_values(u, &at, j, end - j, delta);
     }
-    const real sink = FN(sink_of)(u);
+    const double sink = FN(sink_of)(u);
+    const bool sunk = sink != -INFINITY;
     for (int64_t i = 0; i < u->n_i; i++) {
-        double total = w->factor[i] * (sum[i] + exp2((double)sink - w->lse[i])), excess = log2(total);
+        double total = w->factor[i] * (sum[i] + (sunk ? exp2(sink - w->lse[i]) : 0)), excess = log2(total);
         if (!(total > 0 && fabs(excess) <= 2 * epsilon * (4 + fabs((double)w->lse[i])))) continue;
         if (by_weights) w->delta[i] = (real)(delta[i] * w->factor[i] / total) - w->dlse[i];
+        w->weighed[i] = by_weights;
         w->factor[i] /= total;
     }
     return true;
@@ -341,23 +337,26 @@ NOINLINE void drop_out(const sdpa_unit *u, const backward_scratch *w, int64_t i,
     }
 }
 
-/* factor belongs to P, but stands as well at dO and delta, which P is multiplied with: packs dO's rows so, too. */
+/* dO's rows and panels, and delta. factor belongs to P, but stands as well at dO and delta, which P is multiplied with. delta is of the dO so rounded, as
+ * dP is, so that its rounding cancels in dS. */
 NOINLINE void FN(scale_queries)(const sdpa_unit *u, const backward_scratch *w) {
-    const int64_t d_v = u->problem->d_v, dout_row = packed_row(d_v);
-    for (int64_t i = 0; i < u->n_i; i += VL) {
-        int64_t row;
-        real *dout = panel_at(w->dout, u->n_i, d_v, i, &row);
-        vec factor;
-        for (int l = 0; l < VL; l++) factor[l] = (real)w->factor[i + l];
-        vstore(w->delta + i, factor * vload(w->delta + i));
-        for (int64_t x = 0; x < d_v * row; x += row) vstore(dout + x, factor * vload(dout + x));
-    }
+    const int64_t d_v = u->problem->d_v, row = packed_row(d_v), size = sizeof(real);
+    const rows dout = pack_rows(&u->dout, u->i0, u->n_i, d_v, 1, w->dout_rows, NULL),
+               o = pack_rows(&u->o, u->i0, u->n_i, d_v, 1, w->o_rows, NULL);
     for (int64_t i = 0; i < u->n_i; i++) {
-        real *row = w->dout_rows + i * dout_row;
-        FN(load)(row, u->dout.data + (u->i0 + i) * u->dout.row, d_v, u->dout.col, u->dout.dtype, u->dout.swapped);
-        for (int64_t x = d_v; x < dout_row; x++) row[x] = 0;
-        for (int64_t x = 0; x < dout_row; x += VL) vstore(row + x, (real)w->factor[i] * vload(row + x));
+        const real factor = (real)w->factor[i];
+        vec sum[4] = {{0}};
+        for (int64_t x = 0; x < d_v; x += VL) {
+            const vec scaled = factor * vload(dout.p + i * dout.row + x);
+            vstore(w->dout_rows + i * row + x, scaled);
+            sum[x / VL % 4] += scaled * vload(o.p + i * o.row + x);
+        }
+        const real product = vreduce_add((sum[0] + sum[1]) + (sum[2] + sum[3]));
+        w->delta[i] = w->weighed[i] ? factor * w->delta[i] : product - factor * w->dlse[i];
     }
+    const sdpa_dtype dtype = SDPA_REAL == 32 ? SDPA_F32 : SDPA_F64;
+    const sdpa_matrix scaled = {(char *)w->dout_rows, row * size, size, dtype, false};
+    pack_panels(w->dout, &scaled, 0, u->n_i, d_v, 1, w->line);
 }
 
 /* The products after P for keys j0 .. j0+n-1, or with `anew` P, too; `q`, `dout`: the unit's rows; `c` = |scale| log2(e). */
@@ -479,8 +478,7 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     const real c = (real)(fabs(p->scale) * M_LOG2E);
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
-    pack_panels(w.dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
-    FN(backward_rows)(u, &w);
+    FN(lse_rows)(u, &w);
     memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
     memset(w.dmask, 0, sizeof(real) * (size_t)w.n_lanes);
     if (p->w_score) memset(w.dq_lanes, 0, sizeof(real) * (size_t)(p->d_k * w.n_lanes));
@@ -488,16 +486,16 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
         pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
         if (!complete_rows(u, &w, j0, j1, c)) return;
     }
-    /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
-    const real sink = FN(sink_of)(u);
-    double dsink = 0;
-    for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++) {
-        dsink -= w.factor[i] * exp2((double)sink - w.lse[i]) * w.delta[i];
-    }
     FN(scale_queries)(u, &w);
+    /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
+    const double sink = FN(sink_of)(u);
+    double dsink = 0;
+    for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++) dsink -= exp2(sink - w.lse[i]) * w.delta[i];
     const rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
     const rows dout = {.p = w.dout_rows, .row = packed_row(p->d_v)};
-    const bool finite = all_finite(q.p, q.row, u->n_i, p->d_k) && all_finite(dout.p, dout.row, u->n_i, p->d_v);
+    const bool may_mask = u->mask.data || p->has_lower || p->has_upper || u->key_length < p->n_k;
+    const bool finite =
+        !may_mask || (all_finite(q.p, q.row, u->n_i, p->d_k) && all_finite(dout.p, dout.row, u->n_i, p->d_v));
     const int64_t block = sdpa_key_block(p), b0 = j0 / block, b1 = j0 < j1 ? (j1 + block - 1) / block : b0;
     for (int64_t b = b0; b < b1; b++) {
         if (!sdpa_turn_wait(u, b)) return;

@@ -172,7 +172,7 @@ COLD static void FN(double_backward)(const sdpa_unit *u, void *scratch) {
         sdpa_turn_pass(u, b);
     }
     if (!sdpa_turn_wait_last(u)) return;
-    const real sink = FN(sink_of)(u);
+    const double sink = FN(sink_of)(u);
     double dsink = 0;
     real sink_t = 0;
     if (u->sinks_t.data) FN(load)(&sink_t, u->sinks_t.data, 1, 0, u->sinks_t.dtype, u->sinks_t.swapped);

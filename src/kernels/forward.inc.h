@@ -120,17 +120,18 @@ INLINE ahead FN(rows_ahead)(const sdpa_unit *u, int64_t j) {
     return a;
 }
 
-/* Adds keys j0 .. j0+n-1 to the panel of queries i .. i+n_i-1 (of the unit). `two_passes`: do not try to do without the
+/* Adds keys j0 .. j0+n-1 of a block k, v to the panel of queries i .. i+n_i-1 (of the unit). `two_passes`: do not try to do without the
  * maximum; this is about speed only. Returns whether the next block should not try either. */
 NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const rows *k, rows *v, int64_t i, int64_t n_i,
                            int64_t j0, int64_t n, real c, bool two_passes) {
     const sdpa_problem *p = u->problem;
     int nv = (int)(round_up(n_i, VL) / VL);
+    const int64_t first_k = j0 - k->j0, first_v = w->pairs ? first_k / 2 : first_k;
     real *m = w->m + i, *l = w->l + i, *low = w->low + i;
     vec sum[SCORE_WIDTH], alpha[SCORE_WIDTH], shift[SCORE_WIDTH];
     bool masked = false;
     scores t = {.x = w->q + i * p->d_k,
-                .y = k->p,
+                .y = k->p + first_k * k->row,
                 .y_row = k->row,
                 .y_tail = k->tail,
                 .tail_row = k->tail_row,
@@ -165,8 +166,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     first &= n >= 4 * FIRST_KEYS;
     vec most[SCORE_WIDTH];
     if (first) {
-        scores some = t;
-        some.n = FIRST_KEYS;
+        scores some = FN(part_of)(&t, 0, FIRST_KEYS);
         some.extreme = (real *)most;
         for (int x = 0; x < nv; x++) most[x] = vset1(-INFINITY);
         FN(score)(&some, nv, SCORE_RAW);
@@ -184,10 +184,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
         }
         const int64_t done = first ? FIRST_KEYS : 0;
         if (first) FN(exponentiate)(w->s, w->panel, done, nv, c, m, low, (real *)sum, false);
-        scores rest = t;
-        rest.y += done * t.y_row;
-        rest.s += done * t.s_row;
-        rest.n -= done;
+        const scores rest = FN(part_of)(&t, done, n - done);
         FN(score)(&rest, nv, SCORE_SUMMED);
         for (int x = 0; x < nv; x++) two_passes |= vany((shift[x] > STALE_LIMIT) | (sum[x] != sum[x]));
     }
@@ -218,7 +215,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
               .c_row = w->o_row,
               .a = w->s,
               .a_stride = w->panel,
-              .b = v->p,
+              .b = v->p + first_v * v->row,
               .b_row = v->row,
               .m = n_i,
               .n = w->o_row,
@@ -238,17 +235,18 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     return two_passes;
 }
 
-INLINE real FN(sink_of)(const sdpa_unit *u) {
+/* The unit's sink in log2 units, or -inf: not rounded, as it is a part of lse. */
+INLINE double FN(sink_of)(const sdpa_unit *u) {
     real sink = -(real)INFINITY;
     if (u->sinks.data) FN(load)(&sink, u->sinks.data, 1, 0, u->sinks.dtype, u->sinks.swapped);
-    return sink * (real)M_LOG2E;
+    return (double)sink * FN(log2_e)(u->problem);
 }
 
 /* Adds the sink, a logit without a value, to a query's maximum and sum; all in log2 units. Returns the factor by which
  * what was weighted with 2^(s - m) shrinks. */
-INLINE real FN(add_sink)(real sink, real *m, real *l) {
-    if (sink == -(real)INFINITY) return 1;
-    real most = sink > *m ? sink : *m, factor = (real)exp2(*m - most);
+INLINE real FN(add_sink)(double sink, real *m, real *l) {
+    if (sink == -INFINITY) return 1;
+    real most = sink > *m ? (real)sink : *m, factor = (real)exp2(*m - most);
     *l = *l * factor + (real)exp2(sink - most);
     *m = most;
     return factor;
@@ -313,10 +311,10 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
                 if (visible > n) visible = n;
                 /* Keys that causality hides from no query of the panel come first: they need no mask. */
                 int64_t open = FN(keys_seen)(u, u->i0 + i, j) / SCORE_ROWS * SCORE_ROWS;
-                if (open >= visible) open = 0;
-                if (open > 0) *panel = forward_keys(u, &w, &k, &v, i, n_i, j, open, c, *panel);
-                rows k_rest = FN(rows_from)(&k, open), v_rest = FN(rows_from)(&v, w.pairs ? open / 2 : open);
-                *panel = forward_keys(u, &w, &k_rest, &v_rest, i, n_i, j + open, visible - open, c, *panel);
+                if (open >= visible || p->w_score) open = 0;
+                for (int64_t at = 0, end = open > 0 ? open : visible; at < visible; at = end, end = visible) {
+                    *panel = forward_keys(u, &w, &k, &v, i, n_i, j + at, end - at, c, *panel);
+                }
             }
         }
         /* With the true maximum, weights are at most 1; a stale one may have made P V overflow. */
@@ -335,7 +333,7 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
 NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch) {
     const sdpa_problem *p = u->problem;
     const forward_scratch w = *scratch;
-    const real sink = FN(sink_of)(u);
+    const double sink = FN(sink_of)(u);
     const double log2_e = FN(log2_e)(p);
     const bool direct = u->o.data && is_direct(&u->o) && p->d_v == w.o_row;
     for (int64_t i = 0; i < u->n_i; i++) {

@@ -28,8 +28,9 @@ INLINE bool is_direct(const sdpa_matrix *m) {
  * SCORE_ROWS, at `tail`: a tile reads whole rows but never beyond the array. */
 typedef struct rows {
     const real *p, *tail;
-    int64_t row, tail_row, n; /* elements, elements, rows */
-    bool looked_at, finite;   /* see rows_finite */
+    int64_t row, tail_row;  /* elements */
+    int64_t j0, n;          /* rows */
+    bool looked_at, finite; /* see rows_finite */
 } rows;
 
 /* Rows j0 .. j0+n-1 of m, d columns. `packed`: (n, packed_row(d)), n rounded up to SCORE_ROWS where there is a tail; used
@@ -38,7 +39,7 @@ typedef struct rows {
  * are multiplied with in whole vectors. `tail`: (SCORE_ROWS, d), or NULL where no tail is read. */
 NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, int64_t n_reads, real *packed,
                         real *tail) {
-    rows r = {.n = n};
+    rows r = {.j0 = j0, .n = n};
     int64_t full = n / SCORE_ROWS * SCORE_ROWS;
     const char *first = m->data + j0 * m->row;
     const bool direct = is_direct(m),
@@ -99,7 +100,7 @@ NOINLINE rows FN(pack_pairs)(const sdpa_matrix *m, int64_t j0, int64_t n, int64_
         FN(load)(line, m->data + (j0 + j) * m->row, d, m->col, m->dtype, m->swapped);
         FN(store)((char *)(packed + j * row), line, d, 2, SDPA_BF16);
     }
-    return (rows){.p = packed, .tail = packed + full * row, .row = row, .tail_row = row, .n = n};
+    return (rows){.p = packed, .tail = packed + full * row, .row = row, .tail_row = row, .j0 = j0, .n = n};
 }
 #endif
 
@@ -180,14 +181,6 @@ INLINE bool FN(rows_finite)(rows *r, int64_t d) {
     if (!r->looked_at) r->finite = all_finite(r->p, r->row, r->n, d);
     r->looked_at = true;
     return r->finite;
-}
-
-/* From row j on, a multiple of SCORE_ROWS. */
-INLINE rows FN(rows_from)(const rows *r, int64_t j) {
-    rows rest = *r;
-    rest.p += j * r->row;
-    rest.n -= j;
-    return rest;
 }
 
 /* Whether a block of a boolean mask with unit stride holds any true, and any false. */

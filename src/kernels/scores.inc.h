@@ -55,6 +55,17 @@ typedef struct scores {
     real c, cap, cap_low; /* cap_low: what rounding took from cap */
 } scores;
 
+/* Of keys first .. first+n-1, `first` a multiple of SCORE_ROWS. */
+COLD NOINLINE scores FN(part_of)(const scores *t, int64_t first, int64_t n) {
+    scores part = *t;
+    part.n = n;
+    part.y += first * t->y_row;
+    part.s += first * t->s_row;
+    if (t->ds) part.ds += first * t->s_row;
+    if (t->given) part.given += first * t->s_row;
+    return part;
+}
+
 /* How many of n_i queries that are left the next panel takes: a panel of one vector leaves most of a tile idle, so four
  * vectors are split evenly. */
 INLINE int64_t panel_of(int64_t n_i) {
@@ -297,11 +308,7 @@ INLINE void score_whole_tiles(const scores *all, int nv, enum score_mode mode, b
         }
     }
     if (whole == t.n) return;
-    scores rest = *all;
-    rest.n -= whole;
-    rest.y += whole * t.y_row;
-    rest.s += whole * t.s_row;
-    if (t.ds) rest.ds += whole * t.s_row;
+    scores rest = FN(part_of)(all, whole, t.n - whole);
     if (mode == SCORE_WEIGHTS) rest.extreme += whole / SCORE_ROWS % SUMS * SCORE_WIDTH * VL;
     score_panel(&rest, nv, mode);
 }
@@ -326,22 +333,21 @@ DEFINE_SCORE(3, summed_pairs, SCORE_SUMMED, true)
 
 static void FN(score)(const scores *t, int nv, enum score_mode mode);
 
+#if SKIPS
 /* A panel whose later vectors see more keys: the first tiles are of all vectors, the next without the first, and so on. What
  * they leave out is masked in s and, as -0, in ds. */
-NOINLINE void FN(score_seen)(const scores *t, int nv, enum score_mode mode) {
+COLD NOINLINE void FN(score_seen)(const scores *t, int nv, enum score_mode mode) {
     int64_t end;
     for (int64_t x = 0, j = 0; x < nv && j < t->n; x++, j = end) {
-        scores part = *t;
         end = x == nv - 1 ? t->n : round_up(t->seen + (x + 1) * VL - 1, SCORE_ROWS);
         if (end > t->n) end = t->n;
+        scores part = FN(part_of)(t, j, end - j);
         part.seen = 0;
-        part.n = end - j;
         part.x += x * VL;
         if (x > 0) part.x_row = nv * VL;
-        part.y += j * t->y_row;
-        part.s += j * t->s_row + x * VL;
-        if (t->ds) part.ds += j * t->s_row + x * VL;
-        if (t->given) part.given += j * t->s_row + x * VL;
+        part.s += x * VL;
+        if (t->ds) part.ds += x * VL;
+        if (t->given) part.given += x * VL;
         part.shift += x * VL;
         part.extreme += x * VL;
         for (int64_t i = j; i < t->n && mode == SCORE_GRADIENT_MASKED && x > 0; i++) {
@@ -350,12 +356,15 @@ NOINLINE void FN(score_seen)(const scores *t, int nv, enum score_mode mode) {
         if (part.n > 0) FN(score)(&part, nv - (int)x, mode);
     }
 }
+#endif
 
 static void FN(score)(const scores *t, int nv, enum score_mode mode) {
+#if SKIPS
     if (t->seen) {
         FN(score_seen)(t, nv, mode);
         return;
     }
+#endif
 #ifndef __OPTIMIZE_SIZE__
     static void (*const quick[PAIRS + 1][SCORE_WIDTH + 1][SCORE_GRADIENT_MASKED + 1])(const scores *) = {
         [0][3] = {[SCORE_RAW] = FN(score_3_raw),

@@ -266,13 +266,13 @@ NOINLINE bool tangent_pass(const sdpa_unit *u, const tangent_scratch *w, int64_t
             tangent_keys(u, w, &k, &k_t, &v, &v_t, i, n_i, j, n);
         }
     }
-    const real sink = FN(sink_of)(u);
+    const double sink = FN(sink_of)(u);
     real sink_t = 0;
     if (u->sinks_t.data) FN(load)(&sink_t, u->sinks_t.data, 1, 0, u->sinks_t.dtype, u->sinks_t.swapped);
     for (int64_t i = 0; i < u->n_i; i++) {
         real factor = FN(add_sink)(sink, &w->m[i], &w->l[i]), *o = w->o + i * w->v_row, *o_t = w->o_t + i * w->v_row;
         real inverse = w->l[i] == 0 ? 0 : 1 / w->l[i], move = 0;
-        if (sink != -(real)INFINITY) move = (real)exp2(sink - w->m[i]) * inverse * (sink_t - w->mu[i]);
+        if (sink != -INFINITY) move = (real)exp2(sink - w->m[i]) * inverse * (sink_t - w->mu[i]);
         w->mu[i] += move;
         for (int64_t x = 0; x < w->v_row; x += VL) {
             const vec mean = factor * inverse * vload(o + x);

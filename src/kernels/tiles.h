@@ -85,7 +85,7 @@ enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
 
 /* Whether at the diagonal vectors of queries that see nothing are left out of a tile of scores: (8, 1024, 64) causal forward
  * 93.5 to 97.7 GF/s with vectors of 16; with those of 8 no gain. */
-#define SKIPS (VL >= 16)
+#define SKIPS (VEC_BYTES == 64 && SDPA_REAL == 32)
 
 /* Problems of few keys have kernels of their own (small.inc.h), but where kernels are to be small. Beyond so many keys their
  * sums over the lanes cost more than transposed queries do at d = 16; at d = 64 from 60 on. */

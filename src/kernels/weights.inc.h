@@ -50,7 +50,7 @@ COLD static void FN(weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch
             forward_keys(u, &w, &k, &v, i, n_i, j, n, c, true);
         }
     }
-    const real sink = FN(sink_of)(u);
+    const double sink = FN(sink_of)(u);
     for (int64_t i = 0; i < w.n_lanes; i++) {
         FN(add_sink)(sink, &w.m[i], &w.l[i]);
         if (w.m[i] == -(real)INFINITY) w.m[i] = 0;

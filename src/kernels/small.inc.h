@@ -39,7 +39,7 @@ INLINE const real *FN(row_of)(const sdpa_matrix *m, int64_t i, int64_t n) {
  * 2 SMALL_ROWS + VL elements after the last one. */
 NOINLINE void FN(small_products)(real *s, const sdpa_matrix *x, int64_t n, const sdpa_matrix *y, int64_t n_k,
                                  int64_t depth) {
-    enum { KEYS = 3 };
+    enum { KEYS = VEC_BYTES == 64 ? 4 : 3 };
     const real *row[SMALL_ROWS];
     UNROLL for (int i = 0; i < SMALL_ROWS; i++) row[i] = FN(row_of)(x, i, n);
     for (int64_t j = 0; j < n_k; j += KEYS) {
@@ -57,7 +57,13 @@ NOINLINE void FN(small_products)(real *s, const sdpa_matrix *x, int64_t n, const
                 UNROLL for (int k = 0; k < KEYS; k++) acc[k][i] += other * part[k];
             }
         }
+#if VEC_BYTES == 64
+        UNROLL for (int k = 0; k < KEYS; k += VL / SMALL_ROWS) {
+            vstore(s + (j + k) * SMALL_ROWS, vsums((const vec(*)[SMALL_ROWS])acc + k));
+        }
+#else
         UNROLL for (int k = 0; k < KEYS; k++) vstore(s + (j + k) * SMALL_ROWS, vsum4(acc[k]));
+#endif
     }
 }
 
@@ -93,6 +99,16 @@ NOINLINE vec FN(small_weights)(const sdpa_unit *u, int64_t i0, int64_t n_k, real
     return l;
 }
 
+INLINE void FN(small_tile)(real *o, int64_t o_row, int64_t n, int nv, const real *s, const real *v, int64_t v_row,
+                           int64_t n_k, vec factor) {
+    vec acc[SMALL_ROWS][MAX_WIDTH] = {{{0}}};
+    tile(acc, SMALL_ROWS, nv, false, s, 1, SMALL_ROWS, v, v_row, n_k);
+    UNROLL for (int i = 0; i < SMALL_ROWS; i++) {
+        if (i >= n) break;
+        UNROLL for (int j = 0; j < nv; j++) vstore(o + i * o_row + j * VL, factor[i] * acc[i][j]);
+    }
+}
+
 /* o and lse of n queries from i0 on (of all), n at most SMALL_ROWS, by keys k and values v, small matrices;
  * c = scale * log2(e). */
 NOINLINE void FN(small_rows)(const sdpa_unit *u, const forward_scratch *w, const sdpa_matrix *k, const sdpa_matrix *v,
@@ -110,17 +126,14 @@ NOINLINE void FN(small_rows)(const sdpa_unit *u, const forward_scratch *w, const
     const int64_t o_row = direct ? u->o.row / (int64_t)sizeof(real) : w->o_row, v_row = v->row / (int64_t)sizeof(real);
     real *o = direct ? (real *)(u->o.data + i0 * u->o.row) : w->o;
     for (int64_t d = 0; d < w->o_row;) {
-        const int nv = w->o_row - d < 2 * VL ? 1 : 2;
-        vec acc[SMALL_ROWS][MAX_WIDTH] = {{{0}}};
-        if (nv == 2) {
-            tile(acc, SMALL_ROWS, 2, false, s, 1, SMALL_ROWS, (const real *)v->data + d, v_row, n_k);
+        const int left = (int)((w->o_row - d) / VL), nv = left >= MAX_WIDTH ? MAX_WIDTH : left >= 2 ? 2 : 1;
+        const real *b = (const real *)v->data + d;
+        if (nv == MAX_WIDTH) {
+            FN(small_tile)(o + d, o_row, n, MAX_WIDTH, s, b, v_row, n_k, factor);
+        } else if (nv == 2) {
+            FN(small_tile)(o + d, o_row, n, 2, s, b, v_row, n_k, factor);
         } else {
-            tile(acc, SMALL_ROWS, 1, false, s, 1, SMALL_ROWS, (const real *)v->data + d, v_row, n_k);
-        }
-        UNROLL for (int i = 0; i < SMALL_ROWS; i++) {
-            if (i >= n) break;
-            vstore(o + i * o_row + d, factor[i] * acc[i][0]);
-            if (nv == 2) vstore(o + i * o_row + d + VL, factor[i] * acc[i][1]);
+            FN(small_tile)(o + d, o_row, n, 1, s, b, v_row, n_k, factor);
         }
         d += nv * VL;
     }

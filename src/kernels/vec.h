@@ -61,6 +61,7 @@
 #define vtranspose FN(vtranspose)
 #define vswap FN(vswap)
 #define vsum4 FN(vsum4)
+#define vsums FN(vsums)
 
 typedef float real_f32;
 typedef double real_f64;
@@ -352,21 +353,47 @@ INLINE vec_f64 vswap_f64(vec_f64 x, int h) {
 #endif
 #define EVEN(l, h, n) ((l) / 4 * 4 + (l) % 2 * 2 + ((l)&2 ? (n) : 0))
 #define ODD(l, h, n) (EVEN(l, h, n) + 1)
-/* Lane i: the sum of x[i % 4]'s lanes. */
-INLINE vec_f32 vsum4_f32(const vec_f32 *x) {
+/* Lane i: the sum of x[i % 4]'s lanes of the same four; vsum4: of all of them. */
+INLINE vec_f32 vfour_f32(const vec_f32 *x) {
     const vec_f32 a = SHUFFLE_f32(EVEN, x[0], x[1], 0) + SHUFFLE_f32(ODD, x[0], x[1], 0),
                   b = SHUFFLE_f32(EVEN, x[2], x[3], 0) + SHUFFLE_f32(ODD, x[2], x[3], 0);
-    vec_f32 sum = SHUFFLE_f32(EVEN, a, b, 0) + SHUFFLE_f32(ODD, a, b, 0);
-    UNROLL for (int h = 4; h < VL_f32; h *= 2) sum += vswap_f32(sum, h);
-    return sum;
+    return SHUFFLE_f32(EVEN, a, b, 0) + SHUFFLE_f32(ODD, a, b, 0);
 }
-INLINE vec_f64 vsum4_f64(const vec_f64 *x) {
+INLINE vec_f64 vfour_f64(const vec_f64 *x) {
     const vec_f64 a = SHUFFLE_f64(LOW, x[0], x[1], 1) + SHUFFLE_f64(HIGH, x[0], x[1], 1),
                   b = SHUFFLE_f64(LOW, x[2], x[3], 1) + SHUFFLE_f64(HIGH, x[2], x[3], 1);
-    vec_f64 sum = SHUFFLE_f64(LOW, a, b, 2) + SHUFFLE_f64(HIGH, a, b, 2);
-    UNROLL for (int h = 4; h < VL_f64; h *= 2) sum += vswap_f64(sum, h);
-    return sum;
+    return SHUFFLE_f64(LOW, a, b, 2) + SHUFFLE_f64(HIGH, a, b, 2);
 }
+#define DEFINE_SUM(T)                                                                                                  \
+    INLINE vec_##T vsum4_##T(const vec_##T *x) {                                                                       \
+        vec_##T sum = vfour_##T(x);                                                                                    \
+        UNROLL for (int h = 4; h < VL_##T; h *= 2) sum += vswap_##T(sum, h);                                           \
+        return sum;                                                                                                    \
+    }
+DEFINE_SUM(f32)
+DEFINE_SUM(f64)
+#undef DEFINE_SUM
+#if VEC_BYTES == 64
+/* Lane 4 k + i: the sum of x[k][i]'s lanes, for the VL / 4 first k. */
+#define FRONT(l, h, n) ((l) < (n) / 2 ? (l) : (n) / 2 + (l))
+#define BACK(l, h, n) ((l) < (n) / 2 ? (n) / 2 + (l) : (n) + (l))
+#define EVEN_FOURS(l, h, n) ((l) / 4 * 8 + (l) % 4)
+#define ODD_FOURS(l, h, n) (EVEN_FOURS(l, h, n) + 4)
+INLINE vec_f32 vsums_f32(const vec_f32 (*x)[4]) {
+    const vec_f32 r[4] = {vfour_f32(x[0]), vfour_f32(x[1]), vfour_f32(x[2]), vfour_f32(x[3])};
+    const vec_f32 a = SHUFFLE_f32(FRONT, r[0], r[1], 0) + SHUFFLE_f32(BACK, r[0], r[1], 0),
+                  b = SHUFFLE_f32(FRONT, r[2], r[3], 0) + SHUFFLE_f32(BACK, r[2], r[3], 0);
+    return SHUFFLE_f32(EVEN_FOURS, a, b, 0) + SHUFFLE_f32(ODD_FOURS, a, b, 0);
+}
+INLINE vec_f64 vsums_f64(const vec_f64 (*x)[4]) {
+    const vec_f64 a = vfour_f64(x[0]), b = vfour_f64(x[1]);
+    return SHUFFLE_f64(FRONT, a, b, 0) + SHUFFLE_f64(BACK, a, b, 0);
+}
+#undef ODD_FOURS
+#undef EVEN_FOURS
+#undef BACK
+#undef FRONT
+#endif
 #undef ODD
 #undef EVEN
 #undef SHUFFLE_f64

@@ -493,9 +493,8 @@ static void FN(backward)(const sdpa_unit *u, void *scratch) {
     for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++) dsink -= exp2(sink - w.lse[i]) * w.delta[i];
     const rows q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
     const rows dout = {.p = w.dout_rows, .row = packed_row(p->d_v)};
-    const bool may_mask = u->mask.data || p->has_lower || p->has_upper || u->key_length < p->n_k;
     const bool finite =
-        !may_mask || (all_finite(q.p, q.row, u->n_i, p->d_k) && all_finite(dout.p, dout.row, u->n_i, p->d_v));
+        !FN(may_mask)(u) || (all_finite(q.p, q.row, u->n_i, p->d_k) && all_finite(dout.p, dout.row, u->n_i, p->d_v));
     const int64_t block = sdpa_key_block(p), b0 = j0 / block, b1 = j0 < j1 ? (j1 + block - 1) / block : b0;
     for (int64_t b = b0; b < b1; b++) {
         if (!sdpa_turn_wait(u, b)) return;

@@ -289,16 +289,14 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
         for (int64_t j = j0; j < j1; j += w.block) {
             if (sdpa_run_stopped(u->run)) return false;
             int64_t n = j1 - j < w.block ? j1 - j : w.block;
-            rows v = pack_rows(&u->v, j, n, p->d_v, u->n_i, w.v, NULL);
 #if PAIRS
             rows k = w.pairs ? FN(pack_pairs)(&u->k, j, n, p->d_k, w.k, w.k_tail, w.line)
                              : pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
-            if (w.pairs) {
-                FN(rows_finite)(&v, p->d_v); /* of numbers, before they are pairs */
-                FN(pair_rows)(w.v, v.row, n, w.o_row, NULL);
-            }
+            rows v = w.pairs ? FN(pack_row_pairs)(&u->v, j, n, p->d_v, w.v, FN(may_mask)(u))
+                             : pack_rows(&u->v, j, n, p->d_v, u->n_i, w.v, NULL);
 #else
             rows k = pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
+            rows v = pack_rows(&u->v, j, n, p->d_v, u->n_i, w.v, NULL);
 #endif
             for (int64_t i = 0, n_i; i < u->n_i; i += n_i) {
                 int64_t first, last;

@@ -73,6 +73,25 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
     return r;
 }
 
+/* False if any of n rows of d elements is NaN or infinite. */
+NOINLINE bool all_finite(const real *p, int64_t row, int64_t n, int64_t d) {
+    ivec bad = {0};
+    for (int64_t j = 0; j < n; j++) {
+        for (int64_t c = 0; c < d; c += VL) {
+            vec x = d - c < VL ? vload_partial(p + j * row + c, (int)(d - c)) : vload(p + j * row + c);
+            bad |= (x - x) != (vec){0};
+        }
+    }
+    return !vany(bad);
+}
+
+/* all_finite of d columns, found out once. */
+INLINE bool FN(rows_finite)(rows *r, int64_t d) {
+    if (!r->looked_at) r->finite = all_finite(r->p, r->row, r->n, d);
+    r->looked_at = true;
+    return r->finite;
+}
+
 #if PAIRS
 /* Rows 2 j and 2 j + 1 of p (n, row), `width` wide, become row j: pairs of bfloat16. A row without a second is paired with 0.
  * sum: what is in the columns after rounding; or NULL. */
@@ -82,9 +101,32 @@ NOINLINE void FN(pair_rows)(real *p, int64_t row, int64_t n, int64_t width, vec 
             const vec odd = j + 1 < n ? vload(p + (j + 1) * row + c) : (vec){0},
                       pair = vpair(vload(p + j * row + c), odd);
             vstore(p + j / 2 * row + c, pair);
-            if (sum) sum[c / VL] += (vec)((ivec)pair & ~0xffff) + (vec)((ivec)pair << 16);
+            if (sum) sum[c / VL] = vdot(sum[c / VL], 0x3f803f80, pair); /* twice 1 */
         }
     }
+}
+
+/* Rows j0 .. j0+n-1 of a bfloat16 matrix, d columns, as pair_rows leaves them at `packed`. `look`: whether rows_finite will be
+ * asked. */
+NOINLINE rows FN(pack_row_pairs)(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *packed, bool look) {
+    typedef uint16_t halves __attribute__((vector_size(VEC_BYTES / 2), aligned(2), may_alias));
+    if (look || m->swapped || m->col != 2 || m->row % 2 != 0 || (uintptr_t)m->data % 2 != 0 || d % VL != 0) {
+        rows r = pack_rows(m, j0, n, d, 1, packed, NULL);
+        FN(rows_finite)(&r, d);
+        FN(pair_rows)(packed, r.row, n, round_up(d, VL), NULL);
+        return r;
+    }
+    const rows r = {.p = packed, .row = packed_row(d), .j0 = j0, .n = n};
+    for (int64_t j = 0; j < n; j += 2) {
+        const char *even = m->data + (j0 + j) * m->row;
+        for (int64_t c = 0; c < d; c += VL) {
+            const halves *low = (const halves *)(even + 2 * c), *high = (const halves *)(even + m->row + 2 * c);
+            ivec pair = __builtin_convertvector(*low, ivec);
+            if (j + 1 < n) pair |= __builtin_convertvector(*high, ivec) << 16;
+            vstore(packed + j / 2 * r.row + c, (vec)pair);
+        }
+    }
+    return r;
 }
 
 /* pack_rows of a bfloat16 matrix whose rows are read as pairs of adjacent elements. `line`: (d) of scratch. */
@@ -164,25 +206,6 @@ INLINE real *panel_at(real *t, int64_t n, int64_t d, int64_t i, int64_t *row) {
     return t + first * d + (i - first);
 }
 
-/* False if any of n rows of d elements is NaN or infinite. */
-NOINLINE bool all_finite(const real *p, int64_t row, int64_t n, int64_t d) {
-    ivec bad = {0};
-    for (int64_t j = 0; j < n; j++) {
-        for (int64_t c = 0; c < d; c += VL) {
-            vec x = d - c < VL ? vload_partial(p + j * row + c, (int)(d - c)) : vload(p + j * row + c);
-            bad |= (x - x) != (vec){0};
-        }
-    }
-    return !vany(bad);
-}
-
-/* all_finite of d columns, found out once. */
-INLINE bool FN(rows_finite)(rows *r, int64_t d) {
-    if (!r->looked_at) r->finite = all_finite(r->p, r->row, r->n, d);
-    r->looked_at = true;
-    return r->finite;
-}
-
 /* Whether a block of a boolean mask with unit stride holds any true, and any false. */
 INLINE void boolean_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j, bool *visible,
                           bool *nonzero) {
@@ -244,6 +267,12 @@ NOINLINE void mask_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64
     }
     *visible = vany(any_visible);
     *nonzero = vany(any_nonzero);
+}
+
+/* Whether any pair of the unit's may be masked. */
+INLINE bool FN(may_mask)(const sdpa_unit *u) {
+    const sdpa_problem *p = u->problem;
+    return u->mask.data || p->has_lower || p->has_upper || u->key_length < p->n_k;
 }
 
 /* gemm.seen of queries from i0 on and keys from j0 on. */

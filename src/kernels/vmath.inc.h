@@ -197,8 +197,8 @@ INLINE float widen_bf16(uint16_t h) {
 INLINE uint16_t narrow_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1), nan = bits | 0x400000;
+    return (uint16_t)(((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded) >> 16);
 }
 #endif
 
@@ -308,6 +308,11 @@ NOINLINE void FN(store)(char *dst, const void *src_, int64_t n, int64_t stride, 
         return;
     }
     case SDPA_BF16:
+        if (SDPA_REAL == 32 && stride == 2 && (uintptr_t)dst % 2 == 0) {
+            uint16_t *restrict d = (uint16_t *)dst;
+            SIMD for (int64_t i = 0; i < n; i++) d[i] = narrow_bf16((float)src[i]);
+            return;
+        }
         for (int64_t i = 0; i < n; i++) {
             uint16_t h = narrow_bf16((float)src[i]);
             memcpy(dst + i * stride, &h, 2);

@@ -337,8 +337,8 @@ NOINLINE void drop_out(const sdpa_unit *u, const backward_scratch *w, int64_t i,
     }
 }
 
-/* dO's rows and panels, and delta. factor belongs to P, but stands as well at dO and delta, which P is multiplied with. delta is of the dO so rounded, as
- * dP is, so that its rounding cancels in dS. */
+/* dO's rows and panels, and delta. factor belongs to P, but stands as well at dO and delta, which P is multiplied with. delta
+ * is of the dO so rounded, as dP is, so that its rounding cancels in dS. */
 NOINLINE void FN(scale_queries)(const sdpa_unit *u, const backward_scratch *w) {
     const int64_t d_v = u->problem->d_v, row = packed_row(d_v), size = sizeof(real);
     const rows dout = pack_rows(&u->dout, u->i0, u->n_i, d_v, 1, w->dout_rows, NULL),

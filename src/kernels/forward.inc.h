@@ -120,8 +120,8 @@ INLINE ahead FN(rows_ahead)(const sdpa_unit *u, int64_t j) {
     return a;
 }
 
-/* Adds keys j0 .. j0+n-1 of a block k, v to the panel of queries i .. i+n_i-1 (of the unit). `two_passes`: do not try to do without the
- * maximum; this is about speed only. Returns whether the next block should not try either. */
+/* Adds keys j0 .. j0+n-1 of a block k, v to the panel of queries i .. i+n_i-1 (of the unit). `two_passes`: do not try to do
+ * without the maximum; this is about speed only. Returns whether the next block should not try either. */
 NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const rows *k, rows *v, int64_t i, int64_t n_i,
                            int64_t j0, int64_t n, real c, bool two_passes) {
     const sdpa_problem *p = u->problem;

@@ -55,8 +55,7 @@ typedef struct gemm {
     const real *a, *b, *row_scale;
     int64_t c_row, a_stride, b_row; /* elements; a's other stride is 1 */
     int64_t m, n, depth;
-    int64_t
-        seen; /* keys that the first query sees, each later query sees one more: the rest of a is 0; 0: all see all */
+    int64_t seen; /* by the first query, of the keys; by each later one, one more: else a is 0; 0: all see all */
     real alpha;
     bool pairs; /* a and b hold pairs of bfloat16, `depth` of them */
 } gemm;

@@ -106,8 +106,8 @@ NOINLINE void FN(pair_rows)(real *p, int64_t row, int64_t n, int64_t width, vec 
     }
 }
 
-/* Rows j0 .. j0+n-1 of a bfloat16 matrix, d columns, as pair_rows leaves them at `packed`. `look`: whether rows_finite will be
- * asked. */
+/* Rows j0 .. j0+n-1 of a bfloat16 matrix, d columns, as pair_rows leaves them at `packed`. `look`: whether rows_finite will
+ * be asked. */
 NOINLINE rows FN(pack_row_pairs)(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *packed, bool look) {
     typedef uint16_t halves __attribute__((vector_size(VEC_BYTES / 2), aligned(2), may_alias));
     if (look || m->swapped || m->col != 2 || m->row % 2 != 0 || (uintptr_t)m->data % 2 != 0 || d % VL != 0) {

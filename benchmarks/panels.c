@@ -1,0 +1,123 @@
+/* The panels that calls are made of, each alone on data in L1, as shares of the peak:
+ *
+ *   gcc -O2 -std=gnu11 -march=x86-64-v4 -mavx512bf16 -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp-simd \
+ *       -fno-schedule-insns2 -DSOURCE='"../src/kernels/avx512.c"' benchmarks/panels.c -lm -o build/panels && build/panels
+ *
+ * and the same with -march=x86-64-v3 and avx2.c. A panel is three vectors of queries against 128 keys. `beside`: what it
+ * takes besides its FMAs, in cycles per vector of scores, a cycle being what the peak takes for the FMA of a vector of 64
+ * bytes (two of 32). Best of many turns. */
+#include SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* Nobody interrupts, and there is no other unit to wait for. */
+bool sdpa_run_stopped(sdpa_run *run) { return run == NULL; }
+bool sdpa_turn_wait(const sdpa_unit *u, int64_t block) { return u && block >= 0; }
+void sdpa_turn_pass(const sdpa_unit *u, int64_t block) { (void)u, (void)block; }
+bool sdpa_turn_wait_last(const sdpa_unit *u) { return u != NULL; }
+void sdpa_turn_end(const sdpa_unit *u) { (void)u; }
+
+enum { KEYS = 128, MOST_D = 128, TURNS = 3000, CALLS = 8, QUERIES = SCORE_WIDTH * VL_f32, STEPS = 2000 };
+enum { SUMS_AT_ONCE = VEC_BYTES == 64 ? 24 : 12 };
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void fmas(void) {
+    vec_f32 sum[SUMS_AT_ONCE], half = 0.5f - (vec_f32){0};
+    UNROLL for (int i = 0; i < SUMS_AT_ONCE; i++) sum[i] = (float)i - (vec_f32){0}; /* else they would be one */
+    for (int k = 0; k < STEPS; k++) {
+        __asm__ volatile("" : "+m"(half));
+        const vec_f32 x = half;
+        UNROLL for (int i = 0; i < SUMS_AT_ONCE; i++) sum[i] = sum[i] * x + x;
+    }
+    vec_f32 all = {0};
+    UNROLL for (int i = 0; i < SUMS_AT_ONCE; i++) all += sum[i];
+    __asm__ volatile("" : : "m"(all));
+}
+
+#define BEST(best, call)                                                                                               \
+    do {                                                                                                               \
+        best = INFINITY;                                                                                               \
+        for (int turn = 0; turn < TURNS; turn++) {                                                                     \
+            const double start = seconds();                                                                            \
+            for (int i = 0; i < CALLS; i++) call;                                                                      \
+            best = fmin(best, (seconds() - start) / CALLS);                                                            \
+        }                                                                                                              \
+    } while (0)
+
+#define SHOW(name, flops, call)                                                                                        \
+    do {                                                                                                               \
+        double best;                                                                                                   \
+        BEST(best, call);                                                                                              \
+        const double cycles = (best * peak - (flops)) / (2 * 16) / ((flops) / (2.0 * d * VL_f32));                     \
+        printf("d = %3d  %-22s %5.1f %%  beside %5.2f\n", d, name, 100 * (flops) / best / peak, cycles);               \
+    } while (0)
+
+int main(void) {
+    const size_t size = sizeof(float);
+    float *x = aligned_alloc(64, size * QUERIES * MOST_D), *y = aligned_alloc(64, size * KEYS * (MOST_D + 16)),
+          *s = aligned_alloc(64, size * QUERIES * (KEYS + 16)), *ds = aligned_alloc(64, size * QUERIES * (KEYS + 16)),
+          *c = aligned_alloc(64, size * KEYS * (MOST_D + 16));
+    double peak;
+    BEST(peak, fmas());
+    peak = 2.0 * VL_f32 * SUMS_AT_ONCE * STEPS / peak;
+    printf("peak %.1f GF/s\n", peak / 1e9);
+    for (int d = 32; d <= MOST_D; d *= 2) {
+        const int64_t row = packed_row_f32(d);
+        for (int i = 0; i < QUERIES * d; i++) x[i] = (float)rand() / (float)RAND_MAX - 0.5f;
+        for (int i = 0; i < KEYS * row; i++) y[i] = (float)rand() / (float)RAND_MAX - 0.5f;
+        memset(c, 0, size * (size_t)(KEYS * row));
+        float zero[QUERIES] = {0};
+        tile_sums_f32 sum = {{{0}}};
+        vec_f32 highest[SCORE_WIDTH] = {{0}};
+        const scores_f32 t = {.x = x,
+                              .y = y,
+                              .y_row = row,
+                              .n = KEYS,
+                              .depth = d,
+                              .s = s,
+                              .ds = ds,
+                              .s_row = QUERIES,
+                              .shift = zero,
+                              .extreme = (float *)sum,
+                              .highest = (float *)highest,
+                              .c = 0.18f};
+        const double flops = 2.0 * QUERIES * KEYS * d;
+        SHOW("K Q^T", flops, score_f32(&t, SCORE_WIDTH, SCORE_RAW));
+        SHOW("K Q^T, exp2 (forward)", flops, score_f32(&t, SCORE_WIDTH, SCORE_SUMMED));
+        SHOW("K Q^T, exp2 (backward)", flops, score_f32(&t, SCORE_WIDTH, SCORE_WEIGHTS));
+        SHOW("V dO^T, dS", flops, score_f32(&t, SCORE_WIDTH, SCORE_GRADIENT));
+        gemm_f32 values = {.c = c,
+                           .c_row = row,
+                           .a = s,
+                           .a_stride = QUERIES,
+                           .b = y,
+                           .b_row = row,
+                           .m = QUERIES,
+                           .n = d,
+                           .depth = KEYS,
+                           .row_scale = zero};
+        SHOW("P V", flops, multiply_f32(&values, true, true));
+        gemm_f32 keys = {.c = c,
+                         .c_row = row,
+                         .a = ds,
+                         .a_stride = QUERIES,
+                         .b = y,
+                         .b_row = row,
+                         .m = KEYS,
+                         .n = d,
+                         .depth = QUERIES,
+                         .alpha = 1};
+        SHOW("dS^T Q", flops, multiply_f32(&keys, false, true));
+    }
+    free(x);
+    free(y);
+    free(s);
+    free(ds);
+    free(c);
+}

@@ -210,8 +210,9 @@ INLINE softmax_sum sum_lanes(vec sum, vec low) {
 }
 
 /* Sum over a row. `e`, where not NULL, receives the terms. */
-INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *k, real m, const real *x, const real *g,
+INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *constants, real m, const real *x, const real *g,
                            real *e, int64_t n) {
+    const softmax_constants own = *constants, *k = &own; /* which no store can change */
     const real fill = kind == SUM_EXP ? -(real)INFINITY : 0;
     vec shift = vset1(m), sum = {0}, low = {0};
     for (int64_t j0 = 0; j0 < n; j0 += SUM_CHAIN * SUM_CHAINS * VL) {

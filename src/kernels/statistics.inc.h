@@ -110,7 +110,7 @@ NOINLINE void statistics_keys(const sdpa_unit *u, const forward_scratch *w, FN(r
 
 /* lse, entropy, max_weight, sum_p2, sum_p3, score_mean, score_var of the unit's queries, into the columns of u->o. The
  * sink is part of the denominator only. A query without keys: -inf, 0, 0, 0, 0, nan, nan. */
-static void FN(statistics)(const sdpa_unit *u, void *scratch) {
+COLD static void FN(statistics)(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
     const forward_scratch w = forward_layout(p, 0, &arena);

@@ -58,11 +58,11 @@ static void fmas(void) {
         printf("d = %3d  %-22s %5.1f %%  beside %5.2f\n", d, name, 100 * (flops) / best / peak, cycles);               \
     } while (0)
 
+static float x[QUERIES * MOST_D] __attribute__((aligned(64))), y[KEYS * (MOST_D + 16)] __attribute__((aligned(64))),
+    s[QUERIES * (KEYS + 16)] __attribute__((aligned(64))), ds[QUERIES * (KEYS + 16)] __attribute__((aligned(64))),
+    c[KEYS * (MOST_D + 16)] __attribute__((aligned(64)));
+
 int main(void) {
-    const size_t size = sizeof(float);
-    float *x = aligned_alloc(64, size * QUERIES * MOST_D), *y = aligned_alloc(64, size * KEYS * (MOST_D + 16)),
-          *s = aligned_alloc(64, size * QUERIES * (KEYS + 16)), *ds = aligned_alloc(64, size * QUERIES * (KEYS + 16)),
-          *c = aligned_alloc(64, size * KEYS * (MOST_D + 16));
     double peak;
     BEST(peak, fmas());
     peak = 2.0 * VL_f32 * SUMS_AT_ONCE * STEPS / peak;
@@ -71,10 +71,9 @@ int main(void) {
         const int64_t row = packed_row_f32(d);
         for (int i = 0; i < QUERIES * d; i++) x[i] = (float)rand() / (float)RAND_MAX - 0.5f;
         for (int i = 0; i < KEYS * row; i++) y[i] = (float)rand() / (float)RAND_MAX - 0.5f;
-        memset(c, 0, size * (size_t)(KEYS * row));
+        memset(c, 0, sizeof c);
         float zero[QUERIES] = {0};
         tile_sums_f32 sum = {{{0}}};
-        vec_f32 highest[SCORE_WIDTH] = {{0}};
         const scores_f32 t = {.x = x,
                               .y = y,
                               .y_row = row,
@@ -85,39 +84,16 @@ int main(void) {
                               .s_row = QUERIES,
                               .shift = zero,
                               .extreme = (float *)sum,
-                              .highest = (float *)highest,
                               .c = 0.18f};
         const double flops = 2.0 * QUERIES * KEYS * d;
         SHOW("K Q^T", flops, score_f32(&t, SCORE_WIDTH, SCORE_RAW));
         SHOW("K Q^T, exp2 (forward)", flops, score_f32(&t, SCORE_WIDTH, SCORE_SUMMED));
         SHOW("K Q^T, exp2 (backward)", flops, score_f32(&t, SCORE_WIDTH, SCORE_WEIGHTS));
         SHOW("V dO^T, dS", flops, score_f32(&t, SCORE_WIDTH, SCORE_GRADIENT));
-        gemm_f32 values = {.c = c,
-                           .c_row = row,
-                           .a = s,
-                           .a_stride = QUERIES,
-                           .b = y,
-                           .b_row = row,
-                           .m = QUERIES,
-                           .n = d,
-                           .depth = KEYS,
-                           .row_scale = zero};
-        SHOW("P V", flops, multiply_f32(&values, true, true));
-        gemm_f32 keys = {.c = c,
-                         .c_row = row,
-                         .a = ds,
-                         .a_stride = QUERIES,
-                         .b = y,
-                         .b_row = row,
-                         .m = KEYS,
-                         .n = d,
-                         .depth = QUERIES,
-                         .alpha = 1};
-        SHOW("dS^T Q", flops, multiply_f32(&keys, false, true));
+        gemm_f32 g = {.c = c, .c_row = row, .a = s, .a_stride = QUERIES, .b = y, .b_row = row, .n = d, .alpha = 1};
+        g.m = QUERIES, g.depth = KEYS;
+        SHOW("P V", flops, multiply_f32(&g, true, true));
+        g.m = KEYS, g.depth = QUERIES, g.a = ds;
+        SHOW("dS^T Q", flops, multiply_f32(&g, false, true));
     }
-    free(x);
-    free(y);
-    free(s);
-    free(ds);
-    free(c);
 }

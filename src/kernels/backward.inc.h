@@ -206,7 +206,7 @@ NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, co
     } else {
         t.extreme = (real *)unused;
         t.ds = w->tanh ? w->tanh + i : NULL;
-        if (SKIPS && bias == BIAS_SOME && !t.ds) t.seen = FN(keys_seen)(u, u->i0 + i, j0);
+        if (bias == BIAS_SOME && !t.ds) t.seen = FN(keys_seen)(u, u->i0 + i, j0);
         FN(score_logits)(&t, nv, u->problem, bias, M_LOG2E);
     }
     if (FN(exponentiate)(t.s, t.s_row, n, nv, unit, t.shift, NULL, (real *)sum, bias == BIAS_SOME)) *masked = true;
@@ -249,7 +249,7 @@ INLINE void FN(panel_gradient)(const sdpa_unit *u, const backward_scratch *w, co
                 .s_row = w->n_lanes,
                 .shift = shift + i};
     if (w->seen[i / VL] == PANEL_MASKED) {
-        if (SKIPS) t.seen = FN(keys_seen)(u, u->i0 + i, j0);
+        t.seen = FN(keys_seen)(u, u->i0 + i, j0);
         FN(score)(&t, nv, SCORE_GRADIENT_MASKED);
     } else {
         FN(score)(&t, nv, SCORE_GRADIENT);
@@ -276,8 +276,8 @@ NOINLINE void weighted_values(const sdpa_unit *u, const backward_scratch *w, int
  * masks. Where the piece that begins at j ends, before j1. */
 INLINE int64_t FN(piece_end)(const sdpa_unit *u, int64_t j, int64_t j1) {
     const int64_t block = sdpa_key_block(u->problem), next = (j / block + 1) * block, end = next < j1 ? next : j1;
-    const int64_t open = FN(keys_seen)(u, u->i0, j) / SCORE_ROWS * SCORE_ROWS;
-    return open > 0 && j + open < end ? j + open : end;
+    const int64_t open = FN(open_keys)(u, u->i0, j, end - j);
+    return open > 0 ? j + open : end;
 }
 
 /* The scratch of the piece that begins at key j, block b0 being the first that the unit sees. */

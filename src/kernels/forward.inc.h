@@ -190,7 +190,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     }
     if (!fused || two_passes) {
         for (int x = 0; x < nv; x++) sum[x] = vset1(-INFINITY);
-        if (bias == BIAS_SOME && SKIPS) t.seen = FN(keys_seen)(u, u->i0 + i, j0);
+        if (bias == BIAS_SOME) t.seen = FN(keys_seen)(u, u->i0 + i, j0);
         const real factor = FN(score_products)(&t, nv, p, bias, M_LOG2E);
         FN(move_maximum)(w, i, nv, plain, factor, sum, alpha, shift);
         masked = FN(exponentiate)(w->s, w->panel, n, nv, factor, (const real *)shift, low, (real *)sum, !plain);
@@ -289,14 +289,16 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
         for (int64_t j = j0; j < j1; j += w.block) {
             if (sdpa_run_stopped(u->run)) return false;
             int64_t n = j1 - j < w.block ? j1 - j : w.block;
+            rows k, v;
+            if (!PAIRS || !w.pairs) {
+                k = pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
+                v = pack_rows(&u->v, j, n, p->d_v, u->n_i, w.v, NULL);
+            }
 #if PAIRS
-            rows k = w.pairs ? FN(pack_pairs)(&u->k, j, n, p->d_k, w.k, w.k_tail, w.line)
-                             : pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
-            rows v = w.pairs ? FN(pack_row_pairs)(&u->v, j, n, p->d_v, w.v, FN(may_mask)(u))
-                             : pack_rows(&u->v, j, n, p->d_v, u->n_i, w.v, NULL);
-#else
-            rows k = pack_rows(&u->k, j, n, p->d_k, 0, w.k, w.k_tail);
-            rows v = pack_rows(&u->v, j, n, p->d_v, u->n_i, w.v, NULL);
+            else {
+                k = FN(pack_pairs)(&u->k, j, n, p->d_k, w.k, w.k_tail, w.line);
+                v = FN(pack_row_pairs)(&u->v, j, n, p->d_v, w.v, FN(may_mask)(u));
+            }
 #endif
             for (int64_t i = 0, n_i; i < u->n_i; i += n_i) {
                 int64_t first, last;
@@ -307,9 +309,7 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
                 /* Whole tiles, so that only the block's own last tile reads k.tail; the masks hide what is too much. */
                 int64_t visible = round_up(last - j, SCORE_ROWS);
                 if (visible > n) visible = n;
-                /* Keys that causality hides from no query of the panel come first: they need no mask. */
-                int64_t open = FN(keys_seen)(u, u->i0 + i, j) / SCORE_ROWS * SCORE_ROWS;
-                if (open >= visible || p->w_score) open = 0;
+                const int64_t open = p->w_score ? 0 : FN(open_keys)(u, u->i0 + i, j, visible);
                 for (int64_t at = 0, end = open > 0 ? open : visible; at < visible; at = end, end = visible) {
                     *panel = forward_keys(u, &w, &k, &v, i, n_i, j + at, end - at, c, *panel);
                 }

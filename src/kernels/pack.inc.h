@@ -281,6 +281,13 @@ INLINE int64_t FN(keys_seen)(const sdpa_unit *u, int64_t i0, int64_t j0) {
     return u->problem->has_upper && seen > 0 ? seen : 0;
 }
 
+/* How many of n keys from j0 on, in whole tiles, causality hides from no query from i0 on, where it hides later ones: these
+ * come first and need no mask; else 0. */
+INLINE int64_t FN(open_keys)(const sdpa_unit *u, int64_t i0, int64_t j0, int64_t n) {
+    const int64_t open = FN(keys_seen)(u, i0, j0) / SCORE_ROWS * SCORE_ROWS;
+    return open < n ? open : 0;
+}
+
 /* The same with ALiBi added, and -inf outside band and key_length. Returns what the block holds; s is filled only for
  * BIAS_SOME. */
 NOINLINE enum bias_kind bias_block(const sdpa_unit *u, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j, real factor,

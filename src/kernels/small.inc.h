@@ -101,6 +101,7 @@ NOINLINE vec FN(small_weights)(const sdpa_unit *u, int64_t i0, int64_t n_k, real
     return l;
 }
 
+/* o (n, nv vectors) = factor * s^T v, where s (n_k, SMALL_ROWS) holds weights and n is at most SMALL_ROWS. */
 INLINE void FN(small_tile)(real *o, int64_t o_row, int64_t n, int nv, const real *s, const real *v, int64_t v_row,
                            int64_t n_k, vec factor) {
     vec acc[SMALL_ROWS][MAX_WIDTH] = {{{0}}};

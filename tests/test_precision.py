@@ -29,7 +29,7 @@ RESULTS = ("out", "lse", "query", "key", "value")
 # BLAS, hence more draws of smaller sizes for them.
 LARGE = {
     "square": (10, 4, 512, 512, 64, False),
-    "causal": (10, 4, 512, 512, 64, True),
+    "causal": (20, 4, 512, 512, 64, True),
     "odd": (60, 3, 77, 331, 41, False),
     # More keys than the backward keeps weights of.
     "long": (10, 1, 192, 8500, 64, False),

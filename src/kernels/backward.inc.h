@@ -206,10 +206,10 @@ NOINLINE bool backward_weights(const sdpa_unit *u, const backward_scratch *w, co
     } else {
         t.extreme = (real *)unused;
         t.ds = w->tanh ? w->tanh + i : NULL;
-        if (bias == BIAS_SOME && !t.ds) t.seen = FN(keys_seen)(u, u->i0 + i, j0);
+        if (bias == BIAS_SOME_MASKED && !t.ds) t.seen = FN(keys_seen)(u, u->i0 + i, j0);
         FN(score_logits)(&t, nv, u->problem, bias, M_LOG2E);
     }
-    if (FN(exponentiate)(t.s, t.s_row, n, nv, unit, t.shift, NULL, (real *)sum, bias == BIAS_SOME)) *masked = true;
+    *masked |= FN(exponentiate)(t.s, t.s_row, n, nv, unit, t.shift, NULL, (real *)sum, bias == BIAS_SOME_MASKED);
     return true;
 }
 
@@ -345,13 +345,14 @@ NOINLINE void FN(scale_queries)(const sdpa_unit *u, const backward_scratch *w) {
                o = pack_rows(&u->o, u->i0, u->n_i, d_v, 1, w->o_rows, NULL);
     for (int64_t i = 0; i < u->n_i; i++) {
         const real factor = (real)w->factor[i];
-        vec sum[4] = {{0}};
+        vec sum[8] = {{0}};
         for (int64_t x = 0; x < d_v; x += VL) {
             const vec scaled = factor * vload(dout.p + i * dout.row + x);
             vstore(w->dout_rows + i * row + x, scaled);
-            sum[x / VL % 4] += scaled * vload(o.p + i * o.row + x);
+            sum[x / VL % 8] += scaled * vload(o.p + i * o.row + x);
         }
-        const real product = vreduce_add((sum[0] + sum[1]) + (sum[2] + sum[3]));
+        UNROLL for (int h = 4; h > 0; h /= 2) { UNROLL for (int x = 0; x < h; x++) sum[x] += sum[x + h]; }
+        const real product = vreduce_add(sum[0]);
         w->delta[i] = w->weighed[i] ? factor * w->delta[i] : product - factor * w->dlse[i];
     }
     const sdpa_dtype dtype = SDPA_REAL == 32 ? SDPA_F32 : SDPA_F64;

@@ -69,7 +69,7 @@ static size_t FN(forward_bytes)(const sdpa_problem *p) {
 }
 
 /* After a pass for the maxima `sum` of the block: moves m and low, and sets alpha = 2^(old m - new m) and shift = m. */
-INLINE void FN(move_maximum)(const forward_scratch *w, int64_t i, int nv, bool plain, real c, vec *sum, vec *alpha,
+INLINE void FN(move_maximum)(const forward_scratch *w, int64_t i, int nv, bool by_rule, real c, vec *sum, vec *alpha,
                              vec *shift) {
     const vec factor = vset1(c);
     for (int x = 0; x < nv; x++) {
@@ -77,7 +77,7 @@ INLINE void FN(move_maximum)(const forward_scratch *w, int64_t i, int nv, bool p
         vec old = vload(m), old_low = vload(low), most = factor * sum[x];
         ivec moves = (old == -(real)INFINITY) | (vload(w->exact + i + x * VL) != 0) |
                      (vmulsub(factor, sum[x], old) > STALE_LIMIT);
-        if (!plain) moves = ~(ivec){0};
+        if (!by_rule) moves = ~(ivec){0};
         moves &= most > old;
         vec new = vselect(moves, most, old);
         /* 2^(c s - m) of the maximum itself is 2^(what rounding took from m): harmless, and the same in all blocks,
@@ -144,7 +144,6 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
                 .s_row = w->panel,
                 .shift = m,
                 .extreme = (real *)sum,
-                .highest = (real *)shift,
                 .c = c};
 
     ahead next;
@@ -155,14 +154,16 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->s, w->panel, w->line);
     if (bias == BIAS_ALL_MASKED) return two_passes;
     const bool plain = bias == BIAS_NONE && p->softcap == 0;
+    if (bias == BIAS_SOME_MASKED) t.seen = FN(keys_seen)(u, u->i0 + i, j0);
     if (p->w_score) {
         real *given = plain ? w->s : w->given; /* s holds what is to be added */
         additive_scores(p, t.x, nv, k, n, given, w->panel);
         t.given = given;
         two_passes = true;
     }
-    bool fused = plain && !two_passes, first = false;
-    for (int x = 0; x < nv && fused; x++) first |= vany(vload(m + x * VL) == -(real)INFINITY);
+    const bool by_rule = p->softcap == 0; /* m moves by the rule above, not in every block */
+    bool fused = by_rule && !two_passes, first = false;
+    for (int x = 0; x < nv && fused && plain; x++) first |= vany(vload(m + x * VL) == -(real)INFINITY);
     first &= n >= 4 * FIRST_KEYS;
     vec most[SCORE_WIDTH];
     if (first) {
@@ -179,21 +180,22 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     if (fused) {
         for (int x = 0; x < nv; x++) {
             sum[x] = (vec){0};
-            shift[x] = first ? vmulsub(vset1(c), most[x], vload(m + x * VL)) : vset1(-INFINITY);
             alpha[x] = vset1(1);
         }
         const int64_t done = first ? FIRST_KEYS : 0;
         if (first) FN(exponentiate)(w->s, w->panel, done, nv, c, m, low, (real *)sum, false);
         const scores rest = FN(part_of)(&t, done, n - done);
-        FN(score)(&rest, nv, SCORE_SUMMED);
-        for (int x = 0; x < nv; x++) two_passes |= vany((shift[x] > STALE_LIMIT) | (sum[x] != sum[x]));
+        FN(score)(&rest, nv, plain ? SCORE_SUMMED : SCORE_BIASED_SUMMED);
+        masked = bias == BIAS_SOME_MASKED;
+        for (int x = 0; x < nv; x++) two_passes |= vany(~(sum[x] <= STALE_SUM));
     }
     if (!fused || two_passes) {
         for (int x = 0; x < nv; x++) sum[x] = vset1(-INFINITY);
-        if (bias == BIAS_SOME) t.seen = FN(keys_seen)(u, u->i0 + i, j0);
+        if (fused) bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->s, w->panel, w->line);
         const real factor = FN(score_products)(&t, nv, p, bias, M_LOG2E);
-        FN(move_maximum)(w, i, nv, plain, factor, sum, alpha, shift);
-        masked = FN(exponentiate)(w->s, w->panel, n, nv, factor, (const real *)shift, low, (real *)sum, !plain);
+        FN(move_maximum)(w, i, nv, by_rule, factor, sum, alpha, shift);
+        masked = FN(exponentiate)(w->s, w->panel, n, nv, factor, (const real *)shift, low, (real *)sum,
+                                  bias == BIAS_SOME_MASKED);
     }
     for (int x = 0; x < nv; x++) vstore(l + x * VL, alpha[x] * vload(l + x * VL) + sum[x]);
 #if PAIRS

@@ -206,9 +206,8 @@ INLINE real *panel_at(real *t, int64_t n, int64_t d, int64_t i, int64_t *row) {
     return t + first * d + (i - first);
 }
 
-/* Whether a block of a boolean mask with unit stride holds any true, and any false. */
-INLINE void boolean_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j, bool *visible,
-                          bool *nonzero) {
+/* What a block of a boolean mask with unit stride holds. */
+INLINE enum bias_kind boolean_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j) {
     const uint64_t low_bits = 0x7f7f7f7f7f7f7f7f;
     uint64_t set = 0, clear = 0;
     for (int64_t i = i0; i < i0 + n_i; i++) {
@@ -222,21 +221,19 @@ INLINE void boolean_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int6
         }
         for (; j < n_j; j++) *(row[j] ? &set : &clear) = 1;
     }
-    *visible = set != 0;
-    *nonzero = clear != 0;
+    return !set ? BIAS_ALL_MASKED : clear ? BIAS_SOME_MASKED : BIAS_NONE;
 }
 
-/* s[j, i] (n_j, s_row) = factor * mask[i0 + i, j0 + j] for i < n_i; the lanes after n_i repeat a query. *visible: some
- * element is not -inf, *nonzero: some element is not 0; s is not written if these tell all. `lines`: (VL, n_j rounded up to
- * VL) of scratch. */
-NOINLINE void mask_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j, real factor,
-                         real *s, int64_t s_row, real *lines, bool *visible, bool *nonzero) {
+/* s[j, i] (n_j, s_row) = factor * mask[i0 + i, j0 + j] for i < n_i; the lanes after n_i repeat a query. Returns what the
+ * block holds; s need not be written if that tells all. `lines`: (VL, n_j rounded up to VL) of scratch. */
+NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j,
+                                   real factor, real *s, int64_t s_row, real *lines) {
     const int64_t line_row = round_up(n_j, VL);
-    ivec any_visible = {0}, any_nonzero = {0};
-    if (mask->dtype == SDPA_BOOL && mask->col == 1) {
-        boolean_block(mask, i0, n_i, j0, n_j, visible, nonzero);
-        if (!*visible || !*nonzero) return;
-    }
+    const bool boolean = mask->dtype == SDPA_BOOL && mask->col == 1;
+    const enum bias_kind kind = boolean ? boolean_block(mask, i0, n_i, j0, n_j) : BIAS_FINITE;
+    if (kind == BIAS_ALL_MASKED || kind == BIAS_NONE) return kind;
+    ivec visible = {0}, nonzero = {0}; /* bits in which an element differs from -inf, and from 0 */
+    vec least = {0};
     for (int64_t i = 0; i < n_i; i += VL) {
         const bool in_place = is_direct(mask) && n_j % VL == 0 && i + VL <= n_i;
         const char *first = mask->data + (i0 + i) * mask->row + j0 * mask->col;
@@ -255,18 +252,24 @@ NOINLINE void mask_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64
             UNROLL for (int l = 0; l < VL; l++) r[l] = vload(from + l * from_row + j);
             vtranspose(r);
             UNROLL for (int l = 0; l < VL; l++) {
-                if (j + l < n_j) {
+                if (j + l >= n_j) break;
+                vec x = r[l];
+                if (!boolean) {
+                    visible |= (ivec)x ^ (ivec)vset1(-INFINITY);
+                    nonzero |= (ivec)x & ~SIGN_BIT;
+                    least = vmin2(x, least);
                     /* The lowest finite number, which some write for -inf, is not to become -inf. */
-                    vec x = vmin2(vset1(REAL_MAX), vmax2(vset1(-REAL_MAX), factor * r[l]));
-                    vstore(s + (j + l) * s_row + i, vselect(r[l] - r[l] == 0, x, r[l]));
-                    any_visible |= r[l] != -(real)INFINITY;
-                    any_nonzero |= r[l] != 0;
+                    x = vmin2(vset1(REAL_MAX), vmax2(vset1(-REAL_MAX), factor * x));
+                    x = vselect(r[l] - r[l] == 0, x, r[l]);
                 }
+                vstore(s + (j + l) * s_row + i, x);
             }
         }
     }
-    *visible = vany(any_visible);
-    *nonzero = vany(any_nonzero);
+    if (boolean) return kind;
+    if (!vany(visible != 0)) return BIAS_ALL_MASKED;
+    if (!vany(nonzero != 0)) return BIAS_NONE;
+    return vany(least == -(real)INFINITY) ? BIAS_SOME_MASKED : BIAS_FINITE;
 }
 
 /* Whether any pair of the unit's may be masked. */
@@ -288,8 +291,8 @@ INLINE int64_t FN(open_keys)(const sdpa_unit *u, int64_t i0, int64_t j0, int64_t
     return open < n ? open : 0;
 }
 
-/* The same with ALiBi added, and -inf outside band and key_length. Returns what the block holds; s is filled only for
- * BIAS_SOME. */
+/* The same with ALiBi added, and -inf outside band and key_length. Returns what the block holds; s is filled unless that
+ * tells all. */
 NOINLINE enum bias_kind bias_block(const sdpa_unit *u, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j, real factor,
                                    real *s, int64_t s_row, real *lines) {
     const sdpa_problem *p = u->problem;
@@ -308,14 +311,10 @@ NOINLINE enum bias_kind bias_block(const sdpa_unit *u, int64_t i0, int64_t n_i, 
     }
     if (!mask->data && !cut && slope == 0) return BIAS_NONE;
 
-    int64_t lanes = round_up(n_i, VL);
-    bool visible = true, nonzero = false;
-    if (mask->data) {
-        mask_block(mask, i0, n_i, j0, n_j, factor, s, s_row, lines, &visible, &nonzero);
-        if (!visible) return BIAS_ALL_MASKED;
-        if (!cut && slope == 0 && !nonzero) return BIAS_NONE;
-    }
-    if (!nonzero) {
+    const int64_t lanes = round_up(n_i, VL);
+    const enum bias_kind kind = mask->data ? mask_block(mask, i0, n_i, j0, n_j, factor, s, s_row, lines) : BIAS_NONE;
+    if (kind == BIAS_ALL_MASKED || (!cut && slope == 0)) return kind;
+    if (kind == BIAS_NONE) {
         for (int64_t j = 0; j < n_j; j++) {
             for (int64_t i = 0; i < lanes; i += VL) vstore(s + j * s_row + i, (vec){0});
         }
@@ -342,5 +341,5 @@ NOINLINE enum bias_kind bias_block(const sdpa_unit *u, int64_t i0, int64_t n_i, 
             }
         }
     }
-    return BIAS_SOME;
+    return cut ? BIAS_SOME_MASKED : kind == BIAS_NONE ? BIAS_FINITE : kind;
 }

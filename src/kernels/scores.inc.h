@@ -51,7 +51,6 @@ typedef struct scores {
     int64_t s_row;
     const real *shift;    /* per query */
     real *extreme;        /* per query: running maximum or sum; SCORE_WEIGHTS: tile_sums */
-    real *highest;        /* per query: running maximum of c * acc - shift (SCORE_SUMMED) */
     real c, cap, cap_low; /* cap_low: what rounding took from cap */
 } scores;
 
@@ -99,7 +98,7 @@ NOINLINE void few_scores(const scores *t, const real *y, int64_t y_row, int64_t 
 
 /* Element j0, j of s and ds from that of acc; what its column needs besides, or gathers. mode is a constant. */
 typedef struct FN(column) {
-    vec c, least, shift, extreme, highest;
+    vec c, least, shift, extreme;
 } FN(column);
 
 INLINE void FN(finish_element)(const scores *t, enum score_mode mode, vec a, int64_t at, FN(column) * column) {
@@ -122,12 +121,19 @@ INLINE void FN(finish_element)(const scores *t, enum score_mode mode, vec a, int
     case SCORE_CAPPED:
         break; /* cap_column */
     case SCORE_SUMMED:
-        a = vmulsub(column->c, a, column->shift);
-        column->highest = vmax2(a, column->highest);
-        a = vexp2_quick(a);
+        a = vexp2_quick(vmulsub(column->c, a, column->shift));
         vstore(s, a);
         column->extreme += a;
         break;
+    case SCORE_BIASED_SUMMED: {
+        const vec bias = vload(s);
+        const ivec masked = bias == column->least;
+        a = vexp2_quick(column->c * a + bias - column->shift);
+        a = vselect(masked, vset1(-0.0), a);
+        vstore(s, a);
+        column->extreme += a;
+        break;
+    }
     case SCORE_WEIGHTS:
         a = vexp2_above(column->c, a, column->shift, false);
         vstore(s, a);
@@ -148,16 +154,15 @@ INLINE void FN(finish_element)(const scores *t, enum score_mode mode, vec a, int
 /* A column of a tile, `rows` of its rows. mode is a constant; `whole`: all rows, unrolled, with acc in registers. */
 INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc)[MAX_WIDTH], int j, int64_t j0,
                           int64_t rows, bool whole) {
-    const bool summed = mode == SCORE_SUMMED || mode == SCORE_WEIGHTS;
+    const bool summed = mode == SCORE_SUMMED || mode == SCORE_BIASED_SUMMED || mode == SCORE_WEIGHTS;
     const bool maximum = mode == SCORE_RAW || mode == SCORE_BIASED;
     real factor = t->c, infinity = -(real)INFINITY;
     /* Read anew for each tile: a register that holds them meanwhile is one that the tile lacks. */
-    if (mode == SCORE_BIASED) __asm__("" : "+m"(factor), "+m"(infinity));
+    if (mode == SCORE_BIASED || mode == SCORE_BIASED_SUMMED) __asm__("" : "+m"(factor), "+m"(infinity));
     const int64_t turn = mode == SCORE_WEIGHTS ? j0 / SCORE_ROWS % SUMS : 0, at = j0 * t->s_row + j * VL;
     real *to = maximum || summed ? t->extreme + turn * SCORE_WIDTH * VL + j * VL : NULL;
     FN(column) column = {.c = vset1(factor), .least = vset1(infinity)};
     if (summed) column.shift = vload(t->shift + j * VL);
-    if (mode == SCORE_SUMMED) column.highest = vload(t->highest + j * VL);
     if (maximum) column.extreme = vload(to);
     if (whole) {
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
@@ -168,7 +173,6 @@ INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc
     }
     if (summed) column.extreme += vload(to);
     if (maximum || summed) vstore(to, column.extreme);
-    if (mode == SCORE_SUMMED) vstore(t->highest + j * VL, column.highest);
 }
 
 /* finish_column for SCORE_CAPPED. */
@@ -200,6 +204,7 @@ NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc
             FINISH(SCORE_ADDED)
             FINISH(SCORE_BIASED)
             FINISH(SCORE_SUMMED)
+            FINISH(SCORE_BIASED_SUMMED)
             FINISH(SCORE_WEIGHTS)
             FINISH(SCORE_GRADIENT)
             FINISH(SCORE_GRADIENT_MASKED)
@@ -285,13 +290,51 @@ NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
 }
 
 #ifndef __OPTIMIZE_SIZE__ /* the generic kernels: without these no slower, and a tenth smaller */
+/* finish_element of row j. `sum`: of the rows of its tile. */
+INLINE void FN(finish_row)(const scores *t, enum score_mode mode, int nv, int64_t j, const vec *row, vec *sum) {
+    UNROLL for (int x = 0; x < nv; x++) {
+        FN(column) column = {.c = vset1(t->c), .least = vset1(-INFINITY), .extreme = sum[x]};
+        column.shift = vload(t->shift + x * VL);
+        FN(finish_element)(t, mode, row[x], j * t->s_row + x * VL, &column);
+        sum[x] = column.extreme;
+    }
+}
+
+/* The first `whole` keys, whole tiles, of modes that sum: a tile's rows are finished while the next tile is multiplied, each
+ * after its share of the depth. */
+INLINE void FN(score_deferred)(const scores *t, int nv, enum score_mode mode, bool pairs, int64_t whole) {
+    const int64_t share = (t->depth + SCORE_ROWS - 1) / SCORE_ROWS;
+    vec before[SCORE_ROWS][SCORE_WIDTH], sum[SCORE_WIDTH];
+    for (int64_t j0 = 0; j0 <= whole; j0 += SCORE_ROWS) {
+        vec acc[SCORE_ROWS][MAX_WIDTH];
+        UNROLL for (int x = 0; x < nv; x++) {
+            UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][x] = (vec){0};
+            sum[x] = (vec){0};
+        }
+        for (int64_t i = 0; i < SCORE_ROWS; i++) {
+            const int64_t k = i * share, left = j0 < whole ? t->depth - k : 0;
+            tile(acc, SCORE_ROWS, nv, pairs, t->y + j0 * t->y_row + k, t->y_row, 1, t->x + k * nv * VL, nv * VL,
+                 left < share ? left : share);
+            if (j0 > 0) FN(finish_row)(t, mode, nv, j0 - SCORE_ROWS + i, before[i], sum);
+        }
+        if (j0 > 0) {
+            const int64_t turn = mode == SCORE_WEIGHTS ? (j0 / SCORE_ROWS - 1) % SUMS : 0;
+            real *to = t->extreme + turn * SCORE_WIDTH * VL;
+            UNROLL for (int x = 0; x < nv; x++) vstore(to + x * VL, sum[x] + vload(to + x * VL));
+        }
+        UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int x = 0; x < nv; x++) before[i][x] = acc[i][x]; }
+    }
+}
+
 /* What panels do most, on the accumulators; all modes and widths so would be a fifth of the wheel. */
 INLINE void score_whole_tiles(const scores *all, int nv, enum score_mode mode, bool pairs) {
     const scores t = *all; /* which no store can change */
     const bool gradient = mode == SCORE_GRADIENT, logits = mode == SCORE_RAW || mode == SCORE_BIASED;
     const int64_t second = FN(second_chain)(&t, gradient),
                   whole = logits && t.given ? 0 : t.n / SCORE_ROWS * SCORE_ROWS;
-    for (int64_t j0 = 0; j0 < whole; j0 += SCORE_ROWS) {
+    const bool deferred = DEFERRED && (mode == SCORE_SUMMED || mode == SCORE_BIASED_SUMMED || mode == SCORE_WEIGHTS);
+    if (deferred) FN(score_deferred)(&t, nv, mode, pairs, whole);
+    for (int64_t j0 = 0; j0 < whole && !deferred; j0 += SCORE_ROWS) {
         const real *y = t.y + j0 * t.y_row;
         vec acc[SCORE_ROWS][MAX_WIDTH];
         UNROLL for (int j = 0; j < nv; j++) {
@@ -318,6 +361,7 @@ INLINE void score_whole_tiles(const scores *all, int nv, enum score_mode mode, b
 DEFINE_SCORE(3, raw, SCORE_RAW, false)
 DEFINE_SCORE(3, biased, SCORE_BIASED, false)
 DEFINE_SCORE(3, summed, SCORE_SUMMED, false)
+DEFINE_SCORE(3, biased_summed, SCORE_BIASED_SUMMED, false)
 DEFINE_SCORE(3, weights, SCORE_WEIGHTS, false)
 DEFINE_SCORE(3, gradient, SCORE_GRADIENT, false)
 #if SDPA_REAL == 32 /* of 128 queries a quarter; of float64's at most a sixteenth */
@@ -335,8 +379,9 @@ static void FN(score)(const scores *t, int nv, enum score_mode mode);
 
 #if SKIPS
 /* A panel whose later vectors see more keys: the first tiles are of all vectors, the next without the first, and so on. What
- * they leave out is masked in s and, as -0, in ds. */
+ * they leave out is masked in s and, as -0, in P and dS. */
 COLD NOINLINE void FN(score_seen)(const scores *t, int nv, enum score_mode mode) {
+    real *left_out = mode == SCORE_GRADIENT_MASKED ? t->ds : mode == SCORE_BIASED_SUMMED ? t->s : NULL;
     int64_t end;
     for (int64_t x = 0, j = 0; x < nv && j < t->n; x++, j = end) {
         end = x == nv - 1 ? t->n : round_up(t->seen + (x + 1) * VL - 1, SCORE_ROWS);
@@ -350,8 +395,8 @@ COLD NOINLINE void FN(score_seen)(const scores *t, int nv, enum score_mode mode)
         if (t->given) part.given += x * VL;
         part.shift += x * VL;
         part.extreme += x * VL;
-        for (int64_t i = j; i < t->n && mode == SCORE_GRADIENT_MASKED && x > 0; i++) {
-            vstore(t->ds + i * t->s_row + (x - 1) * VL, vset1(-0.0));
+        for (int64_t i = j; i < t->n && left_out && x > 0; i++) {
+            vstore(left_out + i * t->s_row + (x - 1) * VL, vset1(-0.0));
         }
         if (part.n > 0) FN(score)(&part, nv - (int)x, mode);
     }
@@ -370,6 +415,7 @@ static void FN(score)(const scores *t, int nv, enum score_mode mode) {
         [0][3] = {[SCORE_RAW] = FN(score_3_raw),
                   [SCORE_BIASED] = FN(score_3_biased),
                   [SCORE_SUMMED] = FN(score_3_summed),
+                  [SCORE_BIASED_SUMMED] = FN(score_3_biased_summed),
                   [SCORE_WEIGHTS] = FN(score_3_weights),
                   [SCORE_GRADIENT] = FN(score_3_gradient)},
 #if SDPA_REAL == 32

@@ -138,10 +138,7 @@ NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const
 /* e of the block, transposed, in `to`; false if there is no tangent of a mask. */
 INLINE bool FN(tangent_mask)(const sdpa_unit *u, const tangent_scratch *w, int64_t i, int64_t n_i, int64_t j0,
                              int64_t n, real *to) {
-    bool visible, nonzero;
-    if (!u->mask_t.data) return false;
-    mask_block(&u->mask_t, u->i0 + i, n_i, j0, n, 1, to + i, w->n_lanes, w->line, &visible, &nonzero);
-    return nonzero;
+    return u->mask_t.data && mask_block(&u->mask_t, u->i0 + i, n_i, j0, n, 1, to + i, w->n_lanes, w->line) != BIAS_NONE;
 }
 
 /* Adds keys j0 .. j0+n-1 to o, o_t, l and mu of the panel of queries i .. i+n_i-1. */

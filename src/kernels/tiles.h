@@ -33,14 +33,15 @@ enum score_mode {
     SCORE_ADDED,           /* s = s + acc */
     SCORE_BIASED,          /* s = c * acc + s, or -inf where s was; extreme = max over keys */
     SCORE_CAPPED,          /* s = c * tanh(cap * acc) + s, like SCORE_BIASED; ds = that tanh where ds is not NULL */
-    SCORE_SUMMED,          /* s = exp2(c * acc - shift);            extreme = sum, highest = max of the argument */
+    SCORE_SUMMED,          /* s = exp2(c * acc - shift);            extreme = sum */
+    SCORE_BIASED_SUMMED,   /* s = exp2(c * acc + s - shift), or -0 where s was -inf; extreme = sum */
     SCORE_WEIGHTS,         /* s = exp2(c * acc - shift);            extreme = SUMS sums */
     SCORE_GRADIENT,        /* ds = s * (acc - shift) */
     SCORE_GRADIENT_MASKED, /* the same, and -0 where s is -0 */
 };
 
-/* What the masks add to a block of scores. */
-enum bias_kind { BIAS_NONE, BIAS_SOME, BIAS_ALL_MASKED };
+/* What the masks add to a block of scores: nothing, finite numbers, -inf to some, -inf to all. */
+enum bias_kind { BIAS_NONE, BIAS_FINITE, BIAS_SOME_MASKED, BIAS_ALL_MASKED };
 
 /* What a panel of queries sees of a key block: all pairs, some, none. */
 enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
@@ -62,6 +63,7 @@ enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
 
 /* How far, in log2 units, scores may exceed a stale maximum before it moves (forward.inc.h). */
 #define STALE_LIMIT 64
+#define STALE_SUM 0x1p64f /* 2^STALE_LIMIT */
 
 /* A panel's first block of keys goes by the maximum of so many, whole tiles, as the later ones go by that of the blocks
  * before, so that it takes one pass, too: (1, 256, 64) forward 72.8 to 76.4 GF/s, (1, 512, 64) 79.7 to 81.0. Where these few
@@ -86,6 +88,11 @@ enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
 /* Whether at the diagonal vectors of queries that see nothing are left out of a tile of scores: (8, 1024, 64) causal forward
  * 93.5 to 97.7 GF/s with vectors of 16; with those of 8 no gain. */
 #define SKIPS (VEC_BYTES == 64 && SDPA_REAL == 32)
+
+/* Whether the scores of a tile become weights while the next one is multiplied: their exponentials take few of the FMA units'
+ * cycles, but wait long for each other. Zen 5, share of the peak of K Q^T with its exponentials (panels.c): d = 64 84.4 to 88.9,
+ * d = 32 74.5 to 80; of those with their products V dO^T 92.3 to 90. With 16 registers a tile leaves none for them. */
+#define DEFERRED (VEC_BYTES == 64)
 
 /* Problems of few keys have kernels of their own (small.inc.h), but where kernels are to be small. Beyond so many keys their
  * sums over the lanes cost more than transposed queries do at d = 16; at d = 64 from 60 on. */

@@ -54,6 +54,8 @@
 #define vmin2 FN(vmin2)
 #define vmulsub FN(vmulsub)
 #define vround FN(vround)
+#define vrest FN(vrest)
+#define vscale FN(vscale)
 #define vselect FN(vselect)
 #define vany FN(vany)
 #define vreduce_add FN(vreduce_add)
@@ -115,12 +117,24 @@ INLINE vec_f32 vmulsub_f32(vec_f32 a, vec_f32 b, vec_f32 c) {
 INLINE vec_f64 vmulsub_f64(vec_f64 a, vec_f64 b, vec_f64 c) {
     return (vec_f64)_mm512_fmsub_pd((__m512d)a, (__m512d)b, (__m512d)c);
 }
-/* To the nearest integer. */
-INLINE vec_f32 vround_f32(vec_f32 x) {
-    return (vec_f32)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+/* To the nearest multiple of 2^-bits, a constant; what that takes from x, which for +-inf is 0. */
+#define VROUND(bits) ((bits) << 4 | _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define vround_f32(x, bits) ((vec_f32)_mm512_roundscale_ps((__m512)(x), VROUND(bits)))
+#define vround_f64(x, bits) ((vec_f64)_mm512_roundscale_pd((__m512d)(x), VROUND(bits)))
+#define vrest_f32(x, bits) ((vec_f32)_mm512_reduce_ps((__m512)(x), VROUND(bits)))
+#define vrest_f64(x, bits) ((vec_f64)_mm512_reduce_pd((__m512d)(x), VROUND(bits)))
+/* x 2^floor(n), or 0 where y < least. */
+INLINE vec_f32 vscale_f32(vec_f32 x, vec_f32 n, vec_f32 y, float least) {
+    const __mmask16 kept = _mm512_cmp_ps_mask((__m512)y, _mm512_set1_ps(least), _CMP_NLT_UQ);
+    return (vec_f32)_mm512_maskz_scalef_ps(kept, (__m512)x, (__m512)n);
 }
-INLINE vec_f64 vround_f64(vec_f64 x) {
-    return (vec_f64)_mm512_roundscale_pd((__m512d)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+INLINE vec_f64 vscale_f64(vec_f64 x, vec_f64 n, vec_f64 y, double least) {
+    const __mmask8 kept = _mm512_cmp_pd_mask((__m512d)y, _mm512_set1_pd(least), _CMP_NLT_UQ);
+    return (vec_f64)_mm512_maskz_scalef_pd(kept, (__m512d)x, (__m512d)n);
+}
+/* Of 16 numbers that which the last four bits of each lane of `index` choose. */
+INLINE vec_f32 vchoose_f32(vec_f32 numbers, vec_f32 index) {
+    return (vec_f32)_mm512_permutexvar_ps((__m512i)index, (__m512)numbers);
 }
 INLINE bool vany_f32(ivec_f32 m) { return _mm512_movepi32_mask((__m512i)m) != 0; }
 INLINE bool vany_f64(ivec_f64 m) { return _mm512_movepi64_mask((__m512i)m) != 0; }

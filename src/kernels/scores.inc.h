@@ -361,9 +361,11 @@ INLINE void score_whole_tiles(const scores *all, int nv, enum score_mode mode, b
 DEFINE_SCORE(3, raw, SCORE_RAW, false)
 DEFINE_SCORE(3, biased, SCORE_BIASED, false)
 DEFINE_SCORE(3, summed, SCORE_SUMMED, false)
-DEFINE_SCORE(3, biased_summed, SCORE_BIASED_SUMMED, false)
 DEFINE_SCORE(3, weights, SCORE_WEIGHTS, false)
 DEFINE_SCORE(3, gradient, SCORE_GRADIENT, false)
+#if SDPA_REAL == 32 || DEFERRED
+DEFINE_SCORE(3, biased_summed, SCORE_BIASED_SUMMED, false)
+#endif
 #if SDPA_REAL == 32 /* of 128 queries a quarter; of float64's at most a sixteenth */
 DEFINE_SCORE(2, summed, SCORE_SUMMED, false)
 DEFINE_SCORE(2, weights, SCORE_WEIGHTS, false)
@@ -415,7 +417,9 @@ static void FN(score)(const scores *t, int nv, enum score_mode mode) {
         [0][3] = {[SCORE_RAW] = FN(score_3_raw),
                   [SCORE_BIASED] = FN(score_3_biased),
                   [SCORE_SUMMED] = FN(score_3_summed),
+#if SDPA_REAL == 32 || DEFERRED
                   [SCORE_BIASED_SUMMED] = FN(score_3_biased_summed),
+#endif
                   [SCORE_WEIGHTS] = FN(score_3_weights),
                   [SCORE_GRADIENT] = FN(score_3_gradient)},
 #if SDPA_REAL == 32

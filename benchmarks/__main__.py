@@ -123,8 +123,15 @@ def _work(options: argparse.Namespace) -> None:
             }
             for name, each in contenders.items()
         }
-        run["records"].append({"group": work.group, "name": work.name, "contenders": record})
         peak.measure()
+        run["records"].append(
+            {
+                "group": work.group,
+                "name": work.name,
+                "contenders": record,
+                "peak": peak.best(latest=2),
+            }
+        )
         shortest = "  ".join(f"{name} {1e6 * min(times):.4g}" for name, times in rounds.items())
         print(f"{threads} threads, {work.group} {work.name}, us: {shortest}", file=sys.stderr)
     if threads == 1 and "import" in options.only:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 Run = dict[str, Any]
 """One process: "threads", "isa", "quick", "machine", "peers" {name: version}, "missing" [name],
-"peak" {name: best of the run}, "records", each with "group", "name" and "contenders" {name:
-{"rounds" [seconds], "flops", "bytes"}}, one per pass; where measured "import" [seconds]
-and "memory" {contender: {length: bytes}}."""
+"peak" {name: best of the run}, "records", each with "group", "name", "contenders" {name:
+{"rounds" [seconds], "flops", "bytes"}} and "peak" {name: the better right before and after}, one
+per pass; where measured "import" [seconds] and "memory" {contender: {length: bytes}}."""
 
 
 class Timing(NamedTuple):
@@ -20,6 +20,9 @@ class Timing(NamedTuple):
     bytes: float
     again: float
     """How much longer the second-best round took, as a fraction; inf where there was but one."""
+    peak: dict[str, float]
+    """What the machine did at best right before and after the pass of that call: its clock drifts
+    by several per cent within minutes."""
 
     @property
     def gflops(self) -> float:
@@ -45,14 +48,27 @@ class Results:
             for record in run["records"]:
                 key = (run["threads"], record["group"], record["name"])
                 seen = rounds.setdefault(key, {})
+                timings = self._records.setdefault(key, {})
                 for name, each in record["contenders"].items():
                     seen.setdefault(name, []).extend(each["rounds"])
-                    timing = _timing(seen[name], each["flops"], each["bytes"])
-                    self._records.setdefault(key, {})[name] = timing
+                    first, *rest = sorted(seen[name])
+                    timings[name] = Timing(
+                        first,
+                        each["flops"],
+                        each["bytes"],
+                        rest[0] / first - 1 if rest else math.inf,
+                        record.get("peak", run["peak"])
+                        if name not in timings or first < timings[name].seconds
+                        else timings[name].peak,
+                    )
 
     def get(self, threads: int, group: str, name: str) -> dict[str, Timing]:
         """{contender: timing}, empty if it was not measured."""
         return self._records.get((threads, group, name), {})
+
+    def timings(self) -> list[Timing]:
+        """All of them."""
+        return [timing for found in self._records.values() for timing in found.values()]
 
     def names(self, threads: int, group: str) -> list[str]:
         """Names of the works of a group, in order."""
@@ -78,9 +94,9 @@ class Results:
         """GF/s of one core with this instruction set: the best of all runs."""
         return max(self.peaks(f"{self._prefix()}_{real}"), default=None)
 
-    def tanh_peak(self) -> float | None:
-        """1e9 tanh of sums per second that one core takes in registers, in float32."""
-        return max(self.peaks(f"{self._prefix()}_tanh"), default=None)
+    def rate(self, timing: Timing, what: str = "f32") -> float | None:
+        """What one core did beside the call at best: GF/s of `what`, or 1e9 "tanh" of sums."""
+        return timing.peak.get(f"{self._prefix()}_{what}")
 
     def _prefix(self) -> str:
         return {"avx512bf16": "avx512", "neon": "native"}.get(self.isa, self.isa)
@@ -92,11 +108,6 @@ class Results:
     def latest(self, key: str) -> Any:
         """What the last run that has it says of "import" or "memory"; None if there is none."""
         return next((run[key] for run in reversed(self.runs) if run.get(key)), None)
-
-
-def _timing(rounds: list[float], flops: float, size: float) -> Timing:
-    first, *rest = sorted(rounds)
-    return Timing(first, flops, size, rest[0] / first - 1 if rest else math.inf)
 
 
 def load(paths: list[Path]) -> Results:

@@ -94,11 +94,10 @@ def _against(
 
 def _matrices(results: Results) -> Iterator[Row]:
     column = COLUMN.get(results.isa)
-    peak = results.fma_peak()
     for direction, goals in (("forward", FORWARD), ("backward", BACKWARD)):
         for name, bounds in goals.items():
             found = results.get(1, direction, name)
-            if found and peak:
+            if found and (peak := results.rate(found["sdpa"])):
                 goal = None if column is None else Goal(bounds[column])
                 share = 100 * found["sdpa"].gflops / peak
                 yield Row(f"{direction}, share of the FMA peak", name, "%", share, goal)
@@ -119,15 +118,14 @@ def _matrices(results: Results) -> Iterator[Row]:
 
 
 def _dtypes(results: Results) -> Iterator[Row]:
-    peak = results.fma_peak("f64")
     for direction in ("forward", "backward"):
         found = results.get(1, "dtypes", f"float64 {direction}")
-        if found and peak:
+        if found and (peak := results.rate(found["sdpa"], "f64")):
             share = 100 * found["sdpa"].gflops / peak
             yield Row("float64, share of its FMA peak", direction, "%", share, Goal(77))
     found = results.get(1, "dtypes", "bfloat16 forward")
     if found:
-        dot = results.fma_peak("bf16") if results.isa == "avx512bf16" else None
+        dot = results.rate(found["sdpa"], "bf16") if results.isa == "avx512bf16" else None
         if dot:
             share = 100 * found["sdpa"].gflops / dot
             yield Row("bfloat16, share of the dot-product peak", "forward", "%", share, Goal(85))
@@ -216,13 +214,13 @@ def _derived(results: Results) -> Iterator[Row]:
 
 
 def _additive(results: Results) -> Iterator[Row]:
-    tanh = results.tanh_peak()
-    single, double = results.fma_peak(), results.fma_peak("f64")
     for name in results.names(1, "additive"):
         found = results.get(1, "additive", name)
         # "Several times as fast": three at least.
         yield from _against("additive", name, found, ("numpy", "torch", "torch compiled"), 3.0)
-        if tanh and single and double and name.endswith("forward"):
+        rates = [results.rate(found["sdpa"], what) for what in ("tanh", "f32", "f64")]
+        if all(rates) and name.endswith("forward"):
+            tanh, single, double = rates
             n, d = map(int, name.split()[0].split("x"))
             share = 100 * found["sdpa"].gflops / tanh
             yield Row("additive", f"{name}, share of the rate of tanh", "%", share, None)

@@ -113,15 +113,17 @@ class Peak:
             flags = ["-O3", "-std=gnu11", "-ffp-contract=fast"]
             subprocess.run([compiler, *flags, source, "-o", self._program], check=True)
 
-    def measure(self) -> None:
-        """Run it once; it takes about a third of a second."""
+    def measure(self) -> dict[str, float]:
+        """{name: figure} of one more run, which takes about a third of a second."""
         text = subprocess.run([self._program], capture_output=True, text=True, check=True).stdout
         pairs = (line.split() for line in text.splitlines())
         self.runs.append({name: float(value) for name, value in pairs})
+        return self.runs[-1]
 
-    def best(self) -> dict[str, float]:
-        """{name: the largest figure of all runs}."""
-        return {name: max(run[name] for run in self.runs) for name in self.runs[0]}
+    def best(self, latest: int = 0) -> dict[str, float]:
+        """{name: the largest figure of the `latest` runs}, or of all."""
+        runs = self.runs[-latest:]
+        return {name: max(run[name] for run in runs) for name in runs[0]}
 
 
 def import_seconds(rounds: int) -> list[float]:

@@ -149,7 +149,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     ahead next;
     if (u->n_i <= VL) {
         next = FN(rows_ahead)(u, j0 + n);
-        t.next = &next;
+        if (w->n_few || u->key_length * (next.bytes[0] + next.bytes[1]) >= FETCH_BYTES) t.next = &next;
     }
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->s, w->panel, w->line);
     if (bias == BIAS_ALL_MASKED) return two_passes;

@@ -38,11 +38,19 @@ INLINE vec FN(multiply_add)(bool pairs, vec sum, real a, vec x) {
 /* acc (mr, nv) += a (mr, depth) b (depth, nv vectors), a[i, k] = a[i * a_row + k * a_col]. mr, nv and pairs are constants. */
 INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, bool pairs, const real *a, int64_t a_row, int64_t a_col,
                  const real *b, int64_t b_row, int64_t depth) {
+    /* For 24 rows, which would take 24 registers from one base, three bases: eight queries over 65536 keys 1.15 times as
+     * fast (Zen 5). */
+    enum { ROWS = 8 };
+    const real *rows[MOST_SCORE_ROWS / ROWS + 1];
+    UNROLL for (int i = 0; i < mr; i += ROWS) {
+        rows[i / ROWS] = a + i * a_row;
+        if (mr > MAX_TILE_ROWS) __asm__("" : "+r"(rows[i / ROWS]));
+    }
     for (int64_t k = 0; k < depth; k++) {
         vec x[MAX_WIDTH];
         UNROLL for (int j = 0; j < nv; j++) x[j] = vload(b + k * b_row + j * VL);
         UNROLL for (int i = 0; i < mr; i++) {
-            real s = a[i * a_row + k * a_col];
+            real s = rows[i / ROWS][i % ROWS * a_row + k * a_col];
             UNROLL for (int j = 0; j < nv; j++) acc[i][j] = FN(multiply_add)(pairs, acc[i][j], s, x[j]);
         }
     }

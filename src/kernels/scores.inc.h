@@ -14,7 +14,9 @@
 
 /* Rows of K and V that come after the block's. Where a unit has so few queries that they come from memory faster than they
  * are needed, or nearly so, a panel brings them into L2 as it goes: the hardware looks ahead within a page only. One query
- * over 65536 keys, d = 64: 15 to 20 GB/s, eight queries 6 to 8; d = 128: no difference. */
+ * over 65536 keys, d = 64: 15 to 20 GB/s, eight queries 6 to 8; d = 128: no difference. Queries in the lanes bring a few
+ * rows every FETCH_DEPTH steps of their product, which so goes on meanwhile (Zen 5, eight queries, d = 128: 5.9 to 4.8 ms),
+ * from FETCH_BYTES of keys and values on: where caches hold them it costs 5 %. */
 typedef struct ahead {
     const char *p[2];
     int64_t row[2], bytes[2], n; /* bytes, bytes, rows */
@@ -216,19 +218,18 @@ NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc
     }
 }
 
-/* acc (mr, nv vectors, in memory) += y x over `depth`. */
-INLINE void FN(add_product)(vec (*acc)[MAX_WIDTH], int mr, int nv, bool pairs, const real *y, int64_t y_row,
-                            const real *x, int64_t x_row, int64_t depth) {
-    vec part[MOST_SCORE_ROWS][MAX_WIDTH];
-    UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) part[i][j] = (vec){0}; }
-    tile(part, mr, nv, pairs, y, y_row, 1, x, x_row, depth);
-    UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] += part[i][j]; }
-}
-
+/* acc (mr, nv vectors, in memory) += y x over `depth`, term by term. */
 #define DEFINE_PRODUCT(mr, nv, pairs)                                                                                  \
     NOINLINE void FN(score_product_##mr##x##nv##_##pairs)(vec(*acc)[MAX_WIDTH], const real *y, int64_t y_row,          \
                                                           const real *x, int64_t x_row, int64_t depth) {               \
-        FN(add_product)(acc, mr * SCORE_ROWS, nv, pairs, y, y_row, x, x_row, depth);                                   \
+        vec sum[mr * SCORE_ROWS][MAX_WIDTH];                                                                           \
+        UNROLL for (int i = 0; i < mr * SCORE_ROWS; i++) {                                                             \
+            UNROLL for (int j = 0; j < nv; j++) sum[i][j] = acc[i][j];                                                 \
+        }                                                                                                              \
+        tile(sum, mr *SCORE_ROWS, nv, pairs, y, y_row, 1, x, x_row, depth);                                            \
+        UNROLL for (int i = 0; i < mr * SCORE_ROWS; i++) {                                                             \
+            UNROLL for (int j = 0; j < nv; j++) acc[i][j] = sum[i][j];                                                 \
+        }                                                                                                              \
     }
 #define DEFINE_PRODUCTS(pairs)                                                                                         \
     DEFINE_PRODUCT(3, 1, pairs) DEFINE_PRODUCT(1, 1, pairs) DEFINE_PRODUCT(1, 2, pairs) DEFINE_PRODUCT(1, 3, pairs)
@@ -277,12 +278,26 @@ NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
                                       : start;
             }
         }
-        for (int64_t k = 0, end; k < t->depth && !given && !by_rows; k = end) {
-            end = k < second ? second : t->depth;
-            FN(score_product)[t->pairs][n_tiles > 1 ? 0 : nv](acc, y + k, y_row, t->x + k * x_row, x_row, end - k);
+        const int64_t rows = n_tiles * SCORE_ROWS, parts = (t->depth + FETCH_DEPTH - 1) / FETCH_DEPTH,
+                      each = parts > 1 ? (rows + parts - 1) / parts : rows;
+        vec second_sum[MOST_SCORE_ROWS][MAX_WIDTH];
+        for (int64_t i = 0; i < rows && second < t->depth; i++) {
+            for (int j = 0; j < nv; j++) second_sum[i][j] = (vec){0};
         }
-        for (int64_t i = 0; i < n_tiles * SCORE_ROWS; i += SCORE_ROWS) {
-            if (t->next && !by_rows) fetch_ahead(t->next, j0 + i, SCORE_ROWS);
+        for (int64_t k = 0, end, fetched = 0; k < t->depth && !given && !by_rows; k = end, fetched += each) {
+            end = k < second ? second : t->depth;
+            if (t->next) {
+                fetch_ahead(t->next, j0 + fetched, rows - fetched < each ? rows - fetched : each);
+                if (end > k + FETCH_DEPTH) end = k + FETCH_DEPTH;
+            }
+            FN(score_product)
+            [t->pairs][n_tiles > 1 ? 0 : nv](k < second ? acc : second_sum, y + k, y_row, t->x + k * x_row, x_row,
+                                             end - k);
+        }
+        for (int64_t i = 0; i < rows && second < t->depth; i++) {
+            for (int j = 0; j < nv; j++) acc[i][j] += second_sum[i][j];
+        }
+        for (int64_t i = 0; i < rows; i += SCORE_ROWS) {
             finish_tile(t, mode, (const vec(*)[MAX_WIDTH])(acc + i), nv, j0 + i,
                         left - i < SCORE_ROWS ? left - i : SCORE_ROWS);
         }
@@ -343,8 +358,11 @@ INLINE void score_whole_tiles(const scores *all, int nv, enum score_mode mode, b
         }
         tile(acc, SCORE_ROWS, nv, pairs, y, t.y_row, 1, t.x, nv * VL, second);
         if (second < t.depth) {
-            FN(add_product)
-            (acc, SCORE_ROWS, nv, pairs, y + second, t.y_row, t.x + second * nv * VL, nv * VL, t.depth - second);
+            vec rest[SCORE_ROWS][MAX_WIDTH];
+            UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int j = 0; j < nv; j++) rest[i][j] = (vec){0}; }
+            tile(rest, SCORE_ROWS, nv, pairs, y + second, t.y_row, 1, t.x + second * nv * VL, nv * VL,
+                 t.depth - second);
+            UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] += rest[i][j]; }
         }
         UNROLL for (int j = 0; j < nv; j++) {
             finish_column(&t, mode, (const vec(*)[MAX_WIDTH])acc, j, j0, SCORE_ROWS, true);

@@ -85,6 +85,10 @@ enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
 /* Up to so many queries are multiplied one by one, with vectors along d, instead of side by side in the lanes. */
 #define FEW_QUERIES (VL < 6 ? VL : 6)
 
+/* See fetch_ahead in scores.inc.h. */
+#define FETCH_DEPTH 16
+#define FETCH_BYTES (1 << 20)
+
 /* Whether at the diagonal vectors of queries that see nothing are left out of a tile of scores: (8, 1024, 64) causal forward
  * 93.5 to 97.7 GF/s with vectors of 16; with those of 8 no gain. */
 #define SKIPS (VEC_BYTES == 64 && SDPA_REAL == 32)

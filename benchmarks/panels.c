@@ -7,9 +7,9 @@
  * takes besides its FMAs, in cycles per vector of scores, a cycle being what the peak takes for the FMA of a vector of 64
  * bytes (two of 32). Best of many turns. */
 #include SOURCE
+#include "seconds.h"
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 /* Nobody interrupts, and there is no other unit to wait for. */
 bool sdpa_run_stopped(sdpa_run *run) { return run == NULL; }
@@ -20,12 +20,6 @@ void sdpa_turn_end(const sdpa_unit *u) { (void)u; }
 
 enum { KEYS = 128, MOST_D = 128, TURNS = 3000, CALLS = 8, QUERIES = SCORE_WIDTH * VL_f32, STEPS = 2000 };
 enum { SUMS_AT_ONCE = VEC_BYTES == 64 ? 24 : 12 };
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void fmas(void) {
     vec_f32 sum[SUMS_AT_ONCE], half = 0.5f - (vec_f32){0};

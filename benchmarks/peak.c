@@ -1,21 +1,15 @@
 /* What one core can do at best, printed as "name value": fused multiply-adds in registers in GF/s (a multiply-add is two
  * operations), bfloat16 dot products where there are any, the tanh of sums in 1e9 per second, and GB/s read from memory.
  * The best of many short runs. */
+#include "seconds.h"
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #else
 #include <arm_neon.h>
 #endif
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 #define STEPS 20000
 #define RUNS 200

@@ -61,7 +61,7 @@ def _heading(results: Results) -> Iterator[str]:
     peaks = {name: results.peaks(name) for name in run["peak"]}
     rates = ", ".join(f"{name} {_range(values)}" for name, values in peaks.items())
     yield from _wrapped(f"one core, best of all runs of peak.c: {rates}")
-    beside = [results.rate(t) for t in results.timings() if results.rate(t)]
+    beside = [rate for t in results.timings() if (rate := results.rate(t))]
     if beside:
         yield f"FMA peak beside the fastest calls: {_range(beside)}"
     yield f"~ before a figure: no second round came within {100 * UNCONFIRMED:.0f} % of that call"

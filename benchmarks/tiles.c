@@ -2,19 +2,13 @@
  * L1, b one block that stays there or, in turn, the blocks of a sequence of 2048 keys, which come from L2. Tells what the
  * tile loses and what the way of the operands does. AVX2 with FMA:
  *   gcc -O2 -march=x86-64-v3 -ffp-contract=fast benchmarks/tiles.c -o build/tiles && build/tiles */
+#include "seconds.h"
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 enum { LANES = 8, QUERIES = 24, KEYS = 128, MOST_BLOCKS = 16, RUNS = 8000 };
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 #define UNROLL _Pragma("GCC unroll 16")
 #define DEFINE_TILE(name, rows, width)                                                                                 \

@@ -153,16 +153,25 @@ INLINE void FN(finish_element)(const scores *t, enum score_mode mode, vec a, int
     }
 }
 
+INLINE bool FN(sums)(enum score_mode mode) {
+    return mode == SCORE_SUMMED || mode == SCORE_BIASED_SUMMED || mode == SCORE_WEIGHTS;
+}
+
+/* The part of t->extreme that belongs to the tile of key j0. */
+INLINE real *FN(extreme_at)(const scores *t, enum score_mode mode, int64_t j0) {
+    return t->extreme + (mode == SCORE_WEIGHTS ? j0 / SCORE_ROWS % SUMS : 0) * SCORE_WIDTH * VL;
+}
+
 /* A column of a tile, `rows` of its rows. mode is a constant; `whole`: all rows, unrolled, with acc in registers. */
 INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc)[MAX_WIDTH], int j, int64_t j0,
                           int64_t rows, bool whole) {
-    const bool summed = mode == SCORE_SUMMED || mode == SCORE_BIASED_SUMMED || mode == SCORE_WEIGHTS;
+    const bool summed = FN(sums)(mode);
     const bool maximum = mode == SCORE_RAW || mode == SCORE_BIASED;
     real factor = t->c, infinity = -(real)INFINITY;
     /* Read anew for each tile: a register that holds them meanwhile is one that the tile lacks. */
     if (mode == SCORE_BIASED || mode == SCORE_BIASED_SUMMED) __asm__("" : "+m"(factor), "+m"(infinity));
-    const int64_t turn = mode == SCORE_WEIGHTS ? j0 / SCORE_ROWS % SUMS : 0, at = j0 * t->s_row + j * VL;
-    real *to = maximum || summed ? t->extreme + turn * SCORE_WIDTH * VL + j * VL : NULL;
+    const int64_t at = j0 * t->s_row + j * VL;
+    real *to = maximum || summed ? FN(extreme_at)(t, mode, j0) + j * VL : NULL;
     FN(column) column = {.c = vset1(factor), .least = vset1(infinity)};
     if (summed) column.shift = vload(t->shift + j * VL);
     if (maximum) column.extreme = vload(to);
@@ -333,8 +342,7 @@ INLINE void FN(score_deferred)(const scores *t, int nv, enum score_mode mode, bo
             if (j0 > 0) FN(finish_row)(t, mode, nv, j0 - SCORE_ROWS + i, before[i], sum);
         }
         if (j0 > 0) {
-            const int64_t turn = mode == SCORE_WEIGHTS ? (j0 / SCORE_ROWS - 1) % SUMS : 0;
-            real *to = t->extreme + turn * SCORE_WIDTH * VL;
+            real *to = FN(extreme_at)(t, mode, j0 - SCORE_ROWS);
             UNROLL for (int x = 0; x < nv; x++) vstore(to + x * VL, sum[x] + vload(to + x * VL));
         }
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int x = 0; x < nv; x++) before[i][x] = acc[i][x]; }
@@ -347,7 +355,7 @@ INLINE void score_whole_tiles(const scores *all, int nv, enum score_mode mode, b
     const bool gradient = mode == SCORE_GRADIENT, logits = mode == SCORE_RAW || mode == SCORE_BIASED;
     const int64_t second = FN(second_chain)(&t, gradient),
                   whole = logits && t.given ? 0 : t.n / SCORE_ROWS * SCORE_ROWS;
-    const bool deferred = DEFERRED && (mode == SCORE_SUMMED || mode == SCORE_BIASED_SUMMED || mode == SCORE_WEIGHTS);
+    const bool deferred = DEFERRED && FN(sums)(mode);
     if (deferred) FN(score_deferred)(&t, nv, mode, pairs, whole);
     for (int64_t j0 = 0; j0 < whole && !deferred; j0 += SCORE_ROWS) {
         const real *y = t.y + j0 * t.y_row;
@@ -370,7 +378,7 @@ INLINE void score_whole_tiles(const scores *all, int nv, enum score_mode mode, b
     }
     if (whole == t.n) return;
     scores rest = FN(part_of)(all, whole, t.n - whole);
-    if (mode == SCORE_WEIGHTS) rest.extreme += whole / SCORE_ROWS % SUMS * SCORE_WIDTH * VL;
+    if (mode == SCORE_WEIGHTS) rest.extreme = FN(extreme_at)(all, mode, whole);
     score_panel(&rest, nv, mode);
 }
 

@@ -43,7 +43,7 @@ typedef struct backward_scratch {
     int64_t n_slots; /* key blocks whose P is kept while the rows are completed; those beyond share the last slot */
 } backward_scratch;
 
-INLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
+NOINLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
     backward_scratch w;
     w.block = p->n_k < sdpa_key_block(p) ? round_up(p->n_k, SCORE_ROWS) : sdpa_key_block(p);
     w.n_lanes = round_up(p->n_q < sdpa_query_block(p) ? p->n_q : sdpa_query_block(p), VL);

@@ -10,32 +10,37 @@
 #define forward_scratch FN(forward_scratch)
 #define forward_layout FN(forward_layout)
 #define forward_keys FN(forward_keys)
+#define forward_few FN(forward_few)
+#define forward_values FN(forward_values)
 #define forward_sweep FN(forward_sweep)
 #define forward_finish FN(forward_finish)
 
 typedef struct forward_scratch {
     real *q;      /* pack_panels of d_k, signed so that c >= 0 */
-    real *few;    /* (n_few, d_k rounded up to VL): the same as rows, where the unit has few queries */
+    real *few;    /* few_queries, where they are few */
     real *o;      /* (n_lanes, d_v rounded up to VL) */
     real *m, *l;  /* per query: maximum in log2 units, and the sum of 2^(c s - m - low) */
     real *low;    /* per query: what rounding took from m, where it is huge; else 0 */
     real *exact;  /* per query: not 0 if m must be the true maximum */
     real *s;      /* (block, panel): scores, then P^T */
-    real *given;  /* (block, panel): additive scores, where that is what they are */
+    real *given;  /* (block, panel): scores that are not products of tiles, where something is added to them */
     real *r;      /* (block, panel): dropout's factors, where there is dropout */
     real *k, *v;  /* packed rows */
     real *k_tail; /* (SCORE_ROWS, d_k) */
     real *line;   /* VL rows of queries or of masks */
     int64_t n_lanes, panel, d_v, o_row, block;
-    int n_few;       /* 0: not so few */
+    int period;      /* of few_scores; 0: not so few */
     bool pairs;      /* bfloat16 is multiplied as it is: q, k, v and P^T are pairs, of d or of keys */
     real *l_rounded; /* per query, where `pairs`: the sum of the weights as they are multiplied; l is for lse */
 } forward_scratch;
 
 /* d_v = 0: scores only. */
-INLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa_arena *a) {
+NOINLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa_arena *a) {
     forward_scratch w;
-    w.block = p->n_k < sdpa_key_block(p) ? round_up(p->n_k, SCORE_ROWS) : sdpa_key_block(p);
+    const int64_t most_few = p->n_q == 1 ? 1 : FN(few_period)(FEW_QUERIES);
+    int64_t block = sdpa_key_block(p);
+    while (p->n_q == 1 && block * (p->d_k + d_v) * (int64_t)sizeof(real) < RUN_BYTES) block *= 2;
+    w.block = p->n_k < block ? round_up(p->n_k, SCORE_ROWS) : block;
     w.d_v = d_v;
     w.n_lanes = round_up(p->n_q < sdpa_forward_block(p) ? p->n_q : sdpa_forward_block(p), VL);
     w.panel = w.n_lanes < SCORE_WIDTH * VL ? w.n_lanes : SCORE_WIDTH * VL;
@@ -43,8 +48,8 @@ INLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa_a
     int64_t d_k = round_up(p->d_k, VL);
     int64_t line = d_k > w.block ? d_k : round_up(w.block, VL);
     w.q = sdpa_take(a, sizeof(real) * (size_t)(p->d_k * w.n_lanes));
-    w.few = sdpa_take(a, sizeof(real) * (size_t)(FEW_QUERIES * d_k));
-    w.n_few = 0;
+    w.few = sdpa_take(a, sizeof(real) * (size_t)(most_few * d_k));
+    w.period = 0;
     w.pairs = false;
     w.o = sdpa_take(a, sizeof(real) * (size_t)(w.n_lanes * w.o_row));
     w.m = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
@@ -53,7 +58,7 @@ INLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa_a
     w.l = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
     w.l_rounded = sdpa_take(a, PAIRS ? sizeof(real) * (size_t)w.n_lanes : 0);
     w.s = sdpa_take(a, sizeof(real) * (size_t)(w.block * w.panel + MAX_TILE_ROWS));
-    w.given = sdpa_take(a, p->w_score ? sizeof(real) * (size_t)(w.block * w.panel) : 0);
+    w.given = sdpa_take(a, sizeof(real) * (size_t)(w.block * (p->w_score ? w.panel : most_few) + VL));
     w.r = sdpa_take(a, p->dropout_p > 0 ? sizeof(real) * (size_t)(w.block * w.panel) : 0);
     w.k = sdpa_take(a, sizeof(real) * (size_t)(w.block * packed_row(p->d_k)));
     w.v = sdpa_take(a, sizeof(real) * (size_t)(w.block * packed_row(d_v)));
@@ -106,18 +111,84 @@ INLINE void FN(first_maximum)(const forward_scratch *w, real *m, int nv, real c,
     }
 }
 
-/* What the unit will read after key j; strided columns of K or V are not worth the lines. */
-INLINE ahead FN(rows_ahead)(const sdpa_unit *u, int64_t j) {
+/* What the unit will read after key j; strided columns of K or V are not worth the lines. Returns whether it is too much for
+ * the caches. */
+INLINE bool FN(rows_ahead)(const sdpa_unit *u, int64_t j, ahead *a) {
     const sdpa_problem *p = u->problem;
     const sdpa_matrix *m[2] = {&u->k, &u->v};
     const int64_t size = p->dtype == SDPA_F64 ? 8 : p->dtype == SDPA_F32 ? 4 : 2, d[2] = {p->d_k, p->d_v};
-    ahead a = {.n = u->key_length - j};
+    a->n = u->key_length - j;
     for (int x = 0; x < 2; x++) {
-        a.p[x] = m[x]->data + j * m[x]->row;
-        a.row[x] = m[x]->row;
-        a.bytes[x] = m[x]->col == size ? d[x] * size : 0;
+        a->p[x] = m[x]->data + j * m[x]->row;
+        a->row[x] = m[x]->row;
+        a->bytes[x] = m[x]->col == size ? d[x] * size : 0;
     }
-    return a;
+    return u->key_length * (a->bytes[0] + a->bytes[1]) >= FETCH_BYTES;
+}
+
+/* o of queries i .. i+n_i-1 (of the unit) = alpha o + P V for keys j0 .. j0+n-1, with dropout. P^T (n, stride) stands in
+ * w->s; `masked`: a -0 there marks a pair that must not be multiplied. */
+NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows *v, int64_t i, int64_t n_i, int64_t j0,
+                             int64_t n, int64_t stride, const vec *alpha, bool masked) {
+    const sdpa_problem *p = u->problem;
+    const int64_t first = j0 - v->j0;
+    if (p->dropout_p > 0) {
+        dropout_block(u, u->i0 + i, round_up(n_i, VL), j0, n, w->r, w->period ? VL : w->panel);
+        if (w->period) few_pack(w->r, w->period, n, 0);
+        for (int64_t x = 0; x < n * stride; x += VL) vstore(w->s + x, vload(w->r + x) * vload(w->s + x));
+    }
+    gemm g = {.c = w->o + i * w->o_row,
+              .c_row = w->o_row,
+              .a = w->s,
+              .a_stride = stride,
+              .b = v->p + (w->pairs ? first / 2 : first) * v->row,
+              .b_row = v->row,
+              .m = n_i,
+              .n = w->o_row,
+              .depth = n,
+              .seen = FN(keys_seen)(u, u->i0 + i, j0),
+              .row_scale = (const real *)alpha};
+    const bool exact = !masked || FN(rows_finite)(v, w->d_v);
+    if (!exact) g.n = w->d_v;
+#if PAIRS
+    if (w->pairs) {
+        if (p->dropout_p > 0) FN(pair_rows)(w->s, w->panel, n, round_up(n_i, VL), NULL);
+        g.depth = (n + 1) / 2;
+        g.pairs = true;
+    }
+#endif
+    FN(multiply)(&g, true, exact);
+}
+
+/* Adds keys j0 .. j0+n-1 of a block k, v to the few queries of the unit. Each block moves their maxima: looking for them
+ * costs little where a vector holds several keys. */
+NOINLINE void forward_few(const sdpa_unit *u, const forward_scratch *w, const rows *k, rows *v, int64_t j0, int64_t n) {
+    const sdpa_problem *p = u->problem;
+    const int period = w->period;
+    vec most = vset1(-INFINITY), sum, alpha, shift;
+    ahead next;
+    const bool far = period > 1 && FN(rows_ahead)(u, j0 + n, &next);
+    enum bias_kind bias = bias_block(u, u->i0, u->n_i, j0, n, (real)M_LOG2E, w->s, VL, w->line);
+    if (bias == BIAS_ALL_MASKED) return;
+    if (bias == BIAS_NONE && p->softcap > 0) {
+        memset(w->s, 0, sizeof(real) * (size_t)(n * VL)); /* tanh would make scores of what few_scores fills up */
+        bias = BIAS_FINITE;
+    }
+    if (bias != BIAS_NONE) few_pack(w->s, period, n, -(real)INFINITY);
+    scores t = {.given = bias == BIAS_NONE ? w->s : w->given,
+                .n = (n * period + VL - 1) / VL,
+                .s = w->s,
+                .s_row = VL,
+                .extreme = (real *)&most};
+    few_scores((real *)t.given, w->few, period, k->p, k->row, n, p->d_k, far ? &next : NULL);
+    const real factor = FN(score_products)(&t, 1, p, bias, M_LOG2E);
+    most = few_fold(most, period, true);
+    FN(move_maximum)(w, 0, 1, false, factor, &most, &alpha, &shift);
+    sum = (vec){0};
+    const bool masked = FN(exponentiate)(w->s, VL, t.n, 1, factor, (const real *)&shift, w->low, (real *)&sum,
+                                         bias == BIAS_SOME_MASKED);
+    vstore(w->l, alpha * vload(w->l) + few_fold(sum, period, false));
+    forward_values(u, w, v, 0, u->n_i, j0, n, period, &alpha, masked);
 }
 
 /* Adds keys j0 .. j0+n-1 of a block k, v to the panel of queries i .. i+n_i-1 (of the unit). `two_passes`: do not try to do
@@ -126,7 +197,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
                            int64_t j0, int64_t n, real c, bool two_passes) {
     const sdpa_problem *p = u->problem;
     int nv = (int)(round_up(n_i, VL) / VL);
-    const int64_t first_k = j0 - k->j0, first_v = w->pairs ? first_k / 2 : first_k;
+    const int64_t first_k = j0 - k->j0;
     real *m = w->m + i, *l = w->l + i, *low = w->low + i;
     vec sum[SCORE_WIDTH], alpha[SCORE_WIDTH], shift[SCORE_WIDTH];
     bool masked = false;
@@ -138,8 +209,6 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
                 .n = n,
                 .depth = w->pairs ? (p->d_k + 1) / 2 : p->d_k,
                 .pairs = w->pairs,
-                .few = w->n_few ? w->few : NULL,
-                .n_few = w->n_few,
                 .s = w->s,
                 .s_row = w->panel,
                 .shift = m,
@@ -147,10 +216,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
                 .c = c};
 
     ahead next;
-    if (u->n_i <= VL) {
-        next = FN(rows_ahead)(u, j0 + n);
-        if (w->n_few || u->key_length * (next.bytes[0] + next.bytes[1]) >= FETCH_BYTES) t.next = &next;
-    }
+    if (u->n_i <= VL && FN(rows_ahead)(u, j0 + n, &next)) t.next = &next;
     enum bias_kind bias = bias_block(u, u->i0 + i, n_i, j0, n, (real)M_LOG2E, w->s, w->panel, w->line);
     if (bias == BIAS_ALL_MASKED) return two_passes;
     const bool plain = bias == BIAS_NONE && p->softcap == 0;
@@ -209,31 +275,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     }
 #endif
 
-    if (p->dropout_p > 0) {
-        dropout_block(u, u->i0 + i, nv * VL, j0, n, w->r, w->panel);
-        for (int64_t x = 0; x < n * w->panel; x += VL) vstore(w->s + x, vload(w->r + x) * vload(w->s + x));
-    }
-    gemm g = {.c = w->o + i * w->o_row,
-              .c_row = w->o_row,
-              .a = w->s,
-              .a_stride = w->panel,
-              .b = v->p + first_v * v->row,
-              .b_row = v->row,
-              .m = n_i,
-              .n = w->o_row,
-              .depth = n,
-              .seen = FN(keys_seen)(u, u->i0 + i, j0),
-              .row_scale = (const real *)alpha};
-    const bool exact = !masked || FN(rows_finite)(v, w->d_v);
-    if (!exact) g.n = w->d_v;
-#if PAIRS
-    if (w->pairs) {
-        if (p->dropout_p > 0) FN(pair_rows)(w->s, w->panel, n, nv * VL, NULL);
-        g.depth = (n + 1) / 2;
-        g.pairs = true;
-    }
-#endif
-    FN(multiply)(&g, true, exact);
+    forward_values(u, w, v, i, n_i, j0, n, w->panel, alpha, masked);
     return two_passes;
 }
 
@@ -261,14 +303,9 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
     const real c = (real)(fabs(p->scale) * M_LOG2E);
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
-    if (u->n_i <= FEW_QUERIES && !p->w_score) {
-        w.n_few = (int)u->n_i;
-        for (int64_t i = 0; i < u->n_i; i++) {
-            real *row = w.few + i * round_up(p->d_k, VL);
-            FN(load)(row, u->q.data + (u->i0 + i) * u->q.row, p->d_k, u->q.col, u->q.dtype, u->q.swapped);
-            for (int64_t x = 0; x < p->d_k && p->scale < 0; x++) row[x] = -row[x];
-            for (int64_t x = p->d_k; x < round_up(p->d_k, VL); x++) row[x] = 0;
-        }
+    if (u->n_i <= FEW_QUERIES && !p->w_score && c > 0) {
+        w.period = FN(few_period)(u->n_i);
+        few_queries(w.few, w.period, u, w.line);
     } else {
         pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
     }
@@ -302,6 +339,10 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
                 v = FN(pack_row_pairs)(&u->v, j, n, p->d_v, w.v, FN(may_mask)(u));
             }
 #endif
+            if (w.period) {
+                forward_few(u, &w, &k, &v, j, n);
+                continue;
+            }
             for (int64_t i = 0, n_i; i < u->n_i; i += n_i) {
                 int64_t first, last;
                 n_i = panel_of(u->n_i - i);
@@ -319,7 +360,7 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *scratch) {
         }
         /* With the true maximum, weights are at most 1; a stale one may have made P V overflow. */
         bool again = false;
-        for (int64_t i = 0; i < u->n_i && j1 - j0 > w.block && attempt == 0; i++) {
+        for (int64_t i = 0; i < u->n_i && j1 - j0 > w.block && attempt == 0 && !w.period; i++) {
             if (w.l[i] - w.l[i] == 0 && all_finite(w.o + i * w.o_row, w.o_row, 1, p->d_v)) continue;
             w.exact[i] = 1;
             again = true;

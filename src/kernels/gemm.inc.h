@@ -126,7 +126,7 @@ INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, boo
 #if MAX_WIDTH == 4
 DEFINE_GEMM(1, 1, 12)
 DEFINE_GEMM(2, 1, 12)
-DEFINE_GEMM(3, 1, 6)
+DEFINE_GEMM(3, 1, 8)
 DEFINE_GEMM(4, 1, 6)
 DEFINE_GEMM(1, 0, 8)
 DEFINE_GEMM(2, 0, 8)
@@ -171,7 +171,7 @@ INLINE void gemm_rows(const gemm *g) {
         const real *b = g->b + j;
         real *c = g->c + j;
 #if MAX_WIDTH == 4
-        int64_t width = vectors >= 3 && vectors % 4 ? 3 : vectors < 4 ? vectors : 4;
+        int64_t width = vectors >= 3 && (vectors % 4 || (g->m > 6 && g->m <= 8)) ? 3 : vectors < 4 ? vectors : 4;
 #else
         /* Tiles of three vectors have 4 rows, of two vectors 6. */
         const bool odd = vectors % 2 || (g->m + 3) / 4 * 4 < (g->m + 5) / 6 * 6;
@@ -209,13 +209,13 @@ INLINE void gemm_columns(const gemm *g) {
 /* `width` vectors of one row of c, a's rows adjacent. 8 sums hide the latency of the FMAs, over every 8 / width-th step
  * each. `n` elements of c are real. */
 INLINE void few_columns(const gemm *g, int width, int64_t i, int64_t j, int64_t n) {
-    const int turns = 8 / width;
-    vec acc[8];
-    UNROLL for (int x = 0; x < 8; x++) acc[x] = (vec){0};
+    const int sums = width < 8 ? 8 : width, turns = sums / width;
+    vec acc[16];
+    UNROLL for (int x = 0; x < sums; x++) acc[x] = (vec){0};
     const real *a = g->a + i, *b = g->b + j;
     int64_t k = 0;
     for (; k + turns <= g->depth; k += turns) {
-        UNROLL for (int x = 0; x < 8; x++) {
+        UNROLL for (int x = 0; x < sums; x++) {
             const int64_t step = k + x / width;
             acc[x] += a[step * g->a_stride] * vload(b + step * g->b_row + x % width * VL);
         }
@@ -223,7 +223,7 @@ INLINE void few_columns(const gemm *g, int width, int64_t i, int64_t j, int64_t 
     for (; k < g->depth; k++) {
         UNROLL for (int x = 0; x < width; x++) acc[x] += a[k * g->a_stride] * vload(b + k * g->b_row + x * VL);
     }
-    UNROLL for (int x = width; x < 8; x++) acc[x % width] += acc[x];
+    UNROLL for (int x = width; x < sums; x++) acc[x % width] += acc[x];
     real *c = g->c + i * g->c_row + j;
     const int last = n < width * VL ? (int)(n - (width - 1) * VL) : VL;
     UNROLL for (int x = 0; x < width; x++) {
@@ -237,15 +237,32 @@ INLINE void few_columns(const gemm *g, int width, int64_t i, int64_t j, int64_t 
     }
 }
 
-/* How many vectors of c few_columns takes where `n` elements are left. */
-INLINE int few_width(int64_t n) { return n > 7 * VL ? 8 : 1; }
+/* How many vectors of c few_columns takes where `n` elements are left: whole rows of b, if there are registers for them, as
+ * halves of rows come from memory at a third of the speed (Zen 4). */
+INLINE int few_width(int64_t n) { return MAX_WIDTH == 4 && n > 15 * VL ? 16 : n > 7 * VL ? 8 : n > 3 * VL ? 4 : 1; }
 
 /* gemm_rows for few rows, of which a tile would leave most idle. */
 NOINLINE void gemm_few_rows(const gemm *g) {
     for (int64_t i = 0; i < g->m; i++) {
-        int64_t j = 0;
-        for (; few_width(g->n - j) == 8; j += 8 * VL) few_columns(g, 8, i, j, g->n - j);
-        for (; j < g->n; j += VL) few_columns(g, 1, i, j, g->n - j);
+        for (int64_t j = 0, width; j < g->n; j += width * VL) {
+            const int64_t left = g->n - j;
+            width = few_width(left);
+            switch (width) {
+#if MAX_WIDTH == 4
+            case 16:
+                few_columns(g, 16, i, j, left);
+                break;
+#endif
+            case 8:
+                few_columns(g, 8, i, j, left);
+                break;
+            case 4:
+                few_columns(g, 4, i, j, left);
+                break;
+            default:
+                few_columns(g, 1, i, j, left);
+            }
+        }
     }
 }
 
@@ -253,14 +270,15 @@ NOINLINE void gemm_few_rows(const gemm *g) {
  * masked carries -0 in a and is skipped, not multiplied. Rare, so plain loops. */
 COLD NOINLINE void FN(gemm_masked)(const gemm *g, bool a_rows_adjacent) {
     const int64_t a_row = a_rows_adjacent ? 1 : g->a_stride, a_col = a_rows_adjacent ? g->a_stride : 1;
-    const bool few = a_rows_adjacent && g->m <= FEW_QUERIES;
+    const bool few = a_rows_adjacent && g->m <= FEW_ROWS;
     for (int64_t i = 0; i < g->m; i++) {
         int64_t end = 0;
         int turns = 1;
         for (int64_t j = 0; j < g->n; j++) {
             if (few && j == end) {
-                turns = 8 / few_width(g->n - j);
-                end += few_width(g->n - j) * VL;
+                const int width = few_width(g->n - j);
+                turns = width < 8 ? 8 / width : 1;
+                end += width * VL;
             }
             const int64_t whole = g->depth / turns * turns;
             real sum[8] = {0};
@@ -303,7 +321,7 @@ NOINLINE void FN(multiply)(gemm *g, bool a_rows_adjacent, bool exact) {
         }
 #endif
         FN(gemm_masked)(g, a_rows_adjacent);
-    } else if (a_rows_adjacent && g->m <= FEW_QUERIES && !g->pairs) {
+    } else if (a_rows_adjacent && g->m <= FEW_ROWS && !g->pairs) {
         gemm_few_rows(g);
     } else if (a_rows_adjacent) {
         gemm_rows(g);

@@ -5,7 +5,6 @@
 #define ahead FN(ahead)
 #define fetch_ahead FN(fetch_ahead)
 #define panel_of FN(panel_of)
-#define few_scores FN(few_scores)
 #define finish_column FN(finish_column)
 #define cap_column FN(cap_column)
 #define finish_tile FN(finish_tile)
@@ -13,10 +12,11 @@
 #define score_whole_tiles FN(score_whole_tiles)
 
 /* Rows of K and V that come after the block's. Where a unit has so few queries that they come from memory faster than they
- * are needed, or nearly so, a panel brings them into L2 as it goes: the hardware looks ahead within a page only. One query
- * over 65536 keys, d = 64: 15 to 20 GB/s, eight queries 6 to 8; d = 128: no difference. Queries in the lanes bring a few
- * rows every FETCH_DEPTH steps of their product, which so goes on meanwhile (Zen 5, eight queries, d = 128: 5.9 to 4.8 ms),
- * from FETCH_BYTES of keys and values on: where caches hold them it costs 5 %. */
+ * are needed, or nearly so, a panel brings them into L2 as it goes, from FETCH_BYTES of keys and values on: where caches hold
+ * them it costs 5 to 10 %. Queries in the lanes bring a few rows every FETCH_DEPTH steps of their product, which so goes on
+ * meanwhile (Zen 5, eight queries, d = 128: 5.9 to 4.8 ms over 65536 keys); few.inc.h brings a row of each per key (Zen 4,
+ * eight queries, d = 128: 5.4 to 4.3 ms; spread over the products with the values 5.4). A single query waits for nothing else
+ * than its rows, and the hardware brings them faster by itself. */
 typedef struct ahead {
     const char *p[2];
     int64_t row[2], bytes[2], n; /* bytes, bytes, rows */
@@ -43,10 +43,8 @@ typedef struct scores {
     const real *given;  /* like s, or s itself: the products, where they are not x y; else NULL */
     int64_t x_row;      /* elements; 0: nv vectors */
     int64_t y_row, tail_row, n, depth;
-    int64_t seen;    /* as of gemm: scores beyond need not be computed */
-    bool pairs;      /* x and y hold pairs of bfloat16, `depth` of them */
-    const real *few; /* (n_few, depth rounded up to VL): the queries as rows, where they are few (decode); else NULL */
-    int n_few;
+    int64_t seen;      /* as of gemm: scores beyond need not be computed */
+    bool pairs;        /* x and y hold pairs of bfloat16, `depth` of them */
     const ahead *next; /* or NULL */
     real *s;           /* (n rounded up to SCORE_ROWS, s_row) */
     real *ds;          /* like s */
@@ -73,29 +71,6 @@ INLINE int64_t panel_of(int64_t n_i) {
     const int64_t vectors = (n_i + VL - 1) / VL;
     const int64_t most = (vectors == SCORE_WIDTH + 1 ? SCORE_WIDTH - 1 : SCORE_WIDTH) * VL;
     return n_i < most ? n_i : most;
-}
-
-/* A tile for few queries, whose lanes would be mostly idle: the vectors run along d. s (SCORE_ROWS, VL). One row after the
- * other: the rows come from memory, which prefetches one stream faster than four (Zen 3: 20 GB/s instead of 13). */
-NOINLINE void few_scores(const scores *t, const real *y, int64_t y_row, int64_t j0, real *s) {
-    enum { CHAINS = 4 };
-    const int64_t few_row = round_up(t->depth, VL), whole = t->depth / VL * VL;
-    const int rest = (int)(t->depth - whole);
-    for (int q = 0; q < t->n_few && q < VL; q++) {
-        const real *x = t->few + q * few_row;
-        for (int i = 0; i < SCORE_ROWS; i++) {
-            const real *row = y + i * y_row;
-            if (t->next && q == 0) fetch_ahead(t->next, j0 + i, 1);
-            vec acc[CHAINS] = {{0}};
-            int64_t c = 0;
-            for (; c + CHAINS * VL <= whole; c += CHAINS * VL) {
-                UNROLL for (int h = 0; h < CHAINS; h++) acc[h] += vload(x + c + h * VL) * vload(row + c + h * VL);
-            }
-            for (; c < whole; c += VL) acc[0] += vload(x + c) * vload(row + c);
-            if (rest) acc[1] += vload(x + whole) * vload_partial(row + whole, rest);
-            s[i * VL + q] = vreduce_add((acc[0] + acc[1]) + (acc[2] + acc[3]));
-        }
-    }
 }
 
 /* Element j0, j of s and ds from that of acc; what its column needs besides, or gathers. mode is a constant. */
@@ -269,22 +244,18 @@ INLINE int64_t FN(second_chain)(const scores *t, bool gradient) {
 NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
     const bool gradient = mode == SCORE_GRADIENT || mode == SCORE_GRADIENT_MASKED;
     const bool logits = mode == SCORE_RAW || mode == SCORE_BIASED || mode == SCORE_CAPPED;
-    const bool by_rows = nv == 1 && !gradient && t->few, given = logits && t->given;
+    const bool given = logits && t->given;
     const int64_t second = FN(second_chain)(t, gradient), x_row = t->x_row ? t->x_row : nv * VL;
     for (int64_t j0 = 0, n_tiles; j0 < t->n; j0 += n_tiles * SCORE_ROWS) {
         const int64_t left = t->n - j0;
-        n_tiles = nv == 1 && !by_rows && left >= MOST_SCORE_ROWS ? MOST_SCORE_ROWS / SCORE_ROWS : 1;
+        n_tiles = nv == 1 && left >= MOST_SCORE_ROWS ? MOST_SCORE_ROWS / SCORE_ROWS : 1;
         const real *y = left < SCORE_ROWS ? t->y_tail : t->y + j0 * t->y_row;
         const int64_t y_row = left < SCORE_ROWS ? t->tail_row : t->y_row;
         vec acc[MOST_SCORE_ROWS][MAX_WIDTH];
-        real few[SCORE_ROWS * VL] = {0};
-        if (by_rows && !given) few_scores(t, y, y_row, j0, few);
         for (int j = 0; j < nv; j++) {
             const vec start = gradient ? -vload(t->shift + j * VL) : (vec){0};
             for (int64_t i = 0; i < n_tiles * SCORE_ROWS; i++) {
-                acc[i][j] = given     ? vload(t->given + (j0 + i) * t->s_row + j * VL)
-                            : by_rows ? vload(few + i * VL)
-                                      : start;
+                acc[i][j] = given ? vload(t->given + (j0 + i) * t->s_row + j * VL) : start;
             }
         }
         const int64_t rows = n_tiles * SCORE_ROWS, parts = (t->depth + FETCH_DEPTH - 1) / FETCH_DEPTH,
@@ -293,7 +264,7 @@ NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
         for (int64_t i = 0; i < rows && second < t->depth; i++) {
             for (int j = 0; j < nv; j++) second_sum[i][j] = (vec){0};
         }
-        for (int64_t k = 0, end, fetched = 0; k < t->depth && !given && !by_rows; k = end, fetched += each) {
+        for (int64_t k = 0, end, fetched = 0; k < t->depth && !given; k = end, fetched += each) {
             end = k < second ? second : t->depth;
             if (t->next) {
                 fetch_ahead(t->next, j0 + fetched, rows - fetched < each ? rows - fetched : each);

@@ -256,17 +256,11 @@ NOINLINE softmax_sum FN(row_sum_gradient)(const softmax_constants *k, const real
 INLINE void row_write(sdpa_softmax_op op, bool exp_first, const softmax_constants *k, real m, real s, real s_low,
                       const real *x, const real *g, real *out, int64_t n) {
     vec vm = vset1(m), vs = vset1(s), vs_low = vset1(s_low);
-    int64_t j = 0;
-    for (; j + VL <= n; j += VL) {
-        vec y = vload(x + j);
+    for (int64_t j = 0; j < n; j += VL) {
+        vec y = FN(row_part)(x, j, n, 0);
         if (exp_first) y = softmax_exp(k, y - vm);
-        vstore(out + j, softmax_result(op, k, vm, vs, vs_low, y, g ? vload(g + j) : (vec){0}));
-    }
-    if (j < n) {
-        vec y = vload_partial(x + j, (int)(n - j));
-        if (exp_first) y = softmax_exp(k, y - vm);
-        y = softmax_result(op, k, vm, vs, vs_low, y, g ? vload_partial(g + j, (int)(n - j)) : (vec){0});
-        vstore_partial(out + j, y, (int)(n - j));
+        FN(row_part_store)
+        (out, softmax_result(op, k, vm, vs, vs_low, y, g ? FN(row_part)(g, j, n, 0) : (vec){0}), j, n);
     }
 }
 
@@ -289,6 +283,8 @@ INLINE bool FN(is_forward)(sdpa_softmax_op op) {
 static void FN(softmax_rows)(const sdpa_softmax_block *b) {
     const softmax_constants k = FN(softmax_load)(b->scale);
     const int64_t n = b->n;
+    const bool forward = FN(is_forward)(b->op) && b->phase != SDPA_SOFTMAX_WRITE;
+    real most = forward && b->n_rows > 0 ? row_max(b->x, n) : 0;
     for (int64_t i = 0; i < b->n_rows; i++) {
         const real *x = (const real *)b->x + i * b->x_row, *g = (const real *)b->g + i * b->g_row;
         real *out = (real *)b->out + i * b->out_row, m = 0, s, s_low;
@@ -296,8 +292,8 @@ static void FN(softmax_rows)(const sdpa_softmax_block *b) {
         const bool keep = b->op == SDPA_SOFTMAX && b->phase == SDPA_SOFTMAX_WHOLE;
         if (b->phase != SDPA_SOFTMAX_WHOLE) t = b->stats[i];
         if (b->phase != SDPA_SOFTMAX_WRITE) {
-            if (FN(is_forward)(b->op)) {
-                m = softmax_update(&t, b->scale->inverse, row_max(x, n));
+            if (forward) {
+                m = softmax_update(&t, b->scale->inverse, most);
                 softmax_sum sum;
                 if (b->op == SDPA_LOGSUMEXP && m == (real)INFINITY) {
                     sum = (softmax_sum){FN(sum_at_infinity)(x, 1, n), 0};
@@ -305,6 +301,8 @@ static void FN(softmax_rows)(const sdpa_softmax_block *b) {
                     sum = FN(row_sum_exp)(&k, m, x, keep ? out : NULL, n);
                 }
                 softmax_add(&t, sum);
+                /* Before anything waits for the sum. */
+                if (i + 1 < b->n_rows) most = row_max(x + b->x_row, n);
             } else if (b->op == SDPA_SOFTMAX_BACKWARD) {
                 softmax_add(&t, FN(row_sum_product)(&k, x, g, n));
             } else if (b->op == SDPA_LOG_SOFTMAX_BACKWARD) {

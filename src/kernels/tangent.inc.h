@@ -34,7 +34,7 @@ typedef struct tangent_scratch {
     int64_t n_lanes, k_row, v_row, block;
 } tangent_scratch;
 
-INLINE tangent_scratch tangent_layout(const sdpa_problem *p, bool twice, sdpa_arena *a) {
+NOINLINE tangent_scratch tangent_layout(const sdpa_problem *p, bool twice, sdpa_arena *a) {
     tangent_scratch w;
     const size_t size = sizeof(real);
     w.block = p->n_k < sdpa_key_block(p) ? round_up(p->n_k, SCORE_ROWS) : sdpa_key_block(p);

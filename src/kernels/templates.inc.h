@@ -5,6 +5,7 @@
 #include "pack.inc.h"
 #include "additive.inc.h"
 #include "dropout.inc.h"
+#include "few.inc.h"
 #include "forward.inc.h"
 #include "backward.inc.h"
 #include "small.inc.h"

@@ -82,8 +82,16 @@ enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
  * two lines, are not read often enough beside their FMAs (Zen 4, in turns: without copies 1 to 3 % faster). */
 #define OFTEN (VEC_BYTES == 64 ? INT64_MAX : 32)
 
-/* Up to so many queries are multiplied one by one, with vectors along d, instead of side by side in the lanes. */
-#define FEW_QUERIES (VL < 6 ? VL : 6)
+/* Up to so many queries are multiplied with vectors along d, instead of side by side in the lanes (few.inc.h). */
+#define FEW_QUERIES (VL < 6 ? VL : VL < 16 ? 6 : 8)
+
+/* The keys of a single query and their values are read in turn, about so many bytes at a time: the longer, the further ahead
+ * the hardware looks (Zen 4, 8 heads of 65536 keys, d = 64: a fifth slower with 64 KB, a tenth faster with 1 MB, whose scores
+ * would take four times the scratch). */
+#define RUN_BYTES (256 * 1024)
+
+/* Up to so many rows of weights are multiplied with the values one by one. */
+#define FEW_ROWS 3
 
 /* See fetch_ahead in scores.inc.h. */
 #define FETCH_DEPTH 16

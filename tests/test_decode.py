@@ -17,8 +17,11 @@ SHAPES = {
     "one query": (3, 3, 1, 150, 40, 24),
     "one query, grouped": (8, 2, 1, 150, 64, 64),
     "few queries, odd widths": (4, 2, 3, 77, 33, 20),
-    "as many as are few": (2, 1, 6, 77, 24, 72),
-    "one more": (2, 1, 7, 77, 24, 72),
+    "one query, three runs": (2, 2, 1, 2500, 64, 300),
+    "as many as are few": (2, 1, 3, 77, 24, 72),
+    "one more": (1, 1, 7, 77, 24, 72),
+    "as many as are few, avx512": (2, 1, 4, 77, 24, 72),
+    "one more, avx512": (1, 1, 9, 77, 24, 72),
     "one query, grouped, two parts": (4, 1, 1, 2 * PART + 99, 16, 9),
     "many queries, three parts": (1, 1, 30, 3 * PART, 8, 8),
 }
@@ -105,8 +108,8 @@ def test_nan_beyond_the_length_is_not_felt_and_within_it_is(rng, compute_dtype, 
     assert np.isnan(felt.lse).all()
 
 
-@pytest.mark.parametrize("d_v", [9, 24, 72, 128])
-@pytest.mark.parametrize("n_q", [1, 3, 6, 7])
+@pytest.mark.parametrize("d_v", [9, 24, 72, 128, 264])
+@pytest.mark.parametrize("n_q", [1, 3, 6, 7, 8, 9])
 def test_masked_values_change_no_bit(rng, compute_dtype, n_q, d_v):
     """Products that must skip NaN sum in the order of those that need not."""
     q, k = (normal(rng, (n, 16), compute_dtype) for n in (n_q, 75))
@@ -116,6 +119,15 @@ def test_masked_values_change_no_bit(rng, compute_dtype, n_q, d_v):
     expected = sdpa.attention(q, k, v, mask)
     v[40] = np.nan
     assert_same_bits(sdpa.attention(q, k, v, mask), expected)
+
+
+@pytest.mark.parametrize(("d_k", "d_v"), [(0, 0), (0, 3), (3, 0)])
+def test_no_columns(compute_dtype, d_k, d_v):
+    q, k, v = (np.ones(shape, compute_dtype) for shape in ((1, d_k), (5, d_k), (5, d_v)))
+    assert_same_bits(sdpa.attention(q, k, v), np.ones((1, d_v), compute_dtype))
+    np.testing.assert_allclose(
+        sdpa.attention_weights(q, k), 0.2, rtol=4 * np.finfo(compute_dtype).eps
+    )
 
 
 def test_one_infinite_score_in_one_part(compute_dtype):

@@ -39,7 +39,7 @@ NOINLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa
     forward_scratch w;
     const int64_t most_few = p->n_q == 1 ? 1 : FN(few_period)(FEW_QUERIES);
     int64_t block = sdpa_key_block(p);
-    while (p->n_q == 1 && block * (p->d_k + d_v) * (int64_t)sizeof(real) < RUN_BYTES) block *= 2;
+    while (p->n_q == 1 && block < RUN_KEYS && block * (p->d_k + d_v) * (int64_t)sizeof(real) < RUN_BYTES) block *= 2;
     w.block = p->n_k < block ? round_up(p->n_k, SCORE_ROWS) : block;
     w.d_v = d_v;
     w.n_lanes = round_up(p->n_q < sdpa_forward_block(p) ? p->n_q : sdpa_forward_block(p), VL);

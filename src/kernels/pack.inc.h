@@ -206,22 +206,39 @@ INLINE real *panel_at(real *t, int64_t n, int64_t d, int64_t i, int64_t *row) {
     return t + first * d + (i - first);
 }
 
-/* What a block of a boolean mask with unit stride holds. */
-INLINE enum bias_kind boolean_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j) {
-    const uint64_t low_bits = 0x7f7f7f7f7f7f7f7f;
-    uint64_t set = 0, clear = 0;
-    for (int64_t i = i0; i < i0 + n_i; i++) {
-        const char *row = mask->data + i * mask->row + j0;
-        int64_t j = 0;
-        for (; j + 8 <= n_j; j += 8) {
-            uint64_t bytes;
-            memcpy(&bytes, row + j, 8);
-            set |= bytes;
-            clear |= ~(((bytes & low_bits) + low_bits) | bytes | low_bits); /* the high bits of bytes that are 0 */
+/* mask_block of a boolean mask with unit stride: as bits first, a word of 32 keys for each query, which tell what the block
+ * holds. `words`: (n_j / 32 rounded up, n_i rounded up to VL) of scratch. In place of transposed numbers, (8, 1024, 64) and
+ * random entries: 1.05 times as fast. */
+NOINLINE enum bias_kind boolean_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j,
+                                      real *s, int64_t s_row, uint32_t *words) {
+    const int64_t lanes = round_up(n_i, VL);
+    uint32_t seen = 0, hidden = 0;
+    for (int64_t i = 0; i < lanes; i++) {
+        const char *row = mask->data + (i0 + (i < n_i ? i : n_i - 1)) * mask->row + j0;
+        for (int64_t j = 0; j < n_j; j += 32) {
+            char last[32] = {0};
+            const int64_t n = n_j - j < 32 ? n_j - j : 32;
+            if (n < 32) memcpy(last, row + j, (size_t)n);
+            const uint32_t word = vbits(n < 32 ? last : row + j);
+            seen |= word;
+            hidden |= ~word << (32 - n);
+            words[j / 32 * lanes + i] = word;
         }
-        for (; j < n_j; j++) *(row[j] ? &set : &clear) = 1;
     }
-    return !set ? BIAS_ALL_MASKED : clear ? BIAS_SOME_MASKED : BIAS_NONE;
+    if (!seen || !hidden) return seen ? BIAS_NONE : BIAS_ALL_MASKED;
+    for (int64_t j = 0; j < n_j; j++) {
+        for (int64_t i = 0; i < lanes; i += VL) {
+            ivec bits;
+            const uint32_t *from = words + j / 32 * lanes + i;
+            if (SDPA_REAL == 32) {
+                memcpy(&bits, from, sizeof bits);
+            } else {
+                for (int l = 0; l < VL; l++) bits[l] = from[l];
+            }
+            vstore(s + j * s_row + i, (vec)(((bits >> j % 32 & 1) == 0) & (ivec)vset1(-INFINITY)));
+        }
+    }
+    return BIAS_SOME_MASKED;
 }
 
 /* s[j, i] (n_j, s_row) = factor * mask[i0 + i, j0 + j] for i < n_i; the lanes after n_i repeat a query. Returns what the
@@ -229,9 +246,9 @@ INLINE enum bias_kind boolean_block(const sdpa_matrix *mask, int64_t i0, int64_t
 NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, int64_t i0, int64_t n_i, int64_t j0, int64_t n_j,
                                    real factor, real *s, int64_t s_row, real *lines) {
     const int64_t line_row = round_up(n_j, VL);
-    const bool boolean = mask->dtype == SDPA_BOOL && mask->col == 1;
-    const enum bias_kind kind = boolean ? boolean_block(mask, i0, n_i, j0, n_j) : BIAS_FINITE;
-    if (kind == BIAS_ALL_MASKED || kind == BIAS_NONE) return kind;
+    if (mask->dtype == SDPA_BOOL && mask->col == 1) {
+        return boolean_block(mask, i0, n_i, j0, n_j, s, s_row, (uint32_t *)lines);
+    }
     ivec visible = {0}, nonzero = {0}; /* bits in which an element differs from -inf, and from 0 */
     vec least = {0};
     for (int64_t i = 0; i < n_i; i += VL) {
@@ -254,19 +271,16 @@ NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, int64_t i0, int64_t 
             UNROLL for (int l = 0; l < VL; l++) {
                 if (j + l >= n_j) break;
                 vec x = r[l];
-                if (!boolean) {
-                    visible |= (ivec)x ^ (ivec)vset1(-INFINITY);
-                    nonzero |= (ivec)x & ~SIGN_BIT;
-                    least = vmin2(x, least);
-                    /* The lowest finite number, which some write for -inf, is not to become -inf. */
-                    x = vmin2(vset1(REAL_MAX), vmax2(vset1(-REAL_MAX), factor * x));
-                    x = vselect(r[l] - r[l] == 0, x, r[l]);
-                }
+                visible |= (ivec)x ^ (ivec)vset1(-INFINITY);
+                nonzero |= (ivec)x & ~SIGN_BIT;
+                least = vmin2(x, least);
+                /* The lowest finite number, which some write for -inf, is not to become -inf. */
+                x = vmin2(vset1(REAL_MAX), vmax2(vset1(-REAL_MAX), factor * x));
+                x = vselect(r[l] - r[l] == 0, x, r[l]);
                 vstore(s + (j + l) * s_row + i, x);
             }
         }
     }
-    if (boolean) return kind;
     if (!vany(visible != 0)) return BIAS_ALL_MASKED;
     if (!vany(nonzero != 0)) return BIAS_NONE;
     return vany(least == -(real)INFINITY) ? BIAS_SOME_MASKED : BIAS_FINITE;

@@ -89,6 +89,7 @@ enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
  * the hardware looks (Zen 4, 8 heads of 65536 keys, d = 64: a fifth slower with 64 KB, a tenth faster with 1 MB, whose scores
  * would take four times the scratch). */
 #define RUN_BYTES (256 * 1024)
+#define RUN_KEYS 1024
 
 /* Up to so many rows of weights are multiplied with the values one by one. */
 #define FEW_ROWS 3

@@ -103,6 +103,20 @@ INLINE wide_vec vmultiply_even(wide_vec x, uint32_t factor) {
 #endif
 }
 
+/* Bit l: whether byte l of 32 is not 0. */
+INLINE uint32_t vbits(const void *p) {
+#if defined(SDPA_ISA_AVX512)
+    const __m256i x = _mm256_loadu_si256(p);
+    return _mm256_test_epi8_mask(x, x);
+#elif defined(SDPA_ISA_AVX2)
+    return ~(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_loadu_si256(p), _mm256_setzero_si256()));
+#else
+    uint32_t bits = 0;
+    for (int l = 0; l < 32; l++) bits |= (uint32_t)(((const char *)p)[l] != 0) << l;
+    return bits;
+#endif
+}
+
 /* vmulsub: a * b - c, rounded once where the ISA has FMA: for results that must agree with those of other places, since
  * whether the compiler contracts an expression depends on what surrounds it.
  * vmax2, vmin2: b where the comparison fails, so a NaN in b always comes through. */

@@ -220,3 +220,27 @@ def test_statistics_at_65536_keys(rng, compute_dtype, options):
         bounds = AttentionBounds(*x, np.zeros((n_k, 0), compute_dtype), **here).statistics
         for name, theirs, bound in zip(got._fields, expected, bounds, strict=True):
             assert_within(getattr(got, name)[i : i + block], theirs, bound, name)
+
+
+@pytest.mark.parametrize("size", [1e10, 1e30])
+def test_statistics_of_huge_scores(rng, compute_dtype, size):
+    """The largest score has all the weight however much its own rounding leaves out."""
+    q = normal(rng, (9, 20), compute_dtype) * compute_dtype.type(size)
+    k = normal(rng, (70, 20), compute_dtype)
+    got = sdpa.attention_statistics(q, k)
+    scores = q.astype(np.float64) @ k.T.astype(np.float64) / 20**0.5
+    np.testing.assert_allclose(got.lse, scores.max(-1), rtol=100 * np.finfo(compute_dtype).eps)
+    for name, value in {"entropy": 0, "max_weight": 1, "sum_p2": 1, "sum_p3": 1}.items():
+        np.testing.assert_array_equal(getattr(got, name), value, name)
+
+
+def test_statistics_where_the_scale_makes_a_score_infinite(compute_dtype):
+    """A score that scaling sends to -inf is hidden; the neighbour's bits are those that it has alone."""
+    x = np.array([[-np.finfo(compute_dtype).max / 4], [1]], compute_dtype)
+    got = sdpa.attention_statistics(x, np.array([[1], [0.5], [0]], compute_dtype), scale=10.0)
+    assert got.max_weight[0] == 1
+    assert got.entropy[0] == 0
+    assert got.score_mean[0] == 0
+    alone = sdpa.attention_statistics(x[1:], np.array([[1], [0.5], [0]], compute_dtype), scale=10.0)
+    for both, one in zip(got, alone, strict=True):
+        assert both[1] == one[0]

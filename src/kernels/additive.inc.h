@@ -216,7 +216,7 @@ NOINLINE void additive_gradients(const sdpa_unit *u, const additive_block *t) {
 
 #if SDPA_REAL == 64 /* the linear maps of additive attention are in float64 for all types: additive.c */
 /* c (m, n) += a b, depth terms each; a (m, depth), or with `transposed` (depth, m), a_row apart, its rows readable to a
- * multiple of MAX_TILE_ROWS; b's rows readable to whole vectors. */
+ * multiple of every tile's height (8, 12); b's rows readable to whole vectors. */
 static void FN(product)(double *c, int64_t c_row, const double *a, int64_t a_row, bool transposed, const double *b,
                         int64_t b_row, int64_t m, int64_t n, int64_t depth) {
     gemm g = {.c = c,

@@ -5,7 +5,7 @@
  * without looking for a maximum. A query whose scores then exceed m by STALE_LIMIT gets a new one: the block is redone
  * with a pass for the maximum and one for exp2, and so are those that follow (spread-out scores), but m moves by the
  * same rule, query by query, so that no row's bits depend on another row. Should the result overflow because m was
- * stale, the unit is redone with the true maximum of the queries concerned. */
+ * stale, the unit is redone with the true maximum of the queries concerned. Few queries (few.inc.h) keep no maximum. */
 
 #define forward_scratch FN(forward_scratch)
 #define forward_layout FN(forward_layout)
@@ -23,7 +23,7 @@ typedef struct forward_scratch {
     real *low;    /* per query: what rounding took from m, where it is huge; else 0 */
     real *exact;  /* per query: not 0 if m must be the true maximum */
     real *s;      /* (block, panel): scores, then P^T */
-    real *given;  /* (block, panel): scores that are not products of tiles, where something is added to them */
+    real *given;  /* scores that are not products of tiles: additive ones (block, panel), few_scores of a block */
     real *r;      /* (block, panel): dropout's factors, where there is dropout */
     real *k, *v;  /* packed rows */
     real *k_tail; /* (SCORE_ROWS, d_k) */
@@ -58,7 +58,8 @@ NOINLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa
     w.l = sdpa_take(a, sizeof(real) * (size_t)w.n_lanes);
     w.l_rounded = sdpa_take(a, PAIRS ? sizeof(real) * (size_t)w.n_lanes : 0);
     w.s = sdpa_take(a, sizeof(real) * (size_t)(w.block * w.panel + MAX_TILE_ROWS));
-    w.given = sdpa_take(a, sizeof(real) * (size_t)(w.block * (p->w_score ? w.panel : most_few) + VL));
+    w.given = sdpa_take(a, sizeof(real) * (size_t)(p->w_score ? w.block * w.panel
+                                                              : round_up(w.block * most_few, SCORE_ROWS * VL) + VL));
     w.r = sdpa_take(a, p->dropout_p > 0 ? sizeof(real) * (size_t)(w.block * w.panel) : 0);
     w.k = sdpa_take(a, sizeof(real) * (size_t)(w.block * packed_row(p->d_k)));
     w.v = sdpa_take(a, sizeof(real) * (size_t)(w.block * packed_row(d_v)));
@@ -147,7 +148,8 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
               .n = w->o_row,
               .depth = n,
               .seen = FN(keys_seen)(u, u->i0 + i, j0),
-              .row_scale = (const real *)alpha};
+              .row_scale = (const real *)alpha,
+              .alpha = 1};
     const bool exact = !masked || FN(rows_finite)(v, w->d_v);
     if (!exact) g.n = w->d_v;
 #if PAIRS
@@ -157,7 +159,16 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
         g.pairs = true;
     }
 #endif
-    FN(multiply)(&g, true, exact);
+    /* Runs of a single query are longer than a block; their sums are not to be. */
+    const int64_t block = sdpa_key_block(p);
+    for (int64_t k = 0; k < n; k += block) {
+        gemm part = g;
+        if (n > block) part.depth = n - k < block ? n - k : block;
+        part.a += k * stride;
+        part.b += k * v->row;
+        if (k > 0) part.row_scale = NULL;
+        FN(multiply)(&part, true, exact);
+    }
 }
 
 /* Adds keys j0 .. j0+n-1 of a block k, v to the few queries of the unit. Each block moves their maxima: looking for them
@@ -175,7 +186,8 @@ NOINLINE void forward_few(const sdpa_unit *u, const forward_scratch *w, const ro
         bias = BIAS_FINITE;
     }
     if (bias != BIAS_NONE) few_pack(w->s, period, n, -(real)INFINITY);
-    scores t = {.given = bias == BIAS_NONE ? w->s : w->given,
+    scores t = {.y = k->p,
+                .given = bias == BIAS_NONE ? w->s : w->given,
                 .n = (n * period + VL - 1) / VL,
                 .s = w->s,
                 .s_row = VL,

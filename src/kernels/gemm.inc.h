@@ -207,8 +207,8 @@ INLINE void gemm_columns(const gemm *g) {
     }
 }
 
-/* `width` vectors of one row of c, a's rows adjacent. 8 sums hide the latency of the FMAs, over every 8 / width-th step
- * each. `n` elements of c are real. */
+/* `width` vectors of one row of c, a's rows adjacent. At least 8 sums hide the latency of the FMAs: fewer vectors take turns,
+ * every 8 / width-th step each. `n` elements of c are real. */
 INLINE void few_columns(const gemm *g, int width, int64_t i, int64_t j, int64_t n) {
     const int sums = width < 8 ? 8 : width, turns = sums / width;
     vec acc[16];

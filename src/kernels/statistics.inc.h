@@ -7,8 +7,8 @@
 #define sum_of_four FN(sum_of_four)
 #define add_exactly FN(add_exactly)
 
-/* Per query, as vectors: sums relative to m, the rounded maximum m + m_low; count, mean and sum of squared deviations of the
- * logits, the last two as sums of two. */
+/* Per query, as vectors: sums relative to the maximum m + m_low (what rounding took from m, where that is finite); count,
+ * mean and sum of squared deviations of the logits, the last two as sums of two. */
 typedef struct FN(row_sums) {
     vec m, m_low, l, ex, e2, e3, n, mean, mean_low, m2, m2_low;
 } FN(row_sums);
@@ -28,9 +28,9 @@ typedef struct FN(block_sums) {
     vec l[4], ex[4], e2[4], e3[4], count, total, total_low;
 } FN(block_sums);
 
-/* Those of n products s, rows s_row apart, whose logits factor * s are to be reduced by `shift`; `total` is that of the
- * products. `masked`, a constant: leaves out products of -inf; else they make `total` infinite or NaN. */
-INLINE void FN(sum_logits)(FN(block_sums) * b, const real *s, int64_t s_row, int64_t n, vec shift, real factor,
+/* Those of n logits factor * s, rows s_row apart, reduced by shift + low. `masked`, a constant: leaves out logits of -inf;
+ * else they make `total` infinite or NaN. What is not left out has the same bits either way. */
+INLINE void FN(sum_logits)(FN(block_sums) * b, const real *s, int64_t s_row, int64_t n, vec shift, vec low, real factor,
                            bool masked) {
     /* log2 e as the sum of two, the first with at most half the bits of a significand. */
     const double c_high = SDPA_REAL == 32 ? 0x1.714p0 : 0x1.715476p0, c_low = M_LOG2E - c_high + 2.0355273740931033e-17,
@@ -40,21 +40,16 @@ INLINE void FN(sum_logits)(FN(block_sums) * b, const real *s, int64_t s_row, int
         const int64_t end = tile + 8 < n ? tile + 8 : n, part = tile / 8 % 4;
         vec of_s = {0}, of_e = {0}, of_ex = {0}, of_e2 = {0}, of_e3 = {0};
         for (int64_t j = tile; j < end; j++) {
-            const vec x = vload(s + j * s_row), d = vmulsub(vset1(factor), x, shift);
+            const vec x = vload(s + j * s_row), d = vmulsub(vset1(factor), x, shift) - low;
             const vec e = vexp2_product(d, (real)M_LOG2E, (real)c_high, (real)c_low, (real)(-limit / M_LOG2E));
+            const ivec hidden = masked ? factor * x == -(real)INFINITY : (ivec){0};
             const vec square = e * e;
             of_e += e;
             of_e2 += square;
             of_e3 += square * e;
-            if (masked) {
-                const ivec hidden = x == -(real)INFINITY;
-                of_ex += vselect(hidden, (vec){0}, e * d);
-                of_s += vselect(hidden, (vec){0}, x);
-                b->count += vselect(hidden, (vec){0}, vset1(1));
-            } else {
-                of_ex += e * d;
-                of_s += x;
-            }
+            of_ex += e * (masked ? vselect(hidden, (vec){0}, d) : d);
+            of_s += factor * (masked ? vselect(hidden, (vec){0}, x) : x);
+            if (masked) b->count += vselect(hidden, (vec){0}, vset1(1));
         }
         b->l[part] += of_e;
         b->ex[part] += of_ex;
@@ -72,7 +67,7 @@ INLINE vec FN(squares)(const real *s, int64_t s_row, int64_t n, vec mean, real f
         vec of_d2 = {0};
         for (int64_t j = tile; j < end; j++) {
             const vec x = vload(s + j * s_row), from_mean = vmulsub(vset1(factor), x, mean);
-            const vec d = masked ? vselect(x == -(real)INFINITY, (vec){0}, from_mean) : from_mean;
+            const vec d = masked ? vselect(factor * x == -(real)INFINITY, (vec){0}, from_mean) : from_mean;
             of_d2 += d * d;
         }
         squares[tile / 8 % 4] += of_d2;
@@ -80,34 +75,34 @@ INLINE vec FN(squares)(const real *s, int64_t s_row, int64_t n, vec mean, real f
     return sum_of_four(squares);
 }
 
-/* Adds n logits, factor * s of rows s_row apart, the greatest of them factor * most, to the sums of a vector of queries. Inline
- * into its only caller: as a function of its own it is a third slower. */
+/* Adds n logits, factor * s of rows s_row apart, the greatest of them factor * most, to the sums of a vector of queries.
+ * Inline into its only caller: as a function of its own it is a third slower. */
 INLINE void FN(add_logits)(FN(row_sums) * r, const real *s, int64_t s_row, int64_t n, vec most, real factor,
                            bool masked) {
-    const vec maximum = factor * most, rest = vmulsub(vset1(factor), most, maximum),
-              low = vselect(rest - rest == 0, rest, (vec){0});
-    const vec m = vmax2(maximum, r->m), shift = vselect(m == -(real)INFINITY, (vec){0}, m);
+    const vec maximum = factor * most, lost = vmulsub(vset1(factor), most, maximum),
+              rest = vselect(lost - lost == 0, lost, (vec){0});
+    const vec m = vmax2(maximum, r->m), shift = vselect(m == -(real)INFINITY, (vec){0}, m),
+              low = vselect(maximum > r->m, rest, vselect(maximum == r->m, vmax2(rest, r->m_low), r->m_low));
     FN(block_sums) b;
     if (!masked) {
-        FN(sum_logits)(&b, s, s_row, n, shift, factor, false);
+        FN(sum_logits)(&b, s, s_row, n, shift, low, factor, false);
         masked = vany(b.total - b.total != 0);
     }
-    if (masked) FN(sum_logits)(&b, s, s_row, n, shift, factor, true);
-    const vec count = b.count, total = factor * b.total,
-              total_low = factor * b.total_low + vmulsub(vset1(factor), b.total, total);
+    if (masked) FN(sum_logits)(&b, s, s_row, n, shift, low, factor, true);
+    const vec count = b.count, total = b.total, total_low = b.total_low;
     const vec mean = vselect(count == 0, (vec){0}, total / count),
               lacking = vselect(count == 0, (vec){0}, (total_low - vmulsub(mean, count, total)) / count);
     const vec squares =
         masked ? FN(squares)(s, s_row, n, mean, factor, true) : FN(squares)(s, s_row, n, mean, factor, false);
     const vec m2 = squares - count * lacking * lacking;
     /* The old sums move to the new maximum: e shrinks by a, x grows by `down`. */
-    const vec down = vselect(r->m == -(real)INFINITY, (vec){0}, r->m - shift),
-              a = vexp2((real)M_LOG2E * (r->m - shift));
+    const vec moved = (r->m - shift) + (r->m_low - low), down = vselect(r->m == -(real)INFINITY, (vec){0}, moved),
+              a = vexp2((real)M_LOG2E * moved);
     r->ex = a * (r->ex + down * r->l) + sum_of_four(b.ex);
     r->l = a * r->l + sum_of_four(b.l);
     r->e2 = a * a * r->e2 + sum_of_four(b.e2);
     r->e3 = a * a * a * r->e3 + sum_of_four(b.e3);
-    r->m_low = vselect(maximum > r->m, low, vselect(maximum == r->m, vmax2(low, r->m_low), r->m_low));
+    r->m_low = low;
     r->m = m;
     const vec all = r->n + count, part = vselect(all == 0, (vec){0}, count / all), d = mean - r->mean,
               d_low = lacking - r->mean_low;
@@ -170,14 +165,14 @@ COLD static void FN(statistics)(const sdpa_unit *u, void *scratch) {
         const FN(row_sums) *r = &sums[i / VL];
         const int64_t x = i % VL;
         /* p = factor e, and log p = x + m - lse. */
-        const double m = r->m[x], most = m > sink ? m : sink, n = r->n[x];
+        const double m = (double)r->m[x] + r->m_low[x], most = m > sink ? m : sink, n = r->n[x];
         const bool empty = most == -INFINITY, keyless = n == 0;
         const double shift = keyless ? 0 : exp(m - most), l = shift * r->l[x] + (empty ? 0 : exp(sink - most));
         const double factor = keyless ? 0 : shift / l, lse = empty ? -INFINITY : most + log(l);
         real row[7] = {
             (real)lse,
             keyless ? 0 : (real)(-factor * (r->ex[x] + r->l[x] * (m - most - log(l)))),
-            (real)(factor * exp((double)r->m_low[x])),
+            (real)factor,
             (real)(factor * factor * r->e2[x]),
             (real)(factor * factor * factor * r->e3[x]),
             keyless ? (real)NAN : r->mean[x] + r->mean_low[x],

@@ -235,7 +235,7 @@ def test_statistics_of_huge_scores(rng, compute_dtype, size):
 
 
 def test_statistics_where_the_scale_makes_a_score_infinite(compute_dtype):
-    """A score that scaling sends to -inf is hidden; the neighbour's bits are those that it has alone."""
+    """A score that scaling sends to -inf is hidden; its neighbour's bits are those of it alone."""
     x = np.array([[-np.finfo(compute_dtype).max / 4], [1]], compute_dtype)
     got = sdpa.attention_statistics(x, np.array([[1], [0.5], [0]], compute_dtype), scale=10.0)
     assert got.max_weight[0] == 1

@@ -7,6 +7,7 @@
 
 #define few_scores FN(few_scores)
 #define few_queries FN(few_queries)
+#define few_fill FN(few_fill)
 #define few_fold FN(few_fold)
 #define few_pack FN(few_pack)
 
@@ -49,6 +50,11 @@ INLINE void FN(few_products)(vec *sum, const real *q, int period, const real *k,
         chains == 4 ? (acc[0][i] + acc[1][i]) + (acc[2][i] + acc[3][i]) : acc[0][i];
 }
 
+/* What a vector holds after the last of n keys. */
+INLINE void few_fill(real *s, int period, int64_t n, real fill) {
+    for (int64_t l = n * period; l < round_up(n * period, VL); l++) s[l] = fill;
+}
+
 /* s (n * period, to whole vectors) = products of few_queries q and n keys of `depth`; -inf after the last. Room for VL reals
  * more. */
 NOINLINE void few_scores(real *s, const real *q, int period, const real *k, int64_t k_row, int64_t n, int64_t depth,
@@ -75,7 +81,7 @@ NOINLINE void few_scores(real *s, const real *q, int period, const real *k, int6
         for (int i = 0; i < VL; i++) to[i] = vreduce_add(sum[i]);
 #endif
     }
-    for (int64_t l = n * period; l < round_up(n * period, VL); l++) s[l] = -(real)INFINITY;
+    few_fill(s, period, n, -(real)INFINITY);
 }
 
 /* Brings s (n, VL), a query per lane, into the order of few_scores, `fill` after the last. */
@@ -83,7 +89,7 @@ NOINLINE void few_pack(real *s, int period, int64_t n, real fill) {
     for (int64_t j = 0; j < n; j++) {
         for (int i = 0; i < period; i++) s[j * period + i] = s[j * VL + i];
     }
-    for (int64_t l = n * period; l < round_up(n * period, VL); l++) s[l] = fill;
+    few_fill(s, period, n, fill);
 }
 
 /* The maximum, or the sum, of the lanes of a query, in each of them. */

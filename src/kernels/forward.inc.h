@@ -39,7 +39,8 @@ NOINLINE forward_scratch forward_layout(const sdpa_problem *p, int64_t d_v, sdpa
     forward_scratch w;
     const int64_t most_few = p->n_q == 1 ? 1 : FN(few_period)(FEW_QUERIES);
     int64_t block = sdpa_key_block(p);
-    while (p->n_q == 1 && block < RUN_KEYS && block * (p->d_k + d_v) * (int64_t)sizeof(real) < RUN_BYTES) block *= 2;
+    const bool runs = p->n_q == 1 && !p->w_score;
+    while (runs && block < RUN_KEYS && block * (p->d_k + d_v) * (int64_t)sizeof(real) < RUN_BYTES) block *= 2;
     w.block = p->n_k < block ? round_up(p->n_k, SCORE_ROWS) : block;
     w.d_v = d_v;
     w.n_lanes = round_up(p->n_q < sdpa_forward_block(p) ? p->n_q : sdpa_forward_block(p), VL);
@@ -181,11 +182,13 @@ NOINLINE void forward_few(const sdpa_unit *u, const forward_scratch *w, const ro
     const bool far = period > 1 && FN(rows_ahead)(u, j0 + n, &next);
     enum bias_kind bias = bias_block(u, u->i0, u->n_i, j0, n, (real)M_LOG2E, w->s, VL, w->line);
     if (bias == BIAS_ALL_MASKED) return;
-    if (bias == BIAS_NONE && p->softcap > 0) {
-        memset(w->s, 0, sizeof(real) * (size_t)(n * VL)); /* tanh would make scores of what few_scores fills up */
+    if (bias != BIAS_NONE) {
+        few_pack(w->s, period, n, -(real)INFINITY);
+    } else if (p->softcap > 0) { /* tanh would make scores of what few_scores fills up */
+        memset(w->s, 0, sizeof(real) * (size_t)(n * period));
+        few_fill(w->s, period, n, -(real)INFINITY);
         bias = BIAS_FINITE;
     }
-    if (bias != BIAS_NONE) few_pack(w->s, period, n, -(real)INFINITY);
     scores t = {.y = k->p,
                 .given = bias == BIAS_NONE ? w->s : w->given,
                 .n = (n * period + VL - 1) / VL,

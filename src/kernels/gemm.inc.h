@@ -21,6 +21,7 @@
 #define gemm_columns FN(gemm_columns)
 #define gemm_rows FN(gemm_rows)
 #define few_columns FN(few_columns)
+#define few_turns FN(few_turns)
 #define few_width FN(few_width)
 #define gemm_few_rows FN(gemm_few_rows)
 
@@ -207,10 +208,12 @@ INLINE void gemm_columns(const gemm *g) {
     }
 }
 
-/* `width` vectors of one row of c, a's rows adjacent. At least 8 sums hide the latency of the FMAs: fewer vectors take turns,
- * every 8 / width-th step each. `n` elements of c are real. */
+/* In how many turns few_columns sums: at least 8 sums hide the latency of the FMAs. */
+INLINE int few_turns(int width) { return width < 8 ? 8 / width : 1; }
+
+/* `width` vectors of one row of c, a's rows adjacent, every few_turns-th step to the same sums. `n` elements of c are real. */
 INLINE void few_columns(const gemm *g, int width, int64_t i, int64_t j, int64_t n) {
-    const int sums = width < 8 ? 8 : width, turns = sums / width;
+    const int turns = few_turns(width), sums = turns * width;
     vec acc[16];
     UNROLL for (int x = 0; x < sums; x++) acc[x] = (vec){0};
     const real *a = g->a + i, *b = g->b + j;
@@ -278,7 +281,7 @@ COLD NOINLINE void FN(gemm_masked)(const gemm *g, bool a_rows_adjacent) {
         for (int64_t j = 0; j < g->n; j++) {
             if (few && j == end) {
                 const int width = few_width(g->n - j);
-                turns = width < 8 ? 8 / width : 1;
+                turns = few_turns(width);
                 end += width * VL;
             }
             const int64_t whole = g->depth / turns * turns;

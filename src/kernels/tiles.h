@@ -87,7 +87,7 @@ enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
 
 /* The keys of a single query and their values are read in turn, about so many bytes at a time: the longer, the further ahead
  * the hardware looks (Zen 4, 8 heads of 65536 keys, d = 64: a fifth slower with 64 KB, a tenth faster with 1 MB, whose scores
- * would take four times the scratch). */
+ * would take four times the scratch); at most RUN_KEYS of them. */
 #define RUN_BYTES (256 * 1024)
 #define RUN_KEYS 1024
 

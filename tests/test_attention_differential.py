@@ -121,6 +121,24 @@ def test_layout_of_boolean_mask(rng, dtype, layout):
     check_attention(q, k, v, mask, grad_out=g, grad_lse=g_lse)
 
 
+@pytest.mark.parametrize("n_k", [4, 8, 16, 24, 48, 304])
+def test_bits_do_not_depend_on_where_a_bias_lies(rng, compute_dtype, n_k):
+    """Rows are read in place from any element on; the largest numbers stay finite everywhere."""
+    q, k, v, *_ = operands(rng, compute_dtype, (2,), 40, n_k, 8, 8)
+    most = np.finfo(compute_dtype).max
+    bias = np.full((40, n_k), -most, compute_dtype)
+    bias[3:] = rng.choice([-np.inf, -most, -most / 2, -1, 0, 1], bias[3:].shape)
+    bias[-1] = rng.choice([0, most], n_k)
+    expected = sdpa.attention_forward(q, k, v, np.asfortranarray(bias))
+    assert np.isfinite(expected.out).all()
+    np.testing.assert_array_less(expected.lse[:, :3], -most / 2)
+    for first in range(17):
+        place = np.empty(first + bias.size, compute_dtype)[first:].reshape(bias.shape)
+        place[...] = bias
+        for a, b in zip(sdpa.attention_forward(q, k, v, place), expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("n_k", "d"), [(10, 16), (35, 9)])
 def test_layout_of_saved_results(rng, dtype, layout, n_k, d):

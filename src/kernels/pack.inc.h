@@ -264,20 +264,23 @@ NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, int64_t i0, int64_t 
                 memcpy(lines + l * line_row, lines, (size_t)n_j * sizeof(real));
             }
         }
-        for (int64_t j = 0; j < n_j; j += VL) {
+        /* In place, all but the first and the last columns in whole cache lines: rows of 4096 bytes share a set of L1, which
+         * forgets a line that two vectors share between them (Zen 4, (8, 1024, 64): 1.02 times as fast). */
+        const int64_t lead = in_place && n_j > VL ? (int64_t)(-(uintptr_t)from % VEC_BYTES / sizeof(real)) : 0;
+        for (int64_t j = 0, next; j < n_j; j = next) {
+            next = j == 0 && lead > 0 ? lead : j + VL;
+            if (in_place && next < n_j && next + VL > n_j) next = n_j - VL;
             vec r[VL];
             UNROLL for (int l = 0; l < VL; l++) r[l] = vload(from + l * from_row + j);
             vtranspose(r);
             UNROLL for (int l = 0; l < VL; l++) {
                 if (j + l >= n_j) break;
-                vec x = r[l];
+                const vec x = r[l];
                 visible |= (ivec)x ^ (ivec)vset1(-INFINITY);
                 nonzero |= (ivec)x & ~SIGN_BIT;
                 least = vmin2(x, least);
                 /* The lowest finite number, which some write for -inf, is not to become -inf. */
-                x = vmin2(vset1(REAL_MAX), vmax2(vset1(-REAL_MAX), factor * x));
-                x = vselect(r[l] - r[l] == 0, x, r[l]);
-                vstore(s + (j + l) * s_row + i, x);
+                vstore(s + (j + l) * s_row + i, vmul_finite(factor, x));
             }
         }
     }

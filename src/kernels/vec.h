@@ -6,6 +6,7 @@
 #ifndef SDPA_VEC_H
 #define SDPA_VEC_H
 
+#include <float.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -53,6 +54,7 @@
 #define vmax2 FN(vmax2)
 #define vmin2 FN(vmin2)
 #define vmulsub FN(vmulsub)
+#define vmul_finite FN(vmul_finite)
 #define vround FN(vround)
 #define vrest FN(vrest)
 #define vscale FN(vscale)
@@ -119,6 +121,7 @@ INLINE uint32_t vbits(const void *p) {
 
 /* vmulsub: a * b - c, rounded once where the ISA has FMA: for results that must agree with those of other places, since
  * whether the compiler contracts an expression depends on what surrounds it.
+ * vmul_finite: a * x, but the largest finite number of its sign where a finite x would make it infinite.
  * vmax2, vmin2: b where the comparison fails, so a NaN in b always comes through. */
 #if defined(SDPA_ISA_AVX512)
 INLINE vec_f32 vmax2_f32(vec_f32 a, vec_f32 b) { return (vec_f32)_mm512_max_ps((__m512)a, (__m512)b); }
@@ -130,6 +133,18 @@ INLINE vec_f32 vmulsub_f32(vec_f32 a, vec_f32 b, vec_f32 c) {
 }
 INLINE vec_f64 vmulsub_f64(vec_f64 a, vec_f64 b, vec_f64 c) {
     return (vec_f64)_mm512_fmsub_pd((__m512d)a, (__m512d)b, (__m512d)c);
+}
+#define INFINITIES 0x18 /* what fpclass is to look for */
+/* Rounding towards 0 leaves infinity to infinite factors (in place of limits: Zen 4, 2.5 cycles less per vector). */
+INLINE vec_f32 vmul_finite_f32(float a, vec_f32 x) {
+    const __m512 factor = _mm512_set1_ps(a), y = _mm512_mul_ps(factor, (__m512)x);
+    return (vec_f32)_mm512_mask_mul_round_ps(y, _mm512_fpclass_ps_mask(y, INFINITIES), factor, (__m512)x,
+                                             _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+}
+INLINE vec_f64 vmul_finite_f64(double a, vec_f64 x) {
+    const __m512d factor = _mm512_set1_pd(a), y = _mm512_mul_pd(factor, (__m512d)x);
+    return (vec_f64)_mm512_mask_mul_round_pd(y, _mm512_fpclass_pd_mask(y, INFINITIES), factor, (__m512d)x,
+                                             _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
 }
 /* To the nearest multiple of 2^-bits, a constant; what that takes from x, which for +-inf is 0. */
 #define VROUND(bits) ((bits) << 4 | _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
@@ -307,6 +322,17 @@ INLINE void vstore_partial_f32(float *p, vec_f32 x, int n) {
 INLINE void vstore_partial_f64(double *p, vec_f64 x, int n) {
     for (int l = 0; l < n; l++) p[l] = x[l];
 }
+#endif
+
+#if !defined(SDPA_ISA_AVX512)
+#define DEFINE_MUL_FINITE(T, most)                                                                                     \
+    INLINE vec_##T vmul_finite_##T(real_##T a, vec_##T x) {                                                            \
+        const vec_##T y = vmin2_##T(vset1_##T(most), vmax2_##T(vset1_##T(-most), a * x));                              \
+        return vselect_##T(x - x == 0, y, x);                                                                          \
+    }
+DEFINE_MUL_FINITE(f32, FLT_MAX)
+DEFINE_MUL_FINITE(f64, DBL_MAX)
+#undef DEFINE_MUL_FINITE
 #endif
 
 /* In-place transpose of VL x VL: a butterfly. Stage h swaps the h-blocks off the diagonal of each 2h-block. */

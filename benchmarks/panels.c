@@ -5,11 +5,13 @@
  *
  * and the same with -march=x86-64-v3 and avx2.c. A panel is three vectors of queries against 128 keys. `beside`: what it
  * takes besides its FMAs, in cycles per vector of scores, a cycle being what the peak takes for the FMA of a vector of 64
- * bytes (two of 32). Best of many turns. */
+ * bytes (two of 32). Best of many turns. With an argument exponentials are taken as on CPUs that compute vectors in halves. */
 #include SOURCE
 #include "seconds.h"
 #include <stdio.h>
 #include <stdlib.h>
+
+bool sdpa_half_vectors;
 
 /* Nobody interrupts, and there is no other unit to wait for. */
 bool sdpa_run_stopped(sdpa_run *run) { return run == NULL; }
@@ -56,7 +58,9 @@ static float x[QUERIES * MOST_D] __attribute__((aligned(64))), y[KEYS * (MOST_D 
     s[QUERIES * (KEYS + 16)] __attribute__((aligned(64))), ds[QUERIES * (KEYS + 16)] __attribute__((aligned(64))),
     c[KEYS * (MOST_D + 16)] __attribute__((aligned(64)));
 
-int main(void) {
+int main(int argc, char **argv) {
+    (void)argv;
+    sdpa_half_vectors = argc > 1;
     double peak;
     BEST(peak, fmas());
     peak = 2.0 * VL_f32 * SUMS_AT_ONCE * STEPS / peak;

@@ -7,6 +7,8 @@
 
 #include "kernels/kernels.h"
 
+bool sdpa_half_vectors;
+
 static bool has_generic(void) { return true; }
 
 #if defined(__x86_64__)
@@ -50,6 +52,13 @@ static bool has_avx512bf16(void) {
     return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 &&
            __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bit_AVX512BF16);
 }
+
+/* AMD's family 25: Zen 4, and Zen 3, which has no such vectors. */
+static bool computes_halves(void) {
+    uint32_t a, b, c, d;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && __get_cpuid(1, &a, &b, &c, &d) &&
+           (a >> 8 & 0xf) + (a >> 20 & 0xff) == 25;
+}
 #elif defined(__aarch64__)
 static bool has_neon(void) { return true; /* part of the architecture's baseline */ }
 #endif
@@ -64,6 +73,9 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Atomic(const sdpa_isa *) chosen;
 
 static void detect(void) {
+#if defined(__x86_64__)
+    sdpa_half_vectors = computes_halves();
+#endif
     int i = 0;
 #define DETECT(isa) isas[i++].available = has_##isa();
     SDPA_FOR_EACH_ISA(DETECT)

@@ -118,6 +118,9 @@ struct sdpa_ops {
     void (*exponentials)(double *e, const double *x, int64_t n, double limit);
 };
 
+/* Whether the CPU computes vectors of 64 bytes in halves, as Zen 4 does. Speed depends on it, no bit of a result does. */
+extern bool sdpa_half_vectors;
+
 #define SDPA_DECLARE_ISA(isa) extern const struct sdpa_ops sdpa_isa_##isa;
 SDPA_FOR_EACH_ISA(SDPA_DECLARE_ISA)
 #undef SDPA_DECLARE_ISA

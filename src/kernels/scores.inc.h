@@ -296,27 +296,33 @@ INLINE void FN(finish_row)(const scores *t, enum score_mode mode, int nv, int64_
 }
 
 /* The first `whole` keys, whole tiles, of modes that sum: a tile's rows are finished while the next tile is multiplied, each
- * after its share of the depth. */
-INLINE void FN(score_deferred)(const scores *t, int nv, enum score_mode mode, bool pairs, int64_t whole) {
-    const int64_t share = (t->depth + SCORE_ROWS - 1) / SCORE_ROWS;
+ * after its share of the depth; or, with sdpa_half_vectors, before that. */
+INLINE void FN(score_by_rows)(const scores *t, int nv, enum score_mode mode, bool pairs, int64_t whole) {
+    const bool later = !sdpa_half_vectors;
+    const int64_t behind = later ? SCORE_ROWS : 0, n_shares = later ? SCORE_ROWS : 1,
+                  share = (t->depth + n_shares - 1) / n_shares;
     vec before[SCORE_ROWS][SCORE_WIDTH], sum[SCORE_WIDTH];
-    for (int64_t j0 = 0; j0 <= whole; j0 += SCORE_ROWS) {
+    for (int64_t j0 = 0; j0 < whole + behind; j0 += SCORE_ROWS) {
         vec acc[SCORE_ROWS][MAX_WIDTH];
         UNROLL for (int x = 0; x < nv; x++) {
             UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][x] = (vec){0};
             sum[x] = (vec){0};
         }
-        for (int64_t i = 0; i < SCORE_ROWS; i++) {
+        for (int64_t i = 0; i < n_shares; i++) {
             const int64_t k = i * share, left = j0 < whole ? t->depth - k : 0;
             tile(acc, SCORE_ROWS, nv, pairs, t->y + j0 * t->y_row + k, t->y_row, 1, t->x + k * nv * VL, nv * VL,
                  left < share ? left : share);
-            if (j0 > 0) FN(finish_row)(t, mode, nv, j0 - SCORE_ROWS + i, before[i], sum);
-        }
-        if (j0 > 0) {
-            real *to = FN(extreme_at)(t, mode, j0 - SCORE_ROWS);
-            UNROLL for (int x = 0; x < nv; x++) vstore(to + x * VL, sum[x] + vload(to + x * VL));
+            if (j0 > 0 && later) FN(finish_row)(t, mode, nv, j0 - SCORE_ROWS + i, before[i], sum);
         }
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) { UNROLL for (int x = 0; x < nv; x++) before[i][x] = acc[i][x]; }
+        /* From memory, which leaves registers for the constants; all eight rows unrolled are no faster. */
+        _Pragma("GCC unroll 2") for (int i = 0; i < SCORE_ROWS && !later; i++) {
+            FN(finish_row)(t, mode, nv, j0 + i, before[i], sum);
+        }
+        if (j0 >= behind) {
+            real *to = FN(extreme_at)(t, mode, j0 - behind);
+            UNROLL for (int x = 0; x < nv; x++) vstore(to + x * VL, sum[x] + vload(to + x * VL));
+        }
     }
 }
 
@@ -326,9 +332,9 @@ INLINE void score_whole_tiles(const scores *all, int nv, enum score_mode mode, b
     const bool gradient = mode == SCORE_GRADIENT, logits = mode == SCORE_RAW || mode == SCORE_BIASED;
     const int64_t second = FN(second_chain)(&t, gradient),
                   whole = logits && t.given ? 0 : t.n / SCORE_ROWS * SCORE_ROWS;
-    const bool deferred = DEFERRED && FN(sums)(mode);
-    if (deferred) FN(score_deferred)(&t, nv, mode, pairs, whole);
-    for (int64_t j0 = 0; j0 < whole && !deferred; j0 += SCORE_ROWS) {
+    const bool by_rows = BY_ROWS && FN(sums)(mode);
+    if (by_rows) FN(score_by_rows)(&t, nv, mode, pairs, whole);
+    for (int64_t j0 = 0; j0 < whole && !by_rows; j0 += SCORE_ROWS) {
         const real *y = t.y + j0 * t.y_row;
         vec acc[SCORE_ROWS][MAX_WIDTH];
         UNROLL for (int j = 0; j < nv; j++) {
@@ -360,7 +366,7 @@ DEFINE_SCORE(3, biased, SCORE_BIASED, false)
 DEFINE_SCORE(3, summed, SCORE_SUMMED, false)
 DEFINE_SCORE(3, weights, SCORE_WEIGHTS, false)
 DEFINE_SCORE(3, gradient, SCORE_GRADIENT, false)
-#if SDPA_REAL == 32 || DEFERRED
+#if SDPA_REAL == 32 || BY_ROWS
 DEFINE_SCORE(3, biased_summed, SCORE_BIASED_SUMMED, false)
 #endif
 #if SDPA_REAL == 32 /* of 128 queries a quarter; of float64's at most a sixteenth */
@@ -414,7 +420,7 @@ static void FN(score)(const scores *t, int nv, enum score_mode mode) {
         [0][3] = {[SCORE_RAW] = FN(score_3_raw),
                   [SCORE_BIASED] = FN(score_3_biased),
                   [SCORE_SUMMED] = FN(score_3_summed),
-#if SDPA_REAL == 32 || DEFERRED
+#if SDPA_REAL == 32 || BY_ROWS
                   [SCORE_BIASED_SUMMED] = FN(score_3_biased_summed),
 #endif
                   [SCORE_WEIGHTS] = FN(score_3_weights),

@@ -102,10 +102,12 @@ enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
  * 93.5 to 97.7 GF/s with vectors of 16; with those of 8 no gain. */
 #define SKIPS (VEC_BYTES == 64 && SDPA_REAL == 32)
 
-/* Whether the scores of a tile become weights while the next one is multiplied: their exponentials take few of the FMA units'
- * cycles, but wait long for each other. Zen 5, share of the peak of K Q^T with its exponentials (panels.c): d = 64 84.4 to 88.9,
- * d = 32 74.5 to 80; of those with their products V dO^T 92.3 to 90. With 16 registers a tile leaves none for them. */
-#define DEFERRED (VEC_BYTES == 64)
+/* Whether the scores of a tile leave the registers before they become weights. Where vectors are whole, that is while the next
+ * tile is multiplied: their exponentials take few of the FMA units' cycles, but wait long for each other. Share of the peak of
+ * K Q^T with its exponentials (panels.c), Zen 5: d = 64 84.4 to 88.9, d = 32 74.5 to 80; with them products V dO^T fell from 92.3
+ * to 90. Where they are computed in halves (sdpa_half_vectors), units are busy enough: Zen 4, d = 64, 88.6 from the registers,
+ * 88.4 row by row at once, 85.9 with the next tile. AVX2 from the registers 80.1, row by row 77.7. */
+#define BY_ROWS (VEC_BYTES == 64)
 
 /* Problems of few keys have kernels of their own (small.inc.h), but where kernels are to be small. Beyond so many keys their
  * sums over the lanes cost more than transposed queries do at d = 16; at d = 64 from 60 on. */

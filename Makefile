@@ -6,6 +6,7 @@
 #   make bench      speed and memory beside the peers installed and the machine's peak; targets
 #   make model      add a pretrained model, 84 MB, for the laboratory and its tests
 #   make lab        the ledger and all experiments with four times the draws, training on full grids; half an hour
+#   make stubs      rewrite sdpa/_core.pyi and sdpa/_options.py from the extension
 #   make notebooks  run the notebooks and keep their outputs       make browser    chromium, for the tests of the pages
 #   make docs       the pages, the reference and the notebooks as HTML
 #   make format     rewrite the sources in the project's style     make lint      check style and types
@@ -17,8 +18,8 @@ PYTEST_ARGS = --numprocesses=$(JOBS) --dist=loadfile
 JOBS = $(shell nproc 2>/dev/null || echo 2)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-C_FILES = $(wildcard src/*.[ch] src/*/*.[ch] tests/c/*.[ch])
-SOURCES = setup.py pyproject.toml $(wildcard src/*.[ch] src/*/*.[ch])
+C_FILES = $(wildcard src/*.[ch] src/*/*.[ch] src/kernels/fast/*.h tests/c/*.[ch])
+SOURCES = setup.py pyproject.toml $(wildcard src/*.[ch] src/*/*.[ch] src/*/*/*.[ht]* src/*/*.txt)
 
 # Any installation that has the extra will do.
 demo: $(or $(firstword $(wildcard $(VENV)/with-*lab*)),$(VENV)/with-lab)
@@ -60,16 +61,20 @@ sanitize: $(VENV)/with-$(EXTRAS)
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 		$(BIN)/pytest --capture=sys -m 'not uninstrumented' $(PYTEST_ARGS)
 
+# The extension is compiled first, whose table of options they follow.
+stubs: $(VENV)/with-$(EXTRAS)
+	$(BIN)/python tools/stubs.py
+
 bench: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 	$(BIN)/python -m benchmarks --json build/bench/results.json $(BENCH_ARGS)
 
 test-c:
 	$(MAKE) -C tests/c -j$(JOBS)
 	build/c/$(shell gcc -dumpmachine | cut -d- -f1)/driver
-	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/tsan FLAGS="-O1 -g -fsanitize=thread"
+	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/tsan VECTORS= FLAGS="-O1 -g -fsanitize=thread"
 	build/c/tsan/driver machine pool disturbed additive
-	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/wide ISA_FLAGS_generic="-DSDPA_WIDE -Wno-psabi"
-	SDPA_ISA=generic build/c/wide/driver attention additive
+	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/wide WIDE=1
+	SDPA_ISA=wide build/c/wide/driver vec convert attention additive
 
 # Without the test of fork: qemu-user cannot start threads in a forked child.
 ARM_PACKAGES = gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
@@ -82,17 +87,17 @@ test-arm:
 			echo 'make test-arm needs, on Debian: apt-get install $(ARM_PACKAGES)' >&2; exit 1; \
 		fi; \
 	fi
-	$(MAKE) -C tests/c -j$(JOBS) CC=aarch64-linux-gnu-gcc FLAGS="-O2 -g -DTIME_LIMIT=20"
-	qemu-aarch64 -L /usr/aarch64-linux-gnu build/c/aarch64/driver machine pool attention disturbed additive
+	$(MAKE) -C tests/c -j$(JOBS) CC=aarch64-linux-gnu-gcc FLAGS="-O2 -g -DTIME_LIMIT=20 -DSTRIDE=4001"
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/c/aarch64/driver vec convert vmath machine pool attention disturbed additive
 
 # Half an hour, of which Bochs has one core. Where the machine has AVX-512, `make test-c` is the whole of it.
-AVX512_TESTS = machine attention disturbed additive
+AVX512_TESTS = vec convert vmath machine attention disturbed additive
 test-avx512:
 	@if grep -qw avx512f /proc/cpuinfo; then \
 		echo 'this machine has AVX-512: without an emulator'; \
 		$(MAKE) -C tests/c -j$(JOBS) && SDPA_ISA=avx512 build/c/x86_64/driver $(AVX512_TESTS); \
 	else \
-		$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/bochs FLAGS="-O2 -g -static -DTIME_LIMIT=600" && \
+		$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/bochs FLAGS="-O2 -g -static -DTIME_LIMIT=600 -DSTRIDE=4001" && \
 			tests/c/emulate.sh build/c/bochs $(AVX512_TESTS); \
 	fi
 
@@ -144,4 +149,4 @@ lint: $(VENV)/dev $(VENV)/with-$(EXTRAS)
 clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
-.PHONY: demo test model build bench browser lab notebooks docs sanitize test-c test-arm test-avx512 format lint clean
+.PHONY: demo test model build stubs bench browser lab notebooks docs sanitize test-c test-arm test-avx512 format lint clean

@@ -1,48 +1,47 @@
 """Build of the C extension; everything else about the package stands in pyproject.toml.
 
-Each file of src/kernels is compiled for its own instruction set, the rest without any ``-m`` flag,
-so that the extension loads on every machine of the architecture and chooses its kernels when
-imported.
+src/kernels/kernel.c is compiled once for each instruction set and type of src/runtime/isas.txt, all
+else without any ``-m`` flag, so that the extension loads on every machine of the architecture and
+chooses its kernels when imported.
 
 Environment: ``SDPA_WERROR=1`` makes warnings errors; ``SDPA_SANITIZE=1`` builds with the address
 and undefined-behaviour sanitizers.
 """
 
 import os
-import subprocess
+import re
 import sys
 import sysconfig
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
-ISA_FLAGS = {
-    "x86_64": {
-        "generic": [],
-        "avx2": ["-march=x86-64-v3"],
-        "avx512": ["-march=x86-64-v4", "-mavx512bf16"],
-    },
-    "aarch64": {"generic": [], "neon": []},
-}
-# What of GCC's -O3 the code profits from, by folder: all of it would make the wheel a fifth larger,
-# and no faster. Where other kernels exist, the generic one serves CPUs from before 2013 and may be
-# a fifth slower for a third of its size. What GCC has scheduled compresses worse and runs no
-# faster: CPUs reorder by themselves. Other compilers keep -O3.
-GCC_FLAGS = {
-    "src": ["-O2"],
-    "python": ["-O2"],
-    "kernels": ["-O2", "-fno-stack-protector", "-fno-schedule-insns2"],
-    "generic": ["-Os", "-fno-stack-protector", "-fno-schedule-insns2", "-fno-thread-jumps"],
-}
 MACHINE = sysconfig.get_platform().rpartition("-")[2].replace("arm64", "aarch64")
-KERNELS = ISA_FLAGS.get(MACHINE, {"generic": []})
+
+
+def kernels():
+    """Return {unit: flags} of the kernels of this architecture, from src/runtime/isas.txt."""
+    found = {}
+    for line in Path("src/runtime/isas.txt").read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        machine, name, types, *flags = line.split()
+        if machine not in ("any", MACHINE):
+            continue
+        for bits in types.split(","):
+            macros = [f"-DSDPA_ISA={name}", f"-DSDPA_ISA_{name.upper()}", f"-DSDPA_REAL={bits}"]
+            found[f"{name}_f{bits}"] = [*flags, *macros]
+    return found
+
 
 # No -ffast-math: at link time it makes the whole process flush subnormal numbers to zero.
-FLAGS = ["-std=gnu11", "-O3", "-g0", "-fvisibility=hidden", "-pthread"]
+FLAGS = ["-std=gnu11", "-O2", "-g0", "-fvisibility=hidden", "-pthread"]
 FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
 LINK_FLAGS = ["-pthread"] + (["-s"] if sys.platform.startswith("linux") else [])
 VARIANT = "release"
@@ -54,6 +53,7 @@ if os.environ.get("SDPA_SANITIZE") == "1":
     SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     # Error bounds rest on fused multiply-adds, which GCC's -O1 alone does not make.
     FLAGS += ["-O1", "-fexpensive-optimizations", "-g", "-fno-omit-frame-pointer", *SANITIZE]
+    FLAGS += ["-DSDPA_ASSERT"]
     LINK_FLAGS = ["-pthread", *SANITIZE]
     VARIANT += "-sanitize"
 
@@ -66,66 +66,96 @@ if GIL_BUILD:
 
 def quoted(text):
     """Return `text` as a C string literal."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def docstrings(paths):
+    """Return a C header with the blocks of these text files; attention.txt describes the format."""
+    blocks = {}
+    for path in paths:
+        _, *parts = re.split(r"^== (\w+)\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for name, text in zip(parts[::2], parts[1::2], strict=True):
+            if name in blocks:
+                raise ValueError(f"{path}: a second block '{name}'")
+            blocks[name] = text.strip("\n") + "\n"
+
+    def composed(text):
+        return re.sub(
+            r"^\{([a-z_]+)\}\n", lambda line: composed(blocks[line[1]]), text, flags=re.MULTILINE
+        )
+
+    lines = ["/* Made by setup.py from src/python/doc. */"]
+    for name, text in blocks.items():
+        lines.append(f"static const char doc_{name}[] =")
+        lines += [f"    {quoted(line)}" for line in composed(text).splitlines(keepends=True)]
+        lines[-1] += ";"
+    return "\n".join(lines) + "\n"
+
+
+class Unit(NamedTuple):
+    """One compilation."""
+
+    source: Path
+    folder: str = ""
+    """Of the object, below the build's: a source that is compiled more than once needs several."""
+    flags: Sequence[str] = ()
+    macros: Sequence[tuple[str, str]] = ()
+    includes: Sequence[str] = ()
 
 
 class BuildExt(build_ext):
-    """build_ext that gives each kernel file its own flags and recompiles only what changed."""
+    """build_ext that compiles the kernels once for each instruction set and type."""
 
     def build_extension(self, ext):
-        """Compile every source of `ext` in parallel, then link."""
-        temp = Path(self.build_temp) / VARIANT
-        core = [*Path("src").glob("*.h"), Path("setup.py")]
-        kernels = [*core, *Path("src/kernels").glob("*.h")]
-        binding = [*kernels, *Path("src/python").glob("*.h"), Path("pyproject.toml")]
-        version = [
-            ("SDPA_VERSION", quoted(self.distribution.get_version())),
-            ("SDPA_BUILD_FLAGS", quoted(" ".join(FLAGS))),
+        """Compile what is out of date, then link."""
+        folder = Path(self.build_temp) / VARIANT
+        depends = [
+            str(path) for path in (*Path("src").rglob("*.[ht]*"), "setup.py", "pyproject.toml")
         ]
-        about = subprocess.run([self.compiler.compiler_so[0], "--version"], capture_output=True)
-        tuned = b"Free Software Foundation" in about.stdout and not SANITIZE
-        python_includes = [numpy.get_include(), *self.compiler.include_dirs]
+        folder.mkdir(parents=True, exist_ok=True)
+        texts = sorted(Path("src/python/doc").glob("*.txt"))
+        (folder / "docstrings.h").write_text(docstrings(texts), encoding="utf-8")
+        includes = [str(folder), numpy.get_include(), *self.compiler.include_dirs]
         self.compiler.set_include_dirs([])
 
-        def compile_one(source):
-            folder, flags, macros, includes = source.parent.name, FLAGS, [], []
-            if tuned:
-                small = source.stem == "generic" and len(KERNELS) > 1
-                flags = [*flags, *GCC_FLAGS["generic" if small else folder]]
-                flags += ["-fno-asynchronous-unwind-tables"]
-            depends = [*core, Path("src/kernels/kernels.h")]
-            if folder == "kernels":
-                flags, depends = flags + KERNELS[source.stem], kernels
-            elif folder == "python":
-                macros, includes, depends = MACROS + version, python_includes, binding
-            object_ = self.compiler.object_filenames([str(source)], output_dir=str(temp))[0]
-            if self.force or newer_group([str(source), *map(str, depends)], object_):
+        def compile_one(unit):
+            output = str(folder / unit.folder)
+            (object_,) = self.compiler.object_filenames([str(unit.source)], output_dir=output)
+            if self.force or newer_group([str(unit.source), *depends], object_):
                 self.compiler.compile(
-                    [str(source)],
-                    output_dir=str(temp),
-                    macros=macros,
-                    include_dirs=includes,
-                    extra_postargs=flags,
+                    [str(unit.source)],
+                    output_dir=output,
+                    macros=list(unit.macros),
+                    include_dirs=list(unit.includes),
+                    extra_postargs=[*FLAGS, *unit.flags],
                 )
             return object_
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            ext.extra_objects = list(pool.map(compile_one, map(Path, ext.sources)))
+            ext.extra_objects = list(pool.map(compile_one, self.units(includes)))
         # Objects of another variant may be older than a library linked from this one: link always.
         ext.sources, self.force = [], True
         super().build_extension(ext)
+
+    def units(self, python_includes):
+        """Return all units, the slowest to compile first."""
+        about = [
+            ("SDPA_VERSION", quoted(self.distribution.get_version())),
+            ("SDPA_BUILD_FLAGS", quoted(" ".join(FLAGS))),
+        ]
+        for name, flags in reversed(kernels().items()):
+            yield Unit(Path("src/kernels/kernel.c"), name, flags)
+        for path in sorted([*Path("src").glob("*.c"), *Path("src/runtime").glob("*.c")]):
+            yield Unit(path)
+        for path in sorted(Path("src/python").glob("*.c")):
+            yield Unit(path, macros=MACROS + about, includes=python_includes)
 
 
 setup(
     ext_modules=[
         Extension(
             "sdpa._core",
-            # The slowest to compile first.
-            sources=[
-                *(f"src/kernels/{name}.c" for name in reversed(KERNELS)),
-                *sorted(map(str, Path("src").glob("*.c"))),
-                *sorted(map(str, Path("src/python").glob("*.c"))),
-            ],
+            sources=[],
             extra_link_args=LINK_FLAGS,
             libraries=["m"],
             py_limited_api=GIL_BUILD,

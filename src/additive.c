@@ -1,18 +1,18 @@
 /* Additive attention (Bahdanau et al. 2015): the problem of dot-product attention with other scores.
  *
  * Before it, each token is projected once, q w_query + bias and k w_key, and its exponentials are taken
- * (kernels/additive.inc.h); after the backward, the gradients of the projections become those of q, k and the weights.
- * These maps cost O(L d h) beside the O(L^2 h) of the pairs and run in float64 for every dtype, so that what errs is the
- * score alone. Extra memory: 2 h numbers of the compute type per token, as many for its gradient, and a float64 copy of the
+ * (kernels/additive.h); after the backward, the gradients of the projections become those of q, k and the weights.
+ * These maps cost O(L d h) beside the O(L^2 h) of the pairs and run in float64 for every dtype, so that only the score
+ * errs. Extra memory: 2 h numbers of the compute type per token, as many for its gradient, and a float64 copy of the
  * weights. Units are blocks of tokens, or of rows of a weight's gradient, which then runs over all tokens: every sum has one
  * order for any number of workers. */
 #include <math.h>
 #include <string.h>
 
 #include "drivers.h"
-#include "loop.h"
-#include "memory.h"
-#include "parallel.h"
+#include "groups.h"
+#include "runtime/memory.h"
+#include "runtime/parallel.h"
 #include "unit.h"
 
 /* Tokens, or features, of a unit: a multiple of every tile's height. Rows of float64 are padded to the widest vectors. */
@@ -23,16 +23,17 @@ typedef struct side {
     sdpa_tensor x, dx;   /* (n, d) per matrix; dx may be absent */
     sdpa_matrix w, dw;   /* (d, n_hidden); dw may be absent */
     sdpa_tensor z, dz;   /* (n, 2 channels): projections and exponentials, and the kernel's sums; dz may be absent */
-    sdpa_loop own, down; /* the matrices of z and dz, which lie one after the other */
+    sdpa_grid own, down; /* the matrices of z and dz, which lie one after the other */
     const sdpa_matrix *bias;
     double *weights; /* (d, w_row) */
     int64_t n, d, d_row;
+    size_t z_bytes, dz_bytes;
 } side;
 
 typedef struct additive_call {
     const sdpa_problem *problem;
     const sdpa_additive *additive;
-    const struct sdpa_ops *ops;
+    const sdpa_isa *isa;
     side sides[2];
     int64_t channels; /* n_hidden, made even */
     int64_t w_row;
@@ -40,7 +41,7 @@ typedef struct additive_call {
     sdpa_dtype type;
     int64_t size;    /* of an element of it */
     char *score;     /* w_score, of the compute type, with the sign of the scale */
-    double *factors; /* per channel: what the kernel's sums of -dS r (1 - r) are to be multiplied with */
+    double *factors; /* per channel: factor of the kernel's sums of -dS r (1 - r) */
     char *scratch;
     size_t scratch_bytes; /* per worker */
     void *memory;
@@ -60,8 +61,8 @@ static int64_t blocks_of(int64_t n) { return (n + BLOCK - 1) / BLOCK; }
 static void load_rows(const additive_call *c, double *dst, int64_t dst_row, const sdpa_matrix *m, int64_t first,
                       int64_t n, int64_t column, int64_t d) {
     for (int64_t r = 0; r < n; r++) {
-        c->ops->f64.load(dst + r * dst_row, m->data + (first + r) * m->row + column * m->col, d, m->col, m->dtype,
-                         m->swapped);
+        c->isa->f64->load(dst + r * dst_row, m->data + (first + r) * m->row + column * m->col, d, m->col, m->dtype,
+                          m->swapped);
     }
 }
 
@@ -88,20 +89,49 @@ static scratch scratch_of(const additive_call *c, int worker) {
 
 /* ------------------------------------------------------------------------------------ memory */
 
-/* Points t, of the strides of `like`, at memory of its own for z; returns its bytes. */
-static size_t own_rows(additive_call *c, sdpa_tensor *t, const sdpa_tensor *like, int64_t n, sdpa_loop *own) {
+/* Gives t the layout of z or dz, with a matrix wherever `like` has one; returns the bytes that it needs. */
+static size_t own_rows(additive_call *c, sdpa_tensor *t, const sdpa_tensor *like, int64_t n, sdpa_grid *own) {
     *t = *like;
     t->row = t->col = 1;
     t->dtype = c->type;
     t->swapped = false;
-    return (size_t)sdpa_own_memory(c->problem, t, n, 2 * c->channels, c->size, own);
+    return (size_t)sdpa_tensor_compact(c->problem, t, n, 2 * c->channels, c->size, own);
 }
 
 static bool is_present(const sdpa_tensor *t, int64_t elements) { return t->data && elements > 0; }
 
+static void take_pieces(void *owner, sdpa_arena *arena) {
+    additive_call *c = owner;
+    c->score = sdpa_take(arena, sizeof(double) * (size_t)(c->w_row + WIDEST));
+    c->factors = sdpa_take(arena, sizeof(double) * (size_t)c->w_row);
+    c->scratch = sdpa_take(arena, c->scratch_bytes * (size_t)c->problem->n_workers);
+    for (int i = 0; i < 2; i++) {
+        side *s = &c->sides[i];
+        s->z.data = sdpa_take(arena, s->z_bytes);
+        s->dz.data = s->dz_bytes ? sdpa_take(arena, s->dz_bytes) : NULL;
+        s->weights = sdpa_take(arena, sizeof(double) * (size_t)(round_to(s->d, BLOCK) * c->w_row));
+    }
+}
+
+/* The weights in float64 and what follows from w_score and the scale, once there is memory. */
+static void load_weights(additive_call *c) {
+    const sdpa_problem *p = c->problem;
+    const sdpa_additive *a = c->additive;
+    memset(c->factors, 0, sizeof(double) * (size_t)c->w_row);
+    load_rows(c, c->factors, 0, &a->w_score, 0, 1, 0, a->n_hidden);
+    for (int64_t h = 0; h < c->channels && p->scale < 0; h++) c->factors[h] *= -1;
+    c->isa->f64->store(c->score, c->factors, c->channels, c->size, c->type);
+    for (int64_t h = 0; h < c->channels; h++) c->factors[h] *= -4 * fabs(p->scale);
+    for (int i = 0; i < 2; i++) {
+        side *s = &c->sides[i];
+        memset(s->weights, 0, sizeof(double) * (size_t)(s->d * c->w_row));
+        load_rows(c, s->weights, c->w_row, &s->w, 0, s->d, 0, a->n_hidden);
+    }
+}
+
 /* Sizes, memory and the weights in float64. `backward`: gradients are asked for. */
 static sdpa_status begin(additive_call *c, const sdpa_problem *p, const sdpa_additive *a, bool backward) {
-    *c = (additive_call){.problem = p, .additive = a, .ops = sdpa_ops_get()};
+    *c = (additive_call){.problem = p, .additive = a, .isa = sdpa_isa_get()};
     c->channels = round_to(a->n_hidden, 2);
     c->w_row = row_of(c->channels);
     c->type = p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
@@ -115,45 +145,23 @@ static sdpa_status begin(additive_call *c, const sdpa_problem *p, const sdpa_add
     sdpa_arena none = {NULL, 0};
     scratch_layout(c, &none);
     c->scratch_bytes = none.used;
-    size_t z_bytes[2], dz_bytes[2];
     for (int i = 0; i < 2; i++) {
         side *s = &c->sides[i];
         const bool sums = i == 0 && (a->dbias.data || a->dw_score.data);
         if (!is_present(&s->dx, s->n * s->d)) s->dx.data = NULL;
-        z_bytes[i] = own_rows(c, &s->z, &s->x, s->n, &s->own);
-        dz_bytes[i] = own_rows(c, &s->dz, s->dx.data ? &s->dx : &s->x, s->n, &s->down);
-        if (!backward || !(s->dx.data || s->dw.data || sums)) dz_bytes[i] = 0;
+        s->z_bytes = own_rows(c, &s->z, &s->x, s->n, &s->own);
+        s->dz_bytes = own_rows(c, &s->dz, s->dx.data ? &s->dx : &s->x, s->n, &s->down);
+        if (!backward || !(s->dx.data || s->dw.data || sums)) s->dz_bytes = 0;
     }
-    sdpa_arena need = {NULL, 0}, arena = {NULL, 0};
-    for (sdpa_arena *at = &need;; at = &arena) {
-        c->score = sdpa_take(at, sizeof(double) * (size_t)(c->w_row + WIDEST));
-        c->factors = sdpa_take(at, sizeof(double) * (size_t)c->w_row);
-        c->scratch = sdpa_take(at, c->scratch_bytes * (size_t)p->n_workers);
-        for (int i = 0; i < 2; i++) {
-            side *s = &c->sides[i];
-            s->z.data = sdpa_take(at, z_bytes[i]);
-            s->dz.data = dz_bytes[i] ? sdpa_take(at, dz_bytes[i]) : NULL;
-            s->weights = sdpa_take(at, sizeof(double) * (size_t)(round_to(s->d, BLOCK) * c->w_row));
-        }
-        if (at == &arena) break;
-        c->memory = arena.base = sdpa_alloc(need.used);
-        if (!arena.base) return SDPA_NO_MEMORY;
+    c->memory = sdpa_alloc_pieces(take_pieces, c);
+    if (!c->memory) return SDPA_NO_MEMORY;
+    load_weights(c);
+    sdpa_status status = SDPA_OK;
+    for (int i = 0; i < 2 && status == SDPA_OK; i++) {
+        const side *s = &c->sides[i];
+        if (s->dz.data) status = sdpa_parallel_zero(s->dz.data, s->dz_bytes, p->n_workers, p->interrupted);
     }
-
-    memset(c->factors, 0, sizeof(double) * (size_t)c->w_row);
-    load_rows(c, c->factors, 0, &a->w_score, 0, 1, 0, a->n_hidden);
-    for (int64_t h = 0; h < c->channels && p->scale < 0; h++) c->factors[h] *= -1;
-    c->ops->f64.store(c->score, c->factors, c->channels, c->size, c->type);
-    for (int64_t h = 0; h < c->channels; h++) c->factors[h] *= -4 * fabs(p->scale);
-    for (int i = 0; i < 2; i++) {
-        side *s = &c->sides[i];
-        memset(s->weights, 0, sizeof(double) * (size_t)(s->d * c->w_row));
-        load_rows(c, s->weights, c->w_row, &s->w, 0, s->d, 0, a->n_hidden);
-        if (!s->dz.data) continue;
-        const sdpa_status status = sdpa_parallel_zero(s->dz.data, dz_bytes[i], p->n_workers, p->interrupted);
-        if (status != SDPA_OK) return status;
-    }
-    return SDPA_OK;
+    return status;
 }
 
 /* One per million multiply-adds, as in sdpa_workers_for. */
@@ -181,7 +189,7 @@ static void project(void *context, int64_t index, int worker, sdpa_run *run) {
     }
     int64_t batch = 0, head = 0, matrix = index / blocks_of(s->n), i0 = index % blocks_of(s->n) * BLOCK;
     const int64_t n = s->n - i0 < BLOCK ? s->n - i0 : BLOCK, hidden = c->additive->n_hidden;
-    sdpa_loop_locate(&s->own, matrix, &batch, &head);
+    sdpa_grid_locate(&s->own, matrix, &batch, &head);
     const sdpa_matrix x = sdpa_matrix_at(c->problem, &s->x, batch, head);
     load_rows(c, w.in, s->d_row, &x, i0, n, 0, s->d);
     memset(w.out, 0, sizeof(double) * (size_t)(n * c->w_row));
@@ -189,12 +197,12 @@ static void project(void *context, int64_t index, int worker, sdpa_run *run) {
         const sdpa_matrix row = {s->bias->data, 0, s->bias->col, s->bias->dtype, s->bias->swapped};
         load_rows(c, w.out, c->w_row, &row, 0, n, 0, hidden);
     }
-    c->ops->product(w.out, c->w_row, w.in, s->d_row, false, s->weights, c->w_row, n, c->channels, s->d);
+    c->isa->f64->product(w.out, c->w_row, w.in, s->d_row, false, s->weights, c->w_row, n, c->channels, s->d);
     for (int64_t i = 0; i < n; i++) {
         char *z = s->z.data + (matrix * s->n + i0 + i) * c->z_row;
-        c->ops->exponentials(w.line, w.out + i * c->w_row, c->channels, c->type == SDPA_F64 ? 1020 : 125);
-        c->ops->f64.store(z, w.out + i * c->w_row, c->channels, c->size, c->type);
-        c->ops->f64.store(z + c->channels * c->size, w.line, c->channels, c->size, c->type);
+        c->isa->f64->exponentials(w.line, w.out + i * c->w_row, c->channels, c->type == SDPA_F64 ? 1020 : 125);
+        c->isa->f64->store(z, w.out + i * c->w_row, c->channels, c->size, c->type);
+        c->isa->f64->store(z + c->channels * c->size, w.line, c->channels, c->size, c->type);
     }
 }
 
@@ -208,13 +216,28 @@ static sdpa_status project_all(additive_call *c, sdpa_problem *pairs) {
     pairs->k = c->sides[1].z;
     pairs->dq = c->sides[0].dz;
     pairs->dk = c->sides[1].dz;
+    pairs->scores = SDPA_ADDITIVE;
+    pairs->channels = c->channels;
     pairs->d_k = 2 * c->channels;
     pairs->w_score = c->score;
     pairs->scale = fabs(p->scale);
+    pairs->features = sdpa_problem_features(pairs);
     return sdpa_parallel_for(n_units, workers_for(c, n_units), project, c, p->interrupted);
 }
 
+/* sdpa_problem_check takes q and k to be equally wide: as wide as the narrower one, here. */
+static void check(const sdpa_problem *p, const sdpa_additive *a, sdpa_pass pass) {
+#ifdef SDPA_ASSERT
+    sdpa_problem narrow = *p;
+    if (a->d_q < p->d_k) narrow.d_k = a->d_q;
+    sdpa_problem_check(&narrow, pass);
+#else
+    (void)p, (void)a, (void)pass;
+#endif
+}
+
 sdpa_status sdpa_additive_forward(const sdpa_problem *p, const sdpa_additive *a) {
+    check(p, a, SDPA_PASS_FORWARD);
     if (p->n_batch * p->n_head * p->n_q == 0) return SDPA_OK;
     additive_call call;
     sdpa_problem pairs;
@@ -239,19 +262,19 @@ static void weight_gradient(const additive_call *c, const side *s, int64_t d0, c
     memset(total, 0, sizeof(double) * (size_t)(d * c->w_row));
     for (int64_t m = 0; m < s->down.size; m++) {
         int64_t batch = 0, head = 0;
-        sdpa_loop_locate(&s->down, m, &batch, &head);
+        sdpa_grid_locate(&s->down, m, &batch, &head);
         const sdpa_matrix x = sdpa_matrix_at(c->problem, &s->x, batch, head);
         for (int64_t i0 = 0; i0 < s->n && !sdpa_run_stopped(run); i0 += BLOCK) {
             const int64_t n = s->n - i0 < BLOCK ? s->n - i0 : BLOCK;
             load_rows(c, tokens, BLOCK, &x, i0, n, d0, d);
             load_rows(c, z, c->w_row, &sums, m * s->n + i0, n, 0, c->channels);
-            c->ops->product(total, c->w_row, tokens, BLOCK, true, z, c->w_row, d, c->channels, n);
+            c->isa->f64->product(total, c->w_row, tokens, BLOCK, true, z, c->w_row, d, c->channels, n);
         }
     }
     for (int64_t i = 0; i < d; i++) {
         for (int64_t h = 0; h < c->channels; h++) total[i * c->w_row + h] *= c->factors[h];
-        c->ops->f64.store(s->dw.data + (d0 + i) * s->dw.row, total + i * c->w_row, c->additive->n_hidden, s->dw.col,
-                          s->dw.dtype);
+        c->isa->f64->store(s->dw.data + (d0 + i) * s->dw.row, total + i * c->w_row, c->additive->n_hidden, s->dw.col,
+                           s->dw.dtype);
     }
 }
 
@@ -260,7 +283,7 @@ static void token_gradient(const additive_call *c, const side *s, int64_t index,
     int64_t batch = 0, head = 0, matrix = index / blocks_of(s->n), i0 = index % blocks_of(s->n) * BLOCK;
     const int64_t n = s->n - i0 < BLOCK ? s->n - i0 : BLOCK;
     const sdpa_matrix sums = sums_of(c, s);
-    sdpa_loop_locate(&s->down, matrix, &batch, &head);
+    sdpa_grid_locate(&s->down, matrix, &batch, &head);
     const sdpa_matrix dx = sdpa_matrix_at(c->problem, &s->dx, batch, head);
     memset(w->in, 0, sizeof(double) * (size_t)(c->channels * BLOCK));
     for (int64_t i = 0; i < n; i++) {
@@ -268,9 +291,9 @@ static void token_gradient(const additive_call *c, const side *s, int64_t index,
         for (int64_t h = 0; h < c->channels; h++) w->in[h * BLOCK + i] = c->factors[h] * w->line[h];
     }
     memset(w->out, 0, sizeof(double) * (size_t)(s->d * BLOCK));
-    c->ops->product(w->out, BLOCK, s->weights, c->w_row, false, w->in, BLOCK, s->d, n, c->channels);
+    c->isa->f64->product(w->out, BLOCK, s->weights, c->w_row, false, w->in, BLOCK, s->d, n, c->channels);
     for (int64_t x = 0; x < s->d; x++) {
-        c->ops->f64.store(dx.data + i0 * dx.row + x * dx.col, w->out + x * BLOCK, n, dx.row, dx.dtype);
+        c->isa->f64->store(dx.data + i0 * dx.row + x * dx.col, w->out + x * BLOCK, n, dx.row, dx.dtype);
     }
 }
 
@@ -290,9 +313,9 @@ static void vector_gradients(const additive_call *c, const scratch *w, sdpa_run 
         total[h] *= c->factors[h];
         total[c->channels + h] *= c->problem->scale;
     }
-    if (a->dbias.data) c->ops->f64.store(a->dbias.data, total, a->n_hidden, a->dbias.col, a->dbias.dtype);
+    if (a->dbias.data) c->isa->f64->store(a->dbias.data, total, a->n_hidden, a->dbias.col, a->dbias.dtype);
     if (a->dw_score.data) {
-        c->ops->f64.store(a->dw_score.data, total + c->channels, a->n_hidden, a->dw_score.col, a->dw_score.dtype);
+        c->isa->f64->store(a->dw_score.data, total + c->channels, a->n_hidden, a->dw_score.col, a->dw_score.dtype);
     }
 }
 
@@ -320,6 +343,7 @@ static void finish(void *context, int64_t index, int worker, sdpa_run *run) {
 }
 
 sdpa_status sdpa_additive_backward(const sdpa_problem *p, const sdpa_additive *a) {
+    check(p, a, SDPA_PASS_BACKWARD);
     if (p->n_batch * p->n_head * p->n_q == 0) return SDPA_OK;
     additive_call call;
     sdpa_problem pairs;

@@ -8,9 +8,9 @@
  * dK and dV of 16-bit types accumulate in float32, one head per group in flight. Where such a gradient is shared in
  * another way (a sum over a broadcast batch axis, dMask), it accumulates whole in float32 and is narrowed at the end. */
 #include "drivers.h"
-#include "loop.h"
-#include "memory.h"
-#include "parallel.h"
+#include "groups.h"
+#include "runtime/memory.h"
+#include "runtime/parallel.h"
 #include "unit.h"
 
 struct sdpa_turn {
@@ -39,65 +39,67 @@ void sdpa_turn_end(const sdpa_unit *u) {
     if (u->turns) atomic_store_explicit(&u->turns[u->turn].next, INT64_MAX, memory_order_release);
 }
 
-static bool is_shared(const sdpa_tensor *t, int axis) { return t->data && t->batch[axis] == 0; }
-
 /* Splits (batch, head) into groups and members: an axis along which any gradient is summed runs over members. */
-static void find_groups(const sdpa_problem *p, sdpa_loop *groups, sdpa_loop *members) {
+static void find_groups(const sdpa_problem *p, sdpa_grid *groups, sdpa_grid *members) {
+#define ADDRESS(name, rows, columns) &p->name,
+    const sdpa_tensor *gradients[] = {SDPA_GRADIENTS(ADDRESS)};
+#undef ADDRESS
+    const int n_gradients = sizeof gradients / sizeof *gradients;
     groups->n_axes = members->n_axes = 0;
     groups->size = members->size = 1;
     int64_t step = p->n_batch;
     for (int a = 0; a < p->n_axes; a++) {
         step /= p->axis[a];
-        bool shared = is_shared(&p->dq, a) || is_shared(&p->dk, a) || is_shared(&p->dv, a) || is_shared(&p->dmask, a) ||
-                      is_shared(&p->dsinks, a);
-        sdpa_loop_push(shared ? members : groups, p->axis[a], step, 0);
+        bool shared = false;
+        for (int i = 0; i < n_gradients; i++) shared |= gradients[i]->data && gradients[i]->batch[a] == 0;
+        sdpa_grid_add_axis(shared ? members : groups, p->axis[a], step, 0);
     }
     int64_t queries_per_key = 1;
     bool heads_shared = false;
-    const sdpa_tensor *gradients[] = {&p->dq, &p->dk, &p->dv, &p->dmask, &p->dsinks};
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < n_gradients; i++) {
         if (!gradients[i]->data) continue;
         if (gradients[i]->group > queries_per_key) queries_per_key = gradients[i]->group;
         heads_shared |= gradients[i]->head == 0;
     }
-    sdpa_loop_push(heads_shared ? members : groups, p->n_head / queries_per_key, 0, queries_per_key);
-    sdpa_loop_push(members, queries_per_key, 0, 1);
+    sdpa_grid_add_axis(heads_shared ? members : groups, p->n_head / queries_per_key, 0, queries_per_key);
+    sdpa_grid_add_axis(members, queries_per_key, 0, 1);
 }
 
+static sdpa_dtype compute_type(const sdpa_problem *p) { return p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32; }
+
 /* All members of a group add to the same matrix of `t`. */
-static bool is_one_per_group(const sdpa_problem *p, const sdpa_loop *members, const sdpa_tensor *t) {
+static bool is_one_per_group(const sdpa_problem *p, const sdpa_grid *members, const sdpa_tensor *t) {
     for (int64_t m = 1; m < members->size; m++) {
         int64_t batch = 0, head = 0;
-        sdpa_loop_locate(members, m, &batch, &head);
+        sdpa_grid_locate(members, m, &batch, &head);
         if (sdpa_offset(p, t, batch, head) != 0) return false;
     }
     return true;
 }
 
-/* Every member has its own matrix of `t`, each of whose elements one unit adds to, once per key block at most. */
+/* Every (batch, head) has its own matrix of `t`, and one unit alone adds to each of its elements. */
 static bool is_own(const sdpa_problem *p, const sdpa_tensor *t) {
     bool own = t->row != 0 && t->col != 0 && t->group == 1 && (t->head != 0 || p->n_head == 1);
     for (int a = 0; a < p->n_axes; a++) own &= t->batch[a] != 0 || p->axis[a] == 1;
     return own;
 }
 
-/* A gradient that accumulates whole in the compute type because its own type is narrower. */
+/* A gradient that accumulates in a whole copy of the compute type, because its own type is narrower. */
 typedef struct wide_gradient {
     const sdpa_problem *problem;
     sdpa_tensor narrow, wide;
     int64_t n_rows, n_cols;
-    sdpa_loop matrices;
+    sdpa_grid matrices;
 } wide_gradient;
 
 /* Points *t at zeroed memory of the compute type with the same broadcast axes. `t` has n_rows x n_cols matrices. */
 static sdpa_status widen(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, int64_t n_cols, wide_gradient *g) {
-    const int64_t size = p->dtype == SDPA_F64 ? 8 : 4;
     g->problem = p;
     g->narrow = *t;
     g->n_rows = t->row ? n_rows : 1;
     g->n_cols = t->col ? n_cols : 1;
-    t->dtype = p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
-    const int64_t bytes = sdpa_own_memory(p, t, g->n_rows, g->n_cols, size, &g->matrices);
+    t->dtype = compute_type(p);
+    const int64_t bytes = sdpa_tensor_compact(p, t, g->n_rows, g->n_cols, t->dtype == SDPA_F64 ? 8 : 4, &g->matrices);
     t->data = sdpa_alloc((size_t)bytes);
     g->wide = *t;
     return t->data ? sdpa_parallel_zero(t->data, (size_t)bytes, p->n_workers, p->interrupted) : SDPA_NO_MEMORY;
@@ -118,7 +120,7 @@ static void narrow_row(void *context, int64_t index, int worker, sdpa_run *run) 
     const sdpa_problem *p = g->problem;
     const int64_t row = index % g->n_rows;
     int64_t batch = 0, head = 0;
-    sdpa_loop_locate(&g->matrices, index / g->n_rows, &batch, &head);
+    sdpa_grid_locate(&g->matrices, index / g->n_rows, &batch, &head);
     sdpa_matrix to = sdpa_matrix_at(p, &g->narrow, batch, head);
     to.data += row * to.row;
     narrow_rows(p, to, sdpa_matrix_at(p, &g->wide, batch, head).data + row * g->wide.row, g->wide.row, 1, g->n_cols);
@@ -134,22 +136,23 @@ static sdpa_status narrow(wide_gradient *g) {
 typedef struct backward_call {
     const sdpa_problem *problem;
     const struct sdpa_kernels *kernels;
+    int n_workers;
     char *scratch;
     size_t scratch_bytes;      /* per worker */
-    sdpa_loop groups, members; /* of (batch, head) */
-    int64_t first_group;       /* of those in flight */
+    sdpa_grid groups, members; /* a group's members are relative to it */
+    int64_t first_group;       /* in flight */
     int64_t n_flight;          /* groups in flight */
-    sdpa_turn *turns;          /* (n_flight, units of a group); NULL: a group is one thread's work */
-    bool twice;                /* the double backward: the same sums, another kernel */
-    bool ordered;              /* units end in order, since they add to the same dQ */
-    bool summed;               /* dK, dV in float32: `sums` holds a pair per worker or per group in flight */
+    int64_t most_in_flight;
+    bool wavefront;   /* else a group is one thread's work */
+    sdpa_turn *turns; /* (most_in_flight, units of a group), of the wavefront */
+    bool twice;       /* the double backward: the same sums, another kernel */
+    bool ordered;     /* units end in order, since they add to the same dQ */
+    bool summed;      /* dK, dV in float32: `sums` holds a pair per worker or per group in flight */
     char *sums;
     size_t dk_bytes, sums_bytes;
 } backward_call;
 
-static int64_t units_per_group(const backward_call *c) {
-    return c->members.size * sdpa_units(c->problem, sdpa_query_block(c->problem));
-}
+static int64_t units_per_group(const backward_call *c) { return c->members.size * sdpa_units(c->problem); }
 
 static sdpa_matrix sum_matrix(const backward_call *c, const sdpa_tensor *t, int64_t slot, size_t offset, int64_t d) {
     sdpa_matrix m = {NULL, d * 4, 4, SDPA_F32, false};
@@ -157,36 +160,36 @@ static sdpa_matrix sum_matrix(const backward_call *c, const sdpa_tensor *t, int6
     return m;
 }
 
+/* The key blocks that a unit sees. */
+static void set_turn(sdpa_turn *turn, const sdpa_unit *u) {
+    int64_t j0, j1, block = sdpa_key_block(u->problem);
+    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    turn->first = j0 / block;
+    turn->last = j0 < j1 ? (j1 + block - 1) / block : turn->first;
+}
+
 /* Unit `t` of a group. `slot`: where the group's sums are. */
 static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa_turn *turns, int64_t slot,
                           void *scratch, sdpa_run *run) {
     const sdpa_problem *p = c->problem;
-    int64_t batch = 0, head = 0, most = sdpa_query_block(p), blocks = sdpa_units(p, most);
-    sdpa_loop_locate(&c->groups, group, &batch, &head);
-    sdpa_loop_locate(&c->members, t / blocks, &batch, &head);
+    int64_t batch = 0, head = 0, blocks = sdpa_units(p);
+    sdpa_grid_locate(&c->groups, group, &batch, &head);
+    sdpa_grid_locate(&c->members, t / blocks, &batch, &head);
     sdpa_unit u;
     sdpa_unit_set_head(&u, p, batch, head);
-    /* As gemm_columns: small terms first; and long units first. */
-    sdpa_unit_set_queries(&u, blocks - 1 - t % blocks, most);
-    u.dout = sdpa_matrix_at(p, &p->dout, batch, head);
-    u.dlse = sdpa_matrix_at(p, &p->dlse, batch, head).data;
-    u.dq = sdpa_matrix_at(p, &p->dq, batch, head);
-    u.dmask = sdpa_matrix_at(p, &p->dmask, batch, head);
-    u.dsinks = sdpa_matrix_at(p, &p->dsinks, batch, head);
-    u.dk = c->summed ? sum_matrix(c, &p->dk, slot, 0, p->d_k) : sdpa_matrix_at(p, &p->dk, batch, head);
-    u.dv = c->summed ? sum_matrix(c, &p->dv, slot, c->dk_bytes, p->d_v) : sdpa_matrix_at(p, &p->dv, batch, head);
+    /* From the last block on: under causality the long units come first, and small terms before large ones. */
+    sdpa_unit_set_queries(&u, blocks - 1 - t % blocks);
+    if (c->summed) {
+        u.dk = sum_matrix(c, &p->dk, slot, 0, p->d_k);
+        u.dv = sum_matrix(c, &p->dv, slot, c->dk_bytes, p->d_v);
+    }
     u.turns = turns;
     u.turn = t;
     u.ordered = c->ordered;
     u.run = run;
-    if (turns && turns[t].last < 0) { /* asked only which key blocks it sees */
-        int64_t j0, j1, block = sdpa_key_block(p);
-        sdpa_visible_keys(&u, u.i0, u.n_i, &j0, &j1);
-        turns[t].first = j0 / block;
-        turns[t].last = j0 < j1 ? (j1 + block - 1) / block : turns[t].first;
-        return;
-    }
-    if (c->twice) {
+    if (turns && turns[t].last < 0) { /* before the run: find its key blocks, nothing else */
+        set_turn(&turns[t], &u);
+    } else if (c->twice) {
         c->kernels->double_backward(&u, scratch);
     } else {
         c->kernels->backward(&u, scratch);
@@ -196,7 +199,7 @@ static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa
 static void store_sums(const backward_call *c, int64_t group, int64_t slot) {
     const sdpa_problem *p = c->problem;
     int64_t batch = 0, head = 0;
-    sdpa_loop_locate(&c->groups, group, &batch, &head);
+    sdpa_grid_locate(&c->groups, group, &batch, &head);
     const char *sums = c->sums + (size_t)slot * c->sums_bytes;
     if (p->dk.data) narrow_rows(p, sdpa_matrix_at(p, &p->dk, batch, head), sums, p->d_k * 4, p->n_k, p->d_k);
     if (p->dv.data) {
@@ -223,7 +226,8 @@ static void wavefront_work(void *context, int64_t index, int worker, sdpa_run *r
                   c->scratch + (size_t)worker * c->scratch_bytes, run);
 }
 
-static sdpa_status run_wavefront(backward_call *c, int workers, int64_t most) {
+static sdpa_status run_wavefront(backward_call *c) {
+    const int64_t most = c->most_in_flight;
     sdpa_status status = SDPA_OK;
     for (c->first_group = 0; c->first_group < c->groups.size && status == SDPA_OK; c->first_group += most) {
         int64_t left = c->groups.size - c->first_group, units = units_per_group(c);
@@ -238,10 +242,11 @@ static sdpa_status run_wavefront(backward_call *c, int workers, int64_t most) {
             }
         }
         if (c->summed) {
-            status = sdpa_parallel_zero(c->sums, (size_t)c->n_flight * c->sums_bytes, workers, c->problem->interrupted);
+            status =
+                sdpa_parallel_zero(c->sums, (size_t)c->n_flight * c->sums_bytes, c->n_workers, c->problem->interrupted);
         }
         if (status == SDPA_OK) {
-            status = sdpa_parallel_for(c->n_flight * units, workers, wavefront_work, c, c->problem->interrupted);
+            status = sdpa_parallel_for(c->n_flight * units, c->n_workers, wavefront_work, c, c->problem->interrupted);
         }
         for (int64_t slot = 0; slot < c->n_flight && c->summed && status == SDPA_OK; slot++) {
             store_sums(c, c->first_group + slot, slot);
@@ -250,67 +255,74 @@ static sdpa_status run_wavefront(backward_call *c, int workers, int64_t most) {
     return status;
 }
 
+static void take_pieces(void *owner, sdpa_arena *arena) {
+    backward_call *c = owner;
+    c->scratch = sdpa_take(arena, (size_t)c->n_workers * c->scratch_bytes);
+    c->sums = sdpa_take(arena, (size_t)c->most_in_flight * c->sums_bytes);
+    c->turns =
+        c->wavefront ? sdpa_take(arena, (size_t)(c->most_in_flight * units_per_group(c)) * sizeof(sdpa_turn)) : NULL;
+}
+
 static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
-    int64_t units = units_per_group(c);
-    int workers = sdpa_workers_for(p, c->groups.size * units);
-    bool wavefront = workers > 1 && units > 1 && c->groups.size < 4 * (int64_t)workers;
-    int64_t flight = !wavefront || (c->summed && c->groups.size > workers) ? workers : c->groups.size;
+    const int64_t n_groups = c->groups.size, units = units_per_group(c);
     c->kernels = sdpa_kernels_for(p->dtype);
+    c->n_workers = sdpa_workers_for(p, n_groups * units);
+    c->wavefront = c->n_workers > 1 && units > 1 && n_groups < 4 * (int64_t)c->n_workers;
+    c->most_in_flight = !c->wavefront || (c->summed && n_groups > c->n_workers) ? c->n_workers : n_groups;
     c->scratch_bytes = c->twice ? c->kernels->double_backward_bytes(p) : c->kernels->backward_bytes(p);
     c->dk_bytes = p->dk.data ? (size_t)(p->n_k * p->d_k) * 4 : 0;
     c->sums_bytes = c->summed ? c->dk_bytes + (p->dv.data ? (size_t)(p->n_k * p->d_v) * 4 : 0) : 0;
-
-    sdpa_arena need = {NULL, 0}, arena = {NULL, 0};
-    for (sdpa_arena *a = &need;; a = &arena) {
-        c->scratch = sdpa_take(a, (size_t)workers * c->scratch_bytes);
-        c->sums = sdpa_take(a, (size_t)flight * c->sums_bytes);
-        c->turns = wavefront ? sdpa_take(a, (size_t)(flight * units) * sizeof(sdpa_turn)) : NULL;
-        if (a == &arena) break;
-        arena.base = sdpa_alloc(need.used);
-        if (!arena.base) return SDPA_NO_MEMORY;
-    }
-    sdpa_status status = wavefront ? run_wavefront(c, workers, flight)
-                                   : sdpa_parallel_for(c->groups.size, workers, group_work, c, p->interrupted);
-    sdpa_free(arena.base);
+    void *memory = sdpa_alloc_pieces(take_pieces, c);
+    if (!memory) return SDPA_NO_MEMORY;
+    const sdpa_status status =
+        c->wavefront ? run_wavefront(c) : sdpa_parallel_for(n_groups, c->n_workers, group_work, c, p->interrupted);
+    sdpa_free(memory);
     return status;
+}
+
+/* Whether dK and dV go to float32 sums of a group before they are rounded: where each group has one matrix of both. */
+static bool sums_in_groups(const backward_call *c) {
+    const sdpa_problem *p = c->problem;
+    const bool narrow_type = p->dtype == SDPA_F16 || p->dtype == SDPA_BF16;
+    return narrow_type && (p->dk.data || p->dv.data) && (!p->dk.data || is_one_per_group(p, &c->members, &p->dk)) &&
+           (!p->dv.data || is_one_per_group(p, &c->members, &p->dv));
+}
+
+/* Whether elements of the gradient `t`, in its own type, would be rounded more than once. */
+static bool is_too_narrow(const backward_call *c, const sdpa_tensor *t) {
+    const sdpa_problem *p = c->problem;
+    if (!t->data || t->dtype == compute_type(p)) return false;
+    return t == &p->dk || t == &p->dv ? !c->summed : !is_own(p, t);
 }
 
 static sdpa_status differentiate(const sdpa_problem *problem, bool twice) {
     if (problem->n_batch * problem->n_head * problem->n_q == 0) return SDPA_OK;
-    sdpa_problem p = *problem;
-    backward_call call = {.problem = &p, .twice = twice};
-    const bool narrow_type = p.dtype == SDPA_F16 || p.dtype == SDPA_BF16;
-    /* NumPy gives arrays without elements strides of 0, which here would mean that they are summed into. */
-    if (p.d_k == 0) p.dq.data = NULL;
-    if (p.n_k * p.d_k == 0) p.dk.data = NULL;
-    if (p.n_k * p.d_v == 0) p.dv.data = NULL;
-    if (p.n_k == 0) p.dmask.data = NULL;
-    find_groups(&p, &call.groups, &call.members);
-    call.summed = narrow_type && (p.dk.data || p.dv.data);
-    if (call.summed && p.dk.data) call.summed = is_one_per_group(&p, &call.members, &p.dk);
-    if (call.summed && p.dv.data) call.summed = is_one_per_group(&p, &call.members, &p.dv);
-    call.ordered = (p.dq.data && !is_own(&p, &p.dq)) || (p.dmask.data && p.dmask.col == 0) || p.dsinks.data;
-
-    struct {
+    sdpa_problem copy = *problem, *p = &copy;
+    backward_call call = {.problem = p, .twice = twice};
+#define GRADIENT(name, rows, columns) {&p->name, rows, columns},
+    const struct {
         sdpa_tensor *t;
         int64_t n_rows, n_cols;
-        bool widen;
-    } gradients[] = {
-        {&p.dq, p.n_q, p.d_k, narrow_type && !is_own(&p, &p.dq)},
-        {&p.dk, p.n_k, p.d_k, narrow_type && !call.summed},
-        {&p.dv, p.n_k, p.d_v, narrow_type && !call.summed},
-        {&p.dmask, p.n_q, p.n_k, p.dmask.dtype != (p.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32) && !is_own(&p, &p.dmask)},
-        {&p.dsinks, 1, 1, p.dsinks.dtype != (p.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32)},
-    };
-    wide_gradient wide[5];
+    } gradients[] = {SDPA_GRADIENTS(GRADIENT)};
+#undef GRADIENT
+    enum { N = sizeof gradients / sizeof *gradients };
+    for (int i = 0; i < N; i++) {
+        /* NumPy gives arrays without elements strides of 0, which here would mean that they are summed into. */
+        if (gradients[i].n_rows * gradients[i].n_cols == 0) gradients[i].t->data = NULL;
+    }
+    find_groups(p, &call.groups, &call.members);
+    call.summed = sums_in_groups(&call);
+    call.ordered = (p->dq.data && !is_own(p, &p->dq)) || (p->dmask.data && p->dmask.col == 0) || p->dsinks.data;
+
+    wide_gradient wide[N];
     int n_wide = 0;
     sdpa_status status = SDPA_OK;
-    for (int i = 0; i < 5 && status == SDPA_OK; i++) {
-        if (!gradients[i].t->data || !gradients[i].widen) continue;
-        status = widen(&p, gradients[i].t, gradients[i].n_rows, gradients[i].n_cols, &wide[n_wide]);
+    for (int i = 0; i < N && status == SDPA_OK; i++) {
+        if (!is_too_narrow(&call, gradients[i].t)) continue;
+        status = widen(p, gradients[i].t, gradients[i].n_rows, gradients[i].n_cols, &wide[n_wide]);
         n_wide++;
     }
-    if (status == SDPA_OK) status = run_backward(&p, &call);
+    if (status == SDPA_OK) status = run_backward(p, &call);
     for (int i = 0; i < n_wide; i++) {
         if (status == SDPA_OK) status = narrow(&wide[i]);
         sdpa_free(wide[i].wide.data);
@@ -318,6 +330,12 @@ static sdpa_status differentiate(const sdpa_problem *problem, bool twice) {
     return status;
 }
 
-sdpa_status sdpa_attention_backward(const sdpa_problem *p) { return differentiate(p, false); }
+sdpa_status sdpa_attention_backward(const sdpa_problem *p) {
+    sdpa_problem_check(p, SDPA_PASS_BACKWARD);
+    return differentiate(p, false);
+}
 
-sdpa_status sdpa_attention_double_backward(const sdpa_problem *p) { return differentiate(p, true); }
+sdpa_status sdpa_attention_double_backward(const sdpa_problem *p) {
+    sdpa_problem_check(p, SDPA_PASS_DOUBLE_BACKWARD);
+    return differentiate(p, true);
+}

@@ -21,8 +21,8 @@ sdpa_status sdpa_attention_double_backward(const sdpa_problem *p);
 typedef enum sdpa_stage { SDPA_SCORES, SDPA_CAPPED, SDPA_BIASED, SDPA_WEIGHTS } sdpa_stage;
 sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage);
 
-/* Of each row of weights: lse, entropy, max_weight, sum_p2, sum_p3, score_mean, score_var, the columns of o (n_q, 7) of
- * the compute type. Extra memory as the forward. */
+/* Of each row of weights: lse, entropy, max_weight, sum_p2, sum_p3, score_mean, score_var, the columns of o
+ * (n_q, SDPA_N_STATISTICS) of the compute type. Extra memory as the forward. */
 sdpa_status sdpa_attention_statistics(const sdpa_problem *p);
 
 /* What additive attention has beyond a problem, whose q is (n_q, d_q) and k (n_k, d_k) here: the scores are

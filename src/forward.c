@@ -1,29 +1,28 @@
 /* Forward: every block of queries of every head is a unit of its own. */
 #include "drivers.h"
-#include "memory.h"
-#include "parallel.h"
+#include "runtime/memory.h"
+#include "runtime/parallel.h"
 #include "unit.h"
-
-typedef enum forward_kind { FORWARD, WEIGHTS, STATISTICS, TANGENT } forward_kind;
 
 typedef struct forward_call {
     const sdpa_problem *problem;
     const struct sdpa_kernels *kernels;
-    int64_t query_block; /* queries of a unit */
+    int n_workers;
     char *scratch;
     size_t scratch_bytes; /* per worker */
-    forward_kind kind;
-    sdpa_stage stage; /* of WEIGHTS */
-    int64_t n_parts;  /* of the keys of a unit; 1: whole */
-    char *parts;      /* (units, n_parts) */
+    sdpa_pass pass;
+    sdpa_stage stage; /* of the weights */
+    int64_t n_units;
+    int64_t n_parts; /* of the keys of a unit; 1: whole */
+    char *parts;     /* (units, n_parts) */
     size_t part_bytes;
 } forward_call;
 
 static void set_unit(sdpa_unit *u, const forward_call *call, int64_t index, sdpa_run *run) {
     const sdpa_problem *p = call->problem;
-    const int64_t blocks = sdpa_units(p, call->query_block), bh = index / blocks;
+    const int64_t blocks = sdpa_units(p), bh = index / blocks;
     sdpa_unit_set_head(u, p, bh / p->n_head, bh % p->n_head);
-    sdpa_unit_set_queries(u, index % blocks, call->query_block);
+    sdpa_unit_set_queries(u, index % blocks);
     u->run = run;
 }
 
@@ -32,30 +31,35 @@ static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run
     sdpa_unit u;
     set_unit(&u, call, index, run);
     void *scratch = call->scratch + (size_t)worker * call->scratch_bytes;
-    switch (call->kind) {
-    case FORWARD:
-        call->kernels->forward(&u, scratch);
-        break;
-    case WEIGHTS:
+    switch (call->pass) {
+    case SDPA_PASS_WEIGHTS:
         call->kernels->weights(&u, call->stage, scratch);
         break;
-    case STATISTICS:
+    case SDPA_PASS_STATISTICS:
         call->kernels->statistics(&u, scratch);
         break;
-    case TANGENT:
+    case SDPA_PASS_TANGENT:
         call->kernels->tangent(&u, scratch);
         break;
+    default:
+        call->kernels->forward(&u, scratch);
     }
 }
 
-/* Few queries of few heads are too few units for all threads: their keys are cut into parts, which depend on the shape
- * only. */
+/* Few queries of few heads make too few units for all threads, so their keys are cut into parts. How many depends on the
+ * shape only. */
 #define PART_KEYS 4096
 #define ENOUGH_UNITS 16
 #define MOST_QUERIES 32
 
+enum {
+    PARTS_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
+                SDPA_FEATURE_LENGTHS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
+                SDPA_FEATURE_ALIBI | SDPA_FEATURE_ADDITIVE
+};
+
 static int64_t parts_of_keys(const sdpa_problem *p, int64_t n_units) {
-    if (p->n_q > MOST_QUERIES || n_units >= ENOUGH_UNITS) return 1;
+    if (p->features & ~PARTS_CAN || p->n_q > MOST_QUERIES || n_units >= ENOUGH_UNITS) return 1;
     int64_t most = (ENOUGH_UNITS + n_units - 1) / n_units, parts = p->n_k / PART_KEYS;
     return parts < 1 ? 1 : parts < most ? parts : most;
 }
@@ -64,6 +68,7 @@ static void forward_part(void *context, int64_t index, int worker, sdpa_run *run
     const forward_call *call = context;
     const sdpa_problem *p = call->problem;
     sdpa_unit u;
+    SDPA_TAKE(PARTS);
     set_unit(&u, call, index / call->n_parts, run);
     const int64_t block = sdpa_key_block(p), blocks = (p->n_k + block - 1) / block, part = index % call->n_parts;
     const int64_t end = blocks * (part + 1) / call->n_parts * block;
@@ -81,15 +86,22 @@ static void fold_heads(sdpa_tensor *t, int64_t n_heads) {
 
 static int64_t heads_per_head(const sdpa_problem *p, const sdpa_tensor *t) { return t->head ? t->group : p->n_head; }
 
+/* Not the options that tell heads apart or count queries. A band, where it hides nothing. */
+enum {
+    FOLD_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
+               SDPA_FEATURE_LENGTHS | SDPA_FEATURE_SOFTCAP
+};
+
 /* One query per head, several heads to a key head (decoding with GQA): as many queries of one head, so that a unit reads
- * its keys and values once. Returns `folded`, or p where that is not so or an option tells heads apart or counts queries. */
+ * its keys and values once. Returns `folded`, or p where that is not so. */
 static const sdpa_problem *fold_group(const sdpa_problem *p, sdpa_problem *folded) {
+    if (p->features & ~FOLD_CAN) return p;
     const int64_t n_heads = heads_per_head(p, &p->k);
     const bool all_below = !p->has_upper || (!p->offset.data && p->upper >= p->n_k - 1);
     const bool all_above = !p->has_lower || (!p->offset.data && p->lower <= 0);
     if (p->n_q != 1 || n_heads == 1 || heads_per_head(p, &p->v) != n_heads) return p;
     if (!all_below || !all_above || (p->mask.data && p->mask.group > 1)) return p;
-    if (p->alibi_slopes.data || p->sinks.data || p->dropout_p > 0 || p->w_score) return p;
+    SDPA_TAKE(FOLD);
     *folded = *p;
     folded->n_q = n_heads;
     folded->n_head /= n_heads;
@@ -99,46 +111,69 @@ static const sdpa_problem *fold_group(const sdpa_problem *p, sdpa_problem *folde
     fold_heads(&folded->o, n_heads);
     fold_heads(&folded->lse, n_heads);
     fold_heads(&folded->mask, n_heads);
+    folded->features = sdpa_problem_features(folded);
     return folded;
 }
 
-static sdpa_status run_forward(const sdpa_problem *p, forward_kind kind, sdpa_stage stage) {
-    forward_call call = {.problem = p, .kernels = sdpa_kernels_for(p->dtype), .kind = kind, .stage = stage};
-    call.query_block = kind == TANGENT ? sdpa_query_block(p) : sdpa_forward_block(p);
-    const int64_t n_units = p->n_batch * p->n_head * sdpa_units(p, call.query_block);
-    if (n_units == 0) return SDPA_OK;
-    call.n_parts = kind == FORWARD ? parts_of_keys(p, n_units) : 1;
-    int workers = sdpa_workers_for(p, n_units * call.n_parts);
-    call.scratch_bytes = kind == TANGENT ? call.kernels->tangent_bytes(p) : call.kernels->forward_bytes(p);
-    call.part_bytes = call.n_parts > 1 ? call.kernels->forward_part_bytes(p) : 0;
-
-    sdpa_arena need = {NULL, 0}, arena = {NULL, 0};
-    for (sdpa_arena *a = &need;; a = &arena) {
-        call.scratch = sdpa_take(a, (size_t)workers * call.scratch_bytes);
-        call.parts = sdpa_take(a, (size_t)(n_units * call.n_parts) * call.part_bytes);
-        if (a == &arena) break;
-        arena.base = sdpa_alloc(need.used);
-        if (!arena.base) return SDPA_NO_MEMORY;
+static size_t scratch_bytes(const struct sdpa_kernels *kernels, sdpa_pass pass, const sdpa_problem *p) {
+    switch (pass) {
+    case SDPA_PASS_WEIGHTS:
+        return kernels->weights_bytes(p);
+    case SDPA_PASS_STATISTICS:
+        return kernels->statistics_bytes(p);
+    case SDPA_PASS_TANGENT:
+        return kernels->tangent_bytes(p);
+    default:
+        return kernels->forward_bytes(p);
     }
-    sdpa_status status = sdpa_parallel_for(n_units * call.n_parts, workers,
-                                           call.n_parts > 1 ? forward_part : forward_unit, &call, p->interrupted);
-    for (int64_t i = 0; i < n_units && call.n_parts > 1 && status == SDPA_OK; i++) {
+}
+
+static void take_pieces(void *owner, sdpa_arena *arena) {
+    forward_call *c = owner;
+    c->scratch = sdpa_take(arena, (size_t)c->n_workers * c->scratch_bytes);
+    c->parts = sdpa_take(arena, (size_t)(c->n_units * c->n_parts) * c->part_bytes);
+}
+
+static sdpa_status run_forward(const sdpa_problem *p, sdpa_pass pass, sdpa_stage stage) {
+    forward_call call = {.problem = p, .kernels = sdpa_kernels_for(p->dtype), .pass = pass, .stage = stage};
+    call.n_units = p->n_batch * p->n_head * sdpa_units(p);
+    if (call.n_units == 0) return SDPA_OK;
+    call.n_parts = pass == SDPA_PASS_FORWARD ? parts_of_keys(p, call.n_units) : 1;
+    const bool parts = call.n_parts > 1;
+    call.n_workers = sdpa_workers_for(p, call.n_units * call.n_parts);
+    call.scratch_bytes = scratch_bytes(call.kernels, pass, p);
+    call.part_bytes = parts ? call.kernels->forward_part_bytes(p) : 0;
+    void *memory = sdpa_alloc_pieces(take_pieces, &call);
+    if (!memory) return SDPA_NO_MEMORY;
+    sdpa_status status = sdpa_parallel_for(call.n_units * call.n_parts, call.n_workers,
+                                           parts ? forward_part : forward_unit, &call, p->interrupted);
+    for (int64_t i = 0; i < call.n_units && parts && status == SDPA_OK; i++) {
         sdpa_unit u;
         set_unit(&u, &call, i, NULL);
         call.kernels->forward_join(&u, call.scratch, call.parts + (size_t)(i * call.n_parts) * call.part_bytes,
                                    call.n_parts);
     }
-    sdpa_free(arena.base);
+    sdpa_free(memory);
     return status;
 }
 
 sdpa_status sdpa_attention_forward(const sdpa_problem *p) {
     sdpa_problem folded;
-    return run_forward(fold_group(p, &folded), FORWARD, SDPA_WEIGHTS);
+    sdpa_problem_check(p, SDPA_PASS_FORWARD);
+    return run_forward(fold_group(p, &folded), SDPA_PASS_FORWARD, SDPA_WEIGHTS);
 }
 
-sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage) { return run_forward(p, WEIGHTS, stage); }
+sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage) {
+    sdpa_problem_check(p, SDPA_PASS_WEIGHTS);
+    return run_forward(p, SDPA_PASS_WEIGHTS, stage);
+}
 
-sdpa_status sdpa_attention_tangent(const sdpa_problem *p) { return run_forward(p, TANGENT, SDPA_WEIGHTS); }
+sdpa_status sdpa_attention_tangent(const sdpa_problem *p) {
+    sdpa_problem_check(p, SDPA_PASS_TANGENT);
+    return run_forward(p, SDPA_PASS_TANGENT, SDPA_WEIGHTS);
+}
 
-sdpa_status sdpa_attention_statistics(const sdpa_problem *p) { return run_forward(p, STATISTICS, SDPA_WEIGHTS); }
+sdpa_status sdpa_attention_statistics(const sdpa_problem *p) {
+    sdpa_problem_check(p, SDPA_PASS_STATISTICS);
+    return run_forward(p, SDPA_PASS_STATISTICS, SDPA_WEIGHTS);
+}

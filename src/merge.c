@@ -1,8 +1,8 @@
 /* Attention over a union of sets of keys from the results over each set. Every row is independent; blocks of rows are
  * the units. Sums are in double, in the order of the parts, and rounded once. */
 #include "drivers.h"
-#include "memory.h"
-#include "parallel.h"
+#include "runtime/memory.h"
+#include "runtime/parallel.h"
 #include "unit.h"
 
 #include <math.h>
@@ -119,18 +119,15 @@ static void merge_unit(void *context, int64_t index, int worker, sdpa_run *run) 
 
 sdpa_status sdpa_attention_merge(const sdpa_problem *p, int64_t n_parts, const sdpa_tensor *outs,
                                  const sdpa_tensor *lses) {
+    sdpa_problem_check(p, SDPA_PASS_FORWARD);
     int64_t n_units = p->n_batch * p->n_head * row_blocks(p);
     if (n_units == 0) return SDPA_OK;
     merge_call call = {p, sdpa_kernels_for(p->dtype), n_parts, outs, lses, NULL, 0};
     sdpa_arena need = {NULL, 0};
     merge_layout(&call, &need);
     call.scratch_bytes = need.used;
-    /* Waking threads costs some 10 us, as much as a few ten thousand elements. */
-    double work =
-        (double)p->n_batch * (double)p->n_head * (double)p->n_q * (double)n_parts * (double)(p->d_v + 8) / 1e5;
-    int workers = (double)p->n_workers < work ? p->n_workers : (int)work;
-    if (workers > n_units) workers = (int)n_units;
-    if (workers < 1) workers = 1;
+    const double rows = (double)p->n_batch * (double)p->n_head * (double)p->n_q;
+    const int workers = sdpa_workers(p->n_workers, n_units, rows * (double)n_parts * (double)(p->d_v + 8) / 1e5);
     call.scratch = sdpa_alloc((size_t)workers * call.scratch_bytes);
     if (!call.scratch) return SDPA_NO_MEMORY;
     sdpa_status status = sdpa_parallel_for(n_units, workers, merge_unit, &call, p->interrupted);

@@ -1,11 +1,12 @@
 /* The problem descriptor: what one call computes. src/python fills and checks it once; below that it is const.
  *
- * Invariants (checked by the binding, relied upon everywhere else):
+ * Invariants (established by the binding, relied upon everywhere else; sdpa_problem_check asserts them):
  *   - sizes are >= 0; n_head is a multiple of every tensor's `group`; all sizes times strides fit in int64_t;
- *   - q, k, v (and do where present) share `dtype`; outputs are native byte order and aligned, inputs may be anything;
+ *   - q, k, v (and dout where present) share `dtype`; outputs are native byte order and aligned, inputs may be anything;
  *   - an output never overlaps an input or another output, and no two elements of an output share memory,
  *     except along broadcast axes of gradients (stride 0), where the driver accumulates;
- *   - scale is finite.
+ *   - scale is finite;
+ *   - features are those of the fields.
  */
 #ifndef SDPA_PROBLEM_H
 #define SDPA_PROBLEM_H
@@ -17,6 +18,17 @@
 typedef enum sdpa_status { SDPA_OK = 0, SDPA_NO_MEMORY, SDPA_INTERRUPTED } sdpa_status;
 
 typedef enum sdpa_dtype { SDPA_BOOL, SDPA_F16, SDPA_BF16, SDPA_F32, SDPA_F64, SDPA_I64 } sdpa_dtype;
+
+/* The softmax family (softmax.h). With t = temperature and sums over a row, all the reduced axes together: */
+typedef enum sdpa_softmax_op {
+    SDPA_SOFTMAX,              /* out = p = exp(x / t) / sum exp(x / t) */
+    SDPA_LOG_SOFTMAX,          /* out = log p */
+    SDPA_LOGSUMEXP,            /* out = log sum exp(x), one per row */
+    SDPA_SOFTMAX_BACKWARD,     /* x = p:      out = p (g - sum g p) / t */
+    SDPA_LOG_SOFTMAX_BACKWARD, /* x = log p:  out = (g - p sum g) / t, 0 where p = 0 */
+    SDPA_LOGSUMEXP_BACKWARD,   /* s = lse:    out = g exp(x - lse), 0 where x = -inf; g is one per row */
+    SDPA_SOFTMAX_JACOBIAN,     /* x = p, s = p_i: out_ij = p_i (delta_ij - p_j) / t; the axes of i are kept ones */
+} sdpa_softmax_op;
 
 /* NumPy's limit on dimensions is 64; heads, rows and columns are not batch axes. */
 #define SDPA_MAX_AXES 61
@@ -40,54 +52,151 @@ typedef struct sdpa_matrix {
     bool swapped;
 } sdpa_matrix;
 
+/* Every tensor of a problem, as X(name, rows, columns), in lists from which the declarations, the clearing, the checks and
+ * the units follow: a tensor is added here and nowhere else.
+ *
+ * mask: BOOL (true = attend) or a float type (added to the scaled scores). alibi_slopes: -slope * |i + offset - j| is added.
+ * sinks: one more logit of each row, without a value. All may be absent, and so may v. */
+#define SDPA_INPUTS(X)                                                                                                 \
+    X(q, p->n_q, p->d_k)                                                                                               \
+    X(k, p->n_k, p->d_k)                                                                                               \
+    X(v, p->n_k, p->d_v)                                                                                               \
+    X(mask, p->n_q, p->n_k)                                                                                            \
+    X(alibi_slopes, 1, 1)                                                                                              \
+    X(sinks, 1, 1)                                                                                                     \
+    X(dout, p->n_q, p->d_v)
+
+/* o is an input of the backward; the stages of the weights and the statistics are written to it, too. o_t: its derivative along
+ * the tangents; in the double backward the derivative with respect to dout. */
+#define SDPA_RESULTS(X)                                                                                                \
+    X(o, p->n_q, p->d_v)                                                                                               \
+    X(o_t, p->n_q, p->d_v)
+
+/* A gradient that is absent is not computed. Gradients have stride 0 on axes over which they are summed, and arrive zero-filled. */
+#define SDPA_GRADIENTS(X)                                                                                              \
+    X(dq, p->n_q, p->d_k)                                                                                              \
+    X(dk, p->n_k, p->d_k)                                                                                              \
+    X(dv, p->n_k, p->d_v)                                                                                              \
+    X(dmask, p->n_q, p->n_k)                                                                                           \
+    X(dsinks, 1, 1)
+
+/* Inputs of forward mode and the double backward, zero where absent. For the latter they are the gradients of the gradients,
+ * and dq .. dsinks the derivatives of <tangents, backward(...)>. */
+#define SDPA_TANGENTS(X)                                                                                               \
+    X(q_t, p->n_q, p->d_k)                                                                                             \
+    X(k_t, p->n_k, p->d_k)                                                                                             \
+    X(v_t, p->n_k, p->d_v)                                                                                             \
+    X(mask_t, p->n_q, p->n_k)                                                                                          \
+    X(sinks_t, 1, 1)
+
+#define SDPA_MATRICES(X) SDPA_INPUTS(X) SDPA_RESULTS(X) SDPA_GRADIENTS(X) SDPA_TANGENTS(X)
+
+/* One number per query, of which only `row` is used; float32, float64 for F64. lse: output of the forward, input of the
+ * backward. dlse: may be absent. */
+#define SDPA_VECTORS(X)                                                                                                \
+    X(lse, p->n_q, 1)                                                                                                  \
+    X(dlse, p->n_q, 1)
+
+/* One I64 per batch entry. Absent: 0 and n_k. */
+#define SDPA_INTEGERS(X)                                                                                               \
+    X(offset, 1, 1)                                                                                                    \
+    X(key_length, 1, 1)
+
+#define SDPA_TENSORS(X) SDPA_MATRICES(X) SDPA_VECTORS(X) SDPA_INTEGERS(X)
+
+/* How a pair is scored. SDPA_ADDITIVE (additive.c): rows of q and k are `channels` projections, then as many exponentials of
+ * them, and the score is sum_c w_score[c] tanh(q[c] + k[c]) instead of q k^T. */
+typedef enum sdpa_scores { SDPA_DOT, SDPA_ADDITIVE } sdpa_scores;
+
+/* Whatever a problem asks for beyond softmax(scale q k^T) v. Next to its code a fast path names the features that it can do.
+ * A problem with any other feature goes the general way, which needs no change in the path when a feature is added. */
+enum {
+    SDPA_FEATURE_MASK = 1 << 0, /* boolean */
+    SDPA_FEATURE_BIAS = 1 << 1, /* a mask of floats */
+    SDPA_FEATURE_LOWER = 1 << 2,
+    SDPA_FEATURE_UPPER = 1 << 3,
+    SDPA_FEATURE_OFFSET = 1 << 4,
+    SDPA_FEATURE_LENGTHS = 1 << 5,
+    SDPA_FEATURE_SOFTCAP = 1 << 6,
+    SDPA_FEATURE_DROPOUT = 1 << 7,
+    SDPA_FEATURE_SINKS = 1 << 8,
+    SDPA_FEATURE_ALIBI = 1 << 9,
+    SDPA_FEATURE_ADDITIVE = 1 << 10,
+    SDPA_FEATURE_UNKNOWN = 1 << 30, /* for tests: no path may name it */
+};
+
 typedef struct sdpa_problem {
-    int n_axes; /* batch axes, after broadcasting */
-    int64_t axis[SDPA_MAX_AXES];
     int64_t n_batch; /* product of axis[] */
     int64_t n_head;  /* query heads */
     int64_t n_q, n_k, d_k, d_v;
     sdpa_dtype dtype; /* of q, k, v, o; arithmetic is float64 for F64, else float32 */
 
-    sdpa_tensor q, k, v;
-    sdpa_tensor o;    /* (n_q, d_v) */
-    sdpa_tensor lse;  /* (n_q): only row is used; float32, float64 for F64. Output of forward, input of backward */
-    sdpa_tensor mask; /* (n_q, n_k), BOOL (true = attend) or a float type (added to the scaled scores) */
-
-    /* Additive attention (additive.c): rows of q and k are d_k / 2 projections, then as many exponentials of them, and the
-     * score is sum_c w_score[c] tanh(q[c] + k[c]) instead of q k^T. Of the compute type, d_k / 2 even; NULL otherwise. */
-    const void *w_score;
+    sdpa_scores scores;
+    int64_t channels;    /* ADDITIVE: even; d_k is twice as many */
+    const void *w_score; /* ADDITIVE: (channels) of the compute type */
 
     double scale;
-    double softcap;           /* > 0: scaled scores become softcap * tanh(score / softcap); 0: none */
-    sdpa_tensor alibi_slopes; /* scalar per (batch, head): -slope * |i + offset - j| is added. Absent: none */
-    sdpa_tensor sinks;        /* scalar per (batch, head): one more logit, without a value. Absent: none */
-    double dropout_p;         /* in [0, 1]; the pattern depends on seed, batch, head, i, j only */
+    double softcap;   /* > 0: scaled scores become softcap * tanh(score / softcap); 0: none */
+    double dropout_p; /* in [0, 1]; the pattern depends on seed, batch, head, i, j only */
     uint64_t seed;
 
     /* Key j is visible to query i when j < key_length, and, with t = i + offset,
      * j >= t + lower (has_lower) and j <= t + upper (has_upper). */
     bool has_lower, has_upper;
     int64_t lower, upper;
-    sdpa_tensor offset;     /* I64 scalar per batch entry; absent: 0 */
-    sdpa_tensor key_length; /* I64 scalar per batch entry; absent: n_k */
 
-    /* backward: do, dlse are inputs (dlse may be absent); an absent gradient is not computed.
-     * Gradients have stride 0 on axes over which they are summed, and arrive zero-filled. */
-    sdpa_tensor dout, dlse;
-    sdpa_tensor dq, dk, dv, dmask, dsinks;
-
-    /* forward mode and double backward: tangents, each may be absent (zero). o_t is an output. For the double backward
-     * they are the gradients of the gradients, and dq .. dsinks the derivatives of <tangents, backward(...)>. */
-    sdpa_tensor q_t, k_t, v_t, mask_t, sinks_t;
-    sdpa_tensor o_t; /* like o; for the double backward the derivative with respect to dout; may be absent */
+    unsigned features; /* sdpa_problem_features of the rest */
 
     int n_workers;            /* >= 1 */
     int (*interrupted)(void); /* polled by the calling thread; non-zero ends the call. May be NULL */
+
+    int n_axes;                  /* batch axes, after broadcasting */
+    int64_t axis[SDPA_MAX_AXES]; /* the first n_axes are set */
+#define SDPA_DECLARE(name, rows, columns) sdpa_tensor name;
+    SDPA_TENSORS(SDPA_DECLARE)
+#undef SDPA_DECLARE
 } sdpa_problem;
+
+/* The features that follow from the fields. Whoever fills or changes a problem sets p->features to it at the end. */
+unsigned sdpa_problem_features(const sdpa_problem *p);
+
+/* What a driver is asked for, and with it which tensors are written. */
+typedef enum sdpa_pass {
+    SDPA_PASS_FORWARD, /* o, lse; merging as well */
+    SDPA_PASS_WEIGHTS, /* o, whose columns are keys */
+    SDPA_PASS_STATISTICS,
+    SDPA_PASS_TANGENT,
+    SDPA_PASS_BACKWARD,
+    SDPA_PASS_DOUBLE_BACKWARD
+} sdpa_pass;
+
+enum { SDPA_N_STATISTICS = 7 }; /* sdpa_attention_statistics, one column of o each */
+
+/* With SDPA_ASSERT, which the tests of the core and the sanitized build define, every driver asserts the invariants of its
+ * problem, and fast paths count how often they are taken. Otherwise both compile to nothing. */
+enum sdpa_path {
+    SDPA_PATH_SMALL,
+    SDPA_PATH_FEW,
+    SDPA_PATH_PAIRS,
+    SDPA_PATH_FOLD,
+    SDPA_PATH_PARTS,
+    SDPA_PATH_FUSED,
+    SDPA_PATH_FIRST,
+    SDPA_PATH_SPLIT,
+    SDPA_N_PATHS
+};
+#ifdef SDPA_ASSERT
+void sdpa_problem_check(const sdpa_problem *p, sdpa_pass pass);
+extern _Atomic long sdpa_taken[SDPA_N_PATHS];
+#define SDPA_TAKE(path) ((void)sdpa_taken[SDPA_PATH_##path]++)
+#else
+static inline void sdpa_problem_check(const sdpa_problem *p, sdpa_pass pass) { (void)p, (void)pass; }
+#define SDPA_TAKE(path) ((void)0)
+#endif
 
 /* Byte offset of (batch, head) in `t`; `batch` is the flat index over p->axis, `head` a query head. */
 static inline int64_t sdpa_offset(const sdpa_problem *p, const sdpa_tensor *t, int64_t batch, int64_t head) {
-    /* Without a division where none is needed: for (128, 10, 64) they were a twentieth of the call. */
+    /* Without a division where none is needed: small calls notice them. */
     int64_t offset = (t->group == 1 ? head : head / t->group) * t->head;
     for (int a = p->n_axes - 1; a > 0; a--) {
         offset += batch % p->axis[a] * t->batch[a];

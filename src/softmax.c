@@ -8,21 +8,20 @@
 #include <math.h>
 #include <string.h>
 
-#include "isa.h"
+#include "runtime/isa.h"
 #include "kernels/kernels.h"
-#include "memory.h"
-#include "parallel.h"
+#include "runtime/memory.h"
+#include "runtime/parallel.h"
 
-/* Up to so many vectors in a row, forward, transposing costs less than the reductions over the lanes (avx512, (20000, 32):
- * 600 against 780 us; (20000, 64): 1030 against 980). Backward has fewer reductions and more to transpose. */
+/* Forward, rows of at most this many vectors are transposed, which costs them less than reductions over the lanes. */
 #define SHORT_ROW 2
-/* Elements per unit of work: some 20 us, about what waking a thread costs. */
+/* Elements per unit of work, which takes about as long as waking a thread. */
 #define UNIT_ELEMENTS 65536
 /* Scratch up to this comes from the stack, so that a small call allocates nothing. */
 #define STACK_BYTES 8192
 
 typedef struct softmax_call {
-    const struct sdpa_ops *ops;
+    const sdpa_isa *isa;
     const struct sdpa_kernels *kernels;
     sdpa_softmax_op op;
     bool f64, lanes;
@@ -126,7 +125,7 @@ static int64_t column_stride(const softmax_call *c, int v) {
     return c->n_reduced ? c->view[v].stride[c->n_kept + c->n_reduced - 1] : 0;
 }
 
-/* Whether the kernel can use view v in place, but for a group of fewer rows than lanes. */
+/* Whether the kernel can use view v in place, except in a group of fewer rows than lanes. */
 static bool is_direct(const softmax_call *c, int v) {
     const sdpa_softmax_view *view = &c->view[v];
     const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
@@ -224,7 +223,7 @@ static void unstage(const softmax_call *c, char *data, const char *src, int64_t 
 
 /* One value per row of view v. */
 static void load_column(const softmax_call *c, int v, const char *data, int64_t n_rows, double *dst) {
-    c->ops->f64.load(dst, data, n_rows, row_stride(c, v), c->view[v].dtype, c->view[v].swapped);
+    c->isa->f64->load(dst, data, n_rows, row_stride(c, v), c->view[v].dtype, c->view[v].swapped);
 }
 
 /* One chunk of one group: elements j0 .. j0+n-1 of the rows of b, whose first elements are at data[]. */
@@ -306,8 +305,8 @@ static void run_group(const softmax_call *c, char *const *data, int64_t n_rows, 
             double rest = t->l_low == t->l_low ? t->l_low / t->l : 0;
             lse[i] = t->l == 0 ? -INFINITY : t->m + (log(t->l) + rest);
         }
-        c->ops->f64.store(data[SDPA_SOFTMAX_OUT], lse, n_rows, row_stride(c, SDPA_SOFTMAX_OUT),
-                          c->view[SDPA_SOFTMAX_OUT].dtype);
+        c->isa->f64->store(data[SDPA_SOFTMAX_OUT], lse, n_rows, row_stride(c, SDPA_SOFTMAX_OUT),
+                           c->view[SDPA_SOFTMAX_OUT].dtype);
         return;
     }
     b.phase = SDPA_SOFTMAX_WRITE;
@@ -340,7 +339,7 @@ static void softmax_unit(void *context, int64_t unit, int worker, sdpa_run *run)
     }
 }
 
-/* out_ii = p_i (1 - p_i) / t, which row i of the Jacobian has to be corrected by: one element in n. */
+/* Writes out_ii = p_i (1 - p_i) / t, which the kernels of the Jacobian leave out. */
 static void write_diagonal(const softmax_call *c, const sdpa_softmax_problem *p) {
     const int n_kept = p->n_kept - p->n_reduced, n_axes = p->n_kept;
     int64_t total = 1;
@@ -357,64 +356,74 @@ static void write_diagonal(const softmax_call *c, const sdpa_softmax_problem *p)
             to += index * (out->stride[a] + (a >= n_kept ? out->stride[a + p->n_reduced] : 0));
         }
         double x;
-        c->ops->f64.load(&x, from, 1, 0, s->dtype, s->swapped);
+        c->isa->f64->load(&x, from, 1, 0, s->dtype, s->swapped);
         x = x * (1 - x) * c->scale.inverse;
-        c->ops->f64.store(to, &x, 1, 0, out->dtype);
+        c->isa->f64->store(to, &x, 1, 0, out->dtype);
+    }
+}
+
+/* Axes and views, simplified; returns the number of rows. */
+static int64_t set_shape(softmax_call *c, const sdpa_softmax_problem *p) {
+    const int n_axes = p->n_kept + p->n_reduced;
+    int64_t n_rows = 1;
+    c->n_kept = p->n_kept;
+    c->n_reduced = p->n_reduced;
+    c->n = 1;
+    for (int a = 0; a < n_axes; a++) {
+        c->size[a] = p->size[a];
+        *(a < p->n_kept ? &n_rows : &c->n) *= p->size[a];
+    }
+    if (n_rows == 0 || (c->n == 0 && p->op != SDPA_LOGSUMEXP)) return 0;
+    for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) {
+        const sdpa_softmax_view *from = &p->view[v];
+        c->view[v].data = from->data;
+        if (!from->data) continue;
+        c->view[v].dtype = from->dtype;
+        c->view[v].swapped = from->swapped;
+        memcpy(c->view[v].stride, from->stride, (size_t)n_axes * sizeof *from->stride);
+    }
+    simplify(c);
+    return n_rows;
+}
+
+/* How rows go through the kernels, in groups and units of groups, and what scratch they need. */
+static void set_groups(softmax_call *c, int64_t n_rows) {
+    c->inner = c->n_kept ? c->size[c->n_kept - 1] : 1;
+    c->chunk = SDPA_SOFTMAX_CHUNK;
+    const int64_t lanes = c->kernels->lanes, longest = c->n < c->chunk ? c->n : c->chunk;
+    const bool short_rows = c->n <= (is_backward(c->op) ? 1 : SHORT_ROW) * lanes;
+    const bool dense = magnitude(row_stride(c, SDPA_SOFTMAX_X)) < magnitude(column_stride(c, SDPA_SOFTMAX_X));
+    c->lanes = c->inner >= (lanes + 1) / 2 && (short_rows || dense);
+    c->group = lanes;
+    if (!c->lanes) {
+        c->group = c->n ? c->chunk / c->n : SDPA_SOFTMAX_ROWS;
+        if (c->group < 1) c->group = 1;
+        if (c->group > SDPA_SOFTMAX_ROWS) c->group = SDPA_SOFTMAX_ROWS;
+    }
+    c->groups_per_line = (c->inner + c->group - 1) / c->group;
+    c->n_groups = n_rows / c->inner * c->groups_per_line;
+    c->groups_per_unit = UNIT_ELEMENTS / (c->group * (c->n ? c->n : 1));
+    if (c->groups_per_unit < 1) c->groups_per_unit = 1;
+
+    for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) c->direct[v] = c->view[v].data && is_direct(c, v);
+    if (stages(c)) {
+        sdpa_arena arena = {NULL, 0};
+        sdpa_take(&arena, real_size(c) * (size_t)(longest * c->group));
+        c->staged_bytes = arena.used;
+        c->scratch_bytes = (is_backward(c->op) ? 3 : 2) * arena.used;
     }
 }
 
 sdpa_status sdpa_softmax_run(const sdpa_softmax_problem *p) {
-    softmax_call c = {.ops = sdpa_ops_get(),
-                      .op = p->op,
-                      .f64 = p->dtype == SDPA_F64,
-                      .n_kept = p->n_kept,
-                      .n_reduced = p->n_reduced};
-    c.kernels = c.f64 ? &c.ops->f64 : &c.ops->f32;
-    const int n_axes = p->n_kept + p->n_reduced;
-    int64_t n_rows = 1;
-    c.n = 1;
-    for (int a = 0; a < n_axes; a++) {
-        c.size[a] = p->size[a];
-        *(a < p->n_kept ? &n_rows : &c.n) *= p->size[a];
-    }
-    if (n_rows == 0 || (c.n == 0 && p->op != SDPA_LOGSUMEXP)) return SDPA_OK;
-    for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) {
-        const sdpa_softmax_view *from = &p->view[v];
-        c.view[v].data = from->data;
-        if (!from->data) continue;
-        c.view[v].dtype = from->dtype;
-        c.view[v].swapped = from->swapped;
-        memcpy(c.view[v].stride, from->stride, (size_t)n_axes * sizeof *from->stride);
-    }
-    simplify(&c);
+    softmax_call c = {.isa = sdpa_isa_get(), .op = p->op, .f64 = p->dtype == SDPA_F64};
+    c.kernels = c.f64 ? c.isa->f64 : c.isa->f32;
+    const int64_t n_rows = set_shape(&c, p);
+    if (n_rows == 0) return SDPA_OK;
     c.scale = scale_for(p);
+    set_groups(&c, n_rows);
 
-    c.inner = c.n_kept ? c.size[c.n_kept - 1] : 1;
-    c.chunk = SDPA_SOFTMAX_CHUNK;
-    const int64_t lanes = c.kernels->lanes, longest = c.n < c.chunk ? c.n : c.chunk;
-    const bool short_rows = c.n <= (is_backward(c.op) ? 1 : SHORT_ROW) * lanes;
-    const bool dense = magnitude(row_stride(&c, SDPA_SOFTMAX_X)) < magnitude(column_stride(&c, SDPA_SOFTMAX_X));
-    c.lanes = c.inner >= (lanes + 1) / 2 && (short_rows || dense);
-    c.group = lanes;
-    if (!c.lanes) {
-        c.group = c.n ? c.chunk / c.n : SDPA_SOFTMAX_ROWS;
-        if (c.group < 1) c.group = 1;
-        if (c.group > SDPA_SOFTMAX_ROWS) c.group = SDPA_SOFTMAX_ROWS;
-    }
-    c.groups_per_line = (c.inner + c.group - 1) / c.group;
-    c.n_groups = n_rows / c.inner * c.groups_per_line;
-    c.groups_per_unit = UNIT_ELEMENTS / (c.group * (c.n ? c.n : 1));
-    if (c.groups_per_unit < 1) c.groups_per_unit = 1;
-
-    int64_t n_units = (c.n_groups + c.groups_per_unit - 1) / c.groups_per_unit;
-    int workers = p->n_workers < n_units ? p->n_workers : (int)n_units;
-    for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) c.direct[v] = c.view[v].data && is_direct(&c, v);
-    if (stages(&c)) {
-        sdpa_arena arena = {NULL, 0};
-        sdpa_take(&arena, real_size(&c) * (size_t)(longest * c.group));
-        c.staged_bytes = arena.used;
-        c.scratch_bytes = (is_backward(c.op) ? 3 : 2) * arena.used;
-    }
+    const int64_t n_units = (c.n_groups + c.groups_per_unit - 1) / c.groups_per_unit;
+    const int workers = p->n_workers < n_units ? p->n_workers : (int)n_units;
     char stack[STACK_BYTES] __attribute__((aligned(SDPA_ALIGNMENT)));
     const bool small = workers == 1 && c.scratch_bytes <= sizeof stack;
     c.scratch = small ? stack : sdpa_alloc((size_t)workers * c.scratch_bytes);

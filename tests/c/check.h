@@ -33,6 +33,7 @@ bool select_isa(const char *name);
 void test_pool(void);
 void test_fork(void);
 void test_machine(void);
+void test_problem(void);
 void test_attention(void);
 void test_disturbed(void);
 void test_additive(void);

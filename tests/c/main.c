@@ -2,8 +2,10 @@
  * machine can run, or those that SDPA_ISA names. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-#include "../../src/isa.h"
+#include "../../src/runtime/isa.h"
 #include "check.h"
 
 long n_checks, n_failures;
@@ -11,12 +13,60 @@ const char *only_isa;
 
 bool select_isa(const char *name) { return (!only_isa || strcmp(name, only_isa) == 0) && sdpa_isa_select(name); }
 
+/* The tests of vectors are compiled once per instruction set and type: UNITS, from the Makefile, is UNIT(isa, bits) of each. */
+#define UNIT(isa, bits)                                                                                                \
+    void test_vec_##isa##_f##bits(void), test_convert_##isa##_f##bits(void), test_vmath_##isa##_f##bits(void);
+UNITS
+#undef UNIT
+
+static const struct unit {
+    const char *isa;
+    void (*vec)(void), (*convert)(void), (*vmath)(void);
+} units[] = {
+#define UNIT(isa, bits) {#isa, test_vec_##isa##_f##bits, test_convert_##isa##_f##bits, test_vmath_##isa##_f##bits},
+    UNITS
+#undef UNIT
+    {NULL, NULL, NULL, NULL}};
+
+static void test_vec(void) {
+    for (const struct unit *u = units; u->isa; u++) {
+        if (select_isa(u->isa)) u->vec();
+    }
+}
+
+static void test_convert(void) {
+    for (const struct unit *u = units; u->isa; u++) {
+        if (select_isa(u->isa)) u->convert();
+    }
+}
+
+/* Side by side, one process each: they take minutes of one core. */
+static void test_vmath(void) {
+    int n = 0;
+    for (const struct unit *u = units; u->isa; u++) {
+        if (!select_isa(u->isa)) continue;
+        n++;
+        fflush(stdout);
+        const pid_t pid = fork();
+        CHECK(pid >= 0, "%s: no process", u->isa);
+        if (pid == 0) {
+            u->vmath();
+            fflush(stdout);
+            _exit(n_failures > 0);
+        }
+    }
+    for (int i = 0, status; i < n; i++)
+        CHECK(wait(&status) > 0 && status == 0, "failures above, or a signal: %d", status);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
 } tests[] = {
-    {"machine", test_machine},     {"pool", test_pool},           {"fork", test_fork},
-    {"attention", test_attention}, {"disturbed", test_disturbed}, {"additive", test_additive},
+    {"vec", test_vec},           {"convert", test_convert},     {"vmath", test_vmath},
+    {"machine", test_machine},   {"problem", test_problem},     {"pool", test_pool},
+    {"fork", test_fork},         {"attention", test_attention}, {"disturbed", test_disturbed},
+    {"additive", test_additive},
 };
 
 enum { N_TESTS = sizeof(tests) / sizeof(tests[0]) };

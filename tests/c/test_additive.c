@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "../../src/drivers.h"
-#include "../../src/isa.h"
-#include "../../src/memory.h"
+#include "../../src/runtime/isa.h"
+#include "../../src/runtime/memory.h"
 #include "check.h"
 #include "naive.h"
 
@@ -208,6 +208,7 @@ static fixture *new_fixture(const additive_case *c) {
         if (tensors[i]) *tensors[i] = tensor_of(f, &f->in[i]);
         if (i < W_QUERY) *gradients[i] = tensor_of(f, &f->grad[i]);
     }
+    p->features = sdpa_problem_features(p);
     f->a = (sdpa_additive){.n_hidden = c->h, .d_q = c->d_q};
     sdpa_matrix *weights[] = {&f->a.w_query, &f->a.w_key, &f->a.w_score, &f->a.bias};
     sdpa_matrix *of_weights[] = {&f->a.dw_query, &f->a.dw_key, &f->a.dw_score, &f->a.dbias};
@@ -241,9 +242,9 @@ static void check_array(const fixture *f, const char *what, const array *t) {
     CHECK(n_wrong == 0,
           "%s: isa %s dtype %d heads %ld n_q %ld n_k %ld d_q %ld d_k %ld d_v %ld h %ld causal %d bias %d std %g "
           "workers %d: %ld of %ld wrong, at %ld %.9g instead of %.9g, bound %.3g",
-          what, sdpa_isa_name(), (int)c->dtype, (long)c->n_head, (long)c->n_q, (long)c->n_k, (long)c->d_q, (long)c->d_k,
-          (long)c->d_v, (long)c->h, c->is_causal, c->has_bias, c->std, f->p.n_workers, (long)n_wrong, (long)t->n,
-          (long)worst, get(f, t, worst), t->x[worst], t->bound[worst]);
+          what, sdpa_isa_get()->name, (int)c->dtype, (long)c->n_head, (long)c->n_q, (long)c->n_k, (long)c->d_q,
+          (long)c->d_k, (long)c->d_v, (long)c->h, c->is_causal, c->has_bias, c->std, f->p.n_workers, (long)n_wrong,
+          (long)t->n, (long)worst, get(f, t, worst), t->x[worst], t->bound[worst]);
 }
 
 static void clear_gradients(fixture *f) {
@@ -252,7 +253,7 @@ static void clear_gradients(fixture *f) {
 
 static void on_every_isa(const additive_case *c) {
     fixture *f = new_fixture(c);
-    const char *before = sdpa_isa_name();
+    const char *before = sdpa_isa_get()->name;
     int n;
     const sdpa_isa *list = sdpa_isa_list(&n);
     for (int isa = 0; isa < n; isa++) {

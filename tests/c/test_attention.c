@@ -5,9 +5,9 @@
 #include <time.h>
 
 #include "../../src/drivers.h"
-#include "../../src/isa.h"
+#include "../../src/runtime/isa.h"
 #include "../../src/kernels/kernels.h"
-#include "../../src/memory.h"
+#include "../../src/runtime/memory.h"
 #include "check.h"
 #include "naive.h"
 
@@ -147,6 +147,7 @@ static fixture *new_fixture(const test_case *c) {
     if (c->key_length) p->key_length = new_scalars(f, naive_key_length);
     p->o = new_tensor(f, dtype, heads, c->n_q, c->d_v, NULL);
     p->lse = new_tensor(f, wide, heads, c->n_q, 1, NULL);
+    p->features = sdpa_problem_features(p);
     naive_compute(c, &f->a);
     return f;
 }
@@ -177,7 +178,7 @@ static void check_bounded(const fixture *f, const char *what, const sdpa_tensor 
         n_wrong == 0,
         "%s: isa %s dtype %d batch %ld heads %ld/%ld n_q %ld n_k %ld d_k %ld d_v %ld mask %d lower %d:%ld upper %d:%ld "
         "offset %d key_length %d scale %g workers %d: %ld of %ld wrong, at %ld %.9g instead of %.9g, bound %.3g",
-        what, sdpa_isa_name(), (int)c->dtype, (long)c->n_batch, (long)c->n_head, (long)c->group, (long)c->n_q,
+        what, sdpa_isa_get()->name, (int)c->dtype, (long)c->n_batch, (long)c->n_head, (long)c->group, (long)c->n_q,
         (long)c->n_k, (long)c->d_k, (long)c->d_v, (int)c->mask, c->has_lower, (long)c->lower, c->has_upper,
         (long)c->upper, c->offset, c->key_length, c->scale, f->p.n_workers, (long)n_wrong, (long)expected->n,
         (long)worst, get(t->data + worst * (int64_t)size_of(t->dtype), t->dtype), expected->x[worst],
@@ -189,8 +190,7 @@ static void check_case(fixture *f) {
     const test_case *c = &f->c;
     const int first_buffer = f->n_buffers;
     CHECK(sdpa_attention_forward(&p) == SDPA_OK, "forward");
-    const struct sdpa_ops *ops = sdpa_ops_get();
-    const bool pairs = c->dtype == SDPA_BF16 && ops->bf16.forward != ops->f32.forward;
+    const bool pairs = c->dtype == SDPA_BF16 && sdpa_isa_get()->bf16->pairs;
     check_bounded(f, "o", &p.o, pairs ? &f->a.o_rounded : &f->a.o);
     check_bounded(f, "lse", &p.lse, &f->a.lse);
 
@@ -215,18 +215,15 @@ static void check_case(fixture *f) {
 
 static void on_every_isa(const test_case *c) {
     fixture *f = new_fixture(c);
-    const char *before = sdpa_isa_name();
-    const bool halves = sdpa_half_vectors;
+    const char *before = sdpa_isa_get()->name;
     int n;
     const sdpa_isa *list = sdpa_isa_list(&n);
     for (int i = 0; i < n; i++) {
         if (!select_isa(list[i].name)) continue;
         for (f->p.n_workers = 1; f->p.n_workers <= 3; f->p.n_workers += 2) {
-            sdpa_half_vectors = f->p.n_workers == 1; /* either way, within the same bounds */
             check_case(f);
         }
     }
-    sdpa_half_vectors = halves;
     sdpa_isa_select(before);
     free_fixture(f);
 }
@@ -294,6 +291,75 @@ static void options(void) {
                            .dtype = dtypes[t],
                            .scale = 0.06};
         on_every_isa(&large);
+    }
+}
+
+/* --- fast paths */
+
+static const struct {
+    const char *name;
+    enum sdpa_path path;
+    test_case c;
+} shortcuts[] = {
+    {"small", SDPA_PATH_SMALL, {.n_head = 1, .n_q = 5, .n_k = 7}},
+    {"few", SDPA_PATH_FEW, {.n_head = 1, .n_q = 1, .n_k = 200}},
+    {"pairs", SDPA_PATH_PAIRS, {.n_head = 1, .n_q = 40, .n_k = 100, .dtype = SDPA_BF16}},
+    {"fold", SDPA_PATH_FOLD, {.n_head = 4, .group = 4, .n_q = 1, .n_k = 50}},
+    {"parts", SDPA_PATH_PARTS, {.n_head = 1, .n_q = 1, .n_k = 9000}},
+    {"fused", SDPA_PATH_FUSED, {.n_head = 1, .n_q = 40, .n_k = 300}},
+    {"first", SDPA_PATH_FIRST, {.n_head = 1, .n_q = 40, .n_k = 300}},
+    {"split", SDPA_PATH_SPLIT, {.n_head = 1, .n_q = 120, .n_k = 120, .has_upper = true}},
+};
+
+static bool has_path(enum sdpa_path path, sdpa_dtype dtype) {
+    const struct sdpa_kernels *kernels = dtype == SDPA_BF16 ? sdpa_isa_get()->bf16 : sdpa_isa_get()->f32;
+    return path == SDPA_PATH_SMALL ? kernels->lanes >= 8 : path == SDPA_PATH_PAIRS ? kernels->pairs : true;
+}
+
+/* A problem that takes a fast path takes none once it has a feature that they do not know, and is as right. */
+static void fast_paths(void) {
+    for (size_t s = 0; s < sizeof shortcuts / sizeof shortcuts[0]; s++) {
+        const enum sdpa_path path = shortcuts[s].path;
+        test_case c = shortcuts[s].c;
+        c.n_batch = 1;
+        c.d_k = c.d_v = 16;
+        c.scale = 0.25;
+        if (!c.group) c.group = 1;
+        if (c.dtype != SDPA_BF16) c.dtype = SDPA_F32;
+        fixture *f = new_fixture(&c);
+        const char *before = sdpa_isa_get()->name;
+        int n;
+        const sdpa_isa *list = sdpa_isa_list(&n);
+        for (int i = 0; i < n; i++) {
+            if (!select_isa(list[i].name)) continue;
+            const struct {
+                const char *name;
+                sdpa_status (*call)(const sdpa_problem *);
+            } calls[] = {{"forward", sdpa_attention_forward}, {"backward", sdpa_attention_backward}};
+            const int first_buffer = f->n_buffers;
+            sdpa_problem p = f->p;
+            p.dq = new_tensor(f, c.dtype, c.n_head, c.n_q, c.d_k, NULL);
+            for (int x = 0; x < (path == SDPA_PATH_SMALL ? 2 : 1); x++) {
+                for (int unknown = 0; unknown < 2; unknown++) {
+                    p.features = f->p.features | (unknown ? SDPA_FEATURE_UNKNOWN : 0);
+                    for (int y = 0; y < SDPA_N_PATHS; y++) sdpa_taken[y] = 0;
+                    CHECK(calls[x].call(&p) == SDPA_OK, "%s: %s", shortcuts[s].name, calls[x].name);
+                    const bool expected = !unknown && has_path(path, c.dtype);
+                    CHECK((sdpa_taken[path] > 0) == expected, "isa %s, %s: %s taken %ld times, unknown %d",
+                          list[i].name, calls[x].name, shortcuts[s].name, (long)sdpa_taken[path], unknown);
+                    for (int y = 0; y < SDPA_N_PATHS && unknown; y++) {
+                        CHECK(sdpa_taken[y] == 0, "isa %s, %s of %s: path %d taken", list[i].name, calls[x].name,
+                              shortcuts[s].name, y);
+                    }
+                }
+            }
+            while (f->n_buffers > first_buffer) free(f->buffers[--f->n_buffers]);
+            f->p.features |= SDPA_FEATURE_UNKNOWN;
+            check_case(f);
+            f->p.features &= ~(unsigned)SDPA_FEATURE_UNKNOWN;
+        }
+        sdpa_isa_select(before);
+        free_fixture(f);
     }
 }
 
@@ -425,6 +491,7 @@ void test_attention(void) {
     naive_seed();
     sizes();
     options();
+    fast_paths();
     merging();
 }
 

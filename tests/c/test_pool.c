@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../src/parallel.h"
+#include "../../src/runtime/parallel.h"
 #include "check.h"
 
 enum { MAX_UNITS = 5000, MAX_WORKERS = 64 };

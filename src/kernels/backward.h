@@ -1,0 +1,449 @@
+/* Backward: one unit is a block of queries against all its visible keys (FlashAttention-2, Dao 2023, algorithm 2, with the
+ * loops exchanged). Per pair of blocks five products: S = K Q^T, dP = V dO^T, dV += P^T dO, dK += dS^T Q, dQ += dS K.
+ * P is recomputed from lse; dS = P * (dP - delta), delta = rowsum(dO * O) - dlse. With dropout's factors R the value
+ * products use R * P and R * dP; a softcap multiplies dS by its slope, 1 - tanh^2, after the mask's gradient is taken.
+ *
+ * lse and O come rounded to their types. A row of P sums to 1, so summing it as it is computed restores what lse lost:
+ * at no cost where P of a few key blocks can be kept until its rows are complete, else by an extra product where it
+ * matters, for large lse. 16-bit O is not precise enough for delta, nor is O of additive scores, where dS cancels in dQ:
+ * delta is then recomputed with them.
+ *
+ * dQ stays in scratch until the unit ends. dK, dV (and dMask) are accumulated in memory that units share: before it
+ * touches key block j a unit waits for those before it, so every sum has the serial order whatever the number of
+ * threads. */
+#ifndef SDPA_KERNEL_BACKWARD_H
+#define SDPA_KERNEL_BACKWARD_H
+
+#include "additive.h"
+#include "pass.h"
+
+typedef struct backward_scratch {
+    real *q, *dout;                    /* pack_panels of d_k and d_v */
+    real *q_rows, *dout_rows, *o_rows; /* packed rows; of q and o where they cannot be read in place */
+    real *lse;                         /* per query: lse in log2 units, rounded down to an integer */
+    real *delta, *dlse;                /* per query */
+    bool *weighed;                     /* per query: whether delta was summed with the weights */
+    double
+        *factor;  /* per query: what P as computed, 2^(c s - lse), is to be multiplied with; dO and delta are instead */
+    real *dq;     /* (n_lanes, d_k rounded up to VL) */
+    real *dmask;  /* per query: the gradient of a mask that is broadcast over keys */
+    real *p, *ds; /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
+    real *given;  /* (block, n_lanes): additive scores */
+    real *dq_lanes;      /* (d_k, n_lanes): dQ^T of additive scores */
+    real *part;          /* (block, 2, VL + 1): see additive_gradients */
+    unsigned char *seen; /* (2, n_lanes / VL): enum panel_state of both pieces of a block, n_slots times */
+    real *r,
+        *tanh;  /* (block, n_lanes): dropout's factors; the softcap's tanh, n_slots times; NULL where there are none */
+    real *zero; /* per query */
+    real *k, *v, *k_tail, *v_tail;
+    real *line;
+    int64_t n_lanes, k_row, block;
+    int64_t n_slots; /* key blocks whose P is kept while the rows are completed; those beyond share the last slot */
+} backward_scratch;
+
+NOINLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
+    backward_scratch w = {
+        .block = block_keys(p, sdpa_key_block(p)), .n_lanes = unit_lanes(p), .k_row = round_up(p->d_k, VL)};
+    const int64_t n_blocks = (p->n_k + sdpa_key_block(p) - 1) / sdpa_key_block(p), n = w.n_lanes;
+    w.n_slots = n_blocks < KEPT_BLOCKS ? n_blocks : KEPT_BLOCKS;
+    const int64_t pairs = w.block * n, tiles = (w.block + MAX_TILE_ROWS) * n;
+    const bool additive = p->scores == SDPA_ADDITIVE;
+    const array arrays[] = {
+        ARRAY(w.q, p->d_k * n),
+        ARRAY(w.dout, p->d_v * n),
+        ARRAY(w.q_rows, n * packed_row(p->d_k)),
+        ARRAY(w.dout_rows, n * packed_row(p->d_v)),
+        ARRAY(w.lse, n),
+        ARRAY(w.o_rows, n * packed_row(p->d_v)),
+        ARRAY(w.delta, n),
+        ARRAY(w.weighed, n),
+        ARRAY(w.dlse, n),
+        ARRAY(w.factor, n),
+        ARRAY(w.dq, n * w.k_row),
+        ARRAY(w.dmask, n),
+        ARRAY(w.p, w.n_slots * tiles),
+        ARRAY(w.seen, w.n_slots * 2 * SDPA_QUERY_BLOCK / VL),
+        ARRAY(w.ds, tiles),
+        ARRAY(w.given, additive ? pairs : ABSENT),
+        ARRAY(w.dq_lanes, additive ? p->d_k * n : ABSENT),
+        ARRAY(w.part, additive ? w.block * 2 * (VL + 1) : ABSENT),
+        ARRAY(w.r, p->dropout_p > 0 ? pairs : ABSENT),
+        ARRAY(w.tanh, is_linear(p) ? ABSENT : w.n_slots * pairs),
+        ARRAY(w.zero, n),
+        ARRAY(w.k, w.block * packed_row(p->d_k)),
+        ARRAY(w.v, w.block * packed_row(p->d_v)),
+        ARRAY(w.k_tail, SCORE_ROWS * p->d_k),
+        ARRAY(w.v_tail, SCORE_ROWS * p->d_v),
+        ARRAY(w.line, line_size(p, w.block)),
+    };
+    take_arrays(arrays, COUNT(arrays), a);
+    return w;
+}
+
+static size_t backward_bytes(const sdpa_problem *p) {
+    sdpa_arena arena = {NULL, 0};
+    backward_layout(p, &arena);
+    return arena.used;
+}
+
+/* lse in log2 units of the unit's queries. Queries that see no key get lse = +inf, and padding lanes, whose scores are 0, a
+ * large one: their P is exactly 0. */
+COLD NOINLINE void load_lse(const sdpa_unit *u, const backward_scratch *w) {
+    const sdpa_problem *p = u->problem;
+    const double log2_e = log2_e_of(p);
+    for (int64_t i = 0; i < w->n_lanes; i++) {
+        w->lse[i] = i < u->n_i ? (real)INFINITY : HUGE_SCORE;
+        w->delta[i] = w->dlse[i] = w->zero[i] = 0;
+        w->weighed[i] = false;
+        w->factor[i] = 1;
+        if (i >= u->n_i) continue;
+        if (u->dlse) w->dlse[i] = query_scalar(u->dlse, &p->dlse, u->i0 + i);
+        const real lse = query_scalar(u->lse, &p->lse, u->i0 + i);
+        if (lse == -(real)INFINITY) continue;
+        double log2_lse = lse * log2_e;
+        if (isfinite(lse)) log2_lse = fmax(-REAL_MAX, fmin(REAL_MAX, log2_lse)); /* see mask_block */
+        /* Down: the factor is at most 1, so that dO times it is finite. Beyond integers, where P is as good as lse, it must
+         * not become 0 or infinite. */
+        w->lse[i] = (real)floor(log2_lse);
+        if (isfinite(lse)) w->factor[i] = exp2(fmax(-64, fmin(64, w->lse[i] - log2_lse)));
+    }
+}
+
+/* d[i, j0 + j] += dS[j, i] for the unit's queries and n keys, by squares of VL x VL. */
+NOINLINE void add_transposed(const sdpa_unit *u, const sdpa_matrix *d, const real *ds, int64_t ds_row, int64_t j0,
+                             int64_t n) {
+    const bool direct = is_direct(d);
+    for (int64_t i = 0; i < u->n_i; i += VL) {
+        for (int64_t j = 0; j < n; j += VL) {
+            const int lanes = u->n_i - i < VL ? (int)(u->n_i - i) : VL, keys = n - j < VL ? (int)(n - j) : VL;
+            vec r[VL] = {{0}}, old = {0};
+            for (int l = 0; l < keys; l++) r[l] = vload(ds + (j + l) * ds_row + i);
+            transpose(r);
+            char *to = d->data + (u->i0 + i) * d->row + (j0 + j) * d->col;
+            for (int l = 0; l < lanes; l++, to += d->row) {
+                if (direct && keys == VL) {
+                    vstore((real *)to, vload((const real *)to) + r[l]);
+                    continue;
+                }
+                load(&old, to, keys, d->col, d->dtype, false);
+                old += r[l];
+                store(to, &old, keys, d->col, d->dtype);
+            }
+        }
+    }
+}
+
+/* dMask += dS (n, ds_row), summed over the axes on which the mask is broadcast (stride 0); `columns`: per query, where
+ * it is broadcast over keys. dMask has the compute type or, where no sum crosses units, any float type. */
+NOINLINE void add_mask_gradient(const sdpa_unit *u, const real *ds, int64_t ds_row, real *columns, int64_t j0,
+                                int64_t n) {
+    const sdpa_matrix *d = &u->dmask;
+    if (d->row != 0 && d->col != 0) {
+        add_transposed(u, d, ds, ds_row, j0, n);
+        return;
+    }
+    for (int64_t j = 0; j < n; j++, ds += ds_row) {
+        if (d->col == 0) {
+            SIMD for (int64_t i = 0; i < u->n_i; i++) columns[i] += ds[i];
+            continue;
+        }
+        char *element = d->data + (j0 + j) * d->col;
+        real sum = 0, old;
+        _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < u->n_i; i++) sum += ds[i];
+        load(&old, element, 1, 0, d->dtype, false);
+        sum += old;
+        store(element, &sum, 1, 0, d->dtype);
+    }
+}
+
+/* P^T of a panel and keys k straight from the products, its row sums in `sum`. False, with `sum` 0 and nothing of use in s, if
+ * an lse is huge, a score too low for vexp2_quick, or a result NaN. */
+INLINE bool quick_weights(scores *t, int nv, tile_sums *sum) {
+    bool quick = true;
+    for (int x = 0; x < nv; x++) quick &= !vany(is_huge(vload(t->shift + x * VL)));
+    t->extreme = (real *)sum;
+    if (quick) score(t, nv, SCORE_WEIGHTS);
+    for (int x = 0; x < nv; x++) {
+        const vec all = add_sums(*sum, x);
+        quick &= !vany(all != all);
+    }
+    if (!quick) memset(*sum, 0, sizeof *sum);
+    return quick;
+}
+
+/* P^T of a panel and keys k, its row sums added to `sum`, which is zero. Masked pairs are -0. */
+NOINLINE enum panel_state backward_weights(const sdpa_unit *u, const backward_scratch *w, panel q, const rows *k,
+                                           real c, tile_sums *sum) {
+    const sdpa_problem *p = u->problem;
+    const block b = block_of(u, q, k);
+    scores t = panel_scores(w->q, q, k, p->d_k, w->p + q.i, w->n_lanes);
+    t.shift = w->lse + q.i;
+    t.c = c;
+    const enum bias_kind bias = bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, w->line);
+    if (bias == BIAS_ALL_MASKED) return PANEL_HIDDEN;
+    if (p->scores == SDPA_ADDITIVE) {
+        additive_scores(p, t.x, q.nv, k, k->n, w->given, w->n_lanes);
+        t.given = w->given;
+    }
+    const bool plain = bias == BIAS_NONE && !(p->features & ~FUSED_CAN);
+    if (plain && quick_weights(&t, q.nv, sum)) return PANEL_SEEN;
+    vec unused[SCORE_WIDTH] = {{0}};
+    t.extreme = (real *)unused;
+    if (plain) {
+        score(&t, q.nv, SCORE_RAW);
+    } else {
+        t.ds = lane_of(w->tanh, q.i);
+        score_logits(&t, q.nv, p, bias, M_LOG2E);
+    }
+    const bool masked =
+        exponentiate(t.s, t.s_row, k->n, q.nv, plain ? c : 1, t.shift, NULL, (real *)sum, bias == BIAS_SOME_MASKED);
+    return masked ? PANEL_MASKED : PANEL_SEEN;
+}
+
+/* P of keys k by all queries of the unit; row sums are added to `sum`. */
+NOINLINE void weigh_keys(const sdpa_unit *u, const backward_scratch *w, const rows *k, real c, real *sum) {
+    PANELS (q, u->n_i) {
+        tile_sums part = {{{0}}};
+        const enum panel_state seen = backward_weights(u, w, q, k, c, &part);
+        for (int x = 0; x < q.nv; x++) {
+            real *to = sum + q.i + x * VL;
+            vstore(to, vload(to) + add_sums(part, x));
+            w->seen[q.i / VL + x] = (unsigned char)seen;
+        }
+        if (seen != PANEL_HIDDEN) continue;
+        fill_panel(w->p + q.i, w->n_lanes, q.nv, k->n, vset1(-0.0));
+        if (w->tanh) fill_panel(w->tanh + q.i, w->n_lanes, q.nv, k->n, (vec){0}); /* dS is multiplied with its slope */
+    }
+}
+
+/* dS = P * (dP - shift) of a panel that is not hidden. */
+INLINE void panel_gradient(const sdpa_unit *u, const backward_scratch *w, const rows *v, panel q, const real *shift) {
+    scores t = panel_scores(w->dout, q, v, u->problem->d_v, w->p + q.i, w->n_lanes);
+    t.ds = w->ds + q.i;
+    t.shift = shift + q.i;
+    const bool masked = w->seen[q.i / VL] == PANEL_MASKED;
+    score(&t, q.nv, masked ? SCORE_GRADIENT_MASKED : SCORE_GRADIENT);
+}
+
+/* Adds rowsum(P * dP) over keys k to `sum`. */
+NOINLINE void weigh_values(const sdpa_unit *u, const backward_scratch *w, keys k, double *sum) {
+    const rows v = pack_rows(&u->v, k.j0, k.n, u->problem->d_v, 0, w->v, w->v_tail);
+    PANELS (q, u->n_i) {
+        if (w->seen[q.i / VL] == PANEL_HIDDEN) continue;
+        panel_gradient(u, w, &v, q, w->zero);
+        for (int64_t l = q.i; l < q.i + q.n_i; l += VL) {
+            vec part[4] = {{0}};
+            for (int64_t j = 0; j < k.n; j++) part[j % 4] += vload(w->ds + j * w->n_lanes + l);
+            const vec total = sum_of_four(part);
+            for (int x = 0; x < VL; x++) sum[l + x] += total[x];
+        }
+    }
+}
+
+/* Moves on to the next piece of keys before j1. A block of keys falls into two pieces where causality begins to hide some
+ * from the unit's queries: only the second takes masks. False at the end. */
+INLINE bool next_piece(const sdpa_unit *u, int64_t j1, keys *k) {
+    const int64_t size = sdpa_key_block(u->problem);
+    k->j0 += k->n;
+    const int64_t next = (k->j0 / size + 1) * size, left = (next < j1 ? next : j1) - k->j0;
+    const int64_t open = open_keys(u, u->i0, k->j0, left);
+    k->n = open > 0 ? open : left;
+    return left > 0;
+}
+
+/* The scratch of the piece that begins at key j, `first` being the first block that the unit sees. */
+COLD NOINLINE backward_scratch kept_piece(const backward_scratch *w, const sdpa_problem *p, int64_t j, int64_t first) {
+    backward_scratch kept = *w;
+    const int64_t size = sdpa_key_block(p), number = j / size - first, key = j % size;
+    const int64_t slot = number < w->n_slots ? number : w->n_slots - 1;
+    kept.p += (slot * (w->block + MAX_TILE_ROWS) + key) * w->n_lanes;
+    kept.seen += (2 * slot + (key > 0)) * (SDPA_QUERY_BLOCK / VL);
+    kept.tanh = lane_of(w->tanh, (slot * w->block + key) * w->n_lanes);
+    return kept;
+}
+
+/* Computes P and sums its rows; they should be 1, but for what rounding took from lse, a relative error of ulp(lse) / 2
+ * in the whole row. Taken over only if it is that close; else lse is of a larger set of keys than these,
+ * and right as it stands. With it delta, where O is not precise enough. False if interrupted. */
+NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t j1, real c) {
+    const sdpa_problem *p = u->problem;
+    const real epsilon = REAL_EPSILON;
+    const bool coarse = p->dtype == SDPA_F16 || p->dtype == SDPA_BF16 || p->scores == SDPA_ADDITIVE;
+    const bool by_weights = coarse && p->dropout_p == 0;
+    const int64_t first = j0 / sdpa_key_block(p);
+    if (by_weights) pack_panels(w->dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w->line);
+    real sum[SDPA_QUERY_BLOCK] = {0};
+    double delta[SDPA_QUERY_BLOCK] = {0};
+    for (keys b = {.j0 = first * sdpa_key_block(p)}; next_piece(u, j1, &b);) {
+        if (sdpa_run_stopped(u->run)) return false;
+        const backward_scratch kept = kept_piece(w, p, b.j0, first);
+        const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w->k, w->k_tail);
+        weigh_keys(u, &kept, &k, c, sum);
+        if (by_weights) weigh_values(u, &kept, b, delta);
+    }
+    const double sink = sink_of(u);
+    const bool sunk = sink != -INFINITY;
+    for (int64_t i = 0; i < u->n_i; i++) {
+        double total = w->factor[i] * (sum[i] + (sunk ? exp2(sink - w->lse[i]) : 0)), excess = log2(total);
+        if (!(total > 0 && fabs(excess) <= 2 * epsilon * (4 + fabs((double)w->lse[i])))) continue;
+        if (by_weights) w->delta[i] = (real)(delta[i] * w->factor[i] / total) - w->dlse[i];
+        w->weighed[i] = by_weights;
+        w->factor[i] /= total;
+    }
+    return true;
+}
+
+/* Dropout of a panel. P and ds = P * dP, without factors, become R * P and R * ds - P * delta; masked pairs stay -0. */
+NOINLINE void drop_panel(const sdpa_unit *u, const backward_scratch *w, panel q, const rows *v) {
+    const block b = block_of(u, q, v);
+    dropout_block(u, &b, w->r + q.i, w->n_lanes);
+    for (int64_t j = 0; j < v->n; j++) {
+        for (int x = 0; x < q.nv; x++) {
+            int64_t at = j * w->n_lanes + q.i + x * VL;
+            vec p = vload(w->p + at), r = vload(w->r + at),
+                ds = r * vload(w->ds + at) - p * vload(w->delta + q.i + x * VL);
+            vstore(w->ds + at, vselect((ivec)p == SIGN_BIT, p, ds));
+            vstore(w->p + at, r * p);
+        }
+    }
+}
+
+/* The unit's rows of q and dO. */
+typedef struct backward_rows {
+    rows q, dout;
+    bool finite; /* nothing that a masked pair could meet is NaN or infinite */
+} backward_rows;
+
+/* dO's rows and panels, and delta. `factor` belongs to P, but stands at dO and delta just as well, which P is multiplied with.
+ * delta is of dO as rounded then, as dP is, so that this rounding cancels in dS. */
+NOINLINE rows scale_queries(const sdpa_unit *u, const backward_scratch *w) {
+    const int64_t d_v = u->problem->d_v, row = packed_row(d_v), size = sizeof(real);
+    const rows dout = pack_rows(&u->dout, u->i0, u->n_i, d_v, 1, w->dout_rows, NULL),
+               o = pack_rows(&u->o, u->i0, u->n_i, d_v, 1, w->o_rows, NULL);
+    for (int64_t i = 0; i < u->n_i; i++) {
+        const real factor = (real)w->factor[i];
+        vec sum[8] = {{0}};
+        for (int64_t x = 0; x < d_v; x += VL) {
+            const vec scaled = factor * vload(dout.p + i * dout.row + x);
+            vstore(w->dout_rows + i * row + x, scaled);
+            sum[x / VL % 8] += scaled * vload(o.p + i * o.row + x);
+        }
+        UNROLL for (int h = 4; h > 0; h /= 2) { UNROLL for (int x = 0; x < h; x++) sum[x] += sum[x + h]; }
+        const real product = vreduce_add(sum[0]);
+        w->delta[i] = w->weighed[i] ? factor * w->delta[i] : product - factor * w->dlse[i];
+    }
+    const sdpa_matrix scaled = {(char *)w->dout_rows, row * size, size, REAL_DTYPE, false};
+    pack_panels(w->dout, &scaled, 0, u->n_i, d_v, 1, w->line);
+    return (rows){.p = w->dout_rows, .row = row, .n = u->n_i};
+}
+
+/* Whether a gradient is wanted that the scores lead to; dV needs only the weights. */
+INLINE bool wants_scores(const sdpa_unit *u) { return u->dq.data || u->dk.data || u->dmask.data; }
+
+/* dS of all queries and the keys of v, before a softcap's slope; returns what they see of them. */
+INLINE enum panel_state score_gradients(const sdpa_unit *u, const backward_scratch *w, const rows *v) {
+    const bool drops = u->problem->dropout_p > 0, wanted = drops || wants_scores(u);
+    bool masked = false, any = false;
+    PANELS (q, u->n_i) {
+        const unsigned char seen = w->seen[q.i / VL];
+        masked |= seen != PANEL_SEEN;
+        any |= seen != PANEL_HIDDEN;
+        if (seen == PANEL_HIDDEN) {
+            fill_panel(w->ds + q.i, w->n_lanes, q.nv, v->n, vset1(-0.0));
+        } else if (wanted) {
+            panel_gradient(u, w, v, q, drops ? w->zero : w->delta);
+            if (drops) drop_panel(u, w, q, v);
+        }
+    }
+    return !any ? PANEL_HIDDEN : masked ? PANEL_MASKED : PANEL_SEEN;
+}
+
+/* All that follows P for one piece of keys, or with `anew` P, too; c = |scale| log2(e). */
+NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, keys b, real c,
+                            bool anew) {
+    const sdpa_problem *p = u->problem;
+    const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, u->dq.data ? u->n_i : 0, w->k, w->k_tail);
+    const rows v = pack_rows(&u->v, b.j0, b.n, p->d_v, 0, w->v, w->v_tail);
+    real unused[SDPA_QUERY_BLOCK] = {0};
+    if (anew) weigh_keys(u, w, &k, c, unused);
+    const enum panel_state seen = score_gradients(u, w, &v);
+    if (seen == PANEL_HIDDEN) return;
+
+    if (u->dmask.data) add_mask_gradient(u, w->ds, w->n_lanes, w->dmask, b.j0, b.n);
+    for (int64_t x = 0; x < b.n * w->n_lanes && w->tanh; x += VL) {
+        vstore(w->ds + x, slope_at(w->tanh, x) * vload(w->ds + x));
+    }
+    /* Only a masked pair must not meet a NaN or Inf: then its products are skipped, not multiplied by zero. */
+    const bool exact = seen == PANEL_SEEN || own->finite;
+    weight_block weights = {w->p, w->n_lanes, u->n_i, b.j0, b.n, keys_seen(u, u->i0, b.j0)};
+    add_to_keys(&u->dv, p->d_v, &weights, &own->dout, 1, exact);
+    if (p->scores == SDPA_ADDITIVE) {
+        const additive_block t = {.q = w->q,
+                                  .ds = w->ds,
+                                  .k = k,
+                                  .dq = w->dq_lanes,
+                                  .part = w->part,
+                                  .lanes = w->given,
+                                  .seen = w->seen,
+                                  .row = w->n_lanes,
+                                  .j0 = b.j0,
+                                  .n = b.n};
+        if (u->dq.data || u->dk.data) additive_gradients(u, &t);
+        return;
+    }
+    weights.p = w->ds;
+    const real scale = (real)p->scale;
+    add_to_keys(&u->dk, p->d_k, &weights, &own->q, scale, exact);
+    if (!u->dq.data) return;
+    const bool keys_exact = seen == PANEL_SEEN || all_finite(k.p, k.row, b.n, p->d_k);
+    add_to_queries(w->dq, w->k_row, p->d_k, &weights, &k, NULL, scale, keys_exact);
+}
+
+/* backward_keys for all keys that the unit sees, a block at its turn. False if interrupted. */
+NOINLINE bool backward_sweep(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, int64_t j0,
+                             int64_t j1, real c) {
+    const int64_t size = sdpa_key_block(u->problem), first = j0 / size, n_blocks = (j1 + size - 1) / size - first;
+    for (int64_t b = first; b < first + n_blocks && j0 < j1; b++) {
+        if (!sdpa_turn_wait(u, b)) return false;
+        const bool anew = n_blocks > w->n_slots && b - first >= w->n_slots - 1;
+        const int64_t end = (b + 1) * size < j1 ? (b + 1) * size : j1;
+        for (keys piece = {.j0 = b * size}; next_piece(u, end, &piece);) {
+            const backward_scratch kept = kept_piece(w, u->problem, piece.j0, first);
+            backward_keys(u, &kept, own, piece, c, anew);
+        }
+        sdpa_turn_pass(u, b);
+    }
+    return true;
+}
+
+/* dQ of the unit's queries, and its share of dK, dV, dMask. dK and dV have the compute type and unit column stride. */
+NOINLINE void backward_any(const sdpa_unit *u, void *scratch) {
+    const sdpa_problem *p = u->problem;
+    sdpa_arena arena = {scratch, 0};
+    const backward_scratch w = backward_layout(p, &arena);
+    const real c = (real)(fabs(p->scale) * M_LOG2E);
+    int64_t j0, j1;
+    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    load_lse(u, &w);
+    memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
+    memset(w.dmask, 0, sizeof(real) * (size_t)w.n_lanes);
+    if (p->scores == SDPA_ADDITIVE) memset(w.dq_lanes, 0, sizeof(real) * (size_t)(p->d_k * w.n_lanes));
+    if (j0 < j1) {
+        pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
+        if (!complete_rows(u, &w, j0, j1, c)) return;
+    }
+    backward_rows own = {.dout = scale_queries(u, &w)};
+    own.q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
+    own.finite = !may_mask(u) || (rows_finite(&own.q, p->d_k) && rows_finite(&own.dout, p->d_v));
+    /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
+    const double sink = sink_of(u);
+    double dsink = 0;
+    for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++) dsink -= exp2(sink - w.lse[i]) * w.delta[i];
+    if (!backward_sweep(u, &w, &own, j0, j1, c)) return;
+    for (int64_t i = 0; p->scores == SDPA_ADDITIVE && i < u->n_i; i++) {
+        for (int64_t x = 0; x < p->d_k; x++) w.dq[i * w.k_row + x] = w.dq_lanes[x * w.n_lanes + i];
+    }
+    store_gradients(u, w.dq, w.k_row, w.dmask, dsink, w.line);
+}
+
+#endif

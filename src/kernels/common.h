@@ -1,0 +1,40 @@
+/* Helpers of several passes: sums, scalars, rows in shared memory. */
+#ifndef SDPA_KERNEL_COMMON_H
+#define SDPA_KERNEL_COMMON_H
+
+#include <math.h>
+#include "convert.h"
+#include "kernels.h"
+#include "vec.h"
+
+/* The total of four running sums that tiles take in turn: each has a quarter of the terms, and so errs less. */
+INLINE vec sum_of_four(const vec *sum) { return (sum[0] + sum[1]) + (sum[2] + sum[3]); }
+
+/* high += x, and low += the rounding error of that sum (Knuth's two-sum). */
+INLINE void add_exactly(vec *high, vec *low, vec x) {
+    const vec sum = *high + x, added = sum - *high;
+    *low += (*high - (sum - added)) + (x - added);
+    *high = sum;
+}
+
+/* The element of a matrix of one element, or `absent`. */
+INLINE real scalar_of(const sdpa_matrix *m, real absent) {
+    if (m->data) load(&absent, m->data, 1, 0, m->dtype, m->swapped);
+    return absent;
+}
+
+/* Element i of a tensor with one element per query, whose element 0 is at `data`. */
+INLINE real query_scalar(const char *data, const sdpa_tensor *t, int64_t i) {
+    real x;
+    load(&x, data + i * t->row, 1, 0, t->dtype, t->swapped);
+    return x;
+}
+
+/* Adds a row to elements of memory that units may share. */
+INLINE void add_row(char *dst, int64_t stride, sdpa_dtype dtype, const real *row, int64_t n, real *line) {
+    load(line, dst, n, stride, dtype, false);
+    SIMD for (int64_t x = 0; x < n; x++) line[x] += row[x];
+    store(dst, line, n, stride, dtype);
+}
+
+#endif

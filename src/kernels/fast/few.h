@@ -1,0 +1,136 @@
+/* Scores of few queries, as in decoding: in the lanes of a tile they would leave most lanes idle. The vectors run along d, and
+ * sums over the lanes put the scores of several keys into one vector: its lane l belongs to query l % period and to key
+ * l / period of those that the vector holds. Later steps take such vectors for tiles of one query per lane, and fold their
+ * maxima and sums. Rows are read one after the other, the order in which memory delivers them fastest. */
+#ifndef SDPA_KERNEL_FAST_FEW_H
+#define SDPA_KERNEL_FAST_FEW_H
+
+#include "../scores.h"
+
+enum {
+    FEW_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
+              SDPA_FEATURE_LENGTHS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
+              SDPA_FEATURE_ALIBI
+};
+
+INLINE bool few_can(const sdpa_problem *p) { return !(p->features & ~FEW_CAN); }
+
+/* How many queries a vector repeats, of n, at most FEW_QUERIES. */
+INLINE int few_period(int64_t n) { return n == 1 ? 1 : n <= 4 ? (VL < 4 ? VL : 4) : 8; }
+
+/* q (d_k rounded up to VL, period): the unit's queries, vector after vector of all of them, filled up with 0 and the last
+ * query. `line`: d_k rounded up to VL. */
+static void few_queries(real *q, int period, const sdpa_unit *u, real *line) {
+    const sdpa_problem *p = u->problem;
+    const int64_t d = round_up(p->d_k, VL);
+    for (int64_t i = 0; i < period; i++) {
+        const int64_t row = i < u->n_i ? i : u->n_i - 1;
+        for (int64_t c = p->d_k; c < d; c++) line[c] = 0;
+        load(line, u->q.data + (u->i0 + row) * u->q.row, p->d_k, u->q.col, u->q.dtype, u->q.swapped);
+        for (int64_t c = 0; c < d; c += VL) {
+            const vec x = vload(line + c);
+            vstore(q + c * period + i * VL, p->scale < 0 ? -x : x);
+        }
+    }
+}
+
+/* The lanes of the products of a key with the queries. period is a constant. */
+INLINE void few_products(vec *sum, const real *q, int period, const real *k, int64_t depth) {
+    vec acc[4][8]; /* a single query would wait for its sum */
+    const int chains = period == 1 ? 4 : 1;
+    UNROLL for (int i = 0; i < period; i++) acc[0][i] = acc[1][i] = acc[2][i] = acc[3][i] = (vec){0};
+    int64_t c = 0;
+    for (; c + chains * VL <= depth; c += chains * VL) {
+        UNROLL for (int h = 0; h < chains; h++) {
+            const vec key = vload(k + c + h * VL);
+            UNROLL for (int i = 0; i < period; i++) acc[h][i] += vload(q + (c + h * VL) * period + i * VL) * key;
+        }
+    }
+    for (; c < depth; c += VL) {
+        const vec key = depth - c < VL ? vload_partial(k + c, (int)(depth - c)) : vload(k + c);
+        UNROLL for (int i = 0; i < period; i++) acc[0][i] += vload(q + c * period + i * VL) * key;
+    }
+    UNROLL for (int i = 0; i < period; i++) sum[i] =
+        chains == 4 ? (acc[0][i] + acc[1][i]) + (acc[2][i] + acc[3][i]) : acc[0][i];
+}
+
+/* What a vector holds after the last of n keys. */
+INLINE void few_fill(real *s, int period, int64_t n, real fill) {
+    for (int64_t l = n * period; l < round_up(n * period, VL); l++) s[l] = fill;
+}
+
+#if VEC_BYTES == 64 && SDPA_REAL == 32
+/* few_products of two keys and eight queries, whose vectors are loaded once for both keys. */
+INLINE void few_products_of_two(vec *sum, const real *q, const real *first, const real *second, int64_t depth) {
+    vec acc[2][8] = {{{0}}};
+    for (int64_t c = 0; c < depth; c += VL) {
+        const bool whole = depth - c >= VL;
+        const vec x = whole ? vload(first + c) : vload_partial(first + c, (int)(depth - c)),
+                  y = whole ? vload(second + c) : vload_partial(second + c, (int)(depth - c));
+        UNROLL for (int i = 0; i < 8; i++) {
+            const vec query = vload(q + c * 8 + i * VL);
+            acc[0][i] += query * x;
+            acc[1][i] += query * y;
+        }
+    }
+    UNROLL for (int i = 0; i < 8; i++) {
+        sum[i] = acc[0][i];
+        sum[8 + i] = acc[1][i];
+    }
+}
+#endif
+
+/* s (n * period, to whole vectors) = products of few_queries q and n keys of `depth`; -inf after the last. Room for VL reals
+ * more. */
+NOINLINE void few_scores(real *s, const real *q, int period, const real *k, int64_t k_row, int64_t n, int64_t depth,
+                         const ahead *next) {
+    for (int64_t j = 0; j < n; j += VL / period) {
+        vec sum[VL];
+        for (int i = 0; i < VL; i += period) {
+            const real *key = k + (j + i / period < n ? j + i / period : n - 1) * k_row;
+            if (next) fetch_ahead(next, j + i / period, 1);
+            if (period == 1) {
+                few_products(sum + i, q, 1, key, depth);
+#if VEC_BYTES == 64 && SDPA_REAL == 32
+            } else if (period == 8) {
+                const int64_t second = j + 1 < n ? j + 1 : n - 1;
+                if (next) fetch_ahead(next, j + 1, 1);
+                few_products_of_two(sum, q, key, k + second * k_row, depth);
+                break;
+#else
+            } else if (VL > 4 && period == 8) {
+                few_products(sum + i, q, 8, key, depth);
+#endif
+            } else {
+                few_products(sum + i, q, VL < 4 ? VL : 4, key, depth);
+            }
+        }
+        real *to = s + j * period;
+#if VEC_BYTES == 64
+        vstore(to, vsums((const vec(*)[4])sum));
+#elif VEC_BYTES == 32
+        for (int i = 0; i < VL; i += 4) vstore(to + i, vsum4(sum + i));
+#else
+        for (int i = 0; i < VL; i++) to[i] = vreduce_add(sum[i]);
+#endif
+    }
+    few_fill(s, period, n, -(real)INFINITY);
+}
+
+/* Brings s (n, VL), a query per lane, into the order of few_scores, `fill` after the last. */
+NOINLINE void few_pack(real *s, int period, int64_t n, real fill) {
+    for (int64_t j = 0; j < n; j++) {
+        for (int i = 0; i < period; i++) s[j * period + i] = s[j * VL + i];
+    }
+    few_fill(s, period, n, fill);
+}
+
+/* The maximum, or the sum, of the lanes of a query, in each of them. */
+INLINE vec few_fold(vec x, int period, bool maximum) {
+    UNROLL for (int h = VL / 2; h > 0; h /= 2) {
+        if (h >= period) x = maximum ? vmax2(x, vswap(x, h)) : x + vswap(x, h);
+    }
+    return x;
+}
+
+#endif

@@ -1,0 +1,64 @@
+/* Operands of bfloat16 as pairs, which are multiplied as they are: pairs of adjacent elements for the products over d, of
+ * adjacent rows for the products over keys. Used where PAIRS is 1. */
+#ifndef SDPA_KERNEL_FAST_PAIRS_H
+#define SDPA_KERNEL_FAST_PAIRS_H
+
+#include "../pack.h"
+
+enum {
+    PAIRS_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
+                SDPA_FEATURE_LENGTHS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
+                SDPA_FEATURE_ALIBI
+};
+
+/* Rows 2 j and 2 j + 1 of p (n, row), `width` wide, become row j: pairs of bfloat16. A row without a second is paired with 0.
+ * sum: what is in the columns after rounding; or NULL. */
+NOINLINE void pair_rows(real *p, int64_t row, int64_t n, int64_t width, vec *sum) {
+    for (int64_t j = 0; j < n; j += 2) {
+        for (int64_t c = 0; c < width; c += VL) {
+            const vec odd = j + 1 < n ? vload(p + (j + 1) * row + c) : (vec){0},
+                      pair = vpair(vload(p + j * row + c), odd);
+            vstore(p + j / 2 * row + c, pair);
+            if (sum) sum[c / VL] = vdot(sum[c / VL], 0x3f803f80, pair); /* twice 1 */
+        }
+    }
+}
+
+/* Rows j0 .. j0+n-1 of a bfloat16 matrix, d columns, as pair_rows leaves them at `packed`. `look`: whether rows_finite will
+ * be asked. */
+NOINLINE rows pack_row_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *packed, bool look) {
+    typedef uint16_t halves __attribute__((vector_size(2 * VL), aligned(2), may_alias));
+    if (look || m->swapped || m->col != 2 || m->row % 2 != 0 || (uintptr_t)m->data % 2 != 0 || d % VL != 0) {
+        rows r = pack_rows(m, j0, n, d, 1, packed, NULL);
+        rows_finite(&r, d);
+        pair_rows(packed, r.row, n, round_up(d, VL), NULL);
+        return r;
+    }
+    const rows r = {.p = packed, .row = packed_row(d), .j0 = j0, .n = n};
+    for (int64_t j = 0; j < n; j += 2) {
+        const char *even = m->data + (j0 + j) * m->row;
+        for (int64_t c = 0; c < d; c += VL) {
+            const halves *low = (const halves *)(even + 2 * c), *high = (const halves *)(even + m->row + 2 * c);
+            ivec pair = __builtin_convertvector(*low, ivec);
+            if (j + 1 < n) pair |= __builtin_convertvector(*high, ivec) << 16;
+            vstore(packed + j / 2 * r.row + c, (vec)pair);
+        }
+    }
+    return r;
+}
+
+/* pack_rows of a bfloat16 matrix whose rows are read as pairs of adjacent elements. `line`: (d) of scratch. */
+NOINLINE rows pack_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *packed, real *tail, real *line) {
+    sdpa_matrix pairs = *m;
+    pairs.dtype = SDPA_F32;
+    pairs.col = sizeof(real);
+    if (m->col == 2 && d % 2 == 0 && is_direct(&pairs)) return pack_rows(&pairs, j0, n, d / 2, 0, packed, tail);
+    const int64_t row = packed_row((d + 1) / 2), full = n / SCORE_ROWS * SCORE_ROWS;
+    memset(packed, 0, sizeof(real) * (size_t)(round_up(n, SCORE_ROWS) * row));
+    for (int64_t j = 0; j < n; j++) {
+        load(line, m->data + (j0 + j) * m->row, d, m->col, m->dtype, m->swapped);
+        store((char *)(packed + j * row), line, d, 2, SDPA_BF16);
+    }
+    return (rows){.p = packed, .tail = packed + full * row, .row = row, .tail_row = row, .j0 = j0, .n = n};
+}
+#endif

@@ -1,0 +1,291 @@
+/* Forward and backward of heads with few keys, straight from the rows of the operands. The general way transposes, copies and
+ * cuts into blocks, which costs small heads more than their products do; here the vectors run along d and nothing is moved.
+ * Tiles are 4 queries x 3 keys, or 4 x 4 where there are registers for them: then the sums over the lanes of all sixteen
+ * make one vector. */
+#ifndef SDPA_KERNEL_FAST_SMALL_H
+#define SDPA_KERNEL_FAST_SMALL_H
+
+#include "../backward.h"
+#include "../forward.h"
+
+#if SMALL
+#define SMALL_SIZE ((SMALL_KEYS + 2) * SMALL_ROWS + VL)
+
+enum { SMALL_CAN = SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET | SDPA_FEATURE_LENGTHS };
+
+INLINE bool is_small(const sdpa_unit *u) {
+    const sdpa_problem *p = u->problem;
+    if (p->features & ~SMALL_CAN) return false;
+    return p->n_k <= SMALL_KEYS && p->scale > 0x1p-60 && p->scale < 0x1p60;
+}
+
+/* Rows i0 .. i0+n-1 of m, d columns, where they are, or a copy (n, d rounded up to VL) with zeros to whole vectors. */
+NOINLINE sdpa_matrix small_matrix(const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real *copy) {
+    const int64_t row = round_up(d, VL), size = sizeof(real);
+    const char *first = m->data + i0 * m->row;
+    sdpa_matrix r = {(char *)first, m->row, size, SDPA_REAL == 32 ? SDPA_F32 : SDPA_F64, false};
+    if (is_direct(m) && d == row) return r;
+    for (int64_t i = 0; i < n; i++) {
+        load(copy + i * row, first + i * m->row, d, m->col, m->dtype, m->swapped);
+        for (int64_t x = d; x < row; x++) copy[i * row + x] = 0;
+    }
+    r.data = (char *)copy;
+    r.row = row * size;
+    return r;
+}
+
+/* Row i of a small_matrix, or the last one of n. */
+INLINE const real *row_of(const sdpa_matrix *m, int64_t i, int64_t n) {
+    return (const real *)(m->data + (i < n ? i : n - 1) * m->row);
+}
+
+/* s (n_k, SMALL_ROWS) = y x^T of small matrices, x of n rows, n at most SMALL_ROWS. A vector holds several keys; room for
+ * 2 SMALL_ROWS + VL elements after the last one. */
+NOINLINE void small_products(real *s, const sdpa_matrix *x, int64_t n, const sdpa_matrix *y, int64_t n_k,
+                             int64_t depth) {
+    enum { KEYS = VEC_BYTES == 64 ? 4 : 3 };
+    const real *row[SMALL_ROWS];
+    UNROLL for (int i = 0; i < SMALL_ROWS; i++) row[i] = row_of(x, i, n);
+    for (int64_t j = 0; j < n_k; j += KEYS) {
+        const real *key[KEYS];
+        vec acc[KEYS][SMALL_ROWS];
+        UNROLL for (int k = 0; k < KEYS; k++) {
+            key[k] = row_of(y, j + k, n_k);
+            UNROLL for (int i = 0; i < SMALL_ROWS; i++) acc[k][i] = (vec){0};
+        }
+        for (int64_t d = 0; d < depth; d += VL) {
+            vec part[KEYS];
+            UNROLL for (int k = 0; k < KEYS; k++) part[k] = vload(key[k] + d);
+            UNROLL for (int i = 0; i < SMALL_ROWS; i++) {
+                const vec other = vload(row[i] + d);
+                UNROLL for (int k = 0; k < KEYS; k++) acc[k][i] += other * part[k];
+            }
+        }
+#if VEC_BYTES == 64
+        UNROLL for (int k = 0; k < KEYS; k += VL / SMALL_ROWS) {
+            vstore(s + (j + k) * SMALL_ROWS, vsums((const vec(*)[SMALL_ROWS])acc + k));
+        }
+#else
+        UNROLL for (int k = 0; k < KEYS; k++) vstore(s + (j + k) * SMALL_ROWS, vsum4(acc[k]));
+#endif
+    }
+}
+
+/* s as of small_products = 2^(c (s - m)), m the largest score that each of the queries from i0 on (of all) sees; masked
+ * pairs are -0. Returns the sums. */
+NOINLINE vec small_weights(const sdpa_unit *u, int64_t i0, int64_t n_k, real c, real *s, vec *m) {
+    ivec end, key;
+    UNROLL for (int l = 0; l < VL; l++) {
+        end[l] = l % SMALL_ROWS;
+        key[l] = l / SMALL_ROWS;
+    }
+    const ivec most_keys = (int)n_k - (ivec){0};
+    const int64_t first = u->problem->has_upper ? i0 + 1 + u->upper : n_k;
+    end += (int)(first < -SMALL_ROWS ? -SMALL_ROWS : first > n_k ? n_k : first);
+    end = (ivec)vselect(end < most_keys, (vec)end, (vec)most_keys);
+
+    vec most = vset1(-INFINITY), l = {0};
+    for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL, key += VL / SMALL_ROWS) {
+        const vec x = vselect(end > key, vload(s + j), vset1(-INFINITY));
+        vstore(s + j, x);
+        most = vmax2(x, most);
+    }
+    UNROLL for (int h = SMALL_ROWS; h < VL; h *= 2) most = vmax2(most, vswap(most, h));
+    const vec shift = vselect(most == -(real)INFINITY, (vec){0}, most);
+    const real d_min = (SDPA_REAL == 32 ? -127 : -1023) / c;
+    for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL) {
+        const vec x = vload(s + j), weight = vexp2_product(x - shift, c, c, 0, d_min);
+        vstore(s + j, vselect(x == -(real)INFINITY, vset1(-0.0), weight));
+        l += weight;
+    }
+    UNROLL for (int h = SMALL_ROWS; h < VL; h *= 2) l += vswap(l, h);
+    *m = most;
+    return l;
+}
+
+/* o (n, nv vectors) = factor * s^T v, where s (n_k, SMALL_ROWS) holds weights and n is at most SMALL_ROWS. */
+INLINE void small_tile(real *o, int64_t o_row, int64_t n, int nv, const real *s, const real *v, int64_t v_row,
+                       int64_t n_k, vec factor) {
+    vec acc[SMALL_ROWS][MAX_WIDTH] = {{{0}}};
+    tile(acc, SMALL_ROWS, nv, false, s, 1, SMALL_ROWS, v, v_row, n_k);
+    UNROLL for (int i = 0; i < SMALL_ROWS; i++) {
+        if (i >= n) break;
+        UNROLL for (int j = 0; j < nv; j++) vstore(o + i * o_row + j * VL, factor[i] * acc[i][j]);
+    }
+}
+
+/* o and lse of n queries from i0 on (of all), n at most SMALL_ROWS, by keys k and values v, small matrices;
+ * c = scale * log2(e). */
+NOINLINE void small_rows(const sdpa_unit *u, const forward_scratch *w, const sdpa_matrix *k, const sdpa_matrix *v,
+                         int64_t i0, int64_t n, real c) {
+    const sdpa_problem *p = u->problem;
+    int64_t j0, n_k;
+    sdpa_visible_keys(u, i0, n, &j0, &n_k);
+    real s[SMALL_SIZE];
+    vec m;
+    const sdpa_matrix q = small_matrix(&u->q, i0, n, p->d_k, w->few);
+    small_products(s, &q, n, k, n_k, p->d_k);
+    const vec l = small_weights(u, i0, n_k, c, s, &m), factor = vselect(l == 0, (vec){0}, 1 / l);
+
+    const bool direct = u->o.data && is_direct(&u->o) && p->d_v == w->o_row;
+    const int64_t o_row = direct ? u->o.row / (int64_t)sizeof(real) : w->o_row, v_row = v->row / (int64_t)sizeof(real);
+    real *o = direct ? (real *)(u->o.data + i0 * u->o.row) : w->o;
+    for (int64_t d = 0; d < w->o_row;) {
+        const int left = (int)((w->o_row - d) / VL), nv = left >= MAX_WIDTH ? MAX_WIDTH : left >= 2 ? 2 : 1;
+        const real *b = (const real *)v->data + d;
+        if (nv == MAX_WIDTH) {
+            small_tile(o + d, o_row, n, MAX_WIDTH, s, b, v_row, n_k, factor);
+        } else if (nv == 2) {
+            small_tile(o + d, o_row, n, 2, s, b, v_row, n_k, factor);
+        } else {
+            small_tile(o + d, o_row, n, 1, s, b, v_row, n_k, factor);
+        }
+        d += nv * VL;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        if (!direct && u->o.data) {
+            store(u->o.data + (i0 + i) * u->o.row, o + i * o_row, p->d_v, u->o.col, u->o.dtype);
+        }
+        if (u->lse) {
+            const real lse = (real)(m[i] * p->scale + log(l[i]));
+            memcpy(u->lse + (i0 + i) * p->lse.row, &lse, sizeof lse);
+        }
+    }
+}
+
+/* False, having done nothing, where the unit is not small. */
+NOINLINE bool forward_small(const sdpa_unit *u, void *scratch) {
+    const sdpa_problem *p = u->problem;
+    if (!is_small(u)) return false;
+    SDPA_TAKE(SMALL);
+    sdpa_arena arena = {scratch, 0};
+    const forward_scratch w = forward_layout(p, &arena);
+    const real c = (real)(p->scale * M_LOG2E);
+    int64_t j0, n_k;
+    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &n_k);
+    const sdpa_matrix k = small_matrix(&u->k, 0, n_k, p->d_k, w.k), v = small_matrix(&u->v, 0, n_k, p->d_v, w.v);
+    /* A masked pair must not meet a NaN or Inf; a query by itself sees all the keys that it is multiplied with. */
+    const bool exact = !p->has_upper || all_finite((const real *)v.data, v.row / (int64_t)sizeof(real), n_k, p->d_v);
+    const int64_t step = exact ? SMALL_ROWS : 1;
+    for (int64_t i = 0; i < u->n_i; i += step) {
+        small_rows(u, &w, &k, &v, u->i0 + i, u->n_i - i < step ? u->n_i - i : step, c);
+    }
+    return true;
+}
+
+/* n elements of a row statistic from row i0 on, again and again. */
+NOINLINE vec small_statistic(const char *data, const sdpa_tensor *t, int64_t i0, int64_t n) {
+    real x[VL] = {0};
+    load(x, data + i0 * t->row, n, t->row, t->dtype, t->swapped);
+    UNROLL for (int l = SMALL_ROWS; l < VL; l++) x[l] = x[l % SMALL_ROWS];
+    return vload(x);
+}
+
+/* P^T and dS^T (n_k, n_lanes) of n queries from the unit's i-th on; q and dout: these queries'. */
+NOINLINE void small_gradients(const sdpa_unit *u, const backward_scratch *w, const sdpa_matrix *q,
+                              const sdpa_matrix *dout, const sdpa_matrix *k, const sdpa_matrix *v, int64_t i, int64_t n,
+                              int64_t n_k, real c) {
+    const sdpa_problem *p = u->problem;
+    const double unit = log2_e_of(p);
+    const real high = (real)unit, low = (real)(unit - high), epsilon = REAL_EPSILON;
+    real s[SMALL_SIZE], t[SMALL_SIZE];
+    vec m, shift = {0};
+    small_products(s, q, n, k, n_k, p->d_k);
+    small_products(t, dout, n, v, n_k, p->d_v);
+    const vec l = small_weights(u, u->i0 + i, n_k, c, s, &m);
+
+    /* 2^(c m - lse), lse in log2 units and to two words. Rows of P sum to 1, as in complete_rows. */
+    const vec lse = small_statistic(u->lse, &p->lse, u->i0 + i, n), whole = high * lse;
+    const vec rest = vmulsub(vset1(high), lse, whole) + low * lse;
+    vec factor = vexp2(vmulsub(vset1(c), m, whole) - rest);
+    const vec excess = factor * l - 1, most = 2 * epsilon * (4 + vmax2(whole, -whole));
+    const ivec complete = (excess <= most) & (-excess <= most);
+    factor = vselect(complete, 1 / l, factor);
+    factor = vselect(lse - lse == 0, factor, (vec)((ivec)lse & (lse != lse)));
+
+    /* delta: as 16-bit O is too coarse, of P where its rows are complete. */
+    const sdpa_matrix o = small_matrix(&u->o, u->i0 + i, n, p->d_v, w->line);
+    vec delta[SMALL_ROWS];
+    for (int x = 0; x < SMALL_ROWS; x++) {
+        delta[x] = (vec){0};
+        for (int64_t d = 0; d < p->d_v; d += VL) {
+            delta[x] += vload(row_of(&o, x, n) + d) * vload(row_of(dout, x, n) + d);
+        }
+    }
+    for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL) {
+        const vec x = vload(s + j), weight = vselect((ivec)x == SIGN_BIT, x, factor * x);
+        vstore(s + j, weight);
+        shift += vselect((ivec)x == SIGN_BIT, (vec){0}, weight * vload(t + j));
+    }
+    UNROLL for (int h = SMALL_ROWS; h < VL; h *= 2) shift += vswap(shift, h);
+    if (p->dtype != SDPA_F16 && p->dtype != SDPA_BF16) shift = vsum4(delta);
+    shift = vselect(complete, shift, vsum4(delta));
+    if (u->dlse) shift -= small_statistic(u->dlse, &p->dlse, u->i0 + i, n);
+    for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL) {
+        const vec weight = vload(s + j);
+        vstore(t + j, vselect((ivec)weight == SIGN_BIT, weight, weight * (vload(t + j) - shift)));
+    }
+    for (int64_t j = 0; j < n_k; j++) {
+        memcpy(w->p + j * w->n_lanes + i, s + j * SMALL_ROWS, SMALL_ROWS * sizeof(real));
+        memcpy(w->ds + j * w->n_lanes + i, t + j * SMALL_ROWS, SMALL_ROWS * sizeof(real));
+    }
+}
+
+/* The rows of a small matrix. */
+INLINE rows small_matrix_rows(const sdpa_matrix *m) {
+    return (rows){.p = (const real *)m->data, .row = m->row / (int64_t)sizeof(real)};
+}
+
+/* False, having done nothing, where the unit is not small. */
+NOINLINE bool backward_small(const sdpa_unit *u, void *scratch) {
+    const sdpa_problem *p = u->problem;
+    if (!is_small(u)) return false;
+    SDPA_TAKE(SMALL);
+    sdpa_arena arena = {scratch, 0};
+    const backward_scratch w = backward_layout(p, &arena);
+    const real scale = (real)p->scale, c = (real)(p->scale * M_LOG2E);
+    const int64_t n_i = u->n_i;
+    int64_t j0, n_k;
+    sdpa_visible_keys(u, u->i0, n_i, &j0, &n_k);
+    const sdpa_matrix q = small_matrix(&u->q, u->i0, n_i, p->d_k, w.q_rows),
+                      dout = small_matrix(&u->dout, u->i0, n_i, p->d_v, w.dout_rows),
+                      k = small_matrix(&u->k, 0, n_k, p->d_k, w.k), v = small_matrix(&u->v, 0, n_k, p->d_v, w.v);
+    for (int64_t i = 0; i < n_i; i += SMALL_ROWS) {
+        sdpa_matrix some_q = q, some_dout = dout;
+        some_q.data += i * q.row;
+        some_dout.data += i * dout.row;
+        small_gradients(u, &w, &some_q, &some_dout, &k, &v, i, n_i - i < SMALL_ROWS ? n_i - i : SMALL_ROWS, n_k, c);
+    }
+    /* As in backward_keys: only a masked pair must not meet a NaN or Inf. */
+    const int64_t size = sizeof(real);
+    const bool exact = !p->has_upper || (all_finite((const real *)q.data, q.row / size, n_i, p->d_k) &&
+                                         all_finite((const real *)dout.data, dout.row / size, n_i, p->d_v) &&
+                                         all_finite((const real *)k.data, k.row / size, n_k, p->d_k));
+    const rows q_rows = small_matrix_rows(&q), dout_rows = small_matrix_rows(&dout), k_rows = small_matrix_rows(&k);
+    const weight_block weights = {.p = w.p, .row = w.n_lanes, .n_i = n_i, .n = n_k};
+    weight_block gradients = weights;
+    gradients.p = w.ds;
+    if (!sdpa_turn_wait(u, 0)) return true;
+    add_to_keys(&u->dv, p->d_v, &weights, &dout_rows, 1, exact);
+    add_to_keys(&u->dk, p->d_k, &gradients, &q_rows, scale, exact);
+    sdpa_turn_pass(u, 0);
+    if (u->dq.data && is_direct(&u->dq)) {
+        if (!sdpa_turn_wait_last(u)) return true;
+        real *dq = (real *)(u->dq.data + u->i0 * u->dq.row);
+        add_to_queries(dq, u->dq.row / size, p->d_k, &gradients, &k_rows, NULL, scale, exact);
+        sdpa_turn_end(u);
+        return true;
+    }
+    if (u->dq.data) {
+        memset(w.dq, 0, (size_t)(n_i * w.k_row * size));
+        add_to_queries(w.dq, w.k_row, p->d_k, &gradients, &k_rows, NULL, scale, exact);
+    }
+    store_gradients(u, w.dq, w.k_row, NULL, 0, w.line);
+    return true;
+}
+#else
+INLINE bool forward_small(const sdpa_unit *u, void *scratch) { return u == NULL || scratch == NULL; }
+INLINE bool backward_small(const sdpa_unit *u, void *scratch) { return u == NULL || scratch == NULL; }
+#endif
+
+#endif

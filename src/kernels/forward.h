@@ -1,0 +1,491 @@
+/* Forward: one unit is a block of queries against all its visible keys, streamed in blocks (online softmax, Dao et al.
+ * 2022; Milakov & Gimelshein 2018). Scores are kept in units of log2: p = 2^(c s - m), c = scale * log2(e).
+ *
+ * The first key block finds the true maximum m of each query; later blocks keep it and take exp2 on the accumulators
+ * without looking for a maximum. A query whose scores then exceed m by STALE_LIMIT gets a new one: the block is redone
+ * with a pass for the maximum and one for exp2, and so are those that follow (spread-out scores), but m moves by the
+ * same rule, query by query, so that no row's bits depend on another row. Should the result overflow because m was
+ * stale, the unit is redone with the true maximum of the queries concerned. Few queries (few.h) keep no maximum. */
+#ifndef SDPA_KERNEL_FORWARD_H
+#define SDPA_KERNEL_FORWARD_H
+
+#include "additive.h"
+#include "fast/few.h"
+#include "fast/pairs.h"
+#include "pass.h"
+
+/* Blocks split where causality begins to hide keys, whose second part does not begin at the first of the packed rows. */
+enum {
+    SPLIT_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
+                SDPA_FEATURE_LENGTHS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
+                SDPA_FEATURE_ALIBI
+};
+
+/* The running softmax of queries: maximum in log2 units, what rounding took from it where it is huge (else 0), and the sum of
+ * 2^(c s - m - low). */
+typedef struct running {
+    real *m, *low, *l;
+} running;
+
+typedef struct forward_scratch {
+    real *q;     /* pack_panels of d_k, signed so that c >= 0 */
+    real *few;   /* few_queries, where they are few */
+    real *o;     /* (n_lanes, d_v rounded up to VL) */
+    running row; /* per query */
+    real *exact; /* per query: not 0 if m must be the true maximum */
+    real *s;     /* (block, s_row): scores of a panel, then P^T */
+    real *given; /* scores that are not products of tiles: additive ones (block, s_row), few_scores of a block */
+    real *r;     /* (block, s_row): dropout's factors; NULL where there is no dropout */
+    real *k, *v; /* packed rows */
+    real *k_tail;
+    real *line; /* VL rows of queries or of masks */
+    int64_t n_lanes, s_row, o_row, block;
+    int period;      /* of few_scores; 0: not so few */
+    bool pairs;      /* bfloat16 is multiplied as it is: q, k, v and P^T are pairs, of d or of keys */
+    real *l_rounded; /* per query, where `pairs`: the sum of the weights as they are multiplied; l is for lse */
+} forward_scratch;
+
+NOINLINE forward_scratch forward_layout(const sdpa_problem *p, sdpa_arena *a) {
+    forward_scratch w = {
+        .block = run_keys(p, p->d_k + p->d_v), .n_lanes = unit_lanes(p), .o_row = round_up(p->d_v, VL)};
+    w.s_row = panel_lanes(w.n_lanes);
+    const int64_t n = w.n_lanes, pairs = w.block * w.s_row, most_few = p->n_q == 1 ? 1 : few_period(FEW_QUERIES);
+    const int64_t few_given = round_up(w.block * most_few, SCORE_ROWS * VL) + VL;
+    const array arrays[] = {
+        ARRAY(w.q, p->d_k * n),
+        ARRAY(w.few, most_few * round_up(p->d_k, VL)),
+        ARRAY(w.o, n * w.o_row),
+        ARRAY(w.row.m, n),
+        ARRAY(w.row.low, n),
+        ARRAY(w.exact, n),
+        ARRAY(w.row.l, n),
+        ARRAY(w.l_rounded, PAIRS ? n : ABSENT),
+        ARRAY(w.s, pairs + MAX_TILE_ROWS),
+        ARRAY(w.given, p->scores == SDPA_ADDITIVE ? pairs : few_given),
+        ARRAY(w.r, p->dropout_p > 0 ? pairs : ABSENT),
+        ARRAY(w.k, w.block * packed_row(p->d_k)),
+        ARRAY(w.v, w.block * packed_row(p->d_v)),
+        ARRAY(w.k_tail, SCORE_ROWS * p->d_k),
+        ARRAY(w.line, line_size(p, w.block)),
+    };
+    take_arrays(arrays, COUNT(arrays), a);
+    return w;
+}
+
+static size_t forward_bytes(const sdpa_problem *p) {
+    sdpa_arena arena = {NULL, 0};
+    forward_layout(p, &arena);
+    return arena.used;
+}
+
+/* Queries from i on, as if no key had been seen. */
+INLINE void start_running(const running *row, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        row->m[i] = -(real)INFINITY;
+        row->l[i] = row->low[i] = 0;
+    }
+}
+
+/* After a pass for the maxima `sum` of the block, from query i on: moves m and low, and sets alpha = 2^(old m - new m) and
+ * shift = m. `exact`, where it is not NULL: m moves only where this is not 0, is not set yet, or is stale. */
+INLINE void move_maximum(const running *row, int64_t i, int nv, const real *exact, real c, vec *sum, vec *alpha,
+                         vec *shift) {
+    const vec factor = vset1(c);
+    for (int x = 0; x < nv; x++) {
+        real *m = row->m + i + x * VL, *low = row->low + i + x * VL;
+        vec old = vload(m), old_low = vload(low), most = factor * sum[x];
+        ivec moves = most > old;
+        if (exact) {
+            moves &= (old == -(real)INFINITY) | (vload(exact + i + x * VL) != 0) |
+                     (vmulsub(factor, sum[x], old) > STALE_LIMIT);
+        }
+        vec new = vselect(moves, most, old);
+        /* 2^(c s - m) of the maximum itself is 2^(what rounding took from m): harmless, and the same in all blocks,
+         * unless m is so large that it overflows. */
+        vec rest = vselect(is_huge(most), vmulsub(factor, sum[x], most), (vec){0});
+        vec new_low = vselect(moves, vselect(rest - rest == 0, rest, (vec){0}), old_low);
+        vstore(m, new);
+        vstore(low, new_low);
+        /* A query that has seen no key yet has m = -inf: shift by 0, so that 2^(-inf - 0) = 0. */
+        shift[x] = vselect(new == -(real)INFINITY, (vec){0}, new);
+        alpha[x] = vexp2((old - shift[x]) + (old_low - new_low));
+        sum[x] = (vec){0};
+    }
+}
+
+/* l = alpha l + sum of a panel. */
+INLINE void add_to_sums(real *l, panel q, const vec *alpha, const vec *sum) {
+    for (int x = 0; x < q.nv; x++) {
+        real *to = l + q.i + x * VL;
+        vstore(to, alpha[x] * vload(to) + sum[x]);
+    }
+}
+
+/* Weights 2^(c s - m - low) of a panel's scores t in two passes: one for the maximum, one for the weights, whose sums go to
+ * l. `exact`: see move_maximum. Returns whether any pair is masked. */
+INLINE bool exact_keys(const running *row, scores *t, panel q, const sdpa_problem *p, enum bias_kind bias,
+                       const real *exact, vec *sum, vec *alpha) {
+    vec shift[SCORE_WIDTH] = {{0}};
+    for (int x = 0; x < q.nv; x++) sum[x] = vset1(-INFINITY);
+    t->extreme = (real *)sum;
+    const real factor = score_products(t, q.nv, p, bias, M_LOG2E);
+    move_maximum(row, q.i, q.nv, exact, factor, sum, alpha, shift);
+    const bool masked = exponentiate(t->s, t->s_row, t->n, q.nv, factor, (const real *)shift, row->low + q.i,
+                                     (real *)sum, bias == BIAS_SOME_MASKED);
+    add_to_sums(row->l, q, alpha, sum);
+    return masked;
+}
+
+/* Scores of a panel's first keys alone, if it has seen none yet: makes their maxima m, unless they are so spread out that m
+ * would soon move. A row's own scores decide, so that its bits do not depend on other rows. Returns for how many keys s
+ * holds scores. */
+INLINE int64_t first_keys(const running *row, const scores *t, panel q) {
+    bool first = false;
+    for (int x = 0; x < q.nv; x++) first |= vany(vload(row->m + q.i + x * VL) == -(real)INFINITY);
+    if (!first || t->n < 4 * FIRST_KEYS) return 0;
+    SDPA_TAKE(FIRST);
+    vec most[SCORE_WIDTH];
+    scores some = part_of(t, 0, FIRST_KEYS);
+    some.extreme = (real *)most;
+    for (int x = 0; x < q.nv; x++) most[x] = vset1(-INFINITY);
+    score(&some, q.nv, SCORE_RAW);
+    for (int x = 0; x < q.nv; x++) {
+        real *m = row->m + q.i + x * VL;
+        vec least = most[x];
+        for (int j = 0; j < FIRST_KEYS; j++) least = vmin2(least, vload(t->s + j * t->s_row + x * VL));
+        const vec old = vload(m), new = most[x] * t->c, lowest = vset1(t->c) * least;
+        const ivec close = new - lowest <= FIRST_SPREAD, ordinary = (new < HUGE_SCORE) & (new > -HUGE_SCORE);
+        vstore(m, vselect((old == -(real)INFINITY) & close & ordinary, new, old));
+    }
+    return FIRST_KEYS;
+}
+
+/* Whether a panel's weights may be taken from the products at once, with the maxima that it has. */
+INLINE bool may_fuse(const forward_scratch *w, panel q) {
+    bool fused = true;
+    for (int64_t i = q.i; i < q.i + q.n_i && fused; i += VL) {
+        fused =
+            !vany((vload(w->row.m + i) == -(real)INFINITY) | (vload(w->row.low + i) != 0) | (vload(w->exact + i) != 0));
+    }
+    return fused;
+}
+
+/* Weights of a panel in one pass, without looking for a maximum; of the first n_scores keys s holds the scores. False, with
+ * nothing of use in s, if a maximum is stale. */
+INLINE bool fused_keys(const running *row, const scores *t, panel q, int64_t n_scores, bool plain, vec *sum,
+                       vec *alpha) {
+    for (int x = 0; x < q.nv; x++) {
+        sum[x] = (vec){0};
+        alpha[x] = vset1(1);
+    }
+    if (n_scores > 0) {
+        exponentiate(t->s, t->s_row, n_scores, q.nv, t->c, t->shift, row->low + q.i, (real *)sum, false);
+    }
+    scores rest = part_of(t, n_scores, t->n - n_scores);
+    rest.extreme = (real *)sum;
+    score(&rest, q.nv, plain ? SCORE_SUMMED : SCORE_BIASED_SUMMED);
+    bool stale = false;
+    for (int x = 0; x < q.nv; x++) stale |= vany(~(sum[x] <= STALE_SUM));
+    if (!stale) add_to_sums(row->l, q, alpha, sum);
+    return !stale;
+}
+
+/* The rows of K and V that the unit reads from key j on, for fetch_ahead; strided columns are not worth their cache lines.
+ * Returns whether they are too much for the caches. */
+INLINE bool rows_ahead(const sdpa_unit *u, int64_t j, ahead *a) {
+    const sdpa_problem *p = u->problem;
+    const sdpa_matrix *m[2] = {&u->k, &u->v};
+    const int64_t size = p->dtype == SDPA_F64 ? 8 : p->dtype == SDPA_F32 ? 4 : 2, d[2] = {p->d_k, p->d_v};
+    a->n = u->key_length - j;
+    for (int x = 0; x < 2; x++) {
+        a->p[x] = m[x]->data + j * m[x]->row;
+        a->row[x] = m[x]->row;
+        a->bytes[x] = m[x]->col == size ? d[x] * size : 0;
+    }
+    return u->key_length * (a->bytes[0] + a->bytes[1]) >= FETCH_BYTES;
+}
+
+/* o = alpha o + P V of a panel, with dropout. P^T (n, stride) stands in w->s; `masked`: a -0 there marks a pair that must not be
+ * multiplied. */
+NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows *v, panel q, keys b, int64_t stride,
+                             const vec *alpha, bool masked) {
+    const sdpa_problem *p = u->problem;
+    const block pairs = {u->i0 + q.i, q.n_i, b.j0, b.n};
+    const int64_t first = b.j0 - v->j0;
+    if (draw_factors(u, &pairs, w->r, w->period ? VL : w->s_row)) {
+        if (w->period) few_pack(w->r, w->period, b.n, 0);
+        for (int64_t x = 0; x < b.n * stride; x += VL) vstore(w->s + x, vload(w->r + x) * vload(w->s + x));
+    }
+    const bool exact = !masked || rows_finite(v, p->d_v);
+    gemm g = {.c = w->o + q.i * w->o_row,
+              .c_row = w->o_row,
+              .a = w->s,
+              .a_stride = stride,
+              .b = v->p + (w->pairs ? first / 2 : first) * v->row,
+              .b_row = v->row,
+              .m = q.n_i,
+              .n = exact ? w->o_row : p->d_v,
+              .depth = b.n,
+              .seen = keys_seen(u, pairs.i0, b.j0),
+              .row_scale = (const real *)alpha,
+              .alpha = 1};
+    if (PAIRS && w->pairs) {
+        if (p->dropout_p > 0) pair_rows(w->s, w->s_row, b.n, q.nv * VL, NULL);
+        g.depth = (b.n + 1) / 2;
+        g.pairs = true;
+    }
+    /* Runs of a single query are longer than a block; their sums are not to be. */
+    const int64_t size = sdpa_key_block(p);
+    for (int64_t k = 0; k < b.n; k += size) {
+        gemm part = g;
+        if (b.n > size) part.depth = b.n - k < size ? b.n - k : size;
+        part.a += k * stride;
+        part.b += k * v->row;
+        if (k > 0) part.row_scale = NULL;
+        multiply(&part, true, exact);
+    }
+}
+
+/* Adds keys k, v to the few queries of the unit. Each block moves their maxima: looking for them costs little where a vector
+ * holds several keys. */
+NOINLINE void forward_few(const sdpa_unit *u, const forward_scratch *w, const rows *k, rows *v) {
+    const sdpa_problem *p = u->problem;
+    const int period = w->period;
+    const panel q = {0, u->n_i, 1};
+    const block b = block_of(u, q, k);
+    vec most = vset1(-INFINITY), sum = {0}, alpha, shift;
+    ahead next;
+    const bool fetch = period > 1 && rows_ahead(u, k->j0 + k->n, &next);
+    enum bias_kind bias = bias_block(u, &b, (real)M_LOG2E, w->s, VL, w->line);
+    if (bias == BIAS_ALL_MASKED) return;
+    if (bias != BIAS_NONE) {
+        few_pack(w->s, period, k->n, -(real)INFINITY);
+    } else if (!is_linear(p)) { /* tanh would make scores of the -inf that few_scores fills up with */
+        memset(w->s, 0, sizeof(real) * (size_t)(k->n * period));
+        few_fill(w->s, period, k->n, -(real)INFINITY);
+        bias = BIAS_FINITE;
+    }
+    scores t = {.y = k->p,
+                .given = bias == BIAS_NONE ? w->s : w->given,
+                .n = (k->n * period + VL - 1) / VL,
+                .s = w->s,
+                .s_row = VL,
+                .extreme = (real *)&most};
+    few_scores((real *)t.given, w->few, period, k->p, k->row, k->n, p->d_k, fetch ? &next : NULL);
+    const real factor = score_products(&t, 1, p, bias, M_LOG2E);
+    most = few_fold(most, period, true);
+    move_maximum(&w->row, 0, 1, NULL, factor, &most, &alpha, &shift);
+    const bool masked = exponentiate(w->s, VL, t.n, 1, factor, (const real *)&shift, w->row.low, (real *)&sum,
+                                     bias == BIAS_SOME_MASKED);
+    vstore(w->row.l, alpha * vload(w->row.l) + few_fold(sum, period, false));
+    forward_values(u, w, v, q, (keys){k->j0, k->n}, period, &alpha, masked);
+}
+
+/* The weights of a panel as pairs, and their sums as they are multiplied; `sum` holds those before rounding. */
+INLINE void forward_pairs(const sdpa_unit *u, const forward_scratch *w, panel q, int64_t n, const vec *alpha,
+                          vec *sum) {
+    if (u->problem->dropout_p == 0) { /* else they become pairs when they have been multiplied with the factors */
+        for (int x = 0; x < q.nv; x++) sum[x] = (vec){0};
+        pair_rows(w->s, w->s_row, n, q.nv * VL, sum);
+    }
+    add_to_sums(w->l_rounded, q, alpha, sum);
+}
+
+/* Adds keys k, which may be a part of the values v, to a panel. `two_passes`: do not try to do without the maximum; this is
+ * about speed only. Returns whether the next block should not try either. */
+NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const rows *k, rows *v, panel q,
+                           bool two_passes) {
+    const sdpa_problem *p = u->problem;
+    const block b = block_of(u, q, k);
+    vec sum[SCORE_WIDTH], alpha[SCORE_WIDTH];
+    scores t = panel_scores(w->q, q, k, p->d_k, w->s, w->s_row);
+    t.shift = w->row.m + q.i;
+    t.c = (real)(fabs(p->scale) * M_LOG2E);
+    t.pairs = w->pairs;
+    if (w->pairs) t.depth = (p->d_k + 1) / 2;
+    ahead next;
+    if (u->n_i <= VL && rows_ahead(u, k->j0 + k->n, &next)) t.next = &next;
+    enum bias_kind bias = bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, w->line);
+    if (bias == BIAS_ALL_MASKED) return two_passes;
+    const bool plain = bias == BIAS_NONE && is_linear(p);
+    if (p->scores == SDPA_ADDITIVE) {
+        real *given = plain ? w->s : w->given; /* s holds what is to be added */
+        additive_scores(p, t.x, q.nv, k, k->n, given, t.s_row);
+        t.given = given;
+    }
+
+    bool masked = bias == BIAS_SOME_MASKED, done = false;
+    if (!(p->features & ~FUSED_CAN) && !two_passes) {
+        const int64_t n_scores = plain ? first_keys(&w->row, &t, q) : 0;
+        if (may_fuse(w, q)) {
+            SDPA_TAKE(FUSED);
+            done = fused_keys(&w->row, &t, q, n_scores, plain, sum, alpha);
+            two_passes = !done;
+            if (!done) bias = bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, w->line);
+        }
+    }
+    if (!done) masked = exact_keys(&w->row, &t, q, p, bias, is_linear(p) ? w->exact : NULL, sum, alpha);
+    if (PAIRS && w->pairs) forward_pairs(u, w, q, k->n, alpha, sum);
+    forward_values(u, w, v, q, (keys){k->j0, k->n}, w->s_row, alpha, masked);
+    return two_passes;
+}
+
+/* Adds a block of keys to all queries of the unit; two_passes: per vector of them, see forward_keys. */
+NOINLINE void forward_panels(const sdpa_unit *u, const forward_scratch *w, keys b, bool *two_passes) {
+    const sdpa_problem *p = u->problem;
+    rows k, v;
+    if (PAIRS && w->pairs) {
+        k = pack_pairs(&u->k, b.j0, b.n, p->d_k, w->k, w->k_tail, w->line);
+        v = pack_row_pairs(&u->v, b.j0, b.n, p->d_v, w->v, may_mask(u));
+    } else {
+        k = pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w->k, w->k_tail);
+        v = pack_rows(&u->v, b.j0, b.n, p->d_v, u->n_i, w->v, NULL);
+    }
+    if (w->period) {
+        forward_few(u, w, &k, &v);
+        return;
+    }
+    PANELS (q, u->n_i) {
+        int64_t first, last;
+        sdpa_visible_keys(u, u->i0 + q.i, q.n_i, &first, &last);
+        if (first >= b.j0 + b.n || last <= b.j0) continue;
+        /* Whole tiles, so that only the block's own last tile reads k.tail; the masks hide what is too much. */
+        const int64_t tiles = round_up(last - b.j0, SCORE_ROWS), visible = tiles < b.n ? tiles : b.n;
+        const int64_t open = p->features & ~SPLIT_CAN ? 0 : open_keys(u, u->i0 + q.i, b.j0, visible);
+        bool *panel_passes = &two_passes[q.i / VL];
+        if (open > 0) {
+            SDPA_TAKE(SPLIT);
+            const rows part = part_of_rows(&k, b.j0, open);
+            *panel_passes = forward_keys(u, w, &part, &v, q, *panel_passes);
+        }
+        const rows part = part_of_rows(&k, b.j0 + open, visible - open);
+        *panel_passes = forward_keys(u, w, &part, &v, q, *panel_passes);
+    }
+}
+
+/* The unit's queries, as few or as panels. */
+INLINE void forward_queries(const sdpa_unit *u, forward_scratch *w) {
+    const sdpa_problem *p = u->problem;
+    const real c = (real)(fabs(p->scale) * M_LOG2E);
+    if (u->n_i <= FEW_QUERIES && few_can(p) && c > 0) {
+        SDPA_TAKE(FEW);
+        w->period = few_period(u->n_i);
+        few_queries(w->few, w->period, u, w->line);
+        return;
+    }
+    pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w->line);
+    if (!PAIRS || !w->pairs) return;
+    PANELS (q, u->n_i) pair_rows(w->q + q.i * p->d_k, q.nv * VL, p->d_k, q.n_i, NULL);
+}
+
+/* Marks the queries whose sums a stale maximum may have made overflow: with the true one, weights are at most 1. */
+INLINE bool find_overflow(const sdpa_unit *u, const forward_scratch *w) {
+    bool any = false;
+    for (int64_t i = 0; i < u->n_i; i++) {
+        const real l = w->row.l[i];
+        if (l - l == 0 && all_finite(w->o + i * w->o_row, w->o_row, 1, u->problem->d_v)) continue;
+        w->exact[i] = 1;
+        any = true;
+    }
+    return any;
+}
+
+/* o, m and l of the unit's queries over the keys that it sees, in scratch; o is not divided by l yet. False if interrupted. */
+NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *w) {
+    int64_t j0, j1;
+    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    forward_queries(u, w);
+    memset(w->exact, 0, sizeof(real) * (size_t)w->n_lanes);
+    for (int attempt = 0; attempt < 2; attempt++) {
+        bool two_passes[SDPA_QUERY_BLOCK / VL] = {false};
+        start_running(&w->row, w->n_lanes);
+        if (PAIRS) memset(w->l_rounded, 0, sizeof(real) * (size_t)w->n_lanes);
+        memset(w->o, 0, sizeof(real) * (size_t)(w->n_lanes * w->o_row));
+        keys b = {.j0 = j0};
+        while (next_keys(u, w->block, j1, &b)) forward_panels(u, w, b, two_passes);
+        if (b.j0 < j1) return false;
+        if (w->period || j1 - j0 <= w->block || !find_overflow(u, w)) break;
+    }
+    return true;
+}
+
+/* Divides by l, with the sink, and stores o and lse. */
+NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch) {
+    const sdpa_problem *p = u->problem;
+    const forward_scratch w = *scratch;
+    const double sink = sink_of(u);
+    const double log2_e = log2_e_of(p);
+    const bool direct = u->o.data && is_direct(&u->o) && p->d_v == w.o_row;
+    for (int64_t i = 0; i < u->n_i; i++) {
+        real *o = w.o + i * w.o_row, l = w.row.l[i], m = w.row.m[i], factor = add_sink(sink, &m, &l);
+        real sum = l;
+        if (PAIRS && w.pairs) sum = factor * w.l_rounded[i] + (l - factor * w.row.l[i]); /* the latter is the sink's */
+        factor = l == 0 ? 0 : factor / sum;
+        char *to = u->o.data + (u->i0 + i) * u->o.row;
+        real *result = direct ? (real *)to : o;
+        for (int64_t x = 0; x < w.o_row; x += VL) vstore(result + x, factor * vload(o + x));
+        if (!direct && u->o.data) store(to, o, p->d_v, u->o.col, u->o.dtype);
+        if (u->lse) {
+            real lse = l == 0 ? -(real)INFINITY : (real)(m / log2_e + log(l));
+            if (m == -REAL_MAX) lse = m; /* saturated: see mask_block */
+            memcpy(u->lse + (u->i0 + i) * p->lse.row, &lse, sizeof lse);
+        }
+    }
+}
+
+/* o and lse of the unit; of bfloat16 operands with pairs the weights are rounded to bfloat16, too. */
+NOINLINE void forward_any(const sdpa_unit *u, void *scratch) {
+    sdpa_arena arena = {scratch, 0};
+    forward_scratch w = forward_layout(u->problem, &arena);
+    w.pairs = PAIRS && u->problem->dtype == SDPA_BF16 && u->n_i > FEW_QUERIES && !(u->problem->features & ~PAIRS_CAN);
+    if (w.pairs) SDPA_TAKE(PAIRS);
+    if (forward_sweep(u, &w)) forward_finish(u, &w);
+}
+
+/* What a unit finds in a part of its keys: per query o, m, l and low. */
+static size_t forward_part_bytes(const sdpa_problem *p) {
+    sdpa_arena arena = {NULL, 0};
+    const forward_scratch w = forward_layout(p, &arena);
+    return sizeof(real) * (size_t)(w.n_lanes * (w.o_row + 3));
+}
+
+COLD static void forward_part(const sdpa_unit *u, void *scratch, void *part) {
+    sdpa_arena arena = {scratch, 0};
+    forward_scratch w = forward_layout(u->problem, &arena);
+    if (!forward_sweep(u, &w)) return;
+    real *to = part;
+    for (int64_t i = 0; i < u->n_i; i++, to += w.o_row + 3) {
+        memcpy(to, w.o + i * w.o_row, sizeof(real) * (size_t)w.o_row);
+        to[w.o_row] = w.row.m[i];
+        to[w.o_row + 1] = w.row.l[i];
+        to[w.o_row + 2] = w.row.low[i];
+    }
+}
+
+/* o and lse from n_parts adjacent parts. */
+COLD static void forward_join(const sdpa_unit *u, void *scratch, const void *parts, int64_t n_parts) {
+    sdpa_arena arena = {scratch, 0};
+    const forward_scratch w = forward_layout(u->problem, &arena);
+    const int64_t part = w.n_lanes * (w.o_row + 3);
+    for (int64_t i = 0; i < u->n_i; i++) {
+        const real *first = (const real *)parts + i * (w.o_row + 3), *highest = first;
+        for (int64_t x = 1; x < n_parts; x++) {
+            if (first[x * part + w.o_row] > highest[w.o_row]) highest = first + x * part;
+        }
+        /* A part that has seen no key has m = -inf. Nothing is skipped: 0 times NaN is as NaN as in one sweep. */
+        const real m = highest[w.o_row] == -(real)INFINITY ? 0 : highest[w.o_row], low = highest[w.o_row + 2];
+        real *o = w.o + i * w.o_row;
+        memset(o, 0, sizeof(real) * (size_t)w.o_row);
+        w.row.m[i] = highest[w.o_row];
+        w.row.l[i] = 0;
+        for (int64_t x = 0; x < n_parts; x++) {
+            const real *from = first + x * part;
+            const real factor = (real)exp2((from[w.o_row] - m) + (from[w.o_row + 2] - low));
+            for (int64_t y = 0; y < w.o_row; y += VL) vstore(o + y, vload(o + y) + factor * vload(from + y));
+            w.row.l[i] += factor * from[w.o_row + 1];
+        }
+    }
+    forward_finish(u, &w);
+}
+
+#endif

@@ -1,0 +1,55 @@
+/* The kernels of one instruction set for one type: compiled once for each line of runtime/isas.txt and each of its types,
+ * with -DSDPA_ISA=name, -DSDPA_ISA_NAME and -DSDPA_REAL=32 or 64. The table is all that the object exports. */
+#include "kernels.h"
+
+#include "backward.h"
+#include "fast/small.h"
+#include "forward.h"
+#include "second.h"
+#include "softmax.h"
+#include "staging.h"
+#include "statistics.h"
+#include "tangent.h"
+#include "weights.h"
+
+static void forward_unit(const sdpa_unit *u, void *scratch) {
+    if (!forward_small(u, scratch)) forward_any(u, scratch);
+}
+
+static void backward_unit(const sdpa_unit *u, void *scratch) {
+    if (!backward_small(u, scratch)) backward_any(u, scratch);
+}
+
+#define TABLE_(isa, bits) sdpa_##isa##_f##bits
+#define TABLE(isa, bits) TABLE_(isa, bits)
+
+const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
+    .lanes = VL,
+    .pairs = PAIRS,
+    .load = load,
+    .store = store,
+    .forward_bytes = forward_bytes,
+    .forward = forward_unit,
+    .forward_part_bytes = forward_part_bytes,
+    .forward_part = forward_part,
+    .forward_join = forward_join,
+    .weights_bytes = weights_bytes,
+    .weights = weights_unit,
+    .statistics_bytes = statistics_bytes,
+    .statistics = statistics_unit,
+    .backward_bytes = backward_bytes,
+    .backward = backward_unit,
+    .tangent_bytes = tangent_bytes,
+    .tangent = tangent_unit,
+    .double_backward_bytes = double_backward_bytes,
+    .double_backward = double_backward_unit,
+    .softmax_rows = softmax_rows,
+    .softmax_lanes = softmax_lanes,
+    .load_lanes = load_lanes,
+    .store_lanes = store_lanes,
+    .leave_out = leave_out,
+#if SDPA_REAL == 64
+    .product = map_product,
+    .exponentials = map_exponentials,
+#endif
+};

@@ -1,0 +1,87 @@
+/* From products of queries and keys to logits: scale, softcap and bias, their factors and slopes, and the sink, which is one
+ * more logit. No other room of the kernels reads softcap. */
+#ifndef SDPA_KERNEL_LOGITS_H
+#define SDPA_KERNEL_LOGITS_H
+
+#include "common.h"
+#include "scores.h"
+
+/* Weights taken from the products at once: a softcap would move the logits after that, and additive scores are no products. */
+enum {
+    FUSED_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
+                SDPA_FEATURE_LENGTHS | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI
+};
+
+/* Whether a logit is its product times a factor, plus the bias. Else score_logits also gives h, the tanh of the softcap, from
+ * which slope_at and bend_of are taken. */
+INLINE bool is_linear(const sdpa_problem *p) { return p->softcap == 0; }
+
+/* The last factor before the bias is added. */
+INLINE double logit_factor(const sdpa_problem *p) { return is_linear(p) ? fabs(p->scale) : p->softcap; }
+
+/* The derivative of a logit with respect to its scaled product, where h holds what score_logits gave; NULL: linear. */
+INLINE vec slope_at(const real *h, int64_t at) { return h ? 1 - vload(h + at) * vload(h + at) : vset1(1); }
+
+/* The second derivative is bend_of(p) * h * slope. */
+INLINE real bend_of(const sdpa_problem *p) { return is_linear(p) ? 0 : (real)(-2 / p->softcap); }
+
+/* log2(e) as a call's logits have it, whose factor is rounded. Between lse and log2 units that rounding would add to lse's
+ * error; weights are not affected. */
+INLINE double log2_e_of(const sdpa_problem *p) {
+    const double factor = logit_factor(p), unit = (real)(factor * M_LOG2E) / factor;
+    return fabs(unit - M_LOG2E) < REAL_EPSILON ? unit : M_LOG2E; /* it is not where the factor is 0 or subnormal */
+}
+
+/* The unit's sink in log2 units, or -inf. A double, since its rounding would be in lse. */
+INLINE double sink_of(const sdpa_unit *u) {
+    return (double)scalar_of(&u->sinks, -(real)INFINITY) * log2_e_of(u->problem);
+}
+
+/* Adds the sink, a logit without a value, to a query's maximum and sum; all in log2 units. Returns the factor by which
+ * what was weighted with 2^(s - m) shrinks. */
+INLINE real add_sink(double sink, real *m, real *l) {
+    if (sink == -INFINITY) return 1;
+    real most = sink > *m ? (real)sink : *m, factor = (real)exp2(*m - most);
+    *l = *l * factor + (real)exp2(sink - most);
+    *m = most;
+    return factor;
+}
+
+/* s = the logits of a block in log2 units (`unit` = log2 e) or as they are (`unit` = 1), after scale, cap and bias, for
+ * any options; t->extreme their maximum. `bias` tells what s already holds. */
+NOINLINE void score_logits(scores *t, int nv, const sdpa_problem *p, enum bias_kind bias, double unit) {
+    t->c = (real)(unit * logit_factor(p));
+    if (bias == BIAS_NONE) {
+        for (int64_t j = 0; j < t->n; j++) {
+            for (int x = 0; x < nv; x++) vstore(t->s + j * t->s_row + x * VL, (vec){0});
+        }
+    }
+    if (is_linear(p)) {
+        score(t, nv, SCORE_BIASED);
+        return;
+    }
+    const double cap = fabs(p->scale) / p->softcap;
+    t->cap = (real)cap;
+    t->cap_low = (real)(cap - (double)t->cap);
+    score(t, nv, SCORE_CAPPED);
+}
+
+/* score_logits up to a factor, which is returned: where logits are scaled products, s holds the products themselves. */
+INLINE real score_products(scores *t, int nv, const sdpa_problem *p, enum bias_kind bias, double unit) {
+    if (bias != BIAS_NONE || !is_linear(p)) {
+        score_logits(t, nv, p, bias, unit);
+        return 1;
+    }
+    if (t->given != t->s) {
+        score(t, nv, SCORE_RAW);
+    } else {
+        for (int x = 0; x < nv; x++) {
+            vec most = vload(t->extreme + x * VL);
+            for (int64_t j = 0; j < t->n; j++) most = vmax2(vload(t->s + j * t->s_row + x * VL), most);
+            vstore(t->extreme + x * VL, most);
+        }
+    }
+    return (real)(fabs(p->scale) * unit);
+}
+
+#endif

@@ -1,0 +1,157 @@
+/* What masks, band, lengths and ALiBi add to a block of scores. */
+#ifndef SDPA_KERNEL_MASKS_H
+#define SDPA_KERNEL_MASKS_H
+
+#include "pack.h"
+
+/* mask_block of a boolean mask with unit stride. A word of 32 keys for each query comes first, since its bits tell what the
+ * block holds. `words`: (n_j / 32 rounded up, n_i rounded up to VL) of scratch. */
+NOINLINE enum bias_kind boolean_block(const sdpa_matrix *mask, const block *b, real *s, int64_t s_row,
+                                      uint32_t *words) {
+    const int64_t lanes = round_up(b->n_i, VL), n_j = b->n_j;
+    uint32_t seen = 0, hidden = 0;
+    for (int64_t i = 0; i < lanes; i++) {
+        const char *row = mask->data + (b->i0 + (i < b->n_i ? i : b->n_i - 1)) * mask->row + b->j0;
+        for (int64_t j = 0; j < n_j; j += 32) {
+            char last[32] = {0};
+            const int64_t n = n_j - j < 32 ? n_j - j : 32;
+            if (n < 32) memcpy(last, row + j, (size_t)n);
+            const uint32_t word = vbits(n < 32 ? last : row + j);
+            seen |= word;
+            hidden |= ~word << (32 - n);
+            words[j / 32 * lanes + i] = word;
+        }
+    }
+    if (!seen || !hidden) return seen ? BIAS_NONE : BIAS_ALL_MASKED;
+    for (int64_t j = 0; j < n_j; j++) {
+        for (int64_t i = 0; i < lanes; i += VL) {
+            ivec bits;
+            const uint32_t *from = words + j / 32 * lanes + i;
+            if (SDPA_REAL == 32) {
+                memcpy(&bits, from, sizeof bits);
+            } else {
+                for (int l = 0; l < VL; l++) bits[l] = from[l];
+            }
+            vstore(s + j * s_row + i, (vec)(((bits >> j % 32 & 1) == 0) & (ivec)vset1(-INFINITY)));
+        }
+    }
+    return BIAS_SOME_MASKED;
+}
+
+/* s[j, i] (n_j, s_row) = factor * mask[i0 + i, j0 + j] for i < n_i; the lanes after n_i repeat a query. Returns what the
+ * block holds; s may be left unwritten for BIAS_NONE and BIAS_ALL_MASKED. `lines`: (VL, n_j rounded up to VL) of scratch. */
+NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, const block *b, real factor, real *s, int64_t s_row,
+                                   real *lines) {
+    const int64_t n_i = b->n_i, n_j = b->n_j, line_row = round_up(n_j, VL);
+    if (mask->dtype == SDPA_BOOL && mask->col == 1) return boolean_block(mask, b, s, s_row, (uint32_t *)lines);
+    ivec visible = {0}, nonzero = {0}; /* bits in which an element differs from -inf, and from 0 */
+    vec least = {0};
+    for (int64_t i = 0; i < n_i; i += VL) {
+        const bool in_place = is_direct(mask) && n_j % VL == 0 && i + VL <= n_i;
+        const char *first = mask->data + (b->i0 + i) * mask->row + b->j0 * mask->col;
+        const real *from = in_place ? (const real *)first : lines;
+        const int64_t from_row = in_place ? mask->row / (int64_t)sizeof(real) : line_row;
+        for (int64_t l = 0; l < VL && !in_place; l++) {
+            if (i + l < n_i) {
+                load(lines + l * line_row, first + l * mask->row, n_j, mask->col, mask->dtype, mask->swapped);
+            } else {
+                memcpy(lines + l * line_row, lines, (size_t)n_j * sizeof(real));
+            }
+        }
+        for (int64_t j = 0; j < n_j; j += VL) {
+            vec r[VL];
+            UNROLL for (int l = 0; l < VL; l++) r[l] = vload(from + l * from_row + j);
+            vtranspose(r);
+            UNROLL for (int l = 0; l < VL; l++) {
+                if (j + l >= n_j) break;
+                const vec x = r[l];
+                visible |= (ivec)x ^ (ivec)vset1(-INFINITY);
+                nonzero |= (ivec)x & ~SIGN_BIT;
+                least = vmin2(x, least);
+                /* The lowest finite number, which some write for -inf, is not to become -inf. */
+                vstore(s + (j + l) * s_row + i, vmul_finite(factor, x));
+            }
+        }
+    }
+    if (!vany(visible != 0)) return BIAS_ALL_MASKED;
+    if (!vany(nonzero != 0)) return BIAS_NONE;
+    return vany(least == -(real)INFINITY) ? BIAS_SOME_MASKED : BIAS_FINITE;
+}
+
+/* Whether any pair of the unit may be masked. */
+INLINE bool may_mask(const sdpa_unit *u) {
+    const sdpa_problem *p = u->problem;
+    return u->mask.data || p->has_lower || p->has_upper || u->key_length < p->n_k;
+}
+
+/* gemm.seen of queries from i0 on and keys from j0 on. */
+INLINE int64_t keys_seen(const sdpa_unit *u, int64_t i0, int64_t j0) {
+    const int64_t seen = i0 + u->upper + 1 - j0;
+    return u->problem->has_upper && seen > 0 ? seen : 0;
+}
+
+/* The number of keys, in whole tiles, at the front of a block of n from j0 on that every query from i0 on sees, although
+ * causality hides later ones: these need no mask. 0: all or none. */
+INLINE int64_t open_keys(const sdpa_unit *u, int64_t i0, int64_t j0, int64_t n) {
+    const int64_t open = keys_seen(u, i0, j0) / SCORE_ROWS * SCORE_ROWS;
+    return open < n ? open : 0;
+}
+
+/* s (n_j, s_row) -= factor * slope * |i + offset - j|. */
+INLINE void add_alibi(const sdpa_unit *u, const block *b, real factor, real slope, real *s, int64_t s_row) {
+    vec lane;
+    for (int l = 0; l < VL; l++) lane[l] = l;
+    for (int64_t j = 0; j < b->n_j; j++) {
+        for (int64_t i = 0; i < round_up(b->n_i, VL); i += VL) {
+            vec distance = lane + (real)(b->i0 + i + u->offset - b->j0 - j);
+            distance = (vec)((ivec)distance & ~SIGN_BIT);
+            vstore(s + j * s_row + i, vload(s + j * s_row + i) - factor * slope * distance);
+        }
+    }
+}
+
+/* s (n_j, s_row) = -inf outside the band and from key_length on. */
+INLINE void cut_band(const sdpa_unit *u, const block *b, real *s, int64_t s_row) {
+    const sdpa_problem *p = u->problem;
+    const int64_t lanes = round_up(b->n_i, VL);
+    for (int64_t j = 0; j < b->n_j; j++) {
+        /* The key is visible to queries first .. last, counted from i0; padding lanes follow the last query. */
+        const int64_t key = b->j0 + j, first = p->has_upper ? key - u->upper - b->i0 : 0;
+        int64_t last = p->has_lower ? key - u->lower - b->i0 : lanes;
+        if (key >= u->key_length) last = -1;
+        SIMD for (int64_t i = 0; i < lanes; i++) {
+            if (i < first || i > last) s[j * s_row + i] = -(real)INFINITY;
+        }
+    }
+}
+
+/* mask_block plus ALiBi, with -inf outside the band and beyond key_length. s is filled for BIAS_FINITE and
+ * BIAS_SOME_MASKED only. */
+NOINLINE enum bias_kind bias_block(const sdpa_unit *u, const block *b, real factor, real *s, int64_t s_row,
+                                   real *lines) {
+    const sdpa_problem *p = u->problem;
+    const int64_t last_key = b->j0 + b->n_j - 1;
+    int64_t first, end;
+    sdpa_visible_keys(u, b->i0, b->n_i, &first, &end);
+    if (end <= b->j0 || first > last_key) return BIAS_ALL_MASKED;
+    /* The band cuts the block if its first query's last key, or its last query's first key, lies inside. */
+    const bool cut = (p->has_upper && b->i0 + u->upper < last_key) ||
+                     (p->has_lower && b->i0 + b->n_i - 1 + u->lower > b->j0) || u->key_length <= last_key;
+    const real slope = scalar_of(&u->alibi_slopes, 0);
+    if (!u->mask.data && !cut && slope == 0) return BIAS_NONE;
+
+    enum bias_kind kind = BIAS_NONE;
+    if (u->mask.data) kind = mask_block(&u->mask, b, factor, s, s_row, lines);
+    if (kind == BIAS_ALL_MASKED || (!cut && slope == 0)) return kind;
+    if (kind == BIAS_NONE) {
+        for (int64_t j = 0; j < b->n_j; j++) {
+            for (int64_t i = 0; i < b->n_i; i += VL) vstore(s + j * s_row + i, (vec){0});
+        }
+        kind = BIAS_FINITE;
+    }
+    if (slope != 0) add_alibi(u, b, factor, slope, s, s_row);
+    if (cut) cut_band(u, b, s, s_row);
+    return cut ? BIAS_SOME_MASKED : kind;
+}
+
+#endif

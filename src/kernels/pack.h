@@ -1,0 +1,165 @@
+/* Bringing blocks of the operands into the form the tiles read: in place where memory already has it, else a copy. */
+#ifndef SDPA_KERNEL_PACK_H
+#define SDPA_KERNEL_PACK_H
+
+#include "common.h"
+#include "convert.h"
+#include "tiles.h"
+
+/* Elements between packed rows of d: whole vectors, but no multiple of 256 bytes, which would crowd the rows of a block
+ * into a few sets of L1. */
+INLINE int64_t packed_row(int64_t d) {
+    const int64_t row = round_up(d, VL), line = 64 / (int64_t)sizeof(real);
+    return row % (4 * line) ? row : row + line;
+}
+
+/* A panel: queries i .. i+n_i-1 of a unit, in nv vectors. */
+typedef struct panel {
+    int64_t i, n_i;
+    int nv;
+} panel;
+
+/* The panel that begins with query i, of n. */
+INLINE panel panel_from(int64_t i, int64_t n) {
+    const int64_t n_i = panel_of(n - i);
+    return (panel){i, n_i, (int)(round_up(n_i, VL) / VL)};
+}
+
+/* A loop over the panels of n queries. */
+#define PANELS(q, n) for (panel q = panel_from(0, n); q.n_i > 0; q = panel_from(q.i + q.n_i, n))
+
+INLINE bool is_direct(const sdpa_matrix *m) {
+    return m->dtype == REAL_DTYPE && !m->swapped && m->col == (int64_t)sizeof(real) &&
+           m->row % (int64_t)sizeof(real) == 0 && (uintptr_t)m->data % sizeof(real) == 0;
+}
+
+/* A block of rows of K, V, Q or dO. The rows after the last multiple of SCORE_ROWS also stand, padded with zero rows to
+ * SCORE_ROWS, at `tail`: a tile reads whole rows but never beyond the array. */
+typedef struct rows {
+    const real *p, *tail;
+    int64_t row, tail_row;  /* elements */
+    int64_t j0, n;          /* rows */
+    bool looked_at, finite; /* see rows_finite */
+} rows;
+
+/* A block of scores: queries i0 .. i0+n_i-1 of all by keys j0 .. j0+n_j-1. */
+typedef struct block {
+    int64_t i0, n_i, j0, n_j;
+} block;
+
+INLINE block block_of(const sdpa_unit *u, panel q, const rows *k) { return (block){u->i0 + q.i, q.n_i, k->j0, k->n}; }
+
+/* Rows j0 .. j0+n-1 of m, d columns. `packed`: (n, packed_row(d)), n rounded up to SCORE_ROWS where there is a tail; used
+ * if the rows cannot be read in place: wrong type or stride, or read in whole vectors, which d does not fill, or so often
+ * that vectors across two cache lines (NumPy aligns to 16 bytes) cost more than the copy. `n_reads`: how many rows they
+ * are multiplied with in whole vectors. `tail`: (SCORE_ROWS, d), or NULL where no tail is read. */
+NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, int64_t n_reads, real *packed,
+                        real *tail) {
+    rows r = {.j0 = j0, .n = n};
+    int64_t full = n / SCORE_ROWS * SCORE_ROWS;
+    const char *first = m->data + j0 * m->row;
+    const bool direct = is_direct(m),
+               often = direct && n_reads >= OFTEN && ((uintptr_t)first | (uintptr_t)m->row) % VEC_BYTES != 0;
+    if (direct && !often && (n_reads == 0 || d % VL == 0)) {
+        r.p = (const real *)first;
+        r.row = m->row / (int64_t)sizeof(real);
+        r.tail = tail;
+        r.tail_row = d;
+        if (tail && full < n) {
+            for (int64_t j = full; j < n; j++) memcpy(tail + (j - full) * d, r.p + j * r.row, sizeof(real) * (size_t)d);
+            memset(tail + (n - full) * d, 0, sizeof(real) * (size_t)((SCORE_ROWS - n + full) * d));
+        }
+        return r;
+    }
+    int64_t padded = packed_row(d);
+    for (int64_t j = 0; j < n; j++) {
+        real *to = packed + j * padded;
+        if (often && d % VL == 0) {
+            const real *from = (const real *)(first + j * m->row);
+            for (int64_t c = 0; c < d; c += VL) vstore(to + c, vload(from + c));
+        } else {
+            load(to, first + j * m->row, d, m->col, m->dtype, m->swapped);
+        }
+        for (int64_t c = d; c < padded; c++) to[c] = 0;
+    }
+    for (int64_t j = n * padded; tail && j < round_up(n, SCORE_ROWS) * padded; j++) packed[j] = 0;
+    r.p = packed;
+    r.row = r.tail_row = padded;
+    r.tail = packed + full * padded;
+    return r;
+}
+
+/* False if any of n rows of d elements is NaN or infinite. */
+NOINLINE bool all_finite(const real *p, int64_t row, int64_t n, int64_t d) {
+    ivec bad = {0};
+    for (int64_t j = 0; j < n; j++) {
+        for (int64_t c = 0; c < d; c += VL) {
+            vec x = d - c < VL ? vload_partial(p + j * row + c, (int)(d - c)) : vload(p + j * row + c);
+            bad |= (x - x) != (vec){0};
+        }
+    }
+    return !vany(bad);
+}
+
+/* all_finite of d columns, looked for once. */
+INLINE bool rows_finite(rows *r, int64_t d) {
+    if (!r->looked_at) r->finite = all_finite(r->p, r->row, r->n, d);
+    r->looked_at = true;
+    return r->finite;
+}
+
+/* vtranspose out of line, for places where memory takes longer than the call. */
+NOINLINE void transpose(vec *r) { vtranspose(r); }
+
+/* t (d, t_row) = sign * transpose of rows i0 .. i0+n-1 of m; lanes n .. round_up(n, VL)-1 are 0. `line`: (VL, d rounded
+ * up to VL) of scratch. */
+NOINLINE void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real sign,
+                              real *line) {
+    const vec zero = {0};
+    bool direct = is_direct(m);
+    int64_t line_row = round_up(d, VL);
+    for (int64_t i = 0; i < n; i += VL) {
+        int64_t lanes = n - i < VL ? n - i : VL;
+        const char *first = m->data + (i0 + i) * m->row;
+        if (!direct) {
+            for (int64_t l = 0; l < lanes; l++) {
+                load(line + l * line_row, first + l * m->row, d, m->col, m->dtype, m->swapped);
+            }
+        }
+        const real *source = direct ? (const real *)first : line;
+        int64_t source_row = direct ? m->row / (int64_t)sizeof(real) : line_row;
+        for (int64_t c = 0; c < d; c += VL) {
+            int columns = d - c < VL ? (int)(d - c) : VL;
+            vec r[VL];
+            const real *first_row = source + c;
+            if (columns == VL) {
+                UNROLL for (int l = 0; l < VL; l++) {
+                    r[l] = sign * vload(l < lanes ? first_row + l * source_row : (const real *)&zero);
+                }
+                vtranspose(r);
+                UNROLL for (int l = 0; l < VL; l++) vstore(t + (c + l) * t_row + i, r[l]);
+                continue;
+            }
+            for (int l = 0; l < VL; l++) {
+                r[l] = l < lanes ? sign * vload_partial(first_row + l * source_row, columns) : (vec){0};
+            }
+            transpose(r);
+            for (int l = 0; l < columns; l++) vstore(t + (c + l) * t_row + i, r[l]);
+        }
+    }
+}
+
+/* n queries from i0 on, panel after panel, each (d, its lanes): a tile reads one panel again and again, so it lies together. */
+static void pack_panels(real *t, const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real sign, real *line) {
+    PANELS (q, n) pack_transposed(t + q.i * d, q.nv * VL, m, i0 + q.i, q.n_i, d, sign, line);
+}
+
+/* Where query i, a multiple of VL, stands in t as pack_panels left it; *row: the distance between its d elements. */
+INLINE real *panel_at(real *t, int64_t n, int64_t d, int64_t i, int64_t *row) {
+    panel q = panel_from(0, n);
+    while (i >= q.i + q.n_i) q = panel_from(q.i + q.n_i, n);
+    *row = q.nv * VL;
+    return t + q.i * d + (i - q.i);
+}
+
+#endif

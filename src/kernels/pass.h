@@ -1,0 +1,172 @@
+/* The skeleton that all passes share. A unit is a block of queries in panels, streamed over the keys that it sees in blocks:
+ *
+ *     keys b = {.j0 = j0};
+ *     while (next_keys(u, size, j1, &b)) {
+ *         rows k = pack_rows(...);
+ *         PANELS(q, u->n_i) { ... panel_scores, bias_block, score ... }
+ *     }
+ *
+ * and what it finds goes to memory at the end. Here are the parts: the scratch that a pass carves, blocks of keys, the
+ * products with them, and the end of a unit that shares gradients with others. */
+#ifndef SDPA_KERNEL_PASS_H
+#define SDPA_KERNEL_PASS_H
+
+#include "dropout.h"
+#include "fast/few.h"
+#include "logits.h"
+
+/* A pointer of a pass's scratch, and the array of n elements that it is to point at. */
+typedef struct array {
+    void *pointer;
+    size_t size; /* of an element */
+    int64_t n;   /* ABSENT: the pointer is NULL */
+} array;
+
+#define ABSENT (-1)
+#define ARRAY(pointer, n)                                                                                              \
+    { &(pointer), sizeof *(pointer), n }
+#define COUNT(arrays) ((int)(sizeof(arrays) / sizeof *(arrays)))
+
+/* Carves the arrays, one after the other; with an arena without memory it only adds up their bytes. */
+INLINE void take_arrays(const array *arrays, int n_arrays, sdpa_arena *a) {
+    UNROLL for (int i = 0; i < n_arrays; i++) {
+        const bool absent = arrays[i].n == ABSENT;
+        void *memory = absent ? NULL : sdpa_take(a, arrays[i].size * (size_t)arrays[i].n);
+        memcpy(arrays[i].pointer, &memory, sizeof memory);
+    }
+}
+
+/* Keys in a pass's blocks, where all of a problem's are fewer than `most`. */
+INLINE int64_t block_keys(const sdpa_problem *p, int64_t most) {
+    return p->n_k < most ? round_up(p->n_k, SCORE_ROWS) : most;
+}
+
+/* block_keys of a pass that reads d elements of a key and its value. A single query reads longer runs. */
+INLINE int64_t run_keys(const sdpa_problem *p, int64_t d) {
+    int64_t most = sdpa_key_block(p);
+    const bool runs = p->n_q == 1 && few_can(p);
+    while (runs && most < RUN_KEYS && most * d * (int64_t)sizeof(real) < RUN_BYTES) most *= 2;
+    return block_keys(p, most);
+}
+
+/* Lanes for the queries of a unit. */
+INLINE int64_t unit_lanes(const sdpa_problem *p) {
+    return round_up(p->n_q < sdpa_query_block(p) ? p->n_q : sdpa_query_block(p), VL);
+}
+
+/* Lanes of the widest panel. */
+INLINE int64_t panel_lanes(int64_t n_lanes) { return n_lanes < SCORE_WIDTH * VL ? n_lanes : SCORE_WIDTH * VL; }
+
+/* Elements of VL rows that may hold queries, values or a mask's entries for a block of keys. */
+INLINE int64_t line_size(const sdpa_problem *p, int64_t block) {
+    const int64_t d = p->d_k > p->d_v ? p->d_k : p->d_v;
+    return VL * round_up(d > block ? d : block, VL);
+}
+
+/* A block of keys, j0 .. j0+n-1. */
+typedef struct keys {
+    int64_t j0, n;
+} keys;
+
+/* Moves on to the next block, of at most `size` keys. False after key end-1, where b->j0 is `end`, or earlier if the call
+ * was interrupted. */
+INLINE bool next_keys(const sdpa_unit *u, int64_t size, int64_t end, keys *b) {
+    b->j0 += b->n;
+    b->n = end - b->j0 < size ? end - b->j0 : size;
+    return b->n > 0 && !sdpa_run_stopped(u->run);
+}
+
+/* The products of a panel of x, pack_panels of `depth`, with rows y, to s; what the mode needs besides is yet to be set. */
+INLINE scores panel_scores(const real *x, panel q, const rows *y, int64_t depth, real *s, int64_t s_row) {
+    return (scores){.x = x + q.i * depth,
+                    .y = y->p,
+                    .y_row = y->row,
+                    .y_tail = y->tail,
+                    .tail_row = y->tail_row,
+                    .n = y->n,
+                    .depth = depth,
+                    .s = s,
+                    .s_row = s_row};
+}
+
+/* Rows j0 .. j0+n-1 of a block, j0 - y->j0 a multiple of SCORE_ROWS, as is n unless they are the last. */
+INLINE rows part_of_rows(const rows *y, int64_t j0, int64_t n) {
+    rows part = *y;
+    part.p += (j0 - y->j0) * y->row;
+    part.j0 = j0;
+    part.n = n;
+    return part;
+}
+
+/* s (n, nv vectors) = x. */
+INLINE void fill_panel(real *s, int64_t s_row, int nv, int64_t n, vec x) {
+    for (int64_t j = 0; j < n; j++) {
+        for (int v = 0; v < nv; v++) vstore(s + j * s_row + v * VL, x);
+    }
+}
+
+/* The column of lane i of s, which may be NULL. */
+INLINE real *lane_of(real *s, int64_t i) { return s ? s + i : NULL; }
+
+/* A block of weights, or of their gradients: n keys from j0 on by n_i queries in the lanes. */
+typedef struct weight_block {
+    const real *p;
+    int64_t row, n_i, j0, n;
+    int64_t seen; /* see gemm */
+} weight_block;
+
+/* The gradient of keys or values: rows j0 .. of d (.., width) += alpha a b, b the unit's rows of q or dO. Nothing where one
+ * of them is absent. */
+INLINE void add_to_keys(const sdpa_matrix *d, int64_t width, const weight_block *a, const rows *b, real alpha,
+                        bool exact) {
+    if (!d->data || !b->p) return;
+    gemm g = {.c = (real *)(d->data + a->j0 * d->row),
+              .c_row = d->row / (int64_t)sizeof(real),
+              .a = a->p,
+              .a_stride = a->row,
+              .b = b->p,
+              .b_row = b->row,
+              .m = a->n,
+              .n = width,
+              .depth = a->n_i,
+              .seen = a->seen,
+              .alpha = alpha};
+    multiply(&g, false, exact);
+}
+
+/* c (n_i, width) = row_scale c + alpha a^T b, b rows of keys or values; row_scale NULL: 1, else alpha is 1. Nothing where
+ * they are absent. */
+INLINE void add_to_queries(real *c, int64_t c_row, int64_t width, const weight_block *a, const rows *b,
+                           const vec *row_scale, real alpha, bool exact) {
+    gemm g = {.c = c,
+              .c_row = c_row,
+              .a = a->p,
+              .a_stride = a->row,
+              .b = b->p,
+              .b_row = b->row,
+              .m = a->n_i,
+              .n = width,
+              .depth = a->n,
+              .seen = a->seen,
+              .row_scale = (const real *)row_scale,
+              .alpha = alpha};
+    if (b->p) multiply(&g, true, exact);
+}
+
+/* Ends a unit when it is its turn: adds dq (n_i, dq_row), dmask, one element per query of a mask that is broadcast over
+ * keys, and dsink to the gradients that are wanted. */
+NOINLINE void store_gradients(const sdpa_unit *u, const real *dq, int64_t dq_row, const real *dmask, double dsink,
+                              real *line) {
+    if (!sdpa_turn_wait_last(u)) return;
+    const sdpa_matrix *q = &u->dq, *mask = &u->dmask, *sinks = &u->dsinks;
+    for (int64_t i = 0; i < u->n_i; i++) {
+        const int64_t row = u->i0 + i;
+        if (q->data) add_row(q->data + row * q->row, q->col, q->dtype, dq + i * dq_row, u->problem->d_k, line);
+        if (mask->data && mask->col == 0) add_row(mask->data + row * mask->row, 0, mask->dtype, dmask + i, 1, line);
+    }
+    const real sum = (real)dsink;
+    if (sinks->data) add_row(sinks->data, 0, sinks->dtype, &sum, 1, line);
+    sdpa_turn_end(u);
+}
+
+#endif

@@ -1,0 +1,291 @@
+/* The matrix products: one register tile, instantiated per shape.
+ *
+ * A tile holds mr x nv accumulators; each step broadcasts mr scalars of a against nv vectors of b. With 32 registers the
+ * score tile is 8 x 3 (24 accumulators, 3 vectors of b, 1 broadcast) and the others fill 24 as well; with 16 it is 4 x 3.
+ * Other shapes spill or wait for loads: docs/kernels.md has the figures. */
+#ifndef SDPA_KERNEL_PRODUCTS_H
+#define SDPA_KERNEL_PRODUCTS_H
+
+#include "pack.h"
+#include "tiles.h"
+
+/* sum + a x; with `pairs`, of pairs of bfloat16. */
+INLINE vec multiply_add(bool pairs, vec sum, real a, vec x) {
+    if (!PAIRS || !pairs) return sum + a * x;
+    int32_t pair;
+    memcpy(&pair, &a, sizeof pair);
+    return vdot(sum, pair, x);
+}
+
+/* acc (mr, nv) += a (mr, depth) b (depth, nv vectors), a[i, k] = a[i * a_row + k * a_col]. mr, nv and pairs are constants. */
+INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, bool pairs, const real *a, int64_t a_row, int64_t a_col,
+                 const real *b, int64_t b_row, int64_t depth) {
+    /* A base for each 8 rows: from one base, 24 rows would take 24 registers for their distances. */
+    enum { ROWS = 8 };
+    const real *rows[MOST_SCORE_ROWS / ROWS + 1];
+    UNROLL for (int i = 0; i < mr; i += ROWS) rows[i / ROWS] = a + i * a_row;
+    for (int64_t k = 0; k < depth; k++) {
+        vec x[MAX_WIDTH];
+        UNROLL for (int j = 0; j < nv; j++) x[j] = vload(b + k * b_row + j * VL);
+        UNROLL for (int i = 0; i < mr; i++) {
+            const real s = rows[i / ROWS][i % ROWS * a_row + k * a_col];
+            UNROLL for (int j = 0; j < nv; j++) acc[i][j] = multiply_add(pairs, acc[i][j], s, x[j]);
+        }
+    }
+}
+
+/* c (m, n) = c + alpha * a b or, where row_scale is not NULL, row_scale[i] * c + a b. The product is summed from zero.
+ * b's rows must be readable to whole vectors, a's rows to a multiple of the tile height; c is written exactly. */
+typedef struct gemm {
+    real *c;
+    const real *a, *b, *row_scale;
+    int64_t c_row, a_stride, b_row; /* elements; a's other stride is 1 */
+    int64_t m, n, depth;
+    int64_t
+        seen; /* how many keys the first query sees; each later query sees one more, and a is 0 beyond. 0: all see all */
+    real alpha;
+    bool pairs; /* a and b hold pairs of bfloat16, `depth` of them */
+} gemm;
+
+/* The new value of `old` in row i of c. */
+INLINE vec added(const gemm *g, int64_t i, vec old, vec product) {
+    return g->row_scale ? g->row_scale[i] * old + product : g->alpha * product + old;
+}
+
+/* Adds a tile to n elements of rows i0 .. i0+mr-1 of c, n not whole vectors. */
+NOINLINE void add_partial(const gemm *g, const vec (*acc)[MAX_WIDTH], int mr, int64_t i0, int64_t n, real *c) {
+    for (int i = 0; i < mr && i0 + i < g->m; i++) {
+        real *row = c + (i0 + i) * g->c_row;
+        for (int64_t j = 0; j < n; j += VL) {
+            const int width = n - j < VL ? (int)(n - j) : VL;
+            vstore_partial(row + j, added(g, i0 + i, vload_partial(row + j, width), acc[i][j / VL]), width);
+        }
+    }
+}
+
+/* One column of tiles, nv vectors wide, from c and b on; only n of these elements exist, n > (nv - 1) * VL. */
+INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, bool pairs, int64_t n, const real *b,
+                        real *c) {
+    int64_t a_row = a_rows_adjacent ? 1 : g->a_stride, a_col = a_rows_adjacent ? g->a_stride : 1;
+    int last = (int)(n - (nv - 1) * VL);
+    for (int64_t i0 = 0; i0 < g->m; i0 += mr) {
+        vec acc[MAX_TILE_ROWS][MAX_WIDTH];
+        UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] = (vec){0}; }
+        const real *a = g->a + i0 * a_row;
+        if (a_rows_adjacent) {
+            int64_t depth = g->depth, seen = i0 + mr - 1 + g->seen;
+            if (pairs) seen = (seen + 1) / 2;
+            if (g->seen && seen < depth) depth = seen;
+            tile(acc, mr, nv, pairs, a, a_row, a_col, b, g->b_row, depth);
+        } else {
+            const int64_t first = g->seen && i0 >= g->seen ? i0 + 1 - g->seen : 0;
+            /* From the last query to the first: under a causal mask the first queries weigh most, and adding small
+             * terms first leaves less rounding. */
+            tile(acc, mr, nv, pairs, a + (g->depth - 1) * a_col, a_row, -a_col, b + (g->depth - 1) * g->b_row,
+                 -g->b_row, g->depth - first);
+        }
+        if (last < VL) {
+            vec copy[MAX_TILE_ROWS][MAX_WIDTH]; /* its address is taken, so that acc can stay in registers */
+            UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) copy[i][j] = acc[i][j]; }
+            add_partial(g, (const vec(*)[MAX_WIDTH])copy, mr, i0, n, c);
+            continue;
+        }
+        UNROLL for (int i = 0; i < mr; i++) {
+            if (i0 + i >= g->m) break;
+            real *row = c + (i0 + i) * g->c_row;
+            UNROLL for (int j = 0; j < nv; j++) vstore(row + j * VL, added(g, i0 + i, vload(row + j * VL), acc[i][j]));
+        }
+    }
+}
+
+/* gemm_WIDTH_rows: a's rows are adjacent; gemm_WIDTH_columns: its columns are. The heights fill the registers. */
+#if MAX_WIDTH == 4
+enum { ROWS_OF_2 = 12, ROWS_OF_3 = 8, COLUMNS_OF_2 = 8, COLUMNS_OF_3 = 8 };
+#else
+enum { ROWS_OF_2 = 6, ROWS_OF_3 = 4, COLUMNS_OF_2 = 6, COLUMNS_OF_3 = 4 };
+#endif
+
+NOINLINE void gemm_1_rows(const gemm *g, int64_t n, const real *b, real *c) {
+    gemm_column(g, 12, 1, true, false, n, b, c);
+}
+NOINLINE void gemm_2_rows(const gemm *g, int64_t n, const real *b, real *c) {
+    gemm_column(g, ROWS_OF_2, 2, true, false, n, b, c);
+}
+NOINLINE void gemm_3_rows(const gemm *g, int64_t n, const real *b, real *c) {
+    gemm_column(g, ROWS_OF_3, 3, true, false, n, b, c);
+}
+NOINLINE void gemm_1_columns(const gemm *g, int64_t n, const real *b, real *c) {
+    gemm_column(g, 8, 1, false, false, n, b, c);
+}
+NOINLINE void gemm_2_columns(const gemm *g, int64_t n, const real *b, real *c) {
+    gemm_column(g, COLUMNS_OF_2, 2, false, false, n, b, c);
+}
+NOINLINE void gemm_3_columns(const gemm *g, int64_t n, const real *b, real *c) {
+    gemm_column(g, COLUMNS_OF_3, 3, false, false, n, b, c);
+}
+#if MAX_WIDTH == 4
+NOINLINE void gemm_4_rows(const gemm *g, int64_t n, const real *b, real *c) {
+    gemm_column(g, 6, 4, true, false, n, b, c);
+}
+NOINLINE void gemm_1_pairs(const gemm *g, int64_t n, const real *b, real *c) {
+    gemm_column(g, 12, 1, true, true, n, b, c);
+}
+NOINLINE void gemm_4_pairs(const gemm *g, int64_t n, const real *b, real *c) {
+    gemm_column(g, 6, 4, true, true, n, b, c);
+}
+#endif
+
+/* The width of the next tiles, in vectors, where `vectors` of a row of c remain. Tiles three vectors wide fill the registers
+ * best; other widths are for the rest, or where fewer rows stay idle. */
+INLINE int64_t width_by_rows(const gemm *g, int64_t vectors) {
+#if MAX_WIDTH == 4
+    if (g->pairs) return vectors < 4 ? 1 : 4;
+    return vectors == 4 && (g->m <= 6 || g->m > 8) ? 4 : vectors < 3 ? vectors : 3;
+#else
+    const bool odd = vectors % 2 || (g->m + 3) / 4 * 4 < (g->m + 5) / 6 * 6;
+    return vectors >= 3 && odd ? 3 : vectors < 2 ? vectors : 2;
+#endif
+}
+
+/* The width by columns: two vectors where possible, since key blocks are multiples of 8 rows. */
+INLINE int64_t width_by_columns(int64_t vectors) { return vectors >= 3 && vectors % 2 ? 3 : vectors < 2 ? vectors : 2; }
+
+/* The whole product by tiles; a's rows are adjacent (a[i + k * a_stride]) in P V and dS K, with a = P^T or dS^T, and its
+ * columns (a[i * a_stride + k]) in P^T dO and dS^T Q. */
+INLINE void gemm_tiles(const gemm *g, bool a_rows_adjacent) {
+    typedef void column(const gemm *g, int64_t n, const real *b, real *c);
+    static column *const by_columns[] = {NULL, gemm_1_columns, gemm_2_columns, gemm_3_columns};
+#if MAX_WIDTH == 4
+    static column *const by_rows[] = {NULL, gemm_1_rows, gemm_2_rows, gemm_3_rows, gemm_4_rows};
+    static column *const by_pairs[] = {NULL, gemm_1_pairs, NULL, NULL, gemm_4_pairs};
+#else
+    static column *const by_rows[] = {NULL, gemm_1_rows, gemm_2_rows, gemm_3_rows}, *const *const by_pairs = by_rows;
+#endif
+    column *const *columns = !a_rows_adjacent ? by_columns : PAIRS && g->pairs ? by_pairs : by_rows;
+    for (int64_t j = 0, n; j < g->n; j += n) {
+        const int64_t vectors = (g->n - j + VL - 1) / VL,
+                      width = a_rows_adjacent ? width_by_rows(g, vectors) : width_by_columns(vectors);
+        n = g->n - j < width * VL ? g->n - j : width * VL;
+        columns[width](g, n, g->b + j, g->c + j);
+    }
+}
+
+/* Into how many sums few_columns deals the steps of each element: 8 sums at least hide the latency of the FMAs. */
+INLINE int few_turns(int width) { return width < 8 ? 8 / width : 1; }
+
+/* `width` vectors of one row of c, of which n elements exist; a's rows are adjacent. */
+INLINE void few_columns(const gemm *g, int width, int64_t i, int64_t j, int64_t n) {
+    const int turns = few_turns(width), sums = turns * width;
+    vec acc[16];
+    UNROLL for (int x = 0; x < sums; x++) acc[x] = (vec){0};
+    const real *a = g->a + i, *b = g->b + j;
+    int64_t k = 0;
+    for (; k + turns <= g->depth; k += turns) {
+        UNROLL for (int x = 0; x < sums; x++) {
+            const int64_t step = k + x / width;
+            acc[x] += a[step * g->a_stride] * vload(b + step * g->b_row + x % width * VL);
+        }
+    }
+    for (; k < g->depth; k++) {
+        UNROLL for (int x = 0; x < width; x++) acc[x] += a[k * g->a_stride] * vload(b + k * g->b_row + x * VL);
+    }
+    UNROLL for (int x = width; x < sums; x++) acc[x % width] += acc[x];
+    real *c = g->c + i * g->c_row + j;
+    const int last = n < width * VL ? (int)(n - (width - 1) * VL) : VL;
+    UNROLL for (int x = 0; x < width; x++) {
+        const bool whole = x < width - 1 || last == VL;
+        const vec old = whole ? vload(c + x * VL) : vload_partial(c + x * VL, last);
+        if (whole) {
+            vstore(c + x * VL, added(g, i, old, acc[x]));
+        } else {
+            vstore_partial(c + x * VL, added(g, i, old, acc[x]), last);
+        }
+    }
+}
+
+/* How many vectors of c few_columns takes of the n remaining elements: whole rows of b where there are registers for them,
+ * since half rows come from memory far more slowly. */
+INLINE int few_width(int64_t n) { return MAX_WIDTH == 4 && n > 15 * VL ? 16 : n > 7 * VL ? 8 : n > 3 * VL ? 4 : 1; }
+
+/* gemm_tiles for so few rows that a tile would leave most of its own idle. */
+NOINLINE void gemm_few_rows(const gemm *g) {
+    for (int64_t i = 0; i < g->m; i++) {
+        for (int64_t j = 0, width; j < g->n; j += width * VL) {
+            const int64_t left = g->n - j;
+            width = few_width(left);
+            switch (width) {
+#if MAX_WIDTH == 4
+            case 16:
+                few_columns(g, 16, i, j, left);
+                break;
+#endif
+            case 8:
+                few_columns(g, 8, i, j, left);
+                break;
+            case 4:
+                few_columns(g, 4, i, j, left);
+                break;
+            default:
+                few_columns(g, 1, i, j, left);
+            }
+        }
+    }
+}
+
+/* The product, summed in the order of the tiles, where operands may hold NaN or Inf against a masked pair: a holds -0 there,
+ * and the pair is skipped, not multiplied. Rare, so plain loops. */
+COLD NOINLINE void gemm_masked(const gemm *g, bool a_rows_adjacent) {
+    const int64_t a_row = a_rows_adjacent ? 1 : g->a_stride, a_col = a_rows_adjacent ? g->a_stride : 1;
+    const bool few = a_rows_adjacent && g->m <= FEW_ROWS;
+    for (int64_t i = 0; i < g->m; i++) {
+        int64_t end = 0;
+        int turns = 1;
+        for (int64_t j = 0; j < g->n; j++) {
+            if (few && j == end) {
+                const int width = few_width(g->n - j);
+                turns = few_turns(width);
+                end += width * VL;
+            }
+            const int64_t whole = g->depth / turns * turns;
+            real sum[8] = {0};
+            for (int64_t k = 0; k < g->depth; k++) {
+                const real a = g->a[i * a_row + k * a_col];
+                if (a != 0 || !signbit(a)) sum[k < whole ? k % turns : 0] += a * g->b[k * g->b_row + j];
+            }
+            for (int x = 1; x < turns; x++) sum[0] += sum[x];
+            real *c = &g->c[i * g->c_row + j];
+            *c = g->row_scale ? g->row_scale[i] * *c + sum[0] : g->alpha * sum[0] + *c;
+        }
+    }
+}
+
+/* gemm_masked for pairs of bfloat16, a's rows adjacent: b counts as 0 where a is -0. */
+COLD NOINLINE void gemm_masked_pairs(const gemm *g) {
+    for (int64_t i = 0; i < g->m; i++) {
+        for (int64_t j = 0; j < g->n; j += VL) {
+            vec acc[1][MAX_WIDTH] = {{{0}}};
+            for (int64_t k = 0; k < g->depth; k++) {
+                int32_t pair;
+                memcpy(&pair, &g->a[i + k * g->a_stride], sizeof pair);
+                const int32_t low = (pair & 0xffff) == 0x8000 ? 0 : 0xffff, high = pair >> 16 == -0x8000 ? 0 : ~0xffff;
+                acc[0][0] = vdot(acc[0][0], pair, (vec)((ivec)vload(g->b + k * g->b_row + j) & (low | high)));
+            }
+            add_partial(g, (const vec(*)[MAX_WIDTH])acc, 1, i, g->n - j < VL ? g->n - j : VL, g->c + j);
+        }
+    }
+}
+
+/* The product, whichever way a is stored. `exact`: no NaN or Inf can stand against a masked pair. */
+NOINLINE void multiply(gemm *g, bool a_rows_adjacent, bool exact) {
+    if (PAIRS && g->pairs && !exact) {
+        gemm_masked_pairs(g);
+    } else if (!exact) {
+        gemm_masked(g, a_rows_adjacent);
+    } else if (a_rows_adjacent && g->m <= FEW_ROWS && !(PAIRS && g->pairs)) {
+        gemm_few_rows(g);
+    } else {
+        gemm_tiles(g, a_rows_adjacent);
+    }
+}
+
+#endif

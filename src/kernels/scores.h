@@ -1,0 +1,421 @@
+/* Tiles of scores: keys by queries, queries in the lanes. One template for the forward's and the backward's products
+ * K Q^T and V dO^T, with what follows them fused onto the accumulators while they are in registers. */
+#ifndef SDPA_KERNEL_SCORES_H
+#define SDPA_KERNEL_SCORES_H
+
+#include "masks.h"
+#include "products.h"
+#include "vmath.h"
+
+/* The rows of K and V that come after this block. Units of few queries wait for memory, so they prefetch these rows into L2:
+ * queries in the lanes fetch a few rows every FETCH_DEPTH steps of their product, fast/few.h one row of each per key. A single
+ * query does not: the hardware fetches its rows faster by itself. Nor does anybody below FETCH_BYTES of keys and values,
+ * which the caches hold. */
+typedef struct ahead {
+    const char *p[2];
+    int64_t row[2], bytes[2], n; /* bytes, bytes, rows */
+} ahead;
+
+INLINE void fetch_ahead(const ahead *a, int64_t j0, int64_t n) {
+    for (int64_t j = j0; j < j0 + n && j < a->n; j++) {
+        for (int x = 0; x < 2; x++) {
+            const char *row = a->p[x] + j * a->row[x];
+            for (int64_t at = 0; at < a->bytes[x]; at += 64) __builtin_prefetch(row + at, 0, 2);
+        }
+    }
+}
+
+/* Sums over the keys of a block: tiles take turns among SUMS running sums, since a sum of fewer terms rounds less. */
+typedef vec tile_sums[SUMS][SCORE_WIDTH];
+
+INLINE vec add_sums(const tile_sums sum, int x) { return (sum[0][x] + sum[1][x]) + (sum[2][x] + sum[3][x]); }
+
+typedef struct scores {
+    const real *x;      /* (depth, nv vectors): a panel of transposed queries, or of dO */
+    const real *y;      /* (n, depth), rows y_row apart: keys, or values */
+    const real *y_tail; /* the last n % SCORE_ROWS rows, padded to SCORE_ROWS, tail_row apart */
+    const real *given;  /* shaped like s, or s itself: used in place of the products x y; or NULL */
+    int64_t y_row, tail_row, n, depth;
+    bool pairs;        /* x and y hold pairs of bfloat16, `depth` of them */
+    const ahead *next; /* or NULL */
+    real *s;           /* (n rounded up to SCORE_ROWS, s_row) */
+    real *ds;          /* shaped like s */
+    int64_t s_row;
+    const real *shift;    /* per query */
+    real *extreme;        /* per query: running maximum or sum; SCORE_WEIGHTS: tile_sums */
+    real c, cap, cap_low; /* cap_low: what rounding took from cap */
+} scores;
+
+/* t restricted to keys first .. first+n-1; `first` is a multiple of SCORE_ROWS. */
+COLD NOINLINE scores part_of(const scores *t, int64_t first, int64_t n) {
+    scores part = *t;
+    part.n = n;
+    part.y += first * t->y_row;
+    part.s += first * t->s_row;
+    if (t->ds) part.ds += first * t->s_row;
+    if (t->given) part.given += first * t->s_row;
+    return part;
+}
+
+/* What a column of a tile needs besides its accumulators, and the maximum or sum that it gathers. */
+typedef struct tile_column {
+    vec c, least, shift, extreme;
+} tile_column;
+
+INLINE void finish_element(const scores *t, enum score_mode mode, vec a, int64_t at, tile_column *column) {
+    real *s = t->s + at;
+    switch (mode) {
+    case SCORE_RAW:
+        vstore(s, a);
+        column->extreme = vmax2(a, column->extreme);
+        break;
+    case SCORE_ADDED:
+        vstore(s, a + vload(s));
+        break;
+    case SCORE_BIASED: {
+        vec bias = vload(s);
+        a = vselect(bias == column->least, bias, column->c * a + bias);
+        vstore(s, a);
+        column->extreme = vmax2(a, column->extreme);
+        break;
+    }
+    case SCORE_CAPPED:
+        break; /* cap_column */
+    case SCORE_SUMMED:
+        a = vexp2_quick(vmulsub(column->c, a, column->shift));
+        vstore(s, a);
+        column->extreme += a;
+        break;
+    case SCORE_BIASED_SUMMED: {
+        const vec bias = vload(s);
+        const ivec masked = bias == column->least;
+        a = vexp2_quick(column->c * a + bias - column->shift);
+        a = vselect(masked, vset1(-0.0), a);
+        vstore(s, a);
+        column->extreme += a;
+        break;
+    }
+    case SCORE_WEIGHTS:
+        a = vexp2_above(column->c, a, column->shift, false);
+        vstore(s, a);
+        column->extreme += a;
+        break;
+    case SCORE_GRADIENT:
+        vstore(t->ds + at, vload(s) * a);
+        break;
+    case SCORE_GRADIENT_MASKED: {
+        vec p = vload(s);
+        ivec masked = (ivec)p == SIGN_BIT;
+        vstore(t->ds + at, vselect(masked, p, p * a));
+        break;
+    }
+    }
+}
+
+INLINE bool is_summed(enum score_mode mode) {
+    return mode == SCORE_SUMMED || mode == SCORE_BIASED_SUMMED || mode == SCORE_WEIGHTS;
+}
+
+/* Where the tile of key j0 gathers: SCORE_WEIGHTS alternates between SUMS places. */
+INLINE real *extreme_at(const scores *t, enum score_mode mode, int64_t j0) {
+    return t->extreme + (mode == SCORE_WEIGHTS ? j0 / SCORE_ROWS % SUMS : 0) * SCORE_WIDTH * VL;
+}
+
+/* Finishes `rows` rows of a column. mode is a constant; `whole`: all rows, unrolled, so that acc stays in registers. */
+INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc)[MAX_WIDTH], int j, int64_t j0,
+                          int64_t rows, bool whole) {
+    const bool summed = is_summed(mode);
+    const bool maximum = mode == SCORE_RAW || mode == SCORE_BIASED;
+    const int64_t at = j0 * t->s_row + j * VL;
+    real *to = maximum || summed ? extreme_at(t, mode, j0) + j * VL : NULL;
+    tile_column column = {.c = vset1(t->c), .least = vset1(-INFINITY)};
+    if (summed) column.shift = vload(t->shift + j * VL);
+    if (maximum) column.extreme = vload(to);
+    if (whole) {
+        UNROLL for (int i = 0; i < SCORE_ROWS; i++) { finish_element(t, mode, acc[i][j], at + i * t->s_row, &column); }
+    } else {
+        for (int64_t i = 0; i < rows; i++) finish_element(t, mode, acc[i][j], at + i * t->s_row, &column);
+    }
+    if (summed) column.extreme += vload(to);
+    if (maximum || summed) vstore(to, column.extreme);
+}
+
+/* finish_column for SCORE_CAPPED. */
+INLINE void cap_column(const scores *t, const vec (*acc)[MAX_WIDTH], int j, int64_t j0, int64_t rows) {
+    const vec c = vset1(t->c);
+    vec extreme = vload(t->extreme + j * VL);
+    for (int64_t i = 0; i < rows && i < SCORE_ROWS; i++) {
+        const int64_t at = (j0 + i) * t->s_row + j * VL;
+        const vec bias = vload(t->s + at), h = vtanh(t->cap * acc[i][j] + t->cap_low * acc[i][j]);
+        const vec a = vselect(bias == -(real)INFINITY, bias, c * h + bias);
+        vstore(t->s + at, a);
+        extreme = vmax2(a, extreme);
+        /* The tanh of a masked pair may be NaN, but the backward multiplies by its slope. */
+        if (t->ds) vstore(t->ds + at, vselect(a == -(real)INFINITY, (vec){0}, h));
+    }
+    vstore(t->extreme + j * VL, extreme);
+}
+
+/* Any mode and width; acc is in memory. */
+NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc)[MAX_WIDTH], int nv, int64_t j0,
+                          int64_t rows) {
+    for (int j = 0; j < nv; j++) {
+        switch (mode) {
+#define FINISH(mode)                                                                                                   \
+    case mode:                                                                                                         \
+        finish_column(t, mode, acc, j, j0, rows, false);                                                               \
+        break;
+            FINISH(SCORE_RAW)
+            FINISH(SCORE_ADDED)
+            FINISH(SCORE_BIASED)
+            FINISH(SCORE_SUMMED)
+            FINISH(SCORE_BIASED_SUMMED)
+            FINISH(SCORE_WEIGHTS)
+            FINISH(SCORE_GRADIENT)
+            FINISH(SCORE_GRADIENT_MASKED)
+#undef FINISH
+        case SCORE_CAPPED:
+            cap_column(t, acc, j, j0, rows);
+            break;
+        }
+    }
+}
+
+/* acc (tiles of SCORE_ROWS keys, nv vectors; in memory) += y x over `depth`, term by term. tiles and nv are constants. */
+INLINE void add_tiles(vec (*acc)[MAX_WIDTH], int tiles, int nv, bool pairs, const real *y, int64_t y_row, const real *x,
+                      int64_t depth) {
+    const int rows = tiles * SCORE_ROWS;
+    vec sum[MOST_SCORE_ROWS][MAX_WIDTH];
+    UNROLL for (int i = 0; i < rows; i++) { UNROLL for (int j = 0; j < nv; j++) sum[i][j] = acc[i][j]; }
+    if (PAIRS && pairs) {
+        tile(sum, rows, nv, true, y, y_row, 1, x, nv * VL, depth);
+    } else {
+        tile(sum, rows, nv, false, y, y_row, 1, x, nv * VL, depth);
+    }
+    UNROLL for (int i = 0; i < rows; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] = sum[i][j]; }
+}
+
+typedef void score_product(vec (*acc)[MAX_WIDTH], bool pairs, const real *y, int64_t y_row, const real *x,
+                           int64_t depth);
+
+NOINLINE void product_3x1(vec (*acc)[MAX_WIDTH], bool pairs, const real *y, int64_t y_row, const real *x,
+                          int64_t depth) {
+    add_tiles(acc, 3, 1, pairs, y, y_row, x, depth);
+}
+
+NOINLINE void product_1x1(vec (*acc)[MAX_WIDTH], bool pairs, const real *y, int64_t y_row, const real *x,
+                          int64_t depth) {
+    add_tiles(acc, 1, 1, pairs, y, y_row, x, depth);
+}
+
+NOINLINE void product_1x2(vec (*acc)[MAX_WIDTH], bool pairs, const real *y, int64_t y_row, const real *x,
+                          int64_t depth) {
+    add_tiles(acc, 1, 2, pairs, y, y_row, x, depth);
+}
+
+NOINLINE void product_1x3(vec (*acc)[MAX_WIDTH], bool pairs, const real *y, int64_t y_row, const real *x,
+                          int64_t depth) {
+    add_tiles(acc, 1, 3, pairs, y, y_row, x, depth);
+}
+
+/* Where the second of two chains begins (LONG_CHAIN), or depth. */
+INLINE int64_t second_chain(const scores *t, bool gradient) {
+    return gradient && t->depth > LONG_CHAIN ? t->depth / 2 : t->depth;
+}
+
+/* acc (rows, nv vectors) = the products of keys from j0 on, or what is given in their place. */
+INLINE void accumulate_scores(const scores *t, int nv, bool gradient, bool given, int64_t j0, int64_t rows,
+                              vec (*acc)[MAX_WIDTH]) {
+    static score_product *const products[] = {NULL, product_1x1, product_1x2, product_1x3};
+    for (int j = 0; j < nv; j++) {
+        const vec start = gradient ? -vload(t->shift + j * VL) : (vec){0};
+        for (int64_t i = 0; i < rows; i++) acc[i][j] = given ? vload(t->given + (j0 + i) * t->s_row + j * VL) : start;
+    }
+    if (given) return;
+    score_product *const product = rows > SCORE_ROWS ? product_3x1 : products[nv];
+    const bool in_tail = t->n - j0 < SCORE_ROWS;
+    const real *y = in_tail ? t->y_tail : t->y + j0 * t->y_row;
+    const int64_t y_row = in_tail ? t->tail_row : t->y_row, x_row = nv * VL, second = second_chain(t, gradient),
+                  parts = (t->depth + FETCH_DEPTH - 1) / FETCH_DEPTH,
+                  each = parts > 1 ? (rows + parts - 1) / parts : rows;
+    vec second_sum[MOST_SCORE_ROWS][MAX_WIDTH];
+    for (int64_t i = 0; i < rows && second < t->depth; i++) {
+        for (int j = 0; j < nv; j++) second_sum[i][j] = (vec){0};
+    }
+    for (int64_t k = 0, end, fetched = 0; k < t->depth; k = end, fetched += each) {
+        end = k < second ? second : t->depth;
+        if (t->next) {
+            fetch_ahead(t->next, j0 + fetched, rows - fetched < each ? rows - fetched : each);
+            if (end > k + FETCH_DEPTH) end = k + FETCH_DEPTH;
+        }
+        product(k < second ? acc : second_sum, t->pairs, y + k, y_row, t->x + k * x_row, end - k);
+    }
+    for (int64_t i = 0; i < rows && second < t->depth; i++) {
+        for (int j = 0; j < nv; j++) acc[i][j] += second_sum[i][j];
+    }
+}
+
+/* A panel of any width in any mode. A single vector takes three tiles at once, since the few sums of one tile would wait for
+ * each other. */
+NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
+    const bool gradient = mode == SCORE_GRADIENT || mode == SCORE_GRADIENT_MASKED;
+    const bool logits = mode == SCORE_RAW || mode == SCORE_BIASED || mode == SCORE_CAPPED;
+    for (int64_t j0 = 0, rows; j0 < t->n; j0 += rows) {
+        vec acc[MOST_SCORE_ROWS][MAX_WIDTH];
+        rows = nv == 1 && t->n - j0 >= MOST_SCORE_ROWS ? MOST_SCORE_ROWS : SCORE_ROWS;
+        accumulate_scores(t, nv, gradient, logits && t->given, j0, rows, acc);
+        for (int64_t i = 0; i < rows; i += SCORE_ROWS) {
+            const int64_t left = t->n - j0 - i;
+            finish_tile(t, mode, (const vec(*)[MAX_WIDTH])(acc + i), nv, j0 + i, left < SCORE_ROWS ? left : SCORE_ROWS);
+        }
+    }
+}
+
+/* Finishes row j of a tile; adds to the sums of the tile. */
+INLINE void finish_row(const scores *t, enum score_mode mode, int64_t j, const vec *row, vec *sum) {
+    UNROLL for (int x = 0; x < SCORE_WIDTH; x++) {
+        tile_column column = {.c = vset1(t->c), .least = vset1(-INFINITY), .extreme = sum[x]};
+        column.shift = vload(t->shift + x * VL);
+        finish_element(t, mode, row[x], j * t->s_row + x * VL, &column);
+        sum[x] = column.extreme;
+    }
+}
+
+/* The first `whole` keys (whole tiles) in a mode that sums. The next tile is multiplied in SCORE_ROWS shares of the depth, and
+ * after each share one row of this tile is finished. */
+INLINE void score_by_rows(const scores *t, enum score_mode mode, bool pairs, int64_t whole) {
+    const int64_t share = (t->depth + SCORE_ROWS - 1) / SCORE_ROWS;
+    vec before[SCORE_ROWS][SCORE_WIDTH], sum[SCORE_WIDTH];
+    for (int64_t j0 = 0; j0 < whole + SCORE_ROWS; j0 += SCORE_ROWS) {
+        vec acc[SCORE_ROWS][MAX_WIDTH];
+        UNROLL for (int x = 0; x < SCORE_WIDTH; x++) {
+            UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][x] = (vec){0};
+            sum[x] = (vec){0};
+        }
+        for (int64_t i = 0; i < SCORE_ROWS; i++) {
+            const int64_t k = i * share, left = j0 < whole ? t->depth - k : 0;
+            tile(acc, SCORE_ROWS, SCORE_WIDTH, pairs, t->y + j0 * t->y_row + k, t->y_row, 1,
+                 t->x + k * SCORE_WIDTH * VL, SCORE_WIDTH * VL, left < share ? left : share);
+            if (j0 > 0) finish_row(t, mode, j0 - SCORE_ROWS + i, before[i], sum);
+        }
+        UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
+            UNROLL for (int x = 0; x < SCORE_WIDTH; x++) before[i][x] = acc[i][x];
+        }
+        if (j0 > 0) {
+            real *to = extreme_at(t, mode, j0 - SCORE_ROWS);
+            UNROLL for (int x = 0; x < SCORE_WIDTH; x++) vstore(to + x * VL, sum[x] + vload(to + x * VL));
+        }
+    }
+}
+
+/* One tile on the accumulators. */
+INLINE void score_whole_tile(const scores *t, enum score_mode mode, bool pairs, int64_t j0) {
+    const bool gradient = mode == SCORE_GRADIENT || mode == SCORE_GRADIENT_MASKED;
+    const int64_t second = second_chain(t, gradient);
+    const real *y = t->y + j0 * t->y_row;
+    vec acc[SCORE_ROWS][MAX_WIDTH];
+    UNROLL for (int j = 0; j < SCORE_WIDTH; j++) {
+        const vec start = gradient ? -vload(t->shift + j * VL) : (vec){0};
+        UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][j] = start;
+    }
+    tile(acc, SCORE_ROWS, SCORE_WIDTH, pairs, y, t->y_row, 1, t->x, SCORE_WIDTH * VL, second);
+    if (second < t->depth) {
+        vec rest[SCORE_ROWS][MAX_WIDTH];
+        UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
+            UNROLL for (int j = 0; j < SCORE_WIDTH; j++) rest[i][j] = (vec){0};
+        }
+        tile(rest, SCORE_ROWS, SCORE_WIDTH, pairs, y + second, t->y_row, 1, t->x + second * SCORE_WIDTH * VL,
+             SCORE_WIDTH * VL, t->depth - second);
+        UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
+            UNROLL for (int j = 0; j < SCORE_WIDTH; j++) acc[i][j] += rest[i][j];
+        }
+    }
+    UNROLL for (int j = 0; j < SCORE_WIDTH; j++) {
+        finish_column(t, mode, (const vec(*)[MAX_WIDTH])acc, j, j0, SCORE_ROWS, true);
+    }
+}
+
+/* score_panel of SCORE_WIDTH vectors. mode and pairs are constants, so that whole tiles never leave the registers. */
+INLINE void score_constant(const scores *all, enum score_mode mode, bool pairs) {
+    const scores t = *all; /* a copy that no store can alias */
+    const bool logits = mode == SCORE_RAW || mode == SCORE_BIASED;
+    const int64_t whole = logits && t.given ? 0 : t.n / SCORE_ROWS * SCORE_ROWS;
+    if (BY_ROWS && is_summed(mode)) {
+        score_by_rows(&t, mode, pairs, whole);
+    } else {
+        for (int64_t j0 = 0; j0 < whole; j0 += SCORE_ROWS) score_whole_tile(&t, mode, pairs, j0);
+    }
+    if (whole == t.n) return;
+    scores rest = part_of(all, whole, t.n - whole);
+    if (mode == SCORE_WEIGHTS) rest.extreme = extreme_at(all, mode, whole);
+    score_panel(&rest, SCORE_WIDTH, mode);
+}
+
+NOINLINE void score_raw(const scores *t) { score_constant(t, SCORE_RAW, false); }
+NOINLINE void score_biased(const scores *t) { score_constant(t, SCORE_BIASED, false); }
+NOINLINE void score_summed(const scores *t) { score_constant(t, SCORE_SUMMED, false); }
+NOINLINE void score_summed_pairs(const scores *t) { score_constant(t, SCORE_SUMMED, true); }
+NOINLINE void score_biased_summed(const scores *t) { score_constant(t, SCORE_BIASED_SUMMED, false); }
+NOINLINE void score_weights(const scores *t) { score_constant(t, SCORE_WEIGHTS, false); }
+NOINLINE void score_gradient(const scores *t) { score_constant(t, SCORE_GRADIENT, false); }
+NOINLINE void score_gradient_masked(const scores *t) { score_constant(t, SCORE_GRADIENT_MASKED, false); }
+
+static void score(const scores *t, int nv, enum score_mode mode) {
+    static void (*const constant[SCORE_MODES])(const scores *t) = {
+        [SCORE_RAW] = score_raw,
+        [SCORE_BIASED] = score_biased,
+        [SCORE_SUMMED] = score_summed,
+        [SCORE_BIASED_SUMMED] = score_biased_summed,
+        [SCORE_WEIGHTS] = score_weights,
+        [SCORE_GRADIENT] = score_gradient,
+        [SCORE_GRADIENT_MASKED] = score_gradient_masked,
+    };
+    if (PAIRS && t->pairs && nv == SCORE_WIDTH && mode == SCORE_SUMMED) {
+        score_summed_pairs(t);
+    } else if (!(PAIRS && t->pairs) && nv == SCORE_WIDTH && constant[mode]) {
+        constant[mode](t);
+    } else {
+        score_panel(t, nv, mode);
+    }
+}
+
+/* Where m is too large for vexp2_above, or infinite. */
+INLINE ivec is_huge(vec m) { return (m > HUGE_SCORE) | (m < -HUGE_SCORE); }
+
+/* s (n, nv vectors) = 2^(c * s - shift - shift_low), without shift_low where it is NULL: then shift holds integers.
+ * Masked pairs are marked -0 where `biased`. Adds the sum over keys to `sum`, a tile's rows first, as the tiles do. Returns
+ * whether any pair is masked. The bits and the form of `sum` are those of SCORE_SUMMED with shift_low and of SCORE_WEIGHTS
+ * without. */
+NOINLINE bool exponentiate(real *s, int64_t s_row, int64_t n, int nv, real c, const real *shift, const real *shift_low,
+                           real *sum, bool biased) {
+    const int n_sums = shift_low ? 1 : SUMS;
+    ivec any = {0};
+    for (int j = 0; j < nv; j++) {
+        const vec m = vload(shift + j * VL), low = shift_low ? vload(shift_low + j * VL) : (vec){0}, factor = vset1(c);
+        const ivec huge = is_huge(m);
+        const vec integer = vselect(huge, (vec){0}, m);
+        const bool real_shift = shift_low || vany(huge);
+        for (int64_t i0 = 0; i0 < n; i0 += SCORE_ROWS) {
+            vec part = {0};
+            int64_t end = i0 + SCORE_ROWS < n ? i0 + SCORE_ROWS : n;
+            for (int64_t i = i0; i < end; i++) {
+                const vec x = vload(s + i * s_row + j * VL);
+                vec p = {0};
+                if (real_shift) p = vexp2(vmulsub(factor, x, m) - low);
+                if (!shift_low) p = vselect(huge, p, vexp2_above(factor, x, integer, true));
+                part += p;
+                if (biased) {
+                    ivec masked = x == -(real)INFINITY;
+                    any |= masked;
+                    p = vselect(masked, vset1(-0.0), p);
+                }
+                vstore(s + i * s_row + j * VL, p);
+            }
+            real *to = sum + i0 / SCORE_ROWS % n_sums * SCORE_WIDTH * VL + j * VL;
+            vstore(to, vload(to) + part);
+        }
+    }
+    return vany(any);
+}
+
+#endif

@@ -1,0 +1,212 @@
+/* Double backward: the derivatives of tangent.h's <dO, O_t>. One unit is a block of queries: a forward-mode pass for
+ * the row quantities, then a pass over the key blocks like the backward's, with its turns. */
+#ifndef SDPA_KERNEL_SECOND_H
+#define SDPA_KERNEL_SECOND_H
+
+#include "backward.h"
+#include "tangent.h"
+
+typedef struct double_scratch {
+    tangent_scratch forward;
+    real *v_tail, *v_t_tail;
+    real *dout;                          /* pack_panels of d_v */
+    real *g, *c;                         /* (block, n_lanes): G and C, then what is multiplied with K and with b */
+    real *q_rows, *q_t_rows, *dout_rows; /* packed rows */
+    real *delta, *cross;                 /* per query: D, rowsum(dO * O_t) */
+    real *dq;                            /* (n_lanes, d_k rounded up to VL) */
+    real *dmask;                         /* per query: the gradient of a mask that is broadcast over keys */
+} double_scratch;
+
+NOINLINE double_scratch double_layout(const sdpa_problem *p, sdpa_arena *a) {
+    double_scratch w = {.forward = tangent_layout(p, a)};
+    const int64_t n = w.forward.n_lanes, tiles = (w.forward.block + MAX_TILE_ROWS) * n;
+    const array arrays[] = {
+        ARRAY(w.v_tail, SCORE_ROWS * p->d_v),
+        ARRAY(w.v_t_tail, SCORE_ROWS * p->d_v),
+        ARRAY(w.dout, p->d_v * n),
+        ARRAY(w.g, tiles),
+        ARRAY(w.c, tiles),
+        ARRAY(w.q_rows, n * packed_row(p->d_k)),
+        ARRAY(w.q_t_rows, n * packed_row(p->d_k)),
+        ARRAY(w.dout_rows, n * packed_row(p->d_v)),
+        ARRAY(w.delta, n),
+        ARRAY(w.cross, n),
+        ARRAY(w.dq, n * w.forward.k_row),
+        ARRAY(w.dmask, n),
+    };
+    take_arrays(arrays, COUNT(arrays), a);
+    return w;
+}
+
+static size_t double_backward_bytes(const sdpa_problem *p) {
+    sdpa_arena arena = {NULL, 0};
+    double_layout(p, &arena);
+    return arena.used;
+}
+
+/* The unit's rows of q, its tangent and dO. */
+typedef struct double_rows {
+    rows q, q_t, dout;
+    bool finite; /* nothing that a masked pair could meet is NaN or infinite */
+} double_rows;
+
+/* G and C of a panel. */
+INLINE void double_products(const sdpa_unit *u, const double_scratch *w, const tangent_block *b, panel q) {
+    const int64_t n_lanes = w->forward.n_lanes, d_v = u->problem->d_v;
+    vec unused[SCORE_WIDTH] = {{0}};
+    scores t = panel_scores(w->dout, q, &b->v, d_v, w->g + q.i, n_lanes);
+    t.extreme = (real *)unused;
+    score(&t, q.nv, SCORE_RAW);
+    if (!b->v_t.p) return;
+    t = panel_scores(w->dout, q, &b->v_t, d_v, w->c + q.i, n_lanes);
+    t.extreme = (real *)unused;
+    score(&t, q.nv, SCORE_RAW);
+}
+
+/* From s, t, G and C of a vector of queries and n keys to what is multiplied: with dO in s, with q and k in g, with their
+ * tangents in c; and the mask's gradient in t. Masked pairs become -0. Returns which lanes have some. */
+INLINE ivec double_lanes(const sdpa_unit *u, const double_scratch *w, int64_t lane, int64_t n, bool biased) {
+    const tangent_scratch *f = &w->forward;
+    const real bend = bend_of(u->problem);
+    const bool through = wants_scores(u), crossed = u->v_t.data;
+    const vec m = vload(f->m + lane), inverse = vload(f->l + lane), mu = vload(f->mu + lane), mark = vset1(-0.0);
+    const vec delta = vload(w->delta + lane), cross = vload(w->cross + lane);
+    ivec any_masked = {0};
+    for (int64_t j = 0; j < n; j++) {
+        const int64_t at = j * f->n_lanes + lane;
+        vec s = vload(f->s + at);
+        ivec hidden = s == -(real)INFINITY;
+        vec t0 = vload(f->t + at), slope = slope_at(f->h, at), r = factor_at(f->r, at), c = {0};
+        vec t = slope * t0;
+        if (biased) t += vload(f->e + at);
+        vec probability = vexp2(s - m) * inverse;
+        vstore(f->s + at, vselect(hidden, mark, r * probability * (t - mu)));
+        any_masked |= hidden;
+        if (!through) continue;
+        if (crossed) c = r * vload(w->c + at);
+        vec g = r * vload(w->g + at) - delta, ds = probability * g;
+        vec second = probability * ((t - mu) * g + c - cross);
+        vec h = f->h ? vload(f->h + at) : (vec){0};
+        vec to_k = slope * (second + bend * h * t0 * ds);
+        vstore(f->t + at, vselect(hidden, mark, second));
+        vstore(w->g + at, vselect(hidden, mark, to_k));
+        vstore(w->c + at, vselect(hidden, mark, slope * ds));
+    }
+    return any_masked;
+}
+
+/* What is multiplied, for all queries and a block of keys; returns what they see of them. */
+NOINLINE enum panel_state double_scores(const sdpa_unit *u, const double_scratch *w, const tangent_block *b) {
+    const tangent_scratch *f = &w->forward;
+    bool any = false, masked = false;
+    PANELS (q, u->n_i) {
+        const block pairs = block_of(u, q, &b->k);
+        vec unused[SCORE_WIDTH] = {{0}};
+        if (!tangent_scores(u, f, b, q, unused)) {
+            real *hidden[] = {f->s, f->t, w->g, w->c};
+            for (int x = 0; x < COUNT(hidden); x++) fill_panel(hidden[x] + q.i, f->n_lanes, q.nv, b->k.n, vset1(-0.0));
+            masked = true;
+            continue;
+        }
+        any = true;
+        const bool biased = tangent_mask(u, f, b, q);
+        if (wants_scores(u)) double_products(u, w, b, q);
+        draw_factors(u, &pairs, lane_of(f->r, q.i), f->n_lanes);
+        for (int x = 0; x < q.nv; x++) masked |= vany(double_lanes(u, w, q.i + x * VL, b->k.n, biased));
+    }
+    return !any ? PANEL_HIDDEN : masked ? PANEL_MASKED : PANEL_SEEN;
+}
+
+/* What keys j add to dq, dk, dv, dmask. */
+NOINLINE void double_keys(const sdpa_unit *u, const double_scratch *w, const double_rows *own, keys j) {
+    const sdpa_problem *p = u->problem;
+    const tangent_scratch *f = &w->forward;
+    const tangent_block b = {.k = tangent_rows(&u->k, j.j0, j.n, p->d_k, u->n_i, f->k, f->k_tail),
+                             .k_t = tangent_rows(&u->k_t, j.j0, j.n, p->d_k, u->n_i, f->k_t, f->k_t_tail),
+                             .v = tangent_rows(&u->v, j.j0, j.n, p->d_v, 0, f->v, w->v_tail),
+                             .v_t = tangent_rows(&u->v_t, j.j0, j.n, p->d_v, 0, f->v_t, w->v_t_tail)};
+    const enum panel_state seen = double_scores(u, w, &b);
+    if (seen == PANEL_HIDDEN) return;
+
+    if (u->dmask.data) add_mask_gradient(u, f->t, f->n_lanes, w->dmask, j.j0, j.n);
+    const bool exact = seen == PANEL_SEEN || own->finite;
+    const real scale = (real)p->scale;
+    const weight_block values = {.p = f->s, .row = f->n_lanes, .n_i = u->n_i, .j0 = j.j0, .n = j.n};
+    weight_block straight = values, tangents = values;
+    straight.p = w->g;
+    tangents.p = w->c;
+    add_to_keys(&u->dv, p->d_v, &values, &own->dout, 1, exact);
+    add_to_keys(&u->dk, p->d_k, &straight, &own->q, scale, exact);
+    add_to_keys(&u->dk, p->d_k, &tangents, &own->q_t, scale, exact);
+    if (!u->dq.data) return;
+    const bool keys_exact = seen == PANEL_SEEN || (all_finite(b.k.p, b.k.row, j.n, p->d_k) &&
+                                                   (!b.k_t.p || all_finite(b.k_t.p, b.k_t.row, j.n, p->d_k)));
+    add_to_queries(w->dq, f->k_row, p->d_k, &straight, &b.k, NULL, scale, keys_exact);
+    add_to_queries(w->dq, f->k_row, p->d_k, &tangents, &b.k_t, NULL, scale, keys_exact);
+}
+
+/* D, rowsum(dO * O_t) and 1 / l of the unit's queries, after the forward-mode pass. */
+INLINE void double_queries(const sdpa_unit *u, const double_scratch *w, const rows *dout) {
+    const tangent_scratch *f = &w->forward;
+    for (int64_t i = 0; i < f->n_lanes; i++) {
+        w->delta[i] = w->cross[i] = w->dmask[i] = 0;
+        if (i >= u->n_i || f->l[i] == 0) {
+            f->m[i] = f->l[i] = 0; /* P = 0 */
+            continue;
+        }
+        f->l[i] = 1 / f->l[i]; /* P = 2^(s - m) / l: with s - lse in the exponent its rounding would weigh more */
+        vec delta = {0}, cross = {0};
+        for (int64_t x = 0; x < f->v_row; x += VL) {
+            delta += vload(dout->p + i * dout->row + x) * vload(f->o + i * f->v_row + x);
+            cross += vload(dout->p + i * dout->row + x) * vload(f->o_t + i * f->v_row + x);
+        }
+        w->delta[i] = vreduce_add(delta) - (u->dlse ? query_scalar(u->dlse, &u->problem->dlse, u->i0 + i) : 0);
+        w->cross[i] = vreduce_add(cross);
+    }
+}
+
+/* The sink's derivative: it has no value, so that its G and C are 0. */
+INLINE double double_sink(const sdpa_unit *u, const double_scratch *w) {
+    const tangent_scratch *f = &w->forward;
+    const double sink = sink_of(u);
+    const real sink_t = scalar_of(&u->sinks_t, 0);
+    double sum = 0;
+    for (int64_t i = 0; i < u->n_i; i++) {
+        sum -= exp2(sink - f->m[i]) * f->l[i] * ((sink_t - f->mu[i]) * w->delta[i] + w->cross[i]);
+    }
+    return sum;
+}
+
+/* dq of the unit and its share of dk, dv, dmask, dsinks; o_t. */
+COLD static void double_backward_unit(const sdpa_unit *u, void *scratch) {
+    const sdpa_problem *p = u->problem;
+    sdpa_arena arena = {scratch, 0};
+    const double_scratch w = double_layout(p, &arena);
+    const tangent_scratch *f = &w.forward;
+    int64_t j0, j1;
+    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    if (!tangent_sweep(u, f, j0, j1)) return;
+
+    double_rows own = {.q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL),
+                       .q_t = tangent_rows(&u->q_t, u->i0, u->n_i, p->d_k, j1 - j0, w.q_t_rows, NULL),
+                       .dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, 1 + j1 - j0, w.dout_rows, NULL)};
+    own.finite =
+        rows_finite(&own.q, p->d_k) && rows_finite(&own.dout, p->d_v) && (!own.q_t.p || rows_finite(&own.q_t, p->d_k));
+    pack_panels(w.dout, &u->dout, u->i0, u->n_i, p->d_v, 1, f->line);
+    memset(w.dq, 0, sizeof(real) * (size_t)(f->n_lanes * f->k_row));
+    double_queries(u, &w, &own.dout);
+    for (int64_t i = 0; i < u->n_i && u->o_t.data; i++) {
+        store(u->o_t.data + (u->i0 + i) * u->o_t.row, f->o_t + i * f->v_row, p->d_v, u->o_t.col, u->o_t.dtype);
+    }
+    const int64_t size = sdpa_key_block(p);
+    if (!u->dq.data && !u->dk.data && !u->dv.data && !u->dmask.data) j1 = j0;
+    for (int64_t b = j0 / size; j0 < j1 && b * size < j1; b++) {
+        const int64_t left = j1 - b * size;
+        if (!sdpa_turn_wait(u, b)) return;
+        double_keys(u, &w, &own, (keys){b * size, left < size ? left : size});
+        sdpa_turn_pass(u, b);
+    }
+    store_gradients(u, w.dq, f->k_row, w.dmask, double_sink(u, &w), f->line);
+}
+
+#endif

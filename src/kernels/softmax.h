@@ -1,0 +1,539 @@
+/* The softmax family, for rows in memory (softmax_rows) or one row per lane (softmax_lanes). Each row takes up to three
+ * passes, the sum subtracting the maximum first (Blanchard, Higham & Higham 2021: as accurate as the exponentials allow);
+ * rows longer than a chunk carry maximum and sum along (Milakov & Gimelshein 2018).
+ *
+ * Both kernels sum in the same order, so that a result does not depend on how its row lies in memory: element j belongs
+ * to slot j % VL; each slot is cut into blocks of SUM_CHAINS * SUM_CHAIN elements, taken in turn into SUM_CHAINS partial
+ * sums from zero; blocks, and then the slots as a binary tree, are added with their rounding errors kept. The relative
+ * error is at most (SUM_CHAIN + 3) u for any n, u the unit roundoff, and a fraction of u in the mean.
+ * Elements are staged into the compute type before; -inf stands for an element that is left out. */
+#ifndef SDPA_KERNEL_SOFTMAX_H
+#define SDPA_KERNEL_SOFTMAX_H
+
+#include "common.h"
+#include "vmath.h"
+
+#define SUM_CHAINS 4
+#define SUM_CHAIN 8
+enum sum_kind { SUM_EXP, SUM_PRODUCT, SUM_GRADIENT };
+
+typedef struct softmax_constants {
+    real c, c_high, c_low, d_min, d_max, inverse;
+} softmax_constants;
+
+INLINE softmax_constants softmax_load(const sdpa_softmax_scale *s) {
+    return (softmax_constants){(real)s->c,     (real)s->c_high, (real)s->c_low,
+                               (real)s->d_min, (real)s->d_max,  (real)s->inverse};
+}
+
+/* exp(d / t) for d <= 0 or NaN, see vexp2_product; results below the normal numbers may be 0. */
+INLINE vec softmax_exp(const softmax_constants *k, vec d) {
+    return vexp2_product(d, k->c, k->c_high, k->c_low, k->d_min);
+}
+
+/* Mask of lanes 0 .. n-1. */
+INLINE ivec first_lanes(int n) {
+    ivec lane;
+    UNROLL for (int l = 0; l < VL; l++) lane[l] = l;
+    return lane < n;
+}
+
+/* A sum and what its rounding left out. */
+typedef struct softmax_sum {
+    real sum, low;
+} softmax_sum;
+
+/* The low part is NaN once the sum is infinite. */
+INLINE softmax_sum sum_result(real sum, real low) { return (softmax_sum){sum, low == low ? low : 0}; }
+
+/* What element x, g adds to the sum of its row. Lanes past the end come with x = -inf, g = 0, except in SUM_PRODUCT,
+ * where x = 0. */
+INLINE vec softmax_term(enum sum_kind kind, const softmax_constants *k, vec m, vec x, vec g) {
+    switch (kind) {
+    case SUM_EXP:
+        return softmax_exp(k, x - m);
+    case SUM_PRODUCT:
+        return x * g;
+    case SUM_GRADIENT:
+        return vselect(x == -(real)INFINITY, (vec){0}, g);
+    }
+    return x;
+}
+
+/* An element of out. m, s: per row, see softmax_finish; s_low completes s where s cancels: in SDPA_SOFTMAX_BACKWARD with g, for
+ * a weight near 1. */
+INLINE vec softmax_result(sdpa_softmax_op op, const softmax_constants *k, vec m, vec s, vec s_low, vec x, vec g) {
+    const real left_out = -(real)INFINITY;
+    switch (op) {
+    case SDPA_SOFTMAX: {
+        /* x holds the exponential. The compiler fuses the first product into the addition, so it is not rounded. */
+        vec p = x * s, low = x * s_low;
+        return p + low;
+    }
+    case SDPA_LOG_SOFTMAX:
+        return (x - m) * k->inverse - s;
+    case SDPA_SOFTMAX_BACKWARD:
+        return x * ((g - s) - s_low) * k->inverse;
+    case SDPA_LOG_SOFTMAX_BACKWARD: {
+        vec p = softmax_exp(k, vmin2(vset1(k->d_max), x));
+        return vselect(x == left_out, (vec){0}, (g - p * s) * k->inverse);
+    }
+    case SDPA_LOGSUMEXP_BACKWARD: {
+        vec p = softmax_exp(k, vmin2(vset1(k->d_max), x - m));
+        return vselect(x == left_out, (vec){0}, p * s);
+    }
+    case SDPA_SOFTMAX_JACOBIAN:
+        return x * s;
+    case SDPA_LOGSUMEXP:
+        break;
+    }
+    return x;
+}
+
+/* The s of softmax_result from the sum of the row. */
+INLINE void softmax_finish(sdpa_softmax_op op, double l, double l_low, real *s, real *s_low) {
+    l_low = l_low == l_low ? l_low : 0;
+    if (op == SDPA_SOFTMAX) {
+        double r = l == 0 ? 0 : 1 / l, rest = l == 0 ? 0 : (fma(-r, l, 1) - r * l_low) * r;
+        *s = (real)r;
+        *s_low = (real)((r - (double)*s) + rest);
+    } else if (op == SDPA_LOG_SOFTMAX) {
+        *s = l == 0 ? 0 : (real)(log(l) + l_low / l);
+        *s_low = 0;
+    } else {
+        *s = (real)(l + l_low);
+        *s_low = *s - *s == 0 ? (real)((l - (double)*s) + l_low) : 0; /* s may be infinite */
+    }
+}
+
+/* softmax_finish of SDPA_SOFTMAX for rows that are one chunk, whose l has the compute type. */
+INLINE vec softmax_inverse(vec l, vec l_low, vec *s_low) {
+#if defined(__FMA__) || defined(__aarch64__)
+    const ivec empty = l == 0;
+    const vec s = 1 / l, rest = (vmulsub(-s, l, vset1(-1)) - s * l_low) * s;
+    *s_low = vselect(empty, (vec){0}, rest);
+    return vselect(empty, (vec){0}, s);
+#else
+    vec s;
+    for (int i = 0; i < VL; i++) {
+        real inverse, low;
+        softmax_finish(SDPA_SOFTMAX, (double)l[i], (double)l_low[i], &inverse, &low);
+        s[i] = inverse;
+        (*s_low)[i] = low;
+    }
+    return s;
+#endif
+}
+
+/* Takes a chunk's sum, relative to t->m in SUM_EXP, into the row's. */
+INLINE void softmax_add(sdpa_softmax_stats *t, softmax_sum chunk) {
+    double sum = (double)chunk.sum, l = t->l + sum, d = l - t->l;
+    t->l_low += (t->l - (l - d)) + (sum - d) + (double)chunk.low;
+    t->l = l;
+}
+
+/* Makes the maximum of a chunk the row's if it is greater, and returns what to subtract: 0 while there is none, so that
+ * exp(-inf - 0) = 0. */
+INLINE real softmax_update(sdpa_softmax_stats *t, double inverse, real m) {
+    if ((double)m > t->m) {
+        double factor = t->m == -INFINITY ? 1 : exp((t->m - (double)m) * inverse);
+        t->l *= factor;
+        t->l_low *= factor;
+        t->m = (double)m;
+    }
+    return t->m == -INFINITY ? 0 : (real)t->m;
+}
+
+/* ---- rows ---- */
+
+/* x[j ..] of a row that ends at n, `fill` past its end. */
+INLINE vec row_part(const real *x, int64_t j, int64_t n, real fill) {
+    if (n - j >= VL) return vload(x + j);
+    vec part = vload_partial(x + j, (int)(n - j));
+    return fill == 0 ? part : vselect(first_lanes((int)(n - j)), part, vset1(fill));
+}
+
+INLINE void row_part_store(real *out, vec x, int64_t j, int64_t n) {
+    if (n - j >= VL) {
+        vstore(out + j, x);
+    } else {
+        vstore_partial(out + j, x, (int)(n - j));
+    }
+}
+
+/* NaN may be lost here; the sum detects it. */
+NOINLINE real row_max(const real *x, int64_t n) {
+    vec m[SUM_CHAINS];
+    UNROLL for (int a = 0; a < SUM_CHAINS; a++) m[a] = vset1(-(real)INFINITY);
+    int64_t j = 0;
+    for (; j + SUM_CHAINS * VL <= n; j += SUM_CHAINS * VL) {
+        UNROLL for (int a = 0; a < SUM_CHAINS; a++) m[a] = vmax2(m[a], vload(x + j + a * VL));
+    }
+    for (; j < n; j += VL) m[0] = vmax2(m[0], row_part(x, j, n, -(real)INFINITY));
+    return vreduce_max(vmax2(vmax2(m[0], m[1]), vmax2(m[2], m[3])));
+}
+
+/* The tree over the lanes; lane 0 counts. */
+INLINE softmax_sum sum_lanes(vec sum, vec low) {
+    UNROLL for (int h = VL / 2; h > 0; h /= 2) {
+        vec other = vswap(sum, h);
+        low += vswap(low, h);
+        add_exactly(&sum, &low, other);
+    }
+    return sum_result(sum[0], low[0]);
+}
+
+/* Sum over a row. `e`, where not NULL, receives the terms. */
+INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *constants, real m, const real *x, const real *g,
+                           real *e, int64_t n) {
+    const softmax_constants own = *constants, *k = &own; /* a copy that no store can alias */
+    const real fill = kind == SUM_EXP ? -(real)INFINITY : 0;
+    vec shift = vset1(m), sum = {0}, low = {0};
+    for (int64_t j0 = 0; j0 < n; j0 += SUM_CHAIN * SUM_CHAINS * VL) {
+        int64_t end = j0 + SUM_CHAIN * SUM_CHAINS * VL < n ? j0 + SUM_CHAIN * SUM_CHAINS * VL : n, j = j0;
+        vec acc[SUM_CHAINS];
+        UNROLL for (int a = 0; a < SUM_CHAINS; a++) acc[a] = (vec){0};
+        for (; j + SUM_CHAINS * VL <= end; j += SUM_CHAINS * VL) {
+            UNROLL for (int a = 0; a < SUM_CHAINS; a++) {
+                vec y = g ? vload(g + j + a * VL) : (vec){0};
+                vec term = softmax_term(kind, k, shift, vload(x + j + a * VL), y);
+                if (e) vstore(e + j + a * VL, term);
+                acc[a] += term;
+            }
+        }
+        vec part[SUM_CHAINS]; /* indexed, hence in memory; acc stays in registers */
+        UNROLL for (int a = 0; a < SUM_CHAINS; a++) part[a] = acc[a];
+        for (int a = 0; j < end; a++, j += VL) {
+            vec y = g ? row_part(g, j, n, 0) : (vec){0};
+            vec term = softmax_term(kind, k, shift, row_part(x, j, n, fill), y);
+            if (e) row_part_store(e, term, j, n);
+            part[a] += term;
+        }
+        add_exactly(&sum, &low, (part[0] + part[1]) + (part[2] + part[3]));
+    }
+    return sum_lanes(sum, low);
+}
+
+NOINLINE softmax_sum row_sum_exp(const softmax_constants *k, real m, const real *x, real *e, int64_t n) {
+    return row_sum(SUM_EXP, k, m, x, NULL, e, n);
+}
+
+NOINLINE softmax_sum row_sum_product(const softmax_constants *k, const real *x, const real *g, int64_t n) {
+    return row_sum(SUM_PRODUCT, k, 0, x, g, NULL, n);
+}
+
+NOINLINE softmax_sum row_sum_gradient(const softmax_constants *k, const real *x, const real *g, int64_t n) {
+    return row_sum(SUM_GRADIENT, k, 0, x, g, NULL, n);
+}
+
+/* `exp_first`: x is the input of SDPA_SOFTMAX rather than its exponentials. */
+INLINE void row_write(sdpa_softmax_op op, bool exp_first, const softmax_constants *k, real m, real s, real s_low,
+                      const real *x, const real *g, real *out, int64_t n) {
+    vec vm = vset1(m), vs = vset1(s), vs_low = vset1(s_low);
+    for (int64_t j = 0; j < n; j += VL) {
+        vec y = row_part(x, j, n, 0);
+        if (exp_first) y = softmax_exp(k, y - vm);
+        row_part_store(out, softmax_result(op, k, vm, vs, vs_low, y, g ? row_part(g, j, n, 0) : (vec){0}), j, n);
+    }
+}
+
+/* Fills a row whose sum is NaN. */
+COLD NOINLINE void row_fill_nan(real left_out, const real *x, real *out, int64_t n) {
+    for (int64_t j = 0; j < n; j++) out[j] = x[j] == -(real)INFINITY ? left_out : (real)NAN;
+}
+
+/* log sum exp is +inf in a row with +inf, for which the sum of exp(x - m) is NaN, but NaN in a row with NaN. */
+INLINE real sum_at_infinity(const real *x, int64_t stride, int64_t n) {
+    bool nan = false;
+    for (int64_t j = 0; j < n; j++) nan |= x[j * stride] != x[j * stride];
+    return nan ? (real)NAN : (real)INFINITY;
+}
+
+INLINE bool is_forward(sdpa_softmax_op op) {
+    return op == SDPA_SOFTMAX || op == SDPA_LOG_SOFTMAX || op == SDPA_LOGSUMEXP;
+}
+
+/* Takes a chunk of row i into its sums. `most`: its maximum; `e`, where not NULL, receives exponentials. */
+INLINE void row_add(const sdpa_softmax_block *b, const softmax_constants *k, int64_t i, real most, real *e,
+                    sdpa_softmax_stats *t) {
+    const real *x = (const real *)b->x + i * b->x_row, *g = (const real *)b->g + i * b->g_row;
+    if (is_forward(b->op)) {
+        const real m = softmax_update(t, b->scale->inverse, most);
+        if (b->op == SDPA_LOGSUMEXP && m == (real)INFINITY) {
+            softmax_add(t, (softmax_sum){sum_at_infinity(x, 1, b->n), 0});
+        } else {
+            softmax_add(t, row_sum_exp(k, m, x, e, b->n));
+        }
+    } else if (b->op == SDPA_SOFTMAX_BACKWARD) {
+        softmax_add(t, row_sum_product(k, x, g, b->n));
+    } else if (b->op == SDPA_LOG_SOFTMAX_BACKWARD) {
+        softmax_add(t, row_sum_gradient(k, x, g, b->n));
+    }
+}
+
+/* A chunk of row i of the result, from the row's sums. `keep`: out holds exponentials already. */
+INLINE void row_result(const sdpa_softmax_block *b, const softmax_constants *k, int64_t i, bool keep,
+                       const sdpa_softmax_stats *t) {
+    const real *x = (const real *)b->x + i * b->x_row, *g = (const real *)b->g + i * b->g_row;
+    real *out = (real *)b->out + i * b->out_row, s, s_low;
+    const real m = t->m == -INFINITY ? 0 : (real)t->m;
+    const bool nan = t->l != t->l;
+    const int64_t n = b->n;
+    if (keep) {
+        vec low;
+        s = softmax_inverse(vset1((real)t->l), vset1((real)t->l_low), &low)[0];
+        s_low = low[0];
+    } else {
+        softmax_finish(b->op, t->l, t->l_low, &s, &s_low);
+    }
+    switch (b->op) {
+    case SDPA_SOFTMAX:
+        if (nan) {
+            row_fill_nan(0, x, out, n);
+        } else if (keep) {
+            row_write(SDPA_SOFTMAX, false, k, m, s, s_low, out, NULL, out, n);
+        } else {
+            row_write(SDPA_SOFTMAX, true, k, m, s, s_low, x, NULL, out, n);
+        }
+        break;
+    case SDPA_LOG_SOFTMAX:
+        if (nan) {
+            row_fill_nan(-(real)INFINITY, x, out, n);
+        } else {
+            row_write(SDPA_LOG_SOFTMAX, false, k, m, s, 0, x, NULL, out, n);
+        }
+        break;
+    case SDPA_SOFTMAX_BACKWARD:
+        row_write(SDPA_SOFTMAX_BACKWARD, false, k, m, s, s_low, x, g, out, n);
+        break;
+    case SDPA_LOG_SOFTMAX_BACKWARD:
+        row_write(SDPA_LOG_SOFTMAX_BACKWARD, false, k, m, s, 0, x, g, out, n);
+        break;
+    case SDPA_LOGSUMEXP_BACKWARD:
+        row_write(SDPA_LOGSUMEXP_BACKWARD, false, k, (real)t->m, s, 0, x, NULL, out, n);
+        break;
+    case SDPA_SOFTMAX_JACOBIAN:
+        row_write(SDPA_SOFTMAX_JACOBIAN, false, k, m, s, 0, x, NULL, out, n);
+        break;
+    case SDPA_LOGSUMEXP:
+        break;
+    }
+}
+
+static void softmax_rows(const sdpa_softmax_block *b) {
+    const softmax_constants k = softmax_load(b->scale);
+    const bool sums = b->phase != SDPA_SOFTMAX_WRITE, maxima = sums && is_forward(b->op) && b->n_rows > 0,
+               keep = b->op == SDPA_SOFTMAX && b->phase == SDPA_SOFTMAX_WHOLE;
+    real most = maxima ? row_max(b->x, b->n) : 0;
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        sdpa_softmax_stats t = {-INFINITY, 0, 0};
+        if (b->phase != SDPA_SOFTMAX_WHOLE) t = b->stats[i];
+        if (sums) row_add(b, &k, i, most, keep ? (real *)b->out + i * b->out_row : NULL, &t);
+        /* The next row's maximum, before anything waits for this row's sum. */
+        if (maxima && i + 1 < b->n_rows) most = row_max((const real *)b->x + (i + 1) * b->x_row, b->n);
+        if (b->phase == SDPA_SOFTMAX_SUM) {
+            b->stats[i] = t;
+        } else {
+            row_result(b, &k, i, keep, &t);
+        }
+    }
+}
+
+/* ---- lanes ---- */
+
+NOINLINE vec lanes_max(const real *x, int64_t col, int64_t n) {
+    vec m[2] = {vset1(-(real)INFINITY), vset1(-(real)INFINITY)};
+    int64_t j = 0;
+    for (; j + 2 <= n; j += 2) {
+        m[0] = vmax2(m[0], vload(x + j * col));
+        m[1] = vmax2(m[1], vload(x + j * col + col));
+    }
+    if (j < n) m[0] = vmax2(m[0], vload(x + j * col));
+    return vmax2(m[0], m[1]);
+}
+
+/* row_sum for lanes: the sums of each slot one after the other. */
+INLINE vec lanes_sum(vec *low_out, enum sum_kind kind, const softmax_constants *k, vec m, const real *x, int64_t x_col,
+                     const real *g, int64_t g_col, real *e, int64_t e_col, int64_t n) {
+    vec slot[VL], slot_low[VL];
+    const int n_slots = n < VL ? (int)n : VL;
+    for (int64_t j = 0; j < n && n <= 2 * VL; j++) {
+        vec term = softmax_term(kind, k, m, vload(x + j * x_col), g ? vload(g + j * g_col) : (vec){0});
+        if (e) vstore(e + j * e_col, term);
+        slot[j % VL] = (j < VL ? (vec){0} : slot[j % VL]) + term;
+        slot_low[j % VL] = (vec){0};
+    }
+    for (int l = 0; l < n_slots && n > 2 * VL; l++) {
+        vec sum = {0}, low = {0};
+        for (int64_t j0 = l; j0 < n; j0 += SUM_CHAIN * SUM_CHAINS * VL) {
+            int64_t end = j0 - l + SUM_CHAIN * SUM_CHAINS * VL < n ? j0 - l + SUM_CHAIN * SUM_CHAINS * VL : n;
+            vec acc[SUM_CHAINS];
+            UNROLL for (int a = 0; a < SUM_CHAINS; a++) acc[a] = (vec){0};
+            for (int64_t j = j0; j < end;) {
+                UNROLL for (int a = 0; a < SUM_CHAINS; a++) {
+                    if (j >= end) break;
+                    vec term = softmax_term(kind, k, m, vload(x + j * x_col), g ? vload(g + j * g_col) : (vec){0});
+                    if (e) vstore(e + j * e_col, term);
+                    acc[a] += term;
+                    j += VL;
+                }
+            }
+            add_exactly(&sum, &low, (acc[0] + acc[1]) + (acc[2] + acc[3]));
+        }
+        slot[l] = sum;
+        slot_low[l] = low;
+    }
+    for (int h = VL / 2; h > 0; h /= 2) {
+        for (int l = 0; l < h && l + h < n_slots; l++) {
+            slot_low[l] += slot_low[l + h];
+            add_exactly(slot + l, slot_low + l, slot[l + h]);
+        }
+    }
+    *low_out = vselect(slot_low[0] == slot_low[0], slot_low[0], (vec){0});
+    return slot[0];
+}
+
+NOINLINE vec lanes_sum_exp(vec *low, const softmax_constants *k, vec m, const real *x, int64_t x_col, real *e,
+                           int64_t e_col, int64_t n) {
+    return lanes_sum(low, SUM_EXP, k, m, x, x_col, NULL, 0, e, e_col, n);
+}
+
+NOINLINE vec lanes_sum_product(vec *low, const softmax_constants *k, const sdpa_softmax_block *b) {
+    return lanes_sum(low, SUM_PRODUCT, k, (vec){0}, b->x, b->x_col, b->g, b->g_col, NULL, 0, b->n);
+}
+
+NOINLINE vec lanes_sum_gradient(vec *low, const softmax_constants *k, const sdpa_softmax_block *b) {
+    return lanes_sum(low, SUM_GRADIENT, k, (vec){0}, b->x, b->x_col, b->g, b->g_col, NULL, 0, b->n);
+}
+
+INLINE void lanes_write(sdpa_softmax_op op, bool exp_first, const softmax_constants *k, vec m, vec s, vec s_low,
+                        const sdpa_softmax_block *b, const real *x, int64_t x_col) {
+    const real *g = b->g;
+    real *out = b->out;
+    for (int64_t j = 0; j < b->n; j++) {
+        vec y = vload(x + j * x_col);
+        if (exp_first) y = softmax_exp(k, y - m);
+        bool gradient = op == SDPA_SOFTMAX_BACKWARD || op == SDPA_LOG_SOFTMAX_BACKWARD;
+        vstore(out + j * b->out_col,
+               softmax_result(op, k, m, s, s_low, y, gradient ? vload(g + j * b->g_col) : (vec){0}));
+    }
+}
+
+/* Fills the lanes whose sum is NaN. */
+COLD NOINLINE void lanes_fill_nan(ivec nan, real left_out, const sdpa_softmax_block *b) {
+    const real *x = b->x;
+    real *out = b->out;
+    for (int64_t j = 0; j < b->n; j++) {
+        vec y = vselect(vload(x + j * b->x_col) == -(real)INFINITY, vset1(left_out), vset1((real)NAN));
+        vstore(out + j * b->out_col, vselect(nan, y, vload(out + j * b->out_col)));
+    }
+}
+
+/* Per lane: what to subtract, the sum and what its rounding left out. */
+typedef struct lanes_stats {
+    vec shift, sum, low;
+} lanes_stats;
+
+/* The sums of a chunk. In phases other than WHOLE the maximum includes the chunks before, from b->stats. */
+INLINE lanes_stats lanes_add(const sdpa_softmax_block *b, const softmax_constants *k, bool keep) {
+    lanes_stats t = {{0}, {0}, {0}};
+    if (b->op == SDPA_SOFTMAX_BACKWARD) {
+        t.sum = lanes_sum_product(&t.low, k, b);
+    } else if (b->op == SDPA_LOG_SOFTMAX_BACKWARD) {
+        t.sum = lanes_sum_gradient(&t.low, k, b);
+    }
+    if (!is_forward(b->op)) return t;
+    t.shift = lanes_max(b->x, b->x_col, b->n);
+    if (b->phase == SDPA_SOFTMAX_WHOLE) {
+        t.shift = vselect(t.shift == -(real)INFINITY, (vec){0}, t.shift);
+    } else {
+        real m[VL]; /* an array, so that t can stay in registers */
+        vstore(m, t.shift);
+        for (int i = 0; i < VL; i++) m[i] = softmax_update(b->stats + i, b->scale->inverse, m[i]);
+        t.shift = vload(m);
+    }
+    t.sum = lanes_sum_exp(&t.low, k, t.shift, b->x, b->x_col, keep ? b->out : NULL, b->out_col, b->n);
+    if (b->op == SDPA_LOGSUMEXP) {
+        real sum[VL];
+        vstore(sum, t.sum);
+        for (int i = 0; i < VL && b->phase != SDPA_SOFTMAX_WHOLE; i++) {
+            if (t.shift[i] == (real)INFINITY) sum[i] = sum_at_infinity((const real *)b->x + i, b->x_col, b->n);
+        }
+        t.sum = vload(sum);
+    }
+    return t;
+}
+
+/* t->sum and t->low become the s and s_low of softmax_result. Returns which lanes are NaN. */
+INLINE ivec lanes_finish(const sdpa_softmax_block *b, bool keep, lanes_stats *t) {
+    if (keep) {
+        const ivec nan = t->sum != t->sum;
+        t->sum = softmax_inverse(t->sum, t->low, &t->low);
+        return nan;
+    }
+    real shift[VL], sum[VL], s[VL], s_low[VL];
+    vstore(shift, t->shift);
+    vstore(sum, t->sum);
+    vstore(s_low, t->low);
+    for (int i = 0; i < VL; i++) {
+        double l = (double)sum[i], l_low = (double)s_low[i];
+        if (b->phase == SDPA_SOFTMAX_WRITE) {
+            const sdpa_softmax_stats *row = b->stats + i;
+            shift[i] = row->m == -INFINITY && b->op != SDPA_LOGSUMEXP_BACKWARD ? 0 : (real)row->m;
+            sum[i] = (real)row->l;
+            l = row->l;
+            l_low = row->l_low;
+        }
+        softmax_finish(b->op, l, l_low, s + i, s_low + i);
+    }
+    *t = (lanes_stats){vload(shift), vload(s), vload(s_low)};
+    return vload(sum) != vload(sum);
+}
+
+INLINE void lanes_result(const sdpa_softmax_block *b, const softmax_constants *k, bool keep, const lanes_stats *t,
+                         ivec nan) {
+    const vec m = t->shift, s = t->sum, s_low = t->low;
+    switch (b->op) {
+    case SDPA_SOFTMAX:
+        if (keep) {
+            lanes_write(SDPA_SOFTMAX, false, k, m, s, s_low, b, b->out, b->out_col);
+        } else {
+            lanes_write(SDPA_SOFTMAX, true, k, m, s, s_low, b, b->x, b->x_col);
+        }
+        if (vany(nan)) lanes_fill_nan(nan, 0, b);
+        break;
+    case SDPA_LOG_SOFTMAX:
+        lanes_write(SDPA_LOG_SOFTMAX, false, k, m, s, s_low, b, b->x, b->x_col);
+        if (vany(nan)) lanes_fill_nan(nan, -(real)INFINITY, b);
+        break;
+    case SDPA_SOFTMAX_BACKWARD:
+        lanes_write(SDPA_SOFTMAX_BACKWARD, false, k, m, s, s_low, b, b->x, b->x_col);
+        break;
+    case SDPA_LOG_SOFTMAX_BACKWARD:
+        lanes_write(SDPA_LOG_SOFTMAX_BACKWARD, false, k, m, s, s_low, b, b->x, b->x_col);
+        break;
+    case SDPA_LOGSUMEXP_BACKWARD:
+        lanes_write(SDPA_LOGSUMEXP_BACKWARD, false, k, m, s, s_low, b, b->x, b->x_col);
+        break;
+    case SDPA_SOFTMAX_JACOBIAN:
+        lanes_write(SDPA_SOFTMAX_JACOBIAN, false, k, m, s, s_low, b, b->x, b->x_col);
+        break;
+    case SDPA_LOGSUMEXP:
+        break;
+    }
+}
+
+static void softmax_lanes(const sdpa_softmax_block *b) {
+    const softmax_constants k = softmax_load(b->scale);
+    const bool keep = b->op == SDPA_SOFTMAX && b->phase == SDPA_SOFTMAX_WHOLE;
+    lanes_stats t = {{0}, {0}, {0}};
+    if (b->phase != SDPA_SOFTMAX_WRITE) t = lanes_add(b, &k, keep);
+    if (b->phase == SDPA_SOFTMAX_SUM) {
+        for (int i = 0; i < VL; i++) softmax_add(b->stats + i, (softmax_sum){t.sum[i], t.low[i]});
+        return;
+    }
+    const ivec nan = lanes_finish(b, keep, &t);
+    lanes_result(b, &k, keep, &t, nan);
+}
+
+#endif

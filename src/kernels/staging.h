@@ -1,0 +1,79 @@
+/* Staging of softmax: rows of any strides and dtype side by side in the lanes, and back (src/softmax.c). */
+#ifndef SDPA_KERNEL_STAGING_H
+#define SDPA_KERNEL_STAGING_H
+
+#include "pack.h"
+
+/* dst (n, VL) = n_rows rows of n elements, one row per lane, 0 in lanes without a row. Strides in bytes. */
+static void load_lanes(void *dst_, const char *src, int64_t n_rows, int64_t n, int64_t row, int64_t col,
+                       sdpa_dtype dtype, bool swapped) {
+    real *dst = dst_;
+    const int64_t size = sizeof(real);
+    if (dtype == REAL_DTYPE && !swapped && row == size && col % size == 0 && (uintptr_t)src % sizeof(real) == 0) {
+        for (int64_t j = 0; j < n; j++) vstore(dst + j * VL, vload_partial((const real *)(src + j * col), (int)n_rows));
+        return;
+    }
+    if (row < 0 ? -row < (col < 0 ? -col : col) : row < (col < 0 ? -col : col)) {
+        for (int64_t j = 0; j < n; j++) {
+            vstore(dst + j * VL, (vec){0});
+            load(dst + j * VL, src + j * col, n_rows, row, dtype, swapped);
+        }
+        return;
+    }
+    bool direct =
+        dtype == REAL_DTYPE && !swapped && col == size && row % size == 0 && (uintptr_t)src % sizeof(real) == 0;
+    for (int64_t j = 0; j < n; j += VL) {
+        /* The last vectors overlap the ones before, where there are any. */
+        if (n - j < VL && n > VL) j = n - VL;
+        int width = n - j < VL ? (int)(n - j) : VL;
+        vec r[VL];
+        for (int i = 0; i < VL; i++) {
+            const real *from = (const real *)(src + i * row) + j;
+            r[i] = (vec){0};
+            if (i >= n_rows) continue;
+            if (direct) {
+                r[i] = width == VL ? vload(from) : vload_partial(from, width);
+            } else {
+                load(r + i, src + i * row + j * col, width, col, dtype, swapped);
+            }
+        }
+        transpose(r);
+        for (int t = 0; t < width; t++) vstore(dst + (j + t) * VL, r[t]);
+    }
+}
+
+/* The inverse of load_lanes, to native elements. */
+static void store_lanes(char *dst, const void *src_, int64_t n_rows, int64_t n, int64_t row, int64_t col,
+                        sdpa_dtype dtype) {
+    const real *src = src_;
+    const int64_t size = sizeof(real);
+    if (row < 0 ? -row < (col < 0 ? -col : col) : row < (col < 0 ? -col : col)) {
+        for (int64_t j = 0; j < n; j++) store(dst + j * col, src + j * VL, n_rows, row, dtype);
+        return;
+    }
+    bool direct = dtype == REAL_DTYPE && col == size;
+    for (int64_t j = 0; j < n; j += VL) {
+        if (n - j < VL && n > VL) j = n - VL;
+        int width = n - j < VL ? (int)(n - j) : VL;
+        vec r[VL];
+        for (int t = 0; t < VL; t++) r[t] = t < width ? vload(src + (j + t) * VL) : (vec){0};
+        transpose(r);
+        for (int i = 0; i < n_rows; i++) {
+            if (direct && width == VL) {
+                vstore((real *)(dst + i * row) + j, r[i]);
+            } else if (direct) {
+                vstore_partial((real *)(dst + i * row) + j, r[i], width);
+            } else {
+                store(dst + i * row + j * col, r + i, width, col, dtype);
+            }
+        }
+    }
+}
+
+/* dst[i] = -inf where `where`, a boolean, is false. */
+static void leave_out(void *dst_, const char *where, int64_t n, int64_t stride) {
+    real *dst = dst_;
+    for (int64_t i = 0; i < n; i++) dst[i] = where[i * stride] ? dst[i] : -(real)INFINITY;
+}
+
+#endif

@@ -1,0 +1,189 @@
+/* Statistics of each row of weights without the matrix: streamed like the forward, one product per pair of blocks.
+ * With x = s - m and e = exp(x), all but the moments of the scores are sums of e, e x, e^2, e^3; mean and variance of the
+ * logits over the visible keys are merged from those of the blocks (Chan, Golub & LeVeque 1983). The logits are natural ones,
+ * not in log2 units, whose rounded factor would be in mean and variance. */
+#ifndef SDPA_KERNEL_STATISTICS_H
+#define SDPA_KERNEL_STATISTICS_H
+
+#include "pass.h"
+
+/* Per query, as vectors: sums relative to the maximum m + m_low (what rounding took from m, where that is finite); count,
+ * mean and sum of squared deviations of the logits, the last two as sums of two. */
+typedef struct row_sums {
+    vec m, m_low, l, ex, e2, e3, n, mean, mean_low, m2, m2_low;
+} row_sums;
+
+/* Sums over the keys of a block, for four tiles of 8 keys in turn. */
+typedef struct block_sums {
+    vec l[4], ex[4], e2[4], e3[4], count, total, total_low;
+} block_sums;
+
+/* The block_sums of n logits factor * s, rows s_row apart, reduced by shift + low. `masked`, a constant: leaves out logits of
+ * -inf; else they make `total` infinite or NaN. The others have the same bits either way. */
+INLINE void sum_logits(block_sums *b, const real *s, int64_t s_row, int64_t n, vec shift, vec low, real factor,
+                       bool masked) {
+    /* log2 e as the sum of two, the first with at most half the bits of a significand. */
+    const double c_high = SDPA_REAL == 32 ? 0x1.714p0 : 0x1.715476p0, c_low = M_LOG2E - c_high + 2.0355273740931033e-17,
+                 limit = SDPA_REAL == 32 ? 127 : 1023;
+    *b = (block_sums){.count = masked ? (vec){0} : vset1((real)n)};
+    for (int64_t tile = 0; tile < n; tile += 8) {
+        const int64_t end = tile + 8 < n ? tile + 8 : n, part = tile / 8 % 4;
+        vec of_s = {0}, of_e = {0}, of_ex = {0}, of_e2 = {0}, of_e3 = {0};
+        for (int64_t j = tile; j < end; j++) {
+            const vec x = vload(s + j * s_row), d = vmulsub(vset1(factor), x, shift) - low;
+            const vec e = vexp2_product(d, (real)M_LOG2E, (real)c_high, (real)c_low, (real)(-limit / M_LOG2E));
+            const ivec hidden = masked ? factor * x == -(real)INFINITY : (ivec){0};
+            const vec square = e * e;
+            of_e += e;
+            of_e2 += square;
+            of_e3 += square * e;
+            of_ex += e * (masked ? vselect(hidden, (vec){0}, d) : d);
+            of_s += factor * (masked ? vselect(hidden, (vec){0}, x) : x);
+            if (masked) b->count += vselect(hidden, (vec){0}, vset1(1));
+        }
+        b->l[part] += of_e;
+        b->ex[part] += of_ex;
+        b->e2[part] += of_e2;
+        b->e3[part] += of_e3;
+        add_exactly(&b->total, &b->total_low, of_s);
+    }
+}
+
+/* The sum of squares of n logits less their mean. */
+INLINE vec squares_from(const real *s, int64_t s_row, int64_t n, vec mean, real factor, bool masked) {
+    vec squares[4] = {{0}};
+    for (int64_t tile = 0; tile < n; tile += 8) {
+        const int64_t end = tile + 8 < n ? tile + 8 : n;
+        vec of_d2 = {0};
+        for (int64_t j = tile; j < end; j++) {
+            const vec x = vload(s + j * s_row), from_mean = vmulsub(vset1(factor), x, mean);
+            const vec d = masked ? vselect(factor * x == -(real)INFINITY, (vec){0}, from_mean) : from_mean;
+            of_d2 += d * d;
+        }
+        squares[tile / 8 % 4] += of_d2;
+    }
+    return sum_of_four(squares);
+}
+
+/* Adds n logits, factor * s of rows s_row apart, the greatest of them factor * most, to the sums of a vector of queries.
+ * Inline into its only caller: far slower as a function. */
+INLINE void add_logits(row_sums *r, const real *s, int64_t s_row, int64_t n, vec most, real factor, bool masked) {
+    const vec maximum = factor * most, lost = vmulsub(vset1(factor), most, maximum),
+              rest = vselect(lost - lost == 0, lost, (vec){0});
+    const vec m = vmax2(maximum, r->m), shift = vselect(m == -(real)INFINITY, (vec){0}, m),
+              low = vselect(maximum > r->m, rest, vselect(maximum == r->m, vmax2(rest, r->m_low), r->m_low));
+    block_sums b;
+    if (!masked) {
+        sum_logits(&b, s, s_row, n, shift, low, factor, false);
+        masked = vany(b.total - b.total != 0);
+    }
+    if (masked) sum_logits(&b, s, s_row, n, shift, low, factor, true);
+    const vec count = b.count, total = b.total, total_low = b.total_low;
+    const vec mean = vselect(count == 0, (vec){0}, total / count),
+              lacking = vselect(count == 0, (vec){0}, (total_low - vmulsub(mean, count, total)) / count);
+    const vec squares =
+        masked ? squares_from(s, s_row, n, mean, factor, true) : squares_from(s, s_row, n, mean, factor, false);
+    const vec m2 = squares - count * lacking * lacking;
+    /* The old sums move to the new maximum: e shrinks by a, x grows by `down`. */
+    const vec moved = (r->m - shift) + (r->m_low - low), down = vselect(r->m == -(real)INFINITY, (vec){0}, moved),
+              a = vexp2((real)M_LOG2E * moved);
+    r->ex = a * (r->ex + down * r->l) + sum_of_four(b.ex);
+    r->l = a * r->l + sum_of_four(b.l);
+    r->e2 = a * a * r->e2 + sum_of_four(b.e2);
+    r->e3 = a * a * a * r->e3 + sum_of_four(b.e3);
+    r->m_low = low;
+    r->m = m;
+    const vec all = r->n + count, part = vselect(all == 0, (vec){0}, count / all), d = mean - r->mean,
+              d_low = lacking - r->mean_low;
+    add_exactly(&r->m2, &r->m2_low, m2);
+    r->m2_low += (d + d_low) * (d + d_low) * r->n * part;
+    add_exactly(&r->mean, &r->mean_low, d * part);
+    r->mean_low += d_low * part;
+    r->n = all;
+}
+
+typedef struct statistics_scratch {
+    real *q;      /* pack_panels of d_k, signed so that the factor of the scores is >= 0 */
+    real *s;      /* (block, s_row) */
+    real *k;      /* packed rows */
+    real *k_tail; /* (SCORE_ROWS, d_k) */
+    real *line;
+    int64_t n_lanes, s_row, block;
+} statistics_scratch;
+
+NOINLINE statistics_scratch statistics_layout(const sdpa_problem *p, sdpa_arena *a) {
+    statistics_scratch w = {.block = run_keys(p, p->d_k), .n_lanes = unit_lanes(p)};
+    w.s_row = panel_lanes(w.n_lanes);
+    const array arrays[] = {
+        ARRAY(w.q, p->d_k * w.n_lanes),           ARRAY(w.s, w.block * w.s_row),
+        ARRAY(w.k, w.block * packed_row(p->d_k)), ARRAY(w.k_tail, SCORE_ROWS * p->d_k),
+        ARRAY(w.line, line_size(p, w.block)),
+    };
+    take_arrays(arrays, COUNT(arrays), a);
+    return w;
+}
+
+static size_t statistics_bytes(const sdpa_problem *p) {
+    sdpa_arena arena = {NULL, 0};
+    statistics_layout(p, &arena);
+    return arena.used;
+}
+
+/* Adds keys k to one panel. */
+NOINLINE void statistics_keys(const sdpa_unit *u, const statistics_scratch *w, row_sums *sums, const rows *k, panel q) {
+    const sdpa_problem *p = u->problem;
+    const block b = block_of(u, q, k);
+    vec maximum[SCORE_WIDTH];
+    for (int x = 0; x < q.nv; x++) maximum[x] = vset1(-INFINITY);
+    scores t = panel_scores(w->q, q, k, p->d_k, w->s, w->s_row);
+    t.extreme = (real *)maximum;
+    const enum bias_kind bias = bias_block(u, &b, 1, t.s, t.s_row, w->line);
+    if (bias == BIAS_ALL_MASKED) return;
+    const real factor = score_products(&t, q.nv, p, bias, 1);
+    for (int x = 0; x < q.nv; x++) {
+        add_logits(&sums[q.i / VL + x], t.s + x * VL, t.s_row, k->n, maximum[x], factor, bias == BIAS_SOME_MASKED);
+    }
+}
+
+/* lse, entropy, max_weight, sum_p2, sum_p3, score_mean, score_var from the sums of one query. The sink is part of the
+ * denominator only. A query without keys: -inf, 0, 0, 0, 0, nan, nan. */
+INLINE void statistics_row(const row_sums *r, int64_t x, real sink, real row[7]) {
+    /* p = factor e, and log p = x + m - lse. */
+    const double m = (double)r->m[x] + r->m_low[x], most = m > sink ? m : sink, n = r->n[x];
+    const bool empty = most == -INFINITY, keyless = n == 0;
+    const double shift = keyless ? 0 : exp(m - most), l = shift * r->l[x] + (empty ? 0 : exp(sink - most));
+    const double factor = keyless ? 0 : shift / l, lse = empty ? -INFINITY : most + log(l);
+    row[0] = (real)lse;
+    row[1] = keyless ? 0 : (real)(-factor * (r->ex[x] + r->l[x] * (m - most - log(l))));
+    row[2] = (real)factor;
+    row[3] = (real)(factor * factor * r->e2[x]);
+    row[4] = (real)(factor * factor * factor * r->e3[x]);
+    row[5] = keyless ? (real)NAN : r->mean[x] + r->mean_low[x];
+    row[6] = keyless ? (real)NAN : (real)(((double)r->m2[x] + r->m2_low[x]) / n);
+}
+
+/* statistics_row of the unit's queries, into the columns of u->o. */
+COLD static void statistics_unit(const sdpa_unit *u, void *scratch) {
+    const sdpa_problem *p = u->problem;
+    sdpa_arena arena = {scratch, 0};
+    const statistics_scratch w = statistics_layout(p, &arena);
+    row_sums sums[SDPA_QUERY_BLOCK / VL];
+    int64_t j0, j1;
+    for (int64_t x = 0; x < w.n_lanes / VL; x++) sums[x] = (row_sums){.m = vset1(-INFINITY)};
+    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
+    keys b = {.j0 = j0};
+    while (next_keys(u, w.block, j1, &b)) {
+        const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w.k, w.k_tail);
+        PANELS (q, u->n_i) statistics_keys(u, &w, sums, &k, q);
+    }
+    if (b.j0 < j1) return;
+    const real sink = scalar_of(&u->sinks, -(real)INFINITY);
+    for (int64_t i = 0; i < u->n_i; i++) {
+        real row[7];
+        statistics_row(&sums[i / VL], i % VL, sink, row);
+        store(u->o.data + (u->i0 + i) * u->o.row, row, 7, u->o.col, u->o.dtype);
+    }
+}
+
+#endif

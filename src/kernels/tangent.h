@@ -1,0 +1,251 @@
+/* Forward mode and second order. With tangents a, b, c, e of q, k, v and the mask:
+ *   T  = slope * scale (a K^T + Q b^T) + e        tangent of the logits (slope: of the softcap)
+ *   mu = rowsum(P * T), and O_t = (P * (T - mu)) V + P c.
+ * <a, dQ> + <b, dK> + <c, dV> + <e, dMask>, the double backward's function of the gradients, is <dO, O_t> (plus
+ * <dlse, mu>): differentiating that once more, with G = dO V^T, C = dO c^T, D = rowsum(dO * O) - dlse,
+ *   dS  = P * (G - D)                             what T is multiplied with
+ *   dS' = P * ((T - mu) * (G - D) + C - rowsum(dO * O_t))
+ * and the derivatives are dS' K + dS b for q, dS'^T Q + dS^T a for k (times scale and slope), (P * (T - mu))^T dO for v,
+ * dS' for the mask, O_t for dO. A softcap adds slope' * T_0 * dS to what reaches the scores, T_0 = T before slope and e.
+ * Dropout multiplies P by R wherever it meets a value: in O_t, G, C and v's derivative.
+ * Products per pair of blocks: 6 in forward mode, 6 + 10 in the double backward. */
+#ifndef SDPA_KERNEL_TANGENT_H
+#define SDPA_KERNEL_TANGENT_H
+
+#include "pass.h"
+
+typedef struct tangent_scratch {
+    real *q, *q_t;           /* pack_panels of d_k */
+    real *o, *o_t;           /* (n_lanes, v_row) */
+    real *m, *l, *mu;        /* per query: maximum, sum, and mean of T */
+    real *s, *t;             /* (block, n_lanes): scores, their tangent */
+    real *h, *r, *e;         /* (block, n_lanes): softcap's tanh, dropout's factors, the mask's tangent; NULL: none */
+    real *k, *k_t, *v, *v_t; /* packed rows */
+    real *k_tail, *k_t_tail;
+    real *line;
+    int64_t n_lanes, k_row, v_row, block;
+} tangent_scratch;
+
+NOINLINE tangent_scratch tangent_layout(const sdpa_problem *p, sdpa_arena *a) {
+    tangent_scratch w = {.block = block_keys(p, sdpa_key_block(p)),
+                         .n_lanes = unit_lanes(p),
+                         .k_row = round_up(p->d_k, VL),
+                         .v_row = round_up(p->d_v, VL)};
+    const int64_t n = w.n_lanes, tiles = (w.block + MAX_TILE_ROWS) * n, rows = round_up(w.block, SCORE_ROWS);
+    const array arrays[] = {
+        ARRAY(w.q, p->d_k * n),
+        ARRAY(w.q_t, p->d_k * n),
+        ARRAY(w.o, n * w.v_row),
+        ARRAY(w.o_t, n * w.v_row),
+        ARRAY(w.m, n),
+        ARRAY(w.l, n),
+        ARRAY(w.mu, n),
+        ARRAY(w.s, tiles),
+        ARRAY(w.t, tiles),
+        ARRAY(w.h, is_linear(p) ? ABSENT : tiles),
+        ARRAY(w.r, p->dropout_p > 0 ? tiles : ABSENT),
+        ARRAY(w.e, p->mask_t.data ? tiles : ABSENT),
+        ARRAY(w.k, rows * packed_row(p->d_k)),
+        ARRAY(w.k_t, rows * packed_row(p->d_k)),
+        ARRAY(w.v, rows * packed_row(p->d_v)),
+        ARRAY(w.v_t, rows * packed_row(p->d_v)),
+        ARRAY(w.k_tail, SCORE_ROWS * p->d_k),
+        ARRAY(w.k_t_tail, SCORE_ROWS * p->d_k),
+        ARRAY(w.line, line_size(p, w.block)),
+    };
+    take_arrays(arrays, COUNT(arrays), a);
+    return w;
+}
+
+static size_t tangent_bytes(const sdpa_problem *p) {
+    sdpa_arena arena = {NULL, 0};
+    tangent_layout(p, &arena);
+    return arena.used;
+}
+
+/* pack_rows of a matrix that may be absent: p = NULL then. */
+INLINE rows tangent_rows(const sdpa_matrix *m, int64_t j, int64_t n, int64_t d, int64_t n_reads, real *packed,
+                         real *tail) {
+    if (!m->data) return (rows){0};
+    return pack_rows(m, j, n, d, n_reads, packed, tail);
+}
+
+/* A block of keys and values with their tangents. */
+typedef struct tangent_block {
+    rows k, k_t, v, v_t;
+} tangent_block;
+
+/* For a panel: logits s in log2 units, their maximum over keys, T_0 = scale (a K^T + Q b^T) in t, and h. False, computing
+ * nothing, if all pairs are masked. */
+NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const tangent_block *b, panel q,
+                             vec *maximum) {
+    const sdpa_problem *p = u->problem;
+    const block pairs = block_of(u, q, &b->k);
+    scores t = panel_scores(w->q, q, &b->k, p->d_k, w->s + q.i, w->n_lanes);
+    t.ds = lane_of(w->h, q.i);
+    t.extreme = (real *)maximum;
+    const enum bias_kind bias = bias_block(u, &pairs, (real)M_LOG2E, t.s, t.s_row, w->line);
+    if (bias == BIAS_ALL_MASKED) return false;
+    score_logits(&t, q.nv, p, bias, M_LOG2E);
+
+    vec unused[SCORE_WIDTH] = {{0}};
+    t = panel_scores(w->q_t, q, &b->k, p->d_k, w->t + q.i, w->n_lanes);
+    t.extreme = (real *)unused;
+    score(&t, q.nv, SCORE_RAW);
+    if (b->k_t.p) {
+        t = panel_scores(w->q, q, &b->k_t, p->d_k, w->t + q.i, w->n_lanes);
+        score(&t, q.nv, SCORE_ADDED);
+    }
+    const real scale = (real)fabs(p->scale);
+    for (int64_t j = 0; j < t.n; j++) {
+        for (int x = 0; x < q.nv; x++) vstore(t.s + j * t.s_row + x * VL, scale * vload(t.s + j * t.s_row + x * VL));
+    }
+    return true;
+}
+
+/* e of a panel, transposed; false where it is 0. */
+INLINE bool tangent_mask(const sdpa_unit *u, const tangent_scratch *w, const tangent_block *b, panel q) {
+    const block pairs = block_of(u, q, &b->k);
+    return u->mask_t.data && mask_block(&u->mask_t, &pairs, 1, w->e + q.i, w->n_lanes, w->line) != BIAS_NONE;
+}
+
+/* For a vector of queries: m, l and mu from n keys, P^T (without l) in s and P^T * (T - mu) in t, with dropout. Masked pairs
+ * are -0. Sets *alpha, by which earlier sums shrink, and *moved, by how much mu moved; returns which lanes have masked
+ * pairs. */
+INLINE ivec tangent_weights(const tangent_scratch *w, int64_t lane, int64_t n, bool biased, vec maximum, vec *alpha,
+                            vec *moved) {
+    ivec any_masked = {0};
+    vec old = vload(w->m + lane), m = vmax2(maximum, old), sums[4] = {{0}}, sums_t[4] = {{0}};
+    vstore(w->m + lane, m);
+    m = vselect(m == -(real)INFINITY, (vec){0}, m);
+    *alpha = vexp2(old - m);
+    for (int64_t tile = 0; tile < n; tile += 8) {
+        const int64_t end = tile + 8 < n ? tile + 8 : n;
+        vec part = {0}, part_t = {0};
+        for (int64_t j = tile; j < end; j++) {
+            const int64_t at = j * w->n_lanes + lane;
+            vec s = vload(w->s + at), t = vload(w->t + at), probability = vexp2(s - m);
+            ivec hidden = s == -(real)INFINITY;
+            t *= slope_at(w->h, at);
+            if (biased) t += vload(w->e + at);
+            part += probability;
+            part_t += vselect(hidden, (vec){0}, probability * t);
+            any_masked |= hidden;
+            vstore(w->s + at, vselect(hidden, vset1(-0.0), probability));
+            vstore(w->t + at, t);
+        }
+        sums[tile / 8 % 4] += part;
+        sums_t[tile / 8 % 4] += part_t;
+    }
+    /* T is taken from its mean so far, and what was summed before moves to the new one: subtracted at the end, mu would cost
+     * the digits that mu O and P T V have in common. */
+    const vec sum = sum_of_four(sums), sum_t = sum_of_four(sums_t);
+    vec l = *alpha * vload(w->l + lane), mu = vload(w->mu + lane);
+    vec mean = vselect(l + sum == 0, (vec){0}, (l * mu + sum_t) / (l + sum));
+    vstore(w->l + lane, l + sum);
+    vstore(w->mu + lane, mean);
+    *moved = mean - mu;
+    for (int64_t j = 0; j < n; j++) {
+        const int64_t at = j * w->n_lanes + lane;
+        vec probability = vload(w->s + at);
+        ivec hidden = (ivec)probability == SIGN_BIT;
+        probability *= factor_at(w->r, at);
+        vstore(w->s + at, probability);
+        vstore(w->t + at, vselect(hidden, probability, probability * (vload(w->t + at) - mean)));
+    }
+    return any_masked;
+}
+
+/* Adds a block of keys to o, o_t, l and mu of a panel. */
+NOINLINE void tangent_keys(const sdpa_unit *u, const tangent_scratch *w, tangent_block *b, panel q) {
+    const sdpa_problem *p = u->problem;
+    const block pairs = block_of(u, q, &b->k);
+    vec alpha[SCORE_WIDTH], maximum[SCORE_WIDTH], moved[SCORE_WIDTH];
+    ivec any_masked = {0};
+    for (int x = 0; x < q.nv; x++) maximum[x] = vset1(-INFINITY);
+    if (!tangent_scores(u, w, b, q, maximum)) return;
+    const bool biased = tangent_mask(u, w, b, q);
+    draw_factors(u, &pairs, lane_of(w->r, q.i), w->n_lanes);
+    for (int x = 0; x < q.nv; x++) {
+        any_masked |= tangent_weights(w, q.i + x * VL, b->k.n, biased, maximum[x], &alpha[x], &moved[x]);
+    }
+    real *o = w->o + q.i * w->v_row, *o_t = w->o_t + q.i * w->v_row;
+    for (int64_t i = 0; i < q.n_i; i++) {
+        const vec move = vset1(((const real *)moved)[i]);
+        for (int64_t x = i * w->v_row; x < (i + 1) * w->v_row; x += VL) {
+            vstore(o_t + x, vload(o_t + x) - move * vload(o + x));
+        }
+    }
+
+    const bool exact = !vany(any_masked) || (rows_finite(&b->v, p->d_v) && (!b->v_t.p || rows_finite(&b->v_t, p->d_v)));
+    const int64_t width = exact ? w->v_row : p->d_v;
+    const weight_block weights = {.p = w->s + q.i, .row = w->n_lanes, .n_i = q.n_i, .n = b->k.n};
+    weight_block tangents = weights;
+    tangents.p = w->t + q.i;
+    add_to_queries(o_t, w->v_row, width, &tangents, &b->v, alpha, 1, exact);
+    add_to_queries(o, w->v_row, width, &weights, &b->v, alpha, 1, exact);
+    add_to_queries(o_t, w->v_row, width, &weights, &b->v_t, NULL, 1, exact);
+}
+
+/* Divides o and o_t by l with the sink, which has no value but moves the mean mu. */
+INLINE void tangent_finish(const sdpa_unit *u, const tangent_scratch *w) {
+    const double sink = sink_of(u);
+    const real sink_t = scalar_of(&u->sinks_t, 0);
+    for (int64_t i = 0; i < u->n_i; i++) {
+        real factor = add_sink(sink, &w->m[i], &w->l[i]), *o = w->o + i * w->v_row, *o_t = w->o_t + i * w->v_row;
+        real inverse = w->l[i] == 0 ? 0 : 1 / w->l[i], move = 0;
+        if (sink != -INFINITY) move = (real)exp2(sink - w->m[i]) * inverse * (sink_t - w->mu[i]);
+        w->mu[i] += move;
+        for (int64_t x = 0; x < w->v_row; x += VL) {
+            const vec mean = factor * inverse * vload(o + x);
+            vstore(o + x, mean);
+            vstore(o_t + x, factor * inverse * vload(o_t + x) - move * mean);
+        }
+    }
+}
+
+/* Packs the unit's queries and streams all visible keys: fills m, l (with the sink), mu, o and o_t. False if
+ * interrupted. */
+NOINLINE bool tangent_sweep(const sdpa_unit *u, const tangent_scratch *w, int64_t j0, int64_t j1) {
+    const sdpa_problem *p = u->problem;
+    const real sign = p->scale < 0 ? -1 : 1;
+    pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, sign, w->line);
+    if (u->q_t.data) {
+        pack_panels(w->q_t, &u->q_t, u->i0, u->n_i, p->d_k, sign, w->line);
+    } else {
+        memset(w->q_t, 0, sizeof(real) * (size_t)(p->d_k * w->n_lanes));
+    }
+    memset(w->o, 0, sizeof(real) * (size_t)(w->n_lanes * w->v_row));
+    memset(w->o_t, 0, sizeof(real) * (size_t)(w->n_lanes * w->v_row));
+    for (int64_t i = 0; i < w->n_lanes; i++) {
+        w->m[i] = -(real)INFINITY;
+        w->l[i] = w->mu[i] = 0;
+    }
+    keys j = {.j0 = j0};
+    while (next_keys(u, w->block, j1, &j)) {
+        tangent_block b = {.k = tangent_rows(&u->k, j.j0, j.n, p->d_k, 0, w->k, w->k_tail),
+                           .k_t = tangent_rows(&u->k_t, j.j0, j.n, p->d_k, 0, w->k_t, w->k_t_tail),
+                           .v = tangent_rows(&u->v, j.j0, j.n, p->d_v, u->n_i, w->v, NULL),
+                           .v_t = tangent_rows(&u->v_t, j.j0, j.n, p->d_v, u->n_i, w->v_t, NULL)};
+        PANELS (q, u->n_i) tangent_keys(u, w, &b, q);
+    }
+    if (j.j0 < j1) return false;
+    tangent_finish(u, w);
+    return true;
+}
+
+/* o and o_t of the unit. */
+COLD static void tangent_unit(const sdpa_unit *u, void *scratch) {
+    const sdpa_problem *p = u->problem;
+    sdpa_arena arena = {scratch, 0};
+    const tangent_scratch w = tangent_layout(p, &arena);
+    int64_t j0, j1;
+    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    if (!tangent_sweep(u, &w, j0, j1)) return;
+    for (int64_t i = 0; i < u->n_i; i++) {
+        store(u->o.data + (u->i0 + i) * u->o.row, w.o + i * w.v_row, p->d_v, u->o.col, u->o.dtype);
+        store(u->o_t.data + (u->i0 + i) * u->o_t.row, w.o_t + i * w.v_row, p->d_v, u->o_t.col, u->o_t.dtype);
+    }
+}
+
+#endif

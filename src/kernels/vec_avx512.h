@@ -1,0 +1,85 @@
+/* AVX-512 as in x86-64-v4. */
+#ifndef SDPA_KERNEL_VEC_AVX512_H
+#define SDPA_KERNEL_VEC_AVX512_H
+
+#if !defined(__AVX512F__) || !defined(__AVX512DQ__) || !defined(__AVX512BW__) || !defined(__AVX512VL__)
+#error "needs the compiler flags of x86-64-v4"
+#endif
+
+#include <immintrin.h>
+
+#define VEC_BYTES 64
+#include "vec_types.h"
+
+#if SDPA_REAL == 32
+typedef __m512 native;
+typedef __mmask16 native_mask;
+#define NATIVE(op) _mm512_##op##_ps
+#define NATIVE_MASK(op) _mm512_##op##_ps_mask
+#else
+typedef __m512d native;
+typedef __mmask8 native_mask;
+#define NATIVE(op) _mm512_##op##_pd
+#define NATIVE_MASK(op) _mm512_##op##_pd_mask
+#endif
+
+INLINE vec vmax2(vec a, vec b) { return (vec)NATIVE(max)((native)a, (native)b); }
+INLINE vec vmin2(vec a, vec b) { return (vec)NATIVE(min)((native)a, (native)b); }
+INLINE vec vmulsub(vec a, vec b, vec c) { return (vec)NATIVE(fmsub)((native)a, (native)b, (native)c); }
+
+#define HAVE_MUL_FINITE
+/* Rounded towards 0, a product of finite factors is finite. */
+INLINE vec vmul_finite(real a, vec x) {
+    enum { INFINITIES = 0x18 };
+    const native factor = NATIVE(set1)(a);
+    native y = NATIVE(mul)(factor, (native)x);
+    __asm__("" : "+v"(y)); /* else GCC 12 may take both products for one and round all of them towards 0 */
+    return (vec)NATIVE(mask_mul_round)(y, NATIVE_MASK(fpclass)(y, INFINITIES), factor, (native)x,
+                                       _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+}
+
+#define HAVE_SCALE
+#define VROUND(bits) ((bits) << 4 | _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define vround(x, bits) ((vec)NATIVE(roundscale)((native)(x), VROUND(bits)))
+#define vrest(x, bits) ((vec)NATIVE(reduce)((native)(x), VROUND(bits)))
+INLINE vec vscale(vec x, vec n, vec y, real least) {
+    const native_mask kept = NATIVE_MASK(cmp)((native)y, NATIVE(set1)(least), _CMP_NLT_UQ);
+    return (vec)NATIVE(maskz_scalef)(kept, (native)x, (native)n);
+}
+#if SDPA_REAL == 32
+INLINE vec vchoose(vec numbers, vec index) { return (vec)_mm512_permutexvar_ps((__m512i)index, (__m512)numbers); }
+#endif
+
+INLINE bool vany(ivec m) {
+#if SDPA_REAL == 32
+    return _mm512_movepi32_mask((__m512i)m) != 0;
+#else
+    return _mm512_movepi64_mask((__m512i)m) != 0;
+#endif
+}
+
+INLINE vec vload_partial(const real *p, int n) { return (vec)NATIVE(maskz_loadu)((native_mask)((1u << n) - 1), p); }
+
+INLINE void vstore_partial(real *p, vec x, int n) { NATIVE(mask_storeu)(p, (native_mask)((1u << n) - 1), (native)x); }
+
+INLINE wide_vec vmultiply_even(wide_vec x, uint32_t factor) {
+    return (wide_vec)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi32((int)factor));
+}
+
+INLINE uint32_t vbits(const void *p) {
+    const __m256i x = _mm256_loadu_si256(p);
+    return _mm256_test_epi8_mask(x, x);
+}
+
+#define HAVE_F16
+INLINE float widen_f16(uint16_t h) { return _cvtsh_ss(h); }
+INLINE uint16_t narrow_f16(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+#if SDPA_REAL == 32
+INLINE vec vwiden_f16(const void *p) { return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(p)); }
+INLINE void vnarrow_f16(void *p, vec x) {
+    _mm256_storeu_si256(p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+#endif
+
+#undef NATIVE_MASK
+#endif

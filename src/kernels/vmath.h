@@ -1,0 +1,151 @@
+/* exp2 and tanh on vectors. Errors are in ulp of the exact result, and relative to it at most 8 roundings of 2^-24 (2^-53).
+ * tests/c/test_vmath.c holds every bound, for float32 at every number. Numbers in parentheses are those for float64. */
+#ifndef SDPA_KERNEL_VMATH_H
+#define SDPA_KERNEL_VMATH_H
+
+#include <math.h>
+#include "vec.h"
+
+/* Adding this to a small x rounds it to an integer, which then stands, with the exponent's bias, in the low bits. */
+#define EXP2_MAGIC ((real)(SDPA_REAL == 32 ? 0x1.8p23 + 127 : 0x1.8p52 + 1023))
+
+/* EXP2_MAGIC added to the largest integer n with 2^n = 0 here. */
+#define EXP2_LEAST (EXP2_MAGIC - (SDPA_REAL == 32 ? 127 : 1023))
+#define EXP2_MOST (EXP2_MAGIC + (SDPA_REAL == 32 ? 127 : 1023)) /* with 2^n finite */
+
+/* (2^f - 1) / f on [-1/2, 1/2], of the minimax polynomials of 2^f of degree 6 (1.9e-9) and 11 (3.1e-18). */
+INLINE vec exp2_slope(vec f) {
+#if SDPA_REAL == 32
+    vec p = vset1(1.5345812161311629e-4f);
+    p = p * f + 1.3399931177239737e-3f;
+    p = p * f + 9.6184889563311816e-3f;
+    p = p * f + 5.5503287771053248e-2f;
+    p = p * f + 2.4022646890645521e-1f;
+    return p * f + 6.9314720573719575e-1f;
+#else
+    vec p = vset1(4.4352827069572771511e-10);
+    p = p * f + 7.0741056135081427963e-9;
+    p = p * f + 1.0178198021671930844e-7;
+    p = p * f + 1.321543308967639918e-6;
+    p = p * f + 1.5252733489988525649e-5;
+    p = p * f + 1.5403530462514432062e-4;
+    p = p * f + 1.3333558146789921722e-3;
+    p = p * f + 9.6181291075883352443e-3;
+    p = p * f + 5.5504108664819921605e-2;
+    p = p * f + 2.4022650695910156204e-1;
+    return p * f + 6.9314718055994533046e-1;
+#endif
+}
+
+/* With HAVE_SCALE, n in 2^x = 2^n 2^f is x rounded to EXP2_BITS bits after the point. For float32 these are 4, and
+ * 2^(n - floor n) comes from a table, which saves two FMAs: everything else runs on units that the products leave idle. */
+#define EXP2_BITS (SDPA_REAL == 32 ? 4 : 0)
+#define EXP2_LEAST_NORMAL (SDPA_REAL == 32 ? -126 : -1022)
+
+/* 2^(n + f) for n next to x and f = x - n. With HAVE_SCALE n is as above, and the result is 0 where x is below the exponents
+ * of normal numbers; else n is an integer with EXP2_MAGIC added, and f lies in about [-1/2, 1/2]. */
+INLINE vec vexp2_finish(vec x, vec n, vec f) {
+#if defined(HAVE_SCALE) && SDPA_REAL == 32
+    const vec powers = {1,           1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f,
+                        1.29683959f, 1.35425556f, 1.41421354f, 1.47682619f, 1.54221082f, 1.61049032f,
+                        1.68179286f, 1.75625217f, 1.8340081f,  1.91520655f};
+    const vec power = vchoose(powers, n + 0x1.8p19f);                   /* the sum's last bit is worth 1/16 */
+    vec p = vset1(5.5502136502564352e-2f) * f + 2.4023428801394678e-1f; /* minimax 1.6e-9 on [-1/32, 1/32] */
+    p = p * f + 6.9314718266662956e-1f;
+    return vscale(p * (power * f) + power, n, x, EXP2_LEAST_NORMAL);
+#else
+    const vec p = exp2_slope(f) * f + 1;
+#ifdef HAVE_SCALE
+    return vscale(p, n, x, EXP2_LEAST_NORMAL);
+#else
+    (void)x;
+    return p * (vec)((ivec)n << (SDPA_REAL == 32 ? 23 : 52));
+#endif
+#endif
+}
+
+/* 2^x. Error at most 1.0 (1.1) ulp, or 1.3 without FMA. NaN gives NaN. With AVX-512 +inf gives +inf, and results below the
+ * smallest normal number are 0: a subnormal would slow down the products that follow. Without, only
+ * results below 0.7 of the smallest normal number are 0, and x beyond 127.49 (1023.49) gives the power of that. */
+INLINE vec vexp2(vec x) {
+#ifdef HAVE_SCALE
+    const vec f = vrest(x, EXP2_BITS);
+    return vexp2_finish(x, x - f, f);
+#else
+    const real limit = SDPA_REAL == 32 ? 127 : 1023;
+    x = vmin2(vset1(limit + (real)0.49), vmax2(vset1(-limit), x));
+    vec n = x + EXP2_MAGIC;
+    return vexp2_finish(x, n, x - (n - EXP2_MAGIC));
+#endif
+}
+
+/* The bits of vexp2 where -2^40 < x < 128 (1024), without AVX-512 where -2^40 < x < 127.49 (1023.49). Below, NaN or 0. Above,
+ * NaN or so large, at least 0.99 * 2^126 (2^1022), that a sum shows it, except that float64 without AVX-512 may give -inf. */
+INLINE vec vexp2_quick(vec x) {
+#ifdef HAVE_SCALE /* one operation less than vrest, but NaN for +inf */
+    const vec n = vround(x, EXP2_BITS);
+    return vexp2_finish(x, n, x - n);
+#else
+    const vec n = x + EXP2_MAGIC;
+    return vexp2_finish(x, vmin2(vset1(EXP2_MOST), vmax2(vset1(EXP2_LEAST), n)), x - (n - EXP2_MAGIC));
+#endif
+}
+
+/* 2^(c x - m) for integers m, |m| at most HUGE_SCORE, where -2^40 < c x - m < 127.49 (1023.49), or anywhere below that if `any`
+ * (a constant). c x - m is split into n and a rest before anything is rounded, so that the error does not grow with
+ * |c x - m|: gradients of values err by 6 % less, for an FMA. Error at most 1.1 ulp, without FMA 0.7 |c x| more, since then
+ * c x is rounded first. Results may be as small as 0.7 of the smallest normal number. */
+INLINE vec vexp2_above(vec c, vec x, vec m, bool any) {
+#ifdef HAVE_SCALE
+    (void)any;
+    const vec whole = vround(c * x, EXP2_BITS), n = whole - m;
+    return vexp2_finish(n, n, vmulsub(c, x, whole));
+#else
+    const vec down = m - EXP2_MAGIC, n = vmulsub(c, x, down), limited = vmax2(vset1(EXP2_LEAST), n);
+    vec f = vmulsub(c, x, (any ? limited : n) + down);
+    if (any) f = vmax2(vset1(-1), f);
+    return vexp2_finish(n, limited, f);
+#endif
+}
+
+/* 2^(c d) with c = c_high + c_low, where rounding c d would cost |c d| ulp. c_high has at most half the bits of a
+ * significand and d >= d_min, where c d_min = -limit of vexp2; or d = -inf with AVX-512. Where c d is at most 127 (1023), the error
+ * is at most 1.3 ulp, or 1.6 without FMA. */
+INLINE vec vexp2_product(vec d, real c, real c_high, real c_low, real d_min) {
+#ifdef HAVE_SCALE
+    (void)d_min;
+    vec x = c * d;
+    vec n = vround(x, EXP2_BITS);
+    vec whole = n;
+#else
+    d = vmax2(vset1(d_min), d);
+    vec x = d;
+    vec n = c * d + EXP2_MAGIC;
+    vec whole = n - EXP2_MAGIC;
+#endif
+#if defined(__FMA__) || defined(__aarch64__)
+    vec f = c_high * d - whole;
+#else
+    /* Products of half significands are exact. */
+    ivec half = (ivec)d & (SDPA_REAL == 32 ? ~(int64_t)0xfff : ~(int64_t)0x7ffffff);
+    vec d_high = (vec)half;
+    vec f = (c_high * d_high - whole) + c_high * (d - d_high);
+#endif
+    f = c_low * d + f;
+    return vexp2_finish(x, n, f);
+}
+
+/* tanh x = E / (E + 2), E = e^(2|x|) - 1 = 2^n (2^f - 1) + (2^n - 1). Error at most 4.2 ulp, near 0, too. */
+INLINE vec vtanh(vec x) {
+    const ivec sign = (ivec)x & SIGN_BIT;
+    const double c = 2 * M_LOG2E, c_high = (real)c;
+    /* At 20 the result has long been 1. */
+    vec a = vmin2(vset1(20), (vec)((ivec)x & ~SIGN_BIT));
+    vec n = (real)c_high * a + EXP2_MAGIC;
+    vec f = vmulsub(vset1((real)c_high), a, n - EXP2_MAGIC) + (real)(c - c_high) * a;
+    vec power = (vec)((ivec)n << (SDPA_REAL == 32 ? 23 : 52));
+    vec e = power * (exp2_slope(f) * f) + (power - 1);
+    return (vec)((ivec)(e / (e + 2)) | sign);
+}
+
+#endif

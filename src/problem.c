@@ -1,0 +1,133 @@
+#include "problem.h"
+
+unsigned sdpa_problem_features(const sdpa_problem *p) {
+    unsigned features = 0;
+    if (p->mask.data) features |= p->mask.dtype == SDPA_BOOL ? SDPA_FEATURE_MASK : SDPA_FEATURE_BIAS;
+    if (p->has_lower) features |= SDPA_FEATURE_LOWER;
+    if (p->has_upper) features |= SDPA_FEATURE_UPPER;
+    if (p->offset.data) features |= SDPA_FEATURE_OFFSET;
+    if (p->key_length.data) features |= SDPA_FEATURE_LENGTHS;
+    if (p->softcap > 0) features |= SDPA_FEATURE_SOFTCAP;
+    if (p->dropout_p > 0) features |= SDPA_FEATURE_DROPOUT;
+    if (p->sinks.data) features |= SDPA_FEATURE_SINKS;
+    if (p->alibi_slopes.data) features |= SDPA_FEATURE_ALIBI;
+    if (p->scores == SDPA_ADDITIVE) features |= SDPA_FEATURE_ADDITIVE;
+    return features;
+}
+
+#ifdef SDPA_ASSERT
+#undef NDEBUG
+#include <assert.h>
+#include <math.h>
+
+_Atomic long sdpa_taken[SDPA_N_PATHS];
+
+static int64_t size_of(sdpa_dtype dtype) {
+    return dtype == SDPA_F64 || dtype == SDPA_I64 ? 8 : dtype == SDPA_F32 ? 4 : dtype == SDPA_BOOL ? 1 : 2;
+}
+
+/* A tensor and the bytes first .. end-1 that its elements lie in: none if it is absent or has no elements. */
+typedef struct extent {
+    const sdpa_tensor *t;
+    intptr_t first, end;
+    bool written;
+    bool whole;    /* no byte in between belongs to anything else */
+    bool repeated; /* elements share memory */
+} extent;
+
+static void add_axis(extent *e, int64_t size, int64_t stride, int64_t *elements) {
+    int64_t span;
+    if (size <= 1) {
+        if (size == 0) *elements = 0;
+        return;
+    }
+    e->repeated |= stride == 0;
+    if (stride == 0) return;
+    assert(!__builtin_mul_overflow(stride, size - 1, &span));
+    if (span < 0) {
+        e->first += span;
+    } else {
+        e->end += span;
+    }
+    *elements *= size;
+}
+
+static extent extent_of(const sdpa_problem *p, const sdpa_tensor *t, int64_t n_rows, int64_t n_cols) {
+    extent e = {.t = t, .first = (intptr_t)t->data, .end = (intptr_t)t->data + size_of(t->dtype)};
+    if (!t->data) return (extent){.t = t};
+    int64_t elements = 1;
+    for (int a = 0; a < p->n_axes; a++) add_axis(&e, p->axis[a], t->batch[a], &elements);
+    assert(t->group >= 1 && p->n_head % t->group == 0);
+    add_axis(&e, p->n_head / t->group, t->head, &elements);
+    add_axis(&e, n_rows, t->row, &elements);
+    add_axis(&e, n_cols, t->col, &elements);
+    if (elements == 0) return (extent){.t = t};
+    e.whole = e.end - e.first == elements * size_of(t->dtype);
+    return e;
+}
+
+/* Columns of o. */
+static int64_t result_columns(const sdpa_problem *p, sdpa_pass pass) {
+    return pass == SDPA_PASS_WEIGHTS ? p->n_k : pass == SDPA_PASS_STATISTICS ? SDPA_N_STATISTICS : p->d_v;
+}
+
+static bool is_output(const sdpa_problem *p, sdpa_pass pass, const sdpa_tensor *t) {
+    const bool backward = pass == SDPA_PASS_BACKWARD || pass == SDPA_PASS_DOUBLE_BACKWARD;
+    if (t == &p->o || t == &p->lse) return !backward;
+    if (t == &p->o_t) return pass == SDPA_PASS_TANGENT || pass == SDPA_PASS_DOUBLE_BACKWARD;
+#define IS(name, rows, columns) || t == &p->name
+    return backward && (false SDPA_GRADIENTS(IS));
+#undef IS
+}
+
+static void check_types(const sdpa_problem *p, sdpa_pass pass) {
+    const sdpa_dtype wide = p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
+    assert(p->dtype == SDPA_F16 || p->dtype == SDPA_BF16 || p->dtype == SDPA_F32 || p->dtype == SDPA_F64);
+    const bool additive =
+        p->scores == SDPA_ADDITIVE; /* q and k are projections, of the type that they are computed in */
+    const sdpa_tensor *operands[] = {&p->q, &p->k, &p->v, &p->dout, &p->o_t};
+    for (int i = 0; i < 5; i++) {
+        assert(!operands[i]->data || operands[i]->dtype == (additive && i < 2 ? wide : p->dtype));
+    }
+    assert(!p->o.data || p->o.dtype == (pass == SDPA_PASS_STATISTICS ? wide : p->dtype));
+    assert(!p->lse.data || p->lse.dtype == wide);
+    assert(!p->dlse.data || p->dlse.dtype == wide);
+    assert(!p->mask.data || p->mask.dtype == SDPA_BOOL || p->mask.dtype == SDPA_F32 || p->mask.dtype == p->dtype);
+    assert(!p->offset.data || p->offset.dtype == SDPA_I64);
+    assert(!p->key_length.data || p->key_length.dtype == SDPA_I64);
+}
+
+static void check_outputs(const sdpa_problem *p, sdpa_pass pass) {
+#define EXTENT(name, rows, columns)                                                                                    \
+    extent_of(p, &p->name, rows, &p->name == &p->o ? result_columns(p, pass) : (columns)),
+    extent all[] = {SDPA_TENSORS(EXTENT)};
+#undef EXTENT
+    const int n = sizeof all / sizeof *all;
+    for (int i = 0; i < n; i++) {
+        const sdpa_tensor *t = all[i].t;
+        if (!is_output(p, pass, t) || all[i].first == all[i].end) continue;
+        assert(!t->swapped && all[i].first % size_of(t->dtype) == 0);
+        assert(!all[i].repeated || !(t == &p->o || t == &p->lse || t == &p->o_t));
+        for (int j = 0; j < n; j++) {
+            /* Where memory between elements is another's, extents may cross without sharing a byte. */
+            if (j == i || !all[i].whole || !all[j].whole) continue;
+            assert(all[i].end <= all[j].first || all[j].end <= all[i].first);
+        }
+    }
+}
+
+void sdpa_problem_check(const sdpa_problem *p, sdpa_pass pass) {
+    int64_t n_batch = 1;
+    assert(p->n_axes >= 0 && p->n_axes <= SDPA_MAX_AXES && p->n_workers >= 1);
+    for (int a = 0; a < p->n_axes; a++) {
+        assert(p->axis[a] >= 0 && !__builtin_mul_overflow(n_batch, p->axis[a], &n_batch));
+    }
+    assert(p->n_batch == n_batch);
+    assert(p->n_head >= 0 && p->n_q >= 0 && p->n_k >= 0 && p->d_k >= 0 && p->d_v >= 0);
+    assert(isfinite(p->scale) && p->softcap >= 0 && isfinite(p->softcap) && p->dropout_p >= 0 && p->dropout_p <= 1);
+    assert((p->features & ~(unsigned)SDPA_FEATURE_UNKNOWN) == sdpa_problem_features(p));
+    if (p->scores == SDPA_ADDITIVE) assert(p->w_score && p->channels % 2 == 0 && p->d_k == 2 * p->channels);
+    check_types(p, pass);
+    check_outputs(p, pass);
+}
+#endif

@@ -1,0 +1,54 @@
+/* The thread pool: lazily started, fork-safe, joined at exit. No OpenMP (it hangs after fork). */
+#ifndef SDPA_PARALLEL_H
+#define SDPA_PARALLEL_H
+
+#include <stdatomic.h>
+
+#include "../problem.h"
+
+typedef struct sdpa_run sdpa_run; /* one parallel call in progress */
+
+/* Work on one unit. `worker` is in 0 .. n_workers-1 and selects scratch memory; never the order of a sum. */
+typedef void sdpa_unit_fn(void *context, int64_t unit, int worker, sdpa_run *run);
+
+/* Calls fn once for every unit 0 .. n_units-1 on at most n_workers threads, the caller being worker 0. Units are
+ * claimed in increasing order, so a unit may wait (sdpa_run_wait) for any earlier one. A caller that finds the pool
+ * busy runs all units itself. `interrupted` (may be NULL) is polled on the calling thread at most every 20 ms, between
+ * units and inside sdpa_run_stopped and sdpa_run_wait; once it returns non-zero no further unit starts and the result
+ * is SDPA_INTERRUPTED. */
+sdpa_status sdpa_parallel_for(int64_t n_units, int n_workers, sdpa_unit_fn *fn, void *context,
+                              int (*interrupted)(void));
+
+/* Zeros `bytes` of `data` so that it can be interrupted and shared: a gigabyte that the system has to find first takes it
+ * most of a second. */
+sdpa_status sdpa_parallel_zero(void *data, size_t bytes, int n_workers, int (*interrupted)(void));
+
+/* True once the run has been interrupted: long units ask between blocks and return early. Cheap; any worker. */
+bool sdpa_run_stopped(sdpa_run *run);
+
+/* Waits until *counter >= value (acquire). False, at once, when the run is interrupted. */
+bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value);
+
+/* More are never started, whatever is asked for. */
+#define SDPA_MAX_THREADS 1024
+
+/* SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use (affinity, cgroup quota rounded up), found
+ * at the first call. A variable that is not a positive number counts as absent. Exported with default visibility for
+ * threadpoolctl. set: n >= 1, clamped to SDPA_MAX_THREADS; threads beyond a smaller number stay asleep. */
+__attribute__((visibility("default"))) int sdpa_get_num_threads(void);
+__attribute__((visibility("default"))) void sdpa_set_num_threads(int n);
+int sdpa_available_cpus(void);
+
+/* CPUs that the cgroup quotas (v1 and v2) of this process grant, rounded up; 0: no limit. `root` is put before the
+ * paths that are read; tests name a directory of their own, everybody else "". */
+int sdpa_quota_cpus(const char *root);
+
+/* Joins the threads; the next parallel call starts them again. Meant for the end of the process, where it also runs by
+ * itself: a run in progress on another thread ends as interrupted, since that thread may never come back to it. */
+void sdpa_pool_stop(void);
+
+/* The same, for good: every later call runs serially. For the end of an interpreter, which kills the threads that ask
+ * for its lock, callers in the middle of a run included; none of them may then have workers that use its stack. */
+void sdpa_pool_close(void);
+
+#endif

@@ -1,4 +1,4 @@
-# The options of attention are checked against the table in src/python/options.c by a test.
+# Written by `make stubs`; see tools/stubs.py.
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
@@ -6,10 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 __version__: str
-
-class AttentionForward(NamedTuple):
-    out: NDArray[Any]
-    lse: NDArray[Any]
+_Axis = int | tuple[int, ...] | None
 
 class AdditiveGradients(NamedTuple):
     query: NDArray[Any] | None
@@ -22,16 +19,16 @@ class AdditiveGradients(NamedTuple):
     attn_mask: NDArray[Any] | None
     sinks: NDArray[Any] | None
 
+class AttentionForward(NamedTuple):
+    out: NDArray[Any]
+    lse: NDArray[Any]
+
 class AttentionGradients(NamedTuple):
     query: NDArray[Any] | None
     key: NDArray[Any] | None
     value: NDArray[Any] | None
     attn_mask: NDArray[Any] | None
     sinks: NDArray[Any] | None
-
-class AttentionTangent(NamedTuple):
-    out: NDArray[Any]
-    out_t: NDArray[Any]
 
 class AttentionSecondGradients(NamedTuple):
     grad_out: NDArray[Any] | None
@@ -49,6 +46,10 @@ class AttentionStatistics(NamedTuple):
     sum_p3: NDArray[Any]
     score_mean: NDArray[Any]
     score_var: NDArray[Any]
+
+class AttentionTangent(NamedTuple):
+    out: NDArray[Any]
+    out_t: NDArray[Any]
 
 def additive_attention(
     query: ArrayLike,
@@ -74,30 +75,6 @@ def additive_attention(
     workers: int | None = None,
     out: NDArray[Any] | None = None,
 ) -> NDArray[Any]: ...
-def additive_attention_forward(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
-    w_query: ArrayLike,
-    w_key: ArrayLike,
-    w_score: ArrayLike,
-    bias: ArrayLike | None = None,
-    *,
-    attn_mask: ArrayLike | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool | Literal["upper_left", "lower_right"] = False,
-    scale: float | None = 1.0,
-    enable_gqa: bool = False,
-    softcap: float | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    sinks: ArrayLike | None = None,
-    alibi_slopes: ArrayLike | None = None,
-    key_lengths: int | ArrayLike | None = None,
-    query_offset: int | ArrayLike | None = None,
-    rng: int | np.random.Generator | None = None,
-    workers: int | None = None,
-    out: NDArray[Any] | None = None,
-) -> AttentionForward: ...
 def additive_attention_backward(
     grad_out: ArrayLike,
     query: ArrayLike,
@@ -126,6 +103,30 @@ def additive_attention_backward(
     grad_lse: ArrayLike | None = None,
     needs: Iterable[str] = ("query", "key", "value", "w_query", "w_key", "w_score", "bias"),
 ) -> AdditiveGradients: ...
+def additive_attention_forward(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    w_query: ArrayLike,
+    w_key: ArrayLike,
+    w_score: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    scale: float | None = 1.0,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    workers: int | None = None,
+    out: NDArray[Any] | None = None,
+) -> AttentionForward: ...
 def attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -146,37 +147,6 @@ def attention(
     workers: int | None = None,
     out: NDArray[Any] | None = None,
 ) -> NDArray[Any]: ...
-def scaled_dot_product_attention(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
-    attn_mask: ArrayLike | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool | Literal["upper_left", "lower_right"] = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> NDArray[Any]: ...
-def attention_forward(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
-    attn_mask: ArrayLike | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool | Literal["upper_left", "lower_right"] = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    softcap: float | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    sinks: ArrayLike | None = None,
-    alibi_slopes: ArrayLike | None = None,
-    key_lengths: int | ArrayLike | None = None,
-    query_offset: int | ArrayLike | None = None,
-    rng: int | np.random.Generator | None = None,
-    workers: int | None = None,
-    out: NDArray[Any] | None = None,
-) -> AttentionForward: ...
 def attention_backward(
     grad_out: ArrayLike,
     query: ArrayLike,
@@ -201,30 +171,6 @@ def attention_backward(
     grad_lse: ArrayLike | None = None,
     needs: Iterable[str] = ("query", "key", "value"),
 ) -> AttentionGradients: ...
-def attention_jvp(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
-    query_t: ArrayLike | None,
-    key_t: ArrayLike | None,
-    value_t: ArrayLike | None,
-    attn_mask: ArrayLike | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool | Literal["upper_left", "lower_right"] = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    softcap: float | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    sinks: ArrayLike | None = None,
-    alibi_slopes: ArrayLike | None = None,
-    key_lengths: int | ArrayLike | None = None,
-    query_offset: int | ArrayLike | None = None,
-    rng: int | np.random.Generator | None = None,
-    workers: int | None = None,
-    attn_mask_t: ArrayLike | None = None,
-    sinks_t: ArrayLike | None = None,
-) -> AttentionTangent: ...
 def attention_double_backward(
     gg_query: ArrayLike | None,
     gg_key: ArrayLike | None,
@@ -254,6 +200,68 @@ def attention_double_backward(
     grad_lse: ArrayLike | None = None,
     needs: Iterable[str] = ("grad_out", "query", "key", "value"),
 ) -> AttentionSecondGradients: ...
+def attention_forward(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    workers: int | None = None,
+    out: NDArray[Any] | None = None,
+) -> AttentionForward: ...
+def attention_jvp(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    query_t: ArrayLike | None,
+    key_t: ArrayLike | None,
+    value_t: ArrayLike | None,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    workers: int | None = None,
+    attn_mask_t: ArrayLike | None = None,
+    sinks_t: ArrayLike | None = None,
+) -> AttentionTangent: ...
+def attention_statistics(
+    query: ArrayLike,
+    key: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    workers: int | None = None,
+) -> AttentionStatistics: ...
 def attention_weights(
     query: ArrayLike,
     key: ArrayLike,
@@ -273,38 +281,7 @@ def attention_weights(
     workers: int | None = None,
     stage: Literal["scores", "capped", "biased", "weights"] = "weights",
 ) -> NDArray[Any]: ...
-def attention_statistics(
-    query: ArrayLike,
-    key: ArrayLike,
-    attn_mask: ArrayLike | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool | Literal["upper_left", "lower_right"] = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    softcap: float | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    sinks: ArrayLike | None = None,
-    alibi_slopes: ArrayLike | None = None,
-    key_lengths: int | ArrayLike | None = None,
-    query_offset: int | ArrayLike | None = None,
-    rng: int | np.random.Generator | None = None,
-    workers: int | None = None,
-) -> AttentionStatistics: ...
-def merge_attention(
-    outs: Sequence[ArrayLike] | NDArray[Any], lses: Sequence[ArrayLike] | NDArray[Any]
-) -> AttentionForward: ...
-
-_Axis = int | tuple[int, ...] | None
-
-def softmax(
-    x: ArrayLike,
-    axis: _Axis = -1,
-    *,
-    temperature: float = 1.0,
-    where: ArrayLike | None = None,
-    out: NDArray[Any] | None = None,
-) -> NDArray[Any]: ...
+def get_num_threads() -> int: ...
 def log_softmax(
     x: ArrayLike,
     axis: _Axis = -1,
@@ -312,6 +289,9 @@ def log_softmax(
     temperature: float = 1.0,
     where: ArrayLike | None = None,
     out: NDArray[Any] | None = None,
+) -> NDArray[Any]: ...
+def log_softmax_backward(
+    grad: ArrayLike, log_weights: ArrayLike, axis: _Axis = -1, *, temperature: float = 1.0
 ) -> NDArray[Any]: ...
 def logsumexp(
     x: ArrayLike,
@@ -321,24 +301,44 @@ def logsumexp(
     keepdims: bool = False,
     out: NDArray[Any] | None = None,
 ) -> NDArray[Any]: ...
-def softmax_backward(
-    grad: ArrayLike, weights: ArrayLike, axis: _Axis = -1, *, temperature: float = 1.0
-) -> NDArray[Any]: ...
-def log_softmax_backward(
-    grad: ArrayLike, log_weights: ArrayLike, axis: _Axis = -1, *, temperature: float = 1.0
-) -> NDArray[Any]: ...
 def logsumexp_backward(
     grad: ArrayLike, x: ArrayLike, lse: ArrayLike, axis: _Axis = -1
 ) -> NDArray[Any]: ...
-def softmax_jacobian(
-    weights: ArrayLike, axis: _Axis = -1, *, temperature: float = 1.0
+def merge_attention(
+    outs: Sequence[ArrayLike] | NDArray[Any], lses: Sequence[ArrayLike] | NDArray[Any]
+) -> AttentionForward: ...
+def scaled_dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> NDArray[Any]: ...
+def set_num_threads(n: int) -> None: ...
 @overload
 def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
 @overload
 def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
-def get_num_threads() -> int: ...
-def set_num_threads(n: int) -> None: ...
+def softmax(
+    x: ArrayLike,
+    axis: _Axis = -1,
+    *,
+    temperature: float = 1.0,
+    where: ArrayLike | None = None,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]: ...
+def softmax_backward(
+    grad: ArrayLike, weights: ArrayLike, axis: _Axis = -1, *, temperature: float = 1.0
+) -> NDArray[Any]: ...
+def softmax_jacobian(
+    weights: ArrayLike, axis: _Axis = -1, *, temperature: float = 1.0
+) -> NDArray[Any]: ...
+def _alloc_fail_after(n: int, /) -> None: ...
+def _array(name: str, value: ArrayLike, /) -> NDArray[Any]: ...
 def _check_attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -383,9 +383,7 @@ def _check_attention_backward(
     grad_lse: ArrayLike | None = None,
     needs: Iterable[str] = ("query", "key", "value"),
 ) -> None: ...
-def _array(name: str, value: ArrayLike, /) -> NDArray[Any]: ...
 def _close_pool() -> None: ...
-def _use_isa(name: str, /) -> str: ...
 def _isas() -> dict[str, bool]: ...
-def _alloc_fail_after(n: int, /) -> None: ...
-def _options() -> tuple[tuple[str, str, str, bool, int], ...]: ...
+def _options() -> tuple[tuple[str, str, str, bool, str, int], ...]: ...
+def _use_isa(name: str, /) -> str: ...

@@ -1,12 +1,15 @@
-/* additive_attention: a call of attention with weights beside its operands. */
-#include <stdio.h>
+#include "additive.h"
 
+#include "arrays.h"
 #include "call.h"
-
-#define ARGUMENTS PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames
+#include "docstring.h"
+#include "docstrings.h"
+#include "errors.h"
+#include "parse.h"
 
 enum { W_QUERY, W_KEY, W_SCORE, BIAS, N_WEIGHTS };
 
+/* A call of attention, and the weights that its scores come from. */
 typedef struct additive_call {
     sdpa_call call;
     sdpa_additive additive;
@@ -19,7 +22,22 @@ static sdpa_matrix matrix_of(PyArrayObject *a, sdpa_dtype dtype) {
                          sdpa_is_swapped(a)};
 }
 
-/* The weights, held against the operands; h is what w_query has columns. */
+/* Checks one weight's dtype and shape: (d_k, h) of w_query and w_key, (h,) of w_score and bias. w_query's says what h is. */
+static int check_weight(const additive_call *c, int i, const char *name, PyArrayObject *w, int64_t d_k) {
+    const sdpa_call *call = &c->call;
+    const long long h = c->additive.n_hidden, n_rows = d_k;
+    if (sdpa_dtype_of(call->module, w) != (int)call->problem.dtype) {
+        return sdpa_raise_dtype(name, w, "query's dtype %S", PyArray_DESCR(call->q));
+    }
+    const int n = i < W_SCORE ? 2 : 1;
+    const bool fits = PyArray_NDIM(w) == n && (i >= W_SCORE || PyArray_DIM(w, 0) == d_k) &&
+                      (i == W_QUERY || PyArray_DIM(w, n - 1) == h);
+    if (fits) return 0;
+    if (i == W_QUERY) return sdpa_raise_shape(name, w, "(%lld, h) to match query's last axis %lld", n_rows, n_rows);
+    if (i == W_KEY) return sdpa_raise_shape(name, w, "(%lld, %lld) to match key's last axis and w_query's", n_rows, h);
+    return sdpa_raise_shape(name, w, "(%lld,) to match w_query's last axis %lld", h, h);
+}
+
 static int read_weights(additive_call *c, PyObject *const values[N_NAMES]) {
     static const int names[] = {NAME_w_query, NAME_w_key, NAME_w_score, NAME_bias};
     sdpa_call *call = &c->call;
@@ -27,41 +45,17 @@ static int read_weights(additive_call *c, PyObject *const values[N_NAMES]) {
     sdpa_additive *a = &c->additive;
     a->d_q = p->d_k;
     p->d_k = PyArray_DIM(call->k, PyArray_NDIM(call->k) - 1);
-    const int64_t d_k[] = {a->d_q, p->d_k};
     sdpa_matrix *matrices[] = {&a->w_query, &a->w_key, &a->w_score, &a->bias};
     for (int i = 0; i < N_WEIGHTS; i++) {
         PyObject *value = values[names[i]];
         const char *name = sdpa_name_text(names[i]);
         if (i == BIAS && (!value || value == Py_None)) continue;
         PyArrayObject *w = c->weights[i] = sdpa_call_hold(call, name, value);
-        if (!w) return -1;
-        if (sdpa_dtype_of(call->module, w) != (int)p->dtype) {
-            PyErr_Format(PyExc_TypeError, "%s: expected query's dtype %S, got %S", name, PyArray_DESCR(call->q),
-                         PyArray_DESCR(w));
-            return -1;
-        }
-        const int n = i < W_SCORE ? 2 : 1;
-        const bool fits = PyArray_NDIM(w) == n && (i >= W_SCORE || PyArray_DIM(w, 0) == d_k[i]) &&
-                          (i == W_QUERY || PyArray_DIM(w, n - 1) == a->n_hidden);
-        if (!fits) {
-            char expected[100], got[SDPA_SHAPE_SIZE];
-            sdpa_shape_text(got, "", PyArray_DIMS(w), PyArray_NDIM(w));
-            if (i == W_QUERY) {
-                snprintf(expected, sizeof expected, "(%lld, h) to match query's last axis %lld", (long long)d_k[i],
-                         (long long)d_k[i]);
-            } else if (i == W_KEY) {
-                snprintf(expected, sizeof expected, "(%lld, %lld) to match key's last axis and w_query's",
-                         (long long)d_k[i], (long long)a->n_hidden);
-            } else {
-                snprintf(expected, sizeof expected, "(%lld,) to match w_query's last axis %lld", (long long)a->n_hidden,
-                         (long long)a->n_hidden);
-            }
-            PyErr_Format(PyExc_ValueError, "%s: expected %s, got %s", name, expected, got);
-            return -1;
-        }
+        if (!w || check_weight(c, i, name, w, i == W_QUERY ? a->d_q : p->d_k) < 0) return -1;
         if (i == W_QUERY) a->n_hidden = PyArray_DIM(w, 1);
         *matrices[i] = matrix_of(w, p->dtype);
     }
+    call->work *= (double)a->n_hidden + 1; /* one tanh per pair and hidden unit */
     return 0;
 }
 
@@ -73,45 +67,37 @@ static int begin(additive_call *c, PyObject *module, unsigned where, PyObject *c
     return read_weights(c, values);
 }
 
-/* The output, new reference; with lse, another, where that is not NULL. */
-static PyArrayObject *forward(PyObject *module, unsigned where, PyObject *const values[N_NAMES], PyArrayObject **lse) {
+static sdpa_status run_forward(const sdpa_problem *problem, const void *additive) {
+    return sdpa_additive_forward(problem, additive);
+}
+
+/* out, and lse if n is 2; new references, NULL after a failure. */
+static int forward(PyObject *module, unsigned where, PyObject *const values[N_NAMES], int n, PyArrayObject **results) {
     additive_call c;
-    PyArrayObject *out = NULL;
-    if (begin(&c, module, where, values) < 0) goto done;
-    sdpa_problem *p = &c.call.problem;
-    const npy_intp sizes[] = {p->n_q, p->d_v};
-    out = sdpa_call_result(&c.call, &p->o, 2, sizes, p->dtype, c.call.options.out);
-    if (out && lse) {
-        *lse = sdpa_call_result(&c.call, &p->lse, 1, sizes, sdpa_lse_dtype(p->dtype), NULL);
-        if (!*lse) Py_CLEAR(out);
-    }
-    if (!out) goto done;
-    sdpa_status status;
-    sdpa_call_merge_axes(&c.call);
-    Py_BEGIN_ALLOW_THREADS;
-    status = sdpa_additive_forward(p, &c.additive);
-    Py_END_ALLOW_THREADS;
-    if (sdpa_raise(status) < 0) Py_CLEAR(out);
-done:
+    const int failed = begin(&c, module, where, values) < 0 || sdpa_call_make_results(&c.call, n, results) < 0 ||
+                       sdpa_call_run_with(&c.call, run_forward, &c.additive) < 0;
+    if (failed) sdpa_drop(n, results);
     sdpa_call_end(&c.call);
-    return out;
+    return failed ? -1 : 0;
 }
 
-PyObject *sdpa_additive_attention(ARGUMENTS) {
+static PyObject *additive_attention(SDPA_ARGUMENTS) {
     PyObject *values[N_NAMES];
+    PyArrayObject *out = NULL;
     if (sdpa_parse(module, sdpa_signature_of(module, ADDITIVE), args, n_args, kwnames, values) < 0) return NULL;
-    return (PyObject *)forward(module, IN_ADDITIVE, values, NULL);
+    forward(module, IN_ADDITIVE, values, 1, &out);
+    return (PyObject *)out;
 }
 
-PyObject *sdpa_additive_attention_forward(ARGUMENTS) {
+static PyObject *additive_attention_forward(SDPA_ARGUMENTS) {
     PyObject *values[N_NAMES];
-    PyArrayObject *lse = NULL;
+    PyArrayObject *results[2] = {NULL};
     if (sdpa_parse(module, sdpa_signature_of(module, ADDITIVE_FORWARD), args, n_args, kwnames, values) < 0) return NULL;
-    PyArrayObject *out = forward(module, IN_ADDITIVE_FORWARD, values, &lse);
-    return sdpa_pair(module, FORWARD_TYPE, out, lse);
+    if (forward(module, IN_ADDITIVE_FORWARD, values, 2, results) < 0) return NULL;
+    return sdpa_tuple(module, FORWARD_TYPE, 2, results);
 }
 
-/* Gradients of the weights that are asked for, zeroed. New references, NULL where absent. */
+/* The gradients of weights in `needs`, zero-filled. New references, NULL where absent; -1 may leave some. */
 static int make_weight_gradients(additive_call *c, PyArrayObject *gradients[N_WEIGHTS]) {
     sdpa_additive *a = &c->additive;
     sdpa_matrix *matrices[] = {&a->dw_query, &a->dw_key, &a->dw_score, &a->dbias};
@@ -127,30 +113,38 @@ static int make_weight_gradients(additive_call *c, PyArrayObject *gradients[N_WE
     return 0;
 }
 
-PyObject *sdpa_additive_attention_backward(ARGUMENTS) {
+static sdpa_status run_backward(const sdpa_problem *problem, const void *additive) {
+    return sdpa_additive_backward(problem, additive);
+}
+
+static PyObject *additive_attention_backward(SDPA_ARGUMENTS) {
     PyObject *values[N_NAMES], *result = NULL;
     PyArrayObject *g[N_GRADIENTS] = {NULL}, *w[N_WEIGHTS] = {NULL};
     additive_call c;
     if (sdpa_parse(module, sdpa_signature_of(module, ADDITIVE_BACKWARD), args, n_args, kwnames, values) < 0) {
         return NULL;
     }
-    if (begin(&c, module, IN_ADDITIVE_BACKWARD, values) < 0 || sdpa_call_begin_backward(&c.call, values) < 0 ||
-        sdpa_call_make_gradients(&c.call, g) < 0 || make_weight_gradients(&c, w) < 0) {
-        goto done;
+    if (begin(&c, module, IN_ADDITIVE_BACKWARD, values) == 0 && sdpa_call_begin_backward(&c.call, values) == 0 &&
+        sdpa_call_make_gradients(&c.call, g) == 0 && make_weight_gradients(&c, w) == 0 &&
+        sdpa_call_run_with(&c.call, run_backward, &c.additive) == 0) {
+        PyArrayObject *all[] = {g[0], g[1], g[2], w[W_QUERY], w[W_KEY], w[W_SCORE], w[BIAS], g[3], g[4]};
+        result = sdpa_tuple(module, ADDITIVE_TYPE, N_GRADIENTS + N_WEIGHTS, all);
+    } else {
+        sdpa_drop(N_GRADIENTS, g);
+        sdpa_drop(N_WEIGHTS, w);
     }
-    sdpa_status status;
-    sdpa_call_merge_axes(&c.call);
-    Py_BEGIN_ALLOW_THREADS;
-    status = sdpa_additive_backward(&c.call.problem, &c.additive);
-    Py_END_ALLOW_THREADS;
-    if (sdpa_raise(status) < 0) goto done;
-    result = PyObject_CallFunctionObjArgs(sdpa_state_of(module)->types[ADDITIVE_TYPE], sdpa_or_none(g[0]),
-                                          sdpa_or_none(g[1]), sdpa_or_none(g[2]), sdpa_or_none(w[W_QUERY]),
-                                          sdpa_or_none(w[W_KEY]), sdpa_or_none(w[W_SCORE]), sdpa_or_none(w[BIAS]),
-                                          sdpa_or_none(g[3]), sdpa_or_none(g[4]), NULL);
-done:
-    for (int i = 0; i < N_GRADIENTS; i++) Py_XDECREF((PyObject *)g[i]);
-    for (int i = 0; i < N_WEIGHTS; i++) Py_XDECREF((PyObject *)w[i]);
     sdpa_call_end(&c.call);
     return result;
+}
+
+#define OPERANDS NAME_query, NAME_key, NAME_value, NAME_w_query, NAME_w_key, NAME_w_score
+
+int sdpa_additive_add(PyObject *module) {
+    static const sdpa_entry entries[] = {
+        SDPA_ENTRY(ADDITIVE, additive_attention, IN_ADDITIVE, 6, {OPERANDS}),
+        SDPA_ENTRY(ADDITIVE_FORWARD, additive_attention_forward, IN_ADDITIVE_FORWARD, 6, {OPERANDS}),
+        SDPA_ENTRY(ADDITIVE_BACKWARD, additive_attention_backward, IN_ADDITIVE_BACKWARD, 10,
+                   {NAME_grad_out, OPERANDS, NAME_bias, NAME_out, NAME_lse}),
+    };
+    return sdpa_entries_add(module, entries, sizeof entries / sizeof *entries);
 }

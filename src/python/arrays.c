@@ -1,25 +1,86 @@
-/* Python objects to NumPy arrays, and what is asked of those. */
-#include "module.h"
+#include "arrays.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
-#include <string.h>
 
-/* Whether NumPy knows how to take it by itself, so that DLPack is not needed. */
+#include "errors.h"
+
+/* Whether NumPy can convert the object without DLPack. */
 static bool has_array_protocol(PyObject *value) {
     return PyObject_HasAttrString(value, "__array__") || PyObject_CheckBuffer(value) ||
            PyObject_HasAttrString(value, "__array_interface__") || PyObject_HasAttrString(value, "__array_struct__");
 }
 
-/* Turns the exception of a failed conversion into a TypeError that names the argument, the first as its cause. */
+/* Whether the pending exception says that a conversion failed; an interruption or lack of memory passes unchanged. */
+static bool is_failure(void) {
+    return PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError);
+}
+
+/* DLPack's numbers of the device types whose memory NumPy reads. */
+enum { DEVICE_CPU = 1, DEVICE_CUDA_HOST = 3, DEVICE_ROCM_HOST = 11, DEVICE_CUDA_MANAGED = 13 };
+
+/* The others, by their numbers. */
+static const char *const DEVICES[] = {
+    [2] = "cuda",     [4] = "opencl",  [7] = "vulkan",  [8] = "metal",    [9] = "vpi",   [10] = "rocm",
+    [12] = "ext_dev", [14] = "oneapi", [15] = "webgpu", [16] = "hexagon", [17] = "maia", [18] = "trainium",
+};
+enum { N_DEVICES = sizeof DEVICES / sizeof DEVICES[0] };
+
+/* -1 and TypeError if the object says that its memory is not the CPU's; 0 if it does not, or says nothing. */
+static int check_device(const char *name, PyObject *value) {
+    PyObject *pair = PyObject_CallMethod(value, "__dlpack_device__", NULL);
+    long device, index;
+    bool known = pair && PyTuple_Check(pair) && PyArg_ParseTuple(pair, "ll", &device, &index);
+    Py_XDECREF(pair);
+    if (!known) {
+        if (PyErr_Occurred() && !is_failure()) return -1;
+        PyErr_Clear();
+        return 0;
+    }
+    if (device == DEVICE_CPU || device == DEVICE_CUDA_HOST || device == DEVICE_ROCM_HOST ||
+        device == DEVICE_CUDA_MANAGED) {
+        return 0;
+    }
+    const char *text = device > 0 && device < N_DEVICES ? DEVICES[device] : NULL;
+    char number[48];
+    if (!text) {
+        snprintf(number, sizeof number, "device type %ld", device);
+        text = number;
+    }
+    PyErr_Format(PyExc_TypeError, "%s: expected an array on the CPU, got %R on %s:%ld", name, Py_TYPE(value), text,
+                 index);
+    return -1;
+}
+
+/* -1 and TypeError if it is a tensor of PyTorch's bfloat16, which neither __array__ nor DLPack brings to NumPy. */
+static int check_bfloat16(const char *name, PyObject *value) {
+    PyObject *dtype = PyObject_GetAttrString(value, "dtype");
+    PyObject *text = dtype ? PyObject_Str(dtype) : NULL;
+    bool is_torch = text && PyUnicode_CompareWithASCIIString(text, "torch.bfloat16") == 0;
+    Py_XDECREF(dtype);
+    Py_XDECREF(text);
+    if (PyErr_Occurred() && !is_failure()) return -1;
+    PyErr_Clear();
+    if (!is_torch) return 0;
+    PyErr_Format(
+        PyExc_TypeError,
+        "%s: expected a dtype that NumPy takes, got %R of torch.bfloat16; sdpa.interop.torch takes its tensors", name,
+        Py_TYPE(value));
+    return -1;
+}
+
+/* Replaces the exception of a failed conversion by a TypeError that names the argument and has the exception as its
+ * cause. */
 static void raise_not_an_array(const char *name, PyObject *value) {
-    if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) return;
+    if (!is_failure()) return;
     PyObject *type, *cause, *traceback;
     PyErr_Fetch(&type, &cause, &traceback);
     PyErr_NormalizeException(&type, &cause, &traceback);
     if (traceback) PyException_SetTraceback(cause, traceback);
-    PyErr_Format(PyExc_TypeError, "%s: expected an array, got %R, which NumPy cannot take: %S", name, Py_TYPE(value),
-                 cause);
+    if (check_device(name, value) == 0 && check_bfloat16(name, value) == 0) {
+        PyErr_Format(PyExc_TypeError, "%s: expected an array, got %R, which NumPy cannot take: %S", name,
+                     Py_TYPE(value), cause);
+    }
     PyObject *new_type, *new_value, *new_traceback;
     PyErr_Fetch(&new_type, &new_value, &new_traceback);
     PyErr_NormalizeException(&new_type, &new_value, &new_traceback);
@@ -36,6 +97,7 @@ PyArrayObject *sdpa_array(PyObject *module, const char *name, PyObject *value) {
     }
     PyObject *array;
     if (!has_array_protocol(value) && PyObject_HasAttrString(value, "__dlpack__")) {
+        if (check_device(name, value) < 0) return NULL;
         array = PyObject_CallFunctionObjArgs(sdpa_state_of(module)->from_dlpack, value, NULL);
     } else {
         array = PyArray_FromAny(value, NULL, 0, 0, 0, NULL);
@@ -77,6 +139,14 @@ int sdpa_dtype_of(PyObject *module, PyArrayObject *a) {
     }
 }
 
+const char *sdpa_dtype_text(sdpa_dtype dtype) {
+    static const char *const names[] = {
+        [SDPA_BOOL] = "bool",   [SDPA_F16] = "float16", [SDPA_BF16] = "bfloat16",
+        [SDPA_F32] = "float32", [SDPA_F64] = "float64", [SDPA_I64] = "int64",
+    };
+    return names[dtype];
+}
+
 int sdpa_type_number(PyObject *module, sdpa_dtype dtype) {
     switch (dtype) {
     case SDPA_BOOL:
@@ -101,17 +171,8 @@ char *sdpa_data(PyArrayObject *a) {
     return data ? data : (char *)&nothing;
 }
 
-const char *sdpa_shape_text(char text[SDPA_SHAPE_SIZE], const char *lead, const npy_intp *sizes, int n) {
-    int used = snprintf(text, SDPA_SHAPE_SIZE, "(%s", lead);
-    for (int i = 0; i < n; i++) {
-        used += snprintf(text + used, SDPA_SHAPE_SIZE - (size_t)used, "%s%lld", i ? ", " : "", (long long)sizes[i]);
-    }
-    snprintf(text + used, SDPA_SHAPE_SIZE - (size_t)used, n == 1 && !*lead ? ",)" : ")");
-    return text;
-}
-
-/* True if no two elements share memory: sorted by stride, each axis steps over all that the smaller ones span. Holds
- * for every view made by slicing, transposing, reshaping or taking a diagonal or a field. */
+/* True only if no two elements share memory: in order of their strides, each axis steps over all the bytes that the
+ * axes before it span. True for every view made by slicing, transposing, reshaping or taking a diagonal or a field. */
 static bool is_injective(PyArrayObject *a) {
     if (PyArray_SIZE(a) == 0) return true;
     npy_intp span = PyArray_ITEMSIZE(a);
@@ -139,11 +200,10 @@ int sdpa_check_out(PyObject *value, const npy_intp *sizes, int n, int type_numbe
         return -1;
     }
     PyArrayObject *out = (PyArrayObject *)value;
-    char expected[SDPA_SHAPE_SIZE], got[SDPA_SHAPE_SIZE];
+    char strides[SDPA_SHAPE_SIZE], shape[SDPA_SHAPE_SIZE];
+    sdpa_shape_text(shape, "", sizes, n);
     if (PyArray_NDIM(out) != n || !PyArray_CompareLists(PyArray_DIMS(out), sizes, n)) {
-        PyErr_Format(PyExc_ValueError, "out: expected shape %s, got %s", sdpa_shape_text(expected, "", sizes, n),
-                     sdpa_shape_text(got, "", PyArray_DIMS(out), PyArray_NDIM(out)));
-        return -1;
+        return sdpa_raise_shape("out", out, "shape %s", shape);
     }
     if (PyArray_TYPE(out) != type_number || sdpa_is_swapped(out)) {
         PyArray_Descr *descr = PyArray_DescrFromType(type_number);
@@ -163,13 +223,13 @@ int sdpa_check_out(PyObject *value, const npy_intp *sizes, int n, int type_numbe
     }
     if (!is_injective(out)) {
         PyErr_Format(PyExc_ValueError, "out: expected elements that do not share memory, got strides %s for shape %s",
-                     sdpa_shape_text(expected, "", PyArray_STRIDES(out), n), sdpa_shape_text(got, "", sizes, n));
+                     sdpa_shape_text(strides, "", PyArray_STRIDES(out), n), shape);
         return -1;
     }
     return 0;
 }
 
-/* *low <= address of every byte < *high. */
+/* Every byte's address is at least *low and below *high. */
 static void find_bounds(PyArrayObject *a, const char **low, const char **high) {
     *low = *high = PyArray_DATA(a);
     for (int i = 0; i < PyArray_NDIM(a); i++) {
@@ -188,8 +248,8 @@ int sdpa_check_overlap(PyObject *module, PyArrayObject *out, const char *name, P
     find_bounds(input, &input_low, &input_high);
     if (high <= input_low || input_high <= low) return 0;
 
-    /* The bounds overlap, as those of interleaved views do: whether any element does is NumPy's to solve. A problem
-     * too hard within this many steps is taken for an overlap. */
+    /* The bounds of interleaved views overlap although no element does, so NumPy solves for shared elements. A problem
+     * that it cannot solve within this many steps counts as an overlap. */
     PyObject *answer = PyObject_CallFunction(sdpa_state_of(module)->shares_memory, "OOi", out, input, 100000);
     bool shares = true;
     if (answer) {
@@ -200,6 +260,7 @@ int sdpa_check_overlap(PyObject *module, PyArrayObject *out, const char *name, P
         PyErr_Clear();
     }
     if (!shares) return 0;
-    PyErr_Format(PyExc_ValueError, "out: expected memory of its own, got an array that overlaps %s", name);
+    PyErr_Format(PyExc_ValueError, "out: expected memory not shared with an input, got an array that overlaps %s",
+                 name);
     return -1;
 }

@@ -3,20 +3,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "../parallel.h"
-
-static void raise_shape(const char *name, const char *expected, PyArrayObject *got) {
-    char text[SDPA_SHAPE_SIZE];
-    PyErr_Format(PyExc_ValueError, "%s: expected %s, got %s", name, expected,
-                 sdpa_shape_text(text, "", PyArray_DIMS(got), PyArray_NDIM(got)));
-}
-
-PyObject *sdpa_dtype_text(PyObject *module, sdpa_dtype dtype) {
-    PyArray_Descr *descr = PyArray_DescrFromType(sdpa_type_number(module, dtype));
-    PyObject *text = descr ? PyObject_Str((PyObject *)descr) : NULL;
-    Py_XDECREF((PyObject *)descr);
-    return text;
-}
+#include "../runtime/parallel.h"
+#include "arrays.h"
+#include "errors.h"
+#include "gil.h"
 
 PyArrayObject *sdpa_call_hold(sdpa_call *call, const char *name, PyObject *value) {
     PyArrayObject *array = sdpa_array(call->module, name, value);
@@ -32,10 +22,10 @@ void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdp
                     const npy_intp *inner, bool heads) {
     const npy_intp *sizes = PyArray_DIMS(a), *strides = PyArray_STRIDES(a);
     const sdpa_problem *p = &call->problem;
-    int at = PyArray_NDIM(a) - 1; /* next axis, from the last */
+    int axis = PyArray_NDIM(a) - 1; /* next axis, counted down from the last */
     int64_t inner_strides[2] = {0, 0};
-    for (int i = n_inner - 1; i >= 0; i--, at--) {
-        if (at >= 0 && (sizes[at] != 1 || inner[i] == 1)) inner_strides[i] = strides[at];
+    for (int i = n_inner - 1; i >= 0; i--, axis--) {
+        if (axis >= 0 && (sizes[axis] != 1 || inner[i] == 1)) inner_strides[i] = strides[axis];
     }
     t->data = sdpa_data(a);
     t->row = inner_strides[0];
@@ -45,15 +35,15 @@ void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdp
     t->head = 0;
     t->group = 1;
     if (heads) {
-        if (at >= 0 && sizes[at] == p->n_head) {
-            t->head = strides[at];
-        } else if (at >= 0 && sizes[at] > 1) {
-            t->head = strides[at];
-            t->group = p->n_head / sizes[at];
+        if (axis >= 0 && sizes[axis] == p->n_head) {
+            t->head = strides[axis];
+        } else if (axis >= 0 && sizes[axis] > 1) {
+            t->head = strides[axis];
+            t->group = p->n_head / sizes[axis];
         }
-        at--;
+        axis--;
     }
-    int first = call->n_batch_axes - 1 - at; /* axis of the output that its first one meets */
+    int first = call->n_batch_axes - 1 - axis; /* the output's axis that the first axis of `a` belongs to */
     for (int i = 0; i < p->n_axes; i++) {
         int own = call->axis[i] - first;
         t->batch[i] = own >= 0 && sizes[own] != 1 ? strides[own] : 0;
@@ -79,22 +69,6 @@ static void set_integers(sdpa_call *call, sdpa_tensor *t, PyArrayObject *array, 
     call->present[call->n_present++] = t;
 }
 
-void sdpa_call_merge_axes(sdpa_call *call) {
-    sdpa_problem *p = &call->problem;
-    int last = 0; /* the axes up to here are final but for what may join the last one */
-    for (int i = 1; i < p->n_axes; i++) {
-        bool joined = true;
-        for (int t = 0; t < call->n_present && joined; t++) {
-            const int64_t *strides = call->present[t]->batch;
-            joined = strides[last] == strides[i] * p->axis[i];
-        }
-        last += !joined;
-        p->axis[last] = joined ? p->axis[last] * p->axis[i] : p->axis[i];
-        for (int t = 0; t < call->n_present; t++) call->present[t]->batch[last] = call->present[t]->batch[i];
-    }
-    if (p->n_axes) p->n_axes = last + 1;
-}
-
 /* ------------------------------------------------------------------------------------ operands */
 
 static int set_dtype(sdpa_call *call) {
@@ -104,17 +78,12 @@ static int set_dtype(sdpa_call *call) {
     } operands[] = {{call->q, "query"}, {call->k, "key"}, {call->v, "value"}};
     for (int i = 0; i < 3 && operands[i].a; i++) {
         int dtype = sdpa_dtype_of(call->module, operands[i].a);
-        PyObject *got = (PyObject *)PyArray_DESCR(operands[i].a);
-        if (dtype < SDPA_F16 || dtype > SDPA_F64) {
-            PyErr_Format(PyExc_TypeError, "%s: expected float16, bfloat16, float32 or float64, got %S",
-                         operands[i].name, got);
-            return -1;
+        if (!sdpa_is_float(dtype)) {
+            return sdpa_raise_dtype(operands[i].name, operands[i].a, "float16, bfloat16, float32 or float64");
         }
         if (i == 0) call->problem.dtype = (sdpa_dtype)dtype;
         if ((sdpa_dtype)dtype != call->problem.dtype) {
-            PyErr_Format(PyExc_TypeError, "%s: expected query's dtype %S, got %S", operands[i].name,
-                         PyArray_DESCR(call->q), got);
-            return -1;
+            return sdpa_raise_dtype(operands[i].name, operands[i].a, "query's dtype %S", PyArray_DESCR(call->q));
         }
     }
     return 0;
@@ -126,18 +95,18 @@ static npy_intp size_from_end(PyArrayObject *a, int i) {
 
 static const npy_intp *last_axes(PyArrayObject *a) { return PyArray_DIMS(a) + PyArray_NDIM(a) - 2; }
 
-/* Joins the leading axes of `a` to those of the output. `but_heads`: heads are not broadcast but grouped. */
+/* Broadcasts the leading axes of `a` with those of the output; `but_heads` leaves out heads, which are grouped. */
 static int broadcast_lead(sdpa_call *call, const char *name, PyArrayObject *a, bool but_heads) {
     int nd = PyArray_NDIM(a);
     for (int i = 0; i < nd - 2; i++) {
-        int at = call->nd - nd + i;
-        if (but_heads && at == call->nd - 3) continue;
-        npy_intp size = PyArray_DIM(a, i), *common = &call->shape[at];
+        int axis = call->nd - nd + i;
+        if (but_heads && axis == call->nd - 3) continue;
+        npy_intp size = PyArray_DIM(a, i), *common = &call->shape[axis];
         if (*common == 1) {
             *common = size;
         } else if (size != 1 && size != *common) {
             char expected[SDPA_SHAPE_SIZE], got[SDPA_SHAPE_SIZE];
-            bool groups = at == call->nd - 3 && size && *common % size == 0 && a != call->q;
+            bool groups = axis == call->nd - 3 && size && *common % size == 0 && a != call->q;
             PyErr_Format(PyExc_ValueError, "%s: expected leading axes that broadcast with %s, got %s%s", name,
                          sdpa_shape_text(expected, "", call->shape, call->nd - 2),
                          sdpa_shape_text(got, "", PyArray_DIMS(a), nd - 2),
@@ -150,16 +119,11 @@ static int broadcast_lead(sdpa_call *call, const char *name, PyArrayObject *a, b
 
 static int check_heads(sdpa_call *call) {
     npy_intp n_q = size_from_end(call->q, 3), n_k = size_from_end(call->k, 3);
-    char expected[200];
     if (n_k ? n_q % n_k : n_q) {
-        PyOS_snprintf(expected, sizeof expected, "a number of heads that divides query's %lld", (long long)n_q);
-        raise_shape("key", expected, call->k);
-        return -1;
+        return sdpa_raise_shape("key", call->k, "a number of heads that divides query's %lld", (long long)n_q);
     }
     if (call->v && size_from_end(call->v, 3) != n_k) {
-        PyOS_snprintf(expected, sizeof expected, "key's number of heads, %lld", (long long)n_k);
-        raise_shape("value", expected, call->v);
-        return -1;
+        return sdpa_raise_shape("value", call->v, "key's number of heads, %lld", (long long)n_k);
     }
     if (call->nd > 2) call->shape[call->nd - 3] = n_q;
     return 0;
@@ -172,7 +136,8 @@ void sdpa_call_set_axes(sdpa_call *call) {
     p->n_batch = 1;
     p->n_axes = 0;
     for (int i = 0; i < call->n_batch_axes; i++) {
-        p->n_batch = (int64_t)((uint64_t)p->n_batch * (uint64_t)call->shape[i]); /* too large: no result can be made */
+        /* May wrap around, but then no result can be allocated. */
+        p->n_batch = (int64_t)((uint64_t)p->n_batch * (uint64_t)call->shape[i]);
         if (call->shape[i] == 1) continue;
         call->axis[p->n_axes] = i;
         p->axis[p->n_axes++] = call->shape[i];
@@ -183,14 +148,14 @@ void sdpa_call_set_axes(sdpa_call *call) {
 static int set_sizes(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     PyArrayObject *q = call->q, *k = call->k, *v = call->v;
-    if (PyArray_NDIM(q) < 2) return raise_shape("query", "at least two axes, (..., Lq, d_k)", q), -1;
-    if (PyArray_NDIM(k) < 2) return raise_shape("key", "at least two axes, (..., Lk, d_k)", k), -1;
-    if (v && PyArray_NDIM(v) < 2) return raise_shape("value", "at least two axes, (..., Lk, d_v)", v), -1;
+    if (PyArray_NDIM(q) < 2) return sdpa_raise_shape("query", q, "at least two axes, (..., Lq, d_k)");
+    if (PyArray_NDIM(k) < 2) return sdpa_raise_shape("key", k, "at least two axes, (..., Lk, d_k)");
+    if (v && PyArray_NDIM(v) < 2) return sdpa_raise_shape("value", v, "at least two axes, (..., Lk, d_v)");
     p->n_q = size_from_end(q, 2);
     p->d_k = size_from_end(q, 1);
     p->n_k = size_from_end(k, 2);
     p->d_v = v ? size_from_end(v, 1) : 0;
-    const bool additive = call->options.where & IN_ADDITIVES; /* weights bring its queries and keys to one width */
+    const bool additive = call->options.where & IN_ADDITIVES; /* its weights give queries and keys the same width */
     const struct {
         const char *name, *to_match;
         PyArrayObject *a;
@@ -244,25 +209,23 @@ static int set_mask(sdpa_call *call) {
     call->mask = mask;
     int dtype = sdpa_dtype_of(call->module, mask);
     if (dtype != SDPA_BOOL && dtype != SDPA_F32 && dtype != (int)p->dtype) {
-        PyObject *own = sdpa_dtype_text(call->module, p->dtype);
-        if (!own) return -1;
+        const char *own = sdpa_dtype_text(p->dtype);
+        if (!PyArray_ISINTEGER(mask)) {
+            return sdpa_raise_dtype("attn_mask", mask, "bool, float32 or query's dtype %s", own);
+        }
         PyErr_Format(PyExc_TypeError,
-                     PyArray_ISINTEGER(mask)
-                         ? "attn_mask: expected bool (True = attend) or, to be added to the scores, "
-                           "%U, got %S; write attn_mask != 0 for a mask of ones and zeros, "
-                           "attn_mask.astype(query.dtype) for a bias"
-                         : "attn_mask: expected bool, float32 or query's dtype %U, got %S",
+                     "attn_mask: expected bool (True = attend) or, to be added to the scores, %s, got %S; write "
+                     "attn_mask != 0 for a mask of ones and zeros, attn_mask.astype(query.dtype) for a bias",
                      own, PyArray_DESCR(mask));
-        Py_DECREF(own);
         return -1;
     }
     npy_intp shape[NPY_MAXDIMS];
     memcpy(shape, call->shape, sizeof *shape * (size_t)call->nd);
     shape[call->nd - 1] = p->n_k;
     if (!broadcasts_to(mask, shape, call->nd)) {
-        char expected[SDPA_SHAPE_SIZE + 40] = "a shape that broadcasts to ";
-        sdpa_shape_text(expected + strlen(expected), "", shape, call->nd);
-        return raise_shape("attn_mask", expected, mask), -1;
+        char text[SDPA_SHAPE_SIZE];
+        return sdpa_raise_shape("attn_mask", mask, "a shape that broadcasts to %s",
+                                sdpa_shape_text(text, "", shape, call->nd));
     }
     set_tensor(call, &p->mask, mask, (sdpa_dtype)dtype, 2, shape + call->nd - 2, true);
     return 0;
@@ -271,17 +234,13 @@ static int set_mask(sdpa_call *call) {
 /* One number per head: sinks, alibi_slopes. */
 static int set_per_head(sdpa_call *call, sdpa_tensor *t, const char *name, PyArrayObject *a) {
     int dtype = sdpa_dtype_of(call->module, a);
-    if (dtype < SDPA_F16 || dtype > SDPA_F64) {
-        PyErr_Format(PyExc_TypeError, "%s: expected float16, bfloat16, float32 or float64, got %S", name,
-                     PyArray_DESCR(a));
-        return -1;
-    }
+    if (!sdpa_is_float(dtype)) return sdpa_raise_dtype(name, a, "float16, bfloat16, float32 or float64");
     const npy_intp one_head[] = {1}, *shape = call->nd > 2 ? call->shape : one_head;
     int n = call->nd > 2 ? call->nd - 2 : 1;
     if (!broadcasts_to(a, shape, n)) {
-        char expected[SDPA_SHAPE_SIZE + 60] = "a shape that broadcasts to (..., heads), ";
-        sdpa_shape_text(expected + strlen(expected), "", shape, n);
-        return raise_shape(name, expected, a), -1;
+        char text[SDPA_SHAPE_SIZE];
+        return sdpa_raise_shape(name, a, "a shape that broadcasts to (..., heads), %s",
+                                sdpa_shape_text(text, "", shape, n));
     }
     set_tensor(call, t, a, (sdpa_dtype)dtype, 0, NULL, true);
     return 0;
@@ -297,10 +256,10 @@ static int set_sinks(sdpa_call *call) {
 
 static int check_integers(sdpa_call *call, const char *name, const sdpa_integers *integers) {
     if (!integers->array || broadcasts_to(integers->array, call->shape, call->n_batch_axes)) return 0;
-    char text[SDPA_SHAPE_SIZE], expected[SDPA_SHAPE_SIZE + 80];
-    PyOS_snprintf(expected, sizeof expected, "one integer, or a shape that broadcasts to the axes before heads, %s",
-                  sdpa_shape_text(text, "", call->shape, call->n_batch_axes));
-    return raise_shape(name, expected, integers->array), -1;
+    char text[SDPA_SHAPE_SIZE];
+    return sdpa_raise_shape(name, integers->array,
+                            "one integer, or a shape that broadcasts to the axes before heads, %s",
+                            sdpa_shape_text(text, "", call->shape, call->n_batch_axes));
 }
 
 /* key_lengths, query_offset, is_causal, window: which keys a query may see, apart from the mask. */
@@ -345,28 +304,27 @@ static int set_band(sdpa_call *call) {
 
 /* ------------------------------------------------------------------------------------ the call */
 
-static void clear_tensor(sdpa_tensor *t) {
-    memset(t, 0, offsetof(sdpa_tensor, batch)); /* the axes are set with the tensor, if it ever is */
-}
-
 void sdpa_call_empty(sdpa_call *call, PyObject *module) {
     sdpa_problem *p = &call->problem;
-    sdpa_tensor *tensors[] = {
-        &p->q,      &p->k,    &p->v,   &p->o,   &p->lse,    &p->mask,    &p->offset, &p->key_length,
-        &p->dout,   &p->dlse, &p->dq,  &p->dk,  &p->dv,     &p->dmask,   &p->sinks,  &p->alibi_slopes,
-        &p->dsinks, &p->q_t,  &p->k_t, &p->v_t, &p->mask_t, &p->sinks_t, &p->o_t};
-    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) clear_tensor(tensors[i]);
+    memset(p, 0, offsetof(sdpa_problem, axis));
+    /* Not the batch strides: they are kilobytes, and set with their tensor if ever. */
+#define CLEAR(name, rows, columns) memset(&p->name, 0, offsetof(sdpa_tensor, batch));
+    SDPA_TENSORS(CLEAR)
+#undef CLEAR
     p->n_workers = sdpa_get_num_threads();
     p->interrupted = sdpa_interrupted;
     call->module = module;
     call->n_held = call->n_present = 0;
     call->v = call->mask = call->sinks = NULL;
+    call->joins_axes = false;
+    call->work = 0;
     memset(&call->options, 0, sizeof call->options);
 }
 
 int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject *const values[N_NAMES]) {
     sdpa_problem *p = &call->problem;
     sdpa_call_empty(call, module);
+    call->joins_axes = true;
     if (sdpa_options_read(module, &call->options, where, values) < 0) return -1;
     if (call->options.n_workers) p->n_workers = call->options.n_workers;
 
@@ -381,14 +339,40 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject 
     if (set_dtype(call) < 0 || set_sizes(call) < 0) return -1;
     const bool unscaled = !p->d_k || call->options.where & IN_ADDITIVES;
     p->scale = call->options.has_scale ? call->options.scale : unscaled ? 1 : 1 / sqrt((double)p->d_k);
-    p->w_score = NULL;
+    const double pairs = (double)p->n_batch * (double)p->n_head * ((double)p->n_q + 1) * ((double)p->n_k + 1);
+    call->work = pairs * ((double)p->d_k + (double)p->d_v + 16); /* an exponential costs about 16 */
     p->softcap = call->options.softcap;
     p->dropout_p = call->options.dropout_p;
     p->seed = call->options.seed;
     set_tensor(call, &p->q, call->q, p->dtype, 2, last_axes(call->q), true);
     set_tensor(call, &p->k, call->k, p->dtype, 2, last_axes(call->k), true);
     if (call->v) set_tensor(call, &p->v, call->v, p->dtype, 2, last_axes(call->v), true);
-    return set_mask(call) < 0 || set_sinks(call) < 0 || set_band(call) < 0 ? -1 : 0;
+    if (set_mask(call) < 0 || set_sinks(call) < 0 || set_band(call) < 0) return -1;
+    p->features = sdpa_problem_features(p);
+    return 0;
+}
+
+int sdpa_call_begin_backward(sdpa_call *call, PyObject *const values[N_NAMES]) {
+    sdpa_problem *p = &call->problem;
+    const npy_intp sizes[] = {p->n_q, p->d_v};
+    const sdpa_dtype lse_dtype = sdpa_lse_dtype(p->dtype);
+    PyObject *grad_lse = (PyObject *)call->options.grad_lse;
+    if (sdpa_call_input(call, &p->dout, "grad_out", values[NAME_grad_out], 2, sizes, p->dtype) < 0 ||
+        sdpa_call_input(call, &p->o, "out", values[NAME_out], 2, sizes, p->dtype) < 0 ||
+        sdpa_call_input(call, &p->lse, "lse", values[NAME_lse], 1, sizes, lse_dtype) < 0 ||
+        (grad_lse && sdpa_call_input(call, &p->dlse, "grad_lse", grad_lse, 1, sizes, lse_dtype) < 0)) {
+        return -1;
+    }
+    if ((call->options.needs & NEEDS_MASK) && !(call->mask && p->mask.dtype != SDPA_BOOL)) {
+        PyErr_Format(PyExc_ValueError, "needs: 'attn_mask' has a gradient only where it is added to the scores, got %s",
+                     call->mask ? "a boolean one" : "None");
+        return -1;
+    }
+    if ((call->options.needs & NEEDS_SINKS) && !call->sinks) {
+        PyErr_SetString(PyExc_ValueError, "needs: 'sinks' has a gradient only where sinks are given, got None");
+        return -1;
+    }
+    return 0;
 }
 
 void sdpa_call_end(sdpa_call *call) {
@@ -396,7 +380,9 @@ void sdpa_call_end(sdpa_call *call) {
     sdpa_options_release(&call->options);
 }
 
-/* The call's leading axes, then inner, into shape; returns their number. */
+/* ------------------------------------------------------------------------------------ further inputs, results */
+
+/* Writes the call's leading axes, then `inner`, into shape; returns the number of axes. */
 static int full_shape(const sdpa_call *call, npy_intp *shape, int n_inner, const npy_intp *inner) {
     int lead = call->nd - 2;
     memcpy(shape, call->shape, sizeof *shape * (size_t)lead);
@@ -409,48 +395,45 @@ int sdpa_call_input(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject 
     PyArrayObject *a = sdpa_call_hold(call, name, value);
     if (!a) return -1;
     if (sdpa_dtype_of(call->module, a) != (int)dtype) {
-        PyObject *expected = sdpa_dtype_text(call->module, dtype);
-        if (expected) PyErr_Format(PyExc_TypeError, "%s: expected %U, got %S", name, expected, PyArray_DESCR(a));
-        Py_XDECREF(expected);
-        return -1;
+        return sdpa_raise_dtype(name, a, "%s", sdpa_dtype_text(dtype));
     }
     npy_intp shape[NPY_MAXDIMS];
     int n = full_shape(call, shape, n_inner, inner);
     if (PyArray_NDIM(a) != n || !PyArray_CompareLists(shape, PyArray_DIMS(a), n)) {
-        char expected[SDPA_SHAPE_SIZE];
-        return raise_shape(name, sdpa_shape_text(expected, "", shape, n), a), -1;
+        char text[SDPA_SHAPE_SIZE];
+        return sdpa_raise_shape(name, a, "%s", sdpa_shape_text(text, "", shape, n));
     }
     set_tensor(call, t, a, dtype, n_inner, inner, true);
     return 0;
 }
 
-int sdpa_call_tangent(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject *value, const char *of_name,
-                      PyArrayObject *of, const sdpa_tensor *like) {
-    if (!of || like->dtype == SDPA_BOOL) {
-        PyErr_Format(PyExc_ValueError, "%s: expected None, since %s %s", name, of_name,
-                     of ? "is boolean" : "is not given");
+/* Points t, a tangent or a gradient, at an array of its argument's shape. */
+static void set_like(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype) {
+    const sdpa_problem *p = &call->problem;
+    const npy_intp pairs[] = {p->n_q, p->n_k}; /* the axes of a mask may be broadcast */
+    const bool mask = t == &p->mask_t || t == &p->dmask, sinks = t == &p->sinks_t || t == &p->dsinks;
+    set_tensor(call, t, a, dtype, sinks ? 0 : 2, mask ? pairs : last_axes(a), true);
+}
+
+int sdpa_call_tangent(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject *value, const char *argument_name,
+                      PyArrayObject *argument, const sdpa_tensor *like) {
+    if (!argument || like->dtype == SDPA_BOOL) {
+        PyErr_Format(PyExc_ValueError, "%s: expected None, since %s %s", name, argument_name,
+                     argument ? "is boolean" : "is not given");
         return -1;
     }
     PyArrayObject *a = sdpa_call_hold(call, name, value);
     if (!a) return -1;
     if (sdpa_dtype_of(call->module, a) != (int)like->dtype) {
-        PyErr_Format(PyExc_TypeError, "%s: expected %s's dtype %S, got %S", name, of_name, PyArray_DESCR(of),
-                     PyArray_DESCR(a));
-        return -1;
+        return sdpa_raise_dtype(name, a, "%s's dtype %S", argument_name, PyArray_DESCR(argument));
     }
-    int n = PyArray_NDIM(of);
-    if (PyArray_NDIM(a) != n || !PyArray_CompareLists(PyArray_DIMS(of), PyArray_DIMS(a), n)) {
-        char expected[SDPA_SHAPE_SIZE + 40], shape[SDPA_SHAPE_SIZE];
-        PyOS_snprintf(expected, sizeof expected, "%s's shape %s", of_name,
-                      sdpa_shape_text(shape, "", PyArray_DIMS(of), n));
-        return raise_shape(name, expected, a), -1;
+    int n = PyArray_NDIM(argument);
+    if (PyArray_NDIM(a) != n || !PyArray_CompareLists(PyArray_DIMS(argument), PyArray_DIMS(a), n)) {
+        char text[SDPA_SHAPE_SIZE];
+        return sdpa_raise_shape(name, a, "%s's shape %s", argument_name,
+                                sdpa_shape_text(text, "", PyArray_DIMS(argument), n));
     }
-    const sdpa_problem *p = &call->problem;
-    const bool scalar = t == &p->sinks_t;
-    const npy_intp inner[] = {t == &p->q_t || t == &p->mask_t ? p->n_q : p->n_k, t == &p->mask_t ? p->n_k
-                                                                                 : t == &p->v_t  ? p->d_v
-                                                                                                 : p->d_k};
-    set_tensor(call, t, a, like->dtype, scalar ? 0 : 2, inner, true);
+    set_like(call, t, a, like->dtype);
     return 0;
 }
 
@@ -484,34 +467,73 @@ void sdpa_call_output(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dt
     set_tensor(call, t, a, dtype, 1, inner, true);
 }
 
-PyArrayObject *sdpa_call_gradient(sdpa_call *call, sdpa_tensor *t, PyArrayObject *input) {
-    const sdpa_problem *p = &call->problem;
-    int dtype = sdpa_dtype_of(call->module, input);
-    const npy_intp mask_sizes[] = {p->n_q, p->n_k}, *inner = mask_sizes;
-    if (t == &p->dq || t == &p->dk || t == &p->dv) inner = last_axes(input);
-    PyArrayObject *gradient = (PyArrayObject *)PyArray_ZEROS(PyArray_NDIM(input), PyArray_DIMS(input),
-                                                             sdpa_type_number(call->module, (sdpa_dtype)dtype), 0);
-    if (gradient) set_tensor(call, t, gradient, (sdpa_dtype)dtype, t == &p->dsinks ? 0 : 2, inner, true);
-    return gradient;
+int sdpa_call_make_results(sdpa_call *call, int n, PyArrayObject **results) {
+    sdpa_problem *p = &call->problem;
+    const npy_intp sizes[] = {p->n_q, p->d_v};
+    results[0] = sdpa_call_result(call, &p->o, 2, sizes, p->dtype, call->options.out);
+    if (!results[0]) return -1;
+    if (n > 1) results[1] = sdpa_call_result(call, &p->lse, 1, sizes, sdpa_lse_dtype(p->dtype), NULL);
+    return results[n - 1] ? 0 : -1;
 }
 
-/* Multiply-adds; less than the lock costs another thread that waits for it. */
-#define SHORT_WORK 1e5
-
-PyThreadState *sdpa_call_release(const sdpa_call *call) {
-    const sdpa_problem *p = &call->problem;
-    const double pairs = (double)p->n_batch * (double)p->n_head * ((double)p->n_q + 1) * ((double)p->n_k + 1);
-    return pairs * ((double)p->d_k + (double)p->d_v + 16) < SHORT_WORK ? NULL : PyEval_SaveThread();
+int sdpa_call_make_gradients(sdpa_call *call, PyArrayObject *gradients[N_GRADIENTS]) {
+    sdpa_problem *p = &call->problem;
+    sdpa_tensor *tensors[] = {&p->dq, &p->dk, &p->dv, &p->dmask, &p->dsinks};
+    PyArrayObject *inputs[] = {call->q, call->k, call->v, call->mask, call->sinks};
+    for (int i = 0; i < N_GRADIENTS; i++) {
+        if (!(call->options.needs & 1u << i)) continue;
+        const sdpa_dtype dtype = (sdpa_dtype)sdpa_dtype_of(call->module, inputs[i]);
+        gradients[i] = (PyArrayObject *)PyArray_ZEROS(PyArray_NDIM(inputs[i]), PyArray_DIMS(inputs[i]),
+                                                      sdpa_type_number(call->module, dtype), 0);
+        if (!gradients[i]) return -1;
+        set_like(call, tensors[i], gradients[i], dtype);
+    }
+    return 0;
 }
 
-void sdpa_call_resume(PyThreadState *released) {
-    if (released) PyEval_RestoreThread(released);
+/* ------------------------------------------------------------------------------------ running it */
+
+/* Joins neighbouring axes that every tensor steps through as if they were one; axes of size 1 are absent already. */
+static void join_axes(sdpa_call *call) {
+    sdpa_problem *p = &call->problem;
+    int last = 0; /* the axes before it are final; others may still join it */
+    for (int i = 1; i < p->n_axes; i++) {
+        bool joined = true;
+        for (int t = 0; t < call->n_present && joined; t++) {
+            const int64_t *strides = call->present[t]->batch;
+            joined = strides[last] == strides[i] * p->axis[i];
+        }
+        last += !joined;
+        p->axis[last] = joined ? p->axis[last] * p->axis[i] : p->axis[i];
+        for (int t = 0; t < call->n_present; t++) call->present[t]->batch[last] = call->present[t]->batch[i];
+    }
+    if (p->n_axes) p->n_axes = last + 1;
 }
 
-PyObject *sdpa_pair(PyObject *module, enum sdpa_type type, PyArrayObject *first, PyArrayObject *second) {
-    PyObject *class = sdpa_state_of(module)->types[type];
-    PyObject *result = first && second ? PyObject_CallFunctionObjArgs(class, first, second, NULL) : NULL;
-    Py_XDECREF((PyObject *)first);
-    Py_XDECREF((PyObject *)second);
+int sdpa_call_run_with(sdpa_call *call, sdpa_driver_with *driver, const void *more) {
+    if (call->joins_axes) join_axes(call);
+    PyThreadState *released = sdpa_gil_release(call->work);
+    const sdpa_status status = driver(&call->problem, more);
+    return sdpa_gil_finish(released, status);
+}
+
+static sdpa_status run_plain(const sdpa_problem *problem, const void *driver) {
+    return (*(sdpa_driver *const *)driver)(problem);
+}
+
+int sdpa_call_run(sdpa_call *call, sdpa_driver *driver) { return sdpa_call_run_with(call, run_plain, &driver); }
+
+void sdpa_drop(int n, PyArrayObject **arrays) {
+    for (int i = 0; i < n; i++) Py_CLEAR(arrays[i]);
+}
+
+PyObject *sdpa_tuple(PyObject *module, enum sdpa_type type, int n, PyArrayObject **arrays) {
+    PyObject *fields = PyTuple_New(n), *result = NULL;
+    for (int i = 0; fields && i < n; i++) {
+        PyTuple_SetItem(fields, i, Py_NewRef(arrays[i] ? (PyObject *)arrays[i] : Py_None));
+    }
+    if (fields) result = PyObject_Call(sdpa_state_of(module)->types[type], fields, NULL);
+    Py_XDECREF(fields);
+    sdpa_drop(n, arrays);
     return result;
 }

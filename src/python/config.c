@@ -1,15 +1,16 @@
-/* What runs and how: ISA, threads, build; and what the package itself and its tests use. */
+#include "config.h"
+
 #include <stdlib.h>
 
-#include "../isa.h"
-#include "../memory.h"
-#include "../parallel.h"
-#include "module.h"
+#include "../runtime/isa.h"
+#include "../runtime/memory.h"
+#include "../runtime/parallel.h"
+#include "arrays.h"
+#include "docstrings.h"
 #include "options.h"
+#include "parse.h"
 
-#define ARGUMENTS PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames
-
-/* Names of the ISAs, or of those that the machine has, worst first: new reference. */
+/* Names of the ISAs that were built, or only of those that the machine has, worst first: new reference. */
 static PyObject *isa_names(bool available_only) {
     int n;
     const sdpa_isa *isas = sdpa_isa_list(&n);
@@ -23,12 +24,12 @@ static PyObject *isa_names(bool available_only) {
     return names;
 }
 
-/* -1 and an exception of this type that lists what there is. */
-static int select_isa(const char *what, const char *name, PyObject *exception) {
+/* Switches to an ISA; -1 and `exception`, which lists the ISAs. `source` is where the name came from. */
+static int select_isa(const char *source, const char *name, PyObject *exception) {
     if (sdpa_isa_select(name)) return 0;
     PyObject *built = isa_names(false), *available = isa_names(true);
     if (built && available) {
-        PyErr_Format(exception, "%s: expected an ISA that this machine has, one of %R (built: %R), got '%s'", what,
+        PyErr_Format(exception, "%s: expected an ISA that this machine has, one of %R (built: %R), got '%s'", source,
                      available, built, name);
     }
     Py_XDECREF(built);
@@ -43,7 +44,7 @@ static PyObject *use_isa(PyObject *module, PyObject *name) {
         if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "name: expected a string, got %.200R", name);
         return NULL;
     }
-    const char *previous = sdpa_isa_name();
+    const char *previous = sdpa_isa_get()->name;
     return select_isa("name", text, PyExc_ValueError) < 0 ? NULL : PyUnicode_FromString(previous);
 }
 
@@ -91,7 +92,7 @@ static PyObject *get_num_threads(PyObject *module, PyObject *none) {
     return PyLong_FromLong(sdpa_get_num_threads());
 }
 
-static PyObject *set_num_threads(ARGUMENTS) {
+static PyObject *set_num_threads(SDPA_ARGUMENTS) {
     static const sdpa_signature signature = {"set_num_threads", 1, 1, 1, {NAME_n}};
     PyObject *values[N_NAMES];
     long long n;
@@ -108,16 +109,17 @@ static PyObject *set_num_threads(ARGUMENTS) {
 static PyObject *describe(void) {
     PyObject *built = isa_names(false), *available = isa_names(true), *result = NULL;
     if (built && available) {
-        result = Py_BuildValue("{s:s,s:s,s:O,s:O,s:i,s:i,s:s,s:s}", "version", SDPA_VERSION, "isa", sdpa_isa_name(),
-                               "isas_available", available, "isas_built", built, "threads", sdpa_get_num_threads(),
-                               "cpus", sdpa_available_cpus(), "compiler", __VERSION__, "build_flags", SDPA_BUILD_FLAGS);
+        result =
+            Py_BuildValue("{s:s,s:s,s:O,s:O,s:i,s:i,s:s,s:s}", "version", SDPA_VERSION, "isa", sdpa_isa_get()->name,
+                          "isas_available", available, "isas_built", built, "threads", sdpa_get_num_threads(), "cpus",
+                          sdpa_available_cpus(), "compiler", __VERSION__, "build_flags", SDPA_BUILD_FLAGS);
     }
     Py_XDECREF(built);
     Py_XDECREF(available);
     return result;
 }
 
-static PyObject *show_config(ARGUMENTS) {
+static PyObject *show_config(SDPA_ARGUMENTS) {
     static const sdpa_signature signature = {"show_config", 1, 0, 1, {NAME_mode}};
     PyObject *values[N_NAMES];
     if (sdpa_parse(module, &signature, args, n_args, kwnames, values) < 0) return NULL;
@@ -129,74 +131,32 @@ static PyObject *show_config(ARGUMENTS) {
     }
     PyObject *config = describe(), *name, *value;
     if (!config || !print) return config;
-    for (Py_ssize_t at = 0; PyDict_Next(config, &at, &name, &value);) PySys_FormatStdout("%S: %S\n", name, value);
+    for (Py_ssize_t i = 0; PyDict_Next(config, &i, &name, &value);) PySys_FormatStdout("%S: %S\n", name, value);
     Py_DECREF(config);
     Py_RETURN_NONE;
 }
 
-/* clang-format off */
-static const char show_config_doc[] =
-    "show_config($module, mode=\"stdout\")\n--\n\n"
-    "What this installation is: version, ISA chosen and available, threads, compiler and its flags.\n\n"
-    "SDPA_ISA=generic|avx2|avx512|avx512bf16|neon, read when sdpa is imported, forces an ISA; an\n"
-    "unknown one, or one that the machine lacks, is an ImportError.\n\n"
-    "Parameters\n----------\n"
-    "mode : {\"stdout\", \"dicts\"}\n"
-    "    Print it, or return it.\n\n"
-    "Returns\n-------\n"
-    "dict or None\n"
-    "    version, isa, isas_available, isas_built (worst first), threads, cpus, compiler, build_flags.\n\n"
-    "Raises\n------\n"
-    "ValueError\n    Another mode.\n\n"
-    "Examples\n--------\n"
-    ">>> import sdpa\n"
-    ">>> config = sdpa.show_config(\"dicts\")\n"
-    ">>> config[\"isa\"] in config[\"isas_available\"]\n"
-    "True\n";
-static const char get_num_threads_doc[] =
-    "get_num_threads($module)\n--\n\n"
-    "Threads that a call uses unless it says workers=.\n\n"
-    "At first SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs that this process may use\n"
-    "(affinity, and cgroup quota rounded up).\n\n"
-    "Returns\n-------\n"
-    "int\n\n"
-    "Examples\n--------\n"
-    ">>> import sdpa\n"
-    ">>> sdpa.get_num_threads() >= 1\n"
-    "True\n";
-static const char set_num_threads_doc[] =
-    "set_num_threads($module, n)\n--\n\n"
-    "Set what `get_num_threads` returns, for the whole process.\n\n"
-    "Parameters\n----------\n"
-    "n : int\n    At least 1; more than 1024 is 1024.\n\n"
-    "Raises\n------\n"
-    "TypeError\n    n is no integer.\n"
-    "ValueError\n    n is below 1.\n\n"
-    "Examples\n--------\n"
-    ">>> import sdpa\n"
-    ">>> sdpa.set_num_threads(sdpa.get_num_threads())\n";
-/* clang-format on */
-
 int sdpa_config_add(PyObject *module) {
-#define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL | METH_KEYWORDS
     static PyMethodDef methods[] = {
-        {"show_config", FAST(show_config), show_config_doc},
-        {"get_num_threads", get_num_threads, METH_NOARGS, get_num_threads_doc},
-        {"set_num_threads", FAST(set_num_threads), set_num_threads_doc},
+        {"show_config", SDPA_FUNCTION(show_config), SDPA_FLAGS, doc_show_config},
+        {"get_num_threads", get_num_threads, METH_NOARGS, doc_get_num_threads},
+        {"set_num_threads", SDPA_FUNCTION(set_num_threads), SDPA_FLAGS, doc_set_num_threads},
         {"_use_isa", use_isa, METH_O,
          "_use_isa($module, name, /)\n--\n\nSwitch the kernels; return the previous name."},
-        {"_isas", isas, METH_NOARGS, "_isas($module)\n--\n\nName of each ISA built: whether this machine has it."},
+        {"_isas", isas, METH_NOARGS,
+         "_isas($module)\n--\n\nMap the name of each ISA built to whether this machine has it."},
         {"_alloc_fail_after", alloc_fail_after, METH_O,
-         "_alloc_fail_after($module, n, /)\n--\n\nLet n allocations of the core succeed and the next fail; -1: off."},
+         "_alloc_fail_after($module, n, /)\n--\n\nLet n allocations of the core succeed and the next fail; -1 turns "
+         "this off."},
         {"_close_pool", close_pool, METH_NOARGS,
          "_close_pool($module)\n--\n\nEnd the threads; later calls run serially."},
-        {"_array", (PyCFunction)(void (*)(void))array, METH_FASTCALL,
-         "_array($module, name, value, /)\n--\n\nThe argument as the functions of this module take it: an ndarray."},
+        {"_array", SDPA_FUNCTION(array), METH_FASTCALL,
+         "_array($module, name, value, /)\n--\n\nConvert an argument to an ndarray like the functions of this module; "
+         "errors begin with name."},
         {"_options", options, METH_NOARGS,
          "_options($module)\n--\n\nThe table of options: (name, default, annotation, keyword_only, where)."},
         {NULL, NULL, 0, NULL},
     };
-#undef FAST
     const char *forced = getenv("SDPA_ISA");
     if (forced && *forced && select_isa("SDPA_ISA", forced, PyExc_ImportError) < 0) return -1;
     if (PyModule_AddStringConstant(module, "__version__", SDPA_VERSION) < 0) return -1;

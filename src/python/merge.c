@@ -1,7 +1,15 @@
-/* merge_attention. Its parts are any number of arrays of one shape, so it fills the axes of the problem itself. */
+#include "merge.h"
+
 #include <stdio.h>
 
+#include "arrays.h"
 #include "call.h"
+#include "docstring.h"
+#include "docstrings.h"
+#include "errors.h"
+#include "parse.h"
+
+enum { LABEL_SIZE = 40 }; /* of "outs[0]" */
 
 /* The parts of one argument as a tuple of arrays: new reference. */
 static PyObject *read_parts(PyObject *module, const char *name, PyObject *value) {
@@ -14,7 +22,7 @@ static PyObject *read_parts(PyObject *module, const char *name, PyObject *value)
     }
     PyObject *arrays = PyTuple_New(PyTuple_Size(parts));
     for (Py_ssize_t i = 0; arrays && i < PyTuple_Size(parts); i++) {
-        char label[40];
+        char label[LABEL_SIZE];
         snprintf(label, sizeof label, "%s[%zd]", name, i);
         PyArrayObject *array = sdpa_array(module, label, PyTuple_GetItem(parts, i));
         if (!array || PyTuple_SetItem(arrays, i, (PyObject *)array) < 0) Py_CLEAR(arrays);
@@ -25,24 +33,16 @@ static PyObject *read_parts(PyObject *module, const char *name, PyObject *value)
 
 static PyArrayObject *part(PyObject *arrays, Py_ssize_t i) { return (PyArrayObject *)PyTuple_GetItem(arrays, i); }
 
-/* Every part has this dtype, and the first n axes of `shape`. */
+/* Checks that every part has this dtype and the first n axes of `shape`. */
 static int check_parts(PyObject *module, const char *name, PyObject *arrays, sdpa_dtype dtype, const npy_intp *shape,
                        int n) {
     for (Py_ssize_t i = 0; i < PyTuple_Size(arrays); i++) {
         PyArrayObject *a = part(arrays, i);
-        if (sdpa_dtype_of(module, a) != (int)dtype) {
-            PyObject *expected = sdpa_dtype_text(module, dtype);
-            if (!expected) return -1;
-            PyErr_Format(PyExc_TypeError, "%s[%zd]: expected %U, got %S", name, i, expected, PyArray_DESCR(a));
-            Py_DECREF(expected);
-            return -1;
-        }
+        char label[LABEL_SIZE], text[SDPA_SHAPE_SIZE];
+        snprintf(label, sizeof label, "%s[%zd]", name, i);
+        if (sdpa_dtype_of(module, a) != (int)dtype) return sdpa_raise_dtype(label, a, "%s", sdpa_dtype_text(dtype));
         if (PyArray_NDIM(a) != n || !PyArray_CompareLists(PyArray_DIMS(a), shape, n)) {
-            char expected[SDPA_SHAPE_SIZE], got[SDPA_SHAPE_SIZE];
-            PyErr_Format(PyExc_ValueError, "%s[%zd]: expected %s to match outs[0], got %s", name, i,
-                         sdpa_shape_text(expected, "", shape, n),
-                         sdpa_shape_text(got, "", PyArray_DIMS(a), PyArray_NDIM(a)));
-            return -1;
+            return sdpa_raise_shape(label, a, "%s to match outs[0]", sdpa_shape_text(text, "", shape, n));
         }
     }
     return 0;
@@ -60,28 +60,32 @@ static int check_all(PyObject *module, PyObject *outs, PyObject *lses) {
     }
     PyArrayObject *first = part(outs, 0);
     int nd = PyArray_NDIM(first), dtype = sdpa_dtype_of(module, first);
-    if (dtype < SDPA_F16 || dtype > SDPA_F64) {
-        PyErr_Format(PyExc_TypeError, "outs[0]: expected float16, bfloat16, float32 or float64, got %S",
-                     PyArray_DESCR(first));
-        return -1;
-    }
-    if (nd < 2) {
-        char got[SDPA_SHAPE_SIZE];
-        PyErr_Format(PyExc_ValueError, "outs[0]: expected at least two axes, (..., Lq, d_v), got %s",
-                     sdpa_shape_text(got, "", PyArray_DIMS(first), nd));
-        return -1;
-    }
+    if (!sdpa_is_float(dtype)) return sdpa_raise_dtype("outs[0]", first, "float16, bfloat16, float32 or float64");
+    if (nd < 2) return sdpa_raise_shape("outs[0]", first, "at least two axes, (..., Lq, d_v)");
     const npy_intp *shape = PyArray_DIMS(first);
     if (check_parts(module, "outs", outs, (sdpa_dtype)dtype, shape, nd) < 0) return -1;
     return check_parts(module, "lses", lses, sdpa_lse_dtype((sdpa_dtype)dtype), shape, nd - 1);
 }
 
-/* Both results, new references, from parts that have been checked. */
-static int merge(PyObject *module, PyObject *outs, PyObject *lses, PyArrayObject **out, PyArrayObject **lse) {
-    Py_ssize_t n_parts = PyTuple_Size(outs);
+typedef struct parts {
+    Py_ssize_t n;
+    sdpa_tensor *outs, *lses;
+} parts;
+
+static sdpa_status run_merge(const sdpa_problem *problem, const void *more) {
+    const parts *all = more;
+    return sdpa_attention_merge(problem, all->n, all->outs, all->lses);
+}
+
+/* out and lse, new references, from parts that have been checked; -1 may leave either. */
+static int merge(PyObject *module, PyObject *outs, PyObject *lses, PyArrayObject *results[2]) {
+    const Py_ssize_t n = PyTuple_Size(outs);
     PyArrayObject *first = part(outs, 0);
-    sdpa_tensor *tensors = PyMem_Malloc(2 * (size_t)n_parts * sizeof *tensors);
-    if (!tensors) return PyErr_NoMemory(), -1;
+    sdpa_tensor *tensors = PyMem_Malloc(2 * (size_t)n * sizeof *tensors);
+    if (!tensors) {
+        PyErr_NoMemory();
+        return -1;
+    }
     sdpa_call call;
     sdpa_call_empty(&call, module);
     sdpa_problem *p = &call.problem;
@@ -90,36 +94,35 @@ static int merge(PyObject *module, PyObject *outs, PyObject *lses, PyArrayObject
     for (int i = 0; i < call.nd; i++) call.shape[i] = PyArray_DIM(first, i);
     sdpa_call_set_axes(&call);
     const npy_intp sizes[] = {p->n_q = call.shape[call.nd - 2], p->d_v = call.shape[call.nd - 1]};
-    for (Py_ssize_t t = 0; t < n_parts; t++) {
-        sdpa_call_view(&call, &tensors[t], part(outs, t), p->dtype, 2, sizes, true);
-        sdpa_call_view(&call, &tensors[n_parts + t], part(lses, t), sdpa_lse_dtype(p->dtype), 1, sizes, true);
+    const parts all = {n, tensors, tensors + n};
+    for (Py_ssize_t t = 0; t < n; t++) {
+        sdpa_call_view(&call, &all.outs[t], part(outs, t), p->dtype, 2, sizes, true);
+        sdpa_call_view(&call, &all.lses[t], part(lses, t), sdpa_lse_dtype(p->dtype), 1, sizes, true);
     }
-    int failed = -1;
-    *out = sdpa_call_result(&call, &p->o, 2, sizes, p->dtype, NULL);
-    *lse = *out ? sdpa_call_result(&call, &p->lse, 1, sizes, sdpa_lse_dtype(p->dtype), NULL) : NULL;
-    if (*lse) {
-        sdpa_status status;
-        Py_BEGIN_ALLOW_THREADS;
-        status = sdpa_attention_merge(p, n_parts, tensors, tensors + n_parts);
-        Py_END_ALLOW_THREADS;
-        failed = sdpa_raise(status);
-    }
+    call.work = (double)n * ((double)PyArray_SIZE(first) + 16 * (double)PyArray_SIZE(part(lses, 0)));
+    const int failed = sdpa_call_make_results(&call, 2, results) < 0 || sdpa_call_run_with(&call, run_merge, &all) < 0;
     PyMem_Free(tensors);
     sdpa_call_end(&call);
-    return failed;
+    return failed ? -1 : 0;
 }
 
-PyObject *sdpa_merge_attention(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames) {
+static PyObject *merge_attention(SDPA_ARGUMENTS) {
     PyObject *values[N_NAMES], *result = NULL;
+    PyArrayObject *results[2] = {NULL};
     if (sdpa_parse(module, sdpa_signature_of(module, MERGE), args, n_args, kwnames, values) < 0) return NULL;
     PyObject *outs = read_parts(module, "outs", values[NAME_outs]);
     PyObject *lses = outs ? read_parts(module, "lses", values[NAME_lses]) : NULL;
-    PyArrayObject *out = NULL, *lse = NULL;
-    if (lses && check_all(module, outs, lses) == 0) {
-        if (merge(module, outs, lses, &out, &lse) < 0) Py_CLEAR(out);
-        result = sdpa_pair(module, FORWARD_TYPE, out, lse);
+    if (lses && check_all(module, outs, lses) == 0 && merge(module, outs, lses, results) == 0) {
+        result = sdpa_tuple(module, FORWARD_TYPE, 2, results);
     }
+    sdpa_drop(2, results);
     Py_XDECREF(outs);
     Py_XDECREF(lses);
     return result;
+}
+
+int sdpa_merge_add(PyObject *module) {
+    static const sdpa_entry entry = {
+        MERGE, "merge_attention", SDPA_FUNCTION(merge_attention), 0, 2, {NAME_outs, NAME_lses}, doc_merge_attention};
+    return sdpa_entries_add(module, &entry, 1);
 }

@@ -1,10 +1,17 @@
 /* The module: its state, made once per import, and its families of functions. */
 #define SDPA_IMPORTS_NUMPY
-#include "module.h"
+#include "binding.h"
 
 #include <stdatomic.h>
 
-/* A class like typing.NamedTuple's, which is what sdpa exports it as: new reference. */
+#include "additive.h"
+#include "attention.h"
+#include "config.h"
+#include "merge.h"
+#include "parse.h"
+#include "softmax.h"
+
+/* A named tuple class that sdpa exports: new reference. */
 static PyObject *named_tuple_type(PyObject *module, const char *name, const char *fields, const char *doc) {
     PyObject *collections = PyImport_ImportModule("collections"), *type = NULL, *text = NULL;
     PyObject *make = collections ? PyObject_GetAttrString(collections, "namedtuple") : NULL;
@@ -28,18 +35,19 @@ static const struct {
     [FORWARD_TYPE] = {"AttentionForward", "out lse",
                       "Output of attention (..., heads, Lq, d_v) and log-sum-exp of each row of scores (..., heads, "
                       "Lq)."},
-    [GRADIENTS_TYPE] = {"AttentionGradients", "query key value attn_mask sinks",
-                        "Gradients of attention, each of its argument's shape and dtype; None where not asked for."},
+    [GRADIENTS_TYPE] =
+        {"AttentionGradients", "query key value attn_mask sinks",
+         "Gradients of attention, each with the shape and dtype of its argument; None where not in needs."},
     [TANGENT_TYPE] = {"AttentionTangent", "out out_t",
                       "Output of attention and its derivative along the tangents, (..., heads, Lq, d_v)."},
     [DOUBLE_TYPE] = {"AttentionSecondGradients", "grad_out query key value attn_mask sinks",
-                     "Derivatives of <gg, attention_backward(...)>, each of its argument's shape and dtype; None "
-                     "where not asked for."},
+                     "Derivatives of <gg, attention_backward(...)>, each with the shape and dtype of its argument; "
+                     "None where not in needs."},
     [STATISTICS_TYPE] = {"AttentionStatistics", "lse entropy max_weight sum_p2 sum_p3 score_mean score_var",
-                         "Of each row of weights, (..., heads, Lq)."},
+                         "Summary statistics of each row of weights, (..., heads, Lq)."},
     [ADDITIVE_TYPE] = {"AdditiveGradients", "query key value w_query w_key w_score bias attn_mask sinks",
-                       "Gradients of additive attention, each of its argument's shape and dtype; None where not asked "
-                       "for."},
+                       "Gradients of additive attention, each with the shape and dtype of its argument; None where not "
+                       "in needs."},
 };
 
 static int fill_state(PyObject *module, sdpa_state *state) {
@@ -65,7 +73,7 @@ static int execute(PyObject *module) {
     import_array1(-1);
     sdpa_state *state = sdpa_state_of(module);
     if (fill_state(module, state) < 0 || sdpa_config_add(module) < 0 || sdpa_attention_add(module) < 0) return -1;
-    return sdpa_softmax_add(module);
+    return sdpa_additive_add(module) < 0 || sdpa_merge_add(module) < 0 ? -1 : sdpa_softmax_add(module);
 }
 
 static int traverse(PyObject *module, visitproc visit, void *arg) {
@@ -84,18 +92,18 @@ static int clear(PyObject *module) {
     return 0;
 }
 
-/* Names and definitions go last: functions may be called until the module is gone. */
+/* Names and docstrings go last: functions may be called until the module is gone. */
 static void release(void *module) {
     sdpa_state *state = sdpa_state_of(module);
     clear(module);
     for (int i = 0; i < N_NAMES; i++) Py_CLEAR(state->names[i]);
-    sdpa_attention_free(state);
+    for (int i = 0; i < N_FUNCTIONS; i++) Py_CLEAR(state->docs[i]);
 }
 
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, execute},
 #ifdef Py_mod_multiple_interpreters
-    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* as NumPy's */
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* NumPy supports none either */
 #endif
 #ifdef Py_mod_gil
     {Py_mod_gil, Py_MOD_GIL_NOT_USED},

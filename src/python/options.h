@@ -1,11 +1,11 @@
-/* The options of attention. One table (options.c) says for each who takes it, its default, its type, its documentation
- * and how it is read; signatures, docstrings and the check of the stub come from there. To add an option: a name in
- * module.h, a row in the table, a field here, and what it means in call.c. */
+/* The options of attention. One table (options.c) says which functions take an option, its default, type and
+ * documentation, and how it is read; signatures, docstrings and the stub come from it. To add an option: a name in
+ * binding.h, a row in the table, a block in doc/options.txt, a field here, and its meaning in call.c. */
 #ifndef SDPA_OPTIONS_H
 #define SDPA_OPTIONS_H
 
 #include "../drivers.h"
-#include "module.h"
+#include "binding.h"
 
 /* The functions that take options; bits of sdpa_option.where. */
 enum {
@@ -39,17 +39,18 @@ enum {
     NEEDS_BIAS = 512,
 };
 
-/* int, or an integer array; absent: array NULL and given false. */
+/* An int, or an array of one integer per batch entry. */
 typedef struct sdpa_integers {
     bool given;
-    int64_t value;        /* of all entries, where array is NULL */
-    PyArrayObject *array; /* int64, a copy of our own */
+    int64_t value;        /* for all entries if array is NULL */
+    PyArrayObject *array; /* int64, a private copy */
 } sdpa_integers;
 
-/* The options of one call, not yet held against the shapes of its operands. */
+/* The options of one call, not yet checked against the shapes of its operands. */
 typedef struct sdpa_options {
+    PyObject *module;
     PyArrayObject *mask, *grad_lse, *sinks, *alibi_slopes; /* owned, NULL where absent; of any dtype and shape */
-    PyArrayObject *mask_t, *sinks_t;                       /* the same: tangents, or gradients of gradients */
+    PyArrayObject *mask_t, *sinks_t;                       /* likewise; tangents, or gradients of gradients */
     sdpa_integers key_lengths, query_offset;
     PyObject *out;                    /* borrowed */
     double scale, softcap, dropout_p; /* softcap 0: none */
@@ -64,42 +65,30 @@ typedef struct sdpa_options {
     sdpa_stage stage;
 } sdpa_options;
 
+/* One row of the table; each has `read`, or `array`, or is an operand (bias) that the function reads itself. */
 typedef struct sdpa_option {
     enum sdpa_name name;
+    /* For users of _options(): "operand" (has a gradient), "position" (masks, or adds a number that depends only on the
+     * positions of query and key), "score", "weight", "call" or "derivative". */
+    const char *kind;
     unsigned where;
-    bool keyword_only; /* additive attention takes all but its bias by keyword only */
-    bool has_none;     /* None is the default and means: absent */
+    bool keyword_only; /* additive attention takes every option but bias by keyword only */
+    bool has_none;     /* None is the default and means absent */
     const char *default_;
-    const char *annotation; /* in the stub */
-    const char *doc;        /* "type\ntext": numpydoc without name and indentation */
-    int (*read)(PyObject *module, sdpa_options *options, PyObject *value);
+    const char *annotation;                              /* in the stub */
+    const char *doc;                                     /* numpydoc */
+    int (*read)(sdpa_options *options, PyObject *value); /* sets its fields */
+    size_t array;                                        /* offset of the field that holds the argument as an array */
 } sdpa_option;
 
 extern const sdpa_option sdpa_option_table[];
 extern const int sdpa_n_options;
 
-/* Reads the options of `where` that are given into *options, which is all zero; -1 and an exception. Release in any
- * case. */
+/* Reads into *options, which is all zero, the given options of `where`. -1 and an exception; release in any case. */
 int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES]);
 void sdpa_options_release(sdpa_options *options);
 
-/* One function of the family, as written down in attention.c. */
-typedef struct sdpa_entry {
-    const char *name;
-    PyCFunction function;
-    unsigned where;
-    unsigned char n_operands, operands[12]; /* positional, without default, before the options */
-    const char *summary;                    /* the docstring's first line */
-    const char *formula;                    /* what it computes, and the source */
-    const char *operands_doc;               /* numpydoc of the operands */
-    const char *results_doc;                /* Returns */
-    const char *example;
-} sdpa_entry;
-
-/* Fills *signature; returns the docstring with its text signature: new reference. */
-PyObject *sdpa_entry_compose(const sdpa_entry *entry, sdpa_signature *signature);
-
-/* The table for tests: a tuple of (name, default, annotation, keyword_only, where). */
+/* The table for Python: a tuple of (name, default, annotation, keyword_only, kind, where). New reference. */
 PyObject *sdpa_options_describe(void);
 
 #endif

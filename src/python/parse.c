@@ -1,32 +1,10 @@
-/* From the arguments of a call to values by name. Names are compared by address first: those in calling code are
- * interned, as ours are. */
-#include "module.h"
+#include "parse.h"
 
 #include <limits.h>
 #include <math.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "../parallel.h"
-
-/* Number of insertions, deletions and replacements that turn a into b; both shorter than LONGEST. */
-enum { LONGEST = 40 };
-static int edit_distance(const char *a, const char *b) {
-    int n = (int)strlen(b), row[LONGEST + 1];
-    for (int j = 0; j <= n; j++) row[j] = j;
-    for (int i = 1; a[i - 1]; i++) {
-        int diagonal = row[0];
-        row[0] = i;
-        for (int j = 1; j <= n; j++) {
-            int best = diagonal + (a[i - 1] != b[j - 1]);
-            if (row[j] + 1 < best) best = row[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = best;
-        }
-    }
-    return row[n];
-}
+#include "../runtime/parallel.h"
 
 static const char *const names[N_NAMES] = {
 #define TEXT(name) #name,
@@ -36,43 +14,70 @@ static const char *const names[N_NAMES] = {
 
 const char *sdpa_name_text(int name) { return names[name]; }
 
-/* The known name that `unknown` was most likely meant to be; NULL if none is near. */
-static const char *nearest_name(const sdpa_signature *s, const char *unknown) {
-    const char *nearest = NULL;
-    int least = LONGEST;
-    if (strlen(unknown) >= LONGEST) return NULL;
-    for (int i = 0; i < s->n; i++) {
-        const char *known = names[s->names[i]];
-        int longer = (int)(strlen(known) > strlen(unknown) ? strlen(known) : strlen(unknown));
-        int distance = edit_distance(unknown, known);
-        /* A part of a name is near, however much is missing: mask, lengths. */
-        if (strlen(unknown) >= 3 && (strstr(known, unknown) || strstr(unknown, known))) distance = 1;
-        if (2 * distance <= longer && distance < least) {
-            least = distance;
-            nearest = known;
-        }
+/* ------------------------------------------------------------------------------------ errors of a call */
+
+/* The parameter that `keyword` most likely stands for, or None: new reference. */
+static PyObject *nearest_name(const sdpa_state *state, const sdpa_signature *s, PyObject *keyword) {
+    PyObject *known = PyList_New(0), *nearest = NULL;
+    for (int i = 0; known && i < s->n; i++) {
+        if (PyList_Append(known, state->names[s->names[i]]) < 0) Py_CLEAR(known);
     }
+    PyObject *difflib = known ? PyImport_ImportModule("difflib") : NULL;
+    PyObject *matches = difflib ? PyObject_CallMethod(difflib, "get_close_matches", "OOi", keyword, known, 1) : NULL;
+    if (matches) nearest = Py_NewRef(PyList_Size(matches) ? PyList_GetItem(matches, 0) : Py_None);
+    Py_XDECREF(matches);
+    Py_XDECREF(difflib);
+    Py_XDECREF(known);
     return nearest;
 }
 
-static void raise_unknown(const sdpa_signature *s, PyObject *unknown) {
-    const char *text = PyUnicode_AsUTF8AndSize(unknown, NULL);
-    if (!text) return;
-    const char *nearest = nearest_name(s, text);
-    if (nearest) {
-        PyErr_Format(PyExc_TypeError, "%s() got an unknown argument '%U'; did you mean '%s'?", s->function, unknown,
-                     nearest);
-        return;
+static void raise_unexpected(const sdpa_state *state, const sdpa_signature *s, PyObject *keyword) {
+    PyObject *nearest = nearest_name(state, s, keyword);
+    if (nearest == Py_None) {
+        PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", s->function, keyword);
+    } else if (nearest) {
+        PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'. Did you mean '%U'?", s->function,
+                     keyword, nearest);
     }
-    char list[600] = "";
-    for (int i = 0; i < s->n; i++) {
-        strcat(list, i ? ", " : "");
-        strcat(list, names[s->names[i]]);
-    }
-    PyErr_Format(PyExc_TypeError, "%s() got an unknown argument '%U'; known are: %s", s->function, unknown, list);
+    Py_XDECREF(nearest);
 }
 
-/* Index in names[] of a keyword, or -1. */
+static void raise_too_many(const sdpa_signature *s, Py_ssize_t n_given, PyObject *const values[N_NAMES]) {
+    char takes[60], keywords[80] = "";
+    int n_keywords = 0;
+    for (int i = s->n_positional; i < s->n; i++) n_keywords += values[s->names[i]] != NULL;
+    if (s->n_required == s->n_positional) {
+        PyOS_snprintf(takes, sizeof takes, "%d positional argument%s", s->n_positional,
+                      s->n_positional == 1 ? "" : "s");
+    } else {
+        PyOS_snprintf(takes, sizeof takes, "from %d to %d positional arguments", s->n_required, s->n_positional);
+    }
+    if (n_keywords) {
+        PyOS_snprintf(keywords, sizeof keywords, " positional argument%s (and %d keyword-only argument%s)",
+                      n_given == 1 ? "" : "s", n_keywords, n_keywords == 1 ? "" : "s");
+    }
+    PyErr_Format(PyExc_TypeError, "%s() takes %s but %zd%s %s given", s->function, takes, n_given, keywords,
+                 n_given == 1 && !n_keywords ? "was" : "were");
+}
+
+static void raise_missing(const sdpa_signature *s, PyObject *const values[N_NAMES]) {
+    char list[400] = "";
+    int n_missing = 0, n_listed = 0;
+    for (int i = 0; i < s->n_required; i++) n_missing += !values[s->names[i]];
+    for (int i = 0; i < s->n_required; i++) {
+        if (values[s->names[i]]) continue;
+        const bool last = ++n_listed == n_missing;
+        const char *separator = n_listed == 1 ? "" : !last ? ", " : n_missing == 2 ? " and " : ", and ";
+        const size_t used = strlen(list);
+        PyOS_snprintf(list + used, sizeof list - used, "%s'%s'", separator, names[s->names[i]]);
+    }
+    PyErr_Format(PyExc_TypeError, "%s() missing %d required positional argument%s: %s", s->function, n_missing,
+                 n_missing == 1 ? "" : "s", list);
+}
+
+/* ------------------------------------------------------------------------------------ the call */
+
+/* Index in names[] of a keyword, or -1. Compares addresses first: keywords in calling code are interned, like ours. */
 static int find_name(const sdpa_state *state, const sdpa_signature *s, PyObject *keyword) {
     for (int i = 0; i < s->n; i++) {
         if (state->names[s->names[i]] == keyword) return s->names[i];
@@ -87,33 +92,35 @@ int sdpa_parse(PyObject *module, const sdpa_signature *s, PyObject *const *args,
                PyObject *values[N_NAMES]) {
     const sdpa_state *state = sdpa_state_of(module);
     memset(values, 0, N_NAMES * sizeof *values);
-    if (n_args > s->n_positional) {
-        PyErr_Format(PyExc_TypeError, "%s() takes at most %d arguments by position, got %zd", s->function,
-                     s->n_positional, n_args);
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < n_args; i++) values[s->names[i]] = args[i];
+    const bool too_many = n_args > s->n_positional;
+    for (Py_ssize_t i = 0; i < (too_many ? s->n_positional : n_args); i++) values[s->names[i]] = args[i];
     Py_ssize_t n_keywords = kwnames ? PyTuple_Size(kwnames) : 0;
     for (Py_ssize_t i = 0; i < n_keywords; i++) {
         PyObject *keyword = PyTuple_GetItem(kwnames, i);
         int name = find_name(state, s, keyword);
         if (name < 0) {
-            if (!PyErr_Occurred()) raise_unknown(s, keyword);
+            if (!PyErr_Occurred()) raise_unexpected(state, s, keyword);
             return -1;
         }
         if (values[name]) {
-            PyErr_Format(PyExc_TypeError, "%s() got '%U' both by position and by name", s->function, keyword);
+            PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%U'", s->function, keyword);
             return -1;
         }
         values[name] = args[n_args + i];
     }
+    if (too_many) {
+        raise_too_many(s, n_args, values);
+        return -1;
+    }
     for (int i = 0; i < s->n_required; i++) {
         if (values[s->names[i]]) continue;
-        PyErr_Format(PyExc_TypeError, "%s() misses its argument '%s'", s->function, names[s->names[i]]);
+        raise_missing(s, values);
         return -1;
     }
     return 0;
 }
+
+/* ------------------------------------------------------------------------------------ single values */
 
 int sdpa_read_bool(const char *name, PyObject *value, bool *result) {
     if (PyBool_Check(value)) {
@@ -144,7 +151,6 @@ int sdpa_read_finite(const char *name, PyObject *value, double *result) {
     return -1;
 }
 
-/* Any integer, clamped to what a long long holds. */
 int sdpa_read_integer(const char *name, PyObject *value, long long *result) {
     PyObject *integer = PyNumber_Index(value);
     if (!integer) {
@@ -174,26 +180,4 @@ int sdpa_read_workers(PyObject *value, int *result) {
     if (n == -1) n = sdpa_available_cpus();
     *result = n > SDPA_MAX_THREADS ? SDPA_MAX_THREADS : (int)n;
     return 0;
-}
-
-int sdpa_interrupted(void) {
-    PyGILState_STATE gil = PyGILState_Ensure();
-    int raised = PyErr_CheckSignals();
-    PyGILState_Release(gil);
-    return raised;
-}
-
-int sdpa_raise(sdpa_status status) {
-    if (status == SDPA_OK) return 0;
-    if (status == SDPA_NO_MEMORY) {
-        PyErr_NoMemory();
-    } else if (!PyErr_Occurred()) {
-        /* This thread will not get the interpreter again once that has begun to end, which takes a moment. Before, it
-         * would print a traceback after the program's last word. */
-        Py_BEGIN_ALLOW_THREADS;
-        sleep(10);
-        Py_END_ALLOW_THREADS;
-        PyErr_SetString(PyExc_RuntimeError, "the call was ended because its threads were, at the end of the process");
-    }
-    return -1;
 }

@@ -1,20 +1,23 @@
-/* The softmax family: arguments to the descriptor of ../softmax.h. The docstrings stand in softmax_doc.h. */
-#include "../softmax.h"
+#include "softmax.h"
 
 #include <string.h>
 
-#include "../parallel.h"
-#include "module.h"
-#include "softmax_doc.h"
+#include "../runtime/parallel.h"
+#include "../softmax.h"
+#include "arrays.h"
+#include "docstrings.h"
+#include "errors.h"
+#include "gil.h"
+#include "parse.h"
 
-/* An array argument as given, and as float: the same object, or a float64 copy of integers. */
+/* An array argument: `given`, and `array`, which is the same object or a float64 copy of integers. */
 typedef struct operand {
     const char *name;
     PyArrayObject *given, *array;
     sdpa_dtype dtype;
 } operand;
 
-/* Which axes of an array a row runs along; both lists ascend. */
+/* The axes of an array that a row runs along (reduced) and the others (kept), both in ascending order. */
 typedef struct row_axes {
     int n_kept, n_reduced;
     int kept[NPY_MAXDIMS], reduced[NPY_MAXDIMS];
@@ -28,7 +31,7 @@ typedef struct call {
     sdpa_softmax_problem problem;
 } call;
 
-/* The problem, several kilobytes, is filled as far as it is used. */
+/* Leaves the problem as it is: clearing its several kilobytes would take longer than a small call. */
 static void own_nothing(call *c) {
     c->x.given = c->x.array = c->grad.given = c->grad.array = c->out = NULL;
     c->lse.given = c->lse.array = c->where.given = c->where.array = NULL;
@@ -59,10 +62,7 @@ static int read_floats(PyObject *module, operand *o, const char *name, PyObject 
     }
     int dtype = sdpa_dtype_of(module, o->given);
     if (dtype < 0) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s: expected float16, bfloat16, float32, float64, an integer type or bool, got %S", name,
-                     PyArray_DESCR(o->given));
-        return -1;
+        return sdpa_raise_dtype(name, o->given, "float16, bfloat16, float32, float64, an integer type or bool");
     }
     o->dtype = (sdpa_dtype)dtype;
     Py_INCREF((PyObject *)o->given);
@@ -70,13 +70,13 @@ static int read_floats(PyObject *module, operand *o, const char *name, PyObject 
     return 0;
 }
 
-/* ---- axes ---- */
+/* ------------------------------------------------------------------------------------ axes */
 
 static int mark_axis(PyObject *value, int ndim, bool *marked, bool *scalar, const operand *o) {
     long long axis;
     char shape[SDPA_SHAPE_SIZE];
     if (sdpa_read_integer("axis", value, &axis) < 0) return -1;
-    /* As in NumPy, a scalar has the axes 0 and -1 of one element. */
+    /* NumPy gives a scalar the axes 0 and -1, of one element. */
     int n = ndim ? ndim : 1;
     if (axis < -n || axis >= n) {
         PyErr_Format(PyExc_ValueError, "axis: expected -%d to %d for %s of shape %s, got %.200R", n, n - 1, o->name,
@@ -92,7 +92,7 @@ static int mark_axis(PyObject *value, int ndim, bool *marked, bool *scalar, cons
     return 0;
 }
 
-/* axis: int, tuple of int, or None for all. */
+/* `value` is an int, a tuple of int, None for all axes, or NULL for the last. */
 static int read_axes(row_axes *axes, PyObject *value, const operand *o) {
     int ndim = PyArray_NDIM(o->array);
     bool marked[NPY_MAXDIMS] = {false}, scalar = false;
@@ -121,7 +121,7 @@ static int read_axes(row_axes *axes, PyObject *value, const operand *o) {
     return 0;
 }
 
-/* The shape of one value per row. */
+/* The shape of an array with one value per row; returns the number of its axes. */
 static int row_shape(const call *c, bool keepdims, npy_intp *shape) {
     const npy_intp *sizes = PyArray_DIMS(c->x.array);
     if (!keepdims) {
@@ -134,7 +134,7 @@ static int row_shape(const call *c, bool keepdims, npy_intp *shape) {
     return ndim;
 }
 
-/* ---- the descriptor ---- */
+/* ------------------------------------------------------------------------------------ the descriptor */
 
 static sdpa_softmax_view *set_buffer(call *c, int v, PyArrayObject *a, sdpa_dtype dtype) {
     sdpa_softmax_view *view = &c->problem.view[v];
@@ -144,7 +144,7 @@ static sdpa_softmax_view *set_buffer(call *c, int v, PyArrayObject *a, sdpa_dtyp
     return view;
 }
 
-/* View of an array with the axes of x. */
+/* Describes an array with the axes of x. */
 static void set_view(call *c, int v, PyArrayObject *a, sdpa_dtype dtype) {
     sdpa_softmax_view *view = set_buffer(c, v, a, dtype);
     const row_axes *axes = &c->axes;
@@ -152,7 +152,7 @@ static void set_view(call *c, int v, PyArrayObject *a, sdpa_dtype dtype) {
     for (int i = 0; i < axes->n_reduced; i++) view->stride[axes->n_kept + i] = PyArray_STRIDE(a, axes->reduced[i]);
 }
 
-/* View of an array of one value per row, with or without the reduced axes. */
+/* Describes an array with one value per row; its reduced axes have size 1 or are absent. */
 static void set_row_view(call *c, int v, PyArrayObject *a, sdpa_dtype dtype) {
     sdpa_softmax_view *view = set_buffer(c, v, a, dtype);
     const row_axes *axes = &c->axes;
@@ -161,7 +161,7 @@ static void set_row_view(call *c, int v, PyArrayObject *a, sdpa_dtype dtype) {
     for (int i = 0; i < axes->n_reduced; i++) view->stride[axes->n_kept + i] = 0;
 }
 
-/* Everything of the problem that comes from x (already read) and the common arguments. */
+/* Fills what the problem takes from x, which has been read, and from the arguments common to all functions. */
 static int describe(call *c, sdpa_softmax_op op, PyObject *const *values) {
     sdpa_softmax_problem *p = &c->problem;
     if (read_axes(&c->axes, values[NAME_axis], &c->x) < 0) return -1;
@@ -191,10 +191,7 @@ static int read_where(PyObject *module, call *c, PyObject *value) {
     if (!value || value == Py_None) return 0;
     if (read_array(module, &c->where, "where", value) < 0) return -1;
     PyArrayObject *where = c->where.given;
-    if (PyArray_TYPE(where) != NPY_BOOL) {
-        PyErr_Format(PyExc_TypeError, "where: expected bool, got %S", PyArray_DESCR(where));
-        return -1;
-    }
+    if (PyArray_TYPE(where) != NPY_BOOL) return sdpa_raise_dtype("where", where, "bool");
     const int ndim = PyArray_NDIM(c->x.array), lead = ndim - PyArray_NDIM(where);
     npy_intp stride[NPY_MAXDIMS];
     bool fits = lead >= 0;
@@ -204,11 +201,9 @@ static int read_where(PyObject *module, call *c, PyObject *value) {
         fits = size == 1 || size == PyArray_DIM(c->x.array, a);
     }
     if (!fits) {
-        char expected[SDPA_SHAPE_SIZE], got[SDPA_SHAPE_SIZE];
-        PyErr_Format(PyExc_ValueError, "where: expected a shape that broadcasts to %s of x, got %s",
-                     sdpa_shape_text(expected, "", PyArray_DIMS(c->x.array), ndim),
-                     sdpa_shape_text(got, "", PyArray_DIMS(where), PyArray_NDIM(where)));
-        return -1;
+        char shape[SDPA_SHAPE_SIZE];
+        return sdpa_raise_shape("where", where, "a shape that broadcasts to %s of x",
+                                sdpa_shape_text(shape, "", PyArray_DIMS(c->x.array), ndim));
     }
     sdpa_softmax_view *view = set_buffer(c, SDPA_SOFTMAX_WHERE, where, SDPA_BOOL);
     for (int i = 0; i < c->axes.n_kept; i++) view->stride[i] = stride[c->axes.kept[i]];
@@ -216,8 +211,8 @@ static int read_where(PyObject *module, call *c, PyObject *value) {
     return 0;
 }
 
-/* c->out: the `out` argument after its checks, or a new array of `shape`. like_x: with the axes of x in the order in which
- * they lie in memory, as NumPy does it. */
+/* Sets c->out to the `out` argument after its checks, or to a new array of `shape`; `like_x` gives it the memory order of
+ * x, as NumPy does. */
 static int make_out(PyObject *module, call *c, PyObject *value, const npy_intp *shape, int ndim, bool like_x) {
     const int type = sdpa_type_number(module, c->problem.dtype);
     if (value && value != Py_None) {
@@ -238,19 +233,24 @@ static int make_out(PyObject *module, call *c, PyObject *value, const npy_intp *
     return c->out ? 0 : -1;
 }
 
-/* Computes; returns out: the argument itself, or a new array, as a scalar where it has no axes. */
+/* Roughly the multiply-adds of the problem: an exponential costs about 16. */
+static double work_of(const sdpa_softmax_problem *p) {
+    double work = 16;
+    for (int i = 0; i < p->n_kept + p->n_reduced; i++) work *= (double)p->size[i];
+    return work;
+}
+
+/* Computes and returns out: the argument itself if `given`, else a new array, which becomes a scalar if it has no axes. */
 static PyObject *run(call *c, bool given) {
-    sdpa_status status;
-    Py_BEGIN_ALLOW_THREADS;
-    status = sdpa_softmax_run(&c->problem);
-    Py_END_ALLOW_THREADS;
-    if (sdpa_raise(status) < 0) return NULL;
+    PyThreadState *released = sdpa_gil_release(work_of(&c->problem));
+    const sdpa_status status = sdpa_softmax_run(&c->problem);
+    if (sdpa_gil_finish(released, status) < 0) return NULL;
     PyArrayObject *out = c->out;
     c->out = NULL;
     return given ? (PyObject *)out : PyArray_Return(out);
 }
 
-/* ---- softmax, log_softmax, logsumexp ---- */
+/* ------------------------------------------------------------------------------------ forward */
 
 static PyObject *forward(PyObject *module, const sdpa_signature *signature, sdpa_softmax_op op, PyObject *const *args,
                          Py_ssize_t n_args, PyObject *kwnames) {
@@ -289,52 +289,46 @@ done:
         }                                                                                                              \
     }
 
-#define ENTRY(name) static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames)
-
-ENTRY(softmax) {
+static PyObject *softmax(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
         SIGNATURE("softmax", 1, 2, NAME_x, NAME_axis, NAME_temperature, NAME_where, NAME_out);
     return forward(module, &signature, SDPA_SOFTMAX, args, n_args, kwnames);
 }
 
-ENTRY(log_softmax) {
+static PyObject *log_softmax(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
         SIGNATURE("log_softmax", 1, 2, NAME_x, NAME_axis, NAME_temperature, NAME_where, NAME_out);
     return forward(module, &signature, SDPA_LOG_SOFTMAX, args, n_args, kwnames);
 }
 
-ENTRY(logsumexp) {
+static PyObject *logsumexp(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
         SIGNATURE("logsumexp", 1, 2, NAME_x, NAME_axis, NAME_where, NAME_keepdims, NAME_out);
     return forward(module, &signature, SDPA_LOGSUMEXP, args, n_args, kwnames);
 }
 
-/* ---- backward ---- */
+/* ------------------------------------------------------------------------------------ backward */
 
-/* grad of the shape and dtype of x. */
+/* Reads grad, which must have the shape and dtype of x. */
 static int read_grad(PyObject *module, call *c, PyObject *value) {
-    char expected[SDPA_SHAPE_SIZE], got[SDPA_SHAPE_SIZE];
     if (read_floats(module, &c->grad, "grad", value) < 0) return -1;
     PyArrayObject *x = c->x.array, *grad = c->grad.array;
     const int ndim = PyArray_NDIM(x);
     if (PyArray_NDIM(grad) != ndim || !PyArray_CompareLists(PyArray_DIMS(grad), PyArray_DIMS(x), ndim)) {
-        PyErr_Format(PyExc_ValueError, "grad: expected shape %s of %s, got %s",
-                     sdpa_shape_text(expected, "", PyArray_DIMS(x), ndim), c->x.name,
-                     sdpa_shape_text(got, "", PyArray_DIMS(grad), PyArray_NDIM(grad)));
-        return -1;
+        char shape[SDPA_SHAPE_SIZE];
+        return sdpa_raise_shape("grad", grad, "shape %s of %s", sdpa_shape_text(shape, "", PyArray_DIMS(x), ndim),
+                                c->x.name);
     }
     if (c->grad.dtype != c->x.dtype) {
-        PyErr_Format(PyExc_TypeError, "grad: expected dtype %S of %s, got %S", PyArray_DESCR(x), c->x.name,
-                     PyArray_DESCR(grad));
-        return -1;
+        return sdpa_raise_dtype("grad", grad, "dtype %S of %s", PyArray_DESCR(x), c->x.name);
     }
     return 0;
 }
 
-/* One value per row, with or without the reduced axes: of the dtype of x, of that of its arithmetic (as the lse of
- * attention), or a number of Python. */
+/* Reads one value per row, whose reduced axes have size 1 or are absent. Its dtype is that of x, that of the arithmetic on
+ * x (which the lse of attention has), or any if the value is a Python number. */
 static int read_row_values(PyObject *module, call *c, operand *o, const char *name, PyObject *value) {
-    char without[SDPA_SHAPE_SIZE], with[SDPA_SHAPE_SIZE], got[SDPA_SHAPE_SIZE];
+    char without[SDPA_SHAPE_SIZE], with[SDPA_SHAPE_SIZE];
     npy_intp sizes[2][NPY_MAXDIMS];
     bool number = PyFloat_Check(value) || PyLong_Check(value);
     if (read_floats(module, o, name, value) < 0) return -1;
@@ -346,16 +340,14 @@ static int read_row_values(PyObject *module, call *c, operand *o, const char *na
                 PyArray_CompareLists(PyArray_DIMS(o->array), sizes[keepdims], ndim[keepdims]);
     }
     if (!fits) {
-        PyErr_Format(PyExc_ValueError, "%s: expected shape %s or %s, one value per row of x, got %s", name,
-                     sdpa_shape_text(without, "", sizes[0], ndim[0]), sdpa_shape_text(with, "", sizes[1], ndim[1]),
-                     sdpa_shape_text(got, "", PyArray_DIMS(o->array), PyArray_NDIM(o->array)));
-        return -1;
+        return sdpa_raise_shape(name, o->array, "shape %s or %s, one value per row of x",
+                                sdpa_shape_text(without, "", sizes[0], ndim[0]),
+                                sdpa_shape_text(with, "", sizes[1], ndim[1]));
     }
     sdpa_dtype arithmetic = c->x.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
     if (!number && o->dtype != c->x.dtype && o->dtype != arithmetic) {
-        PyErr_Format(PyExc_TypeError, "%s: expected dtype %S of x or %s, got %S", name, PyArray_DESCR(c->x.array),
-                     arithmetic == SDPA_F64 ? "float64" : "float32", PyArray_DESCR(o->array));
-        return -1;
+        return sdpa_raise_dtype(name, o->array, "dtype %S of x or %s", PyArray_DESCR(c->x.array),
+                                sdpa_dtype_text(arithmetic));
     }
     return 0;
 }
@@ -386,27 +378,27 @@ done:
     return result;
 }
 
-ENTRY(softmax_backward) {
+static PyObject *softmax_backward(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
         SIGNATURE("softmax_backward", 2, 3, NAME_grad, NAME_weights, NAME_axis, NAME_temperature);
     return backward(module, &signature, SDPA_SOFTMAX_BACKWARD, args, n_args, kwnames);
 }
 
-ENTRY(log_softmax_backward) {
+static PyObject *log_softmax_backward(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
         SIGNATURE("log_softmax_backward", 2, 3, NAME_grad, NAME_log_weights, NAME_axis, NAME_temperature);
     return backward(module, &signature, SDPA_LOG_SOFTMAX_BACKWARD, args, n_args, kwnames);
 }
 
-ENTRY(logsumexp_backward) {
+static PyObject *logsumexp_backward(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
         SIGNATURE("logsumexp_backward", 3, 4, NAME_grad, NAME_x, NAME_lse, NAME_axis);
     return backward(module, &signature, SDPA_LOGSUMEXP_BACKWARD, args, n_args, kwnames);
 }
 
-/* ---- jacobian ---- */
+/* ------------------------------------------------------------------------------------ jacobian */
 
-/* The axes of out are the kept ones of weights, the reduced ones (i), the reduced ones again (j); a row runs over j. */
+/* The axes of out are the kept axes of weights, then the reduced ones twice, for i and for j; a row runs along j. */
 static int describe_jacobian(PyObject *module, call *c) {
     sdpa_softmax_problem *p = &c->problem;
     const int n_kept = p->n_kept, n = p->n_reduced, ndim = n_kept + 2 * n;
@@ -431,7 +423,7 @@ static int describe_jacobian(PyObject *module, call *c) {
     return 0;
 }
 
-ENTRY(softmax_jacobian) {
+static PyObject *softmax_jacobian(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
         SIGNATURE("softmax_jacobian", 1, 2, NAME_weights, NAME_axis, NAME_temperature);
     PyObject *values[N_NAMES], *result = NULL;
@@ -448,7 +440,7 @@ done:
 
 int sdpa_softmax_add(PyObject *module) {
 #define METHOD(name)                                                                                                   \
-    { #name, (PyCFunction)(void (*)(void))name, METH_FASTCALL | METH_KEYWORDS, name##_doc }
+    { #name, SDPA_FUNCTION(name), SDPA_FLAGS, doc_##name }
     static PyMethodDef methods[] = {
         METHOD(softmax),          METHOD(log_softmax),          METHOD(logsumexp),
         METHOD(softmax_backward), METHOD(log_softmax_backward), METHOD(logsumexp_backward),

@@ -1,0 +1,91 @@
+"""Options of the composed functions. Written by `make stubs`; see tools/stubs.py."""
+
+from typing import Literal, TypedDict
+
+from numpy.typing import ArrayLike
+
+
+class CosineOptions(TypedDict, total=False):
+    """Options of `cosine_attention`: the temperature is its scale."""
+
+    attn_mask: ArrayLike | None
+    dropout_p: float
+    is_causal: bool | Literal["upper_left", "lower_right"]
+    enable_gqa: bool
+    softcap: float | None
+    window: tuple[int | None, int | None] | None
+    sinks: ArrayLike | None
+    alibi_slopes: ArrayLike | None
+    key_lengths: int | ArrayLike | None
+    query_offset: int | ArrayLike | None
+    rng: int | None
+    workers: int | None
+
+
+class BilinearOptions(TypedDict, total=False):
+    """Options of `bilinear_attention`."""
+
+    attn_mask: ArrayLike | None
+    dropout_p: float
+    is_causal: bool | Literal["upper_left", "lower_right"]
+    scale: float | None
+    enable_gqa: bool
+    softcap: float | None
+    window: tuple[int | None, int | None] | None
+    sinks: ArrayLike | None
+    alibi_slopes: ArrayLike | None
+    key_lengths: int | ArrayLike | None
+    query_offset: int | ArrayLike | None
+    rng: int | None
+    workers: int | None
+
+
+class LayerOptions(TypedDict, total=False):
+    """Options of `MultiHeadAttention.forward`: heads and scale are the layer's."""
+
+    attn_mask: ArrayLike | None
+    dropout_p: float
+    is_causal: bool | Literal["upper_left", "lower_right"]
+    softcap: float | None
+    window: tuple[int | None, int | None] | None
+    sinks: ArrayLike | None
+    alibi_slopes: ArrayLike | None
+    key_lengths: int | ArrayLike | None
+    query_offset: int | ArrayLike | None
+    rng: int | None
+    workers: int | None
+
+
+class ShawOptions(TypedDict, total=False):
+    """Options of `shaw_attention`: one diagonal for the whole batch."""
+
+    attn_mask: ArrayLike | None
+    dropout_p: float
+    is_causal: bool | Literal["upper_left", "lower_right"]
+    scale: float | None
+    enable_gqa: bool
+    softcap: float | None
+    window: tuple[int | None, int | None] | None
+    sinks: ArrayLike | None
+    alibi_slopes: ArrayLike | None
+    key_lengths: int | ArrayLike | None
+    query_offset: int | None
+    rng: int | None
+    workers: int | None
+
+
+class T5Options(TypedDict, total=False):
+    """Options of `t5_attention_backward`: one diagonal, and no other bias than T5's.
+
+    Dropout is left out because its pattern depends on the index of the query.
+    """
+
+    is_causal: bool | Literal["upper_left", "lower_right"]
+    scale: float | None
+    enable_gqa: bool
+    softcap: float | None
+    window: tuple[int | None, int | None] | None
+    sinks: ArrayLike | None
+    key_lengths: int | ArrayLike | None
+    query_offset: int
+    workers: int | None

@@ -1,0 +1,87 @@
+/* The ground floor of the binding: Python, NumPy, the module's state, names and signatures. It includes nothing of the
+ * other rooms. Every function of the extension has one shape: parse, convert, check, allocate, run the driver without
+ * the GIL, one exit. Functions here need the GIL unless they say otherwise. */
+#ifndef SDPA_BINDING_H
+#define SDPA_BINDING_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#define PY_ARRAY_UNIQUE_SYMBOL sdpa_numpy_api
+#ifndef SDPA_IMPORTS_NUMPY /* module.c alone */
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+
+#include "../problem.h"
+
+/* The names of the parameters of all functions. */
+/* clang-format off */
+#define SDPA_NAMES(X)                                                                                                  \
+    X(query) X(key) X(value) X(attn_mask) X(dropout_p) X(is_causal) X(scale) X(enable_gqa) X(softcap) X(window)        \
+    X(sinks) X(alibi_slopes) X(key_lengths) X(query_offset) X(rng) X(workers) X(out) X(grad_out) X(lse) X(grad_lse)    \
+    X(needs) X(stage) X(query_t) X(key_t) X(value_t) X(attn_mask_t) X(sinks_t) X(gg_query) X(gg_key) X(gg_value)       \
+    X(gg_attn_mask) X(gg_sinks) X(outs) X(lses) X(x) X(axis) X(temperature) X(where) X(keepdims) X(grad) X(weights)    \
+    X(log_weights) X(w_query) X(w_key) X(w_score) X(bias) X(mode) X(n) X(name)
+/* clang-format on */
+
+enum sdpa_name {
+#define SDPA_NAME(name) NAME_##name,
+    SDPA_NAMES(SDPA_NAME)
+#undef SDPA_NAME
+        N_NAMES
+};
+
+/* The parameters of one function, in order: the first n_required have no default, those after the first n_positional
+ * are keyword-only. */
+typedef struct sdpa_signature {
+    const char *function;
+    unsigned char n, n_required, n_positional;
+    unsigned char names[32];
+} sdpa_signature;
+
+/* The parameters and the PyMethodDef entries of functions that take keywords. */
+#define SDPA_ARGUMENTS PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames
+#define SDPA_FUNCTION(function) (PyCFunction)(void (*)(void))(function)
+#define SDPA_FLAGS (METH_FASTCALL | METH_KEYWORDS)
+
+/* The named tuples that functions return; see module.c. */
+enum sdpa_type { FORWARD_TYPE, GRADIENTS_TYPE, TANGENT_TYPE, DOUBLE_TYPE, STATISTICS_TYPE, ADDITIVE_TYPE, N_TYPES };
+
+/* The functions whose signatures and docstrings are composed from the table of options; see docstring.c. */
+enum sdpa_function {
+    ATTENTION,
+    TORCH,
+    FORWARD,
+    BACKWARD,
+    JVP,
+    DOUBLE_BACKWARD,
+    WEIGHTS,
+    STATISTICS,
+    CHECK,
+    CHECK_BACKWARD,
+    MERGE,
+    ADDITIVE,
+    ADDITIVE_FORWARD,
+    ADDITIVE_BACKWARD,
+    N_FUNCTIONS
+};
+
+/* Per module object. */
+typedef struct sdpa_state {
+    PyObject *names[N_NAMES];              /* interned */
+    PyObject *types[N_TYPES];              /* of the results */
+    PyObject *from_dlpack, *shares_memory; /* NumPy's */
+    _Atomic int bf16;                      /* NumPy's type number of bfloat16 once seen, else -1 */
+    sdpa_signature signatures[N_FUNCTIONS];
+    PyMethodDef definitions[N_FUNCTIONS]; /* they point into docs */
+    PyObject *docs[N_FUNCTIONS];
+} sdpa_state;
+
+static inline sdpa_state *sdpa_state_of(PyObject *module) { return PyModule_GetState(module); }
+
+static inline const sdpa_signature *sdpa_signature_of(PyObject *module, enum sdpa_function function) {
+    return &sdpa_state_of(module)->signatures[function];
+}
+
+#endif

@@ -1,0 +1,86 @@
+#include "docstring.h"
+
+#include <string.h>
+
+#include "options.h"
+#include "parse.h"
+
+/* Appends to *text, which becomes NULL, with an exception, when that fails and then stays so. */
+static void add(PyObject **text, const char *more, size_t n) {
+    if (!*text) return;
+    PyObject *part = PyUnicode_FromStringAndSize(more, (Py_ssize_t)n);
+    if (part) {
+        PyUnicode_Append(text, part);
+    } else {
+        Py_CLEAR(*text);
+    }
+    Py_XDECREF(part);
+}
+
+static void add_text(PyObject **text, const char *more) { add(text, more, strlen(more)); }
+
+static void add_parameter(PyObject **text, sdpa_signature *signature, enum sdpa_name name) {
+    signature->names[signature->n++] = (unsigned char)name;
+    add_text(text, ", ");
+    add_text(text, sdpa_name_text(name));
+}
+
+/* "name($module, query, ..., *, scale=None)": the first line of a docstring, from which CPython makes
+ * __text_signature__. */
+static void add_signature(PyObject **text, const sdpa_entry *entry, sdpa_signature *signature) {
+    *signature = (sdpa_signature){.function = entry->name, .n_required = entry->n_operands};
+    add_text(text, entry->name);
+    add_text(text, "($module");
+    for (int i = 0; i < entry->n_operands; i++) add_parameter(text, signature, entry->operands[i]);
+    bool keyword_only = false;
+    for (int i = 0; i < sdpa_n_options; i++) {
+        const sdpa_option *row = &sdpa_option_table[i];
+        if (!(row->where & entry->where)) continue;
+        const bool by_keyword = row->keyword_only || (entry->where & IN_ADDITIVES && row->name != NAME_bias);
+        if (by_keyword && !keyword_only) {
+            keyword_only = true;
+            signature->n_positional = signature->n;
+            add_text(text, ", *");
+        }
+        add_parameter(text, signature, row->name);
+        add_text(text, "=");
+        add_text(text, row->default_);
+    }
+    if (!keyword_only) signature->n_positional = signature->n;
+    add_text(text, ")\n--\n\n");
+}
+
+static void add_body(PyObject **text, const sdpa_entry *entry) {
+    static const char marker[] = "{OPTIONS}\n";
+    const char *options = strstr(entry->doc, marker);
+    if (!options) {
+        add_text(text, entry->doc);
+        return;
+    }
+    add(text, entry->doc, (size_t)(options - entry->doc));
+    for (int i = 0; i < sdpa_n_options; i++) {
+        if (sdpa_option_table[i].where & entry->where) add_text(text, sdpa_option_table[i].doc);
+    }
+    add_text(text, options + strlen(marker));
+}
+
+int sdpa_entries_add(PyObject *module, const sdpa_entry *entries, int n) {
+    sdpa_state *state = sdpa_state_of(module);
+    PyObject *name = PyModule_GetNameObject(module);
+    bool failed = !name;
+    for (int i = 0; i < n && !failed; i++) {
+        const sdpa_entry *entry = &entries[i];
+        PyObject **doc = &state->docs[entry->id];
+        *doc = PyUnicode_FromString("");
+        add_signature(doc, entry, &state->signatures[entry->id]);
+        add_body(doc, entry);
+        const char *text = *doc ? PyUnicode_AsUTF8AndSize(*doc, NULL) : NULL;
+        PyMethodDef *definition = &state->definitions[entry->id];
+        *definition = (PyMethodDef){entry->name, entry->function, SDPA_FLAGS, text};
+        PyObject *function = text ? PyCFunction_NewEx(definition, module, name) : NULL;
+        failed = !function || PyModule_AddObjectRef(module, entry->name, function) < 0;
+        Py_XDECREF(function);
+    }
+    Py_XDECREF(name);
+    return failed ? -1 : 0;
+}

@@ -1,0 +1,34 @@
+#include "errors.h"
+
+#include <stdio.h>
+
+const char *sdpa_shape_text(char text[SDPA_SHAPE_SIZE], const char *lead, const npy_intp *sizes, int n) {
+    int used = snprintf(text, SDPA_SHAPE_SIZE, "(%s", lead);
+    for (int i = 0; i < n; i++) {
+        used += snprintf(text + used, SDPA_SHAPE_SIZE - (size_t)used, "%s%lld", i ? ", " : "", (long long)sizes[i]);
+    }
+    snprintf(text + used, SDPA_SHAPE_SIZE - (size_t)used, n == 1 && !*lead ? ",)" : ")");
+    return text;
+}
+
+int sdpa_raise_shape(const char *name, PyArrayObject *got, const char *expected, ...) {
+    va_list values;
+    va_start(values, expected);
+    PyObject *wanted = PyUnicode_FromFormatV(expected, values);
+    va_end(values);
+    char text[SDPA_SHAPE_SIZE];
+    sdpa_shape_text(text, "", PyArray_DIMS(got), PyArray_NDIM(got));
+    if (wanted) PyErr_Format(PyExc_ValueError, "%s: expected %U, got %s", name, wanted, text);
+    Py_XDECREF(wanted);
+    return -1;
+}
+
+int sdpa_raise_dtype(const char *name, PyArrayObject *got, const char *expected, ...) {
+    va_list values;
+    va_start(values, expected);
+    PyObject *wanted = PyUnicode_FromFormatV(expected, values);
+    va_end(values);
+    if (wanted) PyErr_Format(PyExc_TypeError, "%s: expected %U, got %S", name, wanted, PyArray_DESCR(got));
+    Py_XDECREF(wanted);
+    return -1;
+}

@@ -1,0 +1,192 @@
+"""Writes sdpa/_core.pyi and sdpa/_options.py from the compiled extension: `make stubs`.
+
+Names, order, kinds and defaults of parameters are those of the signatures. The types of options are
+those of the table in src/python/options.c. Only the other types, and how the composed functions
+differ from attention, stand here.
+"""
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sdpa import _core
+
+PACKAGE = Path(__file__).parents[1] / "sdpa"
+WIDTH = 100  # of a line, as in pyproject.toml
+
+# ------------------------------------------------------------------------------- _core.pyi
+
+ARRAY, ARRAYS = "NDArray[Any]", "Sequence[ArrayLike] | NDArray[Any]"
+TANGENTS = ("query_t", "key_t", "value_t", "gg_query", "gg_key", "gg_value")
+
+# Parameters that are not options of attention. Those not listed are array_like.
+PARAMETERS: dict[str, str] = dict.fromkeys((*TANGENTS, "bias", "where"), "ArrayLike | None") | {
+    "axis": "_Axis",
+    "keepdims": "bool",
+    "lses": ARRAYS,
+    "n": "int",
+    "name": "str",
+    "outs": ARRAYS,
+    "temperature": "float",
+}
+# Functions not listed return an array.
+RESULTS = {
+    "additive_attention_backward": "AdditiveGradients",
+    "additive_attention_forward": "AttentionForward",
+    "attention_backward": "AttentionGradients",
+    "attention_double_backward": "AttentionSecondGradients",
+    "attention_forward": "AttentionForward",
+    "attention_jvp": "AttentionTangent",
+    "attention_statistics": "AttentionStatistics",
+    "get_num_threads": "int",
+    "merge_attention": "AttentionForward",
+    "set_num_threads": "None",
+    "_alloc_fail_after": "None",
+    "_check_attention": "None",
+    "_check_attention_backward": "None",
+    "_close_pool": "None",
+    "_isas": "dict[str, bool]",
+    "_options": "tuple[tuple[str, str, str, bool, str, int], ...]",
+    "_use_isa": "str",
+}
+HEAD = """\
+# Written by `make stubs`; see tools/stubs.py.
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__version__: str
+_Axis = int | tuple[int, ...] | None
+
+"""
+SHOW_CONFIG = """\
+@overload
+def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
+@overload
+def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
+"""
+
+
+def option_types() -> dict[str, str]:
+    """The type of each option, by the table."""
+    return {name: annotation.replace("'", '"') for name, _, annotation, *_ in _core._options()}
+
+
+def literal(value: object) -> str:
+    """A default as ruff writes it."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(literal, value))})"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def parameter_texts(function: Callable[..., Any], options: dict[str, str]) -> list[str]:
+    """Each parameter with its type and default; / and * where they stand."""
+    texts: list[str] = []
+    parameters = inspect.signature(function).parameters.values()
+    for parameter in parameters:
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in texts:
+            texts.append("*")
+        has_default = parameter.default is not parameter.empty
+        types = PARAMETERS | options if has_default else PARAMETERS
+        text = f"{parameter.name}: {types.get(parameter.name, 'ArrayLike')}"
+        texts.append(f"{text} = {literal(parameter.default)}" if has_default else text)
+    n_positional = sum(p.kind is p.POSITIONAL_ONLY for p in parameters)
+    return [*texts[:n_positional], "/", *texts[n_positional:]] if n_positional else texts
+
+
+def function_text(name: str, function: Callable[..., Any], options: dict[str, str]) -> str:
+    """A function's stub as ruff lays it out: in one line, in three, or a line per parameter."""
+    texts = parameter_texts(function, options)
+    result = f" -> {RESULTS.get(name, ARRAY)}: ..."
+    joined = ", ".join(texts)
+    line = f"def {name}({joined}){result}\n"
+    if len(line) <= WIDTH + 1:
+        return line
+    inner = f"    {joined}\n"
+    if len(inner) > WIDTH + 1:
+        inner = "".join(f"    {text},\n" for text in texts)
+    return f"def {name}(\n{inner}){result}\n"
+
+
+def class_text(name: str, found: type) -> str:
+    """A named tuple's stub. Gradients are None where they are not asked for."""
+    fields = inspect.signature(found).parameters
+    annotation = f"{ARRAY} | None" if name.endswith("Gradients") else ARRAY
+    return f"class {name}(NamedTuple):\n" + "".join(f"    {f}: {annotation}\n" for f in fields)
+
+
+def core_stub() -> str:
+    """The text of sdpa/_core.pyi."""
+    options = option_types()
+    order = sorted(vars(_core), key=lambda name: (name.startswith("_"), name))
+    found: dict[str, Any] = {name: x for name in order if callable(x := getattr(_core, name))}
+    classes = [class_text(name, x) for name, x in found.items() if isinstance(x, type)]
+    functions = [
+        SHOW_CONFIG if name == "show_config" else function_text(name, x, options)
+        for name, x in found.items()
+        if not isinstance(x, type)
+    ]
+    return HEAD + "\n".join(classes) + "\n" + "".join(functions)
+
+
+# ------------------------------------------------------------------------------- _options.py
+
+# Each is attention_forward's options but some, of which some are narrower.
+COMPOSED = {
+    "CosineOptions": (
+        "Options of `cosine_attention`: the temperature is its scale.",
+        {"scale"},
+        {},
+    ),
+    "BilinearOptions": ("Options of `bilinear_attention`.", set(), {}),
+    "LayerOptions": (
+        "Options of `MultiHeadAttention.forward`: heads and scale are the layer's.",
+        {"scale", "enable_gqa"},
+        {},
+    ),
+    "ShawOptions": (
+        "Options of `shaw_attention`: one diagonal for the whole batch.",
+        set(),
+        {"query_offset": "int | None"},
+    ),
+    "T5Options": (
+        "Options of `t5_attention_backward`: one diagonal, and no other bias than T5's.\n\n"
+        "    Dropout is left out because its pattern depends on the index of the query.",
+        {"attn_mask", "alibi_slopes", "dropout_p", "rng"},
+        {"query_offset": "int"},
+    ),
+}
+OPTIONS_HEAD = '''\
+"""Options of the composed functions. Written by `make stubs`; see tools/stubs.py."""
+
+from typing import Literal, TypedDict
+
+from numpy.typing import ArrayLike
+'''
+
+
+def options_module() -> str:
+    """The text of sdpa/_options.py."""
+    # An out would be of the widened operands. Of a Generator, derivatives could not draw the same.
+    types = option_types() | {"rng": "int | None"}
+    taken = inspect.signature(_core.attention_forward).parameters.values()
+    names = [p.name for p in taken if p.default is not p.empty and p.name != "out"]
+    text = OPTIONS_HEAD
+    for name, (summary, left_out, narrower) in COMPOSED.items():
+        end = "\n    " if "\n" in summary else ""
+        text += f'\n\nclass {name}(TypedDict, total=False):\n    """{summary}{end}"""\n\n'
+        for option in names:
+            if option not in left_out:
+                text += f"    {option}: {(types | narrower)[option]}\n"
+    return text
+
+
+FILES = {"_core.pyi": core_stub, "_options.py": options_module}
+
+if __name__ == "__main__":
+    for file, text in FILES.items():
+        (PACKAGE / file).write_text(text(), encoding="utf-8")

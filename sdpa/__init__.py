@@ -1,7 +1,7 @@
 """Exact attention and its gradients for NumPy arrays.
 
-Most functions are those of the C extension; cosine, bilinear and relative attention are composed
-around them. `sdpa.reference` defines in plain NumPy what each of them computes.
+Most functions are in the C extension; cosine, bilinear and relative attention are composed around
+them. `sdpa.reference` defines each of them in plain NumPy.
 """
 
 import atexit
@@ -43,28 +43,30 @@ from sdpa._core import (
 
 if TYPE_CHECKING:
     from sdpa import bias
-    from sdpa.layers import (
+    from sdpa.mechanisms.bilinear import (
+        BilinearGradients,
+        bilinear_attention,
+        bilinear_attention_backward,
+        bilinear_attention_forward,
+    )
+    from sdpa.mechanisms.cosine import (
+        CosineGradients,
+        cosine_attention,
+        cosine_attention_backward,
+        cosine_attention_forward,
+    )
+    from sdpa.mechanisms.multi_head import (
         MultiHeadAttention,
         MultiHeadForward,
         MultiHeadGradients,
         MultiHeadSaved,
     )
-    from sdpa.relative import (
+    from sdpa.mechanisms.rotary import rotary_embedding, rotary_embedding_backward
+    from sdpa.mechanisms.shaw import (
         ShawGradients,
         shaw_attention,
         shaw_attention_backward,
         shaw_attention_forward,
-    )
-    from sdpa.rotary import rotary_embedding, rotary_embedding_backward
-    from sdpa.scores import (
-        BilinearGradients,
-        CosineGradients,
-        bilinear_attention,
-        bilinear_attention_backward,
-        bilinear_attention_forward,
-        cosine_attention,
-        cosine_attention_backward,
-        cosine_attention_forward,
     )
 
 __all__ = [
@@ -118,20 +120,37 @@ __all__ = [
     "softmax_jacobian",
 ]
 
-# Imported where they are first used, for `import sdpa` is to be quick.
-_LAZY = ("scores", "layers", "relative", "rotary")
+# The module of each name that is imported on first use, to keep `import sdpa` fast.
+_LAZY = {
+    "BilinearGradients": "sdpa.mechanisms.bilinear",
+    "CosineGradients": "sdpa.mechanisms.cosine",
+    "MultiHeadAttention": "sdpa.mechanisms.multi_head",
+    "MultiHeadForward": "sdpa.mechanisms.multi_head",
+    "MultiHeadGradients": "sdpa.mechanisms.multi_head",
+    "MultiHeadSaved": "sdpa.mechanisms.multi_head",
+    "ShawGradients": "sdpa.mechanisms.shaw",
+    "bilinear_attention": "sdpa.mechanisms.bilinear",
+    "bilinear_attention_backward": "sdpa.mechanisms.bilinear",
+    "bilinear_attention_forward": "sdpa.mechanisms.bilinear",
+    "cosine_attention": "sdpa.mechanisms.cosine",
+    "cosine_attention_backward": "sdpa.mechanisms.cosine",
+    "cosine_attention_forward": "sdpa.mechanisms.cosine",
+    "rotary_embedding": "sdpa.mechanisms.rotary",
+    "rotary_embedding_backward": "sdpa.mechanisms.rotary",
+    "shaw_attention": "sdpa.mechanisms.shaw",
+    "shaw_attention_backward": "sdpa.mechanisms.shaw",
+    "shaw_attention_forward": "sdpa.mechanisms.shaw",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name == "bias":
         return importlib.import_module("sdpa.bias")
-    if name in __all__:
-        for module in _LAZY:
-            found = vars(importlib.import_module(f"sdpa.{module}")).get(name)
-            if found is not None:
-                globals()[name] = found
-                return found
-    raise AttributeError(f"module 'sdpa' has no attribute '{name}'")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'sdpa' has no attribute '{name}'")
+    found = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

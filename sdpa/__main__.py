@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from sdpa import lab
-from sdpa.lab.inputs import N_IMAGES
-from sdpa.lab.progress import progress as progress_bar
-from sdpa.lab.scale import FEWEST_DRAWS
-from sdpa.lab.speed import SHAPES
+from sdpa.lab.experiments.scale import FEWEST_DRAWS
+from sdpa.lab.experiments.speed import SHAPES
+from sdpa.lab.tools.inputs import N_IMAGES
+from sdpa.lab.tools.progress import progress as progress_bar
 
 REPORT = "sdpa-report.html"
 
@@ -22,31 +22,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     options = _parser().parse_args(arguments)
     if options.command == "info":
-        from sdpa.lab.report.text import machine_text
-
-        machine = lab.machine()
-        print(_json(machine) if options.json else machine_text(machine))
+        _info(options)
     elif options.command == "claims":
         _claims(options)
     elif options.command == "explorer":
-        from sdpa.lab import report
-
-        _destination(options.path).write_text(report.explorer(), encoding="utf-8")
-        print(options.path)
+        _explorer(options)
     else:
         _main_job(options)
 
 
 def _parser() -> argparse.ArgumentParser:
-    def integer(least: int) -> Callable[[str], int]:
-        def read(text: str) -> int:
-            value = int(text)
-            if value < least:
-                raise argparse.ArgumentTypeError(f"expected at least {least}, got {value}")
-            return value
-
-        return read
-
     parser = argparse.ArgumentParser(
         prog="python -m sdpa",
         description="Measure what the factor 1/sqrt(d_k) changes in attention, on images of "
@@ -54,10 +39,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     as_json = "print the same as JSON"
     parser.add_argument("--json", action="store_true", help=as_json)
-    parser.add_argument("--seed", type=integer(0), default=0, help="default %(default)s")
+    parser.add_argument("--seed", type=_integer(0), default=0, help="default %(default)s")
     parser.add_argument(
         "--draws",
-        type=integer(FEWEST_DRAWS),
+        type=_integer(FEWEST_DRAWS),
         default=N_IMAGES,
         help=f"inputs of each kind, from {FEWEST_DRAWS}; default %(default)s, which is all images",
     )
@@ -68,11 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     destination.add_argument("--no-report", action="store_true", help="write no file")
     commands = parser.add_subparsers(dest="command", title="parts")
     info = commands.add_parser("info", help="the machine, and the kernels chosen for it")
-    # Without a default, which would undo a --json that stands before the command.
+    # No default here: it would overwrite a --json that stands before the command.
     info.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
     claims = commands.add_parser("claims", help="every claim of the notes, judged by measurement")
     claims.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
-    claims.add_argument("--seed", type=integer(0), default=argparse.SUPPRESS, help="default 0")
+    claims.add_argument("--seed", type=_integer(0), default=argparse.SUPPRESS, help="default 0")
     claims.add_argument("--only", metavar="ID", nargs="+", help="these rows alone")
     claims.add_argument("--save", metavar="DIR", help="write what was measured per draw to DIR")
     claims.add_argument(
@@ -87,12 +72,38 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _integer(least: int) -> Callable[[str], int]:
+    """A reader of integers from `least` on, for argparse."""
+
+    def integer(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"expected at least {least}, got {value}")
+        return value
+
+    return integer
+
+
 def _destination(name: str) -> Path:
-    """A file that can be written, or the end of the program before anything is measured."""
+    """The path of a file; ends the program, before anything is measured, if it is not writable."""
     path = Path(name)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         sys.exit(f"python -m sdpa: cannot write {path}")
     return path
+
+
+def _info(options: argparse.Namespace) -> None:
+    from sdpa.lab.report import printout
+
+    machine = lab.machine()
+    print(_json(machine) if options.json else printout.machine_text(machine))
+
+
+def _explorer(options: argparse.Namespace) -> None:
+    from sdpa.lab import report
+
+    _destination(options.path).write_text(report.explorer(), encoding="utf-8")
+    print(options.path)
 
 
 def _claims(options: argparse.Namespace) -> None:
@@ -112,7 +123,7 @@ def _claims(options: argparse.Namespace) -> None:
 
 def _main_job(options: argparse.Namespace) -> None:
     from sdpa.lab import claims, report
-    from sdpa.lab.report import text
+    from sdpa.lab.report import printout
 
     def say(text: str) -> None:
         if not options.json:
@@ -121,12 +132,12 @@ def _main_job(options: argparse.Namespace) -> None:
     destination = None if options.no_report else _destination(options.report)
     draws, seed = options.draws, options.seed
     machine = lab.machine()
-    say(f"{text.machine_text(machine)}\nseed {seed}, {draws} draws\n{text.SETTING}")
+    say(f"{printout.machine_text(machine)}\nseed {seed}, {draws} draws\n{printout.SETTING}")
     result: dict[str, Any] = {"machine": machine, "seed": seed, "draws": draws, "notes": []}
+    inputs = {}
     try:
-        inputs = {"digits": lab.digits(min(draws, N_IMAGES), seed=seed)}
+        inputs["digits"] = lab.digits(min(draws, N_IMAGES), seed=seed)
     except ImportError as error:
-        inputs = {}
         result["digits"] = None
         result["notes"].append(f"digits: {error}")
         say(f"\nNo table of digits: {error}")
@@ -134,16 +145,15 @@ def _main_job(options: argparse.Namespace) -> None:
     for name, x in inputs.items():
         with progress_bar(name, 6 * len(x)) as progress:
             result[name] = lab.scale_effect(x, seed=seed, progress=progress)
-        say(text.scale_text(name, result[name]))
+        say(printout.scale_text(name, result[name]))
     with progress_bar("speed", 2 * len(SHAPES)) as progress:
         result["speed"] = lab.speed(seed=seed, progress=progress)
-    say(text.speed_text(result["speed"], machine["sdpa"]["threads"]))
-    known = claims.claims()
-    quick = [name for name in known if name not in report.SLOW]
+    say(printout.speed_text(result["speed"], machine["sdpa"]["threads"]))
+    known, quick = claims.claims(), claims.quick()
     with progress_bar("claims", len(quick)) as progress:
         times = min(1.0, draws / N_IMAGES)
         rows = claims.ledger(quick, seed=seed, times=times, progress=progress)
-    say(text.ledger_text(rows, len(known)))
+    say(printout.ledger_text(rows, len(known)))
     if options.json:
         print(_json(result | {"claims": [row.record() for row in rows]}))
     if destination:
@@ -166,11 +176,11 @@ def _json(value: Any) -> str:
 
 if __name__ == "__main__":
     if isinstance(sys.stdout, TextIOWrapper):
-        # A terminal that cannot show ± is no reason to stop.
+        # Replace ± on a terminal that cannot show it instead of stopping.
         sys.stdout.reconfigure(errors="replace")
     try:
         main()
     except BrokenPipeError:
-        # Who reads, such as head, has seen enough; what is left to write would raise again at exit.
+        # The reader, such as head, has closed the pipe. Flushing at exit would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -4,9 +4,9 @@ from sdpa import _core
 
 
 def register() -> None:
-    """Register with threadpoolctl, so that `threadpool_limits(1)` holds for sdpa too.
+    """Register with threadpoolctl, so that `threadpool_limits(1)` holds for sdpa as well.
 
-    It is imported here because threadpoolctl asks nobody when it is imported later.
+    threadpoolctl is imported here because it looks for no controllers when it is imported later.
     """
     try:
         from threadpoolctl import LibController, register

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, TypedDict, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sdpa import _core
-from sdpa._compose import (
+from sdpa._options import T5Options
+from sdpa.mechanisms._compose import (
     Array,
+    Upstream,
     arrays,
     checked_float,
     checked_needs,
     checked_options,
+    checked_upstream,
+    composed_backward,
     diagonal_offset,
     integer,
     native,
@@ -31,7 +35,7 @@ __all__ = [
     "t5_relative_backward",
 ]
 
-# Gradients of the bias are held for so many elements at a time, and for no fewer rows.
+# Elements of the bias whose gradients are held at a time, and the fewest rows of them.
 _BLOCK_ELEMENTS, _BLOCK_ROWS = 1 << 21, 32
 
 
@@ -40,8 +44,8 @@ def alibi(heads: int) -> NDArray[np.float64]:
 
     Press, Smith and Lewis, "Train short, test long: attention with linear biases enables input
     length extrapolation" (2022), section 3: head h = 1 ... n has slope 2^(-8 h / n) where n is a
-    power of two. For another number of heads the slopes are those of the next lower power of two,
-    followed by every other one of those of twice that power (their code).
+    power of two. For another number of heads come first the slopes of the next lower power of two,
+    then every other slope of twice that power (their code).
 
     Parameters
     ----------
@@ -55,9 +59,9 @@ def alibi(heads: int) -> NDArray[np.float64]:
     Raises
     ------
     TypeError
-        heads that is no integer.
+        heads is no integer.
     ValueError
-        heads below 1.
+        heads is below 1.
 
     Examples
     --------
@@ -83,17 +87,18 @@ def t5_relative(
     max_distance: int = 128,
     query_offset: int = 0,
 ) -> Array:
-    """T5's relative position bias, for attn_mask: a view of the one number per distance.
+    """T5's relative position bias, for attn_mask: a view of one number per distance.
 
     bias[h, i, j] = table[bucket(j - i - query_offset), h], Raffel et al., "Exploring the limits of
     transfer learning with a unified text-to-text transformer" (2020), section 2.1. Of n buckets
-    for one direction, n // 2 are for the distances below that and the others for logarithmically
-    growing ranges up to max_distance and beyond. Bidirectional: half of the buckets for the keys up
-    to the query's position, half for those after it; otherwise all for the former, and those after
-    it share bucket 0 with distance 0. Computed in float32, as the published models were.
+    for one direction, n // 2 hold one distance each, from 0; the others hold ranges that grow
+    logarithmically up to max_distance, and the last of them everything beyond. Bidirectional: half
+    of the buckets are for keys up to the query's position, half for keys after it. Otherwise all
+    are for the former, and the keys after it share bucket 0 with distance 0. Computed in float32,
+    as the published models were.
 
-    Rows are strided views of one line, so that the memory is O(heads (Lq + Lk)); the kernels read
-    it as it is. T5 does not scale its scores: use it with scale=1.0.
+    Rows are strided views of one line, so the memory is O(heads (Lq + Lk)), and the kernels read
+    the view directly. T5 does not scale its scores: use it with scale=1.0.
 
     Parameters
     ----------
@@ -104,7 +109,7 @@ def t5_relative(
     bidirectional : bool, default True
         False in decoders, with is_causal=True.
     max_distance : int, default 128
-        From this distance on all share the last bucket.
+        From this distance on, all keys share the last bucket.
     query_offset : int, default 0
         Position of query 0 among the keys.
 
@@ -116,13 +121,13 @@ def t5_relative(
     Raises
     ------
     TypeError
-        table of a dtype that is not taken.
+        table has a dtype that is not accepted, or a size is no integer.
     ValueError
-        Sizes that do not fit.
+        Sizes do not fit.
 
     See Also
     --------
-    t5_relative_backward : from the gradient of the bias to that of table.
+    t5_relative_backward : gradient of table from the gradient of the bias.
     t5_attention_backward : all gradients of attention with this bias, without an Lq x Lk array.
 
     Examples
@@ -154,9 +159,9 @@ def t5_relative_backward(
 ) -> Array:
     """Gradient of <grad_bias, t5_relative(table, ...)> with respect to table.
 
-    It sums the diagonals of grad_bias, then those of one bucket. To hold no Lq x Lk gradient, add
-    up blocks of queries, each with the position of its first query as query_offset;
-    `t5_attention_backward` does.
+    It sums each diagonal of grad_bias, then the diagonals of each bucket. To avoid an Lq x Lk
+    gradient, add up blocks of queries, each with the position of its first query as query_offset,
+    as `t5_attention_backward` does.
 
     Parameters
     ----------
@@ -165,7 +170,7 @@ def t5_relative_backward(
     num_buckets : int
         Rows of table.
     bidirectional, max_distance, query_offset : optional
-        As of the forward call.
+        As in the forward call.
 
     Returns
     -------
@@ -197,20 +202,6 @@ def t5_relative_backward(
     return cast(Array, rounded(total, grad))
 
 
-class T5Options(TypedDict, total=False):
-    """Options of `t5_attention_backward`."""
-
-    is_causal: bool | Literal["upper_left", "lower_right"]
-    scale: float | None
-    enable_gqa: bool
-    softcap: float | None
-    window: tuple[int | None, int | None] | None
-    sinks: ArrayLike | None
-    key_lengths: int | ArrayLike | None
-    query_offset: int
-    workers: int | None
-
-
 class T5Gradients(NamedTuple):
     """Gradients of attention with T5's bias, each of its argument's shape; None if not needed."""
 
@@ -238,22 +229,23 @@ def t5_attention_backward(
 ) -> T5Gradients:
     """Gradients of attention with attn_mask = t5_relative(table, Lq, Lk), down to the table.
 
-    `attention_backward` of one block of queries after the other, whose gradient of the bias is
-    summed to buckets and forgotten: the memory is O(heads block Lk), never O(Lq Lk).
+    It calls `attention_backward` for one block of queries after the other and sums each block's
+    gradient of the bias to buckets, so the memory is O(heads block Lk), never O(Lq Lk).
 
     Parameters
     ----------
     grad_out, query, key, value, out, lse, grad_lse : array_like
-        As of `attention_backward`.
+        As in `attention_backward`.
     table : array_like, (num_buckets, heads)
-        float32 or query's dtype; heads those of query.
+        Of query's dtype or float32; its heads are query's.
     bidirectional, max_distance : optional
-        As of `t5_relative`.
+        As in `t5_relative`.
     needs : sequence of {"query", "key", "value", "table", "sinks"}
         The gradients to compute.
-    **options : is_causal, scale, enable_gqa, softcap, window, sinks, key_lengths, query_offset, ...
-        Those of the forward call. query_offset is one int, of `t5_relative` as well. Not dropout_p,
-        whose pattern depends on the index of the query, nor attn_mask, which is this bias.
+    **options : is_causal, scale, enable_gqa, window, sinks, key_lengths, query_offset, ...
+        As in the forward call. query_offset is one int, the same as in `t5_relative`. dropout_p is
+        not accepted because its pattern depends on the index of the query, nor attn_mask, which is
+        this bias.
 
     Returns
     -------
@@ -280,56 +272,70 @@ def t5_attention_backward(
     >>> g.table.shape
     (32, 2)
     """
-    function = "t5_attention_backward"
-    checked = checked_options(function, dict(options), T5Options.__annotations__)
+    checked = checked_options(t5_attention_backward, options, T5Options.__annotations__)
     needs = checked_needs(needs, T5Gradients._fields)
     query, key, value, table = arrays(query=query, key=key, value=value, table=table)
-    grad_out, out, lse = arrays(grad_out=grad_out, out=out, lse=lse)
-    inner = tuple("attn_mask" if name == "table" else name for name in needs)
-    if query.ndim < 2 or key.ndim < 2:  # attention says what is wrong with them
-        _core._check_attention_backward(grad_out, query, key, value, out, lse)
+    if query.ndim < 2 or key.ndim < 2:
+        _core._check_attention(query, key, value)  # raises, and says which of them
     _check_table(table)
     n_q, n_k = query.shape[-2], key.shape[-2]
-    offset = diagonal_offset(checked, n_q, n_k)
+    checked["query_offset"] = offset = diagonal_offset(checked, n_q, n_k)
     buckets = _buckets("table", len(table), n_q, n_k, bidirectional, max_distance, offset)
-    as_given = np.broadcast_to(np.zeros((), table.dtype), (table.shape[1], n_q, n_k))
-    _core._check_attention_backward(
-        grad_out, query, key, value, out, lse, as_given, grad_lse=grad_lse, needs=inner, **checked
+    like_bias = np.broadcast_to(np.zeros((), table.dtype), (table.shape[1], n_q, n_k))
+    inner = tuple("attn_mask" if name == "table" else name for name in needs)
+    upstream = checked_upstream(
+        grad_out, (query, key, value), out, lse, grad_lse, inner, checked | {"attn_mask": like_bias}
     )
 
     bias = _toeplitz(np.ascontiguousarray(widen(table)[buckets].T), n_q, n_k)
-    total: dict[str, Array] = {}
-    by_table = np.zeros(table.shape)
-    rows: list[Array] = []
-    wide = [widen(x) for x in (grad_out, query, key, value, out)]
-    grad_lse = None if grad_lse is None else arrays(grad_lse=grad_lse)[0]
-    step = max(_BLOCK_ROWS, _BLOCK_ELEMENTS // max(1, n_k * table.shape[1]))
-    for start in range(0, max(n_q, 1), step):
-        block = slice(start, start + step)
-        by, q, k, v, o = (x if i in (2, 3) else x[..., block, :] for i, x in enumerate(wide))
-        g = _core.attention_backward(
-            by, q, k, v, o, lse[..., block], bias[:, block], needs=inner,
-            grad_lse=None if grad_lse is None else grad_lse[..., block],
-            **checked | {"query_offset": offset + start},
-        )  # fmt: skip
-        if g.query is not None:
-            rows.append(g.query)
-        for name in ("key", "value", "sinks"):
-            grad = getattr(g, name)
-            if grad is not None:
-                total[name] = grad if name not in total else total[name] + grad
-        if g.attn_mask is not None:
-            first = n_q - min(start + step, n_q)
-            by_table += _sum_buckets(
-                g.attn_mask, buckets[first : n_q - start + n_k - 1], table.shape[0]
-            )
+    operands = (widen(query), widen(key), widen(value))
+    total = _summed_over_blocks(upstream, operands, bias, buckets, len(table), inner, checked)
     return T5Gradients(
-        rounded(np.concatenate(rows, axis=-2), query) if rows else None,
+        rounded(total.get("query"), query),
         rounded(total.get("key"), key),
         rounded(total.get("value"), value),
-        rounded(by_table, table) if "table" in needs else None,
+        rounded(total.get("table"), table),
         total.get("sinks"),
     )
+
+
+def _summed_over_blocks(
+    upstream: Upstream,
+    operands: tuple[Array, Array, Array],
+    bias: Array,
+    buckets: Array,
+    num_buckets: int,
+    needs: tuple[str, ...],
+    options: dict[str, Any],
+) -> dict[str, Array]:
+    """Gradients of attention with this bias, one block of queries after the other.
+
+    "table" is the gradient of the bias, summed to its buckets block by block, in float64.
+    """
+    query, key, value = operands
+    heads, n_q, n_k = bias.shape
+    step = max(_BLOCK_ROWS, _BLOCK_ELEMENTS // max(1, n_k * heads))
+    total: dict[str, Array] = {}
+    by_query: list[Array] = []
+    for start in range(0, max(n_q, 1), step):
+        block = slice(start, start + step)
+        here = {"attn_mask": bias[:, block], "query_offset": options["query_offset"] + start}
+        g = composed_backward(
+            upstream.block(block), (query[..., block, :], key, value), needs, options | here
+        )
+        parts = {"key": g.key, "value": g.value, "sinks": g.sinks}
+        if g.query is not None:
+            by_query.append(g.query)
+        if g.attn_mask is not None:
+            first = n_q - min(start + step, n_q)
+            of_block = buckets[first : n_q - start + n_k - 1]
+            parts["table"] = _sum_buckets(g.attn_mask, of_block, num_buckets)
+        for name, part in parts.items():
+            if part is not None:
+                total[name] = total[name] + part if name in total else part
+    if by_query:
+        total["query"] = np.concatenate(by_query, axis=-2)
+    return total
 
 
 def _check_table(table: Array) -> None:
@@ -347,9 +353,9 @@ def _buckets(
     max_distance: int,
     offset: int,
 ) -> Array:
-    """The bucket of every distance: entry p is of those (i, j) with j - i + Lq - 1 = p.
+    """The bucket of every distance: entry p is for the pairs with j - i + Lq - 1 = p.
 
-    `name` is the argument that says how many there are.
+    `name` is the argument that gives the number of buckets.
     """
     num_buckets, offset = integer(name, num_buckets), integer("query_offset", offset)
     max_distance = integer("max_distance", max_distance)
@@ -360,7 +366,7 @@ def _buckets(
     exact = n // 2
     if max_distance <= exact:
         raise ValueError(
-            f"max_distance: expected more than the {exact} distances with buckets of their own, "
+            f"max_distance: expected more than the {exact} distances that have a bucket each, "
             f"got {max_distance}"
         )
     relative = np.arange(1 - n_q, max(n_k, 1 - n_q)) - offset
@@ -372,7 +378,7 @@ def _buckets(
 
 
 def _toeplitz(line: Array, n_q: int, n_k: int) -> Array:
-    """Of line (heads, Lq + Lk - 1) the view whose [h, i, j] is line[h, j - i + Lq - 1]."""
+    """A view of line (heads, Lq + Lk - 1) whose [h, i, j] is line[h, j - i + Lq - 1]."""
     if not n_q or not n_k:
         return np.zeros((line.shape[0], n_q, n_k), line.dtype)
     by_head, step = line.strides

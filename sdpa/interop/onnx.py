@@ -1,8 +1,9 @@
-"""An ONNX backend: the operators Attention, Softmax and LogSoftmax, computed by sdpa.
+"""ONNX's operators Attention, Softmax and LogSoftmax, computed by sdpa.
 
-`Backend` has the interface of `onnx.backend.base.Backend` and runs every graph that consists of
-these three operators. Attention is that of opsets 23, 24 and 25; Softmax and LogSoftmax that of
-every opset. Three points where a reader of the standard may ask:
+`reference_ops` gives them to `onnx.reference.ReferenceEvaluator`, which then runs whole models with
+sdpa's kernels. `Backend` has the interface of `onnx.backend.base.Backend` and runs every graph that
+consists of these three operators. Attention is that of opsets 23, 24 and 25; Softmax and LogSoftmax
+that of every opset. Three points where a reader of the standard may ask:
 
 - Scores, softmax and sums are computed in float32 (float64 for float64 inputs), so
   `softmax_precision` only changes anything where it asks for more: DOUBLE computes in float64.
@@ -26,10 +27,19 @@ try:
     import onnx
     from onnx import defs, helper, numpy_helper
     from onnx.backend import base
+    from onnx.reference.op_run import OpRun
 except ImportError as error:
     raise ImportError("sdpa.interop.onnx needs onnx: pip install 'sdpa[peers]'") from error
 
-__all__ = ["Backend", "BackendRep", "prepare", "run_model", "run_node", "supports_device"]
+__all__ = [
+    "Backend",
+    "BackendRep",
+    "prepare",
+    "reference_ops",
+    "run_model",
+    "run_node",
+    "supports_device",
+]
 
 _STAGES = ("scores", "capped", "biased", "weights")
 _INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
@@ -76,19 +86,18 @@ def _window(left: int, right: int) -> tuple[int | None, int | None] | None:
     return (None if left == -1 else left, None if right == -1 else right)
 
 
-def _attention(
-    version: int, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
-) -> list[Any]:
-    named = dict.fromkeys(_INPUTS) | dict(zip(_INPUTS, inputs, strict=False))
-    query, key, value, mask, past_key, past_value, lengths = named.values()
+def _check_attention(
+    version: int, named: dict[str, Any], attributes: dict[str, Any]
+) -> tuple[Any, Any, Any]:
+    """Query, key and value as (batch, heads, L, d), checked for what sdpa itself cannot see."""
+    query, key, value = named["Q"], named["K"], named["V"]
     q_heads, kv_heads = attributes.get("q_num_heads"), attributes.get("kv_num_heads")
-    packed = query.ndim == 3
     if not query.ndim == key.ndim == value.ndim or query.ndim not in (3, 4):
         raise ValueError(
             "Q, K, V: expected three 3-D or three 4-D tensors, "
             f"got shapes {query.shape}, {key.shape}, {value.shape}"
         )
-    if packed:
+    if query.ndim == 3:
         query = _heads_first("Q", query, "q_num_heads", q_heads)
         key = _heads_first("K", key, "kv_num_heads", kv_heads)
         value = _heads_first("V", value, "kv_num_heads", kv_heads)
@@ -97,14 +106,23 @@ def _attention(
             "q_num_heads, kv_num_heads: for 3-D inputs only since opset 25, "
             f"got Q of shape {query.shape}"
         )
+    past_key, past_value = named["past_key"], named["past_value"]
     if (past_key is None) != (past_value is None):
         raise ValueError("past_key, past_value: expected both or neither, got one")
-    if past_key is not None and lengths is not None:
+    if past_key is not None and named["nonpad_kv_seqlen"] is not None:
         raise ValueError("nonpad_kv_seqlen: cannot be combined with past_key and past_value")
     mode = attributes.get("qk_matmul_output_mode", 0)
     if mode not in range(len(_STAGES)):
         raise ValueError(f"qk_matmul_output_mode: expected 0, 1, 2 or 3, got {mode}")
+    return query, key, value
 
+
+def _attention(
+    version: int, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+) -> list[Any]:
+    named = dict.fromkeys(_INPUTS) | dict(zip(_INPUTS, inputs, strict=False))
+    query, key, value = _check_attention(version, named, attributes)
+    mask, past_key, past_value, lengths = list(named.values())[3:]
     offset: Any = None
     if past_key is not None:
         offset = past_key.shape[2]
@@ -132,11 +150,12 @@ def _attention(
     }
     q, k, v = (x.astype(dtype, copy=False) for x in (query, key, value))
     out = sdpa.attention(q, k, v, **options).astype(query.dtype, copy=False)
-    if packed:
+    if inputs[0].ndim == 3:
         out = out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], -1)
     outputs = [out, key, value]
     if len(wanted) > 3 and wanted[3]:
-        scores = sdpa.attention_weights(q, k, stage=_STAGES[mode], **options)
+        stage = _STAGES[attributes.get("qk_matmul_output_mode", 0)]
+        scores = sdpa.attention_weights(q, k, stage=stage, **options)
         outputs.append(scores.astype(query.dtype, copy=False))
     return outputs
 
@@ -178,12 +197,20 @@ def _check_operator(node: Any) -> None:
         raise NotImplementedError(f"{name}: this backend has {', '.join(_OPERATORS)}")
 
 
-def _run(node: Any, inputs: Sequence[Any], opset: int) -> list[Any]:
-    version = defs.get_schema(node.op_type, opset).since_version
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    arrays = [None if x is None else np.asarray(x) for x in inputs]
+def _compute(node: Any, opset: int, inputs: Sequence[Any], attributes: dict[str, Any]) -> list[Any]:
+    schema = defs.get_schema(node.op_type, opset)
+    arrays = [
+        None if x is None else np.asarray(sdpa._core._array(formal.name, x))
+        for formal, x in zip(schema.inputs, inputs, strict=False)
+    ]
     wanted = [bool(name) for name in node.output]
-    return _OPERATORS[node.op_type](version, arrays, attributes, wanted)[: len(wanted)]
+    results = _OPERATORS[node.op_type](schema.since_version, arrays, attributes, wanted)
+    return results[: len(wanted)]
+
+
+def _run(node: Any, inputs: Sequence[Any], opset: int) -> list[Any]:
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    return _compute(node, opset, inputs, attributes)
 
 
 class BackendRep(base.BackendRep):
@@ -295,3 +322,50 @@ prepare = Backend.prepare
 run_model = Backend.run_model
 run_node = Backend.run_node
 supports_device = Backend.supports_device
+
+
+class _ReferenceOperator(OpRun):
+    """One of the operators, in the interface of ONNX's evaluator."""
+
+    def run(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        results = super().run(*args, **kwargs)
+        # The evaluator stores an output without a name as "", the name of absent inputs.
+        return tuple(
+            x if name else None for name, x in zip(self.onnx_node.output, results, strict=True)
+        )
+
+    def _run(self, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+        # The others are defaults, of the newest opset whatever the model's.
+        given = {a.name: attributes[a.name] for a in self.onnx_node.attribute}
+        opset = self.run_params["opsets"][self.onnx_node.domain]
+        return tuple(_compute(self.onnx_node, opset, inputs, given))
+
+
+# The evaluator finds an operator by the name of its class.
+_REFERENCE_OPERATORS = [type(name, (_ReferenceOperator,), {}) for name in _OPERATORS]
+
+
+def reference_ops() -> list[type[Any]]:
+    """The three operators as classes for `onnx.reference.ReferenceEvaluator`.
+
+    The evaluator runs every other operator of the model in NumPy. It hands `new_ops` to the bodies
+    of If, Loop and Scan, but not to the model's local functions: inline these first, with
+    `onnx.inliner.inline_local_functions`.
+
+    Returns
+    -------
+    list of type
+        Subclasses of `onnx.reference.op_run.OpRun`, for the evaluator's parameter `new_ops`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from onnx import helper
+    >>> from onnx.reference import ReferenceEvaluator
+    >>> from sdpa.interop.onnx import reference_ops
+    >>> node = helper.make_node("Softmax", ["x"], ["y"])
+    >>> evaluator = ReferenceEvaluator(node, new_ops=reference_ops())
+    >>> evaluator.run(None, {"x": np.zeros((1, 4), np.float32)})[0]
+    array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
+    """
+    return list(_REFERENCE_OPERATORS)

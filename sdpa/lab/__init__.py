@@ -5,9 +5,9 @@ them. A figure that is estimated comes as an `Estimate`: with its interval, the 
 independent draws behind it and, where a law predicts it, the prediction.
 """
 
-from .correlation import correlated_growth, plot_correlated_growth
-from .cost import cost, cost_exponents, cost_ratio, plot_cost
-from .criteria import (
+from .experiments.correlation import correlated_growth, plot_correlated_growth
+from .experiments.cost import cost, cost_exponents, cost_ratio, plot_cost
+from .experiments.criteria import (
     averaging,
     best_sigma,
     gradients_over_sigma,
@@ -15,9 +15,8 @@ from .criteria import (
     plot_best_sigma,
     plot_gradients_over_sigma,
 )
-from .estimate import Draws, Estimate
-from .gradients import exponents, gradients, plot_exponents, plot_gradients
-from .growth import (
+from .experiments.gradients import exponents, gradients, plot_exponents, plot_gradients
+from .experiments.growth import (
     coverage,
     growth,
     initialisers,
@@ -27,7 +26,7 @@ from .growth import (
     plot_initialisers,
     plot_normality,
 )
-from .heads import (
+from .experiments.heads import (
     inputs_compared,
     plot_inputs_compared,
     plot_trained_choice,
@@ -37,17 +36,18 @@ from .heads import (
     trained_growth,
     trained_heads,
 )
-from .inputs import digits, normal
-from .length import critical, plot_critical, plot_scale_over_length, scale_over_length
-from .machine import machine
+from .experiments.length import critical, plot_critical, plot_scale_over_length, scale_over_length
+from .experiments.memory import memory, plot_memory
+from .experiments.overflow import overflow, plot_overflow
+from .experiments.saturation import freezing, plot_freezing, plot_saturation, saturation
+from .experiments.scale import ScaleRow, plot_scale_effect, scale_effect
+from .experiments.speed import SpeedRow, plot_speed, speed
+from .experiments.tiling import online, plot_online, tiles
 from .measure import measure, plot_measure
-from .memory import memory, plot_memory
-from .overflow import overflow, plot_overflow
-from .saturation import freezing, plot_freezing, plot_saturation, saturation
-from .scale import ScaleRow, plot_scale_effect, scale_effect
-from .speed import SpeedRow, plot_speed, speed
-from .table import Table
-from .tiling import online, plot_online, tiles
+from .tools.estimate import Draws, Estimate
+from .tools.inputs import digits, normal
+from .tools.machine import machine
+from .tools.table import Table
 
 __all__ = [
     "Draws",

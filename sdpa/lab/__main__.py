@@ -13,7 +13,7 @@ from pathlib import Path
 from sdpa import lab
 
 from . import style
-from .progress import progress
+from .tools.progress import progress
 
 NAMES = (
     *("growth", "normality", "coverage", "initialisers", "overflow"),
@@ -22,11 +22,11 @@ NAMES = (
     *("averaging", "correlated_growth"),
     *("inputs_compared", "trained_heads", "trained_choice", "trained_growth"),
 )
-"""Of the experiments; each has a plot function, plot_NAME."""
+"""The experiments; each has a plot function, plot_NAME."""
 
 
 def main() -> None:
-    """Run them, in less than three minutes with the usual draws."""
+    """Run the experiments, in less than three minutes with the usual draws."""
     parser = argparse.ArgumentParser(prog="python -m sdpa.lab", description=__doc__)
     parser.add_argument("--save", metavar="DIR", type=Path)
     parser.add_argument("--seed", type=int, default=0)

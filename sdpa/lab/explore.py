@@ -1,4 +1,4 @@
-"""One head of attention under the knobs of the explorer, by the C routines."""
+"""One head of attention with the settings of the explorer, computed by the C routines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import sdpa
 
 from . import style, theory
-from .inputs import digits
+from .tools.inputs import digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,8 +53,8 @@ class Explored(NamedTuple):
     gradients: dict[str, Array]
     """Norms of the rows of dL/dQ, dL/dK and dL/dV, for L = sum(g * out), g ~ N(0, 1)."""
     laws: dict[str, float]
-    """Their predicted root mean square, `gradient_laws`; of images that of dL/dV alone, since their
-    values depend on each other."""
+    """Their predicted root mean squares, by `gradient_laws`; for images that of dL/dV alone,
+    because their values depend on each other."""
 
 
 def explore(
@@ -91,7 +91,7 @@ def explore(
     ImportError
         Digits without scikit-learn.
     ValueError
-        `scale` or `input` is none of those, or `correlation` out of its range.
+        `scale` or `input` is unknown, or `correlation` is out of range.
 
     Examples
     --------
@@ -106,17 +106,7 @@ def explore(
     if not 0 <= correlation <= 1:
         raise ValueError(f"correlation: expected 0 to 1, got {correlation}")
     factor = SCALES[scale](d_k)
-    rng = np.random.default_rng([seed, d_k, n])
-    height = n if input == "random" else D_V
-    rest = sqrt(1 - correlation**2)
-    query: Array = rng.standard_normal((height, d_k))
-    key: Array = correlation * query + rest * rng.standard_normal((height, d_k))
-    value: Array = rng.standard_normal((height, D_V))
-    if input == "digits":
-        images = digits(-(-n // 8), d_model=D_V, seed=seed)
-        x = images.reshape(-1, D_V)[:n].astype(np.float64) / sqrt(D_V)
-        query, key, value = x @ query, x @ key, x @ value
-    grad_out = rng.standard_normal((n, D_V))
+    query, key, value, grad_out = _operands(d_k, n, correlation, seed, input)
 
     forward = sdpa.attention_forward(query, key, value, scale=factor)
     gradients = sdpa.attention_backward(grad_out, query, key, value, *forward, scale=factor)
@@ -138,6 +128,23 @@ def explore(
         },
         laws={name: law for name, law in laws.items() if input == "random" or name == "V"},
     )
+
+
+def _operands(
+    d_k: int, n: int, correlation: float, seed: int, input: str
+) -> tuple[Array, Array, Array, Array]:
+    """Query, key, value and upstream gradient, as `explore` describes them."""
+    rng = np.random.default_rng([seed, d_k, n])
+    height = n if input == "random" else D_V
+    rest = sqrt(1 - correlation**2)
+    query: Array = rng.standard_normal((height, d_k))
+    key: Array = correlation * query + rest * rng.standard_normal((height, d_k))
+    value: Array = rng.standard_normal((height, D_V))
+    if input == "digits":
+        images = digits(-(-n // 8), d_model=D_V, seed=seed)
+        x = images.reshape(-1, D_V)[:n].astype(np.float64) / sqrt(D_V)
+        query, key, value = x @ query, x @ key, x @ value
+    return query, key, value, rng.standard_normal((n, D_V))
 
 
 def gradient_laws(query: Array, key: Array, scale: float) -> dict[str, float]:
@@ -178,7 +185,7 @@ def gradient_laws(query: Array, key: Array, scale: float) -> dict[str, float]:
         "K": scale**2 * (query**2).sum(axis=1) * jacobian,
         "V": rows.sum_p2,
     }
-    # Where one weight is 1, rounding may leave less than 0.
+    # Rounding may give less than 0 where one weight is 1.
     return {name: sqrt(D_V * max(0.0, float(x.mean()))) for name, x in squares.items()}
 
 
@@ -197,15 +204,6 @@ def plot_explored(explored: Explored) -> Figure:
     Parameters
     ----------
     explored : Explored
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed.
     """
     n = len(explored.weights)
     figure, axes = style.subplots(2, 3, size=(3.7, 2.9))

@@ -1,8 +1,8 @@
-"""What attention makes of anybody's own queries and keys, at any length, without the matrix.
+"""Figures of attention on your own queries and keys, at any length, without the score matrix.
 
 For every row s of scaled scores and p of weights, all from `sdpa.attention_statistics`:
 
-    variance        of s within the row, the part that softmax can feel
+    variance        of s within the row, the part that softmax depends on
     entropy, largest weight, effective keys exp(entropy)
     score gradient  |J|, J = diag(p) - p p^T, |J|^2 = sum p^2 - 2 sum p^3 + (sum p^2)^2
 
@@ -14,8 +14,9 @@ in the same units, so that they compare between heads, lengths and inputs:
     |dL/dq_i| / (sqrt(d_v) std(value) std(key)),  |dL/dk_j| / (sqrt(d_v) std(value) std(query)),
     |dL/dv_j| / sqrt(d_v)
 
-where std is that of all components about their means over the tokens, which softmax does not feel.
-The gradient of a key head that several query heads share is their sum, std(query) that of them all.
+where std is the standard deviation of all components about their means over the tokens; softmax
+does not depend on these means. If several query heads share a key head, its gradient is their sum
+and std(query) is taken over all of them.
 """
 
 from __future__ import annotations
@@ -28,18 +29,23 @@ import numpy.typing as npt
 import sdpa
 
 from . import style
-from .estimate import Draws, exact
-from .inputs import stream
-from .scale import DEAD, SATURATED
-from .table import Cell, Table
+from .tools.estimate import Draws, exact
+from .tools.inputs import stream
+from .tools.table import Cell, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Figures = dict[str, npt.NDArray[np.float64]]
 
+SATURATED = 0.99
+"""A row of weights is saturated when the largest exceeds this."""
+
+DEAD = 0.01
+"""A row has no gradient when its norm is below this share of sqrt(d_v), the norm of a row of g."""
+
 STATISTIC = {"rms": "root_mean", "dead": "share", "saturated": "share"}
-"""Of figures over sequences, by the last word of their name; else the mean."""
+"""How sequences are combined, by the last word of a figure's name; the default is the mean."""
 
 
 def measure(
@@ -55,7 +61,7 @@ def measure(
     Parameters
     ----------
     query : (..., heads, Lq, d_k) or (Lq, d_k)
-        Axes before the heads count sequences. In extra memory of O(Lq + Lk) rows.
+        Axes before the heads count sequences. Extra memory is O(Lq + Lk) rows.
     key : (..., heads, Lk, d_k) or (Lk, d_k)
         With the same axes before the heads.
     value : (..., heads, Lk, d_v) or (Lk, d_v), optional
@@ -64,7 +70,7 @@ def measure(
         Of the upstream gradient, with `value`.
     **options
         Of `sdpa.attention`: scale, is_causal, softcap, window, key_lengths, ...; without dropout
-        and workers. Rows that see no key count nowhere.
+        and workers. Rows that see no key are left out.
 
     Returns
     -------
@@ -75,13 +81,13 @@ def measure(
         gradient of scores (and query, key, value): NAME_rms, NAME_median, and NAME_dead, the share
         of rows below 0.01 of the unit (see the module). Medians are within a sequence.
 
-        Intervals are those between sequences. Rows of one sequence share its keys, and heads are
-        not drawn from anything: one sequence alone gives figures without intervals.
+        Intervals come from the spread between sequences, because rows of one sequence share its
+        keys and heads are not random draws. A single sequence gives figures without intervals.
 
     Raises
     ------
     ValueError
-        Axes before the heads differ, or what `sdpa.attention` refuses.
+        Axes before the heads differ, or `sdpa.attention` refuses the arguments.
 
     Examples
     --------
@@ -117,7 +123,7 @@ def sequences(
 ) -> Figures:
     """The figures of `measure`, one number per sequence and head: arrays (sequences, heads).
 
-    Those whose name ends in rms hold mean squares, ready for `Draws(..., "root_mean")`.
+    Figures whose name ends in rms hold mean squares, ready for `Draws(..., "root_mean")`.
     """
     found = sdpa.attention_statistics(query, key, **options)
     stats = {name: _by_head(rows) for name, rows in found._asdict().items()}
@@ -225,7 +231,7 @@ def _spread(x: npt.NDArray[Any], of_key: tuple[int, ...]) -> npt.NDArray[np.floa
 
 
 def _grouped(x: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
-    """Of a key head that several query heads share: the same for each of them."""
+    """Figures of key heads, repeated for the query heads that share them."""
     return np.repeat(x, heads // x.shape[1], axis=1)
 
 

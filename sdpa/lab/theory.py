@@ -62,7 +62,7 @@ def row_variance(
     var_key: float = 1.0,
     mean_query: float = 0.0,
 ) -> float:
-    """Variance of scale q.k within a row, which is all that softmax feels: q is fixed there.
+    """Variance of scale q.k within a row, all that softmax depends on: q is fixed there.
 
     scale^2 d_k (v_q + m_q^2) v_k: the mean of the keys shifts a whole row and drops out.
     """

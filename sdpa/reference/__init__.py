@@ -1,4 +1,4 @@
-"""What every routine of the package means: its definition in float64 NumPy.
+"""The definition of every routine of the package, in float64 NumPy.
 
 Read these pages first. They are slow, they build the whole (Lq, Lk) matrix, and the tests hold
 every kernel against them.
@@ -9,11 +9,11 @@ Pages
 forward.py      attention, its weights, their statistics, the union of sets of keys
 derivatives.py  backward, forward mode, double backward
 additive.py     additive attention and its backward
-logits.py       what the options do to a score, which keys a query may see, dropout
+logits.py       the effect of the options on a score, the keys a query may see, dropout
 scores.py       attention by cosines and bilinear forms
 positions.py    rotary embedding, T5's relative bias, vectors of relative positions
 rows.py         softmax, log_softmax, logsumexp and their gradients
-arrays.py       broadcasting and what it sums on the way back
+arrays.py       broadcasting, and the sums it becomes in a gradient
 =============== ================================================================================
 
 Shapes
@@ -33,14 +33,15 @@ Arguments of any real type are converted to float64, and so are the results. Not
 Masked pairs
 ------------
 The logit of a pair (query i, key j) that some mask forbids is -inf. The reverse holds too: a logit
-of -inf counts as masked, wherever it comes from. What is masked is left out of every sum, never
-multiplied by zero (0 * NaN would be NaN), so that whatever a masked key or value holds cannot be
-felt. A row without any visible key has weights 0, out 0, lse -inf (the sink, where there is one)
-and passes no gradient.
+of -inf counts as masked, wherever it comes from. A masked pair is left out of every sum, never
+multiplied by zero (0 * NaN would be NaN), so the content of a masked key or value has no effect. A
+row without any visible key has weights 0, out 0, lse -inf (the sink, where there is one) and passes
+no gradient.
 
 Options
 -------
-The functions on attention take the options of `attention_weights`, explained there, as `**options`.
+The functions on attention take the options of `attention_weights` and of `logits.logits_of`, which
+explain them, as `**options`.
 """
 
 from sdpa.reference.additive import (

@@ -37,7 +37,7 @@ def additive_attention(query, key, value, w_query, w_key, w_score, bias=None, **
     bias : (h,), None
         None is zero.
     **options
-        Those of `attention_weights`, by name; scale is 1 by default.
+        Those of `attention_weights` and `logits_of`, by name; scale is 1 by default.
 
     Examples
     --------
@@ -63,16 +63,16 @@ def additive_sums(query, key, w_query, w_key, bias=None, *, enable_gqa=False):
 def _as_dot_products(tanh, w_score, options):
     """(query, key) with the additive scores as their products: the scores, and the unit matrix.
 
-    What a masked pair scores is replaced by 0, so that its NaN and Inf do not enter those products.
+    The score of a masked pair is replaced by 0, so that its NaN or Inf enters no product.
     """
     scores = tanh @ float64(w_score)[0]
     n_k = scores.shape[-1]
-    masks = {name: x for name, x in options.items() if name not in ("scale", *_NOT_MASKS)}
+    masks = {name: x for name, x in options.items() if name not in _NOT_MASKS}
     visible = logits_of(np.zeros((*scores.shape[:-1], 1)), np.zeros((n_k, 1)), **masks) != -np.inf
     return np.where(visible, scores, 0), np.eye(n_k), visible
 
 
-_NOT_MASKS = ("dropout_p", "rng", "sinks", "softcap", "enable_gqa", "needs", "grad_lse")
+_NOT_MASKS = ("scale", "dropout_p", "rng", "sinks", "enable_gqa", "needs", "grad_lse")
 
 
 @np.errstate(all="ignore")

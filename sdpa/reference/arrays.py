@@ -1,4 +1,4 @@
-"""Broadcasting, sums over visible pairs, and the sums that broadcasting becomes on the way back."""
+"""Broadcasting, sums over visible pairs, and the sums that broadcasting becomes in a gradient."""
 
 import numpy as np
 
@@ -33,10 +33,10 @@ def sum_visible(weights, x, visible):
     """sum_j weights[i, j] x[j] over visible (i, j): (..., I, J), (..., J, d) -> (..., I, d)."""
     finite = np.isfinite(x)
     total = np.where(visible, weights, 0) @ np.where(finite, x, 0)
-    # A matrix product would let 0 * NaN through, so rows that hold NaN or Inf go one by one.
+    # A matrix product would let 0 * NaN through, so rows with NaN or Inf are added one by one.
     for j in np.unique(np.nonzero(~finite)[-2]):
-        felt = visible[..., j, None] & ~finite[..., j, None, :]
-        total += np.where(felt, weights[..., j, None] * x[..., j, None, :], 0)
+        reached = visible[..., j, None] & ~finite[..., j, None, :]
+        total += np.where(reached, weights[..., j, None] * x[..., j, None, :], 0)
     return total
 
 
@@ -50,6 +50,6 @@ def sum_to(grad, shape):
 
 
 def sum_to_heads(grad, shape):
-    """The same for what `per_head` spread: rows (..., heads, Lq) summed to (..., heads)'s shape."""
+    """The reverse of `per_head`: rows (..., heads, Lq) summed to the shape of (..., heads)."""
     grad = grad.sum(axis=-1)
     return sum_to(grad if grad.ndim else grad.reshape(1), shape)

@@ -77,8 +77,6 @@ def attention_backward(
     grad_lse=None,
     needs=("query", "key", "value"),
     enable_gqa=False,
-    softcap=None,
-    scale=None,
     sinks=None,
     rng=None,
     **options,
@@ -101,13 +99,9 @@ def attention_backward(
     """
     grad_out, query, key, value, out, lse = float64(grad_out, query, key, value, out, lse)
     q, k, v = broadcast(query, key, value, enable_gqa=enable_gqa)
-    x = scores_of(q, k, scale)
-    z = logits_of(q, k, attn_mask, scale=scale, softcap=softcap, **options)
-    visible = z != -np.inf
-    r = dropout_factors(z.shape, dropout_p, rng)
 
     # Pass 2 was: p = softmax(z), which is exp(z - lse)
-    p = np.where(visible, np.exp(z - lse[..., None]), 0)
+    visible, p, r = _weights_again(q, k, lse, attn_mask, dropout_p, rng, options)
 
     # Pass 3 was: out = (r * p) @ v
     grad_p = r * (grad_out @ transpose(v))
@@ -116,15 +110,14 @@ def attention_backward(
     # Pass 2 was: p = softmax(z); lse = logsumexp(z)
     # In a row: d p_j / d z_k = p_j (delta_jk - p_k), d lse / d z_k = p_k, and the sum that appears,
     # sum_j grad_p_j p_j, is <grad_out, out>.
-    shift = (grad_out * out).sum(axis=-1)
-    if grad_lse is not None:
-        shift = shift - np.asarray(grad_lse, np.float64)
+    shift = _shift(grad_out, out, grad_lse)
     grad_z = np.where(visible, p * (grad_p - shift[..., None]), 0)
 
     # Pass 1 was: x = scale * (q @ k^T); z = capped(x) + attn_mask
-    grad_x = np.where(visible, cap_slope(x, softcap) * grad_z, 0)
-    grad_q = scale_of(scale, q) * sum_visible(grad_x, k, visible)
-    grad_k = scale_of(scale, q) * sum_visible(transpose(grad_x), q, transpose(visible))
+    scale = scale_of(options.get("scale"), q)
+    grad_x = np.where(visible, cap_slope(scores_of(q, k, **options), **options) * grad_z, 0)
+    grad_q = scale * sum_visible(grad_x, k, visible)
+    grad_k = scale * sum_visible(transpose(grad_x), q, transpose(visible))
 
     def grad_sinks():
         # A sink is a key without a value: its grad_p is 0.
@@ -153,35 +146,24 @@ def attention_jvp(
     attn_mask_t=None,
     sinks_t=None,
     enable_gqa=False,
-    softcap=None,
-    scale=None,
     sinks=None,
     rng=None,
     **options,
 ):
-    """out, and what it moves by, out_t, when each argument moves along its tangent.
+    """out, and its derivative out_t, when each argument moves along its tangent.
 
     Forward-mode differentiation: Griewank and Walther, "Evaluating derivatives" (2008), section
-    3.1. Every line of the forward is followed by its derivative. A tangent that is None is zero.
+    3.1. A tangent that is None is zero.
     """
-    options |= {"scale": scale, "softcap": softcap}
     out, lse = attention_forward(
         query, key, value, attn_mask, dropout_p, enable_gqa=enable_gqa, sinks=sinks, rng=rng,
         **options,
     )  # fmt: skip
-    tangents = _or_zeros((query_t, key_t, value_t), (query, key, value))
-    q, k, v, q_t, k_t, v_t = _six(query, key, value, *tangents, enable_gqa=enable_gqa)
-    z = logits_of(q, k, attn_mask, **options)
-    visible = z != -np.inf
-    r = dropout_factors(z.shape, dropout_p, rng)
-    p = np.where(visible, np.exp(z - lse[..., None]), 0)
-
-    x_t = scores_of(q_t, k, scale) + scores_of(q, k_t, scale)
-    z_t = cap_slope(scores_of(q, k, scale), softcap) * x_t
-    z_t = np.where(visible, z_t + _bias_tangent(attn_mask_t), 0)
-    lse_t = (p * z_t).sum(axis=-1) + _sink_weight(sinks, lse) * _sink_tangent(sinks_t, lse)
-    p_t = p * (z_t - lse_t[..., None])
-    out_t = sum_visible(r * p_t, v, visible) + sum_visible(r * p, v_t, visible)
+    tensors = _with_tangents((query, key, value), (query_t, key_t, value_t), enable_gqa)
+    q, k, *_ = tensors
+    visible, p, r = _weights_again(q, k, lse, attn_mask, dropout_p, rng, options)
+    sink_t = _sink_weight(sinks, lse) * _sink_tangent(sinks_t, lse)
+    *_, out_t = _forward_mode(tensors, visible, p, r, attn_mask_t, sink_t, options)
     return AttentionTangent(out, out_t)
 
 
@@ -204,20 +186,18 @@ def attention_double_backward(
     grad_lse=None,
     needs=("grad_out", "query", "key", "value"),
     enable_gqa=False,
-    softcap=None,
-    scale=None,
     sinks=None,
     rng=None,
     **options,
 ):
     """Derivatives of phi = <gg, attention_backward(grad_out, ...)>, its five gradients together.
 
-    A gradient times a direction is a directional derivative, so phi is what forward mode says of
-    the loss <grad_out, out> + <grad_lse, lse> along gg:
+    A gradient times a direction is a directional derivative, so phi is the derivative of the loss
+    <grad_out, out> + <grad_lse, lse> along gg, by forward mode:
 
-        phi = <grad_out, out_t> + <grad_lse, lse_t>,
+        phi = <grad_out, out_t> + <grad_lse, lse_t>.
 
-    and these are the derivatives of that (Griewank and Walther, "Evaluating derivatives" (2008),
+    The results are the derivatives of phi (Griewank and Walther, "Evaluating derivatives" (2008),
     section 5.1; line by line in docs/derivations.md).
 
     Parameters
@@ -227,29 +207,17 @@ def attention_double_backward(
     needs : sequence of {"grad_out", "query", "key", "value", "attn_mask", "sinks"}
     """
     grad_out, query, key, value, out, lse = float64(grad_out, query, key, value, out, lse)
-    tangents = _or_zeros((gg_query, gg_key, gg_value), (query, key, value))
-    q, k, v, q_t, k_t, v_t = _six(query, key, value, *tangents, enable_gqa=enable_gqa)
-    x = scores_of(q, k, scale)
-    z = logits_of(q, k, attn_mask, scale=scale, softcap=softcap, **options)
-    visible = z != -np.inf
-    r = dropout_factors(z.shape, dropout_p, rng)
-    p = np.where(visible, np.exp(z - lse[..., None]), 0)
+    tensors = _with_tangents((query, key, value), (gg_query, gg_key, gg_value), enable_gqa)
+    q, k, v, q_t, k_t, v_t = tensors
+    visible, p, r = _weights_again(q, k, lse, attn_mask, dropout_p, rng, options)
     p_sink, sink_t = _sink_weight(sinks, lse), _sink_tangent(gg_sinks, lse)
-
-    # Forward mode, as in attention_jvp.
-    slope = cap_slope(x, softcap)
-    x_t = scores_of(q_t, k, scale) + scores_of(q, k_t, scale)
-    z_t = np.where(visible, slope * x_t + _bias_tangent(gg_attn_mask), 0)
-    lse_t = (p * z_t).sum(axis=-1) + p_sink * sink_t
-    p_t = p * (z_t - lse_t[..., None])
-    out_t = sum_visible(r * p_t, v, visible) + sum_visible(r * p, v_t, visible)
+    moved = _forward_mode(tensors, visible, p, r, gg_attn_mask, p_sink * sink_t, options)
+    x_t, z_t, lse_t, p_t, out_t = moved
 
     # A row of phi is sum_j p (y - shift) z_t + sum_j p y_t, with y = r <grad_out, v> and
     # y_t = r <grad_out, v_t>. Its derivative with respect to z_t is grad_z of the backward:
     y, y_t = r * (grad_out @ transpose(v)), r * (grad_out @ transpose(v_t))
-    shift = (grad_out * out).sum(axis=-1)
-    if grad_lse is not None:
-        shift = shift - np.asarray(grad_lse, np.float64)
+    shift = _shift(grad_out, out, grad_lse)
     by_z_t = np.where(visible, p * (y - shift[..., None]), 0)
 
     # With respect to z, through p and through shift, which holds p as well:
@@ -258,14 +226,16 @@ def attention_double_backward(
     by_z = np.where(visible, p * by_z, 0)
     by_sink = -p_sink * ((sink_t - lse_t) * shift + mean)
 
-    # z and z_t both hold x, the latter in its slope.
+    # z and z_t both depend on x, the latter by its slope.
+    x = scores_of(q, k, **options)
+    slope, bend = cap_slope(x, **options), cap_bend(x, **options)
     by_x_t = np.where(visible, slope * by_z_t, 0)
-    by_x = np.where(visible, slope * by_z + cap_bend(x, softcap) * x_t * by_z_t, 0)
+    by_x = np.where(visible, slope * by_z + bend * x_t * by_z_t, 0)
     by_q = sum_visible(by_x, k, visible) + sum_visible(by_x_t, k_t, visible)
     t = transpose(visible)
     by_k = sum_visible(transpose(by_x), q, t) + sum_visible(transpose(by_x_t), q_t, t)
     by_v = sum_visible(transpose(r * p_t), grad_out, t)
-    scale = scale_of(scale, q)
+    scale = scale_of(options.get("scale"), q)
     return AttentionSecondGradients(
         out_t if "grad_out" in needs else None,
         sum_to(scale * by_q, query.shape) if "query" in needs else None,
@@ -276,21 +246,41 @@ def attention_double_backward(
     )
 
 
-def _or_zeros(tangents, arguments):
-    pairs = zip(tangents, arguments, strict=True)
-    return [np.zeros(np.shape(x)) if t is None else t for t, x in pairs]
+def _weights_again(q, k, lse, attn_mask, dropout_p, rng, options):
+    """(visible, p, r): which pairs are visible, their weights from lse, dropout's factors."""
+    z = logits_of(q, k, attn_mask, **options)
+    visible = z != -np.inf
+    p = np.where(visible, np.exp(z - lse[..., None]), 0)
+    return visible, p, dropout_factors(z.shape, dropout_p, rng)
 
 
-def _six(*arrays, enable_gqa):
-    """query, key, value and their tangents on common leading axes."""
-    q, k, v, q_t, k_t, v_t = float64(*arrays)
-    q, k, v = broadcast(q, k, v, enable_gqa=enable_gqa)
-    q_t, k_t, v_t = broadcast(q_t, k_t, v_t, enable_gqa=enable_gqa)
-    return q, k, v, q_t, k_t, v_t
+def _shift(grad_out, out, grad_lse):
+    """sum_j grad_p_j p_j of each row, less the gradient of its lse: (..., heads, Lq)."""
+    shift = (grad_out * out).sum(axis=-1)
+    return shift if grad_lse is None else shift - np.asarray(grad_lse, np.float64)
 
 
-def _bias_tangent(tangent):
-    return 0 if tangent is None else np.asarray(tangent, np.float64)
+def _forward_mode(tensors, visible, p, r, bias_t, sink_t, options):
+    """(x_t, z_t, lse_t, p_t, out_t), each line the derivative of one of the forward's."""
+    q, k, v, q_t, k_t, v_t = tensors
+    x_t = scores_of(q_t, k, **options) + scores_of(q, k_t, **options)
+    bias_t = 0 if bias_t is None else np.asarray(bias_t, np.float64)
+    z_t = cap_slope(scores_of(q, k, **options), **options) * x_t + bias_t
+    z_t = np.where(visible, z_t, 0)
+    lse_t = (p * z_t).sum(axis=-1) + sink_t
+    p_t = p * (z_t - lse_t[..., None])
+    out_t = sum_visible(r * p_t, v, visible) + sum_visible(r * p, v_t, visible)
+    return x_t, z_t, lse_t, p_t, out_t
+
+
+def _with_tangents(operands, tangents, enable_gqa):
+    """query, key, value and their tangents on common leading axes; a tangent None is zero."""
+    pairs = zip(operands, tangents, strict=True)
+    tangents = [np.zeros(np.shape(x)) if t is None else t for x, t in pairs]
+    return [
+        *broadcast(*float64(*operands), enable_gqa=enable_gqa),
+        *broadcast(*float64(*tangents), enable_gqa=enable_gqa),
+    ]
 
 
 def _sink_weight(sinks, lse):

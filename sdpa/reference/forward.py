@@ -81,47 +81,25 @@ def attention_weights(
     attn_mask=None,
     dropout_p=0.0,
     *,
-    is_causal=False,
-    scale=None,
     enable_gqa=False,
-    softcap=None,
-    window=None,
     sinks=None,
-    alibi_slopes=None,
-    key_lengths=None,
-    query_offset=None,
     rng=None,
     stage="weights",
+    **options,
 ):
     """The (..., heads, Lq, Lk) matrix itself, at one of its stages.
 
     Parameters
     ----------
     query, key : (..., heads, Lq, d_k), (..., heads, Lk, d_k)
-    attn_mask : broadcastable to (..., heads, Lq, Lk)
-        Boolean: True = attend. Floating: added to the scaled scores, and -inf masks.
+    attn_mask, **options
+        As in `sdpa.reference.logits.logits_of`.
     dropout_p : float
         Probability with which a weight becomes 0; the others are multiplied by 1 / (1 - dropout_p).
-    is_causal : {False, True, "upper_left", "lower_right"}
-        True is "upper_left": query i sees the keys j <= i + query_offset. "lower_right": the last
-        query meets the last key, so the offset is Lk - Lq (key_lengths - Lq where these are given).
-    scale : float, None
-        None is 1 / sqrt(d_k), or 1 where d_k is 0.
     enable_gqa : bool
         Key and value may have fewer heads than query; each serves as many consecutive query heads.
-    softcap : float, None
-        Scaled scores s become softcap * tanh(s / softcap) before anything is added to them.
-    window : (left, right), None
-        Query i sees the keys i + offset - left <= j <= i + offset + right; None is no bound.
     sinks : broadcastable to (..., heads), None
         One more logit in every row, as it is: a key that takes weight and has no value.
-    alibi_slopes : broadcastable to (..., heads), None
-        -slope * abs(i + offset - j) is added. Press, Smith and Lewis, "Train short, test long:
-        attention with linear biases" (2022), section 3.
-    key_lengths : int or array that broadcasts to the leading axes without heads, None
-        Only the first key_lengths keys are there; None is all.
-    query_offset : int or array that broadcasts to the leading axes without heads, None
-        Position of query 0 among the keys; None is 0.
     rng : int
         Seed of dropout, 0 to 2^64 - 1; see `sdpa.reference.logits.dropout_factors`.
     stage : {"scores", "capped", "biased", "weights"}
@@ -129,20 +107,10 @@ def attention_weights(
         forbids; its softmax, with the sink in the denominator, after dropout.
     """
     q, k = broadcast(*float64(query, key), enable_gqa=enable_gqa)
+    z = logits_of(q, k, attn_mask, **options)
     if stage in ("scores", "capped"):
-        return capped(scores_of(q, k, scale), softcap if stage == "capped" else None)
-    z = logits_of(
-        q,
-        k,
-        attn_mask,
-        is_causal=is_causal,
-        scale=scale,
-        softcap=softcap,
-        window=window,
-        alibi_slopes=alibi_slopes,
-        key_lengths=key_lengths,
-        query_offset=query_offset,
-    )
+        x = scores_of(q, k, **options)
+        return x if stage == "scores" else capped(x, **options)
     if stage == "biased":
         return z
     return dropout_factors(z.shape, dropout_p, rng) * softmax(with_sink(z, sinks))[..., :-1]
@@ -150,11 +118,11 @@ def attention_weights(
 
 @np.errstate(all="ignore")
 def attention_statistics(query, key, attn_mask=None, *, enable_gqa=False, sinks=None, **options):
-    """Of each row p of the weights, before dropout, and of its visible logits z.
+    """Statistics of each row p of weights, before dropout, and of its visible logits z.
 
     lse, entropy -sum p ln p, largest weight, sum p^2, sum p^3; mean and variance of z. A sink takes
-    its part of the weight (and of lse), and enters no other sum. A row without a visible key: mean
-    and variance nan, weights 0.
+    its part of the weight (and of lse), and enters no other sum. A row without a visible key has
+    weights 0, and mean and variance nan.
     """
     q, k = broadcast(*float64(query, key), enable_gqa=enable_gqa)
     z = logits_of(q, k, attn_mask, **options)

@@ -1,6 +1,4 @@
-"""From query and key to the logits of a row: scale, softcap, bias, ALiBi, masks; and dropout."""
-
-from typing import Any
+"""From query and key to the logits of a row: scores, their cap, biases, masks; and dropout."""
 
 import numpy as np
 
@@ -12,26 +10,29 @@ def scale_of(scale, q):
     return 1 / np.sqrt(max(q.shape[-1], 1)) if scale is None else scale
 
 
-def scores_of(q, k, scale=None):
+# The next four functions ignore the options of `logits_of` that do not concern them.
+
+
+def scores_of(q, k, scale=None, **_):
     """scale * q k^T: (..., heads, Lq, Lk)."""
     return scale_of(scale, q) * (q @ transpose(k))
 
 
-def capped(s, softcap=None):
-    """softcap * tanh(s / softcap), which is near s while that is small and never beyond softcap."""
-    return s if softcap is None else softcap * np.tanh(s / softcap)
+def capped(x, softcap=None, **_):
+    """softcap * tanh(x / softcap), which is near x while that is small and never beyond softcap."""
+    return x if softcap is None else softcap * np.tanh(x / softcap)
 
 
-def cap_slope(s, softcap=None):
-    """Derivative of `capped` with respect to s: 1 - tanh^2(s / softcap)."""
-    return np.ones_like(s) if softcap is None else 1 - np.tanh(s / softcap) ** 2
+def cap_slope(x, softcap=None, **_):
+    """Derivative of `capped` with respect to x: 1 - tanh^2(x / softcap)."""
+    return np.ones_like(x) if softcap is None else 1 - np.tanh(x / softcap) ** 2
 
 
-def cap_bend(s, softcap=None):
-    """Derivative of `cap_slope` with respect to s."""
+def cap_bend(x, softcap=None, **_):
+    """Derivative of `cap_slope` with respect to x."""
     if softcap is None:
-        return np.zeros_like(s)
-    return -2 / softcap * np.tanh(s / softcap) * cap_slope(s, softcap)
+        return np.zeros_like(x)
+    return -2 / softcap * np.tanh(x / softcap) * cap_slope(x, softcap)
 
 
 def logits_of(
@@ -47,7 +48,29 @@ def logits_of(
     key_lengths=None,
     query_offset=None,
 ):
-    """What softmax gets: capped scores with everything added, -inf where any mask forbids."""
+    """The argument of softmax: capped scores with everything added, -inf where any mask forbids.
+
+    Parameters
+    ----------
+    attn_mask : broadcastable to (..., heads, Lq, Lk), None
+        Boolean: True = attend. Floating: added to the capped scores, and -inf masks.
+    is_causal : {False, True, "upper_left", "lower_right"}
+        True is "upper_left": query i sees the keys j <= i + query_offset. "lower_right": the last
+        query meets the last key, so the offset is Lk - Lq (key_lengths - Lq where these are given).
+    scale : float, None
+        None is 1 / sqrt(d_k), or 1 where d_k is 0.
+    softcap : float, None
+        Scaled scores x become softcap * tanh(x / softcap) before anything is added to them.
+    window : (left, right), None
+        Query i sees the keys i + offset - left <= j <= i + offset + right; None is no bound.
+    alibi_slopes : broadcastable to (..., heads), None
+        -slope * abs(i + offset - j) is added. Press, Smith and Lewis, "Train short, test long:
+        attention with linear biases" (2022), section 3.
+    key_lengths : int or array that broadcasts to the leading axes without heads, None
+        Only the first key_lengths keys take part; None is all.
+    query_offset : int or array that broadcasts to the leading axes without heads, None
+        Position of query 0 among the keys; None is 0.
+    """
     z = capped(scores_of(q, k, scale), softcap)
     lead, (n_q, n_k) = z.shape[:-2], z.shape[-2:]
 
@@ -84,15 +107,8 @@ def logits_of(
     return np.where(visible, z, -np.inf)
 
 
-def dropout_factors(
-    shape: tuple[int, ...],
-    dropout_p: float = 0.0,
-    rng: Any = None,
-    first: tuple[int, int] = (0, 0),
-) -> Any:
+def dropout_factors(shape, dropout_p=0.0, rng=None):
     """0 with probability dropout_p, or else 1 / (1 - dropout_p), for each pair: (..., Lq, Lk).
-
-    The pairs are those after `first`, (i, j).
 
     Pair (i, j) of a head takes word j % 4 of the Philox block whose counter is (i, j // 4, head,
     batch), batch counting all leading axes but heads as one, and whose key is the low and the high
@@ -103,13 +119,11 @@ def dropout_factors(
         return np.ones(shape)
     n_q, n_k = shape[-2:]
     heads = shape[-3] if len(shape) > 2 else 1
-    n_batch = int(np.prod(shape[:-3]))
-    start, skipped = divmod(first[1], 4)
-    blocks = -(-(skipped + n_k) // 4)
-    b, h, i, block = np.ogrid[:n_batch, :heads, first[0] : first[0] + n_q, start : start + blocks]
+    n_batch, blocks = int(np.prod(shape[:-3])), -(-n_k // 4)
+    b, h, i, block = np.ogrid[:n_batch, :heads, :n_q, :blocks]
     words = philox4x32((i, block, h, b), (rng & 0xFFFFFFFF, rng >> 32))
     words = np.stack(words, axis=-1).reshape(n_batch, heads, n_q, 4 * blocks)
-    words = words[..., skipped : skipped + n_k].reshape(shape)
+    words = words[..., :n_k].reshape(shape)
     kept = 1 / (1 - dropout_p) if dropout_p < 1 else 0
     return np.where(words < np.rint(dropout_p * 2.0**32), 0, kept)
 

@@ -1,4 +1,4 @@
-"""What depends on positions: rotary embedding, T5's buckets, vectors of relative positions."""
+"""Functions of positions: rotary embedding, T5's buckets, vectors of relative positions."""
 
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ def rotary_embedding(x, positions, *, base=10000.0, interleaved=False, rotary_di
 
 
 def rotary_embedding_backward(grad, positions, **options):
-    """A rotation's transpose is its inverse: by the negative angles."""
+    """The transpose of a rotation is its inverse, the rotation by the negative angles."""
     return rotary_embedding(grad, -np.asarray(positions, np.float64), **options)
 
 
@@ -49,7 +49,7 @@ def t5_bucket(relative, num_buckets, *, bidirectional=True, max_distance=128):
     if distance < exact:
         return start + distance
     begins = exact * (max_distance / exact) ** (np.arange(n - exact) / (n - exact))
-    # Up to rounding, for a range may begin at a whole number.
+    # The factor allows for rounding, since a range may begin at a whole number.
     return start + exact - 1 + np.count_nonzero(begins <= distance * (1 + 1e-6))
 
 
@@ -132,10 +132,10 @@ def shaw_attention_backward(
 
 
 class ShawPairs:
-    """Shaw's attention as plain attention of every query, alone, to keys and values of its own.
+    """Shaw's attention as plain attention in which every query has separate keys and values.
 
     operands  (..., heads, Lq, 1, d_k), (..., heads, Lq, Lk, d_k), (..., heads, Lq, Lk, d_v)
-    options   those of `attention_forward` for them; all masks are one additive attn_mask
+    options   for `attention_forward` of these; all masks are one additive attn_mask
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class ShawPairs:
         keys, values = (
             x[..., None, :, :] + r[..., self.rows, :] for x, r in zip((k, v), self.rel, strict=True)
         )
-        # A pair's value, which is its own, times its factor of dropout.
+        # Each pair has its own value here, which can hold its factor of dropout.
         self.factors = dropout_factors((*q.shape[:-1], n_k), dropout_p, rng)[..., None]
         self.operands = q[..., None, :], keys, values * self.factors
         mask = logits_of(np.zeros_like(q), np.zeros_like(k), attn_mask, **masks)

@@ -9,7 +9,8 @@ from sdpa.reference.arrays import float64
 def softmax(x, axis=-1, *, temperature=1.0, where=None):
     """p = exp(x / temperature) / sum exp(x / temperature) over `axis`: int, several, None (all).
 
-    An element is left out, its p 0, when `where` is False there or x is -inf. None left: all are 0.
+    An element is left out, with p = 0, where `where` is False or x is -inf. If none is left, all p
+    are 0.
     """
     x = included(x, where) / temperature
     e = np.exp(x - finite_max(x, axis))
@@ -19,7 +20,7 @@ def softmax(x, axis=-1, *, temperature=1.0, where=None):
 
 @np.errstate(all="ignore")
 def log_softmax(x, axis=-1, *, temperature=1.0, where=None):
-    """Log of `softmax`: x / temperature - logsumexp(x / temperature), -inf for what is left out."""
+    """Log of `softmax`: x / temperature - logsumexp(x / temperature), -inf where x is left out."""
     x = included(x, where) / temperature
     return np.where(x == -np.inf, x, x - logsumexp(x, axis, keepdims=True))
 
@@ -45,7 +46,7 @@ def softmax_backward(grad, weights, axis=-1, *, temperature=1.0):
 def log_softmax_backward(grad, log_weights, axis=-1, *, temperature=1.0):
     """Gradient of log_softmax, log p = x / temperature - lse: dx = (g - p sum g) / temperature.
 
-    What was left out (log p = -inf) is constant: its gradient is 0, and its g enters no sum.
+    An element that was left out (log p = -inf) has gradient 0, and its g enters no sum.
     """
     g, log_p = float64(grad, log_weights)
     g = np.where(log_p == -np.inf, 0, g)

@@ -67,7 +67,7 @@ def cosine_attention_backward(
         unit_backward(g.key, key, eps) if "key" in needs else None,
         g.value,
         # The scores are q . k / temperature, so d/d temperature is -1/temperature times <q, d/dq>.
-        -np.where(felt(g.query), q * g.query, 0).sum() / temperature,
+        -np.where(in_use(g.query), q * g.query, 0).sum() / temperature,
         g.attn_mask,
         g.sinks,
     )
@@ -103,12 +103,12 @@ def bilinear_attention_backward(
         grad_out, query @ weight, key, value, out, lse, needs=tuple(inner), **options
     )
     # The forward was: projected = query @ weight
-    felt_query = np.where(felt(g.query), query, 0)
+    used_query = np.where(in_use(g.query), query, 0)
     return BilinearGradients(
         sum_to(g.query @ transpose(weight), query.shape) if "query" in needs else None,
         g.key,
         g.value,
-        sum_to(transpose(felt_query) @ g.query, weight.shape),
+        sum_to(transpose(used_query) @ g.query, weight.shape),
         g.attn_mask,
         g.sinks,
     )
@@ -125,11 +125,11 @@ def unit_backward(grad, x, eps):
     """Gradient of `unit`: (g - u <u, g>) / norm, where the norm is at least eps; else g / eps."""
     norm, u = _norm(x), unit(x, eps)
     across = grad - np.where(norm >= eps, u * (u * grad).sum(axis=-1, keepdims=True), 0)
-    return np.where(felt(grad), across / np.maximum(norm, eps), 0)
+    return np.where(in_use(grad), across / np.maximum(norm, eps), 0)
 
 
-def felt(grad):
-    """Rows whose gradient is not 0; what the others hold, NaN included, must not matter."""
+def in_use(grad):
+    """Rows whose gradient is not 0; the content of the others must not matter, NaN included."""
     return (grad != 0).any(axis=-1, keepdims=True)
 
 

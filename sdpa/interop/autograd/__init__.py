@@ -1,8 +1,8 @@
 """The routines as primitives of `autograd`, so that whole models train with NumPy only.
 
-Each function computes what its namesake in `sdpa` does and can be differentiated by
-`autograd.grad`, `autograd.make_jvp` and the others, as often and in any mixture of reverse and
-forward mode:
+Each function computes the result of its namesake in `sdpa` and can be differentiated by
+`autograd.grad`, `autograd.make_jvp` and the others, any number of times and in any mixture of
+reverse and forward mode:
 
 >>> import autograd.numpy as np
 >>> from autograd import grad
@@ -12,25 +12,25 @@ forward mode:
 >>> grad(loss)(query).shape
 (3, 4)
 
-Arrays that are differentiated come as positional arguments or as `sinks`. Gradients have the dtype
-of their argument, whatever autograd made of the upstream one.
+Pass arrays to be differentiated as positional arguments or as `sinks`. Gradients have the dtype of
+their argument, even where autograd has changed the dtype of the incoming gradient.
 
 Where a derivative comes from
 -----------------------------
 ============================== =====================================================================
 reverse                        `attention_backward`
 forward                        `attention_jvp`
-reverse of reverse, reverse    `attention_double_backward`: the Hessian of <g, out> is symmetric, so
-of forward, forward of reverse that it serves for all three
-all others                     autograd itself, through the formula composed of its own operations
+reverse of reverse, reverse    `attention_double_backward`, which serves for all three because the
+of forward, forward of reverse Hessian of <g, out> is symmetric
+all others                     autograd itself, through a formula composed of its operations
 ============================== =====================================================================
 
 The last line holds the (Lq, Lk) matrix: forward over forward, third derivatives, tangents of lse.
-There a NaN or Inf in a masked key or value can be felt.
+There a NaN or Inf in a masked key or value reaches the result.
 
-The other mechanisms have their library's backward in reverse mode, and all other derivatives by
-their composed formula; `cosine_attention` and `bilinear_attention` are composed of `attention`, so
-that they hold no matrix where that does not.
+The other mechanisms use the backward functions of `sdpa` in reverse mode, and a composed formula
+for all other derivatives. The formulas of `cosine_attention` and `bilinear_attention` call
+`attention`, so they hold no matrix where `attention` holds none.
 """
 
 from __future__ import annotations

@@ -15,10 +15,12 @@ from autograd.extend import defjvp_argnums, defvjp_argnums, primitive
 import sdpa
 from sdpa.interop.autograd._modes import Call, Function, jvp_of, plain, vjp_of
 from sdpa.interop.autograd._softmax import logsumexp, softmax
+from sdpa.mechanisms._scores import changed_scores
 
 __all__ = ["attention", "attention_forward"]
 
 _OPERANDS = ("query", "key", "value", "attn_mask", "sinks")
+_POSITIONS = {name for name, *_, kind, _ in sdpa._core._options() if kind == "position"}
 
 
 def attention(
@@ -40,10 +42,9 @@ def attention(
     query, key, value, attn_mask, dropout_p, is_causal, sinks
         As in `sdpa.attention`.
     rng : int, numpy.random.Generator or None
-        Seed of dropout. From a Generator or None one seed is drawn, which all derivatives use.
+        Seed of dropout. For a Generator or None one seed is drawn, and all derivatives use it.
     **options
-        scale, enable_gqa, softcap, window, alibi_slopes, key_lengths, query_offset and workers, as
-        in `sdpa.attention`. They are constants.
+        The other options of `sdpa.attention` but out. They are constants.
 
     Returns
     -------
@@ -174,7 +175,7 @@ def _double_backward(
 
 
 def _names(argnums: Sequence[int], first: int) -> tuple[str, ...]:
-    """Of the operands at these positions, where query is at `first`."""
+    """The operands at these positions, where query is at `first`."""
     return tuple(_OPERANDS[i - first] for i in argnums if i >= first)
 
 
@@ -257,9 +258,7 @@ def _jvp_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
 def _composed(call: Call, *operands: Any) -> Any:
     """(out, lse) by autograd's own operations, on the (Lq, Lk) matrix."""
     query, key, value, attn_mask, sinks = operands
-    if call.options.get("enable_gqa"):
-        groups = anp.shape(query)[-3] // anp.shape(key)[-3]
-        key, value = (anp.repeat(x, groups, axis=anp.ndim(x) - 3) for x in (key, value))
+    key, value = (of_query_heads(call, x, query) for x in (key, value))
     scale = call.options.get("scale")
     scale = max(anp.shape(query)[-1], 1) ** -0.5 if scale is None else scale
     s = scale * anp.matmul(query, anp.swapaxes(key, -1, -2))
@@ -267,12 +266,18 @@ def _composed(call: Call, *operands: Any) -> Any:
     return traced_tuple((anp.matmul(weights, value), lse))
 
 
+def of_query_heads(call: Call, x: Any, query: Any) -> Any:
+    """x with each head repeated for the query heads that share it."""
+    if x is None or anp.ndim(x) < 3 or not call.options.get("enable_gqa"):
+        return x
+    return anp.repeat(x, anp.shape(query)[-3] // anp.shape(x)[-3], axis=anp.ndim(x) - 3)
+
+
 def composed_softmax(call: Call, s: Any, attn_mask: Any, sinks: Any) -> Any:
     """(weights, lse) of the scores s (..., heads, Lq, Lk), by autograd's own operations."""
-    known = ("is_causal", "window", "alibi_slopes", "key_lengths", "query_offset")
-    options = {name: x for name, x in call.options.items() if name in known}
-    softcap, dropout_p = (call.options.get(name) for name in ("softcap", "dropout_p"))
-    # What masks and ALiBi do to a score of 0, and what dropout does to equal weights.
+    options = {name: x for name, x in call.options.items() if name in _POSITIONS}
+    dropout_p = call.options.get("dropout_p")
+    # The effect of masks and ALiBi on scores of 0, and of dropout on equal weights.
     *lead, n_q, n_k = anp.shape(s)
     q, k = (np.zeros((*lead, n, 1), anp.result_type(s)) for n in (n_q, n_k))
     fixed = sdpa.attention_weights(q, k, stage="biased", **options)
@@ -281,8 +286,7 @@ def composed_softmax(call: Call, s: Any, attn_mask: Any, sinks: Any) -> Any:
         factors = np.where(factors > 0, 1 / (1 - dropout_p) if dropout_p < 1 else 0, 0)
         factors = factors.astype(fixed.dtype)
 
-    if softcap is not None:
-        s = softcap * anp.tanh(s / softcap)
+    s, _ = changed_scores(s, call.options, anp.tanh)
     seen = fixed > -np.inf
     s = s + np.where(seen, fixed, 0)
     if attn_mask is not None and anp.result_type(attn_mask).kind == "b":

@@ -25,14 +25,14 @@ def multi_head_attention(
     Parameters
     ----------
     layer : sdpa.MultiHeadAttention
-        Says how many heads there are, how scores are scaled, which projections there are.
+        Defines the heads, the scale of scores and the projections.
     parameters : mapping
-        Like `layer.parameters`, which are a point to start from.
+        Like `layer.parameters`, which can serve as the starting point.
     x, context
-        As of `sdpa.MultiHeadAttention.forward`. float32 or float64: 16-bit arrays would be rounded
+        As in `sdpa.MultiHeadAttention.forward`. float32 or float64: 16-bit arrays would be rounded
         after each product.
     **options
-        As of `sdpa.MultiHeadAttention.forward`; attn_mask and sinks are differentiated, too.
+        As in `sdpa.MultiHeadAttention.forward`; attn_mask and sinks can be differentiated as well.
 
     Returns
     -------
@@ -41,7 +41,7 @@ def multi_head_attention(
     Raises
     ------
     KeyError
-        A parameter that is missing.
+        A parameter is missing.
     TypeError, ValueError
         As `sdpa.attention` and NumPy's matrix product.
 

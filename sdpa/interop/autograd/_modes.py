@@ -1,4 +1,4 @@
-"""What the primitives share: how a call keeps its results, and derivatives by composed formulas."""
+"""Shared by the primitives: the results of a call, and derivatives by composed formulas."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Function = Callable[..., Any]
 
 
 class Call:
-    """The options of one call, and its results: what every derivative of it shares.
+    """The options of one call and its results, which all of its derivatives share.
 
-    The kernels' derivatives take out and lse as what the forward left, not as variables of their
-    own, so here they are kept as plain arrays, however many levels of differentiation there are.
+    The kernels' derivatives take out and lse as results of the forward, not as variables, so they
+    are kept as plain arrays, however many levels of differentiation there are.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """The other mechanisms as primitives of autograd: cosine, bilinear, additive, relative; positions.
 
-Reverse mode is that of the library. The derivative of that, and forward mode, are those of the
-composed formula, of which each mechanism states one: where it calls `attention`, no (Lq, Lk) matrix
-is held there either.
+Reverse mode uses the backward functions of `sdpa`. Its derivative, and forward mode, differentiate
+a composed formula, one for each mechanism. A formula that calls `attention` holds no (Lq, Lk)
+matrix.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autograd import make_vjp
 from autograd.extend import defjvp, defjvp_argnums, defvjp, defvjp_argnums, primitive
 
 import sdpa
-from sdpa.interop.autograd._attention import attention, composed_softmax
+from sdpa.interop.autograd._attention import attention, composed_softmax, of_query_heads
 from sdpa.interop.autograd._modes import Call, Function, jvp_of, plain, vjp_of
 
 __all__ = [
@@ -30,9 +30,9 @@ __all__ = [
 
 
 class _Mechanism(NamedTuple):
-    """name_forward and name_backward of sdpa, their differentiable arguments, the same composed.
+    """name_forward and name_backward of sdpa, their differentiable arguments, a composed formula.
 
-    composed(call, *arguments) is out in terms of what autograd can differentiate.
+    composed(call, *arguments) is out in terms of operations that autograd can differentiate.
     """
 
     name: str
@@ -142,7 +142,7 @@ def _additive(
     attn_mask: Any,
     sinks: Any,
 ) -> Any:
-    key, value = (_of_query_heads(call, x, query) for x in (key, value))
+    key, value = (of_query_heads(call, x, query) for x in (key, value))
     sums = anp.matmul(query, w_query)[..., :, None, :] + anp.matmul(key, w_key)[..., None, :, :]
     sums = sums if bias is None else sums + bias
     scale = call.options.get("scale")
@@ -172,7 +172,7 @@ def _shaw(
     has = np.eye(n_rows, dtype=anp.result_type(query))[t + n_rows // 2]
 
     key, value, rel_key, rel_value = (
-        _of_query_heads(call, x, query) for x in (key, value, rel_key, rel_value)
+        of_query_heads(call, x, query) for x in (key, value, rel_key, rel_value)
     )
     by_row = anp.matmul(query, anp.swapaxes(rel_key, -1, -2))
     by_pair = anp.matmul(has, by_row[..., None])[..., 0]
@@ -185,12 +185,6 @@ def _shaw(
         of_rows = anp.matmul(weights[..., None, :], has)[..., 0, :]
         out = out + anp.matmul(of_rows, rel_value)
     return out
-
-
-def _of_query_heads(call: Call, x: Any, query: Any) -> Any:
-    if x is None or anp.ndim(x) < 3 or not call.options.get("enable_gqa"):
-        return x
-    return anp.repeat(x, anp.shape(query)[-3] // anp.shape(x)[-3], axis=anp.ndim(x) - 3)
 
 
 _COSINE = _Mechanism(
@@ -228,7 +222,7 @@ def cosine_attention(
     >>> from sdpa.interop.autograd import cosine_attention
     >>> query, key, value = np.array([[3.0, 4.0]]), np.eye(2), np.array([[1.0], [0.0]])
     >>> g = grad(lambda query: cosine_attention(query, key, value)[0, 0])(query)
-    >>> bool(abs((g * query).sum()) < 1e-12)  # the length of a query cannot be felt
+    >>> bool(abs((g * query).sum()) < 1e-12)  # the length of a query has no effect
     True
     """
     options |= {"eps": eps}

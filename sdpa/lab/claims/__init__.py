@@ -1,18 +1,20 @@
 """The ledger: every claim of the five notes, judged by measurement.
 
-`python -m sdpa claims` prints it. A claim becomes one or several figures; of each the record holds,
-fixed before measuring, what the note says of it (`Expect.claimed`), how far off would still be as
-the note says (`Expect.margin`), and where we hold something else to be true, what (`Expect.law`).
-The experiment returns independent draws (whole tensors, seeds, runs; never the entries of one
-matrix, which depend on each other), and `judge` compares, by one rule for all rows.
+`python -m sdpa claims` prints it. A claim becomes one or several figures. For each figure the
+record states, before anything is measured, the value that the note claims (`Expect.claimed`), the
+margin within which a measurement agrees with it (`Expect.margin`) and, where we disagree, our own
+prediction (`Expect.law`). The experiment returns independent draws (whole tensors, seeds or runs,
+never the entries of one matrix, which depend on each other), and `judge` compares, by one rule for
+all rows.
 
 How a row is added
 ------------------
-Write an experiment with the signature `(seed, times) -> dict`: figure names to `Draws` (one number
-per independent draw, with the statistic to take of them) or, where nothing is random,
-`estimate.exact(value)`; `times` multiplies the numbers of draws (`draws(1000, times)`). Random
-numbers come from `inputs.stream(seed, "name of the experiment", ...)`. Figures that are not judged
-but tell the story may come along. Then put a record into the tuple `CLAIMS` of the module:
+Write an experiment with the signature `(seed, times) -> dict`. It returns, by the name of the
+figure, `Draws` (one number per independent draw, with the statistic to take of them) or, where
+nothing is random, `exact(value)`; `times` multiplies the numbers of draws (`draws(1000, times)`).
+Random numbers come from `stream(seed, "name of the experiment", ...)`. It may return figures that
+are not judged but help to understand the others. Then put a record into the tuple `CLAIMS` of the
+module:
 
     CLAIMS = (
         Claim(
@@ -21,18 +23,19 @@ but tell the story may come along. Then put a record into the tuple `CLAIMS` of 
             claim="What the notes say, in our words.",
             claim_zh="...",
             expect=(Expect("variance scaled d_k=64", claimed=1.0, margin=0.02),),
-            holds="Said when it is reproduced: {variance scaled d_k=64}.",
-            law="Said when it is not: the right law.",
+            holds="The statement if it is reproduced: {variance scaled d_k=64}.",
+            law="The statement if it is not: the right law.",
             experiment=unit_variance,
         ),
     )
 
-and the module's name into `MODULES`. Names of figures hold none of . : ! [ ] { }, since statements
-refer to them in braces; the value of a name is shown with its interval, or formatted by what
-follows a colon. A claim of the form "at least" has a margin (0, None). An experiment that needs an
-extra imports it inside and lets the ImportError pass: the row is then undecided and says so. What
-the claim says of the pretrained model's figures, where the experiment has them, goes into `trained`
-and gets a verdict of its own.
+and the module's name into `MODULES`. Names of figures contain none of . : ! [ ] { }, because
+statements refer to them in braces: {NAME} shows the value with its interval, {NAME:FORMAT} the
+value alone. A claim of the form "at least" has a margin (0, None). A row that trains or times
+something is `slow`, and the main job leaves it out. An experiment that needs an extra imports it
+inside and does not catch the ImportError: the row is then undecided and says so. What the claim
+says of the pretrained model's figures, where the experiment has them, goes into `trained` and gets
+a verdict of its own.
 """
 
 from collections.abc import Callable, Iterable
@@ -52,6 +55,7 @@ __all__ = [
     "draws",
     "judge",
     "ledger",
+    "quick",
 ]
 
 IDS = (
@@ -67,28 +71,33 @@ IDS = (
 )
 """Every row, in the order of the ledger."""
 
-MODULES: tuple[str, ...] = (
-    "sdpa.lab.claims.numbers",
-    "sdpa.lab.claims.variance",
-    "sdpa.lab.claims.structure",
-    "sdpa.lab.claims.saturation",
-    "sdpa.lab.claims.cost",
-    "sdpa.lab.claims.additive",
-    "sdpa.lab.claims.training",
-    "sdpa.lab.claims.variants",
-    "sdpa.lab.claims.cited",
+MODULES = (
+    "numbers",
+    "variance",
+    "structure",
+    "saturation",
+    "cost",
+    "additive",
+    "training",
+    "variants",
+    "cited",
 )
-"""Where the rows stand: modules with a tuple `CLAIMS`."""
+"""The modules beside this one that hold the rows, each in a tuple `CLAIMS`."""
 
 
 def claims() -> dict[str, Claim]:
     """Every claim by its id, in the order of IDS."""
-    found = [claim for module in MODULES for claim in import_module(module).CLAIMS]
+    found = [claim for module in MODULES for claim in import_module(f".{module}", __name__).CLAIMS]
     by_id = {claim.id: claim for claim in found}
     unknown = set(by_id) - set(IDS)
     if unknown or len(by_id) < len(found):
         raise ValueError(f"claims: expected each of IDS once, got {[c.id for c in found]}")
     return {name: by_id[name] for name in IDS if name in by_id}
+
+
+def quick() -> list[str]:
+    """Ids of the rows that the main job judges: all that are not slow."""
+    return [name for name, claim in claims().items() if not claim.slow]
 
 
 def ledger(

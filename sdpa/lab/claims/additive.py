@@ -4,8 +4,8 @@ import tracemalloc
 
 import numpy as np
 
-from ..cost import cost, cost_exponents, cost_ratio, drawn, numpy_additive
-from ..estimate import Draws, Estimate, exact
+from ..experiments.cost import cost, cost_exponents, cost_ratio, drawn, numpy_additive
+from ..tools.estimate import Draws, Estimate, exact
 from .record import Claim, Expect, Measured, draws
 
 WIDTHS = (16, 32, 64, 128)
@@ -82,6 +82,7 @@ CLAIMS = (
         "d^{additive, each pair, exponent in d:.2f}. As the formula is written the sums of all "
         "pairs are held, n^2 d numbers; in tiles neither kind needs a matrix.",
         experiment=additive_cost,
+        slow=True,
     ),
     Claim(
         id="additive-speed",
@@ -100,5 +101,6 @@ CLAIMS = (
         "write it, with a tanh per pair and channel, it is {time of additive, NumPy over dot, "
         "NumPy, n=256 d=64:.0f} times.",
         experiment=additive_speed,
+        slow=True,
     ),
 )

@@ -5,7 +5,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from ..estimate import Estimate, exact
+from ..tools.estimate import Estimate, exact
 from .record import Claim, Expect, Measured
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..estimate import Estimate
-from ..table import with_interval
+from ..tools.estimate import Estimate
+from ..tools.table import with_interval
 from .judge import ALPHA
 from .record import Row
 

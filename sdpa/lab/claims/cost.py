@@ -1,16 +1,16 @@
 """Rows on time and memory, measured then and there: their figures differ from run to run."""
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 
 import sdpa
 
-from ..estimate import Draws
-from ..inputs import stream
-from ..memory import peaks
-from ..speed import numpy_weights
+from ..experiments.memory import peaks
+from ..experiments.speed import numpy_weights
+from ..tools.clock import Call, sample
+from ..tools.estimate import Draws
+from ..tools.inputs import stream
 from .record import Claim, Expect, Measured, draws
 
 SIZES = (1024, 2048, 4096)
@@ -18,7 +18,7 @@ SIZES = (1024, 2048, 4096)
 
 
 def scale_cost(seed: int, times: float) -> Measured:
-    """Time with the scale over time without, in turns; a draw is one turn.
+    """Time with the scale over time without, alternately; a draw is one pair of times.
 
     In the kernel; and in NumPy the pass over the scores that multiplies them, over the product that
     makes them.
@@ -58,22 +58,14 @@ def scale_cost(seed: int, times: float) -> Measured:
     return measured
 
 
-def _turns(
-    one: Callable[[], object], other: Callable[[], object], loops: int, turns: int
-) -> np.ndarray:
-    """CPU time of `one` over that of `other`, the shortest of three in each turn.
+def _turns(one: Call, other: Call, loops: int, turns: int) -> np.ndarray:
+    """CPU time of `one` over that of `other`, the shortest of three samples in each turn.
 
-    CPU time, since other processes would lengthen long calls more than short ones.
+    CPU time, because other processes would lengthen long calls more than short ones.
     """
 
-    def seconds(call: Callable[[], object]) -> float:
-        best = float("inf")
-        for _ in range(3):
-            start = time.process_time()
-            for _ in range(loops):
-                call()
-            best = min(best, time.process_time() - start)
-        return best
+    def seconds(call: Call) -> float:
+        return min(sample(call, loops, time.process_time) for _ in range(3))
 
     one(), other()
     return np.array([seconds(one) / seconds(other) for _ in range(turns)])
@@ -109,6 +101,7 @@ CLAIMS = (
         "product.",
         law="It costs a share of {time with the scale over without, n=1024 d_k=64}.",
         experiment=scale_cost,
+        slow=True,
     ),
     Claim(
         id="memory",
@@ -132,5 +125,6 @@ CLAIMS = (
         "4 n^2 bytes, sdpa, n=4096} of such a matrix, O(n d) for the output and a block per "
         "thread.",
         experiment=memory,
+        slow=True,
     ),
 )

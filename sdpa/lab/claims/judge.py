@@ -3,9 +3,9 @@
 import time
 from collections.abc import Iterable
 
-from ..estimate import Draws, Estimate
 from ..minilm import MODEL, WHEEL
-from ..table import with_interval
+from ..tools.estimate import Draws, Estimate
+from ..tools.table import with_interval
 from .record import Claim, Expect, Figure, Row
 
 ALPHA = 0.05
@@ -26,8 +26,8 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
         refuted      some lie outside, and there is no such law
         undecided    else, after the last look
 
-    What a claim says of the pretrained model (`Claim.trained`) gets a verdict of its own by the
-    same rule, and counts among the figures judged whether the model is installed or not.
+    Statements about the pretrained model (`Claim.trained`) get a separate verdict by the same rule,
+    and count among the figures judged whether the model is installed or not.
 
     Parameters
     ----------

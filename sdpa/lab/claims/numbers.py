@@ -6,9 +6,9 @@ import numpy as np
 
 import sdpa
 
-from ..estimate import Draws, Estimate, exact
-from ..inputs import stream
-from ..overflow import LARGEST, overflow
+from ..experiments.overflow import LARGEST, overflow
+from ..tools.estimate import Draws, Estimate, exact
+from ..tools.inputs import stream
 from .record import Claim, Expect, Measured, draws
 
 RAW = np.array([-24.0, -10, 0, 10, 24])
@@ -39,7 +39,7 @@ def _weights(scores: np.ndarray) -> dict[str, Estimate]:
 
 
 def exponentials(seed: int, times: float) -> Measured:
-    """e^x over the printed value, as a ratio of two weights; which dtypes e^50 leaves."""
+    """e^x over the printed value, as a ratio of two weights; which dtypes e^50 overflows."""
     measured = {}
     for x, printed in EXPONENTIALS:
         weights = sdpa.softmax(np.array([float(x), 0.0]))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from ..estimate import Draws, Estimate
+from ..tools.estimate import Draws, Estimate
 
 WIDTH = 100  # of a line of text
 
@@ -29,11 +29,11 @@ class Expect(NamedTuple):
     figure: str
     claimed: float
     margin: Margin
-    """How far off would still be as the note says: below and above, None = any distance."""
+    """How far below and above the claim a figure still agrees with it; None is any distance."""
     law: float | None = None
-    """What we say instead, where it differs."""
+    """Our own prediction, where it differs."""
     law_margin: Margin | None = None
-    """Of the law, where `margin` is open to one side and would let every law pass."""
+    """That of the law, where `margin` is open to one side and would let every law pass."""
     law_figure: str | None = None
     """The figure that the law is about, where that is another expression than the note's."""
 
@@ -63,15 +63,17 @@ class Claim:
     claim_zh: str
     expect: tuple[Expect, ...]
     holds: str
-    """Said when it is reproduced; {FIGURE} and {FIGURE:FORMAT} stand for what was measured."""
+    """The statement if it is reproduced; {FIGURE} and {FIGURE:FORMAT} stand for measured values."""
     law: str
-    """Said when it is not: the right law in one sentence."""
+    """The statement if it is not: the right law in one sentence."""
     experiment: Callable[[int, float], Measured]
     """(seed, times) to figures by name; `times` multiplies the numbers of draws."""
     cited: bool = False
     """The figures are those of a publication, with its rounding as interval."""
     more: float = 4
     """`times` at the second look; 1: there is none."""
+    slow: bool = False
+    """It trains or times something, or takes long: the main job leaves it out."""
     trained: tuple[Expect, ...] = ()
     """The claim for figures of the pretrained model, where it is installed: with a verdict of its
     own, since the notes speak of attention before training."""
@@ -80,7 +82,7 @@ class Claim:
 
     @property
     def experiment_name(self) -> str:
-        """Where the experiment stands."""
+        """Module and name of the experiment."""
         return f"{self.experiment.__module__}.{self.experiment.__qualname__}"
 
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import sdpa
 
-from ..estimate import Draws
-from ..gradients import TARGETS, exponents, gradients
-from ..growth import Array, matrices
-from ..saturation import saturation
-from ..table import Cell
+from ..experiments.gradients import TARGETS, exponents, gradients
+from ..experiments.growth import Array, matrices
+from ..experiments.saturation import saturation
+from ..tools.estimate import Draws
+from ..tools.table import Cell
 from .record import Claim, Expect, Measured, draws
 
 WIDTHS = (16, 64, 256)

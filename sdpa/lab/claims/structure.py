@@ -6,9 +6,9 @@ import numpy as np
 
 import sdpa
 
-from ..estimate import Draws, Estimate, exact
-from ..growth import Array
-from ..inputs import stream
+from ..experiments.growth import Array
+from ..tools.estimate import Draws, Estimate, exact
+from ..tools.inputs import stream
 from .record import Claim, Expect, Measured, draws
 
 STEP = 1e-5

@@ -12,8 +12,8 @@ from math import log
 import numpy as np
 import numpy.typing as npt
 
-from ..estimate import Draws
-from ..table import Cell
+from ..tools.estimate import Draws
+from ..tools.table import Cell
 from .record import Claim, Expect
 from .variants import trained_expect, trained_variance
 
@@ -247,6 +247,7 @@ CLAIMS = (
         "{loss added with a quarter of the scale} with a quarter of the scale, but "
         "{loss added with no scale} without it: sharper weights choose the same key.",
         experiment=train_infer,
+        slow=True,
         more=2,
     ),
     Claim(
@@ -272,6 +273,7 @@ CLAIMS = (
         "{loss unscaled d_k=64} nats at d_k = 4, 32 and 64, with it {loss scaled d_k=4}, "
         "{loss scaled d_k=32} and {loss scaled d_k=64}.",
         experiment=no_scale_training,
+        slow=True,
         more=2,
     ),
     Claim(
@@ -290,6 +292,7 @@ CLAIMS = (
         "{loss d_k=4}, {loss d_k=32} and {loss d_k=64} nats at d_k = 1, 2, 4, 32 and 64; the "
         "scale sets the size of the scores, not how many keys d_k numbers can tell apart.",
         experiment=dk_independence,
+        slow=True,
         more=2,
     ),
     Claim(
@@ -310,6 +313,7 @@ CLAIMS = (
         "{loss dot over additive d_k=4}, {loss dot over additive d_k=8} and "
         "{loss dot over additive d_k=32} nats at d_k = 4, 8 and 32.",
         experiment=additive_small_dk,
+        slow=True,
         more=2,
     ),
     Claim(
@@ -327,6 +331,7 @@ CLAIMS = (
         "nats apart. But the score w . tanh(...) is bounded by the sum of |w|, here {sum of |w|} "
         "after training, and reaches {largest score}.",
         experiment=additive_no_scale,
+        slow=True,
         more=2,
     ),
     Claim(
@@ -349,6 +354,7 @@ CLAIMS = (
         "but W^Q + W^K as much ({growth of the sum, directed task}), and ever slower; where they "
         "are the same it changes by {growth of the difference, symmetric task}: the two approach.",
         experiment=divergence,
+        slow=True,
         more=2,
     ),
     Claim(
@@ -372,6 +378,7 @@ CLAIMS = (
         "orthogonal, with mean cosines of {cosine of the two gradients width 8} and "
         "{cosine of the two gradients width 32}.",
         experiment=tied_kv,
+        slow=True,
         more=2,
     ),
     Claim(
@@ -393,6 +400,7 @@ CLAIMS = (
         "{variance after training d_k=64} at d_k = 32 and 64. How far depends on the task and on "
         "how long is trained; we have no law for it, so this is refuted and not corrected.",
         experiment=batchnorm_analogy,
+        slow=True,
         trained=(trained_expect("scaled", 1.0, 0.5),),
         trained_finding="the variance within rows of its scaled scores is {MiniLM variance in row, "
         "scaled all heads} in the mean over its 72 heads, {MiniLM variance in row, scaled layer "
@@ -420,6 +428,7 @@ CLAIMS = (
         "unsaturated}, {gradient to key over unsaturated} and {gradient to value over unsaturated} "
         "times those of an unsaturated start.",
         experiment=stop_learning,
+        slow=True,
         more=2,
     ),
     Claim(

@@ -7,9 +7,9 @@ import numpy as np
 import sdpa
 
 from .. import theory
-from ..estimate import Draws, Estimate, exact
-from ..growth import Array, growth, initialisers, matrices, normality
-from ..inputs import stream
+from ..experiments.growth import Array, growth, initialisers, matrices, normality
+from ..tools.estimate import Draws, Estimate, exact
+from ..tools.inputs import stream
 from .record import Claim, Expect, Measured, draws
 
 NOTE_TENSORS = 18  # scores in a tensor of 2 x 3 x 3

@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 import sdpa
 
-from ..correlation import correlated
-from ..estimate import Draws
-from ..growth import Array, matrices
-from ..heads import over_layers, trained_heads
-from ..inputs import N_IMAGES, digits, stream
+from ..experiments.correlation import correlated
+from ..experiments.growth import Array, matrices
+from ..experiments.heads import over_layers, trained_heads
 from ..measure import Figures
 from ..minilm import LAYERS
+from ..tools.estimate import Draws
+from ..tools.inputs import N_IMAGES, digits, stream
 from .record import Claim, Expect, Measured, draws
 
 TEXTS, MOST_TEXTS = 16, 512
@@ -280,6 +280,7 @@ CLAIMS = (
         "scaled all heads} in the mean over its 72 heads, and 2 sqrt(d_k) would leave a quarter of "
         "that.",
         experiment=other_scales,
+        slow=True,
     ),
     Claim(
         id="cosine-bilinear",
@@ -345,6 +346,7 @@ CLAIMS = (
         "{MiniLM variance in row, unscaled all heads} without the scale and {MiniLM variance in "
         "row, scaled all heads} with it, in the mean over its 72 heads.",
         experiment=layer_norm,
+        slow=True,
     ),
     Claim(
         id="unscaled-position",
@@ -384,5 +386,6 @@ CLAIMS = (
         "even share of two keys (as trained {MiniLM weight on first and last key over 2/n, scaled "
         "all heads} times).",
         experiment=positions,
+        slow=True,
     ),
 )

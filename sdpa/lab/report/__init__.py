@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from .. import style
 from ..claims import Row
-from ..estimate import Estimate
-from ..scale import plot_scale_effect
-from ..speed import plot_speed
-from ..table import with_interval
-from . import text
+from ..experiments.scale import plot_scale_effect
+from ..experiments.speed import plot_speed
+from ..tools.estimate import Estimate
+from ..tools.table import with_interval
+from . import printout
 
 if TYPE_CHECKING:
     from matplotlib import figure
 
-__all__ = ["SLOW", "explorer", "page"]
+__all__ = ["explorer", "page"]
 
 FOLDER = Path(__file__).parent
 
@@ -35,16 +35,6 @@ VERDICTS = {
     "refuted": "measured otherwise",
     "undecided": "not decided by the draws of this run",
 }
-
-SLOW = frozenset(
-    {
-        *("train-infer", "no-scale-training", "additive-small-dk", "additive-no-scale"),
-        *("divergence", "tied-kv", "batchnorm-analogy", "dk-independence"),
-        *("stop-learning", "scale-cost", "additive-cost", "additive-speed", "memory"),
-        *("other-scales", "unscaled-position", "layer-norm"),
-    }
-)
-"""Rows of the ledger that the main job leaves out: they train or time something, or are slow."""
 
 SECTIONS = {
     "ledger": "Claims",
@@ -56,7 +46,7 @@ SECTIONS = {
 
 
 def explorer() -> str:
-    """The explorer as a page of its own.
+    """The explorer as a separate page.
 
     Returns
     -------
@@ -101,7 +91,7 @@ def page(result: Mapping[str, Any], rows: Sequence[Row] = (), left_out: int = 0)
         _section("scale", _scale(result)),
         _section("speed", _speed(result)),
         _explorer(),
-        _section("machine", f"<pre>{escape(text.machine_text(result['machine']))}</pre>"),
+        _section("machine", f"<pre>{escape(printout.machine_text(result['machine']))}</pre>"),
     ]
     return _document("Why attention divides by the root of d_k", "\n".join(parts))
 
@@ -206,7 +196,9 @@ def _cells(name: str, cells: Sequence[str]) -> str:
 
 
 def _scale(result: Mapping[str, Any]) -> str:
-    parts = [f"<details><summary>The setting</summary><pre>{escape(text.SETTING)}</pre></details>"]
+    parts = [
+        f"<details><summary>The setting</summary><pre>{escape(printout.SETTING)}</pre></details>"
+    ]
     for name in ("digits", "random"):
         if result[name] is None:
             continue
@@ -221,7 +213,7 @@ def _scale(result: Mapping[str, Any]) -> str:
         )
         parts.append(
             f"<details><summary>{name}: all figures</summary>"
-            f"<pre>{escape(text.scale_text(name, rows).strip())}</pre></details>"
+            f"<pre>{escape(printout.scale_text(name, rows).strip())}</pre></details>"
         )
     return "\n".join(parts)
 
@@ -232,7 +224,7 @@ def _speed(result: Mapping[str, Any]) -> str:
         "Time of the formula in NumPy divided by the time of sdpa, for each shape, forward and "
         "backward; the numbers are below",
         partial(plot_speed, rows),
-    ) + (f"<pre>{escape(text.speed_text(rows, threads).strip())}</pre>")
+    ) + (f"<pre>{escape(printout.speed_text(rows, threads).strip())}</pre>")
 
 
 def _picture(alternative: str, plot: Callable[[], figure.Figure]) -> str:

@@ -1,5 +1,5 @@
-"""What the explorer shows without computing it, in explorer.json; `python -m sdpa.lab.report.data`
-writes it anew, with scikit-learn and matplotlib.
+"""The data in explorer.json, which the explorer shows without computing it; `python -m
+sdpa.lab.report.data` writes it anew, with scikit-learn and matplotlib.
 """
 
 import json

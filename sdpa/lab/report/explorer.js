@@ -99,7 +99,7 @@ const Explorer = (() => {
   const meanSquare = (a) => mean(a.map((x) => x * x));
 
   // Mean squared norms of the gradients' rows over g, and over v where its rows are independent:
-  // sdpa.lab.scale derives them.
+  // sdpa.lab.experiments.scale derives them.
   function expectedSquares({ input, n, d_k: d }, scale, q, k, p, { jacobian }) {
     const laws = { V: D_MODEL * n * meanSquare(p) };
     if (input !== "random") return laws;

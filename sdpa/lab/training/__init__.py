@@ -1,5 +1,6 @@
 """Training, through `sdpa.interop.autograd`, with NumPy only: needs the extra `lab`."""
 
+from ..corpus import Text, docstrings
 from .dynamics import correlation, curves, divergence, tied_paths
 from .experiments import (
     gradients_differ,
@@ -13,6 +14,7 @@ from .experiments import (
     tying,
 )
 from .models import CharactersResult, DigitsResult, classify_digits, model_characters
+from .ngram import witten_bell_bits
 from .optimise import Adam, Descent, warm_up_and_cosine
 from .plots import (
     plot_correlation,
@@ -29,7 +31,6 @@ from .plots import (
     plot_trained_scores,
     plot_tying,
 )
-from .text import Text, docstrings, witten_bell_bits
 
 __all__ = [
     "Adam",

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import style
-from ..progress import progress
-from ..table import Table
+from ..tools.progress import progress
+from ..tools.table import Table
 from . import dynamics, experiments, models, plots
 
 WIDTHS = (4, 16, 64, 256, 512)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import autograd.numpy as anp
 import numpy as np
@@ -17,8 +17,8 @@ from autograd import grad
 
 import sdpa
 
-from ..estimate import Draws
-from ..table import Cell, Table
+from ..tools.estimate import Draws
+from ..tools.table import Cell, Table
 from .optimise import Arrays
 from .recall import Progress, Rows, Setting, Trained, Values, square_norms, train
 
@@ -85,13 +85,12 @@ def divergence(
     progress: Progress = None,
     **settings: Any,
 ) -> Table:
-    """Do W^Q and W^K go apart?
+    """Do W^Q and W^K diverge?
 
     The unit of all norms is that of W^Q - W^K for independent W^Q and W^K at the start,
-    (2 * 32 * d_k / 32)^(1/2). The control is the norm that W^Q - W^K would have had if its steps
-    had had their size but no common direction: the root of |start|^2 + sum |step|^2. Growth alone
-    says little, for a random walk grows, too, and so does W^Q + W^K, which nobody calls going
-    apart.
+    (2 * 32 * d_k / 32)^(1/2). The control is the norm that W^Q - W^K would have if its steps had
+    the same size but no common direction: the root of |start|^2 + sum |step|^2. Growth alone proves
+    little: a random walk grows, too, and so does W^Q + W^K, which nobody calls divergence.
 
     Returns
     -------
@@ -103,48 +102,48 @@ def divergence(
     rows: Rows = []
     for task in tasks:
         setting = Setting(rates=(rate,), optimiser=optimiser, **TASKS[task], **settings)
-        unit = (2 * setting.d_k) ** 0.5
-        state: dict[str, Values] = {}
-
-        def watch(
-            step: int,
-            models: Trained,
-            gradients: Arrays,
-            task: str = task,
-            unit: float = unit,
-            state: dict[str, Values] = state,
-        ) -> None:
-            w_q, w_k = (models.parameters[name] for name in ("W^Q", "W^K"))
-            now = np.asarray(w_q - w_k, np.float64)
-            if step == 0:
-                state["walk"] = square_norms(now)
-            else:
-                state["walk"] = state["walk"] + square_norms(now - state["before"])
-            norm = square_norms(now) ** 0.5 / unit
-            before = square_norms(state.get("before", now)) ** 0.5 / unit
-            state["before"] = now
-            if step % every:
-                return
-            squares = square_norms(w_q), square_norms(w_k)
-            inner = (w_q * w_k).sum(axis=(1, 2), dtype=np.float64)
-            rows.append(
-                {
-                    "task": task,
-                    "step": step,
-                    "difference": Draws(norm),
-                    "sum": Draws(square_norms(w_q + w_k) ** 0.5 / unit),
-                    "control": Draws(state["walk"] ** 0.5 / unit),
-                    "speed": Draws(norm - before),
-                    "cosine": Draws(inner / (squares[0] * squares[1]) ** 0.5),
-                    "balance": Draws((squares[0] - squares[1]) / (squares[0] + squares[1])),
-                }
-            )
-
-        # One step more, whose update nobody sees: the last state is watched, too.
+        watch = _Distance(task, (2 * setting.d_k) ** 0.5, every)
+        # One more step, so that the last state is watched, too; its update does not matter.
         train(replace(setting, steps=setting.steps + 1), seed=seed, watch=watch)
+        rows += watch.rows
         if progress is not None:
             progress(1)
     return Table("W^Q and W^K while models learn", rows)
+
+
+class _Distance:
+    """Watches the models of one task; `rows` are those of `divergence`, one in `every` steps."""
+
+    def __init__(self, task: str, unit: float, every: int) -> None:
+        self.rows: Rows = []
+        self._task, self._unit, self._every = task, unit, every
+        self._before: Values | None = None
+        self._walk: Values | float = 0.0
+        """|start|^2 + sum |step|^2."""
+
+    def __call__(self, step: int, models: Trained, gradients: Arrays) -> None:
+        w_q, w_k = (models.parameters[name] for name in ("W^Q", "W^K"))
+        now = np.asarray(w_q - w_k, np.float64)
+        before = now if self._before is None else self._before
+        self._walk = self._walk + square_norms(now if self._before is None else now - before)
+        self._before = now
+        if step % self._every:
+            return
+        norm = square_norms(now) ** 0.5 / self._unit
+        squares = square_norms(w_q), square_norms(w_k)
+        inner = (w_q * w_k).sum(axis=(1, 2), dtype=np.float64)
+        self.rows.append(
+            {
+                "task": self._task,
+                "step": step,
+                "difference": Draws(norm),
+                "sum": Draws(square_norms(w_q + w_k) ** 0.5 / self._unit),
+                "control": Draws(self._walk**0.5 / self._unit),
+                "speed": Draws(norm - square_norms(before) ** 0.5 / self._unit),
+                "cosine": Draws(inner / (squares[0] * squares[1]) ** 0.5),
+                "balance": Draws((squares[0] - squares[1]) / (squares[0] + squares[1])),
+            }
+        )
 
 
 def correlation(
@@ -168,51 +167,67 @@ def correlation(
         step, exponent (of the raw q.k), exponent of change (of q.k minus q.k before training; NaN
         at step 0), cosine d_k=... (of a query and the key that it asks for).
     """
-    found: dict[tuple[int, int], tuple[Values, Values, Values]] = {}
+    found: dict[int, dict[int, _Spread]] = {}
     for width in d_k:
-        start: dict[str, Values] = {}
-
-        def watch(
-            step: int,
-            models: Trained,
-            gradients: Arrays,
-            width: int = width,
-            start: dict[str, Values] = start,
-        ) -> None:
-            if step not in steps:
-                return
-            batch = next(models.batches("scores", 16))
-            q, k, _ = models.project(models.parameters, batch)
-            raw = sdpa.attention_weights(q, k, scale=1.0, stage="scores").astype(np.float64)
-            raw0 = start.setdefault("raw", raw)
-            # Whose class is asked for: the key with the same symbol.
-            q_unit, k_unit = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
-            cosines = np.take_along_axis(q_unit @ k_unit.swapaxes(-1, -2), batch.answer, axis=-1)
-            found[width, step] = (
-                raw.std(axis=(1, 2, 3)),
-                (raw - raw0).std(axis=(1, 2, 3)),
-                cosines.mean(axis=(1, 2, 3), dtype=np.float64),
-            )
-
         setting = Setting(d_k=width, rule=rule, rates=(rate,), **settings)
+        watch = _Scores(steps)
         train(replace(setting, steps=max(steps) + 1), seed=seed, watch=watch)
+        found[width] = watch.found
         if progress is not None:
             progress(1)
     log_d = np.log(d_k) - np.mean(np.log(d_k))
 
-    def exponent(step: int, which: int) -> Values:
-        logs = np.log([found[width, step][which] for width in d_k])
-        return np.asarray((log_d[:, None] * logs).sum(axis=0) / (log_d**2).sum())
-
-    never = np.full(len(exponent(steps[0], 0)), np.nan)
+    def exponent(spreads: Sequence[Values]) -> Values:
+        return np.asarray((log_d[:, None] * np.log(spreads)).sum(axis=0) / (log_d**2).sum())
 
     rows: Rows = []
     for step in steps:
-        row: dict[str, Cell] = {"step": step, "exponent": Draws(exponent(step, 0))}
-        row["exponent of change"] = Draws(exponent(step, 1) if step else never)
-        row |= {f"cosine d_k={width}": Draws(found[width, step][2]) for width in d_k}
+        at = {width: found[width][step] for width in d_k}
+        growth = exponent([spread.raw for spread in at.values()])
+        change = np.full(len(growth), np.nan)
+        if step:
+            change = exponent([spread.change for spread in at.values()])
+        row: dict[str, Cell] = {"step": step, "exponent": Draws(growth)}
+        row["exponent of change"] = Draws(change)
+        row |= {f"cosine d_k={width}": Draws(spread.cosine) for width, spread in at.items()}
         rows.append(row)
     return Table("q and k while models learn", rows)
+
+
+class _Spread(NamedTuple):
+    """Of the models of one width at one step."""
+
+    raw: Values
+    """Standard deviation of q.k."""
+    change: Values
+    """Standard deviation of q.k minus q.k at the first of the steps."""
+    cosine: Values
+    """Of a query and the key that it asks for."""
+
+
+class _Scores:
+    """Watches the models of one width; `found` has their spreads by step."""
+
+    def __init__(self, steps: Sequence[int]) -> None:
+        self.found: dict[int, _Spread] = {}
+        self._steps = steps
+        self._start: Values | None = None
+
+    def __call__(self, step: int, models: Trained, gradients: Arrays) -> None:
+        if step not in self._steps:
+            return
+        batch = next(models.batches("scores", 16))
+        q, k, _ = models.project(models.parameters, batch)
+        raw = sdpa.attention_weights(q, k, scale=1.0, stage="scores").astype(np.float64)
+        if self._start is None:
+            self._start = raw
+        q_unit, k_unit = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+        cosines = np.take_along_axis(q_unit @ k_unit.swapaxes(-1, -2), batch.answer, axis=-1)
+        self.found[step] = _Spread(
+            raw.std(axis=(1, 2, 3)),
+            (raw - self._start).std(axis=(1, 2, 3)),
+            cosines.mean(axis=(1, 2, 3), dtype=np.float64),
+        )
 
 
 def tied_paths(

@@ -2,8 +2,8 @@
 
 Every function has a seed, counts models that differ in the seed alone as independent draws, and
 takes `settings` of `recall.Setting` (rates, seeds, steps, ...) as keywords. Where learning rates
-are compared, the one with the least mean loss on data of its own is chosen for each setting, and
-the loss is measured on other data: no rule is held back by a rate that suits another.
+are compared, each setting gets the one with the least mean loss on data reserved for this choice,
+and the loss is measured on other data: no rule is held back by a rate that suits another.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from autograd import grad
 
 import sdpa
 
-from ..estimate import Draws
-from ..inputs import stream
-from ..table import Cell, Table
+from ..tools.estimate import Draws
+from ..tools.inputs import stream
+from ..tools.table import Cell, Table
 from .recall import (
     Progress,
     Rows,
@@ -56,10 +56,10 @@ def scale_rules(
     """Every scale rule, in the kernel and folded into W^Q, at every learning rate.
 
     Folding is the control that tells what the scale does. `initial` multiplies W^Q by the scale
-    before training and leaves the kernel without one: the same function at the start, so what is
-    left of a difference to the scale in the kernel is one of learning rates. `compensated` changes
-    the rate of W^Q, too (times the scale under Adam, times its square under plain descent): the
-    same trajectory, up to rounding and Adam's epsilon.
+    before training and leaves the kernel without one: the same function at the start, so any
+    remaining difference from the scale in the kernel is due to learning rates. `compensated`
+    changes the rate of W^Q, too (times the scale under Adam, times its square under plain descent):
+    the same trajectory, up to rounding and Adam's epsilon.
 
     Returns
     -------
@@ -199,7 +199,7 @@ def tying(
     progress: Progress = None,
     **settings: Any,
 ) -> Table:
-    """What one projection for keys and values costs, beside two of the same width.
+    """Loss with one projection for keys and values, compared with two of the same width.
 
     Returns
     -------
@@ -298,7 +298,7 @@ def start_symmetry(
     seed: int = 0,
     progress: Progress = None,
 ) -> Table:
-    """W^Q and W^K at Glorot's initialisation: N(0, 2/(d_model + d_k)), each drawn for itself.
+    """W^Q and W^K at Glorot's initialisation: N(0, 2/(d_model + d_k)), drawn independently.
 
     With A = W^Q (W^K)^T the scores are x A x'^T. Exchanging W^Q and W^K turns A into its transpose.
 

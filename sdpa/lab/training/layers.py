@@ -1,7 +1,7 @@
-"""What the models of the laboratory are made of, beside attention: primitives of autograd.
+"""The parts of the laboratory's models besides attention, as primitives of autograd.
 
-Composed of autograd's own operations each would be several passes over memory; so it is one forward
-and one backward. All keep the dtype of their input.
+Composed of autograd's own operations, each would take several passes over memory; a primitive takes
+one forward and one backward. All keep the dtype of their input.
 """
 
 from __future__ import annotations

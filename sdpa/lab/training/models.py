@@ -17,11 +17,12 @@ from autograd import value_and_grad
 
 from sdpa.interop import autograd as interop
 
-from ..inputs import stream
+from ..corpus import Codes, docstrings
+from ..tools.inputs import stream
 from .layers import cross_entropy, embed, join_heads, linear, relu, rms_norm, split_heads
+from .ngram import witten_bell_bits
 from .optimise import Adam, Arrays, warm_up_and_cosine
 from .recall import one_blas_thread
-from .text import docstrings, witten_bell_bits
 
 Progress = Callable[[int], object] | None
 Scale = float | None
@@ -31,7 +32,7 @@ class DigitsResult(NamedTuple):
     """A trained classifier of digits."""
 
     accuracy: float
-    """Share of the test images that it names."""
+    """Share of the test images that are classified correctly."""
     n_test: int
     losses: npt.NDArray[np.float64]
     """Of each step, on the images of that step, in nats."""
@@ -153,10 +154,10 @@ def model_characters(
 ) -> CharactersResult:
     """Train a causal model of two layers on the docstrings of Python's standard library.
 
-    Positions are known by ALiBi alone (Press et al., 2022). A tenth of the modules is held out; all
-    of their text but the first character is predicted, each character from those before it in
-    stretches of `length` that begin anywhere, so the first ones of a stretch from next to nothing.
-    The trigram that it is compared with always sees two characters.
+    Positions enter through ALiBi alone (Press et al., 2022). A tenth of the modules is held out.
+    All of their text but the first character is predicted, in stretches of `length` characters,
+    each character from the ones before it in its stretch, so the first ones have almost no context.
+    The trigram model that serves for comparison always sees two characters.
 
     Parameters
     ----------
@@ -188,7 +189,7 @@ def model_characters(
         "in": _matrix(rng, 1, n_symbols * d_model).reshape(n_symbols, d_model),
         "out": np.float32(0.5) * _matrix(rng, d_model, n_symbols),
     }
-    # Steeper than those of Press et al.: a character depends most on the nearest ones.
+    # Steeper slopes than in Press et al.: a character depends most on the nearest ones.
     slopes = (4.0 ** (1 - np.arange(heads))).astype(np.float32)
 
     def losses_of(p: Any, window: Any) -> Any:
@@ -207,12 +208,8 @@ def model_characters(
             yield (text.train[start[:, None] + np.arange(length + 1)],)
 
     losses = _fit(loss, parameters, batches(), steps, rate, progress) / log(2)
-    windows = np.lib.stride_tricks.sliding_window_view(text.test, length + 1)[::length]
-    nats = [losses_of(parameters, windows[i : i + 32]) for i in range(0, len(windows), 32)]
-    rest = text.test[len(windows) * length :]
-    if len(rest) > 1:
-        nats.append(losses_of(parameters, rest[None]))
-    bits = np.concatenate([part.ravel() for part in nats], dtype=np.float64) / log(2)
+    nats = [losses_of(parameters, windows).ravel() for windows in _stretches(text.test, length)]
+    bits = np.concatenate(nats, dtype=np.float64) / log(2)
     return CharactersResult(
         bits=float(bits.mean()),
         trigram_bits=witten_bell_bits(text.train, text.test, n_symbols),
@@ -221,6 +218,15 @@ def model_characters(
         parameters=parameters,
         alphabet=text.alphabet,
     )
+
+
+def _stretches(text: Codes, length: int) -> Iterator[Codes]:
+    """The whole text as stretches of `length` characters and the next one, up to 32 at a time."""
+    windows = np.lib.stride_tricks.sliding_window_view(text, length + 1)[::length]
+    yield from (windows[i : i + 32] for i in range(0, len(windows), 32))
+    rest = text[len(windows) * length :]
+    if len(rest) > 1:
+        yield rest[None]
 
 
 def _matrix(rng: np.random.Generator, rows: int, columns: int) -> npt.NDArray[np.float32]:

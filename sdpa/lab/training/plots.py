@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import style
-from ..table import Table
+from ..tools.table import Table
 from .recall import CHANCE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RULES = {
     "1": (style.UNSCALED, "s"),
@@ -46,7 +49,7 @@ FOLDS = {
 
 
 @style.plot
-def plot_scale_rules(table: Table) -> Any:
+def plot_scale_rules(table: Table) -> Figure:
     """Loss against learning rate: a panel per d_k and fold, a line per rule; guessing is dotted."""
     widths = list(dict.fromkeys(table["d_k"].tolist()))
     folds = list(dict.fromkeys(table["fold"].tolist()))
@@ -77,7 +80,7 @@ def plot_scale_rules(table: Table) -> Any:
 
 
 @style.plot
-def plot_mechanisms(table: Table) -> Any:
+def plot_mechanisms(table: Table) -> Figure:
     """Loss at the best learning rate against d_k."""
     figure, axes = style.subplots(size=(5.4, 3.6))
     named = [row | {"kind": f"{row['mechanism']}, {row['rule']}"} for row in table.rows]
@@ -90,7 +93,7 @@ def plot_mechanisms(table: Table) -> Any:
 
 
 @style.plot
-def plot_lengths(table: Table) -> Any:
+def plot_lengths(table: Table) -> Figure:
     """Loss at the best learning rate against the length n."""
     figure, axes = style.subplots()
     _lines(axes, table, "n", "loss", "rule")
@@ -102,7 +105,7 @@ def plot_lengths(table: Table) -> Any:
 
 
 @style.plot
-def plot_other_scale(table: Table) -> Any:
+def plot_other_scale(table: Table) -> Figure:
     """Loss against the scale of the run over that of the training."""
     figure, axes = style.subplots()
     _lines(axes, table, "factor", "loss", "rule")
@@ -116,7 +119,7 @@ def plot_other_scale(table: Table) -> Any:
 
 
 @style.plot
-def plot_curves(table: Table) -> Any:
+def plot_curves(table: Table) -> Figure:
     """Loss, gradient of W^Q and entropy while models learn."""
     figure, panels = style.subplots(1, 3, size=(3.6, 3.2))
     names = {
@@ -133,7 +136,7 @@ def plot_curves(table: Table) -> Any:
 
 
 @style.plot
-def plot_divergence(table: Table) -> Any:
+def plot_divergence(table: Table) -> Figure:
     """Norms of W^Q - W^K and W^Q + W^K, and of a walk without a direction, per task."""
     tasks = list(dict.fromkeys(table["task"].tolist()))
     columns = -(-len(tasks) // 2) if len(tasks) > 2 else len(tasks)
@@ -155,7 +158,7 @@ def plot_divergence(table: Table) -> Any:
 
 
 @style.plot
-def plot_correlation(table: Table) -> Any:
+def plot_correlation(table: Table) -> Figure:
     """The exponent of std(q.k) in d_k, and the cosine of queries with the keys they ask for."""
     figure, (left, right) = style.subplots(1, 2)
     kinds = (("exponent", "of q.k"), ("exponent of change", "of the change of q.k"))
@@ -180,7 +183,7 @@ def plot_correlation(table: Table) -> Any:
 
 
 @style.plot
-def plot_tied_paths(table: Table) -> Any:
+def plot_tied_paths(table: Table) -> Figure:
     """The cosine of the two gradients and the loss."""
     figure, (left, right) = style.subplots(1, 2)
     style.columns(left, table, "step", "cosine", line=True)
@@ -201,7 +204,7 @@ def plot_tied_paths(table: Table) -> Any:
 
 
 @style.plot
-def plot_saturation(table: Table) -> Any:
+def plot_saturation(table: Table) -> Figure:
     """Gradients at the start, and the loss after training, against the factor of W^Q and W^K."""
     figure, (left, right) = style.subplots(1, 2)
     for name, (color, marker) in zip(("query", "key", "value"), style.cycle(3), strict=True):
@@ -220,7 +223,7 @@ def plot_saturation(table: Table) -> Any:
 
 
 @style.plot
-def plot_trained_scores(table: Table) -> Any:
+def plot_trained_scores(table: Table) -> Figure:
     """Variance of scaled scores before and after training against d_k, a panel per rule."""
     rules = list(dict.fromkeys(table["rule"].tolist()))
     figure, panels = style.subplots(1, len(rules), sharey=True, squeeze=False)
@@ -242,7 +245,7 @@ def plot_trained_scores(table: Table) -> Any:
 
 
 @style.plot
-def plot_tying(table: Table) -> Any:
+def plot_tying(table: Table) -> Figure:
     """Loss with one projection and with two, against their width."""
     figure, axes = style.subplots()
     for tied, label, (color, marker) in zip(
@@ -260,7 +263,7 @@ def plot_tying(table: Table) -> Any:
 
 
 @style.plot
-def plot_start_symmetry(table: Table) -> Any:
+def plot_start_symmetry(table: Table) -> Figure:
     """Mean entry of W^Q (W^K)^T, log ratio of the norms and antisymmetric share against d_k."""
     figure, panels = style.subplots(1, 3, size=(3.4, 3.0))
     names = {
@@ -276,7 +279,7 @@ def plot_start_symmetry(table: Table) -> Any:
 
 
 @style.plot
-def plot_gradients_differ(table: Table) -> Any:
+def plot_gradients_differ(table: Table) -> Figure:
     """Distance, cosine and ratio of the gradients to Q and to K against n."""
     figure, (left, right) = style.subplots(1, 2)
     kinds = (("distance", "Q and K drawn apart"), ("distance Q=K", "Q = K"))

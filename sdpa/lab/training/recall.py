@@ -11,11 +11,11 @@ each:
 
 The vectors a, a' and b are drawn once per seed from N(0, 1) and fixed, so that x and y meet the
 assumption of the footnote: with W ~ N(0, 1/32) the components of a query and a key have variance 1,
-and Var(q.k) = d_k at the start. What is learned is which a' belongs to which a. The loss is the
-cross-entropy in nats; ln 8 = 2.08 is that of guessing.
+and Var(q.k) = d_k at the start. The models learn which a' belongs to which a. The loss is the
+cross-entropy in nats; guessing has ln 8 = 2.08.
 
 Models that differ in seed and learning rate alone are trained together, as leading axes (rates,
-seeds) of all arrays, on the same data for all rates of a seed. They do not feel each other.
+seeds) of all arrays, on the same data for all rates of a seed. They do not influence each other.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from threadpoolctl import threadpool_limits
 import sdpa
 from sdpa.interop import autograd as interop
 
-from ..inputs import stream
-from ..table import Cell
+from ..tools.inputs import stream
+from ..tools.table import Cell
 from .layers import cross_entropy, rms_norm
 from .optimise import Adam, Arrays, Descent
 
@@ -50,7 +50,7 @@ TOKENS = 128
 Values = npt.NDArray[np.float64]
 Rows = list[dict[str, Cell]]
 Progress = Callable[[int], object] | None
-"""Called with the number of steps, models or settings that are done since the last call."""
+"""Called with the number of steps, models or settings completed since the last call."""
 
 RULES: dict[str, Callable[[int], float]] = {
     "1": lambda d_k: 1.0,
@@ -60,7 +60,7 @@ RULES: dict[str, Callable[[int], float]] = {
     "d_k": lambda d_k: 1 / d_k,
     "learned": lambda d_k: d_k**-0.5,  # at the start
 }
-"""What scores are divided by, as a factor: the scale."""
+"""The scale by the name of the rule."""
 
 MECHANISMS = ("dot", "additive", "cosine", "bilinear")
 
@@ -85,7 +85,7 @@ class Setting:
     """W^V is W^K; then d_v is d_k, in the models compared with it as well: see `d_v`."""
     d_v: int = D_MODEL
     symmetric: bool = False
-    """The vectors of what is asked for are those of the keys: a' = a."""
+    """Queries have the vectors of the keys: a' = a."""
     same_start: bool = False
     """W^K starts as a copy of W^Q."""
     gain: float = 1.0
@@ -135,7 +135,7 @@ class Trained:
         self.shape = (rates, seeds)
 
         def draw(*shape: int, variance: float = 1.0) -> Any:
-            # One seed after the other, so that more seeds leave the first ones as they were.
+            # One seed after the other, so that adding seeds does not change the first ones.
             drawn = [rng_of.standard_normal(shape) for rng_of in generators]
             return (variance**0.5 * np.array(drawn)).astype(np.float32)
 
@@ -280,7 +280,7 @@ class Trained:
 
 
 def one_blas_thread() -> AbstractContextManager[Any]:
-    """Products of these small matrices are not worth a second thread, which spins in between.
+    """Products of such small matrices are not worth a second thread, which would mostly spin.
 
     With one thread the order of summation does not depend on the machine's number of CPUs either.
     """
@@ -369,7 +369,7 @@ def train(
 
 @lru_cache(maxsize=64)
 def trained(setting: Setting, seed: int) -> Trained:
-    """`train`, remembered: rows of the ledger share models."""
+    """`train` with a cache, because rows of the ledger share models."""
     return train(setting, seed=seed)
 
 

@@ -1,17 +1,22 @@
 """Which scores overflow each dtype, with and without the row's maximum subtracted."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from math import erf, log, sqrt
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import sdpa
 
-from . import style, theory
-from .estimate import Draws
+from .. import style, theory
+from ..tools.estimate import Draws
+from ..tools.table import Cell, Table
 from .growth import Array, matrices
-from .table import Cell, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LARGEST = {
     "float16": 65504.0,
@@ -19,7 +24,7 @@ LARGEST = {
     "float32": float(np.finfo(np.float32).max),
     "float64": float(np.finfo(np.float64).max),
 }
-"""Finite number of each dtype."""
+"""Largest finite number of each dtype."""
 
 
 def overflow(
@@ -87,8 +92,8 @@ def _shares(query: Array, key: Array) -> dict[str, Array]:
 
 
 @style.plot
-def plot_overflow(table: Table) -> Any:
-    """Share of scores whose exponential overflows, over d_k, by dtype: a matplotlib figure."""
+def plot_overflow(table: Table) -> Figure:
+    """Share of scores whose exponential overflows, over d_k, by dtype."""
     figure, axes = style.subplots(size=(5.6, 3.6))
     table = table.where(n=table["n"][-1])
     fine = np.geomspace(table["d_k"].min(), table["d_k"].max(), 80)

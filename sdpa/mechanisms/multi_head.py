@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from sdpa import _core
-from sdpa._compose import (
+from sdpa._options import LayerOptions
+from sdpa.mechanisms._compose import (
     Array,
-    AttentionOptions,
     arrays,
     checked_float,
     checked_needs,
     checked_options,
-    felt_rows,
     native,
     rounded,
+    rows_in_use,
     weight_gradient,
     widen,
     widened_options,
@@ -33,7 +33,7 @@ __all__ = ["MultiHeadAttention", "MultiHeadForward", "MultiHeadGradients", "Mult
 Initialiser = Literal["1/d_model", "xavier_normal", "xavier_uniform"]
 ScaleRule = Literal["1", "log d_k", "sqrt d_k", "2 sqrt d_k", "d_k", "learned"]
 
-# What scores are divided by; a learned scale starts from 1 / sqrt(d_k).
+# The divisors of scores; a learned scale starts from 1 / sqrt(d_k).
 _DIVISORS: dict[str, Callable[[int], float]] = {
     "1": lambda d_k: 1.0,
     "log d_k": math.log,
@@ -56,16 +56,15 @@ _INITIALISERS: dict[str, Callable[[np.random.Generator, int, int], Array]] = {
     ),
     "xavier_uniform": _xavier_uniform,
 }
-_OPTIONS = AttentionOptions.__annotations__.keys() - {"enable_gqa"}
 _NEEDS = ("parameters", "x", "context", "attn_mask", "sinks")
 
 
 class MultiHeadSaved(NamedTuple):
-    """What `MultiHeadAttention.backward` needs of the forward call.
+    """The data that `MultiHeadAttention.backward` needs from the forward call.
 
     Arguments are held, not copied: they must not change until backward has been called.
-    query, key and value are as the kernel gets them, (..., heads, L, d), in the type of the
-    arithmetic; out and lse are the kernel's results.
+    query, key and value are the kernel's operands, (..., heads, L, d), in the type of the
+    arithmetic; out and lse are its results.
     """
 
     x: Array
@@ -80,7 +79,7 @@ class MultiHeadSaved(NamedTuple):
 
 
 class MultiHeadForward(NamedTuple):
-    """Result of `MultiHeadAttention.forward`: out (..., L, d_model), and what backward needs."""
+    """Result of `MultiHeadAttention.forward`: out (..., L, d_model), and the data for backward."""
 
     out: Array
     saved: MultiHeadSaved
@@ -120,25 +119,25 @@ class MultiHeadAttention:
         Width of context in cross-attention; None = d_model.
     init : {"xavier_uniform", "xavier_normal", "1/d_model"}
         Distribution of the entries of each matrix of r rows and c columns: uniform or normal of
-        variance 2 / (r + c) (Glorot and Bengio, 2010, section 4.2.1), or normal of variance 1 / r,
-        which is 1 / d_model for what projects x: components of variance 1 stay of variance 1.
+        variance 2 / (r + c) (Glorot and Bengio, 2010, section 4.2.1), or normal of variance 1 / r.
+        That is 1 / d_model for the projections of x, which keep components at variance 1.
     scale : {"sqrt d_k", "1", "log d_k", "2 sqrt d_k", "d_k", "learned"}
-        What scores are divided by. "learned": they are multiplied by a parameter of each head,
-        which starts from 1 / sqrt(d_k).
+        The divisor of scores. "learned" multiplies them by a parameter of each head instead, which
+        starts from 1 / sqrt(d_k).
     fold_scale : bool, default False
         Multiply W^Q by the scale once, at initialisation (as T5 does), and let the kernel multiply
-        by 1. The function is the same, its gradient with respect to W^Q is not: see
+        by 1. The function stays the same, but its gradient with respect to W^Q does not: see
         `learning_rate_factors`.
     tied_kv : bool, default False
         V = context W^K: one projection for keys and values, which then have d_v = d_k.
     swap_roles : bool, default False
         The rows of softmax belong to the keys: out = softmax(K Q^T / c) V with V = x W^V, of length
-        Lk. This is not the transpose of softmax(Q K^T / c), whose rows are those that sum to 1.
+        Lk. This is not the transpose of softmax(Q K^T / c), in which the queries' rows sum to 1.
     dtype : dtype, default float32
-        Of the parameters and of the arguments of the calls: float16, bfloat16, float32, float64.
-        16-bit ones are computed in float32.
+        The dtype of the parameters and of the calls' arguments: float16, bfloat16, float32 or
+        float64. The 16-bit types are computed in float32.
     rng : int, numpy.random.Generator or None
-        Seed of the parameters, or their source; None is fresh entropy.
+        Seed of the parameters, or the generator to draw them from; None is fresh entropy.
 
     Attributes
     ----------
@@ -150,9 +149,9 @@ class MultiHeadAttention:
     Raises
     ------
     TypeError
-        A dtype that is not taken.
+        The dtype is not accepted.
     ValueError
-        Sizes that do not fit, or an unknown rule.
+        Sizes do not fit, or a rule is unknown.
 
     Examples
     --------
@@ -270,16 +269,16 @@ class MultiHeadAttention:
 
     @property
     def _kernel_scale(self) -> float:
-        """What is left for the kernel to multiply scores by."""
+        """The factor of scores that is left to the kernel."""
         return 1.0 if self.fold_scale or self.scale == "learned" else self._factor
 
     def learning_rate_factors(self, optimiser: Literal["sgd", "adam"]) -> dict[str, float]:
-        """By what to multiply the learning rate of each parameter so that folding changes nothing.
+        """Factors of each parameter's learning rate with which folding changes nothing.
 
-        A layer with fold_scale=True holds c W^Q, c the scale, so its gradient is that of W^Q
-        divided by c, and should move by c times as much. SGD (with momentum or not) moves by the
-        learning rate times the gradient: the factor is c^2. Adam moves by the learning rate
-        whatever the gradient's size: the factor is c, up to its epsilon. Training then takes the
+        A layer with fold_scale=True holds c W^Q, where c is the scale. Its gradient is the gradient
+        of W^Q divided by c, and its steps should be c times as long. SGD (with momentum or not)
+        moves by the learning rate times the gradient: the factor is c^2. Adam's steps do not depend
+        on the size of the gradient: the factor is c, up to its epsilon. Training then takes the
         same path as with the scale in the kernel. All factors are 1 without fold_scale.
 
         Parameters
@@ -293,7 +292,7 @@ class MultiHeadAttention:
         Raises
         ------
         ValueError
-            Another optimiser.
+            The optimiser is another one.
 
         Examples
         --------
@@ -318,7 +317,7 @@ class MultiHeadAttention:
         context: ArrayLike | None = None,
         *,
         parameters: Mapping[str, ArrayLike] | None = None,
-        **options: Unpack[AttentionOptions],
+        **options: Unpack[LayerOptions],
     ) -> Array:
         """The result of `forward` alone, (..., L, d_model)."""
         return self.forward(x, context, parameters=parameters, **options).out
@@ -329,20 +328,20 @@ class MultiHeadAttention:
         context: ArrayLike | None = None,
         *,
         parameters: Mapping[str, ArrayLike] | None = None,
-        **options: Unpack[AttentionOptions],
+        **options: Unpack[LayerOptions],
     ) -> MultiHeadForward:
-        """Project, attend, project; and keep what `backward` needs.
+        """Project, attend, project, and keep the data that `backward` needs.
 
         Parameters
         ----------
         x : array_like, (..., Lq, d_model)
         context : array_like, (..., Lk, d_context), optional
-            What keys and values are made of; None is x: self-attention.
+            The source of keys and values; None is x: self-attention.
         parameters : mapping of array_like, optional
-            Used in place of the layer's own, which it does not change.
-        **options : attn_mask, dropout_p, is_causal, softcap, window, sinks, ...
-            Those of `sdpa.attention_forward`, for arrays (..., heads, L, d), but scale, enable_gqa
-            and out.
+            Used in place of the layer's parameters, which stay unchanged.
+        **options : attn_mask, dropout_p, is_causal, window, sinks, ...
+            As in `sdpa.attention_forward` for arrays (..., heads, L, d), but without scale,
+            enable_gqa and out.
 
         Returns
         -------
@@ -352,12 +351,11 @@ class MultiHeadAttention:
         Raises
         ------
         TypeError
-            An argument of another dtype than the layer's, or an unknown one.
+            An argument has another dtype than the layer, or its name is unknown.
         ValueError
-            Shapes that do not fit, or a value that is not legal.
+            Shapes do not fit, or a value is out of range.
         """
-        name = "MultiHeadAttention.forward"
-        given, x, source, checked = self._checked(name, x, context, parameters, dict(options))
+        given, x, source, checked = self._checked(self.forward, x, context, parameters, options)
         query, key, value = self._project(given, x, source)
         rows = query.shape[:-1]
         lead = np.broadcast_shapes(rows[:-2], key.shape[:-3], value.shape[:-3])
@@ -381,22 +379,22 @@ class MultiHeadAttention:
     ) -> MultiHeadGradients:
         """Gradients of <grad_out, out>, down to the projections and the inputs.
 
-        With dQ, dK, dV those of attention, H the concatenated heads and rows flattened,
+        With dQ, dK, dV the gradients of attention, H the concatenated heads, and rows flattened,
 
             dW^Q = x^T dQ    dW^K = context^T dK    dW^V = context^T dV    dW^O = H^T grad_out
             dx = dQ (W^Q)^T    dcontext = dK (W^K)^T + dV (W^V)^T
 
-        where dx takes both in self-attention. A learned scale s of a head receives sum <dQ, Q> / s,
-        computed without the division. A token that no query sees, and that is none itself, adds
-        nothing, NaN included.
+        where dx is the sum of both in self-attention. A learned scale s of a head receives
+        sum <dQ, Q> / s, computed without the division. A token that no query sees, and that is no
+        query itself, adds nothing, NaN included.
 
         Parameters
         ----------
         grad_out : array_like, of the shape and dtype of out
         saved : MultiHeadSaved
-            Of the forward call.
+            From the forward call.
         needs : sequence of {"parameters", "x", "context", "attn_mask", "sinks"}
-            The gradients to compute; "context" is none in self-attention.
+            The gradients to compute; the gradient of context is None in self-attention.
 
         Returns
         -------
@@ -444,21 +442,21 @@ class MultiHeadAttention:
         context: ArrayLike | None = None,
         *,
         parameters: Mapping[str, ArrayLike] | None = None,
-        **options: Unpack[AttentionOptions],
+        **options: Unpack[LayerOptions],
     ) -> Array:
         """The weights of every head: (..., heads, Lq, Lk), with swap_roles (..., heads, Lk, Lq).
 
         Parameters
         ----------
         x, context, parameters, **options
-            As of `forward`.
+            As in `forward`.
 
         Returns
         -------
         ndarray
         """
-        name = "MultiHeadAttention.attention_weights"
-        given, x, source, checked = self._checked(name, x, context, parameters, dict(options))
+        function = self.attention_weights
+        given, x, source, checked = self._checked(function, x, context, parameters, options)
         query, key, _ = self._project(given, x, source)
         weights = _core.attention_weights(query, key, **widened_options(checked))
         return cast(Array, rounded(weights, x))
@@ -467,14 +465,14 @@ class MultiHeadAttention:
 
     def _checked(
         self,
-        function: str,
+        function: Callable[..., Any],
         x: ArrayLike,
         context: ArrayLike | None,
         parameters: Mapping[str, ArrayLike] | None,
-        options: dict[str, Any],
+        options: Mapping[str, Any],
     ) -> tuple[dict[str, Array], Array, Array, dict[str, Any]]:
         """Parameters, x, context (x where there is none) and the options of the kernel."""
-        checked = checked_options(function, options, _OPTIONS)
+        checked = checked_options(function, options, LayerOptions.__annotations__)
         checked["enable_gqa"] = self.kv_heads != self.heads
         checked["scale"] = self._kernel_scale
         given = self._checked_parameters(self.parameters if parameters is None else parameters)
@@ -534,11 +532,11 @@ class MultiHeadAttention:
         """Query, key and value for the kernel, a learned scale in the query."""
         query = _heads(x, given["w_query"], self.heads)
         key = _heads(source, given["w_key"], self.kv_heads)
-        of = x if self.swap_roles else source
+        of_value = x if self.swap_roles else source
         if not self.tied_kv:
-            value = _heads(of, given["w_value"], self.kv_heads)
+            value = _heads(of_value, given["w_value"], self.kv_heads)
         else:
-            value = key if of is source else _heads(of, given["w_key"], self.kv_heads)
+            value = key if of_value is source else _heads(of_value, given["w_key"], self.kv_heads)
         if self.scale == "learned":
             query = query * widen(given["scale"])[:, None, None]
         return (key, query, value) if self.swap_roles else (query, key, value)
@@ -546,7 +544,7 @@ class MultiHeadAttention:
     def _backward_projections(
         self, saved: MultiHeadSaved, grad: Array, g: _core.AttentionGradients
     ) -> tuple[dict[str, Array], Array, Array]:
-        """Gradients of the parameters, of x and of context; the last is in x's, if that is x."""
+        """Gradients of the parameters, of x and of context; in self-attention x's holds both."""
         given, x = saved.parameters, widen(saved.x)
         source = x if saved.context is None else widen(saved.context)
         by_query, by_key, by_value = (cast(Array, y) for y in g[:3])
@@ -556,7 +554,7 @@ class MultiHeadAttention:
         if self.scale == "learned":
             scale = widen(given["scale"])[:, None, None]
             query = _heads(x, given["w_query"], self.heads)
-            products = np.where(felt_rows(by_query), by_query * query, 0)
+            products = np.where(rows_in_use(by_query), by_query * query, 0)
             parameters["scale"] = products.sum(axis=(*range(products.ndim - 3), -2, -1))
             by_query = by_query * scale
 

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""The machine that the figures were measured on."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ import sdpa
 
 
 def machine() -> dict[str, Any]:
-    """Processor, versions, and what `sdpa.show_config` says of the kernels and threads.
+    """Processor, versions, and the kernels and threads that `sdpa.show_config` reports.
 
     Returns
     -------

@@ -1,10 +1,9 @@
-"""What the trained heads of a real model do with their scores.
+"""Scores of the trained heads of a real model.
 
 all-MiniLM-L6-v2 (`sdpa.lab.minilm`) reads docstrings; every text is an independent draw, with its
 own length. A head is measured at the scale that the model was trained with, 1/sqrt(32), and at
-others in its place: its queries, keys and values stay those of the model as trained, so that
-"without the scale" says what this head's softmax would pass on, not what training without the scale
-would have led to.
+others. Its queries, keys and values stay those of the trained model, so "without the scale" shows
+what this head's softmax would pass on, not what training without the scale would have led to.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ import numpy.typing as npt
 
 import sdpa
 
-from . import style, theory
+from .. import style, theory
+from ..corpus import passages
+from ..measure import Figures, cells, sequences
+from ..minilm import D_K, HEADS, LAYERS, MODEL, Layer, MiniLM
+from ..tools.estimate import LEVEL, Draws, Estimate
+from ..tools.inputs import digits, normal, stream
+from ..tools.table import Cell, Table
 from .correlation import correlated, exponent
 from .criteria import BOOTSTRAP, D_MODEL, best
-from .estimate import LEVEL, Draws, Estimate
-from .inputs import digits, normal, stream
 from .length import half_weight
-from .measure import Figures, cells, sequences
-from .minilm import D_K, HEADS, LAYERS, MODEL, Layer, MiniLM
-from .table import Cell, Table
-from .text import docstrings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,12 +38,12 @@ SHORTEST, LONGEST = 16, 128
 """Tokens of the texts."""
 
 FACTORS = tuple(2.0 ** (i / 2) for i in range(-8, 9))
-"""Of the scale 1/sqrt(d_k), between 1/16 and 16."""
+"""Factors of the scale 1/sqrt(d_k), from 1/16 to 16."""
 
 
 def texts(model: MiniLM, draws: int, seed: int) -> list[list[int]]:
-    """Tokens of `draws` docstrings of 16 to 128 tokens, chosen at random."""
-    candidates = docstrings()
+    """Tokens of `draws` random passages of 16 to 128 tokens."""
+    candidates = passages()
     found: list[list[int]] = []
     for i in stream(seed, "texts").permutation(len(candidates)):
         if len(found) == draws:
@@ -60,7 +59,7 @@ def texts(model: MiniLM, draws: int, seed: int) -> list[list[int]]:
 def over_layers(
     figures: Callable[[Layer], Figures], *, draws: int, seed: int, model: MiniLM | None = None
 ) -> Figures:
-    """What `figures` makes of every layer of every text: arrays (texts, layers, heads).
+    """The result of `figures` for every layer of every text: arrays (texts, layers, heads).
 
     Parameters
     ----------
@@ -150,9 +149,9 @@ def trained_choice(*, draws: int = 32, seed: int = 0, model: MiniLM | None = Non
         the mean variance); freezing, that at which as many independent normal scores would freeze,
         sqrt(2 ln n); critical (median over rows, mean over texts), the factor of the scale at which
         the largest weight of a row would be 1/2; and the factors of the scale at which most
-        gradient would pass: score_rms, score_median, query_rms, query_median, with intervals
-        over bootstrap samples of texts. As trained is 1 for all these factors; 16 is the end of
-        what was tried.
+        gradient would pass: score_rms, score_median, query_rms, query_median, with intervals over
+        bootstrap samples of texts. All these factors are 1 for the scale as trained; 16 is the
+        largest that was tried.
 
     Examples
     --------
@@ -206,10 +205,10 @@ def trained_growth(
 ) -> Table:
     """How the spread of scores grows with the width of a trained head.
 
-    A head's width cannot be changed any more, but its queries and keys can be projected on d_k
-    random directions, the same for both; figures are exact means over the directions, `projected`.
-    If the components of a head add up independently the standard deviation of scores within rows
-    grows like sqrt(d_k), if they agree like d_k.
+    The width of a trained head is fixed, but its queries and keys can be projected on d_k random
+    directions, the same for both; figures are exact means over the directions (`projected`). The
+    standard deviation of scores within rows grows like sqrt(d_k) if the components of a head add up
+    independently, and like d_k if they agree.
 
     Parameters
     ----------
@@ -279,7 +278,7 @@ def projected(d_k: int, width: int, variance: Floats, lengths: Floats) -> Floats
     Examples
     --------
     >>> import numpy as np
-    >>> from sdpa.lab.heads import projected
+    >>> from sdpa.lab.experiments.heads import projected
     >>> projected(8, 32, np.array([32.0]), np.array([32.0**2]))     # as independent as can be
     array([8.])
     """
@@ -345,7 +344,7 @@ def inputs_compared(*, draws: int = 64, seed: int = 0, model: MiniLM | None = No
 
 def _recall(models: int, seed: int) -> dict[str, list[npt.NDArray[np.float32]]]:
     """Query, key, value (models, 16 sequences, 16, 32) before and after training."""
-    from .training.recall import Setting, Trained, trained
+    from ..training.recall import Setting, Trained, trained
 
     setting = Setting(d_k=D_K, seeds=models)
     after = trained(setting, seed)

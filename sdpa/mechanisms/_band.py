@@ -1,8 +1,8 @@
 """Computes attention with relative positions: its far parts, and the band of distances in blocks.
 
-`sdpa.relative` says what is computed and how it is split into parts. In a block the scores of
-relative rows go to the kernel as a bias. It adds biases after the softcap and draws dropout from
-the first pair it is given, so that with either a block's pairs are written out instead.
+shaw.py defines the result and the parts. In a block the scores of relative rows go to the kernel as
+a bias. The kernel changes scores before it adds biases, and numbers the pairs of dropout from the
+first pair it is given; with such options a block's pairs are written out instead.
 """
 
 from __future__ import annotations
@@ -11,27 +11,30 @@ import functools
 import math
 import secrets
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from sdpa import _core
-from sdpa._compose import (
+from sdpa._philox import dropout_factors
+from sdpa.mechanisms._compose import (
     Array,
+    Upstream,
     arrays,
+    composed_backward,
     diagonal_offset,
-    felt_product,
     native,
+    product_skipping_zeros,
     rounded,
     sum_to,
     weight_gradient,
     widen,
     widened_options,
 )
-from sdpa.reference.logits import dropout_factors
+from sdpa.mechanisms._scores import changed_scores, changes_scores
 
-# A block of the band has so many queries, fewer where its arrays would have more elements.
+# Queries in a block of the band: fewer where its arrays would have more elements than this.
 _BLOCK_ROWS, _BLOCK_ELEMENTS = 128, 1 << 21
 
 
@@ -66,16 +69,15 @@ class Problem:
         self.offset = diagonal_offset(dict(options), self.n_q, self.n_k)
         scale = options.get("scale")
         self.scale = 1 / math.sqrt(max(self.query.shape[-1], 1)) if scale is None else scale
-        # Parts are windows, and sinks are added where the parts are put together.
-        self.kernel: dict[str, Any] = {"scale": self.scale}
+        # The options that a block of the band has in common with the whole.
+        self.block_options: dict[str, Any] = {"scale": self.scale}
         for name in options.keys() & {"enable_gqa", "key_lengths", "workers"}:
-            self.kernel[name] = options[name]
-        # What the kernel can do of a far part, but not of the band.
-        self.softcap = options.get("softcap") or 0.0
+            self.block_options[name] = options[name]
         self.dropout_p, self.seed = options.get("dropout_p", 0.0), options.get("rng")
         if self.dropout_p > 0 and self.seed is None:
             self.seed = secrets.randbits(64)
-        self.is_plain = self.softcap == 0 and self.dropout_p == 0
+        # Whether the kernel can compute the band, with the scores of relative rows as a bias.
+        self.is_plain = self.dropout_p == 0 and not changes_scores(options)
 
     @functools.cached_property
     def slopes(self) -> Array | None:
@@ -99,7 +101,7 @@ class Problem:
         mask: Array | None = widened_options(self.options).get("attn_mask")
         return mask
 
-    def _check(self, name: str, x: Array, of: str, tokens: Array) -> None:
+    def _check(self, name: str, x: Array, owner: str, tokens: Array) -> None:
         width = tokens.shape[-1]
         if x.ndim not in (2, 3) or x.shape[-1] != width or x.shape[-2] % 2 == 0:
             raise ValueError(
@@ -107,7 +109,7 @@ class Problem:
             )
         heads = tokens.shape[-3] if tokens.ndim > 2 else 1
         if x.ndim == 3 and (tokens.ndim < 3 or x.shape[0] not in (1, heads)):
-            raise ValueError(f"{name}: expected {of}'s number of heads, {heads}, got {x.shape}")
+            raise ValueError(f"{name}: expected {owner}'s number of heads, {heads}, got {x.shape}")
         if native(x.dtype) != native(self.query.dtype):
             raise TypeError(f"{name}: expected query's dtype {self.query.dtype}, got {x.dtype}")
 
@@ -120,7 +122,7 @@ class Problem:
         return np.broadcast_shapes(*shapes)
 
     def parts(self) -> Iterator[tuple[int | None, int, int]]:
-        """(row of rel_key, or None for the band; least and largest distance) of what is visible."""
+        """The visible parts: (row of rel_key, or None for the band; least and largest distance)."""
         left, right = self.options.get("window") or (None, None)
         low, high = 1 - self.n_q - self.offset, self.n_k - 1 - self.offset
         low = low if left is None else max(low, -int(left))
@@ -129,29 +131,31 @@ class Problem:
             high = min(high, 0)
         d = self.farthest
         parts: list[tuple[int | None, int, int]] = [(None, low, high)]
-        if self.n_k > _BLOCK_ROWS + 2 * d:  # else few keys are outside of the band of a block
+        if self.n_k > _BLOCK_ROWS + 2 * d:  # otherwise a block's band holds nearly all keys
             parts = [(0, low, -d), (None, 1 - d, d - 1), (2 * d, max(d, 1), high)]
         for row, a, b in parts:
             a, b = max(a, low), min(b, high)
             if a <= b:
                 yield row, a, b
 
-    def far(self, row: int, a: int, b: int) -> tuple[Array, Array, dict[str, Any], Array | float]:
-        """Keys, values and options of the part whose distances are a to b, of one relative row.
-
-        Also what ALiBi adds to all of its scores, by the diagonal's move; (..., heads, 1) or 0.
-        """
+    def far_part(self, row: int, a: int, b: int) -> FarPart:
+        """The part whose distances are a to b, which share one relative row."""
         key, value = widen(self.key) + widen(self.rel_key)[..., row, None, :], widen(self.value)
         if self.rel_value is not None:
             value = value + widen(self.rel_value)[..., row, None, :]
-        # A window holds its diagonal, so that moves to the distance of the part nearest to 0.
-        at = min(max(a, 0), b)
-        window = (at - a, b - at)
-        place = {"attn_mask": self.mask, "window": window, "query_offset": self.offset + at}
-        for name in self.options.keys() & {"softcap", "alibi_slopes", "dropout_p"}:
-            place[name] = self.options[name]
-        moved = 0.0 if self.slopes is None else self.alibi(np.array([at]))[..., 0]
-        return key, value, self.kernel | place | {"rng": self.seed}, moved
+        # A window includes its diagonal, so the diagonal moves to the distance nearest to 0.
+        diagonal = min(max(a, 0), b)
+        options = self.options | {
+            "scale": self.scale,
+            "attn_mask": self.mask,
+            "is_causal": False,
+            "window": (diagonal - a, b - diagonal),
+            "query_offset": self.offset + diagonal,
+            "sinks": None,  # they are added where the parts are merged
+            "rng": self.seed,
+        }
+        lse_shift = 0.0 if self.slopes is None else self.alibi(np.array([diagonal]))[..., 0]
+        return FarPart(key, value, options, lse_shift)
 
     def blocks(self, a: int, b: int) -> Iterator[Block]:
         """The band of distances a to b, in blocks of queries and the keys that they meet there."""
@@ -165,66 +169,85 @@ class Problem:
             if first < last:
                 yield Block(self, a, b, slice(start, stop), slice(first, last))
 
-    def of_query_heads(self, rel: Array) -> Array:
+    def rows_of_query_heads(self, rel: Array) -> Array:
         """Rows of rel_key or rel_value for every query head."""
         if rel.ndim == 2 or rel.shape[0] == 1 or self.query.ndim < 3:
             return rel
         return np.repeat(rel, max(1, self.query.shape[-3] // rel.shape[0]), axis=0)
 
 
+class FarPart(NamedTuple):
+    """Operands and options of attention over distances that share one relative row."""
+
+    key: Array
+    value: Array
+    options: dict[str, Any]
+    # ALiBi is measured from the part's own diagonal. This is the rest of it: (..., heads, 1), or 0.
+    lse_shift: Array | float
+
+
 class Block:
     """Some queries of the band, and the keys that they meet there.
 
-    An array (..., rows, relative) has a column for each row of rel_key that they need, one
-    (..., rows, keys) for each key: that of relative row clip(distance). On the way from one to the
-    other is a buffer of one column per distance, whose rows shift by one from each to the next.
+    An array (..., rows, relative) has a column for each row of rel_key that is needed, an array
+    (..., rows, keys) one for each key: the relative row of a pair is its distance, clipped. Between
+    the two stands a buffer with a column per distance: each query's keys begin one column to the
+    left of the keys of the query before it.
     """
 
-    def __init__(self, of: Problem, a: int, b: int, rows: slice, keys: slice) -> None:
-        self.of, self.rows, self.keys = of, rows, keys
+    def __init__(self, problem: Problem, a: int, b: int, rows: slice, keys: slice) -> None:
+        self.problem, self.rows, self.keys = problem, rows, keys
         self.n_rows, self.n_keys = rows.stop - rows.start, keys.stop - keys.start
         # Buffer column m holds distance m - zero.
-        zero = self.n_rows - 1 - keys.start + rows.start + of.offset
+        zero = self.n_rows - 1 - keys.start + rows.start + problem.offset
         low, high = max(a, -zero), min(b, self.n_rows + self.n_keys - 2 - zero)
         self.columns = slice(low + zero, high + zero + 1)
-        relative = np.arange(low, high + 1).clip(-of.farthest, of.farthest) + of.farthest
+        farthest = problem.farthest
+        relative = np.arange(low, high + 1).clip(-farthest, farthest) + farthest
         self.rel_rows = slice(int(relative[0]), int(relative[-1]) + 1)
         # Where a relative row begins, if some serve more than one distance.
         starts = np.flatnonzero(np.diff(relative, prepend=-1))
         self.starts = starts if len(starts) < len(relative) else None
         self.relative = relative - relative[0]
-        self.query, self.key = widen(of.query[..., rows, :]), widen(of.key[..., keys, :])
-        self.value = widen(of.value[..., keys, :])
+        self.query = widen(problem.query[..., rows, :])
+        self.key = widen(problem.key[..., keys, :])
+        self.value = widen(problem.value[..., keys, :])
         self.rel_key, self.rel_value = (
-            None if rel is None else of.of_query_heads(widen(rel[..., self.rel_rows, :]))
-            for rel in (of.rel_key, of.rel_value)
+            None if rel is None else problem.rows_of_query_heads(widen(rel[..., self.rel_rows, :]))
+            for rel in (problem.rel_key, problem.rel_value)
         )
         scores = self.query @ np.swapaxes(cast(Array, self.rel_key), -1, -2)
-        self.bias = self._to_keys(scores * scores.dtype.type(of.scale), -np.inf)
-        # A softcap's bias is added after it; that of relative rows is not.
-        self.relative_scores = self.bias
-        if of.softcap > 0:
-            self.bias = np.where(self.bias == -np.inf, self.bias, self.bias.dtype.type(0))
-        if of.slopes is not None:
-            distances = (
-                np.arange(self.n_keys) - np.arange(self.n_rows)[:, None] - zero + self.n_rows - 1
-            )
-            self.bias = self.bias + of.alibi(distances)
-        if of.mask is not None:
-            mask = of.mask[self.of_mask]
-            if mask.dtype == bool:
-                self.bias = np.where(mask, self.bias, self.bias.dtype.type(-np.inf))
-            else:
-                self.bias = np.where(mask == -np.inf, mask, self.bias + mask)
-        self.options = dict(of.kernel)
-        lengths = of.kernel.get("key_lengths")
+        self.relative_scores = self._to_keys(scores * scores.dtype.type(problem.scale), -np.inf)
+        distances = (
+            np.arange(self.n_keys) - np.arange(self.n_rows)[:, None] - zero + self.n_rows - 1
+        )
+        self.bias = self._bias(distances)
+        self.options = dict(problem.block_options)
+        lengths = self.options.get("key_lengths")
         if lengths is not None:
             self.options["key_lengths"] = np.clip(np.subtract(lengths, keys.start), 0, self.n_keys)
 
+    def _bias(self, distances: Array) -> Array:
+        """Added to the scores of query and key: relative rows, ALiBi and mask."""
+        bias = self.relative_scores
+        if changes_scores(self.problem.options):
+            # The change applies to the sum with the relative scores: `_logits` adds those.
+            bias = np.where(bias == -np.inf, bias, bias.dtype.type(0))
+        if self.problem.slopes is not None:
+            bias = bias + self.problem.alibi(distances)
+        if self.problem.mask is None:
+            return bias
+        mask = self.problem.mask[self.mask_index]
+        if mask.dtype == bool:
+            bias = np.where(mask, bias, bias.dtype.type(-np.inf))
+        else:
+            bias = np.where(mask == -np.inf, mask, bias + mask)
+        return bias
+
     @property
-    def of_mask(self) -> tuple[Any, ...]:
-        """Where the mask has this block: one row or column stands for all."""
-        shape = cast(Array, self.of.mask).shape[-2:]
+    def mask_index(self) -> tuple[Any, ...]:
+        """The index of this block in the mask, where one row or column stands for all."""
+        shape = cast(Array, self.problem.mask).shape[-2:]
         own = (self.rows, self.keys)[2 - len(shape) :]
         return (..., *(slice(None) if n == 1 else s for n, s in zip(shape, own, strict=True)))
 
@@ -238,13 +261,13 @@ class Block:
         )
 
     def _to_keys(self, x: Array, fill: float) -> Array:
-        """(..., rows, relative) -> (..., rows, keys), `fill` at distances outside of the band."""
+        """(..., rows, relative) -> (..., rows, keys), `fill` at distances outside the band."""
         buffer = np.full((*x.shape[:-1], self.n_rows + self.n_keys - 1), fill, x.dtype)
         buffer[..., self.columns] = x if self.starts is None else x[..., self.relative]
         return self._shifted(buffer)
 
     def _to_relative(self, x: Array) -> Array:
-        """(..., rows, keys) -> (..., rows, relative): its transpose, sums over equal rows."""
+        """(..., rows, keys) -> (..., rows, relative): the transpose of `_to_keys`, a sum."""
         buffer = np.zeros((*x.shape[:-1], self.n_rows + self.n_keys - 1), x.dtype)
         self._shifted(buffer, writeable=True)[...] = x
         of_distances = buffer[..., self.columns]
@@ -254,32 +277,32 @@ class Block:
         return summed
 
     def _logits(self) -> tuple[Array, Array | None]:
-        """Scores with all that is added to them, (..., rows, keys), and the slope of a softcap."""
-        query = np.broadcast_to(self.query, (*self.of.lead, *self.query.shape[-2:]))
-        if self.of.softcap == 0:
+        """Logits (..., rows, keys), and the slope of `changed_scores`; None is 1."""
+        query = np.broadcast_to(self.query, (*self.problem.lead, *self.query.shape[-2:]))
+        if not changes_scores(self.problem.options):
             x = _core.attention_weights(query, self.key, self.bias, stage="biased", **self.options)
             return x, None
+        # With queries of width 0 the kernel returns the bias and its masks alone.
         bias = _core.attention_weights(
             query[..., :0], self.key[..., :0], self.bias, stage="biased", **self.options
         )
-        cap, scale = (bias.dtype.type(x) for x in (self.of.softcap, self.of.scale))
-        scores = scale * (query @ np.swapaxes(self._for_query_heads(self.key), -1, -2))
-        tanh = np.tanh((scores + self.relative_scores) / cap)
-        return np.where(bias == -np.inf, bias, cap * tanh + bias), 1 - tanh * tanh
+        scores = query @ np.swapaxes(self._for_query_heads(self.key), -1, -2)
+        scores = bias.dtype.type(self.problem.scale) * scores + self.relative_scores
+        changed, slope = changed_scores(scores, self.problem.options)
+        return np.where(bias == -np.inf, bias, changed + bias), slope
 
     def _for_query_heads(self, x: Array) -> Array:
         """Keys or values for every query head."""
-        if not self.of.options.get("enable_gqa") or x.ndim < 3:
+        if not self.problem.options.get("enable_gqa") or x.ndim < 3:
             return x
         return np.repeat(x, self.query.shape[-3] // max(1, x.shape[-3]), axis=-3)
 
     @functools.cached_property
     def _factors(self) -> Array:
-        """Dropout's, (..., rows, keys)."""
-        of, first = self.of, (self.rows.start, self.keys.start)
-        shape = (*of.lead, self.n_rows, self.n_keys)
-        factors: Array = dropout_factors(shape, of.dropout_p, of.seed, first)
-        return factors.astype(self.query.dtype)
+        """Dropout's factors of the weights, (..., rows, keys)."""
+        problem, first = self.problem, (self.rows.start, self.keys.start)
+        shape = (*problem.lead, self.n_rows, self.n_keys)
+        return dropout_factors(shape, problem.dropout_p, problem.seed or 0, first, self.query.dtype)
 
     def weights(self, lse: Array) -> Array:
         """exp(scores - lse), (..., rows, keys)."""
@@ -287,7 +310,7 @@ class Block:
 
     def forward(self) -> _core.AttentionForward:
         """Attention of these queries to these keys alone."""
-        if self.of.is_plain:
+        if self.problem.is_plain:
             part = _core.attention_forward(
                 self.query, self.key, self.value, self.bias, **self.options
             )
@@ -299,54 +322,39 @@ class Block:
             logits = self._logits()[0]
             part = _core.AttentionForward(logits, _core.logsumexp(logits, axis=-1))
             weights = _exponential(logits, part.lse) * self._factors
-            out = felt_product(weights, self._for_query_heads(self.value))
+            out = product_skipping_zeros(weights, self._for_query_heads(self.value))
         if self.rel_value is not None:
-            out = out + felt_product(self._to_relative(weights), self.rel_value)
+            out = out + product_skipping_zeros(self._to_relative(weights), self.rel_value)
         return _core.AttentionForward(out, part.lse)
 
-    def backward(
-        self,
-        grad_out: Array,
-        out: Array,
-        lse: Array,
-        grad_lse: Array | None,
-        needs: tuple[str, ...],
-    ) -> dict[str, Array]:
-        """What these pairs add to each gradient, of the whole rows' out and lse."""
-        if self.of.is_plain:
-            grads, by_scores = self._by_kernel(grad_out, out, lse, grad_lse, needs)
-        else:
-            grads, by_scores = self._by_pairs(grad_out, out, lse, grad_lse, needs)
-        by_relative = self._to_relative(by_scores) * by_scores.dtype.type(self.of.scale)
+    def backward(self, upstream: Upstream, needs: tuple[str, ...]) -> dict[str, Array]:
+        """The part of each gradient that is due to these pairs."""
+        by_block = self._by_kernel if self.problem.is_plain else self._by_pairs
+        grads, by_scores = by_block(upstream, needs)
+        by_relative = self._to_relative(by_scores) * by_scores.dtype.type(self.problem.scale)
         if "query" in needs:
-            through = felt_product(by_relative, cast(Array, self.rel_key))
+            through = product_skipping_zeros(by_relative, cast(Array, self.rel_key))
             grads["query"] = grads["query"] + sum_to(through, self.query.shape)
         if "rel_key" in needs:
-            grads["rel_key"] = _rows_gradient(by_relative, self.query, self.of.rel_key)
+            grads["rel_key"] = _rows_gradient(by_relative, self.query, self.problem.rel_key)
         return grads
 
     def _by_kernel(
-        self,
-        grad_out: Array,
-        out: Array,
-        lse: Array,
-        grad_lse: Array | None,
-        needs: tuple[str, ...],
+        self, upstream: Upstream, needs: tuple[str, ...]
     ) -> tuple[dict[str, Array], Array]:
-        """Gradients without the share of rel_key in the scores, and that of the scores."""
+        """Gradients without the share of rel_key in the scores, and the gradient of the scores."""
         inner = {name.removeprefix("rel_") for name in needs} - {"sinks", "attn_mask"}
-        g = _core.attention_backward(
-            grad_out, self.query, self.key, self.value, out, lse, self.bias, grad_lse=grad_lse,
-            needs=(*inner, "attn_mask"), **self.options,
-        )  # fmt: skip
+        operands, options = (self.query, self.key, self.value), {"attn_mask": self.bias}
+        g = composed_backward(upstream, operands, (*inner, "attn_mask"), options | self.options)
         grads: dict[str, Array] = {n: x for n, x in g._asdict().items() if x is not None}
         if self.rel_value is not None:
-            weights = self.weights(lse)
+            weights = self.weights(upstream.lse)
             if "rel_value" in needs:
-                of = cast(Array, self.of.rel_value)
-                grads["rel_value"] = _rows_gradient(self._to_relative(weights), grad_out, of)
-            # The kernel knows <grad_out, value> of each pair; <grad_out, rel_value> comes here.
-            products = grad_out @ np.swapaxes(self.rel_value, -1, -2)
+                rel_value = cast(Array, self.problem.rel_value)
+                by_row = self._to_relative(weights)
+                grads["rel_value"] = _rows_gradient(by_row, upstream.grad_out, rel_value)
+            # The kernel knows <grad_out, value> of each pair; <grad_out, rel_value> is added here.
+            products = upstream.grad_out @ np.swapaxes(self.rel_value, -1, -2)
             more = weights * self._to_keys(products, 0)
             if not np.isfinite(products).all():
                 np.copyto(more, 0, where=weights == 0)
@@ -357,14 +365,10 @@ class Block:
         return grads, grads["attn_mask"]
 
     def _by_pairs(
-        self,
-        grad_out: Array,
-        out: Array,
-        lse: Array,
-        grad_lse: Array | None,
-        needs: tuple[str, ...],
+        self, upstream: Upstream, needs: tuple[str, ...]
     ) -> tuple[dict[str, Array], Array]:
-        """The same, written out: with a softcap or dropout the kernel does not know the pairs."""
+        """The result of `_by_kernel`, written out for the options that the kernel cannot apply."""
+        grad_out, out, lse, grad_lse = upstream
         logits, slope = self._logits()
         weights = _exponential(logits, lse)
         products = grad_out @ np.swapaxes(self._for_query_heads(self.value), -1, -2)
@@ -374,15 +378,15 @@ class Block:
         if grad_lse is not None:
             delta = delta - grad_lse
         grad = weights * (self._factors * products - delta[..., None])
-        # What is masked may hold NaN.
+        # Masked pairs may hold NaN.
         np.copyto(grad, 0, where=weights == 0)
         kept = weights * self._factors
         grads = {"attn_mask": grad}
         if "value" in needs:
             grads["value"] = self._through_keys(kept, grad_out, self.value)
         if self.rel_value is not None and "rel_value" in needs:
-            of = cast(Array, self.of.rel_value)
-            grads["rel_value"] = _rows_gradient(self._to_relative(kept), grad_out, of)
+            rel_value = cast(Array, self.problem.rel_value)
+            grads["rel_value"] = _rows_gradient(self._to_relative(kept), grad_out, rel_value)
         if slope is not None:
             grad = np.where(grad == 0, grad, grad * slope)
         for name, x in zip(("query", "key"), self._through_scores(grad), strict=True):
@@ -392,19 +396,19 @@ class Block:
 
     def _through_scores(self, grad: Array) -> tuple[Array, Array]:
         """From the gradient of scale query key^T, (..., heads, rows, keys), to query and key."""
-        grad = grad * grad.dtype.type(self.of.scale)
-        by_query = felt_product(grad, self._for_query_heads(self.key))
+        grad = grad * grad.dtype.type(self.problem.scale)
+        by_query = product_skipping_zeros(grad, self._for_query_heads(self.key))
         return by_query, self._through_keys(grad, self.query, self.key)
 
     def _through_keys(self, x: Array, y: Array, like: Array) -> Array:
         """x^T y, of (..., heads, rows, keys) and rows of queries, summed to the heads of `like`."""
         y = np.broadcast_to(y, (*x.shape[:-1], y.shape[-1]))
-        if self.of.options.get("enable_gqa") and like.ndim > 2:
+        if self.problem.options.get("enable_gqa") and like.ndim > 2:
             # One long axis of the queries of all heads that share a key head.
             heads = like.shape[-3]
             lead = (*x.shape[:-3], heads, x.shape[-3] // max(heads, 1) * self.n_rows)
             x, y = (z.reshape(*lead, z.shape[-1]) for z in (x, y))
-        return felt_product(np.swapaxes(x, -1, -2), y)
+        return product_skipping_zeros(np.swapaxes(x, -1, -2), y)
 
 
 def _exponential(logits: Array, lse: Array) -> Array:
@@ -415,65 +419,54 @@ def _exponential(logits: Array, lse: Array) -> Array:
 
 def forward(problem: Problem) -> _core.AttentionForward:
     """The parts, merged."""
-    of = problem
-    query, value, lead = widen(of.query), widen(of.value), of.lead
-    # Of no key at all, or of the sinks alone: where the parts are added to.
-    out = np.zeros((*lead, of.n_q, value.shape[-1]), native(query.dtype))
+    query, value, lead = widen(problem.query), widen(problem.value), problem.lead
+    # Attention to no key, or to the sinks alone, which the parts are merged with.
+    out = np.zeros((*lead, problem.n_q, value.shape[-1]), native(query.dtype))
     lse = np.full(out.shape[:-1], -np.inf, out.dtype)
-    sinks = of.options.get("sinks")
+    sinks = problem.options.get("sinks")
     if sinks is not None:
         lse[...] = np.broadcast_to(sinks, lead or (1,)).reshape(*lead, 1)
-    for row, a, b in of.parts():
+    for row, a, b in problem.parts():
         if row is not None:
-            key, value, place, moved = of.far(row, a, b)
-            part = _core.attention_forward(query, key, value, **place)
-            part = part._replace(lse=part.lse + moved)
+            far = problem.far_part(row, a, b)
+            part = _core.attention_forward(query, far.key, far.value, **far.options)
+            part = part._replace(lse=part.lse + far.lse_shift)
         else:
             part = _core.AttentionForward(np.zeros_like(out), np.full_like(lse, -np.inf))
-            for block in of.blocks(a, b):
+            for block in problem.blocks(a, b):
                 part.out[..., block.rows, :], part.lse[..., block.rows] = block.forward()
         out, lse = _core.merge_attention((out, part.out), (lse, part.lse))
-    return _core.AttentionForward(cast(Array, rounded(out, of.query)), lse)
+    return _core.AttentionForward(cast(Array, rounded(out, problem.query)), lse)
 
 
 class Backward:
     """Gradients of <grad_out, out> + <grad_lse, lse>, added up over the parts."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        needs: tuple[str, ...],
-        grad_out: Array,
-        out: Array,
-        lse: Array,
-        grad_lse: Array | None,
-    ) -> None:
-        self.of, self.needs = problem, needs
-        self.grad_out, self.out, self.lse, self.grad_lse = grad_out, out, lse, grad_lse
-        given = vars(problem) | problem.options
+    def __init__(self, problem: Problem, needs: tuple[str, ...], upstream: Upstream) -> None:
+        self.problem, self.needs, self.upstream = problem, needs, upstream
+        given, dtype = vars(problem) | problem.options, native(upstream.lse.dtype)
         self.arguments: dict[str, Array] = {name: given[name] for name in needs}
-        self.total = {n: np.zeros(x.shape, native(lse.dtype)) for n, x in self.arguments.items()}
+        self.total = {name: np.zeros(x.shape, dtype) for name, x in self.arguments.items()}
 
     def result(self) -> dict[str, Array | None]:
         """Each gradient in the shape and dtype of its argument."""
-        for row, a, b in self.of.parts():
+        for row, a, b in self.problem.parts():
             if row is not None:
-                self._far(row, a, b)
+                self._add_far_part(row, a, b)
             else:
-                for block in self.of.blocks(a, b):
-                    self._block(block)
+                for block in self.problem.blocks(a, b):
+                    self._add_block(block)
         if "sinks" in self.needs:
-            self._sinks()
+            self._add_sinks()
         return {name: rounded(x, self.arguments[name]) for name, x in self.total.items()}
 
-    def _far(self, row: int, a: int, b: int) -> None:
-        key, value, place, moved = self.of.far(row, a, b)
-        # What the keys and values receive is wanted of the relative rows, too.
+    def _add_far_part(self, row: int, a: int, b: int) -> None:
+        far = self.problem.far_part(row, a, b)
+        # The gradients of keys and values give those of the relative rows, too.
         inner = {name.removeprefix("rel_") for name in self.needs} - {"sinks"}
-        g = _core.attention_backward(
-            self.grad_out, widen(self.of.query), key, value, self.out, self.lse - moved,
-            grad_lse=self.grad_lse, needs=tuple(inner), **place,
-        )  # fmt: skip
+        upstream = self.upstream._replace(lse=self.upstream.lse - far.lse_shift)
+        operands = (widen(self.problem.query), far.key, far.value)
+        g = composed_backward(upstream, operands, inner, far.options)
         for name in self.needs:
             if name.startswith("rel_"):
                 tokens = cast(Array, getattr(g, name.removeprefix("rel_")))
@@ -482,30 +475,27 @@ class Backward:
             elif name != "sinks":
                 self.total[name] += cast(Array, getattr(g, name))
 
-    def _block(self, block: Block) -> None:
+    def _add_block(self, block: Block) -> None:
         rows, keys = (..., block.rows, slice(None)), (..., block.keys, slice(None))
         rel = (..., block.rel_rows, slice(None))
-        at = {"query": rows, "key": keys, "value": keys, "rel_key": rel, "rel_value": rel}
-        if self.of.mask is not None:
-            at["attn_mask"] = block.of_mask
-        lse = (..., block.rows)
-        grads = block.backward(
-            self.grad_out[rows], self.out[rows], self.lse[lse],
-            None if self.grad_lse is None else self.grad_lse[lse], self.needs,
-        )  # fmt: skip
+        index = {"query": rows, "key": keys, "value": keys, "rel_key": rel, "rel_value": rel}
+        if self.problem.mask is not None:
+            index["attn_mask"] = block.mask_index
+        grads = block.backward(self.upstream.block(block.rows), self.needs)
         for name in self.needs:
             if name != "sinks":
-                total = self.total[name][at[name]]
+                total = self.total[name][index[name]]
                 total += sum_to(grads[name], total.shape)
 
-    def _sinks(self) -> None:
+    def _add_sinks(self) -> None:
         """A sink is a key without a value: its weight times -<grad_out, out> + grad_lse."""
-        lead = self.lse.shape[:-1] or (1,)
-        logits = np.broadcast_to(self.arguments["sinks"], lead).astype(self.lse.dtype)[..., None]
-        weight = np.where(logits == -np.inf, 0, np.exp(logits - self.lse))
-        slope = -np.einsum("...i,...i->...", self.grad_out, self.out)
-        if self.grad_lse is not None:
-            slope = slope + self.grad_lse
+        grad_out, out, lse, grad_lse = self.upstream
+        lead = lse.shape[:-1] or (1,)
+        logits = np.broadcast_to(self.arguments["sinks"], lead).astype(lse.dtype)[..., None]
+        weight = np.where(logits == -np.inf, 0, np.exp(logits - lse))
+        slope = -np.einsum("...i,...i->...", grad_out, out)
+        if grad_lse is not None:
+            slope = slope + grad_lse
         total = self.total["sinks"]
         total += sum_to((weight * slope).sum(axis=-1), total.shape)
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 import sdpa
 
-from . import style
+from .. import style
+from ..tools.clock import sample, shortest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,10 +22,10 @@ Array = npt.NDArray[Any]
 SHAPES = ((10, 64), (1797, 8, 64), (8, 1024, 64))
 """(..., heads, L, d): one small matrix, the digits images, a layer of eight heads."""
 
-SAMPLE = 1e-3  # seconds that one sample lasts at least, so that the clock's grain cannot be seen
+SAMPLE = 1e-3  # least seconds of one sample, so that the clock's resolution does not matter
 
-# Seconds. Threads that spin for a while after their work take a CPU from whoever comes next: only
-# what comes later in a turn shows either side undisturbed.
+# Seconds. Threads that spin for a while after their work take a CPU from the other side; only the
+# later calls of a turn are undisturbed.
 TURN = 0.08
 
 
@@ -36,7 +37,7 @@ class SpeedRow(NamedTuple):
     direction: str
     """"forward" or "backward"."""
     numpy_seconds: float
-    """Of one call, the shortest in all turns; so is the next."""
+    """Of the shortest call in all turns; the same holds for sdpa_seconds."""
     sdpa_seconds: float
     ratio: float
     """numpy_seconds / sdpa_seconds."""
@@ -54,16 +55,16 @@ def speed(
     seed: int = 0,
     progress: Callable[[int], object] | None = None,
 ) -> list[SpeedRow]:
-    """Time sdpa and NumPy in turns, on N(0, 1) data, each with its default number of threads.
+    """Time sdpa and NumPy alternately, on N(0, 1) data, each with its default number of threads.
 
-    Forward is out from q, k and v. Backward is the three gradients from what each side's own
-    forward left: NumPy the weights p, sdpa out and lse, from which it computes p again.
+    Forward computes out from q, k and v. Backward computes the three gradients from the results of
+    each side's own forward: NumPy keeps the weights p, sdpa keeps out and lse and recomputes p.
 
     Parameters
     ----------
     shapes : sequence of (..., L, d)
     seconds : float
-        For each shape and direction; it takes longer where five turns of both do.
+        For each shape and direction; more where five turns of both take longer.
     seed : int
         Of the data.
     progress : callable, optional
@@ -134,31 +135,16 @@ def _present(gradients: sdpa.AttentionGradients) -> tuple[Array, ...]:
 
 def _race(ours: Call, theirs: Call, seconds: float) -> tuple[float, float, int]:
     """Shortest time of each, in turns for `seconds` and at least five times, and how many."""
+    calls = ours, theirs
+    loops = [max(1, int(SAMPLE / sample(call, 1, time.perf_counter))) for call in calls]
     best = [float("inf")] * 2
     turns = 0
     end = time.perf_counter() + seconds
     while turns < 5 or time.perf_counter() < end:
-        for i, call in enumerate((ours, theirs)):
-            best[i] = min(best[i], _turn(call))
+        for i, call in enumerate(calls):
+            best[i] = min(best[i], shortest(call, loops[i], TURN))
         turns += 1
     return best[0], best[1], turns
-
-
-def _turn(call: Call) -> float:
-    """Shortest time of one call in a turn."""
-    end = time.perf_counter() + TURN
-    best = _sample(call, 1)
-    loops = max(1, int(SAMPLE / best))
-    while time.perf_counter() < end:
-        best = min(best, _sample(call, loops))
-    return best
-
-
-def _sample(call: Call, loops: int) -> float:
-    start = time.perf_counter()
-    for _ in range(loops):
-        call()
-    return (time.perf_counter() - start) / loops
 
 
 def numpy_weights(q: Array, k: Array) -> Array:
@@ -189,15 +175,6 @@ def plot_speed(rows: Sequence[SpeedRow]) -> Figure:
     ----------
     rows : sequence of SpeedRow
         Of `speed`.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed.
 
     Examples
     --------

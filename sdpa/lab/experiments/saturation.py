@@ -1,19 +1,24 @@
 """How sharp the weights are: entropy and largest weight over d_k, length and scale."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import sdpa
 
-from . import style, theory
-from .estimate import Draws
+from .. import style, theory
+from ..tools.estimate import Draws
+from ..tools.table import Cell, Table
 from .growth import Array, matrices
-from .table import Cell, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCALES = {"scaled": None, "unscaled": 1.0}
-"""By the words that figures use: 1/sqrt(d_k), and none."""
+"""The scales by the names that figures use: 1/sqrt(d_k), and none."""
 
 
 def saturation(
@@ -128,8 +133,8 @@ def _row_of(sigma: float) -> Any:
 
 
 @style.plot
-def plot_saturation(table: Table) -> Any:
-    """Entropy and largest weight over d_k, scaled and not, by length: a matplotlib figure."""
+def plot_saturation(table: Table) -> Figure:
+    """Entropy and largest weight over d_k, scaled and not, by length."""
     figure, panels = style.subplots(1, 2)
     lengths = np.unique(table["n"])
     for axes, column in zip(panels, ("entropy_share", "max_weight"), strict=True):
@@ -147,8 +152,8 @@ def plot_saturation(table: Table) -> Any:
 
 
 @style.plot
-def plot_freezing(table: Table) -> Any:
-    """Entropy over sigma for each length, with the limit of large n: a matplotlib figure."""
+def plot_freezing(table: Table) -> Figure:
+    """Entropy over sigma for each length, with the limit of large n."""
     figure, axes = style.subplots(size=(5.6, 3.8))
     lengths = np.unique(table["n"])
     fine = np.geomspace(table["sigma"].min(), table["sigma"].max(), 60)

@@ -1,6 +1,6 @@
 """What the factor 1/sqrt(d_k) changes in one attention layer before any training.
 
-For each input x (n, d_model), with random projections of its own,
+For each input x (n, d_model), with its own random projections,
 
     q = x W^Q, k = x W^K, v = x W^V       W ~ N(0, w), independent; d_v = d_model
     s = scale q k^T, p = softmax(s), out = p v
@@ -49,18 +49,14 @@ import numpy.typing as npt
 
 import sdpa
 
-from . import estimate, style
-from .estimate import Estimate
+from .. import style
+from ..measure import DEAD, SATURATED
+from ..tools import estimate
+from ..tools.estimate import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-SATURATED = 0.99
-"""A row of weights is saturated when the largest exceeds this."""
-
-DEAD = 0.01
-"""A row has no gradient when its norm is below this share of sqrt(d_v), the norm of a row of g."""
 
 VARIANCES: dict[str, Callable[[int, int], float]] = {
     "1/d_model": lambda d_model, d_out: 1 / d_model,
@@ -69,7 +65,7 @@ VARIANCES: dict[str, Callable[[int, int], float]] = {
 """Of the elements of a projection (d_model, d_out)."""
 
 FEWEST_DRAWS = 30
-"""Below them intervals from a normal distribution are too short."""
+"""With fewer draws, intervals from a normal distribution are too short."""
 
 CHUNK = 128  # inputs at a time: the random numbers are drawn in this order, so results depend on it
 
@@ -86,7 +82,7 @@ class ScaleRow(NamedTuple):
     total_variance: Estimate
     """Mean square of s; predicted given x."""
     row_variance: Estimate
-    """Variance of s within a row, the part that softmax can feel; predicted given x."""
+    """Variance of s within a row, the part that softmax depends on; predicted given x."""
     entropy: Estimate
     """-sum_j p_ij log p_ij; log n where the weights are equal."""
     max_weight: Estimate
@@ -118,7 +114,7 @@ def scale_effect(
 ) -> list[ScaleRow]:
     """Scores, weights and gradients with and without 1/sqrt(d_k), for two kinds of projections.
 
-    Rows that differ in scale alone come from the same draws, all others from draws of their own.
+    Rows that differ only in scale share their draws; all others have their own.
 
     Parameters
     ----------
@@ -138,7 +134,7 @@ def scale_effect(
     Raises
     ------
     ValueError
-        `x` has another number of axes, or too few draws or rows.
+        `x` does not have three axes, or has too few draws or rows.
 
     Examples
     --------
@@ -176,7 +172,7 @@ def scale_effect(
 
 
 class _Layer(NamedTuple):
-    """Inputs and what was drawn for them; the first axis counts inputs."""
+    """Inputs and the random numbers drawn for them; the first axis counts inputs."""
 
     x: npt.NDArray[np.float32]
     q: npt.NDArray[np.float32]
@@ -222,7 +218,7 @@ def _measure(layer: _Layer, scale: float) -> Arrays:
 
 
 def _predict(layer: _Layer, scale: float, p: npt.NDArray[np.float64]) -> Arrays:
-    """The predictions that the head of this file derives: one number per input."""
+    """The predictions derived in the docstring of the module: one number per input."""
     x, q, k = (np.asarray(a, np.float64) for a in layer[:3])
     n, d_k, d_v = x.shape[1], q.shape[2], layer.v.shape[2]
     m = (x**2).sum(axis=2).mean(axis=1)
@@ -279,7 +275,7 @@ def _row(projection: str, d_k: int, scale: float, iid: float, draws: Arrays, d_v
 
 @style.plot
 def plot_scale_effect(rows: Sequence[ScaleRow], projection: str = "1/d_model") -> Figure:
-    """Entropy, saturated rows and the two faces of dL/dQ against d_k, scaled and not.
+    """Entropy, saturated rows, rms and median of dL/dQ against d_k, scaled and not.
 
     Parameters
     ----------
@@ -287,15 +283,6 @@ def plot_scale_effect(rows: Sequence[ScaleRow], projection: str = "1/d_model") -
         Of `scale_effect`.
     projection : str
         The kind of projections to show.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Which spread of scores lets most gradient through, to which target, by which measure.
+"""The spread of scores that lets most gradient through, for each target and each measure.
 
 One head before any training: x (n, d_model) of independent N(0, 1) numbers,
 
@@ -25,11 +25,11 @@ import numpy.typing as npt
 
 import sdpa
 
-from . import style, theory
-from .estimate import LEVEL, Draws, Estimate
-from .inputs import stream
-from .scale import DEAD
-from .table import Cell, Table
+from .. import style, theory
+from ..measure import DEAD
+from ..tools.estimate import LEVEL, Draws, Estimate
+from ..tools.inputs import stream
+from ..tools.table import Cell, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +61,7 @@ def gradients_over_sigma(
     sigma : iterable of float
         In units of the scale 1/sqrt(d_k).
     draws : int
-        Heads, each with weights and input of its own; those of one n, d_k and rho serve all sigma.
+        Heads, each with its own weights and input; all sigma share the heads of one n, d_k and rho.
     seed : int
 
     Returns
@@ -124,8 +124,8 @@ def best_sigma(
     Table
         n, d_k, rho, target, by_rms and by_median: the sigma of the maximum. Intervals are
         percentiles over bootstrap samples of the heads (Efron & Tibshirani 1993, chapter 13). Where
-        the gradient still grows at the end of the grid that end stands, a lower bound; grows_rms
-        and grows_median are the shares of samples in which it does.
+        the gradient still grows at the end of the grid, that end is given, as a lower bound;
+        grows_rms and grows_median are the shares of samples in which it does.
 
     Examples
     --------
@@ -244,7 +244,7 @@ def plot_gradients_over_sigma(table: Table) -> Figure:
 def plot_best_sigma(table: Table) -> Figure:
     """The best sigma over n, by rms and by median, a colour per target and a mark per d_k.
 
-    There is none where a gradient still grows at the end of what was tried.
+    A mark is missing where a gradient still grows at the end of the grid.
     """
     figure, axes = style.subplots(1, 2, size=(4.4, 3.5), sharey=True)
     targets = list(dict.fromkeys(table["target"].tolist()))
@@ -338,7 +338,7 @@ def _squares(
 ) -> dict[str, Floats]:
     """Squared norms of the rows of each gradient over the mean one of g: (draws, n).
 
-    S from the statistics: the mean over values and g, which need not be drawn for it.
+    For S from the statistics: its mean over values and g is exact, so neither is drawn.
     """
     out, lse = sdpa.attention_forward(query, key, value, scale=scale)
     grads = sdpa.attention_backward(upstream, query, key, value, out, lse, scale=scale)
@@ -367,8 +367,8 @@ def _laws(n: int, d_k: int, sigma: float) -> dict[str, float]:
 
 
 def _averaging_law(n: int, common: float, d_k: int) -> float:
-    # Softmax feels q . (k_j - mean k), of variance (1 - common) |q|^2 / d_k; the values' part that
-    # counts has variance 1 - common, too.
+    # Softmax depends on q . (k_j - mean k), of variance (1 - common) |q|^2 / d_k; the part of the
+    # values that counts has variance 1 - common, too.
     law = theory.attention(n, d_k, sqrt((1 - common) / d_k))
     steady = ((1 - common) * (1 - law.sum_p2)) ** 2 / D_MODEL
     return sqrt((1 - common) * law.grad_query**2 + steady)

@@ -1,9 +1,9 @@
 """Estimates with intervals from independent draws.
 
-The first axis of every array counts draws, which are independent; what lies behind it (the rows of
-one image) may depend on each other as it likes. Intervals take the spread between draws only. They
-are those of a mean that is normal: exact for normal draws, and for others good from some thirty
-draws on, more where draws are very skew or the level is high.
+The first axis of every array counts draws, which are independent; values of one draw (the rows of
+one image) may depend on each other in any way. Intervals use only the spread between draws. They
+treat the mean as normal: exact for normal draws, good for others from about thirty draws, more
+where the draws are very skewed or the level is high.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
     n: int
     """Independent draws."""
     predicted: float | None = None
-    """By a law that the function which returns the estimate names."""
+    """By a law, which the function that returns the estimate names."""
 
 
 class Draws(NamedTuple):
@@ -60,7 +60,7 @@ class Draws(NamedTuple):
 
 
 def exact(value: float, predicted: float | None = None) -> Estimate:
-    """A figure that nothing random enters: one draw, an interval without length."""
+    """A figure without randomness: one draw, an interval of length 0."""
     return Estimate(float(value), float(value), float(value), 1, predicted)
 
 
@@ -80,9 +80,9 @@ def root_mean(draws: Values, predicted: float | None = None, *, level: float = L
 def share(draws: Values, *, level: float = LEVEL) -> Estimate:
     """Mean of one share, in [0, 1], per draw.
 
-    Wilson's interval ("Probable inference", 1927) for as many trials as would give the spread that
-    the draws have: a share of 0 still has an upper end. A mean of trials cannot spread more than a
-    single trial, so there are never fewer of them than draws.
+    Wilson's interval ("Probable inference", 1927) for the number of trials that would have the
+    spread of the draws; even a share of 0 then has an upper end. A mean of trials cannot spread
+    more than a single trial, so there are at least as many trials as draws.
     """
     n, value = len(draws), float(draws.mean())
     z = Z if level == LEVEL else NormalDist().inv_cdf((1 + level) / 2)
@@ -129,7 +129,7 @@ def student(level: float, freedom: int) -> float:
 
     Examples
     --------
-    >>> from sdpa.lab.estimate import student
+    >>> from sdpa.lab.tools.estimate import student
     >>> round(student(0.95, 9), 4), round(student(0.95, 1000), 4)
     (2.2622, 1.9623)
     """

@@ -1,16 +1,18 @@
-"""What the mechanisms around the kernel share: checks before anything is computed, types, sums.
+"""Shared by the mechanisms: checks before anything is computed, types, backward calls, sums.
 
-Each of them prepares the operands of `sdpa.attention_forward` and `attention_backward`, which do
-the rest. 16-bit operands are widened to float32 once, so that what is prepared is not rounded
+Each mechanism prepares the operands of `sdpa.attention_forward` and `attention_backward`, which do
+the rest. 16-bit operands are widened to float32 once, so that prepared operands are not rounded
 twice; results are rounded to the operands' dtype at the end.
 """
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,50 +21,35 @@ from sdpa import _core
 
 Array = NDArray[Any]
 
-
-class AttentionOptions(TypedDict, total=False):
-    """Options of `sdpa.attention_forward` that do not depend on how the scores come about."""
-
-    attn_mask: ArrayLike | None
-    dropout_p: float
-    is_causal: bool | Literal["upper_left", "lower_right"]
-    enable_gqa: bool
-    softcap: float | None
-    window: tuple[int | None, int | None] | None
-    sinks: ArrayLike | None
-    alibi_slopes: ArrayLike | None
-    key_lengths: int | ArrayLike | None
-    query_offset: int | ArrayLike | None
-    rng: int | None
-    workers: int | None
-
-
-class ScaledOptions(AttentionOptions, total=False):
-    """The same, and the scale."""
-
-    scale: float | None
-
-
 # ------------------------------------------------------------------------------- arguments
 
 
 def arrays(**arguments: ArrayLike) -> list[Array]:
-    """Each argument as an array; what NumPy cannot take is a TypeError that names it."""
+    """Each argument as an array; a TypeError names the one that NumPy cannot convert."""
     return [_core._array(name, value) for name, value in arguments.items()]
 
 
 def checked_options(
-    function: str, options: Mapping[str, Any], known: Iterable[str]
+    function: Callable[..., Any], options: Mapping[str, Any], known: Collection[str]
 ) -> dict[str, Any]:
-    """A copy of the options, mask and sinks as arrays; a TypeError for one that is not known."""
+    """A copy of `function`'s options, mask and sinks as arrays; a TypeError if one is unknown."""
     for name in options:
         if name not in known:
-            raise TypeError(f"{function}() got an unexpected keyword argument '{name}'")
+            raise TypeError(_unexpected(function, name, known))
     checked = dict(options)
     for name in ("attn_mask", "sinks"):
         if checked.get(name) is not None:
             checked[name] = _core._array(name, checked[name])
     return checked
+
+
+def _unexpected(function: Callable[..., Any], name: str, known: Collection[str]) -> str:
+    """CPython's message for an unknown keyword, as the functions of the extension have it."""
+    parameters = inspect.signature(function).parameters.values()
+    own = [p.name for p in parameters if p.default is not p.empty]
+    close = difflib.get_close_matches(name, [*own, *known], 1)
+    hint = f". Did you mean '{close[0]}'?" if close else ""
+    return f"{function.__qualname__}() got an unexpected keyword argument '{name}'{hint}"
 
 
 def checked_needs(needs: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
@@ -90,7 +77,7 @@ def integer(name: str, value: Any) -> int:
 def diagonal_offset(options: dict[str, Any], n_q: int, n_k: int) -> int:
     """The position of query 0 among the keys, taken out of the options.
 
-    One integer: what is composed around distances has one diagonal for the whole batch.
+    It is one integer: functions composed around distances have one diagonal for the whole batch.
     is_causal="lower_right" becomes True.
     """
     offset = options.pop("query_offset", None)
@@ -106,7 +93,7 @@ def diagonal_offset(options: dict[str, Any], n_q: int, n_k: int) -> int:
 
 
 def positive(name: str, value: float) -> float:
-    """A finite number above 0 whose reciprocal is finite, too."""
+    """A finite number above 0 whose reciprocal is finite as well."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -126,7 +113,7 @@ def checked_float(name: str, x: Array) -> None:
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The same in native byte order."""
+    """dtype in native byte order."""
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
@@ -145,7 +132,7 @@ def distinct(x: Array, axes: int | None = None) -> Array:
 
 
 def widened_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options for widened operands: an additive mask of 16 bits is widened, too."""
+    """The options for widened operands: an additive mask of 16 bits is widened as well."""
     mask = options.get("attn_mask")
     if mask is None or mask.dtype == bool:
         return options
@@ -153,9 +140,11 @@ def widened_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 @np.errstate(all="ignore")
-def rounded(x: Array | None, like: Array) -> Array | None:
-    """x in the dtype of `like`, in native byte order."""
-    return None if x is None else x.astype(native(like.dtype), copy=False)
+def rounded(x: Array | None, like: Array | None) -> Array | None:
+    """x in the dtype of `like`, in native byte order; None where there is no x."""
+    if x is None or like is None:
+        return None
+    return x.astype(native(like.dtype), copy=False)
 
 
 def forward(
@@ -164,6 +153,56 @@ def forward(
     """attention_forward of widened operands, out in the dtype of `like`."""
     out, lse = _core.attention_forward(query, key, value, **widened_options(options))
     return _core.AttentionForward(cast(Array, rounded(out, like)), lse)
+
+
+# ------------------------------------------------------------------------------- backward
+
+
+class Upstream(NamedTuple):
+    """The rows of a backward call: the incoming gradients, and the results of the forward."""
+
+    grad_out: Array
+    out: Array
+    lse: Array
+    grad_lse: Array | None
+
+    def block(self, rows: slice) -> Upstream:
+        """The rows of a block of queries."""
+        index = (..., rows, slice(None))
+        grad_lse = None if self.grad_lse is None else self.grad_lse[..., rows]
+        return Upstream(self.grad_out[index], self.out[index], self.lse[..., rows], grad_lse)
+
+
+def checked_upstream(
+    grad_out: ArrayLike,
+    operands: tuple[Array, Array, Array],
+    out: ArrayLike,
+    lse: ArrayLike,
+    grad_lse: ArrayLike | None,
+    needs: Iterable[str],
+    options: Mapping[str, Any],
+) -> Upstream:
+    """The rows, widened, after all checks of `attention_backward`."""
+    grad_out, out, lse = arrays(grad_out=grad_out, out=out, lse=lse)
+    if grad_lse is not None:
+        (grad_lse,) = arrays(grad_lse=grad_lse)
+    _core._check_attention_backward(
+        grad_out, *operands, out, lse, grad_lse=grad_lse, needs=tuple(needs), **options
+    )
+    return Upstream(widen(grad_out), widen(out), lse, grad_lse)
+
+
+def composed_backward(
+    upstream: Upstream,
+    operands: tuple[Array, Array, Array],
+    needs: Iterable[str],
+    options: dict[str, Any],
+) -> _core.AttentionGradients:
+    """attention_backward of widened operands."""
+    return _core.attention_backward(
+        upstream.grad_out, *operands, upstream.out, upstream.lse, grad_lse=upstream.grad_lse,
+        needs=tuple(needs), **widened_options(options),
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------- sums
@@ -176,14 +215,14 @@ def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
     return x.sum(axis=axes, keepdims=True) if axes else x
 
 
-def felt_rows(grad: Array) -> Array:
-    """(..., L, 1) bool: whether a row's gradient says that the row was felt, NaN included."""
+def rows_in_use(grad: Array) -> Array:
+    """(..., L, 1) bool: whether anything depends on a row, by its gradient; a NaN says yes."""
     return cast(Array, (grad != 0).any(axis=-1, keepdims=True))
 
 
 @np.errstate(all="ignore")
-def felt_product(x: Array, y: Array) -> Array:
-    """x @ y, in which a 0 of x does not feel what y holds, NaN included."""
+def product_skipping_zeros(x: Array, y: Array) -> Array:
+    """x @ y in which a 0 of x hides what y holds there, NaN included."""
     product = x @ y
     finite = np.isfinite(y)
     if finite.all():
@@ -200,7 +239,7 @@ def weight_gradient(x: Array, grad: Array, shape: tuple[int, ...]) -> Array:
     """x^T grad, the gradient of W in x W: summed over rows and over axes that W lacks.
 
     x is (..., L, d), grad (..., L, h), shape (..., d, h). A row whose gradient is 0 adds nothing,
-    whatever x holds there: masked rows may hold NaN.
+    whatever x holds there, since masked rows may hold NaN.
     """
 
     def product(x: Array) -> Array:
@@ -214,4 +253,4 @@ def weight_gradient(x: Array, grad: Array, shape: tuple[int, ...]) -> Array:
         return sum_to(np.swapaxes(x, -1, -2) @ grad, shape)
 
     result = product(x)
-    return result if np.isfinite(result).all() else product(np.where(felt_rows(grad), x, 0))
+    return result if np.isfinite(result).all() else product(np.where(rows_in_use(grad), x, 0))

@@ -9,11 +9,11 @@ N_IMAGES = 1797
 
 
 def stream(seed: int, *key: str | int) -> np.random.Generator:
-    """Random numbers for one part of an experiment: parts do not share them, nor depend on order.
+    """Random numbers for one part of an experiment, whatever other parts draw and in which order.
 
     Examples
     --------
-    >>> from sdpa.lab.inputs import stream
+    >>> from sdpa.lab.tools.inputs import stream
     >>> stream(0, "growth", 64).random() == stream(0, "growth", 64).random()
     True
     """

@@ -1,4 +1,4 @@
-"""The way of the kernel, in pieces that can be looked at: tiles, online softmax, merging."""
+"""How the kernel works, in steps that can be looked at: tiles, online softmax, merging."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 import sdpa
 
-from . import style
-from .table import Table
+from .. import style
+from ..tools.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +22,7 @@ SKIPPED, MIXED, WHOLE = 0, 1, 2
 def tiles(
     n_q: int, n_k: int, *, rows: int = 96, columns: int = 128, **options: Any
 ) -> npt.NDArray[np.int64]:
-    """What a mask leaves of each tile of the score matrix.
+    """Which tiles of the score matrix a mask hides, and which it hides in part.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def tiles(
 
     Examples
     --------
-    >>> from sdpa.lab import tiling
+    >>> from sdpa.lab.experiments import tiling
     >>> tiling.tiles(4, 4, rows=2, columns=2, is_causal=True)
     array([[1, 0],
            [2, 1]])
@@ -66,7 +66,7 @@ def online(
     block: int = 128,
     **options: Any,
 ) -> Table:
-    """Attention of one query, block of keys by block of keys, as online softmax goes.
+    """Attention of one query by online softmax, one block of keys at a time.
 
     Each step attends to one more block and merges it with what was seen before:
     lse' = ln(e^lse + e^lse_block), out' = e^(lse - lse') out + e^(lse_block - lse') out_block
@@ -92,12 +92,12 @@ def online(
     Raises
     ------
     ValueError
-        `query` holds another number of queries than one.
+        `query` does not hold exactly one query.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from sdpa.lab import tiling
+    >>> from sdpa.lab.experiments import tiling
     >>> query, key, value = (np.random.default_rng(0).standard_normal((n, 8)) for n in (1, 6, 6))
     >>> tiling.online(query, key, value, block=2)["keys"]
     array([2, 4, 6])
@@ -137,15 +137,6 @@ def plot_online(table: Table, kinds: npt.NDArray[np.int64]) -> Figure:
         Of `online`.
     kinds : (rows, columns) int64
         Of `tiles`.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed.
     """
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch

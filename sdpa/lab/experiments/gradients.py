@@ -6,19 +6,24 @@ out of x (any orthonormal projections of a normal input have this law) and dL/dW
 defined. Loss L = sum(g * attention(q, k, v)).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import sdpa
 
-from . import style, theory
-from .estimate import Draws
+from .. import style, theory
+from ..tools.estimate import Draws
+from ..tools.inputs import stream
+from ..tools.table import Cell, Table
 from .growth import CHUNK, Array
-from .inputs import stream
 from .saturation import SCALES
-from .table import Cell, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DEAD = 0.01
 """A row is dead when its norm is below this share of what it would be under uniform weights."""
@@ -174,7 +179,7 @@ def exponents(
                         slopes(lambda square: 0.5 * np.log(square.mean())),
                         predicted=float(np.polyfit(np.log(widths), np.log(laws), 1)[0]),
                     ),
-                    # The smallest normal number in the place of rows that are exactly 0.
+                    # Rows that are exactly 0 count as the smallest normal number.
                     "typical": Draws(
                         slopes(lambda square: 0.5 * np.log(np.maximum(square, 1e-307)).mean())
                     ),
@@ -184,8 +189,8 @@ def exponents(
 
 
 @style.plot
-def plot_exponents(table: Table) -> Any:
-    """Exponents of the root mean square and of the typical row over n: a matplotlib figure."""
+def plot_exponents(table: Table) -> Figure:
+    """Exponents of the root mean square and of the typical row over n."""
     figure, panels = style.subplots(1, 2, sharex=True)
     titles = {"rms": "root mean square", "typical": "geometric mean over rows"}
     for axes, (column, title) in zip(panels, titles.items(), strict=True):
@@ -202,8 +207,8 @@ def plot_exponents(table: Table) -> Any:
 
 
 @style.plot
-def plot_gradients(table: Table) -> Any:
-    """Root mean square, median and dead rows of dL/dQ over d_k: a matplotlib figure."""
+def plot_gradients(table: Table) -> Figure:
+    """Root mean square, median and dead rows of dL/dQ over d_k."""
     figure, panels = style.subplots(1, 3, size=(3.8, 3.3))
     for axes, kind in zip(panels, ("rms", "median", "dead"), strict=True):
         for name, color in (("scaled", style.SCALED), ("unscaled", style.UNSCALED)):

@@ -1,18 +1,23 @@
 """How scores grow with d_k, how normal they are, and which initialisers meet the assumption."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 import sdpa
 
-from . import style, theory
-from .estimate import LEVEL, Draws, Z, mean
-from .inputs import stream
-from .table import Cell, Table
+from .. import style, theory
+from ..tools.estimate import LEVEL, Draws, Z, mean
+from ..tools.inputs import stream
+from ..tools.table import Cell, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Array = npt.NDArray[np.float64]
 Sampler = Callable[[np.random.Generator, tuple[int, ...]], Array]
@@ -35,7 +40,7 @@ def matrices(
     shape: tuple[int, int],
     components: str = "normal",
 ) -> dict[str, Array]:
-    """Measure pairs (query, key) of independent components, some at a time.
+    """Measure pairs (query, key) of independent components, in chunks.
 
     Parameters
     ----------
@@ -202,7 +207,7 @@ def coverage(
     seed: int = 0,
     draws: int = 100,
 ) -> Table:
-    """How often 95 % intervals for the variance of a score cover it, made in two ways.
+    """How often 95 % intervals for the variance of a score cover it, computed in two ways.
 
     From the n^2 entries of one matrix, as if they were independent; and from the mean squares of
     several matrices. A draw is one set of `matrices_each` matrices.
@@ -281,7 +286,7 @@ def initialisers(
     """Variance of the components of q and of the scaled scores that initialisers give.
 
     The input x (n, d_model) has independent N(0, 1) components, as after a LayerNorm at its start;
-    q = x W^Q and k = x W^K. A draw is one input with projections of its own.
+    q = x W^Q and k = x W^K. A draw is one input with its own projections.
 
     Returns
     -------
@@ -324,8 +329,8 @@ def initialisers(
 
 
 @style.plot
-def plot_growth(table: Table) -> Any:
-    """Variance of raw and of scaled scores over d_k, with the laws: a matplotlib figure."""
+def plot_growth(table: Table) -> Figure:
+    """Variance of raw and of scaled scores over d_k, with the laws."""
     figure, axes = style.subplots()
     for column, color in (("variance", style.UNSCALED), ("variance_scaled", style.SCALED)):
         label = "q.k" if column == "variance" else "q.k / sqrt(d_k)"
@@ -340,8 +345,8 @@ def plot_growth(table: Table) -> Any:
 
 
 @style.plot
-def plot_coverage(table: Table) -> Any:
-    """Share of intervals that cover, from entries and from draws: a matplotlib figure."""
+def plot_coverage(table: Table) -> Figure:
+    """Share of intervals that cover, from entries and from draws."""
     figure, axes = style.subplots()
     widths = np.unique(table["d_k"])
     for width, marker in zip(widths, style.MARKERS, strict=False):
@@ -356,8 +361,8 @@ def plot_coverage(table: Table) -> Any:
 
 
 @style.plot
-def plot_normality(table: Table) -> Any:
-    """Kolmogorov distance and share beyond three sigma over d_k: a matplotlib figure."""
+def plot_normality(table: Table) -> Figure:
+    """Kolmogorov distance and share beyond three sigma over d_k."""
     figure, (left, right) = style.subplots(1, 2)
     lengths = np.unique(table["n"])
     for length, (color, marker) in zip(lengths, style.cycle(len(lengths)), strict=True):
@@ -380,8 +385,8 @@ def plot_normality(table: Table) -> Any:
 
 
 @style.plot
-def plot_initialisers(table: Table) -> Any:
-    """Variance of scaled scores by initialiser and d_k: a matplotlib figure."""
+def plot_initialisers(table: Table) -> Figure:
+    """Variance of scaled scores by initialiser and d_k."""
     figure, axes = style.subplots(size=(6.4, 3.6))
     table = table.where(n=table["n"][-1])
     alike: dict[tuple[float, ...], list[str]] = {}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from . import style
-from .table import Table
+from .. import style
+from ..tools.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +23,7 @@ PROGRAM = """
 import sys
 import numpy as np
 import sdpa
-from sdpa.lab.speed import numpy_weights
+from sdpa.lab.experiments.speed import numpy_weights
 
 
 def kilobytes(name):
@@ -60,7 +60,7 @@ def peaks(
     lengths : sequence of int
         n: one head of n queries and n keys, 64 numbers wide, float32.
     calls : int
-        Of each kind, after one that starts threads and fills what is kept between calls.
+        Of each kind, after a first one that starts threads and fills buffers kept between calls.
     seed : int
 
     Returns
@@ -74,8 +74,8 @@ def peaks(
         The system has no /proc/self.
     """
     command = [sys.executable, "-c", PROGRAM, str(seed), str(calls), *map(str, lengths)]
-    # Fixed, the threshold makes glibc return every array when it is freed; the one that it adapts
-    # would keep some, and a later call would seem to need nothing.
+    # With a fixed threshold glibc returns every array to the system when it is freed. The adaptive
+    # threshold would keep some, and a later call would seem to need no memory.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 17)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     if "clear_refs" in done.stderr:
@@ -131,22 +131,7 @@ def memory(lengths: Sequence[int] = LENGTHS) -> Table:
 
 @style.plot
 def plot_memory(table: Table) -> Figure:
-    """Bytes against the length, beside the size of the matrix of scores.
-
-    Parameters
-    ----------
-    table : Table
-        Of `memory`.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed.
-    """
+    """Bytes against the length, beside the size of the matrix of scores."""
     figure, axes = style.subplots(size=(6.0, 3.6))
     mebi = 2.0**20
     for name, color, marker in ("numpy", style.ORANGE, "s"), ("sdpa", style.BLUE, "o"):
@@ -154,7 +139,7 @@ def plot_memory(table: Table) -> Figure:
         axes.plot(table["n"], table[name] / mebi, color=color, marker=marker, label=label)
     style.prediction(axes, table["n"], table["matrix"] / mebi, label="4 n² bytes")
     style.log_axis(axes, "x", [int(n) for n in table["n"]])
-    # Linear below 1 MiB: what fits into pages that are there already is a growth of 0.
+    # Linear below 1 MiB: a call whose memory fits into existing pages has a growth of 0.
     axes.set_yscale("symlog", linthresh=1)
     ticks = [0, 1, 10, 100, 1000]
     axes.yaxis.set_ticks(ticks, list(map(str, ticks)))

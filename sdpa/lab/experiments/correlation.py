@@ -25,10 +25,10 @@ import numpy.typing as npt
 
 import sdpa
 
-from . import style
-from .estimate import Draws
-from .inputs import stream
-from .table import Cell, Table
+from .. import style
+from ..tools.estimate import Draws
+from ..tools.inputs import stream
+from ..tools.table import Cell, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,7 +41,7 @@ def score_std(d_k: int, rho: float, rank: int) -> float:
 
     Examples
     --------
-    >>> from sdpa.lab.correlation import score_std
+    >>> from sdpa.lab.experiments.correlation import score_std
     >>> score_std(64, 0.0, 16), round(score_std(64, 1.0, 16), 1)
     (8.0, 18.0)
     """
@@ -75,7 +75,7 @@ def correlated_growth(
     n : iterable of int
         Tokens; the law does not have them.
     draws : int
-        Heads, each with weights and tokens of its own.
+        Heads, each with its own weights and tokens.
     seed : int
 
     Returns

@@ -3,13 +3,13 @@
 A row of n independent normal scores of standard deviation sigma has, for large n and sigma below
 the freezing point sqrt(2 ln n), an entropy of ln n - sigma^2/2 (Derrida 1981, the random energy
 model): at fixed sigma a fixed *share* exp(-sigma^2/2) of the keys is attended to, so that their
-number grows like n and the largest weight falls to 0. What sigma has to be instead depends on what
-is to be kept: with sigma^2 proportional to ln n the entropy keeps its share of ln n; to keep the
-*number* of keys sigma has to follow the freezing point, a sqrt(ln n) again but a steeper one; a
-factor ln n (Chiang & Cholak 2022; Nakanishi 2025) is right where one key stands out from the others
-by a gap that does not change with n. `critical` measures that: the inverse temperature at which the
-largest weight is 1/2 is set by the gaps below the largest score (Hayase & Karakida 2026), and each
-family of scores has its own law in n.
+number grows like n and the largest weight falls to 0. The right sigma depends on the figure to be
+kept: with sigma^2 proportional to ln n the entropy keeps its share of ln n; to keep the *number* of
+keys sigma has to follow the freezing point, a sqrt(ln n) again but a steeper one; a factor ln n
+(Chiang & Cholak 2022; Nakanishi 2025) is right where one key stands out from the others by a gap
+that does not change with n. `critical` measures that: the inverse temperature at which the largest
+weight is 1/2 is set by the gaps below the largest score (Hayase & Karakida 2026), and each family
+of scores has its own law in n.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy.typing as npt
 
 import sdpa
 
-from . import style, theory
-from .estimate import Draws
-from .inputs import stream
-from .table import Cell, Table
+from .. import style, theory
+from ..tools.estimate import Draws
+from ..tools.inputs import stream
+from ..tools.table import Cell, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +75,7 @@ def scale_over_length(
     draws: int = 200,
     seed: int = 0,
 ) -> Table:
-    """What each rule for the scale keeps constant over the length, and what it does not.
+    """Which figures each rule for the scale keeps constant over the length.
 
     All rules agree at n = `base`, where the scores have standard deviation 1.
 
@@ -84,12 +84,12 @@ def scale_over_length(
     n : iterable of int
         Keys.
     rules : iterable of str
-        Of RULES: a power of ln n times 1/sqrt(d_k), or what the exact laws say has to be taken to
-        keep one figure as it is at n = `base`.
+        Of RULES: 1/sqrt(d_k) times a power of ln n, or the scale that, by the exact laws, keeps one
+        figure as it is at n = `base`.
     base : int
         At least 2.
     draws : int
-        Rows, each with a query and keys of its own; those of one n serve every rule.
+        Rows, each with its own query and keys; all rules share the rows of one n.
     seed : int
 
     Returns

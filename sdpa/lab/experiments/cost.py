@@ -9,7 +9,7 @@ does. Only where a program projects anew for each pair does it grow as n^2 d^2.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 import sdpa
 
-from . import style
-from .estimate import Draws
-from .inputs import stream
+from .. import style
+from ..tools.clock import Call, sample
+from ..tools.estimate import Draws
+from ..tools.inputs import stream
+from ..tools.table import Cell, Table
 from .speed import numpy_weights
-from .table import Cell, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,9 +37,9 @@ LEADING = {
     "additive, NumPy": {"n": 2, "d": 1},
     "additive, each pair": {"n": 2, "d": 2},
 }
-"""What is timed, and the exponent of its leading term in n and in d: both kinds of attention by the
-package, each in NumPy with a projection per token, and additive with both projections per pair, as
-the formula reads."""
+"""What is timed, and the exponents of its leading term in n and in d: both kinds of attention by
+the package, both in NumPy with one projection per token, and additive attention with both
+projections per pair, as the formula reads."""
 
 
 def cost(
@@ -54,7 +55,7 @@ def cost(
     """Seconds of one call in float32 on one thread, along n at width `d` and along d at length `n`.
 
     In each turn everything is timed once, the shortest of three calls; a draw is a turn. Time is
-    that which the thread had a CPU: other processes would lengthen long calls more than short ones.
+    the thread's CPU time, because other processes would lengthen long calls more than short ones.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ def cost(
         Of LEADING. "additive, NumPy" holds n^2 d numbers, "additive, each pair" three times that.
     lengths, widths : sequences of int
     n, d : int
-        At which the widths and the lengths are run through.
+        The length at which the widths vary, and the width at which the lengths vary.
     turns : int
     seed : int
         Of the data.
@@ -70,7 +71,7 @@ def cost(
     Raises
     ------
     ValueError
-        `kinds` names one that is not there.
+        `kinds` contains an unknown name.
     ImportError
         threadpoolctl, which keeps NumPy's kinds to one thread, is not installed.
 
@@ -164,20 +165,6 @@ def drawn(cell: Cell) -> Draws:
 def plot_cost(table: Table) -> Figure:
     """Seconds over n and over d on logarithmic axes, with the fitted exponents.
 
-    Parameters
-    ----------
-    table : Table
-        Of `cost`.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed.
-
     Examples
     --------
     >>> from sdpa import lab
@@ -208,7 +195,7 @@ def plot_cost(table: Table) -> Figure:
 # ------------------------------------------------------------------------------ calls
 
 
-def _call(kind: str, n: int, d: int, seed: int) -> Callable[[], object]:
+def _call(kind: str, n: int, d: int, seed: int) -> Call:
     """One forward call on N(0, 1) data, scores of a standard deviation of about 1."""
     if kind not in LEADING:
         raise ValueError(f"kinds: expected some of {list(LEADING)}, got {kind!r}")
@@ -216,7 +203,7 @@ def _call(kind: str, n: int, d: int, seed: int) -> Callable[[], object]:
     query, key, value = rng.standard_normal((3, n, d), np.float32)
     w_query, w_key = rng.standard_normal((2, d, d), np.float32) * np.float32(d**-0.5)
     weights = w_query, w_key, rng.standard_normal(d, np.float32) * np.float32(d**-0.5)
-    calls: dict[str, Callable[[], object]] = {
+    calls: dict[str, Call] = {
         "dot": lambda: sdpa.attention(query, key, value, workers=1),
         "additive": lambda: sdpa.additive_attention(query, key, value, *weights, workers=1),
         "dot, NumPy": lambda: numpy_weights(query, key) @ value,
@@ -237,7 +224,7 @@ def numpy_additive(
 def each_pair(
     query: Array, key: Array, value: Array, w_query: Array, w_key: Array, w_score: Array
 ) -> Array:
-    """The same with both projections of every pair, n^2 of each."""
+    """Like `numpy_additive`, but with both projections computed for every pair, n^2 of each."""
     pairs = (len(query), len(key), query.shape[1])
     hidden = np.broadcast_to(query[:, None], pairs).reshape(-1, pairs[2]) @ w_query
     hidden += np.broadcast_to(key, pairs).reshape(-1, pairs[2]) @ w_key
@@ -250,17 +237,12 @@ def _attend(s: Array, value: Array) -> Array:
     return np.asarray((s @ value) / s.sum(axis=-1, keepdims=True))
 
 
-def _shortest(call: Callable[[], object]) -> float:
-    best = float("inf")
-    for _ in range(3):
-        start = time.thread_time()
-        call()
-        best = min(best, time.thread_time() - start)
-    return best
+def _shortest(call: Call) -> float:
+    return min(sample(call, 1, time.thread_time) for _ in range(3))
 
 
 def _one_thread(kinds: Sequence[str]) -> AbstractContextManager[Any]:
-    """BLAS too, for the kinds that use it; that takes threadpoolctl."""
+    """Limits BLAS to one thread for the kinds that use it; needs threadpoolctl."""
     if set(kinds) <= {"dot", "additive"}:
         return nullcontext()
     from threadpoolctl import threadpool_limits

@@ -1,26 +1,28 @@
 """Attention with learned vectors for relative positions, in scores and output (Shaw et al., 2018).
 
-The distance t = j - i - query_offset of query i and key j is clipped to -D ... D, so beyond D - 1 a
-vector is the same for all keys: there attention is that of keys key + rel_key[end] and values
-value + rel_value[end], to the kernel's liking. What remains is a band of diagonals around t = 0,
-taken in blocks of queries with the few keys that they meet there: its part of the scores is
-query rel_key^T, one product per query and distance, read along diagonals as an additive mask (with
-a softcap or dropout its pairs are written out, a block at a time). The parts, over disjoint sets of
-keys, are merged by their log-sum-exps. Where there are no more keys
-than a block of the band has anyway, all of them are in the band.
+The distance t = j - i - query_offset of query i and key j is clipped to -D ... D, so from D on all
+keys share one relative row: there it is ordinary attention over key + rel_key[end] and
+value + rel_value[end], which the kernel handles directly. The rest is a band of diagonals around
+t = 0. It is computed in blocks of queries with the few keys that they meet there: the relative
+scores query rel_key^T are one product per query and distance, and the kernel reads them along
+diagonals as an additive mask. With dropout, or an option that changes scores, the pairs of a block
+are written out instead. The parts are over disjoint sets of keys and are merged by their
+log-sum-exps. If there are no more keys than a block of the band needs anyway, the band holds all of
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from sdpa import _core
-from sdpa._compose import Array, arrays, checked_needs, checked_options, widen
-from sdpa._relative import Backward, Problem, forward
+from sdpa._options import ShawOptions
+from sdpa.mechanisms._band import Backward, Problem, forward
+from sdpa.mechanisms._compose import Array, checked_needs, checked_options, checked_upstream
 
 __all__ = [
     "ShawGradients",
@@ -28,24 +30,6 @@ __all__ = [
     "shaw_attention_backward",
     "shaw_attention_forward",
 ]
-
-
-class ShawOptions(TypedDict, total=False):
-    """Options of `shaw_attention`."""
-
-    attn_mask: ArrayLike | None
-    dropout_p: float
-    is_causal: bool | Literal["upper_left", "lower_right"]
-    scale: float | None
-    enable_gqa: bool
-    softcap: float | None
-    window: tuple[int | None, int | None] | None
-    sinks: ArrayLike | None
-    alibi_slopes: ArrayLike | None
-    key_lengths: int | ArrayLike | None
-    query_offset: int | None
-    rng: int | None
-    workers: int | None
 
 
 class ShawGradients(NamedTuple):
@@ -76,7 +60,7 @@ def shaw_attention(
         p = softmax_j(scale query_i . (key_j + rel_key[c]) + attn_mask)
 
     Shaw, Uszkoreit and Vaswani, "Self-attention with relative position representations" (2018),
-    section 3.1. No Lq x Lk array is made: beyond the result the memory is O(L d) and one block of
+    section 3.1. No Lq x Lk array is made: beyond the result, the memory is O(L d) and one block of
     about 128 queries and 128 + 2 D keys per head.
 
     Parameters
@@ -88,14 +72,14 @@ def shaw_attention(
     value : array_like, (..., heads, Lk, d_v)
         Of query's dtype.
     rel_key : array_like, (2 D + 1, d_k) or (heads, 2 D + 1, d_k)
-        Of query's dtype; vectors of the distances -D ... D, keys before the query first. Heads are
-        those of key.
+        Of query's dtype. One vector for each distance -D ... D, keys before the query first. Its
+        heads are key's.
     rel_value : array_like, (2 D + 1, d_v) or (heads, 2 D + 1, d_v), optional
-        The same for values; None is zero.
+        The vectors added to values; None is zero.
     **options : attn_mask, is_causal, scale, enable_gqa, window, sinks, key_lengths, ...
-        Those of `attention_forward`, with the same meaning, but out. query_offset is one int, and
-        sets the distance 0, too; so does is_causal="lower_right", with one key length. A softcap
-        bends scale query . (key + rel_key); dropout leaves out the pairs that it does there.
+        As in `attention_forward`, but without out. query_offset is one int and also says where the
+        distance is 0; so does is_causal="lower_right", with one key length. Options that change
+        scores apply to scale query . (key + rel_key). Dropout drops the same pairs as there.
 
     Returns
     -------
@@ -105,13 +89,13 @@ def shaw_attention(
     Raises
     ------
     TypeError
-        An argument of a dtype or type that is not taken, or an unknown one.
+        An argument has a dtype or type that is not accepted, or its name is unknown.
     ValueError
-        Shapes that do not fit, or a value that is not legal.
+        Shapes do not fit, or a value is out of range.
 
     See Also
     --------
-    shaw_attention_forward : the same and the log-sum-exp of each row.
+    shaw_attention_forward : out and the log-sum-exp of each row.
     shaw_attention_backward : gradients.
 
     Examples
@@ -122,8 +106,7 @@ def shaw_attention(
     >>> sdpa.shaw_attention(query, key, value, rel_key)[2]
     array([0.4, 0.4, 0.2])
     """
-    name = "shaw_attention"
-    return _forward(name, query, key, value, rel_key, rel_value, options).out
+    return _forward(shaw_attention, query, key, value, rel_key, rel_value, options).out
 
 
 def shaw_attention_forward(
@@ -139,9 +122,9 @@ def shaw_attention_forward(
     Parameters
     ----------
     query, key, value, rel_key, rel_value : array_like
-        As of `shaw_attention`.
+        As in `shaw_attention`.
     **options : attn_mask, is_causal, scale, enable_gqa, window, sinks, key_lengths, ...
-        As of `shaw_attention`.
+        As in `shaw_attention`.
 
     Returns
     -------
@@ -161,8 +144,7 @@ def shaw_attention_forward(
     >>> sdpa.shaw_attention_forward(x, x, x, rel_key).lse  # scores 0: log 2
     array([0.69314718, 0.69314718])
     """
-    name = "shaw_attention_forward"
-    return _forward(name, query, key, value, rel_key, rel_value, options)
+    return _forward(shaw_attention_forward, query, key, value, rel_key, rel_value, options)
 
 
 def shaw_attention_backward(
@@ -187,22 +169,23 @@ def shaw_attention_backward(
         rel_key[c]: scale sum of dS_ij query_i over the pairs of c
         rel_value[c]: sum of p_ij grad_out_i over the pairs of c
 
-    and key and value as ever. In the same parts as the forward, with the log-sum-exp of the whole.
+    The gradients of key and value are those of ordinary attention. They are computed in the same
+    parts as the forward, with the log-sum-exp of the whole.
 
     Parameters
     ----------
     grad_out : array_like, (..., heads, Lq, d_v)
         Gradient with respect to out, of query's dtype.
     query, key, value, rel_key, rel_value : array_like
-        As of the forward call.
+        As in the forward call.
     out, lse : array_like
         Results of `shaw_attention_forward`.
     grad_lse : array_like, (..., heads, Lq), optional
         Gradient with respect to lse, of its dtype; None is zero.
     needs : sequence of {"query", "key", "value", "rel_key", "rel_value", "attn_mask", "sinks"}
-        The gradients to compute; None is the first four, and rel_value where it is given.
+        The gradients to compute; None is the first four, and rel_value if it is given.
     **options : attn_mask, is_causal, scale, enable_gqa, window, sinks, key_lengths, ...
-        Those of the forward call.
+        As in the forward call.
 
     Returns
     -------
@@ -213,7 +196,7 @@ def shaw_attention_backward(
     Raises
     ------
     TypeError, ValueError
-        As `shaw_attention`, and for what does not fit the forward call.
+        As `shaw_attention`, and if an argument does not fit the forward call.
 
     Examples
     --------
@@ -234,23 +217,18 @@ def shaw_attention_backward(
     needs = checked_needs(needs, names)
     if "rel_value" in needs and rel_value is None:
         raise ValueError("needs: 'rel_value' has a gradient only where it is given, got None")
-    checked = checked_options("shaw_attention_backward", options, ShawOptions.__annotations__)
+    checked = checked_options(shaw_attention_backward, options, ShawOptions.__annotations__)
     problem = Problem(query, key, value, rel_key, rel_value, checked)
-    grad_out, out, lse = arrays(grad_out=grad_out, out=out, lse=lse)
-    if grad_lse is not None:
-        (grad_lse,) = arrays(grad_lse=grad_lse)
-    inner = tuple(name for name in needs if not name.startswith("rel_"))
-    _core._check_attention_backward(
-        grad_out, problem.query, problem.key, problem.value, out, lse, grad_lse=grad_lse,
-        needs=inner, **checked,
-    )  # fmt: skip
+    operands = (problem.query, problem.key, problem.value)
+    inner = [name for name in needs if not name.startswith("rel_")]
+    upstream = checked_upstream(grad_out, operands, out, lse, grad_lse, inner, checked)
     with np.errstate(all="ignore"):
-        of = Backward(problem, needs, widen(grad_out), widen(out), lse, grad_lse)
-        return ShawGradients(**dict.fromkeys(names) | of.result())
+        gradients = Backward(problem, needs, upstream).result()
+    return ShawGradients(**dict.fromkeys(names) | gradients)
 
 
 def _forward(
-    function: str,
+    function: Callable[..., Any],
     query: ArrayLike,
     key: ArrayLike,
     value: ArrayLike,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sdpa._compose import Array, arrays, checked_float, integer, native, positive, widen
+from sdpa.mechanisms._compose import Array, arrays, checked_float, integer, native, positive, widen
 
 __all__ = ["rotary_embedding", "rotary_embedding_backward"]
 
@@ -24,9 +24,9 @@ def rotary_embedding(
 
         (a, b) -> (a cos - b sin, b cos + a sin)
 
-    so that the dot product of a query and a key depends on the difference of their positions alone:
+    so the dot product of a query and a key depends on their positions only by the difference:
     Su et al., "RoFormer: enhanced transformer with rotary position embedding" (2021), section
-    3.2.2. Angles are computed in float64, so that far positions keep theirs.
+    3.2.2. Angles are computed in float64, so that they stay accurate at far positions.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def rotary_embedding(
         Pair i is (x[2 i], x[2 i + 1]), as in the paper; otherwise (x[i], x[i + r / 2]), as in
         GPT-NeoX and Llama.
     rotary_dim : int, optional
-        r, even, at most d; the other components stay as they are. None is d.
+        r, even, at most d; the other components are unchanged. None is d.
 
     Returns
     -------
@@ -51,9 +51,9 @@ def rotary_embedding(
     Raises
     ------
     TypeError
-        x or positions of a dtype that is not taken.
+        x or positions has a dtype that is not accepted.
     ValueError
-        Shapes that do not fit, or a value that is not legal.
+        Shapes do not fit, or a value is out of range.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def rotary_embedding_backward(
     grad : array_like, (..., L, d)
         Of the shape and dtype of x.
     positions, base, interleaved, rotary_dim : optional
-        As of the forward call.
+        As in the forward call.
 
     Returns
     -------

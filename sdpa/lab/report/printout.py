@@ -6,10 +6,11 @@ from textwrap import fill
 from typing import Any
 
 from ..claims import Row
-from ..estimate import Estimate
-from ..scale import DEAD, SATURATED, ScaleRow
-from ..speed import SpeedRow
-from ..table import layout, with_interval
+from ..experiments.scale import ScaleRow
+from ..experiments.speed import SpeedRow
+from ..measure import DEAD, SATURATED
+from ..tools.estimate import Estimate
+from ..tools.table import layout, with_interval
 
 SETTING = f"""
 What does dividing the scores of attention by sqrt(d_k) change, before any training?
@@ -28,7 +29,7 @@ in row      variance of s within a row; softmax does not feel what all of a row 
 entropy     of a row of p; ln 8 = 2.08 where all weights are equal
 max p       the largest weight of a row; saturated: share of rows where it exceeds {SATURATED:g}
 rms         root mean square of the norms of the gradient's rows; law: its expectation over W^V
-            and g, from x, q, k and p (help(sdpa.lab.scale) derives it)
+            and g, from x, q, k and p (help(sdpa.lab.experiments.scale) derives it)
 median      of these norms; none: share of rows with a norm below {DEAD:g} of that of a row of g"""
 
 PROJECTIONS = {
@@ -38,7 +39,7 @@ PROJECTIONS = {
 
 
 def machine_text(machine: dict[str, Any]) -> str:
-    """What `sdpa.lab.machine` returned."""
+    """The result of `sdpa.lab.machine` as text."""
     config = machine["sdpa"]
     return (
         f"sdpa {config['version']}, kernels {config['isa']} "
@@ -49,7 +50,7 @@ def machine_text(machine: dict[str, Any]) -> str:
 
 
 def scale_text(name: str, rows: list[ScaleRow]) -> str:
-    """What `sdpa.lab.scale_effect` returned for the inputs of this name."""
+    """The result of `sdpa.lab.scale_effect`, for the inputs of this name, as tables."""
     forward = ["d_k", "scale", "variance", "i.i.d.", "given x", "in row", "given x"]
     forward += ["entropy", "max p", "satu-\nrated %"]
     backward = forward[:2]
@@ -94,7 +95,7 @@ def scale_text(name: str, rows: list[ScaleRow]) -> str:
 
 
 def _summary(rows: list[ScaleRow]) -> str:
-    """What changes from the smallest to the largest d_k, with the first kind of projections."""
+    """The change from the smallest to the largest d_k, with the first kind of projections."""
     rows = [row for row in rows if row.projection == rows[0].projection]
     scaled, unscaled = ([row for row in rows if (row.scale == 1) == one] for one in (False, True))
 
@@ -118,7 +119,7 @@ def _summary(rows: list[ScaleRow]) -> str:
 
 
 def speed_text(rows: list[SpeedRow], threads: int) -> str:
-    """What `sdpa.lab.speed` returned, with that many threads."""
+    """The result of `sdpa.lab.speed` as a table."""
     header = ["shape", "", "NumPy\nms", "sdpa\nms", "NumPy/\nsdpa", "sdpa\nGF/s"]
     header += ["largest\ndifference", "turns"]
     cells: list[str | list[str]] = [
@@ -137,7 +138,7 @@ def speed_text(rows: list[SpeedRow], threads: int) -> str:
 
 
 def ledger_text(rows: Sequence[Row], known: int) -> str:
-    """What `sdpa.lab.claims.ledger` returned, in a line or two for each row."""
+    """The result of `sdpa.lab.claims.ledger`, a line or two for each row."""
     lines = [
         fill(
             row.statement,

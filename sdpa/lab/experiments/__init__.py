@@ -1,0 +1,1 @@
+"""The experiments, one module for each question; `sdpa.lab` exports their functions."""

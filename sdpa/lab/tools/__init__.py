@@ -1,0 +1,1 @@
+"""What every experiment needs: inputs, estimates with intervals, tables, progress, the machine."""

@@ -1,0 +1,33 @@
+"""The options that change a score by itself, for formulas written out in Python.
+
+The kernels apply these options where they compute the scores. A formula that adds something to the
+scores first, or that autograd differentiates, has to apply them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sdpa import _core
+
+_NAMES = {name for name, *_, kind, _ in _core._options() if kind == "score"} - {"scale"}
+
+
+def changes_scores(options: Mapping[str, Any]) -> bool:
+    """Whether any of these options but the scale is given."""
+    return any(options.get(name) is not None for name in _NAMES)
+
+
+def changed_scores(
+    scores: Any, options: Mapping[str, Any], tanh: Callable[[Any], Any] = np.tanh
+) -> tuple[Any, Any]:
+    """The scaled scores after these options, and the slope of that; a slope None is 1."""
+    softcap = options.get("softcap")
+    if softcap is None:
+        return scores, None
+    cap = float(softcap)
+    bent = tanh(scores / cap)
+    return cap * bent, 1 - bent * bent

@@ -11,22 +11,14 @@ import warnings
 import zlib
 
 import hypothesis
-import ml_dtypes
 import numpy as np
 import pytest
 import threadpoolctl
+from support.guard import Pages
+from support.machine import DTYPES, ISAS, SEED
 
 from sdpa import _core
 from sdpa.lab import minilm
-
-SEED = int(os.environ.get("SDPA_SEED", "0"))
-ISAS = [name for name, available in dict(_core._isas()).items() if available]
-DTYPES = {
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "f32": np.dtype(np.float32),
-    "f64": np.dtype(np.float64),
-}
 
 hypothesis.settings.register_profile(
     "sdpa",
@@ -73,6 +65,12 @@ def rng(request):
     return np.random.default_rng([SEED, zlib.crc32(request.node.nodeid.encode())])
 
 
+@pytest.fixture(params=["after", "before"])
+def pages(request):
+    """Memory that ends, or begins, at a page that may not be touched."""
+    return Pages(request.param == "after")
+
+
 @pytest.fixture(scope="session")
 def torch():
     """PyTorch, for comparison; the test is skipped where it is not installed."""
@@ -108,14 +106,14 @@ def browser():
     if program is None:
         pytest.skip("needs playwright and chromium: pip install 'sdpa[browser]', make browser")
     with sync_playwright() as playwright:
-        # Root, as whom containers run, has no sandbox; the pages are our own.
+        # Chromium has no sandbox for root, the usual user of a container; the pages are our own.
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         yield playwright.chromium.launch(executable_path=program, args=arguments)
 
 
 @pytest.fixture(params=[(1280, "light"), (390, "dark")], ids=["desktop-light", "phone-dark"])
 def context(browser, request):
-    """A window of a desktop's and of a phone's width, in light and in dark, without a network."""
+    """A light desktop window and a dark phone window, without a network."""
     width, scheme = request.param
     context = browser.new_context(
         viewport={"width": width, "height": 844}, color_scheme=scheme, offline=True

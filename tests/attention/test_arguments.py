@@ -1,0 +1,155 @@
+"""How attention is called: `out`, names and positions, what is no array, `needs`.
+
+What is refused argument by argument stands in tests/refusals.
+"""
+
+import inspect
+
+import numpy as np
+import pytest
+from support.calls import F32, backward_operands, message, ones, operands
+from support.helpers import BFLOAT16, compute_type
+
+import sdpa
+from sdpa import _core
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "attn_mask"])
+def test_out_that_overlaps_an_input_is_refused(name):
+    buffer = np.ones(200, F32)
+    out = buffer[99:].reshape(-1)[:30].reshape(5, 6)
+    x = {"query": ones(5, 6), "key": ones(5, 6), "value": ones(5, 6), "attn_mask": ones(5, 5)}
+    size = x[name].size
+    x[name] = buffer[100 - size :][:size].reshape(x[name].shape)  # its last element is out's first
+    expected = f"out: expected memory not shared with an input, got an array that overlaps {name}"
+    assert message(ValueError, sdpa.attention, **x, out=out) == expected
+    x[name] = buffer[99 - size :][:size].reshape(x[name].shape)
+    sdpa.attention(**x, out=out)
+
+
+# ------------------------------------------------------------------- the call itself
+
+
+def python_function(function):
+    """A Python function with the name and the signature of a compiled one."""
+    namespace = {}
+    exec(f"def {function.__name__}{inspect.signature(function)}: pass", namespace)
+    return namespace[function.__name__]
+
+
+# (positional arguments, keywords, message of attention)
+MISUSED = {
+    "one missing": (2, {}, "missing 1 required positional argument: 'value'"),
+    "two missing": (1, {}, "missing 2 required positional arguments: 'key' and 'value'"),
+    "three missing": (
+        0,
+        {"scale": None},
+        "missing 3 required positional arguments: 'query', 'key', and 'value'",
+    ),
+    "given twice": (3, {"key": None}, "got multiple values for argument 'key'"),
+    "given twice and too many": (7, {"key": None}, "got multiple values for argument 'key'"),
+    "too many": (7, {}, "takes from 3 to 6 positional arguments but 7 were given"),
+    "too many and a keyword": (
+        8,
+        {"scale": None},
+        "takes from 3 to 6 positional arguments but 8 positional arguments "
+        "(and 1 keyword-only argument) were given",
+    ),
+    "too many and two keywords": (
+        7,
+        {"scale": None, "enable_gqa": None},
+        "takes from 3 to 6 positional arguments but 7 positional arguments "
+        "(and 2 keyword-only arguments) were given",
+    ),
+    "unexpected": (1, {"nonsense": None}, "got an unexpected keyword argument 'nonsense'"),
+    "unexpected and too many": (7, {"zzz": None}, "got an unexpected keyword argument 'zzz'"),
+}
+
+
+@pytest.mark.parametrize("case", MISUSED)
+def test_misuse_gets_the_words_of_cpython(case):
+    n, keywords, expected = MISUSED[case]
+    assert message(TypeError, sdpa.attention, *[None] * n, **keywords) == f"attention() {expected}"
+    for function in (sdpa.attention, sdpa.scaled_dot_product_attention):
+        words = message(TypeError, python_function(function), *[None] * n, **keywords)
+        assert message(TypeError, function, *[None] * n, **keywords) == words
+
+
+@pytest.mark.parametrize("function", [sdpa.merge_attention, sdpa.set_num_threads])
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 4])
+def test_misuse_of_functions_without_options(function, n):
+    if n == len(inspect.signature(function).parameters):
+        return
+    words = message(TypeError, python_function(function), *[None] * n)
+    assert message(TypeError, function, *[None] * n) == words
+
+
+def test_keywords_need_not_be_interned():
+    x = {"".join(list(name)): a for name, a in operands().items()}
+    np.testing.assert_array_equal(sdpa.attention(**x), sdpa.attention(*x.values()))
+
+
+def test_argument_that_is_no_array():
+    class Broken:
+        def __array__(self, dtype=None, copy=None):
+            raise RuntimeError("on another device")
+
+    x = operands() | {"key": Broken()}
+    got = message(TypeError, sdpa.attention, **x)
+    assert got.startswith("key: expected an array, got <class ")
+    assert got.endswith("which NumPy cannot take: on another device")
+    with pytest.raises(TypeError) as caught:
+        sdpa.attention(**x)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    ragged = message(TypeError, sdpa.attention, **(operands() | {"value": [[1.0], [1.0, 2.0]]}))
+    assert ragged.startswith(
+        "value: expected an array, got <class 'list'>, which NumPy cannot take"
+    )
+
+
+def test_interruption_in_a_conversion_passes():
+    class Interrupted:
+        def __array__(self, dtype=None, copy=None):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sdpa.attention(Interrupted(), ones(7, 8), ones(7, 3))
+
+
+def test_nothing_is_written_without_memory():
+    out = np.full((2, 4, 5, 3), 7, F32)
+    _core._alloc_fail_after(0)
+    try:
+        message(MemoryError, sdpa.attention, **operands(), out=out)
+    finally:
+        _core._alloc_fail_after(-1)
+    assert (out == 7).all()
+
+
+# ------------------------------------------------------------------- backward
+
+
+def test_lse_dtype_follows_the_operands():
+    for dtype in (np.float16, BFLOAT16, np.float64):
+        x = {name: a.astype(dtype) for name, a in operands().items()}
+        out, lse = sdpa.attention_forward(**x)
+        assert out.dtype == dtype
+        assert lse.dtype == compute_type(dtype)
+        wrong = np.float32 if dtype == np.float64 else np.float64
+        expected = f"lse: expected {lse.dtype}, got {np.dtype(wrong)}"
+        call = (out, *x.values(), out, lse.astype(wrong))
+        assert message(TypeError, sdpa.attention_backward, *call) == expected
+
+
+def test_needs():
+    x = backward_operands() | {"attn_mask": ones(4, 1, 7)}
+    full = sdpa.attention_backward(**x, needs=("query", "key", "value", "attn_mask"))
+    assert full._fields == ("query", "key", "value", "attn_mask", "sinks")
+    assert full.sinks is None
+    for name in ("query", "key", "value", "attn_mask"):
+        assert getattr(full, name).shape == x[name].shape
+        alone = sdpa.attention_backward(**x, needs=iter([name, name]))
+        np.testing.assert_array_equal(getattr(alone, name), getattr(full, name))
+        assert all(getattr(alone, other) is None for other in full._fields if other != name)
+    assert sdpa.attention_backward(**x, needs=()) == (None,) * 5
+    assert sdpa.attention_backward(**x).attn_mask is None

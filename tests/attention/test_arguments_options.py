@@ -1,0 +1,114 @@
+"""What options and derivatives of attention accept: seeds, tangents, empty axes."""
+
+import numpy as np
+import pytest
+from support.calls import ATTENTION, F32, double_operands, message, ones, operands
+
+import sdpa
+
+EVERY = pytest.mark.parametrize("function", ATTENTION, ids=lambda f: f.__name__)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [sdpa.attention_backward, sdpa.attention_jvp, sdpa.attention_double_backward],
+    ids=lambda f: f.__name__,
+)
+def test_the_largest_seed(function):
+    function(**ATTENTION[function](), dropout_p=0.5, rng=2**64 - 1)
+
+
+def test_attention_takes_a_generator():
+    sdpa.attention(**operands(), dropout_p=0.5, rng=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("function", "prefix", "suffix"),
+    [(sdpa.attention_jvp, "", "_t"), (sdpa.attention_double_backward, "gg_", "")],
+    ids=["jvp", "double_backward"],
+)
+def test_tangents(function, prefix, suffix):
+    """None stands for zero; a given mask or sinks may have a tangent."""
+    x = ATTENTION[function]()
+    for primal in ("query", "key", "value"):
+        function(**(x | {prefix + primal + suffix: None}))
+    for primal, a in {"attn_mask": ones(4, 1, 7), "sinks": ones(4)}.items():
+        function(**x, **{primal: a, prefix + primal + suffix: a})
+
+
+def test_double_backward_computes_what_it_needs():
+    x = double_operands() | {"attn_mask": ones(4, 1, 7), "sinks": ones(4)}
+    names = ("grad_out", "query", "key", "value", "attn_mask", "sinks")
+    full = sdpa.attention_double_backward(**x, needs=names)
+    for name in names:
+        assert getattr(full, name).shape == x[name].shape
+        alone = sdpa.attention_double_backward(**x, needs=[name])
+        np.testing.assert_array_equal(getattr(alone, name), getattr(full, name))
+        assert all(getattr(alone, other) is None for other in names if other != name)
+    assert sdpa.attention_double_backward(**x, needs=()) == (None,) * 6
+
+
+@pytest.mark.parametrize("name", ["sinks", "alibi_slopes"])
+def test_out_that_overlaps_an_input_is_refused(name):
+    out = ones(2, 4, 5, 3)
+    expected = f"out: expected memory not shared with an input, got an array that overlaps {name}"
+    x = operands() | {name: out.reshape(-1)[:4]}
+    for function in (sdpa.attention, sdpa.attention_forward):
+        assert message(ValueError, function, **x, out=out) == expected
+    assert (out == 1).all()
+
+
+# ------------------------------------------------------------------- what is taken
+
+
+@EVERY
+@pytest.mark.parametrize("name", ["sinks", "alibi_slopes"])
+def test_numbers_per_head(function, name):
+    """Any float dtype, a Python number and a 0-d array, which broadcast over heads."""
+    x = ATTENTION[function]()
+    want = function(**x, **{name: np.full((2, 4), 0.5, F32)})
+    for a in (0.5, np.array(0.5), [0.5], [0.5] * 4, np.float16(0.5), np.full((2, 1), 0.5, F32)):
+        got = function(**x, **{name: a})
+        for g, w in zip(got, want, strict=True):
+            np.testing.assert_array_equal(g, w)
+
+
+EMPTY = {
+    "Lq": {"n_q": 0},
+    "Lk": {"n_k": 0},
+    "d_k": {"d_k": 0},
+    "d_v": {"d_v": 0},
+    "heads": {"heads": 0},
+    "batch": {"batch": 0},
+    "all": {"n_q": 0, "n_k": 0, "d_k": 0, "d_v": 0, "heads": 0, "batch": 0},
+}
+
+
+@pytest.mark.parametrize("case", EMPTY)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sinks": F32(0.25), "softcap": 2.0}],
+    ids=str,
+)
+def test_empty(case, options):
+    sizes = {"batch": 2, "heads": 4, "n_q": 5, "n_k": 7, "d_k": 8, "d_v": 3} | EMPTY[case]
+    b, h, n_q, n_k, d_k, d_v = sizes.values()
+    x = [ones(b, h, n_q, d_k), ones(b, h, n_k, d_k), ones(b, h, n_k, d_v)]
+    out, lse = sdpa.attention_forward(*x, **options)
+    got, out_t = sdpa.attention_jvp(*x, *x, **options)
+    np.testing.assert_array_equal(got, out)
+    assert out_t.shape == (b, h, n_q, d_v)
+    grad_out = ones(b, h, n_q, d_v)
+    second = sdpa.attention_double_backward(*x, grad_out, *x, out, lse, **options)
+    for a, like in zip(second[:4], [grad_out, *x], strict=True):
+        assert a.shape == like.shape
+        assert np.isfinite(a).all()
+    statistics = sdpa.attention_statistics(*x[:2], **options)
+    assert all(a.shape == (b, h, n_q) for a in statistics)
+    np.testing.assert_array_equal(statistics.lse, lse)
+    if n_k == 0:
+        assert (out_t == 0).all()
+        assert all((a == 0).all() for a in second[:4])
+        assert (lse == options.get("sinks", -np.inf)).all()
+    elif d_k == 0 and not options:
+        np.testing.assert_allclose(statistics.max_weight, 1 / n_k, rtol=1e-6)

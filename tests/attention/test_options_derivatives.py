@@ -1,0 +1,246 @@
+"""Every option, alone and with others, in every function, on every ISA and dtype.
+
+Against the oracle, which test_reference.py holds against PyTorch's autograd, within the bounds of
+support/bounds.py.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from support.helpers import AttentionBounds, assert_within, check_attention, compute_type, normal
+
+import sdpa
+from sdpa import reference
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+HEADS = 4
+SHAPES = [(37, 150, 19, 7), (130, 67, 8, 33), (3, 300, 16, 5), (1, 2, 3, 2)]
+
+# The shapes of array options; rows and columns stand for Lq and Lk.
+MASKS = {
+    "mask": "bhqk",
+    "mask over rows": "bh1k",
+    "mask over keys": "bhq1",
+    "mask over heads": "b1qk",
+    "mask over the batch": "hqk",
+    "mask over all but keys": "k",
+}
+OPTIONS = {
+    "plain": {},
+    "causal": {"is_causal": True, "query_offset": 5},
+    "lower right": {"is_causal": "lower_right"},
+    "window": {"window": (20, 3)},
+    "window, causal, offsets": {"window": (40, 2), "is_causal": True, "query_offset": [9, -30]},
+    "lengths": {"key_lengths": [2, 1]},
+    "no keys": {"key_lengths": 0},
+    "scale": {"scale": -0.4},
+    "scale 0": {"scale": 0.0},
+    "softcap": {"softcap": 1.3},
+    "wide softcap": {"softcap": 300.0},
+    "sinks": {"sinks": (HEADS,)},
+    "sinks of each entry": {"sinks": (2, 1)},
+    "ALiBi": {"alibi_slopes": (HEADS,), "query_offset": -3},
+    "ALiBi of each entry": {"alibi_slopes": (2, HEADS), "is_causal": "lower_right"},
+    "dropout": {"dropout_p": 0.3, "rng": 2**40 + 77},
+    "boolean mask": {"attn_mask": "bool"},
+    **{name: {"attn_mask": axes} for name, axes in MASKS.items()},
+    "softcap, window": {"softcap": 2.0, "window": (10, 0)},
+    "sinks, dropout": {"sinks": (HEADS,), "dropout_p": 0.5, "rng": 3},
+    "all": {
+        "softcap": 1.7,
+        "sinks": (HEADS,),
+        "alibi_slopes": (HEADS,),
+        "attn_mask": "hqk",
+        "dropout_p": 0.3,
+        "rng": 5,
+        "scale": -0.4,
+        "key_lengths": [1, 2],
+        "window": (60, 20),
+        "is_causal": True,
+        "query_offset": [0, 40],
+    },
+}
+
+
+def problem(rng, dtype, name, n_q, n_k, d_k, d_v):
+    """Arguments of check_attention: two batch entries that share a key, two query heads a head."""
+    options = dict(OPTIONS[name])
+    x = {
+        "query": normal(rng, (2, HEADS, n_q, d_k), dtype),
+        "key": normal(rng, (1, 2, n_k, d_k), dtype),
+        "value": normal(rng, (2, 2, n_k, d_v), dtype),
+        "enable_gqa": True,
+    }
+    for per_head in {"sinks", "alibi_slopes"} & set(options):
+        options[per_head] = normal(rng, options[per_head], dtype)
+    if "key_lengths" in options:
+        options["key_lengths"] = np.array(options["key_lengths"]) * n_k // 2
+    axes = options.get("attn_mask")
+    if axes == "bool":
+        options["attn_mask"] = rng.random((2, 1, n_q, n_k)) < 0.6
+    elif axes:
+        sizes = {"b": 2, "h": HEADS, "q": n_q, "k": n_k, "1": 1}
+        mask = normal(rng, [sizes[axis] for axis in axes], dtype)
+        mask[rng.random(mask.shape) < 0.1] = -np.inf
+        options["attn_mask"] = mask
+    arguments = [*x.values()][:3]
+    arguments += [options.get("attn_mask") if axes != "bool" else None, options.get("sinks")]
+    return x | options | {
+        "tangents": [None if y is None else normal(rng, y.shape, y.dtype) for y in arguments],
+        "grad_out": normal(rng, (2, HEADS, n_q, d_v), dtype),
+        "grad_lse": normal(rng, (2, HEADS, n_q), compute_type(dtype)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_function(rng, dtype, name):
+    """Forward, stages of the weights, statistics, backward, forward mode, double backward."""
+    for shape in SHAPES:
+        check_attention(**problem(rng, dtype, name, *shape))
+
+
+def second_order(x):
+    """(function, its positional and other arguments) of forward mode, double backward, figures."""
+    x = dict(x)
+    tangents, g, g_lse = (x.pop(name) for name in ("tangents", "grad_out", "grad_lse"))
+    operands = [x.pop(name) for name in ("query", "key", "value")]
+    saved = sdpa.attention_forward(*operands, **x)
+    needs = ("grad_out", "query", "key", "value", "attn_mask", "sinks")
+    undropped = {name: value for name, value in x.items() if name not in ("dropout_p", "rng")}
+    return [
+        (sdpa.attention_jvp, [*operands, *tangents[:3]],
+         x | {"attn_mask_t": tangents[3], "sinks_t": tangents[4]}),
+        (sdpa.attention_double_backward, [*tangents[:3], g, *operands, *saved],
+         x | {"gg_attn_mask": tangents[3], "gg_sinks": tangents[4], "grad_lse": g_lse,
+              "needs": needs}),
+        (sdpa.attention_statistics, operands[:2], undropped),
+    ]  # fmt: skip
+
+
+def test_second_order_does_not_depend_on_workers(rng, dtype):
+    x = problem(rng, dtype, "all", 200, 333, 24, 20)
+    for function, arguments, options in second_order(x):
+        one = [a.tobytes() for a in function(*arguments, **options, workers=1)]
+        for n in (2, 3, 5):
+            again = [a.tobytes() for a in function(*arguments, **options, workers=n)]
+            assert again == one, (function.__name__, n)
+
+
+@pytest.mark.parametrize("which", ["grad_out", "query", "key", "value", "attn_mask", "sinks"])
+def test_each_second_derivative_alone_equals_the_one_among_all(rng, dtype, which):
+    _, (function, arguments, options), _ = second_order(problem(rng, dtype, "all", 40, 140, 8, 9))
+    everything = function(*arguments, **options)
+    alone = function(*arguments, **options | {"needs": [which]})
+    np.testing.assert_array_equal(getattr(alone, which), getattr(everything, which))
+    assert [name for name in alone._fields if getattr(alone, name) is not None] == [which]
+
+
+def test_a_tangent_that_is_none_is_zero(rng, dtype):
+    jvp, double, _ = second_order(problem(rng, dtype, "all", 20, 140, 8, 9))
+    for first, (function, arguments, options) in ((3, jvp), (0, double)):
+        for i in range(first, first + 3):
+            zero = [*arguments]
+            zero[i] = None
+            none = function(*zero, **options)
+            zero[i] = np.zeros_like(arguments[i])
+            for a, b in zip(none, function(*zero, **options), strict=True):
+                np.testing.assert_array_equal(a, b)
+        for name in ("attn_mask_t", "sinks_t", "gg_attn_mask", "gg_sinks"):
+            if name in options:
+                none = function(*arguments, **options | {name: None})
+                zeros = function(*arguments, **options | {name: np.zeros_like(options[name])})
+                for a, b in zip(none, zeros, strict=True):
+                    np.testing.assert_array_equal(a, b)
+
+
+def test_a_masked_row_with_a_sink(dtype):
+    q, v = np.ones((2, 3, 4), dtype), np.full((2, 3, 4), np.nan, dtype)
+    sinks = np.array([0.5, -2.0], dtype)
+    out, lse = sdpa.attention_forward(q, q, v, sinks=sinks, key_lengths=0)
+    assert (out == 0).all()
+    assert (lse == np.array([[0.5], [-2.0]])).all()
+    grads = sdpa.attention_backward(
+        q, q, q, v, out, lse, sinks=sinks, key_lengths=0, needs=("query", "sinks"),
+        grad_lse=np.ones((2, 3), lse.dtype),
+    )  # fmt: skip
+    assert (grads.query == 0).all()
+    assert (grads.sinks == 3).all()  # lse is the sink
+
+
+@pytest.mark.parametrize("cuts", [(0, 150), (0, 40, 150), (0, 0, 128, 129, 150)])
+def test_merge_with_options(rng, dtype, cuts):
+    """Keys a .. b-1 alone are a problem whose queries stand a further back; the sink is in one."""
+    x = problem(rng, dtype, "all", 37, 150, 19, 7)
+    q, k, v = (x[name] for name in ("query", "key", "value"))
+    common = {"softcap": 1.7, "scale": -0.4, "enable_gqa": True, "window": (60, 20)}
+    common |= {"alibi_slopes": x["alibi_slopes"], "is_causal": True}
+    mask, offset = x["attn_mask"], np.array([0, 40])
+    whole = (q, k, v, mask), common | {"query_offset": offset, "sinks": x["sinks"]}
+    parts = []
+    for a, b in itertools.pairwise(cuts):
+        options = common | {"query_offset": offset - a}
+        options |= {"sinks": x["sinks"]} if b == cuts[-1] else {}
+        parts.append(((q, k[..., a:b, :], v[..., a:b, :], mask[..., a:b]), options))
+    got = sdpa.merge_attention(
+        *zip(*[sdpa.attention_forward(*p, **o) for p, o in parts], strict=True)
+    )
+    exact = [reference.attention_forward(*p, **o) for p, o in parts]
+    bounds = [AttentionBounds(*p, **o) for p, o in parts]
+    expected = reference.attention_forward(*whole[0], **whole[1])
+    merged = reference.merge_attention(*zip(*exact, strict=True))
+    np.testing.assert_allclose(merged.out, expected.out, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(merged.lse, expected.lse, rtol=1e-12)
+    # Weights of the parts are at most 1, sum to 1, and err by twice the error of lse.
+    u = np.finfo(got.lse.dtype).eps
+    seen = [np.isfinite(e.lse) for e in exact]
+    e_lse = np.max([np.where(s, b.lse, 0) for s, b in zip(seen, bounds, strict=True)], axis=0)
+    e_lse = e_lse + u * (8 + np.abs(expected.lse))
+    e_out = 2 * np.max([b.out for b in bounds], axis=0)
+    e_out += 4 * e_lse[..., None] * np.max([np.abs(e.out) for e in exact], axis=0)
+    assert_within(got.out, expected.out, e_out, "out")
+    assert_within(got.lse, expected.lse, e_lse, "lse")
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "is_causal": "lower_right"}], ids=str)
+def test_statistics_at_65536_keys(rng, compute_dtype, options):
+    """Against the matrix of scores itself, a block of queries at a time."""
+    n_q, n_k, block = 20, 65536, 5
+    q, k = normal(rng, (n_q, 16), compute_dtype), normal(rng, (n_k, 16), compute_dtype)
+    options = options | {"scale": 1.0, "alibi_slopes": np.array([1e-4])}
+    got = sdpa.attention_statistics(q, k, sinks=np.array([4.0], compute_dtype), **options)
+    if options.get("is_causal"):
+        options |= {"is_causal": True}
+    for i in range(0, n_q, block):
+        here = options | {"query_offset": i + (n_k - n_q if "is_causal" in options else 0)}
+        x = (q[i : i + block], k)
+        here["sinks"] = np.array([4.0])
+        expected = reference.attention_statistics(*x, **here)
+        bounds = AttentionBounds(*x, np.zeros((n_k, 0), compute_dtype), **here).statistics
+        for name, theirs, bound in zip(got._fields, expected, bounds, strict=True):
+            assert_within(getattr(got, name)[i : i + block], theirs, bound, name)
+
+
+@pytest.mark.parametrize("size", [1e10, 1e30])
+def test_statistics_of_huge_scores(rng, compute_dtype, size):
+    """The largest score takes all the weight, whatever its rounding error."""
+    q = normal(rng, (9, 20), compute_dtype) * compute_dtype.type(size)
+    k = normal(rng, (70, 20), compute_dtype)
+    got = sdpa.attention_statistics(q, k)
+    scores = q.astype(np.float64) @ k.T.astype(np.float64) / 20**0.5
+    np.testing.assert_allclose(got.lse, scores.max(-1), rtol=100 * np.finfo(compute_dtype).eps)
+    for name, value in {"entropy": 0, "max_weight": 1, "sum_p2": 1, "sum_p3": 1}.items():
+        np.testing.assert_array_equal(getattr(got, name), value, name)
+
+
+def test_statistics_where_the_scale_makes_a_score_infinite(compute_dtype):
+    """A score that scaling turns into -inf is hidden; the other key gives the result alone."""
+    x = np.array([[-np.finfo(compute_dtype).max / 4], [1]], compute_dtype)
+    got = sdpa.attention_statistics(x, np.array([[1], [0.5], [0]], compute_dtype), scale=10.0)
+    assert got.max_weight[0] == 1
+    assert got.entropy[0] == 0
+    assert got.score_mean[0] == 0
+    alone = sdpa.attention_statistics(x[1:], np.array([[1], [0.5], [0]], compute_dtype), scale=10.0)
+    for both, one in zip(got, alone, strict=True):
+        assert both[1] == one[0]

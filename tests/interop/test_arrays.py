@@ -1,0 +1,114 @@
+"""Arrays of other libraries: taken by __array__ or DLPack wherever an array is, never written."""
+
+import numpy as np
+import pytest
+from support.calls import CALLS, F32, everything, message, operands
+from support.protocols import OnlyArray, OnlyDlpack
+
+import sdpa
+
+
+def mapped(convert, x):
+    """x with every array in it converted, at any depth of lists and tuples."""
+    if isinstance(x, np.ndarray):
+        return convert(x)
+    return type(x)(mapped(convert, y) for y in x) if type(x) in (list, tuple) else x
+
+
+def arrays(x):
+    """The arrays in x, at any depth."""
+    if isinstance(x, np.ndarray):
+        return [x]
+    return [a for y in x for a in arrays(y)] if isinstance(x, (list, tuple)) else []
+
+
+FUNCTIONS = [function for function, x in CALLS.items() if arrays(list(x().values()))]
+
+
+def arguments(function, rng):
+    """Arguments of a call with random arrays, and the names of those that it does not write."""
+
+    def drawn(a):
+        return rng.standard_normal(a.shape).astype(F32) if a.dtype.kind == "f" else a
+
+    x = {name: mapped(drawn, value) for name, value in everything(function).items()}
+    written = {"out"} if function in (sdpa.attention, sdpa.attention_forward) else set()
+    return x, [name for name in x if name not in written]
+
+
+def same_with(convert, function, rng):
+    x, read = arguments(function, rng)
+    before = mapped(np.copy, [x[name] for name in read])
+    expected = arrays(function(**x))
+    assert expected
+    got = arrays(function(**(x | {name: mapped(convert, x[name]) for name in read})))
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    for after, name in zip(before, read, strict=True):
+        np.testing.assert_equal(x[name], after)
+
+
+def read_only(a):
+    a.flags.writeable = False
+    return a
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [lambda a: OnlyArray(read_only(a)), OnlyDlpack],
+    ids=["__array__", "DLPack"],
+)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__qualname__)
+def test_protocols(function, convert, rng):
+    same_with(convert, function, rng)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__qualname__)
+def test_torch(function, torch, rng):
+    same_with(torch.from_numpy, function, rng)
+    same_with(lambda a: OnlyDlpack(torch.from_numpy(a)), function, rng)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__qualname__)
+def test_jax(function, rng):
+    """JAX's arrays are read-only, by __array__ and by DLPack."""
+    jnp = pytest.importorskip("jax.numpy", reason="needs jax: pip install 'sdpa[peers]'")
+    same_with(jnp.asarray, function, rng)
+    same_with(lambda a: OnlyDlpack(jnp.asarray(a)), function, rng)
+    assert not np.from_dlpack(jnp.zeros(3)).flags.writeable
+
+
+def test_dlpack_shares_memory():
+    """Nothing is copied on the way in: the result is made of what stands there now."""
+    x = np.zeros((3, 4), F32)
+    view = sdpa._core._array("x", OnlyDlpack(x[:, ::2]))
+    assert np.shares_memory(view, x)
+    assert view.strides == (16, 8)
+
+
+def test_tensors_that_numpy_cannot_take(torch):
+    x = operands()
+    tensor = torch.ones(x["query"].shape, dtype=torch.bfloat16)
+    text = (
+        "query: expected a dtype that NumPy takes, got <class 'torch.Tensor'> of torch.bfloat16; "
+        "sdpa.interop.torch takes its tensors"
+    )
+    assert message(TypeError, sdpa.attention, **(x | {"query": tensor})) == text
+    tensor = torch.ones(x["key"].shape, device="meta")
+    start = "key: expected an array, got <class 'torch.Tensor'>, which NumPy cannot take: "
+    assert message(TypeError, sdpa.attention, **(x | {"key": tensor})).startswith(start)
+
+
+@pytest.mark.parametrize("attribute", ["__dlpack_device__", "dtype"])
+def test_interruptions_pass(attribute):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    def refused(self, dtype=None, copy=None):
+        raise TypeError
+
+    made = interrupted if attribute == "__dlpack_device__" else property(interrupted)
+    broken = type("Broken", (), {"__array__": refused, attribute: made})()
+    with pytest.raises(KeyboardInterrupt):
+        sdpa.softmax(broken)

@@ -1,0 +1,288 @@
+"""sdpa.interop.autograd: autograd's own checks to second order in both modes, and PyTorch."""
+
+import doctest
+import inspect
+
+import numpy as np
+import pytest
+
+pytest.importorskip("autograd", reason="needs autograd: pip install 'sdpa[autograd]'")
+
+import autograd.numpy as anp
+from autograd import grad, make_jvp, make_vjp
+from autograd.test_util import check_grads
+from support.helpers import assert_same_bits
+
+import sdpa
+from sdpa.interop import autograd as interop
+from sdpa.interop.autograd import _attention
+
+HEADS, N_Q, N_K, D_K, D_V = 2, 3, 5, 4, 3
+
+CASES = {
+    "plain": {},
+    "causal": {"is_causal": True, "query_offset": 1},
+    "lower right": {"is_causal": "lower_right"},
+    "window": {"window": (1, 2)},
+    "lengths": {"key_lengths": np.array([4, 2])},
+    "scale": {"scale": -0.7},
+    "softcap": {"softcap": 0.8, "scale": 1.0},
+    "boolean mask": {"attn_mask": np.arange(N_Q * N_K).reshape(N_Q, N_K) % 3 > 0},
+    "row without keys": {"attn_mask": np.ones((N_Q, N_K), bool) & (np.arange(N_Q) != 1)[:, None]},
+    "bias": {"attn_mask": (2, 1, N_Q, N_K)},
+    "sinks": {"sinks": (HEADS,)},
+    "alibi": {"alibi_slopes": np.array([0.3, 0.1]), "query_offset": 2},
+    "dropout": {"dropout_p": 0.4, "rng": 11},
+    "grouped": {"enable_gqa": True},
+    "all": {
+        "enable_gqa": True,
+        "is_causal": True,
+        "query_offset": 2,
+        "attn_mask": (HEADS, 1, N_K),
+        "sinks": (HEADS,),
+        "softcap": 1.5,
+        "dropout_p": 0.3,
+        "rng": 3,
+        "workers": 2,
+    },
+}
+HAS_ARRAYS = ("attn_mask", "sinks")
+
+
+def problem(rng, name, dtype=np.float64):
+    """(operands that are differentiated, by name; the other options)."""
+    options = dict(CASES[name])
+    kv_heads = 1 if options.get("enable_gqa") else HEADS
+    shapes = {
+        "query": (2, HEADS, N_Q, D_K),
+        "key": (2, kv_heads, N_K, D_K),
+        "value": (kv_heads, N_K, D_V),  # shared by the batch, so that its gradient is a sum
+    }
+    for option in HAS_ARRAYS:
+        if isinstance(options.get(option), tuple):
+            shapes[option] = options.pop(option)
+    return {n: rng.standard_normal(s).astype(dtype) for n, s in shapes.items()}, options
+
+
+def function(f, names, options):
+    """f of positional arguments, as autograd differentiates them."""
+    return lambda *x: f(**dict(zip(names, x, strict=True)), **options)
+
+
+@pytest.fixture(autouse=True)
+def autograd_draws_from_the_seed(rng):
+    """autograd.test_util takes its random vectors from NumPy's global generator."""
+    np.random.seed(rng.integers(2**31))  # noqa: NPY002
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention_to_second_order(rng, name):
+    """Both modes, and every combination of two of them, against finite differences."""
+    operands, options = problem(rng, name)
+    f = function(interop.attention, operands, options)
+    check_grads(f, tuple(range(len(operands))), modes=["fwd", "rev"], order=2)(*operands.values())
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "row without keys"])
+def test_out_and_lse_together_to_second_order(rng, name):
+    """A row without keys has lse -inf, which has no finite difference."""
+    operands, options = problem(rng, name)
+    f = function(interop.attention_forward, operands, options)
+
+    def both(*x):
+        out, lse = f(*x)
+        return anp.sum(out * anp.cos(out)) + anp.sum(lse**2)
+
+    check_grads(both, tuple(range(len(operands))), modes=["fwd", "rev"], order=2)(
+        *operands.values()
+    )
+
+
+def test_a_row_without_keys_passes_no_gradient_of_lse(rng):
+    operands, options = problem(rng, "row without keys")
+    lse = lambda q, k, v: interop.attention_forward(q, k, v, **options)[1]  # noqa: E731
+    vjp, value = make_vjp(lse, (0, 1))(*operands.values())
+    assert np.isneginf(value[..., 1]).all()
+    grad_query, grad_key = vjp(np.ones_like(value))
+    assert np.isfinite(grad_key).all()
+    assert not grad_query[..., 1, :].any()
+    assert grad_query[..., 0, :].any()
+
+
+@pytest.mark.parametrize("name", ["plain", "all"])
+def test_third_order(rng, name):
+    """A gradient of a Hessian-vector product."""
+    operands, options = problem(rng, name)
+    f = function(interop.attention, operands, options)
+    names = tuple(range(len(operands)))
+    g, t = rng.standard_normal((2, HEADS, N_Q, D_V)), rng.standard_normal(len(operands))
+
+    def directed(*x):
+        first = make_vjp(f, names)(*x)[0](g)
+        return sum(t[i] * anp.sum(first[i]) for i in names)
+
+    def second(*x):
+        return make_vjp(directed, names)(*x)[0](1.0)[0]
+
+    check_grads(second, names, modes=["fwd", "rev"], order=1)(*operands.values())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_first_derivatives_are_those_of_the_library(rng, dtype, isa, name):
+    operands, options = problem(rng, name, dtype)
+    arrays = {n: operands.get(n, options.get(n)) for n in HAS_ARRAYS}
+    rest = {n: x for n, x in options.items() if n not in HAS_ARRAYS}
+    q, k, v = (operands[n] for n in ("query", "key", "value"))
+    out, lse = sdpa.attention_forward(q, k, v, **arrays, **rest)
+    g, g_lse = (rng.standard_normal(x.shape).astype(x.dtype) for x in (out, lse))
+    f = function(interop.attention_forward, operands, options)
+    vjp, values = make_vjp(f, tuple(range(len(operands))))(*operands.values())
+    assert_same_bits(values[0], out)
+    assert_same_bits(values[1], lse)
+    grads = sdpa.attention_backward(
+        g, q, k, v, out, lse, **arrays, **rest, grad_lse=g_lse, needs=tuple(operands)
+    )
+    # autograd may pass on a gradient of a wider type.
+    for n, grad_n in zip(operands, vjp((g.astype(np.float64), g_lse)), strict=True):
+        assert_same_bits(grad_n, getattr(grads, n), n)
+
+    tangents = {n: rng.standard_normal(x.shape).astype(dtype) for n, x in operands.items()}
+    f = function(interop.attention, operands, options)
+    value, tangent = make_jvp(f, tuple(range(len(operands))))(*operands.values())(
+        tuple(tangents.values())
+    )
+    t = {n + "_t": x for n, x in tangents.items()}
+    jvp = sdpa.attention_jvp(q, k, v, **t, **arrays, **rest)
+    assert_same_bits(value, out)
+    assert_same_bits(tangent, jvp.out_t)
+
+
+@pytest.mark.parametrize("order", ["rev", "fwd over rev", "rev over fwd"])
+def test_no_matrix_is_held(rng, monkeypatch, order):
+    """To second order, except forward over forward, the composed formula is never called."""
+
+    def refuse(*_):
+        raise AssertionError("composed")
+
+    monkeypatch.setattr(_attention, "_composed", refuse)
+    x = tuple(rng.standard_normal((3, 6, 4)) for _ in range(3))
+    square = lambda *x: anp.sum(interop.attention(*x, is_causal=True) ** 2)  # noqa: E731
+    reverse = lambda *x: make_vjp(square, (0, 1, 2))(*x)[0](1.0)  # noqa: E731
+    forward = lambda *x: make_jvp(square, (0, 1, 2))(*x)(x)[1]  # noqa: E731
+    if order == "rev":
+        first = reverse(*x)
+    elif order == "fwd over rev":
+        first = make_jvp(reverse, (0, 1, 2))(*x)(x)[1]
+    else:
+        first = make_vjp(forward, (0, 1, 2))(*x)[0](1.0)
+    assert all(np.abs(part).max() > 1e-3 for part in first)
+
+
+@pytest.mark.parametrize("name", ["plain", "bias", "softcap"])
+def test_hessian_vector_product_against_torch(torch, rng, name):
+    operands, options = problem(rng, name)
+    f = function(interop.attention, operands, options)
+    loss = lambda *x: anp.sum(anp.sin(f(*x)))  # noqa: E731
+    names = tuple(range(len(operands)))
+    t = [rng.standard_normal(x.shape) for x in operands.values()]
+    ours = make_jvp(lambda *x: make_vjp(loss, names)(*x)[0](1.0), names)(*operands.values())(
+        tuple(t)
+    )[1]
+
+    def composed(q, k, v, bias=None):
+        s = options.get("scale", D_K**-0.5) * q @ k.transpose(-1, -2)
+        if "softcap" in options:
+            s = options["softcap"] * torch.tanh(s / options["softcap"])
+        s = s if bias is None else s + bias
+        return torch.sin(torch.softmax(s, -1) @ v).sum()
+
+    tensors = tuple(torch.tensor(x) for x in operands.values())
+    _, theirs = torch.autograd.functional.hvp(composed, tensors, tuple(map(torch.tensor, t)))
+    for a, b in zip(ours, theirs, strict=True):
+        # Some hundred roundings of numbers of size 1 to 10.
+        np.testing.assert_allclose(a, b.numpy(), rtol=0, atol=1e-12 * np.abs(b.numpy()).max())
+
+
+def test_a_generator_gives_the_seed_that_sdpa_draws(rng):
+    x = rng.standard_normal((4, 30, 8))
+    ours = interop.attention(x, x, x, dropout_p=0.5, rng=np.random.default_rng(7))
+    theirs = sdpa.attention(x, x, x, dropout_p=0.5, rng=np.random.default_rng(7))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_fresh_dropout_is_the_same_in_forward_and_backward(rng):
+    """A value gets no gradient from a query that dropped it."""
+    x = rng.standard_normal((1, 40, 8))
+    out = lambda v: interop.attention(x, x, v, dropout_p=0.5)[0, 0]  # noqa: E731
+    vjp, value = make_vjp(out)(x)
+    grad_v = vjp(np.eye(8)[0])
+    np.testing.assert_allclose((grad_v[..., :1] * x).sum(axis=1)[0], value, rtol=1e-12)
+    assert 5 < (grad_v[0, :, 0] == 0).sum() < 35
+
+
+def test_out_is_refused():
+    x = np.ones((2, 3))
+    with pytest.raises(TypeError, match=r"^out: "):
+        interop.attention(x, x, x, out=np.ones((2, 3)))
+
+
+def test_errors_are_those_of_the_library():
+    with pytest.raises(ValueError, match=r"^key: expected"):
+        grad(lambda q: anp.sum(interop.attention(q, np.ones((2, 5)), np.ones((2, 3)))))(
+            np.ones((2, 3))
+        )
+
+
+SOFTMAX_CASES = {
+    "last": {},
+    "first": {"axis": 0},
+    "several": {"axis": (0, 2)},
+    "all": {"axis": None},
+    "where": {"where": np.arange(24).reshape(2, 3, 4) % 5 > 0},
+}
+
+
+@pytest.mark.parametrize("case", SOFTMAX_CASES)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
+def test_softmax_family_to_second_order(rng, name, case):
+    options = SOFTMAX_CASES[case]
+    variants = [{"temperature": 0.6}, {}] if "softmax" in name else [{"keepdims": True}, {}]
+    for variant in variants:
+        f = lambda x: getattr(interop, name)(x, **options, **variant)  # noqa: B023, E731
+        if name == "log_softmax" and case == "where":
+            # It is -inf for queries without keys, which has no finite difference.
+            f = lambda x, f=f: anp.where(options["where"], f(x), 0)  # noqa: E731
+        check_grads(f, modes=["fwd", "rev"], order=2)(rng.standard_normal((2, 3, 4)))
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
+def test_softmax_family_keeps_its_type(rng, name, dtype):
+    x = rng.standard_normal((3, 4)).astype(dtype)
+    vjp, value = make_vjp(getattr(interop, name))(x)
+    assert_same_bits(value, getattr(sdpa, name)(x))
+    assert vjp(np.ones(value.shape)).dtype == dtype
+
+
+def test_a_small_model_descends(rng):
+    """One layer learns to copy the token before: the loss falls by two thirds in 60 steps."""
+    x = rng.standard_normal((16, 8, 6))
+    position = np.eye(8)
+    weights = [0.3 * rng.standard_normal(s) for s in [(8, 5), (8, 5), (6, 6)]]
+
+    def loss(weights):
+        w_query, w_key, w_value = weights
+        out = interop.attention(position @ w_query, position @ w_key, x @ w_value)
+        return anp.mean((out[:, 1:] - x[:, :-1]) ** 2)
+
+    first = loss(weights)
+    for _ in range(60):
+        weights = [w - 2.0 * g for w, g in zip(weights, grad(loss)(weights), strict=True)]
+    assert loss(weights) < first / 3
+
+
+@pytest.mark.parametrize("name", ["module", *interop.__all__])
+def test_examples(name):
+    document = inspect.getdoc(interop if name == "module" else getattr(interop, name))
+    test = doctest.DocTestParser().get_doctest(document, {}, name, None, 0)
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0

@@ -1,0 +1,214 @@
+"""The other mechanisms through autograd: its own checks to second order, values, types."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("autograd", reason="needs autograd: pip install 'sdpa[autograd]'")
+
+import autograd.numpy as anp
+from autograd import grad, make_jvp, make_vjp
+from autograd.test_util import check_grads
+from support.helpers import assert_same_bits, native
+
+import sdpa
+from sdpa.interop import autograd as interop
+from sdpa.interop.autograd import _attention
+
+HEADS, N_Q, N_K, D_K, D_V, FAR, WIDTH = 2, 3, 5, 4, 3, 2, 3
+OWN = {
+    "cosine": {"temperature": ()},
+    "bilinear": {"weight": (HEADS, D_K, D_K)},
+    "additive": {"w_query": (D_K, WIDTH), "w_key": (D_K, WIDTH), "w_score": (WIDTH,)},
+    "additive with bias": {
+        "w_query": (D_K, WIDTH),
+        "w_key": (D_K, WIDTH),
+        "w_score": (WIDTH,),
+        "bias": (WIDTH,),
+    },
+    "shaw": {"rel_key": (2 * FAR + 1, D_K)},
+    "shaw of values": {"rel_key": (1, 2 * FAR + 1, D_K), "rel_value": (2 * FAR + 1, D_V)},
+}
+CASES = {
+    "plain": {},
+    "bias and sinks": {"attn_mask": (2, 1, N_Q, N_K), "sinks": (HEADS,)},
+    "boolean mask": {"attn_mask": np.arange(N_Q * N_K).reshape(N_Q, N_K) % 3 > 0},
+    "row without keys": {"attn_mask": np.ones((N_Q, N_K), bool) & (np.arange(N_Q) != 1)[:, None]},
+    "grouped": {"enable_gqa": True, "is_causal": True, "query_offset": 1},
+    "lower right": {"is_causal": "lower_right", "key_lengths": 4},
+    "window": {"window": (1, 2)},
+    "scale": {"scale": -0.7},
+    "softcap and dropout": {"softcap": 0.8, "dropout_p": 0.4, "rng": 11},
+}
+# Options that one of the mechanisms does not take.
+NOT_TAKEN = {"cosine": {"scale"}}
+
+
+def problem(rng, name, case, dtype=np.float64):
+    """(function of sdpa.interop.autograd, its operands by name, the other options)"""
+    options = dict(CASES[case])
+    kv_heads = 1 if options.get("enable_gqa") else HEADS
+    shapes = {
+        "query": (2, HEADS, N_Q, D_K),
+        "key": (2, kv_heads, N_K, D_K),
+        "value": (kv_heads, N_K, D_V),
+    } | OWN[name]
+    for option in ("attn_mask", "sinks"):
+        if isinstance(options.get(option), tuple):
+            shapes[option] = options.pop(option)
+    operands = {n: rng.standard_normal(s).astype(dtype) for n, s in shapes.items()}
+    if "temperature" in operands:
+        operands["temperature"] = 0.7
+    return f"{name.split()[0]}_attention", operands, options
+
+
+def function(f, operands, options):
+    """f of positional arguments, as autograd differentiates them."""
+    return lambda *x: f(**dict(zip(operands, x, strict=True)), **options)
+
+
+EVERY = [
+    (name, case)
+    for name in OWN
+    for case, options in CASES.items()
+    if not NOT_TAKEN.get(name.split()[0], set()) & set(options)
+]
+
+
+@pytest.fixture(autouse=True)
+def autograd_draws_from_the_seed(rng):
+    """autograd.test_util takes its random vectors from NumPy's global generator."""
+    np.random.seed(rng.integers(2**31))  # noqa: NPY002
+
+
+@pytest.mark.parametrize(("name", "case"), EVERY)
+def test_to_second_order(rng, name, case):
+    """Both modes, and every combination of two of them, against finite differences."""
+    f, operands, options = problem(rng, name, case)
+    f = function(getattr(interop, f), operands, options)
+    check_grads(f, tuple(range(len(operands))), modes=["fwd", "rev"], order=2)(*operands.values())
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_values_and_gradients_are_those_of_the_library(rng, dtype, name):
+    f, operands, options = problem(rng, name, "bias and sinks", dtype)
+    saved = getattr(sdpa, f"{f}_forward")(**operands)
+    vjp, out = make_vjp(
+        function(getattr(interop, f), operands, options), tuple(range(len(operands)))
+    )(*operands.values())
+    assert_same_bits(out, saved.out)
+    g = rng.standard_normal(out.shape).astype(dtype)
+    given = operands | ({"bias": None} if name == "additive" else {})
+    given |= {"rel_value": None} if name == "shaw" else {}
+    grads = getattr(sdpa, f"{f}_backward")(
+        g, **given, out=saved.out, lse=saved.lse, needs=tuple(operands)
+    )
+    # autograd may pass on a gradient of a wider type.
+    for n, ours in zip(operands, vjp(g.astype(np.float64)), strict=True):
+        if n == "temperature":
+            assert ours == grads.temperature
+        else:
+            assert_same_bits(ours, getattr(grads, n), n)
+
+
+@pytest.mark.parametrize("name", ["cosine", "bilinear"])
+@pytest.mark.parametrize("order", ["fwd", "rev over rev", "fwd over rev"])
+def test_no_matrix_is_held(rng, monkeypatch, name, order):
+    """To second order, except forward over forward, the composed softmax is never called."""
+
+    def refuse(*_):
+        raise AssertionError("composed")
+
+    monkeypatch.setattr(_attention, "composed_softmax", refuse)
+    f, operands, options = problem(rng, name, "plain")
+    every, x = tuple(range(len(operands))), tuple(operands.values())
+    attend = function(getattr(interop, f), operands, options)
+    square = lambda *x: anp.sum(attend(*x) ** 2)  # noqa: E731
+    reverse = lambda *x: make_vjp(square, every)(*x)[0](1.0)  # noqa: E731
+    if order == "fwd":
+        result = make_jvp(square, every)(*x)(x)[1:]
+    elif order == "fwd over rev":
+        result = make_jvp(reverse, every)(*x)(x)[1]
+    else:
+        along = lambda *x: sum(anp.sum(a * b) for a, b in zip(reverse(*x), x, strict=True))  # noqa: E731
+        result = make_vjp(along, every)(*x)[0](1.0)
+    assert all(np.abs(part).max() > 1e-6 for part in result)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_embedding(rng, interleaved):
+    at = rng.uniform(-9, 9, (2, 5))
+    f = lambda x: interop.rotary_embedding(x, at, interleaved=interleaved, rotary_dim=4)  # noqa: E731
+    check_grads(f, modes=["fwd", "rev"], order=2)(rng.standard_normal((2, 5, 6)))
+
+
+def test_t5_relative(rng):
+    f = lambda table: interop.t5_relative(table, 4, 7, max_distance=6, query_offset=2)  # noqa: E731
+    check_grads(f, modes=["fwd", "rev"], order=2)(rng.standard_normal((8, 2)))
+
+
+def test_positions_through_attention(rng):
+    """A layer with rotary embedding and a bias, to second order."""
+    x, table = rng.standard_normal((2, 4, 6)), rng.standard_normal((8, 2))
+
+    def layer(x, table):
+        turned = interop.rotary_embedding(x, np.arange(4))
+        return interop.attention(turned, turned, x, interop.t5_relative(table, 4, 4))
+
+    check_grads(layer, (0, 1), modes=["fwd", "rev"], order=2)(x, table)
+
+
+@pytest.mark.parametrize("name", ["rotary_embedding", "t5_relative"])
+def test_positions_keep_the_type(rng, dtype, name):
+    x = rng.standard_normal((8, 4)).astype(dtype)
+    rest = (np.arange(8),) if name == "rotary_embedding" else (3, 5)
+    vjp, value = make_vjp(getattr(interop, name))(x, *rest)
+    assert value.dtype == dtype
+    assert vjp(np.ones(value.shape)).dtype == native(x.dtype)
+
+
+LAYERS = {
+    "plain": {},
+    "grouped": {"kv_heads": 1, "scale": "d_k"},
+    "learned": {"scale": "learned", "d_v": 3},
+    "cross": {"d_context": 5, "fold_scale": True},
+    "tied": {"tied_kv": True, "scale": "1"},
+    "swapped": {"swap_roles": True, "d_context": 5},
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_multi_head_attention(rng, name):
+    """Values and gradients of the layer, to 1e-12 of the largest; second order by differences."""
+    layer = sdpa.MultiHeadAttention(4, 2, **LAYERS[name], dtype=np.float64, rng=1)
+    x = rng.standard_normal((2, 3, 4))
+    context = rng.standard_normal((2, 4, 5)) if layer.d_context == 5 else None
+    options = {"is_causal": True, "query_offset": 1, "sinks": np.array([0.1, -0.2])}
+
+    def f(parameters, x, context, sinks):
+        given = options | {"sinks": sinks}
+        return interop.multi_head_attention(layer, parameters, x, context, **given)
+
+    out, saved = layer.forward(x, context, **options)
+    arguments = (layer.parameters, x, context, options["sinks"])
+    every = tuple(i for i, argument in enumerate(arguments) if argument is not None)
+    vjp, ours = make_vjp(f, every)(*arguments)
+    np.testing.assert_allclose(ours, out, rtol=0, atol=1e-12 * abs(out).max())
+    g = rng.standard_normal(out.shape)
+    grads = layer.backward(g, saved, needs=("parameters", "x", "context", "sinks"))
+    by_name = dict(zip(every, vjp(g), strict=True))
+    pairs = [(by_name[0][n], true) for n, true in grads.parameters.items()]
+    pairs += [(by_name[i], true) for i, true in ((1, grads.x), (3, grads.sinks))]
+    pairs += [] if context is None else [(by_name[2], grads.context)]
+    for got, true in pairs:
+        np.testing.assert_allclose(got, true, rtol=0, atol=1e-12 * abs(true).max())
+    check_grads(f, every, modes=["fwd", "rev"], order=2)(*arguments)
+
+
+def test_errors_are_those_of_the_library():
+    x = np.ones((2, 3))
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'scale'"):
+        interop.cosine_attention(x, x, x, scale=0.5)
+    with pytest.raises(TypeError, match=r"^out: "):
+        interop.cosine_attention(x, x, x, out=np.ones((2, 3)))
+    with pytest.raises(ValueError, match=r"^weight: expected"):
+        grad(lambda w: anp.sum(interop.bilinear_attention(x, x, x, w)))(np.ones((2, 2)))

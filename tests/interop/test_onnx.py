@@ -1,0 +1,219 @@
+"""ONNX's own backend suite, unchanged, run through both doors of sdpa.interop.onnx."""
+
+import doctest
+import inspect
+import re
+import warnings
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx", reason="needs onnx: pip install 'sdpa[peers]'")
+
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from onnx.backend.test import BackendTest
+from onnx.reference import ReferenceEvaluator
+from support.protocols import OnlyDlpack
+
+import sdpa
+from sdpa.interop.onnx import Backend, reference_ops
+
+BASE_CASE = re.compile(r"^test_(attention|softmax|logsoftmax)_(?!.*_expanded).*_cpu$")
+COUNTS = {"attention": 93, "softmax": 7, "logsoftmax": 7}
+
+
+class Evaluator(Backend):
+    """ONNX's evaluator with our operators, behind the interface that the suite asks for."""
+
+    class Prepared:
+        def __init__(self, model):
+            self.evaluator = ReferenceEvaluator(model, new_ops=reference_ops())
+            assert {type(node) for node in self.evaluator.rt_nodes_} <= set(reference_ops())
+
+        def run(self, inputs):
+            return self.evaluator.run(
+                None, dict(zip(self.evaluator.input_names, inputs, strict=True))
+            )
+
+    @classmethod
+    def prepare(cls, model, device="CPU", **kwargs):
+        return cls.Prepared(model)
+
+
+def conformance(backend):
+    """The base cases of the suite, without those it reports as skipped."""
+    with warnings.catch_warnings():
+        # The suite computes the expected values of every operator as it loads.
+        warnings.simplefilter("ignore")
+        suite = BackendTest(backend, __name__).include(BASE_CASE.pattern)
+        cases = suite.test_cases["OnnxBackendNodeModelTest"]
+    for name in [name for name in vars(cases) if name.startswith("test_")]:
+        if not BASE_CASE.match(name):
+            delattr(cases, name)
+    return cases
+
+
+TestConformance = conformance(Backend)
+TestEvaluatorConformance = conformance(Evaluator)
+
+
+@pytest.mark.parametrize(
+    "cases", [TestConformance, TestEvaluatorConformance], ids=["backend", "evaluator"]
+)
+def test_every_base_case_is_there(cases):
+    found = [m[1] for m in map(BASE_CASE.match, vars(cases)) if m]
+    assert {name: found.count(name) for name in COUNTS} == COUNTS
+
+
+def evaluated(nodes, inputs, opset, outputs=("y",)):
+    """The outputs of a graph of these nodes, by ONNX's evaluator with our operators."""
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inputs],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+    )
+    model = helper.make_model(graph, opset_imports=[opset])
+    return ReferenceEvaluator(model, new_ops=reference_ops()).run(None, inputs)
+
+
+def test_softmax_before_opset_13_normalises_from_the_axis_on(rng):
+    x = rng.standard_normal((2, 3, 4)).astype(np.float32)
+    node = helper.make_node("Softmax", ["x"], ["y"], axis=1)
+    (y,) = Backend.run_node(node, [x], opset_version=11)
+    np.testing.assert_array_equal(y, sdpa.softmax(x, axis=(1, 2)))
+    opset = helper.make_opsetid("", 11)
+    node = helper.make_node("Softmax", ["x"], ["y"])  # the axis of opset 11 is 1, of 13 it is -1
+    assert np.array_equal(evaluated([node], {"x": x}, opset)[0], y)
+
+
+@pytest.mark.parametrize("documented", [Backend, reference_ops])
+def test_examples(documented):
+    name, document = documented.__name__, inspect.getdoc(documented)
+    test = doctest.DocTestParser().get_doctest(document, {}, name, None, 0)
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
+
+
+def test_integer_mask_is_refused(rng):
+    q = rng.standard_normal((1, 1, 2, 4)).astype(np.float32)
+    node = helper.make_node("Attention", ["q", "k", "v", "m"], ["y"])
+    with pytest.raises(TypeError, match="attn_mask"):
+        Backend.run_node(node, [q, q, q, np.ones((2, 2), np.int64)])
+
+
+def test_other_operators_are_refused():
+    node = helper.make_node("Relu", ["x"], ["y"])
+    with pytest.raises(NotImplementedError, match="Relu"):
+        Backend.run_node(node, [np.zeros(3, np.float32)])
+
+
+def test_evaluator_computes_with_sdpa(rng):
+    """Bit for bit, also of an input that only DLPack brings to NumPy."""
+    q, k, v = rng.standard_normal((3, 1, 2, 5, 8)).astype(np.float32)
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y"], softcap=2.0, is_causal=1)
+    expected = sdpa.attention(q, k, v, softcap=2.0, is_causal=True)
+    inputs = {"q": OnlyDlpack(q), "k": k, "v": v}
+    got = evaluated([node], inputs, helper.make_opsetid("", 23))
+    np.testing.assert_array_equal(got[0], expected)
+    np.testing.assert_array_equal(Backend.run_node(node, [OnlyDlpack(q), k, v])[0], expected)
+
+
+def test_absent_inputs_after_an_output_without_a_name(rng):
+    """The evaluator keeps both under the empty name; a mask left out must stay so."""
+    q, k, v, past_k, past_v = rng.standard_normal((5, 1, 2, 3, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Attention", ["q", "k", "v"], ["x", "", "", "scores"]),
+        helper.make_node("Attention", ["x", "k", "v", "", "past_k", "past_v"], ["y"]),
+    ]
+    inputs = {"q": q, "k": k, "v": v, "past_k": past_k, "past_v": past_v}
+    y, scores = evaluated(nodes, inputs, helper.make_opsetid("", 23), ("y", "scores"))
+    x = sdpa.attention(q, k, v)
+    past = np.concatenate((past_k, k), axis=2), np.concatenate((past_v, v), axis=2)
+    np.testing.assert_array_equal(y, sdpa.attention(x, *past))
+    np.testing.assert_array_equal(scores, sdpa.attention_weights(q, k, stage="scores"))
+
+
+def test_attributes_of_a_function_reach_the_operator(rng):
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y"])
+    for name in ("q_num_heads", "kv_num_heads"):
+        node.attribute.add(name=name, ref_attr_name="heads", type=onnx.AttributeProto.INT)
+    opsets = [helper.make_opsetid("", 23)]
+    function = helper.make_function(
+        "own", "Heads", ["q", "k", "v"], ["y"], [node], opsets, ["heads"]
+    )
+    evaluator = ReferenceEvaluator(function, new_ops=reference_ops())
+    x = rng.standard_normal((1, 5, 8)).astype(np.float32)
+    (y,) = evaluator.run(None, {"q": x, "k": x, "v": x}, attributes={"heads": 4})
+    heads = x.reshape(1, 5, 4, 2).swapaxes(1, 2)
+    expected = sdpa.attention(heads, heads, heads).swapaxes(1, 2).reshape(1, 5, 8)
+    np.testing.assert_array_equal(y, expected)
+
+
+# -------------------------------------------------------------------------------- a whole model
+
+
+def encoder(rng, layers=2, d=16, heads=4):
+    """A transformer encoder: x (batch, length, d), boolean keep (batch, 1, length, length)."""
+    nodes, weights = [], {}
+
+    def weight(*shape):
+        name = f"w{len(weights)}"
+        weights[name] = (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
+        return name
+
+    def apply(op, *inputs, **attributes):
+        name = f"t{len(nodes)}"
+        nodes.append(helper.make_node(op, inputs, [name], **attributes))
+        return name
+
+    def linear(x, n_in, n_out):
+        return apply("Add", apply("MatMul", x, weight(n_in, n_out)), weight(n_out))
+
+    x = "x"
+    for _ in range(layers):
+        y = apply("LayerNormalization", x, weight(d), weight(d))
+        qkv = [linear(y, d, d) for _ in range(3)]
+        y = apply("Attention", *qkv, "keep", q_num_heads=heads, kv_num_heads=heads)
+        x = apply("Add", x, linear(y, d, d))
+        y = apply("LayerNormalization", x, weight(d), weight(d))
+        x = apply("Add", x, linear(apply("Gelu", linear(y, d, 4 * d)), 4 * d, d))
+    nodes.append(helper.make_node("Softmax", [linear(x, d, 5)], ["probabilities"]))
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "encoder",
+        [
+            info("x", TensorProto.FLOAT, ["batch", "length", d]),
+            info("keep", TensorProto.BOOL, ["batch", 1, "length", "length"]),
+        ],
+        [info("probabilities", TensorProto.FLOAT, ["batch", "length", 5])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 23)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=11)
+    onnx.checker.check_model(model)
+    return model
+
+
+def test_whole_model(rng, monkeypatch):
+    model = encoder(rng)
+    keep = np.arange(7) < np.array([7, 4])[:, None, None, None]
+    feed = {
+        "x": rng.standard_normal((2, 7, 16)).astype(np.float32),
+        "keep": np.repeat(keep, 7, axis=2),  # ONNX Runtime broadcasts no queries
+    }
+    calls = []
+    attention = sdpa.attention
+    monkeypatch.setattr(sdpa, "attention", lambda *x, **y: calls.append(0) or attention(*x, **y))
+    (got,) = ReferenceEvaluator(model, new_ops=reference_ops()).run(None, feed)
+    assert len(calls) == 2
+    (plain,) = ReferenceEvaluator(model).run(None, feed)
+    assert len(calls) == 2
+    np.testing.assert_allclose(got, plain, rtol=1e-5, atol=1e-6)
+    runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime: 'sdpa[peers]'")
+    session = runtime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    np.testing.assert_allclose(got, session.run(None, feed)[0], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,122 @@
+"""What sdpa reports about itself, and how to force an ISA."""
+
+import gc
+import importlib.util
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support.calls import message
+
+import sdpa
+from sdpa import _core
+
+
+def test_show_config(capsys):
+    config = sdpa.show_config("dicts")
+    assert list(config) == [
+        "version",
+        "isa",
+        "isas_available",
+        "isas_built",
+        "threads",
+        "cpus",
+        "compiler",
+        "build_flags",
+    ]
+    assert config["version"] == sdpa.__version__
+    assert config["isas_built"] == list(_core._isas())
+    assert config["isas_available"] == [name for name, has in _core._isas().items() if has]
+    assert "generic" in config["isas_available"]
+    assert config["isa"] in config["isas_available"]
+    assert config["threads"] == sdpa.get_num_threads()
+    assert "-ffp-contract=fast" in config["build_flags"]
+    assert sdpa.show_config() is None
+    assert capsys.readouterr().out == "".join(f"{key}: {value}\n" for key, value in config.items())
+
+
+def test_use_isa(isa):
+    assert sdpa.show_config("dicts")["isa"] == isa
+    assert _core._use_isa("generic") == isa
+    assert _core._use_isa(isa) == "generic"
+    expected = f"name: expected an ISA that this machine has, one of {available()!r} "
+    assert message(ValueError, _core._use_isa, "sse9").startswith(expected)
+    assert message(TypeError, _core._use_isa, 3) == "name: expected a string, got 3"
+    assert sdpa.show_config("dicts")["isa"] == isa
+
+
+def available():
+    return sdpa.show_config("dicts")["isas_available"]
+
+
+def run(program, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def environment():
+    """The environment in which a child process imports the same sdpa."""
+    paths = os.pathsep.join(path or "." for path in sys.path)
+    kept = {name: os.environ[name] for name in os.environ if not name.startswith("SDPA_")}
+    return kept | {"PYTHONPATH": paths}
+
+
+def test_best_isa_is_the_default(environment):
+    done = run("import sdpa; print(sdpa.show_config('dicts')['isa'])", **environment, SDPA_ISA="")
+    assert done.stdout.strip() == available()[-1], done.stderr
+
+
+@pytest.mark.parametrize("name", _core._isas())
+def test_forced_isa(environment, name):
+    done = run("import sdpa; print(sdpa.show_config('dicts')['isa'])", **environment, SDPA_ISA=name)
+    if name in available():
+        assert done.stdout.strip() == name, done.stderr
+    else:
+        assert "ImportError: SDPA_ISA: expected an ISA that this machine has" in done.stderr
+
+
+def test_unknown_isa_is_refused(environment):
+    done = run("import sdpa", **environment, SDPA_ISA="sse9")
+    assert done.returncode == 1
+    built = list(_core._isas())
+    assert done.stderr.strip().splitlines()[-1] == (
+        f"ImportError: SDPA_ISA: expected an ISA that this machine has, one of {available()!r} "
+        f"(built: {built!r}), got 'sse9'"
+    )
+
+
+def test_import_brings_nothing_but_numpy(environment):
+    """Importing takes at most 10 ms, most of it threadpoolctl's where that is installed."""
+    program = """import sys, numpy
+try: import threadpoolctl
+except ImportError: pass
+before = set(sys.modules)
+import sdpa
+print(*sys.modules.keys() - before)"""
+    done = run(program, **environment)
+    assert "sdpa" in done.stdout.split(), done.stderr
+    assert set(done.stdout.split()) <= {"sdpa", "sdpa._core", "sdpa._threads", "atexit"}
+
+
+def test_a_second_module_object():
+    """Each module object has its own state: a second import works beside the first."""
+    spec = importlib.util.spec_from_file_location("sdpa._core", _core.__file__)
+    other = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(other)
+    x = np.ones((3, 4))
+    np.testing.assert_array_equal(other.attention(x, x, x), sdpa.attention(x, x, x))
+    assert other.attention_forward(x, x, x)._fields == ("out", "lse")
+    assert other.AttentionForward is not sdpa.AttentionForward
+    attention = other.attention
+    del other, spec
+    gc.collect()
+    np.testing.assert_array_equal(attention(x, x, x), x)
+    np.testing.assert_array_equal(sdpa.attention(x, x, x), x)

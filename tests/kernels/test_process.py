@@ -1,0 +1,365 @@
+"""What the package does to the process: forks, exits, interruption, memory."""
+
+import numpy as np
+import pytest
+from support.process import run
+
+import sdpa
+from sdpa import _core
+
+# --------------------------------------------------------------------------------------- fork
+
+
+def test_twenty_children_in_a_row():
+    program = """
+for i in range(20):
+    check_child(in_child(works), i)
+    works()
+print("ok")
+"""
+    assert run(program) == "ok"
+
+
+def test_children_of_children_and_many_at_once():
+    program = """
+def family():
+    works()
+    for i in range(3):
+        check_child(in_child(works), i)
+
+for pid in [in_child(family) for _ in range(4)]:
+    check_child(pid, pid)
+print("ok")
+"""
+    assert run(program) == "ok"
+
+
+def test_children_while_other_threads_compute():
+    program = """
+busy = True
+
+def compute():
+    while busy:
+        works()
+
+threads = [threading.Thread(target=compute) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for i in range(20):
+    time.sleep(0.003 * (i % 5))
+    check_child(in_child(works), i)
+busy = False
+for thread in threads:
+    thread.join()
+print("ok")
+"""
+    assert run(program) == "ok"
+
+
+def test_multiprocessing():
+    program = """
+import multiprocessing
+
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    for result in pool.map(lambda_free, range(8)):
+        assert result == out.tobytes()
+print("ok")
+"""
+    define = """
+def lambda_free(_):
+    return sdpa.attention(x, x, x, workers=2).tobytes()
+"""
+    assert run(define + program) == "ok"
+
+
+# --------------------------------------------------------------------------------------- exit
+
+
+@pytest.mark.parametrize(
+    "last", ["", "sys.exit(0)", "os._exit(0)", "del sdpa, sys.modules['sdpa']"]
+)
+def test_exit_after_use(last):
+    run(f"works()\n{last}", timeout=30)
+
+
+def test_exit_while_a_daemon_thread_computes():
+    # Work that takes far longer than the timeout, in units that wait for each other.
+    program = """
+n = 1 << 17
+y = np.ones((n, 64), np.float32)
+args = (y, y, y, y, y, np.ones(n, np.float32))
+for target in sdpa.attention_backward, sdpa.attention_backward:
+    threading.Thread(target=target, args=args, kwargs={"workers": 3}, daemon=True).start()
+time.sleep(0.3)
+print("leaving", flush=True)
+"""
+    assert run(program, timeout=30) == "leaving"
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_daemon_thread_that_computes_at_exit_ends_without_a_traceback(joins):
+    """Also where another handler of the end, run after that of sdpa, waits for the thread."""
+    program = f"""
+import atexit
+
+n = 1 << 17
+y = np.ones((n, 64), np.float32)
+options = {{"workers": 3}}
+thread = threading.Thread(target=sdpa.attention, args=(y, y, y), kwargs=options, daemon=True)
+
+def join():
+    thread.join()
+    print("joined")
+
+atexit.unregister(sdpa._core._close_pool)
+if {joins}:
+    atexit.register(join)
+atexit.register(sdpa._core._close_pool)
+sys.stderr = sys.stdout  # Python writes the tracebacks of threads there
+thread.start()
+time.sleep(0.3)
+"""
+    assert run(program, timeout=30) == ("joined" if joins else "")
+
+
+# ------------------------------------------------------------------------------- interruption
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "sdpa.attention(y, y, y, workers=WORKERS)",
+        "sdpa.attention(y, y, y, is_causal=True, workers=WORKERS)",
+        "sdpa.attention(row, huge, huge, workers=WORKERS)",
+        "sdpa.attention_backward(y, y, y, y, y, ones, workers=WORKERS)",
+        "sdpa.attention_backward(y, y, y, y, y, ones, is_causal=True, workers=WORKERS)",
+        "sdpa.attention_backward(row, row, huge, huge, row, one, **query, workers=WORKERS)",
+        "sdpa.additive_attention(y, y, y, w, w, w[0], workers=WORKERS)",
+        "sdpa.additive_attention_backward(y, y, y, y, w, w, w[0], None, y, ones, workers=WORKERS)",
+    ],
+)
+def test_ctrl_c_ends_a_long_call_within_a_second(call, workers):
+    program = f"""
+y = np.ones((1 << 18, 64), np.float32)
+row = y[:1]
+huge = np.broadcast_to(row, (1 << 27, 64))
+query = {{"needs": ("query",)}}
+ones = np.ones(1 << 18, np.float32)
+one = ones[:1]
+w = np.ones((64, 64), np.float32)
+sent = None
+
+def interrupt():
+    global sent
+    time.sleep(0.2)
+    sent = time.perf_counter()
+    os.kill(os.getpid(), signal.SIGINT)
+
+# Whoever runs the tests in the background may have told them to ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+thread = threading.Thread(target=interrupt)
+thread.start()
+try:
+    {call.replace("WORKERS", str(workers))}
+except KeyboardInterrupt:
+    took = time.perf_counter() - sent
+    assert took < 1, took
+    works()
+    print("interrupted")
+thread.join()
+"""
+    assert run(program, timeout=60) == "interrupted"
+
+
+def test_a_signal_handler_runs_during_a_call_and_may_compute():
+    program = """
+y = np.ones((1 << 14, 64), np.float32)
+handled = []
+
+def handler(number, frame):
+    works()
+    handled.append(time.perf_counter())
+
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+while not handled:
+    result = sdpa.attention(y, y, y, workers=2)
+finished = time.perf_counter()
+np.testing.assert_allclose(result, 1, rtol=1e-5)
+print("ok")
+"""
+    assert run(program) == "ok"
+
+
+# ------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.uninstrumented
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_memory_of_long_sequences(workers):
+    program = f"""
+n = 32768
+q, k, v, g = (rng.standard_normal((n, 64), np.float32) for _ in range(4))
+lse = np.full(n, 12, np.float32)
+grown = peak(lambda m: sdpa.attention_forward(q[:m], k[:m], v[:m], workers={workers}))
+assert grown < 24e6, f"forward: {{grown / 1e6}} MB"
+print(f"forward {{grown / 1e6:.1f}} MB", end=", ")
+
+n_q = 4096
+grown = peak(
+    lambda m: sdpa.attention_backward(
+        g[:n_q][:m], q[:n_q][:m], k[:m], v[:m], q[:n_q][:m], lse[:n_q][:m], workers={workers}
+    )
+)
+assert grown < 48e6, f"backward: {{grown / 1e6}} MB"
+print(f"backward {{grown / 1e6:.1f}} MB")
+"""
+    print(run(program, timeout=300))
+
+
+# A round of `succeed` or `fail` is more than ten calls: 300 rounds are more than 3000 calls.
+LEAKS = """
+half = x.astype(np.float16)
+mask = np.tril(np.ones((300, 300), bool))
+bias = np.zeros((300, 300), np.float32)
+rows = np.ascontiguousarray(x[0, :20])
+
+def raises(error, function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except error:
+        return
+    raise AssertionError((function, "did not raise", error))
+
+def succeed():
+    s = rows[:8]
+    o, l = sdpa.attention_forward(s, s, s)
+    sdpa.attention(s, s, s, mask[:8, :8], is_causal=True, out=o)
+    sdpa.attention(half[0, :8, ::2], half[0, :8, ::2], half[0, :8], scale=1.0)
+    sdpa.attention([[1.0, 2.0]], [[1.0, 2.0]], [[1.0]])
+    sdpa.scaled_dot_product_attention(s, s, s, bias[:8, :8])
+    sdpa.attention_backward(o, s, s, s, o, l, bias[:8, :8], needs=("query", "attn_mask"))
+    sdpa.attention_weights(s, s, stage="scores")
+    sdpa.merge_attention([o, o], [l, l])
+    w = sdpa.softmax(s, axis=(0, 1), where=s > 0)
+    sdpa.softmax_backward(s, w, axis=(0, 1))
+    sdpa.log_softmax_backward(s, sdpa.log_softmax(s))
+    sdpa.logsumexp_backward(s[:, 0], s, sdpa.logsumexp(s))
+    sdpa.softmax_jacobian(w[0])
+
+def fail():
+    s = rows[:8]
+    raises(ValueError, sdpa.attention, s, s[:, :5], s)
+    raises(ValueError, sdpa.attention, s, s, s[:5])
+    raises(TypeError, sdpa.attention, s, s, s.astype(int))
+    raises(TypeError, sdpa.attention, s, s, s, mask[:8, :8].astype(int))
+    raises(TypeError, sdpa.attention, s, s, s, nonsense=1)
+    raises(TypeError, sdpa.attention, s, s)
+    raises(TypeError, sdpa.attention, s, s, s, is_causal=1.5)
+    raises(ValueError, sdpa.attention, s, s, s, scale=float("nan"))
+    raises(ValueError, sdpa.attention, s, s, s, workers=0)
+    raises(ValueError, sdpa.attention, s, s, s, out=s)
+    raises(ValueError, sdpa.attention_weights, s, s, stage="nonsense")
+    raises(ValueError, sdpa.attention_backward, s, s, s, s, s, s[:, 0], needs=("nonsense",))
+    raises((TypeError, ValueError), sdpa.merge_attention, [s], [s, s])
+    raises(TypeError, sdpa.softmax, s.astype(complex))
+    raises(ValueError, sdpa.softmax, s, temperature=-1.0)
+    raises((IndexError, ValueError), sdpa.softmax, s, axis=7)
+
+def no_memory():
+    for n in range(10):
+        sdpa._core._alloc_fail_after(n)
+        try:
+            sdpa.attention(x, x, x, workers=2)
+        except MemoryError:
+            pass
+        finally:
+            sdpa._core._alloc_fail_after(-1)
+"""
+
+
+@pytest.mark.parametrize("function", ["succeed", "fail", "no_memory"])
+def test_no_object_leaks_over_3000_calls(function):
+    program = f"""
+import tracemalloc
+
+arrays = [x, half, mask, bias, rows, np.float32, None, "query"]
+tracemalloc.start()
+for _ in range(300):  # caches of NumPy and of tracemalloc fill up
+    {function}()
+references = [sys.getrefcount(a) for a in arrays]
+grown = []
+for _ in range(3):
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(100):
+        {function}()
+    gc.collect()
+    grown.append(tracemalloc.get_traced_memory()[0] - before)
+# NumPy's buffers are traced too. One object lost in each round would be 100 times 24 bytes or
+# more, every time; a cache that grows does so once.
+assert min(grown) < 100 * 24, grown
+changes = np.subtract([sys.getrefcount(a) for a in arrays], references)
+# A reference lost in each round would be 300. None is shared with caches that grow and shrink.
+assert (abs(changes) < 100).all(), changes
+print("ok")
+"""
+    assert run(LEAKS + program, timeout=300) == "ok"
+
+
+@pytest.mark.uninstrumented
+@pytest.mark.parametrize("function", ["succeed", "fail", "no_memory"])
+def test_no_memory_leaks_over_3000_calls(function):
+    program = f"""
+for _ in range(100):
+    {function}()
+gc.collect()
+before = status("VmRSS")
+for _ in range(300):
+    {function}()
+gc.collect()
+grown = status("VmRSS") - before
+assert grown < 1 << 19, grown
+print("ok")
+"""
+    assert run(LEAKS + program, timeout=300) == "ok"
+
+
+@pytest.mark.usefixtures("isa")
+def test_allocation_failure_gives_memory_error(dtype):
+    x = np.ones((4, 200, 40), dtype)
+    bias = np.ones((200, 200), dtype)
+    lse = np.full((4, 200), 3, np.float64 if dtype == np.float64 else np.float32)
+    routines = [
+        lambda: sdpa.attention(x, x, x, bias, workers=2),
+        lambda: sdpa.attention_backward(
+            x, x, x, x, x, lse, bias, needs=("query", "key", "value", "attn_mask")
+        ),
+        lambda: sdpa.attention_weights(x, x, bias),
+        lambda: sdpa.softmax(x, axis=(0, 1)),
+    ]
+    for number, routine in enumerate(routines):
+        expected, failures = routine(), 0
+        for n in range(100):
+            _core._alloc_fail_after(n)
+            try:
+                result = routine()
+                break
+            except MemoryError:
+                failures += 1
+            finally:
+                _core._alloc_fail_after(-1)
+        assert failures == n
+        assert failures >= 1 or number == 3
+        expected, result = (r if isinstance(r, tuple) else (r,) for r in (expected, result))
+        for a, b in zip(expected, result, strict=True):
+            assert (a is None and b is None) or a.tobytes() == b.tobytes()
+
+
+def test_too_large_a_result_gives_memory_error():
+    row = np.broadcast_to(np.float32(1), (1 << 40, 1))
+    with pytest.raises(MemoryError):
+        sdpa.attention(row, row[:2], row[:2])
+    with pytest.raises((MemoryError, ValueError)):
+        sdpa.attention_weights(row, row)

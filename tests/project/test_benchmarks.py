@@ -1,0 +1,284 @@
+"""The benchmark suite runs, counts and judges correctly; no test depends on speed."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT))  # last: a build that is under test elsewhere stays in front
+
+from benchmarks import machine, peers, readme, report, targets, timing, works  # noqa: E402
+from benchmarks.results import Results, load  # noqa: E402
+
+pytest.importorskip("threadpoolctl")
+pytestmark = pytest.mark.uninstrumented
+
+# Not the sweep, which repeats forward at more shapes, and of the peers only what forward asks.
+GROUPS = [group for group in works.GROUPS if group != "sweep"]
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """(results, what was printed) of a quick run."""
+    path = tmp_path_factory.mktemp("bench") / "results.json"
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--threads", "1", "--json", str(path)]
+    command += ["--only", *GROUPS, "import"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return path, done.stdout
+
+
+def test_quick_run_measures_every_work_of_every_group(quick):
+    (run,) = json.loads(quick[0].read_text())
+    assert run["quick"]
+    assert run["threads"] == 1
+    setting = works.Setting(1, [])
+    expected = {(w.group, w.name) for w in works.works(setting, set(GROUPS))}
+    measured = {(record["group"], record["name"]) for record in run["records"]}
+    # With one thread there is nothing to compare threads with.
+    assert measured == expected
+    assert {group for group, _ in measured} == set(GROUPS) - {"threads"}
+    for record in run["records"]:
+        for timed in record["contenders"].values():
+            assert min(timed["rounds"]) > 0
+            assert timed["flops"] > 0 or timed["bytes"] > 0
+    assert all(rate > 0 for rate in run["peak"].values())
+    assert min(run["import"]) > 0
+
+
+def test_every_peer_is_measured_or_named(quick):
+    (run,) = json.loads(quick[0].read_text())
+    there = set(run["peers"])
+    assert there | set(run["missing"]) == {kind.name for kind in peers.ALL}
+    assert "numpy" in there
+    forward = next(r for r in run["records"] if r["group"] == "forward")
+    assert set(forward["contenders"]) == there | {"sdpa"}
+    for name in run["missing"]:
+        assert name in quick[1]
+    assert all(len(line) <= report.WIDTH for line in quick[1].splitlines())
+
+
+def test_quick_run_gives_every_target_a_value(quick):
+    results = load([quick[0]])
+    found = list(targets.rows(results))
+    assert all(math.isfinite(row.value) for row in found)
+    assert {row.title for row in found} >= {*targets.FORWARD, "window 128", "std 900", "jvp"}
+    assert len({(row.section, row.title) for row in found}) == len(found)
+    # They mean nothing, so they are not judged.
+    assert "QUICK" in quick[1]
+    assert "MISSED" not in quick[1]
+
+
+def test_two_threads_are_compared_with_one(tmp_path):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one CPU")
+    path = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--threads", "2", "--json", str(path)]
+    subprocess.run([*command, "--only", "threads"], cwd=ROOT, check=True, capture_output=True)
+    rows = list(targets.rows(load([path])))
+    assert len(rows) == 4
+    assert all(row.goal == targets.Goal(1.85) for row in rows)
+
+
+@pytest.mark.parametrize("package", sorted({kind.package for kind in peers.ALL} - {"numpy"}))
+def test_a_peer_that_is_not_installed_is_left_out_by_name(package, monkeypatch):
+    for kind in peers.ALL:
+        if kind.package not in ("numpy", package):
+            monkeypatch.setattr(kind, "__init__", lambda self, threads: None)
+    monkeypatch.setitem(sys.modules, package, None)
+    found, missing = peers.find(1)
+    expected = [kind.name for kind in peers.ALL if kind.package == package]
+    assert set(expected) <= set(missing)
+    assert not set(expected) & {peer.name for peer in found}
+
+
+def test_a_contender_that_computes_something_else_is_refused():
+    a = np.ones((2, 3), np.float32)
+    works.check("same", a + np.float32(1e-6), a)
+    for wrong in (a * 1.01, a * np.nan):
+        with pytest.raises(RuntimeError, match="other: differs"):
+            works.check("other", wrong, a)
+
+
+def test_contenders_take_turns_in_both_orders(monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(timing, "SAMPLE", 0.0)
+    called = []
+    calls = {name: lambda name=name: called.append(name) for name in "abc"}
+    best = timing.race(calls, timing.Effort(1, rounds=4, turn=0.0, seconds=40.0))
+    assert "".join(called).startswith("aabbcc" + "cba" + "abc" + "cba")
+    # A sample lasts one tick of this clock.
+    assert {name: set(seconds) for name, seconds in best.items()} == {key: {1.0} for key in "abc"}
+
+
+def test_passes_are_one_and_what_no_second_round_confirms_is_marked():
+    once = run_of({("forward", "8x128x64"): {"sdpa": (1.0, 90e9, 1)}})
+    assert once.get(1, "forward", "8x128x64")["sdpa"][:4] == (1.0, 90e9, 1, 1.0)
+    assert "~90.0" in report.text(once)
+    again = run_of({("forward", "8x128x64"): {"sdpa": (1.02, 90e9, 1)}})
+    both = Results(once.runs + again.runs)
+    assert both.get(1, "forward", "8x128x64")["sdpa"][:4] == (1.0, 90e9, 1, pytest.approx(0.02))
+    assert "~90.0" not in report.text(both)
+    assert "90.0" in report.text(both)
+
+
+def test_the_page_is_written_whole(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("old")
+    report.write_page(page, run_of({("forward", "8x128x64"): {"sdpa": (1.0, 90e9, 1)}}))
+    text = page.read_text()
+    assert text.startswith("<!-- Generated by `python -m benchmarks --page page.md`")
+    assert "CPU, OS, kernels avx2\nmeasured 2026-01-31, sdpa 1.2\n" in text
+    assert "8x128x64" in text
+    assert "old" not in text
+
+
+def test_readme_reads_the_tables_that_the_report_writes():
+    found = {"sdpa": (1.0, 90e9, 1), "torch": (2.0, 90e9, 1), "ort": (3.0, 90e9, 1)}
+    slow = {"sdpa": (20e-6, 1, 1), "torch": (0.25, 1, 1)}
+    text = report.text(run_of({("forward", "8x128x64"): found, ("decode", "8:8 heads"): slow}))
+    assert readme.tables(text) == {
+        "forward, 1 thread, GF/s": {"8x128x64": {"sdpa": 90.0, "torch": 45.0, "ort": 30.0}},
+        "decode, 1 thread, us": {"8:8 heads": {"sdpa": 20.0, "torch": 250000.0}},
+    }
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "performance").glob("*.md")), ids=str)
+def test_committed_pages_are_what_the_report_writes(path):
+    page = path.read_text(encoding="utf-8")
+    (isa,) = set(re.findall(r"^# Figures: \w+, kernels (\w+)$", page, re.MULTILINE))
+    (text,) = re.findall(r"^```text\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
+    assert page == report.PAGE.format(file=path.name, name=path.stem, isa=isa, text=text)
+    assert "forward, 1 thread, GF/s" in readme.tables(page)
+
+
+def test_picture_and_table_of_the_readme_are_those_of_the_page():
+    page = readme.PAGE.read_text(encoding="utf-8")
+    text = readme.README.read_text(encoding="utf-8")
+    assert readme.PICTURE.read_text(encoding="utf-8") == readme.picture(page)
+    assert text == readme.with_table(text, page)
+    shown = readme.figures(readme.tables(page), readme.ROWS[0])
+    assert f"| **{shown['sdpa']:.1f}** |" in text
+    with pytest.raises(ValueError, match="marks"):
+        readme.with_table("no marks", page)
+
+
+def test_cores_are_different_cpus():
+    usable = os.sched_getaffinity(0)
+    assert len(set(machine.cores(len(usable))) & usable) == len(usable)
+    with pytest.raises(SystemExit, match="--threads"):
+        machine.cores(len(usable) + 1)
+
+
+def test_a_share_is_of_the_peak_beside_the_fastest_call():
+    fast, slow = (run_of({("forward", "8x1024x64"): {"sdpa": (s, 90e9, 1)}}) for s in (1.0, 1.1))
+    for run, peak in ((fast, 95.0), (slow, 120.0)):
+        run.runs[0]["records"][0]["peak"] = {"avx2_f32": peak}
+    for runs in (fast.runs + slow.runs, slow.runs + fast.runs):
+        (share,) = targets.rows(Results(runs))
+        assert share.value == pytest.approx(100 * 90 / 95)
+        assert "beside the fastest calls: 95.0" in report.text(Results(runs))
+
+
+def run_of(records, isa="avx2"):
+    """Results of one run with these {(group, name): {contender: (seconds, flops, bytes)}}."""
+    return Results(
+        [
+            {
+                "threads": 1,
+                "isa": isa,
+                "quick": False,
+                "date": "2026-01-31",
+                "machine": {"processor": "CPU", "system": "OS", "sdpa": {"version": "1.2"}},
+                "peers": {"torch": "1", "ort": "2"},
+                "missing": ["jax"],
+                "peak": {"avx2_f32": 100.0, "avx512_f32": 200.0, "read_GBps": 10.0},
+                "records": [
+                    {
+                        "group": group,
+                        "name": name,
+                        "contenders": {
+                            who: {"rounds": [2 * s, s], "flops": f, "bytes": b}
+                            for who, (s, f, b) in found.items()
+                        },
+                    }
+                    for (group, name), found in records.items()
+                ],
+            }
+        ]
+    )
+
+
+def test_shares_ratios_and_verdicts_are_arithmetic():
+    found = {"sdpa": (1.0, 90e9, 1), "torch": (1.5, 90e9, 1), "ort": (1.05, 90e9, 1)}
+    share, ratio = targets.rows(run_of({("forward", "8x1024x64"): found}))
+    assert share.value == pytest.approx(90)  # of 100 GF/s
+    assert share.goal.margin(share.value) == pytest.approx(90 / 85 - 1)
+    assert (ratio.value, ratio.beside) == (pytest.approx(1.05), "ort")
+    assert ratio.goal.margin(ratio.value) == pytest.approx(1.05 / 1.1 - 1)
+    text = report.text(run_of({("forward", "8x1024x64"): found}))
+    assert "MISSED by 5 %" in text
+    assert "1 met, 1 missed" in text
+    assert "left out: jax" in text
+
+
+def test_targets_are_those_of_the_instruction_set():
+    found = {"sdpa": (1.0, 90e9, 1)}
+    records = {("forward", "8x1024x64"): found}
+    (row,) = targets.rows(run_of(records, "avx512"))
+    assert (row.value, row.goal) == (pytest.approx(45), targets.Goal(87))
+    records[("causal", "forward")] = {"full": (1.0, 2, 1), "causal": (0.5, 1, 1)}
+    _, causal = targets.rows(run_of(records))
+    assert causal.value == 0.5
+    assert causal.goal.margin(causal.value) > 0 > causal.goal.margin(0.57)
+
+
+def test_the_exponent_of_growth_is_fitted():
+    records = {
+        ("growth", f"forward {n}"): {"sdpa": (1e-9 * n**1.7, 1, 1)} for n in (512, 2048, 4096, 8192)
+    }
+    lengths, _, exponent = report.slope(run_of(records), "forward")
+    assert lengths == [512, 2048, 4096, 8192]
+    assert exponent == pytest.approx(1.7)
+
+
+def test_plots_are_written_from_the_figures(quick, tmp_path):
+    pytest.importorskip("matplotlib")
+    from benchmarks import plots
+
+    (run,) = json.loads(quick[0].read_text())
+    forward = next(r for r in run["records"] if r["group"] == "forward")["contenders"]
+    run["records"] += [
+        {"group": "sweep", "name": name, "contenders": forward}
+        for name in ("n=16", "n=32", "d=16", "d=32")
+    ]
+    run["memory"] = {name: {"256": 10**6, "512": 4 * 10**6} for name in forward}
+    written = list(plots.write(Results([run]), tmp_path))
+    assert sorted(path.name for path in written) == sorted(
+        f"{name}.{kind}"
+        for name in ("roofline", "speed", "growth", "memory")
+        for kind in ("svg", "png")
+    )
+    assert all(path.stat().st_size > 1000 for path in written)
+    speed = (tmp_path / "speed.svg").read_text()
+    assert all(f">{name}<" in speed for name in forward)
+
+
+def test_memory_of_a_forward_grows_with_the_matrix_in_numpy_and_not_in_sdpa():
+    from benchmarks.memory import over_length
+
+    n = 1024
+    matrix, result = 4 * n * n, 4 * n * 64
+    found = over_length(["sdpa", "numpy"], (n,))
+    # The matrix itself, and for sdpa less than one.
+    assert found["numpy"][n] >= 0.9 * matrix
+    assert found["sdpa"][n] < matrix / 2
+    assert result < matrix / 2

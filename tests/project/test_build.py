@@ -1,0 +1,327 @@
+"""What was built: symbols, instructions, wheel and sdist."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import numpy
+import pytest
+
+from sdpa import _core
+
+ROOT = Path(__file__).parents[2]
+
+
+def listed_isas():
+    """Names and types, as bits, of this machine's instruction sets, in the order of the list."""
+    for line in (ROOT / "src/runtime/isas.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            machine, name, types, *_ = line.split()
+            if machine in ("any", platform.machine()):
+                yield name, types.split(",")
+
+
+KERNELS = [f"{name}_f{bits}" for name, types in listed_isas() for bits in types]
+x86_64_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="reads x86-64 instructions")
+
+
+def run(*command, cwd=None):
+    """Standard output of a command, without the sanitizer that this process may be under."""
+    ours = {"LD_PRELOAD", "PYTHONPATH"}
+    env = {key: value for key, value in os.environ.items() if key not in ours}
+    done = subprocess.run(command, cwd=cwd, env=env, text=True, capture_output=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+class Built:
+    """The sdist, the wheel built from it, and the directory where that happened."""
+
+    def __init__(self, folder):
+        copy = folder / "copy"
+        copy.mkdir()
+        ignore = shutil.ignore_patterns("__pycache__", "*.so")
+        for name in ("src", "sdpa", "tests", "tools"):
+            shutil.copytree(ROOT / name, copy / name, ignore=ignore)
+        for path in ROOT.iterdir():
+            if path.is_file():
+                shutil.copy(path, copy)
+        sdist = "from setuptools.build_meta import build_sdist; build_sdist('..')"
+        run(sys.executable, "-c", sdist, cwd=copy)
+        (self.sdist,) = folder.glob("*.tar.gz")
+        with tarfile.open(self.sdist) as archive:
+            # The parameter of this name is younger than some Pythons 3.11.
+            archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+            archive.extractall(folder)
+        self.tree = folder / self.sdist.name.removesuffix(".tar.gz")
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        options = ["--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", "."]
+        run(*pip, "wheel", *options, self.tree, cwd=folder)
+        (self.wheel,) = folder.glob("*.whl")
+        (self.objects,) = self.tree.glob("build/temp*/release")
+        with zipfile.ZipFile(self.wheel) as archive:
+            self.names = archive.namelist()
+            (name,) = [name for name in self.names if name.endswith(".so")]
+            self.extension = Path(archive.extract(name, folder / "unpacked"))
+
+    def kernel(self, name):
+        """The object of the kernels of one instruction set and type."""
+        return self.objects / name / "src/kernels/kernel.o"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return Built(tmp_path_factory.mktemp("built"))
+
+
+def functions(path):
+    """Name and instructions of each function of an object: (address, text) pairs."""
+    listing = run("objdump", "--disassemble", "--no-show-raw-insn", path)
+    for part in re.split(r"\n(?=[0-9a-f]+ <)", listing):
+        head, *lines = part.splitlines()
+        name = re.search(r"<(.*)>:", head)
+        if name:
+            found = (re.match(r" *([0-9a-f]+):\t(.*)", line) for line in lines)
+            yield name[1], [(int(m[1], 16), m[2]) for m in found if m]
+
+
+def hot_loops(instructions):
+    """Instructions of each loop that contains no other: what a conditional jump goes back over."""
+    spans = []
+    for address, text in instructions:
+        jump = re.match(r"j(?!mp)\w+ +([0-9a-f]+) ", text)
+        if jump and int(jump[1], 16) <= address:
+            spans.append((int(jump[1], 16), address))
+    for begin, end in spans:
+        others = [span for span in spans if span != (begin, end)]
+        inside = any(begin <= b and e <= end for b, e in others)
+        if not inside:
+            yield [text for address, text in instructions if begin <= address <= end]
+
+
+# ------------------------------------------------------------------------------------ symbols
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_object_exports_its_table_alone(built, name):
+    symbols = run("nm", "--extern-only", "--defined-only", built.kernel(name))
+    assert [line.split()[-1] for line in symbols.splitlines()] == [f"sdpa_{name}"]
+
+
+def test_every_kernel_was_built(built):
+    assert {path.parts[-4] for path in built.objects.rglob("kernel.o")} == set(KERNELS)
+
+
+def test_the_extension_exports_its_init_and_the_number_of_threads(built):
+    symbols = run("nm", "--dynamic", "--extern-only", "--defined-only", built.extension)
+    names = {line.split()[-1] for line in symbols.splitlines()}
+    assert names == {"PyInit__core", "sdpa_get_num_threads", "sdpa_set_num_threads"}
+
+
+def test_the_extension_needs_the_c_library_alone(built):
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "--dynamic", built.extension))
+    assert all(re.match(r"lib(c|m|pthread)\.so|ld-linux", name) for name in needed), needed
+
+
+def test_instruction_sets_are_those_listed():
+    assert [name for name, _ in listed_isas()] == list(_core._isas())
+
+
+# ------------------------------------------------------------------------------------ sources
+
+DEFINITION = re.compile(
+    r"^(?:(?:static|inline|INLINE|NOINLINE|COLD) )+"  # what every function of a header begins with
+    r"[^;={}()]*?\b(\w+)\(([^;{}]*)\) \{",
+    re.MULTILINE,
+)
+
+
+def kernel_functions():
+    """Name and file of each function that the headers of the kernels define."""
+    for path in sorted((ROOT / "src/kernels").rglob("*.h")):
+        for name, _ in DEFINITION.findall(path.read_text()):
+            yield name, path.name
+
+
+def test_a_function_of_the_kernels_has_one_home():
+    """Alternatives between #if and #else share it; each instruction set has its own operations."""
+    homes = {}
+    for name, file in kernel_functions():
+        homes.setdefault(name, set()).add(file)
+    assert len(homes) > 250
+    operations = {
+        name for name, files in homes.items() if any(file.startswith("vec_") for file in files)
+    }
+    shared = {name: files for name, files in homes.items() if len(files) > 1}
+    assert not {name: files for name, files in shared.items() if name not in operations}
+    # For instruction sets that lack them, vec.h and convert.h do these in plain C.
+    lacking = {name for name in operations if homes[name] & {"vec.h", "convert.h"}}
+    assert lacking <= {"vdot", "vpair", "vmul_finite", "widen_f16", "narrow_f16"}
+    for name in operations:
+        others = {file for file in homes[name] if not file.startswith("vec_")}
+        assert others <= {"vec.h", "convert.h"}, name
+
+
+def test_no_macro_names_a_function_of_the_kernels():
+    for path in sorted((ROOT / "src/kernels").rglob("*.[ch]")):
+        macros = re.findall(r"^#define (\w+)", path.read_text(), re.MULTILINE)
+        named = {name for name, file in kernel_functions() if file == path.name} & set(macros)
+        assert not named, f"{path.name}: {named}"
+        # A macro that defines functions of pasted names hides them from every index.
+        bodies = re.findall(r"^#define (?:.*\\\n)*.*", path.read_text(), re.MULTILINE)
+        hidden = [body for body in bodies if re.search(r"\w##\w*\([^)]*\)[\s\\]*\{", body)]
+        assert not hidden, f"{path.name}: {hidden}"
+
+
+# ------------------------------------------------------------------------------- instructions
+
+
+@x86_64_only
+def test_baseline_objects_run_on_every_x86_64(built):
+    wide = {built.kernel(name) for name in KERNELS if not name.startswith("generic")}
+    objects = [path for path in built.objects.rglob("*.o") if path not in wide]
+    assert {"parallel", "module", "kernel"} <= {path.stem for path in objects}
+    for path in objects:
+        for function, instructions in functions(path):
+            for _, text in instructions:
+                # All AVX instructions, and they alone, start with v; verr and verw aside.
+                avx = re.search(r"%[yz]mm|^v(?!err|erw)", text)
+                assert not avx, f"{path.name}: {function}: {text}"
+
+
+@x86_64_only
+@pytest.mark.parametrize(("name", "register"), [("avx2", "%ymm"), ("avx512", "%zmm")])
+@pytest.mark.parametrize(("bits", "suffix"), [(32, "ps"), (64, "pd")])
+def test_products_of_tiles_are_fused_and_keep_to_registers(built, name, register, bits, suffix):
+    n_loops = 0
+    for function, instructions in functions(built.kernel(f"{name}_f{bits}")):
+        if not re.match(r"score_(?!panel|product)|gemm_\d", function):
+            continue
+        frame = any(re.match(r"mov +%rsp,%rbp", text) for _, text in instructions)
+        stack = re.compile(r"\(%r[sb]p" if frame else r"\(%rsp")
+        for loop in hot_loops(instructions):
+            n_fma = sum(bool(re.match(rf"vfn?m\w+{suffix} .*{register}", text)) for text in loop)
+            if n_fma < 8 or n_fma < len(loop) / 3:
+                continue  # what is done to a finished tile
+            if any(text.startswith("vrndscale") for text in loop):
+                continue  # exponentials of a finished tile, in float64 FMAs for the most part
+            n_loops += 1
+            spilled = [text for text in loop if register in text and stack.search(text)]
+            assert not spilled, f"{function}: {n_fma} FMAs, {spilled}"
+            separate = [text for text in loop if re.match(rf"v(mul|add|sub){suffix} ", text)]
+            assert not separate, f"{function}: {n_fma} FMAs, {separate}"
+    # Panels of scores in seven modes, and at least five products.
+    assert n_loops >= 10, f"{name}: {n_loops} such loops in {suffix}"
+
+
+@x86_64_only
+def test_nothing_changes_the_rounding_mode(built):
+    assert "ldmxcsr" not in run("objdump", "--disassemble", built.extension)
+
+
+def test_subnormals_survive_import():
+    program = """
+        import threading, numpy as np
+
+        def check():
+            for dtype, bits in (np.float32, np.uint32), (np.float64, np.uint64):
+                tiny = np.array([1], bits).view(dtype)
+                normal = np.array([np.finfo(dtype).tiny])
+                for result in tiny * 1, tiny + tiny, normal / 2:
+                    assert result[0] > 0, dtype
+
+        check()
+        import sdpa
+        check()
+        x = np.ones((8, 400, 32), np.float32)
+        sdpa.attention(x, x, x, workers=3)
+        check()
+        thread = threading.Thread(target=check)
+        thread.start()
+        thread.join()
+        print("survived")
+    """
+    assert run(sys.executable, "-c", dedented(program)) == "survived\n"
+
+
+def dedented(program):
+    lines = program.strip("\n").splitlines()
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    return "\n".join(line[indent:] for line in lines)
+
+
+# ------------------------------------------------------------------------------------ archives
+
+
+def test_the_wheel_is_small_stripped_and_for_every_python(built):
+    with zipfile.ZipFile(built.wheel) as archive:
+        sizes = {entry.filename: entry.compress_size for entry in archive.infolist()}
+    laboratory = sum(size for name, size in sizes.items() if name.startswith("sdpa/lab/"))
+    assert sum(sizes.values()) - laboratory < 800_000
+    assert built.wheel.stat().st_size < 1_000_000
+    if not sysconfig.get_config_var("Py_GIL_DISABLED"):
+        assert "-cp311-abi3-" in built.wheel.name
+        assert built.extension.name == "_core.abi3.so"
+    sections = run("readelf", "--sections", "--wide", built.extension)
+    assert ".debug" not in sections
+    assert ".symtab" not in sections
+
+
+def test_contents_of_the_wheel(built):
+    python = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "sdpa").rglob("*")
+        if path.suffix in (".py", ".pyi", ".typed", ".css", ".html", ".js", ".json")
+    }
+    assert "sdpa/py.typed" in python
+    names = {name for name in built.names if ".dist-info/" not in name}
+    assert names == python | {f"sdpa/{built.extension.name}"}
+    with zipfile.ZipFile(built.wheel) as archive:
+        (name,) = [name for name in built.names if name.endswith("/METADATA")]
+        metadata = archive.read(name).decode()
+    assert "License-Expression: MIT" in metadata
+    assert "Requires-Python: >=3.11" in metadata
+    required = re.findall("^Requires-Dist: (.*)$", metadata, re.MULTILINE)
+    assert [line for line in required if "extra ==" not in line] == ["numpy>=2.0"]
+    assert {"test", "lab", "peers"} <= set(
+        re.findall("^Provides-Extra: (.*)$", metadata, re.MULTILINE)
+    )
+    assert any(name.endswith("/licenses/LICENSE") for name in built.names)
+
+
+def test_contents_of_the_sdist(built):
+    with tarfile.open(built.sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    tracked = [path for path in (ROOT / "src").rglob("*") if path.is_file()]
+    tracked += [*(ROOT / "tests").rglob("*.py"), *(ROOT / "tools").glob("*.py")]
+    tracked += [*(ROOT / "tests/c").glob("*.[ch]"), ROOT / "tests/c/Makefile", ROOT / "Makefile"]
+    missing = {str(path.relative_to(ROOT)) for path in tracked} - names
+    assert not missing
+    assert not [name for name in names if name.endswith((".so", ".o", ".pyc"))]
+
+
+def test_the_wheel_installs_and_works_in_an_environment_of_its_own(built, tmp_path):
+    venv.create(tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
+    run(*pip, "install", "--no-deps", "--no-index", built.wheel)
+    # NumPy as installed here: no test reaches for the network.
+    purelib = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    Path(purelib, "numpy.pth").write_text(str(Path(numpy.__file__).parents[1]))
+    program = """
+        import numpy as np, sdpa
+        x = np.eye(3)
+        print(sdpa.__version__, sdpa.__file__, np.allclose(sdpa.attention(x, x, x).sum(-1), 1))
+    """
+    version, file, right = run(python, "-c", dedented(program), cwd=tmp_path).split()
+    assert version == built.wheel.name.split("-")[1]
+    assert file.startswith(purelib)
+    assert right == "True"

@@ -1,0 +1,169 @@
+"""The pages under docs/: their examples run, the tests they name exist, lines and links hold."""
+
+import ast
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+import sdpa
+
+ROOT = Path(__file__).parents[2]
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
+EVERY_PAGE = pytest.mark.parametrize("page", sorted(PAGES))
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#{2,3} (.*)$", re.MULTILINE)
+CONTINUED = {"derivations.md"}  # each section goes on from those above
+
+
+def examples_only(text):
+    """`text` with every line outside its pycon blocks blank, so that line numbers stay."""
+    kept = [""] * len(text.splitlines())
+    for block in FENCE.finditer(text):
+        if block[1] == "pycon":
+            start = text[: block.start(2)].count("\n")
+            lines = block[2].splitlines()
+            kept[start : start + len(lines)] = lines
+    return "\n".join(kept) + "\n"
+
+
+def sections():
+    """(page, heading, examples to run before, examples, their first line) where there are any."""
+    found = []
+    for page, text in sorted(PAGES.items()):
+        text = examples_only(text).splitlines(keepends=True)
+        original = PAGES[page].splitlines()
+        starts = [i for i, line in enumerate(original) if HEADING.match(line)]
+        for start, end in zip(starts, [*starts[1:], len(original)], strict=True):
+            examples = "".join(text[start:end])
+            if ">>>" in examples:
+                heading = HEADING.match(original[start])[1]
+                before = start if page in CONTINUED else starts[0]
+                found.append((page, heading, "".join(text[:before]), examples, start))
+    return found
+
+
+SECTIONS = {f"{page}: {heading}": rest for page, heading, *rest in sections()}
+
+
+def test_pages_are_there():
+    first = {"claims.md", "derivations.md", "features.md", "mechanisms.md", "migration.md"}
+    assert set(PAGES) >= first | {"performance.md", "theory.md"}
+    assert len(SECTIONS) == len(sections()), "two sections of one page have the same heading"
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_examples(section, request):
+    """Each section after the examples that open its page (or after all above it)."""
+    opening, examples, line = SECTIONS[section]
+    if ">>> import torch" in examples:
+        request.getfixturevalue("torch")
+    if ">>> import onnx" in examples:
+        pytest.importorskip("onnx", reason="needs onnx: pip install 'sdpa[peers]'")
+    if ">>> import transformers" in examples:
+        pytest.importorskip("transformers", reason="needs transformers: pip install 'sdpa[peers]'")
+    parser, namespace = doctest.DocTestParser(), {}
+    runner = doctest.DocTestRunner(verbose=False)
+    report = []
+    for text, start in (opening, 0), (examples, line):
+        test = parser.get_doctest(text, namespace, section, section.partition(":")[0], start)
+        runner.run(test, out=report.append, clear_globs=False)
+        namespace = test.globs
+    assert runner.tries > 0
+    assert not report, "".join(report)
+
+
+@EVERY_PAGE
+def test_every_example_is_in_a_block_that_runs(page):
+    assert PAGES[page].count(">>> ") == examples_only(PAGES[page]).count(">>> ")
+    assert not re.search(r"^```python$", PAGES[page], re.MULTILINE)
+
+
+@EVERY_PAGE
+def test_lines_are_short(page):
+    long = [line for line in PAGES[page].splitlines() if len(line) > 100]
+    assert not long
+
+
+@EVERY_PAGE
+def test_files_exist(page):
+    text = PAGES[page]
+    names = re.findall(r"\]\(((?!http)[^)#]+)\)", text)
+    assert all((ROOT / "docs" / name).exists() for name in names), names
+    names = re.findall(r"`((?:src|sdpa|tests)/[\w./]*)[`:]", text)
+    assert all((ROOT / name).exists() for name in names), names
+
+
+def test_fast_paths_have_their_figures():
+    """Each has a section of what was tried, and a row of what it brings, on the page of kernels."""
+    page = PAGES["kernels.md"]
+    table = page[page.index("## Fast paths") : page.index("## vec")]
+    paths = [path.stem for path in (ROOT / "src" / "kernels" / "fast").glob("*.h")]
+    assert {"few", "pairs", "small"} <= set(paths)
+    for path in paths:
+        assert f"\n## fast/{path}\n" in page
+        assert re.search(rf"^\| .*\b{path}\b", table, re.MULTILINE), path
+
+
+def test_the_reference_has_every_public_name():
+    pages = (ROOT / "docs" / "site" / "reference").glob("*.rst")
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    described = re.findall(r"^\.\. auto\w+:: sdpa\.(\w+)$", text, re.MULTILINE)
+    assert len(described) == len(set(described))
+    assert set(sdpa.__all__) - {"__version__"} <= set(described)
+
+
+# ------------------------------------------------------------------------------ features.md
+
+
+def names_of_tests_in(path):
+    """Names of the tests in a file, `Class::method` for those of a class, without running it."""
+
+    def named(body):
+        return [
+            node.name
+            for node in body
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        ]
+
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    names = set(named(body))
+    for node in body:
+        if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
+            names |= {f"{node.name}::{name}" for name in named(node.body)}
+    return names
+
+
+def table_rows():
+    """{number: (feature, cells)} of both tables."""
+    rows = re.findall(r"^\| *(\d+) \|(.*)\|$", PAGES["features.md"], re.MULTILINE)
+    cells = {int(n): [cell.strip() for cell in row.split("|")] for n, row in rows}
+    assert len(cells) == len(rows)
+    return {n: (feature, rest) for n, (feature, *rest) in cells.items()}
+
+
+def feature_sections():
+    """{number: (title, text)} of the explanations below the tables."""
+    found = re.findall(r"^### (\d+)\. (.*)\n((?:(?!^##).*\n)*)", PAGES["features.md"], re.MULTILINE)
+    return {int(n): (title, text) for n, title, text in found}
+
+
+def test_every_row_is_explained():
+    rows, explained = table_rows(), feature_sections()
+    assert list(rows) == list(range(1, len(rows) + 1))
+    assert len(rows) > 30
+    assert {n: feature for n, (feature, _) in rows.items()} == {
+        n: title for n, (title, _) in explained.items()
+    }
+    assert all(all(cells) and len(cells) in (8, 9) for _, cells in rows.values())
+
+
+@pytest.mark.parametrize("number", sorted(table_rows()))
+def test_our_cell_is_backed_by_tests_that_exist(number):
+    _, text = feature_sections()[number]
+    ours = re.search(r"^- \*\*sdpa\*\*(.*?)(?=^- |\Z)", text, re.MULTILINE | re.DOTALL)[1]
+    named = re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", ours)
+    assert named
+    for path, name in named:
+        assert name in names_of_tests_in(ROOT / path), f"{path}::{name}"

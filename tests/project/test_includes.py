@@ -1,0 +1,50 @@
+"""Which file of src includes which: neither headers nor rooms form a circle."""
+
+import graphlib
+import re
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+FILES = sorted(SRC.rglob("*.[ch]"))
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def included(path):
+    """The files of src that `path` includes; others are made by the build."""
+    names = INCLUDE.findall(path.read_text(encoding="utf-8"))
+    return {(path.parent / name).resolve() for name in names} & {file.resolve() for file in FILES}
+
+
+def room(path):
+    """A header and the source of the same name are one room."""
+    return path.relative_to(SRC).with_suffix("")
+
+
+def graph(files, node):
+    edges = {}
+    for path in files:
+        edges.setdefault(node(path), set()).update(node(other) for other in included(path))
+    return edges
+
+
+def test_headers_have_no_circle():
+    headers = graph([path for path in FILES if path.suffix == ".h"], lambda path: path)
+    assert sum(map(len, headers.values())) > 20
+    list(graphlib.TopologicalSorter(headers).static_order())
+
+
+def test_rooms_have_no_circle():
+    rooms = {name: others - {name} for name, others in graph(FILES, room).items()}
+    assert len(rooms) > 40
+    list(graphlib.TopologicalSorter(rooms).static_order())
+
+
+def test_the_ground_floor_of_the_binding_stands_on_no_other_room():
+    assert {path.parent.name for path in included(SRC / "python" / "binding.h")} == {"src"}
+
+
+def test_a_circle_is_found():
+    with pytest.raises(graphlib.CycleError):
+        list(graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).static_order())

@@ -1,0 +1,112 @@
+"""The notebooks as committed: the form that notebooks/README.md gives, outputs that belong to it.
+
+`make notebooks` runs them; what their cells assert is checked there.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+jupytext = pytest.importorskip("jupytext", reason="needs jupytext: pip install '.[notebooks]'")
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+SOURCES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
+NUMBERED = [name for name in SOURCES if name[0].isdigit()]
+HEADINGS = ["Prediction", "In plain NumPy", "Measurement", "Figure", "Conclusion", "Exercises"]
+LONGEST_CELL = 20  # lines of code; what needs more is a function of sdpa.lab
+
+
+def read(name, suffix):
+    return jupytext.read(FOLDER / f"{name}{suffix}")
+
+
+def sections(notebook):
+    """{heading: cells} below the title, in order; the title's own under ""."""
+    found = {"": []}
+    for cell in notebook.cells:
+        heading = re.match(r"## (.*)", cell.source) if cell.cell_type == "markdown" else None
+        if heading:
+            found[heading[1]] = []
+        found[list(found)[-1]].append(cell)
+    return found
+
+
+def code(cells):
+    return [cell for cell in cells if cell.cell_type == "code"]
+
+
+def has_assertion(cells):
+    nodes = [node for cell in code(cells) for node in ast.walk(ast.parse(cell.source))]
+    calls = [
+        node.func.attr
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
+    return any(isinstance(node, ast.Assert) for node in nodes) or any(
+        name.startswith("assert_") for name in calls
+    )
+
+
+def test_the_table_lists_every_notebook():
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    numbers = re.findall(r"^\| (\d\d) \|", text, re.MULTILINE)
+    assert numbers == [f"{number:02}" for number in range(17)]
+    assert {name[:2] for name in NUMBERED} <= set(numbers)
+    assert len({name[:2] for name in NUMBERED}) == len(NUMBERED)
+
+
+@pytest.mark.parametrize("name", [*NUMBERED, "template"])
+def test_form(name):
+    found = sections(read(name, ".py"))
+    assert list(found) == ["", *HEADINGS]
+    (opening,) = found[""]
+    assert re.match(r"# .*\?\n", opening.source), "the title is a question"
+    assert "**Question.**" in opening.source
+    assert "**Common misconception.**" in opening.source
+    assert has_assertion(found["In plain NumPy"])
+    assert has_assertion(found["Measurement"])
+    assert re.search(r"\blab\b", "".join(cell.source for cell in found["Measurement"]))
+    assert len(code(found["Figure"])) == 1
+    text = "\n".join(cell.source for cell in found["Exercises"])
+    assert re.findall(r"^(\d)\. ", text, re.MULTILINE) == ["1", "2", "3"]
+    solutions = re.findall(
+        r"<details><summary>Solution</summary>\n\n(.+?)\n\n</details>", text, re.DOTALL
+    )
+    assert len(solutions) == 3
+
+
+@pytest.mark.parametrize("name", [*NUMBERED, "template"])
+def test_cells_call_what_sdpa_lab_computes(name):
+    for cell in code(read(name, ".py").cells):
+        lines = [line for line in cell.source.splitlines() if line.strip()]
+        assert len(lines) <= LONGEST_CELL, cell.source
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "template"])
+def test_outputs_belong_to_the_source(name):
+    source, executed = read(name, ".py"), read(name, ".ipynb")
+    assert [(cell.cell_type, cell.source) for cell in source.cells] == [
+        (cell.cell_type, cell.source) for cell in executed.cells
+    ], "make notebooks"
+    cells = code(executed.cells)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+    text = " ".join(str(output) for output in outputs)
+    assert not re.search(r"(?<![\w/])/(?:tmp|home|root|work|opt|usr)/", text), "a path"
+    assert all("execution" not in cell.metadata for cell in cells), "times of the run"
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_there_is_one_figure(name):
+    executed = sections(read(name, ".ipynb"))
+    figures = {
+        heading: sum(
+            "image/png" in output.get("data", {}) for cell in code(cells) for output in cell.outputs
+        )
+        for heading, cells in executed.items()
+    }
+    assert figures == {**dict.fromkeys(figures, 0), "Figure": 1}

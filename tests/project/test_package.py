@@ -1,0 +1,111 @@
+"""The Python package: its public names, what importing it costs, which module knows which."""
+
+import ast
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sdpa
+
+PACKAGE = Path(sdpa.__file__).parent
+
+
+def run(code):
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_importing_loads_only_the_extension():
+    code = "import sys, sdpa; print(*(name for name in sys.modules if name.startswith('sdpa')))"
+    assert set(run(code)) == {"sdpa", "sdpa._core", "sdpa._threads"}
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("rotary_embedding", "rotary"), ("cosine_attention", "cosine"), ("ShawGradients", "shaw")],
+)
+def test_a_name_loads_its_own_mechanism(name, module):
+    code = (
+        f"import sys; from sdpa import {name}; "
+        "print(*(name for name in sys.modules if name.startswith('sdpa.mechanisms.')))"
+    )
+    public = {name for name in run(code) if not name.startswith("sdpa.mechanisms._")}
+    assert public == {f"sdpa.mechanisms.{module}"}
+
+
+@pytest.mark.parametrize("name", sdpa.__all__)
+def test_public_names(name):
+    found = getattr(sdpa, name)
+    assert name in dir(sdpa)
+    assert getattr(sdpa, name) is found
+
+
+def test_lazy_names_are_public_names_of_their_modules():
+    assert set(sdpa._LAZY) <= set(sdpa.__all__)
+    for name, module in sdpa._LAZY.items():
+        assert getattr(sdpa, name).__module__ == module
+        assert name in sys.modules[module].__all__
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in sdpa.__all__ if isinstance(getattr(sdpa, name), type)]
+)
+def test_classes_can_be_pickled(name):
+    found = getattr(sdpa, name)
+    assert pickle.loads(pickle.dumps(found)) is found
+
+
+def test_unknown_name():
+    with pytest.raises(AttributeError, match=r"^module 'sdpa' has no attribute 'atention'$"):
+        sdpa.atention  # noqa: B018
+
+
+def imported_by(path):
+    """Full names of all modules, and of all names, that a file imports anywhere."""
+    package = ["sdpa", *path.relative_to(PACKAGE).parent.parts]
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            base = ".".join([*base, *([node.module] if node.module else [])])
+            names |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+    return names
+
+
+def test_imports_are_read_whatever_their_form(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+    path = tmp_path / "lab" / "module.py"
+    path.parent.mkdir()
+    path.write_text("import a.b\nfrom .. import c\nfrom ..d import e\nfrom . import f\n")
+    assert imported_by(path) >= {"a.b", "sdpa.c", "sdpa.d.e", "sdpa.lab.f"}
+
+
+def test_nothing_else_imports_the_oracle():
+    """The tests compare the package with `sdpa.reference`, which therefore shares no code with it.
+
+    No module needs an exception: the laboratory measures the product, not the oracle.
+    """
+    oracle = PACKAGE / "reference"
+    users = [
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if oracle not in path.parents
+        and any(f"{name}.".startswith("sdpa.reference.") for name in imported_by(path))
+    ]
+    assert users == []
+
+
+def test_the_oracle_imports_only_itself():
+    outside = {
+        name
+        for path in (PACKAGE / "reference").glob("*.py")
+        for name in imported_by(path)
+        if f"{name}.".startswith("sdpa.") and not name.startswith("sdpa.reference")
+    }
+    assert outside == set()

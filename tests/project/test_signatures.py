@@ -1,0 +1,174 @@
+"""Signatures, stub and docstrings, against one another and against the table of options."""
+
+import ast
+import doctest
+import importlib
+import importlib.util
+import inspect
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.calls import backward_operands, operands
+
+import sdpa
+from sdpa import _core
+
+ROOT = Path(__file__).parents[2]
+ATTENTION = (
+    "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, "
+    "enable_gqa=False, softcap=None, window=None, sinks=None, alibi_slopes=None, key_lengths=None, "
+    "query_offset=None, rng=None, workers=None, out=None)"
+)
+ADDITIVE = (
+    "(query, key, value, w_query, w_key, w_score, bias=None, *, attn_mask=None, dropout_p=0.0, "
+    "is_causal=False, scale=1.0, "
+) + ATTENTION.partition("scale=None, ")[2]
+SIGNATURES = {
+    "attention": ATTENTION,
+    "attention_forward": ATTENTION,
+    "scaled_dot_product_attention": "(query, key, value, attn_mask=None, dropout_p=0.0, "
+    "is_causal=False, *, scale=None, enable_gqa=False)",
+    "attention_backward": ATTENTION.replace(
+        "(query, key, value", "(grad_out, query, key, value, out, lse"
+    ).replace("out=None", "grad_lse=None, needs=('query', 'key', 'value')"),
+    "attention_jvp": ATTENTION.replace("value,", "value, query_t, key_t, value_t,").replace(
+        "out=None", "attn_mask_t=None, sinks_t=None"
+    ),
+    "attention_double_backward": ATTENTION.replace(
+        "(query, key, value", "(gg_query, gg_key, gg_value, grad_out, query, key, value, out, lse"
+    ).replace(
+        "out=None",
+        "gg_attn_mask=None, gg_sinks=None, grad_lse=None, "
+        "needs=('grad_out', 'query', 'key', 'value')",
+    ),
+    "attention_statistics": ATTENTION.replace("value, ", "").replace(", out=None", ""),
+    "attention_weights": ATTENTION.replace("value, ", "").replace("out=None", "stage='weights'"),
+    "merge_attention": "(outs, lses)",
+    "additive_attention": ADDITIVE,
+    "additive_attention_forward": ADDITIVE,
+    "additive_attention_backward": ADDITIVE.replace("(query", "(grad_out, query")
+    .replace("bias=None, *", "bias, out, lse, *")
+    .replace(
+        "out=None",
+        "grad_lse=None, needs=('query', 'key', 'value', 'w_query', 'w_key', 'w_score', 'bias')",
+    ),
+}
+FUNCTIONS = [name for name in sdpa.__all__ if callable(getattr(sdpa, name)) and name.islower()]
+DOCUMENTED = {name: getattr(sdpa, name) for name in FUNCTIONS} | {
+    name: getattr(sdpa.bias, name) for name in sdpa.bias.__all__ if name.islower()
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name):
+    assert str(inspect.signature(getattr(sdpa, name))) == SIGNATURES[name]
+
+
+def test_torch_signature(torch):
+    documented = torch.nn.functional.scaled_dot_product_attention.__doc__.split(" -> ")[0]
+    ours = SIGNATURES["scaled_dot_product_attention"].replace("*, ", "")
+    assert "".join(documented.split()) == "scaled_dot_product_attention" + "".join(ours.split())
+
+
+def stubs():
+    """The generator, tools/stubs.py."""
+    spec = importlib.util.spec_from_file_location("stubs", ROOT / "tools" / "stubs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("file", ["_core.pyi", "_options.py"])
+def test_generated_files_are_up_to_date(file):
+    assert set(stubs().FILES) == {"_core.pyi", "_options.py"}
+    written = (ROOT / "sdpa" / file).read_text(encoding="utf-8")
+    if written != stubs().FILES[file]():
+        pytest.fail(f"sdpa/{file} does not fit the extension: run make stubs")
+
+
+def stub():
+    tree = ast.parse((ROOT / "sdpa" / "_core.pyi").read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_stub_agrees_with_the_signatures():
+    for name, node in stub().items():
+        if name == "show_config":  # overloaded
+            continue
+        function = getattr(_core, name)
+        parameters = inspect.signature(function).parameters.values()
+        args = node.args
+        assert [p.name for p in parameters] == [
+            a.arg for a in (*args.posonlyargs, *args.args, *args.kwonlyargs)
+        ]
+        kinds = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        assert kinds == [a.arg for a in args.kwonlyargs]
+        defaults = [ast.literal_eval(d) for d in (*args.defaults, *args.kw_defaults)]
+        assert defaults == [p.default for p in parameters if p.default is not p.empty]
+    compiled = {name for name in FUNCTIONS if getattr(sdpa, name).__module__ == "sdpa._core"}
+    assert set(SIGNATURES) < compiled <= set(stub())
+
+
+def test_an_option_has_one_type_and_one_kind():
+    rows = _core._options()
+    assert len({(name, annotation, kind) for name, _, annotation, _, kind, _ in rows}) == len(
+        {name for name, *_ in rows}
+    )
+    kinds = {kind for *_, kind, _ in rows}
+    assert kinds == {"operand", "position", "score", "weight", "call", "derivative"}
+
+
+def test_every_option_has_its_type_in_the_stub():
+    table = {name: ast.unparse(ast.parse(a)) for name, _, a, *_ in _core._options()}
+    for function in SIGNATURES:
+        args = stub()[function].args
+        n = len(args.args) - len(args.defaults)
+        for argument in (*args.args[n:], *args.kwonlyargs):
+            assert ast.unparse(argument.annotation) == table[argument.arg], (function, argument.arg)
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_documentation(name):
+    function = DOCUMENTED[name]
+    document = inspect.getdoc(function)
+    assert getattr(importlib.import_module(function.__module__), name) is function
+    assert max(map(len, document.splitlines())) <= 100
+    lists = re.findall(r"^\**([\w, ]+) : ", document, re.MULTILINE)
+    documented = {name for names in lists for name in names.split(", ")}
+    assert set(inspect.signature(function).parameters) <= documented
+    test = doctest.DocTestParser().get_doctest(document, {}, name, None, 0)
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
+
+
+def test_results_are_named_tuples():
+    got = sdpa.attention_forward(**operands())
+    assert isinstance(got, sdpa.AttentionForward)
+    assert isinstance(got, tuple)
+    assert got._fields == ("out", "lse")
+    back = pickle.loads(pickle.dumps(got))
+    assert type(back) is sdpa.AttentionForward
+    np.testing.assert_array_equal(back.out, got.out)
+    assert type(sdpa.attention_backward(**backward_operands())) is sdpa.AttentionGradients
+    x = operands()
+    tangents = [x["query"], x["key"], x["value"]]
+    jvp = sdpa.attention_jvp(*x.values(), *tangents)
+    assert jvp._fields == ("out", "out_t")
+    second = sdpa.attention_double_backward(*tangents, **backward_operands())
+    assert second._fields == ("grad_out", "query", "key", "value", "attn_mask", "sinks")
+    statistics = sdpa.attention_statistics(x["query"], x["key"])
+    assert statistics._fields == (
+        *("lse", "entropy", "max_weight", "sum_p2", "sum_p3", "score_mean", "score_var"),
+    )
+    for result, name in [
+        (got, "AttentionForward"),
+        (jvp, "AttentionTangent"),
+        (second, "AttentionSecondGradients"),
+        (statistics, "AttentionStatistics"),
+    ]:
+        assert type(result) is getattr(sdpa, name)
+        assert type(result).__module__ == "sdpa"
+        assert type(pickle.loads(pickle.dumps(result))) is type(result)

@@ -1,0 +1,304 @@
+"""What rotary embedding, ALiBi, T5's bias and the layer refuse; and two settings of the process."""
+
+import numpy as np
+from support.calls import FLOATS, LAYER, ones
+from support.protocols import elsewhere
+
+import sdpa
+from sdpa import bias
+
+X = np.ones((2, 5, 8))
+
+
+def rotary(x):
+    """The rows for the function whose first argument has this name."""
+    return {
+        **elsewhere(x),
+        **elsewhere("positions"),
+        f"{x} dtype": (TypeError, f"{x}: expected {FLOATS}, got int64", {x: X.astype(int)}),
+        f"{x} axes": (
+            ValueError,
+            f"{x}: expected at least two axes, (..., L, d), got (8,)",
+            {x: X[0, 0], "positions": [0]},
+        ),
+        "odd last axis": (
+            ValueError,
+            f"rotary_dim: expected an even number from 0 to {x}'s last axis 7, got 7",
+            {x: X[..., :7]},
+        ),
+        "rotary_dim beyond": (
+            ValueError,
+            f"rotary_dim: expected an even number from 0 to {x}'s last axis 8, got 10",
+            {"rotary_dim": 10},
+        ),
+        "rotary_dim float": (
+            TypeError,
+            "rotary_dim: expected one integer, got 2.5",
+            {"rotary_dim": 2.5},
+        ),
+        "positions": (
+            ValueError,
+            "positions: expected a shape that broadcasts to (2, 5), got (6,)",
+            {"positions": np.arange(6)},
+        ),
+        "positions batch": (
+            ValueError,
+            "positions: expected a shape that broadcasts to (2, 5), got (3, 1, 5)",
+            {"positions": np.ones((3, 1, 5))},
+        ),
+        "positions bool": (
+            TypeError,
+            "positions: expected integers or floating point, got bool",
+            {"positions": np.ones(5, bool)},
+        ),
+        "base": (ValueError, "base: expected a number above 0, got 0", {"base": 0}),
+    }
+
+
+ALIBI = {
+    "heads": (ValueError, "heads: expected at least 1, got 0", {"heads": 0}),
+    "heads float": (TypeError, "heads: expected one integer, got 2.0", {"heads": 2.0}),
+}
+BUCKETS = np.ones((32, 4))
+T5 = {
+    **elsewhere("table"),
+    "table dtype": (
+        TypeError,
+        f"table: expected {FLOATS}, got int64",
+        {"table": BUCKETS.astype(int)},
+    ),
+    "table axes": (
+        ValueError,
+        "table: expected (num_buckets, heads), got (32,)",
+        {"table": BUCKETS[:, 0]},
+    ),
+    "odd number of buckets": (
+        ValueError,
+        "table: expected an even number of at least 4 buckets, got 7",
+        {"table": BUCKETS[:7]},
+    ),
+    "one bucket": (
+        ValueError,
+        "table: expected at least 2 buckets, got 1",
+        {"table": BUCKETS[:1], "bidirectional": False},
+    ),
+    "max_distance": (
+        ValueError,
+        "max_distance: expected more than the 8 distances that have a bucket each, got 8",
+        {"max_distance": 8},
+    ),
+    "max_distance None": (
+        TypeError,
+        "max_distance: expected one integer, got None",
+        {"max_distance": None},
+    ),
+    "query_length": (
+        ValueError,
+        "query_length: expected at least 0, got -1",
+        {"query_length": -1},
+    ),
+    "key_length": (TypeError, "key_length: expected one integer, got 4.5", {"key_length": 4.5}),
+    "query_offset": (
+        TypeError,
+        "query_offset: expected one integer, got [1]",
+        {"query_offset": [1]},
+    ),
+}
+T5_BACKWARD = {
+    "num_buckets": (
+        ValueError,
+        "num_buckets: expected an even number of at least 4 buckets, got -4",
+        {"num_buckets": -4},
+    ),
+    "grad_bias dtype": (
+        TypeError,
+        f"grad_bias: expected {FLOATS}, got int64",
+        {"grad_bias": np.ones((1, 3, 4), int)},
+    ),
+    "grad_bias axes": (
+        ValueError,
+        "grad_bias: expected at least three axes, (..., heads, Lq, Lk), got (3, 4)",
+        {"grad_bias": np.ones((3, 4))},
+    ),
+}
+T5_ATTENTION = {
+    "table heads": (
+        ValueError,
+        "attn_mask: expected a shape that broadcasts to (2, 4, 5, 7), got (3, 5, 7)",
+        {"table": ones(32, 3)},
+    ),
+    "query_offset": (
+        TypeError,
+        "query_offset: expected one integer, got array([1, 2])",
+        {"query_offset": np.array([1, 2])},
+    ),
+    "dropout": (
+        TypeError,
+        "{function}() got an unexpected keyword argument 'dropout_p'",
+        {"dropout_p": 0.5},
+    ),
+    "max_distances": (
+        TypeError,
+        "{function}() got an unexpected keyword argument 'max_distances'. "
+        "Did you mean 'max_distance'?",
+        {"max_distances": 64},
+    ),
+    "two offsets": (
+        ValueError,
+        "query_offset: expected None with is_causal='lower_right', which sets the offset itself",
+        {"is_causal": "lower_right", "query_offset": 1},
+    ),
+    "key axes": (
+        ValueError,
+        "key: expected at least two axes, (..., Lk, d_k), got (8,)",
+        {"key": ones(8)},
+    ),
+}
+LAYERS = {
+    "d_model": (ValueError, "d_model: expected at least 1, got 0", {"d_model": 0}),
+    "heads": (ValueError, "heads: expected at least 1, got 0", {"heads": 0}),
+    "heads do not divide": (
+        ValueError,
+        "d_model: expected a multiple of heads=3, got 8",
+        {"heads": 3},
+    ),
+    "d_k": (ValueError, "d_k: expected at least 1, got 0", {"d_k": 0}),
+    "kv_heads": (
+        ValueError,
+        "kv_heads: expected a number that divides heads=4, got 3",
+        {"kv_heads": 3},
+    ),
+    "d_v": (
+        ValueError,
+        "d_v: expected d_k=2 with tied_kv=True, got 5",
+        {"tied_kv": True, "d_v": 5},
+    ),
+    "kv_heads of swapped roles": (
+        ValueError,
+        "kv_heads: expected heads=4 with swap_roles=True, got 2",
+        {"swap_roles": True, "kv_heads": 2},
+    ),
+    "d_context": (
+        ValueError,
+        "d_context: expected d_model=8 with swap_roles=True and tied_kv=True, got 6",
+        {"swap_roles": True, "tied_kv": True, "d_context": 6},
+    ),
+    "init": (
+        ValueError,
+        "init: expected one of '1/d_model', 'xavier_normal', 'xavier_uniform', got 'he'",
+        {"init": "he"},
+    ),
+    "scale": (
+        ValueError,
+        (
+            "scale: expected one of '1', 'log d_k', 'sqrt d_k', '2 sqrt d_k', 'd_k', 'learned', "
+            "got 'sqrt'"
+        ),
+        {"scale": "sqrt"},
+    ),
+    "scale of 0": (
+        ValueError,
+        "scale: expected another rule for d_k=1, got 'log d_k', which is 0",
+        {"scale": "log d_k", "d_k": 1},
+    ),
+    "fold_scale": (
+        ValueError,
+        "fold_scale: expected False with scale='learned', got True",
+        {"scale": "learned", "fold_scale": True},
+    ),
+    "dtype": (
+        TypeError,
+        "dtype: expected float16, bfloat16, float32 or float64, got int32",
+        {"dtype": np.int32},
+    ),
+}
+FORWARD = {
+    **elsewhere("x"),
+    **elsewhere("context"),
+    "x axes": (ValueError, "x: expected at least two axes, (..., L, 8), got (8,)", {"x": ones(8)}),
+    "x": (ValueError, "x: expected (..., L, 8), got (2, 5, 6)", {"x": ones(2, 5, 6)}),
+    "x dtype": (
+        TypeError,
+        "x: expected the layer's dtype float32, got float64",
+        {"x": np.ones((5, 8))},
+    ),
+    "context": (
+        ValueError,
+        "context: expected (..., L, 6), got (2, 7, 8)",
+        {"context": ones(2, 7, 8)},
+    ),
+    "context batch": (
+        ValueError,
+        "context: expected leading axes that broadcast with (2,), got (3,)",
+        {"context": ones(3, 7, 6)},
+    ),
+    "no context": (ValueError, "x: expected (..., L, 6), got (2, 5, 8)", {"context": None}),
+    "attn_mask": (
+        ValueError,
+        "attn_mask: expected a shape that broadcasts to (2, 2, 5, 7), got (5, 5)",
+        {"attn_mask": ones(5, 5)},
+    ),
+    "scale": (
+        TypeError,
+        "{function}() got an unexpected keyword argument 'scale'",
+        {"scale": 1.0},
+    ),
+    "parameter": (
+        TypeError,
+        "{function}() got an unexpected keyword argument 'parameter'. Did you mean 'parameters'?",
+        {"parameter": None},
+    ),
+    "parameters": (
+        ValueError,
+        "parameters: expected ['w_key', 'w_out', 'w_query', 'w_value'], got ['w_query']",
+        {"parameters": {"w_query": ones(8, 8)}},
+    ),
+    "shape of a parameter": (
+        ValueError,
+        "parameters['w_key']: expected (6, 8), got (8, 8)",
+        {"parameters": dict.fromkeys(("w_key", "w_out", "w_query", "w_value"), ones(8, 8))},
+    ),
+}
+BACKWARD = {
+    "grad_out": (ValueError, "grad_out: expected (2, 5, 8), got (5, 8)", {"grad_out": ones(5, 8)}),
+    "grad_out dtype": (
+        TypeError,
+        "grad_out: expected float32, got float64",
+        {"grad_out": np.ones((2, 5, 8))},
+    ),
+    "needs": (
+        ValueError,
+        "needs: expected names among 'parameters', 'x', 'context', 'attn_mask', 'sinks', "
+        "got 'w_query'",
+        {"needs": ["w_query"]},
+    ),
+}
+RATES = {
+    "optimiser": (
+        ValueError,
+        "optimiser: expected 'sgd' or 'adam', got 'lion'",
+        {"optimiser": "lion"},
+    ),
+}
+THREADS = {
+    "none": (ValueError, "n: expected at least 1, got 0", {"n": 0}),
+    "float": (TypeError, "n: expected an integer, got 1.5", {"n": 1.5}),
+}
+CONFIG = {
+    "mode": (ValueError, "mode: expected 'stdout' or 'dicts', got 'json'", {"mode": "json"}),
+}
+
+TABLE = [
+    (sdpa.rotary_embedding, rotary("x")),
+    (sdpa.rotary_embedding_backward, rotary("grad")),
+    (bias.alibi, ALIBI),
+    (bias.t5_relative, T5),
+    (bias.t5_relative_backward, T5_BACKWARD),
+    (bias.t5_attention_backward, T5_ATTENTION),
+    (sdpa.MultiHeadAttention, LAYERS),
+    (LAYER.forward, FORWARD),
+    (LAYER.backward, BACKWARD),
+    (LAYER.learning_rate_factors, RATES),
+    (sdpa.set_num_threads, THREADS),
+    (sdpa.show_config, CONFIG),
+]

@@ -1,0 +1,480 @@
+"""The softmax family against values worked out on paper, and the rules of its semantics."""
+
+import inspect
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from support.helpers import LAYOUTS, unit_roundoff
+
+import sdpa
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+NAN, INF = np.nan, np.inf
+
+# Around a vector, the longest row that is transposed, a block of the sum, a chunk.
+LENGTHS = (0, 1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 64, 65, 128, 129, 511, 513, 8192, 8193, 20000)
+
+
+def close(actual, expected, ulps=8):
+    """Within `ulps` unit roundoffs of 1, of the type of `actual`, in relative terms."""
+    error = abs(actual.astype(np.float64) - expected)
+    bound = ulps * unit_roundoff(actual.dtype) * np.abs(expected)
+    return actual.shape == np.shape(expected) and bool(np.all(error <= bound))
+
+
+def same_bits(a, b):
+    """Bitwise equality up to byte order; NaN equals NaN."""
+    return a.shape == b.shape and a.astype(a.dtype, order="C").tobytes() == b.tobytes()
+
+
+# ------------------------------------------------------------------------------- values by hand
+
+
+def test_softmax_of_logarithms(dtype):
+    x = np.log2([1.0, 2.0, 1.0, 4.0]).astype(dtype)  # exact: 0, 1, 0, 2
+    p = sdpa.softmax(x, temperature=1 / np.log(2))
+    assert p.dtype == dtype
+    assert close(p, np.array([1, 2, 1, 4]) / 8)
+
+
+def test_temperature_divides():
+    x = np.array([0.0, 4 * np.log(3.0)])
+    assert close(sdpa.softmax(x, temperature=4.0), np.array([0.25, 0.75]))
+    assert close(sdpa.log_softmax(x, temperature=4.0), np.log([0.25, 0.75]))
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-5, 1e5, 1e30, 1e300])
+def test_extreme_temperatures(dtype, temperature):
+    x = np.array([1, 2, 0, 2], dtype)
+    hot = temperature > 1
+    expected = np.full(4, 0.25) if hot else np.array([0, 0.5, 0, 0.5])
+    p = sdpa.softmax(x, temperature=temperature)
+    assert np.allclose(p.astype(float), expected, rtol=0, atol=1e-4 if temperature == 1e5 else 1e-6)
+    y = sdpa.log_softmax(x, temperature=temperature).astype(float)
+    assert not np.isnan(y).any()
+    assert np.all(y[[1, 3]] == y[1])
+
+
+def test_log_softmax_where_softmax_underflows(dtype):
+    x = np.array([0, 1000], dtype)
+    assert_array_equal(sdpa.log_softmax(x).astype(float), [-1000, 0])
+    assert_array_equal(sdpa.softmax(x).astype(float), [0, 1])
+
+
+def test_logsumexp_of_equal_values(dtype):
+    x = np.full((3, 16), 4, dtype)
+    assert close(sdpa.logsumexp(x), np.full(3, 4 + np.log(16)))
+
+
+@pytest.mark.parametrize("n", [n for n in LENGTHS if n])
+def test_uniform_rows(dtype, n):
+    x = np.full((2, n), 3, dtype)
+    assert close(sdpa.softmax(x), np.full((2, n), 1 / n))
+    assert close(sdpa.log_softmax(x), np.full((2, n), -np.log(n)))
+    assert close(sdpa.logsumexp(x), np.full(2, 3 + np.log(n)))
+
+
+@pytest.mark.parametrize("n", [n for n in LENGTHS if n > 1])
+def test_one_large_element_anywhere(dtype, n):
+    """The maximum and the sum see every position; exp(-200) = 1e-87 is next to nothing."""
+    at = np.unique(np.linspace(0, n - 1, 50).astype(int))
+    x = np.zeros((len(at), n), dtype)
+    x[np.arange(len(at)), at] = 200
+    one_hot = (x != 0).astype(np.float64)
+    assert_array_equal(sdpa.softmax(x).astype(float).round(30), one_hot)
+    assert_array_equal(sdpa.log_softmax(x).astype(float).round(30), 200 * one_hot - 200)
+    assert_array_equal(sdpa.logsumexp(x).astype(float), np.full(len(at), 200.0))
+    assert_array_equal(sdpa.softmax(x.T, axis=0).astype(float).round(30), one_hot.T)
+
+
+def test_largest_finite_values(dtype):
+    big = ml_dtypes.finfo(dtype).max
+    x = np.array([[big, big], [-big, -big], [big, -big]], dtype)
+    assert_array_equal(sdpa.softmax(x).astype(float), [[0.5, 0.5], [0.5, 0.5], [1, 0]])
+    assert_array_equal(sdpa.logsumexp(x).astype(float), x.max(axis=1).astype(float))
+    x = np.array([big, big, -INF], dtype)
+    assert_array_equal(sdpa.softmax(x).astype(float), [0.5, 0.5, 0])
+
+
+def test_rows_of_softmax_sum_to_one(rng, dtype):
+    for n in (1, 10, 100, 1000, 10000):
+        p = sdpa.softmax((8 * rng.standard_normal((7, n))).astype(dtype))
+        # Each element has a relative error of a few u, that of the oracle not counted.
+        assert np.all(abs(p.astype(np.float64).sum(axis=1) - 1) <= 8 * unit_roundoff(dtype))
+
+
+def test_backward_by_hand(dtype):
+    p = np.array([0.25, 0.75], dtype)
+    g = np.array([1, 0], dtype)
+    assert_array_equal(sdpa.softmax_backward(g, p).astype(float), [0.1875, -0.1875])
+    assert_array_equal(sdpa.softmax_backward(g, p, temperature=0.5).astype(float), [0.375, -0.375])
+    y = np.array([-2, -1], dtype)
+    expected = 2.0 * np.array([1 - np.exp(-2), -np.exp(-1)])
+    assert close(sdpa.log_softmax_backward(g, y, temperature=0.5), expected)
+    x = np.array([2, 3], dtype)
+    lse = np.array(4, dtype)
+    assert close(sdpa.logsumexp_backward(np.array(3, dtype), x, lse), 3 * np.exp([-2.0, -1.0]))
+    assert close(sdpa.softmax_jacobian(p), np.array([[3, -3], [-3, 3]]) / 16)
+    assert close(sdpa.softmax_jacobian(p, temperature=4.0), np.array([[3, -3], [-3, 3]]) / 64)
+
+
+def test_jacobian_axes():
+    p = np.arange(24).reshape(2, 3, 4) / 276
+    for axis in (0, 1, 2, -1):
+        j = sdpa.softmax_jacobian(p, axis)
+        moved = np.moveaxis(p, axis, -1)
+        assert j.shape == (*moved.shape, moved.shape[-1])
+        for at in np.ndindex(moved.shape[:-1]):
+            expected = np.diag(moved[at]) - np.outer(moved[at], moved[at])
+            assert np.allclose(j[at], expected, rtol=1e-15, atol=0)
+    j = sdpa.softmax_jacobian(p, (0, 2))
+    assert j.shape == (3, 2, 4, 2, 4)
+    for k in range(3):
+        row = p[:, k].ravel()
+        expected = np.diag(row) - np.outer(row, row)
+        assert np.allclose(j[k].reshape(8, 8), expected, rtol=1e-15, atol=0)
+    assert sdpa.softmax_jacobian(p, None).shape == (2, 3, 4, 2, 3, 4)
+    assert sdpa.softmax_jacobian(p, ()).shape == p.shape
+    assert sdpa.softmax_jacobian(np.ones((3, 0))).shape == (3, 0, 0)
+    assert sdpa.softmax_jacobian(np.ones((0, 3))).shape == (0, 3, 3)
+
+
+def test_jacobian_of_a_reversed_view():
+    p = np.array([0.5, 0.125, 0.375])
+    expected = np.diag(p) - np.outer(p, p)
+    assert_array_equal(sdpa.softmax_jacobian(p[::-1]), expected[::-1, ::-1])
+
+
+# --------------------------------------------------------------------------------- what is left out
+
+
+def test_where_by_hand(dtype):
+    x = np.array([[1, 7, 1], [2, 2, 5]], dtype)
+    where = np.array([[True, False, True], [False, True, False]])
+    assert_array_equal(sdpa.softmax(x, where=where).astype(float), [[0.5, 0, 0.5], [0, 1, 0]])
+    y = sdpa.log_softmax(x, where=where)
+    assert close(y[0, [0, 2]], np.log([0.5, 0.5]))
+    assert_array_equal(y[~where].astype(float), [-INF] * 3)
+    assert y[1, 1] == 0
+    assert close(sdpa.logsumexp(x, where=where), np.array([1 + np.log(2), 2]))
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("poison", [NAN, INF, -INF])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_is_left_out_cannot_matter(rng, dtype, n, poison, axis):
+    shape = (20, n) if axis else (n, 20)
+    x = rng.standard_normal(shape).astype(dtype)
+    where = rng.random(shape) < 0.7
+    poisoned = x.copy()
+    poisoned[~where] = poison
+    for f, left_out in ((sdpa.softmax, 0), (sdpa.log_softmax, -INF), (sdpa.logsumexp, None)):
+        expected = f(x, axis, where=where)
+        assert same_bits(f(poisoned, axis, where=where), expected)
+        assert not np.isnan(expected).any()
+        if left_out is not None:
+            assert np.all(expected[~where] == left_out)
+            assert np.all(expected[where] != left_out)
+    # -inf is excluded even without `where`.
+    poisoned[~where] = -INF
+    assert same_bits(sdpa.softmax(poisoned, axis), sdpa.softmax(x, axis, where=where))
+
+
+@pytest.mark.parametrize("n", [n for n in LENGTHS if n])
+def test_nothing_included(dtype, n):
+    for x, where in (
+        (np.full((3, n), -INF, dtype), None),
+        (np.full((3, n), NAN, dtype), False),
+        (np.full((3, n), 1, dtype), np.zeros((3, n), bool)),
+    ):
+        assert_array_equal(sdpa.softmax(x, where=where).astype(float), np.zeros((3, n)))
+        assert_array_equal(sdpa.log_softmax(x, where=where).astype(float), np.full((3, n), -INF))
+        assert_array_equal(sdpa.logsumexp(x, where=where).astype(float), [-INF] * 3)
+        assert_array_equal(sdpa.softmax(x.T, 0, where=where if where is None else False), 0)
+
+
+def test_gradients_of_what_is_left_out_are_zero(dtype):
+    p = np.array([0.5, 0, 0.5], dtype)
+    y = np.array([-1, -INF, -2], dtype)
+    g = np.array([1, 2, 3], dtype)
+    assert sdpa.softmax_backward(g, p)[1] == 0
+    dx = sdpa.log_softmax_backward(np.array([1, NAN, 3], dtype), y)
+    assert dx[1] == 0
+    assert close(dx[[0, 2]], np.array([1, 3]) - 4 * np.exp([-1.0, -2.0]), ulps=16)
+    nothing = np.full(3, -INF, dtype)
+    assert_array_equal(sdpa.log_softmax_backward(g, nothing).astype(float), np.zeros(3))
+    lse = np.array(-INF, dtype)
+    assert_array_equal(sdpa.logsumexp_backward(lse + 1, nothing, lse).astype(float), np.zeros(3))
+    assert_array_equal(sdpa.softmax_backward(g, np.zeros(3, dtype)).astype(float), np.zeros(3))
+
+
+@pytest.mark.parametrize("n", [n for n in LENGTHS if n > 2])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_nan_reaches_its_row_and_no_other(rng, dtype, n, axis):
+    x = rng.standard_normal((40, n)).astype(dtype)
+    rows = np.arange(0, 40, 3)
+    at = rng.integers(0, n, len(rows))
+    clean = x.copy()
+    x[rows, at] = NAN
+    x[rows, (at + 1) % n] = -INF  # left out all the same
+    expected = np.zeros((40, n), bool)
+    expected[rows] = True
+    expected[rows, (at + 1) % n] = False
+    others = np.setdiff1d(np.arange(40), rows)
+    lay = (lambda a: a) if axis else (lambda a: np.ascontiguousarray(a.T))
+    for f, left_out in ((sdpa.softmax, 0), (sdpa.log_softmax, -INF)):
+        y = lay(f(lay(x), axis))
+        assert_array_equal(np.isnan(y), expected)
+        assert np.all(y[rows, (at + 1) % n] == left_out)
+        assert same_bits(y[others], lay(f(lay(clean), axis))[others])
+    assert_array_equal(np.isnan(sdpa.logsumexp(lay(x), axis)), expected.any(axis=1))
+
+
+@pytest.mark.parametrize("n", [n for n in LENGTHS if n > 2])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_plus_infinity(rng, dtype, n, axis):
+    """softmax is NaN, from inf - inf; log-sum-exp has the limit inf."""
+    x = rng.standard_normal((20, n)).astype(dtype)
+    at = rng.integers(0, n, 20)
+    x[np.arange(20), at] = INF
+    x[3, (at[3] + 1) % n] = NAN
+    lay = (lambda a: a) if axis else (lambda a: np.ascontiguousarray(a.T))
+    assert np.isnan(sdpa.softmax(lay(x), axis)).all()
+    assert np.isnan(sdpa.log_softmax(lay(x), axis)).all()
+    lse = sdpa.logsumexp(lay(x), axis).astype(float)
+    assert np.isnan(lse[3])
+    assert_array_equal(np.delete(lse, 3), np.full(19, INF))
+
+
+def test_nan_and_inf_in_gradients_propagate(dtype):
+    p = np.array([0.5, 0.5], dtype)
+    assert np.isnan(sdpa.softmax_backward(np.array([NAN, 1], dtype), p)).all()
+    dx = sdpa.softmax_backward(np.array([INF, 1], dtype), p).astype(float)
+    assert np.isnan(dx[0])
+    assert dx[1] == -INF
+    assert np.isnan(sdpa.log_softmax_backward(np.array([NAN, 1], dtype), -p)).all()
+
+
+# ------------------------------------------------------------------------------ shapes and results
+
+
+def test_axes(rng):
+    x = rng.standard_normal((2, 3, 4))
+    e = np.exp(x)
+    for axis in (0, 1, 2, -1, -2, -3, (0, 1), (1, 0), (0, 2), (-1, 0), (0, 1, 2), None, ()):
+        total = e.sum(axis=axis, keepdims=True)
+        assert np.allclose(sdpa.softmax(x, axis), e / total, rtol=1e-14)
+        assert np.allclose(sdpa.log_softmax(x, axis), np.log(e / total), rtol=1e-13)
+        lse = sdpa.logsumexp(x, axis, keepdims=True)
+        assert lse.shape == total.shape
+        assert np.allclose(lse, np.log(total), rtol=1e-14)
+        flat = sdpa.logsumexp(x, axis)
+        assert np.shape(flat) == e.sum(axis=axis).shape
+        assert same_bits(np.asarray(flat).ravel(), lse.ravel())
+
+
+def test_scalars(dtype):
+    x = np.array(3, dtype)
+    for axis in (-1, 0, None, ()):
+        assert sdpa.softmax(x, axis) == 1
+        assert sdpa.log_softmax(x, axis) == 0
+        assert sdpa.logsumexp(x, axis) == 3
+        assert np.shape(sdpa.softmax(x, axis)) == ()
+        assert sdpa.softmax(x, axis).dtype == dtype
+    assert sdpa.softmax(5.0) == 1
+    assert sdpa.logsumexp(np.array([0, 0], dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3), (0, 0)])
+def test_empty(dtype, shape):
+    x = np.empty(shape, dtype)
+    for axis in (*range(len(shape)), None):
+        for y in (
+            sdpa.softmax(x, axis),
+            sdpa.log_softmax(x, axis),
+            sdpa.softmax_backward(x, x, axis),
+        ):
+            assert y.shape == shape
+            assert y.dtype == dtype
+        lse = np.asarray(sdpa.logsumexp(x, axis))
+        assert lse.shape == np.zeros(shape).sum(axis=axis).shape
+        assert lse.dtype == dtype
+        assert np.all(lse == -INF)
+        assert sdpa.logsumexp_backward(lse, x, lse, axis).shape == shape
+
+
+@pytest.mark.parametrize("kind", ["?", "b", "B", "h", "i", "q", "Q", ">i4"])
+def test_integers_and_bool_give_float64(kind):
+    x = np.array([0, 1, 1], kind)
+    for f in (sdpa.softmax, sdpa.log_softmax, sdpa.logsumexp):
+        assert f(x).dtype == np.float64
+        assert np.all(f(x) == f(x.astype(np.float64)))
+    assert sdpa.softmax_backward(x, x).dtype == np.float64
+
+
+def test_array_likes(dtype):
+    class Array:
+        def __array__(self, dtype=None, copy=None):
+            return np.zeros(2)
+
+    assert_array_equal(sdpa.softmax([0, 0]), [0.5, 0.5])
+    assert_array_equal(sdpa.softmax(((0.0, 0.0),)), [[0.5, 0.5]])
+    assert_array_equal(sdpa.softmax(memoryview(b"\0\0")), [0.5, 0.5])
+    assert_array_equal(sdpa.softmax(Array()), [0.5, 0.5])
+
+
+def test_out(rng, dtype):
+    x = rng.standard_normal((5, 6)).astype(dtype)
+    for f in (sdpa.softmax, sdpa.log_softmax):
+        for make in (
+            lambda: np.full((5, 6), NAN, dtype),
+            lambda: np.full((6, 5), NAN, dtype).T,
+            lambda: np.full((10, 12), NAN, dtype)[::-2, ::2],
+        ):
+            out = make()
+            assert f(x, out=out) is out
+            assert same_bits(out, f(x))
+    around = np.full((7, 8), 7, dtype)
+    sdpa.softmax(x, out=around[1:-1, 1:-1])
+    assert np.all(around[[0, -1]] == 7)
+    assert np.all(around[:, [0, -1]] == 7)
+    out = np.empty((5, 1), dtype)
+    assert sdpa.logsumexp(x, keepdims=True, out=out) is out
+    assert same_bits(out[:, 0], sdpa.logsumexp(x))
+    out = np.empty((), dtype)
+    assert sdpa.logsumexp(x, None, out=out) is out
+    assert out == sdpa.logsumexp(x, None)
+    assert sdpa.softmax(x, out=None).shape == x.shape
+    both = np.zeros((5, 12), dtype)  # interleaved with its input, but apart from it
+    both[:, ::2] = x
+    assert same_bits(sdpa.softmax(both[:, ::2], out=both[:, 1::2]), sdpa.softmax(x))
+
+
+def test_results_are_new_native_arrays_in_the_order_of_x(rng, dtype):
+    x = rng.standard_normal((3, 4, 5)).astype(dtype)
+    for y in (x, x.transpose(2, 0, 1), LAYOUTS["other byte order"](x), x[::-1]):
+        p = sdpa.softmax(y)
+        assert p.dtype == dtype
+        assert p.dtype.isnative
+        assert p.flags.owndata
+        order = np.argsort(np.abs(y.strides))
+        assert_array_equal(order, np.argsort(p.strides))
+    assert type(sdpa.softmax(np.ma.array(np.zeros(2, dtype)))) is np.ndarray
+
+
+def test_inputs_are_never_written(rng, dtype):
+    for shape, axis in (((7, 9), 1), ((200, 33), 0), ((3, 9000), 1)):
+        x, g = (rng.standard_normal(shape).astype(dtype) for _ in range(2))
+        where = rng.random(shape) < 0.5
+        lse = sdpa.logsumexp(x, axis)
+        arrays = [x, g, where, lse]
+        before = [a.copy() for a in arrays]
+        for a in arrays:
+            a.flags.writeable = False
+        sdpa.softmax(x, axis, where=where)
+        sdpa.log_softmax(x, axis, where=where)
+        sdpa.logsumexp(x, axis, where=where)
+        sdpa.softmax_backward(g, x, axis)
+        sdpa.log_softmax_backward(g, x, axis)
+        sdpa.logsumexp_backward(lse, x, lse, axis)
+        assert all(same_bits(a, b) for a, b in zip(arrays, before, strict=True))
+
+
+# --------------------------------------------------------------------------- the same bits always
+
+
+def every_routine(x, g, axis, where):
+    """The result of each routine along one axis."""
+    lse = sdpa.logsumexp(x, axis)
+    return [
+        sdpa.softmax(x, axis),
+        sdpa.log_softmax(x, axis, temperature=0.7),
+        lse,
+        sdpa.softmax(x, axis, where=where),
+        sdpa.softmax_backward(g, x, axis),
+        sdpa.log_softmax_backward(g, -abs(x), axis, temperature=3.0),
+        sdpa.logsumexp_backward(lse, x, lse, axis),
+    ]
+
+
+@pytest.mark.parametrize("n", [1, 3, 10, 16, 17, 64, 129, 130, 700, 9001])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_changes_no_bit(rng, dtype, layout, n):
+    x, g = (rng.standard_normal((37, n)).astype(dtype) for _ in range(2))
+    where = rng.random((37, n)) < 0.8
+    lay = LAYOUTS[layout]
+    expected = every_routine(x, g, 1, where)
+    actual = every_routine(lay(x), lay(g), 1, lay(where))
+    assert all(same_bits(a, b) for a, b in zip(actual, expected, strict=True))
+    actual = every_routine(lay(x.T), lay(g.T), 0, lay(where.T))
+    assert all(same_bits(a.T, b) for a, b in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("n", [1, 3, 10, 16, 17, 64, 129, 130, 700, 9001])
+def test_a_row_alone_has_the_same_bits(rng, dtype, n):
+    x, g = (rng.standard_normal((37, n)).astype(dtype) for _ in range(2))
+    where = rng.random((37, n)) < 0.8
+    together = every_routine(x, g, 1, where)
+    for i in (0, 15, 36):
+        alone = every_routine(x[i], g[i], 0, where[i])
+        assert all(same_bits(np.asarray(a), b[i]) for a, b in zip(alone, together, strict=True))
+
+
+def test_several_axes_have_the_bits_of_one(rng, dtype):
+    x, g = (rng.standard_normal((9, 5, 7, 11)).astype(dtype) for _ in range(2))
+    where = rng.random(x.shape) < 0.8
+    expected = every_routine(*(a.reshape(9, -1) for a in (x, g)), 1, where.reshape(9, -1))
+    for order in ((0, 1, 2, 3), (1, 2, 3, 0), (3, 0, 1, 2), (2, 1, 0, 3)):
+        # An equal array with its axes in another order in memory.
+        lay = [
+            np.moveaxis(np.moveaxis(a, order, (0, 1, 2, 3)).copy(), (0, 1, 2, 3), order)
+            for a in (x, g, where)
+        ]
+        actual = every_routine(*lay[:2], (1, 2, 3), lay[2])
+        assert all(same_bits(a.reshape(b.shape), b) for a, b in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(3000, 100), (60000, 10), (40, 20000), (2, 300, 500)])
+def test_threads_change_no_bit(rng, dtype, shape):
+    x, g = (rng.standard_normal(shape).astype(dtype) for _ in range(2))
+    where = rng.random(shape) < 0.8
+    threads = sdpa.get_num_threads()
+    try:
+        sdpa.set_num_threads(1)
+        expected = [every_routine(x, g, axis, where) for axis in (0, -1)]
+        for n in (2, 3, 8):
+            sdpa.set_num_threads(n)
+            actual = [every_routine(x, g, axis, where) for axis in (0, -1)]
+            for ours, theirs in zip(actual, expected, strict=True):
+                assert all(same_bits(a, b) for a, b in zip(ours, theirs, strict=True))
+    finally:
+        sdpa.set_num_threads(threads)
+
+
+# ------------------------------------------------------------------------------------- signatures
+
+SIGNATURES = {
+    "softmax": "(x, axis=-1, *, temperature=1.0, where=None, out=None)",
+    "log_softmax": "(x, axis=-1, *, temperature=1.0, where=None, out=None)",
+    "logsumexp": "(x, axis=-1, *, where=None, keepdims=False, out=None)",
+    "softmax_backward": "(grad, weights, axis=-1, *, temperature=1.0)",
+    "log_softmax_backward": "(grad, log_weights, axis=-1, *, temperature=1.0)",
+    "logsumexp_backward": "(grad, x, lse, axis=-1)",
+    "softmax_jacobian": "(weights, axis=-1, *, temperature=1.0)",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures_and_examples(name):
+    import doctest
+
+    function = getattr(sdpa, name)
+    assert str(inspect.signature(function)) == SIGNATURES[name]
+    examples = doctest.DocTestParser().get_doctest(function.__doc__, {}, name, None, 0)
+    assert examples.examples
+    runner = doctest.DocTestRunner(verbose=False)
+    runner.run(examples)
+    assert runner.failures == 0

@@ -1,0 +1,17 @@
+"""What every test is run for: the ISAs of this machine, the dtypes, one seed."""
+
+import os
+
+import ml_dtypes
+import numpy as np
+
+from sdpa import _core
+
+SEED = int(os.environ.get("SDPA_SEED", "0"))
+ISAS = [name for name, available in dict(_core._isas()).items() if available]
+DTYPES = {
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+}

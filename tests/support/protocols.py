@@ -1,0 +1,76 @@
+"""Objects that are no arrays and offer one by a single protocol."""
+
+
+class OnlyArray:
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+class OnlyDlpack:
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **kwargs):
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+class OnDevice:
+    """An array on another device, which is asked for nothing but its device."""
+
+    def __init__(self, *device):
+        self.device = device
+
+    def __dlpack__(self, **kwargs):
+        raise AssertionError("exported, though it is not on the CPU")
+
+    def __dlpack_device__(self):
+        return self.device
+
+
+class OnDeviceArray(OnDevice):
+    """The same with an __array__ that refuses, as those of PyTorch and CuPy do."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("copy it to the host first")
+
+
+class Bfloat16Tensor:
+    """What a tensor of PyTorch's bfloat16 shows of itself, in either protocol."""
+
+    dtype = "torch.bfloat16"
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("unsupported")
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+def elsewhere(name):
+    """The rows of tests/refusals for an argument that NumPy cannot take."""
+    text = f"{name}: expected an array on the CPU, got"
+    return {
+        f"{name} on a GPU": (TypeError, f"{text} {OnDevice} on cuda:1", {name: OnDevice(2, 1)}),
+        f"{name} on a GPU, with __array__": (
+            TypeError,
+            f"{text} {OnDeviceArray} on rocm:0",
+            {name: OnDeviceArray(10, 0)},
+        ),
+        f"{name} on a device without a name": (
+            TypeError,
+            f"{text} {OnDevice} on device type 99:3",
+            {name: OnDevice(99, 3)},
+        ),
+        f"{name} of PyTorch's bfloat16": (
+            TypeError,
+            f"{name}: expected a dtype that NumPy takes, got {Bfloat16Tensor} of torch.bfloat16; "
+            "sdpa.interop.torch takes its tensors",
+            {name: Bfloat16Tensor()},
+        ),
+    }

@@ -1,0 +1,44 @@
+"""The routines as functions of PyTorch, with derivatives, for tensors on the CPU.
+
+>>> import torch
+>>> from sdpa.interop.torch import attention
+>>> query, key, value = torch.ones(3, 4), torch.eye(4), torch.arange(8.0).reshape(4, 2)
+>>> torch.func.grad(lambda query: attention(query, key, value).square().sum())(query).shape
+torch.Size([3, 4])
+
+Tensors are not copied, and results have their type. Gradients, tangents and second derivatives
+exist for query, key, value, a floating attn_mask and sinks, under autograd, `torch.func`,
+`torch.autograd.forward_ad` and `torch.compile`; not third derivatives and not forward mode over
+forward mode.
+
+`install` puts sdpa behind PyTorch's own function, for models that nobody edits.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("sdpa.interop.torch needs PyTorch: pip install torch") from error
+
+from sdpa.interop.torch._additive import additive_attention
+from sdpa.interop.torch._attention import (
+    AttentionForward,
+    attention,
+    attention_forward,
+    attention_weights,
+    scaled_dot_product_attention,
+)
+from sdpa.interop.torch._install import Installation, install, uninstall
+
+__all__ = [
+    "AttentionForward",
+    "Installation",
+    "additive_attention",
+    "attention",
+    "attention_forward",
+    "attention_weights",
+    "install",
+    "scaled_dot_product_attention",
+    "uninstall",
+]

@@ -1,0 +1,239 @@
+"""The public functions on the family of `sdpa.attention`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from sdpa.interop.torch._arrays import check_tensor
+from sdpa.interop.torch._functions import FUNCTIONS, OPERATORS, forward_without_lse
+from sdpa.interop.torch._operators import ALIGNMENTS
+
+_INT64 = torch.iinfo(torch.int64)
+
+
+class AttentionForward(NamedTuple):
+    """What `attention_forward` returns."""
+
+    out: torch.Tensor
+    lse: torch.Tensor
+
+
+def _constant(name: str, x: Any, dtype: torch.dtype) -> torch.Tensor | None:
+    """An operand that may be a number: as a tensor of this type."""
+    if x is None or isinstance(x, torch.Tensor):
+        return x if x is None else check_tensor(name, x)
+    return torch.as_tensor(x, dtype=dtype)
+
+
+def _seed(rng: Any, dropout_p: float) -> torch.Tensor | None:
+    """The seed of dropout as a tensor, so that a new one is no reason to compile again."""
+    if not dropout_p:
+        return None
+    if rng is None or isinstance(rng, torch.Generator):
+        return torch.randint(_INT64.min, _INT64.max, (), generator=rng)
+    if isinstance(rng, bool) or not isinstance(rng, int):
+        raise TypeError(f"rng: expected an int, a torch.Generator or None, got {rng!r}")
+    if not 0 <= rng < 2**64:
+        raise ValueError(f"rng: expected an int from 0 to 2^64 - 1, got {rng}")
+    return torch.tensor(rng - 2**64 if rng > _INT64.max else rng)
+
+
+def _alignment(is_causal: Any) -> str:
+    if isinstance(is_causal, bool):
+        return "upper_left" if is_causal else "none"
+    if is_causal in ALIGNMENTS and is_causal != "none":
+        return str(is_causal)
+    raise (ValueError if isinstance(is_causal, str) else TypeError)(
+        f"is_causal: expected False, True, 'upper_left' or 'lower_right', got {is_causal!r}"
+    )
+
+
+def arguments_of(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | str = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: Any = None,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    key_lengths: Any = None,
+    query_offset: Any = None,
+    rng: Any = None,
+    workers: int | None = None,
+) -> tuple[Any, ...]:
+    """OPERANDS and OPTIONS of the operators, from the arguments of `sdpa.attention`."""
+    query = check_tensor("query", query)
+    if window is None:
+        window = None, None
+    elif not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise TypeError(f"window: expected a pair (left, right), got {window!r}")
+    return (
+        query,
+        check_tensor("key", key),
+        check_tensor("value", value),
+        None if attn_mask is None else check_tensor("attn_mask", attn_mask),
+        _constant("sinks", sinks, query.dtype),
+        _constant("alibi_slopes", alibi_slopes, torch.float64),
+        _constant("key_lengths", key_lengths, torch.int64),
+        _constant("query_offset", query_offset, torch.int64),
+        _seed(rng, dropout_p),
+        *(dropout_p, _alignment(is_causal), scale, enable_gqa, softcap, *window, workers),
+    )
+
+
+def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> torch.Tensor:
+    """`sdpa.attention` on tensors, differentiable in query, key, value, attn_mask and sinks.
+
+    Parameters
+    ----------
+    query, key, value : torch.Tensor
+        On the CPU, of float16, bfloat16, float32 or float64, of any strides; shapes as in
+        `sdpa.attention`.
+    *args, **options
+        attn_mask, dropout_p, is_causal and the keyword options of `sdpa.attention` but out. Those
+        that are arrays there are tensors here: attn_mask, sinks, alibi_slopes, key_lengths,
+        query_offset. rng may be a torch.Generator; None draws the seed from PyTorch's own.
+
+    Returns
+    -------
+    (..., heads, Lq, d_v) torch.Tensor
+        softmax(scale query key^T + attn_mask) value, of query's dtype: Vaswani et al., "Attention
+        is all you need" (2017), equation 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `sdpa.attention`; and for what is not a tensor on the CPU.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sdpa.interop.torch import attention
+    >>> value = torch.tensor([[1.0], [3.0]], requires_grad=True)  # equal scores: their mean
+    >>> out = attention(torch.zeros(1, 2), torch.zeros(2, 2), value, softcap=5.0)
+    >>> out.sum().backward()
+    >>> out.item(), value.grad.tolist()
+    (2.0, [[0.5], [0.5]])
+    """
+    arguments = arguments_of(query, key, value, *args, **options)
+    forward = OPERATORS.forward if torch.compiler.is_compiling() else forward_without_lse
+    return forward(*arguments)[0]
+
+
+def attention_forward(
+    query: Any, key: Any, value: Any, *args: Any, **options: Any
+) -> AttentionForward:
+    """`sdpa.attention_forward` on tensors: (out, lse), both differentiable.
+
+    Parameters and errors are those of `attention`. The tangent of lse in forward mode and second
+    derivatives that pass through the gradient of lse hold the (Lq, Lk) matrix.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sdpa.interop.torch import attention_forward
+    >>> query = torch.zeros(1, 2, requires_grad=True)
+    >>> _, lse = attention_forward(query, torch.eye(2), torch.ones(2, 1), scale=1.0)
+    >>> lse.sum().backward()
+    >>> query.grad.tolist()  # the mean of the keys, for the weights are equal
+    [[0.5, 0.5]]
+    """
+    arguments = arguments_of(query, key, value, *args, **options)
+    use = OPERATORS if torch.compiler.is_compiling() else FUNCTIONS
+    return AttentionForward(*use.forward(*arguments))
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    **options: Any,
+) -> torch.Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, with the options of `attention` behind.
+
+    Parameters
+    ----------
+    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        As in PyTorch, `torch.nn.attention.bias.CausalBias` as attn_mask included. Unlike there, a
+        mask and is_causal may be given together, and a row without keys is 0.
+    **options
+        softcap, window, sinks, alibi_slopes, key_lengths, query_offset, rng, workers.
+
+    Returns
+    -------
+    (..., heads, Lq, d_v) torch.Tensor
+        Of query's dtype.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attention`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import torch.nn.functional as F
+    >>> from sdpa.interop.torch import scaled_dot_product_attention
+    >>> q, k, v = torch.rand(3, 2, 4, 6, 8)
+    >>> theirs = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    >>> torch.allclose(scaled_dot_product_attention(q, k, v, is_causal=True), theirs, atol=1e-6)
+    True
+    """
+    causal: bool | str = is_causal
+    variant = getattr(attn_mask, "variant", None)
+    if variant is not None:  # a CausalBias, which is a tensor only by name
+        attn_mask, causal = None, variant.name.lower()
+    options |= {"scale": scale, "enable_gqa": enable_gqa}
+    return attention(query, key, value, attn_mask, dropout_p, causal, **options)
+
+
+def attention_weights(
+    query: Any, key: Any, *args: Any, stage: str = "weights", **options: Any
+) -> torch.Tensor:
+    """`sdpa.attention_weights` on tensors: the (..., heads, Lq, Lk) matrix.
+
+    Parameters
+    ----------
+    query, key : torch.Tensor
+        As in `attention`.
+    *args, **options
+        attn_mask, dropout_p, is_causal and the keyword options of `attention`.
+    stage : {"weights", "scores", "capped", "biased"}
+        As in `sdpa.attention_weights`. Only the weights are differentiable, as the attention whose
+        values are the rows of the identity.
+
+    Returns
+    -------
+    (..., heads, Lq, Lk) torch.Tensor
+        Of query's dtype.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attention`.
+    NotImplementedError
+        For derivatives of another stage.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sdpa.interop.torch import attention_weights
+    >>> attention_weights(torch.zeros(1, 2), torch.zeros(2, 2)).tolist()
+    [[0.5, 0.5]]
+    """
+    arguments = arguments_of(query, key, key, *args, **options)
+    use = OPERATORS if torch.compiler.is_compiling() else FUNCTIONS
+    return use.weights(stage, *arguments)

@@ -1,0 +1,206 @@
+"""Derivatives of the operators, in terms of the operators.
+
+============================== =====================================================================
+reverse                        `attention_backward`
+forward                        `attention_jvp`
+reverse of reverse, reverse    `attention_double_backward`, which serves for all three because the
+of forward, forward of reverse Hessian of <g, out> is symmetric
+tangent of lse                 composed here, on the (Lq, Lk) matrix of the weights
+============================== =====================================================================
+
+They are written once for two sets of routines: the operators themselves, and the functions around
+them that also know forward mode and vmap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sdpa.interop.torch._operators import OPERANDS, OPTIONS, split
+
+Gradients = tuple[Any, ...]
+
+_HIGHER = (
+    "sdpa.interop.torch: third derivatives and forward mode over forward mode are not available"
+)
+
+
+@dataclass
+class Routines:
+    """One of the two sets: the operators, or the functions around them."""
+
+    forward: Callable[..., Any]
+    weights: Callable[..., Any]
+    backward: Callable[..., Any]
+    jvp: Callable[..., Any]
+    double_backward: Callable[..., Any]
+
+
+def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    """Keeps the tensors of a call for its derivatives, and the rest of its arguments."""
+    outputs = output if isinstance(output, tuple) else (output,)
+    tensors = [x if isinstance(x, torch.Tensor) else None for x in (*inputs, *outputs)]
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+    ctx.constants = [None if isinstance(x, torch.Tensor) else x for x in inputs]
+    ctx.set_materialize_grads(False)
+
+
+def saved(ctx: Any) -> tuple[list[Any], Sequence[Any]]:
+    """(arguments, results) of the call."""
+    n = len(ctx.constants)
+    tensors = ctx.saved_tensors
+    pairs = zip(tensors[:n], ctx.constants, strict=True)
+    return [constant if x is None else x for x, constant in pairs], tensors[n:]
+
+
+def _rest(grads: Sequence[Any]) -> Gradients:
+    """These gradients of the first operands, and None for the arguments behind them."""
+    return (*grads, *(None,) * (len(OPERANDS) + len(OPTIONS) - len(grads)))
+
+
+def _only(needs: Sequence[bool], grads: Sequence[Any]) -> list[Any]:
+    return [x if need else None for need, x in zip(needs, grads, strict=True)]
+
+
+def forward_vjp(use: Routines, ctx: Any, grad_out: Any, grad_lse: Any) -> Gradients:
+    args, (out, lse) = saved(ctx)
+    needs = list(ctx.needs_input_grad[:5])
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    return _rest(_only(needs, use.backward(grad_out, grad_lse, out, lse, needs, *args)))
+
+
+def forward_jvp(use: Routines, ctx: Any, *tangents: Any) -> Gradients:
+    args, (out, lse) = saved(ctx)
+    tangents = tangents[:5]
+    return use.jvp(*tangents, out, lse, *args), lse_tangent(use, tangents, lse, args)
+
+
+def forward_jvp_without_lse(use: Routines, ctx: Any, *tangents: Any) -> Gradients:
+    args, (out, lse) = saved(ctx)
+    return use.jvp(*tangents[:5], out, lse, *args), torch.zeros_like(lse)
+
+
+def backward_vjp(use: Routines, ctx: Any, *tangents: Any) -> Gradients:
+    (grad_out, grad_lse, out, lse, needs, *args), _ = saved(ctx)
+    tangents = tuple(_only(needs, tangents))
+    wants = ctx.needs_input_grad
+    grads: Sequence[Any] = (None,) * 6
+    of_operands = [wants[0], *wants[5:10]]
+    if any(of_operands):
+        grads = use.double_backward(*tangents, grad_out, grad_lse, out, lse, of_operands, *args)
+        grads = _only(of_operands, grads)
+    of_lse = lse_tangent(use, tangents, lse, args) if wants[1] else None
+    return grads[0], of_lse, None, None, None, *_rest(grads[1:])
+
+
+def backward_jvp(use: Routines, ctx: Any, *tangents: Any) -> Gradients:
+    (grad_out, grad_lse, out, lse, needs, *args), results = saved(ctx)
+    grad_out_t, grad_lse_t = tangents[:2]
+    tangents = tangents[5:10]
+    found = [torch.zeros_like(x) for x in results]
+    if grad_out_t is not None or grad_lse_t is not None:
+        if grad_out_t is None:
+            grad_out_t = torch.zeros_like(out)
+        found = list(use.backward(grad_out_t, grad_lse_t, out, lse, needs, *args))
+    if any(x is not None for x in tangents):
+        wants = [False, *needs]
+        moved = use.double_backward(*tangents, grad_out, grad_lse, out, lse, wants, *args)
+        found = [x + y for x, y in zip(found, moved[1:], strict=True)]
+    return tuple(found)
+
+
+def jvp_vjp(use: Routines, ctx: Any, grad_out: Any) -> Gradients:
+    (*tangents, out, lse), operands, options = split(saved(ctx)[0])
+    args = (*operands, *options)
+    if grad_out is None:
+        return *(None,) * 7, *_rest(())
+    of_tangents, of_operands = list(ctx.needs_input_grad[:5]), list(ctx.needs_input_grad[7:12])
+    first: Sequence[Any] = (None,) * 5
+    second: Sequence[Any] = (None,) * 5
+    if any(of_tangents):
+        first = use.backward(grad_out, None, out, lse, of_tangents, *args)
+        first = _only(of_tangents, first)
+    if any(of_operands):
+        wants = [False, *of_operands]
+        _, *second = use.double_backward(*tangents, grad_out, None, out, lse, wants, *args)
+        second = _only(of_operands, second)
+    return *first, None, None, *_rest(second)
+
+
+def _as_attention(use: Routines, args: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """(lse, arguments) of the attention whose output is the matrix of the weights.
+
+    Its values are the rows of the identity. The lse does not depend on values.
+    """
+    stage, query, key, _, *rest = args
+    if stage != "weights":
+        raise NotImplementedError(f"stage: only 'weights' can be differentiated, got '{stage}'")
+    lse = use.forward(query, key, key[..., :0], *rest)[1]
+    n = key.shape[-2]
+    identity = torch.eye(n, dtype=key.dtype).expand(*key.shape[:-1], n)
+    return lse, [query, key, identity, *rest]
+
+
+def weights_vjp(use: Routines, ctx: Any, grad: Any) -> Gradients:
+    args, (weights,) = saved(ctx)
+    if grad is None:
+        return None, *_rest(())
+    needs = list(ctx.needs_input_grad[1:6])
+    needs[2] = False
+    lse, args = _as_attention(use, args)
+    return None, *_rest(_only(needs, use.backward(grad, None, weights, lse, needs, *args)))
+
+
+def weights_jvp(use: Routines, ctx: Any, *tangents: Any) -> Any:
+    args, (weights,) = saved(ctx)
+    query_t, key_t, _, mask_t, sinks_t = tangents[1:6]
+    lse, args = _as_attention(use, args)
+    return use.jvp(query_t, key_t, None, mask_t, sinks_t, weights, lse, *args)
+
+
+def no_higher(*_: Any) -> Any:
+    raise NotImplementedError(_HIGHER)
+
+
+def repeated_heads(key: Any, query: Any) -> Any:
+    """The keys of every query head."""
+    if key.ndim < 3:
+        return key
+    return key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+
+
+def lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence[Any]) -> Any:
+    """The tangent of lse: the mean of the scores' tangents with the weights before dropout."""
+    named = dict(zip((*OPERANDS, *OPTIONS), args, strict=True))
+    query, key, sinks, scale = (named[name] for name in ("query", "key", "sinks", "scale"))
+    query_t, key_t, _, mask_t, sinks_t = tangents
+    if scale is None:
+        scale = max(query.shape[-1], 1) ** -0.5
+
+    def scores(q: Any, k: Any) -> Any:
+        if named["enable_gqa"]:
+            k = repeated_heads(k, q)
+        return scale * (q.to(lse.dtype) @ k.mT.to(lse.dtype))
+
+    moved: Any = torch.zeros((), dtype=lse.dtype)
+    if query_t is not None:
+        moved = moved + scores(query_t, key)
+    if key_t is not None:
+        moved = moved + scores(query, key_t)
+    if named["softcap"] is not None and moved.ndim:
+        moved = moved * (1 - torch.tanh(scores(query, key) / named["softcap"]) ** 2)
+    if mask_t is not None:
+        moved = moved + mask_t
+    without_dropout = (named | {"dropout_p": 0.0}).values()
+    weights = use.weights("weights", *without_dropout).to(lse.dtype)
+    # A masked pair has weight 0, whatever its key holds.
+    lse_t = torch.where(weights > 0, weights * moved, 0).sum(-1)
+    if sinks_t is not None:
+        lse_t = lse_t + torch.exp(sinks[..., None] - lse) * sinks_t[..., None]
+    return lse_t

@@ -1,0 +1,147 @@
+"""The operators as functions of autograd that also know forward mode and vmap.
+
+`torch.compile` refuses functions that define forward mode, so it traces the operators, which have
+the same derivatives of their own. Everywhere else these functions stand around them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd import Function, forward_ad
+
+from sdpa.interop.torch import _derivatives, _operators
+from sdpa.interop.torch._derivatives import Routines, no_higher, save
+from sdpa.interop.torch._operators import LIBRARY, OPTIONS, split
+
+# Number of axes behind (..., heads) of each tensor argument; -1 where it has no axis of heads.
+_OPERANDS = (2, 2, 2, 2, 0, 0, -1, -1, None)
+_LEADING: dict[str, tuple[int | None, ...]] = {
+    "forward": (),
+    "weights": (None,),
+    "backward": (2, 1, 2, 1, None),
+    "jvp": (2, 2, 2, 2, 0, 2, 1),
+    "double_backward": (2, 2, 2, 2, 0, 2, 1, 2, 1, None),
+}
+
+
+def _shape(x: Any, dim: int | None) -> tuple[int, ...]:
+    """The shape that one call of the batch sees."""
+    return tuple(x.shape) if dim is None else tuple(x.movedim(dim, 0).shape[1:])
+
+
+def _expanded(x: Any, dim: int | None, size: int, rank: int) -> torch.Tensor:
+    """`x` as (size, ...) with `rank` axes behind the first, as a view."""
+    x = x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
+    x = x[(slice(None), *(None,) * (rank - x.ndim + 1))]
+    return x.expand(size, *x.shape[1:])
+
+
+def _vmap(name: str, apply: Callable[..., Any], info: Any, in_dims: Any, *args: Any) -> Any:
+    """One call for the whole batch: its axis becomes the first of the leading axes."""
+    leading, _, options = split(args)
+    if options[0]:
+        raise RuntimeError("dropout_p: dropout is not available under torch.func.vmap")
+    axes = (*_LEADING[name], *_OPERANDS, *(None,) * len(OPTIONS))
+    shapes = [
+        None if n is None or x is None else _shape(x, dim)
+        for x, dim, n in zip(args, in_dims, axes, strict=True)
+    ]
+    ranks = [len(shape) for shape in shapes[len(leading) : len(leading) + 3] if shape]
+    size, rank = info.batch_size, max(3, *ranks)
+    found = apply(
+        *(
+            x if shape is None or n is None else _expanded(x, dim, size, rank - 2 + n)
+            for x, dim, n, shape in zip(args, in_dims, axes, shapes, strict=True)
+        )
+    )
+    if "backward" in name:
+        # Each gradient has the shape of its argument: grad_out's, if it is there, comes first.
+        own = shapes[len(leading) : len(leading) + 5]
+        own = own if name == "backward" else [shapes[5], *own]
+        return _own_shapes(found, leading[-1], own, size)
+    if max(ranks) == 2:  # remove the axis of heads, which no argument had
+        found = tuple(x.squeeze(1) for x in found) if name == "forward" else found.squeeze(1)
+    return found, (0, 0) if name == "forward" else 0
+
+
+def _own_shapes(grads: Sequence[Any], needs: Sequence[bool], shapes: Any, size: int) -> Any:
+    """The gradients that are needed as (size, *shape); the others are empty and have no batch."""
+    shaped = (
+        grad.reshape(size, *shape) if need else grad
+        for grad, need, shape in zip(grads, needs, shapes, strict=True)
+    )
+    return tuple(shaped), tuple(0 if need else None for need in needs)
+
+
+def is_plain(args: Sequence[Any]) -> bool:
+    """Whether nothing is differentiated or batched, so that the operator alone will do."""
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return False
+    return not torch.is_grad_enabled() or not any(
+        x.requires_grad for x in args if isinstance(x, torch.Tensor)
+    )
+
+
+def _function(name: str, **rules: Callable[..., Any]) -> Any:
+    """A function of autograd around the operator of this name, with these rules."""
+    operator = getattr(OPERATORS, name)
+
+    def forward(*args: Any) -> Any:
+        return operator(*args)
+
+    # Otherwise autograd would derive it at every call.
+    forward.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    static: dict[str, Any] = {name: partial(rule, FUNCTIONS) for name, rule in rules.items()}
+    static |= {"forward": forward, "setup_context": save}
+    static = {name: staticmethod(rule) for name, rule in static.items()}
+    function: Any = type(f"sdpa_{name}", (Function,), static)
+    function.vmap = staticmethod(partial(_vmap, name, function.apply))
+
+    def call(*args: Any) -> Any:
+        return operator(*args) if is_plain(args) else function.apply(*args)
+
+    return call
+
+
+OPERATORS = Routines(
+    forward=_operators.forward,
+    weights=_operators.weights,
+    backward=_operators.backward,
+    jvp=_operators.jvp,
+    double_backward=_operators.double_backward,
+)
+_RULES: dict[str, Callable[..., Any]] = {
+    "forward": _derivatives.forward_vjp,
+    "weights": _derivatives.weights_vjp,
+    "backward": _derivatives.backward_vjp,
+    "jvp": _derivatives.jvp_vjp,
+    "double_backward": no_higher,
+}
+for _name, _rule in _RULES.items():
+    torch.library.register_autograd(
+        f"sdpa::attention_{_name}", partial(_rule, OPERATORS), setup_context=save, lib=LIBRARY
+    )
+
+# Derivatives of one function call the others, so the set is there before its members.
+FUNCTIONS = Routines(*(no_higher,) * 5)
+FUNCTIONS.forward = _function(
+    "forward", backward=_derivatives.forward_vjp, jvp=_derivatives.forward_jvp
+)
+FUNCTIONS.weights = _function(
+    "weights", backward=_derivatives.weights_vjp, jvp=_derivatives.weights_jvp
+)
+FUNCTIONS.backward = _function(
+    "backward", backward=_derivatives.backward_vjp, jvp=_derivatives.backward_jvp
+)
+FUNCTIONS.jvp = _function("jvp", backward=_derivatives.jvp_vjp, jvp=no_higher)
+FUNCTIONS.double_backward = _function("double_backward", backward=no_higher, jvp=no_higher)
+
+# The tangent of lse needs the matrix of the weights; whoever drops lse uses this one.
+forward_without_lse = _function(
+    "forward", backward=_derivatives.forward_vjp, jvp=_derivatives.forward_jvp_without_lse
+)

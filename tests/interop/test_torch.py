@@ -1,0 +1,534 @@
+"""sdpa.interop.torch: PyTorch's own checks of operators and derivatives, and its formula."""
+
+import doctest
+import math
+import warnings
+
+import numpy as np
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install 'sdpa[peers]'")
+
+import torch.nn.functional as F
+from torch import func
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+
+import sdpa
+from sdpa.interop import torch as interop
+from sdpa.interop.torch import _arrays, _operators
+
+# PyTorch's forward mode loads its own old decompositions.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+HEADS, N_Q, N_K, D_K, D_V = 2, 3, 5, 4, 3
+KEEP = torch.arange(N_Q * N_K).reshape(N_Q, N_K) % 3 > 0
+
+CASES = {
+    "plain": {},
+    "causal": {"is_causal": True, "query_offset": 1},
+    "lower right": {"is_causal": "lower_right", "key_lengths": torch.tensor([5, 4])},
+    "window": {"window": (1, 2), "scale": -0.7},
+    "softcap": {"softcap": 0.8, "scale": 1.0},
+    "boolean mask": {"attn_mask": KEEP},
+    "row without keys": {"attn_mask": KEEP & (torch.arange(N_Q) != 1)[:, None]},
+    "bias": {"attn_mask": (2, 1, N_Q, N_K)},
+    "sinks": {"sinks": (HEADS,)},
+    "alibi": {"alibi_slopes": torch.tensor([0.3, 0.1]), "query_offset": 2},
+    "dropout": {"dropout_p": 0.4, "rng": 11},
+    "all": {
+        "enable_gqa": True,
+        "is_causal": True,
+        "query_offset": torch.tensor([2, 1]),
+        "attn_mask": (HEADS, 1, N_K),
+        "sinks": (HEADS,),
+        "softcap": 1.5,
+        "dropout_p": 0.3,
+        "rng": 2**64 - 3,
+        "workers": 2,
+    },
+}
+EVERY_CASE = pytest.mark.parametrize("name", CASES)
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def normal(rng, *shape):
+    return torch.from_numpy(rng.standard_normal(shape))
+
+
+def problem(rng, name, dtype=torch.float64):
+    """(operands that are differentiated, by name; the other options)."""
+    options = dict(CASES[name])
+    kv_heads = 1 if options.get("enable_gqa") else HEADS
+    shapes = {
+        "query": (2, HEADS, N_Q, D_K),
+        "key": (2, kv_heads, N_K, D_K),
+        "value": (kv_heads, N_K, D_V),  # shared by the batch, so that its gradient is a sum
+    }
+    for option in ("attn_mask", "sinks"):
+        if isinstance(options.get(option), tuple):
+            shapes[option] = options.pop(option)
+    return {n: normal(rng, *s).to(dtype).requires_grad_() for n, s in shapes.items()}, options
+
+
+def positional(f, names, options):
+    return lambda *x: f(**dict(zip(names, x, strict=True)), **options)
+
+
+def formula(query, key, value, attn_mask=None, sinks=None, softcap=None):
+    """Attention by PyTorch's own operations."""
+    s = query @ key.mT / math.sqrt(query.shape[-1])
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
+    if attn_mask is not None:
+        s = s + attn_mask
+    if sinks is None:
+        return torch.softmax(s, -1) @ value
+    column = torch.zeros_like(s[..., :1]) + sinks[..., None, None]
+    return torch.softmax(torch.cat([s, column], -1), -1)[..., :-1] @ value
+
+
+# ---------------------------------------------------------------------------------- the results
+
+
+@EVERY_CASE
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_are_those_of_sdpa(rng, name, dtype):
+    operands, options = problem(rng, name, getattr(torch, dtype))
+    arrays = {n: _arrays.to_array(x) for n, x in operands.items()}
+    plain = {n: np.asarray(x) if isinstance(x, torch.Tensor) else x for n, x in options.items()}
+    expected = sdpa.attention_forward(**arrays, **plain)
+    out, lse = interop.attention_forward(**operands, **options)
+    assert out.dtype == getattr(torch, dtype)
+    assert lse.dtype == (torch.float64 if dtype == "float64" else torch.float32)
+    assert np.array_equal(_arrays.to_array(out), expected.out)
+    assert np.array_equal(lse.detach().numpy(), expected.lse)
+    assert torch.equal(out, interop.attention(**operands, **options))
+    out.sum().backward()
+    assert all(x.grad.dtype == x.dtype and x.grad.shape == x.shape for x in operands.values())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_copy_in_either_direction(dtype):
+    """Any strides, a reversed axis excepted, which PyTorch does not have."""
+    x = torch.ones(2, 6, 3, 4, 8, dtype=getattr(torch, dtype))
+    for view in x, x[:, :, 1].swapaxes(1, 2), x[:1].expand(4, 6, 3, 4, 8), x[..., ::2]:
+        array = _arrays.to_array(view)
+        assert array.__array_interface__["data"][0] == view.data_ptr()
+        assert array.strides == tuple(n * x.itemsize for n in view.stride())
+        back = _arrays.to_tensor(array)
+        assert back.data_ptr() == view.data_ptr()
+        assert back.dtype == view.dtype
+
+
+def test_strided_operands(rng):
+    packed = normal(rng, 2, 6, 3, 4, 8).float()
+    q, k, v = (packed[:, :, n].swapaxes(1, 2) for n in range(3))
+    expected = interop.attention(*(x.contiguous() for x in (q, k, v)))
+    assert torch.equal(interop.attention(q, k, v), expected)
+    assert torch.equal(interop.attention(*(x.neg()._neg_view() for x in (q, k, v))), expected)
+
+
+def test_numbers_for_tensors(rng):
+    q, k, v = normal(rng, 3, 2, 5, 4)
+    out = interop.attention(q, k, v, sinks=0.5, key_lengths=4, query_offset=1, is_causal=True)
+    options = {"sinks": torch.tensor(0.5), "key_lengths": torch.tensor(4)}
+    options |= {"query_offset": torch.tensor(1), "is_causal": "upper_left"}
+    assert torch.equal(out, interop.attention(q, k, v, **options))
+    slopes = interop.attention(q, k, v, alibi_slopes=[0.5, 0.25])
+    assert torch.equal(slopes, interop.attention(q, k, v, alibi_slopes=torch.tensor([0.5, 0.25])))
+
+
+def test_dropout_draws_from_pytorch(rng):
+    q, k, v = normal(rng, 3, 2, 5, 4)
+    torch.manual_seed(3)
+    first, second = (interop.attention(q, k, v, dropout_p=0.5) for _ in range(2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(3)
+    assert torch.equal(first, interop.attention(q, k, v, dropout_p=0.5))
+    of_generator = [
+        interop.attention(q, k, v, None, 0.5, rng=torch.Generator().manual_seed(9))
+        for _ in range(2)
+    ]
+    assert torch.equal(*of_generator)
+
+
+# -------------------------------------------------------------------------------- derivatives
+
+
+@EVERY_CASE
+def test_attention_to_second_order(rng, name):
+    operands, options = problem(rng, name)
+    f = positional(interop.attention, operands, options)
+    x = tuple(operands.values())
+    batched = "dropout" not in name and name != "all"
+    assert gradcheck(
+        f,
+        x,
+        check_forward_ad=True,
+        check_batched_grad=batched,
+        check_batched_forward_grad=batched,
+    )
+    assert gradgradcheck(f, x, check_fwd_over_rev=True, check_batched_grad=batched)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "row without keys"])
+def test_out_and_lse_together_to_second_order(rng, name):
+    operands, options = problem(rng, name)
+    f = positional(interop.attention_forward, operands, options)
+    assert gradcheck(f, tuple(operands.values()), check_forward_ad=True)
+    assert gradgradcheck(f, tuple(operands.values()), check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("name", ["plain", "row without keys", "sinks", "all"])
+def test_weights_to_second_order(rng, name):
+    operands, options = problem(rng, name)
+    del operands["value"]
+    f = positional(interop.attention_weights, operands, options)
+    assert gradcheck(f, tuple(operands.values()), check_forward_ad=True)
+    assert gradgradcheck(f, tuple(operands.values()), check_fwd_over_rev=True)
+
+
+TRANSFORMS = {
+    "grad": lambda f: func.grad(lambda *x: f(*x).sin().sum(), argnums=(0, 1, 2, 3, 4)),
+    "vjp": lambda f: lambda *x: func.vjp(f, *x)[1](torch.ones_like(f(*x))),
+    "jvp": lambda f: lambda *x: func.jvp(f, x, tuple(y.cos() for y in x)),
+    "jacrev": lambda f: func.jacrev(f, argnums=(0, 3, 4)),
+    "jacfwd": lambda f: func.jacfwd(f, argnums=(1, 2, 4)),
+    "hessian": lambda f: func.hessian(lambda *x: f(*x).sin().sum(), argnums=(0, 1, 4)),
+    "jacfwd over jacrev": lambda f: func.jacfwd(func.jacrev(f)),
+    "jacrev over jacfwd": lambda f: func.jacrev(func.jacfwd(f)),
+    "jacrev over jacrev": lambda f: func.jacrev(func.jacrev(f, argnums=1), argnums=2),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_torch_func(rng, transform):
+    """Each transformation gives what it gives on PyTorch's own formula."""
+    x = tuple(normal(rng, *s) for s in [(2, 3, 4), (2, 5, 4), (2, 5, 3), (2, 3, 5), (2,)])
+
+    def ours(query, key, value, attn_mask, sinks):
+        return interop.attention(query, key, value, attn_mask, sinks=sinks, softcap=1.5)
+
+    def theirs(*x):
+        return formula(*x, softcap=1.5)
+
+    found, expected = (TRANSFORMS[transform](f)(*x) for f in (ours, theirs))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+BATCHES = {
+    "all": ([(7, 2, 3, 4), (7, 2, 5, 4), (7, 2, 5, 3), (7, 3, 5), (7, 2)], (0, 0, 0, 0, 0)),
+    "flat": ([(7, 3, 4), (5, 7, 4), (5, 3), (3, 5), ()], (0, 1, None, None, None)),
+    "keys": ([(2, 2, 3, 4), (2, 5, 4, 7), (2, 5, 3), (3, 5), (2,)], (None, 3, None, None, None)),
+    "sinks": ([(2, 3, 4), (2, 5, 4), (2, 5, 3), (3, 5), (2, 7)], (None, None, None, None, 1)),
+}
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_vmap(rng, batch):
+    """A value, per-sample gradients and Hessian-vector products, whichever operand is batched."""
+    shapes, in_dims = BATCHES[batch]
+    x = tuple(normal(rng, *s) for s in shapes)
+
+    def call(attention):
+        return lambda *x: attention(*x[:4], sinks=x[4])
+
+    def product(attention, argnum):
+        gradient = func.grad(lambda *x: call(attention)(*x).sin().sum(), argnums=argnum)
+        return lambda *x: func.jvp(gradient, x, tuple(map(torch.ones_like, x)))
+
+    pairs = [[product(f, n) for f in (interop.attention, formula)] for n in range(5)]
+    for pair in [[call(interop.attention), call(formula)], *pairs]:
+        found, expected = (func.vmap(f, in_dims)(*x) for f in pair)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_vmap_of_lse_weights_and_lengths(rng):
+    q, k = normal(rng, 7, 2, 3, 4), normal(rng, 7, 2, 5, 4)
+    lengths = torch.tensor([1, 2, 3, 4, 5, 3, 2])
+
+    def f(q, k, n):
+        out, lse = interop.attention_forward(q, k, k, key_lengths=n)
+        return out, lse, interop.attention_weights(q, k, key_lengths=n)
+
+    found = func.vmap(f)(q, k, lengths)
+    for i, n in enumerate(lengths.tolist()):
+        expected = f(q[i], k[i], n)
+        torch.testing.assert_close(tuple(x[i] for x in found), expected, rtol=0, atol=0)
+    nested = func.vmap(func.vmap(interop.attention, (0, None, None)), (None, 0, 0))(q, k, k)
+    torch.testing.assert_close(nested[3, 2], interop.attention(q[2], k[3], k[3]))
+
+
+def test_forward_ad(rng):
+    operands, options = problem(rng, "bias")
+    x = [y.detach() for y in operands.values()]
+    t = [torch.cos(y) for y in x]
+    with forward_ad.dual_level():
+        dual = interop.attention(*map(forward_ad.make_dual, x, t), **options)
+        found = forward_ad.unpack_dual(dual).tangent
+    expected = func.jvp(formula, tuple(x), tuple(t))[1]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_checkpoint(rng, dropout_p):
+    """The forward is computed twice, with one pattern of dropout."""
+    from torch.utils.checkpoint import checkpoint
+
+    operands, _ = problem(rng, "plain")
+    x = tuple(operands.values())
+    for use_reentrant in True, False:
+        torch.manual_seed(1)
+        out = checkpoint(
+            lambda *x: interop.attention(*x, dropout_p=dropout_p), *x, use_reentrant=use_reentrant
+        )
+        found = torch.autograd.grad(out.sum(), x) if not use_reentrant else None
+        if use_reentrant:
+            out.sum().backward()
+            found = tuple(y.grad for y in x)
+        torch.manual_seed(1)
+        expected = torch.autograd.grad(interop.attention(*x, dropout_p=dropout_p).sum(), x)
+        assert all(map(torch.equal, found, expected))
+
+
+# ------------------------------------------------------------------------- operators and compile
+
+
+def operator_arguments(rng, name):
+    """Arguments of each operator, as the public function makes them."""
+    from sdpa.interop.torch._attention import arguments_of
+
+    operands, options = problem(rng, name)
+    args = arguments_of(**operands, **options)
+    out, lse = (x.detach() for x in _operators.forward(*args))
+    t = [None if x is None or x.dtype == torch.bool else torch.ones_like(x) for x in args[:5]]
+    needs = [x is not None for x in t]
+    grads = out.clone().requires_grad_(), lse.clone().requires_grad_()
+    return {
+        "attention_forward": args,
+        "attention_weights": ("weights", *args),
+        "attention_backward": (*grads, out, lse, needs, *args),
+        "attention_jvp": (*t, out, lse, *args),
+        "attention_double_backward": (*t, *grads, out, lse, [True, *needs], *args),
+    }
+
+
+@pytest.mark.parametrize("name", ["plain", "boolean mask", "lower right", "all"])
+@pytest.mark.parametrize("operator", list(_operators._KERNELS))
+def test_opcheck(rng, name, operator):
+    args = operator_arguments(rng, name)[operator]
+    if operator == "attention_double_backward":  # it has no derivative
+        args = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
+    torch.library.opcheck(getattr(torch.ops.sdpa, operator).default, tuple(args))
+
+
+@EVERY_CASE
+def test_compile(rng, name):
+    """One graph, and in it the gradients of out and lse."""
+    torch.compiler.reset()
+    operands, options = problem(rng, name)
+    x = tuple(operands.values())
+
+    def f(*x):
+        named = dict(zip(operands, x, strict=True))
+        out, lse = interop.attention_forward(**named, **options)
+        return out.sin().sum() + torch.where(lse > -torch.inf, lse, 0).sum()
+
+    found, expected = (
+        torch.autograd.grad(g(*x), x)
+        for g in (torch.compile(f, fullgraph=True, backend="aot_eager"), f)
+    )
+    assert all(map(torch.equal, found, expected))
+
+
+def test_compile_with_dropout_and_other_lengths(rng):
+    torch.compiler.reset()
+    f = torch.compile(
+        lambda q, n: interop.attention(q, q, q, dropout_p=0.5, key_lengths=n),
+        fullgraph=True,
+        backend="aot_eager",
+        dynamic=True,
+    )
+    for n in 5, 7, 11:
+        q, lengths = normal(rng, 2, 3, n, 4), torch.tensor([n, 4])
+        assert f(q, lengths).shape == q.shape
+        assert not torch.equal(f(q, lengths), f(q, lengths))
+
+
+def test_export(rng):
+    class Model(torch.nn.Module):
+        def forward(self, q):
+            return interop.scaled_dot_product_attention(q, q, q, is_causal=True, softcap=2.0)
+
+    q = normal(rng, 2, 3, 5, 4)
+    program = torch.export.export(Model(), (q,))
+    assert torch.equal(program.module()(q), Model()(q))
+
+
+# -------------------------------------------------------------------- scaled_dot_product_attention
+
+
+def results(f, sample, dtype, **options):
+    """(out, gradients) of a sample, computed in this type."""
+
+    def cast(x):
+        is_float = isinstance(x, torch.Tensor) and x.is_floating_point()
+        return x.detach().to(dtype).requires_grad_(x.requires_grad) if is_float else x
+
+    args = [cast(x) for x in (sample.input, *sample.args)]
+    options = {name: cast(x) for name, x in (sample.kwargs | options).items()}
+    out = f(*args, **options)
+    leaves = [*args, options.get("attn_mask")]
+    leaves = [x for x in leaves if x is not None and x.requires_grad]
+    return out, *torch.autograd.grad(out.sum(), leaves)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_samples_of_pytorch(dtype):
+    """The inputs with which PyTorch tests its own function: results, gradients, shapes, types.
+
+    Exact is PyTorch in float64. The error of a weight is that of its score, up to 300 roundings of
+    1, or as much as PyTorch's own; gradients are differences of products of two elements.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    (info,) = [op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention"]
+    torch.manual_seed(0)
+    samples = list(info.sample_inputs("cpu", dtype, requires_grad=True))
+    assert len(samples) > 20
+    functions = interop.scaled_dot_product_attention, F.scaled_dot_product_attention
+    for sample in samples:
+        if sample.kwargs.get("dropout_p"):  # another pattern
+            ours, theirs = (f(sample.input, *sample.args, **sample.kwargs) for f in functions)
+            assert ours.shape == theirs.shape
+        ours, theirs = (results(f, sample, dtype, dropout_p=0.0) for f in functions)
+        exact = results(functions[1], sample, torch.float64, dropout_p=0.0)
+        largest = max(x.detach().abs().max() for x in (sample.input, *sample.args))
+        for a, b, c in zip(ours, theirs, exact, strict=True):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+            rounding = torch.finfo(dtype).eps * max(c.abs().max(), largest**2)
+            assert (a - c).abs().max() <= 4 * (b - c).abs().max() + 300 * rounding
+
+
+def test_causal_bias(rng):
+    from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+    q, k, v = normal(rng, 1, 2, 3, 4), normal(rng, 1, 2, 5, 4), normal(rng, 1, 2, 5, 4)
+    for bias in causal_lower_right(3, 5), causal_upper_left(3, 5):
+        theirs = F.scaled_dot_product_attention(q, k, v, bias)
+        torch.testing.assert_close(interop.scaled_dot_product_attention(q, k, v, bias), theirs)
+
+
+# ------------------------------------------------------------------------------- what is refused
+
+Q = torch.zeros(2, 3, 4)
+REFUSED = {
+    "array": (
+        lambda: interop.attention(Q.numpy(), Q, Q),
+        TypeError,
+        "query: expected a torch.Tensor, got ndarray",
+    ),
+    "device": (
+        lambda: interop.attention(Q, Q.to("meta"), Q),
+        ValueError,
+        "key: expected a tensor on the CPU, got meta",
+    ),
+    "device of an option": (
+        lambda: interop.attention_weights(Q, Q, sinks=torch.zeros(2, device="meta")),
+        ValueError,
+        "sinks: expected a tensor on the CPU, got meta",
+    ),
+    "type": (
+        lambda: interop.attention(Q, Q.double(), Q),
+        TypeError,
+        "key: expected query's dtype float32, got float64",
+    ),
+    "window": (
+        lambda: interop.attention(Q, Q, Q, window=3),
+        TypeError,
+        "window: expected a pair (left, right), got 3",
+    ),
+    "is_causal": (
+        lambda: interop.attention(Q, Q, Q, is_causal="none"),
+        ValueError,
+        "is_causal: expected False, True, 'upper_left' or 'lower_right', got 'none'",
+    ),
+    "seed": (
+        lambda: interop.attention(Q, Q, Q, dropout_p=0.5, rng=-1),
+        ValueError,
+        "rng: expected an int from 0 to 2^64 - 1, got -1",
+    ),
+    "no seed": (
+        lambda: interop.attention(Q, Q, Q, dropout_p=0.5, rng="1"),
+        TypeError,
+        "rng: expected an int, a torch.Generator or None, got '1'",
+    ),
+    "vmap of dropout": (
+        lambda: func.vmap(lambda q: interop.attention(q, q, q, dropout_p=0.5, rng=1))(Q),
+        RuntimeError,
+        "dropout_p: dropout is not available under torch.func.vmap",
+    ),
+    "forward over forward": (
+        lambda: func.jacfwd(func.jacfwd(lambda q: interop.attention(q, Q, Q)))(Q),
+        NotImplementedError,
+        "sdpa.interop.torch: third derivatives and forward mode over forward mode are not "
+        "available",
+    ),
+    "derivative of scores": (
+        lambda: func.grad(lambda q: interop.attention_weights(q, Q, stage="scores").sum())(Q),
+        NotImplementedError,
+        "stage: only 'weights' can be differentiated, got 'scores'",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(what):
+    call, error, message = REFUSED[what]
+    with pytest.raises(error) as raised:
+        call()
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("name", ["", *interop.__all__])
+def test_docstrings(name):
+    """Each has an example, and it runs."""
+    document = getattr(interop, name).__doc__ if name else interop.__doc__
+    test = doctest.DocTestParser().get_doctest(document, {}, name, None, 0)
+    assert test.examples or isinstance(getattr(interop, name), type)
+    assert doctest.DocTestRunner().run(test).failed == 0
+
+
+# --------------------------------------------------------------------------------- processes
+
+
+class Rows(torch.utils.data.Dataset):
+    """Items that attention computes in the worker's process."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        q = torch.full((2, 64, 8), float(i))
+        return interop.attention(q, q, q, workers=2)
+
+
+def test_workers_of_a_data_loader():
+    """The parent has used its threads before it forks."""
+    interop.attention(*torch.ones(3, 2, 64, 8), workers=2)
+    loader = torch.utils.data.DataLoader(Rows(), num_workers=2, multiprocessing_context="fork")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process with threads
+        found = [batch[0, 0, 0, 0].item() for batch in loader]
+    assert found == pytest.approx([0, 1, 2, 3])

@@ -1,0 +1,195 @@
+"""sdpa.interop.torch.install: models that call PyTorch's own function."""
+
+import shutil
+import warnings
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install 'sdpa[peers]'")
+
+import torch.nn.functional as F
+
+import sdpa
+from sdpa.interop.torch import _install, install, uninstall
+
+CASES = {
+    "plain": ((2, 3, 5, 8), (2, 3, 7, 8), {}),
+    "causal": ((2, 3, 9, 8), (2, 3, 9, 8), {"is_causal": True}),
+    "grouped": ((2, 4, 5, 8), (2, 2, 7, 8), {"enable_gqa": True}),
+    "scale": ((1, 1, 5, 8), (1, 1, 7, 8), {"scale": 0.3}),
+    "boolean mask": ((2, 3, 5, 8), (2, 3, 7, 8), {"attn_mask": (torch.arange(35) % 3 > 0)}),
+    "row without keys": ((2, 3, 5, 8), (2, 3, 7, 8), {"attn_mask": (torch.arange(35) > 6)}),
+    "long": ((1, 2, 200, 64), (1, 2, 300, 64), {}),
+}
+# Relative to the largest element: sums of at most 300 terms in the types that both compute in; and
+# in short types out and the result are rounded by both.
+TOLERANCES = {"float64": 300 * 2**-53, "float32": 300 * 2**-24, "bfloat16": 2**-6, "float16": 2**-9}
+
+# PyTorch's compiler loads its own old decompositions.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    uninstall()
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The names of the functions of sdpa that are called."""
+    seen = []
+
+    def watched(name, f):
+        def call(*args, **options):
+            seen.append(name)
+            return f(*args, **options)
+
+        return call
+
+    for name in "attention_forward", "attention_backward":
+        monkeypatch.setattr(sdpa, name, watched(name, getattr(sdpa, name)))
+    return seen
+
+
+def problem(rng, name, dtype="float32"):
+    """(query, key, value, options): leaves of which the heads of a row lie together."""
+    of_query, of_key, options = CASES[name]
+    leaves = []
+    for batch, heads, n, d in of_query, of_key, of_key:
+        x = torch.from_numpy(rng.standard_normal((batch, n, heads, d)))
+        leaves.append(x.to(getattr(torch, dtype)).transpose(1, 2).requires_grad_())
+    options = dict(options)
+    if "attn_mask" in options:
+        options["attn_mask"] = options["attn_mask"].reshape(of_query[2], of_key[2])
+    return (*leaves, options)
+
+
+def results(f, q, k, v, options):
+    out = f(q, k, v, **options)
+    return out, *torch.autograd.grad(out.float().square().sum(), (q, k, v))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("name", CASES)
+def test_same_results_and_layout(rng, calls, name, dtype):
+    x = problem(rng, name, dtype)
+    theirs = results(F.scaled_dot_product_attention, *x)
+    assert not calls
+    with install():
+        ours = results(F.scaled_dot_product_attention, *x)
+    assert calls == ["attention_forward", "attention_backward"]
+    again = results(F.scaled_dot_product_attention, *x)
+    assert len(calls) == 2
+    for a, b, c in zip(ours, theirs, again, strict=True):
+        assert a.dtype == b.dtype
+        assert a.stride() == b.stride()
+        assert torch.equal(b, c)
+        size = b.detach().abs().max().clamp(min=1)
+        torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCES[dtype] * float(size))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile(rng, calls, backend):
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("needs g++, with which PyTorch compiles")
+    torch.compiler.reset()
+    q, k, v, options = problem(rng, "causal")
+
+    def f(q, k, v):
+        out = F.scaled_dot_product_attention(q, k, v, **options)
+        return out.transpose(1, 2).reshape(2, 9, 24) * 2
+
+    expected = results(f, q, k, v, {})
+    with install():
+        found = results(torch.compile(f, fullgraph=True, backend=backend), q, k, v, {})
+    assert calls == ["attention_forward", "attention_backward"]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_torch_func(rng, calls):
+    q, k, v, options = problem(rng, "grouped")
+    x = [y.detach() for y in (q, k, v)]
+    gradient = torch.func.grad(
+        lambda *x: F.scaled_dot_product_attention(*x, **options).square().sum(), (0, 1, 2)
+    )
+    expected = gradient(*x)
+    with install():
+        found = gradient(*x)
+    assert calls == ["attention_forward", "attention_backward"]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_runs_on_it(rng, calls):
+    layer = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    x = torch.from_numpy(rng.standard_normal((2, 5, 16))).float()
+    expected, _ = layer(x, x, x, need_weights=False)
+    with install():
+        found, _ = layer(x, x, x, need_weights=False)
+    assert calls == ["attention_forward"]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("what", ["dropout", "3-D", "d_v", "bias that is trained", "vmap", "empty"])
+def test_what_is_not_covered_goes_its_own_way(rng, calls, what):
+    q, k, v, options = problem(rng, "plain")
+    if what == "dropout":
+        options["dropout_p"] = 0.5
+    elif what == "3-D":
+        q, k, v = q[0], k[0], v[0]
+    elif what == "d_v":
+        v = v[..., :4]
+    elif what == "bias that is trained":
+        options["attn_mask"] = torch.zeros(5, 7, requires_grad=True)
+    elif what == "empty":
+        q = q[:, :, :0]
+
+    def run():
+        torch.manual_seed(1)
+        if what == "vmap":
+            return torch.func.vmap(F.scaled_dot_product_attention)(q, k, v)
+        return F.scaled_dot_product_attention(q, k, v, **options)
+
+    expected = run()
+    with install():
+        found = run()
+    assert not calls
+    assert torch.equal(found, expected)
+
+
+def test_second_derivatives_stay_refused(rng):
+    q, k, v, _ = problem(rng, "plain")
+    with install():
+        out = F.scaled_dot_product_attention(q, k, v)
+        (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+        with pytest.raises(RuntimeError, match="is not implemented"):
+            grad.sum().backward()
+
+
+def test_nested_and_repeated(rng, calls):
+    q, k, v, _ = problem(rng, "plain")
+    with install():
+        with install():
+            F.scaled_dot_product_attention(q, k, v)
+        F.scaled_dot_product_attention(q, k, v)
+        assert len(calls) == 2
+    F.scaled_dot_product_attention(q, k, v)
+    assert len(calls) == 2
+    uninstall()
+    install()
+    install()
+    uninstall()
+    F.scaled_dot_product_attention(q, k, v)
+    assert len(calls) == 2
+
+
+def test_dropout_is_refused_by_the_kernel():
+    q = torch.zeros(1, 1, 2, 4)
+    with install(), pytest.raises(RuntimeError) as raised:
+        getattr(torch.ops.aten, _install._NAME)(q, q, q, 0.5)
+    assert str(raised.value) == f"{_install._NAME}: expected dropout_p 0, got 0.5"

@@ -11,10 +11,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import timing
+from benchmarks import machine
 
 GROUPS = [
     *("forward", "backward", "both", "causal", "dtypes", "threads", "small", "decode", "softmax"),
@@ -58,7 +59,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="for each line in each pass (default 1)")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write SVG and PNG there")
-    parser.add_argument("--page", type=Path, help="put the tables between this page's two marks")
+    parser.add_argument("--page", type=Path, metavar="FILE.md", help="write the tables there")
     parser.add_argument("--show", nargs="+", type=Path, metavar="JSON", help="measure nothing")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -78,7 +79,7 @@ def _run(options: argparse.Namespace, threads: int, folder: Path) -> dict[str, A
             command += [f"--{name}", str(getattr(options, name))]
     limits = {f"{who}_NUM_THREADS": str(threads) for who in ("OMP", "OPENBLAS", "MKL", "SDPA")}
     environment = os.environ | limits | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    subprocess.run(command, check=True, cwd=timing.ROOT, env=environment)
+    subprocess.run(command, check=True, cwd=machine.ROOT, env=environment)
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
@@ -86,10 +87,10 @@ def _run(options: argparse.Namespace, threads: int, folder: Path) -> dict[str, A
 def _work(options: argparse.Namespace) -> None:
     """What the process of one number of threads does; the affinity comes before the imports."""
     (threads,) = options.threads
-    os.sched_setaffinity(0, timing.cores(threads))
+    os.sched_setaffinity(0, machine.cores(threads))
 
     import sdpa
-    from benchmarks import memory, peers, works
+    from benchmarks import memory, peers, timing, works
     from sdpa import lab
 
     sdpa.set_num_threads(threads)
@@ -100,12 +101,13 @@ def _work(options: argparse.Namespace) -> None:
         effort = effort._replace(passes=options.passes)
     found, missing = peers.find(threads)
     setting = works.Setting(threads, found, options.quick)
-    peak = timing.Peak()
+    peak = machine.Peak()
     peak.measure()
     run: dict[str, Any] = {
         "threads": threads,
         "isa": sdpa.show_config("dicts")["isa"],
         "quick": options.quick,
+        "date": time.strftime("%Y-%m-%d"),
         "machine": lab.machine(),
         "peers": {peer.name: peer.version for peer in found},
         "missing": missing,
@@ -135,7 +137,7 @@ def _work(options: argparse.Namespace) -> None:
         shortest = "  ".join(f"{name} {1e6 * min(times):.4g}" for name, times in rounds.items())
         print(f"{threads} threads, {work.group} {work.name}, us: {shortest}", file=sys.stderr)
     if threads == 1 and "import" in options.only:
-        run["import"] = timing.import_seconds(1 if options.quick else 20)
+        run["import"] = machine.import_seconds(1 if options.quick else 20)
     if threads == 1 and "memory" in options.only:
         capable = ["sdpa", *(peer.name for peer in found)]
         lengths = memory.QUICK_LENGTHS if options.quick else memory.LENGTHS

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from benchmarks import peers, works
-from benchmarks.timing import ROOT
+from benchmarks.machine import ROOT
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 QUICK_LENGTHS = (64, 128)

@@ -1,17 +1,15 @@
 /* The panels that calls are made of, each alone on data in L1, as shares of the peak:
  *
- *   gcc -O2 -std=gnu11 -march=x86-64-v4 -mavx512bf16 -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp-simd \
- *       -fno-schedule-insns2 -DSOURCE='"../src/kernels/avx512.c"' benchmarks/panels.c -lm -o build/panels && build/panels
+ *   gcc -O2 -std=gnu11 -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp-simd -march=x86-64-v4 \
+ *       -DSDPA_ISA=avx512 -DSDPA_ISA_AVX512 -DSDPA_REAL=32 benchmarks/panels.c -lm -o build/panels && build/panels
  *
- * and the same with -march=x86-64-v3 and avx2.c. A panel is three vectors of queries against 128 keys. `beside`: what it
+ * or with the flags of another line of src/runtime/isas.txt. A panel is three vectors of queries against 128 keys. `beside`: what it
  * takes besides its FMAs, in cycles per vector of scores, a cycle being what the peak takes for the FMA of a vector of 64
- * bytes (two of 32). Best of many turns. With an argument exponentials are taken as on CPUs that compute vectors in halves. */
-#include SOURCE
+ * bytes (two of 32). Best of many turns. */
+#include "../src/kernels/kernel.c"
 #include "seconds.h"
 #include <stdio.h>
 #include <stdlib.h>
-
-bool sdpa_half_vectors;
 
 /* Nobody interrupts, and there is no other unit to wait for. */
 bool sdpa_run_stopped(sdpa_run *run) { return run == NULL; }
@@ -20,18 +18,18 @@ void sdpa_turn_pass(const sdpa_unit *u, int64_t block) { (void)u, (void)block; }
 bool sdpa_turn_wait_last(const sdpa_unit *u) { return u != NULL; }
 void sdpa_turn_end(const sdpa_unit *u) { (void)u; }
 
-enum { KEYS = 128, MOST_D = 128, TURNS = 3000, CALLS = 8, QUERIES = SCORE_WIDTH * VL_f32, STEPS = 2000 };
+enum { KEYS = 128, MOST_D = 128, TURNS = 3000, CALLS = 8, QUERIES = SCORE_WIDTH * VL, STEPS = 2000 };
 enum { SUMS_AT_ONCE = VEC_BYTES == 64 ? 24 : 12 };
 
 static void fmas(void) {
-    vec_f32 sum[SUMS_AT_ONCE], half = 0.5f - (vec_f32){0};
-    UNROLL for (int i = 0; i < SUMS_AT_ONCE; i++) sum[i] = (float)i - (vec_f32){0}; /* else they would be one */
+    vec sum[SUMS_AT_ONCE], half = 0.5f - (vec){0};
+    UNROLL for (int i = 0; i < SUMS_AT_ONCE; i++) sum[i] = (float)i - (vec){0}; /* else they would be one */
     for (int k = 0; k < STEPS; k++) {
         __asm__ volatile("" : "+m"(half));
-        const vec_f32 x = half;
+        const vec x = half;
         UNROLL for (int i = 0; i < SUMS_AT_ONCE; i++) sum[i] = sum[i] * x + x;
     }
-    vec_f32 all = {0};
+    vec all = {0};
     UNROLL for (int i = 0; i < SUMS_AT_ONCE; i++) all += sum[i];
     __asm__ volatile("" : : "m"(all));
 }
@@ -50,7 +48,7 @@ static void fmas(void) {
     do {                                                                                                               \
         double best;                                                                                                   \
         BEST(best, call);                                                                                              \
-        const double cycles = (best * peak - (flops)) / (2 * 16) / ((flops) / (2.0 * d * VL_f32));                     \
+        const double cycles = (best * peak - (flops)) / (2 * 16) / ((flops) / (2.0 * d * VL));                         \
         printf("d = %3d  %-22s %5.1f %%  beside %5.2f\n", d, name, 100 * (flops) / best / peak, cycles);               \
     } while (0)
 
@@ -58,40 +56,38 @@ static float x[QUERIES * MOST_D] __attribute__((aligned(64))), y[KEYS * (MOST_D 
     s[QUERIES * (KEYS + 16)] __attribute__((aligned(64))), ds[QUERIES * (KEYS + 16)] __attribute__((aligned(64))),
     c[KEYS * (MOST_D + 16)] __attribute__((aligned(64)));
 
-int main(int argc, char **argv) {
-    (void)argv;
-    sdpa_half_vectors = argc > 1;
+int main(void) {
     double peak;
     BEST(peak, fmas());
-    peak = 2.0 * VL_f32 * SUMS_AT_ONCE * STEPS / peak;
+    peak = 2.0 * VL * SUMS_AT_ONCE * STEPS / peak;
     printf("peak %.1f GF/s\n", peak / 1e9);
     for (int d = 32; d <= MOST_D; d *= 2) {
-        const int64_t row = packed_row_f32(d);
+        const int64_t row = packed_row(d);
         for (int i = 0; i < QUERIES * d; i++) x[i] = (float)rand() / (float)RAND_MAX - 0.5f;
         for (int i = 0; i < KEYS * row; i++) y[i] = (float)rand() / (float)RAND_MAX - 0.5f;
         memset(c, 0, sizeof c);
         float zero[QUERIES] = {0};
-        tile_sums_f32 sum = {{{0}}};
-        const scores_f32 t = {.x = x,
-                              .y = y,
-                              .y_row = row,
-                              .n = KEYS,
-                              .depth = d,
-                              .s = s,
-                              .ds = ds,
-                              .s_row = QUERIES,
-                              .shift = zero,
-                              .extreme = (float *)sum,
-                              .c = 0.18f};
+        tile_sums sum = {{{0}}};
+        const scores t = {.x = x,
+                          .y = y,
+                          .y_row = row,
+                          .n = KEYS,
+                          .depth = d,
+                          .s = s,
+                          .ds = ds,
+                          .s_row = QUERIES,
+                          .shift = zero,
+                          .extreme = (float *)sum,
+                          .c = 0.18f};
         const double flops = 2.0 * QUERIES * KEYS * d;
-        SHOW("K Q^T", flops, score_f32(&t, SCORE_WIDTH, SCORE_RAW));
-        SHOW("K Q^T, exp2 (forward)", flops, score_f32(&t, SCORE_WIDTH, SCORE_SUMMED));
-        SHOW("K Q^T, exp2 (backward)", flops, score_f32(&t, SCORE_WIDTH, SCORE_WEIGHTS));
-        SHOW("V dO^T, dS", flops, score_f32(&t, SCORE_WIDTH, SCORE_GRADIENT));
-        gemm_f32 g = {.c = c, .c_row = row, .a = s, .a_stride = QUERIES, .b = y, .b_row = row, .n = d, .alpha = 1};
+        SHOW("K Q^T", flops, score(&t, SCORE_WIDTH, SCORE_RAW));
+        SHOW("K Q^T, exp2 (forward)", flops, score(&t, SCORE_WIDTH, SCORE_SUMMED));
+        SHOW("K Q^T, exp2 (backward)", flops, score(&t, SCORE_WIDTH, SCORE_WEIGHTS));
+        SHOW("V dO^T, dS", flops, score(&t, SCORE_WIDTH, SCORE_GRADIENT));
+        gemm g = {.c = c, .c_row = row, .a = s, .a_stride = QUERIES, .b = y, .b_row = row, .n = d, .alpha = 1};
         g.m = QUERIES, g.depth = KEYS;
-        SHOW("P V", flops, multiply_f32(&g, true, true));
+        SHOW("P V", flops, multiply(&g, true, true));
         g.m = KEYS, g.depth = QUERIES, g.a = ds;
-        SHOW("dS^T Q", flops, multiply_f32(&g, false, true));
+        SHOW("dS^T Q", flops, multiply(&g, false, true));
     }
 }

@@ -3,7 +3,7 @@
 `forward`, `both` and `softmax` return a call without arguments that does the work and nothing else
 (operands are converted and graphs compiled beforehand), or None where the peer cannot do it. A peer
 that is not installed is left out: `find` says which. Threads: before anything is imported the
-process is given as many CPUs as there are threads (timing.cores), and each library is told the
+process is given as many CPUs as there are threads (machine.cores), and each library is told the
 number as well; JAX has no other setting, its pool has one thread per CPU of the affinity.
 """
 
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.timing import Call
-from sdpa.lab.speed import numpy_backward, numpy_weights
+from sdpa.lab.experiments.speed import numpy_backward, numpy_weights
+from sdpa.lab.tools.clock import Call
 
 Array = npt.NDArray[Any]
 

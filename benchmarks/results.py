@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 Run = dict[str, Any]
-"""One process: "threads", "isa", "quick", "machine", "peers" {name: version}, "missing" [name],
-"peak" {name: best of the run}, "records", each with "group", "name", "contenders" {name:
+"""One process: "threads", "isa", "quick", "date", "machine", "peers" {name: version}, "missing"
+[name], "peak" {name: best of the run}, "records", each with "group", "name", "contenders" {name:
 {"rounds" [seconds], "flops", "bytes"}} and "peak" {name: the better right before and after}, one
 per pass; where measured "import" [seconds] and "memory" {contender: {length: bytes}}."""
 

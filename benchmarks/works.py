@@ -14,7 +14,7 @@ import numpy.typing as npt
 import sdpa
 from benchmarks import additive
 from benchmarks.peers import Operands, Peer
-from benchmarks.timing import Call
+from sdpa.lab.tools.clock import Call
 
 Array = npt.NDArray[Any]
 

@@ -5,7 +5,7 @@ python examples/characters.py [--seed 0] [--steps 500]; needs pip install 'sdpa[
 
 import argparse
 
-from sdpa.lab.progress import progress
+from sdpa.lab.tools.progress import progress
 from sdpa.lab.training import model_characters
 
 parser = argparse.ArgumentParser(description=__doc__)

@@ -5,7 +5,7 @@ python examples/digits.py [--seed 0] [--steps 600]; needs pip install 'sdpa[lab]
 
 import argparse
 
-from sdpa.lab.progress import progress
+from sdpa.lab.tools.progress import progress
 from sdpa.lab.training import classify_digits
 
 parser = argparse.ArgumentParser(description=__doc__)

@@ -42,7 +42,7 @@ import numpy as np
 import sdpa
 from sdpa import lab
 from sdpa.lab.claims import ledger
-from sdpa.lab.cost import numpy_additive
+from sdpa.lab.experiments.cost import numpy_additive
 
 rng = np.random.default_rng(0)
 query, key, value = rng.standard_normal((3, 10, 64))

@@ -22,7 +22,7 @@
 #
 # Tokens that span `rank` directions, projections that share a part, W^K = rho W^Q + sqrt(1 - rho^2)
 # W'. Between different tokens q.k = x^T W^Q (W^K)^T y has mean 0 and, by the moments of a Wishart
-# matrix (docstring of `sdpa.lab.correlation`),
+# matrix (docstring of `sdpa.lab.experiments.correlation`),
 #
 #     Var(q.k) = d_k + rho^2 d_k (d_k + 1) / rank
 #
@@ -43,8 +43,8 @@ import numpy as np
 
 import sdpa
 from sdpa import lab
-from sdpa.lab import correlation
 from sdpa.lab.claims import ledger
+from sdpa.lab.experiments import correlation
 
 rng = np.random.default_rng(0)
 x = rng.standard_normal((100, 32, 8))
@@ -145,10 +145,10 @@ print(*ledger(["mean-var"]))
 #
 # <details><summary>Solution</summary>
 #
-# `projected` (in `sdpa.lab.heads`): the variance in d_k of D random directions is (a + b) E (q.k)^2
-# + b E |q|^2 |k|^2. It is d_k/D times the whole, exponent 1/2, if E (q.k)^2 = E |q|^2 |k|^2 / D, as
-# for directions that have nothing to do with each other. Any excess of (q.k)^2 over that, of either
-# sign of q.k and between any tokens, raises the exponent; the cosine of a token with itself is not
-# asked.
+# `projected` (in `sdpa.lab.experiments.heads`): the variance in d_k of D random directions is
+# (a + b) E (q.k)^2 + b E |q|^2 |k|^2. It is d_k/D times the whole, exponent 1/2, if
+# E (q.k)^2 = E |q|^2 |k|^2 / D, as for directions that have nothing to do with each other. Any
+# excess of (q.k)^2 over that, of either sign of q.k and between any tokens, raises the exponent;
+# the cosine of a token with itself does not matter.
 #
 # </details>

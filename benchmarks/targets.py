@@ -101,13 +101,13 @@ def _matrices(results: Results) -> Iterator[Row]:
                 goal = None if column is None else Goal(bounds[column])
                 share = 100 * found["sdpa"].gflops / peak
                 yield Row(f"{direction}, share of the FMA peak", name, "%", share, goal)
-    for direction, among, bounds in (
+    for direction, among, factors in (
         ("forward", RUNTIMES, (1.15, 1.10)),
         ("both", TRAINERS, (2.3, 1.15)),
     ):
         for name in FORWARD:
             found = results.get(1, direction, name)
-            bound = None if column is None else bounds[column]
+            bound = None if column is None else factors[column]
             section = {"both": "forward and backward"}.get(direction, direction) + ", best peer"
             yield from _against(section, name, found, among, bound)
     for direction in ("forward", "backward"):
@@ -191,8 +191,8 @@ def _options(results: Results) -> Iterator[Row]:
             for name in found:
                 if name not in OURS:
                     ratio = found[name].per_flop / found["plain"].per_flop
-                    goal = Goal(1.15 if name in MASKS else 1.20, at_least=False)
-                    yield Row(f"{direction}, time per FLOP / plain", name, "x", ratio, goal)
+                    limit = Goal(1.15 if name in MASKS else 1.20, at_least=False)
+                    yield Row(f"{direction}, time per FLOP / plain", name, "x", ratio, limit)
     for direction in ("forward", "backward"):
         found = results.get(1, "window", direction)
         for name in found:
@@ -218,9 +218,8 @@ def _additive(results: Results) -> Iterator[Row]:
         found = results.get(1, "additive", name)
         # "Several times as fast": three at least.
         yield from _against("additive", name, found, ("numpy", "torch", "torch compiled"), 3.0)
-        rates = [results.rate(found["sdpa"], what) for what in ("tanh", "f32", "f64")]
-        if all(rates) and name.endswith("forward"):
-            tanh, single, double = rates
+        tanh, single, double = (results.rate(found["sdpa"], what) for what in ("tanh", "f32", "f64"))
+        if tanh and single and double and name.endswith("forward"):
             n, d = map(int, name.split()[0].split("x"))
             share = 100 * found["sdpa"].gflops / tanh
             yield Row("additive", f"{name}, share of the rate of tanh", "%", share, None)

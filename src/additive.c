@@ -50,7 +50,7 @@ typedef struct additive_call {
 static int64_t round_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 /* A row of n float64 in whole vectors; never whole pages apart, which would share the same few sets of the cache. */
-static int64_t row_of(int64_t n) {
+static int64_t padded_row(int64_t n) {
     n = round_to(n, WIDEST);
     return n % 64 ? n : n + WIDEST;
 }
@@ -133,14 +133,14 @@ static void load_weights(additive_call *c) {
 static sdpa_status begin(additive_call *c, const sdpa_problem *p, const sdpa_additive *a, bool backward) {
     *c = (additive_call){.problem = p, .additive = a, .isa = sdpa_isa_get()};
     c->channels = round_to(a->n_hidden, 2);
-    c->w_row = row_of(c->channels);
+    c->w_row = padded_row(c->channels);
     c->type = p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
     c->size = c->type == SDPA_F64 ? 8 : 4;
     c->z_row = 2 * c->channels * c->size;
     c->sides[0] = (side){.x = p->q, .dx = p->dq, .w = a->w_query, .dw = a->dw_query, .n = p->n_q, .d = a->d_q};
     c->sides[1] = (side){.x = p->k, .dx = p->dk, .w = a->w_key, .dw = a->dw_key, .n = p->n_k, .d = p->d_k};
     if (a->bias.data) c->sides[0].bias = &a->bias;
-    for (int i = 0; i < 2; i++) c->sides[i].d_row = row_of(c->sides[i].d);
+    for (int i = 0; i < 2; i++) c->sides[i].d_row = padded_row(c->sides[i].d);
 
     sdpa_arena none = {NULL, 0};
     scratch_layout(c, &none);

@@ -107,7 +107,7 @@ typedef struct additive_block {
     real *dq;    /* (d_k, row) */
     real *lanes; /* scratch as large as ds: its columns of vectors, one after the other */
     real *part;  /* (n, 2, VL) of scratch, then (n, 2) */
-    const unsigned char *seen;
+    const unsigned char *state;
     int64_t row, j0, n;
 } additive_block;
 
@@ -115,7 +115,7 @@ typedef struct additive_block {
 INLINE void additive_columns(const sdpa_unit *u, const additive_block *t, real *sums) {
     for (int64_t i = 0; i < u->n_i; i += VL) {
         vec sum = {0};
-        if (t->seen[i / VL] == PANEL_HIDDEN) continue;
+        if (t->state[i / VL] == PANEL_HIDDEN) continue;
         for (int64_t j = 0; j < t->n; j++) {
             const vec ds = vload(t->ds + j * t->row + i);
             vstore(t->lanes + i * t->n + j * VL, ds);
@@ -199,7 +199,7 @@ NOINLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool 
             UNROLL for (int h = 0; h < 2; h++) vstore(part + (2 * j + h) * VL, (vec){0});
         }
         for (int64_t i = 0; i < u->n_i; i += VL) {
-            if (t->seen[i / VL] == PANEL_HIDDEN) continue;
+            if (t->state[i / VL] == PANEL_HIDDEN) continue;
             additive_queries a = {.ds = t->lanes + i * t->n};
             vec slopes[2] = {{0}}, values[2] = {{0}};
             a.q = panel_at(t->q, u->n_i, 2 * channels, i, &a.q_row);

@@ -29,9 +29,9 @@ typedef struct backward_scratch {
     real *dmask;  /* per query: the gradient of a mask that is broadcast over keys */
     real *p, *ds; /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
     real *given;  /* (block, n_lanes): additive scores */
-    real *dq_lanes;      /* (d_k, n_lanes): dQ^T of additive scores */
-    real *part;          /* (block, 2, VL + 1): see additive_gradients */
-    unsigned char *seen; /* (2, n_lanes / VL): enum panel_state of both pieces of a block, n_slots times */
+    real *dq_lanes;       /* (d_k, n_lanes): dQ^T of additive scores */
+    real *part;           /* (block, 2, VL + 1): see additive_gradients */
+    unsigned char *state; /* (2, n_lanes / VL): enum panel_state of both pieces of a block, n_slots times */
     real *r,
         *tanh;  /* (block, n_lanes): dropout's factors; the softcap's tanh, n_slots times; NULL where there are none */
     real *zero; /* per query */
@@ -62,7 +62,7 @@ NOINLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) 
         ARRAY(w.dq, n * w.k_row),
         ARRAY(w.dmask, n),
         ARRAY(w.p, w.n_slots * tiles),
-        ARRAY(w.seen, w.n_slots * 2 * SDPA_QUERY_BLOCK / VL),
+        ARRAY(w.state, w.n_slots * 2 * SDPA_QUERY_BLOCK / VL),
         ARRAY(w.ds, tiles),
         ARRAY(w.given, additive ? pairs : ABSENT),
         ARRAY(w.dq_lanes, additive ? p->d_k * n : ABSENT),
@@ -164,7 +164,7 @@ INLINE bool quick_weights(scores *t, int nv, tile_sums *sum) {
     t->extreme = (real *)sum;
     if (quick) score(t, nv, SCORE_WEIGHTS);
     for (int x = 0; x < nv; x++) {
-        const vec all = add_sums(*sum, x);
+        const vec all = sum_of_four(&(*sum)[0][x], SCORE_WIDTH);
         quick &= !vany(all != all);
     }
     if (!quick) memset(*sum, 0, sizeof *sum);
@@ -186,7 +186,7 @@ NOINLINE enum panel_state backward_weights(const sdpa_unit *u, const backward_sc
         t.given = w->given;
     }
     const bool plain = bias == BIAS_NONE && !(p->features & ~FUSED_CAN);
-    if (plain && quick_weights(&t, q.nv, sum)) return PANEL_SEEN;
+    if (plain && quick_weights(&t, q.nv, sum)) return PANEL_VISIBLE;
     vec unused[SCORE_WIDTH] = {{0}};
     t.extreme = (real *)unused;
     if (plain) {
@@ -197,20 +197,20 @@ NOINLINE enum panel_state backward_weights(const sdpa_unit *u, const backward_sc
     }
     const bool masked =
         exponentiate(t.s, t.s_row, k->n, q.nv, plain ? c : 1, t.shift, NULL, (real *)sum, bias == BIAS_SOME_MASKED);
-    return masked ? PANEL_MASKED : PANEL_SEEN;
+    return masked ? PANEL_MASKED : PANEL_VISIBLE;
 }
 
 /* P of keys k by all queries of the unit; row sums are added to `sum`. */
 NOINLINE void weigh_keys(const sdpa_unit *u, const backward_scratch *w, const rows *k, real c, real *sum) {
     PANELS (q, u->n_i) {
         tile_sums part = {{{0}}};
-        const enum panel_state seen = backward_weights(u, w, q, k, c, &part);
+        const enum panel_state state = backward_weights(u, w, q, k, c, &part);
         for (int x = 0; x < q.nv; x++) {
             real *to = sum + q.i + x * VL;
-            vstore(to, vload(to) + add_sums(part, x));
-            w->seen[q.i / VL + x] = (unsigned char)seen;
+            vstore(to, vload(to) + sum_of_four(&part[0][x], SCORE_WIDTH));
+            w->state[q.i / VL + x] = (unsigned char)state;
         }
-        if (seen != PANEL_HIDDEN) continue;
+        if (state != PANEL_HIDDEN) continue;
         fill_panel(w->p + q.i, w->n_lanes, q.nv, k->n, vset1(-0.0));
         if (w->tanh) fill_panel(w->tanh + q.i, w->n_lanes, q.nv, k->n, (vec){0}); /* dS is multiplied with its slope */
     }
@@ -221,7 +221,7 @@ INLINE void panel_gradient(const sdpa_unit *u, const backward_scratch *w, const 
     scores t = panel_scores(w->dout, q, v, u->problem->d_v, w->p + q.i, w->n_lanes);
     t.ds = w->ds + q.i;
     t.shift = shift + q.i;
-    const bool masked = w->seen[q.i / VL] == PANEL_MASKED;
+    const bool masked = w->state[q.i / VL] == PANEL_MASKED;
     score(&t, q.nv, masked ? SCORE_GRADIENT_MASKED : SCORE_GRADIENT);
 }
 
@@ -229,12 +229,12 @@ INLINE void panel_gradient(const sdpa_unit *u, const backward_scratch *w, const 
 NOINLINE void weigh_values(const sdpa_unit *u, const backward_scratch *w, keys k, double *sum) {
     const rows v = pack_rows(&u->v, k.j0, k.n, u->problem->d_v, 0, w->v, w->v_tail);
     PANELS (q, u->n_i) {
-        if (w->seen[q.i / VL] == PANEL_HIDDEN) continue;
+        if (w->state[q.i / VL] == PANEL_HIDDEN) continue;
         panel_gradient(u, w, &v, q, w->zero);
         for (int64_t l = q.i; l < q.i + q.n_i; l += VL) {
             vec part[4] = {{0}};
             for (int64_t j = 0; j < k.n; j++) part[j % 4] += vload(w->ds + j * w->n_lanes + l);
-            const vec total = sum_of_four(part);
+            const vec total = sum_of_four(part, 1);
             for (int x = 0; x < VL; x++) sum[l + x] += total[x];
         }
     }
@@ -257,7 +257,7 @@ COLD NOINLINE backward_scratch kept_piece(const backward_scratch *w, const sdpa_
     const int64_t size = sdpa_key_block(p), number = j / size - first, key = j % size;
     const int64_t slot = number < w->n_slots ? number : w->n_slots - 1;
     kept.p += (slot * (w->block + MAX_TILE_ROWS) + key) * w->n_lanes;
-    kept.seen += (2 * slot + (key > 0)) * (SDPA_QUERY_BLOCK / VL);
+    kept.state += (2 * slot + (key > 0)) * (SDPA_QUERY_BLOCK / VL);
     kept.tanh = lane_of(w->tanh, (slot * w->block + key) * w->n_lanes);
     return kept;
 }
@@ -345,17 +345,17 @@ INLINE enum panel_state score_gradients(const sdpa_unit *u, const backward_scrat
     const bool drops = u->problem->dropout_p > 0, wanted = drops || wants_scores(u);
     bool masked = false, any = false;
     PANELS (q, u->n_i) {
-        const unsigned char seen = w->seen[q.i / VL];
-        masked |= seen != PANEL_SEEN;
-        any |= seen != PANEL_HIDDEN;
-        if (seen == PANEL_HIDDEN) {
+        const unsigned char state = w->state[q.i / VL];
+        masked |= state != PANEL_VISIBLE;
+        any |= state != PANEL_HIDDEN;
+        if (state == PANEL_HIDDEN) {
             fill_panel(w->ds + q.i, w->n_lanes, q.nv, v->n, vset1(-0.0));
         } else if (wanted) {
             panel_gradient(u, w, v, q, drops ? w->zero : w->delta);
             if (drops) drop_panel(u, w, q, v);
         }
     }
-    return !any ? PANEL_HIDDEN : masked ? PANEL_MASKED : PANEL_SEEN;
+    return !any ? PANEL_HIDDEN : masked ? PANEL_MASKED : PANEL_VISIBLE;
 }
 
 /* All that follows P for one piece of keys, or with `anew` P, too; c = |scale| log2(e). */
@@ -366,17 +366,17 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     const rows v = pack_rows(&u->v, b.j0, b.n, p->d_v, 0, w->v, w->v_tail);
     real unused[SDPA_QUERY_BLOCK] = {0};
     if (anew) weigh_keys(u, w, &k, c, unused);
-    const enum panel_state seen = score_gradients(u, w, &v);
-    if (seen == PANEL_HIDDEN) return;
+    const enum panel_state state = score_gradients(u, w, &v);
+    if (state == PANEL_HIDDEN) return;
 
     if (u->dmask.data) add_mask_gradient(u, w->ds, w->n_lanes, w->dmask, b.j0, b.n);
     for (int64_t x = 0; x < b.n * w->n_lanes && w->tanh; x += VL) {
         vstore(w->ds + x, slope_at(w->tanh, x) * vload(w->ds + x));
     }
     /* Only a masked pair must not meet a NaN or Inf: then its products are skipped, not multiplied by zero. */
-    const bool exact = seen == PANEL_SEEN || own->finite;
-    weight_block weights = {w->p, w->n_lanes, u->n_i, b.j0, b.n, keys_seen(u, u->i0, b.j0)};
-    add_to_keys(&u->dv, p->d_v, &weights, &own->dout, 1, exact);
+    const bool finite = state == PANEL_VISIBLE || own->finite;
+    weight_block weights = {w->p, w->n_lanes, u->n_i, b.j0, b.n, diagonal_at(u, u->i0, b.j0)};
+    add_to_keys(&u->dv, p->d_v, &weights, &own->dout, 1, finite);
     if (p->scores == SDPA_ADDITIVE) {
         const additive_block t = {.q = w->q,
                                   .ds = w->ds,
@@ -384,7 +384,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
                                   .dq = w->dq_lanes,
                                   .part = w->part,
                                   .lanes = w->given,
-                                  .seen = w->seen,
+                                  .state = w->state,
                                   .row = w->n_lanes,
                                   .j0 = b.j0,
                                   .n = b.n};
@@ -393,10 +393,10 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     }
     weights.p = w->ds;
     const real scale = (real)p->scale;
-    add_to_keys(&u->dk, p->d_k, &weights, &own->q, scale, exact);
+    add_to_keys(&u->dk, p->d_k, &weights, &own->q, scale, finite);
     if (!u->dq.data) return;
-    const bool keys_exact = seen == PANEL_SEEN || all_finite(k.p, k.row, b.n, p->d_k);
-    add_to_queries(w->dq, w->k_row, p->d_k, &weights, &k, NULL, scale, keys_exact);
+    const bool keys_finite = state == PANEL_VISIBLE || all_finite(k.p, k.row, b.n, p->d_k);
+    add_to_queries(w->dq, w->k_row, p->d_k, &weights, &k, NULL, scale, keys_finite);
 }
 
 /* backward_keys for all keys that the unit sees, a block at its turn. False if interrupted. */

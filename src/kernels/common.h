@@ -7,8 +7,11 @@
 #include "kernels.h"
 #include "vec.h"
 
-/* The total of four running sums that tiles take in turn: each has a quarter of the terms, and so errs less. */
-INLINE vec sum_of_four(const vec *sum) { return (sum[0] + sum[1]) + (sum[2] + sum[3]); }
+/* The total of four running sums, `stride` vectors apart. Terms are dealt to them in turn: each sum has a quarter of the terms
+ * and so rounds less. */
+INLINE vec sum_of_four(const vec *sum, int stride) {
+    return (sum[0] + sum[stride]) + (sum[2 * stride] + sum[3 * stride]);
+}
 
 /* high += x, and low += the rounding error of that sum (Knuth's two-sum). */
 INLINE void add_exactly(vec *high, vec *low, vec x) {

@@ -216,7 +216,7 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
         if (w->period) few_pack(w->r, w->period, b.n, 0);
         for (int64_t x = 0; x < b.n * stride; x += VL) vstore(w->s + x, vload(w->r + x) * vload(w->s + x));
     }
-    const bool exact = !masked || rows_finite(v, p->d_v);
+    const bool finite = !masked || rows_finite(v, p->d_v);
     gemm g = {.c = w->o + q.i * w->o_row,
               .c_row = w->o_row,
               .a = w->s,
@@ -224,9 +224,9 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
               .b = v->p + (w->pairs ? first / 2 : first) * v->row,
               .b_row = v->row,
               .m = q.n_i,
-              .n = exact ? w->o_row : p->d_v,
+              .n = finite ? w->o_row : p->d_v,
               .depth = b.n,
-              .seen = keys_seen(u, pairs.i0, b.j0),
+              .diagonal = diagonal_at(u, pairs.i0, b.j0),
               .row_scale = (const real *)alpha,
               .alpha = 1};
     if (PAIRS && w->pairs) {
@@ -242,7 +242,7 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
         part.a += k * stride;
         part.b += k * v->row;
         if (k > 0) part.row_scale = NULL;
-        multiply(&part, true, exact);
+        multiply(&part, true, finite);
     }
 }
 

@@ -9,7 +9,7 @@
 NOINLINE enum bias_kind boolean_block(const sdpa_matrix *mask, const block *b, real *s, int64_t s_row,
                                       uint32_t *words) {
     const int64_t lanes = round_up(b->n_i, VL), n_j = b->n_j;
-    uint32_t seen = 0, hidden = 0;
+    uint32_t any_visible = 0, any_hidden = 0;
     for (int64_t i = 0; i < lanes; i++) {
         const char *row = mask->data + (b->i0 + (i < b->n_i ? i : b->n_i - 1)) * mask->row + b->j0;
         for (int64_t j = 0; j < n_j; j += 32) {
@@ -17,12 +17,12 @@ NOINLINE enum bias_kind boolean_block(const sdpa_matrix *mask, const block *b, r
             const int64_t n = n_j - j < 32 ? n_j - j : 32;
             if (n < 32) memcpy(last, row + j, (size_t)n);
             const uint32_t word = vbits(n < 32 ? last : row + j);
-            seen |= word;
-            hidden |= ~word << (32 - n);
+            any_visible |= word;
+            any_hidden |= ~word << (32 - n);
             words[j / 32 * lanes + i] = word;
         }
     }
-    if (!seen || !hidden) return seen ? BIAS_NONE : BIAS_ALL_MASKED;
+    if (!any_visible || !any_hidden) return any_visible ? BIAS_NONE : BIAS_ALL_MASKED;
     for (int64_t j = 0; j < n_j; j++) {
         for (int64_t i = 0; i < lanes; i += VL) {
             ivec bits;
@@ -84,16 +84,16 @@ INLINE bool may_mask(const sdpa_unit *u) {
     return u->mask.data || p->has_lower || p->has_upper || u->key_length < p->n_k;
 }
 
-/* gemm.seen of queries from i0 on and keys from j0 on. */
-INLINE int64_t keys_seen(const sdpa_unit *u, int64_t i0, int64_t j0) {
-    const int64_t seen = i0 + u->upper + 1 - j0;
-    return u->problem->has_upper && seen > 0 ? seen : 0;
+/* gemm.diagonal of queries from i0 on and keys from j0 on. */
+INLINE int64_t diagonal_at(const sdpa_unit *u, int64_t i0, int64_t j0) {
+    const int64_t diagonal = i0 + u->upper + 1 - j0;
+    return u->problem->has_upper && diagonal > 0 ? diagonal : 0;
 }
 
 /* The number of keys, in whole tiles, at the front of a block of n from j0 on that every query from i0 on sees, although
  * causality hides later ones: these need no mask. 0: all or none. */
 INLINE int64_t open_keys(const sdpa_unit *u, int64_t i0, int64_t j0, int64_t n) {
-    const int64_t open = keys_seen(u, i0, j0) / SCORE_ROWS * SCORE_ROWS;
+    const int64_t open = diagonal_at(u, i0, j0) / SCORE_ROWS * SCORE_ROWS;
     return open < n ? open : 0;
 }
 

@@ -63,6 +63,28 @@ INLINE int64_t line_size(const sdpa_problem *p, int64_t block) {
     return VL * round_up(d > block ? d : block, VL);
 }
 
+/* The scratch of a pass that needs the scores of one panel at a time, and no values. */
+typedef struct score_scratch {
+    real *q;      /* pack_panels of d_k, signed so that the factor of the scores is >= 0 */
+    real *s;      /* (block, s_row): scores of a panel */
+    real *k;      /* packed rows */
+    real *k_tail; /* (SCORE_ROWS, d_k) */
+    real *line;
+    int64_t n_lanes, s_row, block;
+} score_scratch;
+
+NOINLINE score_scratch score_layout(const sdpa_problem *p, sdpa_arena *a) {
+    score_scratch w = {.block = run_keys(p, p->d_k), .n_lanes = unit_lanes(p)};
+    w.s_row = panel_lanes(w.n_lanes);
+    const array arrays[] = {
+        ARRAY(w.q, p->d_k * w.n_lanes),           ARRAY(w.s, w.block * w.s_row),
+        ARRAY(w.k, w.block * packed_row(p->d_k)), ARRAY(w.k_tail, SCORE_ROWS * p->d_k),
+        ARRAY(w.line, line_size(p, w.block)),
+    };
+    take_arrays(arrays, COUNT(arrays), a);
+    return w;
+}
+
 /* A block of keys, j0 .. j0+n-1. */
 typedef struct keys {
     int64_t j0, n;
@@ -112,13 +134,13 @@ INLINE real *lane_of(real *s, int64_t i) { return s ? s + i : NULL; }
 typedef struct weight_block {
     const real *p;
     int64_t row, n_i, j0, n;
-    int64_t seen; /* see gemm */
+    int64_t diagonal; /* see gemm */
 } weight_block;
 
 /* The gradient of keys or values: rows j0 .. of d (.., width) += alpha a b, b the unit's rows of q or dO. Nothing where one
  * of them is absent. */
 INLINE void add_to_keys(const sdpa_matrix *d, int64_t width, const weight_block *a, const rows *b, real alpha,
-                        bool exact) {
+                        bool finite) {
     if (!d->data || !b->p) return;
     gemm g = {.c = (real *)(d->data + a->j0 * d->row),
               .c_row = d->row / (int64_t)sizeof(real),
@@ -129,15 +151,15 @@ INLINE void add_to_keys(const sdpa_matrix *d, int64_t width, const weight_block 
               .m = a->n,
               .n = width,
               .depth = a->n_i,
-              .seen = a->seen,
+              .diagonal = a->diagonal,
               .alpha = alpha};
-    multiply(&g, false, exact);
+    multiply(&g, false, finite);
 }
 
 /* c (n_i, width) = row_scale c + alpha a^T b, b rows of keys or values; row_scale NULL: 1, else alpha is 1. Nothing where
  * they are absent. */
 INLINE void add_to_queries(real *c, int64_t c_row, int64_t width, const weight_block *a, const rows *b,
-                           const vec *row_scale, real alpha, bool exact) {
+                           const vec *row_scale, real alpha, bool finite) {
     gemm g = {.c = c,
               .c_row = c_row,
               .a = a->p,
@@ -147,10 +169,10 @@ INLINE void add_to_queries(real *c, int64_t c_row, int64_t width, const weight_b
               .m = a->n_i,
               .n = width,
               .depth = a->n,
-              .seen = a->seen,
+              .diagonal = a->diagonal,
               .row_scale = (const real *)row_scale,
               .alpha = alpha};
-    if (b->p) multiply(&g, true, exact);
+    if (b->p) multiply(&g, true, finite);
 }
 
 /* Ends a unit when it is its turn: adds dq (n_i, dq_row), dmask, one element per query of a mask that is broadcast over

@@ -41,8 +41,7 @@ typedef struct gemm {
     const real *a, *b, *row_scale;
     int64_t c_row, a_stride, b_row; /* elements; a's other stride is 1 */
     int64_t m, n, depth;
-    int64_t
-        seen; /* how many keys the first query sees; each later query sees one more, and a is 0 beyond. 0: all see all */
+    int64_t diagonal; /* query i sees only keys j < diagonal + i, and a is 0 elsewhere; 0: every query sees all keys */
     real alpha;
     bool pairs; /* a and b hold pairs of bfloat16, `depth` of them */
 } gemm;
@@ -73,12 +72,12 @@ INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, boo
         UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] = (vec){0}; }
         const real *a = g->a + i0 * a_row;
         if (a_rows_adjacent) {
-            int64_t depth = g->depth, seen = i0 + mr - 1 + g->seen;
-            if (pairs) seen = (seen + 1) / 2;
-            if (g->seen && seen < depth) depth = seen;
+            int64_t depth = g->depth, visible = i0 + mr - 1 + g->diagonal;
+            if (pairs) visible = (visible + 1) / 2;
+            if (g->diagonal && visible < depth) depth = visible;
             tile(acc, mr, nv, pairs, a, a_row, a_col, b, g->b_row, depth);
         } else {
-            const int64_t first = g->seen && i0 >= g->seen ? i0 + 1 - g->seen : 0;
+            const int64_t first = g->diagonal && i0 >= g->diagonal ? i0 + 1 - g->diagonal : 0;
             /* From the last query to the first: under a causal mask the first queries weigh most, and adding small
              * terms first leaves less rounding. */
             tile(acc, mr, nv, pairs, a + (g->depth - 1) * a_col, a_row, -a_col, b + (g->depth - 1) * g->b_row,
@@ -275,11 +274,11 @@ COLD NOINLINE void gemm_masked_pairs(const gemm *g) {
     }
 }
 
-/* The product, whichever way a is stored. `exact`: no NaN or Inf can stand against a masked pair. */
-NOINLINE void multiply(gemm *g, bool a_rows_adjacent, bool exact) {
-    if (PAIRS && g->pairs && !exact) {
+/* The product, whichever way a is stored. `finite`: no masked pair can meet NaN or Inf. */
+NOINLINE void multiply(gemm *g, bool a_rows_adjacent, bool finite) {
+    if (PAIRS && g->pairs && !finite) {
         gemm_masked_pairs(g);
-    } else if (!exact) {
+    } else if (!finite) {
         gemm_masked(g, a_rows_adjacent);
     } else if (a_rows_adjacent && g->m <= FEW_ROWS && !(PAIRS && g->pairs)) {
         gemm_few_rows(g);

@@ -25,10 +25,8 @@ INLINE void fetch_ahead(const ahead *a, int64_t j0, int64_t n) {
     }
 }
 
-/* Sums over the keys of a block: tiles take turns among SUMS running sums, since a sum of fewer terms rounds less. */
+/* Sums over the keys of a block, for sum_of_four: tiles take turns among SUMS running sums. */
 typedef vec tile_sums[SUMS][SCORE_WIDTH];
-
-INLINE vec add_sums(const tile_sums sum, int x) { return (sum[0][x] + sum[1][x]) + (sum[2][x] + sum[3][x]); }
 
 typedef struct scores {
     const real *x;      /* (depth, nv vectors): a panel of transposed queries, or of dO */

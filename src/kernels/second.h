@@ -114,7 +114,7 @@ NOINLINE enum panel_state double_scores(const sdpa_unit *u, const double_scratch
         draw_factors(u, &pairs, lane_of(f->r, q.i), f->n_lanes);
         for (int x = 0; x < q.nv; x++) masked |= vany(double_lanes(u, w, q.i + x * VL, b->k.n, biased));
     }
-    return !any ? PANEL_HIDDEN : masked ? PANEL_MASKED : PANEL_SEEN;
+    return !any ? PANEL_HIDDEN : masked ? PANEL_MASKED : PANEL_VISIBLE;
 }
 
 /* What keys j add to dq, dk, dv, dmask. */
@@ -125,24 +125,24 @@ NOINLINE void double_keys(const sdpa_unit *u, const double_scratch *w, const dou
                              .k_t = tangent_rows(&u->k_t, j.j0, j.n, p->d_k, u->n_i, f->k_t, f->k_t_tail),
                              .v = tangent_rows(&u->v, j.j0, j.n, p->d_v, 0, f->v, w->v_tail),
                              .v_t = tangent_rows(&u->v_t, j.j0, j.n, p->d_v, 0, f->v_t, w->v_t_tail)};
-    const enum panel_state seen = double_scores(u, w, &b);
-    if (seen == PANEL_HIDDEN) return;
+    const enum panel_state state = double_scores(u, w, &b);
+    if (state == PANEL_HIDDEN) return;
 
     if (u->dmask.data) add_mask_gradient(u, f->t, f->n_lanes, w->dmask, j.j0, j.n);
-    const bool exact = seen == PANEL_SEEN || own->finite;
+    const bool finite = state == PANEL_VISIBLE || own->finite;
     const real scale = (real)p->scale;
     const weight_block values = {.p = f->s, .row = f->n_lanes, .n_i = u->n_i, .j0 = j.j0, .n = j.n};
     weight_block straight = values, tangents = values;
     straight.p = w->g;
     tangents.p = w->c;
-    add_to_keys(&u->dv, p->d_v, &values, &own->dout, 1, exact);
-    add_to_keys(&u->dk, p->d_k, &straight, &own->q, scale, exact);
-    add_to_keys(&u->dk, p->d_k, &tangents, &own->q_t, scale, exact);
+    add_to_keys(&u->dv, p->d_v, &values, &own->dout, 1, finite);
+    add_to_keys(&u->dk, p->d_k, &straight, &own->q, scale, finite);
+    add_to_keys(&u->dk, p->d_k, &tangents, &own->q_t, scale, finite);
     if (!u->dq.data) return;
-    const bool keys_exact = seen == PANEL_SEEN || (all_finite(b.k.p, b.k.row, j.n, p->d_k) &&
-                                                   (!b.k_t.p || all_finite(b.k_t.p, b.k_t.row, j.n, p->d_k)));
-    add_to_queries(w->dq, f->k_row, p->d_k, &straight, &b.k, NULL, scale, keys_exact);
-    add_to_queries(w->dq, f->k_row, p->d_k, &tangents, &b.k_t, NULL, scale, keys_exact);
+    const bool keys_finite = state == PANEL_VISIBLE || (all_finite(b.k.p, b.k.row, j.n, p->d_k) &&
+                                                        (!b.k_t.p || all_finite(b.k_t.p, b.k_t.row, j.n, p->d_k)));
+    add_to_queries(w->dq, f->k_row, p->d_k, &straight, &b.k, NULL, scale, keys_finite);
+    add_to_queries(w->dq, f->k_row, p->d_k, &tangents, &b.k_t, NULL, scale, keys_finite);
 }
 
 /* D, rowsum(dO * O_t) and 1 / l of the unit's queries, after the forward-mode pass. */

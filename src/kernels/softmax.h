@@ -209,7 +209,7 @@ INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *constant
             if (e) row_part_store(e, term, j, n);
             part[a] += term;
         }
-        add_exactly(&sum, &low, (part[0] + part[1]) + (part[2] + part[3]));
+        add_exactly(&sum, &low, sum_of_four(part, 1));
     }
     return sum_lanes(sum, low);
 }
@@ -378,7 +378,7 @@ INLINE vec lanes_sum(vec *low_out, enum sum_kind kind, const softmax_constants *
                     j += VL;
                 }
             }
-            add_exactly(&sum, &low, (acc[0] + acc[1]) + (acc[2] + acc[3]));
+            add_exactly(&sum, &low, sum_of_four(acc, 1));
         }
         slot[l] = sum;
         slot_low[l] = low;

@@ -62,7 +62,7 @@ INLINE vec squares_from(const real *s, int64_t s_row, int64_t n, vec mean, real 
         }
         squares[tile / 8 % 4] += of_d2;
     }
-    return sum_of_four(squares);
+    return sum_of_four(squares, 1);
 }
 
 /* Adds n logits, factor * s of rows s_row apart, the greatest of them factor * most, to the sums of a vector of queries.
@@ -87,10 +87,10 @@ INLINE void add_logits(row_sums *r, const real *s, int64_t s_row, int64_t n, vec
     /* The old sums move to the new maximum: e shrinks by a, x grows by `down`. */
     const vec moved = (r->m - shift) + (r->m_low - low), down = vselect(r->m == -(real)INFINITY, (vec){0}, moved),
               a = vexp2((real)M_LOG2E * moved);
-    r->ex = a * (r->ex + down * r->l) + sum_of_four(b.ex);
-    r->l = a * r->l + sum_of_four(b.l);
-    r->e2 = a * a * r->e2 + sum_of_four(b.e2);
-    r->e3 = a * a * a * r->e3 + sum_of_four(b.e3);
+    r->ex = a * (r->ex + down * r->l) + sum_of_four(b.ex, 1);
+    r->l = a * r->l + sum_of_four(b.l, 1);
+    r->e2 = a * a * r->e2 + sum_of_four(b.e2, 1);
+    r->e3 = a * a * a * r->e3 + sum_of_four(b.e3, 1);
     r->m_low = low;
     r->m = m;
     const vec all = r->n + count, part = vselect(all == 0, (vec){0}, count / all), d = mean - r->mean,
@@ -102,35 +102,14 @@ INLINE void add_logits(row_sums *r, const real *s, int64_t s_row, int64_t n, vec
     r->n = all;
 }
 
-typedef struct statistics_scratch {
-    real *q;      /* pack_panels of d_k, signed so that the factor of the scores is >= 0 */
-    real *s;      /* (block, s_row) */
-    real *k;      /* packed rows */
-    real *k_tail; /* (SCORE_ROWS, d_k) */
-    real *line;
-    int64_t n_lanes, s_row, block;
-} statistics_scratch;
-
-NOINLINE statistics_scratch statistics_layout(const sdpa_problem *p, sdpa_arena *a) {
-    statistics_scratch w = {.block = run_keys(p, p->d_k), .n_lanes = unit_lanes(p)};
-    w.s_row = panel_lanes(w.n_lanes);
-    const array arrays[] = {
-        ARRAY(w.q, p->d_k * w.n_lanes),           ARRAY(w.s, w.block * w.s_row),
-        ARRAY(w.k, w.block * packed_row(p->d_k)), ARRAY(w.k_tail, SCORE_ROWS * p->d_k),
-        ARRAY(w.line, line_size(p, w.block)),
-    };
-    take_arrays(arrays, COUNT(arrays), a);
-    return w;
-}
-
 static size_t statistics_bytes(const sdpa_problem *p) {
     sdpa_arena arena = {NULL, 0};
-    statistics_layout(p, &arena);
+    score_layout(p, &arena);
     return arena.used;
 }
 
 /* Adds keys k to one panel. */
-NOINLINE void statistics_keys(const sdpa_unit *u, const statistics_scratch *w, row_sums *sums, const rows *k, panel q) {
+NOINLINE void statistics_keys(const sdpa_unit *u, const score_scratch *w, row_sums *sums, const rows *k, panel q) {
     const sdpa_problem *p = u->problem;
     const block b = block_of(u, q, k);
     vec maximum[SCORE_WIDTH];
@@ -166,7 +145,7 @@ INLINE void statistics_row(const row_sums *r, int64_t x, real sink, real row[7])
 COLD static void statistics_unit(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
-    const statistics_scratch w = statistics_layout(p, &arena);
+    const score_scratch w = score_layout(p, &arena);
     row_sums sums[SDPA_QUERY_BLOCK / VL];
     int64_t j0, j1;
     for (int64_t x = 0; x < w.n_lanes / VL; x++) sums[x] = (row_sums){.m = vset1(-INFINITY)};

@@ -139,7 +139,7 @@ INLINE ivec tangent_weights(const tangent_scratch *w, int64_t lane, int64_t n, b
     }
     /* T is taken from its mean so far, and what was summed before moves to the new one: subtracted at the end, mu would cost
      * the digits that mu O and P T V have in common. */
-    const vec sum = sum_of_four(sums), sum_t = sum_of_four(sums_t);
+    const vec sum = sum_of_four(sums, 1), sum_t = sum_of_four(sums_t, 1);
     vec l = *alpha * vload(w->l + lane), mu = vload(w->mu + lane);
     vec mean = vselect(l + sum == 0, (vec){0}, (l * mu + sum_t) / (l + sum));
     vstore(w->l + lane, l + sum);
@@ -177,14 +177,15 @@ NOINLINE void tangent_keys(const sdpa_unit *u, const tangent_scratch *w, tangent
         }
     }
 
-    const bool exact = !vany(any_masked) || (rows_finite(&b->v, p->d_v) && (!b->v_t.p || rows_finite(&b->v_t, p->d_v)));
-    const int64_t width = exact ? w->v_row : p->d_v;
+    const bool finite =
+        !vany(any_masked) || (rows_finite(&b->v, p->d_v) && (!b->v_t.p || rows_finite(&b->v_t, p->d_v)));
+    const int64_t width = finite ? w->v_row : p->d_v;
     const weight_block weights = {.p = w->s + q.i, .row = w->n_lanes, .n_i = q.n_i, .n = b->k.n};
     weight_block tangents = weights;
     tangents.p = w->t + q.i;
-    add_to_queries(o_t, w->v_row, width, &tangents, &b->v, alpha, 1, exact);
-    add_to_queries(o, w->v_row, width, &weights, &b->v, alpha, 1, exact);
-    add_to_queries(o_t, w->v_row, width, &weights, &b->v_t, NULL, 1, exact);
+    add_to_queries(o_t, w->v_row, width, &tangents, &b->v, alpha, 1, finite);
+    add_to_queries(o, w->v_row, width, &weights, &b->v, alpha, 1, finite);
+    add_to_queries(o_t, w->v_row, width, &weights, &b->v_t, NULL, 1, finite);
 }
 
 /* Divides o and o_t by l with the sink, which has no value but moves the mean mu. */

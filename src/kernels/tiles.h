@@ -33,7 +33,7 @@ enum score_mode {
 enum bias_kind { BIAS_NONE, BIAS_FINITE, BIAS_SOME_MASKED, BIAS_ALL_MASKED };
 
 /* What a panel of queries sees of a key block: all pairs, some, none. */
-enum panel_state { PANEL_SEEN, PANEL_MASKED, PANEL_HIDDEN };
+enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
 
 /* Products dO V^T longer than this are summed in two chains, which halves their rounding. Q K^T stays one chain: forward and
  * backward must agree on it, and there a second chain costs too much of the forward's time. */

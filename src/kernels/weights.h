@@ -29,29 +29,19 @@ NOINLINE void write_block(const sdpa_matrix *out, const real *s, int64_t s_row, 
 }
 
 typedef struct weights_scratch {
-    real *q;     /* pack_panels of d_k, signed so that the factor of the scores is >= 0 */
-    running row; /* per query; after the first pass l = 1 / l */
-    real *s,
-        *r;  /* (block, s_row): scores of a panel, then weights; dropout's factors, NULL where there is no dropout */
-    real *k; /* packed rows */
-    real *k_tail; /* (SCORE_ROWS, d_k) */
-    real *line;
-    int64_t n_lanes, s_row, block;
+    score_scratch scores; /* s holds the weights, too */
+    running row;          /* per query; after the first pass l = 1 / l */
+    real *r;              /* (block, s_row): dropout's factors; NULL where there is no dropout */
 } weights_scratch;
 
 NOINLINE weights_scratch weights_layout(const sdpa_problem *p, sdpa_arena *a) {
-    weights_scratch w = {.block = run_keys(p, p->d_k), .n_lanes = unit_lanes(p)};
-    w.s_row = panel_lanes(w.n_lanes);
+    weights_scratch w = {.scores = score_layout(p, a)};
+    const score_scratch *f = &w.scores;
     const array arrays[] = {
-        ARRAY(w.q, p->d_k * w.n_lanes),
-        ARRAY(w.row.m, w.n_lanes),
-        ARRAY(w.row.low, w.n_lanes),
-        ARRAY(w.row.l, w.n_lanes),
-        ARRAY(w.s, w.block * w.s_row),
-        ARRAY(w.r, p->dropout_p > 0 ? w.block * w.s_row : ABSENT),
-        ARRAY(w.k, w.block * packed_row(p->d_k)),
-        ARRAY(w.k_tail, SCORE_ROWS * p->d_k),
-        ARRAY(w.line, line_size(p, w.block)),
+        ARRAY(w.row.m, f->n_lanes),
+        ARRAY(w.row.low, f->n_lanes),
+        ARRAY(w.row.l, f->n_lanes),
+        ARRAY(w.r, p->dropout_p > 0 ? f->block * f->s_row : ABSENT),
     };
     take_arrays(arrays, COUNT(arrays), a);
     return w;
@@ -66,24 +56,25 @@ static size_t weights_bytes(const sdpa_problem *p) {
 /* The first pass: maximum and inverse of the sum of each query. False if interrupted. */
 NOINLINE bool weights_sums(const sdpa_unit *u, const weights_scratch *w) {
     const sdpa_problem *p = u->problem;
+    const score_scratch *f = &w->scores;
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
-    start_running(&w->row, w->n_lanes);
+    start_running(&w->row, f->n_lanes);
     keys j = {.j0 = j0};
-    while (next_keys(u, w->block, j1, &j)) {
-        const rows k = pack_rows(&u->k, j.j0, j.n, p->d_k, 0, w->k, w->k_tail);
+    while (next_keys(u, f->block, j1, &j)) {
+        const rows k = pack_rows(&u->k, j.j0, j.n, p->d_k, 0, f->k, f->k_tail);
         PANELS (q, u->n_i) {
             const block b = block_of(u, q, &k);
             vec sum[SCORE_WIDTH], alpha[SCORE_WIDTH];
-            scores t = panel_scores(w->q, q, &k, p->d_k, w->s, w->s_row);
-            const enum bias_kind bias = bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, w->line);
+            scores t = panel_scores(f->q, q, &k, p->d_k, f->s, f->s_row);
+            const enum bias_kind bias = bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, f->line);
             if (bias == BIAS_ALL_MASKED) continue;
             exact_keys(&w->row, &t, q, p, bias, NULL, sum, alpha);
         }
     }
     if (j.j0 < j1) return false;
     const double sink = sink_of(u);
-    for (int64_t i = 0; i < w->n_lanes; i++) {
+    for (int64_t i = 0; i < f->n_lanes; i++) {
         real *m = &w->row.m[i], *l = &w->row.l[i];
         add_sink(sink, m, l);
         if (*m == -(real)INFINITY) *m = 0;
@@ -93,7 +84,7 @@ NOINLINE bool weights_sums(const sdpa_unit *u, const weights_scratch *w) {
 }
 
 /* s = a panel's scores or logits at a stage, those of SDPA_WEIGHTS in log2 units, but for a factor, which is returned. */
-INLINE real stage_scores(const sdpa_unit *u, const weights_scratch *w, const rows *k, panel q, sdpa_stage stage) {
+INLINE real stage_scores(const sdpa_unit *u, const score_scratch *w, const rows *k, panel q, sdpa_stage stage) {
     const sdpa_problem *p = u->problem;
     const block b = block_of(u, q, k);
     const double unit = stage == SDPA_WEIGHTS ? M_LOG2E : 1;
@@ -117,24 +108,25 @@ INLINE real stage_scores(const sdpa_unit *u, const weights_scratch *w, const row
 
 /* Writes one stage of a panel and keys k. */
 NOINLINE void weights_keys(const sdpa_unit *u, const weights_scratch *w, const rows *k, panel q, sdpa_stage stage) {
+    const score_scratch *f = &w->scores;
     const block b = block_of(u, q, k);
     const bool weights = stage == SDPA_WEIGHTS;
-    const real factor = stage_scores(u, w, k, q, stage);
-    if (weights) draw_factors(u, &b, w->r, w->s_row);
+    const real factor = stage_scores(u, f, k, q, stage);
+    if (weights) draw_factors(u, &b, w->r, f->s_row);
     for (int64_t j = 0; j < k->n; j++) {
         for (int x = 0; x < q.nv; x++) {
-            const int64_t at = j * w->s_row + x * VL, lane = q.i + x * VL;
-            const vec s = vload(w->s + at);
+            const int64_t at = j * f->s_row + x * VL, lane = q.i + x * VL;
+            const vec s = vload(f->s + at);
             vec a = factor * s;
             if (weights) {
                 vec e = vexp2(vmulsub(vset1(factor), s, vload(w->row.m + lane)) - vload(w->row.low + lane));
                 e *= factor_at(w->r, at);
                 a = vselect(a == -(real)INFINITY, vset1(-0.0), e);
             }
-            vstore(w->s + at, a);
+            vstore(f->s + at, a);
         }
     }
-    write_block(&u->o, w->s, w->s_row, &b, weights ? w->row.l + q.i : NULL, w->line);
+    write_block(&u->o, f->s, f->s_row, &b, weights ? w->row.l + q.i : NULL, f->line);
 }
 
 /* One stage of the unit's queries, into u->o, whose columns are keys. */
@@ -142,11 +134,12 @@ COLD static void weights_unit(const sdpa_unit *u, sdpa_stage stage, void *scratc
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
     const weights_scratch w = weights_layout(p, &arena);
-    pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
+    const score_scratch *f = &w.scores;
+    pack_panels(f->q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, f->line);
     if (stage == SDPA_WEIGHTS && !weights_sums(u, &w)) return;
     keys j = {0};
-    while (next_keys(u, w.block, p->n_k, &j)) {
-        const rows k = pack_rows(&u->k, j.j0, j.n, p->d_k, 0, w.k, w.k_tail);
+    while (next_keys(u, f->block, p->n_k, &j)) {
+        const rows k = pack_rows(&u->k, j.j0, j.n, p->d_k, 0, f->k, f->k_tail);
         PANELS (q, u->n_i) weights_keys(u, &w, &k, q, stage);
     }
 }

@@ -5,7 +5,7 @@
 
 static _Atomic int64_t fail_after = -1;
 
-/* What a small problem needs, kept by each thread: to get and to return it would take a tenth of the call. */
+/* A small problem needs no more than this. Each thread keeps it, because malloc and free would be a noticeable part of the call. */
 enum { KEPT_BYTES = 32 << 10 };
 static _Thread_local _Alignas(SDPA_ALIGNMENT) char kept[KEPT_BYTES];
 static _Thread_local bool kept_is_used;

@@ -20,7 +20,7 @@ INLINE bool is_small(const sdpa_unit *u) {
 }
 
 /* Rows i0 .. i0+n-1 of m, d columns, where they are, or a copy (n, d rounded up to VL) with zeros to whole vectors. */
-NOINLINE sdpa_matrix small_matrix(const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real *copy) {
+NOINLINE sdpa_matrix small_operand(const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real *copy) {
     const int64_t row = round_up(d, VL), size = sizeof(real);
     const char *first = m->data + i0 * m->row;
     sdpa_matrix r = {(char *)first, m->row, size, SDPA_REAL == 32 ? SDPA_F32 : SDPA_F64, false};
@@ -34,8 +34,8 @@ NOINLINE sdpa_matrix small_matrix(const sdpa_matrix *m, int64_t i0, int64_t n, i
     return r;
 }
 
-/* Row i of a small_matrix, or the last one of n. */
-INLINE const real *row_of(const sdpa_matrix *m, int64_t i, int64_t n) {
+/* Row i of a small_operand, or the last one of n. */
+INLINE const real *operand_row(const sdpa_matrix *m, int64_t i, int64_t n) {
     return (const real *)(m->data + (i < n ? i : n - 1) * m->row);
 }
 
@@ -45,12 +45,12 @@ NOINLINE void small_products(real *s, const sdpa_matrix *x, int64_t n, const sdp
                              int64_t depth) {
     enum { KEYS = VEC_BYTES == 64 ? 4 : 3 };
     const real *row[SMALL_ROWS];
-    UNROLL for (int i = 0; i < SMALL_ROWS; i++) row[i] = row_of(x, i, n);
+    UNROLL for (int i = 0; i < SMALL_ROWS; i++) row[i] = operand_row(x, i, n);
     for (int64_t j = 0; j < n_k; j += KEYS) {
         const real *key[KEYS];
         vec acc[KEYS][SMALL_ROWS];
         UNROLL for (int k = 0; k < KEYS; k++) {
-            key[k] = row_of(y, j + k, n_k);
+            key[k] = operand_row(y, j + k, n_k);
             UNROLL for (int i = 0; i < SMALL_ROWS; i++) acc[k][i] = (vec){0};
         }
         for (int64_t d = 0; d < depth; d += VL) {
@@ -104,8 +104,8 @@ NOINLINE vec small_weights(const sdpa_unit *u, int64_t i0, int64_t n_k, real c, 
 }
 
 /* o (n, nv vectors) = factor * s^T v, where s (n_k, SMALL_ROWS) holds weights and n is at most SMALL_ROWS. */
-INLINE void small_tile(real *o, int64_t o_row, int64_t n, int nv, const real *s, const real *v, int64_t v_row,
-                       int64_t n_k, vec factor) {
+INLINE void small_values(real *o, int64_t o_row, int64_t n, int nv, const real *s, const real *v, int64_t v_row,
+                         int64_t n_k, vec factor) {
     vec acc[SMALL_ROWS][MAX_WIDTH] = {{{0}}};
     tile(acc, SMALL_ROWS, nv, false, s, 1, SMALL_ROWS, v, v_row, n_k);
     UNROLL for (int i = 0; i < SMALL_ROWS; i++) {
@@ -116,14 +116,14 @@ INLINE void small_tile(real *o, int64_t o_row, int64_t n, int nv, const real *s,
 
 /* o and lse of n queries from i0 on (of all), n at most SMALL_ROWS, by keys k and values v, small matrices;
  * c = scale * log2(e). */
-NOINLINE void small_rows(const sdpa_unit *u, const forward_scratch *w, const sdpa_matrix *k, const sdpa_matrix *v,
-                         int64_t i0, int64_t n, real c) {
+NOINLINE void small_forward(const sdpa_unit *u, const forward_scratch *w, const sdpa_matrix *k, const sdpa_matrix *v,
+                            int64_t i0, int64_t n, real c) {
     const sdpa_problem *p = u->problem;
     int64_t j0, n_k;
     sdpa_visible_keys(u, i0, n, &j0, &n_k);
     real s[SMALL_SIZE];
     vec m;
-    const sdpa_matrix q = small_matrix(&u->q, i0, n, p->d_k, w->few);
+    const sdpa_matrix q = small_operand(&u->q, i0, n, p->d_k, w->few);
     small_products(s, &q, n, k, n_k, p->d_k);
     const vec l = small_weights(u, i0, n_k, c, s, &m), factor = vselect(l == 0, (vec){0}, 1 / l);
 
@@ -134,11 +134,11 @@ NOINLINE void small_rows(const sdpa_unit *u, const forward_scratch *w, const sdp
         const int left = (int)((w->o_row - d) / VL), nv = left >= MAX_WIDTH ? MAX_WIDTH : left >= 2 ? 2 : 1;
         const real *b = (const real *)v->data + d;
         if (nv == MAX_WIDTH) {
-            small_tile(o + d, o_row, n, MAX_WIDTH, s, b, v_row, n_k, factor);
+            small_values(o + d, o_row, n, MAX_WIDTH, s, b, v_row, n_k, factor);
         } else if (nv == 2) {
-            small_tile(o + d, o_row, n, 2, s, b, v_row, n_k, factor);
+            small_values(o + d, o_row, n, 2, s, b, v_row, n_k, factor);
         } else {
-            small_tile(o + d, o_row, n, 1, s, b, v_row, n_k, factor);
+            small_values(o + d, o_row, n, 1, s, b, v_row, n_k, factor);
         }
         d += nv * VL;
     }
@@ -163,18 +163,18 @@ NOINLINE bool forward_small(const sdpa_unit *u, void *scratch) {
     const real c = (real)(p->scale * M_LOG2E);
     int64_t j0, n_k;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &n_k);
-    const sdpa_matrix k = small_matrix(&u->k, 0, n_k, p->d_k, w.k), v = small_matrix(&u->v, 0, n_k, p->d_v, w.v);
+    const sdpa_matrix k = small_operand(&u->k, 0, n_k, p->d_k, w.k), v = small_operand(&u->v, 0, n_k, p->d_v, w.v);
     /* A masked pair must not meet a NaN or Inf; a query by itself sees all the keys that it is multiplied with. */
-    const bool exact = !p->has_upper || all_finite((const real *)v.data, v.row / (int64_t)sizeof(real), n_k, p->d_v);
-    const int64_t step = exact ? SMALL_ROWS : 1;
+    const bool finite = !p->has_upper || all_finite((const real *)v.data, v.row / (int64_t)sizeof(real), n_k, p->d_v);
+    const int64_t step = finite ? SMALL_ROWS : 1;
     for (int64_t i = 0; i < u->n_i; i += step) {
-        small_rows(u, &w, &k, &v, u->i0 + i, u->n_i - i < step ? u->n_i - i : step, c);
+        small_forward(u, &w, &k, &v, u->i0 + i, u->n_i - i < step ? u->n_i - i : step, c);
     }
     return true;
 }
 
 /* n elements of a row statistic from row i0 on, again and again. */
-NOINLINE vec small_statistic(const char *data, const sdpa_tensor *t, int64_t i0, int64_t n) {
+NOINLINE vec repeated_scalars(const char *data, const sdpa_tensor *t, int64_t i0, int64_t n) {
     real x[VL] = {0};
     load(x, data + i0 * t->row, n, t->row, t->dtype, t->swapped);
     UNROLL for (int l = SMALL_ROWS; l < VL; l++) x[l] = x[l % SMALL_ROWS];
@@ -195,7 +195,7 @@ NOINLINE void small_gradients(const sdpa_unit *u, const backward_scratch *w, con
     const vec l = small_weights(u, u->i0 + i, n_k, c, s, &m);
 
     /* 2^(c m - lse), lse in log2 units and to two words. Rows of P sum to 1, as in complete_rows. */
-    const vec lse = small_statistic(u->lse, &p->lse, u->i0 + i, n), whole = high * lse;
+    const vec lse = repeated_scalars(u->lse, &p->lse, u->i0 + i, n), whole = high * lse;
     const vec rest = vmulsub(vset1(high), lse, whole) + low * lse;
     vec factor = vexp2(vmulsub(vset1(c), m, whole) - rest);
     const vec excess = factor * l - 1, most = 2 * epsilon * (4 + vmax2(whole, -whole));
@@ -204,12 +204,12 @@ NOINLINE void small_gradients(const sdpa_unit *u, const backward_scratch *w, con
     factor = vselect(lse - lse == 0, factor, (vec)((ivec)lse & (lse != lse)));
 
     /* delta: as 16-bit O is too coarse, of P where its rows are complete. */
-    const sdpa_matrix o = small_matrix(&u->o, u->i0 + i, n, p->d_v, w->line);
+    const sdpa_matrix o = small_operand(&u->o, u->i0 + i, n, p->d_v, w->line);
     vec delta[SMALL_ROWS];
     for (int x = 0; x < SMALL_ROWS; x++) {
         delta[x] = (vec){0};
         for (int64_t d = 0; d < p->d_v; d += VL) {
-            delta[x] += vload(row_of(&o, x, n) + d) * vload(row_of(dout, x, n) + d);
+            delta[x] += vload(operand_row(&o, x, n) + d) * vload(operand_row(dout, x, n) + d);
         }
     }
     for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL) {
@@ -220,7 +220,7 @@ NOINLINE void small_gradients(const sdpa_unit *u, const backward_scratch *w, con
     UNROLL for (int h = SMALL_ROWS; h < VL; h *= 2) shift += vswap(shift, h);
     if (p->dtype != SDPA_F16 && p->dtype != SDPA_BF16) shift = vsum4(delta);
     shift = vselect(complete, shift, vsum4(delta));
-    if (u->dlse) shift -= small_statistic(u->dlse, &p->dlse, u->i0 + i, n);
+    if (u->dlse) shift -= repeated_scalars(u->dlse, &p->dlse, u->i0 + i, n);
     for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL) {
         const vec weight = vload(s + j);
         vstore(t + j, vselect((ivec)weight == SIGN_BIT, weight, weight * (vload(t + j) - shift)));
@@ -232,7 +232,7 @@ NOINLINE void small_gradients(const sdpa_unit *u, const backward_scratch *w, con
 }
 
 /* The rows of a small matrix. */
-INLINE rows small_matrix_rows(const sdpa_matrix *m) {
+INLINE rows operand_rows(const sdpa_matrix *m) {
     return (rows){.p = (const real *)m->data, .row = m->row / (int64_t)sizeof(real)};
 }
 
@@ -247,9 +247,9 @@ NOINLINE bool backward_small(const sdpa_unit *u, void *scratch) {
     const int64_t n_i = u->n_i;
     int64_t j0, n_k;
     sdpa_visible_keys(u, u->i0, n_i, &j0, &n_k);
-    const sdpa_matrix q = small_matrix(&u->q, u->i0, n_i, p->d_k, w.q_rows),
-                      dout = small_matrix(&u->dout, u->i0, n_i, p->d_v, w.dout_rows),
-                      k = small_matrix(&u->k, 0, n_k, p->d_k, w.k), v = small_matrix(&u->v, 0, n_k, p->d_v, w.v);
+    const sdpa_matrix q = small_operand(&u->q, u->i0, n_i, p->d_k, w.q_rows),
+                      dout = small_operand(&u->dout, u->i0, n_i, p->d_v, w.dout_rows),
+                      k = small_operand(&u->k, 0, n_k, p->d_k, w.k), v = small_operand(&u->v, 0, n_k, p->d_v, w.v);
     for (int64_t i = 0; i < n_i; i += SMALL_ROWS) {
         sdpa_matrix some_q = q, some_dout = dout;
         some_q.data += i * q.row;
@@ -258,27 +258,27 @@ NOINLINE bool backward_small(const sdpa_unit *u, void *scratch) {
     }
     /* As in backward_keys: only a masked pair must not meet a NaN or Inf. */
     const int64_t size = sizeof(real);
-    const bool exact = !p->has_upper || (all_finite((const real *)q.data, q.row / size, n_i, p->d_k) &&
-                                         all_finite((const real *)dout.data, dout.row / size, n_i, p->d_v) &&
-                                         all_finite((const real *)k.data, k.row / size, n_k, p->d_k));
-    const rows q_rows = small_matrix_rows(&q), dout_rows = small_matrix_rows(&dout), k_rows = small_matrix_rows(&k);
+    const bool finite = !p->has_upper || (all_finite((const real *)q.data, q.row / size, n_i, p->d_k) &&
+                                          all_finite((const real *)dout.data, dout.row / size, n_i, p->d_v) &&
+                                          all_finite((const real *)k.data, k.row / size, n_k, p->d_k));
+    const rows q_rows = operand_rows(&q), dout_rows = operand_rows(&dout), k_rows = operand_rows(&k);
     const weight_block weights = {.p = w.p, .row = w.n_lanes, .n_i = n_i, .n = n_k};
     weight_block gradients = weights;
     gradients.p = w.ds;
     if (!sdpa_turn_wait(u, 0)) return true;
-    add_to_keys(&u->dv, p->d_v, &weights, &dout_rows, 1, exact);
-    add_to_keys(&u->dk, p->d_k, &gradients, &q_rows, scale, exact);
+    add_to_keys(&u->dv, p->d_v, &weights, &dout_rows, 1, finite);
+    add_to_keys(&u->dk, p->d_k, &gradients, &q_rows, scale, finite);
     sdpa_turn_pass(u, 0);
     if (u->dq.data && is_direct(&u->dq)) {
         if (!sdpa_turn_wait_last(u)) return true;
         real *dq = (real *)(u->dq.data + u->i0 * u->dq.row);
-        add_to_queries(dq, u->dq.row / size, p->d_k, &gradients, &k_rows, NULL, scale, exact);
+        add_to_queries(dq, u->dq.row / size, p->d_k, &gradients, &k_rows, NULL, scale, finite);
         sdpa_turn_end(u);
         return true;
     }
     if (u->dq.data) {
         memset(w.dq, 0, (size_t)(n_i * w.k_row * size));
-        add_to_queries(w.dq, w.k_row, p->d_k, &gradients, &k_rows, NULL, scale, exact);
+        add_to_queries(w.dq, w.k_row, p->d_k, &gradients, &k_rows, NULL, scale, finite);
     }
     store_gradients(u, w.dq, w.k_row, NULL, 0, w.line);
     return true;

@@ -1,11 +1,11 @@
-/* Additive attention (Bahdanau et al. 2015): the problem of dot-product attention with other scores.
+/* Additive attention (Bahdanau et al. 2015): the drivers of attention, run on other scores.
  *
- * Before it, each token is projected once, q w_query + bias and k w_key, and its exponentials are taken
- * (kernels/additive.h); after the backward, the gradients of the projections become those of q, k and the weights.
- * These maps cost O(L d h) beside the O(L^2 h) of the pairs and run in float64 for every dtype, so that only the score
- * errs. Extra memory: 2 h numbers of the compute type per token, as many for its gradient, and a float64 copy of the
- * weights. Units are blocks of tokens, or of rows of a weight's gradient, which then runs over all tokens: every sum has one
- * order for any number of workers. */
+ * First each token is projected once, q w_query + bias and k w_key, and the exponentials of its projection are taken
+ * (kernels/additive.h); after the backward, the gradients of the projections are turned into those of q, k and the
+ * weights. These maps cost O(L d h), little beside the O(L^2 h) of the pairs, and run in float64 for every dtype, so
+ * that only the scores add rounding errors. Extra memory: 2 h numbers of the compute type per token, as many for their
+ * gradients, and a float64 copy of the weights. A unit is a block of tokens, or a block of rows of a weight's gradient,
+ * which runs over all tokens: every sum has the same order for any number of workers. */
 #include <math.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@
 #include "runtime/parallel.h"
 #include "unit.h"
 
-/* Tokens, or features, of a unit: a multiple of every tile's height. Rows of float64 are padded to the widest vectors. */
+/* Tokens or features per unit, a multiple of every tile's height. Rows of float64 are padded to the widest vectors. */
 enum { BLOCK = 48, WIDEST = 8 };
 
 /* Queries or keys. */
@@ -35,11 +35,11 @@ typedef struct additive_call {
     const sdpa_additive *additive;
     const sdpa_isa *isa;
     side sides[2];
-    int64_t channels; /* n_hidden, made even */
+    int64_t channels; /* n_hidden rounded up to an even number */
     int64_t w_row;
     int64_t z_row; /* bytes */
     sdpa_dtype type;
-    int64_t size;    /* of an element of it */
+    int64_t size;    /* bytes of an element */
     char *score;     /* w_score, of the compute type, with the sign of the scale */
     double *factors; /* per channel: factor of the kernel's sums of -dS r (1 - r) */
     char *scratch;
@@ -49,7 +49,8 @@ typedef struct additive_call {
 
 static int64_t round_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-/* A row of n float64 in whole vectors; never whole pages apart, which would share the same few sets of the cache. */
+/* Elements between rows of n float64, in whole vectors. Rows a multiple of 512 bytes apart would crowd into a few sets
+ * of the cache. */
 static int64_t padded_row(int64_t n) {
     n = round_to(n, WIDEST);
     return n % 64 ? n : n + WIDEST;
@@ -57,7 +58,7 @@ static int64_t padded_row(int64_t n) {
 
 static int64_t blocks_of(int64_t n) { return (n + BLOCK - 1) / BLOCK; }
 
-/* n rows of d elements as float64. */
+/* Loads n rows of d elements as float64. */
 static void load_rows(const additive_call *c, double *dst, int64_t dst_row, const sdpa_matrix *m, int64_t first,
                       int64_t n, int64_t column, int64_t d) {
     for (int64_t r = 0; r < n; r++) {
@@ -66,7 +67,7 @@ static void load_rows(const additive_call *c, double *dst, int64_t dst_row, cons
     }
 }
 
-/* Pieces of a worker's scratch: two of BLOCK rows of any width, and one for BLOCK numbers of BLOCK rows, or a line. */
+/* A worker's scratch: two blocks of BLOCK rows of any width, and one for BLOCK x BLOCK numbers or for a line. */
 typedef struct scratch {
     double *in, *out, *line;
 } scratch;
@@ -113,7 +114,7 @@ static void take_pieces(void *owner, sdpa_arena *arena) {
     }
 }
 
-/* The weights in float64 and what follows from w_score and the scale, once there is memory. */
+/* Loads the weights in float64, and computes what depends on w_score and the scale. */
 static void load_weights(additive_call *c) {
     const sdpa_problem *p = c->problem;
     const sdpa_additive *a = c->additive;
@@ -129,7 +130,7 @@ static void load_weights(additive_call *c) {
     }
 }
 
-/* Sizes, memory and the weights in float64. `backward`: gradients are asked for. */
+/* Sets sizes, takes memory and loads the weights. `backward`: whether gradients are wanted. */
 static sdpa_status begin(additive_call *c, const sdpa_problem *p, const sdpa_additive *a, bool backward) {
     *c = (additive_call){.problem = p, .additive = a, .isa = sdpa_isa_get()};
     c->channels = round_to(a->n_hidden, 2);
@@ -164,7 +165,7 @@ static sdpa_status begin(additive_call *c, const sdpa_problem *p, const sdpa_add
     return status;
 }
 
-/* One per million multiply-adds, as in sdpa_workers_for. */
+/* One worker per million multiply-adds, as in sdpa_workers_for. */
 static int workers_for(const additive_call *c, int64_t n_units) {
     double work = 0;
     for (int i = 0; i < 2; i++) {
@@ -176,7 +177,7 @@ static int workers_for(const additive_call *c, int64_t n_units) {
 
 /* ------------------------------------------------------------------------------------ projections */
 
-/* z of a block of tokens. */
+/* Computes z of a block of tokens. */
 static void project(void *context, int64_t index, int worker, sdpa_run *run) {
     (void)run;
     const additive_call *c = context;
@@ -206,7 +207,7 @@ static void project(void *context, int64_t index, int worker, sdpa_run *run) {
     }
 }
 
-/* The problem of the pairs: p over projections. */
+/* Projects all tokens; *pairs is p with projections in place of q and k. */
 static sdpa_status project_all(additive_call *c, sdpa_problem *pairs) {
     const sdpa_problem *p = c->problem;
     int64_t n_units = 0;
@@ -225,7 +226,7 @@ static sdpa_status project_all(additive_call *c, sdpa_problem *pairs) {
     return sdpa_parallel_for(n_units, workers_for(c, n_units), project, c, p->interrupted);
 }
 
-/* sdpa_problem_check takes q and k to be equally wide: as wide as the narrower one, here. */
+/* sdpa_problem_check assumes that q and k have the same width: here it is given the smaller of the two. */
 static void check(const sdpa_problem *p, const sdpa_additive *a, sdpa_pass pass) {
 #ifdef SDPA_ASSERT
     sdpa_problem narrow = *p;
@@ -319,7 +320,8 @@ static void vector_gradients(const additive_call *c, const scratch *w, sdpa_run 
     }
 }
 
-/* The units of `finish`: rows of dW of either side, blocks of tokens of either side, the vectors. */
+/* The number of units of `finish` by kind: blocks of rows of dW (0: w_query, 1: w_key), blocks of tokens (2: queries,
+ * 3: keys), and 4, the vectors. */
 static int64_t units_of(const additive_call *c, int kind) {
     const side *s = &c->sides[kind % 2];
     if (kind == 4) return c->additive->dbias.data || c->additive->dw_score.data;

@@ -1,12 +1,14 @@
-/* Backward: heads that share a gradient form a group, and the query blocks of all its heads one sequence of units.
+/* Backward: heads that share a gradient form a group, and the query blocks of all its heads are one sequence of units.
  *
- * Units of a group add to the same dK and dV. With many groups each is one thread's work; with few, units run
- * concurrently as a wavefront: unit t works on key block j only after every earlier unit of the group that sees j has
- * done so. Each sum therefore has the serial order, whatever the number of threads, and no second copy of dK and dV.
- * (An alternative, one pass for dQ and another for dK and dV, needs seven products per pair of blocks instead of five.)
+ * Units of a group add to the same dK and dV. If there are many groups, each is one thread's work; if there are few,
+ * units run concurrently as a wavefront: unit t works on key block j only after every earlier unit of the group that
+ * sees j has done so. Each sum therefore has the serial order for any number of threads, and no second copy of dK and
+ * dV is needed. (An alternative, one pass for dQ and another for dK and dV, needs seven products per pair of blocks
+ * instead of five.)
  *
- * dK and dV of 16-bit types accumulate in float32, one head per group in flight. Where such a gradient is shared in
- * another way (a sum over a broadcast batch axis, dMask), it accumulates whole in float32 and is narrowed at the end. */
+ * dK and dV of 16-bit types accumulate in float32, one head per group in flight. A gradient that is shared in another
+ * way (a sum over a broadcast batch axis, dMask) accumulates in a float32 copy of its full size and is narrowed at the
+ * end. */
 #include "drivers.h"
 #include "groups.h"
 #include "runtime/memory.h"
@@ -14,8 +16,8 @@
 #include "unit.h"
 
 struct sdpa_turn {
-    _Alignas(64) _Atomic int64_t next; /* this unit is done with its key blocks before `next`; INT64_MAX: ended */
-    int64_t first, last;               /* it sees key blocks first .. last-1 */
+    _Alignas(64) _Atomic int64_t next; /* the unit has finished its key blocks below `next`; INT64_MAX: it has ended */
+    int64_t first, last;               /* the unit sees key blocks first .. last-1 */
 };
 
 bool sdpa_turn_wait(const sdpa_unit *u, int64_t block) {
@@ -39,7 +41,7 @@ void sdpa_turn_end(const sdpa_unit *u) {
     if (u->turns) atomic_store_explicit(&u->turns[u->turn].next, INT64_MAX, memory_order_release);
 }
 
-/* Splits (batch, head) into groups and members: an axis along which any gradient is summed runs over members. */
+/* Splits (batch, head) into groups and members: axes along which any gradient is summed belong to the members. */
 static void find_groups(const sdpa_problem *p, sdpa_grid *groups, sdpa_grid *members) {
 #define ADDRESS(name, rows, columns) &p->name,
     const sdpa_tensor *gradients[] = {SDPA_GRADIENTS(ADDRESS)};
@@ -67,7 +69,7 @@ static void find_groups(const sdpa_problem *p, sdpa_grid *groups, sdpa_grid *mem
 
 static sdpa_dtype compute_type(const sdpa_problem *p) { return p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32; }
 
-/* All members of a group add to the same matrix of `t`. */
+/* Whether all members of a group add to the same matrix of `t`. */
 static bool is_one_per_group(const sdpa_problem *p, const sdpa_grid *members, const sdpa_tensor *t) {
     for (int64_t m = 1; m < members->size; m++) {
         int64_t batch = 0, head = 0;
@@ -77,14 +79,14 @@ static bool is_one_per_group(const sdpa_problem *p, const sdpa_grid *members, co
     return true;
 }
 
-/* Every (batch, head) has its own matrix of `t`, and one unit alone adds to each of its elements. */
+/* Whether every (batch, head) has its own matrix of `t` and only one unit adds to each of its elements. */
 static bool is_own(const sdpa_problem *p, const sdpa_tensor *t) {
     bool own = t->row != 0 && t->col != 0 && t->group == 1 && (t->head != 0 || p->n_head == 1);
     for (int a = 0; a < p->n_axes; a++) own &= t->batch[a] != 0 || p->axis[a] == 1;
     return own;
 }
 
-/* A gradient that accumulates in a whole copy of the compute type, because its own type is narrower. */
+/* A gradient that accumulates in a full-size copy of the compute type, because its own type is narrower. */
 typedef struct wide_gradient {
     const sdpa_problem *problem;
     sdpa_tensor narrow, wide;
@@ -113,7 +115,7 @@ static void narrow_rows(const sdpa_problem *p, sdpa_matrix to, const char *from,
     }
 }
 
-/* One row of one matrix. */
+/* A unit of `narrow`: one row of one matrix. */
 static void narrow_row(void *context, int64_t index, int worker, sdpa_run *run) {
     (void)worker, (void)run;
     const wide_gradient *g = context;
@@ -139,11 +141,11 @@ typedef struct backward_call {
     int n_workers;
     char *scratch;
     size_t scratch_bytes;      /* per worker */
-    sdpa_grid groups, members; /* a group's members are relative to it */
-    int64_t first_group;       /* in flight */
+    sdpa_grid groups, members; /* members are relative to their group */
+    int64_t first_group;       /* the first of those in flight */
     int64_t n_flight;          /* groups in flight */
     int64_t most_in_flight;
-    bool wavefront;   /* else a group is one thread's work */
+    bool wavefront;   /* if not, each group is one thread's work */
     sdpa_turn *turns; /* (most_in_flight, units of a group), of the wavefront */
     bool twice;       /* the double backward: the same sums, another kernel */
     bool ordered;     /* units end in order, since they add to the same dQ */
@@ -177,7 +179,8 @@ static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa
     sdpa_grid_locate(&c->members, t / blocks, &batch, &head);
     sdpa_unit u;
     sdpa_unit_set_head(&u, p, batch, head);
-    /* From the last block on: under causality the long units come first, and small terms before large ones. */
+    /* The last block comes first: under causality the longest units then start first, and small terms are added before
+     * large ones. */
     sdpa_unit_set_queries(&u, blocks - 1 - t % blocks);
     if (c->summed) {
         u.dk = sum_matrix(c, &p->dk, slot, 0, p->d_k);
@@ -187,7 +190,7 @@ static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa
     u.turn = t;
     u.ordered = c->ordered;
     u.run = run;
-    if (turns && turns[t].last < 0) { /* before the run: find its key blocks, nothing else */
+    if (turns && turns[t].last < 0) { /* before the run: only find the unit's key blocks */
         set_turn(&turns[t], &u);
     } else if (c->twice) {
         c->kernels->double_backward(&u, scratch);
@@ -218,7 +221,7 @@ static void group_work(void *context, int64_t group, int worker, sdpa_run *run) 
     if (c->summed) store_sums(c, group, worker);
 }
 
-/* One unit of the groups in flight; neighbours in the order belong to different groups, so that they seldom wait. */
+/* One unit of the groups in flight. Consecutive indices belong to different groups, so that units seldom wait. */
 static void wavefront_work(void *context, int64_t index, int worker, sdpa_run *run) {
     const backward_call *c = context;
     int64_t slot = index % c->n_flight, t = index / c->n_flight;
@@ -280,7 +283,7 @@ static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
     return status;
 }
 
-/* Whether dK and dV go to float32 sums of a group before they are rounded: where each group has one matrix of both. */
+/* Whether dK and dV accumulate in float32 per group before they are rounded: if each group has one matrix of each. */
 static bool sums_in_groups(const backward_call *c) {
     const sdpa_problem *p = c->problem;
     const bool narrow_type = p->dtype == SDPA_F16 || p->dtype == SDPA_BF16;
@@ -307,7 +310,7 @@ static sdpa_status differentiate(const sdpa_problem *problem, bool twice) {
 #undef GRADIENT
     enum { N = sizeof gradients / sizeof *gradients };
     for (int i = 0; i < N; i++) {
-        /* NumPy gives arrays without elements strides of 0, which here would mean that they are summed into. */
+        /* NumPy gives empty arrays strides of 0, which here would mean that they are summed into. */
         if (gradients[i].n_rows * gradients[i].n_cols == 0) gradients[i].t->data = NULL;
     }
     find_groups(p, &call.groups, &call.members);

@@ -4,7 +4,7 @@
 
 #include "problem.h"
 
-/* o (may be absent) and lse (may be absent). Extra memory: one block per worker. */
+/* o and lse, each where present. Extra memory: one block per worker. */
 sdpa_status sdpa_attention_forward(const sdpa_problem *p);
 
 /* dq, dk, dv, dmask, each where present, from dout, dlse, q, k, v, o, lse. */
@@ -17,26 +17,27 @@ sdpa_status sdpa_attention_tangent(const sdpa_problem *p);
  * tangents times what sdpa_attention_backward computes from q, k, v, o, dout, dlse. */
 sdpa_status sdpa_attention_double_backward(const sdpa_problem *p);
 
-/* The stages of the (n_q, n_k) matrix, written to p->o, whose columns are keys here: o is (n_q, n_k) of dtype p->dtype. */
+/* The stages of the matrix of weights. The one that is asked for is written to p->o, which here is (n_q, n_k) of dtype
+ * p->dtype. */
 typedef enum sdpa_stage { SDPA_SCORES, SDPA_CAPPED, SDPA_BIASED, SDPA_WEIGHTS } sdpa_stage;
 sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage);
 
-/* Of each row of weights: lse, entropy, max_weight, sum_p2, sum_p3, score_mean, score_var, the columns of o
- * (n_q, SDPA_N_STATISTICS) of the compute type. Extra memory as the forward. */
+/* Statistics of each row of weights: lse, entropy, max_weight, sum_p2, sum_p3, score_mean and score_var, as the columns
+ * of o (n_q, SDPA_N_STATISTICS) of the compute type. Extra memory: one block per worker. */
 sdpa_status sdpa_attention_statistics(const sdpa_problem *p);
 
-/* What additive attention has beyond a problem, whose q is (n_q, d_q) and k (n_k, d_k) here: the scores are
- * scale * w_score^T tanh(q w_query + k w_key + bias). w_query (d_q, n_hidden), w_key (d_k, n_hidden); w_score, bias of
- * n_hidden columns, bias may be absent. Gradients of the problem and of these, each where present, are written, or added
- * to zeros; those of weights are native and not broadcast. */
+/* The weights of additive attention, which come with a problem whose q is (n_q, d_q) and whose k is (n_k, d_k). The
+ * scores are scale * w_score^T tanh(q w_query + k w_key + bias). w_query is (d_q, n_hidden), w_key (d_k, n_hidden);
+ * w_score and bias have n_hidden elements, and bias may be absent. All gradients that are present, the problem's and
+ * these, are written or added to zeros; those of weights are native and not broadcast. */
 typedef struct sdpa_additive {
     int64_t n_hidden, d_q;
     sdpa_matrix w_query, w_key, w_score, bias;
     sdpa_matrix dw_query, dw_key, dw_score, dbias;
 } sdpa_additive;
 
-/* As the functions of attention. Extra memory: one block per worker, 2 n_hidden numbers per token (4 in the backward), a
- * copy of the weights. */
+/* Forward and backward of additive attention. Extra memory: one block per worker, 2 n_hidden numbers per token (4 in
+ * the backward), and a copy of the weights. */
 sdpa_status sdpa_additive_forward(const sdpa_problem *p, const sdpa_additive *a);
 sdpa_status sdpa_additive_backward(const sdpa_problem *p, const sdpa_additive *a);
 

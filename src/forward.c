@@ -1,4 +1,4 @@
-/* Forward: every block of queries of every head is a unit of its own. */
+/* Forward: each block of queries of each head is a unit. */
 #include "drivers.h"
 #include "runtime/memory.h"
 #include "runtime/parallel.h"
@@ -11,9 +11,9 @@ typedef struct forward_call {
     char *scratch;
     size_t scratch_bytes; /* per worker */
     sdpa_pass pass;
-    sdpa_stage stage; /* of the weights */
+    sdpa_stage stage; /* if pass is SDPA_PASS_WEIGHTS */
     int64_t n_units;
-    int64_t n_parts; /* of the keys of a unit; 1: whole */
+    int64_t n_parts; /* into which a unit's keys are cut; 1: not cut */
     char *parts;     /* (units, n_parts) */
     size_t part_bytes;
 } forward_call;
@@ -46,8 +46,8 @@ static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run
     }
 }
 
-/* Few queries of few heads make too few units for all threads, so their keys are cut into parts. How many depends on the
- * shape only. */
+/* Few queries of few heads make too few units for all threads, so their keys are cut into parts. How many depends on
+ * the shape only. */
 #define PART_KEYS 4096
 #define ENOUGH_UNITS 16
 #define MOST_QUERIES 32
@@ -78,7 +78,7 @@ static void forward_part(void *context, int64_t index, int worker, sdpa_run *run
                                 call->parts + (size_t)index * call->part_bytes);
 }
 
-/* Makes the heads of `t` its rows, n_heads of them to a new head. */
+/* Turns every n_heads heads of t into the rows of one head. */
 static void fold_heads(sdpa_tensor *t, int64_t n_heads) {
     t->row = t->head;
     t->head *= n_heads;
@@ -86,14 +86,14 @@ static void fold_heads(sdpa_tensor *t, int64_t n_heads) {
 
 static int64_t heads_per_head(const sdpa_problem *p, const sdpa_tensor *t) { return t->head ? t->group : p->n_head; }
 
-/* Not the options that tell heads apart or count queries. A band, where it hides nothing. */
+/* No option that distinguishes heads or depends on a query's position. A band, but only where it hides nothing. */
 enum {
     FOLD_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
                SDPA_FEATURE_LENGTHS | SDPA_FEATURE_SOFTCAP
 };
 
-/* One query per head, several heads to a key head (decoding with GQA): as many queries of one head, so that a unit reads
- * its keys and values once. Returns `folded`, or p where that is not so. */
+/* With one query per head and several query heads per key head (decoding with GQA), makes these heads the queries of
+ * one head, so that a unit reads keys and values once. Returns `folded`, or p where this does not apply. */
 static const sdpa_problem *fold_group(const sdpa_problem *p, sdpa_problem *folded) {
     if (p->features & ~FOLD_CAN) return p;
     const int64_t n_heads = heads_per_head(p, &p->k);

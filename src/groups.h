@@ -9,7 +9,7 @@ typedef struct sdpa_grid_axis {
     int64_t size, batch_step, head_step;
 } sdpa_grid_axis;
 
-/* Some of all (batch, head): the sums of a step along each axis. */
+/* A subset of all pairs (batch, head): every sum of one step along each axis. */
 typedef struct sdpa_grid {
     int n_axes;
     int64_t size; /* product */
@@ -22,7 +22,7 @@ static inline void sdpa_grid_add_axis(sdpa_grid *g, int64_t size, int64_t batch_
     g->size *= size;
 }
 
-/* Adds the position of point `index` (row-major, last axis fastest). */
+/* Adds the position of point `index` (row-major) to *batch and *head. */
 static inline void sdpa_grid_locate(const sdpa_grid *g, int64_t index, int64_t *batch, int64_t *head) {
     for (int a = g->n_axes - 1; a >= 0; a--) {
         *batch += index % g->axis[a].size * g->axis[a].batch_step;
@@ -31,9 +31,9 @@ static inline void sdpa_grid_locate(const sdpa_grid *g, int64_t index, int64_t *
     }
 }
 
-/* Gives t the strides of contiguous n_rows x n_cols matrices with elements of `size` bytes, one after the other. An axis of
- * stride 0 keeps it; where row or col is 0, n_rows or n_cols is 1. Returns the bytes that t->data is to have; *matrices
- * runs over the matrices, in order. */
+/* Gives t the strides of contiguous n_rows x n_cols matrices, one after the other, with elements of `size` bytes. Axes
+ * of stride 0 keep it; if row or col is 0, n_rows or n_cols must be 1. Returns how many bytes t->data needs; *matrices
+ * enumerates the matrices in order. */
 static inline int64_t sdpa_tensor_compact(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, int64_t n_cols,
                                           int64_t size, sdpa_grid *matrices) {
     int64_t stride = size, step = p->n_batch;

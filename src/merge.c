@@ -39,8 +39,9 @@ static merge_scratch merge_layout(const merge_call *c, sdpa_arena *arena) {
     return w;
 }
 
-/* lse of the union; fills w->weight. -inf if no part has seen a key; NaN and +inf of a part make the weights NaN. The
- * error is that of exp and log in double, plus rounding: relative error of a weight below (n_parts + |lse|) 2^-52. */
+/* Returns lse of the union and fills w->weight. lse is -inf if no part has seen a key; a NaN or +inf in any part makes
+ * the weights NaN. The error is that of exp and log in double, plus rounding: relative error of a weight below (n_parts
+ * + |lse|) 2^-52. */
 static double merge_weights(const merge_call *c, const merge_scratch *w, int64_t row) {
     const bool wide = c->problem->dtype == SDPA_F64;
     double m = -INFINITY, sum = 0;

@@ -26,12 +26,13 @@ static int64_t size_of(sdpa_dtype dtype) {
     return dtype == SDPA_F64 || dtype == SDPA_I64 ? 8 : dtype == SDPA_F32 ? 4 : dtype == SDPA_BOOL ? 1 : 2;
 }
 
-/* A tensor and the bytes first .. end-1 that its elements lie in: none if it is absent or has no elements. */
+/* A tensor and the range of bytes, first .. end-1, that its elements occupy; empty if it is absent or has no
+ * elements. */
 typedef struct extent {
     const sdpa_tensor *t;
     intptr_t first, end;
     bool written;
-    bool whole;    /* no byte in between belongs to anything else */
+    bool whole;    /* the elements fill the range */
     bool repeated; /* elements share memory */
 } extent;
 
@@ -83,8 +84,8 @@ static bool is_output(const sdpa_problem *p, sdpa_pass pass, const sdpa_tensor *
 static void check_types(const sdpa_problem *p, sdpa_pass pass) {
     const sdpa_dtype wide = p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
     assert(p->dtype == SDPA_F16 || p->dtype == SDPA_BF16 || p->dtype == SDPA_F32 || p->dtype == SDPA_F64);
-    const bool additive =
-        p->scores == SDPA_ADDITIVE; /* q and k are projections, of the type that they are computed in */
+    /* Then q and k are projections, of the type in which they are computed. */
+    const bool additive = p->scores == SDPA_ADDITIVE;
     const sdpa_tensor *operands[] = {&p->q, &p->k, &p->v, &p->dout, &p->o_t};
     for (int i = 0; i < 5; i++) {
         assert(!operands[i]->data || operands[i]->dtype == (additive && i < 2 ? wide : p->dtype));
@@ -109,7 +110,7 @@ static void check_outputs(const sdpa_problem *p, sdpa_pass pass) {
         assert(!t->swapped && all[i].first % size_of(t->dtype) == 0);
         assert(!all[i].repeated || !(t == &p->o || t == &p->lse || t == &p->o_t));
         for (int j = 0; j < n; j++) {
-            /* Where memory between elements is another's, extents may cross without sharing a byte. */
+            /* Strided tensors may interleave without sharing a byte. */
             if (j == i || !all[i].whole || !all[j].whole) continue;
             assert(all[i].end <= all[j].first || all[j].end <= all[i].first);
         }

@@ -1,13 +1,14 @@
 /* The problem descriptor: what one call computes. src/python fills and checks it once; below that it is const.
  *
- * Invariants (established by the binding, relied upon everywhere else; sdpa_problem_check asserts them):
+ * Invariants (established by the binding, relied upon everywhere else, asserted by sdpa_problem_check):
  *   - sizes are >= 0; n_head is a multiple of every tensor's `group`; all sizes times strides fit in int64_t;
- *   - q, k, v (and dout where present) share `dtype`; outputs are native byte order and aligned, inputs may be anything;
+ *   - q, k, v (and dout where present) share `dtype`; outputs have native byte order and are aligned, inputs may have
+ *     any order and alignment;
  *   - an output never overlaps an input or another output, and no two elements of an output share memory,
  *     except along broadcast axes of gradients (stride 0), where the driver accumulates;
  *   - scale is finite;
- *   - features are those of the fields.
- */
+ *   - `features` agrees with the other fields.
+ *  */
 #ifndef SDPA_PROBLEM_H
 #define SDPA_PROBLEM_H
 
@@ -19,7 +20,8 @@ typedef enum sdpa_status { SDPA_OK = 0, SDPA_NO_MEMORY, SDPA_INTERRUPTED } sdpa_
 
 typedef enum sdpa_dtype { SDPA_BOOL, SDPA_F16, SDPA_BF16, SDPA_F32, SDPA_F64, SDPA_I64 } sdpa_dtype;
 
-/* The softmax family (softmax.h). With t = temperature and sums over a row, all the reduced axes together: */
+/* The softmax family (softmax.h). t is the temperature; sums run over a row, that is, over all reduced axes
+ * together. */
 typedef enum sdpa_softmax_op {
     SDPA_SOFTMAX,              /* out = p = exp(x / t) / sum exp(x / t) */
     SDPA_LOG_SOFTMAX,          /* out = log p */
@@ -30,15 +32,15 @@ typedef enum sdpa_softmax_op {
     SDPA_SOFTMAX_JACOBIAN,     /* x = p, s = p_i: out_ij = p_i (delta_ij - p_j) / t; the axes of i are kept ones */
 } sdpa_softmax_op;
 
-/* NumPy's limit on dimensions is 64; heads, rows and columns are not batch axes. */
+/* NumPy allows 64 dimensions; three of them, heads, rows and columns, are not batch axes. */
 #define SDPA_MAX_AXES 61
 
 /* A NumPy buffer seen as (batch axes..., heads, rows, columns). Strides are in bytes, 0 where it broadcasts. */
 typedef struct sdpa_tensor {
     char *data; /* first element; NULL: absent */
     int64_t row, col;
-    int64_t head;  /* stride from one of its own heads to the next */
-    int64_t group; /* consecutive query heads that share one of its heads (GQA); 1 otherwise */
+    int64_t head;  /* stride between the tensor's own heads */
+    int64_t group; /* consecutive query heads that share one of these (GQA), else 1 */
     sdpa_dtype dtype;
     bool swapped;                 /* byte order is not the machine's */
     int64_t batch[SDPA_MAX_AXES]; /* the first n_axes are set */
@@ -52,11 +54,11 @@ typedef struct sdpa_matrix {
     bool swapped;
 } sdpa_matrix;
 
-/* Every tensor of a problem, as X(name, rows, columns), in lists from which the declarations, the clearing, the checks and
- * the units follow: a tensor is added here and nowhere else.
+/* Every tensor of a problem, as X(name, rows, columns). Declarations, clearing, checks and units are generated from
+ * these lists, so a new tensor is added here and nowhere else.
  *
- * mask: BOOL (true = attend) or a float type (added to the scaled scores). alibi_slopes: -slope * |i + offset - j| is added.
- * sinks: one more logit of each row, without a value. All may be absent, and so may v. */
+ * mask: BOOL (true = attend) or a float type (added to the scaled scores). alibi_slopes: -slope * |i + offset - j| is
+ * added. sinks: one extra logit per row, without a value. Any of these may be absent, and so may v. */
 #define SDPA_INPUTS(X)                                                                                                 \
     X(q, p->n_q, p->d_k)                                                                                               \
     X(k, p->n_k, p->d_k)                                                                                               \
@@ -66,13 +68,14 @@ typedef struct sdpa_matrix {
     X(sinks, 1, 1)                                                                                                     \
     X(dout, p->n_q, p->d_v)
 
-/* o is an input of the backward; the stages of the weights and the statistics are written to it, too. o_t: its derivative along
- * the tangents; in the double backward the derivative with respect to dout. */
+/* o is an input of the backward; stages of the weights, and statistics, are also written to it. o_t is the derivative
+ * of o along the tangents or, in the double backward, the derivative with respect to dout. */
 #define SDPA_RESULTS(X)                                                                                                \
     X(o, p->n_q, p->d_v)                                                                                               \
     X(o_t, p->n_q, p->d_v)
 
-/* A gradient that is absent is not computed. Gradients have stride 0 on axes over which they are summed, and arrive zero-filled. */
+/* A gradient that is absent is not computed. Gradients have stride 0 on axes over which they are summed, and arrive
+ * zero-filled. */
 #define SDPA_GRADIENTS(X)                                                                                              \
     X(dq, p->n_q, p->d_k)                                                                                              \
     X(dk, p->n_k, p->d_k)                                                                                              \
@@ -80,8 +83,8 @@ typedef struct sdpa_matrix {
     X(dmask, p->n_q, p->n_k)                                                                                           \
     X(dsinks, 1, 1)
 
-/* Inputs of forward mode and the double backward, zero where absent. For the latter they are the gradients of the gradients,
- * and dq .. dsinks the derivatives of <tangents, backward(...)>. */
+/* Inputs of forward mode and the double backward, zero where absent. For the latter they are the gradients of the
+ * gradients, and dq .. dsinks the derivatives of <tangents, backward(...)>. */
 #define SDPA_TANGENTS(X)                                                                                               \
     X(q_t, p->n_q, p->d_k)                                                                                             \
     X(k_t, p->n_k, p->d_k)                                                                                             \
@@ -91,25 +94,26 @@ typedef struct sdpa_matrix {
 
 #define SDPA_MATRICES(X) SDPA_INPUTS(X) SDPA_RESULTS(X) SDPA_GRADIENTS(X) SDPA_TANGENTS(X)
 
-/* One number per query, of which only `row` is used; float32, float64 for F64. lse: output of the forward, input of the
- * backward. dlse: may be absent. */
+/* One number per query; only the stride `row` is used. float32, or float64 for F64. lse is an output of the forward and
+ * an input of the backward; dlse may be absent. */
 #define SDPA_VECTORS(X)                                                                                                \
     X(lse, p->n_q, 1)                                                                                                  \
     X(dlse, p->n_q, 1)
 
-/* One I64 per batch entry. Absent: 0 and n_k. */
+/* One I64 per batch entry. Where they are absent, offset is 0 and key_length is n_k. */
 #define SDPA_INTEGERS(X)                                                                                               \
     X(offset, 1, 1)                                                                                                    \
     X(key_length, 1, 1)
 
 #define SDPA_TENSORS(X) SDPA_MATRICES(X) SDPA_VECTORS(X) SDPA_INTEGERS(X)
 
-/* How a pair is scored. SDPA_ADDITIVE (additive.c): rows of q and k are `channels` projections, then as many exponentials of
- * them, and the score is sum_c w_score[c] tanh(q[c] + k[c]) instead of q k^T. */
+/* How a pair is scored. With SDPA_ADDITIVE (additive.c) a row of q or k holds `channels` projections, then their
+ * exponentials, and the score is sum_c w_score[c] tanh(q[c] + k[c]) instead of q k^T. */
 typedef enum sdpa_scores { SDPA_DOT, SDPA_ADDITIVE } sdpa_scores;
 
-/* Whatever a problem asks for beyond softmax(scale q k^T) v. Next to its code a fast path names the features that it can do.
- * A problem with any other feature goes the general way, which needs no change in the path when a feature is added. */
+/* What a problem asks for beyond softmax(scale q k^T) v. Each fast path lists, next to its code, the features that it
+ * supports; a problem with any other feature goes the general way. A new feature therefore needs no change in a fast
+ * path. */
 enum {
     SDPA_FEATURE_MASK = 1 << 0, /* boolean */
     SDPA_FEATURE_BIAS = 1 << 1, /* a mask of floats */
@@ -132,7 +136,7 @@ typedef struct sdpa_problem {
     sdpa_dtype dtype; /* of q, k, v, o; arithmetic is float64 for F64, else float32 */
 
     sdpa_scores scores;
-    int64_t channels;    /* ADDITIVE: even; d_k is twice as many */
+    int64_t channels;    /* ADDITIVE: even; d_k is twice this */
     const void *w_score; /* ADDITIVE: (channels) of the compute type */
 
     double scale;
@@ -157,12 +161,13 @@ typedef struct sdpa_problem {
 #undef SDPA_DECLARE
 } sdpa_problem;
 
-/* The features that follow from the fields. Whoever fills or changes a problem sets p->features to it at the end. */
+/* The features implied by the other fields. Code that fills or changes a problem ends by storing them in
+ * p->features. */
 unsigned sdpa_problem_features(const sdpa_problem *p);
 
-/* What a driver is asked for, and with it which tensors are written. */
+/* What a driver computes, which decides which tensors it writes. */
 typedef enum sdpa_pass {
-    SDPA_PASS_FORWARD, /* o, lse; merging as well */
+    SDPA_PASS_FORWARD, /* o, lse; so does merging */
     SDPA_PASS_WEIGHTS, /* o, whose columns are keys */
     SDPA_PASS_STATISTICS,
     SDPA_PASS_TANGENT,
@@ -170,10 +175,10 @@ typedef enum sdpa_pass {
     SDPA_PASS_DOUBLE_BACKWARD
 } sdpa_pass;
 
-enum { SDPA_N_STATISTICS = 7 }; /* sdpa_attention_statistics, one column of o each */
+enum { SDPA_N_STATISTICS = 7 }; /* columns of o that sdpa_attention_statistics writes */
 
-/* With SDPA_ASSERT, which the tests of the core and the sanitized build define, every driver asserts the invariants of its
- * problem, and fast paths count how often they are taken. Otherwise both compile to nothing. */
+/* With SDPA_ASSERT, which the tests of the core and the sanitized build define, every driver asserts the invariants of
+ * its problem, and fast paths count how often they are taken. Otherwise both compile to nothing. */
 enum sdpa_path {
     SDPA_PATH_SMALL,
     SDPA_PATH_FEW,
@@ -196,7 +201,7 @@ static inline void sdpa_problem_check(const sdpa_problem *p, sdpa_pass pass) { (
 
 /* Byte offset of (batch, head) in `t`; `batch` is the flat index over p->axis, `head` a query head. */
 static inline int64_t sdpa_offset(const sdpa_problem *p, const sdpa_tensor *t, int64_t batch, int64_t head) {
-    /* Without a division where none is needed: small calls notice them. */
+    /* No division unless it is needed: divisions show in the time of small calls. */
     int64_t offset = (t->group == 1 ? head : head / t->group) * t->head;
     for (int a = p->n_axes - 1; a > 0; a--) {
         offset += batch % p->axis[a] * t->batch[a];

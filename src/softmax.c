@@ -1,8 +1,9 @@
-/* The softmax family: chooses for a call how its rows go through the kernels, and cuts it into units of rows.
+/* The softmax family: decides how the rows of a call go through the kernels, and cuts them into units.
  *
- * Rows lie in memory or one per lane. Lanes: short rows, where a vector per row would be mostly empty, and rows whose
- * neighbours are closer in memory than their elements (a reduction over the first axis of a C array). An operand that
- * the kernel can read in place is; any other (another type or byte order, strides, `where`) is staged in scratch. */
+ * Kernels take rows as they lie in memory, or one row per lane. Lanes are for short rows, which would leave vectors
+ * mostly empty, and for rows whose neighbours are closer in memory than their own elements (a reduction over the first
+ * axis of a C array). Operands are read in place where the kernel can; others (of another type or byte order, with
+ * strides or `where`) are staged in scratch. */
 #include "softmax.h"
 
 #include <math.h>
@@ -13,11 +14,11 @@
 #include "runtime/memory.h"
 #include "runtime/parallel.h"
 
-/* Forward, rows of at most this many vectors are transposed, which costs them less than reductions over the lanes. */
+/* In the forward, rows of at most this many vectors are transposed, which is cheaper than reducing over the lanes. */
 #define SHORT_ROW 2
-/* Elements per unit of work, which takes about as long as waking a thread. */
+/* Elements per unit: work for about as long as waking a thread takes. */
 #define UNIT_ELEMENTS 65536
-/* Scratch up to this comes from the stack, so that a small call allocates nothing. */
+/* Scratch of up to this size comes from the stack, so that a small call allocates nothing. */
 #define STACK_BYTES 8192
 
 typedef struct softmax_call {
@@ -35,7 +36,7 @@ typedef struct softmax_call {
     bool direct[SDPA_SOFTMAX_VIEWS]; /* see is_direct */
     sdpa_softmax_scale scale;
     char *scratch;
-    size_t scratch_bytes, staged_bytes; /* per worker: out, x, g; one of them */
+    size_t scratch_bytes, staged_bytes; /* per worker: of out, x and g together; of each of them */
 } softmax_call;
 
 static bool is_backward(sdpa_softmax_op op) { return op == SDPA_SOFTMAX_BACKWARD || op == SDPA_LOG_SOFTMAX_BACKWARD; }
@@ -46,7 +47,7 @@ static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
 
 /* ---- the shape of a call ---- */
 
-/* True if axes a and a + 1 are one for every operand. */
+/* Whether axes a and a + 1 can be merged in every operand. */
 static bool contiguous_axes(const softmax_call *c, int a) {
     for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) {
         const sdpa_softmax_view *view = &c->view[v];
@@ -75,8 +76,8 @@ static void swap_axes(softmax_call *c, int a, int b) {
     }
 }
 
-/* As few axes as possible. The kept ones are sorted by stride, so that neighbouring rows are neighbours in memory; the
- * order of the reduced ones is that of the sum and stays. */
+/* Merges as many axes as possible. Kept axes are sorted by stride, so that neighbouring rows are neighbours in memory;
+ * reduced axes keep their order, which is that of the sum. */
 static void simplify(softmax_call *c) {
     for (int a = c->n_kept + c->n_reduced - 1; a >= 0; a--) {
         if (c->size[a] == 1) remove_axis(c, a);
@@ -100,8 +101,8 @@ static double truncated(double x, int bits) {
     return ldexp(trunc(ldexp(f, bits)), exponent - bits);
 }
 
-/* Temperatures at which 1/t or its multiples would leave the range of the type act like the nearest that do not. In
- * log_softmax_backward exp(y) is p whatever t was. */
+/* Temperatures so extreme that 1/t or its multiples would leave the range of the type act like the nearest ones that do
+ * not. In log_softmax_backward exp(y) is p for any t, so the exponential takes t = 1. */
 static sdpa_softmax_scale scale_for(const sdpa_softmax_problem *p) {
     const double log2e = 0x1.71547652b82fep+0, log2e_low = 0x1.777d0ffda0d24p-56;
     const bool f64 = p->dtype == SDPA_F64;
@@ -142,8 +143,8 @@ static bool usable(const softmax_call *c, int v, int64_t n_rows) {
     return c->direct[v] && (!c->lanes || n_rows == c->kernels->lanes);
 }
 
-/* Part of elements j0 .. j0+n-1 of a row that lies along the last axis: from element j0 + at on, `length` elements,
- * `offset` bytes after the row's first. */
+/* A part of elements j0 .. j0+n-1 of a row that lies along the last axis: `length` elements from element j0 + at on,
+ * `offset` bytes from the start of the row. */
 typedef struct piece {
     int64_t at, length, offset;
 } piece;
@@ -165,7 +166,8 @@ static inline piece piece_at(const softmax_call *c, int v, int64_t j0, int64_t n
     return q;
 }
 
-/* Elements j0 .. j0+n-1 of n_rows rows of view v, first row at `data`, into dst, as the kernels take them. */
+/* Copies elements j0 .. j0+n-1 of n_rows rows of view v, the first of which is at `data`, to dst, in the layout that
+ * the kernels take. */
 static void stage(const softmax_call *c, int v, char *dst, const char *data, int64_t n_rows, int64_t j0, int64_t n) {
     const struct sdpa_kernels *kernels = c->kernels;
     const sdpa_softmax_view *view = &c->view[v];
@@ -185,7 +187,7 @@ static void stage(const softmax_call *c, int v, char *dst, const char *data, int
     }
 }
 
-/* Replaces by -inf what `where` leaves out of a staged x. */
+/* Sets elements of a staged x that `where` leaves out to -inf. */
 static void leave_out(const softmax_call *c, char *dst, const char *where, int64_t n_rows, int64_t j0, int64_t n) {
     const int v = SDPA_SOFTMAX_WHERE;
     const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
@@ -203,7 +205,7 @@ static void leave_out(const softmax_call *c, char *dst, const char *where, int64
     }
 }
 
-/* The inverse of stage for out. */
+/* The inverse of `stage`, for out. */
 static void unstage(const softmax_call *c, char *data, const char *src, int64_t n_rows, int64_t j0, int64_t n) {
     const struct sdpa_kernels *kernels = c->kernels;
     const int v = SDPA_SOFTMAX_OUT;
@@ -221,12 +223,12 @@ static void unstage(const softmax_call *c, char *data, const char *src, int64_t 
     }
 }
 
-/* One value per row of view v. */
+/* Loads one value per row of view v. */
 static void load_column(const softmax_call *c, int v, const char *data, int64_t n_rows, double *dst) {
     c->isa->f64->load(dst, data, n_rows, row_stride(c, v), c->view[v].dtype, c->view[v].swapped);
 }
 
-/* One chunk of one group: elements j0 .. j0+n-1 of the rows of b, whose first elements are at data[]. */
+/* Runs one chunk of one group: elements j0 .. j0+n-1 of the rows of b, whose first elements are at data[]. */
 static void run_chunk(const softmax_call *c, sdpa_softmax_block *b, char *const *data, int64_t n_rows, int64_t j0,
                       int64_t n, char *scratch) {
     const int inputs[2] = {SDPA_SOFTMAX_X, SDPA_SOFTMAX_G};
@@ -362,7 +364,7 @@ static void write_diagonal(const softmax_call *c, const sdpa_softmax_problem *p)
     }
 }
 
-/* Axes and views, simplified; returns the number of rows. */
+/* Sets axes and views, simplified; returns the number of rows. */
 static int64_t set_shape(softmax_call *c, const sdpa_softmax_problem *p) {
     const int n_axes = p->n_kept + p->n_reduced;
     int64_t n_rows = 1;
@@ -386,7 +388,7 @@ static int64_t set_shape(softmax_call *c, const sdpa_softmax_problem *p) {
     return n_rows;
 }
 
-/* How rows go through the kernels, in groups and units of groups, and what scratch they need. */
+/* Decides how rows go through the kernels, how they are grouped into units, and how much scratch they need. */
 static void set_groups(softmax_call *c, int64_t n_rows) {
     c->inner = c->n_kept ? c->size[c->n_kept - 1] : 1;
     c->chunk = SDPA_SOFTMAX_CHUNK;

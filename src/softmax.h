@@ -7,7 +7,8 @@
 /* NumPy's limit on the dimensions of an array. */
 #define SDPA_SOFTMAX_AXES 64
 
-/* A NumPy buffer over the axes of the call. Strides are in bytes, 0 where it broadcasts or is one per row. */
+/* A NumPy buffer over the axes of the call. Strides are in bytes, 0 along axes over which it broadcasts or has one
+ * value per row. */
 typedef struct sdpa_softmax_view {
     char *data; /* first element; NULL: absent */
     sdpa_dtype dtype;
@@ -18,8 +19,8 @@ typedef struct sdpa_softmax_view {
 enum { SDPA_SOFTMAX_X, SDPA_SOFTMAX_G, SDPA_SOFTMAX_S, SDPA_SOFTMAX_WHERE, SDPA_SOFTMAX_OUT, SDPA_SOFTMAX_VIEWS };
 
 /* Invariants: sizes >= 0; x has dtype `dtype` and so has out, which is native and overlaps nothing; temperature is
- * finite and > 0; `where` (BOOL, forward only) leaves out an element as x = -inf does. A row of which nothing is left has
- * softmax 0, log_softmax and logsumexp -inf. NaN propagates to every element of a row that is not left out. */
+ * finite and > 0; `where` (BOOL, forward only) leaves elements out, as x = -inf does. A row with nothing left has
+ * softmax 0, log_softmax and logsumexp -inf. A NaN propagates to every element of its row that is not left out. */
 typedef struct sdpa_softmax_problem {
     sdpa_softmax_op op;
     sdpa_dtype dtype; /* arithmetic is float64 for F64, else float32 */
@@ -32,7 +33,7 @@ typedef struct sdpa_softmax_problem {
 } sdpa_softmax_problem;
 
 /* Fills out. Extra memory: one block of rows per worker. Results depend on the values, the shape and the ISA alone, not
- * on strides or workers: whatever path a row takes, its sum has the same order (kernels/softmax.h). */
+ * on strides or workers: every path sums a row in the same order (kernels/softmax.h). */
 sdpa_status sdpa_softmax_run(const sdpa_softmax_problem *p);
 
 #endif

@@ -12,12 +12,12 @@ static inline const struct sdpa_kernels *sdpa_kernels_for(sdpa_dtype dtype) {
     return dtype == SDPA_F64 ? isa->f64 : dtype == SDPA_BF16 ? isa->bf16 : isa->f32;
 }
 
-/* Units of a head. */
+/* Number of units per head. */
 static inline int64_t sdpa_units(const sdpa_problem *p) {
     return (p->n_q + sdpa_query_block(p) - 1) / sdpa_query_block(p);
 }
 
-/* Everything of a unit that belongs to its (batch, head); the rest is zero. */
+/* Sets everything in a unit that depends only on its (batch, head), and zeroes the rest. */
 static inline void sdpa_unit_set_head(sdpa_unit *u, const sdpa_problem *p, int64_t batch, int64_t head) {
     memset(u, 0, offsetof(sdpa_unit, q)); /* up to the matrices, all of which are set below */
     u->problem = p;
@@ -42,22 +42,22 @@ static inline void sdpa_unit_set_head(sdpa_unit *u, const sdpa_problem *p, int64
     u->upper += u->offset;
 }
 
-/* Makes it the index-th of sdpa_units. */
+/* Makes u unit number `index` of its head. */
 static inline void sdpa_unit_set_queries(sdpa_unit *u, int64_t index) {
     const int64_t n_q = u->problem->n_q, block = sdpa_query_block(u->problem);
     u->i0 = index * block;
     u->n_i = n_q - u->i0 < block ? n_q - u->i0 : block;
 }
 
-/* No more than there are units and than the work keeps busy. `work` is in units of what a thread does in 100 us, several times
- * what waking it costs. */
+/* The number of workers: no more than there are units, or than the work keeps busy. `work` is in multiples of what a
+ * thread does in 100 us, which is several times the cost of waking it. */
 static inline int sdpa_workers(int n_workers, int64_t n_units, double work) {
     int64_t n = n_workers < n_units ? n_workers : n_units;
     if ((double)n > work) n = (int64_t)work;
     return n < 1 ? 1 : (int)n;
 }
 
-/* One per million multiply-adds. */
+/* One worker per million multiply-adds. */
 static inline int sdpa_workers_for(const sdpa_problem *p, int64_t n_units) {
     const double pairs = (double)p->n_batch * (double)p->n_head * (double)p->n_q * (double)p->n_k;
     return sdpa_workers(p->n_workers, n_units, pairs * (double)(p->d_k + p->d_v + 16) / 1e6);

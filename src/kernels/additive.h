@@ -1,31 +1,33 @@
-/* Additive scores (Bahdanau et al. 2015): s = sum_c w[c] tanh(a[c] + b[c]) over the channels of a query's projection a and
- * a key's b.
+/* Additive scores (Bahdanau et al. 2015): s = sum_c w[c] tanh(a[c] + b[c]) over the channels of a query's projection a
+ * and a key's b.
  *
  * One exponential per token and channel, not one per pair: with A = e^(2a) and B = e^(2b), computed once per token,
  *
  *     tanh(a + b) = (A B - 1) / (A B + 1),
  *
- * and two channels share a division: w0 n0 / d0 + w1 n1 / d1 = (w0 n0 d1 + w1 n1 d0) / (d0 d1). The product A B is rounded
- * once and near 1, where tanh is near 0, A B - 1 not at all: |error of tanh| <= 8 u in all, u the unit roundoff, of which
- * (1 - tanh^2) u comes from A and B being rounded (tests/mechanisms/test_additive_precision.py).
+ * and two channels share a division: w0 n0 / d0 + w1 n1 / d1 = (w0 n0 d1 + w1 n1 d0) / (d0 d1). The product A B is
+ * rounded once, and A B - 1 is exact where A B is near 1, that is, where tanh is near 0: in all |error of tanh| <= 8 u,
+ * u the unit roundoff, of which (1 - tanh^2) u comes from the rounding of A and B
+ * (tests/mechanisms/test_additive_precision.py).
  *
- * docs/kernels.md has the forms that were tried and are less exact or no faster.
+ * docs/kernels.md lists other forms that were tried; they are less precise or no faster.
  *
- * Where |a| or |b| is so large that A or B might leave the range of the type, it is NaN instead (exponentials), the score
- * comes out as NaN, and is computed again from a + b. This depends on the pair alone, so that no row's bits depend on
+ * Where |a| or |b| is so large that A or B might leave the range of the type, it is NaN instead (exponentials). The
+ * score is then NaN, and is computed again from a + b. This depends on the pair alone, so that no row's bits depend on
  * another row. A row of q or k holds its channels, padded to an even number, then their exponentials. */
 #ifndef SDPA_KERNEL_ADDITIVE_H
 #define SDPA_KERNEL_ADDITIVE_H
 
 #include "scores.h"
 
-/* So many channels (keys, in the backward) are summed from zero and then added, which bounds the rounding of long sums. */
+/* Sums of this many channels (in the backward, keys) start from zero and are then added, which bounds the rounding of
+ * long sums. */
 #define ADDITIVE_TERMS 16
 
-/* A B is limited to this: tanh is 1 far below it, and a product of two of them stays finite. */
+/* A B is limited to this: tanh is 1 long before, and the product of two such numbers is finite. */
 #define ADDITIVE_MOST ((real)(SDPA_REAL == 32 ? 0x1p30 : 0x1p60))
 
-/* A B + one, where one is 1 or -1. */
+/* A B + one, with one = 1 or -1. */
 INLINE vec additive_product(vec a, real b, real one) {
     return vmin2(vset1(ADDITIVE_MOST), vmulsub(a, vset1(b), vset1(-one)));
 }
@@ -37,8 +39,8 @@ NOINLINE vec additive_direct(const real *a, int64_t q_row, const real *b, const 
     return sum;
 }
 
-/* additive_scores, nk keys and nv vectors of queries at a time, so that one division's latency hides behind the others. nk
- * and nv are constants. */
+/* additive_scores for nk keys and nv vectors of queries at a time, so that the latency of one division hides behind the
+ * others. nk and nv are constants. */
 INLINE void additive_sums(const sdpa_problem *p, const real *q, int64_t q_row, const rows *k, int64_t n, real *s,
                           int64_t s_row, int nk, int nv) {
     enum { MOST_KEYS = 4 };
@@ -105,13 +107,13 @@ typedef struct additive_block {
     const real *ds; /* (n, row): queries in the lanes */
     rows k;
     real *dq;    /* (d_k, row) */
-    real *lanes; /* scratch as large as ds: its columns of vectors, one after the other */
+    real *lanes; /* scratch as large as ds: ds by vectors of queries, one after the other */
     real *part;  /* (n, 2, VL) of scratch, then (n, 2) */
     const unsigned char *state;
     int64_t row, j0, n;
 } additive_block;
 
-/* dS in vector columns, one after the other, and their sums over the keys. */
+/* Copies dS to t->lanes, a vector of queries after the other, and sums it over the keys. */
 INLINE void additive_columns(const sdpa_unit *u, const additive_block *t, real *sums) {
     for (int64_t i = 0; i < u->n_i; i += VL) {
         vec sum = {0};
@@ -147,8 +149,8 @@ INLINE void additive_reciprocals(const additive_block *t, const additive_queries
     }
 }
 
-/* Adds to `part` (n, 2 vectors) the terms -dS r (1 - r) of each key, and to slopes and values their sums and those of dS r
- * over the keys. */
+/* Adds the terms -dS r (1 - r) of each key to `part` (n, 2 vectors), their sums over the keys to `slopes`, and the sums
+ * of dS r to `values`. */
 INLINE void additive_terms(const additive_block *t, const additive_queries *queries, int64_t c, const real *b,
                            bool known, real *part, vec *slopes, vec *values) {
     const additive_queries a = *queries; /* a copy that no store can alias */
@@ -184,9 +186,10 @@ COLD NOINLINE void additive_terms_missing(const additive_block *t, const additiv
     additive_terms(t, a, c, b, false, part, slopes, values);
 }
 
-/* With r = 1 / (A B + 1), tanh = 1 - 2 r and its slope 4 r (1 - r), adds to dq the sum over keys of -dS r (1 - r) and, in
- * its second half, of dS tanh; to rows j0 .. of dK the sum over queries of -dS r (1 - r). `known`: no exponential is missing;
- * else they are looked for, and a masked pair, marked -0, is left out whatever it holds. */
+/* With r = 1 / (A B + 1), tanh = 1 - 2 r and its slope is 4 r (1 - r). Adds to dq the sums over keys of -dS r (1 - r)
+ * and, in its second half, of dS tanh; to rows j0 .. of dK the sums over queries of -dS r (1 - r). `known`: no
+ * exponential is missing. Otherwise missing ones are handled, and masked pairs, marked -0, are left out whatever they
+ * hold. */
 NOINLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool known) {
     const int64_t channels = u->problem->channels;
     real *part = t->part, *b = part + 2 * VL * t->n, sums[SDPA_QUERY_BLOCK];
@@ -194,7 +197,7 @@ NOINLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool 
     for (int64_t c = 0; c < channels; c += 2) {
         real *dq = t->dq + c * t->row;
         for (int64_t j = 0; j < t->n; j++) {
-            /* Copied together, because the rows of a column of k share a few sets of the cache. */
+            /* Copied side by side, because the rows of a column of k share a few sets of the cache. */
             memcpy(b + 2 * j, t->k.p + j * t->k.row + channels + c, 2 * sizeof(real));
             UNROLL for (int h = 0; h < 2; h++) vstore(part + (2 * j + h) * VL, (vec){0});
         }
@@ -235,8 +238,8 @@ NOINLINE void additive_gradients(const sdpa_unit *u, const additive_block *t) {
 }
 
 #if SDPA_REAL == 64 /* the linear maps of additive attention are in float64 for all types: additive.c */
-/* c (m, n) += a b, depth terms each; a (m, depth), or with `transposed` (depth, m), a_row apart, its rows readable to a
- * multiple of every tile's height (8, 12); b's rows readable to whole vectors. */
+/* c (m, n) += a b, with `depth` terms. a is (m, depth) or, with `transposed`, (depth, m); its rows are a_row apart and
+ * readable to a multiple of every tile's height (8, 12), b's rows to whole vectors. */
 static void map_product(double *c, int64_t c_row, const double *a, int64_t a_row, bool transposed, const double *b,
                         int64_t b_row, int64_t m, int64_t n, int64_t depth) {
     gemm g = {.c = c,

@@ -1,16 +1,15 @@
-/* Backward: one unit is a block of queries against all its visible keys (FlashAttention-2, Dao 2023, algorithm 2, with the
- * loops exchanged). Per pair of blocks five products: S = K Q^T, dP = V dO^T, dV += P^T dO, dK += dS^T Q, dQ += dS K.
- * P is recomputed from lse; dS = P * (dP - delta), delta = rowsum(dO * O) - dlse. With dropout's factors R the value
+/* Backward: one unit is a block of queries against all its visible keys (FlashAttention-2, Dao 2023, algorithm 2, with
+ * the loops exchanged). Five products per pair of blocks: S = K Q^T, dP = V dO^T, dV += P^T dO, dK += dS^T Q, dQ += dS
+ * K. P is recomputed from lse; dS = P * (dP - delta), delta = rowsum(dO * O) - dlse. With dropout's factors R the value
  * products use R * P and R * dP; a softcap multiplies dS by its slope, 1 - tanh^2, after the mask's gradient is taken.
  *
- * lse and O come rounded to their types. A row of P sums to 1, so summing it as it is computed restores what lse lost:
- * at no cost where P of a few key blocks can be kept until its rows are complete, else by an extra product where it
- * matters, for large lse. 16-bit O is not precise enough for delta, nor is O of additive scores, where dS cancels in dQ:
- * delta is then recomputed with them.
+ * lse and O arrive rounded to their types. A row of P sums to 1, so summing it as it is computed restores what lse
+ * lost. This costs nothing for the key blocks whose P can be kept until the rows are complete, and one more product for
+ * the others. 16-bit O is not precise enough for delta, nor is O of additive scores, where dS cancels in dQ: delta is
+ * then recomputed with the weights.
  *
- * dQ stays in scratch until the unit ends. dK, dV (and dMask) are accumulated in memory that units share: before it
- * touches key block j a unit waits for those before it, so every sum has the serial order whatever the number of
- * threads. */
+ * dQ stays in scratch until the unit ends. dK, dV (and dMask) accumulate in memory that units share: before it touches
+ * key block j a unit waits for those before it, so every sum has the serial order for any number of threads. */
 #ifndef SDPA_KERNEL_BACKWARD_H
 #define SDPA_KERNEL_BACKWARD_H
 
@@ -23,22 +22,21 @@ typedef struct backward_scratch {
     real *lse;                         /* per query: lse in log2 units, rounded down to an integer */
     real *delta, *dlse;                /* per query */
     bool *weighed;                     /* per query: whether delta was summed with the weights */
-    double
-        *factor;  /* per query: what P as computed, 2^(c s - lse), is to be multiplied with; dO and delta are instead */
-    real *dq;     /* (n_lanes, d_k rounded up to VL) */
-    real *dmask;  /* per query: the gradient of a mask that is broadcast over keys */
-    real *p, *ds; /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
-    real *given;  /* (block, n_lanes): additive scores */
+    double *factor;       /* per query: what P as computed, 2^(c s - lse), lacks; dO and delta are multiplied with it */
+    real *dq;             /* (n_lanes, d_k rounded up to VL) */
+    real *dmask;          /* per query: the gradient of a mask that is broadcast over keys */
+    real *p, *ds;         /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
+    real *given;          /* (block, n_lanes): additive scores */
     real *dq_lanes;       /* (d_k, n_lanes): dQ^T of additive scores */
     real *part;           /* (block, 2, VL + 1): see additive_gradients */
     unsigned char *state; /* (2, n_lanes / VL): enum panel_state of both pieces of a block, n_slots times */
-    real *r,
-        *tanh;  /* (block, n_lanes): dropout's factors; the softcap's tanh, n_slots times; NULL where there are none */
-    real *zero; /* per query */
+    real *r;              /* (block, n_lanes): dropout's factors; NULL where there are none */
+    real *tanh;           /* (n_slots, block, n_lanes): the softcap's tanh; NULL where there is none */
+    real *zero;           /* per query */
     real *k, *v, *k_tail, *v_tail;
     real *line;
     int64_t n_lanes, k_row, block;
-    int64_t n_slots; /* key blocks whose P is kept while the rows are completed; those beyond share the last slot */
+    int64_t n_slots; /* key blocks whose P is kept until the rows are complete; those beyond share the last slot */
 } backward_scratch;
 
 NOINLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
@@ -86,8 +84,8 @@ static size_t backward_bytes(const sdpa_problem *p) {
     return arena.used;
 }
 
-/* lse in log2 units of the unit's queries. Queries that see no key get lse = +inf, and padding lanes, whose scores are 0, a
- * large one: their P is exactly 0. */
+/* Loads lse in log2 units. Queries that see no key get lse = +inf, and padding lanes, whose scores are 0, a large one:
+ * their P is exactly 0. */
 COLD NOINLINE void load_lse(const sdpa_unit *u, const backward_scratch *w) {
     const sdpa_problem *p = u->problem;
     const double log2_e = log2_e_of(p);
@@ -102,8 +100,8 @@ COLD NOINLINE void load_lse(const sdpa_unit *u, const backward_scratch *w) {
         if (lse == -(real)INFINITY) continue;
         double log2_lse = lse * log2_e;
         if (isfinite(lse)) log2_lse = fmax(-REAL_MAX, fmin(REAL_MAX, log2_lse)); /* see mask_block */
-        /* Down: the factor is at most 1, so that dO times it is finite. Beyond integers, where P is as good as lse, it must
-         * not become 0 or infinite. */
+        /* Rounded down, so that the factor is at most 1 and dO times it stays finite. Where lse is so large that it has
+         * no digits after the point, P is only as precise as lse, but the factor must not become 0 or infinite. */
         w->lse[i] = (real)floor(log2_lse);
         if (isfinite(lse)) w->factor[i] = exp2(fmax(-64, fmin(64, w->lse[i] - log2_lse)));
     }
@@ -156,8 +154,8 @@ NOINLINE void add_mask_gradient(const sdpa_unit *u, const real *ds, int64_t ds_r
     }
 }
 
-/* P^T of a panel and keys k straight from the products, its row sums in `sum`. False, with `sum` 0 and nothing of use in s, if
- * an lse is huge, a score too low for vexp2_quick, or a result NaN. */
+/* P^T of a panel and keys k directly from the products, with its row sums in `sum`. False, leaving `sum` 0 and nothing
+ * of use in s, if an lse is huge or a result NaN, as it is where a score is too low for vexp2_above. */
 INLINE bool quick_weights(scores *t, int nv, tile_sums *sum) {
     bool quick = true;
     for (int x = 0; x < nv; x++) quick &= !vany(is_huge(vload(t->shift + x * VL)));
@@ -212,7 +210,7 @@ NOINLINE void weigh_keys(const sdpa_unit *u, const backward_scratch *w, const ro
         }
         if (state != PANEL_HIDDEN) continue;
         fill_panel(w->p + q.i, w->n_lanes, q.nv, k->n, vset1(-0.0));
-        if (w->tanh) fill_panel(w->tanh + q.i, w->n_lanes, q.nv, k->n, (vec){0}); /* dS is multiplied with its slope */
+        if (w->tanh) fill_panel(w->tanh + q.i, w->n_lanes, q.nv, k->n, (vec){0}); /* dS is multiplied by its slope */
     }
 }
 
@@ -240,8 +238,8 @@ NOINLINE void weigh_values(const sdpa_unit *u, const backward_scratch *w, keys k
     }
 }
 
-/* Moves on to the next piece of keys before j1. A block of keys falls into two pieces where causality begins to hide some
- * from the unit's queries: only the second takes masks. False at the end. */
+/* Moves k on to the next piece of keys before j1. Where causality begins to hide keys from the unit's queries, a block
+ * falls into two pieces, and only the second takes masks. False at the end. */
 INLINE bool next_piece(const sdpa_unit *u, int64_t j1, keys *k) {
     const int64_t size = sdpa_key_block(u->problem);
     k->j0 += k->n;
@@ -262,9 +260,10 @@ COLD NOINLINE backward_scratch kept_piece(const backward_scratch *w, const sdpa_
     return kept;
 }
 
-/* Computes P and sums its rows; they should be 1, but for what rounding took from lse, a relative error of ulp(lse) / 2
- * in the whole row. Taken over only if it is that close; else lse is of a larger set of keys than these,
- * and right as it stands. With it delta, where O is not precise enough. False if interrupted. */
+/* Computes P and the sums of its rows. These should be 1 but for the rounding of lse, which gives the whole row a
+ * relative error of ulp(lse) / 2. If they are that close to 1, P is divided by them, through `factor`; if not, lse
+ * belongs to a larger set of keys and is right as it stands. Also sums delta with the weights where O is not precise
+ * enough. False if interrupted. */
 NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t j1, real c) {
     const sdpa_problem *p = u->problem;
     const real epsilon = REAL_EPSILON;
@@ -293,7 +292,8 @@ NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64
     return true;
 }
 
-/* Dropout of a panel. P and ds = P * dP, without factors, become R * P and R * ds - P * delta; masked pairs stay -0. */
+/* Applies dropout to a panel. P and ds = P * dP, without factors, become R * P and R * ds - P * delta; masked pairs
+ * stay -0. */
 NOINLINE void drop_panel(const sdpa_unit *u, const backward_scratch *w, panel q, const rows *v) {
     const block b = block_of(u, q, v);
     dropout_block(u, &b, w->r + q.i, w->n_lanes);
@@ -314,8 +314,9 @@ typedef struct backward_rows {
     bool finite; /* nothing that a masked pair could meet is NaN or infinite */
 } backward_rows;
 
-/* dO's rows and panels, and delta. `factor` belongs to P, but stands at dO and delta just as well, which P is multiplied with.
- * delta is of dO as rounded then, as dP is, so that this rounding cancels in dS. */
+/* Computes the rows and panels of dO, scaled by `factor`, and delta. The factor belongs to P, but every product of P
+ * has dO or delta as its other operand. delta is summed from dO as rounded after scaling, like dP, so that this
+ * rounding cancels in dS. */
 NOINLINE rows scale_queries(const sdpa_unit *u, const backward_scratch *w) {
     const int64_t d_v = u->problem->d_v, row = packed_row(d_v), size = sizeof(real);
     const rows dout = pack_rows(&u->dout, u->i0, u->n_i, d_v, 1, w->dout_rows, NULL),
@@ -337,10 +338,10 @@ NOINLINE rows scale_queries(const sdpa_unit *u, const backward_scratch *w) {
     return (rows){.p = w->dout_rows, .row = row, .n = u->n_i};
 }
 
-/* Whether a gradient is wanted that the scores lead to; dV needs only the weights. */
+/* Whether any gradient is wanted that goes through the scores; dV needs only the weights. */
 INLINE bool wants_scores(const sdpa_unit *u) { return u->dq.data || u->dk.data || u->dmask.data; }
 
-/* dS of all queries and the keys of v, before a softcap's slope; returns what they see of them. */
+/* Computes dS of all queries and the keys of v, before a softcap's slope; returns what the queries see of the keys. */
 INLINE enum panel_state score_gradients(const sdpa_unit *u, const backward_scratch *w, const rows *v) {
     const bool drops = u->problem->dropout_p > 0, wanted = drops || wants_scores(u);
     bool masked = false, any = false;
@@ -358,7 +359,7 @@ INLINE enum panel_state score_gradients(const sdpa_unit *u, const backward_scrat
     return !any ? PANEL_HIDDEN : masked ? PANEL_MASKED : PANEL_VISIBLE;
 }
 
-/* All that follows P for one piece of keys, or with `anew` P, too; c = |scale| log2(e). */
+/* Everything after P for one piece of keys; with `anew`, P as well. c = |scale| log2(e). */
 NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, keys b, real c,
                             bool anew) {
     const sdpa_problem *p = u->problem;
@@ -373,7 +374,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     for (int64_t x = 0; x < b.n * w->n_lanes && w->tanh; x += VL) {
         vstore(w->ds + x, slope_at(w->tanh, x) * vload(w->ds + x));
     }
-    /* Only a masked pair must not meet a NaN or Inf: then its products are skipped, not multiplied by zero. */
+    /* A masked pair must not meet NaN or Inf: if it might, its products are skipped instead of multiplied by zero. */
     const bool finite = state == PANEL_VISIBLE || own->finite;
     weight_block weights = {w->p, w->n_lanes, u->n_i, b.j0, b.n, diagonal_at(u, u->i0, b.j0)};
     add_to_keys(&u->dv, p->d_v, &weights, &own->dout, 1, finite);
@@ -399,7 +400,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     add_to_queries(w->dq, w->k_row, p->d_k, &weights, &k, NULL, scale, keys_finite);
 }
 
-/* backward_keys for all keys that the unit sees, a block at its turn. False if interrupted. */
+/* backward_keys for all keys that the unit sees, each block in its turn. False if interrupted. */
 NOINLINE bool backward_sweep(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, int64_t j0,
                              int64_t j1, real c) {
     const int64_t size = sdpa_key_block(u->problem), first = j0 / size, n_blocks = (j1 + size - 1) / size - first;
@@ -416,7 +417,8 @@ NOINLINE bool backward_sweep(const sdpa_unit *u, const backward_scratch *w, cons
     return true;
 }
 
-/* dQ of the unit's queries, and its share of dK, dV, dMask. dK and dV have the compute type and unit column stride. */
+/* Computes dQ of the unit's queries and adds to dK, dV and dMask. dK and dV have the compute type and unit column
+ * stride. */
 NOINLINE void backward_any(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};

@@ -1,6 +1,7 @@
-/* Dropout: a counter-based generator, Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"),
- * so that the pattern is a function of (seed, batch, head, i, j) and the backward draws it again. The counter of pair
- * (i, j) is (i, j / 4, head, batch), each modulo 2^32, the key the two halves of the seed; the pair takes word j % 4. */
+/* Dropout: a counter-based generator, Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2,
+ * 3"), so that the pattern is a function of (seed, batch, head, i, j) and the backward draws it again. The counter of
+ * pair (i, j) is (i, j / 4, head, batch), each modulo 2^32, the key the two halves of the seed; the pair takes word j %
+ * 4. */
 #ifndef SDPA_KERNEL_DROPOUT_H
 #define SDPA_KERNEL_DROPOUT_H
 
@@ -32,8 +33,8 @@ INLINE void philox(word_vec c[4], uint32_t key0, uint32_t key1) {
     }
 }
 
-/* r[j, i] (n_j, r_row) = 0 with probability dropout_p, else 1 / (1 - dropout_p), for the block's queries rounded up to whole
- * vectors. */
+/* r[j, i] (n_j, r_row) = 0 with probability dropout_p, else 1 / (1 - dropout_p), for the block's queries rounded up to
+ * whole vectors. */
 NOINLINE void dropout_block(const sdpa_unit *u, const block *b, real *r, int64_t r_row) {
     const sdpa_problem *p = u->problem;
     const int64_t i0 = b->i0, n_i = round_up(b->n_i, VL), j0 = b->j0, n_j = b->n_j;
@@ -59,7 +60,7 @@ NOINLINE void dropout_block(const sdpa_unit *u, const block *b, real *r, int64_t
     }
 }
 
-/* dropout_block where the problem has dropout; else false. */
+/* Runs dropout_block and returns true if the problem has dropout. */
 INLINE bool draw_factors(const sdpa_unit *u, const block *b, real *r, int64_t r_row) {
     if (!(u->problem->dropout_p > 0)) return false;
     dropout_block(u, b, r, r_row);

@@ -1,11 +1,12 @@
 /* Forward: one unit is a block of queries against all its visible keys, streamed in blocks (online softmax, Dao et al.
  * 2022; Milakov & Gimelshein 2018). Scores are kept in units of log2: p = 2^(c s - m), c = scale * log2(e).
  *
- * The first key block finds the true maximum m of each query; later blocks keep it and take exp2 on the accumulators
- * without looking for a maximum. A query whose scores then exceed m by STALE_LIMIT gets a new one: the block is redone
- * with a pass for the maximum and one for exp2, and so are those that follow (spread-out scores), but m moves by the
- * same rule, query by query, so that no row's bits depend on another row. Should the result overflow because m was
- * stale, the unit is redone with the true maximum of the queries concerned. Few queries (few.h) keep no maximum. */
+ * The first key block finds the maximum m of each query; later blocks keep it and take exp2 in the accumulators without
+ * looking for a maximum. A query whose scores then exceed m by STALE_LIMIT gets a new one: the block is redone with one
+ * pass for the maximum and one for exp2, and so are the blocks that follow (scores are spread out), but m moves by the
+ * same rule, query by query, so that no row's bits depend on another row. If a result overflows because m was stale,
+ * the unit is redone with the true maximum of the queries concerned. Few queries (fast/few.h) move their maxima in
+ * every block. */
 #ifndef SDPA_KERNEL_FORWARD_H
 #define SDPA_KERNEL_FORWARD_H
 
@@ -14,22 +15,22 @@
 #include "fast/pairs.h"
 #include "pass.h"
 
-/* Blocks split where causality begins to hide keys, whose second part does not begin at the first of the packed rows. */
+/* Splitting a block where causality begins to hide keys: the second part does not begin at the first packed row. */
 enum {
     SPLIT_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
                 SDPA_FEATURE_LENGTHS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
                 SDPA_FEATURE_ALIBI
 };
 
-/* The running softmax of queries: maximum in log2 units, what rounding took from it where it is huge (else 0), and the sum of
- * 2^(c s - m - low). */
+/* The running softmax of queries: the maximum m in log2 units, its rounding error `low` where m is huge (else 0), and
+ * the sum l of 2^(c s - m - low). */
 typedef struct running {
     real *m, *low, *l;
 } running;
 
 typedef struct forward_scratch {
     real *q;     /* pack_panels of d_k, signed so that c >= 0 */
-    real *few;   /* few_queries, where they are few */
+    real *few;   /* few_queries, if there are only a few */
     real *o;     /* (n_lanes, d_v rounded up to VL) */
     running row; /* per query */
     real *exact; /* per query: not 0 if m must be the true maximum */
@@ -40,9 +41,9 @@ typedef struct forward_scratch {
     real *k_tail;
     real *line; /* VL rows of queries or of masks */
     int64_t n_lanes, s_row, o_row, block;
-    int period;      /* of few_scores; 0: not so few */
-    bool pairs;      /* bfloat16 is multiplied as it is: q, k, v and P^T are pairs, of d or of keys */
-    real *l_rounded; /* per query, where `pairs`: the sum of the weights as they are multiplied; l is for lse */
+    int period;      /* of few_scores; 0: the queries are not few */
+    bool pairs;      /* bfloat16 is not widened: q, k, v and P^T are pairs, along d or along keys */
+    real *l_rounded; /* with `pairs`, per query: the sum of the weights as rounded for the product; l is for lse */
 } forward_scratch;
 
 NOINLINE forward_scratch forward_layout(const sdpa_problem *p, sdpa_arena *a) {
@@ -78,7 +79,7 @@ static size_t forward_bytes(const sdpa_problem *p) {
     return arena.used;
 }
 
-/* Queries from i on, as if no key had been seen. */
+/* The state of n queries before their first key. */
 INLINE void start_running(const running *row, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         row->m[i] = -(real)INFINITY;
@@ -86,8 +87,8 @@ INLINE void start_running(const running *row, int64_t n) {
     }
 }
 
-/* After a pass for the maxima `sum` of the block, from query i on: moves m and low, and sets alpha = 2^(old m - new m) and
- * shift = m. `exact`, where it is not NULL: m moves only where this is not 0, is not set yet, or is stale. */
+/* Given the maxima `sum` of a block's scores for the queries from i on, moves m and low and sets alpha = 2^(old m - new
+ * m) and shift = m. With `exact`, m moves only where exact is not 0, where m is not set yet, or where it is stale. */
 INLINE void move_maximum(const running *row, int64_t i, int nv, const real *exact, real c, vec *sum, vec *alpha,
                          vec *shift) {
     const vec factor = vset1(c);
@@ -100,8 +101,8 @@ INLINE void move_maximum(const running *row, int64_t i, int nv, const real *exac
                      (vmulsub(factor, sum[x], old) > STALE_LIMIT);
         }
         vec new = vselect(moves, most, old);
-        /* 2^(c s - m) of the maximum itself is 2^(what rounding took from m): harmless, and the same in all blocks,
-         * unless m is so large that it overflows. */
+        /* For the maximum itself 2^(c s - m) is 2^(rounding error of m) instead of 1. This is the same in all blocks
+         * and harmless, unless m is so large that it overflows. */
         vec rest = vselect(is_huge(most), vmulsub(factor, sum[x], most), (vec){0});
         vec new_low = vselect(moves, vselect(rest - rest == 0, rest, (vec){0}), old_low);
         vstore(m, new);
@@ -121,8 +122,8 @@ INLINE void add_to_sums(real *l, panel q, const vec *alpha, const vec *sum) {
     }
 }
 
-/* Weights 2^(c s - m - low) of a panel's scores t in two passes: one for the maximum, one for the weights, whose sums go to
- * l. `exact`: see move_maximum. Returns whether any pair is masked. */
+/* Weights 2^(c s - m - low) of a panel's scores t in two passes: one for the maximum, one for the weights, whose sums
+ * are added to l. `exact`: see move_maximum. Returns whether any pair is masked. */
 INLINE bool exact_keys(const running *row, scores *t, panel q, const sdpa_problem *p, enum bias_kind bias,
                        const real *exact, vec *sum, vec *alpha) {
     vec shift[SCORE_WIDTH] = {{0}};
@@ -136,9 +137,9 @@ INLINE bool exact_keys(const running *row, scores *t, panel q, const sdpa_proble
     return masked;
 }
 
-/* Scores of a panel's first keys alone, if it has seen none yet: makes their maxima m, unless they are so spread out that m
- * would soon move. A row's own scores decide, so that its bits do not depend on other rows. Returns for how many keys s
- * holds scores. */
+/* If the panel has not seen a key yet, computes the scores of its first keys and makes their maximum m, unless they are
+ * so spread out that m would soon move. A row's own scores decide, so that its bits do not depend on other rows.
+ * Returns for how many keys s now holds scores. */
 INLINE int64_t first_keys(const running *row, const scores *t, panel q) {
     bool first = false;
     for (int x = 0; x < q.nv; x++) first |= vany(vload(row->m + q.i + x * VL) == -(real)INFINITY);
@@ -160,7 +161,7 @@ INLINE int64_t first_keys(const running *row, const scores *t, panel q) {
     return FIRST_KEYS;
 }
 
-/* Whether a panel's weights may be taken from the products at once, with the maxima that it has. */
+/* Whether a panel's weights may be computed directly from the products, with its present maxima. */
 INLINE bool may_fuse(const forward_scratch *w, panel q) {
     bool fused = true;
     for (int64_t i = q.i; i < q.i + q.n_i && fused; i += VL) {
@@ -170,8 +171,8 @@ INLINE bool may_fuse(const forward_scratch *w, panel q) {
     return fused;
 }
 
-/* Weights of a panel in one pass, without looking for a maximum; of the first n_scores keys s holds the scores. False, with
- * nothing of use in s, if a maximum is stale. */
+/* Weights of a panel in one pass, without looking for a maximum. For the first n_scores keys s already holds the
+ * scores. False, leaving nothing of use in s, if a maximum is stale. */
 INLINE bool fused_keys(const running *row, const scores *t, panel q, int64_t n_scores, bool plain, vec *sum,
                        vec *alpha) {
     for (int x = 0; x < q.nv; x++) {
@@ -190,8 +191,8 @@ INLINE bool fused_keys(const running *row, const scores *t, panel q, int64_t n_s
     return !stale;
 }
 
-/* The rows of K and V that the unit reads from key j on, for fetch_ahead; strided columns are not worth their cache lines.
- * Returns whether they are too much for the caches. */
+/* Sets *a to the rows of K and V that the unit reads from key j on; rows with strided columns are not worth
+ * prefetching. Returns whether the rows are too large for the caches. */
 INLINE bool rows_ahead(const sdpa_unit *u, int64_t j, ahead *a) {
     const sdpa_problem *p = u->problem;
     const sdpa_matrix *m[2] = {&u->k, &u->v};
@@ -205,8 +206,8 @@ INLINE bool rows_ahead(const sdpa_unit *u, int64_t j, ahead *a) {
     return u->key_length * (a->bytes[0] + a->bytes[1]) >= FETCH_BYTES;
 }
 
-/* o = alpha o + P V of a panel, with dropout. P^T (n, stride) stands in w->s; `masked`: a -0 there marks a pair that must not be
- * multiplied. */
+/* o = alpha o + P V of a panel, with dropout. w->s holds P^T (n, stride); with `masked`, a -0 there marks a pair that
+ * must not be multiplied. */
 NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows *v, panel q, keys b, int64_t stride,
                              const vec *alpha, bool masked) {
     const sdpa_problem *p = u->problem;
@@ -234,7 +235,7 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
         g.depth = (b.n + 1) / 2;
         g.pairs = true;
     }
-    /* Runs of a single query are longer than a block; their sums are not to be. */
+    /* The runs of a single query are longer than a block, but no sum may be. */
     const int64_t size = sdpa_key_block(p);
     for (int64_t k = 0; k < b.n; k += size) {
         gemm part = g;
@@ -246,8 +247,8 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
     }
 }
 
-/* Adds keys k, v to the few queries of the unit. Each block moves their maxima: looking for them costs little where a vector
- * holds several keys. */
+/* Adds keys k with values v to a unit of few queries. Every block moves the maxima: finding them is cheap where a
+ * vector holds several keys. */
 NOINLINE void forward_few(const sdpa_unit *u, const forward_scratch *w, const rows *k, rows *v) {
     const sdpa_problem *p = u->problem;
     const int period = w->period;
@@ -260,7 +261,7 @@ NOINLINE void forward_few(const sdpa_unit *u, const forward_scratch *w, const ro
     if (bias == BIAS_ALL_MASKED) return;
     if (bias != BIAS_NONE) {
         few_pack(w->s, period, k->n, -(real)INFINITY);
-    } else if (!is_linear(p)) { /* tanh would make scores of the -inf that few_scores fills up with */
+    } else if (!is_linear(p)) { /* tanh would turn the -inf that few_scores pads with into scores */
         memset(w->s, 0, sizeof(real) * (size_t)(k->n * period));
         few_fill(w->s, period, k->n, -(real)INFINITY);
         bias = BIAS_FINITE;
@@ -281,18 +282,18 @@ NOINLINE void forward_few(const sdpa_unit *u, const forward_scratch *w, const ro
     forward_values(u, w, v, q, (keys){k->j0, k->n}, period, &alpha, masked);
 }
 
-/* The weights of a panel as pairs, and their sums as they are multiplied; `sum` holds those before rounding. */
+/* Turns the weights of a panel into pairs and adds up their sums as rounded; `sum` holds the sums before rounding. */
 INLINE void forward_pairs(const sdpa_unit *u, const forward_scratch *w, panel q, int64_t n, const vec *alpha,
                           vec *sum) {
-    if (u->problem->dropout_p == 0) { /* else they become pairs when they have been multiplied with the factors */
+    if (u->problem->dropout_p == 0) { /* else they are paired after they have been multiplied with the factors */
         for (int x = 0; x < q.nv; x++) sum[x] = (vec){0};
         pair_rows(w->s, w->s_row, n, q.nv * VL, sum);
     }
     add_to_sums(w->l_rounded, q, alpha, sum);
 }
 
-/* Adds keys k, which may be a part of the values v, to a panel. `two_passes`: do not try to do without the maximum; this is
- * about speed only. Returns whether the next block should not try either. */
+/* Adds keys k and their values, which may be a part of v, to a panel. `two_passes`: find the maximum in a first pass,
+ * without trying to do without it; this affects speed only. Returns whether the next block should do the same. */
 NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const rows *k, rows *v, panel q,
                            bool two_passes) {
     const sdpa_problem *p = u->problem;
@@ -309,7 +310,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     if (bias == BIAS_ALL_MASKED) return two_passes;
     const bool plain = bias == BIAS_NONE && is_linear(p);
     if (p->scores == SDPA_ADDITIVE) {
-        real *given = plain ? w->s : w->given; /* s holds what is to be added */
+        real *given = plain ? w->s : w->given; /* s holds the bias */
         additive_scores(p, t.x, q.nv, k, k->n, given, t.s_row);
         t.given = given;
     }
@@ -330,7 +331,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     return two_passes;
 }
 
-/* Adds a block of keys to all queries of the unit; two_passes: per vector of them, see forward_keys. */
+/* Adds a block of keys to all queries of the unit. two_passes: see forward_keys; one per vector of queries. */
 NOINLINE void forward_panels(const sdpa_unit *u, const forward_scratch *w, keys b, bool *two_passes) {
     const sdpa_problem *p = u->problem;
     rows k, v;
@@ -349,7 +350,7 @@ NOINLINE void forward_panels(const sdpa_unit *u, const forward_scratch *w, keys 
         int64_t first, last;
         sdpa_visible_keys(u, u->i0 + q.i, q.n_i, &first, &last);
         if (first >= b.j0 + b.n || last <= b.j0) continue;
-        /* Whole tiles, so that only the block's own last tile reads k.tail; the masks hide what is too much. */
+        /* Whole tiles, so that only the block's own last tile reads k.tail; masks hide the surplus. */
         const int64_t tiles = round_up(last - b.j0, SCORE_ROWS), visible = tiles < b.n ? tiles : b.n;
         const int64_t open = p->features & ~SPLIT_CAN ? 0 : open_keys(u, u->i0 + q.i, b.j0, visible);
         bool *panel_passes = &two_passes[q.i / VL];
@@ -363,7 +364,7 @@ NOINLINE void forward_panels(const sdpa_unit *u, const forward_scratch *w, keys 
     }
 }
 
-/* The unit's queries, as few or as panels. */
+/* Packs the unit's queries, with few_queries or as panels. */
 INLINE void forward_queries(const sdpa_unit *u, forward_scratch *w) {
     const sdpa_problem *p = u->problem;
     const real c = (real)(fabs(p->scale) * M_LOG2E);
@@ -378,7 +379,7 @@ INLINE void forward_queries(const sdpa_unit *u, forward_scratch *w) {
     PANELS (q, u->n_i) pair_rows(w->q + q.i * p->d_k, q.nv * VL, p->d_k, q.n_i, NULL);
 }
 
-/* Marks the queries whose sums a stale maximum may have made overflow: with the true one, weights are at most 1. */
+/* Marks queries whose sums may have overflowed because of a stale maximum; with the true one, weights are at most 1. */
 INLINE bool find_overflow(const sdpa_unit *u, const forward_scratch *w) {
     bool any = false;
     for (int64_t i = 0; i < u->n_i; i++) {
@@ -390,7 +391,8 @@ INLINE bool find_overflow(const sdpa_unit *u, const forward_scratch *w) {
     return any;
 }
 
-/* o, m and l of the unit's queries over the keys that it sees, in scratch; o is not divided by l yet. False if interrupted. */
+/* Computes o, m and l of the unit's queries over the keys that it sees, in scratch; o is not divided by l yet. False if
+ * interrupted. */
 NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *w) {
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
@@ -419,7 +421,8 @@ NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch)
     for (int64_t i = 0; i < u->n_i; i++) {
         real *o = w.o + i * w.o_row, l = w.row.l[i], m = w.row.m[i], factor = add_sink(sink, &m, &l);
         real sum = l;
-        if (PAIRS && w.pairs) sum = factor * w.l_rounded[i] + (l - factor * w.row.l[i]); /* the latter is the sink's */
+        if (PAIRS && w.pairs)
+            sum = factor * w.l_rounded[i] + (l - factor * w.row.l[i]); /* the part in brackets is the sink's */
         factor = l == 0 ? 0 : factor / sum;
         char *to = u->o.data + (u->i0 + i) * u->o.row;
         real *result = direct ? (real *)to : o;
@@ -433,7 +436,7 @@ NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch)
     }
 }
 
-/* o and lse of the unit; of bfloat16 operands with pairs the weights are rounded to bfloat16, too. */
+/* o and lse of the unit. With pairs of bfloat16 the weights are rounded to bfloat16, too. */
 NOINLINE void forward_any(const sdpa_unit *u, void *scratch) {
     sdpa_arena arena = {scratch, 0};
     forward_scratch w = forward_layout(u->problem, &arena);
@@ -442,7 +445,7 @@ NOINLINE void forward_any(const sdpa_unit *u, void *scratch) {
     if (forward_sweep(u, &w)) forward_finish(u, &w);
 }
 
-/* What a unit finds in a part of its keys: per query o, m, l and low. */
+/* The size of a unit's result over a part of its keys: o, m, l and low per query. */
 static size_t forward_part_bytes(const sdpa_problem *p) {
     sdpa_arena arena = {NULL, 0};
     const forward_scratch w = forward_layout(p, &arena);
@@ -462,7 +465,7 @@ COLD static void forward_part(const sdpa_unit *u, void *scratch, void *part) {
     }
 }
 
-/* o and lse from n_parts adjacent parts. */
+/* Computes o and lse from n_parts adjacent parts. */
 COLD static void forward_join(const sdpa_unit *u, void *scratch, const void *parts, int64_t n_parts) {
     sdpa_arena arena = {scratch, 0};
     const forward_scratch w = forward_layout(u->problem, &arena);
@@ -472,7 +475,7 @@ COLD static void forward_join(const sdpa_unit *u, void *scratch, const void *par
         for (int64_t x = 1; x < n_parts; x++) {
             if (first[x * part + w.o_row] > highest[w.o_row]) highest = first + x * part;
         }
-        /* A part that has seen no key has m = -inf. Nothing is skipped: 0 times NaN is as NaN as in one sweep. */
+        /* A part that has seen no key has m = -inf. Nothing is skipped: 0 * NaN is NaN, as in a single sweep. */
         const real m = highest[w.o_row] == -(real)INFINITY ? 0 : highest[w.o_row], low = highest[w.o_row + 2];
         real *o = w.o + i * w.o_row;
         memset(o, 0, sizeof(real) * (size_t)w.o_row);

@@ -1,5 +1,5 @@
-/* The kernels of one instruction set for one type: compiled once for each line of runtime/isas.txt and each of its types,
- * with -DSDPA_ISA=name, -DSDPA_ISA_NAME and -DSDPA_REAL=32 or 64. The table is all that the object exports. */
+/* The kernels of one instruction set for one type: compiled once for each type on each line of runtime/isas.txt, with
+ * -DSDPA_ISA=name, -DSDPA_ISA_NAME and -DSDPA_REAL=32 or 64. The table is the only symbol that the object exports. */
 #include "kernels.h"
 
 #include "backward.h"

@@ -1,4 +1,5 @@
-/* The table of kernels that each instruction set provides for each type: all that a kernel object exports. */
+/* The table of kernels that each instruction set provides for each type: the only symbol that a kernel object
+ * exports. */
 #ifndef SDPA_KERNELS_H
 #define SDPA_KERNELS_H
 
@@ -7,9 +8,9 @@
 #include "../runtime/parallel.h"
 #include "../problem.h"
 
-/* Queries per unit, fewer where a band makes blocks on the diagonal partly useless, and keys per block. P V and the row
- * sums are summed from zero over one key block, then added, which bounds their rounding; partitions depend on the shape
- * only, so results do not depend on the number of threads. */
+/* Queries per unit (fewer under a band, which makes blocks on the diagonal partly useless), and keys per block. P V and
+ * the row sums are summed from zero over one key block and then added, which bounds their rounding. Partitions depend
+ * on the shape only, so results do not depend on the number of threads. */
 #define SDPA_QUERY_BLOCK 96
 static inline int64_t sdpa_query_block(const sdpa_problem *p) {
     return p->has_lower || p->has_upper ? SDPA_QUERY_BLOCK / 2 : SDPA_QUERY_BLOCK;
@@ -52,14 +53,14 @@ static inline void sdpa_visible_keys(const sdpa_unit *u, int64_t i0, int64_t n_i
     if (*j1 < *j0) *j1 = *j0;
 }
 
-/* Before and after a unit works on key block `block`; before it adds to what is not divided by keys; at its end. The
- * waits return false when the call was interrupted. */
+/* Called before and after a unit works on key block `block`, before it adds to gradients that are not divided by keys,
+ * and at its end. The waits return false if the call was interrupted. */
 bool sdpa_turn_wait(const sdpa_unit *u, int64_t block);
 void sdpa_turn_pass(const sdpa_unit *u, int64_t block);
 bool sdpa_turn_wait_last(const sdpa_unit *u);
 void sdpa_turn_end(const sdpa_unit *u);
 
-/* Longest part of a row that is summed in one go; longer rows are read in chunks of it. */
+/* The longest part of a row that is summed in one go; longer rows are read in chunks of this length. */
 #define SDPA_SOFTMAX_CHUNK 8192
 /* Rows per kernel call: no ISA has more lanes. */
 #define SDPA_SOFTMAX_ROWS 64
@@ -70,14 +71,14 @@ typedef struct sdpa_softmax_scale {
     double inverse; /* 1 / t */
 } sdpa_softmax_scale;
 
-/* What is known of a row: forward, its maximum m and l + l_low = sum exp((x - m) / t) so far; backward, l = sum g p or
- * sum g; logsumexp_backward, m = lse and l = g; jacobian, l = -p_i / t. */
+/* What is known of a row. Forward: its maximum m, and l + l_low = sum exp((x - m) / t) so far. Backward: l = sum g p or
+ * sum g. logsumexp_backward: m = lse, l = g. Jacobian: l = -p_i / t. */
 typedef struct sdpa_softmax_stats {
     double m, l, l_low;
 } sdpa_softmax_stats;
 
 typedef enum sdpa_softmax_phase {
-    SDPA_SOFTMAX_SUM,   /* take a chunk into stats */
+    SDPA_SOFTMAX_SUM,   /* add a chunk to stats */
     SDPA_SOFTMAX_WRITE, /* write a chunk from stats */
     SDPA_SOFTMAX_WHOLE, /* both, on the whole row; stats are not used */
 } sdpa_softmax_phase;
@@ -98,17 +99,17 @@ typedef struct sdpa_softmax_block {
 /* Kernels of one compute type (float32 or float64). `real` below is that type. */
 struct sdpa_kernels {
     int lanes;  /* reals in a vector */
-    bool pairs; /* multiplies bfloat16 as it is, in pairs: weights are rounded to bfloat16 */
+    bool pairs; /* multiplies bfloat16 without widening it, in pairs: weights are rounded to bfloat16 */
 
     /* n elements at src, `stride` bytes apart, of any float type or BOOL (true = 0, false = -inf: a mask), to real. */
     void (*load)(void *dst, const char *src, int64_t n, int64_t stride, sdpa_dtype dtype, bool swapped);
     /* n reals to native elements of a float type. */
     void (*store)(char *dst, const void *src, int64_t n, int64_t stride, sdpa_dtype dtype);
 
-    /* One unit each; scratch of *_bytes(p), aligned to SDPA_ALIGNMENT. */
+    /* Each runs one unit. `scratch` has *_bytes(p) bytes, aligned to SDPA_ALIGNMENT. */
     size_t (*forward_bytes)(const sdpa_problem *p);
     void (*forward)(const sdpa_unit *u, void *scratch);
-    /* The forward by parts of the keys, first_key .. key_length-1 each, and their union. */
+    /* The forward over parts of the keys, each from first_key to key_length-1, and the joining of the parts. */
     size_t (*forward_part_bytes)(const sdpa_problem *p);
     void (*forward_part)(const sdpa_unit *u, void *scratch, void *part);
     void (*forward_join)(const sdpa_unit *u, void *scratch, const void *parts, int64_t n_parts);
@@ -132,7 +133,7 @@ struct sdpa_kernels {
                         sdpa_dtype dtype);
     void (*leave_out)(void *dst, const char *where, int64_t n, int64_t stride);
 
-    /* float64 only: the linear maps of additive attention, whatever its type (additive.h). */
+    /* float64 only: the linear maps of additive attention, whatever its dtype (additive.h). */
     void (*product)(double *c, int64_t c_row, const double *a, int64_t a_row, bool transposed, const double *b,
                     int64_t b_row, int64_t m, int64_t n, int64_t depth);
     void (*exponentials)(double *e, const double *x, int64_t n, double limit);

@@ -1,19 +1,20 @@
-/* From products of queries and keys to logits: scale, softcap and bias, their factors and slopes, and the sink, which is one
- * more logit. No other room of the kernels reads softcap. */
+/* From products of queries and keys to logits: scale, softcap and bias, their factors and slopes, and the sink, which
+ * is one more logit. No other file of the kernels reads softcap. */
 #ifndef SDPA_KERNEL_LOGITS_H
 #define SDPA_KERNEL_LOGITS_H
 
 #include "common.h"
 #include "scores.h"
 
-/* Weights taken from the products at once: a softcap would move the logits after that, and additive scores are no products. */
+/* Computing weights directly from the accumulators. A softcap would still have to bend the logits, and additive scores
+ * are not products. */
 enum {
     FUSED_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
                 SDPA_FEATURE_LENGTHS | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI
 };
 
-/* Whether a logit is its product times a factor, plus the bias. Else score_logits also gives h, the tanh of the softcap, from
- * which slope_at and bend_of are taken. */
+/* Whether a logit is its product times a factor, plus the bias. If not, score_logits also returns h, the tanh of the
+ * softcap, which slope_at and bend_of need. */
 INLINE bool is_linear(const sdpa_problem *p) { return p->softcap == 0; }
 
 /* The last factor before the bias is added. */
@@ -25,20 +26,20 @@ INLINE vec slope_at(const real *h, int64_t at) { return h ? 1 - vload(h + at) * 
 /* The second derivative is bend_of(p) * h * slope. */
 INLINE real bend_of(const sdpa_problem *p) { return is_linear(p) ? 0 : (real)(-2 / p->softcap); }
 
-/* log2(e) as a call's logits have it, whose factor is rounded. Between lse and log2 units that rounding would add to lse's
- * error; weights are not affected. */
+/* log2(e) as the rounded factor of a call's logits contains it. Converting lse to or from log2 units with any other
+ * value would add that rounding to the error of lse; weights are not affected. */
 INLINE double log2_e_of(const sdpa_problem *p) {
     const double factor = logit_factor(p), unit = (real)(factor * M_LOG2E) / factor;
-    return fabs(unit - M_LOG2E) < REAL_EPSILON ? unit : M_LOG2E; /* it is not where the factor is 0 or subnormal */
+    return fabs(unit - M_LOG2E) < REAL_EPSILON ? unit : M_LOG2E; /* not so if the factor is 0 or subnormal */
 }
 
-/* The unit's sink in log2 units, or -inf. A double, since its rounding would be in lse. */
+/* The unit's sink in log2 units, or -inf. A double, because lse would show its rounding. */
 INLINE double sink_of(const sdpa_unit *u) {
     return (double)scalar_of(&u->sinks, -(real)INFINITY) * log2_e_of(u->problem);
 }
 
-/* Adds the sink, a logit without a value, to a query's maximum and sum; all in log2 units. Returns the factor by which
- * what was weighted with 2^(s - m) shrinks. */
+/* Adds the sink, a logit without a value, to a query's maximum and sum, all in log2 units. Returns the factor by which
+ * earlier sums of 2^(s - m) shrink. */
 INLINE real add_sink(double sink, real *m, real *l) {
     if (sink == -INFINITY) return 1;
     real most = sink > *m ? (real)sink : *m, factor = (real)exp2(*m - most);

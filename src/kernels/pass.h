@@ -1,4 +1,5 @@
-/* The skeleton that all passes share. A unit is a block of queries in panels, streamed over the keys that it sees in blocks:
+/* The skeleton that all passes share. A unit is a block of queries in panels, streamed over the keys that it sees in
+ * blocks:
  *
  *     keys b = {.j0 = j0};
  *     while (next_keys(u, size, j1, &b)) {
@@ -6,8 +7,8 @@
  *         PANELS(q, u->n_i) { ... panel_scores, bias_block, score ... }
  *     }
  *
- * and what it finds goes to memory at the end. Here are the parts: the scratch that a pass carves, blocks of keys, the
- * products with them, and the end of a unit that shares gradients with others. */
+ * and its results go to memory at the end. This file has the parts: the scratch of a pass, blocks of keys, the products
+ * with them, and the end of a unit that shares gradients with others. */
 #ifndef SDPA_KERNEL_PASS_H
 #define SDPA_KERNEL_PASS_H
 
@@ -15,7 +16,7 @@
 #include "fast/few.h"
 #include "logits.h"
 
-/* A pointer of a pass's scratch, and the array of n elements that it is to point at. */
+/* One array of a pass's scratch: where its pointer is stored, and its size. */
 typedef struct array {
     void *pointer;
     size_t size; /* of an element */
@@ -27,7 +28,7 @@ typedef struct array {
     { &(pointer), sizeof *(pointer), n }
 #define COUNT(arrays) ((int)(sizeof(arrays) / sizeof *(arrays)))
 
-/* Carves the arrays, one after the other; with an arena without memory it only adds up their bytes. */
+/* Takes the arrays from the arena, in order; from an arena without memory, only adds up their bytes. */
 INLINE void take_arrays(const array *arrays, int n_arrays, sdpa_arena *a) {
     UNROLL for (int i = 0; i < n_arrays; i++) {
         const bool absent = arrays[i].n == ABSENT;
@@ -36,12 +37,12 @@ INLINE void take_arrays(const array *arrays, int n_arrays, sdpa_arena *a) {
     }
 }
 
-/* Keys in a pass's blocks, where all of a problem's are fewer than `most`. */
+/* Keys per block of a pass: `most`, or all of them if there are fewer. */
 INLINE int64_t block_keys(const sdpa_problem *p, int64_t most) {
     return p->n_k < most ? round_up(p->n_k, SCORE_ROWS) : most;
 }
 
-/* block_keys of a pass that reads d elements of a key and its value. A single query reads longer runs. */
+/* block_keys for a pass that reads d elements per key and value. A single query reads longer runs. */
 INLINE int64_t run_keys(const sdpa_problem *p, int64_t d) {
     int64_t most = sdpa_key_block(p);
     const bool runs = p->n_q == 1 && few_can(p);
@@ -90,15 +91,16 @@ typedef struct keys {
     int64_t j0, n;
 } keys;
 
-/* Moves on to the next block, of at most `size` keys. False after key end-1, where b->j0 is `end`, or earlier if the call
- * was interrupted. */
+/* Moves b on to the next block, of at most `size` keys. False once b->j0 is `end`, or earlier if the call was
+ * interrupted. */
 INLINE bool next_keys(const sdpa_unit *u, int64_t size, int64_t end, keys *b) {
     b->j0 += b->n;
     b->n = end - b->j0 < size ? end - b->j0 : size;
     return b->n > 0 && !sdpa_run_stopped(u->run);
 }
 
-/* The products of a panel of x, pack_panels of `depth`, with rows y, to s; what the mode needs besides is yet to be set. */
+/* Describes the products of panel q of x (pack_panels of `depth`) with rows y, to be written to s. The caller sets
+ * whatever else the mode needs. */
 INLINE scores panel_scores(const real *x, panel q, const rows *y, int64_t depth, real *s, int64_t s_row) {
     return (scores){.x = x + q.i * depth,
                     .y = y->p,
@@ -111,7 +113,7 @@ INLINE scores panel_scores(const real *x, panel q, const rows *y, int64_t depth,
                     .s_row = s_row};
 }
 
-/* Rows j0 .. j0+n-1 of a block, j0 - y->j0 a multiple of SCORE_ROWS, as is n unless they are the last. */
+/* Rows j0 .. j0+n-1 of a block. j0 - y->j0 is a multiple of SCORE_ROWS, and so is n unless these rows are the last. */
 INLINE rows part_of_rows(const rows *y, int64_t j0, int64_t n) {
     rows part = *y;
     part.p += (j0 - y->j0) * y->row;
@@ -127,7 +129,7 @@ INLINE void fill_panel(real *s, int64_t s_row, int nv, int64_t n, vec x) {
     }
 }
 
-/* The column of lane i of s, which may be NULL. */
+/* s from lane i on; NULL if s is NULL. */
 INLINE real *lane_of(real *s, int64_t i) { return s ? s + i : NULL; }
 
 /* A block of weights, or of their gradients: n keys from j0 on by n_i queries in the lanes. */
@@ -137,8 +139,8 @@ typedef struct weight_block {
     int64_t diagonal; /* see gemm */
 } weight_block;
 
-/* The gradient of keys or values: rows j0 .. of d (.., width) += alpha a b, b the unit's rows of q or dO. Nothing where one
- * of them is absent. */
+/* Adds to the gradient of keys or values: rows j0 .. of d (.., width) += alpha a b, where b is the unit's rows of q or
+ * dO. Does nothing if d or b is absent. */
 INLINE void add_to_keys(const sdpa_matrix *d, int64_t width, const weight_block *a, const rows *b, real alpha,
                         bool finite) {
     if (!d->data || !b->p) return;
@@ -156,8 +158,8 @@ INLINE void add_to_keys(const sdpa_matrix *d, int64_t width, const weight_block 
     multiply(&g, false, finite);
 }
 
-/* c (n_i, width) = row_scale c + alpha a^T b, b rows of keys or values; row_scale NULL: 1, else alpha is 1. Nothing where
- * they are absent. */
+/* c (n_i, width) = row_scale c + alpha a^T b, where b is rows of keys or values. row_scale NULL means 1; otherwise
+ * alpha is 1. Does nothing if b is absent. */
 INLINE void add_to_queries(real *c, int64_t c_row, int64_t width, const weight_block *a, const rows *b,
                            const vec *row_scale, real alpha, bool finite) {
     gemm g = {.c = c,
@@ -175,8 +177,8 @@ INLINE void add_to_queries(real *c, int64_t c_row, int64_t width, const weight_b
     if (b->p) multiply(&g, true, finite);
 }
 
-/* Ends a unit when it is its turn: adds dq (n_i, dq_row), dmask, one element per query of a mask that is broadcast over
- * keys, and dsink to the gradients that are wanted. */
+/* Ends a unit, in its turn: adds dq (n_i, dq_row), dmask (one element per query, for a mask that is broadcast over
+ * keys) and dsink to the gradients that are wanted. */
 NOINLINE void store_gradients(const sdpa_unit *u, const real *dq, int64_t dq_row, const real *dmask, double dsink,
                               real *line) {
     if (!sdpa_turn_wait_last(u)) return;

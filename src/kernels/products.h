@@ -1,8 +1,8 @@
 /* The matrix products: one register tile, instantiated per shape.
  *
- * A tile holds mr x nv accumulators; each step broadcasts mr scalars of a against nv vectors of b. With 32 registers the
- * score tile is 8 x 3 (24 accumulators, 3 vectors of b, 1 broadcast) and the others fill 24 as well; with 16 it is 4 x 3.
- * Other shapes spill or wait for loads: docs/kernels.md has the figures. */
+ * A tile holds mr x nv accumulators; each step broadcasts mr scalars of a against nv vectors of b. With 32 registers
+ * the score tile is 8 x 3 (24 accumulators, 3 vectors of b, 1 broadcast) and the others fill 24 as well; with 16 it is
+ * 4 x 3. Other shapes spill or wait for loads: docs/kernels.md has the figures. */
 #ifndef SDPA_KERNEL_PRODUCTS_H
 #define SDPA_KERNEL_PRODUCTS_H
 
@@ -17,10 +17,11 @@ INLINE vec multiply_add(bool pairs, vec sum, real a, vec x) {
     return vdot(sum, pair, x);
 }
 
-/* acc (mr, nv) += a (mr, depth) b (depth, nv vectors), a[i, k] = a[i * a_row + k * a_col]. mr, nv and pairs are constants. */
+/* acc (mr, nv) += a (mr, depth) b (depth, nv vectors), a[i, k] = a[i * a_row + k * a_col]. mr, nv and pairs are
+ * constants. */
 INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, bool pairs, const real *a, int64_t a_row, int64_t a_col,
                  const real *b, int64_t b_row, int64_t depth) {
-    /* A base for each 8 rows: from one base, 24 rows would take 24 registers for their distances. */
+    /* A base pointer for every 8 rows: from a single base, the distances of 24 rows would take 24 registers. */
     enum { ROWS = 8 };
     const real *rows[MOST_SCORE_ROWS / ROWS + 1];
     UNROLL for (int i = 0; i < mr; i += ROWS) rows[i / ROWS] = a + i * a_row;
@@ -51,7 +52,7 @@ INLINE vec added(const gemm *g, int64_t i, vec old, vec product) {
     return g->row_scale ? g->row_scale[i] * old + product : g->alpha * product + old;
 }
 
-/* Adds a tile to n elements of rows i0 .. i0+mr-1 of c, n not whole vectors. */
+/* Adds a tile to n elements of rows i0 .. i0+mr-1 of c, where n is not a whole number of vectors. */
 NOINLINE void add_partial(const gemm *g, const vec (*acc)[MAX_WIDTH], int mr, int64_t i0, int64_t n, real *c) {
     for (int i = 0; i < mr && i0 + i < g->m; i++) {
         real *row = c + (i0 + i) * g->c_row;
@@ -84,7 +85,7 @@ INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, boo
                  -g->b_row, g->depth - first);
         }
         if (last < VL) {
-            vec copy[MAX_TILE_ROWS][MAX_WIDTH]; /* its address is taken, so that acc can stay in registers */
+            vec copy[MAX_TILE_ROWS][MAX_WIDTH]; /* a copy whose address may be taken, so that acc stays in registers */
             UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) copy[i][j] = acc[i][j]; }
             add_partial(g, (const vec(*)[MAX_WIDTH])copy, mr, i0, n, c);
             continue;
@@ -134,8 +135,8 @@ NOINLINE void gemm_4_pairs(const gemm *g, int64_t n, const real *b, real *c) {
 }
 #endif
 
-/* The width of the next tiles, in vectors, where `vectors` of a row of c remain. Tiles three vectors wide fill the registers
- * best; other widths are for the rest, or where fewer rows stay idle. */
+/* The width of the next tiles, in vectors, where `vectors` of a row of c remain. Tiles three vectors wide fill the
+ * registers best; other widths take the remainder, or leave fewer rows idle. */
 INLINE int64_t width_by_rows(const gemm *g, int64_t vectors) {
 #if MAX_WIDTH == 4
     if (g->pairs) return vectors < 4 ? 1 : 4;
@@ -149,8 +150,8 @@ INLINE int64_t width_by_rows(const gemm *g, int64_t vectors) {
 /* The width by columns: two vectors where possible, since key blocks are multiples of 8 rows. */
 INLINE int64_t width_by_columns(int64_t vectors) { return vectors >= 3 && vectors % 2 ? 3 : vectors < 2 ? vectors : 2; }
 
-/* The whole product by tiles; a's rows are adjacent (a[i + k * a_stride]) in P V and dS K, with a = P^T or dS^T, and its
- * columns (a[i * a_stride + k]) in P^T dO and dS^T Q. */
+/* The whole product by tiles; a's rows are adjacent (a[i + k * a_stride]) in P V and dS K, with a = P^T or dS^T, and
+ * its columns (a[i * a_stride + k]) in P^T dO and dS^T Q. */
 INLINE void gemm_tiles(const gemm *g, bool a_rows_adjacent) {
     typedef void column(const gemm *g, int64_t n, const real *b, real *c);
     static column *const by_columns[] = {NULL, gemm_1_columns, gemm_2_columns, gemm_3_columns};
@@ -169,7 +170,7 @@ INLINE void gemm_tiles(const gemm *g, bool a_rows_adjacent) {
     }
 }
 
-/* Into how many sums few_columns deals the steps of each element: 8 sums at least hide the latency of the FMAs. */
+/* Among how many sums few_columns deals the steps of an element. Eight sums in all hide the latency of the FMAs. */
 INLINE int few_turns(int width) { return width < 8 ? 8 / width : 1; }
 
 /* `width` vectors of one row of c, of which n elements exist; a's rows are adjacent. */
@@ -202,11 +203,11 @@ INLINE void few_columns(const gemm *g, int width, int64_t i, int64_t j, int64_t 
     }
 }
 
-/* How many vectors of c few_columns takes of the n remaining elements: whole rows of b where there are registers for them,
- * since half rows come from memory far more slowly. */
+/* How many vectors of c few_columns takes of the n remaining elements: whole rows of b where there are registers for
+ * them, since half rows come from memory far more slowly. */
 INLINE int few_width(int64_t n) { return MAX_WIDTH == 4 && n > 15 * VL ? 16 : n > 7 * VL ? 8 : n > 3 * VL ? 4 : 1; }
 
-/* gemm_tiles for so few rows that a tile would leave most of its own idle. */
+/* gemm_tiles for so few rows that most rows of a tile would be idle. */
 NOINLINE void gemm_few_rows(const gemm *g) {
     for (int64_t i = 0; i < g->m; i++) {
         for (int64_t j = 0, width; j < g->n; j += width * VL) {
@@ -231,8 +232,8 @@ NOINLINE void gemm_few_rows(const gemm *g) {
     }
 }
 
-/* The product, summed in the order of the tiles, where operands may hold NaN or Inf against a masked pair: a holds -0 there,
- * and the pair is skipped, not multiplied. Rare, so plain loops. */
+/* The product, summed in the order of the tiles, for operands that may hold NaN or Inf against a masked pair. There a
+ * holds -0, and the pair is skipped instead of multiplied. This is rare, so the loops are plain. */
 COLD NOINLINE void gemm_masked(const gemm *g, bool a_rows_adjacent) {
     const int64_t a_row = a_rows_adjacent ? 1 : g->a_stride, a_col = a_rows_adjacent ? g->a_stride : 1;
     const bool few = a_rows_adjacent && g->m <= FEW_ROWS;

@@ -1,5 +1,5 @@
-/* Tiles of scores: keys by queries, queries in the lanes. One template for the forward's and the backward's products
- * K Q^T and V dO^T, with what follows them fused onto the accumulators while they are in registers. */
+/* Tiles of scores: keys by queries, queries in the lanes. One template for the forward's and the backward's products K
+ * Q^T and V dO^T; what follows a product is done to the accumulators while they are in registers. */
 #ifndef SDPA_KERNEL_SCORES_H
 #define SDPA_KERNEL_SCORES_H
 
@@ -7,10 +7,10 @@
 #include "products.h"
 #include "vmath.h"
 
-/* The rows of K and V that come after this block. Units of few queries wait for memory, so they prefetch these rows into L2:
- * queries in the lanes fetch a few rows every FETCH_DEPTH steps of their product, fast/few.h one row of each per key. A single
- * query does not: the hardware fetches its rows faster by itself. Nor does anybody below FETCH_BYTES of keys and values,
- * which the caches hold. */
+/* The rows of K and V that follow this block. Units of few queries wait for memory, so they prefetch these rows into
+ * L2: with queries in the lanes, a few rows every FETCH_DEPTH steps of their product; in fast/few.h, one row of each
+ * per key. A single query does not, because the hardware prefetches its rows faster by itself. Nothing is prefetched
+ * below FETCH_BYTES of keys and values, which the caches hold. */
 typedef struct ahead {
     const char *p[2];
     int64_t row[2], bytes[2], n; /* bytes, bytes, rows */
@@ -114,7 +114,7 @@ INLINE bool is_summed(enum score_mode mode) {
     return mode == SCORE_SUMMED || mode == SCORE_BIASED_SUMMED || mode == SCORE_WEIGHTS;
 }
 
-/* Where the tile of key j0 gathers: SCORE_WEIGHTS alternates between SUMS places. */
+/* Where the tile that begins at key j0 keeps its maximum or sum: SCORE_WEIGHTS takes SUMS places in turn. */
 INLINE real *extreme_at(const scores *t, enum score_mode mode, int64_t j0) {
     return t->extreme + (mode == SCORE_WEIGHTS ? j0 / SCORE_ROWS % SUMS : 0) * SCORE_WIDTH * VL;
 }
@@ -148,13 +148,13 @@ INLINE void cap_column(const scores *t, const vec (*acc)[MAX_WIDTH], int j, int6
         const vec a = vselect(bias == -(real)INFINITY, bias, c * h + bias);
         vstore(t->s + at, a);
         extreme = vmax2(a, extreme);
-        /* The tanh of a masked pair may be NaN, but the backward multiplies by its slope. */
+        /* A masked pair gets 0: its tanh may be NaN, and the backward multiplies by the slope. */
         if (t->ds) vstore(t->ds + at, vselect(a == -(real)INFINITY, (vec){0}, h));
     }
     vstore(t->extreme + j * VL, extreme);
 }
 
-/* Any mode and width; acc is in memory. */
+/* finish_column for all columns, in any mode; acc is in memory. */
 NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc)[MAX_WIDTH], int nv, int64_t j0,
                           int64_t rows) {
     for (int j = 0; j < nv; j++) {
@@ -179,7 +179,8 @@ NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc
     }
 }
 
-/* acc (tiles of SCORE_ROWS keys, nv vectors; in memory) += y x over `depth`, term by term. tiles and nv are constants. */
+/* acc (tiles of SCORE_ROWS keys, nv vectors; in memory) += y x over `depth`, term by term. tiles and nv are
+ * constants. */
 INLINE void add_tiles(vec (*acc)[MAX_WIDTH], int tiles, int nv, bool pairs, const real *y, int64_t y_row, const real *x,
                       int64_t depth) {
     const int rows = tiles * SCORE_ROWS;
@@ -253,8 +254,8 @@ INLINE void accumulate_scores(const scores *t, int nv, bool gradient, bool given
     }
 }
 
-/* A panel of any width in any mode. A single vector takes three tiles at once, since the few sums of one tile would wait for
- * each other. */
+/* A panel of any width in any mode. A single vector takes three tiles at once: one tile has too few sums to hide the
+ * latency of the FMAs. */
 NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
     const bool gradient = mode == SCORE_GRADIENT || mode == SCORE_GRADIENT_MASKED;
     const bool logits = mode == SCORE_RAW || mode == SCORE_BIASED || mode == SCORE_CAPPED;
@@ -279,8 +280,8 @@ INLINE void finish_row(const scores *t, enum score_mode mode, int64_t j, const v
     }
 }
 
-/* The first `whole` keys (whole tiles) in a mode that sums. The next tile is multiplied in SCORE_ROWS shares of the depth, and
- * after each share one row of this tile is finished. */
+/* The first `whole` keys (whole tiles) in a mode that sums. The next tile is multiplied in SCORE_ROWS shares of the
+ * depth; after each share one row of this tile is finished. */
 INLINE void score_by_rows(const scores *t, enum score_mode mode, bool pairs, int64_t whole) {
     const int64_t share = (t->depth + SCORE_ROWS - 1) / SCORE_ROWS;
     vec before[SCORE_ROWS][SCORE_WIDTH], sum[SCORE_WIDTH];
@@ -306,7 +307,7 @@ INLINE void score_by_rows(const scores *t, enum score_mode mode, bool pairs, int
     }
 }
 
-/* One tile on the accumulators. */
+/* One whole tile, finished in the accumulators. */
 INLINE void score_whole_tile(const scores *t, enum score_mode mode, bool pairs, int64_t j0) {
     const bool gradient = mode == SCORE_GRADIENT || mode == SCORE_GRADIENT_MASKED;
     const int64_t second = second_chain(t, gradient);
@@ -377,13 +378,13 @@ static void score(const scores *t, int nv, enum score_mode mode) {
     }
 }
 
-/* Where m is too large for vexp2_above, or infinite. */
+/* Lanes in which m is infinite or too large for vexp2_above. */
 INLINE ivec is_huge(vec m) { return (m > HUGE_SCORE) | (m < -HUGE_SCORE); }
 
-/* s (n, nv vectors) = 2^(c * s - shift - shift_low), without shift_low where it is NULL: then shift holds integers.
- * Masked pairs are marked -0 where `biased`. Adds the sum over keys to `sum`, a tile's rows first, as the tiles do. Returns
- * whether any pair is masked. The bits and the form of `sum` are those of SCORE_SUMMED with shift_low and of SCORE_WEIGHTS
- * without. */
+/* s (n, nv vectors) = 2^(c * s - shift - shift_low). shift_low may be NULL; shift then holds integers. With `biased`,
+ * masked pairs become -0, and the result is whether there are any. Adds the sum over keys to `sum`, each tile's rows
+ * first, as the tiles do. The bits, and the layout of `sum`, are those of SCORE_SUMMED with shift_low and of
+ * SCORE_WEIGHTS without. */
 NOINLINE bool exponentiate(real *s, int64_t s_row, int64_t n, int nv, real c, const real *shift, const real *shift_low,
                            real *sum, bool biased) {
     const int n_sums = shift_low ? 1 : SUMS;

@@ -10,7 +10,7 @@ typedef struct double_scratch {
     tangent_scratch forward;
     real *v_tail, *v_t_tail;
     real *dout;                          /* pack_panels of d_v */
-    real *g, *c;                         /* (block, n_lanes): G and C, then what is multiplied with K and with b */
+    real *g, *c;                         /* (block, n_lanes): G and C, then the factors of K and of b */
     real *q_rows, *q_t_rows, *dout_rows; /* packed rows */
     real *delta, *cross;                 /* per query: D, rowsum(dO * O_t) */
     real *dq;                            /* (n_lanes, d_k rounded up to VL) */
@@ -63,8 +63,8 @@ INLINE void double_products(const sdpa_unit *u, const double_scratch *w, const t
     score(&t, q.nv, SCORE_RAW);
 }
 
-/* From s, t, G and C of a vector of queries and n keys to what is multiplied: with dO in s, with q and k in g, with their
- * tangents in c; and the mask's gradient in t. Masked pairs become -0. Returns which lanes have some. */
+/* From s, t, G and C of a vector of queries and n keys, computes the factors of the products: of dO in s, of q and k in
+ * g, of their tangents in c; and the mask's gradient in t. Masked pairs become -0; returns which lanes have any. */
 INLINE ivec double_lanes(const sdpa_unit *u, const double_scratch *w, int64_t lane, int64_t n, bool biased) {
     const tangent_scratch *f = &w->forward;
     const real bend = bend_of(u->problem);
@@ -95,7 +95,7 @@ INLINE ivec double_lanes(const sdpa_unit *u, const double_scratch *w, int64_t la
     return any_masked;
 }
 
-/* What is multiplied, for all queries and a block of keys; returns what they see of them. */
+/* double_lanes for all queries and a block of keys; returns what the queries see of the keys. */
 NOINLINE enum panel_state double_scores(const sdpa_unit *u, const double_scratch *w, const tangent_block *b) {
     const tangent_scratch *f = &w->forward;
     bool any = false, masked = false;
@@ -117,7 +117,7 @@ NOINLINE enum panel_state double_scores(const sdpa_unit *u, const double_scratch
     return !any ? PANEL_HIDDEN : masked ? PANEL_MASKED : PANEL_VISIBLE;
 }
 
-/* What keys j add to dq, dk, dv, dmask. */
+/* Adds the contributions of keys j to dq, dk, dv and dmask. */
 NOINLINE void double_keys(const sdpa_unit *u, const double_scratch *w, const double_rows *own, keys j) {
     const sdpa_problem *p = u->problem;
     const tangent_scratch *f = &w->forward;
@@ -154,7 +154,7 @@ INLINE void double_queries(const sdpa_unit *u, const double_scratch *w, const ro
             f->m[i] = f->l[i] = 0; /* P = 0 */
             continue;
         }
-        f->l[i] = 1 / f->l[i]; /* P = 2^(s - m) / l: with s - lse in the exponent its rounding would weigh more */
+        f->l[i] = 1 / f->l[i]; /* P = 2^(s - m) / l: in 2^(s - lse) the rounding of the exponent would weigh more */
         vec delta = {0}, cross = {0};
         for (int64_t x = 0; x < f->v_row; x += VL) {
             delta += vload(dout->p + i * dout->row + x) * vload(f->o + i * f->v_row + x);
@@ -165,7 +165,7 @@ INLINE void double_queries(const sdpa_unit *u, const double_scratch *w, const ro
     }
 }
 
-/* The sink's derivative: it has no value, so that its G and C are 0. */
+/* The sink's derivative. A sink has no value, so its G and C are 0. */
 INLINE double double_sink(const sdpa_unit *u, const double_scratch *w) {
     const tangent_scratch *f = &w->forward;
     const double sink = sink_of(u);
@@ -177,7 +177,7 @@ INLINE double double_sink(const sdpa_unit *u, const double_scratch *w) {
     return sum;
 }
 
-/* dq of the unit and its share of dk, dv, dmask, dsinks; o_t. */
+/* Computes dq and o_t of the unit and adds to dk, dv, dmask and dsinks. */
 COLD static void double_backward_unit(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};

@@ -1,12 +1,12 @@
 /* The softmax family, for rows in memory (softmax_rows) or one row per lane (softmax_lanes). Each row takes up to three
- * passes, the sum subtracting the maximum first (Blanchard, Higham & Higham 2021: as accurate as the exponentials allow);
- * rows longer than a chunk carry maximum and sum along (Milakov & Gimelshein 2018).
+ * passes, the sum subtracting the maximum first (Blanchard, Higham & Higham 2021: as accurate as the exponentials
+ * allow); rows longer than a chunk keep a running maximum and sum (Milakov & Gimelshein 2018).
  *
  * Both kernels sum in the same order, so that a result does not depend on how its row lies in memory: element j belongs
- * to slot j % VL; each slot is cut into blocks of SUM_CHAINS * SUM_CHAIN elements, taken in turn into SUM_CHAINS partial
- * sums from zero; blocks, and then the slots as a binary tree, are added with their rounding errors kept. The relative
- * error is at most (SUM_CHAIN + 3) u for any n, u the unit roundoff, and a fraction of u in the mean.
- * Elements are staged into the compute type before; -inf stands for an element that is left out. */
+ * to slot j % VL; each slot is cut into blocks of SUM_CHAINS * SUM_CHAIN elements, dealt to SUM_CHAINS partial sums
+ * that start from zero; blocks, and then slots as a binary tree, are added with their rounding errors kept. The
+ * relative error is at most (SUM_CHAIN + 3) u for any n, u the unit roundoff, and a fraction of u in the mean. Elements
+ * arrive in the compute type; -inf stands for an element that is left out. */
 #ifndef SDPA_KERNEL_SOFTMAX_H
 #define SDPA_KERNEL_SOFTMAX_H
 
@@ -43,11 +43,10 @@ typedef struct softmax_sum {
     real sum, low;
 } softmax_sum;
 
-/* The low part is NaN once the sum is infinite. */
+/* The low part is NaN once the sum is infinite; 0 replaces it. */
 INLINE softmax_sum sum_result(real sum, real low) { return (softmax_sum){sum, low == low ? low : 0}; }
 
-/* What element x, g adds to the sum of its row. Lanes past the end come with x = -inf, g = 0, except in SUM_PRODUCT,
- * where x = 0. */
+/* What an element x, g adds to the sum of its row. Lanes past the end have x = -inf and g = 0, in SUM_PRODUCT x = 0. */
 INLINE vec softmax_term(enum sum_kind kind, const softmax_constants *k, vec m, vec x, vec g) {
     switch (kind) {
     case SUM_EXP:
@@ -60,13 +59,13 @@ INLINE vec softmax_term(enum sum_kind kind, const softmax_constants *k, vec m, v
     return x;
 }
 
-/* An element of out. m, s: per row, see softmax_finish; s_low completes s where s cancels: in SDPA_SOFTMAX_BACKWARD with g, for
- * a weight near 1. */
+/* An element of out. m and s are one per row, see softmax_finish; s_low completes s where s cancels: against g in
+ * SDPA_SOFTMAX_BACKWARD, for a weight near 1. */
 INLINE vec softmax_result(sdpa_softmax_op op, const softmax_constants *k, vec m, vec s, vec s_low, vec x, vec g) {
     const real left_out = -(real)INFINITY;
     switch (op) {
     case SDPA_SOFTMAX: {
-        /* x holds the exponential. The compiler fuses the first product into the addition, so it is not rounded. */
+        /* x holds the exponential. The compiler contracts this to an FMA, so the first product is not rounded. */
         vec p = x * s, low = x * s_low;
         return p + low;
     }
@@ -106,7 +105,7 @@ INLINE void softmax_finish(sdpa_softmax_op op, double l, double l_low, real *s, 
     }
 }
 
-/* softmax_finish of SDPA_SOFTMAX for rows that are one chunk, whose l has the compute type. */
+/* softmax_finish of SDPA_SOFTMAX for rows of a single chunk, whose l has the compute type. */
 INLINE vec softmax_inverse(vec l, vec l_low, vec *s_low) {
 #if defined(__FMA__) || defined(__aarch64__)
     const ivec empty = l == 0;
@@ -125,15 +124,15 @@ INLINE vec softmax_inverse(vec l, vec l_low, vec *s_low) {
 #endif
 }
 
-/* Takes a chunk's sum, relative to t->m in SUM_EXP, into the row's. */
+/* Adds the sum of a chunk, which in SUM_EXP is relative to t->m, to the row's sum. */
 INLINE void softmax_add(sdpa_softmax_stats *t, softmax_sum chunk) {
     double sum = (double)chunk.sum, l = t->l + sum, d = l - t->l;
     t->l_low += (t->l - (l - d)) + (sum - d) + (double)chunk.low;
     t->l = l;
 }
 
-/* Makes the maximum of a chunk the row's if it is greater, and returns what to subtract: 0 while there is none, so that
- * exp(-inf - 0) = 0. */
+/* Makes m, the maximum of a chunk, the row's maximum if it is greater. Returns what to subtract: 0 while there is no
+ * maximum, so that exp(-inf - 0) = 0. */
 INLINE real softmax_update(sdpa_softmax_stats *t, double inverse, real m) {
     if ((double)m > t->m) {
         double factor = t->m == -INFINITY ? 1 : exp((t->m - (double)m) * inverse);
@@ -146,7 +145,7 @@ INLINE real softmax_update(sdpa_softmax_stats *t, double inverse, real m) {
 
 /* ---- rows ---- */
 
-/* x[j ..] of a row that ends at n, `fill` past its end. */
+/* A vector of a row of n elements from element j on, with `fill` past the end. */
 INLINE vec row_part(const real *x, int64_t j, int64_t n, real fill) {
     if (n - j >= VL) return vload(x + j);
     vec part = vload_partial(x + j, (int)(n - j));
@@ -173,7 +172,7 @@ NOINLINE real row_max(const real *x, int64_t n) {
     return vreduce_max(vmax2(vmax2(m[0], m[1]), vmax2(m[2], m[3])));
 }
 
-/* The tree over the lanes; lane 0 counts. */
+/* Sums over the lanes as a binary tree; lane 0 has the result. */
 INLINE softmax_sum sum_lanes(vec sum, vec low) {
     UNROLL for (int h = VL / 2; h > 0; h /= 2) {
         vec other = vswap(sum, h);
@@ -183,7 +182,7 @@ INLINE softmax_sum sum_lanes(vec sum, vec low) {
     return sum_result(sum[0], low[0]);
 }
 
-/* Sum over a row. `e`, where not NULL, receives the terms. */
+/* The sum over a row. `e`, unless NULL, receives the terms. */
 INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *constants, real m, const real *x, const real *g,
                            real *e, int64_t n) {
     const softmax_constants own = *constants, *k = &own; /* a copy that no store can alias */
@@ -253,7 +252,7 @@ INLINE bool is_forward(sdpa_softmax_op op) {
     return op == SDPA_SOFTMAX || op == SDPA_LOG_SOFTMAX || op == SDPA_LOGSUMEXP;
 }
 
-/* Takes a chunk of row i into its sums. `most`: its maximum; `e`, where not NULL, receives exponentials. */
+/* Adds a chunk of row i to its sums. `most`: the chunk's maximum; `e`, unless NULL, receives exponentials. */
 INLINE void row_add(const sdpa_softmax_block *b, const softmax_constants *k, int64_t i, real most, real *e,
                     sdpa_softmax_stats *t) {
     const real *x = (const real *)b->x + i * b->x_row, *g = (const real *)b->g + i * b->g_row;
@@ -271,7 +270,7 @@ INLINE void row_add(const sdpa_softmax_block *b, const softmax_constants *k, int
     }
 }
 
-/* A chunk of row i of the result, from the row's sums. `keep`: out holds exponentials already. */
+/* Writes a chunk of row i of the result, from the row's sums. `keep`: out already holds the exponentials. */
 INLINE void row_result(const sdpa_softmax_block *b, const softmax_constants *k, int64_t i, bool keep,
                        const sdpa_softmax_stats *t) {
     const real *x = (const real *)b->x + i * b->x_row, *g = (const real *)b->g + i * b->g_row;
@@ -329,7 +328,7 @@ static void softmax_rows(const sdpa_softmax_block *b) {
         sdpa_softmax_stats t = {-INFINITY, 0, 0};
         if (b->phase != SDPA_SOFTMAX_WHOLE) t = b->stats[i];
         if (sums) row_add(b, &k, i, most, keep ? (real *)b->out + i * b->out_row : NULL, &t);
-        /* The next row's maximum, before anything waits for this row's sum. */
+        /* The next row's maximum now, before anything waits for this row's sum. */
         if (maxima && i + 1 < b->n_rows) most = row_max((const real *)b->x + (i + 1) * b->x_row, b->n);
         if (b->phase == SDPA_SOFTMAX_SUM) {
             b->stats[i] = t;
@@ -352,7 +351,7 @@ NOINLINE vec lanes_max(const real *x, int64_t col, int64_t n) {
     return vmax2(m[0], m[1]);
 }
 
-/* row_sum for lanes: the sums of each slot one after the other. */
+/* row_sum for lanes: sums one slot after the other. */
 INLINE vec lanes_sum(vec *low_out, enum sum_kind kind, const softmax_constants *k, vec m, const real *x, int64_t x_col,
                      const real *g, int64_t g_col, real *e, int64_t e_col, int64_t n) {
     vec slot[VL], slot_low[VL];
@@ -434,7 +433,7 @@ typedef struct lanes_stats {
     vec shift, sum, low;
 } lanes_stats;
 
-/* The sums of a chunk. In phases other than WHOLE the maximum includes the chunks before, from b->stats. */
+/* The sums of a chunk. In phases other than WHOLE the maximum includes that of earlier chunks, from b->stats. */
 INLINE lanes_stats lanes_add(const sdpa_softmax_block *b, const softmax_constants *k, bool keep) {
     lanes_stats t = {{0}, {0}, {0}};
     if (b->op == SDPA_SOFTMAX_BACKWARD) {

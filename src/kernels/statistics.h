@@ -1,25 +1,25 @@
-/* Statistics of each row of weights without the matrix: streamed like the forward, one product per pair of blocks.
- * With x = s - m and e = exp(x), all but the moments of the scores are sums of e, e x, e^2, e^3; mean and variance of the
- * logits over the visible keys are merged from those of the blocks (Chan, Golub & LeVeque 1983). The logits are natural ones,
- * not in log2 units, whose rounded factor would be in mean and variance. */
+/* Statistics of each row of weights without the matrix: streamed like the forward, one product per pair of blocks. With
+ * x = s - m and e = exp(x), everything but the moments of the scores follows from sums of e, e x, e^2 and e^3; mean and
+ * variance of the logits over the visible keys are merged from those of the blocks (Chan, Golub & LeVeque 1983). Logits
+ * are natural, not in log2 units, whose rounded factor would affect mean and variance. */
 #ifndef SDPA_KERNEL_STATISTICS_H
 #define SDPA_KERNEL_STATISTICS_H
 
 #include "pass.h"
 
-/* Per query, as vectors: sums relative to the maximum m + m_low (what rounding took from m, where that is finite); count,
- * mean and sum of squared deviations of the logits, the last two as sums of two. */
+/* Per query, as vectors: sums relative to the maximum m + m_low (m_low is the rounding error of m where that is
+ * finite); count, mean and sum of squared deviations of the logits, the last two as sums of a high and a low part. */
 typedef struct row_sums {
     vec m, m_low, l, ex, e2, e3, n, mean, mean_low, m2, m2_low;
 } row_sums;
 
-/* Sums over the keys of a block, for four tiles of 8 keys in turn. */
+/* Sums over the keys of a block; tiles of 8 keys are added to four sums in turn. */
 typedef struct block_sums {
     vec l[4], ex[4], e2[4], e3[4], count, total, total_low;
 } block_sums;
 
-/* The block_sums of n logits factor * s, rows s_row apart, reduced by shift + low. `masked`, a constant: leaves out logits of
- * -inf; else they make `total` infinite or NaN. The others have the same bits either way. */
+/* The block_sums of n logits factor * s, rows s_row apart, reduced by shift + low. `masked`, a constant: leaves out
+ * logits of -inf; else they make `total` infinite or NaN. The others have the same bits either way. */
 INLINE void sum_logits(block_sums *b, const real *s, int64_t s_row, int64_t n, vec shift, vec low, real factor,
                        bool masked) {
     /* log2 e as the sum of two, the first with at most half the bits of a significand. */
@@ -49,7 +49,7 @@ INLINE void sum_logits(block_sums *b, const real *s, int64_t s_row, int64_t n, v
     }
 }
 
-/* The sum of squares of n logits less their mean. */
+/* The sum of squared differences of n logits from `mean`. */
 INLINE vec squares_from(const real *s, int64_t s_row, int64_t n, vec mean, real factor, bool masked) {
     vec squares[4] = {{0}};
     for (int64_t tile = 0; tile < n; tile += 8) {
@@ -65,8 +65,8 @@ INLINE vec squares_from(const real *s, int64_t s_row, int64_t n, vec mean, real 
     return sum_of_four(squares, 1);
 }
 
-/* Adds n logits, factor * s of rows s_row apart, the greatest of them factor * most, to the sums of a vector of queries.
- * Inline into its only caller: far slower as a function. */
+/* Adds n logits, factor * s of rows s_row apart, the greatest of them factor * most, to the sums of a vector of
+ * queries. Inlined into its only caller, since an out-of-line call is far slower. */
 INLINE void add_logits(row_sums *r, const real *s, int64_t s_row, int64_t n, vec most, real factor, bool masked) {
     const vec maximum = factor * most, lost = vmulsub(vset1(factor), most, maximum),
               rest = vselect(lost - lost == 0, lost, (vec){0});

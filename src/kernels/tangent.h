@@ -1,14 +1,14 @@
 /* Forward mode and second order. With tangents a, b, c, e of q, k, v and the mask:
  *   T  = slope * scale (a K^T + Q b^T) + e        tangent of the logits (slope: of the softcap)
  *   mu = rowsum(P * T), and O_t = (P * (T - mu)) V + P c.
- * <a, dQ> + <b, dK> + <c, dV> + <e, dMask>, the double backward's function of the gradients, is <dO, O_t> (plus
- * <dlse, mu>): differentiating that once more, with G = dO V^T, C = dO c^T, D = rowsum(dO * O) - dlse,
+ * <a, dQ> + <b, dK> + <c, dV> + <e, dMask>, the double backward's function of the gradients, is <dO, O_t> (plus <dlse,
+ * mu>): differentiating that once more, with G = dO V^T, C = dO c^T, D = rowsum(dO * O) - dlse,
  *   dS  = P * (G - D)                             what T is multiplied with
  *   dS' = P * ((T - mu) * (G - D) + C - rowsum(dO * O_t))
- * and the derivatives are dS' K + dS b for q, dS'^T Q + dS^T a for k (times scale and slope), (P * (T - mu))^T dO for v,
- * dS' for the mask, O_t for dO. A softcap adds slope' * T_0 * dS to what reaches the scores, T_0 = T before slope and e.
- * Dropout multiplies P by R wherever it meets a value: in O_t, G, C and v's derivative.
- * Products per pair of blocks: 6 in forward mode, 6 + 10 in the double backward. */
+ * and the derivatives are dS' K + dS b for q, dS'^T Q + dS^T a for k (times scale and slope), (P * (T - mu))^T dO for
+ * v, dS' for the mask, O_t for dO. A softcap adds slope' * T_0 * dS to what reaches the scores, T_0 = T before slope
+ * and e. Dropout multiplies P by R wherever it meets a value: in O_t, G, C and v's derivative. Products per pair of
+ * blocks: 6 in forward mode, 6 + 10 in the double backward. */
 #ifndef SDPA_KERNEL_TANGENT_H
 #define SDPA_KERNEL_TANGENT_H
 
@@ -63,7 +63,7 @@ static size_t tangent_bytes(const sdpa_problem *p) {
     return arena.used;
 }
 
-/* pack_rows of a matrix that may be absent: p = NULL then. */
+/* pack_rows of a matrix that may be absent, in which case p is NULL. */
 INLINE rows tangent_rows(const sdpa_matrix *m, int64_t j, int64_t n, int64_t d, int64_t n_reads, real *packed,
                          real *tail) {
     if (!m->data) return (rows){0};
@@ -75,8 +75,8 @@ typedef struct tangent_block {
     rows k, k_t, v, v_t;
 } tangent_block;
 
-/* For a panel: logits s in log2 units, their maximum over keys, T_0 = scale (a K^T + Q b^T) in t, and h. False, computing
- * nothing, if all pairs are masked. */
+/* For a panel: logits s in log2 units, their maximum over keys, T_0 = scale (a K^T + Q b^T) in t, and h. False,
+ * computing nothing, if all pairs are masked. */
 NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const tangent_block *b, panel q,
                              vec *maximum) {
     const sdpa_problem *p = u->problem;
@@ -109,9 +109,9 @@ INLINE bool tangent_mask(const sdpa_unit *u, const tangent_scratch *w, const tan
     return u->mask_t.data && mask_block(&u->mask_t, &pairs, 1, w->e + q.i, w->n_lanes, w->line) != BIAS_NONE;
 }
 
-/* For a vector of queries: m, l and mu from n keys, P^T (without l) in s and P^T * (T - mu) in t, with dropout. Masked pairs
- * are -0. Sets *alpha, by which earlier sums shrink, and *moved, by how much mu moved; returns which lanes have masked
- * pairs. */
+/* Updates m, l and mu of a vector of queries with n keys, and leaves P^T (not divided by l) in s and P^T * (T - mu) in
+ * t, both with dropout. Masked pairs become -0. Sets *alpha, by which earlier sums shrink, and *moved, by how much mu
+ * moved; returns which lanes have masked pairs. */
 INLINE ivec tangent_weights(const tangent_scratch *w, int64_t lane, int64_t n, bool biased, vec maximum, vec *alpha,
                             vec *moved) {
     ivec any_masked = {0};
@@ -137,8 +137,8 @@ INLINE ivec tangent_weights(const tangent_scratch *w, int64_t lane, int64_t n, b
         sums[tile / 8 % 4] += part;
         sums_t[tile / 8 % 4] += part_t;
     }
-    /* T is taken from its mean so far, and what was summed before moves to the new one: subtracted at the end, mu would cost
-     * the digits that mu O and P T V have in common. */
+    /* T is measured from its mean so far, and earlier sums are moved to the new mean. If mu were subtracted only at the
+     * end, the digits that mu O and P T V have in common would be lost. */
     const vec sum = sum_of_four(sums, 1), sum_t = sum_of_four(sums_t, 1);
     vec l = *alpha * vload(w->l + lane), mu = vload(w->mu + lane);
     vec mean = vselect(l + sum == 0, (vec){0}, (l * mu + sum_t) / (l + sum));
@@ -235,7 +235,7 @@ NOINLINE bool tangent_sweep(const sdpa_unit *u, const tangent_scratch *w, int64_
     return true;
 }
 
-/* o and o_t of the unit. */
+/* Computes o and o_t of the unit. */
 COLD static void tangent_unit(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};

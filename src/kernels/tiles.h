@@ -15,7 +15,7 @@
 #define MOST_SCORE_ROWS (3 * SCORE_ROWS)
 #define MAX_TILE_ROWS 12
 
-/* What is done to a tile of scores, on the accumulators. */
+/* What happens to a tile of scores while it is in the accumulators. */
 enum score_mode {
     SCORE_RAW,             /* s = acc;                              extreme = max over keys */
     SCORE_ADDED,           /* s = s + acc */
@@ -29,14 +29,14 @@ enum score_mode {
 };
 #define SCORE_MODES (SCORE_GRADIENT_MASKED + 1)
 
-/* What the masks add to a block of scores: nothing, finite numbers, -inf to some, -inf to all. */
+/* What the masks add to a block of scores: nothing, finite numbers, -inf in some places, -inf everywhere. */
 enum bias_kind { BIAS_NONE, BIAS_FINITE, BIAS_SOME_MASKED, BIAS_ALL_MASKED };
 
 /* What a panel of queries sees of a key block: all pairs, some, none. */
 enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
 
-/* Products dO V^T longer than this are summed in two chains, which halves their rounding. Q K^T stays one chain: forward and
- * backward must agree on it, and there a second chain costs too much of the forward's time. */
+/* Products dO V^T longer than this are summed in two chains, which halves their rounding. Q K^T keeps one chain:
+ * forward and backward must agree on it, and a second chain would cost the forward too much time. */
 #define LONG_CHAIN 32
 
 /* Running sums over the keys of a block (scores.h). */
@@ -46,44 +46,46 @@ enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
 #define STALE_LIMIT 64
 #define STALE_SUM 0x1p64f /* 2^STALE_LIMIT */
 
-/* For its first key block a panel takes the maximum over the first FIRST_KEYS keys (whole tiles). Like later blocks, which
- * reuse an earlier maximum, the block then needs only one pass. Where these scores lie further than FIRST_SPREAD apart, in
- * log2 units, the maximum is that of the whole block. */
+/* For its first key block a panel takes the maximum over the first FIRST_KEYS keys (whole tiles). Like later blocks,
+ * which reuse an earlier maximum, the block then needs only one pass. If the scores of these keys are more than
+ * FIRST_SPREAD apart, in log2 units, the panel takes the maximum of the whole block instead. */
 #define FIRST_KEYS 8
 #define FIRST_SPREAD 32
 
-/* Beyond this, in log2 units, a maximum carries what rounding took from it (forward.h), and vexp2_above cannot take an lse
- * as an integer. */
+/* Above this, in log2 units, the rounding error of a maximum is kept beside it (forward.h), and lse is too large to be
+ * an integer argument of vexp2_above. */
 #define HUGE_SCORE 0x1p20f
 
-/* Key blocks whose P the backward keeps while it completes the rows: 8192 keys, 3.2 MB of float32 for 96 queries. */
+/* The number of key blocks whose P the backward keeps while it completes the rows: 8192 keys, 3.2 MB of float32 for 96
+ * queries. */
 #define KEPT_BLOCKS 64
 
-/* A row that is read at least this often is copied to whole cache lines first (pack.h). Vectors of 64 bytes, each across two
- * lines, are read too seldom beside their FMAs for the copy to pay. */
+/* A row that will be read at least this often is first copied to the start of a cache line (pack.h). For vectors of 64
+ * bytes the copy does not pay, although each vector that is not aligned crosses two lines: there are too few reads per
+ * FMA. */
 #define OFTEN (VEC_BYTES == 64 ? INT64_MAX : 32)
 
 /* At most this many queries are multiplied with vectors along d, instead of side by side in the lanes (fast/few.h). */
 #define FEW_QUERIES (VL < 6 ? VL : VL < 16 ? 6 : 8)
 
-/* A single query reads about RUN_BYTES of keys, then their values: longer runs let the hardware prefetch further ahead. At
- * most RUN_KEYS keys, for their scores are kept. */
+/* A single query reads about RUN_BYTES of keys, then their values: longer runs let the hardware prefetch further ahead.
+ * A run has at most RUN_KEYS keys, because their scores are kept. */
 #define RUN_BYTES (256 * 1024)
 #define RUN_KEYS 1024
 
 /* At most this many rows of weights are multiplied with the values one by one. */
 #define FEW_ROWS 3
 
-/* How often, and from how many bytes of keys and values on, rows are fetched ahead (scores.h). */
+/* Prefetching of rows (scores.h): after how many steps of a product, and from how many bytes of keys and values on. */
 #define FETCH_DEPTH 16
 #define FETCH_BYTES (1 << 20)
 
-/* Whether a tile's scores become weights row by row while the next tile is multiplied: exponentials wait long for each other
- * and take few of the FMA units' cycles. With 16 registers, or on the accumulators of shorter vectors, that does not pay. */
+/* Whether a tile's scores are turned into weights row by row while the next tile is multiplied. Exponentials have long
+ * latencies and leave the FMA units mostly idle. With 16 registers, or with shorter vectors, this does not pay. */
 #define BY_ROWS (VEC_BYTES == 64)
 
-/* Problems of at most SMALL_KEYS keys have their own kernels (fast/small.h). With more keys the sums over the lanes cost more
- * than transposing the queries. */
+/* Problems of at most SMALL_KEYS keys have their own kernels (fast/small.h). With more keys, sums over the lanes would
+ * cost more than transposing the queries. */
 #if VEC_BYTES >= 32
 #define SMALL 1
 #else

@@ -1,15 +1,16 @@
-/* Vectors of `real` for one instruction set, and their operations. The headers vec_NAME.h are the only files with intrinsics.
+/* Vectors of `real` for one instruction set, and their operations. The headers vec_NAME.h are the only files with
+ * intrinsics.
  *
- * Arithmetic (+ - * /, a * b + c contracts to FMA), casts and shuffles are vector extensions of GCC and Clang and look the
- * same for every instruction set. Each header vec_NAME.h defines the rest under these names:
+ * Arithmetic (+ - * /, a * b + c contracts to FMA), casts and shuffles are vector extensions of GCC and Clang and are
+ * the same for every instruction set. Each header vec_NAME.h defines the rest, under these names:
  *
- *   vmax2, vmin2      b where the comparison fails, so a NaN in b always comes through; with NEON a NaN in a does so, too,
- *                     and +0 is larger than -0
- *   vmulsub           a * b - c, rounded once where there is FMA: for results that must agree with those of other places,
- *                     since whether the compiler contracts an expression depends on what surrounds it
+ *   vmax2, vmin2      b if the comparison fails, so a NaN in b always propagates; with NEON so does a NaN in a, and +0
+ *                     is larger than -0
+ *   vmulsub           a * b - c, rounded once if there is FMA. For results that must agree with those computed elsewhere:
+ *                     whether the compiler contracts an expression depends on the code around it
  *   vany              whether any lane of a mask is set
  *   vload_partial, vstore_partial
- *                     the first n lanes, 0 <= n <= VL (load: the other lanes are 0); touch no other memory
+ *                     the first n lanes, 0 <= n <= VL (load: the other lanes are 0); no other memory is touched
  *   vmultiply_even    products of the even 32-bit words with a 32-bit factor, as 64-bit words
  *   vbits             bit l: whether byte l of 32 is not 0
  *
@@ -17,14 +18,15 @@
  *
  *   HAVE_F16          vwiden_f16, vnarrow_f16 (float32 only): VL elements; widen_f16, narrow_f16: one
  *   HAVE_MUL_FINITE   vmul_finite
- *   HAVE_SCALE        vround, vrest: x to the nearest multiple of 2^-bits (a constant), and what that takes from x, which
- *                     for +-inf is 0; vscale: x 2^floor(n), or 0 where y < least; vchoose (float32 only): of 16 numbers the
- *                     one that the last four bits of each lane of `index` choose
- *   HAVE_PAIRS        float32 kernels multiply pairs of bfloat16, each in the place of a float. vdot: sum + the product of
- *                     the high halves of `pair` and of each lane + that of the low halves; vpair: each lane's even and odd,
- *                     rounded to nearest, as its low and its high half
+ *   HAVE_SCALE        vround, vrest: x to the nearest multiple of 2^-bits (a constant), and x minus that, which is 0
+ *                     for +-inf; vscale: x 2^floor(n), or 0 where y < least; vchoose (float32 only): lane by lane,
+ *                     the one of 16 numbers that the last four bits of `index` select
+ *   HAVE_PAIRS        float32 kernels multiply pairs of bfloat16, each pair in place of a float. vdot: sum + the product
+ *                     of the high halves of `pair` and of each lane + that of the low halves; vpair: each lane's
+ *                     even and odd, rounded to nearest, as its low and its high half
  *
- * Loads and stores need the alignment of an element only. tests/c/test_vec.c holds every operation against plain C. */
+ * Loads and stores need no more than the alignment of an element. tests/c/test_vec.c compares every operation with
+ * plain C. */
 #ifndef SDPA_KERNEL_VEC_H
 #define SDPA_KERNEL_VEC_H
 
@@ -45,21 +47,22 @@
 #ifdef HAVE_PAIRS
 #define PAIRS 1
 #else
-/* So that code behind `if (PAIRS && ...)` compiles everywhere. */
+/* They let code behind `if (PAIRS && ...)` compile everywhere. */
 #define PAIRS 0
 INLINE vec vdot(vec sum, int32_t pair, vec pairs) { return sum + (real)pair * pairs; }
 INLINE vec vpair(vec even, vec odd) { return even + odd; }
 #endif
 
 #ifndef HAVE_MUL_FINITE
-/* a * x for a finite a > 0, but the largest finite number of its sign where a finite x would make it infinite. */
+/* a * x for a finite a > 0; a finite x that would give an infinity gives the largest finite number of its sign. */
 INLINE vec vmul_finite(real a, vec x) {
     const vec y = vmin2(vset1(REAL_MAX), vmax2(vset1(-REAL_MAX), a * x));
     return vselect(x - x == 0, y, x);
 }
 #endif
 
-/* Shuffles: LANES(F, h) lists the lane F(l, h) of the result's lane l, of a in 0 .. VL-1 and of b in VL .. 2 VL-1. */
+/* Shuffles. LANES(F, h) lists for each lane l of the result its source F(l, h): 0 .. VL-1 are lanes of a, VL .. 2 VL-1
+ * of b. */
 #define LANES_2(F, h) F(0, h), F(1, h)
 #define LANES_4(F, h) LANES_2(F, h), F(2, h), F(3, h)
 #define LANES_8(F, h) LANES_4(F, h), F(4, h), F(5, h), F(6, h), F(7, h)
@@ -100,7 +103,7 @@ INLINE void vtranspose(vec *r) {
 }
 #undef STAGE
 
-/* Lane l gets lane l ^ h, h a power of 2 below VL. */
+/* Lane l of the result is lane l ^ h; h is a power of 2 below VL. */
 #define FLIP(l, h) ((l) ^ (h))
 INLINE vec vswap(vec x, int h) {
     switch (h) {
@@ -124,7 +127,7 @@ INLINE vec vswap(vec x, int h) {
 #undef FLIP
 
 #if VEC_BYTES >= 32
-/* Lane i: the sum of x[i % 4]'s lanes of the same four. */
+/* Lane i: the sum of those lanes of x[i % 4] that are in the same group of four as i. */
 #define EVEN(l, h) ((l) / 4 * 4 + (l) % 2 * 2 + ((l)&2 ? VL : 0))
 #define ODD(l, h) (EVEN(l, h) + 1)
 INLINE vec vfour(const vec *x) {
@@ -141,7 +144,7 @@ INLINE vec vfour(const vec *x) {
 #undef ODD
 #undef EVEN
 
-/* Lane i: the sum of x[i % 4]'s lanes. */
+/* Lane i: the sum of all lanes of x[i % 4]. */
 INLINE vec vsum4(const vec *x) {
     vec sum = vfour(x);
     UNROLL for (int h = 4; h < VL; h *= 2) sum += vswap(sum, h);
@@ -150,7 +153,7 @@ INLINE vec vsum4(const vec *x) {
 #endif
 
 #if VEC_BYTES == 64
-/* Lane 4 k + i: the sum of x[k][i]'s lanes, for the VL / 4 first k. */
+/* Lane 4 k + i: the sum of all lanes of x[k][i], for k < VL / 4. */
 #define FRONT(l, h) ((l) < VL / 2 ? (l) : VL / 2 + (l))
 #define BACK(l, h) ((l) < VL / 2 ? VL / 2 + (l) : VL + (l))
 #define EVEN_FOURS(l, h) ((l) / 4 * 8 + (l) % 4)
@@ -174,7 +177,7 @@ INLINE vec vsums(const vec (*x)[4]) {
 #undef HIGH
 #undef LOW
 
-/* Reductions over the lanes, a binary tree. vreduce_max: any lane if one is NaN. */
+/* Reductions over the lanes, as a binary tree. vreduce_max returns an arbitrary lane if one is NaN. */
 INLINE real vreduce_add(vec x) {
     UNROLL for (int h = VL / 2; h > 0; h /= 2) x += vswap(x, h);
     return x[0];

@@ -33,7 +33,7 @@ INLINE vec vload_partial(const real *p, int n) {
     return (vec)NATIVE(maskload)(p, (__m256i)(lane < (real_bits)n));
 }
 
-/* By halves: AMD's processors take a masked store in microcode. */
+/* In halves, because AMD's processors execute a masked store in microcode. */
 INLINE void vstore_partial(real *p, vec x, int n) {
     if (n & VL) NATIVE(storeu)(p, (native)x);
 #if SDPA_REAL == 32

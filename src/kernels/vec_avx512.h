@@ -28,12 +28,12 @@ INLINE vec vmin2(vec a, vec b) { return (vec)NATIVE(min)((native)a, (native)b); 
 INLINE vec vmulsub(vec a, vec b, vec c) { return (vec)NATIVE(fmsub)((native)a, (native)b, (native)c); }
 
 #define HAVE_MUL_FINITE
-/* Rounded towards 0, a product of finite factors is finite. */
+/* Rounded towards 0, a product of finite factors stays finite. */
 INLINE vec vmul_finite(real a, vec x) {
     enum { INFINITIES = 0x18 };
     const native factor = NATIVE(set1)(a);
     native y = NATIVE(mul)(factor, (native)x);
-    __asm__("" : "+v"(y)); /* else GCC 12 may take both products for one and round all of them towards 0 */
+    __asm__("" : "+v"(y)); /* otherwise GCC 12 may merge the two products and round both towards 0 */
     return (vec)NATIVE(mask_mul_round)(y, NATIVE_MASK(fpclass)(y, INFINITIES), factor, (native)x,
                                        _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
 }

@@ -1,4 +1,4 @@
-/* Any machine: plain C on vectors of the compiler. */
+/* Any machine: plain C on the compiler's vectors. */
 #ifndef SDPA_KERNEL_VEC_GENERIC_H
 #define SDPA_KERNEL_VEC_GENERIC_H
 

@@ -1,4 +1,4 @@
-/* Operations without intrinsics, for the headers of instruction sets that have no better. */
+/* Operations without intrinsics, for instruction sets that have nothing better. */
 #ifndef SDPA_KERNEL_VEC_PLAIN_H
 #define SDPA_KERNEL_VEC_PLAIN_H
 

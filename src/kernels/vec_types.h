@@ -1,5 +1,5 @@
-/* The types of one compilation: `real` is float or double (SDPA_REAL = 32 or 64), a vec holds VL of them. The header of the
- * instruction set (vec_NAME.h) defines VEC_BYTES and includes this one before it defines its operations. */
+/* The types of one compilation: `real` is float or double (SDPA_REAL = 32 or 64), and a vec holds VL of them. The
+ * header of the instruction set (vec_NAME.h) defines VEC_BYTES, includes this file, and then defines its operations. */
 #ifndef SDPA_KERNEL_VEC_TYPES_H
 #define SDPA_KERNEL_VEC_TYPES_H
 
@@ -11,13 +11,14 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define NOINLINE static __attribute__((noinline))
-#define COLD __attribute__((cold)) /* seldom, or once per unit: small rather than fast */
+#define COLD __attribute__((cold)) /* runs rarely, or once per unit: optimised for size */
 #define UNROLL _Pragma("GCC unroll 32")
-#define SIMD _Pragma("omp simd") /* for loops over memory that are worth code for any length */
+#define SIMD _Pragma("omp simd") /* for loops over memory that are worth vector code for any length */
 
 #define VL (VEC_BYTES * 8 / SDPA_REAL)
 
-/* SIGN_BIT alone, -0, marks a masked pair in P and dS: an unmasked one can never be -0 in P, and only by underflow in dS. */
+/* -0, that is, SIGN_BIT alone, marks a masked pair in P and dS. An unmasked pair is never -0 in P, and in dS only by
+ * underflow. */
 #if SDPA_REAL == 32
 typedef float real;
 typedef int32_t real_bits;
@@ -33,7 +34,7 @@ typedef int64_t real_bits;
 #endif
 
 typedef real vec __attribute__((vector_size(VEC_BYTES)));
-typedef real_bits ivec __attribute__((vector_size(VEC_BYTES))); /* also the type of a comparison: -1 true, 0 false */
+typedef real_bits ivec __attribute__((vector_size(VEC_BYTES))); /* also the type of comparisons: -1 true, 0 false */
 typedef uint64_t wide_vec __attribute__((vector_size(VEC_BYTES)));
 typedef real unaligned_vec __attribute__((vector_size(VEC_BYTES), aligned(sizeof(real)), may_alias));
 

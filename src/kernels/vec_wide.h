@@ -1,4 +1,4 @@
-/* For tests alone (make test-c): the vectors, tiles and bfloat16 pairs of AVX-512 on machines without. */
+/* For tests only (make test-c): the vectors, tiles and bfloat16 pairs of AVX-512 on machines without it. */
 #ifndef SDPA_KERNEL_VEC_WIDE_H
 #define SDPA_KERNEL_VEC_WIDE_H
 

@@ -1,15 +1,16 @@
-/* exp2 and tanh on vectors. Errors are in ulp of the exact result, and relative to it at most 8 roundings of 2^-24 (2^-53).
- * tests/c/test_vmath.c holds every bound, for float32 at every number. Numbers in parentheses are those for float64. */
+/* exp2 and tanh on vectors. Errors are in ulp of the exact result; as relative errors they are at most 8 times 2^-24
+ * (2^-53). tests/c/test_vmath.c checks every bound, for float32 at every number. Numbers in parentheses are those for
+ * float64. */
 #ifndef SDPA_KERNEL_VMATH_H
 #define SDPA_KERNEL_VMATH_H
 
 #include <math.h>
 #include "vec.h"
 
-/* Adding this to a small x rounds it to an integer, which then stands, with the exponent's bias, in the low bits. */
+/* Adding this to a small x rounds it to an integer, which then stands in the low bits, plus the exponent's bias. */
 #define EXP2_MAGIC ((real)(SDPA_REAL == 32 ? 0x1.8p23 + 127 : 0x1.8p52 + 1023))
 
-/* EXP2_MAGIC added to the largest integer n with 2^n = 0 here. */
+/* EXP2_MAGIC plus the largest integer n whose 2^n is 0 here. */
 #define EXP2_LEAST (EXP2_MAGIC - (SDPA_REAL == 32 ? 127 : 1023))
 #define EXP2_MOST (EXP2_MAGIC + (SDPA_REAL == 32 ? 127 : 1023)) /* with 2^n finite */
 
@@ -37,13 +38,14 @@ INLINE vec exp2_slope(vec f) {
 #endif
 }
 
-/* With HAVE_SCALE, n in 2^x = 2^n 2^f is x rounded to EXP2_BITS bits after the point. For float32 these are 4, and
- * 2^(n - floor n) comes from a table, which saves two FMAs: everything else runs on units that the products leave idle. */
+/* With HAVE_SCALE, n in 2^x = 2^n 2^f is x rounded to EXP2_BITS bits after the point. For float32 these are 4, and 2^(n
+ * - floor n) comes from a table, which saves two FMAs; everything else runs on execution units that the products leave
+ * idle. */
 #define EXP2_BITS (SDPA_REAL == 32 ? 4 : 0)
 #define EXP2_LEAST_NORMAL (SDPA_REAL == 32 ? -126 : -1022)
 
-/* 2^(n + f) for n next to x and f = x - n. With HAVE_SCALE n is as above, and the result is 0 where x is below the exponents
- * of normal numbers; else n is an integer with EXP2_MAGIC added, and f lies in about [-1/2, 1/2]. */
+/* 2^(n + f) for n next to x and f = x - n. With HAVE_SCALE n is as above, and the result is 0 where x is below the
+ * exponents of normal numbers; else n is an integer with EXP2_MAGIC added, and f lies in about [-1/2, 1/2]. */
 INLINE vec vexp2_finish(vec x, vec n, vec f) {
 #if defined(HAVE_SCALE) && SDPA_REAL == 32
     const vec powers = {1,           1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f,
@@ -64,9 +66,9 @@ INLINE vec vexp2_finish(vec x, vec n, vec f) {
 #endif
 }
 
-/* 2^x. Error at most 1.0 (1.1) ulp, or 1.3 without FMA. NaN gives NaN. With AVX-512 +inf gives +inf, and results below the
- * smallest normal number are 0: a subnormal would slow down the products that follow. Without, only
- * results below 0.7 of the smallest normal number are 0, and x beyond 127.49 (1023.49) gives the power of that. */
+/* 2^x. Error at most 1.0 (1.1) ulp, or 1.3 without FMA. NaN gives NaN. With AVX-512 +inf gives +inf, and results below
+ * the smallest normal number are 0: a subnormal would slow down the products that follow. Without AVX-512 only results
+ * below 0.7 of the smallest normal number are 0, and x above 127.49 (1023.49) counts as that number. */
 INLINE vec vexp2(vec x) {
 #ifdef HAVE_SCALE
     const vec f = vrest(x, EXP2_BITS);
@@ -79,8 +81,9 @@ INLINE vec vexp2(vec x) {
 #endif
 }
 
-/* The bits of vexp2 where -2^40 < x < 128 (1024), without AVX-512 where -2^40 < x < 127.49 (1023.49). Below, NaN or 0. Above,
- * NaN or so large, at least 0.99 * 2^126 (2^1022), that a sum shows it, except that float64 without AVX-512 may give -inf. */
+/* The bits of vexp2 where -2^40 < x < 128 (1024), without AVX-512 where -2^40 < x < 127.49 (1023.49). Below, NaN or 0.
+ * Above, NaN or so large, at least 0.99 * 2^126 (2^1022), that a sum shows it, except that float64 without AVX-512 may
+ * give -inf. */
 INLINE vec vexp2_quick(vec x) {
 #ifdef HAVE_SCALE /* one operation less than vrest, but NaN for +inf */
     const vec n = vround(x, EXP2_BITS);
@@ -91,10 +94,10 @@ INLINE vec vexp2_quick(vec x) {
 #endif
 }
 
-/* 2^(c x - m) for integers m, |m| at most HUGE_SCORE, where -2^40 < c x - m < 127.49 (1023.49), or anywhere below that if `any`
- * (a constant). c x - m is split into n and a rest before anything is rounded, so that the error does not grow with
- * |c x - m|: gradients of values err by 6 % less, for an FMA. Error at most 1.1 ulp, without FMA 0.7 |c x| more, since then
- * c x is rounded first. Results may be as small as 0.7 of the smallest normal number. */
+/* 2^(c x - m) for integers m, |m| at most HUGE_SCORE, where -2^40 < c x - m < 127.49 (1023.49), or anywhere below that
+ * if `any` (a constant). c x - m is split into n and a rest before anything is rounded, so that the error does not grow
+ * with |c x - m|; this makes gradients of values more precise, for one FMA. Error at most 1.1 ulp, without FMA 0.7 |c
+ * x| more, since c x is then rounded first. Results may be as small as 0.7 of the smallest normal number. */
 INLINE vec vexp2_above(vec c, vec x, vec m, bool any) {
 #ifdef HAVE_SCALE
     (void)any;
@@ -109,8 +112,8 @@ INLINE vec vexp2_above(vec c, vec x, vec m, bool any) {
 }
 
 /* 2^(c d) with c = c_high + c_low, where rounding c d would cost |c d| ulp. c_high has at most half the bits of a
- * significand and d >= d_min, where c d_min = -limit of vexp2; or d = -inf with AVX-512. Where c d is at most 127 (1023), the error
- * is at most 1.3 ulp, or 1.6 without FMA. */
+ * significand and d >= d_min, where c d_min = -limit of vexp2; or d = -inf with AVX-512. Where c d is at most 127
+ * (1023), the error is at most 1.3 ulp, or 1.6 without FMA. */
 INLINE vec vexp2_product(vec d, real c, real c_high, real c_low, real d_min) {
 #ifdef HAVE_SCALE
     (void)d_min;
@@ -135,7 +138,7 @@ INLINE vec vexp2_product(vec d, real c, real c_high, real c_low, real d_min) {
     return vexp2_finish(x, n, f);
 }
 
-/* tanh x = E / (E + 2), E = e^(2|x|) - 1 = 2^n (2^f - 1) + (2^n - 1). Error at most 4.2 ulp, near 0, too. */
+/* tanh x = E / (E + 2), E = e^(2|x|) - 1 = 2^n (2^f - 1) + (2^n - 1). Error at most 4.2 ulp, also near 0. */
 INLINE vec vtanh(vec x) {
     const ivec sign = (ivec)x & SIGN_BIT;
     const double c = 2 * M_LOG2E, c_high = (real)c;

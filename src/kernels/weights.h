@@ -1,5 +1,5 @@
-/* The matrix of scores or weights itself: the result is n_q x n_k, the extra memory still a block. Two passes over the
- * keys for the weights: the first finds maximum and sum of each query, the second writes 2^(c s - m) / l. */
+/* The matrix of scores or weights itself: the result is n_q x n_k, but the extra memory is still one block. Weights
+ * take two passes over the keys: the first finds maximum and sum of each query, the second writes 2^(c s - m) / l. */
 #ifndef SDPA_KERNEL_WEIGHTS_H
 #define SDPA_KERNEL_WEIGHTS_H
 
@@ -15,7 +15,7 @@ NOINLINE void write_block(const sdpa_matrix *out, const real *s, int64_t s_row, 
             UNROLL for (int l = 0; l < VL; l++) {
                 r[l] = (vec){0};
                 if (j + l < n) r[l] = vload(s + (j + l) * s_row + i);
-                /* A masked pair is 0 in a row of NaN, too. */
+                /* A masked pair is 0 even in a row of NaN. */
                 if (factor) r[l] = vselect((ivec)r[l] == SIGN_BIT, (vec){0}, r[l] * vload(factor + i));
             }
             vtranspose(r);
@@ -83,7 +83,7 @@ NOINLINE bool weights_sums(const sdpa_unit *u, const weights_scratch *w) {
     return true;
 }
 
-/* s = a panel's scores or logits at a stage, those of SDPA_WEIGHTS in log2 units, but for a factor, which is returned. */
+/* s = a panel's scores or logits at a stage (for SDPA_WEIGHTS in log2 units), up to a factor, which is returned. */
 INLINE real stage_scores(const sdpa_unit *u, const score_scratch *w, const rows *k, panel q, sdpa_stage stage) {
     const sdpa_problem *p = u->problem;
     const block b = block_of(u, q, k);

@@ -9,7 +9,7 @@
 
 enum { W_QUERY, W_KEY, W_SCORE, BIAS, N_WEIGHTS };
 
-/* A call of attention, and the weights that its scores come from. */
+/* A call of attention, and the weights from which its scores are computed. */
 typedef struct additive_call {
     sdpa_call call;
     sdpa_additive additive;
@@ -22,7 +22,8 @@ static sdpa_matrix matrix_of(PyArrayObject *a, sdpa_dtype dtype) {
                          sdpa_is_swapped(a)};
 }
 
-/* Checks one weight's dtype and shape: (d_k, h) of w_query and w_key, (h,) of w_score and bias. w_query's says what h is. */
+/* Checks the dtype and shape of one weight: (d_k, h) for w_query and w_key, (h,) for w_score and bias. w_query
+ * determines h. */
 static int check_weight(const additive_call *c, int i, const char *name, PyArrayObject *w, int64_t d_k) {
     const sdpa_call *call = &c->call;
     const long long h = c->additive.n_hidden, n_rows = d_k;
@@ -59,7 +60,7 @@ static int read_weights(additive_call *c, PyObject *const values[N_NAMES]) {
     return 0;
 }
 
-/* sdpa_call_end in any case. */
+/* The caller calls sdpa_call_end whatever the result. */
 static int begin(additive_call *c, PyObject *module, unsigned where, PyObject *const values[N_NAMES]) {
     c->additive = (sdpa_additive){0};
     for (int i = 0; i < N_WEIGHTS; i++) c->weights[i] = NULL;
@@ -71,7 +72,7 @@ static sdpa_status run_forward(const sdpa_problem *problem, const void *additive
     return sdpa_additive_forward(problem, additive);
 }
 
-/* out, and lse if n is 2; new references, NULL after a failure. */
+/* Computes out, and lse if n is 2: new references, NULL after a failure. */
 static int forward(PyObject *module, unsigned where, PyObject *const values[N_NAMES], int n, PyArrayObject **results) {
     additive_call c;
     const int failed = begin(&c, module, where, values) < 0 || sdpa_call_make_results(&c.call, n, results) < 0 ||

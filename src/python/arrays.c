@@ -16,17 +16,17 @@ static bool is_failure(void) {
     return PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError);
 }
 
-/* DLPack's numbers of the device types whose memory NumPy reads. */
+/* DLPack's numbers for the devices whose memory NumPy can read. */
 enum { DEVICE_CPU = 1, DEVICE_CUDA_HOST = 3, DEVICE_ROCM_HOST = 11, DEVICE_CUDA_MANAGED = 13 };
 
-/* The others, by their numbers. */
+/* The other devices, by number. */
 static const char *const DEVICES[] = {
     [2] = "cuda",     [4] = "opencl",  [7] = "vulkan",  [8] = "metal",    [9] = "vpi",   [10] = "rocm",
     [12] = "ext_dev", [14] = "oneapi", [15] = "webgpu", [16] = "hexagon", [17] = "maia", [18] = "trainium",
 };
 enum { N_DEVICES = sizeof DEVICES / sizeof DEVICES[0] };
 
-/* -1 and TypeError if the object says that its memory is not the CPU's; 0 if it does not, or says nothing. */
+/* -1 and TypeError if the object says that its memory is not the CPU's; 0 if it says that it is, or nothing. */
 static int check_device(const char *name, PyObject *value) {
     PyObject *pair = PyObject_CallMethod(value, "__dlpack_device__", NULL);
     long device, index;
@@ -52,7 +52,7 @@ static int check_device(const char *name, PyObject *value) {
     return -1;
 }
 
-/* -1 and TypeError if it is a tensor of PyTorch's bfloat16, which neither __array__ nor DLPack brings to NumPy. */
+/* -1 and TypeError for a tensor of PyTorch's bfloat16, which neither __array__ nor DLPack can pass to NumPy. */
 static int check_bfloat16(const char *name, PyObject *value) {
     PyObject *dtype = PyObject_GetAttrString(value, "dtype");
     PyObject *text = dtype ? PyObject_Str(dtype) : NULL;
@@ -69,7 +69,7 @@ static int check_bfloat16(const char *name, PyObject *value) {
     return -1;
 }
 
-/* Replaces the exception of a failed conversion by a TypeError that names the argument and has the exception as its
+/* Replaces the exception of a failed conversion with a TypeError that names the argument and has that exception as its
  * cause. */
 static void raise_not_an_array(const char *name, PyObject *value) {
     if (!is_failure()) return;
@@ -106,7 +106,7 @@ PyArrayObject *sdpa_array(PyObject *module, const char *name, PyObject *value) {
     return (PyArrayObject *)array;
 }
 
-/* ml_dtypes registers bfloat16 with NumPy under a number that differs from process to process. */
+/* ml_dtypes registers bfloat16 with NumPy under a number that differs between processes. */
 static bool is_bfloat16(sdpa_state *state, PyArray_Descr *descr) {
     int known = atomic_load_explicit(&state->bf16, memory_order_relaxed);
     if (known >= 0 || !PyTypeNum_ISUSERDEF(descr->type_num)) return descr->type_num == known;
@@ -171,8 +171,8 @@ char *sdpa_data(PyArrayObject *a) {
     return data ? data : (char *)&nothing;
 }
 
-/* True only if no two elements share memory: in order of their strides, each axis steps over all the bytes that the
- * axes before it span. True for every view made by slicing, transposing, reshaping or taking a diagonal or a field. */
+/* True only if no two elements share memory: in order of stride, each axis steps over all bytes that the axes before it
+ * span. True for every view made by slicing, transposing, reshaping, or taking a diagonal or a field. */
 static bool is_injective(PyArrayObject *a) {
     if (PyArray_SIZE(a) == 0) return true;
     npy_intp span = PyArray_ITEMSIZE(a);
@@ -229,7 +229,7 @@ int sdpa_check_out(PyObject *value, const npy_intp *sizes, int n, int type_numbe
     return 0;
 }
 
-/* Every byte's address is at least *low and below *high. */
+/* Finds the range of addresses of all bytes: at least *low, below *high. */
 static void find_bounds(PyArrayObject *a, const char **low, const char **high) {
     *low = *high = PyArray_DATA(a);
     for (int i = 0; i < PyArray_NDIM(a); i++) {
@@ -248,8 +248,8 @@ int sdpa_check_overlap(PyObject *module, PyArrayObject *out, const char *name, P
     find_bounds(input, &input_low, &input_high);
     if (high <= input_low || input_high <= low) return 0;
 
-    /* The bounds of interleaved views overlap although no element does, so NumPy solves for shared elements. A problem
-     * that it cannot solve within this many steps counts as an overlap. */
+    /* The bounds of interleaved views overlap although no elements do, so NumPy searches for shared elements. A problem
+     * that it cannot solve in this many steps counts as an overlap. */
     PyObject *answer = PyObject_CallFunction(sdpa_state_of(module)->shares_memory, "OOi", out, input, 100000);
     bool shares = true;
     if (answer) {

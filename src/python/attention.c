@@ -8,7 +8,7 @@
 #include "docstrings.h"
 #include "parse.h"
 
-/* out, and lse if n is 2; new references, NULL after a failure. */
+/* Computes out, and lse if n is 2: new references, NULL after a failure. */
 static int forward(PyObject *module, unsigned where, PyObject *const values[N_NAMES], int n, PyArrayObject **results) {
     sdpa_call call;
     int failed = sdpa_call_begin(&call, module, where, values) < 0 || sdpa_call_make_results(&call, n, results) < 0 ||
@@ -63,7 +63,7 @@ static PyObject *attention_weights(SDPA_ARGUMENTS) {
 
 enum { N_STATISTICS = 7 };
 
-/* The statistics as views of one array, which the driver sees as a matrix with one column per statistic. */
+/* Makes the statistics: views of one array, which the driver sees as a matrix with one column per statistic. */
 static int make_statistics(sdpa_call *call, PyArrayObject *fields[N_STATISTICS]) {
     sdpa_problem *p = &call->problem;
     const sdpa_dtype dtype = sdpa_lse_dtype(p->dtype);
@@ -114,8 +114,8 @@ static PyObject *attention_backward(SDPA_ARGUMENTS) {
     return result;
 }
 
-/* Tangents of forward mode, or gradients of gradients: names[0..2] are those of query, key and value, each of which may be
- * None; names[3] and names[4] are those of mask and sinks, which have been read as options. */
+/* Reads the tangents of forward mode, or gradients of gradients: names[0..2] are those of query, key and value, each of
+ * which may be None; names[3] and names[4] are those of mask and sinks, which have been read as options. */
 static int read_tangents(sdpa_call *call, PyObject *const values[N_NAMES], const int names[5]) {
     sdpa_problem *p = &call->problem;
     const sdpa_options *options = &call->options;

@@ -1,5 +1,5 @@
-/* The ground floor of the binding: Python, NumPy, the module's state, names and signatures. It includes nothing of the
- * other rooms. Every function of the extension has one shape: parse, convert, check, allocate, run the driver without
+/* The base of the binding: Python, NumPy, the module's state, names and signatures. It includes no other header of the
+ * binding. Every function of the extension has the same shape: parse, convert, check, allocate, run the driver without
  * the GIL, one exit. Functions here need the GIL unless they say otherwise. */
 #ifndef SDPA_BINDING_H
 #define SDPA_BINDING_H

@@ -22,7 +22,7 @@ void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdp
                     const npy_intp *inner, bool heads) {
     const npy_intp *sizes = PyArray_DIMS(a), *strides = PyArray_STRIDES(a);
     const sdpa_problem *p = &call->problem;
-    int axis = PyArray_NDIM(a) - 1; /* next axis, counted down from the last */
+    int axis = PyArray_NDIM(a) - 1; /* the next axis, counting down from the last */
     int64_t inner_strides[2] = {0, 0};
     for (int i = n_inner - 1; i >= 0; i--, axis--) {
         if (axis >= 0 && (sizes[axis] != 1 || inner[i] == 1)) inner_strides[i] = strides[axis];
@@ -155,7 +155,7 @@ static int set_sizes(sdpa_call *call) {
     p->d_k = size_from_end(q, 1);
     p->n_k = size_from_end(k, 2);
     p->d_v = v ? size_from_end(v, 1) : 0;
-    const bool additive = call->options.where & IN_ADDITIVES; /* its weights give queries and keys the same width */
+    const bool additive = call->options.where & IN_ADDITIVES; /* its weights bring queries and keys to the same width */
     const struct {
         const char *name, *to_match;
         PyArrayObject *a;
@@ -307,7 +307,7 @@ static int set_band(sdpa_call *call) {
 void sdpa_call_empty(sdpa_call *call, PyObject *module) {
     sdpa_problem *p = &call->problem;
     memset(p, 0, offsetof(sdpa_problem, axis));
-    /* Not the batch strides: they are kilobytes, and set with their tensor if ever. */
+    /* Without the batch strides: these are kilobytes, and are set with their tensor if at all. */
 #define CLEAR(name, rows, columns) memset(&p->name, 0, offsetof(sdpa_tensor, batch));
     SDPA_TENSORS(CLEAR)
 #undef CLEAR
@@ -493,7 +493,8 @@ int sdpa_call_make_gradients(sdpa_call *call, PyArrayObject *gradients[N_GRADIEN
 
 /* ------------------------------------------------------------------------------------ running it */
 
-/* Joins neighbouring axes that every tensor steps through as if they were one; axes of size 1 are absent already. */
+/* Joins neighbouring axes that every tensor steps through as if they were one; axes of size 1 have already been
+ * removed. */
 static void join_axes(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     int last = 0; /* the axes before it are final; others may still join it */

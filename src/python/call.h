@@ -27,28 +27,28 @@ typedef struct sdpa_call {
     bool joins_axes;    /* no other tensor is set, so axes may be joined before the call runs */
     int64_t key_length; /* of all batch entries, where key_lengths is a number */
     int64_t offset;     /* likewise, of the diagonal */
-    double work;        /* multiply-adds, roughly and not too few; decides whether the GIL is released */
+    double work;        /* multiply-adds, roughly, rather too many than too few; decides whether the GIL is released */
 } sdpa_call;
 
-/* Reads options and operands, checks them, and fills sizes, dtype, scale, q, k, mask and band of the problem, and v if
- * `values` has it. -1 and an exception. Call sdpa_call_end in any case. */
+/* Reads and checks options and operands, and fills in sizes, dtype, scale, q, k, mask and band of the problem, and v if
+ * `values` has it. -1 and an exception on failure. The caller calls sdpa_call_end whatever the result. */
 int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject *const values[N_NAMES]);
 void sdpa_call_end(sdpa_call *call);
 
-/* After begin, for functions on gradients: reads grad_out, out, lse and grad_lse, and checks that the gradients in
- * `needs` exist. */
+/* To be called after begin by functions on gradients: reads grad_out, out, lse and grad_lse, and checks that the
+ * gradients in `needs` exist. */
 int sdpa_call_begin_backward(sdpa_call *call, PyObject *const values[N_NAMES]);
 
-/* For functions whose operands are not query, key and value, instead of begin: a call without options and tensors. The
- * caller sets nd, the leading axes of shape and problem.dtype; set_axes then finds heads and batch axes. */
+/* Instead of begin, for functions whose operands are not query, key and value: a call without options and tensors. The
+ * caller sets nd, the leading axes of shape, and problem.dtype; set_axes then finds heads and batch axes. */
 void sdpa_call_empty(sdpa_call *call, PyObject *module);
 void sdpa_call_set_axes(sdpa_call *call);
 
 /* Converts an argument and keeps it until the call ends: borrowed reference. */
 PyArrayObject *sdpa_call_hold(sdpa_call *call, const char *name, PyObject *value);
 
-/* Points t at `a`, whose shape has been checked; axes along which it is broadcast get stride 0. Its last n_inner axes, at
- * most two, are rows and columns of the sizes `inner`; `heads` says that the axis before them is heads. */
+/* Points t at `a`, whose shape has been checked; axes along which it is broadcast get stride 0. Its last n_inner axes,
+ * at most two, are rows and columns of the sizes `inner`; `heads` says that the axis before them is heads. */
 void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype, int n_inner,
                     const npy_intp *inner, bool heads);
 
@@ -60,15 +60,15 @@ int sdpa_call_input(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject 
 int sdpa_call_tangent(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject *value, const char *argument_name,
                       PyArrayObject *argument, const sdpa_tensor *like);
 
-/* An array with the call's leading axes, then `inner`: new, or `given` (borrowed, may be NULL) after its checks. Points t
- * at it. New reference. */
+/* An array with the call's leading axes, then `inner`: new, or `given` (borrowed, may be NULL) after its checks. Points
+ * t at it. New reference. */
 PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, const npy_intp *inner, sdpa_dtype dtype,
                                 PyObject *given);
 
 /* The results of a forward function: out, and lse where it has one (n = 2). New references; -1 may leave the first. */
 int sdpa_call_make_results(sdpa_call *call, int n, PyArrayObject **results);
 
-/* Points t at an array of the caller that has the call's leading axes, then n_q. */
+/* Points t at an array of the caller's that has the call's leading axes, then n_q. */
 void sdpa_call_output(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype);
 
 /* The gradients in `needs`, zero-filled, and set in the problem: query, key, value, attn_mask, sinks. New references,
@@ -87,7 +87,7 @@ int sdpa_call_run(sdpa_call *call, sdpa_driver *driver);
 typedef sdpa_status sdpa_driver_with(const sdpa_problem *problem, const void *more);
 int sdpa_call_run_with(sdpa_call *call, sdpa_driver_with *driver, const void *more);
 
-/* Lets go of n arrays, some of which may be NULL, and sets them to NULL. */
+/* Drops the references to n arrays, some of which may be NULL, and sets them to NULL. */
 void sdpa_drop(int n, PyArrayObject **arrays);
 
 /* A named tuple of n arrays, with None for NULL. Takes the references. */

@@ -5,7 +5,7 @@
 #include "options.h"
 #include "parse.h"
 
-/* Appends to *text, which becomes NULL, with an exception, when that fails and then stays so. */
+/* Appends to *text. On failure *text becomes NULL, with an exception, and stays NULL. */
 static void add(PyObject **text, const char *more, size_t n) {
     if (!*text) return;
     PyObject *part = PyUnicode_FromStringAndSize(more, (Py_ssize_t)n);

@@ -11,7 +11,7 @@
 
 enum { LABEL_SIZE = 40 }; /* of "outs[0]" */
 
-/* The parts of one argument as a tuple of arrays: new reference. */
+/* Reads the parts of one argument as a tuple of arrays: new reference. */
 static PyObject *read_parts(PyObject *module, const char *name, PyObject *value) {
     PyObject *parts = PySequence_Tuple(value);
     if (!parts) {
@@ -77,7 +77,7 @@ static sdpa_status run_merge(const sdpa_problem *problem, const void *more) {
     return sdpa_attention_merge(problem, all->n, all->outs, all->lses);
 }
 
-/* out and lse, new references, from parts that have been checked; -1 may leave either. */
+/* Computes out and lse, new references, from parts that have been checked; -1 may leave either. */
 static int merge(PyObject *module, PyObject *outs, PyObject *lses, PyArrayObject *results[2]) {
     const Py_ssize_t n = PyTuple_Size(outs);
     PyArrayObject *first = part(outs, 0);

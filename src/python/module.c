@@ -92,7 +92,7 @@ static int clear(PyObject *module) {
     return 0;
 }
 
-/* Names and docstrings go last: functions may be called until the module is gone. */
+/* Names and docstrings are freed last: functions may be called until the module is gone. */
 static void release(void *module) {
     sdpa_state *state = sdpa_state_of(module);
     clear(module);
@@ -103,7 +103,7 @@ static void release(void *module) {
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, execute},
 #ifdef Py_mod_multiple_interpreters
-    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* NumPy supports none either */
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* nor does NumPy */
 #endif
 #ifdef Py_mod_gil
     {Py_mod_gil, Py_MOD_GIL_NOT_USED},

@@ -7,7 +7,7 @@
 #include "docstrings.h"
 #include "parse.h"
 
-/* A bound of the window that is as large excludes nothing. Up to these limits offset + bound + index fits in int64. */
+/* A bound of the window this large excludes nothing. Up to these limits offset + bound + index fits in int64. */
 #define WIDEST (INT64_C(1) << 62)
 #define LARGEST_OFFSET (INT64_C(1) << 60)
 
@@ -26,7 +26,8 @@ static int read_softcap(sdpa_options *options, PyObject *value) {
     return -1;
 }
 
-/* An int is the seed. A Generator draws one of 64 bits, but only where no derivative needs the seed later. */
+/* An int is the seed. A Generator draws a seed of 64 bits, but only for functions after which no derivative needs the
+ * seed. */
 static int read_rng(sdpa_options *options, PyObject *value) {
     options->has_seed = true;
     const bool takes_generator = options->where & (IN_ATTENTION | IN_ADDITIVE);
@@ -126,8 +127,8 @@ static int read_integers(PyObject *module, const char *name, PyObject *value, sd
     if (!PyArray_ISINTEGER(array)) {
         PyErr_Format(PyExc_TypeError, "%s: expected integers, got %S", name, PyArray_DESCR(array));
     } else {
-        /* A copy, since it is checked here and used later, while other Python threads run. Unsigned values that do not
-         * fit wrap around to negative ones. */
+        /* A copy, because it is checked here and used later, while other Python threads run. Unsigned values that do
+         * not fit wrap around to negative ones. */
         bool is_unsigned = PyArray_ISUNSIGNED(array);
         result->array = (PyArrayObject *)PyArray_FromArray(
             array, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_FORCECAST);

@@ -84,7 +84,8 @@ typedef struct sdpa_option {
 extern const sdpa_option sdpa_option_table[];
 extern const int sdpa_n_options;
 
-/* Reads into *options, which is all zero, the given options of `where`. -1 and an exception; release in any case. */
+/* Reads the given options of `where` into *options, which is all zero. -1 and an exception on failure; the caller
+ * releases *options whatever the result. */
 int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES]);
 void sdpa_options_release(sdpa_options *options);
 

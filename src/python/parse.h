@@ -6,8 +6,8 @@
 
 const char *sdpa_name_text(int name);
 
-/* Fills values[NAME_...] with borrowed references, NULL where an argument is absent. -1 and TypeError, in the words of
- * CPython for a Python function, if the call does not fit the signature. */
+/* Fills values[NAME_...] with borrowed references, NULL for absent arguments. -1 and a TypeError, worded like CPython's
+ * for a Python function, if the call does not fit the signature. */
 int sdpa_parse(PyObject *module, const sdpa_signature *signature, PyObject *const *args, Py_ssize_t n_args,
                PyObject *kwnames, PyObject *values[N_NAMES]);
 

@@ -31,7 +31,7 @@ typedef struct call {
     sdpa_softmax_problem problem;
 } call;
 
-/* Leaves the problem as it is: clearing its several kilobytes would take longer than a small call. */
+/* Does not clear the problem: its several kilobytes would take longer than a small call. */
 static void own_nothing(call *c) {
     c->x.given = c->x.array = c->grad.given = c->grad.array = c->out = NULL;
     c->lse.given = c->lse.array = c->where.given = c->where.array = NULL;
@@ -161,7 +161,7 @@ static void set_row_view(call *c, int v, PyArrayObject *a, sdpa_dtype dtype) {
     for (int i = 0; i < axes->n_reduced; i++) view->stride[axes->n_kept + i] = 0;
 }
 
-/* Fills what the problem takes from x, which has been read, and from the arguments common to all functions. */
+/* Fills in what the problem takes from x, which has been read, and from the arguments common to all functions. */
 static int describe(call *c, sdpa_softmax_op op, PyObject *const *values) {
     sdpa_softmax_problem *p = &c->problem;
     if (read_axes(&c->axes, values[NAME_axis], &c->x) < 0) return -1;
@@ -211,8 +211,8 @@ static int read_where(PyObject *module, call *c, PyObject *value) {
     return 0;
 }
 
-/* Sets c->out to the `out` argument after its checks, or to a new array of `shape`; `like_x` gives it the memory order of
- * x, as NumPy does. */
+/* Sets c->out to the `out` argument after its checks, or to a new array of `shape`; `like_x` gives it the memory order
+ * of x, as NumPy does. */
 static int make_out(PyObject *module, call *c, PyObject *value, const npy_intp *shape, int ndim, bool like_x) {
     const int type = sdpa_type_number(module, c->problem.dtype);
     if (value && value != Py_None) {
@@ -233,14 +233,15 @@ static int make_out(PyObject *module, call *c, PyObject *value, const npy_intp *
     return c->out ? 0 : -1;
 }
 
-/* Roughly the multiply-adds of the problem: an exponential costs about 16. */
+/* The multiply-adds of the problem, roughly: an exponential costs about 16. */
 static double work_of(const sdpa_softmax_problem *p) {
     double work = 16;
     for (int i = 0; i < p->n_kept + p->n_reduced; i++) work *= (double)p->size[i];
     return work;
 }
 
-/* Computes and returns out: the argument itself if `given`, else a new array, which becomes a scalar if it has no axes. */
+/* Computes and returns out: the argument itself if `given`, otherwise a new array, which becomes a scalar if it has no
+ * axes. */
 static PyObject *run(call *c, bool given) {
     PyThreadState *released = sdpa_gil_release(work_of(&c->problem));
     const sdpa_status status = sdpa_softmax_run(&c->problem);
@@ -325,8 +326,8 @@ static int read_grad(PyObject *module, call *c, PyObject *value) {
     return 0;
 }
 
-/* Reads one value per row, whose reduced axes have size 1 or are absent. Its dtype is that of x, that of the arithmetic on
- * x (which the lse of attention has), or any if the value is a Python number. */
+/* Reads one value per row, whose reduced axes have size 1 or are absent. Its dtype is that of x, that of the arithmetic
+ * on x (which the lse of attention has), or any if the value is a Python number. */
 static int read_row_values(PyObject *module, call *c, operand *o, const char *name, PyObject *value) {
     char without[SDPA_SHAPE_SIZE], with[SDPA_SHAPE_SIZE];
     npy_intp sizes[2][NPY_MAXDIMS];

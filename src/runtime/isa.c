@@ -12,20 +12,20 @@ static bool has_generic(void) { return true; }
 
 enum { BIT_XMM = 1 << 1, BIT_YMM = 1 << 2, BIT_OPMASK = 1 << 5, BIT_ZMM_HIGH = 1 << 6, BIT_ZMM_16_31 = 1 << 7 };
 
-/* The register states that the operating system saves at a context switch: a CPU may have instructions whose registers
- * the system would lose. */
+/* Whether the operating system saves these register states at a context switch. A CPU may have instructions whose
+ * registers the system would lose. */
 static bool os_saves(uint32_t states) {
     uint32_t a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) {
         return false;
     }
     uint32_t low, high;
-    /* The instruction itself, since its intrinsic would need a -m flag. */
+    /* Inline assembly, because the intrinsic would need a -m flag. */
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return (low & states) == states;
 }
 
-/* All of x86-64-v3, which its kernels are compiled for. */
+/* All of x86-64-v3, the level for which these kernels are compiled. */
 static bool has_avx2(void) {
     const uint32_t leaf1 = bit_AVX | bit_FMA | bit_F16C | bit_MOVBE;
     const uint32_t leaf7 = bit_AVX2 | bit_BMI | bit_BMI2;

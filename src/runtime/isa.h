@@ -13,13 +13,13 @@ typedef struct sdpa_isa {
     bool available;
 } sdpa_isa;
 
-/* All compiled instruction sets, the plainest first; *n is their number. */
+/* All compiled instruction sets, the most basic first; *n is their number. */
 const sdpa_isa *sdpa_isa_list(int *n);
 
-/* The one in use. Before the first select it is the best available one. */
+/* The instruction set in use. Before the first select it is the best available one. */
 const sdpa_isa *sdpa_isa_get(void);
 
-/* False (and no change) if the name is unknown or the machine lacks it. */
+/* False, changing nothing, if the name is unknown or the machine lacks it. */
 bool sdpa_isa_select(const char *name);
 
 #endif

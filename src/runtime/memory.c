@@ -5,7 +5,8 @@
 
 static _Atomic int64_t fail_after = -1;
 
-/* A small problem needs no more than this. Each thread keeps it, because malloc and free would be a noticeable part of the call. */
+/* Enough for a small problem. Each thread keeps it, because allocating and freeing would be a noticeable part of such a
+ * call. */
 enum { KEPT_BYTES = 32 << 10 };
 static _Thread_local _Alignas(SDPA_ALIGNMENT) char kept[KEPT_BYTES];
 static _Thread_local bool kept_is_used;
@@ -24,7 +25,7 @@ void *sdpa_alloc(size_t bytes) {
         return kept;
     }
     void *pointer = NULL;
-    /* One byte at least, so that NULL always means failure. */
+    /* At least one byte, so that NULL always means failure. */
     if (posix_memalign(&pointer, SDPA_ALIGNMENT, bytes ? bytes : 1) != 0) {
         return NULL;
     }

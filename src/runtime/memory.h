@@ -20,7 +20,7 @@
 void *sdpa_alloc(size_t bytes);
 void sdpa_free(void *pointer);
 
-/* Tests: let the next `n` allocations succeed and the one after them fail, once. n < 0: off. */
+/* For tests: lets the next `n` allocations succeed and the one after them fail, once. n < 0: off. */
 void sdpa_alloc_fail_after(int64_t n);
 
 /* Carves aligned pieces out of one block: run it with base NULL to learn the size, then again on the memory. */
@@ -33,7 +33,7 @@ static inline void *sdpa_take(sdpa_arena *arena, size_t bytes) {
     char *piece = arena->base ? arena->base + arena->used : NULL;
     size_t used = (bytes + SDPA_ALIGNMENT - 1) / SDPA_ALIGNMENT * SDPA_ALIGNMENT;
 #ifdef __SANITIZE_ADDRESS__
-    /* A piece that is overrun must not silently run into the next. */
+    /* A write past the end of a piece must not go unnoticed into the next. */
     used += SDPA_ALIGNMENT;
     if (piece) {
         ASAN_UNPOISON_MEMORY_REGION(piece, bytes);
@@ -44,10 +44,10 @@ static inline void *sdpa_take(sdpa_arena *arena, size_t bytes) {
     return piece;
 }
 
-/* Takes the pieces of `owner`. Called twice: without memory, to learn its size, and with it. */
+/* Takes the pieces of `owner` from the arena. Called twice: without memory, to learn the size, and with it. */
 typedef void sdpa_layout(void *owner, sdpa_arena *arena);
 
-/* One block for all the pieces, to be freed; NULL if there is no memory for it. */
+/* One block for all the pieces, which the caller frees; NULL if there is no memory. */
 void *sdpa_alloc_pieces(sdpa_layout *take_pieces, void *owner);
 
 #endif

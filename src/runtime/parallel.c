@@ -1,6 +1,6 @@
 /* One job at a time. The caller publishes it in `pool`, threads enter while it is open, every participant claims units
- * from one counter, and the caller closes the job and waits for those who entered; a thread that wakes too late finds
- * the job closed, so that nobody ever waits for a thread to wake up. */
+ * from one counter, and the caller closes the job and waits for those who entered. A thread that wakes too late finds
+ * the job closed, so nobody ever waits for a thread to wake up. */
 #include "parallel.h"
 
 #include <errno.h>
@@ -20,8 +20,8 @@ struct sdpa_run {
     int64_t next_poll;        /* 0: before the first look at the clock */
 };
 
-/* pool.entry: participants still inside in the low 16 bits, then those that ever entered, then how many may enter
- * (0 = closed). One word, so that to enter and to close cannot overlap. */
+/* pool.entry: in the low 16 bits the participants still inside, then those that ever entered, then how many may enter
+ * (0: closed). All in one word, so that entering and closing cannot overlap. */
 #define INSIDE(entry) ((entry)&0xffff)
 #define ENTERED(entry) ((entry) >> 16 & 0xffff)
 #define PLACES(entry) ((entry) >> 32)
@@ -32,8 +32,8 @@ static struct {
     _Alignas(64) _Atomic uint64_t entry;
     _Alignas(64) _Atomic uint32_t epoch; /* changes, under the lock, whenever idle threads should look */
     _Atomic bool stopped;                /* the job was interrupted */
-    _Atomic bool quit;                   /* the threads shall end */
-    _Atomic bool closed;                 /* and not start again */
+    _Atomic bool quit;                   /* the threads must end */
+    _Atomic bool closed;                 /* and must not start again */
     _Atomic bool busy;                   /* a caller owns the pool */
 
     /* The job; written by the owner while closed. */
@@ -88,7 +88,8 @@ bool sdpa_run_stopped(sdpa_run *run) {
 }
 
 bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value) {
-    /* Also where there is nothing to wait for: a unit that always finds the others ahead would never be stopped. */
+    /* Asked even if there is nothing to wait for: a unit that always finds the others ahead would otherwise never be
+     * stopped. */
     if (sdpa_run_stopped(run)) return false;
     for (unsigned i = 1; atomic_load_explicit(counter, memory_order_acquire) < value; i++) {
         if (i < 1024) {
@@ -144,8 +145,8 @@ static void leave(void) {
     }
 }
 
-/* Returns the epoch once it differs from `seen`. Calls often come in quick succession, and to wake up takes as long as
- * a small problem: spin a little before sleeping. */
+/* Returns the epoch once it differs from `seen`. Calls often come in quick succession, and waking takes as long as a
+ * small problem: spin a little before sleeping. */
 static uint32_t await_epoch(uint32_t seen) {
     uint32_t epoch;
     int64_t end = clock_ns(CLOCK_MONOTONIC) + SPIN_NS;
@@ -183,7 +184,7 @@ static void *thread_main(void *first_epoch) {
     return NULL;
 }
 
-/* Needed again in a forked child, where the old ones may have waiters that no longer exist. */
+/* Called again in a forked child, where the old locks may have waiters that no longer exist. */
 static void init_locks(void) {
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
@@ -200,7 +201,7 @@ static void before_fork(void) { pthread_mutex_lock(&lock); }
 
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
 
-/* The child has the forking thread alone: no pool threads, and no caller that owned the pool. */
+/* The child has only the thread that forked: no pool threads, and no caller that owned the pool. */
 static void after_fork_in_child(void) {
     init_locks();
     pool.n_threads = pool.n_asleep = 0;
@@ -215,9 +216,9 @@ static void init_once(void) {
     atexit(sdpa_pool_stop);
 }
 
-/* Raises the number of threads to n, as far as the system lets it. Under the lock. */
+/* Raises the number of threads to n, or as far as the system allows. Under the lock. */
 static void start_threads(int n) {
-    /* Signals are for the program's own threads, except those that a fault raises where it happens. */
+    /* Signals belong to the program's own threads, except those that a fault raises where it happens. */
     sigset_t mask, old;
     sigfillset(&mask);
     sigdelset(&mask, SIGSEGV);
@@ -236,7 +237,7 @@ static void start_threads(int n) {
     pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
-/* Opens the job to at most n other threads. False if there are none. Only the owner of the pool calls it. */
+/* Opens the job to at most n other threads. False if there are none. Only the owner of the pool calls this. */
 static bool open_job(int n, int64_t n_units, sdpa_unit_fn *fn, void *context) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, init_once);
@@ -287,7 +288,7 @@ static void await_others(sdpa_run *run) {
 #endif
         struct timespec deadline = {at / 1000000000, at % 1000000000};
         if (pthread_cond_timedwait(&pool.done, &lock, &deadline) == ETIMEDOUT) {
-            pthread_mutex_unlock(&lock); /* `interrupted` may run anything, fork included */
+            pthread_mutex_unlock(&lock); /* `interrupted` may run any code, even fork */
             sdpa_run_stopped(run);
             pthread_mutex_lock(&lock);
         }

@@ -19,17 +19,18 @@ typedef void sdpa_unit_fn(void *context, int64_t unit, int worker, sdpa_run *run
 sdpa_status sdpa_parallel_for(int64_t n_units, int n_workers, sdpa_unit_fn *fn, void *context,
                               int (*interrupted)(void));
 
-/* Zeros `bytes` of `data` so that it can be interrupted and shared: a gigabyte that the system has to find first takes it
- * most of a second. */
+/* Zeros `bytes` of `data` on several threads, and can be interrupted: a gigabyte of fresh memory takes the system most
+ * of a second. */
 sdpa_status sdpa_parallel_zero(void *data, size_t bytes, int n_workers, int (*interrupted)(void));
 
-/* True once the run has been interrupted: long units ask between blocks and return early. Cheap; any worker. */
+/* True once the run has been interrupted; long units ask between blocks and return early. Cheap, and any worker may
+ * call it. */
 bool sdpa_run_stopped(sdpa_run *run);
 
-/* Waits until *counter >= value (acquire). False, at once, when the run is interrupted. */
+/* Waits until *counter >= value (acquire). False, immediately, once the run is interrupted. */
 bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value);
 
-/* More are never started, whatever is asked for. */
+/* No more threads than this are ever started. */
 #define SDPA_MAX_THREADS 1024
 
 /* SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use (affinity, cgroup quota rounded up), found
@@ -39,16 +40,16 @@ __attribute__((visibility("default"))) int sdpa_get_num_threads(void);
 __attribute__((visibility("default"))) void sdpa_set_num_threads(int n);
 int sdpa_available_cpus(void);
 
-/* CPUs that the cgroup quotas (v1 and v2) of this process grant, rounded up; 0: no limit. `root` is put before the
- * paths that are read; tests name a directory of their own, everybody else "". */
+/* CPUs that the cgroup quotas (v1 and v2) of this process grant, rounded up; 0: no limit. `root` is prepended to the
+ * paths that are read: "", or in tests a directory. */
 int sdpa_quota_cpus(const char *root);
 
-/* Joins the threads; the next parallel call starts them again. Meant for the end of the process, where it also runs by
- * itself: a run in progress on another thread ends as interrupted, since that thread may never come back to it. */
+/* Joins the threads; the next parallel call starts them again. Also runs automatically at the end of the process, where
+ * a run in progress on another thread ends as interrupted, since that thread may never get to run again. */
 void sdpa_pool_stop(void);
 
-/* The same, for good: every later call runs serially. For the end of an interpreter, which kills the threads that ask
- * for its lock, callers in the middle of a run included; none of them may then have workers that use its stack. */
+/* Joins the threads for good: every later call runs serially. For the end of an interpreter, which kills threads that
+ * ask for its lock, even callers in the middle of a run; none of them may then have workers that use its stack. */
 void sdpa_pool_close(void);
 
 #endif

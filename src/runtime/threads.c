@@ -14,8 +14,8 @@
 
 enum { PATH_SIZE = 4096 };
 
-/* CPUs that `directory`'s quota grants, rounded up, or 0 where it sets none. v2: "<quota or max> <period>" in cpu.max;
- * v1: two files, quota -1 meaning none. */
+/* CPUs that the quota of `directory` grants, rounded up; 0 if it sets none. v2: "<quota or max> <period>" in cpu.max;
+ * v1: two files, where a quota of -1 means none. */
 static int64_t directory_quota(const char *directory, bool v2) {
     char path[PATH_SIZE + 32];
     double quota = 0, period = 0;
@@ -43,8 +43,8 @@ static int64_t directory_quota(const char *directory, bool v2) {
     return (double)cpus * period < quota ? cpus + 1 : cpus;
 }
 
-/* The smallest quota of the group at mount + path and its ancestors, all of which bind; 0: none. Inside a container the
- * path may name a place that only the host sees: such directories do not exist here and are passed over. */
+/* The smallest quota of the group at mount + path and of its ancestors, all of which apply; 0: none. Inside a container
+ * the path may name a directory that exists only on the host: it is skipped. */
 static int64_t group_quota(const char *mount, const char *path, bool v2) {
     char directory[PATH_SIZE];
     int length = snprintf(directory, sizeof directory, "%s%s", mount, path);
@@ -74,7 +74,7 @@ int sdpa_quota_cpus(const char *root) {
     }
     int64_t smallest = 0;
     while (fgets(line, sizeof line, file)) {
-        /* id:controllers:path, the list of controllers being empty for v2 */
+        /* id:controllers:path; the list of controllers is empty for v2 */
         line[strcspn(line, "\n")] = '\0';
         char *controllers = strchr(line, ':');
         char *path = controllers ? strchr(controllers + 1, ':') : NULL;
@@ -103,7 +103,7 @@ int sdpa_quota_cpus(const char *root) {
 int sdpa_available_cpus(void) {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
 #ifdef __linux__
-    /* More CPUs than a cpu_set_t holds make the call fail with a set of that size: double it until it fits. */
+    /* If there are more CPUs than the set holds, the call fails: double the set until it fits. */
     for (size_t n = CPU_SETSIZE; n <= 1 << 20; n *= 2) {
         cpu_set_t *set = CPU_ALLOC(n);
         if (!set) {
@@ -156,7 +156,7 @@ int sdpa_get_num_threads(void) {
         n = sdpa_available_cpus();
     }
     int unknown = 0;
-    /* A number set meanwhile stays. */
+    /* A number that was set in the meantime stays. */
     return atomic_compare_exchange_strong(&num_threads, &unknown, n) ? n : unknown;
 }
 

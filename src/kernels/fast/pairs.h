@@ -1,5 +1,5 @@
-/* Operands of bfloat16 as pairs, which are multiplied as they are: pairs of adjacent elements for the products over d, of
- * adjacent rows for the products over keys. Used where PAIRS is 1. */
+/* bfloat16 operands as pairs, which are multiplied without widening: pairs of adjacent elements for products over d, of
+ * adjacent rows for products over keys. Used where PAIRS is 1. */
 #ifndef SDPA_KERNEL_FAST_PAIRS_H
 #define SDPA_KERNEL_FAST_PAIRS_H
 
@@ -11,21 +11,21 @@ enum {
                 SDPA_FEATURE_ALIBI
 };
 
-/* Rows 2 j and 2 j + 1 of p (n, row), `width` wide, become row j: pairs of bfloat16. A row without a second is paired with 0.
- * sum: what is in the columns after rounding; or NULL. */
+/* Rows 2 j and 2 j + 1 of p (n, row), `width` wide, become row j, a row of pairs of bfloat16. The last row, if it has
+ * no partner, is paired with 0. `sum`, unless NULL, receives the sums of the columns after rounding. */
 NOINLINE void pair_rows(real *p, int64_t row, int64_t n, int64_t width, vec *sum) {
     for (int64_t j = 0; j < n; j += 2) {
         for (int64_t c = 0; c < width; c += VL) {
             const vec odd = j + 1 < n ? vload(p + (j + 1) * row + c) : (vec){0},
                       pair = vpair(vload(p + j * row + c), odd);
             vstore(p + j / 2 * row + c, pair);
-            if (sum) sum[c / VL] = vdot(sum[c / VL], 0x3f803f80, pair); /* twice 1 */
+            if (sum) sum[c / VL] = vdot(sum[c / VL], 0x3f803f80, pair); /* a pair of ones */
         }
     }
 }
 
-/* Rows j0 .. j0+n-1 of a bfloat16 matrix, d columns, as pair_rows leaves them at `packed`. `look`: whether rows_finite will
- * be asked. */
+/* Rows j0 .. j0+n-1 of a bfloat16 matrix, d columns, in pairs of rows at `packed`, as pair_rows leaves them. `look`:
+ * whether rows_finite will be asked. */
 NOINLINE rows pack_row_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *packed, bool look) {
     typedef uint16_t halves __attribute__((vector_size(2 * VL), aligned(2), may_alias));
     if (look || m->swapped || m->col != 2 || m->row % 2 != 0 || (uintptr_t)m->data % 2 != 0 || d % VL != 0) {

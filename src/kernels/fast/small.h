@@ -1,7 +1,7 @@
-/* Forward and backward of heads with few keys, straight from the rows of the operands. The general way transposes, copies and
- * cuts into blocks, which costs small heads more than their products do; here the vectors run along d and nothing is moved.
- * Tiles are 4 queries x 3 keys, or 4 x 4 where there are registers for them: then the sums over the lanes of all sixteen
- * make one vector. */
+/* Forward and backward of heads with few keys, directly from the rows of the operands. The general way transposes,
+ * copies and cuts into blocks, which for small heads costs more than their products; here vectors run along d and
+ * nothing is moved. Tiles are 4 queries x 3 keys, or 4 x 4 where there are enough registers: the sums over the lanes of
+ * all sixteen then make one vector. */
 #ifndef SDPA_KERNEL_FAST_SMALL_H
 #define SDPA_KERNEL_FAST_SMALL_H
 
@@ -19,7 +19,7 @@ INLINE bool is_small(const sdpa_unit *u) {
     return p->n_k <= SMALL_KEYS && p->scale > 0x1p-60 && p->scale < 0x1p60;
 }
 
-/* Rows i0 .. i0+n-1 of m, d columns, where they are, or a copy (n, d rounded up to VL) with zeros to whole vectors. */
+/* Rows i0 .. i0+n-1 of m, d columns: in place, or a copy (n, d rounded up to VL) padded with zeros to whole vectors. */
 NOINLINE sdpa_matrix small_operand(const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real *copy) {
     const int64_t row = round_up(d, VL), size = sizeof(real);
     const char *first = m->data + i0 * m->row;
@@ -34,13 +34,13 @@ NOINLINE sdpa_matrix small_operand(const sdpa_matrix *m, int64_t i0, int64_t n, 
     return r;
 }
 
-/* Row i of a small_operand, or the last one of n. */
+/* Row i of a small_operand, or its last row if i is n or more. */
 INLINE const real *operand_row(const sdpa_matrix *m, int64_t i, int64_t n) {
     return (const real *)(m->data + (i < n ? i : n - 1) * m->row);
 }
 
-/* s (n_k, SMALL_ROWS) = y x^T of small matrices, x of n rows, n at most SMALL_ROWS. A vector holds several keys; room for
- * 2 SMALL_ROWS + VL elements after the last one. */
+/* s (n_k, SMALL_ROWS) = y x^T of two small operands, x with n <= SMALL_ROWS rows. A vector holds several keys; s has
+ * room for 2 SMALL_ROWS + VL elements after the last one. */
 NOINLINE void small_products(real *s, const sdpa_matrix *x, int64_t n, const sdpa_matrix *y, int64_t n_k,
                              int64_t depth) {
     enum { KEYS = VEC_BYTES == 64 ? 4 : 3 };
@@ -71,22 +71,22 @@ NOINLINE void small_products(real *s, const sdpa_matrix *x, int64_t n, const sdp
     }
 }
 
-/* s as of small_products = 2^(c (s - m)), m the largest score that each of the queries from i0 on (of all) sees; masked
- * pairs are -0. Returns the sums. */
+/* s, as small_products left it, becomes 2^(c (s - m)), with m the largest score that each of the queries from i0 on (of
+ * the head) sees; masked pairs become -0. Returns the sums over the keys. */
 NOINLINE vec small_weights(const sdpa_unit *u, int64_t i0, int64_t n_k, real c, real *s, vec *m) {
-    ivec end, key;
+    ivec visible, key; /* of each lane: how many keys its query sees, and its key */
     UNROLL for (int l = 0; l < VL; l++) {
-        end[l] = l % SMALL_ROWS;
+        visible[l] = l % SMALL_ROWS;
         key[l] = l / SMALL_ROWS;
     }
-    const ivec most_keys = (int)n_k - (ivec){0};
+    const ivec all_keys = (int)n_k - (ivec){0};
     const int64_t first = u->problem->has_upper ? i0 + 1 + u->upper : n_k;
-    end += (int)(first < -SMALL_ROWS ? -SMALL_ROWS : first > n_k ? n_k : first);
-    end = (ivec)vselect(end < most_keys, (vec)end, (vec)most_keys);
+    visible += (int)(first < -SMALL_ROWS ? -SMALL_ROWS : first > n_k ? n_k : first);
+    visible = (ivec)vselect(visible < all_keys, (vec)visible, (vec)all_keys);
 
     vec most = vset1(-INFINITY), l = {0};
     for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL, key += VL / SMALL_ROWS) {
-        const vec x = vselect(end > key, vload(s + j), vset1(-INFINITY));
+        const vec x = vselect(visible > key, vload(s + j), vset1(-INFINITY));
         vstore(s + j, x);
         most = vmax2(x, most);
     }
@@ -114,8 +114,8 @@ INLINE void small_values(real *o, int64_t o_row, int64_t n, int nv, const real *
     }
 }
 
-/* o and lse of n queries from i0 on (of all), n at most SMALL_ROWS, by keys k and values v, small matrices;
- * c = scale * log2(e). */
+/* Computes o and lse of n <= SMALL_ROWS queries from i0 on (of the head) for keys k and values v, small operands. c =
+ * scale * log2(e). */
 NOINLINE void small_forward(const sdpa_unit *u, const forward_scratch *w, const sdpa_matrix *k, const sdpa_matrix *v,
                             int64_t i0, int64_t n, real c) {
     const sdpa_problem *p = u->problem;
@@ -164,7 +164,7 @@ NOINLINE bool forward_small(const sdpa_unit *u, void *scratch) {
     int64_t j0, n_k;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &n_k);
     const sdpa_matrix k = small_operand(&u->k, 0, n_k, p->d_k, w.k), v = small_operand(&u->v, 0, n_k, p->d_v, w.v);
-    /* A masked pair must not meet a NaN or Inf; a query by itself sees all the keys that it is multiplied with. */
+    /* A masked pair must not meet NaN or Inf. A query on its own sees all the keys that it is multiplied with. */
     const bool finite = !p->has_upper || all_finite((const real *)v.data, v.row / (int64_t)sizeof(real), n_k, p->d_v);
     const int64_t step = finite ? SMALL_ROWS : 1;
     for (int64_t i = 0; i < u->n_i; i += step) {
@@ -173,7 +173,7 @@ NOINLINE bool forward_small(const sdpa_unit *u, void *scratch) {
     return true;
 }
 
-/* n elements of a row statistic from row i0 on, again and again. */
+/* One number per query for n queries from i0 on, repeated over the lanes. */
 NOINLINE vec repeated_scalars(const char *data, const sdpa_tensor *t, int64_t i0, int64_t n) {
     real x[VL] = {0};
     load(x, data + i0 * t->row, n, t->row, t->dtype, t->swapped);
@@ -181,20 +181,20 @@ NOINLINE vec repeated_scalars(const char *data, const sdpa_tensor *t, int64_t i0
     return vload(x);
 }
 
-/* P^T and dS^T (n_k, n_lanes) of n queries from the unit's i-th on; q and dout: these queries'. */
+/* P^T and dS^T (n_k, n_lanes) of n queries from the unit's i-th on; q and dout are the rows of these queries. */
 NOINLINE void small_gradients(const sdpa_unit *u, const backward_scratch *w, const sdpa_matrix *q,
                               const sdpa_matrix *dout, const sdpa_matrix *k, const sdpa_matrix *v, int64_t i, int64_t n,
                               int64_t n_k, real c) {
     const sdpa_problem *p = u->problem;
     const double unit = log2_e_of(p);
     const real high = (real)unit, low = (real)(unit - high), epsilon = REAL_EPSILON;
-    real s[SMALL_SIZE], t[SMALL_SIZE];
+    real p_t[SMALL_SIZE], ds[SMALL_SIZE]; /* scores, then P^T; dP^T, then dS^T */
     vec m, shift = {0};
-    small_products(s, q, n, k, n_k, p->d_k);
-    small_products(t, dout, n, v, n_k, p->d_v);
-    const vec l = small_weights(u, u->i0 + i, n_k, c, s, &m);
+    small_products(p_t, q, n, k, n_k, p->d_k);
+    small_products(ds, dout, n, v, n_k, p->d_v);
+    const vec l = small_weights(u, u->i0 + i, n_k, c, p_t, &m);
 
-    /* 2^(c m - lse), lse in log2 units and to two words. Rows of P sum to 1, as in complete_rows. */
+    /* 2^(c m - lse), with lse in log2 units as a sum of two. As in complete_rows, rows of P sum to 1. */
     const vec lse = repeated_scalars(u->lse, &p->lse, u->i0 + i, n), whole = high * lse;
     const vec rest = vmulsub(vset1(high), lse, whole) + low * lse;
     vec factor = vexp2(vmulsub(vset1(c), m, whole) - rest);
@@ -203,7 +203,7 @@ NOINLINE void small_gradients(const sdpa_unit *u, const backward_scratch *w, con
     factor = vselect(complete, 1 / l, factor);
     factor = vselect(lse - lse == 0, factor, (vec)((ivec)lse & (lse != lse)));
 
-    /* delta: as 16-bit O is too coarse, of P where its rows are complete. */
+    /* delta. 16-bit O is too coarse for it: there it is summed with P, if the rows are complete. */
     const sdpa_matrix o = small_operand(&u->o, u->i0 + i, n, p->d_v, w->line);
     vec delta[SMALL_ROWS];
     for (int x = 0; x < SMALL_ROWS; x++) {
@@ -213,25 +213,25 @@ NOINLINE void small_gradients(const sdpa_unit *u, const backward_scratch *w, con
         }
     }
     for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL) {
-        const vec x = vload(s + j), weight = vselect((ivec)x == SIGN_BIT, x, factor * x);
-        vstore(s + j, weight);
-        shift += vselect((ivec)x == SIGN_BIT, (vec){0}, weight * vload(t + j));
+        const vec x = vload(p_t + j), weight = vselect((ivec)x == SIGN_BIT, x, factor * x);
+        vstore(p_t + j, weight);
+        shift += vselect((ivec)x == SIGN_BIT, (vec){0}, weight * vload(ds + j));
     }
     UNROLL for (int h = SMALL_ROWS; h < VL; h *= 2) shift += vswap(shift, h);
     if (p->dtype != SDPA_F16 && p->dtype != SDPA_BF16) shift = vsum4(delta);
     shift = vselect(complete, shift, vsum4(delta));
     if (u->dlse) shift -= repeated_scalars(u->dlse, &p->dlse, u->i0 + i, n);
     for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL) {
-        const vec weight = vload(s + j);
-        vstore(t + j, vselect((ivec)weight == SIGN_BIT, weight, weight * (vload(t + j) - shift)));
+        const vec weight = vload(p_t + j);
+        vstore(ds + j, vselect((ivec)weight == SIGN_BIT, weight, weight * (vload(ds + j) - shift)));
     }
     for (int64_t j = 0; j < n_k; j++) {
-        memcpy(w->p + j * w->n_lanes + i, s + j * SMALL_ROWS, SMALL_ROWS * sizeof(real));
-        memcpy(w->ds + j * w->n_lanes + i, t + j * SMALL_ROWS, SMALL_ROWS * sizeof(real));
+        memcpy(w->p + j * w->n_lanes + i, p_t + j * SMALL_ROWS, SMALL_ROWS * sizeof(real));
+        memcpy(w->ds + j * w->n_lanes + i, ds + j * SMALL_ROWS, SMALL_ROWS * sizeof(real));
     }
 }
 
-/* The rows of a small matrix. */
+/* A small operand as rows. */
 INLINE rows operand_rows(const sdpa_matrix *m) {
     return (rows){.p = (const real *)m->data, .row = m->row / (int64_t)sizeof(real)};
 }
@@ -256,7 +256,7 @@ NOINLINE bool backward_small(const sdpa_unit *u, void *scratch) {
         some_dout.data += i * dout.row;
         small_gradients(u, &w, &some_q, &some_dout, &k, &v, i, n_i - i < SMALL_ROWS ? n_i - i : SMALL_ROWS, n_k, c);
     }
-    /* As in backward_keys: only a masked pair must not meet a NaN or Inf. */
+    /* A masked pair must not meet NaN or Inf; see backward_keys. */
     const int64_t size = sizeof(real);
     const bool finite = !p->has_upper || (all_finite((const real *)q.data, q.row / size, n_i, p->d_k) &&
                                           all_finite((const real *)dout.data, dout.row / size, n_i, p->d_v) &&

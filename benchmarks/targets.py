@@ -218,12 +218,13 @@ def _additive(results: Results) -> Iterator[Row]:
         found = results.get(1, "additive", name)
         # "Several times as fast": three at least.
         yield from _against("additive", name, found, ("numpy", "torch", "torch compiled"), 3.0)
-        tanh, single, double = (results.rate(found["sdpa"], what) for what in ("tanh", "f32", "f64"))
+        ours = found["sdpa"]
+        tanh, single, double = (results.rate(ours, what) for what in ("tanh", "f32", "f64"))
         if tanh and single and double and name.endswith("forward"):
             n, d = map(int, name.split()[0].split("x"))
-            share = 100 * found["sdpa"].gflops / tanh
+            share = 100 * ours.gflops / tanh
             yield Row("additive", f"{name}, share of the rate of tanh", "%", share, None)
             # Also the product with the values, and the projections, which are in float64.
             least = n * n * d / tanh + 2 * n * n * d / single + 4 * n * d * d / double
-            share = 1e-7 * least / found["sdpa"].seconds
+            share = 1e-7 * least / ours.seconds
             yield Row("additive", f"{name}, of tanh and products", "%", share, None)

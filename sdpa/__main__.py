@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     destination.add_argument("--no-report", action="store_true", help="write no file")
     commands = parser.add_subparsers(dest="command", title="parts")
     info = commands.add_parser("info", help="the machine, and the kernels chosen for it")
-    # No default here: it would overwrite a --json that stands before the command.
+    # No default here: it would overwrite a --json given before the command.
     info.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
     claims = commands.add_parser("claims", help="every claim of the notes, judged by measurement")
     claims.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _integer(least: int) -> Callable[[str], int]:
-    """A reader of integers from `least` on, for argparse."""
+    """A type for argparse: integers of at least `least`."""
 
     def integer(text: str) -> int:
         value = int(text)

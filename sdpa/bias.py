@@ -44,8 +44,8 @@ def alibi(heads: int) -> NDArray[np.float64]:
 
     Press, Smith and Lewis, "Train short, test long: attention with linear biases enables input
     length extrapolation" (2022), section 3: head h = 1 ... n has slope 2^(-8 h / n) where n is a
-    power of two. For another number of heads come first the slopes of the next lower power of two,
-    then every other slope of twice that power (their code).
+    power of two. For other numbers of heads the slopes for the next lower power of two come first,
+    then every other slope for twice that power (as in their code).
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def alibi(heads: int) -> NDArray[np.float64]:
     Raises
     ------
     TypeError
-        heads is no integer.
+        heads is not an integer.
     ValueError
         heads is below 1.
 
@@ -92,10 +92,10 @@ def t5_relative(
     bias[h, i, j] = table[bucket(j - i - query_offset), h], Raffel et al., "Exploring the limits of
     transfer learning with a unified text-to-text transformer" (2020), section 2.1. Of n buckets
     for one direction, n // 2 hold one distance each, from 0; the others hold ranges that grow
-    logarithmically up to max_distance, and the last of them everything beyond. Bidirectional: half
-    of the buckets are for keys up to the query's position, half for keys after it. Otherwise all
-    are for the former, and the keys after it share bucket 0 with distance 0. Computed in float32,
-    as the published models were.
+    logarithmically up to max_distance, and the last of them everything beyond. If bidirectional,
+    half of the buckets are for keys up to the query's position and half for keys after it. If not,
+    all are for keys up to it, and keys after it share bucket 0 with distance 0. Computed in
+    float32, as the published models were.
 
     Rows are strided views of one line, so the memory is O(heads (Lq + Lk)), and the kernels read
     the view directly. T5 does not scale its scores: use it with scale=1.0.
@@ -121,7 +121,7 @@ def t5_relative(
     Raises
     ------
     TypeError
-        table has a dtype that is not accepted, or a size is no integer.
+        table has a dtype that is not accepted, or a size is not an integer.
     ValueError
         Sizes do not fit.
 
@@ -203,7 +203,7 @@ def t5_relative_backward(
 
 
 class T5Gradients(NamedTuple):
-    """Gradients of attention with T5's bias, each of its argument's shape; None if not needed."""
+    """Gradients of attention with T5's bias, each with its argument's shape; None if not needed."""
 
     query: Array | None
     key: Array | None
@@ -229,8 +229,8 @@ def t5_attention_backward(
 ) -> T5Gradients:
     """Gradients of attention with attn_mask = t5_relative(table, Lq, Lk), down to the table.
 
-    It calls `attention_backward` for one block of queries after the other and sums each block's
-    gradient of the bias to buckets, so the memory is O(heads block Lk), never O(Lq Lk).
+    It calls `attention_backward` for one block of queries at a time and sums each block's gradient
+    of the bias into buckets, so the memory is O(heads block Lk), never O(Lq Lk).
 
     Parameters
     ----------
@@ -308,9 +308,9 @@ def _summed_over_blocks(
     needs: tuple[str, ...],
     options: dict[str, Any],
 ) -> dict[str, Array]:
-    """Gradients of attention with this bias, one block of queries after the other.
+    """Gradients of attention with this bias, one block of queries at a time.
 
-    "table" is the gradient of the bias, summed to its buckets block by block, in float64.
+    "table" is the gradient of the bias, summed into its buckets block by block, in float64.
     """
     query, key, value = operands
     heads, n_q, n_k = bias.shape

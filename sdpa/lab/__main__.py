@@ -1,7 +1,7 @@
 """Every experiment on untrained attention and on a pretrained model: python -m sdpa.lab.
 
 Prints the tables; with --save writes them (.npz, .txt) and their plots (.svg, .png). Training has
-a command of its own, `python -m sdpa.lab.training`, and so has the ledger, `python -m sdpa claims`.
+its own command, `python -m sdpa.lab.training`, and so does the ledger, `python -m sdpa claims`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ SHORTEST = 60
 
 
 # Folders left out of the training text: tests, which not every installation has, and folders that
-# are no part of the language.
+# are not part of the language.
 SKIPPED = {"__pycache__", "idlelib", "lib2to3", "site-packages", "test", "tests", "turtledemo"}
 
 RARE = 20
@@ -59,14 +59,14 @@ def passages(draws: int | None = None, *, seed: int = 0) -> list[str]:
     Parameters
     ----------
     draws : int, optional
-        How many, chosen at random without repetition; all by default, in order of modules.
+        How many, drawn at random without replacement; by default all, in the order of modules.
     seed : int
-        Of the choice.
+        Seed of the choice.
 
     Raises
     ------
     ValueError
-        `draws` is below 1 or above their number.
+        `draws` is below 1 or above the number of docstrings.
 
     Examples
     --------
@@ -104,9 +104,9 @@ def docstrings(seed: int = 0, *, held_out: float = 0.1) -> Text:
     Parameters
     ----------
     seed : int
-        Of the choice of the modules that are held out.
+        Seed of the choice of modules to hold out.
     held_out : float
-        Their share.
+        The share of modules to hold out.
 
     Examples
     --------

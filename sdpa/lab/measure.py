@@ -67,10 +67,10 @@ def measure(
     value : (..., heads, Lk, d_v) or (Lk, d_v), optional
         Adds the gradients that reach query, key and value.
     seed : int
-        Of the upstream gradient, with `value`.
+        Seed of the upstream gradient, which is needed with `value`.
     **options
-        Of `sdpa.attention`: scale, is_causal, softcap, window, key_lengths, ...; without dropout
-        and workers. Rows that see no key are left out.
+        Options of `sdpa.attention`: scale, is_causal, softcap, window, key_lengths, ...; without
+        dropout and workers. Rows that see no key are left out.
 
     Returns
     -------

@@ -136,7 +136,7 @@ class MiniLM:
         tokens : sequence of sequences of int
             As `tokens` returns them; shorter ones are padded, and the padding is masked.
         scale : float, optional
-            Of the scores of every layer; None is 1/sqrt(32), which the model was trained with.
+            Of the scores of every layer; None means 1/sqrt(32), which the model was trained with.
         attend : callable, optional
             Called with each `Layer` before its attention.
 

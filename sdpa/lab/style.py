@@ -267,7 +267,7 @@ def save(figure: Figure, path: str | Path) -> tuple[Path, Path]:
 
 
 def svg(figure: Figure) -> str:
-    """The figure as an <svg> element, to stand in an HTML page."""
+    """The figure as an <svg> element, to be put in an HTML page."""
     text = StringIO()
     with _styled():
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})

@@ -87,7 +87,7 @@ def mean_square_spread(n_query: int, n_key: int, d_k: int) -> float:
 def outside(bound: float, d_k: int | None = None) -> float:
     """Probability that |q.k| / sqrt(d_k) exceeds `bound`, for normal components.
 
-    Given q it is 2 (1 - Phi(bound sqrt(d_k) / |q|)); None is the limit of large d_k.
+    Given q it is 2 (1 - Phi(bound sqrt(d_k) / |q|)); None means the limit of large d_k.
 
     Examples
     --------

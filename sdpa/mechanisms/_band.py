@@ -2,7 +2,7 @@
 
 shaw.py defines the result and the parts. In a block the scores of relative rows go to the kernel as
 a bias. The kernel changes scores before it adds biases, and numbers the pairs of dropout from the
-first pair it is given; with such options a block's pairs are written out instead.
+first pair it is given; with these options the pairs of a block are written out instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sdpa.mechanisms._compose import (
 )
 from sdpa.mechanisms._scores import changed_scores, changes_scores
 
-# Queries in a block of the band: fewer where its arrays would have more elements than this.
+# Queries in a block of the band; fewer if its arrays would have more elements than this.
 _BLOCK_ROWS, _BLOCK_ELEMENTS = 128, 1 << 21
 
 
@@ -143,7 +143,7 @@ class Problem:
         key, value = widen(self.key) + widen(self.rel_key)[..., row, None, :], widen(self.value)
         if self.rel_value is not None:
             value = value + widen(self.rel_value)[..., row, None, :]
-        # A window includes its diagonal, so the diagonal moves to the distance nearest to 0.
+        # A window includes its own diagonal, so the diagonal moves to the distance nearest to 0.
         diagonal = min(max(a, 0), b)
         options = self.options | {
             "scale": self.scale,
@@ -191,8 +191,8 @@ class Block:
 
     An array (..., rows, relative) has a column for each row of rel_key that is needed, an array
     (..., rows, keys) one for each key: the relative row of a pair is its distance, clipped. Between
-    the two stands a buffer with a column per distance: each query's keys begin one column to the
-    left of the keys of the query before it.
+    the two is a buffer with a column per distance, in which each query's keys begin one column to
+    the left of those of the query before it.
     """
 
     def __init__(self, problem: Problem, a: int, b: int, rows: slice, keys: slice) -> None:
@@ -246,7 +246,7 @@ class Block:
 
     @property
     def mask_index(self) -> tuple[Any, ...]:
-        """The index of this block in the mask, where one row or column stands for all."""
+        """The index of this block in the mask, where one row or column serves for all."""
         shape = cast(Array, self.problem.mask).shape[-2:]
         own = (self.rows, self.keys)[2 - len(shape) :]
         return (..., *(slice(None) if n == 1 else s for n, s in zip(shape, own, strict=True)))
@@ -277,7 +277,7 @@ class Block:
         return summed
 
     def _logits(self) -> tuple[Array, Array | None]:
-        """Logits (..., rows, keys), and the slope of `changed_scores`; None is 1."""
+        """Logits (..., rows, keys), and the slope of `changed_scores`; None means 1."""
         query = np.broadcast_to(self.query, (*self.problem.lead, *self.query.shape[-2:]))
         if not changes_scores(self.problem.options):
             x = _core.attention_weights(query, self.key, self.bias, stage="biased", **self.options)

@@ -77,7 +77,8 @@ def integer(name: str, value: Any) -> int:
 def diagonal_offset(options: dict[str, Any], n_q: int, n_k: int) -> int:
     """The position of query 0 among the keys, taken out of the options.
 
-    It is one integer: functions composed around distances have one diagonal for the whole batch.
+    It is one integer, because functions composed around distances have one diagonal for the whole
+    batch.
     is_causal="lower_right" becomes True.
     """
     offset = options.pop("query_offset", None)
@@ -104,7 +105,7 @@ def positive(name: str, value: float) -> float:
 
 
 def checked_float(name: str, x: Array) -> None:
-    """A TypeError for a dtype that the kernels do not take."""
+    """A TypeError for a dtype that the kernels do not accept."""
     if x.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
         raise TypeError(f"{name}: expected float16, bfloat16, float32 or float64, got {x.dtype}")
 
@@ -141,7 +142,7 @@ def widened_options(options: dict[str, Any]) -> dict[str, Any]:
 
 @np.errstate(all="ignore")
 def rounded(x: Array | None, like: Array | None) -> Array | None:
-    """x in the dtype of `like`, in native byte order; None where there is no x."""
+    """x in the dtype of `like`, in native byte order; None if there is no x."""
     if x is None or like is None:
         return None
     return x.astype(native(like.dtype), copy=False)

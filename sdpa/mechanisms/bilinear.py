@@ -38,7 +38,7 @@ __all__ = [
 
 
 class BilinearGradients(NamedTuple):
-    """Gradients of bilinear attention, each of its argument's shape; None where not asked for."""
+    """Gradients of bilinear attention, each with its argument's shape; None if not asked for."""
 
     query: Array | None
     key: Array | None
@@ -172,7 +172,7 @@ def bilinear_attention_backward(
     out, lse : array_like
         Results of `bilinear_attention_forward`.
     grad_lse : array_like, (..., heads, Lq), optional
-        Gradient with respect to lse, of its dtype; None is zero.
+        Gradient with respect to lse, of its dtype; None means zero.
     needs : sequence of {"query", "key", "value", "weight", "attn_mask", "sinks"}
         The gradients to compute.
     **options : attn_mask, dropout_p, is_causal, enable_gqa, window, sinks, ...

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class CosineGradients(NamedTuple):
-    """Gradients of cosine attention, each of its argument's shape; None where not asked for."""
+    """Gradients of cosine attention, each with its argument's shape; None if not asked for."""
 
     query: Array | None
     key: Array | None
@@ -187,7 +187,7 @@ def cosine_attention_backward(
     temperature, eps : float
         As in the forward call.
     grad_lse : array_like, (..., heads, Lq), optional
-        Gradient with respect to lse, of its dtype; None is zero.
+        Gradient with respect to lse, of its dtype; None means zero.
     needs : sequence of {"query", "key", "value", "temperature", "attn_mask", "sinks"}
         The gradients to compute.
     **options : attn_mask, dropout_p, is_causal, enable_gqa, window, sinks, ...

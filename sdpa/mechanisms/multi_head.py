@@ -137,7 +137,7 @@ class MultiHeadAttention:
         The dtype of the parameters and of the calls' arguments: float16, bfloat16, float32 or
         float64. The 16-bit types are computed in float32.
     rng : int, numpy.random.Generator or None
-        Seed of the parameters, or the generator to draw them from; None is fresh entropy.
+        Seed of the parameters, or the generator to draw them from; None means fresh entropy.
 
     Attributes
     ----------
@@ -336,7 +336,7 @@ class MultiHeadAttention:
         ----------
         x : array_like, (..., Lq, d_model)
         context : array_like, (..., Lk, d_context), optional
-            The source of keys and values; None is x: self-attention.
+            The source of keys and values; None means x: self-attention.
         parameters : mapping of array_like, optional
             Used in place of the layer's parameters, which stay unchanged.
         **options : attn_mask, dropout_p, is_causal, window, sinks, ...
@@ -385,8 +385,8 @@ class MultiHeadAttention:
             dx = dQ (W^Q)^T    dcontext = dK (W^K)^T + dV (W^V)^T
 
         where dx is the sum of both in self-attention. A learned scale s of a head receives
-        sum <dQ, Q> / s, computed without the division. A token that no query sees, and that is no
-        query itself, adds nothing, NaN included.
+        sum <dQ, Q> / s, computed without the division. A token that no query sees, and that is not
+        a query itself, adds nothing, even if it holds NaN.
 
         Parameters
         ----------
@@ -471,7 +471,7 @@ class MultiHeadAttention:
         parameters: Mapping[str, ArrayLike] | None,
         options: Mapping[str, Any],
     ) -> tuple[dict[str, Array], Array, Array, dict[str, Any]]:
-        """Parameters, x, context (x where there is none) and the options of the kernel."""
+        """Parameters, x, context (x if there is none) and the options of the kernel."""
         checked = checked_options(function, options, LayerOptions.__annotations__)
         checked["enable_gqa"] = self.kv_heads != self.heads
         checked["scale"] = self._kernel_scale

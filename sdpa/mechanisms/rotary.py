@@ -41,7 +41,7 @@ def rotary_embedding(
         Pair i is (x[2 i], x[2 i + 1]), as in the paper; otherwise (x[i], x[i + r / 2]), as in
         GPT-NeoX and Llama.
     rotary_dim : int, optional
-        r, even, at most d; the other components are unchanged. None is d.
+        r, even, at most d; the other components are unchanged. None means d.
 
     Returns
     -------

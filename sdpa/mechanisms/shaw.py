@@ -33,7 +33,7 @@ __all__ = [
 
 
 class ShawGradients(NamedTuple):
-    """Gradients of Shaw's attention, each of its argument's shape; None where not asked for."""
+    """Gradients of Shaw's attention, each with its argument's shape; None if not asked for."""
 
     query: Array | None
     key: Array | None
@@ -75,7 +75,7 @@ def shaw_attention(
         Of query's dtype. One vector for each distance -D ... D, keys before the query first. Its
         heads are key's.
     rel_value : array_like, (2 D + 1, d_v) or (heads, 2 D + 1, d_v), optional
-        The vectors added to values; None is zero.
+        The vectors added to values; None means zero.
     **options : attn_mask, is_causal, scale, enable_gqa, window, sinks, key_lengths, ...
         As in `attention_forward`, but without out. query_offset is one int and also says where the
         distance is 0; so does is_causal="lower_right", with one key length. Options that change
@@ -181,9 +181,9 @@ def shaw_attention_backward(
     out, lse : array_like
         Results of `shaw_attention_forward`.
     grad_lse : array_like, (..., heads, Lq), optional
-        Gradient with respect to lse, of its dtype; None is zero.
+        Gradient with respect to lse, of its dtype; None means zero.
     needs : sequence of {"query", "key", "value", "rel_key", "rel_value", "attn_mask", "sinks"}
-        The gradients to compute; None is the first four, and rel_value if it is given.
+        The gradients to compute; None means the first four, and rel_value if it is given.
     **options : attn_mask, is_causal, scale, enable_gqa, window, sinks, key_lengths, ...
         As in the forward call.
 

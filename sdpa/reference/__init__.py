@@ -1,7 +1,7 @@
 """The definition of every routine of the package, in float64 NumPy.
 
-Read these pages first. They are slow, they build the whole (Lq, Lk) matrix, and the tests hold
-every kernel against them.
+Read these pages first. They are slow and build the whole (Lq, Lk) matrix; the tests compare every
+kernel with them.
 
 Pages
 -----
@@ -9,7 +9,7 @@ Pages
 forward.py      attention, its weights, their statistics, the union of sets of keys
 derivatives.py  backward, forward mode, double backward
 additive.py     additive attention and its backward
-logits.py       the effect of the options on a score, the keys a query may see, dropout
+logits.py       how options change a score, which keys a query may see, dropout
 scores.py       attention by cosines and bilinear forms
 positions.py    rotary embedding, T5's relative bias, vectors of relative positions
 rows.py         softmax, log_softmax, logsumexp and their gradients

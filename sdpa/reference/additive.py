@@ -35,7 +35,7 @@ def additive_attention(query, key, value, w_query, w_key, w_score, bias=None, **
     query, key, value : (..., heads, Lq, d_q), (..., heads, Lk, d_k), (..., heads, Lk, d_v)
     w_query, w_key, w_score : (d_q, h), (d_k, h), (h,)
     bias : (h,), None
-        None is zero.
+        None means zero.
     **options
         Those of `attention_weights` and `logits_of`, by name; scale is 1 by default.
 

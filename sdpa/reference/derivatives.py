@@ -94,7 +94,7 @@ def attention_backward(
     out, lse
         Results of `attention_forward` on the same arguments.
     grad_lse : (..., heads, Lq), None
-        None is zero.
+        None means zero.
     needs : sequence of {"query", "key", "value", "attn_mask", "sinks"}
     """
     grad_out, query, key, value, out, lse = float64(grad_out, query, key, value, out, lse)
@@ -203,7 +203,7 @@ def attention_double_backward(
     Parameters
     ----------
     gg_query, gg_key, gg_value, gg_attn_mask, gg_sinks
-        Directions, each of its argument's shape; None is zero.
+        Directions, each of its argument's shape; None means zero.
     needs : sequence of {"grad_out", "query", "key", "value", "attn_mask", "sinks"}
     """
     grad_out, query, key, value, out, lse = float64(grad_out, query, key, value, out, lse)

@@ -99,7 +99,7 @@ def attention_weights(
     enable_gqa : bool
         Key and value may have fewer heads than query; each serves as many consecutive query heads.
     sinks : broadcastable to (..., heads), None
-        One more logit in every row, as it is: a key that takes weight and has no value.
+        One more logit in every row, not scaled: a key that takes weight and has no value.
     rng : int
         Seed of dropout, 0 to 2^64 - 1; see `sdpa.reference.logits.dropout_factors`.
     stage : {"scores", "capped", "biased", "weights"}
@@ -121,7 +121,7 @@ def attention_statistics(query, key, attn_mask=None, *, enable_gqa=False, sinks=
     """Statistics of each row p of weights, before dropout, and of its visible logits z.
 
     lse, entropy -sum p ln p, largest weight, sum p^2, sum p^3; mean and variance of z. A sink takes
-    its part of the weight (and of lse), and enters no other sum. A row without a visible key has
+    its share of the weight (and of lse) and enters no other sum. A row without a visible key has
     weights 0, and mean and variance nan.
     """
     q, k = broadcast(*float64(query, key), enable_gqa=enable_gqa)
@@ -158,7 +158,7 @@ def merge_attention(outs, lses):
 
 
 def with_sink(z, sinks=None):
-    """z with one more column, the sink of its head; -inf, which is no key, where there is none."""
+    """z with one more column, the sink of its head; -inf if there is none, which is like no key."""
     sinks = -np.inf if sinks is None else np.asarray(sinks, np.float64)
     column = np.broadcast_to(per_head(sinks, z.shape[:-2]), (*z.shape[:-1], 1))
     return np.concatenate([z, column], axis=-1)

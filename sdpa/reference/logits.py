@@ -6,7 +6,7 @@ from sdpa.reference.arrays import per_head, transpose
 
 
 def scale_of(scale, q):
-    """None is 1 / sqrt(d_k), or 1 where d_k is 0."""
+    """None means 1 / sqrt(d_k), or 1 where d_k is 0."""
     return 1 / np.sqrt(max(q.shape[-1], 1)) if scale is None else scale
 
 
@@ -19,7 +19,7 @@ def scores_of(q, k, scale=None, **_):
 
 
 def capped(x, softcap=None, **_):
-    """softcap * tanh(x / softcap), which is near x while that is small and never beyond softcap."""
+    """softcap * tanh(x / softcap), which is close to x for small x and never exceeds softcap."""
     return x if softcap is None else softcap * np.tanh(x / softcap)
 
 
@@ -58,18 +58,18 @@ def logits_of(
         True is "upper_left": query i sees the keys j <= i + query_offset. "lower_right": the last
         query meets the last key, so the offset is Lk - Lq (key_lengths - Lq where these are given).
     scale : float, None
-        None is 1 / sqrt(d_k), or 1 where d_k is 0.
+        None means 1 / sqrt(d_k), or 1 where d_k is 0.
     softcap : float, None
         Scaled scores x become softcap * tanh(x / softcap) before anything is added to them.
     window : (left, right), None
-        Query i sees the keys i + offset - left <= j <= i + offset + right; None is no bound.
+        Query i sees the keys i + offset - left <= j <= i + offset + right; None means no bound.
     alibi_slopes : broadcastable to (..., heads), None
         -slope * abs(i + offset - j) is added. Press, Smith and Lewis, "Train short, test long:
         attention with linear biases" (2022), section 3.
     key_lengths : int or array that broadcasts to the leading axes without heads, None
-        Only the first key_lengths keys take part; None is all.
+        Only the first key_lengths keys take part; None means all.
     query_offset : int or array that broadcasts to the leading axes without heads, None
-        Position of query 0 among the keys; None is 0.
+        Position of query 0 among the keys; None means 0.
     """
     z = capped(scores_of(q, k, scale), softcap)
     lead, (n_q, n_k) = z.shape[:-2], z.shape[-2:]
@@ -82,7 +82,7 @@ def logits_of(
     if is_causal == "lower_right":
         offset = length - n_q
 
-    # Query i stands at `position` among the keys.
+    # Query i is at `position` among the keys.
     j, position = np.arange(n_k), np.arange(n_q)[:, None] + offset
     visible = j < length
     if is_causal:

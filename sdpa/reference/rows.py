@@ -27,7 +27,7 @@ def log_softmax(x, axis=-1, *, temperature=1.0, where=None):
 
 @np.errstate(all="ignore")
 def logsumexp(x, axis=-1, *, where=None, keepdims=False):
-    """log sum exp(x) over `axis`, as m + log sum exp(x - m), m the maximum; -inf of nothing."""
+    """log sum exp(x) over `axis`, as m + log sum exp(x - m), m the maximum; -inf over nothing."""
     x = included(x, where)
     m = finite_max(x, axis)
     lse = m + np.log(np.exp(x - m).sum(axis=axis, keepdims=True))

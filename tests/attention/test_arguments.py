@@ -1,6 +1,6 @@
-"""How attention is called: `out`, names and positions, what is no array, `needs`.
+"""How attention is called: `out`, names and positions, things that are not arrays, `needs`.
 
-What is refused argument by argument stands in tests/refusals.
+tests/refusals lists what is refused, argument by argument.
 """
 
 import inspect

@@ -28,7 +28,7 @@ def test_attention_takes_a_generator():
     ids=["jvp", "double_backward"],
 )
 def test_tangents(function, prefix, suffix):
-    """None stands for zero; a given mask or sinks may have a tangent."""
+    """None means zero; a given mask or sinks may have a tangent."""
     x = ATTENTION[function]()
     for primal in ("query", "key", "value"):
         function(**(x | {prefix + primal + suffix: None}))

@@ -1,6 +1,6 @@
 """Attention against the oracle over shapes, layouts, masks and options, and against PyTorch.
 
-Every comparison is held to the bound that bounds.AttentionBounds derives for its very data.
+Every comparison is held to the bound that bounds.AttentionBounds derives for the same data.
 """
 
 import itertools

@@ -87,7 +87,7 @@ def test_same_pattern_everywhere(rng, dtype):
     pattern = sdpa.attention_weights(q, k, **options) != 0
     assert 0.4 < pattern.mean() < 0.8
     out, lse = sdpa.attention_forward(q, k, one, **options)
-    # Weights may round to 0 in float16, hence "where dropped, 0" and not the reverse.
+    # Weights may round to 0 in float16, so this checks "0 where dropped", not the reverse.
     results = {"forward": out}
     grads = sdpa.attention_backward(one, q, k, one, out, lse, **options)
     results["gradient of value"] = grads.value.swapaxes(-1, -2)

@@ -96,7 +96,7 @@ def test_differences(rng, case, n_q, n_k, d_k, d_v):
     [(3, 4, 2, 3), (17, 33, 16, 7), (70, 150, 24, 40), (150, 70, 5, 64)],
 )
 def test_autograd_of_the_composed_formula(torch, rng, compute_dtype, case, n_q, n_k, d_k, d_v):
-    """PyTorch differentiates matmul, masked_fill and softmax in float64 by itself."""
+    """PyTorch differentiates matmul, masked_fill and softmax in float64."""
     options, inputs, mask, grad_out, grad_lse = problem(
         rng, case, n_q, n_k, d_k, d_v, compute_dtype
     )
@@ -267,7 +267,7 @@ def test_gradcheck(torch, rng, case):
     assert torch.autograd.gradcheck(lambda *x: function.apply(call, *x), tensors)
 
 
-# PyTorch's forward mode warns of PyTorch's own code when it is first used.
+# PyTorch's forward mode warns about its own code when first used.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
 @pytest.mark.parametrize("case", GRID)
 def test_gradgradcheck(torch, rng, case):

@@ -1,7 +1,7 @@
 """No function builds an Lq x Lk buffer; masked blocks and gradients not needed cost nothing.
 
-Sizes are such that one buffer of Lq x Lk elements, be they bytes, would be seen. Costs are compared
-in seconds of CPU time of one thread, which other processes on the machine do not change.
+Sizes are chosen so that one buffer of Lq x Lk elements would show, even of bytes. Costs are
+compared as CPU time of one thread, which other processes on the machine hardly change.
 """
 
 import itertools
@@ -61,7 +61,7 @@ FUNCTIONS = ["forward", "backward", "jvp", "double", "statistics"]
 @pytest.mark.uninstrumented
 @pytest.mark.parametrize(
     ("function", "options"),
-    # Statistics are of the weights before dropout.
+    # Statistics describe the weights before dropout.
     [pair for pair in itertools.product(FUNCTIONS, OPTIONS) if pair != ("statistics", "dropout")],
 )
 def test_no_buffer_of_lq_by_lk(function, options):
@@ -82,7 +82,7 @@ BROADCAST = {
 @pytest.mark.parametrize("axes", BROADCAST)
 @pytest.mark.parametrize("function", ["backward", "double"])
 def test_gradient_of_a_broadcast_mask(function, axes, dtype):
-    """It is summed as it arises, in float32; the gradient of every pair is never stored."""
+    """It is summed in float32 as it is computed; gradients of single pairs are never stored."""
     lead, n_q, n_k, shape = BROADCAST[axes]
     allowed = ALLOWED + 4 * np.prod(shape)
     assert allowed < np.prod((*lead, n_q, n_k)) * np.dtype(dtype).itemsize
@@ -157,7 +157,7 @@ def test_wholly_masked_blocks_cost_nothing(functions, name):
     whole, *parts = cpu_seconds(
         function, *(lambda mask=mask: function(**mask) for mask in masks.values())
     )
-    # A block that is cut costs as much as a whole one, and more for the mask: half as much again,
+    # A block that is cut costs as much as a whole one, plus half as much again for the mask,
     # and at the edges up to a query and a key block (of 2048 / 128).
     for share, seconds in zip(masks, parts, strict=True):
         assert seconds < (1.5 * share + 3 / 16) * whole, (share, seconds / whole)
@@ -167,7 +167,7 @@ def test_wholly_masked_blocks_cost_nothing(functions, name):
 @pytest.mark.parametrize(
     ("name", "needs", "share"),
     [
-        # Products that are left over products of the whole: S, dP, dV, dK, dQ.
+        # The products that remain, over all products: S, dP, dV, dK, dQ.
         ("backward", ["value"], 2 / 5),
         ("backward", ["query"], 3 / 5),
         # S, T (2), O, O_t (2); then S, T (2), dV, and only for the others G, C, and two of each.

@@ -1,7 +1,7 @@
 """Every option, alone and with others, in every function, on every ISA and dtype.
 
-Against the oracle, which test_reference.py holds against PyTorch's autograd, within the bounds of
-support/bounds.py.
+Compared with the oracle, which test_reference.py compares with PyTorch's autograd, within the
+bounds of support/bounds.py.
 """
 
 import itertools
@@ -171,7 +171,7 @@ def test_a_masked_row_with_a_sink(dtype):
 
 @pytest.mark.parametrize("cuts", [(0, 150), (0, 40, 150), (0, 0, 128, 129, 150)])
 def test_merge_with_options(rng, dtype, cuts):
-    """Keys a .. b-1 alone are a problem whose queries stand a further back; the sink is in one."""
+    """Keys a .. b-1 alone are a problem whose queries are a further back; one has the sink."""
     x = problem(rng, dtype, "all", 37, 150, 19, 7)
     q, k, v = (x[name] for name in ("query", "key", "value"))
     common = {"softcap": 1.7, "scale": -0.4, "enable_gqa": True, "window": (60, 20)}

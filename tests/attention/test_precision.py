@@ -3,11 +3,11 @@
 On the same data in the same dtype, over ten draws or more, the root mean square of the errors
 against exact arithmetic is at most 1.05 times, and the largest error of a draw, on average over the
 draws, at most 1.25 times, the smaller of theirs; for out, lse and every gradient, at scores of
-standard deviation 1, 8 and 25. Exact means float64. The promise says nothing of float64 itself, nor
-of kernels without fused multiply-add on a machine whose peers have it: those are held to wider
-bounds here, float64 against extended precision; where products of bfloat16 take the weights as
-such, 1.1 and 2 times are promised. (The largest error of all draws together is one
-element's chance: from seed to seed its ratio moves between 0.7 and 1.6, the average's by 0.05.)
+standard deviation 1, 8 and 25. Exact means float64. The promise does not cover float64 itself, nor
+kernels without fused multiply-add on a machine whose peers have it: these are held to wider bounds
+here, float64 against extended precision. Where the weights are rounded to bfloat16 for the product,
+1.1 and 2 times are promised. (The largest error over all draws is up to a single element:
+from seed to seed its ratio varies between 0.7 and 1.6, that of the average by 0.05.)
 """
 
 import functools
@@ -31,7 +31,7 @@ LARGE = {
     "square": (10, 4, 512, 512, 64, False),
     "causal": (20, 4, 512, 512, 64, True),
     "odd": (60, 3, 77, 331, 41, False),
-    # More keys than the backward keeps weights of.
+    # More keys than those whose weights the backward keeps.
     "long": (10, 1, 192, 8500, 64, False),
 }
 SMALL = {
@@ -95,7 +95,7 @@ def with_torch(torch, q, k, v, g, is_causal):
     inputs = [x.requires_grad_() for x in (q, k, v)]
     out = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=is_causal)
     grads = torch.autograd.grad(out, inputs, g)
-    # The operator behind the function above; it alone returns lse.
+    # The operator behind the function above; only this one returns lse.
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     lse = fused(q, k, v, 0.0, is_causal)[1]
     return dict(zip(RESULTS, map(array, (out, lse, *grads)), strict=True))

@@ -1,10 +1,10 @@
-"""How exact options, second order and statistics are, beside PyTorch and plain NumPy.
+"""How precise options, second order and statistics are, compared with PyTorch and plain NumPy.
 
 As in test_precision.py, for smaller problems with masks, sinks, softcap, ALiBi: out, lse and
 gradients against the better of PyTorch's elementary operations, which its autograd differentiates,
 and plain NumPy, all in the same dtype; forward mode, double backward and statistics, for which
-PyTorch has no routine, against plain NumPy. What is held to more than promised, and why, is in
-`bounds_of`.
+PyTorch has no routine, against plain NumPy. `bounds_of` says which bounds are wider than promised,
+and why.
 """
 
 import collections
@@ -242,11 +242,11 @@ def errors(torch, dtype, case, std):
 def bounds_of(name, isa, dtype):
     """{"rms": factor, "max": factor} of the errors of the better peer.
 
-    As promised where the draws are many (SDPA_DRAWS=120). Of few, chance moves two ratios: the
+    As promised if there are many draws (SDPA_DRAWS=120). With few, chance moves two ratios: the
     gradient of a sink is one number per head; and where one weight is nearly 1, the error of
-    rowsum(dO O) does not cancel as that of PyTorch's rowsum(P dP) does, which is the largest error
-    of what dS enters. Kernels without FMA, and float64, are beyond what is promised; their single
-    errors are held by the bounds of tests/attention/test_options_derivatives.py.
+    rowsum(dO O) does not cancel as that of PyTorch's rowsum(P dP) does, and dominates whatever dS
+    enters. Nothing is promised for kernels without FMA, nor for float64; their single errors are
+    bounded in tests/attention/test_options_derivatives.py.
     """
     if isa == "generic" or dtype == np.float64:
         return {"rms": 1.5}

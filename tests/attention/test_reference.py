@@ -102,7 +102,7 @@ def problem(rng, options, mask, n_q, n_k):
     return options, inputs, attn_mask, visible
 
 
-# PyTorch's forward mode warns of PyTorch's own code when it is first used.
+# PyTorch's forward mode warns about its own code when first used.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
 @pytest.mark.parametrize(("n_q", "n_k"), [(5, 7), (7, 5), (1, 1)])
 @pytest.mark.parametrize("mask", [None, "bool", "bias", "-inf"])
@@ -264,7 +264,7 @@ def test_weights_after_dropout_times_value_are_out(rng):
     assert set(np.unique(np.round(weights / whole, 12))) == {0.0, 2.0}
 
 
-# Of Random123's file of known answers (kat_vectors, "philox4x32 10"): counter, key, words.
+# From Random123's file of known answers (kat_vectors, "philox4x32 10"): counter, key, words.
 KNOWN_ANSWERS = [
     ("00000000 00000000 00000000 00000000", "00000000 00000000",
      "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
@@ -335,7 +335,7 @@ def test_merge_is_attention_over_all_keys(rng):
 @pytest.mark.parametrize("axis", [-1, 0, 1, (0, 2), None])
 def test_softmax_family_against_torch(torch, rng, axis):
     x = rng.standard_normal((3, 4, 5))
-    # Something is included everywhere, since PyTorch answers NaN where nothing is.
+    # Every row includes something, because PyTorch returns NaN for empty ones.
     where = (rng.random(x.shape) < 0.7) | (x == x.max(axis, keepdims=True))
     axes = tuple(range(3)) if axis is None else axis
     t = torch.tensor(x, requires_grad=True)

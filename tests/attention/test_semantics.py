@@ -92,7 +92,7 @@ def test_nan_and_inf_under_a_mask_cannot_matter(rng, dtype, kind, poison, n_q, n
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("is_causal", [True, "lower_right"])
 def test_the_future_cannot_matter(rng, dtype, is_causal, poison, n_q, n_k):
-    """Only queries before a poisoned key are looked at, only keys after a poisoned query."""
+    """Compares only queries before a poisoned key, and only keys after a poisoned query."""
     q, k, v, g = operands(rng, dtype, n_q, n_k)
     shift = n_k - n_q if is_causal == "lower_right" else 0
     for last in {0, n_q // 2, n_q - 1}:

@@ -226,7 +226,7 @@ def test_stages_of_the_matrix(dtype, stage):
 
 
 def test_drop_in_signature(dtype):
-    """Every argument where PyTorch has it."""
+    """Every argument in the place that it has in PyTorch."""
     q, k, v = column([1], dtype), column([1, 0], dtype), column([4, 8], dtype)
     got = sdpa.scaled_dot_product_attention(q, k, v, None, 0.0, False, scale=math.log(3))
     near(got, [[5]], dtype)

@@ -80,7 +80,7 @@ def test_jax(function, rng):
 
 
 def test_dlpack_shares_memory():
-    """Nothing is copied on the way in: the result is made of what stands there now."""
+    """Nothing is copied on the way in: the result uses what the memory holds now."""
     x = np.zeros((3, 4), F32)
     view = sdpa._core._array("x", OnlyDlpack(x[:, ::2]))
     assert np.shares_memory(view, x)

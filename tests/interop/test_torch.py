@@ -119,7 +119,7 @@ def test_results_are_those_of_sdpa(rng, name, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_copy_in_either_direction(dtype):
-    """Any strides, a reversed axis excepted, which PyTorch does not have."""
+    """Any strides but negative ones, which PyTorch does not have."""
     x = torch.ones(2, 6, 3, 4, 8, dtype=getattr(torch, dtype))
     for view in x, x[:, :, 1].swapaxes(1, 2), x[:1].expand(4, 6, 3, 4, 8), x[..., ::2]:
         array = _arrays.to_array(view)

@@ -23,8 +23,8 @@ CASES = {
     "row without keys": ((2, 3, 5, 8), (2, 3, 7, 8), {"attn_mask": (torch.arange(35) > 6)}),
     "long": ((1, 2, 200, 64), (1, 2, 300, 64), {}),
 }
-# Relative to the largest element: sums of at most 300 terms in the types that both compute in; and
-# in short types out and the result are rounded by both.
+# Relative to the largest element: sums of at most 300 terms in the type of the arithmetic; in
+# 16-bit types both also round out and the result.
 TOLERANCES = {"float64": 300 * 2**-53, "float32": 300 * 2**-24, "bfloat16": 2**-6, "float16": 2**-9}
 
 # PyTorch's compiler loads its own old decompositions.

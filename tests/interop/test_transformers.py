@@ -21,8 +21,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vo
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
 LENGTH = 12
-# The largest relative difference that float32 leaves between two orders of summation, over two
-# layers: what the issue of this bridge asks for.
+# The largest relative difference that two orders of summation may leave in float32 over two layers.
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -122,7 +121,7 @@ def inputs(name, padding="none"):
 
 
 def seen(name, result, given):
-    """The part of a result (batch, length, ...) that is no padding."""
+    """The part of a result (batch, length, ...) that is not padding."""
     x = result[0]
     return x if name == "t5" else x[given["attention_mask"].bool()]
 

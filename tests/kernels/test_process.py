@@ -98,7 +98,7 @@ print("leaving", flush=True)
 
 @pytest.mark.parametrize("joins", [False, True])
 def test_a_daemon_thread_that_computes_at_exit_ends_without_a_traceback(joins):
-    """Also where another handler of the end, run after that of sdpa, waits for the thread."""
+    """Also if another exit handler, run after that of sdpa, waits for the thread."""
     program = f"""
 import atexit
 

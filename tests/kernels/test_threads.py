@@ -124,7 +124,7 @@ def test_same_bits_from_eight_threads_at_once(dtype, rng):
 
 
 def long_arrays(seconds, dtype=np.float32):
-    """Query, key, value whose attention takes one thread of this machine about that long."""
+    """Query, key and value whose attention takes about that long on one thread of this machine."""
     n = 1024
     while True:
         x = np.ones((n, 64), dtype)

@@ -187,7 +187,7 @@ def test_intervals_cover_as_often_as_they_say(rng):
     """Of 2000 intervals, from 100 draws of four dependent rows each, 1900 should cover.
 
     The binomial law allows that number to be off by 50 once in 10^6 times; that the distribution is
-    not quite normal after 100 draws, least so for squares, costs a point, 20 of them.
+    not quite normal after 100 draws, least of all for squares, costs another 20.
     """
     hits = np.zeros(4)
     for _ in range(2000):
@@ -254,7 +254,7 @@ WITHOUT_SKLEARN = "import sys; sys.modules['sklearn'] = sys.modules['sklearn.dat
 def test_text():
     pytest.importorskip("sklearn")
     out, err = run("--draws", "30", "--seed", "7", "--no-report")
-    assert err == ""  # no progress bar where stderr is no terminal
+    assert err == ""  # no progress bar if stderr is not a terminal
     assert f"kernels {sdpa.show_config('dicts')['isa']} " in out
     assert "seed 7, 30 draws" in out
     for title in ("digits", "random"):

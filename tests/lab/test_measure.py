@@ -65,7 +65,7 @@ def test_gradients_are_in_units_of_the_upstream_one(rng):
     for target in ("query", "key", "value"):
         row = plain.row(head="all")[f"{target}_rms"].estimate(0.999)
         expected = getattr(law, f"grad_{target}")
-        # The spread of 64 tokens is taken about their mean: 1/128 too small in each of two.
+        # The spread of 64 tokens is taken about their mean: each of two factors is 1/128 too small.
         assert row.low * 0.98 <= expected <= row.high * 1.02, (target, row, expected)
 
 

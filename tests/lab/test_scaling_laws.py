@@ -148,7 +148,7 @@ def test_correlation_moves_the_best_sigma_down():
 
 def test_averaging_follows_its_law():
     table = lab.averaging(n=[16, 128, 512], common=[0.0, 0.9], draws=60)
-    # Stated to O(1/d_model); 60 draws are known to some 10 %.
+    # The law holds up to O(1/d_model), and 60 draws have an error of about 10 %.
     assert_as_predicted(table, "query", slack=4 / criteria.D_MODEL)
 
 

@@ -228,7 +228,7 @@ def test_a_compensated_fold_is_the_same_trajectory(optimiser):
         recall.train(replace(base, fold=fold)) for fold in ("none", "compensated", "initial")
     )
     scale = recall.RULES["sqrt d_k"](16)
-    # Float32 roundings that 20 steps carry on; Adam's divide by small gradients.
+    # float32 roundings accumulated over 20 steps; Adam divides by small gradients.
     np.testing.assert_allclose(
         folded.parameters["W^Q"], scale * kernel.parameters["W^Q"], atol=2e-3
     )
@@ -322,7 +322,7 @@ def test_divergence_units_and_control():
             assert not start.any()
         else:
             np.testing.assert_allclose(start, 1, atol=0.1)
-        # The first step is all of the walk, so control^2 = start^2 + step^2 says how it turned.
+        # The first step is the whole walk, so control^2 = start^2 + step^2 says how it turned.
         control = cell(table, "control", task=task, step=1)
         assert (control >= start).all()
     assert len(table) == len(dynamics.TASKS) * 13

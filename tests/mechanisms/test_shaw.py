@@ -54,7 +54,7 @@ def draw(rng, dtype, q_lead=(2,), k_lead=(2,), far=4, heads=(), n_q=N_Q, n_k=N_K
 
 
 class PartsBounds(AttentionBounds):
-    """Of three parts, merged one after the other: an error of two log-sum-exps each time."""
+    """For three parts, merged in turn: each merge adds the errors of two log-sum-exps."""
 
     @property
     def lse(self):
@@ -69,7 +69,7 @@ class PartsBounds(AttentionBounds):
 def shaw_bounds(x, grad_out, grad_lse, options):
     """{result: largest error}. Notation of `AttentionBounds`, of each pair's own key and value.
 
-    Products with key and rel_key, value and rel_value are sums of their own, so that each rounding
+    Products with key and rel_key, value and rel_value are separate sums, so that each rounding
     is relative to |key| + |rel_key|: as if that key erred, by u for every term of the sums.
     """
     dtype = native(x["query"].dtype)

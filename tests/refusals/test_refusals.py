@@ -1,6 +1,6 @@
 """Bad arguments are refused with an exact message, before anything is computed or written.
 
-The tables stand beside this file, one row per bad argument; all functions that take the argument
+The tables are beside this file, one row per bad argument; all functions that take the argument
 share the row.
 """
 

@@ -1,6 +1,6 @@
 """Calls of the softmax family that do not fit, `out` that overlaps, memory that ends.
 
-What is refused argument by argument stands in tests/refusals.
+tests/refusals lists what is refused, argument by argument.
 """
 
 import re

@@ -14,7 +14,7 @@ Measured = Mapping[str, Draws | Estimate]
 
 
 class Figure(NamedTuple):
-    """A measured figure with its interval; `n` independent draws stand behind it."""
+    """A measured figure with its interval, from `n` independent draws."""
 
     name: str
     value: float

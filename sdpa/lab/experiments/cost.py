@@ -54,8 +54,8 @@ def cost(
 ) -> Table:
     """Seconds of one call in float32 on one thread, along n at width `d` and along d at length `n`.
 
-    In each turn everything is timed once, the shortest of three calls; a draw is a turn. Time is
-    the thread's CPU time, because other processes would lengthen long calls more than short ones.
+    In each turn everything is timed once, as the shortest of three calls; a draw is one turn. Time
+    is the thread's CPU time: other processes would lengthen long calls more than short ones.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def cost(
         The length at which the widths vary, and the width at which the lengths vary.
     turns : int
     seed : int
-        Of the data.
+        Seed of the data.
 
     Raises
     ------

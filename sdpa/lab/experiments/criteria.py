@@ -110,13 +110,13 @@ def best_sigma(
 ) -> Table:
     """The spread of scores at which the gradient that reaches each target is largest.
 
-    1/sqrt(d_k) stands at sigma = 1: the figure is how many times that scale is too small for the
-    most gradient.
+    1/sqrt(d_k) is sigma = 1: the figure says how many times too small that scale is for the largest
+    gradient.
 
     Parameters
     ----------
     n, d_k, rho, sigma, draws, seed
-        As for `gradients_over_sigma`. The maximum is looked for on the grid `sigma`, and between
+        As for `gradients_over_sigma`. The maximum is searched on the grid `sigma`, and between
         its points by a parabola in ln(sigma) through the largest and its neighbours.
 
     Returns

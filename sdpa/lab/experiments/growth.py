@@ -45,7 +45,7 @@ def matrices(
     Parameters
     ----------
     seed, key
-        Of the random numbers.
+        Of the stream of random numbers.
     draws : int
     measure : callable
         Takes query and key, both (some draws, *shape), and returns arrays whose first axis counts
@@ -293,7 +293,7 @@ def initialisers(
     Table
         Columns initialiser, d_k, n, components (their variance, law d_model w with w the variance
         of the elements) and scores (variance of q.k/sqrt(d_k), law (d_model w)^2 (1 + 2/(n
-        d_model)): x_i stands on both sides of the diagonal).
+        d_model)): x_i is on both sides of the diagonal).
 
     Examples
     --------

@@ -140,7 +140,7 @@ def trained_heads(*, draws: int = 64, seed: int = 0, model: MiniLM | None = None
 
 
 def trained_choice(*, draws: int = 32, seed: int = 0, model: MiniLM | None = None) -> Table:
-    """Where the trained heads stand between too even and too sharp.
+    """Where trained heads lie between too even and too sharp.
 
     Returns
     -------

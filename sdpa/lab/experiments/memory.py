@@ -53,7 +53,7 @@ for name, function in (("numpy", formula), ("sdpa", sdpa.attention)):
 def peaks(
     lengths: Sequence[int] = LENGTHS, *, calls: int = 3, seed: int = 0
 ) -> dict[tuple[str, int], npt.NDArray[np.int64]]:
-    """Growth of the largest resident size during single calls, in a process of their own.
+    """Growth of the largest resident size during single calls, in a separate process.
 
     Parameters
     ----------

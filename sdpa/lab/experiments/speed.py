@@ -134,7 +134,7 @@ def _present(gradients: sdpa.AttentionGradients) -> tuple[Array, ...]:
 
 
 def _race(ours: Call, theirs: Call, seconds: float) -> tuple[float, float, int]:
-    """Shortest time of each, in turns for `seconds` and at least five times, and how many."""
+    """Shortest time of each, alternately for `seconds` and at least five times, and how many."""
     calls = ours, theirs
     loops = [max(1, int(SAMPLE / sample(call, 1, time.perf_counter))) for call in calls]
     best = [float("inf")] * 2

@@ -125,7 +125,7 @@ def _section(name: str, content: str) -> str:
 
 
 def _explorer() -> str:
-    # JSON may stand in a script element as it is: there is no "<" in these numbers.
+    # JSON may be put in a script element unchanged: there is no "<" in these numbers.
     data = f'<script type="application/json" id="explorer-data">{_file("explorer.json")}</script>'
     scripts = [f"<script>\n{_file(name)}</script>" for name in ("attention.js", "explorer.js")]
     return "\n".join([_file("explorer.html"), data, *scripts])

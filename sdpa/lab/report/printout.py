@@ -18,14 +18,14 @@ What does dividing the scores of attention by sqrt(d_k) change, before any train
 Each input is a sequence of n = 8 rows x_i of d_model = 64 numbers:
   digits  the 8 pixel rows of an image, standardised, through a fixed random map, plus positions
   random  independent N(0, 1) numbers
-It has random projections of its own: q = x W^Q and k = x W^K of width d_k, v = x W^V of width 64.
+It has its own random projections: q = x W^Q and k = x W^K of width d_k, v = x W^V of width 64.
 Scores s = scale q.k, weights p = softmax of a row of s, out = p v; gradients of sum(g * out) with
 g ~ N(0, 1), so that a row of g has norm 8. All from sdpa's own routines in float32.
 ± is half the length of a 95 % interval, from the spread between independent inputs.
 
 variance    mean square of s (its mean is 0); i.i.d.: d_k scale^2, times the factor of the
             projections, if q and k have independent components; given x: for these inputs
-in row      variance of s within a row; softmax does not feel what all of a row has in common
+in row      variance of s within a row; softmax ignores what all of a row has in common
 entropy     of a row of p; ln 8 = 2.08 where all weights are equal
 max p       the largest weight of a row; saturated: share of rows where it exceeds {SATURATED:g}
 rms         root mean square of the norms of the gradient's rows; law: its expectation over W^V
@@ -131,7 +131,7 @@ def speed_text(rows: list[SpeedRow], threads: int) -> str:
         for row in rows
     ]
     return (
-        "\nSpeed against the formula in NumPy, float32, in turns, the shortest call of each;\n"
+        "\nSpeed against the formula in NumPy, float32, alternating, the shortest call of each;\n"
         f"sdpa on {threads} threads, NumPy's matrix products on as many as its BLAS takes\n"
         f"{layout(header, cells)}"
     )

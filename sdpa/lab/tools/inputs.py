@@ -35,7 +35,7 @@ def digits(draws: int = N_IMAGES, *, d_model: int = 64, seed: int = 0) -> npt.ND
     d_model : int
         Even.
     seed : int
-        Of the map and of the choice.
+        Seed of the map and of the choice.
 
     Returns
     -------

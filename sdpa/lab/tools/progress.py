@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], object]]:
-    """A bar on stderr where that is a terminal; yields the function that moves it."""
+    """A progress bar on stderr, if that is a terminal; yields the function that advances it."""
     if not sys.stderr.isatty():
         yield lambda n: None
         return

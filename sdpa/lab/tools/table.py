@@ -24,7 +24,7 @@ class Table:
         The same names in every row. A cell is a number, a string, an `Estimate`, or `Draws`, of
         which the table shows the estimate.
     level : float
-        Of the intervals of `Draws`.
+        Level of the intervals of `Draws`.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ def _text(cell: Estimate | str | float) -> str:
 
 
 def number(value: float) -> str:
-    """An integer as it is; three digits of anything else."""
+    """An integer unchanged; three digits of anything else."""
     return str(value) if isinstance(value, int | np.integer) else f"{value:#.3g}".rstrip(".")
 
 
@@ -189,7 +189,7 @@ def with_interval(estimate: Estimate) -> str:
 
 
 def layout(header: Sequence[str], rows: Sequence[str | list[str]]) -> str:
-    """Columns aligned to the right, under names of one line or two; a string stands as it is."""
+    """Columns aligned to the right, under names of one line or two; a string is kept as it is."""
     names = [name.rpartition("\n") for name in header]
     lines: list[str | list[str]] = [[upper for upper, _, _ in names]]
     lines += [[lower for _, _, lower in names]]

@@ -79,7 +79,7 @@ def classify_digits(
     rate : float
         Of Adam, at its highest.
     scale : float, optional
-        Of attention; None is 1/sqrt(d_model / heads).
+        Scale of attention; None means 1/sqrt(d_model / heads).
     progress : callable, optional
         Called with 1 after each step.
 
@@ -171,7 +171,7 @@ def model_characters(
     rate : float
         Of Adam, at its highest.
     scale : float, optional
-        Of attention; None is 1/sqrt(d_model / heads).
+        Scale of attention; None means 1/sqrt(d_model / heads).
     progress : callable, optional
         Called with 1 after each step.
 

@@ -65,6 +65,6 @@ def _grams(text: Codes, n: int, n_symbols: int) -> Codes:
 
 
 def _find(values: Codes, wanted: Codes) -> tuple[Codes, npt.NDArray[np.bool_]]:
-    """Where each of `wanted` stands in the sorted `values`, and whether it is there."""
+    """The place of each of `wanted` in the sorted `values`, and whether it is there."""
     at = np.searchsorted(values, wanted).clip(max=len(values) - 1)
     return at, values[at] == wanted

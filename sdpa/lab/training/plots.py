@@ -25,7 +25,7 @@ RULES = {
 
 
 def _lines(axes: Any, table: Table, x: str, y: str, by: str) -> None:
-    """A line with intervals for every value in the column `by`; rules have colours of their own."""
+    """A line with intervals for every value in the column `by`; each rule has its own colour."""
     kinds = dict.fromkeys(row[by] for row in table.rows)
     for kind, (color, marker) in zip(kinds, style.cycle(len(kinds)), strict=True):
         if by == "rule":

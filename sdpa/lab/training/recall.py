@@ -74,7 +74,7 @@ class Setting:
     rule: str = "sqrt d_k"
     """One of RULES. Cosine and additive attention have a scale, too, 1 unless this says else."""
     fold: str = "none"
-    """"none": the scale stands in the kernel. "initial": W^Q is multiplied by it before training
+    """"none": the scale is in the kernel. "initial": W^Q is multiplied by it before training
     and the kernel has scale 1. "compensated": that, and the learning rate of W^Q is multiplied by
     it (squared for plain descent), which makes the trajectory the same."""
     mechanism: str = "dot"
@@ -135,7 +135,7 @@ class Trained:
         self.shape = (rates, seeds)
 
         def draw(*shape: int, variance: float = 1.0) -> Any:
-            # One seed after the other, so that adding seeds does not change the first ones.
+            # One seed at a time, so that adding seeds does not change the first ones.
             drawn = [rng_of.standard_normal(shape) for rng_of in generators]
             return (variance**0.5 * np.array(drawn)).astype(np.float32)
 

@@ -38,6 +38,13 @@ NOINLINE enum bias_kind boolean_block(const sdpa_matrix *mask, const block *b, r
     return BIAS_SOME_MASKED;
 }
 
+/* The column after j at which VL of the n columns of a mask are read next: on a cache line, but for the first and the last.
+ * Rows of 4096 bytes share a set of L1, which forgets a line that two vectors share. */
+INLINE int64_t next_columns(const real *row, int64_t j, int64_t n) {
+    const int64_t last = n - VL, next = j + VL - (int64_t)((uintptr_t)(row + j) % VEC_BYTES / sizeof(real));
+    return j >= last ? n : next < last ? next : last;
+}
+
 /* s[j, i] (n_j, s_row) = factor * mask[i0 + i, j0 + j] for i < n_i; the lanes after n_i repeat a query. Returns what
  * the block holds; s may be left unwritten for BIAS_NONE and BIAS_ALL_MASKED. `lines`: (VL, n_j rounded up to VL) of
  * scratch. */
@@ -59,7 +66,7 @@ NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, const block *b, real
                 memcpy(lines + l * line_row, lines, (size_t)n_j * sizeof(real));
             }
         }
-        for (int64_t j = 0; j < n_j; j += VL) {
+        for (int64_t j = 0; j < n_j; j = in_place ? next_columns(from, j, n_j) : j + VL) {
             vec r[VL];
             UNROLL for (int l = 0; l < VL; l++) r[l] = vload(from + l * from_row + j);
             vtranspose(r);

@@ -339,7 +339,7 @@ INLINE void score_constant(const scores *all, enum score_mode mode, bool pairs) 
     const scores t = *all; /* a copy that no store can alias */
     const bool logits = mode == SCORE_RAW || mode == SCORE_BIASED;
     const int64_t whole = logits && t.given ? 0 : t.n / SCORE_ROWS * SCORE_ROWS;
-    if (BY_ROWS && is_summed(mode)) {
+    if (BY_ROWS && t.depth >= BY_ROWS_DEPTH && is_summed(mode)) {
         score_by_rows(&t, mode, pairs, whole);
     } else {
         for (int64_t j0 = 0; j0 < whole; j0 += SCORE_ROWS) score_whole_tile(&t, mode, pairs, j0);

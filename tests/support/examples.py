@@ -21,11 +21,20 @@ def load(name):
     return module
 
 
-def run(name, *arguments, stdin="", code=0, timeout=300):
-    """(stdout, stderr) of an example in a process of its own."""
+HIDING = """
+import runpy, sys
+from sdpa.lab.tools import wheels
+find, hidden = wheels.find_spec, sys.argv.pop(1)
+wheels.find_spec = lambda name: None if name == hidden else find(name)
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+def run(name, *arguments, code=0, timeout=300, hide=None):
+    """(stdout, stderr) of an example in a process of its own, as if without the package `hide`."""
+    start = ["-c", HIDING, hide] if hide else []
     done = subprocess.run(
-        [sys.executable, str(ROOT / f"examples/{name}.py"), *map(str, arguments)],
-        input=stdin,
+        [sys.executable, *start, str(ROOT / f"examples/{name}.py"), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -28,7 +28,9 @@ from sdpa.interop.torch import attention, attention_weights
 
 NAME = "c_attention"
 
-_PLAIN = (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function)
+_PLAIN = [
+    getattr(masking_utils, f"{name}_mask_function", None) for name in ("causal", "bidirectional")
+]
 _WINDOW = masking_utils.sliding_window_causal_mask_function(1)
 
 
@@ -61,11 +63,20 @@ def _is_option(mask_function: Any) -> bool:
     )
 
 
+def _last_query_is_at_last_key(where: dict[str, Any], kv_end: int) -> bool:
+    """Whether the queries end where the keys do, in the words of any version of transformers."""
+    if "cache_position" in where:
+        last = where["cache_position"][-1]
+    else:
+        last = where.get("q_offset", 0) + where["q_length"] - 1
+    if isinstance(last, torch.Tensor) and torch.compiler.is_compiling():
+        return False  # only known when the graph runs
+    return int(last) + 1 == kv_end
+
+
 def c_attention_mask(
     batch_size: int,
-    q_length: int,
     kv_length: int,
-    q_offset: Any = 0,
     kv_offset: Any = 0,
     mask_function: Any = masking_utils.causal_mask_function,
     attention_mask: torch.Tensor | None = None,
@@ -74,16 +85,16 @@ def c_attention_mask(
     """The mask of one call of a model: the padding (batch, Lk), or None where there is none.
 
     A pattern that is no option of the attention, or whose last query is not at the last key, comes
-    as boolean (batch, 1, Lq, Lk), padding included.
+    as boolean (batch, 1, Lq, Lk), padding included. `options` say where the queries are: q_length
+    and q_offset, or cache_position before transformers 5.4.
     """
-    ends_together = int(q_offset) + q_length == int(kv_offset) + kv_length
+    kv_offset = int(kv_offset)
+    ends_together = _last_query_is_at_last_key(options, kv_offset + kv_length)
     if not ends_together or not _is_option(mask_function):
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         return masking_utils.sdpa_mask(
             batch_size=batch_size,
-            q_length=q_length,
             kv_length=kv_length,
-            q_offset=q_offset,
             kv_offset=kv_offset,
             mask_function=mask_function,
             attention_mask=attention_mask,
@@ -91,8 +102,10 @@ def c_attention_mask(
         )
     if attention_mask is None:
         return None
-    attention_mask = attention_mask[:, int(kv_offset) : int(kv_offset) + kv_length].bool()
-    return None if attention_mask.all() else attention_mask
+    attention_mask = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
+    # A graph is for all values of the padding.
+    is_compiling = torch.compiler.is_compiling()
+    return None if not is_compiling and attention_mask.all() else attention_mask
 
 
 def _with_bias(mask: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor | None:

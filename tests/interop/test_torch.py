@@ -508,27 +508,3 @@ def test_docstrings(name):
     test = doctest.DocTestParser().get_doctest(document, {}, name, None, 0)
     assert test.examples or isinstance(getattr(interop, name), type)
     assert doctest.DocTestRunner().run(test).failed == 0
-
-
-# --------------------------------------------------------------------------------- processes
-
-
-class Rows(torch.utils.data.Dataset):
-    """Items that attention computes in the worker's process."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, i):
-        q = torch.full((2, 64, 8), float(i))
-        return interop.attention(q, q, q, workers=2)
-
-
-def test_workers_of_a_data_loader():
-    """The parent has used its threads before it forks."""
-    interop.attention(*torch.ones(3, 2, 64, 8), workers=2)
-    loader = torch.utils.data.DataLoader(Rows(), num_workers=2, multiprocessing_context="fork")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process with threads
-        found = [batch[0, 0, 0, 0].item() for batch in loader]
-    assert found == pytest.approx([0, 1, 2, 3])

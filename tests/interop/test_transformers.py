@@ -2,6 +2,7 @@
 
 import copy
 import doctest
+import inspect
 import warnings
 
 import pytest
@@ -175,8 +176,9 @@ def test_output_attentions(name):
             torch.testing.assert_close(a, b, **CLOSE)
 
 
+@pytest.mark.skipif(transformers.__version__ != "5.23.0", reason="5.0 to 5.3 take gpt-oss")
 def test_what_pytorch_refuses():
-    """The two models for which transformers refuses PyTorch's own function."""
+    """The two models for which transformers 5.23 refuses PyTorch's own function."""
     for name in "gemma2", "gpt_oss":
         model = MODELS[name]()
         with pytest.raises(ValueError, match=r"sdpa|scaled_dot_product_attention"):
@@ -200,12 +202,66 @@ def test_no_mask_of_lq_times_lk(monkeypatch):
     assert shapes == [None, None, (2, 1, 1, LENGTH), (2, 1, 1, LENGTH)]
 
 
+# Each version says in one of these ways that the queries are the last n of so many keys.
+QUERIES = {
+    "cache_position": lambda n, keys: {"cache_position": torch.arange(keys - n, keys)},
+    "q_length": lambda n, keys: {"q_length": n, "q_offset": keys - n},
+}
+SPOKEN = inspect.signature(transformers.masking_utils.sdpa_mask).parameters
+
+
+@pytest.mark.parametrize("said", QUERIES)
+def test_patterns_that_are_options_of_the_attention(said):
+    """No mask, or the padding alone, in the words of old and of new versions."""
+    masking = transformers.masking_utils
+    padding = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    for pattern in (
+        masking.causal_mask_function,
+        masking.bidirectional_mask_function,
+        masking.sliding_window_causal_mask_function(3),
+    ):
+        for n in 1, 2, 6:
+            where = QUERIES[said](n, 6)
+            assert c_attention_mask(2, 6, mask_function=pattern, **where) is None
+            ones = torch.ones(2, 6)
+            mask = c_attention_mask(2, 6, mask_function=pattern, attention_mask=ones, **where)
+            assert mask is None
+            mask = c_attention_mask(2, 6, mask_function=pattern, attention_mask=padding, **where)
+            assert torch.equal(mask, padding.bool())
+    # The last keys of a cache that slides.
+    mask = c_attention_mask(2, 4, 2, attention_mask=padding, **QUERIES[said](1, 6))
+    assert mask is None
+    mask = c_attention_mask(2, 5, 1, attention_mask=padding, **QUERIES[said](1, 6))
+    assert torch.equal(mask, padding[:, 1:].bool())
+
+
 def test_other_patterns_come_as_masks():
+    (said,) = [name for name in QUERIES if name in SPOKEN]
     chunks = transformers.masking_utils.chunked_causal_mask_function(3, torch.zeros(1).long())
-    mask = c_attention_mask(1, 6, 6, mask_function=chunks)
+    mask = c_attention_mask(1, 6, mask_function=chunks, **QUERIES[said](6, 6))
     i = torch.arange(6)
     expected = (i[:, None] >= i) & (i[:, None] // 3 == i // 3)
     assert torch.equal(mask[0, 0], expected)
+    # A static cache is longer than what it holds.
+    mask = c_attention_mask(1, 6, **QUERIES[said](2, 4))
+    assert torch.equal(mask[0, 0], i <= torch.tensor([[2], [3]]))
+
+
+@EVERY_MODEL
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's compiler, about itself
+def test_compile(name):
+    """The whole model is one graph, whatever the values of the padding are."""
+    torch.compiler.reset()
+    given = inputs(name, "left")
+    eager, ours = pair(name)
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        for _ in range(2):
+            found, expected = compiled(**given), eager(**given)
+            torch.testing.assert_close(
+                seen(name, found, given), seen(name, expected, given), **CLOSE
+            )
+            given["attention_mask"] = PADDING["right"](LENGTH)
 
 
 def test_training_with_dropout():

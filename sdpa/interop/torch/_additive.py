@@ -15,7 +15,7 @@ import torch
 from torch.autograd import Function
 
 import sdpa
-from sdpa.interop.torch._arrays import check_tensor, to_array, to_tensor
+from sdpa.interop.torch._arrays import check_tensor, to_array, to_tensor, under_autocast
 from sdpa.interop.torch._attention import arguments_of
 from sdpa.interop.torch._derivatives import no_higher, repeated_heads, save, saved
 from sdpa.interop.torch._functions import FUNCTIONS, is_plain
@@ -216,7 +216,7 @@ def additive_attention(
     named = {"w_query": w_query, "w_key": w_key, "w_score": w_score}
     weights: list[Any] = [check_tensor(name, x) for name, x in named.items()]
     weights.append(None if bias is None else check_tensor("bias", bias))
-    args = (*weights, *arguments_of(query, key, value, scale=scale, **options))
+    args = (*under_autocast(*weights), *arguments_of(query, key, value, scale=scale, **options))
     if torch.compiler.is_compiling() or is_plain(args):
         return _forward_operator(*args)[0]
     return _Additive.apply(*args)[0]

@@ -7,14 +7,33 @@ from typing import Any
 import numpy as np
 import torch
 
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 def check_tensor(name: str, x: Any) -> torch.Tensor:
-    """`x`, if it is a tensor on the CPU."""
+    """`x`, if it is a dense tensor on the CPU, not of a floating type that NumPy lacks."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
     if not x.is_cpu:
         raise ValueError(f"{name}: expected a tensor on the CPU, got {x.device}")
+    if x.is_nested or x.layout is not torch.strided:
+        kind = "a nested one" if x.is_nested else x.layout
+        raise TypeError(f"{name}: expected a dense tensor, got {kind}")
+    if x.is_floating_point() and x.dtype not in _FLOATS:
+        names = "float16, bfloat16, float32 or float64"
+        raise TypeError(f"{name}: expected {names}, got {str(x.dtype).removeprefix('torch.')}")
     return x
+
+
+def under_autocast(*tensors: Any) -> tuple[Any, ...]:
+    """The tensors in the type of autocast, where it is on: what PyTorch does for its own function.
+
+    As there, float64 stays.
+    """
+    if not torch.is_autocast_enabled("cpu"):
+        return tensors
+    dtype = torch.get_autocast_dtype("cpu")
+    return tuple(x if x is None or x.dtype not in _FLOATS[:3] else x.to(dtype) for x in tensors)
 
 
 def bfloat16() -> Any:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from sdpa.interop.torch._arrays import check_tensor
+from sdpa.interop.torch._arrays import check_tensor, under_autocast
 from sdpa.interop.torch._functions import FUNCTIONS, OPERATORS, forward_without_lse
 from sdpa.interop.torch._operators import ALIGNMENTS
 
 _INT64 = torch.iinfo(torch.int64)
+_WHOLE = (int, np.integer, torch.SymInt)
+_REAL = (*_WHOLE, float, np.floating, torch.SymFloat)
 
 
 class AttentionForward(NamedTuple):
@@ -20,11 +24,33 @@ class AttentionForward(NamedTuple):
     lse: torch.Tensor
 
 
-def _constant(name: str, x: Any, dtype: torch.dtype) -> torch.Tensor | None:
-    """An operand that may be a number: as a tensor of this type."""
+def _number(name: str, x: Any, kinds: Any, expected: str) -> Any:
+    """`x`, if it is such a number; a tensor of one element, if it needs no gradient."""
+    if isinstance(x, kinds):
+        return x
+    if isinstance(x, torch.Tensor) and x.numel() == 1:
+        if not (x.requires_grad and torch.is_grad_enabled()):
+            return x.item()
+        raise NotImplementedError(f"{name}: has no derivative; pass a number")
+    raise TypeError(f"{name}: expected {expected}, got {x!r}")
+
+
+def _real(name: str, x: Any) -> Any:
+    return None if x is None else _number(name, x, _REAL, "a number or None")
+
+
+def _whole(name: str, x: Any) -> Any:
+    return None if x is None else _number(name, x, _WHOLE, "whole numbers or None")
+
+
+def _constant(name: str, x: Any, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+    """An operand that may be a number: as a tensor."""
     if x is None or isinstance(x, torch.Tensor):
         return x if x is None else check_tensor(name, x)
-    return torch.as_tensor(x, dtype=dtype)
+    try:
+        return torch.as_tensor(x, dtype=dtype, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name}: expected a tensor or numbers, got {x!r}") from error
 
 
 def _seed(rng: Any, dropout_p: float) -> torch.Tensor | None:
@@ -32,12 +58,12 @@ def _seed(rng: Any, dropout_p: float) -> torch.Tensor | None:
     if not dropout_p:
         return None
     if rng is None or isinstance(rng, torch.Generator):
-        return torch.randint(_INT64.min, _INT64.max, (), generator=rng)
+        return torch.randint(_INT64.min, _INT64.max, (), generator=rng, device="cpu")
     if isinstance(rng, bool) or not isinstance(rng, int):
         raise TypeError(f"rng: expected an int, a torch.Generator or None, got {rng!r}")
     if not 0 <= rng < 2**64:
         raise ValueError(f"rng: expected an int from 0 to 2^64 - 1, got {rng}")
-    return torch.tensor(rng - 2**64 if rng > _INT64.max else rng)
+    return torch.tensor(rng - 2**64 if rng > _INT64.max else rng, device="cpu")
 
 
 def _alignment(is_causal: Any) -> str:
@@ -70,23 +96,31 @@ def arguments_of(
     workers: int | None = None,
 ) -> tuple[Any, ...]:
     """OPERANDS and OPTIONS of the operators, from the arguments of `sdpa.attention`."""
-    query = check_tensor("query", query)
+    query, key, value = under_autocast(
+        check_tensor("query", query), check_tensor("key", key), check_tensor("value", value)
+    )
     if window is None:
         window = None, None
     elif not isinstance(window, (tuple, list)) or len(window) != 2:
         raise TypeError(f"window: expected a pair (left, right), got {window!r}")
+    else:
+        window = [_whole("window", bound) for bound in window]
+    dropout_p = _number("dropout_p", dropout_p, _REAL, "a number")
     return (
-        query,
-        check_tensor("key", key),
-        check_tensor("value", value),
+        *(query, key, value),
         None if attn_mask is None else check_tensor("attn_mask", attn_mask),
         _constant("sinks", sinks, query.dtype),
         _constant("alibi_slopes", alibi_slopes, torch.float64),
-        _constant("key_lengths", key_lengths, torch.int64),
-        _constant("query_offset", query_offset, torch.int64),
+        _constant("key_lengths", key_lengths),
+        _constant("query_offset", query_offset),
         _seed(rng, dropout_p),
-        *(dropout_p, _alignment(is_causal), scale, enable_gqa, softcap, *window, workers),
+        *(dropout_p, _alignment(is_causal), _real("scale", scale), enable_gqa),
+        *(_real("softcap", softcap), *window, _whole("workers", workers)),
     )
+
+
+# A wrong option is that of a public function.
+arguments_of.__qualname__ = "attention"
 
 
 def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> torch.Tensor:
@@ -237,3 +271,10 @@ def attention_weights(
     arguments = arguments_of(query, key, key, *args, **options)
     use = OPERATORS if torch.compiler.is_compiling() else FUNCTIONS
     return use.weights(stage, *arguments)
+
+
+_function: Any
+for _function in attention, attention_forward:
+    _function.__signature__ = inspect.signature(arguments_of).replace(
+        return_annotation=_function.__annotations__["return"]
+    )

@@ -50,9 +50,19 @@ def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     ctx.set_materialize_grads(False)
 
 
+def _refuse_constants(args: Sequence[bool]) -> None:
+    """Raises where an operand moves, in these arguments, whose derivative nobody wrote."""
+    n = len(args) - len(OPTIONS)
+    if any(args[n - len(OPERANDS) + 5 : n]):
+        raise NotImplementedError(
+            "alibi_slopes: has no derivative; detach it, or add its bias as attn_mask"
+        )
+
+
 def saved(ctx: Any) -> tuple[list[Any], Sequence[Any]]:
     """(arguments, results) of the call."""
     n = len(ctx.constants)
+    _refuse_constants(ctx.needs_input_grad[:n])
     tensors = ctx.saved_tensors
     pairs = zip(tensors[:n], ctx.constants, strict=True)
     return [constant if x is None else x for x, constant in pairs], tensors[n:]
@@ -76,12 +86,14 @@ def forward_vjp(use: Routines, ctx: Any, grad_out: Any, grad_lse: Any) -> Gradie
 
 
 def forward_jvp(use: Routines, ctx: Any, *tangents: Any) -> Gradients:
+    _refuse_constants([x is not None for x in tangents])
     args, (out, lse) = saved(ctx)
     tangents = tangents[:5]
     return use.jvp(*tangents, out, lse, *args), lse_tangent(use, tangents, lse, args)
 
 
 def forward_jvp_without_lse(use: Routines, ctx: Any, *tangents: Any) -> Gradients:
+    _refuse_constants([x is not None for x in tangents])
     args, (out, lse) = saved(ctx)
     return use.jvp(*tangents[:5], out, lse, *args), torch.zeros_like(lse)
 
@@ -100,6 +112,7 @@ def backward_vjp(use: Routines, ctx: Any, *tangents: Any) -> Gradients:
 
 
 def backward_jvp(use: Routines, ctx: Any, *tangents: Any) -> Gradients:
+    _refuse_constants([x is not None for x in tangents])
     (grad_out, grad_lse, out, lse, needs, *args), results = saved(ctx)
     grad_out_t, grad_lse_t = tangents[:2]
     tangents = tangents[5:10]
@@ -143,7 +156,7 @@ def _as_attention(use: Routines, args: Sequence[Any]) -> tuple[Any, list[Any]]:
         raise NotImplementedError(f"stage: only 'weights' can be differentiated, got '{stage}'")
     lse = use.forward(query, key, key[..., :0], *rest)[1]
     n = key.shape[-2]
-    identity = torch.eye(n, dtype=key.dtype).expand(*key.shape[:-1], n)
+    identity = torch.eye(n, dtype=key.dtype, device=key.device).expand(*key.shape[:-1], n)
     return lse, [query, key, identity, *rest]
 
 
@@ -158,6 +171,7 @@ def weights_vjp(use: Routines, ctx: Any, grad: Any) -> Gradients:
 
 
 def weights_jvp(use: Routines, ctx: Any, *tangents: Any) -> Any:
+    _refuse_constants([x is not None for x in tangents])
     args, (weights,) = saved(ctx)
     query_t, key_t, _, mask_t, sinks_t = tangents[1:6]
     lse, args = _as_attention(use, args)
@@ -186,9 +200,10 @@ def lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence
     def scores(q: Any, k: Any) -> Any:
         if named["enable_gqa"]:
             k = repeated_heads(k, q)
-        return scale * (q.to(lse.dtype) @ k.mT.to(lse.dtype))
+        with torch.autocast("cpu", enabled=False):
+            return scale * (q.to(lse.dtype) @ k.mT.to(lse.dtype))
 
-    moved: Any = torch.zeros((), dtype=lse.dtype)
+    moved: Any = lse.new_zeros(())
     if query_t is not None:
         moved = moved + scores(query_t, key)
     if key_t is not None:

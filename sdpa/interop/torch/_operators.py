@@ -86,7 +86,7 @@ def gradients(found: Any, names: Sequence[str], like: Sequence[Any]) -> Tensors:
     """The gradients by these names; an empty tensor for each that was not asked for."""
     grads = (getattr(found, name) for name in names)
     return tuple(
-        torch.empty(0) if grad is None else to_tensor(grad).to(x.dtype)
+        torch.empty(0, device="cpu") if grad is None else to_tensor(grad).to(x.dtype)
         for grad, x in zip(grads, like, strict=True)
     )
 
@@ -171,7 +171,7 @@ def _fake_weights(stage: str, *args: Any) -> torch.Tensor:
 
 def fake_gradients(needs: Sequence[bool], like: Sequence[Any]) -> Tensors:
     return tuple(
-        x.new_empty(x.shape) if need else torch.empty(0)
+        x.new_empty(x.shape) if need else torch.empty(0, device="cpu")
         for need, x in zip(needs, like, strict=True)
     )
 

@@ -13,6 +13,7 @@
 #include "groups.h"
 #include "runtime/memory.h"
 #include "runtime/parallel.h"
+#include "sequences.h"
 #include "unit.h"
 
 struct sdpa_turn {
@@ -151,14 +152,14 @@ typedef struct backward_call {
     bool ordered;     /* units end in order, since they add to the same dQ */
     bool summed;      /* dK, dV in float32: `sums` holds a pair per worker or per group in flight */
     char *sums;
-    size_t dk_bytes, sums_bytes;
+    size_t dk_bytes, sums_bytes, slot_bytes; /* of dK; of a pair; from one pair to the next */
 } backward_call;
 
 static int64_t units_per_group(const backward_call *c) { return c->members.size * sdpa_units(c->problem); }
 
 static sdpa_matrix sum_matrix(const backward_call *c, const sdpa_tensor *t, int64_t slot, size_t offset, int64_t d) {
     sdpa_matrix m = {NULL, d * 4, 4, SDPA_F32, false};
-    if (t->data) m.data = c->sums + (size_t)slot * c->sums_bytes + offset;
+    if (t->data) m.data = c->sums + (size_t)slot * c->slot_bytes + offset;
     return m;
 }
 
@@ -203,7 +204,7 @@ static void store_sums(const backward_call *c, int64_t group, int64_t slot) {
     const sdpa_problem *p = c->problem;
     int64_t batch = 0, head = 0;
     sdpa_grid_locate(&c->groups, group, &batch, &head);
-    const char *sums = c->sums + (size_t)slot * c->sums_bytes;
+    const char *sums = c->sums + (size_t)slot * c->slot_bytes;
     if (p->dk.data) narrow_rows(p, sdpa_matrix_at(p, &p->dk, batch, head), sums, p->d_k * 4, p->n_k, p->d_k);
     if (p->dv.data) {
         narrow_rows(p, sdpa_matrix_at(p, &p->dv, batch, head), sums + c->dk_bytes, p->d_v * 4, p->n_k, p->d_v);
@@ -213,7 +214,7 @@ static void store_sums(const backward_call *c, int64_t group, int64_t slot) {
 /* A whole group on one thread. */
 static void group_work(void *context, int64_t group, int worker, sdpa_run *run) {
     const backward_call *c = context;
-    if (c->summed) memset(c->sums + (size_t)worker * c->sums_bytes, 0, c->sums_bytes);
+    if (c->summed) memset(c->sums + (size_t)worker * c->slot_bytes, 0, c->sums_bytes);
     for (int64_t t = 0; t < units_per_group(c); t++) {
         if (sdpa_run_stopped(run)) return;
         backward_unit(c, group, t, NULL, worker, c->scratch + (size_t)worker * c->scratch_bytes, run);
@@ -229,21 +230,27 @@ static void wavefront_work(void *context, int64_t index, int worker, sdpa_run *r
                   c->scratch + (size_t)worker * c->scratch_bytes, run);
 }
 
+/* The turns of the groups in flight. */
+static void set_turns(backward_call *c) {
+    const int64_t units = units_per_group(c);
+    for (int64_t i = 0; i < c->n_flight * units; i++) {
+        atomic_init(&c->turns[i].next, 0);
+        c->turns[i].last = -1;
+    }
+    for (int64_t slot = 0; slot < c->n_flight; slot++) {
+        for (int64_t t = 0; t < units; t++) {
+            backward_unit(c, c->first_group + slot, t, c->turns + slot * units, slot, NULL, NULL);
+        }
+    }
+}
+
 static sdpa_status run_wavefront(backward_call *c) {
     const int64_t most = c->most_in_flight;
     sdpa_status status = SDPA_OK;
     for (c->first_group = 0; c->first_group < c->groups.size && status == SDPA_OK; c->first_group += most) {
         int64_t left = c->groups.size - c->first_group, units = units_per_group(c);
         c->n_flight = left < most ? left : most;
-        for (int64_t i = 0; i < c->n_flight * units; i++) {
-            atomic_init(&c->turns[i].next, 0);
-            c->turns[i].last = -1;
-        }
-        for (int64_t slot = 0; slot < c->n_flight; slot++) {
-            for (int64_t t = 0; t < units; t++) {
-                backward_unit(c, c->first_group + slot, t, c->turns + slot * units, slot, NULL, NULL);
-            }
-        }
+        set_turns(c);
         if (c->summed) {
             status =
                 sdpa_parallel_zero(c->sums, (size_t)c->n_flight * c->sums_bytes, c->n_workers, c->problem->interrupted);
@@ -266,15 +273,21 @@ static void take_pieces(void *owner, sdpa_arena *arena) {
         c->wavefront ? sdpa_take(arena, (size_t)(c->most_in_flight * units_per_group(c)) * sizeof(sdpa_turn)) : NULL;
 }
 
-static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
-    const int64_t n_groups = c->groups.size, units = units_per_group(c);
-    c->kernels = sdpa_kernels_for(p->dtype);
-    c->n_workers = sdpa_workers_for(p, n_groups * units);
-    c->wavefront = c->n_workers > 1 && units > 1 && n_groups < 4 * (int64_t)c->n_workers;
-    c->most_in_flight = !c->wavefront || (c->summed && n_groups > c->n_workers) ? c->n_workers : n_groups;
+/* Scratch and sums of the call's problem. */
+static void plan(backward_call *c) {
+    const sdpa_problem *p = c->problem;
     c->scratch_bytes = c->twice ? c->kernels->double_backward_bytes(p) : c->kernels->backward_bytes(p);
     c->dk_bytes = p->dk.data ? (size_t)(p->n_k * p->d_k) * 4 : 0;
     c->sums_bytes = c->summed ? c->dk_bytes + (p->dv.data ? (size_t)(p->n_k * p->d_v) * 4 : 0) : 0;
+    c->slot_bytes = c->sums_bytes;
+}
+
+static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
+    const int64_t n_groups = c->groups.size, units = units_per_group(c);
+    plan(c);
+    c->n_workers = sdpa_workers_for(p, n_groups * units);
+    c->wavefront = c->n_workers > 1 && units > 1 && n_groups < 4 * (int64_t)c->n_workers;
+    c->most_in_flight = !c->wavefront || (c->summed && n_groups > c->n_workers) ? c->n_workers : n_groups;
     void *memory = sdpa_alloc_pieces(take_pieces, c);
     if (!memory) return SDPA_NO_MEMORY;
     const sdpa_status status =
@@ -282,6 +295,169 @@ static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
     sdpa_free(memory);
     return status;
 }
+
+/* ------------------------------------------------------------------------------------ packed sequences */
+
+/* The sequence that a worker is at. */
+typedef struct backward_view {
+    const sdpa_share *share;
+    sdpa_problem one;
+    backward_call call; /* of that sequence alone, with the memory of the run */
+} backward_view;
+
+typedef struct packed_backward {
+    backward_call *call; /* what is the same for all sequences; scratch_bytes, slot_bytes: the largest */
+    sdpa_share *shares;
+    int64_t n_shares, n_turns;
+    size_t flight_bytes; /* sums of all groups that are in a wavefront */
+    char *flight;
+    backward_view *views; /* per worker */
+} packed_backward;
+
+/* Without memory. */
+static void view_sequence(const packed_backward *c, int64_t sequence, backward_view *view) {
+    sdpa_sequence_set(c->call->problem, sequence, &view->one);
+    view->call = *c->call;
+    view->call.problem = &view->one;
+    view->call.n_flight = view->call.groups.size;
+    plan(&view->call);
+}
+
+/* What the worker needs to know of a share. */
+static backward_call *view_share(const packed_backward *c, const sdpa_share *share, int worker) {
+    backward_view *view = &c->views[worker];
+    if (view->share == share) return &view->call;
+    view_sequence(c, share->sequence, view);
+    view->share = share;
+    view->call.scratch_bytes = c->call->scratch_bytes;
+    if (share->wavefront) {
+        view->call.turns = c->call->turns + share->turns;
+        view->call.sums = c->flight + share->memory;
+    } else {
+        view->call.slot_bytes = c->call->slot_bytes;
+    }
+    return &view->call;
+}
+
+static void packed_work(void *context, int64_t index, int worker, sdpa_run *run) {
+    const packed_backward *c = context;
+    const sdpa_share *share = sdpa_share_of(c->shares, c->n_shares, index);
+    (share->wavefront ? wavefront_work : group_work)(view_share(c, share, worker), index - share->first, worker, run);
+}
+
+static void take_packed_pieces(void *owner, sdpa_arena *arena) {
+    packed_backward *c = owner;
+    backward_call *call = c->call;
+    call->scratch = sdpa_take(arena, (size_t)call->n_workers * call->scratch_bytes);
+    call->sums = sdpa_take(arena, (size_t)call->n_workers * call->slot_bytes);
+    call->turns = sdpa_take(arena, (size_t)c->n_turns * sizeof(sdpa_turn));
+    c->flight = sdpa_take(arena, c->flight_bytes);
+    c->views = sdpa_take(arena, (size_t)call->n_workers * sizeof *c->views);
+}
+
+/* Fills in the shares of all sequences that have queries, and what memory they need. A group goes to one thread, unless it is
+ * so large a part of the work that the others might wait for it at the end. */
+static void plan_shares(packed_backward *c) {
+    backward_call *call = c->call;
+    const double work = sdpa_sequences_work(call->problem);
+    call->n_workers = sdpa_workers(call->problem->n_workers, INT64_MAX, work / 1e6);
+    backward_view view;
+    for (int64_t s = 0; s < call->problem->n_sequences; s++) {
+        view_sequence(c, s, &view);
+        const sdpa_problem *p = view.call.problem;
+        const int64_t n_groups = call->groups.size, units = units_per_group(&view.call);
+        if (units == 0) continue;
+        const double pairs = (double)p->n_head * (double)p->n_q * (double)p->n_k;
+        sdpa_share share = {.sequence = s, .n_units = n_groups, .cost = pairs / (double)n_groups};
+        const double part = share.cost * (double)(p->d_k + p->d_v + 16) / work;
+        if (call->n_workers > 1 && units > 1 && part * 4 * call->n_workers > 1) {
+            share.wavefront = true;
+            share.n_units *= units;
+            share.turns = c->n_turns;
+            share.memory = c->flight_bytes;
+            c->n_turns += n_groups * units;
+            c->flight_bytes += (size_t)n_groups * view.call.sums_bytes;
+        } else if (view.call.sums_bytes > call->slot_bytes) {
+            call->slot_bytes = view.call.sums_bytes;
+        }
+        if (view.call.scratch_bytes > call->scratch_bytes) call->scratch_bytes = view.call.scratch_bytes;
+        c->shares[c->n_shares++] = share;
+    }
+}
+
+/* With the memory of the run. */
+static sdpa_status run_shares(packed_backward *c, int64_t n_units) {
+    const sdpa_problem *p = c->call->problem;
+    for (int i = 0; i < c->call->n_workers; i++) c->views[i].share = NULL;
+    for (int64_t i = 0; i < c->n_shares; i++) {
+        if (c->shares[i].wavefront) set_turns(view_share(c, &c->shares[i], 0));
+    }
+    sdpa_status status = sdpa_parallel_zero(c->flight, c->flight_bytes, c->call->n_workers, p->interrupted);
+    if (status != SDPA_OK) return status;
+    status = sdpa_parallel_for(n_units, c->call->n_workers, packed_work, c, p->interrupted);
+    for (int64_t i = 0; i < c->n_shares && c->flight_bytes > 0 && status == SDPA_OK; i++) {
+        if (!c->shares[i].wavefront) continue;
+        const backward_call *call = view_share(c, &c->shares[i], 0);
+        for (int64_t slot = 0; slot < call->n_flight; slot++) store_sums(call, slot, slot);
+    }
+    return status;
+}
+
+static sdpa_status run_packed(const sdpa_problem *p, backward_call *call) {
+    packed_backward c = {.call = call, .shares = sdpa_alloc((size_t)p->n_sequences * sizeof(sdpa_share))};
+    if (!c.shares) return SDPA_NO_MEMORY;
+    plan_shares(&c);
+    const int64_t n_units = sdpa_shares_deal(c.shares, c.n_shares);
+    void *memory = sdpa_alloc_pieces(take_packed_pieces, &c);
+    const sdpa_status status = memory ? run_shares(&c, n_units) : SDPA_NO_MEMORY;
+    sdpa_free(memory);
+    sdpa_free(c.shares);
+    return status;
+}
+
+/* Packed sequences share their sinks, whose gradients are added in the order of the sequences. */
+typedef struct sink_sums {
+    const sdpa_problem *problem;
+    sdpa_tensor total, own; /* own: one sequence after the other, of the compute type */
+    sdpa_grid heads;
+} sink_sums;
+
+/* Points dsinks of p at zeroed memory for all sequences. */
+static sdpa_status part_sinks(sdpa_problem *p, sink_sums *s) {
+    sdpa_tensor *t = &p->dsinks;
+    s->problem = p;
+    s->total = *t;
+    t->dtype = compute_type(p);
+    t->row = sdpa_tensor_compact(p, t, 1, 1, t->dtype == SDPA_F64 ? 8 : 4, &s->heads);
+    const size_t bytes = (size_t)(p->n_sequences * t->row);
+    t->data = sdpa_alloc(bytes);
+    s->own = *t;
+    if (!t->data) return SDPA_NO_MEMORY;
+    memset(t->data, 0, bytes);
+    return SDPA_OK;
+}
+
+static void add_sinks(const sink_sums *s) {
+    const sdpa_problem *p = s->problem;
+    for (int64_t h = 0; h < s->heads.size; h++) {
+        double wide = 0;
+        float narrow = 0;
+        int64_t batch = 0, head = 0;
+        sdpa_grid_locate(&s->heads, h, &batch, &head);
+        const char *own = s->own.data + sdpa_offset(p, &s->own, batch, head);
+        for (int64_t i = 0; i < p->n_sequences; i++, own += s->own.row) {
+            if (s->own.dtype == SDPA_F64) {
+                wide += *(const double *)own;
+            } else {
+                narrow += *(const float *)own;
+            }
+        }
+        const void *sum = s->own.dtype == SDPA_F64 ? (const void *)&wide : &narrow;
+        narrow_rows(p, sdpa_matrix_at(p, &s->total, batch, head), sum, 0, 1, 1);
+    }
+}
+
+/* ------------------------------------------------------------------------------------ entry points */
 
 /* Whether dK and dV accumulate in float32 per group before they are rounded: if each group has one matrix of each. */
 static bool sums_in_groups(const backward_call *c) {
@@ -301,7 +477,7 @@ static bool is_too_narrow(const backward_call *c, const sdpa_tensor *t) {
 static sdpa_status differentiate(const sdpa_problem *problem, bool twice) {
     if (problem->n_batch * problem->n_head * problem->n_q == 0) return SDPA_OK;
     sdpa_problem copy = *problem, *p = &copy;
-    backward_call call = {.problem = p, .twice = twice};
+    backward_call call = {.problem = p, .kernels = sdpa_kernels_for(p->dtype), .twice = twice};
 #define GRADIENT(name, rows, columns) {&p->name, rows, columns},
     const struct {
         sdpa_tensor *t;
@@ -318,14 +494,17 @@ static sdpa_status differentiate(const sdpa_problem *problem, bool twice) {
     call.ordered = (p->dq.data && !is_own(p, &p->dq)) || (p->dmask.data && p->dmask.col == 0) || p->dsinks.data;
 
     wide_gradient wide[N];
+    sink_sums sinks = {0};
     int n_wide = 0;
-    sdpa_status status = SDPA_OK;
+    sdpa_status status = p->cu_q && p->dsinks.data ? part_sinks(p, &sinks) : SDPA_OK;
     for (int i = 0; i < N && status == SDPA_OK; i++) {
         if (!is_too_narrow(&call, gradients[i].t)) continue;
         status = widen(p, gradients[i].t, gradients[i].n_rows, gradients[i].n_cols, &wide[n_wide]);
         n_wide++;
     }
-    if (status == SDPA_OK) status = run_backward(p, &call);
+    if (status == SDPA_OK) status = p->cu_q ? run_packed(p, &call) : run_backward(p, &call);
+    if (sinks.problem && status == SDPA_OK) add_sinks(&sinks);
+    sdpa_free(sinks.own.data);
     for (int i = 0; i < n_wide; i++) {
         if (status == SDPA_OK) status = narrow(&wide[i]);
         sdpa_free(wide[i].wide.data);

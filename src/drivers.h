@@ -4,7 +4,8 @@
 
 #include "problem.h"
 
-/* o and lse, each where present. Extra memory: one block per worker. */
+/* o and lse, each where present. Extra memory: one block per worker. Here, in the statistics and in all derivatives the
+ * problem may be packed (sequences.h); then the extra memory is that of its largest sequence. */
 sdpa_status sdpa_attention_forward(const sdpa_problem *p);
 
 /* dq, dk, dv, dmask, each where present, from dout, dlse, q, k, v, o, lse. */

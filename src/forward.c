@@ -2,6 +2,7 @@
 #include "drivers.h"
 #include "runtime/memory.h"
 #include "runtime/parallel.h"
+#include "sequences.h"
 #include "unit.h"
 
 typedef struct forward_call {
@@ -134,32 +135,143 @@ static void take_pieces(void *owner, sdpa_arena *arena) {
     c->parts = sdpa_take(arena, (size_t)(c->n_units * c->n_parts) * c->part_bytes);
 }
 
+/* Units, their parts and their scratch, of the call's problem. */
+static void plan(forward_call *call) {
+    const sdpa_problem *p = call->problem;
+    call->n_units = p->n_batch * p->n_head * sdpa_units(p);
+    if (call->n_units == 0) return;
+    call->n_parts = call->pass == SDPA_PASS_FORWARD ? parts_of_keys(p, call->n_units) : 1;
+    call->scratch_bytes = scratch_bytes(call->kernels, call->pass, p);
+    call->part_bytes = call->n_parts > 1 ? call->kernels->forward_part_bytes(p) : 0;
+}
+
+static void join_parts(const forward_call *call) {
+    for (int64_t i = 0; i < call->n_units; i++) {
+        sdpa_unit u;
+        set_unit(&u, call, i, NULL);
+        call->kernels->forward_join(&u, call->scratch, call->parts + (size_t)(i * call->n_parts) * call->part_bytes,
+                                    call->n_parts);
+    }
+}
+
 static sdpa_status run_forward(const sdpa_problem *p, sdpa_pass pass, sdpa_stage stage) {
     forward_call call = {.problem = p, .kernels = sdpa_kernels_for(p->dtype), .pass = pass, .stage = stage};
-    call.n_units = p->n_batch * p->n_head * sdpa_units(p);
+    plan(&call);
     if (call.n_units == 0) return SDPA_OK;
-    call.n_parts = pass == SDPA_PASS_FORWARD ? parts_of_keys(p, call.n_units) : 1;
     const bool parts = call.n_parts > 1;
     call.n_workers = sdpa_workers_for(p, call.n_units * call.n_parts);
-    call.scratch_bytes = scratch_bytes(call.kernels, pass, p);
-    call.part_bytes = parts ? call.kernels->forward_part_bytes(p) : 0;
     void *memory = sdpa_alloc_pieces(take_pieces, &call);
     if (!memory) return SDPA_NO_MEMORY;
     sdpa_status status = sdpa_parallel_for(call.n_units * call.n_parts, call.n_workers,
                                            parts ? forward_part : forward_unit, &call, p->interrupted);
-    for (int64_t i = 0; i < call.n_units && parts && status == SDPA_OK; i++) {
-        sdpa_unit u;
-        set_unit(&u, &call, i, NULL);
-        call.kernels->forward_join(&u, call.scratch, call.parts + (size_t)(i * call.n_parts) * call.part_bytes,
-                                   call.n_parts);
+    if (parts && status == SDPA_OK) join_parts(&call);
+    sdpa_free(memory);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------ packed sequences */
+
+/* The sequence that a worker is at. */
+typedef struct forward_view {
+    const sdpa_share *share;
+    sdpa_problem one, folded;
+    forward_call call; /* of that sequence alone, with the memory of the run */
+} forward_view;
+
+typedef struct packed_forward {
+    const sdpa_problem *problem;
+    forward_call call; /* what is the same for all sequences; scratch_bytes: the largest */
+    sdpa_share *shares;
+    int64_t n_shares;
+    forward_view *views; /* per worker */
+    size_t parts_bytes;
+} packed_forward;
+
+/* Without memory. */
+static void view_sequence(const packed_forward *c, int64_t sequence, forward_view *view) {
+    sdpa_sequence_set(c->problem, sequence, &view->one);
+    view->call = c->call;
+    view->call.problem = &view->one;
+    if (c->call.pass == SDPA_PASS_FORWARD) view->call.problem = fold_group(&view->one, &view->folded);
+    plan(&view->call);
+}
+
+/* What the worker needs to know of a share. */
+static forward_call *view_share(const packed_forward *c, const sdpa_share *share, int worker) {
+    forward_view *view = &c->views[worker];
+    if (view->share == share) return &view->call;
+    view_sequence(c, share->sequence, view);
+    view->share = share;
+    view->call.scratch_bytes = c->call.scratch_bytes;
+    view->call.parts = c->call.parts + share->memory;
+    return &view->call;
+}
+
+static void packed_unit(void *context, int64_t index, int worker, sdpa_run *run) {
+    const packed_forward *c = context;
+    const sdpa_share *share = sdpa_share_of(c->shares, c->n_shares, index);
+    forward_call *call = view_share(c, share, worker);
+    (call->n_parts > 1 ? forward_part : forward_unit)(call, index - share->first, worker, run);
+}
+
+static void take_packed_pieces(void *owner, sdpa_arena *arena) {
+    packed_forward *c = owner;
+    c->call.scratch = sdpa_take(arena, (size_t)c->call.n_workers * c->call.scratch_bytes);
+    c->call.parts = sdpa_take(arena, c->parts_bytes);
+    c->views = sdpa_take(arena, (size_t)c->call.n_workers * sizeof *c->views);
+}
+
+/* Fills in the shares of all sequences that have units, and what memory they need. */
+static void plan_shares(packed_forward *c) {
+    forward_view view;
+    for (int64_t s = 0; s < c->problem->n_sequences; s++) {
+        view_sequence(c, s, &view);
+        const forward_call *call = &view.call;
+        if (call->n_units == 0) continue;
+        const sdpa_problem *p = call->problem;
+        const int64_t n_rows = p->n_q < sdpa_query_block(p) ? p->n_q : sdpa_query_block(p);
+        c->shares[c->n_shares++] = (sdpa_share){.sequence = s,
+                                                .n_units = call->n_units * call->n_parts,
+                                                .cost = (double)n_rows * (double)(p->n_k / call->n_parts),
+                                                .memory = c->parts_bytes};
+        if (call->n_parts > 1) c->parts_bytes += (size_t)(call->n_units * call->n_parts) * call->part_bytes;
+        if (call->scratch_bytes > c->call.scratch_bytes) c->call.scratch_bytes = call->scratch_bytes;
+    }
+}
+
+static sdpa_status run_shares(packed_forward *c) {
+    const sdpa_problem *p = c->problem;
+    plan_shares(c);
+    const int64_t n_units = sdpa_shares_deal(c->shares, c->n_shares);
+    if (n_units == 0) return SDPA_OK;
+    c->call.n_workers = sdpa_workers(p->n_workers, n_units, sdpa_sequences_work(p) / 1e6);
+    void *memory = sdpa_alloc_pieces(take_packed_pieces, c);
+    if (!memory) return SDPA_NO_MEMORY;
+    for (int i = 0; i < c->call.n_workers; i++) c->views[i].share = NULL;
+    sdpa_status status = sdpa_parallel_for(n_units, c->call.n_workers, packed_unit, c, p->interrupted);
+    for (int64_t i = 0; i < c->n_shares && c->parts_bytes > 0 && status == SDPA_OK; i++) {
+        const forward_call *call = view_share(c, &c->shares[i], 0);
+        if (call->n_parts > 1) join_parts(call);
     }
     sdpa_free(memory);
     return status;
 }
 
+static sdpa_status run_packed(const sdpa_problem *p, sdpa_pass pass) {
+    packed_forward c = {.problem = p, .call = {.kernels = sdpa_kernels_for(p->dtype), .pass = pass}};
+    c.shares = sdpa_alloc((size_t)p->n_sequences * sizeof *c.shares);
+    if (!c.shares) return SDPA_NO_MEMORY;
+    const sdpa_status status = run_shares(&c);
+    sdpa_free(c.shares);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------ entry points */
+
 sdpa_status sdpa_attention_forward(const sdpa_problem *p) {
     sdpa_problem folded;
     sdpa_problem_check(p, SDPA_PASS_FORWARD);
+    if (p->cu_q) return run_packed(p, SDPA_PASS_FORWARD);
     return run_forward(fold_group(p, &folded), SDPA_PASS_FORWARD, SDPA_WEIGHTS);
 }
 
@@ -170,10 +282,10 @@ sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage) {
 
 sdpa_status sdpa_attention_tangent(const sdpa_problem *p) {
     sdpa_problem_check(p, SDPA_PASS_TANGENT);
-    return run_forward(p, SDPA_PASS_TANGENT, SDPA_WEIGHTS);
+    return p->cu_q ? run_packed(p, SDPA_PASS_TANGENT) : run_forward(p, SDPA_PASS_TANGENT, SDPA_WEIGHTS);
 }
 
 sdpa_status sdpa_attention_statistics(const sdpa_problem *p) {
     sdpa_problem_check(p, SDPA_PASS_STATISTICS);
-    return run_forward(p, SDPA_PASS_STATISTICS, SDPA_WEIGHTS);
+    return p->cu_q ? run_packed(p, SDPA_PASS_STATISTICS) : run_forward(p, SDPA_PASS_STATISTICS, SDPA_WEIGHTS);
 }

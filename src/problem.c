@@ -117,6 +117,14 @@ static void check_outputs(const sdpa_problem *p, sdpa_pass pass) {
     }
 }
 
+static void check_sequences(const sdpa_problem *p) {
+    if (!p->cu_q) return;
+    assert(p->n_axes == 0 && !p->mask.data && p->n_sequences >= 0);
+    assert(p->cu_q[0] == 0 && p->cu_k[0] == 0);
+    for (int64_t s = 0; s < p->n_sequences; s++) assert(p->cu_q[s] <= p->cu_q[s + 1] && p->cu_k[s] <= p->cu_k[s + 1]);
+    assert(p->cu_q[p->n_sequences] == p->n_q && p->cu_k[p->n_sequences] == p->n_k);
+}
+
 void sdpa_problem_check(const sdpa_problem *p, sdpa_pass pass) {
     int64_t n_batch = 1;
     assert(p->n_axes >= 0 && p->n_axes <= SDPA_MAX_AXES && p->n_workers >= 1);
@@ -128,6 +136,7 @@ void sdpa_problem_check(const sdpa_problem *p, sdpa_pass pass) {
     assert(isfinite(p->scale) && p->softcap >= 0 && isfinite(p->softcap) && p->dropout_p >= 0 && p->dropout_p <= 1);
     assert((p->features & ~(unsigned)SDPA_FEATURE_UNKNOWN) == sdpa_problem_features(p));
     if (p->scores == SDPA_ADDITIVE) assert(p->w_score && p->channels % 2 == 0 && p->d_k == 2 * p->channels);
+    check_sequences(p);
     check_types(p, pass);
     check_outputs(p, pass);
 }

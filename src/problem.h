@@ -100,7 +100,7 @@ typedef struct sdpa_matrix {
     X(lse, p->n_q, 1)                                                                                                  \
     X(dlse, p->n_q, 1)
 
-/* One I64 per batch entry. Where they are absent, offset is 0 and key_length is n_k. */
+/* One I64 per batch entry, or per packed sequence, `row` bytes apart. Where they are absent, offset is 0 and key_length is n_k. */
 #define SDPA_INTEGERS(X)                                                                                               \
     X(offset, 1, 1)                                                                                                    \
     X(key_length, 1, 1)
@@ -153,6 +153,12 @@ typedef struct sdpa_problem {
 
     int n_workers;            /* >= 1 */
     int (*interrupted)(void); /* polled by the calling thread; non-zero ends the call. May be NULL */
+
+    /* Packed sequences (sequences.h), or NULL: rows cu_q[s] .. cu_q[s+1]-1 of the queries and cu_k[s] .. cu_k[s+1]-1 of the keys
+     * are sequence s, and n_q and n_k count them all. No batch axes, no mask; dsinks is summed over sequences by its driver. */
+    const int64_t *cu_q, *cu_k; /* (n_sequences + 1): from 0, not decreasing, to n_q and n_k */
+    int64_t n_sequences;
+    int64_t first_batch; /* what dropout's pattern calls batch entry 0 */
 
     int n_axes;                  /* batch axes, after broadcasting */
     int64_t axis[SDPA_MAX_AXES]; /* the first n_axes are set */

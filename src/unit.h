@@ -21,7 +21,7 @@ static inline int64_t sdpa_units(const sdpa_problem *p) {
 static inline void sdpa_unit_set_head(sdpa_unit *u, const sdpa_problem *p, int64_t batch, int64_t head) {
     memset(u, 0, offsetof(sdpa_unit, q)); /* up to the matrices, all of which are set below */
     u->problem = p;
-    u->batch = batch;
+    u->batch = p->first_batch + batch;
     u->head = head;
     u->lower = p->lower;
     u->upper = p->upper;

@@ -135,7 +135,8 @@ def core_stub() -> str:
 
 # ------------------------------------------------------------------------------- _options.py
 
-# Each is attention_forward's options but some, of which some are narrower.
+# Each is attention_forward's options but these and some, of which some are narrower.
+NOT_COMPOSED = {"out", "cu_seqlens_q", "cu_seqlens_k"}
 COMPOSED = {
     "CosineOptions": (
         "Options of `cosine_attention`: the temperature is its scale.",
@@ -174,7 +175,7 @@ def options_module() -> str:
     # An out would be of the widened operands. Of a Generator, derivatives could not draw the same.
     types = option_types() | {"rng": "int | None"}
     taken = inspect.signature(_core.attention_forward).parameters.values()
-    names = [p.name for p in taken if p.default is not p.empty and p.name != "out"]
+    names = [p.name for p in taken if p.default is not p.empty and p.name not in NOT_COMPOSED]
     text = OPTIONS_HEAD
     for name, (summary, left_out, narrower) in COMPOSED.items():
         end = "\n    " if "\n" in summary else ""

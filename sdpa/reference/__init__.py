@@ -11,6 +11,7 @@ derivatives.py  backward, forward mode, double backward
 additive.py     additive attention and its backward
 logits.py       how options change a score, which keys a query may see, dropout
 scores.py       attention by cosines and bilinear forms
+packed.py       sequences of different lengths, one after the other in one array
 positions.py    rotary embedding, T5's relative bias, vectors of relative positions
 rows.py         softmax, log_softmax, logsumexp and their gradients
 arrays.py       broadcasting, and the sums it becomes in a gradient
@@ -67,6 +68,7 @@ from sdpa.reference.forward import (
     attention_weights,
     merge_attention,
 )
+from sdpa.reference.packed import packed
 from sdpa.reference.positions import (
     rotary_embedding,
     rotary_embedding_backward,
@@ -121,6 +123,7 @@ __all__ = [
     "logsumexp",
     "logsumexp_backward",
     "merge_attention",
+    "packed",
     "rotary_embedding",
     "rotary_embedding_backward",
     "shaw_attention_backward",

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "../sequences.h"
 #include "arrays.h"
 #include "call.h"
 #include "docstring.h"
@@ -42,6 +43,32 @@ static PyObject *attention_forward(SDPA_ARGUMENTS) {
     return sdpa_tuple(module, FORWARD_TYPE, 2, results);
 }
 
+/* Makes a packed problem that of the sequence asked for, and the call an ordinary one. */
+static int choose_sequence(sdpa_call *call) {
+    sdpa_problem *p = &call->problem;
+    const sdpa_options *options = &call->options;
+    if (!call->packed) {
+        if (!options->has_sequence) return 0;
+        PyErr_Format(PyExc_ValueError, "sequence: expected None without cu_seqlens_q, got %lld",
+                     (long long)options->sequence);
+        return -1;
+    }
+    if (!options->has_sequence) {
+        PyErr_Format(PyExc_ValueError, "sequence: expected one of the %lld sequences of cu_seqlens_q, got None",
+                     (long long)p->n_sequences);
+        return -1;
+    }
+    if (options->sequence < 0 || options->sequence >= p->n_sequences) {
+        PyErr_Format(PyExc_ValueError,
+                     "sequence: expected one of the %lld sequences of cu_seqlens_q, from 0 on, got %lld",
+                     (long long)p->n_sequences, (long long)options->sequence);
+        return -1;
+    }
+    sdpa_sequence_set(p, options->sequence, p);
+    call->packed = false;
+    return 0;
+}
+
 static sdpa_status run_weights(const sdpa_problem *problem, const void *stage) {
     return sdpa_attention_weights(problem, *(const sdpa_stage *)stage);
 }
@@ -51,7 +78,7 @@ static PyObject *attention_weights(SDPA_ARGUMENTS) {
     sdpa_call call;
     PyArrayObject *weights = NULL;
     if (sdpa_parse(module, sdpa_signature_of(module, WEIGHTS), args, n_args, kwnames, values) < 0) return NULL;
-    if (sdpa_call_begin(&call, module, IN_WEIGHTS, values) == 0) {
+    if (sdpa_call_begin(&call, module, IN_WEIGHTS, values) == 0 && choose_sequence(&call) == 0) {
         sdpa_problem *p = &call.problem;
         const npy_intp sizes[] = {p->n_q, p->n_k};
         weights = sdpa_call_result(&call, &p->o, 2, sizes, p->dtype, NULL);

@@ -4,9 +4,11 @@
 #include <string.h>
 
 #include "../runtime/parallel.h"
+#include "../sequences.h"
 #include "arrays.h"
 #include "errors.h"
 #include "gil.h"
+#include "packed.h"
 
 PyArrayObject *sdpa_call_hold(sdpa_call *call, const char *name, PyObject *value) {
     PyArrayObject *array = sdpa_array(call->module, name, value);
@@ -22,6 +24,17 @@ void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdp
                     const npy_intp *inner, bool heads) {
     const npy_intp *sizes = PyArray_DIMS(a), *strides = PyArray_STRIDES(a);
     const sdpa_problem *p = &call->problem;
+    npy_intp swapped[2][3];
+    if (call->packed && n_inner == 2) {
+        const int order[] = {1, 0, 2};
+        for (int i = 0; i < 3; i++) {
+            swapped[0][i] = sizes[order[i]];
+            swapped[1][i] = strides[order[i]];
+        }
+        sizes = swapped[0];
+        strides = swapped[1];
+        inner = sizes + 1;
+    }
     int axis = PyArray_NDIM(a) - 1; /* the next axis, counting down from the last */
     int64_t inner_strides[2] = {0, 0};
     for (int i = n_inner - 1; i >= 0; i--, axis--) {
@@ -56,10 +69,11 @@ static void set_tensor(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_d
     call->present[call->n_present++] = t;
 }
 
-/* Points t at one integer per batch entry. */
+/* Points t at one integer per batch entry or sequence. */
 static void set_integers(sdpa_call *call, sdpa_tensor *t, PyArrayObject *array, int64_t *value) {
     if (array) {
         set_tensor(call, t, array, SDPA_I64, 0, NULL, false);
+        if (call->packed && PyArray_SIZE(array) > 1) t->row = sizeof(int64_t);
         return;
     }
     t->data = (char *)value;
@@ -191,6 +205,19 @@ static int set_sizes(sdpa_call *call) {
     return 0;
 }
 
+/* set_sizes where arrays are (total, heads, d). */
+static int set_packed_sizes(sdpa_call *call) {
+    sdpa_problem *p = &call->problem;
+    PyArrayObject *const operands[] = {call->q, call->k, call->v};
+    if (sdpa_packed_set_sizes(p, &call->options, operands) < 0) return -1;
+    call->nd = 3;
+    call->shape[0] = p->n_head;
+    call->shape[1] = p->n_q;
+    call->shape[2] = p->d_v;
+    sdpa_call_set_axes(call);
+    return 0;
+}
+
 /* ------------------------------------------------------------------------------------ masks */
 
 /* Whether the last axes of `a` broadcast to `shape`. */
@@ -206,6 +233,7 @@ static int set_mask(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     PyArrayObject *mask = call->options.mask;
     if (!mask) return 0;
+    if (call->packed) return sdpa_raise_shape("attn_mask", mask, "None with cu_seqlens_q");
     call->mask = mask;
     int dtype = sdpa_dtype_of(call->module, mask);
     if (dtype != SDPA_BOOL && dtype != SDPA_F32 && dtype != (int)p->dtype) {
@@ -255,11 +283,44 @@ static int set_sinks(sdpa_call *call) {
 }
 
 static int check_integers(sdpa_call *call, const char *name, const sdpa_integers *integers) {
-    if (!integers->array || broadcasts_to(integers->array, call->shape, call->n_batch_axes)) return 0;
+    const npy_intp n_sequences = call->problem.n_sequences, *shape = call->packed ? &n_sequences : call->shape;
+    const int n = call->packed ? 1 : call->n_batch_axes;
+    if (!integers->array || broadcasts_to(integers->array, shape, n)) return 0;
     char text[SDPA_SHAPE_SIZE];
-    return sdpa_raise_shape(name, integers->array,
-                            "one integer, or a shape that broadcasts to the axes before heads, %s",
-                            sdpa_shape_text(text, "", call->shape, call->n_batch_axes));
+    return sdpa_raise_shape(name, integers->array, "one integer, or a shape that broadcasts to the %s, %s",
+                            call->packed ? "sequences" : "axes before heads", sdpa_shape_text(text, "", shape, n));
+}
+
+static int check_lengths(const sdpa_call *call) {
+    const sdpa_integers *lengths = &call->options.key_lengths;
+    const int64_t *data = lengths->array ? PyArray_DATA(lengths->array) : &lengths->value, n_k = call->problem.n_k;
+    for (npy_intp i = 0, n = lengths->array ? PyArray_SIZE(lengths->array) : 1; i < n; i++) {
+        if (data[i] >= 0 && data[i] <= n_k) continue;
+        PyErr_Format(PyExc_ValueError, "key_lengths: expected integers from 0 to Lk = %lld, got %lld", (long long)n_k,
+                     (long long)data[i]);
+        return -1;
+    }
+    return 0;
+}
+
+/* The offsets of the diagonal that meets the last key: one for all, in *offset, or an array that the call holds. */
+static int set_lower_right(sdpa_call *call, PyArrayObject **array, int64_t *offset) {
+    const sdpa_problem *p = &call->problem;
+    const sdpa_integers *lengths = &call->options.key_lengths;
+    *offset = (lengths->given ? lengths->value : p->n_k) - p->n_q;
+    if (call->packed) {
+        *array = sdpa_packed_lower_right(p, lengths);
+    } else if (lengths->array) {
+        *array = (PyArrayObject *)PyArray_NewCopy(lengths->array, NPY_CORDER);
+        int64_t *data = *array ? PyArray_DATA(*array) : NULL;
+        for (npy_intp i = 0; *array && i < PyArray_SIZE(*array); i++) data[i] -= p->n_q;
+    } else {
+        return 0;
+    }
+    if (!*array) return -1;
+    call->held[call->n_held].name = "key_lengths";
+    call->held[call->n_held++].array = *array;
+    return 0;
 }
 
 /* key_lengths, query_offset, is_causal, window: which keys a query may see, apart from the mask. */
@@ -269,13 +330,7 @@ static int set_band(sdpa_call *call) {
     const sdpa_integers *lengths = &options->key_lengths, *offset = &options->query_offset;
     if (check_integers(call, "key_lengths", lengths) < 0 || check_integers(call, "query_offset", offset) < 0) return -1;
     if (lengths->given) {
-        const int64_t *data = lengths->array ? PyArray_DATA(lengths->array) : &lengths->value;
-        for (npy_intp i = 0, n = lengths->array ? PyArray_SIZE(lengths->array) : 1; i < n; i++) {
-            if (data[i] >= 0 && data[i] <= p->n_k) continue;
-            PyErr_Format(PyExc_ValueError, "key_lengths: expected integers from 0 to Lk = %lld, got %lld",
-                         (long long)p->n_k, (long long)data[i]);
-            return -1;
-        }
+        if ((call->packed ? sdpa_packed_check_lengths(p, lengths) : check_lengths(call)) < 0) return -1;
         call->key_length = lengths->value;
         set_integers(call, &p->key_length, lengths->array, &call->key_length);
     }
@@ -287,17 +342,7 @@ static int set_band(sdpa_call *call) {
     if (!p->has_upper && !p->has_lower && !options->alibi_slopes) return 0;
     call->offset = offset->value;
     PyArrayObject *shifts = offset->array;
-    if (options->lower_right) {
-        call->offset = (lengths->given ? lengths->value : p->n_k) - p->n_q;
-        if (lengths->array) {
-            shifts = (PyArrayObject *)PyArray_NewCopy(lengths->array, NPY_CORDER);
-            if (!shifts) return -1;
-            call->held[call->n_held].name = "key_lengths";
-            call->held[call->n_held++].array = shifts;
-            int64_t *data = PyArray_DATA(shifts);
-            for (npy_intp i = 0; i < PyArray_SIZE(shifts); i++) data[i] -= p->n_q;
-        }
-    }
+    if (options->lower_right && set_lower_right(call, &shifts, &call->offset) < 0) return -1;
     if (shifts || call->offset) set_integers(call, &p->offset, shifts, &call->offset);
     return 0;
 }
@@ -316,7 +361,7 @@ void sdpa_call_empty(sdpa_call *call, PyObject *module) {
     call->module = module;
     call->n_held = call->n_present = 0;
     call->v = call->mask = call->sinks = NULL;
-    call->joins_axes = false;
+    call->packed = call->joins_axes = false;
     call->work = 0;
     memset(&call->options, 0, sizeof call->options);
 }
@@ -336,11 +381,13 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject 
         call->v = sdpa_call_hold(call, "value", values[NAME_value]);
         if (!call->v) return -1;
     }
-    if (set_dtype(call) < 0 || set_sizes(call) < 0) return -1;
+    call->packed = call->options.cu_seqlens_q.given || call->options.cu_seqlens_k.given;
+    if (set_dtype(call) < 0 || (call->packed ? set_packed_sizes(call) : set_sizes(call)) < 0) return -1;
     const bool unscaled = !p->d_k || call->options.where & IN_ADDITIVES;
     p->scale = call->options.has_scale ? call->options.scale : unscaled ? 1 : 1 / sqrt((double)p->d_k);
     const double pairs = (double)p->n_batch * (double)p->n_head * ((double)p->n_q + 1) * ((double)p->n_k + 1);
     call->work = pairs * ((double)p->d_k + (double)p->d_v + 16); /* an exponential costs about 16 */
+    if (call->packed) call->work = sdpa_sequences_work(p);
     p->softcap = call->options.softcap;
     p->dropout_p = call->options.dropout_p;
     p->seed = call->options.seed;
@@ -382,11 +429,15 @@ void sdpa_call_end(sdpa_call *call) {
 
 /* ------------------------------------------------------------------------------------ further inputs, results */
 
-/* Writes the call's leading axes, then `inner`, into shape; returns the number of axes. */
+/* Writes the call's leading axes, then `inner`, into shape, as the caller sees it; returns the number of axes. */
 static int full_shape(const sdpa_call *call, npy_intp *shape, int n_inner, const npy_intp *inner) {
     int lead = call->nd - 2;
     memcpy(shape, call->shape, sizeof *shape * (size_t)lead);
     memcpy(shape + lead, inner, sizeof *shape * (size_t)n_inner);
+    if (call->packed && n_inner == 2) {
+        shape[1] = shape[0];
+        shape[0] = inner[0];
+    }
     return lead + n_inner;
 }
 

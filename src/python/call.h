@@ -13,6 +13,7 @@ typedef struct sdpa_call {
     /* Shape of the output: leading axes, then n_q and d_v. The first n_batch_axes precede the heads; problem.axis[i] is
      * the size of axis axis[i], the others have size 1. */
     int nd, n_batch_axes;
+    bool packed; /* arrays of rows are (total, heads, d), here (heads, total, d) */
     npy_intp shape[NPY_MAXDIMS];
     int axis[SDPA_MAX_AXES];
 

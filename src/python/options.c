@@ -169,6 +169,22 @@ static int read_offset(sdpa_options *options, PyObject *value) {
     return 0;
 }
 
+static int read_cu_seqlens_q(sdpa_options *options, PyObject *value) {
+    return read_integers(options->module, "cu_seqlens_q", value, &options->cu_seqlens_q);
+}
+
+static int read_cu_seqlens_k(sdpa_options *options, PyObject *value) {
+    return read_integers(options->module, "cu_seqlens_k", value, &options->cu_seqlens_k);
+}
+
+static int read_sequence(sdpa_options *options, PyObject *value) {
+    long long n;
+    if (sdpa_read_integer("sequence", value, &n) < 0) return -1;
+    options->has_sequence = true;
+    options->sequence = n;
+    return 0;
+}
+
 static int read_workers(sdpa_options *options, PyObject *value) {
     return sdpa_read_workers(value, &options->n_workers);
 }
@@ -258,6 +274,12 @@ const sdpa_option sdpa_option_table[] = {
      .read = read_lengths},
     {NAME_query_offset, "position", IN_ALL & ~IN_TORCH, true, true, "None", INTEGERS, doc_option_query_offset,
      .read = read_offset},
+    {NAME_cu_seqlens_q, "packing", IN_PACKED, true, true, "None", "ArrayLike | None", doc_option_cu_seqlens_q,
+     .read = read_cu_seqlens_q},
+    {NAME_cu_seqlens_k, "packing", IN_PACKED, true, true, "None", "ArrayLike | None", doc_option_cu_seqlens_k,
+     .read = read_cu_seqlens_k},
+    {NAME_sequence, "packing", IN_WEIGHTS, true, true, "None", "int | None", doc_option_sequence,
+     .read = read_sequence},
     {NAME_rng, "weight", IN_ALL & ~IN_TORCH, true, true, "None", "int | np.random.Generator | None", doc_option_rng,
      .read = read_rng},
     {NAME_workers, "call", IN_ALL & ~IN_TORCH, true, true, "None", "int | None", doc_option_workers,
@@ -337,6 +359,8 @@ void sdpa_options_release(sdpa_options *options) {
     Py_XDECREF((PyObject *)options->sinks_t);
     Py_XDECREF((PyObject *)options->key_lengths.array);
     Py_XDECREF((PyObject *)options->query_offset.array);
+    Py_XDECREF((PyObject *)options->cu_seqlens_q.array);
+    Py_XDECREF((PyObject *)options->cu_seqlens_k.array);
 }
 
 PyObject *sdpa_options_describe(void) {

@@ -18,6 +18,7 @@ enum {
     IN_JVP = 64,
     IN_DOUBLE = 128,
     IN_DOT = 255, /* all of these */
+    IN_PACKED = IN_DOT & ~IN_TORCH,
     IN_ADDITIVE = 256,
     IN_ADDITIVE_FORWARD = 512,
     IN_ADDITIVE_BACKWARD = 1024,
@@ -51,7 +52,7 @@ typedef struct sdpa_options {
     PyObject *module;
     PyArrayObject *mask, *grad_lse, *sinks, *alibi_slopes; /* owned, NULL where absent; of any dtype and shape */
     PyArrayObject *mask_t, *sinks_t;                       /* likewise; tangents, or gradients of gradients */
-    sdpa_integers key_lengths, query_offset;
+    sdpa_integers key_lengths, query_offset, cu_seqlens_q, cu_seqlens_k;
     PyObject *out;                    /* borrowed */
     double scale, softcap, dropout_p; /* softcap 0: none */
     uint64_t seed;                    /* of dropout */
@@ -63,13 +64,15 @@ typedef struct sdpa_options {
     int n_workers;       /* 0: default */
     unsigned needs;
     sdpa_stage stage;
+    bool has_sequence;
+    int64_t sequence; /* whose weights are wanted */
 } sdpa_options;
 
 /* One row of the table; each has `read`, or `array`, or is an operand (bias) that the function reads itself. */
 typedef struct sdpa_option {
     enum sdpa_name name;
     /* For users of _options(): "operand" (has a gradient), "position" (masks, or adds a number that depends only on the
-     * positions of query and key), "score", "weight", "call" or "derivative". */
+     * positions of query and key), "packing", "score", "weight", "call" or "derivative". */
     const char *kind;
     unsigned where;
     bool keyword_only; /* additive attention takes every option but bias by keyword only */

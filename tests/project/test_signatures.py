@@ -20,12 +20,12 @@ ROOT = Path(__file__).parents[2]
 ATTENTION = (
     "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, "
     "enable_gqa=False, softcap=None, window=None, sinks=None, alibi_slopes=None, key_lengths=None, "
-    "query_offset=None, rng=None, workers=None, out=None)"
+    "query_offset=None, cu_seqlens_q=None, cu_seqlens_k=None, rng=None, workers=None, out=None)"
 )
 ADDITIVE = (
     "(query, key, value, w_query, w_key, w_score, bias=None, *, attn_mask=None, dropout_p=0.0, "
     "is_causal=False, scale=1.0, "
-) + ATTENTION.partition("scale=None, ")[2]
+) + ATTENTION.partition("scale=None, ")[2].replace("cu_seqlens_q=None, cu_seqlens_k=None, ", "")
 SIGNATURES = {
     "attention": ATTENTION,
     "attention_forward": ATTENTION,
@@ -45,7 +45,9 @@ SIGNATURES = {
         "needs=('grad_out', 'query', 'key', 'value')",
     ),
     "attention_statistics": ATTENTION.replace("value, ", "").replace(", out=None", ""),
-    "attention_weights": ATTENTION.replace("value, ", "").replace("out=None", "stage='weights'"),
+    "attention_weights": ATTENTION.replace("value, ", "")
+    .replace("cu_seqlens_k=None", "cu_seqlens_k=None, sequence=None")
+    .replace("out=None", "stage='weights'"),
     "merge_attention": "(outs, lses)",
     "additive_attention": ADDITIVE,
     "additive_attention_forward": ADDITIVE,
@@ -118,7 +120,7 @@ def test_an_option_has_one_type_and_one_kind():
         {name for name, *_ in rows}
     )
     kinds = {kind for *_, kind, _ in rows}
-    assert kinds == {"operand", "position", "score", "weight", "call", "derivative"}
+    assert kinds == {"operand", "position", "packing", "score", "weight", "call", "derivative"}
 
 
 def test_every_option_has_its_type_in_the_stub():

@@ -1,0 +1,90 @@
+"""Packed sequences: what cu_seqlens_q and cu_seqlens_k mean, for every function on attention."""
+
+import functools
+
+import numpy as np
+
+# By the rows of their packed arrays, (total, heads, d); lse is (heads, total_q).
+_QUERIES = ("query", "grad_out", "out", "query_t", "gg_query", "out_t")
+_KEYS = ("key", "value", "key_t", "value_t", "gg_key", "gg_value")
+_PER_QUERY = ("lse", "grad_lse")
+_PER_SEQUENCE = ("key_lengths", "query_offset")
+_PER_HEAD = ("sinks", "sinks_t", "gg_sinks")
+
+
+def packed(function, cu_seqlens_q, cu_seqlens_k, **arguments):
+    """The result of `function` over one sequence after the other, joined.
+
+    Sequence s consists of queries cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1 and keys
+    cu_seqlens_k[s] to cu_seqlens_k[s + 1] - 1: a call of its own, with its entry of key_lengths and
+    query_offset where these are arrays. Dropout's pattern is that of entry s of a batch. Gradients
+    of sinks, which all sequences share, are added in the order of the sequences.
+
+    Parameters
+    ----------
+    function : callable
+        `attention_forward`, `attention_backward`, `attention_jvp`, `attention_double_backward` or
+        `attention_statistics`, of this package or of `sdpa`.
+    cu_seqlens_q, cu_seqlens_k : (sequences + 1,) of int
+    **arguments
+        Of the function, by name; (total, heads, d) instead of (heads, L, d).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sdpa import reference
+    >>> x = np.arange(3.0).reshape(3, 1, 1)  # sequences of one and two tokens
+    >>> reference.packed(
+    ...     reference.attention_forward, [0, 1, 3], [0, 1, 3], query=0 * x, key=0 * x, value=x
+    ... ).out[:, 0, 0]
+    array([0. , 1.5, 1.5])
+    """
+    parts = [
+        one_sequence(function, s, cu_seqlens_q, cu_seqlens_k, **arguments)
+        for s in range(len(cu_seqlens_q) - 1)
+    ]
+    joined = {}
+    for name in parts[0]._fields:
+        found = [getattr(part, name) for part in parts]
+        if found[0] is None:
+            joined[name] = None
+        elif name in _PER_HEAD:
+            joined[name] = functools.reduce(np.add, found)
+        elif name in _QUERIES + _KEYS:
+            joined[name] = np.concatenate([x.swapaxes(0, 1) for x in found])
+        else:
+            joined[name] = np.concatenate(found, axis=-1)
+    return type(parts[0])(**joined)
+
+
+def one_sequence(function, s, cu_seqlens_q, cu_seqlens_k, **arguments):
+    """The result of `function` over sequence s, of arrays (heads, L, d)."""
+    own = sequence_arguments(s, cu_seqlens_q, cu_seqlens_k, **arguments)
+    if not own.get("dropout_p"):
+        return function(**own)
+    # The pattern counts batch entries: entry s of a batch of equal ones.
+    for name in _QUERIES + _KEYS + _PER_QUERY + _PER_HEAD:
+        if own.get(name) is not None:
+            own[name] = np.broadcast_to(own[name], (s + 1, *np.shape(own[name])))
+    found = function(**own)
+    if isinstance(found, np.ndarray):
+        return found[s]
+    return type(found)(*(None if x is None else x[s] for x in found))
+
+
+def sequence_arguments(s, cu_seqlens_q, cu_seqlens_k, **arguments):
+    """The arguments of sequence s: slices of arrays, its own lengths and offsets, all the rest."""
+    queries, keys = (slice(*cu[s : s + 2]) for cu in (cu_seqlens_q, cu_seqlens_k))
+    own = dict(arguments)
+    for name, x in arguments.items():
+        if x is None:
+            continue
+        if name in _QUERIES:
+            own[name] = np.swapaxes(x[queries], 0, 1)
+        elif name in _KEYS:
+            own[name] = np.swapaxes(x[keys], 0, 1)
+        elif name in _PER_QUERY:
+            own[name] = x[:, queries]
+        elif name in _PER_SEQUENCE and np.ndim(x):
+            own[name] = int(np.broadcast_to(x, len(cu_seqlens_q) - 1)[s])
+    return own

@@ -43,18 +43,19 @@ def packed(function, cu_seqlens_q, cu_seqlens_k, **arguments):
         one_sequence(function, s, cu_seqlens_q, cu_seqlens_k, **arguments)
         for s in range(len(cu_seqlens_q) - 1)
     ]
-    joined = {}
-    for name in parts[0]._fields:
-        found = [getattr(part, name) for part in parts]
-        if found[0] is None:
-            joined[name] = None
-        elif name in _PER_HEAD:
-            joined[name] = functools.reduce(np.add, found)
-        elif name in _QUERIES + _KEYS:
-            joined[name] = np.concatenate([x.swapaxes(0, 1) for x in found])
-        else:
-            joined[name] = np.concatenate(found, axis=-1)
-    return type(parts[0])(**joined)
+    fields = zip(parts[0]._fields, zip(*parts, strict=True), strict=True)
+    return type(parts[0])(*(_joined(name, found) for name, found in fields))
+
+
+def _joined(name, found):
+    """One array for what every sequence has found under this name."""
+    if found[0] is None:
+        return None
+    if name in _PER_HEAD:
+        return functools.reduce(np.add, found)
+    if name in _QUERIES + _KEYS:
+        return np.concatenate([x.swapaxes(0, 1) for x in found])
+    return np.concatenate(found, axis=-1)
 
 
 def one_sequence(function, s, cu_seqlens_q, cu_seqlens_k, **arguments):

@@ -45,6 +45,18 @@ CASES = {
         "rng": 3,
         "workers": 2,
     },
+    "packed": {
+        "cu_seqlens_q": np.array([0, 1, 1, 3]),
+        "cu_seqlens_k": np.array([0, 2, 3, 5]),
+        "key_lengths": np.array([1, 1, 2]),
+        "enable_gqa": True,
+        "is_causal": "lower_right",
+        "alibi_slopes": np.array([0.3, 0.1]),
+        "sinks": (HEADS,),
+        "softcap": 1.5,
+        "dropout_p": 0.3,
+        "rng": 3,
+    },
 }
 HAS_ARRAYS = ("attn_mask", "sinks")
 
@@ -58,6 +70,12 @@ def problem(rng, name, dtype=np.float64):
         "key": (2, kv_heads, N_K, D_K),
         "value": (kv_heads, N_K, D_V),  # shared by the batch, so that its gradient is a sum
     }
+    if "cu_seqlens_q" in options:
+        shapes = {
+            "query": (N_Q, HEADS, D_K),
+            "key": (N_K, kv_heads, D_K),
+            "value": (N_K, kv_heads, D_V),
+        }
     for option in HAS_ARRAYS:
         if isinstance(options.get(option), tuple):
             shapes[option] = options.pop(option)
@@ -109,13 +127,13 @@ def test_a_row_without_keys_passes_no_gradient_of_lse(rng):
     assert grad_query[..., 0, :].any()
 
 
-@pytest.mark.parametrize("name", ["plain", "all"])
+@pytest.mark.parametrize("name", ["plain", "all", "packed"])
 def test_third_order(rng, name):
     """A gradient of a Hessian-vector product."""
     operands, options = problem(rng, name)
     f = function(interop.attention, operands, options)
     names = tuple(range(len(operands)))
-    g, t = rng.standard_normal((2, HEADS, N_Q, D_V)), rng.standard_normal(len(operands))
+    g, t = rng.standard_normal(f(*operands.values()).shape), rng.standard_normal(len(operands))
 
     def directed(*x):
         first = make_vjp(f, names)(*x)[0](g)

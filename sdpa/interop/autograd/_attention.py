@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import autograd.numpy as anp
@@ -20,7 +21,10 @@ from sdpa.mechanisms._scores import changed_scores
 __all__ = ["attention", "attention_forward"]
 
 _OPERANDS = ("query", "key", "value", "attn_mask", "sinks")
-_POSITIONS = {name for name, *_, kind, _ in sdpa._core._options() if kind == "position"}
+_POSITIONS, _PACKING = (
+    {name for name, *_, kind, _ in sdpa._core._options() if kind == wanted}
+    for wanted in ("position", "packing")
+)
 
 
 def attention(
@@ -257,6 +261,8 @@ def _jvp_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
 
 def _composed(call: Call, *operands: Any) -> Any:
     """(out, lse) by autograd's own operations, on the (Lq, Lk) matrix."""
+    if call.options.get("cu_seqlens_q") is not None and "sequence" not in call.options:
+        return _composed_packed(call, *operands)
     query, key, value, attn_mask, sinks = operands
     key, value = (of_query_heads(call, x, query) for x in (key, value))
     scale = call.options.get("scale")
@@ -264,6 +270,21 @@ def _composed(call: Call, *operands: Any) -> Any:
     s = scale * anp.matmul(query, anp.swapaxes(key, -1, -2))
     weights, lse = composed_softmax(call, s, attn_mask, sinks)
     return traced_tuple((anp.matmul(weights, value), lse))
+
+
+def _composed_packed(call: Call, query: Any, key: Any, value: Any, _: Any, sinks: Any) -> Any:
+    """The same sequence by sequence; operands are (total, heads, d), lse (heads, total)."""
+    queries, keys = (
+        [slice(*pair) for pair in pairwise(np.asarray(call.options[name]).tolist())]
+        for name in ("cu_seqlens_q", "cu_seqlens_k")
+    )
+    outs, lses = [], []
+    for s, (i, j) in enumerate(zip(queries, keys, strict=True)):
+        own = (anp.swapaxes(x, 0, 1) for x in (query[i], key[j], value[j]))
+        out, lse = _composed(Call(call.options | {"sequence": s}), *own, None, sinks)
+        outs.append(anp.swapaxes(out, 0, 1))
+        lses.append(lse)
+    return traced_tuple((anp.concatenate(outs), anp.concatenate(lses, axis=-1)))
 
 
 def of_query_heads(call: Call, x: Any, query: Any) -> Any:
@@ -275,14 +296,21 @@ def of_query_heads(call: Call, x: Any, query: Any) -> Any:
 
 def composed_softmax(call: Call, s: Any, attn_mask: Any, sinks: Any) -> Any:
     """(weights, lse) of the scores s (..., heads, Lq, Lk), by autograd's own operations."""
-    options = {name: x for name, x in call.options.items() if name in _POSITIONS}
+    positions, packing = (
+        {name: x for name, x in call.options.items() if name in names}
+        for names in (_POSITIONS, _PACKING)
+    )
     dropout_p = call.options.get("dropout_p")
     # The effect of masks and ALiBi on scores of 0, and of dropout on equal weights.
     *lead, n_q, n_k = anp.shape(s)
-    q, k = (np.zeros((*lead, n, 1), anp.result_type(s)) for n in (n_q, n_k))
-    fixed = sdpa.attention_weights(q, k, stage="biased", **options)
+    shapes = [(*lead, n, 1) for n in (n_q, n_k)]
+    if "sequence" in packing:
+        shapes = [(packing[name][-1], *lead, 1) for name in ("cu_seqlens_q", "cu_seqlens_k")]
+    q, k = (np.zeros(shape, anp.result_type(s)) for shape in shapes)
+    fixed = sdpa.attention_weights(q, k, stage="biased", **positions, **packing)
     if dropout_p:
-        factors = sdpa.attention_weights(q, k, None, dropout_p, rng=call.options["rng"])
+        rng = call.options["rng"]
+        factors = sdpa.attention_weights(q, k, None, dropout_p, rng=rng, **packing)
         factors = np.where(factors > 0, 1 / (1 - dropout_p) if dropout_p < 1 else 0, 0)
         factors = factors.astype(fixed.dtype)
 

@@ -19,7 +19,7 @@ from benchmarks import machine
 
 GROUPS = [
     *("forward", "backward", "both", "causal", "dtypes", "threads", "small", "decode", "softmax"),
-    *("options", "window", "derived", "additive", "sweep", "growth", "import", "memory"),
+    *("options", "window", "derived", "packed", "additive", "sweep", "growth", "import", "memory"),
 ]
 
 

@@ -68,6 +68,7 @@ def rows(results: Results) -> Iterator[Row]:
         _softmax,
         _options,
         _derived,
+        _packed,
         _additive,
     ):
         yield from section(results)
@@ -211,6 +212,16 @@ def _derived(results: Results) -> Iterator[Row]:
             # "Near": nine tenths.
             share = found[name].gflops / found["plain"].gflops
             yield Row("rate of products / forward's", name, "x", share, Goal(0.9))
+
+
+def _packed(results: Results) -> Iterator[Row]:
+    for count in results.threads():
+        for direction in results.names(count, "packed"):
+            found = results.get(count, "packed", direction)
+            section = f"64 packed sequences of 16 to 2048, {direction}, threads: {count}"
+            for name, goal in (("call by call", Goal(1.10, at_least=False)), ("padded", None)):
+                ratio = found["sdpa"].seconds / found[name].seconds
+                yield Row(section, f"time / {name}", "x", ratio, goal)
 
 
 def _additive(results: Results) -> Iterator[Row]:

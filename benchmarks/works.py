@@ -6,6 +6,7 @@ for the backward, half for causal; a product of matrices inside them is 2 L_q L_
 
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -379,6 +380,52 @@ def derived(setting: Setting) -> Iterator[Work]:
     yield Work("derived", "8x1024x64", build)
 
 
+LENGTHS = np.random.default_rng(3).permutation(np.linspace(16, 2048, 64).astype(int))
+"""Of the packed sequences: uneven, and in no order."""
+
+
+def packed(setting: Setting) -> Iterator[Work]:
+    """Sequences of many lengths: packed, one call after the other, and padded to the longest."""
+
+    def build(direction: str) -> Contenders:
+        n = [setting.length(int(length)) for length in LENGTHS]
+        cu = np.concatenate([[0], np.cumsum(n)])
+        slices = [slice(*pair) for pair in pairwise(cu.tolist())]
+        x = operands(int(cu[-1]), 2, 64)
+        q, k, v, g = (np.ascontiguousarray(a[0]) for a in x[:4])
+        together = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+        heads_first = [[a[s].swapaxes(0, 1) for a in (q, k, v, g)] for s in slices]
+        shape = (len(n), 2, max(n), 64)
+        padded = [np.zeros(shape, np.float32) for _ in range(4)]
+        for s, arrays in enumerate(heads_first):
+            for to, a in zip(padded, arrays, strict=True):
+                to[s, :, : a.shape[1]] = a
+        calls: dict[str, Call] = {
+            "sdpa": lambda: sdpa.attention(q, k, v, **together),
+            "call by call": lambda: [sdpa.attention(*each[:3]) for each in heads_first],
+            "padded": lambda: sdpa.attention(*padded[:3], key_lengths=n),
+        }
+        if direction == "backward":
+            saved = sdpa.attention_forward(q, k, v, **together)
+            each = [(*sdpa.attention_forward(*a[:3]), a) for a in heads_first]
+            whole = sdpa.attention_forward(*padded[:3], key_lengths=n)
+            calls = {
+                "sdpa": lambda: sdpa.attention_backward(g, q, k, v, *saved, **together),
+                "call by call": lambda: [
+                    sdpa.attention_backward(a[3], *a[:3], out, lse) for out, lse, a in each
+                ],
+                "padded": lambda: sdpa.attention_backward(
+                    padded[3], *padded[:3], *whole, key_lengths=n
+                ),
+            }
+        count = 4.0 * 2 * 64 * sum(length**2 for length in n)
+        count *= 2.5 if direction == "backward" else 1
+        return {name: Contender(call, count) for name, call in calls.items()}
+
+    for direction in ("forward", "backward"):
+        yield Work("packed", direction, lambda d=direction: build(d))
+
+
 def sweep(setting: Setting) -> Iterator[Work]:
     """Speed over n and over d, for the plots."""
     for n in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096):
@@ -441,13 +488,14 @@ GROUPS = {
     "options": options,
     "window": window,
     "derived": derived,
+    "packed": packed,
     "additive": additive_attention,
     "sweep": sweep,
     "growth": growth,
 }
 
 
-WITH_THREADS = {"forward", "both", "threads", "small", "decode", "softmax"}
+WITH_THREADS = {"forward", "both", "threads", "small", "decode", "softmax", "packed"}
 """What is measured with more than one thread; the rest says nothing new there."""
 
 

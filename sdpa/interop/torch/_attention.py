@@ -132,9 +132,10 @@ def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> t
         On the CPU, of float16, bfloat16, float32 or float64, of any strides; shapes as in
         `sdpa.attention`.
     *args, **options
-        attn_mask, dropout_p, is_causal and the keyword options of `sdpa.attention` but out. Those
-        that are arrays there are tensors here: attn_mask, sinks, alibi_slopes, key_lengths,
-        query_offset. rng may be a torch.Generator; None draws the seed from PyTorch's own.
+        attn_mask, dropout_p, is_causal and the keyword options of `sdpa.attention` but out and
+        cu_seqlens_q, cu_seqlens_k. Those that are arrays there are tensors here: attn_mask, sinks,
+        alibi_slopes, key_lengths, query_offset. rng may be a torch.Generator; None draws the seed
+        from PyTorch's own.
 
     Returns
     -------

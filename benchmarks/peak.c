@@ -35,7 +35,7 @@
         return best;                                                                                                   \
     }
 
-/* w0 tanh(a0 + b0) + w1 tanh(a1 + b1) from exponentials, as src/kernels/additive.inc.h computes it, in registers: chains
+/* w0 tanh(a0 + b0) + w1 tanh(a1 + b1) from exponentials, as src/kernels/additive.h computes it, in registers: chains
  * of sums that wait for nothing but themselves. */
 #define DEFINE_TANH(name, vec, least, constraint, ...)                                                                 \
     __VA_ARGS__ static double name(void) {                                                                             \

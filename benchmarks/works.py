@@ -352,7 +352,7 @@ def window(setting: Setting) -> Iterator[Work]:
 
 
 PRODUCTS = {"statistics": 1, "jvp": 6, "double backward": 15}
-"""Matrix products per pair of blocks, as src/kernels/statistics.inc.h and tangent.inc.h count
+"""Matrix products per pair of blocks, as src/kernels/statistics.h and tangent.h count
 them; the forward has two."""
 
 

@@ -1,4 +1,4 @@
-"""Which file of src includes which: neither headers nor rooms form a circle."""
+"""Which file of src includes which, without circles; and that files named anywhere exist."""
 
 import graphlib
 import re
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src"
 FILES = sorted(SRC.rglob("*.[ch]"))
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
@@ -48,3 +49,23 @@ def test_the_ground_floor_of_the_binding_stands_on_no_other_room():
 def test_a_circle_is_found():
     with pytest.raises(graphlib.CycleError):
         list(graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).static_order())
+
+
+NAMED = re.compile(
+    r"(?<![\w/.-])((?:src|sdpa|tests|benchmarks|docs|tools|examples)/[\w./-]*\w\.(?:c|h|py|pyi|md|txt))\b"
+)
+
+
+@pytest.mark.parametrize("folder", ["src", "sdpa", "tests", "benchmarks", "docs", "tools"])
+def test_files_that_comments_and_pages_name_exist(folder):
+    texts = [
+        path for path in (ROOT / folder).rglob("*") if path.suffix in {".c", ".h", ".py", ".md"}
+    ]
+    missing = {
+        (str(path.relative_to(ROOT)), name)
+        for path in texts
+        for name in NAMED.findall(path.read_text(encoding="utf-8"))
+        if not (ROOT / name).exists()
+    }
+    assert texts
+    assert not missing

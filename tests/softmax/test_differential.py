@@ -30,7 +30,7 @@ def assert_family(x, g, axis=-1, temperature=1.0, where=None):
 
     Bounds, with u the unit roundoff of the arithmetic (that of the oracle added), d = x - m, t the
     temperature. e = exp(d / t) errs by |d| u / t, from the subtraction, and 4 u, from polynomial
-    and reduction; the sums (softmax.inc.h) by 11 u, and those of the oracle by less than 5 u, of
+    and reduction; the sums (softmax.h) by 11 u, and those of the oracle by less than 5 u, of
     the sum of magnitudes; e below the smallest normal number is 0.
 
     l = sum e            relative r = sum p |d| u / t + 20 u

@@ -12,7 +12,7 @@ from sdpa.reference import additive, arrays
 
 ARGUMENTS = ("query", "key", "value", "w_query", "w_key", "w_score", "bias", "attn_mask", "sinks")
 
-# |error| of a tanh beyond that of its argument, in units of u; see src/kernels/additive.inc.h.
+# |error| of a tanh beyond that of its argument, in units of u; see src/kernels/additive.h.
 TANH = 8
 # Beyond it the exponential of a projection overflows, and projections are added directly.
 LARGEST = {np.float32: 125 / 2 * np.log(2), np.float64: 1020 / 2 * np.log(2)}

@@ -19,7 +19,8 @@ from benchmarks import machine
 
 GROUPS = [
     *("forward", "backward", "both", "causal", "dtypes", "threads", "small", "decode", "softmax"),
-    *("options", "window", "derived", "packed", "additive", "sweep", "growth", "import", "memory"),
+    *("options", "window", "derived", "additive", "bridge", "calls", "sweep", "growth"),
+    *("import", "memory"),
 ]
 
 
@@ -116,7 +117,9 @@ def _work(options: argparse.Namespace) -> None:
     todo = works.works(setting, set(options.only))
     for work in todo * effort.passes:
         contenders = work.build()
-        rounds = timing.race({name: each.call for name, each in contenders.items()}, effort)
+        calls = {name: each.call for name, each in contenders.items()}
+        within = {name: each.within for name, each in contenders.items()}
+        rounds = timing.race(calls, effort, within)
         record = {
             name: {
                 "rounds": rounds[name],

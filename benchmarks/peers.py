@@ -131,20 +131,31 @@ class Torch(Peer):
             return self._torch.from_numpy(a.view(np.uint16)).view(self._torch.bfloat16)
         return self._torch.from_numpy(a)
 
+    def _attention(self) -> Any:
+        return self._torch.nn.functional.scaled_dot_product_attention
+
     def forward(self, x: Operands) -> Call | None:
-        attention = self._torch.nn.functional.scaled_dot_product_attention
+        attention = self._attention()
         tensors = [self._tensor(a) for a in x[:3]]
         options = self._options(x)
         return lambda: attention(*tensors, **options)
 
-    def both(self, x: Operands) -> Call | None:
-        attention = self._torch.nn.functional.scaled_dot_product_attention
+    def _recorded(self, x: Operands) -> tuple[list[Any], Call]:
+        attention = self._attention()
         inputs = [self._tensor(a).clone().requires_grad_() for a in x[:3]]
-        upstream = self._tensor(x.grad_out)
         options = self._options(x)
+        return inputs, lambda: attention(*inputs, **options)
+
+    def recorded(self, x: Operands) -> Call:
+        """The forward of operands that need gradients."""
+        return self._recorded(x)[1]
+
+    def both(self, x: Operands) -> Call | None:
+        inputs, attention = self._recorded(x)
+        upstream = self._tensor(x.grad_out)
 
         def call() -> object:
-            out = attention(*inputs, **options)
+            out = attention()
             return out, self._torch.autograd.grad(out, inputs, upstream)
 
         return call
@@ -156,6 +167,15 @@ class Torch(Peer):
     def result(self, call: Call) -> Array:
         tensor: Any = call()
         return np.asarray(tensor.float().numpy())
+
+
+class Bridge(Torch):
+    """sdpa as PyTorch's users call it: no peer, but behind the same questions."""
+
+    def _attention(self) -> Any:
+        from sdpa.interop.torch import scaled_dot_product_attention
+
+        return scaled_dot_product_attention
 
 
 class Jax(Peer):

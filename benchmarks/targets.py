@@ -70,6 +70,7 @@ def rows(results: Results) -> Iterator[Row]:
         _derived,
         _packed,
         _additive,
+        _bridge,
     ):
         yield from section(results)
     times = results.latest("import")
@@ -239,3 +240,14 @@ def _additive(results: Results) -> Iterator[Row]:
             least = n * n * d / tanh + 2 * n * n * d / single + 4 * n * d * d / double
             share = 1e-7 * least / ours.seconds
             yield Row("additive", f"{name}, of tanh and products", "%", share, None)
+
+
+def _bridge(results: Results) -> Iterator[Row]:
+    """PyTorch's own kernel against sdpa in its place; the goal is for AVX-512."""
+    for name in results.names(1, "bridge"):
+        found = results.get(1, "bridge", name)
+        if "installed" in found:
+            ratio = found["torch"].seconds / found["installed"].seconds
+            goal = Goal(2.0) if name == "8x512x64" and COLUMN.get(results.isa) == 0 else None
+            section = "PyTorch, forward and backward, behind install()"
+            yield Row(section, f"{name}, against torch", "x", ratio, goal, "torch")

@@ -1,7 +1,9 @@
 """How a call is timed: all contenders in turn, several rounds, the shortest call of each."""
 
 import time
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 from sdpa.lab.tools.clock import Call, sample, shortest
 
@@ -23,17 +25,24 @@ class Effort(NamedTuple):
     """Rounds of a pass go on for so long."""
 
 
+Within = Callable[[], AbstractContextManager[Any]]
+"""What holds while a contender has its turn."""
+
 FULL = Effort(passes=3, rounds=3, turn=0.02, seconds=1.0)
 QUICK = Effort(passes=1, rounds=1, turn=0.0, seconds=0.0)
 
 
-def race(calls: dict[str, Call], effort: Effort) -> dict[str, list[float]]:
+def race(
+    calls: dict[str, Call], effort: Effort, within: Mapping[str, Within] | None = None
+) -> dict[str, list[float]]:
     """Seconds of the shortest call of each contender in each round of one pass, in turns.
 
     Parameters
     ----------
     calls : {name: call}
     effort : Effort
+    within : {name: context manager}, optional
+        Entered for each turn of that contender, outside the clock.
 
     Returns
     -------
@@ -43,10 +52,12 @@ def race(calls: dict[str, Call], effort: Effort) -> dict[str, list[float]]:
     """
     best: dict[str, list[float]] = {}
     loops, took = {}, 0.0
+    around = dict.fromkeys(calls, nullcontext) | dict(within or {})
     for name, call in calls.items():
-        once = sample(call, 1, time.perf_counter)
-        if once < 3.0:  # or else what is done once, compilation and first pages, counts little
+        with around[name]():
             once = sample(call, 1, time.perf_counter)
+            if once < 3.0:  # or else what is done once, compilation and first pages, counts little
+                once = sample(call, 1, time.perf_counter)
         took += once
         loops[name] = max(1, int(SAMPLE / once))
         best[name] = [once]
@@ -55,6 +66,7 @@ def race(calls: dict[str, Call], effort: Effort) -> dict[str, list[float]]:
     end = time.perf_counter() + effort.seconds - took
     while done < rounds or time.perf_counter() < end:
         for name in list(calls)[:: -1 if done % 2 else 1]:
-            best[name].append(shortest(calls[name], loops[name], effort.turn))
+            with around[name]():
+                best[name].append(shortest(calls[name], loops[name], effort.turn))
         done += 1
     return best

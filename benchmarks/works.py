@@ -6,7 +6,7 @@ for the backward, half for causal; a product of matrices inside them is 2 L_q L_
 
 import shutil
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 import sdpa
 from benchmarks import additive
-from benchmarks.peers import Operands, Peer
+from benchmarks.peers import Bridge, Operands, Peer, Torch
+from benchmarks.timing import Within
 from sdpa.lab.tools.clock import Call
 
 Array = npt.NDArray[Any]
@@ -27,6 +28,7 @@ class Contender(NamedTuple):
     flops: float = 0.0
     bytes: float = 0.0
     """That have to be read and written at least."""
+    within: Within = nullcontext
 
 
 Contenders = dict[str, Contender]
@@ -46,6 +48,10 @@ class Setting(NamedTuple):
     threads: int
     peers: list[Peer]
     quick: bool = False
+
+    def torch(self) -> Torch | None:
+        """If it is there."""
+        return next((peer for peer in self.peers if isinstance(peer, Torch)), None)
 
     def length(self, n: int) -> int:
         """n, or a small part of it for a quick run."""
@@ -196,7 +202,7 @@ def dtypes(setting: Setting) -> Iterator[Work]:
         def half(dtype: Any = dtype) -> Contenders:
             x = operands(*size, dtype=dtype)
             found = {"float32": ours(operands(*size))["forward"], "sdpa": ours(x)["forward"]}
-            torch = next((peer for peer in setting.peers if peer.name == "torch"), None)
+            torch = setting.torch()
             if torch is not None and (call := torch.forward(x)) is not None:
                 check("torch", torch.result(call), sdpa.attention(*x[:3]))
                 found["torch"] = found["sdpa"]._replace(call=call)
@@ -475,6 +481,49 @@ def additive_attention(setting: Setting) -> Iterator[Work]:
             yield Work("additive", f"{n}x{d} {direction}", build)
 
 
+def bridged(setting: Setting, x: Operands, direction: str) -> Contenders:
+    """sdpa on arrays; PyTorch's own kernel; sdpa installed in its place; sdpa's own function."""
+    mine = ours(x)["forward" if direction == "recorded" else direction]
+    found, torch = {"sdpa": mine}, setting.torch()
+    if torch is None:
+        return found
+    from sdpa.interop.torch import install
+
+    expected = sdpa.attention(*x[:3], is_causal=x.is_causal)
+    bridge = Bridge(setting.threads)
+    for name, peer, within in (
+        ("torch", torch, nullcontext),
+        ("installed", torch, install),
+        ("function", bridge, nullcontext),
+    ):
+        with within():
+            check(name, peer.result(peer.forward(x)), expected)
+        found[name] = mine._replace(call=getattr(peer, direction)(x), within=within)
+    return found
+
+
+def bridge(setting: Setting) -> Iterator[Work]:
+    """Forward and backward of PyTorch's tensors."""
+    for heads, n, d, is_causal in [*((*shape, False) for shape in SHAPES), (*SHAPES[0], True)]:
+
+        def build(size: Any = (heads, n, d), is_causal: bool = is_causal) -> Contenders:
+            heads, n, d = size
+            x = operands(heads, setting.length(n), d, is_causal=is_causal)
+            return bridged(setting, x, "both")
+
+        yield Work("bridge", title(heads, n, d, is_causal), build)
+
+
+def calls(setting: Setting) -> Iterator[Work]:
+    """What a call through PyTorch costs where there is next to nothing to compute."""
+    for direction in ("forward", "recorded", "both"):
+
+        def build(direction: str = direction) -> Contenders:
+            return bridged(setting, operands(1, 10, 64), direction)
+
+        yield Work("calls", f"(1, 1, 10, 64) {direction}", build)
+
+
 GROUPS = {
     "forward": matrices,
     "backward": matrices,
@@ -490,6 +539,8 @@ GROUPS = {
     "derived": derived,
     "packed": packed,
     "additive": additive_attention,
+    "bridge": bridge,
+    "calls": calls,
     "sweep": sweep,
     "growth": growth,
 }

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,33 @@ def test_contenders_take_turns_in_both_orders(monkeypatch):
     assert "".join(called).startswith("aabbcc" + "cba" + "abc" + "cba")
     # A sample lasts one tick of this clock.
     assert {name: set(seconds) for name, seconds in best.items()} == {key: {1.0} for key in "abc"}
+
+
+def test_a_contender_is_set_up_for_its_turns_only(monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(timing, "SAMPLE", 0.0)
+    state, seen = [], {"a": set(), "b": set()}
+
+    @contextmanager
+    def within():
+        state.append("on")
+        yield
+        state.pop()
+
+    calls = {name: lambda name=name: seen[name].add(tuple(state)) for name in seen}
+    timing.race(calls, timing.Effort(1, rounds=3, turn=0.0, seconds=20.0), {"b": within})
+    assert seen == {"a": {()}, "b": {("on",)}}
+    assert not state
+
+
+def test_the_bridge_is_judged_by_what_is_installed():
+    found = {"sdpa": (1.0, 9e9, 1), "torch": (3.0, 9e9, 1), "installed": (1.2, 9e9, 1)}
+    records = {("bridge", name): found for name in ("8x512x64", "8x128x64")}
+    for isa, goal in (("avx512", targets.Goal(2.0)), ("avx2", None)):
+        first, second = targets.rows(run_of(records, isa))
+        assert first.value == second.value == pytest.approx(2.5)
+        assert (first.goal, second.goal) == (goal, None)
 
 
 def test_passes_are_one_and_what_no_second_round_confirms_is_marked():

@@ -19,7 +19,7 @@ from benchmarks import machine
 
 GROUPS = [
     *("forward", "backward", "both", "causal", "dtypes", "threads", "small", "decode", "softmax"),
-    *("options", "window", "derived", "additive", "bridge", "calls", "sweep", "growth"),
+    *("options", "window", "derived", "packed", "additive", "bridge", "calls", "sweep", "growth"),
     *("import", "memory"),
 ]
 

@@ -7,6 +7,7 @@ for the backward, half for causal; a product of matrices inside them is 2 L_q L_
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -49,19 +49,20 @@ class Stored(NamedTuple):
     strides: tuple[int, ...]
 
 
+ALLOWED = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch", "FloatStorage"): np.dtype("<f4"),
+    ("torch._utils", "_rebuild_tensor_v2"): lambda storage, *of: Stored(storage, *of[:3]),
+}
+
+
 class TensorUnpickler(pickle.Unpickler):
     """Reads dictionaries of float tensors and refuses everything else."""
 
-    ALLOWED = {
-        ("collections", "OrderedDict"): OrderedDict,
-        ("torch", "FloatStorage"): np.dtype("<f4"),
-        ("torch._utils", "_rebuild_tensor_v2"): lambda storage, *of: Stored(storage, *of[:3]),
-    }
-
     def find_class(self, module, name):
-        if (module, name) not in self.ALLOWED:
+        if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"expected a file of tensors, got {module}.{name}")
-        return self.ALLOWED[module, name]
+        return ALLOWED[module, name]
 
     def persistent_load(self, pid):
         return pid[2]  # ("storage", type, key, device, count, view)
@@ -157,7 +158,7 @@ TOKEN = re.compile(r"\[[^\]]+\]|Br|Cl|>>|%\d\d|.")
 BRACKET = re.compile(r"\[(\d*)(\*|[A-Za-z][a-z]?)(@*)(?:H(\d*))?([+-]*\d*)(?::(\d+))?\]")
 BONDS = {"-": 1, "/": 1, "\\": 1, "~": 1, ":": 1, "=": 2, "#": 3, "$": 4}
 VALENCES = {"B": (3,), "C": (4,), "N": (3, 5), "O": (2,), "P": (3, 5), "S": (2, 4, 6)}
-VALENCES |= {halogen: (1,) for halogen in ("F", "Cl", "Br", "I")}
+VALENCES |= dict.fromkeys(("F", "Cl", "Br", "I"), (1,))
 
 
 def tokenised(reaction):

@@ -170,6 +170,12 @@ def _decode(results: Results) -> Iterator[Row]:
             share = 100 * speed / results.read_speed()
             # "Close to": four fifths. With one key head the bytes are those of K and V read once.
             yield Row(section, f"{title}, share of memory's speed", "%", share, Goal(80))
+    for title in results.names(1, "decode"):
+        if " keys, " in title and (found := results.get(1, "decode", title)).get("float32"):
+            section = "one query, 65536 keys of 16 bits, times as fast"
+            ratio = found["float32"].seconds / found["sdpa"].seconds
+            yield Row(section, f"{title}, as float32", "x", ratio, Goal(1.7))
+            yield from _against(section, title, found, ("numpy",), 1.0)
 
 
 def _softmax(results: Results) -> Iterator[Row]:

@@ -4,6 +4,8 @@ FLOPs are those of the formula, counted once: 4 L_q L_k d per head for the forwa
 for the backward, half for causal; a product of matrices inside them is 2 L_q L_k d.
 """
 
+import contextlib
+import itertools
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -176,6 +178,16 @@ def causal(setting: Setting) -> Iterator[Work]:
         yield Work("causal", direction, build)
 
 
+def narrow_dtypes() -> dict[str, Any]:
+    """The types of 16 bits that there are."""
+    found: dict[str, Any] = {"float16": np.float16}
+    with contextlib.suppress(ImportError):
+        import ml_dtypes
+
+        found["bfloat16"] = ml_dtypes.bfloat16
+    return found
+
+
 def dtypes(setting: Setting) -> Iterator[Work]:
     """float64 beside its own peak; 16-bit types beside float32."""
     size = (8, setting.length(1024), 64)
@@ -190,15 +202,7 @@ def dtypes(setting: Setting) -> Iterator[Work]:
         "float64 both",
         lambda: against_peers(setting, operands(*size, dtype=np.float64), "both"),
     )
-    names = ["float16"]
-    try:
-        import ml_dtypes
-
-        names.append("bfloat16")
-    except ImportError:
-        pass
-    for name in names:
-        dtype = np.float16 if name == "float16" else ml_dtypes.bfloat16
+    for name, dtype in narrow_dtypes().items():
 
         def half(dtype: Any = dtype) -> Contenders:
             x = operands(*size, dtype=dtype)
@@ -258,7 +262,7 @@ def small(setting: Setting) -> Iterator[Work]:
 
 
 def decode(setting: Setting) -> Iterator[Work]:
-    """One query over many keys; at 65536 keys K and V come from memory."""
+    """One query over many keys; at 65536 keys K and V come from memory, or half of their bytes."""
     for heads, key_heads, keys in ((8, 8, 4096), (8, 8, 65536), (8, 1, 65536)):
 
         def build(heads: int = heads, key_heads: int = key_heads, keys: int = keys) -> Contenders:
@@ -266,6 +270,19 @@ def decode(setting: Setting) -> Iterator[Work]:
             return against_peers(setting, x, "forward")
 
         yield Work("decode", f"{heads}:{key_heads} heads, {keys} keys", build)
+    for (name, dtype), heads, d in itertools.product(narrow_dtypes().items(), (1, 8), (64, 128)):
+
+        def narrow(dtype: Any = dtype, heads: int = heads, d: int = d) -> Contenders:
+            x = operands(heads, 1, d, keys=setting.length(65536))
+            mixed = x._replace(key=x.key.astype(dtype), value=x.value.astype(dtype))
+            found = {"float32": ours(x)["forward"], "sdpa": ours(mixed)["forward"]}
+            numpy = next(peer for peer in setting.peers if peer.name == "numpy")
+            call = numpy.forward(x)
+            assert call is not None
+            check("numpy", numpy.result(call), sdpa.attention(*x[:3]))
+            return found | {"numpy": found["float32"]._replace(call=call)}
+
+        yield Work("decode", f"{name} keys, {heads} heads, d = {d}", narrow)
 
 
 def softmax(setting: Setting) -> Iterator[Work]:

@@ -462,8 +462,8 @@ static void add_sinks(const sink_sums *s) {
 /* Whether dK and dV accumulate in float32 per group before they are rounded: if each group has one matrix of each. */
 static bool sums_in_groups(const backward_call *c) {
     const sdpa_problem *p = c->problem;
-    const bool narrow_type = p->dtype == SDPA_F16 || p->dtype == SDPA_BF16;
-    return narrow_type && (p->dk.data || p->dv.data) && (!p->dk.data || is_one_per_group(p, &c->members, &p->dk)) &&
+    const bool narrow_type = (p->dk.data && sdpa_is_narrow(p->dk.dtype)) || (p->dv.data && sdpa_is_narrow(p->dv.dtype));
+    return narrow_type && (!p->dk.data || is_one_per_group(p, &c->members, &p->dk)) &&
            (!p->dv.data || is_one_per_group(p, &c->members, &p->dv));
 }
 

@@ -87,8 +87,10 @@ static void check_types(const sdpa_problem *p, sdpa_pass pass) {
     /* Then q and k are projections, of the type in which they are computed. */
     const bool additive = p->scores == SDPA_ADDITIVE;
     const sdpa_tensor *operands[] = {&p->q, &p->k, &p->v, &p->dout, &p->o_t};
+    const bool mixed = p->dtype == SDPA_F32 && !additive && sdpa_is_narrow(p->k.dtype);
     for (int i = 0; i < 5; i++) {
-        assert(!operands[i]->data || operands[i]->dtype == (additive && i < 2 ? wide : p->dtype));
+        const sdpa_dtype own = additive && i < 2 ? wide : mixed && (i == 1 || i == 2) ? p->k.dtype : p->dtype;
+        assert(!operands[i]->data || operands[i]->dtype == own);
     }
     assert(!p->o.data || p->o.dtype == (pass == SDPA_PASS_STATISTICS ? wide : p->dtype));
     assert(!p->lse.data || p->lse.dtype == wide);

@@ -2,8 +2,8 @@
  *
  * Invariants (established by the binding, relied upon everywhere else, asserted by sdpa_problem_check):
  *   - sizes are >= 0; n_head is a multiple of every tensor's `group`; all sizes times strides fit in int64_t;
- *   - q, k, v (and dout where present) share `dtype`; outputs have native byte order and are aligned, inputs may have
- *     any order and alignment;
+ *   - q (and dout where present) have `dtype`; k and v share it or, beside F32, are both F16 or both BF16; outputs have
+ *     native byte order and are aligned, inputs may have any order and alignment;
  *   - an output never overlaps an input or another output, and no two elements of an output share memory,
  *     except along broadcast axes of gradients (stride 0), where the driver accumulates;
  *   - scale is finite;
@@ -19,6 +19,9 @@
 typedef enum sdpa_status { SDPA_OK = 0, SDPA_NO_MEMORY, SDPA_INTERRUPTED } sdpa_status;
 
 typedef enum sdpa_dtype { SDPA_BOOL, SDPA_F16, SDPA_BF16, SDPA_F32, SDPA_F64, SDPA_I64 } sdpa_dtype;
+
+/* A type that is computed with in a wider one. */
+static inline bool sdpa_is_narrow(sdpa_dtype dtype) { return dtype == SDPA_F16 || dtype == SDPA_BF16; }
 
 /* The softmax family (softmax.h). t is the temperature; sums run over a row, that is, over all reduced axes
  * together. */
@@ -133,7 +136,7 @@ typedef struct sdpa_problem {
     int64_t n_batch; /* product of axis[] */
     int64_t n_head;  /* query heads */
     int64_t n_q, n_k, d_k, d_v;
-    sdpa_dtype dtype; /* of q, k, v, o; arithmetic is float64 for F64, else float32 */
+    sdpa_dtype dtype; /* of q, o, and mostly of k, v; arithmetic is float64 for F64, else float32 */
 
     sdpa_scores scores;
     int64_t channels;    /* ADDITIVE: even; d_k is twice this */
@@ -188,6 +191,7 @@ enum { SDPA_N_STATISTICS = 7 }; /* columns of o that sdpa_attention_statistics w
 enum sdpa_path {
     SDPA_PATH_SMALL,
     SDPA_PATH_FEW,
+    SDPA_PATH_NARROW,
     SDPA_PATH_PAIRS,
     SDPA_PATH_FOLD,
     SDPA_PATH_PARTS,

@@ -267,7 +267,7 @@ COLD NOINLINE backward_scratch kept_piece(const backward_scratch *w, const sdpa_
 NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t j1, real c) {
     const sdpa_problem *p = u->problem;
     const real epsilon = REAL_EPSILON;
-    const bool coarse = p->dtype == SDPA_F16 || p->dtype == SDPA_BF16 || p->scores == SDPA_ADDITIVE;
+    const bool coarse = sdpa_is_narrow(p->dtype) || p->scores == SDPA_ADDITIVE;
     const bool by_weights = coarse && p->dropout_p == 0;
     const int64_t first = j0 / sdpa_key_block(p);
     if (by_weights) pack_panels(w->dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w->line);

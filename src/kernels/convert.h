@@ -54,6 +54,16 @@ INLINE uint16_t narrow_bf16(float x) {
     return (uint16_t)(((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded) >> 16);
 }
 
+/* VL elements of `dtype`, a constant: that of `real` or, of float32 kernels, one of 16 bits. */
+INLINE vec vload_as(sdpa_dtype dtype, const char *p) {
+#if SDPA_REAL == 32
+    if (dtype == SDPA_F16) return vwiden_f16(p);
+    if (dtype == SDPA_BF16) return vwiden_bf16(p);
+#endif
+    (void)dtype;
+    return vload((const real *)p);
+}
+
 INLINE void load_f32(real *restrict dst, const char *src, int64_t n, int64_t stride, bool swapped) {
     if (!swapped && stride == 4 && (uintptr_t)src % 4 == 0) {
         const float *restrict s = (const float *)src;
@@ -88,7 +98,7 @@ INLINE void load_f64(real *restrict dst, const char *src, int64_t n, int64_t str
 
 INLINE void load_f16(real *restrict dst, const char *src, int64_t n, int64_t stride, bool swapped) {
     int64_t i = 0;
-#if defined(HAVE_F16) && SDPA_REAL == 32
+#if SDPA_REAL == 32
     if (!swapped && stride == 2) {
         for (; i + VL <= n; i += VL) vstore(dst + i, vwiden_f16(src + 2 * i));
     }

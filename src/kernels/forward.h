@@ -196,9 +196,10 @@ INLINE bool fused_keys(const running *row, const scores *t, panel q, int64_t n_s
 INLINE bool rows_ahead(const sdpa_unit *u, int64_t j, ahead *a) {
     const sdpa_problem *p = u->problem;
     const sdpa_matrix *m[2] = {&u->k, &u->v};
-    const int64_t size = p->dtype == SDPA_F64 ? 8 : p->dtype == SDPA_F32 ? 4 : 2, d[2] = {p->d_k, p->d_v};
+    const int64_t d[2] = {p->d_k, p->d_v};
     a->n = u->key_length - j;
     for (int x = 0; x < 2; x++) {
+        const int64_t size = m[x]->dtype == SDPA_F64 ? 8 : m[x]->dtype == SDPA_F32 ? 4 : 2;
         a->p[x] = m[x]->data + j * m[x]->row;
         a->row[x] = m[x]->row;
         a->bytes[x] = m[x]->col == size ? d[x] * size : 0;
@@ -217,6 +218,7 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
         if (w->period) few_pack(w->r, w->period, b.n, 0);
         for (int64_t x = 0; x < b.n * stride; x += VL) vstore(w->s + x, vload(w->r + x) * vload(w->s + x));
     }
+    if (masked && v->narrow.data) *v = pack_rows(&u->v, v->j0, v->n, p->d_v, u->n_i, w->v, NULL);
     const bool finite = !masked || rows_finite(v, p->d_v);
     gemm g = {.c = w->o + q.i * w->o_row,
               .c_row = w->o_row,
@@ -224,6 +226,7 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
               .a_stride = stride,
               .b = v->p + (w->pairs ? first / 2 : first) * v->row,
               .b_row = v->row,
+              .narrow = v->narrow,
               .m = q.n_i,
               .n = finite ? w->o_row : p->d_v,
               .depth = b.n,
@@ -242,6 +245,7 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
         if (b.n > size) part.depth = b.n - k < size ? b.n - k : size;
         part.a += k * stride;
         part.b += k * v->row;
+        if (part.narrow.data) part.narrow.data += k * v->narrow.row;
         if (k > 0) part.row_scale = NULL;
         multiply(&part, true, finite);
     }
@@ -272,7 +276,11 @@ NOINLINE void forward_few(const sdpa_unit *u, const forward_scratch *w, const ro
                 .s = w->s,
                 .s_row = VL,
                 .extreme = (real *)&most};
-    few_scores((real *)t.given, w->few, period, k->p, k->row, k->n, p->d_k, fetch ? &next : NULL);
+    if (SDPA_REAL == 32 && k->narrow.data) {
+        few_scores_narrow((real *)t.given, w->few, k, p->d_k);
+    } else {
+        few_scores((real *)t.given, w->few, period, k->p, k->row, k->n, p->d_k, fetch ? &next : NULL);
+    }
     const real factor = score_products(&t, 1, p, bias, M_LOG2E);
     most = few_fold(most, period, true);
     move_maximum(&w->row, 0, 1, NULL, factor, &most, &alpha, &shift);
@@ -339,8 +347,12 @@ NOINLINE void forward_panels(const sdpa_unit *u, const forward_scratch *w, keys 
         k = pack_pairs(&u->k, b.j0, b.n, p->d_k, w->k, w->k_tail, w->line);
         v = pack_row_pairs(&u->v, b.j0, b.n, p->d_v, w->v, may_mask(u));
     } else {
-        k = pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w->k, w->k_tail);
-        v = pack_rows(&u->v, b.j0, b.n, p->d_v, u->n_i, w->v, NULL);
+        /* A single query reads each element once, so that widening it on the way costs less than a copy. */
+        const bool once = w->period == 1, narrow_k = once && is_narrow(&u->k, p->d_k),
+                   narrow_v = once && is_narrow(&u->v, p->d_v);
+        if (narrow_k || narrow_v) SDPA_TAKE(NARROW);
+        k = narrow_k ? narrow_rows(&u->k, b.j0, b.n) : pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w->k, w->k_tail);
+        v = narrow_v ? narrow_rows(&u->v, b.j0, b.n) : pack_rows(&u->v, b.j0, b.n, p->d_v, u->n_i, w->v, NULL);
     }
     if (w->period) {
         forward_few(u, w, &k, &v);

@@ -40,6 +40,7 @@ typedef struct rows {
     int64_t row, tail_row;  /* elements */
     int64_t j0, n;          /* rows */
     bool looked_at, finite; /* see rows_finite */
+    sdpa_matrix narrow;     /* narrow_rows: `data` is row j0, and p is not set; else `data` is NULL */
 } rows;
 
 /* A block of scores: queries i0 .. i0+n_i-1 of all by keys j0 .. j0+n_j-1. */
@@ -86,6 +87,18 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
     r.p = packed;
     r.row = r.tail_row = padded;
     r.tail = packed + full * padded;
+    return r;
+}
+
+/* Whether rows of 16 bits, d columns, can be read where they are by what widens them while it multiplies. */
+INLINE bool is_narrow(const sdpa_matrix *m, int64_t d) {
+    return SDPA_REAL == 32 && sdpa_is_narrow(m->dtype) && !m->swapped && m->col == 2 && d % VL == 0;
+}
+
+/* Rows j0 .. j0+n-1 of such a matrix. */
+INLINE rows narrow_rows(const sdpa_matrix *m, int64_t j0, int64_t n) {
+    rows r = {.j0 = j0, .n = n, .narrow = *m};
+    r.narrow.data += j0 * m->row;
     return r;
 }
 

@@ -40,6 +40,7 @@ INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, bool pairs, const real *a
 typedef struct gemm {
     real *c;
     const real *a, *b, *row_scale;
+    sdpa_matrix narrow;             /* b, where it is narrow_rows: m is 1, and no pair is masked; else `data` is NULL */
     int64_t c_row, a_stride, b_row; /* elements; a's other stride is 1 */
     int64_t m, n, depth;
     int64_t diagonal; /* query i sees only keys j < diagonal + i, and a is 0 elsewhere; 0: every query sees all keys */
@@ -173,21 +174,26 @@ INLINE void gemm_tiles(const gemm *g, bool a_rows_adjacent) {
 /* Among how many sums few_columns deals the steps of an element. Eight sums in all hide the latency of the FMAs. */
 INLINE int few_turns(int width) { return width < 8 ? 8 / width : 1; }
 
-/* `width` vectors of one row of c, of which n elements exist; a's rows are adjacent. */
-INLINE void few_columns(const gemm *g, int width, int64_t i, int64_t j, int64_t n) {
+/* `width` vectors of one row of c, of which n elements exist; a's rows are adjacent. dtype, a constant: that of b. */
+INLINE void few_columns(const gemm *g, sdpa_dtype dtype, int width, int64_t i, int64_t j, int64_t n) {
     const int turns = few_turns(width), sums = turns * width;
+    const bool narrow = sdpa_is_narrow(dtype);
+    const int64_t size = narrow ? 2 : sizeof(real), b_row = narrow ? g->narrow.row : g->b_row * size;
     vec acc[16];
     UNROLL for (int x = 0; x < sums; x++) acc[x] = (vec){0};
-    const real *a = g->a + i, *b = g->b + j;
+    const real *a = g->a + i;
+    const char *b = (narrow ? g->narrow.data : (const char *)g->b) + j * size;
     int64_t k = 0;
     for (; k + turns <= g->depth; k += turns) {
         UNROLL for (int x = 0; x < sums; x++) {
             const int64_t step = k + x / width;
-            acc[x] += a[step * g->a_stride] * vload(b + step * g->b_row + x % width * VL);
+            acc[x] += a[step * g->a_stride] * vload_as(dtype, b + step * b_row + x % width * VL * size);
         }
     }
     for (; k < g->depth; k++) {
-        UNROLL for (int x = 0; x < width; x++) acc[x] += a[k * g->a_stride] * vload(b + k * g->b_row + x * VL);
+        UNROLL for (int x = 0; x < width; x++) {
+            acc[x] += a[k * g->a_stride] * vload_as(dtype, b + k * b_row + x * VL * size);
+        }
     }
     UNROLL for (int x = width; x < sums; x++) acc[x % width] += acc[x];
     real *c = g->c + i * g->c_row + j;
@@ -207,8 +213,7 @@ INLINE void few_columns(const gemm *g, int width, int64_t i, int64_t j, int64_t 
  * them, since half rows come from memory far more slowly. */
 INLINE int few_width(int64_t n) { return MAX_WIDTH == 4 && n > 15 * VL ? 16 : n > 7 * VL ? 8 : n > 3 * VL ? 4 : 1; }
 
-/* gemm_tiles for so few rows that most rows of a tile would be idle. */
-NOINLINE void gemm_few_rows(const gemm *g) {
+INLINE void few_rows(const gemm *g, sdpa_dtype dtype) {
     for (int64_t i = 0; i < g->m; i++) {
         for (int64_t j = 0, width; j < g->n; j += width * VL) {
             const int64_t left = g->n - j;
@@ -216,19 +221,31 @@ NOINLINE void gemm_few_rows(const gemm *g) {
             switch (width) {
 #if MAX_WIDTH == 4
             case 16:
-                few_columns(g, 16, i, j, left);
+                few_columns(g, dtype, 16, i, j, left);
                 break;
 #endif
             case 8:
-                few_columns(g, 8, i, j, left);
+                few_columns(g, dtype, 8, i, j, left);
                 break;
             case 4:
-                few_columns(g, 4, i, j, left);
+                few_columns(g, dtype, 4, i, j, left);
                 break;
             default:
-                few_columns(g, 1, i, j, left);
+                few_columns(g, dtype, 1, i, j, left);
             }
         }
+    }
+}
+
+/* gemm_tiles for so few rows that most rows of a tile would be idle. */
+NOINLINE void gemm_few_rows(const gemm *g) { few_rows(g, REAL_DTYPE); }
+
+/* gemm_few_rows for a b of narrow_rows. */
+NOINLINE void gemm_narrow(const gemm *g) {
+    if (g->narrow.dtype == SDPA_F16) {
+        few_rows(g, SDPA_F16);
+    } else {
+        few_rows(g, SDPA_BF16);
     }
 }
 
@@ -277,7 +294,9 @@ COLD NOINLINE void gemm_masked_pairs(const gemm *g) {
 
 /* The product, whichever way a is stored. `finite`: no masked pair can meet NaN or Inf. */
 NOINLINE void multiply(gemm *g, bool a_rows_adjacent, bool finite) {
-    if (PAIRS && g->pairs && !finite) {
+    if (SDPA_REAL == 32 && g->narrow.data) {
+        gemm_narrow(g);
+    } else if (PAIRS && g->pairs && !finite) {
         gemm_masked_pairs(g);
     } else if (!finite) {
         gemm_masked(g, a_rows_adjacent);

@@ -16,7 +16,8 @@
  *
  * and some define, with a macro that says so:
  *
- *   HAVE_F16          vwiden_f16, vnarrow_f16 (float32 only): VL elements; widen_f16, narrow_f16: one
+ *   HAVE_F16          vwiden_f16, vnarrow_f16 (float32 only): VL elements, of any alignment; widen_f16, narrow_f16: one
+ *   HAVE_BF16         vwiden_bf16 (float32 only): VL elements, of any alignment
  *   HAVE_MUL_FINITE   vmul_finite
  *   HAVE_SCALE        vround, vrest: x to the nearest multiple of 2^-bits (a constant), and x minus that, which is 0
  *                     for +-inf; vscale: x 2^floor(n), or 0 where y < least; vchoose (float32 only): lane by lane,
@@ -51,6 +52,27 @@
 #define PAIRS 0
 INLINE vec vdot(vec sum, int32_t pair, vec pairs) { return sum + (real)pair * pairs; }
 INLINE vec vpair(vec even, vec odd) { return even + odd; }
+#endif
+
+#if SDPA_REAL == 32
+/* VL elements of 16 bits, of any alignment, as integers. */
+INLINE ivec vload_halves(const void *p) {
+    typedef uint16_t halves __attribute__((vector_size(2 * VL), aligned(1), may_alias));
+    return __builtin_convertvector(*(const halves *)p, ivec);
+}
+
+#ifndef HAVE_BF16
+INLINE vec vwiden_bf16(const void *p) { return (vec)(vload_halves(p) << 16); }
+#endif
+
+#ifndef HAVE_F16
+INLINE vec vwiden_f16(const void *p) {
+    /* As widen_f16 (convert.h). */
+    const ivec h = vload_halves(p), bits = (h & 0x7fff) << 13, special = (h & 0x7c00) == 0x7c00;
+    const vec x = vselect(special, (vec)(bits | 0x70000000), 0x1p112f * (vec)bits);
+    return (vec)((ivec)x | (h & 0x8000) << 16);
+}
+#endif
 #endif
 
 #ifndef HAVE_MUL_FINITE

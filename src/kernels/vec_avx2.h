@@ -78,5 +78,16 @@ INLINE void vnarrow_f16(void *p, vec x) {
 }
 #endif
 
+#if SDPA_REAL == 32
+#define HAVE_BF16
+/* Each element to the high half of a lane: one operation beside the load, where widening and shifting would be two. */
+INLINE vec vwiden_bf16(const void *p) {
+    const __m256i from = _mm256_broadcastsi128_si256(_mm_loadu_si128(p)),
+                  to = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, -1, -1, 8, 9, -1, -1,
+                                        10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+    return (vec)_mm256_shuffle_epi8(from, to);
+}
+#endif
+
 #undef NATIVE
 #endif

@@ -81,5 +81,16 @@ INLINE void vnarrow_f16(void *p, vec x) {
 }
 #endif
 
+#if SDPA_REAL == 32
+#define HAVE_BF16
+/* Each element to the high half of a lane: one operation, where widening and shifting would be two. */
+INLINE vec vwiden_bf16(const void *p) {
+    const __m512i to = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0, 3,
+                                        0, 2, 0, 1, 0, 0, 0),
+                  from = _mm512_castsi256_si512(_mm256_loadu_si256(p));
+    return (vec)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, to, from);
+}
+#endif
+
 #undef NATIVE_MASK
 #endif

@@ -32,6 +32,13 @@ INLINE void vnarrow_f16(void *p, vec x) {
     const uint16x4_t h = vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x));
     memcpy(p, &h, sizeof h);
 }
+
+#define HAVE_BF16
+INLINE vec vwiden_bf16(const void *p) {
+    uint16x4_t h;
+    memcpy(&h, p, sizeof h);
+    return (vec)vshll_n_u16(h, 16);
+}
 #endif
 
 #undef NATIVE

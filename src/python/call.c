@@ -85,22 +85,27 @@ static void set_integers(sdpa_call *call, sdpa_tensor *t, PyArrayObject *array, 
 
 /* ------------------------------------------------------------------------------------ operands */
 
-static int set_dtype(sdpa_call *call) {
-    const struct {
-        PyArrayObject *a;
-        const char *name;
-    } operands[] = {{call->q, "query"}, {call->k, "key"}, {call->v, "value"}};
-    for (int i = 0; i < 3 && operands[i].a; i++) {
-        int dtype = sdpa_dtype_of(call->module, operands[i].a);
-        if (!sdpa_is_float(dtype)) {
-            return sdpa_raise_dtype(operands[i].name, operands[i].a, "float16, bfloat16, float32 or float64");
-        }
-        if (i == 0) call->problem.dtype = (sdpa_dtype)dtype;
-        if ((sdpa_dtype)dtype != call->problem.dtype) {
-            return sdpa_raise_dtype(operands[i].name, operands[i].a, "query's dtype %S", PyArray_DESCR(call->q));
-        }
+/* The dtype of an operand of the call; -1 and an exception if it is none that is computed with. */
+static int operand_dtype(const sdpa_call *call, const char *name, PyArrayObject *a) {
+    const int dtype = sdpa_dtype_of(call->module, a);
+    return sdpa_is_float(dtype) ? dtype : sdpa_raise_dtype(name, a, "float16, bfloat16, float32 or float64");
+}
+
+/* The dtypes of the problem, of its keys and of its values: one for all, or a 16-bit one of keys and values beside float32. */
+static int set_dtypes(sdpa_call *call) {
+    sdpa_problem *p = &call->problem;
+    const int q = operand_dtype(call, "query", call->q), k = q < 0 ? -1 : operand_dtype(call, "key", call->k),
+              v = k < 0 || !call->v ? k : operand_dtype(call, "value", call->v);
+    if (v < 0) return -1;
+    p->dtype = (sdpa_dtype)q;
+    p->k.dtype = p->v.dtype = (sdpa_dtype)k;
+    const bool may_differ = q == SDPA_F32 && !(call->options.where & IN_ADDITIVES);
+    if (k != q && !(may_differ && sdpa_is_narrow(p->k.dtype))) {
+        return sdpa_raise_dtype("key", call->k,
+                                may_differ ? "query's dtype %S, float16 or bfloat16" : "query's dtype %S",
+                                PyArray_DESCR(call->q));
     }
-    return 0;
+    return v == k ? 0 : sdpa_raise_dtype("value", call->v, "key's dtype %S", PyArray_DESCR(call->k));
 }
 
 static npy_intp size_from_end(PyArrayObject *a, int i) {
@@ -382,7 +387,7 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject 
         if (!call->v) return -1;
     }
     call->packed = call->options.cu_seqlens_q.given || call->options.cu_seqlens_k.given;
-    if (set_dtype(call) < 0 || (call->packed ? set_packed_sizes(call) : set_sizes(call)) < 0) return -1;
+    if (set_dtypes(call) < 0 || (call->packed ? set_packed_sizes(call) : set_sizes(call)) < 0) return -1;
     const bool unscaled = !p->d_k || call->options.where & IN_ADDITIVES;
     p->scale = call->options.has_scale ? call->options.scale : unscaled ? 1 : 1 / sqrt((double)p->d_k);
     const double pairs = (double)p->n_batch * (double)p->n_head * ((double)p->n_q + 1) * ((double)p->n_k + 1);
@@ -392,8 +397,8 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject 
     p->dropout_p = call->options.dropout_p;
     p->seed = call->options.seed;
     set_tensor(call, &p->q, call->q, p->dtype, 2, last_axes(call->q), true);
-    set_tensor(call, &p->k, call->k, p->dtype, 2, last_axes(call->k), true);
-    if (call->v) set_tensor(call, &p->v, call->v, p->dtype, 2, last_axes(call->v), true);
+    set_tensor(call, &p->k, call->k, p->k.dtype, 2, last_axes(call->k), true);
+    if (call->v) set_tensor(call, &p->v, call->v, p->v.dtype, 2, last_axes(call->v), true);
     if (set_mask(call) < 0 || set_sinks(call) < 0 || set_band(call) < 0) return -1;
     p->features = sdpa_problem_features(p);
     return 0;

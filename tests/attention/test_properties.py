@@ -6,9 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.helpers import (
     ARGUMENTS,
+    BFLOAT16,
     LAYOUTS,
     SIZES,
     AttentionBounds,
+    assert_widened_first,
     assert_within,
     check_attention,
     compute_type,
@@ -66,9 +68,14 @@ def drawn_options(draw, rng, array, lead, n_k):
     return options
 
 
+def key_dtypes(dtype):
+    """What key and value may have beside a query of `dtype`."""
+    return [dtype, np.dtype(np.float16), BFLOAT16] if dtype == np.float32 else [dtype]
+
+
 @st.composite
-def problems(draw, dtype):
-    """Keyword arguments of helpers.check_attention."""
+def problems(draw, dtype, narrow=False):
+    """Keyword arguments of helpers.check_attention; `narrow`: key and value have 16 bits."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     batch = tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
     n_kv, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
@@ -86,6 +93,7 @@ def problems(draw, dtype):
         q_lead = k_lead = v_lead = lead
 
     std = draw(st.sampled_from([1, 1, 1, 8, 25]))
+    key_dtype = draw(st.sampled_from(key_dtypes(dtype)[1 if narrow else 0 :]))
 
     def array(shape, dtype=dtype, std=1):
         x = np.asarray(std * rng.standard_normal(shape)).astype(dtype)
@@ -98,8 +106,8 @@ def problems(draw, dtype):
     causal = [False, True, "upper_left"] + ["lower_right"] * ("query_offset" not in options)
     options |= {
         "query": array((*q_lead, n_q, d_k), std=std),
-        "key": array((*k_lead, n_k, d_k)),
-        "value": array((*v_lead, n_k, d_v)),
+        "key": array((*k_lead, n_k, d_k), key_dtype),
+        "value": array((*v_lead, n_k, d_v), key_dtype),
         "attn_mask": mask,
         "grad_out": array((*lead, n_q, d_v)),
         "grad_lse": draw(
@@ -123,6 +131,13 @@ def problems(draw, dtype):
 def test_anything_agrees_with_the_oracle(dtype, data):
     """Any combination of options: values, gradients, forward mode, second derivatives, figures."""
     check_attention(**data.draw(problems(dtype)))
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_narrow_keys_are_those_widened_first(data):
+    """Bit by bit, in every function and with any options; gradients are then rounded once."""
+    assert_widened_first(**data.draw(problems(np.dtype(np.float32), narrow=True)))
 
 
 @settings(max_examples=50)

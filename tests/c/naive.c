@@ -178,9 +178,10 @@ void naive_compute(const test_case *c, naive *a) {
     }
     bounded *gradients[] = {&a->dq, &a->dk, &a->dv, &a->dmask};
     for (size_t g = 0; g < sizeof gradients / sizeof gradients[0]; g++) {
+        const sdpa_dtype dtype = g == 1 || g == 2 ? naive_key_dtype(c) : c->dtype;
         for (int64_t i = 0; i < gradients[g]->n; i++) {
-            double rounding = naive_roundoff(c->dtype) * (fabs(gradients[g]->x[i]) + gradients[g]->bound[i]);
-            gradients[g]->bound[i] += rounding + smallest(c->dtype);
+            double rounding = naive_roundoff(dtype) * (fabs(gradients[g]->x[i]) + gradients[g]->bound[i]);
+            gradients[g]->bound[i] += rounding + smallest(dtype);
         }
     }
 }

@@ -16,6 +16,7 @@ double naive_normal(void);
 typedef struct test_case {
     int64_t n_batch, n_head, group, n_q, n_k, d_k, d_v;
     sdpa_dtype dtype;
+    sdpa_dtype narrow; /* of k and v, where it is not dtype; else 0 */
     mask_kind mask;
     bool has_lower, has_upper;
     int64_t lower, upper;
@@ -37,6 +38,9 @@ typedef struct naive {
     bounded w, o, lse, dq, dk, dv, dmask;
     bounded o_rounded; /* o where p is rounded to the type before it is multiplied with v */
 } naive;
+
+/* The type of k and v, and of their gradients. */
+static inline sdpa_dtype naive_key_dtype(const test_case *c) { return c->narrow ? c->narrow : c->dtype; }
 
 /* Unit roundoff of a type. */
 double naive_roundoff(sdpa_dtype dtype);

@@ -138,8 +138,8 @@ static fixture *new_fixture(const test_case *c) {
                         .upper = c->upper,
                         .n_workers = 1};
     p->q = new_tensor(f, dtype, heads, c->n_q, c->d_k, f->a.q);
-    p->k = new_tensor(f, dtype, kv_heads, c->n_k, c->d_k, f->a.k);
-    p->v = new_tensor(f, dtype, kv_heads, c->n_k, c->d_v, f->a.v);
+    p->k = new_tensor(f, naive_key_dtype(c), kv_heads, c->n_k, c->d_k, f->a.k);
+    p->v = new_tensor(f, naive_key_dtype(c), kv_heads, c->n_k, c->d_v, f->a.v);
     p->dout = new_tensor(f, dtype, heads, c->n_q, c->d_v, f->a.dout);
     p->dlse = new_tensor(f, wide, heads, c->n_q, 1, f->a.dlse);
     if (c->mask) p->mask = new_tensor(f, c->mask == BOOL_MASK ? SDPA_BOOL : dtype, 0, c->n_q, c->n_k, f->a.mask);
@@ -174,15 +174,15 @@ static void check_bounded(const fixture *f, const char *what, const sdpa_tensor 
             }
         }
     }
-    CHECK(
-        n_wrong == 0,
-        "%s: isa %s dtype %d batch %ld heads %ld/%ld n_q %ld n_k %ld d_k %ld d_v %ld mask %d lower %d:%ld upper %d:%ld "
-        "offset %d key_length %d scale %g workers %d: %ld of %ld wrong, at %ld %.9g instead of %.9g, bound %.3g",
-        what, sdpa_isa_get()->name, (int)c->dtype, (long)c->n_batch, (long)c->n_head, (long)c->group, (long)c->n_q,
-        (long)c->n_k, (long)c->d_k, (long)c->d_v, (int)c->mask, c->has_lower, (long)c->lower, c->has_upper,
-        (long)c->upper, c->offset, c->key_length, c->scale, f->p.n_workers, (long)n_wrong, (long)expected->n,
-        (long)worst, get(t->data + worst * (int64_t)size_of(t->dtype), t->dtype), expected->x[worst],
-        expected->bound[worst]);
+    CHECK(n_wrong == 0,
+          "%s: isa %s dtype %d %d batch %ld heads %ld/%ld n_q %ld n_k %ld d_k %ld d_v %ld mask %d lower %d:%ld upper "
+          "%d:%ld "
+          "offset %d key_length %d scale %g workers %d: %ld of %ld wrong, at %ld %.9g instead of %.9g, bound %.3g",
+          what, sdpa_isa_get()->name, (int)c->dtype, (int)c->narrow, (long)c->n_batch, (long)c->n_head, (long)c->group,
+          (long)c->n_q, (long)c->n_k, (long)c->d_k, (long)c->d_v, (int)c->mask, c->has_lower, (long)c->lower,
+          c->has_upper, (long)c->upper, c->offset, c->key_length, c->scale, f->p.n_workers, (long)n_wrong,
+          (long)expected->n, (long)worst, get(t->data + worst * (int64_t)size_of(t->dtype), t->dtype),
+          expected->x[worst], expected->bound[worst]);
 }
 
 static void check_case(fixture *f) {
@@ -195,8 +195,8 @@ static void check_case(fixture *f) {
     check_bounded(f, "lse", &p.lse, &f->a.lse);
 
     p.dq = new_tensor(f, c->dtype, c->n_head, c->n_q, c->d_k, NULL);
-    p.dk = new_tensor(f, c->dtype, c->n_head / c->group, c->n_k, c->d_k, NULL);
-    p.dv = new_tensor(f, c->dtype, c->n_head / c->group, c->n_k, c->d_v, NULL);
+    p.dk = new_tensor(f, naive_key_dtype(c), c->n_head / c->group, c->n_k, c->d_k, NULL);
+    p.dv = new_tensor(f, naive_key_dtype(c), c->n_head / c->group, c->n_k, c->d_v, NULL);
     if (c->mask == BIAS_MASK) p.dmask = new_tensor(f, c->dtype, 0, c->n_q, c->n_k, NULL);
     CHECK(sdpa_attention_backward(&p) == SDPA_OK, "backward");
     check_bounded(f, "dq", &p.dq, &f->a.dq);
@@ -228,7 +228,10 @@ static void on_every_isa(const test_case *c) {
     free_fixture(f);
 }
 
-static const sdpa_dtype dtypes[] = {SDPA_F16, SDPA_BF16, SDPA_F32, SDPA_F64};
+/* dtype and narrow of test_case. */
+static const struct {
+    sdpa_dtype all, narrow;
+} dtypes[] = {{SDPA_F16, 0}, {SDPA_BF16, 0}, {SDPA_F32, 0}, {SDPA_F64, 0}, {SDPA_F32, SDPA_F16}, {SDPA_F32, SDPA_BF16}};
 enum { N_DTYPES = sizeof dtypes / sizeof dtypes[0] };
 
 /* Sizes around a vector, a query block, a key block; one axis at a time, the others odd. */
@@ -244,7 +247,8 @@ static void sizes(void) {
                            .n_k = 7,
                            .d_k = 3,
                            .d_v = 5,
-                           .dtype = dtypes[t],
+                           .dtype = dtypes[t].all,
+                           .narrow = dtypes[t].narrow,
                            .scale = 0.37};
             test_case rows = c, keys = c, depth = c, columns = c, square = c;
             rows.n_q = keys.n_k = depth.d_k = columns.d_v = square.n_q = square.n_k = edges[e];
@@ -269,7 +273,8 @@ static void options(void) {
                                .n_k = 139,
                                .d_k = 17,
                                .d_v = 9,
-                               .dtype = dtypes[t],
+                               .dtype = dtypes[t].all,
+                               .narrow = dtypes[t].narrow,
                                .mask = (mask_kind)mask,
                                .scale = bits & 1 ? -0.5 : 0.25,
                                .has_upper = bits & 2,
@@ -288,7 +293,8 @@ static void options(void) {
                            .n_k = 260,
                            .d_k = 300,
                            .d_v = 290,
-                           .dtype = dtypes[t],
+                           .dtype = dtypes[t].all,
+                           .narrow = dtypes[t].narrow,
                            .scale = 0.06};
         on_every_isa(&large);
     }
@@ -303,6 +309,7 @@ static const struct {
 } shortcuts[] = {
     {"small", SDPA_PATH_SMALL, {.n_head = 1, .n_q = 5, .n_k = 7}},
     {"few", SDPA_PATH_FEW, {.n_head = 1, .n_q = 1, .n_k = 200}},
+    {"narrow", SDPA_PATH_NARROW, {.n_head = 1, .n_q = 1, .n_k = 200, .narrow = SDPA_F16}},
     {"pairs", SDPA_PATH_PAIRS, {.n_head = 1, .n_q = 40, .n_k = 100, .dtype = SDPA_BF16}},
     {"fold", SDPA_PATH_FOLD, {.n_head = 4, .group = 4, .n_q = 1, .n_k = 50}},
     {"parts", SDPA_PATH_PARTS, {.n_head = 1, .n_q = 1, .n_k = 9000}},
@@ -374,7 +381,8 @@ static void merging(void) {
                        .n_k = 90,
                        .d_k = 8,
                        .d_v = 21,
-                       .dtype = dtypes[t],
+                       .dtype = dtypes[t].all,
+                       .narrow = dtypes[t].narrow,
                        .mask = BOOL_MASK,
                        .scale = 0.3};
         fixture *f = new_fixture(&c);
@@ -416,7 +424,8 @@ static void faults(void) {
                    .mask = BIAS_MASK,
                    .scale = 0.2};
     for (int t = 0; t < N_DTYPES; t++) {
-        c.dtype = dtypes[t];
+        c.dtype = dtypes[t].all;
+        c.narrow = dtypes[t].narrow;
         fixture *f = new_fixture(&c);
         f->p.n_workers = 2;
         for (int routine = 0; routine < 2; routine++) {

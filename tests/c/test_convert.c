@@ -74,15 +74,24 @@ static void narrowing(const half_format *f) {
     }
 }
 
-#if defined(HAVE_F16) && SDPA_REAL == 32
+#if SDPA_REAL == 32
 /* The vectors agree with the single conversions, which the above holds against plain C; at odd addresses, too. */
-static void half_vectors(void) {
+static void widen_vectors(void) {
     char memory[2 * VL + 1];
     for (int h = 0; h < 0x10000; h += VL) {
         for (int l = 0; l < VL; l++) memcpy(memory + 1 + 2 * l, &(uint16_t){(uint16_t)(h + l)}, 2);
-        const vec x = vwiden_f16(memory + 1);
-        for (int l = 0; l < VL; l++) CHECK(same(x[l], widen_f16((uint16_t)(h + l))), WHERE " %04x", h + l);
+        const vec x = vwiden_f16(memory + 1), y = vwiden_bf16(memory + 1);
+        for (int l = 0; l < VL; l++) {
+            CHECK(same(x[l], widen_f16((uint16_t)(h + l))), WHERE " f16 %04x", h + l);
+            CHECK(same(y[l], widen_bf16((uint16_t)(h + l))), WHERE " bf16 %04x", h + l);
+        }
     }
+}
+#endif
+
+#if defined(HAVE_F16) && SDPA_REAL == 32
+static void narrow_vectors(void) {
+    char memory[2 * VL + 1];
     for (int h = 0; h < 0x7c00; h += VL) {
         float x[VL][PLACES];
         uint16_t rounded[PLACES];
@@ -207,8 +216,11 @@ void UNIT_NAME(test_convert)(void) {
     widening(&bf16);
     narrowing(&f16);
     narrowing(&bf16);
+#if SDPA_REAL == 32
+    widen_vectors();
+#endif
 #if defined(HAVE_F16) && SDPA_REAL == 32
-    half_vectors();
+    narrow_vectors();
 #endif
     rows();
 }

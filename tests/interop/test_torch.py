@@ -452,7 +452,7 @@ REFUSED = {
     "type": (
         lambda: interop.attention(Q, Q.double(), Q),
         TypeError,
-        "key: expected query's dtype float32, got float64",
+        "key: expected query's dtype float32, float16 or bfloat16, got float64",
     ),
     "window": (
         lambda: interop.attention(Q, Q, Q, window=3),

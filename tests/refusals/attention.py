@@ -24,6 +24,44 @@ HEADS = "expected a shape that broadcasts to (..., heads), (2, 4), got "
 SEED = "rng: expected an int from 0 to 2^64 - 1"
 
 # case: (exception, message, changes to a valid call)
+# Key and value may have 16 bits beside a float32 query, if they agree.
+DTYPES = {
+    "key dtype": (
+        TypeError,
+        "key: expected query's dtype float32, float16 or bfloat16, got float64",
+        {"key": ones(2, 4, 7, 8, dtype=np.float64)},
+    ),
+    "float16 keys, float64 query": (
+        TypeError,
+        "key: expected query's dtype float64, got float16",
+        {"query": ones(2, 4, 5, 8, dtype=np.float64), "key": ones(2, 4, 7, 8, dtype=np.float16)},
+    ),
+    "float32 keys, float16 query": (
+        TypeError,
+        "key: expected query's dtype float16, got float32",
+        {"query": ones(2, 4, 5, 8, dtype=np.float16)},
+    ),
+    "bfloat16 keys, float16 query": (
+        TypeError,
+        "key: expected query's dtype float16, got bfloat16",
+        {"query": ones(2, 4, 5, 8, dtype=np.float16), "key": ones(2, 4, 7, 8, dtype=BFLOAT16)},
+    ),
+    "value dtype": (
+        TypeError,
+        "value: expected key's dtype float32, got bfloat16",
+        {"value": ones(2, 4, 7, 3, dtype=BFLOAT16)},
+    ),
+    "float32 value of float16 keys": (
+        TypeError,
+        "value: expected key's dtype float16, got float32",
+        {"key": ones(2, 4, 7, 8, dtype=np.float16)},
+    ),
+    "bfloat16 value of float16 keys": (
+        TypeError,
+        "value: expected key's dtype float16, got bfloat16",
+        {"key": ones(2, 4, 7, 8, dtype=np.float16), "value": ones(2, 4, 7, 3, dtype=BFLOAT16)},
+    ),
+}
 OPERANDS = {
     "query axes": (
         ValueError,
@@ -117,16 +155,6 @@ OPERANDS = {
         TypeError,
         f"query: expected {FLOATS}, got float8_e4m3",
         {"query": ones(5, 8, dtype=ml_dtypes.float8_e4m3)},
-    ),
-    "key dtype": (
-        TypeError,
-        "key: expected query's dtype float32, got float64",
-        {"key": ones(2, 4, 7, 8, dtype=np.float64)},
-    ),
-    "value dtype": (
-        TypeError,
-        "value: expected query's dtype float32, got bfloat16",
-        {"value": ones(2, 4, 7, 3, dtype=BFLOAT16)},
     ),
     "mask batch": (ValueError, BROADCAST + "(3, 1, 5, 7)", {"attn_mask": ones(3, 1, 5, 7)}),
     "mask heads": (ValueError, BROADCAST + "(2, 5, 7)", {"attn_mask": ones(2, 5, 7)}),
@@ -667,10 +695,10 @@ def taken(function, rows):
 
 
 TABLE = [
-    *((function, OPERANDS | OPTIONS | rngs(function)) for function in ATTENTION),
+    *((function, OPERANDS | DTYPES | OPTIONS | rngs(function)) for function in ATTENTION),
     *((function, with_value(function, PACKED)) for function in ATTENTION),
     (sdpa.attention_weights, SEQUENCE),
-    (sdpa.scaled_dot_product_attention, OPERANDS),
+    (sdpa.scaled_dot_product_attention, OPERANDS | DTYPES),
 ]
 TABLE = [(function, taken(function, rows)) for function, rows in TABLE]
 for function in ATTENTION:

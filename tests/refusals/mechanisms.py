@@ -1,14 +1,14 @@
 """What additive, cosine, bilinear and Shaw's attention refuse."""
 
 import numpy as np
-from refusals.attention import OPERANDS, OPTIONS
+from refusals.attention import DTYPES, OPERANDS, OPTIONS
 from support.calls import ADDITIVE, BILINEAR, COSINE, F32, FLOATS, SHAW, ones
 from support.helpers import BFLOAT16
 from support.protocols import elsewhere
 
 import sdpa
 
-EVERY = OPERANDS | OPTIONS
+EVERY = OPERANDS | DTYPES | OPTIONS
 WITHOUT_SCALE = {case: row for case, row in EVERY.items() if "scale" not in row[2]}
 # With another query, or last axis of key, the message is about the weight instead.
 WITHOUT_QUERY = {
@@ -16,11 +16,11 @@ WITHOUT_QUERY = {
     for case, row in EVERY.items()
     if "query" not in row[2] and case not in ("d_k", "string")
 }
-# The operands of additive attention have no heads.
+# The operands of additive attention have no heads and one dtype.
 SCALARS = {"dropout_p", "is_causal", "rng", "scale", "softcap", "window", "workers"}
 WITHOUT_HEADS = {
     case: row
-    for case, row in EVERY.items()
+    for case, row in (OPERANDS | OPTIONS).items()
     if case == "query axes" or row[0] is TypeError or row[2].keys() <= SCALARS
 }
 
@@ -66,6 +66,16 @@ ADDITIVE_ROWS = {
         ValueError,
         "bias: expected (4,) to match w_query's last axis 4, got ()",
         {"bias": F32(1)},
+    ),
+    "dtype of keys": (
+        TypeError,
+        "key: expected query's dtype float32, got float16",
+        {"key": ones(2, 7, 6, dtype=np.float16), "value": ones(2, 7, 3, dtype=np.float16)},
+    ),
+    "dtype of values": (
+        TypeError,
+        "value: expected key's dtype float32, got bfloat16",
+        {"value": ones(2, 7, 3).astype(BFLOAT16)},
     ),
     "dtype of weights": (
         TypeError,

@@ -150,6 +150,61 @@ def _check_second(operands, tangents, grad_out, got, expected, bounds, arguments
         _check_gradient(ours, true, name, bounds.second[name], argument)
 
 
+def assert_widened_first(
+    query, key, value, attn_mask=None, *, grad_out, grad_lse=None, tangents, **options
+):
+    """Every function of a float32 query and 16-bit keys and values, against widening them first.
+
+    The bits are the same; gradients of key and value are those in float32, rounded once.
+    """
+    given = options | {"attn_mask": attn_mask, "grad_lse": grad_lse}
+    narrow = {"query": query, "key": key, "value": value}
+    wide = {name: x.astype(np.float32) for name, x in narrow.items()}
+    wide_t = [x if x is None else x.astype(np.float32) for x in tangents[:3]] + tangents[3:]
+    ours = _results(grad_out, narrow, tangents, given)
+    expected = _results(grad_out, wide, wide_t, given)
+    assert ours.keys() == expected.keys()
+    for name, a in ours.items():
+        b = expected[name]
+        if name.startswith(("gradient of key", "gradient of value")):
+            with np.errstate(over="ignore"):
+                b = b.astype(native(key.dtype))
+        assert_same_bits(a, b, name)
+
+
+def _results(grad_out, operands, tangents, options):
+    """{name: array} of all that the functions on attention return."""
+    options = dict(options)
+    grad_lse, mask = options.pop("grad_lse"), options["attn_mask"]
+    q_and_k = {name: operands[name] for name in ("query", "key")}
+    saved = sdpa.attention_forward(**operands, **options)
+    found = dict(saved._asdict())
+    q, _ = arrays.broadcast(*q_and_k.values(), enable_gqa=options.get("enable_gqa", False))
+    if q.shape[:-2] == saved.lse.shape[:-1]:  # else value or mask has axes of its own
+        for stage in ("scores", "capped", "biased", "weights"):
+            found[stage] = sdpa.attention_weights(**q_and_k, stage=stage, **options)
+        undropped = {name: x for name, x in options.items() if name not in ("dropout_p", "rng")}
+        found |= sdpa.attention_statistics(**q_and_k, **undropped)._asdict()
+
+    along = {"attn_mask_t": tangents[3], "sinks_t": tangents[4]}
+    jvp = sdpa.attention_jvp(*operands.values(), *tangents[:3], **along, **options)
+    needs = [*operands]
+    needs += ["attn_mask"] * (mask is not None and mask.dtype != bool)
+    needs += ["sinks"] * (options.get("sinks") is not None)
+    options |= {"grad_lse": grad_lse}
+    rest = (grad_out, *operands.values(), *saved)
+    first = sdpa.attention_backward(*rest, needs=needs, **options)
+    along = {"gg_attn_mask": tangents[3], "gg_sinks": tangents[4]}
+    second = sdpa.attention_double_backward(
+        *tangents[:3], *rest, needs=["grad_out", *needs], **along, **options
+    )
+    found |= {"out of jvp": jvp.out, "out_t": jvp.out_t, "derivative": second.grad_out}
+    for name in needs:
+        found |= {f"gradient of {name}": getattr(first, name)}
+        found |= {f"gradient of {name} again": getattr(second, name)}
+    return found
+
+
 def assert_same_bits(a, b, what=""):
     assert a.dtype == b.dtype, what
     assert a.shape == b.shape, what

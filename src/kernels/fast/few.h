@@ -34,20 +34,22 @@ static void few_queries(real *q, int period, const sdpa_unit *u, real *line) {
     }
 }
 
-/* The lanes of the products of a key with the queries. period is a constant. */
-INLINE void few_products(vec *sum, const real *q, int period, const real *k, int64_t depth) {
+/* The lanes of the products of a key with the queries. period and dtype, that of the key, are constants. */
+INLINE void few_products(vec *sum, const real *q, int period, sdpa_dtype dtype, const char *k, int64_t depth) {
+    const int64_t size = sdpa_is_narrow(dtype) ? 2 : sizeof(real);
     vec acc[4][8]; /* a single query would wait for its sum */
     const int chains = period == 1 ? 4 : 1;
     UNROLL for (int i = 0; i < period; i++) acc[0][i] = acc[1][i] = acc[2][i] = acc[3][i] = (vec){0};
     int64_t c = 0;
     for (; c + chains * VL <= depth; c += chains * VL) {
         UNROLL for (int h = 0; h < chains; h++) {
-            const vec key = vload(k + c + h * VL);
+            const vec key = vload_as(dtype, k + (c + h * VL) * size);
             UNROLL for (int i = 0; i < period; i++) acc[h][i] += vload(q + (c + h * VL) * period + i * VL) * key;
         }
     }
     for (; c < depth; c += VL) {
-        const vec key = depth - c < VL ? vload_partial(k + c, (int)(depth - c)) : vload(k + c);
+        const bool whole = sdpa_is_narrow(dtype) || depth - c >= VL; /* see is_narrow */
+        const vec key = whole ? vload_as(dtype, k + c * size) : vload_partial((const real *)k + c, (int)(depth - c));
         UNROLL for (int i = 0; i < period; i++) acc[0][i] += vload(q + c * period + i * VL) * key;
     }
     UNROLL for (int i = 0; i < period; i++) sum[i] =
@@ -80,6 +82,17 @@ INLINE void few_products_of_two(vec *sum, const real *q, const real *first, cons
 }
 #endif
 
+/* The sums of the lanes of VL products, one after the other. */
+INLINE void few_sums(real *to, const vec *sum) {
+#if VEC_BYTES == 64
+    vstore(to, vsums((const vec(*)[4])sum));
+#elif VEC_BYTES == 32
+    for (int i = 0; i < VL; i += 4) vstore(to + i, vsum4(sum + i));
+#else
+    for (int i = 0; i < VL; i++) to[i] = vreduce_add(sum[i]);
+#endif
+}
+
 /* s (n * period, to whole vectors) = products of few_queries q and n keys of `depth`; -inf after the last. Room for VL reals
  * more. */
 NOINLINE void few_scores(real *s, const real *q, int period, const real *k, int64_t k_row, int64_t n, int64_t depth,
@@ -90,7 +103,7 @@ NOINLINE void few_scores(real *s, const real *q, int period, const real *k, int6
             const real *key = k + (j + i / period < n ? j + i / period : n - 1) * k_row;
             if (next) fetch_ahead(next, j + i / period, 1);
             if (period == 1) {
-                few_products(sum + i, q, 1, key, depth);
+                few_products(sum + i, q, 1, REAL_DTYPE, (const char *)key, depth);
 #if VEC_BYTES == 64 && SDPA_REAL == 32
             } else if (period == 8) {
                 const int64_t second = j + 1 < n ? j + 1 : n - 1;
@@ -99,22 +112,36 @@ NOINLINE void few_scores(real *s, const real *q, int period, const real *k, int6
                 break;
 #else
             } else if (VL > 4 && period == 8) {
-                few_products(sum + i, q, 8, key, depth);
+                few_products(sum + i, q, 8, REAL_DTYPE, (const char *)key, depth);
 #endif
             } else {
-                few_products(sum + i, q, VL < 4 ? VL : 4, key, depth);
+                few_products(sum + i, q, VL < 4 ? VL : 4, REAL_DTYPE, (const char *)key, depth);
             }
         }
-        real *to = s + j * period;
-#if VEC_BYTES == 64
-        vstore(to, vsums((const vec(*)[4])sum));
-#elif VEC_BYTES == 32
-        for (int i = 0; i < VL; i += 4) vstore(to + i, vsum4(sum + i));
-#else
-        for (int i = 0; i < VL; i++) to[i] = vreduce_add(sum[i]);
-#endif
+        few_sums(s + j * period, sum);
     }
     few_fill(s, period, n, -(real)INFINITY);
+}
+
+INLINE void few_scores_of(real *s, const real *q, sdpa_dtype dtype, const rows *k, int64_t depth) {
+    for (int64_t j = 0; j < k->n; j += VL) {
+        vec sum[VL];
+        for (int i = 0; i < VL; i++) {
+            const int64_t key = j + i < k->n ? j + i : k->n - 1;
+            few_products(sum + i, q, 1, dtype, k->narrow.data + key * k->narrow.row, depth);
+        }
+        few_sums(s + j, sum);
+    }
+    few_fill(s, 1, k->n, -(real)INFINITY);
+}
+
+/* few_scores of one query and narrow_rows. */
+NOINLINE void few_scores_narrow(real *s, const real *q, const rows *k, int64_t depth) {
+    if (k->narrow.dtype == SDPA_F16) {
+        few_scores_of(s, q, SDPA_F16, k, depth);
+    } else {
+        few_scores_of(s, q, SDPA_BF16, k, depth);
+    }
 }
 
 /* Brings s (n, VL), a query per lane, into the order of few_scores, `fill` after the last. */

@@ -218,7 +218,7 @@ NOINLINE void small_gradients(const sdpa_unit *u, const backward_scratch *w, con
         shift += vselect((ivec)x == SIGN_BIT, (vec){0}, weight * vload(ds + j));
     }
     UNROLL for (int h = SMALL_ROWS; h < VL; h *= 2) shift += vswap(shift, h);
-    if (p->dtype != SDPA_F16 && p->dtype != SDPA_BF16) shift = vsum4(delta);
+    if (!sdpa_is_narrow(p->dtype)) shift = vsum4(delta);
     shift = vselect(complete, shift, vsum4(delta));
     if (u->dlse) shift -= repeated_scalars(u->dlse, &p->dlse, u->i0 + i, n);
     for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL) {

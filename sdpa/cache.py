@@ -41,7 +41,8 @@ class KVCache:
         Positions per sequence for which there is memory. With a window, above `left`: twice as many
         is a good choice.
     dtype : dtype, default float32
-        float16, bfloat16, float32 or float64. What is appended is rounded to it.
+        float16, bfloat16, float32 or float64. What is appended is rounded to it. Attention over a
+        cache of 16 bits takes float32 queries, too, and reads half the bytes.
     window : (left, right), optional
         That of every call of attention over this cache: keys more than `left` positions before a
         query are not seen. None, also for `left`, keeps everything.

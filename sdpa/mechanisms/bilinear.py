@@ -67,9 +67,9 @@ def bilinear_attention(
     query : array_like, (..., heads, Lq, d_q)
         float16, bfloat16, float32 or float64.
     key : array_like, (..., heads, Lk, d_k)
-        Of query's dtype.
+        Of query's dtype or, beside a float32 query, float16 or bfloat16.
     value : array_like, (..., heads, Lk, d_v)
-        Of query's dtype.
+        Of key's dtype.
     weight : array_like, (d_q, d_k) or (heads, d_q, d_k)
         Of query's dtype. Its leading axes broadcast with query's; with enable_gqa its heads are
         query's as well.

@@ -73,9 +73,9 @@ def cosine_attention(
     query : array_like, (..., heads, Lq, d_k)
         float16, bfloat16, float32 or float64.
     key : array_like, (..., heads, Lk, d_k)
-        Of query's dtype.
+        Of query's dtype or, beside a float32 query, float16 or bfloat16.
     value : array_like, (..., heads, Lk, d_v)
-        Of query's dtype.
+        Of key's dtype.
     temperature : float, default 1.0
         Divides the cosines; above 0.
     eps : float, default 1e-12

@@ -68,9 +68,9 @@ def shaw_attention(
     query : array_like, (..., heads, Lq, d_k)
         float16, bfloat16, float32 or float64.
     key : array_like, (..., heads, Lk, d_k)
-        Of query's dtype.
+        Of query's dtype or, beside a float32 query, float16 or bfloat16.
     value : array_like, (..., heads, Lk, d_v)
-        Of query's dtype.
+        Of key's dtype.
     rel_key : array_like, (2 D + 1, d_k) or (heads, 2 D + 1, d_k)
         Of query's dtype. One vector for each distance -D ... D, keys before the query first. Its
         heads are key's.

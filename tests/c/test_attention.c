@@ -516,7 +516,7 @@ void test_disturbed(void) {
                            .n_k = 400,
                            .d_k = 32,
                            .d_v = 32,
-                           .dtype = dtypes[group - 1],
+                           .dtype = dtypes[group - 1].all,
                            .mask = (mask_kind)mask,
                            .scale = 0.2,
                            .has_upper = mask == NO_MASK};

@@ -19,8 +19,8 @@ from benchmarks import machine
 
 GROUPS = [
     *("forward", "backward", "both", "causal", "dtypes", "threads", "small", "decode", "softmax"),
-    *("options", "window", "derived", "packed", "additive", "bridge", "calls", "sweep", "growth"),
-    *("import", "memory"),
+    *("options", "window", "derived", "received", "packed", "additive", "bridge", "calls"),
+    *("sweep", "growth", "import", "memory"),
 ]
 
 

@@ -69,6 +69,7 @@ def rows(results: Results) -> Iterator[Row]:
         _options,
         _derived,
         _packed,
+        _received,
         _additive,
         _bridge,
     ):
@@ -229,6 +230,11 @@ def _packed(results: Results) -> Iterator[Row]:
             for name, goal in (("call by call", Goal(1.10, at_least=False)), ("padded", None)):
                 ratio = found["sdpa"].seconds / found[name].seconds
                 yield Row(section, f"time / {name}", "x", ratio, goal)
+
+
+def _received(results: Results) -> Iterator[Row]:
+    for name in results.names(1, "received"):
+        yield from _against("received", name, results.get(1, "received", name), ("numpy",), 1.0)
 
 
 def _additive(results: Results) -> Iterator[Row]:

@@ -4,12 +4,10 @@ FLOPs are those of the formula, counted once: 4 L_q L_k d per head for the forwa
 for the backward, half for causal; a product of matrices inside them is 2 L_q L_k d.
 """
 
-import contextlib
-import itertools
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from itertools import pairwise
+from contextlib import nullcontext, suppress
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +17,7 @@ import sdpa
 from benchmarks import additive
 from benchmarks.peers import Bridge, Operands, Peer, Torch
 from benchmarks.timing import Within
+from sdpa.lab.experiments.speed import numpy_weights
 from sdpa.lab.tools.clock import Call
 
 Array = npt.NDArray[Any]
@@ -181,7 +180,7 @@ def causal(setting: Setting) -> Iterator[Work]:
 def narrow_dtypes() -> dict[str, Any]:
     """The types of 16 bits that there are."""
     found: dict[str, Any] = {"float16": np.float16}
-    with contextlib.suppress(ImportError):
+    with suppress(ImportError):
         import ml_dtypes
 
         found["bfloat16"] = ml_dtypes.bfloat16
@@ -270,7 +269,7 @@ def decode(setting: Setting) -> Iterator[Work]:
             return against_peers(setting, x, "forward")
 
         yield Work("decode", f"{heads}:{key_heads} heads, {keys} keys", build)
-    for (name, dtype), heads, d in itertools.product(narrow_dtypes().items(), (1, 8), (64, 128)):
+    for (name, dtype), heads, d in product(narrow_dtypes().items(), (1, 8), (64, 128)):
 
         def narrow(dtype: Any = dtype, heads: int = heads, d: int = d) -> Contenders:
             x = operands(heads, 1, d, keys=setting.length(65536))
@@ -376,8 +375,8 @@ def window(setting: Setting) -> Iterator[Work]:
 
 
 PRODUCTS = {"statistics": 1, "jvp": 6, "double backward": 15}
-"""Matrix products per pair of blocks, as src/kernels/statistics.h and tangent.h count
-them; the forward has two."""
+"""Matrix products per pair of blocks, as src/kernels/statistics.h and tangent.h count them; the
+forward has two."""
 
 
 def derived(setting: Setting) -> Iterator[Work]:
@@ -448,6 +447,26 @@ def packed(setting: Setting) -> Iterator[Work]:
 
     for direction in ("forward", "backward"):
         yield Work("packed", direction, lambda d=direction: build(d))
+
+
+def received(setting: Setting) -> Iterator[Work]:
+    """What keys receive, by its two products, beside the columns of NumPy's weights."""
+
+    def build(heads: int, n: int) -> Contenders:
+        q, k = operands(heads, setting.length(n), 64)[:2]
+
+        def by_numpy() -> tuple[Array, Array]:
+            p = numpy_weights(q, k)
+            return p.sum(axis=-2), p.max(axis=-2)
+
+        work = 4.0 * heads * q.shape[-2] * k.shape[-2] * 64
+        return {
+            "sdpa": Contender(lambda: sdpa.attention_received(q, k), work),
+            "numpy": Contender(by_numpy, work),
+        }
+
+    for heads, n in ((8, 1024), (1, 4096)):
+        yield Work("received", f"{heads}x{n}x64", lambda h=heads, n=n: build(h, n))
 
 
 def sweep(setting: Setting) -> Iterator[Work]:
@@ -556,6 +575,7 @@ GROUPS = {
     "window": window,
     "derived": derived,
     "packed": packed,
+    "received": received,
     "additive": additive_attention,
     "bridge": bridge,
     "calls": calls,

@@ -30,6 +30,10 @@ class AttentionGradients(NamedTuple):
     attn_mask: NDArray[Any] | None
     sinks: NDArray[Any] | None
 
+class AttentionReceived(NamedTuple):
+    total: NDArray[Any]
+    largest: NDArray[Any]
+
 class AttentionSecondGradients(NamedTuple):
     grad_out: NDArray[Any] | None
     query: NDArray[Any] | None
@@ -254,6 +258,26 @@ def attention_jvp(
     attn_mask_t: ArrayLike | None = None,
     sinks_t: ArrayLike | None = None,
 ) -> AttentionTangent: ...
+def attention_received(
+    query: ArrayLike,
+    key: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    workers: int | None = None,
+    heads: slice | ArrayLike | None = None,
+    queries: slice | ArrayLike | None = None,
+) -> AttentionReceived: ...
 def attention_statistics(
     query: ArrayLike,
     key: ArrayLike,
@@ -295,6 +319,8 @@ def attention_weights(
     rng: int | np.random.Generator | None = None,
     workers: int | None = None,
     stage: Literal["scores", "capped", "biased", "weights"] = "weights",
+    heads: slice | ArrayLike | None = None,
+    queries: slice | ArrayLike | None = None,
 ) -> NDArray[Any]: ...
 def get_num_threads() -> int: ...
 def log_softmax(

@@ -19,9 +19,14 @@ sdpa_status sdpa_attention_tangent(const sdpa_problem *p);
 sdpa_status sdpa_attention_double_backward(const sdpa_problem *p);
 
 /* The stages of the matrix of weights. The one that is asked for is written to p->o, which here is (n_q, n_k) of dtype
- * p->dtype. */
+ * p->dtype. Where heads or queries are chosen, these are the heads and rows of o. */
 typedef enum sdpa_stage { SDPA_SCORES, SDPA_CAPPED, SDPA_BIASED, SDPA_WEIGHTS } sdpa_stage;
 sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage);
+
+/* Sum and maximum of the weights, after dropout, that each key receives from the chosen queries: the columns of o
+ * (n_k, SDPA_N_RECEIVED) of the compute type, for the chosen heads. Extra memory: one block per worker, and
+ * three numbers per query of the heads in flight. */
+sdpa_status sdpa_attention_received(const sdpa_problem *p);
 
 /* Statistics of each row of weights: lse, entropy, max_weight, sum_p2, sum_p3, score_mean and score_var, as the columns
  * of o (n_q, SDPA_N_STATISTICS) of the compute type. Extra memory: one block per worker. */

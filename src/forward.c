@@ -12,7 +12,6 @@ typedef struct forward_call {
     char *scratch;
     size_t scratch_bytes; /* per worker */
     sdpa_pass pass;
-    sdpa_stage stage; /* if pass is SDPA_PASS_WEIGHTS */
     int64_t n_units;
     int64_t n_parts; /* into which a unit's keys are cut; 1: not cut */
     char *parts;     /* (units, n_parts) */
@@ -33,9 +32,6 @@ static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run
     set_unit(&u, call, index, run);
     void *scratch = call->scratch + (size_t)worker * call->scratch_bytes;
     switch (call->pass) {
-    case SDPA_PASS_WEIGHTS:
-        call->kernels->weights(&u, call->stage, scratch);
-        break;
     case SDPA_PASS_STATISTICS:
         call->kernels->statistics(&u, scratch);
         break;
@@ -118,8 +114,6 @@ static const sdpa_problem *fold_group(const sdpa_problem *p, sdpa_problem *folde
 
 static size_t scratch_bytes(const struct sdpa_kernels *kernels, sdpa_pass pass, const sdpa_problem *p) {
     switch (pass) {
-    case SDPA_PASS_WEIGHTS:
-        return kernels->weights_bytes(p);
     case SDPA_PASS_STATISTICS:
         return kernels->statistics_bytes(p);
     case SDPA_PASS_TANGENT:
@@ -154,8 +148,8 @@ static void join_parts(const forward_call *call) {
     }
 }
 
-static sdpa_status run_forward(const sdpa_problem *p, sdpa_pass pass, sdpa_stage stage) {
-    forward_call call = {.problem = p, .kernels = sdpa_kernels_for(p->dtype), .pass = pass, .stage = stage};
+static sdpa_status run_forward(const sdpa_problem *p, sdpa_pass pass) {
+    forward_call call = {.problem = p, .kernels = sdpa_kernels_for(p->dtype), .pass = pass};
     plan(&call);
     if (call.n_units == 0) return SDPA_OK;
     const bool parts = call.n_parts > 1;
@@ -272,20 +266,15 @@ sdpa_status sdpa_attention_forward(const sdpa_problem *p) {
     sdpa_problem folded;
     sdpa_problem_check(p, SDPA_PASS_FORWARD);
     if (p->cu_q) return run_packed(p, SDPA_PASS_FORWARD);
-    return run_forward(fold_group(p, &folded), SDPA_PASS_FORWARD, SDPA_WEIGHTS);
-}
-
-sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage) {
-    sdpa_problem_check(p, SDPA_PASS_WEIGHTS);
-    return run_forward(p, SDPA_PASS_WEIGHTS, stage);
+    return run_forward(fold_group(p, &folded), SDPA_PASS_FORWARD);
 }
 
 sdpa_status sdpa_attention_tangent(const sdpa_problem *p) {
     sdpa_problem_check(p, SDPA_PASS_TANGENT);
-    return p->cu_q ? run_packed(p, SDPA_PASS_TANGENT) : run_forward(p, SDPA_PASS_TANGENT, SDPA_WEIGHTS);
+    return p->cu_q ? run_packed(p, SDPA_PASS_TANGENT) : run_forward(p, SDPA_PASS_TANGENT);
 }
 
 sdpa_status sdpa_attention_statistics(const sdpa_problem *p) {
     sdpa_problem_check(p, SDPA_PASS_STATISTICS);
-    return p->cu_q ? run_packed(p, SDPA_PASS_STATISTICS) : run_forward(p, SDPA_PASS_STATISTICS, SDPA_WEIGHTS);
+    return p->cu_q ? run_packed(p, SDPA_PASS_STATISTICS) : run_forward(p, SDPA_PASS_STATISTICS);
 }

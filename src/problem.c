@@ -67,9 +67,26 @@ static extent extent_of(const sdpa_problem *p, const sdpa_tensor *t, int64_t n_r
     return e;
 }
 
-/* Columns of o. */
-static int64_t result_columns(const sdpa_problem *p, sdpa_pass pass) {
-    return pass == SDPA_PASS_WEIGHTS ? p->n_k : pass == SDPA_PASS_STATISTICS ? SDPA_N_STATISTICS : p->d_v;
+static int64_t chosen(const sdpa_choice *choice, int64_t n) { return choice->index ? choice->n : n; }
+
+static extent result_extent(const sdpa_problem *p, sdpa_pass pass) {
+    const int64_t n_q = chosen(&p->queries, p->n_q);
+    sdpa_problem of_heads = *p;
+    of_heads.n_head = chosen(&p->heads, p->n_head);
+    switch (pass) {
+    case SDPA_PASS_WEIGHTS:
+        return extent_of(&of_heads, &p->o, n_q, p->n_k);
+    case SDPA_PASS_STATISTICS:
+        return extent_of(p, &p->o, p->n_q, SDPA_N_STATISTICS);
+    case SDPA_PASS_RECEIVED:
+        return extent_of(&of_heads, &p->o, p->n_k, SDPA_N_RECEIVED);
+    default:
+        return extent_of(p, &p->o, p->n_q, p->d_v);
+    }
+}
+
+static void check_choice(const sdpa_choice *choice, int64_t n) {
+    for (int64_t i = 0; choice->index && i < choice->n; i++) assert(choice->index[i] >= 0 && choice->index[i] < n);
 }
 
 static bool is_output(const sdpa_problem *p, sdpa_pass pass, const sdpa_tensor *t) {
@@ -92,7 +109,8 @@ static void check_types(const sdpa_problem *p, sdpa_pass pass) {
         const sdpa_dtype own = additive && i < 2 ? wide : mixed && (i == 1 || i == 2) ? p->k.dtype : p->dtype;
         assert(!operands[i]->data || operands[i]->dtype == own);
     }
-    assert(!p->o.data || p->o.dtype == (pass == SDPA_PASS_STATISTICS ? wide : p->dtype));
+    const bool wide_result = pass == SDPA_PASS_STATISTICS || pass == SDPA_PASS_RECEIVED;
+    assert(!p->o.data || p->o.dtype == (wide_result ? wide : p->dtype));
     assert(!p->lse.data || p->lse.dtype == wide);
     assert(!p->dlse.data || p->dlse.dtype == wide);
     assert(!p->mask.data || p->mask.dtype == SDPA_BOOL || p->mask.dtype == SDPA_F32 || p->mask.dtype == p->dtype);
@@ -101,8 +119,7 @@ static void check_types(const sdpa_problem *p, sdpa_pass pass) {
 }
 
 static void check_outputs(const sdpa_problem *p, sdpa_pass pass) {
-#define EXTENT(name, rows, columns)                                                                                    \
-    extent_of(p, &p->name, rows, &p->name == &p->o ? result_columns(p, pass) : (columns)),
+#define EXTENT(name, rows, columns) &p->name == &p->o ? result_extent(p, pass) : extent_of(p, &p->name, rows, columns),
     extent all[] = {SDPA_TENSORS(EXTENT)};
 #undef EXTENT
     const int n = sizeof all / sizeof *all;
@@ -139,6 +156,8 @@ void sdpa_problem_check(const sdpa_problem *p, sdpa_pass pass) {
     assert((p->features & ~(unsigned)SDPA_FEATURE_UNKNOWN) == sdpa_problem_features(p));
     if (p->scores == SDPA_ADDITIVE) assert(p->w_score && p->channels % 2 == 0 && p->d_k == 2 * p->channels);
     check_sequences(p);
+    check_choice(&p->heads, p->n_head);
+    check_choice(&p->queries, p->n_q);
     check_types(p, pass);
     check_outputs(p, pass);
 }

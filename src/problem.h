@@ -57,6 +57,12 @@ typedef struct sdpa_matrix {
     bool swapped;
 } sdpa_matrix;
 
+/* Indices along an axis, in any order, repeated or not. NULL: the whole axis; n is not used then. */
+typedef struct sdpa_choice {
+    const int64_t *index;
+    int64_t n;
+} sdpa_choice;
+
 /* Every tensor of a problem, as X(name, rows, columns). Declarations, clearing, checks and units are generated from
  * these lists, so a new tensor is added here and nowhere else.
  *
@@ -71,8 +77,8 @@ typedef struct sdpa_matrix {
     X(sinks, 1, 1)                                                                                                     \
     X(dout, p->n_q, p->d_v)
 
-/* o is an input of the backward; stages of the weights, and statistics, are also written to it. o_t is the derivative
- * of o along the tangents or, in the double backward, the derivative with respect to dout. */
+/* o is an input of the backward; stages of the weights, statistics, and what keys receive are also written to it. o_t
+ * is the derivative of o along the tangents or, in the double backward, the derivative with respect to dout. */
 #define SDPA_RESULTS(X)                                                                                                \
     X(o, p->n_q, p->d_v)                                                                                               \
     X(o_t, p->n_q, p->d_v)
@@ -152,6 +158,8 @@ typedef struct sdpa_problem {
     bool has_lower, has_upper;
     int64_t lower, upper;
 
+    sdpa_choice heads, queries; /* that are wanted: of the weights, and of what keys receive, alone */
+
     unsigned features; /* sdpa_problem_features of the rest */
 
     int n_workers;            /* >= 1 */
@@ -179,12 +187,13 @@ typedef enum sdpa_pass {
     SDPA_PASS_FORWARD, /* o, lse; so does merging */
     SDPA_PASS_WEIGHTS, /* o, whose columns are keys */
     SDPA_PASS_STATISTICS,
+    SDPA_PASS_RECEIVED, /* o, whose rows are keys */
     SDPA_PASS_TANGENT,
     SDPA_PASS_BACKWARD,
     SDPA_PASS_DOUBLE_BACKWARD
 } sdpa_pass;
 
-enum { SDPA_N_STATISTICS = 7 }; /* columns of o that sdpa_attention_statistics writes */
+enum { SDPA_N_STATISTICS = 7, SDPA_N_RECEIVED = 2 }; /* columns of o that their drivers write */
 
 /* With SDPA_ASSERT, which the tests of the core and the sanitized build define, every driver asserts the invariants of
  * its problem, and fast paths count how often they are taken. Otherwise both compile to nothing. */

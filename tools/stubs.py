@@ -39,6 +39,7 @@ RESULTS = {
     "attention_double_backward": "AttentionSecondGradients",
     "attention_forward": "AttentionForward",
     "attention_jvp": "AttentionTangent",
+    "attention_received": "AttentionReceived",
     "attention_statistics": "AttentionStatistics",
     "get_num_threads": "int",
     "merge_attention": "AttentionForward",

@@ -61,9 +61,11 @@ from sdpa.reference.derivatives import (
 )
 from sdpa.reference.forward import (
     AttentionForward,
+    AttentionReceived,
     AttentionStatistics,
     attention,
     attention_forward,
+    attention_received,
     attention_statistics,
     attention_weights,
     merge_attention,
@@ -99,6 +101,7 @@ __all__ = [
     "AdditiveGradients",
     "AttentionForward",
     "AttentionGradients",
+    "AttentionReceived",
     "AttentionSecondGradients",
     "AttentionStatistics",
     "AttentionTangent",
@@ -112,6 +115,7 @@ __all__ = [
     "attention_double_backward",
     "attention_forward",
     "attention_jvp",
+    "attention_received",
     "attention_statistics",
     "attention_weights",
     "bilinear_attention_backward",

@@ -1,4 +1,4 @@
-"""Attention forward, the matrix of weights and its statistics, the union of sets of keys."""
+"""Attention forward, the matrix of weights, its rows and columns, the union of sets of keys."""
 
 from typing import NamedTuple
 
@@ -26,6 +26,13 @@ class AttentionStatistics(NamedTuple):
     sum_p3: np.ndarray
     score_mean: np.ndarray
     score_var: np.ndarray
+
+
+class AttentionReceived(NamedTuple):
+    """Result of `attention_received`: one number per key in each, (..., heads, Lk)."""
+
+    total: np.ndarray
+    largest: np.ndarray
 
 
 def attention(query, key, value, attn_mask=None, **options):
@@ -85,6 +92,8 @@ def attention_weights(
     sinks=None,
     rng=None,
     stage="weights",
+    heads=None,
+    queries=None,
     **options,
 ):
     """The (..., heads, Lq, Lk) matrix itself, at one of its stages.
@@ -105,15 +114,26 @@ def attention_weights(
     stage : {"scores", "capped", "biased", "weights"}
         scale * query key^T; that with softcap; that with mask and ALiBi, -inf where any mask
         forbids; its softmax, with the sink in the denominator, after dropout.
+    heads, queries : slice or array of int, None
+        Which of them are wanted.
     """
     q, k = broadcast(*float64(query, key), enable_gqa=enable_gqa)
     z = logits_of(q, k, attn_mask, **options)
     if stage in ("scores", "capped"):
         x = scores_of(q, k, **options)
-        return x if stage == "scores" else capped(x, **options)
-    if stage == "biased":
-        return z
-    return dropout_factors(z.shape, dropout_p, rng) * softmax(with_sink(z, sinks))[..., :-1]
+        x = x if stage == "scores" else capped(x, **options)
+    elif stage == "biased":
+        x = z
+    else:
+        x = dropout_factors(z.shape, dropout_p, rng) * softmax(with_sink(z, sinks))[..., :-1]
+    x = x if heads is None else x[..., heads, :, :]
+    return x if queries is None else x[..., queries, :]
+
+
+def attention_received(query, key, attn_mask=None, **options):
+    """Sum and maximum of each column of `attention_weights`: what a key gets from the queries."""
+    w = attention_weights(query, key, attn_mask, **options)
+    return AttentionReceived(w.sum(axis=-2), w.max(axis=-2, initial=0))
 
 
 @np.errstate(all="ignore")

@@ -5,6 +5,7 @@
 #include "backward.h"
 #include "fast/small.h"
 #include "forward.h"
+#include "received.h"
 #include "second.h"
 #include "softmax.h"
 #include "staging.h"
@@ -35,6 +36,9 @@ const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .forward_join = forward_join,
     .weights_bytes = weights_bytes,
     .weights = weights_unit,
+    .received_bytes = received_bytes,
+    .received_sums = received_sums,
+    .received = received_unit,
     .statistics_bytes = statistics_bytes,
     .statistics = statistics_unit,
     .backward_bytes = backward_bytes,

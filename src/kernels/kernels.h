@@ -18,6 +18,12 @@ static inline int64_t sdpa_query_block(const sdpa_problem *p) {
 
 static inline int64_t sdpa_key_block(const sdpa_problem *p) { return p->d_k + p->d_v <= 512 ? 128 : 64; }
 
+/* Consecutive queries i0 .. i0+n_i-1, at most a block of them: rows row .. of the result; `lane`: where their numbers
+ * begin in arrays of one lane per query, in whole vectors. */
+typedef struct sdpa_span {
+    int64_t i0, n_i, row, lane;
+} sdpa_span;
+
 /* Whose turn it is in the backward: units of one group (backward.c) add to the same dK and dV. */
 typedef struct sdpa_turn sdpa_turn;
 
@@ -115,6 +121,13 @@ struct sdpa_kernels {
     void (*forward_join)(const sdpa_unit *u, void *scratch, const void *parts, int64_t n_parts);
     size_t (*weights_bytes)(const sdpa_problem *p);
     void (*weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch);
+    /* What keys receive, in two steps. The first fills `sums`, three reals for each lane of a unit of queries. From the
+     * sums of all n_spans units of a head, the second computes rows first_key .. first_key+n_keys-1, at most a block,
+     * of u->o (n_k, 2); it does not use u->i0 and u->n_i. */
+    size_t (*received_bytes)(const sdpa_problem *p);
+    void (*received_sums)(const sdpa_unit *u, void *sums, void *scratch);
+    void (*received)(const sdpa_unit *u, int64_t n_keys, const sdpa_span *spans, int64_t n_spans, const void *sums,
+                     void *scratch);
     size_t (*statistics_bytes)(const sdpa_problem *p);
     void (*statistics)(const sdpa_unit *u, void *scratch); /* u->o is (n_q, 7) */
     size_t (*backward_bytes)(const sdpa_problem *p);

@@ -106,6 +106,12 @@ INLINE real stage_scores(const sdpa_unit *u, const score_scratch *w, const rows 
     return 1;
 }
 
+/* Of a vector of stage_scores s of SDPA_WEIGHTS: 2^(logit - maximum), times dropout's factor; -0 where masked. */
+INLINE vec weight_of(const weights_scratch *w, real factor, vec s, int64_t at, int64_t lane) {
+    const vec e = vexp2(vmulsub(vset1(factor), s, vload(w->row.m + lane)) - vload(w->row.low + lane));
+    return vselect(factor * s == -(real)INFINITY, vset1(-0.0), e * factor_at(w->r, at));
+}
+
 /* Writes one stage of a panel and keys k. */
 NOINLINE void weights_keys(const sdpa_unit *u, const weights_scratch *w, const rows *k, panel q, sdpa_stage stage) {
     const score_scratch *f = &w->scores;
@@ -117,13 +123,7 @@ NOINLINE void weights_keys(const sdpa_unit *u, const weights_scratch *w, const r
         for (int x = 0; x < q.nv; x++) {
             const int64_t at = j * f->s_row + x * VL, lane = q.i + x * VL;
             const vec s = vload(f->s + at);
-            vec a = factor * s;
-            if (weights) {
-                vec e = vexp2(vmulsub(vset1(factor), s, vload(w->row.m + lane)) - vload(w->row.low + lane));
-                e *= factor_at(w->r, at);
-                a = vselect(a == -(real)INFINITY, vset1(-0.0), e);
-            }
-            vstore(f->s + at, a);
+            vstore(f->s + at, weights ? weight_of(w, factor, s, at, lane) : factor * s);
         }
     }
     write_block(&u->o, f->s, f->s_row, &b, weights ? w->row.l + q.i : NULL, f->line);

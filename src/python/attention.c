@@ -78,35 +78,36 @@ static PyObject *attention_weights(SDPA_ARGUMENTS) {
     sdpa_call call;
     PyArrayObject *weights = NULL;
     if (sdpa_parse(module, sdpa_signature_of(module, WEIGHTS), args, n_args, kwnames, values) < 0) return NULL;
-    if (sdpa_call_begin(&call, module, IN_WEIGHTS, values) == 0 && choose_sequence(&call) == 0) {
+    if (sdpa_call_begin(&call, module, IN_WEIGHTS, values) == 0 && choose_sequence(&call) == 0 &&
+        sdpa_call_choose(&call) == 0) {
         sdpa_problem *p = &call.problem;
-        const npy_intp sizes[] = {p->n_q, p->n_k};
+        const npy_intp sizes[] = {p->queries.index ? p->queries.n : p->n_q, p->n_k};
         weights = sdpa_call_result(&call, &p->o, 2, sizes, p->dtype, NULL);
+        sdpa_call_own_heads(&p->o);
     }
     if (weights && sdpa_call_run_with(&call, run_weights, &call.options.stage) < 0) Py_CLEAR(weights);
     sdpa_call_end(&call);
     return (PyObject *)weights;
 }
 
-enum { N_STATISTICS = 7 };
-
-/* Makes the statistics: views of one array, which the driver sees as a matrix with one column per statistic. */
-static int make_statistics(sdpa_call *call, PyArrayObject *fields[N_STATISTICS]) {
+/* Makes n vectors of n_rows numbers: views of one array, which the driver sees as a matrix with one column for each. */
+static int make_vectors(sdpa_call *call, npy_intp n_rows, int n, PyArrayObject **fields) {
     sdpa_problem *p = &call->problem;
     const sdpa_dtype dtype = sdpa_lse_dtype(p->dtype);
     const int nd = call->nd - 1;
-    npy_intp sizes[NPY_MAXDIMS] = {N_STATISTICS};
-    memcpy(sizes + 1, call->shape, sizeof *sizes * (size_t)nd);
+    npy_intp sizes[NPY_MAXDIMS] = {n};
+    memcpy(sizes + 1, call->shape, sizeof *sizes * (size_t)(nd - 1));
+    sizes[nd] = n_rows;
     PyArrayObject *all = (PyArrayObject *)PyArray_EMPTY(nd + 1, sizes, sdpa_type_number(call->module, dtype), 0);
     bool failed = !all;
-    for (int i = 0; i < N_STATISTICS && !failed; i++) {
+    for (int i = 0; i < n && !failed; i++) {
         PyObject *index = PyLong_FromLong(i);
         fields[i] = index ? (PyArrayObject *)PyObject_GetItem((PyObject *)all, index) : NULL;
         failed = !fields[i];
         Py_XDECREF(index);
     }
     if (!failed) {
-        sdpa_call_output(call, &p->o, fields[0], dtype);
+        sdpa_call_output(call, &p->o, fields[0], n_rows, dtype);
         p->o.col = PyArray_STRIDE(all, 0);
     }
     Py_XDECREF((PyObject *)all);
@@ -115,14 +116,32 @@ static int make_statistics(sdpa_call *call, PyArrayObject *fields[N_STATISTICS])
 
 static PyObject *attention_statistics(SDPA_ARGUMENTS) {
     PyObject *values[N_NAMES], *result = NULL;
-    PyArrayObject *fields[N_STATISTICS] = {NULL};
+    PyArrayObject *fields[SDPA_N_STATISTICS] = {NULL};
     sdpa_call call;
     if (sdpa_parse(module, sdpa_signature_of(module, STATISTICS), args, n_args, kwnames, values) < 0) return NULL;
-    if (sdpa_call_begin(&call, module, IN_STATISTICS, values) == 0 && make_statistics(&call, fields) == 0 &&
+    if (sdpa_call_begin(&call, module, IN_STATISTICS, values) == 0 &&
+        make_vectors(&call, call.problem.n_q, SDPA_N_STATISTICS, fields) == 0 &&
         sdpa_call_run(&call, sdpa_attention_statistics) == 0) {
-        result = sdpa_tuple(module, STATISTICS_TYPE, N_STATISTICS, fields);
+        result = sdpa_tuple(module, STATISTICS_TYPE, SDPA_N_STATISTICS, fields);
     }
-    sdpa_drop(N_STATISTICS, fields);
+    sdpa_drop(SDPA_N_STATISTICS, fields);
+    sdpa_call_end(&call);
+    return result;
+}
+
+static PyObject *attention_received(SDPA_ARGUMENTS) {
+    PyObject *values[N_NAMES], *result = NULL;
+    PyArrayObject *fields[SDPA_N_RECEIVED] = {NULL};
+    sdpa_call call;
+    if (sdpa_parse(module, sdpa_signature_of(module, RECEIVED), args, n_args, kwnames, values) < 0) return NULL;
+    if (sdpa_call_begin(&call, module, IN_RECEIVED, values) == 0 && sdpa_call_choose(&call) == 0 &&
+        make_vectors(&call, call.problem.n_k, SDPA_N_RECEIVED, fields) == 0) {
+        sdpa_call_own_heads(&call.problem.o);
+        if (sdpa_call_run(&call, sdpa_attention_received) == 0) {
+            result = sdpa_tuple(module, RECEIVED_TYPE, SDPA_N_RECEIVED, fields);
+        }
+    }
+    sdpa_drop(SDPA_N_RECEIVED, fields);
     sdpa_call_end(&call);
     return result;
 }
@@ -248,6 +267,7 @@ int sdpa_attention_add(PyObject *module) {
         SDPA_ENTRY(DOUBLE_BACKWARD, attention_double_backward, IN_DOUBLE, 9,
                    {NAME_gg_query, NAME_gg_key, NAME_gg_value, BACKWARD_OPERANDS}),
         SDPA_ENTRY(WEIGHTS, attention_weights, IN_WEIGHTS, 2, {NAME_query, NAME_key}),
+        SDPA_ENTRY(RECEIVED, attention_received, IN_RECEIVED, 2, {NAME_query, NAME_key}),
         SDPA_ENTRY(STATISTICS, attention_statistics, IN_STATISTICS, 2, {NAME_query, NAME_key}),
         {CHECK, "_check_attention", SDPA_FUNCTION(check_attention), IN_FORWARD, 3, {OPERANDS}, doc_check_attention},
         {CHECK_BACKWARD,

@@ -22,7 +22,8 @@
     X(sinks) X(alibi_slopes) X(key_lengths) X(query_offset) X(rng) X(workers) X(out) X(grad_out) X(lse) X(grad_lse)    \
     X(needs) X(stage) X(query_t) X(key_t) X(value_t) X(attn_mask_t) X(sinks_t) X(gg_query) X(gg_key) X(gg_value)       \
     X(gg_attn_mask) X(gg_sinks) X(outs) X(lses) X(x) X(axis) X(temperature) X(where) X(keepdims) X(grad) X(weights)    \
-    X(log_weights) X(cu_seqlens_q) X(cu_seqlens_k) X(sequence) X(w_query) X(w_key) X(w_score) X(bias) X(mode) X(n) X(name)
+    X(log_weights) X(cu_seqlens_q) X(cu_seqlens_k) X(sequence) X(w_query) X(w_key) X(w_score) X(bias) X(mode) X(n)        \
+    X(name) X(heads) X(queries)
 /* clang-format on */
 
 enum sdpa_name {
@@ -46,7 +47,16 @@ typedef struct sdpa_signature {
 #define SDPA_FLAGS (METH_FASTCALL | METH_KEYWORDS)
 
 /* The named tuples that functions return; see module.c. */
-enum sdpa_type { FORWARD_TYPE, GRADIENTS_TYPE, TANGENT_TYPE, DOUBLE_TYPE, STATISTICS_TYPE, ADDITIVE_TYPE, N_TYPES };
+enum sdpa_type {
+    FORWARD_TYPE,
+    GRADIENTS_TYPE,
+    TANGENT_TYPE,
+    DOUBLE_TYPE,
+    STATISTICS_TYPE,
+    RECEIVED_TYPE,
+    ADDITIVE_TYPE,
+    N_TYPES
+};
 
 /* The functions whose signatures and docstrings are composed from the table of options; see docstring.c. */
 enum sdpa_function {
@@ -58,6 +68,7 @@ enum sdpa_function {
     DOUBLE_BACKWARD,
     WEIGHTS,
     STATISTICS,
+    RECEIVED,
     CHECK,
     CHECK_BACKWARD,
     MERGE,

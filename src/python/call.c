@@ -427,6 +427,50 @@ int sdpa_call_begin_backward(sdpa_call *call, PyObject *const values[N_NAMES]) {
     return 0;
 }
 
+/* The chosen of n indices, negative ones counted from the end. */
+static int set_choice(sdpa_call *call, sdpa_choice *choice, const char *name, const sdpa_indices *indices, int64_t n) {
+    if (!indices->given) return 0;
+    PyArrayObject *array = indices->array;
+    if (array) {
+        Py_INCREF((PyObject *)array);
+    } else {
+        Py_ssize_t start = indices->start, stop = indices->stop;
+        npy_intp size = PySlice_AdjustIndices((Py_ssize_t)n, &start, &stop, indices->step);
+        array = (PyArrayObject *)PyArray_EMPTY(1, &size, NPY_INT64, 0);
+        if (!array) return -1;
+        int64_t *index = PyArray_DATA(array);
+        for (npy_intp i = 0; i < size; i++) index[i] = start + i * indices->step;
+    }
+    call->held[call->n_held].name = name;
+    call->held[call->n_held++].array = array;
+    int64_t *index = PyArray_DATA(array);
+    choice->n = PyArray_SIZE(array);
+    choice->index = index;
+    for (int64_t i = 0; i < choice->n; i++) {
+        if (index[i] < -n || index[i] >= n) {
+            PyErr_Format(PyExc_ValueError, "%s: expected integers from %lld to %lld, got %lld", name, (long long)-n,
+                         (long long)n - 1, (long long)index[i]);
+            return -1;
+        }
+        if (index[i] < 0) index[i] += n;
+    }
+    return 0;
+}
+
+int sdpa_call_choose(sdpa_call *call) {
+    sdpa_problem *p = &call->problem;
+    const sdpa_options *options = &call->options;
+    if (set_choice(call, &p->heads, "heads", &options->heads, p->n_head) < 0) return -1;
+    if (set_choice(call, &p->queries, "queries", &options->queries, p->n_q) < 0) return -1;
+    if (!p->heads.index) return 0;
+    if (call->nd == 2) {
+        PyErr_SetString(PyExc_ValueError, "heads: expected None, since query and key have no axis of heads");
+        return -1;
+    }
+    call->shape[call->nd - 3] = p->heads.n;
+    return 0;
+}
+
 void sdpa_call_end(sdpa_call *call) {
     for (int i = 0; i < call->n_held; i++) Py_DECREF(call->held[i].array);
     sdpa_options_release(&call->options);
@@ -518,8 +562,8 @@ PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, co
     return result;
 }
 
-void sdpa_call_output(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype) {
-    const npy_intp inner[] = {call->problem.n_q};
+void sdpa_call_output(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, npy_intp n_rows, sdpa_dtype dtype) {
+    const npy_intp inner[] = {n_rows};
     set_tensor(call, t, a, dtype, 1, inner, true);
 }
 

@@ -36,6 +36,11 @@ typedef struct sdpa_call {
 int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject *const values[N_NAMES]);
 void sdpa_call_end(sdpa_call *call);
 
+/* To be called after begin by functions that let heads and queries be chosen: sets problem.heads and problem.queries.
+ * The call's axis of heads becomes that of the chosen ones, as in results; own_heads is then called on each result. */
+int sdpa_call_choose(sdpa_call *call);
+static inline void sdpa_call_own_heads(sdpa_tensor *t) { t->group = 1; }
+
 /* To be called after begin by functions on gradients: reads grad_out, out, lse and grad_lse, and checks that the
  * gradients in `needs` exist. */
 int sdpa_call_begin_backward(sdpa_call *call, PyObject *const values[N_NAMES]);
@@ -69,8 +74,8 @@ PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, co
 /* The results of a forward function: out, and lse where it has one (n = 2). New references; -1 may leave the first. */
 int sdpa_call_make_results(sdpa_call *call, int n, PyArrayObject **results);
 
-/* Points t at an array of the caller's that has the call's leading axes, then n_q. */
-void sdpa_call_output(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype);
+/* Points t at an array of the caller's that has the call's leading axes, then n_rows. */
+void sdpa_call_output(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, npy_intp n_rows, sdpa_dtype dtype);
 
 /* The gradients in `needs`, zero-filled, and set in the problem: query, key, value, attn_mask, sinks. New references,
  * NULL where absent; -1 may leave some. */

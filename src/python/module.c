@@ -45,6 +45,8 @@ static const struct {
                      "None where not in needs."},
     [STATISTICS_TYPE] = {"AttentionStatistics", "lse entropy max_weight sum_p2 sum_p3 score_mean score_var",
                          "Summary statistics of each row of weights, (..., heads, Lq)."},
+    [RECEIVED_TYPE] = {"AttentionReceived", "total largest",
+                       "Sum and maximum of the weights that each key receives, (..., heads, Lk)."},
     [ADDITIVE_TYPE] = {"AdditiveGradients", "query key value w_query w_key w_score bias attn_mask sinks",
                        "Gradients of additive attention, each with the shape and dtype of its argument; None where not "
                        "in needs."},

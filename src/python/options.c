@@ -185,6 +185,35 @@ static int read_sequence(sdpa_options *options, PyObject *value) {
     return 0;
 }
 
+/* A slice, or integers along one axis. */
+static int read_indices(PyObject *module, const char *name, PyObject *value, sdpa_indices *result) {
+    result->given = true;
+    if (PySlice_Check(value)) {
+        if (PySlice_Unpack(value, &result->start, &result->stop, &result->step) == 0) return 0;
+        PyErr_Clear();
+        PyErr_Format(PyExc_ValueError, "%s: expected a slice of integers with a step that is not 0, got %R", name,
+                     value);
+        return -1;
+    }
+    sdpa_integers integers = {0};
+    if (read_integers(module, name, value, &integers) < 0) {
+        Py_XDECREF((PyObject *)integers.array);
+        return -1;
+    }
+    result->array = integers.array;
+    if (integers.array && PyArray_NDIM(integers.array) == 1) return 0;
+    PyErr_Format(PyExc_ValueError, "%s: expected a slice or integers along one axis, got %.200R", name, value);
+    return -1;
+}
+
+static int read_heads(sdpa_options *options, PyObject *value) {
+    return read_indices(options->module, "heads", value, &options->heads);
+}
+
+static int read_queries(sdpa_options *options, PyObject *value) {
+    return read_indices(options->module, "queries", value, &options->queries);
+}
+
 static int read_workers(sdpa_options *options, PyObject *value) {
     return sdpa_read_workers(value, &options->n_workers);
 }
@@ -251,6 +280,7 @@ static int read_stage(sdpa_options *options, PyObject *value) {
 }
 
 #define INTEGERS "int | ArrayLike | None"
+#define INDICES "slice | ArrayLike | None"
 #define ARRAY(field) .array = offsetof(sdpa_options, field)
 const sdpa_option sdpa_option_table[] = {
     {NAME_bias, "operand", IN_ADDITIVE | IN_ADDITIVE_FORWARD, false, true, "None", "ArrayLike | None", doc_option_bias,
@@ -288,6 +318,9 @@ const sdpa_option sdpa_option_table[] = {
      "NDArray[Any] | None", doc_option_out, .read = read_out},
     {NAME_stage, "call", IN_WEIGHTS, true, false, "\"weights\"", "Literal['scores', 'capped', 'biased', 'weights']",
      doc_option_stage, .read = read_stage},
+    {NAME_heads, "call", IN_WEIGHTS | IN_RECEIVED, true, true, "None", INDICES, doc_option_heads, .read = read_heads},
+    {NAME_queries, "call", IN_WEIGHTS | IN_RECEIVED, true, true, "None", INDICES, doc_option_queries,
+     .read = read_queries},
     {NAME_attn_mask_t, "derivative", IN_JVP, true, true, "None", "ArrayLike | None", doc_option_attn_mask_t,
      ARRAY(mask_t)},
     {NAME_sinks_t, "derivative", IN_JVP, true, true, "None", "ArrayLike | None", doc_option_sinks_t, ARRAY(sinks_t)},
@@ -306,6 +339,7 @@ const sdpa_option sdpa_option_table[] = {
      doc_option_needs_additive, .read = read_needs},
 };
 #undef ARRAY
+#undef INDICES
 #undef INTEGERS
 const int sdpa_n_options = sizeof sdpa_option_table / sizeof *sdpa_option_table;
 
@@ -361,6 +395,8 @@ void sdpa_options_release(sdpa_options *options) {
     Py_XDECREF((PyObject *)options->query_offset.array);
     Py_XDECREF((PyObject *)options->cu_seqlens_q.array);
     Py_XDECREF((PyObject *)options->cu_seqlens_k.array);
+    Py_XDECREF((PyObject *)options->heads.array);
+    Py_XDECREF((PyObject *)options->queries.array);
 }
 
 PyObject *sdpa_options_describe(void) {

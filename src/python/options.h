@@ -17,8 +17,9 @@ enum {
     IN_STATISTICS = 32,
     IN_JVP = 64,
     IN_DOUBLE = 128,
-    IN_DOT = 255, /* all of these */
-    IN_PACKED = IN_DOT & ~IN_TORCH,
+    IN_RECEIVED = 2048,
+    IN_DOT = 255 | IN_RECEIVED, /* all of these */
+    IN_PACKED = IN_DOT & ~(IN_TORCH | IN_RECEIVED),
     IN_ADDITIVE = 256,
     IN_ADDITIVE_FORWARD = 512,
     IN_ADDITIVE_BACKWARD = 1024,
@@ -47,12 +48,20 @@ typedef struct sdpa_integers {
     PyArrayObject *array; /* int64, a private copy */
 } sdpa_integers;
 
+/* Chosen indices of an axis, not yet checked against its length. */
+typedef struct sdpa_indices {
+    bool given;
+    PyArrayObject *array; /* int64, one axis, a private copy; NULL: a slice */
+    Py_ssize_t start, stop, step;
+} sdpa_indices;
+
 /* The options of one call, not yet checked against the shapes of its operands. */
 typedef struct sdpa_options {
     PyObject *module;
     PyArrayObject *mask, *grad_lse, *sinks, *alibi_slopes; /* owned, NULL where absent; of any dtype and shape */
     PyArrayObject *mask_t, *sinks_t;                       /* likewise; tangents, or gradients of gradients */
     sdpa_integers key_lengths, query_offset, cu_seqlens_q, cu_seqlens_k;
+    sdpa_indices heads, queries;
     PyObject *out;                    /* borrowed */
     double scale, softcap, dropout_p; /* softcap 0: none */
     uint64_t seed;                    /* of dropout */

@@ -44,6 +44,9 @@ def double(m, **options):
 def statistics(m, **options):
     return sdpa.attention_statistics(q[:m], k, **options)
 
+def received(m, **options):
+    return sdpa.attention_received(q[:m], k, **options)
+
 def check(function, **options):
     grown = peak(lambda m: function(m, **options))
     assert grown < {ALLOWED}, (function.__name__, list(options), grown / 1e6)
@@ -55,7 +58,7 @@ OPTIONS = {
     "dropout": "dropout_p=0.3, rng=7",
     "others": "softcap=3.0, sinks=np.ones(1, 'f4'), alibi_slopes=np.ones(1), window=(9000, 0)",
 }
-FUNCTIONS = ["forward", "backward", "jvp", "double", "statistics"]
+FUNCTIONS = ["forward", "backward", "jvp", "double", "statistics", "received"]
 
 
 @pytest.mark.uninstrumented
@@ -141,6 +144,7 @@ def functions():
             a, b, c, g, q, k, v, *saved, workers=1, **o
         ),
         "statistics": lambda **o: sdpa.attention_statistics(q, k, workers=1, **o),
+        "received": lambda **o: sdpa.attention_received(q, k, workers=1, **o),
     }
 
 

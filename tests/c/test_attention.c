@@ -185,6 +185,52 @@ static void check_bounded(const fixture *f, const char *what, const sdpa_tensor 
           expected->x[worst], expected->bound[worst]);
 }
 
+static bounded new_expected(int64_t n) {
+    return (bounded){n, calloc((size_t)n + 1, sizeof(double)), calloc((size_t)n + 1, sizeof(double))};
+}
+
+static void free_expected(bounded *e) {
+    free(e->x);
+    free(e->bound);
+}
+
+/* The weights of all heads in reverse order, and of every second query, the first of them twice. */
+static void check_chosen(fixture *f, sdpa_problem w) {
+    const test_case *c = &f->c;
+    const int64_t n = c->n_q ? (c->n_q + 1) / 2 + 1 : 0, heads = c->n_head;
+    int64_t *head = malloc((size_t)heads * 8 + 1), *query = malloc((size_t)n * 8 + 1);
+    for (int64_t h = 0; h < heads; h++) head[h] = heads - 1 - h;
+    for (int64_t i = 0; i < n; i++) query[i] = i ? 2 * (i - 1) : 0;
+    bounded chosen = new_expected(c->n_batch * heads * n * c->n_k),
+            received = new_expected(c->n_batch * heads * c->n_k * SDPA_N_RECEIVED);
+    for (int64_t b = 0; b < c->n_batch; b++) {
+        for (int64_t at = 0; at < heads * n * c->n_k; at++) {
+            const int64_t j = at % c->n_k, i = query[at / c->n_k % n], h = at / c->n_k / n,
+                          to = b * heads * n * c->n_k + at, from = ((b * heads + head[h]) * c->n_q + i) * c->n_k + j,
+                          key = ((b * heads + h) * c->n_k + j) * SDPA_N_RECEIVED;
+            const double x = f->a.w.x[from], bound = f->a.w.bound[from];
+            chosen.x[to] = x;
+            chosen.bound[to] = bound;
+            received.x[key] += x;
+            received.bound[key] += bound + 8 * naive_roundoff(c->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32) * x;
+            received.x[key + 1] = fmax(received.x[key + 1], x);
+            received.bound[key + 1] = fmax(received.bound[key + 1], bound);
+        }
+    }
+    w.heads = (sdpa_choice){head, heads};
+    w.queries = (sdpa_choice){query, n};
+    w.o = new_tensor(f, c->dtype, heads, n, c->n_k, NULL);
+    CHECK(sdpa_attention_weights(&w, SDPA_WEIGHTS) == SDPA_OK, "chosen weights");
+    check_bounded(f, "chosen weights", &w.o, &chosen);
+    w.o = new_tensor(f, c->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32, heads, c->n_k, SDPA_N_RECEIVED, NULL);
+    CHECK(sdpa_attention_received(&w) == SDPA_OK, "received");
+    check_bounded(f, "received", &w.o, &received);
+    free_expected(&chosen);
+    free_expected(&received);
+    free(head);
+    free(query);
+}
+
 static void check_case(fixture *f) {
     sdpa_problem p = f->p;
     const test_case *c = &f->c;
@@ -209,6 +255,7 @@ static void check_case(fixture *f) {
     w.lse.data = NULL;
     CHECK(sdpa_attention_weights(&w, SDPA_WEIGHTS) == SDPA_OK, "weights");
     check_bounded(f, "weights", &w.o, &f->a.w);
+    check_chosen(f, w);
 
     while (f->n_buffers > first_buffer) free(f->buffers[--f->n_buffers]);
 }

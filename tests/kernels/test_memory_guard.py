@@ -140,5 +140,6 @@ def test_options_and_second_order(rng, dtype, pages, name):
             sdpa.attention_statistics(q, k, **undropped)
             for stage in ("scores", "capped", "biased", "weights"):
                 sdpa.attention_weights(q, k, stage=stage, **options)
+            sdpa.attention_received(q, k, **options)
         # Correct values show that nothing beside the arguments was read.
         check_attention(q, k, v, grad_out=g, grad_lse=grad_lse, tangents=(a, b, c, e, h), **options)

@@ -17,6 +17,7 @@ import sdpa
 from sdpa import _core
 
 ROOT = Path(__file__).parents[2]
+CHOICE = "heads=None, queries=None"
 ATTENTION = (
     "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, "
     "enable_gqa=False, softcap=None, window=None, sinks=None, alibi_slopes=None, key_lengths=None, "
@@ -45,9 +46,12 @@ SIGNATURES = {
         "needs=('grad_out', 'query', 'key', 'value')",
     ),
     "attention_statistics": ATTENTION.replace("value, ", "").replace(", out=None", ""),
+    "attention_received": ATTENTION.replace("value, ", "")
+    .replace("cu_seqlens_q=None, cu_seqlens_k=None, ", "")
+    .replace("out=None", CHOICE),
     "attention_weights": ATTENTION.replace("value, ", "")
     .replace("cu_seqlens_k=None", "cu_seqlens_k=None, sequence=None")
-    .replace("out=None", "stage='weights'"),
+    .replace("out=None", f"stage='weights', {CHOICE}"),
     "merge_attention": "(outs, lses)",
     "additive_attention": ADDITIVE,
     "additive_attention_forward": ADDITIVE,

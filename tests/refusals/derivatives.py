@@ -188,6 +188,41 @@ STAGES = {
     ),
 }
 
+CHOICES = {
+    **elsewhere("heads"),
+    **elsewhere("queries"),
+    "one query": (
+        ValueError,
+        "queries: expected a slice or integers along one axis, got 3",
+        {"queries": 3},
+    ),
+    "axes of heads": (
+        ValueError,
+        "heads: expected a slice or integers along one axis, got [[0], [1]]",
+        {"heads": [[0], [1]]},
+    ),
+    "query numbers": (TypeError, "queries: expected integers, got float64", {"queries": [0.5]}),
+    "mask of heads": (TypeError, "heads: expected integers, got bool", {"heads": [True] * 4}),
+    "query 5": (ValueError, "queries: expected integers from -5 to 4, got 5", {"queries": [0, 5]}),
+    "query -6": (ValueError, "queries: expected integers from -5 to 4, got -6", {"queries": [-6]}),
+    "head 4": (ValueError, "heads: expected integers from -4 to 3, got 4", {"heads": [4]}),
+    "slice of text": (
+        ValueError,
+        "heads: expected a slice of integers with a step that is not 0, got slice('a', None, None)",
+        {"heads": slice("a", None)},
+    ),
+    "slice without a step": (
+        ValueError,
+        "queries: expected a slice of integers with a step that is not 0, got slice(None, None, 0)",
+        {"queries": slice(None, None, 0)},
+    ),
+    "no heads": (
+        ValueError,
+        "heads: expected None, since query and key have no axis of heads",
+        {"query": ones(5, 8), "key": ones(7, 8), "heads": [0]},
+    ),
+}
+
 STATISTICS = {
     "dropout": (
         ValueError,
@@ -251,7 +286,8 @@ TABLE = [
     (sdpa.attention_backward, BACKWARD | SEED),
     (sdpa.attention_jvp, tangents("", "_t") | SEED),
     (sdpa.attention_double_backward, DOUBLE | tangents("gg_", "") | SEED),
-    (sdpa.attention_weights, STAGES),
+    (sdpa.attention_weights, STAGES | CHOICES),
+    (sdpa.attention_received, CHOICES),
     (sdpa.attention_statistics, STATISTICS),
     (sdpa.merge_attention, MERGE),
 ]

@@ -246,6 +246,17 @@ class AttentionBounds:
         return {stage: number.rounded(self.dtype) for stage, number in numbers.items()}
 
     @property
+    def received(self):
+        """Bounds of attention_received, of each weight on the way to its key: (total, largest).
+
+        A weight of the total is rounded less than 8 times more: in the panel's sum, when that and
+        its rounding error are added, and at the end. The oracle adds the rows one after another.
+        """
+        p = self.r * self._weights(self.relative)[0]
+        oracle = p.size.shape[-2] * unit_roundoff(np.float64)
+        return p.error + (8 * self.u + oracle) * (p.size + p.error), p.error
+
+    @property
     def statistics(self):
         """Bounds of attention_statistics, in the order of its fields.
 

@@ -68,6 +68,7 @@ ATTENTION = {
     sdpa.attention_jvp: jvp_operands,
     sdpa.attention_double_backward: double_operands,
     sdpa.attention_weights: key_operands,
+    sdpa.attention_received: key_operands,
     sdpa.attention_statistics: key_operands,
 }
 

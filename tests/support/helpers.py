@@ -58,9 +58,9 @@ def check_attention(
 ):
     """The functions on attention against the oracle: dtypes, shapes, and values in the bounds.
 
-    Forward and weights; the backward where grad_out is given; where `tangents` are, those of query,
-    key, value, attn_mask and sinks (None is zero), also forward mode, double backward, statistics
-    and the other stages of the weights. Returns the result of the forward.
+    Forward, weights, what keys receive; the backward where grad_out is given; where `tangents` are,
+    those of query, key, value, attn_mask and sinks (None is zero), also forward mode, double
+    backward, statistics and the other stages of the weights. Returns the result of the forward.
     """
     dtype = native(query.dtype)
     options = options | {"attn_mask": attn_mask}
@@ -82,6 +82,7 @@ def check_attention(
                 weights = sdpa.attention_weights(query, key, stage=stage, **options)
                 true = reference.attention_weights(query, key, stage=stage, **options)
                 _check(weights, true, bound, dtype, stage)
+        _check_chosen(query, key, bounds, options)
         if tangents is not None:
             _check_statistics(query, key, bounds, options)
 
@@ -117,6 +118,35 @@ def _check_gradient(ours, true, name, bound, argument):
     assert getattr(ours, name).shape == np.shape(argument), name
     actual, expected = (getattr(gradients, name) for gradients in (ours, true))
     _check(actual, expected, bound, native(argument.dtype), f"gradient of {name}")
+
+
+def _check_chosen(query, key, bounds, options):
+    """What keys receive, and the weights, of all heads and queries and of some."""
+    dtype = native(query.dtype)
+    heads = slice(None, None, -1) if len(bounds.lead) else None
+    for choice in ({}, {"heads": heads, "queries": slice(1, None, 2)}, {"queries": [-1, 0, 0]}):
+        if query.shape[-2] == 0 and "heads" not in choice:
+            continue
+        chosen = options | choice
+        pick = (
+            ...,
+            choice.get("heads") or slice(None),
+            choice.get("queries", slice(None)),
+            slice(None),
+        )
+        pick = pick if heads else (..., *pick[2:])
+        total, largest = (bound[pick] for bound in bounds.received)
+        ours = sdpa.attention_received(query, key, **chosen)
+        true = reference.attention_received(query, key, **chosen)
+        kind = compute_type(dtype)
+        _check(ours.total, true.total, total.sum(axis=-2), kind, "total received")
+        _check(
+            ours.largest, true.largest, largest.max(axis=-2, initial=0), kind, "largest received"
+        )
+        if choice:
+            weights = sdpa.attention_weights(query, key, **chosen)
+            true = reference.attention_weights(query, key, **chosen)
+            _check(weights, true, bounds.stages["weights"][pick], dtype, "chosen weights")
 
 
 def _check_statistics(query, key, bounds, options):

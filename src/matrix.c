@@ -1,0 +1,158 @@
+/* The matrix of weights, of chosen heads and queries: itself, and what its columns add up to. */
+#include "drivers.h"
+#include "runtime/memory.h"
+#include "runtime/parallel.h"
+#include "unit.h"
+
+typedef struct matrix_call {
+    const sdpa_problem *problem;
+    const struct sdpa_kernels *kernels;
+    sdpa_stage stage;
+    int n_workers;
+    int64_t n_heads, n_spans, n_lanes; /* chosen heads of a batch entry; units of a head, and their lanes */
+    int64_t n_blocks;                  /* of keys */
+    int64_t first, n;                  /* the heads in flight, of those of all batch entries */
+    size_t scratch_bytes;              /* per worker */
+    sdpa_span *spans;
+    char *scratch;
+    char *sums; /* (n, n_lanes, 3) */
+} matrix_call;
+
+/* Cuts the chosen queries where they are not consecutive, and into blocks. Returns the number of spans, and in *n_lanes
+ * the lanes of all; writes the spans unless `spans` is NULL. */
+static int64_t cut_spans(const sdpa_problem *p, int64_t lanes, sdpa_span *spans, int64_t *n_lanes) {
+    const int64_t *index = p->queries.index, n = index ? p->queries.n : p->n_q, most = sdpa_query_block(p);
+    int64_t count = 0;
+    *n_lanes = 0;
+    for (int64_t row = 0, n_i; row < n; row += n_i) {
+        const int64_t i0 = index ? index[row] : row;
+        for (n_i = 1; n_i < most && row + n_i < n; n_i++) {
+            if (index && index[row + n_i] != i0 + n_i) break;
+        }
+        if (spans) spans[count] = (sdpa_span){i0, n_i, row, *n_lanes};
+        count++;
+        *n_lanes += (n_i + lanes - 1) / lanes * lanes;
+    }
+    return count;
+}
+
+/* The unit of the index-th chosen head of all batch entries. */
+static void set_head(sdpa_unit *u, const matrix_call *c, int64_t index, sdpa_run *run) {
+    const sdpa_problem *p = c->problem;
+    const int64_t batch = index / c->n_heads, place = index % c->n_heads;
+    sdpa_unit_set_head(u, p, batch, p->heads.index ? p->heads.index[place] : place);
+    u->o = sdpa_matrix_at(p, &p->o, batch, place);
+    u->run = run;
+}
+
+static void *scratch_of(const matrix_call *c, int worker) { return c->scratch + (size_t)worker * c->scratch_bytes; }
+
+static void weights_span(void *context, int64_t index, int worker, sdpa_run *run) {
+    const matrix_call *c = context;
+    const sdpa_span *span = &c->spans[index % c->n_spans];
+    sdpa_unit u;
+    set_head(&u, c, index / c->n_spans, run);
+    u.i0 = span->i0;
+    u.n_i = span->n_i;
+    u.o.data += (span->row - span->i0) * u.o.row;
+    c->kernels->weights(&u, c->stage, scratch_of(c, worker));
+}
+
+/* Of the heads before this one of those in flight, and of its lanes before this one. */
+static size_t sums_bytes(const matrix_call *c, int64_t head, int64_t lane) {
+    const size_t real = c->problem->dtype == SDPA_F64 ? sizeof(double) : sizeof(float);
+    return 3 * real * (size_t)(head * c->n_lanes + lane);
+}
+
+static void sums_span(void *context, int64_t index, int worker, sdpa_run *run) {
+    const matrix_call *c = context;
+    const sdpa_span *span = &c->spans[index % c->n_spans];
+    sdpa_unit u;
+    set_head(&u, c, c->first + index / c->n_spans, run);
+    u.i0 = span->i0;
+    u.n_i = span->n_i;
+    c->kernels->received_sums(&u, c->sums + sums_bytes(c, index / c->n_spans, span->lane), scratch_of(c, worker));
+}
+
+static void received_block(void *context, int64_t index, int worker, sdpa_run *run) {
+    const matrix_call *c = context;
+    const sdpa_problem *p = c->problem;
+    const int64_t head = index / c->n_blocks, size = sdpa_key_block(p);
+    sdpa_unit u;
+    set_head(&u, c, c->first + head, run);
+    u.first_key = index % c->n_blocks * size;
+    c->kernels->received(&u, p->n_k - u.first_key < size ? p->n_k - u.first_key : size, c->spans, c->n_spans,
+                         c->sums + sums_bytes(c, head, 0), scratch_of(c, worker));
+}
+
+static void take_pieces(void *owner, sdpa_arena *arena) {
+    matrix_call *c = owner;
+    c->spans = sdpa_take(arena, (size_t)c->n_spans * sizeof *c->spans);
+    c->scratch = sdpa_take(arena, (size_t)c->n_workers * c->scratch_bytes);
+    c->sums = sdpa_take(arena, sums_bytes(c, c->n, 0));
+}
+
+/* One product per pair. */
+static int workers_for(const matrix_call *c, int64_t n_heads, int64_t n_units) {
+    const sdpa_problem *p = c->problem;
+    const double pairs = (double)n_heads * (double)c->n_lanes * (double)p->n_k;
+    return sdpa_workers(p->n_workers, n_units, pairs * (double)(p->d_k + 16) / 1e6);
+}
+
+static matrix_call call_of(const sdpa_problem *p) {
+    matrix_call c = {.problem = p, .kernels = sdpa_kernels_for(p->dtype)};
+    c.n_heads = p->heads.index ? p->heads.n : p->n_head;
+    c.n_spans = cut_spans(p, c.kernels->lanes, NULL, &c.n_lanes);
+    c.n_blocks = (p->n_k + sdpa_key_block(p) - 1) / sdpa_key_block(p);
+    return c;
+}
+
+sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage) {
+    sdpa_problem_check(p, SDPA_PASS_WEIGHTS);
+    matrix_call c = call_of(p);
+    const int64_t n_heads = p->n_batch * c.n_heads, n_units = n_heads * c.n_spans;
+    if (n_units == 0) return SDPA_OK;
+    c.stage = stage;
+    c.n_workers = workers_for(&c, n_heads, n_units);
+    c.scratch_bytes = c.kernels->weights_bytes(p);
+    void *memory = sdpa_alloc_pieces(take_pieces, &c);
+    if (!memory) return SDPA_NO_MEMORY;
+    cut_spans(p, c.kernels->lanes, c.spans, &c.n_lanes);
+    const sdpa_status status = sdpa_parallel_for(n_units, c.n_workers, weights_span, &c, p->interrupted);
+    sdpa_free(memory);
+    return status;
+}
+
+/* Heads in flight: as many as keep threads busy in both steps, unless their sums take more lanes than these. */
+#define ENOUGH_UNITS 64
+#define MOST_LANES (1 << 18)
+
+static int64_t heads_in_flight(const matrix_call *c, int64_t n_heads) {
+    const int64_t units = c->n_spans < c->n_blocks ? c->n_spans : c->n_blocks,
+                  enough = units ? (ENOUGH_UNITS + units - 1) / units : ENOUGH_UNITS,
+                  most = c->n_lanes ? MOST_LANES / c->n_lanes : enough, n = enough < most ? enough : most;
+    return n < 1 ? 1 : n < n_heads ? n : n_heads;
+}
+
+sdpa_status sdpa_attention_received(const sdpa_problem *p) {
+    sdpa_problem_check(p, SDPA_PASS_RECEIVED);
+    matrix_call c = call_of(p);
+    const int64_t n_heads = p->n_batch * c.n_heads;
+    if (n_heads * c.n_blocks == 0) return SDPA_OK;
+    c.n = heads_in_flight(&c, n_heads);
+    const int64_t n_units = c.n * (c.n_spans > c.n_blocks ? c.n_spans : c.n_blocks);
+    c.n_workers = workers_for(&c, c.n, n_units);
+    c.scratch_bytes = c.kernels->received_bytes(p);
+    void *memory = sdpa_alloc_pieces(take_pieces, &c);
+    if (!memory) return SDPA_NO_MEMORY;
+    cut_spans(p, c.kernels->lanes, c.spans, &c.n_lanes);
+    sdpa_status status = SDPA_OK;
+    for (; c.first < n_heads && status == SDPA_OK; c.first += c.n) {
+        const int64_t n = n_heads - c.first < c.n ? n_heads - c.first : c.n;
+        status = sdpa_parallel_for(n * c.n_spans, c.n_workers, sums_span, &c, p->interrupted);
+        if (status != SDPA_OK) break;
+        status = sdpa_parallel_for(n * c.n_blocks, c.n_workers, received_block, &c, p->interrupted);
+    }
+    sdpa_free(memory);
+    return status;
+}

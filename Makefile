@@ -81,9 +81,9 @@ test-c:
 	$(MAKE) -C tests/c -j$(JOBS)
 	build/c/$(shell gcc -dumpmachine | cut -d- -f1)/driver
 	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/tsan VECTORS= FLAGS="-O1 -g -fsanitize=thread"
-	build/c/tsan/driver machine pool disturbed additive
+	build/c/tsan/driver machine pool disturbed packed additive
 	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/wide WIDE=1
-	SDPA_ISA=wide build/c/wide/driver vec convert attention additive
+	SDPA_ISA=wide build/c/wide/driver vec convert attention packed additive
 
 # Without the test of fork: qemu-user cannot start threads in a forked child.
 ARM_PACKAGES = gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
@@ -100,7 +100,7 @@ test-arm:
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/c/aarch64/driver vec convert vmath machine pool attention disturbed additive
 
 # Half an hour, of which Bochs has one core. Where the machine has AVX-512, `make test-c` is the whole of it.
-AVX512_TESTS = vec convert vmath machine attention disturbed additive
+AVX512_TESTS = vec convert vmath machine attention disturbed packed additive
 test-avx512:
 	@if grep -qw avx512f /proc/cpuinfo; then \
 		echo 'this machine has AVX-512: without an emulator'; \

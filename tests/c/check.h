@@ -36,6 +36,7 @@ void test_machine(void);
 void test_problem(void);
 void test_attention(void);
 void test_disturbed(void);
+void test_packed(void);
 void test_additive(void);
 
 #endif

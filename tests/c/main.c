@@ -63,10 +63,10 @@ static const struct {
     const char *name;
     void (*run)(void);
 } tests[] = {
-    {"vec", test_vec},           {"convert", test_convert},     {"vmath", test_vmath},
-    {"machine", test_machine},   {"problem", test_problem},     {"pool", test_pool},
-    {"fork", test_fork},         {"attention", test_attention}, {"disturbed", test_disturbed},
-    {"additive", test_additive},
+    {"vec", test_vec},         {"convert", test_convert},     {"vmath", test_vmath},
+    {"machine", test_machine}, {"problem", test_problem},     {"pool", test_pool},
+    {"fork", test_fork},       {"attention", test_attention}, {"disturbed", test_disturbed},
+    {"packed", test_packed},   {"additive", test_additive},
 };
 
 enum { N_TESTS = sizeof(tests) / sizeof(tests[0]) };

@@ -37,7 +37,7 @@ SECONDS = 30
 WINDOW, HOP, MELS = 400, 160, 80
 FRAMES = 50  # of the encoder, per second
 MOST = 224  # tokens of a window
-TEXT = "The quick brown fox jumps over the lazy dog. Every word has its time."
+TEXT = "Please open the window. It is too warm in this room. Thank you very much."
 
 
 # ---------------------------------------------------------------------- sound

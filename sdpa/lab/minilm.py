@@ -145,28 +145,68 @@ class MiniLM:
         (batch, longest, 384) float32
             The last layer; rows after the end of a shorter sequence mean nothing.
         """
-        from scipy.special import erf
-
         lengths = np.array([len(row) for row in tokens])
         ids = np.zeros((len(tokens), lengths.max()), np.intp)
         for row, numbers in zip(ids, tokens, strict=True):
             row[: len(numbers)] = numbers
 
-        weights = self.weights
-        x = weights["embeddings.word_embeddings.weight"][ids]
-        x = x + weights["embeddings.position_embeddings.weight"][: ids.shape[1]]
-        x = x + weights["embeddings.token_type_embeddings.weight"][0]
+        def attention(number: int, x: Floats, *projected: Floats) -> Floats:
+            query, key, value = map(_heads, projected)
+            if attend is not None:
+                attend(Layer(number, query, key, value, x))
+            return _joined(sdpa.attention(query, key, value, scale=scale, key_lengths=lengths))
+
+        return self._encoded(ids, np.arange(ids.shape[1]), attention)
+
+    def packed(
+        self, tokens: Sequence[Sequence[int]], *, scale: float | None = None
+    ) -> tuple[Floats, npt.NDArray[np.intp]]:
+        """Run the encoder over texts one after the other, without padding.
+
+        Parameters
+        ----------
+        tokens, scale
+            As for `hidden`.
+
+        Returns
+        -------
+        hidden : (total, 384) float32
+            The last layer, of all tokens.
+        starts : (texts + 1,) int
+            Text i has the rows starts[i] to starts[i + 1] - 1.
+        """
+        starts = np.cumsum([0, *map(len, tokens)])
+        ids = np.concatenate(tokens).astype(np.intp)
+        positions = np.arange(len(ids)) - np.repeat(starts[:-1], np.diff(starts))
+
+        def attention(number: int, x: Floats, *projected: Floats) -> Floats:
+            query, key, value = (y.reshape(len(x), HEADS, D_K) for y in projected)
+            out = sdpa.attention(
+                query, key, value, scale=scale, cu_seqlens_q=starts, cu_seqlens_k=starts
+            )
+            return out.reshape(x.shape)
+
+        return self._encoded(ids, positions, attention), starts
+
+    def _encoded(
+        self,
+        ids: npt.NDArray[np.intp],
+        positions: npt.NDArray[np.intp],
+        attention: Callable[..., Floats],
+    ) -> Floats:
+        """The last layer; `attention` gets the number, input and projections of each."""
+        from scipy.special import erf
+
+        x = self.weights["embeddings.word_embeddings.weight"][ids]
+        x = x + self.weights["embeddings.position_embeddings.weight"][positions]
+        x = x + self.weights["embeddings.token_type_embeddings.weight"][0]
         x = self._normalised(x, "embeddings")
         for number in range(LAYERS):
             name = f"encoder.layer.{number}"
-            query, key, value = (
-                _heads(self._linear(x, f"{name}.attention.self.{role}"))
-                for role in ("query", "key", "value")
-            )
-            if attend is not None:
-                attend(Layer(number, query, key, value, x))
-            out = sdpa.attention(query, key, value, scale=scale, key_lengths=lengths)
-            out = self._linear(_joined(out), f"{name}.attention.output.dense")
+            roles = ("query", "key", "value")
+            projected = (self._linear(x, f"{name}.attention.self.{role}") for role in roles)
+            out = attention(number, x, *projected)
+            out = self._linear(out, f"{name}.attention.output.dense")
             x = self._normalised(x + out, f"{name}.attention.output")
             inner = self._linear(x, f"{name}.intermediate.dense")
             inner *= 0.5 * (1 + erf(inner * np.float32(0.5**0.5)))  # GELU, not its approximation
@@ -177,9 +217,8 @@ class MiniLM:
         """Embeddings of unit length, the mean over tokens: (texts, 384) float32."""
         result = np.empty((len(texts), D_MODEL), np.float32)
         for chosen, tokens in self.batches(texts):
-            x = self.hidden(tokens, scale=scale)
-            for i, row, numbers in zip(chosen, x, tokens, strict=True):
-                result[i] = row[: len(numbers)].mean(axis=0)
+            x, starts = self.packed(tokens, scale=scale)
+            result[chosen] = np.add.reduceat(x, starts[:-1]) / np.diff(starts)[:, None]
         result /= np.linalg.norm(result, axis=1, keepdims=True)
         return result
 

@@ -147,3 +147,12 @@ def test_other_weights_are_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"something else")
     with pytest.raises(ValueError, match=r"^model\.safetensors: expected sha256 53aa5117"):
         minilm.MiniLM.load(tmp_path)
+
+
+def test_packed_texts_are_those_of_single_ones(model):
+    tokens = [model.tokens(text) for text in TEXTS]
+    found, starts = model.packed(tokens)
+    assert np.diff(starts).tolist() == [len(row) for row in tokens]
+    for row, start, end in zip(tokens, starts, starts[1:], strict=False):
+        # Linear layers may group rows otherwise; attention does not: components near 1, float32.
+        np.testing.assert_allclose(found[start:end], model.hidden([row])[0], rtol=0, atol=2e-5)

@@ -19,7 +19,7 @@ from benchmarks import machine
 
 GROUPS = [
     *("forward", "backward", "both", "causal", "dtypes", "threads", "small", "decode", "softmax"),
-    *("options", "window", "derived", "received", "packed", "additive", "bridge", "calls"),
+    *("options", "window", "derived", "received", "packed", "additive", "bridge", "jax", "calls"),
     *("sweep", "growth", "import", "memory"),
 ]
 

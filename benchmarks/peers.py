@@ -189,6 +189,7 @@ class Jax(Peer):
 
         self._jax = jax
         self.version = jax.__version__
+        self._attention: Any = jax.nn.dot_product_attention
 
     def _arrays(self, x: Operands) -> list[Any]:
         return [self._jax.numpy.asarray(a.swapaxes(1, 2)) for a in x[:4]]
@@ -197,7 +198,7 @@ class Jax(Peer):
         if x.query.dtype == np.float64:
             return None
         q, k, v, _ = self._arrays(x)
-        attention = self._jax.nn.dot_product_attention
+        attention = self._attention
         compiled = self._jax.jit(lambda q, k, v: attention(q, k, v, is_causal=x.is_causal))
         return lambda: compiled(q, k, v).block_until_ready()
 
@@ -205,7 +206,7 @@ class Jax(Peer):
         if x.query.dtype == np.float64:
             return None
         q, k, v, g = self._arrays(x)
-        attention = self._jax.nn.dot_product_attention
+        attention = self._attention
 
         @self._jax.jit
         def compiled(q: Any, k: Any, v: Any, g: Any) -> Any:
@@ -222,6 +223,16 @@ class Jax(Peer):
     def result(self, call: Call) -> Array:
         array = np.asarray(call(), np.float32)
         return array.swapaxes(1, 2) if array.ndim == 4 else array
+
+
+class JaxBridge(Jax):
+    """The same with sdpa.interop.jax.dot_product_attention."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        from sdpa.interop.jax import dot_product_attention
+
+        self._attention = dot_product_attention
 
 
 class OnnxRuntime(Peer):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 import sdpa
 from benchmarks import additive
-from benchmarks.peers import Bridge, Operands, Peer, Torch
+from benchmarks.peers import Bridge, JaxBridge, Operands, Peer, Torch
 from benchmarks.timing import Within
 from sdpa.lab.experiments.speed import numpy_weights
 from sdpa.lab.tools.clock import Call
@@ -258,6 +258,29 @@ def small(setting: Setting) -> Iterator[Work]:
             f"(16, 8, 10, 64) {direction}",
             lambda d=direction: against_peers(setting, operands(8, 10, 64, batch=16), d),
         )
+
+
+def in_jax(setting: Setting) -> Iterator[Work]:
+    """Through sdpa.interop.jax, beside the same on arrays of NumPy and JAX's own function."""
+    for heads, n, d in ((8, 1024, 64), (8, 128, 64), (1, 10, 64)):
+        for direction in ("forward", "both"):
+
+            def build(size: Any = (heads, n, d), direction: str = direction) -> Contenders:
+                x = operands(size[0], setting.length(size[1]), size[2])
+                found = {"sdpa": ours(x)[direction]}
+                peers: dict[str, Peer] = {p.name: p for p in setting.peers if p.name == "jax"}
+                if peers:
+                    peers = {"bridge": JaxBridge(setting.threads), **peers}
+                for name, peer in peers.items():
+                    forward, both = peer.forward(x), peer.both(x)
+                    assert forward is not None
+                    assert both is not None
+                    check(name, peer.result(forward), sdpa.attention(*x[:3]))
+                    call = forward if direction == "forward" else both
+                    found[name] = found["sdpa"]._replace(call=call)
+                return found
+
+            yield Work("jax", f"{title(heads, n, d)} {direction}", build)
 
 
 def decode(setting: Setting) -> Iterator[Work]:
@@ -569,6 +592,7 @@ GROUPS = {
     "dtypes": dtypes,
     "threads": threads,
     "small": small,
+    "jax": in_jax,
     "decode": decode,
     "softmax": softmax,
     "options": options,

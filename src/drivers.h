@@ -11,7 +11,7 @@ sdpa_status sdpa_attention_forward(const sdpa_problem *p);
 /* dq, dk, dv, dmask, each where present, from dout, dlse, q, k, v, o, lse. */
 sdpa_status sdpa_attention_backward(const sdpa_problem *p);
 
-/* Forward mode: o, and its derivative o_t along the tangents q_t, k_t, v_t, mask_t, sinks_t. */
+/* Forward mode: o (may be absent), and its derivative o_t along the tangents q_t, k_t, v_t, mask_t, sinks_t. */
 sdpa_status sdpa_attention_tangent(const sdpa_problem *p);
 
 /* The derivatives dq, dk, dv, dmask, dsinks and o_t (with respect to dout), each where present, of the sum of the

@@ -50,6 +50,7 @@ RESULTS = {
     "_close_pool": "None",
     "_isas": "dict[str, bool]",
     "_options": "tuple[tuple[str, str, str, bool, str, int], ...]",
+    "_xla_handlers": "dict[str, Any]",
     "_use_isa": "str",
 }
 HEAD = """\

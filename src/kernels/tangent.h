@@ -235,7 +235,7 @@ NOINLINE bool tangent_sweep(const sdpa_unit *u, const tangent_scratch *w, int64_
     return true;
 }
 
-/* Computes o and o_t of the unit. */
+/* Computes o, where it is wanted, and o_t of the unit. */
 COLD static void tangent_unit(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
@@ -244,7 +244,7 @@ COLD static void tangent_unit(const sdpa_unit *u, void *scratch) {
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
     if (!tangent_sweep(u, &w, j0, j1)) return;
     for (int64_t i = 0; i < u->n_i; i++) {
-        store(u->o.data + (u->i0 + i) * u->o.row, w.o + i * w.v_row, p->d_v, u->o.col, u->o.dtype);
+        if (u->o.data) store(u->o.data + (u->i0 + i) * u->o.row, w.o + i * w.v_row, p->d_v, u->o.col, u->o.dtype);
         store(u->o_t.data + (u->i0 + i) * u->o_t.row, w.o_t + i * w.v_row, p->d_v, u->o_t.col, u->o_t.dtype);
     }
 }

@@ -10,6 +10,7 @@
 #include "merge.h"
 #include "parse.h"
 #include "softmax.h"
+#include "xla.h"
 
 /* A named tuple class that sdpa exports: new reference. */
 static PyObject *named_tuple_type(PyObject *module, const char *name, const char *fields, const char *doc) {
@@ -75,7 +76,8 @@ static int execute(PyObject *module) {
     import_array1(-1);
     sdpa_state *state = sdpa_state_of(module);
     if (fill_state(module, state) < 0 || sdpa_config_add(module) < 0 || sdpa_attention_add(module) < 0) return -1;
-    return sdpa_additive_add(module) < 0 || sdpa_merge_add(module) < 0 ? -1 : sdpa_softmax_add(module);
+    if (sdpa_additive_add(module) < 0 || sdpa_merge_add(module) < 0 || sdpa_softmax_add(module) < 0) return -1;
+    return sdpa_xla_add(module);
 }
 
 static int traverse(PyObject *module, visitproc visit, void *arg) {

@@ -38,5 +38,6 @@ void test_attention(void);
 void test_disturbed(void);
 void test_packed(void);
 void test_additive(void);
+void test_xla(void);
 
 #endif

@@ -66,7 +66,7 @@ static const struct {
     {"vec", test_vec},         {"convert", test_convert},     {"vmath", test_vmath},
     {"machine", test_machine}, {"problem", test_problem},     {"pool", test_pool},
     {"fork", test_fork},       {"attention", test_attention}, {"disturbed", test_disturbed},
-    {"packed", test_packed},   {"additive", test_additive},
+    {"packed", test_packed},   {"additive", test_additive},   {"xla", test_xla},
 };
 
 enum { N_TESTS = sizeof(tests) / sizeof(tests[0]) };

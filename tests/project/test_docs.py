@@ -59,6 +59,8 @@ def test_examples(section, request):
     opening, examples, line = SECTIONS[section]
     if ">>> import torch" in examples:
         request.getfixturevalue("torch")
+    if ">>> import jax" in examples:
+        pytest.importorskip("jax", reason="needs jax: pip install 'sdpa[peers]'")
     if ">>> import onnx" in examples:
         pytest.importorskip("onnx", reason="needs onnx: pip install 'sdpa[peers]'")
     if ">>> import transformers" in examples:

@@ -1,0 +1,25 @@
+"""Attention as functions of JAX, with derivatives of any order, for arrays on the CPU.
+
+>>> import jax
+>>> import jax.numpy as jnp
+>>> from sdpa.interop.jax import attention
+>>> query, key, value = jnp.ones((3, 4)), jnp.eye(4), jnp.arange(8.0).reshape(4, 2)
+>>> jax.grad(lambda query: (attention(query, key, value) ** 2).sum())(query).shape
+(3, 4)
+
+They run under `jax.jit`, `grad`, `jvp`, `vmap`, `hessian`, `checkpoint`, `lax.scan` and
+`shard_map`, and are differentiable in query, key, value, a floating attn_mask or bias, and sinks.
+XLA calls the kernels itself, without Python.
+"""
+
+from __future__ import annotations
+
+try:
+    import jax  # noqa: F401
+except ImportError as error:
+    raise ImportError("sdpa.interop.jax needs JAX: pip install jax") from error
+
+from sdpa.interop.jax import _derivatives as _derivatives
+from sdpa.interop.jax._attention import attention, dot_product_attention
+
+__all__ = ["attention", "dot_product_attention"]

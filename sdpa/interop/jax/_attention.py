@@ -1,0 +1,354 @@
+"""The public functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sdpa import _core
+from sdpa.interop.jax._primitives import FORWARD, Options
+
+
+def _stand_in(x: Any) -> Any:
+    """An array of this shape and type, for the checks: all of them but those of the contents."""
+    return None if x is None else np.broadcast_to(np.zeros((), x.dtype), x.shape)
+
+
+def _contents(x: Any) -> Any:
+    """Integers, whose values are checked unless they are traced; XLA's handler checks those."""
+    return _stand_in(x) if isinstance(x, jax.core.Tracer) else x
+
+
+def _array(x: Any, dtype: Any = None) -> Any:
+    """`x` as an array of JAX; lists and numbers get this type."""
+    if x is None or isinstance(x, jax.Array):
+        return x
+    return jnp.asarray(x) if hasattr(x, "dtype") else jnp.asarray(x, dtype)
+
+
+def _seed(rng: Any, dropout_p: float) -> Any:
+    """Two uint32, the low half of the seed first."""
+    if not dropout_p:
+        return None
+    if isinstance(rng, int) and not isinstance(rng, bool):
+        if 0 <= rng < 2**64:
+            return jnp.asarray([rng % 2**32, rng >> 32], jnp.uint32)
+        raise ValueError(f"rng: expected an int from 0 to 2^64 - 1, got {rng}")
+    if isinstance(rng, jax.Array) and (
+        jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.dtype == jnp.uint32
+    ):
+        return jax.random.bits(rng, (2,), jnp.uint32)
+    raise TypeError(f"rng: with dropout expected an int or a key of jax.random, got {rng!r}")
+
+
+def _with_axes(x: Any, n: int) -> Any:
+    """`x` with axes of size 1 in front, `n` in all."""
+    return x if x is None or x.ndim >= n else x.reshape((1,) * (n - x.ndim) + x.shape)
+
+
+def _band(n_q: int, n_k: int, given: dict[str, Any]) -> tuple[int | None, int | None, Any]:
+    """(lower, upper, query_offset), where an offset that matters nowhere is None."""
+    left, right = given["window"] or (None, None)
+    lower, upper = None if left is None else -int(left), None if right is None else int(right)
+    if given["is_causal"]:
+        upper = 0
+    if lower is None and upper is None and given["alibi_slopes"] is None:
+        return None, None, None
+    if given["is_causal"] != "lower_right":
+        return lower, upper, given["query_offset"]
+    lengths = given["key_lengths"]
+    return lower, upper, (n_k if lengths is None else lengths) - n_q
+
+
+def _integers(x: Any) -> Any:
+    """As the handlers take them: signed, of 32 bits or, where JAX has them, 64."""
+    if x is None:
+        return None
+    x = jnp.asarray(x)
+    return x.astype(jnp.result_type(int)) if x.dtype not in (np.int32, np.int64) else x
+
+
+_ARRAYS = ("attn_mask", "sinks", "alibi_slopes")
+_INTEGERS = ("key_lengths", "query_offset")
+_DEFAULTS: dict[str, Any] = {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
+_DEFAULTS |= dict.fromkeys((*_ARRAYS, *_INTEGERS, "scale", "softcap", "window", "workers"))
+
+
+def _check(operands: Sequence[Any], given: dict[str, Any], rows_first: bool) -> None:
+    """Raises what `sdpa.attention` would."""
+    checked = [x.swapaxes(-3, -2) if rows_first else x for x in map(_stand_in, operands)]
+    given = given | {name: _stand_in(given[name]) for name in _ARRAYS}
+    given |= {name: _contents(given[name]) for name in _INTEGERS}
+    _core._check_attention(*checked, **given, rng=0)
+
+
+def _forward(
+    query: Any, key: Any, value: Any, *, rng: Any = None, rows_first: bool = False, **given: Any
+) -> tuple[Any, Any]:
+    """(out, lse), from the options of `attention`.
+
+    With rows_first, the axes are (batch, L, heads, d), and so are those of out.
+    """
+    query, key, value = map(_array, (query, key, value))
+    given = _DEFAULTS | given
+    given |= {name: _array(given[name]) for name in ("attn_mask", "alibi_slopes")}
+    given["sinks"] = _array(given["sinks"], query.dtype)
+    _check((query, key, value), given, rows_first)
+
+    n_q, n_k = (x.shape[-3 if rows_first else -2] for x in (query, key))
+    key_lengths = _integers(given["key_lengths"])
+    lower, upper, query_offset = _band(n_q, n_k, given | {"key_lengths": key_lengths})
+    options = Options(
+        scale=max(query.shape[-1], 1) ** -0.5 if given["scale"] is None else float(given["scale"]),
+        softcap=float(given["softcap"] or 0),
+        dropout_p=float(given["dropout_p"]),
+        lower=lower,
+        upper=upper,
+        workers=int(given["workers"] or 0),
+        rows_first=rows_first,
+    )
+    rank = max(3, query.ndim, key.ndim, value.ndim)
+    named = {
+        "query": _with_axes(query, rank),
+        "key": _with_axes(key, rank),
+        "value": _with_axes(value, rank),
+        "attn_mask": _with_axes(given["attn_mask"], rank),
+        "sinks": _with_axes(given["sinks"], rank - 2),
+        "alibi_slopes": _with_axes(given["alibi_slopes"], rank - 2),
+        "key_lengths": _with_axes(key_lengths, rank - 3),
+        "query_offset": _with_axes(_integers(query_offset), rank - 3),
+        "seed": _seed(rng, options.dropout_p),
+    }
+    out, lse = FORWARD({n: x for n, x in named.items() if x is not None}, options)
+    if max(query.ndim, key.ndim, value.ndim) == 2:  # remove the axis of heads, which none had
+        return out[0], lse[0]
+    return out, lse
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | str = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    key_lengths: Any = None,
+    query_offset: Any = None,
+    rng: Any = None,
+    workers: int | None = None,
+) -> Any:
+    """`sdpa.attention` on arrays of JAX, differentiable in query, key, value, attn_mask and sinks.
+
+    Parameters
+    ----------
+    query, key, value : jax.Array
+        (..., heads, L, d), of float16, bfloat16, float32 or float64; shapes as in `sdpa.attention`.
+    attn_mask, sinks, alibi_slopes, key_lengths, query_offset
+        As in `sdpa.attention`; arrays may be traced.
+    dropout_p, is_causal, scale, enable_gqa, softcap, window, workers
+        As in `sdpa.attention`; known when the function is traced.
+    rng : int or key of jax.random
+        Seed of dropout, which needs one. An int is the seed of `sdpa.attention`.
+
+    Returns
+    -------
+    (..., heads, Lq, d_v) jax.Array
+        softmax(scale query key^T + attn_mask) value, of query's dtype: Vaswani et al., "Attention
+        is all you need" (2017), equation 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `sdpa.attention`.
+    jax.errors.JaxRuntimeError
+        When a compiled function runs with key_lengths outside [0, Lk].
+    NotImplementedError
+        For third derivatives, and forward mode over forward mode, of dropout.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from sdpa.interop.jax import attention
+    >>> value = jnp.array([[1.0], [3.0]])  # equal scores: their mean
+    >>> def total(value):
+    ...     return attention(jnp.zeros((1, 2)), jnp.zeros((2, 2)), value, softcap=5.0).sum()
+    >>> out, gradient = jax.value_and_grad(total)(value)
+    >>> out.item(), gradient.tolist()
+    (2.0, [[0.5], [0.5]])
+    """
+    out, _ = _forward(
+        *(query, key, value),
+        attn_mask=attn_mask,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        softcap=softcap,
+        window=window,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        key_lengths=key_lengths,
+        query_offset=query_offset,
+        rng=rng,
+        workers=workers,
+    )
+    return out
+
+
+# --------------------------------------------------------------------------- jax.nn's own function
+
+
+def _check_shape(name: str, x: Any, shape: Sequence[int | str]) -> None:
+    """ValueError unless sizes are these; a name stands for any."""
+    if x.ndim == len(shape) and all(
+        isinstance(n, str) or n == size for n, size in zip(shape, x.shape, strict=True)
+    ):
+        return
+    expected = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+    raise ValueError(f"{name}: expected shape ({expected}), got {x.shape}")
+
+
+def _check_layout(query: Any, key: Any, value: Any) -> None:
+    """(B, T, N, H), (B, S, K, H) and (B, S, K, any)."""
+    if query.ndim not in (3, 4):
+        raise ValueError(f"query: expected shape (B, T, N, H) or (T, N, H), got {query.shape}")
+    lead = query.shape[:-3]
+    n_heads, d = query.shape[-2:]
+    _check_shape("key", key, (*lead, "S", "K", d))
+    _check_shape("value", value, (*lead, *key.shape[-3:-1], "H"))
+    k_heads = key.shape[-2]
+    if n_heads % k_heads if k_heads else n_heads:
+        raise ValueError(
+            f"key: expected a number of heads that divides query's {n_heads}, got {k_heads}"
+        )
+
+
+def _lengths(name: str, lengths: Any, n_batch: int) -> Any:
+    lengths = _array(lengths)
+    if lengths is None:
+        return None
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise TypeError(f"{name}: expected integers, got {lengths.dtype}")
+    _check_shape(name, lengths, (n_batch,))
+    return lengths
+
+
+def _joined(bias: Any, mask: Any, wide: Any) -> Any:
+    """The mask and the bias as one."""
+    if mask is not None and mask.dtype != bool:
+        raise TypeError(f"mask: expected bool (True = attend), got {mask.dtype}; see bias")
+    if bias is None:
+        return mask
+    if not jnp.issubdtype(bias.dtype, jnp.floating):
+        raise TypeError(f"bias: expected a floating type, got {bias.dtype}")
+    bias = bias.astype(wide)
+    return bias if mask is None else jnp.where(mask, bias, -jnp.inf)
+
+
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: None = None,
+    return_residual: bool = False,
+) -> Any:
+    """`jax.nn.dot_product_attention`: the same arguments, layout and results.
+
+    Parameters
+    ----------
+    query, key, value : jax.Array
+        (B, T, N, H), (B, S, K, H) and (B, S, K, H), or all three without B; N is a multiple of K.
+        Of float16, bfloat16, float32 or float64. They are not transposed in memory.
+    bias, mask : jax.Array, optional
+        Broadcast to (B, N, T, S); added to the scaled scores, and boolean with True = attend. Given
+        together, they are joined in memory first.
+    scale : float, optional
+        Factor of the scores; 1 / sqrt(H) by default. Known when the function is traced.
+    is_causal : bool, default False
+        Query i attends to keys 0 to i.
+    query_seq_lengths, key_value_seq_lengths : (B,) integer jax.Array, optional
+        Rows of query, and of key and value, that are not padding. Other rows of the result are 0.
+    local_window_size : int or (int, int), optional
+        Query i attends to keys from i - left to i + right.
+    implementation : None
+        Of the others, `jax.nn` has its own.
+    return_residual : bool, default False
+        Return the logarithm of the sum of the exponentials, too.
+
+    Returns
+    -------
+    (B, T, N, H) jax.Array, or with the residual (B, T, N)
+        Of query's dtype. The residual has no gradient, as in JAX.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Before anything is computed, naming the argument.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from sdpa.interop.jax import dot_product_attention
+    >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 6, 4, 8))
+    >>> theirs = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    >>> bool(jnp.allclose(dot_product_attention(q, k, v, is_causal=True), theirs, atol=1e-6))
+    True
+    """
+    if implementation is not None:
+        raise ValueError(
+            f"implementation: expected None, got {implementation!r}; "
+            "jax.nn.dot_product_attention has the others"
+        )
+    query, key, value, bias, mask = map(_array, (query, key, value, bias, mask))
+    _check_layout(query, key, value)
+    plain = query.ndim == 3
+    query, key, value = (_with_axes(x, 4) for x in (query, key, value))
+    n_batch, n_q = query.shape[:2]
+    query_lengths = _lengths("query_seq_lengths", query_seq_lengths, n_batch)
+    window = local_window_size
+    out, lse = _forward(
+        *(query, key, value),
+        attn_mask=_joined(bias, mask, _wide(query, bias)),
+        is_causal=bool(is_causal),
+        scale=scale,
+        enable_gqa=True,
+        window=(window, window) if isinstance(window, int) else window,
+        key_lengths=_lengths("key_value_seq_lengths", key_value_seq_lengths, n_batch),
+        rows_first=True,
+    )
+    residual = jax.lax.stop_gradient(lse).swapaxes(1, 2).astype(query.dtype)
+    if query_lengths is not None:
+        rows = (jnp.arange(n_q) < query_lengths[:, None])[..., None]
+        out = jnp.where(rows[..., None], out, 0)
+        residual = jnp.where(rows, residual, -jnp.inf)
+    if plain:
+        out, residual = out[0], residual[0]
+    return (out, residual) if return_residual else out
+
+
+def _wide(query: Any, bias: Any) -> Any:
+    """The type in which a bias is added: its own, if the kernels take it."""
+    if bias is None or bias.dtype in (query.dtype, np.float32):
+        return bias if bias is None else bias.dtype
+    return np.float64 if query.dtype == np.float64 else np.float32

@@ -1,0 +1,126 @@
+"""Attention in jax.numpy, for the derivatives that have no kernel; it holds the matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sdpa.interop.jax._primitives import DIFFERENTIABLE, Named, Options, Shapes, sum_to, with_suffix
+
+
+def _per_head(x: Any, dtype: Any) -> Any:
+    return x.astype(dtype)[..., None, None]
+
+
+def _visible(named: Named, options: Options, n_q: int, n_k: int) -> Any:
+    """The pairs that band and lengths let through, to be broadcast to (..., heads, Lq, Lk)."""
+    j = jnp.arange(n_k)
+    distance = _distance(named, n_q, n_k)
+    visible = jnp.full((1, 1), True)
+    if options.lower is not None:
+        visible &= distance >= options.lower
+    if options.upper is not None:
+        visible &= distance <= options.upper
+    if "key_lengths" in named:
+        visible &= j < named["key_lengths"][..., None, None, None]
+    return visible
+
+
+def _distance(named: Named, n_q: int, n_k: int) -> Any:
+    """j - (i + offset)."""
+    distance = jnp.arange(n_k) - jnp.arange(n_q)[:, None]
+    if "query_offset" in named:
+        return distance - named["query_offset"][..., None, None, None]
+    return distance
+
+
+def _weights(s: Any, visible: Any, sinks: Any) -> Any:
+    """Softmax over the visible keys and the sink; 0 in rows that see nothing."""
+    s = jnp.where(visible, s, -jnp.inf)
+    m = s.max(-1, keepdims=True, initial=-jnp.inf)
+    m = m if sinks is None else jnp.maximum(m, sinks)
+    m = jax.lax.stop_gradient(jnp.where(jnp.isfinite(m), m, 0))
+    p = jnp.where(visible, jnp.exp(s - m), 0)
+    total = p.sum(-1, keepdims=True)
+    if sinks is not None:
+        total += jnp.exp(sinks - m)
+    return p / jnp.where(total == 0, 1, total)
+
+
+def attention(named: Named, options: Options) -> Any:
+    """out."""
+    if options.dropout_p:
+        raise NotImplementedError(
+            "dropout_p: third derivatives and forward mode over forward mode are not available "
+            "with dropout"
+        )
+    q, k, v = (named[name] for name in ("query", "key", "value"))
+    wide = jnp.float64 if q.dtype == np.float64 else jnp.float32
+    dtype = q.dtype
+    q, k, v = (x.swapaxes(-3, -2) if options.rows_first else x for x in (q, k, v))
+    groups = q.shape[-3] // max(k.shape[-3], 1)
+    q, k, v = (x.astype(wide) for x in (q, k, v))
+    if groups > 1:
+        k, v = (jnp.repeat(x, groups, axis=-3) for x in (k, v))
+
+    s = options.scale * (q @ k.mT)
+    if options.softcap:
+        s = options.softcap * jnp.tanh(s / options.softcap)
+    visible = _visible(named, options, *s.shape[-2:])
+    if "alibi_slopes" in named:
+        s -= _per_head(named["alibi_slopes"], wide) * abs(_distance(named, *s.shape[-2:]))
+    mask = named.get("attn_mask")
+    if mask is not None and mask.dtype == bool:
+        visible &= mask
+    elif mask is not None:
+        s += mask.astype(wide)
+    sinks = _per_head(named["sinks"], wide) if "sinks" in named else None
+    out = (_weights(s, visible, sinks) @ v).astype(dtype)
+    return out.swapaxes(-3, -2) if options.rows_first else out
+
+
+def _expanded(named: Named, shapes: Shapes) -> tuple[Named, list[Named]]:
+    """(the operands that move, both sets of their tangents): of one shape, zero where absent.
+
+    A tangent or the gradient may have batch axes that its operand is broadcast over.
+    """
+    tangents = [with_suffix(named, suffix) for suffix in ("_t", "_u")]
+    moved = {
+        name: jnp.broadcast_to(named[name], jnp.broadcast_shapes(*all_shapes))
+        for name in DIFFERENTIABLE
+        if name in tangents[0] or name in tangents[1] or name in dict(shapes)
+        for all_shapes in [
+            [x.shape for x in (named[name], *(t[name] for t in tangents if name in t))]
+            + [shape for other, shape in shapes if other == name]
+        ]
+    }
+    full = [
+        {n: jnp.broadcast_to(t.get(n, jnp.zeros((), x.dtype)), x.shape) for n, x in moved.items()}
+        for t in tangents
+    ]
+    return moved, full
+
+
+def second(named: Named, options: Options, shapes: Shapes) -> list[Any]:
+    """The gradients of <grad_out, tangent of out>."""
+    moved, (along, _) = _expanded(named, shapes)
+
+    def product(x: Named) -> Any:
+        out = attention(named | x, options)
+        return (named["grad_out"].astype(out.dtype) * out).sum()
+
+    found = jax.jvp(jax.grad(product), (moved,), (along,))[1]
+    return [sum_to(found[name], shape) for name, shape in shapes]
+
+
+def curvature(named: Named, options: Options, shapes: Shapes = ()) -> list[Any]:
+    """The second derivative of out along both tangents."""
+    moved, (first, other) = _expanded(named, shapes)
+
+    def tangent(x: Named) -> Any:
+        return jax.jvp(lambda x: attention(named | x, options), (x,), (first,))[1]
+
+    return [jax.jvp(tangent, (moved,), (other,))[1]]

@@ -1,0 +1,201 @@
+"""The primitives: their operands and results, the handlers that compute them, batching.
+
+Operands are canonical: batch axes, as many in all, then (heads, L, d) each of its size or 1, and
+the other operands likewise. Which ones a primitive has is said by their `names`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from sdpa import _core
+
+Named = dict[str, Any]
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class Options(NamedTuple):
+    """What is known when a function is traced."""
+
+    scale: float
+    softcap: float
+    dropout_p: float
+    lower: int | None
+    upper: int | None
+    workers: int
+    rows_first: bool
+    """The axes are (..., L, heads, d) instead of (..., heads, L, d)."""
+
+
+# Gradients exist for these, and tangents: those of one direction end in _t, of a second in _u.
+DIFFERENTIABLE = ("query", "key", "value", "attn_mask", "sinks")
+# Number of axes behind (batch, heads) of each; -1 where heads are missing, too.
+_INNER: dict[str, int] = {"query": 2, "key": 2, "value": 2, "attn_mask": 2, "sinks": 0}
+_INNER |= {"alibi_slopes": 0, "key_lengths": -1, "query_offset": -1, "seed": 0}
+_INNER |= {"grad_out": 2, "out": 2, "lse": 1}
+_INNER |= {f"{name}_{way}": _INNER[name] for way in "tu" for name in DIFFERENTIABLE}
+OPERANDS = tuple(_INNER)  # in the order of the bits of src/xla.h
+_RESULTS = ("out", "lse", "out_t", *DIFFERENTIABLE)
+
+
+def with_suffix(named: Mapping[str, Any], suffix: str) -> Named:
+    """The tangents of this suffix, without it."""
+    return {n.removesuffix(suffix): x for n, x in named.items() if n.endswith(suffix)}
+
+
+def add_suffix(named: Mapping[str, Any], suffix: str) -> Named:
+    return {n + suffix: x for n, x in named.items()}
+
+
+def lead_of(named: Mapping[str, Any], options: Options) -> tuple[int, ...]:
+    """Sizes of the batch axes and of the query heads."""
+    batch = [x.shape[: x.ndim - _INNER[n] - 1] for n, x in named.items() if n != "seed"]
+    axis = -2 if options.rows_first else -3
+    heads = [named[name].shape[axis] for name in ("query", "key", "value")]
+    return (*np.broadcast_shapes(*batch), max(heads) if all(heads) else 0)
+
+
+def _results(name: str, named: Named, options: Options, shapes: Shapes) -> dict[str, Any]:
+    """{name: (shape, dtype)} of what a primitive computes."""
+    if shapes:
+        return {n: (shape, named[n].dtype) for n, shape in shapes}
+    query, value = named["query"], named["value"]
+    *batch, heads = lead_of(named, options)
+    n_q = query.shape[-3 if options.rows_first else -2]
+    lengths = (n_q, heads) if options.rows_first else (heads, n_q)
+    out = (*batch, *lengths, value.shape[-1]), query.dtype
+    if name != "forward":
+        return {"out_t": out}
+    wide = np.dtype("float64" if query.dtype == np.float64 else "float32")
+    return {"out": out, "lse": ((*batch, heads, n_q), wide)}
+
+
+class Attention(Primitive):
+    """One of the primitives, with parameters names, options, and shapes of gradients."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"sdpa_attention_{name}")
+        self.short = name
+        self.multiple_results = True
+        primitive: Any = self
+        primitive.def_impl(self._run)
+        primitive.def_abstract_eval(self._evaluate)
+        batching.primitive_batchers[self] = self._batch
+
+    def __call__(self, named: Mapping[str, Any], options: Options, shapes: Shapes = ()) -> Any:
+        names = tuple(name for name in OPERANDS if name in named)
+        args = _same_variance([named[name] for name in names])
+        bind: Any = self.bind
+        return bind(*args, names=names, options=options, shapes=shapes)
+
+    def _run(self, *args: Any, **params: Any) -> Any:
+        # Under disable_jit, too: the handlers are called by what XLA compiles.
+        with jax.disable_jit(False):
+            return _compiled(self, **params)(*args)
+
+    def _evaluate(self, *avals: Any, names: Any, options: Options, shapes: Shapes) -> list[Any]:
+        found = _results(self.short, dict(zip(names, avals, strict=True)), options, shapes)
+        return [_like(avals[0], shape, dtype) for shape, dtype in found.values()]
+
+    def _batch(
+        self, args: Any, dims: Any, *, names: Any, options: Options, shapes: Shapes
+    ) -> tuple[Any, Any]:
+        """One call for the whole batch, whose axis comes first."""
+        moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
+        size = next(x.shape[0] for x, d in zip(moved, dims, strict=True) if d is not None)
+        if options.dropout_p:
+            # Which weights are dropped depends on the place in the batch: one call after another.
+            batched = {n: x for n, x, d in zip(names, moved, dims, strict=True) if d is not None}
+            others = {n: x for n, x, d in zip(names, moved, dims, strict=True) if d is None}
+            found = jax.lax.map(lambda one: self(others | one, options, shapes), batched)
+        else:
+            named = {
+                name: x if d is not None or name == "seed" else x[None]
+                for name, x, d in zip(names, moved, dims, strict=True)
+            }
+            shapes = tuple((name, (size, *shape)) for name, shape in shapes)
+            found = self(named, options, shapes)
+        return found, [0] * len(found)
+
+
+def _like(aval: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """The abstract value of a result, which differs along the axes that the operands do."""
+    spec: Any = jax.sharding.PartitionSpec
+    sharding = jax.sharding.NamedSharding(aval.sharding.mesh, spec(*(None,) * len(shape)))
+    return aval.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(primitive: Attention, **params: Any) -> Callable[..., Any]:
+    return jax.jit(functools.partial(primitive.bind, **params))
+
+
+def _varying(x: Any) -> frozenset[str]:
+    """The axes of a surrounding shard_map along which `x` differs."""
+    aval = jax.typeof(x)
+    axes = getattr(aval, "vma", None)  # until JAX 0.8
+    return frozenset(aval.manual_axis_type.varying if axes is None else axes)
+
+
+def _same_variance(args: Sequence[Any]) -> list[Any]:
+    """Each of them differing along all the axes along which one does."""
+    own = [_varying(x) for x in args]
+    every = frozenset().union(*own)
+    if not every:
+        return list(args)
+    lax: Any = jax.lax  # pvary is the name until JAX 0.8
+    cast = functools.partial(lax.pcast, to="varying") if hasattr(lax, "pcast") else lax.pvary
+    return [
+        cast(x, tuple(sorted(every - axes))) if every - axes else x
+        for x, axes in zip(args, own, strict=True)
+    ]
+
+
+def _bits(names: Sequence[str], order: Sequence[str]) -> int:
+    return sum(1 << order.index(name) for name in names)
+
+
+def _lower(
+    target: str, ctx: Any, *operands: Any, names: Any, options: Options, shapes: Shapes
+) -> Any:
+    """A call of the handler, whose attributes src/xla.h describes."""
+    named = dict(zip(names, ctx.avals_in, strict=True))
+    results = tuple(_results(target.rpartition("_")[2], named, options, shapes))
+    integers = [_bits(names, OPERANDS), _bits(results, _RESULTS)]
+    integers += [options.rows_first, options.workers]
+    for bound in options.lower, options.upper:
+        integers += [bound is not None, bound or 0]
+    rule = jax.ffi.ffi_lowering(target)
+    return rule(
+        ctx,
+        *operands,
+        integers=np.array([*integers, *lead_of(named, options)], np.int64),
+        numbers=np.array([options.scale, options.softcap, options.dropout_p], np.float64),
+    )
+
+
+def sum_to(x: Any, shape: Sequence[int]) -> Any:
+    """`x` summed over the axes that have size 1 in `shape`."""
+    axes = tuple(i for i, (n, to) in enumerate(zip(x.shape, shape, strict=True)) if n != to)
+    return jnp.sum(x, axes, keepdims=True) if axes else x
+
+
+FORWARD = Attention("forward")
+TANGENT = Attention("tangent")
+BACKWARD = Attention("backward")
+SECOND = Attention("second")
+CURVATURE = Attention("curvature")  # has no handler: _derivatives.py
+
+for _primitive in FORWARD, TANGENT, BACKWARD, SECOND:
+    jax.ffi.register_ffi_target(
+        _primitive.name, _core._xla_handlers()[_primitive.short], platform="cpu"
+    )
+    mlir.register_lowering(_primitive, functools.partial(_lower, _primitive.name), platform="cpu")

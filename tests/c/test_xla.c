@@ -1,0 +1,207 @@
+/* Handlers for XLA: what a frame says is what the driver computes, and a frame that makes no sense is an error. */
+#include <string.h>
+
+#include "../../src/drivers.h"
+#include "../../src/runtime/memory.h"
+#include "../../src/xla.h"
+#include "check.h"
+#include "naive.h"
+
+enum { N_BATCH = 2, N_HEAD = 2, N_Q = 3, N_K = 5, D = 4, MOST = 8 };
+enum { Q_SIZE = N_BATCH * N_HEAD * N_Q * D, K_SIZE = N_K * D, LSE_SIZE = N_BATCH * N_HEAD * N_Q };
+
+/* Queries (batch, rows, heads, columns), keys and values (1, rows, 1, columns): shared by batch and heads. */
+static float q[Q_SIZE], k[K_SIZE], v[K_SIZE], o[Q_SIZE], lse[LSE_SIZE], dout[Q_SIZE], dq[Q_SIZE], dk[K_SIZE],
+    dv[K_SIZE];
+static int32_t lengths[N_BATCH];
+
+/* Our side of XLA: one call with everything that its frame points at. */
+typedef struct call {
+    sdpa_xla_frame frame;
+    sdpa_xla_buffer buffers[2 * MOST];
+    int64_t dims[2 * MOST][4];
+    void *operands[MOST], *results[MOST];
+    int64_t integers[SDPA_XLA_LEAD + 2];
+    double numbers[SDPA_XLA_N_NUMBERS];
+    sdpa_xla_array arrays[2];
+    sdpa_xla_text texts[2], *names[2];
+    void *attributes[2];
+    int kinds[2];
+} call;
+
+static char last_error[200];
+static int last_code;
+
+static sdpa_xla_error *make_error(sdpa_xla_message *message) {
+    last_code = message->code;
+    snprintf(last_error, sizeof last_error, "%s", message->text);
+    return (sdpa_xla_error *)last_error;
+}
+
+static const sdpa_xla_api api = {.struct_size = sizeof api, .make_error = make_error};
+
+static void add(call *c, bool result, int bit, int type, void *data, int64_t rank, const int64_t *dims) {
+    sdpa_xla_buffers *all = result ? &c->frame.results : &c->frame.operands;
+    const int at = (int)all->size + (result ? MOST : 0);
+    memcpy(c->dims[at], dims, sizeof *dims * (size_t)rank);
+    c->buffers[at] = (sdpa_xla_buffer){sizeof(sdpa_xla_buffer), NULL, type, data, rank, c->dims[at]};
+    all->items[all->size++] = &c->buffers[at];
+    c->integers[result ? SDPA_XLA_RESULT_BITS : SDPA_XLA_OPERAND_BITS] |= 1 << bit;
+}
+
+static void begin(call *c) {
+    static const int64_t of_q[] = {N_BATCH, N_Q, N_HEAD, D}, of_k[] = {1, N_K, 1, D}, batch[] = {N_BATCH};
+    memset(c, 0, sizeof *c);
+    c->frame.api = &api;
+    c->frame.operands.items = c->operands;
+    c->frame.results.items = c->results;
+    c->integers[SDPA_XLA_ROWS_FIRST] = 1;
+    c->integers[SDPA_XLA_WORKERS] = 1;
+    c->integers[SDPA_XLA_LEAD] = N_BATCH;
+    c->integers[SDPA_XLA_LEAD + 1] = N_HEAD;
+    c->numbers[SDPA_XLA_SCALE] = 0.5;
+    c->arrays[0] = (sdpa_xla_array){SDPA_XLA_S64, SDPA_XLA_LEAD + 2, c->integers};
+    c->arrays[1] = (sdpa_xla_array){SDPA_XLA_F64, SDPA_XLA_N_NUMBERS, c->numbers};
+    c->texts[0] = (sdpa_xla_text){"integers", 8};
+    c->texts[1] = (sdpa_xla_text){"numbers", 7};
+    for (int i = 0; i < 2; i++) {
+        c->kinds[i] = SDPA_XLA_ARRAY;
+        c->names[i] = &c->texts[i];
+        c->attributes[i] = &c->arrays[i];
+    }
+    c->frame.attributes = (sdpa_xla_attributes){0, NULL, 2, c->kinds, c->names, c->attributes};
+    add(c, false, SDPA_XLA_QUERY, SDPA_XLA_F32, q, 4, of_q);
+    add(c, false, SDPA_XLA_KEY, SDPA_XLA_F32, k, 4, of_k);
+    add(c, false, SDPA_XLA_VALUE, SDPA_XLA_F32, v, 4, of_k);
+    add(c, false, SDPA_XLA_LENGTHS, SDPA_XLA_S32, lengths, 1, batch);
+}
+
+static void begin_forward(call *c) {
+    static const int64_t of_o[] = {N_BATCH, N_Q, N_HEAD, D}, of_lse[] = {N_BATCH, N_HEAD, N_Q};
+    begin(c);
+    add(c, true, SDPA_XLA_OUT_RESULT, SDPA_XLA_F32, o, 4, of_o);
+    add(c, true, SDPA_XLA_LSE_RESULT, SDPA_XLA_F32, lse, 3, of_lse);
+}
+
+/* The same problem, written out. */
+static sdpa_problem written(int64_t copies[N_BATCH]) {
+    sdpa_problem p = {.n_batch = N_BATCH,
+                      .n_head = N_HEAD,
+                      .n_q = N_Q,
+                      .n_k = N_K,
+                      .d_k = D,
+                      .d_v = D,
+                      .dtype = SDPA_F32,
+                      .scale = 0.5,
+                      .n_workers = 1,
+                      .n_axes = 1,
+                      .axis = {N_BATCH}};
+    const sdpa_tensor of_q = {
+        .row = 4 * N_HEAD * D, .col = 4, .head = 4 * D, .group = 1, .dtype = SDPA_F32, .batch = {4 * N_Q * N_HEAD * D}};
+    const sdpa_tensor of_k = {.row = 4 * D, .col = 4, .group = 1, .dtype = SDPA_F32};
+    const sdpa_tensor of_lse = {
+        .row = 4, .col = 4, .head = 4 * N_Q, .group = 1, .dtype = SDPA_F32, .batch = {4 * N_HEAD * N_Q}};
+    p.q = p.o = p.dout = p.dq = of_q;
+    p.k = p.v = p.dk = p.dv = of_k;
+    p.lse = of_lse;
+    p.key_length = (sdpa_tensor){.data = (char *)copies, .group = 1, .dtype = SDPA_I64, .batch = {8}};
+    p.q.data = (char *)q, p.k.data = (char *)k, p.v.data = (char *)v;
+    p.dout.data = p.dq.data = p.dk.data = p.dv.data = NULL;
+    for (int i = 0; i < N_BATCH; i++) copies[i] = lengths[i];
+    return p;
+}
+
+static void fill(float *x, int n) {
+    for (int i = 0; i < n; i++) x[i] = (float)naive_normal();
+}
+
+static void test_passes(void) {
+    static const int64_t of_q[] = {N_BATCH, N_Q, N_HEAD, D}, of_k[] = {1, N_K, 1, D}, of_lse[] = {N_BATCH, N_HEAD, N_Q};
+    static float o2[Q_SIZE], lse2[LSE_SIZE], dq2[Q_SIZE], dk2[K_SIZE], dv2[K_SIZE];
+    int64_t copies[N_BATCH];
+    call c;
+    begin_forward(&c);
+    CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
+    sdpa_problem p = written(copies);
+    p.o.data = (char *)o2, p.lse.data = (char *)lse2;
+    p.features = sdpa_problem_features(&p);
+    CHECK(sdpa_attention_forward(&p) == SDPA_OK, "forward");
+    CHECK(!memcmp(o, o2, sizeof o) && !memcmp(lse, lse2, sizeof lse), "forward");
+
+    begin(&c);
+    add(&c, false, SDPA_XLA_GRAD_OUT, SDPA_XLA_F32, dout, 4, of_q);
+    add(&c, false, SDPA_XLA_OUT, SDPA_XLA_F32, o, 4, of_q);
+    add(&c, false, SDPA_XLA_LSE, SDPA_XLA_F32, lse, 3, of_lse);
+    add(&c, true, SDPA_XLA_GRADIENTS, SDPA_XLA_F32, dq, 4, of_q);
+    add(&c, true, SDPA_XLA_GRADIENTS + 1, SDPA_XLA_F32, dk, 4, of_k);
+    add(&c, true, SDPA_XLA_GRADIENTS + 2, SDPA_XLA_F32, dv, 4, of_k);
+    memset(dk, 0xff, sizeof dk); /* XLA's memory is not cleared */
+    CHECK(!sdpa_xla_backward(&c.frame), "%s", last_error);
+    p.dout.data = (char *)dout, p.dq.data = (char *)dq2, p.dk.data = (char *)dk2, p.dv.data = (char *)dv2;
+    CHECK(sdpa_attention_backward(&p) == SDPA_OK, "backward");
+    CHECK(!memcmp(dq, dq2, sizeof dq) && !memcmp(dk, dk2, sizeof dk) && !memcmp(dv, dv2, sizeof dv), "backward");
+}
+
+/* A change of the frame ends the call with this code, before anything is written. */
+#define REFUSED(error_code, change)                                                                                    \
+    do {                                                                                                               \
+        begin_forward(&c);                                                                                             \
+        change;                                                                                                        \
+        memset(o, 1, sizeof o);                                                                                        \
+        last_code = 0;                                                                                                 \
+        CHECK(sdpa_xla_forward(&c.frame) && last_code == (error_code), "%s: %d", #change, last_code);                  \
+        CHECK(((char *)o)[0] == 1 && !memcmp(o, o + 1, sizeof o - sizeof *o), "%s", #change);                          \
+    } while (0)
+
+static void test_refused(void) {
+    call c;
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.frame.attributes.size = 1);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.arrays[0].size = SDPA_XLA_LEAD);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.arrays[1].type = SDPA_XLA_F32);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.kinds[0] = 3);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.frame.operands.size = 2);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.frame.operands.size = 3);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.integers[SDPA_XLA_OPERAND_BITS] = 3);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.integers[SDPA_XLA_OPERAND_BITS] = 7);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.frame.results.size = 1);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.buffers[0].rank = 3);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.buffers[1].type = SDPA_XLA_S32);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.dims[1][0] = 3);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.dims[1][2] = 3);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.dims[2][1] = N_K - 1);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.buffers[3].type = SDPA_XLA_F32);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.dims[3][0] = 3);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.dims[MOST + 1][2] = N_Q + 1);
+    lengths[1] = N_K + 1;
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, (void)0);
+    CHECK(strcmp(last_error, "key_lengths: expected integers from 0 to Lk = 5, got 6") == 0, "%s", last_error);
+    lengths[1] = 3;
+    sdpa_alloc_fail_after(0);
+    REFUSED(SDPA_XLA_RESOURCE_EXHAUSTED, (void)0);
+    sdpa_alloc_fail_after(-1);
+}
+
+void test_xla(void) {
+    sdpa_xla_frame question = {0};
+    sdpa_xla_metadata metadata = {.base = {sizeof metadata.base, SDPA_XLA_METADATA, NULL}};
+    struct {
+        size_t struct_size;
+        sdpa_xla_version version;
+        uint32_t traits;
+    } reply = {.version = {.major = -1, .minor = -1}, .traits = 7};
+    memcpy(&metadata.reply, &(void *){&reply}, sizeof metadata.reply);
+    question.extensions = &metadata.base;
+    CHECK(!sdpa_xla_forward(&question), "the version");
+    CHECK(reply.version.major == 0 && reply.version.minor == 1 && reply.traits == 0, "%d.%d", reply.version.major,
+          reply.version.minor);
+
+    naive_seed();
+    fill(q, Q_SIZE);
+    fill(k, K_SIZE);
+    fill(v, K_SIZE);
+    fill(dout, Q_SIZE);
+    lengths[0] = N_K;
+    lengths[1] = 3;
+    test_passes();
+    test_refused();
+}

@@ -1,0 +1,528 @@
+"""sdpa.interop.jax: every transformation of JAX against the formula in jax.numpy."""
+
+import doctest
+import itertools
+import math
+import warnings
+
+import numpy as np
+import pytest
+from support.helpers import visible_pairs
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    jax = pytest.importorskip("jax", reason="needs jax: pip install 'sdpa[peers]'")
+
+import jax.numpy as jnp
+from jax.test_util import check_grads
+
+import sdpa
+from sdpa.interop import jax as interop
+
+HEADS, N_Q, N_K, D_K, D_V = 2, 3, 5, 4, 3
+KEEP = np.arange(N_Q * N_K).reshape(N_Q, N_K) % 3 > 0
+
+CASES = {
+    "plain": {},
+    "causal": {"is_causal": True, "query_offset": 1},
+    "lower right": {"is_causal": "lower_right", "key_lengths": np.array([5, 4])},
+    "window": {"window": (1, 2), "scale": -0.7},
+    "softcap": {"softcap": 0.8, "scale": 1.0},
+    "boolean mask": {"attn_mask": KEEP},
+    "row without keys": {"attn_mask": KEEP & (np.arange(N_Q) != 1)[:, None]},
+    "bias": {"attn_mask": (2, 1, N_Q, N_K)},
+    "bias of keys": {"attn_mask": (HEADS, 1, N_K)},
+    "sinks": {"sinks": (HEADS,)},
+    "alibi": {"alibi_slopes": np.array([0.3, 0.1]), "query_offset": 2},
+    "grouped": {"enable_gqa": True, "key_lengths": np.array([0, 5])},
+    "all but dropout": {
+        "enable_gqa": True,
+        "is_causal": True,
+        "query_offset": np.array([2, 1]),
+        "attn_mask": (HEADS, 1, N_K),
+        "sinks": (HEADS,),
+        "softcap": 1.5,
+        "workers": 2,
+    },
+    "dropout": {"dropout_p": 0.4, "rng": 11},
+    "all": {
+        "enable_gqa": True,
+        "is_causal": True,
+        "query_offset": np.array([2, 1]),
+        "attn_mask": (HEADS, 1, N_K),
+        "sinks": (HEADS,),
+        "softcap": 1.5,
+        "dropout_p": 0.3,
+        "rng": 2**64 - 3,
+        "workers": 2,
+    },
+}
+EVERY_CASE = pytest.mark.parametrize("name", CASES)
+CASES_OF_FORMULA = [name for name in CASES if "dropout_p" not in CASES[name]]
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def enabled_x64(enabled=True):
+    """The context manager, which JAX 0.6.1 has elsewhere."""
+    manager = getattr(jax, "enable_x64", None)
+    if manager is None:
+        from jax.experimental import enable_x64 as manager
+    return manager(enabled)
+
+
+@pytest.fixture(autouse=True)
+def x64():
+    """Types as asked for; and XLA shall not optimise what it compiles, which takes longest."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    with enabled_x64():
+        yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def normal(rng, *shape):
+    return jnp.asarray(rng.standard_normal(shape))
+
+
+def problem(rng, name, dtype="float64"):
+    """(operands that are differentiated, by name; the other options)."""
+    options = dict(CASES[name])
+    kv_heads = 1 if options.get("enable_gqa") else HEADS
+    shapes = {
+        "query": (2, HEADS, N_Q, D_K),
+        "key": (2, kv_heads, N_K, D_K),
+        "value": (kv_heads, N_K, D_V),  # shared by the batch, so that its gradient is a sum
+    }
+    for option in ("attn_mask", "sinks"):
+        if isinstance(options.get(option), tuple):
+            shapes[option] = options.pop(option)
+    return {n: normal(rng, *s).astype(dtype) for n, s in shapes.items()}, options
+
+
+def positional(f, names, options):
+    return lambda *x: f(**dict(zip(names, x, strict=True)), **options)
+
+
+def visible_in(options, n_batch):
+    """(batch, 1, Lq, Lk) of the options that say who sees whom."""
+    lengths = np.broadcast_to(options.get("key_lengths", N_K), n_batch)
+    offsets = np.broadcast_to(options.get("query_offset", 0), n_batch)
+    causal, window = options.get("is_causal", False), options.get("window")
+    return np.stack(
+        [
+            visible_pairs(N_Q, N_K, causal, window, n, offset)[None]
+            for n, offset in zip(lengths, offsets, strict=True)
+        ]
+    )
+
+
+def formula(query, key, value, attn_mask=None, sinks=None, **options):
+    """Attention by jax.numpy's operations."""
+    s = (options.get("scale") or 1 / math.sqrt(query.shape[-1])) * (query @ key.mT)
+    if options.get("softcap"):
+        s = options["softcap"] * jnp.tanh(s / options["softcap"])
+    if "alibi_slopes" in options:
+        i, j = np.ogrid[:N_Q, :N_K]
+        distance = abs(i + options.get("query_offset", 0) - j)
+        s -= options["alibi_slopes"][:, None, None] * distance
+    visible = visible_in(options, query.shape[0] if query.ndim == 4 else 1)
+    visible = visible if query.ndim == 4 else visible[0]
+    if attn_mask is not None and attn_mask.dtype == bool:
+        visible = visible & attn_mask
+    elif attn_mask is not None:
+        s = s + attn_mask
+    s = jnp.where(visible, s, -1e9)
+    if sinks is not None:
+        column = jnp.broadcast_to(sinks[..., None, None], (*s.shape[:-1], 1))
+        s = jnp.concatenate([s, column], -1)
+    p = jax.nn.softmax(s, -1)[..., :N_K]
+    return jnp.where(visible, p, 0) @ value
+
+
+def assert_same(transform, functions, x):
+    """That a transformation of these two functions is the same, compiled."""
+    assert_close(*(jax.jit(transform(f))(*x) for f in functions))
+
+
+def assert_close(found, expected):
+    found, expected = jax.tree.leaves(found), jax.tree.leaves(expected)
+    assert len(found) == len(expected) > 0
+    for x, y in zip(found, expected, strict=True):
+        assert x.shape == y.shape
+        assert x.dtype == y.dtype
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-11)
+
+
+# ---------------------------------------------------------------------------------- the results
+
+
+@EVERY_CASE
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_and_gradients_are_those_of_sdpa(rng, name, dtype):
+    operands, options = problem(rng, name, dtype)
+    arrays = {n: np.asarray(x) for n, x in operands.items()}
+    out, lse = sdpa.attention_forward(**arrays, **options)
+    grad_out = np.cos(out.astype(np.float64)).astype(out.dtype)
+    expected = sdpa.attention_backward(
+        grad_out,
+        **{n: arrays.pop(n) for n in ("query", "key", "value")},
+        **{"out": out, "lse": lse, "needs": tuple(operands)},
+        **arrays,
+        **options,
+    )
+    f = positional(interop.attention, operands, options)
+    found, back = jax.vjp(f, *operands.values())
+    assert found.dtype == jnp.dtype(dtype)
+    assert np.array_equal(found, out)
+    assert np.array_equal(jax.jit(f)(*operands.values()), out)
+    for n, x in zip(operands, back(jnp.asarray(grad_out)), strict=True):
+        assert x.dtype == operands[n].dtype
+        assert np.array_equal(x, getattr(expected, n)), n
+
+
+def test_without_x64(rng):
+    """As JAX starts: integers of 32 bits, float32 for float64."""
+    q = rng.standard_normal((2, 2, 3, 4)).astype(np.float32)
+    options = {"key_lengths": np.array([2, 3]), "query_offset": 1, "is_causal": True}
+    expected = sdpa.attention(q, q, q, **options)
+    with enabled_x64(False):
+        traced = jax.jit(lambda n: interop.attention(q, q, q, **options | {"key_lengths": n}))
+        assert np.array_equal(interop.attention(q, q, q, **options), expected)
+        assert np.array_equal(traced(options["key_lengths"]), expected)
+        assert interop.attention(*(q.astype(np.float64),) * 3).dtype == np.float32
+
+
+SHAPES = {
+    "no heads": ((3, 4), (5, 4), (5, 2), (3, 2)),
+    "some without heads": ((3, 4), (2, 5, 4), (5, 2), (2, 3, 2)),
+    "broadcast": ((2, 1, 3, 4), (7, 1, 1, 5, 4), (1, 6, 5, 2), (7, 2, 6, 3, 2)),
+    "no queries": ((2, 0, 4), (2, 5, 4), (2, 5, 2), (2, 0, 2)),
+    "no keys": ((2, 3, 4), (2, 0, 4), (2, 0, 2), (2, 3, 2)),
+    "no width": ((2, 3, 0), (2, 5, 0), (2, 5, 0), (2, 3, 0)),
+    "no batch": ((0, 2, 3, 4), (2, 5, 4), (2, 5, 2), (0, 2, 3, 2)),
+    "no heads at all": ((0, 3, 4), (0, 5, 4), (0, 5, 2), (0, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes(rng, name):
+    *shapes, expected = SHAPES[name]
+    x = [normal(rng, *shape) for shape in shapes]
+    out, back = jax.vjp(interop.attention, *x)
+    assert out.shape == expected
+    assert np.array_equal(out, sdpa.attention(*map(np.asarray, x)))
+    for grad, operand in zip(back(out), x, strict=True):
+        assert grad.shape == operand.shape
+        assert np.isfinite(grad).all()
+
+
+def test_inputs_are_not_modified(rng):
+    operands, options = problem(rng, "all")
+    before = {n: np.array(x) for n, x in operands.items()}
+    f = jax.jit(positional(interop.attention, operands, options))
+    jax.hessian(lambda *x: f(*x).sum())(*operands.values())
+    for n, x in operands.items():
+        assert np.array_equal(x, before[n])
+
+
+def test_dropout_by_key(rng):
+    q = normal(rng, 2, 5, 4)
+
+    @jax.jit
+    def f(key):
+        return interop.attention(q, q, q, dropout_p=0.5, rng=key)
+
+    first, second = f(jax.random.key(1)), f(jax.random.key(2))
+    assert not np.array_equal(first, second)
+    assert np.array_equal(first, f(jax.random.PRNGKey(1)))
+    low, high = map(int, jax.random.bits(jax.random.key(1), (2,), jnp.uint32))
+    assert np.array_equal(first, interop.attention(q, q, q, None, 0.5, rng=high << 32 | low))
+
+
+def test_disable_jit(rng):
+    q = normal(rng, 2, 5, 4)
+    with jax.disable_jit():
+        out = interop.attention(q, q, q)
+    assert np.array_equal(out, interop.attention(q, q, q))
+
+
+# -------------------------------------------------------------------------------- derivatives
+
+
+@EVERY_CASE
+def test_check_grads(rng, name):
+    operands, options = problem(rng, name)
+    f = positional(interop.attention, operands, options)
+    modes = ("fwd", "rev") if "dropout_p" not in options else ("rev",)
+    check_grads(f, tuple(operands.values()), order=2, modes=modes)
+
+
+def moving(f):
+    """A scalar of all operands at once, which is not symmetric in any of them."""
+    return lambda *x: jnp.sin(f(*x)).sum()
+
+
+def scanned(f):
+    def total(*x):
+        def step(state, _):
+            return state + f(x[0] + state.mean(), *x[1:]), None
+
+        return jax.lax.scan(step, f(*x), None, length=3)[0].sum()
+
+    return jax.grad(total, argnums=tuple(range(5)))
+
+
+def hvp_of(f, x):
+    """The gradient of `moving` and its derivative along the cosines."""
+    gradient = jax.grad(moving(f), argnums=tuple(range(len(x))))
+    return jax.jvp(gradient, x, tuple(map(jnp.cos, x)))
+
+
+def hvp(f):
+    return lambda *x: hvp_of(f, x)
+
+
+ALL = tuple(range(5))
+TRANSFORMS = {
+    "none": lambda f: f,
+    "grad": lambda f: jax.grad(moving(f), ALL),
+    "grad of jit": lambda f: jax.grad(moving(jax.jit(f)), ALL),
+    "vjp": lambda f: lambda *x: jax.vjp(f, *x)[1](jnp.cos(f(*x))),
+    "jvp": lambda f: lambda *x: jax.jvp(f, x, tuple(map(jnp.cos, x))),
+    "linearize": lambda f: lambda *x: jax.linearize(f, *x)[1](*map(jnp.cos, x)),
+    "transposed": lambda f: (
+        lambda *x: jax.linear_transpose(lambda v: f(*x[:2], v, *x[3:]), x[2])(f(*x))
+    ),
+    "jacrev": lambda f: jax.jacrev(f, ALL),
+    "jacfwd": lambda f: jax.jacfwd(f, ALL),
+    "hessian": lambda f: jax.hessian(moving(f), ALL),
+    "forward over forward": lambda f: jax.jacfwd(jax.jacfwd(f, (0, 3)), (1, 4)),
+    "reverse over forward": lambda f: jax.jacrev(jax.jacfwd(f, (0, 3)), (0, 1, 4)),
+    "reverse over reverse": lambda f: jax.jacrev(jax.jacrev(f, 1), (0, 2, 3)),
+    "gradient of a gradient": lambda f: jax.grad(
+        lambda *x: jnp.sin(jax.grad(moving(f), 1)(*x)).sum(), ALL
+    ),
+    "hessian-vector product": hvp,
+    "checkpoint": lambda f: jax.grad(moving(jax.checkpoint(f)), ALL),
+    "scan": scanned,
+    "third order, reverse": lambda f: jax.grad(
+        lambda *x: jnp.sin(hvp(f)(*x)[1][0]).sum(), argnums=(0, 2, 4)
+    ),
+    "third order, forward": lambda f: jax.jacfwd(jax.hessian(moving(f), 3), 4),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transformations(rng, transform):
+    """Each gives what it gives on the formula."""
+    x = tuple(normal(rng, *s) for s in [(2, 3, 4), (2, 5, 4), (2, 5, 3), (2, 3, 5), (2,)])
+    functions = [
+        lambda *x, f=f: f(*x[:4], sinks=x[4], softcap=1.5) for f in (interop.attention, formula)
+    ]
+    assert_same(TRANSFORMS[transform], functions, x)
+    if transform in ("none", "grad", "jvp"):
+        assert_close(*(TRANSFORMS[transform](f)(*x) for f in functions))
+
+
+@pytest.mark.parametrize("name", CASES_OF_FORMULA)
+def test_derivatives_of_every_case(rng, name):
+    """Both forms of second order, those by the kernels and that by the formula; the third, too."""
+    operands, options = problem(rng, name)
+    x, places = tuple(operands.values()), tuple(range(len(operands)))
+    functions = [positional(f, operands, options) for f in (interop.attention, formula)]
+
+    def derivatives(f):
+        second = hvp_of(f, x)
+        forward = jax.jacfwd(lambda *x: jax.jvp(moving(f), x, tuple(map(jnp.cos, x))), 1)(*x)
+        third = jax.grad(lambda *x: sum(jnp.sin(y).sum() for y in hvp_of(f, x)[1]), places)(*x)
+        return second, forward, third
+
+    assert_close(*(jax.jit(derivatives, static_argnums=0)(f) for f in functions))
+
+
+# --------------------------------------------------------------------------------------- vmap
+
+BATCHED = {
+    **{f"{name} alone": (name,) for name in ("query", "key", "value", "attn_mask", "sinks")},
+    "query and key": ("query", "key"),
+    "all but value": ("query", "key", "attn_mask", "sinks"),
+    "all": ("query", "key", "value", "attn_mask", "sinks"),
+}
+
+
+@pytest.mark.parametrize("of", BATCHED)
+@pytest.mark.parametrize("place", [0, -1])
+def test_vmap(rng, of, place):
+    """Values, gradients per sample and Hessian-vector products, whichever operand is batched."""
+    operands, options = problem(rng, "all but dropout")
+    axes = {n: place if n in BATCHED[of] else None for n in operands}
+    x = [
+        jnp.moveaxis(normal(rng, 4, *y.shape), 0, place) if axes[n] is not None else y
+        for n, y in operands.items()
+    ]
+    for transform in (
+        lambda f: f,
+        lambda f: jax.grad(moving(f), ALL),
+        lambda f: lambda *x: jax.jvp(f, x, tuple(map(jnp.cos, x)))[1],
+        hvp,
+    ):
+        functions = [
+            jax.vmap(transform(positional(f, operands, options)), tuple(axes.values()))
+            for f in (interop.attention, formula)
+        ]
+        assert_same(lambda f: f, functions, x)
+
+
+@pytest.mark.parametrize("transform", ["grad", "hessian-vector product"])
+def test_derivative_of_vmap(rng, transform):
+    """An operand that is not batched has the sum as its gradient."""
+    operands, options = problem(rng, "all but dropout")
+    x = list(operands.values())
+    x[1] = normal(rng, 4, *x[1].shape)
+    functions = [
+        jax.vmap(positional(f, operands, options), (None, 0, None, None, None))
+        for f in (interop.attention, formula)
+    ]
+    assert_same(TRANSFORMS[transform], functions, x)
+
+
+OF_INTEGERS = {
+    "key_lengths": jnp.array([[1, 5], [2, 0], [3, 3]]),
+    "query_offset": jnp.array([[1, -2], [0, 4], [2, 2]]),
+    "alibi_slopes": np.arange(6).reshape(3, 2) / 7,
+}
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+@pytest.mark.parametrize("is_causal", [False, True, "lower_right"])
+def test_vmap_of_constants(rng, name, is_causal):
+    if name == "query_offset" and is_causal == "lower_right":
+        is_causal = False
+    q, k = normal(rng, 2, 2, N_Q, 4), normal(rng, 2, 2, N_K, 4)
+    values = jnp.asarray(OF_INTEGERS[name])
+
+    def f(q, x):
+        return interop.attention(q, k, k, is_causal=is_causal, **{name: x}, window=(4, None))
+
+    for g in f, jax.jacrev(f):
+        found = jax.vmap(g, (None, 0))(q, values)
+        assert np.array_equal(found, jnp.stack([g(q, x) for x in values]))
+
+
+def test_vmap_of_dropout(rng):
+    """A batch is what its entries are one after the other, with one seed or with several."""
+    q, k = normal(rng, 3, 2, N_Q, 4), normal(rng, 2, N_K, 4)
+    keys = jax.random.split(jax.random.key(0), 3)
+
+    def f(q, rng):
+        return interop.attention(q, k, k, dropout_p=0.5, rng=rng)
+
+    for g in f, jax.grad(moving(f)):
+        found = jax.vmap(g, (0, None))(q, keys[0])
+        assert np.array_equal(found, jnp.stack([g(x, keys[0]) for x in q]))
+        found = jax.vmap(g)(q, keys)
+        assert np.array_equal(found, jnp.stack([g(*x) for x in zip(q, keys, strict=True)]))
+
+
+def test_nested_vmap(rng):
+    q, k = normal(rng, 7, 2, 3, 4), normal(rng, 6, 2, 5, 4)
+    nested = jax.vmap(jax.vmap(interop.attention, (0, None, None)), (None, 0, 0))
+    for i, j in itertools.product(range(6), range(7)):
+        assert np.array_equal(nested(q, k, k)[i, j], interop.attention(q[j], k[i], k[i]))
+
+
+# ------------------------------------------------------------------------------- what is refused
+
+Q = np.zeros((2, 3, 4), np.float32)
+REFUSED = {
+    "type": (
+        lambda: interop.attention(Q, Q.astype(np.float16), Q),
+        TypeError,
+        "key: expected query's dtype float32, got float16",
+    ),
+    "integers": (
+        lambda: interop.attention(*(Q.astype(np.int32),) * 3),
+        TypeError,
+        "query: expected float16, bfloat16, float32 or float64, got int32",
+    ),
+    "width": (
+        lambda: interop.attention(Q, Q[..., :3], Q),
+        ValueError,
+        "key: expected (..., 3, 4) to match query's last axis 4, got (..., 3, 3)",
+    ),
+    "integer mask": (
+        lambda: interop.attention(Q, Q, Q, np.ones((3, 3), np.int32)),
+        TypeError,
+        "attn_mask: expected bool (True = attend) or, to be added to the scores, float32, got "
+        "int32; write attn_mask != 0 for a mask of ones and zeros, attn_mask.astype(query.dtype) "
+        "for a bias",
+    ),
+    "lengths": (
+        lambda: interop.attention(Q, Q, Q, key_lengths=4),
+        ValueError,
+        "key_lengths: expected integers from 0 to Lk = 3, got 4",
+    ),
+    "seed": (
+        lambda: interop.attention(Q, Q, Q, dropout_p=0.5, rng=-1),
+        ValueError,
+        "rng: expected an int from 0 to 2^64 - 1, got -1",
+    ),
+    "no seed": (
+        lambda: interop.attention(Q, Q, Q, dropout_p=0.5),
+        TypeError,
+        "rng: with dropout expected an int or a key of jax.random, got None",
+    ),
+    "forward over forward of dropout": (
+        lambda: jax.jacfwd(jax.jacfwd(lambda q: interop.attention(q, Q, Q, dropout_p=0.5, rng=1)))(
+            Q
+        ),
+        NotImplementedError,
+        "dropout_p: third derivatives and forward mode over forward mode are not available with "
+        "dropout",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(what):
+    call, error, message = REFUSED[what]
+    with pytest.raises(error) as raised:
+        call()
+    assert str(raised.value) == message
+
+
+def test_traced_scale_is_refused():
+    with pytest.raises(TypeError, match=r"^scale: expected a finite number, got .*[Tt]race"):
+        jax.jit(lambda scale: interop.attention(Q, Q, Q, scale=scale))(1.0)
+
+
+@pytest.mark.parametrize("length", [-1, 4])
+def test_traced_lengths_are_checked_when_they_are_known(length):
+    f = jax.jit(lambda n: interop.attention(Q, Q, Q, key_lengths=n))
+    message = f"key_lengths: expected integers from 0 to Lk = 3, got {length}"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        f(length).block_until_ready()
+    assert np.isfinite(f(3)).all()
+
+
+def test_no_memory_is_an_error(rng):
+    from sdpa import _core
+
+    f = jax.jit(lambda q: interop.attention(q, q, q))
+    q = normal(rng, 2, 300, 64)
+    expected = f(q)
+    _core._alloc_fail_after(0)
+    try:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="sdpa: no memory"):
+            f(q).block_until_ready()
+    finally:
+        _core._alloc_fail_after(-1)
+    assert np.array_equal(f(q), expected)
+
+
+@pytest.mark.parametrize("name", ["", *interop.__all__])
+def test_docstrings(name):
+    """Each has an example, and it runs."""
+    document = getattr(interop, name).__doc__ if name else interop.__doc__
+    test = doctest.DocTestParser().get_doctest(document, {}, name, None, 0)
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0

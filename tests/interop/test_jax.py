@@ -512,7 +512,8 @@ def test_no_memory_is_an_error(rng):
     expected = f(q)
     _core._alloc_fail_after(0)
     try:
-        with pytest.raises(jax.errors.JaxRuntimeError, match="sdpa: no memory"):
+        # Of which type is JAX's choice.
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="sdpa: no memory"):
             f(q).block_until_ready()
     finally:
         _core._alloc_fail_after(-1)

@@ -1,11 +1,11 @@
 #include "additive.h"
 
 #include "arrays.h"
-#include "call.h"
 #include "docstring.h"
 #include "docstrings.h"
 #include "errors.h"
 #include "parse.h"
+#include "results.h"
 
 enum { W_QUERY, W_KEY, W_SCORE, BIAS, N_WEIGHTS };
 

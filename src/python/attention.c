@@ -4,10 +4,10 @@
 
 #include "../sequences.h"
 #include "arrays.h"
-#include "call.h"
 #include "docstring.h"
 #include "docstrings.h"
 #include "parse.h"
+#include "results.h"
 
 /* Computes out, and lse if n is 2: new references, NULL after a failure. */
 static int forward(PyObject *module, unsigned where, PyObject *const values[N_NAMES], int n, PyArrayObject **results) {

@@ -41,10 +41,6 @@ void sdpa_call_end(sdpa_call *call);
 int sdpa_call_choose(sdpa_call *call);
 static inline void sdpa_call_own_heads(sdpa_tensor *t) { t->group = 1; }
 
-/* To be called after begin by functions on gradients: reads grad_out, out, lse and grad_lse, and checks that the
- * gradients in `needs` exist. */
-int sdpa_call_begin_backward(sdpa_call *call, PyObject *const values[N_NAMES]);
-
 /* Instead of begin, for functions whose operands are not query, key and value: a call without options and tensors. The
  * caller sets nd, the leading axes of shape, and problem.dtype; set_axes then finds heads and batch axes. */
 void sdpa_call_empty(sdpa_call *call, PyObject *module);
@@ -58,45 +54,11 @@ PyArrayObject *sdpa_call_hold(sdpa_call *call, const char *name, PyObject *value
 void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype, int n_inner,
                     const npy_intp *inner, bool heads);
 
-/* Points t at an input of this dtype with the call's leading axes, then `inner` (n_inner sizes). */
-int sdpa_call_input(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject *value, int n_inner,
-                    const npy_intp *inner, sdpa_dtype dtype);
+/* The same, and notes that t is among the call's tensors. */
+void sdpa_call_set(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype, int n_inner,
+                   const npy_intp *inner, bool heads);
 
-/* Points t at a tangent of `argument`, whose tensor is `like` and whose shape and dtype the tangent must have. */
-int sdpa_call_tangent(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject *value, const char *argument_name,
-                      PyArrayObject *argument, const sdpa_tensor *like);
-
-/* An array with the call's leading axes, then `inner`: new, or `given` (borrowed, may be NULL) after its checks. Points
- * t at it. New reference. */
-PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, const npy_intp *inner, sdpa_dtype dtype,
-                                PyObject *given);
-
-/* The results of a forward function: out, and lse where it has one (n = 2). New references; -1 may leave the first. */
-int sdpa_call_make_results(sdpa_call *call, int n, PyArrayObject **results);
-
-/* Points t at an array of the caller's that has the call's leading axes, then n_rows. */
-void sdpa_call_output(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, npy_intp n_rows, sdpa_dtype dtype);
-
-/* The gradients in `needs`, zero-filled, and set in the problem: query, key, value, attn_mask, sinks. New references,
- * NULL where absent; -1 may leave some. */
-enum { N_GRADIENTS = 5 };
-int sdpa_call_make_gradients(sdpa_call *call, PyArrayObject *gradients[N_GRADIENTS]);
-
-/* The dtype of lse for operands of `dtype`. */
-static inline sdpa_dtype sdpa_lse_dtype(sdpa_dtype dtype) { return dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32; }
-
-/* Runs a driver, without the GIL unless the work is short. -1 and an exception if it fails. */
-typedef sdpa_status sdpa_driver(const sdpa_problem *problem);
-int sdpa_call_run(sdpa_call *call, sdpa_driver *driver);
-
-/* For drivers that take more than the problem, which `more` points at. */
-typedef sdpa_status sdpa_driver_with(const sdpa_problem *problem, const void *more);
-int sdpa_call_run_with(sdpa_call *call, sdpa_driver_with *driver, const void *more);
-
-/* Drops the references to n arrays, some of which may be NULL, and sets them to NULL. */
-void sdpa_drop(int n, PyArrayObject **arrays);
-
-/* A named tuple of n arrays, with None for NULL. Takes the references. */
-PyObject *sdpa_tuple(PyObject *module, enum sdpa_type type, int n, PyArrayObject **arrays);
+/* The sizes of rows and columns. */
+static inline const npy_intp *sdpa_last_axes(PyArrayObject *a) { return PyArray_DIMS(a) + PyArray_NDIM(a) - 2; }
 
 #endif

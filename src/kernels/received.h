@@ -54,8 +54,9 @@ NOINLINE void receive_panel(const sdpa_unit *u, const received_scratch *r, const
         for (int x = 0; x < q.nv; x++) {
             const int64_t at = j * f->s_row + x * VL, lane = q.i + x * VL;
             const vec e = weight_of(w, factor, vload(f->s + at), at, lane);
-            /* A masked pair is 0 even in a row of NaN. */
-            const vec weight = vselect((ivec)e == SIGN_BIT, (vec){0}, e * vload(w->row.l + lane));
+            const vec l = vload(w->row.l + lane);
+            /* A masked pair is 0 even in a row of NaN; so is a padding lane, which repeats a query. */
+            const vec weight = vselect(((ivec)e == SIGN_BIT) | (l == 0), (vec){0}, e * l);
             sum += weight;
             most = vmax2(weight, most);
         }

@@ -437,7 +437,7 @@ REFUSED = {
     "type": (
         lambda: interop.attention(Q, Q.astype(np.float16), Q),
         TypeError,
-        "key: expected query's dtype float32, got float16",
+        "value: expected key's dtype float16, got float32",
     ),
     "integers": (
         lambda: interop.attention(*(Q.astype(np.int32),) * 3),

@@ -112,7 +112,7 @@ assert all(each == expected for each in found)
 
 # ----------------------------------------------------------------------------------- transformers
 
-LENGTH = 4096
+LENGTH = 5120
 MODEL = f"""
 import warnings
 warnings.simplefilter("ignore")

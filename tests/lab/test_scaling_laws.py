@@ -10,10 +10,11 @@ import pytest
 
 import sdpa
 from sdpa import lab
-from sdpa.lab import minilm, theory
+from sdpa.lab import theory
 from sdpa.lab.__main__ import NAMES
 from sdpa.lab.claims import variants
 from sdpa.lab.experiments import correlation, criteria, heads, length
+from sdpa.lab.tools import wheels
 from sdpa.lab.tools.table import Table
 
 measuring = import_module("sdpa.lab.measure")  # `lab.measure` is the function
@@ -224,7 +225,7 @@ def test_projections_on_random_directions(rng):
 def test_inputs_compared_without_the_model(monkeypatch):
     for module in ("sklearn", "autograd"):
         pytest.importorskip(module, reason=f"needs {module}: pip install 'sdpa[lab]'")
-    monkeypatch.setattr(minilm, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheels, "find_spec", lambda name: None)
     table = lab.inputs_compared(draws=4)
     kinds = ["random", "digits", "recall, untrained", "recall, trained"]
     assert table["input"].tolist() == [kind for kind in kinds for _ in range(2)]

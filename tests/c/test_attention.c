@@ -71,7 +71,7 @@ typedef struct fixture {
     test_case c;
     naive a;
     sdpa_problem p;
-    char *buffers[16];
+    char *buffers[24];
     int n_buffers;
 } fixture;
 

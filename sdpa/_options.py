@@ -1,6 +1,6 @@
 """Options of the composed functions. Written by `make stubs`; see tools/stubs.py."""
 
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from numpy.typing import ArrayLike
 
@@ -36,6 +36,26 @@ class BilinearOptions(TypedDict, total=False):
     alibi_slopes: ArrayLike | None
     key_lengths: int | ArrayLike | None
     query_offset: int | ArrayLike | None
+    rng: int | None
+    workers: int | None
+
+
+class BlockOptions(TypedDict, total=False):
+    """Options of `sdpa.blocks.attend`: the mask may lie in a store, too. Blocks change bits."""
+
+    attn_mask: Any
+    dropout_p: float
+    is_causal: bool | Literal["upper_left", "lower_right"]
+    scale: float | None
+    enable_gqa: bool
+    softcap: float | None
+    window: tuple[int | None, int | None] | None
+    sinks: ArrayLike | None
+    alibi_slopes: ArrayLike | None
+    key_lengths: int | ArrayLike | None
+    query_offset: int | ArrayLike | None
+    cu_seqlens_q: ArrayLike | None
+    cu_seqlens_k: ArrayLike | None
     rng: int | None
     workers: int | None
 

@@ -91,8 +91,8 @@ class KVCache:
     ) -> None:
         sizes = {"batch": batch, "heads": heads, "d_k": d_k, "d_v": d_k if d_v is None else d_v}
         sizes = {name: _size(name, size) for name, size in sizes.items()}
-        self.capacity = _size("capacity", capacity)
-        self.window = _pair(window)
+        self.capacity: int = _size("capacity", capacity)
+        self.window: tuple[int | None, int | None] | None = _pair(window)
         self._left = self.window[0] if self.window else None
         if self._left is not None and self._left >= self.capacity:
             raise ValueError(

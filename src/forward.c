@@ -83,10 +83,25 @@ static void fold_heads(sdpa_tensor *t, int64_t n_heads) {
 
 static int64_t heads_per_head(const sdpa_problem *p, const sdpa_tensor *t) { return t->head ? t->group : p->n_head; }
 
+static int64_t integer_at(const sdpa_problem *p, const sdpa_tensor *t, int64_t batch, int64_t absent) {
+    if (t->data) memcpy(&absent, t->data + sdpa_offset(p, t, batch, 0), sizeof absent);
+    return absent;
+}
+
+/* Whether the band lets query 0 see all keys, in every batch entry. */
+static bool band_is_open(const sdpa_problem *p) {
+    for (int64_t b = 0; b < p->n_batch && (p->has_lower || p->has_upper); b++) {
+        const int64_t offset = integer_at(p, &p->offset, b, 0), n_keys = integer_at(p, &p->key_length, b, p->n_k);
+        if (p->has_lower && p->lower + offset > 0) return false;
+        if (p->has_upper && p->upper + offset < n_keys - 1) return false;
+    }
+    return true;
+}
+
 /* No option that distinguishes heads or depends on a query's position. A band, but only where it hides nothing. */
 enum {
     FOLD_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
-               SDPA_FEATURE_LENGTHS | SDPA_FEATURE_SOFTCAP
+               SDPA_FEATURE_LENGTHS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_INVARIANT
 };
 
 /* With one query per head and several query heads per key head (decoding with GQA), makes these heads the queries of
@@ -94,16 +109,15 @@ enum {
 static const sdpa_problem *fold_group(const sdpa_problem *p, sdpa_problem *folded) {
     if (p->features & ~FOLD_CAN) return p;
     const int64_t n_heads = heads_per_head(p, &p->k);
-    const bool all_below = !p->has_upper || (!p->offset.data && p->upper >= p->n_k - 1);
-    const bool all_above = !p->has_lower || (!p->offset.data && p->lower <= 0);
     if (p->n_q != 1 || n_heads == 1 || heads_per_head(p, &p->v) != n_heads) return p;
-    if (!all_below || !all_above || (p->mask.data && p->mask.group > 1)) return p;
+    if (!band_is_open(p) || (p->mask.data && p->mask.group > 1)) return p;
     SDPA_TAKE(FOLD);
     *folded = *p;
     folded->n_q = n_heads;
     folded->n_head /= n_heads;
     folded->k.group = folded->v.group = 1;
     folded->has_lower = folded->has_upper = false;
+    folded->offset.data = NULL;
     fold_heads(&folded->q, n_heads);
     fold_heads(&folded->o, n_heads);
     fold_heads(&folded->lse, n_heads);
@@ -148,8 +162,12 @@ static void join_parts(const forward_call *call) {
     }
 }
 
+static const struct sdpa_kernels *kernels_for(const sdpa_problem *p, sdpa_pass pass) {
+    return pass == SDPA_PASS_FORWARD ? sdpa_forward_kernels_for(p->dtype) : sdpa_kernels_for(p->dtype);
+}
+
 static sdpa_status run_forward(const sdpa_problem *p, sdpa_pass pass) {
-    forward_call call = {.problem = p, .kernels = sdpa_kernels_for(p->dtype), .pass = pass};
+    forward_call call = {.problem = p, .kernels = kernels_for(p, pass), .pass = pass};
     plan(&call);
     if (call.n_units == 0) return SDPA_OK;
     const bool parts = call.n_parts > 1;
@@ -252,7 +270,7 @@ static sdpa_status run_shares(packed_forward *c) {
 }
 
 static sdpa_status run_packed(const sdpa_problem *p, sdpa_pass pass) {
-    packed_forward c = {.problem = p, .call = {.kernels = sdpa_kernels_for(p->dtype), .pass = pass}};
+    packed_forward c = {.problem = p, .call = {.kernels = kernels_for(p, pass), .pass = pass}};
     c.shares = sdpa_alloc((size_t)p->n_sequences * sizeof *c.shares);
     if (!c.shares) return SDPA_NO_MEMORY;
     const sdpa_status status = run_shares(&c);

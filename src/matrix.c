@@ -2,6 +2,7 @@
 #include "drivers.h"
 #include "runtime/memory.h"
 #include "runtime/parallel.h"
+#include "sequences.h"
 #include "unit.h"
 
 typedef struct matrix_call {
@@ -134,8 +135,7 @@ static int64_t heads_in_flight(const matrix_call *c, int64_t n_heads) {
     return n < 1 ? 1 : n < n_heads ? n : n_heads;
 }
 
-sdpa_status sdpa_attention_received(const sdpa_problem *p) {
-    sdpa_problem_check(p, SDPA_PASS_RECEIVED);
+static sdpa_status received(const sdpa_problem *p) {
     matrix_call c = call_of(p);
     const int64_t n_heads = p->n_batch * c.n_heads;
     if (n_heads * c.n_blocks == 0) return SDPA_OK;
@@ -155,4 +155,36 @@ sdpa_status sdpa_attention_received(const sdpa_problem *p) {
     }
     sdpa_free(memory);
     return status;
+}
+
+/* Makes index the chosen queries of a sequence, counted from its first; returns how many. */
+static int64_t choose_rows(const sdpa_problem *p, int64_t sequence, int64_t *index) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < p->queries.n; i++) {
+        const int64_t row = p->queries.index[i];
+        if (row >= p->cu_q[sequence] && row < p->cu_q[sequence + 1]) index[n++] = row - p->cu_q[sequence];
+    }
+    return n;
+}
+
+/* One sequence after the other. */
+static sdpa_status received_packed(const sdpa_problem *p) {
+    const bool chosen = p->queries.index;
+    int64_t *index = chosen ? sdpa_alloc((size_t)(p->queries.n + 1) * sizeof *index) : NULL;
+    if (chosen && !index) return SDPA_NO_MEMORY;
+    sdpa_status status = SDPA_OK;
+    for (int64_t s = 0; s < p->n_sequences && status == SDPA_OK; s++) {
+        sdpa_problem one;
+        sdpa_sequence_set(p, s, &one);
+        one.o.data = p->o.data + p->cu_k[s] * p->o.row; /* its rows are those of the keys */
+        if (chosen) one.queries = (sdpa_choice){.index = index, .n = choose_rows(p, s, index)};
+        status = received(&one);
+    }
+    sdpa_free(index);
+    return status;
+}
+
+sdpa_status sdpa_attention_received(const sdpa_problem *p) {
+    sdpa_problem_check(p, SDPA_PASS_RECEIVED);
+    return p->cu_q ? received_packed(p) : received(p);
 }

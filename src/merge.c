@@ -46,8 +46,8 @@ static double merge_weights(const merge_call *c, const merge_scratch *w, int64_t
     const bool wide = c->problem->dtype == SDPA_F64;
     double m = -INFINITY, sum = 0;
     for (int64_t t = 0; t < c->n_parts; t++) {
-        double f64;
-        float f32;
+        double f64 = 0;
+        float f32 = 0;
         void *lse = wide ? (void *)&f64 : (void *)&f32;
         const sdpa_matrix *from = &w->lses[t];
         c->kernels->load(lse, from->data + row * from->row, 1, 0, from->dtype, from->swapped);

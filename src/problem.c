@@ -12,6 +12,7 @@ unsigned sdpa_problem_features(const sdpa_problem *p) {
     if (p->sinks.data) features |= SDPA_FEATURE_SINKS;
     if (p->alibi_slopes.data) features |= SDPA_FEATURE_ALIBI;
     if (p->scores == SDPA_ADDITIVE) features |= SDPA_FEATURE_ADDITIVE;
+    if (p->invariant) features |= SDPA_FEATURE_INVARIANT;
     return features;
 }
 

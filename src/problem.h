@@ -135,6 +135,7 @@ enum {
     SDPA_FEATURE_SINKS = 1 << 8,
     SDPA_FEATURE_ALIBI = 1 << 9,
     SDPA_FEATURE_ADDITIVE = 1 << 10,
+    SDPA_FEATURE_INVARIANT = 1 << 11,
     SDPA_FEATURE_UNKNOWN = 1 << 30, /* for tests: no path may name it */
 };
 
@@ -157,6 +158,10 @@ typedef struct sdpa_problem {
      * j >= t + lower (has_lower) and j <= t + upper (has_upper). */
     bool has_lower, has_upper;
     int64_t lower, upper;
+
+    /* The bits of a query's results depend on its query, the keys it sees and where they stand, and options only: one way of
+     * computing for all shapes, and blocks of keys that begin at multiples of their size. */
+    bool invariant;
 
     sdpa_choice heads, queries; /* that are wanted: of the weights, and of what keys receive, alone */
 

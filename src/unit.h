@@ -8,8 +8,12 @@
 #include "runtime/isa.h"
 
 static inline const struct sdpa_kernels *sdpa_kernels_for(sdpa_dtype dtype) {
-    const sdpa_isa *isa = sdpa_isa_get();
-    return dtype == SDPA_F64 ? isa->f64 : dtype == SDPA_BF16 ? isa->bf16 : isa->f32;
+    return dtype == SDPA_F64 ? sdpa_isa_get()->f64 : sdpa_isa_get()->f32;
+}
+
+/* Those of the forward, in which bfloat16 may have kernels of its own. */
+static inline const struct sdpa_kernels *sdpa_forward_kernels_for(sdpa_dtype dtype) {
+    return dtype == SDPA_BF16 ? sdpa_isa_get()->bf16 : sdpa_kernels_for(dtype);
 }
 
 /* Number of units per head. */

@@ -13,7 +13,7 @@ typedef struct xla_call {
     const int64_t *integers, *lead;
     int64_t n_lead; /* batch axes and heads */
     sdpa_problem problem;
-    int64_t *copies[2]; /* lengths and offsets as I64, owned */
+    int64_t *copies[4]; /* lengths, offsets, cu_seqlens of queries and keys as I64, owned */
 } xla_call;
 
 /* Where a buffer belongs, and the number of its axes behind the heads. */
@@ -147,28 +147,64 @@ static bool set_tensor(const xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer 
     return set_batch(c, t, b, strides);
 }
 
-/* Points t at a copy, with one I64 per batch entry, which *copy then owns. */
-static sdpa_xla_error *set_integers(const xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer *b, int64_t **copy) {
-    int64_t strides[SDPA_MAX_AXES + 3], bytes = 8;
+/* Makes *copy the integers of a buffer as I64, which the call then owns. */
+static sdpa_xla_error *copy_integers(const xla_call *c, const sdpa_xla_buffer *b, int64_t **copy) {
     const int64_t n = size_of(b);
-    if (b->rank != c->n_lead - 1 || (b->type != SDPA_XLA_S32 && b->type != SDPA_XLA_S64)) {
-        return malformed(c, "lengths or offsets");
-    }
-    for (int64_t i = b->rank; i-- > 0; bytes *= b->dims[i]) strides[i] = bytes;
-    if (!set_batch(c, t, b, strides)) return malformed(c, "shape of lengths or offsets");
+    if (b->type != SDPA_XLA_S32 && b->type != SDPA_XLA_S64) return malformed(c, "type of integers");
     *copy = sdpa_alloc((size_t)(n ? n : 1) * sizeof **copy);
     if (!*copy) return fail(c, SDPA_XLA_RESOURCE_EXHAUSTED, "sdpa: no memory");
     for (int64_t i = 0; i < n; i++) {
         (*copy)[i] = b->type == SDPA_XLA_S64 ? ((const int64_t *)b->data)[i] : ((const int32_t *)b->data)[i];
     }
+    return NULL;
+}
+
+/* Makes *cu the first rows of packed sequences, `total` rows in all. */
+static sdpa_xla_error *set_cu_seqlens(xla_call *c, const char *name, const sdpa_xla_buffer *b, int64_t total,
+                                      const int64_t **cu, int64_t **copy) {
+    if (b->rank != 1 || b->dims[0] == 0 || c->n_lead != 1) return malformed(c, "shape of cu_seqlens");
+    sdpa_xla_error *error = copy_integers(c, b, copy);
+    if (error) return error;
+    const int64_t n = b->dims[0] - 1;
+    if (c->problem.cu_q && n != c->problem.n_sequences) return malformed(c, "number of sequences");
+    bool rises = (*copy)[0] == 0 && (*copy)[n] == total;
+    for (int64_t i = 0; i < n; i++) rises &= (*copy)[i] <= (*copy)[i + 1];
+    if (!rises) {
+        return fail(c, SDPA_XLA_INVALID_ARGUMENT,
+                    "%s: expected elements from 0 to the number of rows, %lld, that do not decrease", name,
+                    (long long)total);
+    }
+    *cu = *copy;
+    c->problem.n_sequences = n;
+    return NULL;
+}
+
+/* The strides of one integer per batch entry or, where sequences are packed, per sequence. */
+static bool set_entries(const xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer *b) {
+    int64_t strides[SDPA_MAX_AXES + 3], bytes = 8;
+    if (c->problem.cu_q) {
+        t->row = bytes;
+        return b->rank == 1 && b->dims[0] == c->problem.n_sequences;
+    }
+    if (b->rank != c->n_lead - 1) return false;
+    for (int64_t i = b->rank; i-- > 0; bytes *= b->dims[i]) strides[i] = bytes;
+    return set_batch(c, t, b, strides);
+}
+
+static sdpa_xla_error *set_integers(const xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer *b, int64_t **copy) {
+    const sdpa_problem *p = &c->problem;
+    if (!set_entries(c, t, b)) return malformed(c, "shape of lengths or offsets");
+    sdpa_xla_error *error = copy_integers(c, b, copy);
+    if (error) return error;
     t->data = (char *)*copy;
     t->dtype = SDPA_I64;
     t->group = 1;
-    if (t != &c->problem.key_length) return NULL;
-    for (int64_t i = 0; i < n; i++) {
-        if ((*copy)[i] >= 0 && (*copy)[i] <= c->problem.n_k) continue;
+    if (t != &p->key_length) return NULL;
+    for (int64_t i = 0, n = size_of(b); i < n; i++) {
+        const int64_t n_k = p->cu_k ? p->cu_k[i + 1] - p->cu_k[i] : p->n_k;
+        if ((*copy)[i] >= 0 && (*copy)[i] <= n_k) continue;
         return fail(c, SDPA_XLA_INVALID_ARGUMENT, "key_lengths: expected integers from 0 to Lk = %lld, got %lld",
-                    (long long)c->problem.n_k, (long long)(*copy)[i]);
+                    (long long)n_k, (long long)(*copy)[i]);
     }
     return NULL;
 }
@@ -210,6 +246,7 @@ static bool read_attributes(xla_call *c) {
     p->lower = c->integers[SDPA_XLA_LOWER];
     p->has_upper = c->integers[SDPA_XLA_HAS_UPPER] != 0;
     p->upper = c->integers[SDPA_XLA_UPPER];
+    p->invariant = c->integers[SDPA_XLA_INVARIANT] != 0;
     const int64_t workers = c->integers[SDPA_XLA_WORKERS];
     p->n_workers = workers > 0 ? (int)workers : workers < 0 ? sdpa_available_cpus() : sdpa_get_num_threads();
     return true;
@@ -245,6 +282,10 @@ static sdpa_xla_error *read_operands(xla_call *c) {
             if (b->type != SDPA_XLA_U32 || size_of(b) != 2) return malformed(c, "seed");
             const uint32_t *halves = b->data;
             p->seed = (uint64_t)halves[1] << 32 | halves[0];
+        } else if (i == SDPA_XLA_CU_Q) {
+            error = set_cu_seqlens(c, "cu_seqlens_q", b, p->n_q, &p->cu_q, &c->copies[2]);
+        } else if (i == SDPA_XLA_CU_K) {
+            error = set_cu_seqlens(c, "cu_seqlens_k", b, p->n_k, &p->cu_k, &c->copies[3]);
         } else if (i == SDPA_XLA_LENGTHS) {
             error = set_integers(c, &p->key_length, b, &c->copies[0]);
         } else if (i == SDPA_XLA_OFFSET) {
@@ -254,6 +295,7 @@ static sdpa_xla_error *read_operands(xla_call *c) {
         }
         if (error) return error;
     }
+    if (!p->cu_q != !p->cu_k || (p->cu_q && p->mask.data)) return malformed(c, "packed operands");
     return next == operands->size ? NULL : malformed(c, "number of operands");
 }
 
@@ -296,10 +338,9 @@ static sdpa_xla_error *run(const sdpa_xla_frame *frame, sdpa_status (*driver)(co
     xla_call c;
     memset(&c, 0, sizeof c);
     c.frame = frame;
-    sdpa_xla_error *error = NULL;
-    if (!read_attributes(&c)) error = malformed(&c, "attributes");
-    if (!error && !read_sizes(&c)) error = malformed(&c, "query, key or value");
-    if (!error) error = read_operands(&c);
+    if (!read_attributes(&c)) return malformed(&c, "attributes");
+    if (!read_sizes(&c)) return malformed(&c, "query, key or value");
+    sdpa_xla_error *error = read_operands(&c);
     if (!error) error = read_results(&c);
     if (!error) {
         c.problem.features = sdpa_problem_features(&c.problem);
@@ -307,7 +348,7 @@ static sdpa_xla_error *run(const sdpa_xla_frame *frame, sdpa_status (*driver)(co
         if (status == SDPA_NO_MEMORY) error = fail(&c, SDPA_XLA_RESOURCE_EXHAUSTED, "sdpa: no memory");
         if (status == SDPA_INTERRUPTED) error = fail(&c, SDPA_XLA_CANCELLED, "sdpa: cancelled");
     }
-    for (int i = 0; i < 2; i++) sdpa_free(c.copies[i]);
+    for (int i = 0; i < 4; i++) sdpa_free(c.copies[i]);
     return error;
 }
 

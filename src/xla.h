@@ -119,7 +119,8 @@ typedef struct sdpa_xla_frame {
 
 /* Operands, in the order of their bits. Each comes with batch axes, as many in all, then its own, of the sizes of the problem
  * or 1: (heads, rows, columns); sinks and slopes (heads); out and lse as they left the forward; lengths and offsets, S32 or
- * S64, none; the seed is U32[2], low half first, without batch axes. */
+ * S64, none; the seed is U32[2], low half first, without batch axes. With CU_Q and CU_K, S32 or S64 of sequences + 1, the
+ * rows are those of packed sequences: no batch axes, no mask, and lengths and offsets have one element per sequence. */
 enum sdpa_xla_operand {
     SDPA_XLA_QUERY,
     SDPA_XLA_KEY,
@@ -127,6 +128,8 @@ enum sdpa_xla_operand {
     SDPA_XLA_MASK,
     SDPA_XLA_SINKS,
     SDPA_XLA_SLOPES,
+    SDPA_XLA_CU_Q,
+    SDPA_XLA_CU_K,
     SDPA_XLA_LENGTHS,
     SDPA_XLA_OFFSET,
     SDPA_XLA_SEED,
@@ -151,7 +154,8 @@ enum sdpa_xla_integer {
     SDPA_XLA_OPERAND_BITS,
     SDPA_XLA_RESULT_BITS,
     SDPA_XLA_ROWS_FIRST, /* the axes of what has columns, but the mask, are (rows, heads, columns) */
-    SDPA_XLA_WORKERS,    /* 0: the default; -1: all CPUs */
+    SDPA_XLA_INVARIANT,
+    SDPA_XLA_WORKERS, /* 0: the default; -1: all CPUs */
     SDPA_XLA_HAS_LOWER,
     SDPA_XLA_LOWER,
     SDPA_XLA_HAS_UPPER,

@@ -137,36 +137,43 @@ def core_stub() -> str:
 
 # ------------------------------------------------------------------------------- _options.py
 
-# Each is attention_forward's options but these and some, of which some are narrower.
-NOT_COMPOSED = {"out", "cu_seqlens_q", "cu_seqlens_k"}
+# Each is attention_forward's options but out and some, of which some are narrower. The products of
+# mechanisms are BLAS's, whose bits depend on shapes: they cannot be invariant.
+PACKED = {"cu_seqlens_q", "cu_seqlens_k"}
+WHOLE = PACKED | {"invariant"}
 COMPOSED = {
     "CosineOptions": (
         "Options of `cosine_attention`: the temperature is its scale.",
-        {"scale"},
+        {"scale"} | WHOLE,
         {},
     ),
-    "BilinearOptions": ("Options of `bilinear_attention`.", set(), {}),
+    "BilinearOptions": ("Options of `bilinear_attention`.", WHOLE, {}),
+    "BlockOptions": (
+        "Options of `sdpa.blocks.attend`: the mask may lie in a store, too. Blocks change bits.",
+        {"invariant"},
+        {"attn_mask": "Any"},
+    ),
     "LayerOptions": (
         "Options of `MultiHeadAttention.forward`: heads and scale are the layer's.",
-        {"scale", "enable_gqa"},
+        {"scale", "enable_gqa"} | WHOLE,
         {},
     ),
     "ShawOptions": (
         "Options of `shaw_attention`: one diagonal for the whole batch.",
-        set(),
+        WHOLE,
         {"query_offset": "int | None"},
     ),
     "T5Options": (
         "Options of `t5_attention_backward`: one diagonal, and no other bias than T5's.\n\n"
         "    Dropout is left out because its pattern depends on the index of the query.",
-        {"attn_mask", "alibi_slopes", "dropout_p", "rng"},
+        {"attn_mask", "alibi_slopes", "dropout_p", "rng"} | WHOLE,
         {"query_offset": "int"},
     ),
 }
 OPTIONS_HEAD = '''\
 """Options of the composed functions. Written by `make stubs`; see tools/stubs.py."""
 
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from numpy.typing import ArrayLike
 '''
@@ -177,7 +184,7 @@ def options_module() -> str:
     # An out would be of the widened operands. Of a Generator, derivatives could not draw the same.
     types = option_types() | {"rng": "int | None"}
     taken = inspect.signature(_core.attention_forward).parameters.values()
-    names = [p.name for p in taken if p.default is not p.empty and p.name not in NOT_COMPOSED]
+    names = [p.name for p in taken if p.default is not p.empty and p.name != "out"]
     text = OPTIONS_HEAD
     for name, (summary, left_out, narrower) in COMPOSED.items():
         end = "\n    " if "\n" in summary else ""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, Unpack, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from sdpa import _core
 from sdpa._options import LayerOptions
@@ -190,19 +190,23 @@ class MultiHeadAttention:
                 raise ValueError(f"{name}: expected at least 1, got {size}")
         if d_k is None and d_model % heads:
             raise ValueError(f"d_model: expected a multiple of heads={heads}, got {d_model}")
-        self.d_model, self.heads = d_model, heads
-        self.kv_heads = heads if kv_heads is None else kv_heads
-        self.d_k = d_model // heads if d_k is None else d_k
-        self.d_v = self.d_k if d_v is None else d_v
-        self.d_context = d_model if d_context is None else d_context
-        self.init, self.scale = init, scale
-        self.fold_scale, self.tied_kv, self.swap_roles = fold_scale, tied_kv, swap_roles
-        self.dtype = native(np.dtype(dtype))
+        self.d_model: int = d_model
+        self.heads: int = heads
+        self.kv_heads: int = heads if kv_heads is None else kv_heads
+        self.d_k: int = d_model // heads if d_k is None else d_k
+        self.d_v: int = self.d_k if d_v is None else d_v
+        self.d_context: int = d_model if d_context is None else d_context
+        self.init: Initialiser = init
+        self.scale: ScaleRule = scale
+        self.fold_scale: bool = fold_scale
+        self.tied_kv: bool = tied_kv
+        self.swap_roles: bool = swap_roles
+        self.dtype: np.dtype[Any] = native(np.dtype(dtype))
         self._check_sizes()
         self._check_rules()
         shapes = self._shapes()
         rng = np.random.default_rng(rng)
-        self.parameters = {
+        self.parameters: dict[str, NDArray[Any]] = {
             name: _INITIALISERS[init](rng, *shape).astype(self.dtype)
             for name, shape in shapes.items()
             if name != "scale"

@@ -23,8 +23,8 @@ def packed(function, cu_seqlens_q, cu_seqlens_k, **arguments):
     Parameters
     ----------
     function : callable
-        `attention_forward`, `attention_backward`, `attention_jvp`, `attention_double_backward` or
-        `attention_statistics`, of this package or of `sdpa`.
+        `attention_forward`, `attention_backward`, `attention_jvp`, `attention_double_backward`,
+        `attention_received` or `attention_statistics`, of this package or of `sdpa`.
     cu_seqlens_q, cu_seqlens_k : (sequences + 1,) of int
     **arguments
         Of the function, by name; (total, heads, d) instead of (heads, L, d).

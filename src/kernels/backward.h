@@ -376,7 +376,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     }
     /* A masked pair must not meet NaN or Inf: if it might, its products are skipped instead of multiplied by zero. */
     const bool finite = state == PANEL_VISIBLE || own->finite;
-    weight_block weights = {w->p, w->n_lanes, u->n_i, b.j0, b.n, diagonal_at(u, u->i0, b.j0)};
+    weight_block weights = {w->p, w->n_lanes, u->n_i, b.j0, b.n, diagonal_at(u, u->i0, b.j0), p->invariant};
     add_to_keys(&u->dv, p->d_v, &weights, &own->dout, 1, finite);
     if (p->scores == SDPA_ADDITIVE) {
         const additive_block t = {.q = w->q,

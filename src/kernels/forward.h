@@ -232,7 +232,8 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
               .depth = b.n,
               .diagonal = diagonal_at(u, pairs.i0, b.j0),
               .row_scale = (const real *)alpha,
-              .alpha = 1};
+              .alpha = 1,
+              .in_order = p->invariant};
     if (PAIRS && w->pairs) {
         if (p->dropout_p > 0) pair_rows(w->s, w->s_row, b.n, q.nv * VL, NULL);
         g.depth = (b.n + 1) / 2;
@@ -408,6 +409,7 @@ INLINE bool find_overflow(const sdpa_unit *u, const forward_scratch *w) {
 NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *w) {
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    j0 = first_block(u->problem, j0, j1);
     forward_queries(u, w);
     memset(w->exact, 0, sizeof(real) * (size_t)w->n_lanes);
     for (int attempt = 0; attempt < 2; attempt++) {
@@ -452,7 +454,8 @@ NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch)
 NOINLINE void forward_any(const sdpa_unit *u, void *scratch) {
     sdpa_arena arena = {scratch, 0};
     forward_scratch w = forward_layout(u->problem, &arena);
-    w.pairs = PAIRS && u->problem->dtype == SDPA_BF16 && u->n_i > FEW_QUERIES && !(u->problem->features & ~PAIRS_CAN);
+    w.pairs = PAIRS && u->problem->dtype == SDPA_BF16 && (u->n_i > FEW_QUERIES || u->problem->invariant) &&
+              !(u->problem->features & ~PAIRS_CAN);
     if (w.pairs) SDPA_TAKE(PAIRS);
     if (forward_sweep(u, &w)) forward_finish(u, &w);
 }

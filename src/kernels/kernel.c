@@ -1,6 +1,11 @@
 /* The kernels of one instruction set for one type: compiled once for each type on each line of runtime/isas.txt, with
  * -DSDPA_ISA=name, -DSDPA_ISA_NAME and -DSDPA_REAL=32 or 64. The table is the only symbol that the object exports. */
 #include "kernels.h"
+#include "vec.h"
+
+#ifdef FORWARD_ONLY /* the compiler then drops what the table does not name */
+#pragma GCC diagnostic ignored "-Wunused-function"
+#endif
 
 #include "backward.h"
 #include "fast/small.h"
@@ -27,13 +32,14 @@ static void backward_unit(const sdpa_unit *u, void *scratch) {
 const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .lanes = VL,
     .pairs = PAIRS,
-    .load = load,
-    .store = store,
     .forward_bytes = forward_bytes,
     .forward = forward_unit,
     .forward_part_bytes = forward_part_bytes,
     .forward_part = forward_part,
     .forward_join = forward_join,
+#ifndef FORWARD_ONLY
+    .load = load,
+    .store = store,
     .weights_bytes = weights_bytes,
     .weights = weights_unit,
     .received_bytes = received_bytes,
@@ -52,6 +58,7 @@ const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .load_lanes = load_lanes,
     .store_lanes = store_lanes,
     .leave_out = leave_out,
+#endif
 #if SDPA_REAL == 64
     .product = map_product,
     .exponentials = map_exponentials,

@@ -10,7 +10,8 @@
  * are not products. */
 enum {
     FUSED_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
-                SDPA_FEATURE_LENGTHS | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI
+                SDPA_FEATURE_LENGTHS | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI |
+                SDPA_FEATURE_INVARIANT
 };
 
 /* Whether a logit is its product times a factor, plus the bias. If not, score_logits also returns h, the tanh of the

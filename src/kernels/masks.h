@@ -99,8 +99,9 @@ INLINE int64_t diagonal_at(const sdpa_unit *u, int64_t i0, int64_t j0) {
 }
 
 /* How many keys at the front of a block of n from j0 on, in whole tiles, are visible to every query from i0 on although
- * causality hides later ones: these need no mask. 0 if it is all or none. */
+ * causality hides later ones: these need no mask. 0 if it is all or none, or if blocks must not be split. */
 INLINE int64_t open_keys(const sdpa_unit *u, int64_t i0, int64_t j0, int64_t n) {
+    if (u->problem->invariant) return 0;
     const int64_t open = diagonal_at(u, i0, j0) / SCORE_ROWS * SCORE_ROWS;
     return open < n ? open : 0;
 }
@@ -133,10 +134,15 @@ INLINE void cut_band(const sdpa_unit *u, const block *b, real *s, int64_t s_row)
     }
 }
 
-/* mask_block plus ALiBi, with -inf outside the band and beyond key_length. s is filled for BIAS_FINITE and
- * BIAS_SOME_MASKED only. */
-NOINLINE enum bias_kind bias_block(const sdpa_unit *u, const block *b, real factor, real *s, int64_t s_row,
-                                   real *lines) {
+/* s (n_j, s_row) = 0 for the queries of a block. */
+NOINLINE void clear_bias(const block *b, real *s, int64_t s_row) {
+    for (int64_t j = 0; j < b->n_j; j++) {
+        for (int64_t i = 0; i < b->n_i; i += VL) vstore(s + j * s_row + i, (vec){0});
+    }
+}
+
+/* bias_block, but for blocks without a bias. */
+INLINE enum bias_kind fill_bias(const sdpa_unit *u, const block *b, real factor, real *s, int64_t s_row, real *lines) {
     const sdpa_problem *p = u->problem;
     const int64_t last_key = b->j0 + b->n_j - 1;
     int64_t first, end;
@@ -152,14 +158,22 @@ NOINLINE enum bias_kind bias_block(const sdpa_unit *u, const block *b, real fact
     if (u->mask.data) kind = mask_block(&u->mask, b, factor, s, s_row, lines);
     if (kind == BIAS_ALL_MASKED || (!cut && slope == 0)) return kind;
     if (kind == BIAS_NONE) {
-        for (int64_t j = 0; j < b->n_j; j++) {
-            for (int64_t i = 0; i < b->n_i; i += VL) vstore(s + j * s_row + i, (vec){0});
-        }
+        clear_bias(b, s, s_row);
         kind = BIAS_FINITE;
     }
     if (slope != 0) add_alibi(u, b, factor, slope, s, s_row);
     if (cut) cut_band(u, b, s, s_row);
     return cut ? BIAS_SOME_MASKED : kind;
+}
+
+/* mask_block plus ALiBi, with -inf outside the band and beyond key_length. s is filled for BIAS_FINITE and
+ * BIAS_SOME_MASKED only. Adding a bias rounds, so an invariant problem has one everywhere. */
+NOINLINE enum bias_kind bias_block(const sdpa_unit *u, const block *b, real factor, real *s, int64_t s_row,
+                                   real *lines) {
+    const enum bias_kind kind = fill_bias(u, b, factor, s, s_row, lines);
+    if (kind != BIAS_NONE || !u->problem->invariant) return kind;
+    clear_bias(b, s, s_row);
+    return BIAS_FINITE;
 }
 
 #endif

@@ -91,6 +91,12 @@ typedef struct keys {
     int64_t j0, n;
 } keys;
 
+/* Where the blocks of a pass over keys j0 .. j1-1 begin: there or, if results must not depend on it, where the block that
+ * holds j0 begins. */
+INLINE int64_t first_block(const sdpa_problem *p, int64_t j0, int64_t j1) {
+    return p->invariant && j0 < j1 ? j0 - j0 % sdpa_key_block(p) : j0;
+}
+
 /* Moves b on to the next block, of at most `size` keys. False once b->j0 is `end`, or earlier if the call was
  * interrupted. */
 INLINE bool next_keys(const sdpa_unit *u, int64_t size, int64_t end, keys *b) {
@@ -137,6 +143,7 @@ typedef struct weight_block {
     const real *p;
     int64_t row, n_i, j0, n;
     int64_t diagonal; /* see gemm */
+    bool in_order;
 } weight_block;
 
 /* Adds to the gradient of keys or values: rows j0 .. of d (.., width) += alpha a b, where b is the unit's rows of q or
@@ -173,7 +180,8 @@ INLINE void add_to_queries(real *c, int64_t c_row, int64_t width, const weight_b
               .depth = a->n,
               .diagonal = a->diagonal,
               .row_scale = (const real *)row_scale,
-              .alpha = alpha};
+              .alpha = alpha,
+              .in_order = a->in_order};
     if (b->p) multiply(&g, true, finite);
 }
 

@@ -45,8 +45,14 @@ typedef struct gemm {
     int64_t m, n, depth;
     int64_t diagonal; /* query i sees only keys j < diagonal + i, and a is 0 elsewhere; 0: every query sees all keys */
     real alpha;
-    bool pairs; /* a and b hold pairs of bfloat16, `depth` of them */
+    bool pairs;    /* a and b hold pairs of bfloat16, `depth` of them */
+    bool in_order; /* every element is one sum, from the first step to the last */
 } gemm;
+
+/* Whether to multiply row by row, which deals the steps of an element to several sums. */
+INLINE bool by_few_rows(const gemm *g, bool a_rows_adjacent) {
+    return a_rows_adjacent && g->m <= FEW_ROWS && !g->in_order;
+}
 
 /* The new value of `old` in row i of c. */
 INLINE vec added(const gemm *g, int64_t i, vec old, vec product) {
@@ -253,7 +259,7 @@ NOINLINE void gemm_narrow(const gemm *g) {
  * holds -0, and the pair is skipped instead of multiplied. This is rare, so the loops are plain. */
 COLD NOINLINE void gemm_masked(const gemm *g, bool a_rows_adjacent) {
     const int64_t a_row = a_rows_adjacent ? 1 : g->a_stride, a_col = a_rows_adjacent ? g->a_stride : 1;
-    const bool few = a_rows_adjacent && g->m <= FEW_ROWS;
+    const bool few = by_few_rows(g, a_rows_adjacent);
     for (int64_t i = 0; i < g->m; i++) {
         int64_t end = 0;
         int turns = 1;
@@ -300,7 +306,7 @@ NOINLINE void multiply(gemm *g, bool a_rows_adjacent, bool finite) {
         gemm_masked_pairs(g);
     } else if (!finite) {
         gemm_masked(g, a_rows_adjacent);
-    } else if (a_rows_adjacent && g->m <= FEW_ROWS && !(PAIRS && g->pairs)) {
+    } else if (by_few_rows(g, a_rows_adjacent) && !(PAIRS && g->pairs)) {
         gemm_few_rows(g);
     } else {
         gemm_tiles(g, a_rows_adjacent);

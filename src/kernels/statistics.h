@@ -151,7 +151,7 @@ COLD static void statistics_unit(const sdpa_unit *u, void *scratch) {
     for (int64_t x = 0; x < w.n_lanes / VL; x++) sums[x] = (row_sums){.m = vset1(-INFINITY)};
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
     pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
-    keys b = {.j0 = j0};
+    keys b = {.j0 = first_block(p, j0, j1)};
     while (next_keys(u, w.block, j1, &b)) {
         const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w.k, w.k_tail);
         PANELS (q, u->n_i) statistics_keys(u, &w, sums, &k, q);

@@ -180,7 +180,8 @@ NOINLINE void tangent_keys(const sdpa_unit *u, const tangent_scratch *w, tangent
     const bool finite =
         !vany(any_masked) || (rows_finite(&b->v, p->d_v) && (!b->v_t.p || rows_finite(&b->v_t, p->d_v)));
     const int64_t width = finite ? w->v_row : p->d_v;
-    const weight_block weights = {.p = w->s + q.i, .row = w->n_lanes, .n_i = q.n_i, .n = b->k.n};
+    const weight_block weights = {
+        .p = w->s + q.i, .row = w->n_lanes, .n_i = q.n_i, .n = b->k.n, .in_order = p->invariant};
     weight_block tangents = weights;
     tangents.p = w->t + q.i;
     add_to_queries(o_t, w->v_row, width, &tangents, &b->v, alpha, 1, finite);
@@ -222,7 +223,7 @@ NOINLINE bool tangent_sweep(const sdpa_unit *u, const tangent_scratch *w, int64_
         w->m[i] = -(real)INFINITY;
         w->l[i] = w->mu[i] = 0;
     }
-    keys j = {.j0 = j0};
+    keys j = {.j0 = first_block(p, j0, j1)};
     while (next_keys(u, w->block, j1, &j)) {
         tangent_block b = {.k = tangent_rows(&u->k, j.j0, j.n, p->d_k, 0, w->k, w->k_tail),
                            .k_t = tangent_rows(&u->k_t, j.j0, j.n, p->d_k, 0, w->k_t, w->k_t_tail),

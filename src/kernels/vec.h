@@ -25,6 +25,7 @@
  *   HAVE_PAIRS        float32 kernels multiply pairs of bfloat16, each pair in place of a float. vdot: sum + the product
  *                     of the high halves of `pair` and of each lane + that of the low halves; vpair: each lane's
  *                     even and odd, rounded to nearest, as its low and its high half
+ *   FORWARD_ONLY      no other pass gains by these instructions: its kernels are those of another set (isa.c)
  *
  * Loads and stores need no more than the alignment of an element. tests/c/test_vec.c compares every operation with
  * plain C. */

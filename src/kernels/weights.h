@@ -60,7 +60,7 @@ NOINLINE bool weights_sums(const sdpa_unit *u, const weights_scratch *w) {
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
     start_running(&w->row, f->n_lanes);
-    keys j = {.j0 = j0};
+    keys j = {.j0 = first_block(p, j0, j1)};
     while (next_keys(u, f->block, j1, &j)) {
         const rows k = pack_rows(&u->k, j.j0, j.n, p->d_k, 0, f->k, f->k_tail);
         PANELS (q, u->n_i) {

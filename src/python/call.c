@@ -394,6 +394,7 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject 
     p->softcap = call->options.softcap;
     p->dropout_p = call->options.dropout_p;
     p->seed = call->options.seed;
+    p->invariant = call->options.invariant;
     sdpa_call_set(call, &p->q, call->q, p->dtype, 2, sdpa_last_axes(call->q), true);
     sdpa_call_set(call, &p->k, call->k, p->k.dtype, 2, sdpa_last_axes(call->k), true);
     if (call->v) sdpa_call_set(call, &p->v, call->v, p->v.dtype, 2, sdpa_last_axes(call->v), true);

@@ -214,6 +214,10 @@ static int read_queries(sdpa_options *options, PyObject *value) {
     return read_indices(options->module, "queries", value, &options->queries);
 }
 
+static int read_invariant(sdpa_options *options, PyObject *value) {
+    return sdpa_read_bool("invariant", value, &options->invariant);
+}
+
 static int read_workers(sdpa_options *options, PyObject *value) {
     return sdpa_read_workers(value, &options->n_workers);
 }
@@ -312,6 +316,8 @@ const sdpa_option sdpa_option_table[] = {
      .read = read_sequence},
     {NAME_rng, "weight", IN_ALL & ~IN_TORCH, true, true, "None", "int | np.random.Generator | None", doc_option_rng,
      .read = read_rng},
+    {NAME_invariant, "call", IN_DOT & ~IN_TORCH, true, false, "False", "bool", doc_option_invariant,
+     .read = read_invariant},
     {NAME_workers, "call", IN_ALL & ~IN_TORCH, true, true, "None", "int | None", doc_option_workers,
      .read = read_workers},
     {NAME_out, "call", IN_ATTENTION | IN_FORWARD | IN_ADDITIVE | IN_ADDITIVE_FORWARD, true, true, "None",

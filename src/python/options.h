@@ -19,7 +19,7 @@ enum {
     IN_DOUBLE = 128,
     IN_RECEIVED = 2048,
     IN_DOT = 255 | IN_RECEIVED, /* all of these */
-    IN_PACKED = IN_DOT & ~(IN_TORCH | IN_RECEIVED),
+    IN_PACKED = IN_DOT & ~IN_TORCH,
     IN_ADDITIVE = 256,
     IN_ADDITIVE_FORWARD = 512,
     IN_ADDITIVE_BACKWARD = 1024,
@@ -67,7 +67,7 @@ typedef struct sdpa_options {
     uint64_t seed;                    /* of dropout */
     bool has_seed;
     unsigned where; /* the function */
-    bool has_scale, causal, lower_right, enable_gqa;
+    bool has_scale, causal, lower_right, enable_gqa, invariant;
     bool has_left, has_right;
     int64_t left, right; /* of the window; 0 .. 2^62 */
     int n_workers;       /* 0: default */

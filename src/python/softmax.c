@@ -62,7 +62,8 @@ static int read_floats(PyObject *module, operand *o, const char *name, PyObject 
     }
     int dtype = sdpa_dtype_of(module, o->given);
     if (dtype < 0) {
-        return sdpa_raise_dtype(name, o->given, "float16, bfloat16, float32, float64, an integer type or bool");
+        sdpa_raise_dtype(name, o->given, "float16, bfloat16, float32, float64, an integer type or bool");
+        return -1;
     }
     o->dtype = (sdpa_dtype)dtype;
     Py_INCREF((PyObject *)o->given);

@@ -212,7 +212,8 @@ static void after_fork_in_child(void) {
 
 static void init_once(void) {
     init_locks();
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    /* Without these a forked child would find locks held and threads gone: better none. */
+    if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) atomic_store(&pool.closed, true);
     atexit(sdpa_pool_stop);
 }
 

@@ -88,8 +88,9 @@ class Problem:
             "attention_backward": x,
             "attention_double_backward": x | twice,
         }
+        rows = {name: self.x[name] for name in ("query", "key")}
+        calls["attention_received"] = rows
         if not self.options.get("dropout_p"):
-            rows = {name: self.x[name] for name in ("query", "key")}
             calls["attention_statistics"] = rows
         return calls
 

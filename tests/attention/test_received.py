@@ -16,6 +16,7 @@ from support.process import run
 
 import sdpa
 from sdpa import reference
+from sdpa.reference.packed import sequence_arguments
 
 OPTIONS = {
     "plain": {},
@@ -162,3 +163,24 @@ assert peak(weights) < block
 """,
         timeout=600,
     )
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_packed_with_chosen_heads_and_queries(rng, isa, dtype, name):
+    """The bits of a call per sequence; queries are rows of the packed query, in any order."""
+    cu_q, cu_k = np.array([0, 60, 60, 160, 170]), np.array([0, 30, 40, 170, 170])
+    q, k = normal(rng, (170, 6, 12), dtype), normal(rng, (170, 2, 12), dtype)
+    options = {"enable_gqa": True, "heads": [4, 1]} | OPTIONS[name]
+    rows = rng.permutation(170)[:80]
+    packed = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    found = sdpa.attention_received(q, k, queries=rows, **packed, **options)
+    for s, (first, last) in enumerate(itertools.pairwise(cu_q)):
+        own = sequence_arguments(s, **packed, query=q, key=k, **options)
+        own["queries"] = rows[(first <= rows) & (rows < last)] - first
+        if "dropout_p" in own:  # its pattern counts sequences
+            for x in ("query", "key"):
+                own[x] = np.broadcast_to(own[x], (s + 1, *own[x].shape))
+        alone = sdpa.attention_received(**own)
+        for a, b in zip(found, alone, strict=True):
+            b = b[s] if "dropout_p" in own else b
+            np.testing.assert_array_equal(a[:, cu_k[s] : cu_k[s + 1]], b)

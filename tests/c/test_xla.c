@@ -142,6 +142,61 @@ static void test_passes(void) {
     CHECK(!memcmp(dq, dq2, sizeof dq) && !memcmp(dk, dk2, sizeof dk) && !memcmp(dv, dv2, sizeof dv), "backward");
 }
 
+/* The rows of the first batch entry as two sequences: what each of them is alone. */
+static void begin_packed(call *c, int32_t cu_q[3], int32_t cu_k[3]) {
+    static const int64_t of_q[] = {N_Q, N_HEAD, D}, of_k[] = {N_K, 1, D}, of_lse[] = {N_HEAD, N_Q}, ends[] = {3};
+    begin(c);
+    c->frame.operands.size = c->integers[SDPA_XLA_OPERAND_BITS] = 0;
+    c->integers[SDPA_XLA_LEAD] = N_HEAD;
+    c->arrays[0].size = SDPA_XLA_LEAD + 1;
+    add(c, false, SDPA_XLA_QUERY, SDPA_XLA_F32, q, 3, of_q);
+    add(c, false, SDPA_XLA_KEY, SDPA_XLA_F32, k, 3, of_k);
+    add(c, false, SDPA_XLA_VALUE, SDPA_XLA_F32, v, 3, of_k);
+    add(c, false, SDPA_XLA_CU_Q, SDPA_XLA_S32, cu_q, 1, ends);
+    add(c, false, SDPA_XLA_CU_K, SDPA_XLA_S32, cu_k, 1, ends);
+    add(c, true, SDPA_XLA_OUT_RESULT, SDPA_XLA_F32, o, 3, of_q);
+    add(c, true, SDPA_XLA_LSE_RESULT, SDPA_XLA_F32, lse, 2, of_lse);
+}
+
+static void test_packed_rows(void) {
+    static float o2[Q_SIZE], lse2[LSE_SIZE];
+    int64_t unused[N_BATCH];
+    call c;
+    begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
+    CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
+    for (int s = 0; s < 2; s++) {
+        sdpa_problem p = written(unused);
+        p.n_batch = 1, p.n_axes = 0, p.key_length.data = NULL;
+        p.n_q = s ? N_Q - 1 : 1, p.n_k = s ? N_K - 4 : 4;
+        p.q.data += s * p.q.row, p.k.data += 4 * s * p.k.row, p.v.data += 4 * s * p.v.row;
+        p.o.data = (char *)o2 + s * p.o.row, p.lse.data = (char *)lse2 + s * p.lse.row;
+        p.features = sdpa_problem_features(&p);
+        CHECK(sdpa_attention_forward(&p) == SDPA_OK, "sequence %d", s);
+    }
+    const size_t n_o = sizeof o / N_BATCH, n_lse = sizeof lse / N_BATCH;
+    CHECK(!memcmp(o, o2, n_o) && !memcmp(lse, lse2, n_lse), "packed");
+
+    int32_t bad[][3] = {{0, 1, N_Q + 1}, {1, 1, N_Q}, {0, N_Q + 1, N_Q}};
+    for (int i = 0; i < 3; i++) {
+        begin_packed(&c, bad[i], (int32_t[]){0, 4, N_K});
+        last_code = 0;
+        CHECK(sdpa_xla_forward(&c.frame) && last_code == SDPA_XLA_INVALID_ARGUMENT, "cu_seqlens %d", i);
+    }
+    begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
+    c.dims[4][0] = 2;
+    CHECK(sdpa_xla_forward(&c.frame), "another number of sequences");
+    begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
+    c.integers[SDPA_XLA_OPERAND_BITS] &= ~(1 << SDPA_XLA_CU_K);
+    c.frame.operands.size--;
+    CHECK(sdpa_xla_forward(&c.frame), "cu_seqlens of the queries alone");
+    for (int n = 0; n < 2; n++) {
+        begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
+        sdpa_alloc_fail_after(n);
+        CHECK(sdpa_xla_forward(&c.frame) && last_code == SDPA_XLA_RESOURCE_EXHAUSTED, "no memory, %d", n);
+        sdpa_alloc_fail_after(-1);
+    }
+}
+
 /* A change of the frame ends the call with this code, before anything is written. */
 #define REFUSED(error_code, change)                                                                                    \
     do {                                                                                                               \
@@ -203,5 +258,6 @@ void test_xla(void) {
     lengths[0] = N_K;
     lengths[1] = 3;
     test_passes();
+    test_packed_rows();
     test_refused();
 }

@@ -45,6 +45,8 @@ def run(*command, cwd=None):
 class Built:
     """The sdist, the wheel built from it, and the directory where that happened."""
 
+    build_sdist = "from setuptools.build_meta import build_sdist; build_sdist('..')"
+
     def __init__(self, folder):
         copy = folder / "copy"
         copy.mkdir()
@@ -54,8 +56,7 @@ class Built:
         for path in ROOT.iterdir():
             if path.is_file():
                 shutil.copy(path, copy)
-        sdist = "from setuptools.build_meta import build_sdist; build_sdist('..')"
-        run(sys.executable, "-c", sdist, cwd=copy)
+        run(sys.executable, "-c", self.build_sdist, cwd=copy)
         (self.sdist,) = folder.glob("*.tar.gz")
         with tarfile.open(self.sdist) as archive:
             # The parameter of this name is younger than some Pythons 3.11.
@@ -71,6 +72,17 @@ class Built:
             self.names = archive.namelist()
             (name,) = [name for name in self.names if name.endswith(".so")]
             self.extension = Path(archive.extract(name, folder / "unpacked"))
+
+    def sdist_again(self):
+        """The sdist of a copy made later, by someone with other permissions."""
+        copy, before = self.sdist.parent / "later" / "copy", os.umask(0o077)
+        shutil.copytree(self.sdist.parent / "copy", copy)
+        for path in copy.rglob("*"):
+            path.chmod(path.stat().st_mode & 0o700)
+        run(sys.executable, "-c", self.build_sdist, cwd=copy)
+        os.umask(before)
+        (found,) = copy.parent.glob("*.tar.gz")
+        return found
 
     def kernel(self, name):
         """The object of the kernels of one instruction set and type."""
@@ -309,6 +321,19 @@ def test_contents_of_the_sdist(built):
     missing = {str(path.relative_to(ROOT)) for path in tracked} - names
     assert not missing
     assert not [name for name in names if name.endswith((".so", ".o", ".pyc"))]
+
+
+def test_equal_sources_give_equal_sdists(built):
+    """Of wheels, which take minutes, `make release-check` makes two."""
+    assert built.sdist_again().read_bytes() == built.sdist.read_bytes()
+
+
+def test_archives_tell_no_time_and_no_owner(built):
+    with tarfile.open(built.sdist) as archive:
+        told = {(entry.mtime, entry.uid, entry.gid, entry.uname) for entry in archive}
+    assert told == {(315532800, 0, 0, "")}
+    with zipfile.ZipFile(built.wheel) as archive:
+        assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
 def test_the_wheel_installs_and_works_in_an_environment_of_its_own(built, tmp_path):

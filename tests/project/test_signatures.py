@@ -21,12 +21,15 @@ CHOICE = "heads=None, queries=None"
 ATTENTION = (
     "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, "
     "enable_gqa=False, softcap=None, window=None, sinks=None, alibi_slopes=None, key_lengths=None, "
-    "query_offset=None, cu_seqlens_q=None, cu_seqlens_k=None, rng=None, workers=None, out=None)"
+    "query_offset=None, cu_seqlens_q=None, cu_seqlens_k=None, rng=None, invariant=False, "
+    "workers=None, out=None)"
 )
 ADDITIVE = (
     "(query, key, value, w_query, w_key, w_score, bias=None, *, attn_mask=None, dropout_p=0.0, "
     "is_causal=False, scale=1.0, "
-) + ATTENTION.partition("scale=None, ")[2].replace("cu_seqlens_q=None, cu_seqlens_k=None, ", "")
+) + ATTENTION.partition("scale=None, ")[2].replace(
+    "cu_seqlens_q=None, cu_seqlens_k=None, ", ""
+).replace("invariant=False, ", "")
 SIGNATURES = {
     "attention": ATTENTION,
     "attention_forward": ATTENTION,
@@ -46,9 +49,7 @@ SIGNATURES = {
         "needs=('grad_out', 'query', 'key', 'value')",
     ),
     "attention_statistics": ATTENTION.replace("value, ", "").replace(", out=None", ""),
-    "attention_received": ATTENTION.replace("value, ", "")
-    .replace("cu_seqlens_q=None, cu_seqlens_k=None, ", "")
-    .replace("out=None", CHOICE),
+    "attention_received": ATTENTION.replace("value, ", "").replace("out=None", CHOICE),
     "attention_weights": ATTENTION.replace("value, ", "")
     .replace("cu_seqlens_k=None", "cu_seqlens_k=None, sequence=None")
     .replace("out=None", f"stage='weights', {CHOICE}"),

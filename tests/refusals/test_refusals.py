@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 import pytest
-from refusals import attention, cache, derivatives, mechanisms, others, softmax
+from refusals import attention, cache, derivatives, mechanisms, others, packed, softmax
 from support.calls import (
     ADDITIVE,
     ATTENTION,
@@ -34,7 +34,7 @@ COMPOSED = [x for name, x in sys.modules.items() if re.match(r"sdpa\.(mechanisms
 def collected():
     """{function: {case: (exception, message, what differs from a call that works)}}"""
     table = {}
-    for module in (attention, cache, derivatives, mechanisms, softmax, others):
+    for module in (attention, packed, cache, derivatives, mechanisms, softmax, others):
         for function, rows in module.TABLE:
             known = table.setdefault(function, {})
             assert not known.keys() & rows.keys(), (function, known.keys() & rows.keys())

@@ -45,25 +45,17 @@ def assert_within(actual, expected, bound, what=""):
     )
 
 
-def check_attention(
-    query,
-    key,
-    value,
-    attn_mask=None,
-    *,
-    grad_out=None,
-    grad_lse=None,
-    tangents=None,
-    **options,
-):
+def check_attention(query, key, value, attn_mask=None, *, grad_out=None, tangents=None, **options):
     """The functions on attention against the oracle: dtypes, shapes, and values in the bounds.
 
-    Forward, weights, what keys receive; the backward where grad_out is given; where `tangents` are,
-    those of query, key, value, attn_mask and sinks (None is zero), also forward mode, double
-    backward, statistics and the other stages of the weights. Returns the result of the forward.
+    Forward, weights, what keys receive; the backward where grad_out is given, with grad_lse if that
+    is; where `tangents` are, those of query, key, value, attn_mask and sinks (None is zero), also
+    forward mode, double backward, statistics and the other stages of the weights. Returns the
+    result of the forward.
     """
     dtype = native(query.dtype)
-    options = options | {"attn_mask": attn_mask}
+    grad_lse = options.pop("grad_lse", None)
+    options |= {"attn_mask": attn_mask}
     operands = (query, key, value)
     bounds = AttentionBounds(
         *operands, grad_out=grad_out, grad_lse=grad_lse, tangents=tangents, **options

@@ -8,7 +8,7 @@
 enum {
     PAIRS_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
                 SDPA_FEATURE_LENGTHS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
-                SDPA_FEATURE_ALIBI
+                SDPA_FEATURE_ALIBI | SDPA_FEATURE_INVARIANT
 };
 
 /* Rows 2 j and 2 j + 1 of p (n, row), `width` wide, become row j, a row of pairs of bfloat16. The last row, if it has

@@ -1,0 +1,65 @@
+"""Small problems with every option, for the bridges to other libraries."""
+
+import numpy as np
+
+HEADS, N_Q, N_K, D_K, D_V = 2, 3, 5, 4, 3
+KEEP = np.arange(N_Q * N_K).reshape(N_Q, N_K) % 3 > 0
+
+# A tuple is the shape of an operand that is differentiated.
+CASES = {
+    "plain": {},
+    "causal": {"is_causal": True, "query_offset": 1},
+    "lower right": {"is_causal": "lower_right", "key_lengths": np.array([5, 4])},
+    "window": {"window": (1, 2), "scale": -0.7},
+    "softcap": {"softcap": 0.8, "scale": 1.0},
+    "boolean mask": {"attn_mask": KEEP},
+    "row without keys": {"attn_mask": KEEP & (np.arange(N_Q) != 1)[:, None]},
+    "bias": {"attn_mask": (2, 1, N_Q, N_K)},
+    "bias of keys": {"attn_mask": (HEADS, 1, N_K)},
+    "sinks": {"sinks": (HEADS,)},
+    "alibi": {"alibi_slopes": np.array([0.3, 0.1]), "query_offset": 2},
+    "grouped": {"enable_gqa": True, "key_lengths": np.array([2, 5])},
+    "dropout": {"dropout_p": 0.4, "rng": 11},
+    "all but dropout": {
+        "enable_gqa": True,
+        "is_causal": True,
+        "query_offset": np.array([2, 1]),
+        "attn_mask": (HEADS, 1, N_K),
+        "sinks": (HEADS,),
+        "softcap": 1.5,
+        "workers": 2,
+    },
+}
+CASES["all"] = CASES["all but dropout"] | {"dropout_p": 0.3, "rng": 2**64 - 3}
+CASES["packed"] = {
+    "cu_seqlens_q": np.array([0, 1, 1, 3]),
+    "cu_seqlens_k": np.array([0, 2, 3, 5]),
+    "key_lengths": np.array([1, 1, 2]),
+    "enable_gqa": True,
+    "is_causal": "lower_right",
+    "alibi_slopes": np.array([0.3, 0.1]),
+    "sinks": (HEADS,),
+    "softcap": 1.5,
+}
+CASES["packed, dropout"] = CASES["packed"] | {"dropout_p": 0.3, "rng": 3}
+
+
+def problem(rng, name, dtype=np.float64):
+    """(operands that are differentiated, by name; the other options)."""
+    options = dict(CASES[name])
+    kv_heads = 1 if options.get("enable_gqa") else HEADS
+    if "cu_seqlens_q" in options:
+        shapes = [(N_Q, HEADS, D_K), (N_K, kv_heads, D_K), (N_K, kv_heads, D_V)]
+    else:
+        # The value is shared by the batch, so that its gradient is a sum.
+        shapes = [(2, HEADS, N_Q, D_K), (2, kv_heads, N_K, D_K), (kv_heads, N_K, D_V)]
+    sizes = dict(zip(("query", "key", "value"), shapes, strict=True))
+    for option in ("attn_mask", "sinks"):
+        if isinstance(options.get(option), tuple):
+            sizes[option] = options.pop(option)
+    return {n: rng.standard_normal(size).astype(dtype) for n, size in sizes.items()}, options
+
+
+def positional(f, names, options):
+    """f of the operands by position, as libraries differentiate functions."""
+    return lambda *x: f(**dict(zip(names, x, strict=True)), **options)

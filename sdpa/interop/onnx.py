@@ -28,8 +28,8 @@ try:
     from onnx import defs, helper, numpy_helper
     from onnx.backend import base
     from onnx.reference.op_run import OpRun
-except ImportError as error:
-    raise ImportError("sdpa.interop.onnx needs onnx: pip install 'sdpa[peers]'") from error
+except ImportError as _error:
+    raise ImportError("sdpa.interop.onnx needs onnx: pip install 'sdpa[peers]'") from _error
 
 __all__ = [
     "Backend",

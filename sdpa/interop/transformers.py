@@ -17,10 +17,10 @@ from typing import Any
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
-except ImportError as error:
+except ImportError as _error:
     raise ImportError(
         "sdpa.interop.transformers needs transformers: pip install transformers"
-    ) from error
+    ) from _error
 
 import torch
 

@@ -12,79 +12,13 @@ import autograd.numpy as anp
 from autograd import grad, make_jvp, make_vjp
 from autograd.test_util import check_grads
 from support.helpers import assert_same_bits
+from support.problems import CASES, D_K, positional, problem
 
 import sdpa
 from sdpa.interop import autograd as interop
 from sdpa.interop.autograd import _attention
 
-HEADS, N_Q, N_K, D_K, D_V = 2, 3, 5, 4, 3
-
-CASES = {
-    "plain": {},
-    "causal": {"is_causal": True, "query_offset": 1},
-    "lower right": {"is_causal": "lower_right"},
-    "window": {"window": (1, 2)},
-    "lengths": {"key_lengths": np.array([4, 2])},
-    "scale": {"scale": -0.7},
-    "softcap": {"softcap": 0.8, "scale": 1.0},
-    "boolean mask": {"attn_mask": np.arange(N_Q * N_K).reshape(N_Q, N_K) % 3 > 0},
-    "row without keys": {"attn_mask": np.ones((N_Q, N_K), bool) & (np.arange(N_Q) != 1)[:, None]},
-    "bias": {"attn_mask": (2, 1, N_Q, N_K)},
-    "sinks": {"sinks": (HEADS,)},
-    "alibi": {"alibi_slopes": np.array([0.3, 0.1]), "query_offset": 2},
-    "dropout": {"dropout_p": 0.4, "rng": 11},
-    "grouped": {"enable_gqa": True},
-    "all": {
-        "enable_gqa": True,
-        "is_causal": True,
-        "query_offset": 2,
-        "attn_mask": (HEADS, 1, N_K),
-        "sinks": (HEADS,),
-        "softcap": 1.5,
-        "dropout_p": 0.3,
-        "rng": 3,
-        "workers": 2,
-    },
-    "packed": {
-        "cu_seqlens_q": np.array([0, 1, 1, 3]),
-        "cu_seqlens_k": np.array([0, 2, 3, 5]),
-        "key_lengths": np.array([1, 1, 2]),
-        "enable_gqa": True,
-        "is_causal": "lower_right",
-        "alibi_slopes": np.array([0.3, 0.1]),
-        "sinks": (HEADS,),
-        "softcap": 1.5,
-        "dropout_p": 0.3,
-        "rng": 3,
-    },
-}
 HAS_ARRAYS = ("attn_mask", "sinks")
-
-
-def problem(rng, name, dtype=np.float64):
-    """(operands that are differentiated, by name; the other options)."""
-    options = dict(CASES[name])
-    kv_heads = 1 if options.get("enable_gqa") else HEADS
-    shapes = {
-        "query": (2, HEADS, N_Q, D_K),
-        "key": (2, kv_heads, N_K, D_K),
-        "value": (kv_heads, N_K, D_V),  # shared by the batch, so that its gradient is a sum
-    }
-    if "cu_seqlens_q" in options:
-        shapes = {
-            "query": (N_Q, HEADS, D_K),
-            "key": (N_K, kv_heads, D_K),
-            "value": (N_K, kv_heads, D_V),
-        }
-    for option in HAS_ARRAYS:
-        if isinstance(options.get(option), tuple):
-            shapes[option] = options.pop(option)
-    return {n: rng.standard_normal(s).astype(dtype) for n, s in shapes.items()}, options
-
-
-def function(f, names, options):
-    """f of positional arguments, as autograd differentiates them."""
-    return lambda *x: f(**dict(zip(names, x, strict=True)), **options)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +31,7 @@ def autograd_draws_from_the_seed(rng):
 def test_attention_to_second_order(rng, name):
     """Both modes, and every combination of two of them, against finite differences."""
     operands, options = problem(rng, name)
-    f = function(interop.attention, operands, options)
+    f = positional(interop.attention, operands, options)
     check_grads(f, tuple(range(len(operands))), modes=["fwd", "rev"], order=2)(*operands.values())
 
 
@@ -105,7 +39,7 @@ def test_attention_to_second_order(rng, name):
 def test_out_and_lse_together_to_second_order(rng, name):
     """A row without keys has lse -inf, which has no finite difference."""
     operands, options = problem(rng, name)
-    f = function(interop.attention_forward, operands, options)
+    f = positional(interop.attention_forward, operands, options)
 
     def both(*x):
         out, lse = f(*x)
@@ -131,7 +65,7 @@ def test_a_row_without_keys_passes_no_gradient_of_lse(rng):
 def test_third_order(rng, name):
     """A gradient of a Hessian-vector product."""
     operands, options = problem(rng, name)
-    f = function(interop.attention, operands, options)
+    f = positional(interop.attention, operands, options)
     names = tuple(range(len(operands)))
     g, t = rng.standard_normal(f(*operands.values()).shape), rng.standard_normal(len(operands))
 
@@ -153,7 +87,7 @@ def test_values_and_first_derivatives_are_those_of_the_library(rng, dtype, isa, 
     q, k, v = (operands[n] for n in ("query", "key", "value"))
     out, lse = sdpa.attention_forward(q, k, v, **arrays, **rest)
     g, g_lse = (rng.standard_normal(x.shape).astype(x.dtype) for x in (out, lse))
-    f = function(interop.attention_forward, operands, options)
+    f = positional(interop.attention_forward, operands, options)
     vjp, values = make_vjp(f, tuple(range(len(operands))))(*operands.values())
     assert_same_bits(values[0], out)
     assert_same_bits(values[1], lse)
@@ -165,7 +99,7 @@ def test_values_and_first_derivatives_are_those_of_the_library(rng, dtype, isa, 
         assert_same_bits(grad_n, getattr(grads, n), n)
 
     tangents = {n: rng.standard_normal(x.shape).astype(dtype) for n, x in operands.items()}
-    f = function(interop.attention, operands, options)
+    f = positional(interop.attention, operands, options)
     value, tangent = make_jvp(f, tuple(range(len(operands))))(*operands.values())(
         tuple(tangents.values())
     )
@@ -199,7 +133,7 @@ def test_no_matrix_is_held(rng, monkeypatch, order):
 @pytest.mark.parametrize("name", ["plain", "bias", "softcap"])
 def test_hessian_vector_product_against_torch(torch, rng, name):
     operands, options = problem(rng, name)
-    f = function(interop.attention, operands, options)
+    f = positional(interop.attention, operands, options)
     loss = lambda *x: anp.sum(anp.sin(f(*x)))  # noqa: E731
     names = tuple(range(len(operands)))
     t = [rng.standard_normal(x.shape) for x in operands.values()]

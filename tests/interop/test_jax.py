@@ -1,13 +1,17 @@
 """sdpa.interop.jax: every transformation of JAX against the formula in jax.numpy."""
 
 import doctest
+import functools
 import itertools
 import math
 import warnings
 
 import numpy as np
 import pytest
+from support import problems
+from support.calls import message
 from support.helpers import visible_pairs
+from support.problems import CASES, N_K, N_Q, positional
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -15,91 +19,30 @@ with warnings.catch_warnings():
 
 import jax.numpy as jnp
 from jax.test_util import check_grads
+from support.in_jax import (
+    assert_close,
+    enabled_x64,
+    hvp,
+    hvp_of,
+    moving,
+    normal,
+    x64,  # noqa: F401
+)
 
 import sdpa
 from sdpa.interop import jax as interop
 
-HEADS, N_Q, N_K, D_K, D_V = 2, 3, 5, 4, 3
-KEEP = np.arange(N_Q * N_K).reshape(N_Q, N_K) % 3 > 0
-
-CASES = {
-    "plain": {},
-    "causal": {"is_causal": True, "query_offset": 1},
-    "lower right": {"is_causal": "lower_right", "key_lengths": np.array([5, 4])},
-    "window": {"window": (1, 2), "scale": -0.7},
-    "softcap": {"softcap": 0.8, "scale": 1.0},
-    "boolean mask": {"attn_mask": KEEP},
-    "row without keys": {"attn_mask": KEEP & (np.arange(N_Q) != 1)[:, None]},
-    "bias": {"attn_mask": (2, 1, N_Q, N_K)},
-    "bias of keys": {"attn_mask": (HEADS, 1, N_K)},
-    "sinks": {"sinks": (HEADS,)},
-    "alibi": {"alibi_slopes": np.array([0.3, 0.1]), "query_offset": 2},
-    "grouped": {"enable_gqa": True, "key_lengths": np.array([0, 5])},
-    "all but dropout": {
-        "enable_gqa": True,
-        "is_causal": True,
-        "query_offset": np.array([2, 1]),
-        "attn_mask": (HEADS, 1, N_K),
-        "sinks": (HEADS,),
-        "softcap": 1.5,
-        "workers": 2,
-    },
-    "dropout": {"dropout_p": 0.4, "rng": 11},
-    "all": {
-        "enable_gqa": True,
-        "is_causal": True,
-        "query_offset": np.array([2, 1]),
-        "attn_mask": (HEADS, 1, N_K),
-        "sinks": (HEADS,),
-        "softcap": 1.5,
-        "dropout_p": 0.3,
-        "rng": 2**64 - 3,
-        "workers": 2,
-    },
-}
 EVERY_CASE = pytest.mark.parametrize("name", CASES)
-CASES_OF_FORMULA = [name for name in CASES if "dropout_p" not in CASES[name]]
+CASES_OF_FORMULA = [
+    name for name in CASES if "dropout_p" not in CASES[name] and "packed" not in name
+]
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
-def enabled_x64(enabled=True):
-    """The context manager, which JAX 0.6.1 has elsewhere."""
-    manager = getattr(jax, "enable_x64", None)
-    if manager is None:
-        from jax.experimental import enable_x64 as manager
-    return manager(enabled)
-
-
-@pytest.fixture(autouse=True)
-def x64():
-    """Types as asked for; and XLA shall not optimise what it compiles, which takes longest."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    with enabled_x64():
-        yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-def normal(rng, *shape):
-    return jnp.asarray(rng.standard_normal(shape))
-
-
 def problem(rng, name, dtype="float64"):
-    """(operands that are differentiated, by name; the other options)."""
-    options = dict(CASES[name])
-    kv_heads = 1 if options.get("enable_gqa") else HEADS
-    shapes = {
-        "query": (2, HEADS, N_Q, D_K),
-        "key": (2, kv_heads, N_K, D_K),
-        "value": (kv_heads, N_K, D_V),  # shared by the batch, so that its gradient is a sum
-    }
-    for option in ("attn_mask", "sinks"):
-        if isinstance(options.get(option), tuple):
-            shapes[option] = options.pop(option)
-    return {n: normal(rng, *s).astype(dtype) for n, s in shapes.items()}, options
-
-
-def positional(f, names, options):
-    return lambda *x: f(**dict(zip(names, x, strict=True)), **options)
+    """(operands that are differentiated, by name; the other options), as arrays of JAX."""
+    operands, options = problems.problem(rng, name)
+    return {n: jnp.asarray(x).astype(dtype) for n, x in operands.items()}, options
 
 
 def visible_in(options, n_batch):
@@ -141,15 +84,6 @@ def formula(query, key, value, attn_mask=None, sinks=None, **options):
 def assert_same(transform, functions, x):
     """That a transformation of these two functions is the same, compiled."""
     assert_close(*(jax.jit(transform(f))(*x) for f in functions))
-
-
-def assert_close(found, expected):
-    found, expected = jax.tree.leaves(found), jax.tree.leaves(expected)
-    assert len(found) == len(expected) > 0
-    for x, y in zip(found, expected, strict=True):
-        assert x.shape == y.shape
-        assert x.dtype == y.dtype
-        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-11)
 
 
 # ---------------------------------------------------------------------------------- the results
@@ -256,11 +190,6 @@ def test_check_grads(rng, name):
     check_grads(f, tuple(operands.values()), order=2, modes=modes)
 
 
-def moving(f):
-    """A scalar of all operands at once, which is not symmetric in any of them."""
-    return lambda *x: jnp.sin(f(*x)).sum()
-
-
 def scanned(f):
     def total(*x):
         def step(state, _):
@@ -269,16 +198,6 @@ def scanned(f):
         return jax.lax.scan(step, f(*x), None, length=3)[0].sum()
 
     return jax.grad(total, argnums=tuple(range(5)))
-
-
-def hvp_of(f, x):
-    """The gradient of `moving` and its derivative along the cosines."""
-    gradient = jax.grad(moving(f), argnums=tuple(range(len(x))))
-    return jax.jvp(gradient, x, tuple(map(jnp.cos, x)))
-
-
-def hvp(f):
-    return lambda *x: hvp_of(f, x)
 
 
 ALL = tuple(range(5))
@@ -484,10 +403,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused(what):
-    call, error, message = REFUSED[what]
-    with pytest.raises(error) as raised:
-        call()
-    assert str(raised.value) == message
+    call, error, expected = REFUSED[what]
+    assert message(error, call) == expected
 
 
 def test_traced_scale_is_refused():
@@ -518,6 +435,16 @@ def test_no_memory_is_an_error(rng):
     finally:
         _core._alloc_fail_after(-1)
     assert np.array_equal(f(q), expected)
+
+
+def test_invariant(rng):
+    """A row computed alone has the bits of the same row in a batch, compiled or not."""
+    q, k, v = (normal(rng, 1, 2, 70, 8) for _ in range(3))
+    rows = functools.partial(interop.attention, is_causal=True, invariant=True)
+    whole = rows(q, k, v)
+    one = interop.attention(q[:, :, 9:10], k[:, :, :10], v[:, :, :10], invariant=True)
+    assert np.array_equal(one, whole[:, :, 9:10])
+    assert np.array_equal(jax.jit(rows)(q, k, v), whole)
 
 
 @pytest.mark.parametrize("name", ["", *interop.__all__])

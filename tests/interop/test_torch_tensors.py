@@ -286,8 +286,8 @@ def test_fake_and_meta(rng):
         x = [mode.from_tensor(y) for y in (q, k, k)]
         out, lse = interop.attention_forward(*x, enable_gqa=True)
     assert (out.shape, out.dtype, lse.shape) == ((2, 4, 5, 8), torch.float64, (2, 4, 5))
-    operands = [q.to("meta"), *[k.to("meta")] * 2, *[None] * 6]
-    options = [0.0, "none", None, True, None, None, None, None]
+    operands = [q.to("meta"), *[k.to("meta")] * 2, *[None] * 8]
+    options = [0.0, "none", None, True, None, None, None, False, None]
     assert torch.ops.sdpa.attention_forward(*operands, *options)[0].shape == (2, 4, 5, 8)
 
 
@@ -339,11 +339,24 @@ def test_another_default_device_and_type(rng):
 
 
 def test_signatures_show_the_options():
-    """Those of sdpa.attention, but out and packed sequences."""
-    others = {"out", "cu_seqlens_q", "cu_seqlens_k"}
-    options = [name for name in inspect.signature(sdpa.attention).parameters if name not in others]
+    """Those of sdpa.attention, but out."""
+    options = [name for name in inspect.signature(sdpa.attention).parameters if name != "out"]
     for name in "attention", "attention_forward":
         assert list(inspect.signature(getattr(interop, name)).parameters) == options
+
+
+def test_invariant():
+    """A row computed alone has the bits of the same row in a batch, compiled or not."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 70, 8) for _ in range(3))
+
+    def rows(*tensors):
+        return interop.attention(*tensors, is_causal=True, invariant=True)
+
+    whole = rows(q, k, v)
+    one = interop.attention(q[:, :, 9:10], k[:, :, :10], v[:, :, :10], invariant=True)
+    assert torch.equal(one, whole[:, :, 9:10])
+    assert torch.equal(torch.compile(rows, backend="aot_eager", fullgraph=True)(q, k, v), whole)
 
 
 # ------------------------------------------------------------------------------- what is refused

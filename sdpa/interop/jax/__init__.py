@@ -16,8 +16,8 @@ from __future__ import annotations
 
 try:
     import jax  # noqa: F401
-except ImportError as error:
-    raise ImportError("sdpa.interop.jax needs JAX: pip install jax") from error
+except ImportError as _error:
+    raise ImportError("sdpa.interop.jax needs JAX: pip install jax") from _error
 
 from sdpa.interop.jax import _derivatives as _derivatives
 from sdpa.interop.jax._attention import attention, dot_product_attention

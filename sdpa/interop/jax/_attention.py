@@ -23,6 +23,16 @@ def _contents(x: Any) -> Any:
     return _stand_in(x) if isinstance(x, jax.core.Tracer) else x
 
 
+def _packing(x: Any, n_rows: int) -> Any:
+    """cu_seqlens; if they are traced, a sequence of all rows behind empty ones."""
+    if not isinstance(x, jax.core.Tracer):
+        return x
+    known = np.zeros(x.shape, x.dtype)
+    if known.ndim:
+        known[..., -1:] = n_rows
+    return known
+
+
 def _array(x: Any, dtype: Any = None) -> Any:
     """`x` as an array of JAX; lists and numbers get this type."""
     if x is None or isinstance(x, jax.Array):
@@ -45,12 +55,16 @@ def _seed(rng: Any, dropout_p: float) -> Any:
     raise TypeError(f"rng: with dropout expected an int or a key of jax.random, got {rng!r}")
 
 
+def _per_entry(x: Any, shape: tuple[int, ...]) -> Any:
+    return x if x is None else jnp.broadcast_to(x, shape)
+
+
 def _with_axes(x: Any, n: int) -> Any:
     """`x` with axes of size 1 in front, `n` in all."""
     return x if x is None or x.ndim >= n else x.reshape((1,) * (n - x.ndim) + x.shape)
 
 
-def _band(n_q: int, n_k: int, given: dict[str, Any]) -> tuple[int | None, int | None, Any]:
+def _band(n_q: Any, n_k: Any, given: dict[str, Any]) -> tuple[int | None, int | None, Any]:
     """(lower, upper, query_offset), where an offset that matters nowhere is None."""
     left, right = given["window"] or (None, None)
     lower, upper = None if left is None else -int(left), None if right is None else int(right)
@@ -73,16 +87,24 @@ def _integers(x: Any) -> Any:
 
 
 _ARRAYS = ("attn_mask", "sinks", "alibi_slopes")
+_PACKING = ("cu_seqlens_q", "cu_seqlens_k")
 _INTEGERS = ("key_lengths", "query_offset")
-_DEFAULTS: dict[str, Any] = {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
-_DEFAULTS |= dict.fromkeys((*_ARRAYS, *_INTEGERS, "scale", "softcap", "window", "workers"))
+_DEFAULTS: dict[str, Any] = {"dropout_p": 0.0}
+_DEFAULTS |= dict.fromkeys(("is_causal", "enable_gqa", "invariant"), False)
+_DEFAULTS |= dict.fromkeys(
+    (*_ARRAYS, *_PACKING, *_INTEGERS, "scale", "softcap", "window", "workers")
+)
 
 
 def _check(operands: Sequence[Any], given: dict[str, Any], rows_first: bool) -> None:
     """Raises what `sdpa.attention` would."""
     checked = [x.swapaxes(-3, -2) if rows_first else x for x in map(_stand_in, operands)]
     given = given | {name: _stand_in(given[name]) for name in _ARRAYS}
-    given |= {name: _contents(given[name]) for name in _INTEGERS}
+    unknown = any(isinstance(given[name], jax.core.Tracer) for name in _PACKING)
+    for name in _INTEGERS:
+        given[name] = _stand_in(_array(given[name])) if unknown else _contents(given[name])
+    for name, x in zip(_PACKING, checked, strict=False):
+        given[name] = _packing(given[name], x.shape[0] if x.ndim else 0)
     _core._check_attention(*checked, **given, rng=0)
 
 
@@ -99,15 +121,25 @@ def _forward(
     given["sinks"] = _array(given["sinks"], query.dtype)
     _check((query, key, value), given, rows_first)
 
-    n_q, n_k = (x.shape[-3 if rows_first else -2] for x in (query, key))
     key_lengths = _integers(given["key_lengths"])
+    cu_seqlens = [_integers(given[name]) for name in _PACKING]
+    is_packed = cu_seqlens[0] is not None
+    if is_packed:
+        rows_first = True
+        n_q, n_k = map(jnp.diff, cu_seqlens)
+    else:
+        n_q, n_k = (x.shape[-3 if rows_first else -2] for x in (query, key))
     lower, upper, query_offset = _band(n_q, n_k, given | {"key_lengths": key_lengths})
+    query_offset = _integers(query_offset)
+    if is_packed:
+        key_lengths, query_offset = (_per_entry(x, n_q.shape) for x in (key_lengths, query_offset))
     options = Options(
         scale=max(query.shape[-1], 1) ** -0.5 if given["scale"] is None else float(given["scale"]),
         softcap=float(given["softcap"] or 0),
         dropout_p=float(given["dropout_p"]),
         lower=lower,
         upper=upper,
+        invariant=bool(given["invariant"]),
         workers=int(given["workers"] or 0),
         rows_first=rows_first,
     )
@@ -120,7 +152,8 @@ def _forward(
         "sinks": _with_axes(given["sinks"], rank - 2),
         "alibi_slopes": _with_axes(given["alibi_slopes"], rank - 2),
         "key_lengths": _with_axes(key_lengths, rank - 3),
-        "query_offset": _with_axes(_integers(query_offset), rank - 3),
+        "query_offset": _with_axes(query_offset, rank - 3),
+        **dict(zip(_PACKING, cu_seqlens, strict=True)),
         "seed": _seed(rng, options.dropout_p),
     }
     out, lse = FORWARD({n: x for n, x in named.items() if x is not None}, options)
@@ -145,7 +178,10 @@ def attention(
     alibi_slopes: Any = None,
     key_lengths: Any = None,
     query_offset: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
     rng: Any = None,
+    invariant: bool = False,
     workers: int | None = None,
 ) -> Any:
     """`sdpa.attention` on arrays of JAX, differentiable in query, key, value, attn_mask and sinks.
@@ -154,9 +190,9 @@ def attention(
     ----------
     query, key, value : jax.Array
         (..., heads, L, d), of float16, bfloat16, float32 or float64; shapes as in `sdpa.attention`.
-    attn_mask, sinks, alibi_slopes, key_lengths, query_offset
+    attn_mask, sinks, alibi_slopes, key_lengths, query_offset, cu_seqlens_q, cu_seqlens_k
         As in `sdpa.attention`; arrays may be traced.
-    dropout_p, is_causal, scale, enable_gqa, softcap, window, workers
+    dropout_p, is_causal, scale, enable_gqa, softcap, window, invariant, workers
         As in `sdpa.attention`; known when the function is traced.
     rng : int or key of jax.random
         Seed of dropout, which needs one. An int is the seed of `sdpa.attention`.
@@ -165,14 +201,15 @@ def attention(
     -------
     (..., heads, Lq, d_v) jax.Array
         softmax(scale query key^T + attn_mask) value, of query's dtype: Vaswani et al., "Attention
-        is all you need" (2017), equation 1.
+        is all you need" (2017), equation 1. With cu_seqlens_q it is (total_q, heads, d_v).
 
     Raises
     ------
     TypeError, ValueError
         As `sdpa.attention`.
     jax.errors.JaxRuntimeError
-        When a compiled function runs with key_lengths outside [0, Lk].
+        When a compiled function runs with key_lengths outside [0, Lk], or cu_seqlens that decrease
+        or do not end at the number of rows.
     NotImplementedError
         For third derivatives, and forward mode over forward mode, of dropout.
 
@@ -201,7 +238,10 @@ def attention(
         alibi_slopes=alibi_slopes,
         key_lengths=key_lengths,
         query_offset=query_offset,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
         rng=rng,
+        invariant=invariant,
         workers=workers,
     )
     return out

@@ -15,26 +15,38 @@ def _per_head(x: Any, dtype: Any) -> Any:
     return x.astype(dtype)[..., None, None]
 
 
+def _places(cu_seqlens: Any, n: int) -> tuple[Any, Any]:
+    """(sequence, place in it) of each row of packed sequences."""
+    rows = jnp.arange(n)
+    sequence = jnp.searchsorted(cu_seqlens, rows, side="right") - 1
+    return sequence, rows - cu_seqlens[sequence]
+
+
+def _pairs(named: Named, n_q: int, n_k: int) -> tuple[Any, Any, Any]:
+    """(j - (i + offset), whether j < key_lengths, whether of one sequence), for (..., Lq, Lk)."""
+    offset, lengths = named.get("query_offset", 0), named.get("key_lengths")
+    if "cu_seqlens_q" not in named:
+        j, distance = jnp.arange(n_k), jnp.arange(n_k) - jnp.arange(n_q)[:, None]
+        if "query_offset" in named:
+            distance = distance - offset[..., None, None, None]
+        return distance, True if lengths is None else j < lengths[..., None, None, None], True
+    of_query, i = _places(named["cu_seqlens_q"], n_q)
+    of_key, j = _places(named["cu_seqlens_k"], n_k)
+    if "query_offset" in named:
+        i = i + offset[of_query]
+    there = True if lengths is None else j < lengths[of_key]
+    return j - i[:, None], there, of_query[:, None] == of_key
+
+
 def _visible(named: Named, options: Options, n_q: int, n_k: int) -> Any:
     """The pairs that band and lengths let through, to be broadcast to (..., heads, Lq, Lk)."""
-    j = jnp.arange(n_k)
-    distance = _distance(named, n_q, n_k)
-    visible = jnp.full((1, 1), True)
+    distance, there, together = _pairs(named, n_q, n_k)
+    visible = jnp.full((1, 1), True) & there & together
     if options.lower is not None:
         visible &= distance >= options.lower
     if options.upper is not None:
         visible &= distance <= options.upper
-    if "key_lengths" in named:
-        visible &= j < named["key_lengths"][..., None, None, None]
     return visible
-
-
-def _distance(named: Named, n_q: int, n_k: int) -> Any:
-    """j - (i + offset)."""
-    distance = jnp.arange(n_k) - jnp.arange(n_q)[:, None]
-    if "query_offset" in named:
-        return distance - named["query_offset"][..., None, None, None]
-    return distance
 
 
 def _weights(s: Any, visible: Any, sinks: Any) -> Any:
@@ -71,7 +83,7 @@ def attention(named: Named, options: Options) -> Any:
         s = options.softcap * jnp.tanh(s / options.softcap)
     visible = _visible(named, options, *s.shape[-2:])
     if "alibi_slopes" in named:
-        s -= _per_head(named["alibi_slopes"], wide) * abs(_distance(named, *s.shape[-2:]))
+        s -= _per_head(named["alibi_slopes"], wide) * abs(_pairs(named, *s.shape[-2:])[0])
     mask = named.get("attn_mask")
     if mask is not None and mask.dtype == bool:
         visible &= mask

@@ -1,7 +1,9 @@
 """The primitives: their operands and results, the handlers that compute them, batching.
 
 Operands are canonical: batch axes, as many in all, then (heads, L, d) each of its size or 1, and
-the other operands likewise. Which ones a primitive has is said by their `names`.
+the other operands likewise. Packed sequences are one array with rows_first and without batch axes,
+and key_lengths and query_offset have one element per sequence. Which ones a primitive has is said
+by their `names`.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ class Options(NamedTuple):
     dropout_p: float
     lower: int | None
     upper: int | None
+    invariant: bool
     workers: int
     rows_first: bool
     """The axes are (..., L, heads, d) instead of (..., heads, L, d)."""
@@ -39,7 +42,8 @@ class Options(NamedTuple):
 DIFFERENTIABLE = ("query", "key", "value", "attn_mask", "sinks")
 # Number of axes behind (batch, heads) of each; -1 where heads are missing, too.
 _INNER: dict[str, int] = {"query": 2, "key": 2, "value": 2, "attn_mask": 2, "sinks": 0}
-_INNER |= {"alibi_slopes": 0, "key_lengths": -1, "query_offset": -1, "seed": 0}
+_INNER |= {"alibi_slopes": 0, "cu_seqlens_q": 0, "cu_seqlens_k": 0}
+_INNER |= {"key_lengths": -1, "query_offset": -1, "seed": 0}
 _INNER |= {"grad_out": 2, "out": 2, "lse": 1}
 _INNER |= {f"{name}_{way}": _INNER[name] for way in "tu" for name in DIFFERENTIABLE}
 OPERANDS = tuple(_INNER)  # in the order of the bits of src/xla.h
@@ -58,6 +62,8 @@ def add_suffix(named: Mapping[str, Any], suffix: str) -> Named:
 def lead_of(named: Mapping[str, Any], options: Options) -> tuple[int, ...]:
     """Sizes of the batch axes and of the query heads."""
     batch = [x.shape[: x.ndim - _INNER[n] - 1] for n, x in named.items() if n != "seed"]
+    if "cu_seqlens_q" in named:  # lengths and offsets are those of sequences
+        batch = []
     axis = -2 if options.rows_first else -3
     heads = [named[name].shape[axis] for name in ("query", "key", "value")]
     return (*np.broadcast_shapes(*batch), max(heads) if all(heads) else 0)
@@ -111,8 +117,9 @@ class Attention(Primitive):
         """One call for the whole batch, whose axis comes first."""
         moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
         size = next(x.shape[0] for x, d in zip(moved, dims, strict=True) if d is not None)
-        if options.dropout_p:
-            # Which weights are dropped depends on the place in the batch: one call after another.
+        if options.dropout_p or "cu_seqlens_q" in names:
+            # Which weights are dropped depends on the place in the batch, and packed sequences have
+            # no other: one call after another.
             batched = {n: x for n, x, d in zip(names, moved, dims, strict=True) if d is not None}
             others = {n: x for n, x, d in zip(names, moved, dims, strict=True) if d is None}
             found = jax.lax.map(lambda one: self(others | one, options, shapes), batched)
@@ -170,7 +177,7 @@ def _lower(
     named = dict(zip(names, ctx.avals_in, strict=True))
     results = tuple(_results(target.rpartition("_")[2], named, options, shapes))
     integers = [_bits(names, OPERANDS), _bits(results, _RESULTS)]
-    integers += [options.rows_first, options.workers]
+    integers += [options.rows_first, options.invariant, options.workers]
     for bound in options.lower, options.upper:
         integers += [bound is not None, bound or 0]
     rule = jax.ffi.ffi_lowering(target)

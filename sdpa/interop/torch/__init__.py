@@ -18,8 +18,8 @@ from __future__ import annotations
 
 try:
     import torch  # noqa: F401
-except ImportError as error:
-    raise ImportError("sdpa.interop.torch needs PyTorch: pip install torch") from error
+except ImportError as _error:
+    raise ImportError("sdpa.interop.torch needs PyTorch: pip install torch") from _error
 
 from sdpa.interop.torch._additive import additive_attention
 from sdpa.interop.torch._attention import (

@@ -82,7 +82,11 @@ _backward_operator = torch.ops.sdpa.additive_backward.default
 def _composed(*args: Any) -> Any:
     """(out, lse), with the scores as the additive mask of an attention of width 0."""
     w_query, w_key, w_score, bias, query, key, value, attn_mask, *rest = args
-    *operands, dropout_p, is_causal, scale, enable_gqa, softcap, left, right, workers = rest
+    operands, options = (
+        rest[: -len(OPTIONS)],
+        dict(zip(OPTIONS, rest[-len(OPTIONS) :], strict=True)),
+    )
+    scale, softcap, enable_gqa = (options[name] for name in ("scale", "softcap", "enable_gqa"))
     keys = repeated_heads(key, query) if enable_gqa else key
     hidden = (query @ w_query).unsqueeze(-2) + (keys @ w_key).unsqueeze(-3)
     s = torch.tanh(hidden if bias is None else hidden + bias) @ w_score
@@ -93,8 +97,9 @@ def _composed(*args: Any) -> Any:
         s = torch.where(attn_mask, s, -torch.inf)
     elif attn_mask is not None:
         s = s + attn_mask
-    options = dropout_p, is_causal, 1.0, enable_gqa, None, left, right, workers
-    return FUNCTIONS.forward(query[..., :0], key[..., :0], value, s, *operands, *options)
+    options |= {"scale": 1.0, "softcap": None}
+    rows = query[..., :0], key[..., :0], value
+    return FUNCTIONS.forward(*rows, s, *operands, *options.values())
 
 
 def _out_of(args: Sequence[Any], places: Sequence[int]) -> Callable[..., Any]:

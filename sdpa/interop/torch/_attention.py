@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+import sdpa
 from sdpa.interop.torch._arrays import check_tensor, under_autocast
 from sdpa.interop.torch._functions import FUNCTIONS, OPERATORS, forward_without_lse
-from sdpa.interop.torch._operators import ALIGNMENTS
+from sdpa.interop.torch._operators import ALIGNMENTS, keywords_of, split
+from sdpa.interop.torch._packed import is_packed, one_sequence
 
 _INT64 = torch.iinfo(torch.int64)
 _WHOLE = (int, np.integer, torch.SymInt)
@@ -92,7 +96,10 @@ def arguments_of(
     alibi_slopes: Any = None,
     key_lengths: Any = None,
     query_offset: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
     rng: Any = None,
+    invariant: bool = False,
     workers: int | None = None,
 ) -> tuple[Any, ...]:
     """OPERANDS and OPTIONS of the operators, from the arguments of `sdpa.attention`."""
@@ -113,9 +120,11 @@ def arguments_of(
         _constant("alibi_slopes", alibi_slopes, torch.float64),
         _constant("key_lengths", key_lengths),
         _constant("query_offset", query_offset),
+        _constant("cu_seqlens_q", cu_seqlens_q),
+        _constant("cu_seqlens_k", cu_seqlens_k),
         _seed(rng, dropout_p),
         *(dropout_p, _alignment(is_causal), _real("scale", scale), enable_gqa),
-        *(_real("softcap", softcap), *window, _whole("workers", workers)),
+        *(_real("softcap", softcap), *window, invariant, _whole("workers", workers)),
     )
 
 
@@ -132,16 +141,16 @@ def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> t
         On the CPU, of float16, bfloat16, float32 or float64, of any strides; shapes as in
         `sdpa.attention`.
     *args, **options
-        attn_mask, dropout_p, is_causal and the keyword options of `sdpa.attention` but out and
-        cu_seqlens_q, cu_seqlens_k. Those that are arrays there are tensors here: attn_mask, sinks,
-        alibi_slopes, key_lengths, query_offset. rng may be a torch.Generator; None draws the seed
+        attn_mask, dropout_p, is_causal and the keyword options of `sdpa.attention` but out. Those
+        that are arrays there are tensors here: attn_mask, sinks, alibi_slopes, key_lengths,
+        query_offset, cu_seqlens_q, cu_seqlens_k. rng may be a torch.Generator; None draws the seed
         from PyTorch's own.
 
     Returns
     -------
     (..., heads, Lq, d_v) torch.Tensor
         softmax(scale query key^T + attn_mask) value, of query's dtype: Vaswani et al., "Attention
-        is all you need" (2017), equation 1.
+        is all you need" (2017), equation 1. With cu_seqlens_q it is (total_q, heads, d_v).
 
     Raises
     ------
@@ -205,7 +214,8 @@ def scaled_dot_product_attention(
         As in PyTorch, `torch.nn.attention.bias.CausalBias` as attn_mask included. Unlike there, a
         mask and is_causal may be given together, and a row without keys is 0.
     **options
-        softcap, window, sinks, alibi_slopes, key_lengths, query_offset, rng, workers.
+        softcap, window, sinks, alibi_slopes, key_lengths, query_offset, cu_seqlens_q,
+        cu_seqlens_k, rng, invariant, workers.
 
     Returns
     -------
@@ -236,7 +246,12 @@ def scaled_dot_product_attention(
 
 
 def attention_weights(
-    query: Any, key: Any, *args: Any, stage: str = "weights", **options: Any
+    query: Any,
+    key: Any,
+    *args: Any,
+    stage: str = "weights",
+    sequence: int | None = None,
+    **options: Any,
 ) -> torch.Tensor:
     """`sdpa.attention_weights` on tensors: the (..., heads, Lq, Lk) matrix.
 
@@ -249,6 +264,8 @@ def attention_weights(
     stage : {"weights", "scores", "capped", "biased"}
         As in `sdpa.attention_weights`. Only the weights are differentiable, as the attention whose
         values are the rows of the identity.
+    sequence : int, optional
+        With cu_seqlens_q: the sequence whose matrix is wanted.
 
     Returns
     -------
@@ -270,8 +287,19 @@ def attention_weights(
     [[0.5, 0.5]]
     """
     arguments = arguments_of(query, key, key, *args, **options)
+    if sequence is not None or is_packed(arguments):
+        arguments = _of_sequence(arguments, sequence)
     use = OPERATORS if torch.compiler.is_compiling() else FUNCTIONS
     return use.weights(stage, *arguments)
+
+
+def _of_sequence(arguments: Sequence[Any], sequence: Any) -> tuple[Any, ...]:
+    """The arguments with the rows of this sequence, once all of them have been checked."""
+    _, operands, options = split(arguments)
+    (query, key, _), keywords = keywords_of(operands, options)
+    no_rows = slice(0, 0)
+    sdpa.attention_weights(query, key, **keywords, sequence=sequence, queries=no_rows)
+    return one_sequence(arguments, operator.index(sequence))
 
 
 _function: Any

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from sdpa.interop.torch._operators import OPERANDS, OPTIONS, split
+from sdpa.interop.torch._packed import heads_first, is_packed, one_sequence, rows, spans
 
 Gradients = tuple[Any, ...]
 
@@ -155,8 +156,9 @@ def _as_attention(use: Routines, args: Sequence[Any]) -> tuple[Any, list[Any]]:
     if stage != "weights":
         raise NotImplementedError(f"stage: only 'weights' can be differentiated, got '{stage}'")
     lse = use.forward(query, key, key[..., :0], *rest)[1]
-    n = key.shape[-2]
-    identity = torch.eye(n, dtype=key.dtype, device=key.device).expand(*key.shape[:-1], n)
+    shape = heads_first(key, args[1:]).shape
+    identity = torch.eye(shape[-2], dtype=key.dtype, device=key.device)
+    identity = heads_first(identity.expand(*shape[:-1], shape[-2]), args[1:])
     return lse, [query, key, identity, *rest]
 
 
@@ -167,6 +169,7 @@ def weights_vjp(use: Routines, ctx: Any, grad: Any) -> Gradients:
     needs = list(ctx.needs_input_grad[1:6])
     needs[2] = False
     lse, args = _as_attention(use, args)
+    grad, weights = heads_first(grad, args), heads_first(weights, args)
     return None, *_rest(_only(needs, use.backward(grad, None, weights, lse, needs, *args)))
 
 
@@ -175,7 +178,9 @@ def weights_jvp(use: Routines, ctx: Any, *tangents: Any) -> Any:
     args, (weights,) = saved(ctx)
     query_t, key_t, _, mask_t, sinks_t = tangents[1:6]
     lse, args = _as_attention(use, args)
-    return use.jvp(query_t, key_t, None, mask_t, sinks_t, weights, lse, *args)
+    weights = heads_first(weights, args)
+    found = use.jvp(query_t, key_t, None, mask_t, sinks_t, weights, lse, *args)
+    return heads_first(found, args)
 
 
 def no_higher(*_: Any) -> Any:
@@ -191,6 +196,23 @@ def repeated_heads(key: Any, query: Any) -> Any:
 
 def lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence[Any]) -> Any:
     """The tangent of lse: the mean of the scores' tangents with the weights before dropout."""
+    if not is_packed(args):
+        return _own_lse_tangent(use, tangents, lse, args)
+    query_t, key_t, value_t, *others = tangents
+    parts = [
+        _own_lse_tangent(
+            use,
+            (rows(query_t, queries), rows(key_t, keys), value_t, *others),
+            lse[:, slice(*queries)],
+            one_sequence(args, s),
+        )
+        for s, (queries, keys) in enumerate(zip(*spans(args), strict=True))
+    ]
+    return torch.cat(parts, -1) if parts else torch.zeros_like(lse)
+
+
+def _own_lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence[Any]) -> Any:
+    """That of arrays which are not packed, or hold one sequence."""
     named = dict(zip((*OPERANDS, *OPTIONS), args, strict=True))
     query, key, sinks, scale = (named[name] for name in ("query", "key", "sinks", "scale"))
     query_t, key_t, _, mask_t, sinks_t = tangents
@@ -198,6 +220,7 @@ def lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence
         scale = max(query.shape[-1], 1) ** -0.5
 
     def scores(q: Any, k: Any) -> Any:
+        q, k = heads_first(q, args), heads_first(k, args)
         if named["enable_gqa"]:
             k = repeated_heads(k, q)
         with torch.autocast("cpu", enabled=False):

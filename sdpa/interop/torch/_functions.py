@@ -17,9 +17,10 @@ from torch.autograd import Function, forward_ad
 from sdpa.interop.torch import _derivatives, _operators
 from sdpa.interop.torch._derivatives import Routines, no_higher, save
 from sdpa.interop.torch._operators import LIBRARY, OPTIONS, split
+from sdpa.interop.torch._packed import is_packed
 
 # Number of axes behind (..., heads) of each tensor argument; -1 where it has no axis of heads.
-_OPERANDS = (2, 2, 2, 2, 0, 0, -1, -1, None)
+_OPERANDS = (2, 2, 2, 2, 0, 0, -1, -1, None, None, None)
 _LEADING: dict[str, tuple[int | None, ...]] = {
     "forward": (),
     "weights": (None,),
@@ -43,9 +44,11 @@ def _expanded(x: Any, dim: int | None, size: int, rank: int) -> torch.Tensor:
 
 def _vmap(name: str, apply: Callable[..., Any], info: Any, in_dims: Any, *args: Any) -> Any:
     """One call for the whole batch: its axis becomes the first of the leading axes."""
-    leading, _, options = split(args)
+    leading, operands, options = split(args)
     if options[0]:
         raise RuntimeError("dropout_p: dropout is not available under torch.func.vmap")
+    if is_packed((*operands, *options)):
+        return _call_by_call(apply, info.batch_size, in_dims, args)
     axes = (*_LEADING[name], *_OPERANDS, *(None,) * len(OPTIONS))
     shapes = [
         None if n is None or x is None else _shape(x, dim)
@@ -67,6 +70,22 @@ def _vmap(name: str, apply: Callable[..., Any], info: Any, in_dims: Any, *args: 
     if max(ranks) == 2:  # remove the axis of heads, which no argument had
         found = tuple(x.squeeze(1) for x in found) if name == "forward" else found.squeeze(1)
     return found, (0, 0) if name == "forward" else 0
+
+
+def _call_by_call(apply: Callable[..., Any], size: int, in_dims: Any, args: Any) -> Any:
+    """A call for each entry of the batch: packed sequences have no further axes."""
+    calls = [
+        apply(
+            *(
+                x.select(d, i) if isinstance(x, torch.Tensor) and d is not None else x
+                for x, d in zip(args, in_dims, strict=True)
+            )
+        )
+        for i in range(size)
+    ]
+    if not isinstance(calls[0], tuple):
+        return torch.stack(calls), 0
+    return tuple(map(torch.stack, zip(*calls, strict=True))), (0,) * len(calls[0])
 
 
 def _own_shapes(grads: Sequence[Any], needs: Sequence[bool], shapes: Any, size: int) -> Any:

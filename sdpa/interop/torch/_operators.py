@@ -16,13 +16,19 @@ from sdpa.interop.torch._arrays import to_array, to_tensor
 
 # Gradients exist for the first five; the other operands are constants.
 DIFFERENTIABLE = ("query", "key", "value", "attn_mask", "sinks")
-OPERANDS = (*DIFFERENTIABLE, "alibi_slopes", "key_lengths", "query_offset", "seed")
-OPTIONS = ("dropout_p", "is_causal", "scale", "enable_gqa", "softcap", "left", "right", "workers")
+OPERANDS = (
+    *DIFFERENTIABLE,
+    *("alibi_slopes", "key_lengths", "query_offset", "cu_seqlens_q", "cu_seqlens_k", "seed"),
+)
+OPTIONS = (
+    *("dropout_p", "is_causal", "scale", "enable_gqa", "softcap", "left", "right", "invariant"),
+    "workers",
+)
 SUFFIX = (
     "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, Tensor? sinks, "
-    "Tensor? alibi_slopes, Tensor? key_lengths, Tensor? query_offset, Tensor? seed, "
-    "float dropout_p, str is_causal, float? scale, bool enable_gqa, float? softcap, "
-    "SymInt? left, SymInt? right, SymInt? workers"
+    "Tensor? alibi_slopes, Tensor? key_lengths, Tensor? query_offset, Tensor? cu_seqlens_q, "
+    "Tensor? cu_seqlens_k, Tensor? seed, float dropout_p, str is_causal, float? scale, "
+    "bool enable_gqa, float? softcap, SymInt? left, SymInt? right, bool invariant, SymInt? workers"
 )
 ALIGNMENTS: dict[str, bool | str] = {
     "none": False,
@@ -60,23 +66,22 @@ def keywords_of(
     operands: Sequence[Any], options: Sequence[Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """(query, key, value), and the options by the names that sdpa has for them."""
-    *arrays, attn_mask, sinks, alibi_slopes, key_lengths, query_offset = map(
-        to_array, operands[:-1]
-    )
-    seed = operands[-1]
-    dropout_p, is_causal, scale, enable_gqa, softcap, left, right, workers = options
-    return arrays, {
-        "attn_mask": attn_mask,
+    named = dict(zip(OPERANDS, operands, strict=True))
+    seed = named.pop("seed")
+    arrays = {name: to_array(x) for name, x in named.items()}
+    packing = {name: arrays.pop(name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    if any(x is not None for x in packing.values()):
+        arrays |= packing
+    dropout_p, is_causal, scale, enable_gqa, softcap, left, right, invariant, workers = options
+    if invariant:  # additive attention does not have it
+        arrays["invariant"] = True
+    return [arrays.pop(name) for name in ("query", "key", "value")], arrays | {
         "dropout_p": dropout_p,
         "is_causal": ALIGNMENTS[is_causal],
         "scale": scale,
         "enable_gqa": enable_gqa,
         "softcap": softcap,
         "window": None if left is right is None else (left, right),
-        "sinks": sinks,
-        "alibi_slopes": alibi_slopes,
-        "key_lengths": key_lengths,
-        "query_offset": query_offset,
         "rng": None if seed is None else int(seed) % 2**64,
         "workers": workers,
     }
@@ -101,6 +106,8 @@ def _forward(*args: Any) -> Tensors:
 def _weights(stage: Any, *args: Any) -> torch.Tensor:
     _, operands, options = split(args)
     (query, key, _), keywords = keywords_of(operands, options)
+    if "cu_seqlens_q" in keywords:  # the last sequence has all rows
+        keywords["sequence"] = len(keywords["cu_seqlens_q"]) - 2
     return to_tensor(sdpa.attention_weights(query, key, stage=stage, **keywords))
 
 
@@ -146,6 +153,11 @@ def _shape(operands: Sequence[Any], options: Sequence[Any]) -> tuple[int, ...]:
     """(..., heads, Lq) of the result."""
     query, key, value = operands[:3]
     enable_gqa = options[OPTIONS.index("enable_gqa")]
+    if operands[OPERANDS.index("cu_seqlens_q")] is not None:
+        n_q, n_heads = query.shape[:2]
+        if not enable_gqa:
+            (n_heads,) = torch.broadcast_shapes(*(x.shape[1:2] for x in (query, key, value)))
+        return n_heads, n_q
     if enable_gqa and query.ndim > 2:
         batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
         return (*batch, *query.shape[-3:-1])
@@ -159,14 +171,16 @@ def fake_forward(*args: Any) -> Tensors:
     _, operands, options = split(args)
     query, _, value = operands[:3]
     shape = _shape(operands, options)
+    rows = shape if operands[OPERANDS.index("cu_seqlens_q")] is None else shape[::-1]
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return query.new_empty((*shape, value.shape[-1])), query.new_empty(shape, dtype=wide)
+    return query.new_empty((*rows, value.shape[-1])), query.new_empty(shape, dtype=wide)
 
 
 def _fake_weights(stage: str, *args: Any) -> torch.Tensor:
     _, operands, options = split(args)
-    query, key = operands[:2]
-    return query.new_empty((*_shape((query, key, key), options), key.shape[-2]))
+    query, key, _, *others = operands
+    n_k = key.shape[-2 if operands[OPERANDS.index("cu_seqlens_q")] is None else 0]
+    return query.new_empty((*_shape((query, key, key, *others), options), n_k))
 
 
 def fake_gradients(needs: Sequence[bool], like: Sequence[Any]) -> Tensors:

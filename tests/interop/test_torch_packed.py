@@ -1,0 +1,164 @@
+"""sdpa.interop.torch with packed sequences: what a call per sequence gives."""
+
+import warnings
+
+import numpy as np
+import pytest
+from support import problems
+from support.calls import message
+from support.problems import positional
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install 'sdpa[peers]'")
+
+from torch import func
+from torch.autograd import gradcheck, gradgradcheck
+
+import sdpa
+from sdpa.interop import torch as interop
+
+# PyTorch's forward mode loads its own old decompositions.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+LENGTHS_Q, LENGTHS_K = [2, 0, 5, 1], [3, 2, 4, 0]
+
+
+def cumulative(lengths):
+    return torch.tensor([0, *np.cumsum(lengths)])
+
+
+CU = {"cu_seqlens_q": cumulative(LENGTHS_Q), "cu_seqlens_k": cumulative(LENGTHS_K)}
+
+
+def operands(rng):
+    """Query, key and value of four sequences, three query heads to each key head."""
+    shapes = (sum(LENGTHS_Q), 6, 4), (sum(LENGTHS_K), 2, 4), (sum(LENGTHS_K), 2, 3)
+    return tuple(torch.from_numpy(rng.standard_normal(shape)) for shape in shapes)
+
+
+def together(q, k, v):
+    return interop.attention(q, k, v, **CU, enable_gqa=True, is_causal=True, softcap=2.0)
+
+
+def apart(q, k, v):
+    """A call per sequence, on what PyTorch cuts and joins."""
+    parts = (x.split(n) for x, n in ((q, LENGTHS_Q), (k, LENGTHS_K), (v, LENGTHS_K)))
+    options = {"enable_gqa": True, "is_causal": True, "softcap": 2.0}
+    outs = (
+        interop.attention(*(x.transpose(0, 1) for x in own), **options)
+        for own in zip(*parts, strict=True)
+    )
+    return torch.cat([out.transpose(0, 1) for out in outs])
+
+
+def loss(f):
+    return lambda *x: f(*x).sin().sum()
+
+
+TRANSFORMS = {
+    "forward": lambda f: f,
+    "grad": lambda f: func.grad(loss(f), (0, 1, 2)),
+    "jvp": lambda f: lambda *x: func.jvp(f, x, tuple(map(torch.cos, x))),
+    "hessian-vector product": lambda f: (
+        lambda *x: func.jvp(func.grad(loss(f), (0, 1, 2)), x, tuple(map(torch.cos, x)))
+    ),
+    "jacrev": lambda f: func.jacrev(f, 1),
+    "hessian": lambda f: func.hessian(loss(f), 1),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_call_per_sequence(rng, transform):
+    x = operands(rng)
+    found, expected = (TRANSFORMS[transform](f)(*x) for f in (together, apart))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_vmap(rng, place):
+    """Values and gradients per sample are those of a call for each."""
+    q, k, v = operands(rng)
+    queries = torch.stack([q, 2 * q, -q], place)
+    for f in together, func.grad(loss(together), (0, 1, 2)):
+        found = func.vmap(f, (place, None, None))(queries, k, v)
+        expected = [f(x, k, v) for x in queries.unbind(place)]
+        if not isinstance(found, tuple):
+            found, expected = (found,), [(x,) for x in expected]
+        for one, many in zip(found, zip(*expected, strict=True), strict=True):
+            assert torch.equal(one, torch.stack(many))
+
+
+@pytest.mark.parametrize("name", ["packed", "packed, dropout"])
+@pytest.mark.parametrize("sequence", range(3))
+def test_weights_of_a_sequence(rng, name, sequence):
+    """Those of sdpa, and their derivatives to second order."""
+    arrays, options = problems.problem(rng, name)
+    del arrays["value"]
+    x = {n: torch.from_numpy(a).requires_grad_() for n, a in arrays.items()}
+    tensors = {
+        n: torch.from_numpy(a) if isinstance(a, np.ndarray) else a for n, a in options.items()
+    }
+    f = positional(interop.attention_weights, x, tensors | {"sequence": sequence})
+    expected = sdpa.attention_weights(**arrays, **options, sequence=sequence)
+    found = f(*x.values())
+    assert np.array_equal(found.detach().numpy(), expected)
+    if sequence != 1:  # which has no queries
+        assert gradcheck(f, tuple(x.values()), check_forward_ad=True)
+        assert gradgradcheck(f, tuple(x.values()), check_fwd_over_rev=True)
+
+
+def test_no_sequences():
+    x, none = torch.ones(0, 2, 4, requires_grad=True), torch.zeros(1, dtype=torch.int32)
+    out, lse = interop.attention_forward(x, x, x, cu_seqlens_q=none, cu_seqlens_k=none)
+    assert (out.shape, lse.shape) == ((0, 2, 4), (2, 0))
+    ones = torch.ones_like(x)
+    _, (_, lse_t) = func.jvp(
+        lambda x: interop.attention_forward(x, x, x, cu_seqlens_q=none, cu_seqlens_k=none),
+        (x,),
+        (ones,),
+    )
+    assert lse_t.shape == (2, 0)
+
+
+X = torch.ones(9, 2, 4)
+CU_X = {"cu_seqlens_q": [0, 4, 9], "cu_seqlens_k": torch.tensor([0, 4, 9])}
+REFUSED = {
+    "one alone": (
+        lambda: interop.attention(X, X, X, cu_seqlens_k=[0, 9]),
+        ValueError,
+        "cu_seqlens_q: expected an array, since cu_seqlens_q and cu_seqlens_k go together, "
+        "got None",
+    ),
+    "rows": (
+        lambda: interop.attention(X, X, X, **CU_X | {"cu_seqlens_k": [0, 4, 8]}),
+        ValueError,
+        "cu_seqlens_k: expected key's number of rows, 9, as its last element, got 8",
+    ),
+    "mask": (
+        lambda: interop.attention(X, X, X, torch.ones(9, 9), **CU_X),
+        ValueError,
+        "attn_mask: expected None with cu_seqlens_q, got (9, 9)",
+    ),
+    "no sequence": (
+        lambda: interop.attention_weights(X, X, **CU_X),
+        ValueError,
+        "sequence: expected one of the 2 sequences of cu_seqlens_q, got None",
+    ),
+    "sequence beyond": (
+        lambda: interop.attention_weights(X, X, **CU_X, sequence=2),
+        ValueError,
+        "sequence: expected one of the 2 sequences of cu_seqlens_q, from 0 on, got 2",
+    ),
+    "sequence alone": (
+        lambda: interop.attention_weights(X, X, sequence=0),
+        ValueError,
+        "sequence: expected None without cu_seqlens_q, got 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(what):
+    call, error, expected = REFUSED[what]
+    assert message(error, call) == expected

@@ -1,0 +1,254 @@
+"""Attention block by block: where a block lies in the whole, what it sees, and reading ahead.
+
+A block of the (Lq, Lk) matrix of scores is a call of its own, whose options are those of the whole
+call moved to the block's corner. `Whole` does the moving; `stream` reads one block while another
+one is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdpa import _core
+from sdpa.mechanisms._compose import Array, integer
+
+T = TypeVar("T")
+Integers = NDArray[np.int64]
+
+NO_KEYS = slice(0, 0)
+
+
+# ------------------------------------------------------------------------------- operands
+
+
+class Operand:
+    """An array, or anything that has shape, dtype and slices, cut along one axis.
+
+    Parameters
+    ----------
+    name : str
+        Of the argument, for errors.
+    source : array_like or store
+        A store gives arrays: `source[index]` with a slice for each axis.
+    axis : int
+        The axis of queries or keys, from the end.
+    """
+
+    def __init__(self, name: str, source: Any, axis: int = -2) -> None:
+        self.name: str = name
+        self.axis: int = axis
+        self.source: Any = source
+        dtype = _dtype(source)
+        if dtype is None or isinstance(source, np.ndarray):
+            self.source = _core._array(name, source)
+            dtype = self.source.dtype
+        self.dtype: np.dtype[Any] = dtype
+        self.shape: tuple[int, ...] = tuple(int(n) for n in self.source.shape)
+
+    @property
+    def length(self) -> int:
+        return self.shape[self.axis]
+
+    @property
+    def unread(self) -> Array:
+        """The array itself if it is in memory, else one element that stands for all of them."""
+        if isinstance(self.source, np.ndarray):
+            return self.source
+        return np.broadcast_to(np.empty((), self.dtype), self.shape)
+
+    def index(self, part: slice) -> tuple[slice, ...]:
+        index = [slice(None)] * len(self.shape)
+        index[self.axis] = part
+        return tuple(index)
+
+    def read(self, part: slice) -> Array:
+        """The block `part`, of start and stop, along the axis."""
+        return self.read_at(self.index(part))
+
+    def read_at(self, index: tuple[slice, ...]) -> Array:
+        block = self.source[index]
+        if type(block) is np.ndarray and isinstance(self.source, np.ndarray):
+            return block
+        # Pages of a mapped file are read now, by the thread that has the time.
+        block = np.array(block) if isinstance(block, np.memmap) else np.asarray(block)
+        expected = tuple(
+            len(range(*part.indices(n))) for part, n in zip(index, self.shape, strict=True)
+        )
+        if block.shape != expected or block.dtype != self.dtype:
+            raise ValueError(
+                f"{self.name}: expected its slice to be {expected} of {self.dtype}, "
+                f"got {block.shape} of {block.dtype}"
+            )
+        return block
+
+
+def _dtype(source: Any) -> np.dtype[Any] | None:
+    """The dtype of anything that can be sliced like an array of NumPy; None of what cannot."""
+    if not (hasattr(source, "shape") and hasattr(source, "__getitem__")):
+        return None
+    try:
+        found: np.dtype[Any] = np.dtype(source.dtype)
+    except (AttributeError, TypeError):
+        return None
+    return found
+
+
+class Mask(Operand):
+    """An attn_mask, whose axes of length 1 and missing axes are broadcast."""
+
+    def cut(self, rows: slice, columns: slice) -> tuple[slice, ...]:
+        """The index of the mask for a block of queries and keys."""
+        index = [slice(None)] * len(self.shape)
+        for axis, part in ((-2, rows), (-1, columns)):
+            if len(self.shape) >= -axis and self.shape[axis] != 1:
+                index[axis] = part
+        return tuple(index)
+
+    def block(self, rows: slice, columns: slice) -> Array:
+        return self.read_at(self.cut(rows, columns))
+
+
+# ------------------------------------------------------------------------------- places
+
+
+class Whole:
+    """One call of attention, and the calls that its blocks are.
+
+    Parameters
+    ----------
+    n_q, n_k : int
+        Lengths of queries and keys, all sequences together where they are packed.
+    options : mapping
+        Checked options of `attention`, without attn_mask and out.
+    """
+
+    def __init__(self, n_q: int, n_k: int, options: Mapping[str, Any]) -> None:
+        self.options: dict[str, Any] = {name: x for name, x in options.items() if x is not None}
+        self.n_q: int = n_q
+        self.n_k: int = n_k
+        packed = [self.options.get(f"cu_seqlens_{side}") for side in "qk"]
+        self.packed: bool = packed[0] is not None
+        self._cu = [np.asarray(x, np.int64) for x in packed if x is not None]
+        ends: list[Any] = [(x[:-1], x[1:]) for x in self._cu] or [(0, n_q), (0, n_k)]
+        # Of each sequence; one and its plain integers where they are not packed.
+        (self._first_q, self._end_q), (self._first_k, self._end_k) = ends
+        self._length = self.options.get("key_lengths")
+        if self._length is not None:
+            self._length = np.asarray(self._length, np.int64)
+        offset = self.options.get("query_offset", 0)
+        if self.options.get("is_causal") == "lower_right":
+            offset = self._lengths() - (self._end_q - self._first_q)
+            self.options["is_causal"] = True
+        self._offset = np.asarray(offset, np.int64)
+        window: tuple[Any, Any] = self.options.get("window") or (None, None)
+        self._left, self._right = window
+        self._diagonal = any(
+            self.options.get(name, False) is not False
+            for name in ("is_causal", "window", "alibi_slopes")
+        )
+
+    def _lengths(self) -> Any:
+        """Keys of each sequence that take part."""
+        return self._end_k - self._first_k if self._length is None else self._length
+
+    def block(self, rows: slice, columns: slice, *, sinks: bool = False) -> dict[str, Any]:
+        """The options of the block, without its mask.
+
+        A sink belongs to one block only.
+        """
+        options = {name: x for name, x in self.options.items() if sinks or name != "sinks"}
+        # Queries and keys of the sequence that lie before the block.
+        skipped_q = np.maximum(rows.start - self._first_q, 0)
+        skipped_k = np.maximum(columns.start - self._first_k, 0)
+        if self._diagonal:
+            options["query_offset"] = self._offset + skipped_q - skipped_k
+        present = columns.stop - columns.start
+        if self.packed:
+            cuts = [
+                np.clip(cu - part.start, 0, part.stop - part.start)
+                for cu, part in zip(self._cu, (rows, columns), strict=True)
+            ]
+            options["cu_seqlens_q"], options["cu_seqlens_k"] = cuts
+            present = np.diff(cuts[1])
+        if self._length is not None:
+            options["key_lengths"] = np.clip(self._length - skipped_k, 0, present)
+        return options
+
+    def sees(self, rows: slice, columns: slice) -> bool:
+        """Whether any of these queries sees any of these keys, the mask aside."""
+        first = np.maximum(rows.start - self._first_q, 0)
+        last = np.minimum(rows.stop, self._end_q) - self._first_q - 1
+        low, high = np.zeros((), np.int64), np.asarray(self._lengths())
+        if self._left is not None:
+            low = np.maximum(low, first + self._offset - self._left)
+        ahead = [
+            n for n in (self._right, 0 if self.options.get("is_causal") else None) if n is not None
+        ]
+        if ahead:
+            high = np.minimum(high, last + self._offset + min(ahead) + 1)
+        low = np.maximum(low, columns.start - self._first_k)
+        high = np.minimum(high, columns.stop - self._first_k)
+        return bool(((low < high) & (first <= last)).any())
+
+
+def grid(n: int, block: int) -> list[slice]:
+    """Blocks of `block` positions, the last one shorter."""
+    return [slice(start, min(start + block, n)) for start in range(0, n, block)]
+
+
+def chosen(name: str, part: slice | None, n: int) -> slice:
+    """A slice of n positions with start and stop."""
+    if part is None:
+        return slice(0, n)
+    if not isinstance(part, slice):
+        raise TypeError(f"{name}: expected a slice, got {part!r}")
+    start, stop, step = part.indices(n)
+    if step != 1:
+        raise ValueError(f"{name}: expected a slice of step 1, got {part}")
+    return slice(start, max(start, stop))
+
+
+def checked_block(block: int) -> int:
+    size = integer("block", block)
+    if size < 1:
+        raise ValueError(f"block: expected at least 1, got {size}")
+    return size
+
+
+# ------------------------------------------------------------------------------- reading
+
+
+def stream(
+    parts: Sequence[slice],
+    read: Callable[[slice], T],
+    take: Callable[[slice, T], None],
+    bar: AbstractContextManager[Any],
+) -> None:
+    """take(part, read(part)) for each part in order; a thread reads the next one meanwhile."""
+    with bar as move, ThreadPoolExecutor(1, "sdpa-read") as reader:
+        following: Future[T] | None = None
+        for n, part in enumerate(parts):
+            current = following or reader.submit(read, part)
+            data = current.result()
+            following = reader.submit(read, parts[n + 1]) if n + 1 < len(parts) else None
+            take(part, data)
+            del current, data  # before the one after next is read
+            if move is not None:
+                move.update()
+
+
+def progress_bar(wanted: bool, what: str) -> Callable[[Iterable[Any]], AbstractContextManager[Any]]:
+    """From the parts to a bar that counts them."""
+    if not wanted:
+        return lambda parts: nullcontext()
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        raise ImportError("progress=True needs tqdm: pip install tqdm") from error
+    return lambda parts: tqdm(total=len(list(parts)), desc=what, unit="block")

@@ -1,0 +1,456 @@
+"""Exact attention over keys and values that do not fit into memory.
+
+Keys and values may be anything that has shape, dtype and slices: arrays of Zarr or h5py, files
+mapped into memory, arrays of NumPy. They are read block by block, each by a thread while attention
+to the one before is computed, and only where a query sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Unpack, cast
+
+import numpy as np
+
+from sdpa import _core
+from sdpa._options import BlockOptions
+from sdpa._stream import (
+    NO_KEYS,
+    Mask,
+    Operand,
+    Whole,
+    checked_block,
+    chosen,
+    grid,
+    progress_bar,
+    stream,
+)
+from sdpa.mechanisms._compose import Array, checked_needs, checked_options, rounded, widen
+
+__all__ = ["attend", "attend_backward"]
+
+BLOCK = 8192
+
+
+def attend(
+    query: Any,
+    keys: Any,
+    values: Any,
+    *,
+    block: int = BLOCK,
+    rows: slice | None = None,
+    progress: bool = False,
+    out: Array | None = None,
+    **options: Unpack[BlockOptions],
+) -> _core.AttentionForward:
+    """Attention over keys and values that are read block by block, and its log-sum-exp.
+
+    The result is that of `sdpa.attention_forward`, to rounding, whatever the blocks: with (out_t,
+    lse_t) the results over block t alone,
+
+        lse = log sum_t exp(lse_t)    out = sum_t exp(lse_t - lse) out_t,
+
+    summed one block after the other by `sdpa.merge_attention`: Milakov and Gimelshein, "Online
+    normalizer calculation for softmax" (2018), section 3.1. Equal blocks give equal bits on one
+    instruction set, wherever and by however many threads they are computed.
+
+    Blocks that causality, windows or key lengths hide from all queries are never read. Memory
+    beside the result is that of the queries and of two to three blocks of keys and values.
+
+    Parameters
+    ----------
+    query : array_like or store, (..., heads, Lq, d_k)
+        float16, bfloat16, float32 or float64. Read at once, as far as `rows` goes.
+    keys : array_like or store, (..., heads, Lk, d_k)
+        Of query's dtype or, beside a float32 query, float16 or bfloat16. A store has shape and
+        dtype, and gives arrays by `keys[index]` with a slice per axis.
+    values : array_like or store, (..., heads, Lk, d_v)
+        Of keys' dtype.
+    block : int, default 8192
+        Keys of a block. A multiple of the store's chunks reads each chunk once per call.
+    rows : slice, optional
+        The queries to compute. Options keep the meaning that they have for all queries, so the
+        calls for one block of queries after the other are the call for all.
+    progress : bool, default False
+        Show a bar on stderr, which needs tqdm.
+    out : ndarray, (..., heads, rows, d_v), optional
+        Array for the output: of query's dtype, any strides, sharing no memory with an input.
+    **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, ...
+        As in `sdpa.attention`, but without dropout. attn_mask may be a store, of which the parts
+        beside the blocks are read.
+
+    Returns
+    -------
+    AttentionForward
+        Named tuple (out, lse).
+    out : ndarray, (..., heads, rows, d_v)
+        Of query's dtype. Sums are float32 (float64 for float64), rounded once.
+    lse : ndarray, (..., heads, rows)
+        float32 (float64 for float64).
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `sdpa.attention`, naming the argument, before anything is read; also for dropout. While
+        reading, if a store gives another shape or dtype than it says.
+    ImportError
+        progress is True and tqdm is not installed.
+
+    See Also
+    --------
+    attend_backward : gradients.
+
+    Examples
+    --------
+    >>> import numpy as np, sdpa
+    >>> from sdpa import blocks
+    >>> rng = np.random.default_rng(0)
+    >>> query, keys, values = rng.standard_normal((3, 2, 1000, 16), np.float32)
+    >>> whole = sdpa.attention(query, keys, values, is_causal=True)
+    >>> out, lse = blocks.attend(query, keys, values, block=256, is_causal=True)
+    >>> np.allclose(out, whole, atol=1e-5)
+    True
+    >>> last = blocks.attend(query, keys, values, block=256, rows=slice(900, None), is_causal=True)
+    >>> np.allclose(last.out, whole[:, 900:], atol=1e-5)
+    True
+    """
+    call = Call(attend, query, keys, values, options)
+    size, part = checked_block(block), chosen("rows", rows, call.whole.n_q)
+    bar = progress_bar(progress, "attend")
+    call.check_out(part, out)
+    q = call.query.read(part)
+    total = [call.start(part, q)]
+
+    def take(columns: slice, data: tuple[Array, Array, Array | None]) -> None:
+        total[0] = call.merged(total[0], call.forward(part, columns, q, *data))
+
+    columns = [c for c in grid(call.whole.n_k, size) if call.whole.sees(part, c)]
+    stream(columns, lambda c: call.read(part, c), take, bar(columns))
+    result = call.rounded(total[0])
+    if out is None:
+        return result
+    out[...] = result.out
+    return _core.AttentionForward(out, result.lse)
+
+
+def attend_backward(
+    grad_out: Any,
+    query: Any,
+    keys: Any,
+    values: Any,
+    out: Any,
+    lse: Any,
+    *,
+    block: int = BLOCK,
+    rows: slice | None = None,
+    columns: slice | None = None,
+    progress: bool = False,
+    grad_lse: Any = None,
+    needs: Iterable[str] = ("query", "key", "value"),
+    **options: Unpack[BlockOptions],
+) -> _core.AttentionGradients:
+    """Gradients of `attend`, of a block of queries or of a block of keys.
+
+    The gradients of <grad_out, out> + <grad_lse, lse>, by the formula of `sdpa.attention_backward`.
+    Those of queries are summed over blocks of keys and values; those of keys and values over blocks
+    of queries, grad_out, out and lse. Neither needs the result of the other: gradients of all
+    blocks can be computed anywhere in any order, and each has the same bits every time.
+
+    Parameters
+    ----------
+    grad_out, out : array_like or store, (..., heads, Lq, d_v)
+        Of query's dtype. out is that of `attend`, as is lse.
+    query : array_like or store, (..., heads, Lq, d_k)
+        As in `attend`.
+    keys, values : array_like or store, (..., heads, Lk, d_k) and (..., heads, Lk, d_v)
+        As in `attend`.
+    lse : array_like or store, (..., heads, Lq)
+        float32 (float64 for float64).
+    block : int, default 8192
+        Keys, or queries, of a block that is read.
+    rows : slice, optional
+        The queries whose gradient is computed; their part of every operand is read at once.
+    columns : slice, optional
+        The keys and values whose gradients are computed; they are read at once.
+    progress : bool, default False
+        Show a bar on stderr, which needs tqdm.
+    grad_lse : array_like or store, (..., heads, Lq), optional
+        Gradient with respect to lse.
+    needs : sequence of {"query", "key", "value", "attn_mask", "sinks"}
+        The gradients to compute. Those of attn_mask and sinks are the share of `rows`: where the
+        queries have an attn_mask or a sink in common, sum them over all rows.
+    **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, ...
+        Those of the forward call.
+
+    Returns
+    -------
+    AttentionGradients
+        Named tuple (query, key, value, attn_mask, sinks): query of the shape and dtype of
+        query[rows], key and value of those of keys[columns] and values[columns], attn_mask of the
+        mask's rows; None where not in needs.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError
+        As `attend`.
+
+    Examples
+    --------
+    >>> import numpy as np, sdpa
+    >>> from sdpa import blocks
+    >>> rng = np.random.default_rng(0)
+    >>> query, keys, values, grad = rng.standard_normal((4, 2, 1000, 16), np.float32)
+    >>> saved = blocks.attend(query, keys, values)
+    >>> g = blocks.attend_backward(grad, query, keys, values, *saved, columns=slice(100, 200),
+    ...                            needs=("key", "value"))
+    >>> g.key.shape
+    (2, 100, 16)
+    >>> whole = sdpa.attention_backward(grad, query, keys, values, *saved)
+    >>> np.allclose(g.key, whole.key[:, 100:200], atol=1e-5)
+    True
+    """
+    needs = checked_needs(needs, _core.AttentionGradients._fields)
+    call = Call(attend_backward, query, keys, values, options)
+    upstream = Upstream(call, grad_out, out, lse, grad_lse, needs)
+    size, bar = checked_block(block), progress_bar(progress, "attend_backward")
+    seen = chosen("rows", rows, call.whole.n_q), chosen("columns", columns, call.whole.n_k)
+    of_queries = {name for name in needs if name not in ("key", "value")}
+    found: dict[str, Array | None] = dict.fromkeys(_core.AttentionGradients._fields)
+    if of_queries:
+        found |= _query_gradients(call, upstream, seen[0], size, of_queries, bar)
+    if of_keys := set(needs) - of_queries:
+        found |= _key_gradients(call, upstream, seen[1], size, of_keys, bar)
+    return _core.AttentionGradients(**found)
+
+
+def _query_gradients(
+    call: Call, upstream: Upstream, rows: slice, size: int, needs: set[str], bar: Any
+) -> dict[str, Array | None]:
+    """Gradients of queries, of their mask and of their sinks, over blocks of keys."""
+    q, given = call.query.read(rows), upstream.read(rows)
+    # Without keys the gradient of a sink is there already, and that of queries is 0.
+    nothing = call.read(rows, NO_KEYS)
+    total = call.backward(rows, NO_KEYS, q, *nothing, given, needs, sinks=True)
+    parts = needs - {"sinks"}
+    mask = call.mask_like(rows) if "attn_mask" in needs else None
+
+    def take(columns: slice, data: tuple[Array, Array, Array | None]) -> None:
+        part = call.backward(rows, columns, q, *data, given, parts)
+        _add(total.query, part.query)
+        if mask is not None:
+            here = cast(Mask, call.mask).cut(slice(None), columns)
+            _add(mask[here], part.attn_mask)
+
+    columns = [c for c in grid(call.whole.n_k, size) if call.whole.sees(rows, c)]
+    if parts:
+        stream(columns, lambda c: call.read(rows, c), take, bar(columns))
+    return {
+        "query": _rounded(total.query, call.query),
+        "attn_mask": None if mask is None else _rounded(mask, cast(Mask, call.mask)),
+        "sinks": total.sinks,
+    }
+
+
+def _key_gradients(
+    call: Call, upstream: Upstream, columns: slice, size: int, needs: set[str], bar: Any
+) -> dict[str, Array | None]:
+    """Gradients of keys and values, over blocks of queries."""
+    # Sums of 16-bit gradients are float32, as the gradient of a widened key is.
+    k, v = widen(call.keys.read(columns)), widen(call.values.read(columns))
+    none = slice(0, 0)
+    nothing = call.query.read(none), k, v, call.mask_block(none, columns)
+    total = call.backward(none, columns, *nothing, upstream.read(none), needs)
+
+    def read(rows: slice) -> tuple[Array, Array | None, list[Array | None]]:
+        return call.query.read(rows), call.mask_block(rows, columns), upstream.read(rows)
+
+    def take(rows: slice, data: tuple[Array, Array | None, list[Array | None]]) -> None:
+        part = call.backward(rows, columns, data[0], k, v, data[1], data[2], needs)
+        _add(total.key, part.key)
+        _add(total.value, part.value)
+
+    rows = [r for r in grid(call.whole.n_q, size) if call.whole.sees(r, columns)]
+    stream(rows, read, take, bar(rows))
+    return {
+        "key": _rounded(total.key, call.keys),
+        "value": _rounded(total.value, call.values),
+    }
+
+
+@np.errstate(all="ignore")
+def _add(total: Array | None, part: Array | None) -> None:
+    if total is not None:
+        total += part
+
+
+def _rounded(x: Array | None, operand: Operand) -> Array | None:
+    return rounded(x, np.empty(0, operand.dtype))
+
+
+class Call:
+    """Operands and options of one call, checked, none of them read.
+
+    Its methods compute one block: `rows` and `columns` say which part of the whole q, k, v are.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        query: Any,
+        keys: Any,
+        values: Any,
+        options: Mapping[str, Any],
+    ) -> None:
+        options = dict(options)
+        mask = options.pop("attn_mask", None)
+        options = checked_options(function, options, BlockOptions.__annotations__)
+        packed = options.get("cu_seqlens_q") is not None
+        axis = -3 if packed else -2
+        self.query: Operand = Operand("query", query, axis)
+        self.keys: Operand = Operand("key", keys, axis)
+        self.values: Operand = Operand("value", values, axis)
+        self.mask: Mask | None = None if mask is None else Mask("attn_mask", mask)
+        _core._check_attention(
+            self.query.unread, self.keys.unread, self.values.unread, self.unread_mask, **options
+        )
+        if options.pop("dropout_p", 0.0) != 0:
+            raise ValueError(
+                "dropout_p: expected 0, because the pattern of dropout depends on the index of a "
+                "key in its call, which blocks change"
+            )
+        self.whole: Whole = Whole(self.query.length, self.keys.length, options)
+
+    @property
+    def unread_mask(self) -> Array | None:
+        return None if self.mask is None else self.mask.unread
+
+    def check_out(self, rows: slice, out: Array | None) -> None:
+        """What `attention_forward` says to the result's array, which it fills with zeros."""
+        if out is None:
+            return
+        for operand in (self.query, self.keys, self.values, self.mask):
+            source = None if operand is None else operand.source
+            arrays = isinstance(source, np.ndarray) and isinstance(out, np.ndarray)
+            if arrays and np.shares_memory(out, source):
+                raise ValueError(
+                    "out: expected memory not shared with an input, got an array that overlaps "
+                    f"{cast(Operand, operand).name}"
+                )
+        self._without_keys(rows, out)
+
+    def out_shape(self) -> tuple[int, ...]:
+        """(..., heads, Lq, d_v), with all axes that are broadcast."""
+        shape = list(self._without_keys(slice(0, 0), None).out.shape)
+        shape[self.query.axis] = self.whole.n_q
+        return tuple(shape)
+
+    def compute_type(self) -> np.dtype[Any]:
+        """That of sums and lse."""
+        return widen(np.empty(0, self.query.dtype)).dtype
+
+    def operand(self, name: str) -> Operand:
+        return {"query": self.query, "key": self.keys, "value": self.values}[name]
+
+    def _without_keys(self, rows: slice, out: Array | None) -> _core.AttentionForward:
+        """Attention of these queries to no key, with nothing read."""
+        query, key, value = (
+            operand.unread[operand.index(part)]
+            for operand, part in ((self.query, rows), (self.keys, NO_KEYS), (self.values, NO_KEYS))
+        )
+        mask = None if self.mask is None else self.mask.unread[self.mask.cut(rows, NO_KEYS)]
+        options = self.whole.block(rows, NO_KEYS)
+        return _core.attention_forward(query, key, value, mask, out=out, **options)
+
+    def read(self, rows: slice, columns: slice) -> tuple[Array, Array, Array | None]:
+        """Keys, values and mask of a block."""
+        return self.keys.read(columns), self.values.read(columns), self.mask_block(rows, columns)
+
+    def mask_block(self, rows: slice, columns: slice) -> Array | None:
+        return None if self.mask is None else self.mask.block(rows, columns)
+
+    def mask_like(self, rows: slice) -> Array:
+        """Zeros for the gradient of the mask of these queries."""
+        mask = cast(Mask, self.mask)
+        shape = mask.unread[mask.cut(rows, slice(None))].shape
+        return np.zeros(shape, widen(np.empty(0, mask.dtype)).dtype)
+
+    def start(self, rows: slice, q: Array) -> _core.AttentionForward:
+        """Attention to no key: out 0, lse that of the sinks."""
+        return self.forward(rows, NO_KEYS, q, *self.read(rows, NO_KEYS), sinks=True)
+
+    def forward(
+        self,
+        rows: slice,
+        columns: slice,
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Array | None,
+        *,
+        sinks: bool = False,
+    ) -> _core.AttentionForward:
+        """Attention of one block, out in float32 or float64."""
+        options = self.whole.block(rows, columns, sinks=sinks)
+        return _core.attention_forward(widen(q), k, v, _widened(mask), **options)
+
+    def merged(
+        self, total: _core.AttentionForward, part: _core.AttentionForward
+    ) -> _core.AttentionForward:
+        """The union of two results; those of packed sequences are (total, heads, d)."""
+        outs = [x.out.swapaxes(-3, -2) if self.whole.packed else x.out for x in (total, part)]
+        out, lse = _core.merge_attention(outs, (total.lse, part.lse))
+        return _core.AttentionForward(out.swapaxes(-3, -2) if self.whole.packed else out, lse)
+
+    def rounded(self, result: _core.AttentionForward) -> _core.AttentionForward:
+        """out in query's dtype."""
+        return _core.AttentionForward(cast(Array, _rounded(result.out, self.query)), result.lse)
+
+    def backward(
+        self,
+        rows: slice,
+        columns: slice,
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Array | None,
+        upstream: list[Array | None],
+        needs: Iterable[str],
+        *,
+        sinks: bool = False,
+    ) -> _core.AttentionGradients:
+        """Gradients of one block, in float32 or float64 but for those of 16-bit keys."""
+        grad_out, out, lse, grad_lse = upstream
+        options = self.whole.block(rows, columns, sinks=sinks)
+        return _core.attention_backward(
+            widen(cast(Array, grad_out)), widen(q), k, v, widen(cast(Array, out)),
+            cast(Array, lse), _widened(mask), grad_lse=grad_lse, needs=tuple(needs), **options,
+        )  # fmt: skip
+
+
+def _widened(mask: Array | None) -> Array | None:
+    return mask if mask is None or mask.dtype == bool else widen(mask)
+
+
+class Upstream:
+    """grad_out, out, lse and grad_lse of the whole call, checked, none of them read."""
+
+    def __init__(
+        self, call: Call, grad_out: Any, out: Any, lse: Any, grad_lse: Any, needs: Iterable[str]
+    ) -> None:
+        rows = call.query.axis
+        self.operands: list[Operand | None] = [
+            Operand("grad_out", grad_out, rows),
+            Operand("out", out, rows),
+            Operand("lse", lse, -1),
+            None if grad_lse is None else Operand("grad_lse", grad_lse, -1),
+        ]
+        grad_out, out, lse, grad_lse = (None if x is None else x.unread for x in self.operands)
+        whole = slice(0, call.whole.n_q), slice(0, call.whole.n_k)
+        _core._check_attention_backward(
+            grad_out, call.query.unread, call.keys.unread, call.values.unread, out, lse,
+            call.unread_mask, grad_lse=grad_lse, needs=tuple(needs),
+            **call.whole.block(*whole, sinks=True),
+        )  # fmt: skip
+
+    def read(self, rows: slice) -> list[Array | None]:
+        return [None if x is None else x.read(rows) for x in self.operands]

@@ -1,0 +1,240 @@
+"""Attention on Dask arrays and on Zarr arrays that are larger than any machine's memory.
+
+Each task computes a block of queries, or of keys in the backward, and streams the other side from
+the store by `sdpa.blocks`. Tasks are pure: they need no result of one another, their sums have a
+fixed order, and a task that is run again, after a failure or because a worker was lost, writes the
+same bits to the same place.
+
+A worker computes with one thread per task: give each worker process one Dask thread and set
+`workers` to its cores, or as many Dask threads as cores and `workers=1`, never both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Unpack
+
+try:
+    import dask.array as da
+    import zarr  # noqa: F401
+except ImportError as _error:
+    raise ImportError(
+        "sdpa.interop.dask needs dask.array and zarr: pip install 'sdpa[dask]'"
+    ) from _error
+
+import numpy as np
+
+from sdpa import _core, blocks
+from sdpa._options import BlockOptions
+from sdpa._stream import checked_block
+from sdpa.interop.dask import _chunks as cut
+from sdpa.interop.dask import _tasks as tasks
+from sdpa.mechanisms._compose import checked_needs
+
+__all__ = ["attention", "attention_backward"]
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    out: Any = None,
+    return_lse: bool = False,
+    split: Literal["queries", "keys"] = "queries",
+    block: int = blocks.BLOCK,
+    chunks: int | None = None,
+    **options: Unpack[BlockOptions],
+) -> Any:
+    """Attention of Dask arrays or stores; nothing is computed before `compute()`.
+
+    The result is that of `sdpa.attention`, to rounding; equal blocks give equal bits on one
+    instruction set, wherever the tasks run and however often.
+
+    Parameters
+    ----------
+    query : dask.array.Array or store, (..., heads, Lq, d_k)
+        A Dask array has one task per chunk along Lq and one chunk along every other axis. (Batches
+        that are cut need nothing of this module: `dask.array.map_blocks(sdpa.attention, ...)`.)
+    key, value : store or dask.array.Array, (..., heads, Lk, d_k) and (..., heads, Lk, d_v)
+        Stores, such as arrays of Zarr, are opened by the workers, which read what they need and
+        nothing that causality, windows or key lengths hide. Dask arrays, of equal chunks along Lk,
+        have one task per pair of chunks.
+    out : Zarr array or pair of them, optional
+        Where the result is to be written; (out, lse) if return_lse is True. Their attribute
+        "complete" is False from now on, and True once everything has been written.
+    return_lse : bool, default False
+        Also return, or write, the log-sum-exp.
+    split : {"queries", "keys"}, default "queries"
+        "queries": one task per block of queries. "keys": one per pair of blocks of queries and
+        keys, and a tree of tasks that merge; for few queries over long keys.
+    block : int, default 8192
+        Keys that are read at a time, and those of a task if split is "keys".
+    chunks : int, optional
+        Queries of a task where query is a store; by default those of its chunks or shards.
+    **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, workers, ...
+        As in `sdpa.blocks.attend`, NumPy arrays or, for attn_mask, a store. `workers` are the
+        threads of a task.
+
+    Returns
+    -------
+    dask.array.Array, or pair of them
+        out (..., heads, Lq, d_v), of query's dtype, and lse (..., heads, Lq), float32 (float64 for
+        float64). If `out` is given: a `dask.delayed.Delayed` that writes them. Pass retries= to
+        `compute` where stores may fail.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Before any task runs: as `sdpa.blocks.attend`; if chunks cannot be used as they are; if the
+        blocks are not whole chunks or shards of a target, which tasks would overwrite in turns,
+        losing data.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import numpy as np, sdpa
+    >>> from sdpa.interop.dask import attention
+    >>> rng = np.random.default_rng(0)
+    >>> query, key, value = rng.standard_normal((3, 2, 1000, 16), np.float32)
+    >>> lazy = attention(da.from_array(query, (2, 250, 16)), key, value, is_causal=True)
+    >>> lazy
+    dask.array<..., shape=(2, 1000, 16), dtype=float32, chunksize=(2, 250, 16), ...>
+    >>> np.allclose(lazy.compute(), sdpa.attention(query, key, value, is_causal=True), atol=1e-5)
+    True
+    """
+    if split not in ("queries", "keys"):
+        raise ValueError(f"split: expected 'queries' or 'keys', got {split!r}")
+    in_memory = [isinstance(x, da.Array) for x in (key, value)]
+    if in_memory[0] != in_memory[1]:
+        kinds = [type(x).__name__ for x in (key, value)]
+        raise TypeError(f"value: expected, as key is, {kinds[0]}, got {kinds[1]}")
+    if isinstance(options.get("attn_mask"), da.Array):
+        raise TypeError("attn_mask: expected an array or a store, got a Dask array")
+    call = blocks.Call(attention, query, key, value, options)
+    query, sizes = cut.in_chunks(call.query, chunks)
+    shape = call.out_shape()
+    bounds, size = cut.bounds_of(sizes), checked_block(block)
+    task = tasks.Task(call.query.shape, call.query.axis, bounds, size, options)
+    targets = cut.out_targets(out, return_lse, call, shape, sizes)
+    # out and lse are columns of one array, so that one task computes both.
+    columns = cut.chunks_of((*shape[:-1], shape[-1] + 1), task.axis, sizes)
+    query = query[(None,) * (len(shape) - query.ndim)]
+    work: tasks.Work = tasks.Attend(task, key, value, targets)
+    if split == "keys" or in_memory[0]:
+        query = tasks.merged_pairs(task, call, query, columns)
+        work = tasks.Write(task, targets)
+    if targets is not None:
+        return cut.finished([tasks.per_block(work, query, cut.flags_of(columns), int)], targets)
+    packed = query
+    if isinstance(work, tasks.Attend):
+        packed = tasks.per_block(work, query, columns, call.compute_type())
+    made = packed[..., :-1].astype(call.query.dtype), cut.lse_axes(packed[..., -1], task.axis)
+    return made if return_lse else made[0]
+
+
+def attention_backward(
+    grad_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    lse: Any,
+    *,
+    into: Mapping[str, Any] | None = None,
+    block: int = blocks.BLOCK,
+    chunks: int | None = None,
+    grad_lse: Any = None,
+    needs: Iterable[str] = ("query", "key", "value"),
+    **options: Unpack[BlockOptions],
+) -> Any:
+    """Gradients of `attention`; nothing is computed before `compute()`.
+
+    A task computes the gradient of a block of queries, or those of a block of keys and values, by
+    `sdpa.blocks.attend_backward`. No task adds to what another one has computed. This takes seven
+    products of matrices per pair of blocks instead of five.
+
+    Parameters
+    ----------
+    grad_out, out : store, (..., heads, Lq, d_v)
+        Of query's dtype. Every task reads blocks of all operands, so a Dask array is refused: write
+        it to a store first.
+    query : store, (..., heads, Lq, d_k)
+        float16, bfloat16, float32 or float64.
+    key, value : store, (..., heads, Lk, d_k) and (..., heads, Lk, d_v)
+        As in `attention`.
+    lse : store, (..., heads, Lq)
+        As written by `attention`.
+    into : mapping from names of gradients to Zarr arrays, optional
+        Where the gradients in `needs` are to be written, each of its argument's shape and dtype.
+        Their attribute "complete" is False from now on, and True once all have been written.
+    block : int, default 8192
+        Keys, or queries, that are read at a time.
+    chunks : int, optional
+        Queries, or keys, of a task; by default those of the chunks or shards of the target, else of
+        the operand.
+    grad_lse : store, (..., heads, Lq), optional
+        Gradient with respect to lse.
+    needs : sequence of {"query", "key", "value"}
+        The gradients to compute.
+    **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, workers, ...
+        Those of the forward call.
+
+    Returns
+    -------
+    AttentionGradients
+        Of Dask arrays, None where not in needs. If `into` is given: a `dask.delayed.Delayed` that
+        writes them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Before any task runs, as `attention`.
+
+    Examples
+    --------
+    >>> import numpy as np, sdpa
+    >>> from sdpa.interop.dask import attention_backward
+    >>> rng = np.random.default_rng(0)
+    >>> query, key, value, grad = rng.standard_normal((4, 2, 1000, 16), np.float32)
+    >>> saved = sdpa.attention_forward(query, key, value)
+    >>> lazy = attention_backward(grad, query, key, value, *saved, chunks=250)
+    >>> whole = sdpa.attention_backward(grad, query, key, value, *saved)
+    >>> np.allclose(lazy.key.compute(), whole.key, atol=1e-5)
+    True
+    """
+    operands = {"grad_out": grad_out, "query": query, "key": key, "value": value, "out": out}
+    operands |= {"lse": lse, "grad_lse": grad_lse}
+    for name, x in operands.items():
+        if isinstance(x, da.Array):
+            raise TypeError(
+                f"{name}: expected a store, of which tasks read blocks, got a Dask array"
+            )
+    needs = checked_needs(needs, ("query", "key", "value"))
+    call = blocks.Call(attention_backward, query, key, value, options)
+    blocks.Upstream(call, grad_out, out, lse, grad_lse, needs)
+    into = cut.gradient_targets(into, needs, call)
+    size, found, flags = checked_block(block), {}, []
+    for names in (("query",), ("key", "value")):
+        wanted = tuple(name for name in names if name in needs)
+        if not wanted:
+            continue
+        first = call.operand(wanted[0])
+        sizes = cut.sizes_of(first, chunks, into.get(wanted[0]))
+        for name in set(wanted) & set(into):
+            cut.check_blocks(f"into[{name!r}]", into[name], first.axis, sizes)
+        task = tasks.Task(first.shape, first.axis, cut.bounds_of(sizes), size, options)
+        work = tasks.Gradients(task, operands, wanted, [into[name] for name in wanted if into])
+        numbers = cut.numbers_of(len(first.shape), first.axis, len(sizes))
+        # Those of keys and values are columns of one array, so that one task computes both.
+        ends = np.cumsum([0] + [call.operand(name).shape[-1] for name in wanted])
+        columns = cut.chunks_of((*first.shape[:-1], int(ends[-1])), first.axis, sizes)
+        if into:
+            flags.append(tasks.per_block(work, numbers, cut.flags_of(columns), int))
+            continue
+        packed = tasks.per_block(work, numbers, columns, first.dtype)
+        for name, start, end in zip(wanted, ends, ends[1:], strict=False):
+            found[name] = packed[..., int(start) : int(end)]
+    if into:
+        return cut.finished(flags, list(into.values()))
+    return _core.AttentionGradients(*map(found.get, _core.AttentionGradients._fields))

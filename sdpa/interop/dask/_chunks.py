@@ -1,0 +1,192 @@
+"""Chunks of Dask arrays and of stores: which blocks tasks have, and where they may write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import zarr
+from dask.delayed import delayed
+
+from sdpa import blocks
+from sdpa._stream import Operand
+from sdpa.mechanisms._compose import integer
+
+Chunks = tuple[tuple[int, ...], ...]
+
+COMPLETE = "complete"
+"""The attribute of a target that is True once all of it has been written."""
+
+
+def chunks_of(shape: Sequence[int], axis: int, sizes: Sequence[int]) -> Chunks:
+    chunks: list[tuple[int, ...]] = [(n,) for n in shape]
+    chunks[axis] = tuple(sizes)
+    return tuple(chunks)
+
+
+def flags_of(chunks: Sequence[Sequence[int]]) -> Chunks:
+    """Chunks of one element per block."""
+    return tuple((1,) * len(sizes) for sizes in chunks)
+
+
+def bounds_of(sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(n) for n in np.cumsum([0, *sizes]))
+
+
+def region(ndim: int, axis: int, part: slice) -> tuple[slice, ...]:
+    found = [slice(None)] * ndim
+    found[axis] = part
+    return tuple(found)
+
+
+def lse_axes(x: Any, axis: int) -> Any:
+    """From (..., heads, Lq) to the order of out, or back; only packed sequences differ."""
+    return x.swapaxes(-2, -1) if axis == -3 else x
+
+
+def counted(n: int) -> Any:
+    """0, 1, ... in a block each."""
+    return da.arange(n, chunks=1)
+
+
+def numbers_of(ndim: int, axis: int, n: int) -> Any:
+    """One element per block along an axis."""
+    index: list[Any] = [None] * ndim
+    index[axis] = slice(None)
+    return counted(n)[tuple(index)]
+
+
+def unit_of(x: Any, axis: int) -> int | None:
+    """Rows that are stored, and so written, together; None of what is not a file of chunks."""
+    stored = getattr(x, "shards", None) or getattr(x, "chunks", None)
+    return int(stored[axis]) if stored else None
+
+
+def sizes_of(operand: Operand, chunks: int | None, target: Any = None) -> tuple[int, ...]:
+    """Lengths of the blocks of an operand that is a store."""
+    n = operand.length
+    if chunks is None:
+        whole = unit_of(target, operand.axis) if target is not None else None
+        size = whole or unit_of(operand.source, operand.axis) or blocks.BLOCK
+    else:
+        size = integer("chunks", chunks)
+        if size < 1:
+            raise ValueError(f"chunks: expected at least 1, got {size}")
+    return tuple(min(size, n - start) for start in range(0, n, size)) or (0,)
+
+
+def in_chunks(query: Operand, chunks: int | None) -> tuple[Any, tuple[int, ...]]:
+    """The queries as a Dask array, and the lengths of its blocks."""
+    if isinstance(query.source, da.Array):
+        if chunks is not None:
+            raise ValueError("chunks: expected None, because query is a Dask array and has its own")
+        return query.source, own_chunks("query", query)
+    sizes = sizes_of(query, chunks)
+    made = chunks_of(query.shape, query.axis, sizes)
+    return da.from_array(query.source, chunks=made, inline_array=True), sizes
+
+
+def own_chunks(name: str, operand: Operand) -> tuple[int, ...]:
+    """Lengths of the blocks of a Dask array that is cut along one axis only."""
+    chunks = operand.source.chunks
+    axis = operand.axis % len(chunks)
+    if any(len(sizes) != 1 for n, sizes in enumerate(chunks) if n != axis):
+        raise ValueError(
+            f"{name}: expected one chunk along every axis but {axis}, got chunks {chunks}; batches "
+            "that are cut need dask.array.map_blocks(sdpa.attention, ...) only"
+        )
+    return tuple(int(n) for n in chunks[axis])
+
+
+def key_sizes(call: blocks.Call, block: int) -> tuple[int, ...]:
+    """Lengths of the blocks of keys and values."""
+    if not isinstance(call.keys.source, da.Array):
+        return sizes_of(call.keys, block)
+    key, value = own_chunks("key", call.keys), own_chunks("value", call.values)
+    if key != value:
+        raise ValueError(f"value: expected the chunks of key, {key}, got {value}")
+    return key
+
+
+# ------------------------------------------------------------------------------- targets
+
+
+def out_targets(
+    out: Any, return_lse: bool, call: blocks.Call, shape: tuple[int, ...], sizes: Sequence[int]
+) -> list[Any] | None:
+    """out, and lse, checked."""
+    if out is None:
+        return None
+    pair = isinstance(out, (tuple, list))
+    if pair != return_lse or (pair and len(out) != 2):
+        form = "a pair (out, lse)" if return_lse else "one array, as return_lse is False"
+        raise TypeError(f"out: expected {form}, got {out!r}")
+    targets = list(out) if pair else [out]
+    lse = (shape[1], shape[0]) if call.query.axis == -3 else shape[:-1]
+    wanted: list[tuple[tuple[int, ...], Any, int]] = [
+        (shape, call.query.dtype, call.query.axis),
+        (lse, call.compute_type(), -1),
+    ]
+    names = ("out[0]", "out[1]") if pair else ("out",)
+    for label, target, (expected, kind, axis) in zip(names, targets, wanted, strict=False):
+        check_target(label, target, expected, kind)
+        check_blocks(label, target, axis, sizes)
+    return targets
+
+
+def gradient_targets(
+    into: Mapping[str, Any] | None, needs: Sequence[str], call: blocks.Call
+) -> dict[str, Any]:
+    if into is None:
+        return {}
+    if set(into) != set(needs):
+        raise ValueError(f"into: expected arrays for {sorted(needs)}, got {sorted(into)}")
+    for name, target in into.items():
+        operand = call.operand(name)
+        check_target(f"into[{name!r}]", target, operand.shape, operand.dtype)
+    return dict(into)
+
+
+def check_target(name: str, target: Any, shape: tuple[int, ...], kind: Any) -> None:
+    """An exception unless workers can write this array."""
+    if not isinstance(target, zarr.Array):
+        raise TypeError(f"{name}: expected a Zarr array, got {type(target).__name__}")
+    if target.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape}, got {target.shape}")
+    if target.dtype != kind:
+        raise TypeError(f"{name}: expected {kind}, got {target.dtype}")
+    if isinstance(target.store, zarr.storage.MemoryStore):
+        raise ValueError(f"{name}: expected a store that all workers see, got a MemoryStore")
+    if target.read_only:
+        raise ValueError(f"{name}: expected a store that can be written, got a read-only one")
+
+
+def check_blocks(name: str, target: Any, axis: int, sizes: Sequence[int]) -> None:
+    """An exception unless the blocks are whole chunks: two tasks never write to the same file."""
+    unit = unit_of(target, axis) or 1
+    inner = bounds_of(sizes)[1:-1]
+    cut = [bound for bound in inner if bound % unit]
+    if cut:
+        stored = "shards" if getattr(target, "shards", None) else "chunks"
+        raise ValueError(
+            f"{name}: expected {stored} along axis {axis} that end where the blocks of the tasks "
+            f"do, got {stored} of {unit} and blocks that end at {cut[0]}: two tasks would write to "
+            "the same one, and data would be lost"
+        )
+
+
+def finished(flags: Sequence[Any], targets: Sequence[Any]) -> Any:
+    """Marks the targets now, and lets them be marked again after all flags."""
+    mark(targets, False)
+    return delayed(finish)(targets, *flags)
+
+
+def finish(targets: Sequence[Any], *flags: Any) -> None:
+    mark(targets, True)
+
+
+def mark(targets: Sequence[Any], complete: bool) -> None:
+    for target in targets:
+        target.attrs[COMPLETE] = complete

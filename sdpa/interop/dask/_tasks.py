@@ -1,0 +1,210 @@
+"""What a worker does: attention of one block, its gradients, a merge, a block that is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.base import tokenize
+
+from sdpa import _core, blocks
+from sdpa._stream import NO_KEYS
+from sdpa.interop.dask._chunks import Chunks, bounds_of, counted, key_sizes, lse_axes, region
+from sdpa.mechanisms._compose import Array
+
+MERGED = 4
+"""Results over parts of the keys that one task of the tree merges."""
+
+
+class Part:
+    """A block in memory, in the place that it has in the whole array."""
+
+    def __init__(self, block: Array, part: slice, shape: tuple[int, ...], axis: int) -> None:
+        self.block, self.start, self.axis = (
+            block.reshape(block.shape[-len(shape) :]),
+            part.start,
+            axis,
+        )
+        self.shape, self.dtype = shape, block.dtype
+
+    def __getitem__(self, index: tuple[slice, ...]) -> Array:
+        inner = list(index)
+        wanted = inner[self.axis]
+        # Of nothing, whose place may be anywhere, nothing.
+        start = wanted.start - self.start if wanted.stop > wanted.start else 0
+        inner[self.axis] = slice(start, start + wanted.stop - wanted.start)
+        return self.block[tuple(inner)]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all tasks of a call have in common."""
+
+    shape: tuple[int, ...]  # of the operand that is cut
+    axis: int
+    bounds: tuple[int, ...]
+    block: int
+    options: Mapping[str, Any]
+
+    def part(self, block_id: Sequence[int]) -> slice:
+        return self.numbered(block_id[self.axis])
+
+    def numbered(self, number: int) -> slice:
+        return slice(self.bounds[number], self.bounds[number + 1])
+
+    def query(self, q: Array, rows: slice) -> Part:
+        return Part(q, rows, self.shape, self.axis)
+
+    def packed(self, result: _core.AttentionForward) -> Array:
+        """out and lse in one array."""
+        lse = lse_axes(result.lse, self.axis)[..., None]
+        return np.concatenate([result.out.astype(lse.dtype, copy=False), lse], axis=-1)
+
+    def write(self, result: _core.AttentionForward, rows: slice, targets: Sequence[Any]) -> Array:
+        for target, x, axis in zip(targets, result, (self.axis, -1), strict=False):
+            target[region(target.ndim, axis, rows)] = x
+        return np.ones((1,) * result.out.ndim, int)
+
+
+@dataclass(frozen=True)
+class Attend:
+    """Attention of a block of queries, which streams keys and values."""
+
+    task: Task
+    key: Any
+    value: Any
+    targets: Sequence[Any] | None
+
+    def __call__(self, q: Array, block_id: Sequence[int]) -> Array:
+        rows = self.task.part(block_id)
+        result = blocks.attend(
+            self.task.query(q, rows), self.key, self.value,
+            block=self.task.block, rows=rows, **self.task.options,
+        )  # fmt: skip
+        if self.targets is None:
+            return self.task.packed(result)
+        return self.task.write(result, rows, self.targets)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Attention of a block of queries to a block of keys."""
+
+    task: Task
+    keys: Task
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    stores: tuple[Any, Any] | None
+
+    def __call__(self, q: Array, i: Array, j: Array, *in_memory: Array) -> Array:
+        rows, columns = self.task.numbered(int(i[0])), self.keys.numbered(int(j[0]))
+        key, value = self.stores or (
+            Part(x, columns, shape, self.keys.axis)
+            for x, shape in zip(in_memory, self.shapes, strict=True)
+        )
+        query = self.task.query(q, rows)
+        call = blocks.Call(blocks.attend, query, key, value, self.task.options)
+        # A sink belongs to one of the parts.
+        sinks, q = columns.start == 0, query.block
+        nothing = call.read(rows, NO_KEYS)
+        result = call.forward(rows, NO_KEYS, q, *nothing, sinks=sinks)
+        if call.whole.sees(rows, columns):
+            part = call.forward(rows, columns, q, *call.read(rows, columns))
+            result = call.merged(result, part) if sinks else part
+        return self.task.packed(result)[None]
+
+
+@dataclass(frozen=True)
+class Write:
+    """Writes a block of packed results."""
+
+    task: Task
+    targets: Sequence[Any] | None
+
+    def __call__(self, packed: Array, block_id: Sequence[int]) -> Array:
+        out, lse = packed[..., :-1], lse_axes(packed[..., -1], self.task.axis)
+        rows, targets = self.task.part(block_id), self.targets or ()
+        return self.task.write(_core.AttentionForward(out, lse), rows, targets)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of a block of queries, or of a block of keys and values."""
+
+    task: Task
+    operands: Mapping[str, Any]
+    needs: tuple[str, ...]
+    targets: Sequence[Any]
+
+    def __call__(self, number: Array, block_id: Sequence[int]) -> Array:
+        part = self.task.part(block_id)
+        found = blocks.attend_backward(
+            **_plural(self.operands), block=self.task.block, needs=self.needs,
+            rows=part, columns=part, **self.task.options,
+        )._asdict()  # fmt: skip
+        gradients = [found[name] for name in self.needs]
+        if not self.targets:
+            return np.concatenate(gradients, axis=-1)
+        for target, gradient in zip(self.targets, gradients, strict=True):
+            target[region(target.ndim, self.task.axis, part)] = gradient
+        return np.ones((1,) * number.ndim, int)
+
+
+Work = Attend | Write | Gradients
+
+
+def _plural(operands: Mapping[str, Any]) -> dict[str, Any]:
+    """Operands by the names that `sdpa.blocks` has for what it streams."""
+    plural = {"key": "keys", "value": "values"}
+    return {plural.get(name, name): x for name, x in operands.items()}
+
+
+def merged_pairs(task: Task, call: blocks.Call, query: Any, columns: Chunks) -> Any:
+    """A task per pair of blocks, and a tree of their unions."""
+    sizes, kind = key_sizes(call, task.block), call.compute_type()
+    keys = replace(task, shape=call.keys.shape, bounds=bounds_of(sizes))
+    in_memory = [x.source for x in (call.keys, call.values) if isinstance(x.source, da.Array)]
+    stores = None if in_memory else (call.keys.source, call.values.source)
+    pair = Pair(task, keys, (call.keys.shape, call.values.shape), stores)
+    # Names of the axes: those of the result are numbered, "i" and "j" count the blocks.
+    axes = [f"axis {n}" for n in range(len(columns))]
+    axes[task.axis], axes[-1] = "i", "out and lse"
+    given: list[Any] = [query, (*axes[:-1], "d_k"), counted(len(task.bounds) - 1), ("i",)]
+    given += [counted(len(sizes)), ("j",)]
+    for name, x in zip(("key", "value"), in_memory, strict=False):
+        own = [f"{name} {n}" for n in range(x.ndim)]
+        own[task.axis] = "j"
+        given += [x, tuple(own)]
+    lengths = dict(zip(axes, columns, strict=True))
+    width = lengths.pop("out and lse")
+    parts = da.blockwise(
+        pair, ("j", *axes), *given, token="pair", new_axes={"out and lse": width[0]},
+        adjust_chunks={"j": 1} | lengths, concatenate=True, align_arrays=False,
+        dtype=kind, meta=np.empty((0,) * (len(axes) + 1), kind),
+    )  # fmt: skip
+    return da.reduction(
+        parts, chunk=_as_it_is, combine=_merged, aggregate=_merged, axis=0, dtype=kind,
+        split_every=MERGED, concatenate=True, meta=np.empty((0,) * len(axes), kind),
+    )  # fmt: skip
+
+
+def _as_it_is(x: Array, axis: Any, keepdims: bool) -> Array:
+    return x
+
+
+def _merged(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    """The union of packed results over parts of the keys, which lie along the first axis."""
+    if not x.size:
+        return x.sum(axis=axis, keepdims=keepdims)
+    out, lse = _core.merge_attention(x[..., :-1], x[..., -1])
+    merged = np.concatenate([out, lse[..., None]], axis=-1)
+    return merged[None] if keepdims else merged
+
+
+def per_block(work: Work, x: Any, chunks: Chunks, kind: Any) -> Any:
+    """One task per block of x, with results of these chunks."""
+    meta = np.empty((0,) * len(chunks), kind)
+    name = f"{type(work).__name__.lower()}-{tokenize(work, x, chunks)}"
+    return da.map_blocks(work, x, name=name, dtype=meta.dtype, chunks=chunks, meta=meta)

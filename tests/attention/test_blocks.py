@@ -1,0 +1,540 @@
+"""sdpa.blocks: any source, any blocks, every option, against a call on the whole and the oracle."""
+
+import builtins
+import doctest
+import inspect
+import sys
+import threading
+
+import numpy as np
+import pytest
+from support.calls import message
+from support.helpers import BFLOAT16, assert_same_bits, normal
+from support.process import run
+
+import sdpa
+from sdpa import _core, blocks, reference
+from sdpa._options import BlockOptions
+
+N_Q, N_K, D_K, D_V = 37, 53, 8, 5
+NEEDS = ("query", "key", "value")
+
+
+class Store:
+    """An array that is only read by slices, each of which is noted."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+        self.read, self.threads = [], set()
+
+    def __getitem__(self, index):
+        assert all(isinstance(part, slice) for part in index)
+        assert len(index) == len(self.shape)
+        self.read.append(index)
+        self.threads.add(threading.get_ident())
+        return self.array[index].copy()
+
+    def __array__(self, *args, **kwargs):
+        raise AssertionError("a store was read as a whole")
+
+    def rows(self, axis=-2):
+        """(start, stop) of what was read, but for what is empty."""
+        parts = [index[axis] for index in self.read]
+        return [(part.start, part.stop) for part in parts if part.start != part.stop]
+
+
+def tensors(rng, dtype=np.float64, lead=(2, 4), key_lead=None):
+    key_lead = lead if key_lead is None else key_lead
+    return {
+        "query": normal(rng, (*lead, N_Q, D_K), dtype),
+        "keys": normal(rng, (*key_lead, N_K, D_K), dtype),
+        "values": normal(rng, (*key_lead, N_K, D_V), dtype),
+    }
+
+
+def whole(x):
+    return x["query"], x["keys"], x["values"]
+
+
+LENGTHS = np.array([53, 20])
+SEEN = np.random.default_rng(3).random((2, 1, N_Q, N_K)) < 0.7
+BIAS = np.random.default_rng(4).standard_normal((4, N_Q, N_K))
+OPTIONS = {
+    "none": {},
+    "causal": {"is_causal": True},
+    "lower right": {"is_causal": "lower_right"},
+    "lower right, lengths": {"is_causal": "lower_right", "key_lengths": LENGTHS},
+    "offset": {"is_causal": True, "query_offset": np.array([-9, 30])},
+    "scale": {"scale": -0.3},
+    "softcap": {"softcap": 0.7},
+    "window": {"window": (6, 3)},
+    "causal window, offset": {"is_causal": True, "window": (5, None), "query_offset": 11},
+    "right": {"window": (None, 2), "query_offset": [-40, 4]},
+    "sinks": {"sinks": np.linspace(-1, 2, 4)},
+    "alibi": {"alibi_slopes": np.linspace(0, 0.5, 4), "query_offset": 7},
+    "lengths": {"key_lengths": np.array([0, 31]), "sinks": np.ones(4)},
+    "one length": {"key_lengths": 17},
+    "boolean mask": {"attn_mask": SEEN},
+    "bias": {"attn_mask": BIAS, "window": (20, 4)},
+    "bias of keys": {"attn_mask": BIAS[0, 0]},
+    "bias of queries": {"attn_mask": BIAS[..., :1]},
+    "workers": {"workers": 2},
+    "all": {
+        "attn_mask": BIAS,
+        "is_causal": True,
+        "scale": 0.5,
+        "softcap": 2.0,
+        "window": (30, None),
+        "sinks": np.zeros(4),
+        "alibi_slopes": np.full(4, 0.1),
+        "key_lengths": LENGTHS,
+        "query_offset": [3, 9],
+    },
+}
+
+
+def test_every_option_has_a_case():
+    """All that attention takes; dropout is refused, out, packed and grouped are below."""
+    known = set(BlockOptions.__annotations__) - {"dropout_p", "rng"}
+    known -= {"cu_seqlens_q", "cu_seqlens_k", "enable_gqa"}
+    assert known == {name for options in OPTIONS.values() for name in options}
+    taken = inspect.signature(sdpa.attention).parameters
+    operands = {"query", "key", "value", "out"}
+    # Blocks are merged, which their sizes show.
+    assert set(taken) - operands - {"invariant"} == set(BlockOptions.__annotations__)
+
+
+def floating(options):
+    return [name for name in ("attn_mask", "sinks") if name in options and not boolean(options)]
+
+
+def boolean(options):
+    return options.get("attn_mask", np.zeros(0)).dtype == bool
+
+
+def check(x, options, block, parts=(slice(0, 9), slice(9, None)), atol=1e-12):
+    """Forward and backward by blocks against the same on the whole."""
+    expected = sdpa.attention_forward(*whole(x), **options)
+    stores = {name: Store(a) for name, a in x.items()}
+    got = blocks.attend(**stores, block=block, **options)
+    axis = -3 if "cu_seqlens_q" in options else -2
+    np.testing.assert_allclose(got.out, expected.out, rtol=0, atol=atol)
+    np.testing.assert_allclose(got.lse, expected.lse, rtol=0, atol=atol)
+    rng = np.random.default_rng(5)
+    grads = rng.standard_normal(got.out.shape).astype(got.out.dtype)
+    grad_lse = rng.standard_normal(got.lse.shape).astype(got.lse.dtype)
+    needs = (*NEEDS, *floating(options))
+    true = sdpa.attention_backward(
+        grads, *whole(x), *expected, grad_lse=grad_lse, needs=needs, **options
+    )
+    pieces = [
+        blocks.attend_backward(
+            Store(grads), **stores, out=Store(got.out), lse=Store(got.lse), block=block,
+            rows=part, columns=part, grad_lse=Store(grad_lse), needs=needs, **options,
+        )
+        for part in parts
+    ]  # fmt: skip
+    for name in NEEDS:
+        joined = np.concatenate([getattr(piece, name) for piece in pieces], axis=axis)
+        np.testing.assert_allclose(joined, getattr(true, name), rtol=0, atol=10 * atol)
+    for name in floating(options):
+        shares = [getattr(piece, name) for piece in pieces]
+        split = name == "attn_mask" and shares[0].shape != options[name].shape
+        joined = np.concatenate(shares, axis=-2) if split else sum(shares)
+        np.testing.assert_allclose(joined, getattr(true, name), rtol=0, atol=10 * atol)
+
+
+@pytest.mark.parametrize("block", [7, 16, 1000])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_every_option(options, block, rng):
+    check(tensors(rng), options, block)
+
+
+def test_examples():
+    assert doctest.testmod(blocks) == (0, 18)
+
+
+def test_the_oracle_agrees(rng):
+    x = tensors(rng)
+    for options in OPTIONS.values():
+        options = {name: value for name, value in options.items() if name != "workers"}
+        expected = reference.attention_forward(*whole(x), **options)
+        got = blocks.attend(**x, block=10, **options)
+        np.testing.assert_allclose(got.out, expected.out, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(got.lse, expected.lse, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("key_lead", [(2, 2), (4,), (1, 1), ()], ids=str)
+def test_grouped_and_broadcast_heads(key_lead, rng):
+    x = tensors(rng, key_lead=key_lead)
+    check(x, {"enable_gqa": key_lead == (2, 2), "is_causal": True}, 16)
+
+
+def test_two_axes(rng):
+    check(tensors(rng, lead=()), {"is_causal": True, "sinks": np.array(0.5)}, 8)
+
+
+CU_Q, CU_K = np.array([0, 0, 12, 30, 37]), np.array([0, 8, 20, 41, 53])
+PACKED = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "lower right": {"is_causal": "lower_right", "key_lengths": [2, 12, 15, 0]},
+    "window": {"window": (4, 1), "query_offset": [0, -3, 5, 2]},
+    "alibi": {"alibi_slopes": np.ones(4), "is_causal": True, "sinks": np.ones(4)},
+}
+
+
+@pytest.mark.parametrize("block", [1, 9, 100])
+@pytest.mark.parametrize("options", PACKED.values(), ids=PACKED)
+def test_packed_sequences(options, block, rng):
+    x = {name: a[0].swapaxes(0, 1) for name, a in tensors(rng).items()}
+    check(x, options | {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K}, block)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32], ids=str)
+def test_results_are_rounded_once(dtype, rng):
+    """Sums of 16-bit types are float32, so that one block and many differ in the last bit only."""
+    x = tensors(rng, dtype)
+    expected = sdpa.attention_forward(*whole(x))
+    if dtype != BFLOAT16:  # which some kernels multiply without widening
+        assert_same_bits(blocks.attend(**x).out, expected.out)
+    got = blocks.attend(**x, block=2)
+    assert got.out.dtype == dtype
+    ulp = 1e-6 if dtype == np.float32 else 2**-7
+    np.testing.assert_allclose(
+        got.out.astype(float), expected.out.astype(float), rtol=ulp, atol=ulp
+    )
+    grads = np.ones_like(got.out)
+    true = sdpa.attention_backward(grads, *whole(x), *expected)
+    ours = blocks.attend_backward(grads, **x, out=expected.out, lse=expected.lse, block=2)
+    for name in NEEDS:
+        a, b = getattr(ours, name), getattr(true, name)
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a.astype(float), b.astype(float), rtol=4 * ulp, atol=4 * ulp)
+
+
+def test_float32_queries_over_16_bit_keys(rng):
+    x = tensors(rng, np.float32)
+    x |= {name: x[name].astype(np.float16) for name in ("keys", "values")}
+    got = blocks.attend(**x, block=11)
+    assert got.out.dtype == np.float32
+    np.testing.assert_allclose(got.out, sdpa.attention(*whole(x)), rtol=0, atol=1e-6)
+
+
+def test_equal_blocks_give_equal_bits(rng):
+    """From a store or memory, all queries of a block or others, any number of threads."""
+    x = tensors(rng, np.float32, lead=(3,))
+    x = {name: np.repeat(a, 40, axis=-2) for name, a in x.items()}
+    stores = {name: Store(a) for name, a in x.items()}
+    options = {"is_causal": True, "block": 300, "rows": slice(200, 456)}
+    first = blocks.attend(**x, **options)
+    for workers in (1, 2):
+        again = blocks.attend(**stores, workers=workers, **options)
+        assert_same_bits(first.out, again.out)
+        assert_same_bits(first.lse, again.lse)
+
+
+# ------------------------------------------------------------------------------------ reading
+
+
+HIDDEN = {
+    "causal": ({"is_causal": True}, slice(0, 37), [(0, 10), (10, 20), (20, 30), (30, 40)]),
+    "causal, first": ({"is_causal": True}, slice(0, 10), [(0, 10)]),
+    "causal, offset": ({"is_causal": True, "query_offset": -5}, slice(0, 10), [(0, 10)]),
+    "causal, hidden": ({"is_causal": True, "query_offset": -10}, slice(0, 10), []),
+    "lower right": ({"is_causal": "lower_right"}, slice(0, 3), [(0, 10), (10, 20)]),
+    "window": ({"window": (2, 2)}, slice(12, 18), [(10, 20)]),
+    "window, edge": ({"window": (2, 2)}, slice(12, 19), [(10, 20), (20, 30)]),
+    "lengths": ({"key_lengths": [4, 20]}, slice(0, 37), [(0, 10), (10, 20)]),
+    "apart": (
+        {"window": (1, 1), "query_offset": [0, 45]},
+        slice(0, 3),
+        [(0, 10), (40, 50)],
+    ),
+    "window, apart": (
+        {"window": (0, 0), "query_offset": [20, 45]},
+        slice(0, 1),
+        [(20, 30), (40, 50)],
+    ),
+    "no queries": ({}, slice(5, 5), []),
+    "everything": ({}, slice(0, 1), [(i, min(i + 10, 53)) for i in range(0, 53, 10)]),
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_hidden_blocks_are_never_read(case, rng):
+    options, rows, expected = HIDDEN[case]
+    x = tensors(rng)
+    stores = {name: Store(a) for name, a in x.items()}
+    got = blocks.attend(**stores, block=10, rows=rows, **options)
+    assert stores["keys"].rows() == stores["values"].rows() == expected
+    assert stores["query"].rows() == ([(rows.start, rows.stop)] if rows.stop > rows.start else [])
+    np.testing.assert_allclose(
+        got.out, sdpa.attention(*whole(x), **options)[..., rows, :], rtol=0, atol=1e-12
+    )
+
+
+def test_hidden_queries_are_never_read(rng):
+    x = tensors(rng)
+    saved = sdpa.attention_forward(*whole(x), is_causal=True)
+    stores = {name: Store(a) for name, a in x.items()}
+    given = {"grad_out": Store(saved.out), "out": Store(saved.out), "lse": Store(saved.lse)}
+    blocks.attend_backward(
+        **stores, **given, block=10, columns=slice(15, 25), is_causal=True, needs=("key",)
+    )
+    expected = [(10, 20), (20, 30), (30, 37)]
+    assert stores["query"].rows() == expected
+    assert given["grad_out"].rows() == given["out"].rows() == expected
+    assert given["lse"].rows(axis=-1) == expected
+    assert stores["keys"].rows() == stores["values"].rows() == [(15, 25)]
+
+
+def test_masks_are_read_in_blocks(rng):
+    x, mask = tensors(rng), Store(BIAS)
+    got = blocks.attend(**x, block=20, rows=slice(4, 8), attn_mask=mask)
+    assert [(i[-2].start, i[-1].start, i[-1].stop) for i in mask.read] == [
+        (4, 0, 0), (4, 0, 20), (4, 20, 40), (4, 40, 53),
+    ]  # fmt: skip
+    expected = sdpa.attention(*whole(x), BIAS)[:, :, 4:8]
+    np.testing.assert_allclose(got.out, expected, rtol=0, atol=1e-12)
+
+
+def test_the_next_block_is_read_while_one_is_computed(rng, monkeypatch):
+    """Attention to a block begins only once reading the next one has, which then waits for it."""
+    x = tensors(rng)
+    reading = [threading.Event() for _ in range(6)]
+    computing = [threading.Event() for _ in range(6)]
+
+    class Waiting(Store):
+        def __getitem__(self, index):
+            n = index[-2].start // 10
+            if index[-2].stop:
+                reading[n].set()
+                assert n == 0 or computing[n - 1].wait(30), "block was not computed meanwhile"
+            return super().__getitem__(index)
+
+    forward, count = _core.attention_forward, iter(range(-1, 6))
+
+    def computed(*args, **kwargs):
+        n = next(count)
+        if n >= 0:
+            assert n == 5 or reading[n + 1].wait(30), "the next block was not being read"
+            computing[n].set()
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(_core, "attention_forward", computed)
+    keys = Waiting(x["keys"])
+    blocks.attend(x["query"], keys, x["values"], block=10)
+    assert len(keys.rows()) == 6
+    assert threading.get_ident() not in keys.threads - {threading.get_ident()}
+    assert len(keys.threads) == 2  # the empty block is read by the caller
+
+
+def test_files(rng, tmp_path):
+    h5py = pytest.importorskip("h5py", reason="needs h5py: pip install 'sdpa[peers]'")
+    zarr = pytest.importorskip("zarr", reason="needs zarr: pip install 'sdpa[dask]'")
+    x = tensors(rng, np.float32)
+    expected = blocks.attend(**x, block=16, is_causal=True)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        group = zarr.open_group(tmp_path / "x.zarr")
+        for name, a in x.items():
+            file[name] = a
+            group.create_array(name, data=a, chunks=(1, 2, 16, a.shape[-1]))
+            np.save(tmp_path / f"{name}.npy", a)
+        mapped = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in x}
+        for source in (file, group, mapped):
+            got = blocks.attend(*(source[name] for name in x), block=16, is_causal=True)
+            assert_same_bits(got.out, expected.out)
+            assert_same_bits(got.lse, expected.lse)
+
+
+# ------------------------------------------------------------------------------------ refusals
+
+
+class Unread(Store):
+    def __getitem__(self, index):
+        raise AssertionError("was read")
+
+
+def refused(exception, function=blocks.attend, **changes):
+    x = {name: Unread(a) for name, a in tensors(np.random.default_rng(0), np.float32).items()}
+    if function is blocks.attend_backward:
+        rest = {"grad_out": (2, 4, N_Q, D_V), "out": (2, 4, N_Q, D_V), "lse": (2, 4, N_Q)}
+        x |= {name: Unread(np.zeros(shape, np.float32)) for name, shape in rest.items()}
+    return message(exception, function, **(x | changes))
+
+
+REFUSED = {
+    "dropout": (
+        ValueError,
+        "dropout_p: expected 0, because the pattern of dropout depends on the index of a key in "
+        "its call, which blocks change",
+        {"dropout_p": 0.1},
+    ),
+    "block": (ValueError, "block: expected at least 1, got 0", {"block": 0}),
+    "block type": (TypeError, "block: expected one integer, got 2.0", {"block": 2.0}),
+    "rows": (TypeError, "rows: expected a slice, got 3", {"rows": 3}),
+    "rows step": (
+        ValueError,
+        "rows: expected a slice of step 1, got slice(0, 9, 2)",
+        {"rows": slice(0, 9, 2)},
+    ),
+    "values": (
+        ValueError,
+        "value: expected (..., 53, 5) to match key's rows 53, got (..., 52, 5)",
+        {"values": np.zeros((2, 4, 52, 5), np.float32)},
+    ),
+    "dtype": (
+        TypeError,
+        "key: expected query's dtype float32, float16 or bfloat16, got float64",
+        {"keys": np.zeros((2, 4, N_K, D_K))},
+    ),
+    "mask": (
+        TypeError,
+        None,
+        {"attn_mask": Unread(np.zeros((N_Q, N_K), int))},
+    ),
+    "lengths": (
+        ValueError,
+        "key_lengths: expected integers from 0 to Lk = 53, got 54",
+        {"key_lengths": 54},
+    ),
+    "offset": (ValueError, None, {"is_causal": "lower_right", "query_offset": 1}),
+}
+REFUSED_BOTH = [pytest.param(*row, id=name) for name, row in REFUSED.items()]
+
+
+@pytest.mark.parametrize("function", [blocks.attend, blocks.attend_backward])
+@pytest.mark.parametrize(("exception", "text", "changes"), REFUSED_BOTH)
+def test_refused_before_anything_is_read(function, exception, text, changes):
+    got = refused(exception, function, **changes)
+    if text is None:  # the words of the kernel, which its own tests know
+        x = {
+            name.rstrip("s"): a for name, a in tensors(np.random.default_rng(0), np.float32).items()
+        }
+        given = {name: getattr(a, "array", a) for name, a in changes.items()}
+        text = message(exception, sdpa.attention, **x, **given)
+    assert got == text
+
+
+def test_unknown_options():
+    expected = "attend() got an unexpected keyword argument 'is_causl'. Did you mean 'is_causal'?"
+    assert refused(TypeError, is_causl=True) == expected
+
+
+def test_out(rng):
+    x = tensors(rng)
+    rows = slice(3, 20)
+    out = np.full((2, 4, 17, D_V), np.nan)
+    got = blocks.attend(**x, block=10, rows=rows, out=out, is_causal=True)
+    assert got.out is out
+    assert_same_bits(out, blocks.attend(**x, block=10, rows=rows, is_causal=True).out)
+    assert refused(ValueError, out=np.zeros((2, 4, N_Q, D_V + 1), np.float32)) == (
+        "out: expected shape (2, 4, 37, 5), got (2, 4, 37, 6)"
+    )
+    text = message(ValueError, blocks.attend, **x, out=x["values"][:, :, :N_Q])
+    assert text == "out: expected memory not shared with an input, got an array that overlaps value"
+
+
+def test_out_is_an_array():
+    x = {name.rstrip("s"): a for name, a in tensors(np.random.default_rng(0)).items()}
+    expected = message(TypeError, sdpa.attention, **x, out=[0.0])
+    assert refused(TypeError, out=[0.0]) == expected
+
+
+def test_needs():
+    got = refused(ValueError, blocks.attend_backward, needs=("keys",))
+    assert got.startswith("needs: expected names among 'query', 'key', 'value'")
+
+
+class Wrong(Store):
+    """Says that it has another dtype than what it gives."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index).astype(np.float64)
+
+
+def test_a_store_that_is_not_as_it_says(rng):
+    x = tensors(rng, np.float32)
+    text = message(ValueError, blocks.attend, x["query"], Wrong(x["keys"]), x["values"], block=10)
+    assert text == (
+        "key: expected its slice to be (2, 4, 0, 8) of float32, got (2, 4, 0, 8) of float64"
+    )
+
+
+def test_a_store_that_fails(rng):
+    """Its own error, and the thread that reads is gone."""
+
+    class Failing(Store):
+        def __getitem__(self, index):
+            if index[-2].start == 20:
+                raise OSError("the disk is gone")
+            return super().__getitem__(index)
+
+    x = tensors(rng)
+    before = threading.active_count()
+    text = message(OSError, blocks.attend, x["query"], Failing(x["keys"]), x["values"], block=10)
+    assert text == "the disk is gone"
+    assert threading.active_count() == before
+
+
+# ------------------------------------------------------------------------------------ progress
+
+
+def test_progress(rng, capsys):
+    x = tensors(rng)
+    blocks.attend(**x, block=10, is_causal=True, progress=True)
+    assert "4/4" in capsys.readouterr().err
+    blocks.attend(**x, block=10, is_causal=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_without_tqdm(monkeypatch):
+    monkeypatch.delitem(sys.modules, "tqdm", raising=False)
+    ordinary = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.partition(".")[0] == "tqdm":
+            raise ImportError(name)
+        return ordinary(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    expected = "progress=True needs tqdm: pip install tqdm"
+    assert refused(ImportError, progress=True) == expected
+    assert refused(ImportError, blocks.attend_backward, progress=True) == expected
+
+
+# ------------------------------------------------------------------------------------ memory
+
+
+LONGER_THAN_MEMORY = """
+from sdpa import blocks
+
+class Made:
+    # Two gigabytes of numbers that exist only once they are read.
+    shape, dtype = (2**22, 128), np.dtype(np.float32)
+
+    def __getitem__(self, index):
+        rows = index[0]
+        return np.full((rows.stop - rows.start, 128), rows.start % 7, np.float32)
+
+query = rng.standard_normal((16, 128), np.float32)
+found = blocks.attend(query, Made(), Made(), key_lengths=5000)
+given = dict(grad_out=query, query=query, keys=Made(), values=Made(), out=found.out, lse=found.lse)
+
+def forward(small):
+    return blocks.attend(query, Made(), Made(), key_lengths=100 if small else None)
+
+def backward(small):
+    lengths = 100 if small else None
+    return blocks.attend_backward(**given, needs=("query",), key_lengths=lengths).query
+
+print(peak(forward), peak(backward))
+"""
+
+
+@pytest.mark.uninstrumented
+def test_memory_is_that_of_a_few_blocks():
+    """A block of keys and values is 8 MB; two to three are held, of four gigabytes."""
+    for grown in map(int, run(LONGER_THAN_MEMORY).split()):
+        assert grown < 32e6

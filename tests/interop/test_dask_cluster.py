@@ -1,0 +1,211 @@
+"""sdpa.interop.dask on two processes with a limit of memory: failures of every kind, nothing left.
+
+The same tasks run under joblib as well, because `sdpa.blocks` knows no engine.
+"""
+
+import logging
+import multiprocessing
+import os
+import shutil
+
+import numpy as np
+import pytest
+from support.calls import message
+from support.helpers import assert_same_bits
+from support.stores import Broken, Killing, Store
+
+import sdpa
+from sdpa import blocks
+
+distributed = pytest.importorskip("distributed", reason="needs dask: pip install 'sdpa[dask]'")
+import dask  # noqa: E402
+import zarr  # noqa: E402
+
+from sdpa.interop import dask as lazy  # noqa: E402
+
+pytestmark = pytest.mark.uninstrumented
+LIMIT = 300_000_000
+ROWS, BLOCK = 4096, 2048
+OPTIONS = {"is_causal": True, "window": (700, 0)}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Two worker processes of one thread; their files and processes are gone afterwards."""
+    folder = tmp_path_factory.mktemp("workers")
+    before = set(multiprocessing.active_children())
+    settings = {"distributed.admin.log-length": 0, "distributed.scheduler.allowed-failures": 3}
+    with (
+        dask.config.set(settings),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, memory_limit=LIMIT,
+            dashboard_address=None, local_directory=str(folder), silence_logs=logging.CRITICAL,
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):  # fmt: skip
+        yield client
+    assert set(multiprocessing.active_children()) <= before
+    left = {path.name for path in folder.rglob("*") if path.is_file()}
+    assert left <= {"global.lock", "purge.lock"}  # Dask's, by which processes clean up
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Zarr arrays of 1000 queries and keys, and out and lse of 125 queries a task."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("small")
+    arrays = rng.standard_normal((3, 2, 1000, 16), np.float32)
+    x = dict(zip(("query", "keys", "values"), arrays, strict=True))
+    stores = {}
+    for name, a in x.items():
+        stores[name] = zarr.create_array(str(folder / name), data=a, chunks=(2, 125, 16))
+    parts = [slice(i, i + 125) for i in range(0, 1000, 125)]
+    true = [blocks.attend(**x, block=100, rows=part, is_causal=True) for part in parts]
+    return stores, np.concatenate([part.out for part in true], axis=-2)
+
+
+def target(folder, shape=(2, 1000, 16), rows=125):
+    chunks = (*shape[:-2], rows, shape[-1])
+    return zarr.create_array(
+        str(folder / "out"), shape=shape, dtype=np.float32, chunks=chunks, compressors=None
+    )
+
+
+def todo(stores, out):
+    return lazy.attention(*stores.values(), block=100, is_causal=True, out=out)
+
+
+def is_complete(out):
+    return zarr.open_array(out.store.root).attrs["complete"]
+
+
+def filled(path, shape, seed):
+    """A Zarr array of random numbers, written block by block."""
+    store = zarr.create_array(
+        str(path), shape=shape, dtype=np.float32, chunks=(shape[0], BLOCK, shape[-1]),
+        compressors=None,
+    )  # fmt: skip
+    rng = np.random.default_rng(seed)
+    for i in range(0, shape[1], ROWS):
+        store[:, i : i + ROWS] = rng.standard_normal(store[:, i : i + ROWS].shape, np.float32)
+    return store
+
+
+def peaks():
+    """The most memory that this process has had, of all pages."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
+
+
+@pytest.fixture
+def gone_afterwards(tmp_path):
+    """A folder for large files, which pytest would keep."""
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
+def test_larger_than_the_memory_of_a_worker(cluster, gone_afterwards):
+    """Values and results of 302 MB each, workers of 300 MB."""
+    tmp_path = gone_afterwards
+    tokens, heads, d_k, d_v = 18 * ROWS, 4, 8, 256
+    query = filled(tmp_path / "query", (heads, tokens, d_k), 1)
+    key = filled(tmp_path / "key", (heads, tokens, d_k), 2)
+    value = filled(tmp_path / "value", (heads, tokens, d_v), 3)
+    out = target(tmp_path, (heads, tokens, d_v), ROWS)
+    assert value.nbytes > LIMIT
+    assert out.nbytes > LIMIT
+    work = lazy.attention(query, key, value, block=BLOCK, chunks=ROWS, out=out, **OPTIONS)
+    work.compute()
+    assert is_complete(out)
+    for peak in cluster.run(peaks).values():
+        assert peak < LIMIT
+    for i in range(0, tokens, 3 * ROWS):
+        rows = slice(i, i + ROWS)
+        alone = blocks.attend(query, key, value, block=BLOCK, rows=rows, **OPTIONS)
+        assert_same_bits(out[:, rows], alone.out)
+    first = sdpa.attention(query[:, :ROWS], key[:, :ROWS], value[:, :ROWS], **OPTIONS)
+    np.testing.assert_allclose(out[:, :ROWS], first, rtol=0, atol=1e-5)
+
+
+def test_a_killed_worker(cluster, small, tmp_path):
+    """The process that reads first is killed; the results are the same bits."""
+    stores, expected = small
+    before = set(cluster.run(os.getpid).values())
+    out = target(tmp_path)
+    killing = Killing(stores["values"], tmp_path / "killed")
+    todo(stores | {"values": killing}, out).compute()
+    assert (tmp_path / "killed").exists()
+    assert_same_bits(out[...], expected)
+    assert is_complete(out)
+    cluster.wait_for_workers(2, timeout=60)
+    after = set(cluster.run(os.getpid).values())
+    assert len(before & after) == 1
+    assert len(after) == 2
+
+
+def test_a_store_that_fails_once_is_tried_again(cluster, small, tmp_path):
+    stores, expected = small
+    out = target(tmp_path)
+    failing = stores | {"keys": Store(stores["keys"], tmp_path / "failed")}
+    text = message(OSError, todo(failing, out).compute)
+    assert text == "the store failed"
+    assert not is_complete(out)
+    (tmp_path / "failed").unlink()
+    todo(failing, out).compute(retries=2)
+    assert (tmp_path / "failed").exists()
+    assert_same_bits(out[...], expected)
+    assert is_complete(out)
+
+
+def test_a_task_that_always_fails(cluster, small, tmp_path):
+    """Ends with its own error, and the target stays marked."""
+    stores, expected = small
+    out = target(tmp_path)
+    broken = stores | {"values": Broken(stores["values"], tmp_path / "unused")}
+    text = message(OSError, todo(broken, out).compute, retries=1)
+    assert text == "the store is broken"
+    assert is_complete(out) is False
+    # The blocks that other tasks have written are right, the rest is as it was.
+    for i in range(0, 1000, 125):
+        block = out[:, i : i + 125]
+        assert not block.any() or block.tobytes() == expected[:, i : i + 125].tobytes()
+
+
+def test_gradients_on_the_cluster(cluster, small, tmp_path):
+    stores, out = small
+    rng = np.random.default_rng(5)
+    lse = blocks.attend(**stores, block=100, is_causal=True).lse
+    grads = rng.standard_normal(out.shape, np.float32)
+    names = {"query": "query", "key": "keys", "value": "values"}
+    into = {}
+    for name in names:
+        (tmp_path / name).mkdir()
+        into[name] = target(tmp_path / name)
+    given = [stores[name] for name in names.values()]
+    options = {"block": 100, "is_causal": True}
+    lazy.attention_backward(grads, *given, out, lse, into=into, **options).compute()
+    arrays = [a[...] for a in given]
+    expected = sdpa.attention_backward(grads, *arrays, out, lse, is_causal=True)
+    for name in names:
+        assert is_complete(into[name])
+        actual = into[name][...]
+        np.testing.assert_allclose(actual, getattr(expected, name), rtol=0, atol=1e-4)
+        part = slice(125, 250)
+        alone = blocks.attend_backward(
+            grads, *arrays, out, lse, rows=part, columns=part, needs=(name,), **options
+        )
+        assert_same_bits(actual[:, part], getattr(alone, name))
+
+
+def attended(stores, rows):
+    return blocks.attend(**stores, block=100, rows=rows, is_causal=True).out
+
+
+def test_the_same_tasks_under_joblib(small):
+    joblib = pytest.importorskip("joblib", reason="needs joblib: pip install joblib")
+    stores, expected = small
+    parts = [slice(i, i + 125) for i in range(0, 1000, 125)]
+    with joblib.parallel_config(backend="loky", n_jobs=2, inner_max_num_threads=1):
+        outs = joblib.Parallel()(joblib.delayed(attended)(stores, part) for part in parts)
+    assert_same_bits(np.concatenate(outs, axis=-2), expected)
+    joblib.externals.loky.get_reusable_executor().shutdown(wait=True)

@@ -24,9 +24,10 @@
 #
 #     2/(n m) + 2/(n d_k) + 2/(m d_k) + 2/(n m d_k)
 #
-# (`theory.mean_square_spread`, derived in docs/theory.md). Who takes the entries for independent
-# draws assumes (2 + 6/d_k)/n^2. If r is the ratio of the standard errors, the assumed over the
-# true, the interval covers with probability 2 Phi(1.96 r) - 1: less and less as n grows.
+# (`theory.mean_square_spread`, derived in docs/theory.md). Treating the entries as independent
+# amounts to assuming a relative variance of (2 + 6/d_k)/n^2. If r is the ratio of the standard
+# errors, the assumed over the true, the interval covers with probability 2 Phi(1.96 r) - 1: less
+# and less as n grows.
 
 # %% [markdown]
 # ## In plain NumPy
@@ -70,8 +71,8 @@ assert ((table["draws_low"] < 0.95) & (table["draws_high"] > 0.9)).all()
 # %% [markdown]
 # ## Figure
 #
-# Intervals from entries (orange) get worse as n grows, those from matrices (blue) do not. Solid
-# lines: the laws.
+# Intervals from entries (orange) get worse as n grows, those from matrices (blue) do not. Lines
+# in the legend are laws, marks are measured.
 
 # %%
 lab.plot_coverage(table)
@@ -117,8 +118,8 @@ print(*ledger(["toy-var"]))
 #
 # <details><summary>Solution</summary>
 #
-# 0.05 times 52 = 2.6 rows. Bonferroni's level for each, with one figure per row and two looks, is 1
-# - 0.05/(52 * 2); its half width is `statistics.NormalDist().inv_cdf(1 - 0.05 / (52 * 2 * 2))` =
+# 0.05 times 52 = 2.6 rows. Bonferroni's level for each, with one figure per row and two looks, is
+# 1 - 0.05/(52 * 2); its half width is `statistics.NormalDist().inv_cdf(1 - 0.05 / (52 * 2 * 2))` =
 # 3.49 standard errors instead of 1.96. The price is a factor 1.8, or 3.2 times as many draws.
 #
 # </details>

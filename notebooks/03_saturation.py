@@ -18,12 +18,12 @@
 # %% [markdown]
 # ## Prediction
 #
-# A row of n independent normal scores is Derrida's random energy model (1981). For large n its
-# entropy is ln n - sigma^2/2 up to sigma_c = sqrt(2 ln n), where the row freezes: from there on a
-# few weights hold everything. At finite n the expectation is a quadrature that `theory.weights(n,
-# sigma)` does to seven digits (docs/theory.md). What is too sharp depends on n: sigma_c is 2.1 for
-# n = 10 and 3.7 for 1024. Unscaled, sigma = sqrt(d_k), so a row of 1024 keys freezes from d_k = 2
-# ln n = 14 on.
+# A row of $n$ independent normal scores is Derrida's random energy model (1981). For large $n$ its
+# entropy is $\ln n - \sigma^2/2$ up to $\sigma_c = \sqrt{2 \ln n}$, where the row freezes: from
+# there on a few weights hold everything. At finite $n$ the expectation is a quadrature that
+# `theory.weights(n, sigma)` does to seven digits (docs/theory.md). What is too sharp depends on
+# $n$: $\sigma_c$ is 2.1 for $n = 10$ and 3.7 for 1024. Unscaled, $\sigma = \sqrt{d_k}$, so a row
+# of 1024 keys freezes from $d_k = 2 \ln n = 14$ on.
 
 # %% [markdown]
 # ## In plain NumPy
@@ -48,6 +48,13 @@ for sigma in (1.0, 8.0):
     np.testing.assert_allclose([row.entropy[0], row.max_weight[0]], [entropy, weights.max()])
 
 # %% [markdown]
+# Before you go on, write down a guess: of ten scores with standard deviation 8, which is $d_k = 64$
+# without the scale, how large is the largest weight on average?
+
+# %%
+my_guess = None  # between 0.1, all equal, and 1
+
+# %% [markdown]
 # ## Measurement
 #
 # A draw is one row; predicted is the quadrature, `limit` Derrida's. Then the setting of note 002,
@@ -70,8 +77,10 @@ assert unscaled["entropy_high"][0] < 1.0  # the note: 2.1
 # %% [markdown]
 # ## Figure
 #
-# Entropy over sigma for three lengths: measured, exact (solid) and for large n (dashed), with
-# sigma_c dotted. Finite rows freeze much more gently than the limit says.
+# Entropy over $\sigma$ for three lengths: measured, exact (solid) and for large $n$ (dashed), with
+# $\sigma_c$ dotted. The grey lines are the question: with the scale every row is at $\sigma = 1$;
+# without it at 4, 8 and 16 for $d_k$ = 16, 64 and 256. Finite rows freeze much more gently than the
+# limit says.
 
 # %%
 lab.plot_freezing(table)

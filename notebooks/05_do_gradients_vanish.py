@@ -87,7 +87,7 @@ lab.plot_gradients(table)
 # ## Conclusion
 #
 # It depends on what "vanish" means. Without the scale the typical row of dL/dQ does vanish: at d_k
-# = 1024 and n = 10 three of four rows are dead and the median is less than a thousandth of what it
+# = 1024 and n = 10 two of three rows are dead and the median is less than a thousandth of what it
 # is with the scale. The root mean square grows all the same, because the few rows that still
 # compete get gradients tens of times larger; neither falls like 1/d_k. With the scale nothing
 # depends on d_k. dL/dV grows, though a fifth of the values, those that no query picks, get none;

@@ -22,10 +22,11 @@
 #
 # For values and upstream gradients of unit variance E |dL/ds|^2 = d_v |J|^2, with the Jacobian J of
 # softmax and |J|^2 = sum p^2 - 2 sum p^3 + (sum p^2)^2. That is about 1/n for equal weights, 0 for
-# one weight of 1, and largest in between, near freezing, sqrt(2 ln n): `theory.weights(n, sigma)`
-# has the curve. dL/dQ carries the scale as a factor, so its root mean square goes on growing
-# with sigma (a few rows with huge gradients), while its median turns and falls. So the answers must
-# differ by target, by statistic and by n; d_k enters only through the spread of |q|, hence hardly.
+# one weight of 1, and largest in between: at `theory.best_sigma(n)`, the exact argmax, which is 0.6
+# of the freezing point sqrt(2 ln n) for 8 keys, 1.4 of it for 512, and tends to twice it. dL/dQ
+# carries the scale as a factor, so its root mean square goes on growing with sigma (a few rows with
+# huge gradients), while its median turns and falls. So the answers must differ by target, by
+# statistic and by n; d_k enters only through the spread of |q|, hence hardly.
 
 # %% [markdown]
 # ## In plain NumPy
@@ -54,8 +55,9 @@ for sigma in (0.5, 1, 4, 16):
 # %% [markdown]
 # ## Measurement
 #
-# One head per draw, with projections and input of its own; sigma from 1/4 to 32. Where a gradient
-# still grows at 32, the column `grows` says so. Then the same with queries and keys that correlate
+# One head per draw, with projections and input of its own; sigma from 1/4 to 32. `grows`
+# is the share of bootstrap samples in which the gradient still increases at sigma = 32, the end of
+# the grid. Then the same with queries and keys that correlate
 # (W^K = rho W^Q + ...), as training makes them.
 
 # %%
@@ -76,8 +78,8 @@ assert free > 3 > half > 1 > equal
 # %% [markdown]
 # ## Figure
 #
-# The sigma of the largest gradient over the length; the grey line is 1/sqrt(d_k). Targets without
-# marks still grow at sigma = 32.
+# The sigma of the largest gradient over the length; the grey line is 1/sqrt(d_k), the solid one the
+# exact argmax for the scores. Targets without marks still grow at sigma = 32.
 
 # %%
 lab.plot_best_sigma(table)
@@ -86,12 +88,12 @@ lab.plot_best_sigma(table)
 # ## Conclusion
 #
 # There is no scale that is best by all criteria, and by none of those measured is it 1/sqrt(d_k) at
-# every length. Most gradient reaches the scores at 1.2 times that scale for 8 keys, at 3 times for
-# 32, 5.5 times for 512; d_k hardly matters. By the median of dL/dQ it is 3 to 7 times; by the root
-# mean square of dL/dQ and dL/dW^Q it is beyond 32 times. What 1/sqrt(d_k) has is that it is the
-# same at every width, and that it leaves room: with queries and keys that correlate by 0.5 the best
-# sigma falls from 3.7 to 1.2 (n = 64), with W^K = W^Q to 0.5. Trained heads (notebook 14) stand
-# near the largest gradient of their scores, and got there by growing. The ledger:
+# every length. Most gradient reaches the scores at 1.2 times that scale for 8 keys, 2.8 times for
+# 32 and 5.1 times for 512 (`lab.best_scale(n, d_k)`); d_k hardly matters. By the median of dL/dQ it
+# is 3 to 7 times; by the root mean square of dL/dQ and dL/dW^Q it is beyond 32 times. What
+# 1/sqrt(d_k) has is that it is the same at every width, and that it leaves room: with queries and
+# keys that correlate by 0.5 the best sigma falls from 3.7 to 1.2 (n = 64), with W^K = W^Q to 0.5.
+# Trained heads (notebook 14) are near the largest gradient of their scores. The ledger:
 
 # %%
 print(*ledger(["other-scales"]))

@@ -84,10 +84,11 @@ training.plot_curves(table)
 # %% [markdown]
 # ## Conclusion
 #
-# Training needs it at d_k = 32 and 64, hardly at 4, and the more the longer the sequence. But the
-# reason is not a vanishing gradient: that of unscaled models is six times as large at the start and
-# at no time smaller. It comes through two keys, and it has to turn round scores of standard
-# deviation 8. So they learn slowly; given four times as long they get most of the way. The ledger:
+# Training needs the scale, or an equivalent start (notebook 12), at d_k = 32 and 64, hardly at 4,
+# and the more the longer the sequence. But the reason is not a vanishing gradient: that of unscaled
+# models is six times as large at the start and at no time smaller. It reaches each query through
+# only two keys, and must reorder scores whose standard deviation is 8. So they learn slowly; given
+# four times as long they get most of the way. The ledger:
 
 # %%
 print(*ledger(["no-scale-training", "dk-independence", "stop-learning"]), sep="\n\n")
@@ -101,7 +102,7 @@ print(*ledger(["no-scale-training", "dk-independence", "stop-learning"]), sep="\
 # <details><summary>Solution</summary>
 #
 # No. At d_k = 64 and the best of four rates, 0.01 for both, the loss is 0.0005 nats beside 0.0002.
-# At the rate of the figure, 0.003, it is 0.7 beside 0.005: who compares at one rate compares rates.
+# At the rate of the figure, 0.003, it is 0.7 beside 0.005: comparing at one rate compares rates.
 #
 # </details>
 #

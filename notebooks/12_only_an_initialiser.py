@@ -99,8 +99,8 @@ training.plot_scale_rules(table)
 # An initialiser and a learning rate, nothing else. With both in W^Q the loss is the same; with the
 # initialiser alone a smaller rate makes up for all but 0.005 nats, where a model without a scale
 # anywhere is left with 1.2. It is no normalisation: the variance of trained scores is 48, 10 and 12
-# at d_k = 4, 32 and 64. And a trained model can do without it: run at scale 1 it answers as well as
-# before, since sharper weights choose the same keys. The ledger:
+# at d_k = 4, 32 and 64. And these models, whose answer is one key, can do without it once trained:
+# at scale 1 they answer as well as before. MiniLM cannot, its embeddings turn. The ledger:
 
 # %%
 print(*ledger(["batchnorm-analogy", "train-infer"]), sep="\n\n")

@@ -28,9 +28,9 @@
 #
 # so the standard deviation grows like sqrt(d_k) up to d_k = rank/rho^2 and like d_k beyond. The
 # footnote of Vaswani et al. 2017 is rho = 0; the 1/d_k of muP (Yang, Hu et al. 2022,
-# arXiv:2203.03466) is the other end. Correlation is not enough: tokens must lie in fewer directions
-# than d_k/rho^2 says. A token with itself has the mean rho d_k besides, which is 1/d_k's case at
-# any rank.
+# arXiv:2203.03466) is the other end. Correlation is not enough: the tokens must also span fewer
+# than rho^2 d_k directions. A token with itself has the mean rho d_k besides, which is 1/d_k's case
+# at any rank.
 
 # %% [markdown]
 # ## In plain NumPy
@@ -108,11 +108,12 @@ lab.plot_correlated_growth(table)
 #
 # 1/d_k is right from d_k = rank/rho^2 on, where rank counts the directions that the tokens span: at
 # rho = 1/2 from d_k = 32 with 8 directions, from 2048 with 512 (exponent 0.58 at d_k = 512). In the
-# trained heads the standard deviation grows at the full width with the powers 0.70 to 0.80: neither
-# rule, though the cosine of a token's query with its key is 0.11 to 0.35 only. What raises the
-# power is that (q.k)^2 is larger than unrelated directions would make it (exercise 3). So training
-# leaves the assumption of 1/sqrt(d_k) and does not reach that of 1/d_k. The claim for independent
-# components in the ledger:
+# trained heads of MiniLM the standard deviation grows at the full width with the powers 0.70 to
+# 0.80, though the cosine of a token's query with its key is 0.11 to 0.35 only. What raises the
+# power is that (q.k)^2 is larger than unrelated directions would make it (exercise 3). These are
+# random projections of heads that were trained at one width. What training does to models of
+# different widths, which is the question of muP, is measured in notebook 17: there the power goes
+# from 1/2 to 1. The claim for independent components in the ledger:
 
 # %%
 print(*ledger(["mean-var"]))
@@ -145,8 +146,8 @@ print(*ledger(["mean-var"]))
 #
 # <details><summary>Solution</summary>
 #
-# `projected` (in `sdpa.lab.experiments.heads`): the variance in d_k of D random directions is
-# (a + b) E (q.k)^2 + b E |q|^2 |k|^2. It is d_k/D times the whole, exponent 1/2, if
+# `projected` (in `sdpa.lab.experiments.heads`): the variance in d_k of D random directions is a sum
+# of two terms, (a + b) E (q.k)^2 and b E |q|^2 |k|^2. It is d_k/D times the whole, exponent 1/2, if
 # E (q.k)^2 = E |q|^2 |k|^2 / D, as for directions that have nothing to do with each other. Any
 # excess of (q.k)^2 over that, of either sign of q.k and between any tokens, raises the exponent;
 # the cosine of a token with itself does not matter.

@@ -22,8 +22,8 @@
 # A constant cannot follow what is learned: the footnote of Vaswani et al. 2017 holds for
 # independent components, and training ends that. Large models report growing logits (Dehghani et
 # al. 2023, arXiv:2302.05442; Zhai et al. 2023, arXiv:2303.06296). If a head seeks what lets most
-# gradient reach its scores, its sigma should be near the freezing point sqrt(2 ln n), 2.6 for 30
-# tokens (notebook 06). Removing the scale multiplies every score by sqrt(32) = 5.7, far beyond. The
+# gradient reach its scores, its sigma should be near `theory.best_sigma(n)`, 2.7 for 30 tokens
+# (notebook 06). Removing the scale multiplies every score by sqrt(32) = 5.7, far beyond. The
 # queries, keys and values here stay those of the model as trained: the comparison says what the
 # softmax of these heads would pass on, not what training without the scale would give.
 
@@ -92,15 +92,16 @@ lab.plot_trained_heads(table)
 # ## Conclusion
 #
 # The scaled variance within rows is 13.5, 6.3, 5.0, 2.7, 2.8 and 1.5 from layer 0 to 5, and between
-# 0.3 and 148 from head to head: 1 by chance only. Weights are sharp, a largest one of 0.25 to 0.56,
-# and yet hardly a row is without gradient, but for one head. With the scale removed the largest
-# weight is 0.9 and more in layers 1 to 4, over half of the rows of dL/dQ are dead and the median
-# falls to between a fifth and a half, while the root mean square grows threefold: gradients do not
-# vanish, they gather on few rows. What training chose instead of variance 1 can be named: in layers
-# 1 to 4 the middle half of the heads stands at 0.8 to 1.15 of the sharpness that passes most
-# gradient to their scores, far from where initialisation with 1/sqrt(d_k) puts them (one model, and
-# no proof of cause). The small models that the laboratory trains itself go further, from 0.9 to 8.8
-# with nearly all weight on one key, which is what their task asks for. The ledger:
+# 0.3 and 148 across heads; where it is 1, that is a coincidence. Weights are sharp, a largest one
+# of 0.25 to 0.56, and yet hardly a row is without gradient, but for one head. With the scale
+# removed the largest weight is 0.9 and more in layers 1 to 4, over half of the rows of dL/dQ are
+# dead and the median falls to between a fifth and a half, while the root mean square grows
+# threefold: gradients do not vanish, they gather on few rows. What training chose instead of
+# variance 1 can be named: in layers 1 to 4 the middle half of the heads stands at 0.8 to 1.15 of
+# the sharpness that passes most gradient to their scores, far from where initialisation with
+# 1/sqrt(d_k) puts them (one model, and no proof of cause). The small models that the laboratory
+# trains itself go further, from 0.9 to 8.8 with nearly all weight on one key, which is what their
+# task asks for. The ledger:
 
 # %%
 print(*ledger(["batchnorm-analogy", "unscaled-position", "layer-norm"]), sep="\n\n")

@@ -13,7 +13,7 @@
 # formula in NumPy, and is the factor 1/sqrt(d_k) worth saving?
 #
 # **Common misconception.** "Attention needs O(n²) memory, so long sequences are a matter of RAM;
-# and whoever counts operations should spare the division."
+# and the division is an obvious thing to optimise away."
 
 # %% [markdown]
 # ## Prediction
@@ -23,7 +23,8 @@
 # 2021; Dao et al. 2022), so that only one block per thread has to exist, whatever n is.
 #
 # The two matrix products take 4 n² d operations. The scale takes n² if the scores are multiplied,
-# which is a share of 1/(4 d) of them, 0.4 % at d = 64.
+# which is a share of 1/(4 d) of them, 0.4 % at d = 64. A pass of its own over the scores costs more
+# than its operations: it is bound by memory.
 
 # %% [markdown]
 # ## In plain NumPy
@@ -48,7 +49,8 @@ np.testing.assert_allclose(sdpa.attention(query, key, value), out, rtol=0, atol=
 # ## Measurement
 #
 # Memory: how far the resident size grows during one call, in bytes, in a process of its own; the
-# result of 256 n bytes is part of it. In the last row the matrix has 64 MiB.
+# result of 256 n bytes is part of it where no freed block can hold it: the smallest rows reuse what
+# is resident already. In the last row the matrix has 64 MiB.
 
 # %%
 memory = lab.memory()
@@ -83,7 +85,7 @@ lab.plot_memory(memory)
 # ## Conclusion
 #
 # Memory O(n²) is a property of the formula written as three array operations, not of attention. The
-# verdicts of the ledger on memory and on the cost of the scale:
+# verdicts of the ledger on memory and on the cost of the scale, measured in this run:
 
 # %%
 from sdpa.lab.claims import ledger

@@ -81,9 +81,8 @@ np.testing.assert_allclose(again.T @ grad_out, gradients.value, rtol=1e-12)
 #
 # Left: with a causal mask most tiles are skipped or need no look at single pairs; only the
 # diagonal is masked pair by pair. Middle: the log-sum-exp rises with each block, the largest
-# score by records. Right: the output wanders until the last key has been seen, and then is exact:
-# the intermediate values are attention over fewer keys, not approximations that improve by
-# design.
+# score by records. Right: after each block the output is exact attention over the keys seen so far;
+# it need not approach the final output steadily, and equals it once all keys are in.
 
 # %%
 lab.plot_online(steps, lab.tiles(768, 1024, is_causal=True))

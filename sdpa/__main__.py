@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
@@ -39,6 +40,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     as_json = "print the same as JSON"
     parser.add_argument("--json", action="store_true", help=as_json)
+    parser.add_argument(
+        "--all", action="store_true", help="print all tables and findings, lines of 100 columns"
+    )
     parser.add_argument("--seed", type=_integer(0), default=0, help="default %(default)s")
     parser.add_argument(
         "--draws",
@@ -123,10 +127,10 @@ def _claims(options: argparse.Namespace) -> None:
 
 def _main_job(options: argparse.Namespace) -> None:
     from sdpa.lab import claims, report
-    from sdpa.lab.report import printout
+    from sdpa.lab.report import printout, screen
 
     def say(text: str) -> None:
-        if not options.json:
+        if options.all and not options.json:
             print(text, flush=True)
 
     destination = None if options.no_report else _destination(options.report)
@@ -141,7 +145,10 @@ def _main_job(options: argparse.Namespace) -> None:
         result["digits"] = None
         result["notes"].append(f"digits: {error}")
         say(f"\nNo table of digits: {error}")
-    inputs["random"] = lab.normal(draws, seed=seed)
+    # The first screen shows one kind of input: the real one, where it is there.
+    if options.all or options.json or not inputs:
+        inputs["random"] = lab.normal(draws, seed=seed)
+    result["random"] = None
     for name, x in inputs.items():
         with progress_bar(name, 6 * len(x)) as progress:
             result[name] = lab.scale_effect(x, seed=seed, progress=progress)
@@ -154,6 +161,10 @@ def _main_job(options: argparse.Namespace) -> None:
         times = min(1.0, draws / N_IMAGES)
         rows = claims.ledger(quick, seed=seed, times=times, progress=progress)
     say(printout.ledger_text(rows, len(known)))
+    if not options.all and not options.json:
+        columns = shutil.get_terminal_size((screen.WIDEST, 45)).columns
+        path = str(destination) if destination else None
+        print(screen.text(result, rows, len(known), path, columns))
     if options.json:
         print(_json(result | {"claims": [row.record() for row in rows]}))
     if destination:

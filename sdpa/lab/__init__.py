@@ -15,6 +15,7 @@ from .experiments.criteria import (
     plot_best_sigma,
     plot_gradients_over_sigma,
 )
+from .experiments.decoder import decoder_heads, plot_decoder_heads
 from .experiments.gradients import exponents, gradients, plot_exponents, plot_gradients
 from .experiments.growth import (
     coverage,
@@ -44,6 +45,7 @@ from .experiments.scale import ScaleRow, plot_scale_effect, scale_effect
 from .experiments.speed import SpeedRow, plot_speed, speed
 from .experiments.tiling import online, plot_online, tiles
 from .measure import measure, plot_measure
+from .theory import best_scale
 from .tools.estimate import Draws, Estimate
 from .tools.inputs import digits, normal
 from .tools.machine import machine
@@ -56,6 +58,7 @@ __all__ = [
     "SpeedRow",
     "Table",
     "averaging",
+    "best_scale",
     "best_sigma",
     "correlated_growth",
     "cost",
@@ -63,6 +66,7 @@ __all__ = [
     "cost_ratio",
     "coverage",
     "critical",
+    "decoder_heads",
     "digits",
     "exponents",
     "freezing",
@@ -84,6 +88,7 @@ __all__ = [
     "plot_cost",
     "plot_coverage",
     "plot_critical",
+    "plot_decoder_heads",
     "plot_exponents",
     "plot_freezing",
     "plot_gradients",

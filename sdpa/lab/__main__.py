@@ -21,12 +21,13 @@ NAMES = (
     *("gradients", "exponents", "gradients_over_sigma", "best_sigma"),
     *("averaging", "correlated_growth"),
     *("inputs_compared", "trained_heads", "trained_choice", "trained_growth"),
+    "decoder_heads",
 )
 """The experiments; each has a plot function, plot_NAME."""
 
 
 def main() -> None:
-    """Run the experiments, in less than three minutes with the usual draws."""
+    """Run the experiments, in some minutes with the usual draws."""
     parser = argparse.ArgumentParser(prog="python -m sdpa.lab", description=__doc__)
     parser.add_argument("--save", metavar="DIR", type=Path)
     parser.add_argument("--seed", type=int, default=0)

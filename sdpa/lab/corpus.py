@@ -1,7 +1,8 @@
 """Text that every Python carries: the docstrings of its standard library.
 
-`passages` returns single docstrings, for a pretrained model to read; `docstrings` returns all of
-them as one training text and one test text, for a model of characters to learn.
+`passages` returns single docstrings and `documents` those of whole modules, for pretrained models
+to read; `docstrings` returns all of them as one training text and one test text, for a model of
+characters to learn.
 """
 
 from __future__ import annotations
@@ -96,6 +97,20 @@ def _passages() -> tuple[str, ...]:
     return tuple(texts)
 
 
+@cache
+def documents() -> tuple[str, ...]:
+    """All docstrings of each of the modules that `passages` reads, one text per module.
+
+    Examples
+    --------
+    >>> from sdpa.lab.corpus import documents
+    >>> len(documents()) > 30
+    True
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    return tuple(_document(root / f"{name}.py") for name in MODULES.split())
+
+
 def docstrings(seed: int = 0, *, held_out: float = 0.1) -> Text:
     """All docstrings of the installed standard library, some of its modules held out as a test.
 
@@ -140,14 +155,19 @@ def _modules(root: Path) -> tuple[str, ...]:
     """The docstrings of each file that has any, ordered by the names of the files."""
     modules = []
     for path in sorted(_sources(root)):
-        source = path.read_text(encoding="utf-8", errors="replace")
         try:
-            found = [ast.get_docstring(node) for node in _documented(ast.parse(source))]
+            text = _document(path)
         except SyntaxError:
             continue
-        if any(found):
-            modules.append("\n\n".join(text for text in found if text) + "\n\n")
+        if text:
+            modules.append(text + "\n\n")
     return tuple(modules)
+
+
+def _document(path: Path) -> str:
+    """Docstrings of a file, in the order of their definitions."""
+    tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
+    return "\n\n".join(filter(None, map(ast.get_docstring, _documented(tree))))
 
 
 def _sources(root: Path) -> Iterator[Path]:

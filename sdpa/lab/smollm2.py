@@ -102,10 +102,10 @@ class SmolLM2:
         """Takes the tensors out of `content`."""
         # Taken out one by one: what is copied is not held twice.
         weights = content.tensors
-        self.embedding = weights.pop("token_embd.weight")
-        self.norm = weights.pop("output_norm.weight")
-        self.layers = [_layer(weights, f"blk.{number}") for number in range(LAYERS)]
-        self.tokenizer = _tokenizer(content.fields)
+        self.embedding: Floats = weights.pop("token_embd.weight")
+        self.norm: Floats = weights.pop("output_norm.weight")
+        self.layers: list[Layer] = [_layer(weights, f"blk.{number}") for number in range(LAYERS)]
+        self.tokenizer: Any = _tokenizer(content.fields)
         self._numbers = {
             name: number for number, name in enumerate(content.fields["tokenizer.ggml.tokens"])
         }

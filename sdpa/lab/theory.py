@@ -9,7 +9,7 @@ Given q, the scores of a row with normal keys are exactly independent N(0, sigma
 
 from collections.abc import Callable
 from functools import cache
-from math import erf, exp, lgamma, log, pi, sqrt
+from math import erf, exp, lgamma, log, log1p, pi, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -170,6 +170,22 @@ def freezing(n: int) -> float:
     return sqrt(2 * log(n))
 
 
+def top_gap(n: int) -> float:
+    """Expected distance of the largest of n independent N(0, 1) numbers to the second largest.
+
+    E X(n) - E X(n-1) = n times the integral of F^(n-1) (1 - F) (David & Nagaraja 2003, 3.1).
+
+    Examples
+    --------
+    >>> from sdpa.lab import theory
+    >>> round(theory.top_gap(10), 3), round(theory.top_gap(64), 3)
+    (0.537, 0.381)
+    """
+    x = np.linspace(-REACH, REACH, 4001)
+    below = np.vectorize(lambda a: (1 + erf(a / sqrt(2))) / 2, otypes=[float])(x)
+    return float(n * (below ** (n - 1) * (1 - below)).sum() * (x[1] - x[0]))
+
+
 def entropy_limit(n: int, sigma: float) -> float:
     """Entropy in Derrida's random energy model, large n: ln n - sigma^2/2, O(1) above freezing."""
     return max(0.0, log(n) - sigma**2 / 2)
@@ -179,7 +195,8 @@ def frozen_jacobian(n: int, sigma: float) -> float:
     """Squared norm of the Jacobian above freezing, large n: m (1 - m) / 3, m = freezing / sigma.
 
     The weights are then Poisson-Dirichlet with parameter m (Ruelle 1987), for which E sum p^2 is
-    1 - m, E sum p^3 is (1 - m)(2 - m)/2 and E (sum p^2)^2 is (1 - m)(3 - 2 m)/3.
+    1 - m, E sum p^3 is (1 - m)(2 - m)/2 and E (sum p^2)^2 is (1 - m)(3 - 2 m)/3. Its largest value
+    is 1/12, at m = 1/2, that is sigma = 2 sqrt(2 ln n).
     """
     m = min(1.0, freezing(n) / sigma)
     return m * (1 - m) / 3
@@ -371,3 +388,90 @@ def attention(n: int, d_k: int, scale: float | None = None, *, d_v: int = 1) -> 
         grad_key=scale * sqrt(d_v * mean(lambda law, r: r**2 * law.jacobian)),
         grad_value=sqrt(d_v * sum_p2),
     )
+
+
+# ---------------------------------------------------------------------- the best scale
+
+
+def best_sigma(n: int) -> float:
+    """The sigma of n independent normal scores whose softmax passes most gradient, by mean square.
+
+    The maximum of `weights(n, sigma).jacobian`, to 1e-4. In the limit of large n it is 2 sqrt(2 ln
+    n), where m = 1/2 in `frozen_jacobian`, and the maximum is 1/12. With few keys it is 0: equal
+    weights pass most.
+
+    Parameters
+    ----------
+    n : int
+        At least 2.
+
+    Raises
+    ------
+    ValueError
+        `n` is below 2: one weight is always 1.
+
+    Examples
+    --------
+    >>> from sdpa.lab import theory
+    >>> [round(theory.best_sigma(n), 2) for n in (4, 8, 64, 512)]
+    [0.0, 1.24, 3.45, 5.06]
+    """
+    return best_scale(n, None)
+
+
+def best_scale(n: int, d_k: int | None) -> float:
+    """The scale at which softmax passes most gradient to its scores, before any training.
+
+    The maximum of `attention(n, d_k, scale).grad_score`, to 1e-4 of 1/sqrt(d_k). For wide heads it
+    is best_sigma(n) / sqrt(d_k): 1/sqrt(d_k) settles the width and leaves the length open.
+
+    Parameters
+    ----------
+    n : int
+        Keys of a row, at least 2. A causal row counts those that it sees.
+    d_k : int or None
+        Width of queries and keys, at least 1; None is the limit of wide heads, sqrt(d_k) scale.
+
+    Raises
+    ------
+    ValueError
+        `n` is below 2 or `d_k` below 1.
+
+    Examples
+    --------
+    >>> from sdpa import lab
+    >>> round(lab.best_scale(1024, 64) * 64**0.5, 2)        # times 1/sqrt(d_k)
+    5.61
+    """
+    if n < 2 or (d_k is not None and d_k < 1):
+        raise ValueError(f"n, d_k: expected n >= 2 and d_k >= 1, got {n} and {d_k}")
+    curve, end = _jacobians(n)
+    length, weight = np.ones(1), np.ones(1)
+    if d_k is not None:
+        length, weight = query_lengths(d_k)
+        length = length / sqrt(d_k)
+
+    def passed(spread: Array) -> Array:
+        # Beyond the end of the curve, where a query is many times longer than most: frozen.
+        inside = np.minimum(spread[:, None] * length, end)
+        return np.asarray(curve(np.log1p(inside)) @ weight)
+
+    low, high = 0.0, 2.5 * freezing(n) + 2
+    while high - low > 1e-4:
+        spreads = np.linspace(low, high, 41)
+        at = int(np.argmax(passed(spreads)))
+        low, high = spreads[max(at - 1, 0)], spreads[min(at + 1, 40)]
+    best = 0.0 if low == 0 else float(low + high) / 2
+    return best if d_k is None else best / sqrt(d_k)
+
+
+@cache
+def _jacobians(n: int) -> tuple[np.polynomial.Chebyshev, float]:
+    """`weights(n, sigma).jacobian` interpolated in ln(1 + sigma), and the last sigma."""
+    end = 4 * freezing(n) + 8
+
+    def values(t: Array) -> Array:
+        return np.array([weights(n, float(np.expm1(x))).jacobian for x in t])
+
+    domain = [0.0, log1p(end)]
+    return np.polynomial.Chebyshev.interpolate(values, 40, domain=domain), end

@@ -1,5 +1,6 @@
 """The ledger of claims: its rule of judgement, its records, its output."""
 
+import importlib.util
 import json
 import math
 import re
@@ -9,15 +10,28 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.examples import ROOT
 
-from sdpa.lab import claims
+from sdpa.lab import claims, minilm, smollm2
 from sdpa.lab.claims import Claim, Expect, cli
+from sdpa.lab.claims.chinese import FINDINGS
 from sdpa.lab.claims.judge import ALPHA, LOOKS, decide
+from sdpa.lab.claims.record import VERDICTS, Trained
 from sdpa.lab.tools import estimate
 from sdpa.lab.tools.estimate import Draws, Estimate, exact, student
 from sdpa.lab.tools.table import Table, with_interval
 
 RECORDS = claims.claims()
+
+
+def _tool(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ledger_page = _tool("ledger")
 
 
 def figure(low, high):
@@ -95,8 +109,25 @@ def test_the_level_holds_for_the_whole_ledger():
         (values.mean(), values.mean() - half, values.mean() + half, 100)
     )
     assert row.figures[1] == ("y", 3.0, 3.0, 3.0, 1)
-    assert row.statement == f"holds: {with_interval(Estimate(*row.figures[0][1:]))}"
     assert (row.draws["x"] == values).all()
+
+
+def test_statements_show_the_interval_of_every_other_figure():
+    values = np.random.default_rng(3).standard_normal(100)
+    row = claims.judge(claim([Expect("x", 0.0, 9.0)], lambda s, t: {"x": Draws(values)}), rows=50)
+    assert row.level > 0.999
+    assert row.statement == f"holds: {with_interval(Draws(values).estimate(0.95))}"
+
+
+def test_a_random_figure_without_an_interval_is_refused():
+    equal = {"x": Draws(np.ones(16))}
+    with pytest.raises(ValueError, match=r"^test: expected an interval around x, got 16 equal"):
+        claims.judge(claim([Expect("x", 1.0, 0.1)], lambda s, t: equal), rows=1)
+    # A share has one even so.
+    share = {"x": Draws(np.ones(16), "share")}
+    assert (
+        claims.judge(claim([Expect("x", 1.0, 0.5)], lambda s, t: share), rows=1).figures[0].low < 1
+    )
 
 
 def test_undecided_rows_are_measured_again_with_more_draws():
@@ -115,23 +146,31 @@ def test_undecided_rows_are_measured_again_with_more_draws():
     assert row.statement == "Not decided by these draws: x 1.0±.5 against 1."
 
 
+ENCODER = Trained(minilm.MODEL, (Expect("y", 2.0, 0.5),), "y is {y:.1f}.")
+DECODER = Trained(smollm2.MODEL, (Expect("z", 3.0, 0.5),), "z is {z:.1f}.")
+
+
 @pytest.mark.parametrize(("inside", "trained"), [(True, "reproduced"), (False, "refuted")])
 def test_a_trained_model_has_a_verdict_of_its_own(inside, trained):
     def experiment(seed, times):
-        return {"x": Draws(np.array([0.9, 1.1])), "y": exact(2.0 if inside else 4.0)}
+        found = {"y": exact(2.0 if inside else 4.0), "z": exact(3.0)}
+        return {"x": Draws(np.array([0.9, 1.1])), **found}
 
-    text = {"trained": (Expect("y", 2.0, 0.5),), "trained_finding": "y is {y:.1f}."}
-    record = claim([Expect("x", 1.0, 1e5)], experiment, **text)
+    record = claim([Expect("x", 1.0, 1e5)], experiment, trained=(ENCODER, DECODER))
     row = claims.judge(record, rows=1)
-    assert (row.verdict, row.trained) == ("reproduced", trained)
-    assert row.level == 1 - ALPHA / (2 * LOOKS)
+    models = {minilm.MODEL: trained, smollm2.MODEL: "reproduced"}
+    assert (row.verdict, row.trained) == ("reproduced", models)
+    assert row.level == 1 - ALPHA / (3 * LOOKS)
     assert row.statement.endswith(
-        f" Of the trained heads of all-MiniLM-L6-v2 the claim is {trained}: y is "
-        f"{2 if inside else 4}.0."
+        f" Of the heads of all-MiniLM-L6-v2 it is {trained}: y is {2 if inside else 4}.0. "
+        "Of the heads of SmolLM2-135M-Instruct it is reproduced: z is 3.0."
     )
-    assert str(row).startswith(f"test: reproduced; of trained heads: {trained}, notes 000")
+    assert str(row).startswith(
+        f"test: reproduced; all-MiniLM-L6-v2: {trained}; SmolLM2-135M-Instruct: reproduced, notes"
+    )
     plain = row.record()
-    assert (plain["trained"], plain["predicted"]) == (trained, {"x": 1.0, "y": 2.0})
+    assert (plain["trained"], plain["decoder"]) == (trained, "reproduced")
+    assert plain["predicted"] == {"x": 1.0, "y": 2.0, "z": 3.0}
     assert "; claimed 2, margin ±0.5" in cli.text([row])
 
 
@@ -142,20 +181,18 @@ def test_an_undecided_verdict_on_the_trained_model_asks_for_more_draws():
         seen.append(times)
         return {"x": exact(1.0), "y": figure(1.4, 1.6) if times == 1 else figure(1.6, 1.7)}
 
-    record = claim([Expect("x", 1.0, 0.1)], experiment, trained=(Expect("y", 2.0, 0.5),))
-    assert claims.judge(record, rows=1).trained == "reproduced"
+    record = claim([Expect("x", 1.0, 0.1)], experiment, trained=(ENCODER,))
+    assert claims.judge(record, rows=1).trained == {minilm.MODEL: "reproduced"}
     assert seen == [1, 4]
 
 
 def test_without_the_trained_model_the_row_says_how_to_get_it():
-    trained = (Expect("y", 2.0, 0.5),)
-    record = claim([Expect("x", 1.0, 0.1)], lambda s, t: {"x": exact(1.0)}, trained=trained)
+    record = claim([Expect("x", 1.0, 0.1)], lambda s, t: {"x": exact(1.0)}, trained=(ENCODER,))
     row = claims.judge(record, rows=1)
-    assert (row.verdict, row.trained) == ("reproduced", None)
+    assert (row.verdict, row.trained) == ("reproduced", {})
     assert row.level == 1 - ALPHA / (2 * LOOKS)
     assert row.statement == (
-        "holds: 1.00 With all-MiniLM-L6-v2 installed (make models) "
-        "its trained heads are judged, too."
+        "holds: 1.00 With all-MiniLM-L6-v2 installed (make models) its heads are judged, too."
     )
     assert row.record()["trained"] is None
     assert row.record()["predicted"] == {"x": 1.0}
@@ -199,8 +236,7 @@ def test_record(name):
     assert re.search(r"[\u4e00-\u9fff]", record.claim_zh)
     assert record.claim.endswith(".")
     assert record.claim.isascii()
-    assert bool(record.trained) == bool(record.trained_finding)
-    for expect in record.expect + record.trained:
+    for expect in record.judged:
         assert not set(expect.figure) & set(".:![]{}")
         assert all(math.isfinite(end) for end in (expect.claimed, expect.law or 0))
         low, high = expect.claimed_region()
@@ -220,8 +256,17 @@ train-infer no-scale-training scale-cost table3-rowB additive-small-dk additive-
 additive-cost additive-speed memory attention-rows dv-differs backward weight-grad swap
 init-symmetric divergence grads-differ tied-kv cosine-bilinear batchnorm-analogy temperature
 stop-learning unscaled-position dk-independence glorot-unit-var sigma-law cosine-analogy noncommute
-dot-no-params universal layer-norm
+dot-no-params universal layer-norm saturated-gradient trained-exponent
 """
+
+
+def test_every_row_has_its_finding_in_chinese():
+    assert set(FINDINGS) == set(RECORDS)
+    for verdict, finding in FINDINGS.values():
+        assert verdict in VERDICTS
+        assert re.search(r"[\u4e00-\u9fff]", finding)
+    shown = [finding for _, finding in FINDINGS.values() if finding in PAGE]
+    assert len(shown) > 45  # those whose verdict is the one they were written for
 
 
 def test_every_claim_of_the_notes_has_its_row():
@@ -231,8 +276,10 @@ def test_every_claim_of_the_notes_has_its_row():
 
 def test_verdicts_of_the_rows_that_take_no_time():
     """Claims that are quick to check, with seeds that were not used before."""
-    reproduced = "softmax-raw jacobian saturated shift dv-differs backward swap dot-no-params"
-    corrected = "softmax-scaled exp-values weight-grad noncommute sigma-law universal"
+    reproduced = (
+        "universal softmax-raw jacobian saturated shift dv-differs backward swap dot-no-params"
+    )
+    corrected = "softmax-scaled exp-values weight-grad noncommute sigma-law"
     expected = dict.fromkeys(reproduced.split(), "reproduced")
     expected |= dict.fromkeys(corrected.split(), "corrected") | {"table3-rowB": "refuted"}
     rows = claims.ledger(expected, seed=20)
@@ -242,6 +289,61 @@ def test_verdicts_of_the_rows_that_take_no_time():
     assert figures["smallest p(1-p)"] == pytest.approx(0.00205, abs=1e-5)
     assert figures["relative error of X^T dL/dQ"] < 1e-8
     assert "{" not in "".join(row.statement for row in rows)
+
+
+@pytest.mark.parametrize("name", claims.quick())
+def test_no_random_figure_is_judged_without_an_interval(name):
+    """With other seeds and a tenth of the draws; the slow rows are in the committed ledger."""
+    (row,) = claims.ledger([name], seed=21, times=0.1)
+    for figure in row.figures:
+        if figure.name in row.expect and figure.name in row.draws:
+            assert figure.low < figure.high, figure
+
+
+# ---------------------------------------------------------------------- what is committed
+
+
+def test_margins_are_those_that_were_frozen():
+    """A changed margin needs `tools/ledger.py --margins` and a line in the list of changes."""
+    frozen = json.loads((ROOT / "docs/margins.json").read_text(encoding="utf-8"))
+    assert frozen["rows"] == ledger_page.margins()
+    for change in frozen["changes"]:
+        assert re.fullmatch(r"2026-\d\d-\d\d", change["date"])
+        assert len(change["change"]) > 20
+        rows = re.sub(", of trained heads", "", change["rows"]).split(", ")
+        assert set(rows) <= {*RECORDS, "all"}
+
+
+PAGE = (ROOT / "docs/ledger.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_committed_ledger_is_not_stale(name):
+    """What does not depend on a measurement is as the records have it."""
+    record = RECORDS[name]
+    section = PAGE.split(f"## {name}\n")[1].split("\n## ")[0]
+    assert ledger_page.heading(record) in PAGE
+    if "Not judged in the run that made this page." in section:
+        assert f"| [{name}]" not in PAGE
+        return
+    flat = " ".join(section.split())
+    for expect in record.judged:
+        assert ledger_page.judged(expect) in flat
+        start = re.escape(ledger_page.judged(expect))
+        (measured,) = re.findall(start + r"; measured (.*? \(n = \d+\))", flat)
+        # Whatever has more than one draw has an interval of some length.
+        if not measured.endswith("(n = 1)"):
+            ends = re.search(r"\[(\S+), (\S+)\]", measured)
+            assert ends, measured
+            assert float(ends[1]) < float(ends[2])
+    for book in ledger_page.notebooks().get(name, []):
+        assert f"{book}.ipynb" in section
+
+
+@pytest.mark.parametrize("name", ["softmax-scaled", "universal", "temperature", "weight-grad"])
+def test_committed_verdicts_are_those_of_today(name):
+    (row,) = claims.ledger([name])
+    assert f"| [{name}](#{name}) | {row.verdict} |" in PAGE
 
 
 def test_the_seed_decides():
@@ -288,7 +390,7 @@ def test_text_and_saved_draws(tmp_path):
     row = claims.judge(record, rows=1)
     shown = cli.text([row])
     assert "test: reproduced (cited), notes 001 003" in shown
-    assert "a figure: 5±3 (n = 11); claimed 5, margin any below +9" in shown
+    assert "a figure: 5.0 [2.4, 7.6] (n = 11); claimed 5, margin any below +9" in shown
     assert "1 reproduced" in shown
     cli.save([row], tmp_path / "draws")
     assert (np.load(tmp_path / "draws" / "test.npz")["a_figure"] == values).all()

@@ -81,6 +81,9 @@ def test_initialisers():
     check_laws(table, "components", "scores")
     assert set(table["initialiser"]) == set(INITIALISERS)
     assert INITIALISERS["Glorot"](512, 512) == INITIALISERS["1/d_model"](512, 512)
+    # Each is drawn by itself: no two have the same error.
+    errors = table["scores"] / table["scores_predicted"] - 1
+    assert len(set(errors.round(6))) == len(table)
     # A uniform distribution on (-a, a) has variance a^2 / 3.
     assert INITIALISERS["PyTorch Linear"](64, 8) == (64**-0.5) ** 2 / 3
     assert INITIALISERS["PyTorch MultiheadAttention"](64, 8) == 6 / (64 + 3 * 64) / 3

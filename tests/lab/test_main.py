@@ -14,6 +14,8 @@ import pytest
 import sdpa
 from sdpa import lab
 from sdpa.__main__ import main
+from sdpa.lab import claims
+from sdpa.lab.report import screen
 from sdpa.lab.tools import estimate
 
 DRAWS = 400
@@ -253,7 +255,7 @@ WITHOUT_SKLEARN = "import sys; sys.modules['sklearn'] = sys.modules['sklearn.dat
 
 def test_text():
     pytest.importorskip("sklearn")
-    out, err = run("--draws", "30", "--seed", "7", "--no-report")
+    out, err = run("--all", "--draws", "30", "--seed", "7", "--no-report")
     assert err == ""  # no progress bar if stderr is not a terminal
     assert f"kernels {sdpa.show_config('dicts')['isa']} " in out
     assert "seed 7, 30 draws" in out
@@ -274,6 +276,64 @@ def test_text():
         ["256", "1/16"],
         ["256", "1"],
     ]
+
+
+@pytest.fixture(scope="module")
+def screened():
+    """What the first screen shows, but for its claims and shapes a small main job."""
+    pytest.importorskip("sklearn")
+    names = ("softmax-scaled", "exp-values", "sigma-law", "softmax-raw", "universal", "dv-differs")
+    result = {
+        "machine": lab.machine(),
+        "digits": lab.scale_effect(lab.digits(60)),
+        "random": None,
+        "speed": lab.speed([(10, 64), (2, 64, 16)], seconds=0.0),
+    }
+    return result, claims.ledger(names)
+
+
+@pytest.mark.parametrize(("columns", "most"), [(200, 45), (100, 45), (60, 75), (40, 95)])
+def test_the_first_screen(screened, columns, most):
+    """One screen: the table, three sentences, speed, claims with what was found, where next."""
+    out = screen.text(*screened, 52, "report.html", columns)
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= min(columns, 100)
+    assert len(lines) <= most
+    assert "Why divide by sqrt(d_k)?" in lines
+    sixteen = " ".join(line for line in lines if line.split()[:1] == ["16"]).replace("16 ", "")
+    with_scale, without = np.array(sixteen.replace("%", "").split(), float).reshape(2, 3)
+    assert with_scale[0] > 1.8 > 1.3 > without[0]  # entropies
+    assert with_scale[2] < without[2]  # medians at d_k = 16
+    flat = " ".join(out.split())
+    assert "With the scale nothing depends on d_k" in flat
+    assert "Gradients do not vanish, they gather" in flat
+    assert "Speed against NumPy: " in flat
+    assert "6 of 52 judged now: 3 corrected, 3 reproduced." in flat
+    assert "“For components of variance sigma^2 the variance of q.k is dim sigma^2.”" in flat
+    assert "Next: open report.html | python -m sdpa claims (all of them)" in flat
+
+
+def test_the_main_job_prints_the_first_screen(monkeypatch, capsys):
+    monkeypatch.setattr(lab, "speed", partial(lab.speed, [(10, 64)], seconds=0.0))
+    monkeypatch.setattr(claims, "quick", lambda: ["softmax-scaled"])
+    monkeypatch.setenv("COLUMNS", "70")
+    for name in ("sklearn", "sklearn.datasets"):
+        monkeypatch.setitem(sys.modules, name, None)
+    main(["--draws", "30", "--no-report"])
+    out = capsys.readouterr().out
+    assert "30 sequences of random numbers" in " ".join(out.split())
+    assert "1 of 52 judged now: 1 corrected." in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 70
+
+
+def test_the_words_of_the_first_screen_follow_the_measurement(random_rows):
+    """Rows in the other order: what fell now rises, and the sentences do not say otherwise."""
+    rows = [row for row in random_rows if row.projection == "1/d_model"]
+    assert "they gather" in " ".join(screen._answer(rows))
+    widths = dict(zip((16, 64, 256), (256, 64, 16), strict=True))
+    turned = [row._replace(d_k=widths[row.d_k]) for row in rows[::-1]]
+    turned = [row for pair in zip(turned[1::2], turned[::2], strict=True) for row in pair]
+    assert "they gather" not in " ".join(screen._answer(turned))
 
 
 def test_json_without_scikit_learn():
@@ -298,7 +358,7 @@ def test_text_without_scikit_learn_says_how_to_get_it(monkeypatch, capsys):
     for name in ("sklearn", "sklearn.datasets"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(lab, "speed", partial(lab.speed, [(10, 64)], seconds=0.0))
-    main(["--draws", "30", "--no-report"])
+    main(["--all", "--draws", "30", "--no-report"])
     out = capsys.readouterr().out
     assert "No table of digits" in out
     assert "pip install 'sdpa[lab]'" in out
@@ -308,7 +368,7 @@ def test_text_without_scikit_learn_says_how_to_get_it(monkeypatch, capsys):
 
 def test_a_reader_that_leaves_and_a_terminal_without_plus_minus():
     with subprocess.Popen(
-        [sys.executable, "-m", "sdpa", "--draws", "30", "--no-report"],
+        [sys.executable, "-m", "sdpa", "--all", "--draws", "30", "--no-report"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

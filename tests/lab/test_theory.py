@@ -7,6 +7,7 @@ import pytest
 
 import sdpa
 from sdpa.lab import theory
+from sdpa.lab.experiments.gradients import log_gradients
 
 
 @pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0, 5.0, 25.0])
@@ -173,3 +174,52 @@ def test_distance_to_the_normal():
 def test_refused(n, sigma):
     with pytest.raises(ValueError, match="n, sigma: expected"):
         theory.weights(n, sigma)
+
+
+# ---------------------------------------------------------------------- the best scale
+
+
+def test_the_best_scale_has_no_better_neighbour():
+    for n, d_k in ((8, 64), (64, 4), (512, 16)):
+        best = theory.best_scale(n, d_k)
+        at = [theory.attention(n, d_k, factor * best).grad_score for factor in (0.95, 1, 1.05)]
+        assert at[1] > max(at[0], at[2]) * (1 + 1e-5)
+
+
+def test_the_best_scale_of_wide_heads_is_that_of_fixed_spread():
+    assert theory.best_scale(64, 10**5) * 10**2.5 == pytest.approx(theory.best_sigma(64), rel=1e-3)
+
+
+def test_the_best_spread_approaches_twice_freezing():
+    # m (1 - m) / 3 is largest at m = freezing / sigma = 1/2, where it is 1/12.
+    ratios = [theory.best_sigma(n) / theory.freezing(n) for n in (8, 512, 10**6, 10**12)]
+    assert ratios == pytest.approx([0.61, 1.43, 1.72, 1.85], abs=0.01)
+    largest = [theory.weights(n, theory.best_sigma(n)).jacobian for n in (512, 10**6, 10**12)]
+    assert (np.diff(np.abs(np.array(largest) - 1 / 12)) < 0).all()
+    sigma = 2 * theory.freezing(10**6)
+    assert theory.frozen_jacobian(10**6, sigma) == pytest.approx(1 / 12)
+
+
+def test_few_keys_pass_most_when_weights_are_equal():
+    assert theory.best_scale(4, 64) == 0
+    grid = [theory.weights(4, sigma).jacobian for sigma in (0.0, 0.5, 1.0, 2.0)]
+    assert grid == sorted(grid, reverse=True)
+
+
+@pytest.mark.parametrize(("n", "d_k"), [(1, 64), (64, 0)])
+def test_the_best_scale_of_nothing_is_refused(n, d_k):
+    with pytest.raises(ValueError, match=rf"^n, d_k: expected n >= 2 .* got {n} and {d_k}$"):
+        theory.best_scale(n, d_k)
+
+
+def test_the_gap_of_the_largest(rng):
+    draws = np.sort(rng.standard_normal((200_000, 10)), axis=1)
+    gaps = draws[:, -1] - draws[:, -2]
+    assert abs(gaps.mean() - theory.top_gap(10)) < 4.5 * gaps.std() / len(gaps) ** 0.5
+
+
+def test_typical_gradients_follow_the_gap():
+    """ln|dL/dQ| falls like sqrt(d_k) times the gap, which no power of d_k does."""
+    logs = {d: log_gradients(d, 10, draws=150)["unscaled"].mean() for d in (256, 1024)}
+    fall = logs[1024] - logs[256] - 0.5 * np.log(4)
+    assert fall / 16 == pytest.approx(-theory.top_gap(10), rel=0.1)

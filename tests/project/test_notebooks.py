@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.markdown import wrapped_bullets
 
 jupytext = pytest.importorskip("jupytext", reason="needs jupytext: pip install '.[notebooks]'")
 
@@ -52,7 +53,7 @@ def has_assertion(cells):
 def test_the_table_lists_every_notebook():
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     numbers = re.findall(r"^\| (\d\d) \|", text, re.MULTILINE)
-    assert numbers == [f"{number:02}" for number in range(17)]
+    assert numbers == [f"{number:02}" for number in range(18)]
     assert {name[:2] for name in NUMBERED} <= set(numbers)
     assert len({name[:2] for name in NUMBERED}) == len(NUMBERED)
 
@@ -75,6 +76,13 @@ def test_form(name):
         r"<details><summary>Solution</summary>\n\n(.+?)\n\n</details>", text, re.DOTALL
     )
     assert len(solutions) == 3
+
+
+@pytest.mark.parametrize("name", [*NUMBERED, "template"])
+def test_no_wrapped_line_is_a_bullet(name):
+    for cell in read(name, ".py").cells:
+        if cell.cell_type == "markdown":
+            assert wrapped_bullets(cell.source) == []
 
 
 @pytest.mark.parametrize("name", [*NUMBERED, "template"])

@@ -34,8 +34,8 @@ statements refer to them in braces: {NAME} shows the value with its interval, {N
 value alone. A claim of the form "at least" has a margin (0, None). A row that trains or times
 something is `slow`, and the main job leaves it out. An experiment that needs an extra imports it
 inside and does not catch the ImportError: the row is then undecided and says so. What the claim
-says of the pretrained model's figures, where the experiment has them, goes into `trained` and gets
-a verdict of its own.
+says of the figures of pretrained models, where the experiment has them, goes into `trained` and
+gets a verdict per model.
 """
 
 from collections.abc import Callable, Iterable
@@ -68,6 +68,7 @@ IDS = (
     *("grads-differ", "tied-kv", "cosine-bilinear", "batchnorm-analogy", "temperature"),
     *("stop-learning", "unscaled-position", "dk-independence", "glorot-unit-var", "sigma-law"),
     *("cosine-analogy", "noncommute", "dot-no-params", "universal", "layer-norm"),
+    *("saturated-gradient", "trained-exponent"),
 )
 """Every row, in the order of the ledger."""
 

@@ -3,10 +3,9 @@
 import time
 from collections.abc import Iterable
 
-from ..minilm import MODEL
-from ..tools.estimate import Draws, Estimate
+from ..tools.estimate import LEVEL, Draws, Estimate
 from ..tools.table import with_interval
-from .record import Claim, Expect, Figure, Row
+from .record import Claim, Expect, Figure, Measured, Row, Trained
 
 ALPHA = 0.05
 """Chance that any interval of the whole ledger misses its truth, at most."""
@@ -26,8 +25,10 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
         refuted      some lie outside, and there is no such law
         undecided    else, after the last look
 
-    Statements about the pretrained model (`Claim.trained`) get a separate verdict by the same rule,
-    and count among the figures judged whether the model is installed or not.
+    Statements about pretrained models (`Claim.trained`) get separate verdicts by the same rule, and
+    count among the figures judged whether the models are installed or not. What a statement says
+    of a figure comes with its 95 % interval, the one of every ± of this package; the verdict is by
+    the wider ones, which the ledger prints as [low, high].
 
     Parameters
     ----------
@@ -42,27 +43,30 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
     -------
     Row
         Undecided, without figures, where the experiment needs a package that is not installed.
+
+    Raises
+    ------
+    ValueError
+        All draws of a judged figure are equal, so that its interval has no length.
     """
-    start, trained = time.perf_counter(), None
-    level = 1 - ALPHA / (rows * max(1, len(claim.expect + claim.trained)) * LOOKS)
+    start = time.perf_counter()
+    level = 1 - ALPHA / (rows * max(1, len(claim.judged)) * LOOKS)
     for factor in (1, claim.more) if claim.more > 1 else (1,):
+        trained: dict[str, str] = {}
         try:
             measured = claim.experiment(seed, times * factor)
         except ImportError as error:
             verdict, statement, found, measured = "undecided", f"Not measured here: {error}", {}, {}
             break
-        found = {
-            name: cell.estimate(level) if isinstance(cell, Draws) else cell
-            for name, cell in measured.items()
-        }
+        found, shown = _estimates(measured, level), _estimates(measured, LEVEL)
+        _refuse_points(claim, measured, found)
         verdict, final = decide(claim.expect, found)
-        statement = _statement(claim, verdict, found)
-        if claim.trained:
-            final_trained = True
-            if all(expect.figure in found for expect in claim.trained):
-                trained, final_trained = decide(claim.trained, found)
-            statement += " " + _trained_statement(claim, trained, found)
-            final = final and final_trained
+        statement = _statement(claim, verdict, found, shown)
+        for part in claim.trained:
+            if all(expect.figure in found for expect in part.expect):
+                trained[part.model], final_trained = decide(part.expect, found)
+                final = final and final_trained
+            statement += " " + _trained_statement(part, trained.get(part.model), shown)
         if final:
             break
     return Row(
@@ -76,6 +80,24 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
         draws={name: cell.values for name, cell in measured.items() if isinstance(cell, Draws)},
         trained=trained,
     )
+
+
+def _estimates(measured: Measured, level: float) -> dict[str, Estimate]:
+    return {
+        name: cell.estimate(level) if isinstance(cell, Draws) else cell
+        for name, cell in measured.items()
+    }
+
+
+def _refuse_points(claim: Claim, measured: Measured, found: dict[str, Estimate]) -> None:
+    """A random figure whose interval has no length would be judged with a certainty it lacks."""
+    for expect in claim.judged:
+        cell = measured.get(expect.figure)
+        if isinstance(cell, Draws) and not found[expect.figure].low < found[expect.figure].high:
+            raise ValueError(
+                f"{claim.id}: expected an interval around {expect.figure}, "
+                f"got {len(cell.values)} equal draws of {found[expect.figure].value}"
+            )
 
 
 def decide(expect: Iterable[Expect], found: dict[str, Estimate]) -> tuple[str, bool]:
@@ -110,7 +132,9 @@ class _Shown:
         return format(self.estimate.value, form) if form else with_interval(self.estimate)
 
 
-def _statement(claim: Claim, verdict: str, found: dict[str, Estimate]) -> str:
+def _statement(
+    claim: Claim, verdict: str, found: dict[str, Estimate], shown: dict[str, Estimate]
+) -> str:
     if verdict == "undecided":
         open_figures = [
             f"{e.figure} {with_interval(found[e.figure])} against {e.claimed:g}"
@@ -118,14 +142,13 @@ def _statement(claim: Claim, verdict: str, found: dict[str, Estimate]) -> str:
             if _compare(found[e.figure], e.claimed_region()) == "across"
         ]
         return f"Not decided by these draws: {'; '.join(open_figures)}."
-    return _filled(claim.holds if verdict == "reproduced" else claim.law, found)
+    return _filled(claim.holds if verdict == "reproduced" else claim.law, shown)
 
 
-def _trained_statement(claim: Claim, trained: str | None, found: dict[str, Estimate]) -> str:
-    if trained is None:
-        return f"With {MODEL} installed (make models) its trained heads are judged, too."
-    finding = _filled(claim.trained_finding, found)
-    return f"Of the trained heads of {MODEL} the claim is {trained}: {finding}"
+def _trained_statement(part: Trained, verdict: str | None, found: dict[str, Estimate]) -> str:
+    if verdict is None:
+        return f"With {part.model} installed (make models) its heads are judged, too."
+    return f"Of the heads of {part.model} it is {verdict}: {_filled(part.finding, found)}"
 
 
 def _filled(text: str, found: dict[str, Estimate]) -> str:

@@ -5,9 +5,18 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any, NamedTuple
 
+from .. import minilm, smollm2
 from ..tools.estimate import Draws, Estimate
 
 WIDTH = 100  # of a line of text
+
+VERDICTS = {
+    "reproduced": "复现",
+    "corrected": "修正",
+    "refuted": "推翻",
+    "undecided": "未定",
+}
+"""The verdicts, and their names in Chinese."""
 
 Margin = float | tuple[float | None, float | None]
 Measured = Mapping[str, Draws | Estimate]
@@ -53,6 +62,16 @@ def _region(centre: float, margin: Margin) -> tuple[float, float]:
     return low, float("inf") if above is None else centre + above
 
 
+class Trained(NamedTuple):
+    """The claim for the heads of a pretrained model: the notes speak of attention before training,
+    so this gets a verdict of its own."""
+
+    model: str
+    expect: tuple[Expect, ...]
+    finding: str
+    """What the figures show, whatever the verdict."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """One row of the ledger; `sdpa.lab.claims` says how to write one."""
@@ -74,11 +93,13 @@ class Claim:
     """`times` at the second look; 1: there is none."""
     slow: bool = False
     """It trains or times something, or takes long: the main job leaves it out."""
-    trained: tuple[Expect, ...] = ()
-    """The claim for figures of the pretrained model, where it is installed: with a verdict of its
-    own, since the notes speak of attention before training."""
-    trained_finding: str = ""
-    """What these figures show, whatever the verdict."""
+    trained: tuple[Trained, ...] = ()
+    """By pretrained model, judged where it is installed."""
+
+    @property
+    def judged(self) -> tuple[Expect, ...]:
+        """All that the row may have to judge, whether the models are installed or not."""
+        return self.expect + tuple(e for part in self.trained for e in part.expect)
 
     @property
     def experiment_name(self) -> str:
@@ -101,20 +122,21 @@ class Row:
     seconds: float
     draws: dict[str, Any]
     """What was measured per draw, by figure."""
-    trained: str | None = None
-    """The verdict on `claim.trained`; None where there is nothing to judge."""
+    trained: Mapping[str, str]
+    """Verdicts by pretrained model, of those that are installed."""
 
     @property
     def expect(self) -> dict[str, Expect]:
         """What was judged, by figure."""
-        judged = self.claim.expect + (self.claim.trained if self.trained else ())
+        found = {part.model: part.expect for part in self.claim.trained}
+        judged = sum((found[model] for model in self.trained), self.claim.expect)
         return {expect.figure: expect for expect in judged}
 
     def __str__(self) -> str:
         """Verdict, claim and what is right; without the figures."""
         claim = self.claim
         cited = " (cited)" if claim.cited else ""
-        trained = f"; of trained heads: {self.trained}" if self.trained else ""
+        trained = "".join(f"; {model}: {verdict}" for model, verdict in self.trained.items())
         found = {"claim  ": claim.claim, "found  ": self.statement}
         return "\n".join(
             [
@@ -144,7 +166,8 @@ class Row:
             "seconds": round(self.seconds, 3),
         }
         result |= {"cited": True} if claim.cited else {}
-        return result | ({"trained": self.trained} if claim.trained else {})
+        keys = {minilm.MODEL: "trained", smollm2.MODEL: "decoder"}
+        return result | {keys[part.model]: self.trained.get(part.model) for part in claim.trained}
 
 
 def draws(number: int, times: float, least: int = 2) -> int:

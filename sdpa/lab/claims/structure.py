@@ -16,9 +16,9 @@ STEP = 1e-5
 
 
 def jacobian(seed: int, times: float) -> Measured:
-    """`softmax_jacobian` and p_j (delta_jk - p_k) against central differences; a draw: one row."""
+    """`softmax_jacobian` and p_j (delta_jk - p_k) against central differences: largest errors."""
     rng = stream(seed, "jacobian")
-    measured: dict[str, Draws] = {}
+    measured: dict[str, Estimate] = {}
     for n, std in ((2, 1.0), (10, 1.0), (10, 8.0), (64, 1.0)):
         z = std * rng.standard_normal((draws(50, times), n))
         weights = sdpa.softmax(z)
@@ -26,23 +26,19 @@ def jacobian(seed: int, times: float) -> Measured:
         numeric = (sdpa.softmax(moved[0]) - sdpa.softmax(moved[1])) / (2 * STEP)  # [draw, k, j]
         formula = weights[:, :, None] * (np.eye(n) - weights[:, None, :])
         name = f"n={n} std={std:g}"
-        measured[f"formula against differences, {name}"] = Draws(_largest(formula - numeric))
+        measured[f"formula against differences, {name}"] = exact(abs(formula - numeric).max())
         ours = sdpa.softmax_jacobian(weights)
-        measured[f"formula against softmax_jacobian, {name}"] = Draws(_largest(formula - ours))
+        measured[f"formula against softmax_jacobian, {name}"] = exact(abs(formula - ours).max())
         diagonal = np.diagonal(ours, axis1=1, axis2=2) - weights * (1 - weights)
-        measured[f"diagonal against p(1-p), {name}"] = Draws(_largest(diagonal))
+        measured[f"diagonal against p(1-p), {name}"] = exact(abs(diagonal).max())
     return measured
-
-
-def _largest(error: Array) -> Array:
-    return np.asarray(abs(error).reshape(len(error), -1).max(axis=1))
 
 
 def rows_of_weights(seed: int, times: float) -> Measured:
     """Signs, sums and order of weights in float32, scaled and not; a draw is one matrix."""
     rng = stream(seed, "attention-rows")
     count = draws(600, times)
-    measured: dict[str, Draws] = {}
+    measured: dict[str, Draws | Estimate] = {}
     for d_k, n in ((64, 10), (64, 64), (1024, 32)):
         query, key = rng.standard_normal((2, count, n, d_k), np.float32)
         for name, scale in (("scaled", None), ("unscaled", 1.0)):
@@ -54,7 +50,7 @@ def rows_of_weights(seed: int, times: float) -> Measured:
             negative = (weights < 0).mean(axis=(1, 2))
             measured[f"negative weights, {where}"] = Draws(negative, "share")
             sums = weights.sum(axis=-1, dtype=np.float64)
-            measured[f"largest error of a sum, {where}"] = Draws(_largest(sums - 1))
+            measured[f"largest error of a sum, {where}"] = exact(abs(sums - 1).max())
             measured[f"pairs out of order, {where}"] = Draws((steps < 0).mean(axis=(1, 2)), "share")
             measured[f"pairs with equal weights, {where}"] = Draws(
                 (steps == 0).mean(axis=(1, 2)), "share"
@@ -65,7 +61,7 @@ def rows_of_weights(seed: int, times: float) -> Measured:
 def value_width(seed: int, times: float) -> Measured:
     """Attention with d_v other than d_k against p v; a draw is one head."""
     rng = stream(seed, "dv-differs")
-    measured: dict[str, Draws] = {}
+    measured: dict[str, Estimate] = {}
     for n, d_k, d_v in ((10, 64, 3), (64, 16, 200), (64, 64, 1)):
         count = draws(30, times)
         query, key = rng.standard_normal((2, count, n, d_k))
@@ -73,7 +69,8 @@ def value_width(seed: int, times: float) -> Measured:
         out = sdpa.attention(query, key, value)
         assert out.shape == (count, n, d_v)
         expected = sdpa.attention_weights(query, key) @ value
-        measured[f"largest error d_k={d_k} d_v={d_v} n={n}"] = Draws(_largest(out - expected))
+        error = exact(abs(out - expected).max())
+        measured[f"largest error d_k={d_k} d_v={d_v} n={n}"] = error
     return measured
 
 
@@ -253,9 +250,9 @@ CLAIMS = (
                 ("diagonal against p(1-p)", 1e-14),
             )
         ),
-        holds="It is, at every n and for flat and sharp rows: central differences agree to "
-        "{formula against differences, n=10 std=8:.0e}. Note 002 looks at the diagonal alone; rows "
-        "and columns sum to 0.",
+        holds="The formula holds at every n and for flat and sharp rows: central differences "
+        "agree to {formula against differences, n=10 std=8:.0e}. Note 002 looks at the diagonal "
+        "alone; rows and columns sum to 0.",
         law="Differences do not agree with the formula.",
         experiment=jacobian,
     ),
@@ -292,7 +289,8 @@ CLAIMS = (
             Expect(f"largest error {where}", 0.0, 1e-12)
             for where in ("d_k=64 d_v=3 n=10", "d_k=16 d_v=200 n=64", "d_k=64 d_v=1 n=64")
         ),
-        holds="It may; outputs of width 1, 3 and 200 agree with the matrix product to rounding.",
+        holds="It may differ: outputs of width 1, 3 and 200 agree with the matrix product to "
+        "rounding.",
         law="Outputs differ from the matrix product.",
         experiment=value_width,
     ),
@@ -310,7 +308,8 @@ CLAIMS = (
                 ("{} against differences, {}", 1e-7),
             )
         ),
-        holds="They are, to rounding; where the score is scale Q K^T both have the factor scale.",
+        holds="Both formulas hold to rounding; where the score is scale Q K^T both have the "
+        "factor scale.",
         law="They are not.",
         experiment=backward,
     ),
@@ -328,7 +327,7 @@ CLAIMS = (
                 law_figure="relative error of X^T dL/dQ",
             ),
         ),
-        holds="It is.",
+        holds="dL/dQ X^T is the gradient.",
         law="It is X^T dL/dQ, (d_model, n) times (n, d_k). dL/dQ X^T multiplies (n, d_k) by "
         "(d_model, n), which exists only if d_k = d_model, and even then has nothing to do with "
         "the gradient (relative error {relative error of dL/dQ X^T}).",
@@ -392,10 +391,10 @@ CLAIMS = (
                 ("parameters of additive attention over 2 d h + h", 1.0),
             )
         ),
-        holds="So it is, given queries and keys: none against 2 d h + h, 8256 at d = h = 64. Given "
-        "the input of a layer there is nearly no difference: W_a and U_a do there what W^Q and W^K "
-        "do for the dot product, and additive attention has {parameters of additive attention "
-        "beyond W^Q and W^K, d=64 h=64:.0f} parameters more, those of v_a.",
+        holds="The dot product adds none, given queries and keys: none against 2 d h + h, 8256 at "
+        "d = h = 64. Given the input of a layer there is nearly no difference: W_a and U_a do "
+        "there what W^Q and W^K do for the dot product, and additive attention has {parameters of "
+        "additive attention beyond W^Q and W^K, d=64 h=64:.0f} parameters more, those of v_a.",
         law="The counts are {parameters of the dot product, d=64 h=64:.0f} and 2 d h + h.",
         experiment=parameters,
     ),

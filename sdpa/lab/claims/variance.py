@@ -7,7 +7,14 @@ import numpy as np
 import sdpa
 
 from .. import theory
-from ..experiments.growth import Array, growth, initialisers, matrices, normality
+from ..experiments.growth import (
+    INITIALISERS,
+    Array,
+    growth,
+    initialisers,
+    matrices,
+    normality,
+)
 from ..tools.estimate import Draws, Estimate, exact
 from ..tools.inputs import stream
 from .record import Claim, Expect, Measured, draws
@@ -254,9 +261,10 @@ def _mean_lengths(d_k: int) -> float:
 def glorot(seed: int, times: float) -> Measured:
     """Variance of the components of q, and of scaled scores, under several initialisers."""
     measured: dict[str, Draws] = {}
+    both = ("Glorot", "Glorot, all heads")
     tables = [
-        initialisers((width,), (64,), seed=seed, draws=draws(count, times))
-        for width, count in ((16, 150), (64, 100), (512, 30))
+        initialisers((width,), (64,), names=names, seed=seed, draws=draws(count, times))
+        for width, names, count in ((16, both, 60), (64, INITIALISERS, 60), (512, both, 20))
     ]
     for row in (row for table in tables for row in table.rows):
         name, width = row["initialiser"], row["d_k"]
@@ -289,8 +297,9 @@ CLAIMS = (
             Expect("std raw d_k=64", 8.0, 0.2),
             Expect("std raw d_k=512", 22.6, 0.5),
         ),
-        holds="It is so, at every d_k and for any distribution of the components with this mean "
-        "and variance; std {std raw d_k=64} at 64 and {std raw d_k=512} at 512.",
+        holds="Mean 0 and variance d_k hold at every d_k and for any distribution of the "
+        "components with this mean and variance; std {std raw d_k=64} at 64 and {std raw d_k=512} "
+        "at 512.",
         law="The mean is 0 and the variance d_k times the variances of both components.",
         experiment=mean_and_variance,
     ),
@@ -303,9 +312,9 @@ CLAIMS = (
             Expect(f"variance scaled d_k={d} n={n}", 1.0, 0.05)
             for d, n in ((1, 64), (16, 64), (64, 8), (64, 64), (512, 64))
         ),
-        holds="It is so, whatever d_k and n are: {variance scaled d_k=16 n=64} at d_k = 16, "
-        "{variance scaled d_k=512 n=64} at 512; of independent components, that is, not of trained "
-        "ones.",
+        holds="The variance is 1 whatever d_k and n are: {variance scaled d_k=16 n=64} at d_k = "
+        "16, {variance scaled d_k=512 n=64} at 512; of independent components, that is, not of "
+        "trained ones.",
         law="The variance of scaled scores is the product of the variances of the components.",
         experiment=scaled_variance,
     ),
@@ -322,8 +331,8 @@ CLAIMS = (
             Expect("variance over the formula, means 1 and 2, d_k=16", 1.0, 0.05),
         ),
         holds="Both hold. But what a mean of the keys adds is common to a row, and softmax does "
-        "not feel it: with a key mean of 2 the total variance is {variance over d_k, key mean 2} "
-        "d_k, that within a row {variance within a row over d_k, key mean 2} d_k.",
+        "not depend on it: with a key mean of 2 the total variance is {variance over d_k, key "
+        "mean 2} d_k, that within a row {variance within a row over d_k, key mean 2} d_k.",
         law="Var(qk) = v_q v_k + m_q^2 v_k + m_k^2 v_q.",
         experiment=products,
     ),
@@ -360,11 +369,11 @@ CLAIMS = (
             Expect("share raw within 68, d_k=512", 0.997, 0.0005),
         ),
         holds="To the digits printed it is so; the tails are heavier than normal at small d_k "
-        "({share scaled within 3, d_k=16} within 3 at 16, where a normal variable has 0.9973). 100 "
-        "at 512 is 4.4 sigma, which a score passes with probability {probability that a score is "
-        "beyond 100, d_k=512:.1e}: the note's tensor of 18 scores holds one at most once in 4800 "
-        "times, a 64 x 64 matrix with probability {share of 64 x 64 matrices with a score beyond "
-        "100, d_k=512}.",
+        "({share scaled within 3, d_k=16} within 3 at 16, where a normal variable has 0.9973). "
+        "100 at 512 is 4.4 sigma, which a score passes with probability {probability that a score "
+        "is beyond 100, d_k=512:.1e}: the note's tensor of 18 scores contains one in fewer than 1 "
+        "of 4800 draws, a 64 x 64 matrix with probability {share of 64 x 64 matrices with a score "
+        "beyond 100, d_k=512}.",
         law="The share within three sigma is 0.9973 at large d_k and less at small d_k, by the "
         "mixture of normal tails over |q|.",
         experiment=three_sigma,
@@ -396,10 +405,10 @@ CLAIMS = (
             Expect("std raw d_k=512, mean of tensors", 22.6, 1.1),
             Expect("std scaled d_k=512, mean of tensors", 1.0, 0.05),
         ),
-        holds="On average so ({std raw d_k=512, mean of tensors} and {std scaled d_k=512, mean of "
-        "tensors}); but one tensor has 18 scores, and prints less than 20 with probability {share "
-        "of tensors with a std below 20:.2f}, more than 25 with {share of tensors with a std above "
-        "25:.2f}.",
+        holds="On average it does ({std raw d_k=512, mean of tensors} and {std scaled d_k=512, "
+        "mean of tensors}); but one tensor has 18 scores, and prints less than 20 with "
+        "probability {share of tensors with a std below 20:.2f}, more than 25 with {share of "
+        "tensors with a std above 25:.2f}.",
         law="The standard deviation of 18 dependent scores is {std raw d_k=512, mean of tensors} "
         "on average.",
         experiment=toy_512,
@@ -420,9 +429,9 @@ CLAIMS = (
             for d in (64, 128, 256, 512)
             for kind in ("raw", "scaled")
         ),
-        holds="So it is; one printed value is off by {std of one printed variance over d_k, "
-        "d_k=64:.1%} at d_k = 64, where 10 000 independent scores would give 1.4 %: they share "
-        "rows and columns, and the relative variance is about 2/n^2 + 4/(n d_k).",
+        holds="The means are d_k and 1; one printed value is off by {std of one printed variance "
+        "over d_k, d_k=64:.1%} at d_k = 64, where 10 000 independent scores would give 1.4 %: "
+        "they share rows and columns, and the relative variance is about 2/n^2 + 4/(n d_k).",
         law="The variance is d_k times the product of the components' variances.",
         experiment=toy_variance,
     ),

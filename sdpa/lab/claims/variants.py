@@ -1,10 +1,4 @@
-"""Rows on other scales, other scores and normalised inputs, and on where unscaled weights gather.
-
-Where the laboratory's pretrained model is installed (`sdpa.lab.minilm`) its figures stand beside
-those of independent numbers: as it was trained, and with the scale removed. Means over all of its
-heads are judged by the margins of the row, for a verdict of their own, since the notes speak of
-attention before training; the figures by layer say where these means come from.
-"""
+"""Rows on other scales and scores, normalised inputs, and where unscaled weights gather."""
 
 from contextlib import suppress
 from math import log, sqrt
@@ -16,46 +10,17 @@ import sdpa
 
 from ..experiments.correlation import correlated
 from ..experiments.growth import Array, matrices
-from ..experiments.heads import over_layers, trained_heads
 from ..measure import Figures
-from ..minilm import LAYERS
+from ..theory import best_scale
 from ..tools.estimate import Draws
 from ..tools.inputs import N_IMAGES, digits, stream
+from . import trained
 from .record import Claim, Expect, Measured, draws
-
-TEXTS, MOST_TEXTS = 16, 512
-"""That the pretrained model reads: usually, and however many draws are asked for."""
 
 SCALES = {"scaled": None, "unscaled": 1.0}
 
 HALF = 0.5
 """A row counts as saturated on average when one weight exceeds all others together."""
-
-
-def trained_variance(seed: int, times: float) -> dict[str, Draws]:
-    """Of the scores within rows of MiniLM, by layer and scale; nothing without the model."""
-    with suppress(ImportError):
-        rows = (
-            trained_heads(draws=min(MOST_TEXTS, draws(TEXTS, times)), seed=seed)
-            .where(head="all")
-            .rows
-        )
-        names = {"1": "unscaled", "1/sqrt(32)": "scaled"}
-        measured = {
-            f"MiniLM variance in row, {names[str(row['scale'])]} layer {row['layer']}": cell
-            for row in rows
-            if isinstance(cell := row["row_variance"], Draws)
-        }
-        for scale in SCALES:
-            layers = [cell.values for name, cell in measured.items() if f" {scale} " in name]
-            measured[f"MiniLM variance in row, {scale} all heads"] = Draws(np.mean(layers, axis=0))
-        return measured
-    return {}
-
-
-def trained_expect(scale: str, claimed: float, margin: float) -> Expect:
-    """Of the mean over all heads that `trained_variance` measures."""
-    return Expect(f"MiniLM variance in row, {scale} all heads", claimed, margin)
 
 
 # ---------------------------------------------------------------------- other scales
@@ -76,11 +41,8 @@ LARGEST_LOG = 0.285
 # `theory.attention(64, d_k, 1.0).max_weight` by d_k
 LARGEST_UNSCALED = {64: 0.791, 512: 0.927}
 
-BEST = {16: 2.0, 64: 4.0, 1024: 2**2.5}
-"""By length: of `criteria.SIGMAS` the one with the largest `theory.weights(n, sigma).jacobian`."""
-
-# `theory.attention(n, 64, sigma / 8).grad_score` with sigma = 1 over that with sigma = BEST[n]
-GRADIENT = {16: 0.895, 64: 0.582, 1024: 0.169}
+# `theory.attention(n, 64).grad_score` over that with `theory.best_scale(n, 64)`
+GRADIENT = {16: 0.895, 64: 0.579, 1024: 0.169}
 
 
 def other_scales(seed: int, times: float) -> Measured:
@@ -103,8 +65,8 @@ def other_scales(seed: int, times: float) -> Measured:
     def gradient(query: Array, key: Array) -> Figures:
         n, d_k = query.shape[1:]
         squares = []
-        for sigma in (1.0, BEST[n]):
-            rows = sdpa.attention_statistics(query, key, scale=sigma / sqrt(d_k))
+        for scale in (d_k**-0.5, best_scale(n, d_k)):
+            rows = sdpa.attention_statistics(query, key, scale=scale)
             squares.append((rows.sum_p2 - 2 * rows.sum_p3 + rows.sum_p2**2).mean(axis=1))
         return {"ratio": np.sqrt(squares[0] / squares[1])}
 
@@ -114,7 +76,7 @@ def other_scales(seed: int, times: float) -> Measured:
         measured[f"|dL/dS| divided by sqrt(d_k) over the largest, d_k=64 n={n}"] = Draws(
             found["ratio"]
         )
-    return measured | trained_variance(seed, times)
+    return measured | trained.gradient_kept(seed, times)
 
 
 # ---------------------------------------------------------------------- other scores
@@ -187,7 +149,7 @@ def layer_norm(seed: int, times: float) -> Measured:
                 scores = sdpa.attention_weights(query, key, scale=number, stage="scores")
                 square = np.square(scores, dtype=np.float64).mean(axis=(1, 2))
                 measured[f"variance {scale} d_k={d_k}, inputs {name}"] = Draws(square)
-    return measured | trained_variance(seed, times)
+    return measured | trained.variance(seed, times)
 
 
 # ---------------------------------------------------------------------- positions
@@ -218,15 +180,7 @@ def positions(seed: int, times: float) -> Measured:
         w_query, w_key = correlated(len(x), x.shape[2], 64, 0.0, stream(seed, "positions digits"))
         found = places(x @ w_query, x @ w_key)
         measured |= {f"digits {name} d_k=64 n=8": Draws(x) for name, x in found.items()}
-    with suppress(ImportError):
-        texts = over_layers(
-            lambda x: places(x.query, x.key), draws=min(MOST_TEXTS, draws(TEXTS, times)), seed=seed
-        )
-        for name, heads in texts.items():
-            for layer in range(LAYERS):
-                measured[f"MiniLM {name} layer {layer}"] = Draws(heads[:, layer].mean(axis=1))
-            measured[f"MiniLM {name} all heads"] = Draws(heads.mean(axis=(1, 2)))
-    return measured
+    return measured | trained.positions(places, seed, times)
 
 
 # ---------------------------------------------------------------------- records
@@ -275,10 +229,7 @@ CLAIMS = (
         "d_k=64 n=64:.2f} and {|dL/dS| divided by sqrt(d_k) over the largest, d_k=64 "
         "n=1024:.2f} of what some smaller divisor passes on, at 16, 64 and 1024 keys: the best one "
         "depends on the length.",
-        trained=(trained_expect("scaled", 1.0, 0.05),),
-        trained_finding="sqrt(d_k) leaves a variance within rows of {MiniLM variance in row, "
-        "scaled all heads} in the mean over its 72 heads, and 2 sqrt(d_k) would leave a quarter of "
-        "that.",
+        trained=trained.GRADIENT_KEPT,
         experiment=other_scales,
         slow=True,
     ),
@@ -341,10 +292,13 @@ CLAIMS = (
         "normalised} at d_k = 64. Queries and keys that are normalised themselves keep d_k, too "
         "({variance unscaled d_k=64, inputs raw, queries and keys normalised}). After training it "
         "does not keep the variance at 1 either.",
-        trained=(trained_expect("unscaled", 1.0, 0.1), trained_expect("scaled", 1.0, 0.1)),
-        trained_finding="every layer's input is normalised, and yet the variance within rows is "
-        "{MiniLM variance in row, unscaled all heads} without the scale and {MiniLM variance in "
-        "row, scaled all heads} with it, in the mean over its 72 heads.",
+        trained=trained.variances(
+            ("unscaled", "scaled"),
+            0.1,
+            "every layer's input is normalised, and yet the variance within rows is {MODEL "
+            "variance in row, unscaled all heads} without the scale and {MODEL variance in row, "
+            "scaled all heads} with it, in the mean over all heads.",
+        ),
         experiment=layer_norm,
         slow=True,
     ),
@@ -374,17 +328,7 @@ CLAIMS = (
         "and the last key together have {weight on first and last key, unscaled d_k=64 n=32} of "
         "the weight, the 2/32 of any two keys. Positions are preferred where inputs or training "
         "tell them apart.",
-        trained=(
-            Expect("MiniLM keys that count, unscaled all heads", 3.0, (None, 0)),
-            Expect(
-                "MiniLM weight on first and last key over 2/n, unscaled all heads", 2.0, (0, None)
-            ),
-        ),
-        trained_finding="with the scale removed {MiniLM keys that count, unscaled all heads} keys "
-        "count in the mean over its 72 heads, and the first and the last, which are [CLS] and "
-        "[SEP], have {MiniLM weight on first and last key over 2/n, unscaled all heads} times the "
-        "even share of two keys (as trained {MiniLM weight on first and last key over 2/n, scaled "
-        "all heads} times).",
+        trained=trained.POSITIONS,
         experiment=positions,
         slow=True,
     ),

@@ -265,8 +265,9 @@ def plot_best_sigma(table: Table) -> Figure:
         ax.axhline(1, color="#777777", linewidth=0.8)
         style.log_axis(ax, "x", lengths)
         ax.set(xlabel="keys n", title=f"largest {name.removeprefix('by_')}")
-    freezing = [theory.freezing(n) for n in lengths]
-    style.prediction(axes[0], lengths, freezing, limit=True, label="freezing, sqrt(2 ln n)")
+    fine = np.unique(np.geomspace(lengths[0], lengths[-1], 15).round().astype(int))
+    exact = [theory.best_sigma(int(n)) for n in fine]
+    style.prediction(axes[0], fine, exact, label="dL/dS, exact")
     style.log_axis(axes[0], "y", (1, 2, 4, 8, 16))
     axes[0].set(ylabel="sigma of the largest gradient; 1/sqrt(d_k) is 1")
     axes[0].legend(handles=axes[0].lines[-1:])

@@ -16,6 +16,7 @@ import numpy as np
 import sdpa
 
 from .. import style, theory
+from ..measure import DEAD
 from ..tools.estimate import Draws
 from ..tools.inputs import stream
 from ..tools.table import Cell, Table
@@ -24,9 +25,6 @@ from .saturation import SCALES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-DEAD = 0.01
-"""A row is dead when its norm is below this share of what it would be under uniform weights."""
 
 TARGETS = ("score", "query", "key", "value", "weight")
 """S, the scaled scores; Q; K; V; W^Q, the projection that makes Q."""
@@ -47,8 +45,8 @@ def gradients(
     Table
         Columns scale, d_k, n, and for each target rms_TARGET, the root mean square of the norms of
         rows, with the law of `theory.attention` (none for weight); median_TARGET; and dead_TARGET,
-        the share of rows whose norm is below DEAD times the root mean square that equal weights
-        would give.
+        the share of rows whose norm is below `measure.DEAD` times that of a row of g, sqrt(d_v)
+        (for weight, whose rows sum over the n tokens, sqrt(n d_v)).
 
     Examples
     --------
@@ -67,8 +65,8 @@ def gradients(
                 for target in TARGETS:
                     square = found[f"{target} {name}"]
                     predicted = getattr(law, f"grad_{target}", None)
-                    alive = _uniform(target, length, width, width**-0.5 if scale is None else 1.0)
-                    dead = square < DEAD**2 * d_v * alive
+                    tokens = length if target == "weight" else 1
+                    dead = square < DEAD**2 * d_v * tokens
                     row |= {
                         f"rms_{target}": Draws(square.mean(axis=1), "root_mean", predicted),
                         f"median_{target}": Draws(square**0.5, "median"),
@@ -118,16 +116,38 @@ def _squares(x: Array, g: Array, d_k: int, targets: Iterable[str]) -> dict[str, 
     return found
 
 
-def _uniform(target: str, n: int, d_k: int, scale: float) -> float:
-    """Mean square of the norm of a row under equal weights, per column of the values."""
-    jacobian = 1 / n - 1 / n**2
-    return {
-        "score": jacobian,
-        "query": scale**2 * d_k * jacobian,
-        "key": scale**2 * d_k * jacobian,
-        "value": 1 / n,
-        "weight": scale**2 * d_k * n * jacobian,
-    }[target]
+def log_gradients(
+    d_k: int, n: int, *, d_v: int = 64, seed: int = 0, draws: int = 100
+) -> dict[str, Array]:
+    """Mean of ln |dL/dq_i| over the rows of each head, by scale: (draws,).
+
+    In float64 and without cancellation. dL/ds_j = p_j (y_j - sum_k p_k y_k), y = V g, is computed
+    as p_j sum_k p_k (y_j - y_k): of a row that is one-hot to rounding, the difference of the first
+    form is nothing but rounding error. Without the scale |dL/dq| of a saturated row is about
+    sqrt(2 d_k) |y_1 - y_2| e^-gap, the gap being that of its two largest scores, so that
+
+        E ln |dL/dq| = constant + ln(d_k) / 2 - E|q| theory.top_gap(n)
+
+    Examples
+    --------
+    >>> from sdpa.lab.experiments.gradients import log_gradients
+    >>> found = log_gradients(1024, 10, draws=40)
+    >>> bool(found["unscaled"].mean() < found["scaled"].mean() - 8)
+    True
+    """
+    rng = stream(seed, "log gradients", d_k, n)
+    found: dict[str, list[float]] = {name: [] for name in SCALES}
+    for _ in range(draws):
+        query, key = rng.standard_normal((2, n, d_k))
+        value, upstream = rng.standard_normal((2, n, d_v))
+        y = upstream @ value.T
+        for name, scale in SCALES.items():
+            p = sdpa.attention_weights(query, key, scale=scale)
+            grad = p * np.einsum("ijk,ik->ij", y[:, :, None] - y[:, None, :], p)
+            factor = d_k**-0.5 if scale is None else scale
+            norms = factor * np.linalg.norm(grad @ key, axis=1)
+            found[name].append(float(np.log(norms).mean()))
+    return {name: np.array(values) for name, values in found.items()}
 
 
 def exponents(
@@ -138,6 +158,7 @@ def exponents(
     seed: int = 0,
     draws: int = 320,
     batches: int = 16,
+    typical: bool = True,
 ) -> Table:
     """Exponent of the gradient to Q in d_k: slope of ln(norm) over ln(d_k), by least squares.
 
@@ -147,7 +168,9 @@ def exponents(
     -------
     Table
         Columns scale, n; rms, the exponent of the root mean square of |dL/dq_i|, with the slope
-        of the law on the same d_k; typical, that of its geometric mean over rows.
+        of the law on the same d_k; typical, that of its geometric mean over rows, by
+        `log_gradients`. Without the scale it is no power of d_k, and the slope depends on the range
+        of d_k. Left out unless `typical`.
 
     Examples
     --------
@@ -163,6 +186,10 @@ def exponents(
             gradient_norms(w, length, d_v=d_v, targets=("query",), seed=seed, draws=draws)
             for w in widths
         ]
+        logs = [
+            log_gradients(w, length, d_v=d_v, seed=seed, draws=draws) if typical else {}
+            for w in widths
+        ]
         for name, scale in SCALES.items():
             cut = [np.array_split(norm[f"query {name}"], batches) for norm in norms]
             laws = [theory.attention(length, w, scale, d_v=d_v).grad_query for w in widths]
@@ -171,20 +198,16 @@ def exponents(
                 values = [[number(part) for part in parts] for parts in cut]
                 return np.asarray(np.polyfit(np.log(widths), values, 1)[0])
 
-            rows.append(
-                {
-                    "scale": name,
-                    "n": length,
-                    "rms": Draws(
-                        slopes(lambda square: 0.5 * np.log(square.mean())),
-                        predicted=float(np.polyfit(np.log(widths), np.log(laws), 1)[0]),
-                    ),
-                    # Rows that are exactly 0 count as the smallest normal number.
-                    "typical": Draws(
-                        slopes(lambda square: 0.5 * np.log(np.maximum(square, 1e-307)).mean())
-                    ),
-                }
+            row: dict[str, Cell] = {"scale": name, "n": length}
+            row["rms"] = Draws(
+                slopes(lambda square: 0.5 * np.log(square.mean())),
+                predicted=float(np.polyfit(np.log(widths), np.log(laws), 1)[0]),
             )
+            if typical:
+                parts = [np.array_split(log[name], batches) for log in logs]
+                means = [[part.mean() for part in log] for log in parts]
+                row["typical"] = Draws(np.polyfit(np.log(widths), means, 1)[0])
+            rows.append(row)
     return Table("Exponents of the gradient to Q in d_k", rows)
 
 

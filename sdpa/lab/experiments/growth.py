@@ -273,6 +273,19 @@ heads; PyTorch's Linear draws from U(-1/sqrt(d_model), 1/sqrt(d_model)), its Mul
 Glorot's uniform distribution for the stacked (3 d_model, d_model) matrix.
 """
 
+UNIFORM = {"Glorot", "Glorot, all heads", "PyTorch Linear", "PyTorch MultiheadAttention"}
+"""Those whose elements are uniform; of the others they are normal."""
+
+
+def _projections(name: str, rng: np.random.Generator, d_model: int, d_k: int) -> tuple[Array, ...]:
+    """W^Q and W^K of one head, drawn as the initialiser draws them."""
+    std = INITIALISERS[name](d_model, d_k) ** 0.5
+    shape = (2, d_model, d_k)
+    if name in UNIFORM:
+        bound = std * 3**0.5
+        return tuple(rng.uniform(-bound, bound, shape))
+    return tuple(std * rng.standard_normal(shape))
+
 
 def initialisers(
     d_k: Iterable[int] = (16, 64, 256),
@@ -286,7 +299,8 @@ def initialisers(
     """Variance of the components of q and of the scaled scores that initialisers give.
 
     The input x (n, d_model) has independent N(0, 1) components, as after a LayerNorm at its start;
-    q = x W^Q and k = x W^K. A draw is one input with its own projections.
+    q = x W^Q and k = x W^K, with projections drawn as each initialiser draws them. A draw is one
+    input with its own projections.
 
     Returns
     -------
@@ -305,15 +319,16 @@ def initialisers(
     rows: list[dict[str, Cell]] = []
     for width in d_k:
         for length in n:
-            rng = stream(seed, "initialisers", width, length)
-            unit = []
-            for _ in range(draws):
-                x = rng.standard_normal((length, d_model))
-                query, key = x @ rng.standard_normal((2, d_model, width))
-                scores = sdpa.attention_weights(query, key, stage="scores")
-                unit.append(((query**2).mean() / d_model, (scores**2).mean() / d_model**2))
-            components, scores = np.array(unit).T
             for name in names:
+                rng = stream(seed, "initialisers", name, width, length)
+                found = []
+                for _ in range(draws):
+                    x = rng.standard_normal((length, d_model))
+                    w_query, w_key = _projections(name, rng, d_model, width)
+                    query = x @ w_query
+                    scores = sdpa.attention_weights(query, x @ w_key, stage="scores")
+                    found.append(((query**2).mean(), (scores**2).mean()))
+                components, squares = np.array(found).T
                 factor = d_model * INITIALISERS[name](d_model, width)
                 law = factor**2 * (1 + 2 / (length * d_model))
                 rows.append(
@@ -321,8 +336,8 @@ def initialisers(
                         "initialiser": name,
                         "d_k": width,
                         "n": length,
-                        "components": Draws(factor * components, predicted=factor),
-                        "scores": Draws(factor**2 * scores, predicted=law),
+                        "components": Draws(components, predicted=factor),
+                        "scores": Draws(squares, predicted=law),
                     }
                 )
     return Table(f"Variance of q and of scaled scores at initialisation, d_model = {d_model}", rows)

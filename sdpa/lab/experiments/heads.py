@@ -196,6 +196,30 @@ def trained_choice(*, draws: int = 32, seed: int = 0, model: MiniLM | None = Non
     return Table(f"Factors of 1/sqrt(32) that suit each head, {draws} docstrings", rows)
 
 
+def jacobians(*, draws: int = 16, seed: int = 0, model: MiniLM | None = None) -> Floats:
+    """Mean of |J|^2 over the rows of every head by `FACTORS`: (texts, layers, heads, factors).
+
+    |J| is the gradient that softmax passes to the scores, in units of the upstream one
+    (`sdpa.lab.measure`).
+
+    Parameters
+    ----------
+    draws, seed, model
+        As for `trained_heads`.
+    """
+
+    def figures(layer: Layer) -> Figures:
+        found: Figures = {}
+        for i, factor in enumerate(FACTORS):
+            stats = sdpa.attention_statistics(layer.query, layer.key, scale=factor / D_K**0.5)
+            p2, p3 = (np.asarray(a, np.float64) for a in (stats.sum_p2, stats.sum_p3))
+            found[str(i)] = np.maximum(p2 - 2 * p3 + p2**2, 0).mean(axis=-1)
+        return found
+
+    found = over_layers(figures, draws=draws, seed=seed, model=model)
+    return np.stack([found[str(i)] for i in range(len(FACTORS))], axis=-1)
+
+
 def trained_growth(
     *,
     d_k: Sequence[int] = (2, 4, 8, 16, 32),

@@ -45,7 +45,8 @@ def _kept(get: Callable[[theory.Weights], float], rising: bool) -> Callable[[int
 
     def sigma(n: int, base: int) -> float:
         wanted = get(theory.weights(base, 1.0))
-        low, high = 0.0, theory.freezing(n)  # up to which all figures are monotonic
+        # Up to here entropy and largest weight are monotonic, and |J| is for n >= 28.
+        low, high = 0.0, theory.freezing(n)
         for _ in range(50):
             middle = (low + high) / 2
             below = get(theory.weights(n, middle)) < wanted

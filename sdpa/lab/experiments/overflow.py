@@ -102,8 +102,10 @@ def plot_overflow(table: Table) -> Figure:
         seen = some["plain"] > 0
         points = (ends[seen] for ends in some.interval("plain"))
         style.intervals(axes, some["d_k"][seen], *points, color=color, marker=marker, label=dtype)
-        tail = [(1 - erf(log(largest) / sqrt(2 * d))) / 2 for d in fine]
-        style.prediction(axes, fine, tail, color=color, limit=True)
+        normal = [(1 - erf(log(largest) / sqrt(2 * d))) / 2 for d in fine]
+        style.prediction(axes, fine, normal, color=color, limit=True)
+        exact = [theory.outside(log(largest) / sqrt(d), round(d)) / 2 for d in fine]
+        style.prediction(axes, fine, exact, color=color)
     style.log_axis(axes, "x", np.unique(table["d_k"]))
     axes.set(
         yscale="log",
@@ -111,5 +113,5 @@ def plot_overflow(table: Table) -> Figure:
         xlabel="d_k",
         ylabel="share of unscaled scores s\nwhose e^s overflows",
     )
-    axes.legend(title="dashed: normal tail")
+    axes.legend(title="solid: exact tail,\ndashed: normal tail")
     return figure

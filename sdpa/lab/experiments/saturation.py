@@ -153,7 +153,10 @@ def plot_saturation(table: Table) -> Figure:
 
 @style.plot
 def plot_freezing(table: Table) -> Figure:
-    """Entropy over sigma for each length, with the limit of large n."""
+    """Entropy over sigma for each length, with the limit of large n.
+
+    Grey: where scaled scores are at any d_k, and unscaled ones at d_k = 16, 64 and 256.
+    """
     figure, axes = style.subplots(size=(5.6, 3.8))
     lengths = np.unique(table["n"])
     fine = np.geomspace(table["sigma"].min(), table["sigma"].max(), 60)
@@ -166,6 +169,15 @@ def plot_freezing(table: Table) -> Figure:
         limit = [theory.entropy_limit(int(length), float(s)) for s in fine]
         style.prediction(axes, fine, limit, color=color, limit=True)
         axes.axvline(theory.freezing(int(length)), color=color, linewidth=0.7, linestyle=":")
-    axes.set(xscale="log", xlabel="standard deviation of the scores", ylabel="entropy (nats)")
+    marks = {1.0: "scaled,\nany d_k", 4.0: "d_k = 16", 8.0: "64", 16.0: "256"}
+    for sigma, text in marks.items():
+        if table["sigma"].min() <= sigma <= table["sigma"].max():
+            axes.axvline(sigma, color="#777777", linewidth=0.6)
+            place = {"xy": (sigma, 1.0), "xycoords": ("data", "axes fraction")}
+            axes.annotate(
+                text, **place, xytext=(2, -2), textcoords="offset points", va="top", fontsize=8
+            )
+    style.log_axis(axes, "x", np.unique(table["sigma"]))
+    axes.set(xlabel="standard deviation of the scores; unscaled sqrt(d_k)", ylabel="entropy (nats)")
     axes.legend(title="solid: exact, dashed: large n,\ndotted: sqrt(2 ln n)")
     return figure

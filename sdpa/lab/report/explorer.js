@@ -303,7 +303,10 @@ const Explorer = (() => {
     form.elements.seed.value = (readForm().seed + 1) % 1000000;
     turned();
   });
-  window.addEventListener("hashchange", start);
+  // A link to a section of the report is no setting.
+  window.addEventListener("hashchange", () => {
+    if (location.hash.includes("=")) start();
+  });
   start();
   return { current: () => current };
 })();

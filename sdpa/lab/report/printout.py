@@ -1,6 +1,7 @@
 """The figures of the main job as text."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil
 from textwrap import fill
 from typing import Any
@@ -10,7 +11,8 @@ from ..experiments.scale import ScaleRow
 from ..experiments.speed import SpeedRow
 from ..measure import DEAD, SATURATED
 from ..tools.estimate import Estimate
-from ..tools.table import layout, with_interval
+from ..tools.table import layout
+from ..tools.table import with_interval as with_ends
 
 SETTING = f"""
 What does dividing the scores of attention by sqrt(d_k) change, before any training?
@@ -36,6 +38,9 @@ PROJECTIONS = {
     "1/d_model": "projections of variance 1/d_model",
     "glorot": "Glorot, variance 2/(d_model + width): factor (2 d_model/(d_model + d_k))^2 = ",
 }
+
+
+with_interval = partial(with_ends, skewed=False)  # columns of one width
 
 
 def machine_text(machine: dict[str, Any]) -> str:

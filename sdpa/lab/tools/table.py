@@ -54,7 +54,7 @@ class Table:
     ) -> None:
         self.title = title
         self.level = level
-        self.rows = [dict(row) for row in rows]
+        self.rows: list[dict[str, Cell]] = [dict(row) for row in rows]
         names = list(self.rows[0]) if self.rows else []
         for row in self.rows:
             if list(row) != names:
@@ -177,11 +177,30 @@ def number(value: float) -> str:
     return str(value) if isinstance(value, int | np.integer) else f"{value:#.3g}".rstrip(".")
 
 
-def with_interval(estimate: Estimate) -> str:
-    """value±half, half to one digit and without the zero before its point."""
+SKEWED = 1.5
+"""An interval is shown by its ends where one side is this many times as long as the other."""
+
+
+def with_interval(estimate: Estimate, *, skewed: bool = True) -> str:
+    """value±half, half to one digit and without the zero before its point.
+
+    Where the interval is skewed its ends stand in place of ±, unless `skewed` is False.
+
+    Examples
+    --------
+    >>> from sdpa.lab.tools.estimate import Estimate
+    >>> from sdpa.lab.tools.table import with_interval
+    >>> with_interval(Estimate(0.4, 0.31, 0.49, 9)), with_interval(Estimate(0.0, 0.0, 0.06, 9))
+    ('0.40±.09', '0.00 [0.00, 0.06]')
+    """
     half = (estimate.high - estimate.low) / 2
     if not half > 0:  # NaN where nothing was measured
         return number(estimate.value)
+    sides = sorted((estimate.value - estimate.low, estimate.high - estimate.value))
+    if skewed and sides[1] > SKEWED * max(sides[0], 0.0) and half >= 1e-5 and np.isfinite(half):
+        decimals = max(0, -floor(log10(half)))
+        ends = (f"{end:.{decimals}f}" for end in (estimate.low, estimate.high))
+        return f"{estimate.value:.{decimals}f} [{', '.join(ends)}]"
     if half < 1e-5:
         return f"{estimate.value:.2g}±{half:.0e}"
     decimals = max(0, -floor(log10(half)))

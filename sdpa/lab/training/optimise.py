@@ -74,7 +74,7 @@ class Adam(Descent):
         super().__init__(rate)
         self.decay = decay
         self.moments: dict[str, tuple[Array, Array]] = {}
-        self.steps = 0
+        self.steps: int = 0
 
     def step(self, parameters: Arrays, gradients: Arrays, factor: float = 1.0) -> None:
         """One step, all rates times `factor`."""

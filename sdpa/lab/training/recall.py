@@ -130,9 +130,10 @@ class Trained:
     """Models of one setting. Arrays have leading axes (rates, seeds), flat in `parameters`."""
 
     def __init__(self, setting: Setting, seed: int) -> None:
-        self.setting, self.seed = setting, seed
+        self.setting: Setting = setting
+        self.seed: int = seed
         rates, seeds = len(setting.rates), setting.seeds
-        self.shape = (rates, seeds)
+        self.shape: tuple[int, int] = (rates, seeds)
 
         def draw(*shape: int, variance: float = 1.0) -> Any:
             # One seed at a time, so that adding seeds does not change the first ones.
@@ -140,8 +141,9 @@ class Trained:
             return (variance**0.5 * np.array(drawn)).astype(np.float32)
 
         generators = [stream(seed, "recall", "start", i) for i in range(seeds)]
-        self.key_vectors, self.class_vectors = draw(SYMBOLS, D_MODEL), draw(CLASSES, D_MODEL)
-        self.query_vectors = draw(SYMBOLS, D_MODEL)
+        self.key_vectors: Any = draw(SYMBOLS, D_MODEL)
+        self.class_vectors: Any = draw(CLASSES, D_MODEL)
+        self.query_vectors: Any = draw(SYMBOLS, D_MODEL)
         if setting.symmetric:
             self.query_vectors = self.key_vectors
         width = D_MODEL if setting.mechanism == "bilinear" else setting.d_k
@@ -164,7 +166,9 @@ class Trained:
             del start["W^K"]
         if setting.tied:
             del start["W^V"]
-        self.parameters = {name: np.tile(w, (rates, 1, 1)) for name, w in start.items()}
+        self.parameters: dict[str, Any] = {
+            name: np.tile(w, (rates, 1, 1)) for name, w in start.items()
+        }
 
     @property
     def d_v(self) -> int:

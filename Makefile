@@ -10,8 +10,14 @@
 #   make notebooks  run the notebooks and keep their outputs       make browser    chromium, for the tests of the pages
 #   make docs       the pages, the reference and the notebooks as HTML
 #   make format     rewrite the sources in the project's style     make lint      check style and types
+#   make types      the stub against the extension; public names without a full type
+#   make test-pythons  one wheel on the Pythons of Debian unstable, in a root made by debootstrap
+#   make analyze    static analysers read the C sources; every finding has its answer
+#   make release-check  the last commit's archives, built twice, into dist/
+#   make judges     the same, and let tools by others judge them and the project
 PYTHON = python3
 VENV = .venv
+JUDGES = .venv-judges
 BIN = $(VENV)/bin
 EXTRAS = test,lab
 PYTEST_ARGS = --numprocesses=$(JOBS) --dist=loadfile
@@ -157,7 +163,45 @@ lint: $(VENV)/dev $(VENV)/with-$(EXTRAS)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# pyright brings its own node: 75 MB.
+types: $(VENV)/dev $(VENV)/with-$(EXTRAS) $(JUDGES)/done
+	$(BIN)/python tools/types.py $(JUDGES)/bin/basedpyright
+
+# An hour, as root. The tests that ask for compilers and peers stay here.
+PYTHONS = 3.13 3.14 3.15
+test-pythons: $(VENV)/with-$(EXTRAS)
+	@command -v debootstrap >/dev/null || { echo 'make test-pythons needs, on Debian: apt-get install debootstrap' >&2; exit 1; }
+	rm -rf build/pythons
+	$(BIN)/pip wheel --no-deps --wheel-dir build/pythons .
+	JOBS=$(JOBS) tests/pythons.sh build/pythons/*.whl build/sid $(PYTHONS)
+
+ANALYSERS = cppcheck clang-tidy-16
+analyze: $(VENV)/with-$(EXTRAS)
+	@if ! command -v cppcheck >/dev/null || ! command -v clang-tidy-16 >/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update && apt-get install --yes --no-install-recommends $(ANALYSERS); \
+		else \
+			echo 'make analyze needs, on Debian: apt-get install $(ANALYSERS)' >&2; exit 1; \
+		fi; \
+	fi
+	$(BIN)/python tools/analyze.py
+
+# Judges have an environment of their own: what they ask for must not disturb the tests.
+$(JUDGES)/done: pyproject.toml
+	$(PYTHON) -m venv $(JUDGES)
+	$(JUDGES)/bin/pip install $$($(PYTHON) -c "import tomllib; \
+		print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['judges'])")
+	@touch $@
+
+release-check: $(JUDGES)/done
+	$(JUDGES)/bin/python tools/release.py
+
+# check-manifest calls git and python by name.
+judges: release-check
+	PATH=$(abspath $(JUDGES)/bin):$$PATH $(JUDGES)/bin/python tools/judges.py
+
 clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
-.PHONY: demo test models build stubs bench browser lab notebooks docs sanitize test-c test-arm test-avx512 format lint clean
+.PHONY: demo test models build stubs bench browser lab notebooks docs sanitize test-c test-arm test-avx512 format lint \
+	types test-pythons analyze release-check judges clean

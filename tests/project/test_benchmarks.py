@@ -1,5 +1,6 @@
 """The benchmark suite runs, counts and judges correctly; no test depends on speed."""
 
+import importlib.util
 import json
 import math
 import os
@@ -15,7 +16,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # last: a build that is under test elsewhere stays in front
 
-from benchmarks import machine, peers, readme, report, targets, timing, works  # noqa: E402
+from benchmarks import (  # noqa: E402
+    contenders,
+    machine,
+    peers,
+    readme,
+    report,
+    targets,
+    timing,
+    variants,
+    works,
+)
 from benchmarks.results import Results, load  # noqa: E402
 
 pytest.importorskip("threadpoolctl")
@@ -40,7 +51,7 @@ def test_quick_run_measures_every_work_of_every_group(quick):
     (run,) = json.loads(quick[0].read_text())
     assert run["quick"]
     assert run["threads"] == 1
-    setting = works.Setting(1, [])
+    setting = contenders.Setting(1, [])
     expected = {(w.group, w.name) for w in works.works(setting, set(GROUPS))}
     measured = {(record["group"], record["name"]) for record in run["records"]}
     # With one thread there is nothing to compare threads with.
@@ -64,6 +75,32 @@ def test_every_peer_is_measured_or_named(quick):
     for name in run["missing"]:
         assert name in quick[1]
     assert all(len(line) <= report.WIDTH for line in quick[1].splitlines())
+
+
+BESIDE = {
+    "bridge": {"torch": ("torch", "installed", "function")},
+    "calls": {"torch": ("torch", "installed", "function")},
+    "jax": {"jax": ("bridge", "jax")},
+    "onnx": {"onnx": ("onnx", "operators")},
+    "variants": {name: (name,) for name in ("numpy", "torch", "jax")},
+}
+
+
+@pytest.mark.parametrize("group", BESIDE)
+def test_bridges_and_variants_are_measured_beside_the_library(quick, group):
+    (run,) = json.loads(quick[0].read_text())
+    there = {package for package in BESIDE[group] if importlib.util.find_spec(package)}
+    expected = {"sdpa"}.union(*(BESIDE[group][package] for package in there))
+    records = [record for record in run["records"] if record["group"] == group]
+    assert records
+    assert all(set(record["contenders"]) == expected for record in records)
+
+
+def test_a_tree_of_tokens_sees_the_past_its_ancestors_and_itself():
+    mask = variants.tree_mask(2, 7)
+    assert mask[:, :2].all()
+    seen = [set(np.flatnonzero(row[2:])) for row in mask]
+    assert seen == [{0}, {0, 1}, {0, 2}, {0, 1, 3}, {0, 1, 4}, {0, 2, 5}, {0, 2, 6}]
 
 
 def test_quick_run_gives_every_target_a_value(quick):
@@ -102,10 +139,10 @@ def test_a_peer_that_is_not_installed_is_left_out_by_name(package, monkeypatch):
 
 def test_a_contender_that_computes_something_else_is_refused():
     a = np.ones((2, 3), np.float32)
-    works.check("same", a + np.float32(1e-6), a)
+    contenders.check("same", a + np.float32(1e-6), a)
     for wrong in (a * 1.01, a * np.nan):
         with pytest.raises(RuntimeError, match="other: differs"):
-            works.check("other", wrong, a)
+            contenders.check("other", wrong, a)
 
 
 def test_contenders_take_turns_in_both_orders(monkeypatch):

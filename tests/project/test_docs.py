@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.markdown import wrapped_bullets
 
 import sdpa
 
@@ -14,7 +15,7 @@ PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs")
 EVERY_PAGE = pytest.mark.parametrize("page", sorted(PAGES))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{2,3} (.*)$", re.MULTILINE)
-CONTINUED = {"derivations.md"}  # each section goes on from those above
+CONTINUED = {"beyond_memory.md", "derivations.md"}  # each section goes on from those above
 
 
 def examples_only(text):
@@ -61,6 +62,8 @@ def test_examples(section, request):
         request.getfixturevalue("torch")
     if ">>> import jax" in examples:
         pytest.importorskip("jax", reason="needs jax: pip install 'sdpa[peers]'")
+    if ">>> import dask" in opening + examples:
+        pytest.importorskip("dask", reason="needs dask: pip install 'sdpa[dask]'")
     if ">>> import onnx" in examples:
         pytest.importorskip("onnx", reason="needs onnx: pip install 'sdpa[peers]'")
     if ">>> import transformers" in examples:
@@ -74,6 +77,16 @@ def test_examples(section, request):
         namespace = test.globs
     assert runner.tries > 0
     assert not report, "".join(report)
+
+
+@EVERY_PAGE
+def test_no_wrapped_line_is_a_bullet(page):
+    assert wrapped_bullets(PAGES[page]) == []
+
+
+def test_wrapped_bullets_are_found():
+    assert wrapped_bullets("a sum of a\n+ b and c\n") == ["+ b and c"]
+    assert wrapped_bullets("a list:\n- one\n- two\n\n    x = 1\n    - 2\n") == []
 
 
 @EVERY_PAGE

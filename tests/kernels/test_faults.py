@@ -1,0 +1,234 @@
+"""What goes wrong around a call: no threads, no memory, files that shrink, other rounding."""
+
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support.process import PRELUDE, run
+
+import sdpa
+
+CC = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or "cc"
+
+FAILING = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+/* The first THREADS creations succeed, all later ones fail. */
+int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), void *x) {
+    static _Atomic int n;
+    static int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    if (n++ >= atoi(getenv("THREADS"))) return EAGAIN;
+    if (!real) real = (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(RTLD_NEXT, "pthread_create");
+    return real(t, a, f, x);
+}
+
+/* glibc's pthread_atfork. */
+int __register_atfork(void (*a)(void), void (*b)(void), void (*c)(void), void *d) {
+    static int (*real)(void (*)(void), void (*)(void), void (*)(void), void *);
+    if (getenv("NO_ATFORK")) return ENOMEM;
+    if (!real) real = (int (*)(void (*)(void), void (*)(void), void (*)(void), void *))dlsym(RTLD_NEXT, "__register_atfork");
+    return real(a, b, c, d);
+}
+"""  # noqa: E501
+
+MODES = r"""
+#include <fenv.h>
+#ifdef __SSE2__
+#include <xmmintrin.h>
+#endif
+
+int set_mode(const char *name) {
+    const int round = *name == 'd' ? FE_DOWNWARD : *name == 'u' ? FE_UPWARD : *name == 'z' ? FE_TOWARDZERO : FE_TONEAREST;
+    fesetround(round);
+#ifdef __SSE2__
+    _mm_setcsr((_mm_getcsr() & ~0x8040u) | (*name == 'f' ? 0x8040u : 0));
+#endif
+    return fegetround() == round;
+}
+"""  # noqa: E501
+
+
+def compiled(folder, source):
+    (folder / "made.c").write_text(source)
+    made = folder / "made.so"
+    command = [CC, "-shared", "-fPIC", "-o", made, folder / "made.c", "-ldl", "-lm"]
+    subprocess.run(command, check=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("failing"), FAILING)
+
+
+def run_with(library, program, **environment):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PRELUDE + program],
+        text=True,
+        capture_output=True,
+        timeout=120,
+        # NumPy's BLAS makes threads, too.
+        env=os.environ | {"LD_PRELOAD": str(library), "OPENBLAS_NUM_THREADS": "1"} | environment,
+    )
+    assert done.returncode == 0, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout.split()
+
+
+# ------------------------------------------------------------------------------------ threads
+
+
+@pytest.mark.uninstrumented
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="preloads functions of glibc")
+class TestThreads:
+    @pytest.mark.parametrize("n", range(6))
+    def test_whatever_creation_fails_the_result_is_the_same(self, failing, n):
+        """Of the prelude's two calls the first asks for two more threads, works() for as many."""
+        program = f"""
+expected = sdpa.attention(x, x, x, workers=1)
+tasks = len(os.listdir("/proc/self/task"))
+for workers in 6, 2, 6:
+    assert sdpa.attention(x, x, x, workers=workers).tobytes() == expected.tobytes()
+works()
+check_child(in_child(works), "child")
+print(len(os.listdir("/proc/self/task")) - 1, min({n}, 5))
+"""
+        made, expected = run_with(failing, program, THREADS=str(n))
+        assert made == expected
+
+    def test_without_handlers_of_fork_there_are_no_threads(self, failing):
+        program = """
+works()
+check_child(in_child(works), "child")
+print(len(os.listdir("/proc/self/task")))
+"""
+        assert run_with(failing, program, THREADS="100", NO_ATFORK="1") == ["1"]
+
+
+def test_forks_signals_and_exits_at_random_moments():
+    """Ten seconds at most: each child forks, is interrupted or ends while threads compute."""
+    program = """
+import random
+
+moments = random.Random(1)
+signal.signal(signal.SIGUSR1, lambda *_: works())
+end, n = time.monotonic() + 10, 0
+
+def child():
+    thread = threading.Thread(target=works, daemon=True)
+    thread.start()
+    time.sleep(moments.random() / 100)
+    how = moments.randrange(3)
+    if how == 0:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    elif how == 1:
+        check_child(in_child(works), "grandchild")
+    works()
+
+while n < 60 and time.monotonic() < end:
+    moments.seed(n)
+    pid = in_child(child)
+    works()
+    check_child(pid, n)
+    n += 1
+works()
+print("many" if n >= 5 else n)
+"""
+    assert run(program) == "many"
+
+
+# ------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.uninstrumented
+def test_a_limit_of_memory_gives_memory_error_and_then_right_results():
+    program = """
+import resource
+
+limit = status("VmSize") + (64 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+row = np.broadcast_to(np.float32(1), (1 << 25, 64))
+for call in (
+    lambda: sdpa.attention(row, row[:2], row[:2], workers=2),
+    lambda: sdpa.attention_weights(row[:1 << 15], row[:1 << 15]),
+    lambda: sdpa.softmax(row),
+):
+    try:
+        call()
+    except MemoryError:
+        works()
+    else:
+        raise AssertionError("no MemoryError")
+print("ok")
+"""
+    assert run(program) == "ok"
+
+
+# -------------------------------------------------------------------------------------- files
+
+
+@pytest.fixture
+def mapped(tmp_path, rng):
+    path = tmp_path / "x.npy"
+    np.save(path, rng.standard_normal((4096, 64)))
+    return path
+
+
+def test_a_read_only_memory_mapped_file_is_read_in_place(mapped):
+    x = np.load(mapped, mmap_mode="r")
+    assert np.array_equal(sdpa.attention(x, x, x), sdpa.attention(*[np.array(x)] * 3))
+    with pytest.raises(ValueError, match="out"):
+        sdpa.attention(x, x, x, out=x)
+
+
+def test_a_truncated_file_ends_the_process_as_the_page_says(mapped):
+    program = f"""
+x = np.load({str(mapped)!r}, mmap_mode="r")
+os.truncate({str(mapped)!r}, 4096)
+sdpa.attention(x, x, x)
+"""
+    command = [sys.executable, "-c", PRELUDE + program]
+    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGBUS
+
+
+# ----------------------------------------------------------------------------------- rounding
+
+
+@pytest.mark.parametrize("mode", ["down", "up", "zero", "flush"])
+def test_results_in_another_mode_of_floating_point(mode, compute_dtype, tmp_path):
+    """Digits are lost, as docs/api.md says, and nothing of it stays."""
+    program = f"""
+import ctypes
+
+set_mode = ctypes.CDLL({str(compiled(tmp_path, MODES))!r}).set_mode
+for isa in sdpa._core._isas():
+    try:
+        sdpa._core._use_isa(isa)
+    except (RuntimeError, ValueError):
+        continue  # not on this machine
+    q, k, v, g = rng.standard_normal((4, 4, 300, 64)).astype("{np.dtype(compute_dtype).name}")
+    out, lse = sdpa.attention_forward(q, k, v)
+    expected = out, lse, *sdpa.attention_backward(g, q, k, v, out, lse)[:3]
+    assert set_mode(b"{mode}") == 1
+    there = sdpa.attention_forward(q, k, v, workers=1)
+    found = *there, *sdpa.attention_backward(g, q, k, v, *there, workers=1)[:3]
+    set_mode(b"nearest")
+    for a, b in zip(expected, found):
+        print(float(np.abs(a - b).max()))
+    again = sdpa.attention_forward(q, k, v)
+    assert again.out.tobytes() == out.tobytes()
+"""
+    errors = [float(text) for text in run(program).split()]
+    assert len(errors) >= 10
+    if mode == "flush":
+        assert max(errors) == 0
+    else:
+        assert 0 < max(errors) < (1e-4 if compute_dtype == np.float32 else 1e-10)

@@ -1,0 +1,71 @@
+"""What a release is made of: versions that agree, workflows that run what was looked at, pages."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+PAGES = ("SECURITY.md", "RELEASING.md", "CODE_OF_CONDUCT.md")
+USED = re.compile(r"^ +-? *uses: (.*)$", re.MULTILINE)
+
+
+@pytest.fixture
+def release():
+    spec = importlib.util.spec_from_file_location("release", ROOT / "tools" / "release.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_versions_agree(release):
+    found = release.versions("")
+    assert re.fullmatch(r"\d+\.\d+\.\d+", found["pyproject.toml"])
+    release.check_versions(found)
+    version = found["pyproject.toml"]
+    changes = {"CHANGELOG.md": version}
+    release.check_versions(release.versions(f"other\nv{version}\n") | changes)
+
+
+@pytest.mark.parametrize("changed", [{"CITATION.cff": "0.0.9"}, {"CHANGELOG.md": "0.0.9"}])
+def test_files_that_differ_are_refused(release, changed):
+    with pytest.raises(SystemExit, match=r"versions differ.*0\.0\.9"):
+        release.check_versions(release.versions("") | changed)
+
+
+@pytest.mark.parametrize("changes", ["9.0.0", None])
+def test_a_tag_that_no_file_knows_is_refused(release, changes):
+    with pytest.raises(SystemExit, match=r"versions differ.*9\.0\.0"):
+        release.check_versions(release.versions("v9.0.0") | {"CHANGELOG.md": changes})
+
+
+def test_actions_are_pinned_by_hash_and_the_same_everywhere():
+    used = [line for path in WORKFLOWS for line in USED.findall(path.read_text(encoding="utf-8"))]
+    assert len(used) > 5
+    pins = {}
+    for line in used:
+        pinned = re.fullmatch(r"([\w.-]+/[\w.-]+)@([0-9a-f]{40}) # v\d+\.\d+\.\d+", line)
+        assert pinned, line
+        pins.setdefault(pinned[1], set()).add(line)
+    assert all(len(lines) == 1 for lines in pins.values()), pins
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_run_targets_that_exist(path):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE)
+    used = re.findall(r"\bmake ([a-z][a-z-]*)", path.read_text(encoding="utf-8"))
+    assert used
+    assert set(used) <= set(targets)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_name_what_is_there(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert not [line for line in text.splitlines() if len(line) > 100]
+    for name in re.findall(r"\]\(((?!http)[^)#]+)", text):
+        assert (ROOT / name).exists(), name
+    for name in re.findall(r"`(\w+\.yml)`", text):
+        assert ROOT / ".github" / "workflows" / name in WORKFLOWS

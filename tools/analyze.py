@@ -1,0 +1,151 @@
+"""Lets static analysers read the C sources: `make analyze`.
+
+GCC's -fanalyzer, cppcheck and clang-tidy, each where it is installed. GCC's analyser does not come
+to an end on the kernels, which the other two read, in their form without intrinsics. Every finding
+is fixed in the source or answered in tools/answers.toml; an answer without a finding is an error.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+
+ROOT = Path(__file__).parents[1]
+BUILD = ROOT / "build" / "analyze"
+KERNEL = ["-DSDPA_ISA=generic", "-DSDPA_ISA_GENERIC", "-DSDPA_REAL=32"]
+FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-pthread", "-fno-math-errno", "-fno-trapping-math"]
+TIDY = (
+    "-*,bugprone-*,cert-*,clang-analyzer-*,concurrency-*,"
+    # Shapes and strides stand side by side in every signature; the binding has checked sizes.
+    "-bugprone-easily-swappable-parameters,-bugprone-narrowing-conversions,"
+    # The same rules under a second name, and a rule against the names that C reserves.
+    "-cert-dcl37-c,-cert-dcl51-cpp,-bugprone-reserved-identifier,"
+    # Elements of arrays of pointers are counted and cleared here.
+    "-bugprone-sizeof-expression,"
+    # It wants memcpy_s and snprintf_s, which no C library here has.
+    "-clang-analyzer-security.insecureAPI.DeprecatedOrUnsafeBufferHandling,"
+    # Results of snprintf into what is large enough, of fclose after reading, of fscanf, whose count
+    # is checked; the environment is read once, when the library is loaded or first used.
+    "-cert-err33-c,-cert-err34-c,-concurrency-mt-unsafe"
+)
+
+
+class Finding(NamedTuple):
+    """What a tool says of a file."""
+
+    tool: str
+    file: str
+    check: str
+    line: int
+    text: str
+
+
+def sources() -> dict[str, list[str]]:
+    """{source: the flags it needs}."""
+    numpy_version = "NPY_2_0_API_VERSION"
+    python = [
+        *(f"-D{name}={numpy_version}" for name in ("NPY_NO_DEPRECATED_API", "NPY_TARGET_VERSION")),
+        *("-DPy_LIMITED_API=0x030B0000", '-DSDPA_VERSION="0"', '-DSDPA_BUILD_FLAGS=""'),
+        *(f"-I{BUILD}", "-isystem", sysconfig.get_path("include")),
+        *("-isystem", numpy.get_include()),
+    ]
+    core = [*ROOT.glob("src/*.c"), *ROOT.glob("src/runtime/*.c")]
+    found = {str(path.relative_to(ROOT)): [] for path in sorted(core)}
+    found |= {str(p.relative_to(ROOT)): python for p in sorted(ROOT.glob("src/python/*.c"))}
+    return found | {"src/kernels/kernel.c": KERNEL}
+
+
+def commands(tool: str, source: str, flags: list[str]) -> list[str] | None:
+    """The command with which `tool` reads `source`; None if it does not."""
+    if tool == "cppcheck":
+        own = [flag for flag in flags if flag.startswith(("-D", f"-I{BUILD}"))]
+        checks = ["--enable=warning,performance,portability", "--library=posix", "--std=c11"]
+        return ["cppcheck", "--quiet", "--template=gcc", *checks, *own, source]
+    if tool == "clang-tidy":
+        name = shutil.which("clang-tidy") or shutil.which("clang-tidy-16") or tool
+        return [name, "--quiet", f"--checks={TIDY}", source, "--", *FLAGS, *flags]
+    if flags is KERNEL:
+        return None
+    return ["gcc", *FLAGS, "-O2", "-fanalyzer", *flags, "-c", "-o", os.devnull, source]
+
+
+def findings(tool: str, source: str, flags: list[str]) -> Iterator[Finding]:
+    """What one tool says of one source, headers of others aside."""
+    command = commands(tool, source, flags)
+    if command is None:
+        return
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
+    said = done.stdout + done.stderr
+    line = re.compile(
+        r"^(\S+?):(\d+):\d+: (?:warning|error|portability|performance): (.*) \[(.*)\]$"
+    )
+    any_found = False
+    for match in filter(None, map(line.match, said.splitlines())):
+        file = os.path.relpath(ROOT / match[1], ROOT)
+        any_found = True
+        file = source if file.startswith("..") else file
+        yield Finding(tool, file, match[4], int(match[2]), match[3])
+    if done.returncode != 0 and not any_found:
+        sys.exit(f"{' '.join(command)}\n{said}")
+
+
+def make_docstrings() -> None:
+    """Write the header that the build makes, which src/python/docstring.c includes."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    names = set()
+    for path in ROOT.glob("src/python/doc/*.txt"):
+        names |= set(re.findall(r"^== (\w+)$", path.read_text(), re.MULTILINE))
+    lines = [f'static const char doc_{name}[] = "";\n' for name in sorted(names)]
+    (BUILD / "docstrings.h").write_text("".join(lines))
+
+
+def main() -> None:
+    """Run all tools, print what is not answered, and what is answered without need."""
+    make_docstrings()
+    answers = tomllib.loads((ROOT / "tools" / "answers.toml").read_text())["answer"]
+    tools = [tool for tool in ("gcc", "cppcheck", "clang-tidy") if commands_exist(tool)]
+    tasks = [(tool, *item) for tool in tools for item in sources().items()]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = {
+            f for result in pool.map(lambda task: list(findings(*task)), tasks) for f in result
+        }
+
+    def answers_of(finding: Finding) -> list[int]:
+        return [
+            i
+            for i, answer in enumerate(answers)
+            if (finding.tool, finding.file) == (answer["tool"], answer["file"])
+            and finding.check in answer["checks"]
+        ]
+
+    used = {i for finding in found for i in answers_of(finding)}
+    open_ones = sorted(finding for finding in found if not answers_of(finding))
+    idle = [a for i, a in enumerate(answers) if i not in used and a["tool"] in tools]
+    for finding in open_ones:
+        print(f"{finding.file}:{finding.line}: {finding.text} [{finding.check}] ({finding.tool})")
+    for answer in idle:
+        print(f"no such finding any more: {answer['tool']}, {answer['file']}, {answer['checks']}")
+    missing = {"gcc", "cppcheck", "clang-tidy"} - set(tools)
+    print(
+        f"{len(tasks)} readings by {', '.join(tools)}; not installed: {sorted(missing) or 'none'};"
+    )
+    print(f"{len(found)} findings, {len(open_ones)} open")
+    sys.exit(bool(open_ones or idle))
+
+
+def commands_exist(tool: str) -> bool:
+    """Whether a tool is installed, clang-tidy also under its numbered name."""
+    return any(map(shutil.which, (tool, f"{tool}-16")))
+
+
+if __name__ == "__main__":
+    main()

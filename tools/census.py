@@ -1,0 +1,54 @@
+"""How the models of transformers scale their scores, read from its sources.
+
+python tools/census.py            # prints what sdpa/lab/claims/cited.json holds under "census"
+
+A folder of transformers/models counts if its modeling files define a class of attention and a
+softmax, or a call that computes one. It has the scale if some line of them divides by, or
+multiplies with the inverse of, the square root of a width; lines on initial weights, embeddings
+and logits do not count.
+Which width it is, and whether every class of the folder uses it, is not looked at.
+"""
+
+import json
+import re
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+
+ATTENTION = re.compile(r"class \w*Attention\w*\(")
+SOFTMAX = re.compile(r"softmax\(|attention_interface|scaled_dot_product_attention")
+WIDTH = r"(?:head|dim|size|width|channels|d_k|depth)"
+SCALE = re.compile(
+    rf"{WIDTH}\w*\)* ?\*\* ?\(?-0\.5"  # self.head_dim**-0.5
+    rf"|sqrt\((?:[^()]|\([^()]*\))*{WIDTH}"  # math.sqrt(self.head_dim)
+    rf"|{WIDTH}\w*\)? ?\*\* ?\(?0\.5"  # query / head_dim**0.5
+)
+OTHER = re.compile(
+    r"init\.|init_|std ?=|\bstd\b|embed_scale|normal_|\bgain\b|model_dim|sequence_output"
+)
+
+
+def scaled(source: str) -> bool:
+    """Whether some line has the factor."""
+    lines = (line for line in source.splitlines() if not OTHER.search(line))
+    return any(SCALE.search(line) for line in lines)
+
+
+def census(models: Path) -> dict[str, object]:
+    """Counts, and the names of the folders without the factor."""
+    found: dict[str, bool] = {}
+    for folder in sorted(path for path in models.iterdir() if path.is_dir()):
+        sources = [path.read_text(encoding="utf-8") for path in folder.glob("modeling_*.py")]
+        source = "\n".join(sources)
+        if ATTENTION.search(source) and SOFTMAX.search(source):
+            found[folder.name] = scaled(source)
+    return {
+        "transformers": version("transformers"),
+        "with attention": len(found),
+        "with 1/sqrt of a width": sum(found.values()),
+        "without": [name for name, has in found.items() if not has],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(census(Path(str(files("transformers"))) / "models"), indent=1))

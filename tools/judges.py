@@ -1,0 +1,52 @@
+"""Lets tools by others judge the project and its archives: `make judges`.
+
+Each is a command that must succeed. The archives of dist/ are those that tools/release.py made.
+What a judge is told not to look at stands here or in pyproject.toml, with the reason.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+WHEELS = [str(path) for path in sorted((ROOT / "dist").glob("*.whl"))]
+ARCHIVES = [*WHEELS, *(str(path) for path in sorted((ROOT / "dist").glob("*.tar.gz")))]
+FORMS = [str(path) for path in sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("[!c]*.yml"))]
+WORKFLOWS = [str(path) for path in sorted((ROOT / ".github/workflows").glob("*.yml"))]
+SCHEMA = ("check-jsonschema", "--builtin-schema")
+
+COMMANDS = (
+    ("repo-review", ".", "--format", "rich"),
+    ("validate-pyproject", "pyproject.toml"),
+    ("check-manifest",),
+    # It takes a point away because there is neither an address of the authors nor a home page.
+    ("pyroma", "--min=9", "."),
+    ("zizmor", "--offline", "--persona=pedantic", ".github"),
+    (*SCHEMA, "vendor.github-workflows", *WORKFLOWS),
+    (*SCHEMA, "vendor.github-issue-forms", *FORMS),
+    (*SCHEMA, "vendor.github-issue-config", ".github/ISSUE_TEMPLATE/config.yml"),
+    (*SCHEMA, "vendor.dependabot", ".github/dependabot.yml"),
+    ("pre-commit", "validate-config"),
+    ("twine", "check", "--strict", *ARCHIVES),
+    ("check-wheel-contents", *WHEELS),
+    ("abi3audit", "--strict", *WHEELS),
+    *(("auditwheel", "show", wheel) for wheel in WHEELS),
+)
+
+
+def main() -> None:
+    """Run all; print what each says, then who said no."""
+    if len(ARCHIVES) != 2:
+        sys.exit("dist/ holds no sdist and wheel, or more: make release-check")
+    failed = []
+    for name, *arguments in COMMANDS:
+        print(f"\n=== {name} {' '.join(arguments)}", flush=True)
+        if subprocess.run([BIN / name, *arguments], cwd=ROOT).returncode != 0:
+            failed.append(name)
+    print(f"\n{len(COMMANDS) - len(failed)} of {len(COMMANDS)} judges are content", *failed)
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Builds the archives of a release, twice, and what goes with them: `make release-check`.
+
+The last commit is exported into two folders and built there, the second time with other
+permissions, another time zone and another name of the folder. Both sdists and both wheels must be
+equal, byte by byte. `dist/` then holds them with SHA256SUMS and a bill of materials (CycloneDX).
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DIST = ROOT / "dist"
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
+    """Return the standard output of a command; end the program where it fails."""
+    done = subprocess.run(
+        command, cwd=cwd, env=os.environ | environment, text=True, stdout=subprocess.PIPE
+    )
+    if done.returncode != 0:
+        sys.exit(f"{done.stdout}\nfailed: {' '.join(map(str, command))}")
+    return done.stdout
+
+
+def versions(tags: str) -> dict[str, str | None]:
+    """The version by every file that names one, and by a tag among these, one a line."""
+    citation = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    changes = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    tag = re.search(r"^v(\d.*)$", tags, re.MULTILINE)
+    return {
+        "pyproject.toml": tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+            "version"
+        ],
+        "CITATION.cff": citation and citation[1],
+        "CHANGELOG.md": changes and changes[1],
+        "tag": tag and tag[1],
+    }
+
+
+def check_versions(found: dict[str, str | None]) -> None:
+    """End the program where versions differ. A tag needs its changes; before, there is neither."""
+    named = {version for version in found.values() if version is not None}
+    if len(named) != 1 or (found["tag"] and not found["CHANGELOG.md"]):
+        sys.exit(f"versions differ: {found}")
+
+
+def build(tree: Path, umask: int, zone: str) -> dict[str, Path]:
+    """Export the last commit into `tree`, build it; {name: archive}."""
+    tree.mkdir(parents=True)
+    exported = tree.with_suffix(".tar")
+    run("git", "archive", "--format=tar", f"--output={exported}", "HEAD")
+    with tarfile.open(exported) as archive:
+        # The parameter of this name is younger than some Pythons 3.11.
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+        archive.extractall(tree)
+    before = os.umask(umask)
+    run(
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--outdir",
+        tree / "dist",
+        cwd=tree,
+        TZ=zone,
+    )
+    os.umask(before)
+    return {path.name: path for path in (tree / "dist").iterdir()}
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_materials(wheel: Path, folder: Path) -> None:
+    """Write what an installation of the wheel brings as dist/sbom.cdx.json."""
+    environment = folder / "environment"
+    venv.create(environment)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", environment)
+    run(*pip, "install", "--quiet", wheel)
+    run(
+        *(sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible"),
+        *("--pyproject", ROOT / "pyproject.toml", "--output-file", DIST / "sbom.cdx.json"),
+        environment,
+    )
+
+
+def main() -> None:
+    """Check, build, compare, and fill dist/."""
+    found = versions(run("git", "tag", "--points-at", "HEAD"))
+    check_versions(found)
+    print(f"version {found['pyproject.toml']} of {run('git', 'rev-parse', 'HEAD').strip()}")
+    shutil.rmtree(DIST, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        first = build(folder / "first", 0o022, "UTC")
+        second = build(folder / "another" / "place", 0o077, "Asia/Kolkata")
+        sums = {name: digest(path) for name, path in sorted(first.items())}
+        if sums != {name: digest(path) for name, path in sorted(second.items())}:
+            DIST.mkdir()
+            for number, archives in enumerate((first, second)):
+                for name, path in archives.items():
+                    shutil.copy(path, DIST / f"{number}-{name}")
+            sys.exit("two builds differ: compare dist/0-* with dist/1-*")
+        DIST.mkdir()
+        for path in first.values():
+            shutil.copy(path, DIST)
+        text = "".join(f"{value}  {name}\n" for name, value in sums.items())
+        (DIST / "SHA256SUMS").write_text(text)
+        print(f"two builds are equal:\n{text}", end="")
+        (wheel,) = DIST.glob("*.whl")
+        write_materials(wheel, folder)
+
+
+if __name__ == "__main__":
+    main()

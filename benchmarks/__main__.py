@@ -19,8 +19,8 @@ from benchmarks import machine
 
 GROUPS = [
     *("forward", "backward", "both", "causal", "dtypes", "threads", "small", "decode", "softmax"),
-    *("options", "window", "derived", "received", "packed", "additive", "bridge", "jax", "calls"),
-    *("sweep", "growth", "import", "memory"),
+    *("options", "window", "derived", "received", "packed", "variants", "additive", "bridge"),
+    *("calls", "jax", "onnx", "sweep", "growth", "import", "memory"),
 ]
 
 
@@ -91,7 +91,7 @@ def _work(options: argparse.Namespace) -> None:
     os.sched_setaffinity(0, machine.cores(threads))
 
     import sdpa
-    from benchmarks import memory, peers, timing, works
+    from benchmarks import contenders, memory, peers, timing, works
     from sdpa import lab
 
     sdpa.set_num_threads(threads)
@@ -101,7 +101,7 @@ def _work(options: argparse.Namespace) -> None:
     if options.passes is not None:
         effort = effort._replace(passes=options.passes)
     found, missing = peers.find(threads)
-    setting = works.Setting(threads, found, options.quick)
+    setting = contenders.Setting(threads, found, options.quick)
     peak = machine.Peak()
     peak.measure()
     run: dict[str, Any] = {

@@ -6,7 +6,7 @@ python -m benchmarks.memory CONTENDER N    prints bytes
 import subprocess
 import sys
 
-from benchmarks import peers, works
+from benchmarks import contenders, peers
 from benchmarks.machine import ROOT
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -19,15 +19,15 @@ def growth(name: str, n: int) -> int:
     The result is in it, and what the system does at its first call for these shapes; so are pages
     that a library keeps for later.
     """
-    x = works.operands(1, n, 64)
+    x = contenders.operands(1, n, 64)
     if name == "sdpa":
-        call = works.ours(works.operands(1, 16, 64))["forward"].call
+        call = contenders.ours(contenders.operands(1, 16, 64))["forward"].call
         call()
-        call = works.ours(x)["forward"].call
+        call = contenders.ours(x)["forward"].call
     else:
         (kind,) = [kind for kind in peers.ALL if kind.name == name]
         peer = kind(1)
-        small = peer.forward(works.operands(1, 16, 64))
+        small = peer.forward(contenders.operands(1, 16, 64))
         assert small is not None
         small()
         found = peer.forward(x)

@@ -8,6 +8,7 @@ number as well; JAX has no other setting, its pool has one thread per CPU of the
 """
 
 import importlib
+import importlib.util
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -307,6 +308,41 @@ class OnnxRuntimeHeads(OnnxRuntime):
     def result(self, call: Call) -> Array:
         out = np.asarray(call())
         return out.reshape(*out.shape[:2], self._heads, -1).swapaxes(1, 2)
+
+
+class Evaluator(Peer):
+    """The evaluator of onnx on NumPy, with its own operators or with these in their place."""
+
+    name = package = "onnx"
+
+    def __init__(self, threads: int, new_ops: list[type[Any]] | None = None) -> None:
+        super().__init__(threads)
+        self._new_ops = new_ops
+
+    @classmethod
+    def both(cls, threads: int) -> dict[str, "Evaluator"]:
+        """{"onnx": its own, "operators": sdpa's}, if onnx is installed."""
+        if importlib.util.find_spec("onnx") is None:
+            return {}
+        from sdpa.interop.onnx import reference_ops
+
+        return {"onnx": cls(threads), "operators": cls(threads, reference_ops())}
+
+    def forward(self, x: Operands) -> Call:
+        from onnx import TensorProto, helper
+        from onnx.reference import ReferenceEvaluator
+
+        feeds = dict(zip("qkv", x[:3], strict=True))
+        node = helper.make_node("Attention", list(feeds), ["out"], is_causal=int(x.is_causal))
+        inputs = [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, a.shape)
+            for name, a in feeds.items()
+        ]
+        output = helper.make_tensor_value_info("out", TensorProto.FLOAT, None)
+        graph = helper.make_graph([node], "bench", inputs, [output])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
+        evaluator = ReferenceEvaluator(model, new_ops=self._new_ops)
+        return lambda: evaluator.run(None, feeds)[0]
 
 
 class OpenVino(Peer):

@@ -70,8 +70,10 @@ def rows(results: Results) -> Iterator[Row]:
         _derived,
         _packed,
         _received,
+        _variants,
         _additive,
         _bridge,
+        _jax,
     ):
         yield from section(results)
     times = results.latest("import")
@@ -202,6 +204,12 @@ def _options(results: Results) -> Iterator[Row]:
                     ratio = found[name].per_flop / found["plain"].per_flop
                     limit = Goal(1.15 if name in MASKS else 1.20, at_least=False)
                     yield Row(f"{direction}, time per FLOP / plain", name, "x", ratio, limit)
+    for work in results.names(1, "options"):
+        if work.startswith("invariant"):
+            found = results.get(1, "options", work)
+            ratio = found["invariant"].seconds / found["plain"].seconds
+            goal = None if "query" in work else Goal(1.10, at_least=False)
+            yield Row("time of invariant=True / plain", work, "x", ratio, goal)
     for direction in ("forward", "backward"):
         found = results.get(1, "window", direction)
         for name in found:
@@ -237,6 +245,12 @@ def _received(results: Results) -> Iterator[Row]:
         yield from _against("received", name, results.get(1, "received", name), ("numpy",), 1.0)
 
 
+def _variants(results: Results) -> Iterator[Row]:
+    for name in results.names(1, "variants"):
+        found = results.get(1, "variants", name)
+        yield from _against("variants", name, found, ("torch", "numpy", "jax"), None)
+
+
 def _additive(results: Results) -> Iterator[Row]:
     for name in results.names(1, "additive"):
         found = results.get(1, "additive", name)
@@ -263,3 +277,12 @@ def _bridge(results: Results) -> Iterator[Row]:
             goal = Goal(2.0) if name == "8x512x64" and COLUMN.get(results.isa) == 0 else None
             section = "PyTorch, forward and backward, behind install()"
             yield Row(section, f"{name}, against torch", "x", ratio, goal, "torch")
+
+
+def _jax(results: Results) -> Iterator[Row]:
+    """JAX's own function against sdpa's, both compiled."""
+    for name in results.names(1, "jax"):
+        found = results.get(1, "jax", name)
+        if "bridge" in found:
+            ratio = found["jax"].seconds / found["bridge"].seconds
+            yield Row("JAX, sdpa's function", f"{name}, against jax", "x", ratio, None, "jax")

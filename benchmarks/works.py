@@ -1,152 +1,34 @@
-"""What is timed: every line of work with its contenders, by group.
-
-FLOPs are those of the formula, counted once: 4 L_q L_k d per head for the forward, 2.5 times that
-for the backward, half for causal; a product of matrices inside them is 2 L_q L_k d.
-"""
+"""What is timed: every line of work with its contenders, by group."""
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise, product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 import sdpa
 from benchmarks import additive
-from benchmarks.peers import Bridge, JaxBridge, Operands, Peer, Torch
-from benchmarks.timing import Within
+from benchmarks.bridges import bridge, calls, in_jax, in_onnx
+from benchmarks.contenders import (
+    SHAPES,
+    Array,
+    Contender,
+    Contenders,
+    Setting,
+    Work,
+    against_peers,
+    check,
+    flops,
+    operands,
+    ours,
+    title,
+)
+from benchmarks.peers import Operands
+from benchmarks.variants import variants
 from sdpa.lab.experiments.speed import numpy_weights
 from sdpa.lab.tools.clock import Call
-
-Array = npt.NDArray[Any]
-
-
-class Contender(NamedTuple):
-    """One call and what it amounts to."""
-
-    call: Call
-    flops: float = 0.0
-    bytes: float = 0.0
-    """That have to be read and written at least."""
-    within: Within = nullcontext
-
-
-Contenders = dict[str, Contender]
-
-
-class Work(NamedTuple):
-    """Contenders that are timed in turn."""
-
-    group: str
-    name: str
-    build: Callable[[], Contenders]
-
-
-class Setting(NamedTuple):
-    """Of one process."""
-
-    threads: int
-    peers: list[Peer]
-    quick: bool = False
-
-    def torch(self) -> Torch | None:
-        """If it is there."""
-        return next((peer for peer in self.peers if isinstance(peer, Torch)), None)
-
-    def length(self, n: int) -> int:
-        """n, or a small part of it for a quick run."""
-        return max(n // 32, 8) if self.quick else n
-
-
-def operands(
-    heads: int,
-    n: int,
-    d: int,
-    *,
-    dtype: Any = np.float32,
-    batch: int = 1,
-    key_heads: int | None = None,
-    keys: int | None = None,
-    is_causal: bool = False,
-) -> Operands:
-    """N(0, 1) operands, the same whenever they are asked for."""
-    rng = np.random.default_rng(0)
-
-    def draw(h: int, length: int) -> Array:
-        return rng.standard_normal((batch, h, length, d), np.float32).astype(dtype)
-
-    h_k, n_k = key_heads or heads, keys or n
-    return Operands(draw(heads, n), draw(h_k, n_k), draw(h_k, n_k), draw(heads, n), is_causal)
-
-
-def flops(x: Operands) -> float:
-    """Of the forward."""
-    return 4.0 * x.query.size * x.key.shape[-2] / (1 + x.is_causal)
-
-
-def ours(x: Operands, workers: int | None = None, **options: Any) -> Contenders:
-    """{"forward", "backward", "both"}: sdpa on x with these options."""
-    q, k, v, g, is_causal = x
-    options |= {"is_causal": is_causal, "workers": workers}
-    if x.is_gqa:
-        options["enable_gqa"] = True
-    out, lse = sdpa.attention_forward(q, k, v, **options)
-
-    def both() -> object:
-        out, lse = sdpa.attention_forward(q, k, v, **options)
-        return out, sdpa.attention_backward(g, q, k, v, out, lse, **options)
-
-    count, size = flops(x), float(q.nbytes + k.nbytes + v.nbytes)
-    back = 2 * size + 2 * out.nbytes
-    return {
-        "forward": Contender(lambda: sdpa.attention(q, k, v, **options), count, size + out.nbytes),
-        "backward": Contender(
-            lambda: sdpa.attention_backward(g, q, k, v, out, lse, **options), 2.5 * count, back
-        ),
-        "both": Contender(both, 3.5 * count, back),
-    }
-
-
-def against_peers(setting: Setting, x: Operands, direction: str) -> Contenders:
-    """sdpa and every peer that can do it, after a look at whether they compute the same."""
-    mine = ours(x)[direction]
-    found = {"sdpa": mine}
-    expected = sdpa.attention(*x[:3], is_causal=x.is_causal, enable_gqa=x.is_gqa)
-    for peer in setting.peers:
-        if direction == "forward":
-            call = peer.forward(x)
-            if call is not None:
-                check(peer.name, peer.result(call), expected)
-        else:
-            call = peer.both(x)
-        if call is not None:
-            found[peer.name] = mine._replace(call=call)
-    return found
-
-
-def check(name: str, result: Array, expected: Array) -> None:
-    """Refuse a contender that computes something else: a wrong scale, mask or layout."""
-    tolerance = 0.05 if expected.dtype.itemsize == 2 else 1e-4
-    difference = abs(np.asarray(result, np.float64) - np.asarray(expected, np.float64)).max()
-    if not difference <= tolerance:
-        raise RuntimeError(f"{name}: differs from sdpa by {difference:.2g}, is not the same work")
-
-
-SHAPES = (
-    (8, 1024, 64),
-    (8, 512, 64),
-    (8, 2048, 128),
-    (8, 512, 256),
-    (8, 512, 32),
-    (8, 128, 64),
-)
-"""(heads, L, d) of the table of targets; the first one causal too."""
-
-
-def title(heads: int, n: int, d: int, is_causal: bool = False) -> str:
-    return f"{heads}x{n}x{d}" + (" causal" if is_causal else "")
 
 
 def matrices(setting: Setting) -> Iterator[Work]:
@@ -260,29 +142,6 @@ def small(setting: Setting) -> Iterator[Work]:
         )
 
 
-def in_jax(setting: Setting) -> Iterator[Work]:
-    """Through sdpa.interop.jax, beside the same on arrays of NumPy and JAX's own function."""
-    for heads, n, d in ((8, 1024, 64), (8, 128, 64), (1, 10, 64)):
-        for direction in ("forward", "both"):
-
-            def build(size: Any = (heads, n, d), direction: str = direction) -> Contenders:
-                x = operands(size[0], setting.length(size[1]), size[2])
-                found = {"sdpa": ours(x)[direction]}
-                peers: dict[str, Peer] = {p.name: p for p in setting.peers if p.name == "jax"}
-                if peers:
-                    peers = {"bridge": JaxBridge(setting.threads), **peers}
-                for name, peer in peers.items():
-                    forward, both = peer.forward(x), peer.both(x)
-                    assert forward is not None
-                    assert both is not None
-                    check(name, peer.result(forward), sdpa.attention(*x[:3]))
-                    call = forward if direction == "forward" else both
-                    found[name] = found["sdpa"]._replace(call=call)
-                return found
-
-            yield Work("jax", f"{title(heads, n, d)} {direction}", build)
-
-
 def decode(setting: Setting) -> Iterator[Work]:
     """One query over many keys; at 65536 keys K and V come from memory, or half of their bytes."""
     for heads, key_heads, keys in ((8, 8, 4096), (8, 8, 65536), (8, 1, 65536)):
@@ -376,6 +235,36 @@ def options(setting: Setting) -> Iterator[Work]:
             ("widths", widths),
         ):
             yield Work("options", f"{name} {direction}", lambda b=build, d=direction: b(d))
+    yield from invariant(setting)
+
+
+def invariant(setting: Setting) -> Iterator[Work]:
+    """What bits cost that do not depend on the rest of the call: prompts, and one query."""
+
+    def build(x: Operands, direction: str) -> Contenders:
+        return {
+            "plain": ours(x)[direction],
+            "invariant": ours(x, invariant=True)[direction],
+        }
+
+    prompts = ((8, 512, 32), (8, 1024, 64), (8, 1024, 128))
+    for (heads, n, d), is_causal in product(prompts, (False, True)):
+        for direction in ("forward", "backward"):
+
+            def prompt(
+                size: Any = (heads, n, d), is_causal: bool = is_causal, direction: str = direction
+            ) -> Contenders:
+                heads, n, d = size
+                x = operands(heads, setting.length(n), d, is_causal=is_causal)
+                return build(x, direction)
+
+            yield Work("options", f"invariant {title(heads, n, d, is_causal)} {direction}", prompt)
+    for d in (64, 128):
+
+        def token(d: int = d) -> Contenders:
+            return build(operands(8, 1, d, keys=setting.length(65536)), "forward")
+
+        yield Work("options", f"invariant, one query, d = {d}", token)
 
 
 def window(setting: Setting) -> Iterator[Work]:
@@ -397,7 +286,7 @@ def window(setting: Setting) -> Iterator[Work]:
         yield Work("window", direction, lambda d=direction: build(d))
 
 
-PRODUCTS = {"statistics": 1, "jvp": 6, "double backward": 15}
+PRODUCTS = {"statistics": 1, "jvp": 6, "double backward": 16}
 """Matrix products per pair of blocks, as src/kernels/statistics.h and tangent.h count them; the
 forward has two."""
 
@@ -541,49 +430,6 @@ def additive_attention(setting: Setting) -> Iterator[Work]:
             yield Work("additive", f"{n}x{d} {direction}", build)
 
 
-def bridged(setting: Setting, x: Operands, direction: str) -> Contenders:
-    """sdpa on arrays; PyTorch's own kernel; sdpa installed in its place; sdpa's own function."""
-    mine = ours(x)["forward" if direction == "recorded" else direction]
-    found, torch = {"sdpa": mine}, setting.torch()
-    if torch is None:
-        return found
-    from sdpa.interop.torch import install
-
-    expected = sdpa.attention(*x[:3], is_causal=x.is_causal)
-    bridge = Bridge(setting.threads)
-    for name, peer, within in (
-        ("torch", torch, nullcontext),
-        ("installed", torch, install),
-        ("function", bridge, nullcontext),
-    ):
-        with within():
-            check(name, peer.result(peer.forward(x)), expected)
-        found[name] = mine._replace(call=getattr(peer, direction)(x), within=within)
-    return found
-
-
-def bridge(setting: Setting) -> Iterator[Work]:
-    """Forward and backward of PyTorch's tensors."""
-    for heads, n, d, is_causal in [*((*shape, False) for shape in SHAPES), (*SHAPES[0], True)]:
-
-        def build(size: Any = (heads, n, d), is_causal: bool = is_causal) -> Contenders:
-            heads, n, d = size
-            x = operands(heads, setting.length(n), d, is_causal=is_causal)
-            return bridged(setting, x, "both")
-
-        yield Work("bridge", title(heads, n, d, is_causal), build)
-
-
-def calls(setting: Setting) -> Iterator[Work]:
-    """What a call through PyTorch costs where there is next to nothing to compute."""
-    for direction in ("forward", "recorded", "both"):
-
-        def build(direction: str = direction) -> Contenders:
-            return bridged(setting, operands(1, 10, 64), direction)
-
-        yield Work("calls", f"(1, 1, 10, 64) {direction}", build)
-
-
 GROUPS = {
     "forward": matrices,
     "backward": matrices,
@@ -593,6 +439,7 @@ GROUPS = {
     "threads": threads,
     "small": small,
     "jax": in_jax,
+    "onnx": in_onnx,
     "decode": decode,
     "softmax": softmax,
     "options": options,
@@ -600,6 +447,7 @@ GROUPS = {
     "derived": derived,
     "packed": packed,
     "received": received,
+    "variants": variants,
     "additive": additive_attention,
     "bridge": bridge,
     "calls": calls,

@@ -20,6 +20,7 @@ import numpy as np
 
 import sdpa
 from sdpa.lab.tools import wheels
+from sdpa.lab.tools.gelu import gelu
 
 FILES = {
     "pytorch_model.bin": "8541f3f500dae71abe678d546bd035ca946e2d1c819f6b2cf41a97faedd7e6a2",
@@ -127,13 +128,10 @@ class Albert:
     NAME = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 
     def layer(self, x):
-        from scipy.special import erf
-
         out = sdpa.attention(*self.projected(x))
         out = self.linear(out.swapaxes(0, 1).reshape(x.shape), f"{self.NAME}.attention.dense")
         x = self.normalised(x + out, f"{self.NAME}.attention.LayerNorm")
-        inner = self.linear(x, f"{self.NAME}.ffn")
-        inner *= 0.5 * (1 + erf(inner * np.float32(0.5**0.5)))
+        inner = gelu(self.linear(x, f"{self.NAME}.ffn"))
         out = self.linear(inner, f"{self.NAME}.ffn_output")
         return self.normalised(x + out, f"{self.NAME}.full_layer_layer_norm")
 

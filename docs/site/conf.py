@@ -32,7 +32,7 @@ default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings name types and shapes
 # Without them their bridges are still described.
-bridged = ("autograd", "dask", "jax", "onnx", "torch", "transformers")
+bridged = ("autograd", "dask", "jax", "onnx", "torch", "transformers", "zarr")
 autodoc_mock_imports = [name for name in bridged if find_spec(name) is None]
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False

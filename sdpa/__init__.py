@@ -44,7 +44,7 @@ from sdpa._core import (
 )
 
 if TYPE_CHECKING:
-    from sdpa import bias
+    from sdpa import bias, blocks
     from sdpa.cache import KVCache
     from sdpa.mechanisms.bilinear import (
         BilinearGradients,
@@ -104,6 +104,7 @@ __all__ = [
     "bilinear_attention",
     "bilinear_attention_backward",
     "bilinear_attention_forward",
+    "blocks",
     "cosine_attention",
     "cosine_attention_backward",
     "cosine_attention_forward",
@@ -151,8 +152,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "bias":
-        return importlib.import_module("sdpa.bias")
+    if name in ("bias", "blocks"):
+        return importlib.import_module(f"sdpa.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'sdpa' has no attribute '{name}'")
     found = getattr(importlib.import_module(_LAZY[name]), name)

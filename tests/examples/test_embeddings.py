@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -21,13 +22,11 @@ TEXTS = ["A cat sleeps on the warm roof.", "word " * 100, "", "naïve façade", 
 
 def ask(port, content, *, path="/embed", method="POST"):
     """(status, headers, answer)."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    connection.request(method, path, body=body if method == "POST" else None)
-    answer = connection.getresponse()
-    result = answer.status, answer.headers, json.loads(answer.read())
-    connection.close()
-    return result
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request(method, path, body=body if method == "POST" else None)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, json.loads(answer.read())
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +81,12 @@ def test_clients_at_once_each_get_their_own(port, model):
 
 
 def test_a_connection_serves_many_requests(port):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    for content, status in ((b"{", 400), (b'{"texts": ["a"]}', 200), (b"[]", 400)):
-        connection.request("POST", "/embed", body=content)
-        answer = connection.getresponse()
-        answer.read()
-        assert answer.status == status
-    connection.close()
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        for content, status in ((b"{", 400), (b'{"texts": ["a"]}', 200), (b"[]", 400)):
+            connection.request("POST", "/embed", body=content)
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == status
 
 
 @pytest.mark.parametrize(
@@ -108,7 +106,7 @@ def test_a_connection_serves_many_requests(port):
 def test_bad_requests_are_refused(port, content, status):
     try:
         found, _, answer = ask(port, content)
-    except BrokenPipeError:  # the server hung up before it had read all of what is too long
+    except ConnectionError:  # the server hung up before it had read all of what is too long
         assert status == 413
         return
     assert found == status
@@ -124,10 +122,10 @@ def test_other_paths(port, method, path, status):
 
 
 def test_a_request_without_a_length_is_refused(port):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.putrequest("POST", "/embed")
-    connection.endheaders()
-    assert connection.getresponse().status == 411
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.putrequest("POST", "/embed")
+        connection.endheaders()
+        assert connection.getresponse().status == 411
 
 
 def test_overload_is_answered_at_once_and_passes(slow):
@@ -154,13 +152,13 @@ def test_what_was_accepted_is_answered_before_the_end(slow):
     with ThreadPoolExecutor(2) as pool:
         answer = pool.submit(ask, server.server_port, {"texts": ["a"]})
         time.sleep(0.3)
-        closing = pool.submit(server.batcher.close)
+        stopping = pool.submit(server.batcher.close)
         time.sleep(0.1)
-        assert not closing.done()
+        assert not stopping.done()
         assert ask(server.server_port, {"texts": ["late"]})[0] == 503
         go.set()
         assert answer.result()[0] == 200
-        closing.result()
+        stopping.result()
 
 
 def test_an_error_of_the_model_is_an_answer_too():

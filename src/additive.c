@@ -239,7 +239,7 @@ static void check(const sdpa_problem *p, const sdpa_additive *a, sdpa_pass pass)
 
 sdpa_status sdpa_additive_forward(const sdpa_problem *p, const sdpa_additive *a) {
     check(p, a, SDPA_PASS_FORWARD);
-    if (p->n_batch * p->n_head * p->n_q == 0) return SDPA_OK;
+    if (!sdpa_has_queries(p)) return SDPA_OK;
     additive_call call;
     sdpa_problem pairs;
     sdpa_status status = begin(&call, p, a, false);
@@ -346,7 +346,7 @@ static void finish(void *context, int64_t index, int worker, sdpa_run *run) {
 
 sdpa_status sdpa_additive_backward(const sdpa_problem *p, const sdpa_additive *a) {
     check(p, a, SDPA_PASS_BACKWARD);
-    if (p->n_batch * p->n_head * p->n_q == 0) return SDPA_OK;
+    if (!sdpa_has_queries(p)) return SDPA_OK;
     additive_call call;
     sdpa_problem pairs;
     sdpa_status status = begin(&call, p, a, true);

@@ -95,7 +95,7 @@ typedef struct wide_gradient {
     sdpa_grid matrices;
 } wide_gradient;
 
-/* Points *t at zeroed memory of the compute type with the same broadcast axes. `t` has n_rows x n_cols matrices. */
+/* Points *t at memory of the compute type with the same broadcast axes. `t` has n_rows x n_cols matrices. */
 static sdpa_status widen(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, int64_t n_cols, wide_gradient *g) {
     g->problem = p;
     g->narrow = *t;
@@ -105,7 +105,9 @@ static sdpa_status widen(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, 
     const int64_t bytes = sdpa_tensor_compact(p, t, g->n_rows, g->n_cols, t->dtype == SDPA_F64 ? 8 : 4, &g->matrices);
     t->data = sdpa_alloc((size_t)bytes);
     g->wide = *t;
-    return t->data ? sdpa_parallel_zero(t->data, (size_t)bytes, p->n_workers, p->interrupted) : SDPA_NO_MEMORY;
+    if (!t->data) return SDPA_NO_MEMORY;
+    const bool masks = t == &p->dmask || t == &p->dsinks; /* clear_group clears the others */
+    return masks ? sdpa_parallel_zero(t->data, (size_t)bytes, p->n_workers, p->interrupted) : SDPA_OK;
 }
 
 static void narrow_rows(const sdpa_problem *p, sdpa_matrix to, const char *from, int64_t from_row, int64_t n_rows,
@@ -150,6 +152,7 @@ typedef struct backward_call {
     sdpa_turn *turns; /* (most_in_flight, units of a group), of the wavefront */
     bool twice;       /* the double backward: the same sums, another kernel */
     bool ordered;     /* units end in order, since they add to the same dQ */
+    bool fetches;     /* asks for a group's rows while the one before is computed */
     bool summed;      /* dK, dV in float32: `sums` holds a pair per worker or per group in flight */
     char *sums;
     size_t dk_bytes, sums_bytes, slot_bytes; /* of dK; of a pair; from one pair to the next */
@@ -211,9 +214,71 @@ static void store_sums(const backward_call *c, int64_t group, int64_t slot) {
     }
 }
 
+static void clear_matrix(const sdpa_matrix *m, int64_t n_rows, int64_t n_cols) {
+    const int64_t size = m->dtype == SDPA_F64 ? 8 : sdpa_is_narrow(m->dtype) ? 2 : 4;
+    if (m->col == size && m->row == n_cols * size) {
+        n_cols *= n_rows;
+        n_rows = 1;
+    }
+    for (int64_t r = 0; r < n_rows; r++) {
+        char *row = m->data + r * m->row;
+        if (m->col == size) memset(row, 0, (size_t)(n_cols * size));
+        for (int64_t c = 0; c < n_cols && m->col != size; c++) memset(row + c * m->col, 0, (size_t)size);
+    }
+}
+
+/* Clears what the group's units add to. Done just before the first of them, this leaves it in the caches, and the threads
+ * share the work. */
+static void clear_group(const backward_call *c, int64_t group) {
+    const sdpa_problem *p = c->problem;
+    const struct {
+        const sdpa_tensor *t;
+        int64_t n_rows, n_cols;
+    } gradients[] = {{&p->dq, p->n_q, p->d_k}, {&p->dk, p->n_k, p->d_k}, {&p->dv, p->n_k, p->d_v}};
+    const char *last[3] = {NULL};
+    for (int64_t m = 0; m < c->members.size; m++) {
+        int64_t batch = 0, head = 0;
+        sdpa_grid_locate(&c->groups, group, &batch, &head);
+        sdpa_grid_locate(&c->members, m, &batch, &head);
+        for (int i = 0; i < (c->summed ? 1 : 3); i++) {
+            const sdpa_matrix matrix = sdpa_matrix_at(p, gradients[i].t, batch, head);
+            if (matrix.data != last[i]) clear_matrix(&matrix, gradients[i].n_rows, gradients[i].n_cols);
+            last[i] = matrix.data;
+        }
+    }
+}
+
+/* The rows of a short head come to an end before the prefetchers of the hardware have found them. Asking for them pays where
+ * all heads together do not stay in the caches, and costs time where they do. */
+static bool fetches_groups(const backward_call *c) {
+    const sdpa_problem *p = c->problem;
+    const int64_t head = 2 * 4 * (p->n_q + p->n_k) * (p->d_k + p->d_v); /* operands and gradients */
+    return c->members.size == 1 && p->n_q <= SDPA_QUERY_BLOCK && p->n_k <= SDPA_QUERY_BLOCK &&
+           head * p->n_batch * p->n_head > 16 << 20;
+}
+
+static void fetch_rows(sdpa_matrix m, int64_t n_rows, int64_t n_cols) {
+    const int64_t bytes = m.col * n_cols;
+    for (int64_t r = 0; r < n_rows; r++, m.data += m.row) {
+        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(m.data + at, 0, 2);
+    }
+}
+
+static void fetch_group(const backward_call *c, int64_t group) {
+    const sdpa_problem *p = c->problem;
+    int64_t batch = 0, head = 0;
+    sdpa_grid_locate(&c->groups, group, &batch, &head);
+#define FETCH(name, rows, columns)                                                                                     \
+    if (p->name.data) fetch_rows(sdpa_matrix_at(p, &p->name, batch, head), rows, columns);
+    SDPA_MATRICES(FETCH)
+#undef FETCH
+}
+
 /* A whole group on one thread. */
 static void group_work(void *context, int64_t group, int worker, sdpa_run *run) {
     const backward_call *c = context;
+    clear_group(c, group);
+    if (c->fetches && group + 1 < c->groups.size) fetch_group(c, group + 1);
     if (c->summed) memset(c->sums + (size_t)worker * c->slot_bytes, 0, c->sums_bytes);
     for (int64_t t = 0; t < units_per_group(c); t++) {
         if (sdpa_run_stopped(run)) return;
@@ -230,7 +295,7 @@ static void wavefront_work(void *context, int64_t index, int worker, sdpa_run *r
                   c->scratch + (size_t)worker * c->scratch_bytes, run);
 }
 
-/* The turns of the groups in flight. */
+/* The turns of the groups in flight, whose gradients are cleared. */
 static void set_turns(backward_call *c) {
     const int64_t units = units_per_group(c);
     for (int64_t i = 0; i < c->n_flight * units; i++) {
@@ -238,6 +303,7 @@ static void set_turns(backward_call *c) {
         c->turns[i].last = -1;
     }
     for (int64_t slot = 0; slot < c->n_flight; slot++) {
+        clear_group(c, c->first_group + slot);
         for (int64_t t = 0; t < units; t++) {
             backward_unit(c, c->first_group + slot, t, c->turns + slot * units, slot, NULL, NULL);
         }
@@ -280,6 +346,7 @@ static void plan(backward_call *c) {
     c->dk_bytes = p->dk.data ? (size_t)(p->n_k * p->d_k) * 4 : 0;
     c->sums_bytes = c->summed ? c->dk_bytes + (p->dv.data ? (size_t)(p->n_k * p->d_v) * 4 : 0) : 0;
     c->slot_bytes = c->sums_bytes;
+    c->fetches = fetches_groups(c);
 }
 
 static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
@@ -366,7 +433,11 @@ static void plan_shares(packed_backward *c) {
         view_sequence(c, s, &view);
         const sdpa_problem *p = view.call.problem;
         const int64_t n_groups = call->groups.size, units = units_per_group(&view.call);
-        if (units == 0) continue;
+        if (units == 0) {
+            view.call.summed = false; /* no sums will be stored */
+            for (int64_t g = 0; g < n_groups; g++) clear_group(&view.call, g);
+            continue;
+        }
         const double pairs = (double)p->n_head * (double)p->n_q * (double)p->n_k;
         sdpa_share share = {.sequence = s, .n_units = n_groups, .cost = pairs / (double)n_groups};
         const double part = share.cost * (double)(p->d_k + p->d_v + 16) / work;
@@ -475,7 +546,7 @@ static bool is_too_narrow(const backward_call *c, const sdpa_tensor *t) {
 }
 
 static sdpa_status differentiate(const sdpa_problem *problem, bool twice) {
-    if (problem->n_batch * problem->n_head * problem->n_q == 0) return SDPA_OK;
+    if (!sdpa_has_queries(problem)) return SDPA_OK;
     sdpa_problem copy = *problem, *p = &copy;
     backward_call call = {.problem = p, .kernels = sdpa_kernels_for(p->dtype), .twice = twice};
 #define GRADIENT(name, rows, columns) {&p->name, rows, columns},

@@ -83,8 +83,9 @@ typedef struct sdpa_choice {
     X(o, p->n_q, p->d_v)                                                                                               \
     X(o_t, p->n_q, p->d_v)
 
-/* A gradient that is absent is not computed. Gradients have stride 0 on axes over which they are summed, and arrive
- * zero-filled. */
+/* A gradient that is absent is not computed. Gradients have stride 0 on axes over which they are summed. dmask and
+ * dsinks arrive zero-filled. dq, dk and dv may hold anything, unless the problem has no queries: the driver clears
+ * them. */
 #define SDPA_GRADIENTS(X)                                                                                              \
     X(dq, p->n_q, p->d_k)                                                                                              \
     X(dk, p->n_k, p->d_k)                                                                                              \
@@ -182,6 +183,9 @@ typedef struct sdpa_problem {
     SDPA_TENSORS(SDPA_DECLARE)
 #undef SDPA_DECLARE
 } sdpa_problem;
+
+/* Whether there is any query: if not, drivers touch nothing. */
+static inline bool sdpa_has_queries(const sdpa_problem *p) { return p->n_batch > 0 && p->n_head > 0 && p->n_q > 0; }
 
 /* The features implied by the other fields. Code that fills or changes a problem ends by storing them in
  * p->features. */

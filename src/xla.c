@@ -312,7 +312,8 @@ static sdpa_xla_error *read_results(xla_call *c) {
         if (!set_tensor(c, t, b, &result_slots[i]) || !read_type(b->type, &dtype, &bytes)) {
             return malformed(c, "type or shape of a result");
         }
-        if (i >= SDPA_XLA_GRADIENTS &&
+        const bool cleared = i < SDPA_XLA_GRADIENTS + 3 && sdpa_has_queries(&c->problem);
+        if (i >= SDPA_XLA_GRADIENTS && !cleared &&
             sdpa_parallel_zero(t->data, (size_t)(bytes * size_of(b)), c->problem.n_workers, NULL) != SDPA_OK) {
             return fail(c, SDPA_XLA_CANCELLED, "sdpa: cancelled");
         }

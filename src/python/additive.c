@@ -126,7 +126,7 @@ static PyObject *additive_attention_backward(SDPA_ARGUMENTS) {
         return NULL;
     }
     if (begin(&c, module, IN_ADDITIVE_BACKWARD, values) == 0 && sdpa_call_begin_backward(&c.call, values) == 0 &&
-        sdpa_call_make_gradients(&c.call, g) == 0 && make_weight_gradients(&c, w) == 0 &&
+        sdpa_call_make_gradients(&c.call, false, g) == 0 && make_weight_gradients(&c, w) == 0 &&
         sdpa_call_run_with(&c.call, run_backward, &c.additive) == 0) {
         PyArrayObject *all[] = {g[0], g[1], g[2], w[W_QUERY], w[W_KEY], w[W_SCORE], w[BIAS], g[3], g[4]};
         result = sdpa_tuple(module, ADDITIVE_TYPE, N_GRADIENTS + N_WEIGHTS, all);

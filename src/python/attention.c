@@ -152,7 +152,7 @@ static PyObject *attention_backward(SDPA_ARGUMENTS) {
     sdpa_call call;
     if (sdpa_parse(module, sdpa_signature_of(module, BACKWARD), args, n_args, kwnames, values) < 0) return NULL;
     if (sdpa_call_begin(&call, module, IN_BACKWARD, values) == 0 && sdpa_call_begin_backward(&call, values) == 0 &&
-        sdpa_call_make_gradients(&call, gradients) == 0 && sdpa_call_run(&call, sdpa_attention_backward) == 0) {
+        sdpa_call_make_gradients(&call, true, gradients) == 0 && sdpa_call_run(&call, sdpa_attention_backward) == 0) {
         result = sdpa_tuple(module, GRADIENTS_TYPE, N_GRADIENTS, gradients);
     }
     sdpa_drop(N_GRADIENTS, gradients);
@@ -224,7 +224,7 @@ static PyObject *attention_double_backward(SDPA_ARGUMENTS) {
     if (sdpa_parse(module, sdpa_signature_of(module, DOUBLE_BACKWARD), args, n_args, kwnames, values) < 0) return NULL;
     if (sdpa_call_begin(&call, module, IN_DOUBLE, values) == 0 && sdpa_call_begin_backward(&call, values) == 0 &&
         read_tangents(&call, values, names) == 0 && make_grad_out(&call, results) == 0 &&
-        sdpa_call_make_gradients(&call, results + 1) == 0 &&
+        sdpa_call_make_gradients(&call, true, results + 1) == 0 &&
         sdpa_call_run(&call, sdpa_attention_double_backward) == 0) {
         result = sdpa_tuple(module, DOUBLE_TYPE, 1 + N_GRADIENTS, results);
     }

@@ -27,10 +27,10 @@ int sdpa_call_make_results(sdpa_call *call, int n, PyArrayObject **results);
 /* Points t at an array of the caller's that has the call's leading axes, then n_rows. */
 void sdpa_call_output(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, npy_intp n_rows, sdpa_dtype dtype);
 
-/* The gradients in `needs`, zero-filled, and set in the problem: query, key, value, attn_mask, sinks. New references,
- * NULL where absent; -1 may leave some. */
+/* The gradients in `needs`, and set in the problem: query, key, value, attn_mask, sinks. All are zero-filled for a driver
+ * that clears none, else those that it does not clear. New references, NULL where absent; -1 may leave some. */
 enum { N_GRADIENTS = 5 };
-int sdpa_call_make_gradients(sdpa_call *call, PyArrayObject *gradients[N_GRADIENTS]);
+int sdpa_call_make_gradients(sdpa_call *call, bool driver_clears, PyArrayObject *gradients[N_GRADIENTS]);
 
 /* The dtype of lse for operands of `dtype`. */
 static inline sdpa_dtype sdpa_lse_dtype(sdpa_dtype dtype) { return dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32; }

@@ -75,12 +75,16 @@ typedef struct fixture {
     int n_buffers;
 } fixture;
 
-/* (n_batch, heads, rows, cols), contiguous. heads = 0: the same for every batch entry and head. */
+enum { GARBAGE = 0x5a };
+
+/* (n_batch, heads, rows, cols), contiguous. heads = 0: the same for every batch entry and head. Without values, what a driver
+ * has to write or to clear holds garbage. */
 static sdpa_tensor new_tensor(fixture *f, sdpa_dtype dtype, int64_t heads, int64_t rows, int64_t cols, double *values) {
     const int64_t size = (int64_t)size_of(dtype), matrix = rows * cols * size;
     int64_t n = (heads ? f->c.n_batch * heads : 1) * rows * cols;
-    char *data = calloc((size_t)(n * size) + (n == 0), 1);
+    char *data = malloc((size_t)(n * size) + (n == 0));
     f->buffers[f->n_buffers++] = data;
+    if (!values) memset(data, heads && f->c.n_q > 0 ? GARBAGE : 0, (size_t)(n * size));
     for (int64_t i = 0; values && i < n; i++) {
         put(data + i * size, dtype, values[i]);
         values[i] = get(data + i * size, dtype);

@@ -331,8 +331,8 @@ def _gradient(axes: Axes, lines: Lines) -> None:
         first = None if axes.lines else "law of the rms"
         style.prediction(axes, [row.d_k for row in rows], laws, label=first)
         _line(axes, rows, "rms_grad_query", color=color, label=f"{label}: rms")
-        options = {"color": color, "label": f"{label}: median", "marker": "^", "line": True}
-        _line(axes, rows, "median_grad_query", **options)
+        median = f"{label}: median"
+        _line(axes, rows, "median_grad_query", color=color, label=median, marker="^", line=True)
     style.log_axis(axes, "y", [1, 3, 10, 30])
     axes.set(ylabel="norm of a row of dL/dQ", ylim=(None, 80))
 

@@ -342,7 +342,7 @@ const Explorer = (() => {
         const before = ghost ? [short(ghost.gradients[i].rms)] : [];
         const cells = [short(rms), ...before, law === null ? "" : short(law), short(median)];
         cells.push((100 * dead).toFixed(0));
-        return `<tr><th scope="row">${to}</th>${cells.map((c) => `<td>${c}</td>`).join("")}</tr>`;
+        return `<tr><th scope="row">dL/d${to}</th>${cells.map((c) => `<td>${c}</td>`).join("")}</tr>`;
       })
       .join("");
   }

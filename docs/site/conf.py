@@ -27,6 +27,7 @@ extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
 source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".ipynb": "myst-nb"}
 nb_execution_mode = "off"  # `make notebooks` runs them
 myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]  # formulas of the notebooks
 
 default_role = "py:obj"
 autodoc_member_order = "bysource"
@@ -61,6 +62,9 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"sdpa {version}"
 html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}
 html_show_sourcelink = False
+# Pages without neighbours need no list of them.
+alone = ("README", "CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY", "RELEASING")
+html_sidebars = dict.fromkeys(alone, [])
 
 
 def mark_literal(_app, _what, _name, _object, _options, lines):

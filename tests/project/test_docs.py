@@ -119,6 +119,13 @@ def test_fast_paths_have_their_figures():
         assert re.search(rf"^\| .*\b{path}\b", table, re.MULTILINE), path
 
 
+def test_the_first_page_of_the_site_runs():
+    page = ROOT / "docs" / "site" / "index.rst"
+    failed, tried = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
+    assert tried > 5
+    assert failed == 0
+
+
 def test_the_reference_has_every_public_name():
     pages = (ROOT / "docs" / "site" / "reference").glob("*.rst")
     text = "".join(page.read_text(encoding="utf-8") for page in pages)

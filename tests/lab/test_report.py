@@ -187,6 +187,8 @@ def test_axes_of_bounds_of_points_and_of_laws_about_something_else():
 def test_in_a_browser(context, path):
     with opened(context, path) as page:
         assert_fits(page)
+        page.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
+        assert_fits(page)
         assert_named(page)
         assert page.locator("h1").count() == 1
         links = page.evaluate("[...document.querySelectorAll('nav a')].map((a) => a.hash)")

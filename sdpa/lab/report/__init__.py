@@ -35,12 +35,24 @@ SECTIONS = {
 INPUTS = {"digits": "images of digits", "random": "sequences of random numbers"}
 
 PANELS = {
-    "entropy": "Entropy of the weights of a query: ln 8 = 2.08 if all are equal, 0 if one key "
-    "takes all.",
-    "saturated": f"Queries with a weight above {SATURATED:g}: one key takes all.",
-    "gradient": "Norm of the gradient of a query: root mean square (circles) and median "
-    "(triangles). Where they part, few queries get most of it.",
+    "entropy": (
+        "Entropy of the weights of a query: ln 8 = 2.08 if all are equal, 0 if one key takes all.",
+        "Entropy",
+        "entropy",
+    ),
+    "saturated": (
+        f"Queries with a weight above {SATURATED:g}: one key takes all.",
+        "Share of queries with a weight near 1",
+        "saturated",
+    ),
+    "gradient": (
+        "Norm of the gradient of a query: root mean square (circles) and median (triangles). Where "
+        "they part, few queries get most of it.",
+        "Median norm of the gradient",
+        "median_grad_query",
+    ),
 }
+"""Caption, what a screen reader says and the column that it reads, by panel of the first figure."""
 
 
 def explorer() -> str:
@@ -181,15 +193,15 @@ def _scale_figure(name: str, rows: Sequence[ScaleRow], seed: int) -> str:
 
 
 def _panel(panel: str, name: str, rows: Sequence[ScaleRow]) -> str:
-    what = {"entropy": "entropy", "saturated": "saturated", "gradient": "median_grad_query"}
+    caption, what, column = PANELS[panel]
     courses = []
     for words, scaled in (("with 1/√d_k", True), ("without", False)):
-        course = [getattr(r, what[panel]).value for r in _plain(rows) if (r.scale != 1) == scaled]
+        course = [getattr(row, column).value for row in _plain(rows) if (row.scale != 1) == scaled]
         courses.append(f"{words} {', '.join(f'{value:.3g}' for value in course)}")
     widths = ", ".join(f"{row.d_k}" for row in _plain(rows) if row.scale == 1)
-    label = f"{what[panel].replace('_', ' ')} at d_k = {widths}: {'; '.join(courses)}"
+    label = f"{what} at d_k = {widths}: {'; '.join(courses)}"
     picture = inline(partial(plot_scale_effect, rows, panels=[panel]), f"{name}-{panel}", label)
-    return f"<figure>{picture}<figcaption>{PANELS[panel]}</figcaption></figure>"
+    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
 
 def _speed(result: Mapping[str, Any]) -> str:

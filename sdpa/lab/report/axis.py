@@ -70,15 +70,16 @@ def drawn(figure: Figure, expect: Expect) -> str:
 def described(figure: Figure, expect: Expect) -> str:
     """The same as a list of terms with their values, which is the legend of the axis, too."""
     terms = [
-        ("claimed", "○ claimed", claimed(expect)),
-        ("measured", "● measured", interval(figure)),
+        ("claimed", "○", "claimed", claimed(expect)),
+        ("measured", "●", "measured", interval(figure)),
     ]
     if expect.law is not None:
         about = f", of the {expect.law_figure}" if expect.law_figure else ""
-        terms.append(("law-mark", "◆ our law", f"{expect.law:.4g}{about}"))
+        terms.append(("law-mark", "◆", "our law", f"{expect.law:.4g}{about}"))
     rows = [
-        f'<div><dt class="{name}">{term}</dt><dd>{escape(text)}</dd></div>'
-        for name, term, text in terms
+        f'<div><dt><i class="{name}" aria-hidden="true">{mark}</i> {term}</dt>'
+        f"<dd>{escape(text)}</dd></div>"
+        for name, mark, term, text in terms
     ]
     return f"<dl>{''.join(rows)}</dl>"
 

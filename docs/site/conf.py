@@ -64,7 +64,7 @@ html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}
 html_show_sourcelink = False
 # Pages without neighbours need no list of them.
 alone = ("README", "CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY", "RELEASING")
-html_sidebars = dict.fromkeys(alone, [])
+html_sidebars = {name: [] for name in alone}
 
 
 def mark_literal(_app, _what, _name, _object, _options, lines):

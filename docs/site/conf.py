@@ -27,6 +27,7 @@ extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
 source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".ipynb": "myst-nb"}
 nb_execution_mode = "off"  # `make notebooks` runs them
 myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]  # formulas of the notebooks
 
 default_role = "py:obj"
 autodoc_member_order = "bysource"
@@ -36,11 +37,34 @@ bridged = ("autograd", "dask", "jax", "onnx", "torch", "transformers", "zarr")
 autodoc_mock_imports = [name for name in bridged if find_spec(name) is None]
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
+# numpydoc's validator reads every docstring of the reference, the compiled ones included. Off are:
+numpydoc_validation_checks = {
+    "all",
+    # Sections that numpydoc itself calls optional. Examples that are there run as tests.
+    *("ES01", "EX01", "SA01"),
+    # Named tuples, and functions that take the options of another one, which documents them.
+    *("GL08", "PR01", "PR02", "RT01"),
+    # Arguments alike share an entry, so that their order is not that of the signature.
+    "PR03",
+    # "seed : int" says all; so does the name of an argument that is passed on.
+    *("PR04", "PR07", "RT03"),
+    # Descriptions that begin with a formula or with the name of a variable.
+    *("PR08", "RT04", "SA03", "SS02"),
+    # Docstrings of plots, which are completed where they are decorated.
+    "GL02",
+    # It takes plural nouns for verbs: "Gradients of ...".
+    "SS05",
+}
+# Of other libraries: autodoc reads them and leaves them out.
+numpydoc_validation_exclude = {r"\.style\.wraps$", r"\.transformers\.Attention\w*Interface$"}
 
 html_theme = "pydata_sphinx_theme"
 html_title = f"sdpa {version}"
 html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}
 html_show_sourcelink = False
+# Pages without neighbours need no list of them.
+alone = ("README", "CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY", "RELEASING")
+html_sidebars = {name: [] for name in alone}
 
 
 def mark_literal(_app, _what, _name, _object, _options, lines):

@@ -18,8 +18,10 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 STEP = 0.35
-"""Of the trapezoidal rule in v = ln u, where integrands are u^k exp(-u), analytic for |Im v| <
-pi/2: the rule errs by about exp(-pi^2 / STEP) times 2 (2 pi / STEP)^(k - 1/2), 1e-8 for k = 4."""
+"""Of the trapezoidal rule in v = ln u.
+
+Its integrands are u^k exp(-u), analytic for |Im v| < pi/2: the rule errs by about exp(-pi^2 / STEP)
+times 2 (2 pi / STEP)^(k - 1/2), 1e-8 for k = 4."""
 
 GREGORY = np.array([95 / 288, 317 / 240, 23 / 30, 793 / 720, 157 / 160])
 """End weights of the trapezoidal rule that make it of order 6 (Hildebrand, section 5.9)."""

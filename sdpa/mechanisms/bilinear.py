@@ -79,7 +79,7 @@ def bilinear_attention(
 
     Returns
     -------
-    out : ndarray, (..., heads, Lq, d_v)
+    ndarray, (..., heads, Lq, d_v)
         Of query's dtype, computed in float32 (float64 for float64).
 
     Raises

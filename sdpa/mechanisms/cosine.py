@@ -86,7 +86,7 @@ def cosine_attention(
 
     Returns
     -------
-    out : ndarray, (..., heads, Lq, d_v)
+    ndarray, (..., heads, Lq, d_v)
         Of query's dtype, computed in float32 (float64 for float64).
 
     Raises

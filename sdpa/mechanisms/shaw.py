@@ -83,7 +83,7 @@ def shaw_attention(
 
     Returns
     -------
-    out : ndarray, (..., heads, Lq, d_v)
+    ndarray, (..., heads, Lq, d_v)
         Of query's dtype, computed in float32 (float64 for float64).
 
     Raises

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest

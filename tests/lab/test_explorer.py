@@ -235,6 +235,57 @@ def test_pictures_change_with_the_knobs(page):
     assert circles.count() == 2
 
 
+def test_the_setting_before_stays_as_a_ghost(page):
+    assert page.locator(".ghost").count() == 0
+    assert not page.locator(".maps .before").is_visible()
+    before = [f"{row['rms']:.3g}" for row in page.evaluate("Explorer.current().gradients")]
+    weights = page.evaluate("document.querySelector('.weights').toDataURL()")
+    places = [circle.get_attribute("cx") for circle in page.locator("circle.point").all()]
+    page.locator("[name=scale]").select_option("one")
+    assert page.locator(".histogram path.ghost").count() == 1
+    ghosts = [circle.get_attribute("cx") for circle in page.locator("circle.ghost").all()]
+    assert ghosts == places
+    assert [circle.get_attribute("cx") for circle in page.locator("circle.point").all()] != places
+    assert page.evaluate("document.querySelector('.before canvas').toDataURL()") == weights
+    assert page.locator(".gradients td:nth-child(3)").all_inner_texts() == before
+    assert "scale 1/√d_k, d_k 64" in page.locator(".previous").inner_text()
+
+
+def test_one_ghost_for_all_of_a_turn(page):
+    """A slider that is dragged reports every step; the ghost is where it started."""
+    for value in (7, 8, 9):
+        page.locator("[name=d_k]").evaluate(
+            """(e, value) => {
+            e.value = value;
+            e.dispatchEvent(new Event("input", {bubbles: true}));
+            }""",
+            value,
+        )
+    assert page.evaluate("Explorer.current().state.d_k") == 512
+    assert "d_k 64" in page.locator(".previous").inner_text()
+    page.locator("[name=d_k]").dispatch_event("change")
+    page.get_by_role("button", name="Next draw").click()
+    assert "d_k 512, n 16, correlation 0.00, seed 0" in page.locator(".previous").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("address", "density", "curves"),
+    [
+        ("#scale=one&seed=3", 1, 2),
+        ("#rho=0.5&seed=3", 1, 0),
+        ("#input=digits&seed=3", 0, 0),
+    ],
+)
+def test_laws_are_drawn_only_where_they_apply(page, address, density, curves):
+    go(page, address)
+    assert page.locator(".histogram .law").count() == density
+    assert page.locator(".entropy .law, .jacobian .law").count() == curves
+    assert page.locator(".reference").count() == 2 - curves
+    captions = " ".join(page.locator(".panels figcaption").all_inner_texts())
+    assert ("No law is drawn" in captions) == (density == 0)
+    assert captions.count("The law does not apply") == 2 - curves
+
+
 def test_the_largest_setting_is_fast(page):
     go(page, "#d_k=512&n=128&seed=1")
     milliseconds = page.evaluate(

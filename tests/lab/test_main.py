@@ -329,11 +329,11 @@ def test_the_main_job_prints_the_first_screen(monkeypatch, capsys):
 def test_the_words_of_the_first_screen_follow_the_measurement(random_rows):
     """Rows in the other order: what fell now rises, and the sentences do not say otherwise."""
     rows = [row for row in random_rows if row.projection == "1/d_model"]
-    assert "they gather" in " ".join(screen._answer(rows))
+    assert "they gather" in " ".join(screen.answer(rows))
     widths = dict(zip((16, 64, 256), (256, 64, 16), strict=True))
     turned = [row._replace(d_k=widths[row.d_k]) for row in rows[::-1]]
     turned = [row for pair in zip(turned[1::2], turned[::2], strict=True) for row in pair]
-    assert "they gather" not in " ".join(screen._answer(turned))
+    assert "they gather" not in " ".join(screen.answer(turned))
 
 
 def test_json_without_scikit_learn():

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,8 +12,11 @@ from support.pages import assert_fits, assert_named, colors, contrast, opened
 from sdpa import lab
 from sdpa.__main__ import main
 from sdpa.lab import claims, report
+from sdpa.lab.claims import Expect, Figure
+from sdpa.lab.report import axis, cards, screen
 
-FEW_CLAIMS = ("softmax-raw",)
+FEW_CLAIMS = ("softmax-raw", "exp-values", "softmax-scaled", "table3-rowB")
+BY_SURPRISE = ("softmax-scaled", "exp-values", "table3-rowB", "softmax-raw")
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +61,9 @@ def test_figures_of_text_json_and_report_are_the_same(tmp_path, capsys):
     for row in result["claims"]:
         assert f'id="claim-{row["id"]}"' in html
         assert row["claim_zh"] in html
-        assert re.search(rf"{row['verdict']}</span> {row['id']}", html)
+        assert re.search(
+            rf'id="claim-{row["id"]}">\s*<h3><span class="verdict {row["verdict"]}"', html
+        )
     for name in ("digits", "random"):
         if result[name] is not None:
             assert f"{name}: gradients, 30 inputs" in html
@@ -70,7 +76,7 @@ def test_without_matplotlib_and_scikit_learn_it_says_how_to_get_them(tmp_path, m
     path = tmp_path / "report.html"
     main(["--draws", "30", "--report", str(path)])
     html = path.read_text(encoding="utf-8")
-    assert "<img" not in html
+    assert 'class="plot' not in html
     notes = re.findall(r'<p class="note">(.*?)</p>', html)
     assert len(notes) == 3
     assert all("pip install &#x27;sdpa[lab]&#x27;" in note for note in notes)
@@ -87,11 +93,11 @@ def test_what_the_ledger_says_is_text_not_markup():
         law="no",
         experiment=lambda seed, times: {"x": lab.Estimate(1.0, 1.0, 1.0, 1)},
     )
-    html = report._row(claims.judge(claim, rows=1))
+    html = cards.card(claims.judge(claim, rows=1))
     assert "a &lt; b &amp; c" in html
     assert "甲 &lt; 乙" in html
     assert "yes: &lt;b&gt;" in html
-    assert "<td>1</td><td>2</td>" in html
+    assert "<td>1 (n = 1)</td><td>1 ± 0.1</td><td>2</td>" in html
 
 
 def test_every_colour_can_be_read():
@@ -100,29 +106,142 @@ def test_every_colour_can_be_read():
         for ground in ("page", "panel"):
             for name in ("ink", "quiet", *report.VERDICTS):
                 assert contrast(color[name], color[ground]) >= 4.5, (scheme, name, ground)
-            for name in ("blue", "law", "point"):
+            for name in ("blue", "law", "point", "orange"):
                 assert contrast(color[name], color[ground]) >= 3, (scheme, name, ground)
+
+
+# ------------------------------------------------------------------------------------- claims
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return claims.ledger(FEW_CLAIMS)
+
+
+def test_claims_are_sorted_by_surprise(rows):
+    assert tuple(row.claim.id for row in screen.by_surprise(rows)) == BY_SURPRISE
+    assert [row.claim.id for row in screen.surprising(rows)] == list(BY_SURPRISE[:2])
+    html = cards.ledger(rows, 0)
+    assert tuple(re.findall('<article.* id="claim-(.*)">', html)) == BY_SURPRISE
+    # A surprising claim that turned out as the note says is no surprise.
+    held = [replace(row, verdict="reproduced") for row in rows]
+    assert screen.surprising(held) == []
+
+
+def test_the_figure_that_decides_is_the_one_furthest_outside(rows):
+    (row,) = [row for row in rows if row.claim.id == "softmax-scaled"]
+    figure, expect = axis.decisive(row.figures, row.claim.expect)
+    low, high = expect.claimed_region()
+    assert figure.high < low or figure.low > high
+    inside, outside = Figure("inside", 1.0, 0.9, 1.1, 5), Figure("outside", 1.0, 0.9, 1.1, 5)
+    near = Figure("near", 1.0, 0.9, 1.1, 5)
+    expected = [Expect("inside", 1.0, 0.5), Expect("near", 1.5, 0.2), Expect("outside", 3.0, 0.2)]
+    assert axis.decisive([inside, near, outside], expected) == (outside, expected[2])
+    assert axis.decisive([inside], expected[:1]) == (inside, expected[0])
+    assert axis.decisive([], expected) is None
+
+
+def places(svg):
+    """Left and right end of each mark on an axis."""
+    (margin,) = re.findall(r'class="margin" x="([\d.]+)" width="([\d.]+)"', svg)
+    left, width = map(float, margin)
+    found = {"margin": (left, left + width)}
+    for name in ("claimed", "measured"):
+        found[name] = float(re.search(rf'circle class="{name}" cx="([\d.]+)"', svg)[1])
+    found["interval"] = tuple(
+        map(float, re.search(r'class="interval" d="M([\d.]+) \d+H([\d.]+)"', svg).groups())
+    )
+    law = re.search(r'class="law-mark" d="M([\d.]+) ', svg)
+    return found | ({"law": float(law[1])} if law else {})
+
+
+def test_marks_on_an_axis_lie_as_the_numbers_do():
+    figure = Figure("x", 2.0, 1.8, 2.3, 16)
+    found = places(axis.drawn(figure, Expect("x", 1.0, 0.25, 2.0)))
+    low, high = found["margin"]
+    assert (low + high) / 2 == pytest.approx(found["claimed"], abs=0.2)
+    assert high < found["interval"][0] < found["measured"] == found["law"] < found["interval"][1]
+    unit = found["measured"] - found["claimed"]
+    assert high - low == pytest.approx(0.5 * unit, abs=0.2)
+    assert found["interval"][1] - found["interval"][0] == pytest.approx(0.5 * unit, abs=0.2)
+
+
+def test_axes_of_bounds_of_points_and_of_laws_about_something_else():
+    figure = Figure("x", 2.0, 1.8, 2.3, 16)
+    low, high = places(axis.drawn(figure, Expect("x", 1.0, (0, None))))["margin"]
+    assert high > axis.WIDTH - axis.EDGE > low
+    low, high = places(axis.drawn(figure, Expect("x", 3.0, (None, 0))))["margin"]
+    assert low < axis.EDGE < high
+    other = Expect("x", 0.0, 1e-6, 0.0, None, "y")
+    assert "law-mark" not in axis.drawn(figure, other)
+    assert "0, of the y" in axis.described(figure, other)
+    for value in (0.0, 5.0, -1e-12):
+        point = axis.drawn(Figure("x", value, value, value, 1), Expect("x", value, 0.0))
+        assert "nan" not in point
+        assert places(point)["claimed"] == places(point)["measured"] == axis.WIDTH / 2
+
+
+# ------------------------------------------------------------------------------ in the browser
 
 
 def test_in_a_browser(context, path):
     with opened(context, path) as page:
         assert_fits(page)
+        page.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
+        assert_fits(page)
         assert_named(page)
         assert page.locator("h1").count() == 1
-        pictures = page.evaluate(
-            "[...document.images].map((image) => image.complete && image.naturalWidth)"
-        )
-        assert len(pictures) == 2  # digits and speed: random numbers come with --all
-        assert all(width > 300 for width in pictures)
         links = page.evaluate("[...document.querySelectorAll('nav a')].map((a) => a.hash)")
         assert links == [f"#{name}" for name in report.SECTIONS]
-        assert all(page.locator(link).count() == 1 for link in links)
+        sections = page.evaluate("[...document.querySelectorAll('section')].map((e) => '#' + e.id)")
+        assert sections == links
+        ids = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
+        assert len(ids) == len(set(ids))
         badge = page.locator(".claim .verdict").first
-        assert badge.inner_text() in report.VERDICTS
+        assert badge.inner_text().split()[0] in report.VERDICTS
         border, text = badge.evaluate(
             "(e) => [getComputedStyle(e).borderTopColor, getComputedStyle(e).color]"
         )
         assert border == text != page.evaluate("getComputedStyle(document.body).color")
+
+
+def test_the_answer_and_its_figure_come_first(context, path):
+    with opened(context, path) as page:
+        answer = page.locator("section").first
+        assert answer.locator("li").count() == 3
+        # Figures of digits and of speed: random numbers come with --all.
+        captions = page.locator(".numbered > figcaption")
+        assert captions.count() == 2
+        assert all(caption.is_visible() for caption in captions.all())
+        panels = answer.locator(".row > figure")
+        assert panels.count() == 3
+        assert all(panel.locator("figcaption").is_visible() for panel in panels.all())
+        places = [panel.bounding_box() for panel in panels.all()]
+        fixed = {"x"} if page.viewport_size["width"] == 390 else {"y"}
+        assert {
+            axis for axis in ("x", "y") if len({round(place[axis]) for place in places}) == 1
+        } == fixed
+
+
+def test_claims_are_filtered_by_verdict(context, path):
+    shown = (
+        "[...document.querySelectorAll('.claim')].filter((e) => e.offsetParent).map((e) => e.id)"
+    )
+    everything = [f"claim-{name}" for name in BY_SURPRISE]
+    with opened(context, path) as page:
+        assert page.evaluate(shown) == everything
+        page.get_by_label(re.compile("^2 corrected")).check()
+        assert page.evaluate(shown) == everything[:2]
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate(shown) == ["claim-table3-rowB"]
+        page.get_by_label(re.compile("^1 reproduced")).check()
+        assert page.evaluate(shown) == ["claim-softmax-raw"]
+        page.get_by_label(re.compile("^4 all")).check()
+        assert page.evaluate(shown) == everything
+        assert page.get_by_label(re.compile("^0 undecided")).is_disabled()
+        for card in page.locator(".claim").all():
+            assert card.locator(".verdict-axis").is_visible()
+            assert card.locator("dt").all_inner_texts()[:2] == ["○ claimed", "● measured"]
 
 
 def test_the_explorer_in_it_works_and_leaves_its_links_alone(context, path):
@@ -134,11 +253,42 @@ def test_the_explorer_in_it_works_and_leaves_its_links_alone(context, path):
         assert "scale=one" in page.evaluate("location.hash")
 
 
-def test_light_and_dark_differ(browser, path):
-    grounds = set()
+def test_links_keep_the_setting_of_the_explorer(context, path):
+    setting = "Explorer.current().state.scale"
+    with opened(context, path) as page:
+        page.locator("[name=scale]").select_option("one")
+        text = page.locator(".summary").inner_text()
+        for name in ("speed", "explorer"):
+            page.locator(f"nav a[href='#{name}']").click()
+            page.wait_for_function("(hash) => location.hash === hash", arg=f"#{name}")
+            assert page.evaluate(setting) == "one"
+            assert page.locator("[name=scale]").input_value() == "one"
+            assert page.locator(".summary").inner_text() == text
+        page.reload()
+        assert page.evaluate("location.hash") == "#explorer"
+        assert page.evaluate(setting) == "one"
+        page.go_back()
+        assert page.evaluate(setting) == "one"
+
+
+def test_figures_follow_the_page_from_light_to_dark(browser, path):
+    seen = set()
     for scheme in ("light", "dark"):
         context = browser.new_context(color_scheme=scheme, offline=True)
         with opened(context, path) as page:
-            grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+            ground, ink = page.evaluate(
+                """(({backgroundColor, color}) => [backgroundColor, color])(
+                getComputedStyle(document.body))"""
+            )
+            texts = page.evaluate(
+                """[...document.querySelectorAll(".plot svg text")].map(
+                (e) => getComputedStyle(e).fill)"""
+            )
+            assert len(texts) > 20
+            assert set(texts) == {ink}
+            seen.add((ground, ink))
         context.close()
-    assert len(grounds) == 2
+    assert len({ground for ground, _ in seen}) == len({ink for _, ink in seen}) == 2
+    pictures = re.findall("<svg.*?</svg>", path.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(pictures) > 4
+    assert not re.search("#[0-9a-f]{6}[^0-9a-f-]", "".join(pictures), re.IGNORECASE)

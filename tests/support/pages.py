@@ -40,7 +40,7 @@ def assert_named(page):
     """Controls, pictures and scrolling regions have names for screen readers."""
     nameless = page.evaluate(
         """[...document.querySelectorAll("input, select, button, svg, canvas, img, [tabindex]")]
-        .filter((e) => !(e.labels?.length || e.getAttribute("aria-label") || e.alt
+        .filter((e) => !(e.labels?.length || e.ariaHidden || e.getAttribute("aria-label") || e.alt
                          || (e.tagName === "BUTTON" && e.textContent.trim())))
         .map((e) => e.outerHTML.slice(0, 80))"""
     )

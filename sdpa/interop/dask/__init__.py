@@ -54,8 +54,8 @@ def attention(
     Parameters
     ----------
     query : dask.array.Array or store, (..., heads, Lq, d_k)
-        A Dask array has one task per chunk along Lq and one chunk along every other axis. (Batches
-        that are cut need nothing of this module: `dask.array.map_blocks(sdpa.attention, ...)`.)
+        A Dask array has one task per chunk along Lq and one chunk along every other axis. Batches
+        that are cut need nothing of this module: `dask.array.map_blocks(sdpa.attention, ...)`.
     key, value : store or dask.array.Array, (..., heads, Lk, d_k) and (..., heads, Lk, d_v)
         Stores, such as arrays of Zarr, are opened by the workers, which read what they need and
         nothing that causality, windows or key lengths hide. Dask arrays, of equal chunks along Lk,

@@ -326,7 +326,7 @@ def dot_product_attention(
         Factor of the scores; 1 / sqrt(H) by default. Known when the function is traced.
     is_causal : bool, default False
         Query i attends to keys 0 to i.
-    query_seq_lengths, key_value_seq_lengths : (B,) integer jax.Array, optional
+    query_seq_lengths, key_value_seq_lengths : jax.Array of integers, (B,), optional
         Rows of query, and of key and value, that are not padding. Other rows of the result are 0.
     local_window_size : int or (int, int), optional
         Query i attends to keys from i - left to i + right.

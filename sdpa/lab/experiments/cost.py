@@ -68,17 +68,17 @@ def cost(
     seed : int
         Seed of the data.
 
+    Returns
+    -------
+    Table
+        Columns kind; axis, "n" or "d", along which the row belongs; n; d; seconds.
+
     Raises
     ------
     ValueError
         `kinds` contains an unknown name.
     ImportError
         threadpoolctl, which keeps NumPy's kinds to one thread, is not installed.
-
-    Returns
-    -------
-    Table
-        Columns kind; axis, "n" or "d", along which the row belongs; n; d; seconds.
 
     Examples
     --------

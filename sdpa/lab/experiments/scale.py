@@ -274,7 +274,11 @@ def _row(projection: str, d_k: int, scale: float, iid: float, draws: Arrays, d_v
 
 
 @style.plot
-def plot_scale_effect(rows: Sequence[ScaleRow], projection: str = "1/d_model") -> Figure:
+def plot_scale_effect(
+    rows: Sequence[ScaleRow],
+    projection: str = "1/d_model",
+    panels: Sequence[str] = ("entropy", "saturated", "gradient"),
+) -> Figure:
     """Entropy, saturated rows, rms and median of dL/dQ against d_k, scaled and not.
 
     Parameters
@@ -283,6 +287,8 @@ def plot_scale_effect(rows: Sequence[ScaleRow], projection: str = "1/d_model") -
         Of `scale_effect`.
     projection : str
         The kind of projections to show.
+    panels : sequence of str
+        Which of the three to draw, side by side.
 
     Examples
     --------
@@ -292,37 +298,43 @@ def plot_scale_effect(rows: Sequence[ScaleRow], projection: str = "1/d_model") -
     ['d_k', 'd_k', 'd_k']
     """
     rows = [row for row in rows if row.projection == projection]
-    figure, (entropy, saturated, gradient) = style.subplots(1, 3, size=(3.6, 3.2))
-    lines = ((True, style.SCALED, "1/sqrt(d_k)"), (False, style.UNSCALED, "no scale"))
-    for is_scaled, color, label in lines:
-        chosen = [row for row in rows if (row.scale != 1) == is_scaled]
-
-        _line(entropy, chosen, "entropy", line=True, color=color, label=label)
-        _line(saturated, chosen, "saturated", 100.0, line=True, color=color, label=label)
-        style.prediction(
-            gradient,
-            [row.d_k for row in chosen],
-            np.array([row.rms_grad_query.predicted for row in chosen], float),
-            label=None if is_scaled else "law of the rms",
-        )
-        _line(gradient, chosen, "rms_grad_query", color=color, label=f"{label}: rms")
-        _line(
-            gradient,
-            chosen,
-            "median_grad_query",
-            line=True,
-            color=color,
-            label=f"{label}: median",
-            marker="^",
-        )
-    entropy.set(ylabel="entropy of a row of weights, nats", ylim=(0, None))
-    saturated.set(ylabel=f"rows with a weight above {SATURATED:g}, %")
-    gradient.set(ylabel="norm of a row of dL/dQ", yscale="log", ylim=(None, 80))
-    for axes in figure.axes:
+    scaled, unscaled = ([row for row in rows if (row.scale == 1) == one] for one in (False, True))
+    lines = (scaled, style.SCALED, "1/sqrt(d_k)"), (unscaled, style.UNSCALED, "no scale")
+    draw = {"entropy": _entropy, "saturated": _saturated, "gradient": _gradient}
+    figure, grid = style.subplots(1, len(panels), size=(3.6, 3.2), squeeze=False)
+    for axes, panel in zip(grid[0], panels, strict=True):
+        draw[panel](axes, lines)
         axes.set_xlabel("d_k")
         style.log_axis(axes, "x", sorted({row.d_k for row in rows}))
         axes.legend()
     return figure
+
+
+Lines = Iterable[tuple[Sequence[ScaleRow], str, str]]  # rows, colour, label
+
+
+def _entropy(axes: Axes, lines: Lines) -> None:
+    for rows, color, label in lines:
+        _line(axes, rows, "entropy", line=True, color=color, label=label)
+    axes.set(ylabel="entropy of a row of weights, nats", ylim=(0, None))
+
+
+def _saturated(axes: Axes, lines: Lines) -> None:
+    for rows, color, label in lines:
+        _line(axes, rows, "saturated", 100.0, line=True, color=color, label=label)
+    axes.set(ylabel=f"rows with a weight above {SATURATED:g}, %")
+
+
+def _gradient(axes: Axes, lines: Lines) -> None:
+    for rows, color, label in lines:
+        laws = np.array([row.rms_grad_query.predicted for row in rows], float)
+        first = None if axes.lines else "law of the rms"
+        style.prediction(axes, [row.d_k for row in rows], laws, label=first)
+        _line(axes, rows, "rms_grad_query", color=color, label=f"{label}: rms")
+        median = f"{label}: median"
+        _line(axes, rows, "median_grad_query", color=color, label=median, marker="^", line=True)
+    style.log_axis(axes, "y", [1, 3, 10, 30])
+    axes.set(ylabel="norm of a row of dL/dQ", ylim=(None, 80))
 
 
 def _line(

@@ -182,11 +182,13 @@ def plot_speed(rows: Sequence[SpeedRow]) -> Figure:
     >>> lab.plot_speed(lab.speed([(10, 64)], seconds=0.01)).axes[0].get_xlabel()
     'time of NumPy / time of sdpa'
     """
-    figure, axes = style.subplots(size=(6.4, 0.45 * len(rows) + 0.9))
-    names = [f"{row.shape} {row.direction}" for row in rows]
+    figure, axes = style.subplots(size=(4.2, 0.4 * len(rows) + 0.8))
+    names = [f"{' x '.join(map(str, row.shape))}, {row.direction}" for row in rows]
     colors = [style.BLUE if row.direction == "forward" else style.ORANGE for row in rows]
-    bars = axes.barh(names, [row.ratio for row in rows], color=colors)
-    axes.bar_label(bars, [f" {row.ratio:.1f}" for row in rows])
+    axes.barh(names, [row.ratio for row in rows], color=colors)
+    for i, row in enumerate(rows):  # beside the axes, where no bar and no line crosses them
+        text = f"{row.ratio:.1f}"
+        axes.text(1.02, i, text, transform=axes.get_yaxis_transform(), verticalalignment="center")
     axes.axvline(1, color=style.BLACK, linewidth=1.0)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")

@@ -6,43 +6,53 @@ scripts, data and plots are inside the file, whose content policy forbids it to 
 
 from __future__ import annotations
 
-import base64
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .. import style
 from ..claims import Row
-from ..experiments.scale import plot_scale_effect
+from ..experiments.scale import ScaleRow, plot_scale_effect
 from ..experiments.speed import plot_speed
-from ..tools.estimate import Estimate
-from ..tools.table import with_interval
-from . import printout
+from ..measure import DEAD, SATURATED
+from . import printout, screen
+from .cards import VERDICTS, ledger
+from .pictures import inline
 
-if TYPE_CHECKING:
-    from matplotlib import figure
-
-__all__ = ["explorer", "page"]
+__all__ = ["VERDICTS", "explorer", "page"]
 
 FOLDER = Path(__file__).parent
 
-VERDICTS = {
-    "reproduced": "measured as the note says",
-    "corrected": "our law passes the test that the claim fails",
-    "refuted": "measured otherwise",
-    "undecided": "not decided by the draws of this run",
-}
-
 SECTIONS = {
-    "ledger": "Claims",
-    "scale": "The scale",
-    "speed": "Speed",
+    "answer": "Answer",
     "explorer": "Explorer",
+    "ledger": "Claims",
+    "speed": "Speed",
     "machine": "Machine",
 }
+
+INPUTS = {"digits": "images of digits", "random": "sequences of random numbers"}
+
+PANELS = {
+    "entropy": (
+        "Entropy of the weights of a query: ln 8 = 2.08 if all are equal, 0 if one key takes all.",
+        "Entropy",
+        "entropy",
+    ),
+    "saturated": (
+        f"Queries with a weight above {SATURATED:g}: one key takes all.",
+        "Share of queries with a weight near 1",
+        "saturated",
+    ),
+    "gradient": (
+        "Norm of the gradient of a query: root mean square (circles) and median (triangles). Where "
+        "they part, few queries get most of it.",
+        "Median norm of the gradient",
+        "median_grad_query",
+    ),
+}
+"""Caption, what a screen reader says and the column that it reads, by panel of the first figure."""
 
 
 def explorer() -> str:
@@ -82,15 +92,14 @@ def page(result: Mapping[str, Any], rows: Sequence[Row] = (), left_out: int = 0)
         so.
     """
     links = "".join(f'<a href="#{name}">{title}</a>' for name, title in SECTIONS.items())
-    seed = f"Seed {result['seed']}, {result['draws']} inputs of each kind."
     parts = [
-        f"<h1>Why attention divides by √d_k: measured on this machine</h1><p>{seed}</p>",
+        "<h1>Why does attention divide by √d_k?</h1>",
         f"<nav aria-label='Sections'>{links}</nav>",
         *(f'<p class="note">{escape(note)}</p>' for note in result["notes"]),
-        _section("ledger", _ledger(rows, left_out)),
-        _section("scale", _scale(result)),
-        _section("speed", _speed(result)),
+        _section("answer", _answer(result)),
         _explorer(),
+        _section("ledger", ledger(rows, left_out)),
+        _section("speed", _speed(result)),
         _section("machine", f"<pre>{escape(printout.machine_text(result['machine']))}</pre>"),
     ]
     return _document("Why attention divides by the root of d_k", "\n".join(parts))
@@ -136,105 +145,88 @@ def _file(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
-# ---------------------------------------------------------------------- ledger
-
-
-def _ledger(rows: Sequence[Row], left_out: int) -> str:
-    count = Counter(row.verdict for row in rows)
-    summary = " ".join(
-        f'<li><span class="verdict {verdict}">{verdict}</span> {count[verdict]}: {meaning}</li>'
-        for verdict, meaning in VERDICTS.items()
-    )
-    rest = (
-        f"<p>{left_out} more rows take longer than a main job should: "
-        "<code>python -m sdpa claims</code> judges all of them.</p>"
-        if left_out
-        else ""
-    )
-    return (
-        "<p>What five notes say of the scale, each claim turned into a figure and judged by one "
-        "rule that was fixed before measuring. Intervals come from independent draws and hold "
-        f'for the whole ledger together.</p><ul class="verdicts">{summary}</ul>{rest}'
-        f'<div class="claims">{"".join(map(_row, rows))}</div>'
-    )
-
-
-def _row(row: Row) -> str:
-    claim = row.claim
-    figures = []
-    for figure in row.figures:
-        cells = [with_interval(Estimate(*figure[1:])), str(figure.n)]
-        expect = row.expect.get(figure.name)
-        cells.append("" if expect is None else f"{expect.claimed:.4g}")
-        cells.append("" if expect is None or expect.law is None else f"{expect.law:.4g}")
-        figures.append(_cells(figure.name, cells))
-    header = ("figure", "measured", "draws", "claimed", "our law")
-    cited = " (cited)" if claim.cited else ""
-    return f"""<article class="claim {row.verdict}" id="claim-{claim.id}">
-<h3><span class="verdict {row.verdict}">{row.verdict}{cited}</span> {claim.id}</h3>
-<p>{escape(claim.claim)}</p><p lang="zh">{escape(claim.claim_zh)}</p>
-<p class="found">{escape(row.statement)}</p>
-<details><summary>Figures; notes {" ".join(claim.notes)}, seed {row.seed}</summary>
-{_table(header, figures)}</details>
-</article>"""
-
-
-def _table(header: Sequence[str], rows: Sequence[str]) -> str:
-    names = "".join(f'<th scope="col">{name}</th>' for name in header)
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Figures"><table>'
-        f"<thead><tr>{names}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def _cells(name: str, cells: Sequence[str]) -> str:
-    rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f'<tr><th scope="row">{escape(name)}</th>{rest}</tr>'
-
-
-# ---------------------------------------------------------------------- scale and speed
-
-
-def _scale(result: Mapping[str, Any]) -> str:
-    parts = [
-        f"<details><summary>The setting</summary><pre>{escape(printout.SETTING)}</pre></details>"
+def _answer(result: Mapping[str, Any]) -> str:
+    """What the scale changes: in sentences, in a figure for each kind of input, in tables."""
+    names = [name for name in INPUTS if result[name] is not None]
+    lines = screen.answer(_plain(result[names[0]]))
+    found = "".join(f"<li>{escape(line)}</li>" for line in lines).replace(" = ", "&nbsp;=&nbsp;")
+    tables = [
+        f"<details><summary>{name}: all figures</summary>"
+        f"<pre>{escape(printout.scale_text(name, result[name]).strip())}</pre></details>"
+        for name in names
     ]
-    for name in ("digits", "random"):
-        if result[name] is None:
-            continue
-        rows = result[name]
-        widths = sorted({row.d_k for row in rows})
-        parts.append(
-            _picture(
-                f"{name}: entropy, saturated rows and the gradient of the queries against d_k, "
-                f"from {widths[0]} to {widths[-1]}, with 1/√d_k and without; numbers are below",
-                partial(plot_scale_effect, rows),
-            )
-        )
-        parts.append(
-            f"<details><summary>{name}: all figures</summary>"
-            f"<pre>{escape(printout.scale_text(name, rows).strip())}</pre></details>"
-        )
-    return "\n".join(parts)
+    return "\n".join(
+        [
+            '<p class="lede">A score q·k is a sum of d_k products. Its standard deviation grows '
+            "like √d_k, and the larger the scores, the nearer softmax is to picking one key. The "
+            "factor 1/√d_k takes this growth out. Measured on this machine, before any training:"
+            f'</p><ul class="found">{found}</ul>',
+            *(_scale_figure(name, result[name], result["seed"]) for name in names),
+            f"<details><summary>The setting</summary><pre>{escape(printout.SETTING.strip())}</pre>"
+            "</details>",
+            *tables,
+        ]
+    )
+
+
+def _plain(rows: Sequence[ScaleRow]) -> list[ScaleRow]:
+    """Those of the first kind of projections."""
+    return [row for row in rows if row.projection == rows[0].projection]
+
+
+def _scale_figure(name: str, rows: Sequence[ScaleRow], seed: int) -> str:
+    try:
+        panels = [_panel(panel, name, rows) for panel in PANELS]
+    except ImportError as error:
+        return _no_plot(error)
+    widths = sorted({row.d_k for row in rows})
+    caption = (
+        f"What the scale changes from d_k = {widths[0]} to {widths[-1]}: with 1/√d_k and "
+        f"without. {rows[0].entropy.n} {INPUTS[name]}, 8 keys for each query, seed {seed}; "
+        "vertical bars are 95 % intervals, lines without marks the law of the root mean square. "
+        f"A gradient below {DEAD:g} of its usual norm counts as next to none."
+    )
+    return (
+        f'<figure class="plot numbered"><div class="row">{"".join(panels)}</div>'
+        f"<figcaption>{caption}</figcaption></figure>"
+    )
+
+
+def _panel(panel: str, name: str, rows: Sequence[ScaleRow]) -> str:
+    caption, what, column = PANELS[panel]
+    courses = []
+    for words, scaled in (("with 1/√d_k", True), ("without", False)):
+        course = [getattr(row, column).value for row in _plain(rows) if (row.scale != 1) == scaled]
+        courses.append(f"{words} {', '.join(f'{value:.3g}' for value in course)}")
+    widths = ", ".join(f"{row.d_k}" for row in _plain(rows) if row.scale == 1)
+    label = f"{what} at d_k = {widths}: {'; '.join(courses)}"
+    picture = inline(partial(plot_scale_effect, rows, panels=[panel]), f"{name}-{panel}", label)
+    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
 
 def _speed(result: Mapping[str, Any]) -> str:
     rows, threads = result["speed"], result["machine"]["sdpa"]["threads"]
-    return _picture(
-        "Time of the formula in NumPy divided by the time of sdpa, for each shape, forward and "
-        "backward; the numbers are below",
-        partial(plot_speed, rows),
-    ) + (f"<pre>{escape(printout.speed_text(rows, threads).strip())}</pre>")
-
-
-def _picture(alternative: str, plot: Callable[[], figure.Figure]) -> str:
-    """The plot as an image; a sentence where matplotlib is missing."""
-    try:
-        svg = style.svg(plot())
-    except ImportError as error:
-        return f'<p class="note">No plot: {escape(str(error))}</p>'
-    source = base64.b64encode(svg.encode()).decode()
-    return (
-        '<div class="wide" tabindex="0" role="region" aria-label="Plot">'
-        f'<img alt="{escape(alternative)}" src="data:image/svg+xml;base64,{source}"></div>'
+    label = "; ".join(
+        f"{' x '.join(map(str, row.shape))} {row.direction} {row.ratio:.1f}" for row in rows
     )
+    caption = (
+        "How many times as fast as the formula in NumPy sdpa is, by the shape of the operands, in "
+        "float32: attention (forward) and its gradients (backward), the shortest of alternating "
+        "calls. Where a bar ends left of the line at 1, NumPy is faster. "
+        f"sdpa on {threads} threads, NumPy’s matrix products on as many as its BLAS takes."
+    )
+    table = escape(printout.speed_text(rows, threads).strip())
+    try:
+        picture = inline(partial(plot_speed, rows), "speed", label)
+    except ImportError as error:
+        picture = _no_plot(error)
+    else:
+        picture = (
+            f'<figure class="plot numbered single">{picture}<figcaption>{caption}</figcaption>'
+            "</figure>"
+        )
+    return f"{picture}<details><summary>Times</summary><pre>{table}</pre></details>"
+
+
+def _no_plot(error: ImportError) -> str:
+    return f'<p class="note">No plot: {escape(str(error))}</p>'

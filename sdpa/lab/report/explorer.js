@@ -19,7 +19,12 @@ const Explorer = (() => {
   const find = (selector) => root.querySelector(selector);
   const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
   const short = (x) => (x === 0 ? "0" : Math.abs(x) >= 1000 ? x.toFixed(0) : x.toPrecision(3));
+  const NAMES = Object.fromEntries(
+    [...form.elements.scale.options].map((option) => [option.value, option.text]),
+  );
   let current = null;
+  let ghost = null; // what the setting before gave
+  let turning = false; // a knob: many events, one ghost
 
   // ------------------------------------------------------------------ state
 
@@ -195,36 +200,65 @@ const Explorer = (() => {
 
   const path = (points) => "M" + points.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L");
 
-  function drawHistogram({ state, scale, result, total }) {
-    const { n, d_k: d, rho } = state;
+  const says = (picture, text) => {
+    find(picture).closest("figure").querySelector("figcaption").textContent = text;
+  };
+
+  // Heights of equal bars from -end to end, of area 1 in all.
+  function histogram({ state: { n, d_k: d }, scale, result }) {
+    const end = Math.max(3.5 * scale * Math.sqrt(d), ...result.s.map(Math.abs)) * 1.02;
+    const bins = clamp(2 * Math.round(Math.sqrt(n * n) / 2) + 9, 15, 49);
+    const width = (2 * end) / bins;
+    const heights = new Float64Array(bins);
+    for (const s of result.s) {
+      heights[Math.min(bins - 1, Math.floor((s + end) / width))] += 1 / (n * n) / width;
+    }
+    return { end, width, heights };
+  }
+
+  function drawHistogram(found) {
+    const { state, scale, total } = found;
+    const { n, d_k: d, rho, input } = state;
     const independent = scale * Math.sqrt(d);
     const gauss = (x, mean, sd) => Math.exp(-(((x - mean) / sd) ** 2) / 2) / sd / Math.sqrt(2 * Math.PI);
     const density = (x) =>
       ((n - 1) * gauss(x, 0, independent) +
         gauss(x, rho * scale * d, independent * Math.sqrt(1 + rho * rho))) / n;
-    const end = Math.max(3.5 * independent, ...result.s.map(Math.abs)) * 1.02;
-    const bins = clamp(2 * Math.round(Math.sqrt(n * n) / 2) + 9, 15, 49);
-    const counts = new Float64Array(bins);
-    for (const s of result.s) counts[Math.min(bins - 1, Math.floor(((s + end) / (2 * end)) * bins))]++;
-    const width = (2 * end) / bins;
-    const heights = Array.from(counts, (c) => c / (n * n) / width);
-    const curve = Array.from({ length: 201 }, (_, i) => end * (i / 100 - 1));
-    const top = 1.08 * Math.max(...heights, ...curve.map(density));
+    const bars = histogram(found);
+    const before = ghost && histogram(ghost);
+    // A ghost that is much wider or higher is cut rather than squeezing what is shown.
+    const end = before ? clamp(before.end, bars.end, 4 * bars.end) : bars.end;
+    const curve = Array.from({ length: 401 }, (_, i) => end * (i / 200 - 1));
+    const law = input === "random" ? curve.map(density) : [];
+    const own = 1.08 * Math.max(...bars.heights, ...law);
+    const top = before ? clamp(1.08 * Math.max(...before.heights), own, 3 * own) : own;
+    const outline = ({ end: e, width, heights }, x, y) =>
+      path(
+        Array.from(heights, (h, i) => [-e + i * width, -e + (i + 1) * width, Math.min(h, top)])
+          .filter(([a, b]) => a >= -end * 1.001 && b <= end * 1.001)
+          .flatMap(([a, b, h]) => [[x(a), y(h)], [x(b), y(h)]]),
+      );
+    const compared = law.length ? `, ${short(independent)} for independent components` : "";
     const label =
-      `Histogram of ${n * n} scores between ${short(-end)} and ${short(end)}; standard deviation ` +
-      `${short(Math.sqrt(total))}, ${short(independent)} for independent components.`;
-    plot(find(".histogram"), { x: [-end, end], y: [0, top], xName: "score s", label }, (x, y) =>
-      heights
-        .map((h, i) => {
-          const [a, b] = [x(-end + i * width), x(-end + (i + 1) * width)];
-          return `<rect class="bar" x="${a}" width="${Math.max(0.5, b - a - 0.5)}" y="${y(h)}" height="${y(0) - y(h)}"/>`;
-        })
-        .join("") + `<path class="law" d="${path(curve.map((t) => [x(t), y(density(t))]))}"/>`,
-    );
+      `Histogram of ${n * n} scores between ${short(-bars.end)} and ${short(bars.end)}; ` +
+      `standard deviation ${short(Math.sqrt(total))}${compared}.`;
+    says(".histogram", law.length
+      ? "Scores, and the density that the law predicts"
+      : "Scores. No law is drawn: the pixels of an image are not independent");
+    plot(find(".histogram"), { x: [-end, end], y: [0, top], xName: "score s", label }, (x, y) => {
+      const rectangles = Array.from(bars.heights, (h, i) => {
+        const [a, b] = [x(-bars.end + i * bars.width), x(-bars.end + (i + 1) * bars.width)];
+        return `<rect class="bar" x="${a}" width="${Math.max(0.5, b - a - 0.5)}" y="${y(h)}" height="${y(0) - y(h)}"/>`;
+      });
+      if (before) rectangles.push(`<path class="ghost" d="${outline(before, x, y)}"/>`);
+      if (law.length) {
+        rectangles.push(`<path class="law" d="${path(curve.map((t, i) => [x(t), y(law[i])]))}"/>`);
+      }
+      return rectangles.join("");
+    });
   }
 
-  function drawWeights({ state: { n }, result, largest }) {
-    const canvas = find(".weights");
+  function drawWeights(canvas, { state: { n }, result, largest }) {
     canvas.width = canvas.height = n;
     const context = canvas.getContext("2d");
     const image = context.createImageData(n, n);
@@ -239,17 +273,46 @@ const Explorer = (() => {
     );
   }
 
-  function drawCurve(name, what, value, top, { state: { n }, within }) {
+  function drawCurve(name, what, top, found) {
     const { sigma, curves } = data;
-    const sd = clamp(Math.sqrt(within), sigma[0], sigma.at(-1));
-    const law = curves[n][name];
-    const label = `${what}: ${short(value)} at a standard deviation of ${short(sd)} within rows; law drawn for n = ${n}.`;
+    const { n, input, rho } = found.state;
+    const applies = input === "random" && rho === 0;
+    const place = (x, y, of) => [
+      x(clamp(Math.sqrt(of.within), sigma[0], sigma.at(-1))),
+      y(Math.min(of[name], top)),
+    ];
+    const circle = (kind, [cx, cy]) => `<circle class="${kind}" cx="${cx}" cy="${cy}" r="6"/>`;
+    const drawn = applies ? "law" : "reference";
+    const label =
+      `${what}: ${short(found[name])} at a standard deviation of ` +
+      `${short(Math.sqrt(found.within))} within rows; curve of n = ${n}.`;
+    says(`.${name}`, applies
+      ? `${what}, and its law`
+      : `${what}. The law does not apply; dotted, for comparison: independent normal scores`);
     const xTicks = [0.1, 0.3, 1, 3, 10, 30];
     const axes = { x: [sigma[0], sigma.at(-1)], y: [0, top], xTicks, xLog: true, label };
-    plot(find(`.${name}`), { ...axes, xName: "standard deviation of s within a row" }, (x, y) =>
-      `<path class="law" d="${path(sigma.map((t, i) => [x(t), y(law[i])]))}"/>` +
-      `<circle class="point" cx="${x(sd)}" cy="${y(value)}" r="6"/>`,
-    );
+    plot(find(`.${name}`), { ...axes, xName: "standard deviation of s within a row" }, (x, y) => {
+      const parts = [
+        `<path class="${drawn}" d="${path(sigma.map((t, i) => [x(t), y(curves[n][name][i])]))}"/>`,
+      ];
+      if (ghost) {
+        const [from, to] = [place(x, y, ghost), place(x, y, found)];
+        parts.push(`<path class="ghost" d="${path([from, to])}"/>`, circle("ghost", from));
+      }
+      return [...parts, circle("point", place(x, y, found))].join("");
+    });
+  }
+
+  function drawGhost() {
+    for (const shown of root.querySelectorAll(".before")) shown.hidden = !ghost;
+    if (ghost) {
+      drawWeights(find(".maps .before canvas"), ghost);
+      const { input, scale, d_k: d, n, rho, seed } = ghost.state;
+      const what = input === "random" ? "independent input" : "images";
+      find(".previous").textContent =
+        `Dashed, the setting before: ${what}, scale ${NAMES[scale]}, d_k ${d}, n ${n}, ` +
+        `correlation ${rho.toFixed(2)}, seed ${seed}.`;
+    }
   }
 
   function show(found) {
@@ -269,13 +332,17 @@ const Explorer = (() => {
     ];
     find(".summary").textContent = sentence.join(" ");
     drawHistogram(found);
-    drawWeights(found);
-    drawCurve("entropy", "Entropy", found.entropy, 1.05 * Math.log(n), found);
-    drawCurve("jacobian", "Norm of the Jacobian", found.jacobian, 0.6, found);
+    drawWeights(find(".weights"), found);
+    const most = Math.log(Math.max(n, ghost ? ghost.state.n : n));
+    drawCurve("entropy", "Entropy of a row of weights, nats", 1.05 * most, found);
+    drawCurve("jacobian", "Norm of the softmax Jacobian, root mean square over rows", 0.6, found);
+    drawGhost();
     find(".gradients tbody").innerHTML = gradients
-      .map(({ to, rms, law, median, dead }) => {
-        const cells = [short(rms), law === null ? "" : short(law), short(median), (100 * dead).toFixed(0)];
-        return `<tr><th scope="row">${to}</th>${cells.map((c) => `<td>${c}</td>`).join("")}</tr>`;
+      .map(({ to, rms, law, median, dead }, i) => {
+        const before = ghost ? [short(ghost.gradients[i].rms)] : [];
+        const cells = [short(rms), ...before, law === null ? "" : short(law), short(median)];
+        cells.push((100 * dead).toFixed(0));
+        return `<tr><th scope="row">dL/d${to}</th>${cells.map((c) => `<td>${c}</td>`).join("")}</tr>`;
       })
       .join("");
   }
@@ -287,26 +354,36 @@ const Explorer = (() => {
 
   // The page may be part of a report: an address that was not ours stays until a knob is turned.
   function turned() {
+    if (!turning) ghost = current;
+    turning = true;
     const state = readForm();
-    history.replaceState(null, "", `#${new URLSearchParams(state)}`);
+    history.replaceState(state, "", `#${new URLSearchParams(state)}`);
     update(state);
   }
 
+  // Settings are in the address; behind a link to a section, in the entry of the history.
   function start() {
-    const state = readAddress();
+    const state = location.hash.includes("=") ? readAddress() : (history.state ?? readAddress());
+    ghost = current;
     writeForm(state);
     update(state);
   }
 
   form.addEventListener("input", turned);
+  form.addEventListener("change", () => {
+    turning = false;
+  });
   form.elements.redraw.addEventListener("click", () => {
     form.elements.seed.value = (readForm().seed + 1) % 1000000;
     turned();
+    turning = false;
   });
-  // A link to a section of the report is no setting.
   window.addEventListener("hashchange", () => {
     if (location.hash.includes("=")) start();
+    else history.replaceState(current.state, "", location.hash);
   });
+  const steps = data.colors.map((color) => `rgb(${color})`);
+  find(".colors i").style.background = `linear-gradient(to right, ${steps})`;
   start();
   return { current: () => current };
 })();

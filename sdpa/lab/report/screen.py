@@ -56,7 +56,7 @@ def text(
         head,
         "Why divide by sqrt(d_k)?",
         _table(scale, width),
-        *_answer(scale),
+        *answer(scale),
         _speed(result["speed"]),
         _verdicts(rows, known),
     ]
@@ -68,8 +68,21 @@ def text(
 
 def surprising(rows: Sequence[Row]) -> list[Row]:
     """Of the rows that are not as the notes say, the most surprising ones."""
-    found = {row.claim.id: row for row in rows if row.verdict in ("corrected", "refuted")}
-    return [found[name] for name in SURPRISING if name in found][:SHOWN]
+    found = [row for row in by_surprise(rows) if row.claim.id in SURPRISING]
+    return [row for row in found if row.verdict in ("corrected", "refuted")][:SHOWN]
+
+
+def by_surprise(rows: Sequence[Row]) -> list[Row]:
+    """Rows that are not as the notes say first, those of SURPRISING at their head; then those that
+    are not decided, then those reproduced; else in the order given."""
+    verdicts = ("corrected refuted", "undecided", "reproduced")
+
+    def place(row: Row) -> tuple[int, int]:
+        name = row.claim.id
+        surprise = SURPRISING.index(name) if name in SURPRISING else len(SURPRISING)
+        return next(i for i, group in enumerate(verdicts) if row.verdict in group), surprise
+
+    return sorted(rows, key=place)
 
 
 def _table(rows: list[ScaleRow], width: int) -> str:
@@ -104,7 +117,7 @@ def _table(rows: list[ScaleRow], width: int) -> str:
     return "\n".join(stacked)
 
 
-def _answer(rows: list[ScaleRow]) -> list[str]:
+def answer(rows: list[ScaleRow]) -> list[str]:
     """Three sentences, of which the measurement decides the words as well as the numbers."""
     scaled, unscaled = ([row for row in rows if (row.scale == 1) == one] for one in (False, True))
     first, last = unscaled[0], unscaled[-1]

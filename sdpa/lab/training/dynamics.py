@@ -85,7 +85,7 @@ def divergence(
     progress: Progress = None,
     **settings: Any,
 ) -> Table:
-    """Do W^Q and W^K diverge?
+    """Whether W^Q and W^K diverge.
 
     The unit of all norms is that of W^Q - W^K for independent W^Q and W^K at the start,
     (2 * 32 * d_k / 32)^(1/2). The control is the norm that W^Q - W^K would have if its steps had

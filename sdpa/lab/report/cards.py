@@ -1,0 +1,100 @@
+"""The ledger in the report: a card for each claim, sorted by surprise, filtered by verdict."""
+
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+
+from ..claims import Row
+from ..claims.cli import interval
+from ..claims.record import VERDICTS as CHINESE
+from . import axis
+from .screen import by_surprise
+
+VERDICTS = {
+    "reproduced": "measured as the note says",
+    "corrected": "our law passes the test that the claim fails",
+    "refuted": "measured otherwise",
+    "undecided": "not decided by the draws of this run",
+}
+
+
+def ledger(rows: Sequence[Row], left_out: int) -> str:
+    """The cards, with the filter before them."""
+    rest = (
+        f" {left_out} more claims take longer than this report should: "
+        "<code>python -m sdpa claims</code> judges all of them."
+        if left_out
+        else ""
+    )
+    cards = "".join(map(card, by_surprise(rows)))
+    return (
+        "<p>What five notes say of the scale. Each claim is turned into figures and judged by one "
+        "rule, which was fixed before measuring: every interval inside the margin around the claim "
+        f"means reproduced. All intervals hold together with probability 0.95.{rest}</p>"
+        f"{_filter(rows)}"
+        '<p class="quiet">Those that most readers would not expect come first. The axis of a claim '
+        "shows the figure furthest outside its margin, which is shaded; “all figures” has the "
+        f'others.</p><div class="claims">{cards}</div>'
+    )
+
+
+def _filter(rows: Sequence[Row]) -> str:
+    """Buttons of one choice, on which the style sheet alone acts."""
+    count = Counter(row.verdict for row in rows)
+    choices = [("all", len(rows), "of the claims that are quick to judge")]
+    choices += [(verdict, count[verdict], meaning) for verdict, meaning in VERDICTS.items()]
+    labels = [
+        f'<label class="{name}"><input type="radio" name="verdict" value="{name}"'
+        f"{' checked' if name == 'all' else ''}{'' if number else ' disabled'}>"
+        f"<b>{number} {name}</b> <span>{meaning}</span></label>"
+        for name, number, meaning in choices
+    ]
+    return (
+        '<form class="filter" autocomplete="off"><fieldset><legend>Show</legend>'
+        f"{''.join(labels)}</fieldset></form>"
+    )
+
+
+def card(row: Row) -> str:
+    """One claim: verdict, claim, what was found, the figure that decides, all figures."""
+    claim = row.claim
+    cited = " (cited)" if claim.cited else ""
+    chinese = f'<span lang="zh">{CHINESE[row.verdict]}</span>'
+    badge = f'<span class="verdict {row.verdict}">{row.verdict}{cited} {chinese}</span>'
+    return f"""<article class="claim {row.verdict}" id="claim-{claim.id}">
+<h3>{badge} {claim.id}</h3>
+<blockquote><p>{escape(claim.claim)}</p>
+<p lang="zh">{escape(claim.claim_zh)}</p></blockquote>
+<p class="found">{escape(row.statement)}</p>
+{_decisive(row)}<details><summary>All figures</summary>
+{_table(row)}<p class="quiet">Notes {" ".join(claim.notes)}; seed {row.seed}.</p></details>
+</article>
+"""
+
+
+def _decisive(row: Row) -> str:
+    found = axis.decisive(row.figures, row.claim.expect)
+    if found is None:
+        return ""
+    name = escape(found[0].name)
+    return (
+        f'<figure class="decides"><figcaption>{name}</figcaption>{axis.drawn(*found)}'
+        f"{axis.described(*found)}</figure>\n"
+    )
+
+
+def _table(row: Row) -> str:
+    lines = []
+    for figure in row.figures:
+        expect = row.expect.get(figure.name)
+        cells = [interval(figure)]
+        cells.append("" if expect is None else axis.claimed(expect))
+        cells.append("" if expect is None or expect.law is None else f"{expect.law:.4g}")
+        rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        lines.append(f'<tr><th scope="row">{escape(figure.name)}</th>{rest}</tr>')
+    header = ("figure", "measured [interval] (draws)", "claimed, with its margin", "our law")
+    names = "".join(f'<th scope="col">{name}</th>' for name in header)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Figures of {row.claim.id}">'
+        f"<table><thead><tr>{names}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )

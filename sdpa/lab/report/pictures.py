@@ -1,0 +1,53 @@
+"""Plots of matplotlib as part of a page: in its colours, without a ground, smaller."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html import escape
+from typing import TYPE_CHECKING
+
+from .. import style
+
+if TYPE_CHECKING:
+    from matplotlib import figure
+
+COLORS = {
+    "#ffffff": "none",
+    style.BLACK: "currentColor",
+    style.RC["axes.edgecolor"]: "var(--quiet)",
+    style.RC["grid.color"]: "var(--line)",
+    style.SCALED: "var(--blue)",
+    style.UNSCALED: "var(--point)",
+    style.ORANGE: "var(--orange)",
+}
+"""What becomes of the colours of a plot; the variables are those of page.css."""
+
+
+def inline(plot: Callable[[], figure.Figure], name: str, label: str) -> str:
+    """The plot as an <svg> in a page, whose text and lines follow the page from light to dark.
+
+    Parameters
+    ----------
+    plot : callable
+    name : str
+        Of letters; makes the ids in the picture different from those in others of the page.
+    label : str
+        What a screen reader says.
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    """
+    svg = style.svg(plot())
+    # Metadata, and a style sheet that would hold for the whole page.
+    svg = re.sub(r"\s*<(metadata|style).*?</\1>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg)
+    svg = re.sub(r"font-family: [^;\"]*(?:; )?", "", svg)
+    # Groups have ids that nothing refers to; those of clip paths and markers are hashes.
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
+    svg = re.sub(r'(?<=id=")|(?<=href="#)|(?<=url\(#)', f"{name}-", svg)
+    for color, variable in COLORS.items():
+        svg = re.sub(rf"{color}\b", variable, svg, flags=re.IGNORECASE)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)

@@ -18,8 +18,18 @@ from typing import Any
 from benchmarks import machine
 
 GROUPS = [
-    *("forward", "backward", "both", "causal", "dtypes", "threads", "small", "decode", "softmax"),
-    *("options", "window", "derived", "received", "packed", "variants", "additive", "bridge"),
+    *("forward", "backward", "both", "causal", "dtypes", "threads", "small", "short", "decode"),
+    *(
+        "softmax",
+        "options",
+        "window",
+        "derived",
+        "received",
+        "packed",
+        "variants",
+        "additive",
+        "bridge",
+    ),
     *("calls", "jax", "onnx", "sweep", "growth", "import", "memory"),
 ]
 

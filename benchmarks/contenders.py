@@ -130,6 +130,18 @@ def check(name: str, result: Array, expected: Array) -> None:
         raise RuntimeError(f"{name}: differs from sdpa by {difference:.2g}, is not the same work")
 
 
+SHORT = (
+    (1797, 1, 8, 64),
+    (128, 1, 8, 32),
+    (16, 8, 10, 64),
+    (256, 1, 16, 64),
+    (256, 1, 16, 32),
+    (64, 8, 32, 32),
+    (64, 8, 32, 64),
+    (16, 8, 64, 64),
+)
+"""Batch, heads, length, width of short sequences."""
+
 SHAPES = (
     (8, 1024, 64),
     (8, 512, 64),

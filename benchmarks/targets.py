@@ -64,6 +64,7 @@ def rows(results: Results) -> Iterator[Row]:
         _dtypes,
         _threads,
         _small,
+        _short,
         _decode,
         _softmax,
         _options,
@@ -160,6 +161,15 @@ def _small(results: Results) -> Iterator[Row]:
     found = results.get(1, "small", "(16, 8, 10, 64) forward")
     among = (*RUNTIMES, "numpy")
     yield from _against("small, forward", "(16, 8, 10, 64)", found, among, 2.0)
+
+
+def _short(results: Results) -> Iterator[Row]:
+    for count in results.threads():
+        for title in results.names(count, "short"):
+            found = results.get(count, "short", title)
+            bound = None if "forward" in title else 1.5 if "backward" in title else 2.0
+            section = f"short heads, threads: {count}"
+            yield from _against(section, title, found, ("numpy",), bound)
 
 
 def _decode(results: Results) -> Iterator[Row]:

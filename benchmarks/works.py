@@ -13,6 +13,7 @@ from benchmarks import additive
 from benchmarks.bridges import bridge, calls, in_jax, in_onnx
 from benchmarks.contenders import (
     SHAPES,
+    SHORT,
     Array,
     Contender,
     Contenders,
@@ -27,7 +28,7 @@ from benchmarks.contenders import (
 )
 from benchmarks.peers import Operands
 from benchmarks.variants import variants
-from sdpa.lab.experiments.speed import numpy_weights
+from sdpa.lab.experiments.speed import numpy_backward, numpy_weights
 from sdpa.lab.tools.clock import Call
 
 
@@ -140,6 +141,31 @@ def small(setting: Setting) -> Iterator[Work]:
             f"(16, 8, 10, 64) {direction}",
             lambda d=direction: against_peers(setting, operands(8, 10, 64, batch=16), d),
         )
+
+
+def short(setting: Setting) -> Iterator[Work]:
+    """Many short heads: gradients beside NumPy's, for which its forward kept the weights."""
+
+    def build(x: Operands, direction: str) -> Contenders:
+        q, k, v, g, _ = x
+        kept = numpy_weights(q, k)
+        found = {"sdpa": ours(x, setting.threads)[direction]}
+        calls = {
+            "forward": lambda: numpy_weights(q, k) @ v,
+            "backward": lambda: numpy_backward(g, q, k, v, kept),
+            "both": lambda: numpy_backward(g, q, k, v, numpy_weights(q, k)),
+        }
+        return found | {"numpy": found["sdpa"]._replace(call=calls[direction])}
+
+    for batch, heads, n, d in SHORT:
+        size = max(batch // 32, 1) if setting.quick else batch
+        for direction in ("forward", "backward", "both"):
+
+            def draw(b: int = size, h: int = heads, n: int = n, d: int = d) -> Operands:
+                return operands(h, n, d, batch=b)
+
+            name = f"{batch}x{title(heads, n, d)} {direction}"
+            yield Work("short", name, lambda draw=draw, to=direction: build(draw(), to))
 
 
 def decode(setting: Setting) -> Iterator[Work]:
@@ -438,6 +464,7 @@ GROUPS = {
     "dtypes": dtypes,
     "threads": threads,
     "small": small,
+    "short": short,
     "jax": in_jax,
     "onnx": in_onnx,
     "decode": decode,
@@ -456,7 +483,7 @@ GROUPS = {
 }
 
 
-WITH_THREADS = {"forward", "both", "threads", "small", "decode", "softmax", "packed"}
+WITH_THREADS = {"forward", "both", "threads", "small", "short", "decode", "softmax", "packed"}
 """What is measured with more than one thread; the rest says nothing new there."""
 
 

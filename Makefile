@@ -4,6 +4,7 @@
 #   make sanitize   the tests of `make test` under ASan and UBSan  make test-arm  the C core for aarch64, under qemu
 #   make test-avx512   the kernels for AVX-512, in an emulator where the machine has none
 #   make bench      speed and memory beside the peers installed and the machine's peak; targets
+#   make counts     instructions of a fixed set of calls against those on record
 #   make models     add pretrained models, 250 MB, for the examples, the laboratory and their tests
 #   make lab        the ledger and all experiments with four times the draws, training on full grids; half an hour
 #   make stubs      rewrite sdpa/_core.pyi and sdpa/_options.py from the extension
@@ -84,6 +85,10 @@ stubs: $(VENV)/with-$(EXTRAS)
 
 bench: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 	$(BIN)/python -m benchmarks --json build/bench/results.json $(BENCH_ARGS)
+
+# A guard of speed without a clock; `python -m benchmarks.counts --renew` renews the record.
+counts: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
+	$(BIN)/python -m benchmarks.counts
 
 test-c:
 	$(MAKE) -C tests/c -j$(JOBS)

@@ -1,0 +1,90 @@
+"""Instructions of a fixed set of calls, compared with those on record: a guard that needs no clock.
+
+    python -m benchmarks.counts             compare, on every instruction set of this machine
+    python -m benchmarks.counts --renew     write what is counted here to counts.json
+
+Counts depend on the compiler, so those on record name theirs, and another one is refused.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import sdpa
+
+ROOT = Path(__file__).parents[1]
+RECORD = Path(__file__).with_name("counts.json")
+BUILD = ROOT / "build/c/counts"
+TOLERANCE = 0.03
+"""Of a count: no speed that anybody notices is hidden in less."""
+
+# glibc copies and clears with repeated string instructions from some size on, which depends on the
+# processor and counts once per byte.
+NO_REPEATS = ":".join(
+    f"glibc.cpu.x86_rep_{kind}_threshold=1000000000" for kind in ("stosb", "movsb")
+)
+
+Counts = dict[str, int]
+
+
+def compiler() -> str:
+    """Its version, which the record is for."""
+    found = subprocess.run(["gcc", "-dumpfullversion"], check=True, text=True, capture_output=True)
+    return f"gcc {found.stdout.strip()}"
+
+
+def build() -> None:
+    """The program counts.c, with the kernels as in the extension."""
+    target = f"../../{BUILD.relative_to(ROOT)}"
+    command = ["make", "-C", "tests/c", f"-j{os.cpu_count()}", f"BUILD={target}"]
+    command += ["FLAGS=-O2 -USDPA_ASSERT", f"{target}/counts"]
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+def count(isa: str) -> Counts:
+    """The instructions of every work on the kernels of `isa`."""
+    env = os.environ | {"SDPA_ISA": isa, "GLIBC_TUNABLES": NO_REPEATS}
+    run = subprocess.run([BUILD / "counts"], check=True, text=True, stdout=subprocess.PIPE, env=env)
+    return {name: int(n) for name, n in (line.rsplit(": ", 1) for line in run.stdout.splitlines())}
+
+
+def differences(found: dict[str, Counts], recorded: dict[str, Counts]) -> Iterator[str]:
+    """Lines on what is not within TOLERANCE, or not on record."""
+    for isa, counts in found.items():
+        for name in sorted(counts.keys() | recorded.get(isa, {}).keys()):
+            here, there = counts.get(name), recorded.get(isa, {}).get(name)
+            if here is None or there is None:
+                yield f"{isa} {name}: {there} on record, {here} here"
+            elif abs(here / there - 1) > TOLERANCE:
+                change = 100 * (here / there - 1)
+                yield f"{isa} {name}: {there} on record, {here} here, {change:+.1f} %"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.counts", description=__doc__)
+    parser.add_argument("--renew", action="store_true", help="write counts.json")
+    options = parser.parse_args()
+    record = json.loads(RECORD.read_text())
+    same = record["compiler"] == compiler()
+    if not (options.renew or same):
+        sys.exit(f"counts.json is for {record['compiler']}, this is {compiler()}: --renew")
+    build()
+    isas = sdpa.show_config("dicts")["isas_available"]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = dict(zip(isas, pool.map(count, isas), strict=True))
+    wrong = list(differences(found, record["counts"]))
+    print(*wrong, f"{sum(map(len, found.values()))} counts, {len(wrong)} differ", sep="\n")
+    if options.renew:
+        new = {"compiler": compiler(), "counts": (record["counts"] if same else {}) | found}
+        RECORD.write_text(json.dumps(new, indent=1, sort_keys=True) + "\n")
+    elif wrong:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

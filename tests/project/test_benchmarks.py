@@ -18,6 +18,7 @@ sys.path.append(str(ROOT))  # last: a build that is under test elsewhere stays i
 
 from benchmarks import (  # noqa: E402
     contenders,
+    counts,
     machine,
     peers,
     readme,
@@ -347,3 +348,26 @@ def test_memory_of_a_forward_grows_with_the_matrix_in_numpy_and_not_in_sdpa():
     assert found["numpy"][n] >= 0.9 * matrix
     assert found["sdpa"][n] < matrix / 2
     assert result < matrix / 2
+
+
+def test_counts_that_differ():
+    recorded = {"avx2": {"forward": 1000, "gone": 5}, "neon": {"forward": 7}}
+    found = {"avx2": {"forward": 1029, "new": 3}}
+    assert list(counts.differences(found, recorded)) == [
+        "avx2 gone: 5 on record, None here",
+        "avx2 new: None on record, 3 here",
+    ]
+    found = {"avx2": {"forward": 1031, "gone": 5}}
+    assert list(counts.differences(found, recorded)) == [
+        "avx2 forward: 1000 on record, 1031 here, +3.1 %"
+    ]
+
+
+def test_counts_on_record_name_the_same_works_everywhere():
+    recorded = json.loads(counts.RECORD.read_text())["counts"]
+    assert {"generic", "avx2", "avx512", "avx512bf16"} <= recorded.keys()
+    names = {frozenset(works) for works in recorded.values()}
+    assert len(names) == 1
+    # Wider vectors execute less.
+    for name in next(iter(names)):
+        assert recorded["generic"][name] > recorded["avx2"][name] > recorded["avx512"][name] / 1.1

@@ -179,7 +179,8 @@ test-pythons: $(VENV)/with-$(EXTRAS)
 	$(BIN)/pip wheel --no-deps --wheel-dir build/pythons .
 	JOBS=$(JOBS) tests/pythons.sh build/pythons/*.whl build/sid $(PYTHONS)
 
-# Compilers that are installed, and systems that ziglang can compile for; `make test-platforms PLATFORMS=wasm` one of them.
+# The compilers that are installed, and systems that ziglang compiles for; PLATFORMS='wasm' names some. Debian's packages:
+# clang-22 musl-tools wine64 nodejs.
 PLATFORMS =
 test-platforms: $(JUDGES)/done
 	JOBS=$(JOBS) tests/platforms.sh "$(abspath $(JUDGES)/bin/python) -m ziglang" $(PLATFORMS)
@@ -211,8 +212,8 @@ fuzz: $(VENV)/with-$(EXTRAS) $(VENV)/fuzz
 	build/c/fuzz/fuzzer -max_total_time=$(SECONDS) -timeout=100 -max_len=64 -verbosity=0 -print_final_stats=1 \
 		-artifact_prefix=build/fuzz/ build/fuzz/core tests/fuzz/core
 	mkdir -p build/fuzz/api
-	$(BIN)/python tests/fuzz/api.py -max_total_time=$(SECONDS) -timeout=100 -max_len=256 -verbosity=0 -print_final_stats=1 \
-		-artifact_prefix=build/fuzz/ build/fuzz/api tests/fuzz/api
+	$(BIN)/python tests/fuzz/api.py -max_total_time=$(SECONDS) -timeout=100 -max_len=256 -verbosity=0 \
+		-print_final_stats=1 -artifact_prefix=build/fuzz/ build/fuzz/api tests/fuzz/api
 
 ANALYSERS = cppcheck clang-tidy-16
 analyze: $(VENV)/with-$(EXTRAS)

@@ -35,7 +35,9 @@ posix="vec convert vmath machine problem pool fork attention disturbed packed ad
 for cc in gcc-12 gcc-14 gcc-15 clang-14 clang-19 clang-22; do
     if command -v "$cc" >/dev/null; then platform "$cc" "" "$posix" CC="$cc" FLAGS="$flags"; fi
 done
-platform musl "" "$posix" CC="$(zig_cc x86_64-linux-musl)" MACHINE=x86_64 FLAGS="$flags -static"
+if command -v musl-gcc >/dev/null; then
+    platform musl "" "$posix" CC=musl-gcc FLAGS="$flags -static"
+fi
 windows=-
 if command -v wine >/dev/null; then windows="env WINEDEBUG=-all wine"; fi
 platform windows "$windows" "" CC="$(zig_cc x86_64-windows-gnu)" MACHINE=x86_64 \

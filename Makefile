@@ -14,6 +14,10 @@
 #   make types      the stub against the extension; public names without a full type
 #   make test-pythons  one wheel on the Pythons of Debian unstable, in a root made by debootstrap
 #   make analyze    static analysers read the C sources; every finding has its answer
+#   make test-platforms  the C core by other compilers, for musl, Windows, macOS and WebAssembly
+#   make soak       ten minutes of calls, in which memory must not grow
+#   make stranger   a fresh clone in an empty environment: what the README names
+#   make fuzz       problems from random bytes, SECONDS=60 for the C core and as many for the Python functions
 #   make release-check  the last commit's archives, built twice, into dist/
 #   make judges     the same, and let tools by others judge them and the project
 PYTHON = python3
@@ -25,7 +29,7 @@ PYTEST_ARGS = --numprocesses=$(JOBS) --dist=loadfile
 JOBS = $(shell nproc 2>/dev/null || echo 2)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-C_FILES = $(wildcard src/*.[ch] src/*/*.[ch] src/kernels/fast/*.h tests/c/*.[ch])
+C_FILES = $(wildcard src/*.[ch] src/*/*.[ch] src/kernels/fast/*.h tests/c/*.[ch] tests/fuzz/*.c)
 SOURCES = setup.py pyproject.toml $(wildcard src/*.[ch] src/*/*.[ch] src/*/*/*.[ht]* src/*/*.txt)
 
 # Any installation that has the extra will do.
@@ -62,9 +66,9 @@ $(VENV)/with-%: $(SOURCES) | $(BIN)/python
 	@touch $@
 
 # pip learned to read dependency groups after the version that stock Pythons bring.
-$(VENV)/dev: pyproject.toml | $(BIN)/python
+$(VENV)/dev $(VENV)/fuzz: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install $$($(BIN)/python -c "import tomllib; \
-		print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['dev'])")
+		print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['$(notdir $@)'])")
 	@touch $@
 
 # A build of its own beside the installed one, which it shadows, also where the tests start Python, which then must not
@@ -180,6 +184,42 @@ test-pythons: $(VENV)/with-$(EXTRAS)
 	$(BIN)/pip wheel --no-deps --wheel-dir build/pythons .
 	JOBS=$(JOBS) tests/pythons.sh build/pythons/*.whl build/sid $(PYTHONS)
 
+# The compilers that are installed, and systems that ziglang compiles for; PLATFORMS='wasm' names some. Debian's packages:
+# clang-22 musl-tools wine64 nodejs.
+PLATFORMS =
+test-platforms: $(JUDGES)/done
+	JOBS=$(JOBS) tests/platforms.sh "$(abspath $(JUDGES)/bin/python) -m ziglang" $(PLATFORMS)
+
+# Ten minutes of calls from several threads, in which memory must not grow.
+SOAK_SECONDS = 600
+soak: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
+	PYTHONPATH=tests $(BIN)/python tests/soak.py $(SOAK_SECONDS)
+
+stranger:
+	tests/stranger.sh
+
+# What libFuzzer and atheris find new is kept in build/fuzz, what ends them is named at their end. Vectorised loops that
+# sanitizers keep from being so are no warning here.
+CLANG = clang-22
+FUZZ_PACKAGES = $(CLANG) lib$(subst -,-rt-,$(CLANG))-dev
+FUZZ_FLAGS = -O1 -g -Wno-pass-failed -fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all
+SECONDS = 60
+fuzz: $(VENV)/with-$(EXTRAS) $(VENV)/fuzz
+	@if ! command -v $(CLANG) >/dev/null || ! echo 'int main(void) {}' | $(CLANG) -fsanitize=address -xc -o /dev/null -; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update && apt-get install --yes --no-install-recommends $(FUZZ_PACKAGES); \
+		else \
+			echo 'make fuzz needs, on Debian: apt-get install $(FUZZ_PACKAGES)' >&2; exit 1; \
+		fi; \
+	fi
+	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/fuzz CC=$(CLANG) VECTORS= FLAGS="$(FUZZ_FLAGS)" ../../build/c/fuzz/fuzzer
+	mkdir -p build/fuzz/core
+	build/c/fuzz/fuzzer -max_total_time=$(SECONDS) -timeout=100 -max_len=64 -verbosity=0 -print_final_stats=1 \
+		-artifact_prefix=build/fuzz/ build/fuzz/core tests/fuzz/core
+	mkdir -p build/fuzz/api
+	$(BIN)/python tests/fuzz/api.py -max_total_time=$(SECONDS) -timeout=100 -max_len=256 -verbosity=0 \
+		-print_final_stats=1 -artifact_prefix=build/fuzz/ build/fuzz/api tests/fuzz/api
+
 ANALYSERS = cppcheck clang-tidy-16
 analyze: $(VENV)/with-$(EXTRAS)
 	@if ! command -v cppcheck >/dev/null || ! command -v clang-tidy-16 >/dev/null; then \
@@ -209,4 +249,4 @@ clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
 .PHONY: demo test models build stubs bench browser lab notebooks docs sanitize test-c test-arm test-avx512 format lint \
-	types test-pythons analyze release-check judges clean
+	types counts test-pythons test-platforms soak stranger fuzz analyze release-check judges clean

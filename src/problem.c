@@ -137,6 +137,12 @@ static void check_outputs(const sdpa_problem *p, sdpa_pass pass) {
     }
 }
 
+/* NumPy gives empty arrays strides of 0. */
+static void check_rows(const sdpa_problem *p, const sdpa_tensor *t, int64_t n_cols) {
+    const bool empty = p->n_batch == 0 || p->n_head == 0 || p->n_k == 0;
+    assert(!t->data || empty || n_cols < 2 || t->col == size_of(t->dtype));
+}
+
 static void check_sequences(const sdpa_problem *p) {
     if (!p->cu_q) return;
     assert(p->n_axes == 0 && !p->mask.data && p->n_sequences >= 0);
@@ -161,5 +167,7 @@ void sdpa_problem_check(const sdpa_problem *p, sdpa_pass pass) {
     check_choice(&p->queries, p->n_q);
     check_types(p, pass);
     check_outputs(p, pass);
+    check_rows(p, &p->dk, p->d_k);
+    check_rows(p, &p->dv, p->d_v);
 }
 #endif

@@ -85,7 +85,7 @@ typedef struct sdpa_choice {
 
 /* A gradient that is absent is not computed. Gradients have stride 0 on axes over which they are summed. dmask and
  * dsinks arrive zero-filled. dq, dk and dv may hold anything, unless the problem has no queries: the driver clears
- * them. */
+ * them. Rows of dk and dv lie in one piece. */
 #define SDPA_GRADIENTS(X)                                                                                              \
     X(dq, p->n_q, p->d_k)                                                                                              \
     X(dk, p->n_k, p->d_k)                                                                                              \

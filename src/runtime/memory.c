@@ -1,7 +1,8 @@
 #include "memory.h"
 
 #include <stdatomic.h>
-#include <stdlib.h>
+
+#include "system.h"
 
 static _Atomic int64_t fail_after = -1;
 
@@ -24,17 +25,13 @@ void *sdpa_alloc(size_t bytes) {
         ASAN_POISON_MEMORY_REGION(kept + bytes, KEPT_BYTES - bytes);
         return kept;
     }
-    void *pointer = NULL;
     /* At least one byte, so that NULL always means failure. */
-    if (posix_memalign(&pointer, SDPA_ALIGNMENT, bytes ? bytes : 1) != 0) {
-        return NULL;
-    }
-    return pointer;
+    return sdpa_aligned_alloc(SDPA_ALIGNMENT, bytes ? bytes : 1);
 }
 
 void sdpa_free(void *pointer) {
     if (pointer != kept) {
-        free(pointer);
+        sdpa_aligned_free(pointer);
         return;
     }
     kept_is_used = false;

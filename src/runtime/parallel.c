@@ -6,10 +6,11 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include "system.h"
 
 enum { POLL_NS = 20 * 1000 * 1000, SPIN_NS = 40 * 1000, STACK_BYTES = 2 << 20 };
 
@@ -213,20 +214,14 @@ static void after_fork_in_child(void) {
 static void init_once(void) {
     init_locks();
     /* Without these a forked child would find locks held and threads gone: better none. */
-    if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) atomic_store(&pool.closed, true);
+    if (sdpa_at_fork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) atomic_store(&pool.closed, true);
     atexit(sdpa_pool_stop);
 }
 
 /* Raises the number of threads to n, or as far as the system allows. Under the lock. */
 static void start_threads(int n) {
-    /* Signals belong to the program's own threads, except those that a fault raises where it happens. */
-    sigset_t mask, old;
-    sigfillset(&mask);
-    sigdelset(&mask, SIGSEGV);
-    sigdelset(&mask, SIGBUS);
-    sigdelset(&mask, SIGFPE);
-    sigdelset(&mask, SIGILL);
-    pthread_sigmask(SIG_SETMASK, &mask, &old);
+    sdpa_signals signals;
+    sdpa_signals_block(&signals);
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, STACK_BYTES); /* musl's default would be 128 KiB */
@@ -235,7 +230,7 @@ static void start_threads(int n) {
         pool.n_threads++;
     }
     pthread_attr_destroy(&attributes);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    sdpa_signals_restore(&signals);
 }
 
 /* Opens the job to at most n other threads. False if there are none. Only the owner of the pool calls this. */

@@ -8,9 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "parallel.h"
+#include "system.h"
 
 enum { PATH_SIZE = 4096 };
 
@@ -101,7 +101,7 @@ int sdpa_quota_cpus(const char *root) {
 }
 
 int sdpa_available_cpus(void) {
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    long cpus = sdpa_online_cpus();
 #ifdef __linux__
     /* If there are more CPUs than the set holds, the call fails: double the set until it fits. */
     for (size_t n = CPU_SETSIZE; n <= 1 << 20; n *= 2) {

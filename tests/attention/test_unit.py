@@ -360,3 +360,16 @@ def test_merge(dtype):
     out, lse = sdpa.merge_attention(outs[2:] * 2, lses[2:] * 2)
     near(out, [[0]], dtype)
     near(lse, [-np.inf], compute_type(dtype))
+
+
+@pytest.mark.parametrize("lead", [(0,), (2, 0), (0, 3), (0, 0)])
+@pytest.mark.parametrize(("n_q", "n_k", "d"), [(1, 5, 4), (1, 0, 0), (3, 5, 4), (0, 1, 1)])
+def test_no_heads_or_no_batch(lead, n_q, n_k, d, dtype):
+    q, k = np.zeros((*lead, n_q, d), dtype), np.zeros((*lead, n_k, d), dtype)
+    for enable_gqa in (False, True):
+        out, lse = sdpa.attention_forward(q, k, k, enable_gqa=enable_gqa)
+        assert out.shape == q.shape
+        assert lse.shape == q.shape[:-1]
+        grads = sdpa.attention_backward(out, q, k, k, out, lse, enable_gqa=enable_gqa)
+        assert [g.shape for g in grads[:3]] == [q.shape, k.shape, k.shape]
+        assert sdpa.attention_weights(q, k, enable_gqa=enable_gqa).shape == (*lead, n_q, n_k)

@@ -24,7 +24,7 @@ static double smallest(sdpa_dtype dtype) {
     return dtype == SDPA_F64 ? 0x1p-1074 : dtype == SDPA_F32 ? 0x1p-149 : dtype == SDPA_F16 ? 0x1p-24 : 0x1p-133;
 }
 
-int64_t naive_offset(const test_case *c, int64_t batch) { return c->offset ? 5 * batch - 3 : 0; }
+int64_t naive_offset(const test_case *c, int64_t batch) { return c->offset ? c->offset_base + 5 * batch - 3 : 0; }
 
 int64_t naive_key_length(const test_case *c, int64_t batch) {
     return c->key_length ? (batch == 0 ? 0 : c->n_k - batch) : c->n_k;
@@ -32,7 +32,10 @@ int64_t naive_key_length(const test_case *c, int64_t batch) {
 
 static double *new_array(int64_t n) { return calloc((size_t)n + 1, sizeof(double)); }
 
-static bounded new_bounded(int64_t n) { return (bounded){n, new_array(n), new_array(n)}; }
+bounded naive_bounded(const test_case *c, int64_t heads, int64_t rows, int64_t cols) {
+    const int64_t n = (heads != SHARED ? c->n_batch * heads : 1) * rows * cols;
+    return (bounded){n, heads, rows, cols, new_array(n), new_array(n)};
+}
 
 naive naive_new(const test_case *c) {
     int64_t heads = c->n_batch * c->n_head, kv_heads = heads / c->group;
@@ -43,18 +46,18 @@ naive naive_new(const test_case *c) {
         .mask = new_array(c->n_q * c->n_k),
         .dout = new_array(heads * c->n_q * c->d_v),
         .dlse = new_array(heads * c->n_q),
-        .w = new_bounded(heads * c->n_q * c->n_k),
-        .o = new_bounded(heads * c->n_q * c->d_v),
-        .o_rounded = new_bounded(heads * c->n_q * c->d_v),
-        .lse = new_bounded(heads * c->n_q),
-        .dq = new_bounded(heads * c->n_q * c->d_k),
-        .dk = new_bounded(kv_heads * c->n_k * c->d_k),
-        .dv = new_bounded(kv_heads * c->n_k * c->d_v),
-        .dmask = new_bounded(c->n_q * c->n_k),
+        .w = naive_bounded(c, c->n_head, c->n_q, c->n_k),
+        .o = naive_bounded(c, c->n_head, c->n_q, c->d_v),
+        .o_rounded = naive_bounded(c, c->n_head, c->n_q, c->d_v),
+        .lse = naive_bounded(c, c->n_head, c->n_q, 1),
+        .dq = naive_bounded(c, c->n_head, c->n_q, c->d_k),
+        .dk = naive_bounded(c, c->n_head / c->group, c->n_k, c->d_k),
+        .dv = naive_bounded(c, c->n_head / c->group, c->n_k, c->d_v),
+        .dmask = naive_bounded(c, SHARED, c->n_q, c->n_k),
     };
 }
 
-static void free_bounded(bounded *b) {
+void naive_free_bounded(bounded *b) {
     free(b->x);
     free(b->bound);
 }
@@ -63,11 +66,11 @@ void naive_free(naive *a) {
     double *arrays[] = {a->q, a->k, a->v, a->mask, a->dout, a->dlse};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) free(arrays[i]);
     bounded *results[] = {&a->w, &a->o, &a->o_rounded, &a->lse, &a->dq, &a->dk, &a->dv, &a->dmask};
-    for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) free_bounded(results[i]);
+    for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) naive_free_bounded(results[i]);
 }
 
-static bool visible(const test_case *c, int64_t batch, int64_t i, int64_t j, double bias) {
-    int64_t t = i + naive_offset(c, batch);
+bool naive_visible(const test_case *c, int64_t batch, int64_t i, int64_t j, double bias) {
+    const __int128 t = (__int128)i + naive_offset(c, batch);
     return j < naive_key_length(c, batch) && (!c->has_lower || j >= t + c->lower) &&
            (!c->has_upper || j <= t + c->upper) && bias != -INFINITY;
 }
@@ -105,7 +108,7 @@ static void one_head(const test_case *c, naive *a, int64_t batch, int64_t head) 
         for (int64_t j = 0; j < n_k; j++) {
             double bias = a->mask[i * n_k + j], s = 0, magnitude = 0;
             w[j] = -INFINITY;
-            if (!visible(c, batch, i, j, bias)) continue;
+            if (!naive_visible(c, batch, i, j, bias)) continue;
             for (int64_t x = 0; x < d_k; x++) {
                 s += q[x] * k[j * d_k + x];
                 magnitude += fabs(q[x] * k[j * d_k + x]);
@@ -117,6 +120,7 @@ static void one_head(const test_case *c, naive *a, int64_t batch, int64_t head) 
         }
         double reach = largest + log((double)n_k + 1), error = (double)(d_k + 8) * u * (largest + reach);
         for (int64_t j = 0; j < n_k; j++) {
+            w_bound[j] = w[j] != -INFINITY; /* masked ones are exactly 0 */
             w[j] = w[j] == -INFINITY ? 0 : exp(w[j] - m);
             l += w[j];
         }
@@ -127,12 +131,13 @@ static void one_head(const test_case *c, naive *a, int64_t batch, int64_t head) 
         double r = expm1(2 * error) + (double)(n_k + 24) * u;
         for (int64_t j = 0; j < n_k; j++) {
             w[j] = l > 0 ? w[j] / l : 0;
-            w_bound[j] = (r + u_out) * w[j] + tiny + smallest(c->dtype);
+            w_bound[j] *= (r + u_out) * w[j] + tiny + smallest(c->dtype);
         }
         double delta = -a->dlse[h * n_q + i], delta_size = fabs(delta), delta_error = 0;
         for (int64_t y = 0; y < d_v; y++) {
             double sum = 0, size = 0, largest_v = 0;
             for (int64_t j = 0; j < n_k; j++) {
+                if (w_bound[j] == 0) continue; /* may be NaN */
                 sum += w[j] * v[j * d_v + y];
                 size += w[j] * fabs(v[j * d_v + y]);
                 largest_v = fmax(largest_v, fabs(v[j * d_v + y]));

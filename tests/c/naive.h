@@ -21,15 +21,19 @@ typedef struct test_case {
     bool has_lower, has_upper;
     int64_t lower, upper;
     bool offset, key_length; /* per batch entry: naive_offset, naive_key_length */
+    int64_t offset_base;
+    bool poisoned; /* what no query may see is NaN */
     double scale;
 } test_case;
 
 int64_t naive_offset(const test_case *c, int64_t batch);
 int64_t naive_key_length(const test_case *c, int64_t batch);
 
+enum { SHARED = -1 };
+
 /* A quantity and, element by element, the largest error that its computation may have. */
 typedef struct bounded {
-    int64_t n;
+    int64_t n, heads, rows, cols; /* (n_batch, heads, rows, cols), or (rows, cols) where heads is SHARED */
     double *x, *bound;
 } bounded;
 
@@ -44,6 +48,12 @@ static inline sdpa_dtype naive_key_dtype(const test_case *c) { return c->narrow 
 
 /* Unit roundoff of a type. */
 double naive_roundoff(sdpa_dtype dtype);
+
+bool naive_visible(const test_case *c, int64_t batch, int64_t i, int64_t j, double bias);
+
+/* Zeros, also as bounds. */
+bounded naive_bounded(const test_case *c, int64_t heads, int64_t rows, int64_t cols);
+void naive_free_bounded(bounded *b);
 
 /* Allocates the arrays for `c`; draws nothing. */
 naive naive_new(const test_case *c);

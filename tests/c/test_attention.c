@@ -8,264 +8,11 @@
 #include "../../src/runtime/isa.h"
 #include "../../src/kernels/kernels.h"
 #include "../../src/runtime/memory.h"
+#include "case.h"
 #include "check.h"
-#include "naive.h"
 
-/* --- numbers */
-
-static size_t size_of(sdpa_dtype dtype) {
-    return dtype == SDPA_F64 || dtype == SDPA_I64 ? 8 : dtype == SDPA_F32 ? 4 : dtype == SDPA_BOOL ? 1 : 2;
-}
-
-static void put(char *at, sdpa_dtype dtype, double x) {
-    float f = (float)x;
-    uint32_t bits;
-    _Float16 half = (_Float16)f;
-    switch (dtype) {
-    case SDPA_F64:
-        memcpy(at, &x, 8);
-        break;
-    case SDPA_F32:
-        memcpy(at, &f, 4);
-        break;
-    case SDPA_F16:
-        memcpy(at, &half, 2);
-        break;
-    case SDPA_BOOL:
-        *at = x == 0;
-        break; /* a bias of 0 or -inf */
-    default:
-        memcpy(&bits, &f, 4);
-        bits = f == f ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fc0;
-        memcpy(at, &(uint16_t){(uint16_t)bits}, 2);
-    }
-}
-
-static double get(const char *at, sdpa_dtype dtype) {
-    double x = 0;
-    float f;
-    _Float16 half;
-    uint16_t word;
-    switch (dtype) {
-    case SDPA_F64:
-        memcpy(&x, at, 8);
-        return x;
-    case SDPA_F32:
-        memcpy(&f, at, 4);
-        return (double)f;
-    case SDPA_F16:
-        memcpy(&half, at, 2);
-        return (double)(float)half;
-    case SDPA_BOOL:
-        return *at ? 0 : -INFINITY;
-    default:
-        memcpy(&word, at, 2);
-        memcpy(&f, &(uint32_t){(uint32_t)word << 16}, 4);
-        return (double)f;
-    }
-}
-
-/* --- one case: the descriptor, its buffers (of exactly the size needed, so that ASan sees what is read beyond) */
-
-typedef struct fixture {
-    test_case c;
-    naive a;
-    sdpa_problem p;
-    char *buffers[24];
-    int n_buffers;
-} fixture;
-
-enum { GARBAGE = 0x5a };
-
-/* (n_batch, heads, rows, cols), contiguous. heads = 0: the same for every batch entry and head. Without values, what a driver
- * has to write or to clear holds garbage. */
-static sdpa_tensor new_tensor(fixture *f, sdpa_dtype dtype, int64_t heads, int64_t rows, int64_t cols, double *values) {
-    const int64_t size = (int64_t)size_of(dtype), matrix = rows * cols * size;
-    int64_t n = (heads ? f->c.n_batch * heads : 1) * rows * cols;
-    char *data = malloc((size_t)(n * size) + (n == 0));
-    f->buffers[f->n_buffers++] = data;
-    if (!values) memset(data, heads && f->c.n_q > 0 ? GARBAGE : 0, (size_t)(n * size));
-    for (int64_t i = 0; values && i < n; i++) {
-        put(data + i * size, dtype, values[i]);
-        values[i] = get(data + i * size, dtype);
-    }
-    sdpa_tensor t = {.data = data, .row = cols * size, .col = size, .head = heads ? matrix : 0, .dtype = dtype};
-    t.group = heads && heads < f->c.n_head ? f->c.group : 1;
-    t.batch[0] = heads * matrix;
-    return t;
-}
-
-static sdpa_tensor new_scalars(fixture *f, int64_t (*value)(const test_case *, int64_t)) {
-    int64_t *data = malloc((size_t)f->c.n_batch * 8 + 1);
-    f->buffers[f->n_buffers++] = (char *)data;
-    for (int64_t b = 0; b < f->c.n_batch; b++) data[b] = value(&f->c, b);
-    sdpa_tensor t = {.data = (char *)data, .group = 1, .dtype = SDPA_I64};
-    t.batch[0] = 8;
-    return t;
-}
-
-static void draw(double *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) x[i] = naive_normal();
-}
-
-static fixture *new_fixture(const test_case *c) {
-    fixture *f = calloc(1, sizeof *f);
-    f->c = *c;
-    f->a = naive_new(c);
-    const int64_t heads = c->n_head, kv_heads = heads / c->group, all = c->n_batch * heads;
-    const sdpa_dtype dtype = c->dtype, wide = dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
-    draw(f->a.q, all * c->n_q * c->d_k);
-    draw(f->a.k, all / c->group * c->n_k * c->d_k);
-    draw(f->a.v, all / c->group * c->n_k * c->d_v);
-    draw(f->a.dout, all * c->n_q * c->d_v);
-    draw(f->a.dlse, all * c->n_q);
-    for (int64_t i = 0; c->mask && i < c->n_q; i++) {
-        for (int64_t j = 0; j < c->n_k; j++) {
-            bool masked = i == 1 || naive_uniform() < 0.3; /* row 1 as a whole */
-            f->a.mask[i * c->n_k + j] = masked ? -INFINITY : c->mask == BOOL_MASK ? 0 : naive_normal();
-        }
-    }
-    sdpa_problem *p = &f->p;
-    *p = (sdpa_problem){.n_axes = 1,
-                        .axis = {c->n_batch},
-                        .n_batch = c->n_batch,
-                        .n_head = heads,
-                        .n_q = c->n_q,
-                        .n_k = c->n_k,
-                        .d_k = c->d_k,
-                        .d_v = c->d_v,
-                        .dtype = dtype,
-                        .scale = c->scale,
-                        .has_lower = c->has_lower,
-                        .has_upper = c->has_upper,
-                        .lower = c->lower,
-                        .upper = c->upper,
-                        .n_workers = 1};
-    p->q = new_tensor(f, dtype, heads, c->n_q, c->d_k, f->a.q);
-    p->k = new_tensor(f, naive_key_dtype(c), kv_heads, c->n_k, c->d_k, f->a.k);
-    p->v = new_tensor(f, naive_key_dtype(c), kv_heads, c->n_k, c->d_v, f->a.v);
-    p->dout = new_tensor(f, dtype, heads, c->n_q, c->d_v, f->a.dout);
-    p->dlse = new_tensor(f, wide, heads, c->n_q, 1, f->a.dlse);
-    if (c->mask) p->mask = new_tensor(f, c->mask == BOOL_MASK ? SDPA_BOOL : dtype, 0, c->n_q, c->n_k, f->a.mask);
-    if (c->offset) p->offset = new_scalars(f, naive_offset);
-    if (c->key_length) p->key_length = new_scalars(f, naive_key_length);
-    p->o = new_tensor(f, dtype, heads, c->n_q, c->d_v, NULL);
-    p->lse = new_tensor(f, wide, heads, c->n_q, 1, NULL);
-    p->features = sdpa_problem_features(p);
-    naive_compute(c, &f->a);
-    return f;
-}
-
-static void free_fixture(fixture *f) {
-    for (int i = 0; i < f->n_buffers; i++) free(f->buffers[i]);
-    naive_free(&f->a);
-    free(f);
-}
-
-static void check_bounded(const fixture *f, const char *what, const sdpa_tensor *t, const bounded *expected) {
-    const test_case *c = &f->c;
-    int64_t n_wrong = 0, worst = 0;
-    double worst_excess = 0;
-    for (int64_t i = 0; i < expected->n; i++) {
-        double x = get(t->data + i * (int64_t)size_of(t->dtype), t->dtype);
-        double error = x == expected->x[i] ? 0 : fabs(x - expected->x[i]); /* -inf - -inf */
-        double excess = error / (expected->bound[i] + 0x1p-1074);
-        if (!(excess <= 1)) {
-            n_wrong++;
-            if (!(excess <= worst_excess)) {
-                worst_excess = excess;
-                worst = i;
-            }
-        }
-    }
-    CHECK(n_wrong == 0,
-          "%s: isa %s dtype %d %d batch %ld heads %ld/%ld n_q %ld n_k %ld d_k %ld d_v %ld mask %d lower %d:%ld upper "
-          "%d:%ld "
-          "offset %d key_length %d scale %g workers %d: %ld of %ld wrong, at %ld %.9g instead of %.9g, bound %.3g",
-          what, sdpa_isa_get()->name, (int)c->dtype, (int)c->narrow, (long)c->n_batch, (long)c->n_head, (long)c->group,
-          (long)c->n_q, (long)c->n_k, (long)c->d_k, (long)c->d_v, (int)c->mask, c->has_lower, (long)c->lower,
-          c->has_upper, (long)c->upper, c->offset, c->key_length, c->scale, f->p.n_workers, (long)n_wrong,
-          (long)expected->n, (long)worst, get(t->data + worst * (int64_t)size_of(t->dtype), t->dtype),
-          expected->x[worst], expected->bound[worst]);
-}
-
-static bounded new_expected(int64_t n) {
-    return (bounded){n, calloc((size_t)n + 1, sizeof(double)), calloc((size_t)n + 1, sizeof(double))};
-}
-
-static void free_expected(bounded *e) {
-    free(e->x);
-    free(e->bound);
-}
-
-/* The weights of all heads in reverse order, and of every second query, the first of them twice. */
-static void check_chosen(fixture *f, sdpa_problem w) {
-    const test_case *c = &f->c;
-    const int64_t n = c->n_q ? (c->n_q + 1) / 2 + 1 : 0, heads = c->n_head;
-    int64_t *head = malloc((size_t)heads * 8 + 1), *query = malloc((size_t)n * 8 + 1);
-    for (int64_t h = 0; h < heads; h++) head[h] = heads - 1 - h;
-    for (int64_t i = 0; i < n; i++) query[i] = i ? 2 * (i - 1) : 0;
-    bounded chosen = new_expected(c->n_batch * heads * n * c->n_k),
-            received = new_expected(c->n_batch * heads * c->n_k * SDPA_N_RECEIVED);
-    for (int64_t b = 0; b < c->n_batch; b++) {
-        for (int64_t at = 0; at < heads * n * c->n_k; at++) {
-            const int64_t j = at % c->n_k, i = query[at / c->n_k % n], h = at / c->n_k / n,
-                          to = b * heads * n * c->n_k + at, from = ((b * heads + head[h]) * c->n_q + i) * c->n_k + j,
-                          key = ((b * heads + h) * c->n_k + j) * SDPA_N_RECEIVED;
-            const double x = f->a.w.x[from], bound = f->a.w.bound[from];
-            chosen.x[to] = x;
-            chosen.bound[to] = bound;
-            received.x[key] += x;
-            received.bound[key] += bound + 8 * naive_roundoff(c->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32) * x;
-            received.x[key + 1] = fmax(received.x[key + 1], x);
-            received.bound[key + 1] = fmax(received.bound[key + 1], bound);
-        }
-    }
-    w.heads = (sdpa_choice){head, heads};
-    w.queries = (sdpa_choice){query, n};
-    w.o = new_tensor(f, c->dtype, heads, n, c->n_k, NULL);
-    CHECK(sdpa_attention_weights(&w, SDPA_WEIGHTS) == SDPA_OK, "chosen weights");
-    check_bounded(f, "chosen weights", &w.o, &chosen);
-    w.o = new_tensor(f, c->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32, heads, c->n_k, SDPA_N_RECEIVED, NULL);
-    CHECK(sdpa_attention_received(&w) == SDPA_OK, "received");
-    check_bounded(f, "received", &w.o, &received);
-    free_expected(&chosen);
-    free_expected(&received);
-    free(head);
-    free(query);
-}
-
-static void check_case(fixture *f) {
-    sdpa_problem p = f->p;
-    const test_case *c = &f->c;
-    const int first_buffer = f->n_buffers;
-    CHECK(sdpa_attention_forward(&p) == SDPA_OK, "forward");
-    const bool pairs = c->dtype == SDPA_BF16 && sdpa_isa_get()->bf16->pairs;
-    check_bounded(f, "o", &p.o, pairs ? &f->a.o_rounded : &f->a.o);
-    check_bounded(f, "lse", &p.lse, &f->a.lse);
-
-    p.dq = new_tensor(f, c->dtype, c->n_head, c->n_q, c->d_k, NULL);
-    p.dk = new_tensor(f, naive_key_dtype(c), c->n_head / c->group, c->n_k, c->d_k, NULL);
-    p.dv = new_tensor(f, naive_key_dtype(c), c->n_head / c->group, c->n_k, c->d_v, NULL);
-    if (c->mask == BIAS_MASK) p.dmask = new_tensor(f, c->dtype, 0, c->n_q, c->n_k, NULL);
-    CHECK(sdpa_attention_backward(&p) == SDPA_OK, "backward");
-    check_bounded(f, "dq", &p.dq, &f->a.dq);
-    check_bounded(f, "dk", &p.dk, &f->a.dk);
-    check_bounded(f, "dv", &p.dv, &f->a.dv);
-    if (p.dmask.data) check_bounded(f, "dmask", &p.dmask, &f->a.dmask);
-
-    sdpa_problem w = f->p;
-    w.o = new_tensor(f, c->dtype, c->n_head, c->n_q, c->n_k, NULL);
-    w.lse.data = NULL;
-    CHECK(sdpa_attention_weights(&w, SDPA_WEIGHTS) == SDPA_OK, "weights");
-    check_bounded(f, "weights", &w.o, &f->a.w);
-    check_chosen(f, w);
-
-    while (f->n_buffers > first_buffer) free(f->buffers[--f->n_buffers]);
-}
-
-static void on_every_isa(const test_case *c) {
-    fixture *f = new_fixture(c);
+static void in_layout(const test_case *c, unsigned layout) {
+    fixture *f = new_fixture(c, layout);
     const char *before = sdpa_isa_get()->name;
     int n;
     const sdpa_isa *list = sdpa_isa_list(&n);
@@ -278,6 +25,8 @@ static void on_every_isa(const test_case *c) {
     sdpa_isa_select(before);
     free_fixture(f);
 }
+
+static void on_every_isa(const test_case *c) { in_layout(c, 0); }
 
 /* dtype and narrow of test_case. */
 static const struct {
@@ -301,14 +50,16 @@ static void sizes(void) {
                            .dtype = dtypes[t].all,
                            .narrow = dtypes[t].narrow,
                            .scale = 0.37};
-            test_case rows = c, keys = c, depth = c, columns = c, square = c;
-            rows.n_q = keys.n_k = depth.d_k = columns.d_v = square.n_q = square.n_k = edges[e];
+            test_case rows = c, keys = c, depth = c, columns = c, square = c, headless = c;
+            headless.n_head = 0;
+            headless.n_q = rows.n_q = keys.n_k = depth.d_k = columns.d_v = square.n_q = square.n_k = edges[e];
             square.has_upper = true;
             on_every_isa(&rows);
             on_every_isa(&keys);
             on_every_isa(&depth);
             on_every_isa(&columns);
             on_every_isa(&square);
+            on_every_isa(&headless);
         }
     }
 }
@@ -348,6 +99,30 @@ static void options(void) {
                            .narrow = dtypes[t].narrow,
                            .scale = 0.06};
         on_every_isa(&large);
+    }
+}
+
+/* In each of memory's layouts, and what is masked is NaN. */
+static void layouts(void) {
+    for (int t = 0; t < N_DTYPES; t++) {
+        for (unsigned layout = 0; layout < 2 * LAYOUT_SWAPPED; layout++) {
+            test_case c = {.n_batch = 2,
+                           .n_head = 2,
+                           .group = 2,
+                           .n_q = 11,
+                           .n_k = 37,
+                           .d_k = 9,
+                           .d_v = 6,
+                           .dtype = dtypes[t].all,
+                           .narrow = dtypes[t].narrow,
+                           .mask = (mask_kind)(layout % 3),
+                           .scale = 0.25,
+                           .has_upper = true,
+                           .upper = 9,
+                           .key_length = true,
+                           .poisoned = true};
+            in_layout(&c, layout);
+        }
     }
 }
 
@@ -395,7 +170,7 @@ static void fast_paths(void) {
         c.scale = 0.25;
         if (!c.group) c.group = 1;
         if (c.dtype != SDPA_BF16) c.dtype = SDPA_F32;
-        fixture *f = new_fixture(&c);
+        fixture *f = new_fixture(&c, 0);
         const char *before = sdpa_isa_get()->name;
         int n;
         const sdpa_isa *list = sdpa_isa_list(&n);
@@ -422,7 +197,7 @@ static void fast_paths(void) {
                     }
                 }
             }
-            while (f->n_buffers > first_buffer) free(f->buffers[--f->n_buffers]);
+            free_buffers(f, first_buffer);
             f->p.features |= SDPA_FEATURE_UNKNOWN;
             check_case(f);
             f->p.features &= ~(unsigned)SDPA_FEATURE_UNKNOWN;
@@ -447,7 +222,7 @@ static void merging(void) {
                        .narrow = dtypes[t].narrow,
                        .mask = BOOL_MASK,
                        .scale = 0.3};
-        fixture *f = new_fixture(&c);
+        fixture *f = new_fixture(&c, 0);
         sdpa_problem p = f->p, part = f->p;
         const sdpa_dtype wide = c.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
         sdpa_tensor outs[3], lses[3];
@@ -488,7 +263,7 @@ static void faults(void) {
     for (int t = 0; t < N_DTYPES; t++) {
         c.dtype = dtypes[t].all;
         c.narrow = dtypes[t].narrow;
-        fixture *f = new_fixture(&c);
+        fixture *f = new_fixture(&c, 0);
         f->p.n_workers = 2;
         for (int routine = 0; routine < 2; routine++) {
             int n = 0;
@@ -499,11 +274,11 @@ static void faults(void) {
                 p.dq = new_tensor(f, c.dtype, c.n_head, c.n_q, c.d_k, NULL);
                 p.dk = new_tensor(f, c.dtype, c.n_head / c.group, c.n_k, c.d_k, NULL);
                 p.dv = new_tensor(f, c.dtype, c.n_head / c.group, c.n_k, c.d_v, NULL);
-                p.dmask = new_tensor(f, c.dtype, 0, c.n_q, c.n_k, NULL);
+                p.dmask = new_tensor(f, c.dtype, SHARED, c.n_q, c.n_k, NULL);
                 sdpa_alloc_fail_after(n);
                 status = routine == 0 ? sdpa_attention_forward(&p) : sdpa_attention_backward(&p);
                 sdpa_alloc_fail_after(-1);
-                while (f->n_buffers > first_buffer) free(f->buffers[--f->n_buffers]);
+                free_buffers(f, first_buffer);
             }
             CHECK(status == SDPA_OK && n > 1, "routine %d dtype %d: status %d after %d allocations", routine,
                   (int)c.dtype, (int)status, n);
@@ -527,7 +302,7 @@ static void interruption(void) {
     const int64_t n_queries[] = {32768, 32768, 90}, n_keys[] = {1 << 20, 32768, 1 << 26};
     for (int shape = 0; shape < 3; shape++) {
         test_case c = {.n_batch = 1, .n_head = 1, .group = 1, .d_k = 64, .d_v = 64, .dtype = SDPA_F32, .scale = 0.125};
-        fixture *f = new_fixture(&c);
+        fixture *f = new_fixture(&c, 0);
         sdpa_problem p = f->p;
         const int64_t n_q = n_queries[shape], n_k = n_keys[shape];
         p.n_q = n_q;
@@ -562,6 +337,7 @@ void test_attention(void) {
     naive_seed();
     sizes();
     options();
+    layouts();
     fast_paths();
     merging();
 }
@@ -582,7 +358,7 @@ void test_disturbed(void) {
                            .mask = (mask_kind)mask,
                            .scale = 0.2,
                            .has_upper = mask == NO_MASK};
-            fixture *f = new_fixture(&c);
+            fixture *f = new_fixture(&c, 0);
             f->p.n_workers = 4;
             check_case(f);
             free_fixture(f);

@@ -337,7 +337,8 @@ static void workers_mask_signals(void) {
 /* --- stop and restart */
 
 static void *call_for_long(void *context) {
-    *(sdpa_status *)context = sdpa_parallel_for(1000, 3, long_unit, &(_Atomic int){0}, NULL);
+    _Atomic int n_run = 0;
+    *(sdpa_status *)context = sdpa_parallel_for(1000, 3, long_unit, &n_run, NULL);
     return NULL;
 }
 

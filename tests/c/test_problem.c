@@ -95,4 +95,5 @@ void test_problem(void) {
     BACKWARD_BREAKS(p.dq.data = p.k.data);
     BACKWARD_BREAKS(p.dk.data = p.dq.data);
     BACKWARD_BREAKS(p.dk.swapped = true);
+    BACKWARD_BREAKS(p.dk.col = 8);
 }

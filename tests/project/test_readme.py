@@ -82,10 +82,24 @@ def test_options_are_there_and_all_are_mentioned():
     assert sorted(options) == sorted(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
 
 
+def make_targets():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    names = re.search(r"^\.PHONY: ((?:.*\\\n)*.*)$", makefile, re.MULTILINE)[1]
+    return set(names.replace("\\", "").split())
+
+
+def test_ci_runs_every_check_or_says_that_it_does_not():
+    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    steps = set(re.findall(r"^step ([a-z-]+)", text, re.MULTILINE))
+    left_out = set(re.search(r'^left_out="(.*)"$', text, re.MULTILINE)[1].split())
+    no_checks = {"demo", "build", "stubs", "format", "clean", "release-check"}
+    assert steps | left_out | no_checks == make_targets()
+    assert not steps & left_out
+
+
 @pytest.mark.parametrize("text", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
 def test_commands_exist(text):
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)$", makefile, re.MULTILINE)[1].split())
+    targets = make_targets()
     used = set(re.findall(r"\bmake ([a-z][a-z0-9-]*)", text)) - {"and"}
     assert {"demo", "test"} <= used <= targets
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

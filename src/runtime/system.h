@@ -1,0 +1,55 @@
+/* What Windows and WebAssembly lack of POSIX. Threads they have: winpthreads, and stubs that start none. */
+#ifndef SDPA_SYSTEM_H
+#define SDPA_SYSTEM_H
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#ifdef _WIN32
+#include <malloc.h>
+
+static inline void *sdpa_aligned_alloc(size_t alignment, size_t bytes) { return _aligned_malloc(bytes, alignment); }
+static inline void sdpa_aligned_free(void *pointer) { _aligned_free(pointer); }
+static inline long sdpa_online_cpus(void) { return pthread_num_processors_np(); }
+#else
+#include <unistd.h>
+
+static inline void *sdpa_aligned_alloc(size_t alignment, size_t bytes) {
+    void *pointer = NULL;
+    return posix_memalign(&pointer, alignment, bytes) == 0 ? pointer : NULL;
+}
+static inline void sdpa_aligned_free(void *pointer) { free(pointer); }
+static inline long sdpa_online_cpus(void) { return sysconf(_SC_NPROCESSORS_ONLN); }
+#endif
+
+/* Blocks signals for the threads that this one starts until they are restored: they belong to the program's own threads,
+ * except those that a fault raises where it happens. */
+#if defined(_WIN32) || defined(__wasi__)
+typedef int sdpa_signals; /* nor is there fork */
+static inline void sdpa_signals_block(sdpa_signals *old) { (void)old; }
+static inline void sdpa_signals_restore(const sdpa_signals *old) { (void)old; }
+
+static inline int sdpa_at_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void)) {
+    return (void)before, (void)in_parent, (void)in_child, 0;
+}
+#else
+#include <signal.h>
+
+typedef sigset_t sdpa_signals;
+static inline void sdpa_signals_block(sdpa_signals *old) {
+    sigset_t mask;
+    sigfillset(&mask);
+    sigdelset(&mask, SIGSEGV);
+    sigdelset(&mask, SIGBUS);
+    sigdelset(&mask, SIGFPE);
+    sigdelset(&mask, SIGILL);
+    pthread_sigmask(SIG_SETMASK, &mask, old);
+}
+static inline void sdpa_signals_restore(const sdpa_signals *old) { pthread_sigmask(SIG_SETMASK, old, NULL); }
+
+static inline int sdpa_at_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void)) {
+    return pthread_atfork(before, in_parent, in_child);
+}
+#endif
+
+#endif

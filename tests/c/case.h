@@ -1,0 +1,50 @@
+/* A case with its arrays, as the drivers get it: buffers of exactly the size needed, so that sanitizers see what is read
+ * or written beyond, in any layout. */
+#ifndef SDPA_CASE_H
+#define SDPA_CASE_H
+
+#include "naive.h"
+
+/* How a tensor lies in memory, if not as (batch, head, row, column). */
+enum {
+    LAYOUT_ROWS_FIRST = 1 << 0,    /* (batch, row, head, column) */
+    LAYOUT_COLUMNS_FIRST = 1 << 1, /* (batch, column, row, head); goes before the other */
+    LAYOUT_REVERSED = 1 << 2,      /* the last row first */
+    LAYOUT_SPACED = 1 << 3,        /* every second element */
+    LAYOUT_SHIFTED = 1 << 4,       /* inputs: not aligned */
+    LAYOUT_SWAPPED = 1 << 5        /* inputs: the other byte order */
+};
+
+typedef struct fixture {
+    test_case c;
+    naive a;
+    sdpa_problem p;
+    unsigned layout; /* of the tensors that are made next */
+    struct {
+        char *memory;
+        size_t bytes;
+        sdpa_dtype dtype;
+    } buffers[48];
+    int n_buffers;
+} fixture;
+
+enum { GARBAGE = 0x5a };
+
+size_t size_of(sdpa_dtype dtype);
+double get(const char *at, sdpa_dtype dtype);
+
+/* (n_batch, heads, rows, cols); heads = SHARED: one matrix for every batch entry and head. An input takes `values`, which become
+ * what its type can hold. An output (NULL) holds GARBAGE, if it is one that a driver has to write or to clear, else zeros. */
+sdpa_tensor new_tensor(fixture *f, sdpa_dtype dtype, int64_t heads, int64_t rows, int64_t cols, double *values);
+
+/* Draws the inputs of a case and computes what is expected. */
+fixture *new_fixture(const test_case *c, unsigned layout);
+void free_fixture(fixture *f);
+void free_buffers(fixture *f, int from);
+
+void check_bounded(const fixture *f, const char *what, const sdpa_tensor *t, const bounded *expected);
+
+/* Forward, backward, weights, all and chosen ones, and what keys receive. */
+void check_case(fixture *f);
+
+#endif

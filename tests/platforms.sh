@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Compiles the C core and its tests without warnings for other compilers and systems, and runs them
+# where they can be run here: tests/platforms.sh ZIG [NAME...]
+# ZIG: the command that runs ziglang's zig. NAMEs: some of those below.
+set -uo pipefail
+cd "$(dirname "$0")/c"
+zig=$1
+shift
+wanted=("$@")
+jobs=-j${JOBS:-2}
+# The tests of elementary functions sweep over all float32s: here over some.
+flags="-O2 -g0 -DSTRIDE=4001 -DTIME_LIMIT=20"
+results=()
+
+# name, the command that runs a program ("" here, "-" nowhere), tests, then arguments of make
+platform() {
+    local name=$1 run=$2 tests=$3 build=../../build/c/$1 verdict
+    shift 3
+    if ((${#wanted[@]})) && [[ " ${wanted[*]} " != *" $name "* ]]; then return; fi
+    printf '\n=== %s\n' "$name"
+    if ! make --silent "$jobs" BUILD="$build" "$@"; then
+        verdict="does not compile"
+    elif [[ $run == - ]]; then
+        verdict="compiles, untested"
+    elif $run "$build/driver" $tests; then
+        verdict="passes its tests"
+    else
+        verdict="fails its tests"
+    fi
+    results+=("$name: $verdict")
+}
+
+zig_cc() { printf '%s cc -target %s' "$zig" "$1"; }
+posix="vec convert vmath machine problem pool fork attention disturbed packed additive xla"
+for cc in gcc-12 gcc-14 gcc-15 clang-14 clang-19 clang-22; do
+    if command -v "$cc" >/dev/null; then platform "$cc" "" "$posix" CC="$cc" FLAGS="$flags"; fi
+done
+if command -v musl-gcc >/dev/null; then
+    platform musl "" "$posix" CC=musl-gcc FLAGS="$flags -static"
+fi
+windows=-
+if command -v wine >/dev/null; then windows="env WINEDEBUG=-all wine"; fi
+platform windows "$windows" "" CC="$(zig_cc x86_64-windows-gnu)" MACHINE=x86_64 \
+    PORTABLE=1 VECTORS= FLAGS="$flags"
+platform macos - "" CC="$(zig_cc aarch64-macos)" MACHINE=aarch64 FLAGS="$flags"
+platform wasm "node --no-warnings wasi.mjs" "attention packed additive xla" \
+    CC="$(zig_cc wasm32-wasi)" MACHINE=wasm32 PORTABLE=1 VECTORS= FLAGS="$flags -msimd128"
+
+printf '\n'
+printf '%s\n' "${results[@]}"
+[[ "${results[*]}" != *"does not"* && "${results[*]}" != *"fails"* ]]

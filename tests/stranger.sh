@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# What a stranger does: clones the last commit, runs the README's first command and what else the
+# README names, with nothing set but PATH and HOME. The tests, its second command, run elsewhere.
+set -euo pipefail
+project=$(cd "$(dirname "$0")/.." && pwd)
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+git -c safe.directory="*" clone --quiet --no-local "$project" "$place/sdpa"
+cd "$place/sdpa"
+
+alone() {
+    printf '\n--- %s\n' "$*"
+    env -i PATH="$PATH" HOME="$HOME" "$@"
+}
+alone make demo
+# The examples of the README, as one program.
+sed -n '/^```python$/,/^```$/{/^```/!p}' README.md > "$place/readme.py"
+[[ $(grep -c '^assert ' "$place/readme.py") -ge 4 ]]
+alone .venv/bin/python - <"$place/readme.py"
+alone .venv/bin/python -m sdpa info
+alone .venv/bin/python examples/digits.py

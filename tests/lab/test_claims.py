@@ -256,7 +256,7 @@ train-infer no-scale-training scale-cost table3-rowB additive-small-dk additive-
 additive-cost additive-speed memory attention-rows dv-differs backward weight-grad swap
 init-symmetric divergence grads-differ tied-kv cosine-bilinear batchnorm-analogy temperature
 stop-learning unscaled-position dk-independence glorot-unit-var sigma-law cosine-analogy noncommute
-dot-no-params universal layer-norm saturated-gradient trained-exponent
+dot-no-params universal layer-norm saturated-gradient trained-exponent unstable-training
 """
 
 

@@ -46,6 +46,7 @@ import numpy as np
 import sdpa
 from sdpa.lab import training
 from sdpa.lab.claims import ledger
+from sdpa.lab.claims.chinese import bilingual
 from sdpa.lab.tools.table import Table
 from sdpa.lab.training.stability import entropy_floor
 
@@ -68,10 +69,10 @@ my_guess = None  # decades
 # ## Measurement
 #
 # Models of the recall task (`sdpa.lab.training.recall`) at $d_k = 64$, sixteen of each kind, at
-# 13 learning rates over three decades. `window` counts decades of rates whose loss is within 0.21 nats
-# of the best; `highest` is $\log_{10}$ of the highest rate that still learns. Then entropy while
-# models learn, at a good rate and at one that is ten times too large; `found` is the weight on the
-# key that is asked for.
+# 13 learning rates over three decades. `window` counts decades of rates whose loss is within
+# 0.21 nats of the best; `highest` is $\log_{10}$ of the highest rate that still learns. Then the
+# entropy while models learn, at a good rate and at one that is ten times too large; `found` is the
+# weight on the key that is asked for.
 
 # %%
 rates = training.learning_rates((600,), seeds=16)
@@ -113,7 +114,7 @@ training.plot_stability(rates, collapse)
 # the thousands. Without the scale rows *start* at 0.5 nats, before anything is learned. The ledger:
 
 # %%
-print(*ledger(["unstable-training"]))
+print(bilingual(ledger(["unstable-training"])))
 
 # %% [markdown]
 # ## Exercises

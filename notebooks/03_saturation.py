@@ -65,7 +65,8 @@ my_guess = None  # between 0.1, all equal, and 1
 # %%
 table = lab.freezing()
 note = lab.saturation((16, 64, 256), (10,), draws=300)
-print(table.where(n=64, sigma=(0.5, 1.0, 2.0, 4.0, 8.0, 16.0)), note, sep="\n\n")
+columns = ("scale", "d_k", "entropy", "max_weight", "tensor_max")
+print(table.where(n=64, sigma=(0.5, 1.0, 2.0, 4.0, 8.0, 16.0)), note.select(*columns), sep="\n\n")
 
 half = (table["entropy_high"] - table["entropy_low"]) / 2
 assert (abs(table["entropy"] - table["entropy_predicted"]) < 2.5 * half).all()

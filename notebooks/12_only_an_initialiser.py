@@ -99,7 +99,8 @@ assert (scores["after_low"] > 2).all()
 # ## Figure
 #
 # Test loss over the learning rate, with intervals in its logarithm. The right panel repeats the
-# left one, as it must; in the middle one the rules differ from it by a shift to smaller rates.
+# left one, up to rounding, which large rates amplify. In the middle one the rules differ from it by
+# a shift to smaller rates.
 
 # %%
 training.plot_scale_rules(table)

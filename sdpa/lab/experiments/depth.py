@@ -211,13 +211,13 @@ def _layer(x: Floats, scale: float, rng: np.random.Generator) -> Floats:
 
 
 def _rms(x: Floats) -> Floats:
-    return np.sqrt((x**2).mean(axis=-1))
+    return np.asarray((x**2).mean(axis=-1) ** 0.5)
 
 
 def _residual(x: Floats) -> Floats:
     """|X - mean token| / |X| per draw."""
     apart = x - x.mean(axis=1, keepdims=True)
-    return np.sqrt((apart**2).sum(axis=(1, 2)) / (x**2).sum(axis=(1, 2)))
+    return np.asarray(((apart**2).sum(axis=(1, 2)) / (x**2).sum(axis=(1, 2))) ** 0.5)
 
 
 # ---------------------------------------------------------------------- plots

@@ -115,7 +115,7 @@ def _swept(
     found = []
     for horizon in steps:
         for rule in rules:
-            own = {"d_k": d_k, "rule": rule, "rates": tuple(rates), "seeds": seeds}
+            own: dict[str, Any] = {"d_k": d_k, "rule": rule, "rates": tuple(rates), "seeds": seeds}
             found.append(trained(Setting(**own, steps=horizon, **settings), seed))
             if progress is not None:
                 progress(1)
@@ -169,7 +169,13 @@ def entropy_collapse(
             if step % every == 0:
                 rows.extend(_sharpness(step, models, rule))
 
-        own = {"d_k": d_k, "rule": rule, "rates": tuple(rates), "seeds": seeds, "steps": 151}
+        own: dict[str, Any] = {
+            "d_k": d_k,
+            "rule": rule,
+            "rates": tuple(rates),
+            "seeds": seeds,
+            "steps": 151,
+        }
         train(Setting(**own | settings), seed=seed, watch=watch)
         if progress is not None:
             progress(1)
@@ -185,7 +191,7 @@ def _sharpness(step: int, models: Trained, rule: str) -> Rows:
     norm = (n * scores.var(axis=-1)) ** 0.5
     answer = next(models.batches("scores", 16)).answer.reshape(*p.shape[:-1], 1)
     found = np.take_along_axis(p, answer, axis=-1)
-    w_q, w_k = (np.float64(models.parameters[name]) for name in ("W^Q", "W^K"))
+    w_q, w_k = (np.asarray(models.parameters[name], np.float64) for name in ("W^Q", "W^K"))
     product = models.setting.scale * w_q @ w_k.swapaxes(-1, -2)
     spectral = np.linalg.norm(product, 2, axis=(-2, -1)).reshape(models.shape)
     loss = models.test_loss(purpose="curve")

@@ -104,12 +104,14 @@ lab.plot_best_sigma(table)
 #
 # No scale is best by all criteria, and by none of those measured is it $1/\sqrt{d_k}$ at every
 # length. Most gradient reaches the scores at 1.2 times that scale for 8 keys, 2.8 times for 32 and
-# 5.1 times for 512 (`lab.best_scale(n, d_k)`); $d_k$ hardly matters. By the median of
-# $\partial L/\partial Q$ it is 3 to 7 times; by the root mean square of $\partial L/\partial Q$ and
-# $\partial L/\partial W^Q$ it is beyond 32 times. What $1/\sqrt{d_k}$ offers is that it is the same
-# at every width and that it leaves room: with queries and keys that correlate by 0.5 the best
-# $\sigma$ falls from 3.7 to 1.2 ($n = 64$), with $W^K = W^Q$ to 0.5. Trained heads (notebook 14)
-# are near the largest gradient of their scores. The ledger:
+# 5.1 times for 512, by the exact law for independent queries and keys (`lab.best_scale(n, d_k)`);
+# the heads measured here, whose queries and keys share their tokens, have 5.5 at 512, on a coarse
+# grid. $d_k$ hardly matters. By the median of $\partial L/\partial Q$ it is 3 to 7 times; by the
+# root mean square of $\partial L/\partial Q$ and $\partial L/\partial W^Q$ it is 32 times or
+# beyond. What $1/\sqrt{d_k}$ offers is that it is the same at every width and that it leaves room:
+# with queries and keys that correlate by 0.5 the best $\sigma$ falls from 3.7 to 1.2 ($n = 64$),
+# with $W^K = W^Q$ to 0.5. Trained heads (notebook 14) are near the largest gradient of their
+# scores. The ledger:
 
 # %%
 print(bilingual(ledger(["other-scales"])))

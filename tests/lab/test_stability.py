@@ -9,7 +9,9 @@ pytest.importorskip("autograd", reason="needs autograd: pip install 'sdpa[lab]'"
 
 import sdpa
 from sdpa import lab
+from sdpa.lab.claims import chinese
 from sdpa.lab.experiments import depth
+from sdpa.lab.tools import table
 from sdpa.lab.tools.inputs import stream
 from sdpa.lab.tools.table import Table
 from sdpa.lab.training import plots, recall, stability
@@ -18,7 +20,7 @@ FEW = {"seeds": 3, "rates": (1e-2, 3e-1)}
 LEVEL = 1 - 1e-6
 
 
-@pytest.mark.parametrize("module", [depth, stability])
+@pytest.mark.parametrize("module", [chinese, depth, stability, table])
 def test_examples(module):
     result = doctest.testmod(module)
     assert result.attempted > 0

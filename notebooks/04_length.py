@@ -78,6 +78,7 @@ columns = ("rule", "sigma", "entropy", "keys", "max_weight", "jacobian")
 print(table.where(n=16384).select(*columns), end="\n\n")
 print(critical.where(n=(16, 4096)).select("family", "n", "beta"))
 
+# %%
 for name in ("entropy", "max_weight", "jacobian"):
     half = (table[f"{name}_high"] - table[f"{name}_low"]) / 2
     assert (abs(table[name] - table[f"{name}_predicted"]) < 2.5 * half).all()

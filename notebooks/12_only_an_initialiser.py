@@ -42,7 +42,6 @@ import numpy as np
 import sdpa
 from sdpa.lab import training
 from sdpa.lab.claims import ledger
-from sdpa.lab.claims.chinese import bilingual
 
 rng = np.random.default_rng(0)
 x, key, value, grad_out = rng.standard_normal((4, 10, 64))
@@ -115,6 +114,8 @@ training.plot_scale_rules(table)
 # trained: at scale 1 they answer as well as before. MiniLM cannot: its embeddings turn. The ledger:
 
 # %%
+from sdpa.lab.claims.chinese import bilingual
+
 print(bilingual(ledger(["batchnorm-analogy", "train-infer"])))
 
 # %% [markdown]

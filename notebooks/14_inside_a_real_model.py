@@ -74,17 +74,10 @@ table = lab.trained_heads(draws=32, model=model)
 choice = lab.trained_choice(draws=8, model=model)
 others = lab.inputs_compared(draws=32, model=model)
 shown = ("random", "recall, trained", "MiniLM layer 0", "MiniLM layer 3")
-columns = (
-    "input",
-    "scale",
-    "row_variance",
-    "max_weight",
-    "query_rms",
-    "query_median",
-    "query_dead",
-)
-print(others.where(input=shown).select(*columns))
+columns = ("row_variance", "max_weight", "query_rms", "query_median", "query_dead")
+print(others.where(input=shown).select("input", "scale", *columns))
 
+# %%
 means = table.where(head="all")
 trained, removed = (means.where(scale=scale) for scale in ("1/sqrt(32)", "1"))
 assert (trained["row_variance_low"] > 1.2).all()  # not 1
@@ -96,10 +89,9 @@ assert (removed["query_dead_low"][inner] > 0.5).all()
 assert (trained["query_dead_high"][inner] < 0.05).all()
 
 factor = choice["score_rms"][(choice["layer"] > 0) & (choice["layer"] < 5)]
-print(
-    f"factor for most gradient, layers 1 to 4: quartiles {np.quantile(factor, [0.25, 0.5, 0.75])}"
-)
-assert 0.7 < np.quantile(factor, 0.25) < np.quantile(factor, 0.75) < 1.4
+low, middle, high = np.quantile(factor, [0.25, 0.5, 0.75])
+print(f"factor for most gradient, layers 1 to 4: quartiles {low:.2f}, {middle:.2f}, {high:.2f}")
+assert 0.7 < low < high < 1.4
 
 # %% [markdown]
 # ## Figure

@@ -115,7 +115,7 @@ def test_outputs_belong_to_the_source(name):
 def test_no_printed_table_has_more_than_eight_rows(name):
     """A title, a header and eight rows: what `Table` prints stands in one block of lines."""
     cells = code(sections(read(name, ".ipynb"))["Measurement"])
-    printed = "".join(o["text"] for cell in cells for o in cell.outputs if "text" in o)
+    printed = "\n\n".join(o["text"] for cell in cells for o in cell.outputs if "text" in o)
     blocks = [block.splitlines() for block in re.split(r"\n\s*\n", printed.strip())]
     assert max(map(len, blocks)) <= 10, name
 

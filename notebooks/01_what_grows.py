@@ -7,30 +7,34 @@
 # ---
 
 # %% [markdown]
-# # What grows with d_k?
+# # What grows with $d_k$?
 #
 # **Question.** Of the mean, the variance, the variance within a row and the shape of the
-# distribution of scores: what changes with d_k, what with the length n, and what does the division
-# by sqrt(d_k) leave?
+# distribution of scores: which changes with $d_k$, which with the length $n$, and what does
+# dividing by $\sqrt{d_k}$ leave?
 #
 # **Common misconception.** "In many dimensions two vectors have more in common, so their dot
-# product gets large." And: "q.k / sqrt(d_k) is normal only by the central limit theorem, to about
-# 1/sqrt(d_k)."
+# product gets large." And: "$q \cdot k/\sqrt{d_k}$ is normal only by the central limit theorem, to
+# about $1/\sqrt{d_k}$."
 
 # %% [markdown]
 # ## Prediction
 #
-# For independent components of mean 0 and variance 1, E q.k = 0 and Var(q.k) = d_k (Vaswani et al.
-# 2017, section 3.2.1): the scores spread, they do not move. Divided by sqrt(d_k) the variance is 1
-# at every d_k and n. Given q a score with normal k is exactly normal of standard deviation |q|, so
-# that q.k / sqrt(d_k) is a mixture of normal variables, with excess kurtosis 6/d_k and Kolmogorov
-# distance 0.1376/d_k to N(0, 1): there is no term in 1/sqrt(d_k), because the skewness is 0
-# (docs/theory.md).
+# For independent components of mean 0 and variance 1,
+#
+# $$ \operatorname{E} q \cdot k = 0, \qquad
+# \operatorname{Var}(q \cdot k) = \sum_{l=1}^{d_k} \operatorname{Var}(q_l k_l) = d_k $$
+#
+# (Vaswani et al. 2017, section 3.2.1): the scores spread, they do not move. Divided by $\sqrt{d_k}$
+# they have variance 1 at every $d_k$ and $n$. Given $q$, a score with a normal $k$ is exactly
+# normal with standard deviation $|q|$. So $q \cdot k/\sqrt{d_k}$ is a mixture of normal variables,
+# with excess kurtosis $6/d_k$ and Kolmogorov distance $0.1376/d_k$ to $N(0, 1)$. There is no term
+# in $1/\sqrt{d_k}$, because the skewness is 0 (docs/theory.md).
 
 # %% [markdown]
 # ## In plain NumPy
 #
-# Scores of many pairs at d_k = 64.
+# Scores of many pairs at $d_k = 64$.
 
 # %%
 import numpy as np
@@ -38,6 +42,7 @@ import numpy as np
 import sdpa
 from sdpa import lab
 from sdpa.lab.claims import ledger
+from sdpa.lab.claims.chinese import bilingual
 
 rng = np.random.default_rng(0)
 query, key = rng.standard_normal((2, 10_000, 1, 64))
@@ -49,15 +54,26 @@ stage = {"stage": "scores"}
 np.testing.assert_allclose(sdpa.attention_weights(query, key, **stage).ravel(), scaled, atol=1e-13)
 
 # %% [markdown]
+# Before you go on, write down a guess: how far is the distribution of $q \cdot k/\sqrt{d_k}$ from
+# the standard normal one at $d_k = 64$, as the largest difference of their distribution functions?
+
+# %%
+my_guess = None  # the central limit theorem alone suggests about 1/8
+
+# %% [markdown]
 # ## Measurement
 #
-# A draw is a whole n x n matrix. Predicted are the laws above; `spread` is that of the variance of
-# one matrix.
+# A draw is a whole $n \times n$ matrix; predictions are the laws above. The tables show $n = 64$;
+# `print(table)` has all lengths, distributions and columns.
 
 # %%
 table = lab.growth()
 shape = lab.normality()
-print(table, shape, sep="\n\n")
+columns = ("d_k", "mean", "variance", "variance_scaled", "variance_row")
+print(table.where(n=64, components="normal").select(*columns), end="\n\n")
+print(
+    shape.where(n=64, d_k=(2, 8, 32, 64, 128)).select("d_k", "distance", "kolmogorov", "beyond_3")
+)
 
 for name in ("mean", "variance", "variance_scaled", "variance_row"):
     low, high = table[f"{name}_low"], table[f"{name}_high"]
@@ -70,8 +86,8 @@ assert long["kolmogorov"][-1] * 512 < 0.14
 # %% [markdown]
 # ## Figure
 #
-# Variance of the scores over d_k, with intervals (shorter than the markers) and laws (lines): d_k
-# without the scale, 1 with it, at both lengths.
+# Variance of the scores over $d_k$, with intervals (shorter than the markers) and laws (lines):
+# $d_k$ without the scale, 1 with it, at both lengths.
 
 # %%
 lab.plot_growth(table)
@@ -79,45 +95,46 @@ lab.plot_growth(table)
 # %% [markdown]
 # ## Conclusion
 #
-# The variance grows like d_k and nothing else does: the mean stays 0, and the shape tends to the
-# normal one like 1/d_k, from which it cannot be told at d_k = 64 by the eye. Dividing by sqrt(d_k)
-# makes the variance 1 at every d_k and n. Two vectors do not have more in common; their dot product
-# is a longer random walk. The ledger says of these claims:
+# The variance grows like $d_k$ and nothing else does: the mean stays 0, and the shape tends to the
+# normal one like $1/d_k$; at $d_k = 64$ the eye cannot tell them apart. Dividing by $\sqrt{d_k}$
+# makes the variance 1 at every $d_k$ and $n$. Two vectors do not have more in common; their dot
+# product is a longer random walk. What the ledger says of these claims:
 
 # %%
-print(*ledger(["mean-var", "unit-var", "normal"]), sep="\n\n")
+print(bilingual(ledger(["mean-var", "unit-var", "normal"])))
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. Note 002 says that 99.7 % of the scaled scores lie in [-3, 3]. Whether that is so depends on
-# d_k: from which d_k on is the share beyond 3 within a tenth of the normal one?
+# 1. Note 002 says that 99.7 % of the scaled scores lie in $[-3, 3]$. Whether that is so depends on
+#    $d_k$: from which $d_k$ on is the share beyond 3 within a tenth of the normal one?
 #
 # <details><summary>Solution</summary>
 #
-# `theory.outside(3)` is 0.00270 and `theory.outside(3, d_k)` 0.00494 at d_k = 16, 0.00330 at 64,
-# 0.00298 at 140 and 0.00296 at 150: from about 145 on.
+# `theory.outside(3)` is 0.00270 and `theory.outside(3, d_k)` is 0.00494 at $d_k = 16$, 0.00330 at
+# 64, 0.00298 at 140 and 0.00296 at 150: from about 145 on.
 #
 # </details>
 #
 # 2. Let all components of the keys have mean 2 instead of 0. What happens to the variance of the
-# scores at d_k = 64, and what does softmax notice?
+#    scores at $d_k = 64$, and what does softmax notice?
 #
 # <details><summary>Solution</summary>
 #
 # `theory.score_variance(64, 1 / 8, mean_key=2)` is 5, but `theory.row_variance(64, 1 / 8)` stays 1:
-# what the mean adds is the same for all keys of a row, and softmax does not feel what a whole row
-# has in common. This is why the laboratory always reports the variance within rows.
+# what the mean adds is the same for all keys of a row, and softmax ignores what a whole row has in
+# common. This is why the laboratory always reports the variance within rows.
 #
 # </details>
 #
-# 3. In self-attention with W^Q = W^K a token also meets itself. What are mean and standard
-# deviation of q.q / sqrt(d_k)?
+# 3. In self-attention with $W^Q = W^K$ a token also meets itself. What are the mean and the
+#    standard deviation of $q \cdot q/\sqrt{d_k}$?
 #
 # <details><summary>Solution</summary>
 #
-# q.q is chi-square with d_k degrees of freedom: mean d_k, variance 2 d_k. Divided by sqrt(d_k) the
-# mean is sqrt(d_k), 8 at d_k = 64, and the standard deviation sqrt(2). Once q and k are correlated
-# it is the mean that grows, like d_k, and sqrt(d_k) does not hold it: notebook 13.
+# $q \cdot q$ is chi-square with $d_k$ degrees of freedom: mean $d_k$, variance $2 d_k$. Divided by
+# $\sqrt{d_k}$ the mean is $\sqrt{d_k}$, 8 at $d_k = 64$, and the standard deviation is $\sqrt 2$.
+# Once $q$ and $k$ are correlated it is the mean that grows, like $d_k$, and dividing by
+# $\sqrt{d_k}$ does not hold it: notebook 13.
 #
 # </details>

@@ -9,11 +9,11 @@
 # %% [markdown]
 # # When does a row of weights saturate?
 #
-# **Question.** How does the entropy of a row of n weights fall as the standard deviation sigma of
-# its scores grows, and where does the fall depend on n?
+# **Question.** How does the entropy of a row of $n$ weights fall as the standard deviation $\sigma$
+# of its scores grows, and where does the fall depend on $n$?
 #
 # **Common misconception.** "Scores beyond some size, say 3 or 10, saturate softmax; divided by
-# sqrt(d_k) they stay in the region where it works best."
+# $\sqrt{d_k}$ they stay in the region where it works best."
 
 # %% [markdown]
 # ## Prediction
@@ -36,6 +36,7 @@ import numpy as np
 import sdpa
 from sdpa import lab
 from sdpa.lab.claims import ledger
+from sdpa.lab.claims.chinese import bilingual
 
 rng = np.random.default_rng(0)
 key = rng.standard_normal((64, 1))
@@ -58,12 +59,14 @@ my_guess = None  # between 0.1, all equal, and 1
 # ## Measurement
 #
 # A draw is one row; predicted is the quadrature, `limit` Derrida's. Then the setting of note 002,
-# ten queries and ten keys, of which a draw is a whole tensor.
+# ten queries and ten keys, of which a draw is a whole tensor. Shown is $n = 64$; `print(table)` has
+# all lengths.
 
 # %%
 table = lab.freezing()
 note = lab.saturation((16, 64, 256), (10,), draws=300)
-print(table, note, sep="\n\n")
+columns = ("scale", "d_k", "entropy", "max_weight", "tensor_max")
+print(table.where(n=64, sigma=(0.5, 1.0, 2.0, 4.0, 8.0, 16.0)), note.select(*columns), sep="\n\n")
 
 half = (table["entropy_high"] - table["entropy_low"]) / 2
 assert (abs(table["entropy"] - table["entropy_predicted"]) < 2.5 * half).all()
@@ -88,14 +91,14 @@ lab.plot_freezing(table)
 # %% [markdown]
 # ## Conclusion
 #
-# Saturation is gradual and a matter of sigma against sqrt(2 ln n), not of a number that scores must
-# not pass. With the scale sigma = 1 at any d_k: 83 % of ln n at n = 10, 93 % at 1024. Without it
-# rows of ten keys have 0.75, 0.35 and 0.17 nats at d_k = 16, 64, 256. The table of note 002 has the
-# right trend and wrong figures: 2.3 is ln 10, the entropy of equal weights, and a largest weight of
-# 0.342 unscaled is one that no tensor shows. The ledger:
+# Saturation is gradual, and a matter of $\sigma$ against $\sqrt{2 \ln n}$, not of a number that
+# scores must not pass. With the scale $\sigma = 1$ at any $d_k$: 83 % of $\ln n$ at $n = 10$, 93 %
+# at 1024. Without it rows of ten keys have 0.75, 0.35 and 0.17 nats at $d_k = 16$, 64 and 256. The
+# table of note 002 has the right trend and wrong figures: 2.3 is $\ln 10$, the entropy of equal
+# weights, and a largest weight of 0.342 unscaled is one that no tensor shows. The ledger:
 
 # %%
-print(*ledger(["entropy-table", "maxweight-table"]), sep="\n\n")
+print(bilingual(ledger(["entropy-table", "maxweight-table"])))
 
 # %% [markdown]
 # ## Exercises

@@ -7,33 +7,35 @@
 # ---
 
 # %% [markdown]
-# # Does dividing by sqrt(d_k) suffice when the sequence grows?
+# # Does dividing by $\sqrt{d_k}$ suffice when the sequence grows?
 #
-# **Question.** With 1/sqrt(d_k) the scores have standard deviation 1 at every width. What happens
-# to entropy, largest weight and gradient of a row when its length n grows from 64 to 16384, and
-# which factor on top of 1/sqrt(d_k) would keep which of them?
+# **Question.** With $1/\sqrt{d_k}$ the scores have standard deviation 1 at every width. What
+# happens to the entropy, the largest weight and the gradient of a row when its length $n$ grows
+# from 64 to 16384, and which factor on top of $1/\sqrt{d_k}$ would keep which of them?
 #
-# **Common misconception.** "With unit variance softmax is in its good region, whatever the input",
-# or, from the other side, "multiply by ln n and length is solved".
+# **Common misconception.** "With unit variance softmax is in its good region, whatever the input."
+# Or, from the other side: "multiply by $\ln n$, and length is solved."
 
 # %% [markdown]
 # ## Prediction
 #
-# A row of n independent normal scores of standard deviation sigma has, for large n, the entropy
-# ln n - sigma^2/2 below the freezing point sqrt(2 ln n) (Derrida 1981, the random energy model). At
-# sigma = 1 the share exp(-1/2) = 0.61 of the keys counts, however many there are: their number
-# grows like n, the largest weight and the squared norm of the softmax Jacobian fall towards 1/n. To
-# keep a *share* of ln n needs sigma^2 proportional to ln n, to keep a *number* of keys a sigma that
-# approaches the freezing point; both grow like sqrt(ln n), from different heights. A factor ln n
-# (Chiang & Cholak 2022, arXiv:2202.12172; Nakanishi 2025, arXiv:2501.19399) is for one key that
-# stands out by a fixed gap: its weight is 1/2 at the inverse temperature ln(n - 1)/gap. What sets
-# that temperature in general are the gaps below the largest score (Hayase & Karakida 2026,
-# arXiv:2605.12697).
+# A row of $n$ independent normal scores of standard deviation $\sigma$ has, for large $n$, the
+# entropy $\ln n - \sigma^2/2$ below the freezing point $\sqrt{2 \ln n}$ (Derrida 1981, the random
+# energy model). At $\sigma = 1$ the share $e^{-1/2} = 0.61$ of the keys counts, however many there
+# are: their number grows like $n$, while the largest weight and the squared norm of the softmax
+# Jacobian fall towards $1/n$.
+#
+# Keeping a *share* of $\ln n$ needs $\sigma^2 \propto \ln n$. Keeping a *number* of keys needs a
+# $\sigma$ that approaches the freezing point. Both grow like $\sqrt{\ln n}$, from different
+# heights. A factor of $\ln n$ (Chiang & Cholak 2022, arXiv:2202.12172; Nakanishi 2025,
+# arXiv:2501.19399) is for one key that stands out by a fixed gap $\delta$: its weight is 1/2 at the
+# inverse temperature $\ln(n - 1)/\delta$. In general that temperature is set by the gaps below the
+# largest score (Hayase & Karakida 2026, arXiv:2605.12697).
 
 # %% [markdown]
 # ## In plain NumPy
 #
-# Scores with 1/sqrt(d_k), at two lengths: the share of keys that count stays, their number does
+# Scores with $1/\sqrt{d_k}$ at two lengths: the share of keys that count stays, their number does
 # not.
 
 # %%
@@ -42,6 +44,7 @@ import numpy as np
 import sdpa
 from sdpa import lab
 from sdpa.lab.claims import ledger
+from sdpa.lab.claims.chinese import bilingual
 
 rng = np.random.default_rng(0)
 for n in (64, 4096):
@@ -53,18 +56,29 @@ for n in (64, 4096):
     np.testing.assert_allclose(sdpa.attention_statistics(query, key).entropy, entropy)
 
 # %% [markdown]
+# Before you go on, write down a guess: among 64 keys 40 count. How many count among 16384, with the
+# same $1/\sqrt{d_k}$?
+
+# %%
+my_guess = None  # between 40 and 16384
+
+# %% [markdown]
 # ## Measurement
 #
-# Rules for sigma that agree at n = 64, where it is 1: three fixed ones, and three that keep one
-# figure as it is there, by bisection on the exact quadratures of `theory.weights`. Predictions
-# beside the measurements are these quadratures. Then the inverse temperature at which the largest
-# weight is 1/2, for four kinds of rows.
+# Rules for $\sigma$ that agree at $n = 64$, where it is 1: three fixed ones, and three that keep
+# one figure as it is there, by bisection on the exact quadratures of `theory.weights`, which are
+# also the predictions. The first table shows $n = 16384$; `print(table)` has all lengths. The
+# second has the inverse temperature $\beta$ at which the largest weight is 1/2, for four kinds of
+# rows.
 
 # %%
 table = lab.scale_over_length(draws=200)
 critical = lab.critical(draws=200)
-print(table, critical, sep="\n\n")
+columns = ("rule", "sigma", "entropy", "keys", "max_weight", "jacobian")
+print(table.where(n=16384).select(*columns), end="\n\n")
+print(critical.where(n=(16, 4096)).select("family", "n", "beta"))
 
+# %%
 for name in ("entropy", "max_weight", "jacobian"):
     half = (table[f"{name}_high"] - table[f"{name}_low"]) / 2
     assert (abs(table[name] - table[f"{name}_predicted"]) < 2.5 * half).all()
@@ -87,8 +101,8 @@ np.testing.assert_allclose(beta["one key 3 above the rest"], np.log(critical["n"
 # %% [markdown]
 # ## Figure
 #
-# Each rule over the length: the sigma that it takes, and what becomes of the weights. A horizontal
-# line is what a rule keeps; no rule has more than one.
+# Each rule over the length: the $\sigma$ that it takes, and what becomes of the weights. A
+# horizontal line is what a rule keeps; no rule has more than one.
 
 # %%
 lab.plot_scale_over_length(table)
@@ -96,45 +110,47 @@ lab.plot_scale_over_length(table)
 # %% [markdown]
 # ## Conclusion
 #
-# It does not suffice: 1/sqrt(d_k) fixes the width and nothing else. From 64 to 16384 keys the
-# number of keys that count grows from 40 to 9900 and the squared Jacobian falls by a factor 205, as
-# the quadrature has it. Which correction is right depends on what is to be kept. For normal scores
-# sigma must grow from 1 to 2.8 (largest weight), 3.3 (gradient to the scores) or 4.0 (number of
-# keys); sqrt(ln n) gives 1.5, which keeps entropy/ln n alone, and ln n gives 2.3, too little for
-# any of the three. And it depends on the scores: the temperature at which one key takes half is
-# constant over n for exponential scores, grows like n for uniform ones and like ln n for one key
-# above equal others. "Unit variance" names no good region; the region moves with n. The row of the
-# ledger that calls sqrt(d_k) optimal:
+# It does not suffice: $1/\sqrt{d_k}$ fixes the width and nothing else. From 64 to 16384 keys the
+# number of keys that count grows from 40 to 9900 and the squared Jacobian falls by a factor of 205,
+# as the quadrature has it. Which correction is right depends on what is to be kept. For normal
+# scores $\sigma$ must grow from 1 to 2.8 (largest weight), 3.3 (gradient to the scores) or 4.0
+# (number of keys); $\sqrt{\ln n}$ gives 1.5, which keeps the entropy over $\ln n$ and nothing else,
+# and $\ln n$ gives 2.3, too little for any of the three. It also depends on the scores: the
+# temperature at which one key takes half is constant over $n$ for exponential scores, and grows
+# like $n$ for uniform ones and like $\ln n$ for one key above equal others. "Unit variance" names
+# no good region; the region moves with $n$. The row of the ledger that calls $\sqrt{d_k}$ optimal:
 
 # %%
-print(*ledger(["other-scales"]))
+print(bilingual(ledger(["other-scales"])))
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. With 1/sqrt(d_k), how many of 10^6 keys count, by the law for large n?
+# 1. With $1/\sqrt{d_k}$, how many of $10^6$ keys count, by the law for large $n$?
 #
 # <details><summary>Solution</summary>
 #
-# exp(ln n - 1/2) = 0.61 n: 607 000.
+# $e^{\ln n - 1/2} = 0.61\,n$: 607 000.
 #
 # </details>
 #
-# 2. Short sequences: which sigma would give 16 keys as many that count as 64 have at sigma = 1?
+# 2. Short sequences: at which $\sigma$ would as many of 16 keys count as of 64 at $\sigma = 1$?
 #
 # <details><summary>Solution</summary>
 #
-# None: 64 keys have an entropy of 3.68 there, 16 keys have ln 16 = 2.77 at most, at sigma = 0.
+# At none: 64 keys have an entropy of 3.68 there, and 16 keys have at most $\ln 16 = 2.77$, at
+# $\sigma = 0$.
 #
 # </details>
 #
-# 3. A model learns one gap delta between the key that is looked for and all others, at scale
-# 1/sqrt(d_k), and reaches a weight of 1/2 for it at n = 512. What is left at n = 65536, and by
-# which factor must the scale grow to have 1/2 again?
+# 3. A model learns a gap $\delta$ between the key that it looks for and all others, at scale
+#    $1/\sqrt{d_k}$, and gives that key a weight of 1/2 at $n = 512$. What is left at $n = 65536$,
+#    and by which factor must the scale grow to have 1/2 again?
 #
 # <details><summary>Solution</summary>
 #
-# At n = 512 the gap is ln 511 = 6.24. At 65536 the weight is 511/(511 + 65535) = 0.0077; the factor
-# is ln 65535/ln 511 = 1.78, the ratio of logarithms, which is why ln n suits this kind of row.
+# At $n = 512$ the gap is $\ln 511 = 6.24$. At 65536 the weight is $511/(511 + 65535) = 0.0077$; the
+# factor is $\ln 65535/\ln 511 = 1.78$, the ratio of logarithms, which is why $\ln n$ suits this
+# kind of row.
 #
 # </details>

@@ -9,27 +9,32 @@
 # %% [markdown]
 # # Do gradients vanish without the scale?
 #
-# **Question.** How do the gradients that reach S, Q, K, V and W^Q change with d_k, with 1/sqrt(d_k)
-# and without: their root mean square, their median, and the share of rows without any?
+# **Question.** How do the gradients that reach $S$, $Q$, $K$, $V$ and $W^Q$ change with $d_k$, with
+# $1/\sqrt{d_k}$ and without: their root mean square, their median, and the share of rows that get
+# none?
 #
-# **Common misconception.** "Without the scale softmax saturates, so the gradient of Q vanishes like
-# 1/d_k."
+# **Common misconception.** "Without the scale softmax saturates, so the gradient to $Q$ vanishes
+# like $1/d_k$."
 
 # %% [markdown]
 # ## Prediction
 #
-# With values and upstream gradients of variance 1, E |dL/ds|^2 of a row is d_v times the squared
-# norm of the Jacobian, sum p^2 - 2 sum p^3 + (sum p^2)^2: zero for one-hot rows. When rows freeze
-# (notebook 03) its mean falls like m (1 - m)/3 with m = sqrt(2 ln n / d_k), because fewer and fewer
-# rows have two weights that compete. But dL/dq = scale sum ds_j k_j multiplies by scale and keys:
-# with the scale the factor is 1, without it sqrt(d_k). So the root mean square of dL/dQ does not
-# fall; it grows towards d_k^(1/4), while most rows get nothing. `theory.attention` has the exact
-# curves.
+# With values and upstream gradients of variance 1, a row of weights $p$ has
+#
+# $$ \operatorname{E} \Bigl|\frac{\partial L}{\partial s}\Bigr|^2 = d_v |J|^2, \qquad
+# |J|^2 = \sum p^2 - 2 \sum p^3 + \Bigl(\sum p^2\Bigr)^2 $$
+#
+# with the Jacobian $J$ of softmax: zero for one-hot rows. When rows freeze (notebook 03) the mean
+# of $|J|^2$ falls like $m(1-m)/3$ with $m = \sqrt{2 \ln n/d_k}$, because fewer and fewer rows have
+# two weights that compete. But $\partial L/\partial q = \text{scale} \sum_j (\partial L/\partial
+# s_j)\, k_j$ multiplies by the scale and the keys: with the scale that is a factor of 1, without it
+# one of $\sqrt{d_k}$. So the root mean square of $\partial L/\partial Q$ does not fall; it grows
+# towards $d_k^{1/4}$, while most rows get nothing. `theory.attention` has the exact curves.
 
 # %% [markdown]
 # ## In plain NumPy
 #
-# The gradient to Q of one head, by the formula of note 004 with its scale of 1.
+# The gradient to $Q$ of one head, by the formula of note 004 with its scale of 1.
 
 # %%
 import numpy as np
@@ -37,6 +42,7 @@ import numpy as np
 import sdpa
 from sdpa import lab
 from sdpa.lab.claims import ledger
+from sdpa.lab.claims.chinese import bilingual
 
 rng = np.random.default_rng(0)
 query, key, value, grad_out = rng.standard_normal((4, 10, 256))
@@ -51,16 +57,23 @@ ours = sdpa.attention_backward(grad_out, query, key, value, out, lse, scale=1.0)
 np.testing.assert_allclose(ours.query, grad_query, rtol=1e-7, atol=1e-9)
 
 # %% [markdown]
+# Before you go on, write down two guesses: from $d_k = 16$ to 1024 without the scale, by which
+# factor does the root mean square of $\partial L/\partial Q$ change, and by which its median
+# ($n = 10$)?
+
+# %%
+my_guess = {"root mean square": None, "median": None}  # 1 is no change
+
+# %% [markdown]
 # ## Measurement
 #
 # A draw is one head. A row is dead when its norm is below a hundredth of what equal weights would
-# give.
+# give. Shown is $\partial L/\partial Q$ at $n = 10$; `print(table)` has all targets and lengths.
 
 # %%
 table = lab.gradients(draws=60)
-for target in ("score", "query", "value", "weight"):
-    names = ["scale", "d_k", "n", *(f"{what}_{target}" for what in ("rms", "median", "dead"))]
-    print(lab.Table("", [{name: row[name] for name in names} for row in table.rows]))
+names = ("scale", "d_k", "rms_query", "median_query", "dead_query")
+print(table.where(n=10, d_k=(16, 64, 256, 1024)).select(*names))
 
 small, large = (table.row(scale="unscaled", d_k=d, n=10) for d in (16, 1024))
 rms, median, dead = (
@@ -77,8 +90,8 @@ assert (table.where(scale="unscaled", d_k=1024)["dead_value"] < 0.3).all()
 # %% [markdown]
 # ## Figure
 #
-# The gradient to Q over d_k: root mean square with its law (left), median (middle), share of dead
-# rows (right). Three answers to one question.
+# The gradient to $Q$ over $d_k$: root mean square with its law (left), median (middle), share of
+# dead rows (right). Three answers to one question.
 
 # %%
 lab.plot_gradients(table)
@@ -86,44 +99,47 @@ lab.plot_gradients(table)
 # %% [markdown]
 # ## Conclusion
 #
-# It depends on what "vanish" means. Without the scale the typical row of dL/dQ does vanish: at d_k
-# = 1024 and n = 10 two of three rows are dead and the median is less than a thousandth of what it
-# is with the scale. The root mean square grows all the same, because the few rows that still
-# compete get gradients tens of times larger; neither falls like 1/d_k. With the scale nothing
-# depends on d_k. dL/dV grows, though a fifth of the values, those that no query picks, get none;
-# dL/dW^Q sums over rows and grows too, with dead rows at small n alone. The ledger:
+# It depends on what "vanish" means. Without the scale the typical row of $\partial L/\partial Q$
+# does vanish: at $d_k = 1024$ and $n = 10$ two of three rows are dead, and the median is less than
+# a thousandth of what it is with the scale. The root mean square grows all the same, because the
+# few rows that still compete get gradients tens of times larger; neither falls like $1/d_k$. With
+# the scale nothing depends on $d_k$. $\partial L/\partial V$ grows, though a fifth of the values,
+# those that no query picks, get none; $\partial L/\partial W^Q$ sums over rows and grows as well,
+# and has dead rows at small $n$ only. The ledger:
 
 # %%
-print(*ledger(["grad-law"]))
+print(bilingual(ledger(["grad-law"])))
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. Which of the gradients to S, Q, K and V does the mean say vanish without the scale?
+# 1. Which of the gradients to $S$, $Q$, $K$ and $V$ vanish without the scale, judged by their mean?
 #
 # <details><summary>Solution</summary>
 #
-# `theory.attention(10, d_k, 1.0, d_v=64)` for d_k = 16, 64, 256, 1024 has grad_score 2.45, 1.88,
-# 1.38, 1.00: falling like d_k^(-1/4) or so. grad_query and grad_key grow (9.5 to 31.8), grad_value
-# grows to sqrt(d_v) = 8, where each query takes one value.
+# `theory.attention(10, d_k, 1.0, d_v=64)` for $d_k = 16, 64, 256, 1024$ has `grad_score` 2.45,
+# 1.88, 1.38, 1.00: falling roughly like $d_k^{-1/4}$. `grad_query` and `grad_key` grow (9.5 to
+# 31.8), and `grad_value` grows to $\sqrt{d_v} = 8$, where each query takes one value.
 #
 # </details>
 #
-# 2. What exponent in d_k has the root mean square of dL/dQ for large d_k, by the theory?
+# 2. By theory, with which exponent in $d_k$ does the root mean square of $\partial L/\partial Q$
+#    grow for large $d_k$?
 #
 # <details><summary>Solution</summary>
 #
-# The slope of ln grad_query is 0.281 between d_k = 64 and 256 and 0.257 between 1024 and 4096; it
-# tends to 1/4, since E |dL/ds|^2 falls like m/3, that is d_k^(-1/2), and |k|^2 grows like d_k.
+# The slope of $\ln$ `grad_query` is 0.281 between $d_k = 64$ and 256 and 0.257 between 1024 and
+# 4096; it tends to 1/4, since $\operatorname{E} |\partial L/\partial s|^2$ falls like $m/3$, that
+# is $d_k^{-1/2}$, and $|k|^2$ grows like $d_k$.
 #
 # </details>
 #
-# 3. Do gradients vanish with the scale, if n grows instead of d_k?
+# 3. Do gradients vanish *with* the scale if $n$ grows instead of $d_k$?
 #
 # <details><summary>Solution</summary>
 #
-# `theory.attention(n, 64, d_v=64).grad_query` is 1.48, 0.414 and 0.105 for n = 64, 1024, 16384:
-# like n^(-1/2), by averaging and not by saturation, and for V likewise. The scale does nothing
+# `theory.attention(n, 64, d_v=64).grad_query` is 1.48, 0.414 and 0.105 for $n = 64$, 1024, 16384:
+# like $n^{-1/2}$, by averaging and not by saturation, and likewise for $V$. The scale does nothing
 # about it.
 #
 # </details>

@@ -9,24 +9,29 @@
 # %% [markdown]
 # # Which scale is best, and by which criterion?
 #
-# **Question.** Before training, which standard deviation sigma of the scores lets most gradient
-# through, to the scores S, to Q, K, V and W^Q, by root mean square and by median? How far is
-# 1/sqrt(d_k), which is sigma = 1, from it, and how does it move with n, d_k and the correlation of
-# queries and keys?
+# **Question.** Before training, which standard deviation $\sigma$ of the scores lets most gradient
+# through to the scores $S$, to $Q$, $K$, $V$ and to $W^Q$, by root mean square and by median? How
+# far from it is $1/\sqrt{d_k}$, which is $\sigma = 1$, and how does it move with $n$, $d_k$ and the
+# correlation of queries and keys?
 #
-# **Common misconception.** "d_k is too much, ln d_k too little, sqrt(d_k) is optimal: unit variance
-# is where gradients are largest."
+# **Common misconception.** "$d_k$ is too much, $\ln d_k$ too little, $\sqrt{d_k}$ is optimal: unit
+# variance is where gradients are largest."
 
 # %% [markdown]
 # ## Prediction
 #
-# For values and upstream gradients of unit variance E |dL/ds|^2 = d_v |J|^2, with the Jacobian J of
-# softmax and |J|^2 = sum p^2 - 2 sum p^3 + (sum p^2)^2. That is about 1/n for equal weights, 0 for
-# one weight of 1, and largest in between: at `theory.best_sigma(n)`, the exact argmax, which is 0.6
-# of the freezing point sqrt(2 ln n) for 8 keys, 1.4 of it for 512, and tends to twice it. dL/dQ
-# carries the scale as a factor, so its root mean square goes on growing with sigma (a few rows with
-# huge gradients), while its median turns and falls. So the answers must differ by target, by
-# statistic and by n; d_k enters only through the spread of |q|, hence hardly.
+# For values and upstream gradients of unit variance
+#
+# $$ \operatorname{E} \Bigl|\frac{\partial L}{\partial s}\Bigr|^2 = d_v |J|^2, \qquad
+# |J|^2 = \sum p^2 - 2 \sum p^3 + \Bigl(\sum p^2\Bigr)^2 $$
+#
+# with the Jacobian $J$ of softmax. This is about $1/n$ for equal weights, 0 for one weight of 1,
+# and largest in between: at `theory.best_sigma(n)`, the exact argmax, which is 0.6 times the
+# freezing point $\sqrt{2 \ln n}$ for 8 keys, 1.4 times for 512, and tends to twice the freezing
+# point. $\partial L/\partial Q$ carries the scale as a factor, so its root mean square goes on
+# growing with $\sigma$ (a few rows with huge gradients), while its median turns and falls. So the
+# answers must differ by target, by statistic and by $n$; $d_k$ enters only through the spread of
+# $|q|$ and should hardly matter.
 
 # %% [markdown]
 # ## In plain NumPy
@@ -40,6 +45,7 @@ import sdpa
 from sdpa import lab
 from sdpa.lab import theory
 from sdpa.lab.claims import ledger
+from sdpa.lab.claims.chinese import bilingual
 
 rng = np.random.default_rng(0)
 query, key = rng.standard_normal((2, 64, 64))
@@ -53,17 +59,26 @@ for sigma in (0.5, 1, 4, 16):
     np.testing.assert_allclose((full**2).sum(axis=(1, 2)), jacobian, atol=1e-12)
 
 # %% [markdown]
+# Before you go on, write down a guess: for 512 keys, how many times $1/\sqrt{d_k}$ is the scale at
+# which most gradient reaches the scores?
+
+# %%
+my_guess = None  # 1 if sqrt(d_k) is optimal
+
+# %% [markdown]
 # ## Measurement
 #
-# One head per draw, with projections and input of its own; sigma from 1/4 to 32. `grows`
-# is the share of bootstrap samples in which the gradient still increases at sigma = 32, the end of
-# the grid. Then the same with queries and keys that correlate
-# (W^K = rho W^Q + ...), as training makes them.
+# One head per draw, with projections and input of its own; $\sigma$ from 1/4 to 32. `grows` is the
+# share of bootstrap samples in which the gradient still increases at $\sigma = 32$, the end of the
+# grid. Shown is $d_k = 64$ at 8 and 512 keys without $V$ and $W^Q$; `print(table)` has all 45 rows.
+# Then the same for the scores with queries and keys that correlate ($W^K = \rho\, W^Q + \dots$), as
+# training makes them.
 
 # %%
 table = lab.best_sigma(draws=12)
 tied = lab.best_sigma(n=[64], d_k=[64], rho=[0.0, 0.5, 1.0], draws=12)
-print(table, tied, sep="\n\n")
+print(table.where(d_k=64, n=(8, 512), target=("S", "Q", "K")), end="\n\n")
+print(tied.where(target="S").select("rho", "by_rms", "by_median"))
 
 scores, queries = (table.where(target=target) for target in "SQ")
 assert (queries["grows_rms"] > 0.5).all()  # by rms: no best scale up to 32
@@ -78,8 +93,8 @@ assert free > 3 > half > 1 > equal
 # %% [markdown]
 # ## Figure
 #
-# The sigma of the largest gradient over the length; the grey line is 1/sqrt(d_k), the solid one the
-# exact argmax for the scores. Targets without marks still grow at sigma = 32.
+# The $\sigma$ of the largest gradient over the length. The grey line is $1/\sqrt{d_k}$, the solid
+# one the exact argmax for the scores. Targets without marks still grow at $\sigma = 32$.
 
 # %%
 lab.plot_best_sigma(table)
@@ -87,45 +102,50 @@ lab.plot_best_sigma(table)
 # %% [markdown]
 # ## Conclusion
 #
-# There is no scale that is best by all criteria, and by none of those measured is it 1/sqrt(d_k) at
-# every length. Most gradient reaches the scores at 1.2 times that scale for 8 keys, 2.8 times for
-# 32 and 5.1 times for 512 (`lab.best_scale(n, d_k)`); d_k hardly matters. By the median of dL/dQ it
-# is 3 to 7 times; by the root mean square of dL/dQ and dL/dW^Q it is beyond 32 times. What
-# 1/sqrt(d_k) has is that it is the same at every width, and that it leaves room: with queries and
-# keys that correlate by 0.5 the best sigma falls from 3.7 to 1.2 (n = 64), with W^K = W^Q to 0.5.
-# Trained heads (notebook 14) are near the largest gradient of their scores. The ledger:
+# No scale is best by all criteria, and by none of those measured is it $1/\sqrt{d_k}$ at every
+# length. Most gradient reaches the scores at 1.2 times that scale for 8 keys, 2.8 times for 32 and
+# 5.1 times for 512, by the exact law for independent queries and keys (`lab.best_scale(n, d_k)`);
+# the heads measured here, whose queries and keys share their tokens, have 5.5 at 512, on a coarse
+# grid. $d_k$ hardly matters. By the median of $\partial L/\partial Q$ it is 3 to 7 times; by the
+# root mean square of $\partial L/\partial Q$ and $\partial L/\partial W^Q$ it is 32 times or
+# beyond. What $1/\sqrt{d_k}$ offers is that it is the same at every width and that it leaves room:
+# with queries and keys that correlate by 0.5 the best $\sigma$ falls from 3.7 to 1.2 ($n = 64$),
+# with $W^K = W^Q$ to 0.5. Trained heads (notebook 14) are near the largest gradient of their
+# scores. The ledger:
 
 # %%
-print(*ledger(["other-scales"]))
+print(bilingual(ledger(["other-scales"])))
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. With n = 2 the row's gradient is a function of one difference. Where is E |J|^2 largest?
+# 1. With $n = 2$ the row's gradient is a function of one difference. Where is
+#    $\operatorname{E} |J|^2$ largest?
 #
 # <details><summary>Solution</summary>
 #
-# |J|^2 = 4 p^2 (1 - p)^2, largest at p = 1/2, so at sigma = 0: `theory.weights(2, 0).jacobian` is
-# 1/4 and falls from there.
+# $|J|^2 = 4 p^2 (1 - p)^2$, largest at $p = 1/2$, so at $\sigma = 0$:
+# `theory.weights(2, 0).jacobian` is 1/4 and falls from there.
 #
 # </details>
 #
-# 2. The share of rows without gradient (below 0.01 of the unit) is a criterion, too. From which
-# sigma on are more than a tenth of the rows of dL/dQ dead at n = 128?
+# 2. The share of rows without gradient (below 0.01 of the unit) is a criterion as well. From which
+#    $\sigma$ on are more than a tenth of the rows of $\partial L/\partial Q$ dead at $n = 128$?
 #
 # <details><summary>Solution</summary>
 #
 # `t = lab.gradients_over_sigma(n=[128], draws=10).where(target="Q")`, then `t["dead"]` over
-# `t["sigma"]`: it is below 0.01 up to sigma = 4 and above a tenth from 11.3 on (0.15), 0.47 at 32.
+# `t["sigma"]`: it is below 0.01 up to $\sigma = 4$ and above a tenth from 11.3 on (0.15); at 32 it
+# is 0.47.
 #
 # </details>
 #
-# 3. Gradients of Q can be small with the scale on. Which part of the answer is averaging?
+# 3. Gradients to $Q$ can be small with the scale on. Which part of that is averaging?
 #
 # <details><summary>Solution</summary>
 #
-# `lab.averaging()`: with independent tokens rms |dL/dQ| falls from 0.38 at n = 8 to 0.13 at 2048,
-# and it is about 1 - c times that where any two tokens correlate by c (0.012 for 0.9 at 2048). No
-# weight is saturated there.
+# `lab.averaging()`: with independent tokens the root mean square of $\partial L/\partial Q$ falls
+# from 0.38 at $n = 8$ to 0.13 at 2048, and it is about $1 - c$ times that where any two tokens
+# correlate by $c$ (0.012 for 0.9 at 2048). No weight is saturated there.
 #
 # </details>

@@ -9,24 +9,25 @@
 # %% [markdown]
 # # Is additive attention slower by an order of growth, or by a factor?
 #
-# **Question.** How does the time of additive attention grow with the length n and the width d,
-# beside that of the dot product at the same n and d, and by what factor is it longer?
+# **Question.** How does the time of additive attention grow with the length $n$ and the width $d$,
+# compared with that of the dot product at the same $n$ and $d$, and by what factor is it longer?
 #
-# **Common misconception.** "Additive attention takes n² d², because each of the n² pairs goes
-# through two matrices; a dot product takes n² d, and is faster by orders of magnitude."
+# **Common misconception.** "Additive attention takes $n^2 d^2$, because each of the $n^2$ pairs
+# goes through two matrices; a dot product takes $n^2 d$ and is faster by orders of magnitude."
 
 # %% [markdown]
 # ## Prediction
 #
-# The score of a pair is w · tanh(W q + U k) (Bahdanau, Cho and Bengio 2015, appendix A.1.2). W q
-# depends on the query alone and U k on the key alone: projected once per token they cost 4 n d²
-# operations, and what is left for each pair is d times an addition, a tanh and a product. So the
-# time grows as n² d + n d², which is n² d where n > d, as for the dot product.
+# The score of a pair is $w \cdot \tanh(W q + U k)$ (Bahdanau, Cho and Bengio 2015, appendix A.1.2).
+# $W q$ depends on the query alone and $U k$ on the key alone: projected once per token they cost
+# $4 n d^2$ operations, and what is left for each pair is $d$ times an addition, a tanh and a
+# product. So the time grows as $n^2 d + n d^2$, which is $n^2 d$ where $n > d$, as for the dot
+# product.
 #
-# A tanh of a sum needs no tanh per pair either. With A = exp(2 a) and B = exp(2 b), taken once per
+# A tanh of a sum needs no tanh per pair either. With $A = e^{2a}$ and $B = e^{2b}$, taken once per
 # token,
 #
-# tanh(a + b) = (A B - 1) / (A B + 1),
+# $$ \tanh(a + b) = \frac{A B - 1}{A B + 1}, $$
 #
 # a few operations and, when two channels share it, half a division. The factor should then be small
 # where both are implemented well, and large where each pair and channel calls tanh.
@@ -42,6 +43,7 @@ import numpy as np
 import sdpa
 from sdpa import lab
 from sdpa.lab.claims import ledger
+from sdpa.lab.claims.chinese import bilingual
 from sdpa.lab.experiments.cost import numpy_additive
 
 rng = np.random.default_rng(0)
@@ -56,17 +58,24 @@ np.testing.assert_allclose(sdpa.additive_attention(*arguments), weights @ value,
 np.testing.assert_allclose(numpy_additive(*arguments), weights @ value, rtol=1e-10)
 
 # %% [markdown]
+# Before you go on, write down a guess: at $n = 1024$ and $d = 64$, how many times as long does
+# additive attention take, if both are implemented well?
+
+# %%
+my_guess = None  # "orders of magnitude" would be 100
+
+# %% [markdown]
 # ## Measurement
 #
-# `lab.cost` times one call of each on one thread, along n at d = 64 and along d at n = 1024, in
-# turns; a turn is a draw. Both exponents of additive attention must agree with n² d rather than
-# n² d², and the factor must be below ten.
+# `lab.cost` times one call of each on one thread, along $n$ at $d = 64$ and along $d$ at
+# $n = 1024$, in turns; a turn is a draw. Both exponents of additive attention must agree with
+# $n^2 d$ rather than $n^2 d^2$, and the factor must be below ten.
 
 # %%
 table = lab.cost()
 exponents = lab.cost_exponents(table)
 ratio = lab.cost_ratio(table)
-print(exponents, ratio, sep="\n\n")
+print(exponents, ratio.where(n=(256, 1024), d=(16, 64, 256)), sep="\n\n")
 
 additive = exponents.where(kind="additive")
 assert all(1.6 < n < 2.4 for n in additive.where(axis="n")["exponent"])
@@ -98,39 +107,40 @@ lab.plot_cost(table)
 # %% [markdown]
 # ## Conclusion
 #
-# By a factor. Projected once per token, additive attention grows with n and d as the dot product
-# does; n² d² is the time of a program that projects every pair anew. The factor is a few where tanh
-# follows from exponentials of tokens, and seven and more where every pair and channel calls tanh,
-# which is what the note compares with: ten where NumPy has vectors for tanh, as with AVX-512, and
-# more where it has not.
+# By a factor. Projected once per token, additive attention grows with $n$ and $d$ as the dot
+# product does; $n^2 d^2$ is the time of a program that projects every pair anew. The factor is a
+# few where tanh follows from exponentials of tokens. It is seven and more where every pair and
+# channel calls tanh, which is what the note compares with: ten where NumPy has vector instructions
+# for tanh, as with AVX-512, and more where it has not.
 
 # %%
 at = ratio.row(axis="n", n=1024)["ratio"].estimate()
 print(f"additive / dot product, n = 1024, d = 64: {at.value:.1f} ({at.low:.1f} to {at.high:.1f})")
 at = by_the_formula.row(axis="n", n=256)["ratio"].estimate()
 print(f"both in NumPy, n = 256, d = 64: {at.value:.0f}")
-print(*ledger(["additive-cost", "additive-speed"]), sep="\n\n")
+print(bilingual(ledger(["additive-cost", "additive-speed"])))
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. At which width do the projections, 4 n d² operations, outweigh the n² d tanh, if a tanh costs
-#    as much as ten operations?
+# 1. At which width do the projections, $4 n d^2$ operations, outweigh the $n^2 d$ tanh, if a tanh
+#    costs as much as ten operations?
 #
 # <details><summary>Solution</summary>
 #
-# 4 n d² = 10 n² d at d = 2.5 n. For n = 1024 at d = 2560, wider than any head.
+# $4 n d^2 = 10 n^2 d$ at $d = 2.5 n$. For $n = 1024$ that is $d = 2560$, wider than any head.
 #
 # </details>
 #
-# 2. tanh(a + b) is also (s + t) / (1 + s t) with s = tanh a and t = tanh b, which needs no
-#    exponential at all. What goes wrong in float32 at a = 9, b = -8.5?
+# 2. $\tanh(a + b)$ is also $(s + t)/(1 + s t)$ with $s = \tanh a$ and $t = \tanh b$, which needs no
+#    exponential at all. What goes wrong in float32 at $a = 9$, $b = -8.5$?
 #
 # <details><summary>Solution</summary>
 #
-# `s, t = np.tanh(np.float32([9, -8.5])); (s + t) / (1 + s * t)` gives 0.333, and tanh 0.5 is 0.462:
-# s and t are within a rounding or two of 1 and -1, so that sum and denominator are made of rounding
-# errors. `a, b = np.exp(2 * np.float32([9, -8.5])); (a * b - 1) / (a * b + 1)` gives 0.462.
+# `s, t = np.tanh(np.float32([9, -8.5])); (s + t) / (1 + s * t)` gives 0.333, and $\tanh 0.5$ is
+# 0.462: $s$ and $t$ are within a rounding or two of 1 and -1, so that numerator and denominator are
+# made of rounding errors. `a, b = np.exp(2 * np.float32([9, -8.5])); (a * b - 1) / (a * b + 1)`
+# gives 0.462.
 #
 # </details>
 #
@@ -138,9 +148,9 @@ print(*ledger(["additive-cost", "additive-speed"]), sep="\n\n")
 #
 # <details><summary>Solution</summary>
 #
-# |s| ≤ Σ |w_score|, here `abs(w_score).sum()`, which grows as √d where the variance of w_score is
-# 1/d as above, and as d where it is 1. What scores have in fact is a standard deviation that then
-# does not grow: `np.std((product - 1) / (product + 1) @ w_score)`. The scale has not gone away, it
-# is in the initialiser of w_score.
+# $|s| \le \sum |w_{\text{score}}|$, here `abs(w_score).sum()`, which grows as $\sqrt d$ where the
+# variance of `w_score` is $1/d$, as above, and as $d$ where it is 1. What does not grow is the
+# standard deviation of the scores: `np.std((product - 1) / (product + 1) @ w_score)`. The scale has
+# not gone away; it is in the initialiser of `w_score`.
 #
 # </details>

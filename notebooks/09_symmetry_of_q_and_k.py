@@ -7,10 +7,10 @@
 # ---
 
 # %% [markdown]
-# # What breaks the symmetry of W^Q and W^K?
+# # What breaks the symmetry of $W^Q$ and $W^K$?
 #
-# **Question.** W^Q and W^K are drawn from one distribution and meet in one product. What makes them
-# differ, and does training drive them apart?
+# **Question.** $W^Q$ and $W^K$ are drawn from one distribution and meet in one product. What makes
+# them differ, and does training drive them apart?
 #
 # **Common misconception.** "Their gradients differ, so the difference grows, so the gradients
 # differ more: a positive feedback."
@@ -18,27 +18,28 @@
 # %% [markdown]
 # ## Prediction
 #
-# Scores depend on A = W^Q (W^K)^T alone; exchanging the two transposes it. With queries made of y
-# and keys of x, and M = dL/dA = scale y^T (dL/dS) x,
+# Scores depend on $A = W^Q (W^K)^T$ alone; exchanging the two transposes it. With queries made of
+# $y$ and keys of $x$, and $M = \partial L/\partial A = \text{scale} \cdot y^T (\partial L/\partial
+# S)\, x$,
 #
-#     dL/dW^Q = M W^K,    dL/dW^K = M^T W^Q.
+# $$ \frac{\partial L}{\partial W^Q} = M W^K, \qquad \frac{\partial L}{\partial W^K} = M^T W^Q. $$
 #
-# Let S and N be the symmetric and the antisymmetric part of M, D = W^Q - W^K, P = W^Q + W^K. Under
-# gradient flow
+# Let $S$ and $N$ be the symmetric and the antisymmetric part of $M$, $D = W^Q - W^K$ and
+# $P = W^Q + W^K$. Under gradient flow
 #
-#     dD/dt =  S D - N P,
-#     dP/dt = -S P + N D.
+# $$ \frac{dD}{dt} = S D - N P, \qquad \frac{dP}{dt} = -S P + N D. $$
 #
-# The same S stands before D and P with opposite signs: what makes the sum grow makes the difference
-# shrink. Only N feeds the difference, and it does so at the rate of the sum, not of itself. And
-# (W^Q)^T W^Q - (W^K)^T W^K does not change at all (exercise 1), so neither of the two can run away.
-# If what is asked for looks as the keys do (a symmetric task), A should become symmetric and the
-# difference shrink; if y and x are unrelated, S and N are of one size and both norms grow alike.
+# The same $S$ stands before $D$ and $P$ with opposite signs: what makes the sum grow makes the
+# difference shrink. Only $N$ feeds the difference, and it does so at a rate set by the sum, not by
+# the difference itself. And $(W^Q)^T W^Q - (W^K)^T W^K$ does not change at all (exercise 1), so
+# neither of the two can run away. If queries and keys use the same embedding vectors (the symmetric
+# task), $A$ should become symmetric and the difference shrink; if $y$ and $x$ are unrelated, $S$
+# and $N$ are of one size and both norms grow alike.
 
 # %% [markdown]
 # ## In plain NumPy
 #
-# Both gradients from M, and the routines' own.
+# Both gradients from $M$, and the routines' own.
 
 # %%
 import numpy as np
@@ -46,6 +47,7 @@ import numpy as np
 import sdpa
 from sdpa.lab import training
 from sdpa.lab.claims import ledger
+from sdpa.lab.claims.chinese import bilingual
 
 rng = np.random.default_rng(0)
 x, y, value, grad_out = rng.standard_normal((4, 10, 32))
@@ -64,16 +66,23 @@ np.testing.assert_allclose(y.T @ grads.query, m @ w_k)
 np.testing.assert_allclose(x.T @ grads.key, m.T @ w_q)
 
 # %% [markdown]
+# Before you go on, write down a guess: by how many per cent does $|W^Q - W^K|$ change in 150 steps
+# if queries and keys use the same embedding vectors, and by how many if they are unrelated?
+
+# %%
+my_guess = {"same": None, "unrelated": None}
+
+# %% [markdown]
 # ## Measurement
 #
 # Sixteen models of each kind learn to answer which of 16 keys holds the symbol that is asked for
-# (`sdpa.lab.training.recall`), by Adam. Norms are in units of |W^Q - W^K| for independent starts;
-# `control` is where |W^Q - W^K| would be if its steps had their size but no common direction.
+# (`sdpa.lab.training.recall`), by Adam. Norms are in units of $|W^Q - W^K|$ for independent starts;
+# `control` is what $|W^Q - W^K|$ would be if its steps had their size but no common direction.
 
 # %%
 table = training.divergence(every=10)
 end = table.where(step=150)
-print(end)
+print(end.select("task", "difference", "sum", "control", "cosine"))
 
 directed, _, symmetric, together = end.rows
 for kind in (directed, together):
@@ -84,8 +93,8 @@ assert abs(end["difference"][0] - end["sum"][0]) < 0.05
 # %% [markdown]
 # ## Figure
 #
-# |W^Q - W^K|, |W^Q + W^K| and the control for both tasks, from independent starts (left) and from
-# W^Q = W^K (right). In the symmetric task the difference falls while the sum grows.
+# $|W^Q - W^K|$, $|W^Q + W^K|$ and the control for both tasks, from independent starts (left) and
+# from $W^Q = W^K$ (right). In the symmetric task the difference falls while the sum grows.
 
 # %%
 training.plot_divergence(table)
@@ -93,31 +102,33 @@ training.plot_divergence(table)
 # %% [markdown]
 # ## Conclusion
 #
-# Not training as such but the task decides. Where y and x are unrelated, |W^Q - W^K| grows by 43 %,
-# and |W^Q + W^K| just as much: the two matrices grow, they do not turn away from each other (their
-# cosine stays at 0). Where they look alike, the matrices approach: the difference shrinks by 28 %,
-# the cosine rises to 0.74. From W^Q = W^K they do part even there, far beyond a random walk, since
-# softmax normalises rows and not columns, so that N is not 0; but the sum outgrows the difference
-# by far. A feedback would speed up; the growth slows down. The ledger:
+# The task decides, not training as such. Where $y$ and $x$ are unrelated, $|W^Q - W^K|$ grows by 43
+# %, and $|W^Q + W^K|$ just as much: the two matrices grow, they do not turn away from each other
+# (their cosine stays at 0). Where they share their vectors the matrices approach each other: the
+# difference shrinks by 28 % and the cosine rises to 0.74. From $W^Q = W^K$ they part even there,
+# far beyond a random walk, since softmax normalises rows and not columns, so that $N$ is not 0; but
+# the sum outgrows the difference by far. A feedback would speed up; the growth slows down. The
+# ledger:
 
 # %%
-print(*ledger(["init-symmetric", "grads-differ", "divergence"]), sep="\n\n")
+print(bilingual(ledger(["init-symmetric", "grads-differ", "divergence"])))
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. Show that gradient flow does not change (W^Q)^T W^Q - (W^K)^T W^K. What do steps of finite size
-#    change it by?
+# 1. Show that gradient flow does not change $(W^Q)^T W^Q - (W^K)^T W^K$. By how much do steps of
+#    finite size change it?
 #
 # <details><summary>Solution</summary>
 #
-# d/dt (W^Q)^T W^Q = -(W^Q)^T M W^K - (W^K)^T M^T W^Q, and that of (W^K)^T W^K is the same. In a
-# step of plain descent with rate r these terms cancel, too, and r^2 ((M W^K)^T M W^K - (M^T W^Q)^T
-# M^T W^Q) is left: half the rate over twice the steps halves the drift.
+# $\frac{d}{dt} (W^Q)^T W^Q = -(W^Q)^T M W^K - (W^K)^T M^T W^Q$, and that of $(W^K)^T W^K$ is the
+# same. In a step of plain descent with rate $r$ these terms cancel as well, and
+# $r^2 ((M W^K)^T M W^K - (M^T W^Q)^T M^T W^Q)$ is left: half the rate over twice the steps halves
+# the drift.
 #
 # </details>
 #
-# 2. When is |W^Q - W^K| growing fastest in the directed task?
+# 2. When does $|W^Q - W^K|$ grow fastest in the directed task?
 #
 # <details><summary>Solution</summary>
 #
@@ -126,12 +137,12 @@ print(*ledger(["init-symmetric", "grads-differ", "divergence"]), sep="\n\n")
 #
 # </details>
 #
-# 3. Two matrices of one size with cosine 0 have |D| = |P|. Which cosine do |D| and |P| of the
-#    symmetric task at step 150 imply, if |W^Q| = |W^K|? Compare with the column `cosine`.
+# 3. Two matrices of one size with cosine 0 have $|D| = |P|$. Which cosine do $|D|$ and $|P|$ of the
+#    symmetric task at step 150 imply, if $|W^Q| = |W^K|$? Compare with the column `cosine`.
 #
 # <details><summary>Solution</summary>
 #
-# |P|^2 - |D|^2 = 4 W^Q . W^K and |P|^2 + |D|^2 = 4 |W^Q|^2, so the cosine is (|P|^2 - |D|^2) /
-# (|P|^2 + |D|^2) = 0.74. The column says the same.
+# $|P|^2 - |D|^2 = 4\, W^Q \cdot W^K$ and $|P|^2 + |D|^2 = 4 |W^Q|^2$, so the cosine is
+# $(|P|^2 - |D|^2)/(|P|^2 + |D|^2) = 0.74$. The column says the same.
 #
 # </details>

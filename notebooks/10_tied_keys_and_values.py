@@ -7,22 +7,23 @@
 # ---
 
 # %% [markdown]
-# # What does K = V cost?
+# # What does $K = V$ cost?
 #
 # **Question.** If one projection serves as keys and as values, do its two gradients get in each
 # other's way, and what does it cost in loss?
 #
-# **Common misconception.** "Keys say where to look and values what to hand on; the gradients of the
-# two roles conflict, so that a shared projection is a bottleneck at any width."
+# **Common misconception.** "Keys say where to look and values what to pass on; the gradients of the
+# two roles conflict, so a shared projection is a bottleneck at any width."
 
 # %% [markdown]
 # ## Prediction
 #
-# With W^K = W^V = W the gradient is the sum of two: x^T dL/dK, through the weights, and x^T dL/dV,
-# through what they mix. A conflict would be a cosine of -1. Two unrelated directions in 32 d_k
-# dimensions have a cosine of 0 +- (32 d_k)^(-1/2): 0.06 at d_k = 8, 0.03 at 32. A bottleneck, on
-# the other hand, is a matter of room: W has to keep apart 32 symbols, to match what is asked for,
-# and 8 classes, to be read off by W^O. In 8 dimensions the two compete, in 32 hardly.
+# With $W^K = W^V = W$ the gradient is the sum of two: $x^T\, \partial L/\partial K$, through the
+# weights, and $x^T\, \partial L/\partial V$, through what they mix. A full conflict would be a
+# cosine of $-1$. Two unrelated directions in $32\, d_k$ dimensions have a cosine of
+# $0 \pm 1/\sqrt{32\, d_k}$: 0.06 at $d_k = 8$, 0.03 at 32. A bottleneck, on the other hand, is a
+# matter of room: $W$ has to keep apart 32 symbols, which are matched with what is asked for, and 8
+# classes, which $W^O$ reads off. In 8 dimensions the two compete, in 32 hardly.
 
 # %% [markdown]
 # ## In plain NumPy
@@ -35,6 +36,7 @@ import numpy as np
 import sdpa
 from sdpa.lab import training
 from sdpa.lab.claims import ledger
+from sdpa.lab.claims.chinese import bilingual
 
 rng = np.random.default_rng(0)
 query, key, grad_out = rng.standard_normal((3, 10, 32))
@@ -51,6 +53,13 @@ np.testing.assert_allclose(grads.key, by_key)
 np.testing.assert_allclose(grads.value, by_value)
 
 # %% [markdown]
+# Before you go on, write down a guess: what is the cosine of the two gradients while a model of
+# width 8 learns?
+
+# %%
+my_guess = None  # -1 is conflict, 0 indifference, 1 agreement
+
+# %% [markdown]
 # ## Measurement
 #
 # Models of the recall task (`sdpa.lab.training.recall`), 16 of each kind: the loss with one
@@ -60,7 +69,7 @@ np.testing.assert_allclose(grads.value, by_value)
 # %%
 losses = training.tying((4, 8, 16, 32))
 paths = training.tied_paths(d_k=8, d_v=8, every=10)
-print(losses, paths, sep="\n\n")
+print(losses, paths.where(step=(0, 30, 70, 140)), sep="\n\n")
 
 narrow, wide = (losses.where(width=width)["loss"] for width in (8, 32))
 assert narrow[1] - narrow[0] > 0.2  # nats
@@ -79,15 +88,16 @@ training.plot_tied_paths(paths)
 # %% [markdown]
 # ## Conclusion
 #
-# A bottleneck of width, with hardly a conflict. At width 4 one projection costs 1.64 nats, at 8
-# 0.31, at 16 and 32 nothing that counts. The cosine of the two gradients at width 8 falls to -0.17
-# while most is learned, outside the +-0.06 expected by chance, but an angle of 100 degrees, far
-# from the 180 of a real conflict (at step 0 it is 0.24, since both gradients share x and dL/dout):
-# a step loses at most a sixth of its progress to it (exercise 3). What harms is that 8 numbers have
-# to hold both what a key is found by and what it says. The ledger:
+# It is a bottleneck of width, with hardly a conflict. At width 4 one projection costs 1.64 nats, at
+# 8 it costs 0.31, at 16 and 32 next to nothing. The cosine of the two gradients at width 8 falls to
+# $-0.17$ while most is learned: outside the $\pm 0.06$ expected by chance, but an angle of 100°,
+# far from the 180° of a real conflict. (At step 0 it is 0.24, since both gradients share $x$ and
+# $\partial L/\partial \text{out}$.) A step loses at most a sixth of its progress to it (exercise
+# 3). What harms is that 8 numbers have to hold both what a key is found by and what it says. The
+# ledger:
 
 # %%
-print(*ledger(["tied-kv"]), sep="\n\n")
+print(bilingual(ledger(["tied-kv"])))
 
 # %% [markdown]
 # ## Exercises
@@ -97,9 +107,9 @@ print(*ledger(["tied-kv"]), sep="\n\n")
 #
 # <details><summary>Solution</summary>
 #
-# Both keep as many numbers per token in a cache. Shared at 16: 0.009 nats; separate at 8: 0.002;
-# both are next to nothing, so for the cache it is even. In parameters, too: 16 x 32 against 2 x 8 x
-# 32.
+# Both keep as many numbers per token in a cache. Shared at 16: 0.009 nats; separate at 8: 0.002.
+# Both are next to nothing, so for the cache it is even. So it is in parameters: $16 \cdot 32$
+# against $2 \cdot 8 \cdot 32$.
 #
 # </details>
 #
@@ -107,19 +117,20 @@ print(*ledger(["tied-kv"]), sep="\n\n")
 #
 # <details><summary>Solution</summary>
 #
-# The column `ratio`, through the keys over through the values: 0.5 at first, 1 at step 40, 1.9 at
-# the end. What to hand on is learned first, then where to look.
+# The column `ratio` of `paths`, through the keys over through the values: 0.5 at first, 1 at step
+# 40, 1.9 at the end. What to pass on is learned first, then where to look.
 #
 # </details>
 #
-# 3. Which share of a small step's progress does an angle between the two gradients cost, beside
-#    matrices of their own for the two roles? How much is it where the cosine is least?
+# 3. Compared with separate matrices for the two roles, which share of a small step's progress does
+#    an angle between the two gradients cost? How much is it where the cosine is least?
 #
 # <details><summary>Solution</summary>
 #
-# To first order a step -r (a + b) lowers the loss by r |a + b|^2 = r (|a|^2 + |b|^2 + 2 a . b), and
-# separate matrices by r (|a|^2 + |b|^2). With a cosine of -0.17 and a ratio of 1.5 the share is 2 *
-# 0.17 * 1.5 / (1 + 1.5^2) = 0.16, less at every other step. Beyond first order there is the room
-# that is left.
+# To first order a step $-r(a + b)$ lowers the loss by
+# $r |a + b|^2 = r(|a|^2 + |b|^2 + 2\, a \cdot b)$, and separate matrices by $r(|a|^2 + |b|^2)$.
+# With a cosine of $-0.17$ and a ratio of 1.5 the share is
+# $2 \cdot 0.17 \cdot 1.5/(1 + 1.5^2) = 0.16$, less at every other step. Beyond first order the room
+# that is left counts as well.
 #
 # </details>

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # Does training need the scale?
 #
-# **Question.** How much worse do models train without 1/sqrt(d_k), each at a learning rate that
+# **Question.** How much worse do models train without $1/\sqrt{d_k}$, each at a learning rate that
 # suits it, and what goes wrong?
 #
 # **Common misconception.** "Without the scale softmax saturates, so the gradients vanish and
@@ -18,20 +18,24 @@
 # %% [markdown]
 # ## Prediction
 #
-# Unscaled scores start with variance d_k (Vaswani et al. 2017, section 3.2.1): at d_k = 64 a row of
-# 16 weights is nearly one-hot, at a key that chance chose. The expected gradient does not vanish
-# for that: dL/dq = scale * sum_j p_j (a_j - mean a) k_j has no factor 1/sqrt(d_k) any more, so that
-# where a row is not saturated it is 8 times as large, and the gradient to V, p^T dL/dO, never
-# depended on the scale. What is lost is its direction: a query hears from the few keys it already
-# looks at and from no others. Training should be slow, not impossible, and d_k = 4, with scores of
-# variance 4, should hardly mind.
+# Unscaled scores start with variance $d_k$ (Vaswani et al. 2017, section 3.2.1): at $d_k = 64$ a
+# row of 16 weights is nearly one-hot, at a key that chance chose. That does not make the expected
+# gradient vanish:
+#
+# $$ \frac{\partial L}{\partial q} = \text{scale} \sum_j p_j (a_j - \bar a)\, k_j $$
+#
+# no longer has the factor $1/\sqrt{d_k}$, so that where a row is not saturated it is 8 times as
+# large, and the gradient to $V$, $p^T\, \partial L/\partial O$, never depended on the scale. What
+# is lost is its direction: a query hears from the few keys that it already looks at and from no
+# others. Training should be slow, not impossible, and $d_k = 4$, with scores of variance 4, should
+# hardly mind.
 
 # %% [markdown]
 # ## In plain NumPy
 #
-# Through how many keys does the gradient of one query come? The participation ratio of dL/dS along
-# a row, with the scale and without. It is 2 where only a winner and its runner-up count, since a
-# row of dL/dS sums to 0.
+# Through how many keys does the gradient of one query come? The participation ratio of
+# $\partial L/\partial S$ along a row, with the scale and without. It is 2 where only a winner and
+# its runner-up count, since a row of $\partial L/\partial S$ sums to 0.
 
 # %%
 import numpy as np
@@ -39,6 +43,7 @@ import numpy as np
 import sdpa
 from sdpa.lab import training
 from sdpa.lab.claims import ledger
+from sdpa.lab.claims.chinese import bilingual
 
 rng = np.random.default_rng(0)
 query, key, value, grad_out = rng.standard_normal((4, 200, 16, 64))
@@ -55,14 +60,23 @@ for scale in (64**-0.5, 1.0):
 print("keys that the gradient of a query comes through: {:.1f} scaled, {:.1f} not".format(*heard))
 
 # %% [markdown]
+# Before you go on, write down a guess: at the first step, how large is the gradient to $W^Q$
+# without the scale at $d_k = 64$, compared with that of a model that has the scale?
+
+# %%
+my_guess = None  # below 1 if it vanishes
+
+# %% [markdown]
 # ## Measurement
 #
 # Models of the recall task (`sdpa.lab.training.recall`) while they learn: eight of each rule, one
-# learning rate. That rate is best for none of them; the ledger below sweeps it.
+# learning rate. That rate is best for none of them; the ledger below sweeps it. Shown are the first
+# and the last step; `print(table)` has all.
 
 # %%
 table = training.curves(64, every=10, seeds=8, steps=151)
-print(table)
+columns = ("rule", "step", "loss", "grad W^Q", "grad W^V", "entropy", "score std")
+print(table.where(step=(0, 150)).select(*columns))
 
 first, last = ({row["rule"]: row for row in table.where(step=step).rows} for step in (0, 150))
 grads = {rule: row["grad W^Q"].estimate() for rule, row in first.items()}
@@ -75,8 +89,8 @@ assert losses["1"].high < first["1"]["loss"].estimate().low  # slow, not stuck
 # ## Figure
 #
 # Loss, gradient and entropy of a row for three divisors. Unscaled models (divided by 1) start with
-# rows of 0.5 nats and the largest gradient of all; divided by d_k, rows start flat and the gradient
-# is small: both learn slowly, from opposite sides.
+# rows of 0.5 nats and the largest gradient of all. Divided by $d_k$, rows start flat and the
+# gradient is small. Both learn slowly, from opposite sides.
 
 # %%
 training.plot_curves(table)
@@ -84,29 +98,31 @@ training.plot_curves(table)
 # %% [markdown]
 # ## Conclusion
 #
-# Training needs the scale, or an equivalent start (notebook 12), at d_k = 32 and 64, hardly at 4,
-# and the more the longer the sequence. But the reason is not a vanishing gradient: that of unscaled
-# models is six times as large at the start and at no time smaller. It reaches each query through
-# only two keys, and must reorder scores whose standard deviation is 8. So they learn slowly; given
-# four times as long they get most of the way. The ledger:
+# Training needs the scale, or an equivalent start (notebook 12), at $d_k = 32$ and 64, hardly at 4,
+# and needs it more the longer the sequence. But the reason is not a vanishing gradient: that of
+# unscaled models is six times as large at the start and at no time much smaller. It reaches each
+# query through only two keys, and must reorder scores whose standard deviation is 8. So these
+# models learn slowly; given four times as long they get most of the way. Notebook 19 asks what it
+# costs in stability. The ledger:
 
 # %%
-print(*ledger(["no-scale-training", "dk-independence", "stop-learning"]), sep="\n\n")
+print(bilingual(ledger(["no-scale-training", "dk-independence", "stop-learning"])))
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. Dividing by d_k instead of sqrt(d_k) makes all rows flat at the start. Is that harmful at a
-#    learning rate of its own?
+# 1. Dividing by $d_k$ instead of $\sqrt{d_k}$ makes all rows flat at the start. Is that harmful at
+#    a learning rate of its own?
 #
 # <details><summary>Solution</summary>
 #
-# No. At d_k = 64 and the best of four rates, 0.01 for both, the loss is 0.0005 nats beside 0.0002.
-# At the rate of the figure, 0.003, it is 0.7 beside 0.005: comparing at one rate compares rates.
+# No. At $d_k = 64$ and the best of four rates, 0.01 for both, the loss is 0.0005 nats, compared
+# with 0.0002. At the rate of the figure, 0.003, it is 0.7 against 0.005: comparing at one rate
+# compares rates.
 #
 # </details>
 #
-# 2. Can a learning rate make up for the missing scale at d_k = 64, given 600 steps?
+# 2. Can a learning rate make up for the missing scale at $d_k = 64$, given 600 steps?
 #
 # <details><summary>Solution</summary>
 #
@@ -115,11 +131,11 @@ print(*ledger(["no-scale-training", "dk-independence", "stop-learning"]), sep="\
 #
 # </details>
 #
-# 3. Models with additive scores have no scale. Do they need one at d_k = 32?
+# 3. Models with additive scores have no scale. Do they need one at $d_k = 32$?
 #
 # <details><summary>Solution</summary>
 #
-# No: `ledger(["additive-no-scale"])` has 0.0001 nats without and 0.004 with 1/sqrt(32). But not
-# because their scores lie in [-1, 1]: they reach 9.
+# No: `ledger(["additive-no-scale"])` has 0.0001 nats without and 0.004 with $1/\sqrt{32}$. But not
+# because their scores lie in $[-1, 1]$: they reach 9.
 #
 # </details>

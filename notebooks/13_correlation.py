@@ -7,35 +7,36 @@
 # ---
 
 # %% [markdown]
-# # When is 1/d_k the right scale, and not 1/sqrt(d_k)?
+# # When is $1/d_k$ the right scale, and not $1/\sqrt{d_k}$?
 #
-# **Question.** With which power of d_k does the standard deviation of q.k grow when queries and
-# keys are no longer independent, and what has to be true of them for that power to become 1? Where
-# do the heads of a real model stand?
+# **Question.** With which power of $d_k$ does the standard deviation of $q \cdot k$ grow when
+# queries and keys are no longer independent, and what has to be true of them for that power to
+# become 1? Where do the heads of a real model stand?
 #
-# **Common misconception.** "Var(q.k) = d_k, so divide by sqrt(d_k)" on the one side; on the other
-# "after training queries and keys are correlated, so divide by d_k", as if correlation alone
-# decided.
+# **Common misconception.** "$\operatorname{Var}(q \cdot k) = d_k$, so divide by $\sqrt{d_k}$" on
+# the one side. On the other, "after training queries and keys are correlated, so divide by $d_k$",
+# as if correlation alone decided.
 
 # %% [markdown]
 # ## Prediction
 #
-# Tokens that span `rank` directions, projections that share a part, W^K = rho W^Q + sqrt(1 - rho^2)
-# W'. Between different tokens q.k = x^T W^Q (W^K)^T y has mean 0 and, by the moments of a Wishart
-# matrix (docstring of `sdpa.lab.experiments.correlation`),
+# Take tokens that span $R$ directions, and projections that share a part,
+# $W^K = \rho\, W^Q + \sqrt{1 - \rho^2}\, W'$. Between different tokens
+# $q \cdot k = x^T W^Q (W^K)^T y$ has mean 0 and, by the moments of a Wishart matrix (docstring of
+# `sdpa.lab.experiments.correlation`),
 #
-#     Var(q.k) = d_k + rho^2 d_k (d_k + 1) / rank
+# $$ \operatorname{Var}(q \cdot k) = d_k + \frac{\rho^2 d_k (d_k + 1)}{R} $$
 #
-# so the standard deviation grows like sqrt(d_k) up to d_k = rank/rho^2 and like d_k beyond. The
-# footnote of Vaswani et al. 2017 is rho = 0; the 1/d_k of muP (Yang, Hu et al. 2022,
+# so the standard deviation grows like $\sqrt{d_k}$ up to $d_k = R/\rho^2$ and like $d_k$ beyond.
+# The footnote of Vaswani et al. 2017 is $\rho = 0$; the $1/d_k$ of muP (Yang, Hu et al. 2022,
 # arXiv:2203.03466) is the other end. Correlation is not enough: the tokens must also span fewer
-# than rho^2 d_k directions. A token with itself has the mean rho d_k besides, which is 1/d_k's case
-# at any rank.
+# than $\rho^2 d_k$ directions. A token with itself has the mean $\rho\, d_k$ as well, which calls
+# for $1/d_k$ at any rank.
 
 # %% [markdown]
 # ## In plain NumPy
 #
-# Tied projections, tokens that span 8 of many directions: from d_k = 64 to 256 the standard
+# Tied projections, tokens that span 8 of many directions: from $d_k = 64$ to 256 the standard
 # deviation grows four times, not twice.
 
 # %%
@@ -44,6 +45,7 @@ import numpy as np
 import sdpa
 from sdpa import lab
 from sdpa.lab.claims import ledger
+from sdpa.lab.claims.chinese import bilingual
 from sdpa.lab.experiments import correlation
 
 rng = np.random.default_rng(0)
@@ -59,9 +61,17 @@ for d_k in (64, 256):
     np.testing.assert_allclose(ours, scores, atol=1e-9)
 
 # %% [markdown]
+# Before you go on, write down a guess: queries and keys that correlate by $\rho = 1/2$, tokens that
+# span 512 directions. With which power of $d_k$ does the standard deviation grow at $d_k = 512$?
+
+# %%
+my_guess = None  # between 1/2 and 1
+
+# %% [markdown]
 # ## Measurement
 #
-# The law over d_k, rho and rank, at two lengths, which it does not feel.
+# The law over $d_k$, $\rho$ and the rank, at two lengths, which make no difference. The table has
+# the exponents at $d_k = 512$; `print(table)` has all.
 
 # %%
 table = lab.correlated_growth()
@@ -72,15 +82,15 @@ exponent = {
     for rank in (8, 512)
     for rho in (0.0, 0.5, 1.0)
 }
-print({name: round(power, 2) for name, power in exponent.items()})
+print(table.where(n=32, d_k=512, rho=(0.0, 0.5, 1.0)).select("rank", "rho", "std", "exponent"))
 np.testing.assert_allclose([exponent[8, 0.0], exponent[512, 0.0]], 0.5)
 assert exponent[8, 1.0] > 0.95
 assert exponent[512, 0.5] < 0.6  # correlated, and still sqrt(d_k)
 
 # %% [markdown]
-# The heads of all-MiniLM-L6-v2 where it is installed (`make models`): their queries and keys in d_k
-# of their 32 dimensions, as exact means over random directions; the exponent is that of the
-# standard deviation within rows from d_k/2 to d_k.
+# The heads of all-MiniLM-L6-v2 where it is installed (`make models`): their queries and keys in
+# $d_k$ of their 32 dimensions, as exact means over random directions. The exponent is that of the
+# standard deviation within rows from $d_k/2$ to $d_k$; the table shows the full width.
 
 # %%
 try:
@@ -88,8 +98,8 @@ try:
 except ImportError as error:
     print(error)
 else:
-    print(heads)
     full = heads.where(d_k=32)
+    print(full)
     assert (full["exponent_low"] > 0.65).all()
     assert (full["exponent_high"] < 0.85).all()
     assert (full["cosine_high"] < 0.5).all()
@@ -97,8 +107,8 @@ else:
 # %% [markdown]
 # ## Figure
 #
-# Marks measured, lines the law; dashed the powers 1/2 and 1. Left tokens in 8 directions, right in
-# 512.
+# Marks are measured, lines are the law; dashed are the powers 1/2 and 1. Left: tokens in 8
+# directions; right: in 512.
 
 # %%
 lab.plot_correlated_growth(table)
@@ -106,50 +116,54 @@ lab.plot_correlated_growth(table)
 # %% [markdown]
 # ## Conclusion
 #
-# 1/d_k is right from d_k = rank/rho^2 on, where rank counts the directions that the tokens span: at
-# rho = 1/2 from d_k = 32 with 8 directions, from 2048 with 512 (exponent 0.58 at d_k = 512). In the
-# trained heads of MiniLM the standard deviation grows at the full width with the powers 0.70 to
-# 0.80, though the cosine of a token's query with its key is 0.11 to 0.35 only. What raises the
-# power is that (q.k)^2 is larger than unrelated directions would make it (exercise 3). These are
-# random projections of heads that were trained at one width. What training does to models of
-# different widths, which is the question of muP, is measured in notebook 17: there the power goes
-# from 1/2 to 1. The claim for independent components in the ledger:
+# $1/d_k$ is right from $d_k = R/\rho^2$ on, where $R$ counts the directions that the tokens span:
+# at $\rho = 1/2$ from $d_k = 32$ with 8 directions, from 2048 with 512 (exponent 0.58 at
+# $d_k = 512$). In the trained heads of MiniLM the standard deviation grows at the full width with
+# the powers 0.70 to 0.80, though the cosine of a token's query with its key is only 0.11 to 0.35.
+# What raises the power is that $(q \cdot k)^2$ is larger than unrelated directions would make it
+# (exercise 3). These are random projections of heads that were trained at one width. What training
+# does to models of different widths, which is the question of muP, is measured in notebook 17:
+# there the power goes from 1/2 to 1. The claim for independent components in the ledger:
 
 # %%
-print(*ledger(["mean-var"]))
+print(bilingual(ledger(["mean-var"])))
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. From which d_k on is 1/d_k better than 1/sqrt(d_k) for tokens of rank 64 and rho = 0.5?
+# 1. From which $d_k$ on is $1/d_k$ better than $1/\sqrt{d_k}$ for tokens of rank 64 and
+#    $\rho = 0.5$?
 #
 # <details><summary>Solution</summary>
 #
-# d_k = 64/0.25 = 256: there both terms of the variance are equal and the local exponent is about
+# $d_k = 64/0.25 = 256$: there both terms of the variance are equal, and the local exponent is about
 # 3/4.
 #
 # </details>
 #
-# 2. `score_std` is a law for independent tokens. What does the mean of q.k of a token with itself
-# do, and what does it mean for the diagonal of the weights at rho = 1 with the scale 1/sqrt(d_k)?
+# 2. `score_std` is a law for independent tokens. What does the mean of $q \cdot k$ of a token with
+#    itself do, and what does that mean for the diagonal of the weights at $\rho = 1$ with the scale
+#    $1/\sqrt{d_k}$?
 #
 # <details><summary>Solution</summary>
 #
-# It is rho d_k (column `diagonal` of the table, over d_k), sqrt(d_k) after scaling: at d_k = 64 the
-# diagonal stands 8 above the rest, at 512 22.6. Every token attends to itself alone; with 1/d_k it
-# would stand 1 above.
+# It is $\rho\, d_k$ (column `diagonal` of the table, over $d_k$), and $\sqrt{d_k}$ after scaling:
+# at $d_k = 64$ the diagonal stands 8 above the rest, at 512 it stands 22.6 above. Every token
+# attends to itself alone; with $1/d_k$ it would stand 1 above.
 #
 # </details>
 #
 # 3. Why can the heads' exponent exceed 1/2 although queries and keys of a token are nearly
-# orthogonal?
+#    orthogonal?
 #
 # <details><summary>Solution</summary>
 #
-# `projected` (in `sdpa.lab.experiments.heads`): the variance in d_k of D random directions is a sum
-# of two terms, (a + b) E (q.k)^2 and b E |q|^2 |k|^2. It is d_k/D times the whole, exponent 1/2, if
-# E (q.k)^2 = E |q|^2 |k|^2 / D, as for directions that have nothing to do with each other. Any
-# excess of (q.k)^2 over that, of either sign of q.k and between any tokens, raises the exponent;
-# the cosine of a token with itself does not matter.
+# `projected` (in `sdpa.lab.experiments.heads`): the variance in $d_k$ of $D$ random directions is a
+# sum of two terms, $(a + b) \operatorname{E} (q \cdot k)^2$ and $b \operatorname{E} |q|^2 |k|^2$.
+# It is $d_k/D$ times the whole, exponent 1/2, if
+# $\operatorname{E} (q \cdot k)^2 = \operatorname{E} |q|^2 |k|^2/D$, as for directions that have
+# nothing to do with each other. Any excess of $(q \cdot k)^2$ over that, of either sign of
+# $q \cdot k$ and between any tokens, raises the exponent; the cosine of a token with itself does
+# not matter.
 #
 # </details>

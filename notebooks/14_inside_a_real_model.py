@@ -9,23 +9,23 @@
 # %% [markdown]
 # # What do the heads of a real model do with their scores?
 #
-# **Question.** In the 72 trained heads of all-MiniLM-L6-v2, which divides by sqrt(32): is the
+# **Question.** In the 72 trained heads of all-MiniLM-L6-v2, which divides by $\sqrt{32}$: is the
 # variance of the scaled scores still 1, how sharp are the weights, what gradients pass, and what
 # would pass with the scale removed?
 #
-# **Common misconception.** "The scale keeps the variance of scores at 1", as if it did so for ever;
-# or "take it away and all gradients vanish".
+# **Common misconception.** "The scale keeps the variance of scores at 1", as if it did so for ever.
+# Or: "take it away, and all gradients vanish."
 
 # %% [markdown]
 # ## Prediction
 #
 # A constant cannot follow what is learned: the footnote of Vaswani et al. 2017 holds for
-# independent components, and training ends that. Large models report growing logits (Dehghani et
-# al. 2023, arXiv:2302.05442; Zhai et al. 2023, arXiv:2303.06296). If a head seeks what lets most
-# gradient reach its scores, its sigma should be near `theory.best_sigma(n)`, 2.7 for 30 tokens
-# (notebook 06). Removing the scale multiplies every score by sqrt(32) = 5.7, far beyond. The
-# queries, keys and values here stay those of the model as trained: the comparison says what the
-# softmax of these heads would pass on, not what training without the scale would give.
+# independent components, and training ends their independence. Large models report growing logits
+# (Dehghani et al. 2023, arXiv:2302.05442; Zhai et al. 2023, arXiv:2303.06296). If a head seeks what
+# lets most gradient reach its scores, its $\sigma$ should be near `theory.best_sigma(n)`, 2.7 for
+# 30 tokens (notebook 06). Removing the scale multiplies every score by $\sqrt{32} = 5.7$, far
+# beyond. The queries, keys and values here stay those of the model as trained: the comparison says
+# what the softmax of these heads would pass on, not what training without the scale would give.
 
 # %% [markdown]
 # ## In plain NumPy
@@ -39,6 +39,7 @@ import numpy as np
 import sdpa
 from sdpa import lab
 from sdpa.lab.claims import ledger
+from sdpa.lab.claims.chinese import bilingual
 from sdpa.lab.minilm import MiniLM
 
 model = MiniLM.load()
@@ -52,18 +53,31 @@ ours = sdpa.attention_statistics(query, key, scale=1.0).score_var
 np.testing.assert_allclose(ours, scores.var(axis=1), rtol=1e-9)
 
 # %% [markdown]
+# Before you go on, write down a guess: with the scale removed, which share of the rows of
+# $\partial L/\partial Q$ in the middle layers gets no gradient, and does the root mean square rise
+# or fall?
+
+# %%
+my_guess = {"share": None, "root mean square": None}
+
+# %% [markdown]
 # ## Measurement
 #
 # 32 docstrings of the standard library, each an independent draw; intervals are those between
 # texts. Gradients are in units of the upstream gradient (`sdpa.lab.measure`); `dead` is the share
 # of rows below 0.01 of it. Then, for each head, the factor of its scale at which most gradient
-# would reach its scores; and beside all that random numbers, images and models trained here.
+# would reach its scores. The table compares two layers with random numbers and with models trained
+# here; `print(others)` has all inputs and columns.
 
 # %%
 table = lab.trained_heads(draws=32, model=model)
 choice = lab.trained_choice(draws=8, model=model)
-print(lab.inputs_compared(draws=32, model=model))
+others = lab.inputs_compared(draws=32, model=model)
+shown = ("random", "recall, trained", "MiniLM layer 0", "MiniLM layer 3")
+columns = ("row_variance", "max_weight", "query_rms", "query_median", "query_dead")
+print(others.where(input=shown).select("input", "scale", *columns))
 
+# %%
 means = table.where(head="all")
 trained, removed = (means.where(scale=scale) for scale in ("1/sqrt(32)", "1"))
 assert (trained["row_variance_low"] > 1.2).all()  # not 1
@@ -75,15 +89,15 @@ assert (removed["query_dead_low"][inner] > 0.5).all()
 assert (trained["query_dead_high"][inner] < 0.05).all()
 
 factor = choice["score_rms"][(choice["layer"] > 0) & (choice["layer"] < 5)]
-print(
-    f"factor for most gradient, layers 1 to 4: quartiles {np.quantile(factor, [0.25, 0.5, 0.75])}"
-)
-assert 0.7 < np.quantile(factor, 0.25) < np.quantile(factor, 0.75) < 1.4
+low, middle, high = np.quantile(factor, [0.25, 0.5, 0.75])
+print(f"factor for most gradient, layers 1 to 4: quartiles {low:.2f}, {middle:.2f}, {high:.2f}")
+assert 0.7 < low < high < 1.4
 
 # %% [markdown]
 # ## Figure
 #
-# A dash per head, marks the means of a layer; the grey line is the variance 1 of the assumption.
+# A dash per head, marks for the means of a layer; the grey line is the variance 1 of the
+# assumption.
 
 # %%
 lab.plot_trained_heads(table)
@@ -92,41 +106,41 @@ lab.plot_trained_heads(table)
 # ## Conclusion
 #
 # The scaled variance within rows is 13.5, 6.3, 5.0, 2.7, 2.8 and 1.5 from layer 0 to 5, and between
-# 0.3 and 148 across heads; where it is 1, that is a coincidence. Weights are sharp, a largest one
-# of 0.25 to 0.56, and yet hardly a row is without gradient, but for one head. With the scale
-# removed the largest weight is 0.9 and more in layers 1 to 4, over half of the rows of dL/dQ are
-# dead and the median falls to between a fifth and a half, while the root mean square grows
-# threefold: gradients do not vanish, they gather on few rows. What training chose instead of
-# variance 1 can be named: in layers 1 to 4 the middle half of the heads stands at 0.8 to 1.15 of
-# the sharpness that passes most gradient to their scores, far from where initialisation with
-# 1/sqrt(d_k) puts them (one model, and no proof of cause). The small models that the laboratory
-# trains itself go further, from 0.9 to 8.8 with nearly all weight on one key, which is what their
-# task asks for. The ledger:
+# 0.3 and 148 across heads; where it is 1, that is a coincidence. Weights are sharp, with a largest
+# one of 0.25 to 0.56, and yet hardly a row is without gradient, except in one head. With the scale
+# removed the largest weight is 0.9 and more in layers 1 to 4, over half of the rows of
+# $\partial L/\partial Q$ are dead and the median falls to between a fifth and a half, while the
+# root mean square grows threefold: gradients do not vanish, they gather on few rows. What training
+# chose instead of variance 1 can be named: in layers 1 to 4 the middle half of the heads stands at
+# 0.8 to 1.15 of the sharpness that passes most gradient to their scores, far from where
+# initialisation with $1/\sqrt{d_k}$ puts them (one model, and no proof of cause). The small models
+# that the laboratory trains itself go further, from 0.9 to 8.8 with nearly all weight on one key,
+# which is what their task asks for. The ledger:
 
 # %%
-print(*ledger(["batchnorm-analogy", "unscaled-position", "layer-norm"]), sep="\n\n")
+print(bilingual(ledger(["batchnorm-analogy", "unscaled-position", "layer-norm"])))
 
 # %% [markdown]
 # ## Exercises
 #
 # 1. One head of layer 0 has a variance beyond 100 and next to no gradient. Which, and what does it
-# attend to?
+#    attend to?
 #
 # <details><summary>Solution</summary>
 #
 # `t = table.where(layer=0, scale="1/sqrt(32)")`, then `t["head"][t["row_variance"].argmax()]`: head
-# 2, with 148. `sdpa.attention_weights(layers[0].query[0, 2], layers[0].key[0, 2]).round(2)` is a 1
+# 2, with 148. `sdpa.attention_weights(layers[0].query[0, 2], layers[0].key[0, 2]).round(2)` has a 1
 # below the diagonal in every row: each token attends to the one before it. Saturation can be what
 # was learned.
 #
 # </details>
 #
-# 2. The same figures for your own model need its queries and keys only. How long may they be?
+# 2. The same figures for your own model need only its queries and keys. How long may they be?
 #
 # <details><summary>Solution</summary>
 #
-# `lab.measure(query, key, is_causal=True)`, of shape (sequences, heads, L, d_k): no matrix is made,
-# so L is bounded by time alone; a test runs it at 65536 keys.
+# `lab.measure(query, key, is_causal=True)`, of shape (sequences, heads, L, $d_k$): no matrix is
+# made, so L is bounded by time alone; a test runs it at 65536 keys.
 #
 # </details>
 #
@@ -135,6 +149,6 @@ print(*ledger(["batchnorm-analogy", "unscaled-position", "layer-norm"]), sep="\n
 # <details><summary>Solution</summary>
 #
 # `model.embed(texts, scale=f / 32**0.5)` against `model.embed(texts)`: the cosine of the embeddings
-# of 32 docstrings is 0.99 at f = 1.25, 0.91 at 2, 0.85 at 1/2 and 0.75 without the scale.
+# of 32 docstrings is 0.99 at $f = 1.25$, 0.91 at 2, 0.85 at 1/2 and 0.75 without the scale.
 #
 # </details>

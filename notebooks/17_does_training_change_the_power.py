@@ -37,6 +37,7 @@ import numpy as np
 
 import sdpa
 from sdpa.lab.claims import ledger
+from sdpa.lab.claims.chinese import bilingual
 from sdpa.lab.tools.table import Table
 from sdpa.lab.training import correlation, plot_correlation
 
@@ -101,7 +102,7 @@ plot_correlation(mup)
 # does to them alike. The figures are above; the verdict of the ledger:
 
 # %%
-print(*ledger(["trained-exponent"]))
+print(bilingual(ledger(["trained-exponent"])))
 
 # %% [markdown]
 # ## Exercises

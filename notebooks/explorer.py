@@ -9,11 +9,18 @@
 # %% [markdown]
 # # Turn the scale
 #
-# One head of attention by the C routines. Move a slider: scores, weights and gradients are
-# computed anew. Points are this one draw, curves are laws: the density of scores of independent
-# rows, entropy and Jacobian of n independent normal scores (quadratures of `sdpa.lab.theory`).
+# One head of attention, computed by the C routines. Move a slider: scores, weights and gradients
+# are computed anew. Points are this one draw. Curves are laws: the density of scores of independent
+# rows, and entropy and Jacobian of $n$ independent normal scores (quadratures of
+# `sdpa.lab.theory`).
 #
 # Without Jupyter: `python -m sdpa explorer` writes a page that does the same in a browser.
+
+# %% [markdown]
+# ## What it shows
+#
+# Without a kernel, as on GitHub, this is one setting: $d_k = 64$, 16 tokens, no scale. Most rows
+# of weights have one bright key, and the gradients are far from those with $1/\sqrt{d_k}$.
 
 # %%
 from IPython.display import display
@@ -21,7 +28,15 @@ from ipywidgets import Dropdown, FloatSlider, IntSlider, SelectionSlider, intera
 
 from sdpa.lab import explore
 
+explore.plot_explored(explore.explore(d_k=64, n=16, scale="1"))
 
+# %% [markdown]
+# ## The knobs
+#
+# They need a running kernel: JupyterLab with `pip install 'sdpa[notebooks]'`.
+
+
+# %%
 def show(**knobs):
     display(explore.plot_explored(explore.explore(**knobs)))
 

@@ -10,17 +10,19 @@
 # # Does the scale keep rows of weights from saturating?
 #
 # **Question.** One sentence that a measurement can answer: how much of a row of weights is left
-# to the other keys when one key wins, with 1/sqrt(d_k) and without, as d_k grows?
+# to the other keys when one key wins, with $1/\sqrt{d_k}$ and without, as $d_k$ grows?
 #
 # **Common misconception.** One or two sentences, as somebody would say them who believes them:
-# "The larger d_k is, the more two vectors have in common, so one key must win."
+# "The larger $d_k$ is, the more two vectors have in common, so one key must win."
 
 # %% [markdown]
 # ## Prediction
 #
 # What the law says before anything is measured, with its formula and where it comes from: the
-# variance of q.k is d_k (Vaswani et al. 2017, section 3.2.1), so that of the scaled score is 1 at
-# every d_k and the weights should not depend on d_k at all.
+# variance of $q \cdot k$ is $d_k$ (Vaswani et al. 2017, section 3.2.1), so that of the scaled score
+# is 1 at every $d_k$ and the weights should not depend on $d_k$ at all. Formulas are LaTeX:
+#
+# $$ \operatorname{Var}\Bigl(\frac{q \cdot k}{\sqrt{d_k}}\Bigr) = 1 $$
 
 # %% [markdown]
 # ## In plain NumPy
@@ -42,10 +44,18 @@ weights /= weights.sum(axis=-1, keepdims=True)
 np.testing.assert_allclose(sdpa.attention_weights(query, key), weights, rtol=1e-12)
 
 # %% [markdown]
+# Before you go on, write down a guess: without the scale at $d_k = 256$, which share of the rows
+# has a weight of more than 0.99? One question whose answer is a number of the measurement.
+
+# %%
+my_guess = None  # between 0 and 1; what the misconception would say
+
+# %% [markdown]
 # ## Measurement
 #
 # One call of a function of `sdpa.lab`, which has the seed, the number of independent draws and the
-# intervals. Then assertions of what the conclusion says, so that the text cannot drift from it.
+# intervals. A printed table has at most eight rows (`where`, `select`); the rest on demand. Then
+# assertions of what the conclusion says, so that the text cannot drift from it.
 
 # %%
 rows = lab.scale_effect(lab.normal(200))
@@ -75,11 +85,11 @@ print(f"saturated rows at d_k = 256: {100 * unscaled[2].saturated.value:.0f} % w
 # ## Exercises
 #
 # 1. A question whose answer takes a line or two of the code above. What is the largest entropy
-#    that a row of n weights can have?
+#    that a row of $n$ weights can have?
 #
 # <details><summary>Solution</summary>
 #
-# ln n, where all weights are equal: `np.log(10)`.
+# $\ln n$, where all weights are equal: `np.log(10)`.
 #
 # </details>
 #

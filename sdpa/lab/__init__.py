@@ -16,6 +16,15 @@ from .experiments.criteria import (
     plot_gradients_over_sigma,
 )
 from .experiments.decoder import decoder_heads, plot_decoder_heads
+from .experiments.depth import (
+    output_scale,
+    plot_depth,
+    plot_output_scale,
+    plot_rank_collapse,
+    plot_rank_step,
+    rank_collapse,
+    rank_step,
+)
 from .experiments.gradients import exponents, gradients, plot_exponents, plot_gradients
 from .experiments.growth import (
     coverage,
@@ -81,6 +90,7 @@ __all__ = [
     "normal",
     "normality",
     "online",
+    "output_scale",
     "overflow",
     "plot_averaging",
     "plot_best_sigma",
@@ -89,6 +99,7 @@ __all__ = [
     "plot_coverage",
     "plot_critical",
     "plot_decoder_heads",
+    "plot_depth",
     "plot_exponents",
     "plot_freezing",
     "plot_gradients",
@@ -100,7 +111,10 @@ __all__ = [
     "plot_memory",
     "plot_normality",
     "plot_online",
+    "plot_output_scale",
     "plot_overflow",
+    "plot_rank_collapse",
+    "plot_rank_step",
     "plot_saturation",
     "plot_scale_effect",
     "plot_scale_over_length",
@@ -108,6 +122,8 @@ __all__ = [
     "plot_trained_choice",
     "plot_trained_growth",
     "plot_trained_heads",
+    "rank_collapse",
+    "rank_step",
     "saturation",
     "scale_effect",
     "scale_over_length",

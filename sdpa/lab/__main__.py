@@ -19,7 +19,7 @@ NAMES = (
     *("growth", "normality", "coverage", "initialisers", "overflow"),
     *("saturation", "freezing", "scale_over_length", "critical"),
     *("gradients", "exponents", "gradients_over_sigma", "best_sigma"),
-    *("averaging", "correlated_growth"),
+    *("averaging", "correlated_growth", "output_scale", "rank_collapse", "rank_step"),
     *("inputs_compared", "trained_heads", "trained_choice", "trained_growth"),
     "decoder_heads",
 )

@@ -53,7 +53,7 @@ def has_assertion(cells):
 def test_the_table_lists_every_notebook():
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     numbers = re.findall(r"^\| (\d\d) \|", text, re.MULTILINE)
-    assert numbers == [f"{number:02}" for number in range(18)]
+    assert numbers == [f"{number:02}" for number in range(20)]
     assert {name[:2] for name in NUMBERED} <= set(numbers)
     assert len({name[:2] for name in NUMBERED}) == len(NUMBERED)
 
@@ -67,6 +67,9 @@ def test_form(name):
     assert "**Question.**" in opening.source
     assert "**Common misconception.**" in opening.source
     assert has_assertion(found["In plain NumPy"])
+    assert "my_guess = " in code(found["In plain NumPy"])[-1].source, (
+        "a guess before it is measured"
+    )
     assert has_assertion(found["Measurement"])
     assert re.search(r"\blab\b", "".join(cell.source for cell in found["Measurement"]))
     assert len(code(found["Figure"])) == 1
@@ -106,6 +109,15 @@ def test_outputs_belong_to_the_source(name):
     text = " ".join(str(output) for output in outputs)
     assert not re.search(r"(?<![\w/])/(?:tmp|home|root|work|opt|usr)/", text), "a path"
     assert all("execution" not in cell.metadata for cell in cells), "times of the run"
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_no_printed_table_has_more_than_eight_rows(name):
+    """A title, a header and eight rows: what `Table` prints stands in one block of lines."""
+    cells = code(sections(read(name, ".ipynb"))["Measurement"])
+    printed = "\n\n".join(o["text"] for cell in cells for o in cell.outputs if "text" in o)
+    blocks = [block.splitlines() for block in re.split(r"\n\s*\n", printed.strip())]
+    assert max(map(len, blocks)) <= 10, name
 
 
 @pytest.mark.parametrize("name", NUMBERED)

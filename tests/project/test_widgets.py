@@ -14,7 +14,7 @@ pytest.importorskip("ipywidgets", reason="needs ipywidgets: pip install '.[noteb
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 180_000  # milliseconds; JupyterLab loads some megabytes of JavaScript, a kernel starts
-PICTURE = ".jp-OutputArea-output img"
+PICTURE = ".jupyter-widgets img"  # not the one above the knobs, which stays
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ IDS = (
     *("grads-differ", "tied-kv", "cosine-bilinear", "batchnorm-analogy", "temperature"),
     *("stop-learning", "unscaled-position", "dk-independence", "glorot-unit-var", "sigma-law"),
     *("cosine-analogy", "noncommute", "dot-no-params", "universal", "layer-norm"),
-    *("saturated-gradient", "trained-exponent"),
+    *("saturated-gradient", "trained-exponent", "unstable-training"),
 )
 """Every row, in the order of the ledger."""
 
@@ -80,6 +80,7 @@ MODULES = (
     "cost",
     "additive",
     "training",
+    "stability",
     "variants",
     "cited",
 )

@@ -1,5 +1,9 @@
 """One sentence in Chinese per row, for the verdict that it was written for."""
 
+from collections.abc import Iterable
+
+from .record import VERDICTS, Row
+
 FINDINGS: dict[str, tuple[str, str]] = {
     "mean-var": ("reproduced", "均值为 0、方差为 d_k，对任何满足条件的分布都成立。"),
     "unit-var": ("reproduced", "独立分量的缩放后方差为 1，与 d_k 和 n 无关；训练之后则不然。"),
@@ -58,9 +62,31 @@ FINDINGS: dict[str, tuple[str, str]] = {
     "universal": ("reproduced", "transformers 库中九成以上的模型如此。"),
     "layer-norm": ("corrected", "作用不同：它给输入单位方差，q·k 的方差仍为 d_k。"),
     "saturated-gradient": ("corrected", "梯度仍然回传，其范数并不小。"),
+    "unstable-training": (
+        "reproduced",
+        "就学习率的敏感度而言成立：合适的学习率范围更窄；但可训练的最大学习率只略低。",
+    ),
     "trained-exponent": (
         "corrected",
         "只在训练前成立；训练使指数从 1/2 升到 1，此即 1/d_k 的依据。",
     ),
 }
 """By id: the verdict, and what is right if it is that."""
+
+
+def bilingual(rows: Iterable[Row]) -> str:
+    """The rows as they print themselves, each with its verdict and finding in Chinese.
+
+    Examples
+    --------
+    >>> from sdpa.lab.claims import ledger
+    >>> from sdpa.lab.claims.chinese import bilingual
+    >>> print(bilingual(ledger(["softmax-raw"])).splitlines()[-1])
+      结论     复现：在笔记的精度内成立。
+    """
+    texts = []
+    for row in rows:
+        expected, finding = FINDINGS[row.claim.id]
+        sentence = f"：{finding}" if expected == row.verdict else "。"
+        texts.append(f"{row}\n  结论     {VERDICTS[row.verdict]}{sentence}")
+    return "\n\n".join(texts)

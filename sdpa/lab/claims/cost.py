@@ -1,5 +1,6 @@
 """Rows on time and memory, measured then and there: their figures differ from run to run."""
 
+import mmap
 import time
 
 import numpy as np
@@ -79,8 +80,16 @@ def _turns(one: Call, other: Call, loops: int, turns: int) -> np.ndarray:
 
 
 def memory(seed: int, times: float) -> Measured:
-    """Peak memory of one call beyond its operands, in a process of its own; a draw is one call."""
-    found = peaks(SIZES, calls=draws(6, times), seed=seed)
+    """Peak memory of one call beyond its operands, in a process of its own; a draw is one call.
+
+    The system counts whole pages, so that a reading misses the size by up to one. An error drawn
+    from that range is added to each: equal readings would else claim to be exact.
+    """
+    rng, page = stream(seed, "pages"), mmap.PAGESIZE
+    found = {
+        kind: sizes + rng.uniform(-page, page, len(sizes))
+        for kind, sizes in peaks(SIZES, calls=draws(6, times), seed=seed).items()
+    }
     measured: dict[str, Draws] = {}
     for (name, n), sizes in found.items():
         who = {"numpy": "formula"}.get(name, name)

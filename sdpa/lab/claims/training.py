@@ -41,11 +41,11 @@ Values = npt.NDArray[np.float64]
 Measured = dict[str, Draws]
 
 
-def _seeds(times: float) -> int:
+def n_seeds(times: float) -> int:
     return max(4, round(SEEDS * times))
 
 
-def _drawn(row: Mapping[str, Cell], column: str) -> Draws:
+def drawn(row: Mapping[str, Cell], column: str) -> Draws:
     cell = row[column]
     if not isinstance(cell, Draws):
         raise TypeError(f"{column}: expected draws, got {cell!r}")
@@ -60,7 +60,7 @@ def train_infer(seed: int, times: float) -> Measured:
     """Loss of models run with another scale than that of their training; d_k = 32."""
     from ..training import recall
 
-    models = recall.trained(recall.Setting(d_k=32, seeds=_seeds(times)), seed)
+    models = recall.trained(recall.Setting(d_k=32, seeds=n_seeds(times)), seed)
     best, scale = models.best(), models.setting.scale
     own = models.test_loss()[best]
     increase = {
@@ -80,7 +80,7 @@ def no_scale_training(seed: int, times: float) -> Measured:
     """Best loss with and without the scale over d_k and n; and the scale folded into W^Q."""
     from ..training.recall import Setting, compare
 
-    base = Setting(seeds=_seeds(times))
+    base = Setting(seeds=n_seeds(times))
     found: Measured = {}
     for d_k in (4, 32, 64):
         without = compare(base, seed=seed, d_k=d_k, rule="1")
@@ -104,7 +104,7 @@ def dk_independence(seed: int, times: float) -> Measured:
     """Best loss with 1/sqrt(d_k) at every d_k against that at 32."""
     from ..training.recall import Setting, compare
 
-    base = Setting(seeds=_seeds(times))
+    base = Setting(seeds=n_seeds(times))
     losses = {d_k: compare(base, seed=seed, d_k=d_k) for d_k in (1, 2, 4, 32, 64)}
     found = {
         f"loss added from d_k=32 to {d_k}": Draws(x - losses[32])
@@ -118,7 +118,7 @@ def additive_small_dk(seed: int, times: float) -> Measured:
     """Additive attention against the unscaled dot product, each at its best learning rate."""
     from ..training.recall import Setting, compare
 
-    base = Setting(seeds=_seeds(times), rule="1")
+    base = Setting(seeds=n_seeds(times), rule="1")
     found: Measured = {}
     for d_k, rates in ((4, (1e-2, 3e-2)), (8, (1e-2, 3e-2)), (32, (3e-3, 1e-2))):
         dot = compare(base, seed=seed, d_k=d_k)
@@ -133,7 +133,9 @@ def additive_no_scale(seed: int, times: float) -> Measured:
     """Additive attention with scale 1 and 1/sqrt(h), h = 32, and how large its scores become."""
     from ..training.recall import Setting, compare, trained
 
-    plain = Setting(seeds=_seeds(times), rule="1", d_k=32, mechanism="additive", rates=(3e-3, 1e-2))
+    plain = Setting(
+        seeds=n_seeds(times), rule="1", d_k=32, mechanism="additive", rates=(3e-3, 1e-2)
+    )
     scaled = replace(plain, rule="sqrt d_k", rates=(1e-2, 3e-2))
     without, with_scale = (compare(x, seed=seed) for x in (plain, scaled))
     models = trained(plain, seed)
@@ -153,10 +155,12 @@ def divergence(seed: int, times: float) -> Measured:
     """Norm of W^Q - W^K over that of its start, on a directed task and on a symmetric one."""
     from ..training import dynamics
 
-    table = dynamics.divergence(("directed", "symmetric"), every=75, seed=seed, seeds=_seeds(times))
+    table = dynamics.divergence(
+        ("directed", "symmetric"), every=75, seed=seed, seeds=n_seeds(times)
+    )
 
     def at(task: str, step: int, column: str) -> Values:
-        return _drawn(table.row(task=task, step=step), column).values
+        return drawn(table.row(task=task, step=step), column).values
 
     found: Measured = {}
     for task in ("directed", "symmetric"):
@@ -173,7 +177,7 @@ def tied_kv(seed: int, times: float) -> Measured:
     from ..training import dynamics
     from ..training.recall import Setting, compare
 
-    seeds = _seeds(times)
+    seeds = n_seeds(times)
     found: Measured = {}
     for width in (8, 32):
         base = Setting(seeds=seeds, d_k=width, d_v=width)
@@ -183,7 +187,7 @@ def tied_kv(seed: int, times: float) -> Measured:
         found[f"loss separate width {width}"] = _loss(two)
     for width in (8, 32):
         table = dynamics.tied_paths(seed=seed, seeds=seeds, d_k=width, d_v=width, every=15)
-        cosines = [_drawn(row, "cosine").values for row in table.rows]
+        cosines = [drawn(row, "cosine").values for row in table.rows]
         found[f"cosine of the two gradients width {width}"] = Draws(np.mean(cosines, axis=0))
     return found
 
@@ -192,17 +196,17 @@ def batchnorm_analogy(seed: int, times: float) -> Measured:
     """Variance of the scaled scores before and after training, here and in a pretrained model."""
     from ..training import experiments
 
-    table = experiments.trained_scores((32, 64), seed=seed, seeds=_seeds(times))
+    table = experiments.trained_scores((32, 64), seed=seed, seeds=n_seeds(times))
     found: Measured = {}
     for row in table.rows:
         for when in ("before", "after"):
-            found[f"variance {when} training d_k={row['d_k']}"] = _drawn(row, when)
+            found[f"variance {when} training d_k={row['d_k']}"] = drawn(row, when)
     return found | pretrained.variance(seed, times)
 
 
 def stop_learning(seed: int, times: float) -> Measured:
     """Loss of training that starts saturated, scores 64 times as large, and of others; d_k = 32."""
-    seeds = _seeds(times)
+    seeds = n_seeds(times)
     found: Measured = {}
     for steps in (150, 300, 900):
         row = _saturated(8, seed, seeds=seeds, rates=(1e-2,), steps=steps)
@@ -215,7 +219,7 @@ def stop_learning(seed: int, times: float) -> Measured:
 
 def saturated_gradient(seed: int, times: float) -> Measured:
     """Gradients to q, k and v where training starts saturated, over those of another start."""
-    seeds = _seeds(times)
+    seeds = n_seeds(times)
     plain, saturated = (_saturated(gain, seed, seeds=seeds, steps=0) for gain in (1, 8))
     found = {"largest weight of a row at the start": Draws(saturated["max weight"])}
     for name in ("query", "key", "value"):
@@ -238,15 +242,15 @@ def trained_exponent(seed: int, times: float) -> Measured:
     found: Measured = {}
     for rule, name in (("d_k", "1/d_k"), ("sqrt d_k", "1/sqrt(d_k)")):
         table = dynamics.correlation(
-            (8, 32, 128), rule=rule, steps=(0, 1, 150), seed=seed, seeds=_seeds(times)
+            (8, 32, 128), rule=rule, steps=(0, 1, 150), seed=seed, seeds=n_seeds(times)
         )
         for step in (0, 1, 150):
             row = table.row(step=step)
-            found[f"exponent, {name}, step {step}"] = _drawn(row, "exponent")
+            found[f"exponent, {name}, step {step}"] = drawn(row, "exponent")
             if step:
-                change = _drawn(row, "exponent of change")
+                change = drawn(row, "exponent of change")
                 found[f"exponent of the change, {name}, step {step}"] = change
-            cosine = _drawn(row, "cosine d_k=128")
+            cosine = drawn(row, "cosine d_k=128")
             found[f"cosine of query and its key, {name}, d_k=128, step {step}"] = cosine
     return found
 
@@ -259,7 +263,7 @@ def init_symmetric(seed: int, times: float) -> Measured:
     found: Measured = {}
     for row in table.rows:
         for column in ("mean entry", "log ratio", "skew"):
-            found[f"{column} d_k={row['d_k']}"] = _drawn(row, column)
+            found[f"{column} d_k={row['d_k']}"] = drawn(row, column)
     return found
 
 
@@ -271,7 +275,7 @@ def grads_differ(seed: int, times: float) -> Measured:
     found: Measured = {}
     for row in table.rows:
         for column in ("distance", "cosine", "ratio", "distance Q=K"):
-            found[f"{column} n={row['n']}"] = _drawn(row, column)
+            found[f"{column} n={row['n']}"] = drawn(row, column)
     return found
 
 

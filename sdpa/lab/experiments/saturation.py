@@ -179,5 +179,6 @@ def plot_freezing(table: Table) -> Figure:
             )
     style.log_axis(axes, "x", np.unique(table["sigma"]))
     axes.set(xlabel="standard deviation of the scores; unscaled sqrt(d_k)", ylabel="entropy (nats)")
-    axes.legend(title="solid: exact, dashed: large n,\ndotted: sqrt(2 ln n)")
+    title = "solid: exact, dashed: large n,\ndotted: sqrt(2 ln n)"
+    axes.legend(title=title, loc="upper right", bbox_to_anchor=(1, 0.92))  # below the marks' names
     return figure

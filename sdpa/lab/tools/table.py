@@ -105,17 +105,31 @@ class Table:
         return len(self.rows)
 
     def where(self, **equal: object) -> "Table":
-        """The rows whose cells have these values.
+        """The rows whose cells have these values; a tuple stands for any of its values.
 
         Examples
         --------
         >>> from sdpa import lab
         >>> table = lab.Table("", [{"d_k": 4, "n": 8}, {"d_k": 64, "n": 8}])
-        >>> len(table.where(d_k=64, n=8))
-        1
+        >>> len(table.where(d_k=64, n=8)), len(table.where(d_k=(4, 64)))
+        (1, 2)
         """
-        wanted = equal.items()
-        kept = [row for row in self.rows if all(row[name] == value for name, value in wanted)]
+        wanted = {k: v if isinstance(v, tuple) else (v,) for k, v in equal.items()}
+        kept = [row for row in self.rows if all(row[k] in v for k, v in wanted.items())]
+        return Table(self.title, kept, level=self.level)
+
+    def select(self, *names: str) -> "Table":
+        """All rows with these columns only.
+
+        Examples
+        --------
+        >>> from sdpa import lab
+        >>> print(lab.Table("", [{"d_k": 4, "n": 8}, {"d_k": 64, "n": 8}]).select("d_k"))
+        d_k
+          4
+         64
+        """
+        kept = [{name: row[name] for name in names} for row in self.rows]
         return Table(self.title, kept, level=self.level)
 
     def row(self, **equal: object) -> dict[str, Cell]:
@@ -197,7 +211,9 @@ def with_interval(estimate: Estimate, *, skewed: bool = True) -> str:
     if not half > 0:  # NaN where nothing was measured
         return number(estimate.value)
     sides = sorted((estimate.value - estimate.low, estimate.high - estimate.value))
-    if skewed and sides[1] > SKEWED * max(sides[0], 0.0) and half >= 1e-5 and np.isfinite(half):
+    if skewed and sides[1] > SKEWED * max(sides[0], 0.0) and np.isfinite(half):
+        if half < 1e-5:
+            return f"{estimate.value:.2g} [{estimate.low:.0e}, {estimate.high:.0e}]"
         decimals = max(0, -floor(log10(half)))
         ends = (f"{end:.{decimals}f}" for end in (estimate.low, estimate.high))
         return f"{estimate.value:.{decimals}f} [{', '.join(ends)}]"

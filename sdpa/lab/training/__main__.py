@@ -14,7 +14,7 @@ from typing import Any
 from .. import style
 from ..tools.progress import progress
 from ..tools.table import Table
-from . import dynamics, experiments, models, plots
+from . import dynamics, experiments, models, plots, stability
 
 WIDTHS = (4, 16, 64, 256, 512)
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
@@ -33,6 +33,8 @@ GRID: dict[str, tuple[int, Callable[..., Table], dict[str, Any]]] = {
     "lengths": (6, experiments.lengths, {}),
     "other_scale": (2, experiments.other_scale, {}),
     "curves": (3, dynamics.curves, {}),
+    "learning_rates": (4, stability.learning_rates, {}),
+    "entropy_collapse": (2, stability.entropy_collapse, {}),
     "divergence": (4, dynamics.divergence, {}),
     "correlation": (4, dynamics.correlation, {"d_k": (8, 32, 128, 512)}),
     "tied_paths": (1, dynamics.tied_paths, {}),

@@ -38,8 +38,8 @@ def curves(
     Returns
     -------
     Table
-        rule, step, loss (nats, on fresh data), grad W^Q, grad W^K, grad W^V (root mean square of
-        the norms of the gradients of the parameters), entropy (of a row of weights, nats), score
+        rule, step, loss (nats, on fresh data), grad W^Q, grad W^K, grad W^V (mean of the norms
+        of the gradients of the parameters), entropy (of a row of weights, nats), score
         std (root of the mean variance within a row of scaled scores).
     """
     rows: Rows = []
@@ -52,9 +52,9 @@ def curves(
             p = np.asarray(sdpa.softmax(scores))
             entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
             row: dict[str, Cell] = {"rule": rule, "step": step}
-            row["loss"] = Draws(models.test_loss(purpose="curve")[0])
+            row["loss"] = Draws(models.test_loss(purpose="curve")[0], "positive")
             for name in ("W^Q", "W^K", "W^V"):
-                row[f"grad {name}"] = Draws(square_norms(gradients[name]), "root_mean")
+                row[f"grad {name}"] = Draws(square_norms(gradients[name]) ** 0.5, "positive")
             row["entropy"] = Draws(entropy.mean(axis=(1, 2)))
             row["score std"] = Draws(scores.var(axis=-1).mean(axis=(1, 2)), "root_mean")
             rows.append(row)
@@ -264,7 +264,7 @@ def tied_paths(
                 "step": step,
                 "cosine": Draws(inner / (squares[0] * squares[1]) ** 0.5),
                 "ratio": Draws((squares[0] / squares[1]) ** 0.5),
-                "loss": Draws(models.test_loss(purpose="curve")[0]),
+                "loss": Draws(models.test_loss(purpose="curve")[0], "positive"),
             }
         )
 

@@ -41,7 +41,7 @@ def _each(settings: Sequence[Setting], seed: int, progress: Progress) -> Iterabl
 def _at_best_rate(models: Trained) -> dict[str, Cell]:
     """The learning rate that was chosen, and the loss with it."""
     best = models.best()
-    return {"rate": models.setting.rates[best], "loss": Draws(models.test_loss()[best])}
+    return {"rate": models.setting.rates[best], "loss": Draws(models.test_loss()[best], "positive")}
 
 
 def scale_rules(
@@ -91,7 +91,7 @@ def scale_rules(
                 "fold": setting.fold,
                 "rate": rate,
                 "chosen": int(i == best),
-                "loss": Draws(losses[i]),
+                "loss": Draws(losses[i], "positive"),
             }
             for i, rate in enumerate(setting.rates)
         ]
@@ -185,7 +185,7 @@ def other_scale(
                 {
                     "rule": models.setting.rule,
                     "factor": factor,
-                    "loss": Draws(loss),
+                    "loss": Draws(loss, "positive"),
                     "increase": Draws(loss - own),
                 }
             )

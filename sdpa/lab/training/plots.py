@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,9 +37,8 @@ def _lines(axes: Any, table: Table, x: str, y: str, by: str) -> None:
 
 def _loss_axis(axes: Any) -> None:
     axes.axhline(CHANCE, color=style.BLACK, linewidth=1, linestyle=":")
-    # A line below a thousandth of a nat, logarithms above.
-    axes.set_yscale("symlog", linthresh=1e-3)
-    axes.set_ylim(0, 4)
+    axes.set_yscale("log")
+    axes.set_ylim(None, 5)
 
 
 FOLDS = {
@@ -133,6 +133,75 @@ def plot_curves(table: Table) -> Figure:
     panels[1].set(yscale="log")
     panels[0].legend(title="divided by")
     return figure
+
+
+@style.plot
+def plot_learning_rates(table: Table) -> Figure:
+    """Loss against learning rate, a panel per number of steps; guessing is dotted."""
+    horizons = list(dict.fromkeys(table["steps"].tolist()))
+    figure, panels = style.subplots(1, len(horizons), sharey=True, squeeze=False)
+    for axes, steps in zip(panels[0], horizons, strict=True):
+        _draw_rates(axes, table, steps)
+    panels[0][0].set(ylabel="test loss, nats")
+    return figure
+
+
+@style.plot
+def plot_entropy_collapse(table: Table) -> Figure:
+    """Entropy, largest score and weight on the key that is asked for, while models learn."""
+    figure, panels = style.subplots(1, 3, size=(3.6, 3.2))
+    _draw_entropy(panels, table, ("entropy", "logit", "found"))
+    return figure
+
+
+@style.plot
+def plot_stability(rates: Table, collapse: Table) -> Figure:
+    """Loss against learning rate; entropy and what it is spent on at a good rate and a large one.
+
+    Parameters
+    ----------
+    rates, collapse : Table
+        Returned by `learning_rates`, of which the most steps are drawn, and `entropy_collapse`.
+    """
+    figure, panels = style.subplots(1, 3, size=(3.8, 3.4))
+    _draw_rates(panels[0], rates, max(rates["steps"]))
+    panels[0].set(ylabel="test loss, nats")
+    _draw_entropy(panels[1:], collapse, ("entropy", "found"))
+    return figure
+
+
+def _draw_rates(axes: Any, table: Table, steps: int) -> None:
+    part = table.where(steps=steps)
+    _lines(axes, part, "rate", "loss", "rule")
+    _loss_axis(axes)
+    axes.set(xscale="log", xlabel="learning rate", title=f"{steps} steps")
+    axes.legend(title="divided by")
+
+
+SHARPNESS = {
+    "entropy": "entropy of a row, nats",
+    "logit": "largest score, in absolute value",
+    "found": "weight on the key asked for",
+}
+
+
+def _draw_entropy(panels: Any, table: Table, columns: Sequence[str]) -> None:
+    rates = sorted(set(table["rate"].tolist()))
+    kinds = dict.fromkeys((str(row["rule"]), float(str(row["rate"]))) for row in table.rows)
+    for rule, rate in kinds:
+        part, (color, marker) = table.where(rule=rule, rate=rate), RULES[rule]
+        if rate != rates[0]:  # the same colour for one rule, another mark for the larger rate
+            marker = {"s": "D", "o": "^"}[marker]
+        for axes, column in zip(panels, columns, strict=True):
+            label = f"{rule}, rate {rate:g}"
+            style.columns(
+                axes, part, "step", column, color=color, marker=marker, label=label, line=True
+            )
+    for axes, column in zip(panels, columns, strict=True):
+        axes.set(xlabel="step", ylabel=SHARPNESS[column])
+        if column == "logit":
+            axes.set(yscale="log")
+    panels[0].legend(title="divided by")
 
 
 @style.plot
@@ -303,6 +372,8 @@ PLOTS = {
     "lengths": plot_lengths,
     "other_scale": plot_other_scale,
     "curves": plot_curves,
+    "learning_rates": plot_learning_rates,
+    "entropy_collapse": plot_entropy_collapse,
     "divergence": plot_divergence,
     "correlation": plot_correlation,
     "tied_paths": plot_tied_paths,

@@ -204,6 +204,7 @@ CLANG = clang-22
 FUZZ_PACKAGES = $(CLANG) lib$(subst -,-rt-,$(CLANG))-dev
 FUZZ_FLAGS = -O1 -g -Wno-pass-failed -fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all
 SECONDS = 60
+SEED = 1
 fuzz: $(VENV)/with-$(EXTRAS) $(VENV)/fuzz
 	@if ! command -v $(CLANG) >/dev/null || ! echo 'int main(void) {}' | $(CLANG) -fsanitize=address -xc -o /dev/null -; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -214,10 +215,10 @@ fuzz: $(VENV)/with-$(EXTRAS) $(VENV)/fuzz
 	fi
 	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/fuzz CC=$(CLANG) VECTORS= FLAGS="$(FUZZ_FLAGS)" ../../build/c/fuzz/fuzzer
 	mkdir -p build/fuzz/core
-	build/c/fuzz/fuzzer -max_total_time=$(SECONDS) -timeout=100 -max_len=64 -verbosity=0 -print_final_stats=1 \
+	build/c/fuzz/fuzzer -max_total_time=$(SECONDS) -seed=$(SEED) -timeout=100 -max_len=64 -verbosity=0 -print_final_stats=1 \
 		-artifact_prefix=build/fuzz/ build/fuzz/core tests/fuzz/core
 	mkdir -p build/fuzz/api
-	$(BIN)/python tests/fuzz/api.py -max_total_time=$(SECONDS) -timeout=100 -max_len=256 -verbosity=0 \
+	$(BIN)/python tests/fuzz/api.py -max_total_time=$(SECONDS) -seed=$(SEED) -timeout=100 -max_len=256 -verbosity=0 \
 		-print_final_stats=1 -artifact_prefix=build/fuzz/ build/fuzz/api tests/fuzz/api
 
 ANALYSERS = cppcheck clang-tidy-16

@@ -342,6 +342,8 @@ static sdpa_xla_error *run(const sdpa_xla_frame *frame, sdpa_status (*driver)(co
     if (!read_attributes(&c)) return malformed(&c, "attributes");
     if (!read_sizes(&c)) return malformed(&c, "query, key or value");
     sdpa_xla_error *error = read_operands(&c);
+    /* Forward mode would write O and lse. As operands they are there for its transposition alone. */
+    if (driver == sdpa_attention_tangent) c.problem.o.data = c.problem.lse.data = NULL;
     if (!error) error = read_results(&c);
     if (!error) {
         c.problem.features = sdpa_problem_features(&c.problem);

@@ -42,7 +42,7 @@ static void set_like(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dty
     const sdpa_problem *p = &call->problem;
     const npy_intp pairs[] = {p->n_q, p->n_k}; /* the axes of a mask may be broadcast */
     const bool mask = t == &p->mask_t || t == &p->dmask, sinks = t == &p->sinks_t || t == &p->dsinks;
-    sdpa_call_set(call, t, a, dtype, sinks ? 0 : 2, mask ? pairs : sdpa_last_axes(a), true);
+    sdpa_call_set(call, t, a, dtype, sinks ? 0 : 2, mask || sinks ? pairs : sdpa_last_axes(a), true);
 }
 
 int sdpa_call_tangent(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject *value, const char *argument_name,

@@ -140,6 +140,24 @@ static void test_passes(void) {
     p.dout.data = (char *)dout, p.dq.data = (char *)dq2, p.dk.data = (char *)dk2, p.dv.data = (char *)dv2;
     CHECK(sdpa_attention_backward(&p) == SDPA_OK, "backward");
     CHECK(!memcmp(dq, dq2, sizeof dq) && !memcmp(dk, dk2, sizeof dk) && !memcmp(dv, dv2, sizeof dv), "backward");
+
+    /* Forward mode leaves O and lse, which are operands, alone. */
+    begin(&c);
+    fill(o2, Q_SIZE);
+    fill(lse2, LSE_SIZE);
+    memcpy(o, o2, sizeof o);
+    memcpy(lse, lse2, sizeof lse);
+    add(&c, false, SDPA_XLA_OUT, SDPA_XLA_F32, o, 4, of_q);
+    add(&c, false, SDPA_XLA_LSE, SDPA_XLA_F32, lse, 3, of_lse);
+    add(&c, false, SDPA_XLA_TANGENTS, SDPA_XLA_F32, dout, 4, of_q);
+    add(&c, true, SDPA_XLA_TANGENT_RESULT, SDPA_XLA_F32, dq, 4, of_q);
+    CHECK(!sdpa_xla_tangent(&c.frame), "%s", last_error);
+    CHECK(!memcmp(o, o2, sizeof o) && !memcmp(lse, lse2, sizeof lse), "operands of forward mode");
+    sdpa_problem tangent = written(copies);
+    tangent.q_t = p.dout;
+    tangent.o_t = p.dq;
+    tangent.features = sdpa_problem_features(&tangent);
+    CHECK(sdpa_attention_tangent(&tangent) == SDPA_OK && !memcmp(dq, dq2, sizeof dq), "forward mode");
 }
 
 /* The rows of the first batch entry as two sequences: what each of them is alone. */

@@ -221,6 +221,8 @@ def one_input(data):
         found = getattr(sdpa, name)(*arguments, **options)
     except (TypeError, ValueError):
         return
+    if options.get("dropout_p") and options["rng"] is None:
+        return  # a fresh seed, which nobody else knows
     with np.errstate(all="ignore"):
         oracle = expected(name, arguments, options)
     check(name, found, oracle, (arguments, options))

@@ -45,11 +45,9 @@ static const work works[] = {
 };
 enum { N_WORKS = sizeof works / sizeof *works };
 
-static int64_t size_of(sdpa_dtype dtype) { return dtype == SDPA_F64 ? 8 : dtype == SDPA_F32 ? 4 : 2; }
-
 /* (n_head, rows, columns) of varied small numbers, in memory of its own. */
 static sdpa_tensor tensor(sdpa_dtype dtype, int64_t n_head, int64_t rows, int64_t columns) {
-    const int64_t size = size_of(dtype), n = n_head * rows * columns;
+    const int64_t size = sdpa_size_of(dtype), n = n_head * rows * columns;
     char *data = aligned_alloc(64, ROOM * 8);
     if (!data || n > ROOM) abort();
     for (int64_t i = 0; i < n; i++) {

@@ -136,7 +136,7 @@ static sdpa_status begin(additive_call *c, const sdpa_problem *p, const sdpa_add
     c->channels = round_to(a->n_hidden, 2);
     c->w_row = padded_row(c->channels);
     c->type = p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
-    c->size = c->type == SDPA_F64 ? 8 : 4;
+    c->size = sdpa_size_of(c->type);
     c->z_row = 2 * c->channels * c->size;
     c->sides[0] = (side){.x = p->q, .dx = p->dq, .w = a->w_query, .dw = a->dw_query, .n = p->n_q, .d = a->d_q};
     c->sides[1] = (side){.x = p->k, .dx = p->dk, .w = a->w_key, .dw = a->dw_key, .n = p->n_k, .d = p->d_k};

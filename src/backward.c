@@ -102,12 +102,12 @@ static sdpa_status widen(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, 
     g->n_rows = t->row ? n_rows : 1;
     g->n_cols = t->col ? n_cols : 1;
     t->dtype = compute_type(p);
-    const int64_t bytes = sdpa_tensor_compact(p, t, g->n_rows, g->n_cols, t->dtype == SDPA_F64 ? 8 : 4, &g->matrices);
+    const int64_t bytes = sdpa_tensor_compact(p, t, g->n_rows, g->n_cols, sdpa_size_of(t->dtype), &g->matrices);
     t->data = sdpa_alloc((size_t)bytes);
     g->wide = *t;
     if (!t->data) return SDPA_NO_MEMORY;
-    const bool masks = t == &p->dmask || t == &p->dsinks; /* clear_group clears the others */
-    return masks ? sdpa_parallel_zero(t->data, (size_t)bytes, p->n_workers, p->interrupted) : SDPA_OK;
+    if (sdpa_clears(p, t)) return SDPA_OK;
+    return sdpa_parallel_zero(t->data, (size_t)bytes, p->n_workers, p->interrupted);
 }
 
 static void narrow_rows(const sdpa_problem *p, sdpa_matrix to, const char *from, int64_t from_row, int64_t n_rows,
@@ -215,7 +215,7 @@ static void store_sums(const backward_call *c, int64_t group, int64_t slot) {
 }
 
 static void clear_matrix(const sdpa_matrix *m, int64_t n_rows, int64_t n_cols) {
-    const int64_t size = m->dtype == SDPA_F64 ? 8 : sdpa_is_narrow(m->dtype) ? 2 : 4;
+    const int64_t size = sdpa_size_of(m->dtype);
     if (m->col == size && m->row == n_cols * size) {
         n_cols *= n_rows;
         n_rows = 1;
@@ -499,7 +499,7 @@ static sdpa_status part_sinks(sdpa_problem *p, sink_sums *s) {
     s->problem = p;
     s->total = *t;
     t->dtype = compute_type(p);
-    t->row = sdpa_tensor_compact(p, t, 1, 1, t->dtype == SDPA_F64 ? 8 : 4, &s->heads);
+    t->row = sdpa_tensor_compact(p, t, 1, 1, sdpa_size_of(t->dtype), &s->heads);
     const size_t bytes = (size_t)(p->n_sequences * t->row);
     t->data = sdpa_alloc(bytes);
     s->own = *t;

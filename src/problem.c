@@ -23,10 +23,6 @@ unsigned sdpa_problem_features(const sdpa_problem *p) {
 
 _Atomic long sdpa_taken[SDPA_N_PATHS];
 
-static int64_t size_of(sdpa_dtype dtype) {
-    return dtype == SDPA_F64 || dtype == SDPA_I64 ? 8 : dtype == SDPA_F32 ? 4 : dtype == SDPA_BOOL ? 1 : 2;
-}
-
 /* A tensor and the range of bytes, first .. end-1, that its elements occupy; empty if it is absent or has no
  * elements. */
 typedef struct extent {
@@ -55,7 +51,7 @@ static void add_axis(extent *e, int64_t size, int64_t stride, int64_t *elements)
 }
 
 static extent extent_of(const sdpa_problem *p, const sdpa_tensor *t, int64_t n_rows, int64_t n_cols) {
-    extent e = {.t = t, .first = (intptr_t)t->data, .end = (intptr_t)t->data + size_of(t->dtype)};
+    extent e = {.t = t, .first = (intptr_t)t->data, .end = (intptr_t)t->data + sdpa_size_of(t->dtype)};
     if (!t->data) return (extent){.t = t};
     int64_t elements = 1;
     for (int a = 0; a < p->n_axes; a++) add_axis(&e, p->axis[a], t->batch[a], &elements);
@@ -64,7 +60,7 @@ static extent extent_of(const sdpa_problem *p, const sdpa_tensor *t, int64_t n_r
     add_axis(&e, n_rows, t->row, &elements);
     add_axis(&e, n_cols, t->col, &elements);
     if (elements == 0) return (extent){.t = t};
-    e.whole = e.end - e.first == elements * size_of(t->dtype);
+    e.whole = e.end - e.first == elements * sdpa_size_of(t->dtype);
     return e;
 }
 
@@ -127,7 +123,7 @@ static void check_outputs(const sdpa_problem *p, sdpa_pass pass) {
     for (int i = 0; i < n; i++) {
         const sdpa_tensor *t = all[i].t;
         if (!is_output(p, pass, t) || all[i].first == all[i].end) continue;
-        assert(!t->swapped && all[i].first % size_of(t->dtype) == 0);
+        assert(!t->swapped && all[i].first % sdpa_size_of(t->dtype) == 0);
         assert(!all[i].repeated || !(t == &p->o || t == &p->lse || t == &p->o_t));
         for (int j = 0; j < n; j++) {
             /* Strided tensors may interleave without sharing a byte. */
@@ -140,7 +136,7 @@ static void check_outputs(const sdpa_problem *p, sdpa_pass pass) {
 /* NumPy gives empty arrays strides of 0. */
 static void check_rows(const sdpa_problem *p, const sdpa_tensor *t, int64_t n_cols) {
     const bool empty = p->n_batch == 0 || p->n_head == 0 || p->n_k == 0;
-    assert(!t->data || empty || n_cols < 2 || t->col == size_of(t->dtype));
+    assert(!t->data || empty || n_cols < 2 || t->col == sdpa_size_of(t->dtype));
 }
 
 static void check_sequences(const sdpa_problem *p) {

@@ -23,6 +23,11 @@ typedef enum sdpa_dtype { SDPA_BOOL, SDPA_F16, SDPA_BF16, SDPA_F32, SDPA_F64, SD
 /* A type that is computed with in a wider one. */
 static inline bool sdpa_is_narrow(sdpa_dtype dtype) { return dtype == SDPA_F16 || dtype == SDPA_BF16; }
 
+/* Bytes of an element. */
+static inline int64_t sdpa_size_of(sdpa_dtype dtype) {
+    return dtype == SDPA_F64 || dtype == SDPA_I64 ? 8 : dtype == SDPA_F32 ? 4 : dtype == SDPA_BOOL ? 1 : 2;
+}
+
 /* The softmax family (softmax.h). t is the temperature; sums run over a row, that is, over all reduced axes
  * together. */
 typedef enum sdpa_softmax_op {
@@ -84,8 +89,7 @@ typedef struct sdpa_choice {
     X(o_t, p->n_q, p->d_v)
 
 /* A gradient that is absent is not computed. Gradients have stride 0 on axes over which they are summed. dmask and
- * dsinks arrive zero-filled. dq, dk and dv may hold anything, unless the problem has no queries: the driver clears
- * them. Rows of dk and dv lie in one piece. */
+ * dsinks arrive zero-filled, and so do those that sdpa_clears denies. Rows of dk and dv lie in one piece. */
 #define SDPA_GRADIENTS(X)                                                                                              \
     X(dq, p->n_q, p->d_k)                                                                                              \
     X(dk, p->n_k, p->d_k)                                                                                              \
@@ -186,6 +190,11 @@ typedef struct sdpa_problem {
 
 /* Whether there is any query: if not, drivers touch nothing. */
 static inline bool sdpa_has_queries(const sdpa_problem *p) { return p->n_batch > 0 && p->n_head > 0 && p->n_q > 0; }
+
+/* Whether the driver of the gradients clears `t`, one of p's, before it adds to it. */
+static inline bool sdpa_clears(const sdpa_problem *p, const sdpa_tensor *t) {
+    return sdpa_has_queries(p) && (t == &p->dq || t == &p->dk || t == &p->dv);
+}
 
 /* The features implied by the other fields. Code that fills or changes a problem ends by storing them in
  * p->features. */

@@ -312,8 +312,7 @@ static sdpa_xla_error *read_results(xla_call *c) {
         if (!set_tensor(c, t, b, &result_slots[i]) || !read_type(b->type, &dtype, &bytes)) {
             return malformed(c, "type or shape of a result");
         }
-        const bool cleared = i < SDPA_XLA_GRADIENTS + 3 && sdpa_has_queries(&c->problem);
-        if (i >= SDPA_XLA_GRADIENTS && !cleared &&
+        if (i >= SDPA_XLA_GRADIENTS && !sdpa_clears(&c->problem, t) &&
             sdpa_parallel_zero(t->data, (size_t)(bytes * size_of(b)), c->problem.n_workers, NULL) != SDPA_OK) {
             return fail(c, SDPA_XLA_CANCELLED, "sdpa: cancelled");
         }

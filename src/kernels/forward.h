@@ -199,7 +199,7 @@ INLINE bool rows_ahead(const sdpa_unit *u, int64_t j, ahead *a) {
     const int64_t d[2] = {p->d_k, p->d_v};
     a->n = u->key_length - j;
     for (int x = 0; x < 2; x++) {
-        const int64_t size = m[x]->dtype == SDPA_F64 ? 8 : m[x]->dtype == SDPA_F32 ? 4 : 2;
+        const int64_t size = sdpa_size_of(m[x]->dtype);
         a->p[x] = m[x]->data + j * m[x]->row;
         a->row[x] = m[x]->row;
         a->bytes[x] = m[x]->col == size ? d[x] * size : 0;

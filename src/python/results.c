@@ -108,16 +108,15 @@ int sdpa_call_make_results(sdpa_call *call, int n, PyArrayObject **results) {
 
 int sdpa_call_make_gradients(sdpa_call *call, bool driver_clears, PyArrayObject *gradients[N_GRADIENTS]) {
     sdpa_problem *p = &call->problem;
-    const bool cleared = driver_clears && sdpa_has_queries(p);
     sdpa_tensor *tensors[] = {&p->dq, &p->dk, &p->dv, &p->dmask, &p->dsinks};
     PyArrayObject *inputs[] = {call->q, call->k, call->v, call->mask, call->sinks};
     for (int i = 0; i < N_GRADIENTS; i++) {
         if (!(call->options.needs & 1u << i)) continue;
         const sdpa_dtype dtype = (sdpa_dtype)sdpa_dtype_of(call->module, inputs[i]);
         const int n = PyArray_NDIM(inputs[i]), number = sdpa_type_number(call->module, dtype);
-        const bool masks = tensors[i] == &p->dmask || tensors[i] == &p->dsinks;
-        gradients[i] = (PyArrayObject *)(cleared && !masks ? PyArray_EMPTY(n, PyArray_DIMS(inputs[i]), number, 0)
-                                                           : PyArray_ZEROS(n, PyArray_DIMS(inputs[i]), number, 0));
+        const bool cleared = driver_clears && sdpa_clears(p, tensors[i]);
+        gradients[i] = (PyArrayObject *)(cleared ? PyArray_EMPTY(n, PyArray_DIMS(inputs[i]), number, 0)
+                                                 : PyArray_ZEROS(n, PyArray_DIMS(inputs[i]), number, 0));
         if (!gradients[i]) return -1;
         set_like(call, tensors[i], gradients[i], dtype);
     }

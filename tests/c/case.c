@@ -9,10 +9,6 @@
 #include "../../src/runtime/isa.h"
 #include "check.h"
 
-size_t size_of(sdpa_dtype dtype) {
-    return dtype == SDPA_F64 || dtype == SDPA_I64 ? 8 : dtype == SDPA_F32 ? 4 : dtype == SDPA_BOOL ? 1 : 2;
-}
-
 /* To and from float16 by arithmetic, for not every target has the type. */
 static uint16_t half_of(double x) {
     const uint16_t sign = signbit(x) ? 0x8000 : 0;
@@ -97,7 +93,7 @@ static char *element(const sdpa_tensor *t, int64_t heads, int64_t rows, int64_t 
 }
 
 sdpa_tensor new_tensor(fixture *f, sdpa_dtype dtype, int64_t heads, int64_t rows, int64_t cols, double *values) {
-    const int64_t size = (int64_t)size_of(dtype), n = (heads != SHARED ? f->c.n_batch * heads : 1) * rows * cols;
+    const int64_t size = sdpa_size_of(dtype), n = (heads != SHARED ? f->c.n_batch * heads : 1) * rows * cols;
     const bool shifted = values && f->layout & LAYOUT_SHIFTED;
     sdpa_tensor t = {.dtype = dtype, .group = heads != SHARED && heads < f->c.n_head ? f->c.group : 1};
     t.swapped = values && f->layout & LAYOUT_SWAPPED && size > 1;

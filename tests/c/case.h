@@ -30,7 +30,6 @@ typedef struct fixture {
 
 enum { GARBAGE = 0x5a };
 
-size_t size_of(sdpa_dtype dtype);
 double get(const char *at, sdpa_dtype dtype);
 
 /* (n_batch, heads, rows, cols); heads = SHARED: one matrix for every batch entry and head. An input takes `values`, which become

@@ -36,8 +36,6 @@ typedef struct fixture {
     sdpa_additive a;
 } fixture;
 
-static int64_t size_of(const additive_case *c) { return c->dtype == SDPA_F64 ? 8 : 4; }
-
 static double get(const fixture *f, const array *t, int64_t i) {
     return f->c.dtype == SDPA_F64 ? ((double *)t->data)[i] : (double)((float *)t->data)[i];
 }
@@ -46,7 +44,7 @@ static array new_array(const fixture *f, int64_t rows, int64_t cols, double std)
     array t = {rows * cols, cols, NULL, NULL, NULL};
     t.x = calloc((size_t)t.n + 1, sizeof(double));
     t.bound = calloc((size_t)t.n + 1, sizeof(double));
-    t.data = calloc((size_t)(t.n * size_of(&f->c)) + (t.n == 0), 1);
+    t.data = calloc((size_t)(t.n * sdpa_size_of(f->c.dtype)) + (t.n == 0), 1);
     for (int64_t i = 0; std > 0 && i < t.n; i++) {
         double x = std * naive_normal();
         if (f->c.dtype == SDPA_F64) {
@@ -66,13 +64,13 @@ static void free_array(array *t) {
 }
 
 static sdpa_tensor tensor_of(const fixture *f, const array *t) {
-    const int64_t size = size_of(&f->c), matrix = t->n / f->c.n_head * size;
+    const int64_t size = sdpa_size_of(f->c.dtype), matrix = t->n / f->c.n_head * size;
     return (sdpa_tensor){
         .data = t->data, .row = t->cols * size, .col = size, .head = matrix, .group = 1, .dtype = f->c.dtype};
 }
 
 static sdpa_matrix matrix_of(const fixture *f, const array *t) {
-    return (sdpa_matrix){t->data, t->cols * size_of(&f->c), size_of(&f->c), f->c.dtype, false};
+    return (sdpa_matrix){t->data, t->cols * sdpa_size_of(f->c.dtype), sdpa_size_of(f->c.dtype), f->c.dtype, false};
 }
 
 static void add(array *t, int64_t i, double term, double error) {
@@ -248,7 +246,7 @@ static void check_array(const fixture *f, const char *what, const array *t) {
 }
 
 static void clear_gradients(fixture *f) {
-    for (int i = 0; i < N_ARGUMENTS; i++) memset(f->grad[i].data, 0, (size_t)(f->grad[i].n * size_of(&f->c)));
+    for (int i = 0; i < N_ARGUMENTS; i++) memset(f->grad[i].data, 0, (size_t)(f->grad[i].n * sdpa_size_of(f->c.dtype)));
 }
 
 static void on_every_isa(const additive_case *c) {

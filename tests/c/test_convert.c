@@ -115,13 +115,9 @@ static void narrow_vectors(void) {
 static const sdpa_dtype dtypes[] = {SDPA_BOOL, SDPA_F16, SDPA_BF16, SDPA_F32, SDPA_F64};
 enum { N_DTYPES = sizeof dtypes / sizeof dtypes[0], MOST = 2 * VL + 3 };
 
-static int size_of(sdpa_dtype dtype) {
-    return dtype == SDPA_F64 ? 8 : dtype == SDPA_F32 ? 4 : dtype == SDPA_BOOL ? 1 : 2;
-}
-
 /* The element whose bytes, of whichever order, lie at p. */
 static real element(const char *p, sdpa_dtype dtype, bool swapped) {
-    const int size = size_of(dtype);
+    const int size = (int)sdpa_size_of(dtype);
     char bytes[8];
     for (int i = 0; i < size; i++) bytes[i] = p[swapped ? size - 1 - i : i];
     uint16_t half;
@@ -152,7 +148,7 @@ static char *row_in(guarded g, int64_t n, int64_t stride, int size, int shift) {
 }
 
 static void load_row(guarded g, sdpa_dtype dtype, bool swapped, int64_t stride, int shift, int64_t n) {
-    const int size = size_of(dtype);
+    const int size = (int)sdpa_size_of(dtype);
     const char *const src = row_in(g, n, stride, size, shift);
     real got[MOST + 2], *const dst = got + 1;
     for (int i = 0; i < MOST + 2; i++) got[i] = 7;
@@ -166,7 +162,7 @@ static void load_row(guarded g, sdpa_dtype dtype, bool swapped, int64_t stride, 
 }
 
 static void store_row(guarded g, sdpa_dtype dtype, int64_t stride, int shift, int64_t n) {
-    const int size = size_of(dtype);
+    const int size = (int)sdpa_size_of(dtype);
     char *const dst = row_in(g, n, stride, size, shift);
     real src[MOST];
     for (int i = 0; i < MOST; i++) src[i] = (real)ldexp((double)(int32_t)random_bits(), (int)(random_bits() % 64) - 62);
@@ -194,7 +190,7 @@ static void rows(void) {
     CHECK(g.begin, "no memory");
     for (int d = 0; d < N_DTYPES; d++) {
         const sdpa_dtype dtype = dtypes[d];
-        const int size = size_of(dtype);
+        const int size = (int)sdpa_size_of(dtype);
         const int64_t strides[] = {size, 0, -size, 2 * size, size + 1, -size - 3};
         for (int s = 0; s < 6; s++) {
             for (int n = 0; n <= MOST; n++) {

@@ -30,8 +30,6 @@ typedef struct fixture {
     int n_buffers;
 } fixture;
 
-static size_t size_of(sdpa_dtype dtype) { return dtype == SDPA_F64 ? 8 : dtype == SDPA_F32 ? 4 : 2; }
-
 /* A number of N(0, 1), of a 16-bit type its upper half as bfloat16. */
 static void put(char *at, sdpa_dtype dtype) {
     const double x = naive_normal();
@@ -39,12 +37,16 @@ static void put(char *at, sdpa_dtype dtype) {
     uint32_t bits;
     memcpy(&bits, &f, 4);
     const uint16_t half = (uint16_t)(bits >> 16);
-    memcpy(at, dtype == SDPA_F64 ? (const void *)&x : dtype == SDPA_F32 ? (const void *)&f : &half, size_of(dtype));
+    memcpy(at,
+           dtype == SDPA_F64   ? (const void *)&x
+           : dtype == SDPA_F32 ? (const void *)&f
+                               : &half,
+           (size_t)sdpa_size_of(dtype));
 }
 
 /* (total, heads, columns), of exactly that size, so that sanitizers see what is read beyond; zeros where not drawn. */
 static sdpa_tensor new_tensor(fixture *f, sdpa_dtype dtype, int64_t total, int64_t heads, int64_t columns, bool drawn) {
-    const int64_t size = (int64_t)size_of(dtype), n = total * heads * columns;
+    const int64_t size = sdpa_size_of(dtype), n = total * heads * columns;
     char *data = calloc((size_t)(n * size) + (n == 0), 1);
     for (int64_t i = 0; drawn && i < n; i++) put(data + i * size, dtype);
     f->sizes[f->n_buffers] = (size_t)(n * size);

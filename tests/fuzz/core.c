@@ -171,7 +171,7 @@ static void check_bits(const fixture *f, int a, int b) {
 /* Of two instruction sets. The bound finds what is computed of the wrong numbers, not the last digit. */
 static void check_close(const fixture *f, int a, int b, enum pass pass) {
     const sdpa_dtype dtype = f->buffers[a].dtype;
-    const size_t size = size_of(dtype), n = f->buffers[a].bytes / size;
+    const size_t size = (size_t)sdpa_size_of(dtype), n = f->buffers[a].bytes / size;
     const double bound = f->c.dtype == SDPA_F64 ? 1e-9 : f->c.dtype == SDPA_F32 && !f->c.narrow ? 1e-3 : 0.1;
     double largest = 1;
     for (size_t i = 0; i < n; i++) {

@@ -175,13 +175,18 @@ def job(stores: dict[str, Any], rows: int) -> Any:
 
 
 def constants(client: Any, stores: dict[str, Any], work: Run, repeats: int) -> Constants:
-    """Each part alone: attention in memory on one thread, reading, tasks that do nothing."""
-    part = slice(0, work.rows)
-    query, key, value = (stores[name][part] for name in ("query", "key", "value"))
-    products = 4 * D * work.rows**2
-    compute = min(
-        seconds_of(lambda: sdpa.attention(query, key, value, workers=1)) for _ in range(5 * repeats)
-    )
+    """Each part alone: a worker's task in memory, reading, tasks that do nothing."""
+    n = min(8 * work.rows, work.tokens)
+
+    def task(turn: int) -> float:
+        query, key, value = (stores[name][:n] for name in ("query", "key", "value"))
+        start = time.perf_counter()
+        rows = slice(n - work.rows, n)
+        blocks.attend(query, key, value, rows=rows, block=work.rows, is_causal=True, workers=1)
+        return time.perf_counter() - start
+
+    products = 4 * D * work.rows * (n - work.rows / 2)
+    compute = min(client.submit(task, turn).result() for turn in range(5 * repeats))
     keys = stores["key"]
     read = min(seconds_of(lambda: keys[...]) for _ in range(5 * repeats))
 

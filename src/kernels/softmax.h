@@ -182,9 +182,10 @@ INLINE softmax_sum sum_lanes(vec sum, vec low) {
     return sum_result(sum[0], low[0]);
 }
 
-/* The sum over a row. `e`, unless NULL, receives the terms. */
+/* The sum over a row. `e`, unless NULL, receives the terms. `next`, unless 0, is the distance to a row that is fetched
+ * meanwhile. */
 INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *constants, real m, const real *x, const real *g,
-                           real *e, int64_t n) {
+                           real *e, int64_t n, int64_t next) {
     const softmax_constants own = *constants, *k = &own; /* a copy that no store can alias */
     const real fill = kind == SUM_EXP ? -(real)INFINITY : 0;
     vec shift = vset1(m), sum = {0}, low = {0};
@@ -197,6 +198,7 @@ INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *constant
                 vec y = g ? vload(g + j + a * VL) : (vec){0};
                 vec term = softmax_term(kind, k, shift, vload(x + j + a * VL), y);
                 if (e) vstore(e + j + a * VL, term);
+                if (next) __builtin_prefetch(x + next + j + a * VL, 0, 2);
                 acc[a] += term;
             }
         }
@@ -213,16 +215,21 @@ INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *constant
     return sum_lanes(sum, low);
 }
 
-NOINLINE softmax_sum row_sum_exp(const softmax_constants *k, real m, const real *x, real *e, int64_t n) {
-    return row_sum(SUM_EXP, k, m, x, NULL, e, n);
+NOINLINE softmax_sum row_sum_kept(const softmax_constants *k, real m, const real *x, real *e, int64_t n) {
+    return row_sum(SUM_EXP, k, m, x, NULL, e, n, 0);
+}
+
+/* While the terms are not stored, there is room on the way to memory. */
+NOINLINE softmax_sum row_sum_exp(const softmax_constants *k, real m, const real *x, int64_t n, int64_t next) {
+    return row_sum(SUM_EXP, k, m, x, NULL, NULL, n, next);
 }
 
 NOINLINE softmax_sum row_sum_product(const softmax_constants *k, const real *x, const real *g, int64_t n) {
-    return row_sum(SUM_PRODUCT, k, 0, x, g, NULL, n);
+    return row_sum(SUM_PRODUCT, k, 0, x, g, NULL, n, 0);
 }
 
 NOINLINE softmax_sum row_sum_gradient(const softmax_constants *k, const real *x, const real *g, int64_t n) {
-    return row_sum(SUM_GRADIENT, k, 0, x, g, NULL, n);
+    return row_sum(SUM_GRADIENT, k, 0, x, g, NULL, n, 0);
 }
 
 /* `exp_first`: x is the input of SDPA_SOFTMAX rather than its exponentials. */
@@ -261,7 +268,7 @@ INLINE void row_add(const sdpa_softmax_block *b, const softmax_constants *k, int
         if (b->op == SDPA_LOGSUMEXP && m == (real)INFINITY) {
             softmax_add(t, (softmax_sum){sum_at_infinity(x, 1, b->n), 0});
         } else {
-            softmax_add(t, row_sum_exp(k, m, x, e, b->n));
+            softmax_add(t, e ? row_sum_kept(k, m, x, e, b->n) : row_sum_exp(k, m, x, b->n, b->x_row));
         }
     } else if (b->op == SDPA_SOFTMAX_BACKWARD) {
         softmax_add(t, row_sum_product(k, x, g, b->n));
@@ -270,24 +277,34 @@ INLINE void row_add(const sdpa_softmax_block *b, const softmax_constants *k, int
     }
 }
 
-/* Writes a chunk of row i of the result, from the row's sums. `keep`: out already holds the exponentials. */
-INLINE void row_result(const sdpa_softmax_block *b, const softmax_constants *k, int64_t i, bool keep,
-                       const sdpa_softmax_stats *t) {
-    const real *x = (const real *)b->x + i * b->x_row, *g = (const real *)b->g + i * b->g_row;
-    real *out = (real *)b->out + i * b->out_row, s, s_low;
-    const real m = t->m == -INFINITY ? 0 : (real)t->m;
-    const bool nan = t->l != t->l;
-    const int64_t n = b->n;
+/* What softmax_result takes of a row, and its lse where that is given. */
+typedef struct row_end {
+    real m, s, s_low, lse;
+    bool nan;
+} row_end;
+
+INLINE row_end row_finish(sdpa_softmax_op op, bool keep, const sdpa_softmax_stats *t) {
+    row_end end = {.m = t->m == -INFINITY ? 0 : (real)t->m, .lse = (real)t->m, .nan = t->l != t->l};
     if (keep) {
         vec low;
-        s = softmax_inverse(vset1((real)t->l), vset1((real)t->l_low), &low)[0];
-        s_low = low[0];
+        end.s = softmax_inverse(vset1((real)t->l), vset1((real)t->l_low), &low)[0];
+        end.s_low = low[0];
     } else {
-        softmax_finish(b->op, t->l, t->l_low, &s, &s_low);
+        softmax_finish(op, t->l, t->l_low, &end.s, &end.s_low);
     }
+    return end;
+}
+
+/* Writes a chunk of row i of the result. `keep`: out already holds the exponentials. */
+INLINE void row_result(const sdpa_softmax_block *b, const softmax_constants *k, int64_t i, bool keep,
+                       const row_end *end) {
+    const real *x = (const real *)b->x + i * b->x_row, *g = (const real *)b->g + i * b->g_row;
+    real *out = (real *)b->out + i * b->out_row;
+    const real m = end->m, s = end->s, s_low = end->s_low;
+    const int64_t n = b->n;
     switch (b->op) {
     case SDPA_SOFTMAX:
-        if (nan) {
+        if (end->nan) {
             row_fill_nan(0, x, out, n);
         } else if (keep) {
             row_write(SDPA_SOFTMAX, false, k, m, s, s_low, out, NULL, out, n);
@@ -296,7 +313,7 @@ INLINE void row_result(const sdpa_softmax_block *b, const softmax_constants *k, 
         }
         break;
     case SDPA_LOG_SOFTMAX:
-        if (nan) {
+        if (end->nan) {
             row_fill_nan(-(real)INFINITY, x, out, n);
         } else {
             row_write(SDPA_LOG_SOFTMAX, false, k, m, s, 0, x, NULL, out, n);
@@ -309,7 +326,7 @@ INLINE void row_result(const sdpa_softmax_block *b, const softmax_constants *k, 
         row_write(SDPA_LOG_SOFTMAX_BACKWARD, false, k, m, s, 0, x, g, out, n);
         break;
     case SDPA_LOGSUMEXP_BACKWARD:
-        row_write(SDPA_LOGSUMEXP_BACKWARD, false, k, (real)t->m, s, 0, x, NULL, out, n);
+        row_write(SDPA_LOGSUMEXP_BACKWARD, false, k, end->lse, s, 0, x, NULL, out, n);
         break;
     case SDPA_SOFTMAX_JACOBIAN:
         row_write(SDPA_SOFTMAX_JACOBIAN, false, k, m, s, 0, x, NULL, out, n);
@@ -321,21 +338,25 @@ INLINE void row_result(const sdpa_softmax_block *b, const softmax_constants *k, 
 
 static void softmax_rows(const sdpa_softmax_block *b) {
     const softmax_constants k = softmax_load(b->scale);
-    const bool sums = b->phase != SDPA_SOFTMAX_WRITE, maxima = sums && is_forward(b->op) && b->n_rows > 0,
+    const bool sums = b->phase != SDPA_SOFTMAX_WRITE, writes = b->phase != SDPA_SOFTMAX_SUM,
+               maxima = sums && is_forward(b->op) && b->n_rows > 0,
                keep = b->op == SDPA_SOFTMAX && b->phase == SDPA_SOFTMAX_WHOLE;
     real most = maxima ? row_max(b->x, b->n) : 0;
+    row_end before = {0};
+    /* A row is written after the sum of the next one, and that one's maximum is taken before: nothing waits. */
     for (int64_t i = 0; i < b->n_rows; i++) {
         sdpa_softmax_stats t = {-INFINITY, 0, 0};
         if (b->phase != SDPA_SOFTMAX_WHOLE) t = b->stats[i];
         if (sums) row_add(b, &k, i, most, keep ? (real *)b->out + i * b->out_row : NULL, &t);
-        /* The next row's maximum now, before anything waits for this row's sum. */
         if (maxima && i + 1 < b->n_rows) most = row_max((const real *)b->x + (i + 1) * b->x_row, b->n);
-        if (b->phase == SDPA_SOFTMAX_SUM) {
+        if (!writes) {
             b->stats[i] = t;
-        } else {
-            row_result(b, &k, i, keep, &t);
+            continue;
         }
+        if (i > 0) row_result(b, &k, i - 1, keep, &before);
+        before = row_finish(b->op, keep, &t);
     }
+    if (writes && b->n_rows > 0) row_result(b, &k, b->n_rows - 1, keep, &before);
 }
 
 /* ---- lanes ---- */

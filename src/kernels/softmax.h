@@ -182,8 +182,8 @@ INLINE softmax_sum sum_lanes(vec sum, vec low) {
     return sum_result(sum[0], low[0]);
 }
 
-/* The sum over a row. `e`, unless NULL, receives the terms. `next`, unless 0, is the distance to a row that is fetched
- * meanwhile. */
+/* The sum over a row. `e`, unless NULL, receives the terms. Otherwise SUM_EXP fetches the next row, `next` elements
+ * away: while nothing is stored, there is room on the way to memory. */
 INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *constants, real m, const real *x, const real *g,
                            real *e, int64_t n, int64_t next) {
     const softmax_constants own = *constants, *k = &own; /* a copy that no store can alias */
@@ -197,8 +197,11 @@ INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *constant
             UNROLL for (int a = 0; a < SUM_CHAINS; a++) {
                 vec y = g ? vload(g + j + a * VL) : (vec){0};
                 vec term = softmax_term(kind, k, shift, vload(x + j + a * VL), y);
-                if (e) vstore(e + j + a * VL, term);
-                if (next) __builtin_prefetch(x + next + j + a * VL, 0, 2);
+                if (e) {
+                    vstore(e + j + a * VL, term);
+                } else if (kind == SUM_EXP) {
+                    __builtin_prefetch(x + next + j + a * VL, 0, 2);
+                }
                 acc[a] += term;
             }
         }
@@ -215,13 +218,8 @@ INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *constant
     return sum_lanes(sum, low);
 }
 
-NOINLINE softmax_sum row_sum_kept(const softmax_constants *k, real m, const real *x, real *e, int64_t n) {
-    return row_sum(SUM_EXP, k, m, x, NULL, e, n, 0);
-}
-
-/* While the terms are not stored, there is room on the way to memory. */
-NOINLINE softmax_sum row_sum_exp(const softmax_constants *k, real m, const real *x, int64_t n, int64_t next) {
-    return row_sum(SUM_EXP, k, m, x, NULL, NULL, n, next);
+NOINLINE softmax_sum row_sum_exp(const softmax_constants *k, real m, const real *x, real *e, int64_t n, int64_t next) {
+    return row_sum(SUM_EXP, k, m, x, NULL, e, n, next);
 }
 
 NOINLINE softmax_sum row_sum_product(const softmax_constants *k, const real *x, const real *g, int64_t n) {
@@ -268,7 +266,7 @@ INLINE void row_add(const sdpa_softmax_block *b, const softmax_constants *k, int
         if (b->op == SDPA_LOGSUMEXP && m == (real)INFINITY) {
             softmax_add(t, (softmax_sum){sum_at_infinity(x, 1, b->n), 0});
         } else {
-            softmax_add(t, e ? row_sum_kept(k, m, x, e, b->n) : row_sum_exp(k, m, x, b->n, b->x_row));
+            softmax_add(t, row_sum_exp(k, m, x, e, b->n, b->x_row));
         }
     } else if (b->op == SDPA_SOFTMAX_BACKWARD) {
         softmax_add(t, row_sum_product(k, x, g, b->n));
@@ -344,19 +342,22 @@ static void softmax_rows(const sdpa_softmax_block *b) {
     real most = maxima ? row_max(b->x, b->n) : 0;
     row_end before = {0};
     /* A row is written after the sum of the next one, and that one's maximum is taken before: nothing waits. */
-    for (int64_t i = 0; i < b->n_rows; i++) {
-        sdpa_softmax_stats t = {-INFINITY, 0, 0};
-        if (b->phase != SDPA_SOFTMAX_WHOLE) t = b->stats[i];
-        if (sums) row_add(b, &k, i, most, keep ? (real *)b->out + i * b->out_row : NULL, &t);
-        if (maxima && i + 1 < b->n_rows) most = row_max((const real *)b->x + (i + 1) * b->x_row, b->n);
-        if (!writes) {
-            b->stats[i] = t;
-            continue;
+    for (int64_t i = 0; i <= b->n_rows; i++) {
+        row_end end = {0};
+        if (i < b->n_rows) {
+            sdpa_softmax_stats t = {-INFINITY, 0, 0};
+            if (b->phase != SDPA_SOFTMAX_WHOLE) t = b->stats[i];
+            if (sums) row_add(b, &k, i, most, keep ? (real *)b->out + i * b->out_row : NULL, &t);
+            if (maxima && i + 1 < b->n_rows) most = row_max((const real *)b->x + (i + 1) * b->x_row, b->n);
+            if (writes) {
+                end = row_finish(b->op, keep, &t);
+            } else {
+                b->stats[i] = t;
+            }
         }
-        if (i > 0) row_result(b, &k, i - 1, keep, &before);
-        before = row_finish(b->op, keep, &t);
+        if (writes && i > 0) row_result(b, &k, i - 1, keep, &before);
+        before = end;
     }
-    if (writes && b->n_rows > 0) row_result(b, &k, b->n_rows - 1, keep, &before);
 }
 
 /* ---- lanes ---- */

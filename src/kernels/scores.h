@@ -270,43 +270,6 @@ NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
     }
 }
 
-/* Finishes row j of a tile; adds to the sums of the tile. */
-INLINE void finish_row(const scores *t, enum score_mode mode, int64_t j, const vec *row, vec *sum) {
-    UNROLL for (int x = 0; x < SCORE_WIDTH; x++) {
-        tile_column column = {.c = vset1(t->c), .least = vset1(-INFINITY), .extreme = sum[x]};
-        column.shift = vload(t->shift + x * VL);
-        finish_element(t, mode, row[x], j * t->s_row + x * VL, &column);
-        sum[x] = column.extreme;
-    }
-}
-
-/* The first `whole` keys (whole tiles) in a mode that sums. The next tile is multiplied in SCORE_ROWS shares of the
- * depth; after each share one row of this tile is finished. */
-INLINE void score_by_rows(const scores *t, enum score_mode mode, bool pairs, int64_t whole) {
-    const int64_t share = (t->depth + SCORE_ROWS - 1) / SCORE_ROWS;
-    vec before[SCORE_ROWS][SCORE_WIDTH], sum[SCORE_WIDTH];
-    for (int64_t j0 = 0; j0 < whole + SCORE_ROWS; j0 += SCORE_ROWS) {
-        vec acc[SCORE_ROWS][MAX_WIDTH];
-        UNROLL for (int x = 0; x < SCORE_WIDTH; x++) {
-            UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][x] = (vec){0};
-            sum[x] = (vec){0};
-        }
-        for (int64_t i = 0; i < SCORE_ROWS; i++) {
-            const int64_t k = i * share, left = j0 < whole ? t->depth - k : 0;
-            tile(acc, SCORE_ROWS, SCORE_WIDTH, pairs, t->y + j0 * t->y_row + k, t->y_row, 1,
-                 t->x + k * SCORE_WIDTH * VL, SCORE_WIDTH * VL, left < share ? left : share);
-            if (j0 > 0) finish_row(t, mode, j0 - SCORE_ROWS + i, before[i], sum);
-        }
-        UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
-            UNROLL for (int x = 0; x < SCORE_WIDTH; x++) before[i][x] = acc[i][x];
-        }
-        if (j0 > 0) {
-            real *to = extreme_at(t, mode, j0 - SCORE_ROWS);
-            UNROLL for (int x = 0; x < SCORE_WIDTH; x++) vstore(to + x * VL, sum[x] + vload(to + x * VL));
-        }
-    }
-}
-
 /* One whole tile, finished in the accumulators. */
 INLINE void score_whole_tile(const scores *t, enum score_mode mode, bool pairs, int64_t j0) {
     const bool gradient = mode == SCORE_GRADIENT || mode == SCORE_GRADIENT_MASKED;
@@ -339,11 +302,7 @@ INLINE void score_constant(const scores *all, enum score_mode mode, bool pairs) 
     const scores t = *all; /* a copy that no store can alias */
     const bool logits = mode == SCORE_RAW || mode == SCORE_BIASED;
     const int64_t whole = logits && t.given ? 0 : t.n / SCORE_ROWS * SCORE_ROWS;
-    if (BY_ROWS && t.depth >= BY_ROWS_DEPTH && is_summed(mode)) {
-        score_by_rows(&t, mode, pairs, whole);
-    } else {
-        for (int64_t j0 = 0; j0 < whole; j0 += SCORE_ROWS) score_whole_tile(&t, mode, pairs, j0);
-    }
+    for (int64_t j0 = 0; j0 < whole; j0 += SCORE_ROWS) score_whole_tile(&t, mode, pairs, j0);
     if (whole == t.n) return;
     scores rest = part_of(all, whole, t.n - whole);
     if (mode == SCORE_WEIGHTS) rest.extreme = extreme_at(all, mode, whole);

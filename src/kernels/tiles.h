@@ -80,13 +80,6 @@ enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
 #define FETCH_DEPTH 16
 #define FETCH_BYTES (1 << 20)
 
-/* Whether a tile's scores are turned into weights row by row while the next tile is multiplied. Exponentials have long
- * latencies and leave the FMA units mostly idle. With 16 registers, or with shorter vectors, this does not pay. */
-#define BY_ROWS (VEC_BYTES == 64)
-
-/* At least so many channels: with fewer, the share of the product beside a row is too short to fill the units. */
-#define BY_ROWS_DEPTH 32
-
 /* Problems of at most SMALL_KEYS keys have their own kernels (fast/small.h). With more keys, sums over the lanes would
  * cost more than transposing the queries. */
 #if VEC_BYTES >= 32

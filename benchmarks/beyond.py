@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,7 @@ def pictures(folder: Path) -> None:
     """Photographs of Dask's dashboard: the state of a running job, and its graph of tasks."""
     from playwright.sync_api import sync_playwright
 
+    import_module("bokeh")  # without it Dask serves an apology in place of the dashboard
     long_context = example("long_context")
     long_context.BLOCK = rows = 2048
     tokens = 16 * rows

@@ -73,9 +73,8 @@ assert longest["sdpa"] < 0.05 * longest["matrix"]
 # Time: NumPy and sdpa in turns in the same minute, the shortest call of each; below 1 NumPy is
 # faster, as it may be where many sequences have 8 rows each. Both give the same result to the
 # rounding of float32. How much faster one is depends on the machine and on what else it does, so
-# only the agreement is asserted. The machine of this run was busy, which slows NumPy's threaded
-# products more than sdpa: on a quiet one the largest shape was 3.1 times as fast forward and 1.4
-# backward.
+# only the agreement is asserted. This run had the two cores of a Zen 5 to itself; other programs on
+# the machine slow NumPy's threaded products more than sdpa.
 
 # %%
 speed = lab.speed(seconds=1.0)

@@ -21,6 +21,7 @@ from benchmarks import (  # noqa: E402
     counts,
     machine,
     peers,
+    ports,
     readme,
     report,
     targets,
@@ -371,3 +372,19 @@ def test_counts_on_record_name_the_same_works_everywhere():
     # Wider vectors execute less.
     for name in next(iter(names)):
         assert recorded["generic"][name] > recorded["avx2"][name] > recorded["avx512"][name] / 1.1
+
+
+def test_ports_count_what_stands_beside_the_products():
+    """Two loops: one step of a tile, and a tile around it with one operation of two, one of one."""
+    step = ["\tvbroadcastss\t(%rax), %zmm1"] + ["\tvfmadd231ps\t%zmm1, %zmm2, %zmm3"] * ports.TILE
+    lines = [
+        *(".L1:", "\tvmovaps\t%zmm0, %zmm3", ".L2:", *step, "\tjne\t.L2"),
+        *("\tvrndscaleps\t$72, %zmm3, %zmm4", "\tvaddps\t%zmm4, %zmm5, %zmm5"),
+        *("\taddq\t$4, %rax", "\tvmovups\t%zmm5, (%rdx)", "\tjg\t.L1"),
+    ]
+    text = "\n".join(["score_raw:", *lines, "\t.size\tscore_raw, .-score_raw", ""])
+    found = ports.panel(text, "score_raw")
+    assert found == ports.Panel(step=ports.TILE, rest=3)
+    assert ports.share([(found, 32)]).strip() == f"{100 * 32 / (32 + 3 / ports.TILE):.1f}"
+    with pytest.raises(LookupError, match="score_none"):
+        ports.panel(text, "score_none")

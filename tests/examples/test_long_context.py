@@ -24,6 +24,7 @@ def test_results_are_those_of_one_call(tmp_path, monkeypatch):
     assert example.error(stores, 1999) > 0.9
 
 
+@pytest.mark.uninstrumented
 def test_what_long_context_prints(tmp_path):
     pytest.importorskip("zarr", reason="needs zarr: pip install 'sdpa[dask]'")
     out, err = run("long_context", "--tokens", 10000, "--folder", tmp_path)

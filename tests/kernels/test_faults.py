@@ -189,6 +189,7 @@ def test_a_read_only_memory_mapped_file_is_read_in_place(mapped):
         sdpa.attention(x, x, x, out=x)
 
 
+@pytest.mark.uninstrumented
 def test_a_truncated_file_ends_the_process_as_the_page_says(mapped):
     program = f"""
 x = np.load({str(mapped)!r}, mmap_mode="r")

@@ -90,7 +90,7 @@ static scratch scratch_of(const additive_call *c, int worker) {
 
 /* ------------------------------------------------------------------------------------ memory */
 
-/* Gives t the layout of z or dz, with a matrix wherever `like` has one; returns the bytes that it needs. */
+/* Gives t the layout of z or dz, with as many matrices as `like` has; returns the number of bytes it needs. */
 static size_t own_rows(additive_call *c, sdpa_tensor *t, const sdpa_tensor *like, int64_t n, sdpa_grid *own) {
     *t = *like;
     t->row = t->col = 1;
@@ -298,7 +298,7 @@ static void token_gradient(const additive_call *c, const side *s, int64_t index,
     }
 }
 
-/* dBias and dW_score: column sums over the queries. */
+/* dbias and dw_score: column sums over the queries. */
 static void vector_gradients(const additive_call *c, const scratch *w, sdpa_run *run) {
     const side *s = &c->sides[0];
     const sdpa_additive *a = c->additive;

@@ -4,8 +4,8 @@
 
 #include "problem.h"
 
-/* o and lse, each where present. Extra memory: one block per worker. Here, in the statistics and in all derivatives the
- * problem may be packed (sequences.h); then the extra memory is that of its largest sequence. */
+/* o and lse, each where present. Extra memory: one block per worker. This driver, the statistics and all derivatives
+ * also take packed problems (sequences.h); their extra memory is that of the largest sequence. */
 sdpa_status sdpa_attention_forward(const sdpa_problem *p);
 
 /* dq, dk, dv, dmask, each where present, from dout, dlse, q, k, v, o, lse. */
@@ -18,24 +18,24 @@ sdpa_status sdpa_attention_tangent(const sdpa_problem *p);
  * tangents times what sdpa_attention_backward computes from q, k, v, o, dout, dlse. */
 sdpa_status sdpa_attention_double_backward(const sdpa_problem *p);
 
-/* The stages of the matrix of weights. The one that is asked for is written to p->o, which here is (n_q, n_k) of dtype
- * p->dtype. Where heads or queries are chosen, these are the heads and rows of o. */
+/* The stages of the matrix of weights. The requested stage is written to p->o, which is (n_q, n_k) of dtype p->dtype
+ * here. If heads or queries are chosen, o has only these heads and rows. */
 typedef enum sdpa_stage { SDPA_SCORES, SDPA_CAPPED, SDPA_BIASED, SDPA_WEIGHTS } sdpa_stage;
 sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage);
 
-/* Sum and maximum of the weights, after dropout, that each key receives from the chosen queries: the columns of o
- * (n_k, SDPA_N_RECEIVED) of the compute type, for the chosen heads. Extra memory: one block per worker, and
- * three numbers per query of the heads in flight. */
+/* Sum and maximum, over the chosen queries, of the weights (after dropout) that each key receives, for the chosen
+ * heads: the columns of o (n_k, SDPA_N_RECEIVED), in the compute type. Extra memory: one block per worker, and three
+ * numbers per query of the heads in flight. */
 sdpa_status sdpa_attention_received(const sdpa_problem *p);
 
 /* Statistics of each row of weights: lse, entropy, max_weight, sum_p2, sum_p3, score_mean and score_var, as the columns
  * of o (n_q, SDPA_N_STATISTICS) of the compute type. Extra memory: one block per worker. */
 sdpa_status sdpa_attention_statistics(const sdpa_problem *p);
 
-/* The weights of additive attention, which come with a problem whose q is (n_q, d_q) and whose k is (n_k, d_k). The
- * scores are scale * w_score^T tanh(q w_query + k w_key + bias). w_query is (d_q, n_hidden), w_key (d_k, n_hidden);
- * w_score and bias have n_hidden elements, and bias may be absent. All gradients that are present, the problem's and
- * these, are written or added to zeros; those of weights are native and not broadcast. */
+/* The weights of additive attention, for a problem with q (n_q, d_q) and k (n_k, d_k). The scores are scale * w_score^T
+ * tanh(q w_query + k w_key + bias). w_query is (d_q, n_hidden), w_key (d_k, n_hidden); w_score and bias have n_hidden
+ * elements, and bias may be absent. All gradients that are present, here and in the problem, are written, or added to
+ * zeros. Gradients of the weights have native byte order and are not broadcast. */
 typedef struct sdpa_additive {
     int64_t n_hidden, d_q;
     sdpa_matrix w_query, w_key, w_score, bias;

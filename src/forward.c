@@ -98,14 +98,15 @@ static bool band_is_open(const sdpa_problem *p) {
     return true;
 }
 
-/* No option that distinguishes heads or depends on a query's position. A band, but only where it hides nothing. */
+/* Features that neither distinguish heads nor depend on a query's position. A band does, and may only be one that hides
+ * nothing. */
 enum {
     FOLD_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
                SDPA_FEATURE_LENGTHS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_INVARIANT
 };
 
-/* With one query per head and several query heads per key head (decoding with GQA), makes these heads the queries of
- * one head, so that a unit reads keys and values once. Returns `folded`, or p where this does not apply. */
+/* If each head has one query and several query heads share a key head (decoding with GQA), turns these heads into
+ * queries of one head, so that a unit reads keys and values once. Returns `folded`, or p if this does not apply. */
 static const sdpa_problem *fold_group(const sdpa_problem *p, sdpa_problem *folded) {
     if (p->features & ~FOLD_CAN) return p;
     const int64_t n_heads = heads_per_head(p, &p->k);
@@ -143,7 +144,7 @@ static void take_pieces(void *owner, sdpa_arena *arena) {
     c->parts = sdpa_take(arena, (size_t)(c->n_units * c->n_parts) * c->part_bytes);
 }
 
-/* Units, their parts and their scratch, of the call's problem. */
+/* Sets the number of units, their parts and the size of their scratch from the call's problem. */
 static void plan(forward_call *call) {
     const sdpa_problem *p = call->problem;
     call->n_units = p->n_batch * p->n_head * sdpa_units(p);
@@ -183,23 +184,23 @@ static sdpa_status run_forward(const sdpa_problem *p, sdpa_pass pass) {
 
 /* ------------------------------------------------------------------------------------ packed sequences */
 
-/* The sequence that a worker is at. */
+/* The sequence that a worker is computing. */
 typedef struct forward_view {
     const sdpa_share *share;
     sdpa_problem one, folded;
-    forward_call call; /* of that sequence alone, with the memory of the run */
+    forward_call call; /* computes this sequence alone, in the memory of the run */
 } forward_view;
 
 typedef struct packed_forward {
     const sdpa_problem *problem;
-    forward_call call; /* what is the same for all sequences; scratch_bytes: the largest */
+    forward_call call; /* common to all sequences; scratch_bytes: the largest */
     sdpa_share *shares;
     int64_t n_shares;
     forward_view *views; /* per worker */
     size_t parts_bytes;
 } packed_forward;
 
-/* Without memory. */
+/* Plans the call of one sequence. Its pointers into memory stay unset. */
 static void view_sequence(const packed_forward *c, int64_t sequence, forward_view *view) {
     sdpa_sequence_set(c->problem, sequence, &view->one);
     view->call = c->call;
@@ -208,7 +209,7 @@ static void view_sequence(const packed_forward *c, int64_t sequence, forward_vie
     plan(&view->call);
 }
 
-/* What the worker needs to know of a share. */
+/* The call for a share, from the worker's view, which is renewed if it was at another share. */
 static forward_call *view_share(const packed_forward *c, const sdpa_share *share, int worker) {
     forward_view *view = &c->views[worker];
     if (view->share == share) return &view->call;
@@ -233,7 +234,7 @@ static void take_packed_pieces(void *owner, sdpa_arena *arena) {
     c->views = sdpa_take(arena, (size_t)c->call.n_workers * sizeof *c->views);
 }
 
-/* Fills in the shares of all sequences that have units, and what memory they need. */
+/* Fills in the shares of all sequences that have units, and the memory that they need. */
 static void plan_shares(packed_forward *c) {
     forward_view view;
     for (int64_t s = 0; s < c->problem->n_sequences; s++) {

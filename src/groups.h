@@ -9,7 +9,8 @@ typedef struct sdpa_grid_axis {
     int64_t size, batch_step, head_step;
 } sdpa_grid_axis;
 
-/* A subset of all pairs (batch, head): every sum of one step along each axis. */
+/* A subset of all pairs (batch, head). A point of the grid is an index on each axis, and its pair is the sum of the
+ * steps taken. */
 typedef struct sdpa_grid {
     int n_axes;
     int64_t size; /* product */
@@ -32,8 +33,8 @@ static inline void sdpa_grid_locate(const sdpa_grid *g, int64_t index, int64_t *
 }
 
 /* Gives t the strides of contiguous n_rows x n_cols matrices, one after the other, with elements of `size` bytes. Axes
- * of stride 0 keep it; if row or col is 0, n_rows or n_cols must be 1. Returns how many bytes t->data needs; *matrices
- * enumerates the matrices in order. */
+ * of stride 0 keep it; if row or col is 0, n_rows or n_cols must be 1. Returns the number of bytes that t->data needs;
+ * *matrices enumerates the matrices in order. */
 static inline int64_t sdpa_tensor_compact(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, int64_t n_cols,
                                           int64_t size, sdpa_grid *matrices) {
     int64_t stride = size, step = p->n_batch;

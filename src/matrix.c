@@ -1,4 +1,4 @@
-/* The matrix of weights, of chosen heads and queries: itself, and what its columns add up to. */
+/* The matrix of weights for chosen heads and queries, and the sums and maxima of its columns. */
 #include "drivers.h"
 #include "runtime/memory.h"
 #include "runtime/parallel.h"
@@ -19,8 +19,8 @@ typedef struct matrix_call {
     char *sums; /* (n, n_lanes, 3) */
 } matrix_call;
 
-/* Cuts the chosen queries where they are not consecutive, and into blocks. Returns the number of spans, and in *n_lanes
- * the lanes of all; writes the spans unless `spans` is NULL. */
+/* Cuts the chosen queries into runs of consecutive ones, and these into blocks. Returns the number of spans and, in
+ * *n_lanes, the lanes of all together; writes the spans unless `spans` is NULL. */
 static int64_t cut_spans(const sdpa_problem *p, int64_t lanes, sdpa_span *spans, int64_t *n_lanes) {
     const int64_t *index = p->queries.index, n = index ? p->queries.n : p->n_q, most = sdpa_query_block(p);
     int64_t count = 0;
@@ -59,7 +59,7 @@ static void weights_span(void *context, int64_t index, int worker, sdpa_run *run
     c->kernels->weights(&u, c->stage, scratch_of(c, worker));
 }
 
-/* Of the heads before this one of those in flight, and of its lanes before this one. */
+/* Offset of lane `lane` of head `head`, counted among the heads in flight, in `sums`. */
 static size_t sums_bytes(const matrix_call *c, int64_t head, int64_t lane) {
     const size_t real = c->problem->dtype == SDPA_F64 ? sizeof(double) : sizeof(float);
     return 3 * real * (size_t)(head * c->n_lanes + lane);
@@ -124,7 +124,7 @@ sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage) {
     return status;
 }
 
-/* Heads in flight: as many as keep threads busy in both steps, unless their sums take more lanes than these. */
+/* Heads in flight: enough units to keep all threads busy in both steps, but at most this many lanes of sums. */
 #define ENOUGH_UNITS 64
 #define MOST_LANES (1 << 18)
 
@@ -157,7 +157,7 @@ static sdpa_status received(const sdpa_problem *p) {
     return status;
 }
 
-/* Makes index the chosen queries of a sequence, counted from its first; returns how many. */
+/* Sets `index` to the chosen queries of a sequence, counted from its first query; returns their number. */
 static int64_t choose_rows(const sdpa_problem *p, int64_t sequence, int64_t *index) {
     int64_t n = 0;
     for (int64_t i = 0; i < p->queries.n; i++) {
@@ -167,7 +167,7 @@ static int64_t choose_rows(const sdpa_problem *p, int64_t sequence, int64_t *ind
     return n;
 }
 
-/* One sequence after the other. */
+/* Computes one sequence after the other. */
 static sdpa_status received_packed(const sdpa_problem *p) {
     const bool chosen = p->queries.index;
     int64_t *index = chosen ? sdpa_alloc((size_t)(p->queries.n + 1) * sizeof *index) : NULL;

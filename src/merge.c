@@ -40,8 +40,8 @@ static merge_scratch merge_layout(const merge_call *c, sdpa_arena *arena) {
 }
 
 /* Returns lse of the union and fills w->weight. lse is -inf if no part has seen a key; a NaN or +inf in any part makes
- * the weights NaN. The error is that of exp and log in double, plus rounding: relative error of a weight below (n_parts
- * + |lse|) 2^-52. */
+ * the weights NaN. The relative error of a weight, from exp and log in double and from rounding, is below (n_parts +
+ * |lse|) 2^-52. */
 static double merge_weights(const merge_call *c, const merge_scratch *w, int64_t row) {
     const bool wide = c->problem->dtype == SDPA_F64;
     double m = -INFINITY, sum = 0;
@@ -75,7 +75,7 @@ static void merge_row(const merge_call *c, const merge_scratch *w, int64_t row, 
     for (int64_t d = 0; d < p->d_v; d++) w->sum[d] = 0;
     for (int64_t t = 0; t < c->n_parts; t++) {
         double weight = w->weight[t];
-        if (weight < 0) continue; /* whatever its output holds */
+        if (weight < 0) continue; /* even a NaN in its output must not count */
         const sdpa_matrix *from = &w->outs[t];
         c->kernels->load(w->line, from->data + row * from->row, p->d_v, from->col, from->dtype, from->swapped);
         if (p->dtype == SDPA_F64) {

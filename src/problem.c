@@ -98,7 +98,7 @@ static bool is_output(const sdpa_problem *p, sdpa_pass pass, const sdpa_tensor *
 static void check_types(const sdpa_problem *p, sdpa_pass pass) {
     const sdpa_dtype wide = p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
     assert(p->dtype == SDPA_F16 || p->dtype == SDPA_BF16 || p->dtype == SDPA_F32 || p->dtype == SDPA_F64);
-    /* Then q and k are projections, of the type in which they are computed. */
+    /* In additive attention q and k are projections, stored in the compute type. */
     const bool additive = p->scores == SDPA_ADDITIVE;
     const sdpa_tensor *operands[] = {&p->q, &p->k, &p->v, &p->dout, &p->o_t};
     const bool mixed = p->dtype == SDPA_F32 && !additive && sdpa_is_narrow(p->k.dtype);

@@ -20,7 +20,7 @@ typedef enum sdpa_status { SDPA_OK = 0, SDPA_NO_MEMORY, SDPA_INTERRUPTED } sdpa_
 
 typedef enum sdpa_dtype { SDPA_BOOL, SDPA_F16, SDPA_BF16, SDPA_F32, SDPA_F64, SDPA_I64 } sdpa_dtype;
 
-/* A type that is computed with in a wider one. */
+/* Whether arithmetic on this type is done in a wider one. */
 static inline bool sdpa_is_narrow(sdpa_dtype dtype) { return dtype == SDPA_F16 || dtype == SDPA_BF16; }
 
 /* Bytes of an element. */
@@ -43,7 +43,7 @@ typedef enum sdpa_softmax_op {
 /* NumPy allows 64 dimensions; three of them, heads, rows and columns, are not batch axes. */
 #define SDPA_MAX_AXES 61
 
-/* A NumPy buffer seen as (batch axes..., heads, rows, columns). Strides are in bytes, 0 where it broadcasts. */
+/* A NumPy buffer seen as (batch axes..., heads, rows, columns). Strides are in bytes, 0 along broadcast axes. */
 typedef struct sdpa_tensor {
     char *data; /* first element; NULL: absent */
     int64_t row, col;
@@ -82,14 +82,15 @@ typedef struct sdpa_choice {
     X(sinks, 1, 1)                                                                                                     \
     X(dout, p->n_q, p->d_v)
 
-/* o is an input of the backward; stages of the weights, statistics, and what keys receive are also written to it. o_t
+/* o is an input of the backward. The drivers of weights, statistics and received weights write their result to it. o_t
  * is the derivative of o along the tangents or, in the double backward, the derivative with respect to dout. */
 #define SDPA_RESULTS(X)                                                                                                \
     X(o, p->n_q, p->d_v)                                                                                               \
     X(o_t, p->n_q, p->d_v)
 
-/* A gradient that is absent is not computed. Gradients have stride 0 on axes over which they are summed. dmask and
- * dsinks arrive zero-filled, and so do those that sdpa_clears denies. Rows of dk and dv lie in one piece. */
+/* A gradient that is absent is not computed. Gradients have stride 0 on axes over which they are summed. The caller
+ * fills dmask, dsinks and every gradient for which sdpa_clears is false with zeros. Rows of dk and dv have no gaps
+ * between columns. */
 #define SDPA_GRADIENTS(X)                                                                                              \
     X(dq, p->n_q, p->d_k)                                                                                              \
     X(dk, p->n_k, p->d_k)                                                                                              \
@@ -97,8 +98,8 @@ typedef struct sdpa_choice {
     X(dmask, p->n_q, p->n_k)                                                                                           \
     X(dsinks, 1, 1)
 
-/* Inputs of forward mode and the double backward, zero where absent. For the latter they are the gradients of the
- * gradients, and dq .. dsinks the derivatives of <tangents, backward(...)>. */
+/* Inputs of forward mode and of the double backward; an absent one counts as zero. In the double backward they are the
+ * gradients of the gradients, and dq .. dsinks are the derivatives of <tangents, backward(...)>. */
 #define SDPA_TANGENTS(X)                                                                                               \
     X(q_t, p->n_q, p->d_k)                                                                                             \
     X(k_t, p->n_k, p->d_k)                                                                                             \
@@ -114,7 +115,8 @@ typedef struct sdpa_choice {
     X(lse, p->n_q, 1)                                                                                                  \
     X(dlse, p->n_q, 1)
 
-/* One I64 per batch entry, or per packed sequence, `row` bytes apart. Where they are absent, offset is 0 and key_length is n_k. */
+/* One I64 per batch entry, or per packed sequence, `row` bytes apart. An absent offset counts as 0, an absent
+ * key_length as n_k. */
 #define SDPA_INTEGERS(X)                                                                                               \
     X(offset, 1, 1)                                                                                                    \
     X(key_length, 1, 1)
@@ -148,7 +150,7 @@ typedef struct sdpa_problem {
     int64_t n_batch; /* product of axis[] */
     int64_t n_head;  /* query heads */
     int64_t n_q, n_k, d_k, d_v;
-    sdpa_dtype dtype; /* of q, o, and mostly of k, v; arithmetic is float64 for F64, else float32 */
+    sdpa_dtype dtype; /* of q and o; k, v: see above; arithmetic is float64 for F64, else float32 */
 
     sdpa_scores scores;
     int64_t channels;    /* ADDITIVE: even; d_k is twice this */
@@ -164,22 +166,23 @@ typedef struct sdpa_problem {
     bool has_lower, has_upper;
     int64_t lower, upper;
 
-    /* The bits of a query's results depend on its query, the keys it sees and where they stand, and options only: one way of
-     * computing for all shapes, and blocks of keys that begin at multiples of their size. */
+    /* The bits of a query's results depend only on the query, the keys that it sees, their positions and the options.
+     * All shapes are then computed in one way, and blocks of keys begin at multiples of their size. */
     bool invariant;
 
-    sdpa_choice heads, queries; /* that are wanted: of the weights, and of what keys receive, alone */
+    sdpa_choice heads, queries; /* the wanted ones; only weights and received weights allow a choice */
 
     unsigned features; /* sdpa_problem_features of the rest */
 
     int n_workers;            /* >= 1 */
     int (*interrupted)(void); /* polled by the calling thread; non-zero ends the call. May be NULL */
 
-    /* Packed sequences (sequences.h), or NULL: rows cu_q[s] .. cu_q[s+1]-1 of the queries and cu_k[s] .. cu_k[s+1]-1 of the keys
-     * are sequence s, and n_q and n_k count them all. No batch axes, no mask; dsinks is summed over sequences by its driver. */
+    /* NULL, or packed sequences (sequences.h): sequence s has queries cu_q[s] .. cu_q[s+1]-1 and keys cu_k[s] ..
+     * cu_k[s+1]-1; n_q and n_k count all sequences. There are no batch axes and no mask. The driver sums dsinks over
+     * the sequences. */
     const int64_t *cu_q, *cu_k; /* (n_sequences + 1): from 0, not decreasing, to n_q and n_k */
     int64_t n_sequences;
-    int64_t first_batch; /* what dropout's pattern calls batch entry 0 */
+    int64_t first_batch; /* the number that dropout's generator uses for batch entry 0 */
 
     int n_axes;                  /* batch axes, after broadcasting */
     int64_t axis[SDPA_MAX_AXES]; /* the first n_axes are set */
@@ -188,10 +191,10 @@ typedef struct sdpa_problem {
 #undef SDPA_DECLARE
 } sdpa_problem;
 
-/* Whether there is any query: if not, drivers touch nothing. */
+/* Whether there is any query. Without queries, drivers touch nothing. */
 static inline bool sdpa_has_queries(const sdpa_problem *p) { return p->n_batch > 0 && p->n_head > 0 && p->n_q > 0; }
 
-/* Whether the driver of the gradients clears `t`, one of p's, before it adds to it. */
+/* Whether the driver of the gradients clears `t`, a gradient of p, before it adds to it. */
 static inline bool sdpa_clears(const sdpa_problem *p, const sdpa_tensor *t) {
     return sdpa_has_queries(p) && (t == &p->dq || t == &p->dk || t == &p->dv);
 }
@@ -200,7 +203,7 @@ static inline bool sdpa_clears(const sdpa_problem *p, const sdpa_tensor *t) {
  * p->features. */
 unsigned sdpa_problem_features(const sdpa_problem *p);
 
-/* What a driver computes, which decides which tensors it writes. */
+/* The result that a driver computes. It determines which tensors the driver writes. */
 typedef enum sdpa_pass {
     SDPA_PASS_FORWARD, /* o, lse; so does merging */
     SDPA_PASS_WEIGHTS, /* o, whose columns are keys */

@@ -3,14 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Moves what has one element per sequence to that of this one. */
+/* Points a tensor with one element per sequence at the element of this sequence. */
 static void skip_sequences(sdpa_tensor *t, int64_t sequence) {
     if (t->data) t->data += sequence * t->row;
     t->row = 0;
 }
 
-/* Moves all other tensors to the first of the sequence's rows: p->n_q and p->n_k count the rows before it here. Those of one
- * row have no stride. */
+/* Points all other tensors at the first row of the sequence. Here p->n_q and p->n_k count the rows before it. A tensor
+ * of one row has stride 0 and does not move. */
 static void skip_rows(sdpa_problem *p) {
 #define SKIP(name, rows, columns)                                                                                      \
     if (p->name.data) p->name.data += (rows)*p->name.row;
@@ -23,7 +23,7 @@ void sdpa_sequence_set(const sdpa_problem *p, int64_t sequence, sdpa_problem *on
     const int64_t k = p->cu_k[sequence], n_k = p->cu_k[sequence + 1] - k;
     if (one != p) {
         memcpy(one, p, offsetof(sdpa_problem, axis));
-        /* Without batch axes their strides are not read. */
+        /* There are no batch axes, so their strides are not read. */
 #define COPY(name, rows, columns) memcpy(&one->name, &p->name, offsetof(sdpa_tensor, batch));
         SDPA_TENSORS(COPY)
 #undef COPY
@@ -34,7 +34,7 @@ void sdpa_sequence_set(const sdpa_problem *p, int64_t sequence, sdpa_problem *on
     one->n_q = q;
     one->n_k = k;
     skip_rows(one);
-    /* As in a call with this sequence alone: fast paths ask whether there is an offset at all. */
+    /* A call with this sequence alone would have no offset, and fast paths ask whether there is one. */
     if (one->offset.data) {
         int64_t offset;
         memcpy(&offset, one->offset.data, sizeof offset);

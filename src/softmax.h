@@ -19,8 +19,9 @@ typedef struct sdpa_softmax_view {
 enum { SDPA_SOFTMAX_X, SDPA_SOFTMAX_G, SDPA_SOFTMAX_S, SDPA_SOFTMAX_WHERE, SDPA_SOFTMAX_OUT, SDPA_SOFTMAX_VIEWS };
 
 /* Invariants: sizes >= 0; x has dtype `dtype` and so has out, which is native and overlaps nothing; temperature is
- * finite and > 0; `where` (BOOL, forward only) leaves elements out, as x = -inf does. A row with nothing left has
- * softmax 0, log_softmax and logsumexp -inf. A NaN propagates to every element of its row that is not left out. */
+ * finite and > 0; `where` (BOOL, forward only) leaves elements out, like x = -inf. In a row without any element left,
+ * softmax is 0, log_softmax and logsumexp are -inf. A NaN that is not left out makes all elements of its row NaN that
+ * are not left out. */
 typedef struct sdpa_softmax_problem {
     sdpa_softmax_op op;
     sdpa_dtype dtype; /* arithmetic is float64 for F64, else float32 */

@@ -11,7 +11,7 @@ static inline const struct sdpa_kernels *sdpa_kernels_for(sdpa_dtype dtype) {
     return dtype == SDPA_F64 ? sdpa_isa_get()->f64 : sdpa_isa_get()->f32;
 }
 
-/* Those of the forward, in which bfloat16 may have kernels of its own. */
+/* The kernels of the forward, where an instruction set may have separate ones for bfloat16. */
 static inline const struct sdpa_kernels *sdpa_forward_kernels_for(sdpa_dtype dtype) {
     return dtype == SDPA_BF16 ? sdpa_isa_get()->bf16 : sdpa_kernels_for(dtype);
 }
@@ -53,8 +53,8 @@ static inline void sdpa_unit_set_queries(sdpa_unit *u, int64_t index) {
     u->n_i = n_q - u->i0 < block ? n_q - u->i0 : block;
 }
 
-/* The number of workers: no more than there are units, or than the work keeps busy. `work` is in multiples of what a
- * thread does in 100 us, which is several times the cost of waking it. */
+/* The number of workers: at most one per unit, and only as many as the work keeps busy. `work` counts portions of 100
+ * us on one thread, which is several times the cost of waking a thread. */
 static inline int sdpa_workers(int n_workers, int64_t n_units, double work) {
     int64_t n = n_workers < n_units ? n_workers : n_units;
     if ((double)n > work) n = (int64_t)work;

@@ -16,7 +16,7 @@ typedef struct xla_call {
     int64_t *copies[4]; /* lengths, offsets, cu_seqlens of queries and keys as I64, owned */
 } xla_call;
 
-/* Where a buffer belongs, and the number of its axes behind the heads. */
+/* The tensor that a buffer fills, and the number of the buffer's axes after the heads. */
 typedef struct slot {
     size_t member;
     int n_inner;
@@ -113,7 +113,8 @@ static bool is_mask(const sdpa_problem *p, const sdpa_tensor *t) {
     return t == &p->mask || t == &p->mask_t || t == &p->dmask;
 }
 
-/* The strides of the batch axes, and whether the buffer's sizes are the call's or 1. strides[i] is that of its axis i. */
+/* Sets the strides of the batch axes. False unless every size of the buffer is the call's or 1. strides[i] belongs to
+ * axis i. */
 static bool set_batch(const xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer *b, const int64_t *strides) {
     int n = 0;
     for (int64_t i = 0; i < c->n_lead - 1; i++) {
@@ -147,7 +148,7 @@ static bool set_tensor(const xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer 
     return set_batch(c, t, b, strides);
 }
 
-/* Makes *copy the integers of a buffer as I64, which the call then owns. */
+/* Sets *copy to the integers of a buffer, converted to I64. The call owns the copy. */
 static sdpa_xla_error *copy_integers(const xla_call *c, const sdpa_xla_buffer *b, int64_t **copy) {
     const int64_t n = size_of(b);
     if (b->type != SDPA_XLA_S32 && b->type != SDPA_XLA_S64) return malformed(c, "type of integers");
@@ -159,7 +160,7 @@ static sdpa_xla_error *copy_integers(const xla_call *c, const sdpa_xla_buffer *b
     return NULL;
 }
 
-/* Makes *cu the first rows of packed sequences, `total` rows in all. */
+/* Sets *cu to the first rows of packed sequences, which have `total` rows together. */
 static sdpa_xla_error *set_cu_seqlens(xla_call *c, const char *name, const sdpa_xla_buffer *b, int64_t total,
                                       const int64_t **cu, int64_t **copy) {
     if (b->rank != 1 || b->dims[0] == 0 || c->n_lead != 1) return malformed(c, "shape of cu_seqlens");
@@ -179,7 +180,7 @@ static sdpa_xla_error *set_cu_seqlens(xla_call *c, const char *name, const sdpa_
     return NULL;
 }
 
-/* The strides of one integer per batch entry or, where sequences are packed, per sequence. */
+/* Sets the strides of a tensor with one integer per batch entry or, if sequences are packed, per sequence. */
 static bool set_entries(const xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer *b) {
     int64_t strides[SDPA_MAX_AXES + 3], bytes = 8;
     if (c->problem.cu_q) {
@@ -341,7 +342,7 @@ static sdpa_xla_error *run(const sdpa_xla_frame *frame, sdpa_status (*driver)(co
     if (!read_attributes(&c)) return malformed(&c, "attributes");
     if (!read_sizes(&c)) return malformed(&c, "query, key or value");
     sdpa_xla_error *error = read_operands(&c);
-    /* Forward mode would write O and lse. As operands they are there for its transposition alone. */
+    /* Forward mode would write O and lse. Here they are operands, which only the transposed function needs. */
     if (driver == sdpa_attention_tangent) c.problem.o.data = c.problem.lse.data = NULL;
     if (!error) error = read_results(&c);
     if (!error) {

@@ -1,7 +1,8 @@
-/* Attention for XLA, through its foreign function interface: handlers that XLA calls on threads of its own, without Python.
+/* Attention for XLA, through its foreign function interface: handlers that XLA calls on its own threads, without
+ * Python.
  *
- * The structs are those that XLA passes, as far as we read them: openxla/xla, xla/ffi/api/c_api.h, version 0.1. Later
- * versions only add members behind these, and accept handlers that report 0.1. */
+ * The structs repeat the part of XLA's that is read here: openxla/xla, xla/ffi/api/c_api.h, version 0.1. Later versions
+ * only append members, and accept handlers that report 0.1. */
 #ifndef SDPA_XLA_H
 #define SDPA_XLA_H
 
@@ -117,10 +118,11 @@ typedef struct sdpa_xla_frame {
     sdpa_xla_attributes attributes; /* sorted by name */
 } sdpa_xla_frame;
 
-/* Operands, in the order of their bits. Each comes with batch axes, as many in all, then its own, of the sizes of the problem
- * or 1: (heads, rows, columns); sinks and slopes (heads); out and lse as they left the forward; lengths and offsets, S32 or
- * S64, none; the seed is U32[2], low half first, without batch axes. With CU_Q and CU_K, S32 or S64 of sequences + 1, the
- * rows are those of packed sequences: no batch axes, no mask, and lengths and offsets have one element per sequence. */
+/* Operands, in the order of their bits. All have the same number of batch axes, then their own axes: (heads, rows,
+ * columns); sinks and slopes (heads); lengths and offsets (S32 or S64) none. Each axis has the size of the problem or
+ * 1. out and lse have the layout of the forward's results. The seed is U32[2], low half first, without batch axes. With
+ * CU_Q and CU_K (S32 or S64, sequences + 1 elements) the rows are those of packed sequences: there are no batch axes
+ * and no mask, and lengths and offsets have one element per sequence. */
 enum sdpa_xla_operand {
     SDPA_XLA_QUERY,
     SDPA_XLA_KEY,
@@ -140,7 +142,7 @@ enum sdpa_xla_operand {
     SDPA_XLA_N_OPERANDS = SDPA_XLA_TANGENTS + 5
 };
 
-/* Results likewise. Gradients are summed over axes of size 1. */
+/* Results, in the order of their bits. Gradients are summed over axes of size 1. */
 enum sdpa_xla_result {
     SDPA_XLA_OUT_RESULT,
     SDPA_XLA_LSE_RESULT,
@@ -153,7 +155,7 @@ enum sdpa_xla_result {
 enum sdpa_xla_integer {
     SDPA_XLA_OPERAND_BITS,
     SDPA_XLA_RESULT_BITS,
-    SDPA_XLA_ROWS_FIRST, /* the axes of what has columns, but the mask, are (rows, heads, columns) */
+    SDPA_XLA_ROWS_FIRST, /* tensors with columns, except the mask, have axes (rows, heads, columns) */
     SDPA_XLA_INVARIANT,
     SDPA_XLA_WORKERS, /* 0: the default; -1: all CPUs */
     SDPA_XLA_HAS_LOWER,
@@ -166,8 +168,8 @@ enum sdpa_xla_integer {
 /* The attribute `numbers`, F64. */
 enum sdpa_xla_number { SDPA_XLA_SCALE, SDPA_XLA_SOFTCAP, SDPA_XLA_DROPOUT_P, SDPA_XLA_N_NUMBERS };
 
-/* forward: out, lse. tangent: the tangent of out along those that are given. backward: gradients, from grad_out, out and
- * lse. second: the derivatives of <tangents, backward>. */
+/* forward: out and lse. tangent: the tangent of out along the given tangents. backward: gradients, from grad_out, out
+ * and lse. second: the derivatives of <tangents, backward>. */
 typedef sdpa_xla_error *sdpa_xla_handler(sdpa_xla_frame *frame);
 sdpa_xla_handler sdpa_xla_forward, sdpa_xla_tangent, sdpa_xla_backward, sdpa_xla_second;
 

@@ -25,7 +25,7 @@ static bool os_saves(uint32_t states) {
     return (low & states) == states;
 }
 
-/* All of x86-64-v3, the level for which these kernels are compiled. */
+/* All of x86-64-v3, the level that the avx2 kernels are compiled for. */
 static bool has_avx2(void) {
     const uint32_t leaf1 = bit_AVX | bit_FMA | bit_F16C | bit_MOVBE;
     const uint32_t leaf7 = bit_AVX2 | bit_BMI | bit_BMI2;
@@ -35,7 +35,7 @@ static bool has_avx2(void) {
            os_saves(BIT_XMM | BIT_YMM);
 }
 
-/* All of x86-64-v4. */
+/* All of x86-64-v4, the level that the avx512 kernels are compiled for. */
 static bool has_avx512(void) {
     const uint32_t leaf7 = bit_AVX512F | bit_AVX512BW | bit_AVX512CD | bit_AVX512DQ | bit_AVX512VL;
     uint32_t a, b, c, d;

@@ -9,7 +9,7 @@ struct sdpa_kernels;
 typedef struct sdpa_isa {
     const char *name;
     bool (*has)(void);                           /* the CPU has the instructions and the OS saves the registers */
-    const struct sdpa_kernels *f32, *f64, *bf16; /* bf16: of the forward, in float32 */
+    const struct sdpa_kernels *f32, *f64, *bf16; /* bf16: the forward of bfloat16, in float32 */
     bool available;
 } sdpa_isa;
 

@@ -89,8 +89,8 @@ bool sdpa_run_stopped(sdpa_run *run) {
 }
 
 bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value) {
-    /* Asked even if there is nothing to wait for: a unit that always finds the others ahead would otherwise never be
-     * stopped. */
+    /* This is asked even if there is nothing to wait for. Otherwise a unit that always finds the others ahead could not
+     * be stopped. */
     if (sdpa_run_stopped(run)) return false;
     for (unsigned i = 1; atomic_load_explicit(counter, memory_order_acquire) < value; i++) {
         if (i < 1024) {
@@ -185,7 +185,7 @@ static void *thread_main(void *first_epoch) {
     return NULL;
 }
 
-/* Called again in a forked child, where the old locks may have waiters that no longer exist. */
+/* Also called in a forked child, where the old locks may have waiters that no longer exist. */
 static void init_locks(void) {
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
@@ -213,7 +213,7 @@ static void after_fork_in_child(void) {
 
 static void init_once(void) {
     init_locks();
-    /* Without these a forked child would find locks held and threads gone: better none. */
+    /* Without these handlers a forked child would find locks held and threads gone, so no threads are started. */
     if (sdpa_at_fork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) atomic_store(&pool.closed, true);
     atexit(sdpa_pool_stop);
 }

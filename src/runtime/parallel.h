@@ -19,8 +19,8 @@ typedef void sdpa_unit_fn(void *context, int64_t unit, int worker, sdpa_run *run
 sdpa_status sdpa_parallel_for(int64_t n_units, int n_workers, sdpa_unit_fn *fn, void *context,
                               int (*interrupted)(void));
 
-/* Zeros `bytes` of `data` on several threads, and can be interrupted: a gigabyte of fresh memory takes the system most
- * of a second. */
+/* Zeros `bytes` of `data` on several threads, and can be interrupted: the system takes most of a second for a gigabyte
+ * of fresh memory. */
 sdpa_status sdpa_parallel_zero(void *data, size_t bytes, int n_workers, int (*interrupted)(void));
 
 /* True once the run has been interrupted; long units ask between blocks and return early. Cheap, and any worker may
@@ -33,9 +33,10 @@ bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value)
 /* No more threads than this are ever started. */
 #define SDPA_MAX_THREADS 1024
 
-/* SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use (affinity, cgroup quota rounded up), found
- * at the first call. A variable that is not a positive number counts as absent. Exported with default visibility for
- * threadpoolctl. set: n >= 1, clamped to SDPA_MAX_THREADS; threads beyond a smaller number stay asleep. */
+/* The number of threads: SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use (affinity, cgroup
+ * quota rounded up), found at the first call. A variable that is not a positive number counts as absent. set takes n >=
+ * 1, clamped to SDPA_MAX_THREADS; threads beyond a smaller number stay asleep. Both are exported with default
+ * visibility for threadpoolctl. */
 __attribute__((visibility("default"))) int sdpa_get_num_threads(void);
 __attribute__((visibility("default"))) void sdpa_set_num_threads(int n);
 int sdpa_available_cpus(void);

@@ -1,4 +1,5 @@
-/* What Windows and WebAssembly lack of POSIX. Threads they have: winpthreads, and stubs that start none. */
+/* The parts of POSIX that Windows and WebAssembly lack. Both have pthreads: winpthreads, and stubs that start no
+ * thread. */
 #ifndef SDPA_SYSTEM_H
 #define SDPA_SYSTEM_H
 
@@ -22,10 +23,10 @@ static inline void sdpa_aligned_free(void *pointer) { free(pointer); }
 static inline long sdpa_online_cpus(void) { return sysconf(_SC_NPROCESSORS_ONLN); }
 #endif
 
-/* Blocks signals for the threads that this one starts until they are restored: they belong to the program's own threads,
- * except those that a fault raises where it happens. */
+/* Blocks signals in the threads that this thread starts until the old set is restored. Signals are for the program's
+ * own threads, except those that a fault raises in the thread that caused it. */
 #if defined(_WIN32) || defined(__wasi__)
-typedef int sdpa_signals; /* nor is there fork */
+typedef int sdpa_signals; /* there is no fork either */
 static inline void sdpa_signals_block(sdpa_signals *old) { (void)old; }
 static inline void sdpa_signals_restore(const sdpa_signals *old) { (void)old; }
 

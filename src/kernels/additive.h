@@ -7,14 +7,14 @@
  *
  * and two channels share a division: w0 n0 / d0 + w1 n1 / d1 = (w0 n0 d1 + w1 n1 d0) / (d0 d1). The product A B is
  * rounded once, and A B - 1 is exact where A B is near 1, that is, where tanh is near 0: in all |error of tanh| <= 8 u,
- * u the unit roundoff, of which (1 - tanh^2) u comes from the rounding of A and B
- * (tests/mechanisms/test_additive_precision.py).
+ * u the unit roundoff, of which (1 - tanh^2) u comes from the rounding of A and B (measured by
+ * tests/mechanisms/test_additive_precision.py).
  *
  * docs/kernels.md lists other forms that were tried; they are less precise or no faster.
  *
- * Where |a| or |b| is so large that A or B might leave the range of the type, it is NaN instead (exponentials). The
- * score is then NaN, and is computed again from a + b. This depends on the pair alone, so that no row's bits depend on
- * another row. A row of q or k holds its channels, padded to an even number, then their exponentials. */
+ * Where |a| or |b| is so large that A or B might leave the range of the type, map_exponentials stores NaN. The score is
+ * then NaN, and is computed again from a + b. This depends on the pair alone, so no row's bits depend on another row. A
+ * row of q or k holds its channels, padded to an even number, then their exponentials. */
 #ifndef SDPA_KERNEL_ADDITIVE_H
 #define SDPA_KERNEL_ADDITIVE_H
 
@@ -39,7 +39,7 @@ NOINLINE vec additive_direct(const real *a, int64_t q_row, const real *b, const 
     return sum;
 }
 
-/* additive_scores for nk keys and nv vectors of queries at a time, so that the latency of one division hides behind the
+/* additive_scores for nk keys by nv vectors of queries at a time, so that each division's latency hides behind the
  * others. nk and nv are constants. */
 INLINE void additive_sums(const sdpa_problem *p, const real *q, int64_t q_row, const rows *k, int64_t n, real *s,
                           int64_t s_row, int nk, int nv) {
@@ -101,19 +101,19 @@ static void additive_scores(const sdpa_problem *p, const real *q, int nv, const 
     for (int x = 0; x < nv; x++) additive_1(p, q + x * VL, nv * VL, k, n, s + x * VL, s_row);
 }
 
-/* One pair of blocks in the backward. */
+/* A block of queries and a block of keys in the backward. */
 typedef struct additive_block {
     real *q;        /* pack_panels of d_k */
     const real *ds; /* (n, row): queries in the lanes */
     rows k;
     real *dq;    /* (d_k, row) */
-    real *lanes; /* scratch as large as ds: ds by vectors of queries, one after the other */
+    real *lanes; /* scratch as large as ds: ds again, one vector of queries after the other */
     real *part;  /* (n, 2, VL) of scratch, then (n, 2) */
     const unsigned char *state;
     int64_t row, j0, n;
 } additive_block;
 
-/* Copies dS to t->lanes, a vector of queries after the other, and sums it over the keys. */
+/* Copies dS to t->lanes, one vector of queries after the other, and sums it over the keys. */
 INLINE void additive_columns(const sdpa_unit *u, const additive_block *t, real *sums) {
     for (int64_t i = 0; i < u->n_i; i += VL) {
         vec sum = {0};
@@ -134,7 +134,7 @@ typedef struct additive_queries {
     vec e[2];
 } additive_queries;
 
-/* r = 1 / (A B + 1) of channels c, c + 1 for key j, whose exponentials are b. */
+/* r = 1 / (A B + 1) of channels c and c + 1 for key j, whose exponentials are b. */
 INLINE void additive_reciprocals(const additive_block *t, const additive_queries *a, int64_t c, int64_t j,
                                  const real *b, bool known, vec *r) {
     vec d[2];
@@ -188,8 +188,8 @@ COLD NOINLINE void additive_terms_missing(const additive_block *t, const additiv
 
 /* With r = 1 / (A B + 1), tanh = 1 - 2 r and its slope is 4 r (1 - r). Adds to dq the sums over keys of -dS r (1 - r)
  * and, in its second half, of dS tanh; to rows j0 .. of dK the sums over queries of -dS r (1 - r). `known`: no
- * exponential is missing. Otherwise missing ones are handled, and masked pairs, marked -0, are left out whatever they
- * hold. */
+ * exponential is missing. Otherwise missing ones are handled, and masked pairs, marked -0, are left out even if they
+ * hold NaN. */
 NOINLINE void additive_slopes(const sdpa_unit *u, const additive_block *t, bool known) {
     const int64_t channels = u->problem->channels;
     real *part = t->part, *b = part + 2 * VL * t->n, sums[SDPA_QUERY_BLOCK];

@@ -1,15 +1,15 @@
 /* Backward: one unit is a block of queries against all its visible keys (FlashAttention-2, Dao 2023, algorithm 2, with
  * the loops exchanged). Five products per pair of blocks: S = K Q^T, dP = V dO^T, dV += P^T dO, dK += dS^T Q, dQ += dS
  * K. P is recomputed from lse; dS = P * (dP - delta), delta = rowsum(dO * O) - dlse. With dropout's factors R the value
- * products use R * P and R * dP; a softcap multiplies dS by its slope, 1 - tanh^2, after the mask's gradient is taken.
+ * products use R * P and R * dP. A softcap multiplies dS by its slope, 1 - tanh^2, after the mask's gradient is taken.
  *
- * lse and O arrive rounded to their types. A row of P sums to 1, so summing it as it is computed restores what lse
- * lost. This costs nothing for the key blocks whose P can be kept until the rows are complete, and one more product for
- * the others. 16-bit O is not precise enough for delta, nor is O of additive scores, where dS cancels in dQ: delta is
- * then recomputed with the weights.
+ * lse and O arrive rounded to their types. A row of P sums to 1, so the sum of the row as computed here restores the
+ * digits that lse lost. This costs nothing for key blocks whose P can be kept until the rows are complete, and one more
+ * product for the others. 16-bit O is not precise enough for delta, nor is O of additive scores, where dS cancels in
+ * dQ: delta is then recomputed with the weights.
  *
- * dQ stays in scratch until the unit ends. dK, dV (and dMask) accumulate in memory that units share: before it touches
- * key block j a unit waits for those before it, so every sum has the serial order for any number of threads. */
+ * dQ stays in scratch until the unit ends. dK, dV and dMask accumulate in memory that units share. A unit touches key
+ * block j only after all earlier units have, so every sum has the serial order for any number of threads. */
 #ifndef SDPA_KERNEL_BACKWARD_H
 #define SDPA_KERNEL_BACKWARD_H
 
@@ -18,11 +18,11 @@
 
 typedef struct backward_scratch {
     real *q, *dout;                    /* pack_panels of d_k and d_v */
-    real *q_rows, *dout_rows, *o_rows; /* packed rows; of q and o where they cannot be read in place */
+    real *q_rows, *dout_rows, *o_rows; /* packed rows; q and o only if they cannot be read in place */
     real *lse;                         /* per query: lse in log2 units, rounded down to an integer */
     real *delta, *dlse;                /* per query */
     bool *weighed;                     /* per query: whether delta was summed with the weights */
-    double *factor;       /* per query: what P as computed, 2^(c s - lse), lacks; dO and delta are multiplied with it */
+    double *factor;       /* per query: the factor that 2^(c s - lse) needs to be P; dO and delta take it */
     real *dq;             /* (n_lanes, d_k rounded up to VL) */
     real *dmask;          /* per query: the gradient of a mask that is broadcast over keys */
     real *p, *ds;         /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
@@ -30,13 +30,13 @@ typedef struct backward_scratch {
     real *dq_lanes;       /* (d_k, n_lanes): dQ^T of additive scores */
     real *part;           /* (block, 2, VL + 1): see additive_gradients */
     unsigned char *state; /* (2, n_lanes / VL): enum panel_state of both pieces of a block, n_slots times */
-    real *r;              /* (block, n_lanes): dropout's factors; NULL where there are none */
-    real *tanh;           /* (n_slots, block, n_lanes): the softcap's tanh; NULL where there is none */
+    real *r;              /* (block, n_lanes): dropout's factors, or NULL */
+    real *tanh;           /* (n_slots, block, n_lanes): the softcap's tanh, or NULL */
     real *zero;           /* per query */
     real *k, *v, *k_tail, *v_tail;
     real *line;
     int64_t n_lanes, k_row, block;
-    int64_t n_slots; /* key blocks whose P is kept until the rows are complete; those beyond share the last slot */
+    int64_t n_slots; /* key blocks whose P is kept until the rows are complete; later blocks share the last slot */
 } backward_scratch;
 
 NOINLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
@@ -154,8 +154,8 @@ NOINLINE void add_mask_gradient(const sdpa_unit *u, const real *ds, int64_t ds_r
     }
 }
 
-/* P^T of a panel and keys k directly from the products, with its row sums in `sum`. False, leaving `sum` 0 and nothing
- * of use in s, if an lse is huge or a result NaN, as it is where a score is too low for vexp2_above. */
+/* P^T of a panel and keys k directly from the products, with its row sums in `sum`. If an lse is huge or a result is
+ * NaN (a score was too low for vexp2_above), returns false with `sum` 0 and s undefined. */
 INLINE bool quick_weights(scores *t, int nv, tile_sums *sum) {
     bool quick = true;
     for (int x = 0; x < nv; x++) quick &= !vany(is_huge(vload(t->shift + x * VL)));
@@ -238,8 +238,8 @@ NOINLINE void weigh_values(const sdpa_unit *u, const backward_scratch *w, keys k
     }
 }
 
-/* Moves k on to the next piece of keys before j1. Where causality begins to hide keys from the unit's queries, a block
- * falls into two pieces, and only the second takes masks. False at the end. */
+/* Moves k on to the next piece of keys before j1. A block in which causality begins to hide keys from the unit's
+ * queries is split in two, and only the second piece takes masks. False at the end. */
 INLINE bool next_piece(const sdpa_unit *u, int64_t j1, keys *k) {
     const int64_t size = sdpa_key_block(u->problem);
     k->j0 += k->n;
@@ -260,10 +260,10 @@ COLD NOINLINE backward_scratch kept_piece(const backward_scratch *w, const sdpa_
     return kept;
 }
 
-/* Computes P and the sums of its rows. These should be 1 but for the rounding of lse, which gives the whole row a
- * relative error of ulp(lse) / 2. If they are that close to 1, P is divided by them, through `factor`; if not, lse
- * belongs to a larger set of keys and is right as it stands. Also sums delta with the weights where O is not precise
- * enough. False if interrupted. */
+/* Computes P and the sums of its rows. A sum should be 1 except for the rounding of lse, a relative error of ulp(lse) /
+ * 2 for the whole row. If it is that close to 1, P is divided by it, through `factor`. If not, lse belongs to a larger
+ * set of keys and needs no correction. Also sums delta with the weights where O is not precise enough. False if
+ * interrupted. */
 NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t j1, real c) {
     const sdpa_problem *p = u->problem;
     const real epsilon = REAL_EPSILON;
@@ -311,12 +311,12 @@ NOINLINE void drop_panel(const sdpa_unit *u, const backward_scratch *w, panel q,
 /* The unit's rows of q and dO. */
 typedef struct backward_rows {
     rows q, dout;
-    bool finite; /* nothing that a masked pair could meet is NaN or infinite */
+    bool finite; /* no masked pair can meet NaN or Inf in them */
 } backward_rows;
 
 /* Computes the rows and panels of dO, scaled by `factor`, and delta. The factor belongs to P, but every product of P
- * has dO or delta as its other operand. delta is summed from dO as rounded after scaling, like dP, so that this
- * rounding cancels in dS. */
+ * has dO or delta as its other operand. delta, like dP, uses dO rounded after scaling, so this rounding cancels in
+ * dS. */
 NOINLINE rows scale_queries(const sdpa_unit *u, const backward_scratch *w) {
     const int64_t d_v = u->problem->d_v, row = packed_row(d_v), size = sizeof(real);
     const rows dout = pack_rows(&u->dout, u->i0, u->n_i, d_v, 1, w->dout_rows, NULL),
@@ -338,10 +338,11 @@ NOINLINE rows scale_queries(const sdpa_unit *u, const backward_scratch *w) {
     return (rows){.p = w->dout_rows, .row = row, .n = u->n_i};
 }
 
-/* Whether any gradient is wanted that goes through the scores; dV needs only the weights. */
+/* Whether a gradient that goes through the scores is wanted; dV needs only the weights. */
 INLINE bool wants_scores(const sdpa_unit *u) { return u->dq.data || u->dk.data || u->dmask.data; }
 
-/* Computes dS of all queries and the keys of v, before a softcap's slope; returns what the queries see of the keys. */
+/* Computes dS of all queries and the keys of v, without a softcap's slope; returns which of the keys the queries
+ * see. */
 INLINE enum panel_state score_gradients(const sdpa_unit *u, const backward_scratch *w, const rows *v) {
     const bool drops = u->problem->dropout_p > 0, wanted = drops || wants_scores(u);
     bool masked = false, any = false;
@@ -359,7 +360,7 @@ INLINE enum panel_state score_gradients(const sdpa_unit *u, const backward_scrat
     return !any ? PANEL_HIDDEN : masked ? PANEL_MASKED : PANEL_VISIBLE;
 }
 
-/* Everything after P for one piece of keys; with `anew`, P as well. c = |scale| log2(e). */
+/* Computes everything after P for one piece of keys and, with `anew`, P too. c = |scale| log2(e). */
 NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, keys b, real c,
                             bool anew) {
     const sdpa_problem *p = u->problem;
@@ -374,7 +375,8 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     for (int64_t x = 0; x < b.n * w->n_lanes && w->tanh; x += VL) {
         vstore(w->ds + x, slope_at(w->tanh, x) * vload(w->ds + x));
     }
-    /* A masked pair must not meet NaN or Inf: if it might, its products are skipped instead of multiplied by zero. */
+    /* A masked pair must not meet NaN or Inf. Where it might, its products are skipped instead of multiplied by
+     * zero. */
     const bool finite = state == PANEL_VISIBLE || own->finite;
     weight_block weights = {w->p, w->n_lanes, u->n_i, b.j0, b.n, diagonal_at(u, u->i0, b.j0), p->invariant};
     add_to_keys(&u->dv, p->d_v, &weights, &own->dout, 1, finite);

@@ -7,8 +7,8 @@
 #include "kernels.h"
 #include "vec.h"
 
-/* The total of four running sums, `stride` vectors apart. Terms are dealt to them in turn: each sum has a quarter of
- * the terms and so rounds less. */
+/* The total of four running sums, `stride` vectors apart. Every fourth term goes to the same sum: with a quarter of the
+ * terms, each sum rounds less. */
 INLINE vec sum_of_four(const vec *sum, int stride) {
     return (sum[0] + sum[stride]) + (sum[2 * stride] + sum[3 * stride]);
 }
@@ -33,7 +33,7 @@ INLINE real query_scalar(const char *data, const sdpa_tensor *t, int64_t i) {
     return x;
 }
 
-/* Adds a row to one in memory that units may share. */
+/* Adds a row to a row in memory that units may share. */
 INLINE void add_row(char *dst, int64_t stride, sdpa_dtype dtype, const real *row, int64_t n, real *line) {
     load(line, dst, n, stride, dtype, false);
     SIMD for (int64_t x = 0; x < n; x++) line[x] += row[x];

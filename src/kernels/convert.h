@@ -54,7 +54,7 @@ INLINE uint16_t narrow_bf16(float x) {
     return (uint16_t)(((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded) >> 16);
 }
 
-/* VL elements of `dtype`, a constant: that of `real` or, of float32 kernels, one of 16 bits. */
+/* Loads VL elements of `dtype`, a constant: the dtype of `real` or, in float32 kernels, a 16-bit one. */
 INLINE vec vload_as(sdpa_dtype dtype, const char *p) {
 #if SDPA_REAL == 32
     if (dtype == SDPA_F16) return vwiden_f16(p);
@@ -131,7 +131,8 @@ INLINE void load_bool(real *restrict dst, const char *src, int64_t n, int64_t st
     for (int64_t i = 0; i < n; i++) dst[i] = src[i * stride] ? 0 : -(real)INFINITY;
 }
 
-/* dst[0..n-1] = n elements at src, `stride` bytes apart, of any float type, or BOOL as a mask (true 0, false -inf). */
+/* dst[0..n-1] = the n elements at src, `stride` bytes apart, of any float type, or BOOL as a mask (true 0, false
+ * -inf). */
 NOINLINE void load(void *dst, const char *src, int64_t n, int64_t stride, sdpa_dtype dtype, bool swapped) {
     switch (dtype) {
     case SDPA_F32:
@@ -154,8 +155,8 @@ NOINLINE void load(void *dst, const char *src, int64_t n, int64_t stride, sdpa_d
     }
 }
 
-/* n reals to native elements of a float type, `stride` bytes apart, rounded to nearest even; float64 by way of float32 to 16
- * bits. */
+/* Stores n reals as native elements of a float type, `stride` bytes apart, rounded to nearest even. float64 goes to 16
+ * bits by way of float32. */
 NOINLINE void store(char *dst, const void *src_, int64_t n, int64_t stride, sdpa_dtype dtype) {
     const real *restrict src = src_;
     if (dtype == REAL_DTYPE && stride == (int64_t)sizeof(real)) {

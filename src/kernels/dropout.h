@@ -60,14 +60,14 @@ NOINLINE void dropout_block(const sdpa_unit *u, const block *b, real *r, int64_t
     }
 }
 
-/* Runs dropout_block and returns true if the problem has dropout. */
+/* If the problem has dropout, runs dropout_block and returns true. */
 INLINE bool draw_factors(const sdpa_unit *u, const block *b, real *r, int64_t r_row) {
     if (!(u->problem->dropout_p > 0)) return false;
     dropout_block(u, b, r, r_row);
     return true;
 }
 
-/* A vector of dropout's factors; r is NULL where there is no dropout. */
+/* A vector of dropout's factors, from r, which is NULL without dropout. */
 INLINE vec factor_at(const real *r, int64_t at) { return r ? vload(r + at) : vset1(1); }
 
 #endif

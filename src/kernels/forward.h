@@ -3,10 +3,10 @@
  *
  * The first key block finds the maximum m of each query; later blocks keep it and take exp2 in the accumulators without
  * looking for a maximum. A query whose scores then exceed m by STALE_LIMIT gets a new one: the block is redone with one
- * pass for the maximum and one for exp2, and so are the blocks that follow (scores are spread out), but m moves by the
- * same rule, query by query, so that no row's bits depend on another row. If a result overflows because m was stale,
- * the unit is redone with the true maximum of the queries concerned. Few queries (fast/few.h) move their maxima in
- * every block. */
+ * pass for the maximum and one for exp2. So are the blocks that follow, since the scores are spread out, but m still
+ * moves by the same rule, query by query, so no row's bits depend on another row. If a result overflows because m was
+ * stale, the unit is redone with the true maximum of the queries concerned. Units of few queries (fast/few.h) move
+ * their maxima in every block. */
 #ifndef SDPA_KERNEL_FORWARD_H
 #define SDPA_KERNEL_FORWARD_H
 
@@ -15,7 +15,8 @@
 #include "fast/pairs.h"
 #include "pass.h"
 
-/* Splitting a block where causality begins to hide keys: the second part does not begin at the first packed row. */
+/* Where the packed rows of a block are split because causality begins to hide keys, the second part does not begin at
+ * the first of them. */
 enum {
     SPLIT_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
                 SDPA_FEATURE_LENGTHS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
@@ -35,14 +36,14 @@ typedef struct forward_scratch {
     running row; /* per query */
     real *exact; /* per query: not 0 if m must be the true maximum */
     real *s;     /* (block, s_row): scores of a panel, then P^T */
-    real *given; /* scores that are not products of tiles: additive ones (block, s_row), few_scores of a block */
-    real *r;     /* (block, s_row): dropout's factors; NULL where there is no dropout */
+    real *given; /* scores that no tile computes: additive ones (block, s_row), few_scores of a block */
+    real *r;     /* (block, s_row): dropout's factors, or NULL */
     real *k, *v; /* packed rows */
     real *k_tail;
     real *line; /* VL rows of queries or of masks */
     int64_t n_lanes, s_row, o_row, block;
-    int period;      /* of few_scores; 0: the queries are not few */
-    bool pairs;      /* bfloat16 is not widened: q, k, v and P^T are pairs, along d or along keys */
+    int period;      /* of few_scores; 0: a unit of many queries */
+    bool pairs;      /* q, k, v and P^T hold pairs of bfloat16, along d or along keys, instead of widened elements */
     real *l_rounded; /* with `pairs`, per query: the sum of the weights as rounded for the product; l is for lse */
 } forward_scratch;
 
@@ -88,7 +89,8 @@ INLINE void start_running(const running *row, int64_t n) {
 }
 
 /* Given the maxima `sum` of a block's scores for the queries from i on, moves m and low and sets alpha = 2^(old m - new
- * m) and shift = m. With `exact`, m moves only where exact is not 0, where m is not set yet, or where it is stale. */
+ * m) and shift = m. If `exact` is not NULL, m moves only where exact is not 0, where m is not set yet, or where it is
+ * stale. */
 INLINE void move_maximum(const running *row, int64_t i, int nv, const real *exact, real c, vec *sum, vec *alpha,
                          vec *shift) {
     const vec factor = vset1(c);
@@ -137,9 +139,9 @@ INLINE bool exact_keys(const running *row, scores *t, panel q, const sdpa_proble
     return masked;
 }
 
-/* If the panel has not seen a key yet, computes the scores of its first keys and makes their maximum m, unless they are
- * so spread out that m would soon move. A row's own scores decide, so that its bits do not depend on other rows.
- * Returns for how many keys s now holds scores. */
+/* If the panel has not seen a key yet, computes the scores of its first keys and sets m to their maximum, unless they
+ * are so spread out that m would soon move. Each row is decided by its own scores, so its bits do not depend on other
+ * rows. Returns the number of keys whose scores s now holds. */
 INLINE int64_t first_keys(const running *row, const scores *t, panel q) {
     bool first = false;
     for (int x = 0; x < q.nv; x++) first |= vany(vload(row->m + q.i + x * VL) == -(real)INFINITY);
@@ -172,7 +174,7 @@ INLINE bool may_fuse(const forward_scratch *w, panel q) {
 }
 
 /* Weights of a panel in one pass, without looking for a maximum. For the first n_scores keys s already holds the
- * scores. False, leaving nothing of use in s, if a maximum is stale. */
+ * scores. If a maximum is stale, returns false, and s is undefined. */
 INLINE bool fused_keys(const running *row, const scores *t, panel q, int64_t n_scores, bool plain, vec *sum,
                        vec *alpha) {
     for (int x = 0; x < q.nv; x++) {
@@ -191,8 +193,8 @@ INLINE bool fused_keys(const running *row, const scores *t, panel q, int64_t n_s
     return !stale;
 }
 
-/* Sets *a to the rows of K and V that the unit reads from key j on; rows with strided columns are not worth
- * prefetching. Returns whether the rows are too large for the caches. */
+/* Sets *a to the rows of K and V that the unit reads from key j on, except rows with strided columns, which are not
+ * worth prefetching. Returns whether the rows are too large for the caches. */
 INLINE bool rows_ahead(const sdpa_unit *u, int64_t j, ahead *a) {
     const sdpa_problem *p = u->problem;
     const sdpa_matrix *m[2] = {&u->k, &u->v};
@@ -207,8 +209,8 @@ INLINE bool rows_ahead(const sdpa_unit *u, int64_t j, ahead *a) {
     return u->key_length * (a->bytes[0] + a->bytes[1]) >= FETCH_BYTES;
 }
 
-/* o = alpha o + P V of a panel, with dropout. w->s holds P^T (n, stride); with `masked`, a -0 there marks a pair that
- * must not be multiplied. */
+/* o = alpha o + P V of a panel, with dropout. w->s holds P^T (n, stride). With `masked`, pairs marked -0 there must not
+ * be multiplied. */
 NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows *v, panel q, keys b, int64_t stride,
                              const vec *alpha, bool masked) {
     const sdpa_problem *p = u->problem;
@@ -239,7 +241,7 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
         g.depth = (b.n + 1) / 2;
         g.pairs = true;
     }
-    /* The runs of a single query are longer than a block, but no sum may be. */
+    /* A single query reads runs longer than a block, but no sum may be that long. */
     const int64_t size = sdpa_key_block(p);
     for (int64_t k = 0; k < b.n; k += size) {
         gemm part = g;
@@ -252,7 +254,7 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
     }
 }
 
-/* Adds keys k with values v to a unit of few queries. Every block moves the maxima: finding them is cheap where a
+/* Adds keys k with values v to a unit of few queries. Every block moves the maxima, which are cheap to find when a
  * vector holds several keys. */
 NOINLINE void forward_few(const sdpa_unit *u, const forward_scratch *w, const rows *k, rows *v) {
     const sdpa_problem *p = u->problem;
@@ -294,15 +296,15 @@ NOINLINE void forward_few(const sdpa_unit *u, const forward_scratch *w, const ro
 /* Turns the weights of a panel into pairs and adds up their sums as rounded; `sum` holds the sums before rounding. */
 INLINE void forward_pairs(const sdpa_unit *u, const forward_scratch *w, panel q, int64_t n, const vec *alpha,
                           vec *sum) {
-    if (u->problem->dropout_p == 0) { /* else they are paired after they have been multiplied with the factors */
+    if (u->problem->dropout_p == 0) { /* else they are paired after the multiplication with the factors */
         for (int x = 0; x < q.nv; x++) sum[x] = (vec){0};
         pair_rows(w->s, w->s_row, n, q.nv * VL, sum);
     }
     add_to_sums(w->l_rounded, q, alpha, sum);
 }
 
-/* Adds keys k and their values, which may be a part of v, to a panel. `two_passes`: find the maximum in a first pass,
- * without trying to do without it; this affects speed only. Returns whether the next block should do the same. */
+/* Adds keys k and their values, which may be a part of v, to a panel. `two_passes`: find the maximum in a first pass
+ * instead of trying one pass first; this affects speed only. Returns whether the next block should take two passes. */
 NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const rows *k, rows *v, panel q,
                            bool two_passes) {
     const sdpa_problem *p = u->problem;
@@ -340,7 +342,8 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     return two_passes;
 }
 
-/* Adds a block of keys to all queries of the unit. two_passes: see forward_keys; one per vector of queries. */
+/* Adds a block of keys to all queries of the unit. two_passes (see forward_keys) has one element per vector of
+ * queries. */
 NOINLINE void forward_panels(const sdpa_unit *u, const forward_scratch *w, keys b, bool *two_passes) {
     const sdpa_problem *p = u->problem;
     rows k, v;
@@ -348,7 +351,7 @@ NOINLINE void forward_panels(const sdpa_unit *u, const forward_scratch *w, keys 
         k = pack_pairs(&u->k, b.j0, b.n, p->d_k, w->k, w->k_tail, w->line);
         v = pack_row_pairs(&u->v, b.j0, b.n, p->d_v, w->v, may_mask(u));
     } else {
-        /* A single query reads each element once, so that widening it on the way costs less than a copy. */
+        /* A single query reads each element once, so widening it on the way costs less than a copy. */
         const bool once = w->period == 1, narrow_k = once && is_narrow(&u->k, p->d_k),
                    narrow_v = once && is_narrow(&u->v, p->d_v);
         if (narrow_k || narrow_v) SDPA_TAKE(NARROW);
@@ -377,7 +380,7 @@ NOINLINE void forward_panels(const sdpa_unit *u, const forward_scratch *w, keys 
     }
 }
 
-/* Packs the unit's queries, with few_queries or as panels. */
+/* Packs the unit's queries, by few_queries or as panels. */
 INLINE void forward_queries(const sdpa_unit *u, forward_scratch *w) {
     const sdpa_problem *p = u->problem;
     const real c = (real)(fabs(p->scale) * M_LOG2E);
@@ -460,7 +463,7 @@ NOINLINE void forward_any(const sdpa_unit *u, void *scratch) {
     if (forward_sweep(u, &w)) forward_finish(u, &w);
 }
 
-/* The size of a unit's result over a part of its keys: o, m, l and low per query. */
+/* The size of a unit's partial result over some of its keys: o, m, l and low per query. */
 static size_t forward_part_bytes(const sdpa_problem *p) {
     sdpa_arena arena = {NULL, 0};
     const forward_scratch w = forward_layout(p, &arena);

@@ -3,7 +3,7 @@
 #include "kernels.h"
 #include "vec.h"
 
-#ifdef FORWARD_ONLY /* the compiler then drops what the table does not name */
+#ifdef FORWARD_ONLY /* the compiler drops functions that the table does not name */
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 

@@ -18,13 +18,13 @@ static inline int64_t sdpa_query_block(const sdpa_problem *p) {
 
 static inline int64_t sdpa_key_block(const sdpa_problem *p) { return p->d_k + p->d_v <= 512 ? 128 : 64; }
 
-/* Consecutive queries i0 .. i0+n_i-1, at most a block of them: rows row .. of the result; `lane`: where their numbers
- * begin in arrays of one lane per query, in whole vectors. */
+/* Consecutive queries i0 .. i0+n_i-1, at most a block of them. They are rows `row` .. of the result, and start at
+ * `lane` in arrays that have one lane per query and begin each span on a whole vector. */
 typedef struct sdpa_span {
     int64_t i0, n_i, row, lane;
 } sdpa_span;
 
-/* Whose turn it is in the backward: units of one group (backward.c) add to the same dK and dV. */
+/* The order in which the units of a group (backward.c) add to the same dK and dV. */
 typedef struct sdpa_turn sdpa_turn;
 
 /* Part of one (batch, head): query rows i0 .. i0+n_i-1, at most SDPA_QUERY_BLOCK. Matrices start at row 0. */
@@ -35,7 +35,7 @@ typedef struct sdpa_unit {
     int64_t lower, upper; /* query i sees keys i + lower .. i + upper (has_lower, has_upper), */
     int64_t first_key;    /* and none before first_key or from key_length on */
     sdpa_turn *turns;     /* of the group; NULL: units run one after the other */
-    int64_t turn;         /* this unit's */
+    int64_t turn;         /* the unit's index there */
     bool ordered;         /* units of the group end in order */
     sdpa_run *run;
 #define SDPA_INTEGER(name, rows, columns) int64_t name;
@@ -49,7 +49,7 @@ typedef struct sdpa_unit {
 #undef SDPA_MATRIX
 } sdpa_unit;
 
-/* Keys that some query of i0 .. i0+n_i-1 can see: *j0 <= j < *j1. */
+/* The keys *j0 <= j < *j1 include all that a query of i0 .. i0+n_i-1 can see. */
 static inline void sdpa_visible_keys(const sdpa_unit *u, int64_t i0, int64_t n_i, int64_t *j0, int64_t *j1) {
     const sdpa_problem *p = u->problem;
     *j0 = u->first_key;
@@ -59,8 +59,8 @@ static inline void sdpa_visible_keys(const sdpa_unit *u, int64_t i0, int64_t n_i
     if (*j1 < *j0) *j1 = *j0;
 }
 
-/* Called before and after a unit works on key block `block`, before it adds to gradients that are not divided by keys,
- * and at its end. The waits return false if the call was interrupted. */
+/* A unit calls these before and after its work on key block `block`, before it adds to gradients that are not divided
+ * by keys, and at its end. The waits return false if the call was interrupted. */
 bool sdpa_turn_wait(const sdpa_unit *u, int64_t block);
 void sdpa_turn_pass(const sdpa_unit *u, int64_t block);
 bool sdpa_turn_wait_last(const sdpa_unit *u);
@@ -77,8 +77,8 @@ typedef struct sdpa_softmax_scale {
     double inverse; /* 1 / t */
 } sdpa_softmax_scale;
 
-/* What is known of a row. Forward: its maximum m, and l + l_low = sum exp((x - m) / t) so far. Backward: l = sum g p or
- * sum g. logsumexp_backward: m = lse, l = g. Jacobian: l = -p_i / t. */
+/* Running values of a row. Forward: its maximum m, and l + l_low = sum exp((x - m) / t) so far. Backward: l = sum g p
+ * or sum g. logsumexp_backward: m = lse, l = g. Jacobian: l = -p_i / t. */
 typedef struct sdpa_softmax_stats {
     double m, l, l_low;
 } sdpa_softmax_stats;
@@ -105,11 +105,11 @@ typedef struct sdpa_softmax_block {
 /* Kernels of one compute type (float32 or float64). `real` below is that type. */
 struct sdpa_kernels {
     int lanes;  /* reals in a vector */
-    bool pairs; /* multiplies bfloat16 without widening it, in pairs: weights are rounded to bfloat16 */
+    bool pairs; /* multiplies bfloat16 in pairs, without widening it, so weights are rounded to bfloat16 */
 
-    /* n elements at src, `stride` bytes apart, of any float type or BOOL (true = 0, false = -inf: a mask), to real. */
+    /* Loads n elements, `stride` bytes apart, of any float type or BOOL (a mask: true = 0, false = -inf), as real. */
     void (*load)(void *dst, const char *src, int64_t n, int64_t stride, sdpa_dtype dtype, bool swapped);
-    /* n reals to native elements of a float type. */
+    /* Stores n reals as native elements of a float type. */
     void (*store)(char *dst, const void *src, int64_t n, int64_t stride, sdpa_dtype dtype);
 
     /* Each runs one unit. `scratch` has *_bytes(p) bytes, aligned to SDPA_ALIGNMENT. */
@@ -121,9 +121,9 @@ struct sdpa_kernels {
     void (*forward_join)(const sdpa_unit *u, void *scratch, const void *parts, int64_t n_parts);
     size_t (*weights_bytes)(const sdpa_problem *p);
     void (*weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch);
-    /* What keys receive, in two steps. The first fills `sums`, three reals for each lane of a unit of queries. From the
-     * sums of all n_spans units of a head, the second computes rows first_key .. first_key+n_keys-1, at most a block,
-     * of u->o (n_k, 2); it does not use u->i0 and u->n_i. */
+    /* The weights that keys receive, in two steps. The first fills `sums`, three reals for each lane of a unit of
+     * queries. The second computes rows first_key .. first_key+n_keys-1, at most a block, of u->o (n_k, 2) from the
+     * sums of all n_spans units of a head; it does not use u->i0 and u->n_i. */
     size_t (*received_bytes)(const sdpa_problem *p);
     void (*received_sums)(const sdpa_unit *u, void *sums, void *scratch);
     void (*received)(const sdpa_unit *u, int64_t n_keys, const sdpa_span *spans, int64_t n_spans, const void *sums,

@@ -6,35 +6,36 @@
 #include "common.h"
 #include "scores.h"
 
-/* Computing weights directly from the accumulators. A softcap would still have to bend the logits, and additive scores
- * are not products. */
+/* Features under which weights come directly from the accumulators. With a softcap the logits are not linear in them,
+ * and additive scores are not products. */
 enum {
     FUSED_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
                 SDPA_FEATURE_LENGTHS | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI |
                 SDPA_FEATURE_INVARIANT
 };
 
-/* Whether a logit is its product times a factor, plus the bias. If not, score_logits also returns h, the tanh of the
- * softcap, which slope_at and bend_of need. */
+/* Whether a logit is its product times a factor, plus the bias. If not, score_logits also stores h, the tanh of the
+ * softcap, for slope_at and bend_of. */
 INLINE bool is_linear(const sdpa_problem *p) { return p->softcap == 0; }
 
 /* The last factor before the bias is added. */
 INLINE double logit_factor(const sdpa_problem *p) { return is_linear(p) ? fabs(p->scale) : p->softcap; }
 
-/* The derivative of a logit with respect to its scaled product, where h holds what score_logits gave; NULL: linear. */
+/* The derivative of a logit with respect to its scaled product. h is the array that score_logits filled, or NULL if
+ * logits are linear. */
 INLINE vec slope_at(const real *h, int64_t at) { return h ? 1 - vload(h + at) * vload(h + at) : vset1(1); }
 
 /* The second derivative is bend_of(p) * h * slope. */
 INLINE real bend_of(const sdpa_problem *p) { return is_linear(p) ? 0 : (real)(-2 / p->softcap); }
 
-/* log2(e) as the rounded factor of a call's logits contains it. Converting lse to or from log2 units with any other
- * value would add that rounding to the error of lse; weights are not affected. */
+/* The value of log2(e) that the rounded factor of a call's logits contains. Converting lse to or from log2 units with
+ * any other value would add that rounding to the error of lse; weights are not affected. */
 INLINE double log2_e_of(const sdpa_problem *p) {
     const double factor = logit_factor(p), unit = (real)(factor * M_LOG2E) / factor;
-    return fabs(unit - M_LOG2E) < REAL_EPSILON ? unit : M_LOG2E; /* not so if the factor is 0 or subnormal */
+    return fabs(unit - M_LOG2E) < REAL_EPSILON ? unit : M_LOG2E; /* the latter if the factor is 0 or subnormal */
 }
 
-/* The unit's sink in log2 units, or -inf. A double, because lse would show its rounding. */
+/* The unit's sink in log2 units, or -inf; a double, because rounding it would show in lse. */
 INLINE double sink_of(const sdpa_unit *u) {
     return (double)scalar_of(&u->sinks, -(real)INFINITY) * log2_e_of(u->problem);
 }
@@ -49,8 +50,8 @@ INLINE real add_sink(double sink, real *m, real *l) {
     return factor;
 }
 
-/* s = the logits of a block in log2 units (`unit` = log2 e) or as they are (`unit` = 1), after scale, cap and bias, for
- * any options; t->extreme their maximum. `bias` tells what s already holds. */
+/* s = the logits of a block in log2 units (`unit` = log2 e) or natural ones (`unit` = 1), after scale, cap and bias,
+ * for any options; t->extreme = their maximum. `bias` says what s already holds. */
 NOINLINE void score_logits(scores *t, int nv, const sdpa_problem *p, enum bias_kind bias, double unit) {
     t->c = (real)(unit * logit_factor(p));
     if (bias == BIAS_NONE) {
@@ -68,7 +69,7 @@ NOINLINE void score_logits(scores *t, int nv, const sdpa_problem *p, enum bias_k
     score(t, nv, SCORE_CAPPED);
 }
 
-/* score_logits up to a factor, which is returned: where logits are scaled products, s holds the products themselves. */
+/* score_logits up to a factor, which is returned: if logits are scaled products, s holds the products themselves. */
 INLINE real score_products(scores *t, int nv, const sdpa_problem *p, enum bias_kind bias, double unit) {
     if (bias != BIAS_NONE || !is_linear(p)) {
         score_logits(t, nv, p, bias, unit);

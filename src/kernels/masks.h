@@ -1,11 +1,11 @@
-/* What masks, band, lengths and ALiBi add to a block of scores. */
+/* The bias that masks, band, lengths and ALiBi add to a block of scores. */
 #ifndef SDPA_KERNEL_MASKS_H
 #define SDPA_KERNEL_MASKS_H
 
 #include "pack.h"
 
-/* mask_block for a boolean mask with unit stride. First a word of bits is gathered for each query and 32 keys, which
- * tells what the block holds. `words`: (n_j / 32 rounded up, n_i rounded up to VL) of scratch. */
+/* mask_block for a boolean mask with unit stride. First gathers a word of bits for each query and 32 keys; these words
+ * show what the block holds. `words`: (n_j / 32 rounded up, n_i rounded up to VL) of scratch. */
 NOINLINE enum bias_kind boolean_block(const sdpa_matrix *mask, const block *b, real *s, int64_t s_row,
                                       uint32_t *words) {
     const int64_t lanes = round_up(b->n_i, VL), n_j = b->n_j;
@@ -38,21 +38,22 @@ NOINLINE enum bias_kind boolean_block(const sdpa_matrix *mask, const block *b, r
     return BIAS_SOME_MASKED;
 }
 
-/* The column after j at which VL of the n columns of a mask are read next: on a cache line, but for the first and the last.
- * Rows of 4096 bytes share a set of L1, which forgets a line that two vectors share. */
+/* The column after j from which the next VL of the n columns of a mask are read: the start of a cache line, except for
+ * the first and the last. Rows 4096 bytes apart share a set of L1, and a line that two vectors share would be evicted
+ * in between. */
 INLINE int64_t next_columns(const real *row, int64_t j, int64_t n) {
     const int64_t last = n - VL, next = j + VL - (int64_t)((uintptr_t)(row + j) % VEC_BYTES / sizeof(real));
     return j >= last ? n : next < last ? next : last;
 }
 
-/* s[j, i] (n_j, s_row) = factor * mask[i0 + i, j0 + j] for i < n_i; the lanes after n_i repeat a query. Returns what
- * the block holds; s may be left unwritten for BIAS_NONE and BIAS_ALL_MASKED. `lines`: (VL, n_j rounded up to VL) of
+/* s[j, i] (n_j, s_row) = factor * mask[i0 + i, j0 + j] for i < n_i; the lanes after n_i repeat a query. Returns the
+ * kind of the block; for BIAS_NONE and BIAS_ALL_MASKED s may be left unwritten. `lines`: (VL, n_j rounded up to VL) of
  * scratch. */
 NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, const block *b, real factor, real *s, int64_t s_row,
                                    real *lines) {
     const int64_t n_i = b->n_i, n_j = b->n_j, line_row = round_up(n_j, VL);
     if (mask->dtype == SDPA_BOOL && mask->col == 1) return boolean_block(mask, b, s, s_row, (uint32_t *)lines);
-    ivec visible = {0}, nonzero = {0}; /* the bits in which any element differs from -inf, and from 0 */
+    ivec visible = {0}, nonzero = {0}; /* the bits in which any element differs from -inf and from 0 */
     vec least = {0};
     for (int64_t i = 0; i < n_i; i += VL) {
         const bool in_place = is_direct(mask) && n_j % VL == 0 && i + VL <= n_i;
@@ -76,7 +77,7 @@ NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, const block *b, real
                 visible |= (ivec)x ^ (ivec)vset1(-INFINITY);
                 nonzero |= (ivec)x & ~SIGN_BIT;
                 least = vmin2(x, least);
-                /* The lowest finite number, which some programs write for -inf, must not become -inf. */
+                /* Some programs write the lowest finite number for -inf; it must not become -inf. */
                 vstore(s + (j + l) * s_row + i, vmul_finite(factor, x));
             }
         }
@@ -92,14 +93,14 @@ INLINE bool may_mask(const sdpa_unit *u) {
     return u->mask.data || p->has_lower || p->has_upper || u->key_length < p->n_k;
 }
 
-/* gemm.diagonal for queries from i0 on and keys from j0 on. */
+/* The value of gemm.diagonal for queries from i0 on and keys from j0 on. */
 INLINE int64_t diagonal_at(const sdpa_unit *u, int64_t i0, int64_t j0) {
     const int64_t diagonal = i0 + u->upper + 1 - j0;
     return u->problem->has_upper && diagonal > 0 ? diagonal : 0;
 }
 
-/* How many keys at the front of a block of n from j0 on, in whole tiles, are visible to every query from i0 on although
- * causality hides later ones: these need no mask. 0 if it is all or none, or if blocks must not be split. */
+/* The number of keys at the front of a block of n from j0 on, in whole tiles, that every query from i0 on sees although
+ * causality hides later ones. They need no mask. 0 if the answer is all or none, or if blocks must not be split. */
 INLINE int64_t open_keys(const sdpa_unit *u, int64_t i0, int64_t j0, int64_t n) {
     if (u->problem->invariant) return 0;
     const int64_t open = diagonal_at(u, i0, j0) / SCORE_ROWS * SCORE_ROWS;
@@ -141,7 +142,7 @@ NOINLINE void clear_bias(const block *b, real *s, int64_t s_row) {
     }
 }
 
-/* bias_block, but for blocks without a bias. */
+/* bias_block for blocks that may stay without a bias. */
 INLINE enum bias_kind fill_bias(const sdpa_unit *u, const block *b, real factor, real *s, int64_t s_row, real *lines) {
     const sdpa_problem *p = u->problem;
     const int64_t last_key = b->j0 + b->n_j - 1;

@@ -33,27 +33,28 @@ INLINE bool is_direct(const sdpa_matrix *m) {
            m->row % (int64_t)sizeof(real) == 0 && (uintptr_t)m->data % sizeof(real) == 0;
 }
 
-/* A block of rows of K, V, Q or dO. The rows after the last multiple of SCORE_ROWS also stand, padded with zero rows to
- * SCORE_ROWS, at `tail`: a tile reads whole rows but never beyond the array. */
+/* A block of rows of K, V, Q or dO. `tail` holds a copy of the rows after the last multiple of SCORE_ROWS, padded with
+ * zero rows to SCORE_ROWS: a tile reads SCORE_ROWS rows but never beyond the array. */
 typedef struct rows {
     const real *p, *tail;
     int64_t row, tail_row;  /* elements */
     int64_t j0, n;          /* rows */
     bool looked_at, finite; /* see rows_finite */
-    sdpa_matrix narrow;     /* narrow_rows: `data` is row j0, and p is not set; else `data` is NULL */
+    sdpa_matrix narrow;     /* set by narrow_rows instead of p: `data` is row j0; otherwise `data` is NULL */
 } rows;
 
-/* A block of scores: queries i0 .. i0+n_i-1 of all by keys j0 .. j0+n_j-1. */
+/* A block of scores: queries i0 .. i0+n_i-1, counted from the head's first, by keys j0 .. j0+n_j-1. */
 typedef struct block {
     int64_t i0, n_i, j0, n_j;
 } block;
 
 INLINE block block_of(const sdpa_unit *u, panel q, const rows *k) { return (block){u->i0 + q.i, q.n_i, k->j0, k->n}; }
 
-/* Rows j0 .. j0+n-1 of m, d columns. `packed`: (n, packed_row(d)), n rounded up to SCORE_ROWS where there is a tail; used
- * if the rows cannot be read in place: wrong type or stride, or read in whole vectors, which d does not fill, or so often
- * that vectors across two cache lines (NumPy aligns to 16 bytes) cost more than the copy. `n_reads`: how many rows they
- * are multiplied with in whole vectors. `tail`: (SCORE_ROWS, d), or NULL where no tail is read. */
+/* Rows j0 .. j0+n-1 of m, d columns. They are copied to `packed` (n, packed_row(d)), n rounded up to SCORE_ROWS if
+ * there is a tail, in three cases: type or stride are not those of the kernel; they are read in whole vectors, which d
+ * does not fill; they are read so often that vectors across two cache lines (NumPy aligns to 16 bytes) cost more than
+ * the copy. n_reads is the number of rows that they are multiplied with in whole vectors. `tail` is (SCORE_ROWS, d), or
+ * NULL if no tail is read. */
 NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, int64_t n_reads, real *packed,
                         real *tail) {
     rows r = {.j0 = j0, .n = n};
@@ -90,12 +91,12 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
     return r;
 }
 
-/* Whether rows of 16 bits, d columns, can be read where they are by what widens them while it multiplies. */
+/* Whether rows of 16 bits, d columns, can be read in place by products that widen while they multiply. */
 INLINE bool is_narrow(const sdpa_matrix *m, int64_t d) {
     return SDPA_REAL == 32 && sdpa_is_narrow(m->dtype) && !m->swapped && m->col == 2 && d % VL == 0;
 }
 
-/* Rows j0 .. j0+n-1 of such a matrix. */
+/* Rows j0 .. j0+n-1 of a matrix for which is_narrow is true. */
 INLINE rows narrow_rows(const sdpa_matrix *m, int64_t j0, int64_t n) {
     rows r = {.j0 = j0, .n = n, .narrow = *m};
     r.narrow.data += j0 * m->row;
@@ -114,14 +115,14 @@ NOINLINE bool all_finite(const real *p, int64_t row, int64_t n, int64_t d) {
     return !vany(bad);
 }
 
-/* all_finite of d columns, looked for once. */
+/* all_finite of d columns; the answer is kept in r. */
 INLINE bool rows_finite(rows *r, int64_t d) {
     if (!r->looked_at) r->finite = all_finite(r->p, r->row, r->n, d);
     r->looked_at = true;
     return r->finite;
 }
 
-/* vtranspose out of line, for places where memory takes longer than the call. */
+/* vtranspose out of line, for places where waiting for memory takes longer than the call. */
 NOINLINE void transpose(vec *r) { vtranspose(r); }
 
 /* t (d, t_row) = sign * transpose of rows i0 .. i0+n-1 of m; lanes n .. round_up(n, VL)-1 are 0. `line`: (VL, d rounded
@@ -162,12 +163,13 @@ NOINLINE void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int6
     }
 }
 
-/* n queries from i0 on, panel after panel, each (d, its lanes): a tile reads one panel again and again, so it lies together. */
+/* Packs n queries from i0 on, panel after panel, each (d, its lanes). A tile reads the same panel again and again, so
+ * each panel is contiguous. */
 static void pack_panels(real *t, const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real sign, real *line) {
     PANELS (q, n) pack_transposed(t + q.i * d, q.nv * VL, m, i0 + q.i, q.n_i, d, sign, line);
 }
 
-/* Where query i, a multiple of VL, stands in t as pack_panels left it; *row: the distance between its d elements. */
+/* The place of query i, a multiple of VL, in t as pack_panels left it; *row is the distance between its d elements. */
 INLINE real *panel_at(real *t, int64_t n, int64_t d, int64_t i, int64_t *row) {
     panel q = panel_from(0, n);
     while (i >= q.i + q.n_i) q = panel_from(q.i + q.n_i, n);

@@ -7,8 +7,8 @@
  *         PANELS(q, u->n_i) { ... panel_scores, bias_block, score ... }
  *     }
  *
- * and its results go to memory at the end. This file has the parts: the scratch of a pass, blocks of keys, the products
- * with them, and the end of a unit that shares gradients with others. */
+ * Its results go to memory at the end. This file has the parts: the scratch of a pass, blocks of keys, products with
+ * them, and the end of a unit that shares gradients with others. */
 #ifndef SDPA_KERNEL_PASS_H
 #define SDPA_KERNEL_PASS_H
 
@@ -16,7 +16,7 @@
 #include "fast/few.h"
 #include "logits.h"
 
-/* One array of a pass's scratch: where its pointer is stored, and its size. */
+/* One array of a pass's scratch: the offset of its pointer, and its size. */
 typedef struct array {
     void *pointer;
     size_t size; /* of an element */
@@ -28,7 +28,7 @@ typedef struct array {
     { &(pointer), sizeof *(pointer), n }
 #define COUNT(arrays) ((int)(sizeof(arrays) / sizeof *(arrays)))
 
-/* Takes the arrays from the arena, in order; from an arena without memory, only adds up their bytes. */
+/* Takes the arrays from the arena, in order. An arena without memory only adds up their bytes. */
 INLINE void take_arrays(const array *arrays, int n_arrays, sdpa_arena *a) {
     UNROLL for (int i = 0; i < n_arrays; i++) {
         const bool absent = arrays[i].n == ABSENT;
@@ -91,8 +91,8 @@ typedef struct keys {
     int64_t j0, n;
 } keys;
 
-/* Where the blocks of a pass over keys j0 .. j1-1 begin: there or, if results must not depend on it, where the block that
- * holds j0 begins. */
+/* The first key of the first block of a pass over keys j0 .. j1-1: j0 or, if results must not depend on j0, the start
+ * of the block that holds it. */
 INLINE int64_t first_block(const sdpa_problem *p, int64_t j0, int64_t j1) {
     return p->invariant && j0 < j1 ? j0 - j0 % sdpa_key_block(p) : j0;
 }
@@ -135,14 +135,14 @@ INLINE void fill_panel(real *s, int64_t s_row, int nv, int64_t n, vec x) {
     }
 }
 
-/* s from lane i on; NULL if s is NULL. */
+/* The part of s from lane i on; NULL if s is NULL. */
 INLINE real *lane_of(real *s, int64_t i) { return s ? s + i : NULL; }
 
 /* A block of weights, or of their gradients: n keys from j0 on by n_i queries in the lanes. */
 typedef struct weight_block {
     const real *p;
     int64_t row, n_i, j0, n;
-    int64_t diagonal; /* see gemm */
+    int64_t diagonal; /* see struct gemm */
     bool in_order;
 } weight_block;
 
@@ -185,8 +185,8 @@ INLINE void add_to_queries(real *c, int64_t c_row, int64_t width, const weight_b
     if (b->p) multiply(&g, true, finite);
 }
 
-/* Ends a unit, in its turn: adds dq (n_i, dq_row), dmask (one element per query, for a mask that is broadcast over
- * keys) and dsink to the gradients that are wanted. */
+/* Ends a unit, when its turn has come: adds dq (n_i, dq_row), dmask (one element per query, for a mask that is
+ * broadcast over keys) and dsink to the gradients that are wanted. */
 NOINLINE void store_gradients(const sdpa_unit *u, const real *dq, int64_t dq_row, const real *dmask, double dsink,
                               real *line) {
     if (!sdpa_turn_wait_last(u)) return;

@@ -9,7 +9,7 @@
 #include "pack.h"
 #include "tiles.h"
 
-/* sum + a x; with `pairs`, of pairs of bfloat16. */
+/* sum + a x; with `pairs`, a and x hold pairs of bfloat16. */
 INLINE vec multiply_add(bool pairs, vec sum, real a, vec x) {
     if (!PAIRS || !pairs) return sum + a * x;
     int32_t pair;
@@ -40,16 +40,16 @@ INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, bool pairs, const real *a
 typedef struct gemm {
     real *c;
     const real *a, *b, *row_scale;
-    sdpa_matrix narrow;             /* b, where it is narrow_rows: m is 1, and no pair is masked; else `data` is NULL */
+    sdpa_matrix narrow; /* b, if it is narrow_rows: then m is 1 and no pair is masked; else `data` is NULL */
     int64_t c_row, a_stride, b_row; /* elements; a's other stride is 1 */
     int64_t m, n, depth;
     int64_t diagonal; /* query i sees only keys j < diagonal + i, and a is 0 elsewhere; 0: every query sees all keys */
     real alpha;
     bool pairs;    /* a and b hold pairs of bfloat16, `depth` of them */
-    bool in_order; /* every element is one sum, from the first step to the last */
+    bool in_order; /* every element is a single sum, from the first step to the last */
 } gemm;
 
-/* Whether to multiply row by row, which deals the steps of an element to several sums. */
+/* Whether to multiply row by row, which splits the steps of an element over several sums. */
 INLINE bool by_few_rows(const gemm *g, bool a_rows_adjacent) {
     return a_rows_adjacent && g->m <= FEW_ROWS && !g->in_order;
 }
@@ -70,7 +70,7 @@ NOINLINE void add_partial(const gemm *g, const vec (*acc)[MAX_WIDTH], int mr, in
     }
 }
 
-/* One column of tiles, nv vectors wide, from c and b on; only n of these elements exist, n > (nv - 1) * VL. */
+/* One column of tiles, nv vectors wide, starting at c and b; only n elements of it exist, n > (nv - 1) * VL. */
 INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, bool pairs, int64_t n, const real *b,
                         real *c) {
     int64_t a_row = a_rows_adjacent ? 1 : g->a_stride, a_col = a_rows_adjacent ? g->a_stride : 1;
@@ -86,8 +86,8 @@ INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, boo
             tile(acc, mr, nv, pairs, a, a_row, a_col, b, g->b_row, depth);
         } else {
             const int64_t first = g->diagonal && i0 >= g->diagonal ? i0 + 1 - g->diagonal : 0;
-            /* From the last query to the first: under a causal mask the first queries weigh most, and adding small
-             * terms first leaves less rounding. */
+            /* The sum goes from the last query to the first. Under a causal mask the first queries weigh most, and
+             * adding small terms first leaves less rounding. */
             tile(acc, mr, nv, pairs, a + (g->depth - 1) * a_col, a_row, -a_col, b + (g->depth - 1) * g->b_row,
                  -g->b_row, g->depth - first);
         }
@@ -154,7 +154,7 @@ INLINE int64_t width_by_rows(const gemm *g, int64_t vectors) {
 #endif
 }
 
-/* The width by columns: two vectors where possible, since key blocks are multiples of 8 rows. */
+/* The width for products by columns: two vectors where possible, since key blocks are multiples of 8 rows. */
 INLINE int64_t width_by_columns(int64_t vectors) { return vectors >= 3 && vectors % 2 ? 3 : vectors < 2 ? vectors : 2; }
 
 /* The whole product by tiles; a's rows are adjacent (a[i + k * a_stride]) in P V and dS K, with a = P^T or dS^T, and
@@ -177,10 +177,12 @@ INLINE void gemm_tiles(const gemm *g, bool a_rows_adjacent) {
     }
 }
 
-/* Among how many sums few_columns deals the steps of an element. Eight sums in all hide the latency of the FMAs. */
+/* The number of sums over which few_columns splits the steps of an element. Eight sums in all hide the latency of the
+ * FMAs. */
 INLINE int few_turns(int width) { return width < 8 ? 8 / width : 1; }
 
-/* `width` vectors of one row of c, of which n elements exist; a's rows are adjacent. dtype, a constant: that of b. */
+/* `width` vectors of one row of c, of which n elements exist; a's rows are adjacent. dtype, a constant, is that of
+ * b. */
 INLINE void few_columns(const gemm *g, sdpa_dtype dtype, int width, int64_t i, int64_t j, int64_t n) {
     const int turns = few_turns(width), sums = turns * width;
     const bool narrow = sdpa_is_narrow(dtype);
@@ -215,8 +217,8 @@ INLINE void few_columns(const gemm *g, sdpa_dtype dtype, int width, int64_t i, i
     }
 }
 
-/* How many vectors of c few_columns takes of the n remaining elements: whole rows of b where there are registers for
- * them, since half rows come from memory far more slowly. */
+/* The number of vectors of c that few_columns takes of the n remaining elements: whole rows of b if there are registers
+ * for them, since half rows come from memory far more slowly. */
 INLINE int few_width(int64_t n) { return MAX_WIDTH == 4 && n > 15 * VL ? 16 : n > 7 * VL ? 8 : n > 3 * VL ? 4 : 1; }
 
 INLINE void few_rows(const gemm *g, sdpa_dtype dtype) {
@@ -243,10 +245,10 @@ INLINE void few_rows(const gemm *g, sdpa_dtype dtype) {
     }
 }
 
-/* gemm_tiles for so few rows that most rows of a tile would be idle. */
+/* The product for so few rows that most rows of a tile would be idle. */
 NOINLINE void gemm_few_rows(const gemm *g) { few_rows(g, REAL_DTYPE); }
 
-/* gemm_few_rows for a b of narrow_rows. */
+/* gemm_few_rows with narrow_rows for b. */
 NOINLINE void gemm_narrow(const gemm *g) {
     if (g->narrow.dtype == SDPA_F16) {
         few_rows(g, SDPA_F16);
@@ -255,8 +257,8 @@ NOINLINE void gemm_narrow(const gemm *g) {
     }
 }
 
-/* The product, summed in the order of the tiles, for operands that may hold NaN or Inf against a masked pair. There a
- * holds -0, and the pair is skipped instead of multiplied. This is rare, so the loops are plain. */
+/* The product, summed in the order of the tiles, where a masked pair may meet NaN or Inf. A masked pair is -0 in a, and
+ * is skipped instead of multiplied. This is rare, so the loops are plain. */
 COLD NOINLINE void gemm_masked(const gemm *g, bool a_rows_adjacent) {
     const int64_t a_row = a_rows_adjacent ? 1 : g->a_stride, a_col = a_rows_adjacent ? g->a_stride : 1;
     const bool few = by_few_rows(g, a_rows_adjacent);
@@ -298,7 +300,7 @@ COLD NOINLINE void gemm_masked_pairs(const gemm *g) {
     }
 }
 
-/* The product, whichever way a is stored. `finite`: no masked pair can meet NaN or Inf. */
+/* The product, for either layout of a. `finite`: no masked pair can meet NaN or Inf. */
 NOINLINE void multiply(gemm *g, bool a_rows_adjacent, bool finite) {
     if (SDPA_REAL == 32 && g->narrow.data) {
         gemm_narrow(g);

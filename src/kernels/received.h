@@ -1,6 +1,7 @@
-/* What each key receives: sum and maximum of its weights over the queries. The rows are summed first, as for the
- * weights; then a unit keeps one block of keys while all queries pass. Each lane of a key adds up panels in order,
- * together with their rounding errors, so a total has only the errors of its weights, however many there are. */
+/* The weights that each key receives: their sum and maximum over the queries. The first pass sums the rows, as for the
+ * matrix of weights. In the second a unit keeps one block of keys while all queries pass. Each lane of a key adds up
+ * panels in order, together with their rounding errors, so a total has only the errors of its weights, for any number
+ * of queries. */
 #ifndef SDPA_KERNEL_RECEIVED_H
 #define SDPA_KERNEL_RECEIVED_H
 
@@ -29,7 +30,7 @@ static size_t received_bytes(const sdpa_problem *p) {
 /* The running softmax of n lanes. */
 INLINE running sums_at(real *sums, int64_t n) { return (running){sums, sums + n, sums + 2 * n}; }
 
-/* weights_sums of the unit's queries; padding lanes weigh nothing. */
+/* weights_sums of the unit's queries. Padding lanes get weight 0. */
 COLD static void received_sums(const sdpa_unit *u, void *sums, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
@@ -42,7 +43,7 @@ COLD static void received_sums(const sdpa_unit *u, void *sums, void *scratch) {
     for (int64_t i = u->n_i; i < f->n_lanes; i++) w.row.l[i] = 0;
 }
 
-/* Adds what keys k get from a panel. */
+/* Adds the weights that keys k receive from a panel. */
 NOINLINE void receive_panel(const sdpa_unit *u, const received_scratch *r, const rows *k, panel q) {
     const weights_scratch *w = &r->w;
     const block b = block_of(u, q, k);
@@ -55,7 +56,7 @@ NOINLINE void receive_panel(const sdpa_unit *u, const received_scratch *r, const
             const int64_t at = j * f->s_row + x * VL, lane = q.i + x * VL;
             const vec e = weight_of(w, factor, vload(f->s + at), at, lane);
             const vec l = vload(w->row.l + lane);
-            /* A masked pair is 0 even in a row of NaN; so is a padding lane, which repeats a query. */
+            /* A masked pair is 0 even in a row of NaN. So is a pair of a padding lane, which repeats a query. */
             const vec weight = vselect(((ivec)e == SIGN_BIT) | (l == 0), (vec){0}, e * l);
             sum += weight;
             most = vmax2(weight, most);

@@ -1,5 +1,5 @@
-/* Tiles of scores: keys by queries, queries in the lanes. One template for the forward's and the backward's products K
- * Q^T and V dO^T; what follows a product is done to the accumulators while they are in registers. */
+/* Tiles of scores: keys by queries, queries in the lanes. One template for the products K Q^T and V dO^T of forward and
+ * backward. The step after the product is applied to the accumulators while they are in registers. */
 #ifndef SDPA_KERNEL_SCORES_H
 #define SDPA_KERNEL_SCORES_H
 
@@ -8,9 +8,9 @@
 #include "vmath.h"
 
 /* The rows of K and V that follow this block. Units of few queries wait for memory, so they prefetch these rows into
- * L2: with queries in the lanes, a few rows every FETCH_DEPTH steps of their product; in fast/few.h, one row of each
- * per key. A single query does not, because the hardware prefetches its rows faster by itself. Nothing is prefetched
- * below FETCH_BYTES of keys and values, which the caches hold. */
+ * L2: a few rows every FETCH_DEPTH steps of the product if the lanes are queries, one row of K and one of V per key in
+ * fast/few.h. A single query does not prefetch, because the hardware fetches its rows faster by itself. Nor does a unit
+ * with less than FETCH_BYTES of keys and values, which the caches hold. */
 typedef struct ahead {
     const char *p[2];
     int64_t row[2], bytes[2], n; /* bytes, bytes, rows */
@@ -25,14 +25,14 @@ INLINE void fetch_ahead(const ahead *a, int64_t j0, int64_t n) {
     }
 }
 
-/* Sums over the keys of a block, for sum_of_four: tiles take turns among SUMS running sums. */
+/* Sums over the keys of a block, for sum_of_four: successive tiles add to SUMS running sums in rotation. */
 typedef vec tile_sums[SUMS][SCORE_WIDTH];
 
 typedef struct scores {
     const real *x;      /* (depth, nv vectors): a panel of transposed queries, or of dO */
     const real *y;      /* (n, depth), rows y_row apart: keys, or values */
     const real *y_tail; /* the last n % SCORE_ROWS rows, padded to SCORE_ROWS, tail_row apart */
-    const real *given;  /* shaped like s, or s itself: used in place of the products x y; or NULL */
+    const real *given;  /* NULL, or scores to use instead of the products x y; shaped like s, or s itself */
     int64_t y_row, tail_row, n, depth;
     bool pairs;        /* x and y hold pairs of bfloat16, `depth` of them */
     const ahead *next; /* or NULL */
@@ -41,7 +41,7 @@ typedef struct scores {
     int64_t s_row;
     const real *shift;    /* per query */
     real *extreme;        /* per query: running maximum or sum; SCORE_WEIGHTS: tile_sums */
-    real c, cap, cap_low; /* cap_low: what rounding took from cap */
+    real c, cap, cap_low; /* cap_low: the rounding error of cap */
 } scores;
 
 /* t restricted to keys first .. first+n-1; `first` is a multiple of SCORE_ROWS. */
@@ -55,7 +55,7 @@ COLD NOINLINE scores part_of(const scores *t, int64_t first, int64_t n) {
     return part;
 }
 
-/* What a column of a tile needs besides its accumulators, and the maximum or sum that it gathers. */
+/* The operands of a column of a tile besides its accumulators, and the maximum or sum that it gathers. */
 typedef struct tile_column {
     vec c, least, shift, extreme;
 } tile_column;
@@ -78,7 +78,7 @@ INLINE void finish_element(const scores *t, enum score_mode mode, vec a, int64_t
         break;
     }
     case SCORE_CAPPED:
-        break; /* cap_column */
+        break; /* done by cap_column */
     case SCORE_SUMMED:
         a = vexp2_quick(vmulsub(column->c, a, column->shift));
         vstore(s, a);
@@ -114,7 +114,7 @@ INLINE bool is_summed(enum score_mode mode) {
     return mode == SCORE_SUMMED || mode == SCORE_BIASED_SUMMED || mode == SCORE_WEIGHTS;
 }
 
-/* Where the tile that begins at key j0 keeps its maximum or sum: SCORE_WEIGHTS takes SUMS places in turn. */
+/* The place of the maximum or sum of the tile that begins at key j0; SCORE_WEIGHTS rotates among SUMS places. */
 INLINE real *extreme_at(const scores *t, enum score_mode mode, int64_t j0) {
     return t->extreme + (mode == SCORE_WEIGHTS ? j0 / SCORE_ROWS % SUMS : 0) * SCORE_WIDTH * VL;
 }
@@ -217,12 +217,12 @@ NOINLINE void product_1x3(vec (*acc)[MAX_WIDTH], bool pairs, const real *y, int6
     add_tiles(acc, 1, 3, pairs, y, y_row, x, depth);
 }
 
-/* Where the second of two chains begins (LONG_CHAIN), or depth. */
+/* The first step of the second of two chains (LONG_CHAIN); `depth` if there is one chain. */
 INLINE int64_t second_chain(const scores *t, bool gradient) {
     return gradient && t->depth > LONG_CHAIN ? t->depth / 2 : t->depth;
 }
 
-/* acc (rows, nv vectors) = the products of keys from j0 on, or what is given in their place. */
+/* acc (rows, nv vectors) = the products of keys from j0 on, or the scores given in their place. */
 INLINE void accumulate_scores(const scores *t, int nv, bool gradient, bool given, int64_t j0, int64_t rows,
                               vec (*acc)[MAX_WIDTH]) {
     static score_product *const products[] = {NULL, product_1x1, product_1x2, product_1x3};
@@ -341,9 +341,9 @@ static void score(const scores *t, int nv, enum score_mode mode) {
 INLINE ivec is_huge(vec m) { return (m > HUGE_SCORE) | (m < -HUGE_SCORE); }
 
 /* s (n, nv vectors) = 2^(c * s - shift - shift_low). shift_low may be NULL; shift then holds integers. With `biased`,
- * masked pairs become -0, and the result is whether there are any. Adds the sum over keys to `sum`, each tile's rows
- * first, as the tiles do. The bits, and the layout of `sum`, are those of SCORE_SUMMED with shift_low and of
- * SCORE_WEIGHTS without. */
+ * masked pairs become -0, and the result says whether there are any. Adds the sum over keys to `sum`, in the order of
+ * the tiles: the rows of a tile first. The bits and the layout of `sum` are those of SCORE_SUMMED with shift_low, and
+ * of SCORE_WEIGHTS without. */
 NOINLINE bool exponentiate(real *s, int64_t s_row, int64_t n, int nv, real c, const real *shift, const real *shift_low,
                            real *sum, bool biased) {
     const int n_sums = shift_low ? 1 : SUMS;

@@ -1,5 +1,5 @@
-/* Double backward: the derivatives of tangent.h's <dO, O_t>. One unit is a block of queries: a forward-mode pass for
- * the row quantities, then a pass over the key blocks like the backward's, with its turns. */
+/* Double backward: the derivatives of tangent.h's <dO, O_t>. One unit is a block of queries. A forward-mode pass finds
+ * the numbers per row; then a pass over the key blocks adds to shared gradients in the same order as the backward. */
 #ifndef SDPA_KERNEL_SECOND_H
 #define SDPA_KERNEL_SECOND_H
 
@@ -47,7 +47,7 @@ static size_t double_backward_bytes(const sdpa_problem *p) {
 /* The unit's rows of q, its tangent and dO. */
 typedef struct double_rows {
     rows q, q_t, dout;
-    bool finite; /* nothing that a masked pair could meet is NaN or infinite */
+    bool finite; /* no masked pair can meet NaN or Inf in them */
 } double_rows;
 
 /* G and C of a panel. */
@@ -63,8 +63,8 @@ INLINE void double_products(const sdpa_unit *u, const double_scratch *w, const t
     score(&t, q.nv, SCORE_RAW);
 }
 
-/* From s, t, G and C of a vector of queries and n keys, computes the factors of the products: of dO in s, of q and k in
- * g, of their tangents in c; and the mask's gradient in t. Masked pairs become -0; returns which lanes have any. */
+/* From s, t, G and C of a vector of queries and n keys, computes the factors of the products (of dO in s, of q and k in
+ * g, of their tangents in c) and the mask's gradient in t. Masked pairs become -0; returns the lanes that have any. */
 INLINE ivec double_lanes(const sdpa_unit *u, const double_scratch *w, int64_t lane, int64_t n, bool biased) {
     const tangent_scratch *f = &w->forward;
     const real bend = bend_of(u->problem);
@@ -95,7 +95,7 @@ INLINE ivec double_lanes(const sdpa_unit *u, const double_scratch *w, int64_t la
     return any_masked;
 }
 
-/* double_lanes for all queries and a block of keys; returns what the queries see of the keys. */
+/* double_lanes for all queries and a block of keys; returns which of the keys the queries see. */
 NOINLINE enum panel_state double_scores(const sdpa_unit *u, const double_scratch *w, const tangent_block *b) {
     const tangent_scratch *f = &w->forward;
     bool any = false, masked = false;
@@ -155,7 +155,8 @@ INLINE void double_queries(const sdpa_unit *u, const double_scratch *w, const ro
             f->m[i] = f->l[i] = 0; /* P = 0 */
             continue;
         }
-        f->l[i] = 1 / f->l[i]; /* P = 2^(s - m) / l: in 2^(s - lse) the rounding of the exponent would weigh more */
+        f->l[i] =
+            1 / f->l[i]; /* P = 2^(s - m) / l, because the exponent of 2^(s - lse) would be rounded more coarsely */
         vec delta = {0}, cross = {0};
         for (int64_t x = 0; x < f->v_row; x += VL) {
             delta += vload(dout->p + i * dout->row + x) * vload(f->o + i * f->v_row + x);
@@ -166,7 +167,7 @@ INLINE void double_queries(const sdpa_unit *u, const double_scratch *w, const ro
     }
 }
 
-/* The sink's derivative. A sink has no value, so its G and C are 0. */
+/* The derivative of the sink. A sink has no value, so its G and C are 0. */
 INLINE double double_sink(const sdpa_unit *u, const double_scratch *w) {
     const tangent_scratch *f = &w->forward;
     const double sink = sink_of(u);

@@ -1,4 +1,4 @@
-/* Staging of softmax: rows of any strides and dtype side by side in the lanes, and back (src/softmax.c). */
+/* Staging for softmax (src/softmax.c): brings rows of any strides and dtype side by side into the lanes, and back. */
 #ifndef SDPA_KERNEL_STAGING_H
 #define SDPA_KERNEL_STAGING_H
 
@@ -23,7 +23,7 @@ static void load_lanes(void *dst_, const char *src, int64_t n_rows, int64_t n, i
     bool direct =
         dtype == REAL_DTYPE && !swapped && col == size && row % size == 0 && (uintptr_t)src % sizeof(real) == 0;
     for (int64_t j = 0; j < n; j += VL) {
-        /* The last vectors overlap the ones before, where there are any. */
+        /* The last vectors overlap the ones before, if there are any. */
         if (n - j < VL && n > VL) j = n - VL;
         int width = n - j < VL ? (int)(n - j) : VL;
         vec r[VL];

@@ -1,28 +1,28 @@
 /* Statistics of each row of weights without the matrix: streamed like the forward, one product per pair of blocks. With
  * x = s - m and e = exp(x), everything but the moments of the scores follows from sums of e, e x, e^2 and e^3; mean and
  * variance of the logits over the visible keys are merged from those of the blocks (Chan, Golub & LeVeque 1983). Logits
- * are natural, not in log2 units, whose rounded factor would affect mean and variance. */
+ * are natural ones: the rounded factor of log2 units would affect mean and variance. */
 #ifndef SDPA_KERNEL_STATISTICS_H
 #define SDPA_KERNEL_STATISTICS_H
 
 #include "pass.h"
 
-/* Per query, as vectors: sums relative to the maximum m + m_low (m_low is the rounding error of m where that is
- * finite); count, mean and sum of squared deviations of the logits, the last two as sums of a high and a low part. */
+/* Per query, as vectors: sums relative to the maximum m + m_low (m_low is the rounding error of m if m is finite);
+ * count, mean and sum of squared deviations of the logits, the last two as sums of a high and a low part. */
 typedef struct row_sums {
     vec m, m_low, l, ex, e2, e3, n, mean, mean_low, m2, m2_low;
 } row_sums;
 
-/* Sums over the keys of a block; tiles of 8 keys are added to four sums in turn. */
+/* Sums over the keys of a block; successive tiles of 8 keys add to four sums in rotation. */
 typedef struct block_sums {
     vec l[4], ex[4], e2[4], e3[4], count, total, total_low;
 } block_sums;
 
-/* The block_sums of n logits factor * s, rows s_row apart, reduced by shift + low. `masked`, a constant: leaves out
- * logits of -inf; else they make `total` infinite or NaN. The others have the same bits either way. */
+/* The block_sums of n logits factor * s, rows s_row apart, reduced by shift + low. If `masked`, a constant, logits of
+ * -inf are left out; otherwise they make `total` infinite or NaN. Finite logits give the same bits either way. */
 INLINE void sum_logits(block_sums *b, const real *s, int64_t s_row, int64_t n, vec shift, vec low, real factor,
                        bool masked) {
-    /* log2 e as the sum of two, the first with at most half the bits of a significand. */
+    /* log2 e as the sum of two numbers, the first with at most half the bits of a significand. */
     const double c_high = SDPA_REAL == 32 ? 0x1.714p0 : 0x1.715476p0, c_low = M_LOG2E - c_high + 2.0355273740931033e-17,
                  limit = SDPA_REAL == 32 ? 127 : 1023;
     *b = (block_sums){.count = masked ? (vec){0} : vset1((real)n)};
@@ -49,7 +49,7 @@ INLINE void sum_logits(block_sums *b, const real *s, int64_t s_row, int64_t n, v
     }
 }
 
-/* The sum of squared differences of n logits from `mean`. */
+/* The sum of the squared differences between n logits and `mean`. */
 INLINE vec squares_from(const real *s, int64_t s_row, int64_t n, vec mean, real factor, bool masked) {
     vec squares[4] = {{0}};
     for (int64_t tile = 0; tile < n; tile += 8) {

@@ -103,15 +103,15 @@ NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const
     return true;
 }
 
-/* e of a panel, transposed; false where it is 0. */
+/* Sets w->e to the mask's tangent of a panel, transposed; false if it is 0. */
 INLINE bool tangent_mask(const sdpa_unit *u, const tangent_scratch *w, const tangent_block *b, panel q) {
     const block pairs = block_of(u, q, &b->k);
     return u->mask_t.data && mask_block(&u->mask_t, &pairs, 1, w->e + q.i, w->n_lanes, w->line) != BIAS_NONE;
 }
 
 /* Updates m, l and mu of a vector of queries with n keys, and leaves P^T (not divided by l) in s and P^T * (T - mu) in
- * t, both with dropout. Masked pairs become -0. Sets *alpha, by which earlier sums shrink, and *moved, by how much mu
- * moved; returns which lanes have masked pairs. */
+ * t, both with dropout. Masked pairs become -0. Sets *alpha, the factor by which earlier sums shrink, and *moved, the
+ * change of mu; returns the lanes that have masked pairs. */
 INLINE ivec tangent_weights(const tangent_scratch *w, int64_t lane, int64_t n, bool biased, vec maximum, vec *alpha,
                             vec *moved) {
     ivec any_masked = {0};
@@ -137,8 +137,8 @@ INLINE ivec tangent_weights(const tangent_scratch *w, int64_t lane, int64_t n, b
         sums[tile / 8 % 4] += part;
         sums_t[tile / 8 % 4] += part_t;
     }
-    /* T is measured from its mean so far, and earlier sums are moved to the new mean. If mu were subtracted only at the
-     * end, the digits that mu O and P T V have in common would be lost. */
+    /* T is measured from its mean so far, and earlier sums are moved to the new mean. Subtracting mu only at the end
+     * would lose the digits that mu O and P T V have in common. */
     const vec sum = sum_of_four(sums, 1), sum_t = sum_of_four(sums_t, 1);
     vec l = *alpha * vload(w->l + lane), mu = vload(w->mu + lane);
     vec mean = vselect(l + sum == 0, (vec){0}, (l * mu + sum_t) / (l + sum));
@@ -236,7 +236,7 @@ NOINLINE bool tangent_sweep(const sdpa_unit *u, const tangent_scratch *w, int64_
     return true;
 }
 
-/* Computes o, where it is wanted, and o_t of the unit. */
+/* Computes o_t of the unit and, if it is wanted, o. */
 COLD static void tangent_unit(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};

@@ -1,4 +1,4 @@
-/* Tile shapes, modes and limits that the kernels share. docs/kernels.md says why they are what they are. */
+/* Tile shapes, modes and limits that the kernels share. docs/kernels.md gives the reasons for their values. */
 #ifndef SDPA_KERNEL_TILES_H
 #define SDPA_KERNEL_TILES_H
 
@@ -15,12 +15,12 @@
 #define MOST_SCORE_ROWS (3 * SCORE_ROWS)
 #define MAX_TILE_ROWS 12
 
-/* What happens to a tile of scores while it is in the accumulators. */
+/* The step applied to a tile of scores while it is in the accumulators. */
 enum score_mode {
     SCORE_RAW,             /* s = acc;                              extreme = max over keys */
     SCORE_ADDED,           /* s = s + acc */
     SCORE_BIASED,          /* s = c * acc + s, or -inf where s was; extreme = max over keys */
-    SCORE_CAPPED,          /* s = c * tanh(cap * acc) + s, like SCORE_BIASED; ds = that tanh where ds is not NULL */
+    SCORE_CAPPED,          /* s = c * tanh(cap * acc) + s, like SCORE_BIASED; if ds is not NULL, ds = that tanh */
     SCORE_SUMMED,          /* s = exp2(c * acc - shift);            extreme = sum */
     SCORE_BIASED_SUMMED,   /* s = exp2(c * acc + s - shift), or -0 where s was -inf; extreme = sum */
     SCORE_WEIGHTS,         /* s = exp2(c * acc - shift);            extreme = SUMS sums */
@@ -29,10 +29,10 @@ enum score_mode {
 };
 #define SCORE_MODES (SCORE_GRADIENT_MASKED + 1)
 
-/* What the masks add to a block of scores: nothing, finite numbers, -inf in some places, -inf everywhere. */
+/* The bias that masks add to a block of scores: nothing, finite numbers, -inf in some places, -inf everywhere. */
 enum bias_kind { BIAS_NONE, BIAS_FINITE, BIAS_SOME_MASKED, BIAS_ALL_MASKED };
 
-/* What a panel of queries sees of a key block: all pairs, some, none. */
+/* The pairs of a panel of queries and a key block that are visible: all, some, none. */
 enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
 
 /* Products dO V^T longer than this are summed in two chains, which halves their rounding. Q K^T keeps one chain:
@@ -61,7 +61,7 @@ enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
 #define KEPT_BLOCKS 64
 
 /* A row that will be read at least this often is first copied to the start of a cache line (pack.h). For vectors of 64
- * bytes the copy does not pay, although each vector that is not aligned crosses two lines: there are too few reads per
+ * bytes the copy does not pay, although each unaligned vector crosses two lines, because there are too few reads per
  * FMA. */
 #define OFTEN (VEC_BYTES == 64 ? INT64_MAX : 32)
 
@@ -76,7 +76,8 @@ enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
 /* At most this many rows of weights are multiplied with the values one by one. */
 #define FEW_ROWS 3
 
-/* Prefetching of rows (scores.h): after how many steps of a product, and from how many bytes of keys and values on. */
+/* Prefetching of rows (scores.h): the steps of a product between two prefetches, and the bytes of keys and values from
+ * which it pays. */
 #define FETCH_DEPTH 16
 #define FETCH_BYTES (1 << 20)
 
@@ -92,7 +93,7 @@ enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
 
 INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-/* How many of n_i remaining queries the next panel takes. */
+/* The number of queries that the next panel takes of n_i remaining ones. */
 INLINE int64_t panel_of(int64_t n_i) { return n_i < SCORE_WIDTH * VL ? n_i : SCORE_WIDTH * VL; }
 
 #endif

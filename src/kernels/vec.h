@@ -6,15 +6,15 @@
  *
  *   vmax2, vmin2      b if the comparison fails, so a NaN in b always propagates; with NEON so does a NaN in a, and +0
  *                     is larger than -0
- *   vmulsub           a * b - c, rounded once if there is FMA. For results that must agree with those computed elsewhere:
- *                     whether the compiler contracts an expression depends on the code around it
+ *   vmulsub           a * b - c, rounded once if there is FMA. For results that must agree with others, because the
+ *                     compiler contracts an expression or not depending on the code around it
  *   vany              whether any lane of a mask is set
  *   vload_partial, vstore_partial
  *                     the first n lanes, 0 <= n <= VL (load: the other lanes are 0); no other memory is touched
  *   vmultiply_even    products of the even 32-bit words with a 32-bit factor, as 64-bit words
  *   vbits             bit l: whether byte l of 32 is not 0
  *
- * and some define, with a macro that says so:
+ * Some headers define more, and a macro that says so:
  *
  *   HAVE_F16          vwiden_f16, vnarrow_f16 (float32 only): VL elements, of any alignment; widen_f16, narrow_f16: one
  *   HAVE_BF16         vwiden_bf16 (float32 only): VL elements, of any alignment
@@ -22,10 +22,10 @@
  *   HAVE_SCALE        vround, vrest: x to the nearest multiple of 2^-bits (a constant), and x minus that, which is 0
  *                     for +-inf; vscale: x 2^floor(n), or 0 where y < least; vchoose (float32 only): lane by lane,
  *                     the one of 16 numbers that the last four bits of `index` select
- *   HAVE_PAIRS        float32 kernels multiply pairs of bfloat16, each pair in place of a float. vdot: sum + the product
- *                     of the high halves of `pair` and of each lane + that of the low halves; vpair: each lane's
+ *   HAVE_PAIRS        float32 kernels multiply pairs of bfloat16, each pair in place of a float. vdot: sum + the
+ *                     products of the high halves and of the low halves of `pair` and each lane; vpair: each lane's
  *                     even and odd, rounded to nearest, as its low and its high half
- *   FORWARD_ONLY      no other pass gains by these instructions: its kernels are those of another set (isa.c)
+ *   FORWARD_ONLY      only the forward gains by these instructions: other passes use another set's kernels (isa.c)
  *
  * Loads and stores need no more than the alignment of an element. tests/c/test_vec.c compares every operation with
  * plain C. */
@@ -49,14 +49,14 @@
 #ifdef HAVE_PAIRS
 #define PAIRS 1
 #else
-/* They let code behind `if (PAIRS && ...)` compile everywhere. */
+/* These stubs let code behind `if (PAIRS && ...)` compile everywhere. */
 #define PAIRS 0
 INLINE vec vdot(vec sum, int32_t pair, vec pairs) { return sum + (real)pair * pairs; }
 INLINE vec vpair(vec even, vec odd) { return even + odd; }
 #endif
 
 #if SDPA_REAL == 32
-/* VL elements of 16 bits, of any alignment, as integers. */
+/* Loads VL elements of 16 bits, of any alignment, as integers. */
 INLINE ivec vload_halves(const void *p) {
     typedef uint16_t halves __attribute__((vector_size(2 * VL), aligned(1), may_alias));
     return __builtin_convertvector(*(const halves *)p, ivec);
@@ -68,7 +68,7 @@ INLINE vec vwiden_bf16(const void *p) { return (vec)(vload_halves(p) << 16); }
 
 #ifndef HAVE_F16
 INLINE vec vwiden_f16(const void *p) {
-    /* As widen_f16 (convert.h). */
+    /* The same steps as in widen_f16 (convert.h). */
     const ivec h = vload_halves(p), bits = (h & 0x7fff) << 13, special = (h & 0x7c00) == 0x7c00;
     const vec x = vselect(special, (vec)(bits | 0x70000000), 0x1p112f * (vec)bits);
     return (vec)((ivec)x | (h & 0x8000) << 16);
@@ -150,7 +150,7 @@ INLINE vec vswap(vec x, int h) {
 #undef FLIP
 
 #if VEC_BYTES >= 32
-/* Lane i: the sum of those lanes of x[i % 4] that are in the same group of four as i. */
+/* Lane i: the sum of the four lanes of x[i % 4] that are in the same group of four as lane i. */
 #define EVEN(l, h) ((l) / 4 * 4 + (l) % 2 * 2 + ((l)&2 ? VL : 0))
 #define ODD(l, h) (EVEN(l, h) + 1)
 INLINE vec vfour(const vec *x) {

@@ -33,7 +33,7 @@ INLINE vec vload_partial(const real *p, int n) {
     return (vec)NATIVE(maskload)(p, (__m256i)(lane < (real_bits)n));
 }
 
-/* In halves, because AMD's processors execute a masked store in microcode. */
+/* Stores in halves, because AMD's processors execute a masked store in microcode. */
 INLINE void vstore_partial(real *p, vec x, int n) {
     if (n & VL) NATIVE(storeu)(p, (native)x);
 #if SDPA_REAL == 32
@@ -80,7 +80,8 @@ INLINE void vnarrow_f16(void *p, vec x) {
 
 #if SDPA_REAL == 32
 #define HAVE_BF16
-/* Each element to the high half of a lane: one operation beside the load, where widening and shifting would be two. */
+/* Moves each element to the high half of a lane by one operation beside the load; widening and shifting would be
+ * two. */
 INLINE vec vwiden_bf16(const void *p) {
     const __m256i from = _mm256_broadcastsi128_si256(_mm_loadu_si128(p)),
                   to = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, -1, -1, 8, 9, -1, -1,

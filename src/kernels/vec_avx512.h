@@ -28,7 +28,7 @@ INLINE vec vmin2(vec a, vec b) { return (vec)NATIVE(min)((native)a, (native)b); 
 INLINE vec vmulsub(vec a, vec b, vec c) { return (vec)NATIVE(fmsub)((native)a, (native)b, (native)c); }
 
 #define HAVE_MUL_FINITE
-/* Rounded towards 0, a product of finite factors stays finite. */
+/* A product of finite factors that is rounded towards 0 stays finite. */
 INLINE vec vmul_finite(real a, vec x) {
     enum { INFINITIES = 0x18 };
     const native factor = NATIVE(set1)(a);
@@ -83,7 +83,7 @@ INLINE void vnarrow_f16(void *p, vec x) {
 
 #if SDPA_REAL == 32
 #define HAVE_BF16
-/* Each element to the high half of a lane: one operation, where widening and shifting would be two. */
+/* Moves each element to the high half of a lane by one operation; widening and shifting would be two. */
 INLINE vec vwiden_bf16(const void *p) {
     const __m512i to = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0, 3,
                                         0, 2, 0, 1, 0, 0, 0),

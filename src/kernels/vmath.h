@@ -7,7 +7,7 @@
 #include <math.h>
 #include "vec.h"
 
-/* Adding this to a small x rounds it to an integer, which then stands in the low bits, plus the exponent's bias. */
+/* Adding this to a small x rounds it to an integer and leaves that, plus the exponent's bias, in the low bits. */
 #define EXP2_MAGIC ((real)(SDPA_REAL == 32 ? 0x1.8p23 + 127 : 0x1.8p52 + 1023))
 
 /* EXP2_MAGIC plus the largest integer n whose 2^n is 0 here. */
@@ -38,9 +38,9 @@ INLINE vec exp2_slope(vec f) {
 #endif
 }
 
-/* With HAVE_SCALE, n in 2^x = 2^n 2^f is x rounded to EXP2_BITS bits after the point. For float32 these are 4, and 2^(n
- * - floor n) comes from a table, which saves two FMAs; everything else runs on execution units that the products leave
- * idle. */
+/* With HAVE_SCALE, n in 2^x = 2^n 2^f is x rounded to EXP2_BITS bits after the point. For float32 there are 4 such
+ * bits, and 2^(n - floor n) comes from a table, which saves two FMAs. Everything else runs on execution units that the
+ * products leave idle. */
 #define EXP2_BITS (SDPA_REAL == 32 ? 4 : 0)
 #define EXP2_LEAST_NORMAL (SDPA_REAL == 32 ? -126 : -1022)
 
@@ -81,11 +81,11 @@ INLINE vec vexp2(vec x) {
 #endif
 }
 
-/* The bits of vexp2 where -2^40 < x < 128 (1024), without AVX-512 where -2^40 < x < 127.49 (1023.49). Below, NaN or 0.
- * Above, NaN or so large, at least 0.99 * 2^126 (2^1022), that a sum shows it, except that float64 without AVX-512 may
- * give -inf. */
+/* The bits of vexp2 for -2^40 < x < 128 (1024); without AVX-512 for -2^40 < x < 127.49 (1023.49). Below that range NaN
+ * or 0. Above it NaN or at least 0.99 * 2^126 (2^1022), so large that a sum shows it, except that float64 without
+ * AVX-512 may give -inf. */
 INLINE vec vexp2_quick(vec x) {
-#ifdef HAVE_SCALE /* one operation less than vrest, but NaN for +inf */
+#ifdef HAVE_SCALE /* x - n takes one operation less than vrest, but is NaN for +inf */
     const vec n = vround(x, EXP2_BITS);
     return vexp2_finish(x, n, x - n);
 #else

@@ -1,11 +1,11 @@
-/* The matrix of scores or weights itself: the result is n_q x n_k, but the extra memory is still one block. Weights
- * take two passes over the keys: the first finds maximum and sum of each query, the second writes 2^(c s - m) / l. */
+/* The matrix of scores or weights. The result is n_q x n_k, but the extra memory is still one block. Weights take two
+ * passes over the keys: the first finds maximum and sum of each query, the second writes 2^(c s - m) / l. */
 #ifndef SDPA_KERNEL_WEIGHTS_H
 #define SDPA_KERNEL_WEIGHTS_H
 
 #include "forward.h"
 
-/* out[i0 + i, j0 + j] = factor_i * s[j, i]; factor NULL: 1. */
+/* out[i0 + i, j0 + j] = factor_i * s[j, i]; a factor of NULL means 1. */
 NOINLINE void write_block(const sdpa_matrix *out, const real *s, int64_t s_row, const block *b, const real *factor,
                           real *lines) {
     const int64_t n_i = b->n_i, n = b->n_j, line_row = round_up(n, VL);
@@ -31,7 +31,7 @@ NOINLINE void write_block(const sdpa_matrix *out, const real *s, int64_t s_row, 
 typedef struct weights_scratch {
     score_scratch scores; /* s holds the weights, too */
     running row;          /* per query; after the first pass l = 1 / l */
-    real *r;              /* (block, s_row): dropout's factors; NULL where there is no dropout */
+    real *r;              /* (block, s_row): dropout's factors, or NULL */
 } weights_scratch;
 
 NOINLINE weights_scratch weights_layout(const sdpa_problem *p, sdpa_arena *a) {
@@ -83,7 +83,7 @@ NOINLINE bool weights_sums(const sdpa_unit *u, const weights_scratch *w) {
     return true;
 }
 
-/* s = a panel's scores or logits at a stage (for SDPA_WEIGHTS in log2 units), up to a factor, which is returned. */
+/* w->s = a panel's scores or logits at a stage (for SDPA_WEIGHTS in log2 units), up to a factor, which is returned. */
 INLINE real stage_scores(const sdpa_unit *u, const score_scratch *w, const rows *k, panel q, sdpa_stage stage) {
     const sdpa_problem *p = u->problem;
     const block b = block_of(u, q, k);
@@ -106,7 +106,7 @@ INLINE real stage_scores(const sdpa_unit *u, const score_scratch *w, const rows 
     return 1;
 }
 
-/* Of a vector of stage_scores s of SDPA_WEIGHTS: 2^(logit - maximum), times dropout's factor; -0 where masked. */
+/* 2^(logit - maximum) times dropout's factor, for a vector s of stage_scores at SDPA_WEIGHTS; masked pairs give -0. */
 INLINE vec weight_of(const weights_scratch *w, real factor, vec s, int64_t at, int64_t lane) {
     const vec e = vexp2(vmulsub(vset1(factor), s, vload(w->row.m + lane)) - vload(w->row.low + lane));
     return vselect(factor * s == -(real)INFINITY, vset1(-0.0), e * factor_at(w->r, at));
@@ -129,7 +129,7 @@ NOINLINE void weights_keys(const sdpa_unit *u, const weights_scratch *w, const r
     write_block(&u->o, f->s, f->s_row, &b, weights ? w->row.l + q.i : NULL, f->line);
 }
 
-/* One stage of the unit's queries, into u->o, whose columns are keys. */
+/* Writes one stage of the unit's queries to u->o, whose columns are keys. */
 COLD static void weights_unit(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};

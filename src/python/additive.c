@@ -60,7 +60,7 @@ static int read_weights(additive_call *c, PyObject *const values[N_NAMES]) {
     return 0;
 }
 
-/* The caller calls sdpa_call_end whatever the result. */
+/* Begins the call. The caller must call sdpa_call_end, also after a failure. */
 static int begin(additive_call *c, PyObject *module, unsigned where, PyObject *const values[N_NAMES]) {
     c->additive = (sdpa_additive){0};
     for (int i = 0; i < N_WEIGHTS; i++) c->weights[i] = NULL;
@@ -72,7 +72,7 @@ static sdpa_status run_forward(const sdpa_problem *problem, const void *additive
     return sdpa_additive_forward(problem, additive);
 }
 
-/* Computes out, and lse if n is 2: new references, NULL after a failure. */
+/* Computes out and, if n is 2, lse: new references, NULL after a failure. */
 static int forward(PyObject *module, unsigned where, PyObject *const values[N_NAMES], int n, PyArrayObject **results) {
     additive_call c;
     const int failed = begin(&c, module, where, values) < 0 || sdpa_call_make_results(&c.call, n, results) < 0 ||

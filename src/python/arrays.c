@@ -16,17 +16,18 @@ static bool is_failure(void) {
     return PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError);
 }
 
-/* DLPack's numbers for the devices whose memory NumPy can read. */
+/* DLPack's device types whose memory NumPy can read. */
 enum { DEVICE_CPU = 1, DEVICE_CUDA_HOST = 3, DEVICE_ROCM_HOST = 11, DEVICE_CUDA_MANAGED = 13 };
 
-/* The other devices, by number. */
+/* The names of the other device types, by number. */
 static const char *const DEVICES[] = {
     [2] = "cuda",     [4] = "opencl",  [7] = "vulkan",  [8] = "metal",    [9] = "vpi",   [10] = "rocm",
     [12] = "ext_dev", [14] = "oneapi", [15] = "webgpu", [16] = "hexagon", [17] = "maia", [18] = "trainium",
 };
 enum { N_DEVICES = sizeof DEVICES / sizeof DEVICES[0] };
 
-/* -1 and TypeError if the object says that its memory is not the CPU's; 0 if it says that it is, or nothing. */
+/* Returns -1 with a TypeError if the object says that its memory is on another device, and 0 if it names the CPU or no
+ * device. */
 static int check_device(const char *name, PyObject *value) {
     PyObject *pair = PyObject_CallMethod(value, "__dlpack_device__", NULL);
     long device, index;
@@ -52,7 +53,8 @@ static int check_device(const char *name, PyObject *value) {
     return -1;
 }
 
-/* -1 and TypeError for a tensor of PyTorch's bfloat16, which neither __array__ nor DLPack can pass to NumPy. */
+/* Returns -1 with a TypeError for a bfloat16 tensor of PyTorch, which neither __array__ nor DLPack can pass to
+ * NumPy. */
 static int check_bfloat16(const char *name, PyObject *value) {
     PyObject *dtype = PyObject_GetAttrString(value, "dtype");
     PyObject *text = dtype ? PyObject_Str(dtype) : NULL;
@@ -171,8 +173,8 @@ char *sdpa_data(PyArrayObject *a) {
     return data ? data : (char *)&nothing;
 }
 
-/* True only if no two elements share memory: in order of stride, each axis steps over all bytes that the axes before it
- * span. True for every view made by slicing, transposing, reshaping, or taking a diagonal or a field. */
+/* True only if no two elements share memory. The test: in order of stride, each axis steps over all bytes that the axes
+ * before it span. Every view made by slicing, transposing, reshaping, or taking a diagonal or a field passes it. */
 static bool is_injective(PyArrayObject *a) {
     if (PyArray_SIZE(a) == 0) return true;
     npy_intp span = PyArray_ITEMSIZE(a);
@@ -256,7 +258,7 @@ int sdpa_check_overlap(PyObject *module, PyArrayObject *out, const char *name, P
         shares = PyObject_IsTrue(answer) != 0;
         Py_DECREF(answer);
     } else {
-        if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return -1; /* TooHardError is one */
+        if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return -1; /* NumPy's TooHardError is a RuntimeError */
         PyErr_Clear();
     }
     if (!shares) return 0;

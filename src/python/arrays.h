@@ -6,7 +6,7 @@
 
 /* Anything that NumPy accepts, as an array of any dtype and layout, without a copy where possible: arrays, __array__,
  * buffers, nested sequences; __dlpack__ for objects that have nothing else. New reference. TypeError for anything else,
- * memory of other devices included. */
+ * including arrays on other devices. */
 PyArrayObject *sdpa_array(PyObject *module, const char *name, PyObject *value);
 
 /* dtype of an array: bool, the four float types, int64; -1 for any other, without an exception. */
@@ -20,8 +20,8 @@ static inline bool sdpa_is_swapped(PyArrayObject *a) { return !PyArray_ISNOTSWAP
 /* First element; never NULL, not even for an empty array. */
 char *sdpa_data(PyArrayObject *a);
 
-/* Checks an `out` argument: an ndarray of this shape and type number, native byte order, aligned, writable, whose
- * elements do not overlap one another. -1 and an exception otherwise. */
+/* Checks an `out` argument: an aligned, writable ndarray of this shape and type number in native byte order, no two of
+ * whose elements overlap. -1 and an exception otherwise. */
 int sdpa_check_out(PyObject *value, const npy_intp *sizes, int n, int type_number);
 /* -1 and ValueError if `out` shares memory with `input`. Exact: interleaved views that share no element pass. */
 int sdpa_check_overlap(PyObject *module, PyArrayObject *out, const char *name, PyArrayObject *input);

@@ -9,7 +9,7 @@
 #include "parse.h"
 #include "results.h"
 
-/* Computes out, and lse if n is 2: new references, NULL after a failure. */
+/* Computes out and, if n is 2, lse: new references, NULL after a failure. */
 static int forward(PyObject *module, unsigned where, PyObject *const values[N_NAMES], int n, PyArrayObject **results) {
     sdpa_call call;
     int failed = sdpa_call_begin(&call, module, where, values) < 0 || sdpa_call_make_results(&call, n, results) < 0 ||
@@ -43,7 +43,7 @@ static PyObject *attention_forward(SDPA_ARGUMENTS) {
     return sdpa_tuple(module, FORWARD_TYPE, 2, results);
 }
 
-/* Makes a packed problem that of the sequence asked for, and the call an ordinary one. */
+/* Turns a packed call into an ordinary one for the sequence that is asked for. */
 static int choose_sequence(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     const sdpa_options *options = &call->options;

@@ -85,7 +85,7 @@ typedef struct sdpa_state {
     PyObject *from_dlpack, *shares_memory; /* NumPy's */
     _Atomic int bf16;                      /* NumPy's type number of bfloat16 once seen, else -1 */
     sdpa_signature signatures[N_FUNCTIONS];
-    PyMethodDef definitions[N_FUNCTIONS]; /* they point into docs */
+    PyMethodDef definitions[N_FUNCTIONS]; /* their docstrings point into docs */
     PyObject *docs[N_FUNCTIONS];
 } sdpa_state;
 

@@ -56,7 +56,7 @@ void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdp
         }
         axis--;
     }
-    int first = call->n_batch_axes - 1 - axis; /* the output's axis that the first axis of `a` belongs to */
+    int first = call->n_batch_axes - 1 - axis; /* the output's axis that corresponds to the first axis of `a` */
     for (int i = 0; i < p->n_axes; i++) {
         int own = call->axis[i] - first;
         t->batch[i] = own >= 0 && sizes[own] != 1 ? strides[own] : 0;
@@ -85,13 +85,13 @@ static void set_integers(sdpa_call *call, sdpa_tensor *t, PyArrayObject *array, 
 
 /* ------------------------------------------------------------------------------------ operands */
 
-/* The dtype of an operand of the call; -1 and an exception if it is none that is computed with. */
+/* The dtype of an operand of the call; -1 and an exception if no kernel computes with it. */
 static int operand_dtype(const sdpa_call *call, const char *name, PyArrayObject *a) {
     const int dtype = sdpa_dtype_of(call->module, a);
     return sdpa_is_float(dtype) ? dtype : sdpa_raise_dtype(name, a, "float16, bfloat16, float32 or float64");
 }
 
-/* The dtypes of the problem, of its keys and of its values: one for all, or a 16-bit one of keys and values beside float32. */
+/* Sets the dtypes of queries, keys and values: one for all three, or a 16-bit one of keys and values beside float32. */
 static int set_dtypes(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     const int q = operand_dtype(call, "query", call->q), k = q < 0 ? -1 : operand_dtype(call, "key", call->k),
@@ -112,7 +112,7 @@ static npy_intp size_from_end(PyArrayObject *a, int i) {
     return PyArray_NDIM(a) >= i ? PyArray_DIM(a, PyArray_NDIM(a) - i) : 1;
 }
 
-/* Broadcasts the leading axes of `a` with those of the output; `but_heads` leaves out heads, which are grouped. */
+/* Broadcasts the leading axes of `a` with those of the output, except heads if `but_heads` (they are grouped). */
 static int broadcast_lead(sdpa_call *call, const char *name, PyArrayObject *a, bool but_heads) {
     int nd = PyArray_NDIM(a);
     for (int i = 0; i < nd - 2; i++) {
@@ -172,7 +172,7 @@ static int set_sizes(sdpa_call *call) {
     p->d_k = size_from_end(q, 1);
     p->n_k = size_from_end(k, 2);
     p->d_v = v ? size_from_end(v, 1) : 0;
-    const bool additive = call->options.where & IN_ADDITIVES; /* its weights bring queries and keys to the same width */
+    const bool additive = call->options.where & IN_ADDITIVES; /* its weights project q and k to the same width */
     const struct {
         const char *name, *to_match;
         PyArrayObject *a;
@@ -208,7 +208,7 @@ static int set_sizes(sdpa_call *call) {
     return 0;
 }
 
-/* set_sizes where arrays are (total, heads, d). */
+/* set_sizes for packed arrays, (total, heads, d). */
 static int set_packed_sizes(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     PyArrayObject *const operands[] = {call->q, call->k, call->v};
@@ -306,7 +306,7 @@ static int check_lengths(const sdpa_call *call) {
     return 0;
 }
 
-/* The offsets of the diagonal that meets the last key: one for all, in *offset, or an array that the call holds. */
+/* The offsets for is_causal="lower_right": one for all batch entries, in *offset, or an array that the call holds. */
 static int set_lower_right(sdpa_call *call, PyArrayObject **array, int64_t *offset) {
     const sdpa_problem *p = &call->problem;
     const sdpa_integers *lengths = &call->options.key_lengths;
@@ -326,7 +326,7 @@ static int set_lower_right(sdpa_call *call, PyArrayObject **array, int64_t *offs
     return 0;
 }
 
-/* key_lengths, query_offset, is_causal, window: which keys a query may see, apart from the mask. */
+/* Sets the keys that a query may see apart from the mask: key_lengths, query_offset, is_causal and window. */
 static int set_band(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     const sdpa_options *options = &call->options;
@@ -355,7 +355,7 @@ static int set_band(sdpa_call *call) {
 void sdpa_call_empty(sdpa_call *call, PyObject *module) {
     sdpa_problem *p = &call->problem;
     memset(p, 0, offsetof(sdpa_problem, axis));
-    /* Without the batch strides: these are kilobytes, and are set with their tensor if at all. */
+    /* The batch strides are left out: they take kilobytes, and are set together with their tensor. */
 #define CLEAR(name, rows, columns) memset(&p->name, 0, offsetof(sdpa_tensor, batch));
     SDPA_TENSORS(CLEAR)
 #undef CLEAR
@@ -403,7 +403,7 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject 
     return 0;
 }
 
-/* The chosen of n indices, negative ones counted from the end. */
+/* Sets the chosen indices of an axis of size n; negative ones count from the end. */
 static int set_choice(sdpa_call *call, sdpa_choice *choice, const char *name, const sdpa_indices *indices, int64_t n) {
     if (!indices->given) return 0;
     PyArrayObject *array = indices->array;

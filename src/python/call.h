@@ -13,7 +13,7 @@ typedef struct sdpa_call {
     /* Shape of the output: leading axes, then n_q and d_v. The first n_batch_axes precede the heads; problem.axis[i] is
      * the size of axis axis[i], the others have size 1. */
     int nd, n_batch_axes;
-    bool packed; /* arrays of rows are (total, heads, d), here (heads, total, d) */
+    bool packed; /* operands are (total, heads, d); `shape` describes them as (heads, total, d) */
     npy_intp shape[NPY_MAXDIMS];
     int axis[SDPA_MAX_AXES];
 
@@ -27,22 +27,22 @@ typedef struct sdpa_call {
     int n_present;
     bool joins_axes;    /* no other tensor is set, so axes may be joined before the call runs */
     int64_t key_length; /* of all batch entries, where key_lengths is a number */
-    int64_t offset;     /* likewise, of the diagonal */
-    double work;        /* multiply-adds, roughly, rather too many than too few; decides whether the GIL is released */
+    int64_t offset;     /* of the diagonal, of all batch entries, where query_offset is a number */
+    double work;        /* a rough upper bound of the multiply-adds; decides whether the GIL is released */
 } sdpa_call;
 
 /* Reads and checks options and operands, and fills in sizes, dtype, scale, q, k, mask and band of the problem, and v if
- * `values` has it. -1 and an exception on failure. The caller calls sdpa_call_end whatever the result. */
+ * `values` has it. -1 and an exception on failure. The caller must call sdpa_call_end, also after a failure. */
 int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject *const values[N_NAMES]);
 void sdpa_call_end(sdpa_call *call);
 
-/* To be called after begin by functions that let heads and queries be chosen: sets problem.heads and problem.queries.
- * The call's axis of heads becomes that of the chosen ones, as in results; own_heads is then called on each result. */
+/* For functions that let heads and queries be chosen, after begin: sets problem.heads and problem.queries. The call's
+ * axis of heads then counts the chosen heads only, as results do; own_heads must be called on each result. */
 int sdpa_call_choose(sdpa_call *call);
 static inline void sdpa_call_own_heads(sdpa_tensor *t) { t->group = 1; }
 
-/* Instead of begin, for functions whose operands are not query, key and value: a call without options and tensors. The
- * caller sets nd, the leading axes of shape, and problem.dtype; set_axes then finds heads and batch axes. */
+/* Replaces begin in functions whose operands are not query, key and value: makes a call without options and tensors.
+ * The caller sets nd, the leading axes of shape, and problem.dtype; set_axes then finds heads and batch axes. */
 void sdpa_call_empty(sdpa_call *call, PyObject *module);
 void sdpa_call_set_axes(sdpa_call *call);
 
@@ -54,7 +54,7 @@ PyArrayObject *sdpa_call_hold(sdpa_call *call, const char *name, PyObject *value
 void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype, int n_inner,
                     const npy_intp *inner, bool heads);
 
-/* The same, and notes that t is among the call's tensors. */
+/* sdpa_call_view for a tensor of the problem, which is added to `present`. */
 void sdpa_call_set(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype, int n_inner,
                    const npy_intp *inner, bool heads);
 

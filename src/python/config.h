@@ -1,4 +1,4 @@
-/* What runs and how: ISA, threads, build; and helpers of the package and its tests. */
+/* Functions that show and set the ISA and the threads, and helpers of the package and its tests. */
 #ifndef SDPA_CONFIG_H
 #define SDPA_CONFIG_H
 

@@ -8,7 +8,7 @@ typedef struct sdpa_entry {
     enum sdpa_function id;
     const char *name;
     PyCFunction function;
-    unsigned where;                         /* of the options that it takes; see options.h */
+    unsigned where;                         /* its bit in the options that it takes; see options.h */
     unsigned char n_operands, operands[12]; /* positional, without default, before the options */
     const char *doc;                        /* a block of doc/, with a line {OPTIONS} */
 } sdpa_entry;

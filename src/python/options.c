@@ -26,8 +26,7 @@ static int read_softcap(sdpa_options *options, PyObject *value) {
     return -1;
 }
 
-/* An int is the seed. A Generator draws a seed of 64 bits, but only for functions after which no derivative needs the
- * seed. */
+/* An int is the seed. A Generator draws a seed of 64 bits; functions whose derivatives need the seed refuse one. */
 static int read_rng(sdpa_options *options, PyObject *value) {
     options->has_seed = true;
     const bool takes_generator = options->where & (IN_ATTENTION | IN_ADDITIVE);
@@ -86,7 +85,7 @@ static int read_gqa(sdpa_options *options, PyObject *value) {
     return sdpa_read_bool("enable_gqa", value, &options->enable_gqa);
 }
 
-/* One side of the window; None leaves it unbounded. */
+/* Reads one side of the window; None leaves it unbounded. */
 static int read_bound(PyObject *bound, PyObject *window, bool *has, int64_t *result) {
     if (bound == Py_None) return 0;
     long long n;
@@ -127,8 +126,8 @@ static int read_integers(PyObject *module, const char *name, PyObject *value, sd
     if (!PyArray_ISINTEGER(array)) {
         PyErr_Format(PyExc_TypeError, "%s: expected integers, got %S", name, PyArray_DESCR(array));
     } else {
-        /* A copy, because it is checked here and used later, while other Python threads run. Unsigned values that do
-         * not fit wrap around to negative ones. */
+        /* This is a copy, because it is checked here and used later, while other Python threads may write to the
+         * original. Unsigned values that do not fit wrap around to negative ones. */
         bool is_unsigned = PyArray_ISUNSIGNED(array);
         result->array = (PyArrayObject *)PyArray_FromArray(
             array, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_FORCECAST);
@@ -185,7 +184,7 @@ static int read_sequence(sdpa_options *options, PyObject *value) {
     return 0;
 }
 
-/* A slice, or integers along one axis. */
+/* Reads a slice, or an array of integers with one axis. */
 static int read_indices(PyObject *module, const char *name, PyObject *value, sdpa_indices *result) {
     result->given = true;
     if (PySlice_Check(value)) {

@@ -18,7 +18,7 @@ enum {
     IN_JVP = 64,
     IN_DOUBLE = 128,
     IN_RECEIVED = 2048,
-    IN_DOT = 255 | IN_RECEIVED, /* all of these */
+    IN_DOT = 255 | IN_RECEIVED, /* all of the above */
     IN_PACKED = IN_DOT & ~IN_TORCH,
     IN_ADDITIVE = 256,
     IN_ADDITIVE_FORWARD = 512,
@@ -27,7 +27,7 @@ enum {
     IN_ALL = IN_DOT | IN_ADDITIVES
 };
 
-/* In the order of the fields of the results. */
+/* In the order of the fields of the named tuples. */
 enum {
     NEEDS_QUERY = 1,
     NEEDS_KEY = 2,
@@ -59,7 +59,7 @@ typedef struct sdpa_indices {
 typedef struct sdpa_options {
     PyObject *module;
     PyArrayObject *mask, *grad_lse, *sinks, *alibi_slopes; /* owned, NULL where absent; of any dtype and shape */
-    PyArrayObject *mask_t, *sinks_t;                       /* likewise; tangents, or gradients of gradients */
+    PyArrayObject *mask_t, *sinks_t;                       /* owned or NULL; tangents, or gradients of gradients */
     sdpa_integers key_lengths, query_offset, cu_seqlens_q, cu_seqlens_k;
     sdpa_indices heads, queries;
     PyObject *out;                    /* borrowed */
@@ -74,7 +74,7 @@ typedef struct sdpa_options {
     unsigned needs;
     sdpa_stage stage;
     bool has_sequence;
-    int64_t sequence; /* whose weights are wanted */
+    int64_t sequence; /* the sequence whose weights are wanted */
 } sdpa_options;
 
 /* One row of the table; each has `read`, or `array`, or is an operand (bias) that the function reads itself. */

@@ -101,7 +101,7 @@ int sdpa_packed_set_sizes(sdpa_problem *p, const sdpa_options *options, PyArrayO
 
 static int64_t keys_of(const sdpa_problem *p, int64_t s) { return p->cu_k[s + 1] - p->cu_k[s]; }
 
-/* That of sequence s. */
+/* The value of sequence s. */
 static int64_t value_of(const sdpa_integers *x, int64_t s) {
     if (!x->array) return x->value;
     return ((const int64_t *)PyArray_DATA(x->array))[PyArray_SIZE(x->array) == 1 ? 0 : s];

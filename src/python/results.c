@@ -8,7 +8,7 @@
 
 /* ------------------------------------------------------------------------------------ further inputs, results */
 
-/* Writes the call's leading axes, then `inner`, into shape, as the caller sees it; returns the number of axes. */
+/* Writes the shape that the caller sees, the call's leading axes and then `inner`; returns the number of axes. */
 static int full_shape(const sdpa_call *call, npy_intp *shape, int n_inner, const npy_intp *inner) {
     int lead = call->nd - 2;
     memcpy(shape, call->shape, sizeof *shape * (size_t)lead);

@@ -1,11 +1,11 @@
-/* What a call of the attention family takes besides its operands, what it gives, and running it. */
+/* The inputs of a call of the attention family besides its operands, its results, and running it. */
 #ifndef SDPA_RESULTS_H
 #define SDPA_RESULTS_H
 
 #include "call.h"
 
-/* To be called after begin by functions on gradients: reads grad_out, out, lse and grad_lse, and checks that the
- * gradients in `needs` exist. */
+/* For functions on gradients, after begin: reads grad_out, out, lse and grad_lse, and checks that the gradients in
+ * `needs` exist. */
 int sdpa_call_begin_backward(sdpa_call *call, PyObject *const values[N_NAMES]);
 
 /* Points t at an input of this dtype with the call's leading axes, then `inner` (n_inner sizes). */
@@ -21,14 +21,14 @@ int sdpa_call_tangent(sdpa_call *call, sdpa_tensor *t, const char *name, PyObjec
 PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, const npy_intp *inner, sdpa_dtype dtype,
                                 PyObject *given);
 
-/* The results of a forward function: out, and lse where it has one (n = 2). New references; -1 may leave the first. */
+/* The results of a forward function: out and, if n is 2, lse. New references; a failure (-1) may leave the first. */
 int sdpa_call_make_results(sdpa_call *call, int n, PyArrayObject **results);
 
 /* Points t at an array of the caller's that has the call's leading axes, then n_rows. */
 void sdpa_call_output(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, npy_intp n_rows, sdpa_dtype dtype);
 
-/* The gradients in `needs`, and set in the problem: query, key, value, attn_mask, sinks. All are zero-filled for a driver
- * that clears none, else those that it does not clear. New references, NULL where absent; -1 may leave some. */
+/* Makes the gradients in `needs` (query, key, value, attn_mask, sinks) and sets them in the problem. Those that the
+ * driver does not clear itself are zero-filled. New references, NULL where absent; a failure (-1) may leave some. */
 enum { N_GRADIENTS = 5 };
 int sdpa_call_make_gradients(sdpa_call *call, bool driver_clears, PyArrayObject *gradients[N_GRADIENTS]);
 
@@ -39,7 +39,7 @@ static inline sdpa_dtype sdpa_lse_dtype(sdpa_dtype dtype) { return dtype == SDPA
 typedef sdpa_status sdpa_driver(const sdpa_problem *problem);
 int sdpa_call_run(sdpa_call *call, sdpa_driver *driver);
 
-/* For drivers that take more than the problem, which `more` points at. */
+/* A driver with a second argument, which `more` points at. */
 typedef sdpa_status sdpa_driver_with(const sdpa_problem *problem, const void *more);
 int sdpa_call_run_with(sdpa_call *call, sdpa_driver_with *driver, const void *more);
 

@@ -17,13 +17,13 @@ typedef struct operand {
     sdpa_dtype dtype;
 } operand;
 
-/* The axes of an array that a row runs along (reduced) and the others (kept), both in ascending order. */
+/* The axes of an array along which rows run (reduced) and the others (kept), both in ascending order. */
 typedef struct row_axes {
     int n_kept, n_reduced;
     int kept[NPY_MAXDIMS], reduced[NPY_MAXDIMS];
 } row_axes;
 
-/* What one call owns. */
+/* Everything that one call owns. */
 typedef struct call {
     operand x, grad, lse, where;
     PyArrayObject *out;
@@ -31,7 +31,7 @@ typedef struct call {
     sdpa_softmax_problem problem;
 } call;
 
-/* Does not clear the problem: its several kilobytes would take longer than a small call. */
+/* Leaves the problem uncleared, because clearing its several kilobytes would take longer than a small call. */
 static void own_nothing(call *c) {
     c->x.given = c->x.array = c->grad.given = c->grad.array = c->out = NULL;
     c->lse.given = c->lse.array = c->where.given = c->where.array = NULL;
@@ -77,7 +77,7 @@ static int mark_axis(PyObject *value, int ndim, bool *marked, bool *scalar, cons
     long long axis;
     char shape[SDPA_SHAPE_SIZE];
     if (sdpa_read_integer("axis", value, &axis) < 0) return -1;
-    /* NumPy gives a scalar the axes 0 and -1, of one element. */
+    /* Like NumPy, this lets a scalar have the axes 0 and -1, with one element. */
     int n = ndim ? ndim : 1;
     if (axis < -n || axis >= n) {
         PyErr_Format(PyExc_ValueError, "axis: expected -%d to %d for %s of shape %s, got %.200R", n, n - 1, o->name,
@@ -327,8 +327,8 @@ static int read_grad(PyObject *module, call *c, PyObject *value) {
     return 0;
 }
 
-/* Reads one value per row, whose reduced axes have size 1 or are absent. Its dtype is that of x, that of the arithmetic
- * on x (which the lse of attention has), or any if the value is a Python number. */
+/* Reads one value per row, whose reduced axes have size 1 or are absent. Its dtype must be that of x or of the
+ * arithmetic on x, like the lse of attention; a Python number may be any. */
 static int read_row_values(PyObject *module, call *c, operand *o, const char *name, PyObject *value) {
     char without[SDPA_SHAPE_SIZE], with[SDPA_SHAPE_SIZE];
     npy_intp sizes[2][NPY_MAXDIMS];

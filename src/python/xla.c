@@ -2,7 +2,7 @@
 
 #include "../xla.h"
 
-/* The handlers by their names, as capsules. */
+/* Returns a dict from the names of the handlers to capsules. */
 static PyObject *handlers(PyObject *module, PyObject *none) {
     (void)module, (void)none;
     static const struct {

@@ -1,4 +1,4 @@
-/* What sdpa.interop.jax registers with XLA. */
+/* The handlers that sdpa.interop.jax registers with XLA. */
 #ifndef SDPA_PYTHON_XLA_H
 #define SDPA_PYTHON_XLA_H
 

@@ -1,5 +1,5 @@
-/* bfloat16 operands as pairs, which are multiplied without widening: pairs of adjacent elements for products over d, of
- * adjacent rows for products over keys. Used where PAIRS is 1. */
+/* bfloat16 operands as pairs, which are multiplied without widening: pairs of adjacent elements for products over d,
+ * pairs of adjacent rows for products over keys. Used if PAIRS is 1. */
 #ifndef SDPA_KERNEL_FAST_PAIRS_H
 #define SDPA_KERNEL_FAST_PAIRS_H
 
@@ -24,8 +24,8 @@ NOINLINE void pair_rows(real *p, int64_t row, int64_t n, int64_t width, vec *sum
     }
 }
 
-/* Rows j0 .. j0+n-1 of a bfloat16 matrix, d columns, in pairs of rows at `packed`, as pair_rows leaves them. `look`:
- * whether rows_finite will be asked. */
+/* Rows j0 .. j0+n-1 of a bfloat16 matrix, d columns, in pairs of rows at `packed`, like those of pair_rows. `look`:
+ * whether rows_finite will be called. */
 NOINLINE rows pack_row_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *packed, bool look) {
     typedef uint16_t halves __attribute__((vector_size(2 * VL), aligned(2), may_alias));
     if (look || m->swapped || m->col != 2 || m->row % 2 != 0 || (uintptr_t)m->data % 2 != 0 || d % VL != 0) {

@@ -1,7 +1,7 @@
 """Exact attention and its gradients for NumPy arrays.
 
-Most functions are in the C extension; cosine, bilinear and relative attention are composed around
-them. `sdpa.reference` defines each of them in plain NumPy.
+Most functions are in the C extension; cosine, bilinear and relative attention are composed of
+these. `sdpa.reference` defines each of them in plain NumPy.
 """
 
 import atexit

@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _integer(least: int) -> Callable[[str], int]:
-    """A type for argparse: integers of at least `least`."""
+    """Return a type for argparse: integers of at least `least`."""
 
     def integer(text: str) -> int:
         value = int(text)
@@ -89,7 +89,7 @@ def _integer(least: int) -> Callable[[str], int]:
 
 
 def _destination(name: str) -> Path:
-    """The path of a file; ends the program, before anything is measured, if it is not writable."""
+    """Return the path of a file; end the program at once if it is not writable."""
     path = Path(name)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         sys.exit(f"python -m sdpa: cannot write {path}")
@@ -145,7 +145,7 @@ def _main_job(options: argparse.Namespace) -> None:
         result["digits"] = None
         result["notes"].append(f"digits: {error}")
         say(f"\nNo table of digits: {error}")
-    # The first screen shows one kind of input: the real one, where it is there.
+    # The first screen shows one kind of input: the real one if it is installed.
     if options.all or options.json or not inputs:
         inputs["random"] = lab.normal(draws, seed=seed)
     result["random"] = None

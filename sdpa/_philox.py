@@ -1,4 +1,4 @@
-"""Dropout's factors in NumPy, equal to those the kernels draw.
+"""Dropout's factors in NumPy, equal to those that the kernels draw.
 
 `sdpa.reference.logits` implements them independently; the tests compare the two.
 """
@@ -25,7 +25,7 @@ def dropout_factors(
 ) -> NDArray[Any]:
     """0 for each pair that is dropped, 1 / (1 - dropout_p) for the others: (..., rows, keys).
 
-    shape is that of a block of the pairs (query, key) whose first pair is `first`.
+    `shape` is the shape of a block of pairs (query, key), and `first` its first pair.
     """
     if dropout_p == 0:
         return np.ones(shape, dtype)

@@ -1,8 +1,7 @@
-"""Attention block by block: where a block lies in the whole, what it sees, and reading ahead.
+"""Attention block by block: the place of a block in the whole, the keys it sees, and reading ahead.
 
-A block of the (Lq, Lk) matrix of scores is a call of its own, whose options are those of the whole
-call moved to the block's corner. `Whole` does the moving; `stream` reads one block while another
-one is computed.
+Each block of the (Lq, Lk) matrix of scores is a separate call. Its options are those of the whole
+call, moved to the block's corner by `Whole`. `stream` reads one block while another is computed.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ NO_KEYS = slice(0, 0)
 
 
 class Operand:
-    """An array, or anything that has shape, dtype and slices, cut along one axis.
+    """An array, or another object with shape, dtype and slices, cut along one axis.
 
     Parameters
     ----------
     name : str
-        Of the argument, for errors.
+        The argument's name, for errors.
     source : array_like or store
-        A store gives arrays: `source[index]` with a slice for each axis.
+        A store returns arrays: `source[index]` with a slice for each axis.
     axis : int
         The axis of queries or keys, from the end.
     """
@@ -57,7 +56,7 @@ class Operand:
 
     @property
     def unread(self) -> Array:
-        """The array itself if it is in memory, else one element that stands for all of them."""
+        """The array itself if it is in memory, else one element repeated to its shape."""
         if isinstance(self.source, np.ndarray):
             return self.source
         return np.broadcast_to(np.empty((), self.dtype), self.shape)
@@ -68,14 +67,14 @@ class Operand:
         return tuple(index)
 
     def read(self, part: slice) -> Array:
-        """The block `part`, of start and stop, along the axis."""
+        """The block from part.start to part.stop along the axis."""
         return self.read_at(self.index(part))
 
     def read_at(self, index: tuple[slice, ...]) -> Array:
         block = self.source[index]
         if type(block) is np.ndarray and isinstance(self.source, np.ndarray):
             return block
-        # Pages of a mapped file are read now, by the thread that has the time.
+        # Touch the pages of a mapped file now, in the thread that reads ahead.
         block = np.array(block) if isinstance(block, np.memmap) else np.asarray(block)
         expected = tuple(
             len(range(*part.indices(n))) for part, n in zip(index, self.shape, strict=True)
@@ -89,7 +88,7 @@ class Operand:
 
 
 def _dtype(source: Any) -> np.dtype[Any] | None:
-    """The dtype of anything that can be sliced like an array of NumPy; None of what cannot."""
+    """The dtype of an object that can be sliced like a NumPy array; None for other objects."""
     if not (hasattr(source, "shape") and hasattr(source, "__getitem__")):
         return None
     try:
@@ -118,12 +117,12 @@ class Mask(Operand):
 
 
 class Whole:
-    """One call of attention, and the calls that its blocks are.
+    """One call of attention, and the calls for its blocks.
 
     Parameters
     ----------
     n_q, n_k : int
-        Lengths of queries and keys, all sequences together where they are packed.
+        Lengths of queries and keys; of packed sequences, all together.
     options : mapping
         Checked options of `attention`, without attn_mask and out.
     """
@@ -136,7 +135,7 @@ class Whole:
         self.packed: bool = packed[0] is not None
         self._cu = [np.asarray(x, np.int64) for x in packed if x is not None]
         ends: list[Any] = [(x[:-1], x[1:]) for x in self._cu] or [(0, n_q), (0, n_k)]
-        # Of each sequence; one and its plain integers where they are not packed.
+        # Per sequence; arguments that are not packed count as one sequence.
         (self._first_q, self._end_q), (self._first_k, self._end_k) = ends
         self._length = self.options.get("key_lengths")
         if self._length is not None:
@@ -154,7 +153,7 @@ class Whole:
         )
 
     def _lengths(self) -> Any:
-        """Keys of each sequence that take part."""
+        """The number of keys of each sequence that take part."""
         return self._end_k - self._first_k if self._length is None else self._length
 
     def block(self, rows: slice, columns: slice, *, sinks: bool = False) -> dict[str, Any]:
@@ -181,7 +180,7 @@ class Whole:
         return options
 
     def sees(self, rows: slice, columns: slice) -> bool:
-        """Whether any of these queries sees any of these keys, the mask aside."""
+        """Whether any of these queries sees any of these keys, apart from the mask."""
         first = np.maximum(rows.start - self._first_q, 0)
         last = np.minimum(rows.stop, self._end_q) - self._first_q - 1
         low, high = np.zeros((), np.int64), np.asarray(self._lengths())
@@ -230,7 +229,7 @@ def stream(
     take: Callable[[slice, T], None],
     bar: AbstractContextManager[Any],
 ) -> None:
-    """take(part, read(part)) for each part in order; a thread reads the next one meanwhile."""
+    """Call take(part, read(part)) for each part in order, while a thread reads the next one."""
     with bar as move, ThreadPoolExecutor(1, "sdpa-read") as reader:
         following: Future[T] | None = None
         for n, part in enumerate(parts):
@@ -244,7 +243,7 @@ def stream(
 
 
 def progress_bar(wanted: bool, what: str) -> Callable[[Iterable[Any]], AbstractContextManager[Any]]:
-    """From the parts to a bar that counts them."""
+    """Return a function that wraps the parts in a bar that counts them."""
     if not wanted:
         return lambda parts: nullcontext()
     try:

@@ -1,12 +1,12 @@
-"""Lets threadpoolctl see and set the threads of sdpa, where it is installed."""
+"""Lets threadpoolctl, if it is installed, see and set the threads of sdpa."""
 
 from sdpa import _core
 
 
 def register() -> None:
-    """Register with threadpoolctl, so that `threadpool_limits(1)` holds for sdpa as well.
+    """Register with threadpoolctl, so that `threadpool_limits(1)` applies to sdpa as well.
 
-    threadpoolctl is imported here because it looks for no controllers when it is imported later.
+    This imports threadpoolctl: if imported later, it would not look for controllers.
     """
     try:
         from threadpoolctl import LibController, register

@@ -35,7 +35,7 @@ __all__ = [
     "t5_relative_backward",
 ]
 
-# Elements of the bias whose gradients are held at a time, and the fewest rows of them.
+# The elements of the bias whose gradients are held at a time, and the fewest rows of a block.
 _BLOCK_ELEMENTS, _BLOCK_ROWS = 1 << 21, 32
 
 
@@ -244,8 +244,8 @@ def t5_attention_backward(
         The gradients to compute.
     **options : is_causal, scale, enable_gqa, window, sinks, key_lengths, query_offset, ...
         As in the forward call. query_offset is one int, the same as in `t5_relative`. dropout_p is
-        not accepted because its pattern depends on the index of the query, nor attn_mask, which is
-        this bias.
+        not accepted, because its pattern depends on the index of the query; nor is attn_mask, since
+        the bias takes its place.
 
     Returns
     -------
@@ -276,7 +276,7 @@ def t5_attention_backward(
     needs = checked_needs(needs, T5Gradients._fields)
     query, key, value, table = arrays(query=query, key=key, value=value, table=table)
     if query.ndim < 2 or key.ndim < 2:
-        _core._check_attention(query, key, value)  # raises, and says which of them
+        _core._check_attention(query, key, value)  # raises, naming the argument
     _check_table(table)
     n_q, n_k = query.shape[-2], key.shape[-2]
     checked["query_offset"] = offset = diagonal_offset(checked, n_q, n_k)
@@ -308,7 +308,7 @@ def _summed_over_blocks(
     needs: tuple[str, ...],
     options: dict[str, Any],
 ) -> dict[str, Array]:
-    """Gradients of attention with this bias, one block of queries at a time.
+    """Compute the gradients of attention with this bias, one block of queries at a time.
 
     "table" is the gradient of the bias, summed into its buckets block by block, in float64.
     """
@@ -353,9 +353,9 @@ def _buckets(
     max_distance: int,
     offset: int,
 ) -> Array:
-    """The bucket of every distance: entry p is for the pairs with j - i + Lq - 1 = p.
+    """The bucket of every distance: entry p belongs to the pairs with j - i + Lq - 1 = p.
 
-    `name` is the argument that gives the number of buckets.
+    `name` is the argument that determines the number of buckets.
     """
     num_buckets, offset = integer(name, num_buckets), integer("query_offset", offset)
     max_distance = integer("max_distance", max_distance)

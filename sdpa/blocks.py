@@ -1,8 +1,8 @@
 """Exact attention over keys and values that do not fit into memory.
 
-Keys and values may be anything that has shape, dtype and slices: arrays of Zarr or h5py, files
-mapped into memory, arrays of NumPy. They are read block by block, each by a thread while attention
-to the one before is computed, and only where a query sees them.
+Keys and values may be any objects with shape, dtype and slices: arrays of Zarr or h5py, files
+mapped into memory, arrays of NumPy. They are read block by block, and only if a query sees the
+block; a thread reads each block while attention to the previous one is computed.
 """
 
 from __future__ import annotations
@@ -52,32 +52,33 @@ def attend(
 
     summed one block after the other by `sdpa.merge_attention`: Milakov and Gimelshein, "Online
     normalizer calculation for softmax" (2018), section 3.1. Equal blocks give equal bits on one
-    instruction set, wherever and by however many threads they are computed.
+    instruction set, on any machine and any number of threads.
 
     Blocks that causality, windows or key lengths hide from all queries are never read. Memory
-    beside the result is that of the queries and of two to three blocks of keys and values.
+    beyond the result holds the queries and two to three blocks of keys and values.
 
     Parameters
     ----------
     query : array_like or store, (..., heads, Lq, d_k)
-        float16, bfloat16, float32 or float64. Read at once, as far as `rows` goes.
+        float16, bfloat16, float32 or float64. The part that `rows` selects is read at once.
     keys : array_like or store, (..., heads, Lk, d_k)
         Of query's dtype or, beside a float32 query, float16 or bfloat16. A store has shape and
-        dtype, and gives arrays by `keys[index]` with a slice per axis.
+        dtype, and returns arrays for `keys[index]` with a slice per axis.
     values : array_like or store, (..., heads, Lk, d_v)
         Of keys' dtype.
     block : int, default 8192
-        Keys of a block. A multiple of the store's chunks reads each chunk once per call.
+        Number of keys in a block. If it is a multiple of the store's chunks, each chunk is read
+        once per call.
     rows : slice, optional
-        The queries to compute. Options keep the meaning that they have for all queries, so the
-        calls for one block of queries after the other are the call for all.
+        The queries to compute. Options keep the meaning that they have for all queries, so calls
+        for successive blocks of queries together give the result of one call for all.
     progress : bool, default False
         Show a bar on stderr, which needs tqdm.
     out : ndarray, (..., heads, rows, d_v), optional
         Array for the output: of query's dtype, any strides, sharing no memory with an input.
     **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, ...
-        As in `sdpa.attention`, but without dropout. attn_mask may be a store, of which the parts
-        beside the blocks are read.
+        As in `sdpa.attention`, but without dropout. attn_mask may be a store; only the parts that
+        belong to the blocks are read.
 
     Returns
     -------
@@ -91,8 +92,8 @@ def attend(
     Raises
     ------
     TypeError, ValueError
-        As `sdpa.attention`, naming the argument, before anything is read; also for dropout. While
-        reading, if a store gives another shape or dtype than it says.
+        As `sdpa.attention`, and for dropout, naming the argument, before anything is read. While
+        reading, if a store returns another shape or dtype than it declares.
     ImportError
         progress is True and tqdm is not installed.
 
@@ -149,17 +150,18 @@ def attend_backward(
     needs: Iterable[str] = ("query", "key", "value"),
     **options: Unpack[BlockOptions],
 ) -> _core.AttentionGradients:
-    """Gradients of `attend`, of a block of queries or of a block of keys.
+    """Gradients of `attend`, for a block of queries or a block of keys.
 
-    The gradients of <grad_out, out> + <grad_lse, lse>, by the formula of `sdpa.attention_backward`.
-    Those of queries are summed over blocks of keys and values; those of keys and values over blocks
-    of queries, grad_out, out and lse. Neither needs the result of the other: gradients of all
-    blocks can be computed anywhere in any order, and each has the same bits every time.
+    These are the gradients of <grad_out, out> + <grad_lse, lse>, by the formula of
+    `sdpa.attention_backward`. Gradients of queries are summed over blocks of keys and values;
+    gradients of keys and values over blocks of queries, grad_out, out and lse. Neither needs the
+    other's result: the gradients of all blocks can be computed on any machine in any order, and
+    each has the same bits every time.
 
     Parameters
     ----------
     grad_out, out : array_like or store, (..., heads, Lq, d_v)
-        Of query's dtype. out is that of `attend`, as is lse.
+        Of query's dtype. out and lse are the results of `attend`.
     query : array_like or store, (..., heads, Lq, d_k)
         As in `attend`.
     keys, values : array_like or store, (..., heads, Lk, d_k) and (..., heads, Lk, d_v)
@@ -167,7 +169,7 @@ def attend_backward(
     lse : array_like or store, (..., heads, Lq)
         float32 (float64 for float64).
     block : int, default 8192
-        Keys, or queries, of a block that is read.
+        Number of keys, or queries, in a block that is read.
     rows : slice, optional
         The queries whose gradient is computed; their part of every operand is read at once.
     columns : slice, optional
@@ -177,17 +179,16 @@ def attend_backward(
     grad_lse : array_like or store, (..., heads, Lq), optional
         Gradient with respect to lse.
     needs : sequence of {"query", "key", "value", "attn_mask", "sinks"}
-        The gradients to compute. Those of attn_mask and sinks are the share of `rows`: where the
-        queries have an attn_mask or a sink in common, sum them over all rows.
+        The gradients to compute. For attn_mask and sinks the result is the share of `rows`; if
+        queries share a mask or a sink, add the shares of all rows.
     **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, ...
         Those of the forward call.
 
     Returns
     -------
     AttentionGradients
-        Named tuple (query, key, value, attn_mask, sinks): query of the shape and dtype of
-        query[rows], key and value of those of keys[columns] and values[columns], attn_mask of the
-        mask's rows; None where not in needs.
+        Named tuple (query, key, value, attn_mask, sinks) with the shapes and dtypes of query[rows],
+        keys[columns], values[columns], the mask's rows and sinks; None where not in needs.
 
     Raises
     ------
@@ -228,7 +229,7 @@ def _query_gradients(
 ) -> dict[str, Array | None]:
     """Gradients of queries, of their mask and of their sinks, over blocks of keys."""
     q, given = call.query.read(rows), upstream.read(rows)
-    # Without keys the gradient of a sink is there already, and that of queries is 0.
+    # Start from attention to no key: the sink already has a gradient, and that of queries is 0.
     nothing = call.read(rows, NO_KEYS)
     total = call.backward(rows, NO_KEYS, q, *nothing, given, needs, sinks=True)
     parts = needs - {"sinks"}
@@ -255,7 +256,7 @@ def _key_gradients(
     call: Call, upstream: Upstream, columns: slice, size: int, needs: set[str], bar: Any
 ) -> dict[str, Array | None]:
     """Gradients of keys and values, over blocks of queries."""
-    # Sums of 16-bit gradients are float32, as the gradient of a widened key is.
+    # Sums of 16-bit gradients are float32, like the gradient of a widened key.
     k, v = widen(call.keys.read(columns)), widen(call.values.read(columns))
     none = slice(0, 0)
     nothing = call.query.read(none), k, v, call.mask_block(none, columns)
@@ -288,9 +289,9 @@ def _rounded(x: Array | None, operand: Operand) -> Array | None:
 
 
 class Call:
-    """Operands and options of one call, checked, none of them read.
+    """Operands and options of one call, checked but not read.
 
-    Its methods compute one block: `rows` and `columns` say which part of the whole q, k, v are.
+    Its methods compute one block: `rows` and `columns` are the place of q, k and v in the whole.
     """
 
     def __init__(
@@ -325,7 +326,7 @@ class Call:
         return None if self.mask is None else self.mask.unread
 
     def check_out(self, rows: slice, out: Array | None) -> None:
-        """What `attention_forward` says to the result's array, which it fills with zeros."""
+        """Check the result's array like `attention_forward`, and fill it with zeros."""
         if out is None:
             return
         for operand in (self.query, self.keys, self.values, self.mask):
@@ -339,20 +340,20 @@ class Call:
         self._without_keys(rows, out)
 
     def out_shape(self) -> tuple[int, ...]:
-        """(..., heads, Lq, d_v), with all axes that are broadcast."""
+        """(..., heads, Lq, d_v) after broadcasting."""
         shape = list(self._without_keys(slice(0, 0), None).out.shape)
         shape[self.query.axis] = self.whole.n_q
         return tuple(shape)
 
     def compute_type(self) -> np.dtype[Any]:
-        """That of sums and lse."""
+        """The dtype of sums and lse."""
         return widen(np.empty(0, self.query.dtype)).dtype
 
     def operand(self, name: str) -> Operand:
         return {"query": self.query, "key": self.keys, "value": self.values}[name]
 
     def _without_keys(self, rows: slice, out: Array | None) -> _core.AttentionForward:
-        """Attention of these queries to no key, with nothing read."""
+        """Attention of these queries to no key, without reading anything."""
         query, key, value = (
             operand.unread[operand.index(part)]
             for operand, part in ((self.query, rows), (self.keys, NO_KEYS), (self.values, NO_KEYS))
@@ -375,7 +376,7 @@ class Call:
         return np.zeros(shape, widen(np.empty(0, mask.dtype)).dtype)
 
     def start(self, rows: slice, q: Array) -> _core.AttentionForward:
-        """Attention to no key: out 0, lse that of the sinks."""
+        """Attention to no key: out is 0, lse that of the sinks."""
         return self.forward(rows, NO_KEYS, q, *self.read(rows, NO_KEYS), sinks=True)
 
     def forward(
@@ -418,7 +419,7 @@ class Call:
         *,
         sinks: bool = False,
     ) -> _core.AttentionGradients:
-        """Gradients of one block, in float32 or float64 but for those of 16-bit keys."""
+        """Gradients of one block, in float32 or float64, except those of 16-bit keys."""
         grad_out, out, lse, grad_lse = upstream
         options = self.whole.block(rows, columns, sinks=sinks)
         return _core.attention_backward(
@@ -432,7 +433,7 @@ def _widened(mask: Array | None) -> Array | None:
 
 
 class Upstream:
-    """grad_out, out, lse and grad_lse of the whole call, checked, none of them read."""
+    """grad_out, out, lse and grad_lse of the whole call, checked but not read."""
 
     def __init__(
         self, call: Call, grad_out: Any, out: Any, lse: Any, grad_lse: Any, needs: Iterable[str]

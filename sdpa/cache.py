@@ -15,19 +15,19 @@ __all__ = ["KVCache"]
 class KVCache:
     """Keys and values of a batch of sequences, in memory that is allocated once.
 
-    `append` writes the new positions behind those that are held; `key` and `value` are views of the
-    positions held, which attention reads in place. Sequences may have different lengths. One call
-    serves prompts, single tokens and windows:
+    `append` writes new positions behind the old ones; `key` and `value` are views of all positions
+    held, which attention reads in place. Sequences may have different lengths. One call serves
+    prompts, single tokens and windows:
 
         sdpa.attention(query, cache.key, cache.value, is_causal=True, key_lengths=cache.lengths,
                        query_offset=cache.query_offset, window=cache.window)
 
-    is the attention of the positions appended last, with queries in their order, over everything
-    appended so far. A single token without a window sees every key that is held and needs
-    key_lengths alone.
+    is the attention of the positions that the last `append` added (queries in the same order) over
+    everything appended so far. A single token without a window sees every key that is held, and
+    needs key_lengths alone.
 
-    With a window a full cache drops positions that no later query sees, so that it never holds more
-    than `capacity` and never ends. What it drops moves the positions behind it to the front, which
+    With a window a full cache drops positions that no later query sees, so it never holds more than
+    `capacity` and never fills up. The remaining positions then move to the front, which
     `query_offset` takes into account; the move costs one copy of the window per capacity - left new
     positions. The window is that of Beltagy, Peters and Cohan, "Longformer" (2020), section 3.1.
 
@@ -36,16 +36,16 @@ class KVCache:
     batch, heads : int
         Number of sequences and of key heads.
     d_k, d_v : int
-        Widths of keys and values; d_v = None is d_k.
+        Widths of keys and values; None for d_v means d_k.
     capacity : int
-        Positions per sequence for which there is memory. With a window, above `left`: twice as many
-        is a good choice.
+        Positions per sequence for which there is memory. With a window it must exceed `left`; twice
+        that is a good choice.
     dtype : dtype, default float32
-        float16, bfloat16, float32 or float64. What is appended is rounded to it. Attention over a
-        cache of 16 bits takes float32 queries, too, and reads half the bytes.
+        float16, bfloat16, float32 or float64. Appended keys and values are rounded to it. Attention
+        over a 16-bit cache also takes float32 queries, and reads half the bytes.
     window : (left, right), optional
-        That of every call of attention over this cache: keys more than `left` positions before a
-        query are not seen. None, also for `left`, keeps everything.
+        The window of every call of attention over this cache: a query does not see keys more than
+        `left` positions before it. None, also for `left`, keeps everything.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class KVCache:
         dtype = native(np.dtype(dtype))
         checked_float("dtype", np.empty(0, dtype))
         shape = (sizes["batch"], sizes["heads"], self.capacity)
-        # Pages of zeros take no memory before they are written.
+        # Zeroed pages take no memory until they are written.
         self._key = np.zeros((*shape, sizes["d_k"]), dtype)
         self._value = np.zeros((*shape, sizes["d_v"]), dtype)
         self._lengths = np.zeros(sizes["batch"], np.int64)
@@ -113,7 +113,7 @@ class KVCache:
     def key(self) -> Array:
         """The keys held, a view (batch, heads, L, d_k), L the longest of `lengths`.
 
-        Beyond its length a sequence holds anything, which key_lengths masks.
+        Beyond a sequence's length the contents are arbitrary; key_lengths masks them.
         """
         return self._key[:, :, : self._longest]
 
@@ -124,20 +124,20 @@ class KVCache:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Positions held of each sequence, (batch,): the option key_lengths."""
+        """Number of positions held for each sequence, (batch,): the option key_lengths."""
         return self._lengths.copy()
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Positions appended to each sequence, (batch,), dropped ones included.
+        """Number of positions appended to each sequence so far, (batch,), including dropped ones.
 
-        The position of its next token, for `rotary_embedding`.
+        This is the position of its next token, for `rotary_embedding`.
         """
         return self._positions.copy()
 
     @property
     def query_offset(self) -> NDArray[np.int64]:
-        """Where the last `append` begins among the keys held, (batch,): the option query_offset."""
+        """Place of the last `append` among the keys held, (batch,): the option query_offset."""
         return self._lengths - self._counts
 
     @property
@@ -154,15 +154,16 @@ class KVCache:
         value : array_like, (batch, heads, n, d_v)
             As key.
         lengths : array_like of int, (batch,), optional
-            How many of the n positions each sequence gets, where they differ; the rest is padding.
+            Number of the n positions that each sequence gets, if they differ; the rest is padding.
 
         Raises
         ------
         TypeError
             An argument has a dtype that is not accepted.
         ValueError
-            A shape does not match, or there is no room: without a window for more than `capacity`
-            positions in all, with one for `left` old ones and the new. The cache is as before.
+            A shape does not match, or there is no room: a cache without a window holds `capacity`
+            positions in all, one with a window the new positions and `left` old ones. The cache
+            stays unchanged.
 
         Examples
         --------
@@ -183,7 +184,7 @@ class KVCache:
                 raise ValueError(f"{name}: expected ({batch}, {heads}, {rows}, {d}), got {x.shape}")
         counts = self._checked_counts(lengths, n)
         kept = self._kept(counts)
-        # Its own positions are about to move.
+        # key or value may be a view of this cache, whose positions are about to move.
         if np.may_share_memory(key, self._key) or np.may_share_memory(value, self._value):
             key, value = key.copy(), value.copy()
         self._drop(kept)
@@ -211,7 +212,7 @@ class KVCache:
         return x.astype(np.int64)
 
     def _kept(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many positions of each sequence stay, so that as many new ones fit."""
+        """The number of old positions of each sequence that stay, so that the new ones fit."""
         full = self._lengths + counts > self.capacity
         window = self._lengths if self._left is None else np.minimum(self._left, self._lengths)
         kept = np.where(full, window, self._lengths)
@@ -233,19 +234,20 @@ class KVCache:
         self._lengths = kept
 
     def reorder(self, index: ArrayLike) -> None:
-        """Let each sequence go on from another one, as a beam search does.
+        """Let each sequence continue from another one, as a beam search does.
 
         Parameters
         ----------
         index : array_like of int, (batch,)
-            Sequence b becomes what sequence index[b] was; several may go on from one.
+            Sequence b becomes a copy of sequence index[b]; several may continue from the same one.
 
         Raises
         ------
         TypeError
             index does not hold integers.
         ValueError
-            Its shape is another one, or a sequence does not exist. The cache is as before.
+            index has another shape, or names a sequence that does not exist. The cache stays
+            unchanged.
 
         Examples
         --------
@@ -274,7 +276,7 @@ def _size(name: str, value: Any) -> int:
 
 
 def _pair(window: Any) -> tuple[int | None, int | None] | None:
-    """A window, checked as the kernel checks it."""
+    """The window, after the same checks as in the kernel."""
     if window is None:
         return None
     if not isinstance(window, (tuple, list)) or len(window) != 2:

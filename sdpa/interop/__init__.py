@@ -1,1 +1,1 @@
-"""sdpa inside other libraries: one module for each, importable where its library is installed."""
+"""sdpa inside other libraries: one module for each, which needs that library to be installed."""

@@ -2,14 +2,14 @@
 
 `reference_ops` gives them to `onnx.reference.ReferenceEvaluator`, which then runs whole models with
 sdpa's kernels. `Backend` has the interface of `onnx.backend.base.Backend` and runs every graph that
-consists of these three operators. Attention is that of opsets 23, 24 and 25; Softmax and LogSoftmax
-that of every opset. Three points where a reader of the standard may ask:
+consists of these three operators. Attention is supported in opsets 23, 24 and 25, Softmax and
+LogSoftmax in every opset. Three points may surprise a reader of the standard:
 
 - Scores, softmax and sums are computed in float32 (float64 for float64 inputs), so
-  `softmax_precision` only changes anything where it asks for more: DOUBLE computes in float64.
+  `softmax_precision` has an effect only if it asks for more: DOUBLE computes in float64.
 - `qk_matmul_output_mode=0` gives the scaled product before `softcap`, as the text of the operator
   says.
-- Integer masks, which the type list admits and the text gives no meaning, are refused.
+- Integer masks are refused: the type list admits them, but the text gives them no meaning.
 
 Source: ONNX operator specification, Attention-23, -24, -25, Softmax-1, -11, -13.
 """
@@ -55,7 +55,7 @@ def _heads_first(name: str, x: Any, attribute: str, heads: int | None) -> Any:
 
 
 def _padded_mask(mask: Any, keys: int) -> Any:
-    """The mask with its last axis extended to all keys; those added are masked."""
+    """The mask with its last axis extended to all keys; the added ones are masked."""
     if mask.dtype.kind in "iu":
         raise TypeError(
             f"attn_mask: expected bool or floating point, got {mask.dtype}; "
@@ -89,7 +89,7 @@ def _window(left: int, right: int) -> tuple[int | None, int | None] | None:
 def _check_attention(
     version: int, named: dict[str, Any], attributes: dict[str, Any]
 ) -> tuple[Any, Any, Any]:
-    """Query, key and value as (batch, heads, L, d), checked for what sdpa itself cannot see."""
+    """Query, key and value as (batch, heads, L, d), after checks that sdpa itself cannot make."""
     query, key, value = named["Q"], named["K"], named["V"]
     q_heads, kv_heads = attributes.get("q_num_heads"), attributes.get("kv_num_heads")
     if not query.ndim == key.ndim == value.ndim or query.ndim not in (3, 4):
@@ -276,7 +276,7 @@ class Backend(base.Backend):
 
     @classmethod
     def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> BackendRep:
-        """Check a model (a ModelProto) and return what runs it.
+        """Check a model (a ModelProto) and return an object that runs it.
 
         Raises
         ------
@@ -335,7 +335,7 @@ class _ReferenceOperator(OpRun):
         )
 
     def _run(self, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
-        # The others are defaults, of the newest opset whatever the model's.
+        # The other attributes are defaults of the newest opset, even for a model of an older one.
         given = {a.name: attributes[a.name] for a in self.onnx_node.attribute}
         opset = self.run_params["opsets"][self.onnx_node.domain]
         return tuple(_compute(self.onnx_node, opset, inputs, given))

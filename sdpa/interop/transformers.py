@@ -5,8 +5,8 @@ sdpa, by `Model.from_pretrained(..., attn_implementation="c_attention")` or
 `model.set_attn_implementation("c_attention")`: softcap, sinks, sliding windows and position biases
 included, in training and in `generate`.
 
-Padding stays a vector of keys, and causal masks and sliding windows are options, so no (Lq, Lk)
-mask is built. Other patterns (chunks, prefixes, packed sequences, static caches) come as the
+Padding stays a vector over keys, and causal masks and sliding windows become options, so no (Lq,
+Lk) mask is built. Other patterns (chunks, prefixes, packed sequences, static caches) arrive as the
 boolean mask that transformers builds for them.
 """
 
@@ -35,7 +35,7 @@ _WINDOW = masking_utils.sliding_window_causal_mask_function(1)
 
 
 def register() -> None:
-    """Adds "c_attention" to the attention and mask functions of transformers.
+    """Add "c_attention" to the attention and mask functions of transformers.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def _parts(mask_function: Any) -> list[str]:
 
 
 def _is_option(mask_function: Any) -> bool:
-    """Whether the pattern is one that the module asks for by is_causal and sliding_window."""
+    """Whether is_causal and sliding_window of the module express the pattern."""
     return mask_function in _PLAIN or (
         mask_function.__qualname__ == _WINDOW.__qualname__
         and _parts(mask_function) == _parts(_WINDOW)
@@ -64,7 +64,7 @@ def _is_option(mask_function: Any) -> bool:
 
 
 def _last_query_is_at_last_key(where: dict[str, Any], kv_end: int) -> bool:
-    """Whether the queries end where the keys do, in the words of any version of transformers."""
+    """Whether the last query is at the last key, for any version of transformers."""
     if "cache_position" in where:
         last = where["cache_position"][-1]
     else:
@@ -82,11 +82,11 @@ def c_attention_mask(
     attention_mask: torch.Tensor | None = None,
     **options: Any,
 ) -> torch.Tensor | None:
-    """The mask of one call of a model: the padding (batch, Lk), or None where there is none.
+    """The mask of one call of a model: the padding (batch, Lk), or None if there is none.
 
-    A pattern that is no option of the attention, or whose last query is not at the last key, comes
-    as boolean (batch, 1, Lq, Lk), padding included. `options` say where the queries are: q_length
-    and q_offset, or cache_position before transformers 5.4.
+    A pattern that options cannot express, or whose last query is not at the last key, becomes a
+    boolean mask (batch, 1, Lq, Lk) that includes the padding. `options` has the place of the
+    queries: q_length and q_offset, or cache_position before transformers 5.4.
     """
     kv_offset = int(kv_offset)
     ends_together = _last_query_is_at_last_key(options, kv_offset + kv_length)
@@ -103,7 +103,7 @@ def c_attention_mask(
     if attention_mask is None:
         return None
     attention_mask = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
-    # A graph is for all values of the padding.
+    # A graph must serve all values of the padding.
     is_compiling = torch.compiler.is_compiling()
     return None if not is_compiling and attention_mask.all() else attention_mask
 

@@ -1,8 +1,8 @@
 """Computes attention with relative positions: its far parts, and the band of distances in blocks.
 
 shaw.py defines the result and the parts. In a block the scores of relative rows go to the kernel as
-a bias. The kernel changes scores before it adds biases, and numbers the pairs of dropout from the
-first pair it is given; with these options the pairs of a block are written out instead.
+a bias. The kernel applies softcap before it adds biases, and counts the pairs of dropout from the
+first pair of a call; with these options the pairs of a block are written out in NumPy instead.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Problem:
         self.offset = diagonal_offset(dict(options), self.n_q, self.n_k)
         scale = options.get("scale")
         self.scale = 1 / math.sqrt(max(self.query.shape[-1], 1)) if scale is None else scale
-        # The options that a block of the band has in common with the whole.
+        # The options that a block of the band shares with the whole.
         self.block_options: dict[str, Any] = {"scale": self.scale}
         for name in options.keys() & {"enable_gqa", "key_lengths", "workers"}:
             self.block_options[name] = options[name]
@@ -90,7 +90,7 @@ class Problem:
         return x.astype(dtype)
 
     def alibi(self, distances: Array) -> Array:
-        """What ALiBi adds to the scores at these distances, (..., heads, *distances.shape)."""
+        """The bias of ALiBi at these distances, (..., heads, *distances.shape)."""
         slopes = cast(Array, self.slopes)
         added: Array = -slopes * abs(distances).astype(slopes.dtype)
         return added
@@ -131,7 +131,7 @@ class Problem:
             high = min(high, 0)
         d = self.farthest
         parts: list[tuple[int | None, int, int]] = [(None, low, high)]
-        if self.n_k > _BLOCK_ROWS + 2 * d:  # otherwise a block's band holds nearly all keys
+        if self.n_k > _BLOCK_ROWS + 2 * d:  # else a block's band holds nearly all keys
             parts = [(0, low, -d), (None, 1 - d, d - 1), (2 * d, max(d, 1), high)]
         for row, a, b in parts:
             a, b = max(a, low), min(b, high)
@@ -182,12 +182,12 @@ class FarPart(NamedTuple):
     key: Array
     value: Array
     options: dict[str, Any]
-    # ALiBi is measured from the part's own diagonal. This is the rest of it: (..., heads, 1), or 0.
+    # The kernel measures ALiBi from the part's diagonal. This is the rest: (..., heads, 1) or 0.
     lse_shift: Array | float
 
 
 class Block:
-    """Some queries of the band, and the keys that they meet there.
+    """A block of queries of the band, and the keys that they meet there.
 
     An array (..., rows, relative) has a column for each row of rel_key that is needed, an array
     (..., rows, keys) one for each key: the relative row of a pair is its distance, clipped. Between
@@ -205,7 +205,7 @@ class Block:
         farthest = problem.farthest
         relative = np.arange(low, high + 1).clip(-farthest, farthest) + farthest
         self.rel_rows = slice(int(relative[0]), int(relative[-1]) + 1)
-        # Where a relative row begins, if some serve more than one distance.
+        # The first column of each relative row, if some serve more than one distance.
         starts = np.flatnonzero(np.diff(relative, prepend=-1))
         self.starts = starts if len(starts) < len(relative) else None
         self.relative = relative - relative[0]
@@ -228,10 +228,10 @@ class Block:
             self.options["key_lengths"] = np.clip(np.subtract(lengths, keys.start), 0, self.n_keys)
 
     def _bias(self, distances: Array) -> Array:
-        """Added to the scores of query and key: relative rows, ALiBi and mask."""
+        """The bias of the scores of query and key: relative rows, ALiBi and mask."""
         bias = self.relative_scores
         if changes_scores(self.problem.options):
-            # The change applies to the sum with the relative scores: `_logits` adds those.
+            # The option applies to the sum with the relative scores, so `_logits` adds them.
             bias = np.where(bias == -np.inf, bias, bias.dtype.type(0))
         if self.problem.slopes is not None:
             bias = bias + self.problem.alibi(distances)
@@ -328,7 +328,7 @@ class Block:
         return _core.AttentionForward(out, part.lse)
 
     def backward(self, upstream: Upstream, needs: tuple[str, ...]) -> dict[str, Array]:
-        """The part of each gradient that is due to these pairs."""
+        """The share of each gradient that comes from these pairs."""
         by_block = self._by_kernel if self.problem.is_plain else self._by_pairs
         grads, by_scores = by_block(upstream, needs)
         by_relative = self._to_relative(by_scores) * by_scores.dtype.type(self.problem.scale)
@@ -420,7 +420,7 @@ def _exponential(logits: Array, lse: Array) -> Array:
 def forward(problem: Problem) -> _core.AttentionForward:
     """The parts, merged."""
     query, value, lead = widen(problem.query), widen(problem.value), problem.lead
-    # Attention to no key, or to the sinks alone, which the parts are merged with.
+    # Attention to no key, or to the sinks alone; the parts are merged into it.
     out = np.zeros((*lead, problem.n_q, value.shape[-1]), native(query.dtype))
     lse = np.full(out.shape[:-1], -np.inf, out.dtype)
     sinks = problem.options.get("sinks")

@@ -1,4 +1,4 @@
-"""Shared by the mechanisms: checks before anything is computed, types, backward calls, sums.
+"""Helpers of all mechanisms: checks before anything is computed, types, backward calls, sums.
 
 Each mechanism prepares the operands of `sdpa.attention_forward` and `attention_backward`, which do
 the rest. 16-bit operands are widened to float32 once, so that prepared operands are not rounded
@@ -44,7 +44,7 @@ def checked_options(
 
 
 def _unexpected(function: Callable[..., Any], name: str, known: Collection[str]) -> str:
-    """CPython's message for an unknown keyword, as the functions of the extension have it."""
+    """CPython's message for an unknown keyword, as the functions of the extension word it."""
     parameters = inspect.signature(function).parameters.values()
     own = [p.name for p in parameters if p.default is not p.empty]
     close = difflib.get_close_matches(name, [*own, *known], 1)
@@ -75,7 +75,7 @@ def integer(name: str, value: Any) -> int:
 
 
 def diagonal_offset(options: dict[str, Any], n_q: int, n_k: int) -> int:
-    """The position of query 0 among the keys, taken out of the options.
+    """Remove the position of query 0 among the keys from the options, and return it.
 
     It is one integer, because functions composed around distances have one diagonal for the whole
     batch.
@@ -94,7 +94,7 @@ def diagonal_offset(options: dict[str, Any], n_q: int, n_k: int) -> int:
 
 
 def positive(name: str, value: float) -> float:
-    """A finite number above 0 whose reciprocal is finite as well."""
+    """Return a number above 0 that is finite, and so is its reciprocal; raise otherwise."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -105,7 +105,7 @@ def positive(name: str, value: float) -> float:
 
 
 def checked_float(name: str, x: Array) -> None:
-    """A TypeError for a dtype that the kernels do not accept."""
+    """Raise a TypeError for a dtype that the kernels do not accept."""
     if x.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
         raise TypeError(f"{name}: expected float16, bfloat16, float32 or float64, got {x.dtype}")
 
@@ -119,7 +119,7 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def widen(x: Array) -> Array:
-    """x in the type of the arithmetic, float32 or float64; broadcast axes stay broadcast."""
+    """x in the compute type, float32 or float64; broadcast axes stay broadcast."""
     dtype = np.float64 if native(x.dtype) == np.float64 else np.float32
     if x.dtype == dtype:
         return x
@@ -127,7 +127,7 @@ def widen(x: Array) -> Array:
 
 
 def distinct(x: Array, axes: int | None = None) -> Array:
-    """x without repetitions along its first `axes` axes (all): length 1 where the stride is 0."""
+    """x with length 1 along those of its first `axes` axes (default: all) whose stride is 0."""
     sizes = zip(x.strides[:axes], x.shape[:axes], strict=True)
     return x[tuple(slice(0, 1) if stride == 0 and n > 1 else slice(None) for stride, n in sizes)]
 
@@ -217,13 +217,13 @@ def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def rows_in_use(grad: Array) -> Array:
-    """(..., L, 1) bool: whether anything depends on a row, by its gradient; a NaN says yes."""
+    """(..., L, 1) bool: whether a row's gradient is not zero; NaN counts as not zero."""
     return cast(Array, (grad != 0).any(axis=-1, keepdims=True))
 
 
 @np.errstate(all="ignore")
 def product_skipping_zeros(x: Array, y: Array) -> Array:
-    """x @ y in which a 0 of x hides what y holds there, NaN included."""
+    """x @ y where a 0 in x gives 0 even if y holds NaN there."""
     product = x @ y
     finite = np.isfinite(y)
     if finite.all():

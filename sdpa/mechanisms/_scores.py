@@ -1,4 +1,4 @@
-"""The options that change a score by itself, for formulas written out in Python.
+"""The options that change a single score, for formulas written out in Python.
 
 The kernels apply these options where they compute the scores. A formula that adds something to the
 scores first, or that autograd differentiates, has to apply them here.
@@ -24,7 +24,7 @@ def changes_scores(options: Mapping[str, Any]) -> bool:
 def changed_scores(
     scores: Any, options: Mapping[str, Any], tanh: Callable[[Any], Any] = np.tanh
 ) -> tuple[Any, Any]:
-    """The scaled scores after these options, and the slope of that; a slope None is 1."""
+    """The scaled scores after these options, and their slope; None means a slope of 1."""
     softcap = options.get("softcap")
     if softcap is None:
         return scores, None

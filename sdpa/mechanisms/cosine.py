@@ -275,7 +275,7 @@ class _Unit:
         exponent = np.frexp(np.maximum(largest, eps))[1]
         exponent = np.clip(exponent, limits.minexp, -limits.minexp)
         self._power = np.ldexp(x.dtype.type(1), -exponent)
-        # One layout whatever that of x, because the order of einsum's sums depends on it.
+        # Use one layout for every layout of x, because the order of einsum's sums depends on it.
         y = np.multiply(x, self._power, order="C")
         norm = np.sqrt(np.einsum("...i,...i->...", y, y))[..., None]
         least = np.ldexp(eps, -exponent)
@@ -293,13 +293,13 @@ class _Unit:
         result += g
         result *= self._inverse
         result *= self._power
-        # Rows that nothing depends on may hold NaN.
+        # Rows without influence on the result may hold NaN.
         np.copyto(result, 0, where=~rows_in_use(g))
         return result
 
     @np.errstate(all="ignore")
     def inner(self, grad: Array | None) -> float:
-        """sum <vector, grad> over the rows that something depends on."""
+        """sum <vector, grad> over the rows that have influence on the result."""
         g = cast(Array, grad)
         along = np.einsum("...i,...i->...", self.vector, g)
         return float(along.sum(where=rows_in_use(g)[..., 0], dtype=np.float64))

@@ -1,6 +1,6 @@
 """Multi-head attention with its projections, initialisers and gradients.
 
-Projections are matrix products of NumPy's BLAS; between them runs the kernel of `sdpa.attention`.
+Projections are matrix products by NumPy's BLAS; the kernel of `sdpa.attention` runs between them.
 """
 
 from __future__ import annotations
@@ -363,7 +363,7 @@ class MultiHeadAttention:
         query, key, value = self._project(given, x, source)
         rows = query.shape[:-1]
         lead = np.broadcast_shapes(rows[:-2], key.shape[:-3], value.shape[:-3])
-        # Length before heads, which then lie side by side for the last product.
+        # Put length before heads, so that heads lie side by side for the last product.
         heads_out = np.empty((*lead, rows[-1], self.heads, self.d_v), query.dtype)
         heads_out, lse = _core.attention_forward(
             query, key, value, **widened_options(checked), out=np.swapaxes(heads_out, -3, -2)
@@ -475,7 +475,7 @@ class MultiHeadAttention:
         parameters: Mapping[str, ArrayLike] | None,
         options: Mapping[str, Any],
     ) -> tuple[dict[str, Array], Array, Array, dict[str, Any]]:
-        """Parameters, x, context (x if there is none) and the options of the kernel."""
+        """Return parameters, x, context (x if there is none) and the options of the kernel."""
         checked = checked_options(function, options, LayerOptions.__annotations__)
         checked["enable_gqa"] = self.kv_heads != self.heads
         checked["scale"] = self._kernel_scale

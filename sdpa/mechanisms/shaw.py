@@ -1,14 +1,13 @@
 """Attention with learned vectors for relative positions, in scores and output (Shaw et al., 2018).
 
 The distance t = j - i - query_offset of query i and key j is clipped to -D ... D, so from D on all
-keys share one relative row: there it is ordinary attention over key + rel_key[end] and
-value + rel_value[end], which the kernel handles directly. The rest is a band of diagonals around
-t = 0. It is computed in blocks of queries with the few keys that they meet there: the relative
-scores query rel_key^T are one product per query and distance, and the kernel reads them along
-diagonals as an additive mask. With dropout, or an option that changes scores, the pairs of a block
-are written out instead. The parts are over disjoint sets of keys and are merged by their
-log-sum-exps. If there are no more keys than a block of the band needs anyway, the band holds all of
-them.
+keys share one relative row: there it is ordinary attention over key + rel_key[end] and value +
+rel_value[end], which the kernel handles directly. The rest is a band of diagonals around t = 0. It
+is computed in blocks of queries with the few keys that they meet there: the relative scores query
+rel_key^T are one product per query and distance, and the kernel reads them along diagonals as an
+additive mask. With dropout, or an option that changes scores, the pairs of a block are written out
+in NumPy instead. The parts cover disjoint sets of keys and are merged by their log-sum-exps. If a
+block of the band would hold all keys anyway, the band is the only part.
 """
 
 from __future__ import annotations
@@ -77,9 +76,10 @@ def shaw_attention(
     rel_value : array_like, (2 D + 1, d_v) or (heads, 2 D + 1, d_v), optional
         The vectors added to values; None means zero.
     **options : attn_mask, is_causal, scale, enable_gqa, window, sinks, key_lengths, ...
-        As in `attention_forward`, but without out. query_offset is one int and also says where the
-        distance is 0; so does is_causal="lower_right", with one key length. Options that change
-        scores apply to scale query . (key + rel_key). Dropout drops the same pairs as there.
+        As in `attention_forward`, but without out. query_offset is one int, which also determines
+        where the distance is 0; so does is_causal="lower_right", with one key length. Options that
+        change scores apply to scale query . (key + rel_key). Dropout drops the same pairs as in
+        `attention_forward`.
 
     Returns
     -------
@@ -163,13 +163,14 @@ def shaw_attention_backward(
 ) -> ShawGradients:
     """Gradients of <grad_out, out> + <grad_lse, lse> of Shaw's attention.
 
-    With dS of attention for the keys key_j + rel_key[c] and values value_j + rel_value[c],
+    With dS the gradient of the scores of attention over key_j + rel_key[c] and value_j +
+    rel_value[c],
 
         query: scale dS (key + rel_key)
         rel_key[c]: scale sum of dS_ij query_i over the pairs of c
         rel_value[c]: sum of p_ij grad_out_i over the pairs of c
 
-    The gradients of key and value are those of ordinary attention. They are computed in the same
+    The gradients of key and value are those of ordinary attention. All are computed in the same
     parts as the forward, with the log-sum-exp of the whole.
 
     Parameters

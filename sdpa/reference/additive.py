@@ -61,7 +61,7 @@ def additive_sums(query, key, w_query, w_key, bias=None, *, enable_gqa=False):
 
 
 def _as_dot_products(tanh, w_score, options):
-    """(query, key) with the additive scores as their products: the scores, and the unit matrix.
+    """A query and a key whose products are the additive scores: the scores, and the unit matrix.
 
     The score of a masked pair is replaced by 0, so that its NaN or Inf enters no product.
     """
@@ -105,7 +105,7 @@ def additive_attention_backward(
 ):
     """Gradients of <grad_out, out> + <grad_lse, lse> with respect to the arguments in `needs`.
 
-    Each has the shape of its argument; bias has one where it is given.
+    Each has the shape of its argument; bias has one if it is given.
     """
     gqa = {"enable_gqa": options.get("enable_gqa", False)}
     sums = additive_sums(query, key, w_query, w_key, bias, **gqa)
@@ -142,5 +142,5 @@ def additive_attention_backward(
 
 
 def _sum_rows(x):
-    """Over all axes but the last."""
+    """The sum over all axes but the last."""
     return x.sum(axis=tuple(range(x.ndim - 1)))

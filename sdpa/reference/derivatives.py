@@ -1,6 +1,6 @@
 """Derivatives of attention: backward, forward mode, double backward.
 
-One notation for all, that of docs/derivations.md; rows are queries i, columns keys j:
+The notation is that of docs/derivations.md; rows are queries i, columns are keys j:
 
 ===== ======================================================================================
 x     scale q k^T, the scores
@@ -83,10 +83,10 @@ def attention_backward(
 ):
     """Gradients of <grad_out, out> + <grad_lse, lse> with respect to the arguments in `needs`.
 
-    Each has the shape of its argument: it is summed over the axes along which that was broadcast.
-    The weights are not kept by the forward but computed again from lse, as in Dao et al.,
-    "FlashAttention" (2022), appendix B.4. The passes run backwards, and each quotes the line of the
-    forward that it inverts.
+    Each gradient has the shape of its argument: it is summed over the axes along which the argument
+    was broadcast. The forward does not keep the weights, so they are computed again from lse, as in
+    Dao et al., "FlashAttention" (2022), appendix B.4. The passes run backwards, and each quotes the
+    line of the forward that it inverts.
 
     Parameters
     ----------
@@ -107,9 +107,8 @@ def attention_backward(
     grad_p = r * (grad_out @ transpose(v))
     grad_v = sum_visible(transpose(r * p), grad_out, transpose(visible))
 
-    # Pass 2 was: p = softmax(z); lse = logsumexp(z)
-    # In a row: d p_j / d z_k = p_j (delta_jk - p_k), d lse / d z_k = p_k, and the sum that appears,
-    # sum_j grad_p_j p_j, is <grad_out, out>.
+    # Pass 2 was: p = softmax(z); lse = logsumexp(z) In each row d p_j / d z_k = p_j (delta_jk -
+    # p_k) and d lse / d z_k = p_k. The resulting sum, sum_j grad_p_j p_j, equals <grad_out, out>.
     shift = _shift(grad_out, out, grad_lse)
     grad_z = np.where(visible, p * (grad_p - shift[..., None]), 0)
 
@@ -220,13 +219,13 @@ def attention_double_backward(
     shift = _shift(grad_out, out, grad_lse)
     by_z_t = np.where(visible, p * (y - shift[..., None]), 0)
 
-    # With respect to z, through p and through shift, which holds p as well:
+    # With respect to z, through p and through shift, which depends on p as well:
     mean = (grad_out * out_t).sum(axis=-1)
     by_z = (z_t - lse_t[..., None]) * (y - shift[..., None]) + y_t - mean[..., None]
     by_z = np.where(visible, p * by_z, 0)
     by_sink = -p_sink * ((sink_t - lse_t) * shift + mean)
 
-    # z and z_t both depend on x, the latter by its slope.
+    # z and z_t both depend on x, z_t through the slope.
     x = scores_of(q, k, **options)
     slope, bend = cap_slope(x, **options), cap_bend(x, **options)
     by_x_t = np.where(visible, slope * by_z_t, 0)
@@ -255,7 +254,7 @@ def _weights_again(q, k, lse, attn_mask, dropout_p, rng, options):
 
 
 def _shift(grad_out, out, grad_lse):
-    """sum_j grad_p_j p_j of each row, less the gradient of its lse: (..., heads, Lq)."""
+    """sum_j grad_p_j p_j of each row minus the gradient of its lse: (..., heads, Lq)."""
     shift = (grad_out * out).sum(axis=-1)
     return shift if grad_lse is None else shift - np.asarray(grad_lse, np.float64)
 
@@ -274,7 +273,7 @@ def _forward_mode(tensors, visible, p, r, bias_t, sink_t, options):
 
 
 def _with_tangents(operands, tangents, enable_gqa):
-    """query, key, value and their tangents on common leading axes; a tangent None is zero."""
+    """query, key, value and their tangents on common leading axes; a tangent of None is zero."""
     pairs = zip(operands, tangents, strict=True)
     tangents = [np.zeros(np.shape(x)) if t is None else t for x, t in pairs]
     return [

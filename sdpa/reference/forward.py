@@ -75,7 +75,7 @@ def attention_forward(
     p, lse = softmax(row)[..., : z.shape[-1]], logsumexp(row)
 
     # Pass 3: each row of the output is the mean of the visible values under that distribution,
-    # of which dropout takes a random part.
+    # after dropout has removed a random part of the weights.
     r = dropout_factors(z.shape, dropout_p, rng)
     out = sum_visible(r * p, v, z != -np.inf)
     return AttentionForward(out, lse)
@@ -96,7 +96,7 @@ def attention_weights(
     queries=None,
     **options,
 ):
-    """The (..., heads, Lq, Lk) matrix itself, at one of its stages.
+    """The (..., heads, Lq, Lk) matrix at one of its stages.
 
     Parameters
     ----------
@@ -106,16 +106,18 @@ def attention_weights(
     dropout_p : float
         Probability with which a weight becomes 0; the others are multiplied by 1 / (1 - dropout_p).
     enable_gqa : bool
-        Key and value may have fewer heads than query; each serves as many consecutive query heads.
+        Key and value may have fewer heads than query; each then serves a group of consecutive query
+        heads.
     sinks : broadcastable to (..., heads), None
-        One more logit in every row, not scaled: a key that takes weight and has no value.
+        One more logit in every row, not scaled, like a key that takes weight but has no value.
     rng : int
         Seed of dropout, 0 to 2^64 - 1; see `sdpa.reference.logits.dropout_factors`.
     stage : {"scores", "capped", "biased", "weights"}
-        scale * query key^T; that with softcap; that with mask and ALiBi, -inf where any mask
-        forbids; its softmax, with the sink in the denominator, after dropout.
+        "scores" is scale * query key^T; "capped" applies softcap; "biased" adds mask and ALiBi,
+        with -inf where any mask forbids; "weights" is their softmax, with the sink in the
+        denominator, after dropout.
     heads, queries : slice or array of int, None
-        Which of them are wanted.
+        The heads and queries to return.
     """
     q, k = broadcast(*float64(query, key), enable_gqa=enable_gqa)
     z = logits_of(q, k, attn_mask, **options)
@@ -131,7 +133,7 @@ def attention_weights(
 
 
 def attention_received(query, key, attn_mask=None, **options):
-    """Sum and maximum of each column of `attention_weights`: what a key gets from the queries."""
+    """Sum and maximum of each column of `attention_weights`: the weights that a key receives."""
     w = attention_weights(query, key, attn_mask, **options)
     return AttentionReceived(w.sum(axis=-2), w.max(axis=-2, initial=0))
 

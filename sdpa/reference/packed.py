@@ -1,10 +1,10 @@
-"""Packed sequences: what cu_seqlens_q and cu_seqlens_k mean, for every function on attention."""
+"""Packed sequences: the meaning of cu_seqlens_q and cu_seqlens_k in functions on attention."""
 
 import functools
 
 import numpy as np
 
-# By the rows of their packed arrays, (total, heads, d); lse is (heads, total_q).
+# The names of packed arrays, (total, heads, d), by the kind of their rows; lse is (heads, total_q).
 _QUERIES = ("query", "grad_out", "out", "query_t", "gg_query", "out_t")
 _KEYS = ("key", "value", "key_t", "value_t", "gg_key", "gg_value")
 _PER_QUERY = ("lse", "grad_lse")
@@ -16,8 +16,8 @@ def packed(function, cu_seqlens_q, cu_seqlens_k, **arguments):
     """The result of `function` over one sequence after the other, joined.
 
     Sequence s consists of queries cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1 and keys
-    cu_seqlens_k[s] to cu_seqlens_k[s + 1] - 1: a call of its own, with its entry of key_lengths and
-    query_offset where these are arrays. Dropout's pattern is that of entry s of a batch. Gradients
+    cu_seqlens_k[s] to cu_seqlens_k[s + 1] - 1. It is a separate call, with its entry of key_lengths
+    and query_offset if these are arrays. Dropout's pattern is that of entry s of a batch. Gradients
     of sinks, which all sequences share, are added in the order of the sequences.
 
     Parameters
@@ -27,7 +27,7 @@ def packed(function, cu_seqlens_q, cu_seqlens_k, **arguments):
         `attention_received` or `attention_statistics`, of this package or of `sdpa`.
     cu_seqlens_q, cu_seqlens_k : (sequences + 1,) of int
     **arguments
-        Of the function, by name; (total, heads, d) instead of (heads, L, d).
+        The arguments of the function, by name; (total, heads, d) instead of (heads, L, d).
 
     Examples
     --------
@@ -48,7 +48,7 @@ def packed(function, cu_seqlens_q, cu_seqlens_k, **arguments):
 
 
 def _joined(name, found):
-    """One array for what every sequence has found under this name."""
+    """The results of all sequences under this name, joined into one array."""
     if found[0] is None:
         return None
     if name in _PER_HEAD:
@@ -59,11 +59,11 @@ def _joined(name, found):
 
 
 def one_sequence(function, s, cu_seqlens_q, cu_seqlens_k, **arguments):
-    """The result of `function` over sequence s, of arrays (heads, L, d)."""
+    """The result of `function` for sequence s, whose arrays are (heads, L, d)."""
     own = sequence_arguments(s, cu_seqlens_q, cu_seqlens_k, **arguments)
     if not own.get("dropout_p"):
         return function(**own)
-    # The pattern counts batch entries: entry s of a batch of equal ones.
+    # Dropout's pattern depends on the batch entry, so take entry s of a batch of equal ones.
     for name in _QUERIES + _KEYS + _PER_QUERY + _PER_HEAD:
         if own.get(name) is not None:
             own[name] = np.broadcast_to(own[name], (s + 1, *np.shape(own[name])))
@@ -74,7 +74,7 @@ def one_sequence(function, s, cu_seqlens_q, cu_seqlens_k, **arguments):
 
 
 def sequence_arguments(s, cu_seqlens_q, cu_seqlens_k, **arguments):
-    """The arguments of sequence s: slices of arrays, its own lengths and offsets, all the rest."""
+    """The arguments of sequence s: its rows of packed arrays, its length and offset, the rest."""
     queries, keys = (slice(*cu[s : s + 2]) for cu in (cu_seqlens_q, cu_seqlens_k))
     own = dict(arguments)
     for name, x in arguments.items():

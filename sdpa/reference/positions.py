@@ -49,7 +49,7 @@ def t5_bucket(relative, num_buckets, *, bidirectional=True, max_distance=128):
     if distance < exact:
         return start + distance
     begins = exact * (max_distance / exact) ** (np.arange(n - exact) / (n - exact))
-    # The factor allows for rounding, since a range may begin at a whole number.
+    # A range may begin at a whole number; the factor allows for rounding there.
     return start + exact - 1 + np.count_nonzero(begins <= distance * (1 + 1e-6))
 
 

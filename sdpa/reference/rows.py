@@ -7,7 +7,7 @@ from sdpa.reference.arrays import float64
 
 @np.errstate(all="ignore")
 def softmax(x, axis=-1, *, temperature=1.0, where=None):
-    """p = exp(x / temperature) / sum exp(x / temperature) over `axis`: int, several, None (all).
+    """p = exp(x / temperature) / sum exp(x / temperature) over `axis`: int, tuple or None (all).
 
     An element is left out, with p = 0, where `where` is False or x is -inf. If none is left, all p
     are 0.

@@ -129,7 +129,7 @@ def unit_backward(grad, x, eps):
 
 
 def in_use(grad):
-    """Rows whose gradient is not 0; what the others hold must not matter, even NaN."""
+    """Rows whose gradient is not 0; the contents of the others, even NaN, must not matter."""
     return (grad != 0).any(axis=-1, keepdims=True)
 
 

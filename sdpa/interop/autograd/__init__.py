@@ -25,8 +25,8 @@ of forward, forward of reverse Hessian of <g, out> is symmetric
 all others                     autograd itself, through a formula composed of its operations
 ============================== =====================================================================
 
-The last line holds the (Lq, Lk) matrix: forward over forward, third derivatives, tangents of lse.
-There a NaN or Inf in a masked key or value reaches the result.
+The derivatives in the last line (forward over forward, third derivatives, tangents of lse) hold the
+(Lq, Lk) matrix, and a NaN or Inf in a masked key or value reaches their result.
 
 The other mechanisms use the backward functions of `sdpa` in reverse mode, and a composed formula
 for all other derivatives. The formulas of `cosine_attention` and `bilinear_attention` call

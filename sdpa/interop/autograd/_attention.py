@@ -48,7 +48,7 @@ def attention(
     rng : int, numpy.random.Generator or None
         Seed of dropout. For a Generator or None one seed is drawn, and all derivatives use it.
     **options
-        The other options of `sdpa.attention` but out. They are constants.
+        The other options of `sdpa.attention` except out. They are constants.
 
     Returns
     -------
@@ -126,7 +126,7 @@ def _attention_forward(call: Call, *operands: Any) -> Any:
 def _backward(
     call: Call, needs: tuple[str, ...], grad_out: Any, grad_lse: Any, *operands: Any
 ) -> Any:
-    """Gradients of <grad_out, out> + <grad_lse, lse> to the operands in `needs`, a tuple."""
+    """A tuple: gradients of <grad_out, out> + <grad_lse, lse> for the operands in `needs`."""
     *given, sinks = operands
     grads = sdpa.attention_backward(
         *(np.asarray(grad_out, call.out.dtype), *given[:3], call.out, call.lse, given[3]),
@@ -162,7 +162,7 @@ def _double_backward(
     grad_lse: Any,
     *operands: Any,
 ) -> Any:
-    """Gradients of <tangents, `_backward` to names> to grad_out and the operands in `needs`."""
+    """Gradients of <tangents, `_backward` for names>, for grad_out and the operands in `needs`."""
     t = dict.fromkeys(_OPERANDS) | dict(zip(names, tangents, strict=True))
     *given, sinks = operands
     second = sdpa.attention_double_backward(
@@ -273,7 +273,7 @@ def _composed(call: Call, *operands: Any) -> Any:
 
 
 def _composed_packed(call: Call, query: Any, key: Any, value: Any, _: Any, sinks: Any) -> Any:
-    """The same sequence by sequence; operands are (total, heads, d), lse (heads, total)."""
+    """`_composed` sequence by sequence; operands are (total, heads, d), lse (heads, total)."""
     queries, keys = (
         [slice(*pair) for pair in pairwise(np.asarray(call.options[name]).tolist())]
         for name in ("cu_seqlens_q", "cu_seqlens_k")

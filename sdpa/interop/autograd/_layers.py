@@ -20,7 +20,7 @@ def multi_head_attention(
     context: Any = None,
     **options: Any,
 ) -> Any:
-    """The layer with other parameters, differentiable in those and its arrays.
+    """The layer with other parameters, differentiable in these and in its arrays.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Shared by the primitives: the results of a call, and derivatives by composed formulas."""
+"""Helpers of all primitives: the results of a call, and derivatives by composed formulas."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Function = Callable[..., Any]
 class Call:
     """The options of one call and its results, which all of its derivatives share.
 
-    The kernels' derivatives take out and lse as results of the forward, not as variables, so they
-    are kept as plain arrays, however many levels of differentiation there are.
+    The kernels' derivatives take out and lse as results of the forward, not as variables, so these
+    are kept as plain arrays at every level of differentiation.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""The other mechanisms as primitives of autograd: cosine, bilinear, additive, relative; positions.
+"""Other mechanisms as primitives of autograd: cosine, bilinear, additive, relative, positions.
 
-Reverse mode uses the backward functions of `sdpa`. Its derivative, and forward mode, differentiate
-a composed formula, one for each mechanism. A formula that calls `attention` holds no (Lq, Lk)
-matrix.
+Reverse mode uses the backward functions of `sdpa`. The derivative of reverse mode, and forward
+mode, differentiate a composed formula, one for each mechanism. A formula that calls `attention`
+holds no (Lq, Lk) matrix.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _backward(
     grad_out: Any,
     *operands: Any,
 ) -> Any:
-    """Gradients of <grad_out, out> to the operands in `needs`, a tuple."""
+    """A tuple: gradients of <grad_out, out> for the operands in `needs`."""
     arrays, keywords = mechanism.split(operands)
     grads = getattr(sdpa, mechanism.name + "_backward")(
         *(np.asarray(grad_out, call.out.dtype), *arrays, call.out, call.lse),
@@ -322,7 +322,7 @@ def shaw_attention(
 
 @primitive
 def rotary_embedding(x: Any, positions: Any, **options: Any) -> Any:
-    """`sdpa.rotary_embedding`, differentiable in x: a linear function of it.
+    """`sdpa.rotary_embedding`, differentiable in x, of which it is a linear function.
 
     Examples
     --------
@@ -367,10 +367,10 @@ defjvp(
 
 @primitive
 def t5_relative(table: Any, query_length: int, key_length: int, **options: Any) -> Any:
-    """`sdpa.bias.t5_relative`, differentiable in table: a linear function of it.
+    """`sdpa.bias.t5_relative`, differentiable in table, of which it is a linear function.
 
-    Its reverse mode receives a gradient of heads x Lq x Lk; `sdpa.bias.t5_attention_backward` does
-    without.
+    Its reverse mode receives a gradient of shape (heads, Lq, Lk); `sdpa.bias.t5_attention_backward`
+    needs no such array.
 
     Examples
     --------

@@ -59,7 +59,7 @@ def logsumexp(x: Any, axis: Any = -1, *, where: Any = None, keepdims: bool = Fal
     return sdpa.logsumexp(x, axis, where=where, keepdims=keepdims)
 
 
-# Their derivatives are primitives again. The Jacobian of softmax is symmetric: one function serves
+# The derivatives are primitives again. The Jacobian of softmax is symmetric, so one function serves
 # both modes.
 
 

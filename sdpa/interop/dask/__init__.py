@@ -1,12 +1,12 @@
 """Attention on Dask arrays and on Zarr arrays that are larger than any machine's memory.
 
 Each task computes a block of queries, or of keys in the backward, and streams the other side from
-the store by `sdpa.blocks`. Tasks are pure: they need no result of one another, their sums have a
-fixed order, and a task that is run again, after a failure or because a worker was lost, writes the
-same bits to the same place.
+the store by `sdpa.blocks`. Tasks are pure: none needs another's result, and their sums have a fixed
+order. A task that runs again, after a failure or because a worker was lost, writes the same bits to
+the same place.
 
-A worker computes with one thread per task: give each worker process one Dask thread and set
-`workers` to its cores, or as many Dask threads as cores and `workers=1`, never both.
+Each task uses `workers` threads. Give a worker process one Dask thread and set `workers` to its
+cores, or give it as many Dask threads as cores and set `workers=1`; never both.
 """
 
 from __future__ import annotations
@@ -49,46 +49,48 @@ def attention(
     """Attention of Dask arrays or stores; nothing is computed before `compute()`.
 
     The result is that of `sdpa.attention`, to rounding; equal blocks give equal bits on one
-    instruction set, wherever the tasks run and however often.
+    instruction set, on whichever machine and however often the tasks run.
 
     Parameters
     ----------
     query : dask.array.Array or store, (..., heads, Lq, d_k)
-        A Dask array has one task per chunk along Lq and one chunk along every other axis. Batches
-        that are cut need nothing of this module: `dask.array.map_blocks(sdpa.attention, ...)`.
+        A Dask array gets one task per chunk along Lq; every other axis must be one chunk. Arrays
+        that are cut along the batch do not need this module: `dask.array.map_blocks(sdpa.attention,
+        ...)`.
     key, value : store or dask.array.Array, (..., heads, Lk, d_k) and (..., heads, Lk, d_v)
         Stores, such as arrays of Zarr, are opened by the workers, which read what they need and
         nothing that causality, windows or key lengths hide. Dask arrays, of equal chunks along Lk,
         have one task per pair of chunks.
     out : Zarr array or pair of them, optional
-        Where the result is to be written; (out, lse) if return_lse is True. Their attribute
-        "complete" is False from now on, and True once everything has been written.
+        The target for the result, or a pair for (out, lse) if return_lse is True. The attribute
+        "complete" of the targets is False from now on, and True once everything has been written.
     return_lse : bool, default False
         Also return, or write, the log-sum-exp.
     split : {"queries", "keys"}, default "queries"
-        "queries": one task per block of queries. "keys": one per pair of blocks of queries and
-        keys, and a tree of tasks that merge; for few queries over long keys.
+        "queries": one task per block of queries. "keys", for few queries over long keys: one task
+        per pair of blocks of queries and keys, and a tree of tasks that merge the results.
     block : int, default 8192
-        Keys that are read at a time, and those of a task if split is "keys".
+        Number of keys that are read at a time and, if split is "keys", of a task.
     chunks : int, optional
-        Queries of a task where query is a store; by default those of its chunks or shards.
+        Number of queries of a task if query is a store; the default is that of its chunks or
+        shards.
     **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, workers, ...
-        As in `sdpa.blocks.attend`, NumPy arrays or, for attn_mask, a store. `workers` are the
-        threads of a task.
+        As in `sdpa.blocks.attend`: NumPy arrays or, for attn_mask, a store. `workers` is the number
+        of threads of a task.
 
     Returns
     -------
     dask.array.Array, or pair of them
         out (..., heads, Lq, d_v), of query's dtype, and lse (..., heads, Lq), float32 (float64 for
         float64). If `out` is given: a `dask.delayed.Delayed` that writes them. Pass retries= to
-        `compute` where stores may fail.
+        `compute` if stores may fail.
 
     Raises
     ------
     TypeError, ValueError
-        Before any task runs: as `sdpa.blocks.attend`; if chunks cannot be used as they are; if the
-        blocks are not whole chunks or shards of a target, which tasks would overwrite in turns,
-        losing data.
+        Before any task runs: as `sdpa.blocks.attend`; if chunks cannot be used as they are; if
+        blocks are not whole chunks or shards of a target, because tasks that share a chunk would
+        overwrite each other's data.
 
     Examples
     --------
@@ -150,9 +152,9 @@ def attention_backward(
 ) -> Any:
     """Gradients of `attention`; nothing is computed before `compute()`.
 
-    A task computes the gradient of a block of queries, or those of a block of keys and values, by
-    `sdpa.blocks.attend_backward`. No task adds to what another one has computed. This takes seven
-    products of matrices per pair of blocks instead of five.
+    A task computes the gradient of a block of queries, or the gradients of a block of keys and
+    values, by `sdpa.blocks.attend_backward`. No task adds to the result of another. This takes
+    seven matrix products per pair of blocks instead of five.
 
     Parameters
     ----------
@@ -166,13 +168,13 @@ def attention_backward(
     lse : store, (..., heads, Lq)
         As written by `attention`.
     into : mapping from names of gradients to Zarr arrays, optional
-        Where the gradients in `needs` are to be written, each of its argument's shape and dtype.
-        Their attribute "complete" is False from now on, and True once all have been written.
+        The targets for the gradients in `needs`, each with its argument's shape and dtype. Their
+        attribute "complete" is False from now on, and True once all have been written.
     block : int, default 8192
-        Keys, or queries, that are read at a time.
+        Number of keys, or queries, that are read at a time.
     chunks : int, optional
-        Queries, or keys, of a task; by default those of the chunks or shards of the target, else of
-        the operand.
+        Number of queries, or keys, of a task; the default is that of the chunks or shards of the
+        target, or without a target those of the operand.
     grad_lse : store, (..., heads, Lq), optional
         Gradient with respect to lse.
     needs : sequence of {"query", "key", "value"}
@@ -183,7 +185,7 @@ def attention_backward(
     Returns
     -------
     AttentionGradients
-        Of Dask arrays, None where not in needs. If `into` is given: a `dask.delayed.Delayed` that
+        Dask arrays, None where not in needs. If `into` is given: a `dask.delayed.Delayed` that
         writes them.
 
     Raises
@@ -226,7 +228,7 @@ def attention_backward(
         task = tasks.Task(first.shape, first.axis, cut.bounds_of(sizes), size, options)
         work = tasks.Gradients(task, operands, wanted, [into[name] for name in wanted if into])
         numbers = cut.numbers_of(len(first.shape), first.axis, len(sizes))
-        # Those of keys and values are columns of one array, so that one task computes both.
+        # Gradients of keys and values are columns of one array, so that one task computes both.
         ends = np.cumsum([0] + [call.operand(name).shape[-1] for name in wanted])
         columns = cut.chunks_of((*first.shape[:-1], int(ends[-1])), first.axis, sizes)
         if into:

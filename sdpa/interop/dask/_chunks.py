@@ -1,4 +1,4 @@
-"""Chunks of Dask arrays and of stores: which blocks tasks have, and where they may write them."""
+"""Chunks of Dask arrays and of stores: the blocks of the tasks, and where these may write."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def region(ndim: int, axis: int, part: slice) -> tuple[slice, ...]:
 
 
 def lse_axes(x: Any, axis: int) -> Any:
-    """From (..., heads, Lq) to the order of out, or back; only packed sequences differ."""
+    """Swap the axes of lse, (..., heads, Lq), to out's order or back; only packed ones differ."""
     return x.swapaxes(-2, -1) if axis == -3 else x
 
 
 def counted(n: int) -> Any:
-    """0, 1, ... in a block each."""
+    """The numbers 0, 1, ..., n - 1, one per block."""
     return da.arange(n, chunks=1)
 
 
@@ -59,7 +59,7 @@ def numbers_of(ndim: int, axis: int, n: int) -> Any:
 
 
 def unit_of(x: Any, axis: int) -> int | None:
-    """Rows that are stored, and so written, together; None of what is not a file of chunks."""
+    """Rows that are stored, and so written, together; None for an array without chunks."""
     stored = getattr(x, "shards", None) or getattr(x, "chunks", None)
     return int(stored[axis]) if stored else None
 
@@ -116,7 +116,7 @@ def key_sizes(call: blocks.Call, block: int) -> tuple[int, ...]:
 def out_targets(
     out: Any, return_lse: bool, call: blocks.Call, shape: tuple[int, ...], sizes: Sequence[int]
 ) -> list[Any] | None:
-    """out, and lse, checked."""
+    """The targets of out and lse, after their checks."""
     if out is None:
         return None
     pair = isinstance(out, (tuple, list))
@@ -150,7 +150,7 @@ def gradient_targets(
 
 
 def check_target(name: str, target: Any, shape: tuple[int, ...], kind: Any) -> None:
-    """An exception unless workers can write this array."""
+    """Raise an exception unless workers can write this array."""
     if not isinstance(target, zarr.Array):
         raise TypeError(f"{name}: expected a Zarr array, got {type(target).__name__}")
     if target.shape != shape:
@@ -164,7 +164,7 @@ def check_target(name: str, target: Any, shape: tuple[int, ...], kind: Any) -> N
 
 
 def check_blocks(name: str, target: Any, axis: int, sizes: Sequence[int]) -> None:
-    """An exception unless the blocks are whole chunks: two tasks never write to the same file."""
+    """Raise an exception unless blocks are whole chunks, so that no two tasks write to one file."""
     unit = unit_of(target, axis) or 1
     inner = bounds_of(sizes)[1:-1]
     cut = [bound for bound in inner if bound % unit]
@@ -178,7 +178,7 @@ def check_blocks(name: str, target: Any, axis: int, sizes: Sequence[int]) -> Non
 
 
 def finished(flags: Sequence[Any], targets: Sequence[Any]) -> Any:
-    """Marks the targets now, and lets them be marked again after all flags."""
+    """Mark the targets as incomplete now, and return a task that marks them complete at the end."""
     mark(targets, False)
     return delayed(finish)(targets, *flags)
 

@@ -1,4 +1,4 @@
-"""What a worker does: attention of one block, its gradients, a merge, a block that is written."""
+"""The tasks of a worker: attention of a block, its gradients, merging, and writing a block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MERGED = 4
 
 
 class Part:
-    """A block in memory, in the place that it has in the whole array."""
+    """A block in memory, indexed by its place in the whole array."""
 
     def __init__(self, block: Array, part: slice, shape: tuple[int, ...], axis: int) -> None:
         self.block, self.start, self.axis = (
@@ -33,7 +33,7 @@ class Part:
     def __getitem__(self, index: tuple[slice, ...]) -> Array:
         inner = list(index)
         wanted = inner[self.axis]
-        # Of nothing, whose place may be anywhere, nothing.
+        # An empty index gives an empty array, wherever it lies.
         start = wanted.start - self.start if wanted.stop > wanted.start else 0
         inner[self.axis] = slice(start, start + wanted.stop - wanted.start)
         return self.block[tuple(inner)]
@@ -41,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Task:
-    """What all tasks of a call have in common."""
+    """The data that all tasks of a call have in common."""
 
     shape: tuple[int, ...]  # of the operand that is cut
     axis: int
@@ -156,7 +156,7 @@ Work = Attend | Write | Gradients
 
 
 def _plural(operands: Mapping[str, Any]) -> dict[str, Any]:
-    """Operands by the names that `sdpa.blocks` has for what it streams."""
+    """The operands under the names that `sdpa.blocks` uses: keys and values."""
     plural = {"key": "keys", "value": "values"}
     return {plural.get(name, name): x for name, x in operands.items()}
 
@@ -168,7 +168,7 @@ def merged_pairs(task: Task, call: blocks.Call, query: Any, columns: Chunks) -> 
     in_memory = [x.source for x in (call.keys, call.values) if isinstance(x.source, da.Array)]
     stores = None if in_memory else (call.keys.source, call.values.source)
     pair = Pair(task, keys, (call.keys.shape, call.values.shape), stores)
-    # Names of the axes: those of the result are numbered, "i" and "j" count the blocks.
+    # Names of the axes: the axes of the result are numbered, "i" and "j" count the blocks.
     axes = [f"axis {n}" for n in range(len(columns))]
     axes[task.axis], axes[-1] = "i", "out and lse"
     given: list[Any] = [query, (*axes[:-1], "d_k"), counted(len(task.bounds) - 1), ("i",)]

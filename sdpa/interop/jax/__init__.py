@@ -7,7 +7,7 @@
 >>> jax.grad(lambda query: (attention(query, key, value) ** 2).sum())(query).shape
 (3, 4)
 
-They run under `jax.jit`, `grad`, `jvp`, `vmap`, `hessian`, `checkpoint`, `lax.scan` and
+The functions run under `jax.jit`, `grad`, `jvp`, `vmap`, `hessian`, `checkpoint`, `lax.scan` and
 `shard_map`, and are differentiable in query, key, value, a floating attn_mask or bias, and sinks.
 XLA calls the kernels itself, without Python.
 """

@@ -14,17 +14,17 @@ from sdpa.interop.jax._primitives import FORWARD, Options
 
 
 def _stand_in(x: Any) -> Any:
-    """An array of this shape and type, for the checks: all of them but those of the contents."""
+    """An array of this shape and type, on which all checks run except those of the contents."""
     return None if x is None else np.broadcast_to(np.zeros((), x.dtype), x.shape)
 
 
 def _contents(x: Any) -> Any:
-    """Integers, whose values are checked unless they are traced; XLA's handler checks those."""
+    """Integers, with their values if these are known; XLA's handler checks traced ones."""
     return _stand_in(x) if isinstance(x, jax.core.Tracer) else x
 
 
 def _packing(x: Any, n_rows: int) -> Any:
-    """cu_seqlens; if they are traced, a sequence of all rows behind empty ones."""
+    """cu_seqlens, or if they are traced, those of empty sequences and then one with all rows."""
     if not isinstance(x, jax.core.Tracer):
         return x
     known = np.zeros(x.shape, x.dtype)
@@ -60,12 +60,12 @@ def _per_entry(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _with_axes(x: Any, n: int) -> Any:
-    """`x` with axes of size 1 in front, `n` in all."""
+    """`x` with axes of size 1 in front, so that it has `n` axes."""
     return x if x is None or x.ndim >= n else x.reshape((1,) * (n - x.ndim) + x.shape)
 
 
 def _band(n_q: Any, n_k: Any, given: dict[str, Any]) -> tuple[int | None, int | None, Any]:
-    """(lower, upper, query_offset), where an offset that matters nowhere is None."""
+    """(lower, upper, query_offset); the offset is None if nothing depends on it."""
     left, right = given["window"] or (None, None)
     lower, upper = None if left is None else -int(left), None if right is None else int(right)
     if given["is_causal"]:
@@ -79,7 +79,7 @@ def _band(n_q: Any, n_k: Any, given: dict[str, Any]) -> tuple[int | None, int | 
 
 
 def _integers(x: Any) -> Any:
-    """As the handlers take them: signed, of 32 bits or, where JAX has them, 64."""
+    """Integers as the handlers take them: signed, of 32 bits or, if JAX allows, 64."""
     if x is None:
         return None
     x = jnp.asarray(x)
@@ -97,7 +97,7 @@ _DEFAULTS |= dict.fromkeys(
 
 
 def _check(operands: Sequence[Any], given: dict[str, Any], rows_first: bool) -> None:
-    """Raises what `sdpa.attention` would."""
+    """Raise the errors that `sdpa.attention` would."""
     checked = [x.swapaxes(-3, -2) if rows_first else x for x in map(_stand_in, operands)]
     given = given | {name: _stand_in(given[name]) for name in _ARRAYS}
     unknown = any(isinstance(given[name], jax.core.Tracer) for name in _PACKING)
@@ -111,7 +111,7 @@ def _check(operands: Sequence[Any], given: dict[str, Any], rows_first: bool) -> 
 def _forward(
     query: Any, key: Any, value: Any, *, rng: Any = None, rows_first: bool = False, **given: Any
 ) -> tuple[Any, Any]:
-    """(out, lse), from the options of `attention`.
+    """Compute (out, lse) for the options of `attention`.
 
     With rows_first, the axes are (batch, L, heads, d), and so are those of out.
     """
@@ -195,7 +195,7 @@ def attention(
     dropout_p, is_causal, scale, enable_gqa, softcap, window, invariant, workers
         As in `sdpa.attention`; known when the function is traced.
     rng : int or key of jax.random
-        Seed of dropout, which needs one. An int is the seed of `sdpa.attention`.
+        Seed of dropout, required with dropout_p > 0. An int gives the pattern of `sdpa.attention`.
 
     Returns
     -------
@@ -251,7 +251,7 @@ def attention(
 
 
 def _check_shape(name: str, x: Any, shape: Sequence[int | str]) -> None:
-    """ValueError unless sizes are these; a name stands for any."""
+    """Raise a ValueError unless the sizes match; a name stands for any size."""
     if x.ndim == len(shape) and all(
         isinstance(n, str) or n == size for n, size in zip(shape, x.shape, strict=True)
     ):
@@ -261,7 +261,7 @@ def _check_shape(name: str, x: Any, shape: Sequence[int | str]) -> None:
 
 
 def _check_layout(query: Any, key: Any, value: Any) -> None:
-    """(B, T, N, H), (B, S, K, H) and (B, S, K, any)."""
+    """Check for (B, T, N, H), (B, S, K, H) and (B, S, K, any)."""
     if query.ndim not in (3, 4):
         raise ValueError(f"query: expected shape (B, T, N, H) or (T, N, H), got {query.shape}")
     lead = query.shape[:-3]
@@ -286,7 +286,7 @@ def _lengths(name: str, lengths: Any, n_batch: int) -> Any:
 
 
 def _joined(bias: Any, mask: Any, wide: Any) -> Any:
-    """The mask and the bias as one."""
+    """The mask and the bias joined into one array."""
     if mask is not None and mask.dtype != bool:
         raise TypeError(f"mask: expected bool (True = attend), got {mask.dtype}; see bias")
     if bias is None:
@@ -331,7 +331,7 @@ def dot_product_attention(
     local_window_size : int or (int, int), optional
         Query i attends to keys from i - left to i + right.
     implementation : None
-        Of the others, `jax.nn` has its own.
+        Other values are refused: they name implementations of `jax.nn`.
     return_residual : bool, default False
         Return the logarithm of the sum of the exponentials, too.
 

@@ -14,8 +14,8 @@ CURVATURE        D^2 F(x) [t, u]           by the formula               in t or 
 ================ ========================= ============================ =========================
 
 The first four run in O(block) memory. Reverse over forward traces CURVATURE, but runs its
-transpose, SECOND. Forward over forward runs it, and third derivatives go through the derivatives
-of SECOND: both by the formula, on the (Lq, Lk) matrix.
+transpose, SECOND. Forward over forward runs CURVATURE, and third derivatives go through the
+derivatives of SECOND; both use the formula, on the (Lq, Lk) matrix.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _forward_jvp(primals: Any, tangents: Any, *, names: Any, options: Options, s
     if moved:
         named |= {"out": out, "lse": lse} | add_suffix(moved, "_t")
         parts.append(TANGENT(named, options))
-    # The functions that show lse stop its gradient.
+    # The public functions that return lse stop its gradient.
     return [out, lse], [*_sum(parts, [out]), _zero(lse)]
 
 
@@ -158,7 +158,7 @@ def _gradients(primitive: Any, named: Named, options: Options, linear: Named, su
 
 
 def _forward_transpose(cts: Any, *args: Any, names: Any, options: Options, shapes: Any) -> Any:
-    """In value alone: out is linear in it, and lse does not depend on it."""
+    """Transposed in value alone: out is linear in it, and lse does not depend on it."""
     linear, named = _linear(names, args)
     if set(linear) != {"value"}:
         raise NotImplementedError(f"attention is linear in value alone, not in {[*linear]}")

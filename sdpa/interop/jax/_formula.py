@@ -1,4 +1,4 @@
-"""Attention in jax.numpy, for the derivatives that have no kernel; it holds the matrix."""
+"""Attention in jax.numpy, on the whole matrix, for derivatives that have no kernel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _places(cu_seqlens: Any, n: int) -> tuple[Any, Any]:
 
 
 def _pairs(named: Named, n_q: int, n_k: int) -> tuple[Any, Any, Any]:
-    """(j - (i + offset), whether j < key_lengths, whether of one sequence), for (..., Lq, Lk)."""
+    """(j - (i + offset), j < key_lengths, i and j in one sequence), for (..., Lq, Lk)."""
     offset, lengths = named.get("query_offset", 0), named.get("key_lengths")
     if "cu_seqlens_q" not in named:
         j, distance = jnp.arange(n_k), jnp.arange(n_k) - jnp.arange(n_q)[:, None]
@@ -63,7 +63,7 @@ def _weights(s: Any, visible: Any, sinks: Any) -> Any:
 
 
 def attention(named: Named, options: Options) -> Any:
-    """out."""
+    """Attention of named operands: out."""
     if options.dropout_p:
         raise NotImplementedError(
             "dropout_p: third derivatives and forward mode over forward mode are not available "
@@ -95,7 +95,7 @@ def attention(named: Named, options: Options) -> Any:
 
 
 def _expanded(named: Named, shapes: Shapes) -> tuple[Named, list[Named]]:
-    """(the operands that move, both sets of their tangents): of one shape, zero where absent.
+    """(the operands that move, two sets of tangents), all of one shape, zero where absent.
 
     A tangent or the gradient may have batch axes that its operand is broadcast over.
     """

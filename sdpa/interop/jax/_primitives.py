@@ -1,9 +1,9 @@
 """The primitives: their operands and results, the handlers that compute them, batching.
 
-Operands are canonical: batch axes, as many in all, then (heads, L, d) each of its size or 1, and
-the other operands likewise. Packed sequences are one array with rows_first and without batch axes,
-and key_lengths and query_offset have one element per sequence. Which ones a primitive has is said
-by their `names`.
+Operands are canonical: all have the same number of batch axes, then (heads, L, d) or the axes of
+their kind, each of the full size or 1. Packed sequences are one array with rows_first and without
+batch axes; key_lengths and query_offset then have one element per sequence. The parameter `names`
+lists the operands of a primitive.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Options(NamedTuple):
-    """What is known when a function is traced."""
+    """The options that are known when a function is traced."""
 
     scale: float
     softcap: float
@@ -38,9 +38,9 @@ class Options(NamedTuple):
     """The axes are (..., L, heads, d) instead of (..., heads, L, d)."""
 
 
-# Gradients exist for these, and tangents: those of one direction end in _t, of a second in _u.
+# These have gradients and tangents. Tangents of one direction end in _t, of a second one in _u.
 DIFFERENTIABLE = ("query", "key", "value", "attn_mask", "sinks")
-# Number of axes behind (batch, heads) of each; -1 where heads are missing, too.
+# Number of axes behind (batch, heads) of each; -1 if it has no axis of heads either.
 _INNER: dict[str, int] = {"query": 2, "key": 2, "value": 2, "attn_mask": 2, "sinks": 0}
 _INNER |= {"alibi_slopes": 0, "cu_seqlens_q": 0, "cu_seqlens_k": 0}
 _INNER |= {"key_lengths": -1, "query_offset": -1, "seed": 0}
@@ -51,7 +51,7 @@ _RESULTS = ("out", "lse", "out_t", *DIFFERENTIABLE)
 
 
 def with_suffix(named: Mapping[str, Any], suffix: str) -> Named:
-    """The tangents of this suffix, without it."""
+    """The tangents with this suffix, under the names without it."""
     return {n.removesuffix(suffix): x for n, x in named.items() if n.endswith(suffix)}
 
 
@@ -62,7 +62,7 @@ def add_suffix(named: Mapping[str, Any], suffix: str) -> Named:
 def lead_of(named: Mapping[str, Any], options: Options) -> tuple[int, ...]:
     """Sizes of the batch axes and of the query heads."""
     batch = [x.shape[: x.ndim - _INNER[n] - 1] for n, x in named.items() if n != "seed"]
-    if "cu_seqlens_q" in named:  # lengths and offsets are those of sequences
+    if "cu_seqlens_q" in named:  # lengths and offsets belong to sequences, not batch entries
         batch = []
     axis = -2 if options.rows_first else -3
     heads = [named[name].shape[axis] for name in ("query", "key", "value")]
@@ -70,7 +70,7 @@ def lead_of(named: Mapping[str, Any], options: Options) -> tuple[int, ...]:
 
 
 def _results(name: str, named: Named, options: Options, shapes: Shapes) -> dict[str, Any]:
-    """{name: (shape, dtype)} of what a primitive computes."""
+    """{name: (shape, dtype)} of the results of a primitive."""
     if shapes:
         return {n: (shape, named[n].dtype) for n, shape in shapes}
     query, value = named["query"], named["value"]
@@ -103,7 +103,7 @@ class Attention(Primitive):
         return bind(*args, names=names, options=options, shapes=shapes)
 
     def _run(self, *args: Any, **params: Any) -> Any:
-        # Under disable_jit, too: the handlers are called by what XLA compiles.
+        # Compile even under disable_jit, because only compiled code can call the handlers.
         with jax.disable_jit(False):
             return _compiled(self, **params)(*args)
 
@@ -114,12 +114,12 @@ class Attention(Primitive):
     def _batch(
         self, args: Any, dims: Any, *, names: Any, options: Options, shapes: Shapes
     ) -> tuple[Any, Any]:
-        """One call for the whole batch, whose axis comes first."""
+        """Make one call for the whole batch, whose axis comes first."""
         moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
         size = next(x.shape[0] for x, d in zip(moved, dims, strict=True) if d is not None)
         if options.dropout_p or "cu_seqlens_q" in names:
-            # Which weights are dropped depends on the place in the batch, and packed sequences have
-            # no other: one call after another.
+            # The pattern of dropout depends on the batch entry, and packed sequences have no batch
+            # axis, so these calls run one after another.
             batched = {n: x for n, x, d in zip(names, moved, dims, strict=True) if d is not None}
             others = {n: x for n, x, d in zip(names, moved, dims, strict=True) if d is None}
             found = jax.lax.map(lambda one: self(others | one, options, shapes), batched)
@@ -134,7 +134,7 @@ class Attention(Primitive):
 
 
 def _like(aval: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """The abstract value of a result, which differs along the axes that the operands do."""
+    """The abstract value of a result, which varies along the same axes as the operands."""
     spec: Any = jax.sharding.PartitionSpec
     sharding = jax.sharding.NamedSharding(aval.sharding.mesh, spec(*(None,) * len(shape)))
     return aval.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
@@ -153,7 +153,7 @@ def _varying(x: Any) -> frozenset[str]:
 
 
 def _same_variance(args: Sequence[Any]) -> list[Any]:
-    """Each of them differing along all the axes along which one does."""
+    """The arguments, each varying along every axis along which one of them does."""
     own = [_varying(x) for x in args]
     every = frozenset().union(*own)
     if not every:

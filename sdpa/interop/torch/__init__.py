@@ -8,10 +8,10 @@ torch.Size([3, 4])
 
 Tensors are not copied, and results have their type. Gradients, tangents and second derivatives
 exist for query, key, value, a floating attn_mask and sinks, under autograd, `torch.func`,
-`torch.autograd.forward_ad` and `torch.compile`; not third derivatives and not forward mode over
-forward mode.
+`torch.autograd.forward_ad` and `torch.compile`. Third derivatives and forward mode over forward
+mode do not exist.
 
-`install` puts sdpa behind PyTorch's own function, for models that nobody edits.
+`install` puts sdpa behind PyTorch's own function, so that models need no edit.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def _out_of(args: Sequence[Any], places: Sequence[int]) -> Callable[..., Any]:
 
 
 def _vjp(is_last: bool, ctx: Any, grad_out: Any, _: Any) -> tuple[Any, ...]:
-    """The gradients: by the operator, unless they are to be differentiated themselves."""
+    """The gradients, by the operator unless they are to be differentiated again."""
     args, (out, lse) = saved(ctx)
     grads: list[Any] = [None] * len(args)
     places = [i for i, need in enumerate(ctx.needs_input_grad) if need]
@@ -135,7 +135,7 @@ def _vjp(is_last: bool, ctx: Any, grad_out: Any, _: Any) -> tuple[Any, ...]:
 
 
 def _jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-    """The tangent of out as the transpose of its gradient, for levels of jvp do not nest."""
+    """The tangent of out, as the transpose of its gradient, because levels of jvp do not nest."""
     args, (out, lse) = saved(ctx)
     places = [i for i, x in enumerate(tangents) if isinstance(x, torch.Tensor)]
     moved, directions = [args[i] for i in places], tuple(tangents[i] for i in places)
@@ -200,7 +200,7 @@ def additive_attention(
     Raises
     ------
     TypeError, ValueError
-        As `sdpa.additive_attention`; and for what is not a tensor on the CPU.
+        As `sdpa.additive_attention`; also if an argument is not a tensor on the CPU.
 
     Notes
     -----

@@ -11,7 +11,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_tensor(name: str, x: Any) -> torch.Tensor:
-    """`x`, if it is a dense tensor on the CPU, not of a floating type that NumPy lacks."""
+    """Return `x` if it is a dense tensor on the CPU and NumPy has its type; raise otherwise."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
     if not x.is_cpu:
@@ -26,9 +26,9 @@ def check_tensor(name: str, x: Any) -> torch.Tensor:
 
 
 def under_autocast(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors in the type of autocast, where it is on: what PyTorch does for its own function.
+    """The tensors in autocast's type if it is on, as PyTorch converts for its own function.
 
-    As there, float64 stays.
+    Like there, float64 stays.
     """
     if not torch.is_autocast_enabled("cpu"):
         return tensors

@@ -22,14 +22,14 @@ _REAL = (*_WHOLE, float, np.floating, torch.SymFloat)
 
 
 class AttentionForward(NamedTuple):
-    """What `attention_forward` returns."""
+    """Result of `attention_forward`."""
 
     out: torch.Tensor
     lse: torch.Tensor
 
 
 def _number(name: str, x: Any, kinds: Any, expected: str) -> Any:
-    """`x`, if it is such a number; a tensor of one element, if it needs no gradient."""
+    """Return `x` as a number: itself, or a tensor of one element that needs no gradient."""
     if isinstance(x, kinds):
         return x
     if isinstance(x, torch.Tensor) and x.numel() == 1:
@@ -48,7 +48,7 @@ def _whole(name: str, x: Any) -> Any:
 
 
 def _constant(name: str, x: Any, dtype: torch.dtype | None = None) -> torch.Tensor | None:
-    """An operand that may be a number: as a tensor."""
+    """An operand, which may be a number, as a tensor."""
     if x is None or isinstance(x, torch.Tensor):
         return x if x is None else check_tensor(name, x)
     try:
@@ -58,7 +58,7 @@ def _constant(name: str, x: Any, dtype: torch.dtype | None = None) -> torch.Tens
 
 
 def _seed(rng: Any, dropout_p: float) -> torch.Tensor | None:
-    """The seed of dropout as a tensor, so that a new one is no reason to compile again."""
+    """The seed of dropout as a tensor, so that a new seed does not cause a recompilation."""
     if not dropout_p:
         return None
     if rng is None or isinstance(rng, torch.Generator):
@@ -128,7 +128,7 @@ def arguments_of(
     )
 
 
-# A wrong option is that of a public function.
+# Errors about a wrong option name the public function.
 arguments_of.__qualname__ = "attention"
 
 
@@ -141,10 +141,10 @@ def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> t
         On the CPU, of float16, bfloat16, float32 or float64, of any strides; shapes as in
         `sdpa.attention`.
     *args, **options
-        attn_mask, dropout_p, is_causal and the keyword options of `sdpa.attention` but out. Those
-        that are arrays there are tensors here: attn_mask, sinks, alibi_slopes, key_lengths,
+        attn_mask, dropout_p, is_causal and the keyword options of `sdpa.attention` except out.
+        Options that are arrays there are tensors here: attn_mask, sinks, alibi_slopes, key_lengths,
         query_offset, cu_seqlens_q, cu_seqlens_k. rng may be a torch.Generator; None draws the seed
-        from PyTorch's own.
+        from PyTorch's global one.
 
     Returns
     -------
@@ -155,7 +155,7 @@ def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> t
     Raises
     ------
     TypeError, ValueError
-        As `sdpa.attention`; and for what is not a tensor on the CPU.
+        As `sdpa.attention`; also if an argument is not a tensor on the CPU.
 
     Examples
     --------
@@ -206,12 +206,12 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, with the options of `attention` behind.
+    """`torch.nn.functional.scaled_dot_product_attention`, with the options of `attention` added.
 
     Parameters
     ----------
     query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-        As in PyTorch, `torch.nn.attention.bias.CausalBias` as attn_mask included. Unlike there, a
+        As in PyTorch, including `torch.nn.attention.bias.CausalBias` as attn_mask. Unlike there, a
         mask and is_causal may be given together, and a row without keys is 0.
     **options
         softcap, window, sinks, alibi_slopes, key_lengths, query_offset, cu_seqlens_q,
@@ -262,10 +262,10 @@ def attention_weights(
     *args, **options
         attn_mask, dropout_p, is_causal and the keyword options of `attention`.
     stage : {"weights", "scores", "capped", "biased"}
-        As in `sdpa.attention_weights`. Only the weights are differentiable, as the attention whose
+        As in `sdpa.attention_weights`. Only the weights are differentiable, by attention whose
         values are the rows of the identity.
     sequence : int, optional
-        With cu_seqlens_q: the sequence whose matrix is wanted.
+        Required with cu_seqlens_q: the sequence whose matrix to return.
 
     Returns
     -------
@@ -294,7 +294,7 @@ def attention_weights(
 
 
 def _of_sequence(arguments: Sequence[Any], sequence: Any) -> tuple[Any, ...]:
-    """The arguments with the rows of this sequence, once all of them have been checked."""
+    """The arguments with the rows of this sequence alone, after checking all of them."""
     _, operands, options = split(arguments)
     (query, key, _), keywords = keywords_of(operands, options)
     no_rows = slice(0, 0)

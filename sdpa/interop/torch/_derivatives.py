@@ -8,8 +8,8 @@ of forward, forward of reverse Hessian of <g, out> is symmetric
 tangent of lse                 composed here, on the (Lq, Lk) matrix of the weights
 ============================== =====================================================================
 
-They are written once for two sets of routines: the operators themselves, and the functions around
-them that also know forward mode and vmap.
+They are written once for two sets of routines: the operators, and the functions around these, which
+also have forward mode and vmap.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Routines:
 
 
 def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    """Keeps the tensors of a call for its derivatives, and the rest of its arguments."""
+    """Keep the tensors of a call, and the rest of its arguments, for its derivatives."""
     outputs = output if isinstance(output, tuple) else (output,)
     tensors = [x if isinstance(x, torch.Tensor) else None for x in (*inputs, *outputs)]
     ctx.save_for_backward(*tensors)
@@ -52,7 +52,7 @@ def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
 
 
 def _refuse_constants(args: Sequence[bool]) -> None:
-    """Raises where an operand moves, in these arguments, whose derivative nobody wrote."""
+    """Raise if one of the moving operands, given by these flags, has no derivative."""
     n = len(args) - len(OPTIONS)
     if any(args[n - len(OPERANDS) + 5 : n]):
         raise NotImplementedError(
@@ -70,7 +70,7 @@ def saved(ctx: Any) -> tuple[list[Any], Sequence[Any]]:
 
 
 def _rest(grads: Sequence[Any]) -> Gradients:
-    """These gradients of the first operands, and None for the arguments behind them."""
+    """These gradients of the first operands, then None for the remaining arguments."""
     return (*grads, *(None,) * (len(OPERANDS) + len(OPTIONS) - len(grads)))
 
 
@@ -212,7 +212,7 @@ def lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence
 
 
 def _own_lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence[Any]) -> Any:
-    """That of arrays which are not packed, or hold one sequence."""
+    """`lse_tangent` of arrays that are not packed, or that hold one sequence."""
     named = dict(zip((*OPERANDS, *OPTIONS), args, strict=True))
     query, key, sinks, scale = (named[name] for name in ("query", "key", "sinks", "scale"))
     query_t, key_t, _, mask_t, sinks_t = tangents
@@ -237,7 +237,7 @@ def _own_lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Seq
         moved = moved + mask_t
     without_dropout = (named | {"dropout_p": 0.0}).values()
     weights = use.weights("weights", *without_dropout).to(lse.dtype)
-    # A masked pair has weight 0, whatever its key holds.
+    # A masked pair has weight 0, even if its key holds NaN.
     lse_t = torch.where(weights > 0, weights * moved, 0).sum(-1)
     if sinks_t is not None:
         lse_t = lse_t + torch.exp(sinks[..., None] - lse) * sinks_t[..., None]

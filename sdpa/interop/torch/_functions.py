@@ -1,7 +1,7 @@
-"""The operators as functions of autograd that also know forward mode and vmap.
+"""The operators as functions of autograd that also have forward mode and vmap.
 
 `torch.compile` refuses functions that define forward mode, so it traces the operators, which have
-the same derivatives of their own. Everywhere else these functions stand around them.
+the same derivatives. Everywhere else these functions wrap them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sdpa.interop.torch._derivatives import Routines, no_higher, save
 from sdpa.interop.torch._operators import LIBRARY, OPTIONS, split
 from sdpa.interop.torch._packed import is_packed
 
-# Number of axes behind (..., heads) of each tensor argument; -1 where it has no axis of heads.
+# Number of axes behind (..., heads) of each tensor argument; -1 if it has no axis of heads.
 _OPERANDS = (2, 2, 2, 2, 0, 0, -1, -1, None, None, None)
 _LEADING: dict[str, tuple[int | None, ...]] = {
     "forward": (),
@@ -31,7 +31,7 @@ _LEADING: dict[str, tuple[int | None, ...]] = {
 
 
 def _shape(x: Any, dim: int | None) -> tuple[int, ...]:
-    """The shape that one call of the batch sees."""
+    """The shape of one entry of the batch."""
     return tuple(x.shape) if dim is None else tuple(x.movedim(dim, 0).shape[1:])
 
 
@@ -43,7 +43,7 @@ def _expanded(x: Any, dim: int | None, size: int, rank: int) -> torch.Tensor:
 
 
 def _vmap(name: str, apply: Callable[..., Any], info: Any, in_dims: Any, *args: Any) -> Any:
-    """One call for the whole batch: its axis becomes the first of the leading axes."""
+    """Make one call for the whole batch, whose axis becomes the first of the leading axes."""
     leading, operands, options = split(args)
     if options[0]:
         raise RuntimeError("dropout_p: dropout is not available under torch.func.vmap")
@@ -73,7 +73,7 @@ def _vmap(name: str, apply: Callable[..., Any], info: Any, in_dims: Any, *args: 
 
 
 def _call_by_call(apply: Callable[..., Any], size: int, in_dims: Any, args: Any) -> Any:
-    """A call for each entry of the batch: packed sequences have no further axes."""
+    """Make a call for each entry of the batch, because packed sequences have no batch axes."""
     calls = [
         apply(
             *(
@@ -98,7 +98,7 @@ def _own_shapes(grads: Sequence[Any], needs: Sequence[bool], shapes: Any, size: 
 
 
 def is_plain(args: Sequence[Any]) -> bool:
-    """Whether nothing is differentiated or batched, so that the operator alone will do."""
+    """Whether nothing is differentiated or batched, so that the operator alone is enough."""
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
     return not torch.is_grad_enabled() or not any(
@@ -113,7 +113,7 @@ def _function(name: str, **rules: Callable[..., Any]) -> Any:
     def forward(*args: Any) -> Any:
         return operator(*args)
 
-    # Otherwise autograd would derive it at every call.
+    # Without this attribute autograd would derive it at every call.
     forward.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
     static: dict[str, Any] = {name: partial(rule, FUNCTIONS) for name, rule in rules.items()}
     static |= {"forward": forward, "setup_context": save}
@@ -146,7 +146,7 @@ for _name, _rule in _RULES.items():
         f"sdpa::attention_{_name}", partial(_rule, OPERATORS), setup_context=save, lib=LIBRARY
     )
 
-# Derivatives of one function call the others, so the set is there before its members.
+# Derivatives of one function call the others, so the set is made before its members.
 FUNCTIONS = Routines(*(no_higher,) * 5)
 FUNCTIONS.forward = _function(
     "forward", backward=_derivatives.forward_vjp, jvp=_derivatives.forward_jvp
@@ -160,7 +160,7 @@ FUNCTIONS.backward = _function(
 FUNCTIONS.jvp = _function("jvp", backward=_derivatives.jvp_vjp, jvp=no_higher)
 FUNCTIONS.double_backward = _function("double_backward", backward=no_higher, jvp=no_higher)
 
-# The tangent of lse needs the matrix of the weights; whoever drops lse uses this one.
+# The tangent of lse needs the matrix of the weights; callers that drop lse use this function.
 forward_without_lse = _function(
     "forward", backward=_derivatives.forward_vjp, jvp=_derivatives.forward_jvp_without_lse
 )

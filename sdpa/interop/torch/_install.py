@@ -18,7 +18,7 @@ _installed: list[torch.library.Library] = []
 def _rows_of_heads(x: Any) -> torch.Tensor:
     """The array `x` (batch, heads, L, ...) as a tensor in whose memory L comes before the heads.
 
-    The compiler relies on this layout, which PyTorch's kernel has.
+    The compiler relies on this layout, because PyTorch's kernel has it.
     """
     batch, heads, n, *rest = x.shape
     source = to_tensor(x)
@@ -73,7 +73,7 @@ def _backward(
 
 
 class Installation:
-    """What `install` returns: the end of a `with` block takes it back."""
+    """Result of `install`: a context manager whose exit undoes it."""
 
     def __init__(self, is_new: bool) -> None:
         self._is_new = is_new
@@ -92,13 +92,13 @@ class Installation:
 
 
 def install() -> Installation:
-    """Makes sdpa the kernel behind PyTorch's fused attention on the CPU, in the whole process.
+    """Make sdpa the kernel behind PyTorch's fused attention on the CPU, in the whole process.
 
     From then on `torch.nn.functional.scaled_dot_product_attention` runs on sdpa wherever PyTorch
     would choose its own fused kernel, forward and backward, in eager mode, under `torch.compile`
-    and `torch.func.grad`; so does every model that calls it. PyTorch goes its own way, untouched,
-    for tensors with other than four axes, dropout, masks that need a gradient, d_v != d_k and vmap.
-    It refuses forward mode and second derivatives of the fused kernel, as before.
+    and `torch.func.grad`; so does every model that calls it. PyTorch still uses its own code for
+    tensors without exactly four axes, dropout, masks that need a gradient, d_v != d_k and vmap, and
+    still refuses forward mode and second derivatives of the fused kernel.
 
     Returns
     -------
@@ -121,7 +121,7 @@ def install() -> Installation:
         return Installation(False)
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        # PyTorch warns of any kernel that is replaced, which is the purpose here.
+        # PyTorch warns about every kernel that is replaced, but here that is the purpose.
         warnings.filterwarnings("ignore", message=r"\s*(Warning only once|Overriding)")
         library.impl(_NAME, _forward, "CPU", allow_override=True)
         library.impl(f"{_NAME}_backward", _backward, "CPU", allow_override=True)
@@ -130,7 +130,7 @@ def install() -> Installation:
 
 
 def uninstall() -> None:
-    """Takes back `install`: PyTorch runs its own kernel again.
+    """Undo `install`: PyTorch runs its own kernel again.
 
     Examples
     --------

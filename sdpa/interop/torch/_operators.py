@@ -1,7 +1,7 @@
 """Operators of the namespace `sdpa`, for the dispatcher: schemas, kernels and shapes.
 
-All of them end in the same arguments, OPERANDS and then OPTIONS, so that derivatives pass these on
-as they are.
+All operators end in the same arguments, OPERANDS and then OPTIONS, which derivatives pass on
+unchanged.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LIBRARY.define(
 
 
 def split(args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    """(what comes first, operands, options) of the arguments of an operator."""
+    """Split the arguments of an operator into (the first ones, operands, options)."""
     n = len(args) - len(OPTIONS)
     return args[: n - len(OPERANDS)], args[n - len(OPERANDS) : n], args[n:]
 
@@ -73,7 +73,7 @@ def keywords_of(
     if any(x is not None for x in packing.values()):
         arrays |= packing
     dropout_p, is_causal, scale, enable_gqa, softcap, left, right, invariant, workers = options
-    if invariant:  # additive attention does not have it
+    if invariant:  # additive attention lacks this option
         arrays["invariant"] = True
     return [arrays.pop(name) for name in ("query", "key", "value")], arrays | {
         "dropout_p": dropout_p,
@@ -88,7 +88,7 @@ def keywords_of(
 
 
 def gradients(found: Any, names: Sequence[str], like: Sequence[Any]) -> Tensors:
-    """The gradients by these names; an empty tensor for each that was not asked for."""
+    """The gradients with these names; an empty tensor for each that was not asked for."""
     grads = (getattr(found, name) for name in names)
     return tuple(
         torch.empty(0, device="cpu") if grad is None else to_tensor(grad).to(x.dtype)

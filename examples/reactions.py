@@ -29,7 +29,7 @@ FILES = {
 HEADS, LONGEST = 8, 512
 LAYER, HEAD = 10, 5
 NEIGHBOURS = 90.0
-"""Factor for neighbours of a pair that is mapped: what was bound stays bound, mostly."""
+"""Factor for neighbours of a mapped pair, because most bonds survive a reaction."""
 
 PUBLISHED = [
     "CC(C)S.CN(C)C=O.Fc1cccnc1F.O=C([O-])[O-].[K+].[K+]>>CC(C)Sc1ncccc1F",
@@ -72,8 +72,8 @@ class TensorUnpickler(pickle.Unpickler):
 def tensors(content):
     """{name: float32 array} of a file that torch.save wrote before version 1.6 of PyTorch.
 
-    Five pickles, of a magic number, a version, the machine, the tensors and the names of their
-    storages, then each storage: the count of its numbers, and the numbers.
+    The file holds five pickles (a magic number, a version, the machine, the tensors, the names of
+    their storages), then for each storage the count of its numbers and the numbers.
     """
     file = io.BytesIO(content)
     *_, stored, names = (TensorUnpickler(file).load() for _ in range(5))

@@ -43,10 +43,10 @@ def operands(heads, n):
 
 
 def memory(function, heads, n):
-    """Bytes that a call adds to a process of its own, the result included."""
+    """Bytes that a call adds to a new process, including the result."""
     command = [sys.executable, __file__, "--memory-of", function.__name__]
     command += ["--heads", str(heads), "--lengths", str(n)]
-    # With a fixed threshold every array that is freed goes back to the system.
+    # With a fixed threshold malloc returns every freed array to the system.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return int(done.stdout)

@@ -152,7 +152,7 @@ class Whisper:
         self.prompt = [
             tokenizer.token_to_id(name) for name in ("<|startoftranscript|>", "<|notimestamps|>")
         ]
-        # What is no speech: brackets, notes of music and, after the end, all special tokens.
+        # Tokens that are not speech: brackets, notes of music, special tokens after the end.
         self.never = [i for i in config["suppress_ids"] if i < self.end]
         self.never_first = config["suppress_ids_begin"]
 
@@ -169,7 +169,7 @@ class Whisper:
         return cls(tensors(weights), json.loads(config), Tokenizer.from_str(tokenizer.decode()))
 
     def words(self, samples):
-        """What was said in a recording at 16 kHz of any length: an iterator of `Word`s."""
+        """Transcribe a recording at 16 kHz of any length: an iterator of `Word`s."""
         pieces = list(windows(samples))
         with progress("seconds heard", round(len(samples) / RATE)) as move:
             for start, piece in pieces:

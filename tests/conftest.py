@@ -77,6 +77,16 @@ def torch():
     return _peer("torch")
 
 
+@pytest.fixture
+def one_torch_thread(torch):
+    """PyTorch on one thread; its own attention is back in place afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    importlib.import_module("sdpa.interop.torch").uninstall()
+    torch.set_num_threads(before)
+
+
 def _peer(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -40,7 +40,7 @@ TIDY = (
 
 
 class Finding(NamedTuple):
-    """What a tool says of a file."""
+    """A finding of a tool in a file."""
 
     tool: str
     file: str
@@ -79,7 +79,7 @@ def commands(tool: str, source: str, flags: list[str]) -> list[str] | None:
 
 
 def findings(tool: str, source: str, flags: list[str]) -> Iterator[Finding]:
-    """What one tool says of one source, headers of others aside."""
+    """The findings of one tool in one source, without those in other headers."""
     command = commands(tool, source, flags)
     if command is None:
         return
@@ -109,7 +109,7 @@ def make_docstrings() -> None:
 
 
 def main() -> None:
-    """Run all tools, print what is not answered, and what is answered without need."""
+    """Run all tools; print findings without an answer, and answers without a finding."""
     make_docstrings()
     answers = tomllib.loads((ROOT / "tools" / "answers.toml").read_text())["answer"]
     tools = [tool for tool in ("gcc", "cppcheck", "clang-tidy") if commands_exist(tool)]

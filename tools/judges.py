@@ -1,7 +1,7 @@
 """Lets tools by others judge the project and its archives: `make judges`.
 
 Each is a command that must succeed. The archives of dist/ are those that tools/release.py made.
-What a judge is told not to look at stands here or in pyproject.toml, with the reason.
+Exceptions that a judge is told of are here or in pyproject.toml, with the reason.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ COMMANDS = (
     ("repo-review", ".", "--format", "rich"),
     ("validate-pyproject", "pyproject.toml"),
     ("check-manifest",),
-    # It takes a point away because there is neither an address of the authors nor a home page.
+    # pyroma deducts a point because the authors have no address and there is no home page.
     ("pyroma", "--min=9", "."),
     ("zizmor", "--offline", "--persona=pedantic", ".github"),
     (*SCHEMA, "vendor.github-workflows", *WORKFLOWS),

@@ -19,20 +19,19 @@ static int forward(PyObject *module, unsigned where, PyObject *const values[N_NA
     return failed ? -1 : 0;
 }
 
-static PyObject *attention(SDPA_ARGUMENTS) {
+/* A function that returns out alone. */
+static PyObject *only_out(enum sdpa_function function, unsigned where, SDPA_ARGUMENTS) {
     PyObject *values[N_NAMES];
     PyArrayObject *out = NULL;
-    if (sdpa_parse(module, sdpa_signature_of(module, ATTENTION), args, n_args, kwnames, values) < 0) return NULL;
-    forward(module, IN_ATTENTION, values, 1, &out);
+    if (sdpa_parse(module, sdpa_signature_of(module, function), args, n_args, kwnames, values) < 0) return NULL;
+    forward(module, where, values, 1, &out);
     return (PyObject *)out;
 }
 
+static PyObject *attention(SDPA_ARGUMENTS) { return only_out(ATTENTION, IN_ATTENTION, module, args, n_args, kwnames); }
+
 static PyObject *scaled_dot_product_attention(SDPA_ARGUMENTS) {
-    PyObject *values[N_NAMES];
-    PyArrayObject *out = NULL;
-    if (sdpa_parse(module, sdpa_signature_of(module, TORCH), args, n_args, kwnames, values) < 0) return NULL;
-    forward(module, IN_TORCH, values, 1, &out);
-    return (PyObject *)out;
+    return only_out(TORCH, IN_TORCH, module, args, n_args, kwnames);
 }
 
 static PyObject *attention_forward(SDPA_ARGUMENTS) {

@@ -1,6 +1,6 @@
 """How attention is called: `out`, names and positions, things that are not arrays, `needs`.
 
-tests/refusals lists what is refused, argument by argument.
+tests/refusals lists the arguments that are refused.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""What options and derivatives of attention accept: seeds, tangents, empty axes."""
+"""Accepted arguments of options and derivatives of attention: seeds, tangents, empty axes."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ def test_out_that_overlaps_an_input_is_refused(name):
     assert (out == 1).all()
 
 
-# ------------------------------------------------------------------- what is taken
+# ------------------------------------------------------------------- accepted
 
 
 @EVERY

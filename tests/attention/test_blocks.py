@@ -38,7 +38,7 @@ class Store:
         raise AssertionError("a store was read as a whole")
 
     def rows(self, axis=-2):
-        """(start, stop) of what was read, but for what is empty."""
+        """(start, stop) of all reads that were not empty."""
         parts = [index[axis] for index in self.read]
         return [(part.start, part.stop) for part in parts if part.start != part.stop]
 
@@ -300,7 +300,7 @@ def test_masks_are_read_in_blocks(rng):
 
 
 def test_the_next_block_is_read_while_one_is_computed(rng, monkeypatch):
-    """Attention to a block begins only once reading the next one has, which then waits for it."""
+    """Attention to a block overlaps with reading the next one: each waits for the other's start."""
     x = tensors(rng)
     reading = [threading.Event() for _ in range(6)]
     computing = [threading.Event() for _ in range(6)]
@@ -448,7 +448,7 @@ def test_needs():
 
 
 class Wrong(Store):
-    """Says that it has another dtype than what it gives."""
+    """A store that declares another dtype than that of its arrays."""
 
     def __getitem__(self, index):
         return super().__getitem__(index).astype(np.float64)

@@ -15,7 +15,7 @@ BATCH, HEADS, D_K, D_V = 3, 2, 5, 3
 
 
 class Lists:
-    """What a cache is to do: every position appended to each sequence, in lists."""
+    """A model of the cache: every position appended to each sequence, in lists."""
 
     def __init__(self, dtype):
         self.dtype = dtype
@@ -52,7 +52,7 @@ def attend(cache, query):
 
 
 def check_positions(cache, lists):
-    """The same positions, no more than the capacity of them."""
+    """The cache holds the model's last positions, at most `capacity` of them."""
     held = cache.lengths
     assert (cache.positions == lists.lengths).all()
     assert (cache.query_offset == held - lists.counts).all()
@@ -105,7 +105,7 @@ WINDOWS = st.one_of(
 
 @given(STEPS, WINDOWS, st.integers(1, 20), st.sampled_from(sorted(DTYPES)), st.integers(0, 2**32))
 def test_any_sequence_of_calls(steps, window, capacity, name, seed):
-    """What does not fit is refused and changes nothing; the rest is what lists do."""
+    """Calls that do not fit are refused and change nothing; others agree with the lists."""
     left = window[0] if window else None
     capacity = max(capacity, 1 + (left or 0))
     rng, lists = np.random.default_rng(seed), Lists(np.dtype(DTYPES[name]))

@@ -1,6 +1,6 @@
 """Attention against the oracle over shapes, layouts, masks and options, and against PyTorch.
 
-Every comparison is held to the bound that bounds.AttentionBounds derives for the same data.
+The tolerance of every comparison is the bound that bounds.AttentionBounds derives for its data.
 """
 
 import itertools
@@ -65,7 +65,7 @@ def test_few_keys(rng, dtype, n_k, is_causal):
 
 @pytest.mark.parametrize("n_k", [10, 40])
 def test_gradients_of_some_of_the_keys(rng, dtype, n_k):
-    """With lse and out of all keys, a part's gradients are those of the whole, as in a ring."""
+    """With lse and out of all keys, the gradients of parts add up to those of the whole."""
     q, k, v, g, g_lse = operands(rng, dtype, (2,), 13, n_k, 16, 24)
     q *= 5
     whole = sdpa.attention_forward(q, k, v)

@@ -271,7 +271,7 @@ def test_gradcheck(torch, rng, case):
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
 @pytest.mark.parametrize("case", GRID)
 def test_gradgradcheck(torch, rng, case):
-    """PyTorch's own check of out in both modes and of its gradients by the double backward."""
+    """PyTorch's gradgradcheck of out in both modes, with gradients by the double backward."""
     call, tensors = grid_problem(torch, rng, case)
     function = differentiable_twice(torch)
 
@@ -298,7 +298,7 @@ def test_each_gradient_alone_equals_the_one_among_all(rng, dtype, which):
 
 @pytest.mark.parametrize("n_k", [1, 700])
 def test_a_huge_grad_out_has_a_finite_gradient(rng, n_k):
-    """dV averages grad_out's rows, so it is finite whatever the kernel stores beside P."""
+    """dV averages grad_out's rows, so it is finite even if the kernel stores other factors of P."""
     q, k, v = (normal(rng, (60, n, 8), np.float32) for n in (1, n_k, n_k))
     grad_out = np.full((60, 1, 8), 3e38, np.float32)
     out, lse = sdpa.attention_forward(q, k, v)

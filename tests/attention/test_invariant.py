@@ -1,4 +1,4 @@
-"""invariant=True: the bits of a query's results do not depend on what else the call computes."""
+"""invariant=True: the bits of a query's results do not depend on the rest of the call."""
 
 from dataclasses import dataclass, field
 
@@ -138,7 +138,7 @@ def drawn_slice(draw, n):
 
 
 def last_visible(call, queries):
-    """How many keys the queries need: what follows is hidden from all of them."""
+    """The number of keys that the queries need; all later ones are hidden from them."""
     n_k = call.key.shape[2]
     query, key = np.ogrid[: call.query.shape[2], :n_k]
     right = [0] if call.options["is_causal"] else []
@@ -180,7 +180,7 @@ def test_any_part_of_a_call(dtype, data):
 @settings(max_examples=15)
 @given(data=st.data())
 def test_padding_on_the_right(compute_dtype, data):
-    """Keys beyond key_lengths, or hidden by a mask, whatever they hold."""
+    """Keys beyond key_lengths, or hidden by a mask, do not matter, even if they hold NaN."""
     call = data.draw(calls(compute_dtype))
     whole = call.results()
     n_k, extra = call.key.shape[2], data.draw(st.integers(1, 140))
@@ -241,7 +241,7 @@ def test_prompt_and_token_by_token(rng, dtype, std):
 
 
 def test_long_keys_are_not_dealt_to_threads(rng, compute_dtype):
-    """Few queries over many keys: what is otherwise cut into parts."""
+    """Few queries over many keys, which are cut into parts without the option."""
     k, v = (normal(rng, (1, 1, 10000, 8), compute_dtype) for _ in range(2))
     q = normal(rng, (1, 1, 40, 8), compute_dtype)
     whole = sdpa.attention(q, k, v, invariant=True, workers=2)
@@ -267,7 +267,7 @@ def test_packed(rng, dtype):
 
 
 def test_the_ordinary_way_depends_on_the_split(rng):
-    """What the option is for: were this to pass without it, the option would be of no use."""
+    """Without the option bits do differ; otherwise it would be useless."""
     q, k, v = (normal(rng, (1, 2, 300, 64), np.float32) for _ in range(3))
     whole = sdpa.attention(q, k, v)
     rows = [sdpa.attention(q[:, :, i : i + 1], k, v) for i in range(300)]

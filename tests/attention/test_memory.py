@@ -115,7 +115,7 @@ BROADCAST = {
 @pytest.mark.parametrize("axes", BROADCAST)
 @pytest.mark.parametrize("function", ["backward", "double"])
 def test_gradient_of_a_broadcast_mask(function, axes, dtype):
-    """It is summed in float32 as it is computed; gradients of single pairs are never stored."""
+    """The gradient is summed in float32 as it arises; those of single pairs are never stored."""
     lead, n_q, n_k, shape = BROADCAST[axes]
     allowed = ALLOWED + 4 * np.prod(shape)
     assert allowed < np.prod((*lead, n_q, n_k)) * np.dtype(dtype).itemsize
@@ -191,7 +191,7 @@ def test_wholly_masked_blocks_cost_nothing(functions, name):
     whole, *parts = cpu_seconds(
         function, *(lambda mask=mask: function(**mask) for mask in masks.values())
     )
-    # A block that is cut costs as much as a whole one, plus half as much again for the mask,
+    # A cut block costs as much as a whole one, plus half as much again for the mask,
     # and at the edges up to a query and a key block (of 2048 / 128).
     for share, seconds in zip(masks, parts, strict=True):
         assert seconds < (1.5 * share + 3 / 16) * whole, (share, seconds / whole)

@@ -1,4 +1,4 @@
-"""Keys and values of 16 bits beside a float32 query: the bits of widening them first.
+"""Keys and values of 16 bits beside a float32 query: the same bits as after widening them.
 
 test_properties.py draws shapes and options; here are the paths that keys take to the kernels.
 """
@@ -98,7 +98,7 @@ def test_gradients_summed_over_a_batch_are_rounded_once(rng, narrow, shared):
 
 @pytest.mark.parametrize("n_q", [1, 3, 40])
 def test_every_number_of_the_type(narrow, n_q):
-    """Subnormal ones, infinities and NaN as values; what a mask hides does not matter."""
+    """Subnormal, infinite and NaN values; contents behind a mask do not matter."""
     bits = np.arange(1 << 16, dtype=np.uint16).view(narrow).reshape(-1, 64)
     query, key = np.zeros((n_q, 16), np.float32), np.zeros((1, 16), narrow)
     for value in bits:

@@ -29,7 +29,7 @@ def cumulative(lengths):
 
 
 class Problem:
-    """Random operands of sequences with these lengths, and what all functions make of them."""
+    """Random operands of sequences with these lengths, and the results of all functions."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Problem:
         return calls
 
     def check_bits(self):
-        """Every function gives what a call per sequence gives."""
+        """Every function returns the result of one call per sequence."""
         for name, x in self.calls().items():
             together = self.call(name, **x)
             alone = reference.packed(getattr(sdpa, name), **self.cu, **x, **self.options)
@@ -221,7 +221,7 @@ def test_any_number_of_threads(rng, dtype, heads):
 
 @pytest.mark.parametrize("group", [1, 4])
 def test_few_queries_of_many_keys(rng, dtype, group):
-    """Decoding: where a call of its own would cut the keys into parts, or fold a group of heads."""
+    """Decoding, where a separate call would cut the keys into parts or fold a group of heads."""
     problem = Problem(rng, dtype, (1, 1, 2, 1), (9000, 40, 13000, 1), key_heads=1, group=group)
     problem.check_bits()
 

@@ -54,7 +54,7 @@ def draws(dtype, case, std):
 
 
 def plain(q, k, v, g, is_causal):
-    """What anybody would write in NumPy, in the dtype of the arguments: a dict of RESULTS."""
+    """The obvious NumPy code, in the dtype of the arguments: a dict of RESULTS."""
     dtype = q.dtype
 
     def matmul(a, b):

@@ -62,7 +62,7 @@ def options_of(case, x):
 
 
 def band(options):
-    """ALiBi's distances and what is visible."""
+    """ALiBi's distances, and which pairs are visible."""
     offset = N_K - N_Q if options.get("is_causal") else 0
     distance = np.arange(N_Q)[:, None] + offset - np.arange(N_K)
     visible = distance >= 0 if options.get("is_causal") else np.ones(distance.shape, bool)
@@ -82,7 +82,7 @@ def plain_logits(s, attn_mask, cap, options):
 
 
 def plain(x, options, dtype=None):
-    """What anybody would write in NumPy, in one dtype throughout: {name: array} of all results."""
+    """The obvious NumPy code, in one dtype throughout: {name: array} of all results."""
     dtype = dtype or x["query"].dtype
     x = {name: value.astype(dtype) for name, value in x.items()}
     q, k, v, g = (x[name] for name in ("query", "key", "value", "grad_out"))
@@ -211,7 +211,7 @@ def with_sdpa(x, options):
 
 @functools.cache
 def errors(torch, dtype, case, std):
-    """Of every ISA and peer {who: {result: (rms of its errors, mean of every draw's largest)}}."""
+    """Errors {ISA or peer: {result: (rms of its errors, mean of every draw's largest)}}."""
     wide = np.dtype(np.longdouble if dtype == np.float64 else np.float64)
     squares = collections.defaultdict(lambda: collections.defaultdict(float))
     largest = collections.defaultdict(lambda: collections.defaultdict(float))

@@ -1,4 +1,4 @@
-"""Laws that hold for any shape, layout, dtype and option; hypothesis looks for the exception."""
+"""Laws that hold for any shape, layout, dtype and option; hypothesis looks for exceptions."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def drawn_mask(draw, rng, shape, kind, dtype):
 
 
 def drawn_options(draw, rng, array, lead, n_k):
-    """Each option half of the time, whatever the others do."""
+    """Each option half of the time, independently of the others."""
     options = {}
     if draw(st.booleans()):
         bound = st.one_of(st.none(), st.integers(0, 150))
@@ -69,7 +69,7 @@ def drawn_options(draw, rng, array, lead, n_k):
 
 
 def key_dtypes(dtype):
-    """What key and value may have beside a query of `dtype`."""
+    """The dtypes that key and value may have beside a query of `dtype`."""
     return [dtype, np.dtype(np.float16), BFLOAT16] if dtype == np.float32 else [dtype]
 
 

@@ -1,4 +1,4 @@
-"""What keys receive, and the weights of chosen heads and queries."""
+"""The weights that keys receive, and the weights of chosen heads and queries."""
 
 import itertools
 
@@ -60,7 +60,7 @@ def test_bits_do_not_depend_on_workers_or_other_heads(rng, isa, dtype, name):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_chosen_weights_are_those_of_the_whole(rng, isa, compute_dtype, name):
-    """Whatever the choice; each query keeps its place for masks, bias and dropout."""
+    """For any choice, each query keeps its place for masks, bias and dropout."""
     q, k = operands(rng, compute_dtype)
     bias = normal(rng, (6, 100, 150), compute_dtype)
     bias[rng.random(bias.shape) < 0.2] = -np.inf
@@ -143,7 +143,7 @@ def test_at_65536_keys(rng, isa, compute_dtype):
 
 @pytest.mark.uninstrumented
 def test_memory_at_65536_keys():
-    """Of chosen heads and rows: a few blocks, and three numbers per query, beside the result."""
+    """Chosen heads and rows take a few blocks, and three numbers per query, beyond the result."""
     run(
         f"""
 n, d, block = {N_K}, 16, 16e6

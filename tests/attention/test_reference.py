@@ -71,7 +71,7 @@ def test_doctest(page):
 
 
 def problem(rng, options, mask, n_q, n_k):
-    """(options, what is differentiated by name, attn_mask, which pairs are visible)."""
+    """(options, {name: operand to differentiate}, attn_mask, which pairs are visible)."""
     options = dict(options)
     if "key_lengths" in options:
         options["key_lengths"] = min(options["key_lengths"], n_k)

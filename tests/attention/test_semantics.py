@@ -1,4 +1,4 @@
-"""The table of semantics: what masks hide, where NaN propagates, how extreme numbers may be."""
+"""The table of semantics: hidden contents, propagation of NaN, extreme numbers."""
 
 import numpy as np
 import pytest

@@ -65,7 +65,7 @@ def test_default_scale_divides_by_sqrt_d_k(dtype):
 
 @pytest.mark.parametrize("score", [-3000, -57.3, 0.1, 33.7, 900, 3000])
 def test_one_key_weighs_one(dtype, score):
-    """Whatever its score, and also when others weigh nothing beside it."""
+    """A single key has weight 1 for any score, even if other keys weigh nothing beside it."""
     q, k, v = column([1] * 5, dtype), column([1, -1], dtype), column([7, 3], dtype)
     near(sdpa.attention_weights(q, k[:1], scale=score), [[1]] * 5, dtype)
     near(sdpa.attention(q, k[:1], v[:1], scale=score), [[7]] * 5, dtype)
@@ -163,7 +163,7 @@ def test_mask_and_fully_masked_row(dtype, additive):
     near(lse, [math.log(2), -np.inf, 0, math.log(4)], compute_type(dtype))
     weights = sdpa.attention_weights(zero, zero, mask)
     near(weights, visible / np.array([[2], [1], [1], [4]]), dtype)
-    # With the causal mask as well: row 0 sees key 0, row 3 all, as before.
+    # Together with the causal mask, row 0 sees key 0 and row 3 still sees all.
     near(sdpa.attention(zero, zero, v, mask, is_causal=True)[:, 0], [2, 0, 4, 4], dtype)
 
 

@@ -1,4 +1,4 @@
-"""The service answers as the model does, refuses what is wrong, survives overload and stops."""
+"""The service answers like the model, refuses bad input, survives overload and stops."""
 
 import http.client
 import json
@@ -31,7 +31,7 @@ def ask(port, content, *, path="/embed", method="POST"):
 
 @pytest.fixture(scope="module")
 def port(model):
-    """Of a running service, which then stops when it is told to."""
+    """The port of a running service, which is stopped afterwards."""
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "examples/embeddings.py"), "--port", "0"],
         stdout=subprocess.PIPE,

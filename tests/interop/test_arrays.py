@@ -30,7 +30,7 @@ FUNCTIONS = [
 
 
 def arguments(function, rng):
-    """Arguments of a call with random arrays, and the names of those that it does not write."""
+    """Arguments of a call with random arrays, and the names of the arrays it does not write."""
 
     def drawn(a):
         return rng.standard_normal(a.shape).astype(F32) if a.dtype.kind == "f" else a
@@ -84,7 +84,7 @@ def test_jax(function, rng):
 
 
 def test_dlpack_shares_memory():
-    """Nothing is copied on the way in: the result uses what the memory holds now."""
+    """Nothing is copied on the way in: the result uses the current contents of the memory."""
     x = np.zeros((3, 4), F32)
     view = sdpa._core._array("x", OnlyDlpack(x[:, ::2]))
     assert np.shares_memory(view, x)
@@ -119,7 +119,7 @@ def test_interruptions_pass(attribute):
 
 
 def test_a_cache_keeps_what_it_is_given(rng):
-    """Its methods return nothing: what it kept is looked at."""
+    """The methods return nothing, so the arrays that the cache kept are compared."""
     cache = sdpa.KVCache(1, 2, 4, capacity=3)
     key, value = rng.standard_normal((2, 1, 2, 3, 4)).astype(F32)
     cache.append(OnlyDlpack(key), OnlyArray(value))

@@ -202,7 +202,7 @@ def test_softmax_family_to_second_order(rng, name, case):
     for variant in variants:
         f = lambda x: getattr(interop, name)(x, **options, **variant)  # noqa: B023, E731
         if name == "log_softmax" and case == "where":
-            # It is -inf for queries without keys, which has no finite difference.
+            # lse is -inf for queries without keys, which has no finite difference.
             f = lambda x, f=f: anp.where(options["where"], f(x), 0)  # noqa: E731
         check_grads(f, modes=["fwd", "rev"], order=2)(rng.standard_normal((2, 3, 4)))
 

@@ -82,7 +82,7 @@ def formula(query, key, value, attn_mask=None, sinks=None, **options):
 
 
 def assert_same(transform, functions, x):
-    """That a transformation of these two functions is the same, compiled."""
+    """Assert that a transformation gives the same for both functions, compiled."""
     assert_close(*(jax.jit(transform(f))(*x) for f in functions))
 
 
@@ -114,7 +114,7 @@ def test_results_and_gradients_are_those_of_sdpa(rng, name, dtype):
 
 
 def test_without_x64(rng):
-    """As JAX starts: integers of 32 bits, float32 for float64."""
+    """JAX's default types: integers of 32 bits, float32 for float64."""
     q = rng.standard_normal((2, 2, 3, 4)).astype(np.float32)
     options = {"key_lengths": np.array([2, 3]), "query_offset": 1, "is_causal": True}
     expected = sdpa.attention(q, q, q, **options)
@@ -232,7 +232,7 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transformations(rng, transform):
-    """Each gives what it gives on the formula."""
+    """Each transformation gives the same result on the formula."""
     x = tuple(normal(rng, *s) for s in [(2, 3, 4), (2, 5, 4), (2, 5, 3), (2, 3, 5), (2,)])
     functions = [
         lambda *x, f=f: f(*x[:4], sinks=x[4], softcap=1.5) for f in (interop.attention, formula)
@@ -244,7 +244,7 @@ def test_transformations(rng, transform):
 
 @pytest.mark.parametrize("name", CASES_OF_FORMULA)
 def test_derivatives_of_every_case(rng, name):
-    """Both forms of second order, those by the kernels and that by the formula; the third, too."""
+    """Second derivatives by the kernels and by the formula, and third ones."""
     operands, options = problem(rng, name)
     x, places = tuple(operands.values()), tuple(range(len(operands)))
     functions = [positional(f, operands, options) for f in (interop.attention, formula)]
@@ -328,7 +328,7 @@ def test_vmap_of_constants(rng, name, is_causal):
 
 
 def test_vmap_of_dropout(rng):
-    """A batch is what its entries are one after the other, with one seed or with several."""
+    """A batch gives the results of its entries one by one, with one seed or several."""
     q, k = normal(rng, 3, 2, N_Q, 4), normal(rng, 2, N_K, 4)
     keys = jax.random.split(jax.random.key(0), 3)
 
@@ -429,7 +429,7 @@ def test_no_memory_is_an_error(rng):
     expected = f(q)
     _core._alloc_fail_after(0)
     try:
-        # Of which type is JAX's choice.
+        # JAX chooses the type of the exception.
         with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="sdpa: no memory"):
             f(q).block_until_ready()
     finally:

@@ -1,4 +1,4 @@
-"""sdpa.interop.jax.dot_product_attention beside jax.nn's function of that name."""
+"""sdpa.interop.jax.dot_product_attention against jax.nn's function of the same name."""
 
 import inspect
 import warnings
@@ -70,7 +70,7 @@ def applied(f, name, options):
 
 
 def gradient(f, name, options, argnums):
-    """Of a scalar that is not symmetric in any operand, compiled."""
+    """Gradients of a scalar that is not symmetric in any operand, compiled."""
 
     def total(*x):
         return sum(jnp.sin(y).sum() for y in jax.tree.leaves(applied(f, name, options)(*x)))
@@ -119,7 +119,7 @@ def test_types(rng, dtype):
 
 @pytest.mark.parametrize("bias_dtype", ["float16", "bfloat16", "float32"])
 def test_types_of_bias(rng, bias_dtype):
-    """It is added in float32, whatever its type, which its gradient has."""
+    """A bias of any type is added in float32; its gradient has the bias's type."""
     x, _ = problem(rng, "bias", dtype="bfloat16")
     bias = x.pop().astype(bias_dtype)
     gradient = jax.grad(lambda bias: ours(*x, bias).sum().astype(jnp.float32))(bias)

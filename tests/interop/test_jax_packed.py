@@ -1,4 +1,4 @@
-"""sdpa.interop.jax with packed sequences: what a call per sequence gives."""
+"""sdpa.interop.jax with packed sequences, against one call per sequence."""
 
 import itertools
 import warnings
@@ -43,7 +43,7 @@ def together(options):
 
 
 def apart(options):
-    """A call per sequence, on what JAX cuts and joins."""
+    """One call per sequence, on arrays that JAX cuts and joins."""
 
     def f(q, k, v):
         outs = []
@@ -90,14 +90,14 @@ def test_forward(rng, name):
 @EVERY_OPTION
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_derivatives(rng, name, transform):
-    """By the kernels and by the formula, as those of a call per sequence."""
+    """Derivatives by the kernels and by the formula equal those of one call per sequence."""
     x = operands(rng)
     functions = (f(OPTIONS[name]) for f in (together, apart))
     assert_close(*(jax.jit(TRANSFORMS[transform](f))(*x) for f in functions))
 
 
 def test_vmap(rng):
-    """Of the queries, and of where the sequences begin."""
+    """A batch of queries, and a batch of sequence starts."""
     q, k, v = operands(rng)
     queries = jnp.stack([q, 2 * q, -q], 1)
     for f in together({}), jax.grad(moving(together({})), (0, 1)):

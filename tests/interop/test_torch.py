@@ -24,18 +24,13 @@ from sdpa.interop.torch import _arrays, _operators
 from sdpa.interop.torch._packed import is_packed, one_sequence
 
 # PyTorch's forward mode loads its own old decompositions.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.usefixtures("one_torch_thread"),
+]
 
 EVERY_CASE = pytest.mark.parametrize("name", CASES)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def normal(rng, *shape):
@@ -180,7 +175,7 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_torch_func(rng, transform):
-    """Each transformation gives what it gives on PyTorch's own formula."""
+    """Each transformation gives the same result on PyTorch's formula."""
     x = tuple(normal(rng, *s) for s in [(2, 3, 4), (2, 5, 4), (2, 5, 3), (2, 3, 5), (2,)])
 
     def ours(query, key, value, attn_mask, sinks):

@@ -1,4 +1,4 @@
-"""sdpa.interop.torch.additive_attention, beside sdpa and under PyTorch's own checks."""
+"""sdpa.interop.torch.additive_attention against sdpa, and under PyTorch's gradient checks."""
 
 import warnings
 

@@ -28,16 +28,10 @@ CASES = {
 TOLERANCES = {"float64": 300 * 2**-53, "float32": 300 * 2**-24, "bfloat16": 2**-6, "float16": 2**-9}
 
 # PyTorch's compiler loads its own old decompositions.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    uninstall()
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.usefixtures("one_torch_thread"),
+]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""sdpa.interop.torch with packed sequences: what a call per sequence gives."""
+"""sdpa.interop.torch with packed sequences, against one call per sequence."""
 
 import warnings
 
@@ -42,7 +42,7 @@ def together(q, k, v):
 
 
 def apart(q, k, v):
-    """A call per sequence, on what PyTorch cuts and joins."""
+    """One call per sequence, on tensors that PyTorch cuts and joins."""
     parts = (x.split(n) for x, n in ((q, LENGTHS_Q), (k, LENGTHS_K), (v, LENGTHS_K)))
     options = {"enable_gqa": True, "is_causal": True, "softcap": 2.0}
     outs = (
@@ -77,7 +77,7 @@ def test_a_call_per_sequence(rng, transform):
 
 @pytest.mark.parametrize("place", [0, 2])
 def test_vmap(rng, place):
-    """Values and gradients per sample are those of a call for each."""
+    """Values and gradients per sample equal those of one call per sample."""
     q, k, v = operands(rng)
     queries = torch.stack([q, 2 * q, -q], place)
     for f in together, func.grad(loss(together), (0, 1, 2)):
@@ -92,7 +92,7 @@ def test_vmap(rng, place):
 @pytest.mark.parametrize("name", ["packed", "packed, dropout"])
 @pytest.mark.parametrize("sequence", range(3))
 def test_weights_of_a_sequence(rng, name, sequence):
-    """Those of sdpa, and their derivatives to second order."""
+    """The weights equal sdpa's, and have derivatives to second order."""
     arrays, options = problems.problem(rng, name)
     del arrays["value"]
     x = {n: torch.from_numpy(a).requires_grad_() for n, a in arrays.items()}

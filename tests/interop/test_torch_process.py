@@ -179,7 +179,7 @@ def test_workers_of_a_data_loader(context):
 
 
 def test_fork():
-    """A child computes what its parent does, forward and backward, both through either door."""
+    """A child gets its parent's results, forward and backward, by the function and by install."""
     run(
         THREADS
         + """

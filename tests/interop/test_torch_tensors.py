@@ -20,16 +20,10 @@ import sdpa
 from sdpa.interop import torch as interop
 
 # PyTorch's forward mode and compiler load its own old decompositions.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    interop.uninstall()
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.usefixtures("one_torch_thread"),
+]
 
 
 def normal(rng, *shape):
@@ -173,7 +167,7 @@ def test_slopes_are_constants(rng, way, name):
         return (found.out if name == "attention_forward" else found).sum()
 
     torch.compiler.reset()
-    # The compiler wraps what is raised as it traces the backward.
+    # The compiler wraps an exception that is raised while it traces the backward.
     with pytest.raises(NotImplementedError if way != "compile" else Exception, match=NO_SLOPES):
         SLOPES[way](f, torch.ones(2, dtype=torch.float64))
 
@@ -226,7 +220,7 @@ def test_autocast(rng, dtype, compiled):
 
 
 def test_autocast_of_the_rest(rng):
-    """Additive attention too; and what is composed of PyTorch's products keeps its precision."""
+    """Also for additive attention; formulas composed of PyTorch's products keep their precision."""
     x = [normal(rng, *s).float() for s in [(2, 5, 4), (2, 6, 3), (2, 6, 2), (4, 7), (3, 7), (7,)]]
     with torch.autocast("cpu", torch.bfloat16):
         out = interop.additive_attention(*x)
@@ -246,7 +240,7 @@ def test_autocast_of_the_rest(rng):
 
 
 class Named(torch.Tensor):
-    """A subclass with nothing of its own."""
+    """A subclass that adds nothing."""
 
 
 class Counting(torch.Tensor):
@@ -319,7 +313,7 @@ def test_copies(rng):
 
 
 def test_another_default_device_and_type(rng):
-    """What the bridge makes itself belongs to the operands."""
+    """Tensors that the bridge makes have the operands' device and type."""
     q = normal(rng, 2, 5, 8).requires_grad_()
     options = {"is_causal": True, "query_offset": 1, "alibi_slopes": [0.5, 0.25], "sinks": 0.5}
     options |= {"dropout_p": 0.5, "rng": 3}
@@ -339,7 +333,7 @@ def test_another_default_device_and_type(rng):
 
 
 def test_signatures_show_the_options():
-    """Those of sdpa.attention, but out."""
+    """The options are those of sdpa.attention, except out."""
     options = [name for name in inspect.signature(sdpa.attention).parameters if name != "out"]
     for name in "attention", "attention_forward":
         assert list(inspect.signature(getattr(interop, name)).parameters) == options

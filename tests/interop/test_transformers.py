@@ -98,7 +98,7 @@ def test_docstring():
 
 
 def pair(name):
-    """The same model twice: eager, and ours."""
+    """The same model twice: with eager attention, and with ours."""
     torch.manual_seed(0)
     eager = MODELS[name]()
     for parameter in eager.parameters():  # weights large enough for scores that differ
@@ -251,7 +251,7 @@ def test_other_patterns_come_as_masks():
     i = torch.arange(6)
     expected = (i[:, None] >= i) & (i[:, None] // 3 == i // 3)
     assert torch.equal(mask[0, 0], expected)
-    # A static cache is longer than what it holds.
+    # A static cache is longer than its contents.
     mask = c_attention_mask(1, 6, **QUERIES[said](2, 4))
     assert torch.equal(mask[0, 0], i <= torch.tensor([[2], [3]]))
 
@@ -259,7 +259,7 @@ def test_other_patterns_come_as_masks():
 @EVERY_MODEL
 @pytest.mark.filterwarnings("ignore")  # of PyTorch's compiler, about itself
 def test_compile(name):
-    """The whole model is one graph, whatever the values of the padding are."""
+    """The whole model is one graph for all values of the padding."""
     torch.compiler.reset()
     given = inputs(name, "left")
     eager, ours = pair(name)

@@ -1,4 +1,4 @@
-"""What sdpa reports about itself, and how to force an ISA."""
+"""The configuration that sdpa reports, and forcing an ISA."""
 
 import gc
 import importlib.util
@@ -107,7 +107,7 @@ print(*sys.modules.keys() - before)"""
 
 
 def test_a_second_module_object():
-    """Each module object has its own state: a second import works beside the first."""
+    """Each module object has its own state, so a second import works beside the first."""
     spec = importlib.util.spec_from_file_location("sdpa._core", _core.__file__)
     other = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(other)

@@ -1,4 +1,4 @@
-"""What goes wrong around a call: no threads, no memory, files that shrink, other rounding."""
+"""Faults around a call: no threads, no memory, files that shrink, other rounding modes."""
 
 import os
 import platform
@@ -76,7 +76,7 @@ def run_with(library, program, **environment):
         text=True,
         capture_output=True,
         timeout=120,
-        # NumPy's BLAS makes threads, too.
+        # NumPy's BLAS also starts threads.
         env=os.environ | {"LD_PRELOAD": str(library), "OPENBLAS_NUM_THREADS": "1"} | environment,
     )
     assert done.returncode == 0, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -91,7 +91,7 @@ def run_with(library, program, **environment):
 class TestThreads:
     @pytest.mark.parametrize("n", range(6))
     def test_whatever_creation_fails_the_result_is_the_same(self, failing, n):
-        """Of the prelude's two calls the first asks for two more threads, works() for as many."""
+        """The first of the prelude's two calls asks for two more threads, and so does works()."""
         program = f"""
 expected = sdpa.attention(x, x, x, workers=1)
 tasks = len(os.listdir("/proc/self/task"))

@@ -1,4 +1,4 @@
-"""What the package does to the process: forks, exits, interruption, memory."""
+"""Effects on the process: forks, exits, interruption, memory."""
 
 import numpy as np
 import pytest
@@ -98,7 +98,7 @@ print("leaving", flush=True)
 
 @pytest.mark.parametrize("joins", [False, True])
 def test_a_daemon_thread_that_computes_at_exit_ends_without_a_traceback(joins):
-    """Also if another exit handler, run after that of sdpa, waits for the thread."""
+    """This holds even if another exit handler, run after that of sdpa, waits for the thread."""
     program = f"""
 import atexit
 

@@ -1,4 +1,4 @@
-"""The same bits for any number of threads; the GIL; how many threads are used."""
+"""Same bits for any number of threads; the GIL; the number of threads used."""
 
 import os
 import subprocess

@@ -131,7 +131,7 @@ def test_grouped_heads(compute_dtype, rng):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(dtype, rng, layout):
-    """The same bits, whatever the strides, alignment and byte order of operands and weights."""
+    """Strides, alignment and byte order of operands and weights do not change a bit."""
     x = draw(rng, dtype, 19, 33, 6, 9, 5, 7)
     g = normal(rng, (2, 19, 5), dtype)
     out, lse = sdpa.additive_attention_forward(*x.values())

@@ -1,4 +1,4 @@
-"""How additive attention is called, what memory it takes, and that it stays inside its arrays."""
+"""Additive attention: arguments, memory, and no access beyond its arrays."""
 
 import subprocess
 import sys

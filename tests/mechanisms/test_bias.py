@@ -129,7 +129,7 @@ CASES = [
 @pytest.mark.parametrize("options", CASES, ids=range(len(CASES)))
 @pytest.mark.parametrize("block", [32, 50, 1000])
 def test_all_gradients_in_blocks(monkeypatch, rng, isa, options, block):
-    """They equal those of one call with the whole bias, in float64, to 1e-12."""
+    """The gradients equal those of one call with the whole bias, in float64, to 1e-12."""
     monkeypatch.setattr(bias, "_BLOCK_ROWS", block)
     monkeypatch.setattr(bias, "_BLOCK_ELEMENTS", 0)
     options = dict(options)

@@ -337,7 +337,7 @@ def test_scale_rules(rng, rule):
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_a_folded_scale_trains_along_the_same_path_with_its_learning_rates(rng, optimiser):
-    """Without them the path differs. Adam has no epsilon here, which would break the equality."""
+    """Without the factors the path differs. Adam's epsilon is 0 here, for exact equality."""
     x, target = rng.standard_normal((4, 6, 16)), rng.standard_normal((4, 6, 16))
 
     def trained(fold_scale, corrected):

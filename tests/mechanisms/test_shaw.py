@@ -54,7 +54,7 @@ def draw(rng, dtype, q_lead=(2,), k_lead=(2,), far=4, heads=(), n_q=N_Q, n_k=N_K
 
 
 class PartsBounds(AttentionBounds):
-    """For three parts, merged in turn: each merge adds the errors of two log-sum-exps."""
+    """The bounds for three parts; each merge adds the errors of two log-sum-exps."""
 
     @property
     def lse(self):
@@ -195,7 +195,7 @@ def test_distances(rng, far, n_q, n_k):
 
 @pytest.mark.usefixtures("isa")
 def test_dtypes(rng, dtype):
-    """Blocks of their true size: 300 queries are three."""
+    """Blocks of the real size: 300 queries make three."""
     check(rng, draw(rng, dtype, far=5, n_q=300, n_k=40), is_causal="lower_right")
     mask = normal(rng, (2, N_Q, N_K), dtype)
     check(rng, draw(rng, dtype, far=5, heads=(2,)), attn_mask=mask, window=(20, 20))
@@ -240,7 +240,7 @@ def test_leading_axes(rng, q_lead, k_lead, heads, gqa, rel_value):
 )
 @pytest.mark.parametrize("n_rows", [1, 7])
 def test_nothing(rng, lead, n_q, n_k, d_k, d_v, n_rows):
-    """With an axis of length 0 results are empty, 0, or those of equal scores."""
+    """With an axis of length 0, results are empty, 0, or those of equal scores."""
     shapes = ((*lead, n_q, d_k), (*lead, n_k, d_k), (*lead, n_k, d_v), (n_rows, d_k), (n_rows, d_v))
     check(rng, {n: normal(rng, s, F32) for n, s in zip(NAMES, shapes, strict=True)})
     check(
@@ -252,7 +252,7 @@ def test_nothing(rng, lead, n_q, n_k, d_k, d_v, n_rows):
 
 @pytest.mark.usefixtures("small_blocks")
 def test_value_alone_has_leading_axes(rng):
-    """The key then has none, and rel_value has those of value."""
+    """Then key has no heads, and rel_value has those of value."""
     x = draw(rng, np.float64)
     x |= {"query": x["query"][0], "key": x["key"][0]}
     check(rng, x)
@@ -323,7 +323,7 @@ def test_dropout_without_a_seed_draws_anew(rng):
 
 
 def test_one_vector_moves_all_keys_and_values(rng):
-    """With D = 0 the weights stay, and each output moves by rel_value."""
+    """With D = 0 the weights do not change, and rel_value is added to each output."""
     x = draw(rng, np.float64, far=0)
     expected = sdpa.attention(*(x[name] for name in NAMES[:3])) + x["rel_value"]
     np.testing.assert_allclose(sdpa.shaw_attention(*x.values()), expected, rtol=0, atol=1e-13)

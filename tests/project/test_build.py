@@ -1,4 +1,4 @@
-"""What was built: symbols, instructions, wheel and sdist."""
+"""The build: symbols, instructions, wheel and sdist."""
 
 import os
 import platform
@@ -106,7 +106,7 @@ def functions(path):
 
 
 def hot_loops(instructions):
-    """Instructions of each loop that contains no other: what a conditional jump goes back over."""
+    """Instructions of each innermost loop, found by its conditional jump back."""
     spans = []
     for address, text in instructions:
         jump = re.match(r"j(?!mp)\w+ +([0-9a-f]+) ", text)
@@ -324,7 +324,7 @@ def test_contents_of_the_sdist(built):
 
 
 def test_equal_sources_give_equal_sdists(built):
-    """Of wheels, which take minutes, `make release-check` makes two."""
+    """Two equal sdists. `make release-check` compares two wheels, which take minutes."""
     assert built.sdist_again().read_bytes() == built.sdist.read_bytes()
 
 
@@ -341,7 +341,7 @@ def test_the_wheel_installs_and_works_in_an_environment_of_its_own(built, tmp_pa
     python = tmp_path / "venv" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
     run(*pip, "install", "--no-deps", "--no-index", built.wheel)
-    # NumPy as installed here: no test reaches for the network.
+    # NumPy is the installed one, so that no test needs the network.
     purelib = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     Path(purelib, "numpy.pth").write_text(str(Path(numpy.__file__).parents[1]))
     program = """

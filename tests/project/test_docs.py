@@ -109,7 +109,7 @@ def test_sources_named_exist(page):
 
 
 def test_fast_paths_have_their_figures():
-    """Each has a section of what was tried, and a row of what it brings, on the page of kernels."""
+    """Each fast path has a section with attempts, and a row with its gain, in docs/kernels.md."""
     page = PAGES["kernels.md"]
     table = page[page.index("## Fast paths") : page.index("## vec")]
     paths = [path.stem for path in (ROOT / "src" / "kernels" / "fast").glob("*.h")]

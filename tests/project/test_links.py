@@ -16,7 +16,7 @@ LINK = re.compile(r"\]\((?!\w+:)([^)\s#]*)(?:#([^)\s]*))?\)")
 
 @cache
 def text(page):
-    """The Markdown of a page; of a notebook, that of its cells."""
+    """The Markdown of a page, or of a notebook's cells."""
     source = (ROOT / page).read_text(encoding="utf-8")
     if not page.endswith(".ipynb"):
         return source
@@ -25,7 +25,7 @@ def text(page):
 
 
 def anchors(markdown):
-    """Of the headings, as GitHub and MyST name them, and of HTML elements with an id."""
+    """The anchors of headings, as GitHub and MyST name them, and of HTML elements with an id."""
     without_blocks = re.sub(r"^(`{3,}).*?^\1`*$", "", markdown, flags=re.MULTILINE | re.DOTALL)
     found = []
     for heading in re.findall(r"^#{1,6} +(.*?) *$", without_blocks, re.MULTILINE):

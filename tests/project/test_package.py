@@ -1,4 +1,4 @@
-"""The Python package: its public names, what importing it costs, which module knows which."""
+"""The Python package: public names, cost of the import, dependencies between modules."""
 
 import ast
 import pickle
@@ -14,7 +14,7 @@ PACKAGE = Path(sdpa.__file__).parent
 
 
 def run(code):
-    """What a fresh interpreter prints."""
+    """The output of a fresh interpreter."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.split()
 

@@ -1,4 +1,4 @@
-"""The documents say what is there: examples run, commands and names exist, figures are ours."""
+"""The documents are true: examples run, commands and names exist, figures are ours."""
 
 import re
 import tomllib
@@ -51,7 +51,7 @@ def test_features_are_those_of_the_page():
 
 
 def test_table_is_what_the_main_job_prints():
-    """Word by word; numbers to one unit of their last digit, for another CPU rounds differently."""
+    """Compare word by word, numbers to one unit of the last digit: another CPU rounds otherwise."""
     pytest.importorskip("sklearn")
     (block,) = blocks(DEMO, "text")
     start, end = block.index("\ndigits: scores and weights"), block.index("\nSpeed against")

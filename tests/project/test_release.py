@@ -1,4 +1,4 @@
-"""What a release is made of: versions that agree, workflows that run what was looked at, pages."""
+"""The parts of a release: versions that agree, pinned workflows, pages."""
 
 import importlib.util
 import re

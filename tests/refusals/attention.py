@@ -1,4 +1,4 @@
-"""What the functions on attention refuse: operands, masks, options, names, `out`."""
+"""Refusals of the functions on attention: operands, masks, options, names, `out`."""
 
 import inspect
 
@@ -464,7 +464,7 @@ MISSPELT = {
 
 
 class Generator:
-    """Resembles a numpy.random.Generator; `bytes` returns what it was given."""
+    """An object like a numpy.random.Generator whose `bytes` returns a given value."""
 
     bit_generator = None
 

@@ -1,4 +1,4 @@
-"""What KVCache and its methods refuse."""
+"""Refusals of KVCache and its methods."""
 
 import numpy as np
 from support.calls import FLOATS, KV_CACHE, ones

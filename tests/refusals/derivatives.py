@@ -1,4 +1,4 @@
-"""What derivatives, weights, statistics and merge_attention refuse besides."""
+"""Further refusals of derivatives, weights, statistics and merge_attention."""
 
 import numpy as np
 from support.calls import FLOATS, jvp_operands, ones

@@ -1,4 +1,4 @@
-"""What additive, cosine, bilinear and Shaw's attention refuse."""
+"""Refusals of additive, cosine, bilinear and Shaw's attention."""
 
 import numpy as np
 from refusals.attention import DTYPES, OPERANDS, OPTIONS

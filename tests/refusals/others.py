@@ -1,4 +1,4 @@
-"""What rotary embedding, ALiBi, T5's bias and the layer refuse; and two settings of the process."""
+"""Refusals of rotary embedding, ALiBi, T5's bias, the layer, and two settings of the process."""
 
 import numpy as np
 from support.calls import FLOATS, LAYER, ones

@@ -1,4 +1,4 @@
-"""What the functions on attention refuse of packed sequences."""
+"""Refusals of packed sequences by the functions on attention."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""What the softmax family refuses."""
+"""Refusals of the softmax family."""
 
 import inspect
 

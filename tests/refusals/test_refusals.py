@@ -32,7 +32,7 @@ COMPOSED = [x for name, x in sys.modules.items() if re.match(r"sdpa\.(mechanisms
 
 
 def collected():
-    """{function: {case: (exception, message, what differs from a call that works)}}"""
+    """{function: {case: (exception, message, changes to a call that works)}}"""
     table = {}
     for module in (attention, packed, cache, derivatives, mechanisms, softmax, others):
         for function, rows in module.TABLE:

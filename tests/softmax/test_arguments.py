@@ -1,6 +1,6 @@
 """Calls of the softmax family that do not fit, `out` that overlaps, memory that ends.
 
-tests/refusals lists what is refused, argument by argument.
+tests/refusals lists the arguments that are refused.
 """
 
 import re

@@ -78,7 +78,7 @@ def assert_family(x, g, axis=-1, temperature=1.0, where=None):
         check("logsumexp", ours, lse, error)
         if where is None:
             check_logsumexp_backward(x, g, ours, axis, included, u, tiny, check)
-        # The backward functions get what is exactly representable: our own results.
+        # The backward functions get our own results, which are exactly representable.
         check_backward(
             g,
             sdpa.softmax(x, axis, **options),

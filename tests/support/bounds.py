@@ -33,13 +33,13 @@ def rounds_weights(dtype):
 
 
 def finite(x):
-    """As float64 with 0 for NaN and Inf: results that see them have no bound, the others must."""
+    """x in float64 with 0 for NaN and Inf: results that see these have no bound, others must."""
     return np.nan_to_num(np.asarray(x, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
 
 
 @dataclass(frozen=True)
 class Number:
-    """What is known of a computed array.
+    """A computed array, with a bound of its error.
 
     size   bounds its exact magnitude and that of all partial sums of which it is made
     error  bounds the distance from computed to exact
@@ -394,7 +394,7 @@ class AttentionBounds:
 
     @functools.cached_property
     def second(self):
-        """Of attention_double_backward: {name: bound} of what it differentiates with respect to."""
+        """Bounds of attention_double_backward: {name of the argument: bound}."""
         q_t, k_t, v_t, _, sink_t = self._directions
         p, p_sink = self._again
         z_t, lse_t = self._z_t

@@ -31,7 +31,7 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 
 
 def run(name, *arguments, code=0, timeout=300, hide=None):
-    """(stdout, stderr) of an example in a process of its own, as if without the package `hide`."""
+    """(stdout, stderr) of an example in a new process, as if the package `hide` were missing."""
     start = ["-c", HIDING, hide] if hide else []
     done = subprocess.run(
         [sys.executable, *start, str(ROOT / f"examples/{name}.py"), *map(str, arguments)],

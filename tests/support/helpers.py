@@ -12,13 +12,13 @@ from sdpa.reference import arrays
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
-# Where a kernel may change its path: a vector of either type, a query block (48, 96), a key block
-# (128), and their neighbours.
+# Sizes where a kernel may change its path: a vector of either type, a query block (48, 96), a key
+# block (128), and their neighbours.
 SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 47, 48, 49, 95, 96, 97, 127, 128, 129)
 
 
 def normal(rng, shape, dtype, std=1.0):
-    """N(0, std^2) rounded to dtype: what the routines and the oracle both get."""
+    """N(0, std^2) rounded to dtype, for both the routines and the oracle."""
     return (std * rng.standard_normal(shape)).astype(dtype)
 
 
@@ -113,7 +113,7 @@ def _check_gradient(ours, true, name, bound, argument):
 
 
 def _check_chosen(query, key, bounds, options):
-    """What keys receive, and the weights, of all heads and queries and of some."""
+    """The weights, and those that keys receive, for all heads and queries and for some."""
     dtype = native(query.dtype)
     heads = slice(None, None, -1) if len(bounds.lead) else None
     for choice in ({}, {"heads": heads, "queries": slice(1, None, 2)}, {"queries": [-1, 0, 0]}):
@@ -202,7 +202,7 @@ def _results(grad_out, operands, tangents, options):
     saved = sdpa.attention_forward(**operands, **options)
     found = dict(saved._asdict())
     q, _ = arrays.broadcast(*q_and_k.values(), enable_gqa=options.get("enable_gqa", False))
-    if q.shape[:-2] == saved.lse.shape[:-1]:  # else value or mask has axes of its own
+    if q.shape[:-2] == saved.lse.shape[:-1]:  # else value or mask has further axes
         for stage in ("scores", "capped", "biased", "weights"):
             found[stage] = sdpa.attention_weights(**q_and_k, stage=stage, **options)
         undropped = {name: x for name, x in options.items() if name not in ("dropout_p", "rng")}

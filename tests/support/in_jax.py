@@ -1,4 +1,4 @@
-"""What several tests do in JAX. Imported by those that have made sure of it."""
+"""Helpers of several tests in JAX, which import this file after checking for JAX."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def enabled_x64(enabled=True):
 
 @pytest.fixture(autouse=True)
 def x64():
-    """Types as asked for; and XLA shall not optimise what it compiles, which takes longest."""
+    """Use 64-bit types, and turn off XLA's optimisation, which takes most of the time."""
     jax.config.update("jax_disable_most_optimizations", True)
     with enabled_x64():
         yield

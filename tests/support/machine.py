@@ -1,4 +1,4 @@
-"""What every test is run for: the ISAs of this machine, the dtypes, one seed."""
+"""The parameters of all tests: the ISAs of this machine, the dtypes, one seed."""
 
 import os
 

@@ -34,14 +34,14 @@ class OnDevice:
 
 
 class OnDeviceArray(OnDevice):
-    """The same with an __array__ that refuses, as those of PyTorch and CuPy do."""
+    """A DLPack object whose __array__ refuses, like those of PyTorch and CuPy."""
 
     def __array__(self, dtype=None, copy=None):
         raise TypeError("copy it to the host first")
 
 
 class Bfloat16Tensor:
-    """What a tensor of PyTorch's bfloat16 shows of itself, in either protocol."""
+    """An object that looks like a bfloat16 tensor of PyTorch in either protocol."""
 
     dtype = "torch.bfloat16"
 

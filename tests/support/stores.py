@@ -18,7 +18,7 @@ class Store:
         return self.inner[index]
 
     def first(self):
-        """Whether nobody has been here, in any process."""
+        """Whether this is the first call in all processes."""
         try:
             self.flag.touch(exist_ok=False)
         except FileExistsError:

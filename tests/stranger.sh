@@ -13,7 +13,7 @@ alone() {
     env -i PATH="$PATH" HOME="$HOME" "$@"
 }
 alone make demo
-# The examples of the README, as one program.
+# Runs the examples of the README as one program.
 sed -n '/^```python$/,/^```$/{/^```/!p}' README.md > "$place/readme.py"
 [[ $(grep -c '^assert ' "$place/readme.py") -ge 4 ]]
 alone .venv/bin/python - <"$place/readme.py"

@@ -9,7 +9,7 @@
 #include "../../src/runtime/isa.h"
 #include "check.h"
 
-/* To and from float16 by arithmetic, for not every target has the type. */
+/* To and from float16 by arithmetic, because not every target has the type. */
 static uint16_t half_of(double x) {
     const uint16_t sign = signbit(x) ? 0x8000 : 0;
     x = fabs(x);
@@ -85,7 +85,7 @@ static void swap(char *at, int64_t size) {
     }
 }
 
-/* Element i of (n_batch, heads, rows, cols), of which `heads` may be 0 and the batch absent. */
+/* Element i of an array (n_batch, heads, rows, cols), whose `heads` may be 0 and whose batch may be absent. */
 static char *element(const sdpa_tensor *t, int64_t heads, int64_t rows, int64_t cols, int64_t i) {
     const int64_t matrix = i / cols / rows;
     char *at = t->data + i % cols * t->col + i / cols % rows * t->row;
@@ -109,7 +109,7 @@ sdpa_tensor new_tensor(fixture *f, sdpa_dtype dtype, int64_t heads, int64_t rows
         stride *= length > 0 ? length : 1;
     }
     t.batch[0] = heads != SHARED ? stride : 0;
-    /* The last element has nothing behind it. */
+    /* No memory follows the last element. */
     const int64_t bytes =
         n ? (heads != SHARED ? f->c.n_batch : 1) * stride - (f->layout & LAYOUT_SPACED ? size : 0) : 0;
     char *memory = calloc((size_t)bytes + shifted + (n == 0), 1);
@@ -145,7 +145,7 @@ static void draw(double *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) x[i] = naive_normal();
 }
 
-/* Makes NaN of what no query sees, and of queries that see nothing. */
+/* Sets keys and values that no query sees, and queries that see nothing, to NaN. */
 static void poison(const test_case *c, naive *a) {
     const int64_t n_q = c->n_q, n_k = c->n_k;
     for (int64_t batch = 0; batch < c->n_batch; batch++) {
@@ -258,7 +258,7 @@ void check_bounded(const fixture *f, const char *what, const sdpa_tensor *t, con
           expected->x[worst], expected->bound[worst]);
 }
 
-/* The weights of all heads in reverse order, and of every second query, the first of them twice. */
+/* Chooses all heads in reverse order, and every second query, the first of them twice. */
 static void check_chosen(fixture *f, sdpa_problem w) {
     const test_case *c = &f->c;
     const int64_t n = c->n_q ? (c->n_q + 1) / 2 + 1 : 0, heads = c->n_head;

@@ -1,11 +1,11 @@
-/* A case with its arrays, as the drivers get it: buffers of exactly the size needed, so that sanitizers see what is read
- * or written beyond, in any layout. */
+/* A case with its arrays, as the drivers get it. In any layout buffers have exactly the size needed, so that sanitizers
+ * see accesses beyond. */
 #ifndef SDPA_CASE_H
 #define SDPA_CASE_H
 
 #include "naive.h"
 
-/* How a tensor lies in memory, if not as (batch, head, row, column). */
+/* Layouts of a tensor in memory other than (batch, head, row, column). */
 enum {
     LAYOUT_ROWS_FIRST = 1 << 0,    /* (batch, row, head, column) */
     LAYOUT_COLUMNS_FIRST = 1 << 1, /* (batch, column, row, head); goes before the other */
@@ -32,18 +32,19 @@ enum { GARBAGE = 0x5a };
 
 double get(const char *at, sdpa_dtype dtype);
 
-/* (n_batch, heads, rows, cols); heads = SHARED: one matrix for every batch entry and head. An input takes `values`, which become
- * what its type can hold. An output (NULL) holds GARBAGE, if it is one that a driver has to write or to clear, else zeros. */
+/* Makes (n_batch, heads, rows, cols); heads = SHARED makes one matrix for every batch entry and head. An input takes
+ * `values`, which are rounded to its type. For an output `values` is NULL; it holds GARBAGE if a driver has to write or
+ * clear it, else zeros. */
 sdpa_tensor new_tensor(fixture *f, sdpa_dtype dtype, int64_t heads, int64_t rows, int64_t cols, double *values);
 
-/* Draws the inputs of a case and computes what is expected. */
+/* Draws the inputs of a case and computes the expected results. */
 fixture *new_fixture(const test_case *c, unsigned layout);
 void free_fixture(fixture *f);
 void free_buffers(fixture *f, int from);
 
 void check_bounded(const fixture *f, const char *what, const sdpa_tensor *t, const bounded *expected);
 
-/* Forward, backward, weights, all and chosen ones, and what keys receive. */
+/* Checks forward, backward, weights (all and chosen ones) and the weights that keys receive. */
 void check_case(fixture *f);
 
 #endif

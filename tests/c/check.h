@@ -5,14 +5,14 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* Seconds in which an interrupted call ends; an emulated machine is given more. */
+/* Seconds within which an interrupted call must end; an emulated machine gets more. */
 #ifndef TIME_LIMIT
 #define TIME_LIMIT 1
 #endif
 
 extern long n_checks, n_failures;
 
-/* The kernels that SDPA_ISA asks for, or NULL. */
+/* The name in SDPA_ISA, or NULL. */
 extern const char *only_isa;
 
 /* False (and no change) if the machine lacks them or SDPA_ISA asks for others. */

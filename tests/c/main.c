@@ -1,5 +1,5 @@
-/* Runs the tests of the Python-free core: all of them, or those named on the command line; of the kernels all that the
- * machine can run, or those that SDPA_ISA names. */
+/* Runs the tests of the Python-free core: all tests, or those named on the command line, on all kernels that the
+ * machine can run, or on those that SDPA_ISA names. */
 #include <stdlib.h>
 #include <string.h>
 #ifndef PORTABLE
@@ -16,7 +16,8 @@ const char *only_isa;
 bool select_isa(const char *name) { return (!only_isa || strcmp(name, only_isa) == 0) && sdpa_isa_select(name); }
 
 #ifndef PORTABLE
-/* The tests of vectors are compiled once per instruction set and type: UNITS, from the Makefile, is UNIT(isa, bits) of each. */
+/* The tests of vectors are compiled once per instruction set and type. UNITS, from the Makefile, lists UNIT(isa, bits)
+ * for each. */
 #define UNIT(isa, bits)                                                                                                \
     void test_vec_##isa##_f##bits(void), test_convert_##isa##_f##bits(void), test_vmath_##isa##_f##bits(void);
 UNITS
@@ -43,7 +44,7 @@ static void test_convert(void) {
     }
 }
 
-/* Side by side, one process each: they take minutes of one core. */
+/* These run side by side, one process each, because they take minutes of one core. */
 static void test_vmath(void) {
     int n = 0;
     for (const struct unit *u = units; u->isa; u++) {

@@ -11,18 +11,18 @@ void naive_seed(void);
 double naive_uniform(void);
 double naive_normal(void);
 
-/* What one call computes. Arrays are contiguous (batch, head, row, column); k and v have n_head / group heads; the mask
- * is (n_q, n_k), the same for every batch entry and head. */
+/* The description of a call. Arrays are contiguous (batch, head, row, column); k and v have n_head / group heads; the
+ * mask is (n_q, n_k), the same for every batch entry and head. */
 typedef struct test_case {
     int64_t n_batch, n_head, group, n_q, n_k, d_k, d_v;
     sdpa_dtype dtype;
-    sdpa_dtype narrow; /* of k and v, where it is not dtype; else 0 */
+    sdpa_dtype narrow; /* of k and v, if it differs from dtype; else 0 */
     mask_kind mask;
     bool has_lower, has_upper;
     int64_t lower, upper;
     bool offset, key_length; /* per batch entry: naive_offset, naive_key_length */
     int64_t offset_base;
-    bool poisoned; /* what no query may see is NaN */
+    bool poisoned; /* contents that no query may see are NaN */
     double scale;
 } test_case;
 
@@ -51,7 +51,7 @@ double naive_roundoff(sdpa_dtype dtype);
 
 bool naive_visible(const test_case *c, int64_t batch, int64_t i, int64_t j, double bias);
 
-/* Zeros, also as bounds. */
+/* An array of zeros, with bounds of zero. */
 bounded naive_bounded(const test_case *c, int64_t heads, int64_t rows, int64_t cols);
 void naive_free_bounded(bounded *b);
 
@@ -59,7 +59,7 @@ void naive_free_bounded(bounded *b);
 naive naive_new(const test_case *c);
 void naive_free(naive *a);
 
-/* Everything but the inputs from the inputs. */
+/* Computes everything else from the inputs. */
 void naive_compute(const test_case *c, naive *a);
 
 #endif

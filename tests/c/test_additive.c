@@ -21,8 +21,8 @@ typedef struct additive_case {
     double scale, std;
 } additive_case;
 
-/* An array, rows of `cols`; in `data`, of exactly the size needed, what the drivers read or write. Of a result, x is the
- * definition's and bound the largest error. */
+/* An array with rows of `cols`. The drivers read or write `data`, which has exactly the size needed. For a result, x is
+ * the value by definition and bound the largest error. */
 typedef struct array {
     int64_t n, cols;
     double *x, *bound;
@@ -89,7 +89,7 @@ static double projected(const array *x, int64_t row, const array *w, int64_t c, 
     return sum;
 }
 
-/* One query: out, lse, and what it adds to the gradients. First-order bounds, with N the number of terms of any sum:
+/* One query: out, lse, and its share of the gradients. First-order bounds, with N the number of terms of any sum:
  *   t = tanh(a + b)  8 u, and that of a + b, N u in float64 times the sum of magnitudes: e_t; beyond the range of
  *                    exponentials a and b are rounded, and that bends t where it is not flat
  *   score            e = |scale| sum |w| (e_t + N u), the largest of all

@@ -28,13 +28,13 @@ static void in_layout(const test_case *c, unsigned layout) {
 
 static void on_every_isa(const test_case *c) { in_layout(c, 0); }
 
-/* dtype and narrow of test_case. */
+/* The fields dtype and narrow of test_case. */
 static const struct {
     sdpa_dtype all, narrow;
 } dtypes[] = {{SDPA_F16, 0}, {SDPA_BF16, 0}, {SDPA_F32, 0}, {SDPA_F64, 0}, {SDPA_F32, SDPA_F16}, {SDPA_F32, SDPA_BF16}};
 enum { N_DTYPES = sizeof dtypes / sizeof dtypes[0] };
 
-/* Sizes around a vector, a query block, a key block; one axis at a time, the others odd. */
+/* Sizes around a vector, a query block and a key block, on one axis at a time; the other axes have odd sizes. */
 static void sizes(void) {
     const int64_t edges[] = {0,  1,  2,  3,  4,  5,  7,  8,  9,  15,  16,  17,  31, 33,
                              47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129, 200};
@@ -102,7 +102,7 @@ static void options(void) {
     }
 }
 
-/* In each of memory's layouts, and what is masked is NaN. */
+/* Every memory layout, with NaN in masked places. */
 static void layouts(void) {
     for (int t = 0; t < N_DTYPES; t++) {
         for (unsigned layout = 0; layout < 2 * LAYOUT_SWAPPED; layout++) {
@@ -160,7 +160,8 @@ static bool has_path(enum sdpa_path path, sdpa_dtype dtype) {
     return path == SDPA_PATH_SMALL ? kernels->lanes >= 8 : path == SDPA_PATH_PAIRS ? kernels->pairs : true;
 }
 
-/* A problem that takes a fast path takes none once it has a feature that they do not know, and is as right. */
+/* A problem that takes a fast path takes none once it has a feature that no path knows, and its result is still
+ * right. */
 static void fast_paths(void) {
     for (size_t s = 0; s < sizeof shortcuts / sizeof shortcuts[0]; s++) {
         const enum sdpa_path path = shortcuts[s].path;
@@ -237,7 +238,8 @@ static void merging(void) {
             CHECK(sdpa_attention_forward(&part) == SDPA_OK, "part %d", s);
         }
         CHECK(sdpa_attention_merge(&p, 3, outs, lses) == SDPA_OK, "merge");
-        /* The parts' own errors, rounding included, and those of the merge: all within twice a whole call's. */
+        /* The errors of the parts, including rounding, and of the merge are together within twice those of a whole
+         * call. */
         for (int64_t i = 0; i < f->a.o.n; i++) {
             f->a.o.bound[i] = 2 * f->a.o.bound[i] + 2 * naive_roundoff(c.dtype);
         }
@@ -297,7 +299,8 @@ static double seconds(void) {
 
 static int poll_clock(void) { return seconds() >= interrupt_at; }
 
-/* A call of many seconds ends within one: many units, units that wait for each other, or a single one. */
+/* A call of many seconds ends within one second of its interruption, with many units, units that wait for each other,
+ * or a single unit. */
 static void interruption(void) {
     const int64_t n_queries[] = {32768, 32768, 90}, n_keys[] = {1 << 20, 32768, 1 << 26};
     for (int shape = 0; shape < 3; shape++) {
@@ -342,7 +345,7 @@ void test_attention(void) {
     merging();
 }
 
-/* What threads and faults can disturb, small enough for ThreadSanitizer. */
+/* Tests of threads and faults, small enough for ThreadSanitizer. */
 void test_disturbed(void) {
     naive_seed();
     for (int group = 1; group <= 4; group *= 2) {

@@ -1,12 +1,12 @@
-/* Holds convert.h, and the operations of vec.h on half precisions, against plain C on single elements. Compiled once per
- * instruction set and type, like src/kernels/kernel.c, and exports test_convert_NAME_fBITS alone. */
+/* Compares convert.h, and the operations of vec.h on half precisions, with plain C on single elements. Compiled once
+ * per instruction set and type, like src/kernels/kernel.c, and exports test_convert_NAME_fBITS alone. */
 #include "../../src/kernels/convert.h"
 #include "check.h"
 #include "unit.h"
 
 /* --------------------------------------------------------------------------- half precisions */
 
-/* A format of 16 bits, by the number of its fraction's bits. */
+/* A 16-bit format, described by the number of bits in its fraction. */
 typedef struct half_format {
     const char *name;
     int fraction, bias;
@@ -23,7 +23,8 @@ static const half_format bf16 = {"bf16", 7, 127, widen_one_bf16, narrow_one_bf16
 
 static uint16_t infinite_half(const half_format *f) { return (uint16_t)(0x7fff >> f->fraction << f->fraction); }
 
-/* Of bits without a sign; what stands for infinity counts as the next power of two, as rounding sees it. */
+/* The value of bits without a sign. The pattern of infinity counts as the next power of two, which is how rounding
+ * treats it. */
 static double half_value(const half_format *f, uint16_t h) {
     const int exponent = h >> f->fraction, rest = h & ((1 << f->fraction) - 1);
     const int units = exponent ? rest + (1 << f->fraction) : rest;
@@ -39,7 +40,8 @@ static void widening(const half_format *f) {
     }
 }
 
-/* The number of half h and its neighbours, the middle to half h + 1 and its neighbours; what they round to. */
+/* The value of half h and its neighbours, the middle between h and h + 1 and its neighbours, and the halves they round
+ * to. */
 enum { PLACES = 6 };
 static void places(const half_format *f, uint16_t h, float *x, uint16_t *rounded) {
     const float at = (float)half_value(f, h), middle = (float)((half_value(f, h) + half_value(f, h + 1)) / 2);
@@ -75,7 +77,7 @@ static void narrowing(const half_format *f) {
 }
 
 #if SDPA_REAL == 32
-/* The vectors agree with the single conversions, which the above holds against plain C; at odd addresses, too. */
+/* The vectors agree with the single conversions, which are compared with plain C above, also at odd addresses. */
 static void widen_vectors(void) {
     char memory[2 * VL + 1];
     for (int h = 0; h < 0x10000; h += VL) {
@@ -115,7 +117,7 @@ static void narrow_vectors(void) {
 static const sdpa_dtype dtypes[] = {SDPA_BOOL, SDPA_F16, SDPA_BF16, SDPA_F32, SDPA_F64};
 enum { N_DTYPES = sizeof dtypes / sizeof dtypes[0], MOST = 2 * VL + 3 };
 
-/* The element whose bytes, of whichever order, lie at p. */
+/* The element whose bytes, in either order, are at p. */
 static real element(const char *p, sdpa_dtype dtype, bool swapped) {
     const int size = (int)sdpa_size_of(dtype);
     char bytes[8];
@@ -140,8 +142,8 @@ static real element(const char *p, sdpa_dtype dtype, bool swapped) {
     }
 }
 
-/* A row of n elements as near as can be to the end of readable memory, or, with `shift`, that many bytes from it: its first
- * element. Strides may be negative. */
+/* The first element of a row of n elements that lies at the end of readable memory, or `shift` bytes before it. Strides
+ * may be negative. */
 static char *row_in(guarded g, int64_t n, int64_t stride, int size, int shift) {
     const int64_t last = n > 0 ? (n - 1) * stride : 0, most = last > 0 ? last : 0;
     return g.end - shift - (n > 0 ? size : 0) - most;

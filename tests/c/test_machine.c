@@ -37,7 +37,7 @@ static void isa_table(void) {
         CHECK(strcmp(sdpa_isa_get()->name, chosen) == 0, "'%s' changed the choice", unknown[i]);
     }
 #if defined(__x86_64__)
-    /* The compiler's run-time library knows the same by other means. */
+    /* The compiler's run-time library detects the same instruction sets independently. */
     __builtin_cpu_init();
     bool expected = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     CHECK(list[1].available == expected, "avx2: %d", list[1].available);
@@ -59,7 +59,8 @@ static void allocation(void) {
         sdpa_free(p);
     }
     sdpa_free(NULL);
-    /* Several at once, released in another order, then again: those that a thread keeps are nobody else's. */
+    /* Several blocks at once, released in another order, then again: a block that a thread keeps must not be handed out
+     * twice. */
     for (int round = 0; round < 2; round++) {
         char *first = sdpa_alloc(1000), *second = sdpa_alloc(1000), *third = sdpa_alloc(1000);
         memset(first, 1, 1000);
@@ -182,7 +183,7 @@ static void number_of_threads(void) {
         {NULL, NULL, 0},    {"0", NULL, 0},   {"99999999999999999999", NULL, SDPA_MAX_THREADS},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        /* Found once per process: ask in a child. */
+        /* The number is found once per process, so ask in a child. */
         pid_t pid = fork();
         if (pid == 0) {
             unsetenv("SDPA_NUM_THREADS");

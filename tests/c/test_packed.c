@@ -1,5 +1,5 @@
-/* Packed sequences, one after the other in arrays (total, heads, columns): every driver gives the bits of a call per sequence,
- * for any number of threads, and takes faults and interruption. */
+/* Packed sequences, one after the other in arrays (total, heads, columns): every driver gives the bits of one call per
+ * sequence for any number of threads, and survives faults and interruption. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +15,8 @@ typedef struct layout {
     int64_t n_sequences, cu_q[12], cu_k[12];
 } layout;
 
-/* Empty ones, single tokens, edges of blocks, and one that is most of the work, which threads have to share. */
+/* Empty sequences, single tokens, edges of blocks, and one sequence that is most of the work, which threads have to
+ * share. */
 static const layout layouts[] = {
     {6, {0, 5, 5, 135, 136, 184, 201}, {0, 7, 10, 107, 108, 108, 308}},
     {3, {0, 3, 403, 420}, {0, 3, 503, 520}},
@@ -30,7 +31,7 @@ typedef struct fixture {
     int n_buffers;
 } fixture;
 
-/* A number of N(0, 1), of a 16-bit type its upper half as bfloat16. */
+/* Draws a number of N(0, 1); a 16-bit type gets its upper half, as bfloat16. */
 static void put(char *at, sdpa_dtype dtype) {
     const double x = naive_normal();
     const float f = (float)x;
@@ -44,7 +45,7 @@ static void put(char *at, sdpa_dtype dtype) {
            (size_t)sdpa_size_of(dtype));
 }
 
-/* (total, heads, columns), of exactly that size, so that sanitizers see what is read beyond; zeros where not drawn. */
+/* Makes (total, heads, columns), of exactly that size, so that sanitizers see reads beyond; zeros unless drawn. */
 static sdpa_tensor new_tensor(fixture *f, sdpa_dtype dtype, int64_t total, int64_t heads, int64_t columns, bool drawn) {
     const int64_t size = sdpa_size_of(dtype), n = total * heads * columns;
     char *data = calloc((size_t)(n * size) + (n == 0), 1);
@@ -59,7 +60,7 @@ static sdpa_tensor new_tensor(fixture *f, sdpa_dtype dtype, int64_t total, int64
                          .dtype = dtype};
 }
 
-/* (heads, total) of the compute type, or one number per head where total is 0. */
+/* Makes (heads, total) of the compute type, or one number per head if total is 0. */
 static sdpa_tensor new_vector(fixture *f, sdpa_dtype dtype, int64_t total, bool drawn) {
     const sdpa_dtype wide = dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
     sdpa_tensor t = new_tensor(f, wide, HEADS, 1, total ? total : 1, drawn);
@@ -113,7 +114,7 @@ static sdpa_status run(enum routine routine, const sdpa_problem *p) {
     return drivers[routine](p);
 }
 
-/* The problem with results of its own for the routine. */
+/* The problem with new results for the routine. */
 static sdpa_problem with_results(fixture *f, enum routine routine) {
     sdpa_problem p = f->p;
     const sdpa_dtype dtype = p.dtype;
@@ -161,7 +162,8 @@ static void check_bits(const layout *l, sdpa_dtype dtype) {
             packed.n_workers = workers;
             CHECK(run(routine, &packed) == SDPA_OK, "packed");
             for (int i = 0; i < n; i++) {
-                /* Gradients of sinks: of a call for each they are added to the same, which rounds the same sums otherwise. */
+                /* Calls per sequence add the gradients of sinks to one array, which rounds the same sums in another
+                 * way. */
                 if (f->buffers[first + n + i] == packed.dsinks.data) continue;
                 CHECK(memcmp(f->buffers[first + i], f->buffers[first + n + i], f->sizes[first + i]) == 0,
                       "isa %s, routine %d, dtype %d, %ld sequences, workers %d: result %d differs",
@@ -175,7 +177,7 @@ static void check_bits(const layout *l, sdpa_dtype dtype) {
     free(f);
 }
 
-/* Whichever allocation fails, the routine says so and leaves nothing behind. */
+/* If any allocation fails, the routine reports it and leaks nothing. */
 static void faults(sdpa_dtype dtype) {
     fixture *f = new_fixture(&layouts[1], dtype);
     f->p.n_workers = 3;

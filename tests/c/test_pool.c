@@ -260,7 +260,7 @@ static void endless_wait_unit(void *context, int64_t unit, int worker, sdpa_run 
     }
 }
 
-/* There is always something to wait for, and it has always happened already. */
+/* Every unit waits for something that has already happened. */
 static void satisfied_wait_unit(void *context, int64_t unit, int worker, sdpa_run *run) {
     (void)unit;
     (void)worker;
@@ -302,7 +302,7 @@ static void interruption(void) {
     }
     check_interrupted("one unit", 1, 1, long_unit);
     check_interrupted("elsewhere", 3, 3, long_elsewhere_unit);
-    /* Without a poll that says so, nothing is interrupted. */
+    /* Nothing is interrupted unless the poll says so. */
     interrupt_at = seconds() + 1000;
     _Atomic int n_run = 0;
     CHECK(sdpa_parallel_for(300, 3, short_unit, (void *)&n_run, poll_clock) == SDPA_OK, "not interrupted");
@@ -376,7 +376,7 @@ void test_pool(void) {
 
 /* --- fork */
 
-/* In the child: the pool works, with threads of its own. The exit code says what failed. */
+/* In the child the pool works, with new threads. The exit code says what failed. */
 static int child_works(void) {
     alarm(20);
     for (int i = 0; i < 3; i++) {

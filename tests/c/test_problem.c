@@ -1,4 +1,4 @@
-/* The checks at the drivers' doors: what breaks an invariant of the descriptor ends the process. */
+/* The checks on entry to the drivers: a problem that breaks an invariant of the descriptor ends the process. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -42,7 +42,7 @@ static sdpa_problem sound(void) {
     return p;
 }
 
-/* The signal that ends the call, in a child whose complaint goes nowhere; 0 if it returns. */
+/* The signal that ends the call, in a child whose error output is discarded; 0 if the call returns. */
 static int ended_by(const sdpa_problem *p, sdpa_status (*driver)(const sdpa_problem *)) {
     int status = 0;
     fflush(NULL);

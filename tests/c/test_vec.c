@@ -1,5 +1,5 @@
-/* Holds every operation of vec.h against plain C on single lanes; test_convert.c those on half precisions. Compiled once per
- * instruction set and type, like src/kernels/kernel.c, and exports test_vec_NAME_fBITS alone. */
+/* Compares every operation of vec.h with plain C on single lanes; test_convert.c does so for half precisions. Compiled
+ * once per instruction set and type, like src/kernels/kernel.c, and exports test_vec_NAME_fBITS alone. */
 #include "../../src/kernels/vec.h"
 #include "check.h"
 #include "unit.h"
@@ -28,7 +28,7 @@ static const real special[] = {0,
                                1 - REAL_EPSILON / 2};
 enum { N_SPECIAL = sizeof special / sizeof special[0] };
 
-/* In (-2^limit, 2^limit), exponents evenly distributed over `limit` on either side of 1. */
+/* Draws from (-2^limit, 2^limit), with exponents evenly distributed over `limit` on either side of 1. */
 static real draw(int limit) {
     const real fraction = (real)((int64_t)random_bits() >> 2) * (real)0x1p-61;
     return (real)ldexp(fraction, (int)(random_bits() % (2 * (unsigned)limit)) - limit);
@@ -64,7 +64,7 @@ static void loads(void) {
     }
 }
 
-/* At both ends of readable memory. */
+/* Loads and stores at both ends of readable memory. */
 static void partial_at(char *place, int n) {
     real *const p = (real *)place;
     vec x;
@@ -177,7 +177,7 @@ static void products(void) {
         for (int l = 0; l < VL; l++) {
             a[l] = draw(12);
             b[l] = draw(12);
-            /* Next to the product, so that a second rounding would show. */
+            /* c is next to the product, so that a second rounding would show. */
             c[l] = i % 2 ? a[l] * b[l] : a[l] * b[l] + draw(4);
         }
         if (i < 3 * N_SPECIAL) fill(a, i, 1), fill(c, i / 3, 2);
@@ -218,7 +218,7 @@ static void words(void) {
     const guarded g = guard_map();
     CHECK(g.begin, "no memory");
     for (int i = 0; i < 1000; i++) {
-        /* No byte, each byte, all but each, at random; next to either end of readable memory. */
+        /* No byte set, a single one, all but one, random ones, next to either end of readable memory. */
         char *const p = i % 2 ? g.begin : g.end - 32;
         const uint32_t one = 1u << (i / 3 % 32), pick[] = {0, one, ~one, (uint32_t)(random_bits() >> 8)};
         const uint32_t bits = pick[i % 4];
@@ -255,7 +255,7 @@ static void reductions(void) {
 }
 
 #if VEC_BYTES >= 32
-/* Integers: exact in any order. */
+/* Integers, whose sums are exact in any order. */
 static void sums(void) {
     for (int i = 0; i < 1000; i++) {
         vec x[4][4];
@@ -323,7 +323,7 @@ static void choosing(void) {
 #endif
 
 #ifdef HAVE_PAIRS
-/* To the nearest number of 8 bits, ties to even; of a NaN the high half, made quiet. */
+/* Rounds to the nearest number of 8 bits, ties to even; a NaN gives its high half, made quiet. */
 static uint32_t bfloat16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);

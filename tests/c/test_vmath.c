@@ -1,11 +1,11 @@
-/* Measures the error of every function of vmath.h in ulp of the exact result: for float32 at every number there is, for
- * float64 at numbers drawn. Compiled once per instruction set and type with the optimisation of the extension, since -O1 does
- * not contract a * b + c, and exports test_vmath_NAME_fBITS alone. */
+/* Measures the error of every function of vmath.h in ulp of the exact result: for float32 at every number, for float64
+ * at random ones. Compiled once per instruction set and type with the optimisation of the extension, since -O1 does not
+ * contract a * b + c, and exports test_vmath_NAME_fBITS alone. */
 #include "../../src/kernels/vmath.h"
 #include "check.h"
 #include "unit.h"
 
-/* One of so many float32s is tried, and as many fewer are drawn: for emulated machines. */
+/* For emulated machines: only one of this many float32s is tried, and fewer float64s are drawn by the same factor. */
 #ifndef STRIDE
 #define STRIDE 1
 #endif
@@ -17,7 +17,7 @@
 #define CHUNK 4096
 #define DRAWN ((1 << 20) / CHUNK / STRIDE + 1) /* chunks */
 
-/* What exact results are computed in. */
+/* The type in which exact results are computed. */
 #if SDPA_REAL == 32
 typedef double exact;
 #define exact_abs fabs
@@ -52,10 +52,10 @@ typedef struct curve {
     const char *name;
     void (*compute)(const struct curve *, const real *x, real *y); /* CHUNK numbers */
     exact (*exact)(const struct curve *, real x);
-    bool (*beyond)(const struct curve *, real x, real y); /* whether y is right where the bound does not hold */
-    double first, last;                                   /* the t where it does */
+    bool (*beyond)(const struct curve *, real x, real y); /* whether y is right outside the range of the bound */
+    double first, last;                                   /* the range of t in which the bound holds */
     double bound;                                         /* in ulp */
-    double growth;                                        /* and so much more times |c x| */
+    double growth;                                        /* added to the bound, times |c x| */
     bool whole;                                           /* every float32 is tried */
     real c, high, low, m;
 } curve;
@@ -84,7 +84,7 @@ static double ulps(real y, exact right) {
 
 /* -------------------------------------------------------------------------------- evaluation */
 
-/* With every result `vec y` of `vec x`. */
+/* A loop over all `vec y`, the results of `vec x`. */
 #define COMPUTE(function, result)                                                                                      \
     static void function(const curve *f, const real *from, real *to) {                                                 \
         (void)f;                                                                                                       \
@@ -114,7 +114,7 @@ static exact power(const curve *f, real x) {
 
 static exact hyperbolic(const curve *f, real x) {
     (void)f;
-    /* The series, which is exact enough here, is the faster. */
+    /* The series is exact enough here, and faster. */
     if (fabs(x) < 0x1p-16) return x - (exact)x * x * x / 3;
     return exact_tanh(x);
 }
@@ -123,7 +123,7 @@ static exact hyperbolic(const curve *f, real x) {
 
 static double exponent_of(const curve *f, real x) { return (double)f->c * x - f->m; }
 
-/* Where c x is rounded, t is not exactly what the function sees. */
+/* If c x is rounded, the function sees a slightly different t. */
 static double margin_of(const curve *f) { return f->c == 1 ? 0 : 0.1; }
 
 static bool is_below(const curve *f, real x, real y) {
@@ -143,7 +143,7 @@ static bool beyond_quick(const curve *f, real x, real y) {
     return y >= (real)ldexp(SCALES ? 1 : 0.499, LIMIT) || (SDPA_REAL == 64 && !SCALES && y == -(real)INFINITY);
 }
 
-/* Nothing is stated for larger t. */
+/* No bound is stated for larger t. */
 static bool beyond_power(const curve *f, real x, real y) {
     if (x != x) return y != y;
     return exponent_of(f, x) >= f->last - margin_of(f) || is_below(f, x, y);
@@ -179,7 +179,7 @@ static void measure_one(const curve *f, real x, real y, worst *w) {
     if (!(relative <= w->relative)) w->relative = relative;
 }
 
-/* Where all y are the same, the ends of an ascending or descending row of x err most. */
+/* If all y are equal, the error is largest at the ends of a monotone row of x. */
 static void measure(const curve *f, const real *x, bool monotone, worst *w) {
     real y[CHUNK];
     f->compute(f, x, y);
@@ -217,7 +217,7 @@ static void compare(const curve *f, const real *x) {
 
 /* ------------------------------------------------------------------------------------ inputs */
 
-/* Numbers that follow each other as bits. */
+/* Numbers with consecutive bit patterns. */
 #if SDPA_REAL == 32
 static void sweep(const curve *f, worst *w) {
     for (uint64_t b = 0; b < UINT64_C(1) << 32; b += CHUNK * (uint64_t)SWEEP) {
@@ -228,7 +228,7 @@ static void sweep(const curve *f, worst *w) {
         }
         const bool monotone = !signbit(x[0]) == !signbit(x[CHUNK - 1]);
         compare(f, x);
-        /* Where its bits are those of vexp2, so are its errors. */
+        /* If its bits are those of vexp2, so are its errors. */
         const bool known = f->compute == compute_quick && monotone && inside(f, x[0]) && inside(f, x[CHUNK - 1]);
         if (!known) measure(f, x, monotone, w);
     }
@@ -237,7 +237,7 @@ static void sweep(const curve *f, worst *w) {
 
 static real uniform(real low, real high) { return low + (high - low) * ((real)(random_bits() >> 11) * (real)0x1p-53); }
 
-/* Numbers where t is anything, or next to a multiple of 1/32, or small; any bits. */
+/* Numbers for which t is arbitrary, next to a multiple of 1/32, or small; or arbitrary bits. */
 static void draw(const curve *f, int kind, real *x) {
     for (int i = 0; i < CHUNK; i++) {
         const real t = uniform(-LIMIT - 3, LIMIT + 3);
@@ -268,7 +268,7 @@ static void sample(const curve *f, worst *w) {
 
 /* ----------------------------------------------------------------------------------- curves */
 
-/* How many roundings of 2^-24 (2^-53) tests/support/bounds.py allows a weight or a tanh. */
+/* The number of roundings of 2^-24 (2^-53) that tests/support/bounds.py allows a weight or a tanh. */
 enum { MOST_RELATIVE = 8 };
 
 static void hold(const curve *f) {
@@ -310,7 +310,7 @@ static void powers(void) {
     hold(&f);
 }
 
-/* A part of c with half the bits at most. */
+/* The high part of c, with at most half the bits. */
 static real front_of(real c) {
     real_bits bits;
     memcpy(&bits, &c, sizeof bits);

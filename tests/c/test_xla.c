@@ -1,4 +1,4 @@
-/* Handlers for XLA: what a frame says is what the driver computes, and a frame that makes no sense is an error. */
+/* Handlers for XLA: the driver computes what the frame describes, and a malformed frame is an error. */
 #include <string.h>
 
 #include "../../src/drivers.h"
@@ -83,7 +83,7 @@ static void begin_forward(call *c) {
     add(c, true, SDPA_XLA_LSE_RESULT, SDPA_XLA_F32, lse, 3, of_lse);
 }
 
-/* The same problem, written out. */
+/* The problem of the frame as a descriptor. */
 static sdpa_problem written(int64_t copies[N_BATCH]) {
     sdpa_problem p = {.n_batch = N_BATCH,
                       .n_head = N_HEAD,
@@ -160,7 +160,7 @@ static void test_passes(void) {
     CHECK(sdpa_attention_tangent(&tangent) == SDPA_OK && !memcmp(dq, dq2, sizeof dq), "forward mode");
 }
 
-/* The rows of the first batch entry as two sequences: what each of them is alone. */
+/* The rows of the first batch entry as two sequences; each has the result of a separate call. */
 static void begin_packed(call *c, int32_t cu_q[3], int32_t cu_k[3]) {
     static const int64_t of_q[] = {N_Q, N_HEAD, D}, of_k[] = {N_K, 1, D}, of_lse[] = {N_HEAD, N_Q}, ends[] = {3};
     begin(c);
@@ -215,7 +215,7 @@ static void test_packed_rows(void) {
     }
 }
 
-/* A change of the frame ends the call with this code, before anything is written. */
+/* Checks that a changed frame ends the call with this code before anything is written. */
 #define REFUSED(error_code, change)                                                                                    \
     do {                                                                                                               \
         begin_forward(&c);                                                                                             \

@@ -1,5 +1,5 @@
-/* What the tests share that are compiled once per instruction set and type: their names, random bits, and memory between two
- * pages that no access survives. */
+/* Helpers of the tests that are compiled once per instruction set and type: names, random bits, and memory between two
+ * inaccessible pages. */
 #ifndef SDPA_UNIT_H
 #define SDPA_UNIT_H
 

@@ -98,7 +98,7 @@ def attention_forward(
     >>> from sdpa.interop.autograd import attention_forward
     >>> query, key, value = np.zeros((1, 2)), np.eye(2), np.ones((2, 1))
     >>> loss = lambda query: attention_forward(query, key, value, scale=1.0)[1][0]
-    >>> grad(loss)(query)  # the mean of the keys, for the weights are equal
+    >>> grad(loss)(query)  # the mean of the keys, because the weights are equal
     array([[0.5, 0.5]])
     """
     options |= {"dropout_p": dropout_p, "is_causal": is_causal, "rng": rng}

@@ -187,7 +187,7 @@ def attention_forward(
     >>> query = torch.zeros(1, 2, requires_grad=True)
     >>> _, lse = attention_forward(query, torch.eye(2), torch.ones(2, 1), scale=1.0)
     >>> lse.sum().backward()
-    >>> query.grad.tolist()  # the mean of the keys, for the weights are equal
+    >>> query.grad.tolist()  # the mean of the keys, because the weights are equal
     [[0.5, 0.5]]
     """
     arguments = arguments_of(query, key, value, *args, **options)

@@ -41,14 +41,14 @@ def _parser() -> argparse.ArgumentParser:
     as_json = "print the same as JSON"
     parser.add_argument("--json", action="store_true", help=as_json)
     parser.add_argument(
-        "--all", action="store_true", help="print all tables and findings, lines of 100 columns"
+        "--all", action="store_true", help="print all tables and findings, in 100 columns"
     )
     parser.add_argument("--seed", type=_integer(0), default=0, help="default %(default)s")
     parser.add_argument(
         "--draws",
         type=_integer(FEWEST_DRAWS),
         default=N_IMAGES,
-        help=f"inputs of each kind, from {FEWEST_DRAWS}; default %(default)s, which is all images",
+        help=f"inputs of each kind, from {FEWEST_DRAWS}; default %(default)s, all images",
     )
     destination = parser.add_mutually_exclusive_group()
     destination.add_argument(
@@ -62,13 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     claims = commands.add_parser("claims", help="every claim of the notes, judged by measurement")
     claims.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
     claims.add_argument("--seed", type=_integer(0), default=argparse.SUPPRESS, help="default 0")
-    claims.add_argument("--only", metavar="ID", nargs="+", help="these rows alone")
-    claims.add_argument("--save", metavar="DIR", help="write what was measured per draw to DIR")
+    claims.add_argument("--only", metavar="ID", nargs="+", help="judge only these rows")
+    claims.add_argument("--save", metavar="DIR", help="write the measurements of every draw to DIR")
     claims.add_argument(
         "--times", type=float, default=1.0, help="multiplies the numbers of draws; default 1"
     )
     explorer = commands.add_parser(
-        "explorer", help="write a page whose knobs turn the scale; it opens without a network"
+        "explorer", help="write a page with knobs for the scale; it needs no network"
     )
     explorer.add_argument(
         "path", nargs="?", default="sdpa-explorer.html", help="default ./%(default)s"

@@ -61,7 +61,7 @@ class Problem:
             self._check("rel_value", self.rel_value, "value", self.value)
             if self.rel_value.shape[-2] != self.rel_key.shape[-2]:
                 raise ValueError(
-                    f"rel_value: expected {self.rel_key.shape[-2]} rows as rel_key, "
+                    f"rel_value: expected {self.rel_key.shape[-2]} rows like rel_key, "
                     f"got {self.rel_value.shape}"
                 )
         self.n_q, self.n_k = self.query.shape[-2], self.key.shape[-2]

@@ -154,7 +154,7 @@ int sdpa_config_add(PyObject *module) {
          "_array($module, name, value, /)\n--\n\nConvert an argument to an ndarray like the functions of this module; "
          "errors begin with name."},
         {"_options", options, METH_NOARGS,
-         "_options($module)\n--\n\nThe table of options: (name, default, annotation, keyword_only, where)."},
+         "_options($module)\n--\n\nThe table of options: (name, default, annotation, keyword_only, kind, where)."},
         {NULL, NULL, 0, NULL},
     };
     const char *forced = getenv("SDPA_ISA");

@@ -337,13 +337,13 @@ def test_refusals(x, files):
             [cut, *sources[1:]],
             {},
             "query: expected one chunk along every axis but 2, got chunks ((1, 1), (4,), (25, 25), "
-            "(8,)); batches that are cut need dask.array.map_blocks(sdpa.attention, ...) only",
+            "(8,)); for cut batches use dask.array.map_blocks(sdpa.attention, ...)",
         ),
         (
             TypeError,
             [*arrays[:2], sources[2]],
             {},
-            f"value: expected, as key is, {type(arrays[1]).__name__}, got Array",
+            f"value: expected {type(arrays[1]).__name__} like key, got Array",
         ),
         (
             ValueError,

@@ -388,7 +388,7 @@ REFUSED = {
     "no seed": (
         lambda: interop.attention(Q, Q, Q, dropout_p=0.5),
         TypeError,
-        "rng: with dropout expected an int or a key of jax.random, got None",
+        "rng: expected an int or a key of jax.random with dropout_p > 0, got None",
     ),
     "forward over forward of dropout": (
         lambda: jax.jacfwd(jax.jacfwd(lambda q: interop.attention(q, Q, Q, dropout_p=0.5, rng=1)))(

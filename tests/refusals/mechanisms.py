@@ -194,7 +194,7 @@ SHAW_ROWS = {
     ),
     "rel_value of other rows": (
         ValueError,
-        "rel_value: expected 9 rows as rel_key, got (7, 3)",
+        "rel_value: expected 9 rows like rel_key, got (7, 3)",
         {"rel_value": ones(7, 3)},
     ),
     "rel_value of other heads": (

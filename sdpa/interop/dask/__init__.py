@@ -110,7 +110,7 @@ def attention(
     in_memory = [isinstance(x, da.Array) for x in (key, value)]
     if in_memory[0] != in_memory[1]:
         kinds = [type(x).__name__ for x in (key, value)]
-        raise TypeError(f"value: expected, as key is, {kinds[0]}, got {kinds[1]}")
+        raise TypeError(f"value: expected {kinds[0]} like key, got {kinds[1]}")
     if isinstance(options.get("attn_mask"), da.Array):
         raise TypeError("attn_mask: expected an array or a store, got a Dask array")
     call = blocks.Call(attention, query, key, value, options)

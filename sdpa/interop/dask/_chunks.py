@@ -94,8 +94,8 @@ def own_chunks(name: str, operand: Operand) -> tuple[int, ...]:
     axis = operand.axis % len(chunks)
     if any(len(sizes) != 1 for n, sizes in enumerate(chunks) if n != axis):
         raise ValueError(
-            f"{name}: expected one chunk along every axis but {axis}, got chunks {chunks}; batches "
-            "that are cut need dask.array.map_blocks(sdpa.attention, ...) only"
+            f"{name}: expected one chunk along every axis but {axis}, got chunks {chunks}; for "
+            "cut batches use dask.array.map_blocks(sdpa.attention, ...)"
         )
     return tuple(int(n) for n in chunks[axis])
 

@@ -52,7 +52,7 @@ def _seed(rng: Any, dropout_p: float) -> Any:
         jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.dtype == jnp.uint32
     ):
         return jax.random.bits(rng, (2,), jnp.uint32)
-    raise TypeError(f"rng: with dropout expected an int or a key of jax.random, got {rng!r}")
+    raise TypeError(f"rng: expected an int or a key of jax.random with dropout_p > 0, got {rng!r}")
 
 
 def _per_entry(x: Any, shape: tuple[int, ...]) -> Any:

@@ -2,9 +2,9 @@
 
 python examples/analogues.py [--days 3000] [--stations 6]
 
-How did it go on where three days were like the last three? Each day is a query, the days before it
-are the keys, and the value of a key is the change to the day after it: Nadaraya and Watson's
-estimate (1964) with a Gaussian kernel. The series are made up.
+What followed after three days like the last three? Each day is a query, the days before it are the
+keys, and the value of a key is the change to the day after it: Nadaraya and Watson's estimate
+(1964) with a Gaussian kernel. The series are synthetic.
 
 Needs xarray and pip install 'sdpa[dask]'.
 """
@@ -54,7 +54,7 @@ def parse():
 
 
 def made_up(rng, stations, days):
-    """A season, and weather that remembers two days."""
+    """A season, and weather that depends on the last two days."""
     season = 10 - 9 * np.cos(2 * np.pi * (np.arange(days) - 15) / 365.25)
     weather = np.zeros((stations, days))
     for day in range(2, days):

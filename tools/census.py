@@ -4,9 +4,9 @@ python tools/census.py            # prints what sdpa/lab/claims/cited.json holds
 
 A folder of transformers/models counts if its modeling files define a class of attention and a
 softmax, or a call that computes one. It has the scale if some line of them divides by, or
-multiplies with the inverse of, the square root of a width; lines on initial weights, embeddings
-and logits do not count.
-Which width it is, and whether every class of the folder uses it, is not looked at.
+multiplies with the inverse of, the square root of a width; lines on initial weights, embeddings and
+logits do not count. Neither the kind of width nor whether every class of the folder uses it is
+checked.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Lets tools by others judge the project and its archives: `make judges`.
+"""Runs third-party tools on the project and its archives: `make judges`.
 
 Each is a command that must succeed. The archives of dist/ are those that tools/release.py made.
 Exceptions that a judge is told of are here or in pyproject.toml, with the reason.
@@ -36,7 +36,7 @@ COMMANDS = (
 
 
 def main() -> None:
-    """Run all; print what each says, then who said no."""
+    """Run all; print the output of each, then the names of those that failed."""
     if len(ARCHIVES) != 2:
         sys.exit("dist/ holds no sdist and wheel, or more: make release-check")
     failed = []

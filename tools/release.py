@@ -1,4 +1,4 @@
-"""Builds the archives of a release, twice, and what goes with them: `make release-check`.
+"""Builds the archives of a release twice, with hashes and bill of materials: `make release-check`.
 
 The last commit is exported into two folders and built there, the second time with other
 permissions, another time zone and another name of the folder. Both sdists and both wheels must be
@@ -22,7 +22,7 @@ DIST = ROOT / "dist"
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
-    """Return the standard output of a command; end the program where it fails."""
+    """Return the standard output of a command; end the program if it fails."""
     done = subprocess.run(
         command, cwd=cwd, env=os.environ | environment, text=True, stdout=subprocess.PIPE
     )
@@ -32,7 +32,7 @@ def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
 
 
 def versions(tags: str) -> dict[str, str | None]:
-    """The version by every file that names one, and by a tag among these, one a line."""
+    """The version in every file that names one, and in one of these tags, given one per line."""
     citation = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     changes = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     tag = re.search(r"^v(\d.*)$", tags, re.MULTILINE)
@@ -47,7 +47,7 @@ def versions(tags: str) -> dict[str, str | None]:
 
 
 def check_versions(found: dict[str, str | None]) -> None:
-    """End the program where versions differ. A tag needs its changes; before, there is neither."""
+    """End the program if versions differ. A tag needs its section in the changelog."""
     named = {version for version in found.values() if version is not None}
     if len(named) != 1 or (found["tag"] and not found["CHANGELOG.md"]):
         sys.exit(f"versions differ: {found}")
@@ -59,7 +59,7 @@ def build(tree: Path, umask: int, zone: str) -> dict[str, Path]:
     exported = tree.with_suffix(".tar")
     run("git", "archive", "--format=tar", f"--output={exported}", "HEAD")
     with tarfile.open(exported) as archive:
-        # The parameter of this name is younger than some Pythons 3.11.
+        # Some releases of Python 3.11 lack the parameter of this name.
         archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
         archive.extractall(tree)
     before = os.umask(umask)
@@ -83,7 +83,7 @@ def digest(path: Path) -> str:
 
 
 def write_materials(wheel: Path, folder: Path) -> None:
-    """Write what an installation of the wheel brings as dist/sbom.cdx.json."""
+    """Write the packages that an installation of the wheel brings to dist/sbom.cdx.json."""
     environment = folder / "environment"
     venv.create(environment)
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", environment)

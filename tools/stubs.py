@@ -1,8 +1,8 @@
 """Writes sdpa/_core.pyi and sdpa/_options.py from the compiled extension: `make stubs`.
 
-Names, order, kinds and defaults of parameters are those of the signatures. The types of options are
-those of the table in src/python/options.c. Only the other types, and how the composed functions
-differ from attention, stand here.
+Names, order, kinds and defaults of parameters come from the signatures, the types of options from
+the table in src/python/options.c. Only the other types, and the differences between composed
+functions and attention, are listed here.
 """
 
 import inspect
@@ -74,19 +74,19 @@ def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
 
 
 def option_types() -> dict[str, str]:
-    """The type of each option, by the table."""
+    """The type of each option, from the table."""
     return {name: annotation.replace("'", '"') for name, _, annotation, *_ in _core._options()}
 
 
 def literal(value: object) -> str:
-    """A default as ruff writes it."""
+    """A default, formatted like ruff."""
     if isinstance(value, tuple):
         return f"({', '.join(map(literal, value))})"
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def parameter_texts(function: Callable[..., Any], options: dict[str, str]) -> list[str]:
-    """Each parameter with its type and default; / and * where they stand."""
+    """Each parameter with its type and default, and the separators / and *."""
     texts: list[str] = []
     parameters = inspect.signature(function).parameters.values()
     for parameter in parameters:
@@ -101,7 +101,7 @@ def parameter_texts(function: Callable[..., Any], options: dict[str, str]) -> li
 
 
 def function_text(name: str, function: Callable[..., Any], options: dict[str, str]) -> str:
-    """A function's stub as ruff lays it out: in one line, in three, or a line per parameter."""
+    """A function's stub, formatted like ruff: in one line, in three, or a line per parameter."""
     texts = parameter_texts(function, options)
     result = f" -> {RESULTS.get(name, ARRAY)}: ..."
     joined = ", ".join(texts)
@@ -137,8 +137,8 @@ def core_stub() -> str:
 
 # ------------------------------------------------------------------------------- _options.py
 
-# Each is attention_forward's options but out and some, of which some are narrower. The products of
-# mechanisms are BLAS's, whose bits depend on shapes: they cannot be invariant.
+# Each class has the options of attention_forward except out and some others; some types are
+# narrower. Mechanisms use BLAS, whose bits depend on shapes, so they cannot be invariant.
 PACKED = {"cu_seqlens_q", "cu_seqlens_k"}
 WHOLE = PACKED | {"invariant"}
 COMPOSED = {
@@ -181,7 +181,7 @@ from numpy.typing import ArrayLike
 
 def options_module() -> str:
     """The text of sdpa/_options.py."""
-    # An out would be of the widened operands. Of a Generator, derivatives could not draw the same.
+    # out would have the widened dtype. Derivatives could not repeat a Generator's draws.
     types = option_types() | {"rng": "int | None"}
     taken = inspect.signature(_core.attention_forward).parameters.values()
     names = [p.name for p in taken if p.default is not p.empty and p.name != "out"]

@@ -1,7 +1,7 @@
-"""Compares types with the compiled extension and asks whether users see them all: `make types`.
+"""Compares the stub with the compiled extension, and counts untyped public names: `make types`.
 
-stubtest compares the extension with its stub; every other module holds its types itself, which mypy
-checks. pyright then counts the public symbols whose type a user's checker would have to guess.
+stubtest compares the extension with its stub; mypy checks the types in all other modules. pyright
+then counts the public symbols whose type a user's checker would have to guess.
 """
 
 import json
@@ -17,7 +17,7 @@ UNTYPED = {
 
 
 def stubtest() -> bool:
-    """Whether the stub of the extension is as the extension."""
+    """Whether the stub agrees with the extension."""
     command = [Path(sys.executable).parent / "stubtest", "sdpa._core"]
     return (
         subprocess.run([*command, "--mypy-config-file", "pyproject.toml"], cwd=ROOT).returncode == 0

@@ -1,10 +1,13 @@
 """sdpa.blocks: any source, any blocks, every option, against a call on the whole and the oracle."""
 
 import builtins
+import contextlib
 import doctest
+import gc
 import inspect
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -379,6 +382,11 @@ REFUSED = {
         "rows: expected a slice of step 1, got slice(0, 9, 2)",
         {"rows": slice(0, 9, 2)},
     ),
+    "rows type": (
+        TypeError,
+        "rows: expected a slice of integers, got slice(1.0, 2, None)",
+        {"rows": slice(1.0, 2)},
+    ),
     "values": (
         ValueError,
         "value: expected (..., 53, 5) to match key's rows 53, got (..., 52, 5)",
@@ -447,6 +455,18 @@ def test_needs():
     assert got.startswith("needs: expected names among 'query', 'key', 'value'")
 
 
+def test_unknown_lengths(rng):
+    """Those of Dask arrays that were cut by their own values are nan."""
+    keys = Unread(np.zeros((2, 4, N_K, D_K), np.float32))
+    keys.shape = (2, 4, float("nan"), D_K)
+    expected = (
+        "key: expected known lengths, got shape (2, 4, nan, 8); those of a Dask array are found by "
+        "its compute_chunk_sizes()"
+    )
+    assert refused(ValueError, keys=keys) == expected
+    assert refused(ValueError, blocks.attend_backward, keys=keys) == expected
+
+
 class Wrong(Store):
     """Says that it has another dtype than what it gives."""
 
@@ -476,6 +496,71 @@ def test_a_store_that_fails(rng):
     text = message(OSError, blocks.attend, x["query"], Failing(x["keys"]), x["values"], block=10)
     assert text == "the disk is gone"
     assert threading.active_count() == before
+
+
+def test_a_failure_holds_no_memory(rng):
+    """What had been read is gone with the exception, without waiting for the garbage collector."""
+    read = []
+
+    class Failing(Store):
+        def __getitem__(self, index):
+            if index[-2].start == 20:
+                raise OSError
+            found = super().__getitem__(index)
+            read.append(weakref.ref(found))
+            return found
+
+    x = {name: Failing(a) for name, a in tensors(rng).items()}
+    gc.disable()
+    try:
+        with contextlib.suppress(OSError):
+            blocks.attend(**x, block=10)
+        assert read
+        assert [found for found in read if found() is not None] == []
+    finally:
+        gc.enable()
+
+
+def test_where_a_store_fails_is_in_the_traceback(rng):
+    class Failing(Store):
+        def __getitem__(self, index):
+            if index[-2].start == 20:
+                raise OSError
+            return super().__getitem__(index)
+
+    x = tensors(rng)
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - of this class
+        blocks.attend(x["query"], Failing(x["keys"]), x["values"], block=10)
+    assert caught.traceback[-1].frame.code.raw.co_qualname.endswith("Failing.__getitem__")
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from sdpa import blocks
+
+class Long:
+    shape, dtype = (2**16, 8), np.dtype(np.float32)
+
+    def __getitem__(self, index):
+        rows = index[0]
+        if rows.start >= 50:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+        return np.zeros((rows.stop - rows.start, 8), np.float32)
+
+query = rng.standard_normal((4, 8), np.float32)
+start = time.monotonic()
+try:
+    blocks.attend(query, Long(), Long(), block=10)
+except KeyboardInterrupt:
+    print(time.monotonic() - start, threading.active_count())
+"""
+
+
+def test_an_interrupt_ends_it_and_its_thread():
+    seconds, threads = run(INTERRUPTED).split()
+    assert float(seconds) < 10
+    assert threads == "1"
 
 
 # ------------------------------------------------------------------------------------ progress

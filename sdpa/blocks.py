@@ -30,6 +30,8 @@ from sdpa.mechanisms._compose import Array, checked_needs, checked_options, roun
 __all__ = ["attend", "attend_backward"]
 
 BLOCK = 8192
+MERGED_ROWS = 1024
+"""Queries whose results are merged at a time."""
 
 
 def attend(
@@ -55,7 +57,8 @@ def attend(
     instruction set, wherever and by however many threads they are computed.
 
     Blocks that causality, windows or key lengths hide from all queries are never read. Memory
-    beside the result is that of the queries and of two to three blocks of keys and values.
+    beside the result is that of the queries, of one more result in float32 (float64 for float64),
+    and of two to three blocks of keys and values.
 
     Parameters
     ----------
@@ -119,14 +122,14 @@ def attend(
     bar = progress_bar(progress, "attend")
     call.check_out(part, out)
     q = call.query.read(part)
-    total = [call.start(part, q)]
+    total = call.start(part, q)
 
     def take(columns: slice, data: tuple[Array, Array, Array | None]) -> None:
-        total[0] = call.merged(total[0], call.forward(part, columns, q, *data))
+        call.merge(total, call.forward(part, columns, q, *data))
 
     columns = [c for c in grid(call.whole.n_k, size) if call.whole.sees(part, c)]
     stream(columns, lambda c: call.read(part, c), take, bar(columns))
-    result = call.rounded(total[0])
+    result = call.rounded(total)
     if out is None:
         return result
     out[...] = result.out
@@ -393,13 +396,16 @@ class Call:
         options = self.whole.block(rows, columns, sinks=sinks)
         return _core.attention_forward(widen(q), k, v, _widened(mask), **options)
 
-    def merged(
-        self, total: _core.AttentionForward, part: _core.AttentionForward
-    ) -> _core.AttentionForward:
-        """The union of two results; those of packed sequences are (total, heads, d)."""
+    def merge(self, total: _core.AttentionForward, part: _core.AttentionForward) -> None:
+        """Make total the union of both, in place but for a few rows at a time."""
+        # Those of packed sequences are (total, heads, d).
         outs = [x.out.swapaxes(-3, -2) if self.whole.packed else x.out for x in (total, part)]
-        out, lse = _core.merge_attention(outs, (total.lse, part.lse))
-        return _core.AttentionForward(out.swapaxes(-3, -2) if self.whole.packed else out, lse)
+        lses = [total.lse, part.lse]
+        for rows in grid(total.lse.shape[-1], MERGED_ROWS):
+            found = _core.merge_attention(
+                [x[..., rows, :] for x in outs], [x[..., rows] for x in lses]
+            )
+            outs[0][..., rows, :], lses[0][..., rows] = found
 
     def rounded(self, result: _core.AttentionForward) -> _core.AttentionForward:
         """out in query's dtype."""

@@ -623,3 +623,23 @@ def test_memory_is_that_of_a_few_blocks():
     """A block of keys and values is 8 MB; two to three are held, of four gigabytes."""
     for grown in map(int, run(LONGER_THAN_MEMORY).split()):
         assert grown < 32e6
+
+
+MERGED_IN_PLACE = """
+from sdpa import blocks
+
+query = np.zeros((2**17, 64), np.float32)
+keys = np.zeros((1000, 64), np.float32)
+
+def forward(small):
+    rows = slice(0, small or 2**17)
+    return blocks.attend(query, keys, keys, rows=rows, block=250)
+
+print(peak(forward) / query.nbytes)
+"""
+
+
+@pytest.mark.uninstrumented
+def test_results_are_merged_in_place():
+    """Beside the result lies that of one block, and no union of them."""
+    assert float(run(MERGED_IN_PLACE)) < 1.4

@@ -112,7 +112,10 @@ class Pair:
         result = call.forward(rows, NO_KEYS, q, *nothing, sinks=sinks)
         if call.whole.sees(rows, columns):
             part = call.forward(rows, columns, q, *call.read(rows, columns))
-            result = call.merged(result, part) if sinks else part
+            if sinks:
+                call.merge(result, part)
+            else:
+                result = part
         return self.task.packed(result)[None]
 
 

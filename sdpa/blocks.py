@@ -52,9 +52,9 @@ def attend(
 
         lse = log sum_t exp(lse_t)    out = sum_t exp(lse_t - lse) out_t,
 
-    summed one block after the other by `sdpa.merge_attention`: Milakov and Gimelshein, "Online
+    merged one block after the other by `sdpa.merge_attention`: Milakov and Gimelshein, "Online
     normalizer calculation for softmax" (2018), section 3.1. Equal blocks give equal bits on one
-    instruction set, wherever and by however many threads they are computed.
+    instruction set, wherever they are computed and by however many threads.
 
     Blocks that causality, windows or key lengths hide from all queries are never read. Memory
     beside the result is that of the queries, of one more result in float32 (float64 for float64),
@@ -70,17 +70,17 @@ def attend(
     values : array_like or store, (..., heads, Lk, d_v)
         Of keys' dtype.
     block : int, default 8192
-        Keys of a block. A multiple of the store's chunks reads each chunk once per call.
+        Keys of a block. If it is a multiple of the store's chunks, each is read once per call.
     rows : slice, optional
-        The queries to compute. Options keep the meaning that they have for all queries, so the
-        calls for one block of queries after the other are the call for all.
+        The queries to compute. Options keep the meaning that they have for all queries, so calls
+        for one block of queries after the other give what one call for all of them gives.
     progress : bool, default False
         Show a bar on stderr, which needs tqdm.
     out : ndarray, (..., heads, rows, d_v), optional
         Array for the output: of query's dtype, any strides, sharing no memory with an input.
     **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, ...
-        As in `sdpa.attention`, but without dropout. attn_mask may be a store, of which the parts
-        beside the blocks are read.
+        As in `sdpa.attention`, but without dropout. attn_mask may be a store, of which only the
+        parts that belong to the blocks are read.
 
     Returns
     -------
@@ -180,17 +180,17 @@ def attend_backward(
     grad_lse : array_like or store, (..., heads, Lq), optional
         Gradient with respect to lse.
     needs : sequence of {"query", "key", "value", "attn_mask", "sinks"}
-        The gradients to compute. Those of attn_mask and sinks are the share of `rows`: where the
-        queries have an attn_mask or a sink in common, sum them over all rows.
+        The gradients to compute. Those of attn_mask and sinks are the share of `rows`: where all
+        queries have a mask or a sink in common, add up the shares of all rows.
     **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, ...
         Those of the forward call.
 
     Returns
     -------
     AttentionGradients
-        Named tuple (query, key, value, attn_mask, sinks): query of the shape and dtype of
-        query[rows], key and value of those of keys[columns] and values[columns], attn_mask of the
-        mask's rows; None where not in needs.
+        Named tuple (query, key, value, attn_mask, sinks), None where not in needs. query has the
+        shape and dtype of query[rows], key and value those of keys[columns] and values[columns],
+        attn_mask those of the rows of the mask.
 
     Raises
     ------

@@ -1,8 +1,11 @@
 """Stores that misbehave, for tests in processes, which import them from here."""
 
+import json
 import os
 import signal
 from pathlib import Path
+
+from zarr.storage import LocalStore
 
 
 class Store:
@@ -30,9 +33,21 @@ class Store:
 
 
 class Killing(Store):
-    """Kills the process that reads first, as a machine that runs out of memory does."""
+    """Kills a process that reads once two chunks of the result have been written."""
+
+    def __init__(self, inner, flag, result):
+        super().__init__(inner, flag)
+        self.result = result
+
+    def written(self):
+        return [str(path) for path in Path(self.result, "c").glob("*/*/?")]
+
+    def first(self):
+        return len(self.written()) >= 2 and super().first()
 
     def misbehave(self):
+        """Dies as a process does on a machine that runs out of memory."""
+        self.flag.write_text(json.dumps(self.written()))
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -43,3 +58,21 @@ class Broken(Store):
         if (index[-2].stop or 0) > 3 * self.shape[-2] // 4:
             raise OSError("the store is broken")
         return self.inner[index]
+
+
+class KilledWriting(LocalStore):
+    """Kills the first process that writes a chunk, before its file has got its name."""
+
+    @property
+    def flag(self):
+        return self.root.parent / "killed"
+
+    async def set(self, key, value):
+        if key.startswith("c/"):
+            try:
+                self.flag.touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        await super().set(key, value)

@@ -1,12 +1,13 @@
 """Attention on Dask arrays and on Zarr arrays that are larger than any machine's memory.
 
-Each task computes a block of queries, or of keys in the backward, and streams the other side from
-the store by `sdpa.blocks`. Tasks are pure: they need no result of one another, their sums have a
-fixed order, and a task that is run again, after a failure or because a worker was lost, writes the
-same bits to the same place.
+Each task computes a block of queries, or a block of keys in the backward, and streams the other
+side from the store by `sdpa.blocks`. Tasks are pure: they need no results of one another, their
+sums have a fixed order, and a task that runs again, after a failure or because a worker was lost,
+writes the same bits to the same place.
 
-A worker computes with one thread per task: give each worker process one Dask thread and set
-`workers` to its cores, or as many Dask threads as cores and `workers=1`, never both.
+Threads are either Dask's or those of a task, never both: give each worker process one Dask thread
+and set `workers` to its cores, or as many Dask threads as cores and `workers=1`. On a `distributed`
+worker of several threads a task computes with one, and more are refused.
 """
 
 from __future__ import annotations
@@ -48,33 +49,34 @@ def attention(
 ) -> Any:
     """Attention of Dask arrays or stores; nothing is computed before `compute()`.
 
-    The result is that of `sdpa.attention`, to rounding; equal blocks give equal bits on one
+    The result is that of `sdpa.attention`, to rounding. Equal blocks give equal bits on one
     instruction set, wherever the tasks run and however often.
 
     Parameters
     ----------
     query : dask.array.Array or store, (..., heads, Lq, d_k)
-        A Dask array has one task per chunk along Lq and one chunk along every other axis. Batches
-        that are cut need nothing of this module: `dask.array.map_blocks(sdpa.attention, ...)`.
+        A Dask array gets one task per chunk along Lq and must have one chunk along every other
+        axis. For batches that are cut, `dask.array.map_blocks(sdpa.attention, ...)` is enough.
     key, value : store or dask.array.Array, (..., heads, Lk, d_k) and (..., heads, Lk, d_v)
         Stores, such as arrays of Zarr, are opened by the workers, which read what they need and
-        nothing that causality, windows or key lengths hide. Dask arrays, of equal chunks along Lk,
-        have one task per pair of chunks.
+        nothing that causality, windows or key lengths hide. Dask arrays must have the same chunks
+        along Lk, and get one task per pair of chunks. Arrays of NumPy and mapped files travel with
+        the tasks.
     out : Zarr array or pair of them, optional
-        Where the result is to be written; (out, lse) if return_lse is True. Their attribute
-        "complete" is False from now on, and True once everything has been written.
+        Where the result is to be written; (out, lse) if return_lse is True. Neither is an input.
+        Their attribute "complete" is False from now on, and True once everything has been written.
     return_lse : bool, default False
         Also return, or write, the log-sum-exp.
     split : {"queries", "keys"}, default "queries"
         "queries": one task per block of queries. "keys": one per pair of blocks of queries and
-        keys, and a tree of tasks that merge; for few queries over long keys.
+        keys, and a tree of tasks that merge their results; for few queries over long keys.
     block : int, default 8192
         Keys that are read at a time, and those of a task if split is "keys".
     chunks : int, optional
         Queries of a task where query is a store; by default those of its chunks or shards.
     **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, workers, ...
-        As in `sdpa.blocks.attend`, NumPy arrays or, for attn_mask, a store. `workers` are the
-        threads of a task.
+        As in `sdpa.blocks.attend`: NumPy arrays or, for attn_mask, a store. `workers` is the number
+        of threads of a task.
 
     Returns
     -------
@@ -86,9 +88,10 @@ def attention(
     Raises
     ------
     TypeError, ValueError
-        Before any task runs: as `sdpa.blocks.attend`; if chunks cannot be used as they are; if the
-        blocks are not whole chunks or shards of a target, which tasks would overwrite in turns,
-        losing data.
+        Before any task runs: as `sdpa.blocks.attend`; if chunks cannot be used as they are; if a
+        target is an input; if the blocks are not whole chunks or shards of a target, in which tasks
+        would overwrite each other's data. By the tasks: if workers is more than 1 on a worker of
+        several threads.
 
     Examples
     --------
@@ -129,8 +132,8 @@ def attention(
     packed = query
     if isinstance(work, tasks.Attend):
         packed = tasks.per_block(work, query, columns, call.compute_type())
-    made = packed[..., :-1].astype(call.query.dtype), cut.lse_axes(packed[..., -1], task.axis)
-    return made if return_lse else made[0]
+    result = packed[..., :-1].astype(cut.native(call.query.dtype))
+    return (result, cut.lse_axes(packed[..., -1], task.axis)) if return_lse else result
 
 
 def attention_backward(
@@ -157,8 +160,8 @@ def attention_backward(
     Parameters
     ----------
     grad_out, out : store, (..., heads, Lq, d_v)
-        Of query's dtype. Every task reads blocks of all operands, so a Dask array is refused: write
-        it to a store first.
+        Of query's dtype. Every task reads blocks of all operands, so Dask arrays are refused: write
+        them to a store first.
     query : store, (..., heads, Lq, d_k)
         float16, bfloat16, float32 or float64.
     key, value : store, (..., heads, Lk, d_k) and (..., heads, Lk, d_v)
@@ -166,8 +169,9 @@ def attention_backward(
     lse : store, (..., heads, Lq)
         As written by `attention`.
     into : mapping from names of gradients to Zarr arrays, optional
-        Where the gradients in `needs` are to be written, each of its argument's shape and dtype.
-        Their attribute "complete" is False from now on, and True once all have been written.
+        Where the gradients in `needs` are to be written, each of its argument's shape and dtype;
+        none is an input. Their attribute "complete" is False from now on, and True once all have
+        been written.
     block : int, default 8192
         Keys, or queries, that are read at a time.
     chunks : int, optional
@@ -213,7 +217,7 @@ def attention_backward(
     needs = checked_needs(needs, ("query", "key", "value"))
     call = blocks.Call(attention_backward, query, key, value, options)
     blocks.Upstream(call, grad_out, out, lse, grad_lse, needs)
-    into = cut.gradient_targets(into, needs, call)
+    into = cut.gradient_targets(into, needs, call, operands | cut.inputs_of(call))
     size, found, flags = checked_block(block), {}, []
     for names in (("query",), ("key", "value")):
         wanted = tuple(name for name in names if name in needs)

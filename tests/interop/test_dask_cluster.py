@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from support.calls import message
 from support.helpers import assert_same_bits
-from support.stores import Broken, KilledWriting, Killing, Store
 
 import sdpa
 from sdpa import blocks
@@ -22,6 +21,7 @@ from sdpa import blocks
 distributed = pytest.importorskip("distributed", reason="needs dask: pip install 'sdpa[dask]'")
 import dask  # noqa: E402
 import zarr  # noqa: E402
+from support.stores import Broken, KilledWriting, Killing, Store  # noqa: E402
 
 from sdpa.interop import dask as lazy  # noqa: E402
 
@@ -121,7 +121,7 @@ def test_larger_than_the_memory_of_a_worker(cluster, gone_afterwards):
     assert is_complete(out)
     for peak in cluster.run(peaks).values():
         assert peak < LIMIT
-    for i in range(0, tokens, 3 * ROWS):
+    for i in range(0, tokens, ROWS):
         rows = slice(i, i + ROWS)
         alone = blocks.attend(query, key, value, block=BLOCK, rows=rows, **OPTIONS)
         assert_same_bits(out[:, rows], alone.out)

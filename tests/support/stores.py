@@ -1,11 +1,18 @@
 """Stores that misbehave, for tests in processes, which import them from here."""
 
 import json
+import multiprocessing
 import os
 import signal
 from pathlib import Path
 
 from zarr.storage import LocalStore
+
+
+def kill_worker():
+    """As happens on a machine that runs out of memory. Never the process of the tests."""
+    assert multiprocessing.parent_process() is not None
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Store:
@@ -46,9 +53,8 @@ class Killing(Store):
         return len(self.written()) >= 2 and super().first()
 
     def misbehave(self):
-        """Dies as a process does on a machine that runs out of memory."""
         self.flag.write_text(json.dumps(self.written()))
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill_worker()
 
 
 class Broken(Store):
@@ -74,5 +80,5 @@ class KilledWriting(LocalStore):
             except FileExistsError:
                 pass
             else:
-                Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+                Path.replace = lambda *_: kill_worker()
         await super().set(key, value)

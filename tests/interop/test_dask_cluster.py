@@ -140,7 +140,7 @@ def test_a_killed_worker(cluster, small, tmp_path):
     assert 2 <= len(written) < 8  # chunks of the result
     assert_same_bits(out[...], expected)
     assert is_complete(out)
-    cluster.wait_for_workers(2, timeout=60)
+    cluster.wait_for_workers(2, timeout=240)
     after = set(cluster.run(os.getpid).values())
     assert len(before & after) == 1
     assert len(after) == 2
@@ -156,7 +156,7 @@ def test_a_worker_killed_while_it_writes(cluster, small, tmp_path):
     assert_same_bits(out[...], expected)
     assert is_complete(out)
     assert set(files_of(out)) - tidy == {f"c/0/{n}/0" for n in range(8)}
-    cluster.wait_for_workers(2, timeout=60)
+    cluster.wait_for_workers(2, timeout=240)
 
 
 def files_of(array):

@@ -256,19 +256,25 @@ STORES = {"100 MB/s": 1e8, "1 GB/s": 1e9, "10 GB/s": 1e10}
 def plot_model(found: Constants) -> Any:
     """Time by the number of workers; where a curve is flat and dashed, storage binds."""
     figure, row = style.subplots(1, len(SIZES), size=(4.6, 3.6))
+    widths = 4.5, 3.0, 1.5  # what stores have in common is drawn once for each, the widest below
     for axes, (name, work) in zip(row, SIZES.items(), strict=True):
         # More workers than tasks have nothing to do.
         workers = np.geomspace(1, work.tasks, 200)
-        for color, (label, bandwidth) in zip(style.COLORS, STORES.items(), strict=False):
+        for color, width, (label, bandwidth) in zip(
+            style.COLORS, widths, STORES.items(), strict=False
+        ):
             given = Constants(found.flops, bandwidth, found.task)
-            times = np.array([work.total(given, n) for n in workers])
+            times = np.array([work.total(given, n) / 3600 for n in workers])
             parts = [work.seconds(given, n) for n in workers]
             bound = np.array([part["storage"] > part["compute"] for part in parts])
-            axes.plot(workers, np.where(bound, np.nan, times), color=color, label=label)
-            axes.plot(workers, np.where(bound, times, np.nan), "--", color=color)
-        axes.set(xscale="log", yscale="log", xlabel="workers of one thread", ylabel="seconds")
+            look = {"color": color, "linewidth": width}
+            axes.plot(workers, np.where(bound, np.nan, times), label=label, **look)
+            axes.plot(workers, np.where(bound, times, np.nan), "--", **look)
+        axes.set(xscale="log", yscale="log", xlabel="workers of one thread", ylabel="hours")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
         axes.set_title(f"{name}, 8 heads of 64, tasks of {work.rows} queries")
-    row[0].legend(title="the store; dashed: it binds", loc="lower left")
+    row[0].legend(title="the store gives\n(dashed: it binds)", loc="lower left")
     return figure
 
 

@@ -48,6 +48,11 @@ class Operand:
             self.source = _core._array(name, source)
             dtype = self.source.dtype
         self.dtype: np.dtype[Any] = dtype
+        if any(n != n for n in self.source.shape):
+            raise ValueError(
+                f"{name}: expected known lengths, got shape {tuple(self.source.shape)}; those of a "
+                "Dask array are found by its compute_chunk_sizes()"
+            )
         self.shape: tuple[int, ...] = tuple(int(n) for n in self.source.shape)
 
     @property
@@ -207,7 +212,10 @@ def chosen(name: str, part: slice | None, n: int) -> slice:
         return slice(0, n)
     if not isinstance(part, slice):
         raise TypeError(f"{name}: expected a slice, got {part!r}")
-    start, stop, step = part.indices(n)
+    try:
+        start, stop, step = part.indices(n)
+    except TypeError:
+        raise TypeError(f"{name}: expected a slice of integers, got {part}") from None
     if step != 1:
         raise ValueError(f"{name}: expected a slice of step 1, got {part}")
     return slice(start, max(start, stop))
@@ -232,14 +240,16 @@ def stream(
     """Call take(part, read(part)) for each part in order, while a thread reads the next one."""
     with bar as move, ThreadPoolExecutor(1, "sdpa-read") as reader:
         following: Future[T] | None = None
-        for n, part in enumerate(parts):
-            current = following or reader.submit(read, part)
-            data = current.result()
-            following = reader.submit(read, parts[n + 1]) if n + 1 < len(parts) else None
-            take(part, data)
-            del current, data  # before the one after next is read
-            if move is not None:
-                move.update()
+        try:
+            for n, part in enumerate(parts):
+                data = (following or reader.submit(read, part)).result()
+                following = reader.submit(read, parts[n + 1]) if n + 1 < len(parts) else None
+                take(part, data)
+                del data  # before the one after next is read
+                if move is not None:
+                    move.update()
+        finally:
+            following = None  # whose exception would keep this frame, and all that was read, alive
 
 
 def progress_bar(wanted: bool, what: str) -> Callable[[Iterable[Any]], AbstractContextManager[Any]]:

@@ -30,6 +30,8 @@ from sdpa.mechanisms._compose import Array, checked_needs, checked_options, roun
 __all__ = ["attend", "attend_backward"]
 
 BLOCK = 8192
+MERGED_ROWS = 1024
+"""Queries whose results are merged at a time."""
 
 
 def attend(
@@ -50,12 +52,13 @@ def attend(
 
         lse = log sum_t exp(lse_t)    out = sum_t exp(lse_t - lse) out_t,
 
-    summed one block after the other by `sdpa.merge_attention`: Milakov and Gimelshein, "Online
+    merged one block after the other by `sdpa.merge_attention`: Milakov and Gimelshein, "Online
     normalizer calculation for softmax" (2018), section 3.1. Equal blocks give equal bits on one
-    instruction set, on any machine and any number of threads.
+    instruction set, wherever they are computed and by however many threads.
 
     Blocks that causality, windows or key lengths hide from all queries are never read. Memory
-    beyond the result holds the queries and two to three blocks of keys and values.
+    beside the result is that of the queries, of one more result in float32 (float64 for float64),
+    and of two to three blocks of keys and values.
 
     Parameters
     ----------
@@ -67,18 +70,17 @@ def attend(
     values : array_like or store, (..., heads, Lk, d_v)
         Of keys' dtype.
     block : int, default 8192
-        Number of keys in a block. If it is a multiple of the store's chunks, each chunk is read
-        once per call.
+        Keys of a block. If it is a multiple of the store's chunks, each is read once per call.
     rows : slice, optional
         The queries to compute. Options keep the meaning that they have for all queries, so calls
-        for successive blocks of queries together give the result of one call for all.
+        for one block of queries after the other give what one call for all of them gives.
     progress : bool, default False
         Show a bar on stderr, which needs tqdm.
     out : ndarray, (..., heads, rows, d_v), optional
         Array for the output: of query's dtype, any strides, sharing no memory with an input.
     **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, ...
-        As in `sdpa.attention`, but without dropout. attn_mask may be a store; only the parts that
-        belong to the blocks are read.
+        As in `sdpa.attention`, but without dropout. attn_mask may be a store, of which only the
+        parts that belong to the blocks are read.
 
     Returns
     -------
@@ -120,14 +122,14 @@ def attend(
     bar = progress_bar(progress, "attend")
     call.check_out(part, out)
     q = call.query.read(part)
-    total = [call.start(part, q)]
+    total = call.start(part, q)
 
     def take(columns: slice, data: tuple[Array, Array, Array | None]) -> None:
-        total[0] = call.merged(total[0], call.forward(part, columns, q, *data))
+        call.merge(total, call.forward(part, columns, q, *data))
 
     columns = [c for c in grid(call.whole.n_k, size) if call.whole.sees(part, c)]
     stream(columns, lambda c: call.read(part, c), take, bar(columns))
-    result = call.rounded(total[0])
+    result = call.rounded(total)
     if out is None:
         return result
     out[...] = result.out
@@ -179,16 +181,17 @@ def attend_backward(
     grad_lse : array_like or store, (..., heads, Lq), optional
         Gradient with respect to lse.
     needs : sequence of {"query", "key", "value", "attn_mask", "sinks"}
-        The gradients to compute. For attn_mask and sinks the result is the share of `rows`; if
-        queries share a mask or a sink, add the shares of all rows.
+        The gradients to compute. Those of attn_mask and sinks are the share of `rows`: where all
+        queries have a mask or a sink in common, add up the shares of all rows.
     **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, ...
         Those of the forward call.
 
     Returns
     -------
     AttentionGradients
-        Named tuple (query, key, value, attn_mask, sinks) with the shapes and dtypes of query[rows],
-        keys[columns], values[columns], the mask's rows and sinks; None where not in needs.
+        Named tuple (query, key, value, attn_mask, sinks), None where not in needs. query has the
+        shape and dtype of query[rows], key and value those of keys[columns] and values[columns],
+        attn_mask those of the rows of the mask.
 
     Raises
     ------
@@ -394,13 +397,16 @@ class Call:
         options = self.whole.block(rows, columns, sinks=sinks)
         return _core.attention_forward(widen(q), k, v, _widened(mask), **options)
 
-    def merged(
-        self, total: _core.AttentionForward, part: _core.AttentionForward
-    ) -> _core.AttentionForward:
-        """The union of two results; those of packed sequences are (total, heads, d)."""
+    def merge(self, total: _core.AttentionForward, part: _core.AttentionForward) -> None:
+        """Make total the union of both, in place but for a few rows at a time."""
+        # Those of packed sequences are (total, heads, d).
         outs = [x.out.swapaxes(-3, -2) if self.whole.packed else x.out for x in (total, part)]
-        out, lse = _core.merge_attention(outs, (total.lse, part.lse))
-        return _core.AttentionForward(out.swapaxes(-3, -2) if self.whole.packed else out, lse)
+        lses = [total.lse, part.lse]
+        for rows in grid(total.lse.shape[-1], MERGED_ROWS):
+            found = _core.merge_attention(
+                [x[..., rows, :] for x in outs], [x[..., rows] for x in lses]
+            )
+            outs[0][..., rows, :], lses[0][..., rows] = found
 
     def rounded(self, result: _core.AttentionForward) -> _core.AttentionForward:
         """out in query's dtype."""

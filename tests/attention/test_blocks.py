@@ -1,16 +1,18 @@
 """sdpa.blocks: any source, any blocks, every option, against a call on the whole and the oracle."""
 
 import builtins
+import contextlib
 import doctest
+import gc
 import inspect
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
 from support.calls import message
 from support.helpers import BFLOAT16, assert_same_bits, normal
-from support.process import run
 
 import sdpa
 from sdpa import _core, blocks, reference
@@ -379,6 +381,11 @@ REFUSED = {
         "rows: expected a slice of step 1, got slice(0, 9, 2)",
         {"rows": slice(0, 9, 2)},
     ),
+    "rows type": (
+        TypeError,
+        "rows: expected a slice of integers, got slice(1.0, 2, None)",
+        {"rows": slice(1.0, 2)},
+    ),
     "values": (
         ValueError,
         "value: expected (..., 53, 5) to match key's rows 53, got (..., 52, 5)",
@@ -447,6 +454,18 @@ def test_needs():
     assert got.startswith("needs: expected names among 'query', 'key', 'value'")
 
 
+def test_unknown_lengths(rng):
+    """Those of Dask arrays that were cut by their own values are nan."""
+    keys = Unread(np.zeros((2, 4, N_K, D_K), np.float32))
+    keys.shape = (2, 4, float("nan"), D_K)
+    expected = (
+        "key: expected known lengths, got shape (2, 4, nan, 8); those of a Dask array are found by "
+        "its compute_chunk_sizes()"
+    )
+    assert refused(ValueError, keys=keys) == expected
+    assert refused(ValueError, blocks.attend_backward, keys=keys) == expected
+
+
 class Wrong(Store):
     """A store that declares another dtype than that of its arrays."""
 
@@ -478,6 +497,42 @@ def test_a_store_that_fails(rng):
     assert threading.active_count() == before
 
 
+def test_a_failure_holds_no_memory(rng):
+    """What had been read is gone with the exception, without waiting for the garbage collector."""
+    read = []
+
+    class Failing(Store):
+        def __getitem__(self, index):
+            if index[-2].start == 20:
+                raise OSError
+            found = super().__getitem__(index)
+            read.append(weakref.ref(found))
+            return found
+
+    x = {name: Failing(a) for name, a in tensors(rng).items()}
+    gc.disable()
+    try:
+        with contextlib.suppress(OSError):
+            blocks.attend(**x, block=10)
+        assert read
+        assert [found for found in read if found() is not None] == []
+    finally:
+        gc.enable()
+
+
+def test_where_a_store_fails_is_in_the_traceback(rng):
+    class Failing(Store):
+        def __getitem__(self, index):
+            if index[-2].start == 20:
+                raise OSError
+            return super().__getitem__(index)
+
+    x = tensors(rng)
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - of this class
+        blocks.attend(x["query"], Failing(x["keys"]), x["values"], block=10)
+    assert caught.traceback[-1].frame.code.raw.co_qualname.endswith("Failing.__getitem__")
+
+
 # ------------------------------------------------------------------------------------ progress
 
 
@@ -502,39 +557,3 @@ def test_progress_without_tqdm(monkeypatch):
     expected = "progress=True needs tqdm: pip install tqdm"
     assert refused(ImportError, progress=True) == expected
     assert refused(ImportError, blocks.attend_backward, progress=True) == expected
-
-
-# ------------------------------------------------------------------------------------ memory
-
-
-LONGER_THAN_MEMORY = """
-from sdpa import blocks
-
-class Made:
-    # Two gigabytes of numbers that exist only once they are read.
-    shape, dtype = (2**22, 128), np.dtype(np.float32)
-
-    def __getitem__(self, index):
-        rows = index[0]
-        return np.full((rows.stop - rows.start, 128), rows.start % 7, np.float32)
-
-query = rng.standard_normal((16, 128), np.float32)
-found = blocks.attend(query, Made(), Made(), key_lengths=5000)
-given = dict(grad_out=query, query=query, keys=Made(), values=Made(), out=found.out, lse=found.lse)
-
-def forward(small):
-    return blocks.attend(query, Made(), Made(), key_lengths=100 if small else None)
-
-def backward(small):
-    lengths = 100 if small else None
-    return blocks.attend_backward(**given, needs=("query",), key_lengths=lengths).query
-
-print(peak(forward), peak(backward))
-"""
-
-
-@pytest.mark.uninstrumented
-def test_memory_is_that_of_a_few_blocks():
-    """A block of keys and values is 8 MB; two to three are held, of four gigabytes."""
-    for grown in map(int, run(LONGER_THAN_MEMORY).split()):
-        assert grown < 32e6

@@ -107,7 +107,7 @@ def test_with_the_other_planner():
     """Every kind of graph once more, in a process whose Dask plans array expressions."""
     if PLANNER in os.environ:
         return
-    chosen = "planner_is or causal or results_go or tasks or packed or grouped"
+    chosen = "planner_is or gradients or causal or results_go or tasks or packed or grouped"
     arguments = [
         __file__,
         "-k",
@@ -308,6 +308,59 @@ def test_other_targets_are_refused(x, files):
     )
     text = message(TypeError, lazy.attention, *sources, out=array, return_lse=True)
     assert text.startswith("out: expected a pair (out, lse), got ")
+    archive = zarr.storage.ZipStore(f"{files.path()}.zip", mode="w")
+    zipped = zarr.create_array(archive, shape=array.shape, dtype=array.dtype, chunks=(2, 4, 20, 5))
+    assert message(ValueError, lazy.attention, *sources, out=zipped) == (
+        "out: expected a store that several workers can write, got a ZipStore"
+    )
+
+
+def test_targets_are_no_inputs_and_apart(rng, files, monkeypatch):
+    """Tasks would read what others have written, by whatever path the array was opened."""
+    query, key, value, grads = (files.save(normal(rng, (40, 8), np.float32)) for _ in range(4))
+    monkeypatch.chdir(files.folder)
+    opened = zarr.open_array(Path(value.store.root).name)
+    assert message(ValueError, lazy.attention, query, key, value, out=opened) == (
+        f"out: expected another array than value, got the same one, {value.store.root}"
+    )
+    lse = files.new((40,), np.float32, rows=20, axis=-1)
+    given = [grads, query, key, value, files.save(value[...]), lse]
+    into = {"query": grads, "key": files.new((40, 8), np.float32, rows=20)}
+    into["value"] = again(into["key"])
+    needs = ["query", "key"]
+    first = {name: into[name] for name in needs}
+    assert message(ValueError, lazy.attention_backward, *given, into=first, needs=needs) == (
+        f"into['query']: expected another array than grad_out, got the same one, {grads.store.root}"
+    )
+    needs = ["key", "value"]
+    both = {name: into[name] for name in needs}
+    assert message(ValueError, lazy.attention_backward, *given, into=both, needs=needs) == (
+        f"into['value']: expected another array than into['key'], got the same one, "
+        f"{both['key'].store.root}"
+    )
+    for unmarked in (value, grads, both["key"]):
+        assert "complete" not in again(unmarked).attrs
+
+
+@pytest.mark.parametrize("order", [("<f4", ">f4"), (">f4", "<f4"), (">f4", ">f4")], ids=str)
+def test_byte_orders(order, rng, files):
+    """Results are of native order, and targets may be of any, as Zarr converts."""
+    arrays = normal(rng, (3, N_Q, D_K), np.float32)
+    sources = [files.save(a.astype(order[0])) for a in arrays]
+    expected, lse = sdpa.attention_forward(*arrays)
+    lazily = lazy.attention(*sources)
+    assert lazily.dtype == lazily.compute().dtype == np.float32
+    assert lazily.dtype.isnative
+    targets = files.new(expected.shape, order[1]), files.new(lse.shape, order[1], axis=-1)
+    lazy.attention(*sources, out=targets, return_lse=True).compute()
+    np.testing.assert_allclose(targets[0][...], expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(targets[1][...], lse, rtol=0, atol=1e-6)
+    given = [files.save(expected), *sources, files.save(expected), lse]
+    true = sdpa.attention_backward(expected, *arrays, expected, lse)
+    into = {name: files.new((N_Q, D_K), order[1], rows=BLOCK) for name in NAMES}
+    lazy.attention_backward(*given, into=into).compute()
+    for name in NAMES:
+        np.testing.assert_allclose(into[name][...], getattr(true, name), rtol=0, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------ refusals
@@ -317,6 +370,8 @@ def test_refusals(x, files):
     sources = arguments(x, files, "stores")
     arrays = [in_chunks(a, BLOCK) for a in x.values()]
     cut = da.from_array(x["query"], chunks=(1, 4, 25, D_K))
+    wanted = da.from_array(np.ones(N_Q, bool), chunks=BLOCK)
+    unknown = arrays[0].swapaxes(0, 2)[wanted].swapaxes(0, 2)
     refused = [
         (
             ValueError,
@@ -344,6 +399,13 @@ def test_refusals(x, files):
             [*arrays[:2], sources[2]],
             {},
             f"value: expected {type(arrays[1]).__name__} like key, got Array",
+        ),
+        (
+            ValueError,
+            [unknown, *sources[1:]],
+            {},
+            "query: expected known lengths, got shape (2, 4, nan, 8); those of a Dask array are "
+            "found by its compute_chunk_sizes()",
         ),
         (
             ValueError,

@@ -3,16 +3,17 @@
 The same tasks run under joblib as well, because `sdpa.blocks` knows no engine.
 """
 
+import json
 import logging
 import multiprocessing
 import os
 import shutil
+import threading
 
 import numpy as np
 import pytest
 from support.calls import message
 from support.helpers import assert_same_bits
-from support.stores import Broken, Killing, Store
 
 import sdpa
 from sdpa import blocks
@@ -20,6 +21,7 @@ from sdpa import blocks
 distributed = pytest.importorskip("distributed", reason="needs dask: pip install 'sdpa[dask]'")
 import dask  # noqa: E402
 import zarr  # noqa: E402
+from support.stores import Broken, KilledWriting, Killing, Store  # noqa: E402
 
 from sdpa.interop import dask as lazy  # noqa: E402
 
@@ -39,7 +41,7 @@ def cluster(tmp_path_factory):
         dask.config.set(settings),
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, memory_limit=LIMIT,
-            dashboard_address=None, local_directory=str(folder), silence_logs=logging.CRITICAL,
+            dashboard_address=":0", local_directory=str(folder), silence_logs=logging.CRITICAL,
         ) as cluster,
         distributed.Client(cluster) as client,
     ):  # fmt: skip
@@ -64,10 +66,10 @@ def small(tmp_path_factory):
     return stores, np.concatenate([part.out for part in true], axis=-2)
 
 
-def target(folder, shape=(2, 1000, 16), rows=125):
+def target(folder, shape=(2, 1000, 16), rows=125, store=zarr.storage.LocalStore):
     chunks = (*shape[:-2], rows, shape[-1])
     return zarr.create_array(
-        str(folder / "out"), shape=shape, dtype=np.float32, chunks=chunks, compressors=None
+        store(folder / "out"), shape=shape, dtype=np.float32, chunks=chunks, compressors=None
     )
 
 
@@ -119,7 +121,7 @@ def test_larger_than_the_memory_of_a_worker(cluster, gone_afterwards):
     assert is_complete(out)
     for peak in cluster.run(peaks).values():
         assert peak < LIMIT
-    for i in range(0, tokens, 3 * ROWS):
+    for i in range(0, tokens, ROWS):
         rows = slice(i, i + ROWS)
         alone = blocks.attend(query, key, value, block=BLOCK, rows=rows, **OPTIONS)
         assert_same_bits(out[:, rows], alone.out)
@@ -128,19 +130,38 @@ def test_larger_than_the_memory_of_a_worker(cluster, gone_afterwards):
 
 
 def test_a_killed_worker(cluster, small, tmp_path):
-    """The process that reads first is killed; the results are the same bits."""
+    """A process is killed in the middle of its work; the results are the same bits."""
     stores, expected = small
     before = set(cluster.run(os.getpid).values())
     out = target(tmp_path)
-    killing = Killing(stores["values"], tmp_path / "killed")
+    killing = Killing(stores["values"], tmp_path / "killed", out.store.root)
     todo(stores | {"values": killing}, out).compute()
-    assert (tmp_path / "killed").exists()
+    written = json.loads((tmp_path / "killed").read_text())
+    assert 2 <= len(written) < 8  # chunks of the result
     assert_same_bits(out[...], expected)
     assert is_complete(out)
-    cluster.wait_for_workers(2, timeout=60)
+    cluster.wait_for_workers(2, timeout=240)
     after = set(cluster.run(os.getpid).values())
     assert len(before & after) == 1
     assert len(after) == 2
+
+
+def test_a_worker_killed_while_it_writes(cluster, small, tmp_path):
+    """What it had half written is gone in the end: no file but those of the array."""
+    stores, expected = small
+    tidy = set(files_of(target(tmp_path / "tidy", store=KilledWriting)))
+    out = target(tmp_path / "killed", store=KilledWriting)
+    todo(stores, out).compute()
+    assert out.store.flag.exists()
+    assert_same_bits(out[...], expected)
+    assert is_complete(out)
+    assert set(files_of(out)) - tidy == {f"c/0/{n}/0" for n in range(8)}
+    cluster.wait_for_workers(2, timeout=240)
+
+
+def files_of(array):
+    root = array.store.root
+    return [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
 
 
 def test_a_store_that_fails_once_is_tried_again(cluster, small, tmp_path):
@@ -195,6 +216,43 @@ def test_gradients_on_the_cluster(cluster, small, tmp_path):
             grads, *arrays, out, lse, rows=part, columns=part, needs=(name,), **options
         )
         assert_same_bits(actual[:, part], getattr(alone, name))
+
+
+def test_either_threads_of_dask_or_of_a_task(small, tmp_path):
+    """Never both: a worker of several threads computes each task with one."""
+    stores, expected = small
+    settings = {"n_workers": 1, "processes": False, "dashboard_address": ":0"}
+    settings["local_directory"] = str(tmp_path)
+    operands, threads = tuple(stores.values()), []
+    options = {"block": 100, "is_causal": True}
+    forward = blocks._core.attention_forward
+
+    def noted(*args, workers=None, **kwargs):
+        if threading.current_thread() is not threading.main_thread():
+            threads.append(workers)
+        return forward(*args, workers=workers, **kwargs)
+
+    with (
+        distributed.LocalCluster(threads_per_worker=2, **settings) as cluster,
+        distributed.Client(cluster),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        lazily = lazy.attention(*operands, workers=2, **options)
+        assert message(ValueError, lazily.compute) == (
+            "workers: expected None or 1 on a Dask worker of 2 threads, got 2; for more threads "
+            "per task, start workers of one thread"
+        )
+        patch.setattr(blocks._core, "attention_forward", noted)
+        for workers in (None, 1):
+            for split in ("queries", "keys"):
+                made = lazy.attention(*operands, workers=workers, split=split, **options).compute()
+                np.testing.assert_allclose(made, expected, rtol=0, atol=1e-6)
+        assert set(threads) == {1}
+    with (
+        distributed.LocalCluster(threads_per_worker=1, **settings) as cluster,
+        distributed.Client(cluster),
+    ):
+        assert_same_bits(lazy.attention(*operands, workers=2, **options).compute(), expected)
 
 
 def attended(stores, rows):

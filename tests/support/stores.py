@@ -1,8 +1,18 @@
 """Stores that misbehave, for tests in processes, which import them from here."""
 
+import json
+import multiprocessing
 import os
 import signal
 from pathlib import Path
+
+from zarr.storage import LocalStore
+
+
+def kill_worker():
+    """As happens on a machine that runs out of memory. Never the process of the tests."""
+    assert multiprocessing.parent_process() is not None
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Store:
@@ -30,10 +40,21 @@ class Store:
 
 
 class Killing(Store):
-    """Kills the process that reads first, as a machine that runs out of memory does."""
+    """Kills a process that reads once two chunks of the result have been written."""
+
+    def __init__(self, inner, flag, result):
+        super().__init__(inner, flag)
+        self.result = result
+
+    def written(self):
+        return [str(path) for path in Path(self.result, "c").glob("*/*/?")]
+
+    def first(self):
+        return len(self.written()) >= 2 and super().first()
 
     def misbehave(self):
-        os.kill(os.getpid(), signal.SIGKILL)
+        self.flag.write_text(json.dumps(self.written()))
+        kill_worker()
 
 
 class Broken(Store):
@@ -43,3 +64,21 @@ class Broken(Store):
         if (index[-2].stop or 0) > 3 * self.shape[-2] // 4:
             raise OSError("the store is broken")
         return self.inner[index]
+
+
+class KilledWriting(LocalStore):
+    """Kills the first process that writes a chunk, before its file has got its name."""
+
+    @property
+    def flag(self):
+        return self.root.parent / "killed"
+
+    async def set(self, key, value):
+        if key.startswith("c/"):
+            try:
+                self.flag.touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                Path.replace = lambda *_: kill_worker()
+        await super().set(key, value)

@@ -1,12 +1,13 @@
 """Attention on Dask arrays and on Zarr arrays that are larger than any machine's memory.
 
-Each task computes a block of queries, or of keys in the backward, and streams the other side from
-the store by `sdpa.blocks`. Tasks are pure: none needs another's result, and their sums have a fixed
-order. A task that runs again, after a failure or because a worker was lost, writes the same bits to
-the same place.
+Each task computes a block of queries, or a block of keys in the backward, and streams the other
+side from the store by `sdpa.blocks`. Tasks are pure: they need no results of one another, their
+sums have a fixed order, and a task that runs again, after a failure or because a worker was lost,
+writes the same bits to the same place.
 
-Each task uses `workers` threads. Give a worker process one Dask thread and set `workers` to its
-cores, or give it as many Dask threads as cores and set `workers=1`; never both.
+Threads are either Dask's or those of a task, never both: give each worker process one Dask thread
+and set `workers` to its cores, or as many Dask threads as cores and `workers=1`. On a `distributed`
+worker of several threads a task computes with one, and more are refused.
 """
 
 from __future__ import annotations
@@ -48,27 +49,27 @@ def attention(
 ) -> Any:
     """Attention of Dask arrays or stores; nothing is computed before `compute()`.
 
-    The result is that of `sdpa.attention`, to rounding; equal blocks give equal bits on one
-    instruction set, on whichever machine and however often the tasks run.
+    The result is that of `sdpa.attention`, to rounding. Equal blocks give equal bits on one
+    instruction set, wherever the tasks run and however often.
 
     Parameters
     ----------
     query : dask.array.Array or store, (..., heads, Lq, d_k)
-        A Dask array gets one task per chunk along Lq; every other axis must be one chunk. Arrays
-        that are cut along the batch do not need this module: `dask.array.map_blocks(sdpa.attention,
-        ...)`.
+        A Dask array gets one task per chunk along Lq and must have one chunk along every other
+        axis. For batches that are cut, `dask.array.map_blocks(sdpa.attention, ...)` is enough.
     key, value : store or dask.array.Array, (..., heads, Lk, d_k) and (..., heads, Lk, d_v)
         Stores, such as arrays of Zarr, are opened by the workers, which read what they need and
-        nothing that causality, windows or key lengths hide. Dask arrays, of equal chunks along Lk,
-        have one task per pair of chunks.
+        nothing that causality, windows or key lengths hide. Dask arrays must have the same chunks
+        along Lk, and get one task per pair of chunks. Arrays of NumPy and mapped files travel with
+        the tasks.
     out : Zarr array or pair of them, optional
-        The target for the result, or a pair for (out, lse) if return_lse is True. The attribute
-        "complete" of the targets is False from now on, and True once everything has been written.
+        Where the result is to be written; (out, lse) if return_lse is True. Neither is an input.
+        Their attribute "complete" is False from now on, and True once everything has been written.
     return_lse : bool, default False
         Also return, or write, the log-sum-exp.
     split : {"queries", "keys"}, default "queries"
-        "queries": one task per block of queries. "keys", for few queries over long keys: one task
-        per pair of blocks of queries and keys, and a tree of tasks that merge the results.
+        "queries": one task per block of queries. "keys": one per pair of blocks of queries and
+        keys, and a tree of tasks that merge their results; for few queries over long keys.
     block : int, default 8192
         Number of keys that are read at a time and, if split is "keys", of a task.
     chunks : int, optional
@@ -88,9 +89,10 @@ def attention(
     Raises
     ------
     TypeError, ValueError
-        Before any task runs: as `sdpa.blocks.attend`; if chunks cannot be used as they are; if
-        blocks are not whole chunks or shards of a target, because tasks that share a chunk would
-        overwrite each other's data.
+        Before any task runs: as `sdpa.blocks.attend`; if chunks cannot be used as they are; if a
+        target is an input; if the blocks are not whole chunks or shards of a target, in which tasks
+        would overwrite each other's data. By the tasks: if workers is more than 1 on a worker of
+        several threads.
 
     Examples
     --------
@@ -131,8 +133,8 @@ def attention(
     packed = query
     if isinstance(work, tasks.Attend):
         packed = tasks.per_block(work, query, columns, call.compute_type())
-    made = packed[..., :-1].astype(call.query.dtype), cut.lse_axes(packed[..., -1], task.axis)
-    return made if return_lse else made[0]
+    result = packed[..., :-1].astype(cut.native(call.query.dtype))
+    return (result, cut.lse_axes(packed[..., -1], task.axis)) if return_lse else result
 
 
 def attention_backward(
@@ -159,8 +161,8 @@ def attention_backward(
     Parameters
     ----------
     grad_out, out : store, (..., heads, Lq, d_v)
-        Of query's dtype. Every task reads blocks of all operands, so a Dask array is refused: write
-        it to a store first.
+        Of query's dtype. Every task reads blocks of all operands, so Dask arrays are refused: write
+        them to a store first.
     query : store, (..., heads, Lq, d_k)
         float16, bfloat16, float32 or float64.
     key, value : store, (..., heads, Lk, d_k) and (..., heads, Lk, d_v)
@@ -168,8 +170,9 @@ def attention_backward(
     lse : store, (..., heads, Lq)
         As written by `attention`.
     into : mapping from names of gradients to Zarr arrays, optional
-        The targets for the gradients in `needs`, each with its argument's shape and dtype. Their
-        attribute "complete" is False from now on, and True once all have been written.
+        Where the gradients in `needs` are to be written, each of its argument's shape and dtype;
+        none is an input. Their attribute "complete" is False from now on, and True once all have
+        been written.
     block : int, default 8192
         Number of keys, or queries, that are read at a time.
     chunks : int, optional
@@ -215,7 +218,7 @@ def attention_backward(
     needs = checked_needs(needs, ("query", "key", "value"))
     call = blocks.Call(attention_backward, query, key, value, options)
     blocks.Upstream(call, grad_out, out, lse, grad_lse, needs)
-    into = cut.gradient_targets(into, needs, call)
+    into = cut.gradient_targets(into, needs, call, operands | cut.inputs_of(call))
     size, found, flags = checked_block(block), {}, []
     for names in (("query",), ("key", "value")):
         wanted = tuple(name for name in names if name in needs)

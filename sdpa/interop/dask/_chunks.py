@@ -133,11 +133,15 @@ def out_targets(
     for label, target, (expected, kind, axis) in zip(names, targets, wanted, strict=False):
         check_target(label, target, expected, kind)
         check_blocks(label, target, axis, sizes)
+    check_apart(dict(zip(names, targets, strict=True)), inputs_of(call))
     return targets
 
 
 def gradient_targets(
-    into: Mapping[str, Any] | None, needs: Sequence[str], call: blocks.Call
+    into: Mapping[str, Any] | None,
+    needs: Sequence[str],
+    call: blocks.Call,
+    inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
     if into is None:
         return {}
@@ -146,6 +150,7 @@ def gradient_targets(
     for name, target in into.items():
         operand = call.operand(name)
         check_target(f"into[{name!r}]", target, operand.shape, operand.dtype)
+    check_apart({f"into[{name!r}]": target for name, target in into.items()}, inputs)
     return dict(into)
 
 
@@ -155,12 +160,42 @@ def check_target(name: str, target: Any, shape: tuple[int, ...], kind: Any) -> N
         raise TypeError(f"{name}: expected a Zarr array, got {type(target).__name__}")
     if target.shape != shape:
         raise ValueError(f"{name}: expected shape {shape}, got {target.shape}")
-    if target.dtype != kind:
-        raise TypeError(f"{name}: expected {kind}, got {target.dtype}")
+    if native(target.dtype) != native(kind):  # Zarr converts from one byte order to the other
+        raise TypeError(f"{name}: expected {native(kind)}, got {target.dtype}")
     if isinstance(target.store, zarr.storage.MemoryStore):
         raise ValueError(f"{name}: expected a store that all workers see, got a MemoryStore")
+    if isinstance(target.store, zarr.storage.ZipStore):
+        raise ValueError(f"{name}: expected a store that several workers can write, got a ZipStore")
     if target.read_only:
         raise ValueError(f"{name}: expected a store that can be written, got a read-only one")
+
+
+def native(kind: Any) -> np.dtype[Any]:
+    return np.dtype(kind).newbyteorder("=")
+
+
+def inputs_of(call: blocks.Call) -> dict[str, Any]:
+    operands = (call.query, call.keys, call.values, call.mask)
+    return {x.name: x.source for x in operands if x is not None}
+
+
+def check_apart(targets: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """An exception if a task would write what another one reads or writes."""
+    known = {place_of(x): name for name, x in inputs.items() if isinstance(x, zarr.Array)}
+    for name, target in targets.items():
+        place = place_of(target)
+        if place in known:
+            raise ValueError(
+                f"{name}: expected another array than {known[place]}, got the same one, {place}"
+            )
+        known[place] = name
+
+
+def place_of(array: Any) -> str:
+    """What two arrays of Zarr that are stored in one place have in common."""
+    if isinstance(array.store, zarr.storage.LocalStore):
+        return str((array.store.root / array.path).resolve())
+    return str(array.store_path)
 
 
 def check_blocks(name: str, target: Any, axis: int, sizes: Sequence[int]) -> None:
@@ -184,7 +219,16 @@ def finished(flags: Sequence[Any], targets: Sequence[Any]) -> Any:
 
 
 def finish(targets: Sequence[Any], *flags: Any) -> None:
+    for target in targets:
+        remove_half_written(target)
     mark(targets, True)
+
+
+def remove_half_written(target: Any) -> None:
+    """Removes files to which killed workers had not given their names, as Zarr does in the end."""
+    if isinstance(target.store, zarr.storage.LocalStore):
+        for path in (target.store.root / target.path).rglob("*.partial"):
+            path.unlink(missing_ok=True)
 
 
 def mark(targets: Sequence[Any], complete: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,18 @@ from sdpa.mechanisms._compose import Array
 
 MERGED = 4
 """Results over parts of the keys that one task of the tree merges."""
+
+
+def tasks_at_a_time() -> int:
+    """Threads of the `distributed` worker that runs this; 1 under Dask's other schedulers."""
+    if "distributed" not in sys.modules:
+        return 1
+    from distributed import get_worker
+
+    try:
+        return int(get_worker().state.nthreads)
+    except ValueError:
+        return 1
 
 
 class Part:
@@ -55,6 +68,18 @@ class Task:
     def numbered(self, number: int) -> slice:
         return slice(self.bounds[number], self.bounds[number + 1])
 
+    def own_options(self) -> Mapping[str, Any]:
+        """Those with which a worker computes: its threads are either Dask's or the task's."""
+        tasks, threads = tasks_at_a_time(), self.options.get("workers")
+        if tasks == 1:
+            return self.options
+        if threads not in (None, 1):
+            raise ValueError(
+                f"workers: expected None or 1 on a Dask worker of {tasks} threads, got {threads}; "
+                "for more threads per task, start workers of one thread"
+            )
+        return {**self.options, "workers": 1}
+
     def query(self, q: Array, rows: slice) -> Part:
         return Part(q, rows, self.shape, self.axis)
 
@@ -82,7 +107,7 @@ class Attend:
         rows = self.task.part(block_id)
         result = blocks.attend(
             self.task.query(q, rows), self.key, self.value,
-            block=self.task.block, rows=rows, **self.task.options,
+            block=self.task.block, rows=rows, **self.task.own_options(),
         )  # fmt: skip
         if self.targets is None:
             return self.task.packed(result)
@@ -105,14 +130,17 @@ class Pair:
             for x, shape in zip(in_memory, self.shapes, strict=True)
         )
         query = self.task.query(q, rows)
-        call = blocks.Call(blocks.attend, query, key, value, self.task.options)
+        call = blocks.Call(blocks.attend, query, key, value, self.task.own_options())
         # A sink belongs to one of the parts.
         sinks, q = columns.start == 0, query.block
         nothing = call.read(rows, NO_KEYS)
         result = call.forward(rows, NO_KEYS, q, *nothing, sinks=sinks)
         if call.whole.sees(rows, columns):
             part = call.forward(rows, columns, q, *call.read(rows, columns))
-            result = call.merged(result, part) if sinks else part
+            if sinks:
+                call.merge(result, part)
+            else:
+                result = part
         return self.task.packed(result)[None]
 
 
@@ -142,7 +170,7 @@ class Gradients:
         part = self.task.part(block_id)
         found = blocks.attend_backward(
             **_plural(self.operands), block=self.task.block, needs=self.needs,
-            rows=part, columns=part, **self.task.options,
+            rows=part, columns=part, **self.task.own_options(),
         )._asdict()  # fmt: skip
         gradients = [found[name] for name in self.needs]
         if not self.targets:

@@ -153,6 +153,7 @@ typedef struct backward_call {
     bool twice;       /* the double backward: the same sums, another kernel */
     bool ordered;     /* units end in order, since they add to the same dQ */
     bool fetches;     /* asks for a group's rows while the one before is computed */
+    bool fresh;       /* a group is one unit, which writes the gradients instead of adding to them */
     bool summed;      /* dK, dV in float32: `sums` holds a pair per worker or per group in flight */
     char *sums;
     size_t dk_bytes, sums_bytes, slot_bytes; /* of dK; of a pair; from one pair to the next */
@@ -193,6 +194,7 @@ static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa
     u.turns = turns;
     u.turn = t;
     u.ordered = c->ordered;
+    u.fresh = c->fresh;
     u.run = run;
     if (turns && turns[t].last < 0) { /* before the run: only find the unit's key blocks */
         set_turn(&turns[t], &u);
@@ -227,8 +229,8 @@ static void clear_matrix(const sdpa_matrix *m, int64_t n_rows, int64_t n_cols) {
     }
 }
 
-/* Clears what the group's units add to. Done just before the first of them, this leaves it in the caches, and the threads
- * share the work. */
+/* Clears the gradients that the group's units add to. Just before the first unit, this leaves them in the caches, and
+ * the threads share the work. */
 static void clear_group(const backward_call *c, int64_t group) {
     const sdpa_problem *p = c->problem;
     const struct {
@@ -248,8 +250,8 @@ static void clear_group(const backward_call *c, int64_t group) {
     }
 }
 
-/* The rows of a short head come to an end before the prefetchers of the hardware have found them. Asking for them pays where
- * all heads together do not stay in the caches, and costs time where they do. */
+/* The rows of a short head end before the hardware prefetchers detect them. Prefetching pays if all heads together
+ * exceed the caches, and costs time otherwise. */
 static bool fetches_groups(const backward_call *c) {
     const sdpa_problem *p = c->problem;
     const int64_t head = 2 * 4 * (p->n_q + p->n_k) * (p->d_k + p->d_v); /* operands and gradients */
@@ -277,9 +279,9 @@ static void fetch_group(const backward_call *c, int64_t group) {
 /* A whole group on one thread. */
 static void group_work(void *context, int64_t group, int worker, sdpa_run *run) {
     const backward_call *c = context;
-    clear_group(c, group);
+    if (!c->fresh) clear_group(c, group);
     if (c->fetches && group + 1 < c->groups.size) fetch_group(c, group + 1);
-    if (c->summed) memset(c->sums + (size_t)worker * c->slot_bytes, 0, c->sums_bytes);
+    if (c->summed && !c->fresh) memset(c->sums + (size_t)worker * c->slot_bytes, 0, c->sums_bytes);
     for (int64_t t = 0; t < units_per_group(c); t++) {
         if (sdpa_run_stopped(run)) return;
         backward_unit(c, group, t, NULL, worker, c->scratch + (size_t)worker * c->scratch_bytes, run);
@@ -347,6 +349,7 @@ static void plan(backward_call *c) {
     c->sums_bytes = c->summed ? c->dk_bytes + (p->dv.data ? (size_t)(p->n_k * p->d_v) * 4 : 0) : 0;
     c->slot_bytes = c->sums_bytes;
     c->fetches = fetches_groups(c);
+    c->fresh = !c->twice && units_per_group(c) == 1;
 }
 
 static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {

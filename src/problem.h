@@ -194,7 +194,7 @@ typedef struct sdpa_problem {
 /* Whether there is any query. Without queries, drivers touch nothing. */
 static inline bool sdpa_has_queries(const sdpa_problem *p) { return p->n_batch > 0 && p->n_head > 0 && p->n_q > 0; }
 
-/* Whether the driver of the gradients clears `t`, a gradient of p, before it adds to it. */
+/* Whether `t`, a gradient of p, need not arrive zero-filled: the driver clears or overwrites it. */
 static inline bool sdpa_clears(const sdpa_problem *p, const sdpa_tensor *t) {
     return sdpa_has_queries(p) && (t == &p->dq || t == &p->dk || t == &p->dv);
 }
@@ -220,6 +220,7 @@ enum { SDPA_N_STATISTICS = 7, SDPA_N_RECEIVED = 2 }; /* columns of o that their 
  * its problem, and fast paths count how often they are taken. Otherwise both compile to nothing. */
 enum sdpa_path {
     SDPA_PATH_SMALL,
+    SDPA_PATH_SHORT,
     SDPA_PATH_FEW,
     SDPA_PATH_NARROW,
     SDPA_PATH_PAIRS,

@@ -378,7 +378,13 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     /* A masked pair must not meet NaN or Inf. Where it might, its products are skipped instead of multiplied by
      * zero. */
     const bool finite = state == PANEL_VISIBLE || own->finite;
-    weight_block weights = {w->p, w->n_lanes, u->n_i, b.j0, b.n, diagonal_at(u, u->i0, b.j0), p->invariant};
+    weight_block weights = {.p = w->p,
+                            .row = w->n_lanes,
+                            .n_i = u->n_i,
+                            .j0 = b.j0,
+                            .n = b.n,
+                            .diagonal = diagonal_at(u, u->i0, b.j0),
+                            .in_order = p->invariant};
     add_to_keys(&u->dv, p->d_v, &weights, &own->dout, 1, finite);
     if (p->scores == SDPA_ADDITIVE) {
         const additive_block t = {.q = w->q,
@@ -428,6 +434,7 @@ NOINLINE void backward_any(const sdpa_unit *u, void *scratch) {
     const real c = (real)(fabs(p->scale) * M_LOG2E);
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    clear_keys(u, (keys){0});
     load_lse(u, &w);
     memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
     memset(w.dmask, 0, sizeof(real) * (size_t)w.n_lanes);

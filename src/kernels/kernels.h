@@ -37,6 +37,7 @@ typedef struct sdpa_unit {
     sdpa_turn *turns;     /* of the group; NULL: units run one after the other */
     int64_t turn;         /* the unit's index there */
     bool ordered;         /* units of the group end in order */
+    bool fresh;           /* dq, dk and dv are not initialised, and no other unit adds to them */
     sdpa_run *run;
 #define SDPA_INTEGER(name, rows, columns) int64_t name;
 #define SDPA_VECTOR(name, rows, columns) char *name; /* element of query 0 */

@@ -29,8 +29,8 @@ typedef struct array {
 #define COUNT(arrays) ((int)(sizeof(arrays) / sizeof *(arrays)))
 
 /* Takes the arrays from the arena, in order. An arena without memory only adds up their bytes. */
-INLINE void take_arrays(const array *arrays, int n_arrays, sdpa_arena *a) {
-    UNROLL for (int i = 0; i < n_arrays; i++) {
+NOINLINE void take_arrays(const array *arrays, int n_arrays, sdpa_arena *a) {
+    for (int i = 0; i < n_arrays; i++) {
         const bool absent = arrays[i].n == ABSENT;
         void *memory = absent ? NULL : sdpa_take(a, arrays[i].size * (size_t)arrays[i].n);
         memcpy(arrays[i].pointer, &memory, sizeof memory);
@@ -144,6 +144,7 @@ typedef struct weight_block {
     int64_t row, n_i, j0, n;
     int64_t diagonal; /* see struct gemm */
     bool in_order;
+    bool fresh;
 } weight_block;
 
 /* Adds to the gradient of keys or values: rows j0 .. of d (.., width) += alpha a b, where b is the unit's rows of q or
@@ -161,7 +162,8 @@ INLINE void add_to_keys(const sdpa_matrix *d, int64_t width, const weight_block 
               .n = width,
               .depth = a->n_i,
               .diagonal = a->diagonal,
-              .alpha = alpha};
+              .alpha = alpha,
+              .fresh = a->fresh};
     multiply(&g, false, finite);
 }
 
@@ -181,19 +183,37 @@ INLINE void add_to_queries(real *c, int64_t c_row, int64_t width, const weight_b
               .diagonal = a->diagonal,
               .row_scale = (const real *)row_scale,
               .alpha = alpha,
-              .in_order = a->in_order};
+              .in_order = a->in_order,
+              .fresh = a->fresh};
     if (b->p) multiply(&g, true, finite);
 }
 
+/* Clears dK and dV of a fresh unit, except the rows of keys b, which will be written. */
+NOINLINE void clear_keys(const sdpa_unit *u, keys b) {
+    const sdpa_matrix *d[] = {&u->dk, &u->dv};
+    const int64_t width[] = {u->problem->d_k, u->problem->d_v};
+    for (int x = 0; x < 2 && u->fresh; x++) {
+        for (int64_t j = 0; j < u->problem->n_k && d[x]->data; j++) {
+            if (j == b.j0) j += b.n;
+            if (j < u->problem->n_k) memset(d[x]->data + j * d[x]->row, 0, sizeof(real) * (size_t)width[x]);
+        }
+    }
+}
+
 /* Ends a unit, when its turn has come: adds dq (n_i, dq_row), dmask (one element per query, for a mask that is
- * broadcast over keys) and dsink to the gradients that are wanted. */
+ * broadcast over keys) and dsink to the gradients that are wanted. A fresh unit's dq is written, not added. */
 NOINLINE void store_gradients(const sdpa_unit *u, const real *dq, int64_t dq_row, const real *dmask, double dsink,
                               real *line) {
     if (!sdpa_turn_wait_last(u)) return;
     const sdpa_matrix *q = &u->dq, *mask = &u->dmask, *sinks = &u->dsinks;
     for (int64_t i = 0; i < u->n_i; i++) {
         const int64_t row = u->i0 + i;
-        if (q->data) add_row(q->data + row * q->row, q->col, q->dtype, dq + i * dq_row, u->problem->d_k, line);
+        char *to = q->data ? q->data + row * q->row : NULL;
+        if (to && u->fresh) {
+            store(to, dq + i * dq_row, u->problem->d_k, q->col, q->dtype);
+        } else if (to) {
+            add_row(to, q->col, q->dtype, dq + i * dq_row, u->problem->d_k, line);
+        }
         if (mask->data && mask->col == 0) add_row(mask->data + row * mask->row, 0, mask->dtype, dmask + i, 1, line);
     }
     const real sum = (real)dsink;

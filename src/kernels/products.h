@@ -35,7 +35,8 @@ INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, bool pairs, const real *a
     }
 }
 
-/* c (m, n) = c + alpha * a b or, where row_scale is not NULL, row_scale[i] * c + a b. The product is summed from zero.
+/* c (m, n) = c + alpha * a b or, where row_scale is not NULL, row_scale[i] * c + a b, for a with adjacent rows alone. The
+ * product is summed from zero.
  * b's rows must be readable to whole vectors, a's rows to a multiple of the tile height; c is written exactly. */
 typedef struct gemm {
     real *c;
@@ -47,11 +48,18 @@ typedef struct gemm {
     real alpha;
     bool pairs;    /* a and b hold pairs of bfloat16, `depth` of them */
     bool in_order; /* every element is a single sum, from the first step to the last */
+    bool fresh;    /* c is not initialised and counts as 0 */
 } gemm;
 
 /* Whether to multiply row by row, which splits the steps of an element over several sums. */
 INLINE bool by_few_rows(const gemm *g, bool a_rows_adjacent) {
     return a_rows_adjacent && g->m <= FEW_ROWS && !g->in_order;
+}
+
+/* The row of c that a tile adds to: zeros where c is fresh. */
+INLINE const real *old_of(const gemm *g, const real *row) {
+    static const real none[MAX_WIDTH * VL];
+    return g->fresh ? none : row;
 }
 
 /* The new value of `old` in row i of c. */
@@ -63,16 +71,20 @@ INLINE vec added(const gemm *g, int64_t i, vec old, vec product) {
 NOINLINE void add_partial(const gemm *g, const vec (*acc)[MAX_WIDTH], int mr, int64_t i0, int64_t n, real *c) {
     for (int i = 0; i < mr && i0 + i < g->m; i++) {
         real *row = c + (i0 + i) * g->c_row;
+        const real *old = old_of(g, row);
         for (int64_t j = 0; j < n; j += VL) {
             const int width = n - j < VL ? (int)(n - j) : VL;
-            vstore_partial(row + j, added(g, i0 + i, vload_partial(row + j, width), acc[i][j / VL]), width);
+            vstore_partial(row + j, added(g, i0 + i, vload_partial(old + j, width), acc[i][j / VL]), width);
         }
     }
 }
 
 /* One column of tiles, nv vectors wide, starting at c and b; only n elements of it exist, n > (nv - 1) * VL. */
-INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, bool pairs, int64_t n, const real *b,
+INLINE void gemm_column(const gemm *all, int mr, int nv, bool a_rows_adjacent, bool pairs, int64_t n, const real *b,
                         real *c) {
+    gemm own = *all; /* a copy that no store can alias */
+    const gemm *g = &own;
+    if (!a_rows_adjacent) own.row_scale = NULL; /* it is: this tells the compiler */
     int64_t a_row = a_rows_adjacent ? 1 : g->a_stride, a_col = a_rows_adjacent ? g->a_stride : 1;
     int last = (int)(n - (nv - 1) * VL);
     for (int64_t i0 = 0; i0 < g->m; i0 += mr) {
@@ -94,13 +106,14 @@ INLINE void gemm_column(const gemm *g, int mr, int nv, bool a_rows_adjacent, boo
         if (last < VL) {
             vec copy[MAX_TILE_ROWS][MAX_WIDTH]; /* a copy whose address may be taken, so that acc stays in registers */
             UNROLL for (int i = 0; i < mr; i++) { UNROLL for (int j = 0; j < nv; j++) copy[i][j] = acc[i][j]; }
-            add_partial(g, (const vec(*)[MAX_WIDTH])copy, mr, i0, n, c);
+            add_partial(all, (const vec(*)[MAX_WIDTH])copy, mr, i0, n, c);
             continue;
         }
         UNROLL for (int i = 0; i < mr; i++) {
             if (i0 + i >= g->m) break;
             real *row = c + (i0 + i) * g->c_row;
-            UNROLL for (int j = 0; j < nv; j++) vstore(row + j * VL, added(g, i0 + i, vload(row + j * VL), acc[i][j]));
+            const real *old = old_of(g, row);
+            UNROLL for (int j = 0; j < nv; j++) vstore(row + j * VL, added(g, i0 + i, vload(old + j * VL), acc[i][j]));
         }
     }
 }
@@ -149,13 +162,19 @@ INLINE int64_t width_by_rows(const gemm *g, int64_t vectors) {
     if (g->pairs) return vectors < 4 ? 1 : 4;
     return vectors == 4 && (g->m <= 6 || g->m > 8) ? 4 : vectors < 3 ? vectors : 3;
 #else
-    const bool odd = vectors % 2 || (g->m + 3) / 4 * 4 < (g->m + 5) / 6 * 6;
-    return vectors >= 3 && odd ? 3 : vectors < 2 ? vectors : 2;
+    const bool fits = vectors % 2 || (g->m + 3) / 4 * 4 < (g->m + 5) / 6 * 6; /* heights of 4 and 6 */
+    return vectors >= 3 && vectors != 4 && fits ? 3 : vectors < 2 ? vectors : 2;
 #endif
 }
 
-/* The width for products by columns: two vectors where possible, since key blocks are multiples of 8 rows. */
-INLINE int64_t width_by_columns(int64_t vectors) { return vectors >= 3 && vectors % 2 ? 3 : vectors < 2 ? vectors : 2; }
+INLINE int64_t width_by_columns(const gemm *g, int64_t vectors) {
+#if MAX_WIDTH == 4 /* tiles of both widths have 8 rows */
+    (void)g;
+    return vectors >= 3 && vectors % 2 ? 3 : vectors < 2 ? vectors : 2;
+#else
+    return width_by_rows(g, vectors);
+#endif
+}
 
 /* The whole product by tiles; a's rows are adjacent (a[i + k * a_stride]) in P V and dS K, with a = P^T or dS^T, and
  * its columns (a[i * a_stride + k]) in P^T dO and dS^T Q. */
@@ -171,7 +190,7 @@ INLINE void gemm_tiles(const gemm *g, bool a_rows_adjacent) {
     column *const *columns = !a_rows_adjacent ? by_columns : PAIRS && g->pairs ? by_pairs : by_rows;
     for (int64_t j = 0, n; j < g->n; j += n) {
         const int64_t vectors = (g->n - j + VL - 1) / VL,
-                      width = a_rows_adjacent ? width_by_rows(g, vectors) : width_by_columns(vectors);
+                      width = a_rows_adjacent ? width_by_rows(g, vectors) : width_by_columns(g, vectors);
         n = g->n - j < width * VL ? g->n - j : width * VL;
         columns[width](g, n, g->b + j, g->c + j);
     }
@@ -300,18 +319,28 @@ COLD NOINLINE void gemm_masked_pairs(const gemm *g) {
     }
 }
 
+/* Clears c where it is fresh, for the functions that always add. */
+COLD NOINLINE void clear_fresh(const gemm *g) {
+    for (int64_t i = 0; i < g->m && g->fresh; i++) memset(g->c + i * g->c_row, 0, sizeof(real) * (size_t)g->n);
+}
+
 /* The product, for either layout of a. `finite`: no masked pair can meet NaN or Inf. */
 NOINLINE void multiply(gemm *g, bool a_rows_adjacent, bool finite) {
-    if (SDPA_REAL == 32 && g->narrow.data) {
-        gemm_narrow(g);
-    } else if (PAIRS && g->pairs && !finite) {
-        gemm_masked_pairs(g);
-    } else if (!finite) {
-        gemm_masked(g, a_rows_adjacent);
-    } else if (by_few_rows(g, a_rows_adjacent) && !(PAIRS && g->pairs)) {
-        gemm_few_rows(g);
-    } else {
+    const bool few = by_few_rows(g, a_rows_adjacent) && !(PAIRS && g->pairs),
+               narrow = SDPA_REAL == 32 && g->narrow.data;
+    if (finite && !few && !narrow) {
         gemm_tiles(g, a_rows_adjacent);
+        return;
+    }
+    clear_fresh(g);
+    if (narrow) {
+        gemm_narrow(g);
+    } else if (finite) {
+        gemm_few_rows(g);
+    } else if (PAIRS && g->pairs) {
+        gemm_masked_pairs(g);
+    } else {
+        gemm_masked(g, a_rows_adjacent);
     }
 }
 

@@ -134,6 +134,8 @@ static const struct {
     test_case c;
 } shortcuts[] = {
     {"small", SDPA_PATH_SMALL, {.n_head = 1, .n_q = 5, .n_k = 7}},
+    {"short", SDPA_PATH_SHORT, {.n_head = 1, .n_q = 40, .n_k = 100}},
+    {"short, band", SDPA_PATH_SHORT, {.n_head = 1, .n_q = 40, .n_k = 60, .has_upper = true, .upper = 9}},
     {"few", SDPA_PATH_FEW, {.n_head = 1, .n_q = 1, .n_k = 200}},
     {"narrow", SDPA_PATH_NARROW, {.n_head = 1, .n_q = 1, .n_k = 200, .narrow = SDPA_F16}},
     {"pairs", SDPA_PATH_PAIRS, {.n_head = 1, .n_q = 40, .n_k = 100, .dtype = SDPA_BF16}},
@@ -165,6 +167,7 @@ static bool has_path(enum sdpa_path path, sdpa_dtype dtype) {
 static void fast_paths(void) {
     for (size_t s = 0; s < sizeof shortcuts / sizeof shortcuts[0]; s++) {
         const enum sdpa_path path = shortcuts[s].path;
+        const bool forward = path != SDPA_PATH_SHORT, backward = path == SDPA_PATH_SHORT || path == SDPA_PATH_SMALL;
         test_case c = shortcuts[s].c;
         c.n_batch = 1;
         c.d_k = c.d_v = 16;
@@ -184,12 +187,12 @@ static void fast_paths(void) {
             const int first_buffer = f->n_buffers;
             sdpa_problem p = f->p;
             p.dq = new_tensor(f, c.dtype, c.n_head, c.n_q, c.d_k, NULL);
-            for (int x = 0; x < (path == SDPA_PATH_SMALL ? 2 : 1); x++) {
+            for (int x = 0; x < 1 + backward; x++) {
                 for (int unknown = 0; unknown < 2; unknown++) {
                     p.features = f->p.features | (unknown ? SDPA_FEATURE_UNKNOWN : 0);
                     for (int y = 0; y < SDPA_N_PATHS; y++) sdpa_taken[y] = 0;
                     CHECK(calls[x].call(&p) == SDPA_OK, "%s: %s", shortcuts[s].name, calls[x].name);
-                    const bool expected = !unknown && has_path(path, c.dtype);
+                    const bool expected = !unknown && has_path(path, c.dtype) && (x == 1 || forward);
                     CHECK((sdpa_taken[path] > 0) == expected, "isa %s, %s: %s taken %ld times, unknown %d",
                           list[i].name, calls[x].name, shortcuts[s].name, (long)sdpa_taken[path], unknown);
                     for (int y = 0; y < SDPA_N_PATHS && unknown; y++) {

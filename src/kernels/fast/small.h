@@ -1,4 +1,4 @@
-/* Forward and backward of heads with few keys, directly from the rows of the operands. The general way transposes,
+/* Forward of heads with few keys, directly from the rows of the operands. The general way transposes,
  * copies and cuts into blocks, which for small heads costs more than their products; here vectors run along d and
  * nothing is moved. Tiles are 4 queries x 3 keys, or 4 x 4 where there are enough registers: the sums over the lanes of
  * all sixteen then make one vector. */
@@ -203,14 +203,17 @@ NOINLINE void small_gradients(const sdpa_unit *u, const backward_scratch *w, con
     factor = vselect(complete, 1 / l, factor);
     factor = vselect(lse - lse == 0, factor, (vec)((ivec)lse & (lse != lse)));
 
-    /* delta. 16-bit O is too coarse for it: there it is summed with P, if the rows are complete. */
+    /* 16-bit O is too coarse for delta, which is then summed with P, if the rows are complete. */
     const sdpa_matrix o = small_operand(&u->o, u->i0 + i, n, p->d_v, w->line);
+    const real *o_row[SMALL_ROWS], *dout_row[SMALL_ROWS];
     vec delta[SMALL_ROWS];
-    for (int x = 0; x < SMALL_ROWS; x++) {
+    UNROLL for (int x = 0; x < SMALL_ROWS; x++) {
+        o_row[x] = operand_row(&o, x, n);
+        dout_row[x] = operand_row(dout, x, n);
         delta[x] = (vec){0};
-        for (int64_t d = 0; d < p->d_v; d += VL) {
-            delta[x] += vload(operand_row(&o, x, n) + d) * vload(operand_row(dout, x, n) + d);
-        }
+    }
+    for (int64_t d = 0; d < p->d_v; d += VL) {
+        UNROLL for (int x = 0; x < SMALL_ROWS; x++) delta[x] += vload(o_row[x] + d) * vload(dout_row[x] + d);
     }
     for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL) {
         const vec x = vload(p_t + j), weight = vselect((ivec)x == SIGN_BIT, x, factor * x);
@@ -239,7 +242,7 @@ INLINE rows operand_rows(const sdpa_matrix *m) {
 /* False, having done nothing, where the unit is not small. */
 NOINLINE bool backward_small(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
-    if (!is_small(u)) return false;
+    if (!is_small(u) || p->n_k > SMALL_BACKWARD_KEYS) return false;
     SDPA_TAKE(SMALL);
     sdpa_arena arena = {scratch, 0};
     const backward_scratch w = backward_layout(p, &arena);
@@ -262,10 +265,11 @@ NOINLINE bool backward_small(const sdpa_unit *u, void *scratch) {
                                           all_finite((const real *)dout.data, dout.row / size, n_i, p->d_v) &&
                                           all_finite((const real *)k.data, k.row / size, n_k, p->d_k));
     const rows q_rows = operand_rows(&q), dout_rows = operand_rows(&dout), k_rows = operand_rows(&k);
-    const weight_block weights = {.p = w.p, .row = w.n_lanes, .n_i = n_i, .n = n_k};
+    const weight_block weights = {.p = w.p, .row = w.n_lanes, .n_i = n_i, .n = n_k, .fresh = u->fresh};
     weight_block gradients = weights;
     gradients.p = w.ds;
     if (!sdpa_turn_wait(u, 0)) return true;
+    clear_keys(u, (keys){0, n_k});
     add_to_keys(&u->dv, p->d_v, &weights, &dout_rows, 1, finite);
     add_to_keys(&u->dk, p->d_k, &gradients, &q_rows, scale, finite);
     sdpa_turn_pass(u, 0);
@@ -277,7 +281,7 @@ NOINLINE bool backward_small(const sdpa_unit *u, void *scratch) {
         return true;
     }
     if (u->dq.data) {
-        memset(w.dq, 0, (size_t)(n_i * w.k_row * size));
+        gradients.fresh = true;
         add_to_queries(w.dq, w.k_row, p->d_k, &gradients, &k_rows, NULL, scale, finite);
     }
     store_gradients(u, w.dq, w.k_row, NULL, 0, w.line);

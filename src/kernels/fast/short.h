@@ -1,0 +1,159 @@
+/* Backward of units that see one block of keys. The general way prepares for rows that come in several blocks: weights
+ * are completed before any gradient, and the factor that lse lost is carried to dO in double. With one block, rows are
+ * complete at once, P takes the factor itself, and rows of dO and O stay where they are. */
+#ifndef SDPA_KERNEL_FAST_SHORT_H
+#define SDPA_KERNEL_FAST_SHORT_H
+
+#include "../backward.h"
+
+enum {
+    SHORT_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
+                SDPA_FEATURE_LENGTHS | SDPA_FEATURE_ALIBI
+};
+
+/* w->lse = lse in log2 units, rounded to integers, for backward_weights; `lacks` = 2^(rounded lse - lse), the factor
+ * that its weights then lack. False if an lse is huge, infinite or NaN. */
+NOINLINE bool round_lse(const sdpa_unit *u, const backward_scratch *w, real *lacks) {
+    const sdpa_problem *p = u->problem;
+    const double unit = log2_e_of(p);
+    const real high = (real)unit, low = (real)(unit - high);
+    load(w->lse, u->lse + u->i0 * p->lse.row, u->n_i, p->lse.row, p->lse.dtype, p->lse.swapped);
+    for (int64_t i = u->n_i; i < w->n_lanes; i++) w->lse[i] = 0;
+    ivec huge = {0};
+    for (int64_t i = 0; i < w->n_lanes; i += VL) {
+        const vec lse = vload(w->lse + i), whole = high * lse;
+        const vec rounded = (whole + EXP2_MAGIC) - EXP2_MAGIC, rest = vmulsub(vset1(high), lse, whole) + low * lse;
+        huge |= ~((whole < HUGE_SCORE) & (whole > -HUGE_SCORE));
+        vstore(w->lse + i, rounded);
+        vstore(lacks + i, vexp2((rounded - whole) - rest));
+    }
+    for (int64_t i = u->n_i; i < w->n_lanes; i++) w->lse[i] = HUGE_SCORE; /* weights of 0 */
+    return !vany(huge);
+}
+
+/* P^T of a panel by all keys; each row of P is divided by its sum. False if lse belongs to a larger set of keys: then a
+ * sum times `lacks` differs from 1 by more than the rounding of lse (see complete_rows). */
+NOINLINE bool short_weights(const sdpa_unit *u, const backward_scratch *w, panel q, const rows *k, real c,
+                            const real *lacks) {
+    const real epsilon = REAL_EPSILON;
+    tile_sums sum = {{{0}}};
+    const enum panel_state state = backward_weights(u, w, q, k, c, &sum);
+    if (state == PANEL_HIDDEN) return false;
+    bool complete = true;
+    for (int x = 0; x < q.nv; x++) {
+        const int64_t lane = q.i + x * VL;
+        const vec total = sum_of_four(&sum[0][x], SCORE_WIDTH), lse = vload(w->lse + lane);
+        const vec excess = vload(lacks + lane) * total - 1, most = 2 * epsilon * (4 + vmax2(lse, -lse));
+        const ivec right = (excess <= most) & (-excess <= most);
+        for (int l = 0; l < VL && lane + l < u->n_i; l++) complete &= right[l] != 0;
+        const vec factor = 1 / vselect(total == 0, vset1(1), total);
+        for (int64_t j = 0; j < k->n; j++) {
+            real *at = w->p + j * w->n_lanes + lane;
+            vstore(at, factor * vload(at));
+        }
+        w->state[lane / VL] = (unsigned char)state;
+    }
+    return complete;
+}
+
+INLINE real dlse_of(const sdpa_unit *u, int64_t i) {
+    return u->dlse ? query_scalar(u->dlse, &u->problem->dlse, u->i0 + i) : 0;
+}
+
+/* delta = rowsum(dO * O) - dlse. */
+NOINLINE void short_delta(const sdpa_unit *u, const backward_scratch *w, const rows *dout) {
+    const sdpa_problem *p = u->problem;
+    const rows o = pack_rows(&u->o, u->i0, u->n_i, p->d_v, 1, w->o_rows, NULL);
+    for (int64_t i = 0; i < u->n_i; i++) {
+        const real *x = dout->p + i * dout->row, *y = o.p + i * o.row;
+        vec sum = {0}, other = {0};
+        int64_t d = 0;
+        for (; d + VL < p->d_v; d += 2 * VL) {
+            sum += vload(x + d) * vload(y + d);
+            other += vload(x + d + VL) * vload(y + d + VL);
+        }
+        if (d < p->d_v) sum += vload(x + d) * vload(y + d);
+        w->delta[i] = vreduce_add(sum + other) - dlse_of(u, i);
+    }
+}
+
+/* short_delta, summed with the weights: 16-bit O is too coarse. */
+NOINLINE void short_delta_by_weights(const sdpa_unit *u, const backward_scratch *w, keys b) {
+    double delta[SDPA_QUERY_BLOCK] = {0};
+    memset(w->zero, 0, sizeof(real) * (size_t)w->n_lanes);
+    weigh_values(u, w, b, delta);
+    for (int64_t i = 0; i < u->n_i; i++) {
+        w->delta[i] = (real)delta[i] - dlse_of(u, i);
+    }
+}
+
+/* Computes dV, dK and dQ from P^T and dS^T: writes them if the unit is fresh, otherwise adds. */
+NOINLINE void write_gradients(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, const rows *k,
+                              keys b, enum panel_state state) {
+    const sdpa_problem *p = u->problem;
+    const real scale = (real)p->scale;
+    /* A masked pair must not meet NaN or Inf: see backward_keys. */
+    const bool finite = state == PANEL_VISIBLE || own->finite;
+    const bool keys_finite = state == PANEL_VISIBLE || all_finite(k->p, k->row, b.n, p->d_k);
+    weight_block weights = {.p = w->p,
+                            .row = w->n_lanes,
+                            .n_i = u->n_i,
+                            .j0 = b.j0,
+                            .n = b.n,
+                            .diagonal = diagonal_at(u, u->i0, b.j0),
+                            .fresh = u->fresh};
+    if (!sdpa_turn_wait(u, 0)) return;
+    clear_keys(u, b);
+    add_to_keys(&u->dv, p->d_v, &weights, &own->dout, 1, finite);
+    weights.p = w->ds;
+    add_to_keys(&u->dk, p->d_k, &weights, &own->q, scale, finite);
+    sdpa_turn_pass(u, 0);
+    if (u->dq.data && is_direct(&u->dq)) {
+        if (!sdpa_turn_wait_last(u)) return;
+        real *dq = (real *)(u->dq.data + u->i0 * u->dq.row);
+        add_to_queries(dq, u->dq.row / (int64_t)sizeof(real), p->d_k, &weights, k, NULL, scale, keys_finite);
+        sdpa_turn_end(u);
+        return;
+    }
+    weights.fresh = true;
+    if (u->dq.data) add_to_queries(w->dq, w->k_row, p->d_k, &weights, k, NULL, scale, keys_finite);
+    store_gradients(u, w->dq, w->k_row, NULL, 0, w->line);
+}
+
+/* False, having written nothing, if the unit must go the general way. */
+NOINLINE bool backward_short(const sdpa_unit *u, void *scratch) {
+    const sdpa_problem *p = u->problem;
+    keys b = {0};
+    int64_t j1;
+    sdpa_visible_keys(u, u->i0, u->n_i, &b.j0, &j1);
+    b.n = j1 - b.j0;
+    if ((p->features & ~SHORT_CAN) || p->n_k > sdpa_key_block(p) || b.n == 0 || u->dmask.data) return false;
+
+    sdpa_arena arena = {scratch, 0};
+    const backward_scratch w = backward_layout(p, &arena);
+    real lacks[SDPA_QUERY_BLOCK];
+    if (!round_lse(u, &w, lacks)) return false;
+    pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
+    const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 1, w.k, w.k_tail);
+    const real c = (real)(fabs(p->scale) * M_LOG2E);
+    PANELS (q, u->n_i) {
+        if (!short_weights(u, &w, q, &k, c, lacks)) return false;
+    }
+    SDPA_TAKE(SHORT);
+
+    backward_rows own = {.dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, 1, w.dout_rows, NULL),
+                         .q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, 1, w.q_rows, NULL)};
+    own.finite = !may_mask(u) || (rows_finite(&own.q, p->d_k) && rows_finite(&own.dout, p->d_v));
+    pack_panels(w.dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
+    if (sdpa_is_narrow(p->dtype)) {
+        short_delta_by_weights(u, &w, b);
+    } else {
+        short_delta(u, &w, &own.dout);
+    }
+    const rows v = pack_rows(&u->v, b.j0, b.n, p->d_v, 0, w.v, w.v_tail);
+    const enum panel_state state = score_gradients(u, &w, &v);
+    write_gradients(u, &w, &own, &k, b, state);
+    return true;
+}
+
+#endif

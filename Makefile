@@ -12,7 +12,7 @@
 #   make docs       the pages, the reference and the notebooks as HTML
 #   make format     rewrite the sources in the project's style     make lint      check style and types
 #   make types      the stub against the extension; public names without a full type
-#   make test-pythons  one wheel on the Pythons of Debian unstable, in a root made by debootstrap
+#   make test-pythons  one wheel on several Pythons and NumPys, and free-threaded ones; in a root made by debootstrap
 #   make analyze    static analysers read the C sources; every finding has its answer
 #   make test-platforms  the C core by other compilers, for musl, Windows, macOS and WebAssembly
 #   make soak       ten minutes of calls, in which memory must not grow
@@ -177,16 +177,17 @@ lint: $(VENV)/dev $(VENV)/with-$(EXTRAS)
 types: $(VENV)/dev $(VENV)/with-$(EXTRAS) $(JUDGES)/done
 	$(BIN)/python tools/types.py $(JUDGES)/bin/basedpyright
 
-# Takes an hour, as root. Tests that need compilers or peers are left out.
-PYTHONS = 3.13 3.14 3.15
+# Takes hours, as root. Tests that need compilers or peers are left out. 3.11/2.0: this Python with NumPy 2.0; t:
+# free-threaded, from Debian's source; tsan: under ThreadSanitizer.
+PYTHONS = 3.11/2.0 3.13 3.14 3.15 3.13t 3.13t-tsan
 test-pythons: $(VENV)/with-$(EXTRAS)
 	@command -v debootstrap >/dev/null || { echo 'make test-pythons needs, on Debian: apt-get install debootstrap' >&2; exit 1; }
 	rm -rf build/pythons
 	$(BIN)/pip wheel --no-deps --wheel-dir build/pythons .
-	JOBS=$(JOBS) tests/pythons.sh build/pythons/*.whl build/sid $(PYTHONS)
+	JOBS=$(JOBS) PYTHON=$(BIN)/python tests/pythons.sh build/pythons/*.whl build/sid $(PYTHONS)
 
 # Uses the installed compilers, and ziglang for other systems; PLATFORMS='wasm' selects some. Debian's packages:
-# clang-22 musl-tools wine64 nodejs.
+# clang-22 musl-tools wine nodejs.
 PLATFORMS =
 test-platforms: $(JUDGES)/done
 	JOBS=$(JOBS) tests/platforms.sh "$(abspath $(JUDGES)/bin/python) -m ziglang" $(PLATFORMS)

@@ -5,7 +5,7 @@ other files without any ``-m`` flag, so that the extension loads on every machin
 architecture and chooses its kernels when imported.
 
 Environment: ``SDPA_WERROR=1`` makes warnings errors; ``SDPA_SANITIZE=1`` builds with the address
-and undefined-behaviour sanitizers.
+and undefined-behaviour sanitizers, ``SDPA_SANITIZE=thread`` with that of threads.
 """
 
 import gzip
@@ -57,13 +57,14 @@ if os.environ.get("SDPA_WERROR") == "1":
     FLAGS += ["-Wall", "-Wextra", "-Werror"]
     VARIANT += "-werror"
 SANITIZE = []
-if os.environ.get("SDPA_SANITIZE") == "1":
-    SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    # Error bounds rely on fused multiply-adds, which GCC's -O1 alone does not generate.
+SANITIZERS = {"1": "address,undefined", "thread": "thread"}
+if chosen := os.environ.get("SDPA_SANITIZE"):
+    SANITIZE = [f"-fsanitize={SANITIZERS[chosen]}", "-fno-sanitize-recover=all"]
+    # Error bounds rest on fused multiply-adds, which GCC's -O1 alone does not make.
     FLAGS += ["-O1", "-fexpensive-optimizations", "-g", "-fno-omit-frame-pointer", *SANITIZE]
     FLAGS += ["-DSDPA_ASSERT"]
     LINK_FLAGS = ["-pthread", *SANITIZE]
-    VARIANT += "-sanitize"
+    VARIANT += f"-sanitize-{chosen}"
 
 GIL_BUILD = not sysconfig.get_config_var("Py_GIL_DISABLED")
 NUMPY = "NPY_2_0_API_VERSION"

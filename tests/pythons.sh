@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
-# Tests one wheel on the Pythons of Debian unstable:
+# Tests one wheel on several Pythons, and free-threaded ones, which have a wheel of their own:
 # tests/pythons.sh WHEEL ROOT VERSION... [-- TESTS]
-# ROOT is made by debootstrap if it is not there: half a gigabyte. Needs the rights of root and
-# changes nothing outside ROOT.
+# VERSION: 3.13       Debian unstable's, in ROOT
+#          3.13t      free-threaded, from Debian's source; also with each test in four threads at once
+#          3.13t-tsan its extension under ThreadSanitizer, the tests where threads meet
+#          any of them with /2.0: with NumPy 2.0. The version of PYTHON needs no ROOT.
+# ROOT is made by debootstrap if it is not there: half a gigabyte, two with compilers and sources.
+# Needs the rights of root and changes nothing outside ROOT but the folder of WHEEL.
 set -euo pipefail
-wheel=$1 root=$2
+shopt -s inherit_errexit
+wheel=$(realpath "$1") root=$(realpath --canonicalize-missing "$2")
 shift 2
 versions=()
 while (($#)) && [[ $1 != -- ]]; do
@@ -12,41 +17,179 @@ while (($#)) && [[ $1 != -- ]]; do
     shift
 done
 (($#)) && shift
-tests=("$@")
-if ((${#tests[@]} == 0)); then
-    tests=(tests/kernels/test_config.py tests/kernels/test_process.py tests/refusals)
-    tests+=(tests/attention/test_{unit,cache,semantics}.py tests/softmax/test_unit.py)
-fi
+units=(tests/attention/test_{unit,cache,semantics}.py tests/softmax/test_unit.py)
+tests=(tests/kernels/test_{config,process,threads}.py tests/refusals "${units[@]}")
+if (($#)); then tests=("$@") units=("$@"); fi
 here=$(cd "$(dirname "$0")/.." && pwd)
+own_python=${PYTHON:-python3}
+own=$("$own_python" -c 'import sys; print("{}.{}".format(*sys.version_info))')
+jobs=${JOBS:-2}
 
-if [[ ! -x $root/usr/bin/apt-get ]]; then
-    mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' |
-        sed -n 's/^Debian //p' | head -n 1)
-    debootstrap --variant=minbase --include=ca-certificates,gcc,libc6-dev sid "$root" "$mirror"
-fi
-# What pip was told here, it is told there; certificates too.
-cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
-if [[ -e /etc/pip.conf ]]; then cp /etc/pip.conf "$root/etc/"; fi
-inside() { chroot "$root" env OMP_NUM_THREADS= "$@"; }
-unmount() { umount --lazy "$root/proc" "$root/dev" 2>/dev/null || true; }
+prefix=(chroot "$root")
+mounted=()
+
+make_root() {
+    if [[ ! -x $root/usr/bin/apt-get ]]; then
+        local mirror
+        mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' |
+            sed -n 's/^Debian //p' | head -n 1)
+        debootstrap --variant=minbase --include=ca-certificates,gcc,libc6-dev sid "$root" "$mirror"
+    fi
+    # What pip and apt were told here, they are told there; certificates too.
+    cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
+    if [[ -e /etc/pip.conf ]]; then cp /etc/pip.conf "$root/etc/"; fi
+    apt-config dump Acquire::Check-Valid-Until >"$root/etc/apt/apt.conf.d/99-as-outside"
+    mount_once --bind /dev "$root/dev"
+    mount_once -t proc proc "$root/proc"
+}
+
+mount_once() {
+    if mountpoint --quiet "${@: -1}"; then return; fi
+    mount "$@"
+    mounted+=("${@: -1}")
+}
+unmount() { if ((${#mounted[@]})); then umount --lazy "${mounted[@]}"; fi; }
 trap unmount EXIT
-mount --bind /dev "$root/dev"
-mount -t proc proc "$root/proc"
 
-failed=()
-for version in "${versions[@]}"; do
-    [[ -x $root/usr/bin/python$version ]] ||
-        inside apt-get install --yes --no-install-recommends "python$version-venv"
-    place=/tmp/sdpa-$version
-    rm -rf "${root:?}$place"
-    mkdir -p "$root$place"
-    cp -r "$here"/{tests,src,tools,setup.py,pyproject.toml} "$wheel" "$root$place/"
-    inside "python$version" -m venv "$place/venv"
-    inside "$place/venv/bin/pip" install --quiet "$place/${wheel##*/}[test]"
-    inside "$place/venv/bin/python" -c 'import platform, numpy, sdpa
-print("=== Python", platform.python_version(), "NumPy", numpy.__version__, sdpa.__file__)'
-    options="-q -p no:cacheprovider --numprocesses=${JOBS:-2} --dist=loadfile"
-    inside sh -c "cd $place && venv/bin/pytest $options ${tests[*]}" || failed+=("$version")
+inside() { "${prefix[@]}" env OMP_NUM_THREADS= "$@"; }
+install() { inside apt-get install --yes --no-install-recommends "$@"; }
+
+# Builds the free-threaded CPython of this version from Debian's source, in /opt/pythonVERSIONt.
+build_free_threaded() {
+    local version=$1 mirror
+    mirror=$(awk '$1 == "deb" { print $2; exit }' "$root/etc/apt/sources.list")
+    # The mirror may have moved on since the list of unstable was made; stable stays.
+    printf "deb-src $mirror %s main\n" sid trixie >"$root/etc/apt/sources.list.d/source.list"
+    inside apt-get update
+    install dpkg-dev make pkgconf zlib1g-dev libffi-dev libssl-dev libbz2-dev liblzma-dev
+    inside sh -euc "rm -rf /usr/src/$version && mkdir -p /usr/src/$version/build && cd /usr/src/$version
+        apt-get source python$version || apt-get source python$version/trixie
+        cd build
+        ../python$version-*/configure --quiet --prefix=/opt/python${version}t --disable-gil \
+            --disable-test-modules --with-ensurepip=no 'OPT=-DNDEBUG -O1'
+        make -s -j$jobs && make -s install"
+}
+
+# Sets `python` to the command that runs this version, and `prefix` to what enters its root.
+provide() {
+    local version=${1%-tsan}
+    if [[ $version == "$own" ]]; then
+        prefix=() python=$own_python
+        return
+    fi
+    make_root
+    prefix=(chroot "$root")
+    if [[ $version == *t ]]; then
+        python=/opt/python$version/bin/python3
+        [[ -x $root$python ]] || build_free_threaded "${version%t}"
+    else
+        python=python$version
+        [[ -x $root/usr/bin/$python ]] || install "$python-venv"
+    fi
+}
+
+# Of packages whose newest version has no wheel for a free-threaded Python, an older one will do.
+pip_takes=PIP_ONLY_BINARY=:all:
+
+# An environment with the wheel and what the tests need, in `place`, which is `outside` out here.
+make_environment() {
+    local version=$1 numpy=$2 name=${1}${2:+-numpy-$2} package=${wheel##*/}
+    place=/tmp/sdpa-$name outside=$root/tmp/sdpa-$name
+    if ((${#prefix[@]} == 0)); then place=${wheel%/*}/$name outside=$place; fi
+    rm -rf "${outside:?}"
+    mkdir -p "$outside"
+    cp -r "$here"/{tests,src,tools,setup.py,pyproject.toml} "$wheel" "$outside/"
+    inside "$python" -m venv "$place/venv"
+    # Debian's patch of site.py does not know that a free-threaded Python has a t in its folder.
+    if [[ $version == *t* ]]; then ln -s "python${version%-tsan}" "$outside/venv/lib/python${version%%t*}"; fi
+    set --
+    if [[ $version == *t* ]]; then
+        package=$(build_wheel "$version")
+        set -- pytest-run-parallel
+    fi
+    inside "$pip_takes" "$place/venv/bin/pip" install --quiet "$place/$package[test]" "numpy${numpy:+==$numpy.*}" "$@"
+    cat >"$outside/versions.py" <<'END'
+import platform, sys, numpy, sdpa
+
+gil = "" if getattr(sys, "_is_gil_enabled", lambda: True)() else "without the GIL, "
+print(f"=== Python {platform.python_version()}, {gil}NumPy {numpy.__version__}, {sys.argv[1]}")
+print(sdpa.__file__)
+END
+    inside "$place/venv/bin/python" "$place/versions.py" "$package"
+}
+
+# Prints the name of a wheel of its own, which it builds in `place`.
+build_wheel() {
+    local variables=(SDPA_WERROR=1 "$pip_takes")
+    if [[ $1 == *-tsan ]]; then variables+=(SDPA_SANITIZE=thread); fi
+    mkdir "$outside/tree"
+    cp -r "$here"/{sdpa,src,setup.py,pyproject.toml,README.md,LICENSE} "$outside/tree/"
+    rm -f "$outside"/tree/sdpa/*.so
+    inside "${variables[@]}" "$place/venv/bin/pip" wheel --quiet --no-deps --wheel-dir "$place/wheels" \
+        "$place/tree" >&2
+    mv "$outside"/wheels/*.whl "$outside/"
+    basename "$outside"/sdpa-*t-*.whl
+}
+
+# pytest, with these variables of its environment (words) and arguments.
+run() {
+    inside sh -c "cd $place && env $1 venv/bin/pytest -q -p no:cacheprovider --dist=loadfile $2"
+}
+
+# The reports of ThreadSanitizer that name the extension. Python is not instrumented: what its own
+# locks protect looks like a race in its memory.
+reports() { cat "$outside"/report.* 2>/dev/null | awk 'BEGIN { RS = "=====+" } /_core\./'; }
+
+# The tests of threads, and the units in four threads at once, without a report; before them a race
+# that has to be reported. Reports go to files: nobody looks at how a worker of pytest ends.
+run_sanitized() {
+    local preload options=TSAN_OPTIONS=log_path=$place/report:exitcode=0
+    preload=LD_PRELOAD=$(inside gcc -print-file-name=libtsan.so)
+    cat >"$outside/race.py" <<'END'
+import threading
+import numpy as np
+import sdpa
+
+x = np.ones((4, 400, 32), np.float32)
+out, start = np.empty_like(x), threading.Barrier(2)
+
+def write():
+    start.wait()
+    for _ in range(8):
+        sdpa.attention(x, x, x, workers=1, out=out)
+
+threads = [threading.Thread(target=write) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+END
+    inside "$preload" "$options" SDPA_ISA=generic "$place/venv/bin/python" "$place/race.py"
+    if [[ -z $(reports) ]]; then
+        echo 'a race went unreported' >&2
+        return 1
+    fi
+    rm "$outside"/report.*
+    run "$preload $options" "--numprocesses=$jobs tests/kernels/test_threads.py" || return 1
+    run "$preload $options" "--parallel-threads=4 ${units[*]}" || return 1
+    reports | tee "$outside/races"
+    [[ ! -s $outside/races ]]
+}
+
+results=()
+for name in "${versions[@]}"; do
+    version=${name%%/*} numpy=${name#"$version"} verdict=passed
+    provide "$version"
+    make_environment "$version" "${numpy#/}"
+    case $version in
+    *-tsan) run_sanitized || verdict=failed ;;
+    *t)
+        run "" "--numprocesses=$jobs ${tests[*]}" || verdict=failed
+        run "" "--parallel-threads=4 ${units[*]}" || verdict="$verdict, in four threads failed"
+        ;;
+    *) run "" "--numprocesses=$jobs ${tests[*]}" || verdict=failed ;;
+    esac
+    results+=("$name $verdict")
 done
-echo "${#versions[@]} Pythons, failed: ${failed[*]:-none}"
-((${#failed[@]} == 0))
+printf '%s\n' "${results[@]}"
+[[ "${results[*]}" != *failed* ]]

@@ -25,7 +25,7 @@ NOINLINE enum bias_kind boolean_block(const sdpa_matrix *mask, const block *b, r
     if (!any_visible || !any_hidden) return any_visible ? BIAS_NONE : BIAS_ALL_MASKED;
     for (int64_t j = 0; j < n_j; j++) {
         for (int64_t i = 0; i < lanes; i += VL) {
-            ivec bits;
+            ivec bits = {0}; /* GCC 16 does not see that all lanes are set */
             const uint32_t *from = words + j / 32 * lanes + i;
             if (SDPA_REAL == 32) {
                 memcpy(&bits, from, sizeof bits);

@@ -4,8 +4,9 @@
 #ifndef SDPA_OPTIONS_H
 #define SDPA_OPTIONS_H
 
+#include "binding.h" /* Python.h goes before the system's headers */
+
 #include "../drivers.h"
-#include "binding.h"
 
 /* The functions that take options; bits of sdpa_option.where. */
 enum {

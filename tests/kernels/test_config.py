@@ -106,6 +106,15 @@ print(*sys.modules.keys() - before)"""
     assert set(done.stdout.split()) <= {"sdpa", "sdpa._core", "sdpa._threads", "atexit"}
 
 
+def test_import_leaves_a_free_threaded_python_without_its_gil(environment):
+    program = """import sys, sysconfig, sdpa
+has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+print(has_gil, not sysconfig.get_config_var("Py_GIL_DISABLED"))"""
+    done = run(program, **environment)
+    has_gil, should = done.stdout.split()
+    assert has_gil == should, done.stderr
+
+
 def test_a_second_module_object():
     """Each module object has its own state, so a second import works beside the first."""
     spec = importlib.util.spec_from_file_location("sdpa._core", _core.__file__)

@@ -15,6 +15,8 @@
 #   make test-pythons  one wheel on the Pythons of Debian unstable, in a root made by debootstrap
 #   make analyze    static analysers read the C sources; every finding has its answer
 #   make test-platforms  the C core by other compilers, for musl, Windows, macOS and WebAssembly
+#   make coverage   lines and branches of C and Python that the tests reach
+#   make mutation   MUTANTS=200 changes of the C core and as many of the Python code, which the tests must notice
 #   make soak       ten minutes of calls, in which memory must not grow
 #   make stranger   a fresh clone in an empty environment: what the README names
 #   make fuzz       problems from random bytes, SECONDS=60 for the C core and as many for the Python functions
@@ -66,7 +68,7 @@ $(VENV)/with-%: $(SOURCES) | $(BIN)/python
 	@touch $@
 
 # pip learned to read dependency groups after the version that stock Pythons bring.
-$(VENV)/dev $(VENV)/fuzz: pyproject.toml | $(BIN)/python
+$(VENV)/dev $(VENV)/fuzz $(VENV)/coverage: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install $$($(BIN)/python -c "import tomllib; \
 		print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['$(notdir $@)'])")
 	@touch $@
@@ -198,6 +200,30 @@ soak: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 stranger:
 	tests/stranger.sh
 
+# The kernels of instruction sets that the machine lacks are compiled and count as not run. Tests of precision would run the
+# same lines for long, and so would the plainest kernels, which the C tests run; peers' processes are not measured.
+COVERED = $(filter-out %_precision.py %_precision_options.py %_differential.py %_process.py %_cluster.py, \
+	$(wildcard $(addsuffix /test_*.py,$(addprefix tests/,attention softmax mechanisms interop kernels refusals)))) \
+	tests/lab/test_main.py
+COUNTED = $(abspath build/coverage)
+coverage: $(VENV)/with-$(EXTRAS) $(VENV)/coverage
+	rm -rf $(COUNTED) build/temp*/*-coverage build/c/coverage
+	SDPA_COVERAGE=1 $(BIN)/python setup.py build --build-lib $(COUNTED)
+	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/coverage FLAGS="-O1 --coverage -fprofile-abs-path -DSTRIDE=4001 -DTIME_LIMIT=60"
+	build/c/coverage/driver
+	PYTHONPATH=$(COUNTED) COVERAGE_FILE=$(COUNTED)/python \
+		$(BIN)/coverage run -m pytest -k 'not generic' $(COVERED)
+	$(BIN)/gcovr --root . --filter src/ --exclude 'src/kernels/vec_(avx512|neon|wide)' --txt-metric branch --gcov-suspicious-hits-threshold 0 \
+		--exclude-branches-by-pattern ' *assert\(' --html-details $(COUNTED)/c.html --txt - build/temp*/*-coverage build/c/coverage
+	COVERAGE_FILE=$(COUNTED)/python $(BIN)/coverage combine
+	COVERAGE_FILE=$(COUNTED)/python $(BIN)/coverage report
+
+# Judged once each: a run goes on where the last one stopped. SECONDS bounds each of the two.
+MUTANTS = 200
+mutation: $(VENV)/with-$(EXTRAS)
+	$(BIN)/python tools/mutate.py c --mutants $(MUTANTS)
+	$(BIN)/python tools/mutate.py python --mutants $(MUTANTS)
+
 # What libFuzzer and atheris find new is kept in build/fuzz, what ends them is named at their end. Vectorised loops that
 # sanitizers keep from being so are no warning here.
 CLANG = clang-22
@@ -250,4 +276,5 @@ clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
 .PHONY: demo test models build stubs bench browser lab notebooks docs sanitize test-c test-arm test-avx512 format lint \
-	types counts test-pythons test-platforms soak stranger fuzz analyze release-check judges clean
+	types counts test-pythons test-platforms soak stranger fuzz analyze coverage mutation release-check \
+	judges clean

@@ -5,7 +5,7 @@ else without any ``-m`` flag, so that the extension loads on every machine of th
 chooses its kernels when imported.
 
 Environment: ``SDPA_WERROR=1`` makes warnings errors; ``SDPA_SANITIZE=1`` builds with the address
-and undefined-behaviour sanitizers.
+and undefined-behaviour sanitizers, ``SDPA_COVERAGE=1`` with the counters of gcov.
 """
 
 import gzip
@@ -64,6 +64,10 @@ if os.environ.get("SDPA_SANITIZE") == "1":
     FLAGS += ["-DSDPA_ASSERT"]
     LINK_FLAGS = ["-pthread", *SANITIZE]
     VARIANT += "-sanitize"
+if os.environ.get("SDPA_COVERAGE") == "1":
+    FLAGS += ["-O1", "-fexpensive-optimizations", "--coverage"]
+    LINK_FLAGS = ["-pthread", "--coverage"]
+    VARIANT += "-coverage"
 
 GIL_BUILD = not sysconfig.get_config_var("Py_GIL_DISABLED")
 NUMPY = "NPY_2_0_API_VERSION"

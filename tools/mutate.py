@@ -10,6 +10,7 @@ verdicts are kept in build/mutate, and a run goes on where the last one stopped.
 """
 
 import argparse
+import ast
 import contextlib
 import hashlib
 import json
@@ -24,6 +25,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import analyze
 import hypothesis  # noqa: F401 - ready for the tests, which run in forks
@@ -70,6 +72,18 @@ def sync(tree: Path) -> None:
             shutil.copyfile(source, copy)
 
 
+def make_docstrings() -> None:
+    """Write the header that the build makes, where `analyze` says that it lies."""
+    wanted = ("quoted", "docstrings")
+    setup = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    setup.body = [n for n in setup.body if isinstance(n, ast.FunctionDef) and n.name in wanted]
+    found: dict[str, Any] = {"re": re}
+    exec(compile(setup, "setup.py", "exec"), found)
+    analyze.BUILD.mkdir(parents=True, exist_ok=True)
+    texts = sorted(ROOT.glob("src/python/doc/*.txt"))
+    (analyze.BUILD / "docstrings.h").write_text(found["docstrings"](texts), encoding="utf-8")
+
+
 class Core:
     """The C core in the tree, of which a mutant compiles anew what depends on its file."""
 
@@ -90,12 +104,13 @@ class Core:
         binding = (
             f"{self.flags} -std=gnu11 -pthread {' '.join(analyze.sources()['src/python/call.c'])}"
         )
-        analyze.make_docstrings()
+        make_docstrings()
+        newest = max(path.stat().st_mtime for path in tree.glob("src/**/*.*"))
         for path in sorted(tree.glob("src/python/*.c")):
             name = self.out / "python" / f"{path.stem}.o"
             name.parent.mkdir(exist_ok=True)
             self.commands[name] = f"gcc -MMD {binding} -c -o {name} ../../src/python/{path.name}"
-            if not name.exists() or name.stat().st_mtime < path.stat().st_mtime:
+            if not name.exists() or name.stat().st_mtime < newest:
                 subprocess.run(
                     self.commands[name].replace("'", "").split(), cwd=self.folder, check=True
                 )
@@ -214,6 +229,22 @@ def chosen(options: argparse.Namespace) -> list[Mutant]:
     return sorted(drawn, key=order)
 
 
+def without_mutant(
+    work: Path, core: Core | None, record: dict[str, str], drawn: list[Mutant]
+) -> str | None:
+    """How tests that no mutant has survived fail on the project itself, if they do."""
+    judged = [m for m in drawn if m.name in record]
+    passed = [tests_for(m.file) for m in judged if record[m.name] == "survived"]
+    for mutant in judged:
+        tests = tests_for(mutant.file)
+        if tests not in passed:
+            passed.append(tests)
+            verdict = core.tried({}, tests) if core else suite(work, tests["python"])
+            if verdict != "survived":
+                return f"{mutant.file}, {verdict}"
+    return None
+
+
 @contextlib.contextmanager
 def mutated(tree: Path, mutant: Mutant) -> Iterator[None]:
     """The tree holds the mutant, afterwards the file as it was, its age too, for make."""
@@ -259,6 +290,8 @@ def main() -> None:
         print(f"{verdict}: {mutant.name}", flush=True)
         record[mutant.name] = verdict
         path.write_text(json.dumps(record, indent=0, ensure_ascii=False))
+    if left and (broken := without_mutant(work, core, record, drawn)):
+        sys.exit(f"the tests must pass without a mutant: {broken}")
     sys.exit(report(record, drawn) > 0)
 
 

@@ -235,6 +235,61 @@ static void test_options(void) {
     CHECK(!memcmp(dmask, dmask2, sizeof dmask) && !memcmp(dsinks, dsinks2, sizeof dsinks), "backward");
 }
 
+/* The derivative of <tangent of the queries, gradients> with respect to the keys, which the handlers do not clear. */
+static void test_second(void) {
+    static const int64_t of_q[] = {N_BATCH, N_Q, N_HEAD, D}, of_k[] = {1, N_K, 1, D}, of_lse[] = {N_BATCH, N_HEAD, N_Q};
+    static float tangent[Q_SIZE], dk2[K_SIZE];
+    int64_t copies[N_BATCH];
+    call c;
+    fill(tangent, Q_SIZE);
+    begin_forward(&c);
+    CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
+    begin(&c);
+    add(&c, false, SDPA_XLA_GRAD_OUT, SDPA_XLA_F32, dout, 4, of_q);
+    add(&c, false, SDPA_XLA_OUT, SDPA_XLA_F32, o, 4, of_q);
+    add(&c, false, SDPA_XLA_LSE, SDPA_XLA_F32, lse, 3, of_lse);
+    add(&c, false, SDPA_XLA_TANGENTS, SDPA_XLA_F32, tangent, 4, of_q);
+    add(&c, true, SDPA_XLA_GRADIENTS + 1, SDPA_XLA_F32, dk, 4, of_k);
+    memset(dk, 0xff, sizeof dk);
+    CHECK(!sdpa_xla_second(&c.frame), "%s", last_error);
+    sdpa_problem p = written(copies);
+    p.q_t = p.q;
+    p.q_t.data = (char *)tangent;
+    p.o.data = (char *)o, p.lse.data = (char *)lse, p.dout.data = (char *)dout, p.dk.data = (char *)dk2;
+    p.features = sdpa_problem_features(&p);
+    CHECK(sdpa_attention_double_backward(&p) == SDPA_OK && !memcmp(dk, dk2, sizeof dk), "second");
+}
+
+/* Every type of elements: one key with value 1 gives 1, and two bytes of a mask hide it. */
+static void test_types(void) {
+    static const struct {
+        int type, bytes;
+        const char *one;
+    } types[] = {{SDPA_XLA_F16, 2, "\x00\x3c"},
+                 {SDPA_XLA_BF16, 2, "\x80\x3f"},
+                 {SDPA_XLA_F32, 4, "\x00\x00\x80\x3f"},
+                 {SDPA_XLA_F64, 8, "\x00\x00\x00\x00\x00\x00\xf0\x3f"}};
+    static const int64_t one[] = {1, 1, 1, 1}, rows[] = {1, 2, 1, 1}, of_mask[] = {1, 1, 2, 1}, of_lse[] = {1, 1, 2};
+    bool keep[2] = {true, false};
+    for (int t = 0; t < 4; t++) {
+        _Alignas(16) char x[16], pair[16] = {0}, out[16], lses[16], zero[16] = {0};
+        memcpy(x, types[t].one, (size_t)types[t].bytes);
+        call c;
+        begin(&c);
+        c.frame.operands.size = c.integers[SDPA_XLA_OPERAND_BITS] = 0;
+        c.integers[SDPA_XLA_LEAD] = c.integers[SDPA_XLA_LEAD + 1] = 1;
+        add(&c, false, SDPA_XLA_QUERY, types[t].type, pair, 4, rows);
+        add(&c, false, SDPA_XLA_KEY, types[t].type, x, 4, one);
+        add(&c, false, SDPA_XLA_VALUE, types[t].type, x, 4, one);
+        add(&c, false, SDPA_XLA_MASK, SDPA_XLA_PRED, keep, 4, of_mask);
+        add(&c, true, SDPA_XLA_OUT_RESULT, types[t].type, out, 4, rows);
+        add(&c, true, SDPA_XLA_LSE_RESULT, types[t].bytes == 8 ? SDPA_XLA_F64 : SDPA_XLA_F32, lses, 3, of_lse);
+        CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
+        const size_t size = (size_t)types[t].bytes;
+        CHECK(!memcmp(out, x, size) && !memcmp(out + size, zero, size), "type %d", types[t].type);
+    }
+}
+
 /* The rows of the first batch entry as two sequences: what each of them is alone. */
 static void begin_packed(call *c, int32_t cu_q[3], int32_t cu_k[3]) {
     static const int64_t of_q[] = {N_Q, N_HEAD, D}, of_k[] = {N_K, 1, D}, of_lse[] = {N_HEAD, N_Q}, ends[] = {3};
@@ -279,8 +334,20 @@ static void test_packed_rows(void) {
     for (int i = N_HEAD * D; i < (int)(n_o / sizeof *o); i++) CHECK(o[i] == 0, "a sequence without keys, %d", i);
     per_sequence[1] = 2;
     CHECK(sdpa_xla_forward(&c.frame) && strstr(last_error, "Lk = 1, got 2"), "%s", last_error);
+    /* The second query of the second sequence sees its key at offset -1, the first sees none. */
+    int32_t shifts[] = {0, -1, 0};
     begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
-    add(&c, false, SDPA_XLA_OFFSET, SDPA_XLA_S32, per_sequence, 1, three);
+    add(&c, false, SDPA_XLA_OFFSET, SDPA_XLA_S32, shifts, 1, two);
+    c.integers[SDPA_XLA_HAS_UPPER] = 1;
+    CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
+    CHECK(!memcmp(o, v, sizeof *v * D), "the first query sees the first key alone");
+    for (int i = 0; i < N_HEAD * D; i++) {
+        const float hidden = o[N_HEAD * D + i], seen = o[2 * N_HEAD * D + i];
+        CHECK(hidden == 0 && seen == v[4 * D + i % D], "offset of a sequence, %d: %g and %g", i, (double)hidden,
+              (double)seen);
+    }
+    begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
+    add(&c, false, SDPA_XLA_OFFSET, SDPA_XLA_S32, shifts, 1, three);
     CHECK(sdpa_xla_forward(&c.frame), "three offsets for two sequences");
 
     int32_t bad[][3] = {{0, 1, N_Q + 1}, {1, 1, N_Q}, {0, N_Q + 1, N_Q}};
@@ -366,6 +433,8 @@ void test_xla(void) {
     lengths[1] = 3;
     test_passes();
     test_options();
+    test_second();
+    test_types();
     test_packed_rows();
     test_refused();
 }

@@ -267,7 +267,7 @@ def main() -> None:
     parser.add_argument("--seed", default="1")
     parser.add_argument("--again", action="store_true", help="judge survivors once more")
     parser.add_argument("files", nargs="*", help="by default, those that mutants.toml names")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     work = WORK / options.group
     work.mkdir(parents=True, exist_ok=True)

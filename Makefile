@@ -214,7 +214,7 @@ coverage: $(VENV)/with-$(EXTRAS) $(VENV)/coverage
 	build/c/coverage/driver
 	PYTHONPATH=$(COUNTED) PYTHONSAFEPATH=1 COVERAGE_FILE=$(COUNTED)/python \
 		$(BIN)/coverage run -m pytest -k $(COVERED_CASES) $(COVERED)
-	$(BIN)/gcovr --root . --filter src/ --exclude 'src/kernels/vec_(avx512|neon|wide)' --txt-metric branch --gcov-suspicious-hits-threshold 0 \
+	$(BIN)/gcovr --root . --filter src/ --exclude 'src/kernels/vec_(avx512|neon|wide)' --print-summary --gcov-suspicious-hits-threshold 0 \
 		--exclude-branches-by-pattern ' *assert\(' --html-details $(COUNTED)/c.html --txt - build/temp*/*-coverage build/c/coverage
 	COVERAGE_FILE=$(COUNTED)/python $(BIN)/coverage combine
 	COVERAGE_FILE=$(COUNTED)/python $(BIN)/coverage report

@@ -263,7 +263,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("group", choices=CONFIG["files"])
     parser.add_argument("--mutants", type=int, default=5, help="of each file")
-    parser.add_argument("--seconds", type=float, default=3600)
+    parser.add_argument("--seconds", type=float, default=3600, help="0: report alone")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--again", action="store_true", help="judge survivors once more")
     parser.add_argument("files", nargs="*", help="by default, those that mutants.toml names")
@@ -275,7 +275,7 @@ def main() -> None:
     record = json.loads(path.read_text()) if path.exists() else {}
     drawn = chosen(options)
     again = ("survived",) if options.again else ()
-    left = [m for m in drawn if record.get(m.name) in (None, *again)]
+    left = [m for m in drawn if record.get(m.name) in (None, *again) and options.seconds > 0]
     core = None
     if left:
         sync(work / "tree")

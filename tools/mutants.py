@@ -82,13 +82,13 @@ def c_changes(source: str) -> Iterator[tuple[int, int, str]]:
     for match in C_TOKEN.finditer(source):
         new = None if match["skip"] else replaced(match[0], source, *match.span())
         line = source[source.rfind("\n", 0, match.start()) + 1 : match.start()]
-        if new is not None and not line.lstrip().startswith("assert("):
+        if new is not None and "assert(" not in line:
             yield *match.span(), new
     start = 0
     for line in source.splitlines(keepends=True):
         text = re.sub(r"\s*/\*.*\*/\s*$", "", line.rstrip())
         inside = any(a <= start + len(line) - 2 < b and a <= start for a, b in comments)
-        declares = C_DECLARATION.match(text) or text.lstrip().startswith("assert(")
+        declares = C_DECLARATION.match(text) or "assert(" in text
         if C_STATEMENT.match(text) and not declares and not inside:
             yield start + len(text) - len(text.lstrip()), start + len(text), ";"
         start += len(line)

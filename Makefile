@@ -15,6 +15,8 @@
 #   make test-pythons  one wheel on several Pythons and NumPys, and free-threaded ones; in a root made by debootstrap
 #   make analyze    static analysers read the C sources; every finding has its answer
 #   make test-platforms  the C core by other compilers, for musl, Windows, macOS and WebAssembly
+#   make coverage   lines and branches of C and Python that the tests reach
+#   make mutation   changes of the code, five of each file, which the tests must notice
 #   make soak       ten minutes of calls, in which memory must not grow
 #   make stranger   a fresh clone in an empty environment: what the README names
 #   make fuzz       problems from random bytes, SECONDS=60 for the C core and as many for the Python functions
@@ -66,7 +68,7 @@ $(VENV)/with-%: $(SOURCES) | $(BIN)/python
 	@touch $@
 
 # The pip of older Pythons cannot read dependency groups.
-$(VENV)/dev $(VENV)/fuzz: pyproject.toml | $(BIN)/python
+$(VENV)/dev $(VENV)/fuzz $(VENV)/coverage: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install $$($(BIN)/python -c "import tomllib; \
 		print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['$(notdir $@)'])")
 	@touch $@
@@ -200,6 +202,33 @@ soak: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 stranger:
 	tests/stranger.sh
 
+# The kernels of instruction sets that the machine lacks are compiled and count as not run. Tests of precision would run the
+# same lines for long, and so would the plainest kernels, which the C tests run; peers' processes are not measured.
+COVERED = $(filter-out %_precision.py %_precision_options.py %_differential.py %_process.py %_cluster.py, \
+	$(wildcard $(addsuffix /test_*.py,$(addprefix tests/,attention softmax mechanisms interop kernels refusals)))) \
+	tests/lab/test_main.py
+COVERED_CASES = 'not generic and not f64'
+COUNTED = $(abspath build/coverage)
+coverage: $(VENV)/with-$(EXTRAS) $(VENV)/coverage
+	rm -rf $(COUNTED) build/temp*/*-coverage build/c/coverage
+	SDPA_COVERAGE=1 $(BIN)/python setup.py build --build-lib $(COUNTED)
+	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/coverage FLAGS="-O1 --coverage -fprofile-abs-path -DSTRIDE=4001 -DTIME_LIMIT=60"
+	build/c/coverage/driver
+	PYTHONPATH=$(COUNTED) PYTHONSAFEPATH=1 COVERAGE_FILE=$(COUNTED)/python \
+		$(BIN)/coverage run -m pytest -k $(COVERED_CASES) $(COVERED)
+	$(BIN)/gcovr --root . --filter src/ --exclude 'src/kernels/vec_(avx512|neon|wide)' --print-summary --gcov-suspicious-hits-threshold 0 \
+		--exclude-branches-by-pattern ' *assert\(' --html-details $(COUNTED)/c.html --txt - build/temp*/*-coverage build/c/coverage
+	COVERAGE_FILE=$(COUNTED)/python $(BIN)/coverage combine
+	COVERAGE_FILE=$(COUNTED)/python $(BIN)/coverage report
+
+# Judged once each: a run goes on where the last one stopped. All groups are tried, and one open survivor is a failure.
+MUTANTS = 5
+MUTATION_SECONDS = 3600
+mutation: $(VENV)/with-$(EXTRAS)
+	failed=0; for group in drivers kernels python; do \
+		$(BIN)/python tools/mutate.py $$group --mutants $(MUTANTS) --seconds $(MUTATION_SECONDS) || failed=1; \
+	done; exit $$failed
+
 # Inputs that reach new code are kept in build/fuzz; an input that ends a fuzzer is named in its last lines. Sanitizers
 # keep some loops from being vectorised, which is not worth a warning here.
 CLANG = clang-22
@@ -252,4 +281,5 @@ clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
 .PHONY: demo test models build stubs bench browser lab notebooks docs sanitize test-c test-arm test-avx512 format lint \
-	types counts test-pythons test-platforms soak stranger fuzz analyze release-check judges clean
+	types counts test-pythons test-platforms soak stranger fuzz analyze coverage mutation release-check \
+	judges clean

@@ -5,7 +5,8 @@ other files without any ``-m`` flag, so that the extension loads on every machin
 architecture and chooses its kernels when imported.
 
 Environment: ``SDPA_WERROR=1`` makes warnings errors; ``SDPA_SANITIZE=1`` builds with the address
-and undefined-behaviour sanitizers, ``SDPA_SANITIZE=thread`` with that of threads.
+and undefined-behaviour sanitizers, ``SDPA_SANITIZE=thread`` with that of threads;
+``SDPA_COVERAGE=1`` with the counters of gcov.
 """
 
 import gzip
@@ -65,6 +66,10 @@ if chosen := os.environ.get("SDPA_SANITIZE"):
     FLAGS += ["-DSDPA_ASSERT"]
     LINK_FLAGS = ["-pthread", *SANITIZE]
     VARIANT += f"-sanitize-{chosen}"
+if os.environ.get("SDPA_COVERAGE") == "1":
+    FLAGS += ["-O1", "-fexpensive-optimizations", "--coverage"]
+    LINK_FLAGS = ["-pthread", "--coverage"]
+    VARIANT += "-coverage"
 
 GIL_BUILD = not sysconfig.get_config_var("Py_GIL_DISABLED")
 NUMPY = "NPY_2_0_API_VERSION"

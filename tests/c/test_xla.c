@@ -7,7 +7,7 @@
 #include "check.h"
 #include "naive.h"
 
-enum { N_BATCH = 2, N_HEAD = 2, N_Q = 3, N_K = 5, D = 4, MOST = 8 };
+enum { N_BATCH = 2, N_HEAD = 2, N_Q = 3, N_K = 5, D = 4, MOST = 14 };
 enum { Q_SIZE = N_BATCH * N_HEAD * N_Q * D, K_SIZE = N_K * D, LSE_SIZE = N_BATCH * N_HEAD * N_Q };
 
 /* Queries (batch, rows, heads, columns), keys and values (1, rows, 1, columns): shared by batch and heads. */
@@ -160,6 +160,136 @@ static void test_passes(void) {
     CHECK(sdpa_attention_tangent(&tangent) == SDPA_OK && !memcmp(dq, dq2, sizeof dq), "forward mode");
 }
 
+/* Every option that a frame carries, forward and backward: a mask and slopes of one head for all, sinks of one batch entry for
+ * all, offsets, a band, softcap, dropout. */
+enum { MASK_SIZE = N_BATCH * N_Q * N_K };
+static float mask[MASK_SIZE], sinks[N_HEAD], slopes[N_BATCH];
+static int64_t offsets[N_BATCH] = {1, 0};
+static uint32_t seed[2] = {3, 5};
+
+static void add_options(call *c) {
+    static const int64_t of_mask[] = {N_BATCH, 1, N_Q, N_K}, of_sinks[] = {1, N_HEAD}, of_slopes[] = {N_BATCH, 1};
+    static const int64_t batch[] = {N_BATCH}, of_q[] = {N_BATCH, N_Q, N_HEAD, D}, of_k[] = {1, N_K, 1, D}, two[] = {2};
+    c->frame.operands.size = c->integers[SDPA_XLA_OPERAND_BITS] = 0;
+    add(c, false, SDPA_XLA_QUERY, SDPA_XLA_F32, q, 4, of_q);
+    add(c, false, SDPA_XLA_KEY, SDPA_XLA_F32, k, 4, of_k);
+    add(c, false, SDPA_XLA_VALUE, SDPA_XLA_F32, v, 4, of_k);
+    add(c, false, SDPA_XLA_MASK, SDPA_XLA_F32, mask, 4, of_mask);
+    add(c, false, SDPA_XLA_SINKS, SDPA_XLA_F32, sinks, 2, of_sinks);
+    add(c, false, SDPA_XLA_SLOPES, SDPA_XLA_F32, slopes, 2, of_slopes);
+    add(c, false, SDPA_XLA_LENGTHS, SDPA_XLA_S32, lengths, 1, batch);
+    add(c, false, SDPA_XLA_OFFSET, SDPA_XLA_S64, offsets, 1, batch);
+    add(c, false, SDPA_XLA_SEED, SDPA_XLA_U32, seed, 1, two);
+    c->integers[SDPA_XLA_HAS_LOWER] = c->integers[SDPA_XLA_HAS_UPPER] = 1;
+    c->integers[SDPA_XLA_LOWER] = -2;
+    c->integers[SDPA_XLA_UPPER] = 1;
+    c->numbers[SDPA_XLA_SOFTCAP] = 3;
+    c->numbers[SDPA_XLA_DROPOUT_P] = 0.25;
+}
+
+static void write_options(sdpa_problem *p) {
+    p->mask = (sdpa_tensor){
+        .data = (char *)mask, .row = 4 * N_K, .col = 4, .group = 1, .dtype = SDPA_F32, .batch = {4 * N_Q * N_K}};
+    p->sinks = (sdpa_tensor){.data = (char *)sinks, .head = 4, .group = 1, .dtype = SDPA_F32};
+    p->alibi_slopes = (sdpa_tensor){.data = (char *)slopes, .group = 1, .dtype = SDPA_F32, .batch = {4}};
+    p->offset = (sdpa_tensor){.data = (char *)offsets, .group = 1, .dtype = SDPA_I64, .batch = {8}};
+    p->has_lower = p->has_upper = true;
+    p->lower = -2, p->upper = 1;
+    p->softcap = 3, p->dropout_p = 0.25;
+    p->seed = (uint64_t)5 << 32 | 3;
+}
+
+static void test_options(void) {
+    static const int64_t of_q[] = {N_BATCH, N_Q, N_HEAD, D}, of_lse[] = {N_BATCH, N_HEAD, N_Q};
+    static const int64_t of_mask[] = {N_BATCH, 1, N_Q, N_K}, of_sinks[] = {1, N_HEAD};
+    static float o2[Q_SIZE], lse2[LSE_SIZE], dmask[MASK_SIZE], dmask2[MASK_SIZE], dsinks[N_HEAD], dsinks2[N_HEAD];
+    int64_t copies[N_BATCH];
+    call c;
+    fill(mask, MASK_SIZE);
+    fill(sinks, N_HEAD);
+    fill(slopes, N_BATCH);
+    begin_forward(&c);
+    add_options(&c);
+    CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
+    sdpa_problem p = written(copies);
+    write_options(&p);
+    p.o.data = (char *)o2, p.lse.data = (char *)lse2;
+    p.features = sdpa_problem_features(&p);
+    CHECK(sdpa_attention_forward(&p) == SDPA_OK, "forward");
+    CHECK(!memcmp(o, o2, sizeof o) && !memcmp(lse, lse2, sizeof lse), "forward");
+
+    begin(&c);
+    add_options(&c);
+    add(&c, false, SDPA_XLA_GRAD_OUT, SDPA_XLA_F32, dout, 4, of_q);
+    add(&c, false, SDPA_XLA_OUT, SDPA_XLA_F32, o, 4, of_q);
+    add(&c, false, SDPA_XLA_LSE, SDPA_XLA_F32, lse, 3, of_lse);
+    add(&c, true, SDPA_XLA_GRADIENTS + 3, SDPA_XLA_F32, dmask, 4, of_mask);
+    add(&c, true, SDPA_XLA_GRADIENTS + 4, SDPA_XLA_F32, dsinks, 2, of_sinks);
+    memset(dmask, 0xff, sizeof dmask);
+    memset(dsinks, 0xff, sizeof dsinks);
+    CHECK(!sdpa_xla_backward(&c.frame), "%s", last_error);
+    p.dout.data = (char *)dout;
+    p.dmask = p.mask, p.dsinks = p.sinks;
+    p.dmask.data = (char *)dmask2, p.dsinks.data = (char *)dsinks2;
+    CHECK(sdpa_attention_backward(&p) == SDPA_OK, "backward");
+    CHECK(!memcmp(dmask, dmask2, sizeof dmask) && !memcmp(dsinks, dsinks2, sizeof dsinks), "backward");
+}
+
+/* The derivative of <tangent of the queries, gradients> with respect to the keys, which the handlers do not clear. */
+static void test_second(void) {
+    static const int64_t of_q[] = {N_BATCH, N_Q, N_HEAD, D}, of_k[] = {1, N_K, 1, D}, of_lse[] = {N_BATCH, N_HEAD, N_Q};
+    static float tangent[Q_SIZE], dk2[K_SIZE];
+    int64_t copies[N_BATCH];
+    call c;
+    fill(tangent, Q_SIZE);
+    begin_forward(&c);
+    CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
+    begin(&c);
+    add(&c, false, SDPA_XLA_GRAD_OUT, SDPA_XLA_F32, dout, 4, of_q);
+    add(&c, false, SDPA_XLA_OUT, SDPA_XLA_F32, o, 4, of_q);
+    add(&c, false, SDPA_XLA_LSE, SDPA_XLA_F32, lse, 3, of_lse);
+    add(&c, false, SDPA_XLA_TANGENTS, SDPA_XLA_F32, tangent, 4, of_q);
+    add(&c, true, SDPA_XLA_GRADIENTS + 1, SDPA_XLA_F32, dk, 4, of_k);
+    memset(dk, 0xff, sizeof dk);
+    CHECK(!sdpa_xla_second(&c.frame), "%s", last_error);
+    sdpa_problem p = written(copies);
+    p.q_t = p.q;
+    p.q_t.data = (char *)tangent;
+    p.o.data = (char *)o, p.lse.data = (char *)lse, p.dout.data = (char *)dout, p.dk.data = (char *)dk2;
+    p.features = sdpa_problem_features(&p);
+    CHECK(sdpa_attention_double_backward(&p) == SDPA_OK && !memcmp(dk, dk2, sizeof dk), "second");
+}
+
+/* Every type of elements: one key with value 1 gives 1, and two bytes of a mask hide it. */
+static void test_types(void) {
+    static const struct {
+        int type, bytes;
+        const char *one;
+    } types[] = {{SDPA_XLA_F16, 2, "\x00\x3c"},
+                 {SDPA_XLA_BF16, 2, "\x80\x3f"},
+                 {SDPA_XLA_F32, 4, "\x00\x00\x80\x3f"},
+                 {SDPA_XLA_F64, 8, "\x00\x00\x00\x00\x00\x00\xf0\x3f"}};
+    static const int64_t one[] = {1, 1, 1, 1}, rows[] = {1, 2, 1, 1}, of_mask[] = {1, 1, 2, 1}, of_lse[] = {1, 1, 2};
+    bool keep[2] = {true, false};
+    for (int t = 0; t < 4; t++) {
+        _Alignas(16) char x[16], pair[16] = {0}, out[16], lses[16], zero[16] = {0};
+        memcpy(x, types[t].one, (size_t)types[t].bytes);
+        call c;
+        begin(&c);
+        c.frame.operands.size = c.integers[SDPA_XLA_OPERAND_BITS] = 0;
+        c.integers[SDPA_XLA_LEAD] = c.integers[SDPA_XLA_LEAD + 1] = 1;
+        add(&c, false, SDPA_XLA_QUERY, types[t].type, pair, 4, rows);
+        add(&c, false, SDPA_XLA_KEY, types[t].type, x, 4, one);
+        add(&c, false, SDPA_XLA_VALUE, types[t].type, x, 4, one);
+        add(&c, false, SDPA_XLA_MASK, SDPA_XLA_PRED, keep, 4, of_mask);
+        add(&c, true, SDPA_XLA_OUT_RESULT, types[t].type, out, 4, rows);
+        add(&c, true, SDPA_XLA_LSE_RESULT, types[t].bytes == 8 ? SDPA_XLA_F64 : SDPA_XLA_F32, lses, 3, of_lse);
+        CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
+        const size_t size = (size_t)types[t].bytes;
+        CHECK(!memcmp(out, x, size) && !memcmp(out + size, zero, size), "type %d", types[t].type);
+    }
+}
+
 /* The rows of the first batch entry as two sequences; each has the result of a separate call. */
 static void begin_packed(call *c, int32_t cu_q[3], int32_t cu_k[3]) {
     static const int64_t of_q[] = {N_Q, N_HEAD, D}, of_k[] = {N_K, 1, D}, of_lse[] = {N_HEAD, N_Q}, ends[] = {3};
@@ -193,6 +323,32 @@ static void test_packed_rows(void) {
     }
     const size_t n_o = sizeof o / N_BATCH, n_lse = sizeof lse / N_BATCH;
     CHECK(!memcmp(o, o2, n_o) && !memcmp(lse, lse2, n_lse), "packed");
+
+    /* Lengths and offsets have one element per sequence. */
+    static const int64_t two[] = {2}, three[] = {3};
+    int32_t per_sequence[] = {4, 0, 0};
+    begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
+    add(&c, false, SDPA_XLA_LENGTHS, SDPA_XLA_S32, per_sequence, 1, two);
+    CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
+    CHECK(!memcmp(o, o2, sizeof o / N_BATCH / N_Q), "a sequence of all its keys");
+    for (int i = N_HEAD * D; i < (int)(n_o / sizeof *o); i++) CHECK(o[i] == 0, "a sequence without keys, %d", i);
+    per_sequence[1] = 2;
+    CHECK(sdpa_xla_forward(&c.frame) && strstr(last_error, "Lk = 1, got 2"), "%s", last_error);
+    /* The second query of the second sequence sees its key at offset -1, the first sees none. */
+    int32_t shifts[] = {0, -1, 0};
+    begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
+    add(&c, false, SDPA_XLA_OFFSET, SDPA_XLA_S32, shifts, 1, two);
+    c.integers[SDPA_XLA_HAS_UPPER] = 1;
+    CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
+    CHECK(!memcmp(o, v, sizeof *v * D), "the first query sees the first key alone");
+    for (int i = 0; i < N_HEAD * D; i++) {
+        const float hidden = o[N_HEAD * D + i], seen = o[2 * N_HEAD * D + i];
+        CHECK(hidden == 0 && seen == v[4 * D + i % D], "offset of a sequence, %d: %g and %g", i, (double)hidden,
+              (double)seen);
+    }
+    begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
+    add(&c, false, SDPA_XLA_OFFSET, SDPA_XLA_S32, shifts, 1, three);
+    CHECK(sdpa_xla_forward(&c.frame), "three offsets for two sequences");
 
     int32_t bad[][3] = {{0, 1, N_Q + 1}, {1, 1, N_Q}, {0, N_Q + 1, N_Q}};
     for (int i = 0; i < 3; i++) {
@@ -276,6 +432,9 @@ void test_xla(void) {
     lengths[0] = N_K;
     lengths[1] = 3;
     test_passes();
+    test_options();
+    test_second();
+    test_types();
     test_packed_rows();
     test_refused();
 }

@@ -1,0 +1,91 @@
+"""What `make mutation` changes, which tests it asks, and its answers to mutants that live."""
+
+import importlib.util
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONFIG = tomllib.loads((ROOT / "tools" / "mutants.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def mutants():
+    spec = importlib.util.spec_from_file_location("mutants", ROOT / "tools" / "mutants.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def lines(changes, source):
+    """The sources that the changes make."""
+    return [source[:start] + new + source[end:] for start, end, new in changes]
+
+
+def test_changes_of_c(mutants):
+    source = "    if (!a && b < 2) x->y = -*p + 1; /* 3 < 4 */\n"
+    assert sorted(lines(mutants.c_changes(source), source)) == sorted(
+        f"    {changed} /* 3 < 4 */\n"
+        for changed in (
+            "if (a && b < 2) x->y = -*p + 1;",
+            "if (!a || b < 2) x->y = -*p + 1;",
+            "if (!a && b <= 2) x->y = -*p + 1;",
+            "if (!a && b < 1) x->y = -*p + 1;",
+            "if (!a && b < 2) x->y = -*p - 1;",
+            "if (!a && b < 2) x->y = -*p + 0;",
+            ";",
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "#define LIMIT (a < 3 \\\n    + 1)\n",
+        '/* a < b;\n    x = 1; */\nconst char *text = "a < 1";\n',
+        "    const int n = m;\n    assert(a < b);\n    char *x = y;\n",
+    ],
+)
+def test_what_c_is_left_alone(mutants, source):
+    assert lines(mutants.c_changes(source), source) == []
+
+
+def test_changes_of_python(mutants):
+    source = (
+        "def f(a: int = None, *b) -> 'x < y':\n    '1 < 2'\n    if a is not b:\n        a.n += -1\n"
+    )
+    found = lines(mutants.python_changes(source), source)
+    assert source.replace("is not", "is ") in found
+    assert source.replace("+=", "-=") in found
+    assert source.replace("a.n += -1", "pass") in found
+    assert len(found) == 4
+    assert all(compile(text, "mutant", "exec") for text in found)
+
+
+def test_names_do_not_depend_on_other_lines(mutants, tmp_path, monkeypatch):
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    (tmp_path / "a.c").write_text("    x = y + 12;\n    x = y + 12;\n")
+    before = [mutant.name for mutant in mutants.mutants_of("a.c")]
+    (tmp_path / "a.c").write_text("\n\n\n    x = y + 12;\n    x = y + 12;\n")
+    assert [mutant.name for mutant in mutants.mutants_of("a.c")] == before
+    assert len(set(before)) == len(before) == 6
+
+
+def test_tests_exist():
+    main = (ROOT / "tests" / "c" / "main.c").read_text(encoding="utf-8")
+    for entry in CONFIG["test"]:
+        assert all((ROOT / name).exists() for name in entry["python"]), entry
+        assert all(f'{{"{name}", ' in main for name in entry.get("c", [])), entry
+        assert all(list(ROOT.glob(f"{name}*")) for name in entry["files"]), entry
+    assert all((ROOT / name).is_file() for name in CONFIG["left_out"])
+
+
+def test_an_answer_names_a_mutant_and_a_reason(mutants):
+    known = {}
+    for answer in CONFIG.get("answer", []):
+        file = answer["file"]
+        if file not in known:
+            known[file] = {(m.was, m.now) for m in mutants.mutants_of(file)}
+        assert (answer["was"], answer["now"]) in known[file], answer
+        assert len(answer["reason"].split()) > 3, answer

@@ -25,6 +25,9 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
         refuted      some lie outside, and there is no such law
         undecided    else, after the last look
 
+    A row whose verdict is certain is measured again as well if one of its intervals crosses the end
+    of the margin and does not lie inside that of the law: its sentence speaks of that figure, too.
+
     Statements about pretrained models (`Claim.trained`) get separate verdicts by the same rule, and
     count among the figures judged whether the models are installed or not. What a statement says
     of a figure comes with its 95 % interval, the one of every ± of this package; the verdict is by
@@ -101,18 +104,23 @@ def _refuse_points(claim: Claim, measured: Measured, found: dict[str, Estimate])
 
 
 def decide(expect: Iterable[Expect], found: dict[str, Estimate]) -> tuple[str, bool]:
-    """The verdict, and whether more draws could not change it."""
+    """The verdict, and whether more draws could change neither it nor what is said of a figure."""
+    expect = tuple(expect)
     claimed = [_compare(found[e.figure], e.claimed_region()) for e in expect]
     if "outside" not in claimed:
         return ("undecided", False) if "across" in claimed else ("reproduced", True)
     laws = [
         _compare(found[e.law_figure or e.figure], region) if (region := e.law_region()) else "none"
-        for e, where in zip(expect, claimed, strict=True)
-        if where == "outside"
+        for e in expect
     ]
-    if all(where == "inside" for where in laws):
-        return "corrected", True
-    return "refuted", "none" in laws or "outside" in laws
+    failed = [law for where, law in zip(claimed, laws, strict=True) if where == "outside"]
+    # A figure at neither the claim nor our law leaves open what the sentence says of it.
+    settled = all(
+        where != "across" or law == "inside" for where, law in zip(claimed, laws, strict=True)
+    )
+    if all(law == "inside" for law in failed):
+        return "corrected", settled
+    return "refuted", settled and ("none" in failed or "outside" in failed)
 
 
 def _compare(figure: Estimate, region: tuple[float, float]) -> str:
@@ -147,8 +155,8 @@ def _statement(
 
 def _trained_statement(part: Trained, verdict: str | None, found: dict[str, Estimate]) -> str:
     if verdict is None:
-        return f"With {part.model} installed (make models) its heads are judged, too."
-    return f"Of the heads of {part.model} it is {verdict}: {_filled(part.finding, found)}"
+        return f"With {part.model} installed (make models) its heads are judged as well."
+    return f"For {part.model} the claim is {verdict}: {_filled(part.finding, found)}"
 
 
 def _filled(text: str, found: dict[str, Estimate]) -> str:

@@ -307,10 +307,19 @@ def test_no_random_figure_is_judged_without_an_interval(name):
 # ---------------------------------------------------------------------- what is committed
 
 
+def _rounded(tree):
+    if isinstance(tree, dict):
+        return {name: _rounded(item) for name, item in tree.items()}
+    if isinstance(tree, list):
+        return [_rounded(item) for item in tree]
+    return float(f"{tree:.12g}") if isinstance(tree, float) else tree
+
+
 def test_margins_are_those_that_were_frozen():
     """A changed margin needs `tools/ledger.py --margins` and a line in the list of changes."""
     frozen = json.loads((ROOT / "docs/margins.json").read_text(encoding="utf-8"))
-    assert frozen["rows"] == ledger_page.margins()
+    # Laws that use exp or tan are not the same bits with every build of NumPy.
+    assert _rounded(frozen["rows"]) == _rounded(ledger_page.margins())
     for change in frozen["changes"]:
         assert re.fullmatch(r"2026-\d\d-\d\d", change["date"])
         assert len(change["change"]) > 20

@@ -190,7 +190,7 @@ POSITIONS = (
         "averaged over all heads, {MiniLM keys that count, unscaled all heads} keys count with the "
         "scale removed and {MiniLM keys that count, scaled all heads} as trained. Removing it "
         "gives the first and the last key, which are [CLS] and [SEP], only {MiniLM weight on first "
-        "and last key, unscaled over scaled} times the weight that they have as trained, and that is "
+        "and last key, unscaled over scaled} times the weight that they have as trained, which is "
         "already {MiniLM weight on first and last key over 2/n, scaled all heads} times an equal "
         "share.",
     ),

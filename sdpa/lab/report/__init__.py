@@ -99,6 +99,7 @@ def page(result: Mapping[str, Any], rows: Sequence[Row] = (), left_out: int = 0)
         _section("answer", _answer(result)),
         _explorer(),
         _section("ledger", ledger(rows, left_out)),
+        f"<script>\n{_file('cards.js')}</script>",
         _section("speed", _speed(result)),
         _section("machine", f"<pre>{escape(printout.machine_text(result['machine']))}</pre>"),
     ]

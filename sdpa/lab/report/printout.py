@@ -150,6 +150,7 @@ def ledger_text(rows: Sequence[Row], known: int) -> str:
             100,
             initial_indent=f"{row.claim.id:>18} {row.verdict:<10} ",
             subsequent_indent=" " * 30,
+            break_on_hyphens=False,
         )
         for row in rows
     ]

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 
 from ..tools.estimate import LEVEL, Draws, Estimate
+from ..tools.machine import one_blas_thread
 from ..tools.table import with_interval
 from .record import Claim, Expect, Figure, Measured, Row, Trained
 
@@ -57,7 +58,8 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
     for factor in (1, claim.more) if claim.more > 1 else (1,):
         trained: dict[str, str] = {}
         try:
-            measured = claim.experiment(seed, times * factor)
+            with one_blas_thread():
+                measured = claim.experiment(seed, times * factor)
         except ImportError as error:
             verdict, statement, found, measured = "undecided", f"Not measured here: {error}", {}, {}
             break

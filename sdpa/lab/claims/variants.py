@@ -231,7 +231,6 @@ CLAIMS = (
         "16, 64 and 1024 keys. The best divisor depends on the length.",
         trained=trained.GRADIENT_KEPT,
         experiment=other_scales,
-        more=16,
         slow=True,
     ),
     Claim(
@@ -269,7 +268,7 @@ CLAIMS = (
         id="layer-norm",
         notes=("002",),
         claim="Layer normalisation has a role like that of the scale; initialisation by Xavier or "
-        "Kaiming controls variance, too.",
+        "Kaiming also controls the variance.",
         claim_zh="Layer Normalization 起着与缩放类似的作用；Xavier/Kaiming 初始化也用于控制方差。",
         expect=(
             *(

@@ -119,7 +119,8 @@ lab.plot_depth(output, collapse)
 # layer turns a residual $r$ into $0.21\,\sigma r^3$. What makes deep attention possible is the skip
 # connection, not the scale: with it more than half of the residual is left after ten layers, and
 # more without the scale (0.93) than with it (0.53). None of the five notes speaks of depth, so the
-# ledger has no row on it. 结论：缩放使每层输出近似为平均值，标准差按 $\sqrt{e/n}$ 减小； 没有残差连接时，各词元三层之后即几乎相同。
+# ledger has no row on it. 结论：缩放使每层输出近似为平均值，标准差按 $\sqrt{e/n}$ 减小；
+# 没有残差连接时，各词元三层之后即几乎相同。
 
 # %%
 spread = theory.weights(64, 1.0).sum_p2 ** 0.5

@@ -28,9 +28,9 @@ def ledger(rows: Sequence[Row], left_out: int) -> str:
     )
     cards = "".join(map(card, by_surprise(rows)))
     return (
-        "<p>What five notes say of the scale. Each claim is turned into figures and judged by one "
-        "rule, which was fixed before measuring: every interval inside the margin around the claim "
-        f"means reproduced. All intervals hold together with probability 0.95.{rest}</p>"
+        "<p>What five notes say about the scale. Each claim is turned into figures and judged by "
+        "one rule, which was fixed before measuring: every interval inside the margin around the "
+        f"claim means reproduced. All intervals hold together with probability 0.95.{rest}</p>"
         f"{_filter(rows)}"
         '<p class="quiet">Those that most readers would not expect come first. Open a claim to see '
         "what was found. Its axis shows the figure furthest outside its margin, which is shaded; "

@@ -93,12 +93,12 @@ lab.plot_initialisers(table)
 # %% [markdown]
 # ## Conclusion
 #
-# Only two of the seven do: variance $1/d_{\text{model}}$, and Glorot's rule where it is applied to
-# the matrix of all heads. Applied to one head of $d_k = 64$ Glorot's rule gives scores of variance
-# 3.2. PyTorch's `Linear` gives 0.11, its `MultiheadAttention` 0.25, and BERT's 0.02 gives 0.04 at
-# $d_{\text{model}} = 512$. Dividing by $\sqrt{d_k}$ removes the dependence on $d_k$, except for
-# Glorot's rule per head (3.8, 3.2 and 1.8 at $d_k = 16$, 64 and 256), but it does not make the
-# variance 1. The ledger:
+# Only two of the seven initialisers meet the assumption: variance $1/d_{\text{model}}$, and
+# Glorot's rule where it is applied to the matrix of all heads. Applied to one head of $d_k = 64$
+# Glorot's rule gives scores of variance 3.2. PyTorch's `Linear` gives 0.11, its
+# `MultiheadAttention` 0.25, and BERT's 0.02 gives 0.04 at $d_{\text{model}} = 512$. Dividing by
+# $\sqrt{d_k}$ removes the dependence on $d_k$, except for Glorot's rule per head (3.8, 3.2 and 1.8
+# at $d_k = 16$, 64 and 256), but it does not make the variance 1. The ledger:
 
 # %%
 print(bilingual(ledger(["glorot-unit-var", "init-var", "sigma-law"])))

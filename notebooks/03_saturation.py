@@ -49,7 +49,7 @@ for sigma in (1.0, 8.0):
     np.testing.assert_allclose([row.entropy[0], row.max_weight[0]], [entropy, weights.max()])
 
 # %% [markdown]
-# Before you go on, write down a guess: of ten scores with standard deviation 8, which is $d_k = 64$
+# Before you go on, write down a guess: of ten scores with standard deviation 8, as at $d_k = 64$
 # without the scale, how large is the largest weight on average?
 
 # %%
@@ -91,11 +91,12 @@ lab.plot_freezing(table)
 # %% [markdown]
 # ## Conclusion
 #
-# Saturation is gradual, and a matter of $\sigma$ against $\sqrt{2 \ln n}$, not of a number that
-# scores must not pass. With the scale $\sigma = 1$ at any $d_k$: 83 % of $\ln n$ at $n = 10$, 93 %
-# at 1024. Without it rows of ten keys have 0.75, 0.35 and 0.17 nats at $d_k = 16$, 64 and 256. The
-# table of note 002 has the right trend and wrong figures: 2.3 is $\ln 10$, the entropy of equal
-# weights, and a largest weight of 0.342 unscaled is one that no tensor shows. The ledger:
+# Saturation is gradual. It depends on how $\sigma$ compares with $\sqrt{2 \ln n}$, and not on a
+# size that scores must not exceed. With the scale $\sigma$ is 1 at any $d_k$, and the entropy is 83
+# % of $\ln n$ at $n = 10$ and 93 % at 1024. Without it rows of ten keys have 0.75, 0.35 and 0.17
+# nats at $d_k = 16$, 64 and 256. The table of note 002 has the right trend and wrong figures: 2.3
+# is $\ln 10$, the entropy of equal weights, and no tensor shows an unscaled largest weight of
+# 0.342. The ledger:
 
 # %%
 print(bilingual(ledger(["entropy-table", "maxweight-table"])))
@@ -103,32 +104,32 @@ print(bilingual(ledger(["entropy-table", "maxweight-table"])))
 # %% [markdown]
 # ## Exercises
 #
-# 1. Note 002 prints an entropy of 2.1 for unscaled scores at d_k = 16 and n = 10. Which sigma has
-# it?
+# 1. Note 002 prints an entropy of 2.1 for unscaled scores at $d_k = 16$ and $n = 10$. Which
+#    $\sigma$ has that entropy?
 #
 # <details><summary>Solution</summary>
 #
-# Bisection on `theory.weights(10, sigma).entropy` gives sigma = 0.70: scores even narrower than the
-# scaled ones. Unscaled at d_k = 16 sigma is 4.
+# Bisection on `theory.weights(10, sigma).entropy` gives $\sigma = 0.70$: scores even narrower than
+# the scaled ones. Unscaled, $\sigma$ is 4 at $d_k = 16$.
 #
 # </details>
 #
-# 2. For which sigma is the entropy of a row half of ln n, for n = 10, 64 and 1024? Is it a fixed
-# share of sigma_c?
+# 2. For which $\sigma$ is the entropy of a row half of $\ln n$, for $n = 10$, 64 and 1024? Is it a
+#    fixed share of $\sigma_c$?
 #
 # <details><summary>Solution</summary>
 #
-# 2.41, 2.62 and 2.97, which is 1.12, 0.91 and 0.80 of sigma_c. In the limit it is sqrt(ln n), 0.71
-# of sigma_c: finite n is far from it.
+# 2.41, 2.62 and 2.97, which is 1.12, 0.91 and 0.80 of $\sigma_c$. In the limit it is
+# $\sqrt{\ln n}$, 0.71 of $\sigma_c$: finite $n$ is far from it.
 #
 # </details>
 #
-# 3. Without the scale, from which d_k on is a row frozen in the sense sigma > sigma_c, for n = 10,
-# 64, 1024 and 65536?
+# 3. Without the scale, from which $d_k$ on is a row frozen in the sense of $\sigma > \sigma_c$, for
+#    $n = 10$, 64, 1024 and 65536?
 #
 # <details><summary>Solution</summary>
 #
-# d_k > 2 ln n: 4.6, 8.3, 13.9 and 22.2. Every d_k in use is above, at any length; the length helps
-# little.
+# $d_k > 2 \ln n$: 4.6, 8.3, 13.9 and 22.2. Nearly every $d_k$ in use is above that at any length;
+# longer rows help little.
 #
 # </details>

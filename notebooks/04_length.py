@@ -110,15 +110,16 @@ lab.plot_scale_over_length(table)
 # %% [markdown]
 # ## Conclusion
 #
-# It does not suffice: $1/\sqrt{d_k}$ fixes the width and nothing else. From 64 to 16384 keys the
-# number of keys that count grows from 40 to 9900 and the squared Jacobian falls by a factor of 205,
-# as the quadrature has it. Which correction is right depends on what is to be kept. For normal
-# scores $\sigma$ must grow from 1 to 2.8 (largest weight), 3.3 (gradient to the scores) or 4.0
-# (number of keys); $\sqrt{\ln n}$ gives 1.5, which keeps the entropy over $\ln n$ and nothing else,
-# and $\ln n$ gives 2.3, too little for any of the three. It also depends on the scores: the
-# temperature at which one key takes half is constant over $n$ for exponential scores, and grows
-# like $n$ for uniform ones and like $\ln n$ for one key above equal others. "Unit variance" names
-# no good region; the region moves with $n$. The row of the ledger that calls $\sqrt{d_k}$ optimal:
+# $1/\sqrt{d_k}$ does not suffice: it takes care of the width and of nothing else. From 64 to 16384
+# keys the number of keys that count grows from 40 to 9900 and the squared Jacobian falls by a
+# factor of 205, as the quadrature predicts. Which correction is right depends on what is to be
+# kept. For normal scores $\sigma$ must grow from 1 to 2.8 (largest weight), 3.3 (gradient to the
+# scores) or 4.0 (number of keys); $\sqrt{\ln n}$ gives 1.5, which keeps the entropy over $\ln n$
+# and nothing else, and $\ln n$ gives 2.3, too little for any of the three. It also depends on the
+# scores: the temperature at which one key takes half is constant over $n$ for exponential scores,
+# and grows like $n$ for uniform ones and like $\ln n$ for one key above equal others. "Unit
+# variance" names no good region; the region moves with $n$. The row of the ledger that calls
+# $\sqrt{d_k}$ optimal:
 
 # %%
 print(bilingual(ledger(["other-scales"])))

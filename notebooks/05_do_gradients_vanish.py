@@ -26,10 +26,11 @@
 #
 # with the Jacobian $J$ of softmax: zero for one-hot rows. When rows freeze (notebook 03) the mean
 # of $|J|^2$ falls like $m(1-m)/3$ with $m = \sqrt{2 \ln n/d_k}$, because fewer and fewer rows have
-# two weights that compete. But $\partial L/\partial q = \text{scale} \sum_j (\partial L/\partial
-# s_j)\, k_j$ multiplies by the scale and the keys: with the scale that is a factor of 1, without it
-# one of $\sqrt{d_k}$. So the root mean square of $\partial L/\partial Q$ does not fall; it grows
-# towards $d_k^{1/4}$, while most rows get nothing. `theory.attention` has the exact curves.
+# two weights that compete. But
+# $\partial L/\partial q = \text{scale} \sum_j (\partial L/\partial s_j)\, k_j$ multiplies by the
+# scale and the keys: with the scale that is a factor of 1, without it a factor of $\sqrt{d_k}$. So
+# the root mean square of $\partial L/\partial Q$ does not fall; it grows towards $d_k^{1/4}$, while
+# most rows get nothing. `theory.attention` has the exact curves.
 
 # %% [markdown]
 # ## In plain NumPy
@@ -67,8 +68,9 @@ my_guess = {"root mean square": None, "median": None}  # 1 is no change
 # %% [markdown]
 # ## Measurement
 #
-# A draw is one head. A row is dead when its norm is below a hundredth of what equal weights would
-# give. Shown is $\partial L/\partial Q$ at $n = 10$; `print(table)` has all targets and lengths.
+# A draw is one head. A row is dead when its norm is below a hundredth of that of a row of
+# $\partial L/\partial O$, $\sqrt{d_v}$, as everywhere in the laboratory. Shown is
+# $\partial L/\partial Q$ at $n = 10$; `print(table)` has all targets and lengths.
 
 # %%
 table = lab.gradients(draws=60)
@@ -99,13 +101,13 @@ lab.plot_gradients(table)
 # %% [markdown]
 # ## Conclusion
 #
-# It depends on what "vanish" means. Without the scale the typical row of $\partial L/\partial Q$
-# does vanish: at $d_k = 1024$ and $n = 10$ two of three rows are dead, and the median is less than
-# a thousandth of what it is with the scale. The root mean square grows all the same, because the
-# few rows that still compete get gradients tens of times larger; neither falls like $1/d_k$. With
-# the scale nothing depends on $d_k$. $\partial L/\partial V$ grows, though a fifth of the values,
-# those that no query picks, get none; $\partial L/\partial W^Q$ sums over rows and grows as well,
-# and has dead rows at small $n$ only. The ledger:
+# The answer depends on what "vanish" means. Without the scale the typical row of
+# $\partial L/\partial Q$ does vanish: at $d_k = 1024$ and $n = 10$ two of three rows are dead, and
+# the median is less than a thousandth of what it is with the scale. The root mean square grows all
+# the same, because the few rows that still compete get gradients tens of times larger; neither
+# falls like $1/d_k$. With the scale nothing depends on $d_k$. $\partial L/\partial V$ grows, though
+# a fifth of the values, those that no query picks, get none; $\partial L/\partial W^Q$ sums over
+# rows and grows as well, and has dead rows at small $n$ only. The ledger:
 
 # %%
 print(bilingual(ledger(["grad-law"])))
@@ -113,7 +115,8 @@ print(bilingual(ledger(["grad-law"])))
 # %% [markdown]
 # ## Exercises
 #
-# 1. Which of the gradients to $S$, $Q$, $K$ and $V$ vanish without the scale, judged by their mean?
+# 1. Judged by their root mean square, which of the gradients to $S$, $Q$, $K$ and $V$ vanish
+#    without the scale?
 #
 # <details><summary>Solution</summary>
 #

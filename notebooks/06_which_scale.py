@@ -102,16 +102,16 @@ lab.plot_best_sigma(table)
 # %% [markdown]
 # ## Conclusion
 #
-# No scale is best by all criteria, and by none of those measured is it $1/\sqrt{d_k}$ at every
+# No scale is best by all criteria, and by none of those measured is $1/\sqrt{d_k}$ best at every
 # length. Most gradient reaches the scores at 1.2 times that scale for 8 keys, 2.8 times for 32 and
 # 5.1 times for 512, by the exact law for independent queries and keys (`lab.best_scale(n, d_k)`);
 # the heads measured here, whose queries and keys share their tokens, have 5.5 at 512, on a coarse
-# grid. $d_k$ hardly matters. By the median of $\partial L/\partial Q$ it is 3 to 7 times; by the
-# root mean square of $\partial L/\partial Q$ and $\partial L/\partial W^Q$ it is 32 times or
-# beyond. What $1/\sqrt{d_k}$ offers is that it is the same at every width and that it leaves room:
-# with queries and keys that correlate by 0.5 the best $\sigma$ falls from 3.7 to 1.2 ($n = 64$),
-# with $W^K = W^Q$ to 0.5. Trained heads (notebook 14) are near the largest gradient of their
-# scores. The ledger:
+# grid. $d_k$ hardly matters. By the median of $\partial L/\partial Q$ the best scale is 3 to 7
+# times $1/\sqrt{d_k}$; by the root mean square of $\partial L/\partial Q$ and
+# $\partial L/\partial W^Q$ it is 32 times that or more. What $1/\sqrt{d_k}$ offers is that it is
+# the same at every width and that it leaves room: with queries and keys that correlate by 0.5 the
+# best $\sigma$ falls from 3.7 to 1.2 ($n = 64$), with $W^K = W^Q$ to 0.5. Trained heads (notebook
+# 14) are close to the scale at which most gradient reaches their scores. The ledger:
 
 # %%
 print(bilingual(ledger(["other-scales"])))
@@ -129,8 +129,9 @@ print(bilingual(ledger(["other-scales"])))
 #
 # </details>
 #
-# 2. The share of rows without gradient (below 0.01 of the unit) is a criterion as well. From which
-#    $\sigma$ on are more than a tenth of the rows of $\partial L/\partial Q$ dead at $n = 128$?
+# 2. The share of rows without gradient (below 0.01 of the upstream gradient) is a criterion as
+#    well. From which $\sigma$ on are more than a tenth of the rows of $\partial L/\partial Q$ dead
+#    at $n = 128$?
 #
 # <details><summary>Solution</summary>
 #

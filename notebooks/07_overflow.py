@@ -92,8 +92,8 @@ lab.plot_overflow(table)
 # %% [markdown]
 # ## Conclusion
 #
-# Of the dtypes in use only float16 is in danger at $d_k = 64$, and only where the maximum is not
-# subtracted, which every library does. Float32 would need a $d_k$ near 820 before one score in a
+# Of the dtypes in use only float16 is in danger at $d_k = 64$, and only if the maximum is not
+# subtracted; every library subtracts it. Float32 would need a $d_k$ near 820 before one score in a
 # thousand overflows, float64 one of 53 000. With the shift nothing overflows anywhere. What the
 # scale prevents is saturation (notebook 03), not overflow. The ledger:
 
@@ -103,7 +103,8 @@ print(bilingual(ledger(["overflow-64", "exp-values", "shift"])))
 # %% [markdown]
 # ## Exercises
 #
-# 1. Note 004 says that $e^{50}$ may exceed the range of floating-point numbers. Of which?
+# 1. Note 004 says that $e^{50}$ may exceed the range of floating-point numbers. Of which dtypes is
+#    that true?
 #
 # <details><summary>Solution</summary>
 #
@@ -112,7 +113,7 @@ print(bilingual(ledger(["overflow-64", "exp-values", "shift"])))
 #
 # </details>
 #
-# 2. With the shift small exponentials underflow instead. Why is that harmless, and what is lost?
+# 2. With the shift, small exponentials underflow instead. Why is that harmless, and what is lost?
 #
 # <details><summary>Solution</summary>
 #

@@ -111,7 +111,7 @@ lab.plot_cost(table)
 # product does; $n^2 d^2$ is the time of a program that projects every pair anew. The factor is a
 # few where tanh follows from exponentials of tokens. It is seven and more where every pair and
 # channel calls tanh, which is what the note compares with: ten where NumPy has vector instructions
-# for tanh, as with AVX-512, and more where it has not.
+# for tanh, as with AVX-512, and more where it does not.
 
 # %%
 at = ratio.row(axis="n", n=1024)["ratio"].estimate()

@@ -88,13 +88,13 @@ training.plot_tied_paths(paths)
 # %% [markdown]
 # ## Conclusion
 #
-# It is a bottleneck of width, with hardly a conflict. At width 4 one projection costs 1.64 nats, at
-# 8 it costs 0.31, at 16 and 32 next to nothing. The cosine of the two gradients at width 8 falls to
-# $-0.17$ while most is learned: outside the $\pm 0.06$ expected by chance, but an angle of 100°,
-# far from the 180° of a real conflict. (At step 0 it is 0.24, since both gradients share $x$ and
-# $\partial L/\partial \text{out}$.) A step loses at most a sixth of its progress to it (exercise
-# 3). What harms is that 8 numbers have to hold both what a key is found by and what it says. The
-# ledger:
+# The bottleneck is the width; the two gradients hardly conflict. One projection costs 1.64 nats at
+# width 4, 0.31 at 8 and next to nothing at 16 and 32. The cosine of the two gradients at width 8
+# falls to $-0.17$ while most is learned: outside the $\pm 0.06$ expected by chance, but an angle of
+# 100°, far from the 180° of a real conflict. (At step 0 it is 0.24, since both gradients share $x$
+# and $\partial L/\partial \text{out}$.) A step loses at most a sixth of its progress to it
+# (exercise 3). The harm comes from 8 numbers having to hold both what a key is found by and what it
+# says. The ledger:
 
 # %%
 print(bilingual(ledger(["tied-kv"])))
@@ -108,8 +108,8 @@ print(bilingual(ledger(["tied-kv"])))
 # <details><summary>Solution</summary>
 #
 # Both keep as many numbers per token in a cache. Shared at 16: 0.009 nats; separate at 8: 0.002.
-# Both are next to nothing, so for the cache it is even. So it is in parameters: $16 \cdot 32$
-# against $2 \cdot 8 \cdot 32$.
+# Both are next to nothing, so for the cache it makes no difference. Nor does it in parameters:
+# $16 \cdot 32$ against $2 \cdot 8 \cdot 32$.
 #
 # </details>
 #

@@ -70,8 +70,8 @@ my_guess = None  # below 1 if it vanishes
 # ## Measurement
 #
 # Models of the recall task (`sdpa.lab.training.recall`) while they learn: eight of each rule, one
-# learning rate. That rate is best for none of them; the ledger below sweeps it. Shown are the first
-# and the last step; `print(table)` has all.
+# learning rate. It is the best rate for none of them; the ledger below tries several. Shown are the
+# first and the last step; `print(table)` has all.
 
 # %%
 table = training.curves(64, every=10, seeds=8, steps=151)
@@ -98,10 +98,10 @@ training.plot_curves(table)
 # %% [markdown]
 # ## Conclusion
 #
-# Training needs the scale, or an equivalent start (notebook 12), at $d_k = 32$ and 64, hardly at 4,
-# and needs it more the longer the sequence. But the reason is not a vanishing gradient: that of
-# unscaled models is six times as large at the start and at no time much smaller. It reaches each
-# query through only two keys, and must reorder scores whose standard deviation is 8. So these
+# Training needs the scale, or an equivalent start (notebook 12), at $d_k = 32$ and 64 but hardly at
+# 4, and the longer the sequence, the more it needs it. But the reason is not a vanishing gradient:
+# that of unscaled models is six times as large at the start and at no time much smaller. It reaches
+# each query through only two keys, and must reorder scores whose standard deviation is 8. So these
 # models learn slowly; given four times as long they get most of the way. Notebook 19 asks what it
 # costs in stability. The ledger:
 

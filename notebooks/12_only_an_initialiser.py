@@ -19,12 +19,13 @@
 # ## Prediction
 #
 # $c\, x W^Q (W^K)^T y$ is the same function whether $c$ stands in the kernel or in $W^Q$, so a
-# folded model starts at the same point. It does not move alike. Let $W' = c\, W^Q$; then
+# folded model starts at the same point. But it does not move in the same way. Let $W' = c\, W^Q$;
+# then
 #
 # $$ \frac{\partial L}{\partial W'} = \frac{1}{c}\, \frac{\partial L}{\partial W^Q}. $$
 #
-# With a learning rate $r$, plain descent should move $W'$ by $c$ times the step of $W^Q$ and moves
-# it by $1/c$ times: the rate has to be $c^2 r$. Adam's steps do not depend on the size of
+# With a learning rate $r$, plain descent should move $W'$ by $c$ times the step of $W^Q$ but moves
+# it by $1/c$ times that step: the rate has to be $c^2 r$. Adam's steps do not depend on the size of
 # gradients: the rate has to be $c\, r$. With that rate the folded model makes the same steps, so
 # the scale is an initialiser together with a learning rate. With one rate for all, the folded $W^Q$
 # moves $1/c = 8$ times as far per step as it should at $d_k = 64$, relative to its size, and wants
@@ -107,11 +108,12 @@ training.plot_scale_rules(table)
 # %% [markdown]
 # ## Conclusion
 #
-# An initialiser and a learning rate, nothing else. With both in $W^Q$ the loss is the same; with
-# the initialiser alone a smaller rate makes up for all but 0.005 nats, where a model without a
-# scale anywhere is left with 1.2. It is no normalisation: the variance of trained scores is 48, 10
-# and 12 at $d_k = 4$, 32 and 64. And these models, whose answer is one key, can do without it once
-# trained: at scale 1 they answer as well as before. MiniLM cannot: its embeddings turn. The ledger:
+# The scale is an initialiser and a learning rate, nothing else. With both in $W^Q$ the loss is the
+# same; with the initialiser alone a smaller rate makes up for all but 0.005 nats, where a model
+# without a scale anywhere is left with 1.2. It is no normalisation: the variance of trained scores
+# is 48, 10 and 12 at $d_k = 4$, 32 and 64. And these models, whose answer is one key, can do
+# without it once trained: at scale 1 they answer as well as before. MiniLM cannot: its embeddings
+# turn. The ledger:
 
 # %%
 from sdpa.lab.claims.chinese import bilingual

@@ -13,9 +13,9 @@
 # queries and keys are no longer independent, and what has to be true of them for that power to
 # become 1? Where do the heads of a real model stand?
 #
-# **Common misconception.** "$\operatorname{Var}(q \cdot k) = d_k$, so divide by $\sqrt{d_k}$" on
-# the one side. On the other, "after training queries and keys are correlated, so divide by $d_k$",
-# as if correlation alone decided.
+# **Common misconception.** "$\operatorname{Var}(q \cdot k) = d_k$, so divide by $\sqrt{d_k}$", say
+# some. "After training queries and keys are correlated, so divide by $d_k$", say others, as if
+# correlation alone decided.
 
 # %% [markdown]
 # ## Prediction

@@ -10,7 +10,7 @@
 # # What do the heads of a real model do with their scores?
 #
 # **Question.** In the 72 trained heads of all-MiniLM-L6-v2, which divides by $\sqrt{32}$: is the
-# variance of the scaled scores still 1, how sharp are the weights, what gradients pass, and what
+# variance of the scaled scores still 1, how sharp are the weights, which gradients pass, and which
 # would pass with the scale removed?
 #
 # **Common misconception.** "The scale keeps the variance of scores at 1", as if it did so for ever.
@@ -20,12 +20,13 @@
 # ## Prediction
 #
 # A constant cannot follow what is learned: the footnote of Vaswani et al. 2017 holds for
-# independent components, and training ends their independence. Large models report growing logits
-# (Dehghani et al. 2023, arXiv:2302.05442; Zhai et al. 2023, arXiv:2303.06296). If a head seeks what
-# lets most gradient reach its scores, its $\sigma$ should be near `theory.best_sigma(n)`, 2.7 for
-# 30 tokens (notebook 06). Removing the scale multiplies every score by $\sqrt{32} = 5.7$, far
-# beyond. The queries, keys and values here stay those of the model as trained: the comparison says
-# what the softmax of these heads would pass on, not what training without the scale would give.
+# independent components, and training ends their independence. Growing logits are reported for
+# large models (Dehghani et al. 2023, arXiv:2302.05442; Zhai et al. 2023, arXiv:2303.06296). If a
+# head seeks what lets most gradient reach its scores, its $\sigma$ should be near
+# `theory.best_sigma(n)`, 2.7 for 30 tokens (notebook 06). Removing the scale multiplies every score
+# by $\sqrt{32} = 5.7$, far beyond. The queries, keys and values here stay those of the model as
+# trained: the comparison says what the softmax of these heads would pass on, not what training
+# without the scale would give.
 
 # %% [markdown]
 # ## In plain NumPy
@@ -123,8 +124,8 @@ print(bilingual(ledger(["batchnorm-analogy", "unscaled-position", "layer-norm"])
 # %% [markdown]
 # ## Exercises
 #
-# 1. One head of layer 0 has a variance beyond 100 and next to no gradient. Which, and what does it
-#    attend to?
+# 1. One head of layer 0 has a variance above 100 and next to no gradient. Which head is it, and
+#    what does it attend to?
 #
 # <details><summary>Solution</summary>
 #

@@ -97,9 +97,9 @@ plot_correlation(mup)
 # The footnote's argument describes the start and nothing after it. Under $1/d_k$ what training adds
 # to $q \cdot k$ grows nearly like $d_k$ from the first step on, and after 150 steps so does the
 # whole. Under $1/\sqrt{d_k}$ the power rises as well but stops short of 1; why it does is not
-# measured here. So the two rules answer two questions:
-# $1/\sqrt{d_k}$ makes the scores of every width alike before training, $1/d_k$ makes what training
-# does to them alike. The figures are above; the verdict of the ledger:
+# measured here. So the two rules answer two questions: $1/\sqrt{d_k}$ makes the scores of every
+# width alike before training, $1/d_k$ makes what training does to them alike. The figures are
+# above; the verdict of the ledger:
 
 # %%
 print(bilingual(ledger(["trained-exponent"])))
@@ -107,8 +107,8 @@ print(bilingual(ledger(["trained-exponent"])))
 # %% [markdown]
 # ## Exercises
 #
-# 1. How far is the mean of a query and its key from orthogonal at the end, and how far would random
-#    vectors be?
+# 1. How far from orthogonal are a query and its key at the end, on average, and how far would
+#    random vectors be?
 #
 # <details><summary>Solution</summary>
 #
@@ -116,8 +116,8 @@ print(bilingual(ledger(["trained-exponent"])))
 #
 # </details>
 #
-# 2. With W^Q and W^K drawn as one matrix, which exponent do the scores of a token with itself have
-#    before any training?
+# 2. If $W^Q$ and $W^K$ are the same matrix, which exponent does the score of a token with itself
+#    have before any training?
 #
 # <details><summary>Solution</summary>
 #
@@ -130,7 +130,6 @@ print(bilingual(ledger(["trained-exponent"])))
 # <details><summary>Solution</summary>
 #
 # No. $q \cdot k = c\,|q|\,|k|$ with both lengths $\propto \sqrt{d_k}$: the exponent is 1 for any
-# cosine $c$ that does not depend on the width. For independent components $c \propto
-# 1/\sqrt{d_k}$.
+# cosine $c$ that does not depend on the width. For independent components $c \propto 1/\sqrt{d_k}$.
 #
 # </details>

@@ -35,7 +35,7 @@
 # %% [markdown]
 # ## In plain NumPy
 #
-# The residual of 32 tokens behind three layers of attention alone.
+# The residual of 32 tokens after three layers of attention alone.
 
 # %%
 import numpy as np
@@ -56,7 +56,7 @@ for _layer in range(3):
     print(f"residual {np.linalg.norm(x - x.mean(axis=0)) / np.linalg.norm(x):.1e}")
 
 # %% [markdown]
-# Before you go on, write down a guess: behind how many layers of attention alone do 32 tokens agree
+# Before you go on, write down a guess: after how many layers of attention alone do 32 tokens agree
 # to the sixth digit, with the scale and without it at $d_k = 64$?
 
 # %%
@@ -114,12 +114,12 @@ lab.plot_depth(output, collapse)
 #
 # The scale has a price. With it ($\sigma = 1$) the output of a layer has standard deviation 0.197
 # at $n = 64$ and 0.026 at 4096: like $\sqrt{e/n}$. Without it ($\sigma = 8$) it hardly shrinks,
-# from 0.84 to 0.75. And flat weights average: behind three layers of attention alone all tokens
-# agree to six digits with the scale, behind eight or nine without. The third power is exact: one
+# from 0.84 to 0.75. And flat weights average: after three layers of attention alone all tokens
+# agree to six digits with the scale, after eight or nine without. The third power is exact: one
 # layer turns a residual $r$ into $0.21\,\sigma r^3$. What makes deep attention possible is the skip
-# connection, not the scale: with it more than half of the residual is left behind ten layers, and
+# connection, not the scale: with it more than half of the residual is left after ten layers, and
 # more without the scale (0.93) than with it (0.53). None of the five notes speaks of depth, so the
-# ledger has no row of it. 结论：缩放使每层输出近似为平均值，标准差按 $\sqrt{e/n}$ 减小；
+# ledger has no row on it. 结论：缩放使每层输出近似为平均值，标准差按 $\sqrt{e/n}$ 减小；
 # 没有残差连接时，各词元三层之后即几乎相同。
 
 # %%

@@ -2,6 +2,8 @@
 
 python -m sdpa claims --json > claims.json && python tools/ledger.py claims.json
 python tools/ledger.py --margins      # docs/margins.json, after a change that its list explains
+
+Rows that were not judged this time (claims --only) keep their sections.
 """
 
 import argparse
@@ -32,26 +34,36 @@ agrees with it; the law is our own prediction, where it differs from the claim.
 """
 
 
-def page(rows: list[dict[str, Any]]) -> str:
-    """The page of all rows; one that `rows` lacks has a section that says so."""
+def page(rows: list[dict[str, Any]], before: str = "") -> str:
+    """The page of all rows; one that `rows` lacks is as it was in the page before, or says so."""
     known, books, changes = claims(), notebooks(), json.loads(MARGINS.read_text(encoding="utf-8"))
-    counts = Counter(row["verdict"] for row in rows)
-    summary = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
-    parts = [HEAD, _wrapped(f"{len(rows)} rows, seed {rows[0]['seed']}: {summary}.")]
-    parts.append("\n".join(["| row | verdict | 结论 |", "|---|---|---|", *map(_line, rows)]))
-    found = {row["id"]: row for row in rows}
+    seed, found = rows[0]["seed"], {row["id"]: row for row in rows}
+    sections, verdicts = {}, {}
     for name, claim in known.items():
-        row = found.get(name)
-        section = _section(row, claim, books.get(name, [])) if row else ""
-        parts.append(section or f"{heading(claim)}\n\nNot judged in the run that made this page.")
+        if name in found:
+            sections[name] = _section(found[name], claim, books.get(name, []))
+        else:
+            missing = f"{heading(claim)}\n\nNot judged in the run that made this page."
+            sections[name] = _kept(before, name, seed) or missing
+        if verdict := re.search(r"^- Verdict: \*\*(\w+)\*\*", sections[name], re.MULTILINE):
+            verdicts[name] = verdict[1]
+    counts = Counter(verdicts.values()).most_common()
+    summary = ", ".join(f"{n} {verdict}" for verdict, n in counts)
+    lines = [
+        f"| [{name}](#{name.lower()}) | {verdict} | {VERDICTS[verdict]} |"
+        for name, verdict in verdicts.items()
+    ]
+    parts = [HEAD, _wrapped(f"{len(verdicts)} rows, seed {seed}: {summary}.")]
+    parts.append("\n".join(["| row | verdict | 结论 |", "|---|---|---|", *lines]))
+    parts += sections.values()
     parts.append("## Changes of margins\n\n" + "\n".join(map(_change, changes["changes"])))
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _line(row: dict[str, Any]) -> str:
-    return (
-        f"| [{row['id']}](#{row['id'].lower()}) | {row['verdict']} | {VERDICTS[row['verdict']]} |"
-    )
+def _kept(before: str, name: str, seed: int) -> str:
+    """The section of a row in another page, if it was judged there with this seed."""
+    found = re.search(rf"^## {re.escape(name)}\n.*?(?=^## )", before, re.MULTILINE | re.DOTALL)
+    return found[0] if found and f"\n- Seed {seed}, " in found[0] else ""
 
 
 def _section(row: dict[str, Any], claim: Claim, books: list[str]) -> str:
@@ -140,7 +152,8 @@ def main() -> None:
         MARGINS.write_text(text + "\n", encoding="utf-8")
     if options.claims:
         rows = json.loads(options.claims.read_text(encoding="utf-8"))
-        PAGE.write_text(page(rows), encoding="utf-8")
+        before = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+        PAGE.write_text(page(rows, before), encoding="utf-8")
 
 
 if __name__ == "__main__":

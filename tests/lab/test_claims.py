@@ -66,7 +66,11 @@ def test_every_figure_must_agree():
     assert decide(expect, {"a": inside, "b": inside})[0] == "reproduced"
     assert decide(expect, {"a": inside, "b": across})[0] == "undecided"
     assert decide(expect, {"a": inside, "b": twice})[0] == "corrected"
-    assert decide(expect, {"a": across, "b": twice})[0] == "corrected"
+    assert decide(expect, {"a": across, "b": twice}) == ("corrected", False)
+    assert decide(expect, {"a": inside, "b": twice}) == ("corrected", True)
+    at_law = figure(1.85, 2.05)
+    near = [Expect("a", 1.0, 0.9, law=2.0, law_margin=0.2), Expect("b", 1.0, 0.1, law=2.0)]
+    assert decide(near, {"a": at_law, "b": twice}) == ("corrected", True)
     assert decide(expect, {"a": twice, "b": twice})[0] == "refuted"
 
 
@@ -162,8 +166,8 @@ def test_a_trained_model_has_a_verdict_of_its_own(inside, trained):
     assert (row.verdict, row.trained) == ("reproduced", models)
     assert row.level == 1 - ALPHA / (3 * LOOKS)
     assert row.statement.endswith(
-        f" Of the heads of all-MiniLM-L6-v2 it is {trained}: y is {2 if inside else 4}.0. "
-        "Of the heads of SmolLM2-135M-Instruct it is reproduced: z is 3.0."
+        f" For all-MiniLM-L6-v2 the claim is {trained}: y is {2 if inside else 4}.0. "
+        "For SmolLM2-135M-Instruct the claim is reproduced: z is 3.0."
     )
     assert str(row).startswith(
         f"test: reproduced; all-MiniLM-L6-v2: {trained}; SmolLM2-135M-Instruct: reproduced, notes"
@@ -192,7 +196,7 @@ def test_without_the_trained_model_the_row_says_how_to_get_it():
     assert (row.verdict, row.trained) == ("reproduced", {})
     assert row.level == 1 - ALPHA / (2 * LOOKS)
     assert row.statement == (
-        "holds: 1.00 With all-MiniLM-L6-v2 installed (make models) its heads are judged, too."
+        "holds: 1.00 With all-MiniLM-L6-v2 installed (make models) its heads are judged as well."
     )
     assert row.record()["trained"] is None
     assert row.record()["predicted"] == {"x": 1.0}
@@ -303,10 +307,19 @@ def test_no_random_figure_is_judged_without_an_interval(name):
 # ---------------------------------------------------------------------- what is committed
 
 
+def _rounded(tree):
+    if isinstance(tree, dict):
+        return {name: _rounded(item) for name, item in tree.items()}
+    if isinstance(tree, list):
+        return [_rounded(item) for item in tree]
+    return float(f"{tree:.12g}") if isinstance(tree, float) else tree
+
+
 def test_margins_are_those_that_were_frozen():
     """A changed margin needs `tools/ledger.py --margins` and a line in the list of changes."""
     frozen = json.loads((ROOT / "docs/margins.json").read_text(encoding="utf-8"))
-    assert frozen["rows"] == ledger_page.margins()
+    # Laws that use exp or tan are not the same bits with every build of NumPy.
+    assert _rounded(frozen["rows"]) == _rounded(ledger_page.margins())
     for change in frozen["changes"]:
         assert re.fullmatch(r"2026-\d\d-\d\d", change["date"])
         assert len(change["change"]) > 20
@@ -335,7 +348,16 @@ def test_the_committed_ledger_is_not_stale(name):
         if not measured.endswith("(n = 1)"):
             ends = re.search(r"\[(\S+), (\S+)\]", measured)
             assert ends, measured
-            assert float(ends[1]) < float(ends[2])
+            low, high = float(ends[1]), float(ends[2])
+            assert low < high
+            # The draws suffice to say on which side of its margin it lies, or that our law holds.
+            first, last = expect.claimed_region()
+            law = () if expect.law is None else expect.law_region()
+            assert (
+                (first <= low and high <= last)
+                or (high < first or last < low)
+                or (law and law[0] <= low and high <= law[1])
+            )
     for book in ledger_page.notebooks().get(name, []):
         assert f"{book}.ipynb" in section
 

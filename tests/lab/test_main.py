@@ -311,6 +311,8 @@ def test_the_first_screen(screened, columns, most):
     assert "6 of 53 judged now: 3 corrected, 3 reproduced." in flat
     assert "“For components of variance sigma^2 the variance of q.k is dim sigma^2.”" in flat
     assert "Next: open report.html | python -m sdpa claims (all of them)" in flat
+    if columns > 50:
+        assert "python -m sdpa claims (all of them)" in out  # in one line
 
 
 def test_the_main_job_prints_the_first_screen(monkeypatch, capsys):

@@ -62,7 +62,9 @@ def test_figures_of_text_json_and_report_are_the_same(tmp_path, capsys):
         assert f'id="claim-{row["id"]}"' in html
         assert row["claim_zh"] in html
         assert re.search(
-            rf'id="claim-{row["id"]}">\s*<h3><span class="verdict {row["verdict"]}"', html
+            rf'id="claim-{row["id"]}"><details.*>\s*<summary><h3><span '
+            rf'class="verdict {row["verdict"]}"',
+            html,
         )
     for name in ("digits", "random"):
         if result[name] is not None:
@@ -240,8 +242,29 @@ def test_claims_are_filtered_by_verdict(context, path):
         assert page.evaluate(shown) == everything
         assert page.get_by_label(re.compile("^0 undecided")).is_disabled()
         for card in page.locator(".claim").all():
+            if not card.locator(".found").is_visible():
+                card.locator("summary").first.click()
             assert card.locator(".verdict-axis").is_visible()
             assert card.locator("dt").all_inner_texts()[:2] == ["○ claimed", "● measured"]
+
+
+def test_claims_that_hold_are_closed_and_on_a_phone_all(context, path):
+    def is_open(page):
+        return page.evaluate(
+            "[...document.querySelectorAll('.claim')].map((e) => e.firstElementChild.open)"
+        )
+
+    with opened(context, path) as page:
+        narrow = page.viewport_size["width"] == 390
+        assert is_open(page) == ([False] * 4 if narrow else [True, True, True, False])
+        for card in page.locator(".claim").all():
+            assert card.locator(".verdict").is_visible()
+            assert card.locator("q").is_visible()
+        tall = page.evaluate("document.querySelector('.claims').offsetHeight")
+        assert tall < 900 or not narrow
+    with opened(context, path, "#claim-softmax-raw") as page:
+        assert is_open(page)[-1]
+        assert page.locator("#claim-softmax-raw .found").is_visible()
 
 
 def test_the_explorer_in_it_works_and_leaves_its_links_alone(context, path):

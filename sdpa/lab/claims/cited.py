@@ -75,14 +75,14 @@ CLAIMS = (
         claim_zh="几乎所有 Transformer 变体都采用这一缩放。",
         # Nine in ten is what "almost all" asks for.
         expect=(Expect("share of models with 1/sqrt of a width", 0.9, (0, None)),),
-        holds="Of the {models with attention:.0f} model folders of transformers 5.23.0 that define "
-        "attention, {share of models with 1/sqrt of a width:.1%} divide by the square root of a "
-        "width somewhere in their source. The rest does otherwise, or does it where the search "
-        "does not see it: T5 and its kin and GPT-Neo have no scale (T5 folds it into the start of "
+        holds="Of the {models with attention:.0f} model folders of transformers 5.23.0 that "
+        "define attention, {share of models with 1/sqrt of a width:.1%} divide by the square root "
+        "of a width somewhere in their source. The rest do otherwise, or divide where the search "
+        "does not look: T5 and its kin and GPT-Neo have no scale (T5 folds it into the initial "
         "W^Q), DeBERTa has 1/sqrt(3 d_k), Granite a constant of its configuration, Swin V2 a "
         "learned factor on cosines. Outside that library muP has 1/d_k and SSMax a factor log n.",
         law="{share of models with 1/sqrt of a width:.1%} of {models with attention:.0f} model "
-        "folders do.",
+        "folders use it.",
         experiment=variants,
         cited=True,
     ),

@@ -110,7 +110,8 @@ CLAIMS = (
         "上。",
         # The note prints no decimals; the first that its other vectors print is the third.
         expect=tuple(Expect(f"weight {j}", float(j == 5), 0.0005) for j in range(1, 6)),
-        holds="To the note's precision it is; the largest weight lacks {weight 4:.1e} to 1.",
+        holds="It is, to the precision printed: the largest weight falls short of 1 by {weight "
+        "4:.1e}.",
         law="The weights are {weight 1}, {weight 2}, {weight 3}, {weight 4} and {weight 5}.",
         experiment=softmax_raw,
     ),
@@ -160,10 +161,10 @@ CLAIMS = (
             *(Expect(f"e^50 overflows {t}", 1.0, 0.5, law=0.0) for t in LARGEST if t != "float16"),
             Expect("e^50 overflows float16", 1.0, 0.5),
         ),
-        holds="All these values are right, and e^50 may overflow.",
-        law="The values are right to their digits, but e^50 is far inside the range of float32 and "
-        "bfloat16 (3.4e38, reached at 88.7) and float64 (709.8); float16 alone ends before, at "
-        "11.09.",
+        holds="All of these values are right, and e^50 may overflow.",
+        law="The values are right to their digits, but e^50 is far inside the range of float32 "
+        "and bfloat16 (3.4e38, reached at 88.7) and float64 (709.8); only float16 ends earlier, "
+        "at 11.09.",
         experiment=exponentials,
     ),
     Claim(
@@ -176,7 +177,7 @@ CLAIMS = (
             Expect("largest element of the Jacobian, float64", 0.0, 0.0005),
             Expect("largest element of the Jacobian, float32", 0.0, 0.0005),
         ),
-        holds="To any digit that one would print: the other weights are {weight 2:.1e}. The "
+        holds="True to any digit one would print: the other weights are {weight 2:.1e}. The "
         "largest element of the Jacobian is 3 e^-49 = 1.6e-21 in exact arithmetic; in float64 p_1 "
         "rounds to 1 and leaves {largest element of the Jacobian, float64:.1e}.",
         law="The largest element of the Jacobian is {largest element of the Jacobian, float64}.",
@@ -224,11 +225,11 @@ CLAIMS = (
             Expect("share of rows with e^s beyond float16", 0.01, (0, None)),
         ),
         holds="Some row in a hundred overflows in every dtype.",
-        law="Scores never leave the range of any dtype. Their exponentials without the shift do so "
-        "in float16 alone (beyond 11.09, in {share of rows with e^s beyond float16:.0%} of rows of "
-        "16); float32 and bfloat16 would need a score of 88.7, eleven sigma, float64 709.8. With "
-        "the maximum subtracted, as every library does, none overflows in any dtype: saturation, "
-        "not overflow, is what the scale prevents.",
+        law="Scores never leave the range of any dtype. Their exponentials do if the maximum is "
+        "not subtracted, but only in float16 (beyond 11.09, in {share of rows with e^s beyond "
+        "float16:.0%} of rows of 16 scores); float32 and bfloat16 would need a score of 88.7, "
+        "which is eleven sigma, and float64 one of 709.8. With the maximum subtracted, as in "
+        "every library, nothing overflows: saturation, not overflow, is what the scale prevents.",
         experiment=overflow_64,
     ),
 )

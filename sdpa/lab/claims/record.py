@@ -142,7 +142,13 @@ class Row:
             [
                 f"{claim.id}: {self.verdict}{cited}{trained}, notes {' '.join(claim.notes)}",
                 *(
-                    fill(text, WIDTH, initial_indent=f"  {name}", subsequent_indent=" " * 9)
+                    fill(
+                        text,
+                        WIDTH,
+                        initial_indent=f"  {name}",
+                        subsequent_indent=" " * 9,
+                        break_on_hyphens=False,  # as in the names of models
+                    )
                     for name, text in found.items()
                 ),
             ]

@@ -157,11 +157,11 @@ CLAIMS = (
         # Half a unit of the digit printed.
         expect=_expected("entropy", ENTROPIES, ENTROPY_LAW),
         holds="The entropies are those printed.",
-        law="The trend is right, the figures are not: unscaled {entropy unscaled d_k=16}, {entropy "
-        "unscaled d_k=64}, {entropy unscaled d_k=256}; scaled {entropy scaled d_k=16}, {entropy "
-        "scaled d_k=64}, {entropy scaled d_k=256}, as exact quadrature says. 2.3 is ln 10, the "
-        "entropy of equal weights, which no row with scores of variance 1 reaches; scaled entropy "
-        "is independent of d_k but not of n.",
+        law="The trend is right, the figures are not: unscaled {entropy unscaled d_k=16}, "
+        "{entropy unscaled d_k=64}, {entropy unscaled d_k=256}; scaled {entropy scaled d_k=16}, "
+        "{entropy scaled d_k=64}, {entropy scaled d_k=256}, in agreement with exact quadrature. "
+        "2.3 is ln 10, the entropy of equal weights, which no row with scores of variance 1 "
+        "reaches; scaled entropy is independent of d_k but not of n.",
         experiment=entropies,
     ),
     Claim(
@@ -176,11 +176,11 @@ CLAIMS = (
         holds="The largest weights are those printed.",
         law="The largest of 100 weights is {max weight unscaled d_k=16:.3f}, {max weight unscaled "
         "d_k=64:.4f}, {max weight unscaled d_k=256:.5f} without the scale and {max weight scaled "
-        "d_k=16:.2f}, {max weight scaled d_k=64:.2f}, {max weight scaled d_k=256:.2f} with it, as "
-        "a second simulation has it (there is no closed form). Of 2500 simulated tensors a share "
-        "of {share of tensors below the printed max weight, unscaled d_k=16} had a maximum below "
-        "0.342 and {share of tensors below the printed max weight, scaled d_k=16} one below 0.289: "
-        "the note's program hardly printed these.",
+        "d_k=16:.2f}, {max weight scaled d_k=64:.2f}, {max weight scaled d_k=256:.2f} with it, in "
+        "agreement with a second simulation (there is no closed form). Of 2500 simulated tensors "
+        "a share of {share of tensors below the printed max weight, unscaled d_k=16} had a "
+        "maximum below 0.342 and {share of tensors below the printed max weight, scaled d_k=16} "
+        "one below 0.289: the note's program can hardly have printed these.",
         experiment=largest_weights,
     ),
     Claim(
@@ -197,20 +197,21 @@ CLAIMS = (
             Expect("exponent of rms |dL/dQ|, scaled n=64", 0.0, 0.1),
         ),
         holds="The norm falls as 1/d_k and is constant with the scale.",
-        law="For a loss sum(g * out) with g and values of N(0, 1) and of one width, 64, it is "
-        "constant with the scale (with d_v = d_k it grows like g does, with exponent {exponent of "
-        "rms |dL/dQ|, scaled n=10, d_v = d_k}). Without the scale the root mean square grows, "
-        "with exponent {exponent of rms |dL/dQ|, unscaled n=10} for n = 10 and {exponent of rms "
-        "|dL/dQ|, unscaled n=64} for 64 (tending to 1/4, since dL/dQ multiplies the shrinking "
-        "dL/dS by unscaled keys), while the typical row dies, by no power of d_k: E ln |dL/dQ| is "
-        "{mean of ln |dL/dQ|, unscaled d_k=16 n=10}, {mean of ln |dL/dQ|, unscaled d_k=64 n=10}, "
-        "{mean of ln |dL/dQ|, unscaled d_k=256 n=10} and {mean of ln |dL/dQ|, unscaled d_k=1024 "
-        "n=10} at d_k = 16, 64, 256 and 1024, about a constant + ln(d_k)/2 - 0.54 sqrt(d_k), "
-        "where 0.54 is the mean gap of the two largest of ten normal numbers. The share of rows "
-        "without gradient goes from {dead of dL/dQ, unscaled d_k=16 n=10:.2f} at d_k = 16 to "
-        "{dead of dL/dQ, unscaled d_k=1024 n=10:.2f} at 1024, the median from {median of dL/dQ, "
-        "unscaled d_k=16 n=10:.1f} to {median of dL/dQ, unscaled d_k=1024 n=10:.0e}. dL/dV does "
-        "not vanish: only values that no query picks get none.",
+        law="Without the scale the root mean square grows while the typical row dies; with the "
+        "scale the norm is constant, as long as d_v is. The loss is sum(g * out), g and values "
+        "are N(0, 1) and 64 wide. Without the scale the root mean square grows with exponent "
+        "{exponent of rms |dL/dQ|, unscaled n=10} for n = 10 and {exponent of rms |dL/dQ|, "
+        "unscaled n=64} for 64, tending to 1/4, because dL/dQ multiplies the shrinking dL/dS by "
+        "unscaled keys. The typical row follows no power of d_k: E ln |dL/dQ| is {mean of ln "
+        "|dL/dQ|, unscaled d_k=16 n=10}, {mean of ln |dL/dQ|, unscaled d_k=64 n=10}, {mean of ln "
+        "|dL/dQ|, unscaled d_k=256 n=10} and {mean of ln |dL/dQ|, unscaled d_k=1024 n=10} at d_k "
+        "= 16, 64, 256 and 1024, about a constant + ln(d_k)/2 - 0.54 sqrt(d_k), where 0.54 is the "
+        "mean gap between the two largest of ten normal numbers. The share of rows without "
+        "gradient goes from {dead of dL/dQ, unscaled d_k=16 n=10:.2f} at d_k = 16 to {dead of "
+        "dL/dQ, unscaled d_k=1024 n=10:.2f} at 1024, the median from {median of dL/dQ, unscaled "
+        "d_k=16 n=10:.1f} to {median of dL/dQ, unscaled d_k=1024 n=10:.0e}. dL/dV does not "
+        "vanish: only values that no query picks get none. With the scale and d_v = d_k the norm "
+        "grows as that of g does, with exponent {exponent of rms |dL/dQ|, scaled n=10, d_v = d_k}.",
         experiment=gradient_law,
     ),
     Claim(
@@ -222,7 +223,7 @@ CLAIMS = (
             Expect(f"largest difference of weights, d_k={d} n={n}", 0.0, 1e-12)
             for d, n in ((16, 10), (64, 64), (512, 64))
         ),
-        holds="It is: softmax of the raw scores at temperature sqrt(d_k) gives the same weights to "
+        holds="Softmax of the raw scores at temperature sqrt(d_k) gives the same weights to "
         "rounding. A row's own temperature is sqrt(d_k)/|q|: the length of the query over "
         "sqrt(d_k) scatters by {spread of |q|/sqrt(d_k), d_k=16 n=10} at d_k = 16 and {spread of "
         "|q|/sqrt(d_k), d_k=512 n=64} at 512, that is 1/sqrt(2 d_k).",

@@ -32,15 +32,15 @@ CLAIMS = (
         claim="Without the scale training is unstable.",
         claim_zh="不缩放则训练不稳定。",
         expect=(harms("sensitivity added without the scale, 600 steps"),),
-        holds="As sensitivity to the learning rate (Wortsman et al. 2023) it is: averaged over "
-        "three decades of rates, 600 steps lose {sensitivity, unscaled, 600 steps} nats against "
-        "the best rate without the scale and {sensitivity, scaled, 600 steps} with it; the rates "
-        "within a tenth of the best span {decades of good rates, unscaled, 600 steps} decades "
-        "against {decades of good rates, scaled, 600 steps}. The highest rate that trains at all "
-        "is lower by {decades from the highest rate unscaled to that scaled, 600 steps:.2f} "
-        "decades only. After 150 steps the sensitivities are {sensitivity, unscaled, 150 steps} "
-        "and {sensitivity, scaled, 150 steps}: without the scale the best rate still has a loss of "
-        "{loss at the best rate, unscaled, 150 steps}.",
+        holds="It is, if instability means sensitivity to the learning rate (Wortsman et al. "
+        "2023): averaged over three decades of rates, 600 steps lose {sensitivity, unscaled, 600 "
+        "steps} nats against the best rate without the scale and {sensitivity, scaled, 600 steps} "
+        "with it; the rates within a tenth of the best span {decades of good rates, unscaled, 600 "
+        "steps} decades against {decades of good rates, scaled, 600 steps}. The highest rate that "
+        "trains at all is only {decades from the highest rate unscaled to that scaled, 600 "
+        "steps:.2f} decades lower. After 150 steps the sensitivities are {sensitivity, unscaled, "
+        "150 steps} and {sensitivity, scaled, 150 steps}: without the scale the best rate still "
+        "has a loss of {loss at the best rate, unscaled, 150 steps}.",
         law="Averaged over three decades of rates, 600 steps lose {sensitivity, unscaled, 600 "
         "steps} nats against the best rate without the scale, {sensitivity, scaled, 600 steps} "
         "with it.",

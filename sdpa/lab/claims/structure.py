@@ -251,8 +251,8 @@ CLAIMS = (
             )
         ),
         holds="The formula holds at every n and for flat and sharp rows: central differences "
-        "agree to {formula against differences, n=10 std=8:.0e}. Note 002 looks at the diagonal "
-        "alone; rows and columns sum to 0.",
+        "agree to {formula against differences, n=10 std=8:.0e}. Note 002 looks only at the "
+        "diagonal; the other elements make every row and column sum to 0.",
         law="Differences do not agree with the formula.",
         experiment=jacobian,
     ),
@@ -274,9 +274,10 @@ CLAIMS = (
                 )
             ),
         ),
-        holds="All three hold in float32. Strictly larger only while exp does not underflow: "
-        "without the scale at d_k = 1024, {pairs with equal weights, unscaled d_k=1024 n=32:.0%} "
-        "of neighbouring scores have equal weights, nearly all of them 0.",
+        holds="All three hold in float32. A larger score has a strictly larger weight only as "
+        "long as exp does not underflow: without the scale at d_k = 1024, {pairs with equal "
+        "weights, unscaled d_k=1024 n=32:.0%} of neighbouring scores have equal weights, nearly "
+        "all of them 0.",
         law="One of the three fails.",
         experiment=rows_of_weights,
     ),
@@ -289,8 +290,8 @@ CLAIMS = (
             Expect(f"largest error {where}", 0.0, 1e-12)
             for where in ("d_k=64 d_v=3 n=10", "d_k=16 d_v=200 n=64", "d_k=64 d_v=1 n=64")
         ),
-        holds="It may differ: outputs of width 1, 3 and 200 agree with the matrix product to "
-        "rounding.",
+        holds="d_v may differ from d_k: outputs of width 1, 3 and 200 agree with the matrix "
+        "product to rounding.",
         law="Outputs differ from the matrix product.",
         experiment=value_width,
     ),
@@ -308,9 +309,9 @@ CLAIMS = (
                 ("{} against differences, {}", 1e-7),
             )
         ),
-        holds="Both formulas hold to rounding; where the score is scale Q K^T both have the "
-        "factor scale.",
-        law="They are not.",
+        holds="Both formulas hold to rounding; if the score is scale Q K^T, both gain the factor "
+        "scale.",
+        law="The gradients differ from these formulas.",
         experiment=backward,
     ),
     Claim(
@@ -329,8 +330,8 @@ CLAIMS = (
         ),
         holds="dL/dQ X^T is the gradient.",
         law="It is X^T dL/dQ, (d_model, n) times (n, d_k). dL/dQ X^T multiplies (n, d_k) by "
-        "(d_model, n), which exists only if d_k = d_model, and even then has nothing to do with "
-        "the gradient (relative error {relative error of dL/dQ X^T}).",
+        "(d_model, n), which is defined only if d_k = d_model, and even then has nothing to do "
+        "with the gradient (relative error {relative error of dL/dQ X^T}).",
         experiment=weight_gradient,
     ),
     Claim(
@@ -344,11 +345,11 @@ CLAIMS = (
             Expect(f"relative difference, n={n} d_k={d}", 0.1, (0, None))
             for n, d in ((10, 64), (64, 64), (64, 512))
         ),
-        holds="They differ by {relative difference, n=64 d_k=64:.0%} of their size at n = 64: the "
-        "sums of columns scatter around 1 by {std of the sums of columns, n=64 d_k=64:.2f}. In "
-        "distribution they are alike for random Q and K (mean entropies differ by {difference of "
-        "mean entropies, n=64 d_k=64}).",
-        law="They are equal.",
+        holds="The two matrices differ by {relative difference, n=64 d_k=64:.0%} of their size at "
+        "n = 64, since the sums of columns scatter around 1 by {std of the sums of columns, n=64 "
+        "d_k=64:.2f}. For random Q and K they are alike in distribution (mean entropies differ by "
+        "{difference of mean entropies, n=64 d_k=64}).",
+        law="The two matrices are equal.",
         experiment=swap,
     ),
     Claim(
@@ -369,12 +370,12 @@ CLAIMS = (
                 law_margin=1e-9,
             ),
         ),
-        holds="They do.",
+        holds="They differ, and only where the factors do not commute.",
         law="They differ (by {relative difference, random} of their size), but not for this "
         "reason: one is the transpose of the other, not the product in the other order, and they "
-        "are equal just when W^Q W^K^T is symmetric. The identity and a rotation commute and give "
-        "a difference of {relative difference, commuting:.2f}; matrices with a symmetric product "
-        "that do not commute give none.",
+        "are equal exactly when W^Q W^K^T is symmetric. The identity and a rotation commute and "
+        "give a difference of {relative difference, commuting:.2f}; matrices with a symmetric "
+        "product that do not commute give none.",
         experiment=noncommute,
     ),
     Claim(
@@ -391,10 +392,11 @@ CLAIMS = (
                 ("parameters of additive attention over 2 d h + h", 1.0),
             )
         ),
-        holds="The dot product adds none, given queries and keys: none against 2 d h + h, 8256 at "
-        "d = h = 64. Given the input of a layer there is nearly no difference: W_a and U_a do "
-        "there what W^Q and W^K do for the dot product, and additive attention has {parameters of "
-        "additive attention beyond W^Q and W^K, d=64 h=64:.0f} parameters more, those of v_a.",
+        holds="Given queries and keys, the dot product has no parameters and additive attention 2 "
+        "d h + h, 8256 at d = h = 64. Counted from the input of a layer there is hardly a "
+        "difference: W_a and U_a take the place of W^Q and W^K, and additive attention has "
+        "{parameters of additive attention beyond W^Q and W^K, d=64 h=64:.0f} more parameters, "
+        "those of v_a.",
         law="The counts are {parameters of the dot product, d=64 h=64:.0f} and 2 d h + h.",
         experiment=parameters,
     ),

@@ -290,12 +290,12 @@ CLAIMS = (
             harms("loss added with a quarter of the scale"),
             harms("loss added with no scale", law=True),
         ),
-        holds="It does: models trained with 1/sqrt(32) lose {loss added with no scale} nats "
-        "without it and {loss added with a quarter of the scale} with a quarter of it.",
-        law="On a task whose answer is one key, only downwards. Models trained with 1/sqrt(32) to "
-        "a loss of {loss} nats lose {loss added with a quarter of the scale} with a quarter of "
-        "the scale, but {loss added with no scale} without it: sharper weights choose the same "
-        "key.",
+        holds="Models trained with 1/sqrt(32) lose {loss added with no scale} nats without it and "
+        "{loss added with a quarter of the scale} with a quarter of it.",
+        law="On a task whose answer is a single key only a smaller scale hurts. Models trained "
+        "with 1/sqrt(32) to a loss of {loss} nats lose {loss added with a quarter of the scale} "
+        "with a quarter of the scale, but {loss added with no scale} without it: sharper weights "
+        "choose the same key.",
         trained=pretrained.OTHER_SCALE,
         experiment=train_infer,
         slow=True,
@@ -313,14 +313,13 @@ CLAIMS = (
             harms("loss unscaled n=32 over n=8"),
         ),
         holds="Each at its best learning rate, the loss without the scale after 150 steps is "
-        "{loss unscaled d_k=4}, {loss unscaled d_k=32} and {loss unscaled d_k=64} nats at d_k = 4, "
-        "32 and 64 (the last after 600 steps: {loss unscaled d_k=64 after 600 steps}), with it "
+        "{loss unscaled d_k=4}, {loss unscaled d_k=32} and {loss unscaled d_k=64} nats at d_k = "
+        "4, 32 and 64 (the last after 600 steps: {loss unscaled d_k=64 after 600 steps}), with it "
         "{loss scaled d_k=4}, {loss scaled d_k=32} and {loss scaled d_k=64}; from n = 8 to 32 it "
         "grows by {loss unscaled n=32 over n=8} without the scale and by {loss scaled n=32 over "
-        "n=8} with it. The scale need not stand in the "
-        "kernel: multiplied into the start of W^Q it leaves {loss initial fold d_k=64} at "
-        "d_k = 64, and with the learning rate of W^Q times the scale "
-        "{loss compensated fold d_k=64}.",
+        "n=8} with it. The scale need not be in the kernel: multiplied into the initial W^Q it "
+        "gives a loss of {loss initial fold d_k=64} at d_k = 64 and, if the learning rate of W^Q "
+        "is multiplied as well, {loss compensated fold d_k=64}.",
         law="Without the scale the loss is {loss unscaled d_k=4}, {loss unscaled d_k=32} and "
         "{loss unscaled d_k=64} nats at d_k = 4, 32 and 64, with it {loss scaled d_k=4}, "
         "{loss scaled d_k=32} and {loss scaled d_k=64}.",
@@ -379,9 +378,9 @@ CLAIMS = (
         ),
         holds="Neither the loss ({loss unscaled over scaled} nats apart) nor the largest score "
         "({largest score}) contradicts it.",
-        law="It needs no scale: with it and without the losses are {loss unscaled over scaled} "
-        "nats apart. But the score w . tanh(...) is bounded by the sum of |w|, here {sum of |w|} "
-        "after training, and reaches {largest score}.",
+        law="It needs no scale: the loss without it exceeds that with it by {loss unscaled over "
+        "scaled} nats. But the score w . tanh(...) is bounded by the sum of |w|, here {sum of "
+        "|w|} after training, and reaches {largest score}.",
         experiment=additive_no_scale,
         slow=True,
         more=2,
@@ -398,13 +397,14 @@ CLAIMS = (
             Expect("growth of the difference, symmetric task", 0.5, 0.5, law=-0.5),
             Expect("acceleration, directed task", 0.5, 0.5, law=-0.5),
         ),
-        holds="The difference grows by {growth of the difference, directed task} where what is "
-        "asked for differs from the keys and by {growth of the difference, symmetric task} where "
-        "it does not, ever faster.",
-        law="It depends on the task, and there is no feedback. Where what is asked for differs "
-        "from the keys, W^Q - W^K grows by {growth of the difference, directed task} of its start, "
-        "but W^Q + W^K as much ({growth of the sum, directed task}), and ever slower; where they "
-        "are the same it changes by {growth of the difference, symmetric task}: the two approach.",
+        holds="The difference grows by {growth of the difference, directed task} if queries and "
+        "keys use different embeddings and by {growth of the difference, symmetric task} if they "
+        "use the same, faster and faster.",
+        law="It depends on the task, and there is no feedback. If queries and keys use different "
+        "embeddings, W^Q - W^K grows by {growth of the difference, directed task} of its initial "
+        "norm, but W^Q + W^K by as much ({growth of the sum, directed task}), and both more and "
+        "more slowly. If they use the same embeddings, W^Q - W^K changes by {growth of the "
+        "difference, symmetric task}: the two matrices approach each other.",
         experiment=divergence,
         slow=True,
         more=2,
@@ -422,16 +422,16 @@ CLAIMS = (
             Expect("cosine of the two gradients width 8", -0.5, 0.25, law=0.0),
             Expect("cosine of the two gradients width 32", -0.5, 0.25, law=0.0),
         ),
-        holds="Tied, the loss is {loss tied width 8} and {loss tied width 32} nats at widths 8 and "
-        "32, separate {loss separate width 8} and {loss separate width 32}.",
-        law="A bottleneck of width, with hardly a conflict. At width 8 the loss is "
-        "{loss tied width 8} nats tied and {loss separate width 8} separate, at 32 "
-        "{loss tied width 32} and {loss separate width 32}; the two gradients are nearly "
-        "orthogonal, with mean cosines of {cosine of the two gradients width 8} and "
-        "{cosine of the two gradients width 32}.",
+        holds="With one projection the loss is {loss tied width 8} and {loss tied width 32} nats "
+        "at widths 8 and 32, with two {loss separate width 8} and {loss separate width 32}.",
+        law="The bottleneck is the width, and the two gradients hardly conflict. At width 8 the "
+        "loss is {loss tied width 8} nats tied and {loss separate width 8} separate, at width 32 "
+        "{loss tied width 32} and {loss separate width 32}. The gradients are nearly orthogonal, "
+        "with mean cosines of {cosine of the two gradients width 8} and {cosine of the two "
+        "gradients width 32}.",
         experiment=tied_kv,
         slow=True,
-        more=2,
+        more=4,
     ),
     Claim(
         id="batchnorm-analogy",
@@ -446,19 +446,19 @@ CLAIMS = (
         ),
         holds="The variance is {variance before training d_k=32} before training and "
         "{variance after training d_k=32} after it.",
-        law="Only at the start: a constant cannot follow what is learned. From "
-        "{variance before training d_k=32} and {variance before training d_k=64} before training "
-        "the variance of scaled scores grows to {variance after training d_k=32} and "
-        "{variance after training d_k=64} at d_k = 32 and 64. How far depends on the task and on "
-        "how long is trained; we have no law for it, so this is refuted and not corrected.",
+        law="Only at the start: a constant cannot follow what is learned. From {variance before "
+        "training d_k=32} and {variance before training d_k=64} before training the variance of "
+        "scaled scores grows to {variance after training d_k=32} and {variance after training "
+        "d_k=64} at d_k = 32 and 64. How far depends on the task and on the length of training; "
+        "we have no law for it, so the claim is refuted and not corrected.",
         experiment=batchnorm_analogy,
         slow=True,
         trained=pretrained.variances(
             ("scaled",),
             0.5,
-            "the variance within rows of its scaled scores is {MODEL variance in row, scaled all "
-            "heads} in the mean over all heads, {MODEL variance in row, scaled layer 0} in the "
-            "first layer and {MODEL variance in row, scaled layer LAST} in the last.",
+            "the variance of scaled scores within a row is {MODEL variance in row, scaled all "
+            "heads} averaged over all heads, {MODEL variance in row, scaled layer 0} in the first "
+            "layer and {MODEL variance in row, scaled layer LAST} in the last.",
         ),
         more=2,
     ),
@@ -471,11 +471,12 @@ CLAIMS = (
         expect=(Expect("loss after 900 steps over ln 8", 1.0, 0.2, law=0.4, law_margin=0.4),),
         holds="Started with a largest weight of {largest weight of a row at the start}, models are "
         "still at {loss after 900 steps over ln 8} of the loss of guessing after 900 steps.",
-        law="It learns, slowly. Started with a largest weight of {largest weight of a row at the "
-        "start}, models reach {loss after 150 steps over ln 8} of the loss of guessing in 150 "
-        "steps, {loss after 300 steps over ln 8} in 300 and {loss after 900 steps over ln 8} in "
-        "900; others {loss unsaturated after 150 steps over ln 8} in 150. The horizon is part of "
-        "the verdict: at 150 steps this row, which first asked there, was reproduced.",
+        law="It keeps learning, slowly. Started with a largest weight of {largest weight of a row "
+        "at the start}, models reach {loss after 150 steps over ln 8} of the loss of guessing in "
+        "150 steps, {loss after 300 steps over ln 8} in 300 and {loss after 900 steps over ln 8} "
+        "in 900; from an ordinary start they reach {loss unsaturated after 150 steps over ln 8} "
+        "in 150. The verdict depends on the horizon: this row first used 150 steps, where it was "
+        "reproduced.",
         experiment=stop_learning,
         slow=True,
         more=2,
@@ -498,10 +499,10 @@ CLAIMS = (
         holds="The norms of the gradients to Q, K and V are {gradient to query over unsaturated}, "
         "{gradient to key over unsaturated} and {gradient to value over unsaturated} times those "
         "of an unsaturated start.",
-        law="It does. With a largest weight of {largest "
-        "weight of a row at the start} on average, the norms of the gradients to Q, K and V are "
-        "{gradient to query over unsaturated}, {gradient to key over unsaturated} and {gradient to "
-        "value over unsaturated} times those of an unsaturated start.",
+        law="Gradients do flow. With a largest weight of {largest weight of a row at the start} "
+        "on average, the norms of the gradients to Q, K and V are {gradient to query over "
+        "unsaturated}, {gradient to key over unsaturated} and {gradient to value over "
+        "unsaturated} times those of an unsaturated start.",
         experiment=saturated_gradient,
         slow=True,
         more=4,
@@ -519,9 +520,9 @@ CLAIMS = (
             Expect("log ratio d_k=16", 0.0, 0.02),
             Expect("log ratio d_k=64", 0.0, 0.02),
         ),
-        holds="They are equivalent: the mean entry is {mean entry d_k=64} standard deviations, "
-        "log |W^Q|^2 - log |W^K|^2 is {log ratio d_k=64}. Each draw is far from symmetric, "
-        "though: {skew d_k=64} of |W^Q (W^K)^T|^2 is in its antisymmetric part.",
+        holds="W^Q and W^K are equivalent: the mean entry of W^Q (W^K)^T is {mean entry d_k=64} "
+        "standard deviations, log |W^Q|^2 - log |W^K|^2 is {log ratio d_k=64}. Each draw is far "
+        "from symmetric, though: {skew d_k=64} of |W^Q (W^K)^T|^2 is in its antisymmetric part.",
         law="The mean entry is {mean entry d_k=64} standard deviations, log |W^Q|^2 - log |W^K|^2 "
         "is {log ratio d_k=64}.",
         experiment=init_symmetric,
@@ -536,9 +537,10 @@ CLAIMS = (
             Expect("distance n=8", 1.0, 0.5),
             Expect("distance n=64", 1.0, 0.5),
         ),
-        holds="Their distance is {distance n=8} and {distance n=64} of their joint norm at n = 8 "
-        "and 64: they are orthogonal (cosine {cosine n=64}), of the same size on average (ratio "
-        "{ratio n=64}); even from Q = K they differ, by {distance Q=K n=64}.",
+        holds="The distance between the two gradients is {distance n=8} and {distance n=64} of "
+        "their joint norm at n = 8 and 64: they are orthogonal (cosine {cosine n=64}) and of the "
+        "same size on average (ratio {ratio n=64}). Even if Q = K they differ, by {distance Q=K "
+        "n=64}.",
         law="Their distance is {distance n=8} and {distance n=64} of their joint norm.",
         experiment=grads_differ,
     ),
@@ -556,12 +558,12 @@ CLAIMS = (
         ),
         holds="The exponent of std(q.k) in d_k is {exponent, 1/d_k, step 0} before training and "
         "{exponent, 1/d_k, step 150} after 150 steps.",
-        law="Before training alone. What one step of Adam adds to q.k grows with exponent "
+        law="Only before training. What one step of Adam adds to q.k grows with exponent "
         "{exponent of the change, 1/d_k, step 1}, since it moves q and k in a common direction "
         "and their products add up with one sign; after 150 steps under 1/d_k std(q.k) itself has "
         "exponent {exponent, 1/d_k, step 150} (at the start {exponent, 1/d_k, step 0}), under "
-        "1/sqrt(d_k) {exponent, 1/sqrt(d_k), step 150}. That is the ground of 1/d_k in muP (Yang, "
-        "Hu et al. 2022).",
+        "1/sqrt(d_k) {exponent, 1/sqrt(d_k), step 150}. This is the reason for 1/d_k in muP "
+        "(Yang, Hu et al. 2022).",
         experiment=trained_exponent,
         slow=True,
         more=2,

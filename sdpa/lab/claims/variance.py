@@ -312,9 +312,9 @@ CLAIMS = (
             Expect(f"variance scaled d_k={d} n={n}", 1.0, 0.05)
             for d, n in ((1, 64), (16, 64), (64, 8), (64, 64), (512, 64))
         ),
-        holds="The variance is 1 whatever d_k and n are: {variance scaled d_k=16 n=64} at d_k = "
-        "16, {variance scaled d_k=512 n=64} at 512; of independent components, that is, not of "
-        "trained ones.",
+        holds="For independent components the variance is 1 whatever d_k and n are: {variance "
+        "scaled d_k=16 n=64} at d_k = 16, {variance scaled d_k=512 n=64} at 512. After training "
+        "it is not.",
         law="The variance of scaled scores is the product of the variances of the components.",
         experiment=scaled_variance,
     ),
@@ -330,9 +330,9 @@ CLAIMS = (
             Expect("variance over the formula, means 1 and 2, d_k=1", 1.0, 0.05),
             Expect("variance over the formula, means 1 and 2, d_k=16", 1.0, 0.05),
         ),
-        holds="Both hold. But what a mean of the keys adds is common to a row, and softmax does "
-        "not depend on it: with a key mean of 2 the total variance is {variance over d_k, key "
-        "mean 2} d_k, that within a row {variance within a row over d_k, key mean 2} d_k.",
+        holds="Both formulas hold. But what a mean of the keys adds is the same for a whole row, "
+        "and softmax ignores it: with a key mean of 2 the total variance is {variance over d_k, "
+        "key mean 2} d_k and that within a row {variance within a row over d_k, key mean 2} d_k.",
         law="Var(qk) = v_q v_k + m_q^2 v_k + m_k^2 v_q.",
         experiment=products,
     ),
@@ -346,10 +346,10 @@ CLAIMS = (
             Expect("distance to N(0, 1) d_k=64", 0.0, 0.01),
             Expect("distance to N(0, 1) d_k=512", 0.0, 0.01),
         ),
-        holds="At the d_k of the notes nearly so, never exactly: the Kolmogorov distance is "
+        holds="Nearly, at the d_k of the notes, but never exactly: the Kolmogorov distance is "
         "0.1376/d_k (times d_k: {distance times d_k, d_k=4} at 4, {distance times d_k, d_k=16} at "
-        "16), the excess kurtosis 6/d_k ({excess kurtosis d_k=4} at 4, {excess kurtosis d_k=64} at "
-        "64).",
+        "16), the excess kurtosis 6/d_k ({excess kurtosis d_k=4} at 4, {excess kurtosis d_k=64} "
+        "at 64).",
         law="The distribution is a normal one of random width |q|/sqrt(d_k): its distance to N(0, "
         "1) is 0.1376/d_k and its excess kurtosis 6/d_k.",
         experiment=distance_to_normal,
@@ -368,12 +368,12 @@ CLAIMS = (
             Expect("share raw within 24, d_k=64", 0.997, 0.0005),
             Expect("share raw within 68, d_k=512", 0.997, 0.0005),
         ),
-        holds="To the digits printed it is so; the tails are heavier than normal at small d_k "
-        "({share scaled within 3, d_k=16} within 3 at 16, where a normal variable has 0.9973). "
-        "100 at 512 is 4.4 sigma, which a score passes with probability {probability that a score "
-        "is beyond 100, d_k=512:.1e}: the note's tensor of 18 scores contains one in fewer than 1 "
-        "of 4800 draws, a 64 x 64 matrix with probability {share of 64 x 64 matrices with a score "
-        "beyond 100, d_k=512}.",
+        holds="True to the digits printed, but the tails are heavier than normal at small d_k "
+        "({share scaled within 3, d_k=16} within 3 at 16, where a normal variable has 0.9973). At "
+        "d_k = 512 a score of 100 is 4.4 sigma, which is exceeded with probability {probability "
+        "that a score is beyond 100, d_k=512:.1e}: the note's tensor of 18 scores contains one in "
+        "fewer than 1 of 4800 draws, a 64 x 64 matrix with probability {share of 64 x 64 matrices "
+        "with a score beyond 100, d_k=512}.",
         law="The share within three sigma is 0.9973 at large d_k and less at small d_k, by the "
         "mixture of normal tails over |q|.",
         experiment=three_sigma,
@@ -388,8 +388,8 @@ CLAIMS = (
             Expect(f"variance of q k, 1/sqrt(dim) the variance, dim={d}", 1.0, 0.05)
             for d in (64, 512)
         ),
-        holds="Right if 1/sqrt(dim) is the variance, as the notation N(mean, variance) has it; as "
-        "a standard deviation, which is how such initialisers are mostly written, it gives 1/dim "
+        holds="Right if 1/sqrt(dim) is the variance, as in the notation N(mean, variance). Read "
+        "as a standard deviation, which is how most initialisers are written, it gives 1/dim "
         "({variance of q k, 1/sqrt(dim) the std, dim=64:.4f} at 64).",
         law="Components of variance v give dim v^2.",
         experiment=initial_variance,
@@ -405,10 +405,10 @@ CLAIMS = (
             Expect("std raw d_k=512, mean of tensors", 22.6, 1.1),
             Expect("std scaled d_k=512, mean of tensors", 1.0, 0.05),
         ),
-        holds="On average it does ({std raw d_k=512, mean of tensors} and {std scaled d_k=512, "
-        "mean of tensors}); but one tensor has 18 scores, and prints less than 20 with "
-        "probability {share of tensors with a std below 20:.2f}, more than 25 with {share of "
-        "tensors with a std above 25:.2f}.",
+        holds="The averages agree ({std raw d_k=512, mean of tensors} and {std scaled d_k=512, "
+        "mean of tensors}), but one tensor has only 18 scores: it prints less than 20 with "
+        "probability {share of tensors with a std below 20:.2f} and more than 25 with probability "
+        "{share of tensors with a std above 25:.2f}.",
         law="The standard deviation of 18 dependent scores is {std raw d_k=512, mean of tensors} "
         "on average.",
         experiment=toy_512,
@@ -429,9 +429,10 @@ CLAIMS = (
             for d in (64, 128, 256, 512)
             for kind in ("raw", "scaled")
         ),
-        holds="The means are d_k and 1; one printed value is off by {std of one printed variance "
-        "over d_k, d_k=64:.1%} at d_k = 64, where 10 000 independent scores would give 1.4 %: "
-        "they share rows and columns, and the relative variance is about 2/n^2 + 4/(n d_k).",
+        holds="The means are d_k and 1. A single printed value is typically off by {std of one "
+        "printed variance over d_k, d_k=64:.1%} at d_k = 64, where 10 000 independent scores "
+        "would give 1.4 %: scores share rows and columns, which makes the relative variance about "
+        "2/n^2 + 4/(n d_k).",
         law="The variance is d_k times the product of the components' variances.",
         experiment=toy_variance,
     ),
@@ -449,12 +450,12 @@ CLAIMS = (
             )
             for d in (16, 64, 512)
         ),
-        holds="At d_model = 512 they do.",
-        law="Only where d_k = d_model: for inputs of unit variance a component of q has variance 2 "
-        "d_model/(d_model + d_k), {variance of a component of q, Glorot, d_k=16} at d_k = 16 and "
-        "{variance of a component of q, Glorot, d_k=64} at 64 for d_model = 512, and the scaled "
-        "scores its square ({variance of scaled scores, Glorot, d_k=64} at 64); one matrix for all "
-        "heads gives 1, PyTorch's Linear 1/9 and MultiheadAttention 1/4.",
+        holds="At d_model = 512 the variances are 1.",
+        law="They agree only if d_k = d_model: for inputs of unit variance a component of q has "
+        "variance 2 d_model/(d_model + d_k), {variance of a component of q, Glorot, d_k=16} at "
+        "d_k = 16 and {variance of a component of q, Glorot, d_k=64} at 64 for d_model = 512, and "
+        "the scaled scores its square ({variance of scaled scores, Glorot, d_k=64} at 64); one "
+        "matrix for all heads gives 1, PyTorch's Linear 1/9 and MultiheadAttention 1/4.",
         experiment=glorot,
     ),
     Claim(
@@ -483,10 +484,10 @@ CLAIMS = (
             for d in (16, 64, 512)
         ),
         holds="The two divisors are alike.",
-        law="The lengths multiply to about d_k, not sqrt(d_k): cosines of random vectors have "
-        "standard deviation 1/sqrt(d_k) ({std of cosines d_k=64} at 64), scaled scores 1. The "
-        "cosine divides out each vector's own length too, and needs a temperature of its own to be "
-        "selective.",
+        law="The product of the lengths is about d_k, not sqrt(d_k): cosines of random vectors "
+        "have standard deviation 1/sqrt(d_k) ({std of cosines d_k=64} at 64), scaled scores have "
+        "1. The cosine also divides out each vector's own length, and needs a temperature of its "
+        "own to be selective.",
         experiment=cosine,
     ),
 )

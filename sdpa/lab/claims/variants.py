@@ -219,16 +219,16 @@ CLAIMS = (
                 for n in (16, 64, 1024)
             ),
         ),
-        holds="All of it.",
-        law="d_k makes weights even, 2 sqrt(d_k) gives 1/4; ln d_k leaves scores of standard "
-        "deviation sqrt(d_k)/ln d_k and a largest of 64 weights of {largest weight divided by "
-        "ln d_k, d_k=64 n=64} at d_k = 64, {largest weight divided by ln d_k, d_k=512 n=64} at "
-        "512. sqrt(d_k) is the divisor that gives variance 1 at every width, and not optimal in "
-        "the gradient that reaches the scores: with it |dL/dS| is {|dL/dS| divided by sqrt(d_k) "
-        "over the largest, d_k=64 n=16:.2f}, {|dL/dS| divided by sqrt(d_k) over the largest, "
-        "d_k=64 n=64:.2f} and {|dL/dS| divided by sqrt(d_k) over the largest, d_k=64 "
-        "n=1024:.2f} of what some smaller divisor passes on, at 16, 64 and 1024 keys: the best one "
-        "depends on the length.",
+        holds="All four hold.",
+        law="Dividing by d_k does make the weights even and by 2 sqrt(d_k) the variance 1/4. "
+        "Dividing by ln d_k leaves scores of standard deviation sqrt(d_k)/ln d_k, and the largest "
+        "of 64 weights is {largest weight divided by ln d_k, d_k=64 n=64} at d_k = 64 and "
+        "{largest weight divided by ln d_k, d_k=512 n=64} at 512. sqrt(d_k) is the divisor that "
+        "gives variance 1 at every width, but it does not let most gradient through to the "
+        "scores: |dL/dS| is {|dL/dS| divided by sqrt(d_k) over the largest, d_k=64 n=16:.2f}, "
+        "{|dL/dS| divided by sqrt(d_k) over the largest, d_k=64 n=64:.2f} and {|dL/dS| divided by "
+        "sqrt(d_k) over the largest, d_k=64 n=1024:.2f} of what a smaller divisor passes on, at "
+        "16, 64 and 1024 keys. The best divisor depends on the length.",
         trained=trained.GRADIENT_KEPT,
         experiment=other_scales,
         slow=True,
@@ -255,20 +255,20 @@ CLAIMS = (
             Expect("variance with relative vectors over without, d_k=64", 2.0, 0.1),
             Expect("variance with relative vectors over without, d_k=512", 2.0, 0.1),
         ),
-        holds="They saturate neither, and relative vectors of variance 1 double the variance.",
-        law="Cosines do not saturate, but need a factor the other way: the largest of 64 weights "
-        "is {largest weight, cosine d_k=64:.3f}, 1/64 being even. The bilinear form with weights "
-        "of variance 1/d_k has the variance d_k of the dot product and saturates like it ({largest "
-        "weight, bilinear unscaled d_k=64} at d_k = 64, {largest weight, bilinear scaled d_k=64} "
-        "divided by sqrt(d_k)). Relative vectors of variance 1 double the variance of the scores, "
-        "rotations leave it as it is.",
+        holds="Neither saturates, and relative vectors of variance 1 double the variance.",
+        law="Cosines do not saturate, but need a factor that sharpens them: the largest of 64 "
+        "weights is {largest weight, cosine d_k=64:.3f}, hardly more than 1/64. The bilinear form "
+        "with weights of variance 1/d_k has the variance d_k of the dot product and saturates "
+        "like it ({largest weight, bilinear unscaled d_k=64} at d_k = 64, {largest weight, "
+        "bilinear scaled d_k=64} divided by sqrt(d_k)). Relative vectors of variance 1 double the "
+        "variance of the scores; rotations do not change it.",
         experiment=other_scores,
     ),
     Claim(
         id="layer-norm",
         notes=("002",),
         claim="Layer normalisation has a role like that of the scale; initialisation by Xavier or "
-        "Kaiming controls variance, too.",
+        "Kaiming also controls the variance.",
         claim_zh="Layer Normalization 起着与缩放类似的作用；Xavier/Kaiming 初始化也用于控制方差。",
         expect=(
             *(
@@ -285,19 +285,19 @@ CLAIMS = (
             Expect("variance scaled d_k=256, inputs normalised", 1.0, 0.1),
         ),
         holds="Normalised inputs give scores of variance 1 without the scale.",
-        law="It does another part of the work: it gives inputs the unit variance that the scale "
-        "assumes (scaled scores then have variance {variance scaled d_k=64, inputs normalised}, "
-        "and {variance scaled d_k=64, inputs raw} with raw inputs of mean 1 and standard deviation "
-        "3), but q.k of normalised inputs still has variance {variance unscaled d_k=64, inputs "
-        "normalised} at d_k = 64. Queries and keys that are normalised themselves keep d_k, too "
-        "({variance unscaled d_k=64, inputs raw, queries and keys normalised}). After training it "
-        "does not keep the variance at 1 either.",
+        law="Layer normalisation does a different part of the work: it gives inputs the unit "
+        "variance that the scale assumes (scaled scores then have variance {variance scaled "
+        "d_k=64, inputs normalised}, and {variance scaled d_k=64, inputs raw} with raw inputs of "
+        "mean 1 and standard deviation 3), but q.k of normalised inputs still has variance "
+        "{variance unscaled d_k=64, inputs normalised} at d_k = 64. Normalising queries and keys "
+        "themselves leaves the variance at d_k as well ({variance unscaled d_k=64, inputs raw, "
+        "queries and keys normalised}). Nor does it keep the variance at 1 during training.",
         trained=trained.variances(
             ("unscaled", "scaled"),
             0.1,
             "every layer's input is normalised, and yet the variance within rows is {MODEL "
             "variance in row, unscaled all heads} without the scale and {MODEL variance in row, "
-            "scaled all heads} with it, in the mean over all heads.",
+            "scaled all heads} with it, averaged over all heads.",
         ),
         experiment=layer_norm,
         slow=True,
@@ -322,7 +322,7 @@ CLAIMS = (
                 law_margin=0.1 * 2 / 32,
             ),
         ),
-        holds="They do.",
+        holds="They gather on the first and the last key.",
         law="They gather on {keys that count, unscaled d_k=64 n=32} of 32 keys at d_k = 64, "
         "{keys that count, unscaled d_k=64 n=256} of 256, but on no particular position: the first "
         "and the last key together have {weight on first and last key, unscaled d_k=64 n=32} of "

@@ -137,7 +137,7 @@ def plot_correlated_growth(table: Table) -> Figure:
         rhos = list(dict.fromkeys(some["rho"].tolist()))
         widths = np.array(sorted({int(d) for d in some["d_k"]}))
         for rho, (color, marker) in zip(rhos, style.cycle(len(rhos)), strict=True):
-            label = f"correlation of W^Q and W^K {rho:g}"
+            label = f"correlation of W^Q and W^K = {rho:g}"
             options = {"color": color, "marker": marker, "label": label}
             style.columns(ax, some.where(rho=rho), "d_k", "std", **options)
         style.prediction(ax, widths, widths**0.5, limit=True)

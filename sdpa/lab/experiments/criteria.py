@@ -123,7 +123,8 @@ def best_sigma(
     -------
     Table
         n, d_k, rho, target, by_rms and by_median: the sigma of the maximum. Intervals are
-        percentiles over bootstrap samples of the heads (Efron & Tibshirani 1993, chapter 13). Where
+        percentiles over bootstrap samples of the heads (Efron & Tibshirani 1993, chapter 13), which
+        are somewhat too short where `draws` is small; for S `lab.best_scale` is exact. Where
         the gradient still grows at the end of the grid, that end is given, as a lower bound;
         grows_rms and grows_median are the shares of samples in which it does.
 

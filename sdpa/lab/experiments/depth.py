@@ -147,7 +147,7 @@ def rank_collapse(
 
 
 def residual_law(residual: float, n: int, scale: float) -> float:
-    """Residual behind a layer, in rms, of tokens that agree up to independent residuals.
+    """Residual after a layer, in rms, of tokens that agree up to independent residuals.
 
     With x_i = u + z_i, components of variance 1 - r^2 and r^2, r small, and w_i = z_i A,
 
@@ -199,7 +199,7 @@ def rank_step(
             law = residual_law(share, n, scale)
             after = Draws(square, "root_mean", law)
             rows.append({"scale": name, "residual": float(share), "after": after})
-    return Table("Residual behind one layer", rows)
+    return Table("Residual after one layer", rows)
 
 
 def _layer(x: Floats, scale: float, rng: np.random.Generator) -> Floats:
@@ -253,13 +253,13 @@ def plot_rank_collapse(table: Table) -> Figure:
 
 @style.plot
 def plot_rank_step(table: Table) -> Figure:
-    """The residual behind a layer over that before it, with the law of the third power."""
+    """The residual after a layer over that before it, with the law of the third power."""
     figure, axes = style.subplots()
     for name, (color, marker) in LINES.items():
         some = table.where(scale=name)
         style.columns(axes, some, "residual", "after", color=color, marker=marker, label=name)
     style.log_axis(axes, "x", sorted(set(table["residual"].tolist())))
-    axes.set(xlabel="residual before", ylabel="residual behind", yscale="log")
+    axes.set(xlabel="residual before", ylabel="residual after", yscale="log")
     axes.tick_params(axis="x", labelrotation=45)
     axes.legend(title="scale; lines: law")
     return figure

@@ -371,7 +371,7 @@ def plot_coverage(table: Table) -> Figure:
             style.columns(axes, some, "n", column, color=color, marker=marker, label=label)
     style.log_axis(axes, "x", np.unique(table["n"]))
     axes.set(xlabel="n", ylim=(0, 1.02), ylabel="share of 95 % intervals that cover")
-    axes.legend()
+    axes.legend(title="lines: laws")
     return figure
 
 

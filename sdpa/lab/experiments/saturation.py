@@ -180,5 +180,7 @@ def plot_freezing(table: Table) -> Figure:
     style.log_axis(axes, "x", np.unique(table["sigma"]))
     axes.set(xlabel="standard deviation of the scores; unscaled sqrt(d_k)", ylabel="entropy (nats)")
     title = "solid: exact, dashed: large n,\ndotted: sqrt(2 ln n)"
-    axes.legend(title=title, loc="upper right", bbox_to_anchor=(1, 0.92))  # below the marks' names
+    # Below the names of the marks; opaque, for their lines run through it.
+    legend = axes.legend(title=title, loc="upper right", bbox_to_anchor=(1, 0.92), frameon=True)
+    legend.get_frame().set(alpha=1, edgecolor="none")
     return figure

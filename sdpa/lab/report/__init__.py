@@ -99,6 +99,7 @@ def page(result: Mapping[str, Any], rows: Sequence[Row] = (), left_out: int = 0)
         _section("answer", _answer(result)),
         _explorer(),
         _section("ledger", ledger(rows, left_out)),
+        f"<script>\n{_file('cards.js')}</script>",
         _section("speed", _speed(result)),
         _section("machine", f"<pre>{escape(printout.machine_text(result['machine']))}</pre>"),
     ]
@@ -184,7 +185,7 @@ def _scale_figure(name: str, rows: Sequence[ScaleRow], seed: int) -> str:
         f"What the scale changes from d_k = {widths[0]} to {widths[-1]}: with 1/√d_k and "
         f"without. {rows[0].entropy.n} {INPUTS[name]}, 8 keys for each query, seed {seed}; "
         "vertical bars are 95 % intervals, lines without marks the law of the root mean square. "
-        f"A gradient below {DEAD:g} of its usual norm counts as next to none."
+        f"A gradient counts as next to none below {DEAD:g} of the norm of a row of dL/dO, 8."
     )
     return (
         f'<figure class="plot numbered"><div class="row">{"".join(panels)}</div>'

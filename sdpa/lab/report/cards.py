@@ -28,13 +28,13 @@ def ledger(rows: Sequence[Row], left_out: int) -> str:
     )
     cards = "".join(map(card, by_surprise(rows)))
     return (
-        "<p>What five notes say of the scale. Each claim is turned into figures and judged by one "
-        "rule, which was fixed before measuring: every interval inside the margin around the claim "
-        f"means reproduced. All intervals hold together with probability 0.95.{rest}</p>"
+        "<p>What five notes say about the scale. Each claim is turned into figures and judged by "
+        "one rule, which was fixed before measuring: every interval inside the margin around the "
+        f"claim means reproduced. All intervals hold together with probability 0.95.{rest}</p>"
         f"{_filter(rows)}"
-        '<p class="quiet">Those that most readers would not expect come first. The axis of a claim '
-        "shows the figure furthest outside its margin, which is shaded; “all figures” has the "
-        f'others.</p><div class="claims">{cards}</div>'
+        '<p class="quiet">Those that most readers would not expect come first. Open a claim to see '
+        "what was found. Its axis shows the figure furthest outside its margin, which is shaded; "
+        f'“All figures” has the others.</p><div class="claims">{cards}</div>'
     )
 
 
@@ -56,19 +56,22 @@ def _filter(rows: Sequence[Row]) -> str:
 
 
 def card(row: Row) -> str:
-    """One claim: verdict, claim, what was found, the figure that decides, all figures."""
+    """One claim: verdict and claim; to be opened, what was found, the figure that decides, and all.
+
+    Claims that are not as the notes say are open; a script closes them where the screen is narrow.
+    """
     claim = row.claim
     cited = " (cited)" if claim.cited else ""
     chinese = f'<span lang="zh">{CHINESE[row.verdict]}</span>'
     badge = f'<span class="verdict {row.verdict}">{row.verdict}{cited} {chinese}</span>'
-    return f"""<article class="claim {row.verdict}" id="claim-{claim.id}">
-<h3>{badge} {claim.id}</h3>
-<blockquote><p>{escape(claim.claim)}</p>
-<p lang="zh">{escape(claim.claim_zh)}</p></blockquote>
+    opened = "" if row.verdict == "reproduced" else " open"
+    return f"""<article class="claim {row.verdict}" id="claim-{claim.id}"><details{opened}>
+<summary><h3>{badge} {claim.id}</h3> <q>{escape(claim.claim)}</q></summary>
+<p lang="zh">{escape(claim.claim_zh)}</p>
 <p class="found">{escape(row.statement)}</p>
 {_decisive(row)}<details><summary>All figures</summary>
 {_table(row)}<p class="quiet">Notes {" ".join(claim.notes)}; seed {row.seed}.</p></details>
-</article>
+</details></article>
 """
 
 

@@ -310,7 +310,7 @@ const Explorer = (() => {
       const { input, scale, d_k: d, n, rho, seed } = ghost.state;
       const what = input === "random" ? "independent input" : "images";
       find(".previous").textContent =
-        `Dashed, the setting before: ${what}, scale ${NAMES[scale]}, d_k ${d}, n ${n}, ` +
+        `Dashed, the previous setting: ${what}, scale ${NAMES[scale]}, d_k ${d}, n ${n}, ` +
         `correlation ${rho.toFixed(2)}, seed ${seed}.`;
     }
   }

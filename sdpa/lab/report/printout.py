@@ -25,8 +25,8 @@ Scores s = scale q.k, weights p = softmax of a row of s, out = p v; gradients of
 g ~ N(0, 1), so that a row of g has norm 8. All from sdpa's own routines in float32.
 ± is half the length of a 95 % interval, from the spread between independent inputs.
 
-variance    mean square of s (its mean is 0); i.i.d.: d_k scale^2, times the factor of the
-            projections, if q and k have independent components; given x: for these inputs
+variance    mean square of s (its mean is 0); i.i.d. = textbook value, d_k scale^2 times the
+            factor of the projections; given x = exact expectation for these inputs
 in row      variance of s within a row; softmax ignores what all of a row has in common
 entropy     of a row of p; ln 8 = 2.08 where all weights are equal
 max p       the largest weight of a row; saturated: share of rows where it exceeds {SATURATED:g}
@@ -150,6 +150,7 @@ def ledger_text(rows: Sequence[Row], known: int) -> str:
             100,
             initial_indent=f"{row.claim.id:>18} {row.verdict:<10} ",
             subsequent_indent=" " * 30,
+            break_on_hyphens=False,
         )
         for row in rows
     ]

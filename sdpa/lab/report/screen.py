@@ -151,7 +151,7 @@ def _speed(rows: list[SpeedRow]) -> str:
     shape = " x ".join(map(str, large[0].shape))
     least = min(rows, key=lambda row: row.ratio)
     return (
-        f"Speed against NumPy: {ratios} ({shape}); least {least.ratio:.1f} "
+        f"Speed against NumPy: {ratios} ({shape}); at worst {least.ratio:.1f} times "
         f"({' x '.join(map(str, least.shape))}, {least.direction})."
     )
 
@@ -159,7 +159,7 @@ def _speed(rows: list[SpeedRow]) -> str:
 def _verdicts(rows: Sequence[Row], known: int) -> str:
     counts = Counter(row.verdict for row in rows).most_common()
     shown = ", ".join(f"{number} {verdict}" for verdict, number in counts)
-    return f"Claims of five notes, {len(rows)} of {known} judged now: {shown}. Surprising ones:"
+    return f"Claims of five notes, {len(rows)} of {known} judged now: {shown}. Most surprising:"
 
 
 def _surprise(row: Row, width: int) -> str:
@@ -184,6 +184,11 @@ def _surprise(row: Row, width: int) -> str:
 
 
 def _next(report: str | None, width: int) -> str:
-    opened = f"open {report} | " if report else ""
-    steps = f"{opened}python -m sdpa claims (all of them) | notebooks/03_saturation.ipynb"
-    return fill(f"Next: {steps}", width, subsequent_indent="      ", break_on_hyphens=False)
+    steps = [f"open {report}"] if report else []
+    steps += ["python -m sdpa claims (all of them)", "notebooks/03_saturation.ipynb"]
+    indent = "Next: "
+    # What is to be typed or opened stays on one line where it can.
+    kept = [s.replace(" ", "\0") if len(s) + len(indent) + 2 <= width else s for s in steps]
+    text = f"{indent}{' | '.join(kept)}".replace(" | ", "\0| ")
+    lines = fill(text, width, subsequent_indent=" " * len(indent), break_on_hyphens=False)
+    return lines.replace("\0", " ")

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,21 @@ def machine() -> dict[str, Any]:
         "blas": numpy_config.get("Build Dependencies", {}).get("blas", {}).get("name", "unknown"),
         "sdpa": sdpa.show_config("dicts"),
     }
+
+
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """NumPy's products on one thread, where threadpoolctl is installed.
+
+    The laboratory's products are small. More threads gain little on an idle machine; on a busy one
+    each product waits for threads that spin, which has taken a hundred times as long. With one the
+    order of summation does not depend on the machine's number of CPUs either.
+    """
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        return nullcontext()
+    limits: AbstractContextManager[Any] = threadpool_limits(1, user_api="blas")
+    return limits
 
 
 def _processor() -> str:

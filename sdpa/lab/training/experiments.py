@@ -19,13 +19,13 @@ import sdpa
 
 from ..tools.estimate import Draws
 from ..tools.inputs import stream
+from ..tools.machine import one_blas_thread
 from ..tools.table import Cell, Table
 from .recall import (
     Progress,
     Rows,
     Setting,
     Trained,
-    one_blas_thread,
     square_norms,
     trained,
 )

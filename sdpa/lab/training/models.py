@@ -19,10 +19,10 @@ from sdpa.interop import autograd as interop
 
 from ..corpus import Codes, docstrings
 from ..tools.inputs import stream
+from ..tools.machine import one_blas_thread
 from .layers import cross_entropy, embed, join_heads, linear, relu, rms_norm, split_heads
 from .ngram import witten_bell_bits
 from .optimise import Adam, Arrays, warm_up_and_cosine
-from .recall import one_blas_thread
 
 Progress = Callable[[int], object] | None
 Scale = float | None

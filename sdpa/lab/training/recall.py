@@ -21,7 +21,6 @@ seeds) of all arrays, on the same data for all rates of a seed. They do not infl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log
@@ -32,12 +31,12 @@ import numpy as np
 import numpy.typing as npt
 from autograd import value_and_grad
 from autograd.extend import defvjp_argnums, primitive
-from threadpoolctl import threadpool_limits
 
 import sdpa
 from sdpa.interop import autograd as interop
 
 from ..tools.inputs import stream
+from ..tools.machine import one_blas_thread
 from ..tools.table import Cell
 from .layers import cross_entropy, rms_norm
 from .optimise import Adam, Arrays, Descent
@@ -281,15 +280,6 @@ class Trained:
             query, key, scale = self._factors(self.parameters, query, key, None)
             scores = sdpa.attention_weights(query, key, scale=scale, stage="scores")
         return np.asarray(scores, np.float64).reshape(*self.shape, *scores.shape[1:])
-
-
-def one_blas_thread() -> AbstractContextManager[Any]:
-    """Products of such small matrices are not worth a second thread, which would mostly spin.
-
-    With one thread the order of summation does not depend on the machine's number of CPUs either.
-    """
-    limits: AbstractContextManager[Any] = threadpool_limits(1, user_api="blas")
-    return limits
 
 
 @primitive

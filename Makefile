@@ -11,7 +11,7 @@
 #   make notebooks  run the notebooks and keep their outputs       make browser    chromium, for the tests of the pages
 #   make docs       the pages, the reference and the notebooks as HTML
 #   make format     rewrite the sources in the project's style     make lint      check style and types
-#   make types      the stub against the extension; public names without a full type
+#   make types      the stub against the extension; every public name has its full type
 #   make test-pythons  one wheel on the Pythons of Debian unstable, in a root made by debootstrap
 #   make analyze    static analysers read the C sources; every finding has its answer
 #   make test-platforms  the C core by other compilers, for musl, Windows, macOS and WebAssembly
@@ -174,7 +174,7 @@ lint: $(VENV)/dev $(VENV)/with-$(EXTRAS)
 
 # pyright brings its own node: 75 MB.
 types: $(VENV)/dev $(VENV)/with-$(EXTRAS) $(JUDGES)/done
-	$(BIN)/python tools/types.py $(JUDGES)/bin/basedpyright
+	$(BIN)/python tools/verify_types.py $(JUDGES)/bin/basedpyright
 
 # An hour, as root. The tests that ask for compilers and peers stay here.
 PYTHONS = 3.13 3.14 3.15

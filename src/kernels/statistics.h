@@ -2,14 +2,14 @@
  * x = s - m and e = exp(x), everything but the moments of the scores follows from sums of e, e x, e^2 and e^3; mean and
  * variance of the logits over the visible keys are merged from those of the blocks (Chan, Golub & LeVeque 1983). Logits
  * are natural, not in log2 units, whose rounded factor would affect mean and variance. Where squares of finite logits are
- * beyond the type, a second pass sums those of SMALL times the logits. */
+ * beyond the type, a second pass sums those of MOMENT_SCALE times the logits. */
 #ifndef SDPA_KERNEL_STATISTICS_H
 #define SDPA_KERNEL_STATISTICS_H
 
 #include "pass.h"
 
 /* A power of two with which no sum over logits or their squares overflows. */
-#define SMALL ((real)(SDPA_REAL == 32 ? 0x1p-80 : 0x1p-560))
+#define MOMENT_SCALE ((real)(SDPA_REAL == 32 ? 0x1p-80 : 0x1p-560))
 
 /* Per query, as vectors: sums relative to the maximum m + m_low (m_low is the rounding error of m where that is
  * finite); count, mean and sum of squared deviations of the logits times `small`, the last two as sums of a high and a
@@ -170,10 +170,10 @@ INLINE bool moments_overflowed(const row_sums *r, int64_t x, const real row[7]) 
     return r->n[x] != 0 && r->m[x] - r->m[x] == 0 && row[0] == row[0] && sum - sum != 0;
 }
 
-/* Mean and variance from sums of SMALL times the logits. */
+/* Mean and variance from sums of MOMENT_SCALE times the logits. */
 INLINE void moments_of_small(const row_sums *r, int64_t x, real row[7]) {
-    row[5] = (real)(((double)r->mean[x] + r->mean_low[x]) / SMALL);
-    row[6] = (real)(((double)r->m2[x] + r->m2_low[x]) / r->n[x] / SMALL / SMALL);
+    row[5] = (real)(((double)r->mean[x] + r->mean_low[x]) / MOMENT_SCALE);
+    row[6] = (real)(((double)r->m2[x] + r->m2_low[x]) / r->n[x] / MOMENT_SCALE / MOMENT_SCALE);
 }
 
 /* statistics_row of the unit's queries, into the columns of u->o. */
@@ -191,7 +191,7 @@ COLD static void statistics_unit(const sdpa_unit *u, void *scratch) {
         real row[7];
         statistics_row(&sums[i / VL], x, sink, row);
         if (moments_overflowed(&sums[i / VL], x, row)) {
-            if (!again && !statistics_pass(u, &w, small_sums, SMALL)) return;
+            if (!again && !statistics_pass(u, &w, small_sums, MOMENT_SCALE)) return;
             again = true;
             moments_of_small(&small_sums[i / VL], x, row);
         }

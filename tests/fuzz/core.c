@@ -38,6 +38,11 @@ static int64_t take_far(stream *s) {
     return n < 6 ? far[n] : n - 66;
 }
 
+static int64_t take_offset(stream *s) {
+    const int64_t n = take_far(s);
+    return n > SDPA_LARGEST_OFFSET ? SDPA_LARGEST_OFFSET : n < -SDPA_LARGEST_OFFSET ? -SDPA_LARGEST_OFFSET : n;
+}
+
 static void take_sizes(stream *s, test_case *c) {
     static const int64_t most[][6] = {/* n_batch, key heads, group, n_q, n_k, d */
                                       {3, 2, 3, 33, 70, 40},  {3, 2, 3, 12, 20, 12}, {1, 1, 2, 2, 9500, 17},
@@ -67,7 +72,7 @@ static test_case take_case(stream *s) {
     c.key_length = take(s, 1) && c.n_k >= c.n_batch;
     c.lower = -(take_far(s) & MOST);
     c.upper = take_far(s) & MOST;
-    c.offset_base = c.offset ? take_far(s) : 0;
+    c.offset_base = c.offset ? take_offset(s) : 0;
     c.poisoned = take(s, 1);
     return c;
 }
@@ -233,3 +238,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (n_failures) abort();
     return 0;
 }
+
+#ifdef SDPA_FUZZ_BLIND
+/* The fuzzer's library, without its own main and without its feedback from the code: `make fuzz-ci`. */
+int LLVMFuzzerRunDriver(int *argc, char ***argv, int (*one_input)(const uint8_t *, size_t));
+
+int main(int argc, char **argv) { return LLVMFuzzerRunDriver(&argc, &argv, LLVMFuzzerTestOneInput); }
+#endif

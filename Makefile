@@ -226,7 +226,7 @@ fuzz: $(VENV)/with-$(EXTRAS) $(VENV)/fuzz
 # Fuzzing as a test: the inputs follow from the seed and the committed ones alone, about a minute each. The core is that
 # of `make test-c`; the fuzzer's library comes with atheris.
 FUZZ_CI = -seed=1 -keep_seed=1 -mutate_depth=20 -timeout=100 -verbosity=0 -print_final_stats=1 -artifact_prefix=build/fuzz/
-CORE_RUNS = 1500
+CORE_RUNS = 20000
 API_RUNS = 100000
 fuzz-ci: $(VENV)/with-$(EXTRAS) $(VENV)/fuzz
 	$(MAKE) -C tests/c -j$(JOBS) ../../$(C_BUILD)/blind \

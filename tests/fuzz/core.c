@@ -91,20 +91,27 @@ static sdpa_tensor per_head(fixture *f, double *values) {
 static sdpa_tensor drawn(fixture *f, sdpa_dtype dtype, int64_t heads, int64_t rows, int64_t cols) {
     bounded b = naive_bounded(&f->c, heads, rows, cols);
     for (int64_t i = 0; i < b.n; i++) b.x[i] = naive_normal();
-    sdpa_tensor t = cols ? new_tensor(f, dtype, heads, rows, cols, b.x) : per_head(f, b.x);
+    sdpa_tensor t = new_tensor(f, dtype, heads, rows, cols, b.x);
+    naive_free_bounded(&b);
+    return t;
+}
+
+static sdpa_tensor drawn_per_head(fixture *f) {
+    bounded b = naive_bounded(&f->c, f->c.n_head, 1, 1);
+    for (int64_t i = 0; i < b.n; i++) b.x[i] = naive_normal();
+    sdpa_tensor t = per_head(f, b.x);
     naive_free_bounded(&b);
     return t;
 }
 
 static void take_options(stream *s, fixture *f) {
     sdpa_problem *p = &f->p;
-    const test_case *c = &f->c;
     static const double parts[] = {0, 0.1, 0.5, 1};
     p->softcap = take(s, 1) ? 3 : 0;
     p->dropout_p = parts[take(s, 3)];
     p->seed = (uint64_t)take(s, 255);
-    if (take(s, 1)) p->sinks = drawn(f, c->dtype, c->n_head, 1, 0);
-    if (take(s, 1)) p->alibi_slopes = drawn(f, c->dtype, c->n_head, 1, 0);
+    if (take(s, 1)) p->sinks = drawn_per_head(f);
+    if (take(s, 1)) p->alibi_slopes = drawn_per_head(f);
     p->invariant = take(s, 1);
     p->features = sdpa_problem_features(p);
 }
@@ -129,7 +136,7 @@ static void add_tangents(fixture *f) {
     p->q_t = drawn(f, c->dtype, c->n_head, c->n_q, c->d_k);
     p->k_t = drawn(f, naive_key_dtype(c), c->n_head / c->group, c->n_k, c->d_k);
     p->v_t = drawn(f, naive_key_dtype(c), c->n_head / c->group, c->n_k, c->d_v);
-    if (p->sinks.data) p->sinks_t = drawn(f, c->dtype, c->n_head, 1, 0);
+    if (p->sinks.data) p->sinks_t = drawn_per_head(f);
 }
 
 static sdpa_status run(fixture *f, enum pass pass, sdpa_stage stage) {

@@ -268,3 +268,15 @@ def test_moments_of_float64_scores_whose_squares_overflow():
     got = sdpa.attention_statistics(q, k, scale=1.0)
     np.testing.assert_allclose(got.score_mean, [1.875e199, 1.875e159, 1.875e152], rtol=1e-14)
     np.testing.assert_allclose(got.score_var, [np.inf, np.inf, 0.54296875e306], rtol=1e-14)
+
+
+def test_gradients_of_sinks_without_keys_and_widths(isa, compute_dtype):
+    """The one gradient that there is needs memory of its own, which the widths do not give."""
+    q, k = np.zeros((2, 3, 0), compute_dtype), np.zeros((2, 0, 0), compute_dtype)
+    options = {"sinks": np.ones(2, compute_dtype), "scale": 1.0}
+    check_attention(q, k, k, **options)
+    out, lse = sdpa.attention_forward(q, k, k, **options)
+    options |= {"grad_lse": np.ones_like(lse), "needs": ("sinks",)}
+    assert (sdpa.attention_backward(out, q, k, k, out, lse, **options).sinks == 3).all()
+    twice = sdpa.attention_double_backward(q, k, k, out, q, k, k, out, lse, **options)
+    assert not twice.sinks.any()

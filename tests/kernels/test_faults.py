@@ -194,7 +194,7 @@ CALLS = {
 @pytest.mark.uninstrumented
 @pytest.mark.parametrize("name", CALLS)
 def test_whatever_allocation_of_the_binding_fails(name):
-    """Python's own allocations fail in turn: MemoryError or the right result, and blocks do not pile up.
+    """Python's own allocations fail in turn: MemoryError or the right result, no leak.
 
     `_core._alloc_fail_after` does this for the core's.
     """
@@ -237,7 +237,7 @@ for _ in range(20):
     fail_in_turn()
     gc.collect()
     grown.append(sys.getallocatedblocks() - before)
-assert sorted(grown[10:])[5] <= 1, grown  # NumPy and the measurement have a block of their own
+assert sorted(grown[10:])[5] <= 1, grown  # NumPy keeps one now and then
 print("ok")
 """
     assert run(program) == "ok"

@@ -111,7 +111,8 @@ static void take_options(stream *s, fixture *f) {
     p->dropout_p = parts[take(s, 3)];
     p->seed = (uint64_t)take(s, 255);
     if (take(s, 1)) p->sinks = drawn_per_head(f);
-    if (take(s, 1)) p->alibi_slopes = drawn_per_head(f);
+    /* Far away the bias is nothing but rounding, which differs between instruction sets. */
+    if (take(s, 1) && llabs(f->c.offset_base) < 1000) p->alibi_slopes = drawn_per_head(f);
     p->invariant = take(s, 1);
     p->features = sdpa_problem_features(p);
 }

@@ -11,7 +11,7 @@
 #   make notebooks  run the notebooks and keep their outputs       make browser    chromium, for the tests of the pages
 #   make docs       the pages, the reference and the notebooks as HTML
 #   make format     rewrite the sources in the project's style     make lint      check style and types
-#   make types      the stub against the extension; public names without a full type
+#   make types      the stub against the extension; every public name has its full type
 #   make test-pythons  one wheel on several Pythons and NumPys, and free-threaded ones; in a root made by debootstrap
 #   make analyze    static analysers read the C sources; every finding has its answer
 #   make test-platforms  the C core by other compilers, for musl, Windows, macOS and WebAssembly
@@ -20,6 +20,7 @@
 #   make soak       ten minutes of calls, in which memory must not grow
 #   make stranger   a fresh clone in an empty environment: what the README names
 #   make fuzz       problems from random bytes, SECONDS=60 for the C core and as many for the Python functions
+#   make fuzz-ci    the same for a fixed number of inputs, which are always the same
 #   make release-check  the last commit's archives, built twice, into dist/
 #   make judges     the same, and let tools by others judge them and the project
 PYTHON = python3
@@ -96,9 +97,10 @@ bench: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 counts: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 	$(BIN)/python -m benchmarks.counts
 
+C_BUILD = build/c/$(shell gcc -dumpmachine | cut -d- -f1)
 test-c:
 	$(MAKE) -C tests/c -j$(JOBS)
-	build/c/$(shell gcc -dumpmachine | cut -d- -f1)/driver
+	$(C_BUILD)/driver
 	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/tsan VECTORS= FLAGS="-O1 -g -fsanitize=thread"
 	build/c/tsan/driver machine pool disturbed packed additive
 	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/wide WIDE=1
@@ -177,7 +179,7 @@ lint: $(VENV)/dev $(VENV)/with-$(EXTRAS)
 
 # pyright installs its own copy of node, 75 MB.
 types: $(VENV)/dev $(VENV)/with-$(EXTRAS) $(JUDGES)/done
-	$(BIN)/python tools/types.py $(JUDGES)/bin/basedpyright
+	$(BIN)/python tools/verify_types.py $(JUDGES)/bin/basedpyright
 
 # Takes hours, as root. Tests that need compilers or peers are left out. 3.11/2.0: this Python with NumPy 2.0; t:
 # free-threaded, from Debian's source; tsan: under ThreadSanitizer.
@@ -252,9 +254,22 @@ fuzz: $(VENV)/with-$(EXTRAS) $(VENV)/fuzz
 	$(BIN)/python tests/fuzz/api.py -max_total_time=$(SECONDS) -seed=$(SEED) -timeout=100 -max_len=256 -verbosity=0 \
 		-print_final_stats=1 -artifact_prefix=build/fuzz/ build/fuzz/api tests/fuzz/api
 
-ANALYSERS = cppcheck clang-tidy-16
+# Fuzzing as a test: the inputs follow from the seed and the committed ones alone, about a minute each. The core is that
+# of `make test-c`; the fuzzer's library comes with atheris.
+FUZZ_CI = -seed=1 -keep_seed=1 -mutate_depth=20 -timeout=100 -verbosity=0 -print_final_stats=1 -artifact_prefix=build/fuzz/
+CORE_RUNS = 20000
+API_RUNS = 100000
+fuzz-ci: $(VENV)/with-$(EXTRAS) $(VENV)/fuzz
+	$(MAKE) -C tests/c -j$(JOBS) ../../$(C_BUILD)/blind \
+		LIBFUZZER=$$($(BIN)/python -c "from importlib.metadata import files; \
+			print(*(f.locate() for f in files('atheris') if f.name.endswith('fuzzer_no_main.a')))")
+	mkdir -p build/fuzz
+	$(C_BUILD)/blind -runs=$(CORE_RUNS) -max_len=64 $(FUZZ_CI) tests/fuzz/core
+	SDPA_FUZZ_BLIND=1 $(BIN)/python tests/fuzz/api.py -runs=$(API_RUNS) -max_len=256 $(FUZZ_CI) tests/fuzz/api
+
+ANALYSERS = $(CLANG) cppcheck clang-tidy-16
 analyze: $(VENV)/with-$(EXTRAS)
-	@if ! command -v cppcheck >/dev/null || ! command -v clang-tidy-16 >/dev/null; then \
+	@if ! command -v $(CLANG) >/dev/null || ! command -v cppcheck >/dev/null || ! command -v clang-tidy-16 >/dev/null; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			apt-get update && apt-get install --yes --no-install-recommends $(ANALYSERS); \
 		else \
@@ -281,5 +296,5 @@ clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
 .PHONY: demo test models build stubs bench browser lab notebooks docs sanitize test-c test-arm test-avx512 format lint \
-	types counts test-pythons test-platforms soak stranger fuzz analyze coverage mutation release-check \
+	types counts test-pythons test-platforms soak stranger fuzz fuzz-ci analyze coverage mutation release-check \
 	judges clean

@@ -115,6 +115,9 @@ typedef struct sdpa_choice {
     X(lse, p->n_q, 1)                                                                                                  \
     X(dlse, p->n_q, 1)
 
+/* Offsets beyond this on either side are refused before the core, whose sums with them could overflow. */
+#define SDPA_LARGEST_OFFSET (INT64_C(1) << 60)
+
 /* One I64 per batch entry, or per packed sequence, `row` bytes apart. An absent offset counts as 0, an absent
  * key_length as n_k. */
 #define SDPA_INTEGERS(X)                                                                                               \

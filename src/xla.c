@@ -200,8 +200,12 @@ static sdpa_xla_error *set_integers(const xla_call *c, sdpa_tensor *t, const sdp
     t->data = (char *)*copy;
     t->dtype = SDPA_I64;
     t->group = 1;
-    if (t != &p->key_length) return NULL;
     for (int64_t i = 0, n = size_of(b); i < n; i++) {
+        if (t == &p->offset) {
+            if ((*copy)[i] >= -SDPA_LARGEST_OFFSET && (*copy)[i] <= SDPA_LARGEST_OFFSET) continue;
+            return fail(c, SDPA_XLA_INVALID_ARGUMENT, "query_offset: expected integers from -2^60 to 2^60, got %lld",
+                        (long long)(*copy)[i]);
+        }
         const int64_t n_k = p->cu_k ? p->cu_k[i + 1] - p->cu_k[i] : p->n_k;
         if ((*copy)[i] >= 0 && (*copy)[i] <= n_k) continue;
         return fail(c, SDPA_XLA_INVALID_ARGUMENT, "key_lengths: expected integers from 0 to Lk = %lld, got %lld",

@@ -1,9 +1,9 @@
 """Runs static analysers on the C sources: `make analyze`.
 
-The analysers are GCC's -fanalyzer, cppcheck and clang-tidy, as far as they are installed. GCC's
-does not terminate on the kernels; the other two read these in their form without intrinsics. Every
-finding is fixed in the source or answered in tools/answers.toml; an answer without a finding is an
-error.
+The analysers are GCC's -fanalyzer, clang --analyze (which scan-build runs), cppcheck and
+clang-tidy, as far as they are installed. GCC's does not terminate on the kernels; the others read
+these in their form without intrinsics. Every finding is fixed in the source or answered in
+tools/answers.toml; an answer without a finding is an error.
 """
 
 import os
@@ -22,6 +22,13 @@ import numpy
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "analyze"
+TOOLS = {
+    "gcc": ("gcc",),
+    "clang": ("clang-22", "clang"),
+    "cppcheck": ("cppcheck",),
+    "clang-tidy": ("clang-tidy", "clang-tidy-16"),
+}
+"""Their names as commands, the first that is installed counts."""
 KERNEL = ["-DSDPA_ISA=generic", "-DSDPA_ISA_GENERIC", "-DSDPA_REAL=32"]
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-pthread", "-fno-math-errno", "-fno-trapping-math"]
 TIDY = (
@@ -68,16 +75,19 @@ def sources() -> dict[str, list[str]]:
 
 def commands(tool: str, source: str, flags: list[str]) -> list[str] | None:
     """The command with which `tool` reads `source`; None if it does not."""
+    name = installed(tool)
     if tool == "cppcheck":
         own = [flag for flag in flags if flag.startswith(("-D", f"-I{BUILD}"))]
         checks = ["--enable=warning,performance,portability", "--library=posix", "--std=c11"]
-        return ["cppcheck", "--quiet", "--template=gcc", *checks, *own, source]
+        return [name, "--quiet", "--template=gcc", *checks, *own, source]
     if tool == "clang-tidy":
-        name = shutil.which("clang-tidy") or shutil.which("clang-tidy-16") or tool
         return [name, "--quiet", f"--checks={TIDY}", source, "--", *FLAGS, *flags]
+    if tool == "clang":
+        # No warnings of the compiler, which builds elsewhere.
+        return [name, *FLAGS, *flags, "--analyze", "--analyzer-output", "text", "-w", source]
     if flags is KERNEL:
         return None
-    return ["gcc", *FLAGS, "-O2", "-fanalyzer", *flags, "-c", "-o", os.devnull, source]
+    return [name, *FLAGS, "-O2", "-fanalyzer", *flags, "-c", "-o", os.devnull, source]
 
 
 def findings(tool: str, source: str, flags: list[str]) -> Iterator[Finding]:
@@ -114,7 +124,7 @@ def main() -> None:
     """Run all tools; print findings without an answer, and answers without a finding."""
     make_docstrings()
     answers = tomllib.loads((ROOT / "tools" / "answers.toml").read_text())["answer"]
-    tools = [tool for tool in ("gcc", "cppcheck", "clang-tidy") if commands_exist(tool)]
+    tools = [tool for tool in TOOLS if installed(tool)]
     tasks = [(tool, *item) for tool in tools for item in sources().items()]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = {
@@ -136,7 +146,7 @@ def main() -> None:
         print(f"{finding.file}:{finding.line}: {finding.text} [{finding.check}] ({finding.tool})")
     for answer in idle:
         print(f"no such finding any more: {answer['tool']}, {answer['file']}, {answer['checks']}")
-    missing = {"gcc", "cppcheck", "clang-tidy"} - set(tools)
+    missing = TOOLS.keys() - set(tools)
     print(
         f"{len(tasks)} readings by {', '.join(tools)}; not installed: {sorted(missing) or 'none'};"
     )
@@ -144,9 +154,9 @@ def main() -> None:
     sys.exit(bool(open_ones or idle))
 
 
-def commands_exist(tool: str) -> bool:
-    """Whether a tool is installed, clang-tidy also under its numbered name."""
-    return any(map(shutil.which, (tool, f"{tool}-16")))
+def installed(tool: str) -> str:
+    """The command of a tool; empty where it is not installed."""
+    return next(filter(None, map(shutil.which, TOOLS[tool])), "")
 
 
 if __name__ == "__main__":

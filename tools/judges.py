@@ -20,8 +20,9 @@ COMMANDS = (
     ("repo-review", ".", "--format", "rich"),
     ("validate-pyproject", "pyproject.toml"),
     ("check-manifest",),
-    # pyroma deducts a point because the authors have no address and there is no home page.
-    ("pyroma", "--min=9", "."),
+    # Authors' address and home page come with the first release, as RELEASING.md says; an invented
+    # one would be worse than none.
+    ("pyroma", "--min=10", "--skip-tests=AuthorEmail,Url", "."),
     ("zizmor", "--offline", "--persona=pedantic", ".github"),
     (*SCHEMA, "vendor.github-workflows", *WORKFLOWS),
     (*SCHEMA, "vendor.github-issue-forms", *FORMS),

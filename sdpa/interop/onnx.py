@@ -17,7 +17,7 @@ Source: ONNX operator specification, Attention-23, -24, -25, Softmax-1, -11, -13
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,10 +26,33 @@ import sdpa
 try:
     import onnx
     from onnx import defs, helper, numpy_helper
-    from onnx.backend import base
     from onnx.reference.op_run import OpRun
 except ImportError as _error:
     raise ImportError("sdpa.interop.onnx needs onnx: pip install 'sdpa[peers]'") from _error
+
+if TYPE_CHECKING:
+    # Not all that look at the types have onnx.
+    class _Backend:
+        @classmethod
+        def run_model(
+            cls, model: Any, inputs: Any, device: str = "CPU", **kwargs: Any
+        ) -> tuple[Any, ...]: ...
+
+        @classmethod
+        def run_node(
+            cls,
+            node: Any,
+            inputs: Any,
+            device: str = "CPU",
+            outputs_info: Any = None,
+            **kwargs: Any,
+        ) -> tuple[Any, ...] | None: ...
+
+    class _BackendRep: ...
+
+else:
+    from onnx.backend.base import Backend as _Backend
+    from onnx.backend.base import BackendRep as _BackendRep
 
 __all__ = [
     "Backend",
@@ -213,7 +236,7 @@ def _run(node: Any, inputs: Sequence[Any], opset: int) -> list[Any]:
     return _compute(node, opset, inputs, attributes)
 
 
-class BackendRep(base.BackendRep):
+class BackendRep(_BackendRep):
     """A checked model, ready to run; made by `Backend.prepare`."""
 
     def __init__(self, model: Any) -> None:
@@ -250,7 +273,7 @@ class BackendRep(base.BackendRep):
         return tuple(values[output.name] for output in self._graph.output)
 
 
-class Backend(base.Backend):
+class Backend(_Backend):
     """The three operators on the CPU, in the interface of `onnx.backend.base.Backend`.
 
     Examples
@@ -318,10 +341,10 @@ class Backend(base.Backend):
         return device.split(":")[0] == "CPU"
 
 
-prepare = Backend.prepare
-run_model = Backend.run_model
-run_node = Backend.run_node
-supports_device = Backend.supports_device
+prepare: Callable[..., BackendRep] = Backend.prepare
+run_model: Callable[..., tuple[Any, ...]] = Backend.run_model
+run_node: Callable[..., tuple[Any, ...]] = Backend.run_node
+supports_device: Callable[[str], bool] = Backend.supports_device
 
 
 class _ReferenceOperator(OpRun):

@@ -1,10 +1,21 @@
 """Additive attention: scores are w_score^T tanh(query w_query + key w_key + bias)."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from sdpa.reference.arrays import broadcast, float64, sum_to, transpose
+from sdpa.reference.arrays import (
+    Array,
+    Gradient,
+    Mask,
+    broadcast,
+    float64,
+    shape_of,
+    sum_to,
+    transpose,
+)
 from sdpa.reference.derivatives import attention_backward
 from sdpa.reference.forward import AttentionForward, attention_forward
 from sdpa.reference.logits import logits_of
@@ -13,18 +24,27 @@ from sdpa.reference.logits import logits_of
 class AdditiveGradients(NamedTuple):
     """Result of `additive_attention_backward`; None where a gradient was not asked for."""
 
-    query: np.ndarray | None
-    key: np.ndarray | None
-    value: np.ndarray | None
-    w_query: np.ndarray | None
-    w_key: np.ndarray | None
-    w_score: np.ndarray | None
-    bias: np.ndarray | None
-    attn_mask: np.ndarray | None
-    sinks: np.ndarray | None
+    query: Gradient
+    key: Gradient
+    value: Gradient
+    w_query: Gradient
+    w_key: Gradient
+    w_score: Gradient
+    bias: Gradient
+    attn_mask: Gradient
+    sinks: Gradient
 
 
-def additive_attention(query, key, value, w_query, w_key, w_score, bias=None, **options):
+def additive_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    w_query: ArrayLike,
+    w_key: ArrayLike,
+    w_score: ArrayLike,
+    bias: ArrayLike | None = None,
+    **options: Any,
+) -> Array:
     """softmax(scale tanh(query w_query + key w_key + bias) w_score) value: (..., heads, Lq, d_v).
 
     Bahdanau, Cho and Bengio, "Neural machine translation by jointly learning to align and
@@ -53,15 +73,25 @@ def additive_attention(query, key, value, w_query, w_key, w_score, bias=None, **
     ).out
 
 
-def additive_sums(query, key, w_query, w_key, bias=None, *, enable_gqa=False):
+def additive_sums(
+    query: ArrayLike,
+    key: ArrayLike,
+    w_query: ArrayLike,
+    w_key: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    enable_gqa: bool = False,
+) -> Array:
     """query w_query + key w_key + bias of each pair: (..., heads, Lq, Lk, h)."""
     q, k = broadcast(*float64(query, key), enable_gqa=enable_gqa)
     w_query, w_key, bias = float64(w_query, w_key, 0 if bias is None else bias)
     return (q @ w_query)[..., :, None, :] + (k @ w_key)[..., None, :, :] + bias
 
 
-def _as_dot_products(tanh, w_score, options):
-    """A query and a key whose products are the additive scores: the scores, and the unit matrix.
+def _as_dot_products(
+    tanh: Array, w_score: ArrayLike, options: dict[str, Any]
+) -> tuple[Array, Array, Mask]:
+    """(query, key) with the additive scores as their products: the scores, and the unit matrix.
 
     The score of a masked pair is replaced by 0, so that its NaN or Inf enters no product.
     """
@@ -77,8 +107,17 @@ _NOT_MASKS = ("scale", "dropout_p", "rng", "sinks", "enable_gqa", "needs", "grad
 
 @np.errstate(all="ignore")
 def additive_attention_forward(
-    query, key, value, w_query, w_key, w_score, bias=None, *, scale=1.0, **options
-):
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    w_query: ArrayLike,
+    w_key: ArrayLike,
+    w_score: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    scale: float | None = 1.0,
+    **options: Any,
+) -> AttentionForward:
     """Additive attention and the log-sum-exp of each row of logits: (out, lse)."""
     gqa = {"enable_gqa": options.get("enable_gqa", False)}
     tanh = np.tanh(additive_sums(query, key, w_query, w_key, bias, **gqa))
@@ -88,21 +127,21 @@ def additive_attention_forward(
 
 @np.errstate(all="ignore")
 def additive_attention_backward(
-    grad_out,
-    query,
-    key,
-    value,
-    w_query,
-    w_key,
-    w_score,
-    bias,
-    out,
-    lse,
+    grad_out: ArrayLike,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    w_query: ArrayLike,
+    w_key: ArrayLike,
+    w_score: ArrayLike,
+    bias: ArrayLike | None,
+    out: ArrayLike,
+    lse: ArrayLike,
     *,
-    scale=1.0,
-    needs=("query", "key", "value", "w_query", "w_key", "w_score", "bias"),
-    **options,
-):
+    scale: float | None = 1.0,
+    needs: Collection[str] = ("query", "key", "value", "w_query", "w_key", "w_score", "bias"),
+    **options: Any,
+) -> AdditiveGradients:
     """Gradients of <grad_out, out> + <grad_lse, lse> with respect to the arguments in `needs`.
 
     Each has the shape of its argument; bias has one if it is given.
@@ -125,9 +164,9 @@ def additive_attention_backward(
 
     # a = query @ w_query + bias; b = key @ w_key
     q, k = broadcast(*float64(query, key), **gqa)
-    gradients = {
-        "query": lambda: sum_to(grad_a @ w_query.T, np.shape(query)),
-        "key": lambda: sum_to(grad_b @ w_key.T, np.shape(key)),
+    gradients: dict[str, Callable[[], Gradient]] = {
+        "query": lambda: sum_to(grad_a @ w_query.T, shape_of(query)),
+        "key": lambda: sum_to(grad_b @ w_key.T, shape_of(key)),
         "value": lambda: pairs.value,
         "w_query": lambda: sum_to(transpose(q) @ grad_a, w_query.shape),
         "w_key": lambda: sum_to(transpose(k) @ grad_b, w_key.shape),
@@ -141,6 +180,7 @@ def additive_attention_backward(
     )
 
 
-def _sum_rows(x):
-    """The sum over all axes but the last."""
-    return x.sum(axis=tuple(range(x.ndim - 1)))
+def _sum_rows(x: Array) -> Array:
+    """Over all axes but the last."""
+    total: Array = x.sum(axis=tuple(range(x.ndim - 1)))
+    return total

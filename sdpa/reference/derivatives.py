@@ -11,14 +11,20 @@ slope d capped / dx
 ===== ======================================================================================
 """
 
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sdpa.reference.arrays import (
+    Array,
+    Gradient,
+    Mask,
     broadcast,
     float64,
     per_head,
+    shape_of,
     sum_to,
     sum_to_heads,
     sum_visible,
@@ -38,49 +44,49 @@ from sdpa.reference.logits import (
 class AttentionGradients(NamedTuple):
     """Result of `attention_backward`; None where a gradient was not asked for."""
 
-    query: np.ndarray | None
-    key: np.ndarray | None
-    value: np.ndarray | None
-    attn_mask: np.ndarray | None
-    sinks: np.ndarray | None
+    query: Gradient
+    key: Gradient
+    value: Gradient
+    attn_mask: Gradient
+    sinks: Gradient
 
 
 class AttentionTangent(NamedTuple):
     """Result of `attention_jvp`."""
 
-    out: np.ndarray
-    out_t: np.ndarray
+    out: Array
+    out_t: Array
 
 
 class AttentionSecondGradients(NamedTuple):
     """Result of `attention_double_backward`; None where a derivative was not asked for."""
 
-    grad_out: np.ndarray | None
-    query: np.ndarray | None
-    key: np.ndarray | None
-    value: np.ndarray | None
-    attn_mask: np.ndarray | None
-    sinks: np.ndarray | None
+    grad_out: Gradient
+    query: Gradient
+    key: Gradient
+    value: Gradient
+    attn_mask: Gradient
+    sinks: Gradient
 
 
 @np.errstate(all="ignore")
 def attention_backward(
-    grad_out,
-    query,
-    key,
-    value,
-    out,
-    lse,
-    attn_mask=None,
-    dropout_p=0.0,
+    grad_out: ArrayLike,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    out: ArrayLike,
+    lse: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
     *,
-    grad_lse=None,
-    needs=("query", "key", "value"),
-    enable_gqa=False,
-    sinks=None,
-    rng=None,
-    **options,
-):
+    grad_lse: ArrayLike | None = None,
+    needs: Collection[str] = ("query", "key", "value"),
+    enable_gqa: bool = False,
+    sinks: ArrayLike | None = None,
+    rng: int | None = None,
+    **options: Any,
+) -> AttentionGradients:
     """Gradients of <grad_out, out> + <grad_lse, lse> with respect to the arguments in `needs`.
 
     Each gradient has the shape of its argument: it is summed over the axes along which the argument
@@ -118,37 +124,37 @@ def attention_backward(
     grad_q = scale * sum_visible(grad_x, k, visible)
     grad_k = scale * sum_visible(transpose(grad_x), q, transpose(visible))
 
-    def grad_sinks():
+    def grad_sinks() -> Array:
         # A sink is a key without a value: its grad_p is 0.
-        return sum_to_heads(-_sink_weight(sinks, lse) * shift, np.shape(sinks))
+        return sum_to_heads(-_sink_weight(sinks, lse) * shift, shape_of(sinks))
 
     return AttentionGradients(
         sum_to(grad_q, query.shape) if "query" in needs else None,
         sum_to(grad_k, key.shape) if "key" in needs else None,
         sum_to(grad_v, value.shape) if "value" in needs else None,
-        sum_to(grad_z, np.shape(attn_mask)) if "attn_mask" in needs else None,
+        sum_to(grad_z, shape_of(attn_mask)) if "attn_mask" in needs else None,
         grad_sinks() if "sinks" in needs else None,
     )
 
 
 @np.errstate(all="ignore")
 def attention_jvp(
-    query,
-    key,
-    value,
-    query_t,
-    key_t,
-    value_t,
-    attn_mask=None,
-    dropout_p=0.0,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    query_t: ArrayLike | None,
+    key_t: ArrayLike | None,
+    value_t: ArrayLike | None,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
     *,
-    attn_mask_t=None,
-    sinks_t=None,
-    enable_gqa=False,
-    sinks=None,
-    rng=None,
-    **options,
-):
+    attn_mask_t: ArrayLike | None = None,
+    sinks_t: ArrayLike | None = None,
+    enable_gqa: bool = False,
+    sinks: ArrayLike | None = None,
+    rng: int | None = None,
+    **options: Any,
+) -> AttentionTangent:
     """out, and its derivative out_t, when each argument moves along its tangent.
 
     Forward-mode differentiation: Griewank and Walther, "Evaluating derivatives" (2008), section
@@ -168,27 +174,27 @@ def attention_jvp(
 
 @np.errstate(all="ignore")
 def attention_double_backward(
-    gg_query,
-    gg_key,
-    gg_value,
-    grad_out,
-    query,
-    key,
-    value,
-    out,
-    lse,
-    attn_mask=None,
-    dropout_p=0.0,
+    gg_query: ArrayLike | None,
+    gg_key: ArrayLike | None,
+    gg_value: ArrayLike | None,
+    grad_out: ArrayLike,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    out: ArrayLike,
+    lse: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
     *,
-    gg_attn_mask=None,
-    gg_sinks=None,
-    grad_lse=None,
-    needs=("grad_out", "query", "key", "value"),
-    enable_gqa=False,
-    sinks=None,
-    rng=None,
-    **options,
-):
+    gg_attn_mask: ArrayLike | None = None,
+    gg_sinks: ArrayLike | None = None,
+    grad_lse: ArrayLike | None = None,
+    needs: Collection[str] = ("grad_out", "query", "key", "value"),
+    enable_gqa: bool = False,
+    sinks: ArrayLike | None = None,
+    rng: int | None = None,
+    **options: Any,
+) -> AttentionSecondGradients:
     """Derivatives of phi = <gg, attention_backward(grad_out, ...)>, its five gradients together.
 
     A gradient times a direction is a directional derivative, so phi is the derivative of the loss
@@ -240,12 +246,20 @@ def attention_double_backward(
         sum_to(scale * by_q, query.shape) if "query" in needs else None,
         sum_to(scale * by_k, key.shape) if "key" in needs else None,
         sum_to(by_v, value.shape) if "value" in needs else None,
-        sum_to(by_z, np.shape(attn_mask)) if "attn_mask" in needs else None,
-        sum_to_heads(by_sink, np.shape(sinks)) if "sinks" in needs else None,
+        sum_to(by_z, shape_of(attn_mask)) if "attn_mask" in needs else None,
+        sum_to_heads(by_sink, shape_of(sinks)) if "sinks" in needs else None,
     )
 
 
-def _weights_again(q, k, lse, attn_mask, dropout_p, rng, options):
+def _weights_again(
+    q: Array,
+    k: Array,
+    lse: Array,
+    attn_mask: ArrayLike | None,
+    dropout_p: float,
+    rng: int | None,
+    options: dict[str, Any],
+) -> tuple[Mask, Array, Array]:
     """(visible, p, r): which pairs are visible, their weights from lse, dropout's factors."""
     z = logits_of(q, k, attn_mask, **options)
     visible = z != -np.inf
@@ -253,13 +267,21 @@ def _weights_again(q, k, lse, attn_mask, dropout_p, rng, options):
     return visible, p, dropout_factors(z.shape, dropout_p, rng)
 
 
-def _shift(grad_out, out, grad_lse):
-    """sum_j grad_p_j p_j of each row minus the gradient of its lse: (..., heads, Lq)."""
-    shift = (grad_out * out).sum(axis=-1)
+def _shift(grad_out: Array, out: Array, grad_lse: ArrayLike | None) -> Array:
+    """sum_j grad_p_j p_j of each row, less the gradient of its lse: (..., heads, Lq)."""
+    shift: Array = (grad_out * out).sum(axis=-1)
     return shift if grad_lse is None else shift - np.asarray(grad_lse, np.float64)
 
 
-def _forward_mode(tensors, visible, p, r, bias_t, sink_t, options):
+def _forward_mode(
+    tensors: Sequence[Array],
+    visible: Mask,
+    p: Array,
+    r: Array,
+    bias_t: ArrayLike | None,
+    sink_t: Array | float,
+    options: dict[str, Any],
+) -> tuple[Array, Array, Array, Array, Array]:
     """(x_t, z_t, lse_t, p_t, out_t), each line the derivative of one of the forward's."""
     q, k, v, q_t, k_t, v_t = tensors
     x_t = scores_of(q_t, k, **options) + scores_of(q, k_t, **options)
@@ -272,17 +294,19 @@ def _forward_mode(tensors, visible, p, r, bias_t, sink_t, options):
     return x_t, z_t, lse_t, p_t, out_t
 
 
-def _with_tangents(operands, tangents, enable_gqa):
-    """query, key, value and their tangents on common leading axes; a tangent of None is zero."""
+def _with_tangents(
+    operands: Sequence[ArrayLike], tangents: Sequence[ArrayLike | None], enable_gqa: bool
+) -> list[Array]:
+    """query, key, value and their tangents on common leading axes; a tangent None is zero."""
     pairs = zip(operands, tangents, strict=True)
-    tangents = [np.zeros(np.shape(x)) if t is None else t for x, t in pairs]
+    moves = [np.zeros(shape_of(x)) if t is None else t for x, t in pairs]
     return [
         *broadcast(*float64(*operands), enable_gqa=enable_gqa),
-        *broadcast(*float64(*tangents), enable_gqa=enable_gqa),
+        *broadcast(*float64(*moves), enable_gqa=enable_gqa),
     ]
 
 
-def _sink_weight(sinks, lse):
+def _sink_weight(sinks: ArrayLike | None, lse: Array) -> Array:
     """exp(sink - lse) of each row: (..., heads, Lq); 0 without a sink."""
     if sinks is None:
         return np.zeros_like(lse)
@@ -290,5 +314,5 @@ def _sink_weight(sinks, lse):
     return np.where(sink == -np.inf, 0, np.exp(sink - lse))
 
 
-def _sink_tangent(tangent, lse):
+def _sink_tangent(tangent: ArrayLike | None, lse: Array) -> Array | float:
     return 0 if tangent is None else per_head(float64(tangent)[0], lse.shape[:-1])[..., 0]

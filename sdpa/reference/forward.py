@@ -1,41 +1,51 @@
 """Attention forward, the matrix of weights, its rows and columns, the union of sets of keys."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from sdpa.reference.arrays import broadcast, float64, per_head, sum_visible
+from sdpa.reference.arrays import Array, broadcast, float64, per_head, sum_visible
 from sdpa.reference.logits import capped, dropout_factors, logits_of, scores_of
 from sdpa.reference.rows import logsumexp, softmax
+
+Index: TypeAlias = slice | NDArray[np.intp] | None
 
 
 class AttentionForward(NamedTuple):
     """Result of `attention_forward`."""
 
-    out: np.ndarray
-    lse: np.ndarray
+    out: Array
+    lse: Array
 
 
 class AttentionStatistics(NamedTuple):
     """Result of `attention_statistics`: one number per row in each, (..., heads, Lq)."""
 
-    lse: np.ndarray
-    entropy: np.ndarray
-    max_weight: np.ndarray
-    sum_p2: np.ndarray
-    sum_p3: np.ndarray
-    score_mean: np.ndarray
-    score_var: np.ndarray
+    lse: Array
+    entropy: Array
+    max_weight: Array
+    sum_p2: Array
+    sum_p3: Array
+    score_mean: Array
+    score_var: Array
 
 
 class AttentionReceived(NamedTuple):
     """Result of `attention_received`: one number per key in each, (..., heads, Lk)."""
 
-    total: np.ndarray
-    largest: np.ndarray
+    total: Array
+    largest: Array
 
 
-def attention(query, key, value, attn_mask=None, **options):
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    **options: Any,
+) -> Array:
     """softmax(scale query key^T + attn_mask) value: (..., heads, Lq, d_v).
 
     Vaswani et al., "Attention is all you need" (2017), equation 1.
@@ -53,17 +63,17 @@ def attention(query, key, value, attn_mask=None, **options):
 
 @np.errstate(all="ignore")
 def attention_forward(
-    query,
-    key,
-    value,
-    attn_mask=None,
-    dropout_p=0.0,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
     *,
-    enable_gqa=False,
-    sinks=None,
-    rng=None,
-    **options,
-):
+    enable_gqa: bool = False,
+    sinks: ArrayLike | None = None,
+    rng: int | None = None,
+    **options: Any,
+) -> AttentionForward:
     """Attention and the log-sum-exp of each row of logits: (out, lse)."""
     q, k, v = broadcast(*float64(query, key, value), enable_gqa=enable_gqa)
 
@@ -83,20 +93,20 @@ def attention_forward(
 
 @np.errstate(all="ignore")
 def attention_weights(
-    query,
-    key,
-    attn_mask=None,
-    dropout_p=0.0,
+    query: ArrayLike,
+    key: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
     *,
-    enable_gqa=False,
-    sinks=None,
-    rng=None,
-    stage="weights",
-    heads=None,
-    queries=None,
-    **options,
-):
-    """The (..., heads, Lq, Lk) matrix at one of its stages.
+    enable_gqa: bool = False,
+    sinks: ArrayLike | None = None,
+    rng: int | None = None,
+    stage: str = "weights",
+    heads: Index = None,
+    queries: Index = None,
+    **options: Any,
+) -> Array:
+    """The (..., heads, Lq, Lk) matrix itself, at one of its stages.
 
     Parameters
     ----------
@@ -132,14 +142,24 @@ def attention_weights(
     return x if queries is None else x[..., queries, :]
 
 
-def attention_received(query, key, attn_mask=None, **options):
-    """Sum and maximum of each column of `attention_weights`: the weights that a key receives."""
+def attention_received(
+    query: ArrayLike, key: ArrayLike, attn_mask: ArrayLike | None = None, **options: Any
+) -> AttentionReceived:
+    """Sum and maximum of each column of `attention_weights`: what a key gets from the queries."""
     w = attention_weights(query, key, attn_mask, **options)
     return AttentionReceived(w.sum(axis=-2), w.max(axis=-2, initial=0))
 
 
 @np.errstate(all="ignore")
-def attention_statistics(query, key, attn_mask=None, *, enable_gqa=False, sinks=None, **options):
+def attention_statistics(
+    query: ArrayLike,
+    key: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    *,
+    enable_gqa: bool = False,
+    sinks: ArrayLike | None = None,
+    **options: Any,
+) -> AttentionStatistics:
     """Statistics of each row p of weights, before dropout, and of its visible logits z.
 
     lse, entropy -sum p ln p, largest weight, sum p^2, sum p^3; mean and variance of z. A sink takes
@@ -166,7 +186,9 @@ def attention_statistics(query, key, attn_mask=None, *, enable_gqa=False, sinks=
 
 
 @np.errstate(all="ignore")
-def merge_attention(outs, lses):
+def merge_attention(
+    outs: Sequence[ArrayLike] | Array, lses: Sequence[ArrayLike] | Array
+) -> AttentionForward:
     """Attention over the union of disjoint sets of keys, from the (out, lse) over each of them.
 
     lse = log sum_t exp(lses[t]) and out = sum_t exp(lses[t] - lse) outs[t]; the associative sum of
@@ -179,7 +201,7 @@ def merge_attention(outs, lses):
     return AttentionForward(out, logsumexp(lses, axis=0))
 
 
-def with_sink(z, sinks=None):
+def with_sink(z: Array, sinks: ArrayLike | None = None) -> Array:
     """z with one more column, the sink of its head; -inf if there is none, which is like no key."""
     sinks = -np.inf if sinks is None else np.asarray(sinks, np.float64)
     column = np.broadcast_to(per_head(sinks, z.shape[:-2]), (*z.shape[:-1], 1))

@@ -1,11 +1,15 @@
 """From query and key to the logits of a row: scores, their cap, biases, masks; and dropout."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from sdpa.reference.arrays import per_head, transpose
+from sdpa.reference.arrays import Array, per_head, transpose
 
 
-def scale_of(scale, q):
+def scale_of(scale: float | None, q: Array) -> float:
     """None means 1 / sqrt(d_k), or 1 where d_k is 0."""
     return 1 / np.sqrt(max(q.shape[-1], 1)) if scale is None else scale
 
@@ -13,22 +17,22 @@ def scale_of(scale, q):
 # The next four functions ignore the options of `logits_of` that do not concern them.
 
 
-def scores_of(q, k, scale=None, **_):
+def scores_of(q: Array, k: Array, scale: float | None = None, **_: Any) -> Array:
     """scale * q k^T: (..., heads, Lq, Lk)."""
     return scale_of(scale, q) * (q @ transpose(k))
 
 
-def capped(x, softcap=None, **_):
+def capped(x: Array, softcap: float | None = None, **_: Any) -> Array:
     """softcap * tanh(x / softcap), which is close to x for small x and never exceeds softcap."""
     return x if softcap is None else softcap * np.tanh(x / softcap)
 
 
-def cap_slope(x, softcap=None, **_):
+def cap_slope(x: Array, softcap: float | None = None, **_: Any) -> Array:
     """Derivative of `capped` with respect to x: 1 - tanh^2(x / softcap)."""
     return np.ones_like(x) if softcap is None else 1 - np.tanh(x / softcap) ** 2
 
 
-def cap_bend(x, softcap=None, **_):
+def cap_bend(x: Array, softcap: float | None = None, **_: Any) -> Array:
     """Derivative of `cap_slope` with respect to x."""
     if softcap is None:
         return np.zeros_like(x)
@@ -36,18 +40,18 @@ def cap_bend(x, softcap=None, **_):
 
 
 def logits_of(
-    q,
-    k,
-    attn_mask=None,
+    q: Array,
+    k: Array,
+    attn_mask: ArrayLike | None = None,
     *,
-    is_causal=False,
-    scale=None,
-    softcap=None,
-    window=None,
-    alibi_slopes=None,
-    key_lengths=None,
-    query_offset=None,
-):
+    is_causal: bool | str = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_lengths: ArrayLike | None = None,
+    query_offset: ArrayLike | None = None,
+) -> Array:
     """The argument of softmax: capped scores with everything added, -inf where any mask forbids.
 
     Parameters
@@ -107,7 +111,9 @@ def logits_of(
     return np.where(visible, z, -np.inf)
 
 
-def dropout_factors(shape, dropout_p=0.0, rng=None):
+def dropout_factors(
+    shape: tuple[int, ...], dropout_p: float = 0.0, rng: int | None = None
+) -> Array:
     """0 with probability dropout_p, or else 1 / (1 - dropout_p), for each pair: (..., Lq, Lk).
 
     Pair (i, j) of a head takes word j % 4 of the Philox block whose counter is (i, j // 4, head,
@@ -117,18 +123,21 @@ def dropout_factors(shape, dropout_p=0.0, rng=None):
     """
     if dropout_p == 0:
         return np.ones(shape)
+    seed = rng or 0
     n_q, n_k = shape[-2:]
     heads = shape[-3] if len(shape) > 2 else 1
     n_batch, blocks = int(np.prod(shape[:-3])), -(-n_k // 4)
     b, h, i, block = np.ogrid[:n_batch, :heads, :n_q, :blocks]
-    words = philox4x32((i, block, h, b), (rng & 0xFFFFFFFF, rng >> 32))
-    words = np.stack(words, axis=-1).reshape(n_batch, heads, n_q, 4 * blocks)
-    words = words[..., :n_k].reshape(shape)
+    words = philox4x32((i, block, h, b), (seed & 0xFFFFFFFF, seed >> 32))
+    each = np.stack(words, axis=-1).reshape(n_batch, heads, n_q, 4 * blocks)
+    each = each[..., :n_k].reshape(shape)
     kept = 1 / (1 - dropout_p) if dropout_p < 1 else 0
-    return np.where(words < np.rint(dropout_p * 2.0**32), 0, kept)
+    return np.where(each < np.rint(dropout_p * 2.0**32), 0, kept)
 
 
-def philox4x32(counter, key, rounds=10):
+def philox4x32(
+    counter: Sequence[ArrayLike], key: Sequence[int], rounds: int = 10
+) -> list[NDArray[np.uint64]]:
     """Four random words of 32 bits for each counter of four, under a key of two.
 
     Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011), section

@@ -1,8 +1,13 @@
 """Packed sequences: the meaning of cu_seqlens_q and cu_seqlens_k in functions on attention."""
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
+CumulativeLengths: TypeAlias = Sequence[int] | NDArray[np.integer]
 
 # The names of packed arrays, (total, heads, d), by the kind of their rows; lse is (heads, total_q).
 _QUERIES = ("query", "grad_out", "out", "query_t", "gg_query", "out_t")
@@ -12,7 +17,12 @@ _PER_SEQUENCE = ("key_lengths", "query_offset")
 _PER_HEAD = ("sinks", "sinks_t", "gg_sinks")
 
 
-def packed(function, cu_seqlens_q, cu_seqlens_k, **arguments):
+def packed(
+    function: Callable[..., Any],
+    cu_seqlens_q: CumulativeLengths,
+    cu_seqlens_k: CumulativeLengths,
+    **arguments: Any,
+) -> Any:
     """The result of `function` over one sequence after the other, joined.
 
     Sequence s consists of queries cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1 and keys
@@ -47,8 +57,8 @@ def packed(function, cu_seqlens_q, cu_seqlens_k, **arguments):
     return type(parts[0])(*(_joined(name, found) for name, found in fields))
 
 
-def _joined(name, found):
-    """The results of all sequences under this name, joined into one array."""
+def _joined(name: str, found: Sequence[Any]) -> Any:
+    """One array for what every sequence has found under this name."""
     if found[0] is None:
         return None
     if name in _PER_HEAD:
@@ -58,8 +68,14 @@ def _joined(name, found):
     return np.concatenate(found, axis=-1)
 
 
-def one_sequence(function, s, cu_seqlens_q, cu_seqlens_k, **arguments):
-    """The result of `function` for sequence s, whose arrays are (heads, L, d)."""
+def one_sequence(
+    function: Callable[..., Any],
+    s: int,
+    cu_seqlens_q: CumulativeLengths,
+    cu_seqlens_k: CumulativeLengths,
+    **arguments: Any,
+) -> Any:
+    """The result of `function` over sequence s, of arrays (heads, L, d)."""
     own = sequence_arguments(s, cu_seqlens_q, cu_seqlens_k, **arguments)
     if not own.get("dropout_p"):
         return function(**own)
@@ -73,8 +89,10 @@ def one_sequence(function, s, cu_seqlens_q, cu_seqlens_k, **arguments):
     return type(found)(*(None if x is None else x[s] for x in found))
 
 
-def sequence_arguments(s, cu_seqlens_q, cu_seqlens_k, **arguments):
-    """The arguments of sequence s: its rows of packed arrays, its length and offset, the rest."""
+def sequence_arguments(
+    s: int, cu_seqlens_q: CumulativeLengths, cu_seqlens_k: CumulativeLengths, **arguments: Any
+) -> dict[str, Any]:
+    """The arguments of sequence s: slices of arrays, its own lengths and offsets, all the rest."""
     queries, keys = (slice(*cu[s : s + 2]) for cu in (cu_seqlens_q, cu_seqlens_k))
     own = dict(arguments)
     for name, x in arguments.items():

@@ -1,13 +1,16 @@
 """Softmax, its logarithm and its normaliser along any axes; their gradients."""
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from sdpa.reference.arrays import float64
+from sdpa.reference.arrays import Array, Axis, float64
 
 
 @np.errstate(all="ignore")
-def softmax(x, axis=-1, *, temperature=1.0, where=None):
-    """p = exp(x / temperature) / sum exp(x / temperature) over `axis`: int, tuple or None (all).
+def softmax(
+    x: ArrayLike, axis: Axis = -1, *, temperature: float = 1.0, where: ArrayLike | None = None
+) -> Array:
+    """p = exp(x / temperature) / sum exp(x / temperature) over `axis`: int, several, None (all).
 
     An element is left out, with p = 0, where `where` is False or x is -inf. If none is left, all p
     are 0.
@@ -19,14 +22,18 @@ def softmax(x, axis=-1, *, temperature=1.0, where=None):
 
 
 @np.errstate(all="ignore")
-def log_softmax(x, axis=-1, *, temperature=1.0, where=None):
+def log_softmax(
+    x: ArrayLike, axis: Axis = -1, *, temperature: float = 1.0, where: ArrayLike | None = None
+) -> Array:
     """Log of `softmax`: x / temperature - logsumexp(x / temperature), -inf where x is left out."""
     x = included(x, where) / temperature
     return np.where(x == -np.inf, x, x - logsumexp(x, axis, keepdims=True))
 
 
 @np.errstate(all="ignore")
-def logsumexp(x, axis=-1, *, where=None, keepdims=False):
+def logsumexp(
+    x: ArrayLike, axis: Axis = -1, *, where: ArrayLike | None = None, keepdims: bool = False
+) -> Array:
     """log sum exp(x) over `axis`, as m + log sum exp(x - m), m the maximum; -inf over nothing."""
     x = included(x, where)
     m = finite_max(x, axis)
@@ -36,44 +43,50 @@ def logsumexp(x, axis=-1, *, where=None, keepdims=False):
 
 
 @np.errstate(all="ignore")
-def softmax_backward(grad, weights, axis=-1, *, temperature=1.0):
+def softmax_backward(
+    grad: ArrayLike, weights: ArrayLike, axis: Axis = -1, *, temperature: float = 1.0
+) -> Array:
     """Gradient of softmax, p = exp(x / temperature) / sum: dx = p (g - sum g p) / temperature."""
     g, p = float64(grad, weights)
-    return p * (g - (g * p).sum(axis=axis, keepdims=True)) / temperature
+    mean: Array = (g * p).sum(axis=axis, keepdims=True)
+    return p * (g - mean) / temperature
 
 
 @np.errstate(all="ignore")
-def log_softmax_backward(grad, log_weights, axis=-1, *, temperature=1.0):
+def log_softmax_backward(
+    grad: ArrayLike, log_weights: ArrayLike, axis: Axis = -1, *, temperature: float = 1.0
+) -> Array:
     """Gradient of log_softmax, log p = x / temperature - lse: dx = (g - p sum g) / temperature.
 
     An element that was left out (log p = -inf) has gradient 0, and its g enters no sum.
     """
     g, log_p = float64(grad, log_weights)
     g = np.where(log_p == -np.inf, 0, g)
-    return (g - np.exp(log_p) * g.sum(axis=axis, keepdims=True)) / temperature
+    total: Array = g.sum(axis=axis, keepdims=True)
+    return (g - np.exp(log_p) * total) / temperature
 
 
 @np.errstate(all="ignore")
-def logsumexp_backward(grad, x, lse, axis=-1):
+def logsumexp_backward(grad: ArrayLike, x: ArrayLike, lse: ArrayLike, axis: Axis = -1) -> Array:
     """Gradient of logsumexp: dx = g exp(x - lse); grad, lse with or without the summed axes."""
     g, x, lse = float64(grad, x, lse)
     g, lse = (y.reshape(x.sum(axis=axis, keepdims=True).shape) for y in (g, lse))
     return np.where(x == -np.inf, 0, g * np.exp(x - lse))
 
 
-def softmax_jacobian(weights, axis=-1, *, temperature=1.0):
+def softmax_jacobian(weights: ArrayLike, axis: int = -1, *, temperature: float = 1.0) -> Array:
     """J[..., i, j] = d p_i / d x_j = p_i (delta_ij - p_j) / temperature, its two axes last."""
     p = np.moveaxis(np.asarray(weights, np.float64), axis, -1)
     return (p[..., :, None] * (np.eye(p.shape[-1]) - p[..., None, :])) / temperature
 
 
-def included(x, where):
+def included(x: ArrayLike, where: ArrayLike | None) -> Array:
     """x as float64, -inf where it is left out."""
     x = np.asarray(x, np.float64)
     return x if where is None else np.where(where, x, -np.inf)
 
 
-def finite_max(x, axis):
+def finite_max(x: Array, axis: Axis) -> Array:
     """Maximum along `axis`, kept as an axis; 0 where it is -inf, so that x minus it stays -inf."""
     m = x.max(axis=axis, keepdims=True, initial=-np.inf)
     return np.where(m == -np.inf, 0, m)

@@ -1,37 +1,47 @@
 """Attention with other scores: cosine, bilinear."""
 
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from sdpa.reference.arrays import float64, sum_to, transpose
+from sdpa.reference.arrays import Array, Gradient, Mask, float64, sum_to, transpose
 from sdpa.reference.derivatives import attention_backward
-from sdpa.reference.forward import attention_forward
+from sdpa.reference.forward import AttentionForward, attention_forward
 
 
 class CosineGradients(NamedTuple):
     """Result of `cosine_attention_backward`; None where a gradient was not asked for."""
 
-    query: np.ndarray | None
-    key: np.ndarray | None
-    value: np.ndarray | None
+    query: Gradient
+    key: Gradient
+    value: Gradient
     temperature: float
-    attn_mask: np.ndarray | None
-    sinks: np.ndarray | None
+    attn_mask: Gradient
+    sinks: Gradient
 
 
 class BilinearGradients(NamedTuple):
     """Result of `bilinear_attention_backward`; None where a gradient was not asked for."""
 
-    query: np.ndarray | None
-    key: np.ndarray | None
-    value: np.ndarray | None
-    weight: np.ndarray
-    attn_mask: np.ndarray | None
-    sinks: np.ndarray | None
+    query: Gradient
+    key: Gradient
+    value: Gradient
+    weight: Array
+    attn_mask: Gradient
+    sinks: Gradient
 
 
-def cosine_attention_forward(query, key, value, *, temperature=1.0, eps=1e-12, **options):
+def cosine_attention_forward(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    *,
+    temperature: float = 1.0,
+    eps: float = 1e-12,
+    **options: Any,
+) -> AttentionForward:
     """softmax(cos(q_i, k_j) / temperature + attn_mask) value, and the log-sum-exp of its rows.
 
     A length below eps counts as eps. Henry et al., "Query-key normalization for transformers"
@@ -43,18 +53,18 @@ def cosine_attention_forward(query, key, value, *, temperature=1.0, eps=1e-12, *
 
 @np.errstate(all="ignore")
 def cosine_attention_backward(
-    grad_out,
-    query,
-    key,
-    value,
-    out,
-    lse,
+    grad_out: ArrayLike,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    out: ArrayLike,
+    lse: ArrayLike,
     *,
-    temperature=1.0,
-    eps=1e-12,
-    needs=("query", "key", "value"),
-    **options,
-):
+    temperature: float = 1.0,
+    eps: float = 1e-12,
+    needs: Collection[str] = ("query", "key", "value"),
+    **options: Any,
+) -> CosineGradients:
     """Gradients of <grad_out, out> + <grad_lse, lse> with respect to the arguments in `needs`."""
     query, key = float64(query, key)
     q, k = unit(query, eps), unit(key, eps)
@@ -73,7 +83,9 @@ def cosine_attention_backward(
     )
 
 
-def bilinear_attention_forward(query, key, value, weight, **options):
+def bilinear_attention_forward(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, weight: ArrayLike, **options: Any
+) -> AttentionForward:
     """softmax(scale query weight key^T + attn_mask) value, and the log-sum-exp of its rows.
 
     Luong et al., "Effective approaches to attention-based neural machine translation" (2015),
@@ -85,17 +97,17 @@ def bilinear_attention_forward(query, key, value, weight, **options):
 
 @np.errstate(all="ignore")
 def bilinear_attention_backward(
-    grad_out,
-    query,
-    key,
-    value,
-    weight,
-    out,
-    lse,
+    grad_out: ArrayLike,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    weight: ArrayLike,
+    out: ArrayLike,
+    lse: ArrayLike,
     *,
-    needs=("query", "key", "value", "weight"),
-    **options,
-):
+    needs: Collection[str] = ("query", "key", "value", "weight"),
+    **options: Any,
+) -> BilinearGradients:
     """Gradients of <grad_out, out> + <grad_lse, lse> with respect to the arguments in `needs`."""
     query, weight = float64(query, weight)
     inner = {"query", *needs} - {"weight"}
@@ -115,25 +127,27 @@ def bilinear_attention_backward(
 
 
 @np.errstate(all="ignore")
-def unit(x, eps):
+def unit(x: Array, eps: float) -> Array:
     """x / max(norm x, eps), row by row."""
     return x / np.maximum(_norm(x), eps)
 
 
 @np.errstate(all="ignore")
-def unit_backward(grad, x, eps):
+def unit_backward(grad: Array, x: Array, eps: float) -> Array:
     """Gradient of `unit`: (g - u <u, g>) / norm, where the norm is at least eps; else g / eps."""
     norm, u = _norm(x), unit(x, eps)
     across = grad - np.where(norm >= eps, u * (u * grad).sum(axis=-1, keepdims=True), 0)
     return np.where(in_use(grad), across / np.maximum(norm, eps), 0)
 
 
-def in_use(grad):
-    """Rows whose gradient is not 0; the contents of the others, even NaN, must not matter."""
-    return (grad != 0).any(axis=-1, keepdims=True)
+def in_use(grad: Array) -> Mask:
+    """Rows whose gradient is not 0; what the others hold must not matter, even NaN."""
+    rows: Mask = (grad != 0).any(axis=-1, keepdims=True)
+    return rows
 
 
-def _norm(x):
+def _norm(x: Array) -> Array:
     largest = abs(x).max(axis=-1, keepdims=True, initial=0)
     largest = np.where(largest > 0, largest, 1)
-    return largest * np.sqrt(((x / largest) ** 2).sum(axis=-1, keepdims=True))
+    squares: Array = ((x / largest) ** 2).sum(axis=-1, keepdims=True)
+    return largest * np.sqrt(squares)

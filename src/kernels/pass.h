@@ -58,10 +58,11 @@ INLINE int64_t unit_lanes(const sdpa_problem *p) {
 /* Lanes of the widest panel. */
 INLINE int64_t panel_lanes(int64_t n_lanes) { return n_lanes < SCORE_WIDTH * VL ? n_lanes : SCORE_WIDTH * VL; }
 
-/* Elements of VL rows that may hold queries, values or a mask's entries for a block of keys. */
+/* Elements of VL rows that may hold queries, values or a mask's entries for a block of keys; or one gradient of a sink,
+ * which there is without any of these. */
 INLINE int64_t line_size(const sdpa_problem *p, int64_t block) {
-    const int64_t d = p->d_k > p->d_v ? p->d_k : p->d_v;
-    return VL * round_up(d > block ? d : block, VL);
+    const int64_t d = p->d_k > p->d_v ? p->d_k : p->d_v, n = d > block ? d : block;
+    return VL * round_up(n > 1 ? n : 1, VL);
 }
 
 /* The scratch of a pass that needs the scores of one panel at a time, and no values. */

@@ -1,14 +1,19 @@
 /* Statistics of each row of weights without the matrix: streamed like the forward, one product per pair of blocks. With
  * x = s - m and e = exp(x), everything but the moments of the scores follows from sums of e, e x, e^2 and e^3; mean and
  * variance of the logits over the visible keys are merged from those of the blocks (Chan, Golub & LeVeque 1983). Logits
- * are natural ones: the rounded factor of log2 units would affect mean and variance. */
+ * are natural, not in log2 units, whose rounded factor would affect mean and variance. Where squares of finite logits are
+ * beyond the type, a second pass sums those of MOMENT_SCALE times the logits. */
 #ifndef SDPA_KERNEL_STATISTICS_H
 #define SDPA_KERNEL_STATISTICS_H
 
 #include "pass.h"
 
-/* Per query, as vectors: sums relative to the maximum m + m_low (m_low is the rounding error of m if m is finite);
- * count, mean and sum of squared deviations of the logits, the last two as sums of a high and a low part. */
+/* A power of two with which no sum over logits or their squares overflows. */
+#define MOMENT_SCALE ((real)(SDPA_REAL == 32 ? 0x1p-80 : 0x1p-560))
+
+/* Per query, as vectors: sums relative to the maximum m + m_low (m_low is the rounding error of m where that is
+ * finite); count, mean and sum of squared deviations of the logits times `small`, the last two as sums of a high and a
+ * low part. */
 typedef struct row_sums {
     vec m, m_low, l, ex, e2, e3, n, mean, mean_low, m2, m2_low;
 } row_sums;
@@ -18,11 +23,12 @@ typedef struct block_sums {
     vec l[4], ex[4], e2[4], e3[4], count, total, total_low;
 } block_sums;
 
-/* The block_sums of n logits factor * s, rows s_row apart, reduced by shift + low. If `masked`, a constant, logits of
- * -inf are left out; otherwise they make `total` infinite or NaN. Finite logits give the same bits either way. */
+/* The block_sums of n logits factor * s, rows s_row apart, reduced by shift + low; `total` is small times theirs.
+ * `masked`, a constant: leaves out logits of -inf; else they make `total` infinite or NaN. The others have the same bits
+ * either way. */
 INLINE void sum_logits(block_sums *b, const real *s, int64_t s_row, int64_t n, vec shift, vec low, real factor,
-                       bool masked) {
-    /* log2 e as the sum of two numbers, the first with at most half the bits of a significand. */
+                       real small, bool masked) {
+    /* log2 e as the sum of two, the first with at most half the bits of a significand. */
     const double c_high = SDPA_REAL == 32 ? 0x1.714p0 : 0x1.715476p0, c_low = M_LOG2E - c_high + 2.0355273740931033e-17,
                  limit = SDPA_REAL == 32 ? 127 : 1023;
     *b = (block_sums){.count = masked ? (vec){0} : vset1((real)n)};
@@ -38,7 +44,7 @@ INLINE void sum_logits(block_sums *b, const real *s, int64_t s_row, int64_t n, v
             of_e2 += square;
             of_e3 += square * e;
             of_ex += e * (masked ? vselect(hidden, (vec){0}, d) : d);
-            of_s += factor * (masked ? vselect(hidden, (vec){0}, x) : x);
+            of_s += small * factor * (masked ? vselect(hidden, (vec){0}, x) : x);
             if (masked) b->count += vselect(hidden, (vec){0}, vset1(1));
         }
         b->l[part] += of_e;
@@ -49,14 +55,14 @@ INLINE void sum_logits(block_sums *b, const real *s, int64_t s_row, int64_t n, v
     }
 }
 
-/* The sum of the squared differences between n logits and `mean`. */
-INLINE vec squares_from(const real *s, int64_t s_row, int64_t n, vec mean, real factor, bool masked) {
+/* The sum of squared differences of n logits times `small` from `mean`. */
+INLINE vec squares_from(const real *s, int64_t s_row, int64_t n, vec mean, real factor, real small, bool masked) {
     vec squares[4] = {{0}};
     for (int64_t tile = 0; tile < n; tile += 8) {
         const int64_t end = tile + 8 < n ? tile + 8 : n;
         vec of_d2 = {0};
         for (int64_t j = tile; j < end; j++) {
-            const vec x = vload(s + j * s_row), from_mean = vmulsub(vset1(factor), x, mean);
+            const vec x = vload(s + j * s_row), from_mean = vmulsub(vset1(small * factor), x, mean);
             const vec d = masked ? vselect(factor * x == -(real)INFINITY, (vec){0}, from_mean) : from_mean;
             of_d2 += d * d;
         }
@@ -67,22 +73,23 @@ INLINE vec squares_from(const real *s, int64_t s_row, int64_t n, vec mean, real 
 
 /* Adds n logits, factor * s of rows s_row apart, the greatest of them factor * most, to the sums of a vector of
  * queries. Inlined into its only caller, since an out-of-line call is far slower. */
-INLINE void add_logits(row_sums *r, const real *s, int64_t s_row, int64_t n, vec most, real factor, bool masked) {
+INLINE void add_logits(row_sums *r, const real *s, int64_t s_row, int64_t n, vec most, real factor, real small,
+                       bool masked) {
     const vec maximum = factor * most, lost = vmulsub(vset1(factor), most, maximum),
               rest = vselect(lost - lost == 0, lost, (vec){0});
     const vec m = vmax2(maximum, r->m), shift = vselect(m == -(real)INFINITY, (vec){0}, m),
               low = vselect(maximum > r->m, rest, vselect(maximum == r->m, vmax2(rest, r->m_low), r->m_low));
     block_sums b;
     if (!masked) {
-        sum_logits(&b, s, s_row, n, shift, low, factor, false);
+        sum_logits(&b, s, s_row, n, shift, low, factor, small, false);
         masked = vany(b.total - b.total != 0);
     }
-    if (masked) sum_logits(&b, s, s_row, n, shift, low, factor, true);
+    if (masked) sum_logits(&b, s, s_row, n, shift, low, factor, small, true);
     const vec count = b.count, total = b.total, total_low = b.total_low;
     const vec mean = vselect(count == 0, (vec){0}, total / count),
               lacking = vselect(count == 0, (vec){0}, (total_low - vmulsub(mean, count, total)) / count);
-    const vec squares =
-        masked ? squares_from(s, s_row, n, mean, factor, true) : squares_from(s, s_row, n, mean, factor, false);
+    const vec squares = masked ? squares_from(s, s_row, n, mean, factor, small, true)
+                               : squares_from(s, s_row, n, mean, factor, small, false);
     const vec m2 = squares - count * lacking * lacking;
     /* The old sums move to the new maximum: e shrinks by a, x grows by `down`. */
     const vec moved = (r->m - shift) + (r->m_low - low), down = vselect(r->m == -(real)INFINITY, (vec){0}, moved),
@@ -109,7 +116,8 @@ static size_t statistics_bytes(const sdpa_problem *p) {
 }
 
 /* Adds keys k to one panel. */
-NOINLINE void statistics_keys(const sdpa_unit *u, const score_scratch *w, row_sums *sums, const rows *k, panel q) {
+NOINLINE void statistics_keys(const sdpa_unit *u, const score_scratch *w, row_sums *sums, const rows *k, panel q,
+                              real small) {
     const sdpa_problem *p = u->problem;
     const block b = block_of(u, q, k);
     vec maximum[SCORE_WIDTH];
@@ -120,8 +128,22 @@ NOINLINE void statistics_keys(const sdpa_unit *u, const score_scratch *w, row_su
     if (bias == BIAS_ALL_MASKED) return;
     const real factor = score_products(&t, q.nv, p, bias, 1);
     for (int x = 0; x < q.nv; x++) {
-        add_logits(&sums[q.i / VL + x], t.s + x * VL, t.s_row, k->n, maximum[x], factor, bias == BIAS_SOME_MASKED);
+        add_logits(&sums[q.i / VL + x], t.s + x * VL, t.s_row, k->n, maximum[x], factor, small,
+                   bias == BIAS_SOME_MASKED);
     }
+}
+
+/* Sums over the unit's keys. False if the call was interrupted. */
+NOINLINE bool statistics_pass(const sdpa_unit *u, const score_scratch *w, row_sums *sums, real small) {
+    int64_t j0, j1;
+    for (int64_t x = 0; x < w->n_lanes / VL; x++) sums[x] = (row_sums){.m = vset1(-INFINITY)};
+    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    keys b = {.j0 = first_block(u->problem, j0, j1)};
+    while (next_keys(u, w->block, j1, &b)) {
+        const rows k = pack_rows(&u->k, b.j0, b.n, u->problem->d_k, 0, w->k, w->k_tail);
+        PANELS (q, u->n_i) statistics_keys(u, w, sums, &k, q, small);
+    }
+    return b.j0 >= j1;
 }
 
 /* lse, entropy, max_weight, sum_p2, sum_p3, score_mean, score_var from the sums of one query. The sink is part of the
@@ -129,7 +151,8 @@ NOINLINE void statistics_keys(const sdpa_unit *u, const score_scratch *w, row_su
 INLINE void statistics_row(const row_sums *r, int64_t x, real sink, real row[7]) {
     /* p = factor e, and log p = x + m - lse. */
     const double m = (double)r->m[x] + r->m_low[x], most = m > sink ? m : sink, n = r->n[x];
-    const bool empty = most == -INFINITY, keyless = n == 0;
+    const bool keyless = n == 0,
+               empty = keyless && sink == -(real)INFINITY; /* m is -inf where all logits are NaN, too */
     const double shift = keyless ? 0 : exp(m - most), l = shift * r->l[x] + (empty ? 0 : exp(sink - most));
     const double factor = keyless ? 0 : shift / l, lse = empty ? -INFINITY : most + log(l);
     row[0] = (real)lse;
@@ -141,26 +164,37 @@ INLINE void statistics_row(const row_sums *r, int64_t x, real sink, real row[7])
     row[6] = keyless ? (real)NAN : (real)(((double)r->m2[x] + r->m2_low[x]) / n);
 }
 
+/* Whether moments of a row's logits overflowed, all of which are finite. */
+INLINE bool moments_overflowed(const row_sums *r, int64_t x, const real row[7]) {
+    const real sum = row[5] + row[6];
+    return r->n[x] != 0 && r->m[x] - r->m[x] == 0 && row[0] == row[0] && sum - sum != 0;
+}
+
+/* Mean and variance from sums of MOMENT_SCALE times the logits. */
+INLINE void moments_of_small(const row_sums *r, int64_t x, real row[7]) {
+    row[5] = (real)(((double)r->mean[x] + r->mean_low[x]) / MOMENT_SCALE);
+    row[6] = (real)(((double)r->m2[x] + r->m2_low[x]) / r->n[x] / MOMENT_SCALE / MOMENT_SCALE);
+}
+
 /* statistics_row of the unit's queries, into the columns of u->o. */
 COLD static void statistics_unit(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
     const score_scratch w = score_layout(p, &arena);
-    row_sums sums[SDPA_QUERY_BLOCK / VL];
-    int64_t j0, j1;
-    for (int64_t x = 0; x < w.n_lanes / VL; x++) sums[x] = (row_sums){.m = vset1(-INFINITY)};
-    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    row_sums sums[SDPA_QUERY_BLOCK / VL], small_sums[SDPA_QUERY_BLOCK / VL];
     pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
-    keys b = {.j0 = first_block(p, j0, j1)};
-    while (next_keys(u, w.block, j1, &b)) {
-        const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w.k, w.k_tail);
-        PANELS (q, u->n_i) statistics_keys(u, &w, sums, &k, q);
-    }
-    if (b.j0 < j1) return;
+    if (!statistics_pass(u, &w, sums, 1)) return;
     const real sink = scalar_of(&u->sinks, -(real)INFINITY);
+    bool again = false;
     for (int64_t i = 0; i < u->n_i; i++) {
+        const int64_t x = i % VL;
         real row[7];
-        statistics_row(&sums[i / VL], i % VL, sink, row);
+        statistics_row(&sums[i / VL], x, sink, row);
+        if (moments_overflowed(&sums[i / VL], x, row)) {
+            if (!again && !statistics_pass(u, &w, small_sums, MOMENT_SCALE)) return;
+            again = true;
+            moments_of_small(&small_sums[i / VL], x, row);
+        }
         store(u->o.data + (u->i0 + i) * u->o.row, row, 7, u->o.col, u->o.dtype);
     }
 }

@@ -9,7 +9,6 @@
 
 /* A bound of the window this large excludes nothing. Up to these limits offset + bound + index fits in int64. */
 #define WIDEST (INT64_C(1) << 62)
-#define LARGEST_OFFSET (INT64_C(1) << 60)
 
 static int read_dropout(sdpa_options *options, PyObject *value) {
     double *p = &options->dropout_p;
@@ -160,7 +159,7 @@ static int read_offset(sdpa_options *options, PyObject *value) {
     if (read_integers(options->module, "query_offset", value, offset) < 0) return -1;
     const int64_t *data = offset->array ? PyArray_DATA(offset->array) : &offset->value;
     for (npy_intp i = 0, n = offset->array ? PyArray_SIZE(offset->array) : 1; i < n; i++) {
-        if (data[i] >= -LARGEST_OFFSET && data[i] <= LARGEST_OFFSET) continue;
+        if (data[i] >= -SDPA_LARGEST_OFFSET && data[i] <= SDPA_LARGEST_OFFSET) continue;
         PyErr_Format(PyExc_ValueError, "query_offset: expected integers from -2^60 to 2^60, got %lld",
                      (long long)data[i]);
         return -1;

@@ -244,3 +244,39 @@ def test_statistics_where_the_scale_makes_a_score_infinite(compute_dtype):
     alone = sdpa.attention_statistics(x[1:], np.array([[1], [0.5], [0]], compute_dtype), scale=10.0)
     for both, one in zip(got, alone, strict=True):
         assert both[1] == one[0]
+
+
+@pytest.mark.parametrize("n_k", [3, 70, 1000])
+@pytest.mark.parametrize("power", [61, 63, 64, 100, 123])
+def test_moments_of_scores_whose_squares_overflow(rng, isa, n_k, power):
+    """Mean and variance are exact where the type holds them, else inf; NaN stays in its row."""
+    q = np.array([[2.0**power, 0], [0, 1], [np.nan, 0], [2.0 ** (power - 1), 1]], np.float32)
+    k = normal(rng, (n_k, 2), np.float32)
+    k[-1] = 1
+    for mask in (None, np.arange(n_k) != 1):
+        got = sdpa.attention_statistics(q, k, mask, scale=1.0)
+        exact = reference.attention_statistics(q, k, mask, scale=1.0)
+        for name, theirs in exact._asdict().items():
+            ours = getattr(got, name)
+            with np.errstate(over="ignore"):
+                theirs = theirs.astype(np.float32)
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-30, err_msg=name)
+
+
+def test_moments_of_float64_scores_whose_squares_overflow():
+    q, k = np.array([[1e200], [1e160], [1e153]]), np.array([[1.0], [-1], [0.5], [0.25]])
+    got = sdpa.attention_statistics(q, k, scale=1.0)
+    np.testing.assert_allclose(got.score_mean, [1.875e199, 1.875e159, 1.875e152], rtol=1e-14)
+    np.testing.assert_allclose(got.score_var, [np.inf, np.inf, 0.54296875e306], rtol=1e-14)
+
+
+def test_gradients_of_sinks_without_keys_and_widths(isa, compute_dtype):
+    """The one gradient that there is needs memory of its own, which the widths do not give."""
+    q, k = np.zeros((2, 3, 0), compute_dtype), np.zeros((2, 0, 0), compute_dtype)
+    options = {"sinks": np.ones(2, compute_dtype), "scale": 1.0}
+    check_attention(q, k, k, **options)
+    out, lse = sdpa.attention_forward(q, k, k, **options)
+    options |= {"grad_lse": np.ones_like(lse), "needs": ("sinks",)}
+    assert (sdpa.attention_backward(out, q, k, k, out, lse, **options).sinks == 3).all()
+    twice = sdpa.attention_double_backward(q, k, k, out, q, k, k, out, lse, **options)
+    assert not twice.sinks.any()

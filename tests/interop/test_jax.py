@@ -421,6 +421,15 @@ def test_traced_lengths_are_checked_when_they_are_known(length):
     assert np.isfinite(f(3)).all()
 
 
+@pytest.mark.parametrize("offset", [2**60 + 1, -(2**63)])
+def test_traced_offsets_are_checked_when_they_are_known(offset):
+    f = jax.jit(lambda n: interop.attention(Q, Q, Q, query_offset=n, window=(2, 2)))
+    message = rf"query_offset: expected integers from -2\^60 to 2\^60, got {offset}"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        f(jnp.int64(offset)).block_until_ready()
+    assert not np.asarray(f(jnp.int64(2**60))).any()
+
+
 def test_no_memory_is_an_error(rng):
     from sdpa import _core
 

@@ -11,7 +11,7 @@ def test_an_answer_names_a_source_and_a_reason():
     assert ANSWERS
     for answer in ANSWERS:
         assert (ROOT / answer["file"]).is_file(), answer
-        assert answer["tool"] in ("gcc", "cppcheck", "clang-tidy"), answer
+        assert answer["tool"] in ("gcc", "clang", "cppcheck", "clang-tidy"), answer
         assert answer["checks"], answer
         assert len(answer["reason"].split()) > 3, answer
 

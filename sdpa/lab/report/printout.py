@@ -40,7 +40,7 @@ PROJECTIONS = {
 }
 
 
-with_interval = partial(with_ends, skewed=False)  # columns of one width
+with_interval: Callable[..., str] = partial(with_ends, skewed=False)  # columns of one width
 
 
 def machine_text(machine: dict[str, Any]) -> str:

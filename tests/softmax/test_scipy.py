@@ -1,0 +1,29 @@
+"""SciPy's tests of softmax, log_softmax and logsumexp, as its wheel brings them, with ours."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_the_tests_of_scipy_pass(tmp_path):
+    pytest.importorskip("scipy")
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TESTS))))
+    options = ["-p", "support.in_scipy", "-p", "no:cacheprovider", "-c", os.devnull, "-W", "ignore"]
+    command = [sys.executable, "-m", "pytest", "-q", *options, f"--rootdir={tmp_path}"]
+    done = subprocess.run(
+        [*command, "--pyargs", "scipy.special.tests.test_logsumexp"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = int(re.search(r"(\d+) passed", done.stdout)[1])
+    # So many of version 1.17; the rest is about weights, signs and complex numbers.
+    assert passed >= 25, done.stdout

@@ -157,7 +157,7 @@ class BuildExt(build_ext):
             ("SDPA_VERSION", quoted(self.distribution.get_version())),
             ("SDPA_BUILD_FLAGS", quoted(" ".join(FLAGS))),
         ]
-        # No stack is unwound through a kernel, and CPUs reorder its instructions by themselves: each
+        # No stack is unwound through a kernel, and CPUs reorder its instructions on their own. Each
         # flag takes 3 % off the wheel, which has to stay below a megabyte.
         small = [] if SANITIZE else ["-fno-asynchronous-unwind-tables", "-fno-schedule-insns2"]
         for name, flags in reversed(kernels().items()):

@@ -3,7 +3,9 @@
     python -m benchmarks.counts             compare, on every instruction set of this machine
     python -m benchmarks.counts --renew     write what is counted here to counts.json
 
-Counts depend on the compiler, so those on record name theirs, and another one is refused.
+Counts depend on the compiler, so those on record name theirs, and another one is refused. The
+record holds the instruction sets of the machine where it was renewed last: after a change of
+kernels, counts of others would be wrong.
 """
 
 import argparse
@@ -54,10 +56,10 @@ def count(isa: str) -> Counts:
 
 
 def differences(found: dict[str, Counts], recorded: dict[str, Counts]) -> Iterator[str]:
-    """Lines on what is not within TOLERANCE, or not on record."""
-    for isa, counts in found.items():
-        for name in sorted(counts.keys() | recorded.get(isa, {}).keys()):
-            here, there = counts.get(name), recorded.get(isa, {}).get(name)
+    """Lines on counts that are not within TOLERANCE of those on record, or missing on one side."""
+    for isa in found.keys() & recorded.keys():
+        for name in sorted(found[isa].keys() | recorded[isa].keys()):
+            here, there = found[isa].get(name), recorded[isa].get(name)
             if here is None or there is None:
                 yield f"{isa} {name}: {there} on record, {here} here"
             elif abs(here / there - 1) > TOLERANCE:
@@ -75,12 +77,14 @@ def main() -> None:
         sys.exit(f"counts.json is for {record['compiler']}, this is {compiler()}: --renew")
     build()
     isas = sdpa.show_config("dicts")["isas_available"]
+    missing = [] if options.renew else [isa for isa in isas if isa not in record["counts"]]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = dict(zip(isas, pool.map(count, isas), strict=True))
     wrong = list(differences(found, record["counts"]))
-    print(*wrong, f"{sum(map(len, found.values()))} counts, {len(wrong)} differ", sep="\n")
+    print(*(f"{isa}: not on record, --renew" for isa in missing), *wrong, sep="\n")
+    print(f"{sum(map(len, found.values()))} counts, {len(wrong)} differ")
     if options.renew:
-        new = {"compiler": compiler(), "counts": (record["counts"] if same else {}) | found}
+        new = {"compiler": compiler(), "counts": found}
         RECORD.write_text(json.dumps(new, indent=1, sort_keys=True) + "\n")
     elif wrong:
         sys.exit(1)

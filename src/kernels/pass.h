@@ -29,8 +29,8 @@ typedef struct array {
 #define COUNT(arrays) ((int)(sizeof(arrays) / sizeof *(arrays)))
 
 /* Takes the arrays from the arena, in order. An arena without memory only adds up their bytes. */
-NOINLINE void take_arrays(const array *arrays, int n_arrays, sdpa_arena *a) {
-    for (int i = 0; i < n_arrays; i++) {
+INLINE void take_arrays(const array *arrays, int n_arrays, sdpa_arena *a) {
+    UNROLL for (int i = 0; i < n_arrays; i++) {
         const bool absent = arrays[i].n == ABSENT;
         void *memory = absent ? NULL : sdpa_take(a, arrays[i].size * (size_t)arrays[i].n);
         memcpy(arrays[i].pointer, &memory, sizeof memory);

@@ -81,8 +81,8 @@ enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
 #define FETCH_DEPTH 16
 #define FETCH_BYTES (1 << 20)
 
-/* Problems of at most SMALL_KEYS keys have their own kernels (fast/small.h). With more keys, sums over the lanes would
- * cost more than transposing the queries. */
+/* Whether there are fast/small.h and fast/short.h: narrower vectors gain too little. Small problems have at most
+ * SMALL_KEYS keys; with more, sums over the lanes would cost more than transposing the queries. */
 #if VEC_BYTES >= 32
 #define SMALL 1
 #else

@@ -62,10 +62,12 @@ from sdpa import blocks
 
 class Long:
     shape, dtype = (2**16, 8), np.dtype(np.float32)
+    interrupted = False
 
     def __getitem__(self, index):
         rows = index[0]
-        if rows.start >= 50:
+        if rows.start >= 50 and not Long.interrupted:
+            Long.interrupted = True  # once: a second Ctrl-C would end the waiting, too
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.1)
         return np.zeros((rows.stop - rows.start, 8), np.float32)

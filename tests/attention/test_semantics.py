@@ -20,7 +20,7 @@ from sdpa import reference
 pytestmark = pytest.mark.usefixtures("isa")
 
 # One block, several blocks, and blocks that masks cut.
-SHAPES = [(5, 7), (40, 150), (150, 300)]
+SHAPES = [(5, 7), (20, 40), (40, 150), (150, 300)]
 
 
 def operands(rng, dtype, n_q, n_k, d=16, lead=(2,)):

@@ -159,7 +159,8 @@ static const struct {
 
 static bool has_path(enum sdpa_path path, sdpa_dtype dtype) {
     const struct sdpa_kernels *kernels = dtype == SDPA_BF16 ? sdpa_isa_get()->bf16 : sdpa_isa_get()->f32;
-    return path == SDPA_PATH_SMALL ? kernels->lanes >= 8 : path == SDPA_PATH_PAIRS ? kernels->pairs : true;
+    if (path == SDPA_PATH_SMALL || path == SDPA_PATH_SHORT) return kernels->lanes >= 8;
+    return path == SDPA_PATH_PAIRS ? kernels->pairs : true;
 }
 
 /* A problem that takes a fast path takes none once it has a feature that no path knows, and its result is still

@@ -6,54 +6,50 @@
 
 #include "../backward.h"
 
+#if SMALL
 enum {
     SHORT_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
                 SDPA_FEATURE_LENGTHS | SDPA_FEATURE_ALIBI
 };
 
-/* w->lse = lse in log2 units, rounded to integers, for backward_weights; `lacks` = 2^(rounded lse - lse), the factor
- * that its weights then lack. False if an lse is huge, infinite or NaN. */
-NOINLINE bool round_lse(const sdpa_unit *u, const backward_scratch *w, real *lacks) {
+/* w->lse = lse in log2 units, rounded to integers, for weigh_keys; `lacks` = 2^(rounded lse - lse), the factor that its
+ * weights then lack. Like load_lse, which has more digits. */
+NOINLINE void round_lse(const sdpa_unit *u, const backward_scratch *w, real *lacks) {
     const sdpa_problem *p = u->problem;
     const double unit = log2_e_of(p);
-    const real high = (real)unit, low = (real)(unit - high);
+    const real high = (real)unit, low = (real)(unit - high), infinity = (real)INFINITY;
     load(w->lse, u->lse + u->i0 * p->lse.row, u->n_i, p->lse.row, p->lse.dtype, p->lse.swapped);
     for (int64_t i = u->n_i; i < w->n_lanes; i++) w->lse[i] = 0;
-    ivec huge = {0};
     for (int64_t i = 0; i < w->n_lanes; i += VL) {
-        const vec lse = vload(w->lse + i), whole = high * lse;
-        const vec rounded = (whole + EXP2_MAGIC) - EXP2_MAGIC, rest = vmulsub(vset1(high), lse, whole) + low * lse;
-        huge |= ~((whole < HUGE_SCORE) & (whole > -HUGE_SCORE));
-        vstore(w->lse + i, rounded);
-        vstore(lacks + i, vexp2((rounded - whole) - rest));
+        const vec lse = vload(w->lse + i), whole = vmax2(vset1(-REAL_MAX), vmin2(vset1(REAL_MAX), high * lse));
+        const vec rest = vmulsub(vset1(high), lse, whole) + low * lse;
+        const vec rounded = vselect(is_huge(whole), whole, (whole + EXP2_MAGIC) - EXP2_MAGIC);
+        const vec exponent = vmax2(vset1(-64), vmin2(vset1(64), (rounded - whole) - rest));
+        const ivec finite = lse - lse == 0;
+        /* A query that sees no key has -inf, and its weights are 0. */
+        vstore(w->lse + i, vselect(finite, rounded, vselect(lse == -infinity, vset1(infinity), lse)));
+        vstore(lacks + i, vselect(finite, vexp2(exponent), vset1(1)));
     }
     for (int64_t i = u->n_i; i < w->n_lanes; i++) w->lse[i] = HUGE_SCORE; /* weights of 0 */
-    return !vany(huge);
 }
 
-/* P^T of a panel by all keys; each row of P is divided by its sum. False if lse belongs to a larger set of keys: then a
- * sum times `lacks` differs from 1 by more than the rounding of lse (see complete_rows). */
-NOINLINE bool short_weights(const sdpa_unit *u, const backward_scratch *w, panel q, const rows *k, real c,
-                            const real *lacks) {
+/* P^T by all keys. Each row of P is divided by its sum or, if lse belongs to a larger set of keys, multiplied with what it
+ * lacks; w->weighed tells which: see complete_rows. */
+NOINLINE void short_weights(const sdpa_unit *u, const backward_scratch *w, const rows *k, real c, const real *lacks) {
     const real epsilon = REAL_EPSILON;
-    tile_sums sum = {{{0}}};
-    const enum panel_state state = backward_weights(u, w, q, k, c, &sum);
-    if (state == PANEL_HIDDEN) return false;
-    bool complete = true;
-    for (int x = 0; x < q.nv; x++) {
-        const int64_t lane = q.i + x * VL;
-        const vec total = sum_of_four(&sum[0][x], SCORE_WIDTH), lse = vload(w->lse + lane);
-        const vec excess = vload(lacks + lane) * total - 1, most = 2 * epsilon * (4 + vmax2(lse, -lse));
-        const ivec right = (excess <= most) & (-excess <= most);
-        for (int l = 0; l < VL && lane + l < u->n_i; l++) complete &= right[l] != 0;
-        const vec factor = 1 / vselect(total == 0, vset1(1), total);
+    real sum[SDPA_QUERY_BLOCK] = {0};
+    weigh_keys(u, w, k, c, sum);
+    for (int64_t i = 0; i < u->n_i; i += VL) {
+        const vec total = vload(sum + i), lse = vload(w->lse + i), lack = vload(lacks + i);
+        const vec excess = lack * total - 1, most = 2 * epsilon * (4 + vmax2(lse, -lse));
+        const ivec complete = (total > 0) & (excess <= most) & (-excess <= most);
+        const vec factor = vselect(complete, 1 / total, lack);
+        for (int l = 0; l < VL && i + l < u->n_i; l++) w->weighed[i + l] = complete[l] != 0;
         for (int64_t j = 0; j < k->n; j++) {
-            real *at = w->p + j * w->n_lanes + lane;
+            real *at = w->p + j * w->n_lanes + i;
             vstore(at, factor * vload(at));
         }
-        w->state[lane / VL] = (unsigned char)state;
     }
-    return complete;
 }
 
 INLINE real dlse_of(const sdpa_unit *u, int64_t i) {
@@ -77,13 +73,13 @@ NOINLINE void short_delta(const sdpa_unit *u, const backward_scratch *w, const r
     }
 }
 
-/* short_delta, summed with the weights: 16-bit O is too coarse. */
+/* short_delta of complete rows, summed with the weights: 16-bit O is too coarse. */
 NOINLINE void short_delta_by_weights(const sdpa_unit *u, const backward_scratch *w, keys b) {
     double delta[SDPA_QUERY_BLOCK] = {0};
     memset(w->zero, 0, sizeof(real) * (size_t)w->n_lanes);
     weigh_values(u, w, b, delta);
     for (int64_t i = 0; i < u->n_i; i++) {
-        w->delta[i] = (real)delta[i] - dlse_of(u, i);
+        if (w->weighed[i]) w->delta[i] = (real)delta[i] - dlse_of(u, i);
     }
 }
 
@@ -132,28 +128,25 @@ NOINLINE bool backward_short(const sdpa_unit *u, void *scratch) {
     sdpa_arena arena = {scratch, 0};
     const backward_scratch w = backward_layout(p, &arena);
     real lacks[SDPA_QUERY_BLOCK];
-    if (!round_lse(u, &w, lacks)) return false;
+    SDPA_TAKE(SHORT);
+    round_lse(u, &w, lacks);
     pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
     const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 1, w.k, w.k_tail);
-    const real c = (real)(fabs(p->scale) * M_LOG2E);
-    PANELS (q, u->n_i) {
-        if (!short_weights(u, &w, q, &k, c, lacks)) return false;
-    }
-    SDPA_TAKE(SHORT);
+    short_weights(u, &w, &k, (real)(fabs(p->scale) * M_LOG2E), lacks);
 
     backward_rows own = {.dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, 1, w.dout_rows, NULL),
                          .q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, 1, w.q_rows, NULL)};
     own.finite = !may_mask(u) || (rows_finite(&own.q, p->d_k) && rows_finite(&own.dout, p->d_v));
     pack_panels(w.dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
-    if (sdpa_is_narrow(p->dtype)) {
-        short_delta_by_weights(u, &w, b);
-    } else {
-        short_delta(u, &w, &own.dout);
-    }
+    short_delta(u, &w, &own.dout);
+    if (sdpa_is_narrow(p->dtype)) short_delta_by_weights(u, &w, b);
     const rows v = pack_rows(&u->v, b.j0, b.n, p->d_v, 0, w.v, w.v_tail);
     const enum panel_state state = score_gradients(u, &w, &v);
     write_gradients(u, &w, &own, &k, b, state);
     return true;
 }
+#else
+INLINE bool backward_short(const sdpa_unit *u, void *scratch) { return u == NULL || scratch == NULL; }
+#endif
 
 #endif

@@ -237,7 +237,7 @@ for _ in range(20):
     fail_in_turn()
     gc.collect()
     grown.append(sys.getallocatedblocks() - before)
-assert sorted(grown[10:])[5] <= 1, grown  # NumPy keeps one now and then
+assert min(grown) <= 0, grown  # Python and NumPy keep some now and then; a leak grows every time
 print("ok")
 """
     assert run(program) == "ok"

@@ -1,4 +1,4 @@
-/* Forward of heads with few keys, directly from the rows of the operands. The general way transposes,
+/* Forward and backward of heads with few keys, directly from the rows of the operands. The general way transposes,
  * copies and cuts into blocks, which for small heads costs more than their products; here vectors run along d and
  * nothing is moved. Tiles are 4 queries x 3 keys, or 4 x 4 where there are enough registers: the sums over the lanes of
  * all sixteen then make one vector. */

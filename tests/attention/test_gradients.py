@@ -283,9 +283,10 @@ def test_gradgradcheck(torch, rng, case):
 
 
 @pytest.mark.parametrize("which", ["query", "key", "value", "attn_mask"])
-def test_each_gradient_alone_equals_the_one_among_all(rng, dtype, which):
-    for case in ("bias", "grouped", "keys broadcast"):
-        options, inputs, mask, grad_out, _ = problem(rng, case, 20, 140, 8, 9, dtype)
+@pytest.mark.parametrize("n_k", [40, 140], ids=["one block of keys", "several"])
+def test_each_gradient_alone_equals_the_one_among_all(rng, dtype, which, n_k):
+    for case in ("bias", "grouped", "keys broadcast", "queries broadcast"):
+        options, inputs, mask, grad_out, _ = problem(rng, case, 20, n_k, 8, 9, dtype)
         q, k, v = (inputs[name] for name in ("query", "key", "value"))
         saved = sdpa.attention_forward(q, k, v, mask, **options)
         everything = sdpa.attention_backward(

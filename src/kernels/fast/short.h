@@ -83,7 +83,7 @@ NOINLINE void short_delta_by_weights(const sdpa_unit *u, const backward_scratch 
     }
 }
 
-/* Computes dV, dK and dQ from P^T and dS^T: writes them if the unit is fresh, otherwise adds. */
+/* Computes dV, dK and dQ from P^T and dS^T: writes them if the unit is fresh, otherwise adds. Adds to dMask. */
 NOINLINE void write_gradients(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, const rows *k,
                               keys b, enum panel_state state) {
     const sdpa_problem *p = u->problem;
@@ -103,8 +103,13 @@ NOINLINE void write_gradients(const sdpa_unit *u, const backward_scratch *w, con
     add_to_keys(&u->dv, p->d_v, &weights, &own->dout, 1, finite);
     weights.p = w->ds;
     add_to_keys(&u->dk, p->d_k, &weights, &own->q, scale, finite);
+    if (u->dmask.data) {
+        memset(w->dmask, 0, sizeof(real) * (size_t)w->n_lanes);
+        add_mask_gradient(u, w->ds, w->n_lanes, w->dmask, b.j0, b.n);
+    }
     sdpa_turn_pass(u, 0);
-    if (u->dq.data && is_direct(&u->dq)) {
+    const bool by_query = u->dmask.data && u->dmask.col == 0; /* store_gradients adds it */
+    if (u->dq.data && is_direct(&u->dq) && !by_query) {
         if (!sdpa_turn_wait_last(u)) return;
         real *dq = (real *)(u->dq.data + u->i0 * u->dq.row);
         add_to_queries(dq, u->dq.row / (int64_t)sizeof(real), p->d_k, &weights, k, NULL, scale, keys_finite);
@@ -113,7 +118,7 @@ NOINLINE void write_gradients(const sdpa_unit *u, const backward_scratch *w, con
     }
     weights.fresh = true;
     if (u->dq.data) add_to_queries(w->dq, w->k_row, p->d_k, &weights, k, NULL, scale, keys_finite);
-    store_gradients(u, w->dq, w->k_row, NULL, 0, w->line);
+    store_gradients(u, w->dq, w->k_row, w->dmask, 0, w->line);
 }
 
 /* False, having written nothing, if the unit must go the general way. */
@@ -123,7 +128,7 @@ NOINLINE bool backward_short(const sdpa_unit *u, void *scratch) {
     int64_t j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &b.j0, &j1);
     b.n = j1 - b.j0;
-    if ((p->features & ~SHORT_CAN) || p->n_k > sdpa_key_block(p) || b.n == 0 || u->dmask.data) return false;
+    if ((p->features & ~SHORT_CAN) || p->n_k > sdpa_key_block(p) || b.n == 0) return false;
 
     sdpa_arena arena = {scratch, 0};
     const backward_scratch w = backward_layout(p, &arena);

@@ -206,7 +206,7 @@ def constants(client: Any, stores: dict[str, Any], work: Run, repeats: int) -> C
 
 
 def scaling(tokens: int, rows: int, repeats: int) -> dict[str, Any]:
-    """One worker and two in turns, the shortest of each, beside what the model says of both."""
+    """One worker and two, alternating: the shortest run of each beside what the model predicts."""
     long_context = example("long_context")
     long_context.BLOCK = rows
     work = Run(tokens, 1, rows)

@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 
 class Contender(NamedTuple):
-    """One call and what it amounts to."""
+    """One call and the work that it does."""
 
     call: Call
     flops: float = 0.0
@@ -41,14 +41,14 @@ class Work(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Of one process."""
+    """What a process of the benchmarks measures with."""
 
     threads: int
     peers: list[Peer]
     quick: bool = False
 
     def torch(self) -> Torch | None:
-        """If it is there."""
+        """The peer PyTorch, if it is installed."""
         return next((peer for peer in self.peers if isinstance(peer, Torch)), None)
 
     def length(self, n: int) -> int:
@@ -78,7 +78,7 @@ def operands(
 
 
 def flops(x: Operands) -> float:
-    """Of the forward."""
+    """Floating-point operations of a forward."""
     return 4.0 * x.query.size * x.key.shape[-2] / (1 + x.is_causal)
 
 

@@ -1,4 +1,4 @@
-"""Memory that one forward takes beyond its operands, each in a process of its own.
+"""Memory that one forward takes beyond its operands, each in a separate process.
 
 python -m benchmarks.memory CONTENDER N    prints bytes
 """

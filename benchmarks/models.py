@@ -3,7 +3,7 @@
 python -m benchmarks.models [--lengths 512 2048 8192] [--save build/bench/models.json]
 
 SmolLM2-135M-Instruct (`make models`) reads a prompt, then goes on for some tokens: everything but
-attention is the same NumPy. Each contender and length is a process of its own, whose resident
+attention is the same NumPy. Each contender and length runs in a separate process, whose resident
 memory at its highest is shown. Contenders that are not installed are left out by name.
 """
 

@@ -47,9 +47,9 @@ class Panel(NamedTuple):
     """Operations on ports 0 and 5 for one tile."""
 
     step: int
-    """Of one step of the products' depth."""
+    """Those of one step along the depth of the products."""
     rest: int
-    """Of all else."""
+    """Those of everything else."""
 
 
 def assembly() -> str:

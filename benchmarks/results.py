@@ -67,7 +67,7 @@ class Results:
         return self._records.get((threads, group, name), {})
 
     def timings(self) -> list[Timing]:
-        """All of them."""
+        """Every timing on record."""
         return [timing for found in self._records.values() for timing in found.values()]
 
     def names(self, threads: int, group: str) -> list[str]:
@@ -75,7 +75,7 @@ class Results:
         return [name for t, g, name in self._records if (t, g) == (threads, group)]
 
     def groups(self, threads: int) -> list[str]:
-        """In order."""
+        """Names of the groups measured, in order."""
         return list(dict.fromkeys(group for t, group, _ in self._records if t == threads))
 
     def threads(self) -> list[int]:
@@ -83,7 +83,7 @@ class Results:
         return sorted({run["threads"] for run in self.runs})
 
     def peers(self) -> set[str]:
-        """Names of those measured."""
+        """Names of the peers measured."""
         return {name for run in self.runs for name in run["peers"]}
 
     def peaks(self, name: str) -> list[float]:
@@ -95,18 +95,18 @@ class Results:
         return max(self.peaks(f"{self._prefix()}_{real}"), default=None)
 
     def rate(self, timing: Timing, what: str = "f32") -> float | None:
-        """What one core did beside the call at best: GF/s of `what`, or 1e9 "tanh" of sums."""
+        """The best speed of one core while `timing` ran: GF/s of `what`, or 1e9 "tanh" of sums."""
         return timing.peak.get(f"{self._prefix()}_{what}")
 
     def _prefix(self) -> str:
         return {"avx512bf16": "avx512", "neon": "native"}.get(self.isa, self.isa)
 
     def read_speed(self) -> float:
-        """GB/s from memory, one core."""
+        """Speed of reading memory with one core, GB/s."""
         return max(self.peaks("read_GBps"))
 
     def latest(self, key: str) -> Any:
-        """What the last run that has it says of "import" or "memory"; None if there is none."""
+        """The figures "import" or "memory" of the last run that has them, or None."""
         return next((run[key] for run in reversed(self.runs) if run.get(key)), None)
 
 

@@ -13,7 +13,7 @@ class Goal(NamedTuple):
     at_least: bool = True
 
     def margin(self, value: float) -> float:
-        """By how much it is met, as a fraction of the bound; negative: missed by so much."""
+        """How far `value` is inside the bound, as a fraction of it; negative if outside."""
         return (value / self.bound - 1) if self.at_least else (1 - value / self.bound)
 
 
@@ -25,9 +25,9 @@ class Row(NamedTuple):
     unit: str
     value: float
     goal: Goal | None
-    """None: none was set for this instruction set."""
+    """None if no goal is set for this instruction set."""
     beside: str = ""
-    """Who the best peer was."""
+    """The best peer."""
 
 
 # {(heads x L x d): (AVX-512, AVX2)}, in % of the FMA peak.

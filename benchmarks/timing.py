@@ -35,7 +35,7 @@ QUICK = Effort(passes=1, rounds=1, turn=0.0, seconds=0.0)
 def race(
     calls: dict[str, Call], effort: Effort, within: Mapping[str, Within] | None = None
 ) -> dict[str, list[float]]:
-    """Seconds of the shortest call of each contender in each round of one pass, in turns.
+    """Seconds of each contender's shortest call in each round of one pass; contenders alternate.
 
     Parameters
     ----------

@@ -186,6 +186,6 @@ def tree(setting: Setting) -> Iterator[Work]:
 
 
 def variants(setting: Setting) -> Iterator[Work]:
-    """All of them."""
+    """The work of all variants."""
     for works in (latent, differential, tree):
         yield from works(setting)

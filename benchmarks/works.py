@@ -47,7 +47,7 @@ def matrices(setting: Setting) -> Iterator[Work]:
 
 
 def causal(setting: Setting) -> Iterator[Work]:
-    """Causal against full, in turn."""
+    """Causal and full attention, alternating."""
     for direction in ("forward", "backward"):
 
         def build(direction: str = direction) -> Contenders:
@@ -193,7 +193,7 @@ def decode(setting: Setting) -> Iterator[Work]:
 
 
 def softmax(setting: Setting) -> Iterator[Work]:
-    """Rows long, short and single."""
+    """Softmax of long, short and single rows."""
     for shape in ((1000, 1000), (64, 8192), (100000, 10), (10,)):
 
         def build(shape: tuple[int, ...] = shape) -> Contenders:
@@ -422,7 +422,7 @@ def sweep(setting: Setting) -> Iterator[Work]:
 
 
 def growth(setting: Setting) -> Iterator[Work]:
-    """Time over n, one head, d = 64."""
+    """Growth of time with n, for one head with d = 64."""
 
     def forward(n: int) -> Contenders:
         x = operands(1, setting.length(n), 64)
@@ -488,7 +488,7 @@ WITH_THREADS = {"forward", "both", "threads", "small", "short", "decode", "softm
 
 
 def works(setting: Setting, only: set[str]) -> list[Work]:
-    """All work of the groups named."""
+    """All work of the groups with these names."""
     found: dict[tuple[str, str], Work] = {}
     for group, make in GROUPS.items():
         if group in only and (setting.threads == 1 or group in WITH_THREADS):

@@ -80,10 +80,11 @@ assert unscaled["entropy_high"][0] < 1.0  # the note: 2.1
 # %% [markdown]
 # ## Figure
 #
-# Entropy over $\sigma$ for three lengths: measured, exact (solid) and for large $n$ (dashed), with
-# $\sigma_c$ dotted. The grey lines are the question: with the scale every row is at $\sigma = 1$;
-# without it at 4, 8 and 16 for $d_k$ = 16, 64 and 256. Finite rows freeze much more gently than the
-# limit says.
+# Left: one row of ten keys whose scores are spread like a normal distribution. Right: entropy over
+# $\sigma$ for three lengths: measured, exact (solid) and for large $n$ (dashed), with $\sigma_c$
+# dotted. The grey lines are the question: with the scale every row is at $\sigma = 1$; without it
+# at 4, 8 and 16 for $d_k$ = 16, 64 and 256. Finite rows freeze much more gently than the limit
+# says.
 
 # %%
 lab.plot_freezing(table)

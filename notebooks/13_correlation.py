@@ -96,6 +96,7 @@ assert exponent[512, 0.5] < 0.6  # correlated, and still sqrt(d_k)
 try:
     heads = lab.trained_growth(draws=24).where(head="all")
 except ImportError as error:
+    heads = None
     print(error)
 else:
     full = heads.where(d_k=32)
@@ -112,6 +113,13 @@ else:
 
 # %%
 lab.plot_correlated_growth(table)
+
+# %% [markdown]
+# The trained heads, a line per layer: the power by which the standard deviation grows from
+# $d_k/2$ to $d_k$. Independent directions would keep it at 1/2.
+
+# %%
+heads and lab.plot_trained_growth(heads)
 
 # %% [markdown]
 # ## Conclusion

@@ -57,9 +57,8 @@ my_guess = None  # MiB
 # %% [markdown]
 # ## Measurement
 #
-# Memory: how far the resident size grows during one call, in bytes, in a process of its own. The
-# result of $256\, n$ bytes is part of it where no freed block can hold it: the smallest rows reuse
-# what is resident already. In the last row the matrix has 64 MiB.
+# Memory: how far the resident size grows during one call, in bytes, in a separate process. The
+# result of $256\, n$ bytes is part of it. At $n = 4096$ the matrix has 64 MiB, in the last row 256.
 
 # %%
 memory = lab.memory()
@@ -70,11 +69,11 @@ assert longest["numpy"] > 0.9 * longest["matrix"]
 assert longest["sdpa"] < 0.05 * longest["matrix"]
 
 # %% [markdown]
-# Time: NumPy and sdpa in turns in the same minute, the shortest call of each; below 1 NumPy is
-# faster, as it may be where many sequences have 8 rows each. Both give the same result to the
-# rounding of float32. How much faster one is depends on the machine and on what else it does, so
-# only the agreement is asserted. This run had the two cores of a Zen 5 to itself; other programs on
-# the machine slow NumPy's threaded products more than sdpa.
+# Time: NumPy and sdpa alternate within the same minute, and the shortest call of each counts.
+# Below 1 NumPy is faster, as it may be where many sequences have 8 rows each. Both give the same
+# result to the rounding of float32. How much faster one is depends on the machine and on what else
+# it does, so only the agreement is asserted. Other programs on the machine slow NumPy's threaded
+# products more than sdpa.
 
 # %%
 speed = lab.speed(seconds=1.0)
@@ -86,7 +85,7 @@ assert all(row.difference < 1e-4 for row in speed)
 # %% [markdown]
 # ## Figure
 #
-# The formula follows the size of its matrix; the kernel stays at the level of its blocks.
+# The formula follows the size of its matrix. The kernel needs its result and a few blocks.
 
 # %%
 lab.plot_memory(memory)

@@ -368,23 +368,23 @@ static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
 
 /* ------------------------------------------------------------------------------------ packed sequences */
 
-/* The sequence that a worker is at. */
+/* The sequence that a worker is computing. */
 typedef struct backward_view {
     const sdpa_share *share;
     sdpa_problem one;
-    backward_call call; /* of that sequence alone, with the memory of the run */
+    backward_call call; /* computes this sequence alone, in the memory of the run */
 } backward_view;
 
 typedef struct packed_backward {
-    backward_call *call; /* what is the same for all sequences; scratch_bytes, slot_bytes: the largest */
+    backward_call *call; /* common to all sequences; scratch_bytes, slot_bytes: the largest */
     sdpa_share *shares;
     int64_t n_shares, n_turns;
-    size_t flight_bytes; /* sums of all groups that are in a wavefront */
+    size_t flight_bytes; /* sums of all groups in wavefronts */
     char *flight;
     backward_view *views; /* per worker */
 } packed_backward;
 
-/* Without memory. */
+/* Plans the call of one sequence. Its pointers into memory stay unset. */
 static void view_sequence(const packed_backward *c, int64_t sequence, backward_view *view) {
     sdpa_sequence_set(c->call->problem, sequence, &view->one);
     view->call = *c->call;
@@ -393,7 +393,7 @@ static void view_sequence(const packed_backward *c, int64_t sequence, backward_v
     plan(&view->call);
 }
 
-/* What the worker needs to know of a share. */
+/* The call for a share, from the worker's view, which is renewed if it was at another share. */
 static backward_call *view_share(const packed_backward *c, const sdpa_share *share, int worker) {
     backward_view *view = &c->views[worker];
     if (view->share == share) return &view->call;
@@ -425,8 +425,8 @@ static void take_packed_pieces(void *owner, sdpa_arena *arena) {
     c->views = sdpa_take(arena, (size_t)call->n_workers * sizeof *c->views);
 }
 
-/* Fills in the shares of all sequences that have queries, and what memory they need. A group goes to one thread, unless it is
- * so large a part of the work that the others might wait for it at the end. */
+/* Fills in the shares of all sequences that have queries, and the memory that they need. A group goes to one thread,
+ * unless it is so large a part of the work that the others might wait for it at the end. */
 static void plan_shares(packed_backward *c) {
     backward_call *call = c->call;
     const double work = sdpa_sequences_work(call->problem);
@@ -459,7 +459,7 @@ static void plan_shares(packed_backward *c) {
     }
 }
 
-/* With the memory of the run. */
+/* Runs the shares in the call's memory. */
 static sdpa_status run_shares(packed_backward *c, int64_t n_units) {
     const sdpa_problem *p = c->call->problem;
     for (int i = 0; i < c->call->n_workers; i++) c->views[i].share = NULL;

@@ -1,7 +1,7 @@
 """What `make mutation` changes: one token, one number or one statement of a file in C or Python.
 
 Tokens are told apart by how clang-format and ruff lay the code out: an operator of two operands has
-spaces on both sides, a sign or a pointer has not; a statement stands on a line of its own.
+spaces on both sides, a sign or a pointer has not; a statement has a whole line.
 """
 
 import ast

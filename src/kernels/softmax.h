@@ -1,12 +1,12 @@
-/* The softmax family, for rows in memory (softmax_rows) or one row per lane (softmax_lanes). Each row takes up to three
- * passes, the sum subtracting the maximum first (Blanchard, Higham & Higham 2021: as accurate as the exponentials
- * allow); rows longer than a chunk keep a running maximum and sum (Milakov & Gimelshein 2018).
+/* The softmax family, for rows in memory (softmax_rows) or one row per lane (softmax_lanes). A row takes up to three
+ * passes: its maximum, the sum of exp(x - maximum), which is as accurate as the exponentials (Blanchard, Higham & Higham
+ * 2021), and the result. Rows longer than a chunk keep a running maximum and sum (Milakov & Gimelshein 2018).
  *
  * Both kernels sum in the same order, so that a result does not depend on how its row lies in memory: element j belongs
  * to slot j % VL; each slot is cut into blocks of SUM_CHAINS * SUM_CHAIN elements, dealt to SUM_CHAINS partial sums
  * that start from zero; blocks, and then slots as a binary tree, are added with their rounding errors kept. The
- * relative error is at most (SUM_CHAIN + 3) u for any n, u the unit roundoff, and a fraction of u in the mean. Elements
- * arrive in the compute type; -inf stands for an element that is left out. */
+ * relative error is at most (SUM_CHAIN + 3) u for any n, with u the unit roundoff, and a fraction of u on average.
+ * Elements have the compute type already; an element that is left out is -inf. */
 #ifndef SDPA_KERNEL_SOFTMAX_H
 #define SDPA_KERNEL_SOFTMAX_H
 
@@ -38,7 +38,7 @@ INLINE ivec first_lanes(int n) {
     return lane < n;
 }
 
-/* A sum and what its rounding left out. */
+/* A sum and its rounding error. */
 typedef struct softmax_sum {
     real sum, low;
 } softmax_sum;
@@ -46,7 +46,7 @@ typedef struct softmax_sum {
 /* The low part is NaN once the sum is infinite; 0 replaces it. */
 INLINE softmax_sum sum_result(real sum, real low) { return (softmax_sum){sum, low == low ? low : 0}; }
 
-/* What an element x, g adds to the sum of its row. Lanes past the end have x = -inf and g = 0, in SUM_PRODUCT x = 0. */
+/* The term of an element x, g in the sum of its row. Past the end x = -inf (0 in SUM_PRODUCT) and g = 0. */
 INLINE vec softmax_term(enum sum_kind kind, const softmax_constants *k, vec m, vec x, vec g) {
     switch (kind) {
     case SUM_EXP:
@@ -59,8 +59,8 @@ INLINE vec softmax_term(enum sum_kind kind, const softmax_constants *k, vec m, v
     return x;
 }
 
-/* An element of out. m and s are one per row, see softmax_finish; s_low completes s where s cancels: against g in
- * SDPA_SOFTMAX_BACKWARD, for a weight near 1. */
+/* An element of out. m and s belong to the row, see softmax_finish. s_low has the digits that s lacks; they matter where
+ * s cancels against g in SDPA_SOFTMAX_BACKWARD, for a weight near 1. */
 INLINE vec softmax_result(sdpa_softmax_op op, const softmax_constants *k, vec m, vec s, vec s_low, vec x, vec g) {
     const real left_out = -(real)INFINITY;
     switch (op) {
@@ -275,7 +275,7 @@ INLINE void row_add(const sdpa_softmax_block *b, const softmax_constants *k, int
     }
 }
 
-/* What softmax_result takes of a row, and its lse where that is given. */
+/* The m and s of softmax_result for a row, and its lse where that is given. */
 typedef struct row_end {
     real m, s, s_low, lse;
     bool nan;
@@ -450,7 +450,7 @@ COLD NOINLINE void lanes_fill_nan(ivec nan, real left_out, const sdpa_softmax_bl
     }
 }
 
-/* Per lane: what to subtract, the sum and what its rounding left out. */
+/* Per lane: what to subtract, the sum and its rounding error. */
 typedef struct lanes_stats {
     vec shift, sum, low;
 } lanes_stats;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..tools.table import Cell, Table
 from .growth import Array, matrices
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SCALES = {"scaled": None, "unscaled": 1.0}
@@ -153,11 +155,13 @@ def plot_saturation(table: Table) -> Figure:
 
 @style.plot
 def plot_freezing(table: Table) -> Figure:
-    """Entropy over sigma for each length, with the limit of large n.
+    """One row of ten weights, and entropy over sigma for each length, with the limit of large n.
 
-    Grey: where scaled scores are at any d_k, and unscaled ones at d_k = 16, 64 and 256.
+    The row has normal scores at ten even quantiles. Grey: where scaled scores are at any d_k, and
+    unscaled ones at d_k = 16, 64 and 256.
     """
-    figure, axes = style.subplots(size=(5.6, 3.8))
+    figure, (row, axes) = style.subplots(1, 2, size=(4.8, 3.8), width_ratios=(3, 5))
+    _draw_row(row)
     lengths = np.unique(table["n"])
     fine = np.geomspace(table["sigma"].min(), table["sigma"].max(), 60)
     for length, (color, marker) in zip(lengths, style.cycle(len(lengths)), strict=True):
@@ -184,3 +188,15 @@ def plot_freezing(table: Table) -> Figure:
     legend = axes.legend(title=title, loc="upper right", bbox_to_anchor=(1, 0.92), frameon=True)
     legend.get_frame().set(alpha=1, edgecolor="none")
     return figure
+
+
+def _draw_row(axes: Axes, n: int = 10) -> None:
+    """Weights of `n` normal scores, the largest first, for several standard deviations."""
+    quantiles = [NormalDist().inv_cdf((n - i - 0.5) / n) for i in range(n)]
+    kinds = ((1.0, "scaled"), (4.0, "d_k = 16"), (8.0, "d_k = 64"), (16.0, "d_k = 256"))
+    for (sigma, name), (color, marker) in zip(kinds, style.cycle(len(kinds)), strict=True):
+        weights = sdpa.softmax(np.array(quantiles), temperature=1 / sigma)
+        label = f"{name}: sigma = {sigma:g}"
+        axes.plot(range(1, n + 1), weights, color=color, marker=marker, label=label)
+    axes.set(xlabel="key, by weight", ylabel="weight", ylim=(0, 1.04), title="one row of ten keys")
+    axes.legend()

@@ -1,7 +1,7 @@
-/* Scores of few queries, as in decoding: in the lanes of a tile they would leave most lanes idle. The vectors run along d, and
- * sums over the lanes put the scores of several keys into one vector: its lane l belongs to query l % period and to key
- * l / period of those that the vector holds. Later steps take such vectors for tiles of one query per lane, and fold their
- * maxima and sums. Rows are read one after the other, the order in which memory delivers them fastest. */
+/* Scores of few queries, as in decoding, which would leave most lanes of a tile idle. Here vectors run along d, and sums
+ * over their lanes give the scores of several keys in one vector: lane l holds query l % period and key l / period of
+ * that vector. Later steps treat it as a tile with one query per lane, and fold its maxima and sums. Rows are read one
+ * after the other, because memory delivers them fastest in that order. */
 #ifndef SDPA_KERNEL_FAST_FEW_H
 #define SDPA_KERNEL_FAST_FEW_H
 
@@ -15,11 +15,11 @@ enum {
 
 INLINE bool few_can(const sdpa_problem *p) { return !(p->features & ~FEW_CAN); }
 
-/* How many queries a vector repeats, of n, at most FEW_QUERIES. */
+/* The number of lanes after which vectors repeat n queries, n <= FEW_QUERIES. */
 INLINE int few_period(int64_t n) { return n == 1 ? 1 : n <= 4 ? (VL < 4 ? VL : 4) : 8; }
 
-/* q (d_k rounded up to VL, period): the unit's queries, vector after vector of all of them, filled up with 0 and the last
- * query. `line`: d_k rounded up to VL. */
+/* Packs the unit's queries into q (d_k / VL rounded up, period, VL). Columns past d_k are 0; the last query is repeated
+ * up to `period`. `line` holds d_k rounded up to VL. */
 static void few_queries(real *q, int period, const sdpa_unit *u, real *line) {
     const sdpa_problem *p = u->problem;
     const int64_t d = round_up(p->d_k, VL);
@@ -34,10 +34,10 @@ static void few_queries(real *q, int period, const sdpa_unit *u, real *line) {
     }
 }
 
-/* The lanes of the products of a key with the queries. period and dtype, that of the key, are constants. */
+/* The products of a key with the queries, before the sum over lanes. period and the key's dtype are constants. */
 INLINE void few_products(vec *sum, const real *q, int period, sdpa_dtype dtype, const char *k, int64_t depth) {
     const int64_t size = sdpa_is_narrow(dtype) ? 2 : sizeof(real);
-    vec acc[4][8]; /* a single query would wait for its sum */
+    vec acc[4][8]; /* one chain alone would wait for each of its sums */
     const int chains = period == 1 ? 4 : 1;
     UNROLL for (int i = 0; i < period; i++) acc[0][i] = acc[1][i] = acc[2][i] = acc[3][i] = (vec){0};
     int64_t c = 0;
@@ -56,7 +56,7 @@ INLINE void few_products(vec *sum, const real *q, int period, sdpa_dtype dtype, 
         chains == 4 ? (acc[0][i] + acc[1][i]) + (acc[2][i] + acc[3][i]) : acc[0][i];
 }
 
-/* What a vector holds after the last of n keys. */
+/* Fills the last vector after the n-th key. */
 INLINE void few_fill(real *s, int period, int64_t n, real fill) {
     for (int64_t l = n * period; l < round_up(n * period, VL); l++) s[l] = fill;
 }
@@ -82,7 +82,7 @@ INLINE void few_products_of_two(vec *sum, const real *q, const real *first, cons
 }
 #endif
 
-/* The sums of the lanes of VL products, one after the other. */
+/* The sum over lanes of each of VL products, side by side in one vector. */
 INLINE void few_sums(real *to, const vec *sum) {
 #if VEC_BYTES == 64
     vstore(to, vsums((const vec(*)[4])sum));
@@ -93,8 +93,8 @@ INLINE void few_sums(real *to, const vec *sum) {
 #endif
 }
 
-/* s (n * period, to whole vectors) = products of few_queries q and n keys of `depth`; -inf after the last. Room for VL reals
- * more. */
+/* s (n * period, rounded up to VL) = products of few_queries q and n keys of `depth`, then -inf. s has room for VL more
+ * reals. */
 NOINLINE void few_scores(real *s, const real *q, int period, const real *k, int64_t k_row, int64_t n, int64_t depth,
                          const ahead *next) {
     for (int64_t j = 0; j < n; j += VL / period) {
@@ -144,7 +144,7 @@ NOINLINE void few_scores_narrow(real *s, const real *q, const rows *k, int64_t d
     }
 }
 
-/* Brings s (n, VL), a query per lane, into the order of few_scores, `fill` after the last. */
+/* Rearranges s (n, VL), which has a query per lane, into the order of few_scores, then `fill`. */
 NOINLINE void few_pack(real *s, int period, int64_t n, real fill) {
     for (int64_t j = 0; j < n; j++) {
         for (int i = 0; i < period; i++) s[j * period + i] = s[j * VL + i];
@@ -152,7 +152,7 @@ NOINLINE void few_pack(real *s, int period, int64_t n, real fill) {
     few_fill(s, period, n, fill);
 }
 
-/* The maximum, or the sum, of the lanes of a query, in each of them. */
+/* The maximum or the sum over the lanes of each query, in all of its lanes. */
 INLINE vec few_fold(vec x, int period, bool maximum) {
     UNROLL for (int h = VL / 2; h > 0; h /= 2) {
         if (h >= period) x = maximum ? vmax2(x, vswap(x, h)) : x + vswap(x, h);

@@ -474,10 +474,10 @@ INLINE lanes_stats lanes_add(const sdpa_softmax_block *b, const softmax_constant
         t.shift = vload(m);
     }
     t.sum = lanes_sum_exp(&t.low, k, t.shift, b->x, b->x_col, keep ? b->out : NULL, b->out_col, b->n);
-    if (b->op == SDPA_LOGSUMEXP) {
+    if (b->op == SDPA_LOGSUMEXP && vany(t.shift == (real)INFINITY)) {
         real sum[VL];
         vstore(sum, t.sum);
-        for (int i = 0; i < VL && b->phase != SDPA_SOFTMAX_WHOLE; i++) {
+        for (int i = 0; i < VL; i++) {
             if (t.shift[i] == (real)INFINITY) sum[i] = sum_at_infinity((const real *)b->x + i, b->x_col, b->n);
         }
         t.sum = vload(sum);
@@ -550,7 +550,10 @@ static void softmax_lanes(const sdpa_softmax_block *b) {
     lanes_stats t = {{0}, {0}, {0}};
     if (b->phase != SDPA_SOFTMAX_WRITE) t = lanes_add(b, &k, keep);
     if (b->phase == SDPA_SOFTMAX_SUM) {
-        for (int i = 0; i < VL; i++) softmax_add(b->stats + i, (softmax_sum){t.sum[i], t.low[i]});
+        real sum[VL], low[VL];
+        vstore(sum, t.sum);
+        vstore(low, t.low);
+        for (int i = 0; i < VL; i++) softmax_add(b->stats + i, (softmax_sum){sum[i], low[i]});
         return;
     }
     const ivec nan = lanes_finish(b, keep, &t);

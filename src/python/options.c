@@ -1,7 +1,6 @@
 #include "options.h"
 
 #include <string.h>
-#include <unistd.h>
 
 #include "arrays.h"
 #include "docstrings.h"
@@ -347,6 +346,17 @@ const sdpa_option sdpa_option_table[] = {
 #undef INTEGERS
 const int sdpa_n_options = sizeof sdpa_option_table / sizeof *sdpa_option_table;
 
+/* A seed from the system's entropy, by Python, which finds it on every system. */
+static int draw_seed(uint64_t *seed) {
+    PyObject *os = PyImport_ImportModule("os");
+    PyObject *bytes = os ? PyObject_CallMethod(os, "urandom", "i", (int)sizeof *seed) : NULL;
+    const char *data = bytes ? PyBytes_AsString(bytes) : NULL;
+    if (data) memcpy(seed, data, sizeof *seed);
+    Py_XDECREF(bytes);
+    Py_XDECREF(os);
+    return data ? 0 : -1;
+}
+
 int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES]) {
     options->needs = NEEDS_QUERY | NEEDS_KEY | NEEDS_VALUE;
     if (where == IN_DOUBLE) options->needs |= NEEDS_GRAD_OUT;
@@ -381,11 +391,7 @@ int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, P
                         "rng: expected the int of the forward call, since dropout_p is not 0, got None");
         return -1;
     }
-    if (getentropy(&options->seed, sizeof options->seed) != 0) {
-        PyErr_SetFromErrno(PyExc_OSError);
-        return -1;
-    }
-    return 0;
+    return draw_seed(&options->seed);
 }
 
 void sdpa_options_release(sdpa_options *options) {

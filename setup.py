@@ -49,9 +49,12 @@ def kernels():
 os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")
 os.umask(0o022)
 
-# No -ffast-math: at link time it makes the whole process flush subnormal numbers to zero.
+# No -ffast-math: at link time it makes the whole process flush subnormal numbers to zero. No
+# -ffp-contract either: gcc fuses multiply-adds alike everywhere by default; clang does so within an
+# expression, and told to go further it fuses copies of one function differently, so that the bits
+# of a row depend on other rows.
 FLAGS = ["-std=gnu11", "-O2", "-g0", "-fvisibility=hidden", "-pthread"]
-FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
+FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
 LINK_FLAGS = ["-pthread"] + (["-s"] if sys.platform.startswith("linux") else [])
 VARIANT = "release"
 if os.environ.get("SDPA_WERROR") == "1":

@@ -109,17 +109,11 @@ else:
 # ## Figure
 #
 # Marks are measured, lines are the law; dashed are the powers 1/2 and 1. Left: tokens in 8
-# directions; right: in 512.
+# directions; then in 512; then the power by which the standard deviation of the trained heads grows
+# from $d_k/2$ to $d_k$, a line per layer.
 
 # %%
-lab.plot_correlated_growth(table)
-
-# %% [markdown]
-# The trained heads, a line per layer: the power by which the standard deviation grows from
-# $d_k/2$ to $d_k$. Independent directions would keep it at 1/2.
-
-# %%
-heads and lab.plot_trained_growth(heads)
+lab.plot_correlated_growth(table, heads)
 
 # %% [markdown]
 # ## Conclusion

@@ -27,7 +27,11 @@ def speech(tmp_path_factory):
     path = tmp_path_factory.mktemp("speech") / "phrase.wav"
     parts, spans, at = [], [], 0
     for phrase in PHRASES:
-        example.spoken(phrase, path)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv(
+                "LD_PRELOAD", raising=False
+            )  # espeak-ng hangs under the sanitizer's library
+            example.spoken(phrase, path)
         samples = example.recording(path)
         loud = np.flatnonzero(abs(samples) > 0.02)
         spans.append(((at + loud[0]) / example.RATE, (at + loud[-1]) / example.RATE))
@@ -202,6 +206,7 @@ def test_other_sounds_are_refused(tmp_path, width, message):
         example.recording(tmp_path / "a.wav")
 
 
+@pytest.mark.uninstrumented  # its espeak-ng hangs, see `speech`
 def test_the_program(model, speech):
     out, _ = run("whisper", "--say", PHRASES[0])
     rows = [line.split() for line in out.splitlines()]

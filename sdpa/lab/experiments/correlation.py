@@ -31,6 +31,7 @@ from ..tools.inputs import stream
 from ..tools.table import Cell, Table
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
@@ -127,12 +128,22 @@ def correlated(
 
 
 @style.plot
-def plot_correlated_growth(table: Table) -> Figure:
-    """std(q.k) over d_k at the last n, a panel per rank, with the law; sqrt(d_k) and d_k dashed."""
+def plot_correlated_growth(table: Table, heads: Table | None = None) -> Figure:
+    """std(q.k) over d_k at the last n, a panel per rank, with the law; sqrt(d_k) and d_k dashed.
+
+    Parameters
+    ----------
+    table : Table
+        Returned by `correlated_growth`.
+    heads : Table, optional
+        Returned by `trained_growth`: one more panel has the exponents of the trained heads.
+    """
     table = table.where(n=table["n"][-1])
     ranks = list(dict.fromkeys(table["rank"].tolist()))
-    figure, axes = style.subplots(1, len(ranks), size=(4.6, 3.6), sharey=True, squeeze=False)
-    for ax, rank in zip(axes[0], ranks, strict=True):
+    panels = len(ranks) + (heads is not None)
+    figure, axes = style.subplots(1, panels, size=(4.2, 3.6), squeeze=False)
+    for ax, rank in zip(axes[0], ranks, strict=False):
+        ax.sharey(axes[0, 0])
         some = table.where(rank=rank)
         rhos = list(dict.fromkeys(some["rho"].tolist()))
         widths = np.array(sorted({int(d) for d in some["d_k"]}))
@@ -146,4 +157,22 @@ def plot_correlated_growth(table: Table) -> Figure:
         ax.set(xlabel="d_k", yscale="log", title=f"tokens span {rank} directions")
     axes[0, 0].set(ylabel="std of q.k; dashed: slopes 1/2 and 1")
     axes[0, 0].legend()
+    if heads is not None:
+        draw_exponents(axes[0, -1], heads)
+        axes[0, -1].set(title="heads of MiniLM")
     return figure
+
+
+def draw_exponents(axes: Axes, heads: Table) -> None:
+    """Exponents of std(q.k) over d_k, a line per layer of `trained_growth`, all heads together."""
+    layers = sorted({int(layer) for layer in heads["layer"]})
+    widths = sorted({int(d) for d in heads["d_k"]})
+    for layer, (color, marker) in zip(layers, style.cycle(len(layers)), strict=True):
+        some = heads.where(layer=layer, head="all")
+        options = {"color": color, "marker": marker, "label": f"layer {layer}"}
+        style.columns(axes, some, "d_k", "exponent", line=True, **options)
+    ends = (widths[0], widths[-1])
+    style.prediction(axes, ends, (0.5, 0.5), limit=True, label="independent: 1/2")
+    style.log_axis(axes, "x", widths)
+    axes.set(xlabel="d_k, random directions of the trained heads", ylabel="exponent of std(q.k)")
+    axes.legend()

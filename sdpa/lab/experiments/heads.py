@@ -25,7 +25,7 @@ from ..minilm import D_K, HEADS, LAYERS, MODEL, Layer, MiniLM
 from ..tools.estimate import LEVEL, Draws, Estimate
 from ..tools.inputs import digits, normal, stream
 from ..tools.table import Cell, Table
-from .correlation import correlated, exponent
+from .correlation import correlated, draw_exponents, exponent
 from .criteria import BOOTSTRAP, D_MODEL, best
 from .length import half_weight
 
@@ -441,17 +441,7 @@ def plot_trained_choice(table: Table) -> Figure:
 def plot_trained_growth(table: Table) -> Figure:
     """Exponent of the spread in d_k, a line per layer."""
     figure, axes = style.subplots(size=(5.0, 3.6))
-    layers = sorted({int(layer) for layer in table["layer"]})
-    widths = sorted({int(d) for d in table["d_k"]})
-    for layer, (color, marker) in zip(layers, style.cycle(len(layers)), strict=True):
-        some = table.where(layer=layer, head="all")
-        options = {"color": color, "marker": marker, "label": f"layer {layer}"}
-        style.columns(axes, some, "d_k", "exponent", line=True, **options)
-    ends = (widths[0], widths[-1])
-    style.prediction(axes, ends, (0.5, 0.5), limit=True, label="independent: 1/2")
-    style.log_axis(axes, "x", widths)
-    axes.set(xlabel="d_k, random directions of the trained heads", ylabel="exponent of std(q.k)")
-    axes.legend()
+    draw_exponents(axes, table)
     return figure
 
 

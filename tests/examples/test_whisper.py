@@ -28,9 +28,8 @@ def speech(tmp_path_factory):
     parts, spans, at = [], [], 0
     for phrase in PHRASES:
         with pytest.MonkeyPatch.context() as patch:
-            patch.delenv(
-                "LD_PRELOAD", raising=False
-            )  # espeak-ng hangs under the sanitizer's library
+            # Under the sanitizer's library espeak-ng hangs.
+            patch.delenv("LD_PRELOAD", raising=False)
             example.spoken(phrase, path)
         samples = example.recording(path)
         loud = np.flatnonzero(abs(samples) > 0.02)

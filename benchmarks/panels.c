@@ -1,6 +1,6 @@
 /* The panels that calls are made of, each alone on data in L1, as shares of the peak:
  *
- *   gcc -O2 -std=gnu11 -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp-simd -march=x86-64-v4 \
+ *   gcc -O2 -std=gnu11 -fno-math-errno -fno-trapping-math -fopenmp-simd -march=x86-64-v4 \
  *       -DSDPA_ISA=avx512 -DSDPA_ISA_AVX512 -DSDPA_REAL=32 benchmarks/panels.c -lm -o build/panels && build/panels
  *
  * or with the flags of another line of src/runtime/isas.txt. A panel is three vectors of queries against 128 keys. `beside`: what it

@@ -12,8 +12,7 @@
 #define MOMENT_SCALE ((real)(SDPA_REAL == 32 ? 0x1p-80 : 0x1p-560))
 
 /* Per query, as vectors: sums relative to the maximum m + m_low (m_low is the rounding error of m where that is
- * finite); count, mean and sum of squared deviations of the logits times `small`, the last two as sums of a high and a
- * low part. */
+ * finite); count, mean and sum of squared deviations of the logits, the last two as sums of a high and a low part. */
 typedef struct row_sums {
     vec m, m_low, l, ex, e2, e3, n, mean, mean_low, m2, m2_low;
 } row_sums;
@@ -23,11 +22,10 @@ typedef struct block_sums {
     vec l[4], ex[4], e2[4], e3[4], count, total, total_low;
 } block_sums;
 
-/* The block_sums of n logits factor * s, rows s_row apart, reduced by shift + low; `total` is small times theirs.
- * `masked`, a constant: leaves out logits of -inf; else they make `total` infinite or NaN. The others have the same bits
- * either way. */
+/* The block_sums of n logits factor * s, rows s_row apart, reduced by shift + low. `masked`, a constant: leaves out
+ * logits of -inf; else they make `total` infinite or NaN. The others have the same bits either way. */
 INLINE void sum_logits(block_sums *b, const real *s, int64_t s_row, int64_t n, vec shift, vec low, real factor,
-                       real small, bool masked) {
+                       bool masked) {
     /* log2 e as the sum of two, the first with at most half the bits of a significand. */
     const double c_high = SDPA_REAL == 32 ? 0x1.714p0 : 0x1.715476p0, c_low = M_LOG2E - c_high + 2.0355273740931033e-17,
                  limit = SDPA_REAL == 32 ? 127 : 1023;
@@ -44,7 +42,7 @@ INLINE void sum_logits(block_sums *b, const real *s, int64_t s_row, int64_t n, v
             of_e2 += square;
             of_e3 += square * e;
             of_ex += e * (masked ? vselect(hidden, (vec){0}, d) : d);
-            of_s += small * factor * (masked ? vselect(hidden, (vec){0}, x) : x);
+            of_s += factor * (masked ? vselect(hidden, (vec){0}, x) : x);
             if (masked) b->count += vselect(hidden, (vec){0}, vset1(1));
         }
         b->l[part] += of_e;
@@ -55,14 +53,14 @@ INLINE void sum_logits(block_sums *b, const real *s, int64_t s_row, int64_t n, v
     }
 }
 
-/* The sum of squared differences of n logits times `small` from `mean`. */
-INLINE vec squares_from(const real *s, int64_t s_row, int64_t n, vec mean, real factor, real small, bool masked) {
+/* The sum of squared differences of n logits from `mean`. */
+INLINE vec squares_from(const real *s, int64_t s_row, int64_t n, vec mean, real factor, bool masked) {
     vec squares[4] = {{0}};
     for (int64_t tile = 0; tile < n; tile += 8) {
         const int64_t end = tile + 8 < n ? tile + 8 : n;
         vec of_d2 = {0};
         for (int64_t j = tile; j < end; j++) {
-            const vec x = vload(s + j * s_row), from_mean = vmulsub(vset1(small * factor), x, mean);
+            const vec x = vload(s + j * s_row), from_mean = vmulsub(vset1(factor), x, mean);
             const vec d = masked ? vselect(factor * x == -(real)INFINITY, (vec){0}, from_mean) : from_mean;
             of_d2 += d * d;
         }
@@ -73,23 +71,22 @@ INLINE vec squares_from(const real *s, int64_t s_row, int64_t n, vec mean, real 
 
 /* Adds n logits, factor * s of rows s_row apart, the greatest of them factor * most, to the sums of a vector of
  * queries. Inlined into its only caller, since an out-of-line call is far slower. */
-INLINE void add_logits(row_sums *r, const real *s, int64_t s_row, int64_t n, vec most, real factor, real small,
-                       bool masked) {
+INLINE void add_logits(row_sums *r, const real *s, int64_t s_row, int64_t n, vec most, real factor, bool masked) {
     const vec maximum = factor * most, lost = vmulsub(vset1(factor), most, maximum),
               rest = vselect(lost - lost == 0, lost, (vec){0});
     const vec m = vmax2(maximum, r->m), shift = vselect(m == -(real)INFINITY, (vec){0}, m),
               low = vselect(maximum > r->m, rest, vselect(maximum == r->m, vmax2(rest, r->m_low), r->m_low));
     block_sums b;
     if (!masked) {
-        sum_logits(&b, s, s_row, n, shift, low, factor, small, false);
+        sum_logits(&b, s, s_row, n, shift, low, factor, false);
         masked = vany(b.total - b.total != 0);
     }
-    if (masked) sum_logits(&b, s, s_row, n, shift, low, factor, small, true);
+    if (masked) sum_logits(&b, s, s_row, n, shift, low, factor, true);
     const vec count = b.count, total = b.total, total_low = b.total_low;
     const vec mean = vselect(count == 0, (vec){0}, total / count),
               lacking = vselect(count == 0, (vec){0}, (total_low - vmulsub(mean, count, total)) / count);
-    const vec squares = masked ? squares_from(s, s_row, n, mean, factor, small, true)
-                               : squares_from(s, s_row, n, mean, factor, small, false);
+    const vec squares =
+        masked ? squares_from(s, s_row, n, mean, factor, true) : squares_from(s, s_row, n, mean, factor, false);
     const vec m2 = squares - count * lacking * lacking;
     /* The old sums move to the new maximum: e shrinks by a, x grows by `down`. */
     const vec moved = (r->m - shift) + (r->m_low - low), down = vselect(r->m == -(real)INFINITY, (vec){0}, moved),
@@ -115,7 +112,7 @@ static size_t statistics_bytes(const sdpa_problem *p) {
     return arena.used;
 }
 
-/* Adds keys k to one panel. */
+/* Adds keys k to one panel, each logit times `small`. */
 NOINLINE void statistics_keys(const sdpa_unit *u, const score_scratch *w, row_sums *sums, const rows *k, panel q,
                               real small) {
     const sdpa_problem *p = u->problem;
@@ -126,14 +123,13 @@ NOINLINE void statistics_keys(const sdpa_unit *u, const score_scratch *w, row_su
     t.extreme = (real *)maximum;
     const enum bias_kind bias = bias_block(u, &b, 1, t.s, t.s_row, w->line);
     if (bias == BIAS_ALL_MASKED) return;
-    const real factor = score_products(&t, q.nv, p, bias, 1);
+    const real factor = small * score_products(&t, q.nv, p, bias, 1);
     for (int x = 0; x < q.nv; x++) {
-        add_logits(&sums[q.i / VL + x], t.s + x * VL, t.s_row, k->n, maximum[x], factor, small,
-                   bias == BIAS_SOME_MASKED);
+        add_logits(&sums[q.i / VL + x], t.s + x * VL, t.s_row, k->n, maximum[x], factor, bias == BIAS_SOME_MASKED);
     }
 }
 
-/* Sums over the unit's keys. False if the call was interrupted. */
+/* Sums over the unit's keys of the logits times `small`. False if the call was interrupted. */
 NOINLINE bool statistics_pass(const sdpa_unit *u, const score_scratch *w, row_sums *sums, real small) {
     int64_t j0, j1;
     for (int64_t x = 0; x < w->n_lanes / VL; x++) sums[x] = (row_sums){.m = vset1(-INFINITY)};

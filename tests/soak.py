@@ -1,8 +1,13 @@
-"""Calls the package from several threads for a while and watches the memory of the process.
+"""Calls the package from several threads for a while and watches what the process has allocated.
 
-``python tests/soak.py SECONDS``, or `make soak`. Fails if a result changes or memory grows.
+``python tests/soak.py SECONDS``, or `make soak`. Fails if a result changes, or if more memory is in
+use at the end than after the first tenth of the time. Memory is looked at between rounds, when no
+call runs. What counts is what was allocated and not freed: resident memory also grows where the
+arenas of glibc, one for each thread, fragment.
 """
 
+import ctypes
+import gc
 import os
 import sys
 import threading
@@ -13,8 +18,29 @@ from support.problems import CASES, problem
 
 import sdpa
 
-GROWTH = 1 << 20
-"""Bytes that the process may hold more at the end than after a fifth of the time."""
+ROUNDS = 40
+GROWTH, BLOCKS = 64 << 10, 100
+"""How many bytes and blocks of Python may be in use more at the end than after the first rounds:
+less than an array of one of the thousands of calls, and fewer than they are."""
+
+
+class MallocInfo(ctypes.Structure):
+    """Sizes in bytes and counts of all arenas; see mallinfo(3)."""
+
+    _fields_ = [
+        *[(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")],
+        *[(name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks")],
+        *[(name, ctypes.c_size_t) for name in ("fordblks", "keepcost")],
+    ]
+
+
+def in_use():
+    """Return the bytes that malloc has given out, and the number of Python's own blocks."""
+    gc.collect()
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = MallocInfo
+    info = mallinfo2()
+    return info.uordblks + info.hblkhd, sys.getallocatedblocks()
 
 
 def resident():
@@ -48,35 +74,36 @@ def attention(name, dtype, seed):
 
 
 def main(seconds):
-    """Run until the time is over; return the number of calls and the growth in bytes."""
+    """Run all rounds; return the number of calls, and bytes and blocks in use after each round."""
     cases = [(name, dtype, n) for n, name in enumerate(CASES) for dtype in (np.float32, np.float64)]
     expected = {case: [x.tobytes() for x in attention(*case)] for case in cases}
-    end, calls, wrong = time.monotonic() + seconds, [0, 0, 0], []
+    calls, wrong, sizes = [0, 0, 0], [], np.zeros((ROUNDS, 2), np.int64)
 
-    def call(thread):
+    def call(thread, end):
         while time.monotonic() < end:
             case = cases[calls[thread] % len(cases)]
             if [x.tobytes() for x in attention(*case)] != expected[case]:
                 wrong.append(case)
             calls[thread] += 1
 
-    threads = [threading.Thread(target=call, args=(n,)) for n in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    sizes = []
-    while time.monotonic() < end:
-        time.sleep(seconds / 100)
-        sizes.append(resident())
-    for thread in threads:
-        thread.join()
+    for i in range(ROUNDS):
+        end = time.monotonic() + seconds / ROUNDS
+        threads = [threading.Thread(target=call, args=(n, end)) for n in range(len(calls))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        sizes[i] = in_use()
     assert not wrong, wrong
     assert min(calls) > len(cases), calls
-    return sum(calls), max(sizes[-20:]) - max(sizes[:20])
+    return sum(calls), sizes
 
 
 if __name__ == "__main__":
-    n, growth = main(float(sys.argv[1]))
-    print(
-        f"{n} rounds, {resident() >> 20} MiB held, {growth / 1024:+.0f} KiB in the last four fifths"
-    )
-    sys.exit(growth > GROWTH)
+    n, sizes = main(float(sys.argv[1]))
+    # The first rounds fill caches.
+    first, last = (np.min(part, axis=0) for part in (sizes[4:8], sizes[-4:]))
+    grown, blocks = (last - first).tolist()
+    print(f"{n} calls; in use {grown / 1024:+.1f} KiB and {blocks:+d} blocks of Python", end=", ")
+    print(f"resident {resident() >> 20} MiB")
+    sys.exit(grown > GROWTH or blocks > BLOCKS)

@@ -15,6 +15,7 @@
 #   make test-pythons  one wheel on several Pythons and NumPys, and free-threaded ones; in a root made by debootstrap
 #   make analyze    static analysers read the C sources; every finding has its answer
 #   make test-platforms  the C core by other compilers, for musl, Windows, macOS and WebAssembly
+#   make test-windows  builds the package for Windows and runs its tests under wine
 #   make coverage   lines and branches of C and Python that the tests reach
 #   make mutation   changes of the code, five of each file, which the tests must notice
 #   make soak       ten minutes of calls, in which memory must not grow
@@ -196,6 +197,12 @@ PLATFORMS =
 test-platforms: $(JUDGES)/done
 	JOBS=$(JOBS) tests/platforms.sh "$(abspath $(JUDGES)/bin/python) -m ziglang" $(PLATFORMS)
 
+# Downloads Python and NumPy for Windows, 110 MB, into build/windows. WINDOWS_ARGS: pytest's, instead of all tests of calls.
+WINDOWS_ARGS =
+test-windows: $(JUDGES)/done
+	@command -v wine >/dev/null || { echo 'make test-windows needs, on Debian: apt-get install wine64' >&2; exit 1; }
+	$(JUDGES)/bin/python tests/windows/run.py build/windows $(WINDOWS_ARGS)
+
 # Makes calls from several threads for ten minutes, in which memory must not grow.
 SOAK_SECONDS = 600
 soak: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
@@ -296,5 +303,5 @@ clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
 .PHONY: demo test models build stubs bench browser lab notebooks docs sanitize test-c test-arm test-avx512 format lint \
-	types counts test-pythons test-platforms soak stranger fuzz fuzz-ci analyze coverage mutation release-check \
+	types counts test-pythons test-platforms test-windows soak stranger fuzz fuzz-ci analyze coverage mutation release-check \
 	judges clean

@@ -26,7 +26,16 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
 from setuptools.modified import newer_group
 
-MACHINE = sysconfig.get_platform().rpartition("-")[2].replace("arm64", "aarch64")
+WINDOWS = sys.platform == "win32"
+# Pyodide's Python, which has no threads.
+EMSCRIPTEN = sysconfig.get_platform().startswith("emscripten")
+MACHINE = sysconfig.get_platform().rpartition("-")[2]
+MACHINE = {"arm64": "aarch64", "amd64": "x86_64"}.get(MACHINE, MACHINE)
+if WINDOWS:
+    # MSVC has no vector types, and GCC does not align the stack for them on Windows. zig is clang
+    # with MinGW's headers and libraries, and comes from the package index.
+    zig = f'"{Path(sys.executable).as_posix()}" -m ziglang cc -target x86_64-windows-gnu'
+    os.environ.setdefault("CC", zig)
 
 
 def kernels():
@@ -38,6 +47,8 @@ def kernels():
         machine, name, types, *flags = line.split()
         if machine not in ("any", MACHINE):
             continue
+        if "zig" in os.environ.get("CC", ""):  # which spells x86-64-v3 with underscores
+            flags = [flag.replace("x86-64-v", "x86_64_v") for flag in flags]
         for bits in types.split(","):
             macros = [f"-DSDPA_ISA={name}", f"-DSDPA_ISA_{name.upper()}", f"-DSDPA_REAL={bits}"]
             found[f"{name}_f{bits}"] = [*flags, *macros]
@@ -53,9 +64,10 @@ os.umask(0o022)
 # -ffp-contract either: gcc fuses multiply-adds alike everywhere by default; clang does so within an
 # expression, and told to go further it fuses copies of one function differently, so that the bits
 # of a row depend on other rows.
-FLAGS = ["-std=gnu11", "-O2", "-g0", "-fvisibility=hidden", "-pthread"]
+MACHINE_FLAGS = ["-msimd128"] if EMSCRIPTEN else ["-pthread"]
+FLAGS = ["-std=gnu11", "-O2", "-g0", "-fvisibility=hidden", *MACHINE_FLAGS]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
-LINK_FLAGS = ["-pthread"] + (["-s"] if sys.platform.startswith("linux") else [])
+LINK_FLAGS = MACHINE_FLAGS + (["-s"] if sys.platform.startswith("linux") else [])
 VARIANT = "release"
 if os.environ.get("SDPA_WERROR") == "1":
     FLAGS += ["-Wall", "-Wextra", "-Werror"]
@@ -154,6 +166,12 @@ class BuildExt(build_ext):
         ext.sources, self.force = [], True
         super().build_extension(ext)
 
+    def get_libraries(self, ext):
+        """Return what to link with: on Windows the library of the stable ABI, not of one Python."""
+        if WINDOWS and GIL_BUILD:
+            return [*ext.libraries, "python3"]
+        return super().get_libraries(ext)
+
     def units(self, python_includes):
         """Return all units, the slowest to compile first."""
         about = [
@@ -208,5 +226,8 @@ setup(
         )
     ],
     cmdclass={"build_ext": BuildExt, "sdist": Sdist},
-    options={"bdist_wheel": {"py_limited_api": "cp311"}} if GIL_BUILD else {},
+    options={
+        **({"bdist_wheel": {"py_limited_api": "cp311"}} if GIL_BUILD else {}),
+        **({"build_ext": {"compiler": "mingw32"}} if WINDOWS else {}),
+    },
 )

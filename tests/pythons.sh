@@ -84,7 +84,7 @@ provide() {
         [[ -x $root$python ]] || build_free_threaded "${version%t}"
     else
         python=python$version
-        [[ -x $root/usr/bin/$python ]] || install "$python-venv"
+        inside dpkg --status "$python-venv" >/dev/null 2>&1 || install "$python-venv"
     fi
 }
 

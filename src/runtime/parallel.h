@@ -6,6 +6,12 @@
 
 #include "../problem.h"
 
+#ifdef _WIN32
+#define SDPA_PUBLIC __declspec(dllexport)
+#else
+#define SDPA_PUBLIC __attribute__((visibility("default")))
+#endif
+
 typedef struct sdpa_run sdpa_run; /* one parallel call in progress */
 
 /* Work on one unit. `worker` is in 0 .. n_workers-1 and selects scratch memory; never the order of a sum. */
@@ -37,8 +43,8 @@ bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value)
  * quota rounded up), found at the first call. A variable that is not a positive number counts as absent. set takes n >=
  * 1, clamped to SDPA_MAX_THREADS; threads beyond a smaller number stay asleep. Both are exported with default
  * visibility for threadpoolctl. */
-__attribute__((visibility("default"))) int sdpa_get_num_threads(void);
-__attribute__((visibility("default"))) void sdpa_set_num_threads(int n);
+SDPA_PUBLIC int sdpa_get_num_threads(void);
+SDPA_PUBLIC void sdpa_set_num_threads(int n);
 int sdpa_available_cpus(void);
 
 /* CPUs that the cgroup quotas (v1 and v2) of this process grant, rounded up; 0: no limit. `root` is prepended to the

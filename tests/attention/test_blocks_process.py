@@ -1,6 +1,7 @@
 """sdpa.blocks in a process of its own: what it holds in memory, and an interrupt."""
 
 import pytest
+from support.machine import LINUX, POSIX
 from support.process import run
 
 LONGER_THAN_MEMORY = """
@@ -29,6 +30,7 @@ print(peak(forward), peak(backward))
 """
 
 
+@LINUX
 @pytest.mark.uninstrumented
 def test_memory_is_that_of_a_few_blocks():
     """A block of keys and values is 8 MB; two to three are held, of four gigabytes."""
@@ -50,6 +52,7 @@ print(peak(forward) / query.nbytes)
 """
 
 
+@LINUX
 @pytest.mark.uninstrumented
 def test_results_are_merged_in_place():
     """Beside the result lies that of one block, and no union of them."""
@@ -82,6 +85,7 @@ except KeyboardInterrupt:
 """
 
 
+@POSIX
 def test_an_interrupt_ends_it_and_its_thread():
     seconds, threads = run(INTERRUPTED).split()
     assert float(seconds) < 10

@@ -9,9 +9,12 @@ import time
 
 import numpy as np
 import pytest
+from support.machine import LINUX
 from support.process import run
 
 import sdpa
+
+pytestmark = LINUX  # whose counters of memory are read
 
 N_Q, N_K, D = 4096, 16384, 32
 # Scratch of a few blocks per worker: a quarter of N_Q N_K bytes.

@@ -155,12 +155,15 @@ def test_as_exact_as_the_better_peer(torch, isa, dtype, name, std):
     assert not broken, "\n".join(broken)
 
 
+@pytest.mark.skipif(
+    np.finfo(np.longdouble).eps == np.finfo(np.float64).eps,
+    reason="here a long double is a double",
+)
 def test_exact_is_exact():
     """The formula in float64 and in extended precision differs by roundings of float64 only."""
     case = SMALL["causal"]
     x = next(draws(np.float64, case, 8))
     a, b = plain(*x, True), plain(*(y.astype(np.longdouble) for y in x), True)
-    assert np.finfo(np.longdouble).eps < np.finfo(np.float64).eps
     for name in RESULTS:
         size = np.sqrt(np.mean(b[name] ** 2))
         assert np.max(np.abs(a[name] - b[name])) < 1e3 * np.finfo(np.float64).eps * size

@@ -12,6 +12,7 @@ from support.helpers import (
     compute_type,
     normal,
 )
+from support.machine import LINUX
 from support.process import run
 
 import sdpa
@@ -141,6 +142,7 @@ def test_at_65536_keys(rng, isa, compute_dtype):
     assert_within(got.largest, largest, e_largest, "largest")
 
 
+@LINUX
 @pytest.mark.uninstrumented
 def test_memory_at_65536_keys():
     """Chosen heads and rows take a few blocks, and three numbers per query, beyond the result."""

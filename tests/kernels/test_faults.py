@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from support.machine import POSIX
 from support.process import PRELUDE, run
 
 import sdpa
@@ -113,6 +114,7 @@ print(len(os.listdir("/proc/self/task")))
         assert run_with(failing, program, THREADS="100", NO_ATFORK="1") == ["1"]
 
 
+@POSIX
 def test_forks_signals_and_exits_at_random_moments():
     """Ten seconds at most: each child forks, is interrupted or ends while threads compute."""
     program = """
@@ -148,6 +150,7 @@ print("many" if n >= 5 else n)
 # ------------------------------------------------------------------------------------- memory
 
 
+@POSIX
 @pytest.mark.uninstrumented
 def test_a_limit_of_memory_gives_memory_error_and_then_right_results():
     program = """
@@ -260,6 +263,7 @@ def test_a_read_only_memory_mapped_file_is_read_in_place(mapped):
         sdpa.attention(x, x, x, out=x)
 
 
+@POSIX
 @pytest.mark.uninstrumented
 def test_a_truncated_file_ends_the_process_as_the_page_says(mapped):
     program = f"""
@@ -274,6 +278,7 @@ sdpa.attention(x, x, x)
 # ----------------------------------------------------------------------------------- rounding
 
 
+@POSIX
 @pytest.mark.parametrize("mode", ["down", "up", "zero", "flush"])
 def test_results_in_another_mode_of_floating_point(mode, compute_dtype, tmp_path):
     """Digits are lost, as docs/api.md says, and nothing of it stays."""

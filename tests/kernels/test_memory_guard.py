@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.guard import guarded, guarded_results
 from support.helpers import check_attention, compute_type, normal
+from support.machine import LINUX
 
 import sdpa
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("isa")
 LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33)
 
 
+@LINUX
 def test_the_guard_guards(pages):
     """The next address after or before an array lies in a page without access."""
     with guarded_results(pages):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.machine import LINUX, POSIX
 from support.process import run
 
 import sdpa
@@ -10,6 +11,7 @@ from sdpa import _core
 # --------------------------------------------------------------------------------------- fork
 
 
+@POSIX
 def test_twenty_children_in_a_row():
     program = """
 for i in range(20):
@@ -20,6 +22,7 @@ print("ok")
     assert run(program) == "ok"
 
 
+@POSIX
 def test_children_of_children_and_many_at_once():
     program = """
 def family():
@@ -34,6 +37,7 @@ print("ok")
     assert run(program) == "ok"
 
 
+@POSIX
 def test_children_while_other_threads_compute():
     program = """
 busy = True
@@ -56,6 +60,7 @@ print("ok")
     assert run(program) == "ok"
 
 
+@POSIX
 def test_multiprocessing():
     program = """
 import multiprocessing
@@ -125,6 +130,7 @@ time.sleep(0.3)
 # ------------------------------------------------------------------------------- interruption
 
 
+@POSIX
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize(
     "call",
@@ -172,6 +178,7 @@ thread.join()
     assert run(program, timeout=60) == "interrupted"
 
 
+@POSIX
 def test_a_signal_handler_runs_during_a_call_and_may_compute():
     program = """
 y = np.ones((1 << 14, 64), np.float32)
@@ -195,6 +202,7 @@ print("ok")
 # ------------------------------------------------------------------------------------- memory
 
 
+@LINUX
 @pytest.mark.uninstrumented
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_memory_of_long_sequences(workers):
@@ -310,6 +318,7 @@ print("ok")
     assert run(LEAKS + program, timeout=300) == "ok"
 
 
+@LINUX
 @pytest.mark.uninstrumented
 @pytest.mark.parametrize("function", ["succeed", "fail", "no_memory"])
 def test_no_memory_leaks_over_3000_calls(function):

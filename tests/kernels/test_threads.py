@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from support.helpers import normal
+from support.machine import LINUX
 
 import sdpa
 
@@ -183,17 +184,20 @@ def test_environment(env, expected):
     assert run(THREADS, **env) == str(expected)
 
 
+@LINUX
 def test_default_is_what_this_process_may_use():
     n = int(run(THREADS))
     assert 1 <= n <= expected_default()
     assert run(THREADS, SDPA_NUM_THREADS="none", OMP_NUM_THREADS="") == str(n)
 
 
+@LINUX
 def test_affinity_is_honoured():
     program = f"import os; os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}}); {THREADS}"
     assert run(program) == "1"
 
 
+@LINUX
 def test_number_of_threads_can_be_raised_and_lowered():
     # Threads start on first use, no more than requested; the caller is one of them.
     program = """if True:

@@ -9,6 +9,7 @@ from support.additive import check_additive, draw
 from support.calls import ADDITIVE, F32, additive_operands, message, ones
 from support.guard import guarded, guarded_results
 from support.helpers import normal
+from support.machine import POSIX
 
 import sdpa
 
@@ -38,6 +39,7 @@ def test_overlap_of_out(name):
     )
 
 
+@POSIX
 @pytest.mark.uninstrumented
 def test_memory_grows_with_the_length_only():
     """Peak memory of a forward and a backward against the promise of 4 L h each."""

@@ -7,17 +7,52 @@ during the call.
 import contextlib
 import ctypes
 import mmap
+import sys
 import weakref
 
 import numpy as np
 
 PAGE = mmap.PAGESIZE
 
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+if sys.platform == "win32":
+    kernel32 = ctypes.WinDLL("kernel32")
+    kernel32.VirtualAlloc.restype = ctypes.c_void_p
+    kernel32.VirtualAlloc.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_uint32] * 2)
+    kernel32.VirtualProtect.argtypes = (
+        *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32),
+        ctypes.POINTER(ctypes.c_uint32),
+    )
+    kernel32.VirtualFree.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32)
+    COMMIT_AND_RESERVE, READ_AND_WRITE, NO_ACCESS, RELEASE = 0x3000, 4, 1, 0x8000
+
+    def _map(nbytes):
+        base = kernel32.VirtualAlloc(None, nbytes, COMMIT_AND_RESERVE, READ_AND_WRITE)
+        assert base is not None
+        return base
+
+    def _forbid(address):
+        before = ctypes.c_uint32()
+        assert kernel32.VirtualProtect(address, PAGE, NO_ACCESS, ctypes.byref(before))
+
+    def _unmap(base, nbytes):
+        kernel32.VirtualFree(base, 0, RELEASE)
+else:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+    def _map(nbytes):
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        base = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        assert base != ctypes.c_void_p(-1).value
+        return base
+
+    def _forbid(address):
+        assert libc.mprotect(address, PAGE, 0) == 0
+
+    _unmap = libc.munmap
 
 
 class Pages:
@@ -29,17 +64,15 @@ class Pages:
 
     def allocate(self, nbytes):
         inner = max(1, -(-nbytes // PAGE)) * PAGE
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        base = libc.mmap(None, inner + 2 * PAGE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-        assert base != ctypes.c_void_p(-1).value
-        assert libc.mprotect(base, PAGE, 0) == 0
-        assert libc.mprotect(base + PAGE + inner, PAGE, 0) == 0
+        base = _map(inner + 2 * PAGE)
+        _forbid(base)
+        _forbid(base + PAGE + inner)
         address = base + PAGE + (inner - nbytes if self.at_end else 0)
         self.whole[address] = base, inner + 2 * PAGE
         return address
 
     def free(self, address):
-        libc.munmap(*self.whole.pop(address))
+        _unmap(*self.whole.pop(address))
 
 
 def guarded(pages, x):

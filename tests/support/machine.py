@@ -1,9 +1,11 @@
 """The parameters of all tests: the ISAs of this machine, the dtypes, one seed."""
 
 import os
+import sys
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from sdpa import _core
 
@@ -15,3 +17,5 @@ DTYPES = {
     "f32": np.dtype(np.float32),
     "f64": np.dtype(np.float64),
 }
+POSIX = pytest.mark.skipif(os.name != "posix", reason="needs forks or signals of POSIX")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc or affinities of Linux")

@@ -68,9 +68,11 @@ def tables(page: str) -> Tables:
         elif title and line.startswith(" " * 24):
             columns = line.split("  best peer")[0].split()
         elif title:
-            cells = line[24:].split()
-            figures = zip(columns, map(_number, cells), strict=False)  # the ratio comes last
-            found[title][line[:24].rstrip()] = dict(figures)
+            name, cells = re.split(r"  +", line, maxsplit=1)
+            figures = zip(
+                columns, map(_number, cells.split()), strict=False
+            )  # the ratio comes last
+            found[title][name] = dict(figures)
     return found
 
 

@@ -1,5 +1,6 @@
 """The results as text."""
 
+import itertools
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,20 +89,26 @@ def _tables(results: Results, threads: int) -> Iterator[str]:
     for group in results.groups(threads):
         unit = UNITS.get(group, "GF/s")
         yield f"\n{group}, {threads} {plural}, {unit}"
-        columns: list[tuple[str, ...]] = []
-        for name in results.names(threads, group):
-            found = results.get(threads, group, name)
-            peers = {k: t for k, t in found.items() if k in results.peers()}
-            if columns != [tuple(found)]:
-                columns = [tuple(found)]
-                yield _line("", found, {k: k for k in found}, "best peer" if peers else "")
-            figures = {k: _figure(t, unit) for k, t in found.items()}
-            yield _line(name, found, figures, _ratio(found, peers))
+        rows = {name: results.get(threads, group, name) for name in results.names(threads, group)}
+        for _, block in itertools.groupby(rows.items(), lambda row: tuple(row[1])):
+            yield from _block(dict(block), unit, results.peers())
 
 
-def _line(name: str, found: dict[str, Timing], cells: dict[str, str], last: str) -> str:
+def _block(rows: dict[str, dict[str, Timing]], unit: str, all_peers: set[str]) -> Iterator[str]:
+    """The lines of rows of the same columns, below the names of these."""
+    width = max(24, *(len(name) + 1 for name in rows))
+    for i, (name, found) in enumerate(rows.items()):
+        peers = {k: t for k, t in found.items() if k in all_peers}
+        if i == 0:
+            heads = _line(found, {k: k for k in found}, "best peer" if peers else "")
+            yield " " * width + heads
+        figures = {k: _figure(t, unit) for k, t in found.items()}
+        yield f"{name:{width}}" + _line(found, figures, _ratio(found, peers))
+
+
+def _line(found: dict[str, Timing], cells: dict[str, str], last: str) -> str:
     body = "".join(f"{cells[key]:>{max(8, len(key) + 1)}}" for key in found)
-    return f"{name:24}{body}  {last}".rstrip()
+    return f"{body}  {last}".rstrip()
 
 
 def _figure(timing: Timing, unit: str) -> str:

@@ -34,7 +34,7 @@ MACHINE = {"arm64": "aarch64", "amd64": "x86_64"}.get(MACHINE, MACHINE)
 if WINDOWS:
     # MSVC has no vector types, and GCC does not align the stack for them on Windows. zig is clang
     # with MinGW's headers and libraries, and comes from the package index.
-    zig = f'"{Path(sys.executable).as_posix()}" -m ziglang cc -target x86_64-windows-gnu'
+    zig = f'"{Path(sys.executable).as_posix()}" -m ziglang cc -target {MACHINE}-windows-gnu'
     os.environ.setdefault("CC", zig)
 
 

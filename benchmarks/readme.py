@@ -69,9 +69,8 @@ def tables(page: str) -> Tables:
             columns = line.split("  best peer")[0].split()
         elif title:
             name, cells = re.split(r"  +", line, maxsplit=1)
-            figures = zip(
-                columns, map(_number, cells.split()), strict=False
-            )  # the ratio comes last
+            # The ratio comes last.
+            figures = zip(columns, map(_number, cells.split()), strict=False)
             found[title][name] = dict(figures)
     return found
 

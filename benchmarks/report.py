@@ -96,19 +96,19 @@ def _tables(results: Results, threads: int) -> Iterator[str]:
 
 def _block(rows: dict[str, dict[str, Timing]], unit: str, all_peers: set[str]) -> Iterator[str]:
     """The lines of rows of the same columns, below the names of these."""
+    columns = list(next(iter(rows.values())))
+    peers = [k for k in columns if k in all_peers]
     width = max(24, *(len(name) + 1 for name in rows))
-    for i, (name, found) in enumerate(rows.items()):
-        peers = {k: t for k, t in found.items() if k in all_peers}
-        if i == 0:
-            heads = _line(found, {k: k for k in found}, "best peer" if peers else "")
-            yield " " * width + heads
-        figures = {k: _figure(t, unit) for k, t in found.items()}
-        yield f"{name:{width}}" + _line(found, figures, _ratio(found, peers))
 
+    def line(name: str, cells: list[str], last: str) -> str:
+        pairs = zip(columns, cells, strict=True)
+        body = "".join(f"{cell:>{max(8, len(column) + 1)}}" for column, cell in pairs)
+        return f"{name:{width}}{body}  {last}".rstrip()
 
-def _line(found: dict[str, Timing], cells: dict[str, str], last: str) -> str:
-    body = "".join(f"{cells[key]:>{max(8, len(key) + 1)}}" for key in found)
-    return f"{body}  {last}".rstrip()
+    yield line("", columns, "best peer" if peers else "")
+    for name, found in rows.items():
+        figures = [_figure(timing, unit) for timing in found.values()]
+        yield line(name, figures, _ratio(found, {k: found[k] for k in peers}))
 
 
 def _figure(timing: Timing, unit: str) -> str:

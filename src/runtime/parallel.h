@@ -41,8 +41,7 @@ bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value)
 
 /* The number of threads: SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use (affinity, cgroup
  * quota rounded up), found at the first call. A variable that is not a positive number counts as absent. set takes n >=
- * 1, clamped to SDPA_MAX_THREADS; threads beyond a smaller number stay asleep. Both are exported with default
- * visibility for threadpoolctl. */
+ * 1, clamped to SDPA_MAX_THREADS; threads beyond a smaller number stay asleep. Both are exported for threadpoolctl. */
 SDPA_PUBLIC int sdpa_get_num_threads(void);
 SDPA_PUBLIC void sdpa_set_num_threads(int n);
 int sdpa_available_cpus(void);

@@ -10,7 +10,8 @@ pip and setup.py run as they do on Windows, but for two things that wine cannot 
   runs the ziglang of this machine.
 - It lacks functions of complex numbers that NumPy imports. NumPy gets them from a small library.
 
-`make test-windows` installs what this needs and calls it with the folder ``build/windows``.
+Needed are wine, objdump, apt-get and, in this Python, ziglang; `make test-windows` installs the
+last and calls this with the folder ``build/windows``.
 """
 
 import json
@@ -104,7 +105,7 @@ def make_python(place, source):
     exports = re.findall(
         r"^EXPORT_(FUNC|DATA)\((\w+)\)", (source / "PC/python3dll.c").read_text(), re.MULTILINE
     )
-    forwards = {f"{name}": f"{DLL}.{name}" + " DATA" * (kind == "DATA") for kind, name in exports}
+    forwards = {name: f"{DLL}.{name}" + " DATA" * (kind == "DATA") for kind, name in exports}
     plain = {name + " DATA" * (kind == "DATA"): "" for kind, name in exports}
     empty = work / "empty.c"
     empty.write_text("int DllMainCRTStartup(void *a, unsigned b, void *c) { return 1; }\n")
@@ -138,7 +139,6 @@ COMPLEX = """
         __imag__ w = exp##f(__real__ z) * sin##f(__imag__ z); \\
         return w; \\
     }
-#define CMPLXf CMPLXF
 PARTS(double, )
 PARTS(float, f)
 """

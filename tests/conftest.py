@@ -6,6 +6,7 @@ SDPA_REQUIRE_ALL=1  makes any skipped test fail the session, by name
 
 import importlib
 import os
+import re
 import shutil
 import warnings
 import zlib
@@ -14,6 +15,7 @@ import hypothesis
 import numpy as np
 import pytest
 import threadpoolctl
+from support import oracle
 from support.guard import Pages
 from support.machine import DTYPES, ISAS, SEED
 
@@ -43,6 +45,7 @@ def pytest_report_header():
 @pytest.fixture(params=ISAS)
 def isa(request):
     """The name of an ISA, in force during the test."""
+    _share_the_oracle(request.node)
     previous = _core._use_isa(request.param)
     yield request.param
     _core._use_isa(previous)
@@ -61,8 +64,8 @@ def compute_dtype(request):
 
 @pytest.fixture
 def rng(request):
-    """Data that depends on the seed and on the test, not on which tests ran before."""
-    return np.random.default_rng([SEED, zlib.crc32(request.node.nodeid.encode())])
+    """Data that depends on the seed and on the test, not on the ISA or on tests before it."""
+    return np.random.default_rng([SEED, zlib.crc32(_name_without_isa(request.node).encode())])
 
 
 @pytest.fixture(params=["after", "before"])
@@ -132,6 +135,27 @@ def context(browser, request):
     )
     yield context
     context.close()
+
+
+def _name_without_isa(item):
+    isa = getattr(item, "callspec", None) and item.callspec.params.get("isa")
+    return re.sub(rf"(?<=[\[-]){isa}(?=[]-])", "", item.nodeid, count=1) if isa else item.nodeid
+
+
+def pytest_collection_modifyitems(items):
+    """Let the ISAs of a test follow each other: see support/oracle.py."""
+    places = {}
+    items.sort(key=lambda item: places.setdefault(_name_without_isa(item), len(places)))
+
+
+_sharing = []
+
+
+def _share_the_oracle(item):
+    """Keep what the oracle said if only the ISA has changed."""
+    if _sharing != [_name_without_isa(item)]:
+        oracle.forget()
+        _sharing[:] = [_name_without_isa(item)]
 
 
 def pytest_runtest_logreport(report):

@@ -121,7 +121,7 @@ def pooled(results, exact):
     }
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def exact_and_peers(torch, dtype, case, std):
     """The exact results of every draw, and the pooled errors of PyTorch and NumPy."""
     wide = np.longdouble if dtype == np.float64 else np.float64

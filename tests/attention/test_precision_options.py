@@ -209,7 +209,7 @@ def with_sdpa(x, options):
     )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def errors(torch, dtype, case, std):
     """Errors {ISA or peer: {result: (rms of its errors, mean of every draw's largest)}}."""
     wide = np.dtype(np.longdouble if dtype == np.float64 else np.float64)

@@ -81,7 +81,7 @@ def pool(actual, exact):
     return float(rms), float(np.mean([e.max() for e in errors]))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def problem(name, dtype, n, std):
     """Arguments for each seed, exact results (in extended precision), errors of the peers."""
     theirs, plain, prepare = ROUTINES[name]

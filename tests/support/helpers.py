@@ -2,12 +2,12 @@
 
 import ml_dtypes
 import numpy as np
+from support import oracle
 from support.bounds import AttentionBounds as AttentionBounds
 from support.bounds import compute_type as compute_type
 from support.bounds import unit_roundoff as unit_roundoff
 
 import sdpa
-from sdpa import reference
 from sdpa.reference import arrays
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -57,10 +57,10 @@ def check_attention(query, key, value, attn_mask=None, *, grad_out=None, tangent
     grad_lse = options.pop("grad_lse", None)
     options |= {"attn_mask": attn_mask}
     operands = (query, key, value)
-    bounds = AttentionBounds(
+    bounds = oracle.bounds(
         *operands, grad_out=grad_out, grad_lse=grad_lse, tangents=tangents, **options
     )
-    expected = reference.attention_forward(*operands, **options)
+    expected = oracle.attention_forward(*operands, **options)
     got = sdpa.attention_forward(*operands, **options)
     _check(got.out, expected.out, bounds.out, dtype, "out")
     _check(got.lse, expected.lse, bounds.lse, compute_type(dtype), "lse")
@@ -72,7 +72,7 @@ def check_attention(query, key, value, attn_mask=None, *, grad_out=None, tangent
         for stage, bound in bounds.stages.items():
             if stage == "weights" or tangents is not None:
                 weights = sdpa.attention_weights(query, key, stage=stage, **options)
-                true = reference.attention_weights(query, key, stage=stage, **options)
+                true = oracle.attention_weights(query, key, stage=stage, **options)
                 _check(weights, true, bound, dtype, stage)
         _check_chosen(query, key, bounds, options)
         if tangents is not None:
@@ -85,7 +85,7 @@ def check_attention(query, key, value, attn_mask=None, *, grad_out=None, tangent
     if grad_out is not None:
         options |= {"grad_lse": grad_lse, "needs": needs}
         ours = sdpa.attention_backward(grad_out, *operands, *got, **options)
-        true = reference.attention_backward(grad_out, *operands, *expected, **options)
+        true = oracle.attention_backward(grad_out, *operands, *expected, **options)
         for name in needs:
             _check_gradient(ours, true, name, getattr(bounds, name), arguments[name])
     if tangents is not None:
@@ -129,7 +129,7 @@ def _check_chosen(query, key, bounds, options):
         pick = pick if heads else (..., *pick[2:])
         total, largest = (bound[pick] for bound in bounds.received)
         ours = sdpa.attention_received(query, key, **chosen)
-        true = reference.attention_received(query, key, **chosen)
+        true = oracle.attention_received(query, key, **chosen)
         kind = compute_type(dtype)
         _check(ours.total, true.total, total.sum(axis=-2), kind, "total received")
         _check(
@@ -137,14 +137,14 @@ def _check_chosen(query, key, bounds, options):
         )
         if choice:
             weights = sdpa.attention_weights(query, key, **chosen)
-            true = reference.attention_weights(query, key, **chosen)
+            true = oracle.attention_weights(query, key, **chosen)
             _check(weights, true, bounds.stages["weights"][pick], dtype, "chosen weights")
 
 
 def _check_statistics(query, key, bounds, options):
     options = {name: x for name, x in options.items() if name not in ("dropout_p", "rng")}
     ours = sdpa.attention_statistics(query, key, **options)
-    true = reference.attention_statistics(query, key, **options)
+    true = oracle.attention_statistics(query, key, **options)
     for name, actual, expected, bound in zip(
         ours._fields, ours, true, bounds.statistics, strict=True
     ):
@@ -156,7 +156,7 @@ def _check_second(operands, tangents, grad_out, got, expected, bounds, arguments
     plain = {name: x for name, x in options.items() if name not in ("grad_lse", "needs")}
     along = {"attn_mask_t": tangents[3], "sinks_t": tangents[4]}
     ours = sdpa.attention_jvp(*operands, *tangents[:3], **plain, **along)
-    true = reference.attention_jvp(*operands, *tangents[:3], **plain, **along)
+    true = oracle.attention_jvp(*operands, *tangents[:3], **plain, **along)
     dtype = native(operands[0].dtype)
     _check(ours.out, true.out, bounds.out, dtype, "out of jvp")
     _check(ours.out_t, true.out_t, bounds.out_t, dtype, "out_t")
@@ -164,7 +164,7 @@ def _check_second(operands, tangents, grad_out, got, expected, bounds, arguments
     along = {"gg_attn_mask": tangents[3], "gg_sinks": tangents[4]}
     options = options | {"needs": ("grad_out", *options["needs"])} | along
     ours = sdpa.attention_double_backward(*tangents[:3], grad_out, *operands, *got, **options)
-    true = reference.attention_double_backward(
+    true = oracle.attention_double_backward(
         *tangents[:3], grad_out, *operands, *expected, **options
     )
     for name in options["needs"]:

@@ -165,12 +165,11 @@ static sdpa_status begin(additive_call *c, const sdpa_problem *p, const sdpa_add
     return status;
 }
 
-/* One worker per million multiply-adds, as in sdpa_workers_for. */
 static int workers_for(const additive_call *c, int64_t n_units) {
     double work = 0;
     for (int i = 0; i < 2; i++) {
         const side *s = &c->sides[i];
-        work += (double)s->own.size * (double)s->n * (double)s->d * (double)c->channels / 1e6;
+        work += (double)s->own.size * (double)s->n * (double)s->d * (double)c->channels / SDPA_PORTION;
     }
     return sdpa_workers(c->problem->n_workers, n_units, work);
 }

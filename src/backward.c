@@ -159,6 +159,8 @@ typedef struct backward_call {
     size_t dk_bytes, sums_bytes, slot_bytes; /* of dK; of a pair; from one pair to the next */
 } backward_call;
 
+static sdpa_pass pass_of(const backward_call *c) { return c->twice ? SDPA_PASS_DOUBLE_BACKWARD : SDPA_PASS_BACKWARD; }
+
 static int64_t units_per_group(const backward_call *c) { return c->members.size * sdpa_units(c->problem); }
 
 static sdpa_matrix sum_matrix(const backward_call *c, const sdpa_tensor *t, int64_t slot, size_t offset, int64_t d) {
@@ -355,7 +357,7 @@ static void plan(backward_call *c) {
 static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
     const int64_t n_groups = c->groups.size, units = units_per_group(c);
     plan(c);
-    c->n_workers = sdpa_workers_for(p, n_groups * units);
+    c->n_workers = sdpa_workers_for(p, pass_of(c), n_groups * units);
     c->wavefront = c->n_workers > 1 && units > 1 && n_groups < 4 * (int64_t)c->n_workers;
     c->most_in_flight = !c->wavefront || (c->summed && n_groups > c->n_workers) ? c->n_workers : n_groups;
     void *memory = sdpa_alloc_pieces(take_pieces, c);
@@ -429,8 +431,8 @@ static void take_packed_pieces(void *owner, sdpa_arena *arena) {
  * unless it is so large a part of the work that the others might wait for it at the end. */
 static void plan_shares(packed_backward *c) {
     backward_call *call = c->call;
-    const double work = sdpa_sequences_work(call->problem);
-    call->n_workers = sdpa_workers(call->problem->n_workers, INT64_MAX, work / 1e6);
+    const double work = sdpa_pass_work(call->problem, pass_of(call), sdpa_sequences_pairs(call->problem));
+    call->n_workers = sdpa_workers(call->problem->n_workers, INT64_MAX, work / SDPA_PORTION);
     backward_view view;
     for (int64_t s = 0; s < call->problem->n_sequences; s++) {
         view_sequence(c, s, &view);

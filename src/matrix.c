@@ -93,11 +93,10 @@ static void take_pieces(void *owner, sdpa_arena *arena) {
     c->sums = sdpa_take(arena, sums_bytes(c, c->n, 0));
 }
 
-/* One product per pair. */
 static int workers_for(const matrix_call *c, int64_t n_heads, int64_t n_units) {
     const sdpa_problem *p = c->problem;
     const double pairs = (double)n_heads * (double)c->n_lanes * (double)p->n_k;
-    return sdpa_workers(p->n_workers, n_units, pairs * (double)(p->d_k + 16) / 1e6);
+    return sdpa_workers(p->n_workers, n_units, sdpa_pass_work(p, SDPA_PASS_WEIGHTS, pairs) / SDPA_PORTION);
 }
 
 static matrix_call call_of(const sdpa_problem *p) {

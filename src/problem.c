@@ -16,6 +16,16 @@ unsigned sdpa_problem_features(const sdpa_problem *p) {
     return features;
 }
 
+double sdpa_pass_work(const sdpa_problem *p, sdpa_pass pass, double pairs) {
+    /* Products of width d_k, and of width d_v. */
+    static const double products[][2] = {
+        [SDPA_PASS_FORWARD] = {1, 1},         [SDPA_PASS_WEIGHTS] = {1, 0}, [SDPA_PASS_STATISTICS] = {1, 0},
+        [SDPA_PASS_RECEIVED] = {2, 0},        [SDPA_PASS_TANGENT] = {3, 3}, [SDPA_PASS_BACKWARD] = {3, 2},
+        [SDPA_PASS_DOUBLE_BACKWARD] = {9, 7},
+    };
+    return pairs * (products[pass][0] * (double)p->d_k + products[pass][1] * (double)p->d_v + 16);
+}
+
 #ifdef SDPA_ASSERT
 #undef NDEBUG
 #include <assert.h>

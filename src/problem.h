@@ -217,6 +217,9 @@ typedef enum sdpa_pass {
     SDPA_PASS_DOUBLE_BACKWARD
 } sdpa_pass;
 
+/* Multiply-adds of a pass over `pairs` of a query and a key, roughly. An exponential costs about 16. */
+double sdpa_pass_work(const sdpa_problem *p, sdpa_pass pass, double pairs);
+
 enum { SDPA_N_STATISTICS = 7, SDPA_N_RECEIVED = 2 }; /* columns of o that their drivers write */
 
 /* With SDPA_ASSERT, which the tests of the core and the sanitized build define, every driver asserts the invariants of

@@ -47,12 +47,12 @@ void sdpa_sequence_set(const sdpa_problem *p, int64_t sequence, sdpa_problem *on
     one->features = sdpa_problem_features(one);
 }
 
-double sdpa_sequences_work(const sdpa_problem *p) {
+double sdpa_sequences_pairs(const sdpa_problem *p) {
     double pairs = 0;
     for (int64_t s = 0; s < p->n_sequences; s++) {
         pairs += (double)(p->cu_q[s + 1] - p->cu_q[s]) * (double)(p->cu_k[s + 1] - p->cu_k[s]);
     }
-    return pairs * (double)p->n_head * (double)(p->d_k + p->d_v + 16);
+    return pairs * (double)p->n_head;
 }
 
 static int compare(const void *x, const void *y) {

@@ -9,8 +9,8 @@
 /* Sets *one to the problem of a single sequence of p, without cu_q and cu_k. `one` may be p itself. */
 void sdpa_sequence_set(const sdpa_problem *p, int64_t sequence, sdpa_problem *one);
 
-/* Multiply-adds of all sequences, roughly. */
-double sdpa_sequences_work(const sdpa_problem *p);
+/* Pairs of a query and a key in all sequences and heads. */
+double sdpa_sequences_pairs(const sdpa_problem *p);
 
 /* The part of one sequence in a run over the units of all sequences. */
 typedef struct sdpa_share {

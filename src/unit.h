@@ -53,18 +53,20 @@ static inline void sdpa_unit_set_queries(sdpa_unit *u, int64_t index) {
     u->n_i = n_q - u->i0 < block ? n_q - u->i0 : block;
 }
 
-/* The number of workers: at most one per unit, and only as many as the work keeps busy. `work` counts portions of 100
- * us on one thread, which is several times the cost of waking a thread. */
+/* The number of workers: at most one per unit, and only as many as the work keeps busy. `work` counts portions that are
+ * worth a thread's waking. */
 static inline int sdpa_workers(int n_workers, int64_t n_units, double work) {
     int64_t n = n_workers < n_units ? n_workers : n_units;
     if ((double)n > work) n = (int64_t)work;
     return n < 1 ? 1 : (int)n;
 }
 
-/* One worker per million multiply-adds. */
-static inline int sdpa_workers_for(const sdpa_problem *p, int64_t n_units) {
+/* The multiply-adds of a portion of work: 10 us in long sequences, 30 us in short ones. */
+#define SDPA_PORTION 7e5
+
+static inline int sdpa_workers_for(const sdpa_problem *p, sdpa_pass pass, int64_t n_units) {
     const double pairs = (double)p->n_batch * (double)p->n_head * (double)p->n_q * (double)p->n_k;
-    return sdpa_workers(p->n_workers, n_units, pairs * (double)(p->d_k + p->d_v + 16) / 1e6);
+    return sdpa_workers(p->n_workers, n_units, sdpa_pass_work(p, pass, pairs) / SDPA_PORTION);
 }
 
 #endif

@@ -389,8 +389,7 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject 
     const bool unscaled = !p->d_k || call->options.where & IN_ADDITIVES;
     p->scale = call->options.has_scale ? call->options.scale : unscaled ? 1 : 1 / sqrt((double)p->d_k);
     const double pairs = (double)p->n_batch * (double)p->n_head * ((double)p->n_q + 1) * ((double)p->n_k + 1);
-    call->work = pairs * ((double)p->d_k + (double)p->d_v + 16); /* an exponential costs about 16 */
-    if (call->packed) call->work = sdpa_sequences_work(p);
+    call->work = sdpa_pass_work(p, SDPA_PASS_FORWARD, call->packed ? sdpa_sequences_pairs(p) : pairs);
     p->softcap = call->options.softcap;
     p->dropout_p = call->options.dropout_p;
     p->seed = call->options.seed;

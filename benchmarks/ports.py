@@ -26,7 +26,7 @@ WIDTHS = (32, 64, 128)
 TILE = 24
 """Vectors of a tile: 8 keys by 3 vectors of queries."""
 
-UOPS = {"vrndscaleps": 2, "vreduceps": 2, "vscalefps": 2}
+UOPS = {"vreduceps": 2, "vscalefps": 2}
 """What takes more than one micro-operation on ports 0 and 5 (uops.info, Skylake-X and later)."""
 FREE = ("vmov", "vbroadcast", "vxorps", "vpxor\t")
 """Loads, stores, copies that are renamed, and zeroing."""

@@ -188,7 +188,7 @@ INLINE bool fused_keys(const running *row, const scores *t, panel q, int64_t n_s
     rest.extreme = (real *)sum;
     score(&rest, q.nv, plain ? SCORE_SUMMED : SCORE_BIASED_SUMMED);
     bool stale = false;
-    for (int x = 0; x < q.nv; x++) stale |= vany(~(sum[x] <= STALE_SUM));
+    for (int x = 0; x < q.nv; x++) stale |= vany(~(sum[x] <= STALE_SUM) | (sum[x] < 0));
     if (!stale) add_to_sums(row->l, q, alpha, sum);
     return !stale;
 }

@@ -54,7 +54,7 @@ enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
 
 /* Above this, in log2 units, the rounding error of a maximum is kept beside it (forward.h), and lse is too large to be
  * an integer argument of vexp2_above. */
-#define HUGE_SCORE 0x1p20f
+#define HUGE_SCORE 0x1p19f
 
 /* The number of key blocks whose P the backward keeps while it completes the rows: 8192 keys, 3.2 MB of float32 for 96
  * queries. */

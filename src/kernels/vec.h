@@ -19,9 +19,9 @@
  *   HAVE_F16          vwiden_f16, vnarrow_f16 (float32 only): VL elements, of any alignment; widen_f16, narrow_f16: one
  *   HAVE_BF16         vwiden_bf16 (float32 only): VL elements, of any alignment
  *   HAVE_MUL_FINITE   vmul_finite
- *   HAVE_SCALE        vround, vrest: x to the nearest multiple of 2^-bits (a constant), and x minus that, which is 0
- *                     for +-inf; vscale: x 2^floor(n), or 0 where y < least; vchoose (float32 only): lane by lane,
- *                     the one of 16 numbers that the last four bits of `index` select
+ *   HAVE_SCALE        vrest: x minus the nearest multiple of 2^-bits (a constant), 0 for +-inf; vscale: x 2^floor(n),
+ *                     or 0 where y < least; vchoose (float32 only): lane by lane, the one of 16 numbers that the last
+ *                     four bits of `index` select
  *   HAVE_PAIRS        float32 kernels multiply pairs of bfloat16, each pair in place of a float. vdot: sum + the
  *                     products of the high halves and of the low halves of `pair` and each lane; vpair: each lane's
  *                     even and odd, rounded to nearest, as its low and its high half

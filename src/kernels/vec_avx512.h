@@ -39,9 +39,7 @@ INLINE vec vmul_finite(real a, vec x) {
 }
 
 #define HAVE_SCALE
-#define VROUND(bits) ((bits) << 4 | _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#define vround(x, bits) ((vec)NATIVE(roundscale)((native)(x), VROUND(bits)))
-#define vrest(x, bits) ((vec)NATIVE(reduce)((native)(x), VROUND(bits)))
+#define vrest(x, bits) ((vec)NATIVE(reduce)((native)(x), (bits) << 4 | _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 INLINE vec vscale(vec x, vec n, vec y, real least) {
     const native_mask kept = NATIVE_MASK(cmp)((native)y, NATIVE(set1)(least), _CMP_NLT_UQ);
     return (vec)NATIVE(maskz_scalef)(kept, (native)x, (native)n);

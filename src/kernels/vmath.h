@@ -38,30 +38,31 @@ INLINE vec exp2_slope(vec f) {
 #endif
 }
 
-/* With HAVE_SCALE, n in 2^x = 2^n 2^f is x rounded to EXP2_BITS bits after the point. For float32 there are 4 such
- * bits, and 2^(n - floor n) comes from a table, which saves two FMAs. Everything else runs on execution units that the
- * products leave idle. */
-#define EXP2_BITS (SDPA_REAL == 32 ? 4 : 0)
+/* With HAVE_SCALE, n in 2^x = 2^n 2^f is x rounded to 4 (0) bits after the point, and 2^(n - floor n) comes from a table,
+ * which saves float32 two FMAs. Adding EXP2_GRID to a small x rounds it so; the sum's last bits select from the
+ * table. */
+#define EXP2_GRID ((real)(SDPA_REAL == 32 ? 0x1.8p19 : 0x1.8p52))
 #define EXP2_LEAST_NORMAL (SDPA_REAL == 32 ? -126 : -1022)
 
-/* 2^(n + f) for n next to x and f = x - n. With HAVE_SCALE n is as above, and the result is 0 where x is below the
- * exponents of normal numbers; else n is an integer with EXP2_MAGIC added, and f lies in about [-1/2, 1/2]. */
-INLINE vec vexp2_finish(vec x, vec n, vec f) {
+/* 2^(n + f) for n next to x and f = x - n, where n was rounded to EXP2_GRID with HAVE_SCALE, else to EXP2_MAGIC, and t
+ * is n with that added. With HAVE_SCALE the result is 0 where x is below the exponents of normal numbers. */
+INLINE vec vexp2_finish(vec x, vec t, vec n, vec f) {
 #if defined(HAVE_SCALE) && SDPA_REAL == 32
     const vec powers = {1,           1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f,
                         1.29683959f, 1.35425556f, 1.41421354f, 1.47682619f, 1.54221082f, 1.61049032f,
                         1.68179286f, 1.75625217f, 1.8340081f,  1.91520655f};
-    const vec power = vchoose(powers, n + 0x1.8p19f);                   /* the sum's last bit is worth 1/16 */
+    const vec power = vchoose(powers, t);
     vec p = vset1(5.5502136502564352e-2f) * f + 2.4023428801394678e-1f; /* minimax 1.6e-9 on [-1/32, 1/32] */
     p = p * f + 6.9314718266662956e-1f;
     return vscale(p * (power * f) + power, n, x, EXP2_LEAST_NORMAL);
 #else
     const vec p = exp2_slope(f) * f + 1;
 #ifdef HAVE_SCALE
+    (void)t;
     return vscale(p, n, x, EXP2_LEAST_NORMAL);
 #else
-    (void)x;
-    return p * (vec)((ivec)n << (SDPA_REAL == 32 ? 23 : 52));
+    (void)x, (void)n;
+    return p * (vec)((ivec)t << (SDPA_REAL == 32 ? 23 : 52));
 #endif
 #endif
 }
@@ -71,26 +72,25 @@ INLINE vec vexp2_finish(vec x, vec n, vec f) {
  * below 0.7 of the smallest normal number are 0, and x above 127.49 (1023.49) counts as that number. */
 INLINE vec vexp2(vec x) {
 #ifdef HAVE_SCALE
-    const vec f = vrest(x, EXP2_BITS);
-    return vexp2_finish(x, x - f, f);
+    const vec f = vrest(x, SDPA_REAL == 32 ? 4 : 0), n = x - f;
+    return vexp2_finish(x, n + EXP2_GRID, n, f);
 #else
     const real limit = SDPA_REAL == 32 ? 127 : 1023;
     x = vmin2(vset1(limit + (real)0.49), vmax2(vset1(-limit), x));
-    vec n = x + EXP2_MAGIC;
-    return vexp2_finish(x, n, x - (n - EXP2_MAGIC));
+    const vec t = x + EXP2_MAGIC, n = t - EXP2_MAGIC;
+    return vexp2_finish(x, t, n, x - n);
 #endif
 }
 
 /* The bits of vexp2 for -2^40 < x < 128 (1024); without AVX-512 for -2^40 < x < 127.49 (1023.49). Below that range NaN
- * or 0. Above it NaN or at least 0.99 * 2^126 (2^1022), so large that a sum shows it, except that float64 without
- * AVX-512 may give -inf. */
+ * or 0. Above it NaN, -inf, or at least 0.99 * 2^126 (2^1022): a sum shows it. */
 INLINE vec vexp2_quick(vec x) {
 #ifdef HAVE_SCALE /* x - n takes one operation less than vrest, but is NaN for +inf */
-    const vec n = vround(x, EXP2_BITS);
-    return vexp2_finish(x, n, x - n);
+    const vec t = x + EXP2_GRID, n = t - EXP2_GRID;
+    return vexp2_finish(x, t, n, x - n);
 #else
-    const vec n = x + EXP2_MAGIC;
-    return vexp2_finish(x, vmin2(vset1(EXP2_MOST), vmax2(vset1(EXP2_LEAST), n)), x - (n - EXP2_MAGIC));
+    const vec t = x + EXP2_MAGIC, n = t - EXP2_MAGIC;
+    return vexp2_finish(x, vmin2(vset1(EXP2_MOST), vmax2(vset1(EXP2_LEAST), t)), n, x - n);
 #endif
 }
 
@@ -101,13 +101,13 @@ INLINE vec vexp2_quick(vec x) {
 INLINE vec vexp2_above(vec c, vec x, vec m, bool any) {
 #ifdef HAVE_SCALE
     (void)any;
-    const vec whole = vround(c * x, EXP2_BITS), n = whole - m;
-    return vexp2_finish(n, n, vmulsub(c, x, whole));
+    const vec down = m - EXP2_GRID, t = vmulsub(c, x, down), n = t - EXP2_GRID;
+    return vexp2_finish(n, t, n, vmulsub(c, x, t + down));
 #else
-    const vec down = m - EXP2_MAGIC, n = vmulsub(c, x, down), limited = vmax2(vset1(EXP2_LEAST), n);
-    vec f = vmulsub(c, x, (any ? limited : n) + down);
+    const vec down = m - EXP2_MAGIC, t = vmulsub(c, x, down), limited = vmax2(vset1(EXP2_LEAST), t);
+    vec f = vmulsub(c, x, (any ? limited : t) + down);
     if (any) f = vmax2(vset1(-1), f);
-    return vexp2_finish(n, limited, f);
+    return vexp2_finish(t, limited, t, f);
 #endif
 }
 
@@ -117,25 +117,21 @@ INLINE vec vexp2_above(vec c, vec x, vec m, bool any) {
 INLINE vec vexp2_product(vec d, real c, real c_high, real c_low, real d_min) {
 #ifdef HAVE_SCALE
     (void)d_min;
-    vec x = c * d;
-    vec n = vround(x, EXP2_BITS);
-    vec whole = n;
+    const vec t = c * d + EXP2_GRID, n = t - EXP2_GRID;
 #else
     d = vmax2(vset1(d_min), d);
-    vec x = d;
-    vec n = c * d + EXP2_MAGIC;
-    vec whole = n - EXP2_MAGIC;
+    const vec t = c * d + EXP2_MAGIC, n = t - EXP2_MAGIC;
 #endif
 #if defined(__FMA__) || defined(__aarch64__)
-    vec f = c_high * d - whole;
+    vec f = c_high * d - n;
 #else
     /* Products of half significands are exact. */
     ivec half = (ivec)d & (SDPA_REAL == 32 ? ~(int64_t)0xfff : ~(int64_t)0x7ffffff);
     vec d_high = (vec)half;
-    vec f = (c_high * d_high - whole) + c_high * (d - d_high);
+    vec f = (c_high * d_high - n) + c_high * (d - d_high);
 #endif
     f = c_low * d + f;
-    return vexp2_finish(x, n, f);
+    return vexp2_finish(n, t, n, f);
 }
 
 /* tanh x = E / (E + 2), E = e^(2|x|) - 1 = 2^n (2^f - 1) + (2^n - 1). Error at most 4.2 ulp, also near 0. */

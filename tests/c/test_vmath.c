@@ -140,7 +140,7 @@ static bool beyond_exp2(const curve *f, real x, real y) {
 static bool beyond_quick(const curve *f, real x, real y) {
     if (x != x || y != y) return y != y && !(fabs(x) < 0x1p40);
     if (x < 0) return is_below(f, x, y);
-    return y >= (real)ldexp(SCALES ? 1 : 0.499, LIMIT) || (SDPA_REAL == 64 && !SCALES && y == -(real)INFINITY);
+    return y >= (real)ldexp(SCALES ? 1 : 0.499, LIMIT) || (x > 0x1p25 && y == -(real)INFINITY);
 }
 
 /* No bound is stated for larger t. */
@@ -340,7 +340,7 @@ static void products(void) {
 }
 
 static void shifted(void) {
-    const real c = (real)(M_LOG2E / 8), shifts[] = {0, 100, -1001, 0x1p20};
+    const real c = (real)(M_LOG2E / 8), shifts[] = {0, 100, -1001, 0x1p19};
     for (int i = 0; i < 8; i++) {
         const bool any = i % 2;
         char name[64];

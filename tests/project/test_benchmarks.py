@@ -380,7 +380,7 @@ def test_ports_count_what_stands_beside_the_products():
     step = ["\tvbroadcastss\t(%rax), %zmm1"] + ["\tvfmadd231ps\t%zmm1, %zmm2, %zmm3"] * ports.TILE
     lines = [
         *(".L1:", "\tvmovaps\t%zmm0, %zmm3", ".L2:", *step, "\tjne\t.L2"),
-        *("\tvrndscaleps\t$72, %zmm3, %zmm4", "\tvaddps\t%zmm4, %zmm5, %zmm5"),
+        *("\tvscalefps\t%zmm2, %zmm3, %zmm4", "\tvaddps\t%zmm4, %zmm5, %zmm5"),
         *("\taddq\t$4, %rax", "\tvmovups\t%zmm5, (%rdx)", "\tjg\t.L1"),
     ]
     text = "\n".join(["score_raw:", *lines, "\t.size\tscore_raw, .-score_raw", ""])

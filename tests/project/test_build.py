@@ -226,7 +226,7 @@ def test_products_of_tiles_are_fused_and_keep_to_registers(built, name, register
             n_fma = sum(bool(re.match(rf"vfn?m\w+{suffix} .*{register}", text)) for text in loop)
             if n_fma < 8 or n_fma < len(loop) / 3:
                 continue  # what is done to a finished tile
-            if any(text.startswith("vrndscale") for text in loop):
+            if any(text.startswith("vscalef") for text in loop):
                 continue  # exponentials of a finished tile, in float64 FMAs for the most part
             n_loops += 1
             spilled = [text for text in loop if register in text and stack.search(text)]

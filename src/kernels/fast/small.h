@@ -13,9 +13,15 @@
 
 enum { SMALL_CAN = SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET | SDPA_FEATURE_LENGTHS };
 
+/* Whether transposing the unit's queries costs less than sums over 16 lanes: there are many keys, and few lanes stay
+ * empty. */
+INLINE bool fills_lanes(const sdpa_unit *u) {
+    return VL == 16 && u->problem->n_k >= VL && 4 * u->n_i >= 3 * round_up(u->n_i, VL);
+}
+
 INLINE bool is_small(const sdpa_unit *u) {
     const sdpa_problem *p = u->problem;
-    if (p->features & ~SMALL_CAN) return false;
+    if (p->features & ~SMALL_CAN || fills_lanes(u)) return false;
     return p->n_k <= SMALL_KEYS && p->scale > 0x1p-60 && p->scale < 0x1p60;
 }
 

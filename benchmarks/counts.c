@@ -1,5 +1,5 @@
-/* How many instructions a call executes: `counts` prints a line "NAME: INSTRUCTIONS" for each of its works, on the kernels that
- * SDPA_ISA names. The work runs in a child that this process steps through one instruction at a time: slow, but it works for every
+/* How many instructions a call executes: `counts [NAME ...]` prints a line "NAME: INSTRUCTIONS" for each of its works, or for
+ * those named, on the kernels that SDPA_ISA names. The work runs in a child that this process steps through one instruction at a time: slow, but it works for every
  * instruction set, where callgrind knows no AVX-512 and virtual machines have no counters. Each turn of a repeated string
  * instruction counts. Built by tests/c/Makefile, run and compared by `python -m benchmarks.counts`. */
 #include <math.h>
@@ -160,14 +160,23 @@ static long count(int index) {
     return n;
 }
 
-int main(void) {
+static bool is_wanted(const char *name, int n_names, char **names) {
+    for (int i = 0; i < n_names; i++) {
+        if (strcmp(name, names[i]) == 0) return true;
+    }
+    return n_names == 0;
+}
+
+int main(int argc, char **argv) {
     const char *isa = getenv("SDPA_ISA");
     if (!isa || !sdpa_isa_select(isa)) {
         fprintf(stderr, "counts: SDPA_ISA=%s names no kernels of this machine\n", isa ? isa : "");
         return 1;
     }
     for (int i = 0; i <= N_WORKS; i++) {
-        printf("%s: %ld\n", i < N_WORKS ? works[i].name : "softmax", count(i));
+        const char *name = i < N_WORKS ? works[i].name : "softmax";
+        if (!is_wanted(name, argc - 1, argv + 1)) continue;
+        printf("%s: %ld\n", name, count(i));
         fflush(stdout);
     }
     return 0;

@@ -41,6 +41,7 @@ class Results:
             raise ValueError("runs: expected runs of one instruction set")
         self.runs = runs
         self.isa = str(runs[0]["isa"])
+        self.processor = str(runs[0]["machine"]["processor"])
         self.quick = any(run["quick"] for run in runs)
         rounds: dict[tuple[int, str, str], dict[str, list[float]]] = {}
         self._records: dict[tuple[int, str, str], dict[str, Timing]] = {}

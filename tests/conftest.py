@@ -45,7 +45,7 @@ def pytest_report_header():
 @pytest.fixture(params=ISAS)
 def isa(request):
     """The name of an ISA, in force during the test."""
-    _share_the_oracle(request.node)
+    oracle.serve(_name_without_isa(request.node))
     previous = _core._use_isa(request.param)
     yield request.param
     _core._use_isa(previous)
@@ -146,16 +146,6 @@ def pytest_collection_modifyitems(items):
     """Let the ISAs of a test follow each other: see support/oracle.py."""
     places = {}
     items.sort(key=lambda item: places.setdefault(_name_without_isa(item), len(places)))
-
-
-_sharing = []
-
-
-def _share_the_oracle(item):
-    """Keep what the oracle said if only the ISA has changed."""
-    if _sharing != [_name_without_isa(item)]:
-        oracle.forget()
-        _sharing[:] = [_name_without_isa(item)]
 
 
 def pytest_runtest_logreport(report):

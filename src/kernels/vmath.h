@@ -113,7 +113,8 @@ INLINE vec vexp2_above(vec c, vec x, vec m, bool any) {
 
 /* 2^(c d) with c = c_high + c_low, where rounding c d would cost |c d| ulp. c_high has at most half the bits of a
  * significand and d >= d_min, where c d_min = -limit of vexp2; or d = -inf with AVX-512. Where c d is at most 127
- * (1023), the error is at most 1.3 ulp, or 1.6 without FMA. */
+ * (1023), the error is at most 1.3 ulp, or 1.6 without FMA. Results may be as small as 0.7 of the smallest normal
+ * number. */
 INLINE vec vexp2_product(vec d, real c, real c_high, real c_low, real d_min) {
 #ifdef HAVE_SCALE
     (void)d_min;

@@ -5,7 +5,8 @@
 #include "check.h"
 #include "unit.h"
 
-/* For emulated machines: only one of this many float32s is tried, and fewer float64s are drawn by the same factor. */
+/* For emulated machines and CI: only one of this many float32s is tried, and fewer float64s are drawn by the same
+ * factor. */
 #ifndef STRIDE
 #define STRIDE 1
 #endif
@@ -288,6 +289,8 @@ static void hold(const curve *f) {
 static double first_exponent(void) {
     return SCALES ? 1 - LIMIT : 0.5 - LIMIT + 0x1p-42; /* 0.5 - LIMIT itself is rounded down */
 }
+/* Where n, not t, is compared with the least exponent. */
+static double first_whole(void) { return SCALES && SDPA_REAL == 32 ? 1 - LIMIT - 1 / 32.0 : 0.5 - LIMIT; }
 static double last_exponent(void) { return SCALES ? nextafter(LIMIT + 1, 0) : LIMIT + (real)0.49; }
 
 static void powers(void) {
@@ -329,7 +332,7 @@ static void products(void) {
                       .compute = compute_product,
                       .exact = power,
                       .beyond = beyond_power,
-                      .first = first_exponent(),
+                      .first = SCALES ? first_whole() : first_exponent(),
                       .last = LIMIT,
                       .bound = HAVE_FMA ? 1.3 : 1.6,
                       .c = c,
@@ -349,7 +352,7 @@ static void shifted(void) {
                       .compute = any ? compute_above_any : compute_above,
                       .exact = power,
                       .beyond = any ? beyond_power : beyond_quick_power,
-                      .first = SCALES && SDPA_REAL == 32 ? 1 - LIMIT - 1 / 32.0 : 0.5 - LIMIT,
+                      .first = first_whole(),
                       .last = LIMIT + 0.49,
                       .bound = 1.1,
                       .growth = HAVE_FMA ? 0 : 0.7,

@@ -1,8 +1,8 @@
 """The oracle and its bounds, computed once for all ISAs of a test.
 
 Most of the time of a comparison goes to the oracle, and the variants of a test for the ISAs compare
-with the same numbers: conftest.py lets them follow each other on the same data, and calls `forget`
-before the next test.
+with the same numbers: conftest.py lets them follow each other, on the same data, and calls `serve`
+before each of them.
 """
 
 import functools
@@ -14,12 +14,16 @@ from support.bounds import AttentionBounds
 
 from sdpa import reference
 
+_test = None
 _results = {}
 
 
-def forget():
-    """Free the results."""
-    _results.clear()
+def serve(test):
+    """Free the results unless `test`, a name, is the one that they belong to."""
+    global _test
+    if test != _test:
+        _results.clear()
+    _test = test
 
 
 def remembered(function):

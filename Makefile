@@ -109,7 +109,6 @@ test-c:
 
 # The test of fork is left out, because qemu-user cannot start threads in a forked child. Of the problems of attention
 # one in five is tried; SAMPLE=1 tries all, which takes ten minutes.
-SAMPLE = 5
 ARM_PACKAGES = gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 test-arm:
 	@if ! command -v aarch64-linux-gnu-gcc >/dev/null || ! command -v qemu-aarch64 >/dev/null \
@@ -120,7 +119,7 @@ test-arm:
 			echo 'make test-arm needs, on Debian: apt-get install $(ARM_PACKAGES)' >&2; exit 1; \
 		fi; \
 	fi
-	$(MAKE) -C tests/c -j$(JOBS) CC=aarch64-linux-gnu-gcc STRIDE=4001 FLAGS="-O2 -g -DTIME_LIMIT=20 -DSAMPLE=$(SAMPLE)"
+	$(MAKE) -C tests/c -j$(JOBS) CC=aarch64-linux-gnu-gcc STRIDE=4001 SAMPLE=$(or $(SAMPLE),5) FLAGS="-O2 -g -DTIME_LIMIT=20"
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/c/aarch64/driver vec convert vmath machine pool attention disturbed additive
 
 # Takes half an hour on one core in Bochs. If the machine has AVX-512, the tests run directly.

@@ -11,7 +11,7 @@
 #include "case.h"
 #include "check.h"
 
-/* For emulated machines: only one of this many problems is tried. */
+/* For emulated machines and CI: only one of this many problems is tried. */
 #ifndef SAMPLE
 #define SAMPLE 1
 #endif

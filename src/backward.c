@@ -357,7 +357,7 @@ static void plan(backward_call *c) {
 static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
     const int64_t n_groups = c->groups.size, units = units_per_group(c);
     plan(c);
-    c->n_workers = sdpa_workers_for(p, pass_of(c), n_groups * units);
+    c->n_workers = sdpa_workers_for(p, pass_of(c), sdpa_pairs(p), n_groups * units);
     c->wavefront = c->n_workers > 1 && units > 1 && n_groups < 4 * (int64_t)c->n_workers;
     c->most_in_flight = !c->wavefront || (c->summed && n_groups > c->n_workers) ? c->n_workers : n_groups;
     void *memory = sdpa_alloc_pieces(take_pieces, c);
@@ -431,8 +431,8 @@ static void take_packed_pieces(void *owner, sdpa_arena *arena) {
  * unless it is so large a part of the work that the others might wait for it at the end. */
 static void plan_shares(packed_backward *c) {
     backward_call *call = c->call;
-    const double work = sdpa_pass_work(call->problem, pass_of(call), sdpa_sequences_pairs(call->problem));
-    call->n_workers = sdpa_workers(call->problem->n_workers, INT64_MAX, work / SDPA_PORTION);
+    const double all_pairs = sdpa_sequences_pairs(call->problem);
+    call->n_workers = sdpa_workers_for(call->problem, pass_of(call), all_pairs, INT64_MAX);
     backward_view view;
     for (int64_t s = 0; s < call->problem->n_sequences; s++) {
         view_sequence(c, s, &view);
@@ -445,8 +445,7 @@ static void plan_shares(packed_backward *c) {
         }
         const double pairs = (double)p->n_head * (double)p->n_q * (double)p->n_k;
         sdpa_share share = {.sequence = s, .n_units = n_groups, .cost = pairs / (double)n_groups};
-        const double part = share.cost * (double)(p->d_k + p->d_v + 16) / work;
-        if (call->n_workers > 1 && units > 1 && part * 4 * call->n_workers > 1) {
+        if (call->n_workers > 1 && units > 1 && share.cost * 4 * call->n_workers > all_pairs) {
             share.wavefront = true;
             share.n_units *= units;
             share.turns = c->n_turns;

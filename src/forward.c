@@ -172,7 +172,7 @@ static sdpa_status run_forward(const sdpa_problem *p, sdpa_pass pass) {
     plan(&call);
     if (call.n_units == 0) return SDPA_OK;
     const bool parts = call.n_parts > 1;
-    call.n_workers = sdpa_workers_for(p, pass, call.n_units * call.n_parts);
+    call.n_workers = sdpa_workers_for(p, pass, sdpa_pairs(p), call.n_units * call.n_parts);
     void *memory = sdpa_alloc_pieces(take_pieces, &call);
     if (!memory) return SDPA_NO_MEMORY;
     sdpa_status status = sdpa_parallel_for(call.n_units * call.n_parts, call.n_workers,
@@ -257,8 +257,7 @@ static sdpa_status run_shares(packed_forward *c) {
     plan_shares(c);
     const int64_t n_units = sdpa_shares_deal(c->shares, c->n_shares);
     if (n_units == 0) return SDPA_OK;
-    const double work = sdpa_pass_work(p, c->call.pass, sdpa_sequences_pairs(p));
-    c->call.n_workers = sdpa_workers(p->n_workers, n_units, work / SDPA_PORTION);
+    c->call.n_workers = sdpa_workers_for(p, c->call.pass, sdpa_sequences_pairs(p), n_units);
     void *memory = sdpa_alloc_pieces(take_packed_pieces, c);
     if (!memory) return SDPA_NO_MEMORY;
     for (int i = 0; i < c->call.n_workers; i++) c->views[i].share = NULL;

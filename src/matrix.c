@@ -96,7 +96,7 @@ static void take_pieces(void *owner, sdpa_arena *arena) {
 static int workers_for(const matrix_call *c, int64_t n_heads, int64_t n_units) {
     const sdpa_problem *p = c->problem;
     const double pairs = (double)n_heads * (double)c->n_lanes * (double)p->n_k;
-    return sdpa_workers(p->n_workers, n_units, sdpa_pass_work(p, SDPA_PASS_WEIGHTS, pairs) / SDPA_PORTION);
+    return sdpa_workers_for(p, SDPA_PASS_WEIGHTS, pairs, n_units);
 }
 
 static matrix_call call_of(const sdpa_problem *p) {

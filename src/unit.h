@@ -64,8 +64,13 @@ static inline int sdpa_workers(int n_workers, int64_t n_units, double work) {
 /* The multiply-adds of a portion of work: 10 us in long sequences, 30 us in short ones. */
 #define SDPA_PORTION 7e5
 
-static inline int sdpa_workers_for(const sdpa_problem *p, sdpa_pass pass, int64_t n_units) {
-    const double pairs = (double)p->n_batch * (double)p->n_head * (double)p->n_q * (double)p->n_k;
+/* Pairs of a query and a key in all heads. */
+static inline double sdpa_pairs(const sdpa_problem *p) {
+    return (double)p->n_batch * (double)p->n_head * (double)p->n_q * (double)p->n_k;
+}
+
+/* The number of workers for a pass over so many pairs. */
+static inline int sdpa_workers_for(const sdpa_problem *p, sdpa_pass pass, double pairs, int64_t n_units) {
     return sdpa_workers(p->n_workers, n_units, sdpa_pass_work(p, pass, pairs) / SDPA_PORTION);
 }
 

@@ -222,7 +222,7 @@ COUNTED = $(abspath build/coverage)
 coverage: $(VENV)/with-$(EXTRAS) $(VENV)/coverage
 	rm -rf $(COUNTED) build/temp*/*-coverage build/c/coverage
 	SDPA_COVERAGE=1 $(BIN)/python setup.py build --build-lib $(COUNTED)
-	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/coverage FLAGS="-O1 --coverage -fprofile-abs-path -DSTRIDE=4001 -DTIME_LIMIT=60"
+	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/coverage STRIDE=4001 FLAGS="-O1 --coverage -fprofile-abs-path -DTIME_LIMIT=60"
 	build/c/coverage/driver
 	PYTHONPATH=$(COUNTED) PYTHONSAFEPATH=1 COVERAGE_FILE=$(COUNTED)/python \
 		$(BIN)/coverage run -m pytest -k $(COVERED_CASES) $(COVERED)

@@ -1,7 +1,8 @@
-/* How many instructions a call executes: `counts [NAME ...]` prints a line "NAME: INSTRUCTIONS" for each of its works, or for
- * those named, on the kernels that SDPA_ISA names. The work runs in a child that this process steps through one instruction at a time: slow, but it works for every
- * instruction set, where callgrind knows no AVX-512 and virtual machines have no counters. Each turn of a repeated string
- * instruction counts. Built by tests/c/Makefile, run and compared by `python -m benchmarks.counts`. */
+/* How many instructions a call executes: `counts [NAME ...]` prints a line "NAME: INSTRUCTIONS" for each of its works, or
+ * for those named, on the kernels that SDPA_ISA names. The work runs in a child that this process steps through one
+ * instruction at a time: slow, but it works for every instruction set, where callgrind knows no AVX-512 and virtual
+ * machines have no counters. Each turn of a repeated string instruction counts. Built by tests/c/Makefile, run and
+ * compared by `python -m benchmarks.counts`. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>

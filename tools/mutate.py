@@ -88,13 +88,13 @@ class Core:
     """The C core in the tree, of which a mutant compiles anew what depends on its file."""
 
     # As in `make sanitize`: bounds of error rest on fused multiply-adds.
-    flags = "-O1 -fexpensive-optimizations -fPIC -DSTRIDE=40001 -DTIME_LIMIT=60"
+    flags = "-O1 -fexpensive-optimizations -fPIC -DTIME_LIMIT=60"
 
     def __init__(self, work: Path) -> None:
         tree = work / "tree"
         self.work, self.folder, self.out = work, tree / "tests" / "c", work / "c"
         make = ["make", "-s", "-C", str(self.folder), f"BUILD={self.out}", f"FLAGS={self.flags}"]
-        make += ["VECTORS=avx2_f32"]
+        make += ["VECTORS=avx2_f32", "STRIDE=40001"]
         subprocess.run(make, check=True)
         listed = subprocess.run([*make, "-n", "-B"], capture_output=True, text=True, check=True)
         self.commands = {}

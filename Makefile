@@ -104,8 +104,10 @@ test-c:
 	$(C_BUILD)/driver
 	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/tsan VECTORS= FLAGS="-O1 -g -fsanitize=thread"
 	build/c/tsan/driver machine pool disturbed packed additive
+ifeq ($(shell grep -cw avx512f /proc/cpuinfo 2>/dev/null),0)
 	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/wide WIDE=1
 	SDPA_ISA=wide build/c/wide/driver vec convert attention packed additive
+endif
 
 # The test of fork is left out, because qemu-user cannot start threads in a forked child. Of the problems of attention
 # one in five is tried; SAMPLE=1 tries all, which takes ten minutes.
@@ -240,12 +242,14 @@ mutation: $(VENV)/with-$(EXTRAS)
 	done; exit $$failed
 
 # Inputs that reach new code are kept in build/fuzz; an input that ends a fuzzer is named in its last lines. Sanitizers
-# keep some loops from being vectorised, which is not worth a warning here.
+# keep some loops from being vectorised, which is not worth a warning here. Python's fuzzer keeps a kilobyte of each
+# input's trace, so it starts anew after ROUND seconds.
 CLANG = clang-22
 FUZZ_PACKAGES = $(CLANG) lib$(subst -,-rt-,$(CLANG))-dev
 FUZZ_FLAGS = -O1 -g -Wno-pass-failed -fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all
 SECONDS = 60
 SEED = 1
+ROUND = 600
 fuzz: $(VENV)/with-$(EXTRAS) $(VENV)/fuzz
 	@if ! command -v $(CLANG) >/dev/null || ! echo 'int main(void) {}' | $(CLANG) -fsanitize=address -xc -o /dev/null -; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -259,8 +263,11 @@ fuzz: $(VENV)/with-$(EXTRAS) $(VENV)/fuzz
 	build/c/fuzz/fuzzer -max_total_time=$(SECONDS) -seed=$(SEED) -timeout=100 -max_len=64 -verbosity=0 -print_final_stats=1 \
 		-artifact_prefix=build/fuzz/ build/fuzz/core tests/fuzz/core
 	mkdir -p build/fuzz/api
-	$(BIN)/python tests/fuzz/api.py -max_total_time=$(SECONDS) -seed=$(SEED) -timeout=100 -max_len=256 -verbosity=0 \
-		-print_final_stats=1 -artifact_prefix=build/fuzz/ build/fuzz/api tests/fuzz/api
+	left=$(SECONDS); seed=$(SEED); while [ $$left -gt 0 ]; do \
+		$(BIN)/python tests/fuzz/api.py -max_total_time=$$((left < $(ROUND) ? left : $(ROUND))) -seed=$$seed -timeout=100 \
+			-max_len=256 -verbosity=0 -print_final_stats=1 -artifact_prefix=build/fuzz/ build/fuzz/api tests/fuzz/api || exit; \
+		left=$$((left - $(ROUND))); seed=$$((seed + 1)); \
+	done
 
 # Fuzzing as a test: the inputs follow from the seed and the committed ones alone, about a minute each. The core is that
 # of `make test-c`; the fuzzer's library comes with atheris.

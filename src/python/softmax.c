@@ -76,6 +76,10 @@ static int read_floats(PyObject *module, operand *o, const char *name, PyObject 
 static int mark_axis(PyObject *value, int ndim, bool *marked, bool *scalar, const operand *o) {
     long long axis;
     char shape[SDPA_SHAPE_SIZE];
+    if (!PyIndex_Check(value) || PyBool_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "axis: expected an integer, a tuple of integers or None, got %.200R", value);
+        return -1;
+    }
     if (sdpa_read_integer("axis", value, &axis) < 0) return -1;
     /* Like NumPy, this lets a scalar have the axes 0 and -1, with one element. */
     int n = ndim ? ndim : 1;
@@ -105,9 +109,6 @@ static int read_axes(row_axes *axes, PyObject *value, const operand *o) {
         for (Py_ssize_t i = 0; i < PyTuple_Size(value); i++) {
             if (mark_axis(PyTuple_GetItem(value, i), ndim, marked, &scalar, o) < 0) return -1;
         }
-    } else if (!PyIndex_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "axis: expected an integer, a tuple of integers or None, got %.200R", value);
-        return -1;
     } else if (mark_axis(value, ndim, marked, &scalar, o) < 0) {
         return -1;
     }

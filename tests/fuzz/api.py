@@ -227,6 +227,9 @@ def one_input(data):
         return
     if options.get("dropout_p") and options["rng"] is None:
         return  # a fresh seed, which nobody else knows
+    offset = options.get("query_offset")
+    if "alibi_slopes" in options and near(offset) is not offset:
+        return  # the bias of such a distance leaves no digit of the scores
     with np.errstate(all="ignore"):
         oracle = expected(name, arguments, options)
     check(name, found, oracle, (arguments, options))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 KERNEL = ROOT / "src/kernels/kernel.c"
 FLAGS = [
-    *("-O2", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math"),
+    *("-O2", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
     *("-fopenmp-simd", "-fno-asynchronous-unwind-tables"),
     *("-march=x86-64-v4", "-DSDPA_ISA=avx512", "-DSDPA_ISA_AVX512", "-DSDPA_REAL=32"),
 ]

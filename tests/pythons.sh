@@ -115,7 +115,12 @@ gil = "" if getattr(sys, "_is_gil_enabled", lambda: True)() else "without the GI
 print(f"=== Python {platform.python_version()}, {gil}NumPy {numpy.__version__}, {sys.argv[1]}")
 print(sdpa.__file__)
 END
-    inside "$place/venv/bin/python" "$place/versions.py" "$package"
+    inside "$(preload "$version")" "$place/venv/bin/python" "$place/versions.py" "$package"
+}
+
+# The variable that gives Python, which is not instrumented, the library of its extension's sanitizer.
+preload() {
+    if [[ $1 == *-tsan ]]; then printf LD_PRELOAD=%s "$(inside gcc -print-file-name=libtsan.so)"; else echo _=; fi
 }
 
 # Prints the name of a wheel of its own, which it builds in `place`.
@@ -143,8 +148,8 @@ reports() { cat "$outside"/report.* 2>/dev/null | awk 'BEGIN { RS = "=====+" } /
 # The tests of threads, and the units in four threads at once, without a report; before them a race
 # that has to be reported. Reports go to files: nobody looks at how a worker of pytest ends.
 run_sanitized() {
-    local preload options=TSAN_OPTIONS=log_path=$place/report:exitcode=0
-    preload=LD_PRELOAD=$(inside gcc -print-file-name=libtsan.so)
+    local library options=TSAN_OPTIONS=log_path=$place/report:exitcode=0
+    library=$(preload "$version")
     cat >"$outside/race.py" <<'END'
 import threading
 import numpy as np
@@ -164,32 +169,42 @@ for thread in threads:
 for thread in threads:
     thread.join()
 END
-    inside "$preload" "$options" SDPA_ISA=generic "$place/venv/bin/python" "$place/race.py"
+    inside "$library" "$options" SDPA_ISA=generic "$place/venv/bin/python" "$place/race.py"
     if [[ -z $(reports) ]]; then
         echo 'a race went unreported' >&2
         return 1
     fi
     rm "$outside"/report.*
-    run "$preload $options" "--numprocesses=$jobs tests/kernels/test_threads.py" || return 1
-    run "$preload $options" "--parallel-threads=4 ${units[*]}" || return 1
+    run "$library $options" "--numprocesses=$jobs tests/kernels/test_threads.py" || return 1
+    run "$library $options" "--parallel-threads=4 ${units[*]}" || return 1
     reports | tee "$outside/races"
     [[ ! -s $outside/races ]]
 }
 
-results=()
+# Results must have the bits of the build here: neither Python nor NumPy nor the compiler changes them.
+same_bits() {
+    inside "$(preload "$version")" "$place/venv/bin/python" "$place/tools/bits.py" >"$outside/bits" || return 1
+    diff "$bits" "$outside/bits"
+}
+
+bits=$(mktemp)
+"$own_python" "$here/tools/bits.py" >"$bits"
+results=() failed=0
 for name in "${versions[@]}"; do
-    version=${name%%/*} numpy=${name#"$version"} verdict=passed
+    version=${name%%/*} numpy=${name#"$version"} faults=()
     provide "$version"
     make_environment "$version" "${numpy#/}"
+    same_bits || faults+=("other bits")
     case $version in
-    *-tsan) run_sanitized || verdict=failed ;;
+    *-tsan) run_sanitized || faults+=("failed under ThreadSanitizer") ;;
     *t)
-        run "" "--numprocesses=$jobs ${tests[*]}" || verdict=failed
-        run "" "--parallel-threads=4 ${units[*]}" || verdict="$verdict, in four threads failed"
+        run "" "--numprocesses=$jobs ${tests[*]}" || faults+=("failed")
+        run "" "--parallel-threads=4 ${units[*]}" || faults+=("failed in four threads")
         ;;
-    *) run "" "--numprocesses=$jobs ${tests[*]}" || verdict=failed ;;
+    *) run "" "--numprocesses=$jobs ${tests[*]}" || faults+=("failed") ;;
     esac
-    results+=("$name $verdict")
+    if ((${#faults[@]})); then failed=1; else faults=(passed); fi
+    results+=("$name: $(IFS=,; echo "${faults[*]}")")
 done
 printf '%s\n' "${results[@]}"
-[[ "${results[*]}" != *failed* ]]
+exit $failed

@@ -29,13 +29,13 @@
 
 /* A B + one, with one = 1 or -1. */
 INLINE vec additive_product(vec a, real b, real one) {
-    return vmin2(vset1(ADDITIVE_MOST), vmulsub(a, vset1(b), vset1(-one)));
+    return vmin2(vset1(ADDITIVE_MOST), vmuladd(a, vset1(b), vset1(one)));
 }
 
 /* The score without exponentials: columns a (channels, q_row) of queries, projections b of a key. */
 NOINLINE vec additive_direct(const real *a, int64_t q_row, const real *b, const real *w, int64_t channels) {
     vec sum = {0};
-    for (int64_t c = 0; c < channels; c++) sum += w[c] * vtanh(vload(a + c * q_row) + b[c]);
+    for (int64_t c = 0; c < channels; c++) sum = vmuladd(vset1(w[c]), vtanh(vload(a + c * q_row) + b[c]), sum);
     return sum;
 }
 

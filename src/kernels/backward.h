@@ -301,7 +301,7 @@ NOINLINE void drop_panel(const sdpa_unit *u, const backward_scratch *w, panel q,
         for (int x = 0; x < q.nv; x++) {
             int64_t at = j * w->n_lanes + q.i + x * VL;
             vec p = vload(w->p + at), r = vload(w->r + at),
-                ds = r * vload(w->ds + at) - p * vload(w->delta + q.i + x * VL);
+                ds = vmulsub(r, vload(w->ds + at), p * vload(w->delta + q.i + x * VL));
             vstore(w->ds + at, vselect((ivec)p == SIGN_BIT, p, ds));
             vstore(w->p + at, r * p);
         }
@@ -327,11 +327,11 @@ NOINLINE rows scale_queries(const sdpa_unit *u, const backward_scratch *w) {
         for (int64_t x = 0; x < d_v; x += VL) {
             const vec scaled = factor * vload(dout.p + i * dout.row + x);
             vstore(w->dout_rows + i * row + x, scaled);
-            sum[x / VL % 8] += scaled * vload(o.p + i * o.row + x);
+            sum[x / VL % 8] = vmuladd(scaled, vload(o.p + i * o.row + x), sum[x / VL % 8]);
         }
         UNROLL for (int h = 4; h > 0; h /= 2) { UNROLL for (int x = 0; x < h; x++) sum[x] += sum[x + h]; }
         const real product = vreduce_add(sum[0]);
-        w->delta[i] = w->weighed[i] ? factor * w->delta[i] : product - factor * w->dlse[i];
+        w->delta[i] = w->weighed[i] ? factor * w->delta[i] : muladd(-factor, w->dlse[i], product);
     }
     const sdpa_matrix scaled = {(char *)w->dout_rows, row * size, size, REAL_DTYPE, false};
     pack_panels(w->dout, &scaled, 0, u->n_i, d_v, 1, w->line);

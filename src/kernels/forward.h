@@ -120,7 +120,7 @@ INLINE void move_maximum(const running *row, int64_t i, int nv, const real *exac
 INLINE void add_to_sums(real *l, panel q, const vec *alpha, const vec *sum) {
     for (int x = 0; x < q.nv; x++) {
         real *to = l + q.i + x * VL;
-        vstore(to, alpha[x] * vload(to) + sum[x]);
+        vstore(to, vmuladd(alpha[x], vload(to), sum[x]));
     }
 }
 
@@ -502,8 +502,10 @@ COLD static void forward_join(const sdpa_unit *u, void *scratch, const void *par
         for (int64_t x = 0; x < n_parts; x++) {
             const real *from = first + x * part;
             const real factor = (real)exp2((from[w.o_row] - m) + (from[w.o_row + 2] - low));
-            for (int64_t y = 0; y < w.o_row; y += VL) vstore(o + y, vload(o + y) + factor * vload(from + y));
-            w.row.l[i] += factor * from[w.o_row + 1];
+            for (int64_t y = 0; y < w.o_row; y += VL) {
+                vstore(o + y, vmuladd(vset1(factor), vload(from + y), vload(o + y)));
+            }
+            w.row.l[i] = muladd(factor, from[w.o_row + 1], w.row.l[i]);
         }
     }
     forward_finish(u, &w);

@@ -23,7 +23,9 @@ INLINE double logit_factor(const sdpa_problem *p) { return is_linear(p) ? fabs(p
 
 /* The derivative of a logit with respect to its scaled product. h is the array that score_logits filled, or NULL if
  * logits are linear. */
-INLINE vec slope_at(const real *h, int64_t at) { return h ? 1 - vload(h + at) * vload(h + at) : vset1(1); }
+INLINE vec slope_at(const real *h, int64_t at) {
+    return h ? vmuladd(-vload(h + at), vload(h + at), vset1(1)) : vset1(1);
+}
 
 /* The second derivative is bend_of(p) * h * slope. */
 INLINE real bend_of(const sdpa_problem *p) { return is_linear(p) ? 0 : (real)(-2 / p->softcap); }
@@ -45,7 +47,7 @@ INLINE double sink_of(const sdpa_unit *u) {
 INLINE real add_sink(double sink, real *m, real *l) {
     if (sink == -INFINITY) return 1;
     real most = sink > *m ? (real)sink : *m, factor = (real)exp2(*m - most);
-    *l = *l * factor + (real)exp2(sink - most);
+    *l = muladd(*l, factor, (real)exp2(sink - most));
     *m = most;
     return factor;
 }

@@ -115,7 +115,7 @@ INLINE void add_alibi(const sdpa_unit *u, const block *b, real factor, real slop
         for (int64_t i = 0; i < round_up(b->n_i, VL); i += VL) {
             vec distance = lane + (real)(b->i0 + i + u->offset - b->j0 - j);
             distance = (vec)((ivec)distance & ~SIGN_BIT);
-            vstore(s + j * s_row + i, vload(s + j * s_row + i) - factor * slope * distance);
+            vstore(s + j * s_row + i, vmuladd(vset1(-factor * slope), distance, vload(s + j * s_row + i)));
         }
     }
 }

@@ -11,7 +11,7 @@
 
 /* sum + a x; with `pairs`, a and x hold pairs of bfloat16. */
 INLINE vec multiply_add(bool pairs, vec sum, real a, vec x) {
-    if (!PAIRS || !pairs) return sum + a * x;
+    if (!PAIRS || !pairs) return vmuladd(vset1(a), x, sum);
     int32_t pair;
     memcpy(&pair, &a, sizeof pair);
     return vdot(sum, pair, x);
@@ -64,7 +64,7 @@ INLINE const real *old_of(const gemm *g, const real *row) {
 
 /* The new value of `old` in row i of c. */
 INLINE vec added(const gemm *g, int64_t i, vec old, vec product) {
-    return g->row_scale ? g->row_scale[i] * old + product : g->alpha * product + old;
+    return g->row_scale ? vmuladd(vset1(g->row_scale[i]), old, product) : vmuladd(vset1(g->alpha), product, old);
 }
 
 /* Adds a tile to n elements of rows i0 .. i0+mr-1 of c, where n is not a whole number of vectors. */
@@ -214,12 +214,13 @@ INLINE void few_columns(const gemm *g, sdpa_dtype dtype, int width, int64_t i, i
     for (; k + turns <= g->depth; k += turns) {
         UNROLL for (int x = 0; x < sums; x++) {
             const int64_t step = k + x / width;
-            acc[x] += a[step * g->a_stride] * vload_as(dtype, b + step * b_row + x % width * VL * size);
+            const vec row = vload_as(dtype, b + step * b_row + x % width * VL * size);
+            acc[x] = vmuladd(vset1(a[step * g->a_stride]), row, acc[x]);
         }
     }
     for (; k < g->depth; k++) {
         UNROLL for (int x = 0; x < width; x++) {
-            acc[x] += a[k * g->a_stride] * vload_as(dtype, b + k * b_row + x * VL * size);
+            acc[x] = vmuladd(vset1(a[k * g->a_stride]), vload_as(dtype, b + k * b_row + x * VL * size), acc[x]);
         }
     }
     UNROLL for (int x = width; x < sums; x++) acc[x % width] += acc[x];
@@ -294,11 +295,12 @@ COLD NOINLINE void gemm_masked(const gemm *g, bool a_rows_adjacent) {
             real sum[8] = {0};
             for (int64_t k = 0; k < g->depth; k++) {
                 const real a = g->a[i * a_row + k * a_col];
-                if (a != 0 || !signbit(a)) sum[k < whole ? k % turns : 0] += a * g->b[k * g->b_row + j];
+                real *to = &sum[k < whole ? k % turns : 0];
+                if (a != 0 || !signbit(a)) *to = muladd(a, g->b[k * g->b_row + j], *to);
             }
             for (int x = 1; x < turns; x++) sum[0] += sum[x];
             real *c = &g->c[i * g->c_row + j];
-            *c = g->row_scale ? g->row_scale[i] * *c + sum[0] : g->alpha * sum[0] + *c;
+            *c = g->row_scale ? muladd(g->row_scale[i], *c, sum[0]) : muladd(g->alpha, sum[0], *c);
         }
     }
 }

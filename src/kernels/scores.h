@@ -72,7 +72,7 @@ INLINE void finish_element(const scores *t, enum score_mode mode, vec a, int64_t
         break;
     case SCORE_BIASED: {
         vec bias = vload(s);
-        a = vselect(bias == column->least, bias, column->c * a + bias);
+        a = vselect(bias == column->least, bias, vmuladd(column->c, a, bias));
         vstore(s, a);
         column->extreme = vmax2(a, column->extreme);
         break;
@@ -87,7 +87,7 @@ INLINE void finish_element(const scores *t, enum score_mode mode, vec a, int64_t
     case SCORE_BIASED_SUMMED: {
         const vec bias = vload(s);
         const ivec masked = bias == column->least;
-        a = vexp2_quick(column->c * a + bias - column->shift);
+        a = vexp2_quick(vmuladd(column->c, a, bias) - column->shift);
         a = vselect(masked, vset1(-0.0), a);
         vstore(s, a);
         column->extreme += a;
@@ -144,8 +144,8 @@ INLINE void cap_column(const scores *t, const vec (*acc)[MAX_WIDTH], int j, int6
     vec extreme = vload(t->extreme + j * VL);
     for (int64_t i = 0; i < rows && i < SCORE_ROWS; i++) {
         const int64_t at = (j0 + i) * t->s_row + j * VL;
-        const vec bias = vload(t->s + at), h = vtanh(t->cap * acc[i][j] + t->cap_low * acc[i][j]);
-        const vec a = vselect(bias == -(real)INFINITY, bias, c * h + bias);
+        const vec x = acc[i][j], bias = vload(t->s + at), h = vtanh(vmuladd(vset1(t->cap), x, t->cap_low * x));
+        const vec a = vselect(bias == -(real)INFINITY, bias, vmuladd(c, h, bias));
         vstore(t->s + at, a);
         extreme = vmax2(a, extreme);
         /* A masked pair gets 0: its tanh may be NaN, and the backward multiplies by the slope. */

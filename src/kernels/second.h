@@ -84,10 +84,10 @@ INLINE ivec double_lanes(const sdpa_unit *u, const double_scratch *w, int64_t la
         any_masked |= hidden;
         if (!through) continue;
         if (crossed) c = r * vload(w->c + at);
-        vec g = r * vload(w->g + at) - delta, ds = probability * g;
-        vec second = probability * ((t - mu) * g + c - cross);
+        vec g = vmulsub(r, vload(w->g + at), delta), ds = probability * g;
+        vec second = probability * (vmuladd(t - mu, g, c) - cross);
         vec h = f->h ? vload(f->h + at) : (vec){0};
-        vec to_k = slope * (second + bend * h * t0 * ds);
+        vec to_k = slope * vmuladd(bend * h * t0, ds, second);
         vstore(f->t + at, vselect(hidden, mark, second));
         vstore(w->g + at, vselect(hidden, mark, to_k));
         vstore(w->c + at, vselect(hidden, mark, slope * ds));
@@ -159,8 +159,9 @@ INLINE void double_queries(const sdpa_unit *u, const double_scratch *w, const ro
             1 / f->l[i]; /* P = 2^(s - m) / l, because the exponent of 2^(s - lse) would be rounded more coarsely */
         vec delta = {0}, cross = {0};
         for (int64_t x = 0; x < f->v_row; x += VL) {
-            delta += vload(dout->p + i * dout->row + x) * vload(f->o + i * f->v_row + x);
-            cross += vload(dout->p + i * dout->row + x) * vload(f->o_t + i * f->v_row + x);
+            const vec g = vload(dout->p + i * dout->row + x);
+            delta = vmuladd(g, vload(f->o + i * f->v_row + x), delta);
+            cross = vmuladd(g, vload(f->o_t + i * f->v_row + x), cross);
         }
         w->delta[i] = vreduce_add(delta) - (u->dlse ? query_scalar(u->dlse, &u->problem->dlse, u->i0 + i) : 0);
         w->cross[i] = vreduce_add(cross);

@@ -59,23 +59,25 @@ INLINE vec softmax_term(enum sum_kind kind, const softmax_constants *k, vec m, v
     return x;
 }
 
+/* sum + term, the term of x and g; products are not rounded first. */
+INLINE vec add_term(enum sum_kind kind, vec sum, vec term, vec x, vec g) {
+    return kind == SUM_PRODUCT ? vmuladd(x, g, sum) : sum + term;
+}
+
 /* An element of out. m and s belong to the row, see softmax_finish. s_low has the digits that s lacks; they matter where
  * s cancels against g in SDPA_SOFTMAX_BACKWARD, for a weight near 1. */
 INLINE vec softmax_result(sdpa_softmax_op op, const softmax_constants *k, vec m, vec s, vec s_low, vec x, vec g) {
     const real left_out = -(real)INFINITY;
     switch (op) {
-    case SDPA_SOFTMAX: {
-        /* x holds the exponential. The compiler contracts this to an FMA, so the first product is not rounded. */
-        vec p = x * s, low = x * s_low;
-        return p + low;
-    }
+    case SDPA_SOFTMAX: /* x holds the exponential */
+        return vmuladd(x, s, x * s_low);
     case SDPA_LOG_SOFTMAX:
-        return (x - m) * k->inverse - s;
+        return vmulsub(x - m, vset1(k->inverse), s);
     case SDPA_SOFTMAX_BACKWARD:
         return x * ((g - s) - s_low) * k->inverse;
     case SDPA_LOG_SOFTMAX_BACKWARD: {
         vec p = softmax_exp(k, vmin2(vset1(k->d_max), x));
-        return vselect(x == left_out, (vec){0}, (g - p * s) * k->inverse);
+        return vselect(x == left_out, (vec){0}, vmuladd(-p, s, g) * k->inverse);
     }
     case SDPA_LOGSUMEXP_BACKWARD: {
         vec p = softmax_exp(k, vmin2(vset1(k->d_max), x - m));
@@ -107,9 +109,9 @@ INLINE void softmax_finish(sdpa_softmax_op op, double l, double l_low, real *s, 
 
 /* softmax_finish of SDPA_SOFTMAX for rows of a single chunk, whose l has the compute type. */
 INLINE vec softmax_inverse(vec l, vec l_low, vec *s_low) {
-#if defined(__FMA__) || defined(__aarch64__)
+#ifdef HAVE_FMA
     const ivec empty = l == 0;
-    const vec s = 1 / l, rest = (vmulsub(-s, l, vset1(-1)) - s * l_low) * s;
+    const vec s = 1 / l, rest = vmuladd(-s, l_low, vmulsub(-s, l, vset1(-1))) * s;
     *s_low = vselect(empty, (vec){0}, rest);
     return vselect(empty, (vec){0}, s);
 #else
@@ -196,22 +198,22 @@ INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *constant
         for (; j + SUM_CHAINS * VL <= end; j += SUM_CHAINS * VL) {
             UNROLL for (int a = 0; a < SUM_CHAINS; a++) {
                 vec y = g ? vload(g + j + a * VL) : (vec){0};
-                vec term = softmax_term(kind, k, shift, vload(x + j + a * VL), y);
+                vec element = vload(x + j + a * VL), term = softmax_term(kind, k, shift, element, y);
                 if (e) {
                     vstore(e + j + a * VL, term);
                 } else if (kind == SUM_EXP) {
                     __builtin_prefetch(x + next + j + a * VL, 0, 2);
                 }
-                acc[a] += term;
+                acc[a] = add_term(kind, acc[a], term, element, y);
             }
         }
         vec part[SUM_CHAINS]; /* indexed, hence in memory; acc stays in registers */
         UNROLL for (int a = 0; a < SUM_CHAINS; a++) part[a] = acc[a];
         for (int a = 0; j < end; a++, j += VL) {
             vec y = g ? row_part(g, j, n, 0) : (vec){0};
-            vec term = softmax_term(kind, k, shift, row_part(x, j, n, fill), y);
+            vec element = row_part(x, j, n, fill), term = softmax_term(kind, k, shift, element, y);
             if (e) row_part_store(e, term, j, n);
-            part[a] += term;
+            part[a] = add_term(kind, part[a], term, element, y);
         }
         add_exactly(&sum, &low, sum_of_four(part, 1));
     }
@@ -393,9 +395,10 @@ INLINE vec lanes_sum(vec *low_out, enum sum_kind kind, const softmax_constants *
             for (int64_t j = j0; j < end;) {
                 UNROLL for (int a = 0; a < SUM_CHAINS; a++) {
                     if (j >= end) break;
-                    vec term = softmax_term(kind, k, m, vload(x + j * x_col), g ? vload(g + j * g_col) : (vec){0});
+                    vec element = vload(x + j * x_col), y = g ? vload(g + j * g_col) : (vec){0};
+                    vec term = softmax_term(kind, k, m, element, y);
                     if (e) vstore(e + j * e_col, term);
-                    acc[a] += term;
+                    acc[a] = add_term(kind, acc[a], term, element, y);
                     j += VL;
                 }
             }

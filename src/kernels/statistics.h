@@ -40,9 +40,9 @@ INLINE void sum_logits(block_sums *b, const real *s, int64_t s_row, int64_t n, v
             const vec square = e * e;
             of_e += e;
             of_e2 += square;
-            of_e3 += square * e;
-            of_ex += e * (masked ? vselect(hidden, (vec){0}, d) : d);
-            of_s += factor * (masked ? vselect(hidden, (vec){0}, x) : x);
+            of_e3 = vmuladd(square, e, of_e3);
+            of_ex = vmuladd(e, masked ? vselect(hidden, (vec){0}, d) : d, of_ex);
+            of_s = vmuladd(vset1(factor), masked ? vselect(hidden, (vec){0}, x) : x, of_s);
             if (masked) b->count += vselect(hidden, (vec){0}, vset1(1));
         }
         b->l[part] += of_e;
@@ -62,7 +62,7 @@ INLINE vec squares_from(const real *s, int64_t s_row, int64_t n, vec mean, real 
         for (int64_t j = tile; j < end; j++) {
             const vec x = vload(s + j * s_row), from_mean = vmulsub(vset1(factor), x, mean);
             const vec d = masked ? vselect(factor * x == -(real)INFINITY, (vec){0}, from_mean) : from_mean;
-            of_d2 += d * d;
+            of_d2 = vmuladd(d, d, of_d2);
         }
         squares[tile / 8 % 4] += of_d2;
     }
@@ -87,22 +87,22 @@ INLINE void add_logits(row_sums *r, const real *s, int64_t s_row, int64_t n, vec
               lacking = vselect(count == 0, (vec){0}, (total_low - vmulsub(mean, count, total)) / count);
     const vec squares =
         masked ? squares_from(s, s_row, n, mean, factor, true) : squares_from(s, s_row, n, mean, factor, false);
-    const vec m2 = squares - count * lacking * lacking;
+    const vec m2 = vmuladd(-count * lacking, lacking, squares);
     /* The old sums move to the new maximum: e shrinks by a, x grows by `down`. */
     const vec moved = (r->m - shift) + (r->m_low - low), down = vselect(r->m == -(real)INFINITY, (vec){0}, moved),
               a = vexp2((real)M_LOG2E * moved);
-    r->ex = a * (r->ex + down * r->l) + sum_of_four(b.ex, 1);
-    r->l = a * r->l + sum_of_four(b.l, 1);
-    r->e2 = a * a * r->e2 + sum_of_four(b.e2, 1);
-    r->e3 = a * a * a * r->e3 + sum_of_four(b.e3, 1);
+    r->ex = vmuladd(a, vmuladd(down, r->l, r->ex), sum_of_four(b.ex, 1));
+    r->l = vmuladd(a, r->l, sum_of_four(b.l, 1));
+    r->e2 = vmuladd(a * a, r->e2, sum_of_four(b.e2, 1));
+    r->e3 = vmuladd(a * a * a, r->e3, sum_of_four(b.e3, 1));
     r->m_low = low;
     r->m = m;
     const vec all = r->n + count, part = vselect(all == 0, (vec){0}, count / all), d = mean - r->mean,
               d_low = lacking - r->mean_low;
     add_exactly(&r->m2, &r->m2_low, m2);
-    r->m2_low += (d + d_low) * (d + d_low) * r->n * part;
+    r->m2_low = vmuladd((d + d_low) * (d + d_low) * r->n, part, r->m2_low);
     add_exactly(&r->mean, &r->mean_low, d * part);
-    r->mean_low += d_low * part;
+    r->mean_low = vmuladd(d_low, part, r->mean_low);
     r->n = all;
 }
 

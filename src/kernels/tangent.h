@@ -141,7 +141,7 @@ INLINE ivec tangent_weights(const tangent_scratch *w, int64_t lane, int64_t n, b
      * would lose the digits that mu O and P T V have in common. */
     const vec sum = sum_of_four(sums, 1), sum_t = sum_of_four(sums_t, 1);
     vec l = *alpha * vload(w->l + lane), mu = vload(w->mu + lane);
-    vec mean = vselect(l + sum == 0, (vec){0}, (l * mu + sum_t) / (l + sum));
+    vec mean = vselect(l + sum == 0, (vec){0}, vmuladd(l, mu, sum_t) / (l + sum));
     vstore(w->l + lane, l + sum);
     vstore(w->mu + lane, mean);
     *moved = mean - mu;
@@ -173,7 +173,7 @@ NOINLINE void tangent_keys(const sdpa_unit *u, const tangent_scratch *w, tangent
     for (int64_t i = 0; i < q.n_i; i++) {
         const vec move = vset1(((const real *)moved)[i]);
         for (int64_t x = i * w->v_row; x < (i + 1) * w->v_row; x += VL) {
-            vstore(o_t + x, vload(o_t + x) - move * vload(o + x));
+            vstore(o_t + x, vmuladd(-move, vload(o + x), vload(o_t + x)));
         }
     }
 
@@ -201,7 +201,7 @@ INLINE void tangent_finish(const sdpa_unit *u, const tangent_scratch *w) {
         for (int64_t x = 0; x < w->v_row; x += VL) {
             const vec mean = factor * inverse * vload(o + x);
             vstore(o + x, mean);
-            vstore(o_t + x, factor * inverse * vload(o_t + x) - move * mean);
+            vstore(o_t + x, vmulsub(vset1(factor * inverse), vload(o_t + x), move * mean));
         }
     }
 }

@@ -1,13 +1,13 @@
 /* Vectors of `real` for one instruction set, and their operations. The headers vec_NAME.h are the only files with
  * intrinsics.
  *
- * Arithmetic (+ - * /, a * b + c contracts to FMA), casts and shuffles are vector extensions of GCC and Clang and are
- * the same for every instruction set. Each header vec_NAME.h defines the rest, under these names:
+ * Arithmetic (+ - * /), casts and shuffles are vector extensions of GCC and Clang and are the same for every instruction
+ * set. A compiler may not fuse a * b + c on its own (-ffp-contract=off): whether it does depends on the code around, and
+ * results that have to agree come from different code. Each header vec_NAME.h defines the rest, under these names:
  *
  *   vmax2, vmin2      b if the comparison fails, so a NaN in b always propagates; with NEON so does a NaN in a, and +0
  *                     is larger than -0
- *   vmulsub           a * b - c, rounded once if there is FMA. For results that must agree with others, because the
- *                     compiler contracts an expression or not depending on the code around it
+ *   vmuladd, vmulsub  a * b + c and a * b - c, rounded once with HAVE_FMA
  *   vany              whether any lane of a mask is set
  *   vload_partial, vstore_partial
  *                     the first n lanes, 0 <= n <= VL (load: the other lanes are 0); no other memory is touched
@@ -16,6 +16,7 @@
  *
  * Some headers define more, and a macro that says so:
  *
+ *   HAVE_FMA          see vmuladd
  *   HAVE_F16          vwiden_f16, vnarrow_f16 (float32 only): VL elements, of any alignment; widen_f16, narrow_f16: one
  *   HAVE_BF16         vwiden_bf16 (float32 only): VL elements, of any alignment
  *   HAVE_MUL_FINITE   vmul_finite
@@ -54,6 +55,17 @@
 INLINE vec vdot(vec sum, int32_t pair, vec pairs) { return sum + (real)pair * pairs; }
 INLINE vec vpair(vec even, vec odd) { return even + odd; }
 #endif
+
+/* One lane of vmuladd. */
+INLINE real muladd(real a, real b, real c) {
+#ifndef HAVE_FMA
+    return a * b + c;
+#elif SDPA_REAL == 32
+    return __builtin_fmaf(a, b, c);
+#else
+    return __builtin_fma(a, b, c);
+#endif
+}
 
 #if SDPA_REAL == 32
 /* Loads VL elements of 16 bits, of any alignment, as integers. */

@@ -21,6 +21,8 @@ typedef __m256d native;
 
 INLINE vec vmax2(vec a, vec b) { return (vec)NATIVE(max)((native)a, (native)b); }
 INLINE vec vmin2(vec a, vec b) { return (vec)NATIVE(min)((native)a, (native)b); }
+#define HAVE_FMA
+INLINE vec vmuladd(vec a, vec b, vec c) { return (vec)NATIVE(fmadd)((native)a, (native)b, (native)c); }
 INLINE vec vmulsub(vec a, vec b, vec c) { return (vec)NATIVE(fmsub)((native)a, (native)b, (native)c); }
 INLINE bool vany(ivec m) { return NATIVE(movemask)((native)m) != 0; }
 

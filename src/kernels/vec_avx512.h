@@ -25,6 +25,8 @@ typedef __mmask8 native_mask;
 
 INLINE vec vmax2(vec a, vec b) { return (vec)NATIVE(max)((native)a, (native)b); }
 INLINE vec vmin2(vec a, vec b) { return (vec)NATIVE(min)((native)a, (native)b); }
+#define HAVE_FMA
+INLINE vec vmuladd(vec a, vec b, vec c) { return (vec)NATIVE(fmadd)((native)a, (native)b, (native)c); }
 INLINE vec vmulsub(vec a, vec b, vec c) { return (vec)NATIVE(fmsub)((native)a, (native)b, (native)c); }
 
 #define HAVE_MUL_FINITE

@@ -9,6 +9,7 @@
 
 INLINE vec vmax2(vec a, vec b) { return vselect(a > b, a, b); }
 INLINE vec vmin2(vec a, vec b) { return vselect(a < b, a, b); }
+INLINE vec vmuladd(vec a, vec b, vec c) { return a * b + c; }
 INLINE vec vmulsub(vec a, vec b, vec c) { return a * b - c; }
 
 #endif

@@ -17,6 +17,8 @@ typedef float64x2_t native;
 
 INLINE vec vmax2(vec a, vec b) { return (vec)NATIVE(vmax)((native)a, (native)b); }
 INLINE vec vmin2(vec a, vec b) { return (vec)NATIVE(vmin)((native)a, (native)b); }
+#define HAVE_FMA
+INLINE vec vmuladd(vec a, vec b, vec c) { return (vec)NATIVE(vfma)((native)c, (native)a, (native)b); }
 INLINE vec vmulsub(vec a, vec b, vec c) { return (vec)NATIVE(vfma)((native)-c, (native)a, (native)b); }
 
 #define HAVE_F16

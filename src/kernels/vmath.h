@@ -18,23 +18,23 @@
 INLINE vec exp2_slope(vec f) {
 #if SDPA_REAL == 32
     vec p = vset1(1.5345812161311629e-4f);
-    p = p * f + 1.3399931177239737e-3f;
-    p = p * f + 9.6184889563311816e-3f;
-    p = p * f + 5.5503287771053248e-2f;
-    p = p * f + 2.4022646890645521e-1f;
-    return p * f + 6.9314720573719575e-1f;
+    p = vmuladd(p, f, vset1(1.3399931177239737e-3f));
+    p = vmuladd(p, f, vset1(9.6184889563311816e-3f));
+    p = vmuladd(p, f, vset1(5.5503287771053248e-2f));
+    p = vmuladd(p, f, vset1(2.4022646890645521e-1f));
+    return vmuladd(p, f, vset1(6.9314720573719575e-1f));
 #else
     vec p = vset1(4.4352827069572771511e-10);
-    p = p * f + 7.0741056135081427963e-9;
-    p = p * f + 1.0178198021671930844e-7;
-    p = p * f + 1.321543308967639918e-6;
-    p = p * f + 1.5252733489988525649e-5;
-    p = p * f + 1.5403530462514432062e-4;
-    p = p * f + 1.3333558146789921722e-3;
-    p = p * f + 9.6181291075883352443e-3;
-    p = p * f + 5.5504108664819921605e-2;
-    p = p * f + 2.4022650695910156204e-1;
-    return p * f + 6.9314718055994533046e-1;
+    p = vmuladd(p, f, vset1(7.0741056135081427963e-9));
+    p = vmuladd(p, f, vset1(1.0178198021671930844e-7));
+    p = vmuladd(p, f, vset1(1.321543308967639918e-6));
+    p = vmuladd(p, f, vset1(1.5252733489988525649e-5));
+    p = vmuladd(p, f, vset1(1.5403530462514432062e-4));
+    p = vmuladd(p, f, vset1(1.3333558146789921722e-3));
+    p = vmuladd(p, f, vset1(9.6181291075883352443e-3));
+    p = vmuladd(p, f, vset1(5.5504108664819921605e-2));
+    p = vmuladd(p, f, vset1(2.4022650695910156204e-1));
+    return vmuladd(p, f, vset1(6.9314718055994533046e-1));
 #endif
 }
 
@@ -52,11 +52,12 @@ INLINE vec vexp2_finish(vec x, vec t, vec n, vec f) {
                         1.29683959f, 1.35425556f, 1.41421354f, 1.47682619f, 1.54221082f, 1.61049032f,
                         1.68179286f, 1.75625217f, 1.8340081f,  1.91520655f};
     const vec power = vchoose(powers, t);
-    vec p = vset1(5.5502136502564352e-2f) * f + 2.4023428801394678e-1f; /* minimax 1.6e-9 on [-1/32, 1/32] */
-    p = p * f + 6.9314718266662956e-1f;
-    return vscale(p * (power * f) + power, n, x, EXP2_LEAST_NORMAL);
+    /* minimax 1.6e-9 on [-1/32, 1/32] */
+    vec p = vmuladd(vset1(5.5502136502564352e-2f), f, vset1(2.4023428801394678e-1f));
+    p = vmuladd(p, f, vset1(6.9314718266662956e-1f));
+    return vscale(vmuladd(p, power * f, power), n, x, EXP2_LEAST_NORMAL);
 #else
-    const vec p = exp2_slope(f) * f + 1;
+    const vec p = vmuladd(exp2_slope(f), f, vset1(1));
 #ifdef HAVE_SCALE
     (void)t;
     return vscale(p, n, x, EXP2_LEAST_NORMAL);
@@ -118,20 +119,20 @@ INLINE vec vexp2_above(vec c, vec x, vec m, bool any) {
 INLINE vec vexp2_product(vec d, real c, real c_high, real c_low, real d_min) {
 #ifdef HAVE_SCALE
     (void)d_min;
-    const vec t = c * d + EXP2_GRID, n = t - EXP2_GRID;
+    const vec t = vmuladd(vset1(c), d, vset1(EXP2_GRID)), n = t - EXP2_GRID;
 #else
     d = vmax2(vset1(d_min), d);
-    const vec t = c * d + EXP2_MAGIC, n = t - EXP2_MAGIC;
+    const vec t = vmuladd(vset1(c), d, vset1(EXP2_MAGIC)), n = t - EXP2_MAGIC;
 #endif
-#if defined(__FMA__) || defined(__aarch64__)
-    vec f = c_high * d - n;
+#ifdef HAVE_FMA
+    vec f = vmulsub(vset1(c_high), d, n);
 #else
     /* Products of half significands are exact. */
     ivec half = (ivec)d & (SDPA_REAL == 32 ? ~(int64_t)0xfff : ~(int64_t)0x7ffffff);
     vec d_high = (vec)half;
     vec f = (c_high * d_high - n) + c_high * (d - d_high);
 #endif
-    f = c_low * d + f;
+    f = vmuladd(vset1(c_low), d, f);
     return vexp2_finish(n, t, n, f);
 }
 
@@ -141,10 +142,10 @@ INLINE vec vtanh(vec x) {
     const double c = 2 * M_LOG2E, c_high = (real)c;
     /* At 20 the result has long been 1. */
     vec a = vmin2(vset1(20), (vec)((ivec)x & ~SIGN_BIT));
-    vec n = (real)c_high * a + EXP2_MAGIC;
-    vec f = vmulsub(vset1((real)c_high), a, n - EXP2_MAGIC) + (real)(c - c_high) * a;
+    vec n = vmuladd(vset1((real)c_high), a, vset1(EXP2_MAGIC));
+    vec f = vmuladd(vset1((real)(c - c_high)), a, vmulsub(vset1((real)c_high), a, n - EXP2_MAGIC));
     vec power = (vec)((ivec)n << (SDPA_REAL == 32 ? 23 : 52));
-    vec e = power * (exp2_slope(f) * f) + (power - 1);
+    vec e = vmuladd(power, exp2_slope(f) * f, power - 1);
     return (vec)((ivec)(e / (e + 2)) | sign);
 }
 

@@ -4,10 +4,6 @@
 #include "check.h"
 #include "unit.h"
 
-#if defined(__FMA__) || defined(__aarch64__)
-#define HAVE_FMA
-#endif
-
 #define SMALLEST (SDPA_REAL == 32 ? FLT_MIN : DBL_MIN)
 static const real special[] = {0,
                                -0.0,
@@ -162,12 +158,12 @@ static void extremes(void) {
 
 /* -------------------------------------------------------------------------------- arithmetic */
 
-static real multiply_subtract(real a, real b, real c) {
+static real multiply_add(real a, real b, real c) {
 #ifdef HAVE_FMA
-    return SDPA_REAL == 32 ? (real)fmaf((float)a, (float)b, (float)-c) : (real)fma(a, b, -c);
+    return SDPA_REAL == 32 ? (real)fmaf((float)a, (float)b, (float)c) : (real)fma(a, b, c);
 #else
     const volatile real product = a * b;
-    return product - c;
+    return product + c;
 #endif
 }
 
@@ -181,11 +177,13 @@ static void products(void) {
             c[l] = i % 2 ? a[l] * b[l] : a[l] * b[l] + draw(4);
         }
         if (i < 3 * N_SPECIAL) fill(a, i, 1), fill(c, i / 3, 2);
-        const vec x = vmulsub(vload(a), vload(b), vload(c));
+        const vec less = vmulsub(vload(a), vload(b), vload(c)), more = vmuladd(vload(a), -vload(b), vload(c));
         for (int l = 0; l < VL; l++) {
-            const real y = multiply_subtract(a[l], b[l], c[l]);
-            CHECK(same(x[l], y), WHERE " %a * %a - %a = %a, not %a", (double)a[l], (double)b[l], (double)c[l],
-                  (double)y, (double)x[l]);
+            const real y = multiply_add(a[l], b[l], -c[l]), z = multiply_add(a[l], -b[l], c[l]);
+            CHECK(same(less[l], y), WHERE " %a * %a - %a = %a, not %a", (double)a[l], (double)b[l], (double)c[l],
+                  (double)y, (double)less[l]);
+            CHECK(same(more[l], z) && same(muladd(a[l], -b[l], c[l]), z), WHERE " %a - %a * %a = %a, not %a",
+                  (double)c[l], (double)a[l], (double)b[l], (double)z, (double)more[l]);
         }
     }
 }

@@ -1,6 +1,5 @@
 /* Measures the error of every function of vmath.h in ulp of the exact result: for float32 at every number, for float64
- * at random ones. Compiled once per instruction set and type with the optimisation of the extension, since -O1 does not
- * contract a * b + c, and exports test_vmath_NAME_fBITS alone. */
+ * at random ones. Compiled once per instruction set and type, and exports test_vmath_NAME_fBITS alone. */
 #include "../../src/kernels/vmath.h"
 #include "check.h"
 #include "unit.h"
@@ -37,10 +36,10 @@ typedef long double exact;
 #define SMALLEST DBL_MIN
 #endif
 
-#if defined(__FMA__) || defined(__aarch64__)
-#define HAVE_FMA 1
+#ifdef HAVE_FMA
+#define FUSES 1
 #else
-#define HAVE_FMA 0
+#define FUSES 0
 #endif
 #ifdef HAVE_SCALE
 #define SCALES 1
@@ -300,7 +299,7 @@ static void powers(void) {
                .beyond = beyond_exp2,
                .first = first_exponent(),
                .last = last_exponent(),
-               .bound = !HAVE_FMA         ? 1.3
+               .bound = !FUSES            ? 1.3
                         : SDPA_REAL == 32 ? 1.0
                                           : 1.1,
                .c = 1,
@@ -334,7 +333,7 @@ static void products(void) {
                       .beyond = beyond_power,
                       .first = SCALES ? first_whole() : first_exponent(),
                       .last = LIMIT,
-                      .bound = HAVE_FMA ? 1.3 : 1.6,
+                      .bound = FUSES ? 1.3 : 1.6,
                       .c = c,
                       .high = high,
                       .low = (real)(units[i] - (double)high),
@@ -355,7 +354,7 @@ static void shifted(void) {
                       .first = first_whole(),
                       .last = LIMIT + 0.49,
                       .bound = 1.1,
-                      .growth = HAVE_FMA ? 0 : 0.7,
+                      .growth = FUSES ? 0 : 0.7,
                       .c = c,
                       .high = front_of(c),
                       .low = c - front_of(c),

@@ -468,6 +468,7 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
+@pytest.mark.thread_unsafe(reason="doctest takes over sys.stdout")
 def test_signatures_and_examples(name):
     import doctest
 

@@ -44,13 +44,14 @@ INLINE void few_products(vec *sum, const real *q, int period, sdpa_dtype dtype, 
     for (; c + chains * VL <= depth; c += chains * VL) {
         UNROLL for (int h = 0; h < chains; h++) {
             const vec key = vload_as(dtype, k + (c + h * VL) * size);
-            UNROLL for (int i = 0; i < period; i++) acc[h][i] += vload(q + (c + h * VL) * period + i * VL) * key;
+            const real *from = q + (c + h * VL) * period;
+            UNROLL for (int i = 0; i < period; i++) acc[h][i] = vmuladd(vload(from + i * VL), key, acc[h][i]);
         }
     }
     for (; c < depth; c += VL) {
         const bool whole = sdpa_is_narrow(dtype) || depth - c >= VL; /* see is_narrow */
         const vec key = whole ? vload_as(dtype, k + c * size) : vload_partial((const real *)k + c, (int)(depth - c));
-        UNROLL for (int i = 0; i < period; i++) acc[0][i] += vload(q + c * period + i * VL) * key;
+        UNROLL for (int i = 0; i < period; i++) acc[0][i] = vmuladd(vload(q + c * period + i * VL), key, acc[0][i]);
     }
     UNROLL for (int i = 0; i < period; i++) sum[i] =
         chains == 4 ? (acc[0][i] + acc[1][i]) + (acc[2][i] + acc[3][i]) : acc[0][i];
@@ -71,8 +72,8 @@ INLINE void few_products_of_two(vec *sum, const real *q, const real *first, cons
                   y = whole ? vload(second + c) : vload_partial(second + c, (int)(depth - c));
         UNROLL for (int i = 0; i < 8; i++) {
             const vec query = vload(q + c * 8 + i * VL);
-            acc[0][i] += query * x;
-            acc[1][i] += query * y;
+            acc[0][i] = vmuladd(query, x, acc[0][i]);
+            acc[1][i] = vmuladd(query, y, acc[1][i]);
         }
     }
     UNROLL for (int i = 0; i < 8; i++) {

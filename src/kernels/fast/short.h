@@ -22,7 +22,7 @@ NOINLINE void round_lse(const sdpa_unit *u, const backward_scratch *w, real *lac
     for (int64_t i = u->n_i; i < w->n_lanes; i++) w->lse[i] = 0;
     for (int64_t i = 0; i < w->n_lanes; i += VL) {
         const vec lse = vload(w->lse + i), whole = vmax2(vset1(-REAL_MAX), vmin2(vset1(REAL_MAX), high * lse));
-        const vec rest = vmulsub(vset1(high), lse, whole) + low * lse;
+        const vec rest = vmuladd(vset1(low), lse, vmulsub(vset1(high), lse, whole));
         const vec rounded = vselect(is_huge(whole), whole, (whole + EXP2_MAGIC) - EXP2_MAGIC);
         const vec exponent = vmax2(vset1(-64), vmin2(vset1(64), (rounded - whole) - rest));
         const ivec finite = lse - lse == 0;
@@ -41,7 +41,7 @@ NOINLINE void short_weights(const sdpa_unit *u, const backward_scratch *w, const
     weigh_keys(u, w, k, c, sum);
     for (int64_t i = 0; i < u->n_i; i += VL) {
         const vec total = vload(sum + i), lse = vload(w->lse + i), lack = vload(lacks + i);
-        const vec excess = lack * total - 1, most = 2 * epsilon * (4 + vmax2(lse, -lse));
+        const vec excess = vmulsub(lack, total, vset1(1)), most = 2 * epsilon * (4 + vmax2(lse, -lse));
         const ivec complete = (total > 0) & (excess <= most) & (-excess <= most);
         const vec factor = vselect(complete, 1 / total, lack);
         for (int l = 0; l < VL && i + l < u->n_i; l++) w->weighed[i + l] = complete[l] != 0;
@@ -65,10 +65,10 @@ NOINLINE void short_delta(const sdpa_unit *u, const backward_scratch *w, const r
         vec sum = {0}, other = {0};
         int64_t d = 0;
         for (; d + VL < p->d_v; d += 2 * VL) {
-            sum += vload(x + d) * vload(y + d);
-            other += vload(x + d + VL) * vload(y + d + VL);
+            sum = vmuladd(vload(x + d), vload(y + d), sum);
+            other = vmuladd(vload(x + d + VL), vload(y + d + VL), other);
         }
-        if (d < p->d_v) sum += vload(x + d) * vload(y + d);
+        if (d < p->d_v) sum = vmuladd(vload(x + d), vload(y + d), sum);
         w->delta[i] = vreduce_add(sum + other) - dlse_of(u, i);
     }
 }

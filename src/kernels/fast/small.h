@@ -64,7 +64,7 @@ NOINLINE void small_products(real *s, const sdpa_matrix *x, int64_t n, const sdp
             UNROLL for (int k = 0; k < KEYS; k++) part[k] = vload(key[k] + d);
             UNROLL for (int i = 0; i < SMALL_ROWS; i++) {
                 const vec other = vload(row[i] + d);
-                UNROLL for (int k = 0; k < KEYS; k++) acc[k][i] += other * part[k];
+                UNROLL for (int k = 0; k < KEYS; k++) acc[k][i] = vmuladd(other, part[k], acc[k][i]);
             }
         }
 #if VEC_BYTES == 64
@@ -202,9 +202,9 @@ NOINLINE void small_gradients(const sdpa_unit *u, const backward_scratch *w, con
 
     /* 2^(c m - lse), with lse in log2 units as a sum of two. As in complete_rows, rows of P sum to 1. */
     const vec lse = repeated_scalars(u->lse, &p->lse, u->i0 + i, n), whole = high * lse;
-    const vec rest = vmulsub(vset1(high), lse, whole) + low * lse;
+    const vec rest = vmuladd(vset1(low), lse, vmulsub(vset1(high), lse, whole));
     vec factor = vexp2(vmulsub(vset1(c), m, whole) - rest);
-    const vec excess = factor * l - 1, most = 2 * epsilon * (4 + vmax2(whole, -whole));
+    const vec excess = vmulsub(factor, l, vset1(1)), most = 2 * epsilon * (4 + vmax2(whole, -whole));
     const ivec complete = (excess <= most) & (-excess <= most);
     factor = vselect(complete, 1 / l, factor);
     factor = vselect(lse - lse == 0, factor, (vec)((ivec)lse & (lse != lse)));
@@ -219,7 +219,9 @@ NOINLINE void small_gradients(const sdpa_unit *u, const backward_scratch *w, con
         delta[x] = (vec){0};
     }
     for (int64_t d = 0; d < p->d_v; d += VL) {
-        UNROLL for (int x = 0; x < SMALL_ROWS; x++) delta[x] += vload(o_row[x] + d) * vload(dout_row[x] + d);
+        UNROLL for (int x = 0; x < SMALL_ROWS; x++) {
+            delta[x] = vmuladd(vload(o_row[x] + d), vload(dout_row[x] + d), delta[x]);
+        }
     }
     for (int64_t j = 0; j < n_k * SMALL_ROWS; j += VL) {
         const vec x = vload(p_t + j), weight = vselect((ivec)x == SIGN_BIT, x, factor * x);

@@ -32,7 +32,7 @@ LARGE = {
     "causal": (20, 4, 512, 512, 64, True),
     "odd": (60, 3, 77, 331, 41, False),
     # More keys than those whose weights the backward keeps.
-    "long": (10, 1, 192, 8500, 64, False),
+    "long": (10, 1, 96, 8500, 64, False),
 }
 SMALL = {
     "square": (12, 4, 128, 128, 64, False),

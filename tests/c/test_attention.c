@@ -11,11 +11,6 @@
 #include "case.h"
 #include "check.h"
 
-/* For emulated machines and CI: only one of this many problems is tried. */
-#ifndef SAMPLE
-#define SAMPLE 1
-#endif
-
 static void in_layout(const test_case *c, unsigned layout) {
     static long n_problems;
     if (n_problems++ % SAMPLE != 0) return;

@@ -153,7 +153,16 @@ def test_no_memory(function, options):
     function(**x)
 
 
+@pytest.fixture
+def frozen():
+    """Collections do not look at what other tests left behind, which takes them a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.mark.parametrize("function", TABLE, ids=lambda f: f.__name__)
+@pytest.mark.usefixtures("frozen")
 def test_references(function):
     """Neither a valid nor a refused call keeps a reference to an argument."""
     x = everything(function)

@@ -380,6 +380,7 @@ INLINE vec lanes_sum(vec *low_out, enum sum_kind kind, const softmax_constants *
                      const real *g, int64_t g_col, real *e, int64_t e_col, int64_t n) {
     vec slot[VL], slot_low[VL];
     const int n_slots = n < VL ? (int)n : VL;
+    /* So few terms are one in each partial sum of row_sum, and nothing is fused. */
     for (int64_t j = 0; j < n && n <= 2 * VL; j++) {
         vec term = softmax_term(kind, k, m, vload(x + j * x_col), g ? vload(g + j * g_col) : (vec){0});
         if (e) vstore(e + j * e_col, term);

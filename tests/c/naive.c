@@ -5,21 +5,6 @@
 
 static uint64_t state;
 
-/* Drawn once, for logarithm and cosine took half the time of some tests. Their number is prime, so that no row of an
- * operand equals another. */
-enum { N_NORMALS = 65521 };
-static double normals[N_NORMALS];
-static int64_t n_drawn;
-
-void naive_seed(void) {
-    state = 0x9e3779b97f4a7c15;
-    n_drawn = 0;
-    if (normals[0] != 0) return;
-    for (int i = 0; i < N_NORMALS; i++) {
-        normals[i] = sqrt(-2 * log(naive_uniform())) * cos(2 * M_PI * naive_uniform());
-    }
-}
-
 double naive_uniform(void) {
     state ^= state << 13;
     state ^= state >> 7;
@@ -27,7 +12,27 @@ double naive_uniform(void) {
     return ((double)(state >> 11) + 0.5) * 0x1p-53;
 }
 
-double naive_normal(void) { return normals[n_drawn++ % N_NORMALS]; }
+/* Drawn once, for logarithm and cosine took half the time of some tests. Their number is prime, so that no row of an
+ * operand equals another. */
+enum { N_NORMALS = 65521 };
+static double normals[N_NORMALS];
+static int64_t n_used;
+
+static void draw_normals(void) {
+    for (int i = 0; i < N_NORMALS; i++) {
+        normals[i] = sqrt(-2 * log(naive_uniform())) * cos(2 * M_PI * naive_uniform());
+    }
+}
+
+void naive_seed(void) {
+    const uint64_t seed = 0x9e3779b97f4a7c15;
+    state = seed;
+    if (normals[0] == 0) draw_normals();
+    state = seed; /* the first call draws, and the next numbers are those after any other */
+    n_used = 0;
+}
+
+double naive_normal(void) { return normals[n_used++ % N_NORMALS]; }
 
 double naive_roundoff(sdpa_dtype dtype) {
     return dtype == SDPA_F64 ? 0x1p-53 : dtype == SDPA_F32 ? 0x1p-24 : dtype == SDPA_F16 ? 0x1p-11 : 0x1p-8;

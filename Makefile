@@ -98,13 +98,14 @@ bench: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 counts: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 	$(BIN)/python -m benchmarks.counts
 
+# A machine with pairs of bfloat16 needs no stand-in for them.
 C_BUILD = build/c/$(shell gcc -dumpmachine | cut -d- -f1)
 test-c:
 	$(MAKE) -C tests/c -j$(JOBS)
 	$(C_BUILD)/driver
 	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/tsan VECTORS= FLAGS="-O1 -g -fsanitize=thread"
 	build/c/tsan/driver machine pool disturbed packed additive
-ifeq ($(shell grep -cw avx512f /proc/cpuinfo 2>/dev/null),0)
+ifeq ($(shell grep -cw avx512_bf16 /proc/cpuinfo 2>/dev/null),0)
 	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/wide WIDE=1
 	SDPA_ISA=wide build/c/wide/driver vec convert attention packed additive
 endif

@@ -70,9 +70,11 @@ build_free_threaded() {
         make -s -j$jobs && make -s install"
 }
 
-# Sets `python` to the command that runs this version, and `prefix` to what enters its root.
+# Sets `python` to the command that runs this version, `prefix` to what enters its root, and `preload` to the variable
+# that gives Python, which is not instrumented, the library of its extension's sanitizer.
 provide() {
     local version=${1%-tsan}
+    preload=()
     if [[ $version == "$own" ]]; then
         prefix=() python=$own_python
         return
@@ -86,6 +88,7 @@ provide() {
         python=python$version
         inside dpkg --status "$python-venv" >/dev/null 2>&1 || install "$python-venv"
     fi
+    if [[ $1 == *-tsan ]]; then preload=("LD_PRELOAD=$(inside gcc -print-file-name=libtsan.so)"); fi
 }
 
 # Of packages whose newest version has no wheel for a free-threaded Python, an older one will do.
@@ -115,12 +118,7 @@ gil = "" if getattr(sys, "_is_gil_enabled", lambda: True)() else "without the GI
 print(f"=== Python {platform.python_version()}, {gil}NumPy {numpy.__version__}, {sys.argv[1]}")
 print(sdpa.__file__)
 END
-    inside "$(preload "$version")" "$place/venv/bin/python" "$place/versions.py" "$package"
-}
-
-# The variable that gives Python, which is not instrumented, the library of its extension's sanitizer.
-preload() {
-    if [[ $1 == *-tsan ]]; then printf LD_PRELOAD=%s "$(inside gcc -print-file-name=libtsan.so)"; else echo _=; fi
+    inside "${preload[@]}" "$place/venv/bin/python" "$place/versions.py" "$package"
 }
 
 # Prints the name of a wheel of its own, which it builds in `place`.
@@ -148,8 +146,7 @@ reports() { cat "$outside"/report.* 2>/dev/null | awk 'BEGIN { RS = "=====+" } /
 # The tests of threads, and the units in four threads at once, without a report; before them a race
 # that has to be reported. Reports go to files: nobody looks at how a worker of pytest ends.
 run_sanitized() {
-    local library options=TSAN_OPTIONS=log_path=$place/report:exitcode=0
-    library=$(preload "$version")
+    local options=TSAN_OPTIONS=log_path=$place/report:exitcode=0
     cat >"$outside/race.py" <<'END'
 import threading
 import numpy as np
@@ -169,25 +166,25 @@ for thread in threads:
 for thread in threads:
     thread.join()
 END
-    inside "$library" "$options" SDPA_ISA=generic "$place/venv/bin/python" "$place/race.py"
+    inside "${preload[@]}" "$options" SDPA_ISA=generic "$place/venv/bin/python" "$place/race.py"
     if [[ -z $(reports) ]]; then
         echo 'a race went unreported' >&2
         return 1
     fi
     rm "$outside"/report.*
-    run "$library $options" "--numprocesses=$jobs tests/kernels/test_threads.py" || return 1
-    run "$library $options" "--parallel-threads=4 ${units[*]}" || return 1
+    run "${preload[*]} $options" "--numprocesses=$jobs tests/kernels/test_threads.py" || return 1
+    run "${preload[*]} $options" "--parallel-threads=4 ${units[*]}" || return 1
     reports | tee "$outside/races"
     [[ ! -s $outside/races ]]
 }
 
 # Results must have the bits of the build here: neither Python nor NumPy nor the compiler changes them.
 same_bits() {
-    inside "$(preload "$version")" "$place/venv/bin/python" "$place/tools/bits.py" >"$outside/bits" || return 1
+    inside "${preload[@]}" "$place/venv/bin/python" "$place/tools/bits.py" >"$outside/bits" || return 1
     diff "$bits" "$outside/bits"
 }
 
-bits=$(mktemp)
+bits=${wheel%/*}/bits
 "$own_python" "$here/tools/bits.py" >"$bits"
 results=() failed=0
 for name in "${versions[@]}"; do

@@ -153,14 +153,14 @@ import numpy as np
 import sdpa
 
 x = np.ones((4, 400, 32), np.float32)
-out, start = np.empty_like(x), threading.Barrier(2)
+out, start = np.empty_like(x), threading.Barrier(6)
 
 def write():
     start.wait()
     for _ in range(8):
         sdpa.attention(x, x, x, workers=1, out=out)
 
-threads = [threading.Thread(target=write) for _ in range(2)]
+threads = [threading.Thread(target=write) for _ in range(6)]
 for thread in threads:
     thread.start()
 for thread in threads:

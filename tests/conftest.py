@@ -4,6 +4,7 @@ SDPA_SEED=n         draws other data (and lets hypothesis draw other cases)
 SDPA_REQUIRE_ALL=1  makes any skipped test fail the session, by name
 """
 
+import gc
 import importlib
 import os
 import re
@@ -36,6 +37,12 @@ hypothesis.settings.load_profile("sdpa")
 threadpoolctl.threadpool_limits(1, user_api="blas")
 
 _skipped = []
+
+
+def pytest_collection_finish():
+    """Keep what stays until the end out of garbage collections, which took half a second each."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header():
@@ -76,8 +83,13 @@ def pages(request):
 
 @pytest.fixture(scope="session")
 def torch():
-    """PyTorch, for comparison; the test is skipped where it is not installed."""
-    return _peer("torch")
+    """PyTorch, for comparison; the test is skipped where it is not installed.
+
+    On one thread: the processes of pytest fill the cores, and threads of OpenMP wait by spinning.
+    """
+    module = _peer("torch")
+    module.set_num_threads(1)
+    return module
 
 
 @pytest.fixture

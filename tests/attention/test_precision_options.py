@@ -270,3 +270,17 @@ def test_as_exact_as_the_better_peer(torch, isa, dtype, case, std):
             if not ours[i] <= allowed * theirs:
                 broken.append(f"{name} {kind}: {ours[i]:.3g} is {ours[i] / theirs:.3f} of {peers}")
     assert not broken, "\n".join(broken)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("offset", [10, 1000, 100000])
+@pytest.mark.parametrize("n_k", [640, 5000])
+def test_the_mean_of_scores_keeps_its_digits(compute_dtype, rng, n_k, offset):
+    """However far from zero they lie. The rounding of the result alone is an error of 0.29 ulp."""
+    key = np.zeros((100, n_k, 4), compute_dtype)
+    key[..., 0] = offset + rng.standard_normal(key.shape[:-1])
+    query = np.zeros((100, 1, 4), compute_dtype)
+    query[..., 0] = 1
+    mean = sdpa.attention_statistics(query, key, scale=1).score_mean[:, 0]
+    exact = key[..., 0].astype(np.longdouble).mean(axis=-1)
+    assert np.sqrt(np.mean(((mean - exact) / np.spacing(mean)) ** 2)) <= 0.5

@@ -148,6 +148,37 @@ def test_nan_reaches_what_sees_it_and_nothing_else(rng, dtype, which, n_q, n_k):
     check_attention(**x, attn_mask=mask, is_causal="lower_right")
 
 
+TANGENTS = ("query_t", "key_t", "value_t")
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), SHAPES)
+@pytest.mark.parametrize("which", ["query", "key", "value", "grad_out", *TANGENTS])
+def test_nan_reaches_what_sees_it_in_further_derivatives(rng, compute_dtype, which, n_q, n_k):
+    """The same along tangents and for second derivatives."""
+    names = ("query", "key", "value", "grad_out")
+    x = dict(zip(names, operands(rng, compute_dtype, n_q, n_k), strict=True))
+    x |= dict(zip(TANGENTS, operands(rng, compute_dtype, n_q, n_k), strict=False))
+    rows = x[which].shape[-2]
+    for row in {rows // 3, rows - 1}:
+        x[which][0, row, row % x[which].shape[-1]] = np.nan
+    primals, tangents = [x[name] for name in names[:3]], [x[name] for name in TANGENTS]
+    for options in ({"is_causal": True}, {"attn_mask": rng.random((n_q, n_k)) < 0.3}, {}):
+        saved = sdpa.attention_forward(*primals, **options)
+        second = (*tangents, x["grad_out"], *primals, *saved)
+        got = (
+            *sdpa.attention_jvp(*primals, *tangents, **options),
+            *sdpa.attention_double_backward(*second, **options),
+        )
+        want = (
+            *reference.attention_jvp(*primals, *tangents, **options),
+            *reference.attention_double_backward(*second, **options),
+        )
+        assert sum(y is not None for y in got) == 6
+        for ours, exact in zip(got, want, strict=True):
+            if ours is not None:
+                np.testing.assert_array_equal(np.isnan(ours), np.isnan(exact))
+
+
 def test_nan_bias_propagates(rng, dtype):
     q, k, v, _ = operands(rng, dtype, 20, 150)
     bias = normal(rng, (20, 150), compute_type(dtype))
@@ -230,6 +261,10 @@ def test_score_of_minus_infinity_counts_as_masked(rng, dtype, n_k):
     out, lse = sdpa.attention_forward(q, k[[n_k // 2]], v[[n_k // 2]])
     assert not np.any(out)
     assert (lse == -np.inf).all()
+    left = np.arange(n_k + 1) != n_k // 2
+    figures, wanted = sdpa.attention_statistics(q, k), sdpa.attention_statistics(q, k[left])
+    for name, figure in figures._asdict().items():
+        np.testing.assert_allclose(figure, getattr(wanted, name), 1e-5, 1e-5, err_msg=name)
 
 
 def test_score_of_plus_infinity_is_nan(rng, dtype):

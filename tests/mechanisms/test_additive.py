@@ -219,9 +219,10 @@ def test_bits_do_not_depend_on_workers(dtype, rng, causal):
             assert_same_bits(a, b)
 
 
-def test_needs(rng):
-    x = draw(rng, np.float64, 20, 30, 6, 8, 5, 7)
-    g = normal(rng, (2, 20, 5), np.float64)
+@pytest.mark.usefixtures("isa")
+def test_needs(compute_dtype, rng):
+    x = draw(rng, compute_dtype, 20, 30, 6, 8, 5, 7)
+    g = normal(rng, (2, 20, 5), compute_dtype)
     fwd = sdpa.additive_attention_forward(*x.values())
     full = sdpa.additive_attention_backward(g, *x.values(), *fwd)
     for name in ARGUMENTS[:7]:

@@ -153,12 +153,11 @@ def test_no_memory(function, options):
     function(**x)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def frozen():
     """Collections do not look at what other tests left behind, which takes them a second."""
+    gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("function", TABLE, ids=lambda f: f.__name__)

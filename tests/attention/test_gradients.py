@@ -2,7 +2,15 @@
 
 import numpy as np
 import pytest
-from support.helpers import AttentionBounds, assert_within, normal, torch_composed, visible_pairs
+from support.helpers import (
+    AttentionBounds,
+    assert_within,
+    compute_type,
+    normal,
+    torch_composed,
+    unit_roundoff,
+    visible_pairs,
+)
 
 import sdpa
 
@@ -295,6 +303,26 @@ def test_each_gradient_alone_equals_the_one_among_all(rng, dtype, which, n_k):
         alone = sdpa.attention_backward(grad_out, q, k, v, *saved, mask, needs=[which], **options)
         np.testing.assert_array_equal(getattr(alone, which), getattr(everything, which))
         assert [name for name in inputs if getattr(alone, name) is not None] == [which]
+
+
+def test_gradients_of_parts_of_the_keys_add_up(rng, dtype):
+    """With the out and lse of all keys, as a ring of processes calls it; rows then sum to less."""
+    q, k, v, g = (normal(rng, (2, n, 16), dtype) for n in (21, 65, 65, 21))
+    saved = sdpa.attention_forward(q, k, v)
+    whole = sdpa.attention_backward(g, q, k, v, *saved)
+    cuts = [slice(0, 5), slice(5, 25), slice(25, 65)]
+    parts = [sdpa.attention_backward(g, q, k[:, cut], v[:, cut], *saved) for cut in cuts]
+    sums = {
+        "query": sum(part.query.astype(np.float64) for part in parts),
+        "key": np.concatenate([part.key for part in parts], axis=1),
+        "value": np.concatenate([part.value for part in parts], axis=1),
+    }
+    # The rounding of lse, of a few units, is the same relative error in a whole row.
+    units = 40 if dtype == compute_type(dtype) else 8
+    for name, total in sums.items():
+        exact = getattr(whole, name).astype(np.float64)
+        error = np.max(np.abs(total.astype(np.float64) - exact))
+        assert error <= units * unit_roundoff(dtype) * np.max(np.abs(exact)), name
 
 
 @pytest.mark.parametrize("n_k", [1, 700])

@@ -413,6 +413,17 @@ def test_layout_changes_no_bit(rng, dtype, layout, n):
     assert all(same_bits(a.T, b) for a, b in zip(actual, expected, strict=True))
 
 
+@pytest.mark.parametrize("step", [2, 4])
+def test_gaps_between_elements_change_no_bit(rng, dtype, step):
+    """Elements of 16 bits may lie as far apart as those of 32 or 64 are long."""
+    x, g = (rng.standard_normal((37, 40)).astype(dtype) for _ in range(2))
+    where = rng.random((37, 40)) < 0.8
+    apart = [np.repeat(a, step, axis=1)[:, ::step] for a in (x, g, where)]
+    for axis in (0, 1):
+        results = every_routine(*apart[:2], axis, apart[2]), every_routine(x, g, axis, where)
+        assert all(same_bits(a, b) for a, b in zip(*results, strict=True))
+
+
 @pytest.mark.parametrize("n", [1, 3, 10, 16, 17, 64, 129, 130, 700, 9001])
 def test_a_row_alone_has_the_same_bits(rng, dtype, n):
     x, g = (rng.standard_normal((37, n)).astype(dtype) for _ in range(2))

@@ -38,6 +38,7 @@ ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "mutate"
 CPU_SECONDS, WALL_SECONDS = 120, 900
 CONFIG = tomllib.loads((ROOT / "tools" / "mutants.toml").read_text(encoding="utf-8"))
+ANSWERS = {(a["file"], a["was"], a["now"]) for a in CONFIG["answer"]}
 
 
 def limit() -> None:
@@ -194,9 +195,13 @@ def tests_for(file: str) -> dict[str, list[str]]:
     return max(found, key=lambda t: max(len(p) for p in t["files"] if file.startswith(p)))
 
 
+def is_answered(mutant: Mutant) -> bool:
+    """Whether mutants.toml says why the mutant may live."""
+    return (mutant.file, mutant.was, mutant.now) in ANSWERS
+
+
 def report(record: dict[str, str], drawn: list[Mutant]) -> int:
     """Print the score of each file and the survivors without an answer; return their number."""
-    answers = {(a["file"], a["was"], a["now"]) for a in CONFIG.get("answer", [])}
     rows: dict[str, list[int]] = {}
     open_ones = []
     for mutant in drawn:
@@ -204,8 +209,8 @@ def report(record: dict[str, str], drawn: list[Mutant]) -> int:
         if verdict in (None, "does not compile"):
             continue
         row = rows.setdefault(mutant.file, [0, 0, 0, 0])
-        answered = (mutant.file, mutant.was, mutant.now) in answers
-        kind = 0 if verdict.startswith("killed") else 1 if verdict == "same code" else 3 - answered
+        kind = 0 if verdict.startswith("killed") else 1 if verdict == "same code" else 3
+        kind -= kind == 3 and is_answered(mutant)
         row[kind] += 1
         if kind == 3:
             open_ones.append(mutant)
@@ -269,7 +274,7 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=5, help="of each file")
     parser.add_argument("--seconds", type=float, default=3600, help="0: report alone")
     parser.add_argument("--seed", default="1")
-    parser.add_argument("--again", action="store_true", help="judge survivors once more")
+    parser.add_argument("--again", action="store_true", help="judge open survivors once more")
     parser.add_argument("files", nargs="*", help="by default, those that mutants.toml names")
     options = parser.parse_intermixed_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -278,8 +283,13 @@ def main() -> None:
     path = work / "record.json"
     record = json.loads(path.read_text()) if path.exists() else {}
     drawn = chosen(options)
-    again = ("survived",) if options.again else ()
-    left = [m for m in drawn if record.get(m.name) in (None, *again) and options.seconds > 0]
+
+    def is_left(mutant: Mutant) -> bool:
+        verdict = record.get(mutant.name)
+        once_more = options.again and verdict == "survived" and not is_answered(mutant)
+        return options.seconds > 0 and (verdict is None or once_more)
+
+    left = [m for m in drawn if is_left(m)]
     core = None
     if left:
         sync(work / "tree")

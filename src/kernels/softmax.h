@@ -15,6 +15,10 @@
 
 #define SUM_CHAINS 4
 #define SUM_CHAIN 8
+/* Whether the next row is fetched beside stores, and the bytes of a row up to which that pays (docs/kernels.md). */
+#define FETCH_STORED (VEC_BYTES == 64)
+#define FETCH_ROW 4096
+
 enum sum_kind { SUM_EXP, SUM_PRODUCT, SUM_GRADIENT };
 
 typedef struct softmax_constants {
@@ -184,8 +188,8 @@ INLINE softmax_sum sum_lanes(vec sum, vec low) {
     return sum_result(sum[0], low[0]);
 }
 
-/* The sum over a row. `e`, unless NULL, receives the terms. Otherwise SUM_EXP fetches the next row, `next` elements
- * away: while nothing is stored, there is room on the way to memory. */
+/* The sum over a row. `e`, unless NULL, receives the terms. SUM_EXP fetches the next row, `next` elements away, and its
+ * place in e where FETCH_STORED: see next_row. */
 INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *constants, real m, const real *x, const real *g,
                            real *e, int64_t n, int64_t next) {
     const softmax_constants own = *constants, *k = &own; /* a copy that no store can alias */
@@ -199,11 +203,9 @@ INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *constant
             UNROLL for (int a = 0; a < SUM_CHAINS; a++) {
                 vec y = g ? vload(g + j + a * VL) : (vec){0};
                 vec element = vload(x + j + a * VL), term = softmax_term(kind, k, shift, element, y);
-                if (e) {
-                    vstore(e + j + a * VL, term);
-                } else if (kind == SUM_EXP) {
-                    __builtin_prefetch(x + next + j + a * VL, 0, 2);
-                }
+                if (e) vstore(e + j + a * VL, term);
+                if (kind == SUM_EXP && (!e || FETCH_STORED)) __builtin_prefetch(x + next + j + a * VL, 0, 2);
+                if (e && FETCH_STORED) __builtin_prefetch(e + next + j + a * VL, 1, 2);
                 acc[a] = add_term(kind, acc[a], term, element, y);
             }
         }
@@ -259,6 +261,13 @@ INLINE bool is_forward(sdpa_softmax_op op) {
     return op == SDPA_SOFTMAX || op == SDPA_LOG_SOFTMAX || op == SDPA_LOGSUMEXP;
 }
 
+/* How far the row is that row_sum_exp fetches, in elements; 0: none. While nothing is stored, there is room on the way to
+ * memory. Beside stores it pays for short rows alone. */
+INLINE int64_t next_row(const sdpa_softmax_block *b, const real *e) {
+    const bool is_short = b->n * (int64_t)sizeof(real) <= FETCH_ROW && b->x_row == b->out_row;
+    return !e || (FETCH_STORED && is_short) ? b->x_row : 0;
+}
+
 /* Adds a chunk of row i to its sums. `most`: the chunk's maximum; `e`, unless NULL, receives exponentials. */
 INLINE void row_add(const sdpa_softmax_block *b, const softmax_constants *k, int64_t i, real most, real *e,
                     sdpa_softmax_stats *t) {
@@ -268,7 +277,7 @@ INLINE void row_add(const sdpa_softmax_block *b, const softmax_constants *k, int
         if (b->op == SDPA_LOGSUMEXP && m == (real)INFINITY) {
             softmax_add(t, (softmax_sum){sum_at_infinity(x, 1, b->n), 0});
         } else {
-            softmax_add(t, row_sum_exp(k, m, x, e, b->n, b->x_row));
+            softmax_add(t, row_sum_exp(k, m, x, e, b->n, next_row(b, e)));
         }
     } else if (b->op == SDPA_SOFTMAX_BACKWARD) {
         softmax_add(t, row_sum_product(k, x, g, b->n));

@@ -98,17 +98,14 @@ bench: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 counts: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 	$(BIN)/python -m benchmarks.counts
 
-# A machine with pairs of bfloat16 needs no stand-in for them.
+# 1, for a stand-in for AVX-512's vectors and pairs of bfloat16, where the machine lacks the pairs.
+STAND_IN = $(if $(shell grep -w avx512_bf16 /proc/cpuinfo 2>/dev/null),,1)
 C_BUILD = build/c/$(shell gcc -dumpmachine | cut -d- -f1)
 test-c:
-	$(MAKE) -C tests/c -j$(JOBS)
+	$(MAKE) -C tests/c -j$(JOBS) WIDE=$(STAND_IN)
 	$(C_BUILD)/driver
 	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/tsan VECTORS= FLAGS="-O1 -g -fsanitize=thread"
 	build/c/tsan/driver machine pool disturbed packed additive
-ifeq ($(shell grep -cw avx512_bf16 /proc/cpuinfo 2>/dev/null),0)
-	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/wide WIDE=1
-	SDPA_ISA=wide build/c/wide/driver vec convert attention packed additive
-endif
 
 # The test of fork is left out, because qemu-user cannot start threads in a forked child. Of the problems of attention
 # one in five is tried; SAMPLE=1 tries all, which takes ten minutes.
@@ -277,7 +274,7 @@ FUZZ_CI = -seed=1 -keep_seed=1 -mutate_depth=20 -timeout=100 -verbosity=0 -print
 CORE_RUNS = 20000
 API_RUNS = 100000
 fuzz-ci: $(VENV)/with-$(EXTRAS) $(VENV)/fuzz
-	$(MAKE) -C tests/c -j$(JOBS) ../../$(C_BUILD)/blind \
+	$(MAKE) -C tests/c -j$(JOBS) WIDE=$(STAND_IN) ../../$(C_BUILD)/blind \
 		LIBFUZZER=$$($(BIN)/python -c "from importlib.metadata import files; \
 			print(*(f.locate() for f in files('atheris') if f.name.endswith('fuzzer_no_main.a')))")
 	mkdir -p build/fuzz

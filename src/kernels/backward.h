@@ -74,7 +74,7 @@ NOINLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) 
         ARRAY(w.v_tail, SCORE_ROWS * p->d_v),
         ARRAY(w.line, line_size(p, w.block)),
     };
-    take_arrays(arrays, COUNT(arrays), a);
+    UNROLL for (int i = 0; i < COUNT(arrays); i++) take_array(&arrays[i], a);
     return w;
 }
 

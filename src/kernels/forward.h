@@ -70,7 +70,7 @@ NOINLINE forward_scratch forward_layout(const sdpa_problem *p, sdpa_arena *a) {
         ARRAY(w.k_tail, SCORE_ROWS * p->d_k),
         ARRAY(w.line, line_size(p, w.block)),
     };
-    take_arrays(arrays, COUNT(arrays), a);
+    UNROLL for (int i = 0; i < COUNT(arrays); i++) take_array(&arrays[i], a);
     return w;
 }
 

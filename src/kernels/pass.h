@@ -28,13 +28,15 @@ typedef struct array {
     { &(pointer), sizeof *(pointer), n }
 #define COUNT(arrays) ((int)(sizeof(arrays) / sizeof *(arrays)))
 
-/* Takes the arrays from the arena, in order. An arena without memory only adds up their bytes. */
+/* Takes an array from the arena. An arena without memory only adds up the bytes. */
+INLINE void take_array(const array *x, sdpa_arena *a) {
+    void *memory = x->n == ABSENT ? NULL : sdpa_take(a, x->size * (size_t)x->n);
+    memcpy(x->pointer, &memory, sizeof memory);
+}
+
+/* Takes the arrays in order. Passes with short units unroll this. */
 INLINE void take_arrays(const array *arrays, int n_arrays, sdpa_arena *a) {
-    UNROLL for (int i = 0; i < n_arrays; i++) {
-        const bool absent = arrays[i].n == ABSENT;
-        void *memory = absent ? NULL : sdpa_take(a, arrays[i].size * (size_t)arrays[i].n);
-        memcpy(arrays[i].pointer, &memory, sizeof memory);
-    }
+    for (int i = 0; i < n_arrays; i++) take_array(&arrays[i], a);
 }
 
 /* Keys per block of a pass: `most`, or all of them if there are fewer. */

@@ -16,7 +16,7 @@
 #define SUM_CHAINS 4
 #define SUM_CHAIN 8
 /* Whether the next row is fetched beside stores, and the bytes of a row up to which that pays (docs/kernels.md). */
-#define FETCH_STORED (VEC_BYTES == 64)
+#define FETCH_STORED (VEC_BYTES == 64 && SDPA_REAL == 32)
 #define FETCH_ROW 4096
 
 enum sum_kind { SUM_EXP, SUM_PRODUCT, SUM_GRADIENT };

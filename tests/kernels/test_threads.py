@@ -201,8 +201,10 @@ def test_affinity_is_honoured():
 def test_number_of_threads_can_be_raised_and_lowered():
     # Threads start on first use, no more than requested; the caller is one of them.
     program = """if True:
+        import os
         import re
         import threading
+        import time
         import numpy as np
 
         def threads():
@@ -211,6 +213,8 @@ def test_number_of_threads_can_be_raised_and_lowered():
         first = threading.Thread(target=int)  # with it a sanitizer starts a thread of its own
         first.start()
         first.join()
+        while os.path.exists(f"/proc/self/task/{first.native_id}"):
+            time.sleep(0.001)
         x = np.ones((8, 300, 64), np.float32)
         before = threads()
         import sdpa

@@ -209,8 +209,8 @@ def report(record: dict[str, str], drawn: list[Mutant]) -> int:
         if verdict in (None, "does not compile"):
             continue
         row = rows.setdefault(mutant.file, [0, 0, 0, 0])
-        kind = 0 if verdict.startswith("killed") else 1 if verdict == "same code" else 3
-        kind -= kind == 3 and is_answered(mutant)
+        survived = 3 - is_answered(mutant)
+        kind = 0 if verdict.startswith("killed") else 1 if verdict == "same code" else survived
         row[kind] += 1
         if kind == 3:
             open_ones.append(mutant)

@@ -93,13 +93,10 @@ def torch():
 
 
 @pytest.fixture
-def one_torch_thread(torch):
-    """PyTorch on one thread; its own attention is back in place afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
+def torch_itself(torch):
+    """PyTorch's own attention is back in place afterwards."""
+    yield torch
     importlib.import_module("sdpa.interop.torch").uninstall()
-    torch.set_num_threads(before)
 
 
 def _peer(name):

@@ -157,7 +157,7 @@ def test_nan_reaches_what_sees_it_in_further_derivatives(rng, compute_dtype, whi
     """The same along tangents and for second derivatives."""
     names = ("query", "key", "value", "grad_out")
     x = dict(zip(names, operands(rng, compute_dtype, n_q, n_k), strict=True))
-    x |= dict(zip(TANGENTS, operands(rng, compute_dtype, n_q, n_k), strict=False))
+    x |= dict(zip(TANGENTS, operands(rng, compute_dtype, n_q, n_k)[:3], strict=True))
     rows = x[which].shape[-2]
     for row in {rows // 3, rows - 1}:
         x[which][0, row, row % x[which].shape[-1]] = np.nan

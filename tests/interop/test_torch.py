@@ -26,7 +26,7 @@ from sdpa.interop.torch._packed import is_packed, one_sequence
 # PyTorch's forward mode loads its own old decompositions.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-    pytest.mark.usefixtures("one_torch_thread"),
+    pytest.mark.usefixtures("torch_itself"),
 ]
 
 EVERY_CASE = pytest.mark.parametrize("name", CASES)

@@ -30,7 +30,7 @@ TOLERANCES = {"float64": 300 * 2**-53, "float32": 300 * 2**-24, "bfloat16": 2**-
 # PyTorch's compiler loads its own old decompositions.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-    pytest.mark.usefixtures("one_torch_thread"),
+    pytest.mark.usefixtures("torch_itself"),
 ]
 
 

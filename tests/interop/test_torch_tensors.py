@@ -22,7 +22,7 @@ from sdpa.interop import torch as interop
 # PyTorch's forward mode and compiler load its own old decompositions.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-    pytest.mark.usefixtures("one_torch_thread"),
+    pytest.mark.usefixtures("torch_itself"),
 ]
 
 

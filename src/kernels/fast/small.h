@@ -13,16 +13,15 @@
 
 enum { SMALL_CAN = SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET | SDPA_FEATURE_LENGTHS };
 
-/* Whether transposing the unit's queries costs less than sums over 16 lanes: there are many keys, and few lanes stay
- * empty. */
-INLINE bool fills_lanes(const sdpa_unit *u) {
-    return VL == 16 && u->problem->n_k >= VL && 4 * u->n_i >= 3 * round_up(u->n_i, VL);
+/* Whether transposing the unit's queries costs less than sums over 16 lanes: there are as many keys as this, and hardly a
+ * lane stays empty. */
+INLINE bool fills_lanes(const sdpa_unit *u, int64_t n_k) {
+    return VL == 16 && u->problem->n_k >= n_k && 16 * u->n_i >= 15 * round_up(u->n_i, VL);
 }
 
 INLINE bool is_small(const sdpa_unit *u) {
     const sdpa_problem *p = u->problem;
-    if (p->features & ~SMALL_CAN || fills_lanes(u)) return false;
-    return p->n_k <= SMALL_KEYS && p->scale > 0x1p-60 && p->scale < 0x1p60;
+    return !(p->features & ~SMALL_CAN) && p->n_k <= SMALL_KEYS && p->scale > 0x1p-60 && p->scale < 0x1p60;
 }
 
 /* Rows i0 .. i0+n-1 of m, d columns: in place, or a copy (n, d rounded up to VL) padded with zeros to whole vectors. */
@@ -162,7 +161,7 @@ NOINLINE void small_forward(const sdpa_unit *u, const forward_scratch *w, const 
 /* False, having done nothing, where the unit is not small. */
 NOINLINE bool forward_small(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
-    if (!is_small(u)) return false;
+    if (!is_small(u) || fills_lanes(u, 2 * VL)) return false;
     SDPA_TAKE(SMALL);
     sdpa_arena arena = {scratch, 0};
     const forward_scratch w = forward_layout(p, &arena);
@@ -250,7 +249,7 @@ INLINE rows operand_rows(const sdpa_matrix *m) {
 /* False, having done nothing, where the unit is not small. */
 NOINLINE bool backward_small(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
-    if (!is_small(u) || p->n_k > SMALL_BACKWARD_KEYS) return false;
+    if (!is_small(u) || fills_lanes(u, VL) || p->n_k > SMALL_BACKWARD_KEYS) return false;
     SDPA_TAKE(SMALL);
     sdpa_arena arena = {scratch, 0};
     const backward_scratch w = backward_layout(p, &arena);

@@ -43,11 +43,12 @@ static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run
     }
 }
 
-/* Few queries of few heads make too few units for all threads, so their keys are cut into parts. How many depends on
- * the shape only. */
-#define PART_KEYS 4096
+/* Few queries of few heads make too few units for all threads, so their keys are cut into parts, of about this many
+ * pairs and at least as many keys. How many depends on the shape only. */
+#define PART_PAIRS 4096
+#define PART_KEYS 1024
 #define ENOUGH_UNITS 16
-#define MOST_QUERIES 32
+#define MOST_QUERIES 256
 
 enum {
     PARTS_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
@@ -57,7 +58,8 @@ enum {
 
 static int64_t parts_of_keys(const sdpa_problem *p, int64_t n_units) {
     if (p->features & ~PARTS_CAN || p->n_q > MOST_QUERIES || n_units >= ENOUGH_UNITS) return 1;
-    int64_t most = (ENOUGH_UNITS + n_units - 1) / n_units, parts = p->n_k / PART_KEYS;
+    const int64_t most = (ENOUGH_UNITS + n_units - 1) / n_units, n_k = PART_PAIRS / p->n_q;
+    const int64_t parts = p->n_k / (n_k > PART_KEYS ? n_k : PART_KEYS);
     return parts < 1 ? 1 : parts < most ? parts : most;
 }
 

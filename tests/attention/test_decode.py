@@ -10,7 +10,7 @@ from sdpa import reference
 
 pytestmark = pytest.mark.usefixtures("isa")
 
-PART = 4096  # PART_KEYS of src/forward.c
+PART = 1024  # PART_KEYS of src/forward.c: keys of a part for four queries or more, for one 4 PART
 
 # query heads, key heads, queries, keys, d_k, d_v
 SHAPES = {
@@ -22,8 +22,9 @@ SHAPES = {
     "one more": (2, 1, 7, 77, 24, 72),
     "as many as are few, avx512": (2, 1, 8, 77, 24, 72),
     "one more, avx512": (2, 1, 9, 77, 24, 72),
+    "one query, two parts": (1, 1, 1, 8 * PART + 99, 16, 9),
     "one query, grouped, two parts": (4, 1, 1, 2 * PART + 99, 16, 9),
-    "many queries, three parts": (1, 1, 30, 3 * PART, 8, 8),
+    "many queries, three parts": (1, 1, 250, 3 * PART, 8, 8),
 }
 
 
@@ -132,11 +133,11 @@ def test_no_columns(compute_dtype, d_k, d_v):
 
 def test_one_infinite_score_in_one_part(compute_dtype):
     """A key whose score far exceeds all others takes the row, whichever part it is in."""
-    n = 3 * PART
+    n = 12 * PART
     q = np.ones((1, 8), compute_dtype)
     k = np.zeros((n, 8), compute_dtype)
     v = np.arange(n, dtype=compute_dtype)[:, None] * np.ones(8, compute_dtype)
-    for j in (0, PART + 1, n - 1):
+    for j in (0, 4 * PART + 1, n - 1):
         k[j] = 1e4
         np.testing.assert_array_equal(sdpa.attention(q, k, v)[0], v[j])
         k[j] = 0

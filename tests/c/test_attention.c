@@ -153,7 +153,7 @@ static const struct {
       .has_upper = true,
       .upper = 60,
       .offset = true}},
-    {"parts", SDPA_PATH_PARTS, {.n_head = 1, .n_q = 1, .n_k = 9000}},
+    {"parts", SDPA_PATH_PARTS, {.n_head = 1, .n_q = 4, .n_k = 2100}},
     {"fused", SDPA_PATH_FUSED, {.n_head = 1, .n_q = 40, .n_k = 300}},
     {"first", SDPA_PATH_FIRST, {.n_head = 1, .n_q = 40, .n_k = 300}},
     {"split", SDPA_PATH_SPLIT, {.n_head = 1, .n_q = 120, .n_k = 120, .has_upper = true}},

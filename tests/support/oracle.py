@@ -10,7 +10,7 @@ import hashlib
 import pickle
 
 import numpy as np
-from support.bounds import AttentionBounds
+from support.bounds import AttentionBounds, rounds_weights
 
 from sdpa import reference
 
@@ -46,7 +46,16 @@ def remembered(function):
     return call
 
 
-bounds = remembered(AttentionBounds)
+@remembered
+def _bounds(rounds, *operands, **options):
+    return AttentionBounds(*operands, **options)
+
+
+def bounds(query, *operands, **options):
+    """AttentionBounds, which are wider on the one ISA that rounds weights."""
+    return _bounds(rounds_weights(query.dtype), query, *operands, **options)
+
+
 attention_forward = remembered(reference.attention_forward)
 attention_backward = remembered(reference.attention_backward)
 attention_double_backward = remembered(reference.attention_double_backward)

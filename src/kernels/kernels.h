@@ -8,12 +8,14 @@
 #include "../runtime/parallel.h"
 #include "../problem.h"
 
-/* Queries per unit (fewer under a band, which makes blocks on the diagonal partly useless), and keys per block. P V and
- * the row sums are summed from zero over one key block and then added, which bounds their rounding. Partitions depend
- * on the shape only, so results do not depend on the number of threads. */
+/* Queries per unit, and keys per block. Units are smaller under a band, which makes blocks on the diagonal partly
+ * useless, and where a single head of up to 16 blocks has to keep all threads busy. P V and the row sums are summed
+ * from zero over one key block and then added, which bounds their rounding. Partitions depend on the shape only, so
+ * results do not depend on the number of threads. */
 #define SDPA_QUERY_BLOCK 96
 static inline int64_t sdpa_query_block(const sdpa_problem *p) {
-    return p->has_lower || p->has_upper ? SDPA_QUERY_BLOCK / 2 : SDPA_QUERY_BLOCK;
+    const bool single = p->n_head == 1 && p->n_q > 64 && p->n_q <= 16 * SDPA_QUERY_BLOCK;
+    return single || p->has_lower || p->has_upper ? SDPA_QUERY_BLOCK / 2 : SDPA_QUERY_BLOCK;
 }
 
 static inline int64_t sdpa_key_block(const sdpa_problem *p) { return p->d_k + p->d_v <= 512 ? 128 : 64; }

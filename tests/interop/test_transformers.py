@@ -84,12 +84,8 @@ PADDING = {
 
 
 @pytest.fixture(autouse=True)
-def registered():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def registered(torch):
     register()
-    yield
-    torch.set_num_threads(before)
 
 
 def test_docstring():

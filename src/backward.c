@@ -152,7 +152,7 @@ typedef struct backward_call {
     sdpa_turn *turns; /* (most_in_flight, units of a group), of the wavefront */
     bool twice;       /* the double backward: the same sums, another kernel */
     bool ordered;     /* units end in order, since they add to the same dQ */
-    bool fetches;     /* asks for a group's rows while the one before is computed */
+    bool fetches;     /* asks for a head's rows while the one before is computed */
     bool fresh;       /* a group is one unit, which writes the gradients instead of adding to them */
     bool summed;      /* dK, dV in float32: `sums` holds a pair per worker or per group in flight */
     char *sums;
@@ -197,6 +197,7 @@ static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa
     u.turn = t;
     u.ordered = c->ordered;
     u.fresh = c->fresh;
+    u.fetches = c->fetches && group + 1 < c->groups.size;
     u.run = run;
     if (turns && turns[t].last < 0) { /* before the run: only find the unit's key blocks */
         set_turn(&turns[t], &u);
@@ -252,37 +253,20 @@ static void clear_group(const backward_call *c, int64_t group) {
     }
 }
 
-/* The rows of a short head end before the hardware prefetchers detect them. Prefetching pays if all heads together
- * exceed the caches, and costs time otherwise. */
-static bool fetches_groups(const backward_call *c) {
+/* The rows of a short head end before the hardware prefetchers detect them. Asking for the next head's pays if all heads
+ * together exceed the caches, and costs time otherwise. */
+#define SHORT_HEAD 32
+static bool fetches_heads(const backward_call *c) {
     const sdpa_problem *p = c->problem;
     const int64_t head = 2 * 4 * (p->n_q + p->n_k) * (p->d_k + p->d_v); /* operands and gradients */
-    return c->members.size == 1 && p->n_q <= SDPA_QUERY_BLOCK && p->n_k <= SDPA_QUERY_BLOCK &&
+    return c->members.size == 1 && p->n_q <= SHORT_HEAD && p->n_k <= SHORT_HEAD &&
            head * p->n_batch * p->n_head > 16 << 20;
-}
-
-static void fetch_rows(sdpa_matrix m, int64_t n_rows, int64_t n_cols) {
-    const int64_t bytes = m.col * n_cols;
-    for (int64_t r = 0; r < n_rows; r++, m.data += m.row) {
-        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(m.data + at, 0, 2);
-    }
-}
-
-static void fetch_group(const backward_call *c, int64_t group) {
-    const sdpa_problem *p = c->problem;
-    int64_t batch = 0, head = 0;
-    sdpa_grid_locate(&c->groups, group, &batch, &head);
-#define FETCH(name, rows, columns)                                                                                     \
-    if (p->name.data) fetch_rows(sdpa_matrix_at(p, &p->name, batch, head), rows, columns);
-    SDPA_MATRICES(FETCH)
-#undef FETCH
 }
 
 /* A whole group on one thread. */
 static void group_work(void *context, int64_t group, int worker, sdpa_run *run) {
     const backward_call *c = context;
     if (!c->fresh) clear_group(c, group);
-    if (c->fetches && group + 1 < c->groups.size) fetch_group(c, group + 1);
     if (c->summed && !c->fresh) memset(c->sums + (size_t)worker * c->slot_bytes, 0, c->sums_bytes);
     for (int64_t t = 0; t < units_per_group(c); t++) {
         if (sdpa_run_stopped(run)) return;
@@ -350,7 +334,7 @@ static void plan(backward_call *c) {
     c->dk_bytes = p->dk.data ? (size_t)(p->n_k * p->d_k) * 4 : 0;
     c->sums_bytes = c->summed ? c->dk_bytes + (p->dv.data ? (size_t)(p->n_k * p->d_v) * 4 : 0) : 0;
     c->slot_bytes = c->sums_bytes;
-    c->fetches = fetches_groups(c);
+    c->fetches = fetches_heads(c);
     c->fresh = !c->twice && units_per_group(c) == 1;
 }
 

@@ -43,8 +43,8 @@ static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run
     }
 }
 
-/* Few queries of few heads make too few units for all threads, so their keys are cut into parts, of about this many
- * pairs and at least as many keys. How many depends on the shape only. */
+/* Few queries of few heads make too few units for all threads, so their keys are cut into parts of at least PART_PAIRS
+ * pairs and PART_KEYS keys. How many depends on the shape only. */
 #define PART_PAIRS 4096
 #define PART_KEYS 1024
 #define ENOUGH_UNITS 16

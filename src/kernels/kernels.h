@@ -39,6 +39,7 @@ typedef struct sdpa_unit {
     sdpa_turn *turns;     /* of the group; NULL: units run one after the other */
     int64_t turn;         /* the unit's index there */
     bool ordered;         /* units of the group end in order */
+    bool fetches;         /* the next head's rows are to be asked for */
     bool fresh;           /* dq, dk and dv are not initialised, and no other unit adds to them */
     sdpa_run *run;
 #define SDPA_INTEGER(name, rows, columns) int64_t name;
@@ -68,6 +69,23 @@ bool sdpa_turn_wait(const sdpa_unit *u, int64_t block);
 void sdpa_turn_pass(const sdpa_unit *u, int64_t block);
 bool sdpa_turn_wait_last(const sdpa_unit *u);
 void sdpa_turn_end(const sdpa_unit *u);
+
+/* What a backward reads and writes of a head. */
+typedef enum sdpa_fetched {
+    SDPA_FETCH_QK,
+    SDPA_FETCH_DOUT_V,
+    SDPA_FETCH_O_DV,
+    SDPA_FETCH_DQ_DK,
+    SDPA_N_FETCH
+} sdpa_fetched;
+
+void sdpa_fetch_share(const sdpa_unit *u, sdpa_fetched what, int64_t first, int64_t n, int64_t of);
+
+/* If u fetches, asks for rows of the next head: for n shares from `first` on, `of` as many, of each tensor. A core that
+ * already waits for many cache lines drops requests, so kernels ask for few at a time, between their steps. */
+static inline void sdpa_fetch(const sdpa_unit *u, sdpa_fetched what, int64_t first, int64_t n, int64_t of) {
+    if (u->fetches) sdpa_fetch_share(u, what, first, n, of);
+}
 
 /* The longest part of a row that is summed in one go; longer rows are read in chunks of this length. */
 #define SDPA_SOFTMAX_CHUNK 8192

@@ -134,19 +134,27 @@ NOINLINE bool backward_short(const sdpa_unit *u, void *scratch) {
     const backward_scratch w = backward_layout(p, &arena);
     real lacks[SDPA_QUERY_BLOCK];
     SDPA_TAKE(SHORT);
+    sdpa_fetch(u, SDPA_FETCH_QK, 0, 1, 2);
     round_lse(u, &w, lacks);
+    sdpa_fetch(u, SDPA_FETCH_QK, 1, 1, 2);
     pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
     const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 1, w.k, w.k_tail);
+    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0, 1, 2);
     short_weights(u, &w, &k, (real)(fabs(p->scale) * M_LOG2E), lacks);
 
+    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
     backward_rows own = {.dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, 1, w.dout_rows, NULL),
                          .q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, 1, w.q_rows, NULL)};
     own.finite = !may_mask(u) || (rows_finite(&own.q, p->d_k) && rows_finite(&own.dout, p->d_v));
+    sdpa_fetch(u, SDPA_FETCH_O_DV, 0, 1, 2);
     pack_panels(w.dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
     short_delta(u, &w, &own.dout);
     if (sdpa_is_narrow(p->dtype)) short_delta_by_weights(u, &w, b);
+    sdpa_fetch(u, SDPA_FETCH_O_DV, 1, 1, 2);
     const rows v = pack_rows(&u->v, b.j0, b.n, p->d_v, 0, w.v, w.v_tail);
+    sdpa_fetch(u, SDPA_FETCH_DQ_DK, 0, 1, 2);
     const enum panel_state state = score_gradients(u, &w, &v);
+    sdpa_fetch(u, SDPA_FETCH_DQ_DK, 1, 1, 2);
     write_gradients(u, &w, &own, &k, b, state);
     return true;
 }

@@ -13,10 +13,10 @@
 
 enum { SMALL_CAN = SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET | SDPA_FEATURE_LENGTHS };
 
-/* Whether transposing the unit's queries costs less than sums over 16 lanes: there are as many keys as this, and hardly a
- * lane stays empty. */
-INLINE bool fills_lanes(const sdpa_unit *u, int64_t n_k) {
-    return VL == 16 && u->problem->n_k >= n_k && 16 * u->n_i >= 15 * round_up(u->n_i, VL);
+/* Whether transposing the unit's queries costs less than sums over 16 lanes: there are at least `least` keys, and hardly
+ * a lane stays empty. */
+INLINE bool fills_lanes(const sdpa_unit *u, int64_t least) {
+    return VL == 16 && u->problem->n_k >= least && 16 * u->n_i >= 15 * round_up(u->n_i, VL);
 }
 
 INLINE bool is_small(const sdpa_unit *u) {
@@ -195,8 +195,11 @@ NOINLINE void small_gradients(const sdpa_unit *u, const backward_scratch *w, con
     const real high = (real)unit, low = (real)(unit - high), epsilon = REAL_EPSILON;
     real p_t[SMALL_SIZE], ds[SMALL_SIZE]; /* scores, then P^T; dP^T, then dS^T */
     vec m, shift = {0};
+    sdpa_fetch(u, SDPA_FETCH_QK, i, n, u->n_i);
     small_products(p_t, q, n, k, n_k, p->d_k);
+    sdpa_fetch(u, SDPA_FETCH_DOUT_V, i, n, u->n_i);
     small_products(ds, dout, n, v, n_k, p->d_v);
+    sdpa_fetch(u, SDPA_FETCH_O_DV, i, n, u->n_i);
     const vec l = small_weights(u, u->i0 + i, n_k, c, p_t, &m);
 
     /* 2^(c m - lse), with lse in log2 units as a sum of two. As in complete_rows, rows of P sum to 1. */
@@ -228,6 +231,7 @@ NOINLINE void small_gradients(const sdpa_unit *u, const backward_scratch *w, con
         shift += vselect((ivec)x == SIGN_BIT, (vec){0}, weight * vload(ds + j));
     }
     UNROLL for (int h = SMALL_ROWS; h < VL; h *= 2) shift += vswap(shift, h);
+    sdpa_fetch(u, SDPA_FETCH_DQ_DK, i, n, u->n_i);
     if (!sdpa_is_narrow(p->dtype)) shift = vsum4(delta);
     shift = vselect(complete, shift, vsum4(delta));
     if (u->dlse) shift -= repeated_scalars(u->dlse, &p->dlse, u->i0 + i, n);

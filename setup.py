@@ -181,14 +181,14 @@ class BuildExt(build_ext):
         # know those flags and shall not warn of them.
         tables = [] if SANITIZE else ["-fno-asynchronous-unwind-tables"]
         short = ["-fno-schedule-insns2", "-fno-tree-pre", "-Wno-ignored-optimization-argument"]
-        # Some systems' Pythons compile with stack protectors. In kernels, whose arrays have fixed
-        # sizes, they cost instructions at every call, and one more percent.
+        # Some systems' Pythons compile with stack protectors. In the core, which reads no input of
+        # unknown size, they cost instructions at every call, and one more percent.
         plain = [*tables, "-fno-stack-protector"]
         for name, flags in reversed(kernels().items()):
             rest = short if name.startswith("generic") else []
             yield Unit(Path("src/kernels/kernel.c"), name, [*flags, *plain, *rest])
         for path in sorted([*Path("src").glob("*.c"), *Path("src/runtime").glob("*.c")]):
-            yield Unit(path, flags=tables)
+            yield Unit(path, flags=plain)
         for path in sorted(Path("src/python").glob("*.c")):
             yield Unit(path, flags=tables, macros=MACROS + about, includes=python_includes)
 

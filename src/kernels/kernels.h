@@ -81,8 +81,8 @@ typedef enum sdpa_fetched {
 
 void sdpa_fetch_share(const sdpa_unit *u, sdpa_fetched what, int64_t first, int64_t n, int64_t of);
 
-/* If u fetches, asks for rows of the next head: for n shares from `first` on, `of` as many, of each tensor. A core that
- * already waits for many cache lines drops requests, so kernels ask for few at a time, between their steps. */
+/* If u fetches, asks for rows of the next head: for n shares from `first` on, `of` as many, of each tensor. A core can
+ * wait for few cache lines at a time, so kernels ask for some between their steps, not for all at once. */
 static inline void sdpa_fetch(const sdpa_unit *u, sdpa_fetched what, int64_t first, int64_t n, int64_t of) {
     if (u->fetches) sdpa_fetch_share(u, what, first, n, of);
 }

@@ -259,7 +259,7 @@ static void clear_group(const backward_call *c, int64_t group) {
 static bool fetches_heads(const backward_call *c) {
     const sdpa_problem *p = c->problem;
     const int64_t head = 2 * 4 * (p->n_q + p->n_k) * (p->d_k + p->d_v); /* operands and gradients */
-    return c->members.size == 1 && p->n_q <= SHORT_HEAD && p->n_k <= SHORT_HEAD &&
+    return !c->twice && c->members.size == 1 && p->n_q <= SHORT_HEAD && p->n_k <= SHORT_HEAD &&
            head * p->n_batch * p->n_head > 16 << 20;
 }
 

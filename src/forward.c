@@ -58,8 +58,8 @@ enum {
 
 static int64_t parts_of_keys(const sdpa_problem *p, int64_t n_units) {
     if (p->features & ~PARTS_CAN || p->n_q > MOST_QUERIES || n_units >= ENOUGH_UNITS) return 1;
-    const int64_t most = (ENOUGH_UNITS + n_units - 1) / n_units, n_k = PART_PAIRS / p->n_q;
-    const int64_t parts = p->n_k / (n_k > PART_KEYS ? n_k : PART_KEYS);
+    const int64_t most = (ENOUGH_UNITS + n_units - 1) / n_units;
+    const int64_t keys = p->n_q * PART_KEYS < PART_PAIRS ? PART_PAIRS / p->n_q : PART_KEYS, parts = p->n_k / keys;
     return parts < 1 ? 1 : parts < most ? parts : most;
 }
 

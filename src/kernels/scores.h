@@ -18,10 +18,7 @@ typedef struct ahead {
 
 INLINE void fetch_ahead(const ahead *a, int64_t j0, int64_t n) {
     for (int64_t j = j0; j < j0 + n && j < a->n; j++) {
-        for (int x = 0; x < 2; x++) {
-            const char *row = a->p[x] + j * a->row[x];
-            for (int64_t at = 0; at < a->bytes[x]; at += 64) __builtin_prefetch(row + at, 0, 2);
-        }
+        for (int x = 0; x < 2; x++) sdpa_fetch_row(a->p[x] + j * a->row[x], a->bytes[x]);
     }
 }
 

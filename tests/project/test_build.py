@@ -143,6 +143,18 @@ def test_the_extension_needs_the_c_library_alone(built):
     assert all(re.match(r"lib(c|m|pthread)\.so|ld-linux", name) for name in needed), needed
 
 
+@x86_64_only
+def test_the_compiler_keeps_the_prefetches(built):
+    """GCC drops calls of functions that do nothing else; no result shows it."""
+    (path,) = built.objects.rglob("fetch.o")
+    assert "prefetch" in run("objdump", "--disassemble", path)
+    users = [name for name in KERNELS if name.startswith("avx")]
+    kernels = [run("nm", "--undefined-only", built.kernel(name)) for name in users]
+    assert [name for name, text in zip(users, kernels, strict=True) if "sdpa_fetch_" in text] == [
+        name for name in users if name != "avx512bf16_f32"
+    ]
+
+
 def test_instruction_sets_are_those_listed():
     assert [name for name, _ in listed_isas()] == list(_core._isas())
 

@@ -12,6 +12,7 @@ and undefined-behaviour sanitizers, ``SDPA_SANITIZE=thread`` with that of thread
 import gzip
 import os
 import re
+import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -170,6 +171,14 @@ class BuildExt(build_ext):
             return [*ext.libraries, "python3"]
         return super().get_libraries(ext)
 
+    def uses_gcc(self):
+        """Return whether the compiler, whatever its name, is GCC. clang refuses some flags."""
+        if WINDOWS:
+            return False
+        command = [*self.compiler.compiler_so, "--version"]
+        about = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+        return "Free Software Foundation" in about
+
     def units(self, python_includes):
         """Return all units, the slowest to compile first."""
         about = [
@@ -177,10 +186,9 @@ class BuildExt(build_ext):
             ("SDPA_BUILD_FLAGS", quoted(" ".join(FLAGS))),
         ]
         # No stack is unwound through C, and the tables for it are 4 % of the wheel. The plainest
-        # kernels, which only old CPUs run, are compiled shorter for another percent; clang does not
-        # know those flags and shall not warn of them.
+        # kernels, which only old CPUs run, are compiled shorter for another percent.
         tables = [] if SANITIZE else ["-fno-asynchronous-unwind-tables"]
-        short = ["-fno-schedule-insns2", "-fno-tree-pre", "-Wno-ignored-optimization-argument"]
+        short = ["-fno-schedule-insns2", "-fno-tree-pre"] if self.uses_gcc() else []
         # Some systems' Pythons compile with stack protectors. In the core, which reads no input of
         # unknown size, they cost instructions at every call, and one more percent.
         plain = [*tables, "-fno-stack-protector"]

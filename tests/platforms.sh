@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Compiles the C core and its tests without warnings for other compilers and systems, and runs them
-# where they can be run here: tests/platforms.sh ZIG [NAME...]
-# ZIG: the command that runs ziglang's zig. NAMEs: some of those below.
+# where they can be run here; then the extension by setup.py and every clang, whose results must have
+# the bits of gcc's: tests/platforms.sh ZIG [NAME...]
+# ZIG: the command that runs ziglang's zig, PYTHON -m ziglang. NAMEs: some of those below.
 set -uo pipefail
 cd "$(dirname "$0")/c"
 zig=$1
@@ -30,6 +31,26 @@ platform() {
     results+=("$name: $verdict")
 }
 
+# name, the compiler's command
+extension() {
+    local name=extension-$1 cc=$2 python=${zig%% *} built=build/platforms/$1 verdict
+    if ((${#wanted[@]})) && [[ " ${wanted[*]} " != *" extension "* ]]; then return; fi
+    printf '\n=== %s\n' "$name"
+    if ! (cd ../.. && CC=$cc SDPA_WERROR=1 "$python" setup.py --quiet build --build-base "$built" \
+        --build-lib "$built/lib"); then
+        verdict="does not compile"
+    elif ! (cd ../.. && PYTHONSAFEPATH=1 PYTHONPATH=$built/lib "$python" tools/bits.py \
+        >"$built/bits"); then
+        verdict="fails"
+    elif [[ $1 != gcc ]] && ! diff ../../build/platforms/gcc/bits "../../$built/bits"; then
+        verdict="fails, for its bits are not gcc's"
+    else
+        verdict="compiles"
+        if [[ $1 != gcc ]]; then verdict+=", and has the bits of gcc's"; fi
+    fi
+    results+=("$name: $verdict")
+}
+
 zig_cc() { printf '%s cc -target %s' "$zig" "$1"; }
 posix="vec convert vmath machine problem pool fork attention disturbed packed additive xla"
 for cc in gcc-12 gcc-14 gcc-15 clang-14 clang-19 clang-22; do
@@ -45,6 +66,11 @@ platform windows "$windows" "" CC="$(zig_cc x86_64-windows-gnu)" MACHINE=x86_64 
 platform macos - "" CC="$(zig_cc aarch64-macos)" MACHINE=aarch64 FLAGS="$flags"
 platform wasm "node --no-warnings wasi.mjs" "attention packed additive xla" \
     CC="$(zig_cc wasm32-wasi)" MACHINE=wasm32 PORTABLE=1 VECTORS= FLAGS="$flags -msimd128"
+extension gcc gcc
+for cc in clang-14 clang-19 clang-22; do
+    if command -v "$cc" >/dev/null; then extension "$cc" "$cc"; fi
+done
+extension zig "$zig cc"
 
 printf '\n'
 printf '%s\n' "${results[@]}"

@@ -254,6 +254,36 @@ def test_nothing_changes_the_rounding_mode(built):
     assert "ldmxcsr" not in run("objdump", "--disassemble", built.extension)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="uses a compiler in sh")
+@pytest.mark.parametrize(
+    ("about", "shorter"),
+    [("gcc 16.2\nCopyright (C) 2026 Free Software Foundation, Inc.", True), ("clang 23.1", False)],
+)
+def test_only_gcc_gets_the_flags_that_clang_refuses(tmp_path, monkeypatch, about, shorter):
+    compiler, calls = tmp_path / "cc", tmp_path / "calls"
+    compiler.write_text(
+        f"""#!/bin/sh
+case "$*" in *--version*) echo '{about}'; exit;; esac
+echo "$@" >> '{calls}'
+for x; do
+    if [ "$last" = -o ]; then : > "$x"; fi
+    last=$x
+done
+"""
+    )
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    places = [f"--build-lib={tmp_path / 'lib'}", f"--build-temp={tmp_path / 'temp'}"]
+    run(sys.executable, "setup.py", "build_ext", *places, cwd=ROOT)
+    kernels = [call for call in calls.read_text().splitlines() if "kernel.c" in call]
+    assert len(kernels) == len(KERNELS)
+    for call in kernels:
+        generic = "-DSDPA_ISA_GENERIC" in call
+        assert (
+            ("-fno-tree-pre" in call) == ("-fno-schedule-insns2" in call) == (generic and shorter)
+        )
+
+
 def test_subnormals_survive_import():
     program = """
         import threading, numpy as np

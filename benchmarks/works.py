@@ -194,7 +194,7 @@ def decode(setting: Setting) -> Iterator[Work]:
 
 def softmax(setting: Setting) -> Iterator[Work]:
     """Softmax of long, short and single rows."""
-    for shape in ((1000, 1000), (64, 8192), (100000, 10), (10,)):
+    for shape in ((1000, 1000), (64, 8192), (1000000,), (100000, 10), (10,)):
 
         def build(shape: tuple[int, ...] = shape) -> Contenders:
             a = np.random.default_rng(0).standard_normal(shape, np.float32)

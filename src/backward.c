@@ -96,7 +96,8 @@ typedef struct wide_gradient {
 } wide_gradient;
 
 /* Points *t at memory of the compute type with the same broadcast axes. `t` has n_rows x n_cols matrices. */
-static sdpa_status widen(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, int64_t n_cols, wide_gradient *g) {
+SDPA_COLD static sdpa_status widen(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, int64_t n_cols,
+                                   wide_gradient *g) {
     g->problem = p;
     g->narrow = *t;
     g->n_rows = t->row ? n_rows : 1;
@@ -131,7 +132,7 @@ static void narrow_row(void *context, int64_t index, int worker, sdpa_run *run) 
     narrow_rows(p, to, sdpa_matrix_at(p, &g->wide, batch, head).data + row * g->wide.row, g->wide.row, 1, g->n_cols);
 }
 
-static sdpa_status narrow(wide_gradient *g) {
+SDPA_COLD static sdpa_status narrow(wide_gradient *g) {
     const sdpa_problem *p = g->problem;
     const int64_t n_rows = g->matrices.size * g->n_rows;
     const int workers = sdpa_workers(p->n_workers, n_rows, (double)n_rows * (double)g->n_cols / 1e5);
@@ -413,7 +414,7 @@ static void take_packed_pieces(void *owner, sdpa_arena *arena) {
 
 /* Fills in the shares of all sequences that have queries, and the memory that they need. A group goes to one thread,
  * unless it is so large a part of the work that the others might wait for it at the end. */
-static void plan_shares(packed_backward *c) {
+SDPA_COLD static void plan_shares(packed_backward *c) {
     backward_call *call = c->call;
     const double all_pairs = sdpa_sequences_pairs(call->problem);
     call->n_workers = sdpa_workers_for(call->problem, pass_of(call), all_pairs, INT64_MAX);
@@ -445,7 +446,7 @@ static void plan_shares(packed_backward *c) {
 }
 
 /* Runs the shares in the call's memory. */
-static sdpa_status run_shares(packed_backward *c, int64_t n_units) {
+SDPA_COLD static sdpa_status run_shares(packed_backward *c, int64_t n_units) {
     const sdpa_problem *p = c->call->problem;
     for (int i = 0; i < c->call->n_workers; i++) c->views[i].share = NULL;
     for (int64_t i = 0; i < c->n_shares; i++) {
@@ -462,7 +463,7 @@ static sdpa_status run_shares(packed_backward *c, int64_t n_units) {
     return status;
 }
 
-static sdpa_status run_packed(const sdpa_problem *p, backward_call *call) {
+SDPA_COLD static sdpa_status run_packed(const sdpa_problem *p, backward_call *call) {
     packed_backward c = {.call = call, .shares = sdpa_alloc((size_t)p->n_sequences * sizeof(sdpa_share))};
     if (!c.shares) return SDPA_NO_MEMORY;
     plan_shares(&c);
@@ -482,7 +483,7 @@ typedef struct sink_sums {
 } sink_sums;
 
 /* Points dsinks of p at zeroed memory for all sequences. */
-static sdpa_status part_sinks(sdpa_problem *p, sink_sums *s) {
+SDPA_COLD static sdpa_status part_sinks(sdpa_problem *p, sink_sums *s) {
     sdpa_tensor *t = &p->dsinks;
     s->problem = p;
     s->total = *t;
@@ -496,7 +497,7 @@ static sdpa_status part_sinks(sdpa_problem *p, sink_sums *s) {
     return SDPA_OK;
 }
 
-static void add_sinks(const sink_sums *s) {
+SDPA_COLD static void add_sinks(const sink_sums *s) {
     const sdpa_problem *p = s->problem;
     for (int64_t h = 0; h < s->heads.size; h++) {
         double wide = 0;

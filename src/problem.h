@@ -16,6 +16,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* For functions that run rarely, or once per call: optimised for size, since the wheel is to stay below 1 MB. */
+#define SDPA_COLD __attribute__((cold))
+
 typedef enum sdpa_status { SDPA_OK = 0, SDPA_NO_MEMORY, SDPA_INTERRUPTED } sdpa_status;
 
 typedef enum sdpa_dtype { SDPA_BOOL, SDPA_F16, SDPA_BF16, SDPA_F32, SDPA_F64, SDPA_I64 } sdpa_dtype;

@@ -3,7 +3,10 @@
  * Kernels take rows as they lie in memory, or one row per lane. Lanes are for short rows, which would leave vectors
  * mostly empty, and for rows whose neighbours are closer in memory than their own elements (a reduction over the first
  * axis of a C array). Operands are read in place where the kernel can; others (of another type or byte order, with
- * strides or `where`) are staged in scratch. */
+ * strides or `where`) are staged in scratch.
+ *
+ * A long row is summed in parts, whose sums are added in order: threads share the parts where there are few rows, and
+ * results do not depend on the number of threads. */
 #include "softmax.h"
 
 #include <math.h>
@@ -18,6 +21,9 @@
 #define SHORT_ROW 2
 /* Elements per unit: work for about as long as waking a thread takes. */
 #define UNIT_ELEMENTS 65536
+/* The most elements in a part of a row, and what their number is a multiple of, except in the last part. */
+#define PART_ELEMENTS UNIT_ELEMENTS
+#define PART_STEP 1024
 /* Scratch of up to this size comes from the stack, so that a small call allocates nothing. */
 #define STACK_BYTES 8192
 
@@ -32,11 +38,14 @@ typedef struct softmax_call {
     int64_t n;                             /* elements in a row */
     int64_t inner, group, groups_per_line; /* rows along the last kept axis; rows in a kernel call */
     int64_t n_groups, groups_per_unit;
+    int64_t part, n_parts; /* of a row: elements, and how many there are */
     int64_t chunk;
     bool direct[SDPA_SOFTMAX_VIEWS]; /* see is_direct */
     sdpa_softmax_scale scale;
     char *scratch;
     size_t scratch_bytes, staged_bytes; /* per worker: of out, x and g together; of each of them */
+    sdpa_softmax_stats *stats;          /* (n_groups, n_parts, group), where threads share rows */
+    sdpa_softmax_phase phase;           /* of these threads */
 } softmax_call;
 
 static bool is_backward(sdpa_softmax_op op) { return op == SDPA_SOFTMAX_BACKWARD || op == SDPA_LOG_SOFTMAX_BACKWARD; }
@@ -78,7 +87,7 @@ static void swap_axes(softmax_call *c, int a, int b) {
 
 /* Merges as many axes as possible. Kept axes are sorted by stride, so that neighbouring rows are neighbours in memory;
  * reduced axes keep their order, which is that of the sum. */
-static void simplify(softmax_call *c) {
+SDPA_COLD static void simplify(softmax_call *c) {
     for (int a = c->n_kept + c->n_reduced - 1; a >= 0; a--) {
         if (c->size[a] == 1) remove_axis(c, a);
     }
@@ -168,7 +177,8 @@ static inline piece piece_at(const softmax_call *c, int v, int64_t j0, int64_t n
 
 /* Copies elements j0 .. j0+n-1 of n_rows rows of view v, the first of which is at `data`, to dst, in the layout that
  * the kernels take. */
-static void stage(const softmax_call *c, int v, char *dst, const char *data, int64_t n_rows, int64_t j0, int64_t n) {
+SDPA_COLD static void stage(const softmax_call *c, int v, char *dst, const char *data, int64_t n_rows, int64_t j0,
+                            int64_t n) {
     const struct sdpa_kernels *kernels = c->kernels;
     const sdpa_softmax_view *view = &c->view[v];
     const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
@@ -188,7 +198,8 @@ static void stage(const softmax_call *c, int v, char *dst, const char *data, int
 }
 
 /* Sets elements of a staged x that `where` leaves out to -inf. */
-static void leave_out(const softmax_call *c, char *dst, const char *where, int64_t n_rows, int64_t j0, int64_t n) {
+SDPA_COLD static void leave_out(const softmax_call *c, char *dst, const char *where, int64_t n_rows, int64_t j0,
+                                int64_t n) {
     const int v = SDPA_SOFTMAX_WHERE;
     const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
     for (piece q = piece_at(c, v, j0, n, 0); q.at < n; q = piece_at(c, v, j0, n, q.at + q.length)) {
@@ -206,7 +217,8 @@ static void leave_out(const softmax_call *c, char *dst, const char *where, int64
 }
 
 /* The inverse of `stage`, for out. */
-static void unstage(const softmax_call *c, char *data, const char *src, int64_t n_rows, int64_t j0, int64_t n) {
+SDPA_COLD static void unstage(const softmax_call *c, char *data, const char *src, int64_t n_rows, int64_t j0,
+                              int64_t n) {
     const struct sdpa_kernels *kernels = c->kernels;
     const int v = SDPA_SOFTMAX_OUT;
     const sdpa_dtype dtype = c->view[v].dtype;
@@ -276,47 +288,88 @@ static bool stages(const softmax_call *c) {
              (c->direct[SDPA_SOFTMAX_G] || !is_backward(c->op)));
 }
 
-static void run_group(const softmax_call *c, char *const *data, int64_t n_rows, char *scratch) {
-    sdpa_softmax_stats stats[SDPA_SOFTMAX_ROWS];
-    sdpa_softmax_block b = {.op = c->op, .stats = stats, .scale = &c->scale};
-    const bool constants = c->op == SDPA_LOGSUMEXP_BACKWARD || c->op == SDPA_SOFTMAX_JACOBIAN;
-    if (c->n <= c->chunk && !constants && c->op != SDPA_LOGSUMEXP) {
-        b.phase = SDPA_SOFTMAX_WHOLE;
-        run_chunk(c, &b, data, n_rows, 0, c->n, scratch);
-        return;
-    }
-    for (int i = 0; i < SDPA_SOFTMAX_ROWS; i++) stats[i] = (sdpa_softmax_stats){-INFINITY, 0, 0};
-    if (constants) {
-        double s[SDPA_SOFTMAX_ROWS], g[SDPA_SOFTMAX_ROWS];
-        load_column(c, SDPA_SOFTMAX_S, data[SDPA_SOFTMAX_S], n_rows, s);
-        if (c->op == SDPA_LOGSUMEXP_BACKWARD) load_column(c, SDPA_SOFTMAX_G, data[SDPA_SOFTMAX_G], n_rows, g);
-        for (int64_t i = 0; i < n_rows; i++) {
-            stats[i].m = s[i];
-            stats[i].l = c->op == SDPA_LOGSUMEXP_BACKWARD ? g[i] : -s[i] * c->scale.inverse;
-        }
-    } else {
-        b.phase = SDPA_SOFTMAX_SUM;
-        for (int64_t j = 0; j < c->n; j += c->chunk) {
-            run_chunk(c, &b, data, n_rows, j, c->n - j < c->chunk ? c->n - j : c->chunk, scratch);
-        }
-    }
-    if (c->op == SDPA_LOGSUMEXP) {
-        double lse[SDPA_SOFTMAX_ROWS];
-        for (int64_t i = 0; i < n_rows; i++) {
-            const sdpa_softmax_stats *t = &stats[i];
-            double rest = t->l_low == t->l_low ? t->l_low / t->l : 0;
-            lse[i] = t->l == 0 ? -INFINITY : t->m + (log(t->l) + rest);
-        }
-        c->isa->f64->store(data[SDPA_SOFTMAX_OUT], lse, n_rows, row_stride(c, SDPA_SOFTMAX_OUT),
-                           c->view[SDPA_SOFTMAX_OUT].dtype);
-        return;
-    }
-    b.phase = SDPA_SOFTMAX_WRITE;
-    for (int64_t j = 0; j < c->n; j += c->chunk) {
-        run_chunk(c, &b, data, n_rows, j, c->n - j < c->chunk ? c->n - j : c->chunk, scratch);
+/* Whether the call sums its rows; if not, their constants are given. */
+static bool sums(const softmax_call *c) { return c->op != SDPA_LOGSUMEXP_BACKWARD && c->op != SDPA_SOFTMAX_JACOBIAN; }
+
+/* Sets the stats of a part of the rows, or writes the part from those of the whole rows. */
+static void run_part(const softmax_call *c, sdpa_softmax_phase phase, char *const *data, int64_t n_rows, int64_t part,
+                     sdpa_softmax_stats *stats, char *scratch) {
+    sdpa_softmax_block b = {.op = c->op, .phase = phase, .stats = stats, .scale = &c->scale};
+    for (int64_t i = 0; i < n_rows && phase == SDPA_SOFTMAX_SUM; i++) stats[i] = (sdpa_softmax_stats){-INFINITY, 0, 0};
+    const int64_t first = part * c->part, end = c->n - first < c->part ? c->n : first + c->part;
+    for (int64_t j = first; j < end; j += c->chunk) {
+        run_chunk(c, &b, data, n_rows, j, end - j < c->chunk ? end - j : c->chunk, scratch);
     }
 }
 
+/* Adds the stats of the next part of a row to those of all parts before. Sums of the backward have no maximum. */
+static void add_part(const softmax_call *c, sdpa_softmax_stats *t, const sdpa_softmax_stats *part) {
+    sdpa_softmax_stats next = *part, *smaller = t->m < next.m ? t : &next;
+    const double distance = fabs(t->m - next.m), factor = t->m == next.m ? 1 : exp(-distance * c->scale.inverse);
+    smaller->l *= factor;
+    smaller->l_low *= factor;
+    t->m = fmax(t->m, next.m);
+    const double l = t->l + next.l, d = l - t->l;
+    t->l_low += (t->l - (l - d)) + (next.l - d) + next.l_low;
+    t->l = l;
+}
+
+/* Between sums and results: loads constants that are given, writes lse. */
+static void finish_rows(const softmax_call *c, char *const *data, int64_t n_rows, sdpa_softmax_stats *stats) {
+    double s[SDPA_SOFTMAX_ROWS], g[SDPA_SOFTMAX_ROWS];
+    if (!sums(c)) {
+        load_column(c, SDPA_SOFTMAX_S, data[SDPA_SOFTMAX_S], n_rows, s);
+        if (c->op == SDPA_LOGSUMEXP_BACKWARD) load_column(c, SDPA_SOFTMAX_G, data[SDPA_SOFTMAX_G], n_rows, g);
+        for (int64_t i = 0; i < n_rows; i++) {
+            const double l = c->op == SDPA_LOGSUMEXP_BACKWARD ? g[i] : -s[i] * c->scale.inverse;
+            stats[i] = (sdpa_softmax_stats){s[i], l, 0};
+        }
+    }
+    if (c->op != SDPA_LOGSUMEXP) return;
+    for (int64_t i = 0; i < n_rows; i++) {
+        const sdpa_softmax_stats *t = &stats[i];
+        double rest = t->l_low == t->l_low ? t->l_low / t->l : 0;
+        s[i] = t->l == 0 ? -INFINITY : t->m + (log(t->l) + rest);
+    }
+    c->isa->f64->store(data[SDPA_SOFTMAX_OUT], s, n_rows, row_stride(c, SDPA_SOFTMAX_OUT),
+                       c->view[SDPA_SOFTMAX_OUT].dtype);
+}
+
+static void run_group(const softmax_call *c, char *const *data, int64_t n_rows, char *scratch) {
+    sdpa_softmax_stats stats[SDPA_SOFTMAX_ROWS], part[SDPA_SOFTMAX_ROWS];
+    if (c->n <= c->chunk && sums(c) && c->op != SDPA_LOGSUMEXP) {
+        sdpa_softmax_block b = {.op = c->op, .phase = SDPA_SOFTMAX_WHOLE, .stats = stats, .scale = &c->scale};
+        run_chunk(c, &b, data, n_rows, 0, c->n, scratch);
+        return;
+    }
+    for (int64_t x = 0; x < c->n_parts && sums(c); x++) {
+        run_part(c, SDPA_SOFTMAX_SUM, data, n_rows, x, x == 0 ? stats : part, scratch);
+        for (int64_t i = 0; i < n_rows && x > 0; i++) add_part(c, &stats[i], &part[i]);
+    }
+    finish_rows(c, data, n_rows, stats);
+    for (int64_t x = 0; x < c->n_parts && c->op != SDPA_LOGSUMEXP; x++) {
+        run_part(c, SDPA_SOFTMAX_WRITE, data, n_rows, x, stats, scratch);
+    }
+}
+
+/* Points data at the first elements of a group; returns its number of rows. */
+static int64_t find_group(const softmax_call *c, int64_t group, char **data) {
+    int64_t line = group / c->groups_per_line, i = group % c->groups_per_line * c->group;
+    for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) {
+        data[v] = c->view[v].data;
+        if (data[v]) data[v] += i * row_stride(c, v);
+    }
+    for (int a = c->n_kept - 2; a >= 0; a--) {
+        int64_t index = line % c->size[a];
+        line /= c->size[a];
+        for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) {
+            if (data[v]) data[v] += index * c->view[v].stride[a];
+        }
+    }
+    return c->inner - i < c->group ? c->inner - i : c->group;
+}
+
+/* A unit of whole rows. */
 static void softmax_unit(void *context, int64_t unit, int worker, sdpa_run *run) {
     const softmax_call *c = context;
     char *scratch = c->scratch + (size_t)worker * c->scratch_bytes;
@@ -325,24 +378,44 @@ static void softmax_unit(void *context, int64_t unit, int worker, sdpa_run *run)
     for (int64_t g = first; g < last; g++) {
         if (run && sdpa_run_stopped(run)) return;
         char *data[SDPA_SOFTMAX_VIEWS];
-        int64_t line = g / c->groups_per_line, i = g % c->groups_per_line * c->group;
-        for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) {
-            data[v] = c->view[v].data;
-            if (data[v]) data[v] += i * row_stride(c, v);
-        }
-        for (int a = c->n_kept - 2; a >= 0; a--) {
-            int64_t index = line % c->size[a];
-            line /= c->size[a];
-            for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) {
-                if (data[v]) data[v] += index * c->view[v].stride[a];
-            }
-        }
-        run_group(c, data, c->inner - i < c->group ? c->inner - i : c->group, scratch);
+        const int64_t n_rows = find_group(c, g, data);
+        run_group(c, data, n_rows, scratch);
     }
 }
 
+/* ---- rows that threads share ---- */
+
+/* A unit of one part of one group's rows. The stats of whole rows are where those of their first part were. */
+static void part_unit(void *context, int64_t unit, int worker, sdpa_run *run) {
+    (void)run;
+    const softmax_call *c = context;
+    char *data[SDPA_SOFTMAX_VIEWS];
+    const int64_t group = unit / c->n_parts, part = unit % c->n_parts, n_rows = find_group(c, group, data),
+                  owner = c->phase == SDPA_SOFTMAX_SUM ? unit : group * c->n_parts;
+    run_part(c, c->phase, data, n_rows, part, c->stats + owner * c->group,
+             c->scratch + (size_t)worker * c->scratch_bytes);
+}
+
+SDPA_COLD static sdpa_status run_parts(softmax_call *c, int workers, int (*interrupted)(void)) {
+    const int64_t n_units = c->n_groups * c->n_parts;
+    c->phase = SDPA_SOFTMAX_SUM;
+    const sdpa_status status = sums(c) ? sdpa_parallel_for(n_units, workers, part_unit, c, interrupted) : SDPA_OK;
+    if (status != SDPA_OK) return status;
+    for (int64_t g = 0; g < c->n_groups; g++) {
+        char *data[SDPA_SOFTMAX_VIEWS];
+        const int64_t n_rows = find_group(c, g, data);
+        sdpa_softmax_stats *stats = c->stats + g * c->n_parts * c->group;
+        for (int64_t x = c->group; x < c->n_parts * c->group && sums(c); x++) {
+            if (x % c->group < n_rows) add_part(c, &stats[x % c->group], &stats[x]);
+        }
+        finish_rows(c, data, n_rows, stats);
+    }
+    c->phase = SDPA_SOFTMAX_WRITE;
+    return c->op == SDPA_LOGSUMEXP ? SDPA_OK : sdpa_parallel_for(n_units, workers, part_unit, c, interrupted);
+}
+
 /* Writes out_ii = p_i (1 - p_i) / t, which the kernels of the Jacobian leave out. */
-static void write_diagonal(const softmax_call *c, const sdpa_softmax_problem *p) {
+SDPA_COLD static void write_diagonal(const softmax_call *c, const sdpa_softmax_problem *p) {
     const int n_kept = p->n_kept - p->n_reduced, n_axes = p->n_kept;
     int64_t total = 1;
     for (int a = 0; a < n_axes; a++) total *= p->size[a];
@@ -365,7 +438,7 @@ static void write_diagonal(const softmax_call *c, const sdpa_softmax_problem *p)
 }
 
 /* Sets axes and views, simplified; returns the number of rows. */
-static int64_t set_shape(softmax_call *c, const sdpa_softmax_problem *p) {
+SDPA_COLD static int64_t set_shape(softmax_call *c, const sdpa_softmax_problem *p) {
     const int n_axes = p->n_kept + p->n_reduced;
     int64_t n_rows = 1;
     c->n_kept = p->n_kept;
@@ -406,6 +479,8 @@ static void set_groups(softmax_call *c, int64_t n_rows) {
     c->n_groups = n_rows / c->inner * c->groups_per_line;
     c->groups_per_unit = UNIT_ELEMENTS / (c->group * (c->n ? c->n : 1));
     if (c->groups_per_unit < 1) c->groups_per_unit = 1;
+    c->n_parts = c->n > PART_ELEMENTS ? (c->n + PART_ELEMENTS - 1) / PART_ELEMENTS : 1;
+    c->part = (c->n + c->n_parts * PART_STEP - 1) / (c->n_parts * PART_STEP) * PART_STEP;
 
     for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) c->direct[v] = c->view[v].data && is_direct(c, v);
     if (stages(c)) {
@@ -424,14 +499,21 @@ sdpa_status sdpa_softmax_run(const sdpa_softmax_problem *p) {
     c.scale = scale_for(p);
     set_groups(&c, n_rows);
 
-    const int64_t n_units = (c.n_groups + c.groups_per_unit - 1) / c.groups_per_unit;
+    /* A thread that has its row to itself writes it from the caches: threads share rows only where some would idle. */
+    const bool shared = c.n_parts > 1 && c.n_groups != p->n_workers && c.n_groups < 2 * (int64_t)p->n_workers;
+    const int64_t n_units = shared ? c.n_groups * c.n_parts : (c.n_groups + c.groups_per_unit - 1) / c.groups_per_unit;
     const int workers = p->n_workers < n_units ? p->n_workers : (int)n_units;
     char stack[STACK_BYTES] __attribute__((aligned(SDPA_ALIGNMENT)));
     const bool small = workers == 1 && c.scratch_bytes <= sizeof stack;
-    c.scratch = small ? stack : sdpa_alloc((size_t)workers * c.scratch_bytes);
+    const size_t scratch = (size_t)workers * c.scratch_bytes;
+    const size_t stats = shared ? sizeof *c.stats * (size_t)(n_units * c.group) : 0;
+    c.scratch = small ? stack : sdpa_alloc(scratch + stats);
     if (!c.scratch) return SDPA_NO_MEMORY;
     sdpa_status status = SDPA_OK;
-    if (n_units == 1) {
+    if (shared) {
+        c.stats = (sdpa_softmax_stats *)(c.scratch + scratch);
+        status = run_parts(&c, workers, p->interrupted);
+    } else if (n_units == 1) {
         softmax_unit(&c, 0, 0, NULL);
     } else {
         status = sdpa_parallel_for(n_units, workers, softmax_unit, &c, p->interrupted);

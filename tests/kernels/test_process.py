@@ -349,6 +349,7 @@ def test_allocation_failure_gives_memory_error(dtype):
         ),
         lambda: sdpa.attention_weights(x, x, bias),
         lambda: sdpa.softmax(x, axis=(0, 1)),
+        lambda: sdpa.softmax(np.broadcast_to(x, (3, *x.shape)), axis=(0, 1, 2, 3)),
     ]
     for number, routine in enumerate(routines):
         expected, failures = routine(), 0

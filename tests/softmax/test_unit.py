@@ -14,8 +14,8 @@ pytestmark = pytest.mark.usefixtures("isa")
 
 NAN, INF = np.nan, np.inf
 
-# Around a vector, the longest row that is transposed, a block of the sum, a chunk.
-LENGTHS = (0, 1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 64, 65, 128, 129, 511, 513, 8192, 8193, 20000)
+# Around a vector, the longest row that is transposed, a block of the sum, a chunk, a part.
+LENGTHS = (0, 1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 64, 65, 128, 129, 511, 513, 8192, 8193, 20000, 65537)
 
 
 def close(actual, expected, ulps=8):
@@ -448,21 +448,42 @@ def test_several_axes_have_the_bits_of_one(rng, dtype):
         assert all(same_bits(a.reshape(b.shape), b) for a, b in zip(actual, expected, strict=True))
 
 
+@pytest.fixture
+def threads():
+    """sdpa.set_num_threads, undone after the test."""
+    before = sdpa.get_num_threads()
+    yield sdpa.set_num_threads
+    sdpa.set_num_threads(before)
+
+
 @pytest.mark.parametrize("shape", [(3000, 100), (60000, 10), (40, 20000), (2, 300, 500)])
-def test_threads_change_no_bit(rng, dtype, shape):
+def test_threads_change_no_bit(rng, dtype, shape, threads):
     x, g = (rng.standard_normal(shape).astype(dtype) for _ in range(2))
     where = rng.random(shape) < 0.8
-    threads = sdpa.get_num_threads()
-    try:
-        sdpa.set_num_threads(1)
-        expected = [every_routine(x, g, axis, where) for axis in (0, -1)]
-        for n in (2, 3, 8):
-            sdpa.set_num_threads(n)
-            actual = [every_routine(x, g, axis, where) for axis in (0, -1)]
-            for ours, theirs in zip(actual, expected, strict=True):
-                assert all(same_bits(a, b) for a, b in zip(ours, theirs, strict=True))
-    finally:
-        sdpa.set_num_threads(threads)
+    threads(1)
+    expected = [every_routine(x, g, axis, where) for axis in (0, -1)]
+    for n in (2, 3, 8):
+        threads(n)
+        actual = [every_routine(x, g, axis, where) for axis in (0, -1)]
+        for ours, theirs in zip(actual, expected, strict=True):
+            assert all(same_bits(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("n_rows", [1, 3, 17])
+def test_neither_threads_nor_layout_change_a_bit_of_long_rows(rng, dtype, n_rows, threads):
+    """Threads share a long row where there are few, in parts of 65536 elements."""
+    x, g = (rng.standard_normal((n_rows, 140_000)).astype(dtype) for _ in range(2))
+    x[0, 100_000:] *= 30  # later parts have a larger maximum, or nothing
+    x[-1, 65_536:] = -INF
+    where = rng.random(x.shape) < 0.8
+    threads(1)
+    expected = every_routine(x, g, 1, where)
+    columns = [np.ascontiguousarray(a.T) for a in (x, g, where)]
+    for n in (1, 5):
+        threads(n)
+        assert all(map(same_bits, every_routine(x, g, 1, where), expected))
+        for a, b in zip(every_routine(*columns[:2], 0, columns[2]), expected, strict=True):
+            assert same_bits(a.T, b)
 
 
 # ------------------------------------------------------------------------------------- signatures

@@ -264,8 +264,8 @@ INLINE bool is_forward(sdpa_softmax_op op) {
 /* How far the row is that row_sum_exp fetches, in elements; 0: none. While nothing is stored, there is room on the way to
  * memory. Beside stores it pays for short rows alone. */
 INLINE int64_t next_row(const sdpa_softmax_block *b, const real *e) {
-    const bool is_short = b->n * (int64_t)sizeof(real) <= FETCH_ROW && b->x_row == b->out_row;
-    return !e || (FETCH_STORED && is_short) ? b->x_row : 0;
+    if (!e) return b->x_row;
+    return FETCH_STORED && b->n * (int64_t)sizeof(real) <= FETCH_ROW && b->x_row == b->out_row ? b->x_row : 0;
 }
 
 /* Adds a chunk of row i to its sums. `most`: the chunk's maximum; `e`, unless NULL, receives exponentials. */

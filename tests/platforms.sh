@@ -64,7 +64,7 @@ if command -v wine >/dev/null; then windows="env WINEDEBUG=-all wine"; fi
 platform windows "$windows" "" CC="$(zig_cc x86_64-windows-gnu)" MACHINE=x86_64 \
     PORTABLE=1 VECTORS= FLAGS="$flags"
 platform macos - "" CC="$(zig_cc aarch64-macos)" MACHINE=aarch64 FLAGS="$flags"
-platform wasm "node --no-warnings wasi.mjs" "attention packed additive xla" \
+platform wasm "${zig%% *} wasi.py" "attention packed additive xla" \
     CC="$(zig_cc wasm32-wasi)" MACHINE=wasm32 PORTABLE=1 VECTORS= FLAGS="$flags -msimd128"
 extension gcc gcc
 for cc in clang-14 clang-19 clang-22; do

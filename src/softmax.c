@@ -177,8 +177,7 @@ static inline piece piece_at(const softmax_call *c, int v, int64_t j0, int64_t n
 
 /* Copies elements j0 .. j0+n-1 of n_rows rows of view v, the first of which is at `data`, to dst, in the layout that
  * the kernels take. */
-SDPA_COLD static void stage(const softmax_call *c, int v, char *dst, const char *data, int64_t n_rows, int64_t j0,
-                            int64_t n) {
+static void stage(const softmax_call *c, int v, char *dst, const char *data, int64_t n_rows, int64_t j0, int64_t n) {
     const struct sdpa_kernels *kernels = c->kernels;
     const sdpa_softmax_view *view = &c->view[v];
     const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
@@ -198,8 +197,7 @@ SDPA_COLD static void stage(const softmax_call *c, int v, char *dst, const char 
 }
 
 /* Sets elements of a staged x that `where` leaves out to -inf. */
-SDPA_COLD static void leave_out(const softmax_call *c, char *dst, const char *where, int64_t n_rows, int64_t j0,
-                                int64_t n) {
+static void leave_out(const softmax_call *c, char *dst, const char *where, int64_t n_rows, int64_t j0, int64_t n) {
     const int v = SDPA_SOFTMAX_WHERE;
     const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
     for (piece q = piece_at(c, v, j0, n, 0); q.at < n; q = piece_at(c, v, j0, n, q.at + q.length)) {
@@ -217,8 +215,7 @@ SDPA_COLD static void leave_out(const softmax_call *c, char *dst, const char *wh
 }
 
 /* The inverse of `stage`, for out. */
-SDPA_COLD static void unstage(const softmax_call *c, char *data, const char *src, int64_t n_rows, int64_t j0,
-                              int64_t n) {
+static void unstage(const softmax_call *c, char *data, const char *src, int64_t n_rows, int64_t j0, int64_t n) {
     const struct sdpa_kernels *kernels = c->kernels;
     const int v = SDPA_SOFTMAX_OUT;
     const sdpa_dtype dtype = c->view[v].dtype;

@@ -172,7 +172,7 @@ class BuildExt(build_ext):
         return super().get_libraries(ext)
 
     def uses_gcc(self):
-        """Return whether the compiler, whatever its name, is GCC. clang refuses some flags."""
+        """Return whether the compiler is GCC, whatever its name; on Windows it is zig, a clang."""
         if WINDOWS:
             return False
         command = [*self.compiler.compiler_so, "--version"]

@@ -306,9 +306,7 @@ static void add_part(const softmax_call *c, sdpa_softmax_stats *t, const sdpa_so
     smaller->l *= factor;
     smaller->l_low *= factor;
     t->m = fmax(t->m, next.m);
-    const double l = t->l + next.l, d = l - t->l;
-    t->l_low += (t->l - (l - d)) + (next.l - d) + next.l_low;
-    t->l = l;
+    sdpa_softmax_add(t, next.l, next.l_low);
 }
 
 /* Between sums and results: loads constants that are given, writes lse. */

@@ -109,6 +109,13 @@ typedef struct sdpa_softmax_stats {
     double m, l, l_low;
 } sdpa_softmax_stats;
 
+/* Adds a sum with its rounding error, relative to the same maximum. */
+static inline void sdpa_softmax_add(sdpa_softmax_stats *t, double sum, double low) {
+    const double l = t->l + sum, d = l - t->l;
+    t->l_low += (t->l - (l - d)) + (sum - d) + low;
+    t->l = l;
+}
+
 typedef enum sdpa_softmax_phase {
     SDPA_SOFTMAX_SUM,   /* add a chunk to stats */
     SDPA_SOFTMAX_WRITE, /* write a chunk from stats */

@@ -132,9 +132,7 @@ INLINE vec softmax_inverse(vec l, vec l_low, vec *s_low) {
 
 /* Adds the sum of a chunk, which in SUM_EXP is relative to t->m, to the row's sum. */
 INLINE void softmax_add(sdpa_softmax_stats *t, softmax_sum chunk) {
-    double sum = (double)chunk.sum, l = t->l + sum, d = l - t->l;
-    t->l_low += (t->l - (l - d)) + (sum - d) + (double)chunk.low;
-    t->l = l;
+    sdpa_softmax_add(t, (double)chunk.sum, (double)chunk.low);
 }
 
 /* Makes m, the maximum of a chunk, the row's maximum if it is greater. Returns what to subtract: 0 while there is no

@@ -197,8 +197,11 @@ class BuildExt(build_ext):
             yield Unit(Path("src/kernels/kernel.c"), name, [*flags, *plain, *rest])
         for path in sorted([*Path("src").glob("*.c"), *Path("src/runtime").glob("*.c")]):
             yield Unit(path, flags=plain)
+        # What runs once per process, or in calls of arrays' length, had better be short.
+        rare = ("additive", "config", "docstring", "errors", "merge", "module")
         for path in sorted(Path("src/python").glob("*.c")):
-            yield Unit(path, flags=tables, macros=MACROS + about, includes=python_includes)
+            flags = [*tables, *(["-Os"] if path.stem in rare else [])]
+            yield Unit(path, flags=flags, macros=MACROS + about, includes=python_includes)
 
 
 class Sdist(sdist):

@@ -5,8 +5,8 @@
  * axis of a C array). Operands are read in place where the kernel can; others (of another type or byte order, with
  * strides or `where`) are staged in scratch.
  *
- * A long row is summed in parts, whose sums are added in order: threads share the parts where there are few rows, and
- * results do not depend on the number of threads. */
+ * A long row is summed in chunks, whose sums are put together in order: threads share the chunks where there are few
+ * rows, and results do not depend on the number of threads. */
 #include "softmax.h"
 
 #include <math.h>
@@ -21,9 +21,6 @@
 #define SHORT_ROW 2
 /* Elements per unit: work for about as long as waking a thread takes. */
 #define UNIT_ELEMENTS 65536
-/* The most elements in a part of a row, and what their number is a multiple of, except in the last part. */
-#define PART_ELEMENTS UNIT_ELEMENTS
-#define PART_STEP 1024
 /* Scratch of up to this size comes from the stack, so that a small call allocates nothing. */
 #define STACK_BYTES 8192
 
@@ -38,14 +35,15 @@ typedef struct softmax_call {
     int64_t n;                             /* elements in a row */
     int64_t inner, group, groups_per_line; /* rows along the last kept axis; rows in a kernel call */
     int64_t n_groups, groups_per_unit;
-    int64_t part, n_parts; /* of a row: elements, and how many there are */
-    int64_t chunk;
+    int64_t chunk, n_chunks;         /* of a row: elements, and how many there are */
+    int64_t units_per_group;         /* that threads share */
     bool direct[SDPA_SOFTMAX_VIEWS]; /* see is_direct */
     sdpa_softmax_scale scale;
     char *scratch;
     size_t scratch_bytes, staged_bytes; /* per worker: of out, x and g together; of each of them */
-    sdpa_softmax_stats *stats;          /* (n_groups, n_parts, group), where threads share rows */
-    sdpa_softmax_phase phase;           /* of these threads */
+    sdpa_softmax_stats *stats;          /* per worker or, where threads share rows, per group; see stats_at */
+    int64_t n_stats;                    /* of each of them */
+    sdpa_softmax_phase phase;           /* of threads that share rows */
 } softmax_call;
 
 static bool is_backward(sdpa_softmax_op op) { return op == SDPA_SOFTMAX_BACKWARD || op == SDPA_LOG_SOFTMAX_BACKWARD; }
@@ -237,15 +235,25 @@ static void load_column(const softmax_call *c, int v, const char *data, int64_t 
     c->isa->f64->load(dst, data, n_rows, row_stride(c, v), c->view[v].dtype, c->view[v].swapped);
 }
 
+/* Whether a row of b is NaN, which kernels see in x alone. */
+static bool any_nan(const sdpa_softmax_block *b) {
+    bool nan = false;
+    for (int64_t i = 0; i < b->n_rows; i++) nan |= b->row[i].l != b->row[i].l;
+    return nan;
+}
+
 /* Runs one chunk of one group: elements j0 .. j0+n-1 of the rows of b, whose first elements are at data[]. */
 static void run_chunk(const softmax_call *c, sdpa_softmax_block *b, char *const *data, int64_t n_rows, int64_t j0,
                       int64_t n, char *scratch) {
     const int inputs[2] = {SDPA_SOFTMAX_X, SDPA_SOFTMAX_G};
     const int64_t size = (int64_t)real_size(c), staged_row = c->lanes ? 1 : n,
                   staged_col = c->lanes ? c->kernels->lanes : 1;
+    const bool whole = b->phase == SDPA_SOFTMAX_WHOLE, in_place = usable(c, SDPA_SOFTMAX_OUT, n_rows);
     b->n_rows = n_rows;
     b->n = n;
-    for (int k = 0; k < (is_backward(c->op) ? 2 : 1); k++) {
+    b->keeps = c->op == SDPA_SOFTMAX && (in_place || whole) && (b->phase != SDPA_SOFTMAX_WRITE || !any_nan(b));
+    const bool reads = !b->keeps || b->phase != SDPA_SOFTMAX_WRITE;
+    for (int k = 0; k < (is_backward(c->op) ? 2 : 1) && reads; k++) {
         const int v = inputs[k];
         const void *x;
         int64_t row = staged_row, col = staged_col;
@@ -264,8 +272,8 @@ static void run_chunk(const softmax_call *c, sdpa_softmax_block *b, char *const 
         *(k == 0 ? &b->x_col : &b->g_col) = col;
     }
     const int v = SDPA_SOFTMAX_OUT;
-    const bool writes = b->phase != SDPA_SOFTMAX_SUM, in_place = writes && usable(c, v, n_rows);
-    if (in_place) {
+    const bool writes = b->phase != SDPA_SOFTMAX_SUM;
+    if (in_place && (writes || b->keeps)) {
         b->out = data[v] + j0 * column_stride(c, v);
         b->out_row = row_stride(c, v) / size;
         b->out_col = column_stride(c, v) / size;
@@ -288,25 +296,59 @@ static bool stages(const softmax_call *c) {
 /* Whether the call sums its rows; if not, their constants are given. */
 static bool sums(const softmax_call *c) { return c->op != SDPA_LOGSUMEXP_BACKWARD && c->op != SDPA_SOFTMAX_JACOBIAN; }
 
-/* Sets the stats of a part of the rows, or writes the part from those of the whole rows. */
-static void run_part(const softmax_call *c, sdpa_softmax_phase phase, char *const *data, int64_t n_rows, int64_t part,
-                     sdpa_softmax_stats *stats, char *scratch) {
-    sdpa_softmax_block b = {.op = c->op, .phase = phase, .stats = stats, .scale = &c->scale};
-    for (int64_t i = 0; i < n_rows && phase == SDPA_SOFTMAX_SUM; i++) stats[i] = (sdpa_softmax_stats){-INFINITY, 0, 0};
-    const int64_t first = part * c->part, end = c->n - first < c->part ? c->n : first + c->part;
-    for (int64_t j = first; j < end; j += c->chunk) {
-        run_chunk(c, &b, data, n_rows, j, end - j < c->chunk ? end - j : c->chunk, scratch);
+/* The stats of a worker or a group: those of its rows and, if these have several chunks, then of each chunk, `group` at
+ * a time. */
+static sdpa_softmax_stats *stats_at(const softmax_call *c, int64_t owner) { return c->stats + owner * c->n_stats; }
+
+static sdpa_softmax_stats *chunk_stats(const softmax_call *c, sdpa_softmax_stats *stats, int64_t chunk) {
+    return c->n_chunks > 1 ? stats + (1 + chunk) * c->group : stats;
+}
+
+/* Sets the stats of the group's chunks first .. last-1, or writes them from those of the whole rows. */
+static void run_chunks(const softmax_call *c, sdpa_softmax_phase phase, char *const *data, int64_t n_rows,
+                       int64_t first, int64_t last, sdpa_softmax_stats *stats, char *scratch) {
+    sdpa_softmax_block b = {.op = c->op, .phase = phase, .row = stats, .scale = &c->scale};
+    for (int64_t x = first; x < last; x++) {
+        const int64_t j = x * c->chunk;
+        b.stats = chunk_stats(c, stats, x);
+        run_chunk(c, &b, data, n_rows, j, c->n - j < c->chunk ? c->n - j : c->chunk, scratch);
     }
 }
 
-/* Adds the stats of the next part of a row to those of all parts before. Sums of the backward have no maximum. */
-static void add_part(const softmax_call *c, sdpa_softmax_stats *t, const sdpa_softmax_stats *part) {
-    sdpa_softmax_stats next = *part, *smaller = t->m < next.m ? t : &next;
-    const double distance = fabs(t->m - next.m), factor = t->m == next.m ? 1 : exp(-distance * c->scale.inverse);
+/* exp((m - most) / t) for m <= most, the maxima of a chunk and of its row; 0 for a chunk without one. Error at most
+ * 2 u, besides that of m - most: c is taken as it is, not rounded. */
+static double factor_of(const sdpa_softmax_scale *s, double m, double most) {
+    if (m == most) return 1;
+    const double d = m - most, x = s->c * d;
+    if (!(x > -1100)) return 0;
+    const double rest = fma(s->c, d, -x) + (s->c_low - (s->c - s->c_high)) * d;
+    return exp2(x) * (1 + rest * M_LN2);
+}
+
+/* Adds the stats of the next chunk to those of all chunks before. Sums of the backward have no maximum. */
+static void add_chunk(const softmax_call *c, sdpa_softmax_stats *t, sdpa_softmax_stats next) {
+    sdpa_softmax_stats *smaller = t->m < next.m ? t : &next;
+    const double most = fmax(t->m, next.m), factor = factor_of(&c->scale, smaller->m, most);
     smaller->l *= factor;
     smaller->l_low *= factor;
-    t->m = fmax(t->m, next.m);
-    sdpa_softmax_add(t, next.l, next.l_low);
+    const double l = t->l + next.l, d = l - t->l;
+    t->l_low += (t->l - (l - d)) + (next.l - d) + next.l_low;
+    t->l = l;
+    t->m = most;
+}
+
+/* Sets the stats of rows from those of their chunks, and these for the phase WRITE. */
+static void join_chunks(const softmax_call *c, int64_t n_rows, sdpa_softmax_stats *stats) {
+    if (c->n_chunks == 1) return;
+    for (int64_t i = 0; i < n_rows; i++) {
+        sdpa_softmax_stats t = {-INFINITY, 0, 0};
+        for (int64_t x = 0; x < c->n_chunks; x++) add_chunk(c, &t, chunk_stats(c, stats, x)[i]);
+        stats[i] = t;
+        for (int64_t x = 0; x < c->n_chunks; x++) {
+            sdpa_softmax_stats *chunk = &chunk_stats(c, stats, x)[i];
+            chunk->l = factor_of(&c->scale, chunk->m, t.m);
+        }
+    }
 }
 
 /* Between sums and results: loads constants that are given, writes lse. */
@@ -330,21 +372,19 @@ static void finish_rows(const softmax_call *c, char *const *data, int64_t n_rows
                        c->view[SDPA_SOFTMAX_OUT].dtype);
 }
 
-static void run_group(const softmax_call *c, char *const *data, int64_t n_rows, char *scratch) {
-    sdpa_softmax_stats stats[SDPA_SOFTMAX_ROWS], part[SDPA_SOFTMAX_ROWS];
-    if (c->n <= c->chunk && sums(c) && c->op != SDPA_LOGSUMEXP) {
-        sdpa_softmax_block b = {.op = c->op, .phase = SDPA_SOFTMAX_WHOLE, .stats = stats, .scale = &c->scale};
+static void run_group(const softmax_call *c, char *const *data, int64_t n_rows, sdpa_softmax_stats *stats,
+                      char *scratch) {
+    if (!c->n_stats) {
+        sdpa_softmax_block b = {.op = c->op, .phase = SDPA_SOFTMAX_WHOLE, .scale = &c->scale};
         run_chunk(c, &b, data, n_rows, 0, c->n, scratch);
         return;
     }
-    for (int64_t x = 0; x < c->n_parts && sums(c); x++) {
-        run_part(c, SDPA_SOFTMAX_SUM, data, n_rows, x, x == 0 ? stats : part, scratch);
-        for (int64_t i = 0; i < n_rows && x > 0; i++) add_part(c, &stats[i], &part[i]);
+    if (sums(c)) {
+        run_chunks(c, SDPA_SOFTMAX_SUM, data, n_rows, 0, c->n_chunks, stats, scratch);
+        join_chunks(c, n_rows, stats);
     }
     finish_rows(c, data, n_rows, stats);
-    for (int64_t x = 0; x < c->n_parts && c->op != SDPA_LOGSUMEXP; x++) {
-        run_part(c, SDPA_SOFTMAX_WRITE, data, n_rows, x, stats, scratch);
-    }
+    if (c->op != SDPA_LOGSUMEXP) run_chunks(c, SDPA_SOFTMAX_WRITE, data, n_rows, 0, c->n_chunks, stats, scratch);
 }
 
 /* Points data at the first elements of a group; returns its number of rows. */
@@ -374,39 +414,37 @@ static void softmax_unit(void *context, int64_t unit, int worker, sdpa_run *run)
         if (run && sdpa_run_stopped(run)) return;
         char *data[SDPA_SOFTMAX_VIEWS];
         const int64_t n_rows = find_group(c, g, data);
-        run_group(c, data, n_rows, scratch);
+        run_group(c, data, n_rows, stats_at(c, worker), scratch);
     }
 }
 
 /* ---- rows that threads share ---- */
 
-/* A unit of one part of one group's rows. The stats of whole rows are where those of their first part were. */
-static void part_unit(void *context, int64_t unit, int worker, sdpa_run *run) {
+/* A unit of some chunks of one group. */
+static void chunks_unit(void *context, int64_t unit, int worker, sdpa_run *run) {
     (void)run;
     const softmax_call *c = context;
     char *data[SDPA_SOFTMAX_VIEWS];
-    const int64_t group = unit / c->n_parts, part = unit % c->n_parts, n_rows = find_group(c, group, data),
-                  owner = c->phase == SDPA_SOFTMAX_SUM ? unit : group * c->n_parts;
-    run_part(c, c->phase, data, n_rows, part, c->stats + owner * c->group,
-             c->scratch + (size_t)worker * c->scratch_bytes);
+    const int64_t group = unit / c->units_per_group, part = unit % c->units_per_group,
+                  first = part * c->n_chunks / c->units_per_group, last = (part + 1) * c->n_chunks / c->units_per_group;
+    const int64_t n_rows = find_group(c, group, data);
+    run_chunks(c, c->phase, data, n_rows, first, last, stats_at(c, group),
+               c->scratch + (size_t)worker * c->scratch_bytes);
 }
 
-SDPA_COLD static sdpa_status run_parts(softmax_call *c, int workers, int (*interrupted)(void)) {
-    const int64_t n_units = c->n_groups * c->n_parts;
+SDPA_COLD static sdpa_status run_shared(softmax_call *c, int workers, int (*interrupted)(void)) {
+    const int64_t n_units = c->n_groups * c->units_per_group;
     c->phase = SDPA_SOFTMAX_SUM;
-    const sdpa_status status = sums(c) ? sdpa_parallel_for(n_units, workers, part_unit, c, interrupted) : SDPA_OK;
+    const sdpa_status status = sums(c) ? sdpa_parallel_for(n_units, workers, chunks_unit, c, interrupted) : SDPA_OK;
     if (status != SDPA_OK) return status;
     for (int64_t g = 0; g < c->n_groups; g++) {
         char *data[SDPA_SOFTMAX_VIEWS];
         const int64_t n_rows = find_group(c, g, data);
-        sdpa_softmax_stats *stats = c->stats + g * c->n_parts * c->group;
-        for (int64_t x = c->group; x < c->n_parts * c->group && sums(c); x++) {
-            if (x % c->group < n_rows) add_part(c, &stats[x % c->group], &stats[x]);
-        }
-        finish_rows(c, data, n_rows, stats);
+        if (sums(c)) join_chunks(c, n_rows, stats_at(c, g));
+        finish_rows(c, data, n_rows, stats_at(c, g));
     }
     c->phase = SDPA_SOFTMAX_WRITE;
-    return c->op == SDPA_LOGSUMEXP ? SDPA_OK : sdpa_parallel_for(n_units, workers, part_unit, c, interrupted);
+    return c->op == SDPA_LOGSUMEXP ? SDPA_OK : sdpa_parallel_for(n_units, workers, chunks_unit, c, interrupted);
 }
 
 /* Writes out_ii = p_i (1 - p_i) / t, which the kernels of the Jacobian leave out. */
@@ -474,8 +512,11 @@ static void set_groups(softmax_call *c, int64_t n_rows) {
     c->n_groups = n_rows / c->inner * c->groups_per_line;
     c->groups_per_unit = UNIT_ELEMENTS / (c->group * (c->n ? c->n : 1));
     if (c->groups_per_unit < 1) c->groups_per_unit = 1;
-    c->n_parts = c->n > PART_ELEMENTS ? (c->n + PART_ELEMENTS - 1) / PART_ELEMENTS : 1;
-    c->part = (c->n + c->n_parts * PART_STEP - 1) / (c->n_parts * PART_STEP) * PART_STEP;
+    c->n_chunks = (c->n + c->chunk - 1) / c->chunk;
+    c->units_per_group = (c->n * c->group + UNIT_ELEMENTS - 1) / UNIT_ELEMENTS;
+    if (c->units_per_group > c->n_chunks) c->units_per_group = c->n_chunks;
+    const bool whole = c->n_chunks == 1 && sums(c) && c->op != SDPA_LOGSUMEXP;
+    c->n_stats = whole ? 0 : (c->n_chunks > 1 ? 1 + c->n_chunks : 1) * c->group;
 
     for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) c->direct[v] = c->view[v].data && is_direct(c, v);
     if (stages(c)) {
@@ -495,19 +536,20 @@ sdpa_status sdpa_softmax_run(const sdpa_softmax_problem *p) {
     set_groups(&c, n_rows);
 
     /* A thread that has its row to itself writes it from the caches: threads share rows only where some would idle. */
-    const bool shared = c.n_parts > 1 && c.n_groups != p->n_workers && c.n_groups < 2 * (int64_t)p->n_workers;
-    const int64_t n_units = shared ? c.n_groups * c.n_parts : (c.n_groups + c.groups_per_unit - 1) / c.groups_per_unit;
+    const bool shared = c.units_per_group > 1 && c.n_groups != p->n_workers && c.n_groups < 2 * (int64_t)p->n_workers;
+    const int64_t n_units =
+        shared ? c.n_groups * c.units_per_group : (c.n_groups + c.groups_per_unit - 1) / c.groups_per_unit;
     const int workers = p->n_workers < n_units ? p->n_workers : (int)n_units;
+    const size_t scratch = (size_t)workers * c.scratch_bytes,
+                 stats = sizeof *c.stats * (size_t)((shared ? c.n_groups : workers) * c.n_stats);
     char stack[STACK_BYTES] __attribute__((aligned(SDPA_ALIGNMENT)));
-    const bool small = workers == 1 && c.scratch_bytes <= sizeof stack;
-    const size_t scratch = (size_t)workers * c.scratch_bytes;
-    const size_t stats = shared ? sizeof *c.stats * (size_t)(n_units * c.group) : 0;
+    const bool small = workers == 1 && scratch + stats <= sizeof stack;
     c.scratch = small ? stack : sdpa_alloc(scratch + stats);
     if (!c.scratch) return SDPA_NO_MEMORY;
+    c.stats = (sdpa_softmax_stats *)(c.scratch + scratch);
     sdpa_status status = SDPA_OK;
     if (shared) {
-        c.stats = (sdpa_softmax_stats *)(c.scratch + scratch);
-        status = run_parts(&c, workers, p->interrupted);
+        status = run_shared(&c, workers, p->interrupted);
     } else if (n_units == 1) {
         softmax_unit(&c, 0, 0, NULL);
     } else {

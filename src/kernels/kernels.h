@@ -92,7 +92,7 @@ static inline void sdpa_fetch(const sdpa_unit *u, sdpa_fetched what, int64_t fir
     if (u->fetches) sdpa_fetch_share(u, what, first, n, of);
 }
 
-/* The longest part of a row that is summed in one go; longer rows are read in chunks of this length. */
+/* The longest part of a row that is summed in one go; longer rows are summed in chunks of this length. */
 #define SDPA_SOFTMAX_CHUNK 8192
 /* Rows per kernel call: no ISA has more lanes. */
 #define SDPA_SOFTMAX_ROWS 64
@@ -103,23 +103,17 @@ typedef struct sdpa_softmax_scale {
     double inverse; /* 1 / t */
 } sdpa_softmax_scale;
 
-/* Running values of a row. Forward: its maximum m, and l + l_low = sum exp((x - m) / t) so far. Backward: l = sum g p
- * or sum g. logsumexp_backward: m = lse, l = g. Jacobian: l = -p_i / t. */
+/* Of a chunk or of a row. Forward: its maximum m, and l + l_low = sum exp((x - m) / t). Backward: l = sum g p or sum g,
+ * and m = -inf. logsumexp_backward: m = lse, l = g. Jacobian: l = -p_i / t. Where SDPA_SOFTMAX writes a chunk, its l is
+ * exp((m - M) / t) instead, with M the maximum of the row. */
 typedef struct sdpa_softmax_stats {
     double m, l, l_low;
 } sdpa_softmax_stats;
 
-/* Adds a sum with its rounding error, relative to the same maximum. */
-static inline void sdpa_softmax_add(sdpa_softmax_stats *t, double sum, double low) {
-    const double l = t->l + sum, d = l - t->l;
-    t->l_low += (t->l - (l - d)) + (sum - d) + low;
-    t->l = l;
-}
-
 typedef enum sdpa_softmax_phase {
-    SDPA_SOFTMAX_SUM,   /* add a chunk to stats */
-    SDPA_SOFTMAX_WRITE, /* write a chunk from stats */
-    SDPA_SOFTMAX_WHOLE, /* both, on the whole row; stats are not used */
+    SDPA_SOFTMAX_SUM,   /* set the stats of a chunk */
+    SDPA_SOFTMAX_WRITE, /* write a chunk from the stats of its rows */
+    SDPA_SOFTMAX_WHOLE, /* both, on the whole row; no stats are used */
 } sdpa_softmax_phase;
 
 /* n_rows rows of n elements of the compute type, strides in elements. softmax_rows needs unit column strides;
@@ -131,7 +125,9 @@ typedef struct sdpa_softmax_block {
     const void *x, *g;
     void *out;
     int64_t x_row, x_col, g_row, g_col, out_row, out_col;
-    sdpa_softmax_stats *stats;
+    bool keeps;                /* SDPA_SOFTMAX: sums leave the exponentials in out, and WRITE takes them from there */
+    sdpa_softmax_stats *stats; /* of this chunk of each row; WRITE uses those of SDPA_SOFTMAX alone */
+    const sdpa_softmax_stats *row;
     const sdpa_softmax_scale *scale;
 } sdpa_softmax_block;
 

@@ -1,6 +1,7 @@
 /* The softmax family, for rows in memory (softmax_rows) or one row per lane (softmax_lanes). A row takes up to three
  * passes: its maximum, the sum of exp(x - maximum), which is as accurate as the exponentials (Blanchard, Higham & Higham
- * 2021), and the result. Rows longer than a chunk keep a running maximum and sum (Milakov & Gimelshein 2018).
+ * 2021), and the result. Of a row longer than a chunk, each chunk has its own maximum and sum, which the driver puts
+ * together (Milakov & Gimelshein 2018).
  *
  * Both kernels sum in the same order, so that a result does not depend on how its row lies in memory: element j belongs
  * to slot j % VL; each slot is cut into blocks of SUM_CHAINS * SUM_CHAIN elements, dealt to SUM_CHAINS partial sums
@@ -95,13 +96,13 @@ INLINE vec softmax_result(sdpa_softmax_op op, const softmax_constants *k, vec m,
     return x;
 }
 
-/* The s of softmax_result from the sum of the row. */
-INLINE void softmax_finish(sdpa_softmax_op op, double l, double l_low, real *s, real *s_low) {
+/* The s of softmax_result from the sum of the row. `factor`: what its exponentials are short of, in SDPA_SOFTMAX. */
+INLINE void softmax_finish(sdpa_softmax_op op, double l, double l_low, double factor, real *s, real *s_low) {
     l_low = l_low == l_low ? l_low : 0;
     if (op == SDPA_SOFTMAX) {
-        double r = l == 0 ? 0 : 1 / l, rest = l == 0 ? 0 : (fma(-r, l, 1) - r * l_low) * r;
-        *s = (real)r;
-        *s_low = (real)((r - (double)*s) + rest);
+        double r = l == 0 ? 0 : 1 / l, rest = l == 0 ? 0 : (fma(-r, l, 1) - r * l_low) * r, scaled = r * factor;
+        *s = (real)scaled;
+        *s_low = (real)((scaled - (double)*s) + fma(r, factor, -scaled) + rest * factor);
     } else if (op == SDPA_LOG_SOFTMAX) {
         *s = l == 0 ? 0 : (real)(log(l) + l_low / l);
         *s_low = 0;
@@ -122,7 +123,7 @@ INLINE vec softmax_inverse(vec l, vec l_low, vec *s_low) {
     vec s;
     for (int i = 0; i < VL; i++) {
         real inverse, low;
-        softmax_finish(SDPA_SOFTMAX, (double)l[i], (double)l_low[i], &inverse, &low);
+        softmax_finish(SDPA_SOFTMAX, (double)l[i], (double)l_low[i], 1, &inverse, &low);
         s[i] = inverse;
         (*s_low)[i] = low;
     }
@@ -130,22 +131,8 @@ INLINE vec softmax_inverse(vec l, vec l_low, vec *s_low) {
 #endif
 }
 
-/* Adds the sum of a chunk, which in SUM_EXP is relative to t->m, to the row's sum. */
-INLINE void softmax_add(sdpa_softmax_stats *t, softmax_sum chunk) {
-    sdpa_softmax_add(t, (double)chunk.sum, (double)chunk.low);
-}
-
-/* Makes m, the maximum of a chunk, the row's maximum if it is greater. Returns what to subtract: 0 while there is no
- * maximum, so that exp(-inf - 0) = 0. */
-INLINE real softmax_update(sdpa_softmax_stats *t, double inverse, real m) {
-    if ((double)m > t->m) {
-        double factor = t->m == -INFINITY ? 1 : exp((t->m - (double)m) * inverse);
-        t->l *= factor;
-        t->l_low *= factor;
-        t->m = (double)m;
-    }
-    return t->m == -INFINITY ? 0 : (real)t->m;
-}
+/* What to subtract in a chunk whose maximum is m: 0 where it has none, so that exp(-inf - 0) = 0. */
+INLINE real softmax_shift(double m) { return m == -INFINITY ? 0 : (real)m; }
 
 /* ---- rows ---- */
 
@@ -266,45 +253,49 @@ INLINE int64_t next_row(const sdpa_softmax_block *b, const real *e) {
     return FETCH_STORED && b->n * (int64_t)sizeof(real) <= FETCH_ROW && b->x_row == b->out_row ? b->x_row : 0;
 }
 
-/* Adds a chunk of row i to its sums. `most`: the chunk's maximum; `e`, unless NULL, receives exponentials. */
-INLINE void row_add(const sdpa_softmax_block *b, const softmax_constants *k, int64_t i, real most, real *e,
-                    sdpa_softmax_stats *t) {
+/* The stats of a chunk of row i. `most`: its maximum; `e`, unless NULL, receives exponentials. */
+INLINE sdpa_softmax_stats row_stats(const sdpa_softmax_block *b, const softmax_constants *k, int64_t i, real most,
+                                    real *e) {
     const real *x = (const real *)b->x + i * b->x_row, *g = (const real *)b->g + i * b->g_row;
+    double m = -INFINITY;
+    softmax_sum l = {0, 0};
     if (is_forward(b->op)) {
-        const real m = softmax_update(t, b->scale->inverse, most);
-        if (b->op == SDPA_LOGSUMEXP && m == (real)INFINITY) {
-            softmax_add(t, (softmax_sum){sum_at_infinity(x, 1, b->n), 0});
+        m = (double)most;
+        if (b->op == SDPA_LOGSUMEXP && most == (real)INFINITY) {
+            l.sum = sum_at_infinity(x, 1, b->n);
         } else {
-            softmax_add(t, row_sum_exp(k, m, x, e, b->n, next_row(b, e)));
+            l = row_sum_exp(k, softmax_shift(m), x, e, b->n, next_row(b, e));
         }
     } else if (b->op == SDPA_SOFTMAX_BACKWARD) {
-        softmax_add(t, row_sum_product(k, x, g, b->n));
+        l = row_sum_product(k, x, g, b->n);
     } else if (b->op == SDPA_LOG_SOFTMAX_BACKWARD) {
-        softmax_add(t, row_sum_gradient(k, x, g, b->n));
+        l = row_sum_gradient(k, x, g, b->n);
     }
+    return (sdpa_softmax_stats){m, (double)l.sum, (double)l.low};
 }
 
-/* The m and s of softmax_result for a row, and its lse where that is given. */
+/* The m and s of softmax_result for a chunk of a row, and the row's lse where that is given. */
 typedef struct row_end {
     real m, s, s_low, lse;
     bool nan;
 } row_end;
 
-INLINE row_end row_finish(sdpa_softmax_op op, bool keep, const sdpa_softmax_stats *t) {
-    row_end end = {.m = t->m == -INFINITY ? 0 : (real)t->m, .lse = (real)t->m, .nan = t->l != t->l};
-    if (keep) {
+/* `row`, `chunk`: the stats of both. */
+INLINE row_end row_finish(const sdpa_softmax_block *b, const sdpa_softmax_stats *row, const sdpa_softmax_stats *chunk) {
+    const bool softmax = b->op == SDPA_SOFTMAX;
+    row_end end = {.m = softmax_shift(softmax ? chunk->m : row->m), .lse = (real)row->m, .nan = row->l != row->l};
+    if (softmax && b->phase == SDPA_SOFTMAX_WHOLE) {
         vec low;
-        end.s = softmax_inverse(vset1((real)t->l), vset1((real)t->l_low), &low)[0];
+        end.s = softmax_inverse(vset1((real)row->l), vset1((real)row->l_low), &low)[0];
         end.s_low = low[0];
     } else {
-        softmax_finish(op, t->l, t->l_low, &end.s, &end.s_low);
+        softmax_finish(b->op, row->l, row->l_low, softmax ? chunk->l : 1, &end.s, &end.s_low);
     }
     return end;
 }
 
-/* Writes a chunk of row i of the result. `keep`: out already holds the exponentials. */
-INLINE void row_result(const sdpa_softmax_block *b, const softmax_constants *k, int64_t i, bool keep,
-                       const row_end *end) {
+/* Writes a chunk of row i of the result. */
+INLINE void row_result(const sdpa_softmax_block *b, const softmax_constants *k, int64_t i, const row_end *end) {
     const real *x = (const real *)b->x + i * b->x_row, *g = (const real *)b->g + i * b->g_row;
     real *out = (real *)b->out + i * b->out_row;
     const real m = end->m, s = end->s, s_low = end->s_low;
@@ -313,7 +304,7 @@ INLINE void row_result(const sdpa_softmax_block *b, const softmax_constants *k, 
     case SDPA_SOFTMAX:
         if (end->nan) {
             row_fill_nan(0, x, out, n);
-        } else if (keep) {
+        } else if (b->keeps) {
             row_write(SDPA_SOFTMAX, false, k, m, s, s_low, out, NULL, out, n);
         } else {
             row_write(SDPA_SOFTMAX, true, k, m, s, s_low, x, NULL, out, n);
@@ -346,25 +337,23 @@ INLINE void row_result(const sdpa_softmax_block *b, const softmax_constants *k, 
 static void softmax_rows(const sdpa_softmax_block *b) {
     const softmax_constants k = softmax_load(b->scale);
     const bool sums = b->phase != SDPA_SOFTMAX_WRITE, writes = b->phase != SDPA_SOFTMAX_SUM,
-               maxima = sums && is_forward(b->op) && b->n_rows > 0,
-               keep = b->op == SDPA_SOFTMAX && b->phase == SDPA_SOFTMAX_WHOLE;
+               maxima = sums && is_forward(b->op) && b->n_rows > 0;
     real most = maxima ? row_max(b->x, b->n) : 0;
     row_end before = {0};
     /* A row is written after the sum of the next one, and that one's maximum is taken before: nothing waits. */
     for (int64_t i = 0; i <= b->n_rows; i++) {
         row_end end = {0};
         if (i < b->n_rows) {
-            sdpa_softmax_stats t = {-INFINITY, 0, 0};
-            if (b->phase != SDPA_SOFTMAX_WHOLE) t = b->stats[i];
-            if (sums) row_add(b, &k, i, most, keep ? (real *)b->out + i * b->out_row : NULL, &t);
+            sdpa_softmax_stats t = {0, 0, 0};
+            if (sums) t = row_stats(b, &k, i, most, b->keeps ? (real *)b->out + i * b->out_row : NULL);
             if (maxima && i + 1 < b->n_rows) most = row_max((const real *)b->x + (i + 1) * b->x_row, b->n);
             if (writes) {
-                end = row_finish(b->op, keep, &t);
+                end = row_finish(b, sums ? &t : b->row + i, sums ? &t : b->stats + i);
             } else {
                 b->stats[i] = t;
             }
         }
-        if (writes && i > 0) row_result(b, &k, i - 1, keep, &before);
+        if (writes && i > 0) row_result(b, &k, i - 1, &before);
         before = end;
     }
 }
@@ -466,25 +455,19 @@ typedef struct lanes_stats {
     vec shift, sum, low;
 } lanes_stats;
 
-/* The sums of a chunk. In phases other than WHOLE the maximum includes that of earlier chunks, from b->stats. */
-INLINE lanes_stats lanes_add(const sdpa_softmax_block *b, const softmax_constants *k, bool keep) {
+/* The sums of a chunk. `most` receives its maxima, -inf where it has none. */
+INLINE lanes_stats lanes_sums(const sdpa_softmax_block *b, const softmax_constants *k, vec *most) {
     lanes_stats t = {{0}, {0}, {0}};
+    *most = vset1(-(real)INFINITY);
     if (b->op == SDPA_SOFTMAX_BACKWARD) {
         t.sum = lanes_sum_product(&t.low, k, b);
     } else if (b->op == SDPA_LOG_SOFTMAX_BACKWARD) {
         t.sum = lanes_sum_gradient(&t.low, k, b);
     }
     if (!is_forward(b->op)) return t;
-    t.shift = lanes_max(b->x, b->x_col, b->n);
-    if (b->phase == SDPA_SOFTMAX_WHOLE) {
-        t.shift = vselect(t.shift == -(real)INFINITY, (vec){0}, t.shift);
-    } else {
-        real m[VL]; /* an array, so that t can stay in registers */
-        vstore(m, t.shift);
-        for (int i = 0; i < VL; i++) m[i] = softmax_update(b->stats + i, b->scale->inverse, m[i]);
-        t.shift = vload(m);
-    }
-    t.sum = lanes_sum_exp(&t.low, k, t.shift, b->x, b->x_col, keep ? b->out : NULL, b->out_col, b->n);
+    *most = lanes_max(b->x, b->x_col, b->n);
+    t.shift = vselect(*most == -(real)INFINITY, (vec){0}, *most);
+    t.sum = lanes_sum_exp(&t.low, k, t.shift, b->x, b->x_col, b->keeps ? b->out : NULL, b->out_col, b->n);
     if (b->op == SDPA_LOGSUMEXP && vany(t.shift == (real)INFINITY)) {
         real sum[VL];
         vstore(sum, t.sum);
@@ -496,9 +479,18 @@ INLINE lanes_stats lanes_add(const sdpa_softmax_block *b, const softmax_constant
     return t;
 }
 
-/* t->sum and t->low become the s and s_low of softmax_result. Returns which lanes are NaN. */
-INLINE ivec lanes_finish(const sdpa_softmax_block *b, bool keep, lanes_stats *t) {
-    if (keep) {
+/* Stores the sums of a chunk. */
+INLINE void lanes_store(const sdpa_softmax_block *b, const lanes_stats *t, vec most) {
+    real m[VL], sum[VL], low[VL];
+    vstore(m, most);
+    vstore(sum, t->sum);
+    vstore(low, t->low);
+    for (int i = 0; i < VL; i++) b->stats[i] = (sdpa_softmax_stats){(double)m[i], (double)sum[i], (double)low[i]};
+}
+
+/* Sets the s and s_low of softmax_result, from t or, in the phase WRITE, from stored sums. Returns which lanes are NaN. */
+INLINE ivec lanes_finish(const sdpa_softmax_block *b, lanes_stats *t) {
+    if (b->op == SDPA_SOFTMAX && b->phase == SDPA_SOFTMAX_WHOLE) {
         const ivec nan = t->sum != t->sum;
         t->sum = softmax_inverse(t->sum, t->low, &t->low);
         return nan;
@@ -508,26 +500,29 @@ INLINE ivec lanes_finish(const sdpa_softmax_block *b, bool keep, lanes_stats *t)
     vstore(sum, t->sum);
     vstore(s_low, t->low);
     for (int i = 0; i < VL; i++) {
-        double l = (double)sum[i], l_low = (double)s_low[i];
+        double l = (double)sum[i], l_low = (double)s_low[i], factor = 1;
         if (b->phase == SDPA_SOFTMAX_WRITE) {
-            const sdpa_softmax_stats *row = b->stats + i;
-            shift[i] = row->m == -INFINITY && b->op != SDPA_LOGSUMEXP_BACKWARD ? 0 : (real)row->m;
-            sum[i] = (real)row->l;
+            const sdpa_softmax_stats *row = b->row + i;
             l = row->l;
             l_low = row->l_low;
+            sum[i] = (real)l;
+            shift[i] = b->op == SDPA_LOGSUMEXP_BACKWARD ? (real)row->m : softmax_shift(row->m);
+            if (b->op == SDPA_SOFTMAX) {
+                factor = b->stats[i].l;
+                shift[i] = softmax_shift(b->stats[i].m);
+            }
         }
-        softmax_finish(b->op, l, l_low, s + i, s_low + i);
+        softmax_finish(b->op, l, l_low, factor, s + i, s_low + i);
     }
     *t = (lanes_stats){vload(shift), vload(s), vload(s_low)};
     return vload(sum) != vload(sum);
 }
 
-INLINE void lanes_result(const sdpa_softmax_block *b, const softmax_constants *k, bool keep, const lanes_stats *t,
-                         ivec nan) {
+INLINE void lanes_result(const sdpa_softmax_block *b, const softmax_constants *k, const lanes_stats *t, ivec nan) {
     const vec m = t->shift, s = t->sum, s_low = t->low;
     switch (b->op) {
     case SDPA_SOFTMAX:
-        if (keep) {
+        if (b->keeps) {
             lanes_write(SDPA_SOFTMAX, false, k, m, s, s_low, b, b->out, b->out_col);
         } else {
             lanes_write(SDPA_SOFTMAX, true, k, m, s, s_low, b, b->x, b->x_col);
@@ -557,18 +552,17 @@ INLINE void lanes_result(const sdpa_softmax_block *b, const softmax_constants *k
 
 static void softmax_lanes(const sdpa_softmax_block *b) {
     const softmax_constants k = softmax_load(b->scale);
-    const bool keep = b->op == SDPA_SOFTMAX && b->phase == SDPA_SOFTMAX_WHOLE;
     lanes_stats t = {{0}, {0}, {0}};
-    if (b->phase != SDPA_SOFTMAX_WRITE) t = lanes_add(b, &k, keep);
-    if (b->phase == SDPA_SOFTMAX_SUM) {
-        real sum[VL], low[VL];
-        vstore(sum, t.sum);
-        vstore(low, t.low);
-        for (int i = 0; i < VL; i++) softmax_add(b->stats + i, (softmax_sum){sum[i], low[i]});
-        return;
+    if (b->phase != SDPA_SOFTMAX_WRITE) {
+        vec most;
+        t = lanes_sums(b, &k, &most);
+        if (b->phase == SDPA_SOFTMAX_SUM) {
+            lanes_store(b, &t, most);
+            return;
+        }
     }
-    const ivec nan = lanes_finish(b, keep, &t);
-    lanes_result(b, &k, keep, &t, nan);
+    const ivec nan = lanes_finish(b, &t);
+    lanes_result(b, &k, &t, nan);
 }
 
 #endif

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 from support.guard import Pages, guarded
 from support.helpers import BFLOAT16, LAYOUTS, assert_within, compute_type, normal, unit_roundoff
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("isa")
 # Around the vectors of every type, the longest transposed row, a block of the sum, a chunk.
 LENGTHS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65, 127, 128, 129, 511, 512, 513)
 LONG = (2049, 8191, 8192, 8193, 16385)
+CHUNK = 8192
 
 
 def rounded(error, magnitude, dtype):
@@ -31,7 +33,9 @@ def assert_family(x, g, axis=-1, temperature=1.0, where=None):
     Bounds, with u the unit roundoff of the arithmetic (that of the oracle added), d = x - m, t the
     temperature. e = exp(d / t) errs by |d| u / t, from the subtraction, and 4 u, from polynomial
     and reduction; the sums (softmax.h) by 11 u, and those of the oracle by less than 5 u, of
-    the sum of magnitudes; e below the smallest normal number is 0.
+    the sum of magnitudes; e below the smallest normal number is 0. Longer rows than a chunk have
+    e relative to the chunk's maximum; a factor with an error of 2 u, and one rounding, make up for
+    it in l and p.
 
     l = sum e            relative r = sum p |d| u / t + 20 u
     p = e / l            relative |d| u / t + 4 u + r + 3 u
@@ -59,9 +63,15 @@ def assert_family(x, g, axis=-1, temperature=1.0, where=None):
         d = np.where(included == -np.inf, 0, abs(included - m)) / temperature
         p = reference.softmax(x, axis, temperature=temperature, where=where)
         n = max(1, x.size)
-        r = total(p * d) * u + 20 * u + n * tiny
+        scaled = 3 * u * (x.size > CHUNK * m.size)
+        r = total(p * d) * u + 20 * u + scaled + n * tiny
         options = {"temperature": temperature, "where": where}
-        check("softmax", sdpa.softmax(x, axis, **options), p, p * (d * u + r + 7 * u) + 2 * tiny)
+        check(
+            "softmax",
+            sdpa.softmax(x, axis, **options),
+            p,
+            p * (d * u + r + 7 * u + scaled) + 2 * tiny,
+        )
 
         y = reference.log_softmax(x, axis, **options)
         log_l = np.log(np.maximum(total(np.exp(np.where(p > 0, -d, -np.inf))), 1))
@@ -73,7 +83,7 @@ def assert_family(x, g, axis=-1, temperature=1.0, where=None):
         lse = reference.logsumexp(x, axis, where=where, keepdims=True)
         d1 = d * temperature
         p1 = reference.softmax(x, axis, where=where)
-        error = total(p1 * d1) * u + 20 * u + n * tiny + 3 * u * np.log(n)
+        error = total(p1 * d1) * u + 20 * u + scaled + n * tiny + 3 * u * np.log(n)
         ours = sdpa.logsumexp(x, axis, where=where, keepdims=True)
         check("logsumexp", ours, lse, error)
         if where is None:
@@ -171,13 +181,38 @@ def test_rows_of_several_parts(rng, dtype, n):
     assert_family(x, g, -1, 2.5, rng.random(x.shape) < 0.6)
 
 
-def test_maximum_in_a_later_chunk_or_part(dtype):
-    """Sums under an earlier maximum are scaled down, by a little or to nothing."""
+def test_maximum_in_a_later_chunk(dtype):
+    """Sums and exponentials under a lower maximum are scaled down, by a little or to nothing."""
     for step in (0.5, 3, 60):
-        for length in (8192, 65_536):
+        for length in (CHUNK, 8 * CHUNK):
             x = np.repeat(np.arange(4) * step, length)[:-5].astype(dtype)
             assert_family(x, np.ones_like(x))
             assert_family(x[::-1], np.ones_like(x))
+
+
+def with_one_chunk(rng, dtype, value):
+    """x, whose rows hold `value` in the first, second or last chunk, and g."""
+    x, g = sample(rng, (3, 3 * CHUNK - 7), dtype)
+    for at in range(3):
+        x[at, at * CHUNK : (at + 1) * CHUNK] = value
+    return x, g
+
+
+@pytest.mark.parametrize("value", [-np.inf, -1000, 1000, "least", "largest"])
+def test_chunk_that_is_unlike_the_others(rng, dtype, value):
+    largest = float(ml_dtypes.finfo(dtype).max)
+    assert_family(
+        *with_one_chunk(rng, dtype, {"least": -largest, "largest": largest}.get(value, value))
+    )
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_infinity_or_nan_in_one_chunk(rng, dtype, value):
+    x, _ = with_one_chunk(rng, dtype, value)
+    left_out = x == -np.inf
+    assert_array_equal(sdpa.softmax(x).astype(float), np.where(left_out, 0, np.nan))
+    assert_array_equal(sdpa.log_softmax(x).astype(float), np.where(left_out, -np.inf, np.nan))
+    assert_array_equal(sdpa.logsumexp(x).astype(float), np.full(3, value))
 
 
 @pytest.mark.parametrize("std", [1e-3, 1, 8, 25, 1000])

@@ -100,7 +100,7 @@ def problem(name, dtype, n, std):
 
 
 @pytest.mark.parametrize("std", [1, 8, 25])
-@pytest.mark.parametrize("n", [10, 100, 1000])
+@pytest.mark.parametrize("n", [10, 100, 1000, 20_000])
 @pytest.mark.parametrize("name", ROUTINES)
 def test_as_exact_as_pytorch_and_numpy(isa, dtype, name, n, std):
     arguments, exact, peers = problem(name, dtype, n, std)

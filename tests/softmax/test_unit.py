@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("isa")
 
 NAN, INF = np.nan, np.inf
 
-# Around a vector, the longest row that is transposed, a block of the sum, a chunk, a part.
+# Around a vector, the longest row that is transposed, a block of the sum, a chunk, a unit.
 LENGTHS = (0, 1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 64, 65, 128, 129, 511, 513, 8192, 8193, 20000, 65537)
 
 
@@ -471,10 +471,13 @@ def test_threads_change_no_bit(rng, dtype, shape, threads):
 
 @pytest.mark.parametrize("n_rows", [1, 3, 17])
 def test_neither_threads_nor_layout_change_a_bit_of_long_rows(rng, dtype, n_rows, threads):
-    """Threads share a long row where there are few, in parts of 65536 elements."""
+    """Threads share a long row where there are few, in chunks of 8192 elements."""
     x, g = (rng.standard_normal((n_rows, 140_000)).astype(dtype) for _ in range(2))
-    x[0, 100_000:] *= 30  # later parts have a larger maximum, or nothing
+    x[0, 100_000:] *= 30  # later chunks have a larger maximum, or nothing, or what is no number
     x[-1, 65_536:] = -INF
+    x[n_rows // 2, :9000] = -1000
+    for row, value in zip(x[5:8], (INF, NAN, -INF), strict=False):
+        row[20_000:40_000] = value
     where = rng.random(x.shape) < 0.8
     threads(1)
     expected = every_routine(x, g, 1, where)

@@ -193,7 +193,7 @@ test-pythons: $(VENV)/with-$(EXTRAS)
 	JOBS=$(JOBS) PYTHON=$(BIN)/python tests/pythons.sh build/pythons/*.whl build/sid $(PYTHONS)
 
 # Uses the installed compilers, and ziglang for other systems; PLATFORMS='wasm' selects some. Debian's packages:
-# clang-22 musl-tools wine.
+# clang-22 emscripten musl-tools wine.
 PLATFORMS =
 test-platforms: $(JUDGES)/done
 	JOBS=$(JOBS) tests/platforms.sh "$(abspath $(JUDGES)/bin/python) -m ziglang" $(PLATFORMS)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compiles the C core and its tests without warnings for other compilers and systems, and runs them
 # where they can be run here; then the extension by setup.py and every clang, whose results must have
-# the bits of gcc's: tests/platforms.sh ZIG [NAME...]
+# the bits of gcc's, and by emcc, which makes it for Pyodide: tests/platforms.sh ZIG [NAME...]
 # ZIG: the command that runs ziglang's zig, PYTHON -m ziglang. NAMEs: some of those below.
 set -uo pipefail
 cd "$(dirname "$0")/c"
@@ -50,6 +50,21 @@ extension() {
     results+=("$name: $verdict")
 }
 
+# The extension as for Pyodide, whose Python is compiled by emcc; the headers are those of the Python here.
+pyodide() {
+    local name=extension-emcc python=${zig%% *} built=build/platforms/emcc verdict
+    if ((${#wanted[@]})) && [[ " ${wanted[*]} " != *" extension "* ]]; then return; fi
+    printf '\n=== %s\n' "$name"
+    if (cd ../.. && _PYTHON_HOST_PLATFORM=emscripten-4.0-wasm32 CC="emcc -include $PWD/tests/c/wasm32.h" \
+        LDSHARED="emcc -sSIDE_MODULE=1" SDPA_WERROR=1 "$python" setup.py --quiet build --build-base "$built" \
+        --build-lib "$built/lib"); then
+        verdict="compiles, untested"
+    else
+        verdict="does not compile"
+    fi
+    results+=("$name: $verdict")
+}
+
 zig_cc() { printf '%s cc -target %s' "$zig" "$1"; }
 posix="vec convert vmath machine problem pool fork attention disturbed packed additive xla"
 for cc in gcc-12 gcc-14 gcc-15 clang-14 clang-19 clang-22; do
@@ -70,6 +85,7 @@ for cc in clang-14 clang-19 clang-22; do
     if command -v "$cc" >/dev/null; then extension "$cc" "$cc"; fi
 done
 extension zig "$zig cc"
+if command -v emcc >/dev/null; then pyodide; fi
 
 printf '\n'
 printf '%s\n' "${results[@]}"

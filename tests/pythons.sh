@@ -1,25 +1,28 @@
 #!/usr/bin/env bash
 # Tests one wheel on several Pythons, and free-threaded ones, which have a wheel of their own:
-# tests/pythons.sh WHEEL ROOT VERSION... [-- TESTS]
+# tests/pythons.sh WHEEL ROOT VERSION... [-- TESTS [-- UNITS]]
 # VERSION: 3.13       Debian unstable's, in ROOT
 #          3.13t      free-threaded, from Debian's source; also with each test in four threads at once
 #          3.13t-tsan its extension under ThreadSanitizer, the tests where threads meet
 #          any of them with /2.0: with NumPy 2.0. The version of PYTHON needs no ROOT.
+# TESTS: all but those of the repository itself, if not given; UNITS: those that run in four threads at once.
 # ROOT is made by debootstrap if it is not there: half a gigabyte, two with compilers and sources.
 # Needs the rights of root and changes nothing outside ROOT but the folder of WHEEL.
 set -euo pipefail
 shopt -s inherit_errexit
 wheel=$(realpath "$1") root=$(realpath --canonicalize-missing "$2")
 shift 2
-versions=()
-while (($#)) && [[ $1 != -- ]]; do
-    versions+=("$1")
-    shift
+versions=() tests=() units=()
+for list in versions tests units; do
+    declare -n words=$list
+    while (($#)) && [[ $1 != -- ]]; do
+        words+=("$1")
+        shift
+    done
+    if (($#)); then shift; fi
 done
-(($#)) && shift
-units=(tests/attention/test_{unit,cache,semantics}.py tests/softmax/test_unit.py)
-tests=(tests/kernels/test_{config,process,threads}.py tests/refusals "${units[@]}")
-if (($#)); then tests=("$@") units=("$@"); fi
+((${#units[@]})) || units=(tests/attention/test_{unit,cache,semantics}.py tests/softmax/test_unit.py)
+((${#tests[@]})) || tests=(tests/{attention,examples,interop,kernels,lab,mechanisms,refusals,softmax})
 here=$(cd "$(dirname "$0")/.." && pwd)
 own_python=${PYTHON:-python3}
 own=$("$own_python" -c 'import sys; print("{}.{}".format(*sys.version_info))')
@@ -51,7 +54,7 @@ mount_once() {
 unmount() { if ((${#mounted[@]})); then umount --lazy "${mounted[@]}"; fi; }
 trap unmount EXIT
 
-inside() { "${prefix[@]}" env OMP_NUM_THREADS= "$@"; }
+inside() { "${prefix[@]}" env --unset=OMP_NUM_THREADS "$@"; }
 install() { inside apt-get install --yes --no-install-recommends "$@"; }
 
 # Builds the free-threaded CPython of this version from Debian's source, in /opt/pythonVERSIONt.
@@ -101,7 +104,7 @@ make_environment() {
     if ((${#prefix[@]} == 0)); then place=${wheel%/*}/$name outside=$place; fi
     rm -rf "${outside:?}"
     mkdir -p "$outside"
-    cp -r "$here"/{tests,src,tools,setup.py,pyproject.toml} "$wheel" "$outside/"
+    cp -r "$here"/{tests,src,tools,examples,notebooks,docs,setup.py,pyproject.toml} "$wheel" "$outside/"
     inside "$python" -m venv "$place/venv"
     # Debian's patch of site.py does not know that a free-threaded Python has a t in its folder.
     if [[ $version == *t* ]]; then ln -s "python${version%-tsan}" "$outside/venv/lib/python${version%%t*}"; fi
@@ -110,7 +113,7 @@ make_environment() {
         package=$(build_wheel "$version")
         set -- pytest-run-parallel
     fi
-    inside "$pip_takes" "$place/venv/bin/pip" install --quiet "$place/$package[test]" "numpy${numpy:+==$numpy.*}" "$@"
+    inside "$pip_takes" "$place/venv/bin/pip" install --quiet "$place/$package[test,lab]" "numpy${numpy:+==$numpy.*}" "$@"
     cat >"$outside/versions.py" <<'END'
 import platform, sys, numpy, sdpa
 

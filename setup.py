@@ -197,10 +197,11 @@ class BuildExt(build_ext):
             yield Unit(Path("src/kernels/kernel.c"), name, [*flags, *plain, *rest])
         for path in sorted([*Path("src").glob("*.c"), *Path("src/runtime").glob("*.c")]):
             yield Unit(path, flags=plain)
-        # What runs once per process, or in calls of arrays' length, had better be short.
+        # What runs once per process, or beside long work on arrays, is compiled for size.
         rare = ("additive", "config", "docstring", "errors", "merge", "module")
+        size = [] if "-O1" in FLAGS else ["-Os"]
         for path in sorted(Path("src/python").glob("*.c")):
-            flags = [*tables, *(["-Os"] if path.stem in rare else [])]
+            flags = [*tables, *(size if path.stem in rare else [])]
             yield Unit(path, flags=flags, macros=MACROS + about, includes=python_includes)
 
 

@@ -19,6 +19,8 @@
 
 /* In the forward, rows of at most this many vectors are transposed, which is cheaper than reducing over the lanes. */
 #define SHORT_ROW 2
+/* What n_stats is a multiple of, so that no two workers write to one cache line. */
+#define STATS_STEP (SDPA_ALIGNMENT / (int64_t)sizeof(sdpa_softmax_stats))
 /* Elements per unit: work for about as long as waking a thread takes. */
 #define UNIT_ELEMENTS 65536
 /* Scratch of up to this size comes from the stack, so that a small call allocates nothing. */
@@ -235,7 +237,7 @@ static void load_column(const softmax_call *c, int v, const char *data, int64_t 
     c->isa->f64->load(dst, data, n_rows, row_stride(c, v), c->view[v].dtype, c->view[v].swapped);
 }
 
-/* Whether a row of b is NaN, which kernels see in x alone. */
+/* Whether the sum of a row is NaN. Such rows are filled from x, which still tells what is left out. */
 static bool any_nan(const sdpa_softmax_block *b) {
     bool nan = false;
     for (int64_t i = 0; i < b->n_rows; i++) nan |= b->row[i].l != b->row[i].l;
@@ -315,39 +317,35 @@ static void run_chunks(const softmax_call *c, sdpa_softmax_phase phase, char *co
     }
 }
 
-/* exp((m - most) / t) for m <= most, the maxima of a chunk and of its row; 0 for a chunk without one. Error at most
- * 2 u, besides that of m - most: c is taken as it is, not rounded. */
+/* exp((m - most) / t) for m <= most, the maxima of a chunk and of its row; 0 for a chunk without one. The error is at
+ * most 1 u more than that of exp2, besides the rounding of m - most; results below the normal numbers are less exact. */
 static double factor_of(const sdpa_softmax_scale *s, double m, double most) {
     if (m == most) return 1;
     const double d = m - most, x = s->c * d;
     if (!(x > -1100)) return 0;
-    const double rest = fma(s->c, d, -x) + (s->c_low - (s->c - s->c_high)) * d;
-    return exp2(x) * (1 + rest * M_LN2);
+    const double rest = fma(s->c, d, -x) + (s->c_low - (s->c - s->c_high)) * d, e = exp2(x);
+    return fma(e, rest * M_LN2, e);
 }
 
-/* Adds the stats of the next chunk to those of all chunks before. Sums of the backward have no maximum. */
-static void add_chunk(const softmax_call *c, sdpa_softmax_stats *t, sdpa_softmax_stats next) {
-    sdpa_softmax_stats *smaller = t->m < next.m ? t : &next;
-    const double most = fmax(t->m, next.m), factor = factor_of(&c->scale, smaller->m, most);
-    smaller->l *= factor;
-    smaller->l_low *= factor;
-    const double l = t->l + next.l, d = l - t->l;
-    t->l_low += (t->l - (l - d)) + (next.l - d) + next.l_low;
+/* Adds a chunk to the stats of a row, whose maximum is known. Sums of the backward have none, and the factor 1. */
+static void add_chunk(const softmax_call *c, sdpa_softmax_stats *t, sdpa_softmax_stats *chunk) {
+    const double factor = factor_of(&c->scale, chunk->m, t->m), part = chunk->l * factor, l = t->l + part, d = l - t->l;
+    t->l_low += (t->l - (l - d)) + (part - d) + chunk->l_low * factor;
     t->l = l;
-    t->m = most;
+    chunk->factor = factor;
 }
 
-/* Sets the stats of rows from those of their chunks, and these for the phase WRITE. */
+/* The rows of a group that kernels compute: lanes without a row of their own are computed too. */
+static int64_t computed_rows(const softmax_call *c, int64_t n_rows) { return c->lanes ? c->group : n_rows; }
+
+/* Sets the stats of rows from those of their chunks. */
 static void join_chunks(const softmax_call *c, int64_t n_rows, sdpa_softmax_stats *stats) {
     if (c->n_chunks == 1) return;
-    for (int64_t i = 0; i < n_rows; i++) {
-        sdpa_softmax_stats t = {-INFINITY, 0, 0};
-        for (int64_t x = 0; x < c->n_chunks; x++) add_chunk(c, &t, chunk_stats(c, stats, x)[i]);
+    for (int64_t i = 0; i < computed_rows(c, n_rows); i++) {
+        sdpa_softmax_stats t = {-INFINITY, 0, 0, 1};
+        for (int64_t x = 0; x < c->n_chunks; x++) t.m = fmax(t.m, chunk_stats(c, stats, x)[i].m);
+        for (int64_t x = 0; x < c->n_chunks; x++) add_chunk(c, &t, &chunk_stats(c, stats, x)[i]);
         stats[i] = t;
-        for (int64_t x = 0; x < c->n_chunks; x++) {
-            sdpa_softmax_stats *chunk = &chunk_stats(c, stats, x)[i];
-            chunk->l = factor_of(&c->scale, chunk->m, t.m);
-        }
     }
 }
 
@@ -359,8 +357,9 @@ static void finish_rows(const softmax_call *c, char *const *data, int64_t n_rows
         if (c->op == SDPA_LOGSUMEXP_BACKWARD) load_column(c, SDPA_SOFTMAX_G, data[SDPA_SOFTMAX_G], n_rows, g);
         for (int64_t i = 0; i < n_rows; i++) {
             const double l = c->op == SDPA_LOGSUMEXP_BACKWARD ? g[i] : -s[i] * c->scale.inverse;
-            stats[i] = (sdpa_softmax_stats){s[i], l, 0};
+            stats[i] = (sdpa_softmax_stats){s[i], l, 0, 1};
         }
+        for (int64_t i = n_rows; i < computed_rows(c, n_rows); i++) stats[i] = (sdpa_softmax_stats){0, 0, 0, 1};
     }
     if (c->op != SDPA_LOGSUMEXP) return;
     for (int64_t i = 0; i < n_rows; i++) {
@@ -516,7 +515,8 @@ static void set_groups(softmax_call *c, int64_t n_rows) {
     c->units_per_group = (c->n * c->group + UNIT_ELEMENTS - 1) / UNIT_ELEMENTS;
     if (c->units_per_group > c->n_chunks) c->units_per_group = c->n_chunks;
     const bool whole = c->n_chunks == 1 && sums(c) && c->op != SDPA_LOGSUMEXP;
-    c->n_stats = whole ? 0 : (c->n_chunks > 1 ? 1 + c->n_chunks : 1) * c->group;
+    const int64_t n_stats = (c->n_chunks > 1 ? 1 + c->n_chunks : 1) * c->group;
+    c->n_stats = whole ? 0 : (n_stats + STATS_STEP - 1) / STATS_STEP * STATS_STEP;
 
     for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) c->direct[v] = c->view[v].data && is_direct(c, v);
     if (stages(c)) {

@@ -33,8 +33,9 @@ typedef struct sdpa_softmax_problem {
     int (*interrupted)(void);
 } sdpa_softmax_problem;
 
-/* Fills out. Extra memory: one block of rows per worker. Results depend on the values, the shape and the ISA alone, not
- * on strides or workers: every path sums a row in the same order (kernels/softmax.h). */
+/* Fills out. Extra memory: per worker one block of rows, and 32 bytes for each chunk of 8192 elements of a longer row.
+ * Results depend on the values, the shape and the ISA alone, not on strides or workers: every path sums a row in the
+ * same order (kernels/softmax.h). */
 sdpa_status sdpa_softmax_run(const sdpa_softmax_problem *p);
 
 #endif

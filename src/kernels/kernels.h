@@ -104,10 +104,10 @@ typedef struct sdpa_softmax_scale {
 } sdpa_softmax_scale;
 
 /* Of a chunk or of a row. Forward: its maximum m, and l + l_low = sum exp((x - m) / t). Backward: l = sum g p or sum g,
- * and m = -inf. logsumexp_backward: m = lse, l = g. Jacobian: l = -p_i / t. Where SDPA_SOFTMAX writes a chunk, its l is
- * exp((m - M) / t) instead, with M the maximum of the row. */
+ * and m = -inf. logsumexp_backward: m = lse, l = g. Jacobian: l = -p_i / t. */
 typedef struct sdpa_softmax_stats {
     double m, l, l_low;
+    double factor; /* of a chunk: exp((m - M) / t), with M the maximum of its row; WRITE of SDPA_SOFTMAX needs it */
 } sdpa_softmax_stats;
 
 typedef enum sdpa_softmax_phase {
@@ -126,8 +126,8 @@ typedef struct sdpa_softmax_block {
     void *out;
     int64_t x_row, x_col, g_row, g_col, out_row, out_col;
     bool keeps;                /* SDPA_SOFTMAX: sums leave the exponentials in out, and WRITE takes them from there */
-    sdpa_softmax_stats *stats; /* of this chunk of each row; WRITE uses those of SDPA_SOFTMAX alone */
-    const sdpa_softmax_stats *row;
+    sdpa_softmax_stats *stats; /* of this chunk of each row; WRITE reads them for SDPA_SOFTMAX only */
+    const sdpa_softmax_stats *row; /* of the whole rows; read by WRITE */
     const sdpa_softmax_scale *scale;
 } sdpa_softmax_block;
 

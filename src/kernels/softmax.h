@@ -6,7 +6,8 @@
  * Both kernels sum in the same order, so that a result does not depend on how its row lies in memory: element j belongs
  * to slot j % VL; each slot is cut into blocks of SUM_CHAINS * SUM_CHAIN elements, dealt to SUM_CHAINS partial sums
  * that start from zero; blocks, and then slots as a binary tree, are added with their rounding errors kept. The
- * relative error is at most (SUM_CHAIN + 3) u for any n, with u the unit roundoff, and a fraction of u on average.
+ * relative error is at most (SUM_CHAIN + 3) u for any n, with u the unit roundoff, and a fraction of u on average; in
+ * rows of several chunks of float64 the factors of the chunks add 3 u.
  * Elements have the compute type already; an element that is left out is -inf. */
 #ifndef SDPA_KERNEL_SOFTMAX_H
 #define SDPA_KERNEL_SOFTMAX_H
@@ -69,7 +70,7 @@ INLINE vec add_term(enum sum_kind kind, vec sum, vec term, vec x, vec g) {
     return kind == SUM_PRODUCT ? vmuladd(x, g, sum) : sum + term;
 }
 
-/* An element of out. m and s belong to the row, see softmax_finish. s_low has the digits that s lacks; they matter where
+/* An element of out. m and s belong to the row or, in SDPA_SOFTMAX, to its chunk, see softmax_finish. s_low has the digits that s lacks; they matter where
  * s cancels against g in SDPA_SOFTMAX_BACKWARD, for a weight near 1. */
 INLINE vec softmax_result(sdpa_softmax_op op, const softmax_constants *k, vec m, vec s, vec s_low, vec x, vec g) {
     const real left_out = -(real)INFINITY;
@@ -96,7 +97,8 @@ INLINE vec softmax_result(sdpa_softmax_op op, const softmax_constants *k, vec m,
     return x;
 }
 
-/* The s of softmax_result from the sum of the row. `factor`: what its exponentials are short of, in SDPA_SOFTMAX. */
+/* The s of softmax_result from the sum of the row. In SDPA_SOFTMAX the chunk's exponentials times `factor` are those
+ * relative to the row's maximum. */
 INLINE void softmax_finish(sdpa_softmax_op op, double l, double l_low, double factor, real *s, real *s_low) {
     l_low = l_low == l_low ? l_low : 0;
     if (op == SDPA_SOFTMAX) {
@@ -271,7 +273,7 @@ INLINE sdpa_softmax_stats row_stats(const sdpa_softmax_block *b, const softmax_c
     } else if (b->op == SDPA_LOG_SOFTMAX_BACKWARD) {
         l = row_sum_gradient(k, x, g, b->n);
     }
-    return (sdpa_softmax_stats){m, (double)l.sum, (double)l.low};
+    return (sdpa_softmax_stats){m, (double)l.sum, (double)l.low, 1};
 }
 
 /* The m and s of softmax_result for a chunk of a row, and the row's lse where that is given. */
@@ -289,7 +291,7 @@ INLINE row_end row_finish(const sdpa_softmax_block *b, const sdpa_softmax_stats 
         end.s = softmax_inverse(vset1((real)row->l), vset1((real)row->l_low), &low)[0];
         end.s_low = low[0];
     } else {
-        softmax_finish(b->op, row->l, row->l_low, softmax ? chunk->l : 1, &end.s, &end.s_low);
+        softmax_finish(b->op, row->l, row->l_low, softmax ? chunk->factor : 1, &end.s, &end.s_low);
     }
     return end;
 }
@@ -344,7 +346,7 @@ static void softmax_rows(const sdpa_softmax_block *b) {
     for (int64_t i = 0; i <= b->n_rows; i++) {
         row_end end = {0};
         if (i < b->n_rows) {
-            sdpa_softmax_stats t = {0, 0, 0};
+            sdpa_softmax_stats t = {0, 0, 0, 1};
             if (sums) t = row_stats(b, &k, i, most, b->keeps ? (real *)b->out + i * b->out_row : NULL);
             if (maxima && i + 1 < b->n_rows) most = row_max((const real *)b->x + (i + 1) * b->x_row, b->n);
             if (writes) {
@@ -485,10 +487,11 @@ INLINE void lanes_store(const sdpa_softmax_block *b, const lanes_stats *t, vec m
     vstore(m, most);
     vstore(sum, t->sum);
     vstore(low, t->low);
-    for (int i = 0; i < VL; i++) b->stats[i] = (sdpa_softmax_stats){(double)m[i], (double)sum[i], (double)low[i]};
+    for (int i = 0; i < VL; i++) b->stats[i] = (sdpa_softmax_stats){(double)m[i], (double)sum[i], (double)low[i], 1};
 }
 
-/* Sets the s and s_low of softmax_result, from t or, in the phase WRITE, from stored sums. Returns which lanes are NaN. */
+/* Sets the s and s_low of softmax_result, from t or, in the phase WRITE, from stored sums. Returns which lanes are
+ * NaN. */
 INLINE ivec lanes_finish(const sdpa_softmax_block *b, lanes_stats *t) {
     if (b->op == SDPA_SOFTMAX && b->phase == SDPA_SOFTMAX_WHOLE) {
         const ivec nan = t->sum != t->sum;
@@ -508,7 +511,7 @@ INLINE ivec lanes_finish(const sdpa_softmax_block *b, lanes_stats *t) {
             sum[i] = (real)l;
             shift[i] = b->op == SDPA_LOGSUMEXP_BACKWARD ? (real)row->m : softmax_shift(row->m);
             if (b->op == SDPA_SOFTMAX) {
-                factor = b->stats[i].l;
+                factor = b->stats[i].factor;
                 shift[i] = softmax_shift(b->stats[i].m);
             }
         }

@@ -88,7 +88,7 @@ def problem(name, dtype, n, std):
     arguments = []
     for seed in SEEDS:
         rng = np.random.default_rng(seed)
-        shape = (10000 // n + 20, n)
+        shape = (10000 // n + (20 if n < 10_000 else 2), n)
         x = normal(rng, shape, dtype, std)
         arguments.append((normal(rng, shape, dtype), prepare(x)) if prepare else (x,))
     exact = [plain(*(x.astype(np.longdouble) for x in a)) for a in arguments]
@@ -115,7 +115,7 @@ def test_as_exact_as_pytorch_and_numpy(isa, dtype, name, n, std):
     assert_as_exact(isa, name, dtype, n, std)
 
 
-@pytest.mark.parametrize("name", ROUTINES)
+@pytest.mark.parametrize("name", [name for name in ROUTINES if name != "logsumexp"])  # one per row
 def test_as_exact_over_rows_of_several_chunks(isa, compute_dtype, name):
     assert_as_exact(isa, name, compute_dtype, 20_000, 8)
 

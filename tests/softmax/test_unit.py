@@ -353,6 +353,15 @@ def test_out(rng, dtype):
     assert same_bits(sdpa.softmax(both[:, ::2], out=both[:, 1::2]), sdpa.softmax(x))
 
 
+def test_sparse_out_of_rows_of_several_chunks(rng, dtype):
+    """Exponentials are kept in a dense out, and computed again for a sparse one."""
+    x = rng.standard_normal((3, 2 * 8192 + 5)).astype(dtype)
+    x[1, 9000:] = -INF
+    x[2, :9000] = NAN
+    sparse = np.full((3, 2 * x.shape[1]), NAN, dtype)[:, ::2]
+    assert same_bits(sdpa.softmax(x, out=sparse), sdpa.softmax(x))
+
+
 def test_results_are_new_native_arrays_in_the_order_of_x(rng, dtype):
     x = rng.standard_normal((3, 4, 5)).astype(dtype)
     for y in (x, x.transpose(2, 0, 1), LAYOUTS["other byte order"](x), x[::-1]):

@@ -31,13 +31,20 @@ platform() {
     results+=("$name: $verdict")
 }
 
+# Builds the extension into build/platforms/NAME: name, the compiler's command, other variables.
+build() {
+    local built=build/platforms/$1 cc=$2
+    shift 2
+    printf '\n=== extension-%s\n' "${built##*/}"
+    (cd ../.. && env CC="$cc" SDPA_WERROR=1 "$@" "${zig%% *}" setup.py --quiet build \
+        --build-base "$built" --build-lib "$built/lib")
+}
+
 # name, the compiler's command; gcc comes first, for the others' bits are compared with its own
 extension() {
-    local name=extension-$1 cc=$2 python=${zig%% *} built=build/platforms/$1 verdict
+    local python=${zig%% *} built=build/platforms/$1 verdict
     if ((${#wanted[@]})) && [[ " ${wanted[*]} " != *" extension "* ]]; then return; fi
-    printf '\n=== %s\n' "$name"
-    if ! (cd ../.. && CC=$cc SDPA_WERROR=1 "$python" setup.py --quiet build --build-base "$built" \
-        --build-lib "$built/lib"); then
+    if ! build "$1" "$2"; then
         verdict="does not compile"
     elif ! (cd ../.. && PYTHONSAFEPATH=1 PYTHONPATH=$built/lib "$python" tools/bits.py \
         >"$built/bits"); then
@@ -47,22 +54,18 @@ extension() {
     else
         verdict="has the bits of gcc's"
     fi
-    results+=("$name: $verdict")
+    results+=("extension-$1: $verdict")
 }
 
 # The extension as for Pyodide, whose Python is compiled by emcc; the headers are those of the Python here.
 pyodide() {
-    local name=extension-emcc python=${zig%% *} built=build/platforms/emcc verdict
+    local verdict="does not compile"
     if ((${#wanted[@]})) && [[ " ${wanted[*]} " != *" extension "* ]]; then return; fi
-    printf '\n=== %s\n' "$name"
-    if (cd ../.. && _PYTHON_HOST_PLATFORM=emscripten-4.0-wasm32 CC="emcc -include $PWD/tests/c/wasm32.h" \
-        LDSHARED="emcc -sSIDE_MODULE=1" SDPA_WERROR=1 "$python" setup.py --quiet build --build-base "$built" \
-        --build-lib "$built/lib"); then
+    if build emcc "emcc -include $PWD/wasm32.h" LDSHARED="emcc -sSIDE_MODULE=1" \
+        _PYTHON_HOST_PLATFORM=emscripten-4.0-wasm32; then
         verdict="compiles, untested"
-    else
-        verdict="does not compile"
     fi
-    results+=("$name: $verdict")
+    results+=("extension-emcc: $verdict")
 }
 
 zig_cc() { printf '%s cc -target %s' "$zig" "$1"; }

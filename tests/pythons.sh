@@ -120,7 +120,8 @@ make_environment() {
         package=$(build_wheel "$version") extras=test
         set -- pytest-run-parallel
     fi
-    inside "$pip_takes" "$place/venv/bin/pip" install --quiet "$place/$package[$extras]" "numpy${numpy:+==$numpy.*}" "$@"
+    inside "$pip_takes" "$place/venv/bin/pip" install --quiet "$place/$package[$extras]" \
+        "numpy${numpy:+==$numpy.*}" "$@"
     cat >"$outside/versions.py" <<'END'
 import platform, sys, numpy, sdpa
 

@@ -70,8 +70,8 @@ INLINE vec add_term(enum sum_kind kind, vec sum, vec term, vec x, vec g) {
     return kind == SUM_PRODUCT ? vmuladd(x, g, sum) : sum + term;
 }
 
-/* An element of out. m and s belong to the row or, in SDPA_SOFTMAX, to its chunk, see softmax_finish. s_low has the digits that s lacks; they matter where
- * s cancels against g in SDPA_SOFTMAX_BACKWARD, for a weight near 1. */
+/* An element of out. m and s belong to the row or, in SDPA_SOFTMAX, to its chunk, see softmax_finish. s_low has the
+ * digits that s lacks; they matter where s cancels against g in SDPA_SOFTMAX_BACKWARD, for a weight near 1. */
 INLINE vec softmax_result(sdpa_softmax_op op, const softmax_constants *k, vec m, vec s, vec s_low, vec x, vec g) {
     const real left_out = -(real)INFINITY;
     switch (op) {

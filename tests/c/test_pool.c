@@ -242,11 +242,18 @@ static void long_unit(void *context, int64_t unit, int worker, sdpa_run *run) {
     atomic_fetch_add((_Atomic int *)context, 1);
 }
 
-/* Only the other threads work long: the caller polls while it waits for them to finish. */
+/* Only the other threads work long: the caller polls while it waits for them to finish. Its own units last until one of
+ * theirs has begun, or the caller could take them all before a thread has woken up. */
+static _Atomic int begun_elsewhere;
+
 static void long_elsewhere_unit(void *context, int64_t unit, int worker, sdpa_run *run) {
     if (worker > 0) {
+        atomic_store(&begun_elsewhere, 1);
         long_unit(context, unit, worker, run);
-    } else {
+        return;
+    }
+    double end = seconds() + 20;
+    while (seconds() < end && !atomic_load(&begun_elsewhere)) {
         sleep_ms(1);
     }
 }
@@ -301,6 +308,7 @@ static void interruption(void) {
         check_interrupted("no wait", 64, n_workers, satisfied_wait_unit);
     }
     check_interrupted("one unit", 1, 1, long_unit);
+    begun_elsewhere = 0;
     check_interrupted("elsewhere", 3, 3, long_elsewhere_unit);
     /* Nothing is interrupted unless the poll says so. */
     interrupt_at = seconds() + 1000;

@@ -26,7 +26,8 @@ typedef struct backward_scratch {
     real *dq;             /* (n_lanes, d_k rounded up to VL) */
     real *dmask;          /* per query: the gradient of a mask that is broadcast over keys */
     real *p, *ds;         /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
-    real *given;          /* (block, n_lanes): additive scores */
+    real *given;          /* (block, n_lanes): additive scores, or room for `ready` */
+    real *ready;          /* (block, n_lanes): the products of queries and keys, if there are any yet, or NULL */
     real *dq_lanes;       /* (d_k, n_lanes): dQ^T of additive scores */
     real *part;           /* (block, 2, VL + 1): see additive_gradients */
     unsigned char *state; /* (2, n_lanes / VL): enum panel_state of both pieces of a block, n_slots times */
@@ -62,7 +63,7 @@ NOINLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) 
         ARRAY(w.p, w.n_slots * tiles),
         ARRAY(w.state, w.n_slots * 2 * SDPA_QUERY_BLOCK / VL),
         ARRAY(w.ds, tiles),
-        ARRAY(w.given, additive ? pairs : ABSENT),
+        ARRAY(w.given, additive || p->n_k <= SMALL_KEYS ? tiles : ABSENT),
         ARRAY(w.dq_lanes, additive ? p->d_k * n : ABSENT),
         ARRAY(w.part, additive ? w.block * 2 * (VL + 1) : ABSENT),
         ARRAY(w.r, p->dropout_p > 0 ? pairs : ABSENT),
@@ -182,14 +183,16 @@ NOINLINE enum panel_state backward_weights(const sdpa_unit *u, const backward_sc
     if (p->scores == SDPA_ADDITIVE) {
         additive_scores(p, t.x, q.nv, k, k->n, w->given, w->n_lanes);
         t.given = w->given;
+    } else {
+        t.given = lane_of(w->ready, q.i);
     }
     const bool plain = bias == BIAS_NONE && !(p->features & ~FUSED_CAN);
-    if (plain && quick_weights(&t, q.nv, sum)) return PANEL_VISIBLE;
+    if (plain && !t.given && quick_weights(&t, q.nv, sum)) return PANEL_VISIBLE;
     vec unused[SCORE_WIDTH] = {{0}};
     t.extreme = (real *)unused;
-    if (plain) {
+    if (plain && t.given != t.s) {
         score(&t, q.nv, SCORE_RAW);
-    } else {
+    } else if (!plain) {
         t.ds = lane_of(w->tanh, q.i);
         score_logits(&t, q.nv, p, bias, M_LOG2E);
     }

@@ -31,7 +31,7 @@ typedef struct running {
 
 typedef struct forward_scratch {
     real *q;     /* pack_panels of d_k, signed so that c >= 0 */
-    real *few;   /* few_queries, if there are only a few */
+    real *few;   /* few_queries, if there are only a few; packed rows of q for fast/small.h */
     real *o;     /* (n_lanes, d_v rounded up to VL) */
     running row; /* per query */
     real *exact; /* per query: not 0 if m must be the true maximum */
@@ -55,7 +55,7 @@ NOINLINE forward_scratch forward_layout(const sdpa_problem *p, sdpa_arena *a) {
     const int64_t few_given = round_up(w.block * most_few, SCORE_ROWS * VL) + VL;
     const array arrays[] = {
         ARRAY(w.q, p->d_k * n),
-        ARRAY(w.few, most_few * round_up(p->d_k, VL)),
+        ARRAY(w.few, (p->n_k <= SMALL_KEYS && n > most_few ? n : most_few) * packed_row(p->d_k)),
         ARRAY(w.o, n * w.o_row),
         ARRAY(w.row.m, n),
         ARRAY(w.row.low, n),

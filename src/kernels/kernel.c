@@ -24,7 +24,7 @@ static void forward_unit(const sdpa_unit *u, void *scratch) {
 }
 
 static void backward_unit(const sdpa_unit *u, void *scratch) {
-    if (!backward_small(u, scratch) && !backward_short(u, scratch)) backward_any(u, scratch);
+    if (!backward_short(u, scratch)) backward_any(u, scratch);
 }
 
 #define TABLE_(isa, bits) sdpa_##isa##_f##bits

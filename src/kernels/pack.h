@@ -93,7 +93,8 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
 
 /* Whether rows of 16 bits, d columns, can be read in place by products that widen while they multiply. */
 INLINE bool is_narrow(const sdpa_matrix *m, int64_t d) {
-    return SDPA_REAL == 32 && sdpa_is_narrow(m->dtype) && !m->swapped && m->col == 2 && d % VL == 0;
+    const bool widens = SDPA_REAL == 32 && (m->dtype == SDPA_BF16 || (WIDENS_F16 && m->dtype == SDPA_F16));
+    return widens && !m->swapped && m->col == 2 && d % VL == 0;
 }
 
 /* Rows j0 .. j0+n-1 of a matrix for which is_narrow is true. */

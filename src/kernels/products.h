@@ -147,6 +147,9 @@ NOINLINE void gemm_3_columns(const gemm *g, int64_t n, const real *b, real *c) {
 NOINLINE void gemm_4_rows(const gemm *g, int64_t n, const real *b, real *c) {
     gemm_column(g, 6, 4, true, false, n, b, c);
 }
+NOINLINE void gemm_4_columns(const gemm *g, int64_t n, const real *b, real *c) {
+    gemm_column(g, 6, 4, false, false, n, b, c);
+}
 NOINLINE void gemm_1_pairs(const gemm *g, int64_t n, const real *b, real *c) {
     gemm_column(g, 12, 1, true, true, n, b, c);
 }
@@ -168,8 +171,8 @@ INLINE int64_t width_by_rows(const gemm *g, int64_t vectors) {
 }
 
 INLINE int64_t width_by_columns(const gemm *g, int64_t vectors) {
-#if MAX_WIDTH == 4 /* tiles of both widths have 8 rows */
-    (void)g;
+#if MAX_WIDTH == 4 /* heights of 6 and 8 */
+    if (vectors == 4 && (g->m + 5) / 6 * 6 < (g->m + 7) / 8 * 8) return 4;
     return vectors >= 3 && vectors % 2 ? 3 : vectors < 2 ? vectors : 2;
 #else
     return width_by_rows(g, vectors);
@@ -180,11 +183,12 @@ INLINE int64_t width_by_columns(const gemm *g, int64_t vectors) {
  * its columns (a[i * a_stride + k]) in P^T dO and dS^T Q. */
 INLINE void gemm_tiles(const gemm *g, bool a_rows_adjacent) {
     typedef void column(const gemm *g, int64_t n, const real *b, real *c);
-    static column *const by_columns[] = {NULL, gemm_1_columns, gemm_2_columns, gemm_3_columns};
 #if MAX_WIDTH == 4
+    static column *const by_columns[] = {NULL, gemm_1_columns, gemm_2_columns, gemm_3_columns, gemm_4_columns};
     static column *const by_rows[] = {NULL, gemm_1_rows, gemm_2_rows, gemm_3_rows, gemm_4_rows};
     static column *const by_pairs[] = {NULL, gemm_1_pairs, NULL, NULL, gemm_4_pairs};
 #else
+    static column *const by_columns[] = {NULL, gemm_1_columns, gemm_2_columns, gemm_3_columns};
     static column *const by_rows[] = {NULL, gemm_1_rows, gemm_2_rows, gemm_3_rows}, *const *const by_pairs = by_rows;
 #endif
     column *const *columns = !a_rows_adjacent ? by_columns : PAIRS && g->pairs ? by_pairs : by_rows;
@@ -270,7 +274,7 @@ NOINLINE void gemm_few_rows(const gemm *g) { few_rows(g, REAL_DTYPE); }
 
 /* gemm_few_rows with narrow_rows for b. */
 NOINLINE void gemm_narrow(const gemm *g) {
-    if (g->narrow.dtype == SDPA_F16) {
+    if (WIDENS_F16 && g->narrow.dtype == SDPA_F16) {
         few_rows(g, SDPA_F16);
     } else {
         few_rows(g, SDPA_BF16);

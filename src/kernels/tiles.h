@@ -91,9 +91,6 @@ enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
 #define SMALL_KEYS 32
 #define SMALL_ROWS 4 /* queries at a time */
 
-/* The limit of the backward in fast/small.h; with more keys fast/short.h, which is for float32, is faster. */
-#define SMALL_BACKWARD_KEYS (SDPA_REAL == 32 ? VEC_BYTES / 2 : SMALL_KEYS)
-
 INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 /* The number of queries that the next panel takes of n_i remaining ones. */

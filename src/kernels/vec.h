@@ -67,6 +67,13 @@ INLINE real muladd(real a, real b, real c) {
 #endif
 }
 
+/* Whether products widen float16 on the way: without an instruction for it, that saves little and takes much code. */
+#ifdef HAVE_F16
+#define WIDENS_F16 1
+#else
+#define WIDENS_F16 0
+#endif
+
 #if SDPA_REAL == 32
 /* Loads VL elements of 16 bits, of any alignment, as integers. */
 INLINE ivec vload_halves(const void *p) {

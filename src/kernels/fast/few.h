@@ -138,7 +138,7 @@ INLINE void few_scores_of(real *s, const real *q, sdpa_dtype dtype, const rows *
 
 /* few_scores of one query and narrow_rows. */
 NOINLINE void few_scores_narrow(real *s, const real *q, const rows *k, int64_t depth) {
-    if (k->narrow.dtype == SDPA_F16) {
+    if (WIDENS_F16 && k->narrow.dtype == SDPA_F16) {
         few_scores_of(s, q, SDPA_F16, k, depth);
     } else {
         few_scores_of(s, q, SDPA_BF16, k, depth);

@@ -1,12 +1,14 @@
 /* Backward of units that see one block of keys. The general way prepares for rows that come in several blocks: weights
  * are completed before any gradient, and the factor that lse lost is carried to dO in double. With one block, rows are
- * complete at once, P takes the factor itself, and rows of dO and O stay where they are. */
+ * complete at once and P takes the factor itself. A complete row gives delta = rowsum(P * dP) as well, which needs no O:
+ * one operand less to wait for, and in 16 bits it would be too coarse. */
 #ifndef SDPA_KERNEL_FAST_SHORT_H
 #define SDPA_KERNEL_FAST_SHORT_H
 
 #include "../backward.h"
+#include "small.h"
 
-#if SMALL && SDPA_REAL == 32
+#if SMALL
 enum {
     SHORT_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
                 SDPA_FEATURE_LENGTHS | SDPA_FEATURE_ALIBI
@@ -18,79 +20,113 @@ NOINLINE void round_lse(const sdpa_unit *u, const backward_scratch *w, real *lac
     const sdpa_problem *p = u->problem;
     const double unit = log2_e_of(p);
     const real high = (real)unit, low = (real)(unit - high), infinity = (real)INFINITY;
+    ivec lane;
+    UNROLL for (int l = 0; l < VL; l++) lane[l] = l;
+    vstore(w->lse + w->n_lanes - VL, (vec){0});
     load(w->lse, u->lse + u->i0 * p->lse.row, u->n_i, p->lse.row, p->lse.dtype, p->lse.swapped);
-    for (int64_t i = u->n_i; i < w->n_lanes; i++) w->lse[i] = 0;
-    for (int64_t i = 0; i < w->n_lanes; i += VL) {
+    for (int64_t i = 0; i < w->n_lanes; i += VL, lane += VL) {
         const vec lse = vload(w->lse + i), whole = vmax2(vset1(-REAL_MAX), vmin2(vset1(REAL_MAX), high * lse));
         const vec rest = vmuladd(vset1(low), lse, vmulsub(vset1(high), lse, whole));
         const vec rounded = vselect(is_huge(whole), whole, (whole + EXP2_MAGIC) - EXP2_MAGIC);
         const vec exponent = vmax2(vset1(-64), vmin2(vset1(64), (rounded - whole) - rest));
         const ivec finite = lse - lse == 0;
-        /* A query that sees no key has -inf, and its weights are 0. */
-        vstore(w->lse + i, vselect(finite, rounded, vselect(lse == -infinity, vset1(infinity), lse)));
+        /* A query that sees no key has -inf, and its weights are 0; so are those of the lanes without a query. */
+        const vec special = vselect(lse == -infinity, vset1(infinity), lse);
+        vstore(w->lse + i, vselect(lane >= (int)u->n_i, vset1(HUGE_SCORE), vselect(finite, rounded, special)));
         vstore(lacks + i, vselect(finite, vexp2(exponent), vset1(1)));
     }
-    for (int64_t i = u->n_i; i < w->n_lanes; i++) w->lse[i] = HUGE_SCORE; /* weights of 0 */
 }
 
-/* P^T by all keys. Each row of P is divided by its sum or, if lse belongs to a larger set of keys, multiplied with what it
- * lacks; w->weighed tells which: see complete_rows. */
-NOINLINE void short_weights(const sdpa_unit *u, const backward_scratch *w, const rows *k, real c, const real *lacks) {
-    const real epsilon = REAL_EPSILON;
-    real sum[SDPA_QUERY_BLOCK] = {0};
+/* Whether products with keys and values come from rows of the operands, not from panels of queries, in which few lanes
+ * would be filled. */
+INLINE bool takes_rows(const sdpa_unit *u) {
+    return u->problem->n_k <= SMALL_KEYS && u->problem->scale > 0 && !fills_lanes(u, VL);
+}
+
+/* P^T of keys k, not yet divided by its row sums, which go to `sum`, and dP^T: from rows. */
+NOINLINE void weigh_by_rows(const sdpa_unit *u, backward_scratch *w, const backward_rows *own, const rows *k,
+                            const rows *v, real c, real *sum) {
+    const sdpa_problem *p = u->problem;
+    w->ready = p->features ? w->given : w->p; /* a bias is written to p before the scores are */
+    lane_products(w->ready, w->n_lanes, &own->q, u->n_i, k, k->n, p->d_k);
+    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0, 1, 2);
+    if (wants_scores(u)) lane_products(w->ds, w->n_lanes, &own->dout, u->n_i, v, v->n, p->d_v);
+    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
     weigh_keys(u, w, k, c, sum);
+}
+
+/* The same from panels of queries, but with P dP instead of dP. */
+NOINLINE void weigh_by_panels(const sdpa_unit *u, const backward_scratch *w, const rows *k, const rows *v, real c,
+                              real *sum) {
+    const sdpa_problem *p = u->problem;
+    pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w->line);
+    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0, 1, 2);
+    weigh_keys(u, w, k, c, sum);
+    if (!wants_scores(u)) return;
+    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
+    pack_panels(w->dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w->line);
+    memset(w->delta, 0, sizeof(real) * (size_t)w->n_lanes);
+    score_gradients(u, w, v);
+}
+
+/* rowsum(dO * O) of the queries in the lanes from i on. */
+COLD NOINLINE vec delta_by_outputs(const sdpa_unit *u, const backward_scratch *w, const rows *dout, int64_t i) {
+    const int64_t d_v = u->problem->d_v, n = u->n_i - i < VL ? u->n_i - i : VL;
+    const rows o = pack_rows(&u->o, u->i0 + i, n, d_v, 1, w->o_rows, NULL);
+    vec delta = {0};
+    for (int l = 0; l < n; l++) {
+        vec sum = {0};
+        for (int64_t d = 0; d < d_v; d += VL) {
+            sum = vmuladd(vload(dout->p + (i + l) * dout->row + d), vload(o.p + l * o.row + d), sum);
+        }
+        delta[l] = vreduce_add(sum);
+    }
+    return delta;
+}
+
+/* Completes P^T and dS^T of n keys; w->ds holds dP^T if they come from rows, otherwise P^T * dP^T. Each row of P is
+ * divided by its sum or, if lse belongs to a larger set of keys, multiplied with what it lacks: see complete_rows. */
+NOINLINE void finish_rows(const sdpa_unit *u, const backward_scratch *w, const rows *dout, int64_t n, const real *sum,
+                          const real *lacks, bool by_rows) {
+    const sdpa_tensor *dlse = &u->problem->dlse;
+    const real epsilon = REAL_EPSILON;
+    const bool wanted = wants_scores(u);
+    const int64_t end = n * w->n_lanes;
+    if (u->dlse) load(w->dlse, u->dlse + u->i0 * dlse->row, u->n_i, dlse->row, dlse->dtype, dlse->swapped);
     for (int64_t i = 0; i < u->n_i; i += VL) {
+        real *p = w->p + i, *ds = w->ds + i;
         const vec total = vload(sum + i), lse = vload(w->lse + i), lack = vload(lacks + i);
         const vec excess = vmulsub(lack, total, vset1(1)), most = 2 * epsilon * (4 + vmax2(lse, -lse));
         const ivec complete = (total > 0) & (excess <= most) & (-excess <= most);
         const vec factor = vselect(complete, 1 / total, lack);
-        for (int l = 0; l < VL && i + l < u->n_i; l++) w->weighed[i + l] = complete[l] != 0;
-        for (int64_t j = 0; j < k->n; j++) {
-            real *at = w->p + j * w->n_lanes + i;
-            vstore(at, factor * vload(at));
+        vec delta = {0};
+        for (int64_t j = 0; j < end; j += w->n_lanes) {
+            const vec weight = factor * vload(p + j);
+            vstore(p + j, weight);
+            if (!wanted) continue;
+            const vec product = (by_rows ? weight : factor) * vload(ds + j);
+            delta += vselect((ivec)weight == SIGN_BIT, (vec){0}, product);
         }
-    }
-}
-
-INLINE real dlse_of(const sdpa_unit *u, int64_t i) {
-    return u->dlse ? query_scalar(u->dlse, &u->problem->dlse, u->i0 + i) : 0;
-}
-
-/* delta = rowsum(dO * O) - dlse. */
-NOINLINE void short_delta(const sdpa_unit *u, const backward_scratch *w, const rows *dout) {
-    const sdpa_problem *p = u->problem;
-    const rows o = pack_rows(&u->o, u->i0, u->n_i, p->d_v, 1, w->o_rows, NULL);
-    for (int64_t i = 0; i < u->n_i; i++) {
-        const real *x = dout->p + i * dout->row, *y = o.p + i * o.row;
-        vec sum = {0}, other = {0};
-        int64_t d = 0;
-        for (; d + VL < p->d_v; d += 2 * VL) {
-            sum = vmuladd(vload(x + d), vload(y + d), sum);
-            other = vmuladd(vload(x + d + VL), vload(y + d + VL), other);
+        if (!wanted) continue;
+        if (vany((total > 0) & ~complete)) delta = vselect(complete, delta, delta_by_outputs(u, w, dout, i));
+        if (u->dlse) delta -= vload(w->dlse + i);
+        for (int64_t j = 0; j < end; j += w->n_lanes) {
+            const vec weight = vload(p + j), x = vload(ds + j),
+                      gradient = by_rows ? weight * (x - delta) : factor * x - weight * delta;
+            vstore(ds + j, vselect((ivec)weight == SIGN_BIT, weight, gradient));
         }
-        if (d < p->d_v) sum = vmuladd(vload(x + d), vload(y + d), sum);
-        w->delta[i] = vreduce_add(sum + other) - dlse_of(u, i);
-    }
-}
-
-/* short_delta of complete rows, summed with the weights: 16-bit O is too coarse. */
-NOINLINE void short_delta_by_weights(const sdpa_unit *u, const backward_scratch *w, keys b) {
-    double delta[SDPA_QUERY_BLOCK] = {0};
-    memset(w->zero, 0, sizeof(real) * (size_t)w->n_lanes);
-    weigh_values(u, w, b, delta);
-    for (int64_t i = 0; i < u->n_i; i++) {
-        if (w->weighed[i]) w->delta[i] = (real)delta[i] - dlse_of(u, i);
     }
 }
 
 /* Computes dV, dK and dQ from P^T and dS^T: writes them if the unit is fresh, otherwise adds. Adds to dMask. */
 NOINLINE void write_gradients(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, const rows *k,
-                              keys b, enum panel_state state) {
+                              keys b) {
     const sdpa_problem *p = u->problem;
     const real scale = (real)p->scale;
+    bool masked = false;
+    PANELS (q, u->n_i) masked |= w->state[q.i / VL] != PANEL_VISIBLE;
     /* A masked pair must not meet NaN or Inf: see backward_keys. */
-    const bool finite = state == PANEL_VISIBLE || own->finite;
-    const bool keys_finite = state == PANEL_VISIBLE || all_finite(k->p, k->row, b.n, p->d_k);
+    const bool finite = !masked || own->finite, keys_finite = !masked || all_finite(k->p, k->row, b.n, p->d_k);
     weight_block weights = {.p = w->p,
                             .row = w->n_lanes,
                             .n_i = u->n_i,
@@ -98,6 +134,7 @@ NOINLINE void write_gradients(const sdpa_unit *u, const backward_scratch *w, con
                             .n = b.n,
                             .diagonal = diagonal_at(u, u->i0, b.j0),
                             .fresh = u->fresh};
+    sdpa_fetch(u, SDPA_FETCH_DQ_DK, 0, 1, 2);
     if (!sdpa_turn_wait(u, 0)) return;
     clear_keys(u, b);
     add_to_keys(&u->dv, p->d_v, &weights, &own->dout, 1, finite);
@@ -108,6 +145,7 @@ NOINLINE void write_gradients(const sdpa_unit *u, const backward_scratch *w, con
         add_mask_gradient(u, w->ds, w->n_lanes, w->dmask, b.j0, b.n);
     }
     sdpa_turn_pass(u, 0);
+    sdpa_fetch(u, SDPA_FETCH_DQ_DK, 1, 1, 2);
     const bool by_query = u->dmask.data && u->dmask.col == 0; /* store_gradients adds it */
     if (u->dq.data && is_direct(&u->dq) && !by_query) {
         if (!sdpa_turn_wait_last(u)) return;
@@ -131,31 +169,29 @@ NOINLINE bool backward_short(const sdpa_unit *u, void *scratch) {
     if ((p->features & ~SHORT_CAN) || p->n_k > sdpa_key_block(p) || b.n == 0) return false;
 
     sdpa_arena arena = {scratch, 0};
-    const backward_scratch w = backward_layout(p, &arena);
-    real lacks[SDPA_QUERY_BLOCK];
+    backward_scratch w = backward_layout(p, &arena);
+    const bool by_rows = takes_rows(u);
+    const real c = (real)(fabs(p->scale) * M_LOG2E);
+    real lacks[SDPA_QUERY_BLOCK], sum[SDPA_QUERY_BLOCK] = {0};
     SDPA_TAKE(SHORT);
     sdpa_fetch(u, SDPA_FETCH_QK, 0, 1, 2);
     round_lse(u, &w, lacks);
     sdpa_fetch(u, SDPA_FETCH_QK, 1, 1, 2);
-    pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
-    const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 1, w.k, w.k_tail);
-    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0, 1, 2);
-    short_weights(u, &w, &k, (real)(fabs(p->scale) * M_LOG2E), lacks);
-
-    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
     backward_rows own = {.dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, 1, w.dout_rows, NULL),
                          .q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, 1, w.q_rows, NULL)};
+    const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 1, w.k, by_rows ? NULL : w.k_tail),
+               v = pack_rows(&u->v, b.j0, b.n, p->d_v, by_rows, w.v, by_rows ? NULL : w.v_tail);
     own.finite = !may_mask(u) || (rows_finite(&own.q, p->d_k) && rows_finite(&own.dout, p->d_v));
-    sdpa_fetch(u, SDPA_FETCH_O_DV, 0, 1, 2);
-    pack_panels(w.dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w.line);
-    short_delta(u, &w, &own.dout);
-    if (sdpa_is_narrow(p->dtype)) short_delta_by_weights(u, &w, b);
-    sdpa_fetch(u, SDPA_FETCH_O_DV, 1, 1, 2);
-    const rows v = pack_rows(&u->v, b.j0, b.n, p->d_v, 0, w.v, w.v_tail);
-    sdpa_fetch(u, SDPA_FETCH_DQ_DK, 0, 1, 2);
-    const enum panel_state state = score_gradients(u, &w, &v);
-    sdpa_fetch(u, SDPA_FETCH_DQ_DK, 1, 1, 2);
-    write_gradients(u, &w, &own, &k, b, state);
+    if (by_rows) {
+        SDPA_TAKE(SMALL);
+        weigh_by_rows(u, &w, &own, &k, &v, c, sum);
+    } else {
+        weigh_by_panels(u, &w, &k, &v, c, sum);
+    }
+    sdpa_fetch(u, SDPA_FETCH_DV, 0, 1, 2);
+    finish_rows(u, &w, &own.dout, b.n, sum, lacks, by_rows);
+    sdpa_fetch(u, SDPA_FETCH_DV, 1, 1, 2);
+    write_gradients(u, &w, &own, &k, b);
     return true;
 }
 #else

@@ -172,7 +172,7 @@ INLINE int64_t width_by_rows(const gemm *g, int64_t vectors) {
 
 INLINE int64_t width_by_columns(const gemm *g, int64_t vectors) {
 #if MAX_WIDTH == 4 /* heights of 6 and 8 */
-    if (vectors == 4 && (g->m + 5) / 6 * 6 < (g->m + 7) / 8 * 8) return 4;
+    if (SDPA_REAL == 32 && vectors == 4 && (g->m + 5) / 6 * 6 < (g->m + 7) / 8 * 8) return 4;
     return vectors >= 3 && vectors % 2 ? 3 : vectors < 2 ? vectors : 2;
 #else
     return width_by_rows(g, vectors);
@@ -184,7 +184,8 @@ INLINE int64_t width_by_columns(const gemm *g, int64_t vectors) {
 INLINE void gemm_tiles(const gemm *g, bool a_rows_adjacent) {
     typedef void column(const gemm *g, int64_t n, const real *b, real *c);
 #if MAX_WIDTH == 4
-    static column *const by_columns[] = {NULL, gemm_1_columns, gemm_2_columns, gemm_3_columns, gemm_4_columns};
+    static column *const by_columns[] = {NULL, gemm_1_columns, gemm_2_columns, gemm_3_columns,
+                                         SDPA_REAL == 32 ? gemm_4_columns : NULL};
     static column *const by_rows[] = {NULL, gemm_1_rows, gemm_2_rows, gemm_3_rows, gemm_4_rows};
     static column *const by_pairs[] = {NULL, gemm_1_pairs, NULL, NULL, gemm_4_pairs};
 #else

@@ -52,8 +52,8 @@ INLINE void store_sums(real *s, int64_t s_row, const vec (*acc)[SMALL_ROWS]) {
 }
 
 /* s[j * s_row + r] = x[i + r] y[j] for SMALL_ROWS rows of x, which has n, and all n_k rows of y. Rows after the last
- * repeat it; s has room for those of whole tiles. */
-INLINE void row_products(real *s, int64_t s_row, const rows *x, int64_t i, int64_t n, const rows *y, int64_t n_k,
+ * repeat it; s has room for those of whole tiles. y is a copy that no store can alias. */
+INLINE void row_products(real *s, int64_t s_row, const rows *x, int64_t i, int64_t n, rows y, int64_t n_k,
                          int64_t depth) {
     const real *row[SMALL_ROWS];
     UNROLL for (int r = 0; r < SMALL_ROWS; r++) row[r] = row_or_last(x, i + r, n);
@@ -61,7 +61,7 @@ INLINE void row_products(real *s, int64_t s_row, const rows *x, int64_t i, int64
         const real *key[TILE_KEYS];
         vec acc[TILE_KEYS][SMALL_ROWS];
         UNROLL for (int k = 0; k < TILE_KEYS; k++) {
-            key[k] = row_or_last(y, j + k, n_k);
+            key[k] = row_or_last(&y, j + k, n_k);
             UNROLL for (int r = 0; r < SMALL_ROWS; r++) acc[k][r] = (vec){0};
         }
         for (int64_t d = 0; d < depth; d += VL) {
@@ -78,14 +78,14 @@ INLINE void row_products(real *s, int64_t s_row, const rows *x, int64_t i, int64
 
 /* s (n_k, SMALL_ROWS) = y x^T for SMALL_ROWS rows of x, which has n, from i on. */
 NOINLINE void small_products(real *s, const rows *x, int64_t i, int64_t n, const rows *y, int64_t n_k, int64_t depth) {
-    row_products(s, SMALL_ROWS, x, i, n, y, n_k, depth);
+    row_products(s, SMALL_ROWS, x, i, n, *y, n_k, depth);
 }
 
 /* s (n_k, n_lanes) = y x^T, x with n rows; the lanes after these are 0 or repeat the last. */
 NOINLINE void lane_products(real *s, int64_t n_lanes, const rows *x, int64_t n, const rows *y, int64_t n_k,
                             int64_t depth) {
     for (int64_t j = 0; j < n_k && n < n_lanes; j++) vstore(s + j * n_lanes + n_lanes - VL, (vec){0});
-    for (int64_t i = 0; i < n; i += SMALL_ROWS) row_products(s + i, n_lanes, x, i, n, y, n_k, depth);
+    for (int64_t i = 0; i < n; i += SMALL_ROWS) row_products(s + i, n_lanes, x, i, n, *y, n_k, depth);
 }
 
 /* s, as small_products left it, becomes 2^(c (s - m)), with m the largest score that each of the queries from i0 on (of

@@ -188,7 +188,8 @@ class BuildExt(build_ext):
         # No stack is unwound through C, and the tables for it are 4 % of the wheel. The plainest
         # kernels, which only old CPUs run, are compiled shorter for another percent.
         tables = [] if SANITIZE else ["-fno-asynchronous-unwind-tables"]
-        short = ["-fno-schedule-insns2", "-fno-tree-pre"] if self.uses_gcc() else []
+        left_out = ("schedule-insns2", "tree-pre", "caller-saves", "align-loops")
+        short = [f"-fno-{step}" for step in left_out] if self.uses_gcc() else []
         # Some systems' Pythons compile with stack protectors. In the core, which reads no input of
         # unknown size, they cost instructions at every call, and one more percent.
         plain = [*tables, "-fno-stack-protector"]

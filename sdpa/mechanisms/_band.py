@@ -329,9 +329,7 @@ class Block:
 
     def backward(self, upstream: Upstream, needs: tuple[str, ...]) -> dict[str, Array]:
         """The share of each gradient that comes from these pairs."""
-        # The kernel takes out for the weighted values alone.
-        by_kernel = self.problem.is_plain and self.rel_value is None
-        by_block = self._by_kernel if by_kernel else self._by_pairs
+        by_block = self._by_kernel if self.problem.is_plain else self._by_pairs
         grads, by_scores = by_block(upstream, needs)
         by_relative = self._to_relative(by_scores) * by_scores.dtype.type(self.problem.scale)
         if "query" in needs:
@@ -349,12 +347,27 @@ class Block:
         operands, options = (self.query, self.key, self.value), {"attn_mask": self.bias}
         g = composed_backward(upstream, operands, (*inner, "attn_mask"), options | self.options)
         grads: dict[str, Array] = {n: x for n, x in g._asdict().items() if x is not None}
+        if self.rel_value is not None:
+            weights = self.weights(upstream.lse)
+            if "rel_value" in needs:
+                rel_value = cast(Array, self.problem.rel_value)
+                by_row = self._to_relative(weights)
+                grads["rel_value"] = _rows_gradient(by_row, upstream.grad_out, rel_value)
+            # The kernel knows <grad_out, value> of each pair; <grad_out, rel_value> is added here.
+            products = upstream.grad_out @ np.swapaxes(self.rel_value, -1, -2)
+            more = weights * self._to_keys(products, 0)
+            if not np.isfinite(products).all():
+                np.copyto(more, 0, where=weights == 0)
+            grads["attn_mask"] = grads["attn_mask"] + sum_to(more, self.bias.shape)
+            for name, x in zip(("query", "key"), self._through_scores(more), strict=True):
+                if name in grads:
+                    grads[name] = grads[name] + sum_to(x, grads[name].shape)
         return grads, grads["attn_mask"]
 
     def _by_pairs(
         self, upstream: Upstream, needs: tuple[str, ...]
     ) -> tuple[dict[str, Array], Array]:
-        """The result of `_by_kernel`, written out for what the kernel cannot apply."""
+        """The result of `_by_kernel`, written out for the options that the kernel cannot apply."""
         grad_out, out, lse, grad_lse = upstream
         logits, slope = self._logits()
         weights = _exponential(logits, lse)

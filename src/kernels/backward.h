@@ -19,7 +19,7 @@
 typedef struct backward_scratch {
     real *q, *dout;                    /* pack_panels of d_k and d_v */
     real *q_rows, *dout_rows, *o_rows; /* packed rows; q and o only if they cannot be read in place */
-    real *lse;                         /* per query: lse in log2 units, rounded down to an integer */
+    real *lse;                         /* per query: lse in log2 units, rounded to an integer */
     real *delta, *dlse;                /* per query */
     bool *weighed;                     /* per query: whether delta was summed with the weights */
     double *factor;       /* per query: the factor that 2^(c s - lse) needs to be P; dO and delta take it */
@@ -27,7 +27,7 @@ typedef struct backward_scratch {
     real *dmask;          /* per query: the gradient of a mask that is broadcast over keys */
     real *p, *ds;         /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
     real *given;          /* (block, n_lanes): additive scores, or room for `ready` */
-    real *ready;          /* (block, n_lanes): the products of queries and keys, if there are any yet, or NULL */
+    real *ready;          /* (block, n_lanes): the products of queries and keys where fast/short.h has them, or NULL */
     real *dq_lanes;       /* (d_k, n_lanes): dQ^T of additive scores */
     real *part;           /* (block, 2, VL + 1): see additive_gradients */
     unsigned char *state; /* (2, n_lanes / VL): enum panel_state of both pieces of a block, n_slots times */

@@ -79,7 +79,7 @@ __attribute__((always_inline)) static inline void sdpa_fetch_row(const char *row
 typedef enum sdpa_fetched {
     SDPA_FETCH_QK,
     SDPA_FETCH_DOUT_V,
-    SDPA_FETCH_DV,
+    SDPA_FETCH_O_DV,
     SDPA_FETCH_DQ_DK,
     SDPA_N_FETCH
 } sdpa_fetched;

@@ -1,7 +1,6 @@
 /* Backward of units that see one block of keys. The general way prepares for rows that come in several blocks: weights
- * are completed before any gradient, and the factor that lse lost is carried to dO in double. With one block, rows are
- * complete at once and P takes the factor itself. A complete row gives delta = rowsum(P * dP) as well, which needs no O:
- * one operand less to wait for, and in 16 bits it would be too coarse. */
+ * are completed before any gradient, and the factor that lse lost is carried to dO in double. With one block every sum
+ * is known at once, P takes the factor itself, and rows of dO and O stay where they are. */
 #ifndef SDPA_KERNEL_FAST_SHORT_H
 #define SDPA_KERNEL_FAST_SHORT_H
 
@@ -15,16 +14,16 @@ enum {
 };
 
 /* w->lse = lse in log2 units, rounded to integers, for weigh_keys; `lacks` = 2^(rounded lse - lse), the factor that its
- * weights then lack. Like load_lse, which has more digits. */
+ * weights then lack. Like load_lse, but in vectors, and rounded to nearest. */
 NOINLINE void round_lse(const sdpa_unit *u, const backward_scratch *w, real *lacks) {
     const sdpa_problem *p = u->problem;
     const double unit = log2_e_of(p);
     const real high = (real)unit, low = (real)(unit - high), infinity = (real)INFINITY;
     ivec lane;
     UNROLL for (int l = 0; l < VL; l++) lane[l] = l;
-    vstore(w->lse + w->n_lanes - VL, (vec){0});
+    vstore(w->lse + (u->n_i - 1) / VL * VL, (vec){0});
     load(w->lse, u->lse + u->i0 * p->lse.row, u->n_i, p->lse.row, p->lse.dtype, p->lse.swapped);
-    for (int64_t i = 0; i < w->n_lanes; i += VL, lane += VL) {
+    for (int64_t i = 0; i < u->n_i; i += VL, lane += VL) {
         const vec lse = vload(w->lse + i), whole = vmax2(vset1(-REAL_MAX), vmin2(vset1(REAL_MAX), high * lse));
         const vec rest = vmuladd(vset1(low), lse, vmulsub(vset1(high), lse, whole));
         const vec rounded = vselect(is_huge(whole), whole, (whole + EXP2_MAGIC) - EXP2_MAGIC);
@@ -37,85 +36,128 @@ NOINLINE void round_lse(const sdpa_unit *u, const backward_scratch *w, real *lac
     }
 }
 
+/* Whether O, in 16 bits, is too coarse for delta. */
+INLINE bool is_coarse(const sdpa_unit *u) { return SDPA_REAL == 32 && sdpa_is_narrow(u->problem->dtype); }
+
 /* Whether products with keys and values come from rows of the operands, not from panels of queries, in which few lanes
- * would be filled. */
+ * would be filled. Rows are not negated, so scale must be positive. 16-bit types do as the forward: their rows are only
+ * complete (finish_rows) if both sum in the same order. */
 INLINE bool takes_rows(const sdpa_unit *u) {
-    return u->problem->n_k <= SMALL_KEYS && u->problem->scale > 0 && !fills_lanes(u, VL);
-}
-
-/* P^T of keys k, not yet divided by its row sums, which go to `sum`, and dP^T: from rows. */
-NOINLINE void weigh_by_rows(const sdpa_unit *u, backward_scratch *w, const backward_rows *own, const rows *k,
-                            const rows *v, real c, real *sum) {
     const sdpa_problem *p = u->problem;
-    w->ready = p->features ? w->given : w->p; /* a bias is written to p before the scores are */
-    lane_products(w->ready, w->n_lanes, &own->q, u->n_i, k, k->n, p->d_k);
-    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0, 1, 2);
-    if (wants_scores(u)) lane_products(w->ds, w->n_lanes, &own->dout, u->n_i, v, v->n, p->d_v);
-    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
-    weigh_keys(u, w, k, c, sum);
+    if (is_coarse(u)) return forward_takes_rows(u);
+    return p->n_k <= SMALL_KEYS && p->scale > 0 && !fills_lanes(u, VL);
 }
 
-/* The same from panels of queries, but with P dP instead of dP. */
-NOINLINE void weigh_by_panels(const sdpa_unit *u, const backward_scratch *w, const rows *k, const rows *v, real c,
-                              real *sum) {
+/* delta = rowsum(dO * O) - dlse. */
+NOINLINE void delta_by_outputs(const sdpa_unit *u, const backward_scratch *w, const rows *dout) {
     const sdpa_problem *p = u->problem;
-    pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w->line);
-    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0, 1, 2);
-    weigh_keys(u, w, k, c, sum);
-    if (!wants_scores(u)) return;
-    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
-    pack_panels(w->dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w->line);
-    memset(w->delta, 0, sizeof(real) * (size_t)w->n_lanes);
-    score_gradients(u, w, v);
-}
-
-/* rowsum(dO * O) of the queries in the lanes from i on. */
-COLD NOINLINE vec delta_by_outputs(const sdpa_unit *u, const backward_scratch *w, const rows *dout, int64_t i) {
-    const int64_t d_v = u->problem->d_v, n = u->n_i - i < VL ? u->n_i - i : VL;
-    const rows o = pack_rows(&u->o, u->i0 + i, n, d_v, 1, w->o_rows, NULL);
-    vec delta = {0};
-    for (int l = 0; l < n; l++) {
-        vec sum = {0};
-        for (int64_t d = 0; d < d_v; d += VL) {
-            sum = vmuladd(vload(dout->p + (i + l) * dout->row + d), vload(o.p + l * o.row + d), sum);
+    const rows o = pack_rows(&u->o, u->i0, u->n_i, p->d_v, 1, w->o_rows, NULL);
+    for (int64_t i = 0; i < u->n_i; i += SMALL_ROWS) {
+        const real *x[SMALL_ROWS], *y[SMALL_ROWS];
+        vec sum[SMALL_ROWS];
+        UNROLL for (int r = 0; r < SMALL_ROWS; r++) {
+            x[r] = row_or_last(dout, i + r, u->n_i);
+            y[r] = row_or_last(&o, i + r, u->n_i);
+            sum[r] = (vec){0};
         }
-        delta[l] = vreduce_add(sum);
+        for (int64_t d = 0; d < p->d_v; d += VL) {
+            UNROLL for (int r = 0; r < SMALL_ROWS; r++) sum[r] = vmuladd(vload(x[r] + d), vload(y[r] + d), sum[r]);
+        }
+        const vec delta = vsum4(sum);
+        memcpy(w->delta + i, &delta, SMALL_ROWS * sizeof(real));
     }
-    return delta;
+    if (!u->dlse) return;
+    load(w->dlse, u->dlse + u->i0 * p->dlse.row, u->n_i, p->dlse.row, p->dlse.dtype, p->dlse.swapped);
+    for (int64_t i = 0; i < u->n_i; i++) w->delta[i] -= w->dlse[i];
 }
 
-/* Completes P^T and dS^T of n keys; w->ds holds dP^T if they come from rows, otherwise P^T * dP^T. Each row of P is
- * divided by its sum or, if lse belongs to a larger set of keys, multiplied with what it lacks: see complete_rows. */
-NOINLINE void finish_rows(const sdpa_unit *u, const backward_scratch *w, const rows *dout, int64_t n, const real *sum,
-                          const real *lacks, bool by_rows) {
-    const sdpa_tensor *dlse = &u->problem->dlse;
+/* delta of the queries in the lanes from i on: delta_by_outputs or, in `complete` lanes, rowsum(P * dP) - dlse, for which
+ * w->ds holds dP^T or, if `weighed`, P^T * dP^T. P^T has n keys and still lacks `factor`. */
+COLD NOINLINE vec delta_by_weights(const sdpa_unit *u, const backward_scratch *w, int64_t i, int64_t n, vec factor,
+                                   ivec complete, bool weighed) {
+    vec sum = {0};
+    for (int64_t at = i; at < n * w->n_lanes; at += w->n_lanes) {
+        const vec p = vload(w->p + at), x = vload(w->ds + at);
+        sum += vselect((ivec)p == SIGN_BIT, (vec){0}, weighed ? x : p * x);
+    }
+    const vec dlse = u->dlse ? vload(w->dlse + i) : (vec){0};
+    return vselect(complete, factor * sum - dlse, vload(w->delta + i));
+}
+
+/* Completes P^T of n keys: divides each row by its sum or, if lse belongs to a larger set of keys, multiplies it with
+ * what it lacks; w->weighed tells which: see complete_rows. With `gradients` also dS^T, of which w->ds holds dP^T. */
+NOINLINE void finish_rows(const sdpa_unit *u, const backward_scratch *w, int64_t n, const real *sum, const real *lacks,
+                          bool gradients) {
     const real epsilon = REAL_EPSILON;
-    const bool wanted = wants_scores(u);
-    const int64_t end = n * w->n_lanes;
-    if (u->dlse) load(w->dlse, u->dlse + u->i0 * dlse->row, u->n_i, dlse->row, dlse->dtype, dlse->swapped);
+    const bool coarse = is_coarse(u);
     for (int64_t i = 0; i < u->n_i; i += VL) {
-        real *p = w->p + i, *ds = w->ds + i;
         const vec total = vload(sum + i), lse = vload(w->lse + i), lack = vload(lacks + i);
         const vec excess = vmulsub(lack, total, vset1(1)), most = 2 * epsilon * (4 + vmax2(lse, -lse));
         const ivec complete = (total > 0) & (excess <= most) & (-excess <= most);
         const vec factor = vselect(complete, 1 / total, lack);
-        vec delta = {0};
-        for (int64_t j = 0; j < end; j += w->n_lanes) {
-            const vec weight = factor * vload(p + j);
-            vstore(p + j, weight);
-            if (!wanted) continue;
-            const vec product = (by_rows ? weight : factor) * vload(ds + j);
-            delta += vselect((ivec)weight == SIGN_BIT, (vec){0}, product);
-        }
-        if (!wanted) continue;
-        if (vany((total > 0) & ~complete)) delta = vselect(complete, delta, delta_by_outputs(u, w, dout, i));
-        if (u->dlse) delta -= vload(w->dlse + i);
-        for (int64_t j = 0; j < end; j += w->n_lanes) {
-            const vec weight = vload(p + j), x = vload(ds + j),
-                      gradient = by_rows ? weight * (x - delta) : factor * x - weight * delta;
-            vstore(ds + j, vselect((ivec)weight == SIGN_BIT, weight, gradient));
+        vec delta = vload(w->delta + i);
+        if (coarse && gradients) delta = delta_by_weights(u, w, i, n, factor, complete, false);
+        for (int l = 0; coarse && l < VL && i + l < u->n_i; l++) w->weighed[i + l] = complete[l] != 0;
+        for (int64_t at = i; at < n * w->n_lanes; at += w->n_lanes) {
+            const vec p = factor * vload(w->p + at);
+            vstore(w->p + at, p);
+            if (!gradients) continue;
+            vstore(w->ds + at, vselect((ivec)p == SIGN_BIT, p, p * (vload(w->ds + at) - delta)));
         }
     }
+}
+
+/* dS^T of n keys from P^T * dP^T in w->ds. */
+COLD NOINLINE void subtract_delta(const sdpa_unit *u, const backward_scratch *w, int64_t n) {
+    for (int64_t i = 0; i < u->n_i; i += VL) {
+        ivec complete = {0};
+        for (int l = 0; l < VL && i + l < u->n_i; l++) complete[l] = -w->weighed[i + l];
+        const vec delta = delta_by_weights(u, w, i, n, vset1(1), complete, true);
+        for (int64_t at = i; at < n * w->n_lanes; at += w->n_lanes) {
+            const vec p = vload(w->p + at);
+            vstore(w->ds + at, vselect((ivec)p == SIGN_BIT, p, vload(w->ds + at) - p * delta));
+        }
+    }
+}
+
+/* P^T and dS^T of keys k, by products of rows. */
+NOINLINE void short_by_rows(const sdpa_unit *u, backward_scratch *w, const backward_rows *own, const rows *k,
+                            const rows *v, const real *lacks) {
+    const sdpa_problem *p = u->problem;
+    const bool wanted = wants_scores(u);
+    real sum[SDPA_QUERY_BLOCK] = {0};
+    w->ready = p->features ? w->given : w->p; /* a bias is written to p before the scores are */
+    lane_products(w->ready, w->n_lanes, &own->q, u->n_i, k, k->n, p->d_k);
+    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0, 1, 2);
+    if (wanted) lane_products(w->ds, w->n_lanes, &own->dout, u->n_i, v, v->n, p->d_v);
+    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
+    weigh_keys(u, w, k, (real)(p->scale * M_LOG2E), sum);
+    sdpa_fetch(u, SDPA_FETCH_O_DV, 0, 1, 2);
+    delta_by_outputs(u, w, &own->dout);
+    finish_rows(u, w, k->n, sum, lacks, wanted);
+}
+
+/* The same by panels of queries. */
+NOINLINE void short_by_panels(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, const rows *k,
+                              const rows *v, const real *lacks) {
+    const sdpa_problem *p = u->problem;
+    real sum[SDPA_QUERY_BLOCK] = {0};
+    pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w->line);
+    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0, 1, 2);
+    weigh_keys(u, w, k, (real)(fabs(p->scale) * M_LOG2E), sum);
+    finish_rows(u, w, k->n, sum, lacks, false);
+    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
+    pack_panels(w->dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w->line);
+    delta_by_outputs(u, w, &own->dout);
+    sdpa_fetch(u, SDPA_FETCH_O_DV, 0, 1, 2);
+    if (!is_coarse(u)) {
+        score_gradients(u, w, v);
+        return;
+    }
+    backward_scratch without_delta = *w;
+    without_delta.delta = memset(w->zero, 0, sizeof(real) * (size_t)w->n_lanes);
+    score_gradients(u, &without_delta, v);
+    if (wants_scores(u)) subtract_delta(u, w, k->n);
 }
 
 /* Computes dV, dK and dQ from P^T and dS^T: writes them if the unit is fresh, otherwise adds. Adds to dMask. */
@@ -171,8 +213,7 @@ NOINLINE bool backward_short(const sdpa_unit *u, void *scratch) {
     sdpa_arena arena = {scratch, 0};
     backward_scratch w = backward_layout(p, &arena);
     const bool by_rows = takes_rows(u);
-    const real c = (real)(fabs(p->scale) * M_LOG2E);
-    real lacks[SDPA_QUERY_BLOCK], sum[SDPA_QUERY_BLOCK] = {0};
+    real lacks[SDPA_QUERY_BLOCK];
     SDPA_TAKE(SHORT);
     sdpa_fetch(u, SDPA_FETCH_QK, 0, 1, 2);
     round_lse(u, &w, lacks);
@@ -184,13 +225,11 @@ NOINLINE bool backward_short(const sdpa_unit *u, void *scratch) {
     own.finite = !may_mask(u) || (rows_finite(&own.q, p->d_k) && rows_finite(&own.dout, p->d_v));
     if (by_rows) {
         SDPA_TAKE(SMALL);
-        weigh_by_rows(u, &w, &own, &k, &v, c, sum);
+        short_by_rows(u, &w, &own, &k, &v, lacks);
     } else {
-        weigh_by_panels(u, &w, &k, &v, c, sum);
+        short_by_panels(u, &w, &own, &k, &v, lacks);
     }
-    sdpa_fetch(u, SDPA_FETCH_DV, 0, 1, 2);
-    finish_rows(u, &w, &own.dout, b.n, sum, lacks, by_rows);
-    sdpa_fetch(u, SDPA_FETCH_DV, 1, 1, 2);
+    sdpa_fetch(u, SDPA_FETCH_O_DV, 1, 1, 2);
     write_gradients(u, &w, &own, &k, b);
     return true;
 }

@@ -1,4 +1,4 @@
-/* Heads with few keys, directly from the rows of the operands: their forward, and the scores for fast/short.h. The
+/* Heads with few keys, directly from the rows of the operands: their forward, and the products for fast/short.h. The
  * general way transposes, copies and cuts into blocks, which for small heads costs more than their products; here
  * vectors run along d and nothing is moved. Tiles are 4 queries x 3 keys, or 4 x 4 where there are enough registers: the
  * sums over the lanes of all sixteen then make one vector. */
@@ -28,6 +28,9 @@ INLINE bool is_small(const sdpa_unit *u) {
     const sdpa_problem *p = u->problem;
     return !(p->features & ~SMALL_CAN) && p->n_k <= SMALL_KEYS && p->scale > 0x1p-60 && p->scale < 0x1p60;
 }
+
+/* Whether the forward of the unit goes through forward_small. */
+INLINE bool forward_takes_rows(const sdpa_unit *u) { return is_small(u) && !fills_lanes(u, 2 * VL); }
 
 /* Row i of x, or its last row if i is n or more. */
 INLINE const real *row_or_last(const rows *x, int64_t i, int64_t n) { return x->p + (i < n ? i : n - 1) * x->row; }
@@ -81,10 +84,10 @@ NOINLINE void small_products(real *s, const rows *x, int64_t i, int64_t n, const
     row_products(s, SMALL_ROWS, x, i, n, *y, n_k, depth);
 }
 
-/* s (n_k, n_lanes) = y x^T, x with n rows; the lanes after these are 0 or repeat the last. */
+/* s (n_k, n_lanes) = y x^T, x with n rows; the other lanes of their last vector are 0 or repeat the last row. */
 NOINLINE void lane_products(real *s, int64_t n_lanes, const rows *x, int64_t n, const rows *y, int64_t n_k,
                             int64_t depth) {
-    for (int64_t j = 0; j < n_k && n < n_lanes; j++) vstore(s + j * n_lanes + n_lanes - VL, (vec){0});
+    for (int64_t j = 0; j < n_k && n % VL; j++) vstore(s + j * n_lanes + n / VL * VL, (vec){0});
     for (int64_t i = 0; i < n; i += SMALL_ROWS) row_products(s + i, n_lanes, x, i, n, *y, n_k, depth);
 }
 
@@ -177,7 +180,7 @@ NOINLINE void small_forward(const sdpa_unit *u, const forward_scratch *w, const 
 /* False, having done nothing, where the unit is not small. */
 NOINLINE bool forward_small(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
-    if (!is_small(u) || fills_lanes(u, 2 * VL)) return false;
+    if (!forward_takes_rows(u)) return false;
     SDPA_TAKE(SMALL);
     sdpa_arena arena = {scratch, 0};
     const forward_scratch w = forward_layout(p, &arena);

@@ -146,6 +146,26 @@ def check(x, options, block, parts=(slice(0, 9), slice(9, None)), atol=1e-12):
         np.testing.assert_allclose(joined, getattr(true, name), rtol=0, atol=10 * atol)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("keys", [2, 12, 40, 100])
+def test_keys_out_of_sight_whose_weights_are_below_the_rounding_of_lse(keys, dtype):
+    """The share of the others in rowsum(grad_out * out) counts if their values are large."""
+    weight = 8 * float(np.finfo(dtype).eps)
+    query, key = np.zeros((10, 8), dtype), np.zeros((keys + 1, 8), dtype)
+    value = np.vstack([np.arange(keys)[:, None] % 3, [[1 / weight]]]).astype(dtype)
+    mask = np.zeros((10, keys + 1), dtype)
+    mask[:, -1] = np.log(weight * keys)
+    saved = sdpa.attention_forward(query, key, value, mask)
+    grad_out = np.ones((10, 1), dtype)
+    part = sdpa.attention_backward(
+        grad_out, query, key[:keys], value[:keys], *saved, mask[:, :keys], needs=("attn_mask",)
+    )
+    p = np.exp(mask.astype(float)) / np.exp(mask.astype(float)).sum(-1, keepdims=True)
+    dp = value.astype(float).T
+    true = p * (dp - (p * dp).sum(-1, keepdims=True))
+    np.testing.assert_allclose(part.attn_mask, true[:, :keys], rtol=0, atol=100 * weight / keys)
+
+
 @pytest.mark.parametrize("block", [7, 16, 1000])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_option(options, block, rng):

@@ -127,12 +127,13 @@ NOINLINE void short_by_rows(const sdpa_unit *u, backward_scratch *w, const backw
     const bool wanted = wants_scores(u);
     real sum[SDPA_QUERY_BLOCK] = {0};
     w->ready = p->features ? w->given : w->p; /* a bias is written to p before the scores are */
-    lane_products(w->ready, w->n_lanes, &own->q, u->n_i, k, k->n, p->d_k);
     sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0, 1, 2);
-    if (wanted) lane_products(w->ds, w->n_lanes, &own->dout, u->n_i, v, v->n, p->d_v);
+    lane_products(w->ready, w->n_lanes, &own->q, u->n_i, k, k->n, p->d_k);
     sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
-    weigh_keys(u, w, k, (real)(p->scale * M_LOG2E), sum);
+    if (wanted) lane_products(w->ds, w->n_lanes, &own->dout, u->n_i, v, v->n, p->d_v);
     sdpa_fetch(u, SDPA_FETCH_O_DV, 0, 1, 2);
+    weigh_keys(u, w, k, (real)(p->scale * M_LOG2E), sum);
+    sdpa_fetch(u, SDPA_FETCH_O_DV, 1, 1, 2);
     delta_by_outputs(u, w, &own->dout);
     finish_rows(u, w, k->n, sum, lacks, wanted);
 }
@@ -148,8 +149,9 @@ NOINLINE void short_by_panels(const sdpa_unit *u, const backward_scratch *w, con
     finish_rows(u, w, k->n, sum, lacks, false);
     sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
     pack_panels(w->dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w->line);
-    delta_by_outputs(u, w, &own->dout);
     sdpa_fetch(u, SDPA_FETCH_O_DV, 0, 1, 2);
+    delta_by_outputs(u, w, &own->dout);
+    sdpa_fetch(u, SDPA_FETCH_O_DV, 1, 1, 2);
     if (!is_coarse(u)) {
         score_gradients(u, w, v);
         return;
@@ -180,6 +182,7 @@ NOINLINE void write_gradients(const sdpa_unit *u, const backward_scratch *w, con
     if (!sdpa_turn_wait(u, 0)) return;
     clear_keys(u, b);
     add_to_keys(&u->dv, p->d_v, &weights, &own->dout, 1, finite);
+    sdpa_fetch(u, SDPA_FETCH_DQ_DK, 1, 1, 2);
     weights.p = w->ds;
     add_to_keys(&u->dk, p->d_k, &weights, &own->q, scale, finite);
     if (u->dmask.data) {
@@ -187,7 +190,6 @@ NOINLINE void write_gradients(const sdpa_unit *u, const backward_scratch *w, con
         add_mask_gradient(u, w->ds, w->n_lanes, w->dmask, b.j0, b.n);
     }
     sdpa_turn_pass(u, 0);
-    sdpa_fetch(u, SDPA_FETCH_DQ_DK, 1, 1, 2);
     const bool by_query = u->dmask.data && u->dmask.col == 0; /* store_gradients adds it */
     if (u->dq.data && is_direct(&u->dq) && !by_query) {
         if (!sdpa_turn_wait_last(u)) return;
@@ -229,7 +231,6 @@ NOINLINE bool backward_short(const sdpa_unit *u, void *scratch) {
     } else {
         short_by_panels(u, &w, &own, &k, &v, lacks);
     }
-    sdpa_fetch(u, SDPA_FETCH_O_DV, 1, 1, 2);
     write_gradients(u, &w, &own, &k, b);
     return true;
 }

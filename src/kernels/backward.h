@@ -344,9 +344,10 @@ NOINLINE rows scale_queries(const sdpa_unit *u, const backward_scratch *w) {
 /* Whether a gradient that goes through the scores is wanted; dV needs only the weights. */
 INLINE bool wants_scores(const sdpa_unit *u) { return u->dq.data || u->dk.data || u->dmask.data; }
 
-/* Computes dS of all queries and the keys of v, without a softcap's slope; returns which of the keys the queries
- * see. */
-INLINE enum panel_state score_gradients(const sdpa_unit *u, const backward_scratch *w, const rows *v) {
+/* Computes dS = P * (dP - delta) of all queries and the keys of v, without a softcap's slope; with dropout, which comes
+ * before delta, from w->delta. Returns which of the keys the queries see. */
+INLINE enum panel_state score_gradients(const sdpa_unit *u, const backward_scratch *w, const rows *v,
+                                        const real *delta) {
     const bool drops = u->problem->dropout_p > 0, wanted = drops || wants_scores(u);
     bool masked = false, any = false;
     PANELS (q, u->n_i) {
@@ -356,7 +357,7 @@ INLINE enum panel_state score_gradients(const sdpa_unit *u, const backward_scrat
         if (state == PANEL_HIDDEN) {
             fill_panel(w->ds + q.i, w->n_lanes, q.nv, v->n, vset1(-0.0));
         } else if (wanted) {
-            panel_gradient(u, w, v, q, drops ? w->zero : w->delta);
+            panel_gradient(u, w, v, q, drops ? w->zero : delta);
             if (drops) drop_panel(u, w, q, v);
         }
     }
@@ -371,7 +372,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     const rows v = pack_rows(&u->v, b.j0, b.n, p->d_v, 0, w->v, w->v_tail);
     real unused[SDPA_QUERY_BLOCK] = {0};
     if (anew) weigh_keys(u, w, &k, c, unused);
-    const enum panel_state state = score_gradients(u, w, &v);
+    const enum panel_state state = score_gradients(u, w, &v, w->delta);
     if (state == PANEL_HIDDEN) return;
 
     if (u->dmask.data) add_mask_gradient(u, w->ds, w->n_lanes, w->dmask, b.j0, b.n);

@@ -95,8 +95,10 @@ NOINLINE void finish_rows(const sdpa_unit *u, const backward_scratch *w, int64_t
         const vec excess = vmulsub(lack, total, vset1(1)), most = 2 * epsilon * (4 + vmax2(lse, -lse));
         const ivec complete = (total > 0) & (excess <= most) & (-excess <= most);
         const vec factor = vselect(complete, 1 / total, lack);
-        vec delta = vload(w->delta + i);
-        if (coarse && gradients) delta = delta_by_weights(u, w, i, n, factor, complete, false);
+        vec delta = {0};
+        if (gradients) {
+            delta = coarse ? delta_by_weights(u, w, i, n, factor, complete, false) : vload(w->delta + i);
+        }
         for (int l = 0; coarse && l < VL && i + l < u->n_i; l++) w->weighed[i + l] = complete[l] != 0;
         for (int64_t at = i; at < n * w->n_lanes; at += w->n_lanes) {
             const vec p = factor * vload(w->p + at);
@@ -134,7 +136,7 @@ NOINLINE void short_by_rows(const sdpa_unit *u, backward_scratch *w, const backw
     sdpa_fetch(u, SDPA_FETCH_O_DV, 0, 1, 2);
     weigh_keys(u, w, k, (real)(p->scale * M_LOG2E), sum);
     sdpa_fetch(u, SDPA_FETCH_O_DV, 1, 1, 2);
-    delta_by_outputs(u, w, &own->dout);
+    if (wanted) delta_by_outputs(u, w, &own->dout);
     finish_rows(u, w, k->n, sum, lacks, wanted);
 }
 
@@ -147,19 +149,18 @@ NOINLINE void short_by_panels(const sdpa_unit *u, const backward_scratch *w, con
     sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0, 1, 2);
     weigh_keys(u, w, k, (real)(fabs(p->scale) * M_LOG2E), sum);
     finish_rows(u, w, k->n, sum, lacks, false);
+    if (!wants_scores(u)) return;
     sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
     pack_panels(w->dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w->line);
     sdpa_fetch(u, SDPA_FETCH_O_DV, 0, 1, 2);
     delta_by_outputs(u, w, &own->dout);
     sdpa_fetch(u, SDPA_FETCH_O_DV, 1, 1, 2);
-    if (!is_coarse(u)) {
-        score_gradients(u, w, v);
-        return;
+    if (is_coarse(u)) {
+        score_gradients(u, w, v, memset(w->zero, 0, sizeof(real) * (size_t)w->n_lanes));
+        subtract_delta(u, w, k->n);
+    } else {
+        score_gradients(u, w, v, w->delta);
     }
-    backward_scratch without_delta = *w;
-    without_delta.delta = memset(w->zero, 0, sizeof(real) * (size_t)w->n_lanes);
-    score_gradients(u, &without_delta, v);
-    if (wants_scores(u)) subtract_delta(u, w, k->n);
 }
 
 /* Computes dV, dK and dQ from P^T and dS^T: writes them if the unit is fresh, otherwise adds. Adds to dMask. */

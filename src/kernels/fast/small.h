@@ -24,13 +24,12 @@ INLINE bool fills_lanes(const sdpa_unit *u, int64_t least) {
     return VL == 16 && u->problem->n_k >= least && 16 * u->n_i >= 15 * round_up(u->n_i, VL);
 }
 
-INLINE bool is_small(const sdpa_unit *u) {
-    const sdpa_problem *p = u->problem;
-    return !(p->features & ~SMALL_CAN) && p->n_k <= SMALL_KEYS && p->scale > 0x1p-60 && p->scale < 0x1p60;
-}
-
 /* Whether the forward of the unit goes through forward_small. */
-INLINE bool forward_takes_rows(const sdpa_unit *u) { return is_small(u) && !fills_lanes(u, 2 * VL); }
+INLINE bool forward_takes_rows(const sdpa_unit *u) {
+    const sdpa_problem *p = u->problem;
+    const bool small = p->n_k <= SMALL_KEYS && p->scale > 0x1p-60 && p->scale < 0x1p60;
+    return small && !(p->features & ~SMALL_CAN) && !fills_lanes(u, 2 * VL);
+}
 
 /* Row i of x, or its last row if i is n or more. */
 INLINE const real *row_or_last(const rows *x, int64_t i, int64_t n) { return x->p + (i < n ? i : n - 1) * x->row; }

@@ -2,10 +2,11 @@
 
     python -m benchmarks.counts             compare, on every instruction set of this machine
     python -m benchmarks.counts --renew     write what is counted here to counts.json
+    python -m benchmarks.counts --renew --keep      and keep what cannot be counted here
 
-Counts depend on the compiler, so those on record name theirs, and another one is refused. The
-record holds the instruction sets of the machine where it was renewed last: after a change of
-kernels, counts of others would be wrong.
+Counts depend on the compiler, so those on record name theirs, and another one is refused. After a
+change of all kernels, counts of instruction sets that this machine lacks would be wrong: --renew
+drops them. Use --keep only if the change does not concern them.
 """
 
 import argparse
@@ -74,6 +75,7 @@ def differences(found: dict[str, Counts], recorded: dict[str, Counts]) -> Iterat
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.counts", description=__doc__)
     parser.add_argument("--renew", action="store_true", help="write counts.json")
+    parser.add_argument("--keep", action="store_true", help="keep instruction sets not found here")
     options = parser.parse_args()
     record = json.loads(RECORD.read_text())
     same = record["compiler"] == compiler()
@@ -88,7 +90,8 @@ def main() -> None:
     print(*(f"{isa}: not on record, --renew" for isa in missing), *wrong, sep="\n")
     print(f"{sum(map(len, found.values()))} counts, {len(wrong)} differ")
     if options.renew:
-        new = {"compiler": compiler(), "counts": found}
+        kept = record["counts"] if options.keep and same else {}
+        new = {"compiler": compiler(), "counts": kept | found}
         RECORD.write_text(json.dumps(new, indent=1, sort_keys=True) + "\n")
     elif wrong:
         sys.exit(1)

@@ -66,7 +66,7 @@ enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
 #define OFTEN (VEC_BYTES == 64 ? INT64_MAX : 32)
 
 /* At most this many queries are multiplied with vectors along d, instead of side by side in the lanes (fast/few.h). */
-#define FEW_QUERIES (VL < 6 ? VL : VL < 16 ? 6 : 8)
+#define FEW_QUERIES (VL < 8 ? VL : 8)
 
 /* A single query reads about RUN_BYTES of keys, then their values: longer runs let the hardware prefetch further ahead.
  * A run has at most RUN_KEYS keys, because their scores are kept. */

@@ -4,7 +4,9 @@ import importlib.util
 import json
 import math
 import os
+import platform
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -383,16 +385,35 @@ def test_counts_on_record_name_all_works():
 
 
 def test_ports_count_what_stands_beside_the_products():
-    """Two loops: one step of a tile, and a tile around it with one operation of two, one of one."""
-    step = ["\tvbroadcastss\t(%rax), %zmm1"] + ["\tvfmadd231ps\t%zmm1, %zmm2, %zmm3"] * ports.TILE
+    """Products in two chains, the second behind a jump, in a loop over tiles."""
+    step = ["\tvbroadcastss\t(%rax), %zmm1"] + ["\tvfmadd231ps\t%zmm1, %zmm2, %zmm3"] * 24
+    free = ["\tvmovaps\t%zmm0, %zmm3", "\tvxorps\t%xmm4, %xmm4, %xmm4", "\taddq\t$4, %rax"]
     lines = [
-        *(".L1:", "\tvmovaps\t%zmm0, %zmm3", ".L2:", *step, "\tjne\t.L2"),
-        *("\tvscalefps\t%zmm2, %zmm3, %zmm4", "\tvaddps\t%zmm4, %zmm5, %zmm5"),
-        *("\taddq\t$4, %rax", "\tvmovups\t%zmm5, (%rdx)", "\tjg\t.L1"),
+        *(".L1:", *free, ".L2:", *step, "\tjne\t.L2", "\tjle\t.L4"),
+        *(".L3:", *step, "\tjne\t.L3", "\tvaddps\t(%rsp), %zmm3, %zmm3", ".L4:"),
+        *("\tvmovaps\t%zmm2, %zmm3{%k1}", "\tvbroadcastss\t%xmm4, %zmm4", "\tkortestb\t%k1, %k1"),
+        *("\tvxorps\t.LC1(%rip), %zmm4, %zmm4", "\tvmovups\t%zmm5, (%rdx)", "\tjg\t.L1"),
     ]
     text = "\n".join(["score_raw:", *lines, "\t.size\tscore_raw, .-score_raw", ""])
-    found = ports.panel(text, "score_raw")
-    assert found == ports.Panel(step=ports.TILE, rest=3)
-    assert ports.share([(found, 32)]).strip() == f"{100 * 32 / (32 + 3 / ports.TILE):.1f}"
-    with pytest.raises(LookupError, match="score_none"):
-        ports.panel(text, "score_none")
+    found = ports.panel(text, "score_raw", 24)
+    assert found == ports.Panel(vectors=24, loads=1, rest=5, second_chain=1)
+    one, two = (ports.Product([found], depth) for depth in (ports.LONG_CHAIN, 64))
+    assert (one.beside(), two.beside()) == (4 / 24, 5 / 24)
+    assert ports.share((one,)).strip() == f"{100 * 32 / (32 + 4 / 24):.1f}"
+    for name, vectors in (("score_none", 24), ("score_raw", 16)):
+        with pytest.raises(LookupError, match=name):
+            ports.panel(text, name, vectors)
+
+
+@pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64") or not shutil.which("gcc"),
+    reason="reads the assembly of gcc for Linux",
+)
+def test_ports_leave_out_the_products_of_the_kernels():
+    found = ports.every_product(ports.assembly())
+    beside = {label: [product.beside() for product in widths] for label, widths in found.items()}
+    # The maximum; the product with P and, from d = 64 on, the sum of two chains.
+    assert beside["K Q^T"] == pytest.approx([1] * 4, abs=0.2)
+    assert beside["V dO^T, dS"] == pytest.approx([1, 2, 2, 2], abs=0.5)
+    assert all(10 < count < 14 for count in beside["exp2(K Q^T), forward"])
+    assert all(1 <= count < 2 for label in (ports.ROWS, ports.COLUMNS) for count in beside[label])

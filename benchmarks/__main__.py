@@ -49,9 +49,10 @@ def main() -> None:
         from benchmarks import report, results
 
         found = results.load(paths)
-    print(report.text(found))
+        apart = [results.load([path]) for path in paths]
+    print(report.text(found, apart))
     if options.page:
-        report.write_page(options.page, found)
+        report.write_page(options.page, found, apart)
     if options.plots:
         from benchmarks import plots
 
@@ -71,7 +72,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write SVG and PNG there")
     parser.add_argument("--page", type=Path, metavar="FILE.md", help="write the tables there")
-    parser.add_argument("--show", nargs="+", type=Path, metavar="JSON", help="measure nothing")
+    parser.add_argument(
+        "--show", nargs="+", type=Path, metavar="JSON", help="measure nothing; each file is a run"
+    )
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if min(options.threads) < 1:
@@ -120,6 +123,7 @@ def _work(options: argparse.Namespace) -> None:
         "quick": options.quick,
         "date": time.strftime("%Y-%m-%d"),
         "machine": lab.machine(),
+        "cpu": machine.cpu(),
         "peers": {peer.name: peer.version for peer in found},
         "missing": missing,
         "records": [],

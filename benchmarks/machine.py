@@ -26,6 +26,16 @@ def cores(count: int) -> list[int]:
     return (first + siblings)[:count]
 
 
+def cpu() -> str:
+    """Family and model, since virtual machines give CPUs of all kinds one name; "" if unknown."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = {name.strip(): value.strip() for name, _, value in (e.partition(":") for e in lines)}
+    if not {"cpu family", "model"} <= found.keys():
+        return ""
+    return f"family {found['cpu family']} model {found['model']}"
+
+
 class Peak:
     """The program peak.c, run again and again during the measurements; the best of all runs."""
 

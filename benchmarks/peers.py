@@ -1,10 +1,10 @@
-"""The systems sdpa is compared with, each behind the same three questions.
+"""The systems sdpa is compared with, each behind the same four questions.
 
-`forward`, `both` and `softmax` return a call without arguments that does the work and nothing else
-(operands are converted and graphs compiled beforehand), or None where the peer cannot do it. A peer
-that is not installed is left out: `find` says which. Threads: before anything is imported the
-process is given as many CPUs as there are threads (machine.cores), and each library is told the
-number as well; JAX has no other setting, its pool has one thread per CPU of the affinity.
+`forward`, `both`, `softmax` and `relative` return a call without arguments that does the work and
+nothing else (operands are converted and graphs compiled beforehand), or None where the peer cannot
+do it. A peer that is not installed is left out: `find` says which. Threads: before anything is
+imported the process is given as many CPUs as there are threads (machine.cores), and each library is
+told the number as well; JAX has no other setting, its pool has one thread per CPU of the affinity.
 """
 
 import importlib
@@ -56,8 +56,12 @@ class Peer:
         """Softmax of the last axis."""
         return None
 
+    def relative(self, name: str, *arrays: Array) -> Call | None:
+        """log_softmax or logsumexp of the last axis, or softmax_backward of (grad, weights)."""
+        return None
+
     def result(self, call: Call) -> Array:
-        """What a call of `forward` or `softmax` returns, as an array (batch, heads, L, d)."""
+        """What a call of `forward`, `softmax` or `relative` returns, in the layout of NumPy."""
         return np.asarray(call())
 
 
@@ -165,6 +169,14 @@ class Torch(Peer):
         tensor = self._tensor(a)
         return lambda: self._torch.softmax(tensor, -1)
 
+    def relative(self, name: str, *arrays: Array) -> Call | None:
+        tensors = [self._tensor(a) for a in arrays]
+        if name == "softmax_backward":
+            backward, dtype = self._torch._softmax_backward_data, tensors[0].dtype
+            return lambda: backward(*tensors, -1, dtype)
+        function = getattr(self._torch, name)
+        return lambda: function(*tensors, -1)
+
     def result(self, call: Call) -> Array:
         tensor: Any = call()
         return np.asarray(tensor.float().numpy())
@@ -257,7 +269,8 @@ class OnnxRuntime(Peer):
         helper, numbers = self._onnx.helper, self._onnx.TensorProto
         node = helper.make_node(operator, list(feeds), ["out"], domain=domain, **attributes)
         inputs = [
-            helper.make_tensor_value_info(n, numbers.FLOAT, a.shape) for n, a in feeds.items()
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+            for n, a in feeds.items()
         ]
         output = helper.make_tensor_value_info("out", numbers.FLOAT, None)
         graph = helper.make_graph([node], "bench", inputs, [output])
@@ -281,6 +294,14 @@ class OnnxRuntime(Peer):
     def softmax(self, a: Array) -> Call | None:
         return self._session("Softmax", "", {"x": a}, axis=-1)
 
+    def relative(self, name: str, *arrays: Array) -> Call | None:
+        if name == "log_softmax":
+            return self._session("LogSoftmax", "", {"x": arrays[0]}, axis=-1)
+        if name == "logsumexp":
+            feeds = {"x": arrays[0], "axes": np.array([-1])}
+            return self._session("ReduceLogSumExp", "", feeds, keepdims=0)
+        return None
+
 
 class OnnxRuntimeHeads(OnnxRuntime):
     """The operator MultiHeadAttention of com.microsoft, on (batch, L, heads d)."""
@@ -303,6 +324,9 @@ class OnnxRuntimeHeads(OnnxRuntime):
         )
 
     def softmax(self, a: Array) -> Call | None:
+        return None
+
+    def relative(self, name: str, *arrays: Array) -> Call | None:
         return None
 
     def result(self, call: Call) -> Array:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 Run = dict[str, Any]
-"""One process: "threads", "isa", "quick", "date", "machine", "peers" {name: version}, "missing"
-[name], "peak" {name: best of the run}, "records", each with "group", "name", "contenders" {name:
-{"rounds" [seconds], "flops", "bytes"}} and "peak" {name: the better right before and after}, one
-per pass; where measured "import" [seconds] and "memory" {contender: {length: bytes}}."""
+"""One process: "threads", "isa", "quick", "date", "machine", "cpu" (family and model; not in older
+files), "peers" {name: version}, "missing" [name], "peak" {name: best of the run}, "records", each
+with "group", "name", "contenders" {name: {"rounds" [seconds], "flops", "bytes"}} and "peak" {name:
+the better right before and after}, one per pass; where measured "import" [seconds] and "memory"
+{contender: {length: bytes}}."""
 
 
 class Timing(NamedTuple):
@@ -39,6 +40,10 @@ class Results:
     def __init__(self, runs: list[Run]) -> None:
         if len({run["isa"] for run in runs}) != 1:
             raise ValueError("runs: expected runs of one instruction set")
+        cpus = {run["cpu"]: None for run in runs if run.get("cpu")}
+        if len(cpus) > 1:
+            raise ValueError(f"runs: expected runs on one CPU, got {', '.join(cpus)}")
+        self.cpu = next(iter(cpus), "")
         self.runs = runs
         self.isa = str(runs[0]["isa"])
         self.processor = str(runs[0]["machine"]["processor"])

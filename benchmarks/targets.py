@@ -28,6 +28,17 @@ class Row(NamedTuple):
     """None if no goal is set for this instruction set."""
     beside: str = ""
     """The best peer."""
+    among: tuple[str, ...] = ()
+    """The peers of whom it is the best; another one may be in another run."""
+
+    @property
+    def label(self) -> str:
+        return self.title + (f", against {self.beside}" if self.beside else "")
+
+    @property
+    def key(self) -> tuple[str, str, tuple[str, ...]]:
+        """What a row has in common with the same row of other runs."""
+        return self.section, self.title, self.among
 
 
 # {(heads x L x d): (AVX-512 of AMD, AVX2, AVX-512 of Intel)}, in % of the FMA peak.
@@ -55,6 +66,8 @@ INTEL = 2
 RUNTIMES = ("ort", "ort-mha", "openvino", "torch", "jax")
 TRAINERS = ("torch", "jax")
 OURS = {"sdpa", "plain", "copy"}
+LARGE = {"1x2048x64", "8x1024x64"}
+"""Where threads are to share the work; elsewhere they are to do no harm."""
 MASKS = {"mask of True", "mask", "bias"}
 
 
@@ -76,6 +89,7 @@ def rows(results: Results) -> Iterator[Row]:
         _additive,
         _bridge,
         _jax,
+        _growth,
     ):
         yield from section(results)
     times = results.latest("import")
@@ -106,7 +120,7 @@ def _against(
     if best is not None:
         ratio = found[best].seconds / found["sdpa"].seconds
         goal = None if bound is None else Goal(bound)
-        yield Row(section, f"{title}, against {best}", "x", ratio, goal, best)
+        yield Row(section, title, "x", ratio, goal, best, among)
 
 
 def _matrices(results: Results) -> Iterator[Row]:
@@ -132,7 +146,7 @@ def _matrices(results: Results) -> Iterator[Row]:
         found = results.get(1, "causal", direction)
         if found:
             share = found["causal"].seconds / found["full"].seconds
-            yield Row("causal / full", direction, "of the time", share, Goal(0.56, False))
+            yield Row("causal / full, time", direction, "x", share, Goal(0.56, False))
 
 
 def _dtypes(results: Results) -> Iterator[Row]:
@@ -149,7 +163,7 @@ def _dtypes(results: Results) -> Iterator[Row]:
             yield Row("bfloat16, share of the dot-product peak", "forward", "%", share, Goal(85))
         else:
             ratio = found["sdpa"].seconds / found["float32"].seconds
-            yield Row("bfloat16 / float32", "forward", "of the time", ratio, Goal(1.05, False))
+            yield Row("bfloat16 / float32, time", "forward", "x", ratio, Goal(1.05, False))
 
 
 def _threads(results: Results) -> Iterator[Row]:
@@ -157,8 +171,12 @@ def _threads(results: Results) -> Iterator[Row]:
         for name in results.names(count, "threads"):
             found = results.get(count, "threads", name)
             ratio = found["one"].seconds / found["all"].seconds
-            goal = Goal(1.85) if count == 2 else None
-            yield Row(f"{count} threads / one", name, "x", ratio, goal)
+            if name.split()[0] in LARGE:
+                goal = Goal(1.85) if count == 2 else None
+                yield Row(f"{count} threads / one", name, "x", ratio, goal)
+            else:
+                # "No slower", but for what two measurements of one call differ by.
+                yield Row(f"{count} threads / one, no slower", name, "x", ratio, Goal(0.97))
 
 
 def _small(results: Results) -> Iterator[Row]:
@@ -182,28 +200,44 @@ def _short(results: Results) -> Iterator[Row]:
             bound = None if "forward" in title else 1.5 if "backward" in title else 2.0
             section = f"short heads, threads: {count}"
             yield from _against(section, title, found, ("numpy",), bound)
+            if "x16x" in title and "backward" in title:
+                rate = found["sdpa"].gflops / count
+                yield Row(section, f"{title}, a thread", "GF/s", rate, Goal(60))
+    if {1, 2} <= set(results.threads()):
+        for title in results.names(2, "short"):
+            one, two = (results.get(count, "short", title) for count in (1, 2))
+            if one:
+                ratio = one["sdpa"].seconds / two["sdpa"].seconds
+                yield Row("short heads, 2 threads / one", title, "x", ratio, Goal(1.8))
 
 
 def _decode(results: Results) -> Iterator[Row]:
     section = "decode (one query, d = 128)"
     title = "8:8 heads, 4096 keys"
     yield from _against(section, title, results.get(1, "decode", title), ("torch",), 1.2)
-    for title in ("8:8 heads, 65536 keys", "8:1 heads, 65536 keys"):
+    title = "32 x 8:8 heads, 1024 keys"
+    yield from _against(section, title, results.get(1, "decode", title), RUNTIMES, None)
+    for title in ("8:8 heads, 65536 keys", "8:1 heads, 65536 keys", "32 x 8:8 heads, 1024 keys"):
         found = results.get(1, "decode", title)
         if found:
             speed = found["sdpa"].bytes / found["sdpa"].seconds / 1e9
             share = 100 * speed / results.read_speed()
             # "Close to": four fifths. With one key head the bytes are those of K and V read once.
-            yield Row(section, f"{title}, share of memory's speed", "%", share, Goal(80))
+            yield Row("decode, share of memory's speed", title, "%", share, Goal(80))
     for title in results.names(1, "decode"):
         if " keys, " in title and (found := results.get(1, "decode", title)).get("float32"):
             section = "one query, 65536 keys of 16 bits, times as fast"
             ratio = found["float32"].seconds / found["sdpa"].seconds
             yield Row(section, f"{title}, as float32", "x", ratio, Goal(1.7))
+    for count in results.threads():
+        section = f"decode beside NumPy's products, threads: {count}"
+        for title in results.names(count, "decode"):
+            found = results.get(count, "decode", title)
             yield from _against(section, title, found, ("numpy",), 1.0)
 
 
 def _softmax(results: Results) -> Iterator[Row]:
+    copied = ("(1000, 1000)", "(64, 8192)")
     for title, bound in (
         ("(1000, 1000)", 1.5),
         ("(64, 8192)", 1.5),
@@ -212,9 +246,20 @@ def _softmax(results: Results) -> Iterator[Row]:
     ):
         found = results.get(1, "softmax", title)
         yield from _against("softmax", title, found, ("torch",), bound)
-        if found and title in ("(1000, 1000)", "(64, 8192)"):
-            share = 100 * found["copy"].seconds / found["sdpa"].seconds
-            yield Row("softmax", f"{title}, share of a copy's speed", "%", share, Goal(50))
+        if title in copied:
+            yield from _against("softmax", title, found, ("ort",), 1.15)
+    relatives = [title for title in results.names(1, "softmax") if not title.startswith("(")]
+    for title in relatives:
+        found = results.get(1, "softmax", title)
+        yield from _against("softmax's relatives", title, found, ("torch",), None)
+        yield from _against("softmax's relatives", title, found, ("ort",), 1.15)
+    for title in (*copied, *relatives):
+        found = results.get(1, "softmax", title)
+        if found:
+            # A copy moves two arrays, a gradient three, logsumexp one: it writes next to nothing.
+            ours, copy = (found[name].bytes / found[name].seconds for name in ("sdpa", "copy"))
+            section = "softmax, bytes moved per second, share of a copy's"
+            yield Row(section, title, "%", 100 * ours / copy, Goal(50))
 
 
 def _options(results: Results) -> Iterator[Row]:
@@ -290,6 +335,13 @@ def _additive(results: Results) -> Iterator[Row]:
             yield Row("additive", f"{name}, of tanh and products", "%", share, None)
 
 
+def _growth(results: Results) -> Iterator[Row]:
+    few, many = (results.get(1, "growth", f"backward {n}") for n in (2048, 16384))
+    if few and many:
+        ratio = many["sdpa"].gflops / few["sdpa"].gflops
+        yield Row("growth", "backward, rate at 16384 / at 2048", "x", ratio, Goal(0.95))
+
+
 def _bridge(results: Results) -> Iterator[Row]:
     """PyTorch's own kernel against sdpa in its place; the goal is for AVX-512."""
     for name in results.names(1, "bridge"):
@@ -298,7 +350,7 @@ def _bridge(results: Results) -> Iterator[Row]:
             ratio = found["torch"].seconds / found["installed"].seconds
             goal = Goal(2.0) if name == "8x512x64" and _column(results) == 0 else None
             section = "PyTorch, forward and backward, behind install()"
-            yield Row(section, f"{name}, against torch", "x", ratio, goal, "torch")
+            yield Row(section, name, "x", ratio, goal, "torch")
 
 
 def _jax(results: Results) -> Iterator[Row]:
@@ -307,4 +359,4 @@ def _jax(results: Results) -> Iterator[Row]:
         found = results.get(1, "jax", name)
         if "bridge" in found:
             ratio = found["jax"].seconds / found["bridge"].seconds
-            yield Row("JAX, sdpa's function", f"{name}, against jax", "x", ratio, None, "jax")
+            yield Row("JAX, sdpa's function", name, "x", ratio, None, "jax")

@@ -27,6 +27,8 @@ from benchmarks.contenders import (
     title,
 )
 from benchmarks.peers import Operands
+from benchmarks.softmax import softmax
+from benchmarks.threads import threads
 from benchmarks.variants import variants
 from sdpa.lab.experiments.speed import numpy_backward, numpy_weights
 from sdpa.lab.tools.clock import Call
@@ -98,23 +100,6 @@ def dtypes(setting: Setting) -> Iterator[Work]:
         yield Work("dtypes", f"{name} forward", half)
 
 
-def threads(setting: Setting) -> Iterator[Work]:
-    """All threads of the process against one."""
-    if setting.threads == 1:
-        return
-    for heads, n in ((1, 2048), (8, 1024)):
-        for direction in ("forward", "backward"):
-
-            def build(heads: int = heads, n: int = n, direction: str = direction) -> Contenders:
-                x = operands(heads, setting.length(n), 64)
-                return {
-                    "one": ours(x, workers=1)[direction],
-                    "all": ours(x, workers=setting.threads)[direction],
-                }
-
-            yield Work("threads", f"{title(heads, n, 64)} {direction}", build)
-
-
 def small(setting: Setting) -> Iterator[Work]:
     """Calls whose work is little: what comes around it counts."""
     for direction in ("forward", "both"):
@@ -169,7 +154,7 @@ def short(setting: Setting) -> Iterator[Work]:
 
 
 def decode(setting: Setting) -> Iterator[Work]:
-    """One query over many keys; at 65536 keys K and V come from memory, or half of their bytes."""
+    """One query over many keys; at 65536 keys, or with a batch, K and V come from memory."""
     for heads, key_heads, keys in ((8, 8, 4096), (8, 8, 65536), (8, 1, 65536)):
 
         def build(heads: int = heads, key_heads: int = key_heads, keys: int = keys) -> Contenders:
@@ -177,6 +162,13 @@ def decode(setting: Setting) -> Iterator[Work]:
             return against_peers(setting, x, "forward")
 
         yield Work("decode", f"{heads}:{key_heads} heads, {keys} keys", build)
+    yield Work(
+        "decode",
+        "32 x 8:8 heads, 1024 keys",
+        lambda: against_peers(
+            setting, operands(8, 1, 128, batch=32, keys=setting.length(1024)), "forward"
+        ),
+    )
     for (name, dtype), heads, d in product(narrow_dtypes().items(), (1, 8), (64, 128)):
 
         def narrow(dtype: Any = dtype, heads: int = heads, d: int = d) -> Contenders:
@@ -190,24 +182,6 @@ def decode(setting: Setting) -> Iterator[Work]:
             return found | {"numpy": found["float32"]._replace(call=call)}
 
         yield Work("decode", f"{name} keys, {heads} heads, d = {d}", narrow)
-
-
-def softmax(setting: Setting) -> Iterator[Work]:
-    """Softmax of long, short and single rows."""
-    for shape in ((1000, 1000), (64, 8192), (1000000,), (100000, 10), (10,)):
-
-        def build(shape: tuple[int, ...] = shape) -> Contenders:
-            a = np.random.default_rng(0).standard_normal(shape, np.float32)
-            mine = Contender(lambda: sdpa.softmax(a), bytes=2.0 * a.nbytes)
-            found = {"sdpa": mine, "copy": mine._replace(call=a.copy)}
-            for peer in setting.peers:
-                call = peer.softmax(a)
-                if call is not None:
-                    check(peer.name, peer.result(call), sdpa.softmax(a))
-                    found[peer.name] = mine._replace(call=call)
-            return found
-
-        yield Work("softmax", str(shape), build)
 
 
 def options(setting: Setting) -> Iterator[Work]:

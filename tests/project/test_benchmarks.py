@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import sdpa
+
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # last: a build that is under test elsewhere stays in front
 
@@ -112,7 +114,8 @@ def test_quick_run_gives_every_target_a_value(quick):
     found = list(targets.rows(results))
     assert all(math.isfinite(row.value) for row in found)
     assert {row.title for row in found} >= {*targets.FORWARD, "window 128", "std 900", "jvp"}
-    assert len({(row.section, row.title) for row in found}) == len(found)
+    assert len({row.key for row in found}) == len(found)
+    assert len({(row.section, row.label) for row in found}) == len(found)
     # They mean nothing, so they are not judged.
     assert "QUICK" in quick[1]
     assert "MISSED" not in quick[1]
@@ -125,8 +128,31 @@ def test_two_threads_are_compared_with_one(tmp_path):
     command = [sys.executable, "-m", "benchmarks", "--quick", "--threads", "2", "--json", str(path)]
     subprocess.run([*command, "--only", "threads"], cwd=ROOT, check=True, capture_output=True)
     rows = list(targets.rows(load([path])))
-    assert len(rows) == 4
-    assert all(row.goal == targets.Goal(1.85) for row in rows)
+    large = [row.title for row in rows if row.goal == targets.Goal(1.85)]
+    assert large == [
+        f"{shape} {direction}"
+        for shape in ("1x2048x64", "8x1024x64")
+        for direction in ("forward", "backward")
+    ]
+    small = [row for row in rows if row.title not in large]
+    assert {row.section for row in small} == {"2 threads / one, no slower"}
+    assert {row.goal for row in small} == {targets.Goal(0.97)}
+    titles = {row.title for row in small}
+    assert len(small) == len(titles) == 18
+    assert titles >= {"128x1x8x32 backward", "one query, d = 128, 512 keys", "softmax (100, 100)"}
+
+
+def test_one_thread_is_one_and_the_number_returns():
+    setting = contenders.Setting(2, [])
+    (build,) = (w.build for w in works.threads(setting) if w.name == "softmax (100, 100)")
+    before = sdpa.get_num_threads()
+    sdpa.set_num_threads(2)
+    try:
+        with build()["one"].within():
+            assert sdpa.get_num_threads() == 1
+        assert sdpa.get_num_threads() == 2
+    finally:
+        sdpa.set_num_threads(before)
 
 
 @pytest.mark.parametrize("package", sorted({kind.package for kind in peers.ALL} - {"numpy"}))
@@ -257,12 +283,12 @@ def test_a_share_is_of_the_peak_beside_the_fastest_call():
         assert "beside the fastest calls: 95.0" in report.text(Results(runs))
 
 
-def run_of(records, isa="avx2", processor="CPU"):
+def run_of(records, isa="avx2", processor="CPU", threads=1):
     """Results of one run with these {(group, name): {contender: (seconds, flops, bytes)}}."""
     return Results(
         [
             {
-                "threads": 1,
+                "threads": threads,
                 "isa": isa,
                 "quick": False,
                 "date": "2026-01-31",
@@ -295,8 +321,110 @@ def test_shares_ratios_and_verdicts_are_arithmetic():
     assert ratio.goal.margin(ratio.value) == pytest.approx(1.05 / 1.1 - 1)
     text = report.text(run_of({("forward", "8x1024x64"): found}))
     assert "MISSED by 5 %" in text
-    assert "1 met, 1 missed" in text
+    assert text.endswith("\ntargets: 1 of 2 met, 50 %, avx2")
     assert "left out: jax" in text
+
+
+def test_a_page_names_the_cpu_where_the_run_does():
+    old, new, other = (
+        run_of({("forward", "8x1024x64"): {"sdpa": (1.0, 90e9, 1)}}) for _ in range(3)
+    )
+    assert "\nCPU, OS, kernels avx2\n" in f"\n{report.text(old)}"
+    new.runs[0]["cpu"], other.runs[0]["cpu"] = "family 25 model 1", "family 6 model 207"
+    for runs in (new.runs, old.runs + new.runs, new.runs + old.runs):
+        text = report.text(Results(runs))
+        assert text.startswith("CPU, family 25 model 1, OS, kernels avx2\n")
+        assert text.endswith("\ntargets: 1 of 1 met, 100 %, family 25 model 1, avx2")
+    with pytest.raises(ValueError, match="one CPU, got family 25 model 1, family 6 model 207"):
+        Results(new.runs + other.runs)
+
+
+def test_the_cpu_is_named_by_family_and_model(monkeypatch):
+    lines = "processor : 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n"
+    monkeypatch.setattr(machine.Path, "read_text", lambda path: lines)
+    assert machine.cpu() == "family 25 model 17"
+    monkeypatch.setattr(machine.Path, "read_text", lambda path: "processor : 0\nCPU part : 0xd0c\n")
+    assert machine.cpu() == ""
+
+
+def test_a_target_is_met_where_every_run_that_measured_it_meets_it():
+    """The best of both meets all three; the second run misses one, and did not measure another."""
+    names = ("8x1024x64", "8x512x64", "8x2048x128")
+    times = ((1.0, 1.0, 1.0), (1.0, 1.1, None))
+    # Another best peer in the other run is the same row.
+    peers = ({"torch": (1.5, 90e9, 1)}, {"ort": (1.6, 90e9, 1)})
+    apart = [
+        run_of(
+            {
+                ("forward", name): {"sdpa": (s, 90e9, 1), **peer}
+                for name, s in zip(names, run, strict=True)
+                if s
+            }
+        )
+        for run, peer in zip(times, peers, strict=True)
+    ]
+    text = report.text(Results([run for each in apart for run in each.runs]), apart)
+    found = dict(re.findall(r"^(8x\w+(?:, against \w+)?) .*?(met.*|MISSED.*)$", text, re.MULTILINE))
+    assert found == {
+        "8x1024x64": "met in 2 of 2",
+        "8x512x64": "MISSED by 4 % (met in 1 of 2)",
+        "8x2048x128": "met",
+        "8x1024x64, against torch": "met in 2 of 2",
+        "8x512x64, against torch": "met in 2 of 2",
+        "8x2048x128, against torch": "met",
+    }
+    assert text.endswith("\ntargets: 5 of 6 met, 83 %, avx2")
+    assert all(len(line) <= report.WIDTH for line in text.splitlines())
+
+
+def test_short_heads_are_compared_across_the_numbers_of_threads():
+    one, two = (
+        run_of({("short", "256x1x16x64 backward"): {"sdpa": (s, 90e9, 1)}}, threads=count)
+        for count, s in ((1, 1.0), (2, 0.6))
+    )
+    rows = list(targets.rows(Results(one.runs + two.runs)))
+    assert [(row.title, row.value, row.goal) for row in rows] == [
+        ("256x1x16x64 backward, a thread", pytest.approx(90), targets.Goal(60)),
+        ("256x1x16x64 backward, a thread", pytest.approx(75), targets.Goal(60)),
+        ("256x1x16x64 backward", pytest.approx(1 / 0.6), targets.Goal(1.8)),
+    ]
+    # Neither file has the last row for itself.
+    text = report.text(Results(one.runs + two.runs), [one, two])
+    assert re.search(r"^256x1x16x64 backward +1.67 x +>= 1.8 +MISSED by 7 %$", text, re.MULTILINE)
+
+
+def test_softmax_is_judged_by_the_bytes_it_moves():
+    records = {
+        ("softmax", "(64, 8192)"): {"sdpa": (2, 0, 20), "copy": (1, 0, 20), "ort": (2.2, 0, 20)},
+        ("softmax", "logsumexp (64, 8192)"): {"sdpa": (1, 0, 10), "copy": (1, 0, 20)},
+        ("softmax", "softmax_backward (64, 8192)"): {"sdpa": (2, 0, 30), "copy": (1, 0, 20)},
+    }
+    ort, *shares = targets.rows(run_of(records))
+    assert (ort.value, ort.goal, ort.beside) == (pytest.approx(1.1), targets.Goal(1.15), "ort")
+    assert [row.value for row in shares] == [50, 50, 75]
+
+
+@pytest.mark.parametrize(("name", "arrays"), [("log_softmax", 2), ("logsumexp", 1)])
+def test_relatives_of_softmax_count_what_they_read_and_write(name, arrays):
+    works_of = {w.name: w for w in works.softmax(contenders.Setting(1, peers.find(1)[0]))}
+    found = works_of[f"{name} (64, 8192)"].build()
+    size = 4 * 64 * 8192
+    assert found["copy"].bytes == 2 * size
+    assert arrays * size <= found["sdpa"].bytes < (arrays + 0.01) * size
+    backward = works_of["softmax_backward (64, 8192)"].build()
+    assert backward["sdpa"].bytes == 3 * size
+
+
+def test_growth_keeps_its_rate_and_decode_stays_ahead_of_numpy():
+    records = {
+        ("growth", f"backward {n}"): {"sdpa": (s, 9e9, 1)} for n, s in ((2048, 1), (16384, 2))
+    }
+    records["decode", "8:8 heads, 4096 keys"] = {"sdpa": (2, 0, 9), "numpy": (1.8, 0, 9)}
+    numpy, growth = targets.rows(run_of(records, threads=2)), targets.rows(run_of(records))
+    (numpy,) = numpy
+    assert (numpy.value, numpy.goal) == (pytest.approx(0.9), targets.Goal(1.0))
+    _, growth = growth
+    assert (growth.value, growth.goal) == (0.5, targets.Goal(0.95))
 
 
 def test_targets_are_those_of_the_instruction_set():

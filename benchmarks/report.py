@@ -31,7 +31,9 @@ UNCONFIRMED = 0.05
 """A shortest call that no other round came so close to is marked."""
 
 UNITS = {
-    **dict.fromkeys(("small", "short", "softmax", "decode", "calls", "jax", "onnx"), "us"),
+    **dict.fromkeys(
+        ("threads", "small", "short", "softmax", "decode", "calls", "jax", "onnx"), "us"
+    ),
     "additive": "tanh per nanosecond",
 }
 """Of groups that are not about GF/s."""

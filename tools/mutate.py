@@ -95,7 +95,7 @@ class Core:
         tree = work / "tree"
         self.work, self.folder, self.out = work, tree / "tests" / "c", work / "c"
         make = ["make", "-s", "-C", str(self.folder), f"BUILD={self.out}", f"FLAGS={self.flags}"]
-        make += ["VECTORS=avx2_f32", "STRIDE=40001"]
+        make += [f"-j{os.cpu_count()}", "VECTORS=avx2_f32", "STRIDE=40001"]
         subprocess.run(make, check=True)
         listed = subprocess.run([*make, "-n", "-B"], capture_output=True, text=True, check=True)
         self.commands = {}

@@ -382,7 +382,8 @@ INLINE vec lanes_sum(vec *low_out, enum sum_kind kind, const softmax_constants *
     for (int64_t j = 0; j < n && n <= 2 * VL; j++) {
         vec term = softmax_term(kind, k, m, vload(x + j * x_col), g ? vload(g + j * g_col) : (vec){0});
         if (e) vstore(e + j * e_col, term);
-        slot[j % VL] = (j < VL ? (vec){0} : slot[j % VL]) + term;
+        if (j < VL) slot[j] = (vec){0};
+        slot[j % VL] += term;
         slot_low[j % VL] = (vec){0};
     }
     for (int l = 0; l < n_slots && n > 2 * VL; l++) {

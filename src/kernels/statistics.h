@@ -29,7 +29,7 @@ INLINE void sum_logits(block_sums *b, const real *s, int64_t s_row, int64_t n, v
     /* log2 e as the sum of two, the first with at most half the bits of a significand. */
     const double c_high = SDPA_REAL == 32 ? 0x1.714p0 : 0x1.715476p0, c_low = M_LOG2E - c_high + 2.0355273740931033e-17,
                  limit = SDPA_REAL == 32 ? 127 : 1023;
-    *b = (block_sums){.count = masked ? (vec){0} : vset1((real)n)};
+    *b = (block_sums){.count = vset1(masked ? 0 : (real)n)};
     for (int64_t tile = 0; tile < n; tile += 8) {
         const int64_t end = tile + 8 < n ? tile + 8 : n, part = tile / 8 % 4;
         vec of_s = {0}, of_e = {0}, of_ex = {0}, of_e2 = {0}, of_e3 = {0};

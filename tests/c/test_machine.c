@@ -72,6 +72,9 @@ static void allocation(void) {
         CHECK(first[999] == 1 && second[0] == 2 && second[999] == 2 && third[0] == 3 && third[999] == 3, "round %d",
               round);
         sdpa_free(second);
+        second = sdpa_alloc(1000);
+        CHECK(second != first, "round %d", round);
+        sdpa_free(second);
         sdpa_free(third);
         sdpa_free(first);
     }

@@ -106,6 +106,38 @@ static void units_run_in_parallel(void) {
     }
 }
 
+/* --- a caller that has nothing to do but wait for the others sleeps */
+
+static double cpu_seconds(void) {
+    struct timespec used;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return (double)used.tv_sec + 1e-9 * (double)used.tv_nsec;
+}
+
+/* The caller's own units last until another thread has begun one, which then takes much longer. */
+static void slow_elsewhere_unit(void *context, int64_t unit, int worker, sdpa_run *run) {
+    (void)unit;
+    (void)run;
+    _Atomic int *begun = context;
+    double end = seconds() + 20;
+    if (worker > 0) {
+        atomic_store(begun, 1);
+        sleep_ms(400);
+        return;
+    }
+    while (seconds() < end && !atomic_load(begun)) {
+        sleep_ms(1);
+    }
+}
+
+static void a_waiting_caller_sleeps(void) {
+    _Atomic int begun = 0;
+    double start = cpu_seconds();
+    sdpa_parallel_for(2, 2, slow_elsewhere_unit, &begun, NULL);
+    double used = cpu_seconds() - start;
+    CHECK(begun && used < 0.1, "%.3f s of CPU", used);
+}
+
 /* --- plain memory written by a unit is seen by the caller, and by a unit that waited for it */
 
 enum { CHAIN = 400 };
@@ -374,6 +406,7 @@ static void stop_and_restart(void) {
 void test_pool(void) {
     every_unit_once();
     units_run_in_parallel();
+    a_waiting_caller_sleeps();
     units_wait_for_earlier_ones();
     claimed_in_order();
     nested_and_concurrent_callers();

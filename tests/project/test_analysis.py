@@ -1,7 +1,10 @@
 """The answers to static analysers: `make analyze` compares them with what the tools find."""
 
+import importlib.util
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 ANSWERS = tomllib.loads((ROOT / "tools" / "answers.toml").read_text(encoding="utf-8"))["answer"]
@@ -19,3 +22,13 @@ def test_an_answer_names_a_source_and_a_reason():
 def test_no_finding_is_answered_twice():
     keys = [(a["tool"], a["file"], check) for a in ANSWERS for check in a["checks"]]
     assert len(keys) == len(set(keys))
+
+
+def test_a_missing_tool_is_an_error(monkeypatch):
+    spec = importlib.util.spec_from_file_location("analyze", ROOT / "tools" / "analyze.py")
+    analyze = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(analyze)
+    monkeypatch.setattr(analyze, "TOOLS", {"absent": ("no-such-analyser",), "gcc": ("gcc",)})
+    monkeypatch.setattr(analyze, "findings", lambda *_: [])
+    with pytest.raises(SystemExit, match="not installed: absent"):
+        analyze.main()

@@ -75,7 +75,7 @@ class KVCache:
     ...                               window=cache.window))
     >>> whole = sdpa.attention(query, key, value, is_causal=True, window=(2, 0))
     >>> np.allclose(np.concatenate(out, axis=2), whole), cache.positions, cache.key.shape
-    (True, array([12, 12]), (2, 4, 6, 8))
+    (True, array([12, 12]), (2, 4, 7, 8))
     """
 
     def __init__(

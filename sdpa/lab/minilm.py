@@ -63,10 +63,9 @@ class MiniLM:
     Examples
     --------
     >>> from sdpa.lab.minilm import MiniLM
-    >>> model = MiniLM.load()                                           # doctest: +SKIP
+    >>> model = MiniLM.load()
     >>> a, b, c = model.embed(["A cat sleeps.", "A kitten naps.", "Sum two integers."])
-    ...                                                                 # doctest: +SKIP
-    >>> a @ b > a @ c                                                   # doctest: +SKIP
+    >>> bool(a @ b > a @ c)
     True
     """
 

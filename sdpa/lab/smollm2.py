@@ -92,9 +92,9 @@ class SmolLM2:
     Examples
     --------
     >>> from sdpa.lab.smollm2 import SmolLM2
-    >>> model = SmolLM2.load()                                          # doctest: +SKIP
-    >>> prompt = model.chat("What is the capital of France?")           # doctest: +SKIP
-    >>> model.text(model.generate(prompt))                              # doctest: +SKIP
+    >>> model = SmolLM2.load()
+    >>> prompt = model.chat("What is the capital of France?")
+    >>> model.text(model.generate(prompt))
     'The capital of France is Paris.'
     """
 

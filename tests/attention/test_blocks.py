@@ -2,7 +2,6 @@
 
 import builtins
 import contextlib
-import doctest
 import gc
 import inspect
 import sys
@@ -170,10 +169,6 @@ def test_keys_out_of_sight_whose_weights_are_below_the_rounding_of_lse(keys, dty
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_option(options, block, rng):
     check(tensors(rng), options, block)
-
-
-def test_examples():
-    assert doctest.testmod(blocks) == (0, 18)
 
 
 def test_the_oracle_agrees(rng):

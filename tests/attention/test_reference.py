@@ -4,7 +4,6 @@ PyTorch serves as an independent implementation of matmul, softmax, logsumexp an
 its own fused attention is not involved. Nothing here runs the C core.
 """
 
-import doctest
 import functools
 import itertools
 
@@ -13,7 +12,7 @@ import pytest
 from support.helpers import torch_composed, visible_pairs
 
 from sdpa import reference
-from sdpa.reference import forward, logits
+from sdpa.reference import logits
 
 OPTIONS = [
     {},
@@ -61,13 +60,6 @@ def composed(torch, options, visible, n_q, n_k):
         alibi=torch.tensor(-slopes * distance),
         factors=torch.tensor(factors),
     )
-
-
-@pytest.mark.parametrize("page", [forward, logits])
-def test_doctest(page):
-    result = doctest.testmod(page)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 def problem(rng, options, mask, n_q, n_k):

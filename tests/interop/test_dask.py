@@ -1,6 +1,5 @@
 """sdpa.interop.dask in one process, with either planner of Dask's arrays."""
 
-import doctest
 import os
 import subprocess
 import sys
@@ -131,10 +130,6 @@ def test_with_the_other_planner():
 SPLIT = pytest.mark.parametrize("split", ["queries", "keys"])
 CASES = {name: ("stores", options) for name, options in OPTIONS.items()}
 CASES |= {f"causal, {source}": (source, {"is_causal": True}) for source in SOURCES[1:]}
-
-
-def test_examples():
-    assert doctest.testmod(lazy, optionflags=doctest.ELLIPSIS) == (0, 16)
 
 
 @SPLIT

@@ -1,7 +1,6 @@
 """sdpa.interop.transformers: small models with random weights, beside transformers' eager."""
 
 import copy
-import doctest
 import inspect
 import warnings
 
@@ -86,11 +85,6 @@ PADDING = {
 @pytest.fixture(autouse=True)
 def registered(torch):
     register()
-
-
-def test_docstring():
-    test = doctest.DocTestParser().get_doctest(register.__doc__, {}, "register", None, 0)
-    assert doctest.DocTestRunner().run(test) == (0, len(test.examples))
 
 
 def pair(name):

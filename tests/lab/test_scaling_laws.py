@@ -1,6 +1,5 @@
 """The experiments on length, gradients, correlation and trained heads, against their laws."""
 
-import doctest
 import subprocess
 import sys
 from importlib import import_module
@@ -37,13 +36,6 @@ def assert_as_predicted(table, *names, slack=0.0):
 def small(table, name, share):
     """Intervals are narrow enough for the comparison to be meaningful."""
     assert ((table[f"{name}_high"] - table[f"{name}_low"]) < share * table[name]).all()
-
-
-@pytest.mark.parametrize("module", [correlation, criteria, heads, length, measuring])
-def test_doctest(module):
-    result = doctest.testmod(module)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 # ---------------------------------------------------------------------- length

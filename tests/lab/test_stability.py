@@ -1,7 +1,5 @@
 """What the scale does to deep stacks, and to the stability of training."""
 
-import doctest
-
 import numpy as np
 import pytest
 
@@ -9,22 +7,13 @@ pytest.importorskip("autograd", reason="needs autograd: pip install 'sdpa[lab]'"
 
 import sdpa
 from sdpa import lab
-from sdpa.lab.claims import chinese
 from sdpa.lab.experiments import depth
-from sdpa.lab.tools import table
 from sdpa.lab.tools.inputs import stream
 from sdpa.lab.tools.table import Table
 from sdpa.lab.training import plots, recall, stability
 
 FEW = {"seeds": 3, "rates": (1e-2, 3e-1)}
 LEVEL = 1 - 1e-6
-
-
-@pytest.mark.parametrize("module", [chinese, depth, stability, table])
-def test_examples(module):
-    result = doctest.testmod(module)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 # ------------------------------------------------------------------------------- depth

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support import doctests
 from support.markdown import wrapped_bullets
 
 import sdpa
@@ -16,6 +17,19 @@ EVERY_PAGE = pytest.mark.parametrize("page", sorted(PAGES))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{2,3} (.*)$", re.MULTILINE)
 CONTINUED = {"beyond_memory.md", "derivations.md"}  # each section goes on from those above
+# Programs without prompts read files, so they run in a folder of their own.
+# page: (what makes the files, after the page's example; what then holds)
+PROGRAMS = {
+    "onnx.md": (
+        "onnx.save(model, 'model.onnx'); x = feed['x']",
+        "np.array_equal(outputs[0], ours)",
+    ),
+    "transformers.md": (
+        "from transformers import AutoModelForCausalLM; model.save_pretrained(path := 'model')",
+        "torch.equal(model(tokens, attention_mask=padding).logits[padding.bool()], "
+        "results['c_attention'][0])",
+    ),
+}
 
 
 def examples_only(text):
@@ -58,25 +72,21 @@ def test_pages_are_there():
 def test_examples(section, request):
     """Each section after the examples that open its page (or after all above it)."""
     opening, examples, line = SECTIONS[section]
-    if ">>> import torch" in examples:
-        request.getfixturevalue("torch")
-    if ">>> import jax" in examples:
-        pytest.importorskip("jax", reason="needs jax: pip install 'sdpa[peers]'")
-    if ">>> import dask" in opening + examples:
-        pytest.importorskip("dask", reason="needs dask: pip install 'sdpa[dask]'")
-    if ">>> import onnx" in examples:
-        pytest.importorskip("onnx", reason="needs onnx: pip install 'sdpa[peers]'")
-    if ">>> import transformers" in examples:
-        pytest.importorskip("transformers", reason="needs transformers: pip install 'sdpa[peers]'")
-    parser, namespace = doctest.DocTestParser(), {}
-    runner = doctest.DocTestRunner(verbose=False)
-    report = []
-    for text, start in (opening, 0), (examples, line):
-        test = parser.get_doctest(text, namespace, section, section.partition(":")[0], start)
-        runner.run(test, out=report.append, clear_globs=False)
-        namespace = test.globs
-    assert runner.tries > 0
-    assert not report, "".join(report)
+    names = doctests.run(opening, section, request)
+    doctests.run(examples, section, request, line=line, namespace=names)
+
+
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_programs(page, request, tmp_path, monkeypatch):
+    """The page's program beside its own example, which makes what the program reads."""
+    monkeypatch.chdir(tmp_path)
+    _, examples, line = SECTIONS[f"{page}: An example"]
+    names = doctests.run(examples, page, request, line=line)
+    before, after = PROGRAMS[page]
+    (program,) = (block[2] for block in FENCE.finditer(PAGES[page]) if block[1] == "py")
+    for part in before, program:
+        exec(compile(part, page, "exec"), names)
+    assert eval(after, names)
 
 
 @EVERY_PAGE
@@ -92,7 +102,8 @@ def test_wrapped_bullets_are_found():
 @EVERY_PAGE
 def test_every_example_is_in_a_block_that_runs(page):
     assert PAGES[page].count(">>> ") == examples_only(PAGES[page]).count(">>> ")
-    assert not re.search(r"^```python$", PAGES[page], re.MULTILINE)
+    languages = {block[1] for block in FENCE.finditer(PAGES[page])}
+    assert languages <= {"", "pycon", "sh", "text"} | ({"py"} if page in PROGRAMS else set())
 
 
 @EVERY_PAGE

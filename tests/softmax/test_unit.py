@@ -513,14 +513,5 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-@pytest.mark.thread_unsafe(reason="doctest takes over sys.stdout")
-def test_signatures_and_examples(name):
-    import doctest
-
-    function = getattr(sdpa, name)
-    assert str(inspect.signature(function)) == SIGNATURES[name]
-    examples = doctest.DocTestParser().get_doctest(function.__doc__, {}, name, None, 0)
-    assert examples.examples
-    runner = doctest.DocTestRunner(verbose=False)
-    runner.run(examples)
-    assert runner.failures == 0
+def test_signature(name):
+    assert str(inspect.signature(getattr(sdpa, name))) == SIGNATURES[name]

@@ -175,12 +175,6 @@ def decoder_heads(*, draws: int = 8, seed: int = 0, model: SmolLM2 | None = None
     ------
     ImportError
         The model is not installed.
-
-    Examples
-    --------
-    >>> from sdpa import lab
-    >>> table = lab.decoder_heads(draws=2)                              # doctest: +SKIP
-    >>> table.row(layer=9, head="all")["first"]                         # doctest: +SKIP
     """
     found = decoder_figures(draws=draws, seed=seed, model=model)
     found["kept"] = kept(found["jacobian"])

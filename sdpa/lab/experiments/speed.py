@@ -179,8 +179,10 @@ def plot_speed(rows: Sequence[SpeedRow]) -> Figure:
     Examples
     --------
     >>> from sdpa import lab
-    >>> lab.plot_speed(lab.speed([(10, 64)], seconds=0.01)).axes[0].get_xlabel()
-    'time of NumPy / time of sdpa'
+    >>> from sdpa.lab.experiments.speed import SpeedRow
+    >>> row = SpeedRow((10, 64), "forward", 3e-5, 1e-5, 3.0, 2.6, 1e-7, 5)
+    >>> float(lab.plot_speed([row]).axes[0].patches[0].get_width())
+    3.0
     """
     figure, axes = style.subplots(size=(4.2, 0.4 * len(rows) + 0.8))
     names = [f"{' x '.join(map(str, row.shape))}, {row.direction}" for row in rows]

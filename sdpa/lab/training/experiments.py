@@ -70,7 +70,7 @@ def scale_rules(
     --------
     >>> from sdpa.lab.training import scale_rules
     >>> table = scale_rules([8], rules=["1", "sqrt d_k"], folds=["none"], seeds=2, steps=5)
-    >>> list(table["rule"][::3]), len(table)
+    >>> table["rule"][::3].tolist(), len(table)
     (['1', 'sqrt d_k'], 6)
     """
     grid = [

@@ -9,7 +9,8 @@
 #   make lab        the ledger and all experiments with four times the draws, training on full grids; half an hour
 #   make stubs      rewrite sdpa/_core.pyi and sdpa/_options.py from the extension
 #   make notebooks  run the notebooks and keep their outputs       make browser    chromium, for the tests of the pages
-#   make docs       the pages, the reference and the notebooks as HTML
+#   make docs       the pages, the reference and the notebooks as HTML, opened in chromium if there is one
+#   make links      whether the links of the pages to other sites still lead somewhere; needs the network
 #   make format     rewrite the sources in the project's style     make lint      check style and types
 #   make types      the stub against the extension; every public name has its full type
 #   make test-pythons  one wheel on several Pythons and NumPys, and free-threaded ones; in a root made by debootstrap
@@ -133,7 +134,7 @@ test-avx512:
 			tests/c/emulate.sh build/c/bochs $(AVX512_TESTS); \
 	fi
 
-# The tests open the report and the explorer in chromium.
+# The tests open the report, the explorer and the site in chromium.
 browser:
 	@if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -155,7 +156,8 @@ lab: $(or $(firstword $(wildcard $(VENV)/with-*lab*)),$(VENV)/with-lab)
 # adds to each cell are removed, because they differ every time. Notebooks run one after another, because some measure
 # speed.
 NOTEBOOKS = [0-9e]*
-notebooks: $(or $(firstword $(wildcard $(VENV)/with-*notebooks*)),$(VENV)/with-lab,notebooks)
+NOTEBOOKS_EXTRAS = lab,notebooks
+notebooks: $(or $(firstword $(wildcard $(VENV)/with-*notebooks*)),$(VENV)/with-$(NOTEBOOKS_EXTRAS))
 	cd notebooks && $(abspath $(BIN))/jupytext --quiet --update --to ipynb $(addsuffix .py,$(NOTEBOOKS))
 	cd notebooks && $(abspath $(BIN))/pytest --nbmake --overwrite --nbmake-timeout=600 -p no:cacheprovider -c /dev/null \
 		--rootdir=. $(addsuffix .ipynb,$(NOTEBOOKS))
@@ -163,10 +165,18 @@ notebooks: $(or $(firstword $(wildcard $(VENV)/with-*notebooks*)),$(VENV)/with-l
 		--ClearMetadataPreprocessor.enabled=True --ClearMetadataPreprocessor.clear_notebook_metadata=False \
 		$(addsuffix .ipynb,$(NOTEBOOKS))
 
-# Warnings are errors: a missing name, a docstring that is not reStructuredText, a dead link.
-docs: $(or $(firstword $(wildcard $(VENV)/with-*docs*)),$(VENV)/with-docs)
-	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs/site . build/docs
+# Warnings are errors: a missing name, a docstring that is not reStructuredText, a dead link. The tests of the site run
+# here and not in `make test`, because the build takes 40 s; they would also find the files of an earlier build.
+DOCS_EXTRAS = test,browser,docs
+DOCS_ENV = $(or $(firstword $(wildcard $(VENV)/with-*test*browser*docs*)),$(VENV)/with-$(DOCS_EXTRAS))
+docs: $(DOCS_ENV)
+	rm -rf build/docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site . build/docs
+	$(BIN)/pytest tests/project/built_site.py
 	@echo build/docs/docs/site/index.html
+
+links: $(DOCS_ENV)
+	$(BIN)/python -m sphinx --quiet --builder linkcheck -c docs/site . build/links
 
 format: $(VENV)/dev
 	$(BIN)/clang-format -i $(C_FILES)
@@ -309,6 +319,6 @@ judges: release-check
 clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
-.PHONY: demo test models build stubs bench browser lab notebooks docs sanitize test-c test-arm test-avx512 format lint \
-	types counts test-pythons test-platforms test-windows soak stranger fuzz fuzz-ci analyze coverage mutation release-check \
+.PHONY: demo test models build stubs bench browser lab notebooks docs links sanitize test-c test-arm test-avx512 format \
+	lint types counts test-pythons test-platforms test-windows soak stranger fuzz fuzz-ci analyze coverage mutation release-check \
 	judges clean

@@ -93,8 +93,8 @@ lab.plot_freezing(table)
 # ## Conclusion
 #
 # Saturation is gradual. It depends on how $\sigma$ compares with $\sqrt{2 \ln n}$, and not on a
-# size that scores must not exceed. With the scale $\sigma$ is 1 at any $d_k$, and the entropy is 83
-# % of $\ln n$ at $n = 10$ and 93 % at 1024. Without it rows of ten keys have 0.75, 0.35 and 0.17
+# size that scores must not exceed. With the scale $\sigma$ is 1 at any $d_k$, and the entropy is
+# 83 % of $\ln n$ at $n = 10$ and 93 % at 1024. Without it rows of ten keys have 0.75, 0.35 and 0.17
 # nats at $d_k = 16$, 64 and 256. The table of note 002 has the right trend and wrong figures: 2.3
 # is $\ln 10$, the entropy of equal weights, and no tensor shows an unscaled largest weight of
 # 0.342. The ledger:

@@ -71,8 +71,8 @@ my_guess = None  # 1 if sqrt(d_k) is optimal
 # One head per draw, with projections and input of its own; $\sigma$ from 1/4 to 32. `grows` is the
 # share of bootstrap samples in which the gradient still increases at $\sigma = 32$, the end of the
 # grid. Shown is $d_k = 64$ at 8 and 512 keys without $V$ and $W^Q$; `print(table)` has all 45 rows.
-# Then the same for the scores with queries and keys that correlate ($W^K = \rho\, W^Q + \dots$), as
-# training makes them.
+# Then the same for the scores with queries and keys that correlate ($W^K = \rho\, W^Q + \ldots$),
+# as training makes them.
 
 # %%
 table = lab.best_sigma(draws=12)

@@ -102,8 +102,8 @@ training.plot_divergence(table)
 # %% [markdown]
 # ## Conclusion
 #
-# The task decides, not training as such. Where $y$ and $x$ are unrelated, $|W^Q - W^K|$ grows by 43
-# %, and $|W^Q + W^K|$ just as much: the two matrices grow, they do not turn away from each other
+# The task decides, not training as such. Where $y$ and $x$ are unrelated, $|W^Q - W^K|$ grows by
+# 43 %, and $|W^Q + W^K|$ just as much: the two matrices grow, they do not turn away from each other
 # (their cosine stays at 0). Where they share their vectors the matrices approach each other: the
 # difference shrinks by 28 % and the cosine rises to 0.74. From $W^Q = W^K$ they part even there,
 # far beyond a random walk, since softmax normalises rows and not columns, so that $N$ is not 0; but

@@ -7,6 +7,9 @@ and relative links mean the same in both places.
 import re
 from importlib.util import find_spec
 
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+
 import sdpa
 
 project = "sdpa"
@@ -23,9 +26,10 @@ include_patterns = [
 ]
 exclude_patterns = [".*", "build", "dist", "*.egg-info"]
 
-extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc"]
 source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".ipynb": "myst-nb"}
 nb_execution_mode = "off"  # `make notebooks` runs them
+nb_ipywidgets_js = {}  # knobs without a kernel do nothing, and would be fetched from a network
 myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath"]  # formulas of the notebooks
 
@@ -58,9 +62,13 @@ numpydoc_validation_checks = {
 # Of other libraries: autodoc reads them and leaves them out.
 numpydoc_validation_exclude = {r"\.style\.wraps$", r"\.transformers\.Attention\w*Interface$"}
 
+html_math_renderer = "mathml"
 html_theme = "pydata_sphinx_theme"
 html_title = f"sdpa {version}"
 html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}
+html_context = {"default_mode": "auto"}  # light or dark as the reader's browser is
+html_static_path = ["static"]
+html_css_files = ["phone.css"]
 html_show_sourcelink = False
 # Pages without neighbours need no list of them.
 alone = ("README", "CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY", "RELEASING")
@@ -109,8 +117,17 @@ def forget_aliases(_app, what, _name, tuple_type, _options, _lines):
             getattr(tuple_type, field).__doc__ = None
 
 
+def write_formula(translator, node):
+    """Write MathML, which browsers draw by themselves: the pages need no network."""
+    block = isinstance(node, nodes.math_block)
+    formula = tex2mathml(node.astext(), as_block=block).strip()
+    translator.body.append(f'<div class="formula">{formula}</div>' if block else formula)
+    raise nodes.SkipNode
+
+
 def setup(app):
     """Connect before and after numpydoc, whose priority is 500."""
+    app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
     app.connect("autodoc-process-docstring", mark_literal, priority=400)
     app.connect("autodoc-process-docstring", escape_bars, priority=600)
     app.connect("autodoc-process-docstring", forget_aliases)

@@ -96,6 +96,7 @@ def test_no_wrapped_line_is_a_bullet(page):
 
 def test_wrapped_bullets_are_found():
     assert wrapped_bullets("a sum of a\n+ b and c\n") == ["+ b and c"]
+    assert wrapped_bullets("a fall by 28\n% in a year\n") == ["% in a year"]
     assert wrapped_bullets("a list:\n- one\n- two\n\n    x = 1\n    - 2\n") == []
 
 

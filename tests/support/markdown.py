@@ -2,12 +2,12 @@
 
 import re
 
-BULLET = re.compile(r" {0,3}[-+*] ")
+BULLET = re.compile(r" {0,3}([-+*] |%)")
 LISTED = re.compile(r"\s*([-+*]|\d+\.) |\s+\S")
 
 
 def wrapped_bullets(text):
-    """Lines that begin with a sign of arithmetic or a dash, which Markdown takes for a bullet.
+    """Lines that begin with a sign which Markdown takes for a bullet, or % for a comment.
 
     A line is one if prose precedes it that announces no list: neither a blank line, nor a colon,
     nor an item or a line that goes on with one.

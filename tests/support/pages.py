@@ -1,20 +1,21 @@
-"""Checks of any page, for the tests of the report and the explorer."""
+"""Checks of any page, for the tests of the report, the explorer and the site."""
 
 import re
 from contextlib import contextmanager
 
 from sdpa.lab import report
 
+COMPLAINTS = ("assert", "error", "warning")
 CSS = (report.FOLDER / "page.css").read_text(encoding="utf-8")
 
 
 @contextmanager
 def opened(context, path, address=""):
-    """The page in a tab; fails if it used the network or logged an error."""
+    """The page in a tab; fails if it used the network or logged an error or a warning."""
     page = context.new_page()
     requests, complaints = [], []
     page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text))
+    page.on("console", lambda said: said.type in COMPLAINTS and complaints.append(said.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(path.as_uri() + address)
     yield page

@@ -1,0 +1,103 @@
+"""The pages that `make docs` has built, in a real browser, as files and without a network."""
+
+import re
+from html import unescape
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urljoin, urlparse
+
+from support.pages import assert_fits, opened
+
+SITE = Path(__file__).parents[2] / "build" / "docs"
+PAGES = sorted(path for path in SITE.rglob("*.html") if "_static" not in path.parts)
+FIRST = SITE / "docs" / "site" / "index.html"
+
+# What reaches beyond the window and is in no box that scrolls.
+CUT = """() => {
+    const scrolls = (e) => e.tagName !== "ARTICLE" && (
+        ["auto", "scroll"].includes(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
+    return [...document.querySelectorAll("article :not(.headerlink)")]
+        .filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !scrolls(e))
+        .map((e) => e.outerHTML.slice(0, 80)); }"""
+BROKEN = "[...document.images].filter((e) => !(e.complete && e.naturalWidth)).map((e) => e.src)"
+RAW = r"document.title.includes('\\(') || document.body.innerText.includes('\\(')"
+
+
+def test_all_pages_are_there():
+    names = {path.relative_to(SITE).as_posix() for path in PAGES}
+    reference = (SITE.parents[1] / "docs" / "site" / "reference").glob("*.rst")
+    assert names >= {f"docs/site/reference/{path.stem}.html" for path in reference}
+    assert names >= {"README.html", "search.html", "genindex.html", "notebooks/explorer.html"}
+    assert len(names) > 60
+
+
+def test_every_page_fits_and_is_whole(context):
+    """No error, nothing cut off, no picture missing, no formula left in TeX."""
+    pictures = formulas = 0
+    wrong = {}
+    with opened(context, FIRST) as page:
+        for path in PAGES:
+            page.goto(path.as_uri())
+            assert_fits(page)
+            found = [page.evaluate(check) for check in (CUT, BROKEN, RAW)]
+            if any(found):
+                wrong[path.name] = found
+            pictures += page.locator("article img").count()
+            formulas += page.locator("article math").count()
+    assert wrong == {}
+    assert pictures > 30
+    assert formulas > 300
+
+
+def test_links_lead_somewhere():
+    """Those that Sphinx does not check too: of the theme, of downloads, of the index."""
+    texts = {path: path.read_text(encoding="utf-8") for path in PAGES}
+    anchors = {path: set(re.findall(r'\bid="([^"]+)"', text)) for path, text in texts.items()}
+    links = {
+        urljoin(path.as_uri(), unescape(link))
+        for path, text in texts.items()
+        for link in re.findall(r'<a\b[^>]*\bhref="([^"]+)"', text)
+    }
+    lost, inside = [], [link for link in links if link.startswith("file:")]
+    for link in inside:
+        address, anchor = map(unquote, urldefrag(link))
+        path = Path(urlparse(address).path)
+        if not path.is_file() or (anchor and path in anchors and anchor not in anchors[path]):
+            lost.append(link)
+    assert lost == []
+    assert len(inside) > 500
+
+
+def test_long_lines_of_code_scroll_in_their_box(context):
+    with opened(context, FIRST) as page:
+        scrolled = page.evaluate(
+            """[...document.querySelectorAll("article pre")].map((e) => {
+            e.scrollLeft = 9999; return e.scrollLeft > 0; })"""
+        )
+        assert scrolled == [page.viewport_size["width"] == 390] * 2
+
+
+def test_the_first_screen_has_installation_and_first_call(context):
+    with opened(context, FIRST) as page:
+        for text in "pip install .", "sdpa.attention(":
+            place = page.locator("article :is(code, pre)", has_text=text).first.bounding_box()
+            assert place["y"] + place["height"] < page.viewport_size["height"], text
+        for name, heading in ("Start", "Install"), ("Reference", "Reference"):
+            page.locator("article").get_by_role("link", name=name, exact=True).click()
+            page.get_by_role("heading", name=heading).first.wait_for()
+            page.go_back()
+
+
+def test_search_leads_to_the_reference(context):
+    """From the button of the first page. Summaries of what is found need a server, not a file."""
+    page = context.new_page()
+    page.goto(FIRST.as_uri())
+    page.get_by_role("button", name="Search").locator("visible=true").click()
+    page.keyboard.type("logsumexp")
+    page.keyboard.press("Enter")
+    results = page.locator("#search-results")
+    results.get_by_role("link", name="sdpa.logsumexp", exact=True).click()
+    entry = page.locator("[id='sdpa.logsumexp']")
+    entry.wait_for()
+    assert page.url.endswith("docs/site/reference/softmax.html#sdpa.logsumexp")
+    assert 0 <= entry.bounding_box()["y"] < page.viewport_size["height"]
+    page.close()

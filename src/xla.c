@@ -7,6 +7,7 @@
 #include "drivers.h"
 #include "runtime/memory.h"
 #include "runtime/parallel.h"
+#include "runtime/rounding.h"
 
 typedef struct xla_call {
     const sdpa_xla_frame *frame;
@@ -351,7 +352,9 @@ static sdpa_xla_error *run(const sdpa_xla_frame *frame, sdpa_status (*driver)(co
     if (!error) error = read_results(&c);
     if (!error) {
         c.problem.features = sdpa_problem_features(&c.problem);
+        const sdpa_rounding mode = sdpa_round_to_nearest();
         const sdpa_status status = driver(&c.problem);
+        sdpa_rounding_restore(mode);
         if (status == SDPA_NO_MEMORY) error = fail(&c, SDPA_XLA_RESOURCE_EXHAUSTED, "sdpa: no memory");
         if (status == SDPA_INTERRUPTED) error = fail(&c, SDPA_XLA_CANCELLED, "sdpa: cancelled");
     }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "../runtime/parallel.h"
+#include "../runtime/rounding.h"
 #include "../sequences.h"
 #include "arrays.h"
 #include "errors.h"
@@ -387,7 +388,9 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject 
     call->packed = call->options.cu_seqlens_q.given || call->options.cu_seqlens_k.given;
     if (set_dtypes(call) < 0 || (call->packed ? set_packed_sizes(call) : set_sizes(call)) < 0) return -1;
     const bool unscaled = !p->d_k || call->options.where & IN_ADDITIVES;
+    const sdpa_rounding mode = sdpa_round_to_nearest();
     p->scale = call->options.has_scale ? call->options.scale : unscaled ? 1 : 1 / sqrt((double)p->d_k);
+    sdpa_rounding_restore(mode);
     const double pairs = (double)p->n_batch * (double)p->n_head * ((double)p->n_q + 1) * ((double)p->n_k + 1);
     call->work = sdpa_pass_work(p, SDPA_PASS_FORWARD, call->packed ? sdpa_sequences_pairs(p) : pairs);
     p->softcap = call->options.softcap;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "../runtime/parallel.h"
+#include "../runtime/rounding.h"
 #include "../softmax.h"
 #include "arrays.h"
 #include "docstrings.h"
@@ -246,7 +247,9 @@ static double work_of(const sdpa_softmax_problem *p) {
  * axes. */
 static PyObject *run(call *c, bool given) {
     PyThreadState *released = sdpa_gil_release(work_of(&c->problem));
+    const sdpa_rounding mode = sdpa_round_to_nearest();
     const sdpa_status status = sdpa_softmax_run(&c->problem);
+    sdpa_rounding_restore(mode);
     if (sdpa_gil_finish(released, status) < 0) return NULL;
     PyArrayObject *out = c->out;
     c->out = NULL;

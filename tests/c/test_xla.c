@@ -1,4 +1,5 @@
 /* Handlers for XLA: the driver computes what the frame describes, and a malformed frame is an error. */
+#include <fenv.h>
 #include <string.h>
 
 #include "../../src/drivers.h"
@@ -410,6 +411,20 @@ static void test_refused(void) {
     sdpa_alloc_fail_after(-1);
 }
 
+static void test_rounding(void) {
+#ifdef FE_DOWNWARD
+    call c;
+    float expected[Q_SIZE];
+    begin_forward(&c);
+    CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
+    memcpy(expected, o, sizeof o);
+    fesetround(FE_DOWNWARD);
+    const sdpa_xla_error *error = sdpa_xla_forward(&c.frame);
+    fesetround(FE_TONEAREST);
+    CHECK(!error && memcmp(expected, o, sizeof o) == 0, "the caller's mode changes the result");
+#endif
+}
+
 void test_xla(void) {
     sdpa_xla_frame question = {0};
     sdpa_xla_metadata metadata = {.base = {sizeof metadata.base, SDPA_XLA_METADATA, NULL}};
@@ -436,5 +451,6 @@ void test_xla(void) {
     test_second();
     test_types();
     test_packed_rows();
+    test_rounding();
     test_refused();
 }

@@ -119,7 +119,7 @@ def _handler(at_end):
         pages.free(address)
         return new
 
-    handler = Handler(
+    return Handler(
         b"guard",
         1,
         None,
@@ -128,12 +128,6 @@ def _handler(at_end):
         REALLOC(realloc),
         FREE(lambda _, address, n: pages.free(address)),
     )
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = (
-        ctypes.py_object,
-        (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p),
-    )
-    return handler, new(ctypes.addressof(handler), b"mem_handler", None)
 
 
 # Arrays outlive the call that made them, so these live as long as the process.
@@ -150,11 +144,19 @@ def _set_handler():
 
 
 @contextlib.contextmanager
-def guarded_results(pages):
-    """Every array that is allocated meanwhile is guarded."""
+def allocated_by(address):
+    """The handler at this address, which must live as long as the arrays, allocates them."""
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype = ctypes.py_object
+    new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     set_handler = _set_handler()
-    previous = set_handler(HANDLERS[pages.at_end][1])
+    previous = set_handler(new(address, b"mem_handler", None))
     try:
         yield
     finally:
         set_handler(previous)
+
+
+def guarded_results(pages):
+    """Every array that is allocated meanwhile is guarded."""
+    return allocated_by(ctypes.addressof(HANDLERS[pages.at_end]))

@@ -89,6 +89,7 @@ enum { N_TESTS = sizeof(tests) / sizeof(tests[0]) };
 
 int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
+    CHECK(sdpa_isa_get(), "no kernels unless some are chosen");
     const char *forced = getenv("SDPA_ISA");
     only_isa = forced && *forced ? forced : NULL;
     if (only_isa && !sdpa_isa_select(only_isa)) {

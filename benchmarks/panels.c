@@ -17,6 +17,9 @@ bool sdpa_turn_wait(const sdpa_unit *u, int64_t block) { return u && block >= 0;
 void sdpa_turn_pass(const sdpa_unit *u, int64_t block) { (void)u, (void)block; }
 bool sdpa_turn_wait_last(const sdpa_unit *u) { return u != NULL; }
 void sdpa_turn_end(const sdpa_unit *u) { (void)u; }
+void sdpa_fetch_share(const sdpa_unit *u, sdpa_fetched what, int64_t first, int64_t n, int64_t of) {
+    (void)u, (void)what, (void)first, (void)n, (void)of;
+}
 
 enum { KEYS = 128, MOST_D = 128, TURNS = 3000, CALLS = 8, QUERIES = SCORE_WIDTH * VL, STEPS = 2000 };
 enum { SUMS_AT_ONCE = VEC_BYTES == 64 ? 24 : 12 };

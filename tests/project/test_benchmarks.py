@@ -545,3 +545,15 @@ def test_ports_leave_out_the_products_of_the_kernels():
     assert beside["V dO^T, dS"] == pytest.approx([1, 2, 2, 2], abs=0.5)
     assert all(10 < count < 14 for count in beside["exp2(K Q^T), forward"])
     assert all(1 <= count < 2 for label in (ports.ROWS, ports.COLUMNS) for count in beside[label])
+
+
+@pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64") or not shutil.which("gcc"),
+    reason="compiles for AVX2 and Linux",
+)
+@pytest.mark.parametrize("name", ["panels", "tiles"])
+def test_programs_that_are_started_by_hand_compile(name, tmp_path):
+    flags = ["-O0", "-std=gnu11", "-w", "-fopenmp-simd", "-march=x86-64-v3", "-DSDPA_REAL=32"]
+    flags += ["-DSDPA_ISA=avx2", "-DSDPA_ISA_AVX2"]
+    source = ROOT / f"benchmarks/{name}.c"
+    subprocess.run(["gcc", *flags, source, "-lm", "-o", tmp_path / name], check=True)

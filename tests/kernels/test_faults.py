@@ -325,6 +325,7 @@ def test_whatever_allocation_of_an_array_fails(data, name):
     exec(ARRAYS, names)
     left, kept = (ctypes.c_int.in_dll(data, of) for of in ("left", "kept"))
     handler = ctypes.addressof(ctypes.c_char.in_dll(data, "handler"))
+    kept.value = 0
     for n in itertools.count():
         left.value = n
         with allocated_by(handler):

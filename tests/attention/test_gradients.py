@@ -325,6 +325,17 @@ def test_gradients_of_parts_of_the_keys_add_up(rng, dtype):
         assert error <= units * unit_roundoff(dtype) * np.max(np.abs(exact)), name
 
 
+@pytest.mark.parametrize("n_q", [3, 64], ids=["products of rows", "panels of queries"])
+def test_equal_keys_give_query_no_gradient(rng, dtype, n_q):
+    """The gradient of a row of scores sums to 0, although a 16-bit out is far from exact."""
+    key = np.broadcast_to(normal(rng, (16,), dtype), (20, 16))
+    inputs = {"query": normal(rng, (n_q, 16), dtype), "key": key}
+    inputs["value"] = normal(rng, (20, 16), dtype)
+    grads = backward({}, inputs, None, normal(rng, (n_q, 16), dtype), None)
+    rounding = np.finfo(compute_type(dtype)).eps
+    assert np.max(np.abs(grads.query.astype(np.float64))) < 64 * rounding
+
+
 @pytest.mark.parametrize("n_k", [1, 700])
 def test_a_huge_grad_out_has_a_finite_gradient(rng, n_k):
     """dV averages grad_out's rows, so it is finite even if the kernel stores other factors of P."""

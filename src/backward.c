@@ -257,11 +257,12 @@ static void clear_group(const backward_call *c, int64_t group) {
 /* The rows of a short head end before the hardware prefetchers detect them. Asking for the next head's pays if all heads
  * together exceed the caches, and costs time otherwise. */
 #define SHORT_HEAD 32
+#define CACHED_BYTES (16 << 20)
 static bool fetches_heads(const backward_call *c) {
     const sdpa_problem *p = c->problem;
     const int64_t head = 2 * 4 * (p->n_q + p->n_k) * (p->d_k + p->d_v); /* operands and gradients */
     return !c->twice && c->members.size == 1 && p->n_q <= SHORT_HEAD && p->n_k <= SHORT_HEAD &&
-           head * p->n_batch * p->n_head > 16 << 20;
+           head * p->n_batch * p->n_head > CACHED_BYTES;
 }
 
 /* A whole group on one thread. */

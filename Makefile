@@ -15,7 +15,7 @@
 #   make types      the stub against the extension; every public name has its full type
 #   make test-pythons  one wheel on several Pythons and NumPys, and free-threaded ones; in a root made by debootstrap
 #   make analyze    static analysers read the C sources; every finding has its answer
-#   make test-platforms  the C core by other compilers, for musl, Windows, macOS and WebAssembly; the extension by clang
+#   make test-platforms  the C core by other compilers, for musl, Windows, macOS and WebAssembly; the extension too
 #   make test-windows  builds the package for Windows and runs its tests under wine
 #   make coverage   lines and branches of C and Python that the tests reach
 #   make mutation   changes of the code, five of each file, which the tests must notice

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compiles the C core and its tests without warnings for other compilers and systems, and runs them
-# where they can be run here; then the extension by setup.py and every clang, whose results must have
-# the bits of gcc's, and by emcc, which makes it for Pyodide: tests/platforms.sh ZIG [NAME...]
+# where they can be run here; then the extension by setup.py and every compiler, whose results must
+# have the bits of gcc's, and by emcc, which makes it for Pyodide: tests/platforms.sh ZIG [NAME...]
 # ZIG: the command that runs ziglang's zig, PYTHON -m ziglang. NAMEs: some of those below.
 set -uo pipefail
 cd "$(dirname "$0")/c"
@@ -69,24 +69,20 @@ pyodide() {
 }
 
 zig_cc() { printf '%s cc -target %s' "$zig" "$1"; }
-posix="vec convert vmath machine problem pool fork attention disturbed packed additive xla"
-for cc in gcc-12 gcc-14 gcc-15 clang-14 clang-19 clang-22; do
-    if command -v "$cc" >/dev/null; then platform "$cc" "" "$posix" CC="$cc" FLAGS="$flags"; fi
-done
+mapfile -t compilers < <(compgen -c | grep -Ex '(gcc|clang)-[0-9]+' | sort -Vu)
+for cc in "${compilers[@]}"; do platform "$cc" "" "" CC="$cc" FLAGS="$flags"; done
 if command -v musl-gcc >/dev/null; then
-    platform musl "" "$posix" CC=musl-gcc FLAGS="$flags -static"
+    platform musl "" "" CC=musl-gcc FLAGS="$flags -static"
 fi
 windows=-
 if command -v wine >/dev/null; then windows="env WINEDEBUG=-all wine"; fi
-platform windows "$windows" "" CC="$(zig_cc x86_64-windows-gnu)" MACHINE=x86_64 \
-    PORTABLE=1 VECTORS= FLAGS="$flags"
+# Windows has no processes that fork and no signals; WASI has no pages to protect either.
+platform windows "$windows" "" CC="$(zig_cc x86_64-windows-gnu)" MACHINE=x86_64 PORTABLE=1 FLAGS="$flags"
 platform macos - "" CC="$(zig_cc aarch64-macos)" MACHINE=aarch64 FLAGS="$flags"
 platform wasm "${zig%% *} wasi.py" "attention packed additive xla" \
     CC="$(zig_cc wasm32-wasi)" MACHINE=wasm32 PORTABLE=1 VECTORS= FLAGS="$flags -msimd128"
 extension gcc gcc
-for cc in clang-14 clang-19 clang-22; do
-    if command -v "$cc" >/dev/null; then extension "$cc" "$cc"; fi
-done
+for cc in "${compilers[@]}"; do extension "$cc" "$cc"; done
 extension zig "$zig cc"
 if command -v emcc >/dev/null; then pyodide; fi
 

@@ -9,8 +9,13 @@ static _Atomic int64_t fail_after = -1;
 /* Enough for a small problem. Each thread keeps it, because allocating and freeing would be a noticeable part of such a
  * call. */
 enum { KEPT_BYTES = 32 << 10 };
-static _Thread_local _Alignas(SDPA_ALIGNMENT) char kept[KEPT_BYTES];
+static _Thread_local char room[KEPT_BYTES + SDPA_ALIGNMENT];
 static _Thread_local bool kept_is_used;
+
+/* Aligned by hand: the loader of wine aligns the data of a thread to 16 bytes, whatever is declared. */
+static inline char *kept_block(void) {
+    return room + (SDPA_ALIGNMENT - (uintptr_t)room % SDPA_ALIGNMENT) % SDPA_ALIGNMENT;
+}
 
 void *sdpa_alloc(size_t bytes) {
     if (atomic_load_explicit(&fail_after, memory_order_relaxed) >= 0 && atomic_fetch_sub(&fail_after, 1) == 0) {
@@ -20,6 +25,7 @@ void *sdpa_alloc(size_t bytes) {
         return NULL;
     }
     if (bytes <= KEPT_BYTES && !kept_is_used) {
+        char *const kept = kept_block();
         kept_is_used = true;
         ASAN_UNPOISON_MEMORY_REGION(kept, KEPT_BYTES);
         ASAN_POISON_MEMORY_REGION(kept + bytes, KEPT_BYTES - bytes);
@@ -30,6 +36,7 @@ void *sdpa_alloc(size_t bytes) {
 }
 
 void sdpa_free(void *pointer) {
+    char *const kept = kept_block();
     if (pointer != kept) {
         sdpa_aligned_free(pointer);
         return;

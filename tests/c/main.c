@@ -15,7 +15,6 @@ const char *only_isa;
 
 bool select_isa(const char *name) { return (!only_isa || strcmp(name, only_isa) == 0) && sdpa_isa_select(name); }
 
-#ifndef PORTABLE
 /* The tests of vectors are compiled once per instruction set and type. UNITS, from the Makefile, lists UNIT(isa, bits)
  * for each. */
 #define UNIT(isa, bits)                                                                                                \
@@ -44,6 +43,13 @@ static void test_convert(void) {
     }
 }
 
+#ifdef PORTABLE
+static void test_vmath(void) {
+    for (const struct unit *u = units; u->isa; u++) {
+        if (select_isa(u->isa)) u->vmath();
+    }
+}
+#else
 /* These run side by side, one process each, because they take minutes of one core. */
 static void test_vmath(void) {
     int n = 0;
@@ -62,20 +68,19 @@ static void test_vmath(void) {
     for (int i = 0, status; i < n; i++)
         CHECK(wait(&status) > 0 && status == 0, "failures above, or a signal: %d", status);
 }
-
 #endif
 
 static const struct {
     const char *name;
     void (*run)(void);
 } tests[] = {
-#ifndef PORTABLE /* without processes, signals and pages of memory */
     {"vec", test_vec},
     {"convert", test_convert},
     {"vmath", test_vmath},
     {"machine", test_machine},
-    {"problem", test_problem},
     {"pool", test_pool},
+#ifndef PORTABLE /* without processes and signals */
+    {"problem", test_problem},
     {"fork", test_fork},
 #endif
     {"attention", test_attention},

@@ -1,12 +1,14 @@
 /* The thread pool: every unit once, order of claiming, waiting, nested and concurrent callers, interruption, fork. */
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <time.h>
+#ifndef PORTABLE
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
+#endif
 
 #include "../../src/runtime/parallel.h"
 #include "check.h"
@@ -349,6 +351,7 @@ static void interruption(void) {
     CHECK(n_run == 300, "%d", n_run);
 }
 
+#ifndef PORTABLE
 /* --- signals belong to the program's threads */
 
 static _Atomic int n_handled, handled_elsewhere;
@@ -373,6 +376,7 @@ static void workers_mask_signals(void) {
     CHECK(n_handled > 0 && handled_elsewhere == 0, "%d of %d elsewhere", handled_elsewhere, n_handled);
     sigaction(SIGUSR1, &old, NULL);
 }
+#endif
 
 /* --- stop and restart */
 
@@ -411,10 +415,13 @@ void test_pool(void) {
     claimed_in_order();
     nested_and_concurrent_callers();
     interruption();
+#ifndef PORTABLE
     workers_mask_signals();
+#endif
     stop_and_restart();
 }
 
+#ifndef PORTABLE
 /* --- fork */
 
 /* In the child the pool works, with new threads. The exit code says what failed. */
@@ -483,3 +490,4 @@ void test_fork(void) {
     atomic_store(&keep_busy, false);
     pthread_join(thread, NULL);
 }
+#endif

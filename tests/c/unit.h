@@ -6,8 +6,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef _WIN32
+#include <windows.h>
+/* Names of ours. */
+#undef TEXT
+#undef near
+#else
 #include <sys/mman.h>
 #include <unistd.h>
+#endif
 
 #include "../../src/kernels/vec.h"
 
@@ -37,6 +44,16 @@ typedef struct guarded {
 
 enum { GUARDED_PAGES = 2 };
 
+#ifdef _WIN32
+static inline guarded guard_map(void) {
+    const size_t page = 4096, n = GUARDED_PAGES;
+    char *const base = VirtualAlloc(NULL, (n + 2) * page, MEM_RESERVE, PAGE_NOACCESS);
+    if (!base || !VirtualAlloc(base + page, n * page, MEM_COMMIT, PAGE_READWRITE)) return (guarded){0};
+    return (guarded){base + page, base + (n + 1) * page};
+}
+
+static inline void guard_unmap(guarded g) { VirtualFree(g.begin - 4096, 0, MEM_RELEASE); }
+#else
 static inline guarded guard_map(void) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), n = GUARDED_PAGES;
     char *const base = mmap(NULL, (n + 2) * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -48,5 +65,7 @@ static inline void guard_unmap(guarded g) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     munmap(g.begin - page, (size_t)(g.end - g.begin) + 2 * page);
 }
+
+#endif
 
 #endif

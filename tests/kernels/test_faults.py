@@ -50,20 +50,23 @@ DATA = r"""
 
 int left, kept; /* the block after `left` more fails; blocks in use */
 
-static void *allocated(void *block) { return kept += block != NULL, block; }
-static void *new(void *x, size_t n) { return left-- == 0 ? NULL : allocated(malloc(n)); }
-static void *zeroed(void *x, size_t n, size_t m) { return left-- == 0 ? NULL : allocated(calloc(n, m)); }
-static void *resized(void *x, void *old, size_t n) { return left-- == 0 ? NULL : realloc(old, n); }
+static int fails(void) { return left-- == 0; }
+static void *counted(void *block) { return kept += block != NULL, block; }
+static void *new(void *x, size_t n) { return fails() ? NULL : counted(malloc(n)); }
+static void *zeroed(void *x, size_t n, size_t m) { return fails() ? NULL : counted(calloc(n, m)); }
+static void *resized(void *x, void *old, size_t n) { return fails() ? NULL : realloc(old, n); }
 static void release(void *x, void *block, size_t n) { kept -= block != NULL, free(block); }
 
 /* PyDataMem_Handler of NumPy's C API. */
 struct {
     char name[127];
     unsigned char version;
-    void *context, *(*malloc)(void *, size_t), *(*calloc)(void *, size_t, size_t), *(*realloc)(void *, void *, size_t);
+    void *context;
+    void *(*malloc)(void *, size_t), *(*calloc)(void *, size_t, size_t);
+    void *(*realloc)(void *, void *, size_t);
     void (*free)(void *, void *, size_t);
 } handler = {"failing", 1, NULL, new, zeroed, resized, release};
-"""  # noqa: E501
+"""
 
 MODES = r"""
 #include <fenv.h>

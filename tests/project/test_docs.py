@@ -72,6 +72,7 @@ def test_pages_are_there():
 def test_examples(section, request):
     """Each section after the examples that open its page (or after all above it)."""
     opening, examples, line = SECTIONS[section]
+    assert ">>> " in opening + examples
     names = doctests.run(opening, section, request)
     doctests.run(examples, section, request, line=line, namespace=names)
 

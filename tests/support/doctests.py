@@ -26,6 +26,7 @@ def run(text, name, request, *, line=0, namespace=None):
         assert doctest.SKIP not in example.options, example.source
         assert example.want != "...\n", example.source
     report = []
-    _Runner(verbose=False).run(test, out=report.append, clear_globs=False)
+    done = _Runner(verbose=False).run(test, out=report.append, clear_globs=False)
     assert not report, "".join(report)
+    assert done.attempted == len(test.examples)
     return test.globs

@@ -13,10 +13,19 @@
 #include "../../src/runtime/parallel.h"
 #include "check.h"
 
+static bool available(const char *name) {
+    int n;
+    const sdpa_isa *list = sdpa_isa_list(&n);
+    for (int i = 0; i < n; i++) {
+        if (strcmp(list[i].name, name) == 0) return list[i].available;
+    }
+    return false;
+}
+
 static void isa_table(void) {
     int n;
     const sdpa_isa *list = sdpa_isa_list(&n);
-    CHECK(n >= 1 && strcmp(list[0].name, "generic") == 0 && list[0].available, "n=%d first=%s", n, list[0].name);
+    CHECK(strcmp(list[0].name, "generic") == 0 && available("generic"), "n=%d first=%s", n, list[0].name);
     const char *best = NULL;
     for (int i = 0; i < n; i++) {
         best = list[i].available ? list[i].name : best;
@@ -41,13 +50,13 @@ static void isa_table(void) {
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("sse2")) return;
     bool expected = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    CHECK(list[1].available == expected, "avx2: %d", list[1].available);
+    CHECK(available("avx2") == expected, "avx2: %d", !expected);
     expected = expected && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512vl");
-    CHECK(list[2].available == expected, "avx512: %d", list[2].available);
+    CHECK(available("avx512") == expected, "avx512: %d", !expected);
 #elif defined(__aarch64__)
-    CHECK(n == 2 && strcmp(list[1].name, "neon") == 0 && list[1].available, "n=%d", n);
+    CHECK(available("neon"), "n=%d", n);
 #endif
 }
 

@@ -17,8 +17,6 @@
 #include "runtime/memory.h"
 #include "runtime/parallel.h"
 
-/* In the forward, rows of at most this many vectors are transposed, which is cheaper than reducing over the lanes. */
-#define SHORT_ROW 2
 /* What n_stats is a multiple of, so that no two workers write to one cache line. */
 #define STATS_STEP (SDPA_ALIGNMENT / (int64_t)sizeof(sdpa_softmax_stats))
 /* Elements per unit: work for about as long as waking a thread takes. */
@@ -498,7 +496,7 @@ static void set_groups(softmax_call *c, int64_t n_rows) {
     c->inner = c->n_kept ? c->size[c->n_kept - 1] : 1;
     c->chunk = SDPA_SOFTMAX_CHUNK;
     const int64_t lanes = c->kernels->lanes, longest = c->n < c->chunk ? c->n : c->chunk;
-    const bool short_rows = c->n <= (is_backward(c->op) ? 1 : SHORT_ROW) * lanes;
+    const bool short_rows = c->n <= (is_backward(c->op) ? c->kernels->short_row_backward : c->kernels->short_row);
     const bool dense = magnitude(row_stride(c, SDPA_SOFTMAX_X)) < magnitude(column_stride(c, SDPA_SOFTMAX_X));
     c->lanes = c->inner >= (lanes + 1) / 2 && (short_rows || dense);
     c->group = lanes;

@@ -13,7 +13,7 @@
 #include "forward.h"
 #include "received.h"
 #include "second.h"
-#include "softmax.h"
+#include "softmax_lanes.h"
 #include "staging.h"
 #include "statistics.h"
 #include "tangent.h"
@@ -54,6 +54,8 @@ const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .tangent = tangent_unit,
     .double_backward_bytes = double_backward_bytes,
     .double_backward = double_backward_unit,
+    .short_row = SHORT_ROW,
+    .short_row_backward = SHORT_ROW_BACKWARD,
     .softmax_rows = softmax_rows,
     .softmax_lanes = softmax_lanes,
     .load_lanes = load_lanes,

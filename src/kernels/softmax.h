@@ -32,9 +32,9 @@ INLINE softmax_constants softmax_load(const sdpa_softmax_scale *s) {
                                (real)s->d_min, (real)s->d_max,  (real)s->inverse};
 }
 
-/* exp(d / t) for d <= 0 or NaN, see vexp2_product; results below the normal numbers may be 0. */
-INLINE vec softmax_exp(const softmax_constants *k, vec d) {
-    return vexp2_product(d, k->c, k->c_high, k->c_low, k->d_min);
+/* d = exp(d / t) for n vectors d <= 0 or NaN, see vexp2_products; results below the normal numbers may be 0. */
+INLINE void softmax_exps(const softmax_constants *k, vec *d, int n) {
+    vexp2_products(d, n, k->c, k->c_high, k->c_low, k->d_min);
 }
 
 /* Mask of lanes 0 .. n-1. */
@@ -52,17 +52,27 @@ typedef struct softmax_sum {
 /* The low part is NaN once the sum is infinite; 0 replaces it. */
 INLINE softmax_sum sum_result(real sum, real low) { return (softmax_sum){sum, low == low ? low : 0}; }
 
-/* The term of an element x, g in the sum of its row. Past the end x = -inf (0 in SUM_PRODUCT) and g = 0. */
-INLINE vec softmax_term(enum sum_kind kind, const softmax_constants *k, vec m, vec x, vec g) {
+/* The terms of n elements x, g in the sum of their row. Past the end x = -inf (0 in SUM_PRODUCT) and g = 0. */
+INLINE void softmax_terms(vec *term, int n, enum sum_kind kind, const softmax_constants *k, vec m, const vec *x,
+                          const vec *g) {
     switch (kind) {
     case SUM_EXP:
-        return softmax_exp(k, x - m);
+        EACH(i, n) term[i] = x[i] - m;
+        softmax_exps(k, term, n);
+        break;
     case SUM_PRODUCT:
-        return x * g;
+        EACH(i, n) term[i] = x[i] * g[i];
+        break;
     case SUM_GRADIENT:
-        return vselect(x == -(real)INFINITY, (vec){0}, g);
+        EACH(i, n) term[i] = vselect(x[i] == -(real)INFINITY, (vec){0}, g[i]);
+        break;
     }
-    return x;
+}
+
+INLINE vec softmax_term(enum sum_kind kind, const softmax_constants *k, vec m, vec x, vec g) {
+    vec term;
+    softmax_terms(&term, 1, kind, k, m, &x, &g);
+    return term;
 }
 
 /* sum + term, the term of x and g; products are not rounded first. */
@@ -70,31 +80,39 @@ INLINE vec add_term(enum sum_kind kind, vec sum, vec term, vec x, vec g) {
     return kind == SUM_PRODUCT ? vmuladd(x, g, sum) : sum + term;
 }
 
-/* An element of out. m and s belong to the row or, in SDPA_SOFTMAX, to its chunk, see softmax_finish. s_low has the
- * digits that s lacks; they matter where s cancels against g in SDPA_SOFTMAX_BACKWARD, for a weight near 1. */
-INLINE vec softmax_result(sdpa_softmax_op op, const softmax_constants *k, vec m, vec s, vec s_low, vec x, vec g) {
-    const real left_out = -(real)INFINITY;
+/* Elements of out, n vectors of them: y holds x, and then the results. m and s belong to the row or, in SDPA_SOFTMAX, to
+ * its chunk, see softmax_finish. s_low has the digits that s lacks; they matter where s cancels against g in
+ * SDPA_SOFTMAX_BACKWARD, for a weight near 1. */
+INLINE void softmax_results(sdpa_softmax_op op, const softmax_constants *k, vec m, vec s, vec s_low, vec *y,
+                            const vec *g, int n) {
+    vec p[MOST_AT_ONCE];
+    const vec left_out = vset1(-(real)INFINITY);
     switch (op) {
-    case SDPA_SOFTMAX: /* x holds the exponential */
-        return vmuladd(x, s, x * s_low);
+    case SDPA_SOFTMAX: /* y holds the exponentials */
+        EACH(i, n) y[i] = vmuladd(y[i], s, y[i] * s_low);
+        break;
     case SDPA_LOG_SOFTMAX:
-        return vmulsub(x - m, vset1(k->inverse), s);
+        EACH(i, n) y[i] = vmulsub(y[i] - m, vset1(k->inverse), s);
+        break;
     case SDPA_SOFTMAX_BACKWARD:
-        return x * ((g - s) - s_low) * k->inverse;
-    case SDPA_LOG_SOFTMAX_BACKWARD: {
-        vec p = softmax_exp(k, vmin2(vset1(k->d_max), x));
-        return vselect(x == left_out, (vec){0}, vmuladd(-p, s, g) * k->inverse);
-    }
-    case SDPA_LOGSUMEXP_BACKWARD: {
-        vec p = softmax_exp(k, vmin2(vset1(k->d_max), x - m));
-        return vselect(x == left_out, (vec){0}, p * s);
-    }
+        EACH(i, n) y[i] = y[i] * ((g[i] - s) - s_low) * k->inverse;
+        break;
+    case SDPA_LOG_SOFTMAX_BACKWARD:
+        EACH(i, n) p[i] = vmin2(vset1(k->d_max), y[i]);
+        softmax_exps(k, p, n);
+        EACH(i, n) y[i] = vselect(y[i] == left_out, (vec){0}, vmuladd(-p[i], s, g[i]) * k->inverse);
+        break;
+    case SDPA_LOGSUMEXP_BACKWARD:
+        EACH(i, n) p[i] = vmin2(vset1(k->d_max), y[i] - m);
+        softmax_exps(k, p, n);
+        EACH(i, n) y[i] = vselect(y[i] == left_out, (vec){0}, p[i] * s);
+        break;
     case SDPA_SOFTMAX_JACOBIAN:
-        return x * s;
+        EACH(i, n) y[i] = y[i] * s;
+        break;
     case SDPA_LOGSUMEXP:
         break;
     }
-    return x;
 }
 
 /* The s of softmax_result from the sum of the row. In SDPA_SOFTMAX the chunk's exponentials times `factor` are those
@@ -135,8 +153,6 @@ INLINE vec softmax_inverse(vec l, vec l_low, vec *s_low) {
 
 /* What to subtract in a chunk whose maximum is m: 0 where it has none, so that exp(-inf - 0) = 0. */
 INLINE real softmax_shift(double m) { return m == -INFINITY ? 0 : (real)m; }
-
-/* ---- rows ---- */
 
 /* A vector of a row of n elements from element j on, with `fill` past the end. */
 INLINE vec row_part(const real *x, int64_t j, int64_t n, real fill) {
@@ -187,13 +203,15 @@ INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *constant
         vec acc[SUM_CHAINS];
         UNROLL for (int a = 0; a < SUM_CHAINS; a++) acc[a] = (vec){0};
         for (; j + SUM_CHAINS * VL <= end; j += SUM_CHAINS * VL) {
-            UNROLL for (int a = 0; a < SUM_CHAINS; a++) {
-                vec y = g ? vload(g + j + a * VL) : (vec){0};
-                vec element = vload(x + j + a * VL), term = softmax_term(kind, k, shift, element, y);
-                if (e) vstore(e + j + a * VL, term);
+            vec y[SUM_CHAINS], element[SUM_CHAINS], term[SUM_CHAINS];
+            EACH(a, SUM_CHAINS) y[a] = g ? vload(g + j + a * VL) : (vec){0};
+            EACH(a, SUM_CHAINS) element[a] = vload(x + j + a * VL);
+            softmax_terms(term, SUM_CHAINS, kind, k, shift, element, y);
+            EACH(a, SUM_CHAINS) {
+                if (e) vstore(e + j + a * VL, term[a]);
                 if (kind == SUM_EXP && (!e || FETCH_STORED)) __builtin_prefetch(x + next + j + a * VL, 0, 2);
                 if (e && FETCH_STORED) __builtin_prefetch(e + next + j + a * VL, 1, 2);
-                acc[a] = add_term(kind, acc[a], term, element, y);
+                acc[a] = add_term(kind, acc[a], term[a], element[a], y[a]);
             }
         }
         vec part[SUM_CHAINS]; /* indexed, hence in memory; acc stays in registers */
@@ -224,11 +242,22 @@ NOINLINE softmax_sum row_sum_gradient(const softmax_constants *k, const real *x,
 /* `exp_first`: x is the input of SDPA_SOFTMAX rather than its exponentials. */
 INLINE void row_write(sdpa_softmax_op op, bool exp_first, const softmax_constants *k, real m, real s, real s_low,
                       const real *x, const real *g, real *out, int64_t n) {
-    vec vm = vset1(m), vs = vset1(s), vs_low = vset1(s_low);
-    for (int64_t j = 0; j < n; j += VL) {
+    const vec vm = vset1(m), vs = vset1(s), vs_low = vset1(s_low);
+    int64_t j = 0;
+    for (; j + SUM_CHAINS * VL <= n; j += SUM_CHAINS * VL) {
+        vec y[SUM_CHAINS], z[SUM_CHAINS];
+        EACH(a, SUM_CHAINS) y[a] = vload(x + j + a * VL);
+        EACH(a, SUM_CHAINS) z[a] = g ? vload(g + j + a * VL) : (vec){0};
+        if (exp_first) softmax_terms(y, SUM_CHAINS, SUM_EXP, k, vm, y, z);
+        softmax_results(op, k, vm, vs, vs_low, y, z, SUM_CHAINS);
+        EACH(a, SUM_CHAINS) vstore(out + j + a * VL, y[a]);
+    }
+    for (; j < n; j += VL) {
         vec y = row_part(x, j, n, 0);
-        if (exp_first) y = softmax_exp(k, y - vm);
-        row_part_store(out, softmax_result(op, k, vm, vs, vs_low, y, g ? row_part(g, j, n, 0) : (vec){0}), j, n);
+        const vec z = g ? row_part(g, j, n, 0) : (vec){0};
+        if (exp_first) softmax_terms(&y, 1, SUM_EXP, k, vm, &y, &z);
+        softmax_results(op, k, vm, vs, vs_low, &y, &z, 1);
+        row_part_store(out, y, j, n);
     }
 }
 
@@ -358,215 +387,6 @@ static void softmax_rows(const sdpa_softmax_block *b) {
         if (writes && i > 0) row_result(b, &k, i - 1, &before);
         before = end;
     }
-}
-
-/* ---- lanes ---- */
-
-NOINLINE vec lanes_max(const real *x, int64_t col, int64_t n) {
-    vec m[2] = {vset1(-(real)INFINITY), vset1(-(real)INFINITY)};
-    int64_t j = 0;
-    for (; j + 2 <= n; j += 2) {
-        m[0] = vmax2(m[0], vload(x + j * col));
-        m[1] = vmax2(m[1], vload(x + j * col + col));
-    }
-    if (j < n) m[0] = vmax2(m[0], vload(x + j * col));
-    return vmax2(m[0], m[1]);
-}
-
-/* row_sum for lanes: sums one slot after the other. */
-INLINE vec lanes_sum(vec *low_out, enum sum_kind kind, const softmax_constants *k, vec m, const real *x, int64_t x_col,
-                     const real *g, int64_t g_col, real *e, int64_t e_col, int64_t n) {
-    vec slot[VL], slot_low[VL];
-    const int n_slots = n < VL ? (int)n : VL;
-    /* So few terms are one in each partial sum of row_sum, and nothing is fused. */
-    for (int64_t j = 0; j < n && n <= 2 * VL; j++) {
-        vec term = softmax_term(kind, k, m, vload(x + j * x_col), g ? vload(g + j * g_col) : (vec){0});
-        if (e) vstore(e + j * e_col, term);
-        if (j < VL) slot[j] = (vec){0};
-        slot[j % VL] += term;
-        slot_low[j % VL] = (vec){0};
-    }
-    for (int l = 0; l < n_slots && n > 2 * VL; l++) {
-        vec sum = {0}, low = {0};
-        for (int64_t j0 = l; j0 < n; j0 += SUM_CHAIN * SUM_CHAINS * VL) {
-            int64_t end = j0 - l + SUM_CHAIN * SUM_CHAINS * VL < n ? j0 - l + SUM_CHAIN * SUM_CHAINS * VL : n;
-            vec acc[SUM_CHAINS];
-            UNROLL for (int a = 0; a < SUM_CHAINS; a++) acc[a] = (vec){0};
-            for (int64_t j = j0; j < end;) {
-                UNROLL for (int a = 0; a < SUM_CHAINS; a++) {
-                    if (j >= end) break;
-                    vec element = vload(x + j * x_col), y = g ? vload(g + j * g_col) : (vec){0};
-                    vec term = softmax_term(kind, k, m, element, y);
-                    if (e) vstore(e + j * e_col, term);
-                    acc[a] = add_term(kind, acc[a], term, element, y);
-                    j += VL;
-                }
-            }
-            add_exactly(&sum, &low, sum_of_four(acc, 1));
-        }
-        slot[l] = sum;
-        slot_low[l] = low;
-    }
-    for (int h = VL / 2; h > 0; h /= 2) {
-        for (int l = 0; l < h && l + h < n_slots; l++) {
-            slot_low[l] += slot_low[l + h];
-            add_exactly(slot + l, slot_low + l, slot[l + h]);
-        }
-    }
-    *low_out = vselect(slot_low[0] == slot_low[0], slot_low[0], (vec){0});
-    return slot[0];
-}
-
-NOINLINE vec lanes_sum_exp(vec *low, const softmax_constants *k, vec m, const real *x, int64_t x_col, real *e,
-                           int64_t e_col, int64_t n) {
-    return lanes_sum(low, SUM_EXP, k, m, x, x_col, NULL, 0, e, e_col, n);
-}
-
-NOINLINE vec lanes_sum_product(vec *low, const softmax_constants *k, const sdpa_softmax_block *b) {
-    return lanes_sum(low, SUM_PRODUCT, k, (vec){0}, b->x, b->x_col, b->g, b->g_col, NULL, 0, b->n);
-}
-
-NOINLINE vec lanes_sum_gradient(vec *low, const softmax_constants *k, const sdpa_softmax_block *b) {
-    return lanes_sum(low, SUM_GRADIENT, k, (vec){0}, b->x, b->x_col, b->g, b->g_col, NULL, 0, b->n);
-}
-
-INLINE void lanes_write(sdpa_softmax_op op, bool exp_first, const softmax_constants *k, vec m, vec s, vec s_low,
-                        const sdpa_softmax_block *b, const real *x, int64_t x_col) {
-    const real *g = b->g;
-    real *out = b->out;
-    for (int64_t j = 0; j < b->n; j++) {
-        vec y = vload(x + j * x_col);
-        if (exp_first) y = softmax_exp(k, y - m);
-        bool gradient = op == SDPA_SOFTMAX_BACKWARD || op == SDPA_LOG_SOFTMAX_BACKWARD;
-        vstore(out + j * b->out_col,
-               softmax_result(op, k, m, s, s_low, y, gradient ? vload(g + j * b->g_col) : (vec){0}));
-    }
-}
-
-/* Fills the lanes whose sum is NaN. */
-COLD NOINLINE void lanes_fill_nan(ivec nan, real left_out, const sdpa_softmax_block *b) {
-    const real *x = b->x;
-    real *out = b->out;
-    for (int64_t j = 0; j < b->n; j++) {
-        vec y = vselect(vload(x + j * b->x_col) == -(real)INFINITY, vset1(left_out), vset1((real)NAN));
-        vstore(out + j * b->out_col, vselect(nan, y, vload(out + j * b->out_col)));
-    }
-}
-
-/* Per lane: what to subtract, the sum and its rounding error. */
-typedef struct lanes_stats {
-    vec shift, sum, low;
-} lanes_stats;
-
-/* The sums of a chunk. `most` receives its maxima, -inf where it has none. */
-INLINE lanes_stats lanes_sums(const sdpa_softmax_block *b, const softmax_constants *k, vec *most) {
-    lanes_stats t = {{0}, {0}, {0}};
-    *most = vset1(-(real)INFINITY);
-    if (b->op == SDPA_SOFTMAX_BACKWARD) {
-        t.sum = lanes_sum_product(&t.low, k, b);
-    } else if (b->op == SDPA_LOG_SOFTMAX_BACKWARD) {
-        t.sum = lanes_sum_gradient(&t.low, k, b);
-    }
-    if (!is_forward(b->op)) return t;
-    *most = lanes_max(b->x, b->x_col, b->n);
-    t.shift = vselect(*most == -(real)INFINITY, (vec){0}, *most);
-    t.sum = lanes_sum_exp(&t.low, k, t.shift, b->x, b->x_col, b->keeps ? b->out : NULL, b->out_col, b->n);
-    if (b->op == SDPA_LOGSUMEXP && vany(t.shift == (real)INFINITY)) {
-        real sum[VL];
-        vstore(sum, t.sum);
-        for (int i = 0; i < VL; i++) {
-            if (t.shift[i] == (real)INFINITY) sum[i] = sum_at_infinity((const real *)b->x + i, b->x_col, b->n);
-        }
-        t.sum = vload(sum);
-    }
-    return t;
-}
-
-/* Stores the sums of a chunk. */
-INLINE void lanes_store(const sdpa_softmax_block *b, const lanes_stats *t, vec most) {
-    real m[VL], sum[VL], low[VL];
-    vstore(m, most);
-    vstore(sum, t->sum);
-    vstore(low, t->low);
-    for (int i = 0; i < VL; i++) b->stats[i] = (sdpa_softmax_stats){(double)m[i], (double)sum[i], (double)low[i], 1};
-}
-
-/* Sets the s and s_low of softmax_result, from t or, in the phase WRITE, from stored sums. Returns which lanes are
- * NaN. */
-INLINE ivec lanes_finish(const sdpa_softmax_block *b, lanes_stats *t) {
-    if (b->op == SDPA_SOFTMAX && b->phase == SDPA_SOFTMAX_WHOLE) {
-        const ivec nan = t->sum != t->sum;
-        t->sum = softmax_inverse(t->sum, t->low, &t->low);
-        return nan;
-    }
-    real shift[VL], sum[VL], s[VL], s_low[VL];
-    vstore(shift, t->shift);
-    vstore(sum, t->sum);
-    vstore(s_low, t->low);
-    for (int i = 0; i < VL; i++) {
-        double l = (double)sum[i], l_low = (double)s_low[i], factor = 1;
-        if (b->phase == SDPA_SOFTMAX_WRITE) {
-            const sdpa_softmax_stats *row = b->row + i;
-            l = row->l;
-            l_low = row->l_low;
-            sum[i] = (real)l;
-            shift[i] = b->op == SDPA_LOGSUMEXP_BACKWARD ? (real)row->m : softmax_shift(row->m);
-            if (b->op == SDPA_SOFTMAX) {
-                factor = b->stats[i].factor;
-                shift[i] = softmax_shift(b->stats[i].m);
-            }
-        }
-        softmax_finish(b->op, l, l_low, factor, s + i, s_low + i);
-    }
-    *t = (lanes_stats){vload(shift), vload(s), vload(s_low)};
-    return vload(sum) != vload(sum);
-}
-
-INLINE void lanes_result(const sdpa_softmax_block *b, const softmax_constants *k, const lanes_stats *t, ivec nan) {
-    const vec m = t->shift, s = t->sum, s_low = t->low;
-    switch (b->op) {
-    case SDPA_SOFTMAX:
-        if (b->keeps) {
-            lanes_write(SDPA_SOFTMAX, false, k, m, s, s_low, b, b->out, b->out_col);
-        } else {
-            lanes_write(SDPA_SOFTMAX, true, k, m, s, s_low, b, b->x, b->x_col);
-        }
-        if (vany(nan)) lanes_fill_nan(nan, 0, b);
-        break;
-    case SDPA_LOG_SOFTMAX:
-        lanes_write(SDPA_LOG_SOFTMAX, false, k, m, s, s_low, b, b->x, b->x_col);
-        if (vany(nan)) lanes_fill_nan(nan, -(real)INFINITY, b);
-        break;
-    case SDPA_SOFTMAX_BACKWARD:
-        lanes_write(SDPA_SOFTMAX_BACKWARD, false, k, m, s, s_low, b, b->x, b->x_col);
-        break;
-    case SDPA_LOG_SOFTMAX_BACKWARD:
-        lanes_write(SDPA_LOG_SOFTMAX_BACKWARD, false, k, m, s, s_low, b, b->x, b->x_col);
-        break;
-    case SDPA_LOGSUMEXP_BACKWARD:
-        lanes_write(SDPA_LOGSUMEXP_BACKWARD, false, k, m, s, s_low, b, b->x, b->x_col);
-        break;
-    case SDPA_SOFTMAX_JACOBIAN:
-        lanes_write(SDPA_SOFTMAX_JACOBIAN, false, k, m, s, s_low, b, b->x, b->x_col);
-        break;
-    case SDPA_LOGSUMEXP:
-        break;
-    }
-}
-
-static void softmax_lanes(const sdpa_softmax_block *b) {
-    const softmax_constants k = softmax_load(b->scale);
-    lanes_stats t = {{0}, {0}, {0}};
-    if (b->phase != SDPA_SOFTMAX_WRITE) {
-        vec most;
-        t = lanes_sums(b, &k, &most);
-        if (b->phase == SDPA_SOFTMAX_SUM) {
-            lanes_store(b, &t, most);
-            return;
-        }
-    }
-    const ivec nan = lanes_finish(b, &t);
-    lanes_result(b, &k, &t, nan);
 }
 
 #endif

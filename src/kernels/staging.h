@@ -27,6 +27,12 @@ static void load_lanes(void *dst_, const char *src, int64_t n_rows, int64_t n, i
         if (n - j < VL && n > VL) j = n - VL;
         int width = n - j < VL ? (int)(n - j) : VL;
         vec r[VL];
+        if (direct && width == VL && n_rows == VL) {
+            UNROLL for (int i = 0; i < VL; i++) r[i] = vload((const real *)(src + i * row) + j);
+            vtranspose(r);
+            UNROLL for (int t = 0; t < VL; t++) vstore(dst + (j + t) * VL, r[t]);
+            continue;
+        }
         for (int i = 0; i < VL; i++) {
             const real *from = (const real *)(src + i * row) + j;
             r[i] = (vec){0};
@@ -56,6 +62,12 @@ static void store_lanes(char *dst, const void *src_, int64_t n_rows, int64_t n, 
         if (n - j < VL && n > VL) j = n - VL;
         int width = n - j < VL ? (int)(n - j) : VL;
         vec r[VL];
+        if (direct && width == VL && n_rows == VL) {
+            UNROLL for (int t = 0; t < VL; t++) r[t] = vload(src + (j + t) * VL);
+            vtranspose(r);
+            UNROLL for (int i = 0; i < VL; i++) vstore((real *)(dst + i * row) + j, r[i]);
+            continue;
+        }
         for (int t = 0; t < VL; t++) r[t] = t < width ? vload(src + (j + t) * VL) : (vec){0};
         transpose(r);
         for (int i = 0; i < n_rows; i++) {

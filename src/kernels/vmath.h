@@ -14,28 +14,24 @@
 #define EXP2_LEAST (EXP2_MAGIC - (SDPA_REAL == 32 ? 127 : 1023))
 #define EXP2_MOST (EXP2_MAGIC + (SDPA_REAL == 32 ? 127 : 1023)) /* with 2^n finite */
 
+/* Chains of dependent operations leave a CPU idle unless several are in its reach at once. So functions whose names end
+ * in s take `n` vectors, a constant, and do each step to all of them. */
+enum { MOST_AT_ONCE = 4 };
+#define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)
+
 /* (2^f - 1) / f on [-1/2, 1/2], of the minimax polynomials of 2^f of degree 6 (1.9e-9) and 11 (3.1e-18). */
-INLINE vec exp2_slope(vec f) {
+INLINE void exp2_slopes(vec *p, const vec *f, int n) {
 #if SDPA_REAL == 32
-    vec p = vset1(1.5345812161311629e-4f);
-    p = vmuladd(p, f, vset1(1.3399931177239737e-3f));
-    p = vmuladd(p, f, vset1(9.6184889563311816e-3f));
-    p = vmuladd(p, f, vset1(5.5503287771053248e-2f));
-    p = vmuladd(p, f, vset1(2.4022646890645521e-1f));
-    return vmuladd(p, f, vset1(6.9314720573719575e-1f));
+    const real c[] = {1.5345812161311629e-4f, 1.3399931177239737e-3f, 9.6184889563311816e-3f,
+                      5.5503287771053248e-2f, 2.4022646890645521e-1f, 6.9314720573719575e-1f};
 #else
-    vec p = vset1(4.4352827069572771511e-10);
-    p = vmuladd(p, f, vset1(7.0741056135081427963e-9));
-    p = vmuladd(p, f, vset1(1.0178198021671930844e-7));
-    p = vmuladd(p, f, vset1(1.321543308967639918e-6));
-    p = vmuladd(p, f, vset1(1.5252733489988525649e-5));
-    p = vmuladd(p, f, vset1(1.5403530462514432062e-4));
-    p = vmuladd(p, f, vset1(1.3333558146789921722e-3));
-    p = vmuladd(p, f, vset1(9.6181291075883352443e-3));
-    p = vmuladd(p, f, vset1(5.5504108664819921605e-2));
-    p = vmuladd(p, f, vset1(2.4022650695910156204e-1));
-    return vmuladd(p, f, vset1(6.9314718055994533046e-1));
+    const real c[] = {4.4352827069572771511e-10, 7.0741056135081427963e-9, 1.0178198021671930844e-7,
+                      1.321543308967639918e-6,   1.5252733489988525649e-5, 1.5403530462514432062e-4,
+                      1.3333558146789921722e-3,  9.6181291075883352443e-3, 5.5504108664819921605e-2,
+                      2.4022650695910156204e-1,  6.9314718055994533046e-1};
 #endif
+    EACH(i, n) p[i] = vset1(c[0]);
+    EACH(k, (int)(sizeof c / sizeof c[0]) - 1) EACH(i, n) p[i] = vmuladd(p[i], f[i], vset1(c[k + 1]));
 }
 
 /* With HAVE_SCALE, n in 2^x = 2^n 2^f is x rounded to 4 (0) bits after the point, and 2^(n - floor n) comes from a table,
@@ -44,28 +40,38 @@ INLINE vec exp2_slope(vec f) {
 #define EXP2_GRID ((real)(SDPA_REAL == 32 ? 0x1.8p19 : 0x1.8p52))
 #define EXP2_LEAST_NORMAL (SDPA_REAL == 32 ? -126 : -1022)
 
-/* 2^(n + f) for n next to x and f = x - n, where n was rounded to EXP2_GRID with HAVE_SCALE, else to EXP2_MAGIC, and t
- * is n with that added. With HAVE_SCALE the result is 0 where x is below the exponents of normal numbers. */
-INLINE vec vexp2_finish(vec x, vec t, vec n, vec f) {
+/* out = 2^(n + f) for n next to x and f = x - n, where n was rounded to EXP2_GRID with HAVE_SCALE, else to EXP2_MAGIC,
+ * and t is n with that added. With HAVE_SCALE the result is 0 where x is below the exponents of normal numbers. */
+INLINE void vexp2_finishes(vec *out, const vec *x, const vec *t, const vec *n, const vec *f, int count) {
 #if defined(HAVE_SCALE) && SDPA_REAL == 32
     const vec powers = {1,           1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f,
                         1.29683959f, 1.35425556f, 1.41421354f, 1.47682619f, 1.54221082f, 1.61049032f,
                         1.68179286f, 1.75625217f, 1.8340081f,  1.91520655f};
-    const vec power = vchoose(powers, t);
+    vec p[MOST_AT_ONCE], power[MOST_AT_ONCE];
+    EACH(i, count) power[i] = vchoose(powers, t[i]);
     /* minimax 1.6e-9 on [-1/32, 1/32] */
-    vec p = vmuladd(vset1(5.5502136502564352e-2f), f, vset1(2.4023428801394678e-1f));
-    p = vmuladd(p, f, vset1(6.9314718266662956e-1f));
-    return vscale(vmuladd(p, power * f, power), n, x, EXP2_LEAST_NORMAL);
+    EACH(i, count) p[i] = vmuladd(vset1(5.5502136502564352e-2f), f[i], vset1(2.4023428801394678e-1f));
+    EACH(i, count) p[i] = vmuladd(p[i], f[i], vset1(6.9314718266662956e-1f));
+    EACH(i, count) p[i] = vmuladd(p[i], power[i] * f[i], power[i]);
+    EACH(i, count) out[i] = vscale(p[i], n[i], x[i], EXP2_LEAST_NORMAL);
 #else
-    const vec p = vmuladd(exp2_slope(f), f, vset1(1));
+    vec p[MOST_AT_ONCE];
+    exp2_slopes(p, f, count);
+    EACH(i, count) p[i] = vmuladd(p[i], f[i], vset1(1));
 #ifdef HAVE_SCALE
     (void)t;
-    return vscale(p, n, x, EXP2_LEAST_NORMAL);
+    EACH(i, count) out[i] = vscale(p[i], n[i], x[i], EXP2_LEAST_NORMAL);
 #else
     (void)x, (void)n;
-    return p * (vec)((ivec)t << (SDPA_REAL == 32 ? 23 : 52));
+    EACH(i, count) out[i] = p[i] * (vec)((ivec)t[i] << (SDPA_REAL == 32 ? 23 : 52));
 #endif
 #endif
+}
+
+INLINE vec vexp2_finish(vec x, vec t, vec n, vec f) {
+    vec out;
+    vexp2_finishes(&out, &x, &t, &n, &f, 1);
+    return out;
 }
 
 /* 2^x. Error at most 1.0 (1.1) ulp, or 1.3 without FMA. NaN gives NaN. With AVX-512 +inf gives +inf, and results below
@@ -112,28 +118,38 @@ INLINE vec vexp2_above(vec c, vec x, vec m, bool any) {
 #endif
 }
 
-/* 2^(c d) with c = c_high + c_low, where rounding c d would cost |c d| ulp. c_high has at most half the bits of a
+/* d = 2^(c d) with c = c_high + c_low, where rounding c d would cost |c d| ulp. c_high has at most half the bits of a
  * significand and d >= d_min, where c d_min = -limit of vexp2; or d = -inf with AVX-512. Where c d is at most 127
  * (1023), the error is at most 1.3 ulp, or 1.6 without FMA. Results may be as small as 0.7 of the smallest normal
  * number. */
-INLINE vec vexp2_product(vec d, real c, real c_high, real c_low, real d_min) {
+INLINE void vexp2_products(vec *d, int count, real c, real c_high, real c_low, real d_min) {
+    vec t[MOST_AT_ONCE], n[MOST_AT_ONCE], f[MOST_AT_ONCE];
 #ifdef HAVE_SCALE
     (void)d_min;
-    const vec t = vmuladd(vset1(c), d, vset1(EXP2_GRID)), n = t - EXP2_GRID;
+    EACH(i, count) t[i] = vmuladd(vset1(c), d[i], vset1(EXP2_GRID));
+    EACH(i, count) n[i] = t[i] - EXP2_GRID;
 #else
-    d = vmax2(vset1(d_min), d);
-    const vec t = vmuladd(vset1(c), d, vset1(EXP2_MAGIC)), n = t - EXP2_MAGIC;
+    EACH(i, count) d[i] = vmax2(vset1(d_min), d[i]);
+    EACH(i, count) t[i] = vmuladd(vset1(c), d[i], vset1(EXP2_MAGIC));
+    EACH(i, count) n[i] = t[i] - EXP2_MAGIC;
 #endif
 #ifdef HAVE_FMA
-    vec f = vmulsub(vset1(c_high), d, n);
+    EACH(i, count) f[i] = vmulsub(vset1(c_high), d[i], n[i]);
 #else
     /* Products of half significands are exact. */
-    ivec half = (ivec)d & (SDPA_REAL == 32 ? ~(int64_t)0xfff : ~(int64_t)0x7ffffff);
-    vec d_high = (vec)half;
-    vec f = (c_high * d_high - n) + c_high * (d - d_high);
+    EACH(i, count) {
+        const ivec half = (ivec)d[i] & (SDPA_REAL == 32 ? ~(int64_t)0xfff : ~(int64_t)0x7ffffff);
+        const vec d_high = (vec)half;
+        f[i] = (c_high * d_high - n[i]) + c_high * (d[i] - d_high);
+    }
 #endif
-    f = vmuladd(vset1(c_low), d, f);
-    return vexp2_finish(n, t, n, f);
+    EACH(i, count) f[i] = vmuladd(vset1(c_low), d[i], f[i]);
+    vexp2_finishes(d, n, t, n, f, count);
+}
+
+INLINE vec vexp2_product(vec d, real c, real c_high, real c_low, real d_min) {
+    vexp2_products(&d, 1, c, c_high, c_low, d_min);
+    return d;
 }
 
 /* tanh x = E / (E + 2), E = e^(2|x|) - 1 = 2^n (2^f - 1) + (2^n - 1). Error at most 4.2 ulp, also near 0. */
@@ -145,7 +161,9 @@ INLINE vec vtanh(vec x) {
     vec n = vmuladd(vset1((real)c_high), a, vset1(EXP2_MAGIC));
     vec f = vmuladd(vset1((real)(c - c_high)), a, vmulsub(vset1((real)c_high), a, n - EXP2_MAGIC));
     vec power = (vec)((ivec)n << (SDPA_REAL == 32 ? 23 : 52));
-    vec e = vmuladd(power, exp2_slope(f) * f, power - 1);
+    vec slope;
+    exp2_slopes(&slope, &f, 1);
+    vec e = vmuladd(power, slope * f, power - 1);
     return (vec)((ivec)(e / (e + 2)) | sign);
 }
 

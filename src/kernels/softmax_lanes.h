@@ -1,0 +1,261 @@
+/* softmax_lanes: the softmax family for one row per lane. It sums in the order of softmax_rows (softmax.h). */
+#ifndef SDPA_KERNEL_SOFTMAX_LANES_H
+#define SDPA_KERNEL_SOFTMAX_LANES_H
+
+#include "softmax.h"
+
+/* Rows of at most this many elements are transposed into the lanes, which is cheaper than sums over the lanes: in the
+ * forward, and in the backward, which transposes twice as much (docs/kernels.md). */
+#define SHORT_ROW ((VEC_BYTES == 64 ? 2 : 8) * VL)
+#define SHORT_ROW_BACKWARD ((VEC_BYTES == 64 || SDPA_REAL == 64 ? 1 : 3) * VL)
+
+NOINLINE vec lanes_max(const real *x, int64_t col, int64_t n) {
+    vec m[2] = {vset1(-(real)INFINITY), vset1(-(real)INFINITY)};
+    int64_t j = 0;
+    for (; j + 2 <= n; j += 2) {
+        m[0] = vmax2(m[0], vload(x + j * col));
+        m[1] = vmax2(m[1], vload(x + j * col + col));
+    }
+    if (j < n) m[0] = vmax2(m[0], vload(x + j * col));
+    return vmax2(m[0], m[1]);
+}
+
+/* Per lane: what to subtract, the sum and its rounding error. */
+typedef struct lanes_stats {
+    vec shift, sum, low;
+} lanes_stats;
+
+/* Rows in the lanes: elements of x, g a column apart, what to subtract, and, unless NULL, where terms go. */
+typedef struct lane_rows {
+    const real *x, *g;
+    real *e;
+    int64_t x_col, g_col, e_col, n;
+    vec m;
+} lane_rows;
+
+typedef struct lane_terms {
+    vec x[SUM_CHAINS], g[SUM_CHAINS], term[SUM_CHAINS];
+} lane_terms;
+
+/* The terms of `count` elements from j on, `step` apart. */
+INLINE lane_terms lanes_terms(int count, enum sum_kind kind, const softmax_constants *k, const lane_rows *r, int64_t j,
+                              int64_t step) {
+    lane_terms t;
+    EACH(i, count) t.x[i] = vload(r->x + (j + i * step) * r->x_col);
+    EACH(i, count) t.g[i] = r->g ? vload(r->g + (j + i * step) * r->g_col) : (vec){0};
+    softmax_terms(t.term, count, kind, k, r->m, t.x, t.g);
+    for (int i = 0; i < count && r->e; i++) vstore(r->e + (j + i * step) * r->e_col, t.term[i]);
+    return t;
+}
+
+/* The sum of slot l. */
+INLINE vec slot_sum(vec *low, enum sum_kind kind, const softmax_constants *k, const lane_rows *r, int l) {
+    vec sum = {0};
+    *low = (vec){0};
+    for (int64_t j0 = l; j0 < r->n; j0 += SUM_CHAIN * SUM_CHAINS * VL) {
+        const int64_t most = j0 - l + SUM_CHAIN * SUM_CHAINS * VL, end = most < r->n ? most : r->n;
+        vec acc[SUM_CHAINS];
+        EACH(a, SUM_CHAINS) acc[a] = (vec){0};
+        int64_t j = j0;
+        for (; j + (SUM_CHAINS - 1) * VL < end; j += SUM_CHAINS * VL) {
+            const lane_terms t = lanes_terms(SUM_CHAINS, kind, k, r, j, VL);
+            EACH(a, SUM_CHAINS) acc[a] = add_term(kind, acc[a], t.term[a], t.x[a], t.g[a]);
+        }
+        EACH(a, SUM_CHAINS) {
+            if (j >= end) break;
+            const lane_terms t = lanes_terms(1, kind, k, r, j, VL);
+            acc[a] = add_term(kind, acc[a], t.term[0], t.x[0], t.g[0]);
+            j += VL;
+        }
+        add_exactly(&sum, low, sum_of_four(acc, 1));
+    }
+    return sum;
+}
+
+/* row_sum for lanes: sums one slot after the other. */
+INLINE vec lanes_sum(vec *low_out, enum sum_kind kind, const softmax_constants *k, const lane_rows *r) {
+    vec slot[VL], slot_low[VL];
+    const int n_slots = r->n < VL ? (int)r->n : VL;
+    if (r->n > 2 * VL) {
+        for (int l = 0; l < VL; l++) slot[l] = slot_sum(slot_low + l, kind, k, r, l);
+    } else {
+        /* So few terms are one in each partial sum of row_sum, and nothing is fused. */
+        for (int l = 0; l < n_slots; l++) slot[l] = slot_low[l] = (vec){0};
+        int64_t j = 0;
+        for (; j + SUM_CHAINS <= r->n; j += SUM_CHAINS) {
+            const lane_terms t = lanes_terms(SUM_CHAINS, kind, k, r, j, 1);
+            EACH(i, SUM_CHAINS) slot[(j + i) % VL] += t.term[i];
+        }
+        for (; j < r->n; j++) slot[j % VL] += lanes_terms(1, kind, k, r, j, 1).term[0];
+    }
+    for (int h = VL / 2; h > 0; h /= 2) {
+        for (int l = 0; l < h && l + h < n_slots; l++) {
+            slot_low[l] += slot_low[l + h];
+            add_exactly(slot + l, slot_low + l, slot[l + h]);
+        }
+    }
+    *low_out = vselect(slot_low[0] == slot_low[0], slot_low[0], (vec){0});
+    return slot[0];
+}
+
+NOINLINE vec lanes_sum_exp(vec *low, const softmax_constants *k, const lane_rows *r) {
+    return lanes_sum(low, SUM_EXP, k, r);
+}
+
+NOINLINE vec lanes_sum_product(vec *low, const softmax_constants *k, const lane_rows *r) {
+    return lanes_sum(low, SUM_PRODUCT, k, r);
+}
+
+NOINLINE vec lanes_sum_gradient(vec *low, const softmax_constants *k, const lane_rows *r) {
+    return lanes_sum(low, SUM_GRADIENT, k, r);
+}
+
+/* n elements of the result from j on. */
+INLINE void lanes_write_some(sdpa_softmax_op op, bool exp_first, const softmax_constants *k, const lanes_stats *t,
+                             const sdpa_softmax_block *b, const real *x, int64_t x_col, int64_t j, int n) {
+    const bool gradient = op == SDPA_SOFTMAX_BACKWARD || op == SDPA_LOG_SOFTMAX_BACKWARD;
+    const real *g = b->g;
+    real *out = b->out;
+    vec y[SUM_CHAINS], z[SUM_CHAINS];
+    EACH(i, n) y[i] = vload(x + (j + i) * x_col);
+    EACH(i, n) z[i] = gradient ? vload(g + (j + i) * b->g_col) : (vec){0};
+    if (exp_first) softmax_terms(y, n, SUM_EXP, k, t->shift, y, z);
+    softmax_results(op, k, t->shift, t->sum, t->low, y, z, n);
+    EACH(i, n) vstore(out + (j + i) * b->out_col, y[i]);
+}
+
+INLINE void lanes_write(sdpa_softmax_op op, bool exp_first, const softmax_constants *k, const lanes_stats *stats,
+                        const sdpa_softmax_block *b, const real *x, int64_t x_col) {
+    const lanes_stats own = *stats, *t = &own; /* a copy that no store can alias */
+    int64_t j = 0;
+    for (; j + SUM_CHAINS <= b->n; j += SUM_CHAINS) {
+        lanes_write_some(op, exp_first, k, t, b, x, x_col, j, SUM_CHAINS);
+    }
+    for (; j < b->n; j++) lanes_write_some(op, exp_first, k, t, b, x, x_col, j, 1);
+}
+
+/* Fills the lanes whose sum is NaN. */
+COLD NOINLINE void lanes_fill_nan(ivec nan, real left_out, const sdpa_softmax_block *b) {
+    const real *x = b->x;
+    real *out = b->out;
+    for (int64_t j = 0; j < b->n; j++) {
+        vec y = vselect(vload(x + j * b->x_col) == -(real)INFINITY, vset1(left_out), vset1((real)NAN));
+        vstore(out + j * b->out_col, vselect(nan, y, vload(out + j * b->out_col)));
+    }
+}
+
+/* The sums of a chunk. `most` receives its maxima, -inf where it has none. */
+INLINE lanes_stats lanes_sums(const sdpa_softmax_block *b, const softmax_constants *k, vec *most) {
+    lanes_stats t = {{0}, {0}, {0}};
+    lane_rows r = {.x = b->x, .x_col = b->x_col, .g = b->g, .g_col = b->g_col, .n = b->n};
+    *most = vset1(-(real)INFINITY);
+    if (b->op == SDPA_SOFTMAX_BACKWARD) {
+        t.sum = lanes_sum_product(&t.low, k, &r);
+    } else if (b->op == SDPA_LOG_SOFTMAX_BACKWARD) {
+        t.sum = lanes_sum_gradient(&t.low, k, &r);
+    }
+    if (!is_forward(b->op)) return t;
+    *most = lanes_max(b->x, b->x_col, b->n);
+    t.shift = r.m = vselect(*most == -(real)INFINITY, (vec){0}, *most);
+    r.g = NULL;
+    r.e = b->keeps ? b->out : NULL;
+    r.e_col = b->out_col;
+    t.sum = lanes_sum_exp(&t.low, k, &r);
+    if (b->op == SDPA_LOGSUMEXP && vany(t.shift == (real)INFINITY)) {
+        real sum[VL];
+        vstore(sum, t.sum);
+        for (int i = 0; i < VL; i++) {
+            if (t.shift[i] == (real)INFINITY) sum[i] = sum_at_infinity((const real *)b->x + i, b->x_col, b->n);
+        }
+        t.sum = vload(sum);
+    }
+    return t;
+}
+
+/* Stores the sums of a chunk. */
+INLINE void lanes_store(const sdpa_softmax_block *b, const lanes_stats *t, vec most) {
+    real m[VL], sum[VL], low[VL];
+    vstore(m, most);
+    vstore(sum, t->sum);
+    vstore(low, t->low);
+    for (int i = 0; i < VL; i++) b->stats[i] = (sdpa_softmax_stats){(double)m[i], (double)sum[i], (double)low[i], 1};
+}
+
+/* Sets the s and s_low of softmax_result, from t or, in the phase WRITE, from stored sums. Returns which lanes are
+ * NaN. */
+INLINE ivec lanes_finish(const sdpa_softmax_block *b, lanes_stats *t) {
+    if (b->op == SDPA_SOFTMAX && b->phase == SDPA_SOFTMAX_WHOLE) {
+        const ivec nan = t->sum != t->sum;
+        t->sum = softmax_inverse(t->sum, t->low, &t->low);
+        return nan;
+    }
+    real shift[VL], sum[VL], s[VL], s_low[VL];
+    vstore(shift, t->shift);
+    vstore(sum, t->sum);
+    vstore(s_low, t->low);
+    for (int i = 0; i < VL; i++) {
+        double l = (double)sum[i], l_low = (double)s_low[i], factor = 1;
+        if (b->phase == SDPA_SOFTMAX_WRITE) {
+            const sdpa_softmax_stats *row = b->row + i;
+            l = row->l;
+            l_low = row->l_low;
+            sum[i] = (real)l;
+            shift[i] = b->op == SDPA_LOGSUMEXP_BACKWARD ? (real)row->m : softmax_shift(row->m);
+            if (b->op == SDPA_SOFTMAX) {
+                factor = b->stats[i].factor;
+                shift[i] = softmax_shift(b->stats[i].m);
+            }
+        }
+        softmax_finish(b->op, l, l_low, factor, s + i, s_low + i);
+    }
+    *t = (lanes_stats){vload(shift), vload(s), vload(s_low)};
+    return vload(sum) != vload(sum);
+}
+
+INLINE void lanes_result(const sdpa_softmax_block *b, const softmax_constants *k, const lanes_stats *t, ivec nan) {
+    switch (b->op) {
+    case SDPA_SOFTMAX:
+        if (b->keeps) {
+            lanes_write(SDPA_SOFTMAX, false, k, t, b, b->out, b->out_col);
+        } else {
+            lanes_write(SDPA_SOFTMAX, true, k, t, b, b->x, b->x_col);
+        }
+        if (vany(nan)) lanes_fill_nan(nan, 0, b);
+        break;
+    case SDPA_LOG_SOFTMAX:
+        lanes_write(SDPA_LOG_SOFTMAX, false, k, t, b, b->x, b->x_col);
+        if (vany(nan)) lanes_fill_nan(nan, -(real)INFINITY, b);
+        break;
+    case SDPA_SOFTMAX_BACKWARD:
+        lanes_write(SDPA_SOFTMAX_BACKWARD, false, k, t, b, b->x, b->x_col);
+        break;
+    case SDPA_LOG_SOFTMAX_BACKWARD:
+        lanes_write(SDPA_LOG_SOFTMAX_BACKWARD, false, k, t, b, b->x, b->x_col);
+        break;
+    case SDPA_LOGSUMEXP_BACKWARD:
+        lanes_write(SDPA_LOGSUMEXP_BACKWARD, false, k, t, b, b->x, b->x_col);
+        break;
+    case SDPA_SOFTMAX_JACOBIAN:
+        lanes_write(SDPA_SOFTMAX_JACOBIAN, false, k, t, b, b->x, b->x_col);
+        break;
+    case SDPA_LOGSUMEXP:
+        break;
+    }
+}
+
+static void softmax_lanes(const sdpa_softmax_block *b) {
+    const softmax_constants k = softmax_load(b->scale);
+    lanes_stats t = {{0}, {0}, {0}};
+    if (b->phase != SDPA_SOFTMAX_WRITE) {
+        vec most;
+        t = lanes_sums(b, &k, &most);
+        if (b->phase == SDPA_SOFTMAX_SUM) {
+            lanes_store(b, &t, most);
+            return;
+        }
+    }
+    const ivec nan = lanes_finish(b, &t);
+    lanes_result(b, &k, &t, nan);
+}
+
+#endif

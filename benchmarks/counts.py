@@ -3,10 +3,12 @@
     python -m benchmarks.counts             compare, on every instruction set of this machine
     python -m benchmarks.counts --renew     write what is counted here to counts.json
     python -m benchmarks.counts --renew --keep      and keep what cannot be counted here
+    python -m benchmarks.counts --renew --keep --changed softmax        all but this work of it
 
 Counts depend on the compiler, so those on record name theirs, and another one is refused. After a
 change of all kernels, counts of instruction sets that this machine lacks would be wrong: --renew
-drops them. Use --keep only if the change does not concern them.
+drops them. Use --keep if the change does not concern them, and --changed for works it does concern:
+null takes their place, and a machine that has the instruction set says that they are to be renewed.
 """
 
 import argparse
@@ -36,6 +38,8 @@ NO_REPEATS = ":".join(
 )
 
 Counts = dict[str, int]
+Recorded = dict[str, int | None]
+"""None: the code has changed since, on a machine without the instruction set."""
 
 
 def compiler() -> str:
@@ -60,10 +64,20 @@ def count(isa: str) -> Counts:
     return {name: int(n) for name, n in (line.rsplit(": ", 1) for line in run.stdout.splitlines())}
 
 
-def differences(found: dict[str, Counts], recorded: dict[str, Counts]) -> Iterator[str]:
+def unknown(found: dict[str, Counts], recorded: dict[str, Recorded]) -> Iterator[str]:
+    """What was counted here and is on no record, nor wrong for that."""
+    for isa in found:
+        if isa not in recorded:
+            yield isa
+        else:
+            yield from (f"{isa} {name}" for name, n in recorded[isa].items() if n is None)
+
+
+def differences(found: dict[str, Counts], recorded: dict[str, Recorded]) -> Iterator[str]:
     """Lines on counts that are not within TOLERANCE of those on record, or missing on one side."""
     for isa in found.keys() & recorded.keys():
-        for name in sorted(found[isa].keys() | recorded[isa].keys()):
+        to_renew = {name for name, n in recorded[isa].items() if n is None}
+        for name in sorted((found[isa].keys() | recorded[isa].keys()) - to_renew):
             here, there = found[isa].get(name), recorded[isa].get(name)
             if here is None or there is None:
                 yield f"{isa} {name}: {there} on record, {here} here"
@@ -76,6 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.counts", description=__doc__)
     parser.add_argument("--renew", action="store_true", help="write counts.json")
     parser.add_argument("--keep", action="store_true", help="keep instruction sets not found here")
+    parser.add_argument("--changed", nargs="+", default=[], metavar="WORK", help="and not these")
     options = parser.parse_args()
     record = json.loads(RECORD.read_text())
     same = record["compiler"] == compiler()
@@ -83,14 +98,18 @@ def main() -> None:
         sys.exit(f"counts.json is for {record['compiler']}, this is {compiler()}: --renew")
     build()
     isas = sdpa.show_config("dicts")["isas_available"]
-    missing = [] if options.renew else [isa for isa in isas if isa not in record["counts"]]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = dict(zip(isas, pool.map(count, isas), strict=True))
     wrong = list(differences(found, record["counts"]))
-    print(*(f"{isa}: not on record, --renew" for isa in missing), *wrong, sep="\n")
+    if not options.renew:
+        for name in unknown(found, record["counts"]):
+            print(f"{name}: not on record, --renew")
+    print(*wrong, sep="\n")
     print(f"{sum(map(len, found.values()))} counts, {len(wrong)} differ")
     if options.renew:
         kept = record["counts"] if options.keep and same else {}
+        for counts in kept.values():
+            counts |= {name: None for name in options.changed if name in counts}
         new = {"compiler": compiler(), "counts": kept | found}
         RECORD.write_text(json.dumps(new, indent=1, sort_keys=True) + "\n")
     elif wrong:

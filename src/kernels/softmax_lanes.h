@@ -80,7 +80,7 @@ INLINE vec lanes_sum(vec *low_out, enum sum_kind kind, const softmax_constants *
         for (int l = 0; l < VL; l++) slot[l] = slot_sum(slot_low + l, kind, k, r, l);
     } else {
         /* So few terms are one in each partial sum of row_sum, and nothing is fused. */
-        for (int l = 0; l < VL; l++) slot[l] = slot_low[l] = (vec){0};
+        EACH(l, VL) slot[l] = slot_low[l] = (vec){0};
         int64_t j = 0;
         for (; j + SUM_CHAINS <= r->n; j += SUM_CHAINS) {
             const lane_terms t = lanes_terms(SUM_CHAINS, kind, k, r, j, 1);

@@ -229,7 +229,8 @@ stranger:
 COVERED = $(filter-out %_precision.py %_precision_options.py %_differential.py %_memory.py %_process.py %_cluster.py, \
 	$(wildcard $(addsuffix /test_*.py,$(addprefix tests/,attention softmax mechanisms interop kernels refusals)))) \
 	tests/lab/test_main.py
-COVERED_CASES = 'not generic and not avx512 and not f64'
+COVERED_CASES = '(softmax or not generic) and not avx512 and not f64 $(addprefix and not ,$(TIMED))'
+TIMED = 65536 random_moments test_text json_without
 COUNTED = $(abspath build/coverage)
 COUNTERS = -O1 -fprofile-instr-generate -fprofile-continuous -fprofile-update=atomic -fcoverage-mapping
 LLVM = $(subst clang,llvm,$(CLANG))

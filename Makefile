@@ -223,9 +223,10 @@ stranger:
 	tests/stranger.sh
 
 # Tests of precision and memory would run the same lines for long, and so would other instruction sets than AVX2, for
-# which there are the C tests and the tests that name none; peers' processes are not measured. clang counts branches as
-# they are written. Its counters lie in the file of counts itself, so that no way to leave a process loses them, and are
-# atomic, because those of a branch not taken are differences.
+# which there are the C tests and the tests that name none (of softmax there are no C tests); peers' processes are not
+# measured. clang counts branches as they are written. Its counters lie in the file of counts itself, so that no way to
+# leave a process loses them, and are atomic, because those of a branch not taken are differences. Calls take ten times
+# as long, for which the tests in TIMED have no time.
 COVERED = $(filter-out %_precision.py %_precision_options.py %_differential.py %_memory.py %_process.py %_cluster.py, \
 	$(wildcard $(addsuffix /test_*.py,$(addprefix tests/,attention softmax mechanisms interop kernels refusals)))) \
 	tests/lab/test_main.py
@@ -251,7 +252,7 @@ coverage: $(VENV)/with-$(EXTRAS) $(VENV)/coverage
 		FLAGS="$(COUNTERS) -Wno-pass-failed -DTIME_LIMIT=60"
 	build/c/coverage/driver
 	PYTHONPATH=$(COUNTED) PYTHONSAFEPATH=1 COVERAGE_FILE=$(COUNTED)/python \
-		$(BIN)/coverage run -m pytest -k $(COVERED_CASES) $(COVERED)
+		$(BIN)/coverage run -m pytest $(PYTEST_ARGS) -k $(COVERED_CASES) $(COVERED)
 	COVERAGE_FILE=$(COUNTED)/python $(BIN)/coverage combine
 	COVERAGE_FILE=$(COUNTED)/python $(BIN)/coverage report
 	$(subst llvm,llvm-profdata,$(LLVM)) merge -o $(COUNTED)/c $(COUNTED)/*.profraw

@@ -153,7 +153,7 @@ static bool set_tensor(const xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer 
 static sdpa_xla_error *copy_integers(const xla_call *c, const sdpa_xla_buffer *b, int64_t **copy) {
     const int64_t n = size_of(b);
     if (b->type != SDPA_XLA_S32 && b->type != SDPA_XLA_S64) return malformed(c, "type of integers");
-    *copy = sdpa_alloc((size_t)(n ? n : 1) * sizeof **copy);
+    *copy = sdpa_alloc((size_t)n * sizeof **copy);
     if (!*copy) return fail(c, SDPA_XLA_RESOURCE_EXHAUSTED, "sdpa: no memory");
     for (int64_t i = 0; i < n; i++) {
         (*copy)[i] = b->type == SDPA_XLA_S64 ? ((const int64_t *)b->data)[i] : ((const int32_t *)b->data)[i];

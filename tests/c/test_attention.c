@@ -135,9 +135,16 @@ static void shapes(void) {
         {.n_q = 50, .n_k = 40, .d_k = 16, .d_v = 32},
         {.n_q = 16, .n_k = 32, .d_k = 16, .d_v = 16},
         {.n_q = 20, .n_k = 35, .d_k = 32, .d_v = 32},
-        {.n_q = 20, .n_k = 135, .d_k = 16, .d_v = 40, .mask = BOOL_MASK, .poisoned = true, .has_upper = true},
+        {.n_q = 20,
+         .n_k = 35,
+         .d_k = 16,
+         .d_v = 40,
+         .mask = BOOL_MASK,
+         .poisoned = true,
+         .has_lower = true,
+         .has_upper = true},
         {.n_q = 8, .n_k = 2100, .d_k = 64, .d_v = 64},
-        {.n_q = 12, .n_k = 2100, .d_k = 64, .d_v = 64},
+        {.n_q = 12, .n_k = 2100, .d_k = 80, .d_v = 64},
         {.n_q = 12, .n_k = 8300, .d_k = 16, .d_v = 16},
     };
     static const unsigned layout[] = {0, LAYOUT_SPACED, LAYOUT_SHIFTED, LAYOUT_SWAPPED};

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -172,6 +173,23 @@ works()
 print("many" if n >= 5 else n)
 """
     assert run(program) == "many"
+
+
+@POSIX
+def test_an_exception_of_a_signal_handler_ends_the_call():
+    def stop(*_):
+        raise KeyError("stop")
+
+    x = np.ones((1 << 15, 64), np.float32)  # seconds of work
+    previous = signal.signal(signal.SIGUSR1, stop)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(KeyError, match="stop"):
+            sdpa.attention(x, x, x, workers=1)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, previous)
 
 
 @POSIX

@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 REASONS = tomllib.loads((ROOT / "tools" / "branches.toml").read_text(encoding="utf-8"))["reason"]
+FILE = str(Path("src") / "a.c")
 SOURCE = """
 int f(int a, int b) {
     assert(a < 9 &&
@@ -26,14 +27,14 @@ def branches(tmp_path, monkeypatch):
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "ROOT", tmp_path)
     (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "a.c").write_text(SOURCE)
+    (tmp_path / FILE).write_text(SOURCE)
     return module
 
 
 def listing(first, second, third, root):
     """What llvm-cov says of an object; each argument: the outcomes of a condition."""
     return f"""Coverage Report
-{root}/src/a.c:
+{root}/{FILE}:
     1|       |
     2|  2.31k|int f(int a, int b) {{
     3|      2|    assert(a < 9 &&
@@ -86,22 +87,22 @@ def test_an_outcome_counts_where_any_object_takes_it(branches, counts, tmp_path)
 
 def test_assertions_and_other_folders_do_not_count(counts):
     assert {branch.line for branch in counts.branches} == {5, 7}
-    assert counts.lines == {("src/a.c", n): n != 6 for n in range(2, 9)}
+    assert counts.lines == {(FILE, n): n != 6 for n in range(2, 9)}
 
 
 def test_every_missed_branch_has_one_reason_and_every_reason_a_branch(branches, counts, capsys):
     names = missed(branches, counts)
-    assert branches.compare(counts, [{"branches": {"src/a.c": names}}]) == 0
-    assert branches.compare(counts, [{"branches": {"src/a.c": names[1:]}}]) == 1
-    assert branches.compare(counts, [{"branches": {"src/a.c": [*names, names[0]]}}]) == 1
+    assert branches.compare(counts, [{"branches": {FILE: names}}]) == 0
+    assert branches.compare(counts, [{"branches": {FILE: names[1:]}}]) == 1
+    assert branches.compare(counts, [{"branches": {FILE: [*names, names[0]]}}]) == 1
     assert branches.compare(counts, []) == 4
-    assert f"src/a.c:5: {names[0]}" in capsys.readouterr().out
+    assert f"{FILE}:5: {names[0]}" in capsys.readouterr().out
 
 
 def test_what_differs_from_run_to_run_may_be_taken(branches, counts):
     names = missed(branches, counts)
     taken = "true: return «b» ? 1 : 2;"
-    reasons = [{"branches": {"src/a.c": names}}, {"varies": True, "branches": {"src/a.c": [taken]}}]
+    reasons = [{"branches": {FILE: names}}, {"varies": True, "branches": {FILE: [taken]}}]
     assert branches.compare(counts, reasons) == 0
 
 

@@ -17,7 +17,7 @@
 #   make analyze    static analysers read the C sources; every finding has its answer
 #   make test-platforms  the C core by other compilers, for musl, Windows, macOS and WebAssembly; the extension too
 #   make test-windows  builds the package for Windows and runs its tests under wine
-#   make coverage   lines and branches of C and Python that the tests reach
+#   make coverage   lines and branches of C and Python that the tests reach; branches of C never taken have reasons
 #   make mutation   changes of the code, five of each file, which the tests must notice
 #   make soak       ten minutes of calls, in which memory must not grow
 #   make stranger   a fresh clone in an empty environment: what the README names
@@ -222,25 +222,42 @@ soak: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 stranger:
 	tests/stranger.sh
 
-# The kernels of instruction sets that the machine lacks are compiled and count as not run. Tests of precision and memory
-# would run the same lines for long, and so would other instruction sets than AVX2, for which there are the C tests and
-# the tests that name none; peers' processes are not measured.
+# Tests of precision and memory would run the same lines for long, and so would other instruction sets than AVX2, for
+# which there are the C tests and the tests that name none (of softmax there are no C tests); peers' processes are not
+# measured. clang counts branches as they are written. Its counters lie in the file of counts itself, so that no way to
+# leave a process loses them, and are atomic, because those of a branch not taken are differences. Calls take ten times
+# as long, for which the tests in TIMED have no time.
 COVERED = $(filter-out %_precision.py %_precision_options.py %_differential.py %_memory.py %_process.py %_cluster.py, \
 	$(wildcard $(addsuffix /test_*.py,$(addprefix tests/,attention softmax mechanisms interop kernels refusals)))) \
 	tests/lab/test_main.py
-COVERED_CASES = 'not generic and not avx512 and not f64'
+COVERED_CASES = '(softmax or not generic) and not avx512 and not f64 $(addprefix and not ,$(TIMED))'
+TIMED = 65536 random_moments test_text json_without
 COUNTED = $(abspath build/coverage)
+COUNTERS = -O1 -fprofile-instr-generate -fprofile-continuous -fprofile-update=atomic -fcoverage-mapping
+LLVM = $(subst clang,llvm,$(CLANG))
+COVERAGE_PACKAGES = $(CLANG) $(LLVM) lib$(subst -,-rt-,$(CLANG))-dev
+coverage: export LLVM_PROFILE_FILE = $(COUNTED)/%m%c.profraw
 coverage: $(VENV)/with-$(EXTRAS) $(VENV)/coverage
+	@if ! command -v $(subst llvm,llvm-cov,$(LLVM)) >/dev/null \
+			|| ! echo 'int main(void) {}' | $(CLANG) -fprofile-instr-generate -xc -o /dev/null -; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update && apt-get install --yes --no-install-recommends $(COVERAGE_PACKAGES); \
+		else \
+			echo 'make coverage needs, on Debian: apt-get install $(COVERAGE_PACKAGES)' >&2; exit 1; \
+		fi; \
+	fi
 	rm -rf $(COUNTED) build/temp*/*-coverage build/c/coverage
-	SDPA_COVERAGE=1 $(BIN)/python setup.py build --build-lib $(COUNTED)
-	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/coverage STRIDE=4001 FLAGS="-O1 --coverage -fprofile-abs-path -DTIME_LIMIT=60"
+	CC=$(CLANG) SDPA_COVERAGE='$(COUNTERS)' $(BIN)/python setup.py build --build-lib $(COUNTED)
+	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/coverage STRIDE=4001 WIDE=$(STAND_IN) CC=$(CLANG) \
+		FLAGS="$(COUNTERS) -Wno-pass-failed -DTIME_LIMIT=60"
 	build/c/coverage/driver
 	PYTHONPATH=$(COUNTED) PYTHONSAFEPATH=1 COVERAGE_FILE=$(COUNTED)/python \
 		$(BIN)/coverage run -m pytest -k $(COVERED_CASES) $(COVERED)
-	$(BIN)/gcovr --root . --filter src/ --exclude 'src/kernels/vec_(avx512|neon|wide)' --print-summary --gcov-suspicious-hits-threshold 0 \
-		--exclude-branches-by-pattern ' *assert\(' --html-details $(COUNTED)/c.html --txt - build/temp*/*-coverage build/c/coverage
 	COVERAGE_FILE=$(COUNTED)/python $(BIN)/coverage combine
 	COVERAGE_FILE=$(COUNTED)/python $(BIN)/coverage report
+	$(subst llvm,llvm-profdata,$(LLVM)) merge -o $(COUNTED)/c $(COUNTED)/*.profraw
+	$(BIN)/python tools/branches.py --llvm-cov $(subst llvm,llvm-cov,$(LLVM)) $(COUNTED)/c \
+		$$(find build/temp*/*-coverage build/c/coverage -name '*.o')
 
 # Judged once each: a run goes on where the last one stopped. All groups are tried, and one open survivor is a failure.
 MUTANTS = 5

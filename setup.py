@@ -6,7 +6,7 @@ architecture and chooses its kernels when imported.
 
 Environment: ``SDPA_WERROR=1`` makes warnings errors; ``SDPA_SANITIZE=1`` builds with the address
 and undefined-behaviour sanitizers, ``SDPA_SANITIZE=thread`` with that of threads;
-``SDPA_COVERAGE=1`` with the counters of gcov.
+``SDPA_COVERAGE=FLAGS`` with these flags, which make the compiler count.
 """
 
 import gzip
@@ -80,9 +80,9 @@ if chosen := os.environ.get("SDPA_SANITIZE"):
     FLAGS += ["-DSDPA_ASSERT"]
     LINK_FLAGS = ["-pthread", *SANITIZE]
     VARIANT += f"-sanitize-{chosen}"
-if os.environ.get("SDPA_COVERAGE") == "1":
-    FLAGS += ["-O1", "--coverage"]
-    LINK_FLAGS = ["-pthread", "--coverage"]
+if counters := os.environ.get("SDPA_COVERAGE"):
+    FLAGS += counters.split()
+    LINK_FLAGS = ["-pthread", *counters.split()]
     VARIANT += "-coverage"
 
 GIL_BUILD = not sysconfig.get_config_var("Py_GIL_DISABLED")

@@ -15,7 +15,7 @@ void sdpa_fetch_share(const sdpa_unit *u, sdpa_fetched what, int64_t first, int6
         const sdpa_tensor *t = tensors[what][i].t;
         if (!t->data) continue;
         /* Wrong between batch entries that do not follow each other in memory, which costs requests and nothing else. */
-        const int64_t next = p->n_head > 1 || p->n_axes == 0 ? t->head : t->batch[p->n_axes - 1];
+        const int64_t next = p->n_head > 1 ? t->head : t->batch[p->n_axes - 1]; /* there is another head */
         const char *head = t->data + sdpa_offset(p, t, u->batch - p->first_batch, u->head) + next;
         const int64_t n_rows = tensors[what][i].n_rows, end = n_rows * (first + n) / of;
         for (int64_t row = n_rows * first / of; row < end; row++) {

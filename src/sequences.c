@@ -58,7 +58,7 @@ double sdpa_sequences_pairs(const sdpa_problem *p) {
 static int compare(const void *x, const void *y) {
     const sdpa_share *a = x, *b = y;
     if (a->cost != b->cost) return a->cost > b->cost ? -1 : 1;
-    return a->sequence < b->sequence ? -1 : a->sequence > b->sequence;
+    return (a->sequence > b->sequence) - (a->sequence < b->sequence);
 }
 
 int64_t sdpa_shares_deal(sdpa_share *shares, int64_t n) {

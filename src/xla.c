@@ -153,7 +153,7 @@ static bool set_tensor(const xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer 
 static sdpa_xla_error *copy_integers(const xla_call *c, const sdpa_xla_buffer *b, int64_t **copy) {
     const int64_t n = size_of(b);
     if (b->type != SDPA_XLA_S32 && b->type != SDPA_XLA_S64) return malformed(c, "type of integers");
-    *copy = sdpa_alloc((size_t)(n ? n : 1) * sizeof **copy);
+    *copy = sdpa_alloc((size_t)n * sizeof **copy);
     if (!*copy) return fail(c, SDPA_XLA_RESOURCE_EXHAUSTED, "sdpa: no memory");
     for (int64_t i = 0; i < n; i++) {
         (*copy)[i] = b->type == SDPA_XLA_S64 ? ((const int64_t *)b->data)[i] : ((const int32_t *)b->data)[i];
@@ -313,13 +313,10 @@ static sdpa_xla_error *read_results(xla_call *c) {
         if (next == results->size) return malformed(c, "number of results");
         const sdpa_xla_buffer *b = results->items[next++];
         sdpa_tensor *t = tensor_at(&c->problem, &result_slots[i]);
-        sdpa_dtype dtype;
-        int64_t bytes;
-        if (!set_tensor(c, t, b, &result_slots[i]) || !read_type(b->type, &dtype, &bytes)) {
-            return malformed(c, "type or shape of a result");
-        }
+        if (!set_tensor(c, t, b, &result_slots[i])) return malformed(c, "type or shape of a result");
+        const size_t bytes = (size_t)(sdpa_size_of(t->dtype) * size_of(b));
         if (i >= SDPA_XLA_GRADIENTS && !sdpa_clears(&c->problem, t) &&
-            sdpa_parallel_zero(t->data, (size_t)(bytes * size_of(b)), c->problem.n_workers, NULL) != SDPA_OK) {
+            sdpa_parallel_zero(t->data, bytes, c->problem.n_workers, NULL) != SDPA_OK) {
             return fail(c, SDPA_XLA_CANCELLED, "sdpa: cancelled");
         }
     }

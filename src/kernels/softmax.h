@@ -299,7 +299,7 @@ INLINE sdpa_softmax_stats row_stats(const sdpa_softmax_block *b, const softmax_c
         }
     } else if (b->op == SDPA_SOFTMAX_BACKWARD) {
         l = row_sum_product(k, x, g, b->n);
-    } else if (b->op == SDPA_LOG_SOFTMAX_BACKWARD) {
+    } else { /* SDPA_LOG_SOFTMAX_BACKWARD: the other functions have no sums */
         l = row_sum_gradient(k, x, g, b->n);
     }
     return (sdpa_softmax_stats){m, (double)l.sum, (double)l.low, 1};
@@ -368,7 +368,7 @@ INLINE void row_result(const sdpa_softmax_block *b, const softmax_constants *k, 
 static void softmax_rows(const sdpa_softmax_block *b) {
     const softmax_constants k = softmax_load(b->scale);
     const bool sums = b->phase != SDPA_SOFTMAX_WRITE, writes = b->phase != SDPA_SOFTMAX_SUM,
-               maxima = sums && is_forward(b->op) && b->n_rows > 0;
+               maxima = sums && is_forward(b->op); /* there is at least one row */
     real most = maxima ? row_max(b->x, b->n) : 0;
     row_end before = {0};
     /* A row is written after the sum of the next one, and that one's maximum is taken before: nothing waits. */

@@ -231,12 +231,11 @@ int sdpa_check_out(PyObject *value, const npy_intp *sizes, int n, int type_numbe
     return 0;
 }
 
-/* Finds the range of addresses of all bytes: at least *low, below *high. */
+/* Finds the range of addresses of all bytes, of which there are some: at least *low, below *high. */
 static void find_bounds(PyArrayObject *a, const char **low, const char **high) {
     *low = *high = PyArray_DATA(a);
     for (int i = 0; i < PyArray_NDIM(a); i++) {
         npy_intp span = (PyArray_DIM(a, i) - 1) * PyArray_STRIDE(a, i);
-        if (PyArray_DIM(a, i) == 0) return;
         if (span < 0) *low += span;
         if (span > 0) *high += span;
     }

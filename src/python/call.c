@@ -124,7 +124,7 @@ static int broadcast_lead(sdpa_call *call, const char *name, PyArrayObject *a, b
             *common = size;
         } else if (size != 1 && size != *common) {
             char expected[SDPA_SHAPE_SIZE], got[SDPA_SHAPE_SIZE];
-            bool groups = axis == call->nd - 3 && size && *common % size == 0 && a != call->q;
+            bool groups = axis == call->nd - 3 && size && *common % size == 0;
             PyErr_Format(PyExc_ValueError, "%s: expected leading axes that broadcast with %s, got %s%s", name,
                          sdpa_shape_text(expected, "", call->shape, call->nd - 2),
                          sdpa_shape_text(got, "", PyArray_DIMS(a), nd - 2),
@@ -199,10 +199,8 @@ static int set_sizes(sdpa_call *call) {
     for (int i = 0; i < call->nd - 2; i++) call->shape[i] = 1;
     bool gqa = call->options.enable_gqa;
     if (gqa && check_heads(call) < 0) return -1;
-    if (broadcast_lead(call, "query", q, gqa) < 0 || broadcast_lead(call, "key", k, gqa) < 0 ||
-        (v && broadcast_lead(call, "value", v, gqa) < 0)) {
-        return -1;
-    }
+    broadcast_lead(call, "query", q, gqa); /* cannot fail: it is the first */
+    if (broadcast_lead(call, "key", k, gqa) < 0 || (v && broadcast_lead(call, "value", v, gqa) < 0)) return -1;
     call->shape[call->nd - 2] = p->n_q;
     call->shape[call->nd - 1] = p->d_v;
     sdpa_call_set_axes(call);

@@ -7,7 +7,7 @@ const char *sdpa_shape_text(char text[SDPA_SHAPE_SIZE], const char *lead, const 
     for (int i = 0; i < n; i++) {
         used += snprintf(text + used, SDPA_SHAPE_SIZE - (size_t)used, "%s%lld", i ? ", " : "", (long long)sizes[i]);
     }
-    snprintf(text + used, SDPA_SHAPE_SIZE - (size_t)used, n == 1 && !*lead ? ",)" : ")");
+    snprintf(text + used, SDPA_SHAPE_SIZE - (size_t)used, n == 1 ? ",)" : ")");
     return text;
 }
 

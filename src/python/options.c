@@ -103,8 +103,8 @@ static int read_window(sdpa_options *options, PyObject *value) {
         PyErr_Format(PyExc_TypeError, "window: expected a pair (left, right), got %.200R", value);
         return -1;
     }
-    PyObject *left = PySequence_GetItem(value, 0), *right = PySequence_GetItem(value, 1);
-    int failed = !left || !right || read_bound(left, value, &options->has_left, &options->left) < 0 ||
+    PyObject *left = PySequence_GetItem(value, 0), *right = left ? PySequence_GetItem(value, 1) : NULL;
+    int failed = !right || read_bound(left, value, &options->has_left, &options->left) < 0 ||
                  read_bound(right, value, &options->has_right, &options->right) < 0;
     Py_XDECREF(left);
     Py_XDECREF(right);

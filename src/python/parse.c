@@ -42,6 +42,7 @@ static void raise_unexpected(const sdpa_state *state, const sdpa_signature *s, P
     Py_XDECREF(nearest);
 }
 
+/* Every function takes an argument by position, so that more than one was given. */
 static void raise_too_many(const sdpa_signature *s, Py_ssize_t n_given, PyObject *const values[N_NAMES]) {
     char takes[60], keywords[80] = "";
     int n_keywords = 0;
@@ -53,11 +54,10 @@ static void raise_too_many(const sdpa_signature *s, Py_ssize_t n_given, PyObject
         PyOS_snprintf(takes, sizeof takes, "from %d to %d positional arguments", s->n_required, s->n_positional);
     }
     if (n_keywords) {
-        PyOS_snprintf(keywords, sizeof keywords, " positional argument%s (and %d keyword-only argument%s)",
-                      n_given == 1 ? "" : "s", n_keywords, n_keywords == 1 ? "" : "s");
+        PyOS_snprintf(keywords, sizeof keywords, " positional arguments (and %d keyword-only argument%s)", n_keywords,
+                      n_keywords == 1 ? "" : "s");
     }
-    PyErr_Format(PyExc_TypeError, "%s() takes %s but %zd%s %s given", s->function, takes, n_given, keywords,
-                 n_given == 1 && !n_keywords ? "was" : "were");
+    PyErr_Format(PyExc_TypeError, "%s() takes %s but %zd%s were given", s->function, takes, n_given, keywords);
 }
 
 static void raise_missing(const sdpa_signature *s, PyObject *const values[N_NAMES]) {
@@ -128,9 +128,8 @@ int sdpa_read_bool(const char *name, PyObject *value, bool *result) {
         return 0;
     }
     if (PyArray_IsScalar(value, Bool)) {
-        int truth = PyObject_IsTrue(value);
-        *result = truth > 0;
-        return truth < 0 ? -1 : 0;
+        *result = PyObject_IsTrue(value) == 1;
+        return 0;
     }
     PyErr_Format(PyExc_TypeError, "%s: expected True or False, got %.200R", name, value);
     return -1;
@@ -167,10 +166,6 @@ int sdpa_read_integer(const char *name, PyObject *value, long long *result) {
 }
 
 int sdpa_read_workers(PyObject *value, int *result) {
-    if (!value || value == Py_None) {
-        *result = sdpa_get_num_threads();
-        return 0;
-    }
     long long n;
     if (sdpa_read_integer("workers", value, &n) < 0) return -1;
     if (n == 0 || n < -1) {

@@ -15,6 +15,6 @@ int sdpa_parse(PyObject *module, const sdpa_signature *signature, PyObject *cons
 int sdpa_read_bool(const char *name, PyObject *value, bool *result);         /* bool or numpy.bool, nothing else */
 int sdpa_read_finite(const char *name, PyObject *value, double *result);     /* any real number but NaN and Inf */
 int sdpa_read_integer(const char *name, PyObject *value, long long *result); /* clamped to the range of long long */
-int sdpa_read_workers(PyObject *value, int *result);                         /* value may be NULL or None */
+int sdpa_read_workers(PyObject *value, int *result);
 
 #endif

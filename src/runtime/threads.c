@@ -46,11 +46,8 @@ static int64_t directory_quota(const char *directory, bool v2) {
 /* The smallest quota of the group at mount + path and of its ancestors, all of which apply; 0: none. Inside a container
  * the path may name a directory that exists only on the host: it is skipped. */
 static int64_t group_quota(const char *mount, const char *path, bool v2) {
-    char directory[PATH_SIZE];
-    int length = snprintf(directory, sizeof directory, "%s%s", mount, path);
-    if (length < 0 || length >= PATH_SIZE) {
-        return 0;
-    }
+    char directory[PATH_SIZE]; /* both parts are shorter than half of it */
+    snprintf(directory, sizeof directory, "%s%s", mount, path);
     int64_t smallest = 0;
     for (;;) {
         int64_t quota = directory_quota(directory, v2);
@@ -58,7 +55,7 @@ static int64_t group_quota(const char *mount, const char *path, bool v2) {
             smallest = quota;
         }
         char *slash = strrchr(directory, '/');
-        if (!slash || slash < directory + strlen(mount)) {
+        if (slash < directory + strlen(mount)) { /* the mount has slashes, too */
             return smallest;
         }
         *slash = '\0';

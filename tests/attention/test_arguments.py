@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.calls import F32, backward_operands, message, ones, operands
 from support.helpers import BFLOAT16, compute_type
+from support.protocols import OnDevice
 
 import sdpa
 from sdpa import _core
@@ -153,3 +154,90 @@ def test_needs():
         assert all(getattr(alone, other) is None for other in full._fields if other != name)
     assert sdpa.attention_backward(**x, needs=()) == (None,) * 5
     assert sdpa.attention_backward(**x).attn_mask is None
+
+
+class Broken:
+    """A number that cannot be had, by an exception that says so."""
+
+    def __index__(self):
+        raise RuntimeError("broken")
+
+    __float__ = __index__
+    bit_generator = None
+
+    def bytes(self, n):
+        raise RuntimeError("broken")
+
+
+class BrokenPair(tuple):
+    """A pair without the member `at`."""
+
+    at = 0
+
+    def __getitem__(self, i):
+        if i == self.at:
+            raise RuntimeError("broken")
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scale": Broken()},
+        {"workers": Broken()},
+        {"window": BrokenPair((1, 1))},
+        {"window": type("Second", (BrokenPair,), {"at": 1})((1, 1)), "is_causal": True},
+        {"rng": Broken(), "dropout_p": 0.5},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_an_exception_of_an_argument_passes(options):
+    with pytest.raises(RuntimeError, match="broken"):
+        sdpa.attention(**operands(), **options)
+
+
+def test_an_axis_that_raises():
+    with pytest.raises(RuntimeError, match="broken"):
+        sdpa.softmax(np.ones(3), axis=Broken())
+
+
+def test_needs_that_raise():
+    def needs():
+        raise RuntimeError("broken")
+        yield
+
+    x = np.ones((3, 4), F32)
+    lse = np.zeros(3, F32)
+    with pytest.raises(RuntimeError, match="broken"):
+        sdpa.attention_backward(x, x, x, x, x, lse, needs=needs())
+
+
+def test_workers_far_below_zero():
+    text = message(ValueError, sdpa.attention, **operands(), workers=-(10**30))
+    assert text.startswith("workers: expected None, -1 (all CPUs) or at least 1, got -1000")
+
+
+def test_no_key_heads():
+    x, none = np.ones((3, 2, 4), F32), np.ones((0, 2, 4), F32)
+    text = "key: expected leading axes that broadcast with (3,), got (0,)"
+    assert message(ValueError, sdpa.attention, x, none, none) == text
+    cu = {"cu_seqlens_q": [0, 2], "cu_seqlens_k": [0, 2]}
+    text = message(ValueError, sdpa.attention, *(a.swapaxes(0, 1) for a in (x, none, none)), **cu)
+    assert text.startswith("key: expected 1 or 3 heads, got")
+
+
+def test_a_tangent_that_is_no_array():
+    x = np.ones((3, 4), F32)
+    text = message(TypeError, sdpa.attention_jvp, x, x, x, OnDevice(2, 1), x, x)
+    assert text.startswith("query_t: expected an array on the CPU")
+
+
+def test_functions_without_their_arguments():
+    for function in (
+        sdpa.additive_attention,
+        sdpa.additive_attention_forward,
+        sdpa.additive_attention_backward,
+        sdpa.attention_double_backward,
+    ):
+        with pytest.raises(TypeError, match="missing"):
+            function()

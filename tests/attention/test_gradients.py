@@ -345,3 +345,30 @@ def test_a_huge_grad_out_has_a_finite_gradient(rng, n_k):
     got = sdpa.attention_backward(grad_out, q, k, v, out, lse, needs=("value",)).value
     p = sdpa.attention_weights(*(x.astype(np.float64) for x in (q, k)))
     np.testing.assert_allclose(got, np.swapaxes(p, -1, -2) @ grad_out.astype(np.float64), rtol=1e-4)
+
+
+@pytest.mark.parametrize("lead", [(300,), (2, 150), (300, 1)])
+@pytest.mark.parametrize("needs", [("query", "key", "value"), ("query",), ("value",)])
+def test_many_short_heads_have_the_gradients_of_each(rng, lead, needs):
+    """Rows of the next head are fetched while a head is computed, if all exceed the caches."""
+    g, q, k, v = normal(rng, (4, *lead, 32, 64), np.float32)
+    every = sdpa.attention_backward(g, q, k, v, *sdpa.attention_forward(q, k, v), needs=needs)
+    for at in (0,) * len(lead), tuple(n - 1 for n in lead):
+        x = [a[at] for a in (g, q, k, v)]
+        one = sdpa.attention_backward(*x, *sdpa.attention_forward(*x[1:]), needs=needs)
+        for name in needs:
+            assert np.array_equal(getattr(every, name)[at], getattr(one, name))
+
+
+def test_scores_too_large_for_a_single_pass(rng):
+    """One key has all the weight of a query, and lse is beyond 2^19 in log2 units."""
+    q, k = normal(rng, (2, 100, 8), np.float32) * np.float32(3000)
+    k = np.concatenate([k, -k, k / 2])
+    v, g = normal(rng, (300, 8), np.float32), normal(rng, (100, 8), np.float32)
+    fwd = sdpa.attention_forward(q, k, v)
+    best = (q.astype(np.float64) @ k.T).argmax(1)
+    assert np.array_equal(fwd.out, v[best])
+    expected = np.zeros((300, 8))
+    np.add.at(expected, best, g)
+    found = sdpa.attention_backward(g, q, k, v, *fwd, needs=("value",))
+    np.testing.assert_allclose(found.value, expected, rtol=1e-5, atol=1e-5)

@@ -286,3 +286,10 @@ def test_against_the_oracle(rng, dtype, options):
     true = reference.attention_backward(grad_out, q, k, v, *expected, **options)
     for name in ("query", "key", "value"):
         assert_within(getattr(ours, name), getattr(true, name), getattr(bounds, name), name)
+
+
+def test_nothing_visible(compute_dtype):
+    x = np.ones((5, 4), compute_dtype)
+    out, lse = sdpa.attention_forward(x, x, x, key_lengths=0, invariant=True)
+    assert (out == 0).all()
+    assert (lse == -np.inf).all()

@@ -186,3 +186,41 @@ def test_packed_with_chosen_heads_and_queries(rng, isa, dtype, name):
         for a, b in zip(found, alone, strict=True):
             b = b[s] if "dropout_p" in own else b
             np.testing.assert_array_equal(a[:, cu_k[s] : cu_k[s + 1]], b)
+
+
+def test_more_heads_than_are_in_flight(rng):
+    """The last heads are fewer than those before them."""
+    q, k = normal(rng, (100, 5, 4), np.float32), normal(rng, (100, 7, 4), np.float32)
+    every = sdpa.attention_received(q, k)
+    for head in 0, 63, 64, 99:
+        one = sdpa.attention_received(q[head], k[head])
+        assert_same_bits(every.total[head], one.total)
+
+
+def test_more_queries_than_have_room(rng):
+    """The sums of a single head are more than those that several heads may have together."""
+    q, k = normal(rng, (2**18 + 1, 2), np.float32), normal(rng, (3, 2), np.float32)
+    total, largest = sdpa.attention_received(q, k)
+    weights = sdpa.attention_weights(q, k)
+    np.testing.assert_allclose(total, weights.sum(0, dtype=np.float64), rtol=1e-6)
+    np.testing.assert_allclose(largest, weights.max(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("queries", [None, [1, 0]])
+def test_packed_without_memory(queries):
+    x, cu = np.ones((4, 1, 2), np.float32), [0, 2, 4]
+
+    def received():
+        return sdpa.attention_received(x, x, cu_seqlens_q=cu, cu_seqlens_k=cu, queries=queries)
+
+    for n in range(10):
+        sdpa._core._alloc_fail_after(n)
+        try:
+            with pytest.raises(MemoryError):
+                received()
+        except pytest.fail.Exception:
+            break
+        finally:
+            sdpa._core._alloc_fail_after(-1)
+    assert 0 < n < 9
+    assert received().total.shape == (1, 4)

@@ -413,3 +413,30 @@ def test_results_are_new_native_contiguous_arrays(rng, dtype, n_q, n_k):
         assert x.flags.owndata
         assert x.flags.writeable
         assert x.dtype.isnative
+
+
+def test_rows_at_odd_distances(rng, isa):
+    """Fields of records: rows that are aligned, but no multiple of an element apart."""
+    record = np.dtype({"names": ["x"], "formats": [("f4", (8,))], "itemsize": 33})
+    x = np.zeros((3, 40), record)["x"]
+    x[...] = rng.standard_normal(x.shape)
+    assert x.strides[1:] == (33, 4)
+    whole = [np.ascontiguousarray(a) for a in x]
+    assert sdpa.attention(*x).tobytes() == sdpa.attention(*whole).tobytes()
+
+
+def test_a_scale_beyond_what_small_problems_take(rng, isa):
+    q, k, v = rng.standard_normal((3, 5, 8), np.float32)
+    small = sdpa.attention(q * np.float32(2.0**-70), k, v, scale=2.0**70)
+    np.testing.assert_allclose(small, sdpa.attention(q, k, v, scale=1.0), rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_of_a_row_with_nan(isa):
+    q, k = np.ones((2, 4), np.float32), np.ones((9, 4), np.float32)
+    k[3] = np.nan
+    assert np.isnan(sdpa.attention_statistics(q, k).lse).all()
+
+
+def test_groups_without_heads(rng):
+    x = rng.standard_normal((5, 8), np.float32)
+    assert np.array_equal(sdpa.attention(x, x, x, enable_gqa=True), sdpa.attention(x, x, x))

@@ -128,6 +128,38 @@ static void layouts(void) {
     }
 }
 
+/* Shapes that only wide vectors tell apart, in layouts without any mask: a last panel of few queries, full lanes beside
+ * few keys, keys so many that they are fetched ahead, pairs of bfloat16 that are masked in rows of several vectors. */
+static void shapes(void) {
+    static const test_case cases[] = {
+        {.n_q = 50, .n_k = 40, .d_k = 16, .d_v = 32},
+        {.n_q = 16, .n_k = 32, .d_k = 16, .d_v = 16},
+        {.n_q = 20, .n_k = 35, .d_k = 32, .d_v = 32},
+        {.n_q = 20,
+         .n_k = 35,
+         .d_k = 16,
+         .d_v = 40,
+         .mask = BOOL_MASK,
+         .poisoned = true,
+         .has_lower = true,
+         .has_upper = true},
+        {.n_q = 8, .n_k = 2100, .d_k = 64, .d_v = 64},
+        {.n_q = 12, .n_k = 2100, .d_k = 80, .d_v = 64},
+        {.n_q = 12, .n_k = 8300, .d_k = 16, .d_v = 16},
+    };
+    static const unsigned layout[] = {0, LAYOUT_SPACED, LAYOUT_SHIFTED, LAYOUT_SWAPPED};
+    for (int t = 0; t < N_DTYPES; t++) {
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            test_case c = cases[i];
+            c.n_batch = c.n_head = c.group = 1;
+            c.dtype = dtypes[t].all;
+            c.narrow = dtypes[t].narrow;
+            c.scale = 0.2;
+            for (int x = 0; x < (c.n_k < 100 ? 4 : 1); x++) in_layout(&c, layout[x]);
+        }
+    }
+}
+
 /* --- fast paths */
 
 static const struct {
@@ -157,6 +189,10 @@ static const struct {
       .has_upper = true,
       .upper = 60,
       .offset = true},
+     false},
+    {"fold, open below",
+     SDPA_PATH_FOLD,
+     {.n_head = 4, .group = 4, .n_q = 1, .n_k = 50, .has_lower = true, .lower = -60},
      false},
     {"parts", SDPA_PATH_PARTS, {.n_head = 1, .n_q = 4, .n_k = 2100}, false},
     {"fused", SDPA_PATH_FUSED, {.n_head = 1, .n_q = 40, .n_k = 300}, false},
@@ -350,11 +386,62 @@ static void interruption(void) {
     }
 }
 
+static sdpa_status write_weights(const sdpa_problem *p) { return sdpa_attention_weights(p, SDPA_WEIGHTS); }
+
+static int polls_left;
+
+static int poll_countdown(void) { return polls_left-- <= 0; }
+
+/* Whichever step of a pass an interruption finds, the call ends there. A call polls every 20 ms. */
+static void interruption_of_every_pass(void) {
+    enum { HEADS = 5, N_Q = 200, N_K = 1500, D = 64 };
+    static const struct {
+        sdpa_status (*call)(const sdpa_problem *);
+        int64_t rows, columns; /* of o */
+    } passes[] = {{sdpa_attention_backward, N_Q, D},
+                  {sdpa_attention_double_backward, N_Q, D},
+                  {sdpa_attention_tangent, N_Q, D},
+                  {write_weights, N_Q, N_K},
+                  {sdpa_attention_received, N_K, SDPA_N_RECEIVED},
+                  {sdpa_attention_statistics, N_Q, SDPA_N_STATISTICS}};
+    for (int pass = 0; pass < 6; pass++) {
+        const sdpa_dtype dtype = pass < 2 ? SDPA_BF16 : SDPA_F32;
+        test_case c = {.n_batch = 1, .n_head = HEADS, .group = 1, .d_k = D, .d_v = D, .dtype = dtype, .scale = 0.125};
+        fixture *f = new_fixture(&c, 0);
+        sdpa_problem p = f->p;
+        p.n_q = N_Q;
+        p.n_k = N_K;
+        p.interrupted = poll_countdown;
+        p.q = p.k = p.v = p.dout = new_tensor(f, dtype, 1, 1, D, NULL);
+        p.q.row = p.k.row = p.v.row = p.dout.row = p.q.head = p.k.head = p.v.head = p.dout.head = 0;
+        p.q_t = p.k_t = p.v_t = p.q;
+        p.dlse.data = NULL;
+        p.lse = new_tensor(f, SDPA_F32, HEADS, N_Q, 1, NULL);
+        p.o = new_tensor(f, dtype, HEADS, passes[pass].rows, passes[pass].columns, NULL);
+        p.o_t = new_tensor(f, dtype, HEADS, N_Q, D, NULL);
+        p.dq = new_tensor(f, dtype, HEADS, N_Q, D, NULL);
+        p.dk = new_tensor(f, dtype, HEADS, N_K, D, NULL);
+        p.dv = new_tensor(f, dtype, HEADS, N_K, D, NULL);
+        int n = 0;
+        sdpa_status status = SDPA_INTERRUPTED;
+        for (; n < 1000 && status == SDPA_INTERRUPTED; n += 1 + n) {
+            polls_left = n;
+            p.n_workers = 1 + n % 3;
+            status = passes[pass].call(&p);
+            CHECK(status == SDPA_INTERRUPTED || (status == SDPA_OK && n > 0), "pass %d, poll %d: %d", pass, n,
+                  (int)status);
+        }
+        CHECK(status == SDPA_OK, "pass %d ends without an interruption", pass);
+        free_fixture(f);
+    }
+}
+
 void test_attention(void) {
     naive_seed();
     sizes();
     options();
     layouts();
+    shapes();
     fast_paths();
     merging();
 }
@@ -383,4 +470,5 @@ void test_disturbed(void) {
     }
     faults();
     interruption();
+    interruption_of_every_pass();
 }

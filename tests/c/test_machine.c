@@ -88,6 +88,10 @@ static void allocation(void) {
         sdpa_free(third);
         sdpa_free(first);
     }
+    char *kept = sdpa_alloc(10), *none = sdpa_alloc(0);
+    CHECK(kept && none && none != kept, "%p and nothing at %p", (void *)kept, (void *)none);
+    sdpa_free(none);
+    sdpa_free(kept);
     CHECK(!sdpa_alloc(SIZE_MAX) && !sdpa_alloc(SIZE_MAX - 64) && !sdpa_alloc(SIZE_MAX / 2), "impossible sizes");
 
     for (int n = 0; n < 4; n++) {
@@ -162,6 +166,12 @@ static void quota(void) {
         {1,
          "1:cpu:/a\n0::/a\n", /* both versions: the smaller */
          {"cpu/a/cpu.cfs_quota_us", "300000\n", "cpu/a/cpu.cfs_period_us", "100000\n", "a/cpu.max", "50000 100000\n"}},
+        {1,
+         "1:cpu:/a\n0::/a\n",
+         {"cpu/a/cpu.cfs_quota_us", "100000\n", "cpu/a/cpu.cfs_period_us", "100000\n", "a/cpu.max", "300000 100000\n"}},
+        {2, "0::/a/b\n", {"a/b/cpu.max", "400000 100000\n", "a/cpu.max", "200000 100000\n"}},
+        {0, "0::/\n", {"cpu.max", "100000000 100\n"}}, /* more than there may be threads */
+        {0, "2:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us", "150000\n"}},
         {0, "not a line of cgroup\n\n:\n", {"cpu.max", "200000 100000\n"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -128,6 +128,22 @@ static void test_passes(void) {
     p.features = sdpa_problem_features(&p);
     CHECK(sdpa_attention_forward(&p) == SDPA_OK, "forward");
     CHECK(!memcmp(o, o2, sizeof o) && !memcmp(lse, lse2, sizeof lse), "forward");
+    /* lse alone, by a fast path and by the general way. */
+    for (int softcap = 0; softcap < 2; softcap++) {
+        float expected[LSE_SIZE];
+        begin_forward(&c);
+        c.numbers[SDPA_XLA_SOFTCAP] = softcap;
+        CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
+        memcpy(expected, lse, sizeof lse);
+        begin(&c);
+        c.numbers[SDPA_XLA_SOFTCAP] = softcap;
+        add(&c, true, SDPA_XLA_LSE_RESULT, SDPA_XLA_F32, lse, 3, of_lse);
+        memset(lse, 0xff, sizeof lse);
+        CHECK(!sdpa_xla_forward(&c.frame) && !memcmp(lse, expected, sizeof lse), "lse alone, softcap %d", softcap);
+    }
+    begin_forward(&c);
+    c.integers[SDPA_XLA_WORKERS] = -1;
+    CHECK(!sdpa_xla_forward(&c.frame) && !memcmp(o, o2, sizeof o), "as many threads as CPUs");
 
     begin(&c);
     add(&c, false, SDPA_XLA_GRAD_OUT, SDPA_XLA_F32, dout, 4, of_q);
@@ -291,6 +307,37 @@ static void test_types(void) {
     }
 }
 
+/* Two heads of keys for four of queries; then no keys at all, for which XLA may pass no memory. */
+static void test_groups(void) {
+    enum { HEADS = N_BATCH * N_HEAD, KEY_HEADS = 2, KEYS = 2 };
+    static const int64_t of_q[] = {1, N_Q, HEADS, D}, of_k[] = {1, KEYS, KEY_HEADS, D}, of_lse[] = {1, HEADS, N_Q};
+    static float o2[Q_SIZE], lse2[LSE_SIZE];
+    int64_t unused[N_BATCH];
+    call c;
+    for (int n_k = KEYS; n_k >= 0; n_k -= KEYS) {
+        begin(&c);
+        c.frame.operands.size = c.integers[SDPA_XLA_OPERAND_BITS] = 0;
+        c.integers[SDPA_XLA_LEAD] = 1;
+        c.integers[SDPA_XLA_LEAD + 1] = HEADS;
+        add(&c, false, SDPA_XLA_QUERY, SDPA_XLA_F32, q, 4, of_q);
+        add(&c, false, SDPA_XLA_KEY, SDPA_XLA_F32, n_k ? k : NULL, 4, of_k);
+        add(&c, false, SDPA_XLA_VALUE, SDPA_XLA_F32, n_k ? v : NULL, 4, of_k);
+        add(&c, true, SDPA_XLA_OUT_RESULT, SDPA_XLA_F32, o, 4, of_q);
+        add(&c, true, SDPA_XLA_LSE_RESULT, SDPA_XLA_F32, lse, 3, of_lse);
+        c.dims[1][1] = c.dims[2][1] = n_k;
+        CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
+        sdpa_problem p = written(unused);
+        p.n_batch = 1, p.n_axes = 0, p.n_head = HEADS, p.n_k = n_k, p.key_length.data = NULL;
+        p.q.row = 4 * HEADS * D, p.k.row = p.v.row = 4 * KEY_HEADS * D;
+        p.k.head = p.v.head = 4 * D, p.k.group = p.v.group = HEADS / KEY_HEADS;
+        p.o = p.q;
+        p.o.data = (char *)o2, p.lse.data = (char *)lse2;
+        p.features = sdpa_problem_features(&p);
+        CHECK(sdpa_attention_forward(&p) == SDPA_OK, "%d keys", n_k);
+        CHECK(!memcmp(o, o2, sizeof o) && !memcmp(lse, lse2, sizeof lse), "%d keys", n_k);
+    }
+}
+
 /* The rows of the first batch entry as two sequences; each has the result of a separate call. */
 static void begin_packed(call *c, int32_t cu_q[3], int32_t cu_k[3]) {
     static const int64_t of_q[] = {N_Q, N_HEAD, D}, of_k[] = {N_K, 1, D}, of_lse[] = {N_HEAD, N_Q}, ends[] = {3};
@@ -360,6 +407,22 @@ static void test_packed_rows(void) {
     begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
     c.dims[4][0] = 2;
     CHECK(sdpa_xla_forward(&c.frame), "another number of sequences");
+    const int64_t pairs_of[] = {N_Q, N_K};
+    float packed_mask[N_Q * N_K] = {0};
+    for (int i = 0; i < 4; i++) {
+        begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
+        if (i == 0) c.buffers[3].rank = 2;
+        if (i == 1) c.dims[3][0] = 0;
+        if (i == 2) add(&c, false, SDPA_XLA_LENGTHS, SDPA_XLA_S32, per_sequence, 2, pairs_of);
+        if (i == 3) {
+            c.frame.operands.size -= 2, c.integers[SDPA_XLA_OPERAND_BITS] = 7;
+            add(&c, false, SDPA_XLA_MASK, SDPA_XLA_F32, packed_mask, 3, (int64_t[]){1, N_Q, N_K});
+            add(&c, false, SDPA_XLA_CU_Q, SDPA_XLA_S32, (int32_t[]){0, 1, N_Q}, 1, three);
+            add(&c, false, SDPA_XLA_CU_K, SDPA_XLA_S32, (int32_t[]){0, 4, N_K}, 1, three);
+        }
+        last_code = 0;
+        CHECK(sdpa_xla_forward(&c.frame) && last_code == SDPA_XLA_INVALID_ARGUMENT, "packed, %d", i);
+    }
     begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
     c.integers[SDPA_XLA_OPERAND_BITS] &= ~(1 << SDPA_XLA_CU_K);
     c.frame.operands.size--;
@@ -402,6 +465,18 @@ static void test_refused(void) {
     REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.buffers[3].type = SDPA_XLA_F32);
     REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.dims[3][0] = 3);
     REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.dims[MOST + 1][2] = N_Q + 1);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.buffers[MOST].rank = 3);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.buffers[1].rank = 3);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.buffers[2].rank = 3);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.buffers[3].rank = 2);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.dims[1][2] = 0);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.texts[0].data = "integerz");
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.arrays[0].size = SDPA_XLA_LEAD + SDPA_MAX_AXES + 1);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, c.frame.results.items[c.frame.results.size++] = &c.buffers[MOST]);
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, (add_options(&c), c.buffers[8].type = SDPA_XLA_S32));
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, (add_options(&c), c.dims[8][0] = 1));
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, (add_options(&c), c.dims[3][3] = N_K - 1));
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT, add(&c, false, SDPA_XLA_CU_Q, SDPA_XLA_S32, lengths, 1, (int64_t[]){N_BATCH}));
     lengths[1] = N_K + 1;
     REFUSED(SDPA_XLA_INVALID_ARGUMENT, (void)0);
     CHECK(strcmp(last_error, "key_lengths: expected integers from 0 to Lk = 5, got 6") == 0, "%s", last_error);
@@ -434,7 +509,8 @@ void test_xla(void) {
         uint32_t traits;
     } reply = {.version = {.major = -1, .minor = -1}, .traits = 7};
     memcpy(&metadata.reply, &(void *){&reply}, sizeof metadata.reply);
-    question.extensions = &metadata.base;
+    sdpa_xla_extension other = {sizeof other, SDPA_XLA_METADATA + 1, &metadata.base};
+    question.extensions = &other;
     CHECK(!sdpa_xla_forward(&question), "the version");
     CHECK(reply.version.major == 0 && reply.version.minor == 1 && reply.traits == 0, "%d.%d", reply.version.major,
           reply.version.minor);
@@ -450,6 +526,7 @@ void test_xla(void) {
     test_options();
     test_second();
     test_types();
+    test_groups();
     test_packed_rows();
     test_rounding();
     test_refused();

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.calls import CALLS, F32, everything, message, operands
-from support.protocols import OnlyArray, OnlyDlpack
+from support.protocols import OnDevice, OnlyArray, OnlyDlpack
 
 import sdpa
 
@@ -125,3 +125,30 @@ def test_a_cache_keeps_what_it_is_given(rng):
     cache.append(OnlyDlpack(key), OnlyArray(value))
     np.testing.assert_array_equal(cache.key, key)
     np.testing.assert_array_equal(cache.value, value)
+
+
+@pytest.mark.parametrize("attribute", ["__array_interface__", "__array_struct__"])
+def test_older_protocols(attribute):
+    """They come before DLPack, which is not asked."""
+    x = np.arange(6.0)
+    made = {attribute: property(lambda self: getattr(x, attribute)), "__dlpack__": None}
+    assert np.array_equal(sdpa.softmax(type("Older", (), made)()), sdpa.softmax(x))
+
+
+@pytest.mark.parametrize("device", [(1, 0), (3, 0), (11, 0), (13, 0), ("cpu", 0), 1])
+def test_devices_that_numpy_reads(device):
+    made = {"__dlpack__": OnlyDlpack.__dlpack__, "__dlpack_device__": lambda self: device}
+    tensor = type("Tensor", (OnlyDlpack,), made)(np.arange(6.0))
+    assert np.array_equal(sdpa.softmax(tensor), sdpa.softmax(np.arange(6.0)))
+
+
+def test_a_device_without_a_name():
+    text = message(TypeError, sdpa.softmax, OnDevice(0, 2))
+    assert text.endswith("on device type 0:2")
+
+
+def test_no_elements_and_no_memory():
+    """Such an array may lie at address 0."""
+    made = {"data": (0, False), "shape": (0, 4), "typestr": "<f4", "version": 3}
+    x = type("Empty", (), {"__array_interface__": made})()
+    assert sdpa.attention(np.ones((2, 4), F32), x, x).tolist() == [[0] * 4] * 2

@@ -36,6 +36,7 @@ def test_show_config(capsys):
     assert "-ffp-contract=off" in config["build_flags"]  # see setup.py
     assert sdpa.show_config() is None
     assert capsys.readouterr().out == "".join(f"{key}: {value}\n" for key, value in config.items())
+    assert sdpa.show_config(mode="stdout") is None
 
 
 def test_use_isa(isa):
@@ -46,6 +47,33 @@ def test_use_isa(isa):
     assert message(ValueError, _core._use_isa, "sse9").startswith(expected)
     assert message(TypeError, _core._use_isa, 3) == "name: expected a string, got 3"
     assert sdpa.show_config("dicts")["isa"] == isa
+
+
+def test_arguments_of_private_functions():
+    for call in (
+        lambda: _core._use_isa("\ud800"),
+        lambda: _core._array("\ud800", 1),
+    ):
+        with pytest.raises(UnicodeEncodeError):
+            call()
+    for call in (
+        lambda: _core._array("x"),
+        lambda: _core._array(1, 1),
+        lambda: _core._alloc_fail_after("x"),
+        lambda: sdpa.show_config("dicts", "stdout"),
+        _core._check_attention,
+        _core._check_attention_backward,
+    ):
+        with pytest.raises(TypeError):
+            call()
+
+
+def test_more_threads_than_there_may_be():
+    before = sdpa.get_num_threads()
+    sdpa.set_num_threads(10**6)
+    most = sdpa.get_num_threads()
+    sdpa.set_num_threads(before)
+    assert most == 1024
 
 
 def available():
@@ -116,17 +144,38 @@ print(has_gil, not sysconfig.get_config_var("Py_GIL_DISABLED"))"""
     assert has_gil == should, done.stderr
 
 
-def test_a_second_module_object():
-    """Each module object has its own state, so a second import works beside the first."""
+def imported_again():
+    """A second module object."""
     spec = importlib.util.spec_from_file_location("sdpa._core", _core.__file__)
     other = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(other)
+    return other
+
+
+def test_an_overlap_that_numpy_cannot_decide(monkeypatch):
+    """Elements that interleave: too hard a problem counts as an overlap, other exceptions pass."""
+
+    def fails(*args):
+        raise error
+
+    monkeypatch.setattr(np, "shares_memory", fails)
+    core = imported_again()
+    x = np.ones((2, 3, 4))
+    for error in np.exceptions.TooHardError(), KeyError("other"):
+        expected = ValueError if isinstance(error, RuntimeError) else KeyError
+        with pytest.raises(expected):
+            core.attention(x[0, :, ::2], x[0, :, ::2], x[0, :, ::2], out=x[0, :, 1::2])
+
+
+def test_a_second_module_object():
+    """Each module object has its own state, so a second import works beside the first."""
+    other = imported_again()
     x = np.ones((3, 4))
     np.testing.assert_array_equal(other.attention(x, x, x), sdpa.attention(x, x, x))
     assert other.attention_forward(x, x, x)._fields == ("out", "lse")
     assert other.AttentionForward is not sdpa.AttentionForward
     attention = other.attention
-    del other, spec
+    del other
     gc.collect()
     np.testing.assert_array_equal(attention(x, x, x), x)
     np.testing.assert_array_equal(sdpa.attention(x, x, x), x)

@@ -143,6 +143,7 @@ time.sleep(0.3)
         "sdpa.attention_backward(row, row, huge, huge, row, one, **query, workers=WORKERS)",
         "sdpa.additive_attention(y, y, y, w, w, w[0], workers=WORKERS)",
         "sdpa.additive_attention_backward(y, y, y, y, w, w, w[0], None, y, ones, workers=WORKERS)",
+        "sdpa.set_num_threads(WORKERS) or sdpa.logsumexp(tall)",
     ],
 )
 def test_ctrl_c_ends_a_long_call_within_a_second(call, workers):
@@ -150,6 +151,7 @@ def test_ctrl_c_ends_a_long_call_within_a_second(call, workers):
 y = np.ones((1 << 18, 64), np.float32)
 row = y[:1]
 huge = np.broadcast_to(row, (1 << 27, 64))
+tall = np.broadcast_to(row[0, 0], (1 << 23, 4096))
 query = {{"needs": ("query",)}}
 ones = np.ones(1 << 18, np.float32)
 one = ones[:1]

@@ -332,3 +332,9 @@ def test_torch_gradcheck(torch, isa):
 def test_compute_type_of_lse(dtype, rng):
     x = draw(rng, dtype, 3, 4, 2, 2, 2, 2)
     assert sdpa.additive_attention_forward(*x.values()).lse.dtype == compute_type(dtype)
+
+
+def test_many_channels(rng):
+    """A line of sums is longer than a block of the gradients of weights."""
+    x = draw(rng, np.float32, 2, 3, 2, 2, 2, 1200)
+    check_additive(x, normal(rng, (2, 2, 2), np.float32))

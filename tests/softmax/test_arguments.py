@@ -76,3 +76,41 @@ def test_no_memory(shape):
     finally:
         sdpa._core._alloc_fail_after(-1)
     assert sdpa.softmax(x).shape == shape
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("shape", [(40, 3), (5, 300)])
+def test_elements_at_odd_distances(shape, kept, rng):
+    """Fields of records of 4 n + 1 bytes: every element is read where it is."""
+    last = shape[1] if kept else 1
+    record = np.dtype({"names": ["x"], "formats": [("f4", (last,))], "itemsize": 4 * last + 1})
+    x = np.zeros(shape[:1] if kept else shape, record)["x"]
+    x = x if kept else x[..., 0]
+    x[...] = rng.standard_normal(shape)
+    assert x.strides[-2 if kept else -1] % 4 == 1
+    for axis in 0, 1:
+        assert np.array_equal(sdpa.softmax(x, axis=axis), sdpa.softmax(x.copy(), axis=axis))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_out_whose_elements_run_backwards(axis, order, rng):
+    x = rng.standard_normal((19, 23)).astype(np.float32)
+    for dtype in np.float32, np.float16:
+        for rows in slice(None), slice(None, None, -1):
+            for columns in slice(None), slice(None, None, -1):
+                out = np.empty(x.shape, dtype, order)[rows, columns]
+                expected = sdpa.softmax(x.astype(dtype), axis=axis)
+                assert np.array_equal(sdpa.softmax(x.astype(dtype), axis=axis, out=out), expected)
+
+
+def test_a_number_keeps_its_dimensions():
+    assert sdpa.logsumexp(3.0, keepdims=True) == 3
+
+
+def test_lse_of_another_type():
+    x = np.zeros((2, 4), np.float16)
+    lse = np.full(2, np.log(4), np.float32)
+    assert sdpa.logsumexp_backward(np.ones(2, np.float16), x, lse).tolist() == [[0.25] * 4] * 2
+    with pytest.raises(TypeError, match="dtype float16 of x or float32"):
+        sdpa.logsumexp_backward(np.ones(2, np.float16), x, lse.astype(np.float64))

@@ -236,7 +236,7 @@ NOINLINE bool backward_short(const sdpa_unit *u, void *scratch) {
     return true;
 }
 #else
-INLINE bool backward_short(const sdpa_unit *u, void *scratch) { return u == NULL || scratch == NULL; }
+INLINE bool backward_short(const sdpa_unit *u, void *scratch) { return (void)u, (void)scratch, false; }
 #endif
 
 #endif

@@ -198,7 +198,7 @@ NOINLINE bool forward_small(const sdpa_unit *u, void *scratch) {
     return true;
 }
 #else
-INLINE bool forward_small(const sdpa_unit *u, void *scratch) { return u == NULL || scratch == NULL; }
+INLINE bool forward_small(const sdpa_unit *u, void *scratch) { return (void)u, (void)scratch, false; }
 #endif
 
 #endif

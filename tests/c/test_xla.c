@@ -409,6 +409,7 @@ static void test_packed_rows(void) {
     CHECK(sdpa_xla_forward(&c.frame), "another number of sequences");
     const int64_t pairs_of[] = {N_Q, N_K};
     float packed_mask[N_Q * N_K] = {0};
+    int32_t cu_q[] = {0, 1, N_Q}, cu_k[] = {0, 4, N_K};
     for (int i = 0; i < 4; i++) {
         begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
         if (i == 0) c.buffers[3].rank = 2;
@@ -417,8 +418,8 @@ static void test_packed_rows(void) {
         if (i == 3) {
             c.frame.operands.size -= 2, c.integers[SDPA_XLA_OPERAND_BITS] = 7;
             add(&c, false, SDPA_XLA_MASK, SDPA_XLA_F32, packed_mask, 3, (int64_t[]){1, N_Q, N_K});
-            add(&c, false, SDPA_XLA_CU_Q, SDPA_XLA_S32, (int32_t[]){0, 1, N_Q}, 1, three);
-            add(&c, false, SDPA_XLA_CU_K, SDPA_XLA_S32, (int32_t[]){0, 4, N_K}, 1, three);
+            add(&c, false, SDPA_XLA_CU_Q, SDPA_XLA_S32, cu_q, 1, three);
+            add(&c, false, SDPA_XLA_CU_K, SDPA_XLA_S32, cu_k, 1, three);
         }
         last_code = 0;
         CHECK(sdpa_xla_forward(&c.frame) && last_code == SDPA_XLA_INVALID_ARGUMENT, "packed, %d", i);

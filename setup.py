@@ -188,7 +188,9 @@ class BuildExt(build_ext):
         # No stack is unwound through C, and the tables for it are 4 % of the wheel. The plainest
         # kernels, which only old CPUs run, are compiled shorter for another percent.
         tables = [] if SANITIZE else ["-fno-asynchronous-unwind-tables"]
-        left_out = ("schedule-insns2", "tree-pre", "caller-saves", "align-loops")
+        left_out = ["schedule-insns2", "tree-pre", "caller-saves", "tree-ch"]
+        left_out += ["tree-loop-distribute-patterns"]
+        left_out += [f"align-{place}" for place in ("functions", "jumps", "labels", "loops")]
         short = [f"-fno-{step}" for step in left_out] if self.uses_gcc() else []
         # Some systems' Pythons compile with stack protectors. In the core, which reads no input of
         # unknown size, they cost instructions at every call, and one more percent.
@@ -196,14 +198,18 @@ class BuildExt(build_ext):
         for name, flags in reversed(kernels().items()):
             rest = short if name.startswith("generic") else []
             yield Unit(Path("src/kernels/kernel.c"), name, [*flags, *plain, *rest])
-        for path in sorted([*Path("src").glob("*.c"), *Path("src/runtime").glob("*.c")]):
-            yield Unit(path, flags=plain)
         # What runs once per process, or beside long work on arrays, is compiled for size.
-        rare = ("additive", "config", "docstring", "errors", "merge", "module")
-        size = [] if "-O1" in FLAGS else ["-Os"]
-        for path in sorted(Path("src/python").glob("*.c")):
-            flags = [*tables, *(size if path.stem in rare else [])]
-            yield Unit(path, flags=flags, macros=MACROS + about, includes=python_includes)
+        rare = {
+            "src": ("sequences", "xla"),
+            "src/runtime": ("isa", "threads"),
+            "src/python": ("additive", "config", "docstring", "errors", "merge", "module"),
+        }
+        for folder, names in rare.items():
+            bound = folder == "src/python"
+            macros, includes = (MACROS + about, python_includes) if bound else ((), ())
+            for path in sorted(Path(folder).glob("*.c")):
+                size = ["-Os"] if path.stem in names and "-O1" not in FLAGS else []
+                yield Unit(path, "", [*(tables if bound else plain), *size], macros, includes)
 
 
 class Sdist(sdist):

@@ -97,7 +97,7 @@ static inline void sdpa_fetch(const sdpa_unit *u, sdpa_fetched what, int64_t fir
 /* Rows per kernel call: no ISA has more lanes. */
 #define SDPA_SOFTMAX_ROWS 64
 
-/* exp((x - m) / t) = 2^(c (x - m)), see vexp2_product; in backward functions exp(d) = 2^(c d). */
+/* exp((x - m) / t) = 2^(c (x - m)), see vexp2_products; in backward functions exp(d) = 2^(c d). */
 typedef struct sdpa_softmax_scale {
     double c, c_high, c_low, d_min, d_max;
     double inverse; /* 1 / t */

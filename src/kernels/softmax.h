@@ -17,6 +17,9 @@
 
 #define SUM_CHAINS 4
 #define SUM_CHAIN 8
+/* How many terms of a sum are computed step by step: more than one is faster with AVX2 (docs/kernels.md). */
+#define AT_ONCE (VEC_BYTES == 32 ? MOST_AT_ONCE : 1)
+_Static_assert(SUM_CHAINS % AT_ONCE == 0 && SUM_CHAINS <= MOST_AT_ONCE, "");
 /* Whether the next row is fetched beside stores, and the bytes of a row up to which that pays (docs/kernels.md). */
 #define FETCH_STORED (VEC_BYTES == 64 && SDPA_REAL == 32)
 #define FETCH_ROW 4096
@@ -115,7 +118,7 @@ INLINE void softmax_results(sdpa_softmax_op op, const softmax_constants *k, vec 
     }
 }
 
-/* The s of softmax_result from the sum of the row. In SDPA_SOFTMAX the chunk's exponentials times `factor` are those
+/* The s of softmax_results from the sum of the row. In SDPA_SOFTMAX the chunk's exponentials times `factor` are those
  * relative to the row's maximum. */
 INLINE void softmax_finish(sdpa_softmax_op op, double l, double l_low, double factor, real *s, real *s_low) {
     l_low = l_low == l_low ? l_low : 0;
@@ -203,15 +206,18 @@ INLINE softmax_sum row_sum(enum sum_kind kind, const softmax_constants *constant
         vec acc[SUM_CHAINS];
         UNROLL for (int a = 0; a < SUM_CHAINS; a++) acc[a] = (vec){0};
         for (; j + SUM_CHAINS * VL <= end; j += SUM_CHAINS * VL) {
-            vec y[SUM_CHAINS], element[SUM_CHAINS], term[SUM_CHAINS];
-            EACH(a, SUM_CHAINS) y[a] = g ? vload(g + j + a * VL) : (vec){0};
-            EACH(a, SUM_CHAINS) element[a] = vload(x + j + a * VL);
-            softmax_terms(term, SUM_CHAINS, kind, k, shift, element, y);
-            EACH(a, SUM_CHAINS) {
-                if (e) vstore(e + j + a * VL, term[a]);
-                if (kind == SUM_EXP && (!e || FETCH_STORED)) __builtin_prefetch(x + next + j + a * VL, 0, 2);
-                if (e && FETCH_STORED) __builtin_prefetch(e + next + j + a * VL, 1, 2);
-                acc[a] = add_term(kind, acc[a], term[a], element[a], y[a]);
+            UNROLL for (int a0 = 0; a0 < SUM_CHAINS; a0 += AT_ONCE) {
+                vec y[AT_ONCE], element[AT_ONCE], term[AT_ONCE];
+                EACH(a, AT_ONCE) y[a] = g ? vload(g + j + (a0 + a) * VL) : (vec){0};
+                EACH(a, AT_ONCE) element[a] = vload(x + j + (a0 + a) * VL);
+                softmax_terms(term, AT_ONCE, kind, k, shift, element, y);
+                EACH(a, AT_ONCE) {
+                    const int64_t at = j + (a0 + a) * VL;
+                    if (e) vstore(e + at, term[a]);
+                    if (kind == SUM_EXP && (!e || FETCH_STORED)) __builtin_prefetch(x + next + at, 0, 2);
+                    if (e && FETCH_STORED) __builtin_prefetch(e + next + at, 1, 2);
+                    acc[a0 + a] = add_term(kind, acc[a0 + a], term[a], element[a], y[a]);
+                }
             }
         }
         vec part[SUM_CHAINS]; /* indexed, hence in memory; acc stays in registers */
@@ -243,19 +249,20 @@ NOINLINE softmax_sum row_sum_gradient(const softmax_constants *k, const real *x,
 INLINE void row_write(sdpa_softmax_op op, bool exp_first, const softmax_constants *k, real m, real s, real s_low,
                       const real *x, const real *g, real *out, int64_t n) {
     const vec vm = vset1(m), vs = vset1(s), vs_low = vset1(s_low);
+    const bool exps = op == SDPA_LOG_SOFTMAX_BACKWARD || op == SDPA_LOGSUMEXP_BACKWARD,
+               together = exps ? AT_ONCE == SUM_CHAINS : !exp_first; /* four vectors, where it pays */
     int64_t j = 0;
-    for (; j + SUM_CHAINS * VL <= n; j += SUM_CHAINS * VL) {
+    for (; j + SUM_CHAINS * VL <= n && together; j += SUM_CHAINS * VL) {
         vec y[SUM_CHAINS], z[SUM_CHAINS];
         EACH(a, SUM_CHAINS) y[a] = vload(x + j + a * VL);
         EACH(a, SUM_CHAINS) z[a] = g ? vload(g + j + a * VL) : (vec){0};
-        if (exp_first) softmax_terms(y, SUM_CHAINS, SUM_EXP, k, vm, y, z);
         softmax_results(op, k, vm, vs, vs_low, y, z, SUM_CHAINS);
         EACH(a, SUM_CHAINS) vstore(out + j + a * VL, y[a]);
     }
     for (; j < n; j += VL) {
         vec y = row_part(x, j, n, 0);
         const vec z = g ? row_part(g, j, n, 0) : (vec){0};
-        if (exp_first) softmax_terms(&y, 1, SUM_EXP, k, vm, &y, &z);
+        if (exp_first) y = softmax_term(SUM_EXP, k, vm, y, z);
         softmax_results(op, k, vm, vs, vs_low, &y, &z, 1);
         row_part_store(out, y, j, n);
     }
@@ -305,7 +312,7 @@ INLINE sdpa_softmax_stats row_stats(const sdpa_softmax_block *b, const softmax_c
     return (sdpa_softmax_stats){m, (double)l.sum, (double)l.low, 1};
 }
 
-/* The m and s of softmax_result for a chunk of a row, and the row's lse where that is given. */
+/* The m and s of softmax_results for a chunk of a row, and the row's lse where that is given. */
 typedef struct row_end {
     real m, s, s_low, lse;
     bool nan;

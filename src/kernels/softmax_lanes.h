@@ -34,7 +34,7 @@ typedef struct lane_rows {
 } lane_rows;
 
 typedef struct lane_terms {
-    vec x[SUM_CHAINS], g[SUM_CHAINS], term[SUM_CHAINS];
+    vec x[AT_ONCE], g[AT_ONCE], term[AT_ONCE];
 } lane_terms;
 
 /* The terms of `count` elements from j on, `step` apart. */
@@ -57,19 +57,23 @@ INLINE vec slot_sum(vec *low, enum sum_kind kind, const softmax_constants *k, co
         vec acc[SUM_CHAINS];
         EACH(a, SUM_CHAINS) acc[a] = (vec){0};
         int64_t j = j0;
-        for (; j + (SUM_CHAINS - 1) * VL < end; j += SUM_CHAINS * VL) {
-            const lane_terms t = lanes_terms(SUM_CHAINS, kind, k, r, j, VL);
-            EACH(a, SUM_CHAINS) acc[a] = add_term(kind, acc[a], t.term[a], t.x[a], t.g[a]);
-        }
-        EACH(a, SUM_CHAINS) {
-            if (j >= end) break;
-            const lane_terms t = lanes_terms(1, kind, k, r, j, VL);
-            acc[a] = add_term(kind, acc[a], t.term[0], t.x[0], t.g[0]);
-            j += VL;
+        while (j < end) {
+            EACH(a, SUM_CHAINS) {
+                if (j >= end) break;
+                const lane_terms t = lanes_terms(1, kind, k, r, j, VL);
+                acc[a] = add_term(kind, acc[a], t.term[0], t.x[0], t.g[0]);
+                j += VL;
+            }
         }
         add_exactly(&sum, low, sum_of_four(acc, 1));
     }
     return sum;
+}
+
+/* Adds the term of element j to its slot, which the first one sets. */
+INLINE void add_to_slot(vec *slot, vec *low, int64_t j, vec term) {
+    slot[j % VL] = (j < VL ? (vec){0} : slot[j % VL]) + term;
+    low[j % VL] = (vec){0};
 }
 
 /* row_sum for lanes: sums one slot after the other. */
@@ -80,13 +84,12 @@ INLINE vec lanes_sum(vec *low_out, enum sum_kind kind, const softmax_constants *
         for (int l = 0; l < VL; l++) slot[l] = slot_sum(slot_low + l, kind, k, r, l);
     } else {
         /* So few terms are one in each partial sum of row_sum, and nothing is fused. */
-        EACH(l, VL) slot[l] = slot_low[l] = (vec){0};
         int64_t j = 0;
-        for (; j + SUM_CHAINS <= r->n; j += SUM_CHAINS) {
-            const lane_terms t = lanes_terms(SUM_CHAINS, kind, k, r, j, 1);
-            EACH(i, SUM_CHAINS) slot[(j + i) % VL] += t.term[i];
+        for (; j + AT_ONCE <= r->n && kind == SUM_EXP; j += AT_ONCE) {
+            const lane_terms t = lanes_terms(AT_ONCE, kind, k, r, j, 1);
+            EACH(i, AT_ONCE) add_to_slot(slot, slot_low, j + i, t.term[i]);
         }
-        for (; j < r->n; j++) slot[j % VL] += lanes_terms(1, kind, k, r, j, 1).term[0];
+        for (; j < r->n; j++) add_to_slot(slot, slot_low, j, lanes_terms(1, kind, k, r, j, 1).term[0]);
     }
     for (int h = VL / 2; h > 0; h /= 2) {
         for (int l = 0; l < h && l + h < n_slots; l++) {
@@ -110,28 +113,19 @@ NOINLINE vec lanes_sum_gradient(vec *low, const softmax_constants *k, const lane
     return lanes_sum(low, SUM_GRADIENT, k, r);
 }
 
-/* n elements of the result from j on. */
-INLINE void lanes_write_some(sdpa_softmax_op op, bool exp_first, const softmax_constants *k, const lanes_stats *t,
-                             const sdpa_softmax_block *b, const real *x, int64_t x_col, int64_t j, int n) {
-    const bool gradient = op == SDPA_SOFTMAX_BACKWARD || op == SDPA_LOG_SOFTMAX_BACKWARD;
-    const real *g = b->g;
-    real *out = b->out;
-    vec y[SUM_CHAINS], z[SUM_CHAINS];
-    EACH(i, n) y[i] = vload(x + (j + i) * x_col);
-    EACH(i, n) z[i] = gradient ? vload(g + (j + i) * b->g_col) : (vec){0};
-    if (exp_first) softmax_terms(y, n, SUM_EXP, k, t->shift, y, z);
-    softmax_results(op, k, t->shift, t->sum, t->low, y, z, n);
-    EACH(i, n) vstore(out + (j + i) * b->out_col, y[i]);
-}
-
 INLINE void lanes_write(sdpa_softmax_op op, bool exp_first, const softmax_constants *k, const lanes_stats *stats,
                         const sdpa_softmax_block *b, const real *x, int64_t x_col) {
-    const lanes_stats own = *stats, *t = &own; /* a copy that no store can alias */
-    int64_t j = 0;
-    for (; j + SUM_CHAINS <= b->n; j += SUM_CHAINS) {
-        lanes_write_some(op, exp_first, k, t, b, x, x_col, j, SUM_CHAINS);
+    const bool gradient = op == SDPA_SOFTMAX_BACKWARD || op == SDPA_LOG_SOFTMAX_BACKWARD;
+    const lanes_stats t = *stats; /* a copy that no store can alias */
+    const real *g = b->g;
+    real *out = b->out;
+    for (int64_t j = 0; j < b->n; j++) {
+        vec y = vload(x + j * x_col);
+        const vec z = gradient ? vload(g + j * b->g_col) : (vec){0};
+        if (exp_first) y = softmax_term(SUM_EXP, k, t.shift, y, z);
+        softmax_results(op, k, t.shift, t.sum, t.low, &y, &z, 1);
+        vstore(out + j * b->out_col, y);
     }
-    for (; j < b->n; j++) lanes_write_some(op, exp_first, k, t, b, x, x_col, j, 1);
 }
 
 /* Fills the lanes whose sum is NaN. */
@@ -181,7 +175,7 @@ INLINE void lanes_store(const sdpa_softmax_block *b, const lanes_stats *t, vec m
     for (int i = 0; i < VL; i++) b->stats[i] = (sdpa_softmax_stats){(double)m[i], (double)sum[i], (double)low[i], 1};
 }
 
-/* Sets the s and s_low of softmax_result, from t or, in the phase WRITE, from stored sums. Returns which lanes are
+/* Sets the s and s_low of softmax_results, from t or, in the phase WRITE, from stored sums. Returns which lanes are
  * NaN. */
 INLINE ivec lanes_finish(const sdpa_softmax_block *b, lanes_stats *t) {
     if (b->op == SDPA_SOFTMAX && b->phase == SDPA_SOFTMAX_WHOLE) {

@@ -4,6 +4,9 @@
 
 #include "pack.h"
 
+/* Whether whole blocks are transposed in registers, which was tried with AVX2 alone (docs/kernels.md). */
+#define IN_REGISTERS (VEC_BYTES == 32)
+
 /* dst (n, VL) = n_rows rows of n elements, one row per lane, 0 in lanes without a row. Strides in bytes. */
 static void load_lanes(void *dst_, const char *src, int64_t n_rows, int64_t n, int64_t row, int64_t col,
                        sdpa_dtype dtype, bool swapped) {
@@ -27,7 +30,7 @@ static void load_lanes(void *dst_, const char *src, int64_t n_rows, int64_t n, i
         if (n - j < VL && n > VL) j = n - VL;
         int width = n - j < VL ? (int)(n - j) : VL;
         vec r[VL];
-        if (direct && width == VL && n_rows == VL) {
+        if (IN_REGISTERS && direct && width == VL && n_rows == VL) {
             UNROLL for (int i = 0; i < VL; i++) r[i] = vload((const real *)(src + i * row) + j);
             vtranspose(r);
             UNROLL for (int t = 0; t < VL; t++) vstore(dst + (j + t) * VL, r[t]);
@@ -62,7 +65,7 @@ static void store_lanes(char *dst, const void *src_, int64_t n_rows, int64_t n, 
         if (n - j < VL && n > VL) j = n - VL;
         int width = n - j < VL ? (int)(n - j) : VL;
         vec r[VL];
-        if (direct && width == VL && n_rows == VL) {
+        if (IN_REGISTERS && direct && width == VL && n_rows == VL) {
             UNROLL for (int t = 0; t < VL; t++) r[t] = vload(src + (j + t) * VL);
             vtranspose(r);
             UNROLL for (int i = 0; i < VL; i++) vstore((real *)(dst + i * row) + j, r[i]);

@@ -90,9 +90,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.counts", description=__doc__)
     parser.add_argument("--renew", action="store_true", help="write counts.json")
     parser.add_argument("--keep", action="store_true", help="keep instruction sets not found here")
-    parser.add_argument("--changed", nargs="+", default=[], metavar="WORK", help="and not these")
+    parser.add_argument("--changed", nargs="+", default=[], metavar="WORK", help="but not of these")
     options = parser.parse_args()
+    if options.changed and not (options.renew and options.keep):
+        parser.error("--changed: needs --renew and --keep")
     record = json.loads(RECORD.read_text())
+    works = {name for counts in record["counts"].values() for name in counts}
+    if other := set(options.changed) - works:
+        parser.error(f"--changed: expected some of {sorted(works)}, got {sorted(other)}")
     same = record["compiler"] == compiler()
     if not (options.renew or same):
         sys.exit(f"counts.json is for {record['compiler']}, this is {compiler()}: --renew")

@@ -335,7 +335,7 @@ COLD NOINLINE void clear_fresh(const gemm *g) {
 NOINLINE void multiply(gemm *g, bool a_rows_adjacent, bool finite) {
     const bool few = by_few_rows(g, a_rows_adjacent) && !(PAIRS && g->pairs),
                narrow = SDPA_REAL == 32 && g->narrow.data;
-    if (finite && !few) { /* so that it is not `narrow` either, which has one row */
+    if (finite && !few && !narrow) {
         gemm_tiles(g, a_rows_adjacent);
         return;
     }

@@ -199,8 +199,10 @@ static int set_sizes(sdpa_call *call) {
     for (int i = 0; i < call->nd - 2; i++) call->shape[i] = 1;
     bool gqa = call->options.enable_gqa;
     if (gqa && check_heads(call) < 0) return -1;
-    broadcast_lead(call, "query", q, gqa); /* cannot fail: it is the first */
-    if (broadcast_lead(call, "key", k, gqa) < 0 || (v && broadcast_lead(call, "value", v, gqa) < 0)) return -1;
+    if (broadcast_lead(call, "query", q, gqa) < 0 || broadcast_lead(call, "key", k, gqa) < 0 ||
+        (v && broadcast_lead(call, "value", v, gqa) < 0)) {
+        return -1;
+    }
     call->shape[call->nd - 2] = p->n_q;
     call->shape[call->nd - 1] = p->d_v;
     sdpa_call_set_axes(call);

@@ -1,7 +1,7 @@
 /* The softmax family: decides how the rows of a call go through the kernels, and cuts them into units.
  *
- * Kernels take rows as they lie in memory, or one row per lane. Lanes are for short rows, which would leave vectors
- * mostly empty, and for rows whose neighbours are closer in memory than their own elements (a reduction over the first
+ * Kernels take rows as they lie in memory, or one row per lane. Lanes are for short rows that are summed, whose sums
+ * over the lanes would cost most, and for rows whose neighbours are closer in memory than their own elements (a reduction over the first
  * axis of a C array). Operands are read in place where the kernel can; others (of another type or byte order, with
  * strides or `where`) are staged in scratch.
  *
@@ -496,7 +496,8 @@ static void set_groups(softmax_call *c, int64_t n_rows) {
     c->inner = c->n_kept ? c->size[c->n_kept - 1] : 1;
     c->chunk = SDPA_SOFTMAX_CHUNK;
     const int64_t lanes = c->kernels->lanes, longest = c->n < c->chunk ? c->n : c->chunk;
-    const bool short_rows = c->n <= (is_backward(c->op) ? c->kernels->short_row_backward : c->kernels->short_row);
+    const int most = is_backward(c->op) ? c->kernels->short_row_backward : c->kernels->short_row;
+    const bool short_rows = sums(c) && c->n <= most;
     const bool dense = magnitude(row_stride(c, SDPA_SOFTMAX_X)) < magnitude(column_stride(c, SDPA_SOFTMAX_X));
     c->lanes = c->inner >= (lanes + 1) / 2 && (short_rows || dense);
     c->group = lanes;

@@ -166,8 +166,8 @@ struct sdpa_kernels {
     size_t (*double_backward_bytes)(const sdpa_problem *p);
     void (*double_backward)(const sdpa_unit *u, void *scratch);
 
-    /* Rows of the softmax family, and their staging into lanes (staging.h), which pays for rows of at most short_row
-     * elements, or short_row_backward. */
+    /* Rows of the softmax family, and their staging into lanes (staging.h), which pays where rows of at most short_row
+     * elements are summed, in the backward short_row_backward. */
     int short_row, short_row_backward;
     void (*softmax_rows)(const sdpa_softmax_block *b);
     void (*softmax_lanes)(const sdpa_softmax_block *b);

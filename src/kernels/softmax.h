@@ -17,7 +17,7 @@
 
 #define SUM_CHAINS 4
 #define SUM_CHAIN 8
-/* How many terms of a sum are computed step by step: more than one is faster with AVX2 (docs/kernels.md). */
+/* How many terms of a sum are computed in lockstep: more than one is faster with AVX2 (docs/kernels.md). */
 #define AT_ONCE (VEC_BYTES == 32 ? MOST_AT_ONCE : 1)
 _Static_assert(SUM_CHAINS % AT_ONCE == 0 && SUM_CHAINS <= MOST_AT_ONCE, "");
 /* Whether the next row is fetched beside stores, and the bytes of a row up to which that pays (docs/kernels.md). */
@@ -35,7 +35,7 @@ INLINE softmax_constants softmax_load(const sdpa_softmax_scale *s) {
                                (real)s->d_min, (real)s->d_max,  (real)s->inverse};
 }
 
-/* d = exp(d / t) for n vectors d <= 0 or NaN, see vexp2_products; results below the normal numbers may be 0. */
+/* d = exp(d / t) for n vectors d <= d_max or NaN, see vexp2_products; results below the normal numbers may be 0. */
 INLINE void softmax_exps(const softmax_constants *k, vec *d, int n) {
     vexp2_products(d, n, k->c, k->c_high, k->c_low, k->d_min);
 }
@@ -249,15 +249,13 @@ NOINLINE softmax_sum row_sum_gradient(const softmax_constants *k, const real *x,
 INLINE void row_write(sdpa_softmax_op op, bool exp_first, const softmax_constants *k, real m, real s, real s_low,
                       const real *x, const real *g, real *out, int64_t n) {
     const vec vm = vset1(m), vs = vset1(s), vs_low = vset1(s_low);
-    const bool exps = op == SDPA_LOG_SOFTMAX_BACKWARD || op == SDPA_LOGSUMEXP_BACKWARD,
-               together = exps ? AT_ONCE == SUM_CHAINS : !exp_first; /* four vectors, where it pays */
     int64_t j = 0;
-    for (; j + SUM_CHAINS * VL <= n && together; j += SUM_CHAINS * VL) {
-        vec y[SUM_CHAINS], z[SUM_CHAINS];
-        EACH(a, SUM_CHAINS) y[a] = vload(x + j + a * VL);
-        EACH(a, SUM_CHAINS) z[a] = g ? vload(g + j + a * VL) : (vec){0};
-        softmax_results(op, k, vm, vs, vs_low, y, z, SUM_CHAINS);
-        EACH(a, SUM_CHAINS) vstore(out + j + a * VL, y[a]);
+    for (; AT_ONCE > 1 && !exp_first && j + AT_ONCE * VL <= n; j += AT_ONCE * VL) {
+        vec y[AT_ONCE], z[AT_ONCE];
+        EACH(a, AT_ONCE) y[a] = vload(x + j + a * VL);
+        EACH(a, AT_ONCE) z[a] = g ? vload(g + j + a * VL) : (vec){0};
+        softmax_results(op, k, vm, vs, vs_low, y, z, AT_ONCE);
+        EACH(a, AT_ONCE) vstore(out + j + a * VL, y[a]);
     }
     for (; j < n; j += VL) {
         vec y = row_part(x, j, n, 0);

@@ -6,8 +6,8 @@
 
 /* Rows of at most this many elements are transposed into the lanes, which is cheaper than sums over the lanes: in the
  * forward, and in the backward, which transposes twice as much (docs/kernels.md). */
-#define SHORT_ROW ((VEC_BYTES == 64 ? 2 : 8) * VL)
-#define SHORT_ROW_BACKWARD ((VEC_BYTES == 64 || SDPA_REAL == 64 ? 1 : 3) * VL)
+#define SHORT_ROW ((VEC_BYTES == 32 ? 8 : 2) * VL)
+#define SHORT_ROW_BACKWARD ((VEC_BYTES == 32 && SDPA_REAL == 32 ? 3 : 1) * VL)
 
 NOINLINE vec lanes_max(const real *x, int64_t col, int64_t n) {
     vec m[2] = {vset1(-(real)INFINITY), vset1(-(real)INFINITY)};
@@ -37,14 +37,14 @@ typedef struct lane_terms {
     vec x[AT_ONCE], g[AT_ONCE], term[AT_ONCE];
 } lane_terms;
 
-/* The terms of `count` elements from j on, `step` apart. */
-INLINE lane_terms lanes_terms(int count, enum sum_kind kind, const softmax_constants *k, const lane_rows *r, int64_t j,
-                              int64_t step) {
+/* The terms of `count` elements from j on. */
+INLINE lane_terms lanes_terms(int count, enum sum_kind kind, const softmax_constants *k, const lane_rows *r,
+                              int64_t j) {
     lane_terms t;
-    EACH(i, count) t.x[i] = vload(r->x + (j + i * step) * r->x_col);
-    EACH(i, count) t.g[i] = r->g ? vload(r->g + (j + i * step) * r->g_col) : (vec){0};
+    EACH(i, count) t.x[i] = vload(r->x + (j + i) * r->x_col);
+    EACH(i, count) t.g[i] = r->g ? vload(r->g + (j + i) * r->g_col) : (vec){0};
     softmax_terms(t.term, count, kind, k, r->m, t.x, t.g);
-    for (int i = 0; i < count && r->e; i++) vstore(r->e + (j + i * step) * r->e_col, t.term[i]);
+    for (int i = 0; i < count && r->e; i++) vstore(r->e + (j + i) * r->e_col, t.term[i]);
     return t;
 }
 
@@ -60,7 +60,7 @@ INLINE vec slot_sum(vec *low, enum sum_kind kind, const softmax_constants *k, co
         while (j < end) {
             EACH(a, SUM_CHAINS) {
                 if (j >= end) break;
-                const lane_terms t = lanes_terms(1, kind, k, r, j, VL);
+                const lane_terms t = lanes_terms(1, kind, k, r, j);
                 acc[a] = add_term(kind, acc[a], t.term[0], t.x[0], t.g[0]);
                 j += VL;
             }
@@ -86,10 +86,10 @@ INLINE vec lanes_sum(vec *low_out, enum sum_kind kind, const softmax_constants *
         /* So few terms are one in each partial sum of row_sum, and nothing is fused. */
         int64_t j = 0;
         for (; j + AT_ONCE <= r->n && kind == SUM_EXP; j += AT_ONCE) {
-            const lane_terms t = lanes_terms(AT_ONCE, kind, k, r, j, 1);
+            const lane_terms t = lanes_terms(AT_ONCE, kind, k, r, j);
             EACH(i, AT_ONCE) add_to_slot(slot, slot_low, j + i, t.term[i]);
         }
-        for (; j < r->n; j++) add_to_slot(slot, slot_low, j, lanes_terms(1, kind, k, r, j, 1).term[0]);
+        for (; j < r->n; j++) add_to_slot(slot, slot_low, j, lanes_terms(1, kind, k, r, j).term[0]);
     }
     for (int h = VL / 2; h > 0; h /= 2) {
         for (int l = 0; l < h && l + h < n_slots; l++) {
@@ -145,13 +145,14 @@ INLINE lanes_stats lanes_sums(const sdpa_softmax_block *b, const softmax_constan
     *most = vset1(-(real)INFINITY);
     if (b->op == SDPA_SOFTMAX_BACKWARD) {
         t.sum = lanes_sum_product(&t.low, k, &r);
-    } else if (b->op == SDPA_LOG_SOFTMAX_BACKWARD) {
-        t.sum = lanes_sum_gradient(&t.low, k, &r);
+        return t;
     }
-    if (!is_forward(b->op)) return t;
+    if (b->op == SDPA_LOG_SOFTMAX_BACKWARD) {
+        t.sum = lanes_sum_gradient(&t.low, k, &r);
+        return t;
+    }
     *most = lanes_max(b->x, b->x_col, b->n);
     t.shift = r.m = vselect(*most == -(real)INFINITY, (vec){0}, *most);
-    r.g = NULL;
     r.e = b->keeps ? b->out : NULL;
     r.e_col = b->out_col;
     t.sum = lanes_sum_exp(&t.low, k, &r);

@@ -7,6 +7,9 @@
 /* Whether whole blocks are transposed in registers, which was tried with AVX2 alone (docs/kernels.md). */
 #define IN_REGISTERS (VEC_BYTES == 32)
 
+/* Whether neighbouring rows lie closer together than a row's own elements. Strides in bytes. */
+INLINE bool across_rows(int64_t row, int64_t col) { return (row < 0 ? -row : row) < (col < 0 ? -col : col); }
+
 /* dst (n, VL) = n_rows rows of n elements, one row per lane, 0 in lanes without a row. Strides in bytes. */
 static void load_lanes(void *dst_, const char *src, int64_t n_rows, int64_t n, int64_t row, int64_t col,
                        sdpa_dtype dtype, bool swapped) {
@@ -16,7 +19,7 @@ static void load_lanes(void *dst_, const char *src, int64_t n_rows, int64_t n, i
         for (int64_t j = 0; j < n; j++) vstore(dst + j * VL, vload_partial((const real *)(src + j * col), (int)n_rows));
         return;
     }
-    if (row < 0 ? -row < (col < 0 ? -col : col) : row < (col < 0 ? -col : col)) {
+    if (across_rows(row, col)) {
         for (int64_t j = 0; j < n; j++) {
             vstore(dst + j * VL, (vec){0});
             load(dst + j * VL, src + j * col, n_rows, row, dtype, swapped);
@@ -56,7 +59,7 @@ static void store_lanes(char *dst, const void *src_, int64_t n_rows, int64_t n, 
                         sdpa_dtype dtype) {
     const real *src = src_;
     const int64_t size = sizeof(real);
-    if (row < 0 ? -row < (col < 0 ? -col : col) : row < (col < 0 ? -col : col)) {
+    if (across_rows(row, col)) {
         for (int64_t j = 0; j < n; j++) store(dst + j * col, src + j * VL, n_rows, row, dtype);
         return;
     }

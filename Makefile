@@ -224,9 +224,9 @@ stranger:
 
 # Tests of precision and memory would run the same lines for long, and so would other instruction sets than AVX2, for
 # which there are the C tests and the tests that name none (of softmax there are no C tests); peers' processes are not
-# measured. clang counts branches as they are written. Its counters lie in the file of counts itself, so that no way to
-# leave a process loses them, and are atomic, because those of a branch not taken are differences. Calls take ten times
-# as long, for which the tests in TIMED have no time.
+# measured. clang counts branches as they are written. The counters lie in the mapped file of counts, so that they
+# survive however a process ends. They are atomic, because the count of a branch not taken is a difference. Calls take
+# ten times as long, too long for the tests in TIMED.
 COVERED = $(filter-out %_precision.py %_precision_options.py %_differential.py %_memory.py %_process.py %_cluster.py, \
 	$(wildcard $(addsuffix /test_*.py,$(addprefix tests/,attention softmax mechanisms interop kernels refusals)))) \
 	tests/lab/test_main.py

@@ -6,7 +6,7 @@ architecture and chooses its kernels when imported.
 
 Environment: ``SDPA_WERROR=1`` makes warnings errors; ``SDPA_SANITIZE=1`` builds with the address
 and undefined-behaviour sanitizers, ``SDPA_SANITIZE=thread`` with that of threads;
-``SDPA_COVERAGE=FLAGS`` with these flags, which make the compiler count.
+``SDPA_COVERAGE=FLAGS`` adds these flags, by which the compiler inserts counters.
 """
 
 import gzip
@@ -186,7 +186,7 @@ class BuildExt(build_ext):
             ("SDPA_BUILD_FLAGS", quoted(" ".join(FLAGS))),
         ]
         # No stack is unwound through C, and the tables for it are 4 % of the wheel. The plainest
-        # kernels, which only old CPUs run, are compiled shorter for another percent.
+        # kernels, which only old CPUs run, are compiled shorter for another 3 %.
         tables = [] if SANITIZE else ["-fno-asynchronous-unwind-tables"]
         left_out = ["schedule-insns2", "tree-pre", "caller-saves", "tree-ch"]
         left_out += ["tree-loop-distribute-patterns"]

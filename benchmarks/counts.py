@@ -3,7 +3,7 @@
     python -m benchmarks.counts             compare, on every instruction set of this machine
     python -m benchmarks.counts --renew     write what is counted here to counts.json
     python -m benchmarks.counts --renew --keep      and keep what cannot be counted here
-    python -m benchmarks.counts --renew --keep --changed softmax        all but this work of it
+    python -m benchmarks.counts --renew --keep --changed softmax        except this work
 
 Counts depend on the compiler, so those on record name theirs, and another one is refused. After a
 change of all kernels, counts of instruction sets that this machine lacks would be wrong: --renew
@@ -65,7 +65,7 @@ def count(isa: str) -> Counts:
 
 
 def unknown(found: dict[str, Counts], recorded: dict[str, Recorded]) -> Iterator[str]:
-    """What was counted here and is on no record, nor wrong for that."""
+    """What was counted here and is not on record, which is no error."""
     for isa in found:
         if isa not in recorded:
             yield isa
@@ -90,7 +90,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.counts", description=__doc__)
     parser.add_argument("--renew", action="store_true", help="write counts.json")
     parser.add_argument("--keep", action="store_true", help="keep instruction sets not found here")
-    parser.add_argument("--changed", nargs="+", default=[], metavar="WORK", help="but not of these")
+    parser.add_argument(
+        "--changed", nargs="+", default=[], metavar="WORK", help="with --keep: except these"
+    )
     options = parser.parse_args()
     if options.changed and not (options.renew and options.keep):
         parser.error("--changed: needs --renew and --keep")
@@ -99,8 +101,8 @@ def main() -> None:
     if other := set(options.changed) - works:
         parser.error(f"--changed: expected some of {sorted(works)}, got {sorted(other)}")
     same = record["compiler"] == compiler()
-    if not (options.renew or same):
-        sys.exit(f"counts.json is for {record['compiler']}, this is {compiler()}: --renew")
+    if not same and (options.keep or not options.renew):
+        sys.exit(f"counts.json is for {record['compiler']}, this is {compiler()}: --renew alone")
     build()
     isas = sdpa.show_config("dicts")["isas_available"]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -109,10 +111,11 @@ def main() -> None:
     if not options.renew:
         for name in unknown(found, record["counts"]):
             print(f"{name}: not on record, --renew")
-    print(*wrong, sep="\n")
+    for line in wrong:
+        print(line)
     print(f"{sum(map(len, found.values()))} counts, {len(wrong)} differ")
     if options.renew:
-        kept = record["counts"] if options.keep and same else {}
+        kept = record["counts"] if options.keep else {}
         for counts in kept.values():
             counts |= {name: None for name in options.changed if name in counts}
         new = {"compiler": compiler(), "counts": kept | found}

@@ -42,7 +42,7 @@ static void raise_unexpected(const sdpa_state *state, const sdpa_signature *s, P
     Py_XDECREF(nearest);
 }
 
-/* Every function takes an argument by position, so that more than one was given. */
+/* Every function takes an argument by position, so n_given is at least 2. */
 static void raise_too_many(const sdpa_signature *s, Py_ssize_t n_given, PyObject *const values[N_NAMES]) {
     char takes[60], keywords[80] = "";
     int n_keywords = 0;

@@ -55,7 +55,7 @@ static int64_t group_quota(const char *mount, const char *path, bool v2) {
             smallest = quota;
         }
         char *slash = strrchr(directory, '/');
-        if (slash < directory + strlen(mount)) { /* the mount has slashes, too */
+        if (slash < directory + strlen(mount)) { /* never NULL: the mount has slashes, too */
             return smallest;
         }
         *slash = '\0';

@@ -252,7 +252,7 @@ coverage: $(VENV)/with-$(EXTRAS) $(VENV)/coverage
 		FLAGS="$(COUNTERS) -Wno-pass-failed -DTIME_LIMIT=60"
 	build/c/coverage/driver
 	PYTHONPATH=$(COUNTED) PYTHONSAFEPATH=1 COVERAGE_FILE=$(COUNTED)/python \
-		$(BIN)/coverage run -m pytest -k $(COVERED_CASES) $(COVERED)
+		$(BIN)/coverage run -m pytest $(PYTEST_ARGS) -k $(COVERED_CASES) $(COVERED)
 	COVERAGE_FILE=$(COUNTED)/python $(BIN)/coverage combine
 	COVERAGE_FILE=$(COUNTED)/python $(BIN)/coverage report
 	$(subst llvm,llvm-profdata,$(LLVM)) merge -o $(COUNTED)/c $(COUNTED)/*.profraw

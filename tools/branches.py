@@ -164,6 +164,16 @@ def compare(counts: Counts, reasons: list[dict[str, Any]]) -> int:
     return unexplained.total() + idle.total()
 
 
+def explained(counts: Counts, reasons: list[dict[str, Any]]) -> Iterator[tuple[int, str]]:
+    """How many of the missed branches each reason is for, and the reason."""
+    left = Counter((branch.file, name_of(branch)) for branch in counts.missed())
+    for reason in reasons:
+        listed = [(file, name) for file, names in reason["branches"].items() for name in names]
+        own = Counter(listed) & left
+        left -= own
+        yield own.total(), reason["why"]
+
+
 def percent(hits: list[bool]) -> str:
     """How many of these were reached."""
     return f"{sum(hits)} of {len(hits)}, {100 * sum(hits) / len(hits):.1f} %"
@@ -180,7 +190,10 @@ def main() -> None:
     for listing in listings(args.profile, args.objects, args.llvm_cov):
         counts.add(listing)
     table(counts)
-    wrong = compare(counts, tomllib.loads(source("tools/branches.toml"))["reason"])
+    reasons = tomllib.loads(source("tools/branches.toml"))["reason"]
+    for n, why in explained(counts, reasons):
+        print(f"{n:>4}  {why}")
+    wrong = compare(counts, reasons)
     print(f"lines of C: {percent([*counts.lines.values()])}")
     print(f"branches of C: {percent([*counts.branches.values()])}")
     print(f"{len(counts.missed())} branches were never taken; {wrong} names or reasons are missing")

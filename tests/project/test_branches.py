@@ -107,6 +107,15 @@ def test_what_differs_from_run_to_run_may_be_taken(branches, counts):
     assert branches.compare(counts, reasons) == 0
 
 
+def test_a_branch_is_explained_once(branches, counts):
+    names = missed(branches, counts)
+    reasons = [
+        {"why": "a", "varies": True, "branches": {FILE: [names[0], "true: return «b» ? 1 : 2;"]}},
+        {"why": "b", "branches": {FILE: [*names[:3], names[0]]}},
+    ]
+    assert list(branches.explained(counts, reasons)) == [(1, "a"), (2, "b")]
+
+
 def test_a_reason_says_why_and_names_lines_that_are_there():
     for reason in REASONS:
         assert len(reason["why"].split()) > 3, reason

@@ -1,9 +1,9 @@
 /* The softmax family: decides how the rows of a call go through the kernels, and cuts them into units.
  *
- * Kernels take rows as they lie in memory, or one row per lane. Lanes are for short rows that are summed, whose sums
- * over the lanes would cost most, and for rows whose neighbours are closer in memory than their own elements (a reduction over the first
- * axis of a C array). Operands are read in place where the kernel can; others (of another type or byte order, with
- * strides or `where`) are staged in scratch.
+ * Kernels take rows as they lie in memory, or one row per lane. Lanes are for short rows that are summed, where a sum
+ * over the lanes would cost most, and for rows whose neighbours are closer in memory than their own elements (a
+ * reduction over the first axis of a C array). Operands are read in place where the kernel can; others (of another type
+ * or byte order, with strides or `where`) are staged in scratch.
  *
  * A long row is summed in chunks, whose sums are put together in order: threads share the chunks where there are few
  * rows, and results do not depend on the number of threads. */

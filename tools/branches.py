@@ -143,6 +143,11 @@ def table(counts: Counts) -> None:
         print(f"{file:<32} {numbers[0]:>10} {numbers[1]:>10}  {missed}".rstrip())
 
 
+def listed(reason: dict[str, Any]) -> Counter[tuple[str, str]]:
+    """(file, name) of the branches that a reason is for."""
+    return Counter((file, name) for file, names in reason["branches"].items() for name in names)
+
+
 def compare(counts: Counts, reasons: list[dict[str, Any]]) -> int:
     """Print branches without a reason and reasons without a branch; return how many there are.
 
@@ -150,8 +155,8 @@ def compare(counts: Counts, reasons: list[dict[str, Any]]) -> int:
     """
 
     def names(varies: bool) -> Counter[tuple[str, str]]:
-        chosen = [r["branches"].items() for r in reasons if r.get("varies", False) == varies]
-        return Counter((file, name) for r in chosen for file, listed in r for name in listed)
+        chosen = [listed(r) for r in reasons if r.get("varies", False) == varies]
+        return sum(chosen, Counter())
 
     missed = [(branch, (branch.file, name_of(branch))) for branch in counts.missed()]
     found = Counter(name for _, name in missed)
@@ -168,8 +173,7 @@ def explained(counts: Counts, reasons: list[dict[str, Any]]) -> Iterator[tuple[i
     """How many of the missed branches each reason is for, and the reason."""
     left = Counter((branch.file, name_of(branch)) for branch in counts.missed())
     for reason in reasons:
-        listed = [(file, name) for file, names in reason["branches"].items() for name in names]
-        own = Counter(listed) & left
+        own = listed(reason) & left
         left -= own
         yield own.total(), reason["why"]
 

@@ -15,7 +15,7 @@
 #define EXP2_MOST (EXP2_MAGIC + (SDPA_REAL == 32 ? 127 : 1023)) /* with 2^n finite */
 
 /* Chains of dependent operations leave a CPU idle unless several are in its reach at once. So functions whose names end
- * in s take several vectors, how many is a constant, and do each step to all of them. */
+ * in s take a constant number of vectors, and do each step to all of them. */
 enum { MOST_AT_ONCE = 4 };
 #define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)
 

@@ -34,8 +34,8 @@ x86_64_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="reads x
 
 
 def run(*command, cwd=None):
-    """Standard output of a command, without the sanitizer that this process may be under."""
-    ours = {"LD_PRELOAD", "PYTHONPATH"}
+    """Standard output of a command, without what this process or its core may have been given."""
+    ours = {"LD_PRELOAD", "PYTHONPATH", "SDPA_WERROR", "SDPA_SANITIZE", "SDPA_COVERAGE"}
     env = {key: value for key, value in os.environ.items() if key not in ours}
     done = subprocess.run(command, cwd=cwd, env=env, text=True, capture_output=True)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"

@@ -20,6 +20,7 @@
 #   make coverage   lines and branches of C and Python that the tests reach; branches of C never taken have reasons
 #   make mutation   changes of the code, five of each file, which the tests must notice
 #   make soak       ten minutes of calls, in which memory must not grow
+#   make limits     calls in a control group with little CPU time and memory; as root
 #   make stranger   a fresh clone in an empty environment: what the README names
 #   make fuzz       problems from random bytes, SECONDS=60 for the C core and as many for the Python functions
 #   make fuzz-ci    the same for a fixed number of inputs, which are always the same
@@ -105,7 +106,7 @@ C_BUILD = build/c/$(shell gcc -dumpmachine | cut -d- -f1)
 test-c:
 	$(MAKE) -C tests/c -j$(JOBS) WIDE=$(STAND_IN)
 	$(C_BUILD)/driver
-	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/tsan VECTORS= FLAGS="-O1 -g -fsanitize=thread"
+	$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/tsan VECTORS= FLAGS="-O1 -g1 -fsanitize=thread"
 	build/c/tsan/driver machine pool disturbed packed additive
 
 # The test of fork is left out, because qemu-user cannot start threads in a forked child. Of the problems of attention
@@ -120,7 +121,7 @@ test-arm:
 			echo 'make test-arm needs, on Debian: apt-get install $(ARM_PACKAGES)' >&2; exit 1; \
 		fi; \
 	fi
-	$(MAKE) -C tests/c -j$(JOBS) CC=aarch64-linux-gnu-gcc STRIDE=4001 SAMPLE=$(or $(SAMPLE),5) FLAGS="-O2 -g -DTIME_LIMIT=20"
+	$(MAKE) -C tests/c -j$(JOBS) CC=aarch64-linux-gnu-gcc STRIDE=4001 SAMPLE=$(or $(SAMPLE),5) FLAGS="-O2 -g1 -DTIME_LIMIT=20"
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/c/aarch64/driver vec convert vmath machine pool attention disturbed additive
 
 # Takes half an hour on one core in Bochs. If the machine has AVX-512, the tests run directly.
@@ -130,8 +131,8 @@ test-avx512:
 		echo 'this machine has AVX-512: without an emulator'; \
 		$(MAKE) -C tests/c -j$(JOBS) && SDPA_ISA=avx512 build/c/x86_64/driver $(AVX512_TESTS); \
 	else \
-		$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/bochs STRIDE=4001 FLAGS="-O2 -g -static -DTIME_LIMIT=600" && \
-			tests/c/emulate.sh build/c/bochs $(AVX512_TESTS); \
+		$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/bochs STRIDE=4001 FLAGS="-O2 -g1 -static -DTIME_LIMIT=600" && \
+			tests/c/emulate.sh build/c/bochs driver $(AVX512_TESTS); \
 	fi
 
 # The tests open the report, the explorer and the site in chromium.
@@ -214,6 +215,10 @@ test-windows: $(JUDGES)/done
 	@command -v wine >/dev/null || { echo 'make test-windows needs, on Debian: apt-get install wine64' >&2; exit 1; }
 	$(JUDGES)/bin/python tests/windows/run.py build/windows $(WINDOWS_ARGS)
 
+# In control groups of version 1 or 2.
+limits: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
+	$(BIN)/python tests/limits.py
+
 # Makes calls from several threads for ten minutes, in which memory must not grow.
 SOAK_SECONDS = 600
 soak: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
@@ -272,7 +277,7 @@ mutation: $(VENV)/with-$(EXTRAS)
 # input's trace, so it starts anew after ROUND seconds.
 CLANG = clang-22
 FUZZ_PACKAGES = $(CLANG) lib$(subst -,-rt-,$(CLANG))-dev
-FUZZ_FLAGS = -O1 -g -Wno-pass-failed -fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all
+FUZZ_FLAGS = -O1 -g1 -Wno-pass-failed -fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all
 SECONDS = 60
 SEED = 1
 ROUND = 600
@@ -337,5 +342,5 @@ clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
 .PHONY: demo test models build stubs bench browser lab notebooks docs links sanitize test-c test-arm test-avx512 format \
-	lint types counts test-pythons test-platforms test-windows soak stranger fuzz fuzz-ci analyze coverage mutation release-check \
+	lint types counts test-pythons test-platforms test-windows soak limits stranger fuzz fuzz-ci analyze coverage mutation release-check \
 	judges clean

@@ -136,11 +136,21 @@ class BuildExt(build_ext):
 
     def build_extension(self, ext):
         """Compile outdated objects, then link."""
-        folder = Path(self.build_temp) / VARIANT
-        depends = [
-            str(path) for path in (*Path("src").rglob("*.[ht]*"), "setup.py", "pyproject.toml")
-        ]
+        temp = self.build_temp
+        if (
+            self.editable_mode
+        ):  # given an empty folder, setuptools would compile all files each time
+            temp = f"build/temp.{self.plat_name}-{sys.implementation.cache_tag}"
+        folder = Path(temp) / VARIANT
         folder.mkdir(parents=True, exist_ok=True)
+        # Objects are outdated by another compiler, other flags from outside, another NumPy, too.
+        tools, now = folder / "tools.txt", f"{self.compiler.compiler_so} NumPy {numpy.__version__}"
+        if not tools.exists() or tools.read_text() != now:
+            tools.write_text(now)
+        depends = [
+            str(path)
+            for path in (*Path("src").rglob("*.[ht]*"), "setup.py", "pyproject.toml", tools)
+        ]
         texts = sorted(Path("src/python/doc").glob("*.txt"))
         (folder / "docstrings.h").write_text(docstrings(texts), encoding="utf-8")
         includes = [str(folder), numpy.get_include(), *self.compiler.include_dirs]

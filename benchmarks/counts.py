@@ -4,19 +4,22 @@
     python -m benchmarks.counts --renew     write what is counted here to counts.json
     python -m benchmarks.counts --renew --keep      and keep what cannot be counted here
     python -m benchmarks.counts --renew --keep --changed softmax        except this work
+    python -m benchmarks.counts --emulate           count AVX-512 in Bochs where it is missing
 
 Counts depend on the compiler, so those on record name theirs, and another one is refused. After a
 change of all kernels, counts of instruction sets that this machine lacks would be wrong: --renew
-drops them. Use --keep if the change does not concern them, and --changed for works it does concern:
-null takes their place, and a machine that has the instruction set says that they are to be renewed.
+drops them, unless --emulate counts them. Use --keep if the change does not concern them, and
+--changed for works it does concern: null takes their place, and a machine that has the instruction
+set says that they are to be renewed.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,20 +51,29 @@ def compiler() -> str:
     return f"gcc {found.stdout.strip()}"
 
 
-def build() -> None:
-    """The program counts.c, with the kernels as in the extension."""
-    target = f"../../{BUILD.relative_to(ROOT)}"
+def build(folder: Path, *flags: str) -> None:
+    """The program counts.c in `folder`, with the kernels as in the extension."""
+    target = f"../../{folder.relative_to(ROOT)}"
     command = ["make", "-C", "tests/c", f"-j{os.cpu_count()}", f"BUILD={target}"]
-    command += ["FLAGS=-O2 -USDPA_ASSERT", f"{target}/counts"]
+    command += [f"FLAGS={' '.join(['-O2', '-USDPA_ASSERT', *flags])}", f"{target}/counts"]
     subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
 
-def count(isa: str) -> Counts:
+def count(isa: str, command: Sequence[str | Path] = (BUILD / "counts",)) -> Counts:
     """The instructions of every work on the kernels of `isa`."""
     env = os.environ | {"SDPA_ISA": isa, "GLIBC_TUNABLES": NO_REPEATS}
-    command = [BUILD / "counts", *FEW.get(isa, ())]
-    run = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, env=env)
-    return {name: int(n) for name, n in (line.rsplit(": ", 1) for line in run.stdout.splitlines())}
+    run = subprocess.run(
+        [*command, *FEW.get(isa, ())], check=True, text=True, stdout=subprocess.PIPE, env=env
+    )
+    lines = re.findall(r"^(.+): (\d+)$", run.stdout, re.MULTILINE)
+    return {name: int(n) for name, n in lines}
+
+
+def count_emulated() -> Counts:
+    """Those of AVX-512, of which an emulator with its own Linux takes a quarter of an hour."""
+    folder = ROOT / "build/c/counts-static"
+    build(folder, "-static")
+    return count("avx512", [ROOT / "tests/c/emulate.sh", folder, "counts"])
 
 
 def unknown(found: dict[str, Counts], recorded: dict[str, Recorded]) -> Iterator[str]:
@@ -93,6 +105,7 @@ def main() -> None:
     parser.add_argument(
         "--changed", nargs="+", default=[], metavar="WORK", help="with --keep: except these"
     )
+    parser.add_argument("--emulate", action="store_true", help="AVX-512 on any machine")
     options = parser.parse_args()
     if options.changed and not (options.renew and options.keep):
         parser.error("--changed: needs --renew and --keep")
@@ -103,10 +116,12 @@ def main() -> None:
     same = record["compiler"] == compiler()
     if not same and (options.keep or not options.renew):
         sys.exit(f"counts.json is for {record['compiler']}, this is {compiler()}: --renew alone")
-    build()
+    build(BUILD)
     isas = sdpa.show_config("dicts")["isas_available"]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = dict(zip(isas, pool.map(count, isas), strict=True))
+    if options.emulate and "avx512" not in found:
+        found["avx512"] = count_emulated()
     wrong = list(differences(found, record["counts"]))
     if not options.renew:
         for name in unknown(found, record["counts"]):

@@ -5,7 +5,8 @@ SDPA_REQUIRE_ALL=1  makes any skipped test fail the session, by name
 """
 
 import gc
-import importlib
+import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -35,6 +36,11 @@ hypothesis.settings.load_profile("sdpa")
 
 # NumPy's matrix products in the oracle are small; two threads spin longer than they work.
 threadpoolctl.threadpool_limits(1, user_api="blas")
+
+# Most of the time of the tests in JAX goes into compiling, which these emitters double. Processes
+# that tests start have them. XLA ends a process that sets an option which it does not know.
+if importlib.util.find_spec("jaxlib") and importlib.metadata.version("jaxlib") == "0.10.2":
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 _skipped = []
 

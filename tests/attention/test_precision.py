@@ -26,7 +26,8 @@ ROUNDED_WEIGHTS = {"rms": 1.1, "max": 2.0}
 RESULTS = ("out", "lse", "query", "key", "value")
 
 # (draws, heads, Lq, Lk, d, is_causal). NumPy is slow in extended precision, with which float64 is
-# compared, and in float16, hence more draws of smaller sizes for them.
+# compared, and in float16, hence more draws of smaller sizes for them. The wider bounds of float64
+# need a third of these draws.
 LARGE = {
     "square": (10, 2, 512, 512, 64, False),
     "causal": (20, 2, 512, 512, 64, True),
@@ -139,6 +140,8 @@ def exact_and_peers(torch, dtype, case, std):
 @pytest.mark.parametrize("name", SMALL)
 def test_as_exact_as_the_better_peer(torch, isa, dtype, name, std):
     case = (LARGE if dtype in (np.float32, BFLOAT16) else SMALL)[name]
+    if dtype == np.float64:
+        case = (case[0] // 3, *case[1:])
     exact, peers = exact_and_peers(torch, dtype, case, std)
     ours = pooled([with_sdpa(*x, case[-1]) for x in draws(dtype, case, std)], exact)
     bounds = BEYOND_THE_PROMISE if isa == "generic" or dtype == np.float64 else PROMISED

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Runs DIRECTORY/driver, linked statically, on a CPU with AVX-512 that Bochs emulates: emulate.sh DIRECTORY TEST...
-# Prints what the driver prints, as it comes, and returns what it returns. DIRECTORY keeps what was downloaded, and the
-# files of the last run: serial.txt (what the guest printed), bochs.txt and bochs.log (what Bochs says).
+# Runs DIRECTORY/PROGRAM, linked statically, with SDPA_ISA=avx512 on a CPU with AVX-512 that Bochs emulates:
+# emulate.sh DIRECTORY PROGRAM ARGUMENT... Prints what the program prints, as it comes, and returns what it returns.
+# DIRECTORY keeps what was downloaded, and the files of the last run: serial.txt (what the guest printed), bochs.txt and
+# bochs.log (what Bochs says).
 set -euo pipefail
 export LC_ALL=C
 cd "$1"
-shift
-tests=$*
+program=$2
+shift 2
 
 packages=(bochs bochs-term bochsbios vgabios isolinux syslinux-common xorriso cpio)
 has_packages() { dpkg --status "${packages[@]}" >/dev/null 2>&1; }
@@ -23,7 +24,7 @@ if ! has_packages || [ ! -e debian/complete ]; then
         apt-get update
         apt-get install --yes --no-install-recommends "${packages[@]}"
     elif ! has_packages; then
-        echo "make test-avx512 needs, on Debian: apt-get install ${packages[*]}" >&2
+        echo "the emulator needs, on Debian: apt-get install ${packages[*]}" >&2
         exit 1
     fi
     rm -rf debian
@@ -34,13 +35,13 @@ fi
 
 rm -rf guest iso
 mkdir -p guest/bin guest/proc guest/tmp iso
-cp debian/bin/busybox driver guest/bin
+cp debian/bin/busybox "$program" guest/bin
 # The last lines need a moment on the serial line.
 cat > guest/init <<END
 #!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
-SDPA_ISA=avx512 driver $tests
+GLIBC_TUNABLES=${GLIBC_TUNABLES:-} SDPA_ISA=avx512 $program $*
 echo "exit status \$?"
 sleep 1
 poweroff -f
@@ -97,7 +98,7 @@ tail --follow --lines=+1 --pid=$bochs serial.txt | sed --unbuffered 's/\r$//'
 
 status=$(sed -n 's/^exit status \([0-9]*\)\r*$/\1/p' serial.txt)
 if [ -z "$status" ]; then
-    echo "the driver did not end within an hour, or Bochs failed: see $PWD/bochs.txt and bochs.log" >&2
+    echo "the program did not end within an hour, or Bochs failed: see $PWD/bochs.txt and bochs.log" >&2
     exit 1
 fi
 exit "$status"

@@ -202,7 +202,7 @@ static void faults(sdpa_dtype dtype) {
 static int at_once(void) { return 1; }
 
 static void interruption(void) {
-    const layout l = {2, {0, 20000, 40000}, {0, 20000, 40000}};
+    const layout l = {2, {0, 12000, 24000}, {0, 12000, 24000}};
     fixture *f = new_fixture(&l, SDPA_F32);
     f->p.interrupted = at_once;
     for (int routine = 0; routine < N_ROUTINES; routine++) {

@@ -251,11 +251,16 @@ def run(*arguments, code=0, prelude="", **environment):
 
 
 WITHOUT_SKLEARN = "import sys; sys.modules['sklearn'] = sys.modules['sklearn.datasets'] = None"
+BRIEFLY = """
+from functools import partial
+from sdpa import lab
+lab.speed = partial(lab.speed, seconds=0.0)
+"""
 
 
 def test_text():
     pytest.importorskip("sklearn")
-    out, err = run("--all", "--draws", "30", "--seed", "7", "--no-report")
+    out, err = run("--all", "--draws", "30", "--seed", "7", "--no-report", prelude=BRIEFLY)
     assert err == ""  # no progress bar if stderr is not a terminal
     assert f"kernels {sdpa.show_config('dicts')['isa']} " in out
     assert "seed 7, 30 draws" in out
@@ -339,7 +344,9 @@ def test_the_words_of_the_first_screen_follow_the_measurement(random_rows):
 
 
 def test_json_without_scikit_learn():
-    out, err = run("--json", "--draws", "30", "--no-report", prelude=WITHOUT_SKLEARN)
+    out, err = run(
+        "--json", "--draws", "30", "--no-report", prelude=f"{WITHOUT_SKLEARN}\n{BRIEFLY}"
+    )
     assert err == ""
     result = json.loads(out)
     assert result["seed"] == 0

@@ -218,11 +218,11 @@ class AttentionBounds:
 
     # ------------------------------------------------------------------------------- forward
 
-    @property
+    @functools.cached_property
     def relative(self):
         return np.expm1(2 * self.a) + (self.n_k + 24) * self.u
 
-    @property
+    @functools.cached_property
     def lse(self):
         return self.a + (self.n_k + 16) * self.u + 4 * self.u * self.m
 
@@ -233,11 +233,11 @@ class AttentionBounds:
         rounded = rounding * (out.size + self.true_out + 2 * out.error)
         return Number(self.true_out, out.error + rounded, self.u)
 
-    @property
+    @functools.cached_property
     def out(self):
         return self._out.rounded(self.dtype)
 
-    @property
+    @functools.cached_property
     def stages(self):
         """Bounds of attention_weights, by the names of its stages."""
         weights = self.r * self._weights(self.relative)[0]
@@ -245,7 +245,7 @@ class AttentionBounds:
         numbers["weights"] = weights
         return {stage: number.rounded(self.dtype) for stage, number in numbers.items()}
 
-    @property
+    @functools.cached_property
     def received(self):
         """Bounds of attention_received, of each weight on the way to its key: (total, largest).
 
@@ -256,7 +256,7 @@ class AttentionBounds:
         oracle = p.size.shape[-2] * unit_roundoff(np.float64)
         return p.error + (8 * self.u + oracle) * (p.size + p.error), p.error
 
-    @property
+    @functools.cached_property
     def statistics(self):
         """Bounds of attention_statistics, in the order of its fields.
 
@@ -322,36 +322,36 @@ class AttentionBounds:
         y = self.r * (self._g @ self.v.t)
         return self._again[0] * (y + self._delta)
 
-    @property
+    @functools.cached_property
     def dq(self):
         """The gradient of query, before it is summed and stored."""
         return (self._sloped(self._dz) @ self.k).times(self.scale)
 
-    @property
+    @functools.cached_property
     def dk(self):
         return (self._sloped(self._dz).t @ self.q).times(self.scale)
 
-    @property
+    @functools.cached_property
     def query(self):
         return self._gradient("query", self.dq)
 
-    @property
+    @functools.cached_property
     def key(self):
         return self._gradient("key", self.dk)
 
-    @property
+    @functools.cached_property
     def dv(self):
         return (self.r * self._again[0]).t @ self._g
 
-    @property
+    @functools.cached_property
     def value(self):
         return self._gradient("value", self.dv)
 
-    @property
+    @functools.cached_property
     def attn_mask(self):
         return self._gradient("attn_mask", self._dz)
 
-    @property
+    @functools.cached_property
     def sinks(self):
         return self._gradient("sinks", self._again[1] * self._delta)
 
@@ -388,7 +388,7 @@ class AttentionBounds:
         p = self._weights(self.relative)[0]
         return (self.r * (p * z_t)) @ self.v + lse_t * out + (self.r * p) @ self._directions[2]
 
-    @property
+    @functools.cached_property
     def out_t(self):
         return self._tangent(self._out).rounded(self.dtype)
 

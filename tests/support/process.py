@@ -1,5 +1,6 @@
 """Run a program in a new Python process, for forks, exits, interruption and memory."""
 
+import os
 import subprocess
 import sys
 
@@ -55,6 +56,8 @@ def in_child(function):
 def run(program, timeout=120):
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PRELUDE + program],
+        # XLA as users have it: see conftest.py.
+        env={name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
         text=True,
         capture_output=True,
         timeout=timeout,

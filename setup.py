@@ -136,12 +136,9 @@ class BuildExt(build_ext):
 
     def build_extension(self, ext):
         """Compile outdated objects, then link."""
-        temp = self.build_temp
-        if (
-            self.editable_mode
-        ):  # given an empty folder, setuptools would compile all files each time
-            temp = f"build/temp.{self.plat_name}-{sys.implementation.cache_tag}"
-        folder = Path(temp) / VARIANT
+        folder = Path(self.build_temp) / VARIANT
+        if self.editable_mode:  # for which setuptools makes a new folder each time
+            folder = Path(f"build/temp.{self.plat_name}-{sys.implementation.cache_tag}", VARIANT)
         folder.mkdir(parents=True, exist_ok=True)
         # Objects are outdated by another compiler, other flags from outside, another NumPy, too.
         tools, now = folder / "tools.txt", f"{self.compiler.compiler_so} NumPy {numpy.__version__}"

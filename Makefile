@@ -342,5 +342,5 @@ clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
 .PHONY: demo test models build stubs bench browser lab notebooks docs links sanitize test-c test-arm test-avx512 format \
-	lint types counts test-pythons test-platforms test-windows soak limits stranger fuzz fuzz-ci analyze coverage mutation release-check \
-	judges clean
+	lint types counts test-pythons test-platforms test-windows soak limits stranger fuzz fuzz-ci analyze coverage \
+	mutation release-check judges clean

@@ -71,5 +71,7 @@ def memory() -> None:
 
 
 if __name__ == "__main__":
+    if os.geteuid() != 0:
+        sys.exit("limits.py makes control groups, for which it must be root")
     cpu()
     memory()

@@ -147,8 +147,7 @@ def test_out_and_lse_together_to_second_order(rng, name):
     operands, options = problem(rng, name)
     f = positional(interop.attention_forward, operands, options)
     assert gradcheck(f, tuple(operands.values()), check_forward_ad=True)
-    # Along random directions; those of out alone are checked above, entry by entry.
-    assert gradgradcheck(f, tuple(operands.values()), check_fwd_over_rev=True, fast_mode=True)
+    assert gradgradcheck(f, tuple(operands.values()), check_fwd_over_rev=True)
 
 
 @pytest.mark.parametrize("name", ["plain", "row without keys", "sinks", "all"])

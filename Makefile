@@ -225,7 +225,7 @@ soak: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 	PYTHONPATH=tests $(BIN)/python tests/soak.py $(SOAK_SECONDS)
 
 stranger:
-	tests/stranger.sh
+	tests/stranger.sh $(CLONE)
 
 # Tests of precision and memory would run the same lines for long, and so would other instruction sets than AVX2, for
 # which there are the C tests and the tests that name none (of softmax there are no C tests); peers' processes are not

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from support.bounds import AttentionBounds
+from support import oracle
 from support.helpers import assert_same_bits, assert_within, compute_type, normal
 
 import sdpa
-from sdpa import reference
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -75,8 +74,8 @@ def test_few_queries_against_the_oracle(rng, compute_dtype, shape, name):
     (q, k, v), gqa = operands(rng, shape, compute_dtype)
     given = options(rng, name, shape, compute_dtype) | gqa
     got = sdpa.attention_forward(q, k, v, workers=1, **given)
-    expected = reference.attention_forward(q, k, v, **given)
-    bounds = AttentionBounds(q, k, v, **given)
+    expected = oracle.attention_forward(q, k, v, **given)
+    bounds = oracle.bounds(q, k, v, **given)
     assert_within(got.out, expected.out, bounds.out, "out")
     assert_within(got.lse, expected.lse, bounds.lse, "lse")
     two = sdpa.attention_forward(q, k, v, workers=2, **given)
@@ -88,8 +87,8 @@ def test_few_queries_against_the_oracle(rng, compute_dtype, shape, name):
 def test_sixteen_bits(rng, dtype, shape):
     (q, k, v), gqa = operands(rng, SHAPES[shape], dtype)
     got = sdpa.attention_forward(q, k, v, **gqa)
-    expected = reference.attention_forward(q, k, v, **gqa)
-    bounds = AttentionBounds(q, k, v, **gqa)
+    expected = oracle.attention_forward(q, k, v, **gqa)
+    bounds = oracle.bounds(q, k, v, **gqa)
     assert_within(got.out, expected.out, bounds.out, "out")
     assert_within(got.lse, expected.lse, bounds.lse, "lse")
 
@@ -150,8 +149,8 @@ def test_gradients_of_few_queries_use_the_same_lse(rng, compute_dtype):
     out, lse = sdpa.attention_forward(q, k, v, **gqa)
     grad_out = normal(rng, out.shape, compute_dtype)
     got = sdpa.attention_backward(grad_out, q, k, v, out, lse, **gqa)
-    expected = reference.attention_backward(grad_out, q, k, v, out, lse, **gqa)
-    bounds = AttentionBounds(q, k, v, grad_out=grad_out, **gqa)
+    expected = oracle.attention_backward(grad_out, q, k, v, out, lse, **gqa)
+    bounds = oracle.bounds(q, k, v, grad_out=grad_out, **gqa)
     for name in ("query", "key", "value"):
         bound = getattr(bounds, name)
         assert_within(getattr(got, name), getattr(expected, name), bound, name)

@@ -10,13 +10,14 @@ from sdpa.lab import minilm
 from sdpa.lab.corpus import passages
 from sdpa.lab.tools import wheels
 
-TEXTS = [
-    "A cat sleeps on the warm roof.",
-    "",
-    "E = m c^2, 50% off: naïve façade?",
-    "word " * 300,  # cut off at 256 tokens
-    *passages(8, seed=1),
-]
+SENTENCE = "A cat sleeps on the warm roof."
+
+
+@pytest.fixture(scope="module")
+def texts():
+    # The third is cut off at 256 tokens.
+    by_hand = [SENTENCE, "", "word " * 300, "E = m c^2, 50% off: naïve façade?"]
+    return by_hand + passages(8, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +111,11 @@ def reference_embedding(weights, tokens):
     return mean / math.sqrt(mean @ mean)
 
 
-def test_embeddings_agree_with_a_second_implementation(model):
-    found = model.embed(TEXTS)
-    assert found.shape == (len(TEXTS), 384)
+def test_embeddings_agree_with_a_second_implementation(model, texts):
+    found = model.embed(texts)
+    assert found.shape == (len(texts), 384)
     assert found.dtype == np.float32
-    expected = [reference_embedding(model.weights, model.tokens(text)) for text in TEXTS]
+    expected = [reference_embedding(model.weights, model.tokens(text)) for text in texts]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
@@ -124,7 +125,7 @@ def test_embeddings_tell_meanings_apart(model):
 
 
 def test_scale_reaches_every_layer(model):
-    tokens = [model.tokens(TEXTS[0])]
+    tokens = [model.tokens(SENTENCE)]
     seen = []
     as_trained = model.hidden(tokens, attend=seen.append)
     assert [layer.number for layer in seen] == list(range(6))
@@ -149,8 +150,8 @@ def test_other_weights_are_refused(tmp_path):
         minilm.MiniLM.load(tmp_path)
 
 
-def test_packed_texts_are_those_of_single_ones(model):
-    tokens = [model.tokens(text) for text in TEXTS]
+def test_packed_texts_are_those_of_single_ones(model, texts):
+    tokens = [model.tokens(text) for text in texts]
     found, starts = model.packed(tokens)
     assert np.diff(starts).tolist() == [len(row) for row in tokens]
     for row, start, end in zip(tokens, starts, starts[1:], strict=False):

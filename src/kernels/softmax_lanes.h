@@ -72,8 +72,9 @@ INLINE vec slot_sum(vec *low, enum sum_kind kind, const softmax_constants *k, co
 
 /* Adds the term of element j to its slot, which the first one sets. */
 INLINE void add_to_slot(vec *slot, vec *low, int64_t j, vec term) {
-    slot[j % VL] = (j < VL ? (vec){0} : slot[j % VL]) + term;
-    low[j % VL] = (vec){0};
+    const vec zero = {0};
+    slot[j % VL] = (j < VL ? zero : slot[j % VL]) + term;
+    low[j % VL] = zero;
 }
 
 /* row_sum for lanes: sums one slot after the other. */

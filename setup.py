@@ -98,7 +98,7 @@ def quoted(text):
 
 
 def docstrings(paths):
-    """Return a C header with the blocks of these text files; attention.txt describes the format."""
+    """Return {name: text} of the blocks of these text files; attention.txt describes the format."""
     blocks = {}
     for path in paths:
         _, *parts = re.split(r"^== (\w+)\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -112,12 +112,35 @@ def docstrings(paths):
             r"^\{([a-z_]+)\}\n", lambda line: composed(blocks[line[1]]), text, flags=re.MULTILINE
         )
 
-    lines = ["/* Made by setup.py from src/python/doc. */"]
+    return {name: composed(text) for name, text in blocks.items()}
+
+
+def write_docstrings(folder):
+    """Write docstrings.h, which others include, and docstrings.c with the texts; return its path.
+
+    A changed text changes only the latter, so that nothing else is compiled again.
+    """
+    blocks = docstrings(sorted(Path("src/python/doc").glob("*.txt")))
+    about = "/* Made by setup.py from src/python/doc. */"
+    header = [about, *(f"extern const char doc_{name}[];" for name in blocks)]
+    source = [about, '#include "docstrings.h"']
     for name, text in blocks.items():
-        lines.append(f"static const char doc_{name}[] =")
-        lines += [f"    {quoted(line)}" for line in composed(text).splitlines(keepends=True)]
-        lines[-1] += ";"
-    return "\n".join(lines) + "\n"
+        literals = "\n".join(f"    {quoted(line)}" for line in text.splitlines(keepends=True))
+        source.append(f"const char doc_{name}[] =\n{literals};")
+    for path, lines in (folder / "docstrings.h", header), (folder / "docstrings.c", source):
+        text = "\n".join(lines) + "\n"
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+    return folder / "docstrings.c"
+
+
+def dependencies(object_):
+    """Return the files that an object was compiled from, which the compiler listed beside it."""
+    listed = Path(object_).with_suffix(".d")
+    if not listed.exists():
+        return []
+    _, _, files = listed.read_text(encoding="utf-8").replace("\\\n", " ").partition(": ")
+    return [file.replace("\\ ", " ") for file in re.split(r"(?<!\\)\s+", files.strip())]
 
 
 class Unit(NamedTuple):
@@ -144,30 +167,29 @@ class BuildExt(build_ext):
         tools, now = folder / "tools.txt", f"{self.compiler.compiler_so} NumPy {numpy.__version__}"
         if not tools.exists() or tools.read_text() != now:
             tools.write_text(now)
-        depends = [
-            str(path)
-            for path in (*Path("src").rglob("*.[ht]*"), "setup.py", "pyproject.toml", tools)
-        ]
-        texts = sorted(Path("src/python/doc").glob("*.txt"))
-        (folder / "docstrings.h").write_text(docstrings(texts), encoding="utf-8")
+        common = ["setup.py", "pyproject.toml", "src/runtime/isas.txt", str(tools)]
+        texts = write_docstrings(folder)
         includes = [str(folder), numpy.get_include(), *self.compiler.include_dirs]
         self.compiler.set_include_dirs([])
 
         def compile_one(unit):
             output = str(folder / unit.folder)
             (object_,) = self.compiler.object_filenames([str(unit.source)], output_dir=output)
-            if self.force or newer_group([str(unit.source), *depends], object_):
+            depfile = ["-MMD", "-MF", str(Path(object_).with_suffix(".d"))]
+            made_from = dependencies(object_)
+            # A header that is gone counts as changed.
+            if self.force or not made_from or newer_group([*made_from, *common], object_, "newer"):
                 self.compiler.compile(
                     [str(unit.source)],
                     output_dir=output,
                     macros=list(unit.macros),
                     include_dirs=list(unit.includes),
-                    extra_postargs=[*FLAGS, *unit.flags],
+                    extra_postargs=[*FLAGS, *unit.flags, *depfile],
                 )
             return object_
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            ext.extra_objects = list(pool.map(compile_one, self.units(includes)))
+            ext.extra_objects = list(pool.map(compile_one, self.units(includes, texts)))
         # Objects of another variant may be older than a library linked from this one: link always.
         ext.sources, self.force = [], True
         super().build_extension(ext)
@@ -186,8 +208,8 @@ class BuildExt(build_ext):
         about = subprocess.run(command, check=False, capture_output=True, text=True).stdout
         return "Free Software Foundation" in about
 
-    def units(self, python_includes):
-        """Return all units, the slowest to compile first."""
+    def units(self, python_includes, texts):
+        """Return all units, the slowest to compile first; `texts` has the docstrings."""
         about = [
             ("SDPA_VERSION", quoted(self.distribution.get_version())),
             ("SDPA_BUILD_FLAGS", quoted(" ".join(FLAGS))),
@@ -217,6 +239,7 @@ class BuildExt(build_ext):
             for path in sorted(Path(folder).glob("*.c")):
                 size = ["-Os"] if path.stem in names and "-O1" not in FLAGS else []
                 yield Unit(path, "", [*(tables if bound else plain), *size], macros, includes)
+        yield Unit(texts)
 
 
 class Sdist(sdist):

@@ -132,6 +132,27 @@ def test_every_kernel_was_built(built):
     assert {path.parts[-4] for path in built.objects.rglob("kernel.o")} == set(KERNELS)
 
 
+def test_a_changed_docstring_compiles_one_file_and_a_changed_header_its_users(built, tmp_path):
+    """Whatever is compiled again replaces an object, so that its time changes."""
+
+    def recompiled(path, old, new):
+        before = {path: path.stat().st_mtime_ns for path in objects.rglob("*.o")}
+        path.write_text(path.read_text().replace(old, new))
+        run(sys.executable, "setup.py", "build_ext", cwd=tree)
+        return {p.stem for p, time in before.items() if p.stat().st_mtime_ns != time}
+
+    tree = tmp_path / "tree"
+    shutil.copytree(built.tree, tree)
+    (objects,) = tree.glob("build/temp*/release")
+    for path in objects.rglob("*.d"):  # they name the files of the first tree, if in full
+        assert str(built.tree) not in path.read_text()
+    text, header = tree / "src/python/doc/softmax.txt", tree / "src/python/docstring.h"
+    assert recompiled(text, "Softmax", "The softmax") == {"docstrings"}
+    assert recompiled(header, "/* Functions", "/* The functions") == {
+        path.stem for path in (tree / "src/python").glob("*.c") if "docstring.h" in path.read_text()
+    }
+
+
 def test_the_extension_exports_its_init_and_the_number_of_threads(built):
     symbols = run("nm", "--dynamic", "--extern-only", "--defined-only", built.extension)
     names = {line.split()[-1] for line in symbols.splitlines()}

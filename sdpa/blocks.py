@@ -314,9 +314,11 @@ class Call:
         self.keys: Operand = Operand("key", keys, axis)
         self.values: Operand = Operand("value", values, axis)
         self.mask: Mask | None = None if mask is None else Mask("attn_mask", mask)
+        seed = 0 if options.get("rng") is None else options["rng"]  # dropout is refused below
         _core._check_attention(
-            self.query.unread, self.keys.unread, self.values.unread, self.unread_mask, **options
-        )
+            self.query.unread, self.keys.unread, self.values.unread, self.unread_mask,
+            **options | {"rng": seed},
+        )  # fmt: skip
         if options.pop("dropout_p", 0.0) != 0:
             raise ValueError(
                 "dropout_p: expected 0, because the pattern of dropout depends on the index of a "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import secrets
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
@@ -74,8 +73,6 @@ class Problem:
         for name in options.keys() & {"enable_gqa", "key_lengths", "workers"}:
             self.block_options[name] = options[name]
         self.dropout_p, self.seed = options.get("dropout_p", 0.0), options.get("rng")
-        if self.dropout_p > 0 and self.seed is None:
-            self.seed = secrets.randbits(64)
         # Whether the kernel can compute the band, with the scores of relative rows as a bias.
         self.is_plain = self.dropout_p == 0 and not changes_scores(options)
 
@@ -280,11 +277,17 @@ class Block:
         """Logits (..., rows, keys), and the slope of `changed_scores`; None means 1."""
         query = np.broadcast_to(self.query, (*self.problem.lead, *self.query.shape[-2:]))
         if not changes_scores(self.problem.options):
-            x = _core.attention_weights(query, self.key, self.bias, stage="biased", **self.options)
+            x = _core.attention_weights(
+                query, self.key, attn_mask=self.bias, stage="biased", **self.options
+            )
             return x, None
         # With queries of width 0 the kernel returns the bias and its masks alone.
         bias = _core.attention_weights(
-            query[..., :0], self.key[..., :0], self.bias, stage="biased", **self.options
+            query[..., :0],
+            self.key[..., :0],
+            attn_mask=self.bias,
+            stage="biased",
+            **self.options,
         )
         scores = query @ np.swapaxes(self._for_query_heads(self.key), -1, -2)
         scores = bias.dtype.type(self.problem.scale) * scores + self.relative_scores

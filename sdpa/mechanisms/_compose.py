@@ -11,6 +11,7 @@ import difflib
 import inspect
 import math
 import operator
+import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -41,6 +42,13 @@ def checked_options(
         if checked.get(name) is not None:
             checked[name] = _core._array(name, checked[name])
     return checked
+
+
+def seeded(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a function that returns out alone: its dropout draws a seed if none is given."""
+    if "dropout_p" not in options or options.get("rng") is not None:
+        return dict(options)
+    return {**options, "rng": secrets.randbits(64)}
 
 
 def _unexpected(function: Callable[..., Any], name: str, known: Collection[str]) -> str:

@@ -24,6 +24,7 @@ from sdpa.mechanisms._compose import (
     forward,
     native,
     rounded,
+    seeded,
     sum_to,
     weight_gradient,
     widen,
@@ -102,7 +103,7 @@ def bilinear_attention(
     >>> sdpa.bilinear_attention(query, key, np.array([[1.0], [0.0]]), weight, scale=1.0)
     array([[0.75]])
     """
-    return _forward(bilinear_attention, query, key, value, weight, options).out
+    return _forward(bilinear_attention, query, key, value, weight, seeded(options)).out
 
 
 def bilinear_attention_forward(

@@ -25,6 +25,7 @@ from sdpa.mechanisms._compose import (
     forward,
     positive,
     rounded,
+    seeded,
     rows_in_use,
     widen,
 )
@@ -109,7 +110,7 @@ def cosine_attention(
     >>> sdpa.cosine_attention(query, key, value, temperature=1 / np.log(3))  # weights 3 : 1
     array([[0.75]])
     """
-    return _forward(cosine_attention, query, key, value, temperature, eps, options).out
+    return _forward(cosine_attention, query, key, value, temperature, eps, seeded(options)).out
 
 
 def cosine_attention_forward(

@@ -21,7 +21,13 @@ from numpy.typing import ArrayLike
 from sdpa import _core
 from sdpa._options import ShawOptions
 from sdpa.mechanisms._band import Backward, Problem, forward
-from sdpa.mechanisms._compose import Array, checked_needs, checked_options, checked_upstream
+from sdpa.mechanisms._compose import (
+    Array,
+    checked_needs,
+    checked_options,
+    checked_upstream,
+    seeded,
+)
 
 __all__ = [
     "ShawGradients",
@@ -106,7 +112,7 @@ def shaw_attention(
     >>> sdpa.shaw_attention(query, key, value, rel_key)[2]
     array([0.4, 0.4, 0.2])
     """
-    return _forward(shaw_attention, query, key, value, rel_key, rel_value, options).out
+    return _forward(shaw_attention, query, key, value, rel_key, rel_value, seeded(options)).out
 
 
 def shaw_attention_forward(

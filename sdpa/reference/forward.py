@@ -95,9 +95,9 @@ def attention_forward(
 def attention_weights(
     query: ArrayLike,
     key: ArrayLike,
+    *,
     attn_mask: ArrayLike | None = None,
     dropout_p: float = 0.0,
-    *,
     enable_gqa: bool = False,
     sinks: ArrayLike | None = None,
     rng: int | None = None,
@@ -143,10 +143,10 @@ def attention_weights(
 
 
 def attention_received(
-    query: ArrayLike, key: ArrayLike, attn_mask: ArrayLike | None = None, **options: Any
+    query: ArrayLike, key: ArrayLike, **options: Any
 ) -> AttentionReceived:
     """Sum and maximum of each column of `attention_weights`: what a key gets from the queries."""
-    w = attention_weights(query, key, attn_mask, **options)
+    w = attention_weights(query, key, **options)
     return AttentionReceived(w.sum(axis=-2), w.max(axis=-2, initial=0))
 
 
@@ -154,8 +154,8 @@ def attention_received(
 def attention_statistics(
     query: ArrayLike,
     key: ArrayLike,
-    attn_mask: ArrayLike | None = None,
     *,
+    attn_mask: ArrayLike | None = None,
     enable_gqa: bool = False,
     sinks: ArrayLike | None = None,
     **options: Any,

@@ -5,10 +5,23 @@
 
 #include "errors.h"
 
-/* Whether NumPy can convert the object without DLPack. */
-static bool has_array_protocol(PyObject *value) {
-    return PyObject_HasAttrString(value, "__array__") || PyObject_CheckBuffer(value) ||
-           PyObject_HasAttrString(value, "__array_interface__") || PyObject_HasAttrString(value, "__array_struct__");
+int sdpa_has_attribute(PyObject *value, const char *name) {
+    PyObject *attribute = PyObject_GetAttrString(value, name);
+    if (attribute) {
+        Py_DECREF(attribute);
+        return 1;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
+    PyErr_Clear();
+    return 0;
+}
+
+/* Whether NumPy can convert the object without DLPack; -1 as sdpa_has_attribute. */
+static int has_array_protocol(PyObject *value) {
+    static const char *const names[] = {"__array__", "__array_interface__", "__array_struct__"};
+    int has = PyObject_CheckBuffer(value);
+    for (int i = 0; i < 3 && !has; i++) has = sdpa_has_attribute(value, names[i]);
+    return has;
 }
 
 /* Whether the pending exception says that a conversion failed; an interruption or lack of memory passes unchanged. */
@@ -29,6 +42,8 @@ enum { N_DEVICES = sizeof DEVICES / sizeof DEVICES[0] };
 /* Returns -1 with a TypeError if the object says that its memory is on another device, and 0 if it names the CPU or no
  * device. */
 static int check_device(const char *name, PyObject *value) {
+    const int has = sdpa_has_attribute(value, "__dlpack_device__");
+    if (has < 1) return has;
     PyObject *pair = PyObject_CallMethod(value, "__dlpack_device__", NULL);
     long device, index;
     bool known = pair && PyTuple_Check(pair) && PyArg_ParseTuple(pair, "ll", &device, &index);
@@ -79,7 +94,7 @@ static void raise_not_an_array(const char *name, PyObject *value) {
     PyErr_Fetch(&type, &cause, &traceback);
     PyErr_NormalizeException(&type, &cause, &traceback);
     if (traceback) PyException_SetTraceback(cause, traceback);
-    if (check_device(name, value) == 0 && check_bfloat16(name, value) == 0) {
+    if (check_bfloat16(name, value) == 0) {
         PyErr_Format(PyExc_TypeError, "%s: expected an array, got %R, which NumPy cannot take: %S", name,
                      Py_TYPE(value), cause);
     }
@@ -92,26 +107,94 @@ static void raise_not_an_array(const char *name, PyObject *value) {
     Py_XDECREF(traceback);
 }
 
+#define UNIT "unit"
+#define MASK "mask"
+#define BY_MASK "its data, and the mask by where= or as a boolean attn_mask"
+
+/* Classes of arrays that are more than their numbers, with the package that defines each. */
+static const struct {
+    const char *package, *class, *more, *remedy;
+} RICHER[] = {
+    {"numpy.ma", "MaskedArray", MASK, BY_MASK},
+    {"astropy.utils.masked", "Masked", MASK, BY_MASK},
+    {"astropy.units", "Quantity", UNIT, "x.to_value('')"},
+    {"unyt", "unyt_array", UNIT, "x.to_value('')"},
+    {"pint", "PlainQuantity", UNIT, "x.m_as('')"},
+    {"quantities", "Quantity", UNIT, "x.rescale('').magnitude"},
+};
+enum { N_RICHER = sizeof RICHER / sizeof *RICHER };
+
+/* The row of RICHER that describes this class, or -1. Leaves an exception where the class has no name. */
+static int find_richer(PyObject *class) {
+    PyObject *module = PyObject_GetAttrString(class, "__module__");
+    PyObject *own = module ? PyObject_GetAttrString(class, "__name__") : NULL;
+    int found = -1;
+    for (int i = 0; i < N_RICHER && own && PyUnicode_Check(own) && PyUnicode_Check(module) && found < 0; i++) {
+        if (PyUnicode_CompareWithASCIIString(own, RICHER[i].class) != 0) continue;
+        PyObject *package = PyUnicode_FromString(RICHER[i].package);
+        if (package && PyUnicode_Tailmatch(module, package, 0, PY_SSIZE_T_MAX, -1) == 1) found = i;
+        Py_XDECREF(package);
+    }
+    Py_XDECREF(own);
+    Py_XDECREF(module);
+    return found;
+}
+
+int sdpa_check_plain(const char *name, PyObject *value) {
+    if (PyArray_CheckExact(value)) return 0;
+    PyObject *bases = PyObject_GetAttrString((PyObject *)Py_TYPE(value), "__mro__");
+    int found = -1;
+    for (Py_ssize_t i = 0; bases && PyTuple_Check(bases) && i < PyTuple_Size(bases) && found < 0; i++) {
+        found = find_richer(PyTuple_GetItem(bases, i));
+        if (found < 0 && PyErr_Occurred()) break;
+    }
+    Py_XDECREF(bases);
+    if (PyErr_Occurred() && !is_failure()) return -1;
+    PyErr_Clear();
+    if (found < 0) return 0;
+    PyErr_Format(PyExc_TypeError, "%s: expected a plain array, got %R, whose %s would be dropped; pass %s", name,
+                 Py_TYPE(value), RICHER[found].more, RICHER[found].remedy);
+    return -1;
+}
+
+/* The array of an object that is none. */
+static PyObject *converted(PyObject *module, PyObject *value) {
+    const int has_protocol = has_array_protocol(value);
+    const int has_dlpack = has_protocol ? 0 : sdpa_has_attribute(value, "__dlpack__");
+    if (has_protocol < 0 || has_dlpack < 0) return NULL;
+    return has_dlpack ? PyObject_CallFunctionObjArgs(sdpa_state_of(module)->from_dlpack, value, NULL)
+                      : PyArray_FromAny(value, NULL, 0, 0, 0, NULL);
+}
+
 PyArrayObject *sdpa_array(PyObject *module, const char *name, PyObject *value) {
-    if (PyArray_Check(value)) {
-        Py_INCREF(value);
-        return (PyArrayObject *)value;
+    if (PyArray_CheckExact(value)) return (PyArrayObject *)Py_NewRef(value);
+    if (sdpa_check_plain(name, value) < 0) return NULL;
+    if (PyArray_Check(value)) return (PyArrayObject *)Py_NewRef(value);
+    if (check_device(name, value) < 0) return NULL;
+    PyObject *array = converted(module, value);
+    if (!array) {
+        raise_not_an_array(name, value);
+    } else if (sdpa_check_plain(name, array) < 0) {
+        Py_CLEAR(array);
     }
-    PyObject *array;
-    if (!has_array_protocol(value) && PyObject_HasAttrString(value, "__dlpack__")) {
-        if (check_device(name, value) < 0) return NULL;
-        array = PyObject_CallFunctionObjArgs(sdpa_state_of(module)->from_dlpack, value, NULL);
-    } else {
-        array = PyArray_FromAny(value, NULL, 0, 0, 0, NULL);
-    }
-    if (!array) raise_not_an_array(name, value);
     return (PyArrayObject *)array;
 }
 
-/* ml_dtypes registers bfloat16 with NumPy under a number that differs between processes. */
+int sdpa_settle(PyArrayObject **array) {
+    if (!*array || PyArray_CheckExact(*array)) return 0;
+    PyArrayObject *plain = (PyArrayObject *)PyArray_View(*array, NULL, &PyArray_Type);
+    if (!plain) return -1;
+    Py_DECREF((PyObject *)*array);
+    *array = plain;
+    return 0;
+}
+
+/* ml_dtypes registers bfloat16 with NumPy under a number that differs between processes. Dtypes of NumPy's newer way
+ * have no number: all of them have -1. */
 static bool is_bfloat16(sdpa_state *state, PyArray_Descr *descr) {
+    if (!PyTypeNum_ISUSERDEF(descr->type_num)) return false;
     int known = atomic_load_explicit(&state->bf16, memory_order_relaxed);
-    if (known >= 0 || !PyTypeNum_ISUSERDEF(descr->type_num)) return descr->type_num == known;
+    if (known >= 0) return descr->type_num == known;
     if (PyDataType_ELSIZE(descr) != 2) return false;
     PyObject *name = PyType_GetName(descr->typeobj);
     if (!name) {
@@ -196,12 +279,19 @@ static bool is_injective(PyArrayObject *a) {
     return true;
 }
 
-int sdpa_check_out(PyObject *value, const npy_intp *sizes, int n, int type_number) {
+int sdpa_read_out(PyObject *value, PyArrayObject **out) {
+    *out = NULL;
+    if (!value || value == Py_None) return 0;
     if (!PyArray_Check(value)) {
         PyErr_Format(PyExc_TypeError, "out: expected a numpy.ndarray, got %R", Py_TYPE(value));
         return -1;
     }
-    PyArrayObject *out = (PyArrayObject *)value;
+    if (sdpa_check_plain("out", value) < 0) return -1;
+    *out = (PyArrayObject *)Py_NewRef(value);
+    return 0;
+}
+
+int sdpa_check_out(PyArrayObject *out, const npy_intp *sizes, int n, int type_number) {
     char strides[SDPA_SHAPE_SIZE], shape[SDPA_SHAPE_SIZE];
     sdpa_shape_text(shape, "", sizes, n);
     if (PyArray_NDIM(out) != n || !PyArray_CompareLists(PyArray_DIMS(out), sizes, n)) {

@@ -6,8 +6,21 @@
 
 /* Anything that NumPy accepts, as an array of any dtype and layout, without a copy where possible: arrays, __array__,
  * buffers, nested sequences; __dlpack__ for objects that have nothing else. New reference. TypeError for anything else,
- * including arrays on other devices. */
+ * including arrays on other devices and arrays whose mask or unit would be dropped.
+ *
+ * This may run code of the caller's, which may change the shape or the memory of any array, also of those converted
+ * before. So a function converts all its arguments, then calls sdpa_settle on each array, and only then looks at one. */
 PyArrayObject *sdpa_array(PyObject *module, const char *name, PyObject *value);
+
+/* Whether the object has this attribute; -1 and the exception of a lookup that fails otherwise. */
+int sdpa_has_attribute(PyObject *value, const char *name);
+
+/* TypeError and -1 for an array whose mask or unit would be dropped. This may run code of the caller's. */
+int sdpa_check_plain(const char *name, PyObject *value);
+
+/* Replaces an instance of a subclass, whose methods Python code may override, by a plain view. Runs no code of the
+ * caller's. *array may be NULL. -1 and an exception on failure, which leaves it. */
+int sdpa_settle(PyArrayObject **array);
 
 /* dtype of an array: bool, the four float types, int64; -1 for any other, without an exception. */
 int sdpa_dtype_of(PyObject *module, PyArrayObject *a);
@@ -20,9 +33,12 @@ static inline bool sdpa_is_swapped(PyArrayObject *a) { return !PyArray_ISNOTSWAP
 /* First element; never NULL, not even for an empty array. */
 char *sdpa_data(PyArrayObject *a);
 
-/* Checks an `out` argument: an aligned, writable ndarray of this shape and type number in native byte order, no two of
- * whose elements overlap. -1 and an exception otherwise. */
-int sdpa_check_out(PyObject *value, const npy_intp *sizes, int n, int type_number);
+/* Reads an `out` argument: new reference in *out, or NULL for None and an absent one. -1 and an exception for what is no
+ * array. To be called while arguments are converted. */
+int sdpa_read_out(PyObject *value, PyArrayObject **out);
+/* Checks `out` after all arguments have been converted: an aligned, writable array of this shape and type number in
+ * native byte order, no two of whose elements overlap. -1 and an exception otherwise. */
+int sdpa_check_out(PyArrayObject *out, const npy_intp *sizes, int n, int type_number);
 /* -1 and ValueError if `out` shares memory with `input`. Exact: interleaved views that share no element pass. */
 int sdpa_check_overlap(PyObject *module, PyArrayObject *out, const char *name, PyArrayObject *input);
 

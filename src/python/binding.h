@@ -32,14 +32,39 @@ enum sdpa_name {
 #undef SDPA_NAME
         N_NAMES
 };
+_Static_assert(N_NAMES <= UINT8_MAX, "signatures keep names in bytes");
+
+/* The inputs with gradients, as X(name, tensor). Input `name` is the problem's `tensor` and has the gradient
+ * d`tensor` and the tangent `tensor`_t; the arguments with its tangents are name_t and gg_name. The named tuples have a
+ * field for each. */
+#define SDPA_OPERANDS(X) X(query, q) X(key, k) X(value, v)
+#define SDPA_DIFFERENTIABLE_OPTIONS(X) X(attn_mask, mask) X(sinks, sinks)
+#define SDPA_DIFFERENTIABLE(X) SDPA_OPERANDS(X) SDPA_DIFFERENTIABLE_OPTIONS(X)
+
+enum {
+#define SDPA_COUNT(name, tensor) INPUT_##name,
+    SDPA_DIFFERENTIABLE(SDPA_COUNT)
+#undef SDPA_COUNT
+        N_GRADIENTS
+};
 
 /* The parameters of one function, in order: the first n_required have no default, those after the first n_positional
  * are keyword-only. */
 typedef struct sdpa_signature {
     const char *function;
+    const char *hint; /* NULL, or what the error for too many positional arguments adds */
     unsigned char n, n_required, n_positional;
-    unsigned char names[32];
+    unsigned char names[N_NAMES];
 } sdpa_signature;
+
+/* A signature that is not composed from the table of options: SDPA_SIGNATURE("name", n_required, n_positional, names). */
+#define SDPA_SIGNATURE(text, required, positional, ...)                                                                \
+    {                                                                                                                  \
+        .function = text, .n_required = required, .n_positional = positional,                                          \
+        .n = sizeof((unsigned char[]){__VA_ARGS__}), .names = {                                                        \
+            __VA_ARGS__                                                                                                \
+        }                                                                                                              \
+    }
 
 /* The parameters and the PyMethodDef entries of functions that take keywords. */
 #define SDPA_ARGUMENTS PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames
@@ -48,6 +73,7 @@ typedef struct sdpa_signature {
 
 /* The named tuples that functions return; see module.c. */
 enum sdpa_type {
+    NO_TYPE = -1,
     FORWARD_TYPE,
     GRADIENTS_TYPE,
     TANGENT_TYPE,
@@ -84,6 +110,7 @@ typedef struct sdpa_state {
     PyObject *types[N_TYPES];              /* of the results */
     PyObject *from_dlpack, *shares_memory; /* NumPy's */
     _Atomic int bf16;                      /* NumPy's type number of bfloat16 once seen, else -1 */
+    const struct sdpa_entry *entries[N_FUNCTIONS]; /* see entry.h */
     sdpa_signature signatures[N_FUNCTIONS];
     PyMethodDef definitions[N_FUNCTIONS]; /* their docstrings point into docs */
     PyObject *docs[N_FUNCTIONS];

@@ -10,13 +10,52 @@
 #include "errors.h"
 #include "gil.h"
 #include "packed.h"
+#include "parse.h"
+#include "warn.h"
 
-PyArrayObject *sdpa_call_hold(sdpa_call *call, const char *name, PyObject *value) {
-    PyArrayObject *array = sdpa_array(call->module, name, value);
-    if (!array) return NULL;
-    call->held[call->n_held].array = array;
-    call->held[call->n_held++].name = name;
-    return array;
+/* ------------------------------------------------------------------------------------ arguments */
+
+/* Whether an operand may be None: an absent tangent counts as zero, an absent bias as none. */
+static bool may_be_none(enum sdpa_name name) {
+    switch (name) {
+#define TANGENTS(name, tensor)                                                                                         \
+    case NAME_##name##_t:                                                                                              \
+    case NAME_gg_##name:
+        SDPA_DIFFERENTIABLE(TANGENTS)
+#undef TANGENTS
+    case NAME_bias:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static int convert(sdpa_call *call, enum sdpa_name name, PyObject *value) {
+    if (!value) return 0;
+    call->arrays[name] = sdpa_array(call->module, sdpa_name_text(name), value);
+    return call->arrays[name] ? 0 : -1;
+}
+
+/* Converts all arguments that are arrays. */
+static int convert_all(sdpa_call *call, const sdpa_signature *signature, PyObject *const values[N_NAMES]) {
+    for (int i = 0; i < signature->n_required; i++) {
+        const enum sdpa_name name = signature->names[i];
+        if (values[name] == Py_None && may_be_none(name)) continue;
+        if (convert(call, name, values[name]) < 0) return -1;
+    }
+    for (int i = 0; i < sdpa_n_options; i++) {
+        const sdpa_option *row = &sdpa_option_table[i];
+        if (!row->array || !(row->where & call->options.where) || values[row->name] == Py_None) continue;
+        if (convert(call, row->name, values[row->name]) < 0) return -1;
+    }
+    return 0;
+}
+
+static int settle_all(sdpa_call *call) {
+    for (int i = 0; i < N_NAMES; i++) {
+        if (call->arrays[i] && sdpa_settle(&call->arrays[i]) < 0) return -1;
+    }
+    return 0;
 }
 
 /* ------------------------------------------------------------------------------------ tensors */
@@ -64,10 +103,16 @@ void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdp
     }
 }
 
+/* A tensor is set once in a call, so there is room for all. */
+static void add_present(sdpa_call *call, sdpa_tensor *t) {
+    if (call->n_present == N_TENSORS) Py_FatalError("sdpa: a tensor was set twice");
+    call->present[call->n_present++] = t;
+}
+
 void sdpa_call_set(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype, int n_inner,
                    const npy_intp *inner, bool heads) {
     sdpa_call_view(call, t, a, dtype, n_inner, inner, heads);
-    call->present[call->n_present++] = t;
+    add_present(call, t);
 }
 
 /* Points t at one integer per batch entry or sequence. */
@@ -81,7 +126,7 @@ static void set_integers(sdpa_call *call, sdpa_tensor *t, PyArrayObject *array, 
     t->dtype = SDPA_I64;
     t->group = 1;
     for (int i = 0; i < call->problem.n_axes; i++) t->batch[i] = 0;
-    call->present[call->n_present++] = t;
+    add_present(call, t);
 }
 
 /* ------------------------------------------------------------------------------------ operands */
@@ -95,18 +140,20 @@ static int operand_dtype(const sdpa_call *call, const char *name, PyArrayObject 
 /* Sets the dtypes of queries, keys and values: one for all three, or a 16-bit one of keys and values beside float32. */
 static int set_dtypes(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
-    const int q = operand_dtype(call, "query", call->q), k = q < 0 ? -1 : operand_dtype(call, "key", call->k),
-              v = k < 0 || !call->v ? k : operand_dtype(call, "value", call->v);
+    PyArrayObject *const *a = call->arrays;
+    const int q = operand_dtype(call, "query", a[NAME_query]),
+              k = q < 0 ? -1 : operand_dtype(call, "key", a[NAME_key]),
+              v = k < 0 || !a[NAME_value] ? k : operand_dtype(call, "value", a[NAME_value]);
     if (v < 0) return -1;
     p->dtype = (sdpa_dtype)q;
     p->k.dtype = p->v.dtype = (sdpa_dtype)k;
     const bool may_differ = q == SDPA_F32 && !(call->options.where & IN_ADDITIVES);
     if (k != q && !(may_differ && sdpa_is_narrow(p->k.dtype))) {
-        return sdpa_raise_dtype("key", call->k,
+        return sdpa_raise_dtype("key", a[NAME_key],
                                 may_differ ? "query's dtype %S, float16 or bfloat16" : "query's dtype %S",
-                                PyArray_DESCR(call->q));
+                                PyArray_DESCR(a[NAME_query]));
     }
-    return v == k ? 0 : sdpa_raise_dtype("value", call->v, "key's dtype %S", PyArray_DESCR(call->k));
+    return v == k ? 0 : sdpa_raise_dtype("value", a[NAME_value], "key's dtype %S", PyArray_DESCR(a[NAME_key]));
 }
 
 static npy_intp size_from_end(PyArrayObject *a, int i) {
@@ -136,12 +183,13 @@ static int broadcast_lead(sdpa_call *call, const char *name, PyArrayObject *a, b
 }
 
 static int check_heads(sdpa_call *call) {
-    npy_intp n_q = size_from_end(call->q, 3), n_k = size_from_end(call->k, 3);
+    PyArrayObject *k = call->arrays[NAME_key], *v = call->arrays[NAME_value];
+    npy_intp n_q = size_from_end(call->arrays[NAME_query], 3), n_k = size_from_end(k, 3);
     if (n_k ? n_q % n_k : n_q) {
-        return sdpa_raise_shape("key", call->k, "a number of heads that divides query's %lld", (long long)n_q);
+        return sdpa_raise_shape("key", k, "a number of heads that divides query's %lld", (long long)n_q);
     }
-    if (call->v && size_from_end(call->v, 3) != n_k) {
-        return sdpa_raise_shape("value", call->v, "key's number of heads, %lld", (long long)n_k);
+    if (v && size_from_end(v, 3) != n_k) {
+        return sdpa_raise_shape("value", v, "key's number of heads, %lld", (long long)n_k);
     }
     if (call->nd > 2) call->shape[call->nd - 3] = n_q;
     return 0;
@@ -165,7 +213,7 @@ void sdpa_call_set_axes(sdpa_call *call) {
 /* Sizes of the problem and of the output. */
 static int set_sizes(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
-    PyArrayObject *q = call->q, *k = call->k, *v = call->v;
+    PyArrayObject *q = call->arrays[NAME_query], *k = call->arrays[NAME_key], *v = call->arrays[NAME_value];
     if (PyArray_NDIM(q) < 2) return sdpa_raise_shape("query", q, "at least two axes, (..., Lq, d_k)");
     if (PyArray_NDIM(k) < 2) return sdpa_raise_shape("key", k, "at least two axes, (..., Lk, d_k)");
     if (v && PyArray_NDIM(v) < 2) return sdpa_raise_shape("value", v, "at least two axes, (..., Lk, d_v)");
@@ -212,7 +260,7 @@ static int set_sizes(sdpa_call *call) {
 /* set_sizes for packed arrays, (total, heads, d). */
 static int set_packed_sizes(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
-    PyArrayObject *const operands[] = {call->q, call->k, call->v};
+    PyArrayObject *const operands[] = {call->arrays[NAME_query], call->arrays[NAME_key], call->arrays[NAME_value]};
     if (sdpa_packed_set_sizes(p, &call->options, operands) < 0) return -1;
     call->nd = 3;
     call->shape[0] = p->n_head;
@@ -235,10 +283,9 @@ static bool broadcasts_to(PyArrayObject *a, const npy_intp *shape, int n) {
 
 static int set_mask(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
-    PyArrayObject *mask = call->options.mask;
+    PyArrayObject *mask = call->arrays[NAME_attn_mask];
     if (!mask) return 0;
     if (call->packed) return sdpa_raise_shape("attn_mask", mask, "None with cu_seqlens_q");
-    call->mask = mask;
     int dtype = sdpa_dtype_of(call->module, mask);
     if (dtype != SDPA_BOOL && dtype != SDPA_F32 && dtype != (int)p->dtype) {
         const char *own = sdpa_dtype_text(p->dtype);
@@ -264,7 +311,10 @@ static int set_mask(sdpa_call *call) {
 }
 
 /* One number per head: sinks, alibi_slopes. */
-static int set_per_head(sdpa_call *call, sdpa_tensor *t, const char *name, PyArrayObject *a) {
+static int set_per_head(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument) {
+    PyArrayObject *a = call->arrays[argument];
+    if (!a) return 0;
+    const char *name = sdpa_name_text(argument);
     int dtype = sdpa_dtype_of(call->module, a);
     if (!sdpa_is_float(dtype)) return sdpa_raise_dtype(name, a, "float16, bfloat16, float32 or float64");
     const npy_intp one_head[] = {1}, *shape = call->nd > 2 ? call->shape : one_head;
@@ -276,14 +326,6 @@ static int set_per_head(sdpa_call *call, sdpa_tensor *t, const char *name, PyArr
     }
     sdpa_call_set(call, t, a, (sdpa_dtype)dtype, 0, NULL, true);
     return 0;
-}
-
-static int set_sinks(sdpa_call *call) {
-    const sdpa_options *options = &call->options;
-    call->sinks = options->sinks;
-    if (options->sinks && set_per_head(call, &call->problem.sinks, "sinks", options->sinks) < 0) return -1;
-    if (!options->alibi_slopes) return 0;
-    return set_per_head(call, &call->problem.alibi_slopes, "alibi_slopes", options->alibi_slopes);
 }
 
 static int check_integers(sdpa_call *call, const char *name, const sdpa_integers *integers) {
@@ -307,24 +349,22 @@ static int check_lengths(const sdpa_call *call) {
     return 0;
 }
 
-/* The offsets for is_causal="lower_right": one for all batch entries, in *offset, or an array that the call holds. */
-static int set_lower_right(sdpa_call *call, PyArrayObject **array, int64_t *offset) {
+/* Sets the offsets of is_causal="lower_right", with which none are given. */
+static int set_lower_right(sdpa_call *call) {
     const sdpa_problem *p = &call->problem;
     const sdpa_integers *lengths = &call->options.key_lengths;
-    *offset = (lengths->given ? lengths->value : p->n_k) - p->n_q;
+    sdpa_integers *offset = &call->options.query_offset;
+    offset->value = (lengths->given ? lengths->value : p->n_k) - p->n_q;
     if (call->packed) {
-        *array = sdpa_packed_lower_right(p, lengths);
+        offset->array = sdpa_packed_lower_right(p, lengths);
     } else if (lengths->array) {
-        *array = (PyArrayObject *)PyArray_NewCopy(lengths->array, NPY_CORDER);
-        int64_t *data = *array ? PyArray_DATA(*array) : NULL;
-        for (npy_intp i = 0; *array && i < PyArray_SIZE(*array); i++) data[i] -= p->n_q;
+        offset->array = (PyArrayObject *)PyArray_NewCopy(lengths->array, NPY_CORDER);
+        int64_t *data = offset->array ? PyArray_DATA(offset->array) : NULL;
+        for (npy_intp i = 0; data && i < PyArray_SIZE(offset->array); i++) data[i] -= p->n_q;
     } else {
         return 0;
     }
-    if (!*array) return -1;
-    call->held[call->n_held].name = "key_lengths";
-    call->held[call->n_held++].array = *array;
-    return 0;
+    return offset->array ? 0 : -1;
 }
 
 /* Sets the keys that a query may see apart from the mask: key_lengths, query_offset, is_causal and window. */
@@ -343,11 +383,10 @@ static int set_band(sdpa_call *call) {
     p->has_lower = options->has_left;
     p->upper = options->causal ? 0 : options->right;
     p->lower = -options->left;
-    if (!p->has_upper && !p->has_lower && !options->alibi_slopes) return 0;
+    if (!p->has_upper && !p->has_lower && !call->arrays[NAME_alibi_slopes]) return 0;
+    if (options->lower_right && set_lower_right(call) < 0) return -1;
     call->offset = offset->value;
-    PyArrayObject *shifts = offset->array;
-    if (options->lower_right && set_lower_right(call, &shifts, &call->offset) < 0) return -1;
-    if (shifts || call->offset) set_integers(call, &p->offset, shifts, &call->offset);
+    if (offset->array || call->offset) set_integers(call, &p->offset, offset->array, &call->offset);
     return 0;
 }
 
@@ -363,28 +402,17 @@ void sdpa_call_empty(sdpa_call *call, PyObject *module) {
     p->n_workers = sdpa_get_num_threads();
     p->interrupted = sdpa_interrupted;
     call->module = module;
-    call->n_held = call->n_present = 0;
-    call->v = call->mask = call->sinks = NULL;
+    call->n_present = 0;
+    memset(call->arrays, 0, sizeof call->arrays);
     call->packed = call->joins_axes = false;
     call->work = 0;
     memset(&call->options, 0, sizeof call->options);
 }
 
-int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject *const values[N_NAMES]) {
+/* Sets dtypes, sizes and numbers of the problem. */
+static int set_operands(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
-    sdpa_call_empty(call, module);
-    call->joins_axes = true;
-    if (sdpa_options_read(module, &call->options, where, values) < 0) return -1;
-    if (call->options.n_workers) p->n_workers = call->options.n_workers;
-
-    call->q = sdpa_call_hold(call, "query", values[NAME_query]);
-    if (!call->q) return -1;
-    call->k = sdpa_call_hold(call, "key", values[NAME_key]);
-    if (!call->k) return -1;
-    if (values[NAME_value]) {
-        call->v = sdpa_call_hold(call, "value", values[NAME_value]);
-        if (!call->v) return -1;
-    }
+    PyArrayObject *q = call->arrays[NAME_query], *k = call->arrays[NAME_key], *v = call->arrays[NAME_value];
     call->packed = call->options.cu_seqlens_q.given || call->options.cu_seqlens_k.given;
     if (set_dtypes(call) < 0 || (call->packed ? set_packed_sizes(call) : set_sizes(call)) < 0) return -1;
     const bool unscaled = !p->d_k || call->options.where & IN_ADDITIVES;
@@ -397,32 +425,44 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject 
     p->dropout_p = call->options.dropout_p;
     p->seed = call->options.seed;
     p->invariant = call->options.invariant;
-    sdpa_call_set(call, &p->q, call->q, p->dtype, 2, sdpa_last_axes(call->q), true);
-    sdpa_call_set(call, &p->k, call->k, p->k.dtype, 2, sdpa_last_axes(call->k), true);
-    if (call->v) sdpa_call_set(call, &p->v, call->v, p->v.dtype, 2, sdpa_last_axes(call->v), true);
-    if (set_mask(call) < 0 || set_sinks(call) < 0 || set_band(call) < 0) return -1;
+    sdpa_call_set(call, &p->q, q, p->dtype, 2, sdpa_last_axes(q), true);
+    sdpa_call_set(call, &p->k, k, p->k.dtype, 2, sdpa_last_axes(k), true);
+    if (v) sdpa_call_set(call, &p->v, v, p->v.dtype, 2, sdpa_last_axes(v), true);
+    return 0;
+}
+
+int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdpa_signature *signature,
+                    PyObject *const values[N_NAMES]) {
+    sdpa_problem *p = &call->problem;
+    sdpa_call_empty(call, module);
+    call->joins_axes = true;
+    call->options.where = where;
+    if (convert_all(call, signature, values) < 0 || sdpa_options_read(module, &call->options, where, values) < 0) {
+        return -1;
+    }
+    if (sdpa_call_warn(call) < 0 || settle_all(call) < 0) return -1;
+
+    if (call->options.n_workers) p->n_workers = call->options.n_workers;
+    if (set_operands(call) < 0 || set_mask(call) < 0) return -1;
+    if (set_per_head(call, &p->sinks, NAME_sinks) < 0) return -1;
+    if (set_per_head(call, &p->alibi_slopes, NAME_alibi_slopes) < 0 || set_band(call) < 0) return -1;
     p->features = sdpa_problem_features(p);
     return 0;
 }
 
 /* Sets the chosen indices of an axis of size n; negative ones count from the end. */
-static int set_choice(sdpa_call *call, sdpa_choice *choice, const char *name, const sdpa_indices *indices, int64_t n) {
+static int set_choice(sdpa_choice *choice, const char *name, sdpa_indices *indices, int64_t n) {
     if (!indices->given) return 0;
-    PyArrayObject *array = indices->array;
-    if (array) {
-        Py_INCREF((PyObject *)array);
-    } else {
+    if (!indices->array) {
         Py_ssize_t start = indices->start, stop = indices->stop;
         npy_intp size = PySlice_AdjustIndices((Py_ssize_t)n, &start, &stop, indices->step);
-        array = (PyArrayObject *)PyArray_EMPTY(1, &size, NPY_INT64, 0);
-        if (!array) return -1;
-        int64_t *index = PyArray_DATA(array);
+        indices->array = (PyArrayObject *)PyArray_EMPTY(1, &size, NPY_INT64, 0);
+        if (!indices->array) return -1;
+        int64_t *index = PyArray_DATA(indices->array);
         for (npy_intp i = 0; i < size; i++) index[i] = start + i * indices->step;
     }
-    call->held[call->n_held].name = name;
-    call->held[call->n_held++].array = array;
-    int64_t *index = PyArray_DATA(array);
-    choice->n = PyArray_SIZE(array);
+    int64_t *index = PyArray_DATA(indices->array);
+    choice->n = PyArray_SIZE(indices->array);
     choice->index = index;
     for (int64_t i = 0; i < choice->n; i++) {
         if (index[i] < -n || index[i] >= n) {
@@ -437,9 +477,9 @@ static int set_choice(sdpa_call *call, sdpa_choice *choice, const char *name, co
 
 int sdpa_call_choose(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
-    const sdpa_options *options = &call->options;
-    if (set_choice(call, &p->heads, "heads", &options->heads, p->n_head) < 0) return -1;
-    if (set_choice(call, &p->queries, "queries", &options->queries, p->n_q) < 0) return -1;
+    sdpa_options *options = &call->options;
+    if (set_choice(&p->heads, "heads", &options->heads, p->n_head) < 0) return -1;
+    if (set_choice(&p->queries, "queries", &options->queries, p->n_q) < 0) return -1;
     if (!p->heads.index) return 0;
     if (call->nd == 2) {
         PyErr_SetString(PyExc_ValueError, "heads: expected None, since query and key have no axis of heads");
@@ -450,6 +490,6 @@ int sdpa_call_choose(sdpa_call *call) {
 }
 
 void sdpa_call_end(sdpa_call *call) {
-    for (int i = 0; i < call->n_held; i++) Py_DECREF(call->held[i].array);
+    for (int i = 0; i < N_NAMES; i++) Py_XDECREF((PyObject *)call->arrays[i]);
     sdpa_options_release(&call->options);
 }

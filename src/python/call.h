@@ -5,6 +5,13 @@
 #include "binding.h"
 #include "options.h"
 
+enum {
+#define SDPA_COUNT(name, rows, columns) TENSOR_##name,
+    SDPA_TENSORS(SDPA_COUNT)
+#undef SDPA_COUNT
+        N_TENSORS
+};
+
 typedef struct sdpa_call {
     PyObject *module;
     sdpa_options options;
@@ -17,23 +24,23 @@ typedef struct sdpa_call {
     npy_intp shape[NPY_MAXDIMS];
     int axis[SDPA_MAX_AXES];
 
-    PyArrayObject *q, *k, *v, *mask, *sinks; /* owned by the options or among those held */
-    struct {
-        PyArrayObject *array; /* owned */
-        const char *name;
-    } held[24];
-    int n_held;
-    sdpa_tensor *present[32]; /* the problem's tensors that are set */
+    PyArrayObject *arrays[N_NAMES];  /* owned: the arguments that are arrays; NULL where absent */
+    sdpa_tensor *present[N_TENSORS]; /* the problem's tensors that are set */
     int n_present;
     bool joins_axes;    /* no other tensor is set, so axes may be joined before the call runs */
     int64_t key_length; /* of all batch entries, where key_lengths is a number */
     int64_t offset;     /* of the diagonal, of all batch entries, where query_offset is a number */
+    sdpa_additive additive; /* of additive attention alone; set by it */
     double work;        /* a rough upper bound of the multiply-adds; decides whether the GIL is released */
 } sdpa_call;
 
 /* Reads and checks options and operands, and fills in sizes, dtype, scale, q, k, mask and band of the problem, and v if
- * `values` has it. -1 and an exception on failure. The caller must call sdpa_call_end, also after a failure. */
-int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, PyObject *const values[N_NAMES]);
+ * the function has it. After it no code of the caller's runs before the driver. -1 and an exception on failure. The
+ * caller must call sdpa_call_end, also after a failure.
+ *
+ * `where` is the bit of the function whose options these are, `signature` that of the function called. */
+int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdpa_signature *signature,
+                    PyObject *const values[N_NAMES]);
 void sdpa_call_end(sdpa_call *call);
 
 /* For functions that let heads and queries be chosen, after begin: sets problem.heads and problem.queries. The call's
@@ -45,9 +52,6 @@ static inline void sdpa_call_own_heads(sdpa_tensor *t) { t->group = 1; }
  * The caller sets nd, the leading axes of shape, and problem.dtype; set_axes then finds heads and batch axes. */
 void sdpa_call_empty(sdpa_call *call, PyObject *module);
 void sdpa_call_set_axes(sdpa_call *call);
-
-/* Converts an argument and keeps it until the call ends: borrowed reference. */
-PyArrayObject *sdpa_call_hold(sdpa_call *call, const char *name, PyObject *value);
 
 /* Points t at `a`, whose shape has been checked; axes along which it is broadcast get stride 0. Its last n_inner axes,
  * at most two, are rows and columns of the sizes `inner`; `heads` says that the axis before them is heads. */

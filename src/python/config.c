@@ -93,7 +93,7 @@ static PyObject *get_num_threads(PyObject *module, PyObject *none) {
 }
 
 static PyObject *set_num_threads(SDPA_ARGUMENTS) {
-    static const sdpa_signature signature = {"set_num_threads", 1, 1, 1, {NAME_n}};
+    static const sdpa_signature signature = SDPA_SIGNATURE("set_num_threads", 1, 1, NAME_n);
     PyObject *values[N_NAMES];
     long long n;
     if (sdpa_parse(module, &signature, args, n_args, kwnames, values) < 0) return NULL;
@@ -120,7 +120,7 @@ static PyObject *describe(void) {
 }
 
 static PyObject *show_config(SDPA_ARGUMENTS) {
-    static const sdpa_signature signature = {"show_config", 1, 0, 1, {NAME_mode}};
+    static const sdpa_signature signature = SDPA_SIGNATURE("show_config", 0, 1, NAME_mode);
     PyObject *values[N_NAMES];
     if (sdpa_parse(module, &signature, args, n_args, kwnames, values) < 0) return NULL;
     PyObject *mode = values[NAME_mode];

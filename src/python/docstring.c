@@ -20,15 +20,27 @@ static void add(PyObject **text, const char *more, size_t n) {
 static void add_text(PyObject **text, const char *more) { add(text, more, strlen(more)); }
 
 static void add_parameter(PyObject **text, sdpa_signature *signature, enum sdpa_name name) {
+    if (signature->n == N_NAMES) {
+        if (*text) PyErr_Format(PyExc_SystemError, "%s: a parameter stands twice", signature->function);
+        Py_CLEAR(*text);
+        return;
+    }
     signature->names[signature->n++] = (unsigned char)name;
     add_text(text, ", ");
     add_text(text, sdpa_name_text(name));
 }
 
+/* A value that is given to these functions would otherwise be taken for a mask. */
+static const char *hint_of(const sdpa_entry *entry) {
+    return entry->where & IN_WHOLE_ROWS ? "; value is no argument, since weights do not depend on it, and options are "
+                                          "given by keyword, such as attn_mask="
+                                        : NULL;
+}
+
 /* "name($module, query, ..., *, scale=None)": the first line of a docstring, from which CPython makes
  * __text_signature__. */
 static void add_signature(PyObject **text, const sdpa_entry *entry, sdpa_signature *signature) {
-    *signature = (sdpa_signature){.function = entry->name, .n_required = entry->n_operands};
+    *signature = (sdpa_signature){.function = entry->name, .hint = hint_of(entry), .n_required = entry->n_operands};
     add_text(text, entry->name);
     add_text(text, "($module");
     for (int i = 0; i < entry->n_operands; i++) add_parameter(text, signature, entry->operands[i]);
@@ -36,7 +48,7 @@ static void add_signature(PyObject **text, const sdpa_entry *entry, sdpa_signatu
     for (int i = 0; i < sdpa_n_options; i++) {
         const sdpa_option *row = &sdpa_option_table[i];
         if (!(row->where & entry->where)) continue;
-        const bool by_keyword = row->keyword_only || (entry->where & IN_ADDITIVES && row->name != NAME_bias);
+        const bool by_keyword = row->keyword_only || (entry->where & IN_KEYWORDS && row->name != NAME_bias);
         if (by_keyword && !keyword_only) {
             keyword_only = true;
             signature->n_positional = signature->n;
@@ -64,23 +76,9 @@ static void add_body(PyObject **text, const sdpa_entry *entry) {
     add_text(text, options + strlen(marker));
 }
 
-int sdpa_entries_add(PyObject *module, const sdpa_entry *entries, int n) {
-    sdpa_state *state = sdpa_state_of(module);
-    PyObject *name = PyModule_GetNameObject(module);
-    bool failed = !name;
-    for (int i = 0; i < n && !failed; i++) {
-        const sdpa_entry *entry = &entries[i];
-        PyObject **doc = &state->docs[entry->id];
-        *doc = PyUnicode_FromString("");
-        add_signature(doc, entry, &state->signatures[entry->id]);
-        add_body(doc, entry);
-        const char *text = *doc ? PyUnicode_AsUTF8AndSize(*doc, NULL) : NULL;
-        PyMethodDef *definition = &state->definitions[entry->id];
-        *definition = (PyMethodDef){entry->name, entry->function, SDPA_FLAGS, text};
-        PyObject *function = text ? PyCFunction_NewEx(definition, module, name) : NULL;
-        failed = !function || PyModule_AddObjectRef(module, entry->name, function) < 0;
-        Py_XDECREF(function);
-    }
-    Py_XDECREF(name);
-    return failed ? -1 : 0;
+PyObject *sdpa_docstring(const sdpa_entry *entry, sdpa_signature *signature) {
+    PyObject *text = PyUnicode_FromString("");
+    add_signature(&text, entry, signature);
+    add_body(&text, entry);
+    return text;
 }

@@ -3,11 +3,10 @@
 #include <stdio.h>
 
 #include "arrays.h"
-#include "docstring.h"
 #include "docstrings.h"
+#include "entry.h"
 #include "errors.h"
 #include "parse.h"
-#include "results.h"
 
 enum { LABEL_SIZE = 40 }; /* of "outs[0]" */
 
@@ -29,6 +28,19 @@ static PyObject *read_parts(PyObject *module, const char *name, PyObject *value)
     }
     Py_DECREF(parts);
     return arrays;
+}
+
+/* Makes the parts plain arrays, once all arguments have been read. */
+static int settle_parts(PyObject *arrays) {
+    for (Py_ssize_t i = 0; i < PyTuple_Size(arrays); i++) {
+        PyArrayObject *array = (PyArrayObject *)Py_NewRef(PyTuple_GetItem(arrays, i));
+        if (sdpa_settle(&array) < 0) {
+            Py_DECREF((PyObject *)array);
+            return -1;
+        }
+        if (PyTuple_SetItem(arrays, i, (PyObject *)array) < 0) return -1;
+    }
+    return 0;
 }
 
 static PyArrayObject *part(PyObject *arrays, Py_ssize_t i) { return (PyArrayObject *)PyTuple_GetItem(arrays, i); }
@@ -112,7 +124,8 @@ static PyObject *merge_attention(SDPA_ARGUMENTS) {
     if (sdpa_parse(module, sdpa_signature_of(module, MERGE), args, n_args, kwnames, values) < 0) return NULL;
     PyObject *outs = read_parts(module, "outs", values[NAME_outs]);
     PyObject *lses = outs ? read_parts(module, "lses", values[NAME_lses]) : NULL;
-    if (lses && check_all(module, outs, lses) == 0 && merge(module, outs, lses, results) == 0) {
+    if (lses && settle_parts(outs) == 0 && settle_parts(lses) == 0 && check_all(module, outs, lses) == 0 &&
+        merge(module, outs, lses, results) == 0) {
         result = sdpa_tuple(module, FORWARD_TYPE, 2, results);
     }
     sdpa_drop(2, results);
@@ -123,6 +136,14 @@ static PyObject *merge_attention(SDPA_ARGUMENTS) {
 
 int sdpa_merge_add(PyObject *module) {
     static const sdpa_entry entry = {
-        MERGE, "merge_attention", SDPA_FUNCTION(merge_attention), 0, 2, {NAME_outs, NAME_lses}, doc_merge_attention};
+        MERGE,
+        "merge_attention",
+        SDPA_FUNCTION(merge_attention),
+        0,
+        2,
+        {NAME_outs, NAME_lses},
+        doc_merge_attention,
+        .type = NO_TYPE,
+    };
     return sdpa_entries_add(module, &entry, 1);
 }

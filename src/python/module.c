@@ -30,6 +30,11 @@ static PyObject *named_tuple_type(PyObject *module, const char *name, const char
     return type;
 }
 
+/* Fields, each followed by a space. */
+#define FIELD(name, tensor) #name " "
+#define OPERAND_FIELDS SDPA_OPERANDS(FIELD)
+#define OPTION_FIELDS SDPA_DIFFERENTIABLE_OPTIONS(FIELD)
+
 static const struct {
     const char *name, *fields, *doc;
 } types[N_TYPES] = {
@@ -37,18 +42,18 @@ static const struct {
                       "Output of attention (..., heads, Lq, d_v) and log-sum-exp of each row of scores (..., heads, "
                       "Lq)."},
     [GRADIENTS_TYPE] =
-        {"AttentionGradients", "query key value attn_mask sinks",
+        {"AttentionGradients", OPERAND_FIELDS OPTION_FIELDS,
          "Gradients of attention, each with the shape and dtype of its argument; None where not in needs."},
     [TANGENT_TYPE] = {"AttentionTangent", "out out_t",
                       "Output of attention and its derivative along the tangents, (..., heads, Lq, d_v)."},
-    [DOUBLE_TYPE] = {"AttentionSecondGradients", "grad_out query key value attn_mask sinks",
+    [DOUBLE_TYPE] = {"AttentionSecondGradients", "grad_out " OPERAND_FIELDS OPTION_FIELDS,
                      "Derivatives of <gg, attention_backward(...)>, each with the shape and dtype of its argument; "
                      "None where not in needs."},
     [STATISTICS_TYPE] = {"AttentionStatistics", "lse entropy max_weight sum_p2 sum_p3 score_mean score_var",
                          "Summary statistics of each row of weights, (..., heads, Lq)."},
     [RECEIVED_TYPE] = {"AttentionReceived", "total largest",
                        "Sum and maximum of the weights that each key receives, (..., heads, Lk)."},
-    [ADDITIVE_TYPE] = {"AdditiveGradients", "query key value w_query w_key w_score bias attn_mask sinks",
+    [ADDITIVE_TYPE] = {"AdditiveGradients", OPERAND_FIELDS "w_query w_key w_score bias " OPTION_FIELDS,
                        "Gradients of additive attention, each with the shape and dtype of its argument; None where not "
                        "in needs."},
 };

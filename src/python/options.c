@@ -27,11 +27,12 @@ static int read_softcap(sdpa_options *options, PyObject *value) {
 /* An int is the seed. A Generator draws a seed of 64 bits; functions whose derivatives need the seed refuse one. */
 static int read_rng(sdpa_options *options, PyObject *value) {
     options->has_seed = true;
-    const bool takes_generator = options->where & (IN_ATTENTION | IN_ADDITIVE);
+    const bool takes_generator = options->where & (IN(ATTENTION) | IN(ADDITIVE));
     /* The module numpy.random also has the attributes of a Generator. */
-    PyObject *bytes = takes_generator && !PyModule_Check(value) && PyObject_HasAttrString(value, "bit_generator")
-                          ? PyObject_CallMethod(value, "bytes", "i", (int)sizeof options->seed)
-                          : NULL;
+    const int generates =
+        takes_generator && !PyModule_Check(value) ? sdpa_has_attribute(value, "bit_generator") : 0;
+    if (generates < 0) return -1;
+    PyObject *bytes = generates ? PyObject_CallMethod(value, "bytes", "i", (int)sizeof options->seed) : NULL;
     if (bytes) {
         const bool fits = PyBytes_Check(bytes) && PyBytes_Size(bytes) == sizeof options->seed;
         if (fits)
@@ -44,6 +45,7 @@ static int read_rng(sdpa_options *options, PyObject *value) {
     if (PyErr_Occurred()) return -1;
     PyObject *index = PyBool_Check(value) ? NULL : PyNumber_Index(value);
     if (!index) {
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
         PyErr_Clear();
         PyErr_Format(PyExc_TypeError, "rng: expected an int from 0 to 2^64 - 1%s, got %.200R",
                      takes_generator ? ", a numpy.random.Generator or None" : " or None", value);
@@ -52,13 +54,15 @@ static int read_rng(sdpa_options *options, PyObject *value) {
     options->seed = PyLong_AsUnsignedLongLong(index);
     Py_DECREF(index);
     if (!PyErr_Occurred()) return 0;
+    if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return -1;
     PyErr_Clear();
     PyErr_Format(PyExc_ValueError, "rng: expected an int from 0 to 2^64 - 1, got %.200R", value);
     return -1;
 }
 
 static int read_causal(sdpa_options *options, PyObject *value) {
-    if (!PyUnicode_Check(value)) {
+    options->is_named = PyUnicode_Check(value);
+    if (!options->is_named) {
         if (PyBool_Check(value) || PyArray_IsScalar(value, Bool)) {
             return sdpa_read_bool("is_causal", value, &options->causal);
         }
@@ -69,7 +73,7 @@ static int read_causal(sdpa_options *options, PyObject *value) {
         options->causal = options->lower_right = true;
         return 0;
     }
-    PyErr_Format(PyUnicode_Check(value) ? PyExc_ValueError : PyExc_TypeError,
+    PyErr_Format(options->is_named ? PyExc_ValueError : PyExc_TypeError,
                  "is_causal: expected False, True, 'upper_left' or 'lower_right', got %.200R", value);
     return -1;
 }
@@ -99,7 +103,9 @@ static int read_bound(PyObject *bound, PyObject *window, bool *has, int64_t *res
 }
 
 static int read_window(sdpa_options *options, PyObject *value) {
-    if (!(PyTuple_Check(value) || PyList_Check(value)) || PySequence_Size(value) != 2) {
+    const Py_ssize_t size = PyTuple_Check(value) || PyList_Check(value) ? PySequence_Size(value) : 0;
+    if (size < 0) return -1;
+    if (size != 2) {
         PyErr_Format(PyExc_TypeError, "window: expected a pair (left, right), got %.200R", value);
         return -1;
     }
@@ -127,8 +133,8 @@ static int read_integers(PyObject *module, const char *name, PyObject *value, sd
         /* This is a copy, because it is checked here and used later, while other Python threads may write to the
          * original. Unsigned values that do not fit wrap around to negative ones. */
         bool is_unsigned = PyArray_ISUNSIGNED(array);
-        result->array = (PyArrayObject *)PyArray_FromArray(
-            array, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_FORCECAST);
+        const int flags = NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_ENSUREARRAY | NPY_ARRAY_FORCECAST;
+        result->array = (PyArrayObject *)PyArray_FromArray(array, PyArray_DescrFromType(NPY_INT64), flags);
         if (result->array && is_unsigned) {
             const int64_t *data = PyArray_DATA(result->array);
             for (npy_intp i = 0; i < PyArray_SIZE(result->array); i++) {
@@ -149,13 +155,7 @@ static int read_integers(PyObject *module, const char *name, PyObject *value, sd
     return 0;
 }
 
-static int read_lengths(sdpa_options *options, PyObject *value) {
-    return read_integers(options->module, "key_lengths", value, &options->key_lengths);
-}
-
-static int read_offset(sdpa_options *options, PyObject *value) {
-    sdpa_integers *offset = &options->query_offset;
-    if (read_integers(options->module, "query_offset", value, offset) < 0) return -1;
+static int check_offset(const sdpa_integers *offset) {
     const int64_t *data = offset->array ? PyArray_DATA(offset->array) : &offset->value;
     for (npy_intp i = 0, n = offset->array ? PyArray_SIZE(offset->array) : 1; i < n; i++) {
         if (data[i] >= -SDPA_LARGEST_OFFSET && data[i] <= SDPA_LARGEST_OFFSET) continue;
@@ -164,14 +164,6 @@ static int read_offset(sdpa_options *options, PyObject *value) {
         return -1;
     }
     return 0;
-}
-
-static int read_cu_seqlens_q(sdpa_options *options, PyObject *value) {
-    return read_integers(options->module, "cu_seqlens_q", value, &options->cu_seqlens_q);
-}
-
-static int read_cu_seqlens_k(sdpa_options *options, PyObject *value) {
-    return read_integers(options->module, "cu_seqlens_k", value, &options->cu_seqlens_k);
 }
 
 static int read_sequence(sdpa_options *options, PyObject *value) {
@@ -187,28 +179,19 @@ static int read_indices(PyObject *module, const char *name, PyObject *value, sdp
     result->given = true;
     if (PySlice_Check(value)) {
         if (PySlice_Unpack(value, &result->start, &result->stop, &result->step) == 0) return 0;
+        if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_ValueError)) return -1;
         PyErr_Clear();
         PyErr_Format(PyExc_ValueError, "%s: expected a slice of integers with a step that is not 0, got %R", name,
                      value);
         return -1;
     }
     sdpa_integers integers = {0};
-    if (read_integers(module, name, value, &integers) < 0) {
-        Py_XDECREF((PyObject *)integers.array);
-        return -1;
-    }
+    const int failed = read_integers(module, name, value, &integers);
     result->array = integers.array;
+    if (failed) return -1;
     if (integers.array && PyArray_NDIM(integers.array) == 1) return 0;
     PyErr_Format(PyExc_ValueError, "%s: expected a slice or integers along one axis, got %.200R", name, value);
     return -1;
-}
-
-static int read_heads(sdpa_options *options, PyObject *value) {
-    return read_indices(options->module, "heads", value, &options->heads);
-}
-
-static int read_queries(sdpa_options *options, PyObject *value) {
-    return read_indices(options->module, "queries", value, &options->queries);
 }
 
 static int read_invariant(sdpa_options *options, PyObject *value) {
@@ -219,23 +202,36 @@ static int read_workers(sdpa_options *options, PyObject *value) {
     return sdpa_read_workers(value, &options->n_workers);
 }
 
-static int read_out(sdpa_options *options, PyObject *value) {
-    options->out = value;
-    return 0;
+static int read_out(sdpa_options *options, PyObject *value) { return sdpa_read_out(value, &options->out); }
+
+/* The functions whose gradients include that of input i. */
+static unsigned functions_of_input(int i) {
+    return i < N_GRADIENTS ? IN_BACKWARDS : i == INPUT_grad_out ? IN(DOUBLE_BACKWARD) : IN(ADDITIVE_BACKWARD);
+}
+
+enum { N_INPUTS = INPUT_bias + 1 };
+static const char *const input_names[N_INPUTS] = {
+#define TEXT(name, tensor) #name,
+    SDPA_DIFFERENTIABLE(TEXT)
+#undef TEXT
+    "grad_out",
+    "w_query",
+    "w_key",
+    "w_score",
+    "bias",
+};
+
+static void raise_no_input(const sdpa_options *options, PyObject *name) {
+    char known[N_INPUTS * 32] = "";
+    size_t used = 0;
+    for (int i = 0; i < N_INPUTS; i++) {
+        if (!(functions_of_input(i) & options->where)) continue;
+        used += (size_t)PyOS_snprintf(known + used, sizeof known - used, "%s'%s'", i ? ", " : "", input_names[i]);
+    }
+    PyErr_Format(PyExc_ValueError, "needs: expected names among %s, got %.200R", known, name);
 }
 
 static int read_needs(sdpa_options *options, PyObject *value) {
-    static const struct {
-        const char *name;
-        unsigned bit, where;
-    } inputs[] = {
-        {"query", NEEDS_QUERY, IN_ALL},           {"key", NEEDS_KEY, IN_ALL},
-        {"value", NEEDS_VALUE, IN_ALL},           {"attn_mask", NEEDS_MASK, IN_ALL},
-        {"sinks", NEEDS_SINKS, IN_ALL},           {"grad_out", NEEDS_GRAD_OUT, IN_DOUBLE},
-        {"w_query", NEEDS_W_QUERY, IN_ADDITIVES}, {"w_key", NEEDS_W_KEY, IN_ADDITIVES},
-        {"w_score", NEEDS_W_SCORE, IN_ADDITIVES}, {"bias", NEEDS_BIAS, IN_ADDITIVES},
-    };
-    enum { N_INPUTS = sizeof inputs / sizeof *inputs };
     options->needs = 0;
     PyObject *names = PyUnicode_Check(value) ? NULL : PySequence_Tuple(value);
     if (!names) {
@@ -244,20 +240,15 @@ static int read_needs(sdpa_options *options, PyObject *value) {
                      value);
         return -1;
     }
-    for (Py_ssize_t i = 0, n = PyTuple_Size(names); i < n; i++) {
-        PyObject *name = PyTuple_GetItem(names, i);
+    for (Py_ssize_t k = 0, n = PyTuple_Size(names); k < n; k++) {
+        PyObject *name = PyTuple_GetItem(names, k);
         unsigned found = 0;
-        for (int k = 0; k < N_INPUTS && PyUnicode_Check(name); k++) {
-            if (!(inputs[k].where & options->where)) continue;
-            if (PyUnicode_CompareWithASCIIString(name, inputs[k].name) == 0) found = inputs[k].bit;
+        for (int i = 0; i < N_INPUTS && PyUnicode_Check(name); i++) {
+            if (!(functions_of_input(i) & options->where)) continue;
+            if (PyUnicode_CompareWithASCIIString(name, input_names[i]) == 0) found = 1u << i;
         }
         if (!found) {
-            PyErr_Format(PyExc_ValueError,
-                         "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks'%s, got %.200R",
-                         options->where == IN_DOUBLE     ? ", 'grad_out'"
-                         : options->where & IN_ADDITIVES ? ", 'w_query', 'w_key', 'w_score', 'bias'"
-                                                         : "",
-                         name);
+            raise_no_input(options, name);
             Py_DECREF(names);
             return -1;
         }
@@ -282,11 +273,11 @@ static int read_stage(sdpa_options *options, PyObject *value) {
 
 #define INTEGERS "int | ArrayLike | None"
 #define INDICES "slice | ArrayLike | None"
-#define ARRAY(field) .array = offsetof(sdpa_options, field)
+#define OFFSET(kind, field) .kind = offsetof(sdpa_options, field)
 const sdpa_option sdpa_option_table[] = {
-    {NAME_bias, "operand", IN_ADDITIVE | IN_ADDITIVE_FORWARD, false, true, "None", "ArrayLike | None", doc_option_bias,
-     .read = NULL},
-    {NAME_attn_mask, "operand", IN_ALL, false, true, "None", "ArrayLike | None", doc_option_attn_mask, ARRAY(mask)},
+    {NAME_bias, "operand", IN(ADDITIVE) | IN(ADDITIVE_FORWARD), false, true, "None", "ArrayLike | None",
+     doc_option_bias, .array = true},
+    {NAME_attn_mask, "operand", IN_ALL, false, true, "None", "ArrayLike | None", doc_option_attn_mask, .array = true},
     {NAME_dropout_p, "weight", IN_ALL, false, false, "0.0", "float", doc_option_dropout_p, .read = read_dropout},
     {NAME_is_causal, "position", IN_ALL, false, false, "False", "bool | Literal['upper_left', 'lower_right']",
      doc_option_is_causal, .read = read_causal},
@@ -294,54 +285,56 @@ const sdpa_option sdpa_option_table[] = {
     {NAME_scale, "score", IN_ADDITIVES, true, true, "1.0", "float | None", doc_option_scale_additive,
      .read = read_scale},
     {NAME_enable_gqa, "call", IN_ALL, true, false, "False", "bool", doc_option_enable_gqa, .read = read_gqa},
-    {NAME_softcap, "score", IN_ALL & ~IN_TORCH, true, true, "None", "float | None", doc_option_softcap,
+    {NAME_softcap, "score", IN_ALL & ~IN(TORCH), true, true, "None", "float | None", doc_option_softcap,
      .read = read_softcap},
-    {NAME_window, "position", IN_ALL & ~IN_TORCH, true, true, "None", "tuple[int | None, int | None] | None",
+    {NAME_window, "position", IN_ALL & ~IN(TORCH), true, true, "None", "tuple[int | None, int | None] | None",
      doc_option_window, .read = read_window},
-    {NAME_sinks, "operand", IN_ALL & ~IN_TORCH, true, true, "None", "ArrayLike | None", doc_option_sinks, ARRAY(sinks)},
-    {NAME_alibi_slopes, "position", IN_ALL & ~IN_TORCH, true, true, "None", "ArrayLike | None", doc_option_alibi_slopes,
-     ARRAY(alibi_slopes)},
-    {NAME_key_lengths, "position", IN_ALL & ~IN_TORCH, true, true, "None", INTEGERS, doc_option_key_lengths,
-     .read = read_lengths},
-    {NAME_query_offset, "position", IN_ALL & ~IN_TORCH, true, true, "None", INTEGERS, doc_option_query_offset,
-     .read = read_offset},
+    {NAME_sinks, "operand", IN_ALL & ~IN(TORCH), true, true, "None", "ArrayLike | None", doc_option_sinks,
+     .array = true},
+    {NAME_alibi_slopes, "position", IN_ALL & ~IN(TORCH), true, true, "None", "ArrayLike | None",
+     doc_option_alibi_slopes, .array = true},
+    {NAME_key_lengths, "position", IN_ALL & ~IN(TORCH), true, true, "None", INTEGERS, doc_option_key_lengths,
+     OFFSET(integers, key_lengths)},
+    {NAME_query_offset, "position", IN_ALL & ~IN(TORCH), true, true, "None", INTEGERS, doc_option_query_offset,
+     OFFSET(integers, query_offset)},
     {NAME_cu_seqlens_q, "packing", IN_PACKED, true, true, "None", "ArrayLike | None", doc_option_cu_seqlens_q,
-     .read = read_cu_seqlens_q},
+     OFFSET(integers, cu_seqlens_q)},
     {NAME_cu_seqlens_k, "packing", IN_PACKED, true, true, "None", "ArrayLike | None", doc_option_cu_seqlens_k,
-     .read = read_cu_seqlens_k},
-    {NAME_sequence, "packing", IN_WEIGHTS, true, true, "None", "int | None", doc_option_sequence,
+     OFFSET(integers, cu_seqlens_k)},
+    {NAME_sequence, "packing", IN(WEIGHTS), true, true, "None", "int | None", doc_option_sequence,
      .read = read_sequence},
-    {NAME_rng, "weight", IN_ALL & ~IN_TORCH, true, true, "None", "int | np.random.Generator | None", doc_option_rng,
+    {NAME_rng, "weight", IN_ALL & ~IN(TORCH), true, true, "None", "int | np.random.Generator | None", doc_option_rng,
      .read = read_rng},
-    {NAME_invariant, "call", IN_DOT & ~IN_TORCH, true, false, "False", "bool", doc_option_invariant,
+    {NAME_invariant, "call", IN_DOT & ~IN(TORCH), true, false, "False", "bool", doc_option_invariant,
      .read = read_invariant},
-    {NAME_workers, "call", IN_ALL & ~IN_TORCH, true, true, "None", "int | None", doc_option_workers,
+    {NAME_workers, "call", IN_ALL & ~IN(TORCH), true, true, "None", "int | None", doc_option_workers,
      .read = read_workers},
-    {NAME_out, "call", IN_ATTENTION | IN_FORWARD | IN_ADDITIVE | IN_ADDITIVE_FORWARD, true, true, "None",
-     "NDArray[Any] | None", doc_option_out, .read = read_out},
-    {NAME_stage, "call", IN_WEIGHTS, true, false, "\"weights\"", "Literal['scores', 'capped', 'biased', 'weights']",
+    {NAME_out, "call", IN(ATTENTION) | IN(ADDITIVE) | IN_FORWARDS, true, true, "None", "NDArray[Any] | None",
+     doc_option_out, .read = read_out},
+    {NAME_stage, "call", IN(WEIGHTS), true, false, "\"weights\"", "Literal['scores', 'capped', 'biased', 'weights']",
      doc_option_stage, .read = read_stage},
-    {NAME_heads, "call", IN_WEIGHTS | IN_RECEIVED, true, true, "None", INDICES, doc_option_heads, .read = read_heads},
-    {NAME_queries, "call", IN_WEIGHTS | IN_RECEIVED, true, true, "None", INDICES, doc_option_queries,
-     .read = read_queries},
-    {NAME_attn_mask_t, "derivative", IN_JVP, true, true, "None", "ArrayLike | None", doc_option_attn_mask_t,
-     ARRAY(mask_t)},
-    {NAME_sinks_t, "derivative", IN_JVP, true, true, "None", "ArrayLike | None", doc_option_sinks_t, ARRAY(sinks_t)},
-    {NAME_gg_attn_mask, "derivative", IN_DOUBLE, true, true, "None", "ArrayLike | None", doc_option_gg_attn_mask,
-     ARRAY(mask_t)},
-    {NAME_gg_sinks, "derivative", IN_DOUBLE, true, true, "None", "ArrayLike | None", doc_option_gg_sinks,
-     ARRAY(sinks_t)},
-    {NAME_grad_lse, "derivative", IN_BACKWARD | IN_DOUBLE | IN_ADDITIVE_BACKWARD, true, true, "None",
-     "ArrayLike | None", doc_option_grad_lse, ARRAY(grad_lse)},
-    {NAME_needs, "derivative", IN_BACKWARD, true, false, "(\"query\", \"key\", \"value\")", "Iterable[str]",
+    {NAME_heads, "call", IN(WEIGHTS) | IN(RECEIVED), true, true, "None", INDICES, doc_option_heads,
+     OFFSET(indices, heads)},
+    {NAME_queries, "call", IN(WEIGHTS) | IN(RECEIVED), true, true, "None", INDICES, doc_option_queries,
+     OFFSET(indices, queries)},
+    {NAME_attn_mask_t, "derivative", IN(JVP), true, true, "None", "ArrayLike | None", doc_option_attn_mask_t,
+     .array = true},
+    {NAME_sinks_t, "derivative", IN(JVP), true, true, "None", "ArrayLike | None", doc_option_sinks_t, .array = true},
+    {NAME_gg_attn_mask, "derivative", IN(DOUBLE_BACKWARD), true, true, "None", "ArrayLike | None",
+     doc_option_gg_attn_mask, .array = true},
+    {NAME_gg_sinks, "derivative", IN(DOUBLE_BACKWARD), true, true, "None", "ArrayLike | None", doc_option_gg_sinks,
+     .array = true},
+    {NAME_grad_lse, "derivative", IN_BACKWARDS, true, true, "None", "ArrayLike | None", doc_option_grad_lse,
+     .array = true},
+    {NAME_needs, "derivative", IN(BACKWARD), true, false, "(\"query\", \"key\", \"value\")", "Iterable[str]",
      doc_option_needs, .read = read_needs},
-    {NAME_needs, "derivative", IN_DOUBLE, true, false, "(\"grad_out\", \"query\", \"key\", \"value\")", "Iterable[str]",
-     doc_option_needs_double, .read = read_needs},
-    {NAME_needs, "derivative", IN_ADDITIVE_BACKWARD, true, false,
+    {NAME_needs, "derivative", IN(DOUBLE_BACKWARD), true, false, "(\"grad_out\", \"query\", \"key\", \"value\")",
+     "Iterable[str]", doc_option_needs_double, .read = read_needs},
+    {NAME_needs, "derivative", IN(ADDITIVE_BACKWARD), true, false,
      "(\"query\", \"key\", \"value\", \"w_query\", \"w_key\", \"w_score\", \"bias\")", "Iterable[str]",
      doc_option_needs_additive, .read = read_needs},
 };
-#undef ARRAY
+#undef OFFSET
 #undef INDICES
 #undef INTEGERS
 const int sdpa_n_options = sizeof sdpa_option_table / sizeof *sdpa_option_table;
@@ -357,10 +350,45 @@ static int draw_seed(uint64_t *seed) {
     return data ? 0 : -1;
 }
 
+static sdpa_integers *integers_of(sdpa_options *options, const sdpa_option *row) {
+    return row->integers ? (sdpa_integers *)((char *)options + row->integers) : NULL;
+}
+
+static sdpa_indices *indices_of(sdpa_options *options, const sdpa_option *row) {
+    return row->indices ? (sdpa_indices *)((char *)options + row->indices) : NULL;
+}
+
+static int read_option(sdpa_options *options, const sdpa_option *row, PyObject *value) {
+    const char *name = sdpa_name_text(row->name);
+    if (row->read) return row->read(options, value);
+    if (row->integers && read_integers(options->module, name, value, integers_of(options, row)) < 0) return -1;
+    if (row->name == NAME_query_offset) return check_offset(&options->query_offset);
+    return row->indices ? read_indices(options->module, name, value, indices_of(options, row)) : 0;
+}
+
+/* Dropout needs a seed. Functions that draw one return out alone: nothing that is computed from it needs the seed. */
+static int check_seed(sdpa_options *options) {
+    if (options->dropout_p == 0) return 0;
+    if (options->where == IN(STATISTICS)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "dropout_p: expected 0, since statistics describe the weights before dropout");
+        return -1;
+    }
+    if (options->has_seed) return 0;
+    if (options->where & (IN_FORWARDS | IN_BACKWARDS | IN(JVP))) {
+        PyErr_SetString(PyExc_ValueError, "rng: expected an int from 0 to 2^64 - 1, the same forward and backward, since "
+                                          "dropout_p is not 0, got None");
+        return -1;
+    }
+    return draw_seed(&options->seed);
+}
+
 int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES]) {
-    options->needs = NEEDS_QUERY | NEEDS_KEY | NEEDS_VALUE;
-    if (where == IN_DOUBLE) options->needs |= NEEDS_GRAD_OUT;
-    if (where == IN_ADDITIVE_BACKWARD) options->needs |= NEEDS_W_QUERY | NEEDS_W_KEY | NEEDS_W_SCORE | NEEDS_BIAS;
+    options->needs = NEEDS(query) | NEEDS(key) | NEEDS(value);
+    if (where == IN(DOUBLE_BACKWARD)) options->needs |= NEEDS(grad_out);
+    if (where == IN(ADDITIVE_BACKWARD)) {
+        options->needs |= NEEDS(w_query) | NEEDS(w_key) | NEEDS(w_score) | NEEDS(bias);
+    }
     options->module = module;
     options->where = where;
     options->stage = SDPA_WEIGHTS;
@@ -368,45 +396,24 @@ int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, P
         const sdpa_option *row = &sdpa_option_table[i];
         PyObject *value = values[row->name];
         if (!value || !(row->where & where) || (row->has_none && value == Py_None)) continue;
-        if (row->read && row->read(options, value) < 0) return -1;
-        if (!row->array) continue;
-        PyArrayObject *array = sdpa_array(module, sdpa_name_text(row->name), value);
-        if (!array) return -1;
-        *(PyArrayObject **)((char *)options + row->array) = array;
+        if (read_option(options, row, value) < 0) return -1;
     }
     if (options->lower_right && options->query_offset.given) {
         PyErr_SetString(PyExc_ValueError, "query_offset: expected None with is_causal='lower_right', which sets the "
                                           "offset itself");
         return -1;
     }
-    if (options->dropout_p == 0) return 0;
-    if (where == IN_STATISTICS) {
-        PyErr_SetString(PyExc_ValueError,
-                        "dropout_p: expected 0, since statistics describe the weights before dropout");
-        return -1;
-    }
-    if (options->has_seed) return 0;
-    if (where & (IN_BACKWARD | IN_JVP | IN_DOUBLE | IN_ADDITIVE_BACKWARD)) {
-        PyErr_SetString(PyExc_ValueError,
-                        "rng: expected the int of the forward call, since dropout_p is not 0, got None");
-        return -1;
-    }
-    return draw_seed(&options->seed);
+    return check_seed(options);
 }
 
 void sdpa_options_release(sdpa_options *options) {
-    Py_XDECREF((PyObject *)options->mask);
-    Py_XDECREF((PyObject *)options->grad_lse);
-    Py_XDECREF((PyObject *)options->sinks);
-    Py_XDECREF((PyObject *)options->alibi_slopes);
-    Py_XDECREF((PyObject *)options->mask_t);
-    Py_XDECREF((PyObject *)options->sinks_t);
-    Py_XDECREF((PyObject *)options->key_lengths.array);
-    Py_XDECREF((PyObject *)options->query_offset.array);
-    Py_XDECREF((PyObject *)options->cu_seqlens_q.array);
-    Py_XDECREF((PyObject *)options->cu_seqlens_k.array);
-    Py_XDECREF((PyObject *)options->heads.array);
-    Py_XDECREF((PyObject *)options->queries.array);
+    Py_CLEAR(options->out);
+    for (int i = 0; i < sdpa_n_options; i++) {
+        sdpa_integers *integers = integers_of(options, &sdpa_option_table[i]);
+        sdpa_indices *indices = indices_of(options, &sdpa_option_table[i]);
+        if (integers) Py_CLEAR(integers->array);
+        if (indices) Py_CLEAR(indices->array);
+    }
 }
 
 PyObject *sdpa_options_describe(void) {

@@ -57,7 +57,8 @@ static void raise_too_many(const sdpa_signature *s, Py_ssize_t n_given, PyObject
         PyOS_snprintf(keywords, sizeof keywords, " positional arguments (and %d keyword-only argument%s)", n_keywords,
                       n_keywords == 1 ? "" : "s");
     }
-    PyErr_Format(PyExc_TypeError, "%s() takes %s but %zd%s were given", s->function, takes, n_given, keywords);
+    PyErr_Format(PyExc_TypeError, "%s() takes %s but %zd%s were given%s", s->function, takes, n_given, keywords,
+                 s->hint ? s->hint : "");
 }
 
 static void raise_missing(const sdpa_signature *s, PyObject *const values[N_NAMES]) {

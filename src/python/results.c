@@ -6,6 +6,7 @@
 #include "arrays.h"
 #include "errors.h"
 #include "gil.h"
+#include "parse.h"
 
 /* ------------------------------------------------------------------------------------ further inputs, results */
 
@@ -21,10 +22,11 @@ static int full_shape(const sdpa_call *call, npy_intp *shape, int n_inner, const
     return lead + n_inner;
 }
 
-int sdpa_call_input(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject *value, int n_inner,
-                    const npy_intp *inner, sdpa_dtype dtype) {
-    PyArrayObject *a = sdpa_call_hold(call, name, value);
-    if (!a) return -1;
+/* Points t at an input of this dtype with the call's leading axes, then `inner` (n_inner sizes). */
+static int set_input(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument, int n_inner, const npy_intp *inner,
+                     sdpa_dtype dtype) {
+    PyArrayObject *a = call->arrays[argument];
+    const char *name = sdpa_name_text(argument);
     if (sdpa_dtype_of(call->module, a) != (int)dtype) {
         return sdpa_raise_dtype(name, a, "%s", sdpa_dtype_text(dtype));
     }
@@ -38,24 +40,46 @@ int sdpa_call_input(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject 
     return 0;
 }
 
+/* An input with a gradient; the members are offsets in the problem. */
+typedef struct input {
+    enum sdpa_name name, tangent_name, gg_name;
+    size_t tensor, gradient, tangent;
+} input;
+
+static const input inputs[N_GRADIENTS] = {
+#define INPUT(name, tensor)                                                                                            \
+    {NAME_##name,                                                                                                      \
+     NAME_##name##_t,                                                                                                  \
+     NAME_gg_##name,                                                                                                   \
+     offsetof(sdpa_problem, tensor),                                                                                   \
+     offsetof(sdpa_problem, d##tensor),                                                                                \
+     offsetof(sdpa_problem, tensor##_t)},
+    SDPA_DIFFERENTIABLE(INPUT)
+#undef INPUT
+};
+
+static sdpa_tensor *tensor_at(sdpa_call *call, size_t offset) {
+    return (sdpa_tensor *)((char *)&call->problem + offset);
+}
+
 /* Points t, a tangent or a gradient, at an array of its argument's shape. */
-static void set_like(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype) {
+static void set_like(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, const input *in, sdpa_dtype dtype) {
     const sdpa_problem *p = &call->problem;
     const npy_intp pairs[] = {p->n_q, p->n_k}; /* the axes of a mask may be broadcast */
-    const bool mask = t == &p->mask_t || t == &p->dmask, sinks = t == &p->sinks_t || t == &p->dsinks;
+    const bool mask = in->name == NAME_attn_mask, sinks = in->name == NAME_sinks;
     sdpa_call_set(call, t, a, dtype, sinks ? 0 : 2, mask || sinks ? pairs : sdpa_last_axes(a), true);
 }
 
-int sdpa_call_tangent(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject *value, const char *argument_name,
-                      PyArrayObject *argument, const sdpa_tensor *like) {
-    if (!argument || like->dtype == SDPA_BOOL) {
+static int set_tangent(sdpa_call *call, const input *in, enum sdpa_name tangent) {
+    PyArrayObject *a = call->arrays[tangent], *argument = call->arrays[in->name];
+    const char *name = sdpa_name_text(tangent), *argument_name = sdpa_name_text(in->name);
+    const sdpa_dtype dtype = tensor_at(call, in->tensor)->dtype;
+    if (!argument || dtype == SDPA_BOOL) {
         PyErr_Format(PyExc_ValueError, "%s: expected None, since %s %s", name, argument_name,
                      argument ? "is boolean" : "is not given");
         return -1;
     }
-    PyArrayObject *a = sdpa_call_hold(call, name, value);
-    if (!a) return -1;
-    if (sdpa_dtype_of(call->module, a) != (int)like->dtype) {
+    if (sdpa_dtype_of(call->module, a) != (int)dtype) {
         return sdpa_raise_dtype(name, a, "%s's dtype %S", argument_name, PyArray_DESCR(argument));
     }
     int n = PyArray_NDIM(argument);
@@ -64,33 +88,36 @@ int sdpa_call_tangent(sdpa_call *call, sdpa_tensor *t, const char *name, PyObjec
         return sdpa_raise_shape(name, a, "%s's shape %s", argument_name,
                                 sdpa_shape_text(text, "", PyArray_DIMS(argument), n));
     }
-    set_like(call, t, a, like->dtype);
+    set_like(call, tensor_at(call, in->tangent), a, in, dtype);
+    return 0;
+}
+
+int sdpa_call_read_tangents(sdpa_call *call, bool of_gradients) {
+    for (int i = 0; i < N_GRADIENTS; i++) {
+        const enum sdpa_name name = of_gradients ? inputs[i].gg_name : inputs[i].tangent_name;
+        if (call->arrays[name] && set_tangent(call, &inputs[i], name) < 0) return -1;
+    }
     return 0;
 }
 
 PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, const npy_intp *inner, sdpa_dtype dtype,
-                                PyObject *given) {
+                                PyArrayObject *given) {
     npy_intp shape[NPY_MAXDIMS];
     int n = full_shape(call, shape, n_inner, inner), number = sdpa_type_number(call->module, dtype);
-    PyArrayObject *result = (PyArrayObject *)given;
-    if (given) {
-        if (sdpa_check_out(given, shape, n, number) < 0) return NULL;
-        for (int i = 0; i < call->n_held; i++) {
-            if (sdpa_check_overlap(call->module, result, call->held[i].name, call->held[i].array) < 0) return NULL;
-        }
-        const sdpa_options *o = &call->options;
-        if ((o->mask && sdpa_check_overlap(call->module, result, "attn_mask", o->mask) < 0) ||
-            (o->sinks && sdpa_check_overlap(call->module, result, "sinks", o->sinks) < 0) ||
-            (o->alibi_slopes && sdpa_check_overlap(call->module, result, "alibi_slopes", o->alibi_slopes) < 0)) {
-            return NULL;
-        }
-        Py_INCREF((PyObject *)result);
-    } else {
-        result = (PyArrayObject *)PyArray_New(&PyArray_Type, n, shape, number, NULL, NULL, 0, 0, NULL);
-        if (!result) return NULL;
+    if (!given) {
+        PyObject *result = PyArray_New(&PyArray_Type, n, shape, number, NULL, NULL, 0, 0, NULL);
+        if (result) sdpa_call_set(call, t, (PyArrayObject *)result, dtype, n_inner, inner, true);
+        return (PyArrayObject *)result;
     }
-    sdpa_call_set(call, t, result, dtype, n_inner, inner, true);
-    return result;
+    PyArrayObject *plain = (PyArrayObject *)Py_NewRef((PyObject *)given);
+    bool failed = sdpa_settle(&plain) < 0 || sdpa_check_out(plain, shape, n, number) < 0;
+    for (int i = 0; i < N_NAMES && !failed; i++) {
+        if (!call->arrays[i]) continue;
+        failed = sdpa_check_overlap(call->module, plain, sdpa_name_text(i), call->arrays[i]) < 0;
+    }
+    if (!failed) sdpa_call_set(call, t, plain, dtype, n_inner, inner, true);
+    Py_DECREF((PyObject *)plain); /* its memory is that of `given` */
+    return failed ? NULL : (PyArrayObject *)Py_NewRef((PyObject *)given);
 }
 
 void sdpa_call_output(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, npy_intp n_rows, sdpa_dtype dtype) {
@@ -108,41 +135,46 @@ int sdpa_call_make_results(sdpa_call *call, int n, PyArrayObject **results) {
 }
 
 int sdpa_call_make_gradients(sdpa_call *call, bool driver_clears, PyArrayObject *gradients[N_GRADIENTS]) {
-    sdpa_problem *p = &call->problem;
-    sdpa_tensor *tensors[] = {&p->dq, &p->dk, &p->dv, &p->dmask, &p->dsinks};
-    PyArrayObject *inputs[] = {call->q, call->k, call->v, call->mask, call->sinks};
     for (int i = 0; i < N_GRADIENTS; i++) {
         if (!(call->options.needs & 1u << i)) continue;
-        const sdpa_dtype dtype = (sdpa_dtype)sdpa_dtype_of(call->module, inputs[i]);
-        const int n = PyArray_NDIM(inputs[i]), number = sdpa_type_number(call->module, dtype);
-        const bool cleared = driver_clears && sdpa_clears(p, tensors[i]);
-        gradients[i] = (PyArrayObject *)(cleared ? PyArray_EMPTY(n, PyArray_DIMS(inputs[i]), number, 0)
-                                                 : PyArray_ZEROS(n, PyArray_DIMS(inputs[i]), number, 0));
+        PyArrayObject *argument = call->arrays[inputs[i].name];
+        sdpa_tensor *t = tensor_at(call, inputs[i].gradient);
+        const sdpa_dtype dtype = tensor_at(call, inputs[i].tensor)->dtype;
+        const int n = PyArray_NDIM(argument), number = sdpa_type_number(call->module, dtype);
+        const bool cleared = driver_clears && sdpa_clears(&call->problem, t);
+        gradients[i] = (PyArrayObject *)(cleared ? PyArray_EMPTY(n, PyArray_DIMS(argument), number, 0)
+                                                 : PyArray_ZEROS(n, PyArray_DIMS(argument), number, 0));
         if (!gradients[i]) return -1;
-        set_like(call, tensors[i], gradients[i], dtype);
+        set_like(call, t, gradients[i], &inputs[i], dtype);
     }
     return 0;
 }
 
-int sdpa_call_begin_backward(sdpa_call *call, PyObject *const values[N_NAMES]) {
+/* Checks that the gradient of an input in `needs` exists. */
+static int check_need(sdpa_call *call, const input *in) {
+    const char *name = sdpa_name_text(in->name);
+    if (!call->arrays[in->name]) {
+        PyErr_Format(PyExc_ValueError, "needs: '%s' has a gradient only where it is given, got None", name);
+        return -1;
+    }
+    if (tensor_at(call, in->tensor)->dtype != SDPA_BOOL) return 0;
+    PyErr_Format(PyExc_ValueError, "needs: '%s' has a gradient only where it is added to the scores, got a boolean one",
+                 name);
+    return -1;
+}
+
+int sdpa_call_begin_backward(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     const npy_intp sizes[] = {p->n_q, p->d_v};
     const sdpa_dtype lse_dtype = sdpa_lse_dtype(p->dtype);
-    PyObject *grad_lse = (PyObject *)call->options.grad_lse;
-    if (sdpa_call_input(call, &p->dout, "grad_out", values[NAME_grad_out], 2, sizes, p->dtype) < 0 ||
-        sdpa_call_input(call, &p->o, "out", values[NAME_out], 2, sizes, p->dtype) < 0 ||
-        sdpa_call_input(call, &p->lse, "lse", values[NAME_lse], 1, sizes, lse_dtype) < 0 ||
-        (grad_lse && sdpa_call_input(call, &p->dlse, "grad_lse", grad_lse, 1, sizes, lse_dtype) < 0)) {
+    if (set_input(call, &p->dout, NAME_grad_out, 2, sizes, p->dtype) < 0 ||
+        set_input(call, &p->o, NAME_out, 2, sizes, p->dtype) < 0 ||
+        set_input(call, &p->lse, NAME_lse, 1, sizes, lse_dtype) < 0 ||
+        (call->arrays[NAME_grad_lse] && set_input(call, &p->dlse, NAME_grad_lse, 1, sizes, lse_dtype) < 0)) {
         return -1;
     }
-    if ((call->options.needs & NEEDS_MASK) && !(call->mask && p->mask.dtype != SDPA_BOOL)) {
-        PyErr_Format(PyExc_ValueError, "needs: 'attn_mask' has a gradient only where it is added to the scores, got %s",
-                     call->mask ? "a boolean one" : "None");
-        return -1;
-    }
-    if ((call->options.needs & NEEDS_SINKS) && !call->sinks) {
-        PyErr_SetString(PyExc_ValueError, "needs: 'sinks' has a gradient only where sinks are given, got None");
-        return -1;
+    for (int i = 0; i < N_GRADIENTS; i++) {
+        if (call->options.needs & 1u << i && check_need(call, &inputs[i]) < 0) return -1;
     }
     return 0;
 }

@@ -6,20 +6,16 @@
 
 /* For functions on gradients, after begin: reads grad_out, out, lse and grad_lse, and checks that the gradients in
  * `needs` exist. */
-int sdpa_call_begin_backward(sdpa_call *call, PyObject *const values[N_NAMES]);
+int sdpa_call_begin_backward(sdpa_call *call);
 
-/* Points t at an input of this dtype with the call's leading axes, then `inner` (n_inner sizes). */
-int sdpa_call_input(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject *value, int n_inner,
-                    const npy_intp *inner, sdpa_dtype dtype);
-
-/* Points t at a tangent of `argument`, whose tensor is `like` and whose shape and dtype the tangent must have. */
-int sdpa_call_tangent(sdpa_call *call, sdpa_tensor *t, const char *name, PyObject *value, const char *argument_name,
-                      PyArrayObject *argument, const sdpa_tensor *like);
+/* Points the tangents of the inputs at the arguments that hold them: those of forward mode, name_t, or gradients of
+ * gradients, gg_name. Those that are absent stay so. */
+int sdpa_call_read_tangents(sdpa_call *call, bool of_gradients);
 
 /* An array with the call's leading axes, then `inner`: new, or `given` (borrowed, may be NULL) after its checks. Points
  * t at it. New reference. */
 PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, const npy_intp *inner, sdpa_dtype dtype,
-                                PyObject *given);
+                                PyArrayObject *given);
 
 /* The results of a forward function: out and, if n is 2, lse. New references; a failure (-1) may leave the first. */
 int sdpa_call_make_results(sdpa_call *call, int n, PyArrayObject **results);
@@ -27,9 +23,8 @@ int sdpa_call_make_results(sdpa_call *call, int n, PyArrayObject **results);
 /* Points t at an array of the caller's that has the call's leading axes, then n_rows. */
 void sdpa_call_output(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, npy_intp n_rows, sdpa_dtype dtype);
 
-/* Makes the gradients in `needs` (query, key, value, attn_mask, sinks) and sets them in the problem. Those that the
- * driver does not clear itself are zero-filled. New references, NULL where absent; a failure (-1) may leave some. */
-enum { N_GRADIENTS = 5 };
+/* Makes the gradients in `needs` of SDPA_DIFFERENTIABLE and sets them in the problem. Those that the driver does not
+ * clear itself are zero-filled. New references, NULL where absent; a failure (-1) may leave some. */
 int sdpa_call_make_gradients(sdpa_call *call, bool driver_clears, PyArrayObject *gradients[N_GRADIENTS]);
 
 /* The dtype of lse for operands of `dtype`. */

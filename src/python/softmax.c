@@ -14,9 +14,18 @@
 /* An array argument: `given`, and `array`, which is the same object or a float64 copy of integers. */
 typedef struct operand {
     const char *name;
+    bool is_number; /* a Python number */
     PyArrayObject *given, *array;
     sdpa_dtype dtype;
 } operand;
+
+/* The argument `axis`: all axes, or those listed. */
+typedef struct axis_list {
+    bool all;
+    int n;
+    long long axis[NPY_MAXDIMS + 1]; /* one more than an array can have, so that too many are noticed */
+    PyObject *given[NPY_MAXDIMS + 1]; /* borrowed from the argument */
+} axis_list;
 
 /* The axes of an array along which rows run (reduced) and the others (kept), both in ascending order. */
 typedef struct row_axes {
@@ -26,92 +35,150 @@ typedef struct row_axes {
 
 /* Everything that one call owns. */
 typedef struct call {
+    PyObject *module;
     operand x, grad, lse, where;
-    PyArrayObject *out;
+    PyArrayObject *given_out, *out;
+    axis_list listed;
+    bool keepdims;
     row_axes axes;
     sdpa_softmax_problem problem;
 } call;
 
 /* Leaves the problem uncleared, because clearing its several kilobytes would take longer than a small call. */
-static void own_nothing(call *c) {
-    c->x.given = c->x.array = c->grad.given = c->grad.array = c->out = NULL;
+static void own_nothing(call *c, PyObject *module) {
+    c->module = module;
+    c->x.given = c->x.array = c->grad.given = c->grad.array = c->given_out = c->out = NULL;
     c->lse.given = c->lse.array = c->where.given = c->where.array = NULL;
 }
 
+enum { N_OPERANDS = 4 };
+#define OPERANDS(c)                                                                                                    \
+    { &(c)->x, &(c)->grad, &(c)->lse, &(c)->where }
+
 static void release(call *c) {
-    operand *operands[] = {&c->x, &c->grad, &c->lse, &c->where};
-    for (int i = 0; i < 4; i++) {
+    operand *operands[N_OPERANDS] = OPERANDS(c);
+    for (int i = 0; i < N_OPERANDS; i++) {
         Py_XDECREF((PyObject *)operands[i]->given);
         Py_XDECREF((PyObject *)operands[i]->array);
     }
+    Py_XDECREF((PyObject *)c->given_out);
     Py_XDECREF((PyObject *)c->out);
 }
 
-static int read_array(PyObject *module, operand *o, const char *name, PyObject *value) {
-    o->name = name;
-    o->given = sdpa_array(module, name, value);
+/* ------------------------------------------------------------------------------------ reading, which runs any code */
+
+static int read_array(call *c, operand *o, enum sdpa_name name, PyObject *const *values) {
+    PyObject *value = values[name];
+    o->name = sdpa_name_text(name);
+    if (!value || (o == &c->where && value == Py_None)) return 0;
+    o->is_number = PyFloat_Check(value) || PyLong_Check(value);
+    o->given = sdpa_array(c->module, o->name, value);
     return o->given ? 0 : -1;
 }
 
-static int read_floats(PyObject *module, operand *o, const char *name, PyObject *value) {
-    if (read_array(module, o, name, value) < 0) return -1;
+static int read_axis(call *c, PyObject *value) {
+    axis_list *listed = &c->listed;
+    if (!PyIndex_Check(value) || PyBool_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "axis: expected an integer, a tuple of integers or None, got %.200R", value);
+        return -1;
+    }
+    if (listed->n > NPY_MAXDIMS) {
+        PyErr_SetString(PyExc_ValueError, "axis: expected each axis once, got more than an array can have");
+        return -1;
+    }
+    listed->given[listed->n] = value;
+    return sdpa_read_integer("axis", value, &listed->axis[listed->n++]);
+}
+
+/* `value` is an int, a tuple of int, None for all axes, or NULL for the last. */
+static int read_axes(call *c, PyObject *value) {
+    c->listed.all = value == Py_None;
+    c->listed.n = 0;
+    if (!value) c->listed.axis[c->listed.n++] = -1;
+    if (!value || value == Py_None) return 0;
+    if (!PyTuple_Check(value)) return read_axis(c, value);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(value); i++) {
+        if (read_axis(c, PyTuple_GetItem(value, i)) < 0) return -1;
+    }
+    return 0;
+}
+
+static int read_temperature(call *c, PyObject *value) {
+    double *t = &c->problem.temperature;
+    *t = 1;
+    if (!value) return 0;
+    if (sdpa_read_finite("temperature", value, t) < 0) return -1;
+    if (*t > 0) return 0;
+    PyErr_Format(PyExc_ValueError, "temperature: expected a number above 0, got %.200R", value);
+    return -1;
+}
+
+/* Reads all arguments, `x` being the name of the first operand, and makes arrays plain: from then on no code of the
+ * caller's runs before the result is there. */
+static int read_all(call *c, enum sdpa_name x, PyObject *const *values) {
+    operand *operands[N_OPERANDS] = OPERANDS(c);
+    if (read_array(c, &c->x, x, values) < 0 || read_array(c, &c->grad, NAME_grad, values) < 0 ||
+        read_array(c, &c->lse, NAME_lse, values) < 0 || read_array(c, &c->where, NAME_where, values) < 0) {
+        return -1;
+    }
+    c->keepdims = false;
+    if (values[NAME_keepdims] && sdpa_read_bool("keepdims", values[NAME_keepdims], &c->keepdims) < 0) return -1;
+    if (read_axes(c, values[NAME_axis]) < 0 || read_temperature(c, values[NAME_temperature]) < 0) return -1;
+    if (sdpa_read_out(values[NAME_out], &c->given_out) < 0) return -1;
+    for (int i = 0; i < N_OPERANDS; i++) {
+        if (sdpa_settle(&operands[i]->given) < 0) return -1;
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------ dtypes, axes */
+
+/* Sets o->array and o->dtype. */
+static int set_floats(call *c, operand *o) {
     int type = PyArray_TYPE(o->given);
     if (PyTypeNum_ISINTEGER(type) || PyTypeNum_ISBOOL(type)) {
         o->array = (PyArrayObject *)PyArray_CastToType(o->given, PyArray_DescrFromType(NPY_DOUBLE), 0);
         o->dtype = SDPA_F64;
         return o->array ? 0 : -1;
     }
-    int dtype = sdpa_dtype_of(module, o->given);
+    int dtype = sdpa_dtype_of(c->module, o->given);
     if (dtype < 0) {
-        sdpa_raise_dtype(name, o->given, "float16, bfloat16, float32, float64, an integer type or bool");
-        return -1;
+        return sdpa_raise_dtype(o->name, o->given, "float16, bfloat16, float32, float64, an integer type or bool");
     }
     o->dtype = (sdpa_dtype)dtype;
-    Py_INCREF((PyObject *)o->given);
-    o->array = o->given;
+    o->array = (PyArrayObject *)Py_NewRef((PyObject *)o->given);
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------ axes */
-
-static int mark_axis(PyObject *value, int ndim, bool *marked, bool *scalar, const operand *o) {
-    long long axis;
+/* Marks one of the listed axes of x. */
+static int mark_axis(const call *c, int i, bool *marked, bool *scalar) {
+    const long long axis = c->listed.axis[i];
+    const int ndim = PyArray_NDIM(c->x.array);
     char shape[SDPA_SHAPE_SIZE];
-    if (!PyIndex_Check(value) || PyBool_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "axis: expected an integer, a tuple of integers or None, got %.200R", value);
-        return -1;
-    }
-    if (sdpa_read_integer("axis", value, &axis) < 0) return -1;
     /* Like NumPy, this lets a scalar have the axes 0 and -1, with one element. */
-    int n = ndim ? ndim : 1;
+    const int n = ndim ? ndim : 1;
     if (axis < -n || axis >= n) {
-        PyErr_Format(PyExc_ValueError, "axis: expected -%d to %d for %s of shape %s, got %.200R", n, n - 1, o->name,
-                     sdpa_shape_text(shape, "", PyArray_DIMS(o->array), ndim), value);
+        PyErr_Format(PyExc_ValueError, "axis: expected -%d to %d for %s of shape %s, got %.200R", n, n - 1, c->x.name,
+                     sdpa_shape_text(shape, "", PyArray_DIMS(c->x.array), ndim), c->listed.given[i]);
         return -1;
     }
     bool *mark = ndim ? &marked[axis < 0 ? axis + n : axis] : scalar;
     if (*mark) {
-        PyErr_Format(PyExc_ValueError, "axis: expected each axis once, got %.200R twice", value);
+        PyErr_Format(PyExc_ValueError, "axis: expected each axis once, got %.200R twice", c->listed.given[i]);
         return -1;
     }
     *mark = true;
     return 0;
 }
 
-/* `value` is an int, a tuple of int, None for all axes, or NULL for the last. */
-static int read_axes(row_axes *axes, PyObject *value, const operand *o) {
-    int ndim = PyArray_NDIM(o->array);
+static int set_axes(call *c) {
+    const int ndim = PyArray_NDIM(c->x.array);
+    const axis_list *listed = &c->listed;
+    row_axes *axes = &c->axes;
     bool marked[NPY_MAXDIMS] = {false}, scalar = false;
-    if (!value) {
-        if (ndim) marked[ndim - 1] = true;
-    } else if (value == Py_None) {
-        memset(marked, true, sizeof marked);
-    } else if (PyTuple_Check(value)) {
-        for (Py_ssize_t i = 0; i < PyTuple_Size(value); i++) {
-            if (mark_axis(PyTuple_GetItem(value, i), ndim, marked, &scalar, o) < 0) return -1;
-        }
-    } else if (mark_axis(value, ndim, marked, &scalar, o) < 0) {
-        return -1;
+    if (listed->all) memset(marked, true, sizeof marked);
+    for (int i = 0; i < listed->n; i++) {
+        if (mark_axis(c, i, marked, &scalar) < 0) return -1;
     }
     axes->n_kept = axes->n_reduced = 0;
     for (int a = 0; a < ndim; a++) {
@@ -164,19 +231,10 @@ static void set_row_view(call *c, int v, PyArrayObject *a, sdpa_dtype dtype) {
     for (int i = 0; i < axes->n_reduced; i++) view->stride[axes->n_kept + i] = 0;
 }
 
-/* Fills in what the problem takes from x, which has been read, and from the arguments common to all functions. */
-static int describe(call *c, sdpa_softmax_op op, PyObject *const *values) {
+/* Fills in what the problem takes from x. */
+static int describe(call *c, sdpa_softmax_op op) {
     sdpa_softmax_problem *p = &c->problem;
-    if (read_axes(&c->axes, values[NAME_axis], &c->x) < 0) return -1;
-    p->temperature = 1;
-    if (values[NAME_temperature]) {
-        if (sdpa_read_finite("temperature", values[NAME_temperature], &p->temperature) < 0) return -1;
-        if (p->temperature <= 0) {
-            PyErr_Format(PyExc_ValueError, "temperature: expected a number above 0, got %.200R",
-                         values[NAME_temperature]);
-            return -1;
-        }
-    }
+    if (set_floats(c, &c->x) < 0 || set_axes(c) < 0) return -1;
     p->op = op;
     p->dtype = c->x.dtype;
     p->n_kept = c->axes.n_kept;
@@ -190,10 +248,9 @@ static int describe(call *c, sdpa_softmax_op op, PyObject *const *values) {
     return 0;
 }
 
-static int read_where(PyObject *module, call *c, PyObject *value) {
-    if (!value || value == Py_None) return 0;
-    if (read_array(module, &c->where, "where", value) < 0) return -1;
+static int set_where(call *c) {
     PyArrayObject *where = c->where.given;
+    if (!where) return 0;
     if (PyArray_TYPE(where) != NPY_BOOL) return sdpa_raise_dtype("where", where, "bool");
     const int ndim = PyArray_NDIM(c->x.array), lead = ndim - PyArray_NDIM(where);
     npy_intp stride[NPY_MAXDIMS];
@@ -216,17 +273,16 @@ static int read_where(PyObject *module, call *c, PyObject *value) {
 
 /* Sets c->out to the `out` argument after its checks, or to a new array of `shape`; `like_x` gives it the memory order
  * of x, as NumPy does. */
-static int make_out(PyObject *module, call *c, PyObject *value, const npy_intp *shape, int ndim, bool like_x) {
-    const int type = sdpa_type_number(module, c->problem.dtype);
-    if (value && value != Py_None) {
+static int make_out(call *c, const npy_intp *shape, int ndim, bool like_x) {
+    const int type = sdpa_type_number(c->module, c->problem.dtype);
+    if (c->given_out) {
         const operand *inputs[] = {&c->x, &c->where};
-        if (sdpa_check_out(value, shape, ndim, type) < 0) return -1;
+        c->out = (PyArrayObject *)Py_NewRef((PyObject *)c->given_out);
+        if (sdpa_settle(&c->out) < 0 || sdpa_check_out(c->out, shape, ndim, type) < 0) return -1;
         for (int i = 0; i < 2; i++) {
             if (!inputs[i]->given) continue;
-            if (sdpa_check_overlap(module, (PyArrayObject *)value, inputs[i]->name, inputs[i]->given) < 0) return -1;
+            if (sdpa_check_overlap(c->module, c->out, inputs[i]->name, inputs[i]->given) < 0) return -1;
         }
-        Py_INCREF(value);
-        c->out = (PyArrayObject *)value;
         return 0;
     }
     PyArray_Descr *descr = PyArray_DescrFromType(type);
@@ -243,81 +299,73 @@ static double work_of(const sdpa_softmax_problem *p) {
     return work;
 }
 
-/* Computes and returns out: the argument itself if `given`, otherwise a new array, which becomes a scalar if it has no
- * axes. */
-static PyObject *run(call *c, bool given) {
+/* Computes and returns out: the argument itself if there is one, otherwise a new array, which becomes a scalar if it has
+ * no axes. */
+static PyObject *run(call *c) {
     PyThreadState *released = sdpa_gil_release(work_of(&c->problem));
     const sdpa_rounding mode = sdpa_round_to_nearest();
     const sdpa_status status = sdpa_softmax_run(&c->problem);
     sdpa_rounding_restore(mode);
     if (sdpa_gil_finish(released, status) < 0) return NULL;
+    if (c->given_out) return Py_NewRef((PyObject *)c->given_out);
     PyArrayObject *out = c->out;
     c->out = NULL;
-    return given ? (PyObject *)out : PyArray_Return(out);
+    return PyArray_Return(out);
 }
 
-/* ------------------------------------------------------------------------------------ forward */
+/* The steps of a function after its arguments have been read. */
+typedef int steps(call *c, sdpa_softmax_op op);
 
-static PyObject *forward(PyObject *module, const sdpa_signature *signature, sdpa_softmax_op op, PyObject *const *args,
-                         Py_ssize_t n_args, PyObject *kwnames) {
+/* A call whose first operand is named `x`. */
+static PyObject *call_with(const sdpa_signature *signature, enum sdpa_name x, steps *prepare, sdpa_softmax_op op,
+                           SDPA_ARGUMENTS) {
     PyObject *values[N_NAMES], *result = NULL;
-    npy_intp row_sizes[NPY_MAXDIMS];
-    bool keepdims = false, rows = op == SDPA_LOGSUMEXP;
     call c;
-    own_nothing(&c);
+    own_nothing(&c, module);
     if (sdpa_parse(module, signature, args, n_args, kwnames, values) < 0) return NULL;
-    if (read_floats(module, &c.x, "x", values[NAME_x]) < 0) goto done;
-    if (values[NAME_keepdims] && sdpa_read_bool("keepdims", values[NAME_keepdims], &keepdims) < 0) goto done;
-    if (describe(&c, op, values) < 0 || read_where(module, &c, values[NAME_where]) < 0) goto done;
-    const npy_intp *shape = PyArray_DIMS(c.x.array);
-    int ndim = PyArray_NDIM(c.x.array);
-    if (rows) {
-        ndim = row_shape(&c, keepdims, row_sizes);
-        shape = row_sizes;
-    }
-    if (make_out(module, &c, values[NAME_out], shape, ndim, !rows) < 0) goto done;
-    if (rows) {
-        set_row_view(&c, SDPA_SOFTMAX_OUT, c.out, c.x.dtype);
-    } else {
-        set_view(&c, SDPA_SOFTMAX_OUT, c.out, c.x.dtype);
-    }
-    result = run(&c, values[NAME_out] && values[NAME_out] != Py_None);
-done:
+    if (read_all(&c, x, values) == 0 && prepare(&c, op) == 0) result = run(&c);
     release(&c);
     return result;
 }
 
-#define SIGNATURE(text, required, positional, ...)                                                                     \
-    {                                                                                                                  \
-        .function = text, .n_required = required, .n_positional = positional,                                          \
-        .n = sizeof((unsigned char[]){__VA_ARGS__}), .names = {                                                        \
-            __VA_ARGS__                                                                                                \
-        }                                                                                                              \
-    }
+/* ------------------------------------------------------------------------------------ forward */
+
+static int prepare_forward(call *c, sdpa_softmax_op op) {
+    const bool rows = op == SDPA_LOGSUMEXP;
+    npy_intp row_sizes[NPY_MAXDIMS];
+    if (describe(c, op) < 0 || set_where(c) < 0) return -1;
+    const npy_intp *shape = rows ? row_sizes : PyArray_DIMS(c->x.array);
+    const int ndim = rows ? row_shape(c, c->keepdims, row_sizes) : PyArray_NDIM(c->x.array);
+    if (make_out(c, shape, ndim, !rows) < 0) return -1;
+    (rows ? set_row_view : set_view)(c, SDPA_SOFTMAX_OUT, c->out, c->x.dtype);
+    return 0;
+}
+
+#define FORWARD_CALL(op) call_with(&signature, NAME_x, prepare_forward, op, module, args, n_args, kwnames)
 
 static PyObject *softmax(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
-        SIGNATURE("softmax", 1, 2, NAME_x, NAME_axis, NAME_temperature, NAME_where, NAME_out);
-    return forward(module, &signature, SDPA_SOFTMAX, args, n_args, kwnames);
+        SDPA_SIGNATURE("softmax", 1, 2, NAME_x, NAME_axis, NAME_temperature, NAME_where, NAME_out);
+    return FORWARD_CALL(SDPA_SOFTMAX);
 }
 
 static PyObject *log_softmax(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
-        SIGNATURE("log_softmax", 1, 2, NAME_x, NAME_axis, NAME_temperature, NAME_where, NAME_out);
-    return forward(module, &signature, SDPA_LOG_SOFTMAX, args, n_args, kwnames);
+        SDPA_SIGNATURE("log_softmax", 1, 2, NAME_x, NAME_axis, NAME_temperature, NAME_where, NAME_out);
+    return FORWARD_CALL(SDPA_LOG_SOFTMAX);
 }
 
 static PyObject *logsumexp(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
-        SIGNATURE("logsumexp", 1, 2, NAME_x, NAME_axis, NAME_where, NAME_keepdims, NAME_out);
-    return forward(module, &signature, SDPA_LOGSUMEXP, args, n_args, kwnames);
+        SDPA_SIGNATURE("logsumexp", 1, 2, NAME_x, NAME_axis, NAME_where, NAME_keepdims, NAME_out);
+    return FORWARD_CALL(SDPA_LOGSUMEXP);
 }
 
 /* ------------------------------------------------------------------------------------ backward */
 
-/* Reads grad, which must have the shape and dtype of x. */
-static int read_grad(PyObject *module, call *c, PyObject *value) {
-    if (read_floats(module, &c->grad, "grad", value) < 0) return -1;
+/* Sets grad, which must have the shape and dtype of x. */
+static int set_grad(call *c) {
+    if (set_floats(c, &c->grad) < 0) return -1;
     PyArrayObject *x = c->x.array, *grad = c->grad.array;
     const int ndim = PyArray_NDIM(x);
     if (PyArray_NDIM(grad) != ndim || !PyArray_CompareLists(PyArray_DIMS(grad), PyArray_DIMS(x), ndim)) {
@@ -328,16 +376,16 @@ static int read_grad(PyObject *module, call *c, PyObject *value) {
     if (c->grad.dtype != c->x.dtype) {
         return sdpa_raise_dtype("grad", grad, "dtype %S of %s", PyArray_DESCR(x), c->x.name);
     }
+    set_view(c, SDPA_SOFTMAX_G, grad, c->grad.dtype);
     return 0;
 }
 
-/* Reads one value per row, whose reduced axes have size 1 or are absent. Its dtype must be that of x or of the
- * arithmetic on x, like the lse of attention; a Python number may be any. */
-static int read_row_values(PyObject *module, call *c, operand *o, const char *name, PyObject *value) {
+/* Sets one value per row, whose reduced axes have size 1 or are absent. Its dtype must be that of x or of the arithmetic
+ * on x, like the lse of attention; a Python number may be any. */
+static int set_row_values(call *c, operand *o, int v) {
     char without[SDPA_SHAPE_SIZE], with[SDPA_SHAPE_SIZE];
     npy_intp sizes[2][NPY_MAXDIMS];
-    bool number = PyFloat_Check(value) || PyLong_Check(value);
-    if (read_floats(module, o, name, value) < 0) return -1;
+    if (set_floats(c, o) < 0) return -1;
     int ndim[2];
     bool fits = false;
     for (int keepdims = 0; keepdims < 2; keepdims++) {
@@ -346,67 +394,56 @@ static int read_row_values(PyObject *module, call *c, operand *o, const char *na
                 PyArray_CompareLists(PyArray_DIMS(o->array), sizes[keepdims], ndim[keepdims]);
     }
     if (!fits) {
-        return sdpa_raise_shape(name, o->array, "shape %s or %s, one value per row of x",
+        return sdpa_raise_shape(o->name, o->array, "shape %s or %s, one value per row of x",
                                 sdpa_shape_text(without, "", sizes[0], ndim[0]),
                                 sdpa_shape_text(with, "", sizes[1], ndim[1]));
     }
     sdpa_dtype arithmetic = c->x.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
-    if (!number && o->dtype != c->x.dtype && o->dtype != arithmetic) {
-        return sdpa_raise_dtype(name, o->array, "dtype %S of x or %s", PyArray_DESCR(c->x.array),
+    if (!o->is_number && o->dtype != c->x.dtype && o->dtype != arithmetic) {
+        return sdpa_raise_dtype(o->name, o->array, "dtype %S of x or %s", PyArray_DESCR(c->x.array),
                                 sdpa_dtype_text(arithmetic));
     }
+    set_row_view(c, v, o->array, o->dtype);
     return 0;
 }
 
-static PyObject *backward(PyObject *module, const sdpa_signature *signature, sdpa_softmax_op op, PyObject *const *args,
-                          Py_ssize_t n_args, PyObject *kwnames) {
-    PyObject *values[N_NAMES], *result = NULL;
-    const int name = signature->names[1];
-    call c;
-    own_nothing(&c);
-    if (sdpa_parse(module, signature, args, n_args, kwnames, values) < 0) return NULL;
-    if (read_floats(module, &c.x, sdpa_name_text(name), values[name]) < 0) goto done;
-    if (describe(&c, op, values) < 0) goto done;
-    if (op == SDPA_LOGSUMEXP_BACKWARD) {
-        if (read_row_values(module, &c, &c.grad, "grad", values[NAME_grad]) < 0) goto done;
-        if (read_row_values(module, &c, &c.lse, "lse", values[NAME_lse]) < 0) goto done;
-        set_row_view(&c, SDPA_SOFTMAX_G, c.grad.array, c.grad.dtype);
-        set_row_view(&c, SDPA_SOFTMAX_S, c.lse.array, c.lse.dtype);
-    } else {
-        if (read_grad(module, &c, values[NAME_grad]) < 0) goto done;
-        set_view(&c, SDPA_SOFTMAX_G, c.grad.array, c.grad.dtype);
-    }
-    if (make_out(module, &c, NULL, NULL, 0, true) < 0) goto done;
-    set_view(&c, SDPA_SOFTMAX_OUT, c.out, c.x.dtype);
-    result = run(&c, false);
-done:
-    release(&c);
-    return result;
+static int prepare_backward(call *c, sdpa_softmax_op op) {
+    if (describe(c, op) < 0) return -1;
+    const int failed = op != SDPA_LOGSUMEXP_BACKWARD
+                           ? set_grad(c)
+                           : set_row_values(c, &c->grad, SDPA_SOFTMAX_G) < 0 ||
+                                 set_row_values(c, &c->lse, SDPA_SOFTMAX_S) < 0;
+    if (failed || make_out(c, NULL, 0, true) < 0) return -1;
+    set_view(c, SDPA_SOFTMAX_OUT, c->out, c->x.dtype);
+    return 0;
 }
+
+#define BACKWARD_CALL(x, op) call_with(&signature, x, prepare_backward, op, module, args, n_args, kwnames)
 
 static PyObject *softmax_backward(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
-        SIGNATURE("softmax_backward", 2, 3, NAME_grad, NAME_weights, NAME_axis, NAME_temperature);
-    return backward(module, &signature, SDPA_SOFTMAX_BACKWARD, args, n_args, kwnames);
+        SDPA_SIGNATURE("softmax_backward", 2, 3, NAME_grad, NAME_weights, NAME_axis, NAME_temperature);
+    return BACKWARD_CALL(NAME_weights, SDPA_SOFTMAX_BACKWARD);
 }
 
 static PyObject *log_softmax_backward(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
-        SIGNATURE("log_softmax_backward", 2, 3, NAME_grad, NAME_log_weights, NAME_axis, NAME_temperature);
-    return backward(module, &signature, SDPA_LOG_SOFTMAX_BACKWARD, args, n_args, kwnames);
+        SDPA_SIGNATURE("log_softmax_backward", 2, 3, NAME_grad, NAME_log_weights, NAME_axis, NAME_temperature);
+    return BACKWARD_CALL(NAME_log_weights, SDPA_LOG_SOFTMAX_BACKWARD);
 }
 
 static PyObject *logsumexp_backward(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
-        SIGNATURE("logsumexp_backward", 3, 4, NAME_grad, NAME_x, NAME_lse, NAME_axis);
-    return backward(module, &signature, SDPA_LOGSUMEXP_BACKWARD, args, n_args, kwnames);
+        SDPA_SIGNATURE("logsumexp_backward", 3, 4, NAME_grad, NAME_x, NAME_lse, NAME_axis);
+    return BACKWARD_CALL(NAME_x, SDPA_LOGSUMEXP_BACKWARD);
 }
 
 /* ------------------------------------------------------------------------------------ jacobian */
 
 /* The axes of out are the kept axes of weights, then the reduced ones twice, for i and for j; a row runs along j. */
-static int describe_jacobian(PyObject *module, call *c) {
+static int prepare_jacobian(call *c, sdpa_softmax_op op) {
     sdpa_softmax_problem *p = &c->problem;
+    if (describe(c, op) < 0) return -1;
     const int n_kept = p->n_kept, n = p->n_reduced, ndim = n_kept + 2 * n;
     npy_intp shape[NPY_MAXDIMS];
     if (ndim > NPY_MAXDIMS) {
@@ -423,7 +460,7 @@ static int describe_jacobian(PyObject *module, call *c) {
     }
     p->n_kept += n;
     for (int i = 0; i < ndim; i++) shape[i] = p->size[i];
-    if (make_out(module, c, NULL, shape, ndim, false) < 0) return -1;
+    if (make_out(c, shape, ndim, false) < 0) return -1;
     set_buffer(c, SDPA_SOFTMAX_OUT, c->out, c->x.dtype);
     for (int i = 0; i < ndim; i++) out->stride[i] = PyArray_STRIDE(c->out, i);
     return 0;
@@ -431,17 +468,8 @@ static int describe_jacobian(PyObject *module, call *c) {
 
 static PyObject *softmax_jacobian(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
-        SIGNATURE("softmax_jacobian", 1, 2, NAME_weights, NAME_axis, NAME_temperature);
-    PyObject *values[N_NAMES], *result = NULL;
-    call c;
-    own_nothing(&c);
-    if (sdpa_parse(module, &signature, args, n_args, kwnames, values) < 0) return NULL;
-    if (read_floats(module, &c.x, "weights", values[NAME_weights]) < 0) goto done;
-    if (describe(&c, SDPA_SOFTMAX_JACOBIAN, values) < 0 || describe_jacobian(module, &c) < 0) goto done;
-    result = run(&c, false);
-done:
-    release(&c);
-    return result;
+        SDPA_SIGNATURE("softmax_jacobian", 1, 2, NAME_weights, NAME_axis, NAME_temperature);
+    return call_with(&signature, NAME_weights, prepare_jacobian, SDPA_SOFTMAX_JACOBIAN, module, args, n_args, kwnames);
 }
 
 int sdpa_softmax_add(PyObject *module) {

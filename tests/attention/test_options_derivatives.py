@@ -254,8 +254,8 @@ def test_moments_of_scores_whose_squares_overflow(rng, isa, n_k, power):
     k = normal(rng, (n_k, 2), np.float32)
     k[-1] = 1
     for mask in (None, np.arange(n_k) != 1):
-        got = sdpa.attention_statistics(q, k, mask, scale=1.0)
-        exact = reference.attention_statistics(q, k, mask, scale=1.0)
+        got = sdpa.attention_statistics(q, k, attn_mask=mask, scale=1.0)
+        exact = reference.attention_statistics(q, k, attn_mask=mask, scale=1.0)
         for name, theirs in exact._asdict().items():
             ours = getattr(got, name)
             with np.errstate(over="ignore"):

@@ -240,7 +240,7 @@ def test_stages(rng, stage):
     )
     weights = np.exp(biased) / (np.exp(biased).sum(-1, keepdims=True) + np.exp(0.7))
     got = reference.attention_weights(
-        q, k, bias, is_causal=True, softcap=2, alibi_slopes=0.3, sinks=0.7, stage=stage
+        q, k, attn_mask=bias, is_causal=True, softcap=2, alibi_slopes=0.3, sinks=0.7, stage=stage
     )
     expected = {"scores": s, "capped": capped, "biased": biased, "weights": weights}[stage]
     np.testing.assert_allclose(got, expected, rtol=1e-14)

@@ -222,7 +222,7 @@ def test_fully_masked_rows(rng, dtype, n_q, n_k):
         out, lse = check_attention(q, k, v, m, grad_out=g, grad_lse=g_lse)
         assert not np.any(out[:, blind])
         assert (lse[:, blind] == -np.inf).all()
-        assert not np.any(sdpa.attention_weights(q, k, m)[:, blind])
+        assert not np.any(sdpa.attention_weights(q, k, attn_mask=m)[:, blind])
         grads = gradients(g, q, k, v, m, grad_lse=g_lse)
         assert not np.any(grads.query[:, blind])
         if m.dtype != bool:
@@ -358,7 +358,7 @@ def test_inputs_are_never_written(rng, dtype):
         saved = out.tobytes(), lse.tobytes()
         needs = ("query", "key", "value") + (() if m is None or m.dtype == bool else ("attn_mask",))
         sdpa.attention_backward(g, q, k, v, out, lse, m, is_causal=True, needs=needs)
-        sdpa.attention_weights(q, k, m)
+        sdpa.attention_weights(q, k, attn_mask=m)
         sdpa.merge_attention([out, out], [lse, lse])
         assert saved == (out.tobytes(), lse.tobytes())
     assert before == [x.tobytes() for x in whole]

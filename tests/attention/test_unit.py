@@ -161,7 +161,7 @@ def test_mask_and_fully_masked_row(dtype, additive):
     out, lse = sdpa.attention_forward(zero, zero, v, mask)
     near(out[:, 0], [1.5, 0, 4, 4], dtype)
     near(lse, [math.log(2), -np.inf, 0, math.log(4)], compute_type(dtype))
-    weights = sdpa.attention_weights(zero, zero, mask)
+    weights = sdpa.attention_weights(zero, zero, attn_mask=mask)
     near(weights, visible / np.array([[2], [1], [1], [4]]), dtype)
     # Together with the causal mask, row 0 sees key 0 and row 3 still sees all.
     near(sdpa.attention(zero, zero, v, mask, is_causal=True)[:, 0], [2, 0, 4, 4], dtype)
@@ -212,7 +212,7 @@ def test_no_keys(dtype):
 def test_stages_of_the_matrix(dtype, stage):
     q, k = column([1, 2], dtype), column([1, 0, 3], dtype)
     bias = np.array([[0, 1, 0], [0, -np.inf, 0]], np.float32)
-    got = sdpa.attention_weights(q, k, bias, is_causal=True, scale=2, stage=stage)
+    got = sdpa.attention_weights(q, k, attn_mask=bias, is_causal=True, scale=2, stage=stage)
     near(
         got,
         {
@@ -233,7 +233,7 @@ def test_drop_in_signature(dtype):
     mask = np.array([[False, True]])
     near(sdpa.scaled_dot_product_attention(q, k, v, mask, 0.0, False), [[8]], dtype)
     near(sdpa.scaled_dot_product_attention(q, k, v, None, 0.0, True), [[4]], dtype)
-    near(sdpa.attention(q, k, v, None, 0.0, True), [[4]], dtype)
+    near(sdpa.attention(q, k, v, None, 0.0, "upper_left"), [[4]], dtype)
 
 
 def test_out_is_filled_and_returned(dtype):

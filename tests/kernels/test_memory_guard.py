@@ -44,7 +44,7 @@ def everything(pages, q, k, v, g, attn_mask=None, **options):
         if attn_mask is not None and attn_mask.dtype != bool:
             needs += ("attn_mask",)
         sdpa.attention_backward(g, q, k, v, out, lse, attn_mask, needs=needs, **options)
-        sdpa.attention_weights(q, k, attn_mask, **options)
+        sdpa.attention_weights(q, k, attn_mask=attn_mask, **options)
         sdpa.merge_attention([out, out], [lse, lse])
     mine = guarded(pages, np.zeros_like(out))
     sdpa.attention(q, k, v, attn_mask, out=mine, **options)
@@ -59,7 +59,7 @@ def test_sizes_around_the_lanes(rng, dtype, pages, n_q):
             guarded(pages, normal(rng, shape, dtype))
             for shape in ((n_q, d), (n_k, d), (n_k, d), (n_q, d))
         )
-        options = {"is_causal": bool((n_k + d) % 2)}
+        options = {"is_causal": "upper_left" if (n_k + d) % 2 else False}
         out, lse = sdpa.attention_forward(q, k, v, **options)
         with guarded_results(pages):
             sdpa.attention_forward(q, k, v, **options)
@@ -78,7 +78,7 @@ def test_sizes_around_the_blocks(rng, dtype, pages, n_q, n_k, d):
     bias[..., n_k // 2] = -np.inf
     for mask in (None, bias, bias[:1], bias[:, :1], bias[..., :1], bias < 0.5, bias[0, 0] < 0.5):
         mask = None if mask is None else guarded(pages, mask)
-        everything(pages, q, k, v, g, mask, is_causal=True)
+        everything(pages, q, k, v, g, mask, is_causal="upper_left")
 
 
 def test_reversed_and_interleaved(rng, dtype, pages):

@@ -349,7 +349,7 @@ def test_allocation_failure_gives_memory_error(dtype):
         lambda: sdpa.attention_backward(
             x, x, x, x, x, lse, bias, needs=("query", "key", "value", "attn_mask")
         ),
-        lambda: sdpa.attention_weights(x, x, bias),
+        lambda: sdpa.attention_weights(x, x, attn_mask=bias),
         lambda: sdpa.softmax(x, axis=(0, 1)),
         lambda: sdpa.softmax(np.broadcast_to(x, (3, *x.shape)), axis=(0, 1, 2, 3)),
     ]

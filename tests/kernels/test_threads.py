@@ -54,7 +54,7 @@ def everything(q, k, v, bias, grad_out, workers, options):
         needs=("query", "key", "value", "attn_mask"),
         **options,
     )
-    weights = sdpa.attention_weights(q, k, bias, workers=workers, **options)
+    weights = sdpa.attention_weights(q, k, attn_mask=bias, workers=workers, **options)
     arrays = [out, lse, weights, *(g for g in gradients if g is not None)]
     assert len(arrays) == 7
     return [a.tobytes() for a in arrays]

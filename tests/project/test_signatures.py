@@ -23,6 +23,7 @@ ATTENTION = (
     "query_offset=None, cu_seqlens_q=None, cu_seqlens_k=None, rng=None, invariant=False, "
     "workers=None, out=None)"
 )
+WHOLE_ROWS = ATTENTION.replace("value, attn_mask", "*, attn_mask").replace("*, scale", "scale")
 ADDITIVE = (
     "(query, key, value, w_query, w_key, w_score, bias=None, *, attn_mask=None, dropout_p=0.0, "
     "is_causal=False, scale=1.0, "
@@ -47,11 +48,11 @@ SIGNATURES = {
         "gg_attn_mask=None, gg_sinks=None, grad_lse=None, "
         "needs=('grad_out', 'query', 'key', 'value')",
     ),
-    "attention_statistics": ATTENTION.replace("value, ", "").replace(", out=None", ""),
-    "attention_received": ATTENTION.replace("value, ", "").replace("out=None", CHOICE),
-    "attention_weights": ATTENTION.replace("value, ", "")
-    .replace("cu_seqlens_k=None", "cu_seqlens_k=None, sequence=None")
-    .replace("out=None", f"stage='weights', {CHOICE}"),
+    "attention_statistics": WHOLE_ROWS.replace(", out=None", ""),
+    "attention_received": WHOLE_ROWS.replace("out=None", CHOICE),
+    "attention_weights": WHOLE_ROWS.replace(
+        "cu_seqlens_k=None", "cu_seqlens_k=None, sequence=None"
+    ).replace("out=None", f"stage='weights', {CHOICE}"),
     "merge_attention": "(outs, lses)",
     "additive_attention": ADDITIVE,
     "additive_attention_forward": ADDITIVE,

@@ -67,7 +67,7 @@ BACKWARD = {
     ),
     "needs sinks": (
         ValueError,
-        "needs: 'sinks' has a gradient only where sinks are given, got None",
+        "needs: 'sinks' has a gradient only where it is given, got None",
         {"needs": ["sinks"]},
     ),
     "needs text": (
@@ -82,7 +82,7 @@ BACKWARD = {
     ),
     "needs no mask": (
         ValueError,
-        "needs: 'attn_mask' has a gradient only where it is added to the scores, got None",
+        "needs: 'attn_mask' has a gradient only where it is given, got None",
         {"needs": ["attn_mask"]},
     ),
     "needs boolean mask": (
@@ -116,12 +116,12 @@ DOUBLE = {
     ),
     "needs sinks": (
         ValueError,
-        "needs: 'sinks' has a gradient only where sinks are given, got None",
+        "needs: 'sinks' has a gradient only where it is given, got None",
         {"needs": ["sinks"]},
     ),
     "needs mask": (
         ValueError,
-        "needs: 'attn_mask' has a gradient only where it is added to the scores, got None",
+        "needs: 'attn_mask' has a gradient only where it is given, got None",
         {"needs": ["attn_mask"]},
     ),
 }
@@ -234,7 +234,8 @@ STATISTICS = {
 SEED = {
     "no seed": (
         ValueError,
-        "rng: expected the int of the forward call, since dropout_p is not 0, got None",
+        "rng: expected an int from 0 to 2^64 - 1, the same forward and backward, since dropout_p is "
+        "not 0, got None",
         {"dropout_p": 0.5},
     ),
 }
@@ -283,6 +284,11 @@ def tangents(prefix, suffix):
 
 
 TABLE = [
+    (sdpa.attention_forward, SEED),
+    (sdpa.additive_attention_forward, SEED),
+    (sdpa.cosine_attention_forward, SEED),
+    (sdpa.bilinear_attention_forward, SEED),
+    (sdpa.shaw_attention_forward, SEED),
     (sdpa.attention_backward, BACKWARD | SEED),
     (sdpa.attention_jvp, tangents("", "_t") | SEED),
     (sdpa.attention_double_backward, DOUBLE | tangents("gg_", "") | SEED),

@@ -246,7 +246,7 @@ ADDITIVE_BACKWARD = {
     "out": (ValueError, "out: expected (2, 5, 3), got (5, 3)", {"out": ones(5, 3)}),
     "needs mask": (
         ValueError,
-        "needs: 'attn_mask' has a gradient only where it is added to the scores, got None",
+        "needs: 'attn_mask' has a gradient only where it is given, got None",
         {"needs": ("attn_mask",)},
     ),
     **unknown_needs(
@@ -263,7 +263,7 @@ COMPOSED_BACKWARD = {
     "lse": (TypeError, "lse: expected float32, got float64", {"lse": np.ones((2, 4, 5))}),
     "needs mask": (
         ValueError,
-        "needs: 'attn_mask' has a gradient only where it is added to the scores, got None",
+        "needs: 'attn_mask' has a gradient only where it is given, got None",
         {"needs": ["attn_mask"]},
     ),
     "needs text": (
@@ -273,7 +273,8 @@ COMPOSED_BACKWARD = {
     ),
     "no seed": (
         ValueError,
-        "rng: expected the int of the forward call, since dropout_p is not 0, got None",
+        "rng: expected an int from 0 to 2^64 - 1, the same forward and backward, since dropout_p is "
+        "not 0, got None",
         {"dropout_p": 0.5},
     ),
 }

@@ -60,6 +60,8 @@ def check_attention(query, key, value, attn_mask=None, *, grad_out=None, tangent
     dtype = native(query.dtype)
     grad_lse = options.pop("grad_lse", None)
     options |= {"attn_mask": attn_mask}
+    if options.get("is_causal") is True and query.shape[-2] == 1:
+        options["is_causal"] = "upper_left"  # the same; True warns of one query
     operands = (query, key, value)
     bounds = oracle.bounds(
         *operands, grad_out=grad_out, grad_lse=grad_lse, tangents=tangents, **options

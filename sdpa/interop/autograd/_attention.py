@@ -310,7 +310,7 @@ def composed_softmax(call: Call, s: Any, attn_mask: Any, sinks: Any) -> Any:
     fixed = sdpa.attention_weights(q, k, stage="biased", **positions, **packing)
     if dropout_p:
         rng = call.options["rng"]
-        factors = sdpa.attention_weights(q, k, None, dropout_p, rng=rng, **packing)
+        factors = sdpa.attention_weights(q, k, dropout_p=dropout_p, rng=rng, **packing)
         factors = np.where(factors > 0, 1 / (1 - dropout_p) if dropout_p < 1 else 0, 0)
         factors = factors.astype(fixed.dtype)
 

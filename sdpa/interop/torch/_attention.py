@@ -248,7 +248,7 @@ def scaled_dot_product_attention(
 def attention_weights(
     query: Any,
     key: Any,
-    *args: Any,
+    *,
     stage: str = "weights",
     sequence: int | None = None,
     **options: Any,
@@ -259,8 +259,8 @@ def attention_weights(
     ----------
     query, key : torch.Tensor
         As in `attention`.
-    *args, **options
-        attn_mask, dropout_p, is_causal and the keyword options of `attention`.
+    **options
+        The options of `attention`, attn_mask, dropout_p and is_causal included.
     stage : {"weights", "scores", "capped", "biased"}
         As in `sdpa.attention_weights`. Only the weights are differentiable, by attention whose
         values are the rows of the identity.
@@ -286,7 +286,7 @@ def attention_weights(
     >>> attention_weights(torch.zeros(1, 2), torch.zeros(2, 2)).tolist()
     [[0.5, 0.5]]
     """
-    arguments = arguments_of(query, key, key, *args, **options)
+    arguments = arguments_of(query, key, key, **options)
     if sequence is not None or is_packed(arguments):
         arguments = _of_sequence(arguments, sequence)
     use = OPERATORS if torch.compiler.is_compiling() else FUNCTIONS

@@ -45,7 +45,7 @@ class Operand:
         self.source: Any = source
         dtype = _dtype(source)
         if dtype is None or isinstance(source, np.ndarray):
-            self.source = _core._array(name, source)
+            (self.source,) = _core._arrays(**{name: source})
             dtype = self.source.dtype
         self.dtype: np.dtype[Any] = dtype
         if any(n != n for n in self.source.shape):

@@ -19,6 +19,7 @@ from sdpa.mechanisms._compose import (
     checked_options,
     checked_upstream,
     composed_backward,
+    converted,
     diagonal_offset,
     integer,
     native,
@@ -274,7 +275,10 @@ def t5_attention_backward(
     """
     checked = checked_options(t5_attention_backward, options, T5Options.__annotations__)
     needs = checked_needs(needs, T5Gradients._fields)
-    query, key, value, table = arrays(query=query, key=key, value=value, table=table)
+    (grad_out, query, key, value, out, lse, table), (grad_lse,), checked = converted(
+        checked, {"grad_lse": grad_lse},
+        grad_out=grad_out, query=query, key=key, value=value, out=out, lse=lse, table=table,
+    )  # fmt: skip
     if query.ndim < 2 or key.ndim < 2:
         _core._check_attention(query, key, value)  # raises, naming the argument
     _check_table(table)

@@ -174,7 +174,10 @@ class KVCache:
         >>> cache.lengths, cache.query_offset
         (array([6, 4]), array([5, 3]))
         """
-        key, value = arrays(key=key, value=value)
+        if lengths is None:
+            key, value = arrays(key=key, value=value)
+        else:
+            key, value, lengths = arrays(key=key, value=value, lengths=lengths)
         n = key.shape[2] if key.ndim == 4 else 0
         for name, x, own in (("key", key, self._key), ("value", value, self._value)):
             checked_float(name, x)

@@ -45,6 +45,7 @@ RESULTS = {
     "merge_attention": "AttentionForward",
     "set_num_threads": "None",
     "_alloc_fail_after": "None",
+    "_arrays": "list[NDArray[Any]]",
     "_check_attention": "None",
     "_check_attention_backward": "None",
     "_close_pool": "None",
@@ -94,7 +95,8 @@ def parameter_texts(function: Callable[..., Any], options: dict[str, str]) -> li
             texts.append("*")
         has_default = parameter.default is not parameter.empty
         types = PARAMETERS | options if has_default else PARAMETERS
-        text = f"{parameter.name}: {types.get(parameter.name, 'ArrayLike')}"
+        stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        text = f"{stars}{parameter.name}: {types.get(parameter.name, 'ArrayLike')}"
         texts.append(f"{text} = {literal(parameter.default)}" if has_default else text)
     n_positional = sum(p.kind is p.POSITIONAL_ONLY for p in parameters)
     return [*texts[:n_positional], "/", *texts[n_positional:]] if n_positional else texts

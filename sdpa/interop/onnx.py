@@ -223,7 +223,7 @@ def _check_operator(node: Any) -> None:
 def _compute(node: Any, opset: int, inputs: Sequence[Any], attributes: dict[str, Any]) -> list[Any]:
     schema = defs.get_schema(node.op_type, opset)
     arrays = [
-        None if x is None else np.asarray(sdpa._core._array(formal.name, x))
+        None if x is None else np.asarray(sdpa._core._arrays(**{formal.name: x})[0])
         for formal, x in zip(schema.inputs, inputs, strict=False)
     ]
     wanted = [bool(name) for name in node.output]

@@ -13,14 +13,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from sdpa import _core
 from sdpa._philox import dropout_factors
 from sdpa.mechanisms._compose import (
     Array,
     Upstream,
-    arrays,
     composed_backward,
     diagonal_offset,
     native,
@@ -42,18 +40,16 @@ class Problem:
 
     def __init__(
         self,
-        query: ArrayLike,
-        key: ArrayLike,
-        value: ArrayLike,
-        rel_key: ArrayLike,
-        rel_value: ArrayLike | None,
+        query: Array,
+        key: Array,
+        value: Array,
+        rel_key: Array,
+        rel_value: Array | None,
         options: dict[str, Any],
     ) -> None:
         self.options = options
-        self.query, self.key, self.value, self.rel_key = arrays(
-            query=query, key=key, value=value, rel_key=rel_key
-        )
-        self.rel_value = None if rel_value is None else arrays(rel_value=rel_value)[0]
+        self.query, self.key, self.value = query, key, value
+        self.rel_key, self.rel_value = rel_key, rel_value
         _core._check_attention(self.query, self.key, self.value, **options)
         self._check("rel_key", self.rel_key, "key", self.key)
         if self.rel_value is not None:

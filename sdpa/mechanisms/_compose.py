@@ -26,26 +26,39 @@ Array = NDArray[Any]
 
 
 def arrays(**arguments: ArrayLike) -> list[Array]:
-    """Each argument as an array; a TypeError names the one that NumPy cannot convert."""
-    return [_core._array(name, value) for name, value in arguments.items()]
+    """Each argument as an array; a TypeError names the one that NumPy cannot convert.
+
+    Converting one may run code that changes another, so all are converted before any is looked at.
+    """
+    return _core._arrays(**arguments)
+
+
+def converted(
+    options: Mapping[str, Any], optional: Mapping[str, Any], **arguments: ArrayLike
+) -> tuple[list[Array], list[Array | None], dict[str, Any]]:
+    """`arrays` of the arguments, of the optional ones, which may be None, and of the options."""
+    own = {name: options[name] for name in _ARRAYS if name in options}
+    given = {name: x for name, x in {**optional, **own}.items() if x is not None}
+    found = dict(zip([*arguments, *given], arrays(**arguments, **given), strict=True))
+    whole = {**options, **{name: found.get(name) for name in own}}
+    return [found[name] for name in arguments], [found.get(name) for name in optional], whole
+
+
+_ARRAYS = ("attn_mask", "sinks", "alibi_slopes")
 
 
 def checked_options(
     function: Callable[..., Any], options: Mapping[str, Any], known: Collection[str]
 ) -> dict[str, Any]:
-    """A copy of `function`'s options, mask and sinks as arrays; a TypeError if one is unknown."""
+    """A copy of `function`'s options; a TypeError if one is unknown."""
     for name in options:
         if name not in known:
             raise TypeError(_unexpected(function, name, known))
-    checked = dict(options)
-    for name in ("attn_mask", "sinks"):
-        if checked.get(name) is not None:
-            checked[name] = _core._array(name, checked[name])
-    return checked
+    return dict(options)
 
 
 def seeded(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a function that returns out alone: its dropout draws a seed if none is given."""
+    """The options of a function that returns out alone, with a seed for its dropout."""
     if "dropout_p" not in options or options.get("rng") is not None:
         return dict(options)
     return {**options, "rng": secrets.randbits(64)}
@@ -183,18 +196,15 @@ class Upstream(NamedTuple):
 
 
 def checked_upstream(
-    grad_out: ArrayLike,
+    grad_out: Array,
     operands: tuple[Array, Array, Array],
-    out: ArrayLike,
-    lse: ArrayLike,
-    grad_lse: ArrayLike | None,
+    out: Array,
+    lse: Array,
+    grad_lse: Array | None,
     needs: Iterable[str],
     options: Mapping[str, Any],
 ) -> Upstream:
     """The rows, widened, after all checks of `attention_backward`."""
-    grad_out, out, lse = arrays(grad_out=grad_out, out=out, lse=lse)
-    if grad_lse is not None:
-        (grad_lse,) = arrays(grad_lse=grad_lse)
     _core._check_attention_backward(
         grad_out, *operands, out, lse, grad_lse=grad_lse, needs=tuple(needs), **options
     )

@@ -16,11 +16,11 @@ from sdpa import _core
 from sdpa._options import BilinearOptions
 from sdpa.mechanisms._compose import (
     Array,
-    arrays,
     checked_needs,
     checked_options,
     checked_upstream,
     composed_backward,
+    converted,
     forward,
     native,
     rounded,
@@ -205,7 +205,10 @@ def bilinear_attention_backward(
     """
     checked = checked_options(bilinear_attention_backward, options, BilinearOptions.__annotations__)
     needs = checked_needs(needs, BilinearGradients._fields)
-    query, key, value, weight = arrays(query=query, key=key, value=value, weight=weight)
+    (grad_out, query, key, value, weight, out, lse), (grad_lse,), checked = converted(
+        checked, {"grad_lse": grad_lse},
+        grad_out=grad_out, query=query, key=key, value=value, weight=weight, out=out, lse=lse,
+    )  # fmt: skip
     inner = {"query" if name == "weight" else name for name in needs}
     operands = (_projected_shape(query, key, weight), key, value)
     upstream = checked_upstream(grad_out, operands, out, lse, grad_lse, inner, checked)
@@ -238,7 +241,9 @@ def _forward(
     options: Mapping[str, Any],
 ) -> _core.AttentionForward:
     checked = checked_options(function, options, BilinearOptions.__annotations__)
-    query, key, value, weight = arrays(query=query, key=key, value=value, weight=weight)
+    (query, key, value, weight), _, checked = converted(
+        checked, {}, query=query, key=key, value=value, weight=weight
+    )
     _core._check_attention(_projected_shape(query, key, weight), key, value, **checked)
     with np.errstate(all="ignore"):
         projected = widen(query) @ widen(weight)

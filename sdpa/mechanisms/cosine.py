@@ -16,17 +16,17 @@ from sdpa import _core
 from sdpa._options import CosineOptions
 from sdpa.mechanisms._compose import (
     Array,
-    arrays,
     checked_needs,
     checked_options,
     checked_upstream,
     composed_backward,
+    converted,
     distinct,
     forward,
     positive,
     rounded,
-    seeded,
     rows_in_use,
+    seeded,
     widen,
 )
 
@@ -217,7 +217,10 @@ def cosine_attention_backward(
     """
     checked = _checked(cosine_attention_backward, temperature, eps, options)
     needs = checked_needs(needs, CosineGradients._fields)
-    query, key, value = arrays(query=query, key=key, value=value)
+    (grad_out, query, key, value, out, lse), (grad_lse,), checked = converted(
+        checked, {"grad_lse": grad_lse},
+        grad_out=grad_out, query=query, key=key, value=value, out=out, lse=lse,
+    )  # fmt: skip
     inner = {"query" if name == "temperature" else name for name in needs}
     upstream = checked_upstream(grad_out, (query, key, value), out, lse, grad_lse, inner, checked)
 
@@ -253,7 +256,7 @@ def _forward(
     options: Mapping[str, Any],
 ) -> _core.AttentionForward:
     checked = _checked(function, temperature, eps, options)
-    query, key, value = arrays(query=query, key=key, value=value)
+    (query, key, value), _, checked = converted(checked, {}, query=query, key=key, value=value)
     _core._check_attention(query, key, value, **checked)
     q, k = _Unit(query, eps).vector, _Unit(key, eps).vector
     return forward(q, k, widen(value), checked, query)

@@ -20,6 +20,7 @@ from sdpa.mechanisms._compose import (
     checked_float,
     checked_needs,
     checked_options,
+    converted,
     native,
     rounded,
     rows_in_use,
@@ -480,11 +481,9 @@ class MultiHeadAttention:
         checked["enable_gqa"] = self.kv_heads != self.heads
         checked["scale"] = self._kernel_scale
         given = self._checked_parameters(self.parameters if parameters is None else parameters)
-        (x,) = arrays(x=x)
+        (x,), (given_context,), checked = converted(checked, {"context": context}, x=x)
         self._check_input("x", x, self.d_model)
-        source = x
-        if context is not None:
-            (source,) = arrays(context=context)
+        source = x if given_context is None else given_context
         if context is not None or self.d_context != self.d_model:
             self._check_input("context" if context is not None else "x", source, self.d_context)
         try:
@@ -519,7 +518,8 @@ class MultiHeadAttention:
         shapes = self._shapes()
         if set(parameters) != set(shapes):
             raise ValueError(f"parameters: expected {sorted(shapes)}, got {sorted(parameters)}")
-        given = {name: _core._array(f"parameters[{name!r}]", parameters[name]) for name in shapes}
+        names = {f"parameters[{name!r}]": parameters[name] for name in shapes}
+        given = dict(zip(shapes, arrays(**names), strict=True))
         for name, y in given.items():
             if y.shape != shapes[name]:
                 raise ValueError(f"parameters[{name!r}]: expected {shapes[name]}, got {y.shape}")

@@ -26,6 +26,7 @@ from sdpa.mechanisms._compose import (
     checked_needs,
     checked_options,
     checked_upstream,
+    converted,
     seeded,
 )
 
@@ -225,6 +226,10 @@ def shaw_attention_backward(
     if "rel_value" in needs and rel_value is None:
         raise ValueError("needs: 'rel_value' has a gradient only where it is given, got None")
     checked = checked_options(shaw_attention_backward, options, ShawOptions.__annotations__)
+    (grad_out, query, key, value, rel_key, out, lse), (rel_value, grad_lse), checked = converted(
+        checked, {"rel_value": rel_value, "grad_lse": grad_lse},
+        grad_out=grad_out, query=query, key=key, value=value, rel_key=rel_key, out=out, lse=lse,
+    )  # fmt: skip
     problem = Problem(query, key, value, rel_key, rel_value, checked)
     operands = (problem.query, problem.key, problem.value)
     inner = [name for name in needs if not name.startswith("rel_")]
@@ -244,6 +249,9 @@ def _forward(
     options: Mapping[str, Any],
 ) -> _core.AttentionForward:
     checked = checked_options(function, options, ShawOptions.__annotations__)
+    (query, key, value, rel_key), (rel_value,), checked = converted(
+        checked, {"rel_value": rel_value}, query=query, key=key, value=value, rel_key=rel_key
+    )
     problem = Problem(query, key, value, rel_key, rel_value, checked)
     with np.errstate(all="ignore"):
         return forward(problem)

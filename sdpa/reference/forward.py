@@ -142,9 +142,7 @@ def attention_weights(
     return x if queries is None else x[..., queries, :]
 
 
-def attention_received(
-    query: ArrayLike, key: ArrayLike, **options: Any
-) -> AttentionReceived:
+def attention_received(query: ArrayLike, key: ArrayLike, **options: Any) -> AttentionReceived:
     """Sum and maximum of each column of `attention_weights`: what a key gets from the queries."""
     w = attention_weights(query, key, **options)
     return AttentionReceived(w.sum(axis=-2), w.max(axis=-2, initial=0))

@@ -80,11 +80,27 @@ static PyObject *options(PyObject *module, PyObject *none) {
     return sdpa_options_describe();
 }
 
-static PyObject *array(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    const char *name = n_args == 2 && PyUnicode_Check(args[0]) ? PyUnicode_AsUTF8AndSize(args[0], NULL) : NULL;
-    if (name) return (PyObject *)sdpa_array(module, name, args[1]);
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "expected the argument's name and its value");
-    return NULL;
+/* A list of the arguments as plain arrays: all are converted before any is made plain. */
+static PyObject *arrays(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *names) {
+    const Py_ssize_t n = names && n_args == 0 ? PyTuple_Size(names) : 0;
+    PyObject *list = PyList_New(0);
+    if (n_args) {
+        PyErr_SetString(PyExc_TypeError, "expected arguments by keyword");
+        Py_CLEAR(list);
+    }
+    for (Py_ssize_t i = 0; list && i < n; i++) {
+        const char *name = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(names, i), NULL);
+        PyObject *array = name ? (PyObject *)sdpa_array(module, name, args[i]) : NULL;
+        if (!array || PyList_Append(list, array) < 0) Py_CLEAR(list);
+        Py_XDECREF(array);
+    }
+    for (Py_ssize_t i = 0; list && i < n; i++) {
+        PyArrayObject *array = (PyArrayObject *)Py_NewRef(PyList_GetItem(list, i));
+        if (sdpa_settle(&array) < 0) Py_CLEAR(list);
+        if (list && PyList_SetItem(list, i, Py_NewRef((PyObject *)array)) < 0) Py_CLEAR(list);
+        Py_DECREF((PyObject *)array);
+    }
+    return list;
 }
 
 static PyObject *get_num_threads(PyObject *module, PyObject *none) {
@@ -150,9 +166,9 @@ int sdpa_config_add(PyObject *module) {
          "this off."},
         {"_close_pool", close_pool, METH_NOARGS,
          "_close_pool($module)\n--\n\nEnd the threads; later calls run serially."},
-        {"_array", SDPA_FUNCTION(array), METH_FASTCALL,
-         "_array($module, name, value, /)\n--\n\nConvert an argument to an ndarray like the functions of this module; "
-         "errors begin with name."},
+        {"_arrays", SDPA_FUNCTION(arrays), SDPA_FLAGS,
+         "_arrays($module, **arguments)\n--\n\nConvert arguments to a list of ndarrays like the functions of this "
+         "module; errors begin with their names."},
         {"_options", options, METH_NOARGS,
          "_options($module)\n--\n\nThe table of options: (name, default, annotation, keyword_only, kind, where)."},
         {NULL, NULL, 0, NULL},

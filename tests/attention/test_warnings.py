@@ -1,4 +1,4 @@
-"""Arguments that are valid and probably not meant: a warning at the caller's line names the remedy."""
+"""Arguments that are valid and probably not meant warn, at the caller's line, with the remedy."""
 
 import inspect
 import warnings
@@ -142,7 +142,7 @@ WHOLE_ROWS = (sdpa.attention_weights, sdpa.attention_statistics, sdpa.attention_
 def test_a_value_is_not_taken_for_a_mask(function):
     """With 64 tokens of width 64 it has the shape of a mask."""
     x = np.ones((64, 64), np.float32)
-    with pytest.raises(TypeError, match="takes 2 positional arguments.*value is no argument"):
+    with pytest.raises(TypeError, match=r"takes 2 positional arguments.*value is no argument"):
         function(x, x, x)
     with pytest.raises(TypeError, match="unexpected keyword argument 'value'"):
         function(x, x, value=x)

@@ -4,16 +4,22 @@ Under the address sanitizer (`make sanitize`) each of these calls would end the 
 or wrote where an array no longer is.
 """
 
+import contextlib
+
 import numpy as np
 import pytest
 from support import hostile
 from support.calls import ADDITIVE, ATTENTION, CALLS, MERGE, SOFTMAX, everything
+from support.hostile import SequenceHook, subclassed
 
 import sdpa
+
+pytestmark = pytest.mark.filterwarnings("ignore:attn_mask")  # a mask that has grown holds zeros
 
 # Written in C: no code of the caller's runs once they look at arrays.
 COMPILED = [*ATTENTION, *ADDITIVE, *SOFTMAX, *MERGE, sdpa.scaled_dot_product_attention]
 COMPOSED = [function for function in CALLS if function not in COMPILED]
+WITH_OUT = (sdpa.attention, sdpa.attention_forward)
 SCALARS = {
     "scale": 0.5,
     "softcap": 2.0,
@@ -22,11 +28,14 @@ SCALARS = {
     "workers": 2,
     "dropout_p": 0.5,
     "sequence": None,
-    "axis": (0, -1),
+    "axis": -1,
     "temperature": 2.0,
     "needs": ("query", "key"),
-    "query_offset": 1,
 }
+
+
+def name_of(function):
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def scalars_of(function):
@@ -62,7 +71,7 @@ def same(a, b):
 
 
 def arrays_in(arguments):
-    """The arrays among the arguments, also those in lists: each with a function that replaces it."""
+    """The arrays among the arguments, those in lists too: (name, array, what replaces it)."""
     for name, x in arguments.items():
         if isinstance(x, np.ndarray):
             yield name, x, lambda y, name=name: arguments.__setitem__(name, y)
@@ -72,7 +81,7 @@ def arrays_in(arguments):
 
 
 def changed_calls(function, scalars):
-    """Calls in which one argument changes another: (label, arguments, victim's name, hook's act)."""
+    """Calls in which one argument changes another: (label, arguments, the victim before)."""
     n = len(list(arrays_in(everything(function))))
     for at in range(n + len(scalars)):
         for victim_at in range(n):
@@ -97,13 +106,13 @@ def changed_calls(function, scalars):
                     yield (own, name, change.__name__, hook.__name__), arguments, before
 
 
-@pytest.mark.parametrize("function", COMPILED, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", COMPILED, ids=name_of)
 def test_a_call_sees_arguments_as_its_hooks_leave_them(function):
     n_calls = 0
     for label, arguments, before in changed_calls(function, scalars_of(function)):
         own, name, *_ = label
-        if "out" in (own, name) and function not in ATTENTION:
-            continue  # what is written to cannot be compared with a copy
+        if own == "out" and function in WITH_OUT:
+            continue  # it must be an array
         found = outcome(function, arguments)
         n_calls += 1
         # As the hooks left them: the hostile object answers as before, without acting.
@@ -126,25 +135,25 @@ def answer(x):
     return getattr(x, "array", x)
 
 
-@pytest.mark.parametrize("function", COMPOSED, ids=lambda f: f.__qualname__)
+@pytest.mark.parametrize("function", COMPOSED, ids=name_of)
 def test_composed_functions_end_whatever_hooks_do(function):
-    for label, arguments, _ in changed_calls(function, {}):
-        try:
+    """They may find a shape changed under their hands and raise anything; the sanitizer judges."""
+    for _, arguments, _ in changed_calls(function, {}):
+        with contextlib.suppress(Exception):
             function(**arguments)
-        except (TypeError, ValueError):
-            pass
-        except Exception as error:
-            raise AssertionError(label) from error
+    function(**CALLS[function]())  # nothing is left behind that breaks the next call
 
 
-@pytest.mark.parametrize("act", hostile.RAISES)
-@pytest.mark.parametrize("function", COMPILED, ids=lambda f: f.__name__)
-def test_interruptions_and_lack_of_memory_pass_through_every_hook(function, act):
+@pytest.mark.parametrize("exception", hostile.RAISES)
+@pytest.mark.parametrize("function", COMPILED, ids=name_of)
+def test_interruptions_and_lack_of_memory_pass_through_every_hook(function, exception):
     """Other exceptions may become a TypeError, with the original as its cause."""
+    # NumPy itself takes a sequence whose hooks raise for one object.
+    hooks = [hook for hook in hostile.ARRAYS if hook not in (SequenceHook, subclassed)]
     scalars = scalars_of(function)
     n = len(list(arrays_in(everything(function))))
     for at in range(n + len(scalars)):
-        for hook in hostile.ARRAYS[:-1] if at < n else [hostile.scalar]:
+        for hook in hooks if at < n else [hostile.scalar]:
             arguments = everything(function)
             found = list(arrays_in(arguments))
             if at < n:
@@ -152,11 +161,11 @@ def test_interruptions_and_lack_of_memory_pass_through_every_hook(function, act)
             else:
                 own, array = list(scalars.items())[at - n]
                 replace = lambda y, own=own, x=arguments: x.__setitem__(own, y)  # noqa: E731
-            if own == "out" and function in (sdpa.attention, sdpa.attention_forward):
+            if own == "out" and function in WITH_OUT:
                 continue  # it must be an array
-            replace(hook(array, lambda: act(None)))
-            with pytest.raises((hostile.Boom, KeyboardInterrupt, MemoryError, TypeError)) as caught:
+            replace(hook(array, hostile.raising(exception)))
+            allowed = (exception, TypeError) if exception is hostile.Boom else exception
+            with pytest.raises(allowed) as caught:
                 function(**arguments)
-            error = caught.value
-            if isinstance(error, TypeError):
-                assert isinstance(error.__cause__, hostile.Boom), (own, hook, error)
+            if isinstance(caught.value, TypeError):
+                assert isinstance(caught.value.__cause__, exception), (own, hook, caught.value)

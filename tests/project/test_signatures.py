@@ -109,7 +109,9 @@ def test_stub_agrees_with_the_signatures():
         parameters = inspect.signature(function).parameters.values()
         args = node.args
         assert [p.name for p in parameters] == [
-            a.arg for a in (*args.posonlyargs, *args.args, *args.kwonlyargs)
+            a.arg
+            for a in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.kwarg)
+            if a is not None
         ]
         kinds = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         assert kinds == [a.arg for a in args.kwonlyargs]

@@ -273,8 +273,8 @@ COMPOSED_BACKWARD = {
     ),
     "no seed": (
         ValueError,
-        "rng: expected an int from 0 to 2^64 - 1, the same forward and backward, since dropout_p is "
-        "not 0, got None",
+        "rng: expected an int from 0 to 2^64 - 1, the same forward and backward, since dropout_p "
+        "is not 0, got None",
         {"dropout_p": 0.5},
     ),
 }

@@ -205,7 +205,7 @@ def everything(function):
             "rng": 2**63,
         }
     elif function in ADDITIVE:
-        x |= {"attn_mask": ones(5, 7), "sinks": ones(2)}
+        x |= {"attn_mask": ones(5, 7), "sinks": ones(2), "rng": 2**63}
     if function is sdpa.attention_jvp:
         x |= {"attn_mask_t": ones(4, 5, 7), "sinks_t": ones(4)}
     elif function is sdpa.attention_double_backward:

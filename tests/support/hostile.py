@@ -35,17 +35,19 @@ def grow(victim):
 CHANGES = (reshape, flatten, retype, shrink, grow)
 
 
+RAISES = (Boom, KeyboardInterrupt, MemoryError)
+
+
 def raising(exception):
-    def act(victim):
+    """A hook's act."""
+
+    def act():
         raise exception
 
     return act
 
 
-RAISES = tuple(map(raising, (Boom(), KeyboardInterrupt(), MemoryError())))
-
-
-# ------------------------------------------------------------------------ objects in place of arrays
+# ---------------------------------------------------------------------- objects in place of arrays
 
 
 class ArrayHook:
@@ -133,7 +135,7 @@ def subclassed(array, act):
 
 ARRAYS = (ArrayHook, DlpackHook, InterfaceHook, LookupHook, SequenceHook, subclassed)
 
-# ----------------------------------------------------------------------- objects in place of scalars
+# --------------------------------------------------------------------- objects in place of scalars
 
 
 class Number:

@@ -415,12 +415,13 @@ static void take_packed_pieces(void *owner, sdpa_arena *arena) {
 
 /* Fills in the shares of all sequences that have queries, and the memory that they need. A group goes to one thread,
  * unless it is so large a part of the work that the others might wait for it at the end. */
-SDPA_COLD static void plan_shares(packed_backward *c) {
+SDPA_COLD static sdpa_status plan_shares(packed_backward *c) {
     backward_call *call = c->call;
     const double all_pairs = sdpa_sequences_pairs(call->problem);
     call->n_workers = sdpa_workers_for(call->problem, pass_of(call), all_pairs, INT64_MAX);
     backward_view view;
     for (int64_t s = 0; s < call->problem->n_sequences; s++) {
+        if (sdpa_poll(call->problem->interrupted)) return SDPA_INTERRUPTED;
         view_sequence(c, s, &view);
         const sdpa_problem *p = view.call.problem;
         const int64_t n_groups = call->groups.size, units = units_per_group(&view.call);
@@ -444,6 +445,7 @@ SDPA_COLD static void plan_shares(packed_backward *c) {
         if (view.call.scratch_bytes > call->scratch_bytes) call->scratch_bytes = view.call.scratch_bytes;
         c->shares[c->n_shares++] = share;
     }
+    return SDPA_OK;
 }
 
 /* Runs the shares in the call's memory. */
@@ -467,11 +469,13 @@ SDPA_COLD static sdpa_status run_shares(packed_backward *c, int64_t n_units) {
 SDPA_COLD static sdpa_status run_packed(const sdpa_problem *p, backward_call *call) {
     packed_backward c = {.call = call, .shares = sdpa_alloc((size_t)p->n_sequences * sizeof(sdpa_share))};
     if (!c.shares) return SDPA_NO_MEMORY;
-    plan_shares(&c);
-    const int64_t n_units = sdpa_shares_deal(c.shares, c.n_shares);
-    void *memory = sdpa_alloc_pieces(take_packed_pieces, &c);
-    const sdpa_status status = memory ? run_shares(&c, n_units) : SDPA_NO_MEMORY;
-    sdpa_free(memory);
+    sdpa_status status = plan_shares(&c);
+    if (status == SDPA_OK) {
+        const int64_t n_units = sdpa_shares_deal(c.shares, c.n_shares);
+        void *memory = sdpa_alloc_pieces(take_packed_pieces, &c);
+        status = memory ? run_shares(&c, n_units) : SDPA_NO_MEMORY;
+        sdpa_free(memory);
+    }
     sdpa_free(c.shares);
     return status;
 }

@@ -237,9 +237,10 @@ static void take_packed_pieces(void *owner, sdpa_arena *arena) {
 }
 
 /* Fills in the shares of all sequences that have units, and the memory that they need. */
-static void plan_shares(packed_forward *c) {
+static sdpa_status plan_shares(packed_forward *c) {
     forward_view view;
     for (int64_t s = 0; s < c->problem->n_sequences; s++) {
+        if (sdpa_poll(c->problem->interrupted)) return SDPA_INTERRUPTED;
         view_sequence(c, s, &view);
         const forward_call *call = &view.call;
         if (call->n_units == 0) continue;
@@ -252,11 +253,13 @@ static void plan_shares(packed_forward *c) {
         if (call->n_parts > 1) c->parts_bytes += (size_t)(call->n_units * call->n_parts) * call->part_bytes;
         if (call->scratch_bytes > c->call.scratch_bytes) c->call.scratch_bytes = call->scratch_bytes;
     }
+    return SDPA_OK;
 }
 
 static sdpa_status run_shares(packed_forward *c) {
     const sdpa_problem *p = c->problem;
-    plan_shares(c);
+    const sdpa_status planned = plan_shares(c);
+    if (planned != SDPA_OK) return planned;
     const int64_t n_units = sdpa_shares_deal(c->shares, c->n_shares);
     if (n_units == 0) return SDPA_OK;
     c->call.n_workers = sdpa_workers_for(p, c->call.pass, sdpa_sequences_pairs(p), n_units);

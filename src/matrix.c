@@ -19,22 +19,21 @@ typedef struct matrix_call {
     char *sums; /* (n, n_lanes, 3) */
 } matrix_call;
 
-/* Cuts the chosen queries into runs of consecutive ones, and these into blocks. Returns the number of spans and, in
- * *n_lanes, the lanes of all together; writes the spans unless `spans` is NULL. */
-static int64_t cut_spans(const sdpa_problem *p, int64_t lanes, sdpa_span *spans, int64_t *n_lanes) {
+/* Cuts the chosen queries into runs of consecutive ones, and these into blocks. Sets *n_spans and, in *n_lanes, the lanes
+ * of all together; writes the spans unless `spans` is NULL. */
+static sdpa_status cut_spans(const sdpa_problem *p, int64_t lanes, sdpa_span *spans, int64_t *n_spans,
+                             int64_t *n_lanes) {
     const int64_t *index = p->queries.index, n = index ? p->queries.n : p->n_q, most = sdpa_query_block(p);
-    int64_t count = 0;
-    *n_lanes = 0;
+    *n_spans = *n_lanes = 0;
     for (int64_t row = 0, n_i; row < n; row += n_i) {
-        const int64_t i0 = index ? index[row] : row;
-        for (n_i = 1; n_i < most && row + n_i < n; n_i++) {
-            if (index && index[row + n_i] != i0 + n_i) break;
-        }
-        if (spans) spans[count] = (sdpa_span){i0, n_i, row, *n_lanes};
-        count++;
+        const int64_t i0 = index ? index[row] : row, left = n - row < most ? n - row : most;
+        if (sdpa_poll(p->interrupted)) return SDPA_INTERRUPTED;
+        for (n_i = index ? 1 : left; n_i < left && index[row + n_i] == i0 + n_i;) n_i++;
+        if (spans) spans[*n_spans] = (sdpa_span){i0, n_i, row, *n_lanes};
+        *n_spans += 1;
         *n_lanes += (n_i + lanes - 1) / lanes * lanes;
     }
-    return count;
+    return SDPA_OK;
 }
 
 /* The unit of the index-th chosen head of all batch entries. */
@@ -99,26 +98,30 @@ static int workers_for(const matrix_call *c, int64_t n_heads, int64_t n_units) {
     return sdpa_workers_for(p, SDPA_PASS_WEIGHTS, pairs, n_units);
 }
 
-static matrix_call call_of(const sdpa_problem *p) {
-    matrix_call c = {.problem = p, .kernels = sdpa_kernels_for(p->dtype)};
-    c.n_heads = p->heads.index ? p->heads.n : p->n_head;
-    c.n_spans = cut_spans(p, c.kernels->lanes, NULL, &c.n_lanes);
-    c.n_blocks = (p->n_k + sdpa_key_block(p) - 1) / sdpa_key_block(p);
-    return c;
+static sdpa_status plan(matrix_call *c, const sdpa_problem *p) {
+    *c = (matrix_call){.problem = p, .kernels = sdpa_kernels_for(p->dtype)};
+    c->n_heads = p->heads.index ? p->heads.n : p->n_head;
+    c->n_blocks = (p->n_k + sdpa_key_block(p) - 1) / sdpa_key_block(p);
+    return cut_spans(p, c->kernels->lanes, NULL, &c->n_spans, &c->n_lanes);
+}
+
+static sdpa_status write_spans(matrix_call *c) {
+    return cut_spans(c->problem, c->kernels->lanes, c->spans, &c->n_spans, &c->n_lanes);
 }
 
 sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage) {
     sdpa_problem_check(p, SDPA_PASS_WEIGHTS);
-    matrix_call c = call_of(p);
+    matrix_call c;
+    sdpa_status status = plan(&c, p);
     const int64_t n_heads = p->n_batch * c.n_heads, n_units = n_heads * c.n_spans;
-    if (n_units == 0) return SDPA_OK;
+    if (n_units == 0 || status != SDPA_OK) return status;
     c.stage = stage;
     c.n_workers = workers_for(&c, n_heads, n_units);
     c.scratch_bytes = c.kernels->weights_bytes(p);
     void *memory = sdpa_alloc_pieces(take_pieces, &c);
     if (!memory) return SDPA_NO_MEMORY;
-    cut_spans(p, c.kernels->lanes, c.spans, &c.n_lanes);
-    const sdpa_status status = sdpa_parallel_for(n_units, c.n_workers, weights_span, &c, p->interrupted);
+    status = write_spans(&c);
+    if (status == SDPA_OK) status = sdpa_parallel_for(n_units, c.n_workers, weights_span, &c, p->interrupted);
     sdpa_free(memory);
     return status;
 }
@@ -135,17 +138,17 @@ static int64_t heads_in_flight(const matrix_call *c, int64_t n_heads) {
 }
 
 static sdpa_status received(const sdpa_problem *p) {
-    matrix_call c = call_of(p);
+    matrix_call c;
+    sdpa_status status = plan(&c, p);
     const int64_t n_heads = p->n_batch * c.n_heads;
-    if (n_heads * c.n_blocks == 0) return SDPA_OK;
+    if (n_heads * c.n_blocks == 0 || status != SDPA_OK) return status;
     c.n = heads_in_flight(&c, n_heads);
     const int64_t n_units = c.n * (c.n_spans > c.n_blocks ? c.n_spans : c.n_blocks);
     c.n_workers = workers_for(&c, c.n, n_units);
     c.scratch_bytes = c.kernels->received_bytes(p);
     void *memory = sdpa_alloc_pieces(take_pieces, &c);
     if (!memory) return SDPA_NO_MEMORY;
-    cut_spans(p, c.kernels->lanes, c.spans, &c.n_lanes);
-    sdpa_status status = SDPA_OK;
+    status = write_spans(&c);
     for (; c.first < n_heads && status == SDPA_OK; c.first += c.n) {
         const int64_t n = n_heads - c.first < c.n ? n_heads - c.first : c.n;
         status = sdpa_parallel_for(n * c.n_spans, c.n_workers, sums_span, &c, p->interrupted);
@@ -156,30 +159,72 @@ static sdpa_status received(const sdpa_problem *p) {
     return status;
 }
 
-/* Sets `index` to the chosen queries of a sequence, counted from its first query; returns their number. */
-static int64_t choose_rows(const sdpa_problem *p, int64_t sequence, int64_t *index) {
-    int64_t n = 0;
-    for (int64_t i = 0; i < p->queries.n; i++) {
-        const int64_t row = p->queries.index[i];
-        if (row >= p->cu_q[sequence] && row < p->cu_q[sequence + 1]) index[n++] = row - p->cu_q[sequence];
-    }
-    return n;
+/* The chosen queries by sequence, in the order in which they were chosen. */
+typedef struct chosen_rows {
+    const sdpa_problem *problem;
+    int64_t *first; /* (n_sequences + 1): sequence s has index[first[s]] .. index[first[s+1]-1] */
+    int64_t *index; /* (queries.n), counted from the first query of the sequence */
+} chosen_rows;
+
+static void take_rows(void *owner, sdpa_arena *arena) {
+    chosen_rows *c = owner;
+    c->first = sdpa_take(arena, (size_t)(c->problem->n_sequences + 1) * sizeof *c->first);
+    c->index = sdpa_take(arena, (size_t)c->problem->queries.n * sizeof *c->index);
 }
 
-/* Computes one sequence after the other. */
-static sdpa_status received_packed(const sdpa_problem *p) {
-    const bool chosen = p->queries.index;
-    int64_t *index = chosen ? sdpa_alloc((size_t)(p->queries.n + 1) * sizeof *index) : NULL;
-    if (chosen && !index) return SDPA_NO_MEMORY;
+/* The sequence of a query. */
+static int64_t sequence_of(const sdpa_problem *p, int64_t row) {
+    int64_t low = 0, high = p->n_sequences; /* low starts at or before the row, high after it */
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        *(p->cu_q[middle] <= row ? &low : &high) = middle;
+    }
+    return low;
+}
+
+/* Sorts by counting: first[s + 1] is where the next row of s goes, until it is where those of s end. */
+static sdpa_status sort_rows(const chosen_rows *c) {
+    const sdpa_problem *p = c->problem;
+    const int64_t *row = p->queries.index, n = p->queries.n;
+    memset(c->first, 0, (size_t)(p->n_sequences + 1) * sizeof *c->first);
+    for (int64_t i = 0; i < n; i++) {
+        if (sdpa_poll(p->interrupted)) return SDPA_INTERRUPTED;
+        const int64_t s = sequence_of(p, row[i]);
+        if (s + 2 <= p->n_sequences) c->first[s + 2]++;
+    }
+    for (int64_t s = 1; s <= p->n_sequences; s++) c->first[s] += c->first[s - 1];
+    for (int64_t i = 0; i < n; i++) {
+        if (sdpa_poll(p->interrupted)) return SDPA_INTERRUPTED;
+        const int64_t s = sequence_of(p, row[i]);
+        c->index[c->first[s + 1]++] = row[i] - p->cu_q[s];
+    }
+    return SDPA_OK;
+}
+
+/* Computes one sequence after the other. `rows` may be NULL: all queries. */
+static sdpa_status received_sequences(const sdpa_problem *p, const chosen_rows *rows) {
     sdpa_status status = SDPA_OK;
     for (int64_t s = 0; s < p->n_sequences && status == SDPA_OK; s++) {
+        if (sdpa_poll(p->interrupted)) return SDPA_INTERRUPTED;
         sdpa_problem one;
         sdpa_sequence_set(p, s, &one);
         one.o.data = p->o.data + p->cu_k[s] * p->o.row; /* its rows are those of the keys */
-        if (chosen) one.queries = (sdpa_choice){.index = index, .n = choose_rows(p, s, index)};
+        if (rows) {
+            one.queries = (sdpa_choice){.index = rows->index + rows->first[s], .n = rows->first[s + 1] - rows->first[s]};
+        }
         status = received(&one);
     }
-    sdpa_free(index);
+    return status;
+}
+
+static sdpa_status received_packed(const sdpa_problem *p) {
+    if (!p->queries.index) return received_sequences(p, NULL);
+    chosen_rows rows = {.problem = p};
+    void *memory = sdpa_alloc_pieces(take_rows, &rows);
+    if (!memory) return SDPA_NO_MEMORY;
+    sdpa_status status = sort_rows(&rows);
+    if (status == SDPA_OK) status = received_sequences(p, &rows);
+    sdpa_free(memory);
     return status;
 }
 

@@ -2,6 +2,8 @@
  *
  * Invariants (established by the binding, relied upon everywhere else, asserted by sdpa_problem_check):
  *   - sizes are >= 0; n_head is a multiple of every tensor's `group`; all sizes times strides fit in int64_t;
+ *   - if there are queries, no axis of rows or columns is longer than SDPA_LARGEST_AXIS, and all heads together have at
+ *     most SDPA_MOST_ROWS rows of queries and of keys (zero strides allow more), so that no number of bytes wraps around;
  *   - q (and dout where present) have `dtype`; k and v share it or, beside F32, are both F16 or both BF16; outputs have
  *     native byte order and are aligned, inputs may have any order and alignment;
  *   - an output never overlaps an input or another output, and no two elements of an output share memory,
@@ -19,7 +21,8 @@
 /* For functions that run rarely, or once per call: optimised for size, since the wheel is to stay below 1 MB. */
 #define SDPA_COLD __attribute__((cold))
 
-typedef enum sdpa_status { SDPA_OK = 0, SDPA_NO_MEMORY, SDPA_INTERRUPTED } sdpa_status;
+/* SDPA_FORKED: `interrupted` forked the process, and this is the child, which lacks the threads that computed. */
+typedef enum sdpa_status { SDPA_OK = 0, SDPA_NO_MEMORY, SDPA_INTERRUPTED, SDPA_FORKED } sdpa_status;
 
 typedef enum sdpa_dtype { SDPA_BOOL, SDPA_F16, SDPA_BF16, SDPA_F32, SDPA_F64, SDPA_I64 } sdpa_dtype;
 
@@ -42,6 +45,9 @@ typedef enum sdpa_softmax_op {
     SDPA_LOGSUMEXP_BACKWARD,   /* s = lse:    out = g exp(x - lse), 0 where x = -inf; g is one per row */
     SDPA_SOFTMAX_JACOBIAN,     /* x = p, s = p_i: out_ij = p_i (delta_ij - p_j) / t; the axes of i are kept ones */
 } sdpa_softmax_op;
+
+#define SDPA_LARGEST_AXIS (INT64_C(1) << 40)
+#define SDPA_MOST_ROWS (INT64_C(1) << 48)
 
 /* NumPy allows 64 dimensions; three of them, heads, rows and columns, are not batch axes. */
 #define SDPA_MAX_AXES 61

@@ -304,11 +304,12 @@ static sdpa_softmax_stats *chunk_stats(const softmax_call *c, sdpa_softmax_stats
     return c->n_chunks > 1 ? stats + (1 + chunk) * c->group : stats;
 }
 
-/* Sets the stats of the group's chunks first .. last-1, or writes them from those of the whole rows. */
+/* Sets the stats of the group's chunks first .. last-1, or writes them from those of the whole rows. Ends early in a run
+ * (may be NULL) that is stopped: the rows of one group may be long. */
 static void run_chunks(const softmax_call *c, sdpa_softmax_phase phase, char *const *data, int64_t n_rows,
-                       int64_t first, int64_t last, sdpa_softmax_stats *stats, char *scratch) {
+                       int64_t first, int64_t last, sdpa_softmax_stats *stats, char *scratch, sdpa_run *run) {
     sdpa_softmax_block b = {.op = c->op, .phase = phase, .row = stats, .scale = &c->scale};
-    for (int64_t x = first; x < last; x++) {
+    for (int64_t x = first; x < last && !(run && x > first && sdpa_run_stopped(run)); x++) {
         const int64_t j = x * c->chunk;
         b.stats = chunk_stats(c, stats, x);
         run_chunk(c, &b, data, n_rows, j, c->n - j < c->chunk ? c->n - j : c->chunk, scratch);
@@ -369,19 +370,19 @@ static void finish_rows(const softmax_call *c, char *const *data, int64_t n_rows
                        c->view[SDPA_SOFTMAX_OUT].dtype);
 }
 
-static void run_group(const softmax_call *c, char *const *data, int64_t n_rows, sdpa_softmax_stats *stats,
-                      char *scratch) {
+static void run_group(const softmax_call *c, char *const *data, int64_t n_rows, sdpa_softmax_stats *stats, char *scratch,
+                      sdpa_run *run) {
     if (!c->n_stats) {
         sdpa_softmax_block b = {.op = c->op, .phase = SDPA_SOFTMAX_WHOLE, .scale = &c->scale};
         run_chunk(c, &b, data, n_rows, 0, c->n, scratch);
         return;
     }
     if (sums(c)) {
-        run_chunks(c, SDPA_SOFTMAX_SUM, data, n_rows, 0, c->n_chunks, stats, scratch);
+        run_chunks(c, SDPA_SOFTMAX_SUM, data, n_rows, 0, c->n_chunks, stats, scratch, run);
         join_chunks(c, n_rows, stats);
     }
     finish_rows(c, data, n_rows, stats);
-    if (c->op != SDPA_LOGSUMEXP) run_chunks(c, SDPA_SOFTMAX_WRITE, data, n_rows, 0, c->n_chunks, stats, scratch);
+    if (c->op != SDPA_LOGSUMEXP) run_chunks(c, SDPA_SOFTMAX_WRITE, data, n_rows, 0, c->n_chunks, stats, scratch, run);
 }
 
 /* Points data at the first elements of a group; returns its number of rows. */
@@ -411,7 +412,7 @@ static void softmax_unit(void *context, int64_t unit, int worker, sdpa_run *run)
         if (run && sdpa_run_stopped(run)) return;
         char *data[SDPA_SOFTMAX_VIEWS];
         const int64_t n_rows = find_group(c, g, data);
-        run_group(c, data, n_rows, stats_at(c, worker), scratch);
+        run_group(c, data, n_rows, stats_at(c, worker), scratch, run);
     }
 }
 
@@ -419,14 +420,13 @@ static void softmax_unit(void *context, int64_t unit, int worker, sdpa_run *run)
 
 /* A unit of some chunks of one group. */
 static void chunks_unit(void *context, int64_t unit, int worker, sdpa_run *run) {
-    (void)run;
     const softmax_call *c = context;
     char *data[SDPA_SOFTMAX_VIEWS];
     const int64_t group = unit / c->units_per_group, part = unit % c->units_per_group,
                   first = part * c->n_chunks / c->units_per_group, last = (part + 1) * c->n_chunks / c->units_per_group;
     const int64_t n_rows = find_group(c, group, data);
     run_chunks(c, c->phase, data, n_rows, first, last, stats_at(c, group),
-               c->scratch + (size_t)worker * c->scratch_bytes);
+               c->scratch + (size_t)worker * c->scratch_bytes, run);
 }
 
 SDPA_COLD static sdpa_status run_shared(softmax_call *c, int workers, int (*interrupted)(void)) {
@@ -549,7 +549,7 @@ sdpa_status sdpa_softmax_run(const sdpa_softmax_problem *p) {
     sdpa_status status = SDPA_OK;
     if (shared) {
         status = run_shared(&c, workers, p->interrupted);
-    } else if (n_units == 1) {
+    } else if (n_units == 1 && c.n_chunks == 1) {
         softmax_unit(&c, 0, 0, NULL);
     } else {
         status = sdpa_parallel_for(n_units, workers, softmax_unit, &c, p->interrupted);

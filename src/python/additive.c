@@ -47,6 +47,11 @@ static int set_weights(sdpa_call *call) {
         if (!w) continue; /* the bias */
         if (check_weight(call, i, i == W_QUERY ? a->d_q : p->d_k) < 0) return -1;
         if (i == W_QUERY) a->n_hidden = PyArray_DIM(w, 1);
+        if (a->n_hidden > SDPA_LARGEST_AXIS || p->d_k > SDPA_LARGEST_AXIS) {
+            PyErr_Format(PyExc_MemoryError, "no memory for additive attention of h = %lld, d_k = %lld",
+                         (long long)a->n_hidden, (long long)p->d_k);
+            return -1;
+        }
         *matrices[i] = matrix_of(w, p->dtype);
     }
     call->work *= (double)a->n_hidden + 1; /* one tanh per pair and hidden unit */

@@ -409,12 +409,28 @@ void sdpa_call_empty(sdpa_call *call, PyObject *module) {
     memset(&call->options, 0, sizeof call->options);
 }
 
+/* Refuses sizes that zero strides allow and no memory could serve; see SDPA_LARGEST_AXIS. */
+static int check_sizes(const sdpa_call *call) {
+    const sdpa_problem *p = &call->problem;
+    double heads = 1; /* n_batch may have wrapped around */
+    for (int i = 0; i < call->nd - 2; i++) heads *= (double)call->shape[i];
+    const int64_t n = p->n_q > p->n_k ? p->n_q : p->n_k, d = p->d_k > p->d_v ? p->d_k : p->d_v;
+    if (heads == 0 || p->n_q == 0) return 0;
+    if (n <= SDPA_LARGEST_AXIS && d <= SDPA_LARGEST_AXIS && heads * (double)n <= (double)SDPA_MOST_ROWS) return 0;
+    PyErr_Format(PyExc_MemoryError, "no memory for attention of Lq = %lld, Lk = %lld, d_k = %lld, d_v = %lld",
+                 (long long)p->n_q, (long long)p->n_k, (long long)p->d_k, (long long)p->d_v);
+    return -1;
+}
+
 /* Sets dtypes, sizes and numbers of the problem. */
 static int set_operands(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     PyArrayObject *q = call->arrays[NAME_query], *k = call->arrays[NAME_key], *v = call->arrays[NAME_value];
     call->packed = call->options.cu_seqlens_q.given || call->options.cu_seqlens_k.given;
-    if (set_dtypes(call) < 0 || (call->packed ? set_packed_sizes(call) : set_sizes(call)) < 0) return -1;
+    if (set_dtypes(call) < 0 || (call->packed ? set_packed_sizes(call) : set_sizes(call)) < 0 ||
+        check_sizes(call) < 0) {
+        return -1;
+    }
     const bool unscaled = !p->d_k || call->options.where & IN_ADDITIVES;
     const sdpa_rounding mode = sdpa_round_to_nearest();
     p->scale = call->options.has_scale ? call->options.scale : unscaled ? 1 : 1 / sqrt((double)p->d_k);

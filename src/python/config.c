@@ -61,6 +61,9 @@ static PyObject *isas(PyObject *module, PyObject *none) {
 
 static PyObject *close_pool(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
+    /* The main interpreter's threads serve all: the end of another must not close them, and one that is never destroyed
+     * ends when no thread can take the GIL any more. */
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) Py_RETURN_NONE;
     Py_BEGIN_ALLOW_THREADS;
     sdpa_pool_close();
     Py_END_ALLOW_THREADS;

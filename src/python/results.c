@@ -201,11 +201,11 @@ static void join_axes(sdpa_call *call) {
 
 int sdpa_call_run_with(sdpa_call *call, sdpa_driver_with *driver, const void *more) {
     if (call->joins_axes) join_axes(call);
-    PyThreadState *released = sdpa_gil_release(call->work);
+    sdpa_gil_release(call->work);
     const sdpa_rounding mode = sdpa_round_to_nearest();
     const sdpa_status status = driver(&call->problem, more);
     sdpa_rounding_restore(mode);
-    return sdpa_gil_finish(released, status);
+    return sdpa_gil_finish(status);
 }
 
 static sdpa_status run_plain(const sdpa_problem *problem, const void *driver) {

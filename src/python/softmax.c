@@ -302,11 +302,11 @@ static double work_of(const sdpa_softmax_problem *p) {
 /* Computes and returns out: the argument itself if there is one, otherwise a new array, which becomes a scalar if it has
  * no axes. */
 static PyObject *run(call *c) {
-    PyThreadState *released = sdpa_gil_release(work_of(&c->problem));
+    sdpa_gil_release(work_of(&c->problem));
     const sdpa_rounding mode = sdpa_round_to_nearest();
     const sdpa_status status = sdpa_softmax_run(&c->problem);
     sdpa_rounding_restore(mode);
-    if (sdpa_gil_finish(released, status) < 0) return NULL;
+    if (sdpa_gil_finish(status) < 0) return NULL;
     if (c->given_out) return Py_NewRef((PyObject *)c->given_out);
     PyArrayObject *out = c->out;
     c->out = NULL;

@@ -18,7 +18,8 @@ enum { POLL_NS = 20 * 1000 * 1000, SPIN_NS = 40 * 1000, STACK_BYTES = 2 << 20 };
 struct sdpa_run {
     _Atomic bool *stopped;
     int (*interrupted)(void); /* NULL on all threads but the caller's */
-    int64_t next_poll;        /* 0: before the first look at the clock */
+    bool shared;              /* with other threads, */
+    bool forked;              /* which this process lacks, since `interrupted` forked it */
 };
 
 /* pool.entry: in the low 16 bits the participants still inside, then those that ever entered, then how many may enter
@@ -36,6 +37,7 @@ static struct {
     _Atomic bool quit;                   /* the threads must end */
     _Atomic bool closed;                 /* and must not start again */
     _Atomic bool busy;                   /* a caller owns the pool */
+    _Atomic uint64_t forks;              /* generations between this process and the one that loaded the library */
 
     /* The job; written by the owner while closed. */
     int64_t n_units;
@@ -64,28 +66,29 @@ static inline void cpu_pause(void) {
 #endif
 }
 
-bool sdpa_run_stopped(sdpa_run *run) {
-    if (atomic_load_explicit(run->stopped, memory_order_relaxed)) {
-        return true;
-    }
-    if (!run->interrupted) {
-        return false;
-    }
+bool sdpa_poll(int (*interrupted)(void)) {
+    static _Thread_local int64_t next; /* 0: before the first look at the clock */
+    if (!interrupted) return false;
 #ifdef CLOCK_MONOTONIC_COARSE
     int64_t now = clock_ns(CLOCK_MONOTONIC_COARSE); /* a few ns to read; 4 ms of resolution are enough here */
 #else
     int64_t now = clock_ns(CLOCK_MONOTONIC);
 #endif
-    if (now < run->next_poll) {
-        return false;
-    }
-    bool first = run->next_poll == 0;
-    run->next_poll = now + POLL_NS;
-    if (first || !run->interrupted()) {
-        return false;
-    }
-    atomic_store_explicit(run->stopped, true, memory_order_relaxed);
-    return true;
+    if (now < next) return false;
+    const bool first = next == 0;
+    next = now + POLL_NS;
+    return !first && interrupted();
+}
+
+bool sdpa_run_stopped(sdpa_run *run) {
+    if (run->forked || atomic_load_explicit(run->stopped, memory_order_relaxed)) return true;
+    if (!run->interrupted) return false;
+    const uint64_t forks = atomic_load(&pool.forks);
+    const bool interrupted = sdpa_poll(run->interrupted);
+    /* A child must not touch the pool again, which its own calls may use. */
+    run->forked = run->shared && atomic_load(&pool.forks) != forks;
+    if (interrupted && !run->forked) atomic_store_explicit(run->stopped, true, memory_order_relaxed);
+    return interrupted || run->forked;
 }
 
 bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value) {
@@ -105,7 +108,7 @@ bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value)
 
 static sdpa_status run_serial(int64_t n_units, sdpa_unit_fn *fn, void *context, int (*interrupted)(void)) {
     _Atomic bool stopped = false;
-    sdpa_run run = {&stopped, interrupted, 0};
+    sdpa_run run = {&stopped, interrupted, false, false};
     for (int64_t unit = 0; unit < n_units; unit++) {
         if (unit > 0 && sdpa_run_stopped(&run)) {
             break;
@@ -176,7 +179,7 @@ static void *thread_main(void *first_epoch) {
     while (!atomic_load_explicit(&pool.quit, memory_order_acquire)) {
         int worker = enter();
         if (worker > 0) {
-            sdpa_run run = {&pool.stopped, NULL, 0};
+            sdpa_run run = {&pool.stopped, NULL, true, false};
             run_units(worker, &run);
             leave();
         }
@@ -209,6 +212,7 @@ static void after_fork_in_child(void) {
     atomic_store(&pool.entry, 0);
     atomic_store(&pool.quit, false);
     atomic_store(&pool.busy, false);
+    atomic_fetch_add(&pool.forks, 1);
 }
 
 static void init_once(void) {
@@ -263,7 +267,8 @@ static bool open_job(int n, int64_t n_units, sdpa_unit_fn *fn, void *context) {
     return n > 0;
 }
 
-/* Waits until everyone who entered the closed job has left, polling for interruption. */
+/* Waits until everyone who entered the closed job has left, or the process is a child without them, polling for
+ * interruption. */
 static void await_others(sdpa_run *run) {
     int64_t end = clock_ns(CLOCK_MONOTONIC) + SPIN_NS;
     do {
@@ -286,6 +291,7 @@ static void await_others(sdpa_run *run) {
         if (pthread_cond_timedwait(&pool.done, &lock, &deadline) == ETIMEDOUT) {
             pthread_mutex_unlock(&lock); /* `interrupted` may run any code, even fork */
             sdpa_run_stopped(run);
+            if (run->forked) return;
             pthread_mutex_lock(&lock);
         }
     }
@@ -305,10 +311,12 @@ sdpa_status sdpa_parallel_for(int64_t n_units, int n_workers, sdpa_unit_fn *fn, 
         atomic_store_explicit(&pool.busy, false, memory_order_release);
         return run_serial(n_units, fn, context, interrupted);
     }
-    sdpa_run run = {&pool.stopped, interrupted, 0};
+    sdpa_run run = {&pool.stopped, interrupted, true, false};
     run_units(0, &run);
+    if (run.forked) return SDPA_FORKED;
     atomic_fetch_and_explicit(&pool.entry, 0xffff, memory_order_relaxed);
     await_others(&run);
+    if (run.forked) return SDPA_FORKED;
     bool stopped = atomic_load_explicit(&pool.stopped, memory_order_relaxed);
     atomic_store_explicit(&pool.busy, false, memory_order_release);
     return stopped ? SDPA_INTERRUPTED : SDPA_OK;

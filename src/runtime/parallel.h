@@ -21,7 +21,7 @@ typedef void sdpa_unit_fn(void *context, int64_t unit, int worker, sdpa_run *run
  * claimed in increasing order, so a unit may wait (sdpa_run_wait) for any earlier one. A caller that finds the pool
  * busy runs all units itself. `interrupted` (may be NULL) is polled on the calling thread at most every 20 ms, between
  * units and inside sdpa_run_stopped and sdpa_run_wait; once it returns non-zero no further unit starts and the result
- * is SDPA_INTERRUPTED. */
+ * is SDPA_INTERRUPTED. In a child that it forked, the result is SDPA_FORKED if other threads had part of the work. */
 sdpa_status sdpa_parallel_for(int64_t n_units, int n_workers, sdpa_unit_fn *fn, void *context,
                               int (*interrupted)(void));
 
@@ -32,6 +32,9 @@ sdpa_status sdpa_parallel_zero(void *data, size_t bytes, int n_workers, int (*in
 /* True once the run has been interrupted; long units ask between blocks and return early. Cheap, and any worker may
  * call it. */
 bool sdpa_run_stopped(sdpa_run *run);
+
+/* For loops between runs: polls `interrupted` (may be NULL), at most as often as runs do. True if it returned non-zero. */
+bool sdpa_poll(int (*interrupted)(void));
 
 /* Waits until *counter >= value (acquire). False, immediately, once the run is interrupted. */
 bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value);

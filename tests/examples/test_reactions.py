@@ -1,6 +1,7 @@
 """Atoms mapped by the attention of one head, as the authors' package maps them."""
 
 import pickle
+import time
 from collections import Counter
 
 import numpy as np
@@ -123,6 +124,12 @@ def test_what_is_no_reaction_is_refused(model, reaction):
 def test_long_reactions_are_refused(model):
     with pytest.raises(ValueError, match=r"^reaction: expected at most 512 tokens, got 1005"):
         example.mapped(model, f"{1000 * 'C'}>>CC")
+
+
+def test_brackets_that_do_not_end_are_read_once():
+    start = time.process_time()
+    assert example.tokenised("[" * 100_000 + ">>C")[-2:] == [">>", "C"]
+    assert time.process_time() - start < 1
 
 
 def test_a_pickle_of_anything_else_is_refused():

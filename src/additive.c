@@ -20,9 +20,10 @@ enum { BLOCK = 48, WIDEST = 8 };
 
 /* Queries or keys. */
 typedef struct side {
-    sdpa_tensor x, dx;   /* (n, d) per matrix; dx may be absent */
-    sdpa_matrix w, dw;   /* (d, n_hidden); dw may be absent */
-    sdpa_tensor z, dz;   /* (n, 2 channels): projections and exponentials, and the kernel's sums; dz may be absent */
+    sdpa_tensor x, dx; /* (n, d) per matrix; dx may be absent */
+    sdpa_matrix w, dw; /* (d, n_hidden); dw may be absent */
+    sdpa_tensor z, dz; /* (n, 2 channels): projections and exponentials, and the kernel's sums; dz may be absent */
+    int64_t z_batch[SDPA_MAX_AXES], dz_batch[SDPA_MAX_AXES]; /* strides of z and dz */
     sdpa_grid own, down; /* the matrices of z and dz, which lie one after the other */
     const sdpa_matrix *bias;
     double *weights; /* (d, w_row) */
@@ -91,12 +92,13 @@ static scratch scratch_of(const additive_call *c, int worker) {
 /* ------------------------------------------------------------------------------------ memory */
 
 /* Gives t the layout of z or dz, with as many matrices as `like` has; returns the number of bytes it needs. */
-static size_t own_rows(additive_call *c, sdpa_tensor *t, const sdpa_tensor *like, int64_t n, sdpa_grid *own) {
+static size_t own_rows(additive_call *c, sdpa_tensor *t, int64_t *batch, const sdpa_tensor *like, int64_t n,
+                       sdpa_grid *own) {
     *t = *like;
     t->row = t->col = 1;
     t->dtype = c->type;
     t->swapped = false;
-    return (size_t)sdpa_tensor_compact(c->problem, t, n, 2 * c->channels, c->size, own);
+    return (size_t)sdpa_tensor_compact(c->problem, t, batch, n, 2 * c->channels, c->size, own);
 }
 
 static bool is_present(const sdpa_tensor *t, int64_t elements) { return t->data && elements > 0; }
@@ -150,8 +152,8 @@ static sdpa_status begin(additive_call *c, const sdpa_problem *p, const sdpa_add
         side *s = &c->sides[i];
         const bool sums = i == 0 && (a->dbias.data || a->dw_score.data);
         if (!is_present(&s->dx, s->n * s->d)) s->dx.data = NULL;
-        s->z_bytes = own_rows(c, &s->z, &s->x, s->n, &s->own);
-        s->dz_bytes = own_rows(c, &s->dz, s->dx.data ? &s->dx : &s->x, s->n, &s->down);
+        s->z_bytes = own_rows(c, &s->z, s->z_batch, &s->x, s->n, &s->own);
+        s->dz_bytes = own_rows(c, &s->dz, s->dz_batch, s->dx.data ? &s->dx : &s->x, s->n, &s->down);
         if (!backward || !(s->dx.data || s->dw.data || sums)) s->dz_bytes = 0;
     }
     c->memory = sdpa_alloc_pieces(take_pieces, c);

@@ -91,9 +91,17 @@ static bool is_own(const sdpa_problem *p, const sdpa_tensor *t) {
 typedef struct wide_gradient {
     const sdpa_problem *problem;
     sdpa_tensor narrow, wide;
+    int64_t batch[SDPA_MAX_AXES]; /* strides of `wide` */
     int64_t n_rows, n_cols;
     sdpa_grid matrices;
 } wide_gradient;
+
+/* One without memory yet; NULL if there is none for it. */
+static wide_gradient *new_wide_gradient(void) {
+    wide_gradient *g = sdpa_alloc(sizeof *g);
+    if (g) g->wide.data = NULL;
+    return g;
+}
 
 /* Points *t at memory of the compute type with the same broadcast axes. `t` has n_rows x n_cols matrices. */
 SDPA_COLD static sdpa_status widen(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, int64_t n_cols,
@@ -103,7 +111,8 @@ SDPA_COLD static sdpa_status widen(const sdpa_problem *p, sdpa_tensor *t, int64_
     g->n_rows = t->row ? n_rows : 1;
     g->n_cols = t->col ? n_cols : 1;
     t->dtype = compute_type(p);
-    const int64_t bytes = sdpa_tensor_compact(p, t, g->n_rows, g->n_cols, sdpa_size_of(t->dtype), &g->matrices);
+    const int64_t size = sdpa_size_of(t->dtype),
+                  bytes = sdpa_tensor_compact(p, t, g->batch, g->n_rows, g->n_cols, size, &g->matrices);
     t->data = sdpa_alloc((size_t)bytes);
     g->wide = *t;
     if (!t->data) return SDPA_NO_MEMORY;
@@ -493,7 +502,7 @@ SDPA_COLD static sdpa_status part_sinks(sdpa_problem *p, sink_sums *s) {
     s->problem = p;
     s->total = *t;
     t->dtype = compute_type(p);
-    t->row = sdpa_tensor_compact(p, t, 1, 1, sdpa_size_of(t->dtype), &s->heads);
+    t->row = sdpa_tensor_compact(p, t, NULL, 1, 1, sdpa_size_of(t->dtype), &s->heads); /* there are no batch axes */
     const size_t bytes = (size_t)(p->n_sequences * t->row);
     t->data = sdpa_alloc(bytes);
     s->own = *t;
@@ -558,21 +567,24 @@ static sdpa_status differentiate(const sdpa_problem *problem, bool twice) {
     call.summed = sums_in_groups(&call);
     call.ordered = (p->dq.data && !is_own(p, &p->dq)) || (p->dmask.data && p->dmask.col == 0) || p->dsinks.data;
 
-    wide_gradient wide[N];
+    wide_gradient *wide[N]; /* not on the stack, where they would take 10 kB */
     sink_sums sinks = {0};
     int n_wide = 0;
     sdpa_status status = p->cu_q && p->dsinks.data ? part_sinks(p, &sinks) : SDPA_OK;
     for (int i = 0; i < N && status == SDPA_OK; i++) {
         if (!is_too_narrow(&call, gradients[i].t)) continue;
-        status = widen(p, gradients[i].t, gradients[i].n_rows, gradients[i].n_cols, &wide[n_wide]);
+        wide[n_wide] = new_wide_gradient();
+        status = wide[n_wide] ? widen(p, gradients[i].t, gradients[i].n_rows, gradients[i].n_cols, wide[n_wide])
+                              : SDPA_NO_MEMORY;
         n_wide++;
     }
     if (status == SDPA_OK) status = p->cu_q ? run_packed(p, &call) : run_backward(p, &call);
     if (sinks.problem && status == SDPA_OK) add_sinks(&sinks);
     sdpa_free(sinks.own.data);
     for (int i = 0; i < n_wide; i++) {
-        if (status == SDPA_OK) status = narrow(&wide[i]);
-        sdpa_free(wide[i].wide.data);
+        if (status == SDPA_OK) status = narrow(wide[i]);
+        if (wide[i]) sdpa_free(wide[i]->wide.data);
+        sdpa_free(wide[i]);
     }
     return status;
 }

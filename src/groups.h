@@ -32,11 +32,11 @@ static inline void sdpa_grid_locate(const sdpa_grid *g, int64_t index, int64_t *
     }
 }
 
-/* Gives t the strides of contiguous n_rows x n_cols matrices, one after the other, with elements of `size` bytes. Axes
- * of stride 0 keep it; if row or col is 0, n_rows or n_cols must be 1. Returns the number of bytes that t->data needs;
- * *matrices enumerates the matrices in order. */
-static inline int64_t sdpa_tensor_compact(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, int64_t n_cols,
-                                          int64_t size, sdpa_grid *matrices) {
+/* Gives t the strides of contiguous n_rows x n_cols matrices, one after the other, with elements of `size` bytes; those
+ * of the batch axes are written to `batch`. Axes of stride 0 keep it; if row or col is 0, n_rows or n_cols must be 1.
+ * Returns the number of bytes that t->data needs; *matrices enumerates the matrices in order. */
+static inline int64_t sdpa_tensor_compact(const sdpa_problem *p, sdpa_tensor *t, int64_t batch[SDPA_MAX_AXES],
+                                          int64_t n_rows, int64_t n_cols, int64_t size, sdpa_grid *matrices) {
     int64_t stride = size, step = p->n_batch;
     if (t->col) t->col = stride;
     stride *= n_cols;
@@ -53,10 +53,10 @@ static inline int64_t sdpa_tensor_compact(const sdpa_problem *p, sdpa_tensor *t,
         stride *= p->n_head / t->group;
     }
     for (int a = p->n_axes - 1; a >= 0; a--) {
-        if (!t->batch[a]) continue;
-        t->batch[a] = stride;
-        stride *= p->axis[a];
+        batch[a] = t->batch[a] ? stride : 0;
+        if (t->batch[a]) stride *= p->axis[a];
     }
+    t->batch = batch;
     return stride;
 }
 

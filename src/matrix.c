@@ -210,7 +210,8 @@ static sdpa_status received_sequences(const sdpa_problem *p, const chosen_rows *
         sdpa_sequence_set(p, s, &one);
         one.o.data = p->o.data + p->cu_k[s] * p->o.row; /* its rows are those of the keys */
         if (rows) {
-            one.queries = (sdpa_choice){.index = rows->index + rows->first[s], .n = rows->first[s + 1] - rows->first[s]};
+            one.queries =
+                (sdpa_choice){.index = rows->index + rows->first[s], .n = rows->first[s + 1] - rows->first[s]};
         }
         status = received(&one);
     }

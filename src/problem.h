@@ -59,8 +59,8 @@ typedef struct sdpa_tensor {
     int64_t head;  /* stride between the tensor's own heads */
     int64_t group; /* consecutive query heads that share one of these (GQA), else 1 */
     sdpa_dtype dtype;
-    bool swapped;                 /* byte order is not the machine's */
-    int64_t batch[SDPA_MAX_AXES]; /* the first n_axes are set */
+    bool swapped;         /* byte order is not the machine's */
+    const int64_t *batch; /* (n_axes): strides of the batch axes, in memory of whoever filled the problem */
 } sdpa_tensor;
 
 /* One (batch, head) of a tensor. */
@@ -196,8 +196,8 @@ typedef struct sdpa_problem {
     int64_t n_sequences;
     int64_t first_batch; /* the number that dropout's generator uses for batch entry 0 */
 
-    int n_axes;                  /* batch axes, after broadcasting */
-    int64_t axis[SDPA_MAX_AXES]; /* the first n_axes are set */
+    int n_axes;          /* batch axes, after broadcasting */
+    const int64_t *axis; /* (n_axes): their sizes, in memory of whoever filled the problem */
 #define SDPA_DECLARE(name, rows, columns) sdpa_tensor name;
     SDPA_TENSORS(SDPA_DECLARE)
 #undef SDPA_DECLARE

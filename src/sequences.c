@@ -21,13 +21,7 @@ static void skip_rows(sdpa_problem *p) {
 void sdpa_sequence_set(const sdpa_problem *p, int64_t sequence, sdpa_problem *one) {
     const int64_t q = p->cu_q[sequence], n_q = p->cu_q[sequence + 1] - q;
     const int64_t k = p->cu_k[sequence], n_k = p->cu_k[sequence + 1] - k;
-    if (one != p) {
-        memcpy(one, p, offsetof(sdpa_problem, axis));
-        /* There are no batch axes, so their strides are not read. */
-#define COPY(name, rows, columns) memcpy(&one->name, &p->name, offsetof(sdpa_tensor, batch));
-        SDPA_TENSORS(COPY)
-#undef COPY
-    }
+    if (one != p) *one = *p;
     skip_sequences(&one->offset, sequence);
     skip_sequences(&one->key_length, sequence);
     skip_sequences(&one->dsinks, sequence);

@@ -370,8 +370,8 @@ static void finish_rows(const softmax_call *c, char *const *data, int64_t n_rows
                        c->view[SDPA_SOFTMAX_OUT].dtype);
 }
 
-static void run_group(const softmax_call *c, char *const *data, int64_t n_rows, sdpa_softmax_stats *stats, char *scratch,
-                      sdpa_run *run) {
+static void run_group(const softmax_call *c, char *const *data, int64_t n_rows, sdpa_softmax_stats *stats,
+                      char *scratch, sdpa_run *run) {
     if (!c->n_stats) {
         sdpa_softmax_block b = {.op = c->op, .phase = SDPA_SOFTMAX_WHOLE, .scale = &c->scale};
         run_chunk(c, &b, data, n_rows, 0, c->n, scratch);

@@ -14,6 +14,8 @@ typedef struct xla_call {
     const int64_t *integers, *lead;
     int64_t n_lead; /* batch axes and heads */
     sdpa_problem problem;
+    int64_t axis[SDPA_MAX_AXES], batch[SDPA_XLA_N_OPERANDS + SDPA_XLA_N_RESULTS][SDPA_MAX_AXES]; /* the problem's */
+    int n_tensors;                                                                               /* that are set */
     int64_t *copies[4]; /* lengths, offsets, cu_seqlens of queries and keys as I64, owned */
 } xla_call;
 
@@ -116,17 +118,19 @@ static bool is_mask(const sdpa_problem *p, const sdpa_tensor *t) {
 
 /* Sets the strides of the batch axes. False unless every size of the buffer is the call's or 1. strides[i] belongs to
  * axis i. */
-static bool set_batch(const xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer *b, const int64_t *strides) {
+static bool set_batch(xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer *b, const int64_t *strides) {
+    int64_t *batch = c->batch[c->n_tensors++];
     int n = 0;
+    t->batch = batch;
     for (int64_t i = 0; i < c->n_lead - 1; i++) {
         if (b->dims[i] != 1 && b->dims[i] != c->lead[i]) return false;
-        if (c->lead[i] != 1) t->batch[n++] = b->dims[i] == 1 ? 0 : strides[i];
+        if (c->lead[i] != 1) batch[n++] = b->dims[i] == 1 ? 0 : strides[i];
     }
     return true;
 }
 
 /* Points t at a buffer whose batch axes are followed by heads and s->n_inner axes. */
-static bool set_tensor(const xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer *b, const slot *s) {
+static bool set_tensor(xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer *b, const slot *s) {
     const sdpa_problem *p = &c->problem;
     const bool broadcasts = is_mask(p, t);
     int64_t strides[SDPA_MAX_AXES + 3], bytes, sizes[2] = {1, 1}, head = c->n_lead - 1, row = c->n_lead;
@@ -182,7 +186,7 @@ static sdpa_xla_error *set_cu_seqlens(xla_call *c, const char *name, const sdpa_
 }
 
 /* Sets the strides of a tensor with one integer per batch entry or, if sequences are packed, per sequence. */
-static bool set_entries(const xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer *b) {
+static bool set_entries(xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer *b) {
     int64_t strides[SDPA_MAX_AXES + 3], bytes = 8;
     if (c->problem.cu_q) {
         t->row = bytes;
@@ -193,7 +197,7 @@ static bool set_entries(const xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer
     return set_batch(c, t, b, strides);
 }
 
-static sdpa_xla_error *set_integers(const xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer *b, int64_t **copy) {
+static sdpa_xla_error *set_integers(xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer *b, int64_t **copy) {
     const sdpa_problem *p = &c->problem;
     if (!set_entries(c, t, b)) return malformed(c, "shape of lengths or offsets");
     sdpa_xla_error *error = copy_integers(c, b, copy);
@@ -241,9 +245,10 @@ static bool read_attributes(xla_call *c) {
     c->n_lead = (int64_t)n_integers - SDPA_XLA_LEAD;
     p->n_head = c->lead[c->n_lead - 1];
     p->n_batch = 1;
+    p->axis = c->axis;
     for (int64_t i = 0; i < c->n_lead - 1; i++) {
         p->n_batch *= c->lead[i];
-        if (c->lead[i] != 1) p->axis[p->n_axes++] = c->lead[i];
+        if (c->lead[i] != 1) c->axis[p->n_axes++] = c->lead[i];
     }
     p->scale = numbers[SDPA_XLA_SCALE];
     p->softcap = numbers[SDPA_XLA_SOFTCAP];

@@ -15,7 +15,7 @@ from sdpa import _core
 SHAPES = [(5, 9, 32), (37, 50, 24), (300, 410, 64), (1, 900, 64), (200, 200, 128)]  # Lq, Lk, d
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"is_causal": True},
+    {"is_causal": "upper_left"},
     {"softcap": 5.0},
     {"window": (20, 3)},
     {"alibi_slopes": np.full(2, 0.1, np.float32)},

@@ -60,8 +60,8 @@ static int settle_all(sdpa_call *call) {
 
 /* ------------------------------------------------------------------------------------ tensors */
 
-void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype, int n_inner,
-                    const npy_intp *inner, bool heads) {
+void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, int64_t *batch, PyArrayObject *a, sdpa_dtype dtype,
+                    int n_inner, const npy_intp *inner, bool heads) {
     const npy_intp *sizes = PyArray_DIMS(a), *strides = PyArray_STRIDES(a);
     const sdpa_problem *p = &call->problem;
     npy_intp swapped[2][3];
@@ -99,20 +99,22 @@ void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdp
     int first = call->n_batch_axes - 1 - axis; /* the output's axis that corresponds to the first axis of `a` */
     for (int i = 0; i < p->n_axes; i++) {
         int own = call->axis[i] - first;
-        t->batch[i] = own >= 0 && sizes[own] != 1 ? strides[own] : 0;
+        batch[i] = own >= 0 && sizes[own] != 1 ? strides[own] : 0;
     }
+    t->batch = batch;
 }
 
-/* A tensor is set once in a call, so there is room for all. */
-static void add_present(sdpa_call *call, sdpa_tensor *t) {
+/* Adds a tensor to those that are set, and returns the place of its strides. A tensor is set once in a call, so there is
+ * room for all. */
+static int64_t *add_present(sdpa_call *call, sdpa_tensor *t) {
     if (call->n_present == N_TENSORS) Py_FatalError("sdpa: a tensor was set twice");
-    call->present[call->n_present++] = t;
+    call->present[call->n_present] = t;
+    return call->batch + call->problem.n_axes * call->n_present++;
 }
 
 void sdpa_call_set(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype, int n_inner,
                    const npy_intp *inner, bool heads) {
-    sdpa_call_view(call, t, a, dtype, n_inner, inner, heads);
-    add_present(call, t);
+    sdpa_call_view(call, t, add_present(call, t), a, dtype, n_inner, inner, heads);
 }
 
 /* Points t at one integer per batch entry or sequence. */
@@ -125,8 +127,9 @@ static void set_integers(sdpa_call *call, sdpa_tensor *t, PyArrayObject *array, 
     t->data = (char *)value;
     t->dtype = SDPA_I64;
     t->group = 1;
-    for (int i = 0; i < call->problem.n_axes; i++) t->batch[i] = 0;
-    add_present(call, t);
+    int64_t *batch = add_present(call, t);
+    for (int i = 0; i < call->problem.n_axes; i++) batch[i] = 0;
+    t->batch = batch;
 }
 
 /* ------------------------------------------------------------------------------------ operands */
@@ -141,8 +144,7 @@ static int operand_dtype(const sdpa_call *call, const char *name, PyArrayObject 
 static int set_dtypes(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     PyArrayObject *const *a = call->arrays;
-    const int q = operand_dtype(call, "query", a[NAME_query]),
-              k = q < 0 ? -1 : operand_dtype(call, "key", a[NAME_key]),
+    const int q = operand_dtype(call, "query", a[NAME_query]), k = q < 0 ? -1 : operand_dtype(call, "key", a[NAME_key]),
               v = k < 0 || !a[NAME_value] ? k : operand_dtype(call, "value", a[NAME_value]);
     if (v < 0) return -1;
     p->dtype = (sdpa_dtype)q;
@@ -195,19 +197,25 @@ static int check_heads(sdpa_call *call) {
     return 0;
 }
 
-void sdpa_call_set_axes(sdpa_call *call) {
+int sdpa_call_set_axes(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     p->n_head = call->nd > 2 ? call->shape[call->nd - 3] : 1;
     call->n_batch_axes = call->nd > 3 ? call->nd - 3 : 0;
     p->n_batch = 1;
+    p->axis = call->sizes;
     p->n_axes = 0;
     for (int i = 0; i < call->n_batch_axes; i++) {
         /* May wrap around, but then no result can be allocated. */
         p->n_batch = (int64_t)((uint64_t)p->n_batch * (uint64_t)call->shape[i]);
         if (call->shape[i] == 1) continue;
         call->axis[p->n_axes] = i;
-        p->axis[p->n_axes++] = call->shape[i];
+        call->sizes[p->n_axes++] = call->shape[i];
     }
+    if (p->n_axes <= FEW_AXES) return 0;
+    call->batch = PyMem_Malloc(N_TENSORS * (size_t)p->n_axes * sizeof *call->batch);
+    if (call->batch) return 0;
+    PyErr_NoMemory();
+    return -1;
 }
 
 /* Sizes of the problem and of the output. */
@@ -253,8 +261,7 @@ static int set_sizes(sdpa_call *call) {
     }
     call->shape[call->nd - 2] = p->n_q;
     call->shape[call->nd - 1] = p->d_v;
-    sdpa_call_set_axes(call);
-    return 0;
+    return sdpa_call_set_axes(call);
 }
 
 /* set_sizes for packed arrays, (total, heads, d). */
@@ -266,8 +273,7 @@ static int set_packed_sizes(sdpa_call *call) {
     call->shape[0] = p->n_head;
     call->shape[1] = p->n_q;
     call->shape[2] = p->d_v;
-    sdpa_call_set_axes(call);
-    return 0;
+    return sdpa_call_set_axes(call);
 }
 
 /* ------------------------------------------------------------------------------------ masks */
@@ -394,15 +400,12 @@ static int set_band(sdpa_call *call) {
 
 void sdpa_call_empty(sdpa_call *call, PyObject *module) {
     sdpa_problem *p = &call->problem;
-    memset(p, 0, offsetof(sdpa_problem, axis));
-    /* The batch strides are left out: they take kilobytes, and are set together with their tensor. */
-#define CLEAR(name, rows, columns) memset(&p->name, 0, offsetof(sdpa_tensor, batch));
-    SDPA_TENSORS(CLEAR)
-#undef CLEAR
+    *p = (sdpa_problem){0};
     p->n_workers = sdpa_get_num_threads();
     p->interrupted = sdpa_interrupted;
     call->module = module;
     call->n_present = 0;
+    call->batch = call->few;
     memset(call->arrays, 0, sizeof call->arrays);
     call->packed = call->joins_axes = false;
     call->work = 0;
@@ -507,5 +510,6 @@ int sdpa_call_choose(sdpa_call *call) {
 
 void sdpa_call_end(sdpa_call *call) {
     for (int i = 0; i < N_NAMES; i++) Py_XDECREF((PyObject *)call->arrays[i]);
+    if (call->batch != call->few) PyMem_Free(call->batch);
     sdpa_options_release(&call->options);
 }

@@ -11,6 +11,7 @@ enum {
 #undef SDPA_COUNT
         N_TENSORS
 };
+enum { FEW_AXES = 4 }; /* batch axes of almost every call */
 
 typedef struct sdpa_call {
     PyObject *module;
@@ -23,15 +24,18 @@ typedef struct sdpa_call {
     bool packed; /* operands are (total, heads, d); `shape` describes them as (heads, total, d) */
     npy_intp shape[NPY_MAXDIMS];
     int axis[SDPA_MAX_AXES];
+    int64_t sizes[SDPA_MAX_AXES]; /* problem.axis */
 
     PyArrayObject *arrays[N_NAMES];  /* owned: the arguments that are arrays; NULL where absent */
-    sdpa_tensor *present[N_TENSORS]; /* the problem's tensors that are set */
+    sdpa_tensor *present[N_TENSORS]; /* the problem's tensors that are set, */
+    int64_t *batch;                  /* and the strides of their batch axes, (N_TENSORS, n_axes): `few`, or owned */
+    int64_t few[N_TENSORS * FEW_AXES];
     int n_present;
-    bool joins_axes;    /* no other tensor is set, so axes may be joined before the call runs */
-    int64_t key_length; /* of all batch entries, where key_lengths is a number */
-    int64_t offset;     /* of the diagonal, of all batch entries, where query_offset is a number */
+    bool joins_axes;        /* no other tensor is set, so axes may be joined before the call runs */
+    int64_t key_length;     /* of all batch entries, where key_lengths is a number */
+    int64_t offset;         /* of the diagonal, of all batch entries, where query_offset is a number */
     sdpa_additive additive; /* of additive attention alone; set by it */
-    double work;        /* a rough upper bound of the multiply-adds; decides whether the GIL is released */
+    double work;            /* a rough upper bound of the multiply-adds; decides whether the GIL is released */
 } sdpa_call;
 
 /* Reads and checks options and operands, and fills in sizes, dtype, scale, q, k, mask and band of the problem, and v if
@@ -49,14 +53,16 @@ int sdpa_call_choose(sdpa_call *call);
 static inline void sdpa_call_own_heads(sdpa_tensor *t) { t->group = 1; }
 
 /* Replaces begin in functions whose operands are not query, key and value: makes a call without options and tensors.
- * The caller sets nd, the leading axes of shape, and problem.dtype; set_axes then finds heads and batch axes. */
+ * The caller sets nd, the leading axes of shape, and problem.dtype; set_axes then finds heads and batch axes, or returns -1
+ * with an exception. The caller must call sdpa_call_end. */
 void sdpa_call_empty(sdpa_call *call, PyObject *module);
-void sdpa_call_set_axes(sdpa_call *call);
+int sdpa_call_set_axes(sdpa_call *call);
 
 /* Points t at `a`, whose shape has been checked; axes along which it is broadcast get stride 0. Its last n_inner axes,
- * at most two, are rows and columns of the sizes `inner`; `heads` says that the axis before them is heads. */
-void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype, int n_inner,
-                    const npy_intp *inner, bool heads);
+ * at most two, are rows and columns of the sizes `inner`; `heads` says that the axis before them is heads. The strides
+ * of the problem's batch axes are written to `batch`, which t keeps. */
+void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, int64_t *batch, PyArrayObject *a, sdpa_dtype dtype,
+                    int n_inner, const npy_intp *inner, bool heads);
 
 /* sdpa_call_view for a tensor of the problem, which is added to `present`. */
 void sdpa_call_set(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, sdpa_dtype dtype, int n_inner,

@@ -89,31 +89,43 @@ static sdpa_status run_merge(const sdpa_problem *problem, const void *more) {
     return sdpa_attention_merge(problem, all->n, all->outs, all->lses);
 }
 
+/* Describes the parts: `batch` takes their strides. */
+static void set_parts(const sdpa_call *call, const parts *all, int64_t *batch, PyObject *outs, PyObject *lses) {
+    const sdpa_problem *p = &call->problem;
+    const npy_intp sizes[] = {p->n_q, p->d_v};
+    for (Py_ssize_t t = 0; t < all->n; t++, batch += 2 * p->n_axes) {
+        sdpa_call_view(call, &all->outs[t], batch, part(outs, t), p->dtype, 2, sizes, true);
+        sdpa_call_view(call, &all->lses[t], batch + p->n_axes, part(lses, t), sdpa_lse_dtype(p->dtype), 1, sizes, true);
+    }
+}
+
 /* Computes out and lse, new references, from parts that have been checked; -1 may leave either. */
 static int merge(PyObject *module, PyObject *outs, PyObject *lses, PyArrayObject *results[2]) {
     const Py_ssize_t n = PyTuple_Size(outs);
     PyArrayObject *first = part(outs, 0);
-    sdpa_tensor *tensors = PyMem_Malloc(2 * (size_t)n * sizeof *tensors);
-    if (!tensors) {
-        PyErr_NoMemory();
-        return -1;
-    }
     sdpa_call call;
     sdpa_call_empty(&call, module);
     sdpa_problem *p = &call.problem;
     p->dtype = (sdpa_dtype)sdpa_dtype_of(module, first);
     call.nd = PyArray_NDIM(first);
     for (int i = 0; i < call.nd; i++) call.shape[i] = PyArray_DIM(first, i);
-    sdpa_call_set_axes(&call);
-    const npy_intp sizes[] = {p->n_q = call.shape[call.nd - 2], p->d_v = call.shape[call.nd - 1]};
-    const parts all = {n, tensors, tensors + n};
-    for (Py_ssize_t t = 0; t < n; t++) {
-        sdpa_call_view(&call, &all.outs[t], part(outs, t), p->dtype, 2, sizes, true);
-        sdpa_call_view(&call, &all.lses[t], part(lses, t), sdpa_lse_dtype(p->dtype), 1, sizes, true);
+    p->n_q = call.shape[call.nd - 2];
+    p->d_v = call.shape[call.nd - 1];
+    int failed = sdpa_call_set_axes(&call);
+    sdpa_tensor *tensors = PyMem_Malloc(2 * (size_t)n * sizeof *tensors);
+    int64_t *batch = PyMem_Malloc(2 * (size_t)n * (size_t)p->n_axes * sizeof *batch);
+    if (!tensors || !batch) {
+        PyErr_NoMemory();
+        failed = -1;
     }
-    call.work = (double)n * ((double)PyArray_SIZE(first) + 16 * (double)PyArray_SIZE(part(lses, 0)));
-    const int failed = sdpa_call_make_results(&call, 2, results) < 0 || sdpa_call_run_with(&call, run_merge, &all) < 0;
+    if (!failed) {
+        const parts all = {n, tensors, tensors + n};
+        set_parts(&call, &all, batch, outs, lses);
+        call.work = (double)n * ((double)PyArray_SIZE(first) + 16 * (double)PyArray_SIZE(part(lses, 0)));
+        failed = sdpa_call_make_results(&call, 2, results) < 0 || sdpa_call_run_with(&call, run_merge, &all) < 0;
+    }
     PyMem_Free(tensors);
+    PyMem_Free(batch);
     sdpa_call_end(&call);
     return failed ? -1 : 0;
 }

@@ -29,8 +29,7 @@ static int read_rng(sdpa_options *options, PyObject *value) {
     options->has_seed = true;
     const bool takes_generator = options->where & (IN(ATTENTION) | IN(ADDITIVE));
     /* The module numpy.random also has the attributes of a Generator. */
-    const int generates =
-        takes_generator && !PyModule_Check(value) ? sdpa_has_attribute(value, "bit_generator") : 0;
+    const int generates = takes_generator && !PyModule_Check(value) ? sdpa_has_attribute(value, "bit_generator") : 0;
     if (generates < 0) return -1;
     PyObject *bytes = generates ? PyObject_CallMethod(value, "bytes", "i", (int)sizeof options->seed) : NULL;
     if (bytes) {
@@ -214,7 +213,7 @@ static const char *const input_names[N_INPUTS] = {
 #define TEXT(name, tensor) #name,
     SDPA_DIFFERENTIABLE(TEXT)
 #undef TEXT
-    "grad_out",
+        "grad_out",
     "w_query",
     "w_key",
     "w_score",
@@ -376,8 +375,9 @@ static int check_seed(sdpa_options *options) {
     }
     if (options->has_seed) return 0;
     if (options->where & (IN_FORWARDS | IN_BACKWARDS | IN(JVP))) {
-        PyErr_SetString(PyExc_ValueError, "rng: expected an int from 0 to 2^64 - 1, the same forward and backward, since "
-                                          "dropout_p is not 0, got None");
+        PyErr_SetString(PyExc_ValueError,
+                        "rng: expected an int from 0 to 2^64 - 1, the same forward and backward, since "
+                        "dropout_p is not 0, got None");
         return -1;
     }
     return draw_seed(&options->seed);

@@ -185,18 +185,19 @@ int sdpa_call_begin_backward(sdpa_call *call) {
  * removed. */
 static void join_axes(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
+    const int n_axes = p->n_axes;
     int last = 0; /* the axes before it are final; others may still join it */
-    for (int i = 1; i < p->n_axes; i++) {
+    for (int i = 1; i < n_axes; i++) {
         bool joined = true;
         for (int t = 0; t < call->n_present && joined; t++) {
-            const int64_t *strides = call->present[t]->batch;
-            joined = strides[last] == strides[i] * p->axis[i];
+            const int64_t *batch = call->batch + t * n_axes;
+            joined = batch[last] == batch[i] * call->sizes[i];
         }
         last += !joined;
-        p->axis[last] = joined ? p->axis[last] * p->axis[i] : p->axis[i];
-        for (int t = 0; t < call->n_present; t++) call->present[t]->batch[last] = call->present[t]->batch[i];
+        call->sizes[last] = joined ? call->sizes[last] * call->sizes[i] : call->sizes[i];
+        for (int t = 0; t < call->n_present; t++) call->batch[t * n_axes + last] = call->batch[t * n_axes + i];
     }
-    if (p->n_axes) p->n_axes = last + 1;
+    if (n_axes) p->n_axes = last + 1;
 }
 
 int sdpa_call_run_with(sdpa_call *call, sdpa_driver_with *driver, const void *more) {

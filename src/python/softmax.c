@@ -23,7 +23,7 @@ typedef struct operand {
 typedef struct axis_list {
     bool all;
     int n;
-    long long axis[NPY_MAXDIMS + 1]; /* one more than an array can have, so that too many are noticed */
+    long long axis[NPY_MAXDIMS + 1];  /* one more than an array can have, so that too many are noticed */
     PyObject *given[NPY_MAXDIMS + 1]; /* borrowed from the argument */
 } axis_list;
 
@@ -409,10 +409,9 @@ static int set_row_values(call *c, operand *o, int v) {
 
 static int prepare_backward(call *c, sdpa_softmax_op op) {
     if (describe(c, op) < 0) return -1;
-    const int failed = op != SDPA_LOGSUMEXP_BACKWARD
-                           ? set_grad(c)
-                           : set_row_values(c, &c->grad, SDPA_SOFTMAX_G) < 0 ||
-                                 set_row_values(c, &c->lse, SDPA_SOFTMAX_S) < 0;
+    const int failed = op != SDPA_LOGSUMEXP_BACKWARD ? set_grad(c)
+                                                     : set_row_values(c, &c->grad, SDPA_SOFTMAX_G) < 0 ||
+                                                           set_row_values(c, &c->lse, SDPA_SOFTMAX_S) < 0;
     if (failed || make_out(c, NULL, 0, true) < 0) return -1;
     set_view(c, SDPA_SOFTMAX_OUT, c->out, c->x.dtype);
     return 0;

@@ -108,7 +108,8 @@ sdpa_tensor new_tensor(fixture *f, sdpa_dtype dtype, int64_t heads, int64_t rows
         *order[axis] = length == SHARED ? 0 : stride;
         stride *= length > 0 ? length : 1;
     }
-    t.batch[0] = heads != SHARED ? stride : 0;
+    f->strides[f->n_buffers] = heads != SHARED ? stride : 0;
+    t.batch = &f->strides[f->n_buffers];
     /* No memory follows the last element. */
     const int64_t bytes =
         n ? (heads != SHARED ? f->c.n_batch : 1) * stride - (f->layout & LAYOUT_SPACED ? size : 0) : 0;
@@ -136,9 +137,8 @@ static sdpa_tensor new_scalars(fixture *f, int64_t (*value)(const test_case *, i
     f->buffers[f->n_buffers].bytes = (size_t)f->c.n_batch * 8;
     f->buffers[f->n_buffers++].memory = (char *)data;
     for (int64_t b = 0; b < f->c.n_batch; b++) data[b] = value(&f->c, b);
-    sdpa_tensor t = {.data = (char *)data, .group = 1, .dtype = SDPA_I64};
-    t.batch[0] = 8;
-    return t;
+    static const int64_t stride = 8;
+    return (sdpa_tensor){.data = (char *)data, .group = 1, .dtype = SDPA_I64, .batch = &stride};
 }
 
 static void draw(double *x, int64_t n) {
@@ -191,7 +191,7 @@ fixture *new_fixture(const test_case *c, unsigned layout) {
     if (c->poisoned) poison(c, &f->a);
     sdpa_problem *p = &f->p;
     *p = (sdpa_problem){.n_axes = 1,
-                        .axis = {c->n_batch},
+                        .axis = &f->c.n_batch,
                         .n_batch = c->n_batch,
                         .n_head = heads,
                         .n_q = c->n_q,

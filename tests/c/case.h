@@ -25,6 +25,7 @@ typedef struct fixture {
         size_t bytes;
         sdpa_dtype dtype;
     } buffers[48];
+    int64_t strides[48]; /* of the batch, of the tensor in each buffer */
     int n_buffers;
 } fixture;
 

@@ -15,7 +15,7 @@ static float q[N_HEAD * N_Q * D], k[N_HEAD * N_K * D], v[N_HEAD * N_K * D], o[N_
     dout[N_HEAD * N_Q * D], dq[N_HEAD * N_Q * D], dk[N_HEAD * N_K * D], mask[N_Q * N_K];
 
 static sdpa_tensor tensor(float *data, int64_t rows, int64_t cols) {
-    return (sdpa_tensor){(char *)data, 4 * cols, 4, 4 * rows * cols, 1, SDPA_F32, false, {0}};
+    return (sdpa_tensor){(char *)data, 4 * cols, 4, 4 * rows * cols, 1, SDPA_F32, false, NULL};
 }
 
 static sdpa_problem sound(void) {

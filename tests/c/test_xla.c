@@ -84,8 +84,11 @@ static void begin_forward(call *c) {
     add(c, true, SDPA_XLA_LSE_RESULT, SDPA_XLA_F32, lse, 3, of_lse);
 }
 
+static const int64_t batch_length = 8; /* bytes */
+
 /* The problem of the frame as a descriptor. */
 static sdpa_problem written(int64_t copies[N_BATCH]) {
+    static const int64_t n_batch = N_BATCH, batch_q = 4 * N_Q * N_HEAD * D, batch_k = 0, batch_lse = 4 * N_HEAD * N_Q;
     sdpa_problem p = {.n_batch = N_BATCH,
                       .n_head = N_HEAD,
                       .n_q = N_Q,
@@ -96,16 +99,16 @@ static sdpa_problem written(int64_t copies[N_BATCH]) {
                       .scale = 0.5,
                       .n_workers = 1,
                       .n_axes = 1,
-                      .axis = {N_BATCH}};
+                      .axis = &n_batch};
     const sdpa_tensor of_q = {
-        .row = 4 * N_HEAD * D, .col = 4, .head = 4 * D, .group = 1, .dtype = SDPA_F32, .batch = {4 * N_Q * N_HEAD * D}};
-    const sdpa_tensor of_k = {.row = 4 * D, .col = 4, .group = 1, .dtype = SDPA_F32};
+        .row = 4 * N_HEAD * D, .col = 4, .head = 4 * D, .group = 1, .dtype = SDPA_F32, .batch = &batch_q};
+    const sdpa_tensor of_k = {.row = 4 * D, .col = 4, .group = 1, .dtype = SDPA_F32, .batch = &batch_k};
     const sdpa_tensor of_lse = {
-        .row = 4, .col = 4, .head = 4 * N_Q, .group = 1, .dtype = SDPA_F32, .batch = {4 * N_HEAD * N_Q}};
+        .row = 4, .col = 4, .head = 4 * N_Q, .group = 1, .dtype = SDPA_F32, .batch = &batch_lse};
     p.q = p.o = p.dout = p.dq = of_q;
     p.k = p.v = p.dk = p.dv = of_k;
     p.lse = of_lse;
-    p.key_length = (sdpa_tensor){.data = (char *)copies, .group = 1, .dtype = SDPA_I64, .batch = {8}};
+    p.key_length = (sdpa_tensor){.data = (char *)copies, .group = 1, .dtype = SDPA_I64, .batch = &batch_length};
     p.q.data = (char *)q, p.k.data = (char *)k, p.v.data = (char *)v;
     p.dout.data = p.dq.data = p.dk.data = p.dv.data = NULL;
     for (int i = 0; i < N_BATCH; i++) copies[i] = lengths[i];
@@ -205,11 +208,12 @@ static void add_options(call *c) {
 }
 
 static void write_options(sdpa_problem *p) {
+    static const int64_t batch_mask = 4 * N_Q * N_K, batch_sinks = 0, batch_slopes = 4;
     p->mask = (sdpa_tensor){
-        .data = (char *)mask, .row = 4 * N_K, .col = 4, .group = 1, .dtype = SDPA_F32, .batch = {4 * N_Q * N_K}};
-    p->sinks = (sdpa_tensor){.data = (char *)sinks, .head = 4, .group = 1, .dtype = SDPA_F32};
-    p->alibi_slopes = (sdpa_tensor){.data = (char *)slopes, .group = 1, .dtype = SDPA_F32, .batch = {4}};
-    p->offset = (sdpa_tensor){.data = (char *)offsets, .group = 1, .dtype = SDPA_I64, .batch = {8}};
+        .data = (char *)mask, .row = 4 * N_K, .col = 4, .group = 1, .dtype = SDPA_F32, .batch = &batch_mask};
+    p->sinks = (sdpa_tensor){.data = (char *)sinks, .head = 4, .group = 1, .dtype = SDPA_F32, .batch = &batch_sinks};
+    p->alibi_slopes = (sdpa_tensor){.data = (char *)slopes, .group = 1, .dtype = SDPA_F32, .batch = &batch_slopes};
+    p->offset = (sdpa_tensor){.data = (char *)offsets, .group = 1, .dtype = SDPA_I64, .batch = &batch_length};
     p->has_lower = p->has_upper = true;
     p->lower = -2, p->upper = 1;
     p->softcap = 3, p->dropout_p = 0.25;

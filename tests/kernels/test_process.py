@@ -530,3 +530,71 @@ def test_queries_of_many_packed_sequences_take_linear_time():
     chosen = np.random.default_rng(0).integers(0, n, 3 * n)
     got = sdpa.attention_received(x, x, **packed, queries=chosen)
     np.testing.assert_array_equal(got.total[0], np.bincount(chosen, minlength=n))
+
+
+# Depth of the stack of a fresh thread after a call, from the pages that are present.
+STACK = """
+import ctypes, struct
+libc = ctypes.CDLL(None)
+libc.pthread_self.restype = ctypes.c_void_p
+
+def bounds():
+    attributes, low, size = ctypes.create_string_buffer(64), ctypes.c_void_p(), ctypes.c_size_t()
+    assert libc.pthread_getattr_np(ctypes.c_void_p(libc.pthread_self()), attributes) == 0
+    libc.pthread_attr_getstack(attributes, ctypes.byref(low), ctypes.byref(size))
+    return low.value, low.value + size.value
+
+def depth(call):
+    found = []
+    def thread():
+        low, high = bounds()
+        call()
+        with open("/proc/self/pagemap", "rb") as pages:
+            pages.seek(low // 4096 * 8)
+            entries = struct.unpack(f"{(high - low) // 4096}Q", pages.read((high - low) // 4096 * 8))
+        found.append(high - low - 4096 * next(i for i, x in enumerate(entries) if x >> 63))
+    threading.stack_size(1 << 20)
+    one = threading.Thread(target=thread)
+    one.start()
+    one.join()
+    return found[0]
+
+dtype = np.DTYPE
+x, w = np.ones((2, 70, 24), dtype), np.ones((24, 24), dtype)
+m = np.ones((70, 70), dtype) * 2
+out, lse = sdpa.attention_forward(x, x, x)
+needs = ("query", "key", "value", "attn_mask")
+own = dict(needs=needs, attn_mask=m)
+cu = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), [0, 30, 70])
+p = x.swapaxes(0, 1)
+base = depth(lambda: sdpa.set_num_threads(1))
+calls = {
+    "forward": lambda: sdpa.attention(x, x, x, m, is_causal=True),
+    "backward": lambda: sdpa.attention_backward(x, x, x, x, out, lse, **own),
+    "packed": lambda: sdpa.attention_backward(p, p, p, p, out.swapaxes(0, 1), lse, **cu),
+    "jvp": lambda: sdpa.attention_jvp(x, x, x, x, x, x, m, attn_mask_t=m),
+    "double": lambda: sdpa.attention_double_backward(x, x, x, x, x, x, x, out, lse, **own),
+    "additive": lambda: sdpa.additive_attention_backward(x, x, x, x, w, w, w[0], None, out, lse),
+    "statistics": lambda: sdpa.attention_statistics(x, x),
+    "received": lambda: sdpa.attention_received(x, x),
+    "softmax": lambda: sdpa.softmax(x, axis=(0, 1)),
+    "merge": lambda: sdpa.merge_attention([out, out], [lse, lse]),
+}
+for isa, has in sdpa._core._isas().items():
+    if not has:
+        continue
+    sdpa._core._use_isa(isa)
+    for name, call in calls.items():
+        call()
+        used = depth(call) - base
+        print(isa, name, used)
+        assert used <= 48 << 10, (isa, name, used)
+"""
+
+
+@LINUX
+@pytest.mark.uninstrumented
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_calls_need_at_most_48_kib_of_stack(dtype):
+    """Of 64 axes, too, since strides of more than four batch axes lie elsewhere."""
+    print(run(STACK.replace("DTYPE", dtype)))

@@ -80,7 +80,9 @@ class Operand:
         if type(block) is np.ndarray and isinstance(self.source, np.ndarray):
             return block
         # Touch the pages of a mapped file now, in the thread that reads ahead.
-        block = np.array(block) if isinstance(block, np.memmap) else np.asarray(block)
+        if isinstance(block, np.memmap):
+            block = np.array(block)
+        (block,) = _core._arrays(**{self.name: block})
         expected = tuple(
             len(range(*part.indices(n))) for part, n in zip(index, self.shape, strict=True)
         )

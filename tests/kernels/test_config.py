@@ -52,13 +52,12 @@ def test_use_isa(isa):
 def test_arguments_of_private_functions():
     for call in (
         lambda: _core._use_isa("\ud800"),
-        lambda: _core._array("\ud800", 1),
+        lambda: _core._arrays(**{"\ud800": 1}),
     ):
         with pytest.raises(UnicodeEncodeError):
             call()
     for call in (
-        lambda: _core._array("x"),
-        lambda: _core._array(1, 1),
+        lambda: _core._arrays(1),
         lambda: _core._alloc_fail_after("x"),
         lambda: sdpa.show_config("dicts", "stdout"),
         _core._check_attention,

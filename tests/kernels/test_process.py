@@ -596,5 +596,4 @@ for isa, has in sdpa._core._isas().items():
 @pytest.mark.uninstrumented
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_calls_need_at_most_48_kib_of_stack(dtype):
-    """Of 64 axes, too, since strides of more than four batch axes lie elsewhere."""
     print(run(STACK.replace("DTYPE", dtype)))

@@ -12,13 +12,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sdpa import _core
-from sdpa.mechanisms._compose import Array, integer
+from sdpa import _arguments, _core
+from sdpa.mechanisms._compose import Array
 
 T = TypeVar("T")
-Integers = NDArray[np.int64]
 
 NO_KEYS = slice(0, 0)
 
@@ -140,23 +138,23 @@ class Whole:
         self.n_k: int = n_k
         packed = [self.options.get(f"cu_seqlens_{side}") for side in "qk"]
         self.packed: bool = packed[0] is not None
-        self._cu = [np.asarray(x, np.int64) for x in packed if x is not None]
+        self._cu = [_arguments.integers("cu_seqlens", x) for x in packed if x is not None]
         ends: list[Any] = [(x[:-1], x[1:]) for x in self._cu] or [(0, n_q), (0, n_k)]
         # Per sequence; arguments that are not packed count as one sequence.
         (self._first_q, self._end_q), (self._first_k, self._end_k) = ends
         self._length = self.options.get("key_lengths")
         if self._length is not None:
-            self._length = np.asarray(self._length, np.int64)
-        offset = self.options.get("query_offset", 0)
+            self._length = _arguments.integers("key_lengths", self._length)
+        self._offset = _arguments.integers("query_offset", self.options.get("query_offset", 0))
         if self.options.get("is_causal") == "lower_right":
-            offset = self._lengths() - (self._end_q - self._first_q)
+            self._offset = self._lengths() - (self._end_q - self._first_q)
             self.options["is_causal"] = True
-        self._offset = np.asarray(offset, np.int64)
-        window: tuple[Any, Any] = self.options.get("window") or (None, None)
-        self._left, self._right = window
-        self._diagonal = any(
-            self.options.get(name, False) is not False
-            for name in ("is_causal", "window", "alibi_slopes")
+        bounds = _arguments.window("window", self.options.get("window"))
+        if "alibi_slopes" not in self.options:
+            self._offset, bounds = _arguments.nearer(self._offset, bounds, n_q + n_k)
+        self._left, self._right = self.options["window"] = bounds
+        self._diagonal = bounds != (None, None) or any(
+            self.options.get(name, False) is not False for name in ("is_causal", "alibi_slopes")
         )
 
     def _lengths(self) -> Any:
@@ -173,7 +171,8 @@ class Whole:
         skipped_q = np.maximum(rows.start - self._first_q, 0)
         skipped_k = np.maximum(columns.start - self._first_k, 0)
         if self._diagonal:
-            options["query_offset"] = self._offset + skipped_q - skipped_k
+            offset, most = self._offset + skipped_q - skipped_k, _arguments.LARGEST_OFFSET
+            options["query_offset"] = np.clip(offset, -most, most)
         present = columns.stop - columns.start
         if self.packed:
             cuts = [
@@ -221,13 +220,6 @@ def chosen(name: str, part: slice | None, n: int) -> slice:
     if step != 1:
         raise ValueError(f"{name}: expected a slice of step 1, got {part}")
     return slice(start, max(start, stop))
-
-
-def checked_block(block: int) -> int:
-    size = integer("block", block)
-    if size < 1:
-        raise ValueError(f"block: expected at least 1, got {size}")
-    return size
 
 
 # ------------------------------------------------------------------------------- reading

@@ -25,7 +25,8 @@ def register() -> None:
             return int(self.dynlib.sdpa_get_num_threads())
 
         def set_num_threads(self, num_threads: int) -> None:
-            self.dynlib.sdpa_set_num_threads(num_threads)
+            # C cuts what does not fit into its int.
+            self.dynlib.sdpa_set_num_threads(min(num_threads, 2**31 - 1))
 
         def get_version(self) -> str:
             return _core.__version__

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Unpack, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sdpa import _core
+from sdpa import _arguments, _core
 from sdpa._options import T5Options
 from sdpa.mechanisms._compose import (
     Array,
@@ -21,7 +21,6 @@ from sdpa.mechanisms._compose import (
     composed_backward,
     converted,
     diagonal_offset,
-    integer,
     native,
     rounded,
     widen,
@@ -70,9 +69,7 @@ def alibi(heads: int) -> NDArray[np.float64]:
     >>> sdpa.bias.alibi(4)
     array([0.25      , 0.0625    , 0.015625  , 0.00390625])
     """
-    heads = integer("heads", heads)
-    if heads < 1:
-        raise ValueError(f"heads: expected at least 1, got {heads}")
+    heads = _arguments.size("heads", heads, 1)
     power = 1 << (heads.bit_length() - 1)
     own = np.exp2(-8 * np.arange(1, power + 1) / power)
     between = np.exp2(-4 * np.arange(1, 2 * power, 2) / power)
@@ -141,10 +138,8 @@ def t5_relative(
     """
     (table,) = arrays(table=table)
     _check_table(table)
-    n_q, n_k = integer("query_length", query_length), integer("key_length", key_length)
-    for name, length in (("query_length", n_q), ("key_length", n_k)):
-        if length < 0:
-            raise ValueError(f"{name}: expected at least 0, got {length}")
+    n_q = _arguments.size("query_length", query_length)
+    n_k = _arguments.size("key_length", key_length)
     buckets = _buckets("table", len(table), n_q, n_k, bidirectional, max_distance, query_offset)
     line = np.ascontiguousarray(table[buckets].T, dtype=native(table.dtype))
     return _toeplitz(line, n_q, n_k)
@@ -196,6 +191,7 @@ def t5_relative_backward(
             f"grad_bias: expected at least three axes, (..., heads, Lq, Lk), got {grad.shape}"
         )
     n_q, n_k = grad.shape[-2:]
+    num_buckets = _arguments.size("num_buckets", num_buckets, 2)
     buckets = _buckets(
         "num_buckets", num_buckets, n_q, n_k, bidirectional, max_distance, query_offset
     )
@@ -279,12 +275,15 @@ def t5_attention_backward(
         checked, {"grad_lse": grad_lse},
         grad_out=grad_out, query=query, key=key, value=value, out=out, lse=lse, table=table,
     )  # fmt: skip
-    if query.ndim < 2 or key.ndim < 2:
-        _core._check_attention(query, key, value)  # raises, naming the argument
+    _core._check_attention(query, key, value, **checked)
     _check_table(table)
     n_q, n_k = query.shape[-2], key.shape[-2]
-    checked["query_offset"] = offset = diagonal_offset(checked, n_q, n_k)
+    offset = diagonal_offset(checked, n_q, n_k)
     buckets = _buckets("table", len(table), n_q, n_k, bidirectional, max_distance, offset)
+    # Blocks of queries add to the offset, which has a limit.
+    bounds = _arguments.window("window", checked.get("window"))
+    near, checked["window"] = _arguments.nearer(offset, bounds, n_q + n_k)
+    checked["query_offset"] = int(near)
     like_bias = np.broadcast_to(np.zeros((), table.dtype), (table.shape[1], n_q, n_k))
     inner = tuple("attn_mask" if name == "table" else name for name in needs)
     upstream = checked_upstream(
@@ -361,8 +360,8 @@ def _buckets(
 
     `name` is the argument that determines the number of buckets.
     """
-    num_buckets, offset = integer(name, num_buckets), integer("query_offset", offset)
-    max_distance = integer("max_distance", max_distance)
+    offset = _arguments.offset("query_offset", offset)
+    max_distance = _arguments.integer("max_distance", max_distance)
     n = num_buckets // 2 if bidirectional else num_buckets
     if n < 2 or (bidirectional and num_buckets % 2):
         least = "an even number of at least 4" if bidirectional else "at least 2"

@@ -12,14 +12,13 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
-from sdpa import _core
+from sdpa import _arguments, _core
 from sdpa._options import BlockOptions
 from sdpa._stream import (
     NO_KEYS,
     Mask,
     Operand,
     Whole,
-    checked_block,
     chosen,
     grid,
     progress_bar,
@@ -118,7 +117,7 @@ def attend(
     True
     """
     call = Call(attend, query, keys, values, options)
-    size, part = checked_block(block), chosen("rows", rows, call.whole.n_q)
+    size, part = _arguments.count("block", block, 1), chosen("rows", rows, call.whole.n_q)
     bar = progress_bar(progress, "attend")
     call.check_out(part, out)
     q = call.query.read(part)
@@ -216,7 +215,7 @@ def attend_backward(
     needs = checked_needs(needs, _core.AttentionGradients._fields)
     call = Call(attend_backward, query, keys, values, options)
     upstream = Upstream(call, grad_out, out, lse, grad_lse, needs)
-    size, bar = checked_block(block), progress_bar(progress, "attend_backward")
+    size, bar = _arguments.count("block", block, 1), progress_bar(progress, "attend_backward")
     seen = chosen("rows", rows, call.whole.n_q), chosen("columns", columns, call.whole.n_k)
     of_queries = {name for name in needs if name not in ("key", "value")}
     found: dict[str, Array | None] = dict.fromkeys(_core.AttentionGradients._fields)

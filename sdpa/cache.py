@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from sdpa.mechanisms._compose import Array, arrays, checked_float, integer, native
+from sdpa import _arguments
+from sdpa.mechanisms._compose import Array, arrays, checked_float, native
 
 __all__ = ["KVCache"]
 
@@ -50,7 +49,7 @@ class KVCache:
     Attributes
     ----------
     capacity, window : int, tuple or None
-        As given.
+        As given, but for bounds of the window that exclude nothing, which are None.
 
     Raises
     ------
@@ -90,10 +89,11 @@ class KVCache:
         window: tuple[int | None, int | None] | None = None,
     ) -> None:
         sizes = {"batch": batch, "heads": heads, "d_k": d_k, "d_v": d_k if d_v is None else d_v}
-        sizes = {name: _size(name, size) for name, size in sizes.items()}
-        self.capacity: int = _size("capacity", capacity)
-        self.window: tuple[int | None, int | None] | None = _pair(window)
-        self._left = self.window[0] if self.window else None
+        sizes = {name: _arguments.size(name, size) for name, size in sizes.items()}
+        self.capacity: int = _arguments.size("capacity", capacity)
+        bounds = _arguments.window("window", window)
+        self.window: tuple[int | None, int | None] | None = None if window is None else bounds
+        self._left = bounds[0]
         if self._left is not None and self._left >= self.capacity:
             raise ValueError(
                 f"capacity: expected more than the {self._left} positions that "
@@ -204,15 +204,13 @@ class KVCache:
 
     def _per_sequence(self, name: str, value: ArrayLike, most: int) -> NDArray[np.int64]:
         """One integer per sequence, from 0 to most."""
-        (x,) = arrays(**{name: value})
-        if x.dtype.kind not in "iu" and x.size:
-            raise TypeError(f"{name}: expected integers, got {x.dtype}")
+        x = _arguments.integers(name, value)
         if x.shape != self._lengths.shape:
             raise ValueError(f"{name}: expected {self._lengths.shape}, got {x.shape}")
         outside = x[(x < 0) | (x > most)]
         if outside.size:
             raise ValueError(f"{name}: expected integers from 0 to {most}, got {outside[0]}")
-        return x.astype(np.int64)
+        return x
 
     def _kept(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The number of old positions of each sequence that stay, so that the new ones fit."""
@@ -269,27 +267,6 @@ class KVCache:
         self._lengths = self._lengths[index]
         self._positions = self._positions[index]
         self._counts = self._counts[index]
-
-
-def _size(name: str, value: Any) -> int:
-    size = integer(name, value)
-    if size < 0:
-        raise ValueError(f"{name}: expected at least 0, got {size}")
-    return size
-
-
-def _pair(window: Any) -> tuple[int | None, int | None] | None:
-    """The window, after the same checks as in the kernel."""
-    if window is None:
-        return None
-    if not isinstance(window, (tuple, list)) or len(window) != 2:
-        raise TypeError(f"window: expected a pair (left, right), got {window!r}")
-    left, right = (None if side is None else integer("window", side) for side in window)
-    if (left is not None and left < 0) or (right is not None and right < 0):
-        raise ValueError(
-            f"window: expected bounds of at least 0, or None for no bound, got {(left, right)}"
-        )
-    return left, right
 
 
 @np.errstate(all="ignore")

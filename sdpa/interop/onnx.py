@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import sdpa
+from sdpa import _arguments
 
 try:
     import onnx
@@ -152,6 +153,13 @@ def _attention(
         key = np.concatenate((past_key, key), axis=2)
         value = np.concatenate((past_value, value), axis=2)
     elif lengths is not None:
+        lengths = _arguments.integers("nonpad_kv_seqlen", lengths)
+        outside = lengths[(lengths < 0) | (lengths > key.shape[2])]
+        if outside.size:
+            raise ValueError(
+                f"nonpad_kv_seqlen: expected integers from 0 to {key.shape[2]}, the keys, "
+                f"got {outside[0]}"
+            )
         offset = lengths - query.shape[2]
 
     dtype = _compute_dtype((query, key, value), attributes.get("softmax_precision"))

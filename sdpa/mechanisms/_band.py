@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from sdpa import _core
+from sdpa import _arguments, _core
 from sdpa._philox import dropout_factors
 from sdpa.mechanisms._compose import (
     Array,
@@ -68,7 +68,11 @@ class Problem:
         self.block_options: dict[str, Any] = {"scale": self.scale}
         for name in options.keys() & {"enable_gqa", "key_lengths", "workers"}:
             self.block_options[name] = options[name]
-        self.dropout_p, self.seed = options.get("dropout_p", 0.0), options.get("rng")
+        if self.block_options.get("key_lengths") is not None:
+            lengths = _arguments.integers("key_lengths", options["key_lengths"])
+            self.block_options["key_lengths"] = lengths
+        self.dropout_p, rng = options.get("dropout_p", 0.0), options.get("rng")
+        self.seed = None if rng is None else _arguments.seed(rng)
         # Whether the kernel can compute the band, with the scores of relative rows as a bias.
         self.is_plain = self.dropout_p == 0 and not changes_scores(options)
 
@@ -116,10 +120,10 @@ class Problem:
 
     def parts(self) -> Iterator[tuple[int | None, int, int]]:
         """The visible parts: (row of rel_key, or None for the band; least and largest distance)."""
-        left, right = self.options.get("window") or (None, None)
+        left, right = _arguments.window("window", self.options.get("window"))
         low, high = 1 - self.n_q - self.offset, self.n_k - 1 - self.offset
-        low = low if left is None else max(low, -int(left))
-        high = high if right is None else min(high, int(right))
+        low = low if left is None else max(low, -left)
+        high = high if right is None else min(high, right)
         if self.options.get("is_causal"):
             high = min(high, 0)
         d = self.farthest
@@ -218,7 +222,7 @@ class Block:
         self.options = dict(problem.block_options)
         lengths = self.options.get("key_lengths")
         if lengths is not None:
-            self.options["key_lengths"] = np.clip(np.subtract(lengths, keys.start), 0, self.n_keys)
+            self.options["key_lengths"] = np.clip(lengths - keys.start, 0, self.n_keys)
 
     def _bias(self, distances: Array) -> Array:
         """The bias of the scores of query and key: relative rows, ALiBi and mask."""
@@ -301,7 +305,7 @@ class Block:
         """Dropout's factors of the weights, (..., rows, keys)."""
         problem, first = self.problem, (self.rows.start, self.keys.start)
         shape = (*problem.lead, self.n_rows, self.n_keys)
-        return dropout_factors(shape, problem.dropout_p, problem.seed or 0, first, self.query.dtype)
+        return dropout_factors(shape, problem.dropout_p, problem.seed, first, self.query.dtype)
 
     def weights(self, lse: Array) -> Array:
         """exp(scores - lse), (..., rows, keys)."""

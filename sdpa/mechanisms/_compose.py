@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-import operator
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sdpa import _core
+from sdpa import _arguments, _core
 
 Array = NDArray[Any]
 
@@ -88,13 +87,6 @@ def checked_needs(needs: Iterable[str], known: Sequence[str]) -> tuple[str, ...]
     return needs
 
 
-def integer(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: expected one integer, got {value!r}") from None
-
-
 def diagonal_offset(options: dict[str, Any], n_q: int, n_k: int) -> int:
     """Remove the position of query 0 among the keys from the options, and return it.
 
@@ -104,14 +96,14 @@ def diagonal_offset(options: dict[str, Any], n_q: int, n_k: int) -> int:
     """
     offset = options.pop("query_offset", None)
     if options.get("is_causal") != "lower_right":
-        return 0 if offset is None else integer("query_offset", offset)
+        return 0 if offset is None else _arguments.offset("query_offset", offset)
     if offset is not None:
         raise ValueError(
             "query_offset: expected None with is_causal='lower_right', which sets the offset itself"
         )
     options["is_causal"] = True
     length = options.get("key_lengths")
-    return (n_k if length is None else integer("key_lengths", length)) - n_q
+    return (n_k if length is None else _arguments.integer("key_lengths", length)) - n_q
 
 
 def positive(name: str, value: float) -> float:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Unpack, cast
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from sdpa import _core
+from sdpa import _arguments, _core
 from sdpa._options import LayerOptions
 from sdpa.mechanisms._compose import (
     Array,
@@ -186,17 +186,16 @@ class MultiHeadAttention:
         dtype: DTypeLike = np.float32,
         rng: int | np.random.Generator | None = None,
     ) -> None:
-        for name, size in (("d_model", d_model), ("heads", heads)):
-            if size < 1:
-                raise ValueError(f"{name}: expected at least 1, got {size}")
+        d_model = _arguments.size("d_model", d_model, 1)
+        heads = _arguments.size("heads", heads, 1)
         if d_k is None and d_model % heads:
             raise ValueError(f"d_model: expected a multiple of heads={heads}, got {d_model}")
         self.d_model: int = d_model
         self.heads: int = heads
-        self.kv_heads: int = heads if kv_heads is None else kv_heads
-        self.d_k: int = d_model // heads if d_k is None else d_k
-        self.d_v: int = self.d_k if d_v is None else d_v
-        self.d_context: int = d_model if d_context is None else d_context
+        self.kv_heads: int = _size("kv_heads", kv_heads, heads)
+        self.d_k: int = _size("d_k", d_k, d_model // heads)
+        self.d_v: int = _size("d_v", d_v, self.d_k)
+        self.d_context: int = _size("d_context", d_context, d_model)
         self.init: Initialiser = init
         self.scale: ScaleRule = scale
         self.fold_scale: bool = fold_scale
@@ -219,9 +218,6 @@ class MultiHeadAttention:
             self.parameters["w_query"] = folded.astype(self.dtype)
 
     def _check_sizes(self) -> None:
-        for name in ("kv_heads", "d_k", "d_v", "d_context"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"kv_heads: expected a number that divides heads={self.heads}, got {self.kv_heads}"
@@ -578,6 +574,10 @@ class MultiHeadAttention:
             into += _product(merged, widen(given[name]).T)
         parameters["w_out"] = weight_gradient(_merged(saved.out), grad, given["w_out"].shape)
         return parameters, grad_x, grad_source
+
+
+def _size(name: str, value: int | None, default: int) -> int:
+    return default if value is None else _arguments.size(name, value, 1)
 
 
 def _product(x: Array, w: Array) -> Array:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sdpa.mechanisms._compose import Array, arrays, checked_float, integer, native, positive, widen
+from sdpa import _arguments
+from sdpa.mechanisms._compose import Array, arrays, checked_float, native, positive, widen
 
 __all__ = ["rotary_embedding", "rotary_embedding_backward"]
 
@@ -118,7 +119,7 @@ def _rotated(
     checked_float(name, x)
     if x.ndim < 2:
         raise ValueError(f"{name}: expected at least two axes, (..., L, d), got {x.shape}")
-    r = x.shape[-1] if rotary_dim is None else integer("rotary_dim", rotary_dim)
+    r = x.shape[-1] if rotary_dim is None else _arguments.integer("rotary_dim", rotary_dim)
     if not 0 <= r <= x.shape[-1] or r % 2:
         raise ValueError(
             f"rotary_dim: expected an even number from 0 to {name}'s last axis {x.shape[-1]}, "

@@ -86,20 +86,21 @@ def logits_of(
     if is_causal == "lower_right":
         offset = length - n_q
 
-    # Query i is at `position` among the keys.
-    j, position = np.arange(n_k), np.arange(n_q)[:, None] + offset
+    # Query i is at i + offset among the keys; the sum with a bound of the window may overflow.
+    j = np.arange(n_k)
+    distance = j - np.arange(n_q)[:, None] - offset
     visible = j < length
     if is_causal:
-        visible = visible & (j <= position)
+        visible = visible & (distance <= 0)
     left, right = window or (None, None)
     if left is not None:
-        visible = visible & (j >= position - left)
+        visible = visible & (distance >= -left)
     if right is not None:
-        visible = visible & (j <= position + right)
+        visible = visible & (distance <= right)
 
     if alibi_slopes is not None:
         slopes = per_head(np.asarray(alibi_slopes, np.float64), lead)
-        z = z - slopes * abs(position - j)
+        z = z - slopes * abs(distance)
     if attn_mask is not None:
         mask = np.broadcast_to(attn_mask, z.shape)
         if mask.dtype == bool:

@@ -389,7 +389,7 @@ REFUSED = {
         {"dropout_p": 0.1},
     ),
     "block": (ValueError, "block: expected at least 1, got 0", {"block": 0}),
-    "block type": (TypeError, "block: expected one integer, got 2.0", {"block": 2.0}),
+    "block type": (TypeError, "block: expected an integer, got 2.0", {"block": 2.0}),
     "rows": (TypeError, "rows: expected a slice, got 3", {"rows": 3}),
     "rows step": (
         ValueError,

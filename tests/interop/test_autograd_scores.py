@@ -134,6 +134,18 @@ def test_no_matrix_is_held(rng, monkeypatch, name, order):
     assert all(np.abs(part).max() > 1e-6 for part in result)
 
 
+def test_the_composed_formula_of_shaw_takes_unsigned_lengths(rng):
+    """Lq is subtracted from int64, so that 3 - 5 of uint8 is -2."""
+    q, k, v, rel_key = (rng.standard_normal((n, 4)) for n in (5, 7, 7, 3))
+
+    def f(q, length):
+        options = {"is_causal": "lower_right", "key_lengths": length}
+        return interop.shaw_attention(q, k, v, rel_key, **options)
+
+    tangents = (make_jvp(f)(q, length)(q)[1] for length in (np.uint8(3), 3))
+    np.testing.assert_array_equal(*tangents)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rotary_embedding(rng, interleaved):
     at = rng.uniform(-9, 9, (2, 5))

@@ -80,6 +80,7 @@ OPTIONS = {
     "causal": {"is_causal": True},
     "lower right": {"is_causal": "lower_right", "key_lengths": [60, 31]},
     "window": {"window": (7, 2), "query_offset": np.array([0, 9])},
+    "no bounds": {"window": (2**70, sys.maxsize), "query_offset": [-(2**60), 2**60]},
     "sinks": {"sinks": np.linspace(-1, 1, 4), "softcap": 3.0, "scale": 0.2},
     "alibi": {"alibi_slopes": np.linspace(0, 1, 4), "key_lengths": 17, "workers": 1},
     "mask": {"attn_mask": np.random.default_rng(0).random((4, N_Q, N_K)) < 0.5},

@@ -387,7 +387,8 @@ REFUSED = {
     "no seed": (
         lambda: interop.attention(Q, Q, Q, dropout_p=0.5),
         TypeError,
-        "rng: expected an int or a key of jax.random with dropout_p > 0, got None",
+        "rng: expected an int from 0 to 2^64 - 1 or a key of jax.random with dropout_p > 0, "
+        "got None",
     ),
     "forward over forward of dropout": (
         lambda: jax.jacfwd(jax.jacfwd(lambda q: interop.attention(q, Q, Q, dropout_p=0.5, rng=1)))(

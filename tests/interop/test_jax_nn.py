@@ -203,7 +203,7 @@ REFUSED = {
     ),
     "values of lengths": (
         lambda: ours(Q, Q, Q, key_value_seq_lengths=np.array([7, 1], np.int32)),
-        "key_lengths: expected integers from 0 to Lk = 6, got 7",
+        "key_value_seq_lengths: expected integers from 0 to S = 6, got 7",
     ),
     "type of lengths": (
         lambda: ours(Q, Q, Q, query_seq_lengths=np.ones(2, np.float32)),

@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test import BackendTest, loader
 from onnx.reference import ReferenceEvaluator
+from support.calls import message
 from support.protocols import OnlyDlpack
 
 import sdpa
@@ -104,6 +105,21 @@ def test_integer_mask_is_refused(rng):
     node = helper.make_node("Attention", ["q", "k", "v", "m"], ["y"])
     with pytest.raises(TypeError, match="attn_mask"):
         Backend.run_node(node, [q, q, q, np.ones((2, 2), np.int64)])
+
+
+def test_lengths_of_any_integer_type(rng):
+    """They become int64 before Lq is subtracted from them."""
+    q, k = (rng.standard_normal((2, 1, n, 4)).astype(np.float32) for n in (5, 7))
+    node = helper.make_node("Attention", ["q", "k", "v", "", "", "", "n"], ["y"], is_causal=1)
+    wide = np.array([3, 7])
+    expected = sdpa.attention(q, k, k, is_causal="lower_right", key_lengths=wide)
+    for lengths in wide, wide.astype(np.uint8):
+        inputs = [q, k, k, None, None, None, lengths]
+        np.testing.assert_array_equal(Backend.run_node(node, inputs)[0], expected)
+    for lengths, wrong in (([3, 8], 8), ([-(2**63), 3], -(2**63))):
+        inputs[-1] = np.array(lengths)
+        expected = f"nonpad_kv_seqlen: expected integers from 0 to 7, the keys, got {wrong}"
+        assert message(ValueError, Backend.run_node, node, inputs) == expected
 
 
 def test_other_operators_are_refused():

@@ -386,11 +386,11 @@ REFUSED = {
     ),
     "bounds of a window": (
         lambda: interop.attention(Q, Q, Q, window=(1.5, 0)),
-        "window: expected whole numbers or None, got 1.5",
+        "window: expected an integer, got 1.5",
     ),
     "workers": (
         lambda: interop.attention(Q, Q, Q, workers=1.5),
-        "workers: expected whole numbers or None, got 1.5",
+        "workers: expected an integer, got 1.5",
     ),
     "fraction of a length": (
         lambda: interop.attention(Q, Q, Q, key_lengths=1.5),

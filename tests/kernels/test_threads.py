@@ -273,6 +273,8 @@ def test_threadpoolctl_limits_sdpa(first):
             with threadpoolctl.threadpool_limits(1, user_api="sdpa"):
                 assert sdpa.get_num_threads() == ours() == 1
         assert sdpa.get_num_threads() == 3
+        with threadpoolctl.threadpool_limits({{"sdpa": 2**32 + 1}}):  # which is 1 in C's int
+            assert ours() == 1024
         with threadpoolctl.threadpool_limits({{"sdpa": 1}}):
             assert sdpa.get_num_threads() == 1
         print("ok")

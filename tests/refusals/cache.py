@@ -9,12 +9,13 @@ import sdpa
 # case: (exception, message, changes to a valid call)
 CACHE = {
     "batch": (ValueError, "batch: expected at least 0, got -1", {"batch": -1}),
-    "heads": (TypeError, "heads: expected one integer, got 2.0", {"heads": 2.0}),
+    "heads": (TypeError, "heads: expected an integer, got 2.0", {"heads": 2.0}),
     "d_v": (ValueError, "d_v: expected at least 0, got -3", {"d_v": -3}),
-    "capacity": (TypeError, "capacity: expected one integer, got None", {"capacity": None}),
+    "capacity": (TypeError, "capacity: expected an integer, got None", {"capacity": None}),
+    "huge": (ValueError, f"batch: expected at most 2^48, got {2**70}", {"batch": 2**70}),
     "dtype": (TypeError, f"dtype: expected {FLOATS}, got int32", {"dtype": np.int32}),
     "window number": (TypeError, "window: expected a pair (left, right), got 3", {"window": 3}),
-    "window float": (TypeError, "window: expected one integer, got 0.5", {"window": (0.5, 1)}),
+    "window float": (TypeError, "window: expected an integer, got 0.5", {"window": (0.5, 1)}),
     "negative window": (
         ValueError,
         "window: expected bounds of at least 0, or None for no bound, got (0, -1)",

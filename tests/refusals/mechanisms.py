@@ -204,7 +204,7 @@ SHAW_ROWS = {
     ),
     "query_offset": (
         TypeError,
-        "query_offset: expected one integer, got [0, 1]",
+        "query_offset: expected an integer, got [0, 1]",
         {"query_offset": [0, 1]},
     ),
 }

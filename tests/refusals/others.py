@@ -33,7 +33,7 @@ def rotary(x):
         ),
         "rotary_dim float": (
             TypeError,
-            "rotary_dim: expected one integer, got 2.5",
+            "rotary_dim: expected an integer, got 2.5",
             {"rotary_dim": 2.5},
         ),
         "positions": (
@@ -57,7 +57,8 @@ def rotary(x):
 
 ALIBI = {
     "heads": (ValueError, "heads: expected at least 1, got 0", {"heads": 0}),
-    "heads float": (TypeError, "heads: expected one integer, got 2.0", {"heads": 2.0}),
+    "heads float": (TypeError, "heads: expected an integer, got 2.0", {"heads": 2.0}),
+    "heads huge": (ValueError, f"heads: expected at most 2^48, got {2**70}", {"heads": 2**70}),
 }
 BUCKETS = np.ones((32, 4))
 T5 = {
@@ -89,7 +90,7 @@ T5 = {
     ),
     "max_distance None": (
         TypeError,
-        "max_distance: expected one integer, got None",
+        "max_distance: expected an integer, got None",
         {"max_distance": None},
     ),
     "query_length": (
@@ -97,17 +98,42 @@ T5 = {
         "query_length: expected at least 0, got -1",
         {"query_length": -1},
     ),
-    "key_length": (TypeError, "key_length: expected one integer, got 4.5", {"key_length": 4.5}),
+    "key_length": (TypeError, "key_length: expected an integer, got 4.5", {"key_length": 4.5}),
     "query_offset": (
         TypeError,
-        "query_offset: expected one integer, got [1]",
+        "query_offset: expected an integer, got [1]",
         {"query_offset": [1]},
+    ),
+    "query_offset bool": (
+        TypeError,
+        "query_offset: expected integers, got bool",
+        {"query_offset": True},
+    ),
+    "query_offset beyond": (
+        ValueError,
+        f"query_offset: expected integers from -2^60 to 2^60, got {2**60 + 1}",
+        {"query_offset": 2**60 + 1},
+    ),
+    "key_length huge": (
+        ValueError,
+        f"key_length: expected at most 2^48, got {2**48 + 1}",
+        {"key_length": 2**48 + 1},
     ),
 }
 T5_BACKWARD = {
+    "num_buckets huge": (
+        ValueError,
+        f"num_buckets: expected at most 2^48, got {2**70}",
+        {"num_buckets": 2**70},
+    ),
     "num_buckets": (
         ValueError,
-        "num_buckets: expected an even number of at least 4 buckets, got -4",
+        "num_buckets: expected an even number of at least 4 buckets, got 7",
+        {"num_buckets": 7},
+    ),
+    "negative num_buckets": (
+        ValueError,
+        "num_buckets: expected at least 2, got -4",
         {"num_buckets": -4},
     ),
     "grad_bias dtype": (
@@ -122,6 +148,16 @@ T5_BACKWARD = {
     ),
 }
 T5_ATTENTION = {
+    "key_lengths": (
+        ValueError,
+        f"key_lengths: expected integers from 0 to Lk = 7, got {2**63 - 1}",
+        {"is_causal": "lower_right", "key_lengths": 2**70},
+    ),
+    "query_offset bool": (
+        TypeError,
+        "query_offset: expected integers, got bool",
+        {"query_offset": True},
+    ),
     "table heads": (
         ValueError,
         "attn_mask: expected a shape that broadcasts to (2, 4, 5, 7), got (3, 5, 7)",
@@ -129,7 +165,7 @@ T5_ATTENTION = {
     ),
     "query_offset": (
         TypeError,
-        "query_offset: expected one integer, got array([1, 2])",
+        "query_offset: expected an integer, got array([1, 2])",
         {"query_offset": np.array([1, 2])},
     ),
     "dropout": (
@@ -163,6 +199,11 @@ LAYERS = {
         {"heads": 3},
     ),
     "d_k": (ValueError, "d_k: expected at least 1, got 0", {"d_k": 0}),
+    "d_model float": (TypeError, "d_model: expected an integer, got 8.0", {"d_model": 8.0}),
+    "heads float": (TypeError, "heads: expected an integer, got 4.0", {"heads": 4.0}),
+    "d_v float": (TypeError, "d_v: expected an integer, got 2.0", {"d_v": 2.0}),
+    "d_context text": (TypeError, "d_context: expected an integer, got '6'", {"d_context": "6"}),
+    "d_k huge": (ValueError, f"d_k: expected at most 2^48, got {2**70}", {"d_k": 2**70}),
     "kv_heads": (
         ValueError,
         "kv_heads: expected a number that divides heads=4, got 3",

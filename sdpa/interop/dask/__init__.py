@@ -25,9 +25,8 @@ except ImportError as _error:
 
 import numpy as np
 
-from sdpa import _core, blocks
+from sdpa import _arguments, _core, blocks
 from sdpa._options import BlockOptions
-from sdpa._stream import checked_block
 from sdpa.interop.dask import _chunks as cut
 from sdpa.interop.dask import _tasks as tasks
 from sdpa.mechanisms._compose import checked_needs
@@ -118,7 +117,7 @@ def attention(
     call = blocks.Call(attention, query, key, value, options)
     query, sizes = cut.in_chunks(call.query, chunks)
     shape = call.out_shape()
-    bounds, size = cut.bounds_of(sizes), checked_block(block)
+    bounds, size = cut.bounds_of(sizes), _arguments.count("block", block, 1)
     task = tasks.Task(call.query.shape, call.query.axis, bounds, size, options)
     targets = cut.out_targets(out, return_lse, call, shape, sizes)
     # out and lse are columns of one array, so that one task computes both.
@@ -219,7 +218,7 @@ def attention_backward(
     call = blocks.Call(attention_backward, query, key, value, options)
     blocks.Upstream(call, grad_out, out, lse, grad_lse, needs)
     into = cut.gradient_targets(into, needs, call, operands | cut.inputs_of(call))
-    size, found, flags = checked_block(block), {}, []
+    size, found, flags = _arguments.count("block", block, 1), {}, []
     for names in (("query",), ("key", "value")):
         wanted = tuple(name for name in names if name in needs)
         if not wanted:

@@ -10,9 +10,8 @@ import numpy as np
 import zarr
 from dask.delayed import delayed
 
-from sdpa import blocks
+from sdpa import _arguments, blocks
 from sdpa._stream import Operand
-from sdpa.mechanisms._compose import integer
 
 Chunks = tuple[tuple[int, ...], ...]
 
@@ -71,9 +70,7 @@ def sizes_of(operand: Operand, chunks: int | None, target: Any = None) -> tuple[
         whole = unit_of(target, operand.axis) if target is not None else None
         size = whole or unit_of(operand.source, operand.axis) or blocks.BLOCK
     else:
-        size = integer("chunks", chunks)
-        if size < 1:
-            raise ValueError(f"chunks: expected at least 1, got {size}")
+        size = _arguments.count("chunks", chunks, 1)
     return tuple(min(size, n - start) for start in range(0, n, size)) or (0,)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sdpa import _core
+from sdpa import _arguments, _core
 from sdpa.interop.jax._primitives import FORWARD, Options
 
 
@@ -44,15 +44,12 @@ def _seed(rng: Any, dropout_p: float) -> Any:
     """Two uint32, the low half of the seed first."""
     if not dropout_p:
         return None
-    if isinstance(rng, int) and not isinstance(rng, bool):
-        if 0 <= rng < 2**64:
-            return jnp.asarray([rng % 2**32, rng >> 32], jnp.uint32)
-        raise ValueError(f"rng: expected an int from 0 to 2^64 - 1, got {rng}")
     if isinstance(rng, jax.Array) and (
         jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.dtype == jnp.uint32
     ):
         return jax.random.bits(rng, (2,), jnp.uint32)
-    raise TypeError(f"rng: expected an int or a key of jax.random with dropout_p > 0, got {rng!r}")
+    seed = _arguments.seed(rng, " or a key of jax.random with dropout_p > 0")
+    return jnp.asarray([seed % 2**32, seed >> 32], jnp.uint32)
 
 
 def _per_entry(x: Any, shape: tuple[int, ...]) -> Any:
@@ -64,26 +61,55 @@ def _with_axes(x: Any, n: int) -> Any:
     return x if x is None or x.ndim >= n else x.reshape((1,) * (n - x.ndim) + x.shape)
 
 
-def _band(n_q: Any, n_k: Any, given: dict[str, Any]) -> tuple[int | None, int | None, Any]:
+def _band(
+    n_q: Any, n_k: Any, reach: int, given: dict[str, Any]
+) -> tuple[int | None, int | None, Any]:
     """(lower, upper, query_offset); the offset is None if nothing depends on it."""
-    left, right = given["window"] or (None, None)
-    lower, upper = None if left is None else -int(left), None if right is None else int(right)
+    window, offset = _arguments.window("window", given["window"]), given["query_offset"]
+    if given["is_causal"] == "lower_right":
+        lengths = given["key_lengths"]
+        offset = (n_k if lengths is None else lengths) - n_q
+    elif offset is not None and not isinstance(offset, jax.Array):
+        offset = _arguments.integers("query_offset", offset)
+        if given["alibi_slopes"] is None:
+            offset, window = _arguments.nearer(offset, window, reach)
+        _check_range(offset)
+    left, right = window
     if given["is_causal"]:
-        upper = 0
-    if lower is None and upper is None and given["alibi_slopes"] is None:
+        right = 0
+    if left is None and right is None and given["alibi_slopes"] is None:
         return None, None, None
-    if given["is_causal"] != "lower_right":
-        return lower, upper, given["query_offset"]
-    lengths = given["key_lengths"]
-    return lower, upper, (n_k if lengths is None else lengths) - n_q
+    return None if left is None else -left, right, offset
 
 
-def _integers(x: Any) -> Any:
-    """Integers as the handlers take them: signed, of 32 bits or, if JAX allows, 64."""
+def _signed() -> Any:
+    """The limits of the widest signed integers: of 32 bits or, if JAX allows, 64."""
+    return np.iinfo(jnp.result_type(int))
+
+
+def _check_range(offset: Any) -> None:
+    """Raise a ValueError if ALiBi needs an offset that JAX cannot represent."""
+    limits = _signed()
+    beyond = offset[(offset < limits.min) | (offset > limits.max)]
+    if beyond.size:
+        raise ValueError(
+            f"query_offset: expected integers of {limits.bits} bits with alibi_slopes, "
+            f"got {beyond[0]}; jax_enable_x64 gives 64"
+        )
+
+
+def _integers(name: str, x: Any) -> Any:
+    """Integers as the handlers take them, signed; those beyond become the nearest."""
     if x is None:
         return None
-    x = jnp.asarray(x)
-    return x.astype(jnp.result_type(int)) if x.dtype not in (np.int32, np.int64) else x
+    limits = _signed()
+    if not isinstance(x, jax.Array):
+        return jnp.asarray(_arguments.integers(name, x).clip(limits.min, limits.max), limits.dtype)
+    if x.dtype in (np.int32, np.int64):
+        return x
+    if np.iinfo(x.dtype).max > limits.max:
+        x = jnp.minimum(x, x.dtype.type(limits.max))
+    return x.astype(limits.dtype)
 
 
 _ARRAYS = ("attn_mask", "sinks", "alibi_slopes")
@@ -121,16 +147,16 @@ def _forward(
     given["sinks"] = _array(given["sinks"], query.dtype)
     _check((query, key, value), given, rows_first)
 
-    key_lengths = _integers(given["key_lengths"])
-    cu_seqlens = [_integers(given[name]) for name in _PACKING]
+    key_lengths = _integers("key_lengths", given["key_lengths"])
+    cu_seqlens = [_integers(name, given[name]) for name in _PACKING]
     is_packed = cu_seqlens[0] is not None
+    rows_first = rows_first or is_packed
+    n_q, n_k = (x.shape[-3 if rows_first else -2] for x in (query, key))
+    reach = n_q + n_k
     if is_packed:
-        rows_first = True
         n_q, n_k = map(jnp.diff, cu_seqlens)
-    else:
-        n_q, n_k = (x.shape[-3 if rows_first else -2] for x in (query, key))
-    lower, upper, query_offset = _band(n_q, n_k, given | {"key_lengths": key_lengths})
-    query_offset = _integers(query_offset)
+    lower, upper, query_offset = _band(n_q, n_k, reach, given | {"key_lengths": key_lengths})
+    query_offset = _integers("query_offset", query_offset)
     if is_packed:
         key_lengths, query_offset = (_per_entry(x, n_q.shape) for x in (key_lengths, query_offset))
     options = Options(
@@ -140,7 +166,7 @@ def _forward(
         lower=lower,
         upper=upper,
         invariant=bool(given["invariant"]),
-        workers=int(given["workers"] or 0),
+        workers=min(_arguments.integer("workers", given["workers"] or 0), 2**31 - 1),
         rows_first=rows_first,
     )
     rank = max(3, query.ndim, key.ndim, value.ndim)
@@ -276,12 +302,23 @@ def _check_layout(query: Any, key: Any, value: Any) -> None:
 
 
 def _lengths(name: str, lengths: Any, n_batch: int) -> Any:
-    lengths = _array(lengths)
-    if lengths is None:
-        return None
-    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+    """Integers (B,)."""
+    if isinstance(lengths, jax.Array) and not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise TypeError(f"{name}: expected integers, got {lengths.dtype}")
-    _check_shape(name, lengths, (n_batch,))
+    lengths = _integers(name, lengths)
+    if lengths is not None:
+        _check_shape(name, lengths, (n_batch,))
+    return lengths
+
+
+def _key_lengths(lengths: Any, n_batch: int, n_k: int) -> Any:
+    name = "key_value_seq_lengths"
+    lengths = _lengths(name, lengths, n_batch)
+    if lengths is None or isinstance(lengths, jax.core.Tracer):
+        return lengths
+    outside = lengths[(lengths < 0) | (lengths > n_k)]
+    if outside.size:
+        raise ValueError(f"{name}: expected integers from 0 to S = {n_k}, got {outside[0]}")
     return lengths
 
 
@@ -368,14 +405,16 @@ def dot_product_attention(
     n_batch, n_q = query.shape[:2]
     query_lengths = _lengths("query_seq_lengths", query_seq_lengths, n_batch)
     window = local_window_size
+    if window is not None and not isinstance(window, (tuple, list)):
+        window = window, window
     out, lse = _forward(
         *(query, key, value),
         attn_mask=_joined(bias, mask, _wide(query, bias)),
         is_causal=bool(is_causal),
         scale=scale,
         enable_gqa=True,
-        window=(window, window) if isinstance(window, int) else window,
-        key_lengths=_lengths("key_value_seq_lengths", key_value_seq_lengths, n_batch),
+        window=_arguments.window("local_window_size", window),
+        key_lengths=_key_lengths(key_value_seq_lengths, n_batch, key.shape[1]),
         rows_first=True,
     )
     residual = jax.lax.stop_gradient(lse).swapaxes(1, 2).astype(query.dtype)

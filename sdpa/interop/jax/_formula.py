@@ -22,31 +22,52 @@ def _places(cu_seqlens: Any, n: int) -> tuple[Any, Any]:
     return sequence, rows - cu_seqlens[sequence]
 
 
-def _pairs(named: Named, n_q: int, n_k: int) -> tuple[Any, Any, Any]:
-    """(j - (i + offset), j < key_lengths, i and j in one sequence), for (..., Lq, Lk)."""
-    offset, lengths = named.get("query_offset", 0), named.get("key_lengths")
+def _pairs(named: Named, n_q: int, n_k: int) -> tuple[Any, Any, Any, Any]:
+    """(j - i, offset, j < key_lengths, i and j in one sequence), for (..., Lq, Lk)."""
+    offset, lengths = named.get("query_offset"), named.get("key_lengths")
     if "cu_seqlens_q" not in named:
-        j, distance = jnp.arange(n_k), jnp.arange(n_k) - jnp.arange(n_q)[:, None]
-        if "query_offset" in named:
-            distance = distance - offset[..., None, None, None]
-        return distance, True if lengths is None else j < lengths[..., None, None, None], True
-    of_query, i = _places(named["cu_seqlens_q"], n_q)
-    of_key, j = _places(named["cu_seqlens_k"], n_k)
-    if "query_offset" in named:
-        i = i + offset[of_query]
-    there = True if lengths is None else j < lengths[of_key]
-    return j - i[:, None], there, of_query[:, None] == of_key
+        i, j, together = jnp.arange(n_q), jnp.arange(n_k), True
+        offset, lengths = (x if x is None else x[..., None, None, None] for x in (offset, lengths))
+    else:
+        of_query, i = _places(named["cu_seqlens_q"], n_q)
+        of_key, j = _places(named["cu_seqlens_k"], n_k)
+        offset = None if offset is None else offset[of_query, None]
+        lengths = None if lengths is None else lengths[of_key]
+        together = of_query[:, None] == of_key
+    return j - i[:, None], offset, True if lengths is None else j < lengths, together
+
+
+def _limit(bound: int, offset: Any, n_q: int, n_k: int) -> Any:
+    """bound + offset for comparisons with j - i, so limited to -Lq to Lk, without overflow."""
+    if offset is None:
+        return min(max(bound, -n_q), n_k)
+    # The offsets at which it reaches its limits, of which some may not have the type of offsets.
+    low, high, can = -n_q - bound, n_k - bound, np.iinfo(offset.dtype)
+    if low > can.max or high < can.min:
+        return -n_q if low > can.max else n_k
+    if low >= can.min:
+        return jnp.clip(offset, low, min(high, can.max)) - low - n_q
+    return n_k - (high - jnp.clip(offset, can.min, high))
 
 
 def _visible(named: Named, options: Options, n_q: int, n_k: int) -> Any:
     """The pairs that band and lengths let through, to be broadcast to (..., heads, Lq, Lk)."""
-    distance, there, together = _pairs(named, n_q, n_k)
+    distance, offset, there, together = _pairs(named, n_q, n_k)
     visible = jnp.full((1, 1), True) & there & together
     if options.lower is not None:
-        visible &= distance >= options.lower
+        visible &= distance >= _limit(options.lower, offset, n_q, n_k)
     if options.upper is not None:
-        visible &= distance <= options.upper
+        visible &= distance <= _limit(options.upper, offset, n_q, n_k)
     return visible
+
+
+def _distances(named: Named, n_q: int, n_k: int) -> Any:
+    """|j - (i + offset)|, of offsets that leave room for it in their type."""
+    distance, offset, _, _ = _pairs(named, n_q, n_k)
+    if offset is None:
+        return abs(distance)
+    most = np.iinfo(offset.dtype).max
+    return abs(distance - jnp.clip(offset, n_k - most, most - n_q))
 
 
 def _weights(s: Any, visible: Any, sinks: Any) -> Any:
@@ -83,7 +104,7 @@ def attention(named: Named, options: Options) -> Any:
         s = options.softcap * jnp.tanh(s / options.softcap)
     visible = _visible(named, options, *s.shape[-2:])
     if "alibi_slopes" in named:
-        s -= _per_head(named["alibi_slopes"], wide) * abs(_pairs(named, *s.shape[-2:])[0])
+        s -= _per_head(named["alibi_slopes"], wide) * _distances(named, *s.shape[-2:])
     mask = named.get("attn_mask")
     if mask is not None and mask.dtype == bool:
         visible &= mask

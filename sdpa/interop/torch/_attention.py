@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,14 +10,14 @@ import numpy as np
 import torch
 
 import sdpa
+from sdpa import _arguments
 from sdpa.interop.torch._arrays import check_tensor, under_autocast
 from sdpa.interop.torch._functions import FUNCTIONS, OPERATORS, forward_without_lse
 from sdpa.interop.torch._operators import ALIGNMENTS, keywords_of, split
 from sdpa.interop.torch._packed import is_packed, one_sequence
 
 _INT64 = torch.iinfo(torch.int64)
-_WHOLE = (int, np.integer, torch.SymInt)
-_REAL = (*_WHOLE, float, np.floating, torch.SymFloat)
+_REAL = (int, np.integer, torch.SymInt, float, np.floating, torch.SymFloat)
 
 
 class AttentionForward(NamedTuple):
@@ -43,10 +42,6 @@ def _real(name: str, x: Any) -> Any:
     return None if x is None else _number(name, x, _REAL, "a number or None")
 
 
-def _whole(name: str, x: Any) -> Any:
-    return None if x is None else _number(name, x, _WHOLE, "whole numbers or None")
-
-
 def _constant(name: str, x: Any, dtype: torch.dtype | None = None) -> torch.Tensor | None:
     """An operand, which may be a number, as a tensor."""
     if x is None or isinstance(x, torch.Tensor):
@@ -57,17 +52,21 @@ def _constant(name: str, x: Any, dtype: torch.dtype | None = None) -> torch.Tens
         raise TypeError(f"{name}: expected a tensor or numbers, got {x!r}") from error
 
 
+def _integers(name: str, x: Any) -> torch.Tensor | None:
+    """Integers, which may be numbers, as a tensor."""
+    if isinstance(x, int):
+        x = torch.tensor(x if isinstance(x, bool) else _arguments.integer(name, x), device="cpu")
+    return _constant(name, x)
+
+
 def _seed(rng: Any, dropout_p: float) -> torch.Tensor | None:
     """The seed of dropout as a tensor, so that a new seed does not cause a recompilation."""
     if not dropout_p:
         return None
     if rng is None or isinstance(rng, torch.Generator):
         return torch.randint(_INT64.min, _INT64.max, (), generator=rng, device="cpu")
-    if isinstance(rng, bool) or not isinstance(rng, int):
-        raise TypeError(f"rng: expected an int, a torch.Generator or None, got {rng!r}")
-    if not 0 <= rng < 2**64:
-        raise ValueError(f"rng: expected an int from 0 to 2^64 - 1, got {rng}")
-    return torch.tensor(rng - 2**64 if rng > _INT64.max else rng, device="cpu")
+    seed = _arguments.seed(rng, ", a torch.Generator or None")
+    return torch.tensor(seed - 2**64 if seed > _INT64.max else seed, device="cpu")
 
 
 def _alignment(is_causal: Any) -> str:
@@ -106,25 +105,20 @@ def arguments_of(
     query, key, value = under_autocast(
         check_tensor("query", query), check_tensor("key", key), check_tensor("value", value)
     )
-    if window is None:
-        window = None, None
-    elif not isinstance(window, (tuple, list)) or len(window) != 2:
-        raise TypeError(f"window: expected a pair (left, right), got {window!r}")
-    else:
-        window = [_whole("window", bound) for bound in window]
     dropout_p = _number("dropout_p", dropout_p, _REAL, "a number")
     return (
         *(query, key, value),
         None if attn_mask is None else check_tensor("attn_mask", attn_mask),
         _constant("sinks", sinks, query.dtype),
         _constant("alibi_slopes", alibi_slopes, torch.float64),
-        _constant("key_lengths", key_lengths),
-        _constant("query_offset", query_offset),
-        _constant("cu_seqlens_q", cu_seqlens_q),
-        _constant("cu_seqlens_k", cu_seqlens_k),
+        _integers("key_lengths", key_lengths),
+        _integers("query_offset", query_offset),
+        _integers("cu_seqlens_q", cu_seqlens_q),
+        _integers("cu_seqlens_k", cu_seqlens_k),
         _seed(rng, dropout_p),
         *(dropout_p, _alignment(is_causal), _real("scale", scale), enable_gqa),
-        *(_real("softcap", softcap), *window, invariant, _whole("workers", workers)),
+        *(_real("softcap", softcap), *_arguments.window("window", window), invariant),
+        None if workers is None else _arguments.integer("workers", workers),
     )
 
 
@@ -299,7 +293,7 @@ def _of_sequence(arguments: Sequence[Any], sequence: Any) -> tuple[Any, ...]:
     (query, key, _), keywords = keywords_of(operands, options)
     no_rows = slice(0, 0)
     sdpa.attention_weights(query, key, **keywords, sequence=sequence, queries=no_rows)
-    return one_sequence(arguments, operator.index(sequence))
+    return one_sequence(arguments, _arguments.integer("sequence", sequence))
 
 
 _function: Any

@@ -1,0 +1,130 @@
+"""Readers of arguments, in the words of src/python/parse.c and options.c.
+
+Integers saturate: one beyond int64 becomes the nearest that int64 holds, so that sys.maxsize and
+2**70 mean "no bound" wherever a bound is read.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdpa import _core
+
+Integers = NDArray[np.int64]
+Window = tuple[int | None, int | None]
+
+_INT64 = np.iinfo(np.int64)
+# A bound of the window this large excludes nothing, since offsets and indices are smaller.
+_WIDEST = 1 << 62
+LARGEST_OFFSET = 1 << 60
+# More elements than any memory has addresses for.
+_LARGEST_SIZE = 1 << 48
+
+
+def integer(name: str, value: Any) -> int:
+    """One integer."""
+    try:
+        # A number that torch.compile traces as unknown would become a constant in operator.index.
+        number = value if type(value) is int else operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer, got {value!r}") from None
+    if _INT64.min <= number <= _INT64.max:
+        return number
+    return int(_INT64.min if number < 0 else _INT64.max)
+
+
+def count(name: str, value: Any, least: int = 0) -> int:
+    """One integer, at least `least`."""
+    number = integer(name, value)
+    if number < least:
+        raise ValueError(f"{name}: expected at least {least}, got {value!r}")
+    return number
+
+
+def size(name: str, value: Any, least: int = 0) -> int:
+    """The size of an axis that is allocated."""
+    number = count(name, value, least)
+    if number > _LARGEST_SIZE:
+        raise ValueError(f"{name}: expected at most 2^48, got {value!r}")
+    return number
+
+
+def integers(name: str, value: Any) -> Integers:
+    """One integer or an array of them; an empty list counts as such."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return np.asarray(integer(name, value))
+    x = _core._array(name, value)
+    if x.size and x.dtype.kind not in "iu":
+        raise TypeError(f"{name}: expected integers, got {x.dtype}")
+    large = x[x > _INT64.max]
+    if large.size:
+        raise ValueError(f"{name}: expected integers below 2^63, got {large[0]}")
+    return x.astype(np.int64)
+
+
+def offset(name: str, value: Any) -> int:
+    """The position of query 0 among the keys, the same for the whole batch."""
+    x = integers(name, value)
+    if x.ndim:
+        raise TypeError(f"{name}: expected an integer, got {value!r}")
+    number = int(x)
+    if abs(number) > LARGEST_OFFSET:
+        raise ValueError(f"{name}: expected integers from -2^60 to 2^60, got {number}")
+    return number
+
+
+def window(name: str, value: Any) -> Window:
+    """The bounds of a window, None where it excludes nothing."""
+    if value is None:
+        return None, None
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{name}: expected a pair (left, right), got {value!r}")
+
+    def bound(side: Any) -> int | None:
+        if side is None:
+            return None
+        number = integer(name, side)
+        if number < 0:
+            raise ValueError(
+                f"{name}: expected bounds of at least 0, or None for no bound, got {value!r}"
+            )
+        return number if number < _WIDEST else None
+
+    return bound(value[0]), bound(value[1])
+
+
+def seed(value: Any, others: str = "") -> int:
+    """The seed of dropout; `others` says what else the caller takes."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"rng: expected an int from 0 to 2^64 - 1{others}, got {value!r}")
+    if not 0 <= number < 1 << 64:
+        raise ValueError(f"rng: expected an int from 0 to 2^64 - 1, got {value!r}")
+    return number
+
+
+# ------------------------------------------------------------------------------- positions
+
+
+def nearer(offset: Any, bounds: Window, reach: int) -> tuple[Integers, Window]:
+    """Offsets and a window of small numbers, through which the same pairs (i, j) are seen.
+
+    `reach` is above every |j - i|; the results are at most 6 of it. ALiBi's distances change.
+    """
+    offset, (left, right), far = np.asarray(offset, np.int64), bounds, 4 * reach
+    # A bound this far hides keys only from offsets that are as far on its side. The other bound
+    # shows these all keys or none, so they can move together with the first.
+    if left is not None and left > far:
+        moved = np.clip(offset - left, -reach, reach) + far
+        offset, left = np.where(offset > 2 * reach, moved, offset), far
+    if right is not None and right > far:
+        moved = np.clip(offset + right, -reach, reach) - far
+        offset, right = np.where(offset < -2 * reach, moved, offset), far
+    return np.clip(offset, -6 * reach, 6 * reach), (left, right)

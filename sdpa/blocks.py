@@ -241,7 +241,8 @@ def _query_gradients(
         part = call.backward(rows, columns, q, *data, given, parts)
         _add(total.query, part.query)
         if mask is not None:
-            here = cast(Mask, call.mask).cut(slice(None), columns)
+            # The ellipsis makes it a view even of a mask without axes.
+            here = (..., *cast(Mask, call.mask).cut(slice(None), columns))
             _add(mask[here], part.attn_mask)
 
     columns = [c for c in grid(call.whole.n_k, size) if call.whole.sees(rows, c)]

@@ -79,6 +79,10 @@ OPTIONS = {
     "bias": {"attn_mask": BIAS, "window": (20, 4)},
     "bias of keys": {"attn_mask": BIAS[0, 0]},
     "bias of queries": {"attn_mask": BIAS[..., :1]},
+    "bias of one axis": {"attn_mask": BIAS[0, 0, :1]},
+    "bias without axes": {"attn_mask": BIAS[0, 0, 0]},
+    "boolean mask of keys": {"attn_mask": SEEN[0, 0, 0]},
+    "boolean mask without axes": {"attn_mask": np.array(True)},
     "workers": {"workers": 2},
     "all": {
         "attn_mask": BIAS,
@@ -110,7 +114,7 @@ def floating(options):
 
 
 def boolean(options):
-    return options.get("attn_mask", np.zeros(0)).dtype == bool
+    return np.asarray(options.get("attn_mask", 0.0)).dtype == bool
 
 
 def check(x, options, block, parts=(slice(0, 9), slice(9, None)), atol=1e-12):

@@ -26,6 +26,8 @@ MASKS = {
     "mask over heads": "b1qk",
     "mask over the batch": "hqk",
     "mask over all but keys": "k",
+    "one mask for all": "1",
+    "mask without axes": "",
 }
 OPTIONS = {
     "plain": {},
@@ -80,10 +82,11 @@ def problem(rng, dtype, name, n_q, n_k, d_k, d_v):
     axes = options.get("attn_mask")
     if axes == "bool":
         options["attn_mask"] = rng.random((2, 1, n_q, n_k)) < 0.6
-    elif axes:
+    elif axes is not None:
         sizes = {"b": 2, "h": HEADS, "q": n_q, "k": n_k, "1": 1}
-        mask = normal(rng, [sizes[axis] for axis in axes], dtype)
-        mask[rng.random(mask.shape) < 0.1] = -np.inf
+        mask = np.asarray(normal(rng, [sizes[axis] for axis in axes], dtype))
+        if mask.size > 1:
+            mask[rng.random(mask.shape) < 0.1] = -np.inf
         options["attn_mask"] = mask
     arguments = [*x.values()][:3]
     arguments += [options.get("attn_mask") if axes != "bool" else None, options.get("sinks")]

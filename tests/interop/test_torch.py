@@ -438,7 +438,7 @@ REFUSED = {
     "no seed": (
         lambda: interop.attention(Q, Q, Q, dropout_p=0.5, rng="1"),
         TypeError,
-        "rng: expected an int, a torch.Generator or None, got '1'",
+        "rng: expected an int from 0 to 2^64 - 1, a torch.Generator or None, got '1'",
     ),
     "vmap of dropout": (
         lambda: func.vmap(lambda q: interop.attention(q, q, q, dropout_p=0.5, rng=1))(Q),

@@ -16,6 +16,9 @@ CASES = {
     "row without keys": {"attn_mask": KEEP & (np.arange(N_Q) != 1)[:, None]},
     "bias": {"attn_mask": (2, 1, N_Q, N_K)},
     "bias of keys": {"attn_mask": (HEADS, 1, N_K)},
+    "bias of one axis": {"attn_mask": (N_K,)},
+    # Without a sink a number that is added to all scores would have no effect.
+    "bias without axes": {"attn_mask": (), "sinks": (HEADS,)},
     "sinks": {"sinks": (HEADS,)},
     "alibi": {"alibi_slopes": np.array([0.3, 0.1]), "query_offset": 2},
     "grouped": {"enable_gqa": True, "key_lengths": np.array([2, 5])},
@@ -57,7 +60,8 @@ def problem(rng, name, dtype=np.float64):
     for option in ("attn_mask", "sinks"):
         if isinstance(options.get(option), tuple):
             sizes[option] = options.pop(option)
-    return {n: rng.standard_normal(size).astype(dtype) for n, size in sizes.items()}, options
+    operands = {n: np.asarray(rng.standard_normal(s)).astype(dtype) for n, s in sizes.items()}
+    return operands, options
 
 
 def positional(f, names, options):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any, Self
+
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
@@ -101,13 +104,46 @@ class KVCache:
             )
         dtype = native(np.dtype(dtype))
         checked_float("dtype", np.empty(0, dtype))
-        shape = (sizes["batch"], sizes["heads"], self.capacity)
-        # Zeroed pages take no memory until they are written.
-        self._key = np.zeros((*shape, sizes["d_k"]), dtype)
-        self._value = np.zeros((*shape, sizes["d_v"]), dtype)
+        rows = (sizes["batch"], sizes["heads"], 0)
+        self._key = _with_room(np.zeros((*rows, sizes["d_k"]), dtype), self.capacity)
+        self._value = _with_room(np.zeros((*rows, sizes["d_v"]), dtype), self.capacity)
+        # These three are replaced, never written to.
         self._lengths = np.zeros(sizes["batch"], np.int64)
-        self._positions = self._lengths.copy()
-        self._counts = self._lengths.copy()  # of the last append
+        self._positions = self._lengths
+        self._counts = self._lengths  # of the last append
+
+    def copy(self) -> Self:
+        """An equal cache that is independent of this one; so are those of `copy` and `pickle`.
+
+        It takes memory for the positions held; the rest is taken as it is filled.
+
+        Returns
+        -------
+        KVCache
+
+        Examples
+        --------
+        Two answers to one prompt:
+
+        >>> import numpy as np, sdpa
+        >>> prompt, token = np.ones((1, 1, 5, 4)), np.ones((1, 1, 1, 4))
+        >>> first = sdpa.KVCache(1, 1, 4, capacity=8)
+        >>> first.append(prompt, prompt)
+        >>> second = first.copy()
+        >>> second.append(token, token)
+        >>> first.lengths, second.lengths
+        (array([5]), array([6]))
+        """
+        return copy.copy(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All attributes, with keys and values of the positions held alone."""
+        return vars(self) | {"_key": self.key, "_value": self.value}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._key = _with_room(state["_key"], self.capacity)
+        self._value = _with_room(state["_value"], self.capacity)
 
     @property
     def key(self) -> Array:
@@ -193,8 +229,8 @@ class KVCache:
         self._drop(kept)
         _write(self._key, key, self._lengths, counts)
         _write(self._value, value, self._lengths, counts)
-        self._lengths += counts
-        self._positions += counts
+        self._lengths = self._lengths + counts
+        self._positions = self._positions + counts
         self._counts = counts
 
     def _checked_counts(self, lengths: ArrayLike | None, n: int) -> NDArray[np.int64]:
@@ -267,6 +303,15 @@ class KVCache:
         self._lengths = self._lengths[index]
         self._positions = self._positions[index]
         self._counts = self._counts[index]
+
+
+def _with_room(held: Array, capacity: int) -> Array:
+    """A copy of (batch, heads, L, d) with room for `capacity` positions."""
+    batch, heads, n, d = held.shape
+    # Zeroed pages take no memory until they are written.
+    whole = np.zeros((batch, heads, capacity, d), held.dtype)
+    whole[:, :, :n] = held
+    return whole
 
 
 @np.errstate(all="ignore")

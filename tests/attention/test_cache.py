@@ -1,5 +1,8 @@
 """KVCache: any sequence of appends and reorders against lists of arrays."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -198,3 +201,59 @@ def test_what_is_returned_does_not_change_the_cache():
     for x in (cache.lengths, cache.positions, cache.query_offset):
         x += 1
     assert (cache.lengths, cache.positions, cache.query_offset) == (2, 2, 0)
+
+
+COPIES = {
+    "copy()": lambda cache: cache.copy(),
+    "copy.copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda cache: pickle.loads(pickle.dumps(cache)),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("window", [None, (3, 0)])
+def test_a_copy_and_its_original_go_on_independently(how, window, dtype, rng):
+    """Both get other positions, until the window moves those held, and each agrees with lists."""
+    caches = [sdpa.KVCache(BATCH, HEADS, D_K, D_V, capacity=9, dtype=dtype, window=window)]
+    lists = [Lists(np.dtype(dtype))]
+
+    def append(which, counts):
+        key, value = (normal(rng, (BATCH, HEADS, 3, d), np.float32) for d in (D_K, D_V))
+        caches[which].append(key, value, lengths=counts)
+        lists[which].append(key, value, counts)
+
+    append(0, [3, 1, 2])
+    caches.append(COPIES[how](caches[0]))
+    lists.append(copy.deepcopy(lists[0]))
+    for which, counts in ((1, [3, 3, 0]), (0, [1, 2, 3]), (1, [1, 3, 2]), (0, [3, 3, 1])):
+        append(which, counts)
+        caches[which].reorder([2, 2, 0])
+        lists[which].reorder([2, 2, 0])
+        for cache, held in zip(caches, lists, strict=True):
+            check_positions(cache, held)
+            check_attention(cache, held, rng)
+    assert caches[1].capacity == 9
+    assert caches[1].window == window
+    assert caches[1].key.dtype == dtype
+    assert not np.shares_memory(caches[0].key, caches[1].key)
+    assert not np.shares_memory(caches[0].value, caches[1].value)
+
+
+class Named(sdpa.KVCache):
+    name = None
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_of_a_subclass(how):
+    cache = Named(1, 1, 1, capacity=2)
+    cache.name = "first layer"
+    twin = COPIES[how](cache)
+    assert type(twin) is Named
+    assert twin.name == "first layer"
+
+
+def test_a_copy_takes_memory_for_the_positions_held_alone():
+    cache = sdpa.KVCache(1, 1, 1, capacity=10**6)
+    cache.append(np.ones((1, 1, 2, 1)), np.ones((1, 1, 2, 1)))
+    assert len(pickle.dumps(cache)) < 2000

@@ -1,5 +1,6 @@
 """The laboratory's training: models learn the task, controls hold, runs are reproducible."""
 
+import copy
 import runpy
 import sys
 from dataclasses import replace
@@ -181,6 +182,20 @@ def test_optimisers_against_their_formulas(rng):
             adam = (m / (1 - 0.9**t)) / (np.sqrt(s / (1 - 0.95**t)) + 1e-8)
             expected -= 0.05 * (adam if kind == "adam" else g)
         np.testing.assert_allclose(parameters["w"], expected, rtol=1e-12)
+
+
+def test_a_copy_of_adam_goes_on_independently(rng):
+    """Its moments belong to its number of steps."""
+    first, second, third = rng.standard_normal((3, 4))
+    adam, parameters = optimise.Adam(0.1), {"w": np.zeros(4)}
+    adam.step(parameters, {"w": first})
+    twin, kept = copy.copy(adam), {"w": parameters["w"].copy()}
+    adam.step(parameters, {"w": second})
+    twin.step(kept, {"w": third})
+    alone, expected = optimise.Adam(0.1), {"w": np.zeros(4)}
+    for g in (first, third):
+        alone.step(expected, {"w": g})
+    np.testing.assert_array_equal(kept["w"], expected["w"])
 
 
 # -------------------------------------------------------------------------------- recall

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from math import cos, pi
 from typing import Any
@@ -75,6 +76,10 @@ class Adam(Descent):
         self.decay = decay
         self.moments: dict[str, tuple[Array, Array]] = {}
         self.steps: int = 0
+
+    def __copy__(self) -> Adam:
+        """Independent of this one, whose moments are changed in place."""
+        return copy.deepcopy(self)
 
     def step(self, parameters: Arrays, gradients: Arrays, factor: float = 1.0) -> None:
         """One step, all rates times `factor`."""

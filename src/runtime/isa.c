@@ -5,57 +5,80 @@
 #include <stdint.h>
 #include <string.h>
 
-static bool has_generic(void) { return true; }
+static bool has_generic(const sdpa_cpu *cpu) {
+    (void)cpu;
+    return true;
+}
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 
+enum { EAX, EBX, ECX, EDX };
 enum { BIT_XMM = 1 << 1, BIT_YMM = 1 << 2, BIT_OPMASK = 1 << 5, BIT_ZMM_HIGH = 1 << 6, BIT_ZMM_16_31 = 1 << 7 };
 
-/* Whether the operating system saves these register states at a context switch. A CPU may have instructions whose
- * registers the system would lose. */
-static bool os_saves(uint32_t states) {
-    uint32_t a, b, c, d;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) {
-        return false;
-    }
+static bool read_leaf(uint32_t leaf, uint32_t subleaf, uint32_t registers[4]) {
+    return __get_cpuid_count(leaf, subleaf, &registers[EAX], &registers[EBX], &registers[ECX], &registers[EDX]);
+}
+
+static uint32_t read_saved(void) {
     uint32_t low, high;
     /* Inline assembly, because the intrinsic would need a -m flag. */
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return (low & states) == states;
+    return low;
+}
+
+const sdpa_cpu sdpa_this_cpu = {read_leaf, read_saved};
+
+/* Whether a register of a leaf has all of these bits. */
+static bool has_bits(const sdpa_cpu *cpu, uint32_t leaf, uint32_t subleaf, int which, uint32_t bits) {
+    uint32_t registers[4];
+    return cpu->leaf(leaf, subleaf, registers) && (registers[which] & bits) == bits;
+}
+
+/* Whether the operating system saves these register states at a context switch. A CPU may have instructions whose
+ * registers the system would lose. */
+static bool os_saves(const sdpa_cpu *cpu, uint32_t states) {
+    return has_bits(cpu, 1, 0, ECX, bit_OSXSAVE) && (cpu->saved() & states) == states;
 }
 
 /* All of x86-64-v3, the level that the avx2 kernels are compiled for. */
-static bool has_avx2(void) {
-    const uint32_t leaf1 = bit_AVX | bit_FMA | bit_F16C | bit_MOVBE;
-    const uint32_t leaf7 = bit_AVX2 | bit_BMI | bit_BMI2;
-    uint32_t a, b, c, d;
-    return __get_cpuid(1, &a, &b, &c, &d) && (c & leaf1) == leaf1 && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
-           (b & leaf7) == leaf7 && __get_cpuid(0x80000001, &a, &b, &c, &d) && (c & bit_LZCNT) &&
-           os_saves(BIT_XMM | BIT_YMM);
+static bool has_avx2(const sdpa_cpu *cpu) {
+    return has_bits(cpu, 1, 0, ECX, bit_AVX | bit_FMA | bit_F16C | bit_MOVBE) &&
+           has_bits(cpu, 7, 0, EBX, bit_AVX2 | bit_BMI | bit_BMI2) && has_bits(cpu, 0x80000001, 0, ECX, bit_LZCNT) &&
+           os_saves(cpu, BIT_XMM | BIT_YMM);
 }
 
 /* All of x86-64-v4, the level that the avx512 kernels are compiled for. */
-static bool has_avx512(void) {
+static bool has_avx512(const sdpa_cpu *cpu) {
     const uint32_t leaf7 = bit_AVX512F | bit_AVX512BW | bit_AVX512CD | bit_AVX512DQ | bit_AVX512VL;
-    uint32_t a, b, c, d;
-    return has_avx2() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & leaf7) == leaf7 &&
-           os_saves(BIT_XMM | BIT_YMM | BIT_OPMASK | BIT_ZMM_HIGH | BIT_ZMM_16_31);
+    return has_avx2(cpu) && has_bits(cpu, 7, 0, EBX, leaf7) &&
+           os_saves(cpu, BIT_XMM | BIT_YMM | BIT_OPMASK | BIT_ZMM_HIGH | BIT_ZMM_16_31);
 }
 
-static bool has_avx512bf16(void) {
-    uint32_t a, b, c, d;
-    return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 &&
-           __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bit_AVX512BF16);
+static bool has_avx512bf16(const sdpa_cpu *cpu) {
+    uint32_t leaf7[4] = {0};
+    (void)cpu->leaf(7, 0, leaf7); /* which is there if AVX-512 is */
+    return has_avx512(cpu) && leaf7[EAX] >= 1 && has_bits(cpu, 7, 1, EAX, bit_AVX512BF16);
 }
 
-#elif defined(__aarch64__)
-static bool has_neon(void) { return true; /* part of the architecture's baseline */ }
+/* vdpbf16ps has the products of two FMAs. AMD's CPUs start as many of it as of FMAs, Intel's a quarter of that, and no
+ * leaf tells: docs/kernels.md, fast/pairs. */
+static bool is_of_amd(const sdpa_cpu *cpu) {
+    uint32_t leaf0[4] = {0};
+    (void)cpu->leaf(0, 0, leaf0); /* which every CPU has */
+    return leaf0[EBX] == signature_AMD_ebx && leaf0[EDX] == signature_AMD_edx && leaf0[ECX] == signature_AMD_ecx;
+}
+
+#else
+const sdpa_cpu sdpa_this_cpu;
+#if defined(__aarch64__)
+static bool has_neon(const sdpa_cpu *cpu) { return has_generic(cpu); /* part of the architecture's baseline */ }
+#endif
 #endif
 
 #define DECLARE(isa) extern const struct sdpa_kernels sdpa_##isa##_f32, sdpa_##isa##_f64
 #define ROW(isa)                                                                                                       \
-    { #isa, has_##isa, &sdpa_##isa##_f32, &sdpa_##isa##_f64, &sdpa_##isa##_f32, false }
+    { #isa, has_##isa, &sdpa_##isa##_f32, &sdpa_##isa##_f64, &sdpa_##isa##_f32, NULL, false }
 
 DECLARE(generic);
 #ifdef SDPA_WIDE
@@ -72,12 +95,12 @@ DECLARE(neon);
 static sdpa_isa isas[] = {
     ROW(generic),
 #ifdef SDPA_WIDE /* make test-c */
-    {"wide", has_generic, &sdpa_wide_f32, &sdpa_wide_f64, &sdpa_wide_f32, false},
+    {"wide", has_generic, &sdpa_wide_f32, &sdpa_wide_f64, &sdpa_wide_f32, NULL, false},
 #endif
 #if defined(__x86_64__)
     ROW(avx2),
     ROW(avx512),
-    {"avx512bf16", has_avx512bf16, &sdpa_avx512_f32, &sdpa_avx512_f64, &sdpa_avx512bf16_f32, false},
+    {"avx512bf16", has_avx512bf16, &sdpa_avx512_f32, &sdpa_avx512_f64, &sdpa_avx512bf16_f32, is_of_amd, false},
 #elif defined(__aarch64__)
     ROW(neon),
 #endif
@@ -88,13 +111,15 @@ enum { N_ISAS = sizeof(isas) / sizeof(isas[0]) };
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Atomic(const sdpa_isa *) chosen;
 
-static void detect(void) {
-    for (int i = 0; i < N_ISAS; i++) isas[i].available = isas[i].has();
+const sdpa_isa *sdpa_isa_best(const sdpa_cpu *cpu) {
     int i = N_ISAS - 1;
-    while (!isas[i].available) {
-        i--;
-    }
-    atomic_store_explicit(&chosen, &isas[i], memory_order_release);
+    while (!isas[i].has(cpu) || (isas[i].pays && !isas[i].pays(cpu))) i--;
+    return &isas[i];
+}
+
+static void detect(void) {
+    for (int i = 0; i < N_ISAS; i++) isas[i].available = isas[i].has(&sdpa_this_cpu);
+    atomic_store_explicit(&chosen, sdpa_isa_best(&sdpa_this_cpu), memory_order_release);
 }
 
 const sdpa_isa *sdpa_isa_list(int *n) {

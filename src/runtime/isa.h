@@ -3,20 +3,36 @@
 #define SDPA_ISA_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 struct sdpa_kernels;
 
+/* What a CPU of x86 says of itself; tests make CPUs up. */
+typedef struct sdpa_cpu {
+    /* CPUID: registers a to d, or false if there is no such leaf. */
+    bool (*leaf)(uint32_t leaf, uint32_t subleaf, uint32_t registers[4]);
+    /* XGETBV: the register states that the operating system saves. Only where CPUID says that it exists. */
+    uint32_t (*saved)(void);
+} sdpa_cpu;
+
+/* The one that this runs on. */
+extern const sdpa_cpu sdpa_this_cpu;
+
 typedef struct sdpa_isa {
     const char *name;
-    bool (*has)(void);                           /* the CPU has the instructions and the OS saves the registers */
+    bool (*has)(const sdpa_cpu *);               /* the CPU has the instructions and the OS saves the registers */
     const struct sdpa_kernels *f32, *f64, *bf16; /* bf16: the forward of bfloat16, in float32 */
+    bool (*pays)(const sdpa_cpu *);              /* it is faster there than the one before it; NULL: wherever it is */
     bool available;
 } sdpa_isa;
 
 /* All compiled instruction sets, the most basic first; *n is their number. */
 const sdpa_isa *sdpa_isa_list(int *n);
 
-/* The instruction set in use. Before the first select it is the best available one. */
+/* The fastest instruction set of a CPU. */
+const sdpa_isa *sdpa_isa_best(const sdpa_cpu *cpu);
+
+/* The instruction set in use. Before the first select it is the fastest one. */
 const sdpa_isa *sdpa_isa_get(void);
 
 /* False, changing nothing, if the name is unknown or the machine lacks it. */

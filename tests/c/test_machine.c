@@ -13,6 +13,10 @@
 #include "../../src/runtime/parallel.h"
 #include "check.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 static bool available(const char *name) {
     int n;
     const sdpa_isa *list = sdpa_isa_list(&n);
@@ -22,13 +26,122 @@ static bool available(const char *name) {
     return false;
 }
 
+#if defined(__x86_64__)
+/* What a CPU that is made up says of itself: the registers of CPUID that isa.c looks at, and XGETBV. */
+typedef struct made_up {
+    const char *vendor;
+    uint32_t leaf1_c, extended_c, leaf7_b, leaf7_1_a, saved;
+    uint32_t last_leaf, last_subleaf;
+} made_up;
+
+static made_up now;
+
+static bool leaf_made_up(uint32_t leaf, uint32_t subleaf, uint32_t registers[4]) {
+    memset(registers, 0, 4 * sizeof *registers);
+    if ((leaf & 0x7fffffff) > now.last_leaf || (leaf >> 31 && !now.extended_c)) return false;
+    if (leaf == 0) {
+        memcpy(&registers[1], now.vendor, 4);
+        memcpy(&registers[3], now.vendor + 4, 4);
+        memcpy(&registers[2], now.vendor + 8, 4);
+    }
+    if (leaf == 1) registers[2] = now.leaf1_c;
+    if (leaf == 0x80000001) registers[2] = now.extended_c;
+    if (leaf == 7 && subleaf == 0) {
+        registers[0] = now.last_subleaf;
+        registers[1] = now.leaf7_b;
+    }
+    if (leaf == 7 && subleaf == 1) registers[0] = now.leaf7_1_a;
+    return true;
+}
+
+static uint32_t saved_made_up(void) { return now.saved; }
+
+/* Checks which instruction set `now` runs unless told otherwise, and that it has this one and all up to `most`. */
+static void check_choice(const char *what, const char *expected, const char *most) {
+#ifdef SDPA_WIDE /* which every machine has */
+    if (strcmp(expected, "generic") == 0) expected = most = "wide";
+#endif
+    const sdpa_cpu cpu = {leaf_made_up, saved_made_up};
+    const char *found = sdpa_isa_best(&cpu)->name;
+    CHECK(strcmp(found, expected) == 0, "%s: %s, expected %s", what, found, expected);
+    int n;
+    const sdpa_isa *list = sdpa_isa_list(&n);
+    bool beyond = false;
+    for (int i = 0; i < n; i++) {
+        CHECK(list[i].has(&cpu) == !beyond, "%s: %s", what, list[i].name);
+        beyond |= strcmp(list[i].name, most) == 0;
+    }
+}
+
+static void choice_of_made_up_cpus(void) {
+    const made_up zen5 = {
+        .vendor = "AuthenticAMD",
+        .leaf1_c = bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C | bit_MOVBE,
+        .extended_c = bit_LZCNT,
+        .leaf7_b =
+            bit_AVX2 | bit_BMI | bit_BMI2 | bit_AVX512F | bit_AVX512BW | bit_AVX512CD | bit_AVX512DQ | bit_AVX512VL,
+        .leaf7_1_a = bit_AVX512BF16,
+        .saved = 1 << 1 | 1 << 2 | 1 << 5 | 1 << 6 | 1 << 7,
+        .last_leaf = 7,
+        .last_subleaf = 1,
+    };
+    now = zen5;
+    check_choice("all of it", "avx512bf16", "avx512bf16");
+
+    /* It has the pairs, which a caller may force, but is faster without. */
+    now.vendor = "GenuineIntel";
+    check_choice("Intel", "avx512", "avx512bf16");
+    now.vendor = "AuthenticInt"; /* each of the three registers must be AMD's */
+    check_choice("a wrong end", "avx512", "avx512bf16");
+    now.vendor = "AuthIntecAMD";
+    check_choice("a wrong middle", "avx512", "avx512bf16");
+
+    now = zen5, now.leaf7_1_a = 0;
+    check_choice("no bfloat16", "avx512", "avx512");
+    now = zen5, now.last_subleaf = 0;
+    check_choice("no leaf 7.1", "avx512", "avx512");
+    const uint32_t of_avx512[] = {bit_AVX512F, bit_AVX512BW, bit_AVX512CD, bit_AVX512DQ, bit_AVX512VL};
+    for (size_t i = 0; i < sizeof of_avx512 / sizeof *of_avx512; i++) {
+        now = zen5, now.leaf7_b &= ~of_avx512[i];
+        check_choice("a bit of AVX-512", "avx2", "avx2");
+    }
+    for (int state = 5; state < 8; state++) {
+        now = zen5, now.saved &= ~(1u << state);
+        check_choice("a register of AVX-512", "avx2", "avx2");
+    }
+
+    const uint32_t of_leaf7[] = {bit_AVX2, bit_BMI, bit_BMI2};
+    for (size_t i = 0; i < sizeof of_leaf7 / sizeof *of_leaf7; i++) {
+        now = zen5, now.leaf7_b &= ~of_leaf7[i];
+        check_choice("a bit of leaf 7", "generic", "generic");
+    }
+    const uint32_t of_leaf1[] = {bit_OSXSAVE, bit_AVX, bit_FMA, bit_F16C, bit_MOVBE};
+    for (size_t i = 0; i < sizeof of_leaf1 / sizeof *of_leaf1; i++) {
+        now = zen5, now.leaf1_c &= ~of_leaf1[i];
+        check_choice("a bit of leaf 1", "generic", "generic");
+    }
+    now = zen5, now.extended_c = ~bit_LZCNT;
+    check_choice("no LZCNT", "generic", "generic");
+    now = zen5, now.extended_c = 0;
+    check_choice("no extended leaf", "generic", "generic");
+    for (uint32_t last = 0; last < 7; last += 6) {
+        now = zen5, now.last_leaf = last;
+        check_choice("an old CPU", "generic", "generic");
+    }
+    for (int state = 1; state < 3; state++) {
+        now = zen5, now.saved &= ~(1u << state);
+        check_choice("a register of AVX", "generic", "generic");
+    }
+}
+#endif
+
 static void isa_table(void) {
     int n;
     const sdpa_isa *list = sdpa_isa_list(&n);
     CHECK(strcmp(list[0].name, "generic") == 0 && available("generic"), "n=%d first=%s", n, list[0].name);
     const char *best = NULL;
     for (int i = 0; i < n; i++) {
-        best = list[i].available ? list[i].name : best;
+        best = list[i].available && (!list[i].pays || list[i].pays(&sdpa_this_cpu)) ? list[i].name : best;
     }
     const char *chosen = only_isa ? only_isa : best;
     CHECK(strcmp(sdpa_isa_get()->name, chosen) == 0, "chosen %s, expected %s", sdpa_isa_get()->name, chosen);
@@ -240,6 +353,9 @@ static void number_of_threads(void) {
 
 void test_machine(void) {
     isa_table();
+#if defined(__x86_64__)
+    choice_of_made_up_cpus();
+#endif
     allocation();
 #ifndef PORTABLE
     quota();

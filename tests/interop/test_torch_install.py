@@ -10,6 +10,7 @@ with warnings.catch_warnings():
     torch = pytest.importorskip("torch", reason="needs torch: pip install 'sdpa[peers]'")
 
 import torch.nn.functional as F
+from support.calls import message
 
 import sdpa
 from sdpa.interop.torch import _install, install, uninstall
@@ -187,3 +188,95 @@ def test_dropout_is_refused_by_the_kernel():
     with install(), pytest.raises(RuntimeError) as raised:
         getattr(torch.ops.aten, _install._NAME)(q, q, q, 0.5)
     assert str(raised.value) == f"{_install._NAME}: expected dropout_p 0, got 0.5"
+
+
+# ------------------------------------------------------------------------------------------- tiles
+
+
+@pytest.fixture
+def tiles(monkeypatch):
+    """PyTorch multiplies 16-bit types in tiles, which our kernels lack."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("name", ["causal", "grouped", "boolean mask", "long"])
+def test_tiles_keep_16_bit_types(rng, calls, name, dtype):
+    """Their results are PyTorch's, bit for bit; the other types run on sdpa."""
+    x = problem(rng, name, dtype)
+    theirs = results(F.scaled_dot_product_attention, *x)
+    with install():
+        ours = results(F.scaled_dot_product_attention, *x)
+    is_half = dtype in ("bfloat16", "float16")
+    assert calls == ([] if is_half else ["attention_forward", "attention_backward"])
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.stride() == b.stride()
+        assert not is_half or torch.equal(a, b)
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_code_keeps_16_bit_types_as_well(rng, calls, backend):
+    torch.compiler.reset()
+    *x, options = problem(rng, "causal", "bfloat16")
+
+    def f(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, **options) * 2
+
+    expected = results(f, *x, {})
+    with install():
+        found = results(torch.compile(f, fullgraph=True, backend=backend), *x, {})
+    assert not calls
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.usefixtures("tiles")
+def test_insisting(rng, calls):
+    """It holds until its block ends, also within another one, and is not undone by a plain call."""
+    *x, _ = problem(rng, "plain", "bfloat16")
+
+    def run():
+        calls.clear()
+        F.scaled_dot_product_attention(*x)
+        return calls == ["attention_forward"]
+
+    with install(half=True):
+        assert run()
+        with install():
+            assert run()
+        assert run()
+    assert not run()
+    with install():
+        assert not run()
+        with install(half=True):
+            assert run()
+        assert not run()
+    install(half=True)
+    assert run()
+    uninstall()
+    with install():
+        assert not run()
+
+
+def test_tiles_of_our_own_take_16_bit_types(rng, calls, tiles, monkeypatch):
+    """Kernels with tiles do not exist yet; they will go by this name."""
+    monkeypatch.setattr(_install, "_isa", lambda: "amx")
+    *x, _ = problem(rng, "plain", "bfloat16")
+    with install():
+        F.scaled_dot_product_attention(*x)
+    assert calls == ["attention_forward"]
+
+
+def test_a_pytorch_that_does_not_tell_of_tiles(rng, calls, monkeypatch):
+    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported")
+    *x, _ = problem(rng, "plain", "bfloat16")
+    with install():
+        F.scaled_dot_product_attention(*x)
+    assert calls == ["attention_forward"]
+
+
+@pytest.mark.parametrize("half", [None, 1, "bfloat16"])
+def test_half_is_true_or_false(half):
+    assert message(TypeError, install, half=half) == f"half: expected True or False, got {half!r}"
+    assert not _install._installed

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,8 +99,17 @@ def environment():
 
 
 def test_best_isa_is_the_default(environment):
+    """Pairs of bfloat16 are the last of the list, but the fastest on AMD's CPUs alone."""
     done = run("import sdpa; print(sdpa.show_config('dicts')['isa'])", **environment, SDPA_ISA="")
-    assert done.stdout.strip() == available()[-1], done.stderr
+    names = available()
+    if names[-1] == "avx512bf16" and "AuthenticAMD" not in description_of_cpu():
+        names.pop()
+    assert done.stdout.strip() == names[-1], done.stderr
+
+
+def description_of_cpu():
+    file = Path("/proc/cpuinfo")
+    return file.read_text() if file.exists() else os.environ.get("PROCESSOR_IDENTIFIER", "")
 
 
 @pytest.mark.parametrize("name", _core._isas())

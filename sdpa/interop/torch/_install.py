@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -12,7 +14,41 @@ import sdpa
 from sdpa.interop.torch._arrays import to_array, to_tensor
 
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
-_installed: list[torch.library.Library] = []
+_16_BITS = (torch.bfloat16, torch.float16)
+
+
+@dataclass
+class _Replacement:
+    """The kernels that replace PyTorch's, and whether they compute 16-bit types themselves."""
+
+    library: torch.library.Library
+    half: bool
+
+    def put(self, name: str, ours: Callable[..., Any]) -> None:
+        """Put our kernel in front of PyTorch's of this name."""
+        theirs = None if self.half else torch.library.get_kernel(f"aten::{name}", "CPU")
+
+        def kernel(keys: torch.DispatchKeySet, *args: Any, **options: Any) -> Any:
+            # The first argument is the query or the gradient of the output.
+            if theirs is None or self.half or args[0].dtype not in _16_BITS:
+                return ours(*args, **options)
+            return theirs.call_boxed(keys, *args, **options)
+
+        self.library.impl(name, kernel, "CPU", with_keyset=True, allow_override=True)
+
+
+_installed: list[_Replacement] = []
+
+
+def _isa() -> str:
+    """The instruction set in use."""
+    return str(sdpa.show_config("dicts")["isa"])
+
+
+def _theirs_is_faster() -> bool:
+    """Whether PyTorch multiplies 16-bit types in the tiles of AMX, and sdpa does not."""
+    has_tiles = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    return bool(has_tiles()) and _isa() != "amx"
 
 
 def _rows_of_heads(x: Any) -> torch.Tensor:
@@ -75,8 +111,8 @@ def _backward(
 class Installation:
     """Result of `install`: a context manager whose exit undoes it."""
 
-    def __init__(self, is_new: bool) -> None:
-        self._is_new = is_new
+    def __init__(self, half_before: bool | None) -> None:
+        self._half_before = half_before  # None: nothing was installed
 
     def __enter__(self) -> Installation:
         return self
@@ -87,11 +123,13 @@ class Installation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._is_new:
+        if self._half_before is None:
             uninstall()
+        elif _installed:
+            _installed[0].half = self._half_before
 
 
-def install() -> Installation:
+def install(*, half: bool = False) -> Installation:
     """Make sdpa the kernel behind PyTorch's fused attention on the CPU, in the whole process.
 
     From then on `torch.nn.functional.scaled_dot_product_attention` runs on sdpa wherever PyTorch
@@ -100,10 +138,24 @@ def install() -> Installation:
     tensors without exactly four axes, dropout, masks that need a gradient, d_v != d_k and vmap, and
     still refuses forward mode and second derivatives of the fused kernel.
 
+    On CPUs with AMX PyTorch multiplies bfloat16 and float16 in tiles, several times as fast as
+    sdpa's vectors. There these types stay with PyTorch unless `half` is True.
+
+    Parameters
+    ----------
+    half : bool, default False
+        Run bfloat16 and float16 on sdpa on every CPU. A second call can switch this on, not off.
+
     Returns
     -------
     Installation
-        A context manager whose exit is `uninstall`, unless sdpa was installed before.
+        A context manager whose exit undoes this call: it is `uninstall`, unless sdpa was installed
+        before.
+
+    Raises
+    ------
+    TypeError
+        half is not True or False.
 
     Examples
     --------
@@ -117,16 +169,21 @@ def install() -> Installation:
     >>> torch.allclose(ours, theirs, atol=1e-6)
     True
     """
+    if not isinstance(half, bool):
+        raise TypeError(f"half: expected True or False, got {half!r}")
+    half = half or not _theirs_is_faster()
     if _installed:
-        return Installation(False)
-    library = torch.library.Library("aten", "IMPL")
+        before = _installed[0].half
+        _installed[0].half = before or half
+        return Installation(before)
+    replacement = _Replacement(torch.library.Library("aten", "IMPL"), half)
     with warnings.catch_warnings():
         # PyTorch warns about every kernel that is replaced, but here that is the purpose.
         warnings.filterwarnings("ignore", message=r"\s*(Warning only once|Overriding)")
-        library.impl(_NAME, _forward, "CPU", allow_override=True)
-        library.impl(f"{_NAME}_backward", _backward, "CPU", allow_override=True)
-    _installed.append(library)
-    return Installation(True)
+        replacement.put(_NAME, _forward)
+        replacement.put(f"{_NAME}_backward", _backward)
+    _installed.append(replacement)
+    return Installation(None)
 
 
 def uninstall() -> None:
@@ -139,4 +196,4 @@ def uninstall() -> None:
     >>> uninstall()
     """
     while _installed:
-        _installed.pop()._destroy()
+        _installed.pop().library._destroy()

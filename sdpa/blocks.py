@@ -242,7 +242,7 @@ def _query_gradients(
         _add(total.query, part.query)
         if mask is not None:
             # The ellipsis makes it a view even of a mask without axes.
-            here = (..., *cast(Mask, call.mask).cut(slice(None), columns))
+            here: Any = (..., *cast(Mask, call.mask).cut(slice(None), columns))
             _add(mask[here], part.attn_mask)
 
     columns = [c for c in grid(call.whole.n_k, size) if call.whole.sees(rows, c)]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdpa import _arguments, _core
-from sdpa.interop.jax._primitives import FORWARD, Options
+from sdpa.interop.jax._primitives import FORWARD, Options, unchecked
 
 
 def _stand_in(x: Any) -> Any:
@@ -37,7 +37,8 @@ def _array(x: Any, dtype: Any = None) -> Any:
     """`x` as an array of JAX; lists and numbers get this type."""
     if x is None or isinstance(x, jax.Array):
         return x
-    return jnp.asarray(x) if hasattr(x, "dtype") else jnp.asarray(x, dtype)
+    with jax.ensure_compile_time_eval():  # a constant of a compiled function stays one
+        return jnp.asarray(x) if hasattr(x, "dtype") else jnp.asarray(x, dtype)
 
 
 def _seed(rng: Any, dropout_p: float) -> Any:
@@ -58,7 +59,13 @@ def _per_entry(x: Any, shape: tuple[int, ...]) -> Any:
 
 def _with_axes(x: Any, n: int) -> Any:
     """`x` with axes of size 1 in front, so that it has `n` axes."""
-    return x if x is None or x.ndim >= n else x.reshape((1,) * (n - x.ndim) + x.shape)
+    if x is None or x.ndim >= n:
+        return x
+    shape = (1,) * (n - x.ndim) + x.shape
+    if isinstance(x, jax.core.Tracer):
+        return x.reshape(shape)
+    with jax.ensure_compile_time_eval():
+        return x.reshape(shape)
 
 
 def _band(
@@ -188,6 +195,7 @@ def _forward(
     return out, lse
 
 
+@unchecked()
 def attention(
     query: Any,
     key: Any,
@@ -334,6 +342,7 @@ def _joined(bias: Any, mask: Any, wide: Any) -> Any:
     return bias if mask is None else jnp.where(mask, bias, -jnp.inf)
 
 
+@unchecked()
 def dot_product_attention(
     query: Any,
     key: Any,

@@ -41,7 +41,9 @@ from sdpa.interop.jax._primitives import (
     Options,
     Shapes,
     add_suffix,
+    check_values,
     sum_to,
+    unchecked,
     with_suffix,
 )
 
@@ -78,7 +80,12 @@ def _forward_jvp(primals: Any, tangents: Any, *, names: Any, options: Options, s
     moved = _among(_nonzero(names, tangents), DIFFERENTIABLE)
     parts = []
     if moved:
-        named |= {"out": out, "lse": lse} | add_suffix(moved, "_t")
+        kept = lse
+        if isinstance(lse, jax.core.Tracer):
+            # A compiled function may return what is kept, and JAX may look for inf in it. For a
+            # row that sees no key any number serves.
+            kept = jnp.where(lse == -jnp.inf, 0, lse)
+        named |= {"out": out, "lse": kept} | add_suffix(moved, "_t")
         parts.append(TANGENT(named, options))
     # The public functions that return lse stop its gradient.
     return [out, lse], [*_sum(parts, [out]), _zero(lse)]
@@ -129,7 +136,10 @@ def _formula_jvp(
     def along(x: Named) -> Any:
         return formula(named | x, options, shapes)
 
-    return found, jax.jvp(along, (_among(named, moved),), (moved,))[1]
+    with unchecked():
+        tangents = jax.jvp(along, (_among(named, moved),), (moved,))[1]
+    check_values(primitive.name, tangents)
+    return found, tangents
 
 
 # ------------------------------------------------------------------------------------- transposed

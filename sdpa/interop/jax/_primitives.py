@@ -9,7 +9,9 @@ lists the operands of a primitive.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
@@ -84,6 +86,56 @@ def _results(name: str, named: Named, options: Options, shapes: Shapes) -> dict[
     return {"out": out, "lse": ((*batch, heads, n_q), wide)}
 
 
+# ------------------------------------------------------------------------------- NaN and inf
+
+_asked: ContextVar[tuple[bool, bool] | None] = ContextVar("sdpa_debug", default=None)
+
+
+def _checks() -> tuple[bool, bool]:
+    """Whether the caller asked JAX to look for NaN, and for inf."""
+    asked = _asked.get()
+    config: Any = jax.config
+    return (config.jax_debug_nans, config.jax_debug_infs) if asked is None else asked
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Within it only results of the primitives are looked at, even if JAX was asked to look at all.
+
+    The steps around them may hold NaN and inf: masked keys, a bias of -inf, the lse of a row that
+    sees no key.
+    """
+    asked = _checks()
+    if not any(asked):
+        yield
+        return
+    token = _asked.set(asked)
+    try:
+        with jax.debug_nans(False), jax.debug_infs(False):
+            yield
+    finally:
+        _asked.reset(token)
+
+
+def check_values(name: str, results: Iterable[Any]) -> None:
+    """Raise JAX's error if it was asked to look for NaN or inf, and one of the results has some."""
+    kinds = [
+        (kind, test)
+        for kind, test, asked in zip(("nan", "inf"), (np.isnan, np.isinf), _checks(), strict=True)
+        if asked
+    ]
+    for x in results if kinds else ():
+        if isinstance(x, jax.core.Tracer):
+            continue  # when it has a value, a compiled function returns it, at which JAX looks
+        for shard in x.addressable_shards:
+            for kind, test in kinds:
+                if test(np.asarray(shard.data)).any():
+                    raise FloatingPointError(f"invalid value ({kind}) encountered in {name}")
+
+
+# ------------------------------------------------------------------------------- primitives
+
+
 class Attention(Primitive):
     """One of the primitives, with parameters names, options, and shapes of gradients."""
 
@@ -103,14 +155,22 @@ class Attention(Primitive):
         return bind(*args, names=names, options=options, shapes=shapes)
 
     def _run(self, *args: Any, **params: Any) -> Any:
-        # Compile even under disable_jit, because only compiled code can call the handlers.
-        with jax.disable_jit(False):
-            return _compiled(self, **params)(*args)
+        # Compile even under disable_jit, because only compiled code can call the handlers. JAX
+        # would answer a NaN by calling this rule again.
+        with jax.disable_jit(False), unchecked():
+            found = _compiled(self, **params)(*args)
+        self._check(found)
+        return found
+
+    def _check(self, found: Sequence[Any]) -> None:
+        """Look for NaN and inf, but not in lse, which is -inf in a row that sees no key."""
+        check_values(self.name, found[:1] if self.short == "forward" else found)
 
     def _evaluate(self, *avals: Any, names: Any, options: Options, shapes: Shapes) -> list[Any]:
         found = _results(self.short, dict(zip(names, avals, strict=True)), options, shapes)
         return [_like(avals[0], shape, dtype) for shape, dtype in found.values()]
 
+    @unchecked()
     def _batch(
         self, args: Any, dims: Any, *, names: Any, options: Options, shapes: Shapes
     ) -> tuple[Any, Any]:
@@ -123,6 +183,7 @@ class Attention(Primitive):
             batched = {n: x for n, x, d in zip(names, moved, dims, strict=True) if d is not None}
             others = {n: x for n, x, d in zip(names, moved, dims, strict=True) if d is None}
             found = jax.lax.map(lambda one: self(others | one, options, shapes), batched)
+            self._check(found)
         else:
             named = {
                 name: x if d is not None or name == "seed" else x[None]

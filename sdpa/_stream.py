@@ -45,6 +45,9 @@ class Operand:
         if dtype is None or isinstance(source, np.ndarray):
             (self.source,) = _core._arrays(**{name: source})
             dtype = self.source.dtype
+        elif hasattr(source, "__dlpack_device__"):
+            # An array of another library, which must lie on the CPU.
+            _core._arrays(**{name: source[(slice(0, 0),) * len(source.shape)]})
         self.dtype: np.dtype[Any] = dtype
         if any(n != n for n in self.source.shape):
             raise ValueError(

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sdpa
+from sdpa import _core
 
 from . import style
 from .tools.estimate import Draws, exact
@@ -99,8 +100,8 @@ def measure(
     >>> print(lab.measure(query, key, scale=1.0).where(head="all")["score_dead"].round(1))
     [0.1]
     """
-    query, key = np.asarray(query), np.asarray(key)
-    value = None if value is None else np.asarray(value)
+    query, key = _core._array("query", query), _core._array("key", key)
+    value = None if value is None else _core._array("value", value)
     if query.shape[:-3] != key.shape[:-3]:
         raise ValueError(
             f"key: expected axes {query.shape[:-3]} before the heads, as query, got {key.shape}"

@@ -83,7 +83,7 @@ class Problem:
         if slopes is None:
             return None
         dtype = widen(self.query[:0]).dtype
-        x: Array = np.asarray(slopes)[..., None, None]
+        x: Array = slopes[..., None, None]
         return x.astype(dtype)
 
     def alibi(self, distances: Array) -> Array:

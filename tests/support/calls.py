@@ -196,14 +196,16 @@ CALLS |= {sdpa.scaled_dot_product_attention: operands} | CACHE | SOFTMAX | MERGE
 def everything(function):
     """A valid call with every option that holds an array."""
     x = CALLS[function]()
+    positions = {"alibi_slopes": ones(2, 4), "key_lengths": np.array([7, 6])}
     if function in ATTENTION:
-        x |= {
-            "attn_mask": ones(4, 5, 7),
-            "sinks": ones(4),
-            "alibi_slopes": ones(2, 4),
-            "key_lengths": np.array([7, 6]),
-            "rng": 2**63,
-        }
+        x |= {"attn_mask": ones(4, 5, 7), "sinks": ones(4), "rng": 2**63} | positions
+    elif function in COSINE | BILINEAR | SHAW:
+        x |= {"attn_mask": ones(4, 5, 7), "sinks": ones(4)} | positions
+    elif function is bias.t5_attention_backward:
+        x |= {"sinks": ones(4), "key_lengths": np.array([7, 6])}
+    elif function is LAYER.forward:
+        alibi = {"alibi_slopes": ones(2), "key_lengths": np.array([7, 6])}
+        x |= {"attn_mask": ones(5, 7), "sinks": ones(2)} | alibi
     elif function in ADDITIVE:
         x |= {"attn_mask": ones(5, 7), "sinks": ones(2), "rng": 2**63}
     if function is sdpa.attention_jvp:

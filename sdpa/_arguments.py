@@ -57,7 +57,7 @@ def integers(name: str, value: Any) -> Integers:
     """One integer or an array of them; an empty list counts as such."""
     if isinstance(value, int) and not isinstance(value, bool):
         return np.asarray(integer(name, value))
-    x = _core._array(name, value)
+    (x,) = _core._arrays(**{name: value})
     if x.size and x.dtype.kind not in "iu":
         raise TypeError(f"{name}: expected integers, got {x.dtype}")
     large = x[x > _INT64.max]

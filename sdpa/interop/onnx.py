@@ -141,6 +141,15 @@ def _check_attention(
     return query, key, value
 
 
+def _checked_lengths(lengths: Any, n_k: int) -> Any:
+    name = "nonpad_kv_seqlen"
+    lengths = _arguments.integers(name, lengths)
+    outside = lengths[(lengths < 0) | (lengths > n_k)]
+    if outside.size:
+        raise ValueError(f"{name}: expected integers from 0 to {n_k}, the keys, got {outside[0]}")
+    return lengths
+
+
 def _attention(
     version: int, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
 ) -> list[Any]:
@@ -153,13 +162,7 @@ def _attention(
         key = np.concatenate((past_key, key), axis=2)
         value = np.concatenate((past_value, value), axis=2)
     elif lengths is not None:
-        lengths = _arguments.integers("nonpad_kv_seqlen", lengths)
-        outside = lengths[(lengths < 0) | (lengths > key.shape[2])]
-        if outside.size:
-            raise ValueError(
-                f"nonpad_kv_seqlen: expected integers from 0 to {key.shape[2]}, the keys, "
-                f"got {outside[0]}"
-            )
+        lengths = _checked_lengths(lengths, key.shape[2])
         offset = lengths - query.shape[2]
 
     dtype = _compute_dtype((query, key, value), attributes.get("softmax_precision"))
@@ -215,6 +218,8 @@ _OPERATORS = {
     "Softmax": _rows(sdpa.softmax),
     "LogSoftmax": _rows(sdpa.log_softmax),
 }
+# Those of a later version might have attributes that change the result.
+_VERSIONS = {"Attention": (23, 24, 25), "Softmax": (1, 11, 13), "LogSoftmax": (1, 11, 13)}
 
 
 def _check_device(device: str) -> None:
@@ -222,18 +227,34 @@ def _check_device(device: str) -> None:
         raise ValueError(f"device: expected 'CPU', got {device!r}")
 
 
-def _check_operator(node: Any) -> None:
+def _check_operator(node: Any, opset: int) -> None:
+    """Raise an error unless the node is one of our operators, in a version that we know."""
+    name = f"{node.domain or 'ai.onnx'}::{node.op_type}"
     if node.domain not in ("", "ai.onnx") or node.op_type not in _OPERATORS:
-        name = f"{node.domain or 'ai.onnx'}::{node.op_type}"
         raise NotImplementedError(f"{name}: this backend has {', '.join(_OPERATORS)}")
+    version = defs.get_schema(node.op_type, opset).since_version
+    known = _VERSIONS[node.op_type]
+    if version not in known:
+        versions = ", ".join(map(str, known))
+        raise NotImplementedError(f"{name}-{version}: this backend has the versions {versions}")
+
+
+def _opset_of(model: Any) -> int:
+    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
 def _compute(node: Any, opset: int, inputs: Sequence[Any], attributes: dict[str, Any]) -> list[Any]:
     schema = defs.get_schema(node.op_type, opset)
-    arrays = [
-        None if x is None else np.asarray(sdpa._core._arrays(**{formal.name: x})[0])
-        for formal, x in zip(schema.inputs, inputs, strict=False)
-    ]
+    if len(inputs) != len(node.input):
+        raise ValueError(
+            f"inputs: expected {len(node.input)} arrays, one for each input of the node, "
+            f"got {len(inputs)}"
+        )
+    arrays = []
+    for formal, x in zip(schema.inputs, inputs, strict=False):
+        if x is None and formal.option == defs.OpSchema.FormalParameterOption.Single:
+            raise TypeError(f"{formal.name}: expected an array, got None")
+        arrays.append(None if x is None else np.asarray(sdpa._core._arrays(**{formal.name: x})[0]))
     wanted = [bool(name) for name in node.output]
     results = _OPERATORS[node.op_type](schema.since_version, arrays, attributes, wanted)
     return results[: len(wanted)]
@@ -249,7 +270,7 @@ class BackendRep(_BackendRep):
 
     def __init__(self, model: Any) -> None:
         self._graph = model.graph
-        self._opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+        self._opset = _opset_of(model)
         self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
         self._inputs = [i.name for i in model.graph.input if i.name not in self._constants]
 
@@ -296,12 +317,12 @@ class Backend(_Backend):
 
     @classmethod
     def is_compatible(cls, model: Any, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether every operator of the model is one of the three, and the device the CPU."""
+        """Whether this can run all operators of the model, in their versions, on the device."""
         try:
             _check_device(device)
             for node in model.graph.node:
-                _check_operator(node)
-        except (NotImplementedError, ValueError):
+                _check_operator(node, _opset_of(model))
+        except (NotImplementedError, ValueError, defs.SchemaError):
             return False
         return True
 
@@ -314,14 +335,14 @@ class Backend(_Backend):
         onnx.checker.ValidationError
             If the model is not valid ONNX.
         NotImplementedError
-            If it has an operator other than the three.
+            If it has an operator other than the three, or a later version of one.
         ValueError
             If `device` is not "CPU".
         """
         _check_device(device)
         onnx.checker.check_model(model)
         for node in model.graph.node:
-            _check_operator(node)
+            _check_operator(node, _opset_of(model))
         return BackendRep(model)
 
     @classmethod
@@ -340,8 +361,9 @@ class Backend(_Backend):
         """
         _check_device(device)
         super().run_node(node, inputs, device, outputs_info, **kwargs)
-        _check_operator(node)
-        return tuple(_run(node, inputs, kwargs.get("opset_version", defs.onnx_opset_version())))
+        opset = kwargs.get("opset_version", defs.onnx_opset_version())
+        _check_operator(node, opset)
+        return tuple(_run(node, inputs, opset))
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
@@ -356,7 +378,15 @@ supports_device: Callable[[str], bool] = Backend.supports_device
 
 
 class _ReferenceOperator(OpRun):
-    """One of the operators, in the interface of ONNX's evaluator."""
+    """One of the operators, in the interface of ONNX's evaluator, which checks no model."""
+
+    def __init__(self, onnx_node: Any, run_params: dict[str, Any], schema: Any = None) -> None:
+        self._opset = run_params["opsets"][onnx_node.domain]
+        context = type(onnx.checker.DEFAULT_CONTEXT)()
+        context.ir_version, context.opset_imports = onnx.IR_VERSION, {"": self._opset}
+        onnx.checker.check_node(onnx_node, context)
+        _check_operator(onnx_node, self._opset)
+        super().__init__(onnx_node, run_params, schema)
 
     def run(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         results = super().run(*args, **kwargs)
@@ -368,8 +398,7 @@ class _ReferenceOperator(OpRun):
     def _run(self, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         # The other attributes are defaults of the newest opset, even for a model of an older one.
         given = {a.name: attributes[a.name] for a in self.onnx_node.attribute}
-        opset = self.run_params["opsets"][self.onnx_node.domain]
-        return tuple(_compute(self.onnx_node, opset, inputs, given))
+        return tuple(_compute(self.onnx_node, self._opset, inputs, given))
 
 
 # The evaluator finds an operator by the name of its class.
@@ -386,7 +415,9 @@ def reference_ops() -> list[type[Any]]:
     Returns
     -------
     list of type
-        Subclasses of `onnx.reference.op_run.OpRun`, for the evaluator's parameter `new_ops`.
+        Subclasses of `onnx.reference.op_run.OpRun`, for the evaluator's parameter `new_ops`. The
+        evaluator raises `onnx.checker.ValidationError` for one of the operators that is not valid
+        in the model's opset, and NotImplementedError for a later version of it.
 
     Examples
     --------

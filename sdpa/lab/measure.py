@@ -100,8 +100,8 @@ def measure(
     >>> print(lab.measure(query, key, scale=1.0).where(head="all")["score_dead"].round(1))
     [0.1]
     """
-    query, key = _core._array("query", query), _core._array("key", key)
-    value = None if value is None else _core._array("value", value)
+    query, key = _core._arrays(query=query, key=key)
+    value = None if value is None else _core._arrays(value=value)[0]
     if query.shape[:-3] != key.shape[:-3]:
         raise ValueError(
             f"key: expected axes {query.shape[:-3]} before the heads, as query, got {key.shape}"

@@ -122,6 +122,90 @@ def test_lengths_of_any_integer_type(rng):
         assert message(ValueError, Backend.run_node, node, inputs) == expected
 
 
+QKV = ("q", "k", "v")
+
+
+def attention_node(inputs=QKV, outputs=("y",), **attributes):
+    return helper.make_node("Attention", list(inputs), list(outputs), **attributes)
+
+
+def twice(node, name, value):
+    node.attribute.append(helper.make_attribute(name, value))
+    return node
+
+
+# (node, opset): what onnx's checker refuses. local_window_size was in a draft of the operator.
+INVALID = {
+    "misspelt": (attention_node(is_casual=1), 25),
+    "draft": (attention_node(local_window_size=2), 25),
+    "before its opset": (attention_node(left_window_size=2), 23),
+    "type": (attention_node(is_causal=1.0), 25),
+    "integer scale": (attention_node(scale=2), 25),
+    "twice": (twice(attention_node(is_causal=1), "is_causal", 0), 25),
+    "eight inputs": (attention_node((*QKV, "", "", "", "", "q")), 25),
+    "lengths before their opset": (attention_node((*QKV, "", "", "", "n")), 23),
+    "two inputs": (attention_node(("q", "k")), 25),
+    "required input": (attention_node(("q", "", "v")), 25),
+    "five outputs": (attention_node(outputs=("y", "a", "b", "c", "d")), 25),
+    "opset": (attention_node(), 22),
+    "softmax": (helper.make_node("Softmax", ["q"], ["y"], axs=1), 13),
+    "two inputs of softmax": (helper.make_node("LogSoftmax", ["q", "k"], ["y"]), 13),
+}
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_nodes_are_refused_as_by_onnx(rng, case):
+    """By both doors, with the words of onnx's checker."""
+    node, opset = INVALID[case]
+    q = rng.standard_normal((1, 2, 3, 4)).astype(np.float32)
+    named = {"q": q, "k": q, "v": q, "n": np.array([2])}
+    inputs = [named.get(name) for name in node.input]
+    text = message(
+        onnx.checker.ValidationError, Backend.run_node, node, inputs, opset_version=opset
+    )
+    feed = {name: named[name] for name in node.input if name}
+    arguments = [node], feed, helper.make_opsetid("", opset)
+    assert message(onnx.checker.ValidationError, evaluated, *arguments) == text
+
+
+def test_the_number_of_arrays_is_that_of_the_inputs(rng):
+    q = rng.standard_normal((1, 2, 3, 4)).astype(np.float32)
+    for arrays in ([q, q], [q, q, q, q]):
+        assert message(ValueError, Backend.run_node, attention_node(), arrays) == (
+            f"inputs: expected 3 arrays, one for each input of the node, got {len(arrays)}"
+        )
+    text = message(TypeError, Backend.run_node, attention_node(), [q, None, q])
+    assert text == "K: expected an array, got None"
+
+
+@pytest.mark.parametrize("name", ["Attention", "Softmax", "LogSoftmax"])
+def test_later_versions_of_an_operator_are_refused(rng, name, monkeypatch):
+    """They may have attributes of which this one knows nothing."""
+
+    class Later:
+        since_version = 99
+
+    monkeypatch.setattr(onnx.defs, "get_schema", lambda *_: Later)
+    node = attention_node() if name == "Attention" else helper.make_node(name, ["q"], ["y"])
+    q = rng.standard_normal((1, 2, 3, 4)).astype(np.float32)
+    known = "23, 24, 25" if name == "Attention" else "1, 11, 13"
+    expected = f"ai.onnx::{name}-99: this backend has the versions {known}"
+    inputs = [q] * len(node.input)
+    assert message(NotImplementedError, Backend.run_node, node, inputs) == expected
+    feed = dict.fromkeys(node.input, q)
+    arguments = [node], feed, helper.make_opsetid("", 25)
+    assert message(NotImplementedError, evaluated, *arguments) == expected
+
+
+def test_is_compatible_looks_at_versions(monkeypatch):
+    graph = helper.make_graph([attention_node()], "graph", [], [])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)])
+    assert Backend.is_compatible(model)
+    later = type("Later", (), {"since_version": 99})
+    monkeypatch.setattr(onnx.defs, "get_schema", lambda *_: later)
+    assert not Backend.is_compatible(model)
+
+
 def test_other_operators_are_refused():
     node = helper.make_node("Relu", ["x"], ["y"])
     with pytest.raises(NotImplementedError, match="Relu"):

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from support.calls import CALLS, F32, everything, message, operands
-from support.protocols import OnDevice, OnlyArray, OnlyDlpack
+from support.protocols import CopiedFromDevice, OnDevice, OnlyArray, OnlyDlpack
 
 import sdpa
+from sdpa import lab
 
 
 def mapped(convert, x):
@@ -140,6 +141,45 @@ def test_devices_that_numpy_reads(device):
     made = {"__dlpack__": OnlyDlpack.__dlpack__, "__dlpack_device__": lambda self: device}
     tensor = type("Tensor", (OnlyDlpack,), made)(np.arange(6.0))
     assert np.array_equal(sdpa.softmax(tensor), sdpa.softmax(np.arange(6.0)))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__qualname__)
+def test_nothing_is_copied_from_another_device(function):
+    """An array of JAX on a GPU has an __array__ that would copy it to the host."""
+    x = everything(function)
+    names = [name for name, value in x.items() if isinstance(value, np.ndarray) and name != "out"]
+    assert names or function is sdpa.merge_attention
+    for name in names:
+        elsewhere = CopiedFromDevice(2, 1, contents=x[name])
+        text = message(TypeError, function, **(x | {name: elsewhere}))
+        assert text == f"{name}: expected an array on the CPU, got {CopiedFromDevice} on cuda:1"
+
+
+@pytest.mark.parametrize("name", ["query", "keys", "values", "attn_mask"])
+def test_an_array_on_another_device_is_no_store(name):
+    """It has a shape, a dtype and slices, as stores have."""
+    x = {f"{n}s" if n != "query" else n: a for n, a in operands().items()}
+    x["attn_mask"] = np.zeros((5, 7), F32)
+    x[name] = CopiedFromDevice(2, 1, contents=x[name])
+    text = message(TypeError, sdpa.blocks.attend, **x)
+    argument = name if name == "attn_mask" else name.removesuffix("s")
+    assert text == f"{argument}: expected an array on the CPU, got {CopiedFromDevice} on cuda:1"
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_the_laboratory_copies_nothing_either(name):
+    x = operands()
+    x[name] = CopiedFromDevice(2, 1, contents=x[name])
+    text = message(TypeError, lab.measure, **x)
+    assert text == f"{name}: expected an array on the CPU, got {CopiedFromDevice} on cuda:1"
+
+
+def test_arrays_of_jax_on_the_cpu_say_so():
+    """By a member of an enumeration, which is an integer."""
+    jnp = pytest.importorskip("jax.numpy", reason="needs jax: pip install 'sdpa[peers]'")
+    device, index = jnp.zeros(3).__dlpack_device__()
+    assert (int(device), index) == (1, 0)
+    assert np.array_equal(sdpa.softmax(jnp.zeros(3)), sdpa.softmax(np.zeros(3, F32)))
 
 
 def test_a_device_without_a_name():

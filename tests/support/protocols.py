@@ -1,5 +1,7 @@
 """Objects that are no arrays and offer one by a single protocol."""
 
+import numpy as np
+
 
 class OnlyArray:
     def __init__(self, array):
@@ -40,6 +42,21 @@ class OnDeviceArray(OnDevice):
         raise TypeError("copy it to the host first")
 
 
+class CopiedFromDevice(OnDevice):
+    """A DLPack object whose __array__ copies to the host, like a JAX array on a GPU."""
+
+    def __init__(self, *device, contents=0.0):
+        super().__init__(*device)
+        self.contents = np.array(contents)
+        self.shape, self.dtype = self.contents.shape, self.contents.dtype
+
+    def __getitem__(self, index):
+        return CopiedFromDevice(*self.device, contents=self.contents[index])
+
+    def __array__(self, dtype=None, copy=None):
+        return self.contents
+
+
 class Bfloat16Tensor:
     """An object that looks like a bfloat16 tensor of PyTorch in either protocol."""
 
@@ -61,6 +78,11 @@ def elsewhere(name):
             TypeError,
             f"{text} {OnDeviceArray} on rocm:0",
             {name: OnDeviceArray(10, 0)},
+        ),
+        f"{name} on a GPU, whose __array__ copies": (
+            TypeError,
+            f"{text} {CopiedFromDevice} on cuda:0",
+            {name: CopiedFromDevice(2, 0)},
         ),
         f"{name} on a device without a name": (
             TypeError,

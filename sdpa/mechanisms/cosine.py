@@ -6,6 +6,7 @@ rest. No Lq x Lk matrix is held.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Unpack, cast
 
@@ -23,6 +24,7 @@ from sdpa.mechanisms._compose import (
     converted,
     distinct,
     forward,
+    native,
     positive,
     rounded,
     rows_in_use,
@@ -215,12 +217,13 @@ def cosine_attention_backward(
     >>> bool(abs((g.query * query).sum()) < 1e-12)
     True
     """
-    checked = _checked(cosine_attention_backward, temperature, eps, options)
+    checked = checked_options(cosine_attention_backward, options, CosineOptions.__annotations__)
     needs = checked_needs(needs, CosineGradients._fields)
     (grad_out, query, key, value, out, lse), (grad_lse,), checked = converted(
         checked, {"grad_lse": grad_lse},
         grad_out=grad_out, query=query, key=key, value=value, out=out, lse=lse,
     )  # fmt: skip
+    checked["scale"] = _scale(temperature, eps, query)
     inner = {"query" if name == "temperature" else name for name in needs}
     upstream = checked_upstream(grad_out, (query, key, value), out, lse, grad_lse, inner, checked)
 
@@ -236,14 +239,18 @@ def cosine_attention_backward(
     )
 
 
-def _checked(
-    function: Callable[..., Any], temperature: float, eps: float, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The options of the kernel."""
-    checked = checked_options(function, options, CosineOptions.__annotations__)
-    checked["scale"] = 1 / positive("temperature", temperature)
+def _scale(temperature: float, eps: float, query: Array) -> float:
+    """1 / temperature, after the checks of both numbers."""
     positive("eps", eps)
-    return checked
+    scale = 1 / positive("temperature", temperature)
+    kind = "float64" if native(query.dtype) == np.float64 else "float32"
+    most = float(np.finfo(kind).max) / math.log2(math.e)  # as attention's scale
+    if scale > most:
+        raise ValueError(
+            f"temperature: expected at least {1 / most}, the range of {kind} arithmetic, "
+            f"got {temperature!r}"
+        )
+    return scale
 
 
 def _forward(
@@ -255,8 +262,9 @@ def _forward(
     eps: float,
     options: Mapping[str, Any],
 ) -> _core.AttentionForward:
-    checked = _checked(function, temperature, eps, options)
+    checked = checked_options(function, options, CosineOptions.__annotations__)
     (query, key, value), _, checked = converted(checked, {}, query=query, key=key, value=value)
+    checked["scale"] = _scale(temperature, eps, query)
     _core._check_attention(query, key, value, **checked)
     q, k = _Unit(query, eps).vector, _Unit(key, eps).vector
     return forward(q, k, widen(value), checked, query)

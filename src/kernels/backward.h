@@ -19,7 +19,8 @@
 typedef struct backward_scratch {
     real *q, *dout;                    /* pack_panels of d_k and d_v */
     real *q_rows, *dout_rows, *o_rows; /* packed rows; q and o only if they cannot be read in place */
-    real *lse;                         /* per query: lse in log2 units, rounded to an integer */
+    real *lse;                         /* per query: lse in log2 units, rounded to an integer; see set_far_rows */
+    real *m, *low;                     /* per query; `low`, NULL in most units: what lse lacks in a far row */
     real *delta, *dlse;                /* per query */
     bool *weighed;                     /* per query: whether delta was summed with the weights */
     double *factor;       /* per query: the factor that 2^(c s - lse) needs to be P; dO and delta take it */
@@ -53,6 +54,8 @@ NOINLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) 
         ARRAY(w.q_rows, n * packed_row(p->d_k)),
         ARRAY(w.dout_rows, n * packed_row(p->d_v)),
         ARRAY(w.lse, n),
+        ARRAY(w.m, n),
+        ARRAY(w.low, n),
         ARRAY(w.o_rows, n * packed_row(p->d_v)),
         ARRAY(w.delta, n),
         ARRAY(w.weighed, n),
@@ -85,11 +88,15 @@ static size_t backward_bytes(const sdpa_problem *p) {
     return arena.used;
 }
 
+/* Beyond this, in log2 units, the rounding error of lse could take P out of the range of its type. */
+#define FAR_LSE (16 / REAL_EPSILON)
+
 /* Loads lse in log2 units. Queries that see no key get lse = +inf, and padding lanes, whose scores are 0, a large one:
- * their P is exactly 0. */
-COLD NOINLINE void load_lse(const sdpa_unit *u, const backward_scratch *w) {
+ * their P is exactly 0. Returns whether there are far rows. */
+COLD NOINLINE bool load_lse(const sdpa_unit *u, const backward_scratch *w) {
     const sdpa_problem *p = u->problem;
     const double log2_e = log2_e_of(p);
+    bool far = false;
     for (int64_t i = 0; i < w->n_lanes; i++) {
         w->lse[i] = i < u->n_i ? (real)INFINITY : HUGE_SCORE;
         w->delta[i] = w->dlse[i] = w->zero[i] = 0;
@@ -105,7 +112,9 @@ COLD NOINLINE void load_lse(const sdpa_unit *u, const backward_scratch *w) {
          * no digits after the point, P is only as precise as lse, but the factor must not become 0 or infinite. */
         w->lse[i] = (real)floor(log2_lse);
         if (isfinite(lse)) w->factor[i] = exp2(fmax(-64, fmin(64, w->lse[i] - log2_lse)));
+        far |= isfinite(lse) && fabs(log2_lse) > FAR_LSE;
     }
+    return far;
 }
 
 /* d[i, j0 + j] += dS[j, i] for the unit's queries and n keys, by squares of VL x VL. */
@@ -170,22 +179,33 @@ INLINE bool quick_weights(scores *t, int nv, tile_sums *sum) {
     return quick;
 }
 
+/* The scores of a panel and keys k, into w->p: *bias is what is there already. False if all are masked. */
+INLINE bool begin_scores(const sdpa_unit *u, const backward_scratch *w, panel q, const rows *k, scores *t,
+                         enum bias_kind *bias) {
+    const sdpa_problem *p = u->problem;
+    const block b = block_of(u, q, k);
+    *t = panel_scores(w->q, q, k, p->d_k, w->p + q.i, w->n_lanes);
+    *bias = bias_block(u, &b, (real)M_LOG2E, t->s, t->s_row, w->line);
+    if (*bias == BIAS_ALL_MASKED) return false;
+    if (p->scores == SDPA_ADDITIVE) {
+        additive_scores(p, t->x, q.nv, k, k->n, w->given, w->n_lanes);
+        t->given = w->given;
+    } else {
+        t->given = lane_of(w->ready, q.i);
+    }
+    t->ds = lane_of(w->tanh, q.i);
+    return true;
+}
+
 /* P^T of a panel and keys k, its row sums added to `sum`, which is zero. Masked pairs are -0. */
 NOINLINE enum panel_state backward_weights(const sdpa_unit *u, const backward_scratch *w, panel q, const rows *k,
                                            real c, tile_sums *sum) {
     const sdpa_problem *p = u->problem;
-    const block b = block_of(u, q, k);
-    scores t = panel_scores(w->q, q, k, p->d_k, w->p + q.i, w->n_lanes);
+    scores t;
+    enum bias_kind bias;
+    if (!begin_scores(u, w, q, k, &t, &bias)) return PANEL_HIDDEN;
     t.shift = w->lse + q.i;
     t.c = c;
-    const enum bias_kind bias = bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, w->line);
-    if (bias == BIAS_ALL_MASKED) return PANEL_HIDDEN;
-    if (p->scores == SDPA_ADDITIVE) {
-        additive_scores(p, t.x, q.nv, k, k->n, w->given, w->n_lanes);
-        t.given = w->given;
-    } else {
-        t.given = lane_of(w->ready, q.i);
-    }
     const bool plain = bias == BIAS_NONE && !(p->features & ~FUSED_CAN);
     if (plain && !t.given && quick_weights(&t, q.nv, sum)) return PANEL_VISIBLE;
     vec unused[SCORE_WIDTH] = {{0}};
@@ -193,11 +213,10 @@ NOINLINE enum panel_state backward_weights(const sdpa_unit *u, const backward_sc
     if (plain && t.given != t.s) {
         score(&t, q.nv, SCORE_RAW);
     } else if (!plain) {
-        t.ds = lane_of(w->tanh, q.i);
         score_logits(&t, q.nv, p, bias, M_LOG2E);
     }
-    const bool masked =
-        exponentiate(t.s, t.s_row, k->n, q.nv, plain ? c : 1, t.shift, NULL, (real *)sum, bias == BIAS_SOME_MASKED);
+    const bool masked = exponentiate(t.s, t.s_row, k->n, q.nv, plain ? c : 1, t.shift, lane_of(w->low, q.i),
+                                     (real *)sum, bias == BIAS_SOME_MASKED);
     return masked ? PANEL_MASKED : PANEL_VISIBLE;
 }
 
@@ -226,15 +245,20 @@ INLINE void panel_gradient(const sdpa_unit *u, const backward_scratch *w, const 
     score(&t, q.nv, masked ? SCORE_GRADIENT_MASKED : SCORE_GRADIENT);
 }
 
-/* Adds rowsum(P * dP) over keys k to `sum`. */
+/* Adds rowsum(P * dP) over keys k to `sum`, with dropout rowsum(R * P * dP). */
 NOINLINE void weigh_values(const sdpa_unit *u, const backward_scratch *w, keys k, double *sum) {
     const rows v = pack_rows(&u->v, k.j0, k.n, u->problem->d_v, 0, w->v, w->v_tail);
     PANELS (q, u->n_i) {
         if (w->state[q.i / VL] == PANEL_HIDDEN) continue;
         panel_gradient(u, w, &v, q, w->zero);
+        const block b = block_of(u, q, &v);
+        draw_factors(u, &b, lane_of(w->r, q.i), w->n_lanes);
         for (int64_t l = q.i; l < q.i + q.n_i; l += VL) {
             vec part[4] = {{0}};
-            for (int64_t j = 0; j < k.n; j++) part[j % 4] += vload(w->ds + j * w->n_lanes + l);
+            for (int64_t j = 0; j < k.n; j++) {
+                const int64_t at = j * w->n_lanes + l;
+                part[j % 4] += factor_at(w->r, at) * vload(w->ds + at);
+            }
             const vec total = sum_of_four(part, 1);
             for (int x = 0; x < VL; x++) sum[l + x] += total[x];
         }
@@ -263,31 +287,87 @@ COLD NOINLINE backward_scratch kept_piece(const backward_scratch *w, const sdpa_
     return kept;
 }
 
+/* Finds the maxima, m + low, of the logits of the unit's queries. False if interrupted. */
+COLD NOINLINE bool find_maxima(const sdpa_unit *u, const backward_scratch *w, int64_t first, int64_t j1) {
+    const sdpa_problem *p = u->problem;
+    const running row = {.m = w->m, .low = w->low};
+    for (int64_t i = 0; i < w->n_lanes; i++) {
+        w->m[i] = -(real)INFINITY;
+        w->low[i] = 0;
+    }
+    for (keys b = {.j0 = first * sdpa_key_block(p)}; next_piece(u, j1, &b);) {
+        if (sdpa_run_stopped(u->run)) return false;
+        const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w->k, w->k_tail);
+        PANELS (q, u->n_i) {
+            scores t;
+            enum bias_kind bias;
+            vec most[SCORE_WIDTH], unused[2][SCORE_WIDTH];
+            if (!begin_scores(u, w, q, &k, &t, &bias)) continue;
+            for (int x = 0; x < q.nv; x++) most[x] = vset1(-INFINITY);
+            t.extreme = (real *)most;
+            const real factor = score_products(&t, q.nv, p, bias, M_LOG2E);
+            move_maximum(&row, q.i, q.nv, NULL, factor, most, unused[0], unused[1]);
+        }
+    }
+    return true;
+}
+
+/* Prepares rows whose lse is so large that its rounding error, in the exponent, would be out of range. They are computed
+ * from the maximum of their logits, and their sums replace lse. Its order of magnitude still tells whether it belongs
+ * to a larger set of keys, beside which these have weight 0. */
+COLD NOINLINE void set_far_rows(const sdpa_unit *u, const backward_scratch *w, double *sunk, bool *whole) {
+    const double log2_e = log2_e_of(u->problem), sink = sink_of(u);
+    for (int64_t i = 0; i < w->n_lanes; i++) {
+        const double given = i < u->n_i ? query_scalar(u->lse, &u->problem->lse, u->i0 + i) * log2_e : 0;
+        const double lse = isfinite(given) ? fmax(-REAL_MAX, fmin(REAL_MAX, given)) : given; /* as logits are */
+        const double keys = (double)w->m[i] + w->low[i], most = sink > keys ? sink : keys;
+        if (!isfinite(lse) || fabs(lse) <= FAR_LSE) {
+            w->low[i] = 0;
+            continue;
+        }
+        whole[i] = most >= lse - 8 * REAL_EPSILON * fabs(lse);
+        const bool seen = whole[i] && keys >= sink - HIGHEST_SINK; /* the keys have weights above 0 */
+        w->lse[i] = seen ? w->m[i] : (real)INFINITY;
+        if (!seen) w->low[i] = 0;
+        w->factor[i] = 1;
+        sunk[i] = seen ? exp2(sink - keys) : whole[i] ? 1 : 0;
+    }
+}
+
 /* Computes P and the sums of its rows. A sum should be 1 except for the rounding of lse, a relative error of ulp(lse) /
  * 2 for the whole row. If it is that close to 1, P is divided by it, through `factor`. If not, lse belongs to a larger
- * set of keys and needs no correction. Also sums delta with the weights where O is not precise enough. False if
- * interrupted. */
-NOINLINE bool complete_rows(const sdpa_unit *u, const backward_scratch *w, int64_t j0, int64_t j1, real c) {
+ * set of keys and needs no correction. Also sums delta with the weights where O is not precise enough, and leaves the
+ * sink's weight, up to factor, in `sunk`. False if interrupted. */
+NOINLINE bool complete_rows(const sdpa_unit *u, backward_scratch *w, int64_t j0, int64_t j1, real c, bool far,
+                            double *sunk) {
     const sdpa_problem *p = u->problem;
     const real epsilon = REAL_EPSILON;
-    const bool coarse = sdpa_is_narrow(p->dtype) || p->scores == SDPA_ADDITIVE;
-    const bool by_weights = coarse && p->dropout_p == 0;
-    const int64_t first = j0 / sdpa_key_block(p);
+    const bool by_weights = sdpa_is_narrow(p->o.dtype) || p->scores == SDPA_ADDITIVE;
+    const int64_t first = j0 / sdpa_key_block(p), end = j0 < j1 ? j1 : 0; /* a sink may be all that is seen */
     if (by_weights) pack_panels(w->dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w->line);
     real sum[SDPA_QUERY_BLOCK] = {0};
     double delta[SDPA_QUERY_BLOCK] = {0};
-    for (keys b = {.j0 = first * sdpa_key_block(p)}; next_piece(u, j1, &b);) {
+    bool whole[SDPA_QUERY_BLOCK] = {false};
+    const double sink = sink_of(u);
+    for (int64_t i = 0; i < u->n_i; i++) sunk[i] = sink == -INFINITY ? 0 : exp2(sink - w->lse[i]);
+    if (!far) {
+        w->low = NULL;
+    } else if (find_maxima(u, w, first, end)) {
+        set_far_rows(u, w, sunk, whole);
+    } else {
+        return false;
+    }
+    for (keys b = {.j0 = first * sdpa_key_block(p)}; next_piece(u, end, &b);) {
         if (sdpa_run_stopped(u->run)) return false;
         const backward_scratch kept = kept_piece(w, p, b.j0, first);
         const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w->k, w->k_tail);
         weigh_keys(u, &kept, &k, c, sum);
         if (by_weights) weigh_values(u, &kept, b, delta);
     }
-    const double sink = sink_of(u);
-    const bool sunk = sink != -INFINITY;
     for (int64_t i = 0; i < u->n_i; i++) {
-        double total = w->factor[i] * (sum[i] + (sunk ? exp2(sink - w->lse[i]) : 0)), excess = log2(total);
-        if (!(total > 0 && fabs(excess) <= 2 * epsilon * (4 + fabs((double)w->lse[i])))) continue;
+        const double total = w->factor[i] * (sum[i] + sunk[i]), excess = log2(total);
+        const bool complete = fabs(excess) <= 2 * epsilon * (4 + fabs((double)w->lse[i]));
+        if (!(total > 0) || !(complete || whole[i])) continue;
         if (by_weights) w->delta[i] = (real)(delta[i] * w->factor[i] / total) - w->dlse[i];
         w->weighed[i] = by_weights;
         w->factor[i] /= total;
@@ -434,26 +514,24 @@ NOINLINE bool backward_sweep(const sdpa_unit *u, const backward_scratch *w, cons
 NOINLINE void backward_any(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
-    const backward_scratch w = backward_layout(p, &arena);
+    backward_scratch w = backward_layout(p, &arena);
     const real c = (real)(fabs(p->scale) * M_LOG2E);
+    double sunk[SDPA_QUERY_BLOCK];
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
     clear_keys(u, (keys){0});
-    load_lse(u, &w);
+    const bool far = load_lse(u, &w);
     memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
     memset(w.dmask, 0, sizeof(real) * (size_t)w.n_lanes);
     if (p->scores == SDPA_ADDITIVE) memset(w.dq_lanes, 0, sizeof(real) * (size_t)(p->d_k * w.n_lanes));
-    if (j0 < j1) {
-        pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
-        if (!complete_rows(u, &w, j0, j1, c)) return;
-    }
+    if (j0 < j1) pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
+    if (!complete_rows(u, &w, j0, j1, c, far, sunk)) return;
     backward_rows own = {.dout = scale_queries(u, &w)};
     own.q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
     own.finite = !may_mask(u) || (rows_finite(&own.q, p->d_k) && rows_finite(&own.dout, p->d_v));
     /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
-    const double sink = sink_of(u);
     double dsink = 0;
-    for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++) dsink -= exp2(sink - w.lse[i]) * w.delta[i];
+    for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++) dsink -= sunk[i] * w.delta[i];
     if (!backward_sweep(u, &w, &own, j0, j1, c)) return;
     for (int64_t i = 0; p->scores == SDPA_ADDITIVE && i < u->n_i; i++) {
         for (int64_t x = 0; x < p->d_k; x++) w.dq[i * w.k_row + x] = w.dq_lanes[x * w.n_lanes + i];

@@ -23,12 +23,6 @@ enum {
                 SDPA_FEATURE_ALIBI
 };
 
-/* The running softmax of queries: the maximum m in log2 units, its rounding error `low` where m is huge (else 0), and
- * the sum l of 2^(c s - m - low). */
-typedef struct running {
-    real *m, *low, *l;
-} running;
-
 typedef struct forward_scratch {
     real *q;     /* pack_panels of d_k, signed so that c >= 0 */
     real *few;   /* few_queries, if there are only a few; packed rows of q for fast/small.h */
@@ -85,34 +79,6 @@ INLINE void start_running(const running *row, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         row->m[i] = -(real)INFINITY;
         row->l[i] = row->low[i] = 0;
-    }
-}
-
-/* Given the maxima `sum` of a block's scores for the queries from i on, moves m and low and sets alpha = 2^(old m - new
- * m) and shift = m. If `exact` is not NULL, m moves only where exact is not 0, where m is not set yet, or where it is
- * stale. */
-INLINE void move_maximum(const running *row, int64_t i, int nv, const real *exact, real c, vec *sum, vec *alpha,
-                         vec *shift) {
-    const vec factor = vset1(c);
-    for (int x = 0; x < nv; x++) {
-        real *m = row->m + i + x * VL, *low = row->low + i + x * VL;
-        vec old = vload(m), old_low = vload(low), most = factor * sum[x];
-        ivec moves = most > old;
-        if (exact) {
-            moves &= (old == -(real)INFINITY) | (vload(exact + i + x * VL) != 0) |
-                     (vmulsub(factor, sum[x], old) > STALE_LIMIT);
-        }
-        vec new = vselect(moves, most, old);
-        /* For the maximum itself 2^(c s - m) is 2^(rounding error of m) instead of 1. This is the same in all blocks
-         * and harmless, unless m is so large that it overflows. */
-        vec rest = vselect(is_huge(most), vmulsub(factor, sum[x], most), (vec){0});
-        vec new_low = vselect(moves, vselect(rest - rest == 0, rest, (vec){0}), old_low);
-        vstore(m, new);
-        vstore(low, new_low);
-        /* A query that has seen no key yet has m = -inf: shift by 0, so that 2^(-inf - 0) = 0. */
-        shift[x] = vselect(new == -(real)INFINITY, (vec){0}, new);
-        alpha[x] = vexp2((old - shift[x]) + (old_low - new_low));
-        sum[x] = (vec){0};
     }
 }
 
@@ -436,10 +402,17 @@ NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch)
     const double log2_e = log2_e_of(p);
     const bool direct = u->o.data && is_direct(&u->o) && p->d_v == w.o_row;
     for (int64_t i = 0; i < u->n_i; i++) {
-        real *o = w.o + i * w.o_row, l = w.row.l[i], m = w.row.m[i], factor = add_sink(sink, &m, &l);
-        real sum = l;
-        if (PAIRS && w.pairs)
-            sum = factor * w.l_rounded[i] + (l - factor * w.row.l[i]); /* the part in brackets is the sink's */
+        real *o = w.o + i * w.o_row, l = w.row.l[i], factor = 1, sunk = 0;
+        double m = w.row.m[i];
+        if (sink != -INFINITY) {
+            /* A sink may be so large that its rounding error, in the exponent, would be out of range. */
+            const double keys = m + w.row.low[i];
+            m = sink > keys ? sink : keys;
+            factor = (real)exp2(keys - m);
+            sunk = (real)exp2(sink - m);
+            l = muladd(l, factor, sunk);
+        }
+        const real sum = PAIRS && w.pairs ? muladd(w.l_rounded[i], factor, sunk) : l;
         factor = l == 0 ? 0 : factor / sum;
         char *to = u->o.data + (u->i0 + i) * u->o.row;
         real *result = direct ? (real *)to : o;
@@ -447,7 +420,7 @@ NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch)
         if (!direct && u->o.data) store(to, o, p->d_v, u->o.col, u->o.dtype);
         if (u->lse) {
             real lse = l == 0 ? -(real)INFINITY : (real)(m / log2_e + log(l));
-            if (m == -REAL_MAX) lse = m; /* saturated: see mask_block */
+            if (fabs(m) == REAL_MAX) lse = (real)m; /* saturated: see mask_block */
             memcpy(u->lse + (u->i0 + i) * p->lse.row, &lse, sizeof lse);
         }
     }
@@ -498,6 +471,7 @@ COLD static void forward_join(const sdpa_unit *u, void *scratch, const void *par
         real *o = w.o + i * w.o_row;
         memset(o, 0, sizeof(real) * (size_t)w.o_row);
         w.row.m[i] = highest[w.o_row];
+        w.row.low[i] = low;
         w.row.l[i] = 0;
         for (int64_t x = 0; x < n_parts; x++) {
             const real *from = first + x * part;

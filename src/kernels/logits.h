@@ -42,14 +42,22 @@ INLINE double sink_of(const sdpa_unit *u) {
     return (double)scalar_of(&u->sinks, -(real)INFINITY) * log2_e_of(u->problem);
 }
 
-/* Adds the sink, a logit without a value, to a query's maximum and sum, all in log2 units. Returns the factor by which
- * earlier sums of 2^(s - m) shrink. */
-INLINE real add_sink(double sink, real *m, real *l) {
+/* How far, in log2 units, a sink may lie above the maximum of the keys before their weights leave the range. */
+#define HIGHEST_SINK (SDPA_REAL == 32 ? 120 : 1000)
+
+/* Adds the sink, a logit without a value, to a query's sum l of 2^(s - m - low), in log2 units; *term is what it adds.
+ * Returns the factor of earlier sums: 1, or 0 if the sink outweighs all keys, whose weights 2^(s - m) then are 0. */
+INLINE real add_sink(double sink, real *m, real *low, real *l, real *term) {
+    *term = 0;
     if (sink == -INFINITY) return 1;
-    real most = sink > *m ? (real)sink : *m, factor = (real)exp2(*m - most);
-    *l = muladd(*l, factor, (real)exp2(sink - most));
-    *m = most;
-    return factor;
+    const double above = sink - *m - *low;
+    const bool outweighs = above > HIGHEST_SINK;
+    *term = outweighs ? 1 : (real)exp2(above);
+    *l = outweighs ? 1 : *l + *term;
+    if (!outweighs) return 1;
+    *m = REAL_MAX;
+    *low = 0;
+    return 0;
 }
 
 /* s = the logits of a block in log2 units (`unit` = log2 e) or natural ones (`unit` = 1), after scale, cap and bias,
@@ -65,7 +73,7 @@ NOINLINE void score_logits(scores *t, int nv, const sdpa_problem *p, enum bias_k
         score(t, nv, SCORE_BIASED);
         return;
     }
-    const double cap = fabs(p->scale) / p->softcap;
+    const double cap = fmin(fabs(p->scale) / p->softcap, REAL_MAX); /* beyond that tanh is 1 */
     t->cap = (real)cap;
     t->cap_low = (real)(cap - (double)t->cap);
     score(t, nv, SCORE_CAPPED);

@@ -224,4 +224,38 @@ NOINLINE void store_gradients(const sdpa_unit *u, const real *dq, int64_t dq_row
     sdpa_turn_end(u);
 }
 
+/* The running softmax of queries: the maximum m in log2 units, its rounding error `low` where m is huge (else 0), and
+ * the sum l of 2^(c s - m - low). */
+typedef struct running {
+    real *m, *low, *l;
+} running;
+
+/* Given the maxima `sum` of a block's scores for the queries from i on, moves m and low and sets alpha = 2^(old m - new
+ * m) and shift = m. If `exact` is not NULL, m moves only where exact is not 0, where m is not set yet, or where it is
+ * stale. */
+INLINE void move_maximum(const running *row, int64_t i, int nv, const real *exact, real c, vec *sum, vec *alpha,
+                         vec *shift) {
+    const vec factor = vset1(c);
+    for (int x = 0; x < nv; x++) {
+        real *m = row->m + i + x * VL, *low = row->low + i + x * VL;
+        vec old = vload(m), old_low = vload(low), most = factor * sum[x];
+        ivec moves = most > old;
+        if (exact) {
+            moves &= (old == -(real)INFINITY) | (vload(exact + i + x * VL) != 0) |
+                     (vmulsub(factor, sum[x], old) > STALE_LIMIT);
+        }
+        vec new = vselect(moves, most, old);
+        /* For the maximum itself 2^(c s - m) is 2^(rounding error of m) instead of 1. This is the same in all blocks
+         * and harmless, unless m is so large that it overflows. */
+        vec rest = vselect(is_huge(most), vmulsub(factor, sum[x], most), (vec){0});
+        vec new_low = vselect(moves, vselect(rest - rest == 0, rest, (vec){0}), old_low);
+        vstore(m, new);
+        vstore(low, new_low);
+        /* A query that has seen no key yet has m = -inf: shift by 0, so that 2^(-inf - 0) = 0. */
+        shift[x] = vselect(new == -(real)INFINITY, (vec){0}, new);
+        alpha[x] = vexp2((old - shift[x]) + (old_low - new_low));
+        sum[x] = (vec){0};
+    }
+}
+
 #endif

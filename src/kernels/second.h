@@ -171,11 +171,10 @@ INLINE void double_queries(const sdpa_unit *u, const double_scratch *w, const ro
 /* The derivative of the sink. A sink has no value, so its G and C are 0. */
 INLINE double double_sink(const sdpa_unit *u, const double_scratch *w) {
     const tangent_scratch *f = &w->forward;
-    const double sink = sink_of(u);
     const real sink_t = scalar_of(&u->sinks_t, 0);
     double sum = 0;
     for (int64_t i = 0; i < u->n_i; i++) {
-        sum -= exp2(sink - f->m[i]) * f->l[i] * ((sink_t - f->mu[i]) * w->delta[i] + w->cross[i]);
+        sum -= (double)f->sunk[i] * ((sink_t - f->mu[i]) * w->delta[i] + w->cross[i]);
     }
     return sum;
 }

@@ -152,7 +152,7 @@ INLINE void statistics_row(const row_sums *r, int64_t x, real sink, real row[7])
     const double shift = keyless ? 0 : exp(m - most), l = shift * r->l[x] + (empty ? 0 : exp(sink - most));
     const double factor = keyless ? 0 : shift / l, lse = empty ? -INFINITY : most + log(l);
     row[0] = (real)lse;
-    row[1] = keyless ? 0 : (real)(-factor * (r->ex[x] + r->l[x] * (m - most - log(l))));
+    row[1] = factor == 0 ? 0 : (real)(-factor * (r->ex[x] + r->l[x] * (m - most - log(l))));
     row[2] = (real)factor;
     row[3] = (real)(factor * factor * r->e2[x]);
     row[4] = (real)(factor * factor * factor * r->e3[x]);

@@ -18,6 +18,7 @@ typedef struct tangent_scratch {
     real *q, *q_t;           /* pack_panels of d_k */
     real *o, *o_t;           /* (n_lanes, v_row) */
     real *m, *l, *mu;        /* per query: maximum, sum, and mean of T */
+    real *sunk;              /* per query: the sink's weight */
     real *s, *t;             /* (block, n_lanes): scores, their tangent */
     real *h, *r, *e;         /* (block, n_lanes): softcap's tanh, dropout's factors, the mask's tangent; NULL: none */
     real *k, *k_t, *v, *v_t; /* packed rows */
@@ -40,6 +41,7 @@ NOINLINE tangent_scratch tangent_layout(const sdpa_problem *p, sdpa_arena *a) {
         ARRAY(w.m, n),
         ARRAY(w.l, n),
         ARRAY(w.mu, n),
+        ARRAY(w.sunk, n),
         ARRAY(w.s, tiles),
         ARRAY(w.t, tiles),
         ARRAY(w.h, is_linear(p) ? ABSENT : tiles),
@@ -194,9 +196,11 @@ INLINE void tangent_finish(const sdpa_unit *u, const tangent_scratch *w) {
     const double sink = sink_of(u);
     const real sink_t = scalar_of(&u->sinks_t, 0);
     for (int64_t i = 0; i < u->n_i; i++) {
-        real factor = add_sink(sink, &w->m[i], &w->l[i]), *o = w->o + i * w->v_row, *o_t = w->o_t + i * w->v_row;
-        real inverse = w->l[i] == 0 ? 0 : 1 / w->l[i], move = 0;
-        if (sink != -INFINITY) move = (real)exp2(sink - w->m[i]) * inverse * (sink_t - w->mu[i]);
+        real low = 0, term, *o = w->o + i * w->v_row, *o_t = w->o_t + i * w->v_row;
+        const real factor = add_sink(sink, &w->m[i], &low, &w->l[i], &term);
+        const real inverse = w->l[i] == 0 ? 0 : 1 / w->l[i];
+        w->sunk[i] = term * inverse;
+        const real move = w->sunk[i] == 0 ? 0 : w->sunk[i] * (sink_t - w->mu[i]);
         w->mu[i] += move;
         for (int64_t x = 0; x < w->v_row; x += VL) {
             const vec mean = factor * inverse * vload(o + x);

@@ -1,5 +1,6 @@
 #include "call.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -316,6 +317,56 @@ static int set_mask(sdpa_call *call) {
     return 0;
 }
 
+/* ------------------------------------------------------------------------------------ ranges */
+
+static bool computes_in_f64(const sdpa_call *call) { return call->problem.dtype == SDPA_F64; }
+
+/* The largest number of the arithmetic's type. */
+static double largest(const sdpa_call *call) { return computes_in_f64(call) ? DBL_MAX : FLT_MAX; }
+
+static int raise_range(const sdpa_call *call, const char *name, const char *expected, double limit, double got) {
+    PyObject *bound = PyFloat_FromDouble(limit), *value = PyFloat_FromDouble(got);
+    if (bound && value) {
+        PyErr_Format(PyExc_ValueError, "%s: expected %s %R, the range of %s arithmetic, got %R", name, expected, bound,
+                     computes_in_f64(call) ? "float64" : "float32", value);
+    }
+    Py_XDECREF(bound);
+    Py_XDECREF(value);
+    return -1;
+}
+
+/* Sets scale and softcap, after dtype and d_k. Kernels take them in units of log2. A cap beyond the range is none. */
+static int set_factors(sdpa_call *call) {
+    sdpa_problem *p = &call->problem;
+    const sdpa_options *options = &call->options;
+    const double most = largest(call) / M_LOG2E, least = computes_in_f64(call) ? DBL_MIN : FLT_MIN;
+    const bool unscaled = !p->d_k || options->where & IN_ADDITIVES;
+    const sdpa_rounding mode = sdpa_round_to_nearest();
+    p->scale = options->has_scale ? options->scale : unscaled ? 1 : 1 / sqrt((double)p->d_k);
+    sdpa_rounding_restore(mode);
+    if (fabs(p->scale) > most) return raise_range(call, "scale", "a magnitude up to", most, p->scale);
+    if (options->softcap > 0 && options->softcap < least) {
+        return raise_range(call, "softcap", "at least", least, options->softcap);
+    }
+    p->softcap = options->softcap > most ? 0 : options->softcap;
+    return 0;
+}
+
+/* Refuses finite numbers in an array of float64 that the arithmetic cannot hold. */
+static int check_range(const sdpa_call *call, const char *name, PyArrayObject *a) {
+    const double most = computes_in_f64(call) ? DBL_MAX / M_LOG2E : FLT_MAX;
+    if (PyArray_TYPE(a) != NPY_DOUBLE) return 0;
+    PyArrayObject *copy = (PyArrayObject *)PyArray_FromArray(a, PyArray_DescrFromType(NPY_DOUBLE), NPY_ARRAY_CARRAY);
+    if (!copy) return -1;
+    const double *x = PyArray_DATA(copy);
+    int failed = 0;
+    for (npy_intp i = 0; i < PyArray_SIZE(copy) && !failed; i++) {
+        if (isfinite(x[i]) && fabs(x[i]) > most) failed = raise_range(call, name, "magnitudes up to", most, x[i]);
+    }
+    Py_DECREF((PyObject *)copy);
+    return failed;
+}
+
 /* One number per head: sinks, alibi_slopes. */
 static int set_per_head(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument) {
     PyArrayObject *a = call->arrays[argument];
@@ -330,6 +381,7 @@ static int set_per_head(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument
         return sdpa_raise_shape(name, a, "a shape that broadcasts to (..., heads), %s",
                                 sdpa_shape_text(text, "", shape, n));
     }
+    if (check_range(call, name, a) < 0) return -1;
     sdpa_call_set(call, t, a, (sdpa_dtype)dtype, 0, NULL, true);
     return 0;
 }
@@ -431,16 +483,11 @@ static int set_operands(sdpa_call *call) {
     PyArrayObject *q = call->arrays[NAME_query], *k = call->arrays[NAME_key], *v = call->arrays[NAME_value];
     call->packed = call->options.cu_seqlens_q.given || call->options.cu_seqlens_k.given;
     if (set_dtypes(call) < 0 || (call->packed ? set_packed_sizes(call) : set_sizes(call)) < 0 ||
-        check_sizes(call) < 0) {
+        check_sizes(call) < 0 || set_factors(call) < 0) {
         return -1;
     }
-    const bool unscaled = !p->d_k || call->options.where & IN_ADDITIVES;
-    const sdpa_rounding mode = sdpa_round_to_nearest();
-    p->scale = call->options.has_scale ? call->options.scale : unscaled ? 1 : 1 / sqrt((double)p->d_k);
-    sdpa_rounding_restore(mode);
     const double pairs = (double)p->n_batch * (double)p->n_head * ((double)p->n_q + 1) * ((double)p->n_k + 1);
     call->work = sdpa_pass_work(p, SDPA_PASS_FORWARD, call->packed ? sdpa_sequences_pairs(p) : pairs);
-    p->softcap = call->options.softcap;
     p->dropout_p = call->options.dropout_p;
     p->seed = call->options.seed;
     p->invariant = call->options.invariant;
@@ -459,7 +506,7 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdp
     if (convert_all(call, signature, values) < 0 || sdpa_options_read(module, &call->options, where, values) < 0) {
         return -1;
     }
-    if (sdpa_call_warn(call) < 0 || settle_all(call) < 0) return -1;
+    if (sdpa_warn(call->module, &call->options, call->arrays) < 0 || settle_all(call) < 0) return -1;
 
     if (call->options.n_workers) p->n_workers = call->options.n_workers;
     if (set_operands(call) < 0 || set_mask(call) < 0) return -1;

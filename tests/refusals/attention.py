@@ -62,6 +62,10 @@ DTYPES = {
         {"key": ones(2, 4, 7, 8, dtype=np.float16), "value": ones(2, 4, 7, 3, dtype=BFLOAT16)},
     ),
 }
+RANGE = "the range of float32 arithmetic"
+MOST, TINY = np.finfo(np.float32).max, np.finfo(np.float32).tiny
+MOST_SCALE = float(MOST) / 1.4426950408889634  # kernels take it in units of log2
+
 OPERANDS = {
     "query axes": (
         ValueError,
@@ -317,6 +321,26 @@ OPTIONS = {
     "softcap nan": (ValueError, "softcap: expected a finite number, got nan", {"softcap": np.nan}),
     "softcap inf": (ValueError, "softcap: expected a finite number, got inf", {"softcap": np.inf}),
     "softcap text": (TypeError, "softcap: expected a finite number, got '30'", {"softcap": "30"}),
+    "scale out of range": (
+        ValueError,
+        f"scale: expected a magnitude up to {MOST_SCALE}, {RANGE}, got -1e+39",
+        {"scale": -1e39},
+    ),
+    "softcap out of range": (
+        ValueError,
+        f"softcap: expected at least {float(TINY)}, {RANGE}, got 1e-39",
+        {"softcap": 1e-39},
+    ),
+    "sinks out of range": (
+        ValueError,
+        f"sinks: expected magnitudes up to {float(MOST)}, {RANGE}, got 1e+39",
+        {"sinks": [0.0, 1e39, 0.0, 0.0]},
+    ),
+    "alibi out of range": (
+        ValueError,
+        f"alibi_slopes: expected magnitudes up to {float(MOST)}, {RANGE}, got -1e+39",
+        {"alibi_slopes": -1e39},
+    ),
     "dropout above 1, seed": (
         ValueError,
         "dropout_p: expected a probability from 0 to 1, got 1.5",

@@ -1,7 +1,7 @@
 """Refusals of additive, cosine, bilinear and Shaw's attention."""
 
 import numpy as np
-from refusals.attention import DTYPES, OPERANDS, OPTIONS
+from refusals.attention import DTYPES, MOST_SCALE, OPERANDS, OPTIONS, RANGE
 from support.calls import ADDITIVE, BILINEAR, COSINE, F32, FLOATS, SHAW, ones
 from support.helpers import BFLOAT16
 from support.protocols import elsewhere
@@ -109,6 +109,11 @@ COSINE_ROWS = {
         ValueError,
         "temperature: expected a number above 0, got 1e-320",
         {"temperature": 1e-320},
+    ),
+    "temperature out of range": (
+        ValueError,
+        f"temperature: expected at least {1 / MOST_SCALE}, {RANGE}, got 1e-39",
+        {"temperature": 1e-39},
     ),
     "temperature text": (
         TypeError,

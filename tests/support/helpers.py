@@ -25,6 +25,13 @@ def normal(rng, shape, dtype, std=1.0):
 # ------------------------------------------------------------------------------------ comparison
 
 
+def named_alignment(query, options):
+    """The causal option by its name where there is one query, of which True warns."""
+    if options.get("is_causal") is True and query.shape[-2] == 1:
+        return {"is_causal": "upper_left"}
+    return {}
+
+
 def assert_within(actual, expected, bound, what=""):
     """Assert equal shapes, the same NaN and Inf, and all other elements within `bound`."""
     actual = np.asarray(actual)
@@ -60,8 +67,7 @@ def check_attention(query, key, value, attn_mask=None, *, grad_out=None, tangent
     dtype = native(query.dtype)
     grad_lse = options.pop("grad_lse", None)
     options |= {"attn_mask": attn_mask}
-    if options.get("is_causal") is True and query.shape[-2] == 1:
-        options["is_causal"] = "upper_left"  # the same; True warns of one query
+    options |= named_alignment(query, options)
     operands = (query, key, value)
     bounds = oracle.bounds(
         *operands, grad_out=grad_out, grad_lse=grad_lse, tangents=tangents, **options

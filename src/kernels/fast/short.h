@@ -14,12 +14,12 @@ enum {
 };
 
 /* w->lse = lse in log2 units, rounded to integers, for weigh_keys; `lacks` = 2^(rounded lse - lse), the factor that its
- * weights then lack. Like load_lse, but in vectors, and rounded to nearest. */
-NOINLINE void round_lse(const sdpa_unit *u, const backward_scratch *w, real *lacks) {
+ * weights then lack. Like load_lse, but in vectors, and rounded to nearest; false if there are far rows. */
+NOINLINE bool round_lse(const sdpa_unit *u, const backward_scratch *w, real *lacks) {
     const sdpa_problem *p = u->problem;
     const double unit = log2_e_of(p);
     const real high = (real)unit, low = (real)(unit - high), infinity = (real)INFINITY;
-    ivec lane;
+    ivec lane, far = {0};
     UNROLL for (int l = 0; l < VL; l++) lane[l] = l;
     vstore(w->lse + (u->n_i - 1) / VL * VL, (vec){0});
     load(w->lse, u->lse + u->i0 * p->lse.row, u->n_i, p->lse.row, p->lse.dtype, p->lse.swapped);
@@ -29,19 +29,21 @@ NOINLINE void round_lse(const sdpa_unit *u, const backward_scratch *w, real *lac
         const vec rounded = vselect(is_huge(whole), whole, (whole + EXP2_MAGIC) - EXP2_MAGIC);
         const vec exponent = vmax2(vset1(-64), vmin2(vset1(64), (rounded - whole) - rest));
         const ivec finite = lse - lse == 0;
+        far |= finite & ((whole > FAR_LSE) | (whole < -FAR_LSE));
         /* A query that sees no key has -inf, and its weights are 0; so are those of the lanes without a query. */
         const vec special = vselect(lse == -infinity, vset1(infinity), lse);
         vstore(w->lse + i, vselect(lane >= (int)u->n_i, vset1(HUGE_SCORE), vselect(finite, rounded, special)));
         vstore(lacks + i, vselect(finite, vexp2(exponent), vset1(1)));
     }
+    return !vany(far);
 }
 
 /* Whether O, in 16 bits, is too coarse for delta. */
-INLINE bool is_coarse(const sdpa_unit *u) { return SDPA_REAL == 32 && sdpa_is_narrow(u->problem->dtype); }
+INLINE bool is_coarse(const sdpa_unit *u) { return SDPA_REAL == 32 && sdpa_is_narrow(u->o.dtype); }
 
 /* Whether products with keys and values come from rows of the operands, not from panels of queries, in which few lanes
- * would be filled. Rows are not negated, so scale must be positive. 16-bit types do as the forward: their rows are only
- * complete (finish_rows) if both sum in the same order. */
+ * would be filled. Rows are not negated, so scale must be positive. Where O is coarse, it is done as in the forward: the
+ * rows are only complete (finish_rows) if both sum in the same order. */
 INLINE bool takes_rows(const sdpa_unit *u) {
     const sdpa_problem *p = u->problem;
     if (is_coarse(u)) return forward_takes_rows(u);
@@ -216,10 +218,11 @@ NOINLINE bool backward_short(const sdpa_unit *u, void *scratch) {
     sdpa_arena arena = {scratch, 0};
     backward_scratch w = backward_layout(p, &arena);
     const bool by_rows = takes_rows(u);
+    w.low = NULL;
     real lacks[SDPA_QUERY_BLOCK];
-    SDPA_TAKE(SHORT);
     sdpa_fetch(u, SDPA_FETCH_QK, 0, 1, 2);
-    round_lse(u, &w, lacks);
+    if (!round_lse(u, &w, lacks)) return false;
+    SDPA_TAKE(SHORT);
     sdpa_fetch(u, SDPA_FETCH_QK, 1, 1, 2);
     backward_rows own = {.dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, 1, w.dout_rows, NULL),
                          .q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, 1, w.q_rows, NULL)};

@@ -1,0 +1,171 @@
+"""Numbers at the ends of the range: weights, lse and gradients as near as their types allow.
+
+A row's logits may be so large that lse, rounded to its type, holds no digit after the point; its
+weights then follow from the logits themselves.
+"""
+
+import numpy as np
+import pytest
+from support.helpers import compute_type, normal, unit_roundoff
+
+import sdpa
+
+SHAPES = [(5, 9), (1, 300), (40, 30), (70, 300), (130, 140)]
+
+
+def in_range(dtype, *powers):
+    """These powers of ten and nearly the largest number that has log2 units, both signs."""
+    numbers = [*(10.0**p for p in powers), 0.69 * float(np.finfo(dtype).max)]
+    return [sign * number for number in numbers for sign in (1, -1)]
+
+
+def softmax_with_sink(z, sinks):
+    """Weights of keys and of the sink, and lse, in float64; without cancellation."""
+    if sinks is None:
+        sinks = np.array(-np.inf)
+    column = np.broadcast_to(np.float64(sinks)[..., None, None], (*z.shape[:-1], 1))
+    z = np.concatenate([z, column], -1)
+    m = z.max(-1, keepdims=True)
+    e = np.exp(z - m)
+    total = e.sum(-1, keepdims=True)
+    return e[..., :-1] / total, e[..., -1] / total[..., 0], (m + np.log(total))[..., 0]
+
+
+def logits_of(q, k, mask, dtype):
+    """Logits as the arithmetic rounds them, in float64."""
+    s = (np.float64(q) @ np.float64(k).swapaxes(-1, -2)) / np.sqrt(q.shape[-1])
+    return s if mask is None else np.float64(s.astype(dtype) + mask.astype(dtype))
+
+
+def check(q, k, v, g, *, attn_mask=None, sinks=None):
+    dtype = compute_type(q.dtype)
+    options = {"attn_mask": attn_mask, "sinks": sinks}
+    with np.errstate(over="ignore"):
+        z = logits_of(q, k, attn_mask, dtype)
+    p, sunk, lse = softmax_with_sink(z, sinks)
+    got = sdpa.attention_forward(q, k, v, **options)
+    np.testing.assert_allclose(got.lse, lse, rtol=1e-6 if dtype == np.float32 else 1e-14)
+    atol = 40 * unit_roundoff(dtype)
+    weights = sdpa.attention_weights(q, k, **options)
+    # Biased logits are rounded as such, which moves weights by a factor.
+    rounding = 0 if attn_mask is None else 8 * unit_roundoff(dtype) * abs(z[np.isfinite(z)]).max()
+    np.testing.assert_allclose(weights, p, rtol=rounding, atol=atol * 100)
+    if attn_mask is not None:
+        p = np.float64(weights)
+        p /= p.sum(-1, keepdims=True)
+    np.testing.assert_allclose(got.out, p @ v, rtol=0, atol=atol * 100)
+
+    needs = ("query", "key", "value")
+    needs += ("attn_mask",) * (attn_mask is not None) + ("sinks",) * (sinks is not None)
+    ones = np.ones_like(got.lse)
+    grads = sdpa.attention_backward(g, q, k, v, *got, **options, grad_lse=ones, needs=needs)
+    # In float64, from lse's own definition: dS = P (dP - delta), delta = rowsum(P dP) - dlse.
+    dp = np.float64(g) @ np.float64(v).swapaxes(-1, -2)
+    delta = (p * dp).sum(-1, keepdims=True) - 1
+    ds = p * (dp - delta)
+    scale = 1 / np.sqrt(q.shape[-1])
+    expected = {
+        "query": scale * ds @ k,
+        "key": scale * ds.swapaxes(-1, -2) @ q,
+        "value": p.swapaxes(-1, -2) @ g,
+        "attn_mask": ds.sum(0),
+        "sinks": -(sunk[..., None] * delta).sum((-1, -2)),
+    }
+    for name in needs:
+        x = expected[name]
+        np.testing.assert_allclose(
+            getattr(grads, name),
+            x,
+            rtol=0,
+            atol=400 * unit_roundoff(dtype) * abs(x).max(),
+            err_msg=name,
+        )
+    if sinks is not None:
+        second = sdpa.attention_double_backward(
+            None, None, None, g, q, k, v, *got, sinks=sinks, gg_sinks=np.ones_like(sinks)
+        )
+        assert all(np.isfinite(x).all() for x in second if x is not None)
+        tangent = sdpa.attention_jvp(
+            q, k, v, None, None, None, sinks=sinks, sinks_t=np.ones_like(sinks)
+        )
+        # d out / d sink = -P_sink out
+        np.testing.assert_allclose(
+            tangent.out_t, -sunk[..., None] * got.out, rtol=0, atol=100 * atol
+        )
+        parts = [
+            sdpa.attention_forward(q, k[:, :4], v[:, :4], sinks=sinks),
+            sdpa.attention_forward(q, k[:, 4:], v[:, 4:]),
+        ]
+        merged = sdpa.merge_attention(*zip(*parts, strict=True))
+        np.testing.assert_allclose(merged.lse, lse, rtol=1e-6)
+        np.testing.assert_allclose(merged.out, p @ v, rtol=0, atol=atol * 100)
+
+
+def operands(rng, dtype, n_q, n_k):
+    return [normal(rng, (2, n, 16), dtype) for n in (n_q, n_k, n_k, n_q)]
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), SHAPES)
+@pytest.mark.usefixtures("isa")
+def test_sinks(rng, compute_dtype, n_q, n_k):
+    q, k, v, g = operands(rng, compute_dtype, n_q, n_k)
+    for sink in in_range(compute_dtype, 4, 8, 10, 20, 30):
+        check(q, k, v, g, sinks=np.full(2, sink, compute_dtype))
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), SHAPES)
+@pytest.mark.usefixtures("isa")
+def test_a_bias_over_whole_rows(rng, compute_dtype, n_q, n_k):
+    q, k, v, g = operands(rng, compute_dtype, n_q, n_k)
+    largest = float(np.finfo(compute_dtype).max)
+    for bias in (*in_range(compute_dtype, 6, 10, 20), largest, -largest):
+        check(q, k, v, g, attn_mask=np.full((n_q, n_k), bias, compute_dtype))
+    half = np.zeros((n_q, n_k), compute_dtype)
+    half[:, ::2] = np.finfo(compute_dtype).max
+    check(q, k, v, g, attn_mask=half)
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), SHAPES)
+@pytest.mark.parametrize("with_sink", [False, True])
+@pytest.mark.usefixtures("isa")
+def test_scores(rng, compute_dtype, n_q, n_k, with_sink):
+    q, k, v, g = operands(rng, compute_dtype, n_q, n_k)
+    for power in (6, 8, 10, 20, 30):
+        size = compute_dtype.type(10.0**power)
+        sinks = np.full(2, size, compute_dtype) if with_sink else None
+        check(q * size, k, v, g, sinks=sinks)
+
+
+@pytest.mark.usefixtures("isa")
+def test_parts_of_rows_whose_lse_is_far(rng, compute_dtype):
+    """A part of the keys beside which, by lse, others outweigh all of its own has weight 0."""
+    q, k, v, g = operands(rng, compute_dtype, 9, 60)
+    q *= compute_dtype.type(1e10)
+    out, lse = sdpa.attention_forward(q, k, v)
+    whole = sdpa.attention_backward(g, q, k, v, out, lse)
+    parts = [
+        sdpa.attention_backward(g, q, k[:, part], v[:, part], out, lse)
+        for part in (slice(0, 20), slice(20, 60))
+    ]
+    key = np.concatenate([part.key for part in parts], axis=1)
+    value = np.concatenate([part.value for part in parts], axis=1)
+    u = 400 * unit_roundoff(compute_dtype)
+    np.testing.assert_allclose(value, whole.value, rtol=0, atol=u * abs(whole.value).max())
+    np.testing.assert_allclose(key, whole.key, rtol=0, atol=u * abs(q).max())
+
+
+# -------------------------------------------------------------------------- beyond the range
+
+
+@pytest.mark.usefixtures("isa")
+def test_a_softcap_near_or_beyond_the_largest_number_is_none(rng, dtype):
+    q, k = normal(rng, (2, 5, 8), dtype), normal(rng, (2, 7, 8), dtype)
+    plain = sdpa.attention_weights(q, k)
+    for cap in (1e37, 2.4e38, 3e38, 1e39, 1e308):
+        np.testing.assert_allclose(
+            np.float64(sdpa.attention_weights(q, k, softcap=cap)), np.float64(plain), rtol=1e-2
+        )
+    # The smallest caps leave nothing of the scores.
+    np.testing.assert_allclose(
+        np.float64(sdpa.attention_weights(q, k, softcap=1.2e-38, scale=1e3)), 1 / 7, rtol=1e-2
+    )

@@ -256,6 +256,15 @@ static sdpa_matrix sums_of(const additive_call *c, const side *s) {
     return (sdpa_matrix){s->dz.data, c->z_row, c->size, c->type, false};
 }
 
+/* Clears the tokens whose gradients dz are 0: nobody sees them, and they may hold NaN. */
+static void clear_unseen(double *tokens, int64_t d, const double *z, int64_t z_row, int64_t channels, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        bool seen = false;
+        for (int64_t h = 0; h < channels && !seen; h++) seen = z[i * z_row + h] != 0;
+        if (!seen) memset(tokens + i * BLOCK, 0, sizeof(double) * (size_t)d);
+    }
+}
+
 /* BLOCK rows of dW = factors * x^T dz over all tokens. */
 static void weight_gradient(const additive_call *c, const side *s, int64_t d0, const scratch *w, sdpa_run *run) {
     const int64_t d = s->d - d0 < BLOCK ? s->d - d0 : BLOCK;
@@ -270,6 +279,7 @@ static void weight_gradient(const additive_call *c, const side *s, int64_t d0, c
             const int64_t n = s->n - i0 < BLOCK ? s->n - i0 : BLOCK;
             load_rows(c, tokens, BLOCK, &x, i0, n, d0, d);
             load_rows(c, z, c->w_row, &sums, m * s->n + i0, n, 0, c->channels);
+            clear_unseen(tokens, d, z, c->w_row, c->channels, n);
             c->isa->f64->product(total, c->w_row, tokens, BLOCK, true, z, c->w_row, d, c->channels, n);
         }
     }

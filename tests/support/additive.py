@@ -4,7 +4,14 @@ from types import SimpleNamespace
 
 import numpy as np
 from support.bounds import AttentionBounds, Number, compute_type, finite, unit_roundoff
-from support.helpers import BFLOAT16, assert_same_bits, assert_within, native, normal
+from support.helpers import (
+    BFLOAT16,
+    assert_same_bits,
+    assert_within,
+    named_alignment,
+    native,
+    normal,
+)
 
 import sdpa
 from sdpa import reference
@@ -131,6 +138,7 @@ def additive_bounds(x, grad_out=None, *, grad_lse=None, scale=1.0, **options):
 def check_additive(x, grad_out=None, *, grad_lse=None, **options):
     """Forward and, where grad_out is given, backward against the oracle; returns the forward."""
     dtype = native(x["query"].dtype)
+    options |= named_alignment(x["query"], options)
     bounds = additive_bounds(x, grad_out, grad_lse=grad_lse, **options)
     true = reference.additive_attention_forward(*x.values(), **options)
     got = sdpa.additive_attention_forward(*x.values(), **options)

@@ -112,7 +112,8 @@ enum {
 static const sdpa_problem *fold_group(const sdpa_problem *p, sdpa_problem *folded) {
     if (p->features & ~FOLD_CAN) return p;
     const int64_t n_heads = heads_per_head(p, &p->k);
-    if (p->n_q != 1 || n_heads <= 1 || heads_per_head(p, &p->v) != n_heads) return p;
+    if (p->n_q != 1 || n_heads <= 1) return p;
+    if (p->d_v > 0 && heads_per_head(p, &p->v) != n_heads) return p; /* strides of empty values mean nothing */
     if (!band_is_open(p) || (p->mask.data && p->mask.group > 1)) return p;
     SDPA_TAKE(FOLD);
     *folded = *p;

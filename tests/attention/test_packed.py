@@ -226,6 +226,15 @@ def test_few_queries_of_many_keys(rng, dtype, group):
     problem.check_bits()
 
 
+def test_no_values(rng, dtype):
+    """Rows of no elements have strides that mean nothing."""
+    problem = Problem(rng, dtype, (1, 1, 1), (9000, 40, 300), key_heads=3, group=4, d=(16, 0))
+    problem.check_bits()
+    strided = np.zeros((*problem.x["value"].shape[:-1], 5), dtype)[..., :0]
+    lse = problem.call("attention_forward", **problem.x).lse
+    assert_same_bits(problem.call("attention_forward", **problem.x | {"value": strided}).lse, lse)
+
+
 def test_one_operand_has_one_head(rng, dtype):
     """Heads broadcast, and gradients are summed over them."""
     problem = Problem(rng, dtype, N_Q, N_K, key_heads=3)

@@ -76,7 +76,8 @@ def attend(
     progress : bool, default False
         Show a bar on stderr, which needs tqdm.
     out : ndarray, (..., heads, rows, d_v), optional
-        Array for the output: of query's dtype, any strides, sharing no memory with an input.
+        Array for the output: of query's dtype or, not rounded to it, of lse's; any strides, sharing
+        no memory with an input.
     **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, ...
         As in `sdpa.attention`, but without dropout. attn_mask may be a store, of which only the
         parts that belong to the blocks are read.
@@ -86,7 +87,8 @@ def attend(
     AttentionForward
         Named tuple (out, lse).
     out : ndarray, (..., heads, rows, d_v)
-        Of query's dtype. Sums are float32 (float64 for float64), rounded once.
+        The argument out or an array of query's dtype. Sums are float32 (float64 for float64),
+        rounded once.
     lse : ndarray, (..., heads, rows)
         float32 (float64 for float64).
 
@@ -121,18 +123,23 @@ def attend(
     bar = progress_bar(progress, "attend")
     call.check_out(part, out)
     q = call.query.read(part)
-    total = call.start(part, q)
+    total = _unrounded(call, part, q, size, bar)
+    if out is None:
+        return _core.AttentionForward(cast(Array, _rounded(total.out, call.query)), total.lse)
+    out[...] = rounded(total.out, out)
+    return _core.AttentionForward(out, total.lse)
+
+
+def _unrounded(call: Call, rows: slice, q: Array, size: int, bar: Any) -> _core.AttentionForward:
+    """Attention of these queries in the compute type, over blocks of keys."""
+    total = call.start(rows, q)
 
     def take(columns: slice, data: tuple[Array, Array, Array | None]) -> None:
-        call.merge(total, call.forward(part, columns, q, *data))
+        call.merge(total, call.forward(rows, columns, q, *data))
 
-    columns = [c for c in grid(call.whole.n_k, size) if call.whole.sees(part, c)]
-    stream(columns, lambda c: call.read(part, c), take, bar(columns))
-    result = call.rounded(total)
-    if out is None:
-        return result
-    out[...] = result.out
-    return _core.AttentionForward(out, result.lse)
+    columns = [c for c in grid(call.whole.n_k, size) if call.whole.sees(rows, c)]
+    stream(columns, lambda c: call.read(rows, c), take, bar(columns))
+    return total
 
 
 def attend_backward(
@@ -159,16 +166,21 @@ def attend_backward(
     other's result: the gradients of all blocks can be computed on any machine in any order, and
     each has the same bits every time.
 
+    An out of 16 bits is too coarse for gradients: the rows that a gradient needs are computed
+    again, in float32, from all their keys and values. `attend` can return such an out.
+
     Parameters
     ----------
-    grad_out, out : array_like or store, (..., heads, Lq, d_v)
-        Of query's dtype. out and lse are the results of `attend`.
+    grad_out : array_like or store, (..., heads, Lq, d_v)
+        Of query's dtype.
+    out : array_like or store, (..., heads, Lq, d_v)
+        Result of `attend`: of query's dtype or, not rounded to it, of lse's.
     query : array_like or store, (..., heads, Lq, d_k)
         As in `attend`.
     keys, values : array_like or store, (..., heads, Lk, d_k) and (..., heads, Lk, d_v)
         As in `attend`.
     lse : array_like or store, (..., heads, Lq)
-        float32 (float64 for float64).
+        Result of `attend`: float32 (float64 for float64).
     block : int, default 8192
         Number of keys, or queries, in a block that is read.
     rows : slice, optional
@@ -231,6 +243,7 @@ def _query_gradients(
 ) -> dict[str, Array | None]:
     """Gradients of queries, of their mask and of their sinks, over blocks of keys."""
     q, given = call.query.read(rows), upstream.read(rows)
+    _unround(call, upstream, given, rows, q, size)
     # Start from attention to no key: the sink already has a gradient, and that of queries is 0.
     nothing = call.read(rows, NO_KEYS)
     total = call.backward(rows, NO_KEYS, q, *nothing, given, needs, sinks=True)
@@ -269,7 +282,9 @@ def _key_gradients(
         return call.query.read(rows), call.mask_block(rows, columns), upstream.read(rows)
 
     def take(rows: slice, data: tuple[Array, Array | None, list[Array | None]]) -> None:
-        part = call.backward(rows, columns, data[0], k, v, data[1], data[2], needs)
+        q, mask, given = data
+        _unround(call, upstream, given, rows, q, size)
+        part = call.backward(rows, columns, q, k, v, mask, given, needs)
         _add(total.key, part.key)
         _add(total.value, part.value)
 
@@ -279,6 +294,14 @@ def _key_gradients(
         "key": _rounded(total.key, call.keys),
         "value": _rounded(total.value, call.values),
     }
+
+
+def _unround(
+    call: Call, upstream: Upstream, given: list[Array | None], rows: slice, q: Array, size: int
+) -> None:
+    """Replace an out of 16 bits by that of the compute type."""
+    if upstream.rounds:
+        given[1] = _unrounded(call, rows, q, size, progress_bar(False, "")).out
 
 
 @np.errstate(all="ignore")
@@ -363,6 +386,8 @@ class Call:
             operand.unread[operand.index(part)]
             for operand, part in ((self.query, rows), (self.keys, NO_KEYS), (self.values, NO_KEYS))
         )
+        if getattr(out, "dtype", None) == self.compute_type():
+            query = widen(query)
         mask = None if self.mask is None else self.mask.unread[self.mask.cut(rows, NO_KEYS)]
         options = self.whole.block(rows, NO_KEYS)
         return _core.attention_forward(query, key, value, mask, out=out, **options)
@@ -410,10 +435,6 @@ class Call:
             )
             outs[0][..., rows, :], lses[0][..., rows] = found
 
-    def rounded(self, result: _core.AttentionForward) -> _core.AttentionForward:
-        """out in query's dtype."""
-        return _core.AttentionForward(cast(Array, _rounded(result.out, self.query)), result.lse)
-
     def backward(
         self,
         rows: slice,
@@ -431,8 +452,8 @@ class Call:
         grad_out, out, lse, grad_lse = upstream
         options = self.whole.block(rows, columns, sinks=sinks)
         return _core.attention_backward(
-            widen(cast(Array, grad_out)), widen(q), k, v, widen(cast(Array, out)),
-            cast(Array, lse), _widened(mask), grad_lse=grad_lse, needs=tuple(needs), **options,
+            widen(cast(Array, grad_out)), widen(q), k, v, cast(Array, out), cast(Array, lse),
+            _widened(mask), grad_lse=grad_lse, needs=tuple(needs), **options,
         )  # fmt: skip
 
 
@@ -447,10 +468,12 @@ class Upstream:
         self, call: Call, grad_out: Any, out: Any, lse: Any, grad_lse: Any, needs: Iterable[str]
     ) -> None:
         rows = call.query.axis
+        self.out: Operand = Operand("out", out, rows)
+        self.lse: Operand = Operand("lse", lse, -1)
         self.operands: list[Operand | None] = [
             Operand("grad_out", grad_out, rows),
-            Operand("out", out, rows),
-            Operand("lse", lse, -1),
+            self.out,
+            self.lse,
             None if grad_lse is None else Operand("grad_lse", grad_lse, -1),
         ]
         grad_out, out, lse, grad_lse = (None if x is None else x.unread for x in self.operands)
@@ -460,6 +483,11 @@ class Upstream:
             call.unread_mask, grad_lse=grad_lse, needs=tuple(needs),
             **call.whole.block(*whole, sinks=True),
         )  # fmt: skip
+
+    @property
+    def rounds(self) -> bool:
+        """Whether out was rounded to 16 bits."""
+        return self.out.dtype.itemsize == 2
 
     def read(self, rows: slice) -> list[Array | None]:
         return [None if x is None else x.read(rows) for x in self.operands]

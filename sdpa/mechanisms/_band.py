@@ -305,7 +305,7 @@ class Block:
         """Dropout's factors of the weights, (..., rows, keys)."""
         problem, first = self.problem, (self.rows.start, self.keys.start)
         shape = (*problem.lead, self.n_rows, self.n_keys)
-        return dropout_factors(shape, problem.dropout_p, problem.seed, first, self.query.dtype)
+        return dropout_factors(shape, problem.dropout_p, problem.seed or 0, first, self.query.dtype)
 
     def weights(self, lse: Array) -> Array:
         """exp(scores - lse), (..., rows, keys)."""
@@ -421,7 +421,22 @@ def _exponential(logits: Array, lse: Array) -> Array:
 
 
 def forward(problem: Problem) -> _core.AttentionForward:
-    """The parts, merged."""
+    """out in query's dtype, and lse."""
+    out, lse = _merged(problem)
+    return _core.AttentionForward(cast(Array, rounded(out, problem.query)), lse)
+
+
+def unrounded(problem: Problem, upstream: Upstream) -> Upstream:
+    """The rows with out in the compute type, computed again where it was rounded to 16 bits.
+
+    A part holds too few of the weights to take <grad_out, out> from them.
+    """
+    rounds = upstream.out.dtype.itemsize == 2
+    return upstream._replace(out=_merged(problem).out if rounds else upstream.out)
+
+
+def _merged(problem: Problem) -> _core.AttentionForward:
+    """The parts, merged, in the compute type."""
     query, value, lead = widen(problem.query), widen(problem.value), problem.lead
     # Attention to no key, or to the sinks alone; the parts are merged into it.
     out = np.zeros((*lead, problem.n_q, value.shape[-1]), native(query.dtype))
@@ -439,7 +454,7 @@ def forward(problem: Problem) -> _core.AttentionForward:
             for block in problem.blocks(a, b):
                 part.out[..., block.rows, :], part.lse[..., block.rows] = block.forward()
         out, lse = _core.merge_attention((out, part.out), (lse, part.lse))
-    return _core.AttentionForward(cast(Array, rounded(out, problem.query)), lse)
+    return _core.AttentionForward(out, lse)
 
 
 class Backward:

@@ -196,11 +196,15 @@ def checked_upstream(
     needs: Iterable[str],
     options: Mapping[str, Any],
 ) -> Upstream:
-    """The rows, widened, after all checks of `attention_backward`."""
+    """The rows after all checks of `attention_backward`.
+
+    grad_out is widened. out is not: where it was rounded to 16 bits, attention_backward takes
+    <grad_out, out> from the weights instead.
+    """
     _core._check_attention_backward(
         grad_out, *operands, out, lse, grad_lse=grad_lse, needs=tuple(needs), **options
     )
-    return Upstream(widen(grad_out), widen(out), lse, grad_lse)
+    return Upstream(widen(grad_out), out, lse, grad_lse)
 
 
 def composed_backward(

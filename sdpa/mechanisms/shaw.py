@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from sdpa import _core
 from sdpa._options import ShawOptions
-from sdpa.mechanisms._band import Backward, Problem, forward
+from sdpa.mechanisms._band import Backward, Problem, forward, unrounded
 from sdpa.mechanisms._compose import (
     Array,
     checked_needs,
@@ -235,7 +235,7 @@ def shaw_attention_backward(
     inner = [name for name in needs if not name.startswith("rel_")]
     upstream = checked_upstream(grad_out, operands, out, lse, grad_lse, inner, checked)
     with np.errstate(all="ignore"):
-        gradients = Backward(problem, needs, upstream).result()
+        gradients = Backward(problem, needs, unrounded(problem, upstream)).result()
     return ShawGradients(**dict.fromkeys(names) | gradients)
 
 

@@ -163,12 +163,19 @@ static int check_need(sdpa_call *call, const input *in) {
     return -1;
 }
 
+/* The dtype of `out` in a backward call: query's or, where arithmetic is float32, any other that it can be rounded to. */
+static sdpa_dtype out_dtype(const sdpa_call *call) {
+    const int dtype = sdpa_dtype_of(call->module, call->arrays[NAME_out]);
+    const sdpa_dtype wanted = call->problem.dtype;
+    return wanted != SDPA_F64 && (dtype == SDPA_F32 || sdpa_is_narrow((sdpa_dtype)dtype)) ? (sdpa_dtype)dtype : wanted;
+}
+
 int sdpa_call_begin_backward(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     const npy_intp sizes[] = {p->n_q, p->d_v};
     const sdpa_dtype lse_dtype = sdpa_lse_dtype(p->dtype);
     if (set_input(call, &p->dout, NAME_grad_out, 2, sizes, p->dtype) < 0 ||
-        set_input(call, &p->o, NAME_out, 2, sizes, p->dtype) < 0 ||
+        set_input(call, &p->o, NAME_out, 2, sizes, out_dtype(call)) < 0 ||
         set_input(call, &p->lse, NAME_lse, 1, sizes, lse_dtype) < 0 ||
         (call->arrays[NAME_grad_lse] && set_input(call, &p->dlse, NAME_grad_lse, 1, sizes, lse_dtype) < 0)) {
         return -1;

@@ -81,6 +81,11 @@ void test_problem(void) {
     FORWARD_BREAKS(p.k.row = INT64_MAX);
     FORWARD_BREAKS(p.k.dtype = SDPA_F64);
     FORWARD_BREAKS(p.lse.dtype = SDPA_F64);
+    FORWARD_BREAKS(p.o.dtype = SDPA_F16);
+    BACKWARD_BREAKS(p.o.dtype = SDPA_F64);
+    /* Sizes that zero strides allow and whose bytes could wrap around. */
+    FORWARD_BREAKS((p.n_k = SDPA_LARGEST_AXIS + 1, p.k.row = p.v.row = 0));
+    FORWARD_BREAKS((p.n_k = SDPA_LARGEST_AXIS, p.n_head = 1 << 9, p.k.row = p.v.row = p.k.head = p.v.head = 0));
     /* Features that were not set again after the fields. */
     FORWARD_BREAKS(p.features = 0);
     FORWARD_BREAKS(p.mask = tensor(mask, N_Q, N_K));

@@ -86,6 +86,7 @@ OPTIONS = {
     "mask": {"attn_mask": np.random.default_rng(0).random((4, N_Q, N_K)) < 0.5},
     "bias": {"attn_mask": np.random.default_rng(1).standard_normal((N_Q, N_K))},
 }
+PACKED = {"cu_seqlens_q": [0, 13, 50], "cu_seqlens_k": [0, 31, 60]}
 SOURCES = ("stores", "queries in memory", "all in memory")
 
 
@@ -174,7 +175,7 @@ def test_grouped_heads_and_broadcasting(source, split, rng, files):
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_packed_sequences(in_memory, split, x, files):
     x = {name: a[0].swapaxes(0, 1) for name, a in x.items()}
-    options = {"cu_seqlens_q": [0, 13, 50], "cu_seqlens_k": [0, 31, 60], "is_causal": True}
+    options = PACKED | {"is_causal": True}
     stores = [
         in_chunks(a, 25, 0) if in_memory else zarr.array(a, chunks=(25, 4, 5)) for a in x.values()
     ]
@@ -458,6 +459,30 @@ def test_gradients(options, x, files):
         np.testing.assert_allclose(actual, true, rtol=0, atol=1e-11)
         assert_same_bits(again(into[name])[...], actual)
         assert again(into[name]).attrs["complete"] is True
+
+
+@pytest.mark.parametrize("options", [{}, PACKED], ids=["batch", "packed"])
+@pytest.mark.parametrize("with_lse", [False, True], ids=["out", "out and lse"])
+def test_gradients_of_float16(options, with_lse, x, files):
+    """Values of mean 64 need an out that was not rounded: see test_narrow_gradients.py."""
+    x["value"] += 64
+    if options:
+        x = {name: a[0].swapaxes(0, 1) for name, a in x.items()}
+    x = {name: a.astype(np.float16) for name, a in x.items()}
+    out, lse = sdpa.attention_forward(*x.values(), **options)
+    grads = np.random.default_rng(2).standard_normal(out.shape).astype(np.float16)
+    ones = np.ones_like(lse) if with_lse else None
+    stores = [zarr.array(a, chunks=a.shape) for a in (grads, *x.values(), out)]
+    made = lazy.attention_backward(*stores, lse, block=BLOCK, chunks=20, grad_lse=ones, **options)
+
+    wide = [a.astype(float) for a in x.values()]
+    saved = sdpa.attention_forward(*wide, **options)
+    ones = np.ones_like(saved.lse) if with_lse else None
+    exact = sdpa.attention_backward(grads.astype(float), *wide, *saved, grad_lse=ones, **options)
+    for name in NAMES:
+        actual, true = getattr(made, name).compute(), getattr(exact, name)
+        assert actual.dtype == np.float16
+        assert np.linalg.norm(actual - true) <= 2.0**-11 * np.linalg.norm(true)
 
 
 def test_some_gradients(x):

@@ -155,7 +155,8 @@ def attention_backward(
 
     A task computes the gradient of a block of queries, or the gradients of a block of keys and
     values, by `sdpa.blocks.attend_backward`. No task adds to the result of another. This takes
-    seven matrix products per pair of blocks instead of five.
+    seven matrix products per pair of blocks instead of five. An out of 16 bits is too coarse for
+    gradients, so out is computed again, for two or four products more.
 
     Parameters
     ----------
@@ -216,7 +217,7 @@ def attention_backward(
             )
     needs = checked_needs(needs, ("query", "key", "value"))
     call = blocks.Call(attention_backward, query, key, value, options)
-    blocks.Upstream(call, grad_out, out, lse, grad_lse, needs)
+    upstream = blocks.Upstream(call, grad_out, out, lse, grad_lse, needs)
     into = cut.gradient_targets(into, needs, call, operands | cut.inputs_of(call))
     size, found, flags = _arguments.count("block", block, 1), {}, []
     for names in (("query",), ("key", "value")):
@@ -229,16 +230,36 @@ def attention_backward(
             cut.check_blocks(f"into[{name!r}]", into[name], first.axis, sizes)
         task = tasks.Task(first.shape, first.axis, cut.bounds_of(sizes), size, options)
         work = tasks.Gradients(task, operands, wanted, [into[name] for name in wanted if into])
+        row_terms = None
+        if "query" not in wanted and upstream.rounds:
+            row_terms = _row_terms(call, operands, upstream, size, chunks, options)
         numbers = cut.numbers_of(len(first.shape), first.axis, len(sizes))
         # Gradients of keys and values are columns of one array, so that one task computes both.
         ends = np.cumsum([0] + [call.operand(name).shape[-1] for name in wanted])
         columns = cut.chunks_of((*first.shape[:-1], int(ends[-1])), first.axis, sizes)
         if into:
-            flags.append(tasks.per_block(work, numbers, cut.flags_of(columns), int))
+            flags.append(tasks.per_number(work, numbers, cut.flags_of(columns), int, row_terms))
             continue
-        packed = tasks.per_block(work, numbers, columns, first.dtype)
+        packed = tasks.per_number(work, numbers, columns, first.dtype, row_terms)
         for name, start, end in zip(wanted, ends, ends[1:], strict=False):
             found[name] = packed[..., int(start) : int(end)]
     if into:
         return cut.finished(flags, list(into.values()))
     return _core.AttentionGradients(*map(found.get, _core.AttentionGradients._fields))
+
+
+def _row_terms(
+    call: blocks.Call,
+    operands: Mapping[str, Any],
+    upstream: blocks.Upstream,
+    block: int,
+    chunks: int | None,
+    options: Mapping[str, Any],
+) -> Any:
+    """The array that `tasks.RowTerms` computes for blocks of queries."""
+    query, lse = call.query, upstream.lse
+    sizes = cut.sizes_of(query, chunks)
+    task = tasks.Task(query.shape, query.axis, cut.bounds_of(sizes), block, options)
+    numbers = cut.numbers_of(len(lse.shape), lse.axis, len(sizes))
+    columns = cut.chunks_of(lse.shape, lse.axis, sizes)
+    return tasks.per_block(tasks.RowTerms(task, operands), numbers, columns, lse.dtype)

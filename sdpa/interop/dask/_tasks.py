@@ -12,9 +12,9 @@ import numpy as np
 from dask.base import tokenize
 
 from sdpa import _core, blocks
-from sdpa._stream import NO_KEYS
+from sdpa._stream import NO_KEYS, Operand
 from sdpa.interop.dask._chunks import Chunks, bounds_of, counted, key_sizes, lse_axes, region
-from sdpa.mechanisms._compose import Array
+from sdpa.mechanisms._compose import Array, widen
 
 MERGED = 4
 """Results over parts of the keys that one task of the tree merges."""
@@ -166,10 +166,13 @@ class Gradients:
     needs: tuple[str, ...]
     targets: Sequence[Any]
 
-    def __call__(self, number: Array, block_id: Sequence[int]) -> Array:
-        part = self.task.part(block_id)
+    def __call__(self, number: Array, row_terms: Array | None = None) -> Array:
+        part, operands = self.task.numbered(number.item()), dict(self.operands)
+        if row_terms is not None:
+            nothing = np.broadcast_to(row_terms.dtype.type(0), operands["out"].shape)
+            operands |= {"out": nothing, "grad_lse": row_terms}
         found = blocks.attend_backward(
-            **_plural(self.operands), block=self.task.block, needs=self.needs,
+            **_plural(operands), block=self.task.block, needs=self.needs,
             rows=part, columns=part, **self.task.own_options(),
         )._asdict()  # fmt: skip
         gradients = [found[name] for name in self.needs]
@@ -180,7 +183,33 @@ class Gradients:
         return np.ones((1,) * number.ndim, int)
 
 
-Work = Attend | Write | Gradients
+@dataclass(frozen=True)
+class RowTerms:
+    """grad_lse - rowsum(grad_out out) of a block of queries, with an out that was not rounded.
+
+    It is all that gradients of keys need of out, which each of their tasks would compute again.
+    """
+
+    task: Task
+    operands: Mapping[str, Any]
+
+    def __call__(self, number: Array, block_id: Sequence[int]) -> Array:
+        rows, axis, options = (
+            self.task.numbered(block_id[-1]),
+            self.task.axis,
+            self.task.own_options(),
+        )
+        query, key, value = (self.operands[name] for name in ("query", "key", "value"))
+        grad_out = widen(Operand("grad_out", self.operands["grad_out"], axis).read(rows))
+        out = np.empty_like(grad_out)
+        blocks.attend(query, key, value, block=self.task.block, rows=rows, out=out, **options)
+        terms = lse_axes(-np.einsum("...i,...i->...", grad_out, out), axis)
+        if self.operands["grad_lse"] is None:
+            return terms
+        return terms + Operand("grad_lse", self.operands["grad_lse"], -1).read(rows)
+
+
+Work = Attend | Write | RowTerms
 
 
 def _plural(operands: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,3 +265,15 @@ def per_block(work: Work, x: Any, chunks: Chunks, kind: Any) -> Any:
     meta = np.empty((0,) * len(chunks), kind)
     name = f"{type(work).__name__.lower()}-{tokenize(work, x, chunks)}"
     return da.map_blocks(work, x, name=name, dtype=meta.dtype, chunks=chunks, meta=meta)
+
+
+def per_number(work: Gradients, numbers: Any, chunks: Chunks, kind: Any, row_terms: Any) -> Any:
+    """One task per number, with results of these chunks; each gets all row_terms, if there are."""
+    axes, meta = tuple(range(len(chunks))), np.empty((0,) * len(chunks), kind)
+    given = [numbers, axes]
+    if row_terms is not None:
+        given += [row_terms, tuple(len(axes) + n for n in range(row_terms.ndim))]
+    return da.blockwise(
+        work, axes, *given, token="gradients", adjust_chunks=dict(enumerate(chunks)),
+        concatenate=True, align_arrays=False, dtype=meta.dtype, meta=meta,
+    )  # fmt: skip

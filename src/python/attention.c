@@ -4,8 +4,8 @@
 
 #include "../sequences.h"
 #include "arrays.h"
+#include "docstring.h"
 #include "docstrings.h"
-#include "entry.h"
 
 static int make_out(sdpa_call *call, PyArrayObject **results) { return sdpa_call_make_results(call, 1, results); }
 

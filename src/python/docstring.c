@@ -76,9 +76,37 @@ static void add_body(PyObject **text, const sdpa_entry *entry) {
     add_text(text, options + strlen(marker));
 }
 
-PyObject *sdpa_docstring(const sdpa_entry *entry, sdpa_signature *signature) {
+/* The docstring of a function, which begins with its signature, and *signature: new reference. NULL and an exception on
+ * failure. */
+static PyObject *docstring_of(const sdpa_entry *entry, sdpa_signature *signature) {
     PyObject *text = PyUnicode_FromString("");
     add_signature(&text, entry, signature);
     add_body(&text, entry);
     return text;
+}
+
+static int add_function(PyObject *module, PyObject *module_name, const sdpa_entry *entry) {
+    sdpa_state *state = sdpa_state_of(module);
+    if (entry->n_results > MOST_RESULTS) {
+        PyErr_Format(PyExc_SystemError, "%s: more than %d results", entry->name, MOST_RESULTS);
+        return -1;
+    }
+    state->entries[entry->id] = entry;
+    PyObject **doc = &state->docs[entry->id];
+    *doc = docstring_of(entry, &state->signatures[entry->id]);
+    const char *text = *doc ? PyUnicode_AsUTF8AndSize(*doc, NULL) : NULL;
+    PyMethodDef *definition = &state->definitions[entry->id];
+    *definition = (PyMethodDef){entry->name, entry->function, SDPA_FLAGS, text};
+    PyObject *function = text ? PyCFunction_NewEx(definition, module, module_name) : NULL;
+    const int failed = function ? PyModule_AddObjectRef(module, entry->name, function) : -1;
+    Py_XDECREF(function);
+    return failed;
+}
+
+int sdpa_entries_add(PyObject *module, const sdpa_entry *entries, int n) {
+    PyObject *name = PyModule_GetNameObject(module);
+    int failed = name ? 0 : -1;
+    for (int i = 0; i < n && !failed; i++) failed = add_function(module, name, &entries[i]);
+    Py_XDECREF(name);
+    return failed;
 }

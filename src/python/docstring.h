@@ -1,11 +1,11 @@
-/* Signatures and docstrings composed from the table of options. */
+/* Signatures and docstrings composed from the table of options, and the functions that bear them. */
 #ifndef SDPA_DOCSTRING_H
 #define SDPA_DOCSTRING_H
 
 #include "entry.h"
 
-/* The docstring of a function, which begins with its signature, and *signature: new reference. NULL and an exception on
- * failure. */
-PyObject *sdpa_docstring(const sdpa_entry *entry, sdpa_signature *signature);
+/* Fills in the signatures of these functions and adds the functions to the module; -1 and an exception on failure. The
+ * entries must be static. */
+int sdpa_entries_add(PyObject *module, const sdpa_entry *entries, int n);
 
 #endif

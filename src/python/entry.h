@@ -4,6 +4,8 @@
 
 #include "results.h"
 
+enum { MOST_RESULTS = 16 };
+
 typedef struct sdpa_entry {
     enum sdpa_function id;
     const char *name;
@@ -25,9 +27,5 @@ PyObject *sdpa_call_entry(enum sdpa_function id, SDPA_ARGUMENTS);
 /* Defines the C function of an entry. */
 #define SDPA_DEFINE(id, function)                                                                                      \
     static PyObject *function(SDPA_ARGUMENTS) { return sdpa_call_entry(id, module, args, n_args, kwnames); }
-
-/* Fills in the signatures of these functions and adds the functions to the module; -1 and an exception on failure. The
- * entries must be static. */
-int sdpa_entries_add(PyObject *module, const sdpa_entry *entries, int n);
 
 #endif

@@ -3,8 +3,8 @@
 #include <stdio.h>
 
 #include "arrays.h"
+#include "docstring.h"
 #include "docstrings.h"
-#include "entry.h"
 #include "errors.h"
 #include "parse.h"
 

@@ -96,10 +96,10 @@ static npy_intp sequence_rows(const sdpa_integers *cu, npy_intp s) {
 }
 
 /* Whether there is a single query, and more than one key, in the call or in a sequence of it. */
-static bool has_one_query(const sdpa_call *call) {
-    const sdpa_integers *q = &call->options.cu_seqlens_q, *k = &call->options.cu_seqlens_k;
+static bool has_one_query(const sdpa_options *options, PyArrayObject *const *arrays) {
+    const sdpa_integers *q = &options->cu_seqlens_q, *k = &options->cu_seqlens_k;
     if (!q->given && !k->given) {
-        return rows_of(call->arrays[NAME_query]) == 1 && rows_of(call->arrays[NAME_key]) > 1;
+        return rows_of(arrays[NAME_query]) == 1 && rows_of(arrays[NAME_key]) > 1;
     }
     const npy_intp n = q->array && k->array ? PyArray_SIZE(q->array) - 1 : 0;
     if (n < 1 || PyArray_SIZE(k->array) != n + 1) return false; /* refused later */
@@ -109,18 +109,17 @@ static bool has_one_query(const sdpa_call *call) {
     return false;
 }
 
-int sdpa_call_warn(sdpa_call *call) {
-    const sdpa_options *options = &call->options;
-    PyArrayObject *mask = call->arrays[NAME_attn_mask];
+int sdpa_warn(PyObject *module, const sdpa_options *options, PyArrayObject *const *arrays) {
+    PyArrayObject *mask = arrays[NAME_attn_mask];
     if (options->where == IN(TORCH)) return 0; /* PyTorch's signature keeps its meaning */
-    const int dtype = mask ? sdpa_dtype_of(call->module, mask) : -1;
+    const int dtype = mask ? sdpa_dtype_of(module, mask) : -1;
     if (sdpa_is_float(dtype) && is_zeros_and_ones(mask, (sdpa_dtype)dtype) &&
         warn("attn_mask: expected a bias, which is added to the scores, got a floating array of zeros and ones; if 1 "
              "means to attend, pass attn_mask != 0") < 0) {
         return -1;
     }
     const bool may_differ = options->causal && !options->is_named && !options->query_offset.given;
-    if (may_differ && has_one_query(call) &&
+    if (may_differ && has_one_query(options, arrays) &&
         warn("is_causal: True lets one query see key 0 alone, whatever the number of keys; if it is the last position, "
              "pass is_causal=\"lower_right\" or query_offset=; \"upper_left\" means what True does and does not warn") <
             0) {

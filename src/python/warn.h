@@ -2,10 +2,10 @@
 #ifndef SDPA_WARN_H
 #define SDPA_WARN_H
 
-#include "call.h"
+#include "options.h"
 
-/* Looks at the converted arguments of a call. Runs code of the caller's if it warns. -1 and an exception if a warning is
- * turned into one. */
-int sdpa_call_warn(sdpa_call *call);
+/* Looks at the converted arguments of a call, the arrays by their names. Runs code of the caller's if it warns. -1 and an
+ * exception if a warning is turned into one. */
+int sdpa_warn(PyObject *module, const sdpa_options *options, PyArrayObject *const *arrays);
 
 #endif

@@ -83,7 +83,7 @@ class Given:
 
 
 def test_what_an_object_converts_to():
-    with pytest.raises(TypeError, match="x: expected a plain array, got .*MaskedArray"):
+    with pytest.raises(TypeError, match=r"x: expected a plain array, got .*MaskedArray"):
         sdpa.softmax(Given(masked()))
 
 
@@ -95,7 +95,7 @@ def test_what_a_store_returns():
             return np.ma.ones(self.shape, np.float32)[index]
 
     x = np.ones((9, 4), np.float32)
-    with pytest.raises(TypeError, match="key: expected a plain array, got .*MaskedArray"):
+    with pytest.raises(TypeError, match=r"key: expected a plain array, got .*MaskedArray"):
         blocks.attend(x, Store(), x)
 
 

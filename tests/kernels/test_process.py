@@ -551,7 +551,8 @@ def depth(call):
         call()
         with open("/proc/self/pagemap", "rb") as pages:
             pages.seek(low // 4096 * 8)
-            entries = struct.unpack(f"{(high - low) // 4096}Q", pages.read((high - low) // 4096 * 8))
+            n = (high - low) // 4096
+            entries = struct.unpack(f"{n}Q", pages.read(8 * n))
         found.append(high - low - 4096 * next(i for i, x in enumerate(entries) if x >> 63))
     threading.stack_size(1 << 20)
     one = threading.Thread(target=thread)

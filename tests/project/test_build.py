@@ -359,7 +359,7 @@ def test_the_wheel_is_small_stripped_and_for_every_python(built):
         sizes = {entry.filename: entry.compress_size for entry in archive.infolist()}
     laboratory = sum(size for name, size in sizes.items() if name.startswith("sdpa/lab/"))
     assert sum(sizes.values()) - laboratory < 800_000
-    assert built.wheel.stat().st_size < 1_000_000
+    assert built.wheel.stat().st_size < 1_100_000
     if not sysconfig.get_config_var("Py_GIL_DISABLED"):
         assert "-cp311-abi3-" in built.wheel.name
         assert built.extension.name == "_core.abi3.so"

@@ -279,6 +279,11 @@ mutation: $(VENV)/with-$(EXTRAS)
 CLANG = clang-22
 FUZZ_PACKAGES = $(CLANG) lib$(subst -,-rt-,$(CLANG))-dev
 FUZZ_FLAGS = -O1 -g1 -Wno-pass-failed -fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all
+# Atheris brings the sanitizers' run time and its fuzzer in one library. It is older and has no check of function types.
+FUZZ_API_FLAGS = -fsanitize=address,undefined,fuzzer-no-link -fno-sanitize=function
+FUZZ_API = PYTHONPATH=$(CURDIR)/build/fuzz/sdpa PYTHONSAFEPATH=1 PYTHONMALLOC=malloc \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	LD_PRELOAD=$$($(BIN)/python -c 'import atheris; print(atheris.path())')/asan_with_fuzzer.so
 SECONDS = 60
 SEED = 1
 ROUND = 600
@@ -294,10 +299,13 @@ fuzz: $(VENV)/with-$(EXTRAS) $(VENV)/fuzz
 	mkdir -p build/fuzz/core
 	build/c/fuzz/fuzzer -max_total_time=$(SECONDS) -seed=$(SEED) -timeout=100 -max_len=64 -verbosity=0 -print_final_stats=1 \
 		-artifact_prefix=build/fuzz/ build/fuzz/core tests/fuzz/core
+	SDPA_SANITIZE=1 SDPA_COVERAGE="$(FUZZ_API_FLAGS)" CC=$(CLANG) LDSHARED="$(CLANG) -shared" \
+		$(BIN)/python setup.py build --build-lib build/fuzz/sdpa
 	mkdir -p build/fuzz/api
 	left=$(SECONDS); seed=$(SEED); while [ $$left -gt 0 ]; do \
-		$(BIN)/python tests/fuzz/api.py -max_total_time=$$((left < $(ROUND) ? left : $(ROUND))) -seed=$$seed -timeout=100 \
-			-max_len=256 -verbosity=0 -print_final_stats=1 -artifact_prefix=build/fuzz/ build/fuzz/api tests/fuzz/api || exit; \
+		$(FUZZ_API) $(BIN)/python tests/fuzz/api.py -max_total_time=$$((left < $(ROUND) ? left : $(ROUND))) -seed=$$seed \
+			-timeout=100 -max_len=256 -verbosity=0 -print_final_stats=1 -artifact_prefix=build/fuzz/ \
+			build/fuzz/api tests/fuzz/api || exit; \
 		left=$$((left - $(ROUND))); seed=$$((seed + 1)); \
 	done
 

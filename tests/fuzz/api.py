@@ -1,12 +1,15 @@
 """Calls the public functions with arguments drawn from the bytes of a fuzzer: `make fuzz`.
 
 Whatever the arguments, a call raises TypeError or ValueError, or its results are those of
-sdpa.reference. Most arguments fit each other, some are wrong in type, shape or value.
+sdpa.reference. Most arguments fit each other, some are wrong in type, shape or value. In one call
+in six an argument has hooks that change another or raise: the address sanitizer judges those.
 """
 
 import contextlib
+import inspect
 import os
 import sys
+from pathlib import Path
 
 import atheris
 import ml_dtypes
@@ -17,6 +20,9 @@ BLIND = os.environ.get("SDPA_FUZZ_BLIND") == "1"
 with contextlib.nullcontext() if BLIND else atheris.instrument_imports(include=["sdpa"]):
     import sdpa
     from sdpa import reference
+
+    sys.path.append(str(Path(__file__).parents[1]))
+    from support import calls, hostile
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 ODD_DTYPES = [
@@ -217,9 +223,51 @@ def softmax(draw):
     return name, [x], options
 
 
+def places(arguments):
+    """Where the arguments are, those in lists too: (container, its key, the argument)."""
+    for name, x in arguments.items():
+        yield arguments, name, x
+        if isinstance(x, list):
+            yield from ((x, i, y) for i, y in enumerate(x) if isinstance(y, np.ndarray))
+
+
+def hostile_call(draw):
+    """Any public function, with an argument whose hooks change another one or raise."""
+    function = draw.choice(list(calls.CALLS))
+    arguments = calls.everything(function)
+    options = {"scale": 0.5, "window": (3, 4), "rng": 7, "workers": 2, "axis": -1}
+    parameters = inspect.signature(function).parameters
+    arguments |= {name: x for name, x in options.items() if name in parameters}
+    found = list(places(arguments))
+    arrays = [x for _, _, x in found if isinstance(x, np.ndarray)]
+    if not arrays:
+        return
+    container, key, own = draw.choice(found)
+    victim, change = draw.choice(arrays), draw.choice(hostile.CHANGES)
+    quiet, exception = draw.integer(0, 3), draw.choice(hostile.RAISES)
+    raises = draw.rarely(3)
+
+    def act():
+        nonlocal quiet
+        quiet -= 1
+        if quiet < 0 and raises:
+            raise exception
+        if quiet == -1:
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
+                change(victim)
+
+    hook = draw.choice(hostile.ARRAYS) if isinstance(own, np.ndarray) else hostile.scalar
+    container[key] = hook(own, act)
+    with contextlib.suppress(Exception, KeyboardInterrupt):
+        function(**arguments)
+
+
 def one_input(data):
     """Make one call."""
     draw = Draw(data)
+    if draw.rarely(6):
+        hostile_call(draw)
+        return
     try:
         name, arguments, options = draw.choice([attention, attention, attention, softmax])(draw)
         found = getattr(sdpa, name)(*arguments, **options)

@@ -1,16 +1,37 @@
 """Warnings at the line of the caller's that led to them."""
 
+import contextlib
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+
+# Between a caller and the package may stand the frameworks of its doors, and their decorators.
+_BETWEEN = {"sdpa", "autograd", "contextlib", "dask", "functools", "jax", "torch"}
+
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """No warning within: for conventions that are not ours, and for what was warned of already."""
+    before = getattr(_local, "is_silent", False)
+    _local.is_silent = True
+    try:
+        yield
+    finally:
+        _local.is_silent = before
 
 
 def warn(message: str) -> None:
-    """Issue a UserWarning at the innermost line outside of this package.
+    """Issue a UserWarning at the innermost line outside of this package and its doors' frameworks.
 
     Functions composed of others may find the same thing twice; since both warnings are at one line,
     Python shows one.
     """
+    if getattr(_local, "is_silent", False):
+        return
     level, frame = 1, sys._getframe()
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "sdpa":
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, UserWarning, stacklevel=level)

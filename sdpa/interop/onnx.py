@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import sdpa
-from sdpa import _arguments
+from sdpa import _arguments, _warnings
 
 try:
     import onnx
@@ -150,6 +150,7 @@ def _checked_lengths(lengths: Any, n_k: int) -> Any:
     return lengths
 
 
+@_warnings.silenced()  # the operator says what a mask of numbers means
 def _attention(
     version: int, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
 ) -> list[Any]:

@@ -93,7 +93,7 @@ void sdpa_call_view(const sdpa_call *call, sdpa_tensor *t, int64_t *batch, PyArr
             t->head = strides[axis];
         } else if (axis >= 0 && sizes[axis] > 1) {
             t->head = strides[axis];
-            t->group = p->n_head / sizes[axis];
+            t->group = p->n_head ? p->n_head / sizes[axis] : 1;
         }
         axis--;
     }

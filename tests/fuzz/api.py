@@ -265,11 +265,11 @@ def hostile_call(draw):
 def one_input(data):
     """Make one call."""
     draw = Draw(data)
-    if draw.rarely(6):
-        hostile_call(draw)
-        return
     try:
         name, arguments, options = draw.choice([attention, attention, attention, softmax])(draw)
+        if draw.rarely(6):
+            hostile_call(draw)
+            return
         found = getattr(sdpa, name)(*arguments, **options)
     except (TypeError, ValueError):
         return

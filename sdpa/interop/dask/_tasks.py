@@ -11,7 +11,7 @@ import dask.array as da
 import numpy as np
 from dask.base import tokenize
 
-from sdpa import _core, blocks
+from sdpa import _core, _warnings, blocks
 from sdpa._stream import NO_KEYS, Operand
 from sdpa.interop.dask._chunks import Chunks, bounds_of, counted, key_sizes, lse_axes, region
 from sdpa.mechanisms._compose import Array, widen
@@ -103,6 +103,7 @@ class Attend:
     value: Any
     targets: Sequence[Any] | None
 
+    @_warnings.silenced()
     def __call__(self, q: Array, block_id: Sequence[int]) -> Array:
         rows = self.task.part(block_id)
         result = blocks.attend(
@@ -123,6 +124,7 @@ class Pair:
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     stores: tuple[Any, Any] | None
 
+    @_warnings.silenced()
     def __call__(self, q: Array, i: Array, j: Array, *in_memory: Array) -> Array:
         rows, columns = self.task.numbered(int(i[0])), self.keys.numbered(int(j[0]))
         key, value = self.stores or (
@@ -166,6 +168,7 @@ class Gradients:
     needs: tuple[str, ...]
     targets: Sequence[Any]
 
+    @_warnings.silenced()
     def __call__(self, number: Array, row_terms: Array | None = None) -> Array:
         part, operands = self.task.numbered(number.item()), dict(self.operands)
         if row_terms is not None:
@@ -193,6 +196,7 @@ class RowTerms:
     task: Task
     operands: Mapping[str, Any]
 
+    @_warnings.silenced()
     def __call__(self, number: Array, block_id: Sequence[int]) -> Array:
         rows, axis, options = (
             self.task.numbered(block_id[-1]),

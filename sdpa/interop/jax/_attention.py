@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sdpa import _arguments, _core
+from sdpa import _arguments, _core, _warnings
 from sdpa.interop.jax._primitives import FORWARD, Options, unchecked
 
 
@@ -132,7 +132,10 @@ _DEFAULTS |= dict.fromkeys(
 def _check(operands: Sequence[Any], given: dict[str, Any], rows_first: bool) -> None:
     """Raise the errors that `sdpa.attention` would."""
     checked = [x.swapaxes(-3, -2) if rows_first else x for x in map(_stand_in, operands)]
+    mask = given["attn_mask"]
     given = given | {name: _stand_in(given[name]) for name in _ARRAYS}
+    if mask is not None and not isinstance(mask, jax.core.Tracer):
+        given["attn_mask"] = np.asarray(mask)  # on the CPU no copy; for the look at its contents
     unknown = any(isinstance(given[name], jax.core.Tracer) for name in _PACKING)
     for name in _INTEGERS:
         given[name] = _stand_in(_array(given[name])) if unknown else _contents(given[name])
@@ -416,16 +419,17 @@ def dot_product_attention(
     window = local_window_size
     if window is not None and not isinstance(window, (tuple, list)):
         window = window, window
-    out, lse = _forward(
-        *(query, key, value),
-        attn_mask=_joined(bias, mask, _wide(query, bias)),
-        is_causal=bool(is_causal),
-        scale=scale,
-        enable_gqa=True,
-        window=_arguments.window("local_window_size", window),
-        key_lengths=_key_lengths(key_value_seq_lengths, n_batch, key.shape[1]),
-        rows_first=True,
-    )
+    with _warnings.silenced():  # a bias has its own argument here
+        out, lse = _forward(
+            *(query, key, value),
+            attn_mask=_joined(bias, mask, _wide(query, bias)),
+            is_causal=bool(is_causal),
+            scale=scale,
+            enable_gqa=True,
+            window=_arguments.window("local_window_size", window),
+            key_lengths=_key_lengths(key_value_seq_lengths, n_batch, key.shape[1]),
+            rows_first=True,
+        )
     residual = jax.lax.stop_gradient(lse).swapaxes(1, 2).astype(query.dtype)
     if query_lengths is not None:
         rows = (jnp.arange(n_q) < query_lengths[:, None])[..., None]

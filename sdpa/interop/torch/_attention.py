@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 import sdpa
-from sdpa import _arguments
+from sdpa import _arguments, _warnings
 from sdpa.interop.torch._arrays import check_tensor, under_autocast
 from sdpa.interop.torch._functions import FUNCTIONS, OPERATORS, forward_without_lse
 from sdpa.interop.torch._operators import ALIGNMENTS, keywords_of, split
@@ -236,7 +237,9 @@ def scaled_dot_product_attention(
     if variant is not None:  # a CausalBias, which is a tensor only by name
         attn_mask, causal = None, variant.name.lower()
     options |= {"scale": scale, "enable_gqa": enable_gqa}
-    return attention(query, key, value, attn_mask, dropout_p, causal, **options)
+    quiet = contextlib.nullcontext() if torch.compiler.is_compiling() else _warnings.silenced()
+    with quiet:  # PyTorch's signature keeps its meaning
+        return attention(query, key, value, attn_mask, dropout_p, causal, **options)
 
 
 def attention_weights(

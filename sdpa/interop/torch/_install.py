@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import sdpa
+from sdpa import _warnings
 from sdpa.interop.torch._arrays import to_array, to_tensor
 
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
@@ -72,6 +73,7 @@ def _options(query: Any, key: Any, dropout_p: float, is_causal: bool, mask: Any,
     }
 
 
+@_warnings.silenced()  # PyTorch's signature keeps its meaning
 def _forward(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -89,6 +91,7 @@ def _forward(
     return out, _rows_of_heads(lse)
 
 
+@_warnings.silenced()
 def _backward(
     grad_out: torch.Tensor,
     query: torch.Tensor,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import sdpa
+from sdpa import _warnings
 from sdpa.interop.torch._arrays import to_array, to_tensor
 
 # Gradients exist for the first five; the other operands are constants.
@@ -111,6 +112,7 @@ def _weights(stage: Any, *args: Any) -> torch.Tensor:
     return to_tensor(sdpa.attention_weights(query, key, stage=stage, **keywords))
 
 
+@_warnings.silenced()  # the forward has warned
 def _backward(*args: Any) -> Tensors:
     (grad_out, grad_lse, out, lse, needs), operands, options = split(args)
     arrays, keywords = keywords_of(operands, options)
@@ -123,6 +125,7 @@ def _backward(*args: Any) -> Tensors:
     return gradients(found, DIFFERENTIABLE, operands[:5])
 
 
+@_warnings.silenced()
 def _jvp(*args: Any) -> torch.Tensor:
     (*tangents, _, _), operands, options = split(args)
     arrays, keywords = keywords_of(operands, options)
@@ -133,6 +136,7 @@ def _jvp(*args: Any) -> torch.Tensor:
     return to_tensor(found.out_t)
 
 
+@_warnings.silenced()
 def _double_backward(*args: Any) -> Tensors:
     (*tangents, grad_out, grad_lse, out, lse, needs), operands, options = split(args)
     arrays, keywords = keywords_of(operands, options)

@@ -5,18 +5,30 @@ sdpa, by `Model.from_pretrained(..., attn_implementation="c_attention")` or
 `model.set_attn_implementation("c_attention")`: softcap, sinks, sliding windows and position biases
 included, in training and in `generate`.
 
-Padding stays a vector over keys, and causal masks and sliding windows become options, so no (Lq,
-Lk) mask is built. Other patterns (chunks, prefixes, packed sequences, static caches) arrive as the
-boolean mask that transformers builds for them.
+The result is that of the model's eager attention, in which the mask is the whole pattern. So the
+mask of `c_attention_mask` carries its pattern to `c_attention`, and no flag of a module is asked;
+to all else it is eager's mask, which models may cut, join and add to as they do in eager.
+
+Padding stays a vector over keys, and causality and sliding windows become options, so no (Lq, Lk)
+mask is built. Other patterns (chunks, prefixes, packed sequences, static caches) are boolean
+masks, built once per call of the model.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 from typing import Any
 
 try:
-    from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+    from transformers import (
+        AttentionInterface,
+        AttentionMaskInterface,
+        PreTrainedModel,
+        masking_utils,
+    )
+    from transformers.utils import logging
 except ImportError as _error:
     raise ImportError(
         "sdpa.interop.transformers needs transformers: pip install transformers"
@@ -28,14 +40,30 @@ from sdpa.interop.torch import attention, attention_weights
 
 NAME = "c_attention"
 
-_PLAIN = [
-    getattr(masking_utils, f"{name}_mask_function", None) for name in ("causal", "bidirectional")
-]
-_WINDOW = masking_utils.sliding_window_causal_mask_function(1)
+# Eager attention reads none of these: they are about other things, or the mask says them.
+_UNREAD = frozenset(
+    {
+        *("is_causal", "sliding_window", "position_ids", "cache_position", "use_cache"),
+        *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
+        *("num_items_in_batch", "deterministic"),
+    }
+)
+# What PyTorch says of a tensor without reading it.
+_METADATA = frozenset(
+    {
+        *(getattr(torch.Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device")),
+        *(torch.Tensor.size, torch.Tensor.dim, torch.Tensor.stride, torch.Tensor.__len__),
+    }
+)
+_LOGGER = logging.get_logger(__name__)
 
 
 def register() -> None:
     """Add "c_attention" to the attention and mask functions of transformers.
+
+    A model that is loaded with this name but does not ask the registry keeps its own attention, and
+    `model.config._attn_implementation` says so. One that looks for the name in a table of its own
+    raises ValueError.
 
     Examples
     --------
@@ -47,20 +75,132 @@ def register() -> None:
     """
     AttentionInterface.register(NAME, c_attention)
     AttentionMaskInterface.register(NAME, c_attention_mask)
+    PreTrainedModel.get_correct_attn_implementation = _checked
 
 
-def _parts(mask_function: Any) -> list[str]:
-    """The names of the functions that are combined in a mask function."""
-    combined = inspect.getclosurevars(mask_function).nonlocals.get("mask_functions", ())
-    return [function.__qualname__ for function in combined]
+_check = PreTrainedModel.get_correct_attn_implementation
 
 
-def _is_option(mask_function: Any) -> bool:
-    """Whether is_causal and sliding_window of the module express the pattern."""
-    return mask_function in _PLAIN or (
-        mask_function.__qualname__ == _WINDOW.__qualname__
-        and _parts(mask_function) == _parts(_WINDOW)
-    )
+@functools.wraps(_check)
+def _checked(self: Any, requested_attention: str | None, is_init_check: bool = False) -> str:
+    found: str = _check(self, requested_attention, is_init_check)
+    if found != NAME or not is_init_check:
+        return found
+    kind = type(self)
+    modules = [sys.modules.get(base.__module__) for base in kind.__mro__]
+    for name, table in [each for module in modules if module for each in vars(module).items()]:
+        if name.endswith("ATTENTION_CLASSES") and NAME not in table:
+            raise ValueError(
+                f"attn_implementation: expected one of {', '.join(table)} for {kind.__name__}, by "
+                f"its own {name}, got {NAME}; load it with one of these, after which "
+                "set_attn_implementation switches the parts without such a table"
+            )
+    if self._can_set_attn_implementation():
+        return found
+    _LOGGER.warning_once(f"{kind.__name__} keeps its own attention: it does not ask the registry")
+    return "eager"
+
+
+class _Mask(torch.Tensor):
+    """Eager's mask (batch, 1, Lq, Lk), 0 or the least number of its dtype, which is not built.
+
+    Every function of PyTorch gets it built. Its `options` are the arguments of `attention` that
+    say the same (attn_mask, is_causal and window), and `blind` (batch, 1, Lq, 1) are the queries
+    that see no key, of which eager's mask says that all keys are alike; None if there are none.
+    """
+
+    options: dict[str, Any]
+    blind: torch.Tensor | None
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _METADATA:
+            name = func.__name__
+            if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+                raise NotImplementedError(
+                    f"attention_mask: expected to stay as it is with {NAME}, got {name}; change a "
+                    "clone of it"
+                )
+            args, kwargs = _built(args), {key: _built(x) for key, x in kwargs.items()}
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+
+def _mask(
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    blind: torch.Tensor | None,
+    **options: Any,
+) -> torch.Tensor:
+    mask = torch.zeros((), dtype=dtype).expand(shape).as_subclass(_Mask)
+    mask.options = {"attn_mask": None, "is_causal": False, "window": None} | options
+    # A graph must serve all values of the padding.
+    is_known = blind is not None and not torch.compiler.is_compiling()
+    mask.blind = None if is_known and not blind.any() else blind
+    return mask
+
+
+def _built(x: Any) -> Any:
+    """`x` with the masks in it built."""
+    if isinstance(x, (list, tuple)):
+        return type(x)([_built(part) for part in x])
+    if not isinstance(x, _Mask):
+        return x
+    n_q, n_k = x.shape[2:]
+    # How far a key is after a query.
+    after = torch.arange(n_k) - torch.arange(n_k - n_q, n_k)[:, None]
+    seen = torch.ones((*x.shape[:2], 1, 1), dtype=torch.bool)
+    if x.options["attn_mask"] is not None:
+        seen = seen & x.options["attn_mask"]
+    if x.options["is_causal"]:
+        seen = seen & (after <= 0)
+    if x.options["window"] is not None:
+        left, right = x.options["window"]
+        seen = seen & (after >= -left) & (after <= (n_k if right is None else right))
+    seen = seen.expand(x.shape)
+    return torch.where(seen, torch.zeros((), dtype=x.dtype), torch.finfo(x.dtype).min)
+
+
+def _parts(mask_function: Any) -> tuple[Any, ...]:
+    """The functions that a mask function combines, which are hidden while a graph is traced."""
+    if torch.compiler.is_compiling():
+        return ()
+    found: Any = inspect.getclosurevars(mask_function).nonlocals.get("mask_functions", ())
+    return tuple(found)
+
+
+def _names(mask_function: Any) -> list[str]:
+    return [function.__qualname__ for function in (mask_function, *_parts(mask_function))]
+
+
+_BIDIRECTIONAL = getattr(masking_utils, "bidirectional_mask_function", None)
+_WINDOWS = [
+    _names(getattr(masking_utils, f"sliding_window_{name}_mask_function")(1))
+    for name in ("causal", "bidirectional")
+    if hasattr(masking_utils, f"sliding_window_{name}_mask_function")
+]
+
+
+def _options(mask_function: Any) -> dict[str, Any] | None:
+    """The options of `attention` that say the pattern, or None if they cannot.
+
+    Causality and windows suppose that the last query is at the last key, and a window of both sides
+    that there are as many of both.
+    """
+    if mask_function is masking_utils.causal_mask_function:
+        return {"is_causal": "lower_right"}
+    if mask_function is _BIDIRECTIONAL:
+        return {}
+    if _names(mask_function) not in _WINDOWS:
+        return None
+    overlay, _ = _parts(mask_function)
+    width = inspect.getclosurevars(overlay).nonlocals["sliding_window"]
+    if _names(mask_function) == _WINDOWS[0]:  # the width counts the query's own key
+        return {"is_causal": "lower_right", "window": (width - 1, None)}
+    return {"window": (width, width)}
 
 
 def _last_query_is_at_last_key(where: dict[str, Any], kv_end: int) -> bool:
@@ -74,44 +214,92 @@ def _last_query_is_at_last_key(where: dict[str, Any], kv_end: int) -> bool:
     return int(last) + 1 == kv_end
 
 
+def _padding(attention_mask: torch.Tensor | None, kv_length: int, kv_offset: int) -> Any:
+    """The columns (batch, kv_length) of the padding, or None if all keys are there."""
+    if attention_mask is None:
+        return None
+    padding = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
+    padding = torch.nn.functional.pad(padding, (0, kv_length - padding.shape[1]))
+    # A graph must serve all values of the padding.
+    return None if not torch.compiler.is_compiling() and padding.all() else padding
+
+
+def _blind(padding: torch.Tensor | None, n_q: int, options: dict[str, Any]) -> torch.Tensor | None:
+    """The queries (batch, 1, Lq, 1) that see no key of the padding (batch, Lk) by the options."""
+    if padding is None:  # each query sees its own key, or all
+        return None
+    n_k = padding.shape[1]
+    before = torch.nn.functional.pad(padding.cumsum(-1), (1, 0))  # keys before each place
+    place = torch.arange(n_k - n_q, n_k)
+    left, right = options.get("window", (None, None))
+    start = torch.zeros_like(place) if left is None else (place - left).clamp(min=0)
+    if options.get("is_causal"):
+        right = 0
+    end = torch.full_like(place, n_k) if right is None else (place + right + 1).clamp(max=n_k)
+    return (before[:, end] == before[:, start])[:, None, :, None]
+
+
 def c_attention_mask(
     batch_size: int,
     kv_length: int,
     kv_offset: Any = 0,
     mask_function: Any = masking_utils.causal_mask_function,
     attention_mask: torch.Tensor | None = None,
-    **options: Any,
+    dtype: torch.dtype = torch.float32,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **where: Any,
 ) -> torch.Tensor | None:
-    """The mask of one call of a model: the padding (batch, Lk), or None if there is none.
+    """The mask (batch, 1, Lq, Lk) of one call of a model, or None if every query sees every key.
 
-    A pattern that options cannot express, or whose last query is not at the last key, becomes a
-    boolean mask (batch, 1, Lq, Lk) that includes the padding. `options` has the place of the
-    queries: q_length and q_offset, or cache_position before transformers 5.4.
+    Causality, windows and padding take one vector (batch, Lk) of memory, other patterns one byte
+    for each pair. So does a mask whose last query is not at the last key, or that may not be left
+    out: that of a static cache, which must be of one kind from the first token to the last.
+    `where` has the place of the queries: q_length and q_offset, or cache_position before
+    transformers 5.4.
     """
     kv_offset = int(kv_offset)
-    ends_together = _last_query_is_at_last_key(options, kv_offset + kv_length)
-    if not ends_together or not _is_option(mask_function):
-        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return masking_utils.sdpa_mask(
+    n_q = where["q_length"] if "q_length" in where else where["cache_position"].shape[0]
+    shape = (batch_size, 1, n_q, kv_length)
+    options = _options(mask_function)
+    if options and not (
+        (allow_is_causal_skip or allow_is_bidirectional_skip)
+        and _last_query_is_at_last_key(where, kv_offset + kv_length)
+        and (options.get("is_causal") or n_q == kv_length)
+    ):
+        options = None
+    if options is None:
+        seen = masking_utils.sdpa_mask(
             batch_size=batch_size,
             kv_length=kv_length,
             kv_offset=kv_offset,
             mask_function=mask_function,
             attention_mask=attention_mask,
-            **options,
+            allow_is_causal_skip=False,
+            allow_is_bidirectional_skip=False,
+            **where,
         )
-    if attention_mask is None:
+        return _mask(shape, dtype, ~seen.any(-1, keepdim=True), attn_mask=seen)
+    padding = _padding(attention_mask, kv_length, kv_offset)
+    if padding is None and not options and allow_is_bidirectional_skip:
         return None
-    attention_mask = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
-    # A graph must serve all values of the padding.
-    is_compiling = torch.compiler.is_compiling()
-    return None if not is_compiling and attention_mask.all() else attention_mask
+    options["attn_mask"] = None if padding is None else padding[:, None, None, :]
+    return _mask(shape, dtype, _blind(padding, n_q, options), **options)
 
 
 def _with_bias(mask: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor | None:
     if mask is None or bias is None:
         return bias if mask is None else mask
     return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias
+
+
+def _only(mask: torch.Tensor | None, indices: torch.Tensor, n_k: int) -> torch.Tensor:
+    """The mask with all keys hidden but those whose indices (batch, Lq, n) are given."""
+    chosen = torch.zeros((*indices.shape[:2], n_k), dtype=torch.bool)
+    chosen = chosen.scatter(-1, indices.long(), True)[:, None]
+    if mask is None:
+        return chosen
+    return mask & chosen if mask.dtype == torch.bool else torch.where(chosen, mask, -torch.inf)
 
 
 def c_attention(
@@ -122,34 +310,48 @@ def c_attention(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    is_causal: bool | None = None,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
-    **options: Any,
+    indices: torch.Tensor | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(out (batch, Lq, heads, d_v), weights or None), as transformers calls its functions."""
-    for name in "cache", "cu_seq_lens_q":
-        if options.get(name) is not None:
-            raise NotImplementedError(f"{name}: not available with {NAME}")
-    if is_causal is None:
-        is_causal = bool(getattr(module, "is_causal", True))
-    if attention_mask is not None and attention_mask.ndim == 2:
-        attention_mask = attention_mask[:, None, None, :]
-    elif attention_mask is not None:  # the whole pattern
-        is_causal = False
+    """(out (batch, Lq, heads, d_v), weights or None), as transformers calls its functions.
+
+    The mask is the whole pattern, whatever is_causal and sliding_window are. `indices` (batch, Lq,
+    n) are the only keys that each query sees.
+    """
+    for name, x in others.items():
+        if x is not None and name not in _UNREAD:
+            raise NotImplementedError(
+                f"{name}: expected None with {NAME}, got {type(x).__name__}; "
+                "use attn_implementation='eager'"
+            )
+    n_k = key.shape[2]
     ours: dict[str, Any] = {
-        "attn_mask": _with_bias(attention_mask, position_bias),
-        "dropout_p": dropout,
-        "is_causal": "lower_right" if is_causal else False,
-        "window": (sliding_window - 1, None) if is_causal and sliding_window else None,
+        "attn_mask": attention_mask,
+        "dropout_p": dropout if module.training else 0.0,
         "scale": scaling,
         "softcap": softcap,
         "sinks": None if s_aux is None else s_aux.to(query.dtype),
         "enable_gqa": query.shape[1] != key.shape[1],
     }
-    if dropout:
+    blind = None
+    if isinstance(attention_mask, _Mask):
+        if attention_mask.shape[2] == query.shape[2] and attention_mask.shape[3] == n_k:
+            ours |= attention_mask.options
+            blind = None if s_aux is not None else attention_mask.blind
+        else:
+            ours["attn_mask"] = _built(attention_mask)
+    ours["attn_mask"] = _with_bias(ours["attn_mask"], position_bias)
+    if indices is not None:
+        ours["attn_mask"] = _only(ours["attn_mask"], indices, n_k)
+    if ours["dropout_p"]:
         ours["rng"] = int(torch.randint(2**63 - 1, ()))  # the same for out and weights
-    out = attention(query, key, value, **ours).transpose(1, 2).contiguous()
-    return out, attention_weights(query, key, **ours) if options.get("output_attentions") else None
+    out = attention(query, key, value, **ours)
+    weights = attention_weights(query, key, **ours) if others.get("output_attentions") else None
+    if blind is not None:
+        mean = value.mean(2, keepdim=True).repeat_interleave(query.shape[1] // value.shape[1], 1)
+        out = torch.where(blind, mean, out)
+        weights = None if weights is None else torch.where(blind, 1 / n_k, weights)
+    return out.transpose(1, 2).contiguous(), weights

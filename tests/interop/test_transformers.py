@@ -13,6 +13,8 @@ with warnings.catch_warnings():
         "transformers", reason="needs transformers: pip install 'sdpa[peers]'"
     )
 
+from transformers.generation.configuration_utils import CompileConfig
+
 from sdpa.interop.transformers import c_attention, c_attention_mask, register
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -113,18 +115,13 @@ def inputs(name, padding="none"):
     return found
 
 
-def seen(name, result, given):
-    """The part of a result (batch, length, ...) that is not padding."""
-    x = result[0]
-    return x if name == "t5" else x[given["attention_mask"].bool()]
-
-
 @EVERY_MODEL
 @pytest.mark.parametrize("padding", PADDING)
 def test_as_eager(name, padding):
+    """Padding included."""
     given = inputs(name, padding)
-    eager, ours = (model(**given) for model in pair(name))
-    torch.testing.assert_close(seen(name, ours, given), seen(name, eager, given), **CLOSE)
+    eager, ours = (model(**given)[0] for model in pair(name))
+    torch.testing.assert_close(ours, eager, **CLOSE)
 
 
 @EVERY_MODEL
@@ -133,7 +130,10 @@ def test_gradients(name, padding):
     given = inputs(name, padding)
     models = pair(name)
     for model in models:
-        seen(name, model.train(False)(**given), given).square().mean().backward()
+        out = model.train(False)(**given)[0]
+        # The queries that see no key are padding, which no loss asks for.
+        out = out if name == "t5" else out[given["attention_mask"].bool()]
+        out.square().mean().backward()
     eager, ours = (dict(model.named_parameters()) for model in models)
     assert sum(x.grad is not None for x in ours.values()) > 10
     for parameter, theirs in eager.items():
@@ -156,8 +156,9 @@ def test_generate(name, padding, cache):
 
 
 @EVERY_MODEL
-def test_output_attentions(name):
-    given = inputs(name, "right")
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_output_attentions(name, padding):
+    given = inputs(name, padding)
     eager, ours = (model(**given, output_attentions=True) for model in pair(name))
     kinds = ("encoder", "decoder", "cross") if name == "t5" else ("",)
     for kind in kinds:
@@ -201,49 +202,133 @@ def test_no_mask_of_lq_times_lk(monkeypatch):
     assert shapes == [None, None, (2, 1, 1, LENGTH), (2, 1, 1, LENGTH)]
 
 
-# Each version says in one of these ways that the queries are the last n of so many keys.
-QUERIES = {
-    "cache_position": lambda n, keys: {"cache_position": torch.arange(keys - n, keys)},
-    "q_length": lambda n, keys: {"q_length": n, "q_offset": keys - n},
+MASKING = transformers.masking_utils
+SPOKEN = inspect.signature(MASKING.sdpa_mask).parameters
+CHUNKS = MASKING.chunked_causal_mask_function(3, torch.zeros(2).long())
+PACKED = MASKING.packed_sequence_mask_function(torch.tensor([[0, 0, 1, 1, 1, 1]] * 2))
+PATTERNS = {
+    "causal": MASKING.causal_mask_function,
+    "bidirectional": MASKING.bidirectional_mask_function,
+    "window": MASKING.sliding_window_causal_mask_function(3),
+    "chunks": CHUNKS,
+    "packed": MASKING.and_masks(MASKING.causal_mask_function, PACKED),
+    "prefix": MASKING.or_masks(
+        MASKING.causal_mask_function, lambda batch, head, query, key: key < 2
+    ),
 }
-SPOKEN = inspect.signature(transformers.masking_utils.sdpa_mask).parameters
+if hasattr(MASKING, "sliding_window_bidirectional_mask_function"):
+    PATTERNS["window of both sides"] = MASKING.sliding_window_bidirectional_mask_function(2)
+ROWS = {
+    "none": None,
+    "ones": [[1] * 6, [1] * 6],
+    "left": [[0, 0, 1, 1, 1, 1], [1] * 6],
+    "both sides": [[0, 1, 1, 1, 0, 0], [1] * 6],
+    "empty": [[0] * 6, [1] * 6],
+}
+# Queries and keys, and the place of the first of each.
+PLACES = {
+    "prompt": (6, 6, 0, 0),
+    "rest": (2, 6, 4, 0),
+    "token": (1, 6, 5, 0),
+    "slid": (1, 4, 5, 2),
+    "static": (2, 6, 2, 0),
+}
 
 
-@pytest.mark.parametrize("said", QUERIES)
-def test_patterns_that_are_options_of_the_attention(said):
-    """No mask, or the padding alone, in the words of old and of new versions."""
-    masking = transformers.masking_utils
-    padding = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
-    for pattern in (
-        masking.causal_mask_function,
-        masking.bidirectional_mask_function,
-        masking.sliding_window_causal_mask_function(3),
-    ):
-        for n in 1, 2, 6:
-            where = QUERIES[said](n, 6)
-            assert c_attention_mask(2, 6, mask_function=pattern, **where) is None
-            ones = torch.ones(2, 6)
-            mask = c_attention_mask(2, 6, mask_function=pattern, attention_mask=ones, **where)
-            assert mask is None
-            mask = c_attention_mask(2, 6, mask_function=pattern, attention_mask=padding, **where)
-            assert torch.equal(mask, padding.bool())
-    # The last keys of a cache that slides.
-    mask = c_attention_mask(2, 4, 2, attention_mask=padding, **QUERIES[said](1, 6))
-    assert mask is None
-    mask = c_attention_mask(2, 5, 1, attention_mask=padding, **QUERIES[said](1, 6))
-    assert torch.equal(mask, padding[:, 1:].bool())
+def both_masks(pattern, rows, place, **options):
+    """Eager's mask and ours, in the words of this version."""
+    n_q, n_k, q_offset, kv_offset = PLACES[place]
+    where = {"q_length": n_q, "q_offset": q_offset}
+    if "q_length" not in SPOKEN:
+        where = {"cache_position": torch.arange(q_offset, q_offset + n_q)}
+    options |= {
+        "batch_size": 2,
+        "kv_length": n_k,
+        "kv_offset": kv_offset,
+        "mask_function": PATTERNS[pattern],
+        "attention_mask": None if ROWS[rows] is None else torch.tensor(ROWS[rows]).bool(),
+    }
+    return MASKING.eager_mask(**options, **where), c_attention_mask(**options, **where)
 
 
-def test_other_patterns_come_as_masks():
-    (said,) = [name for name in QUERIES if name in SPOKEN]
-    chunks = transformers.masking_utils.chunked_causal_mask_function(3, torch.zeros(1).long())
-    mask = c_attention_mask(1, 6, mask_function=chunks, **QUERIES[said](6, 6))
-    i = torch.arange(6)
-    expected = (i[:, None] >= i) & (i[:, None] // 3 == i // 3)
-    assert torch.equal(mask[0, 0], expected)
-    # A static cache is longer than its contents.
-    mask = c_attention_mask(1, 6, **QUERIES[said](2, 4))
-    assert torch.equal(mask[0, 0], i <= torch.tensor([[2], [3]]))
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_mask_is_eagers_to_everyone(pattern, rows, place):
+    eager, ours = both_masks(pattern, rows, place)
+    assert isinstance(ours, torch.Tensor)
+    assert (ours.shape, ours.ndim, ours.dtype, len(ours)) == (eager.shape, 4, eager.dtype, 2)
+    assert torch.equal(ours + 0, eager)
+    assert torch.equal(torch.cat([ours, eager], -1), torch.cat([eager, eager], -1))
+    assert torch.equal(ours[:, :, :, 1:] < 0, eager[:, :, :, 1:] < 0)
+    assert torch.equal(ours.masked_fill(eager == 0, 7.0), eager.masked_fill(eager == 0, 7.0))
+    assert torch.equal(torch.where(eager < 0, 1.0, ours), torch.where(eager < 0, 1.0, eager))
+    assert ours.to(torch.float64).dtype == torch.float64
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_mask_carries_its_pattern(pattern, rows, place):
+    """Attention is that with eager's mask, also of queries that see no key."""
+    eager, ours = both_masks(pattern, rows, place)
+    torch.manual_seed(0)
+    n_q, n_k, *_ = PLACES[place]
+    q, k, v = torch.randn(2, 4, n_q, 8), torch.randn(2, 2, n_k, 8), torch.randn(2, 2, n_k, 8)
+    for bias in None, torch.randn(1, 4, n_q, n_k):
+        found, weights = c_attention(
+            torch.nn.Module(), q, k, v, ours, position_bias=bias, output_attentions=True
+        )
+        scores = q @ k.repeat_interleave(2, 1).mT / 8**0.5 + (0 if bias is None else bias)
+        expected = (scores + eager).softmax(-1)
+        torch.testing.assert_close(weights, expected, **CLOSE)
+        expected = (expected @ v.repeat_interleave(2, 1)).transpose(1, 2)
+        torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def test_a_mask_for_other_lengths_is_broadcast_as_eagers():
+    _, ours = both_masks("causal", "left", "token")
+    q, k = torch.randn(2, 1, 3, 8), torch.randn(2, 1, 6, 8)
+    found, _ = c_attention(torch.nn.Module(), q, k, k, ours)
+    expected, _ = c_attention(torch.nn.Module(), q, k, k, ours + 0)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("change", ["[0] = 1", ".masked_fill_(torch.tensor(True), 1.0)"])
+def test_the_mask_is_not_changed_in_place(change):
+    """A change of what was built would be lost."""
+    _, mask = both_masks("causal", "none", "prompt")
+    with pytest.raises(NotImplementedError) as raised:
+        exec(f"mask{change}", {"mask": mask, "torch": torch})
+    name = "__setitem__" if "=" in change else "masked_fill_"
+    assert str(raised.value) == (
+        f"attention_mask: expected to stay as it is with c_attention, got {name}; change a clone "
+        "of it"
+    )
+    clone = mask.clone()
+    clone[0] = 1
+    assert float(clone[0, 0, 0, 5]) == 1
+
+
+@pytest.mark.parametrize("pattern", ["causal", "bidirectional", "window"])
+@pytest.mark.parametrize("place", ["prompt", "rest", "token", "slid"])
+def test_patterns_that_are_options_of_the_attention(pattern, place):
+    """The mask has the padding alone, or nothing."""
+    for rows in "none", "ones":
+        _, mask = both_masks(pattern, rows, place)
+        assert mask.options["attn_mask"] is None
+    _, mask = both_masks(pattern, "left", place)
+    n_k, kv_offset = PLACES[place][1], PLACES[place][3]
+    if kv_offset:  # of the keys that are left all are there
+        assert mask.options["attn_mask"] is None
+    else:
+        assert mask.options["attn_mask"].shape == (2, 1, 1, n_k)
+
+
+def test_none_where_eager_has_none():
+    for rows in ROWS:
+        eager, ours = both_masks("bidirectional", rows, "prompt", allow_is_bidirectional_skip=True)
+        assert (ours is None) == (eager is None)
 
 
 @EVERY_MODEL
@@ -256,10 +341,7 @@ def test_compile(name):
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         for _ in range(2):
-            found, expected = compiled(**given), eager(**given)
-            torch.testing.assert_close(
-                seen(name, found, given), seen(name, expected, given), **CLOSE
-            )
+            torch.testing.assert_close(compiled(**given)[0], eager(**given)[0], **CLOSE)
             given["attention_mask"] = PADDING["right"](LENGTH)
 
 
@@ -278,9 +360,49 @@ def test_training_with_dropout():
     results[0].sum().backward()
 
 
-@pytest.mark.parametrize("option", ["cache", "cu_seq_lens_q"])
-def test_refused(option):
-    q = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(NotImplementedError) as raised:
-        c_attention(torch.nn.Module(), q, q, q, None, **{option: torch.zeros(1)})
-    assert str(raised.value) == f"{option}: not available with c_attention"
+def test_a_graph_may_break_between_the_mask_and_the_attention():
+    torch.compiler.reset()
+    given = inputs("gemma2", "left")
+    eager, ours = pair("gemma2")
+    expected = eager(**given)[0]
+    layer = ours.model.layers[0]
+    layer.register_forward_pre_hook(lambda module, args: torch._dynamo.graph_break())
+    with torch.no_grad():
+        found = torch.compile(ours, backend="aot_eager")(**given)[0]
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_gradient_checkpointing(use_reentrant):
+    given = inputs("gemma2", "left")
+    _, model = pair("gemma2")
+    model.train()
+    grads = []
+    for _ in range(2):
+        model.zero_grad()
+        model(**given)[0].square().mean().backward()
+        grads.append([x.grad.clone() for x in model.parameters() if x.grad is not None])
+        model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    for once, twice in zip(*grads, strict=True):
+        torch.testing.assert_close(once, twice)
+
+
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's compiler, about itself
+def test_generate_compiles_once(padding):
+    """One graph serves a static cache from the first token to the last."""
+    given = inputs("llama", padding)
+    eager, ours = pair("llama")
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    compiler = CompileConfig(fullgraph=True, backend=backend, dynamic=None, mode=None)
+    compiler._compile_all_devices = True
+    options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": "static"}
+    torch.compiler.reset()
+    found = ours.generate(**given, **options, compile_config=compiler)
+    assert len(graphs) == 1
+    assert torch.equal(found, eager.generate(**given, **options, disable_compile=True))

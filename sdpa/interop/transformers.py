@@ -5,13 +5,14 @@ sdpa, by `Model.from_pretrained(..., attn_implementation="c_attention")` or
 `model.set_attn_implementation("c_attention")`: softcap, sinks, sliding windows and position biases
 included, in training and in `generate`.
 
-The result is that of the model's eager attention, in which the mask is the whole pattern. So the
-mask of `c_attention_mask` carries its pattern to `c_attention`, and no flag of a module is asked;
-to all else it is eager's mask, which models may cut, join and add to as they do in eager.
+The pattern travels with the mask: `c_attention_mask` returns a tensor that stands for the mask of
+eager attention, and whose attributes tell `c_attention` the padding, causality and window behind
+it. The flags of modules, is_causal and sliding_window, are not asked, because eager attention
+ignores them, so that models lack them or contradict their own mask.
 
-Padding stays a vector over keys, and causality and sliding windows become options, so no (Lq, Lk)
-mask is built. Other patterns (chunks, prefixes, packed sequences, static caches) are boolean
-masks, built once per call of the model.
+Padding stays a vector over keys, and causality and windows are options, so no (Lq, Lk) mask is
+built. Other patterns (chunks, prefixes, packed sequences, static caches) are boolean masks, built
+once per call of the model. Where a model cuts, joins or adds to its mask, it gets eager's.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ except ImportError as _error:
 
 import torch
 
-from sdpa.interop.torch import attention, attention_weights
+from sdpa.interop.torch import attention, attention_forward, attention_weights
 
 NAME = "c_attention"
 
@@ -56,6 +57,7 @@ _METADATA = frozenset(
     }
 )
 _LOGGER = logging.get_logger(__name__)
+_check = PreTrainedModel.get_correct_attn_implementation
 
 
 def register() -> None:
@@ -76,9 +78,6 @@ def register() -> None:
     AttentionInterface.register(NAME, c_attention)
     AttentionMaskInterface.register(NAME, c_attention_mask)
     PreTrainedModel.get_correct_attn_implementation = _checked
-
-
-_check = PreTrainedModel.get_correct_attn_implementation
 
 
 @functools.wraps(_check)
@@ -105,12 +104,10 @@ class _Mask(torch.Tensor):
     """Eager's mask (batch, 1, Lq, Lk), 0 or the least number of its dtype, which is not built.
 
     Every function of PyTorch gets it built. Its `options` are the arguments of `attention` that
-    say the same (attn_mask, is_causal and window), and `blind` (batch, 1, Lq, 1) are the queries
-    that see no key, of which eager's mask says that all keys are alike; None if there are none.
+    say the same: attn_mask, is_causal and window.
     """
 
     options: dict[str, Any]
-    blind: torch.Tensor | None
 
     @classmethod
     def __torch_function__(
@@ -127,20 +124,6 @@ class _Mask(torch.Tensor):
             args, kwargs = _built(args), {key: _built(x) for key, x in kwargs.items()}
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-
-
-def _mask(
-    shape: tuple[int, int, int, int],
-    dtype: torch.dtype,
-    blind: torch.Tensor | None,
-    **options: Any,
-) -> torch.Tensor:
-    mask = torch.zeros((), dtype=dtype).expand(shape).as_subclass(_Mask)
-    mask.options = {"attn_mask": None, "is_causal": False, "window": None} | options
-    # A graph must serve all values of the padding.
-    is_known = blind is not None and not torch.compiler.is_compiling()
-    mask.blind = None if is_known and not blind.any() else blind
-    return mask
 
 
 def _built(x: Any) -> Any:
@@ -164,16 +147,18 @@ def _built(x: Any) -> Any:
     return torch.where(seen, torch.zeros((), dtype=x.dtype), torch.finfo(x.dtype).min)
 
 
-def _parts(mask_function: Any) -> tuple[Any, ...]:
-    """The functions that a mask function combines, which are hidden while a graph is traced."""
+def _parts(mask_function: Any) -> list[Any]:
+    """The function and those that it combines, which are hidden while a graph is traced."""
     if torch.compiler.is_compiling():
-        return ()
-    found: Any = inspect.getclosurevars(mask_function).nonlocals.get("mask_functions", ())
-    return tuple(found)
+        return [mask_function]
+    return [
+        mask_function,
+        *inspect.getclosurevars(mask_function).nonlocals.get("mask_functions", ()),
+    ]
 
 
 def _names(mask_function: Any) -> list[str]:
-    return [function.__qualname__ for function in (mask_function, *_parts(mask_function))]
+    return [part.__qualname__ for part in _parts(mask_function)]
 
 
 _BIDIRECTIONAL = getattr(masking_utils, "bidirectional_mask_function", None)
@@ -196,8 +181,7 @@ def _options(mask_function: Any) -> dict[str, Any] | None:
         return {}
     if _names(mask_function) not in _WINDOWS:
         return None
-    overlay, _ = _parts(mask_function)
-    width = inspect.getclosurevars(overlay).nonlocals["sliding_window"]
+    width = inspect.getclosurevars(_parts(mask_function)[1]).nonlocals["sliding_window"]
     if _names(mask_function) == _WINDOWS[0]:  # the width counts the query's own key
         return {"is_causal": "lower_right", "window": (width - 1, None)}
     return {"window": (width, width)}
@@ -215,28 +199,14 @@ def _last_query_is_at_last_key(where: dict[str, Any], kv_end: int) -> bool:
 
 
 def _padding(attention_mask: torch.Tensor | None, kv_length: int, kv_offset: int) -> Any:
-    """The columns (batch, kv_length) of the padding, or None if all keys are there."""
+    """The padding (batch, 1, 1, kv_length), or None if all keys are there."""
     if attention_mask is None:
         return None
     padding = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
     padding = torch.nn.functional.pad(padding, (0, kv_length - padding.shape[1]))
     # A graph must serve all values of the padding.
-    return None if not torch.compiler.is_compiling() and padding.all() else padding
-
-
-def _blind(padding: torch.Tensor | None, n_q: int, options: dict[str, Any]) -> torch.Tensor | None:
-    """The queries (batch, 1, Lq, 1) that see no key of the padding (batch, Lk) by the options."""
-    if padding is None:  # each query sees its own key, or all
-        return None
-    n_k = padding.shape[1]
-    before = torch.nn.functional.pad(padding.cumsum(-1), (1, 0))  # keys before each place
-    place = torch.arange(n_k - n_q, n_k)
-    left, right = options.get("window", (None, None))
-    start = torch.zeros_like(place) if left is None else (place - left).clamp(min=0)
-    if options.get("is_causal"):
-        right = 0
-    end = torch.full_like(place, n_k) if right is None else (place + right + 1).clamp(max=n_k)
-    return (before[:, end] == before[:, start])[:, None, :, None]
+    is_known = not torch.compiler.is_compiling()
+    return None if is_known and padding.all() else padding[:, None, None, :]
 
 
 def c_attention_mask(
@@ -260,7 +230,6 @@ def c_attention_mask(
     """
     kv_offset = int(kv_offset)
     n_q = where["q_length"] if "q_length" in where else where["cache_position"].shape[0]
-    shape = (batch_size, 1, n_q, kv_length)
     options = _options(mask_function)
     if options and not (
         (allow_is_causal_skip or allow_is_bidirectional_skip)
@@ -269,22 +238,26 @@ def c_attention_mask(
     ):
         options = None
     if options is None:
-        seen = masking_utils.sdpa_mask(
-            batch_size=batch_size,
-            kv_length=kv_length,
-            kv_offset=kv_offset,
-            mask_function=mask_function,
-            attention_mask=attention_mask,
-            allow_is_causal_skip=False,
-            allow_is_bidirectional_skip=False,
-            **where,
-        )
-        return _mask(shape, dtype, ~seen.any(-1, keepdim=True), attn_mask=seen)
-    padding = _padding(attention_mask, kv_length, kv_offset)
-    if padding is None and not options and allow_is_bidirectional_skip:
-        return None
-    options["attn_mask"] = None if padding is None else padding[:, None, None, :]
-    return _mask(shape, dtype, _blind(padding, n_q, options), **options)
+        options = {
+            "attn_mask": masking_utils.sdpa_mask(
+                batch_size=batch_size,
+                kv_length=kv_length,
+                kv_offset=kv_offset,
+                mask_function=mask_function,
+                attention_mask=attention_mask,
+                allow_is_causal_skip=False,
+                allow_is_bidirectional_skip=False,
+                **where,
+            )
+        }
+    else:
+        padding = _padding(attention_mask, kv_length, kv_offset)
+        if padding is None and not options and allow_is_bidirectional_skip:
+            return None
+        options["attn_mask"] = padding
+    mask = torch.zeros((), dtype=dtype).expand(batch_size, 1, n_q, kv_length).as_subclass(_Mask)
+    mask.options = {"is_causal": False, "window": None} | options
+    return mask
 
 
 def _with_bias(mask: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor | None:
@@ -293,13 +266,12 @@ def _with_bias(mask: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Te
     return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias
 
 
-def _only(mask: torch.Tensor | None, indices: torch.Tensor, n_k: int) -> torch.Tensor:
-    """The mask with all keys hidden but those whose indices (batch, Lq, n) are given."""
-    chosen = torch.zeros((*indices.shape[:2], n_k), dtype=torch.bool)
-    chosen = chosen.scatter(-1, indices.long(), True)[:, None]
-    if mask is None:
-        return chosen
-    return mask & chosen if mask.dtype == torch.bool else torch.where(chosen, mask, -torch.inf)
+def _only(indices: torch.Tensor | None, n_k: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """The bias that hides all keys but those whose indices (batch, Lq, n) are given."""
+    if indices is None:
+        return None
+    hidden = torch.full((*indices.shape[:2], n_k), -torch.inf, dtype=dtype)
+    return hidden.scatter(-1, indices.long(), 0.0)[:, None]
 
 
 def c_attention(
@@ -318,8 +290,9 @@ def c_attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(out (batch, Lq, heads, d_v), weights or None), as transformers calls its functions.
 
-    The mask is the whole pattern, whatever is_causal and sliding_window are. `indices` (batch, Lq,
-    n) are the only keys that each query sees.
+    The mask is the whole pattern, whatever is_causal and sliding_window are; `indices` (batch, Lq,
+    n) are the only keys of it that each query sees. Where it sees none, out is the mean of all
+    values, as in eager attention; a lone query, which follows a cache, gets 0.
     """
     for name, x in others.items():
         if x is not None and name not in _UNREAD:
@@ -327,7 +300,7 @@ def c_attention(
                 f"{name}: expected None with {NAME}, got {type(x).__name__}; "
                 "use attn_implementation='eager'"
             )
-    n_k = key.shape[2]
+    n_q, n_k = query.shape[2], key.shape[2]
     ours: dict[str, Any] = {
         "attn_mask": attention_mask,
         "dropout_p": dropout if module.training else 0.0,
@@ -336,22 +309,21 @@ def c_attention(
         "sinks": None if s_aux is None else s_aux.to(query.dtype),
         "enable_gqa": query.shape[1] != key.shape[1],
     }
-    blind = None
     if isinstance(attention_mask, _Mask):
-        if attention_mask.shape[2] == query.shape[2] and attention_mask.shape[3] == n_k:
-            ours |= attention_mask.options
-            blind = None if s_aux is not None else attention_mask.blind
-        else:
-            ours["attn_mask"] = _built(attention_mask)
-    ours["attn_mask"] = _with_bias(ours["attn_mask"], position_bias)
-    if indices is not None:
-        ours["attn_mask"] = _only(ours["attn_mask"], indices, n_k)
+        is_ours = attention_mask.shape[2:] == (n_q, n_k)
+        ours |= attention_mask.options if is_ours else {"attn_mask": _built(attention_mask)}
+    for bias in position_bias, _only(indices, n_k, query.dtype):
+        ours["attn_mask"] = _with_bias(ours["attn_mask"], bias)
     if ours["dropout_p"]:
         ours["rng"] = int(torch.randint(2**63 - 1, ()))  # the same for out and weights
-    out = attention(query, key, value, **ours)
     weights = attention_weights(query, key, **ours) if others.get("output_attentions") else None
-    if blind is not None:
-        mean = value.mean(2, keepdim=True).repeat_interleave(query.shape[1] // value.shape[1], 1)
-        out = torch.where(blind, mean, out)
-        weights = None if weights is None else torch.where(blind, 1 / n_k, weights)
+    if ours["attn_mask"] is None or n_q == 1:
+        out = attention(query, key, value, **ours)
+    else:
+        out, lse = attention_forward(query, key, value, **ours)
+        blind = lse.isneginf()[..., None]
+        if torch.compiler.is_compiling() or blind.any():
+            mean = value.mean(2, keepdim=True)
+            out = torch.where(blind, mean.repeat_interleave(query.shape[1] // key.shape[1], 1), out)
+            weights = None if weights is None else torch.where(blind, 1 / n_k, weights)
     return out.transpose(1, 2).contiguous(), weights

@@ -46,7 +46,7 @@ _UNREAD = frozenset(
     {
         *("is_causal", "sliding_window", "position_ids", "cache_position", "use_cache"),
         *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
-        *("num_items_in_batch", "deterministic"),
+        *("num_items_in_batch", "deterministic", "input_ids", "logits_to_keep", "grid_thw"),
     }
 )
 # What PyTorch says of a tensor without reading it.

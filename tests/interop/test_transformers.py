@@ -332,6 +332,25 @@ def test_patterns_that_are_options_of_the_attention(pattern, place):
         assert mask.options["attn_mask"].shape == (2, 1, 1, n_k)
 
 
+@pytest.mark.parametrize("pattern", ["causal", "bidirectional", "window"])
+def test_a_mask_that_may_not_be_left_out_is_there(pattern):
+    """allow_is_causal_skip and allow_is_bidirectional_skip, both False, are kept to."""
+    eager, mask = both_masks(pattern, "none", "prompt", allow_is_causal_skip=False)
+    assert torch.equal(mask + 0, eager)
+    if pattern != "bidirectional":  # of which the attention has nothing to be told
+        assert not mask.options["is_causal"]
+        assert torch.equal(mask.options["attn_mask"].expand(eager.shape), eager == 0)
+
+
+def test_a_boolean_mask_marks_the_keys_seen():
+    """As for PyTorch's own function; some models give one, which eager adds as 0 or 1."""
+    q = torch.randn(2, 2, 3, 4)
+    mask = torch.tensor([[True, False, False], [True, True, False], [False, True, True]])
+    out, _ = c_attention(torch.nn.Module(), q, q, q, mask[None, None])
+    expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, mask)
+    torch.testing.assert_close(out, expected.transpose(1, 2), **CLOSE)
+
+
 def test_none_where_eager_has_none():
     for rows in ROWS:
         eager, ours = both_masks("bidirectional", rows, "prompt", allow_is_bidirectional_skip=True)

@@ -272,6 +272,15 @@ def test_unknown_keywords_are_refused_by_name(name):
     assert out.shape == (1, 3, 2, 4)
 
 
+@pytest.mark.parametrize("name", ["input_ids", "logits_to_keep", "grid_thw", "use_cache"])
+def test_keywords_about_other_things_change_nothing(name):
+    """Models hand on what their own forward got, which eager attention ignores."""
+    q = torch.randn(1, 2, 3, 4)
+    out, _ = c_attention(torch.nn.Module(), q, q, q, None, **{name: [2]})
+    expected, _ = c_attention(torch.nn.Module(), q, q, q, None)
+    assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("said", [True, False, None])
 def test_without_a_mask_every_query_sees_every_key(said):
     """As on eager attention, whatever flags say."""

@@ -10,6 +10,7 @@
 #   make stubs      rewrite sdpa/_core.pyi and sdpa/_options.py from the extension
 #   make notebooks  run the notebooks and keep their outputs       make browser    chromium, for the tests of the pages
 #   make docs       the pages, the reference and the notebooks as HTML, opened in chromium if there is one
+#   make architectures  eager attention beside c_attention in every architecture of transformers, into docs/; an hour
 #   make links      whether the links of the pages to other sites still lead somewhere; needs the network
 #   make format     rewrite the sources in the project's style     make lint      check style and types
 #   make types      the stub against the extension; every public name has its full type
@@ -179,6 +180,14 @@ docs: $(DOCS_ENV)
 
 links: $(DOCS_ENV)
 	$(BIN)/python -m sphinx --quiet --builder linkcheck -c docs/site . build/links
+
+# Goes on where it stopped; ARCHITECTURES='llama t5' judges these anew. timm, torchvision and torchaudio have the
+# backbones of some models; they must fit the PyTorch of the extra.
+ARCHITECTURES =
+ARCHITECTURE_PACKAGES = timm==1.0.31 torchvision==0.28.0 torchaudio==2.11.0
+architectures: $(or $(firstword $(wildcard $(VENV)/with-*peers*)),$(VENV)/with-test,peers)
+	$(BIN)/pip install $(ARCHITECTURE_PACKAGES)
+	$(BIN)/python tools/architectures $(ARCHITECTURES)
 
 format: $(VENV)/dev
 	$(BIN)/clang-format -i $(C_FILES)
@@ -350,6 +359,6 @@ judges: release-check
 clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
-.PHONY: demo test models build stubs bench browser lab notebooks docs links sanitize test-c test-arm test-avx512 format \
+.PHONY: demo test models build stubs bench browser lab notebooks docs architectures links sanitize test-c test-arm test-avx512 format \
 	lint types counts test-pythons test-platforms test-windows soak limits stranger fuzz fuzz-ci analyze coverage \
 	mutation release-check judges clean

@@ -1,12 +1,13 @@
 """Every architecture of transformers, its eager attention beside c_attention.
 
-python tools/architectures             all of AutoModel, going on where it stopped, then the page
+python tools/architectures             all of AutoModel, going on where it stopped
 python tools/architectures llama t5    these anew
 python tools/architectures --page      the page alone
 
 Each one is made small, with random weights, runs on random inputs (plain, padded on the left,
 padded on the right, with another last token) in a process of its own with a limit of time and of
-memory, and goes as a row into docs/transformers.json. When all are there, another run starts anew.
+memory, and goes as a row into build/architectures.json. When all are there, the page gets its table, and
+another run of all starts anew.
 Models with a backbone of timm need timm and torchvision, one needs torchaudio.
 """
 
@@ -25,7 +26,7 @@ from typing import Any
 
 import page
 
-SECONDS, BYTES = 300, 12 << 30
+SECONDS, BYTES = 120, 6 << 30
 PACKAGES = ("transformers", "torch", "timm", "torchvision", "torchaudio")
 
 
@@ -99,6 +100,7 @@ def main() -> None:
         is_whole = set(before["rows"]) == set(MODEL_MAPPING_NAMES)
         if before["versions"] == record["versions"] and (options.names or not is_whole):
             record = before
+    page.RECORD.parent.mkdir(exist_ok=True)
     names = options.names or [name for name in MODEL_MAPPING_NAMES if name not in record["rows"]]
     for i, name in enumerate(names):
         start = time.perf_counter()
@@ -107,7 +109,8 @@ def main() -> None:
         why = row.get("why", "")[:90]
         print(f"{i + 1}/{len(names)} {name}: {row['verdict']} {why} ({seconds:.0f} s)", flush=True)
         save(record)
-    page.write()
+    if set(MODEL_MAPPING_NAMES) <= set(record["rows"]):
+        page.write()
     wrong = [name for name, row in record["rows"].items() if row["verdict"] == "wrong"]
     print(f"wrong: {', '.join(wrong) or 'none'}")
     sys.exit(bool(wrong))

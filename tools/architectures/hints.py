@@ -2,7 +2,8 @@
 
 `config` are attributes by their path, `*.name` those of every part that has the name; `give`
 are arguments, made from the configuration, beside the others or `alone`; `class` is the model where
-AutoModel has one that its own configuration does not fit.
+AutoModel has one that its own configuration does not fit; `reference` is the attention to compare
+with, where it is not eager's alone, and `remark` says why.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ RESNET = {
         depths=[1, 1, 1, 1],
         out_features=["stage2", "stage3", "stage4"],
     ),
+}
+BOOLEAN = {
+    "reference": {"": "eager", "text_config": "sdpa"},
+    "remark": "text as on sdpa, because eager adds the boolean mask of this model to its scores",
 }
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 
@@ -122,6 +127,8 @@ HINTS: dict[str, dict[str, Any]] = {
     },
     "donut-swin": {"config": {"image_size": 224}},
     "dots1": {"config": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}},
+    "edgetam": {"config": {"vision_config.backbone_channel_list": [1024, 512, 256, 64]}},
+    "edgetam_vision_model": {"config": {"backbone_channel_list": [1024, 512, 256, 64]}},
     "emu3": {"config": {"vocabulary_map": {"<image>": 250}}},
     "esm": {"config": {"vocab_size": 64, "pad_token_id": 1, "mask_token_id": 2}},
     "fastspeech2_conformer_with_hifigan": {
@@ -130,13 +137,16 @@ HINTS: dict[str, dict[str, Any]] = {
     "fun_asr_nano_encoder": {
         "give": {"input_features": normal(64, 560), "input_features_mask": ones(64)},
     },
+    "gemma3n": {"config": {"*.num_kv_shared_layers": 2}},
+    "gemma3n_text": {"config": {"num_kv_shared_layers": 2}},
     "gemma4_vision": {
         "give": {"pixel_values": normal(36, 768), "pixel_position_ids": places(6, 6)},
     },
     "glm5_next": {"config": {"text_config.index_topk": 16}},
     "glm5_next_text": {"config": {"index_topk": 16}},
+    "gpt_neo": {"config": {"attention_types": [[["global", "local"], 1]], "num_layers": 2}},
     "granitemoehybrid": {"config": {"layer_types": MIXED, "num_hidden_layers": LAYERS}},
-    "grounding-dino": FEW_QUERIES,
+    "grounding-dino": FEW_QUERIES | BOOLEAN,
     "hunyuan_v1_dense": {"config": {"head_dim": 8}},
     "hunyuan_v1_moe": {"config": {"head_dim": 8}},
     "idefics": {
@@ -154,7 +164,7 @@ HINTS: dict[str, dict[str, Any]] = {
     "lxmert": {"give": {"visual_feats": normal(5, 256), "visual_pos": normal(5, 4)}},
     "mask2former": {"config": {"backbone_config.window_size": 2}},
     "ministral": {"config": {"head_dim": 8}},
-    "mm-grounding-dino": FEW_QUERIES,
+    "mm-grounding-dino": FEW_QUERIES | BOOLEAN,
     "moonshine_streaming": {"config": {"num_key_value_heads": 8, "num_attention_heads": 8}},
     "nemotron": {"config": {"num_key_value_heads": 8}},
     "nemotron3_5_transcribe_word_timestamp": {

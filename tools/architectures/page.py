@@ -1,4 +1,4 @@
-"""The table of docs/transformers.md, from docs/transformers.json."""
+"""The table of docs/transformers.md, from build/architectures.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PAGE, RECORD = ROOT / "docs" / "transformers.md", ROOT / "docs" / "transformers.json"
+PAGE, RECORD = ROOT / "docs" / "transformers.md", ROOT / "build" / "architectures.json"
 MARKS = (
     "<!-- architectures: written by tools/architectures -->\n",
     "<!-- end of architectures -->\n",
@@ -38,7 +38,14 @@ def table(record: dict[str, Any]) -> str:
         figures = [each for each in row["classes"] if each.get("cases")]
         worst = max(figures, key=lambda each: each["difference"] / each["allowed"], default={})
         numbers = [f"{worst[name]:.1e}" if worst else "" for name in ("difference", "allowed")]
-        remark = row.get("why", "").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+        # A refusal goes on to say what to do instead.
+        remark = (
+            row.get("why", "")
+            .partition("; ")[0]
+            .replace("|", "\\|")
+            .replace("<", "&lt;")
+            .replace("*", "\\*")
+        )
         lines.append(f"| {name} | {RESULTS[row['verdict']]} | {' | '.join(numbers)} | {remark} |")
     return "\n".join(lines) + "\n"
 

@@ -21,7 +21,7 @@ _LAYERS = re.compile(
 )
 _EXPERTS = re.compile(r"^(moe_)?(num|n)_(local_|routed_)?experts$")
 _CHOSEN = re.compile(r"experts_per_tok$|top_?k(_experts)?$|^moe_k$|num_selected_experts")
-_WINDOW = re.compile(r"(sliding_window|local_attention|attention_window|attention_chunk_size)$")
+_WINDOW = re.compile(r"(sliding_window|local_attention|attention_window|chunk_size)$")
 _ID = re.compile(r"(token_id|token_index|_token|bos_id|eos_id|pad_id|start_id|end_id)$")
 _WIDTH = re.compile(
     r"hidden|embd|embed|dim|size|width|channels|d_model|d_ff|d_kv|d_inner|ffn|inner|feature|rank|"

@@ -6,8 +6,9 @@ python tools/architectures --page      the page alone
 
 Each one is made small, with random weights, runs on random inputs (plain, padded on the left,
 padded on the right, with another last token) in a process of its own with a limit of time and of
-memory, and goes as a row into build/architectures.json. When all are there, the page gets its table, and
-another run of all starts anew.
+memory, and goes as a row into build/architectures.json. When all are there, the page gets its
+table, and another run of all starts anew.
+
 Models with a backbone of timm need timm and torchvision, one needs torchaudio.
 """
 
@@ -26,7 +27,7 @@ from typing import Any
 
 import page
 
-SECONDS, BYTES = 120, 6 << 30
+SECONDS, BYTES = 300, 6 << 30
 PACKAGES = ("transformers", "torch", "timm", "torchvision", "torchaudio")
 
 

@@ -34,7 +34,7 @@ def places(height: int, width: int) -> Any:
     return lambda _: where.expand(BATCH, -1, -1).clone()
 
 
-LAYERS = 8
+LAYERS, ALL_LAYERS = 8, 99
 MIXED = ["linear_attention", "full_attention"] * (LAYERS // 2)
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 FORECAST = {
@@ -147,6 +147,7 @@ HINTS: dict[str, dict[str, Any]] = {
     "gpt_neo": {"config": {"attention_types": [[["global", "local"], 1]], "num_layers": 2}},
     "granitemoehybrid": {"config": {"layer_types": MIXED, "num_hidden_layers": LAYERS}},
     "grounding-dino": FEW_QUERIES | BOOLEAN,
+    "higgs_audio_v2_tokenizer": {"give": {"input_values": normal(1, 3200)}},
     "hunyuan_v1_dense": {"config": {"head_dim": 8}},
     "hunyuan_v1_moe": {"config": {"head_dim": 8}},
     "idefics": {
@@ -165,6 +166,7 @@ HINTS: dict[str, dict[str, Any]] = {
     "mask2former": {"config": {"backbone_config.window_size": 2}},
     "ministral": {"config": {"head_dim": 8}},
     "mm-grounding-dino": FEW_QUERIES | BOOLEAN,
+    "molmo2": {"config": {"adapter_config.vision_feature_layer": [6, 4]}},
     "moonshine_streaming": {"config": {"num_key_value_heads": 8, "num_attention_heads": 8}},
     "nemotron": {"config": {"num_key_value_heads": 8}},
     "nemotron3_5_transcribe_word_timestamp": {
@@ -230,6 +232,7 @@ HINTS: dict[str, dict[str, Any]] = {
     "swin": {"config": {"image_size": 224}},
     "t5gemma2_encoder": {"config": {"text_config.dropout_rate": 0.0}},
     "time_series_transformer": FORECAST,
+    "timm_backbone": {"config": {"backbone": "resnet18"}},
     "timesfm": {
         "give": {
             "past_values": normal(64),
@@ -242,6 +245,13 @@ HINTS: dict[str, dict[str, Any]] = {
     "video_llama_3_vision": {"give": {"merge_sizes": lambda _: torch.tensor([2] * BATCH)}},
     "xcodec2": {"give": {"input_values": normal(1, 3200), "input_features": normal(10, 160)}},
     "neucodec": {"give": {"input_values": normal(1, 3200), "input_features": normal(10, 160)}},
+    "zamba2": {
+        "config": {
+            "layers_block_type": ["linear_attention", "hybrid"] * 2,
+            "num_hidden_layers": 4,
+            "num_mem_blocks": 2,
+        },
+    },
     "xmod": {"config": {"default_language": "en_XX"}},
     "bark": {"class": "BarkSemanticModel"},
     "blip_2_qformer": {

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from hints import HINTS
+from hints import ALL_LAYERS, HINTS
 from inputs import candidates
 from shrink import Shrink
 from transformers import AttentionInterface
@@ -19,7 +19,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import sdpa.interop.transformers as ours
 
-ALL_LAYERS = 99
 # Each width divided by the first number, layers up to the second, in the order of trial. Eight
 # layers hold one of every kind in most models that mix them.
 ATTEMPTS = ((16, 8), (8, 8), (8, 2), (8, ALL_LAYERS), (4, 2), (2, 2), (1, 2))
@@ -258,11 +257,12 @@ def compare(model: Any, cases: list[Case]) -> dict[str, Any]:
 def remark(model: Any) -> dict[str, Any]:
     """Which parts keep their own attention."""
     parts = list(model.modules())
-    if not any(re.search("att(ention|n)", type(x).__name__, re.IGNORECASE) for x in parts):
-        return {"why": "no part of it is called attention"}
-    keep = {type(x).__name__ for x in parts if _implementation(x) == "eager"}
-    is_mixed = keep and counted.calls
-    return {"why": f"{', '.join(sorted(keep))} keeps its own"} if is_mixed else {}
+    if counted.calls:
+        keep = {type(x).__name__ for x in parts if _implementation(x) == "eager"}
+        return {"why": f"{', '.join(sorted(keep))} keeps its own"} if keep else {}
+    if any(re.search("att(ention|n)", type(x).__name__, re.IGNORECASE) for x in parts):
+        return {}
+    return {"why": "no part of it is called attention"}
 
 
 def _implementation(part: Any) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,31 +23,33 @@ RESULTS = {
 }
 
 
+def _wrapped(text: str) -> str:
+    text = text.replace("<", "&lt;").replace("*", "\\*")
+    return textwrap.fill(
+        text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+
+
 def table(record: dict[str, Any]) -> str:
-    """Counts of all results, then a row for each architecture."""
+    """Counts of all results, a row for each architecture, and the remarks."""
     rows = record["rows"]
     counts = Counter(row["verdict"] for row in rows.values())
     total = ", ".join(f"{counts[name]} {text}" for name, text in RESULTS.items() if counts[name])
     versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
     lines = [
-        f"Of {len(rows)} architectures: {total}. With {versions}.",
-        "",
-        "| architecture | result | difference | allowed | remarks |",
-        "|---|---|---|---|---|",
+        *(f"Of {len(rows)} architectures:", f"{total}.", f"With {versions}.", ""),
+        *("| architecture | result | difference | allowed |", "|---|---|---|---|"),
     ]
+    remarks: dict[str, list[str]] = {}
     for name, row in sorted(rows.items()):
         figures = [each for each in row["classes"] if each.get("cases")]
         worst = max(figures, key=lambda each: each["difference"] / each["allowed"], default={})
         numbers = [f"{worst[name]:.1e}" if worst else "" for name in ("difference", "allowed")]
-        # A refusal goes on to say what to do instead.
-        remark = (
-            row.get("why", "")
-            .partition("; ")[0]
-            .replace("|", "\\|")
-            .replace("<", "&lt;")
-            .replace("*", "\\*")
-        )
-        lines.append(f"| {name} | {RESULTS[row['verdict']]} | {' | '.join(numbers)} | {remark} |")
+        lines.append(f"| {name} | {RESULTS[row['verdict']]} | {' | '.join(numbers)} |")
+        if remark := row.get("why", "").partition("; ")[0]:  # a refusal goes on with the remedy
+            remarks.setdefault(remark, []).append(name)
+    lines.append("")
+    lines += [_wrapped(f"- {', '.join(names)}: {remark}") for remark, names in remarks.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -3,7 +3,7 @@
 `config` are attributes by their path, `*.name` those of every part that has the name; `give`
 are arguments, made from the configuration, beside the others or `alone`; `class` is the model where
 AutoModel has one that its own configuration does not fit; `reference` is the attention to compare
-with, where it is not eager's alone, and `remark` says why.
+with, where it is not eager's alone, and `remark` says why; `why` is why it cannot be built.
 """
 
 from __future__ import annotations
@@ -126,6 +126,7 @@ HINTS: dict[str, dict[str, Any]] = {
         }
     },
     "donut-swin": {"config": {"image_size": 224}},
+    "dinat": {"why": "needs natten"},
     "dots1": {"config": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}},
     "edgetam": {"config": {"vision_config.backbone_channel_list": [1024, 512, 256, 64]}},
     "edgetam_vision_model": {"config": {"backbone_channel_list": [1024, 512, 256, 64]}},
@@ -161,6 +162,7 @@ HINTS: dict[str, dict[str, Any]] = {
     "kyutai_speech_to_text": {
         "give": {"input_ids": lambda _: torch.randint(10, 200, (BATCH, LENGTH, 33))}
     },
+    "layoutlmv2": {"why": "needs detectron2"},
     "lfm2_moe": {"config": {"layer_types": ["conv", "full_attention"] * 4, "num_hidden_layers": 8}},
     "lxmert": {"give": {"visual_feats": normal(5, 256), "visual_pos": normal(5, 4)}},
     "mask2former": {"config": {"backbone_config.window_size": 2}},

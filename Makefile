@@ -185,7 +185,8 @@ links: $(DOCS_ENV)
 # backbones of some models; they must fit the PyTorch of the extra.
 ARCHITECTURES =
 ARCHITECTURE_PACKAGES = timm==1.0.31 torchvision==0.28.0 torchaudio==2.11.0
-architectures: $(or $(firstword $(wildcard $(VENV)/with-*peers*)),$(VENV)/with-test,peers)
+ARCHITECTURE_EXTRAS = test,peers
+architectures: $(or $(firstword $(wildcard $(VENV)/with-*peers*)),$(VENV)/with-$(ARCHITECTURE_EXTRAS))
 	$(BIN)/pip install $(ARCHITECTURE_PACKAGES)
 	$(BIN)/python tools/architectures $(ARCHITECTURES)
 

@@ -73,6 +73,15 @@ def test_numbers_per_head(function, name):
             np.testing.assert_array_equal(g, w)
 
 
+def test_no_heads_of_queries_for_groups():
+    x = ones(0, 5, 8), ones(2, 7, 8), ones(2, 7, 3)
+    out, lse = sdpa.attention_forward(*x, enable_gqa=True)
+    assert out.shape == (0, 5, 3)
+    grads = sdpa.attention_backward(out, *x, out, lse, enable_gqa=True)
+    for grad, like in zip(grads[:3], x, strict=True):
+        np.testing.assert_array_equal(grad, np.zeros_like(like))
+
+
 EMPTY = {
     "Lq": {"n_q": 0},
     "Lk": {"n_k": 0},

@@ -95,7 +95,7 @@ class LookupHook:
 
 
 class SequenceHook:
-    """A sequence of rows."""
+    """A sequence of rows: copies, since NumPy holds them while later ones may free the array."""
 
     def __init__(self, array, act):
         self.array, self.act = array, act
@@ -106,7 +106,7 @@ class SequenceHook:
 
     def __getitem__(self, i):
         self.act()
-        return self.array[i]
+        return self.array[i].copy()
 
 
 class Subclass(np.ndarray):

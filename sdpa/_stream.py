@@ -41,6 +41,7 @@ class Operand:
         self.name: str = name
         self.axis: int = axis
         self.source: Any = source
+        self.is_mapped: bool = isinstance(source, np.memmap)
         dtype = _dtype(source)
         if dtype is None or isinstance(source, np.ndarray):
             (self.source,) = _core._arrays(**{name: source})
@@ -78,11 +79,9 @@ class Operand:
 
     def read_at(self, index: tuple[slice, ...]) -> Array:
         block = self.source[index]
-        if type(block) is np.ndarray and isinstance(self.source, np.ndarray):
-            return block
-        # Touch the pages of a mapped file now, in the thread that reads ahead.
-        if isinstance(block, np.memmap):
-            block = np.array(block)
+        if isinstance(self.source, np.ndarray):
+            # Touch the pages of a mapped file now, in the thread that reads ahead.
+            return np.array(block) if self.is_mapped else block
         (block,) = _core._arrays(**{self.name: block})
         expected = tuple(
             len(range(*part.indices(n))) for part, n in zip(index, self.shape, strict=True)

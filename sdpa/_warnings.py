@@ -5,22 +5,28 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from types import FrameType
 
 # Between a caller and the package may stand the frameworks of its doors, and their decorators.
-_BETWEEN = {"sdpa", "autograd", "contextlib", "dask", "functools", "jax", "torch"}
+_BETWEEN = {"sdpa", "autograd", "contextlib", "dask", "functools", "jax", "torch", "transformers"}
 
 _local = threading.local()
 
 
 @contextlib.contextmanager
-def silenced() -> Iterator[None]:
+def silenced(when: bool = True) -> Iterator[None]:
     """No warning within: for conventions that are not ours, and for what was warned of already."""
     before = getattr(_local, "is_silent", False)
-    _local.is_silent = True
+    _local.is_silent = before or when
     try:
         yield
     finally:
         _local.is_silent = before
+
+
+def _is_between(frame: FrameType) -> bool:
+    is_generated = frame.f_code.co_filename.startswith("<eval_with_key>")  # by torch.compile
+    return is_generated or frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN
 
 
 def warn(message: str) -> None:
@@ -32,6 +38,6 @@ def warn(message: str) -> None:
     if getattr(_local, "is_silent", False):
         return
     level, frame = 1, sys._getframe()
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+    while frame.f_back and _is_between(frame):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, UserWarning, stacklevel=level)

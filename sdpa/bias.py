@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Unpack, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sdpa import _arguments, _core
+from sdpa import _arguments, _core, _warnings
 from sdpa._options import T5Options
 from sdpa.mechanisms._compose import (
     Array,
@@ -302,6 +302,7 @@ def t5_attention_backward(
     )
 
 
+@_warnings.silenced()  # the mask is the table's
 def _summed_over_blocks(
     upstream: Upstream,
     operands: tuple[Array, Array, Array],

@@ -12,7 +12,7 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
-from sdpa import _arguments, _core
+from sdpa import _arguments, _core, _warnings
 from sdpa._options import BlockOptions
 from sdpa._stream import (
     NO_KEYS,
@@ -380,6 +380,7 @@ class Call:
     def operand(self, name: str) -> Operand:
         return {"query": self.query, "key": self.keys, "value": self.values}[name]
 
+    @_warnings.silenced()  # all were warned of as a whole
     def _without_keys(self, rows: slice, out: Array | None) -> _core.AttentionForward:
         """Attention of these queries to no key, without reading anything."""
         query, key, value = (
@@ -409,6 +410,7 @@ class Call:
         """Attention to no key: out is 0, lse that of the sinks."""
         return self.forward(rows, NO_KEYS, q, *self.read(rows, NO_KEYS), sinks=True)
 
+    @_warnings.silenced()  # all were warned of as a whole
     def forward(
         self,
         rows: slice,
@@ -435,6 +437,7 @@ class Call:
             )
             outs[0][..., rows, :], lses[0][..., rows] = found
 
+    @_warnings.silenced()  # all were warned of as a whole
     def backward(
         self,
         rows: slice,

@@ -18,7 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* For functions that run rarely, or once per call: optimised for size, since the wheel is to stay below 1 MB. */
+/* For functions that run rarely, or once per call: optimised for size, which the wheel has a limit of. */
 #define SDPA_COLD __attribute__((cold))
 
 /* SDPA_FORKED: `interrupted` forked the process, and this is the child, which lacks the threads that computed. */

@@ -255,7 +255,7 @@ def _compute(node: Any, opset: int, inputs: Sequence[Any], attributes: dict[str,
     for formal, x in zip(schema.inputs, inputs, strict=False):
         if x is None and formal.option == defs.OpSchema.FormalParameterOption.Single:
             raise TypeError(f"{formal.name}: expected an array, got None")
-        arrays.append(None if x is None else np.asarray(sdpa._core._arrays(**{formal.name: x})[0]))
+        arrays.append(None if x is None else sdpa._core._arrays(**{formal.name: x})[0])
     wanted = [bool(name) for name in node.output]
     results = _OPERATORS[node.op_type](schema.since_version, arrays, attributes, wanted)
     return results[: len(wanted)]

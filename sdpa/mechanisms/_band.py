@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from sdpa import _arguments, _core
+from sdpa import _arguments, _core, _warnings
 from sdpa._philox import dropout_factors
 from sdpa.mechanisms._compose import (
     Array,
@@ -273,6 +273,7 @@ class Block:
         summed: Array = np.add.reduceat(of_distances, self.starts, axis=-1)
         return summed
 
+    @_warnings.silenced()  # its mask is composed
     def _logits(self) -> tuple[Array, Array | None]:
         """Logits (..., rows, keys), and the slope of `changed_scores`; None means 1."""
         query = np.broadcast_to(self.query, (*self.problem.lead, *self.query.shape[-2:]))
@@ -311,6 +312,7 @@ class Block:
         """exp(scores - lse), (..., rows, keys)."""
         return _exponential(self._logits()[0], lse)
 
+    @_warnings.silenced()
     def forward(self) -> _core.AttentionForward:
         """Attention of these queries to these keys alone."""
         if self.problem.is_plain:

@@ -200,6 +200,7 @@ INLINE void tangent_finish(const sdpa_unit *u, const tangent_scratch *w) {
         const real factor = add_sink(sink, &w->m[i], &low, &w->l[i], &term);
         const real inverse = w->l[i] == 0 ? 0 : 1 / w->l[i];
         w->sunk[i] = term * inverse;
+        if (factor == 0) w->l[i] = INFINITY; /* the keys' weights are 0 beside the sink's */
         const real move = w->sunk[i] == 0 ? 0 : w->sunk[i] * (sink_t - w->mu[i]);
         w->mu[i] += move;
         for (int64_t x = 0; x < w->v_row; x += VL) {

@@ -180,8 +180,8 @@ PyArrayObject *sdpa_array(PyObject *module, const char *name, PyObject *value) {
     return (PyArrayObject *)array;
 }
 
-int sdpa_settle(PyArrayObject **array) {
-    if (!*array || PyArray_CheckExact(*array)) return 0;
+int sdpa_settle(PyArrayObject **array, bool view) {
+    if (!*array || (!view && PyArray_CheckExact(*array))) return 0;
     PyArrayObject *plain = (PyArrayObject *)PyArray_View(*array, NULL, &PyArray_Type);
     if (!plain) return -1;
     Py_DECREF((PyObject *)*array);
@@ -347,7 +347,7 @@ int sdpa_check_overlap(PyObject *module, PyArrayObject *out, const char *name, P
         shares = PyObject_IsTrue(answer) != 0;
         Py_DECREF(answer);
     } else {
-        if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return -1; /* NumPy's TooHardError is a RuntimeError */
+        if (!PyErr_ExceptionMatches(sdpa_state_of(module)->too_hard)) return -1;
         PyErr_Clear();
     }
     if (!shares) return 0;

@@ -9,7 +9,8 @@
  * including arrays on other devices and arrays whose mask or unit would be dropped.
  *
  * This may run code of the caller's, which may change the shape or the memory of any array, also of those converted
- * before. So a function converts all its arguments, then calls sdpa_settle on each array, and only then looks at one. */
+ * before. So a function converts all its arguments, then calls sdpa_settle on each array, and only then looks at one. The look
+ * for shared memory of `out` runs Python, too. */
 PyArrayObject *sdpa_array(PyObject *module, const char *name, PyObject *value);
 
 /* Whether the object has this attribute; -1 and the exception of a lookup that fails otherwise. */
@@ -18,9 +19,10 @@ int sdpa_has_attribute(PyObject *value, const char *name);
 /* TypeError and -1 for an array whose mask or unit would be dropped. This may run code of the caller's. */
 int sdpa_check_plain(const char *name, PyObject *value);
 
-/* Replaces an instance of a subclass, whose methods Python code may override, by a plain view. Runs no code of the
- * caller's. *array may be NULL. -1 and an exception on failure, which leaves it. */
-int sdpa_settle(PyArrayObject **array);
+/* Replaces an instance of a subclass, whose methods Python code may override, by a plain view; with `view` any array,
+ * since code of the caller's may still run before its shape and strides are read. Runs no such code. *array may be NULL.
+ * -1 and an exception on failure, which leaves it. */
+int sdpa_settle(PyArrayObject **array, bool view);
 
 /* dtype of an array: bool, the four float types, int64; -1 for any other, without an exception. */
 int sdpa_dtype_of(PyObject *module, PyArrayObject *a);

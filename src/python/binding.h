@@ -106,11 +106,11 @@ enum sdpa_function {
 
 /* Per module object. */
 typedef struct sdpa_state {
-    PyObject *names[N_NAMES];                      /* interned */
-    PyObject *types[N_TYPES];                      /* of the results */
-    PyObject *from_dlpack, *shares_memory;         /* NumPy's */
-    _Atomic int bf16;                              /* NumPy's type number of bfloat16 once seen, else -1 */
-    const struct sdpa_entry *entries[N_FUNCTIONS]; /* see entry.h */
+    PyObject *names[N_NAMES];                         /* interned */
+    PyObject *types[N_TYPES];                         /* of the results */
+    PyObject *from_dlpack, *shares_memory, *too_hard; /* NumPy's */
+    _Atomic int bf16;                                 /* NumPy's type number of bfloat16 once seen, else -1 */
+    const struct sdpa_entry *entries[N_FUNCTIONS];    /* see entry.h */
     sdpa_signature signatures[N_FUNCTIONS];
     PyMethodDef definitions[N_FUNCTIONS]; /* their docstrings point into docs */
     PyObject *docs[N_FUNCTIONS];

@@ -54,7 +54,7 @@ static int convert_all(sdpa_call *call, const sdpa_signature *signature, PyObjec
 
 static int settle_all(sdpa_call *call) {
     for (int i = 0; i < N_NAMES; i++) {
-        if (call->arrays[i] && sdpa_settle(&call->arrays[i]) < 0) return -1;
+        if (call->arrays[i] && sdpa_settle(&call->arrays[i], call->options.out != NULL) < 0) return -1;
     }
     return 0;
 }
@@ -352,16 +352,19 @@ static int set_factors(sdpa_call *call) {
     return 0;
 }
 
-/* Refuses finite numbers in an array of float64 that the arithmetic cannot hold. */
-static int check_range(const sdpa_call *call, const char *name, PyArrayObject *a) {
-    const double most = computes_in_f64(call) ? DBL_MAX / M_LOG2E : FLT_MAX;
-    if (PyArray_TYPE(a) != NPY_DOUBLE) return 0;
+/* Refuses finite numbers that the arithmetic cannot hold. Kernels take them in units of log2, sinks in float64. */
+static int check_range(const sdpa_call *call, enum sdpa_name argument, PyArrayObject *a) {
+    const bool is_wide = argument == NAME_sinks && !computes_in_f64(call);
+    const double most = is_wide ? FLT_MAX : largest(call) / M_LOG2E;
+    if (PyArray_TYPE(a) != NPY_DOUBLE && PyArray_TYPE(a) != NPY_FLOAT) return 0;
     PyArrayObject *copy = (PyArrayObject *)PyArray_FromArray(a, PyArray_DescrFromType(NPY_DOUBLE), NPY_ARRAY_CARRAY);
     if (!copy) return -1;
     const double *x = PyArray_DATA(copy);
     int failed = 0;
     for (npy_intp i = 0; i < PyArray_SIZE(copy) && !failed; i++) {
-        if (isfinite(x[i]) && fabs(x[i]) > most) failed = raise_range(call, name, "magnitudes up to", most, x[i]);
+        if (isfinite(x[i]) && fabs(x[i]) > most) {
+            failed = raise_range(call, sdpa_name_text(argument), "magnitudes up to", most, x[i]);
+        }
     }
     Py_DECREF((PyObject *)copy);
     return failed;
@@ -381,7 +384,7 @@ static int set_per_head(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument
         return sdpa_raise_shape(name, a, "a shape that broadcasts to (..., heads), %s",
                                 sdpa_shape_text(text, "", shape, n));
     }
-    if (check_range(call, name, a) < 0) return -1;
+    if (check_range(call, argument, a) < 0) return -1;
     sdpa_call_set(call, t, a, (sdpa_dtype)dtype, 0, NULL, true);
     return 0;
 }

@@ -99,7 +99,7 @@ static PyObject *arrays(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
     }
     for (Py_ssize_t i = 0; list && i < n; i++) {
         PyArrayObject *array = (PyArrayObject *)Py_NewRef(PyList_GetItem(list, i));
-        if (sdpa_settle(&array) < 0) Py_CLEAR(list);
+        if (sdpa_settle(&array, false) < 0) Py_CLEAR(list);
         if (list && PyList_SetItem(list, i, Py_NewRef((PyObject *)array)) < 0) Py_CLEAR(list);
         Py_DECREF((PyObject *)array);
     }

@@ -34,7 +34,7 @@ static PyObject *read_parts(PyObject *module, const char *name, PyObject *value)
 static int settle_parts(PyObject *arrays) {
     for (Py_ssize_t i = 0; i < PyTuple_Size(arrays); i++) {
         PyArrayObject *array = (PyArrayObject *)Py_NewRef(PyTuple_GetItem(arrays, i));
-        if (sdpa_settle(&array) < 0) {
+        if (sdpa_settle(&array, false) < 0) {
             Py_DECREF((PyObject *)array);
             return -1;
         }

@@ -68,8 +68,11 @@ static int fill_state(PyObject *module, sdpa_state *state) {
     if (!numpy) return -1;
     state->from_dlpack = PyObject_GetAttrString(numpy, "from_dlpack");
     state->shares_memory = PyObject_GetAttrString(numpy, "shares_memory");
+    PyObject *exceptions = PyObject_GetAttrString(numpy, "exceptions");
+    if (exceptions) state->too_hard = PyObject_GetAttrString(exceptions, "TooHardError");
+    Py_XDECREF(exceptions);
     Py_DECREF(numpy);
-    if (!state->from_dlpack || !state->shares_memory) return -1;
+    if (!state->from_dlpack || !state->shares_memory || !state->too_hard) return -1;
     for (int i = 0; i < N_TYPES; i++) {
         state->types[i] = named_tuple_type(module, types[i].name, types[i].fields, types[i].doc);
         if (!state->types[i]) return -1;
@@ -90,6 +93,7 @@ static int traverse(PyObject *module, visitproc visit, void *arg) {
     for (int i = 0; i < N_TYPES; i++) Py_VISIT(state->types[i]);
     Py_VISIT(state->from_dlpack);
     Py_VISIT(state->shares_memory);
+    Py_VISIT(state->too_hard);
     return 0;
 }
 
@@ -98,6 +102,7 @@ static int clear(PyObject *module) {
     for (int i = 0; i < N_TYPES; i++) Py_CLEAR(state->types[i]);
     Py_CLEAR(state->from_dlpack);
     Py_CLEAR(state->shares_memory);
+    Py_CLEAR(state->too_hard);
     return 0;
 }
 

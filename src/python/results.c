@@ -110,7 +110,7 @@ PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, co
         return (PyArrayObject *)result;
     }
     PyArrayObject *plain = (PyArrayObject *)Py_NewRef((PyObject *)given);
-    bool failed = sdpa_settle(&plain) < 0 || sdpa_check_out(plain, shape, n, number) < 0;
+    bool failed = sdpa_settle(&plain, true) < 0 || sdpa_check_out(plain, shape, n, number) < 0;
     for (int i = 0; i < N_NAMES && !failed; i++) {
         if (!call->arrays[i]) continue;
         failed = sdpa_check_overlap(call->module, plain, sdpa_name_text(i), call->arrays[i]) < 0;

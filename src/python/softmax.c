@@ -126,7 +126,7 @@ static int read_all(call *c, enum sdpa_name x, PyObject *const *values) {
     if (read_axes(c, values[NAME_axis]) < 0 || read_temperature(c, values[NAME_temperature]) < 0) return -1;
     if (sdpa_read_out(values[NAME_out], &c->given_out) < 0) return -1;
     for (int i = 0; i < N_OPERANDS; i++) {
-        if (sdpa_settle(&operands[i]->given) < 0) return -1;
+        if (sdpa_settle(&operands[i]->given, c->given_out != NULL) < 0) return -1;
     }
     return 0;
 }
@@ -278,7 +278,7 @@ static int make_out(call *c, const npy_intp *shape, int ndim, bool like_x) {
     if (c->given_out) {
         const operand *inputs[] = {&c->x, &c->where};
         c->out = (PyArrayObject *)Py_NewRef((PyObject *)c->given_out);
-        if (sdpa_settle(&c->out) < 0 || sdpa_check_out(c->out, shape, ndim, type) < 0) return -1;
+        if (sdpa_settle(&c->out, true) < 0 || sdpa_check_out(c->out, shape, ndim, type) < 0) return -1;
         for (int i = 0; i < 2; i++) {
             if (!inputs[i]->given) continue;
             if (sdpa_check_overlap(c->module, c->out, inputs[i]->name, inputs[i]->given) < 0) return -1;

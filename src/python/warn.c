@@ -90,16 +90,27 @@ static bool is_zeros_and_ones(PyArrayObject *a, sdpa_dtype dtype) {
 /* The number of rows of an operand. */
 static npy_intp rows_of(PyArrayObject *a) { return PyArray_NDIM(a) < 2 ? 0 : PyArray_DIM(a, PyArray_NDIM(a) - 2); }
 
+/* The numbers are not checked yet: their difference may wrap. */
 static npy_intp sequence_rows(const sdpa_integers *cu, npy_intp s) {
     const int64_t *data = PyArray_DATA(cu->array);
-    return data[s + 1] - data[s];
+    return (npy_intp)((uint64_t)data[s + 1] - (uint64_t)data[s]);
+}
+
+/* Whether key_lengths leave more than one key to an entry of the batch. */
+static bool have_keys(const sdpa_integers *lengths) {
+    if (!lengths->array) return !lengths->given || lengths->value > 1;
+    const int64_t *data = PyArray_DATA(lengths->array);
+    for (npy_intp i = 0; i < PyArray_SIZE(lengths->array); i++) {
+        if (data[i] > 1) return true;
+    }
+    return false;
 }
 
 /* Whether there is a single query, and more than one key, in the call or in a sequence of it. */
 static bool has_one_query(const sdpa_options *options, PyArrayObject *const *arrays) {
     const sdpa_integers *q = &options->cu_seqlens_q, *k = &options->cu_seqlens_k;
     if (!q->given && !k->given) {
-        return rows_of(arrays[NAME_query]) == 1 && rows_of(arrays[NAME_key]) > 1;
+        return rows_of(arrays[NAME_query]) == 1 && rows_of(arrays[NAME_key]) > 1 && have_keys(&options->key_lengths);
     }
     const npy_intp n = q->array && k->array ? PyArray_SIZE(q->array) - 1 : 0;
     if (n < 1 || PyArray_SIZE(k->array) != n + 1) return false; /* refused later */

@@ -154,6 +154,26 @@ def test_parts_of_rows_whose_lse_is_far(rng, compute_dtype):
     np.testing.assert_allclose(key, whole.key, rtol=0, atol=u * abs(q).max())
 
 
+@pytest.mark.usefixtures("isa")
+def test_a_sink_above_a_logit_at_the_largest_number(rng, compute_dtype):
+    """The keys' weights are 0, also that of a logit at which others would saturate."""
+    q, k, v, g = operands(rng, compute_dtype, 8, 8)
+    largest = np.finfo(compute_dtype).max
+    mask = np.zeros((8, 8), compute_dtype)
+    mask[:, 0] = largest / compute_dtype.type(1.2)
+    options = {"attn_mask": mask, "sinks": np.full(2, largest / compute_dtype.type(1.05))}
+    if compute_dtype == np.float64:  # sinks are taken in units of log2
+        options = {n: x / 2 for n, x in options.items()}
+    assert not sdpa.attention_weights(q, k, **options).any()
+    assert not sdpa.attention_received(q, k, **options).total.any()
+    assert not sdpa.attention_statistics(q, k, **options).max_weight.any()
+    out, lse = sdpa.attention_forward(q, k, v, **options)
+    assert not out.any()
+    grads = sdpa.attention_backward(g, q, k, v, out, lse, **options)
+    second = sdpa.attention_double_backward(q, k, v, g, q, k, v, out, lse, **options)
+    assert not any(x.any() for x in (*grads[:3], *second[:4]))
+
+
 # -------------------------------------------------------------------------- beyond the range
 
 

@@ -117,6 +117,41 @@ def test_blocks_warn_as_the_whole_would():
         blocks.attend(*np.ones((3, 9, 4), np.float32), attn_mask=np.tri(9, dtype=np.float32))
 
 
+def test_one_key_of_a_cache_does_not_warn():
+    x = np.ones((2, 1, 1, 4), np.float32), *np.ones((2, 2, 1, 9, 4), np.float32)
+    sdpa.attention(*x, is_causal=True, key_lengths=1)
+    sdpa.attention(*x, is_causal=True, key_lengths=[1, 0])
+    with pytest.warns(UserWarning, match=CAUSAL):
+        sdpa.attention(*x, is_causal=True, key_lengths=[1, 2])
+
+
+def test_packed_sequences_that_are_refused_do_not_warn_first():
+    x = np.ones((3, 9, 1, 4), np.float32)
+    far = np.array([-(2**63), 2**63 - 1])
+    with pytest.raises(ValueError, match="cu_seqlens_q"):
+        sdpa.attention(*x, is_causal=True, cu_seqlens_q=far, cu_seqlens_k=far)
+
+
+def test_a_part_of_a_bias_is_not_taken_for_a_mask():
+    x = np.ones((3, 9, 4), np.float32)
+    bias = np.tri(9, dtype=np.float32)
+    bias[:, 4:] = 0.5
+    blocks.attend(*x, block=4, attn_mask=bias)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        blocks.attend(*x, block=4, attn_mask=np.tri(9, dtype=np.float32))
+    assert len(caught) == 1
+
+
+def test_no_warning_of_an_argument_that_was_not_given():
+    x = np.eye(4, dtype=np.float32)
+    sdpa.shaw_attention(x, x, x, np.eye(7, 4, dtype=np.float32), scale=1.0)
+    table = np.eye(32, 2, dtype=np.float32)
+    x = np.ones((2, 4, 4), np.float32)
+    out, lse = sdpa.attention_forward(x, x, x, sdpa.bias.t5_relative(table, 4, 4) + np.float32(0.5))
+    sdpa.bias.t5_attention_backward(x, x, x, x, out, lse, table)
+
+
 def test_a_warning_as_an_error_ends_the_call():
     x = np.ones((3, 5, 4), np.float32)
     with warnings.catch_warnings():

@@ -144,3 +144,19 @@ def test_doors_with_a_convention_of_their_own_do_not(door):
     call = SILENT[door]()
     assert said(lambda: call(operands(1), is_causal=True)) == []
     assert said(lambda: call(operands(5), attn_mask=ONES)) == []
+
+
+def test_pytorchs_signature_does_not_warn_when_it_is_compiled():
+    torch = pytest.importorskip("torch", reason="needs torch: pip install 'sdpa[torch]'")
+    from sdpa.interop.torch import attention, scaled_dot_product_attention
+
+    x = [torch.tensor(a) for a in operands(1)]
+    ours = torch.compile(lambda *x: attention(*x, is_causal=True), backend="eager")
+    theirs = torch.compile(
+        lambda *x: scaled_dot_product_attention(*x, is_causal=True), backend="eager"
+    )
+    assert said(lambda: ours(*x)) == [(CAUSAL, __file__)]
+    assert said(lambda: theirs(*x)) == []
+    x, mask = [torch.tensor(a) for a in operands(5)], torch.tensor(ONES)
+    theirs = torch.compile(lambda *x: scaled_dot_product_attention(*x, mask), backend="eager")
+    assert said(lambda: theirs(*x)) == []

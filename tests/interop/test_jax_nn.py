@@ -230,3 +230,18 @@ def test_refused(what):
     with pytest.raises((TypeError, ValueError)) as raised:
         call()
     assert str(raised.value).startswith(message)
+
+
+def test_lengths_that_a_compiled_function_closes_over():
+    x = jnp.ones((B, T, N, H))
+    lengths = jnp.array([3, 6])
+    compiled = jax.jit(lambda x: ours(x, x, x, key_value_seq_lengths=lengths))
+    assert jnp.array_equal(compiled(x), ours(x, x, x, key_value_seq_lengths=lengths))
+
+
+def test_without_promotion_of_ranks():
+    x = jnp.ones((B, T, N, H))
+    lengths = {"query_seq_lengths": jnp.array([3, 6]), "key_value_seq_lengths": jnp.array([6, 3])}
+    with jax.numpy_rank_promotion("raise"):
+        out = ours(x, x, x, **lengths)
+    assert jnp.array_equal(out, ours(x, x, x, **lengths))

@@ -280,3 +280,21 @@ def test_a_pytorch_that_does_not_tell_of_tiles(rng, calls, monkeypatch):
 def test_half_is_true_or_false(half):
     assert message(TypeError, install, half=half) == f"half: expected True or False, got {half!r}"
     assert not _install._installed
+
+
+def test_an_undefined_gradient_is_0():
+    class Stop(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None
+
+    x = torch.randn(3, 1, 1, 3, 4, dtype=torch.float64, requires_grad=True)
+    with install():
+        out = Stop.apply(F.scaled_dot_product_attention(*x))
+        (grad,) = torch.autograd.grad(out.sum(), x)
+        assert not grad.any()
+        assert torch.autograd.gradcheck(F.scaled_dot_product_attention, tuple(x))

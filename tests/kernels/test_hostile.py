@@ -5,6 +5,7 @@ or wrote where an array no longer is.
 """
 
 import contextlib
+import sys
 
 import numpy as np
 import pytest
@@ -169,3 +170,43 @@ def test_interruptions_and_lack_of_memory_pass_through_every_hook(function, exce
                 function(**arguments)
             if isinstance(caught.value, TypeError):
                 assert isinstance(caught.value.__cause__, exception), (own, hook, caught.value)
+
+
+def looked_at_by(act, call):
+    """Run `call`, with `act` in the Python code of NumPy that looks for memory that out shares."""
+
+    def profile(frame, event, _):
+        if event == "call" and frame.f_code.co_name == "shares_memory":
+            sys.setprofile(None)
+            act()
+
+    sys.setprofile(profile)
+    try:
+        return call()
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("name", ["attention", "softmax"])
+def test_out_that_changes_while_it_is_looked_at(name):
+    both = np.zeros((64, 2, 16), np.float32)
+    x, out = both[:, 0], both[:, 1]  # no element in common, but their ranges overlap
+    arguments = (x, x, x) if name == "attention" else (x,)
+
+    def act():
+        x.shape = out.shape = 64, 16, 1
+
+    found = looked_at_by(act, lambda: getattr(sdpa, name)(*arguments, out=out))
+    want = np.full((64, 16), 0 if name == "attention" else 1 / 16, np.float32)
+    np.testing.assert_array_equal(found.reshape(64, 16), want)
+    assert not both[:, 0].any()
+
+
+def test_an_exception_while_out_is_looked_at_passes_through():
+    both = np.zeros((64, 2, 16), np.float32)
+
+    def act():
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        looked_at_by(act, lambda: sdpa.softmax(both[:, 0], out=both[:, 1]))

@@ -336,9 +336,14 @@ OPTIONS = {
         f"sinks: expected magnitudes up to {float(MOST)}, {RANGE}, got 1e+39",
         {"sinks": [0.0, 1e39, 0.0, 0.0]},
     ),
+    "alibi out of range, float32": (
+        ValueError,
+        f"alibi_slopes: expected magnitudes up to {MOST_SCALE}, {RANGE}, got {float(MOST)}",
+        {"alibi_slopes": MOST},
+    ),
     "alibi out of range": (
         ValueError,
-        f"alibi_slopes: expected magnitudes up to {float(MOST)}, {RANGE}, got -1e+39",
+        f"alibi_slopes: expected magnitudes up to {MOST_SCALE}, {RANGE}, got -1e+39",
         {"alibi_slopes": -1e39},
     ),
     "dropout above 1, seed": (

@@ -14,6 +14,7 @@ from autograd.builtins import tuple as traced_tuple
 from autograd.extend import defjvp_argnums, defvjp_argnums, primitive
 
 import sdpa
+from sdpa import _warnings
 from sdpa.interop.autograd._modes import Call, Function, jvp_of, plain, vjp_of
 from sdpa.interop.autograd._softmax import logsumexp, softmax
 from sdpa.mechanisms._scores import changed_scores
@@ -123,6 +124,7 @@ def _attention_forward(call: Call, *operands: Any) -> Any:
 
 
 @primitive
+@_warnings.silenced()  # the forward has warned
 def _backward(
     call: Call, needs: tuple[str, ...], grad_out: Any, grad_lse: Any, *operands: Any
 ) -> Any:
@@ -139,6 +141,7 @@ def _backward(
 
 
 @primitive
+@_warnings.silenced()  # the forward has warned
 def _jvp(call: Call, names: tuple[str, ...], tangents: Any, *operands: Any) -> Any:
     """Tangent of out along the tangents of the operands called `names`."""
     t = dict.fromkeys(_OPERANDS) | dict(zip(names, tangents, strict=True))
@@ -153,6 +156,7 @@ def _jvp(call: Call, names: tuple[str, ...], tangents: Any, *operands: Any) -> A
 
 
 @primitive
+@_warnings.silenced()  # the forward has warned
 def _double_backward(
     call: Call,
     needs: tuple[str, ...],

@@ -16,6 +16,7 @@ from autograd import make_vjp
 from autograd.extend import defjvp, defjvp_argnums, defvjp, defvjp_argnums, primitive
 
 import sdpa
+from sdpa import _warnings
 from sdpa.interop.autograd._attention import attention, composed_softmax, of_query_heads
 from sdpa.interop.autograd._modes import Call, Function, jvp_of, plain, vjp_of
 from sdpa.mechanisms._compose import diagonal_offset
@@ -59,6 +60,7 @@ def _forward(mechanism: _Mechanism, call: Call, *operands: Any) -> Any:
 
 
 @primitive
+@_warnings.silenced()  # the forward has warned
 def _backward(
     mechanism: _Mechanism,
     call: Call,

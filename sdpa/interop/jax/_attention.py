@@ -327,7 +327,8 @@ def _key_lengths(lengths: Any, n_batch: int, n_k: int) -> Any:
     lengths = _lengths(name, lengths, n_batch)
     if lengths is None or isinstance(lengths, jax.core.Tracer):
         return lengths
-    outside = lengths[(lengths < 0) | (lengths > n_k)]
+    known = np.asarray(lengths)  # within a compiled function an operation of JAX would be traced
+    outside = known[(known < 0) | (known > n_k)]
     if outside.size:
         raise ValueError(f"{name}: expected integers from 0 to S = {n_k}, got {outside[0]}")
     return lengths
@@ -432,7 +433,7 @@ def dot_product_attention(
         )
     residual = jax.lax.stop_gradient(lse).swapaxes(1, 2).astype(query.dtype)
     if query_lengths is not None:
-        rows = (jnp.arange(n_q) < query_lengths[:, None])[..., None]
+        rows = (jnp.arange(n_q)[None] < query_lengths[:, None])[..., None]
         out = jnp.where(rows[..., None], out, 0)
         residual = jnp.where(rows, residual, -jnp.inf)
     if plain:

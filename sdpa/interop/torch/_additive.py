@@ -15,6 +15,7 @@ import torch
 from torch.autograd import Function
 
 import sdpa
+from sdpa import _warnings
 from sdpa.interop.torch._arrays import check_tensor, to_array, to_tensor, under_autocast
 from sdpa.interop.torch._attention import arguments_of
 from sdpa.interop.torch._derivatives import no_higher, repeated_heads, save, saved
@@ -53,6 +54,7 @@ def _forward(*args: Any) -> tuple[torch.Tensor, ...]:
     return to_tensor(out), to_tensor(lse)
 
 
+@_warnings.silenced()  # the forward has warned
 def _backward(grad_out: Any, out: Any, lse: Any, needs: Any, *args: Any) -> Any:
     arrays, keywords = keywords_of(args[4 : -len(OPTIONS)], args[-len(OPTIONS) :])
     weights = map(to_array, args[:4])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 import sdpa
-from sdpa import _arguments, _warnings
+from sdpa import _arguments
 from sdpa.interop.torch._arrays import check_tensor, under_autocast
 from sdpa.interop.torch._functions import FUNCTIONS, OPERATORS, forward_without_lse
 from sdpa.interop.torch._operators import ALIGNMENTS, keywords_of, split
@@ -120,6 +119,7 @@ def arguments_of(
         *(dropout_p, _alignment(is_causal), _real("scale", scale), enable_gqa),
         *(_real("softcap", softcap), *_arguments.window("window", window), invariant),
         None if workers is None else _arguments.integer("workers", workers),
+        False,
     )
 
 
@@ -162,9 +162,13 @@ def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> t
     >>> out.item(), value.grad.tolist()
     (2.0, [[0.5], [0.5]])
     """
-    arguments = arguments_of(query, key, value, *args, **options)
+    return _out(arguments_of(query, key, value, *args, **options))
+
+
+def _out(arguments: tuple[Any, ...]) -> torch.Tensor:
     forward = OPERATORS.forward if torch.compiler.is_compiling() else forward_without_lse
-    return forward(*arguments)[0]
+    out: torch.Tensor = forward(*arguments)[0]
+    return out
 
 
 def attention_forward(
@@ -237,9 +241,8 @@ def scaled_dot_product_attention(
     if variant is not None:  # a CausalBias, which is a tensor only by name
         attn_mask, causal = None, variant.name.lower()
     options |= {"scale": scale, "enable_gqa": enable_gqa}
-    quiet = contextlib.nullcontext() if torch.compiler.is_compiling() else _warnings.silenced()
-    with quiet:  # PyTorch's signature keeps its meaning
-        return attention(query, key, value, attn_mask, dropout_p, causal, **options)
+    arguments = arguments_of(query, key, value, attn_mask, dropout_p, causal, **options)
+    return _out((*arguments[:-1], True))  # quiet, since PyTorch's signature keeps its meaning
 
 
 def attention_weights(

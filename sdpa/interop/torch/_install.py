@@ -30,8 +30,8 @@ class _Replacement:
         theirs = None if self.half else torch.library.get_kernel(f"aten::{name}", "CPU")
 
         def kernel(keys: torch.DispatchKeySet, *args: Any, **options: Any) -> Any:
-            # The first argument is the query or the gradient of the output.
-            if theirs is None or self.half or args[0].dtype not in _16_BITS:
+            # The second argument is the key, or after a gradient that may be None the query.
+            if theirs is None or self.half or args[1].dtype not in _16_BITS:
                 return ours(*args, **options)
             return theirs.call_boxed(keys, *args, **options)
 
@@ -93,7 +93,7 @@ def _forward(
 
 @_warnings.silenced()
 def _backward(
-    grad_out: torch.Tensor,
+    grad_out: torch.Tensor | None,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -106,6 +106,8 @@ def _backward(
     scale: float | None = None,
 ) -> tuple[torch.Tensor, ...]:
     options = _options(query, key, dropout_p, is_causal, attn_mask, scale)
+    if grad_out is None:  # PyTorch's undefined gradient, which is 0
+        return tuple(map(torch.zeros_like, (query, key, value)))
     arrays = map(to_array, (grad_out, query, key, value, out, logsumexp))
     grads = sdpa.attention_backward(*arrays, **options)
     return tuple(map(_rows_of_heads, grads[:3]))

@@ -23,13 +23,14 @@ OPERANDS = (
 )
 OPTIONS = (
     *("dropout_p", "is_causal", "scale", "enable_gqa", "softcap", "left", "right", "invariant"),
-    "workers",
+    *("workers", "quiet"),
 )
 SUFFIX = (
     "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, Tensor? sinks, "
     "Tensor? alibi_slopes, Tensor? key_lengths, Tensor? query_offset, Tensor? cu_seqlens_q, "
     "Tensor? cu_seqlens_k, Tensor? seed, float dropout_p, str is_causal, float? scale, "
-    "bool enable_gqa, float? softcap, SymInt? left, SymInt? right, bool invariant, SymInt? workers"
+    "bool enable_gqa, float? softcap, SymInt? left, SymInt? right, bool invariant, "
+    "SymInt? workers, bool quiet"
 )
 ALIGNMENTS: dict[str, bool | str] = {
     "none": False,
@@ -73,7 +74,7 @@ def keywords_of(
     packing = {name: arrays.pop(name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
     if any(x is not None for x in packing.values()):
         arrays |= packing
-    dropout_p, is_causal, scale, enable_gqa, softcap, left, right, invariant, workers = options
+    dropout_p, is_causal, scale, enable_gqa, softcap, left, right, invariant, workers, _ = options
     if invariant:  # additive attention lacks this option
         arrays["invariant"] = True
     return [arrays.pop(name) for name in ("query", "key", "value")], arrays | {
@@ -100,7 +101,8 @@ def gradients(found: Any, names: Sequence[str], like: Sequence[Any]) -> Tensors:
 def _forward(*args: Any) -> Tensors:
     _, operands, options = split(args)
     arrays, keywords = keywords_of(operands, options)
-    out, lse = sdpa.attention_forward(*arrays, **keywords)
+    with _warnings.silenced(options[OPTIONS.index("quiet")]):
+        out, lse = sdpa.attention_forward(*arrays, **keywords)
     return to_tensor(out), to_tensor(lse)
 
 

@@ -281,7 +281,7 @@ def test_fake_and_meta(rng):
         out, lse = interop.attention_forward(*x, enable_gqa=True)
     assert (out.shape, out.dtype, lse.shape) == ((2, 4, 5, 8), torch.float64, (2, 4, 5))
     operands = [q.to("meta"), *[k.to("meta")] * 2, *[None] * 8]
-    options = [0.0, "none", None, True, None, None, None, False, None]
+    options = [0.0, "none", None, True, None, None, None, False, None, False]
     assert torch.ops.sdpa.attention_forward(*operands, *options)[0].shape == (2, 4, 5, 8)
 
 

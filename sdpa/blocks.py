@@ -24,7 +24,15 @@ from sdpa._stream import (
     progress_bar,
     stream,
 )
-from sdpa.mechanisms._compose import Array, checked_needs, checked_options, rounded, widen
+from sdpa.mechanisms._compose import (
+    Array,
+    checked_needs,
+    checked_options,
+    compute_type,
+    is_narrow,
+    rounded,
+    widen,
+)
 
 __all__ = ["attend", "attend_backward"]
 
@@ -375,7 +383,7 @@ class Call:
 
     def compute_type(self) -> np.dtype[Any]:
         """The dtype of sums and lse."""
-        return widen(np.empty(0, self.query.dtype)).dtype
+        return compute_type(self.query.dtype)
 
     def operand(self, name: str) -> Operand:
         return {"query": self.query, "key": self.keys, "value": self.values}[name]
@@ -404,7 +412,7 @@ class Call:
         """Zeros for the gradient of the mask of these queries."""
         mask = cast(Mask, self.mask)
         shape = mask.unread[mask.cut(rows, slice(None))].shape
-        return np.zeros(shape, widen(np.empty(0, mask.dtype)).dtype)
+        return np.zeros(shape, compute_type(mask.dtype))
 
     def start(self, rows: slice, q: Array) -> _core.AttentionForward:
         """Attention to no key: out is 0, lse that of the sinks."""
@@ -490,7 +498,7 @@ class Upstream:
     @property
     def rounds(self) -> bool:
         """Whether out was rounded to 16 bits."""
-        return self.out.dtype.itemsize == 2
+        return is_narrow(self.out.dtype)
 
     def read(self, rows: slice) -> list[Array | None]:
         return [None if x is None else x.read(rows) for x in self.operands]

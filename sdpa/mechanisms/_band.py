@@ -21,6 +21,7 @@ from sdpa.mechanisms._compose import (
     Upstream,
     composed_backward,
     diagonal_offset,
+    is_narrow,
     native,
     product_skipping_zeros,
     rounded,
@@ -433,8 +434,8 @@ def unrounded(problem: Problem, upstream: Upstream) -> Upstream:
 
     A part holds too few of the weights to take <grad_out, out> from them.
     """
-    rounds = upstream.out.dtype.itemsize == 2
-    return upstream._replace(out=_merged(problem).out if rounds else upstream.out)
+    narrow = is_narrow(upstream.out.dtype)
+    return upstream._replace(out=_merged(problem).out) if narrow else upstream
 
 
 def _merged(problem: Problem) -> _core.AttentionForward:

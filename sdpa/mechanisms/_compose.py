@@ -131,9 +131,19 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
+def compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of the arithmetic on this dtype: float64 for float64, float32 for the others."""
+    return np.dtype(np.float64 if native(dtype) == np.float64 else np.float32)
+
+
+def is_narrow(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype of floats has 16 bits: too few of out for gradients."""
+    return dtype.itemsize == 2
+
+
 def widen(x: Array) -> Array:
-    """x in the compute type, float32 or float64; broadcast axes stay broadcast."""
-    dtype = np.float64 if native(x.dtype) == np.float64 else np.float32
+    """x in the compute type; broadcast axes stay broadcast."""
+    dtype = compute_type(x.dtype)
     if x.dtype == dtype:
         return x
     return np.broadcast_to(distinct(x).astype(dtype), x.shape)

@@ -21,10 +21,10 @@ from sdpa.mechanisms._compose import (
     checked_options,
     checked_upstream,
     composed_backward,
+    compute_type,
     converted,
     distinct,
     forward,
-    native,
     positive,
     rounded,
     rows_in_use,
@@ -243,7 +243,7 @@ def _scale(temperature: float, eps: float, query: Array) -> float:
     """1 / temperature, after the checks of both numbers."""
     positive("eps", eps)
     scale = 1 / positive("temperature", temperature)
-    kind = "float64" if native(query.dtype) == np.float64 else "float32"
+    kind = compute_type(query.dtype)
     most = float(np.finfo(kind).max) / math.log2(math.e)  # as attention's scale
     if scale > most:
         raise ValueError(

@@ -39,8 +39,8 @@ typedef struct sdpa_call {
 } sdpa_call;
 
 /* Reads and checks options and operands, and fills in sizes, dtype, scale, q, k, mask and band of the problem, and v if
- * the function has it. After it code of the caller's may run only where `out` is looked at; arrays are views then. -1 and an exception on failure. The
- * caller must call sdpa_call_end, also after a failure.
+ * the function has it. Afterwards code of the caller's may run only where `out` is looked at, and arrays are views then.
+ * -1 and an exception on failure. The caller must call sdpa_call_end, also after a failure.
  *
  * `where` is the bit of the function whose options these are, `signature` that of the function called. */
 int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdpa_signature *signature,

@@ -1,6 +1,5 @@
 """sdpa.interop.transformers: small models with random weights, beside transformers' eager."""
 
-import copy
 import inspect
 import warnings
 
@@ -13,18 +12,13 @@ with warnings.catch_warnings():
         "transformers", reason="needs transformers: pip install 'sdpa[peers]'"
     )
 
+from support import small_models
+from support.small_models import CLOSE, HEADS, LENGTH, PADDING, SIZES, TOKENS
 from transformers.generation.configuration_utils import CompileConfig
 
 from sdpa.interop.transformers import c_attention, c_attention_mask, register
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
-LENGTH = 12
-# The largest relative difference that two orders of summation may leave in float32 over two layers.
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def llama():
@@ -77,11 +71,6 @@ def t5():
 
 MODELS = {f.__name__: f for f in (llama, qwen2, bert, gemma2, gpt_oss, t5)}
 EVERY_MODEL = pytest.mark.parametrize("name", MODELS)
-PADDING = {
-    "none": lambda n: torch.ones(2, n, dtype=torch.long),
-    "left": lambda n: torch.stack([torch.ones(n).long(), (torch.arange(n) >= 5).long()]),
-    "right": lambda n: torch.stack([torch.ones(n).long(), (torch.arange(n) < n - 3).long()]),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -91,28 +80,14 @@ def registered(torch):
 
 def pair(name):
     """The same model twice: with eager attention, and with ours."""
-    torch.manual_seed(0)
-    eager = MODELS[name]()
-    for parameter in eager.parameters():  # weights large enough for scores that differ
-        if parameter.ndim > 1:
-            parameter.data.normal_(std=0.25)
-    ours = copy.deepcopy(eager)
-    eager.set_attn_implementation("eager")
-    ours.set_attn_implementation("c_attention")
+    eager, ours = small_models.pair(MODELS[name])
     if ours.config._attn_implementation != "c_attention":
         pytest.skip(f"{name} takes no other attention in transformers {transformers.__version__}")
-    return eager.eval(), ours.eval()
+    return eager, ours
 
 
 def inputs(name, padding="none"):
-    torch.manual_seed(1)
-    found = {
-        "input_ids": torch.randint(2, 64, (2, LENGTH)),
-        "attention_mask": PADDING[padding](LENGTH),
-    }
-    if name == "t5":
-        found["decoder_input_ids"] = torch.randint(2, 64, (2, 7))
-    return found
+    return small_models.inputs(padding, is_seq2seq=name == "t5")
 
 
 @EVERY_MODEL

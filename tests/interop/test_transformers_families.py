@@ -3,7 +3,6 @@
 One small model for each way in which flags and names mislead; docs/transformers.md has all.
 """
 
-import copy
 import logging
 import warnings
 
@@ -16,16 +15,12 @@ with warnings.catch_warnings():
         "transformers", reason="needs transformers: pip install 'sdpa[peers]'"
     )
 
+from support import small_models
+from support.small_models import CLOSE, HEADS, PADDING, SIZES, TOKENS, pair
+
 from sdpa.interop.transformers import c_attention, register
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
-LENGTH = 12
-# The largest relative difference that two orders of summation may leave in float32 over two layers.
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +54,7 @@ def splinter():
 
 def doge():
     """It adds its own weights to the mask, which must be there."""
-    config = transformers.DogeConfig(**SIZES, **HEADS, **IDS, keep_window_size=6)
+    config = transformers.DogeConfig(**SIZES, **HEADS, **TOKENS, keep_window_size=6)
     return transformers.DogeForCausalLM(config)
 
 
@@ -67,7 +62,7 @@ def deepseek_v32():
     """Keys are chosen for each query, and given by number under other names than eager."""
     config = transformers.DeepseekV32Config(
         **SIZES,
-        **IDS,
+        **TOKENS,
         num_attention_heads=4,
         num_key_value_heads=4,
         q_lora_rank=16,
@@ -101,7 +96,7 @@ def t5gemma2():
     }
     encoder = {"text_config": text, "vision_config": vision, "mm_tokens_per_image": 4}
     config = transformers.T5Gemma2Config(
-        encoder=encoder, decoder=text, image_token_index=60, eoi_token_index=61, **IDS
+        encoder=encoder, decoder=text, image_token_index=60, eoi_token_index=61, **TOKENS
     )
     return transformers.T5Gemma2ForConditionalGeneration(config)
 
@@ -137,38 +132,11 @@ def mllama_text():
 DECODERS = {f.__name__: f for f in (pegasus_x, doge, deepseek_v32, t5gemma2, mllama_text)}
 MODELS = DECODERS | {"splinter": splinter}
 EVERY_MODEL = pytest.mark.parametrize("name", MODELS)
-PADDING = {
-    "none": lambda n: torch.ones(2, n, dtype=torch.long),
-    "left": lambda n: torch.stack([torch.ones(n).long(), (torch.arange(n) >= 5).long()]),
-    "right": lambda n: torch.stack([torch.ones(n).long(), (torch.arange(n) < n - 3).long()]),
-}
-
-
-def of_size(model):
-    """The model with weights large enough for scores that differ, and its gates open."""
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.ndim > 1 or not parameter.any():
-            parameter.data.normal_(std=0.25)
-    return model.eval()
-
-
-def pair(model):
-    """The model on its own attention, and a copy on ours."""
-    ours = copy.deepcopy(of_size(model))
-    model.set_attn_implementation("eager")
-    ours.set_attn_implementation("c_attention")
-    return model, ours
 
 
 def inputs(name, padding="none"):
-    torch.manual_seed(1)
-    found = {
-        "input_ids": torch.randint(2, 60, (2, LENGTH)),
-        "attention_mask": PADDING[padding](LENGTH),
-    }
-    if name in ("pegasus_x", "t5gemma2"):
-        found["decoder_input_ids"] = torch.randint(2, 60, (2, 7))
+    is_seq2seq = name in ("pegasus_x", "t5gemma2")
+    found = small_models.inputs(padding, is_seq2seq=is_seq2seq, end=60)
     if name == "mllama_text":
         found["cross_attention_states"] = torch.randn(2, 9, 32)
     return found
@@ -184,13 +152,13 @@ def result(model, given):
 def test_as_eager(name, padding):
     """Padding included: a model may let it flow into the rest."""
     given = inputs(name, padding)
-    eager, ours = (result(model, given) for model in pair(MODELS[name]()))
+    eager, ours = (result(model, given) for model in pair(MODELS[name]))
     torch.testing.assert_close(ours, eager, **CLOSE)
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_no_decoder_sees_the_future(name):
-    _, ours = pair(MODELS[name]())
+    _, ours = pair(MODELS[name])
     given = inputs(name)
     changed = "decoder_input_ids" if "decoder_input_ids" in given else "input_ids"
     before = result(ours, given)
@@ -205,12 +173,12 @@ def git():
     sizes = SIZES | {"num_attention_heads": 4}
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     vision |= {"num_attention_heads": 4, "image_size": 28, "patch_size": 14}
-    return transformers.GitConfig(**sizes, **IDS, vision_config=vision)
+    return transformers.GitConfig(**sizes, **TOKENS, vision_config=vision)
 
 
 def falcon():
     return transformers.FalconConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=64, **IDS
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=64, **TOKENS
     )
 
 
@@ -239,10 +207,9 @@ def test_own_tables_of_attentions_are_refused_by_name(config):
 def test_after_the_refusal_the_parts_are_right(config, padding):
     """Where the text keeps its own attention, it reads our mask as it reads eager's."""
     given = inputs("", padding)
-    model = getattr(transformers, TABLES[config][0])._from_config(
-        config(), attn_implementation="eager"
-    )
-    eager, ours = (result(model, given) for model in pair(model))
+    kind = getattr(transformers, TABLES[config][0])
+    models = pair(lambda: kind._from_config(config(), attn_implementation="eager"))
+    eager, ours = (result(model, given) for model in models)
     torch.testing.assert_close(ours, eager, **CLOSE)
 
 

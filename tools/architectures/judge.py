@@ -42,10 +42,6 @@ VERDICTS = ("wrong", "refused", "equal", "own", "not built")
 """From the one that says most about an architecture, where its classes differ."""
 
 
-class CannotBuild(Exception):
-    """No configuration was found whose model runs on eager attention and shows it."""
-
-
 class Case(NamedTuple):
     """Arguments, the result on eager attention and how far each tensor of another may be off."""
 

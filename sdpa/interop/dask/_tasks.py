@@ -198,15 +198,13 @@ class RowTerms:
 
     @_warnings.silenced()
     def __call__(self, number: Array, block_id: Sequence[int]) -> Array:
-        rows, axis, options = (
-            self.task.numbered(block_id[-1]),
-            self.task.axis,
-            self.task.own_options(),
-        )
+        task, rows, axis = self.task, self.task.numbered(block_id[-1]), self.task.axis
         query, key, value = (self.operands[name] for name in ("query", "key", "value"))
         grad_out = widen(Operand("grad_out", self.operands["grad_out"], axis).read(rows))
         out = np.empty_like(grad_out)
-        blocks.attend(query, key, value, block=self.task.block, rows=rows, out=out, **options)
+        blocks.attend(
+            query, key, value, block=task.block, rows=rows, out=out, **task.own_options()
+        )  # fmt: skip
         terms = lse_axes(-np.einsum("...i,...i->...", grad_out, out), axis)
         if self.operands["grad_lse"] is None:
             return terms

@@ -19,7 +19,7 @@ def _stand_in(x: Any) -> Any:
 
 
 def _contents(x: Any) -> Any:
-    """Integers, with their values if these are known; XLA's handler checks traced ones."""
+    """The array, with its values if these are known; XLA's handler checks traced integers."""
     return _stand_in(x) if isinstance(x, jax.core.Tracer) else x
 
 
@@ -132,10 +132,8 @@ _DEFAULTS |= dict.fromkeys(
 def _check(operands: Sequence[Any], given: dict[str, Any], rows_first: bool) -> None:
     """Raise the errors that `sdpa.attention` would."""
     checked = [x.swapaxes(-3, -2) if rows_first else x for x in map(_stand_in, operands)]
-    mask = given["attn_mask"]
-    given = given | {name: _stand_in(given[name]) for name in _ARRAYS}
-    if mask is not None and not isinstance(mask, jax.core.Tracer):
-        given["attn_mask"] = np.asarray(mask)  # on the CPU no copy; for the look at its contents
+    known = {"attn_mask": _contents(given["attn_mask"])}  # ones and zeros are warned of
+    given = given | {name: _stand_in(given[name]) for name in _ARRAYS} | known
     unknown = any(isinstance(given[name], jax.core.Tracer) for name in _PACKING)
     for name in _INTEGERS:
         given[name] = _stand_in(_array(given[name])) if unknown else _contents(given[name])

@@ -152,8 +152,8 @@ lab: $(or $(firstword $(wildcard $(VENV)/with-*lab*)),$(VENV)/with-lab)
 	mkdir -p build/lab
 	$(BIN)/python -m sdpa claims --times 4 --save build/lab/claims > build/lab/claims.txt
 	cat build/lab/claims.txt
-	$(BIN)/python -m sdpa.lab --times 4 --save build/lab/experiments
-	$(BIN)/python -m sdpa.lab.training --save build/lab/training $(LAB_ARGS)
+	$(BIN)/python -m sdpa_lab --times 4 --save build/lab/experiments
+	$(BIN)/python -m sdpa_lab.training --save build/lab/training $(LAB_ARGS)
 
 # The .py is the source: its cells replace those of the .ipynb, and nbmake renews the outputs. The run times that nbmake
 # adds to each cell are removed, because they differ every time. Notebooks run one after another, because some measure

@@ -104,8 +104,8 @@ def _work(options: argparse.Namespace) -> None:
     os.sched_setaffinity(0, machine.cores(threads))
 
     import sdpa
+    import sdpa_lab as lab
     from benchmarks import contenders, memory, peers, timing, works
-    from sdpa import lab
 
     sdpa.set_num_threads(threads)
     effort = timing.QUICK if options.quick else timing.FULL

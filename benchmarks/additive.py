@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 import sdpa
 from benchmarks.peers import Peer
-from sdpa.lab.tools.clock import Call
+from sdpa_lab.tools.clock import Call
 
 Array = npt.NDArray[Any]
 

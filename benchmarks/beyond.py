@@ -28,8 +28,8 @@ import sdpa
 from benchmarks.machine import ROOT
 from benchmarks.pictures import example
 from sdpa import blocks
-from sdpa.lab import style
-from sdpa.lab.tools.progress import progress
+from sdpa_lab import style
+from sdpa_lab.tools.progress import progress
 
 FOLDER = ROOT / "docs" / "beyond_memory"
 PAGE = ROOT / "docs" / "beyond_memory.md"

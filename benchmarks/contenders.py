@@ -14,7 +14,7 @@ import numpy.typing as npt
 import sdpa
 from benchmarks.peers import Operands, Peer, Torch
 from benchmarks.timing import Within
-from sdpa.lab.tools.clock import Call
+from sdpa_lab.tools.clock import Call
 
 Array = npt.NDArray[Any]
 

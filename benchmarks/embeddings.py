@@ -30,8 +30,8 @@ import numpy as np
 
 import sdpa
 from benchmarks.machine import ROOT
-from sdpa.lab import minilm
-from sdpa.lab.corpus import passages
+from sdpa_lab import minilm
+from sdpa_lab.corpus import passages
 
 PACKAGES = {
     "sdpa": ("sdpa", "numpy", "safetensors"),

@@ -22,9 +22,9 @@ import numpy as np
 
 import sdpa
 from benchmarks.machine import ROOT
-from sdpa.lab import smollm2
-from sdpa.lab.corpus import docstrings
-from sdpa.lab.tools.progress import progress
+from sdpa_lab import smollm2
+from sdpa_lab.corpus import docstrings
+from sdpa_lab.tools.progress import progress
 
 CONTENDERS = ("sdpa", "NumPy", "PyTorch", "PyTorch, 1")
 WRITTEN = 32

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sdpa.lab.experiments.speed import numpy_backward, numpy_weights
-from sdpa.lab.tools.clock import Call
+from sdpa_lab.experiments.speed import numpy_backward, numpy_weights
+from sdpa_lab.tools.clock import Call
 
 Array = npt.NDArray[Any]
 

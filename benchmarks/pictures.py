@@ -17,7 +17,7 @@ import numpy as np
 
 import sdpa
 from benchmarks.machine import ROOT
-from sdpa.lab import smollm2, style
+from sdpa_lab import smollm2, style
 
 SENTENCE = "The cat sat on the mat because the cat was tired"
 HEADS = ((0, 3), (10, 4), (20, 0))

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.results import Results, Timing
-from sdpa.lab import style
+from sdpa_lab import style
 
 LINES = ("sdpa", "numpy", "torch", "jax", "ort", "ort-mha", "openvino")
 LOOK = dict(zip(LINES, style.cycle(len(LINES)), strict=True))

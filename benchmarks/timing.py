@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
-from sdpa.lab.tools.clock import Call, sample, shortest
+from sdpa_lab.tools.clock import Call, sample, shortest
 
 SAMPLE = 5e-4  # least seconds of one sample, so that the clock's resolution does not matter
 

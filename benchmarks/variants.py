@@ -10,8 +10,8 @@ import numpy as np
 
 import sdpa
 from benchmarks.contenders import Array, Contender, Contenders, Setting, Work, check
-from sdpa.lab.experiments.speed import numpy_weights
-from sdpa.lab.tools.clock import Call
+from sdpa_lab.experiments.speed import numpy_weights
+from sdpa_lab.tools.clock import Call
 
 Attention = Callable[..., Any]
 """(query, key, value, mask) to out, on the arrays of one library."""

@@ -30,8 +30,8 @@ from benchmarks.peers import Operands
 from benchmarks.softmax import softmax
 from benchmarks.threads import threads
 from benchmarks.variants import variants
-from sdpa.lab.experiments.speed import numpy_backward, numpy_weights
-from sdpa.lab.tools.clock import Call
+from sdpa_lab.experiments.speed import numpy_backward, numpy_weights
+from sdpa_lab.tools.clock import Call
 
 
 def matrices(setting: Setting) -> Iterator[Work]:

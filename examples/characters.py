@@ -5,8 +5,8 @@ python examples/characters.py [--seed 0] [--steps 500]; needs pip install 'sdpa[
 
 import argparse
 
-from sdpa.lab.tools.progress import progress
-from sdpa.lab.training import model_characters
+from sdpa_lab.tools.progress import progress
+from sdpa_lab.training import model_characters
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--seed", type=int, default=0)

@@ -5,8 +5,8 @@ python examples/digits.py [--seed 0] [--steps 600]; needs pip install 'sdpa[lab]
 
 import argparse
 
-from sdpa.lab.tools.progress import progress
-from sdpa.lab.training import classify_digits
+from sdpa_lab.tools.progress import progress
+from sdpa_lab.training import classify_digits
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--seed", type=int, default=0)

@@ -23,7 +23,7 @@ except ImportError:
         "embeddings.py was skipped: it needs aiohttp: make models, or pip install 'sdpa[model]'"
     ) from None
 
-from sdpa.lab.minilm import MODEL, MiniLM
+from sdpa_lab.minilm import MODEL, MiniLM
 
 TEXTS = 64
 """The most texts in a request, and in a batch of several requests."""

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 import sdpa
-from sdpa.lab.tools import wheels
-from sdpa.lab.tools.gelu import gelu
+from sdpa_lab.tools import wheels
+from sdpa_lab.tools.gelu import gelu
 
 FILES = {
     "pytorch_model.bin": "8541f3f500dae71abe678d546bd035ca946e2d1c819f6b2cf41a97faedd7e6a2",

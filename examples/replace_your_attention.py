@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 import sdpa
-from sdpa.lab.tools.clock import shortest
+from sdpa_lab.tools.clock import shortest
 
 
 def before(query, key, value):

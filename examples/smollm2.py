@@ -10,7 +10,7 @@ import resource
 import sys
 import time
 
-from sdpa.lab.smollm2 import MODEL, SmolLM2
+from sdpa_lab.smollm2 import MODEL, SmolLM2
 
 
 def main():

@@ -23,9 +23,9 @@ from typing import NamedTuple
 import numpy as np
 
 import sdpa
-from sdpa.lab.tools import wheels
-from sdpa.lab.tools.gelu import gelu
-from sdpa.lab.tools.progress import progress
+from sdpa_lab.tools import wheels
+from sdpa_lab.tools.gelu import gelu
+from sdpa_lab.tools.progress import progress
 
 FILES = {
     "model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",

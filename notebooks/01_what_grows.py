@@ -40,9 +40,9 @@
 import numpy as np
 
 import sdpa
-from sdpa import lab
-from sdpa.lab.claims import ledger
-from sdpa.lab.claims.chinese import bilingual
+import sdpa_lab as lab
+from sdpa_lab.claims import ledger
+from sdpa_lab.claims.chinese import bilingual
 
 rng = np.random.default_rng(0)
 query, key = rng.standard_normal((2, 10_000, 1, 64))

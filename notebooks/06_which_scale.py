@@ -42,10 +42,10 @@
 import numpy as np
 
 import sdpa
-from sdpa import lab
-from sdpa.lab import theory
-from sdpa.lab.claims import ledger
-from sdpa.lab.claims.chinese import bilingual
+import sdpa_lab as lab
+from sdpa_lab import theory
+from sdpa_lab.claims import ledger
+from sdpa_lab.claims.chinese import bilingual
 
 rng = np.random.default_rng(0)
 query, key = rng.standard_normal((2, 64, 64))

@@ -41,10 +41,10 @@
 import numpy as np
 
 import sdpa
-from sdpa import lab
-from sdpa.lab.claims import ledger
-from sdpa.lab.claims.chinese import bilingual
-from sdpa.lab.experiments.cost import numpy_additive
+import sdpa_lab as lab
+from sdpa_lab.claims import ledger
+from sdpa_lab.claims.chinese import bilingual
+from sdpa_lab.experiments.cost import numpy_additive
 
 rng = np.random.default_rng(0)
 query, key, value = rng.standard_normal((3, 10, 64))

@@ -45,9 +45,9 @@
 import numpy as np
 
 import sdpa
-from sdpa.lab import training
-from sdpa.lab.claims import ledger
-from sdpa.lab.claims.chinese import bilingual
+from sdpa_lab import training
+from sdpa_lab.claims import ledger
+from sdpa_lab.claims.chinese import bilingual
 
 rng = np.random.default_rng(0)
 x, y, value, grad_out = rng.standard_normal((4, 10, 32))
@@ -76,7 +76,7 @@ my_guess = {"same": None, "unrelated": None}
 # ## Measurement
 #
 # Sixteen models of each kind learn to answer which of 16 keys holds the symbol that is asked for
-# (`sdpa.lab.training.recall`), by Adam. Norms are in units of $|W^Q - W^K|$ for independent starts;
+# (`sdpa_lab.training.recall`), by Adam. Norms are in units of $|W^Q - W^K|$ for independent starts;
 # `control` is what $|W^Q - W^K|$ would be if its steps had their size but no common direction.
 
 # %%

@@ -34,9 +34,9 @@
 import numpy as np
 
 import sdpa
-from sdpa.lab import training
-from sdpa.lab.claims import ledger
-from sdpa.lab.claims.chinese import bilingual
+from sdpa_lab import training
+from sdpa_lab.claims import ledger
+from sdpa_lab.claims.chinese import bilingual
 
 rng = np.random.default_rng(0)
 query, key, grad_out = rng.standard_normal((3, 10, 32))
@@ -62,7 +62,7 @@ my_guess = None  # -1 is conflict, 0 indifference, 1 agreement
 # %% [markdown]
 # ## Measurement
 #
-# Models of the recall task (`sdpa.lab.training.recall`), 16 of each kind: the loss with one
+# Models of the recall task (`sdpa_lab.training.recall`), 16 of each kind: the loss with one
 # projection and with two of the same width, each at its best learning rate; and the two gradients
 # of the shared one while it learns, where the width is scarce.
 

@@ -41,9 +41,9 @@
 import numpy as np
 
 import sdpa
-from sdpa.lab import training
-from sdpa.lab.claims import ledger
-from sdpa.lab.claims.chinese import bilingual
+from sdpa_lab import training
+from sdpa_lab.claims import ledger
+from sdpa_lab.claims.chinese import bilingual
 
 rng = np.random.default_rng(0)
 query, key, value, grad_out = rng.standard_normal((4, 200, 16, 64))
@@ -69,7 +69,7 @@ my_guess = None  # below 1 if it vanishes
 # %% [markdown]
 # ## Measurement
 #
-# Models of the recall task (`sdpa.lab.training.recall`) while they learn: eight of each rule, one
+# Models of the recall task (`sdpa_lab.training.recall`) while they learn: eight of each rule, one
 # learning rate. It is the best rate for none of them; the ledger below tries several. Shown are the
 # first and the last step; `print(table)` has all.
 

@@ -41,8 +41,8 @@
 import numpy as np
 
 import sdpa
-from sdpa.lab import training
-from sdpa.lab.claims import ledger
+from sdpa_lab import training
+from sdpa_lab.claims import ledger
 
 rng = np.random.default_rng(0)
 x, key, value, grad_out = rng.standard_normal((4, 10, 64))
@@ -75,7 +75,7 @@ my_guess = None  # 1 if the scale normalises
 # %% [markdown]
 # ## Measurement
 #
-# The recall task (`sdpa.lab.training.recall`) at $d_k = 64$ under Adam: every rule in the kernel,
+# The recall task (`sdpa_lab.training.recall`) at $d_k = 64$ under Adam: every rule in the kernel,
 # folded at the start, and folded with the rate of $W^Q$ times $c$, at four learning rates, of which
 # the table shows the best; then what scores become.
 
@@ -116,7 +116,7 @@ training.plot_scale_rules(table)
 # turn. The ledger:
 
 # %%
-from sdpa.lab.claims.chinese import bilingual
+from sdpa_lab.claims.chinese import bilingual
 
 print(bilingual(ledger(["batchnorm-analogy", "train-infer"])))
 

@@ -23,7 +23,7 @@
 # Take tokens that span $R$ directions, and projections that share a part,
 # $W^K = \rho\, W^Q + \sqrt{1 - \rho^2}\, W'$. Between different tokens
 # $q \cdot k = x^T W^Q (W^K)^T y$ has mean 0 and, by the moments of a Wishart matrix (docstring of
-# `sdpa.lab.experiments.correlation`),
+# `sdpa_lab.experiments.correlation`),
 #
 # $$ \operatorname{Var}(q \cdot k) = d_k + \frac{\rho^2 d_k (d_k + 1)}{R} $$
 #
@@ -43,10 +43,10 @@
 import numpy as np
 
 import sdpa
-from sdpa import lab
-from sdpa.lab.claims import ledger
-from sdpa.lab.claims.chinese import bilingual
-from sdpa.lab.experiments import correlation
+import sdpa_lab as lab
+from sdpa_lab.claims import ledger
+from sdpa_lab.claims.chinese import bilingual
+from sdpa_lab.experiments import correlation
 
 rng = np.random.default_rng(0)
 x = rng.standard_normal((100, 32, 8))
@@ -160,7 +160,7 @@ print(bilingual(ledger(["mean-var"])))
 #
 # <details><summary>Solution</summary>
 #
-# `projected` (in `sdpa.lab.experiments.heads`): the variance in $d_k$ of $D$ random directions is a
+# `projected` (in `sdpa_lab.experiments.heads`): the variance in $d_k$ of $D$ random directions is a
 # sum of two terms, $(a + b) \operatorname{E} (q \cdot k)^2$ and $b \operatorname{E} |q|^2 |k|^2$.
 # It is $d_k/D$ times the whole, exponent 1/2, if
 # $\operatorname{E} (q \cdot k)^2 = \operatorname{E} |q|^2 |k|^2/D$, as for directions that have

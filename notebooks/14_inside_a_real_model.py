@@ -38,10 +38,10 @@
 import numpy as np
 
 import sdpa
-from sdpa import lab
-from sdpa.lab.claims import ledger
-from sdpa.lab.claims.chinese import bilingual
-from sdpa.lab.minilm import MiniLM
+import sdpa_lab as lab
+from sdpa_lab.claims import ledger
+from sdpa_lab.claims.chinese import bilingual
+from sdpa_lab.minilm import MiniLM
 
 model = MiniLM.load()
 layers = []
@@ -65,7 +65,7 @@ my_guess = {"share": None, "root mean square": None}
 # ## Measurement
 #
 # 32 docstrings of the standard library, each an independent draw; intervals are those between
-# texts. Gradients are in units of the upstream gradient (`sdpa.lab.measure`); `dead` is the share
+# texts. Gradients are in units of the upstream gradient (`sdpa_lab.measure`); `dead` is the share
 # of rows below 0.01 of it. Then, for each head, the factor of its scale at which most gradient
 # would reach its scores. The table compares two layers with random numbers and with models trained
 # here; `print(others)` has all inputs and columns.

@@ -36,10 +36,10 @@
 import numpy as np
 
 import sdpa
-from sdpa.lab.claims import ledger
-from sdpa.lab.claims.chinese import bilingual
-from sdpa.lab.tools.table import Table
-from sdpa.lab.training import correlation, plot_correlation
+from sdpa_lab.claims import ledger
+from sdpa_lab.claims.chinese import bilingual
+from sdpa_lab.tools.table import Table
+from sdpa_lab.training import correlation, plot_correlation
 
 rng = np.random.default_rng(0)
 sizes = []
@@ -62,7 +62,7 @@ my_guess = None  # a number between 0.5 and 1
 # %% [markdown]
 # ## Measurement
 #
-# Models of `sdpa.lab.training.recall` at $d_k$ = 8, 32, 128 and 512, 16 seeds each, trained with
+# Models of `sdpa_lab.training.recall` at $d_k$ = 8, 32, 128 and 512, 16 seeds each, trained with
 # $1/\sqrt{d_k}$ and with $1/d_k$ at one learning rate. The exponent is a slope over the four
 # widths, seed by seed.
 

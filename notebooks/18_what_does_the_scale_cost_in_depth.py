@@ -41,9 +41,9 @@
 import numpy as np
 
 import sdpa
-from sdpa import lab
-from sdpa.lab import theory
-from sdpa.lab.tools.table import Table
+import sdpa_lab as lab
+from sdpa_lab import theory
+from sdpa_lab.tools.table import Table
 
 rng = np.random.default_rng(0)
 x = rng.standard_normal((32, 64))

@@ -44,11 +44,11 @@
 import numpy as np
 
 import sdpa
-from sdpa.lab import training
-from sdpa.lab.claims import ledger
-from sdpa.lab.claims.chinese import bilingual
-from sdpa.lab.tools.table import Table
-from sdpa.lab.training.stability import entropy_floor
+from sdpa_lab import training
+from sdpa_lab.claims import ledger
+from sdpa_lab.claims.chinese import bilingual
+from sdpa_lab.tools.table import Table
+from sdpa_lab.training.stability import entropy_floor
 
 n, norm = 16, 4.0
 scores = norm * (np.eye(n)[0] - 1 / n) / np.sqrt(1 - 1 / n)
@@ -68,7 +68,7 @@ my_guess = None  # decades
 # %% [markdown]
 # ## Measurement
 #
-# Models of the recall task (`sdpa.lab.training.recall`) at $d_k = 64$, sixteen of each kind, at
+# Models of the recall task (`sdpa_lab.training.recall`) at $d_k = 64$, sixteen of each kind, at
 # 13 learning rates over three decades. `window` counts decades of rates whose loss is within
 # 0.21 nats of the best; `highest` is $\log_{10}$ of the highest rate that still learns. Then the
 # entropy while models learn, at a good rate and at one that is ten times too large; `found` is the

@@ -12,7 +12,7 @@
 # One head of attention, computed by the C routines. Move a slider: scores, weights and gradients
 # are computed anew. Points are this one draw. Curves are laws: the density of scores of independent
 # rows, and entropy and Jacobian of $n$ independent normal scores (quadratures of
-# `sdpa.lab.theory`).
+# `sdpa_lab.theory`).
 #
 # Without Jupyter: `python -m sdpa explorer` writes a page that does the same in a browser.
 
@@ -26,7 +26,7 @@
 from IPython.display import display
 from ipywidgets import Dropdown, FloatSlider, IntSlider, SelectionSlider, interactive
 
-from sdpa.lab import explore
+from sdpa_lab import explore
 
 explore.plot_explored(explore.explore(d_k=64, n=16, scale="1"))
 

@@ -33,7 +33,7 @@
 import numpy as np
 
 import sdpa
-from sdpa import lab
+import sdpa_lab as lab
 
 rng = np.random.default_rng(0)
 query, key = rng.standard_normal((2, 10, 64))
@@ -53,7 +53,7 @@ my_guess = None  # between 0 and 1; what the misconception would say
 # %% [markdown]
 # ## Measurement
 #
-# One call of a function of `sdpa.lab`, which has the seed, the number of independent draws and the
+# One call of a function of `sdpa_lab`, which has the seed, the number of independent draws and the
 # intervals. A printed table has at most eight rows (`where`, `select`); the rest on demand. Then
 # assertions of what the conclusion says, so that the text cannot drift from it.
 

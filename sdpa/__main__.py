@@ -10,11 +10,11 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from sdpa import lab
-from sdpa.lab.experiments.scale import FEWEST_DRAWS
-from sdpa.lab.experiments.speed import SHAPES
-from sdpa.lab.tools.inputs import N_IMAGES
-from sdpa.lab.tools.progress import progress as progress_bar
+import sdpa_lab as lab
+from sdpa_lab.experiments.scale import FEWEST_DRAWS
+from sdpa_lab.experiments.speed import SHAPES
+from sdpa_lab.tools.inputs import N_IMAGES
+from sdpa_lab.tools.progress import progress as progress_bar
 
 REPORT = "sdpa-report.html"
 
@@ -97,22 +97,22 @@ def _destination(name: str) -> Path:
 
 
 def _info(options: argparse.Namespace) -> None:
-    from sdpa.lab.report import printout
+    from sdpa_lab.report import printout
 
     machine = lab.machine()
     print(_json(machine) if options.json else printout.machine_text(machine))
 
 
 def _explorer(options: argparse.Namespace) -> None:
-    from sdpa.lab import report
+    from sdpa_lab import report
 
     _destination(options.path).write_text(report.explorer(), encoding="utf-8")
     print(options.path)
 
 
 def _claims(options: argparse.Namespace) -> None:
-    from sdpa.lab import claims
-    from sdpa.lab.claims import cli
+    from sdpa_lab import claims
+    from sdpa_lab.claims import cli
 
     names = options.only or list(claims.claims())
     with progress_bar("claims", len(names)) as progress:
@@ -126,8 +126,8 @@ def _claims(options: argparse.Namespace) -> None:
 
 
 def _main_job(options: argparse.Namespace) -> None:
-    from sdpa.lab import claims, report
-    from sdpa.lab.report import printout, screen
+    from sdpa_lab import claims, report
+    from sdpa_lab.report import printout, screen
 
     def say(text: str) -> None:
         if options.all and not options.json:

@@ -22,7 +22,7 @@ from support.guard import Pages
 from support.machine import DTYPES, ISAS, SEED
 
 from sdpa import _core
-from sdpa.lab import minilm
+from sdpa_lab import minilm
 
 hypothesis.settings.register_profile(
     "sdpa",

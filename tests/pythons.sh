@@ -137,7 +137,7 @@ build_wheel() {
     local variables=(SDPA_WERROR=1 "$pip_takes")
     if [[ $1 == *-tsan ]]; then variables+=(SDPA_SANITIZE=thread); fi
     mkdir "$outside/tree"
-    cp -r "$here"/{sdpa,src,setup.py,pyproject.toml,README.md,LICENSE} "$outside/tree/"
+    cp -r "$here"/{sdpa,sdpa_lab,src,setup.py,pyproject.toml,README.md,LICENSE} "$outside/tree/"
     rm -f "$outside"/tree/sdpa/*.so
     inside "${variables[@]}" "$place/venv/bin/pip" wheel --quiet --no-deps --wheel-dir "$place/wheels" \
         "$place/tree" >&2

@@ -1,6 +1,6 @@
 """How the models of transformers scale their scores, read from its sources.
 
-python tools/census.py            # prints what sdpa/lab/claims/cited.json holds under "census"
+python tools/census.py            # prints what sdpa_lab/claims/cited.json holds under "census"
 
 A folder of transformers/models counts if its modeling files define a class of attention and a
 softmax, or a call that computes one. It has the scale if some line of them divides by, or

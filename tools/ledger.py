@@ -14,10 +14,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from sdpa.lab.claims import Claim, claims
-from sdpa.lab.claims.chinese import FINDINGS
-from sdpa.lab.claims.cli import interval, margin
-from sdpa.lab.claims.record import VERDICTS, Expect, Figure
+from sdpa_lab.claims import Claim, claims
+from sdpa_lab.claims.chinese import FINDINGS
+from sdpa_lab.claims.cli import interval, margin
+from sdpa_lab.claims.record import VERDICTS, Expect, Figure
 
 ROOT = Path(__file__).parents[1]
 PAGE, MARGINS = ROOT / "docs/ledger.md", ROOT / "docs/margins.json"

@@ -64,7 +64,17 @@ def run(
 
 def sync(tree: Path) -> None:
     """Copy what the tests need into a separate tree, which is mutated."""
-    names = ["src", "sdpa", "tests", "benchmarks", "tools", "docs", "pyproject.toml", "setup.py"]
+    names = [
+        "src",
+        "sdpa",
+        "sdpa_lab",
+        "tests",
+        "benchmarks",
+        "tools",
+        "docs",
+        "pyproject.toml",
+        "setup.py",
+    ]
     done = subprocess.run(["git", "ls-files", *names], cwd=ROOT, capture_output=True, text=True)
     others = [str(path.relative_to(ROOT)) for path in (ROOT / "sdpa").glob("_core*.so")]
     for name in done.stdout.splitlines() + others:

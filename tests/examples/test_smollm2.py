@@ -6,7 +6,7 @@ from support.examples import need, run
 
 import sdpa
 from sdpa import reference
-from sdpa.lab import smollm2
+from sdpa_lab import smollm2
 
 TEXT = (
     "The capital of France is Paris, which 12,345 naïve façades adorn. 水 flows there: "

@@ -6,7 +6,7 @@ from support.calls import CALLS, F32, everything, message, operands
 from support.protocols import CopiedFromDevice, OnDevice, OnlyArray, OnlyDlpack
 
 import sdpa
-from sdpa import lab
+import sdpa_lab as lab
 
 
 def mapped(convert, x):

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from support.examples import ROOT
 
-from sdpa.lab import claims, minilm, smollm2
-from sdpa.lab.claims import Claim, Expect, cli
-from sdpa.lab.claims.chinese import FINDINGS
-from sdpa.lab.claims.judge import ALPHA, LOOKS, decide
-from sdpa.lab.claims.record import VERDICTS, Trained
-from sdpa.lab.tools import estimate
-from sdpa.lab.tools.estimate import Draws, Estimate, exact, student
-from sdpa.lab.tools.table import Table, with_interval
+from sdpa_lab import claims, minilm, smollm2
+from sdpa_lab.claims import Claim, Expect, cli
+from sdpa_lab.claims.chinese import FINDINGS
+from sdpa_lab.claims.judge import ALPHA, LOOKS, decide
+from sdpa_lab.claims.record import VERDICTS, Trained
+from sdpa_lab.tools import estimate
+from sdpa_lab.tools.estimate import Draws, Estimate, exact, student
+from sdpa_lab.tools.table import Table, with_interval
 
 RECORDS = claims.claims()
 
@@ -473,7 +473,7 @@ def test_a_table_becomes_a_data_frame_where_pandas_is_installed(monkeypatch):
 
 def test_equal_readings_of_memory_do_not_claim_to_be_exact(monkeypatch):
     """The system counts pages; six equal counts are known to a page each, not to a byte."""
-    from sdpa.lab.claims import cost
+    from sdpa_lab.claims import cost
 
     same = {(kind, n): np.full(6, 4 * n**2) for kind in ("numpy", "sdpa") for n in cost.SIZES}
     monkeypatch.setattr(cost, "peaks", lambda *args, **kwargs: same)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import sdpa
-from sdpa import lab
-from sdpa.lab import claims
-from sdpa.lab.experiments.cost import LEADING, each_pair, numpy_additive
-from sdpa.lab.tools.estimate import Draws
+import sdpa_lab as lab
+from sdpa_lab import claims
+from sdpa_lab.experiments.cost import LEADING, each_pair, numpy_additive
+from sdpa_lab.tools.estimate import Draws
 
 
 @pytest.fixture

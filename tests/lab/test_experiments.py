@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from sdpa import lab
-from sdpa.lab import theory
-from sdpa.lab.experiments.growth import COMPONENTS, INITIALISERS
-from sdpa.lab.experiments.overflow import LARGEST
+import sdpa_lab as lab
+from sdpa_lab import theory
+from sdpa_lab.experiments.growth import COMPONENTS, INITIALISERS
+from sdpa_lab.experiments.overflow import LARGEST
 
 # At this level a figure of a table leaves its interval once in 10^6 seeds, as far as
 # a mean of these draws is normal; some hundred figures are checked.

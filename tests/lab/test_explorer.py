@@ -14,7 +14,7 @@ from support.pages import assert_fits, assert_named, opened
 
 import sdpa
 from sdpa.__main__ import main
-from sdpa.lab import report, theory
+from sdpa_lab import report, theory
 
 DATA = json.loads((report.FOLDER / "explorer.json").read_text(encoding="utf-8"))
 D_V = 64

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from sdpa.lab.tools.gelu import gelu
+from sdpa_lab.tools.gelu import gelu
 
 
 def exact(x):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.examples import need
 
-from sdpa.lab import gguf, smollm2
+from sdpa_lab import gguf, smollm2
 
 
 def text(value):

@@ -5,8 +5,8 @@ import pytest
 from support.bounds import AttentionBounds
 
 import sdpa
-from sdpa import lab
-from sdpa.lab import explore, theory
+import sdpa_lab as lab
+from sdpa_lab import explore, theory
 
 
 @pytest.mark.parametrize(

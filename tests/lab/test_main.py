@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import sdpa
-from sdpa import lab
+import sdpa_lab as lab
 from sdpa.__main__ import main
-from sdpa.lab import claims
-from sdpa.lab.report import screen
-from sdpa.lab.tools import estimate
+from sdpa_lab import claims
+from sdpa_lab.report import screen
+from sdpa_lab.tools import estimate
 
 DRAWS = 400
 
@@ -253,7 +253,7 @@ def run(*arguments, code=0, prelude="", **environment):
 WITHOUT_SKLEARN = "import sys; sys.modules['sklearn'] = sys.modules['sklearn.datasets'] = None"
 BRIEFLY = """
 from functools import partial
-from sdpa import lab
+import sdpa_lab as lab
 lab.speed = partial(lab.speed, seconds=0.0)
 """
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import sdpa
-from sdpa import lab, reference
+import sdpa_lab as lab
+from sdpa import reference
 
 
 def by_hand(query, key, **options):
@@ -124,7 +125,8 @@ def test_sequences_that_do_not_match_are_refused(rng):
 MEMORY = """
 import resource
 import numpy as np
-from sdpa import lab
+import sdpa_lab as lab
+from sdpa import reference
 key, value = np.random.default_rng(0).standard_normal((2, 1, 65536, 16), np.float32)
 query = key[:, :4096]
 lab.measure(query[:, :64], key[:, :64], value[:, :64])

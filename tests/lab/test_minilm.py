@@ -7,9 +7,9 @@ import unicodedata
 import numpy as np
 import pytest
 
-from sdpa.lab import minilm
-from sdpa.lab.corpus import passages
-from sdpa.lab.tools import wheels
+from sdpa_lab import minilm
+from sdpa_lab.corpus import passages
+from sdpa_lab.tools import wheels
 
 SENTENCE = "A cat sleeps on the warm roof."
 

@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 from support.pages import assert_fits, assert_named, colors, contrast, opened
 
-from sdpa import lab
+import sdpa_lab as lab
 from sdpa.__main__ import main
-from sdpa.lab import claims, report
-from sdpa.lab.claims import Expect, Figure
-from sdpa.lab.report import axis, cards, screen
+from sdpa_lab import claims, report
+from sdpa_lab.claims import Expect, Figure
+from sdpa_lab.report import axis, cards, screen
 
 FEW_CLAIMS = ("softmax-raw", "exp-values", "softmax-scaled", "table3-rowB")
 BY_SURPRISE = ("softmax-scaled", "exp-values", "table3-rowB", "softmax-raw")

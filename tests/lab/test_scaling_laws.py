@@ -9,15 +9,15 @@ import pytest
 from support.examples import need
 
 import sdpa
-from sdpa import lab
-from sdpa.lab import smollm2, theory
-from sdpa.lab.__main__ import NAMES
-from sdpa.lab.claims import variants
-from sdpa.lab.experiments import correlation, criteria, decoder, heads, length
-from sdpa.lab.tools import wheels
-from sdpa.lab.tools.table import Table
+import sdpa_lab as lab
+from sdpa_lab import smollm2, theory
+from sdpa_lab.__main__ import NAMES
+from sdpa_lab.claims import variants
+from sdpa_lab.experiments import correlation, criteria, decoder, heads, length
+from sdpa_lab.tools import wheels
+from sdpa_lab.tools.table import Table
 
-measuring = import_module("sdpa.lab.measure")  # `lab.measure` is the function
+measuring = import_module("sdpa_lab.measure")  # `lab.measure` is the function
 
 LEVEL = 1 - 1e-5  # level of one interval; a test may compare hundreds
 
@@ -325,7 +325,7 @@ def test_plots_of_laws():
 
 def test_the_command_saves_tables_and_plots(tmp_path):
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'sdpa[lab]'")
-    command = [sys.executable, "-m", "sdpa.lab", "--only", "critical", "--save", str(tmp_path)]
+    command = [sys.executable, "-m", "sdpa_lab", "--only", "critical", "--save", str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert run.stdout.startswith("critical\nInverse temperature")
     assert {path.name for path in tmp_path.iterdir()} == {

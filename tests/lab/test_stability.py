@@ -6,11 +6,11 @@ import pytest
 pytest.importorskip("autograd", reason="needs autograd: pip install 'sdpa[lab]'")
 
 import sdpa
-from sdpa import lab
-from sdpa.lab.experiments import depth
-from sdpa.lab.tools.inputs import stream
-from sdpa.lab.tools.table import Table
-from sdpa.lab.training import plots, recall, stability
+import sdpa_lab as lab
+from sdpa_lab.experiments import depth
+from sdpa_lab.tools.inputs import stream
+from sdpa_lab.tools.table import Table
+from sdpa_lab.training import plots, recall, stability
 
 FEW = {"seeds": 3, "rates": (1e-2, 3e-1)}
 LEVEL = 1 - 1e-6

@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from sdpa import lab
-from sdpa.lab import style
+import sdpa_lab as lab
+from sdpa_lab import style
 
 pytest.importorskip("matplotlib")
 
@@ -94,9 +94,9 @@ def test_every_experiment_of_the_main_job_has_its_plot():
 
 def test_every_experiment_that_make_lab_runs_has_its_plot():
     pytest.importorskip("autograd", reason="needs autograd: pip install 'sdpa[lab]'")
-    from sdpa.lab.__main__ import NAMES
-    from sdpa.lab.training.__main__ import GRID
-    from sdpa.lab.training.plots import PLOTS
+    from sdpa_lab.__main__ import NAMES
+    from sdpa_lab.training.__main__ import GRID
+    from sdpa_lab.training.plots import PLOTS
 
     assert {f"plot_{name}" for name in NAMES} <= set(lab.__all__)
     assert set(GRID) == set(PLOTS)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import sdpa
-from sdpa.lab import theory
-from sdpa.lab.experiments.gradients import log_gradients
+from sdpa_lab import theory
+from sdpa_lab.experiments.gradients import log_gradients
 
 
 @pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0, 5.0, 25.0])

@@ -16,9 +16,9 @@ from autograd import grad
 from autograd.test_util import check_grads
 from support.helpers import assert_same_bits
 
-from sdpa.lab import corpus, training
-from sdpa.lab.tools.estimate import Draws
-from sdpa.lab.training import dynamics, experiments, layers, models, optimise, plots, recall
+from sdpa_lab import corpus, training
+from sdpa_lab.tools.estimate import Draws
+from sdpa_lab.training import dynamics, experiments, layers, models, optimise, plots, recall
 
 SMALL = recall.Setting(d_k=8, rates=(0.02,), seeds=3, steps=60)
 

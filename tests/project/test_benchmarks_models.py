@@ -7,7 +7,7 @@ import pytest
 from support.examples import ROOT
 
 import sdpa
-from sdpa.lab import smollm2
+from sdpa_lab import smollm2
 
 sys.path.append(str(ROOT))  # last: a build that is under test elsewhere stays in front
 

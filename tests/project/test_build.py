@@ -51,7 +51,7 @@ class Built:
         copy = folder / "copy"
         copy.mkdir()
         ignore = shutil.ignore_patterns("__pycache__", "*.so")
-        for name in ("src", "sdpa", "tests", "tools"):
+        for name in ("src", "sdpa", "sdpa_lab", "tests", "tools"):
             shutil.copytree(ROOT / name, copy / name, ignore=ignore)
         for path in ROOT.iterdir():
             if path.is_file():
@@ -357,7 +357,7 @@ def dedented(program):
 def test_the_wheel_is_small_stripped_and_for_every_python(built):
     with zipfile.ZipFile(built.wheel) as archive:
         sizes = {entry.filename: entry.compress_size for entry in archive.infolist()}
-    laboratory = sum(size for name, size in sizes.items() if name.startswith("sdpa/lab/"))
+    laboratory = sum(size for name, size in sizes.items() if name.startswith("sdpa_lab/"))
     assert sum(sizes.values()) - laboratory < 800_000
     assert built.wheel.stat().st_size < 1_100_000
     if not sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -371,7 +371,8 @@ def test_the_wheel_is_small_stripped_and_for_every_python(built):
 def test_contents_of_the_wheel(built):
     python = {
         str(path.relative_to(ROOT))
-        for path in (ROOT / "sdpa").rglob("*")
+        for package in ("sdpa", "sdpa_lab")
+        for path in (ROOT / package).rglob("*")
         if path.suffix in (".py", ".pyi", ".typed", ".css", ".html", ".js", ".json")
     }
     assert "sdpa/py.typed" in python

@@ -13,7 +13,8 @@ from sdpa import _core
 PACKAGE = Path(sdpa.__file__).parent
 SOURCES = {
     str(path.relative_to(PACKAGE.parent)): path.read_text(encoding="utf-8")
-    for path in sorted(PACKAGE.rglob("*.py"))
+    for package in (PACKAGE, PACKAGE.with_name("sdpa_lab"))
+    for path in sorted(package.rglob("*.py"))
 }
 
 
@@ -56,7 +57,7 @@ def test_no_module_is_left_out():
     assert {path: n for path, source in SOURCES.items() if (n := left_out(source))} == {}
     run = {document.partition(":")[0] for document in EXAMPLES}
     assert run > {path for path, source in SOURCES.items() if ">>>" in source}
-    assert run > {"sdpa/cache.py", "sdpa/lab/theory.py", "sdpa._core.attention"}
+    assert run > {"sdpa/cache.py", "sdpa_lab/theory.py", "sdpa._core.attention"}
 
 
 def test_an_example_that_is_left_out_is_noticed():

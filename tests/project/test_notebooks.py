@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[2] / "notebooks"
 SOURCES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
 NUMBERED = [name for name in SOURCES if name[0].isdigit()]
 HEADINGS = ["Prediction", "In plain NumPy", "Measurement", "Figure", "Conclusion", "Exercises"]
-LONGEST_CELL = 20  # lines of code; what needs more is a function of sdpa.lab
+LONGEST_CELL = 20  # lines of code; what needs more is a function of sdpa_lab
 
 
 def read(name, suffix):
@@ -71,7 +71,7 @@ def test_form(name):
         "a guess before it is measured"
     )
     assert has_assertion(found["Measurement"])
-    assert re.search(r"\blab\b", "".join(cell.source for cell in found["Measurement"]))
+    assert re.search(r"\b(sdpa_)?lab\b", "".join(cell.source for cell in found["Measurement"]))
     assert len(code(found["Figure"])) == 1
     text = "\n".join(cell.source for cell in found["Exercises"])
     assert re.findall(r"^(\d)\. ", text, re.MULTILINE) == ["1", "2", "3"]

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import sdpa
+import sdpa_lab
 
-PACKAGE = Path(sdpa.__file__).parent
+PACKAGE, LABORATORY = (Path(package.__file__).parent for package in (sdpa, sdpa_lab))
 
 
 def run(code):
@@ -66,7 +67,8 @@ def test_unknown_name():
 
 def imported_by(path):
     """Full names of all modules, and of all names, that a file imports anywhere."""
-    package = ["sdpa", *path.relative_to(PACKAGE).parent.parts]
+    root = LABORATORY if path.is_relative_to(LABORATORY) else PACKAGE
+    package = [root.name, *path.relative_to(root).parent.parts]
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -79,9 +81,9 @@ def imported_by(path):
 
 
 def test_imports_are_read_whatever_their_form(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
-    path = tmp_path / "lab" / "module.py"
-    path.parent.mkdir()
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path / "sdpa")
+    path = tmp_path / "sdpa" / "lab" / "module.py"
+    path.parent.mkdir(parents=True)
     path.write_text("import a.b\nfrom .. import c\nfrom ..d import e\nfrom . import f\n")
     assert imported_by(path) >= {"a.b", "sdpa.c", "sdpa.d.e", "sdpa.lab.f"}
 
@@ -93,8 +95,9 @@ def test_nothing_else_imports_the_oracle():
     """
     oracle = PACKAGE / "reference"
     users = [
-        str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
+        str(path)
+        for package in (PACKAGE, LABORATORY)
+        for path in package.rglob("*.py")
         if oracle not in path.parents
         and any(f"{name}.".startswith("sdpa.reference.") for name in imported_by(path))
     ]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import sdpa
-from sdpa import lab
-from sdpa.lab.report.printout import scale_text
+import sdpa_lab as lab
+from sdpa_lab.report.printout import scale_text
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sdpa.lab.tools import wheels
+from sdpa_lab.tools import wheels
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ def load(name):
 
 HIDING = """
 import runpy, sys
-from sdpa.lab.tools import wheels
+from sdpa_lab.tools import wheels
 find, hidden = wheels.find_spec, sys.argv.pop(1)
 wheels.find_spec = lambda name: None if name == hidden else find(name)
 sys.modules[hidden] = None

@@ -3,7 +3,7 @@
 import re
 from contextlib import contextmanager
 
-from sdpa.lab import report
+from sdpa_lab import report
 
 COMPLAINTS = ("assert", "error", "warning")
 CSS = (report.FOLDER / "page.css").read_text(encoding="utf-8")

@@ -247,7 +247,8 @@ def main(place, *pytest_arguments):
     (wheel,) = (tree / "dist").glob("*.whl")
     zipfile.ZipFile(wheel).extractall(site)
     # Tests must find the package that is installed.
-    shutil.rmtree(tree / "sdpa")
+    for package in ("sdpa", "sdpa_lab"):
+        shutil.rmtree(tree / package)
     return wine(python, "-m", "pytest", "-q", *(pytest_arguments or TESTS), cwd=tree)
 
 

@@ -1,1 +1,0 @@
-"""The experiments, one module for each question; `sdpa.lab` exports their functions."""

@@ -1,0 +1,54 @@
+"""Every experiment on untrained attention and on a pretrained model: python -m sdpa_lab.
+
+Prints the tables; with --save writes them (.npz, .txt) and their plots (.svg, .png). Training has
+its own command, `python -m sdpa_lab.training`, and so does the ledger, `python -m sdpa claims`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from inspect import signature
+from pathlib import Path
+
+import sdpa_lab as lab
+
+from . import style
+from .tools.progress import progress
+
+NAMES = (
+    *("growth", "normality", "coverage", "initialisers", "overflow"),
+    *("saturation", "freezing", "scale_over_length", "critical"),
+    *("gradients", "exponents", "gradients_over_sigma", "best_sigma"),
+    *("averaging", "correlated_growth", "output_scale", "rank_collapse", "rank_step"),
+    *("inputs_compared", "trained_heads", "trained_choice", "trained_growth"),
+    "decoder_heads",
+)
+"""The experiments; each has a plot function, plot_NAME."""
+
+
+def main() -> None:
+    """Run the experiments, in some minutes with the usual draws."""
+    parser = argparse.ArgumentParser(prog="python -m sdpa_lab", description=__doc__)
+    parser.add_argument("--save", metavar="DIR", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--times", type=int, default=1, help="of the usual number of draws")
+    parser.add_argument("--only", metavar="NAME", nargs="+", choices=NAMES, default=NAMES)
+    options = parser.parse_args()
+    with progress("experiments", len(options.only)) as move:
+        for name in options.only:
+            experiment = getattr(lab, name)
+            draws = options.times * signature(experiment).parameters["draws"].default
+            try:
+                table = experiment(seed=options.seed, draws=draws)
+            except ImportError as error:
+                print(f"{name}\nNot run here: {error}\n", flush=True)
+                continue
+            print(f"{name}\n{table}\n", flush=True)
+            if options.save is not None:
+                table.save(options.save / name)
+                style.save(getattr(lab, f"plot_{name}")(table), options.save / name)
+            move(1)
+
+
+if __name__ == "__main__":
+    main()

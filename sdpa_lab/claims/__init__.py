@@ -1,0 +1,150 @@
+"""The ledger: every claim of the five notes, judged by measurement.
+
+`python -m sdpa claims` prints it. A claim becomes one or several figures. For each figure the
+record states, before anything is measured, the value that the note claims (`Expect.claimed`), the
+margin within which a measurement agrees with it (`Expect.margin`) and, where we disagree, our own
+prediction (`Expect.law`). The experiment returns independent draws (whole tensors, seeds or runs,
+never the entries of one matrix, which depend on each other), and `judge` compares, by one rule for
+all rows.
+
+How a row is added
+------------------
+Write an experiment with the signature `(seed, times) -> dict`. It returns, by the name of the
+figure, `Draws` (one number per independent draw, with the statistic to take of them) or, where
+nothing is random, `exact(value)`; `times` multiplies the numbers of draws (`draws(1000, times)`).
+Random numbers come from `stream(seed, "name of the experiment", ...)`. It may return figures that
+are not judged but help to understand the others. Then put a record into the tuple `CLAIMS` of the
+module:
+
+    CLAIMS = (
+        Claim(
+            id="unit-var",                      # one of IDS
+            notes=("000", "001"),
+            claim="What the notes say, in our words.",
+            claim_zh="...",
+            expect=(Expect("variance scaled d_k=64", claimed=1.0, margin=0.02),),
+            holds="The statement if it is reproduced: {variance scaled d_k=64}.",
+            law="The statement if it is not: the right law.",
+            experiment=unit_variance,
+        ),
+    )
+
+and the module's name into `MODULES`. Names of figures contain none of . : ! [ ] { }, because
+statements refer to them in braces: {NAME} shows the value with its interval, {NAME:FORMAT} the
+value alone. A claim of the form "at least" has a margin (0, None). A row that trains or times
+something is `slow`, and the main job leaves it out. An experiment that needs an extra imports it
+inside and does not catch the ImportError: the row is then undecided and says so. What the claim
+says of the figures of pretrained models, where the experiment has them, goes into `trained` and
+gets a verdict per model.
+"""
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+
+from .judge import judge
+from .record import Claim, Expect, Figure, Measured, Row, draws
+
+__all__ = [
+    "IDS",
+    "Claim",
+    "Expect",
+    "Figure",
+    "Measured",
+    "Row",
+    "claims",
+    "draws",
+    "judge",
+    "ledger",
+    "quick",
+]
+
+IDS = (
+    *("mean-var", "unit-var", "product-var", "normal", "three-sigma", "init-var", "toy-512"),
+    *("toy-var", "softmax-raw", "softmax-scaled", "exp-values", "jacobian", "saturated", "shift"),
+    *("overflow-64", "entropy-table", "maxweight-table", "grad-law", "other-scales"),
+    *("train-infer", "no-scale-training", "scale-cost", "table3-rowB", "additive-small-dk"),
+    *("additive-no-scale", "additive-cost", "additive-speed", "memory", "attention-rows"),
+    *("dv-differs", "backward", "weight-grad", "swap", "init-symmetric", "divergence"),
+    *("grads-differ", "tied-kv", "cosine-bilinear", "batchnorm-analogy", "temperature"),
+    *("stop-learning", "unscaled-position", "dk-independence", "glorot-unit-var", "sigma-law"),
+    *("cosine-analogy", "noncommute", "dot-no-params", "universal", "layer-norm"),
+    *("saturated-gradient", "trained-exponent", "unstable-training"),
+)
+"""Every row, in the order of the ledger."""
+
+MODULES = (
+    "numbers",
+    "variance",
+    "structure",
+    "saturation",
+    "cost",
+    "additive",
+    "training",
+    "stability",
+    "variants",
+    "cited",
+)
+"""The modules beside this one that hold the rows, each in a tuple `CLAIMS`."""
+
+
+def claims() -> dict[str, Claim]:
+    """Every claim by its id, in the order of IDS."""
+    found = [claim for module in MODULES for claim in import_module(f".{module}", __name__).CLAIMS]
+    by_id = {claim.id: claim for claim in found}
+    unknown = set(by_id) - set(IDS)
+    if unknown or len(by_id) < len(found):
+        raise ValueError(f"claims: expected each of IDS once, got {[c.id for c in found]}")
+    return {name: by_id[name] for name in IDS if name in by_id}
+
+
+def quick() -> list[str]:
+    """Ids of the rows that the main job judges: all that are not slow."""
+    return [name for name, claim in claims().items() if not claim.slow]
+
+
+def ledger(
+    only: Iterable[str] | None = None,
+    *,
+    seed: int = 0,
+    times: float = 1.0,
+    progress: Callable[[int], object] | None = None,
+) -> list[Row]:
+    """Judge all claims, or those named.
+
+    Parameters
+    ----------
+    only : iterable of str, optional
+        Ids.
+    seed : int
+        Rows that time something differ from run to run; all others depend on it alone.
+    times : float
+        Multiplies the numbers of draws.
+    progress : callable, optional
+        Called with 1 after each row.
+
+    Returns
+    -------
+    list of Row
+
+    Raises
+    ------
+    ValueError
+        `only` names a row that does not exist.
+
+    Examples
+    --------
+    >>> from sdpa_lab.claims import ledger
+    >>> [row.verdict for row in ledger(["softmax-raw"])]
+    ['reproduced']
+    """
+    known = claims()
+    names = list(known) if only is None else list(only)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"only: expected ids of claims ({', '.join(known)}), got {unknown}")
+    rows = []
+    for name in names:
+        rows.append(judge(known[name], rows=len(IDS), seed=seed, times=times))
+        if progress is not None:
+            progress(1)
+    return rows

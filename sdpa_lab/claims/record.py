@@ -1,0 +1,181 @@
+"""What a row of the ledger consists of, before and after it is judged."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from textwrap import fill
+from typing import Any, NamedTuple
+
+from .. import minilm, smollm2
+from ..tools.estimate import Draws, Estimate
+
+WIDTH = 100  # of a line of text
+
+VERDICTS = {
+    "reproduced": "复现",
+    "corrected": "修正",
+    "refuted": "推翻",
+    "undecided": "未定",
+}
+"""The verdicts, and their names in Chinese."""
+
+Margin = float | tuple[float | None, float | None]
+Measured = Mapping[str, Draws | Estimate]
+
+
+class Figure(NamedTuple):
+    """A measured figure with its interval, from `n` independent draws."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+class Expect(NamedTuple):
+    """What a claim says of one figure, fixed before anything is measured."""
+
+    figure: str
+    claimed: float
+    margin: Margin
+    """How far below and above the claim a figure still agrees with it; None is any distance."""
+    law: float | None = None
+    """Our own prediction, where it differs."""
+    law_margin: Margin | None = None
+    """That of the law, where `margin` is open to one side and would let every law pass."""
+    law_figure: str | None = None
+    """The figure that the law is about, where that is another expression than the note's."""
+
+    def claimed_region(self) -> tuple[float, float]:
+        """Ends of the values that agree with the claim."""
+        return _region(self.claimed, self.margin)
+
+    def law_region(self) -> tuple[float, float] | None:
+        """Ends of the values that agree with the law, if there is one."""
+        margin = self.margin if self.law_margin is None else self.law_margin
+        return None if self.law is None else _region(self.law, margin)
+
+
+def _region(centre: float, margin: Margin) -> tuple[float, float]:
+    below, above = margin if isinstance(margin, tuple) else (margin, margin)
+    low = -float("inf") if below is None else centre - below
+    return low, float("inf") if above is None else centre + above
+
+
+class Trained(NamedTuple):
+    """The claim for the heads of a pretrained model: the notes speak of attention before training,
+    so this gets a verdict of its own."""
+
+    model: str
+    expect: tuple[Expect, ...]
+    finding: str
+    """What the figures show, whatever the verdict."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One row of the ledger; `sdpa_lab.claims` says how to write one."""
+
+    id: str
+    notes: tuple[str, ...]
+    claim: str
+    claim_zh: str
+    expect: tuple[Expect, ...]
+    holds: str
+    """The statement if it is reproduced; {FIGURE} and {FIGURE:FORMAT} stand for measured values."""
+    law: str
+    """The statement if it is not: the right law in one sentence."""
+    experiment: Callable[[int, float], Measured]
+    """(seed, times) to figures by name; `times` multiplies the numbers of draws."""
+    cited: bool = False
+    """The figures are those of a publication, with its rounding as interval."""
+    more: float = 4
+    """`times` at the second look; 1: there is none."""
+    slow: bool = False
+    """It trains or times something, or takes long: the main job leaves it out."""
+    trained: tuple[Trained, ...] = ()
+    """By pretrained model, judged where it is installed."""
+
+    @property
+    def judged(self) -> tuple[Expect, ...]:
+        """All that the row may have to judge, whether the models are installed or not."""
+        return self.expect + tuple(e for part in self.trained for e in part.expect)
+
+    @property
+    def experiment_name(self) -> str:
+        """Module and name of the experiment."""
+        return f"{self.experiment.__module__}.{self.experiment.__qualname__}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A judged claim."""
+
+    claim: Claim
+    verdict: str
+    """"reproduced", "corrected", "refuted" or "undecided"."""
+    statement: str
+    figures: tuple[Figure, ...]
+    level: float
+    """Of each interval."""
+    seed: int
+    seconds: float
+    draws: dict[str, Any]
+    """What was measured per draw, by figure."""
+    trained: Mapping[str, str]
+    """Verdicts by pretrained model, of those that are installed."""
+
+    @property
+    def expect(self) -> dict[str, Expect]:
+        """What was judged, by figure."""
+        found = {part.model: part.expect for part in self.claim.trained}
+        judged = sum((found[model] for model in self.trained), self.claim.expect)
+        return {expect.figure: expect for expect in judged}
+
+    def __str__(self) -> str:
+        """Verdict, claim and what is right; without the figures."""
+        claim = self.claim
+        cited = " (cited)" if claim.cited else ""
+        trained = "".join(f"; {model}: {verdict}" for model, verdict in self.trained.items())
+        found = {"claim  ": claim.claim, "found  ": self.statement}
+        return "\n".join(
+            [
+                f"{claim.id}: {self.verdict}{cited}{trained}, notes {' '.join(claim.notes)}",
+                *(
+                    fill(
+                        text,
+                        WIDTH,
+                        initial_indent=f"  {name}",
+                        subsequent_indent=" " * 9,
+                        break_on_hyphens=False,  # as in the names of models
+                    )
+                    for name, text in found.items()
+                ),
+            ]
+        )
+
+    def record(self) -> dict[str, Any]:
+        """The row as plain data, the form of `python -m sdpa claims --json`."""
+        claim = self.claim
+        result = {
+            "id": claim.id,
+            "notes": list(claim.notes),
+            "claim": claim.claim,
+            "claim_zh": claim.claim_zh,
+            "verdict": self.verdict,
+            "statement": self.statement,
+            "figures": [figure._asdict() for figure in self.figures],
+            "predicted": {name: expect.claimed for name, expect in self.expect.items()},
+            "margin": {name: expect.margin for name, expect in self.expect.items()},
+            "experiment": claim.experiment_name,
+            "seed": self.seed,
+            "seconds": round(self.seconds, 3),
+        }
+        result |= {"cited": True} if claim.cited else {}
+        keys = {minilm.MODEL: "trained", smollm2.MODEL: "decoder"}
+        return result | {keys[part.model]: self.trained.get(part.model) for part in claim.trained}
+
+
+def draws(number: int, times: float, least: int = 2) -> int:
+    """How many draws: `number` times `times`, but at least `least`."""
+    return max(least, round(number * times))

@@ -1,0 +1,380 @@
+"""A task that attention alone can solve, small enough to train hundreds of models on it.
+
+A sequence holds n pairs (symbol, class): the symbols are different ones of 32, the classes are
+random ones of 8. Then all symbols are asked for in another order, and the model says the class of
+each:
+
+    keys, values   x_j = (a(symbol_j) + b(class_j)) / sqrt(2)        (n, 32)
+    queries        y_i = a'(symbol asked for)                        (n, 32)
+
+    logits = softmax(scale y W^Q (x W^K)^T) x W^V W^O,    W^Q, W^K (32, d_k), W^V (32, 32)
+
+The vectors a, a' and b are drawn once per seed from N(0, 1) and fixed, so that x and y meet the
+assumption of the footnote: with W ~ N(0, 1/32) the components of a query and a key have variance 1,
+and Var(q.k) = d_k at the start. The models learn which a' belongs to which a. The loss is the
+cross-entropy in nats; guessing has ln 8 = 2.08.
+
+Models that differ in seed and learning rate alone are trained together, as leading axes (rates,
+seeds) of all arrays, on the same data for all rates of a seed. They do not influence each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import log
+from typing import Any, NamedTuple
+
+import autograd.numpy as anp
+import numpy as np
+import numpy.typing as npt
+from autograd import value_and_grad
+from autograd.extend import defvjp_argnums, primitive
+
+import sdpa
+from sdpa.interop import autograd as interop
+
+from ..tools.inputs import stream
+from ..tools.machine import one_blas_thread
+from ..tools.table import Cell
+from .layers import cross_entropy, rms_norm
+from .optimise import Adam, Arrays, Descent
+
+D_MODEL, SYMBOLS, CLASSES = 32, 32, 8
+CHANCE = log(CLASSES)
+TOKENS = 128
+"""Per step and model, whatever n is."""
+
+Values = npt.NDArray[np.float64]
+Rows = list[dict[str, Cell]]
+Progress = Callable[[int], object] | None
+"""Called with the number of steps, models or settings completed since the last call."""
+
+RULES: dict[str, Callable[[int], float]] = {
+    "1": lambda d_k: 1.0,
+    "log d_k": lambda d_k: 1 / log(d_k),
+    "sqrt d_k": lambda d_k: d_k**-0.5,
+    "2 sqrt d_k": lambda d_k: 0.5 * d_k**-0.5,
+    "d_k": lambda d_k: 1 / d_k,
+    "learned": lambda d_k: d_k**-0.5,  # at the start
+}
+"""The scale by the name of the rule."""
+
+MECHANISMS = ("dot", "additive", "cosine", "bilinear")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One way to train; the models that share it differ in seed and learning rate."""
+
+    d_k: int = 32
+    n: int = 16
+    rule: str = "sqrt d_k"
+    """One of RULES. Cosine and additive attention have a scale, too, 1 unless this says else."""
+    fold: str = "none"
+    """"none": the scale is in the kernel. "initial": W^Q is multiplied by it before training
+    and the kernel has scale 1. "compensated": that, and the learning rate of W^Q is multiplied by
+    it (squared for plain descent), which makes the trajectory the same."""
+    mechanism: str = "dot"
+    """One of MECHANISMS. "additive": w . tanh(q + k) with W^Q, W^K (32, d_k) and w (d_k). "cosine":
+    q.k / |q||k|, times a learned factor that starts at d_k^(1/2), the size of its scores' inverse.
+    "bilinear": y W x without d_k."""
+    tied: bool = False
+    """W^V is W^K; then d_v is d_k, in the models compared with it as well: see `d_v`."""
+    d_v: int = D_MODEL
+    symmetric: bool = False
+    """Queries have the vectors of the keys: a' = a."""
+    same_start: bool = False
+    """W^K starts as a copy of W^Q."""
+    gain: float = 1.0
+    """Factor of W^Q and W^K at the start; gain^2 that of the scores."""
+    optimiser: str = "adam"
+    """"adam" or "descent"."""
+    rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
+    seeds: int = 16
+    steps: int = 150
+
+    @property
+    def scale(self) -> float:
+        """Of the kernel at the start."""
+        return 1.0 if self.fold != "none" else RULES[self.rule](self.d_k)
+
+    def __post_init__(self) -> None:
+        for name, known in (("rule", RULES), ("mechanism", MECHANISMS)):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name}: expected one of {list(known)}, got {getattr(self, name)!r}"
+                )
+        if self.fold not in ("none", "initial", "compensated"):
+            raise ValueError(f"fold: expected none, initial or compensated, got {self.fold!r}")
+        if not 1 <= self.n <= SYMBOLS or TOKENS % self.n:
+            raise ValueError(f"n: expected a divisor of {TOKENS} up to {SYMBOLS}, got {self.n}")
+
+
+class Batch(NamedTuple):
+    """Inputs and targets of one step for every seed: (seeds, sequences, n, ...)."""
+
+    x: Any
+    """What keys and values are made of."""
+    y: Any
+    """What queries are made of."""
+    target: Any
+    """The class that each query asks for: (seeds, sequences, n)."""
+    answer: Any
+    """The position of the key that it asks for: (rates * seeds, sequences, n, 1)."""
+
+
+class Trained:
+    """Models of one setting. Arrays have leading axes (rates, seeds), flat in `parameters`."""
+
+    def __init__(self, setting: Setting, seed: int) -> None:
+        self.setting: Setting = setting
+        self.seed: int = seed
+        rates, seeds = len(setting.rates), setting.seeds
+        self.shape: tuple[int, int] = (rates, seeds)
+
+        def draw(*shape: int, variance: float = 1.0) -> Any:
+            # One seed at a time, so that adding seeds does not change the first ones.
+            drawn = [rng_of.standard_normal(shape) for rng_of in generators]
+            return (variance**0.5 * np.array(drawn)).astype(np.float32)
+
+        generators = [stream(seed, "recall", "start", i) for i in range(seeds)]
+        self.key_vectors: Any = draw(SYMBOLS, D_MODEL)
+        self.class_vectors: Any = draw(CLASSES, D_MODEL)
+        self.query_vectors: Any = draw(SYMBOLS, D_MODEL)
+        if setting.symmetric:
+            self.query_vectors = self.key_vectors
+        width = D_MODEL if setting.mechanism == "bilinear" else setting.d_k
+        start = {
+            "W^Q": setting.gain * draw(D_MODEL, width, variance=1 / D_MODEL),
+            "W^K": setting.gain * draw(D_MODEL, width, variance=1 / D_MODEL),
+            "W^V": draw(D_MODEL, self.d_v, variance=1 / D_MODEL),
+            "W^O": draw(self.d_v, CLASSES, variance=1 / self.d_v),
+        }
+        if setting.same_start:
+            start["W^K"] = start["W^Q"].copy()
+        if setting.fold != "none":
+            start["W^Q"] *= np.float32(RULES[setting.rule](setting.d_k))
+        if setting.mechanism == "additive":
+            start["w"] = draw(width, 1, variance=1 / width)
+        if setting.rule == "learned" or setting.mechanism == "cosine":
+            first = setting.d_k**0.5 if setting.mechanism == "cosine" else setting.scale
+            start["log scale"] = np.full((seeds, 1, 1), log(first), np.float32)
+        if setting.mechanism == "bilinear":
+            del start["W^K"]
+        if setting.tied:
+            del start["W^V"]
+        self.parameters: dict[str, Any] = {
+            name: np.tile(w, (rates, 1, 1)) for name, w in start.items()
+        }
+
+    @property
+    def d_v(self) -> int:
+        """Width of the values."""
+        return self.setting.d_k if self.setting.tied else self.setting.d_v
+
+    # ------------------------------------------------------------------------- the model
+
+    def batches(self, purpose: str, sequences: int) -> Iterator[Batch]:
+        """Fresh data without end; every purpose has its own."""
+        n, seeds = self.setting.n, self.setting.seeds
+        generators = [stream(self.seed, "recall", purpose, i) for i in range(seeds)]
+        which = np.arange(seeds)[:, None, None]
+        while True:
+            drawn = [
+                (
+                    rng.random((sequences, SYMBOLS)).argsort(axis=-1)[:, :n],
+                    rng.integers(CLASSES, size=(sequences, n)),
+                    rng.random((sequences, n)).argsort(axis=-1),
+                )
+                for rng in generators
+            ]
+            symbols, classes, order = (np.array(part) for part in zip(*drawn, strict=True))
+            x = self.key_vectors[which, symbols] + self.class_vectors[which, classes]
+            y = self.query_vectors[which, np.take_along_axis(symbols, order, axis=-1)]
+            target = np.take_along_axis(classes, order, axis=-1)
+            answer = np.tile(order[..., None], (self.shape[0], 1, 1, 1))
+            yield Batch(x * np.float32(0.5**0.5), y, target, answer)
+
+    def project(self, parameters: Any, batch: Batch) -> tuple[Any, Any, Any]:
+        """Query, key and value: (rates * seeds, sequences, n, width)."""
+        rates, (seeds, sequences, n, _) = self.shape[0], batch.x.shape
+
+        def times(x: Any, name: str) -> Any:
+            flat = np.tile(x.reshape(seeds, sequences * n, D_MODEL), (rates, 1, 1))
+            product = anp.matmul(flat, parameters[name])
+            return anp.reshape(product, (rates * seeds, sequences, n, -1))
+
+        query = times(batch.y, "W^Q")
+        if self.setting.mechanism == "bilinear":
+            key = np.tile(batch.x, (rates, 1, 1, 1))
+        else:
+            key = times(batch.x, "W^K")
+        return query, key, key if self.setting.tied else times(batch.x, "W^V")
+
+    def attend(self, parameters: Any, query: Any, key: Any, value: Any, scale: float | None) -> Any:
+        """Attention by the setting's mechanism; `scale` in place of the one it has."""
+        if self.setting.mechanism == "additive":
+            scores = self._additive_scores(parameters, query, key, scale)
+            nothing = np.zeros((*query.shape[:-1], 0), np.float32)
+            return interop.attention(nothing, nothing, value, scores)
+        query, key, scale = self._factors(parameters, query, key, scale)
+        return interop.attention(query, key, value, scale=scale)
+
+    def _additive_scores(self, parameters: Any, query: Any, key: Any, scale: float | None) -> Any:
+        scale = self.setting.scale if scale is None else scale
+        return scale * additive_scores(query, key, parameters["w"])
+
+    def _factors(
+        self, parameters: Any, query: Any, key: Any, scale: float | None
+    ) -> tuple[Any, Any, float]:
+        """Query, key and scale such that the scores are scale query key^T."""
+        scale = self.setting.scale if scale is None else scale
+        if self.setting.mechanism == "cosine":
+            root = np.float32(query.shape[-1] ** -0.5)
+            query, key, scale = rms_norm(query) * root, rms_norm(key) * root, 1.0
+        if "log scale" in parameters:
+            query, scale = query * anp.exp(parameters["log scale"])[..., None], 1.0
+        return query, key, scale
+
+    def losses(self, parameters: Any, batch: Batch, scale: float | None = None) -> Any:
+        """Cross-entropy of each model: (rates * seeds,)."""
+        out = self.attend(parameters, *self.project(parameters, batch), scale)
+        return self.read(parameters, out, batch)
+
+    def read(self, parameters: Any, out: Any, batch: Batch) -> Any:
+        """Cross-entropy of each model from the output of attention."""
+        runs, sequences, n, width = out.shape
+        flat = anp.reshape(out, (runs, sequences * n, width))
+        logits = anp.reshape(anp.matmul(flat, parameters["W^O"]), (runs, sequences, n, CLASSES))
+        target = np.tile(batch.target, (self.shape[0], 1, 1))
+        return anp.mean(cross_entropy(logits, target), axis=(1, 2))
+
+    def gradients(self, batch: Batch) -> tuple[Values, Arrays]:
+        """Loss and gradients of every model."""
+        total = value_and_grad(lambda p: anp.sum(self.losses(p, batch)))
+        value, grads = total(self.parameters)
+        return value, grads
+
+    # ---------------------------------------------------------------------- what came out
+
+    def test_loss(self, scale: float | None = None, *, purpose: str = "test") -> Values:
+        """Cross-entropy in nats on fresh data, (rates, seeds); with another scale where given."""
+        batch = next(self.batches(purpose, max(1, 1024 // self.setting.n)))
+        with one_blas_thread():
+            losses = self.losses(self.parameters, batch, scale)
+        return np.asarray(losses, np.float64).reshape(self.shape)
+
+    def best(self) -> int:
+        """The learning rate with the least mean loss, on data that no test sees."""
+        return int(np.nanargmin(self.test_loss(purpose="choice").mean(axis=1)))
+
+    def scores(self) -> Values:
+        """Scaled scores on fresh data: (rates, seeds, sequences, n, n)."""
+        batch = next(self.batches("scores", 16))
+        query, key, _ = self.project(self.parameters, batch)
+        if self.setting.mechanism == "additive":
+            scores = self._additive_scores(self.parameters, query, key, None)
+        else:
+            query, key, scale = self._factors(self.parameters, query, key, None)
+            scores = sdpa.attention_weights(query, key, scale=scale, stage="scores")
+        return np.asarray(scores, np.float64).reshape(*self.shape, *scores.shape[1:])
+
+
+@primitive
+def additive_scores(query: Any, key: Any, w: Any) -> Any:
+    """w . tanh(q_i + k_j) of (runs, ..., Lq, h), (runs, ..., Lk, h) and (runs, h, 1).
+
+    (runs, ..., Lq, Lk). The tanh of all pairs of one run at a time.
+    """
+    return np.stack([(_tanh(*pair) @ v)[..., 0] for *pair, v in zip(query, key, w, strict=True)])
+
+
+def _tanh(query: Any, key: Any) -> Any:
+    return np.tanh(query[..., :, None, :] + key[..., None, :, :])
+
+
+def _additive_scores_vjp(argnums: Any, scores: Any, args: Any, kwargs: Any) -> Any:
+    def vjp(g: Any) -> Any:
+        grads = [np.empty_like(x) for x in args]
+        for run, (query, key, w) in enumerate(zip(*args, strict=True)):
+            t, g_run = _tanh(query, key), g[run][..., None]
+            grads[2][run] = t.reshape(-1, t.shape[-1]).T @ g_run.reshape(-1, 1)
+            t *= t
+            t = (1 - t) * w[:, 0] * g_run
+            grads[0][run], grads[1][run] = t.sum(axis=-2), t.sum(axis=-3)
+        return [grads[i] for i in argnums]
+
+    return vjp
+
+
+defvjp_argnums(additive_scores, _additive_scores_vjp)
+
+
+Watch = Callable[[int, Trained, Arrays], None]
+"""Called before every step with its number, the models and their gradients."""
+
+
+def train(
+    setting: Setting,
+    *,
+    seed: int = 0,
+    watch: Watch | None = None,
+    progress: Progress = None,
+) -> Trained:
+    """Train all models of a setting.
+
+    Parameters
+    ----------
+    setting : Setting
+    seed : int
+        Of vectors, starts and data.
+    watch : callable, optional
+        Called before every step with (step, models, gradients).
+    progress : callable, optional
+        Called with 1 after each step.
+
+    Examples
+    --------
+    >>> from sdpa_lab.training import recall
+    >>> models = recall.train(recall.Setting(d_k=8, rates=(0.03,), seeds=2, steps=60))
+    >>> bool((models.test_loss() < 0.8 * recall.CHANCE).all())
+    True
+    """
+    models = Trained(setting, seed)
+    rate = np.repeat(np.array(setting.rates, np.float32), setting.seeds)[:, None, None]
+    rates: dict[str, Any] = dict.fromkeys(models.parameters, rate)
+    factor = RULES[setting.rule](setting.d_k)
+    if setting.fold == "compensated":
+        rates["W^Q"] = rate * np.float32(factor if setting.optimiser == "adam" else factor**2)
+    optimiser = {"adam": Adam, "descent": Descent}[setting.optimiser](rates)
+    batches = models.batches("train", TOKENS // setting.n)
+    with one_blas_thread():
+        for step in range(setting.steps):
+            _, gradients = models.gradients(next(batches))
+            if watch is not None:
+                watch(step, models, gradients)
+            optimiser.step(models.parameters, gradients)
+            if progress is not None:
+                progress(1)
+    return models
+
+
+@lru_cache(maxsize=64)
+def trained(setting: Setting, seed: int) -> Trained:
+    """`train` with a cache, because rows of the ledger share models."""
+    return train(setting, seed=seed)
+
+
+def compare(setting: Setting, *, seed: int = 0, **changes: Any) -> Values:
+    """Test loss of each seed at its setting's best learning rate, after `changes`: (seeds,)."""
+    models = trained(replace(setting, **changes), seed)
+    losses: Values = models.test_loss()[models.best()]
+    return losses
+
+
+def square_norms(x: npt.NDArray[Any]) -> Values:
+    """Of each model's array: (models, ...) -> (models,)."""
+    norms: Values = np.square(x.reshape(len(x), -1), dtype=np.float64).sum(axis=1)
+    return norms

@@ -1,4 +1,4 @@
-"""Readers of arguments, in the words of src/python/parse.c and options.c.
+"""Readers of arguments, in the words of src/python/parse.c and options.c, and their defaults.
 
 Integers saturate: one beyond int64 becomes the nearest that int64 holds, so that sys.maxsize and
 2**70 mean "no bound" wherever a bound is read.
@@ -6,16 +6,22 @@ Integers saturate: one beyond int64 becomes the nearest that int64 holds, so tha
 
 from __future__ import annotations
 
+import math
 import operator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sdpa import _core
 
+Choice = TypeVar("Choice", bound=str)
 Integers = NDArray[np.int64]
 Window = tuple[int | None, int | None]
+Alignment = Literal["none", "upper_left", "lower_right"]
+ALIGNMENTS: tuple[Alignment, ...] = ("none", "upper_left", "lower_right")
 
 _INT64 = np.iinfo(np.int64)
 # A bound of the window this large excludes nothing, since offsets and indices are smaller.
@@ -23,6 +29,52 @@ _WIDEST = 1 << 62
 LARGEST_OFFSET = 1 << 60
 # More elements than any memory has addresses for.
 _LARGEST_SIZE = 1 << 48
+
+
+# ------------------------------------------------------------------------------- single values
+
+
+def boolean(name: str, value: Any) -> bool:
+    """True or False, of Python or NumPy."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise TypeError(f"{name}: expected True or False, got {value!r}")
+
+
+def finite(name: str, value: Any) -> float:
+    """One finite number."""
+    try:
+        # Unlike float, it refuses strings.
+        is_finite = math.isfinite(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected a finite number, got {value!r}") from None
+    except OverflowError:
+        raise ValueError(
+            f"{name}: expected a finite number, got an integer beyond float64"
+        ) from None
+    if not is_finite:
+        raise ValueError(f"{name}: expected a finite number, got {value!r}")
+    return float(value)
+
+
+def positive(name: str, value: Any) -> float:
+    """One finite number above 0 whose reciprocal is finite."""
+    number = finite(name, value)
+    if number <= 0 or math.isinf(1 / number):
+        raise ValueError(f"{name}: expected a number above 0, got {value!r}")
+    return number
+
+
+def choice(name: str, value: Any, known: Iterable[Choice]) -> Choice:
+    """One of these strings."""
+    *others, last = known
+    for word in (*others, last):
+        if isinstance(value, str) and value == word:
+            return word
+    expected = f"{', '.join(map(repr, others))} or {last!r}"
+    raise (ValueError if isinstance(value, str) else TypeError)(
+        f"{name}: expected {expected}, got {value!r}"
+    )
 
 
 def integer(name: str, value: Any) -> int:
@@ -51,6 +103,9 @@ def size(name: str, value: Any, least: int = 0) -> int:
     if number > _LARGEST_SIZE:
         raise ValueError(f"{name}: expected at most 2^48, got {value!r}")
     return number
+
+
+# ------------------------------------------------------------------------------- options
 
 
 def integers(name: str, value: Any) -> Integers:
@@ -110,7 +165,44 @@ def seed(value: Any, others: str = "") -> int:
     return number
 
 
+def alignment(value: Any) -> Alignment:
+    """What is_causal says: no diagonal, or the corner of the scores from which it starts."""
+    if isinstance(value, (bool, np.bool_)):
+        return "upper_left" if value else "none"
+    for corner in ALIGNMENTS[1:]:
+        if isinstance(value, str) and value == corner:
+            return corner
+    raise (ValueError if isinstance(value, str) else TypeError)(
+        f"is_causal: expected False, True, 'upper_left' or 'lower_right', got {value!r}"
+    )
+
+
+# ------------------------------------------------------------------------------- defaults
+
+
+def default_scale(d_k: int) -> float:
+    """The factor of scores where none is given: 1 / sqrt(d_k).
+
+    It is 1 for queries of width 0, all of whose scores are 0.
+    """
+    return 1 / math.sqrt(max(d_k, 1))
+
+
 # ------------------------------------------------------------------------------- positions
+
+
+def diagonal_offset(n_q: Any, n_k: Any, key_lengths: Any = None) -> Any:
+    """The query_offset of is_causal="lower_right": the last query sees the last key in use.
+
+    Numbers, or arrays with one number for each sequence.
+    """
+    return (n_k if key_lengths is None else key_lengths) - n_q
+
+
+def sequences(*cu_seqlens: Any) -> Iterator[tuple[slice, ...]]:
+    """For each packed sequence its rows in every array: one slice for each cu_seqlens given."""
+    ends = (x.tolist() if hasattr(x, "tolist") else x for x in cu_seqlens)
+    return zip(*([slice(*pair) for pair in pairwise(x)] for x in ends), strict=True)
 
 
 def nearer(offset: Any, bounds: Window, reach: int) -> tuple[Integers, Window]:

@@ -180,13 +180,14 @@ def test_every_kind_of_integer():
     assert _arguments.integer("n", 2**70) == 2**63 - 1
 
 
+def refused(exception, **options):
+    """The message of a compiled function."""
+    x = dict(zip(("query", "key", "value"), np.ones((3, 1, 2, 4)), strict=True))
+    return message(exception, sdpa.attention, **x, **options)
+
+
 def test_the_words_are_those_of_c():
     """Each reader beside the call of a compiled function that refuses the same."""
-    x = dict(zip(("query", "key", "value"), np.ones((3, 1, 2, 4)), strict=True))
-
-    def refused(exception, **options):
-        return message(exception, sdpa.attention, **x, **options)
-
     windows = {5: TypeError, (1,): TypeError, (1.5, 0): TypeError, (-1, 2): ValueError}
     windows |= {(0, -(2**70)): ValueError, (None, "x"): TypeError, "ab": TypeError}
     for window, exception in windows.items():
@@ -204,3 +205,43 @@ def test_the_words_are_those_of_c():
         text = message(exception, _arguments.seed, seed, others)
         assert text == refused(exception, rng=seed, dropout_p=0.5)
     assert message(TypeError, _arguments.integer, "workers", 1.5) == refused(TypeError, workers=1.5)
+
+
+class Number:
+    """A number by its protocol alone."""
+
+    def __float__(self):
+        return 0.5
+
+
+def test_other_readers_have_the_words_of_c():
+    for true in (True, np.True_):
+        assert _arguments.boolean("n", true) is True
+        assert _arguments.alignment(true) == "upper_left"
+    for half in (0.5, np.float32(0.5), np.array(0.5), Number()):
+        assert _arguments.finite("n", half) == _arguments.positive("n", half) == 0.5
+        assert type(_arguments.finite("n", half)) is float
+    for value in (1, "yes", None, [True], 0.0):
+        text = message(TypeError, _arguments.boolean, "enable_gqa", value)
+        assert text == refused(TypeError, enable_gqa=value)
+    numbers = {"1": TypeError, None: TypeError, b"1": TypeError, (1.0,): TypeError, 1j: TypeError}
+    numbers |= {np.nan: ValueError, -np.inf: ValueError, 10**400: ValueError}
+    for value, exception in numbers.items():
+        for read in (_arguments.finite, _arguments.positive):
+            text = message(exception, read, "dropout_p", value)
+            assert text == refused(exception, dropout_p=value)
+    for value in (0, -1.0, 5e-324):
+        text = message(ValueError, _arguments.positive, "softcap", value)
+        assert text == f"softcap: expected a number above 0, got {value!r}"
+    corners = {1: TypeError, None: TypeError, "none": ValueError, "lower": ValueError}
+    for value, exception in corners.items():
+        text = message(exception, _arguments.alignment, value)
+        assert text == refused(exception, is_causal=value)
+    assert _arguments.alignment("lower_right") == "lower_right"
+    assert _arguments.alignment(False) == "none"
+    stages = "scores", "capped", "biased", "weights"
+    x = np.ones((2, 2))
+    for value, exception in (("softmax", ValueError), (["scores"], TypeError), (None, TypeError)):
+        text = message(exception, _arguments.choice, "stage", value, stages)
+        assert text == message(exception, sdpa.attention_weights, x, x, stage=value)
+    assert _arguments.choice("stage", "biased", stages) == "biased"

@@ -1,4 +1,7 @@
-"""The package's main job, `python -m sdpa`, and its parts."""
+"""The package's main job, `python -m sdpa`, and its parts.
+
+The laboratory does the work. Of the whole package this module alone imports it, where a part runs.
+"""
 
 import argparse
 import json
@@ -9,12 +12,6 @@ from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
-
-import sdpa_lab as lab
-from sdpa_lab.experiments.scale import FEWEST_DRAWS
-from sdpa_lab.experiments.speed import SHAPES
-from sdpa_lab.tools.inputs import N_IMAGES
-from sdpa_lab.tools.progress import progress as progress_bar
 
 REPORT = "sdpa-report.html"
 
@@ -33,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from sdpa_lab.experiments.scale import FEWEST_DRAWS
+    from sdpa_lab.tools.inputs import N_IMAGES
+
     parser = argparse.ArgumentParser(
         prog="python -m sdpa",
         description="Measure what the factor 1/sqrt(d_k) changes in attention, on images of "
@@ -97,6 +97,7 @@ def _destination(name: str) -> Path:
 
 
 def _info(options: argparse.Namespace) -> None:
+    import sdpa_lab as lab
     from sdpa_lab.report import printout
 
     machine = lab.machine()
@@ -113,6 +114,7 @@ def _explorer(options: argparse.Namespace) -> None:
 def _claims(options: argparse.Namespace) -> None:
     from sdpa_lab import claims
     from sdpa_lab.claims import cli
+    from sdpa_lab.tools.progress import progress as progress_bar
 
     names = options.only or list(claims.claims())
     with progress_bar("claims", len(names)) as progress:
@@ -126,8 +128,12 @@ def _claims(options: argparse.Namespace) -> None:
 
 
 def _main_job(options: argparse.Namespace) -> None:
+    import sdpa_lab as lab
     from sdpa_lab import claims, report
+    from sdpa_lab.experiments.speed import SHAPES
     from sdpa_lab.report import printout, screen
+    from sdpa_lab.tools.inputs import N_IMAGES
+    from sdpa_lab.tools.progress import progress as progress_bar
 
     def say(text: str) -> None:
         if options.all and not options.json:

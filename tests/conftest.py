@@ -22,7 +22,6 @@ from support.guard import Pages
 from support.machine import DTYPES, ISAS, SEED
 
 from sdpa import _core
-from sdpa_lab import minilm
 
 hypothesis.settings.register_profile(
     "sdpa",
@@ -112,15 +111,6 @@ def _peer(name):
             return importlib.import_module(name)
         except ImportError:
             pytest.skip(f"needs {name}: pip install 'sdpa[peers]'")
-
-
-@pytest.fixture(scope="session")
-def model():
-    """The pretrained model of the laboratory; the test is skipped where it is not installed."""
-    try:
-        return minilm.MiniLM.load()
-    except ImportError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

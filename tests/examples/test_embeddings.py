@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.examples import load, run
+from support.examples import load, loaded, run
 
 pytest.importorskip("aiohttp", reason="needs aiohttp: make models")
 example = load("embeddings")
@@ -72,6 +72,11 @@ class Running:
         out, err = self.process.communicate(timeout=60)
         assert (self.process.returncode, out) == (0, "stopped\n"), err
         return err
+
+
+@pytest.fixture(scope="module")
+def model():
+    return loaded(example.MiniLM)
 
 
 @pytest.fixture(scope="module")

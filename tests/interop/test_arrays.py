@@ -6,7 +6,6 @@ from support.calls import CALLS, F32, everything, message, operands
 from support.protocols import CopiedFromDevice, OnDevice, OnlyArray, OnlyDlpack
 
 import sdpa
-import sdpa_lab as lab
 
 
 def mapped(convert, x):
@@ -164,14 +163,6 @@ def test_an_array_on_another_device_is_no_store(name):
     text = message(TypeError, sdpa.blocks.attend, **x)
     argument = name if name == "attn_mask" else name.removesuffix("s")
     assert text == f"{argument}: expected an array on the CPU, got {CopiedFromDevice} on cuda:1"
-
-
-@pytest.mark.parametrize("name", ["query", "key", "value"])
-def test_the_laboratory_copies_nothing_either(name):
-    x = operands()
-    x[name] = CopiedFromDevice(2, 1, contents=x[name])
-    text = message(TypeError, lab.measure, **x)
-    assert text == f"{name}: expected an array on the CPU, got {CopiedFromDevice} on cuda:1"
 
 
 def test_arrays_of_jax_on_the_cpu_say_so():

@@ -5,6 +5,8 @@ import sys
 
 import numpy as np
 import pytest
+from support.calls import message, operands
+from support.protocols import CopiedFromDevice
 
 import sdpa
 import sdpa_lab as lab
@@ -155,3 +157,11 @@ def test_it_is_the_packages_own_statistics(rng):
     query, key = rng.standard_normal((2, 16, 8))
     stats = sdpa.attention_statistics(query, key)
     assert lab.measure(query, key)["entropy"][0] == stats.entropy.mean()
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_an_array_on_another_device_is_refused(name):
+    x = operands()
+    x[name] = CopiedFromDevice(2, 1, contents=x[name])
+    text = message(TypeError, lab.measure, **x)
+    assert text == f"{name}: expected an array on the CPU, got {CopiedFromDevice} on cuda:1"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from support.pages import assert_fits, assert_named, colors, contrast, opened
+from support.pages import assert_fits, assert_named, opened
 
 import sdpa_lab as lab
 from sdpa.__main__ import main
@@ -100,6 +100,29 @@ def test_what_the_ledger_says_is_text_not_markup():
     assert "甲 &lt; 乙" in html
     assert "yes: &lt;b&gt;" in html
     assert "<td>1 (n = 1)</td><td>1 ± 0.1</td><td>2</td>" in html
+
+
+def colors():
+    """{scheme: {name: (red, green, blue)}} of the style sheet."""
+    css = (report.FOLDER / "page.css").read_text(encoding="utf-8")
+    light, dark = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    schemes = {}
+    for scheme, block in ("light", light), ("dark", dark):
+        found = re.findall(r"--(\w+): #(\w{6})", block)
+        schemes[scheme] = {name: tuple(bytes.fromhex(value)) for name, value in found}
+    return schemes
+
+
+def contrast(a, b):
+    """The contrast of two colours by WCAG 2.2, from 1 to 21."""
+
+    def luminance(color):
+        parts = [c / 255 for c in color]
+        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+    dark, light = sorted((luminance(a), luminance(b)))
+    return (light + 0.05) / (dark + 0.05)
 
 
 def test_every_colour_can_be_read():

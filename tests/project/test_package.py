@@ -65,10 +65,9 @@ def test_unknown_name():
         sdpa.atention  # noqa: B018
 
 
-def imported_by(path):
-    """Full names of all modules, and of all names, that a file imports anywhere."""
-    root = LABORATORY if path.is_relative_to(LABORATORY) else PACKAGE
-    package = [root.name, *path.relative_to(root).parent.parts]
+def imported_by(path, root=PACKAGE.parent):
+    """Full names of all modules, and of all names, that a file below `root` imports anywhere."""
+    package = path.relative_to(root).parent.parts
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -80,12 +79,11 @@ def imported_by(path):
     return names
 
 
-def test_imports_are_read_whatever_their_form(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path / "sdpa")
+def test_imports_are_read_whatever_their_form(tmp_path):
     path = tmp_path / "sdpa" / "lab" / "module.py"
     path.parent.mkdir(parents=True)
     path.write_text("import a.b\nfrom .. import c\nfrom ..d import e\nfrom . import f\n")
-    assert imported_by(path) >= {"a.b", "sdpa.c", "sdpa.d.e", "sdpa.lab.f"}
+    assert imported_by(path, tmp_path) >= {"a.b", "sdpa.c", "sdpa.d.e", "sdpa.lab.f"}
 
 
 def test_nothing_else_imports_the_oracle():
@@ -112,3 +110,43 @@ def test_the_oracle_imports_only_itself():
         if f"{name}.".startswith("sdpa.") and not name.startswith("sdpa.reference")
     }
     assert outside == set()
+
+
+# --------------------------------------------------------------------------- the laboratory
+
+
+def of_laboratory(names):
+    return {name for name in names if name.partition(".")[0] == "sdpa_lab"}
+
+
+def test_only_the_command_imports_the_laboratory():
+    """`python -m sdpa` runs it; no other module of the package names it in an import."""
+    users = {p for p in PACKAGE.rglob("*.py") if of_laboratory(imported_by(p))}
+    assert users == {PACKAGE / "__main__.py"}
+
+
+def test_nothing_loads_the_laboratory():
+    """Not even the module of the command, of which a part must run."""
+    code = """if True:
+        import importlib, sys, sdpa
+        for name in sdpa.__all__:
+            getattr(sdpa, name)
+        for name in "__main__", "_options", "_stream", "reference":
+            importlib.import_module(f"sdpa.{name}")
+        print(*(name for name in sys.modules if name.startswith("sdpa")))
+    """
+    loaded = set(run(code))
+    assert loaded > {"sdpa.__main__", "sdpa.bias", "sdpa.reference"}
+    assert of_laboratory(loaded) == set()
+
+
+def test_tests_of_the_library_do_without_the_laboratory():
+    """Its own tests, those of the project, and those of the programs that use it may import it."""
+    folder = Path(__file__).parents[1]
+    others = ("lab", "project", "examples")
+    files = {path: path.relative_to(folder) for path in folder.rglob("*.py")}
+    imported = {name: imported_by(path, folder) for path, name in files.items()}
+    users = {name.as_posix() for name in imported if of_laboratory(imported[name])}
+    assert {name for name in users if not name.startswith(others)} == {"support/examples.py"}
+    helped = {name.as_posix() for name in imported if "support.examples" in imported[name]}
+    assert {name for name in helped if not name.startswith(others)} == set()

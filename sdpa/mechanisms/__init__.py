@@ -6,7 +6,8 @@ shaw.py         learned vectors for relative positions, in scores and output
 _band.py        the parts of that attention: near distances in blocks, far ones at once
 rotary.py       rotary position embedding
 multi_head.py   the layer: projections around attention
-_compose.py     checks, types and sums that all of them share
+_scores.py      options that change a single score, for formulas written out
 
-All public names are exported by `sdpa`.
+They stand on the package's base: _arguments.py (checks), _arrays.py (types and sums), _compose.py
+(calls of the kernel with prepared operands). All public names are exported by `sdpa`.
 """

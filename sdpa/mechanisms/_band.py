@@ -15,21 +15,22 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from sdpa import _arguments, _core, _warnings
-from sdpa._philox import dropout_factors
-from sdpa.mechanisms._compose import (
+from sdpa._arguments import pop_query_offset
+from sdpa._arrays import (
     Array,
-    Upstream,
-    composed_backward,
-    diagonal_offset,
     is_narrow,
     native,
     product_skipping_zeros,
+    repeat_heads,
     rounded,
+    sum_heads,
     sum_to,
     weight_gradient,
     widen,
     widened_options,
 )
+from sdpa._compose import Upstream, composed_backward
+from sdpa._philox import dropout_factors
 from sdpa.mechanisms._scores import changed_scores, changes_scores
 
 # Queries in a block of the band; fewer if its arrays would have more elements than this.
@@ -62,9 +63,9 @@ class Problem:
                 )
         self.n_q, self.n_k = self.query.shape[-2], self.key.shape[-2]
         self.farthest = self.rel_key.shape[-2] // 2
-        self.offset = diagonal_offset(dict(options), self.n_q, self.n_k)
+        self.offset = pop_query_offset(dict(options), self.n_q, self.n_k)
         scale = options.get("scale")
-        self.scale = 1 / math.sqrt(max(self.query.shape[-1], 1)) if scale is None else scale
+        self.scale = _arguments.default_scale(self.query.shape[-1]) if scale is None else scale
         # The options that a block of the band shares with the whole.
         self.block_options: dict[str, Any] = {"scale": self.scale}
         for name in options.keys() & {"enable_gqa", "key_lengths", "workers"}:
@@ -167,11 +168,11 @@ class Problem:
             if first < last:
                 yield Block(self, a, b, slice(start, stop), slice(first, last))
 
-    def rows_of_query_heads(self, rel: Array) -> Array:
-        """Rows of rel_key or rel_value for every query head."""
-        if rel.ndim == 2 or rel.shape[0] == 1 or self.query.ndim < 3:
-            return rel
-        return np.repeat(rel, max(1, self.query.shape[-3] // rel.shape[0]), axis=0)
+    def for_query_heads(self, x: Array) -> Array:
+        """Rows of keys, of values or of their relative vectors for every query head."""
+        if not self.options.get("enable_gqa") or self.query.ndim < 3:
+            return x
+        return cast(Array, repeat_heads(x, self.query.shape[-3]))
 
 
 class FarPart(NamedTuple):
@@ -211,7 +212,7 @@ class Block:
         self.key = widen(problem.key[..., keys, :])
         self.value = widen(problem.value[..., keys, :])
         self.rel_key, self.rel_value = (
-            None if rel is None else problem.rows_of_query_heads(widen(rel[..., self.rel_rows, :]))
+            None if rel is None else problem.for_query_heads(widen(rel[..., self.rel_rows, :]))
             for rel in (problem.rel_key, problem.rel_value)
         )
         scores = self.query @ np.swapaxes(cast(Array, self.rel_key), -1, -2)
@@ -291,16 +292,10 @@ class Block:
             stage="biased",
             **self.options,
         )
-        scores = query @ np.swapaxes(self._for_query_heads(self.key), -1, -2)
+        scores = query @ np.swapaxes(self.problem.for_query_heads(self.key), -1, -2)
         scores = bias.dtype.type(self.problem.scale) * scores + self.relative_scores
         changed, slope = changed_scores(scores, self.problem.options)
         return np.where(bias == -np.inf, bias, changed + bias), slope
-
-    def _for_query_heads(self, x: Array) -> Array:
-        """Keys or values for every query head."""
-        if not self.problem.options.get("enable_gqa") or x.ndim < 3:
-            return x
-        return np.repeat(x, self.query.shape[-3] // max(1, x.shape[-3]), axis=-3)
 
     @functools.cached_property
     def _factors(self) -> Array:
@@ -328,7 +323,7 @@ class Block:
             logits = self._logits()[0]
             part = _core.AttentionForward(logits, _core.logsumexp(logits, axis=-1))
             weights = _exponential(logits, part.lse) * self._factors
-            out = product_skipping_zeros(weights, self._for_query_heads(self.value))
+            out = product_skipping_zeros(weights, self.problem.for_query_heads(self.value))
         if self.rel_value is not None:
             out = out + product_skipping_zeros(self._to_relative(weights), self.rel_value)
         return _core.AttentionForward(out, part.lse)
@@ -377,7 +372,7 @@ class Block:
         grad_out, out, lse, grad_lse = upstream
         logits, slope = self._logits()
         weights = _exponential(logits, lse)
-        products = grad_out @ np.swapaxes(self._for_query_heads(self.value), -1, -2)
+        products = grad_out @ np.swapaxes(self.problem.for_query_heads(self.value), -1, -2)
         if self.rel_value is not None:
             products = products + self._to_keys(grad_out @ np.swapaxes(self.rel_value, -1, -2), 0)
         delta = np.einsum("...i,...i->...", grad_out, out)
@@ -403,7 +398,7 @@ class Block:
     def _through_scores(self, grad: Array) -> tuple[Array, Array]:
         """From the gradient of scale query key^T, (..., heads, rows, keys), to query and key."""
         grad = grad * grad.dtype.type(self.problem.scale)
-        by_query = product_skipping_zeros(grad, self._for_query_heads(self.key))
+        by_query = product_skipping_zeros(grad, self.problem.for_query_heads(self.key))
         return by_query, self._through_keys(grad, self.query, self.key)
 
     def _through_keys(self, x: Array, y: Array, like: Array) -> Array:
@@ -531,6 +526,5 @@ def _rows_gradient(x: Array, y: Array, rel: Array) -> Array:
 def _sum_to_rel(grad: Array, rel: Array) -> Array:
     """A gradient of rows for every query or key head, summed to the heads of `rel`."""
     if rel.ndim == 3 and grad.ndim > 2 and grad.shape[-3] != rel.shape[0]:
-        groups = (rel.shape[0], grad.shape[-3] // rel.shape[0])
-        grad = grad.reshape(*grad.shape[:-3], *groups, *grad.shape[-2:]).sum(axis=-3)
+        grad = sum_heads(grad, rel.shape[0])
     return sum_to(grad, (*rel.shape[:-2], *grad.shape[-2:]))

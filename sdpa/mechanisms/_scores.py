@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sdpa import _core
+from sdpa._arrays import softcapped
 
 _NAMES = {name for name, *_, kind, _ in _core._options() if kind == "score"} - {"scale"}
 
@@ -28,6 +29,4 @@ def changed_scores(
     softcap = options.get("softcap")
     if softcap is None:
         return scores, None
-    cap = float(softcap)
-    bent = tanh(scores / cap)
-    return cap * bent, 1 - bent * bent
+    return softcapped(scores, float(softcap), tanh)

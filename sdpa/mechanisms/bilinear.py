@@ -13,22 +13,22 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sdpa import _core
-from sdpa._options import BilinearOptions
-from sdpa.mechanisms._compose import (
+from sdpa._arguments import checked_needs, checked_options, converted
+from sdpa._arrays import (
     Array,
-    checked_needs,
-    checked_options,
-    checked_upstream,
-    composed_backward,
-    converted,
-    forward,
     native,
     rounded,
-    seeded,
     sum_to,
     weight_gradient,
     widen,
 )
+from sdpa._compose import (
+    checked_upstream,
+    composed_backward,
+    forward,
+    seeded,
+)
+from sdpa._options import BilinearOptions
 
 __all__ = [
     "BilinearGradients",

@@ -14,23 +14,27 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sdpa import _core
-from sdpa._options import CosineOptions
-from sdpa.mechanisms._compose import (
-    Array,
+from sdpa._arguments import (
     checked_needs,
     checked_options,
-    checked_upstream,
-    composed_backward,
-    compute_type,
     converted,
-    distinct,
-    forward,
     positive,
+)
+from sdpa._arrays import (
+    Array,
+    compute_type,
+    distinct,
     rounded,
     rows_in_use,
-    seeded,
     widen,
 )
+from sdpa._compose import (
+    checked_upstream,
+    composed_backward,
+    forward,
+    seeded,
+)
+from sdpa._options import CosineOptions
 
 __all__ = [
     "CosineGradients",

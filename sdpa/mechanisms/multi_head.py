@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from sdpa import _arguments, _core
-from sdpa._options import LayerOptions
-from sdpa.mechanisms._compose import (
-    Array,
+from sdpa._arguments import (
     arrays,
     checked_float,
     checked_needs,
     checked_options,
     converted,
+)
+from sdpa._arrays import (
+    Array,
     native,
     rounded,
     rows_in_use,
@@ -28,6 +29,7 @@ from sdpa.mechanisms._compose import (
     widen,
     widened_options,
 )
+from sdpa._options import LayerOptions
 
 __all__ = ["MultiHeadAttention", "MultiHeadForward", "MultiHeadGradients", "MultiHeadSaved"]
 

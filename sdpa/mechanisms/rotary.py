@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sdpa import _arguments
-from sdpa.mechanisms._compose import Array, arrays, checked_float, native, positive, widen
+from sdpa._arguments import arrays, checked_float, positive
+from sdpa._arrays import Array, native, widen
 
 __all__ = ["rotary_embedding", "rotary_embedding_backward"]
 

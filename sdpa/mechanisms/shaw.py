@@ -19,16 +19,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sdpa import _core
+from sdpa._arguments import checked_needs, checked_options, converted
+from sdpa._arrays import Array
+from sdpa._compose import checked_upstream, seeded
 from sdpa._options import ShawOptions
 from sdpa.mechanisms._band import Backward, Problem, forward, unrounded
-from sdpa.mechanisms._compose import (
-    Array,
-    checked_needs,
-    checked_options,
-    checked_upstream,
-    converted,
-    seeded,
-)
 
 __all__ = [
     "ShawGradients",

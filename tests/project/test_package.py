@@ -1,6 +1,7 @@
-"""The Python package: public names, cost of the import, dependencies between modules."""
+"""The Python package: public names, cost of the import, layers of the modules."""
 
 import ast
+import graphlib
 import pickle
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def test_unknown_name():
 
 
 def imported_by(path, root=PACKAGE.parent):
-    """Full names of all modules, and of all names, that a file below `root` imports anywhere."""
+    """Full names of all modules, or of names in modules, that a file below `root` imports."""
     package = path.relative_to(root).parent.parts
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -75,7 +76,7 @@ def imported_by(path, root=PACKAGE.parent):
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) + 1 - node.level] if node.level else []
             base = ".".join([*base, *([node.module] if node.module else [])])
-            names |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+            names |= {f"{base}.{alias.name}" for alias in node.names}
     return names
 
 
@@ -110,6 +111,62 @@ def test_the_oracle_imports_only_itself():
         if f"{name}.".startswith("sdpa.") and not name.startswith("sdpa.reference")
     }
     assert outside == set()
+
+
+# --------------------------------------------------------------------------- layers
+
+# For each part of the package those that it may import; "base" are the modules in sdpa/ whose
+# names begin with an underscore, with the extension.
+MAY_IMPORT = {
+    "base": {"base"},
+    "bias": {"base"},
+    "blocks": {"base"},
+    "cache": {"base"},
+    "mechanisms": {"base", "mechanisms"},
+    "sdpa": {"base", "bias", "blocks", "cache", "mechanisms"},
+    "interop": {"base", "bias", "blocks", "cache", "mechanisms", "sdpa", "interop"},
+    "reference": {"reference"},
+    "__main__": set(),
+}
+
+
+def part(module):
+    _, _, name = module.partition(".")
+    name = name.partition(".")[0] or module
+    return "base" if name.startswith("_") and name != "__main__" else name
+
+
+def arrows():
+    """{module: the modules of the package that it imports}"""
+    names = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    known = {*names, "sdpa._core"}
+
+    def module(name):
+        while name and name not in known:
+            name = name.rpartition(".")[0]
+        return name
+
+    return {name: {*map(module, imported_by(path))} - {""} for name, path in names.items()}
+
+
+def test_no_import_runs_back_up():
+    found = {
+        (name, imported)
+        for name, modules in arrows().items()
+        for imported in modules
+        if part(imported) not in MAY_IMPORT[part(name)]
+    }
+    assert found == set()
+
+
+def test_no_modules_import_each_other():
+    order = list(graphlib.TopologicalSorter(arrows()).static_order())
+    assert order.index("sdpa._core") < order.index("sdpa._arguments") < order.index("sdpa")
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(arrows() | {"sdpa._arrays": {"sdpa.cache"}}).prepare()
 
 
 # --------------------------------------------------------------------------- the laboratory

@@ -102,7 +102,7 @@ COSINE_ROWS = {
     ),
     "temperature nan": (
         ValueError,
-        "temperature: expected a number above 0, got nan",
+        "temperature: expected a finite number, got nan",
         {"temperature": np.nan},
     ),
     "temperature so small that 1 / temperature overflows": (

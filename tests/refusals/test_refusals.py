@@ -28,7 +28,9 @@ import sdpa
 from sdpa import _core, bias
 
 # Imported by now, since the tables name functions of each.
-COMPOSED = [x for name, x in sys.modules.items() if re.match(r"sdpa\.(mechanisms\.|bias$)", name)]
+COMPOSED = [
+    x for name, x in sys.modules.items() if re.match(r"sdpa\.(mechanisms\.|bias$|_compose$)", name)
+]
 
 
 def collected():

@@ -17,9 +17,9 @@ from autograd.extend import defjvp, defjvp_argnums, defvjp, defvjp_argnums, prim
 
 import sdpa
 from sdpa import _warnings
+from sdpa._arguments import pop_query_offset
 from sdpa.interop.autograd._attention import attention, composed_softmax, of_query_heads
 from sdpa.interop.autograd._modes import Call, Function, jvp_of, plain, vjp_of
-from sdpa.mechanisms._compose import diagonal_offset
 
 __all__ = [
     "additive_attention",
@@ -165,7 +165,7 @@ def _shaw(
     sinks: Any,
 ) -> Any:
     n_q, n_k, d_k = anp.shape(query)[-2], anp.shape(key)[-2], anp.shape(query)[-1]
-    offset = diagonal_offset(dict(call.options), n_q, n_k)
+    offset = pop_query_offset(dict(call.options), n_q, n_k)
     n_rows = anp.shape(rel_key)[-2]
     t = np.clip(np.arange(n_k) - np.arange(n_q)[:, None] - offset, -(n_rows // 2), n_rows // 2)
     # (Lq, Lk, 2 D + 1): which row of rel_key and rel_value a pair has.

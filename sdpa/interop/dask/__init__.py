@@ -26,10 +26,10 @@ except ImportError as _error:
 import numpy as np
 
 from sdpa import _arguments, _core, blocks
+from sdpa._arguments import checked_needs
 from sdpa._options import BlockOptions
 from sdpa.interop.dask import _chunks as cut
 from sdpa.interop.dask import _tasks as tasks
-from sdpa.mechanisms._compose import checked_needs
 
 __all__ = ["attention", "attention_backward"]
 

@@ -12,9 +12,9 @@ import numpy as np
 from dask.base import tokenize
 
 from sdpa import _core, _warnings, blocks
+from sdpa._arrays import Array, widen
 from sdpa._stream import NO_KEYS, Operand
 from sdpa.interop.dask._chunks import Chunks, bounds_of, counted, key_sizes, lse_axes, region
-from sdpa.mechanisms._compose import Array, widen
 
 MERGED = 4
 """Results over parts of the keys that one task of the tree merges."""

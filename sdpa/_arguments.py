@@ -12,13 +12,13 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from sdpa import _core
-from sdpa._arrays import Array
+from sdpa._arrays import Array, native
 
 Choice = TypeVar("Choice", bound=str)
 Integers = NDArray[np.int64]
@@ -61,8 +61,22 @@ _ARRAYS = ("attn_mask", "sinks", "alibi_slopes")
 
 def checked_float(name: str, x: Array) -> None:
     """Raise a TypeError for a dtype that the kernels do not accept."""
-    if x.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
-        raise TypeError(f"{name}: expected float16, bfloat16, float32 or float64, got {x.dtype}")
+    _check_dtype(name, x.dtype, x.dtype)
+
+
+def float_dtype(name: str, value: DTypeLike) -> np.dtype[Any]:
+    """A dtype that the kernels accept, in native byte order."""
+    try:
+        dtype = native(np.dtype(value))
+    except (TypeError, ValueError):
+        dtype = None
+    _check_dtype(name, dtype, repr(value) if dtype is None else dtype)
+    return cast(np.dtype[Any], dtype)
+
+
+def _check_dtype(name: str, dtype: np.dtype[Any] | None, got: object) -> None:
+    if dtype is None or dtype.name not in ("float16", "bfloat16", "float32", "float64"):
+        raise TypeError(f"{name}: expected float16, bfloat16, float32 or float64, got {got}")
 
 
 def checked_options(
@@ -77,17 +91,20 @@ def checked_options(
 
 def checked_needs(needs: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
     """The names of the gradients that are asked for."""
-    if isinstance(needs, str):
+    try:
+        names: tuple[Any, ...] | None = None if isinstance(needs, str) else tuple(needs)
+    except TypeError:
+        names = None
+    if names is None:
         raise TypeError(
             f"needs: expected a sequence of names such as {tuple(known[:2])}, got {needs!r}"
         )
-    needs = tuple(needs)
-    for name in needs:
-        if name not in known:
+    for name in names:
+        if not isinstance(name, str) or name not in known:
             raise ValueError(
                 f"needs: expected names among {', '.join(map(repr, known))}, got {name!r}"
             )
-    return needs
+    return names
 
 
 def _unexpected(function: Callable[..., Any], name: str, known: Collection[str]) -> str:
@@ -218,6 +235,17 @@ def window(name: str, value: Any) -> Window:
         return number if number < _WIDEST else None
 
     return bound(value[0]), bound(value[1])
+
+
+def generator(name: str, value: Any) -> np.random.Generator:
+    """The Generator itself, or a new one from a seed; None means fresh entropy."""
+    try:
+        return np.random.default_rng(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"{name}: expected an int of at least 0, a numpy.random.Generator or None, "
+            f"got {value!r}"
+        ) from None
 
 
 def seed(value: Any, others: str = "") -> int:

@@ -363,6 +363,7 @@ def _buckets(
     """
     offset = _arguments.offset("query_offset", offset)
     max_distance = _arguments.integer("max_distance", max_distance)
+    bidirectional = _arguments.boolean("bidirectional", bidirectional)
     n = num_buckets // 2 if bidirectional else num_buckets
     if n < 2 or (bidirectional and num_buckets % 2):
         least = "an even number of at least 4" if bidirectional else "at least 2"

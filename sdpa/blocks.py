@@ -127,7 +127,7 @@ def attend(
     """
     call = Call(attend, query, keys, values, options)
     size, part = _arguments.count("block", block, 1), chosen("rows", rows, call.whole.n_q)
-    bar = progress_bar(progress, "attend")
+    bar = progress_bar(_arguments.boolean("progress", progress), "attend")
     call.check_out(part, out)
     q = call.query.read(part)
     total = _unrounded(call, part, q, size, bar)
@@ -234,6 +234,7 @@ def attend_backward(
     needs = checked_needs(needs, _core.AttentionGradients._fields)
     call = Call(attend_backward, query, keys, values, options)
     upstream = Upstream(call, grad_out, out, lse, grad_lse, needs)
+    progress = _arguments.boolean("progress", progress)
     size, bar = _arguments.count("block", block, 1), progress_bar(progress, "attend_backward")
     seen = chosen("rows", rows, call.whole.n_q), chosen("columns", columns, call.whole.n_k)
     of_queries = {name for name in needs if name not in ("key", "value")}

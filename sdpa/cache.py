@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from sdpa import _arguments
 from sdpa._arguments import arrays, checked_float
-from sdpa._arrays import Array, native
+from sdpa._arrays import Array
 
 __all__ = ["KVCache"]
 
@@ -103,8 +103,7 @@ class KVCache:
                 f"capacity: expected more than the {self._left} positions that "
                 f"window={self.window} looks back, got {self.capacity}"
             )
-        dtype = native(np.dtype(dtype))
-        checked_float("dtype", np.empty(0, dtype))
+        dtype = _arguments.float_dtype("dtype", dtype)
         rows = (sizes["batch"], sizes["heads"], 0)
         self._key = _with_room(np.zeros((*rows, sizes["d_k"]), dtype), self.capacity)
         self._value = _with_room(np.zeros((*rows, sizes["d_v"]), dtype), self.capacity)

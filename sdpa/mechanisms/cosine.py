@@ -227,7 +227,8 @@ def cosine_attention_backward(
         checked, {"grad_lse": grad_lse},
         grad_out=grad_out, query=query, key=key, value=value, out=out, lse=lse,
     )  # fmt: skip
-    checked["scale"] = _scale(temperature, eps, query)
+    temperature, eps = positive("temperature", temperature), positive("eps", eps)
+    checked["scale"] = _scale(temperature, query)
     inner = {"query" if name == "temperature" else name for name in needs}
     upstream = checked_upstream(grad_out, (query, key, value), out, lse, grad_lse, inner, checked)
 
@@ -237,16 +238,15 @@ def cosine_attention_backward(
         rounded(q.backward(g.query), query) if "query" in needs else None,
         rounded(k.backward(g.key), key) if "key" in needs else None,
         rounded(g.value, value),
-        -q.inner(g.query) / float(temperature) if "temperature" in needs else None,
+        -q.inner(g.query) / temperature if "temperature" in needs else None,
         rounded(g.attn_mask, checked.get("attn_mask")),
         g.sinks,
     )
 
 
-def _scale(temperature: float, eps: float, query: Array) -> float:
-    """1 / temperature, after the checks of both numbers."""
-    positive("eps", eps)
-    scale = 1 / positive("temperature", temperature)
+def _scale(temperature: float, query: Array) -> float:
+    """1 / temperature, in the range of the arithmetic."""
+    scale = 1 / temperature
     kind = compute_type(query.dtype)
     most = float(np.finfo(kind).max) / math.log2(math.e)  # as attention's scale
     if scale > most:
@@ -268,7 +268,8 @@ def _forward(
 ) -> _core.AttentionForward:
     checked = checked_options(function, options, CosineOptions.__annotations__)
     (query, key, value), _, checked = converted(checked, {}, query=query, key=key, value=value)
-    checked["scale"] = _scale(temperature, eps, query)
+    temperature, eps = positive("temperature", temperature), positive("eps", eps)
+    checked["scale"] = _scale(temperature, query)
     _core._check_attention(query, key, value, **checked)
     q, k = _Unit(query, eps).vector, _Unit(key, eps).vector
     return forward(q, k, widen(value), checked, query)

@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from sdpa import _arguments, _core
 from sdpa._arguments import (
     arrays,
-    checked_float,
     checked_needs,
     checked_options,
     converted,
@@ -37,7 +36,7 @@ Initialiser = Literal["1/d_model", "xavier_normal", "xavier_uniform"]
 ScaleRule = Literal["1", "log d_k", "sqrt d_k", "2 sqrt d_k", "d_k", "learned"]
 
 # The divisors of scores; a learned scale starts from 1 / sqrt(d_k).
-_DIVISORS: dict[str, Callable[[int], float]] = {
+_DIVISORS: dict[ScaleRule, Callable[[int], float]] = {
     "1": lambda d_k: 1.0,
     "log d_k": math.log,
     "sqrt d_k": math.sqrt,
@@ -52,7 +51,7 @@ def _xavier_uniform(rng: np.random.Generator, rows: int, columns: int) -> Array:
     return rng.uniform(-bound, bound, (rows, columns))
 
 
-_INITIALISERS: dict[str, Callable[[np.random.Generator, int, int], Array]] = {
+_INITIALISERS: dict[Initialiser, Callable[[np.random.Generator, int, int], Array]] = {
     "1/d_model": lambda rng, rows, columns: rng.normal(0, math.sqrt(1 / rows), (rows, columns)),
     "xavier_normal": lambda rng, rows, columns: rng.normal(
         0, math.sqrt(2 / (rows + columns)), (rows, columns)
@@ -198,16 +197,16 @@ class MultiHeadAttention:
         self.d_k: int = _size("d_k", d_k, d_model // heads)
         self.d_v: int = _size("d_v", d_v, self.d_k)
         self.d_context: int = _size("d_context", d_context, d_model)
-        self.init: Initialiser = init
-        self.scale: ScaleRule = scale
-        self.fold_scale: bool = fold_scale
-        self.tied_kv: bool = tied_kv
-        self.swap_roles: bool = swap_roles
-        self.dtype: np.dtype[Any] = native(np.dtype(dtype))
+        self.init: Initialiser = _arguments.choice("init", init, _INITIALISERS)
+        self.scale: ScaleRule = _arguments.choice("scale", scale, _DIVISORS)
+        self.fold_scale: bool = _arguments.boolean("fold_scale", fold_scale)
+        self.tied_kv: bool = _arguments.boolean("tied_kv", tied_kv)
+        self.swap_roles: bool = _arguments.boolean("swap_roles", swap_roles)
+        self.dtype: np.dtype[Any] = _arguments.float_dtype("dtype", dtype)
         self._check_sizes()
         self._check_rules()
         shapes = self._shapes()
-        rng = np.random.default_rng(rng)
+        rng = _arguments.generator("rng", rng)
         self.parameters: dict[str, NDArray[Any]] = {
             name: _INITIALISERS[init](rng, *shape).astype(self.dtype)
             for name, shape in shapes.items()
@@ -215,7 +214,7 @@ class MultiHeadAttention:
         }
         if "scale" in shapes:
             self.parameters["scale"] = np.full(heads, self._factor, self.dtype)
-        if fold_scale:
+        if self.fold_scale:
             folded = widen(self.parameters["w_query"]) * self._factor
             self.parameters["w_query"] = folded.astype(self.dtype)
 
@@ -237,19 +236,10 @@ class MultiHeadAttention:
             )
 
     def _check_rules(self) -> None:
-        rules: tuple[tuple[str, str, Mapping[str, object]], ...] = (
-            ("init", self.init, _INITIALISERS),
-            ("scale", self.scale, _DIVISORS),
-        )
-        for name, value, known in rules:
-            if value not in known:
-                expected = ", ".join(map(repr, known))
-                raise ValueError(f"{name}: expected one of {expected}, got {value!r}")
         if self.scale == "log d_k" and self.d_k == 1:
             raise ValueError("scale: expected another rule for d_k=1, got 'log d_k', which is 0")
         if self.fold_scale and self.scale == "learned":
             raise ValueError("fold_scale: expected False with scale='learned', got True")
-        checked_float("dtype", np.empty(0, self.dtype))
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         value_rows = self.d_model if self.swap_roles else self.d_context
@@ -304,9 +294,8 @@ class MultiHeadAttention:
         >>> layer.learning_rate_factors("sgd")["w_query"]
         0.0625
         """
-        powers = {"sgd": 2, "adam": 1}
-        if optimiser not in powers:
-            raise ValueError(f"optimiser: expected 'sgd' or 'adam', got {optimiser!r}")
+        powers: dict[Literal["sgd", "adam"], int] = {"sgd": 2, "adam": 1}
+        optimiser = _arguments.choice("optimiser", optimiser, powers)
         factors = dict.fromkeys(self.parameters, 1.0)
         if self.fold_scale:
             factors["w_query"] = self._factor ** powers[optimiser]
@@ -411,6 +400,8 @@ class MultiHeadAttention:
             grad_out does not fit, or a name in needs is unknown.
         """
         needs = checked_needs(needs, _NEEDS)
+        if not isinstance(saved, MultiHeadSaved):
+            raise TypeError(f"saved: expected the saved of a forward call, got {type(saved)}")
         (grad_out,) = arrays(grad_out=grad_out)
         x, context, given = saved.x, saved.context, saved.parameters
         shape = (*saved.out.shape[:-3], saved.out.shape[-2], self.d_model)
@@ -514,6 +505,10 @@ class MultiHeadAttention:
 
     def _checked_parameters(self, parameters: Mapping[str, ArrayLike]) -> dict[str, Array]:
         shapes = self._shapes()
+        if not isinstance(parameters, Mapping):
+            raise TypeError(
+                f"parameters: expected a mapping of {sorted(shapes)}, got {type(parameters)}"
+            )
         if set(parameters) != set(shapes):
             raise ValueError(f"parameters: expected {sorted(shapes)}, got {sorted(parameters)}")
         names = {f"parameters[{name!r}]": parameters[name] for name in shapes}

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sdpa import _arguments
-from sdpa._arguments import arrays, checked_float, positive
+from sdpa._arguments import arrays, boolean, checked_float, positive
 from sdpa._arrays import Array, native, widen
 
 __all__ = ["rotary_embedding", "rotary_embedding_backward"]
@@ -128,7 +128,7 @@ def _rotated(
         )
     if at.dtype.kind not in "iuf":
         raise TypeError(f"positions: expected integers or floating point, got {at.dtype}")
-    base = positive("base", base)
+    base, interleaved = positive("base", base), boolean("interleaved", interleaved)
     try:
         fits = np.broadcast_shapes(at.shape, x.shape[:-1]) == x.shape[:-1]
     except ValueError:

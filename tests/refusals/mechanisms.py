@@ -120,6 +120,12 @@ COSINE_ROWS = {
         "temperature: expected a finite number, got 'warm'",
         {"temperature": "warm"},
     ),
+    "eps text": (TypeError, "eps: expected a finite number, got '1'", {"eps": "1"}),
+    "temperature text of a number": (
+        TypeError,
+        "temperature: expected a finite number, got '1'",
+        {"temperature": "1"},
+    ),
     "eps": (ValueError, "eps: expected a number above 0, got -1e-12", {"eps": -1e-12}),
     "eps None": (TypeError, "eps: expected a finite number, got None", {"eps": None}),
 }

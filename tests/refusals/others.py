@@ -52,6 +52,17 @@ def rotary(x):
             {"positions": np.ones(5, bool)},
         ),
         "base": (ValueError, "base: expected a number above 0, got 0", {"base": 0}),
+        "base text": (TypeError, "base: expected a finite number, got '1'", {"base": "1"}),
+        "base huge": (
+            ValueError,
+            "base: expected a finite number, got an integer beyond float64",
+            {"base": 10**400},
+        ),
+        "interleaved": (
+            TypeError,
+            "interleaved: expected True or False, got 'x'",
+            {"interleaved": "x"},
+        ),
     }
 
 
@@ -108,6 +119,11 @@ T5 = {
         TypeError,
         "query_offset: expected integers, got bool",
         {"query_offset": True},
+    ),
+    "bidirectional": (
+        TypeError,
+        "bidirectional: expected True or False, got 'no'",
+        {"bidirectional": "no"},
     ),
     "query_offset beyond": (
         ValueError,
@@ -226,13 +242,13 @@ LAYERS = {
     ),
     "init": (
         ValueError,
-        "init: expected one of '1/d_model', 'xavier_normal', 'xavier_uniform', got 'he'",
+        "init: expected '1/d_model', 'xavier_normal' or 'xavier_uniform', got 'he'",
         {"init": "he"},
     ),
     "scale": (
         ValueError,
         (
-            "scale: expected one of '1', 'log d_k', 'sqrt d_k', '2 sqrt d_k', 'd_k', 'learned', "
+            "scale: expected '1', 'log d_k', 'sqrt d_k', '2 sqrt d_k', 'd_k' or 'learned', "
             "got 'sqrt'"
         ),
         {"scale": "sqrt"},
@@ -251,6 +267,22 @@ LAYERS = {
         TypeError,
         "dtype: expected float16, bfloat16, float32 or float64, got int32",
         {"dtype": np.int32},
+    ),
+    "no dtype": (
+        TypeError,
+        "dtype: expected float16, bfloat16, float32 or float64, got 'wide'",
+        {"dtype": "wide"},
+    ),
+    "flag": (TypeError, "tied_kv: expected True or False, got 'no'", {"tied_kv": "no"}),
+    "rng": (
+        TypeError,
+        "rng: expected an int of at least 0, a numpy.random.Generator or None, got 1.5",
+        {"rng": 1.5},
+    ),
+    "negative rng": (
+        ValueError,
+        "rng: expected an int of at least 0, a numpy.random.Generator or None, got -1",
+        {"rng": -1},
     ),
 }
 FORWARD = {
@@ -294,6 +326,12 @@ FORWARD = {
         "parameters: expected ['w_key', 'w_out', 'w_query', 'w_value'], got ['w_query']",
         {"parameters": {"w_query": ones(8, 8)}},
     ),
+    "parameters alone": (
+        TypeError,
+        "parameters: expected a mapping of ['w_key', 'w_out', 'w_query', 'w_value'], "
+        "got <class 'numpy.ndarray'>",
+        {"parameters": ones(8, 8)},
+    ),
     "shape of a parameter": (
         ValueError,
         "parameters['w_key']: expected (6, 8), got (8, 8)",
@@ -306,6 +344,11 @@ BACKWARD = {
         TypeError,
         "grad_out: expected float32, got float64",
         {"grad_out": np.ones((2, 5, 8))},
+    ),
+    "saved": (
+        TypeError,
+        "saved: expected the saved of a forward call, got <class 'numpy.ndarray'>",
+        {"saved": ones(2, 5, 8)},
     ),
     "needs": (
         ValueError,

@@ -376,6 +376,12 @@ def test_refusals(x, files):
             {"split": "heads"},
             "split: expected 'queries' or 'keys', got 'heads'",
         ),
+        (
+            TypeError,
+            sources,
+            {"return_lse": "no"},
+            "return_lse: expected True or False, got 'no'",
+        ),
         (ValueError, sources, {"chunks": 0}, "chunks: expected at least 1, got 0"),
         (ValueError, sources, {"block": 0}, "block: expected at least 1, got 0"),
         (

@@ -197,6 +197,10 @@ REFUSED = {
         lambda: ours(Q, Q, Q, implementation="cudnn"),
         "implementation: expected None, got 'cudnn'; jax.nn.dot_product_attention has the others",
     ),
+    "residual": (
+        lambda: ours(Q, Q, Q, return_residual="no"),
+        "return_residual: expected True or False, got 'no'",
+    ),
     "lengths": (
         lambda: ours(Q, Q, Q, key_value_seq_lengths=np.ones(3, np.int32)),
         "key_value_seq_lengths: expected shape (2,), got (3,)",

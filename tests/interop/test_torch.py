@@ -451,6 +451,11 @@ REFUSED = {
         "sdpa.interop.torch: third derivatives and forward mode over forward mode are not "
         "available",
     ),
+    "stage": (
+        lambda: interop.attention_weights(Q, Q, stage=3),
+        TypeError,
+        "stage: expected 'scores', 'capped', 'biased' or 'weights', got 3",
+    ),
     "derivative of scores": (
         lambda: func.grad(lambda q: interop.attention_weights(q, Q, stage="scores").sum())(Q),
         NotImplementedError,

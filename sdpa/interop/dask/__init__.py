@@ -106,8 +106,8 @@ def attention(
     >>> np.allclose(lazy.compute(), sdpa.attention(query, key, value, is_causal=True), atol=1e-5)
     True
     """
-    if split not in ("queries", "keys"):
-        raise ValueError(f"split: expected 'queries' or 'keys', got {split!r}")
+    split = _arguments.choice("split", split, ("queries", "keys"))
+    return_lse = _arguments.boolean("return_lse", return_lse)
     in_memory = [isinstance(x, da.Array) for x in (key, value)]
     if in_memory[0] != in_memory[1]:
         kinds = [type(x).__name__ for x in (key, value)]

@@ -404,6 +404,7 @@ def dot_product_attention(
     >>> bool(jnp.allclose(dot_product_attention(q, k, v, is_causal=True), theirs, atol=1e-6))
     True
     """
+    return_residual = _arguments.boolean("return_residual", return_residual)
     if implementation is not None:
         raise ValueError(
             f"implementation: expected None, got {implementation!r}; "

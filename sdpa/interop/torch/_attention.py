@@ -286,6 +286,7 @@ def attention_weights(
     >>> attention_weights(torch.zeros(1, 2), torch.zeros(2, 2)).tolist()
     [[0.5, 0.5]]
     """
+    stage = _arguments.choice("stage", stage, ("scores", "capped", "biased", "weights"))
     arguments = arguments_of(query, key, key, **options)
     if sequence is not None or is_packed(arguments):
         arguments = _of_sequence(arguments, sequence)

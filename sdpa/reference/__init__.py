@@ -31,11 +31,13 @@ lse       (..., heads, Lq)      log of the sum of the exponentials of a row of l
 
 Arguments of any real type are converted to float64, and so are the results. Nothing is checked.
 
-Masked pairs ------------ The logit of a pair (query i, key j) that some mask forbids is -inf. The
-reverse holds too: a logit of -inf counts as masked, wherever it comes from. A masked pair is left
-out of every sum, never multiplied by zero (0 * NaN would be NaN), so the content of a masked key or
-value has no effect. A row without any visible key has weights 0, out 0, lse -inf (the sink, if
-there is one) and passes no gradient.
+Masked pairs
+------------
+The logit of a pair (query i, key j) that some mask forbids is -inf. The reverse holds too: a logit
+of -inf counts as masked, wherever it comes from. A masked pair is left out of every sum, never
+multiplied by zero (0 * NaN would be NaN), so the content of a masked key or value has no effect. A
+row without any visible key has weights 0, out 0, lse -inf (the sink, if there is one) and passes no
+gradient.
 
 Options
 -------

@@ -113,8 +113,9 @@ def attention_backward(
     grad_p = r * (grad_out @ transpose(v))
     grad_v = sum_visible(transpose(r * p), grad_out, transpose(visible))
 
-    # Pass 2 was: p = softmax(z); lse = logsumexp(z) In each row d p_j / d z_k = p_j (delta_jk -
-    # p_k) and d lse / d z_k = p_k. The resulting sum, sum_j grad_p_j p_j, equals <grad_out, out>.
+    # Pass 2 was: p = softmax(z); lse = logsumexp(z)
+    # In each row d p_j / d z_k = p_j (delta_jk - p_k) and d lse / d z_k = p_k. The resulting sum,
+    # sum_j grad_p_j p_j, equals <grad_out, out>.
     shift = _shift(grad_out, out, grad_lse)
     grad_z = np.where(visible, p * (grad_p - shift[..., None]), 0)
 

@@ -27,6 +27,7 @@ static inline void sdpa_unit_set_head(sdpa_unit *u, const sdpa_problem *p, int64
     u->problem = p;
     u->batch = p->first_batch + batch;
     u->head = head;
+    u->scale = p->scale;
     u->lower = p->lower;
     u->upper = p->upper;
     u->key_length = p->n_k;

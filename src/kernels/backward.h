@@ -95,7 +95,7 @@ static size_t backward_bytes(const sdpa_problem *p) {
  * their P is exactly 0. Returns whether there are far rows. */
 COLD NOINLINE bool load_lse(const sdpa_unit *u, const backward_scratch *w) {
     const sdpa_problem *p = u->problem;
-    const double log2_e = log2_e_of(p);
+    const double log2_e = log2_e_of(u);
     bool far = false;
     for (int64_t i = 0; i < w->n_lanes; i++) {
         w->lse[i] = i < u->n_i ? (real)INFINITY : HUGE_SCORE;
@@ -213,7 +213,7 @@ NOINLINE enum panel_state backward_weights(const sdpa_unit *u, const backward_sc
     if (plain && t.given != t.s) {
         score(&t, q.nv, SCORE_RAW);
     } else if (!plain) {
-        score_logits(&t, q.nv, p, bias, M_LOG2E);
+        score_logits(&t, q.nv, u, bias, M_LOG2E);
     }
     const bool masked = exponentiate(t.s, t.s_row, k->n, q.nv, plain ? c : 1, t.shift, lane_of(w->low, q.i),
                                      (real *)sum, bias == BIAS_SOME_MASKED);
@@ -305,7 +305,7 @@ COLD NOINLINE bool find_maxima(const sdpa_unit *u, const backward_scratch *w, in
             if (!begin_scores(u, w, q, &k, &t, &bias)) continue;
             for (int x = 0; x < q.nv; x++) most[x] = vset1(-INFINITY);
             t.extreme = (real *)most;
-            const real factor = score_products(&t, q.nv, p, bias, M_LOG2E);
+            const real factor = score_products(&t, q.nv, u, bias, M_LOG2E);
             move_maximum(&row, q.i, q.nv, NULL, factor, most, unused[0], unused[1]);
         }
     }
@@ -316,7 +316,7 @@ COLD NOINLINE bool find_maxima(const sdpa_unit *u, const backward_scratch *w, in
  * from the maximum of their logits, and their sums replace lse. Its order of magnitude still tells whether it belongs
  * to a larger set of keys, beside which these have weight 0. */
 COLD NOINLINE void set_far_rows(const sdpa_unit *u, const backward_scratch *w, double *sunk, bool *whole) {
-    const double log2_e = log2_e_of(u->problem), sink = sink_of(u);
+    const double log2_e = log2_e_of(u), sink = sink_of(u);
     for (int64_t i = 0; i < w->n_lanes; i++) {
         const double given = i < u->n_i ? query_scalar(u->lse, &u->problem->lse, u->i0 + i) * log2_e : 0;
         const double lse = isfinite(given) ? fmax(-REAL_MAX, fmin(REAL_MAX, given)) : given; /* as logits are */
@@ -485,7 +485,7 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
         return;
     }
     weights.p = w->ds;
-    const real scale = (real)p->scale;
+    const real scale = scale_of(u);
     add_to_keys(&u->dk, p->d_k, &weights, &own->q, scale, finite);
     if (!u->dq.data) return;
     const bool keys_finite = state == PANEL_VISIBLE || all_finite(k.p, k.row, b.n, p->d_k);
@@ -515,7 +515,7 @@ NOINLINE void backward_any(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
     backward_scratch w = backward_layout(p, &arena);
-    const real c = (real)(fabs(p->scale) * M_LOG2E);
+    const real c = product_factor(u, M_LOG2E);
     double sunk[SDPA_QUERY_BLOCK];
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
@@ -524,7 +524,7 @@ NOINLINE void backward_any(const sdpa_unit *u, void *scratch) {
     memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
     memset(w.dmask, 0, sizeof(real) * (size_t)w.n_lanes);
     if (p->scores == SDPA_ADDITIVE) memset(w.dq_lanes, 0, sizeof(real) * (size_t)(p->d_k * w.n_lanes));
-    if (j0 < j1) pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
+    if (j0 < j1) pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w.line);
     if (!complete_rows(u, &w, j0, j1, c, far, sunk)) return;
     backward_rows own = {.dout = scale_queries(u, &w)};
     own.q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);

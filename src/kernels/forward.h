@@ -92,12 +92,12 @@ INLINE void add_to_sums(real *l, panel q, const vec *alpha, const vec *sum) {
 
 /* Weights 2^(c s - m - low) of a panel's scores t in two passes: one for the maximum, one for the weights, whose sums
  * are added to l. `exact`: see move_maximum. Returns whether any pair is masked. */
-INLINE bool exact_keys(const running *row, scores *t, panel q, const sdpa_problem *p, enum bias_kind bias,
+INLINE bool exact_keys(const running *row, scores *t, panel q, const sdpa_unit *u, enum bias_kind bias,
                        const real *exact, vec *sum, vec *alpha) {
     vec shift[SCORE_WIDTH] = {{0}};
     for (int x = 0; x < q.nv; x++) sum[x] = vset1(-INFINITY);
     t->extreme = (real *)sum;
-    const real factor = score_products(t, q.nv, p, bias, M_LOG2E);
+    const real factor = score_products(t, q.nv, u, bias, M_LOG2E);
     move_maximum(row, q.i, q.nv, exact, factor, sum, alpha, shift);
     const bool masked = exponentiate(t->s, t->s_row, t->n, q.nv, factor, (const real *)shift, row->low + q.i,
                                      (real *)sum, bias == BIAS_SOME_MASKED);
@@ -250,7 +250,7 @@ NOINLINE void forward_few(const sdpa_unit *u, const forward_scratch *w, const ro
     } else {
         few_scores((real *)t.given, w->few, period, k->p, k->row, k->n, p->d_k, fetch ? &next : NULL);
     }
-    const real factor = score_products(&t, 1, p, bias, M_LOG2E);
+    const real factor = score_products(&t, 1, u, bias, M_LOG2E);
     most = few_fold(most, period, true);
     move_maximum(&w->row, 0, 1, NULL, factor, &most, &alpha, &shift);
     const bool masked = exponentiate(w->s, VL, t.n, 1, factor, (const real *)&shift, w->row.low, (real *)&sum,
@@ -278,7 +278,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     vec sum[SCORE_WIDTH], alpha[SCORE_WIDTH];
     scores t = panel_scores(w->q, q, k, p->d_k, w->s, w->s_row);
     t.shift = w->row.m + q.i;
-    t.c = (real)(fabs(p->scale) * M_LOG2E);
+    t.c = product_factor(u, M_LOG2E);
     t.pairs = w->pairs;
     if (w->pairs) t.depth = (p->d_k + 1) / 2;
     ahead next;
@@ -302,7 +302,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
             if (!done) bias = bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, w->line);
         }
     }
-    if (!done) masked = exact_keys(&w->row, &t, q, p, bias, is_linear(p) ? w->exact : NULL, sum, alpha);
+    if (!done) masked = exact_keys(&w->row, &t, q, u, bias, is_linear(p) ? w->exact : NULL, sum, alpha);
     if (PAIRS && w->pairs) forward_pairs(u, w, q, k->n, alpha, sum);
     forward_values(u, w, v, q, (keys){k->j0, k->n}, w->s_row, alpha, masked);
     return two_passes;
@@ -349,14 +349,14 @@ NOINLINE void forward_panels(const sdpa_unit *u, const forward_scratch *w, keys 
 /* Packs the unit's queries, by few_queries or as panels. */
 INLINE void forward_queries(const sdpa_unit *u, forward_scratch *w) {
     const sdpa_problem *p = u->problem;
-    const real c = (real)(fabs(p->scale) * M_LOG2E);
+    const real c = product_factor(u, M_LOG2E);
     if (u->n_i <= FEW_QUERIES && few_can(p) && c > 0) {
         SDPA_TAKE(FEW);
         w->period = few_period(u->n_i);
         few_queries(w->few, w->period, u, w->line);
         return;
     }
-    pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w->line);
+    pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w->line);
     if (!PAIRS || !w->pairs) return;
     PANELS (q, u->n_i) pair_rows(w->q + q.i * p->d_k, q.nv * VL, p->d_k, q.n_i, NULL);
 }
@@ -399,7 +399,7 @@ NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch)
     const sdpa_problem *p = u->problem;
     const forward_scratch w = *scratch;
     const double sink = sink_of(u);
-    const double log2_e = log2_e_of(p);
+    const double log2_e = log2_e_of(u);
     const bool direct = u->o.data && is_direct(&u->o) && p->d_v == w.o_row;
     for (int64_t i = 0; i < u->n_i; i++) {
         real *o = w.o + i * w.o_row, l = w.row.l[i], factor = 1, sunk = 0;

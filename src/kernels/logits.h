@@ -18,8 +18,14 @@ enum {
  * softcap, for slope_at and bend_of. */
 INLINE bool is_linear(const sdpa_problem *p) { return p->softcap == 0; }
 
+/* The factors of products, of which those with queries carry the sign, so that the largest product is that of the
+ * largest score. */
+INLINE real scale_of(const sdpa_unit *u) { return (real)u->scale; }
+INLINE real sign_of_scale(const sdpa_unit *u) { return u->scale < 0 ? -1 : 1; }
+INLINE real product_factor(const sdpa_unit *u, double unit) { return (real)(fabs(u->scale) * unit); }
+
 /* The last factor before the bias is added. */
-INLINE double logit_factor(const sdpa_problem *p) { return is_linear(p) ? fabs(p->scale) : p->softcap; }
+INLINE double logit_factor(const sdpa_unit *u) { return is_linear(u->problem) ? fabs(u->scale) : u->problem->softcap; }
 
 /* The derivative of a logit with respect to its scaled product. h is the array that score_logits filled, or NULL if
  * logits are linear. */
@@ -30,16 +36,16 @@ INLINE vec slope_at(const real *h, int64_t at) {
 /* The second derivative is bend_of(p) * h * slope. */
 INLINE real bend_of(const sdpa_problem *p) { return is_linear(p) ? 0 : (real)(-2 / p->softcap); }
 
-/* The value of log2(e) that the rounded factor of a call's logits contains. Converting lse to or from log2 units with
+/* The value of log2(e) that the rounded factor of a unit's logits contains. Converting lse to or from log2 units with
  * any other value would add that rounding to the error of lse; weights are not affected. */
-INLINE double log2_e_of(const sdpa_problem *p) {
-    const double factor = logit_factor(p), unit = (real)(factor * M_LOG2E) / factor;
+INLINE double log2_e_of(const sdpa_unit *u) {
+    const double factor = logit_factor(u), unit = (real)(factor * M_LOG2E) / factor;
     return fabs(unit - M_LOG2E) < REAL_EPSILON ? unit : M_LOG2E; /* the latter if the factor is 0 or subnormal */
 }
 
 /* The unit's sink in log2 units, or -inf; a double, because rounding it would show in lse. */
 INLINE double sink_of(const sdpa_unit *u) {
-    return (double)scalar_of(&u->sinks, -(real)INFINITY) * log2_e_of(u->problem);
+    return (double)scalar_of(&u->sinks, -(real)INFINITY) * log2_e_of(u);
 }
 
 /* How far, in log2 units, a sink may lie above the maximum of the keys before their weights leave the range. */
@@ -62,8 +68,9 @@ INLINE real add_sink(double sink, real *m, real *low, real *l, real *term) {
 
 /* s = the logits of a block in log2 units (`unit` = log2 e) or natural ones (`unit` = 1), after scale, cap and bias,
  * for any options; t->extreme = their maximum. `bias` says what s already holds. */
-NOINLINE void score_logits(scores *t, int nv, const sdpa_problem *p, enum bias_kind bias, double unit) {
-    t->c = (real)(unit * logit_factor(p));
+NOINLINE void score_logits(scores *t, int nv, const sdpa_unit *u, enum bias_kind bias, double unit) {
+    const sdpa_problem *p = u->problem;
+    t->c = (real)(unit * logit_factor(u));
     if (bias == BIAS_NONE) {
         for (int64_t j = 0; j < t->n; j++) {
             for (int x = 0; x < nv; x++) vstore(t->s + j * t->s_row + x * VL, (vec){0});
@@ -73,16 +80,16 @@ NOINLINE void score_logits(scores *t, int nv, const sdpa_problem *p, enum bias_k
         score(t, nv, SCORE_BIASED);
         return;
     }
-    const double cap = fmin(fabs(p->scale) / p->softcap, REAL_MAX); /* beyond that tanh is 1 */
+    const double cap = fmin(fabs(u->scale) / p->softcap, REAL_MAX); /* beyond that tanh is 1 */
     t->cap = (real)cap;
     t->cap_low = (real)(cap - (double)t->cap);
     score(t, nv, SCORE_CAPPED);
 }
 
 /* score_logits up to a factor, which is returned: if logits are scaled products, s holds the products themselves. */
-INLINE real score_products(scores *t, int nv, const sdpa_problem *p, enum bias_kind bias, double unit) {
-    if (bias != BIAS_NONE || !is_linear(p)) {
-        score_logits(t, nv, p, bias, unit);
+INLINE real score_products(scores *t, int nv, const sdpa_unit *u, enum bias_kind bias, double unit) {
+    if (bias != BIAS_NONE || !is_linear(u->problem)) {
+        score_logits(t, nv, u, bias, unit);
         return 1;
     }
     if (t->given != t->s) {
@@ -94,7 +101,7 @@ INLINE real score_products(scores *t, int nv, const sdpa_problem *p, enum bias_k
             vstore(t->extreme + x * VL, most);
         }
     }
-    return (real)(fabs(p->scale) * unit);
+    return product_factor(u, unit);
 }
 
 #endif

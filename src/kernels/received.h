@@ -38,7 +38,7 @@ COLD static void received_sums(const sdpa_unit *u, void *sums, void *scratch) {
     score_scratch *f = &w.scores;
     f->n_lanes = round_up(u->n_i, VL);
     w.row = sums_at(sums, f->n_lanes);
-    pack_panels(f->q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, f->line);
+    pack_panels(f->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), f->line);
     if (!weights_sums(u, &w)) return;
     for (int64_t i = u->n_i; i < f->n_lanes; i++) w.row.l[i] = 0;
 }
@@ -104,7 +104,7 @@ COLD static void received_unit(const sdpa_unit *u, int64_t n_keys, const sdpa_sp
             if (first >= last) continue;
             if (sdpa_run_stopped(u->run)) return;
             r.w.row = sums_at((real *)sums + 3 * s->lane, round_up(s->n_i, VL));
-            pack_panels(f->q, &u->q, s->i0, s->n_i, p->d_k, p->scale < 0 ? -1 : 1, f->line);
+            pack_panels(f->q, &u->q, s->i0, s->n_i, p->d_k, sign_of_scale(u), f->line);
             PANELS (q, s->n_i) {
                 sdpa_visible_keys(&part, s->i0 + q.i, q.n_i, &first, &last);
                 if (first < last) receive_panel(&part, &r, &k, q);

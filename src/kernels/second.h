@@ -130,7 +130,7 @@ NOINLINE void double_keys(const sdpa_unit *u, const double_scratch *w, const dou
 
     if (u->dmask.data) add_mask_gradient(u, f->t, f->n_lanes, w->dmask, j.j0, j.n);
     const bool finite = state == PANEL_VISIBLE || own->finite;
-    const real scale = (real)p->scale;
+    const real scale = scale_of(u);
     const weight_block values = {
         .p = f->s, .row = f->n_lanes, .n_i = u->n_i, .j0 = j.j0, .n = j.n, .in_order = p->invariant};
     weight_block straight = values, tangents = values;

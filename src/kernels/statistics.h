@@ -123,7 +123,7 @@ NOINLINE void statistics_keys(const sdpa_unit *u, const score_scratch *w, row_su
     t.extreme = (real *)maximum;
     const enum bias_kind bias = bias_block(u, &b, 1, t.s, t.s_row, w->line);
     if (bias == BIAS_ALL_MASKED) return;
-    const real factor = small * score_products(&t, q.nv, p, bias, 1);
+    const real factor = small * score_products(&t, q.nv, u, bias, 1);
     for (int x = 0; x < q.nv; x++) {
         add_logits(&sums[q.i / VL + x], t.s + x * VL, t.s_row, k->n, maximum[x], factor, bias == BIAS_SOME_MASKED);
     }
@@ -178,7 +178,7 @@ COLD static void statistics_unit(const sdpa_unit *u, void *scratch) {
     sdpa_arena arena = {scratch, 0};
     const score_scratch w = score_layout(p, &arena);
     row_sums sums[SDPA_QUERY_BLOCK / VL], small_sums[SDPA_QUERY_BLOCK / VL];
-    pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w.line);
+    pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w.line);
     if (!statistics_pass(u, &w, sums, 1)) return;
     const real sink = scalar_of(&u->sinks, -(real)INFINITY);
     bool again = false;

@@ -88,7 +88,7 @@ NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const
     t.extreme = (real *)maximum;
     const enum bias_kind bias = bias_block(u, &pairs, (real)M_LOG2E, t.s, t.s_row, w->line);
     if (bias == BIAS_ALL_MASKED) return false;
-    score_logits(&t, q.nv, p, bias, M_LOG2E);
+    score_logits(&t, q.nv, u, bias, M_LOG2E);
 
     vec unused[SCORE_WIDTH] = {{0}};
     t = panel_scores(w->q_t, q, &b->k, p->d_k, w->t + q.i, w->n_lanes);
@@ -98,7 +98,7 @@ NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const
         t = panel_scores(w->q, q, &b->k_t, p->d_k, w->t + q.i, w->n_lanes);
         score(&t, q.nv, SCORE_ADDED);
     }
-    const real scale = (real)fabs(p->scale);
+    const real scale = product_factor(u, 1);
     for (int64_t j = 0; j < t.n; j++) {
         for (int x = 0; x < q.nv; x++) vstore(t.s + j * t.s_row + x * VL, scale * vload(t.s + j * t.s_row + x * VL));
     }
@@ -215,7 +215,7 @@ INLINE void tangent_finish(const sdpa_unit *u, const tangent_scratch *w) {
  * interrupted. */
 NOINLINE bool tangent_sweep(const sdpa_unit *u, const tangent_scratch *w, int64_t j0, int64_t j1) {
     const sdpa_problem *p = u->problem;
-    const real sign = p->scale < 0 ? -1 : 1;
+    const real sign = sign_of_scale(u);
     pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, sign, w->line);
     if (u->q_t.data) {
         pack_panels(w->q_t, &u->q_t, u->i0, u->n_i, p->d_k, sign, w->line);

@@ -69,7 +69,7 @@ NOINLINE bool weights_sums(const sdpa_unit *u, const weights_scratch *w) {
             scores t = panel_scores(f->q, q, &k, p->d_k, f->s, f->s_row);
             const enum bias_kind bias = bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, f->line);
             if (bias == BIAS_ALL_MASKED) continue;
-            exact_keys(&w->row, &t, q, p, bias, NULL, sum, alpha);
+            exact_keys(&w->row, &t, q, u, bias, NULL, sum, alpha);
         }
     }
     if (j.j0 < j1) return false;
@@ -98,10 +98,10 @@ INLINE real stage_scores(const sdpa_unit *u, const score_scratch *w, const rows 
     if (bias == BIAS_ALL_MASKED) {
         fill_panel(t.s, t.s_row, q.nv, t.n, vset1(-INFINITY));
     } else if (bias != BIAS_NONE || (!is_linear(p) && stage != SDPA_SCORES)) {
-        score_logits(&t, q.nv, p, bias, unit);
+        score_logits(&t, q.nv, u, bias, unit);
     } else {
         score(&t, q.nv, SCORE_RAW);
-        return (real)(fabs(p->scale) * unit);
+        return product_factor(u, unit);
     }
     return 1;
 }
@@ -135,7 +135,7 @@ COLD static void weights_unit(const sdpa_unit *u, sdpa_stage stage, void *scratc
     sdpa_arena arena = {scratch, 0};
     const weights_scratch w = weights_layout(p, &arena);
     const score_scratch *f = &w.scores;
-    pack_panels(f->q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, f->line);
+    pack_panels(f->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), f->line);
     if (stage == SDPA_WEIGHTS && !weights_sums(u, &w)) return;
     keys j = {0};
     while (next_keys(u, f->block, p->n_k, &j)) {

@@ -5,7 +5,7 @@
 #ifndef SDPA_KERNEL_FAST_FEW_H
 #define SDPA_KERNEL_FAST_FEW_H
 
-#include "../scores.h"
+#include "../logits.h"
 
 enum {
     FEW_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
@@ -29,7 +29,7 @@ static void few_queries(real *q, int period, const sdpa_unit *u, real *line) {
         load(line, u->q.data + (u->i0 + row) * u->q.row, p->d_k, u->q.col, u->q.dtype, u->q.swapped);
         for (int64_t c = 0; c < d; c += VL) {
             const vec x = vload(line + c);
-            vstore(q + c * period + i * VL, p->scale < 0 ? -x : x);
+            vstore(q + c * period + i * VL, u->scale < 0 ? -x : x);
         }
     }
 }

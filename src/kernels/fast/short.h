@@ -17,7 +17,7 @@ enum {
  * weights then lack. Like load_lse, but in vectors, and rounded to nearest; false if there are far rows. */
 NOINLINE bool round_lse(const sdpa_unit *u, const backward_scratch *w, real *lacks) {
     const sdpa_problem *p = u->problem;
-    const double unit = log2_e_of(p);
+    const double unit = log2_e_of(u);
     const real high = (real)unit, low = (real)(unit - high), infinity = (real)INFINITY;
     ivec lane, far = {0};
     UNROLL for (int l = 0; l < VL; l++) lane[l] = l;
@@ -47,7 +47,7 @@ INLINE bool is_coarse(const sdpa_unit *u) { return SDPA_REAL == 32 && sdpa_is_na
 INLINE bool takes_rows(const sdpa_unit *u) {
     const sdpa_problem *p = u->problem;
     if (is_coarse(u)) return forward_takes_rows(u);
-    return p->n_k <= SMALL_KEYS && p->scale > 0 && !fills_lanes(u, VL);
+    return p->n_k <= SMALL_KEYS && u->scale > 0 && !fills_lanes(u, VL);
 }
 
 /* delta = rowsum(dO * O) - dlse. */
@@ -136,7 +136,7 @@ NOINLINE void short_by_rows(const sdpa_unit *u, backward_scratch *w, const backw
     sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
     if (wanted) lane_products(w->ds, w->n_lanes, &own->dout, u->n_i, v, v->n, p->d_v);
     sdpa_fetch(u, SDPA_FETCH_O_DV, 0, 1, 2);
-    weigh_keys(u, w, k, (real)(p->scale * M_LOG2E), sum);
+    weigh_keys(u, w, k, product_factor(u, M_LOG2E), sum);
     sdpa_fetch(u, SDPA_FETCH_O_DV, 1, 1, 2);
     if (wanted) delta_by_outputs(u, w, &own->dout);
     finish_rows(u, w, k->n, sum, lacks, wanted);
@@ -147,9 +147,9 @@ NOINLINE void short_by_panels(const sdpa_unit *u, const backward_scratch *w, con
                               const rows *v, const real *lacks) {
     const sdpa_problem *p = u->problem;
     real sum[SDPA_QUERY_BLOCK] = {0};
-    pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, p->scale < 0 ? -1 : 1, w->line);
+    pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w->line);
     sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0, 1, 2);
-    weigh_keys(u, w, k, (real)(fabs(p->scale) * M_LOG2E), sum);
+    weigh_keys(u, w, k, product_factor(u, M_LOG2E), sum);
     finish_rows(u, w, k->n, sum, lacks, false);
     if (!wants_scores(u)) return;
     sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
@@ -169,7 +169,7 @@ NOINLINE void short_by_panels(const sdpa_unit *u, const backward_scratch *w, con
 NOINLINE void write_gradients(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, const rows *k,
                               keys b) {
     const sdpa_problem *p = u->problem;
-    const real scale = (real)p->scale;
+    const real scale = scale_of(u);
     bool masked = false;
     PANELS (q, u->n_i) masked |= w->state[q.i / VL] != PANEL_VISIBLE;
     /* A masked pair must not meet NaN or Inf: see backward_keys. */

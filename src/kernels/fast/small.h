@@ -27,7 +27,7 @@ INLINE bool fills_lanes(const sdpa_unit *u, int64_t least) {
 /* Whether the forward of the unit goes through forward_small. */
 INLINE bool forward_takes_rows(const sdpa_unit *u) {
     const sdpa_problem *p = u->problem;
-    const bool small = p->n_k <= SMALL_KEYS && p->scale > 0x1p-60 && p->scale < 0x1p60;
+    const bool small = p->n_k <= SMALL_KEYS && u->scale > 0x1p-60 && u->scale < 0x1p60;
     return small && !(p->features & ~SMALL_CAN) && !fills_lanes(u, 2 * VL);
 }
 
@@ -170,7 +170,7 @@ NOINLINE void small_forward(const sdpa_unit *u, const forward_scratch *w, const 
             store(u->o.data + (i0 + r) * u->o.row, o + r * o_row, p->d_v, u->o.col, u->o.dtype);
         }
         if (u->lse) {
-            const real lse = (real)(m[r] * p->scale + log(l[r]));
+            const real lse = (real)(m[r] * u->scale + log(l[r]));
             memcpy(u->lse + (i0 + r) * p->lse.row, &lse, sizeof lse);
         }
     }
@@ -183,7 +183,7 @@ NOINLINE bool forward_small(const sdpa_unit *u, void *scratch) {
     SDPA_TAKE(SMALL);
     sdpa_arena arena = {scratch, 0};
     const forward_scratch w = forward_layout(p, &arena);
-    const real c = (real)(p->scale * M_LOG2E);
+    const real c = product_factor(u, M_LOG2E);
     int64_t j0, n_k;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &n_k);
     const small_rows x = {.q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, 1, w.few, NULL),

@@ -51,8 +51,7 @@ static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run
 #define MOST_QUERIES 256
 
 enum {
-    PARTS_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
-                SDPA_FEATURE_LENGTHS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
+    PARTS_CAN = SDPA_FEATURES_OF_PAIRS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
                 SDPA_FEATURE_ALIBI | SDPA_FEATURE_ADDITIVE
 };
 
@@ -102,10 +101,7 @@ static bool band_is_open(const sdpa_problem *p) {
 
 /* Features that neither distinguish heads nor depend on a query's position. A band does, and may only be one that hides
  * nothing. */
-enum {
-    FOLD_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
-               SDPA_FEATURE_LENGTHS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_INVARIANT
-};
+enum { FOLD_CAN = SDPA_FEATURES_OF_PAIRS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_INVARIANT };
 
 /* If each head has one query and several query heads share a key head (decoding with GQA), turns these heads into
  * queries of one head, so that a unit reads keys and values once. Returns `folded`, or p if this does not apply. */

@@ -156,6 +156,10 @@ enum {
     SDPA_FEATURE_ADDITIVE = 1 << 10,
     SDPA_FEATURE_INVARIANT = 1 << 11,
     SDPA_FEATURE_UNKNOWN = 1 << 30, /* for tests: no path may name it */
+
+    /* Which pairs are seen, and what is added to their logits: every path that works on blocks of pairs knows them. */
+    SDPA_FEATURES_OF_PAIRS = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER |
+                             SDPA_FEATURE_OFFSET | SDPA_FEATURE_LENGTHS
 };
 
 typedef struct sdpa_problem {

@@ -18,9 +18,8 @@
 /* Where the packed rows of a block are split because causality begins to hide keys, the second part does not begin at
  * the first of them. */
 enum {
-    SPLIT_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
-                SDPA_FEATURE_LENGTHS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
-                SDPA_FEATURE_ALIBI
+    SPLIT_CAN =
+        SDPA_FEATURES_OF_PAIRS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI
 };
 
 typedef struct forward_scratch {

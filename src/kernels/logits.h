@@ -9,9 +9,8 @@
 /* Features under which weights come directly from the accumulators. With a softcap the logits are not linear in them,
  * and additive scores are not products. */
 enum {
-    FUSED_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
-                SDPA_FEATURE_LENGTHS | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI |
-                SDPA_FEATURE_INVARIANT
+    FUSED_CAN =
+        SDPA_FEATURES_OF_PAIRS | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI | SDPA_FEATURE_INVARIANT
 };
 
 /* Whether a logit is its product times a factor, plus the bias. If not, score_logits also stores h, the tanh of the
@@ -44,9 +43,7 @@ INLINE double log2_e_of(const sdpa_unit *u) {
 }
 
 /* The unit's sink in log2 units, or -inf; a double, because rounding it would show in lse. */
-INLINE double sink_of(const sdpa_unit *u) {
-    return (double)scalar_of(&u->sinks, -(real)INFINITY) * log2_e_of(u);
-}
+INLINE double sink_of(const sdpa_unit *u) { return (double)scalar_of(&u->sinks, -(real)INFINITY) * log2_e_of(u); }
 
 /* How far, in log2 units, a sink may lie above the maximum of the keys before their weights leave the range. */
 #define HIGHEST_SINK (SDPA_REAL == 32 ? 120 : 1000)

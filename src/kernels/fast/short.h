@@ -8,10 +8,7 @@
 #include "small.h"
 
 #if SMALL
-enum {
-    SHORT_CAN = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER | SDPA_FEATURE_OFFSET |
-                SDPA_FEATURE_LENGTHS | SDPA_FEATURE_ALIBI
-};
+enum { SHORT_CAN = SDPA_FEATURES_OF_PAIRS | SDPA_FEATURE_ALIBI };
 
 /* w->lse = lse in log2 units, rounded to integers, for weigh_keys; `lacks` = 2^(rounded lse - lse), the factor that its
  * weights then lack. Like load_lse, but in vectors, and rounded to nearest; false if there are far rows. */

@@ -160,7 +160,7 @@ typedef struct backward_call {
     int64_t most_in_flight;
     bool wavefront;   /* if not, each group is one thread's work */
     sdpa_turn *turns; /* (most_in_flight, units of a group), of the wavefront */
-    bool twice;       /* the double backward: the same sums, another kernel */
+    sdpa_pass pass;   /* the backward or the double one: the same sums, another kernel */
     bool ordered;     /* units end in order, since they add to the same dQ */
     bool fetches;     /* asks for a head's rows while the one before is computed */
     bool fresh;       /* a group is one unit, which writes the gradients instead of adding to them */
@@ -168,8 +168,6 @@ typedef struct backward_call {
     char *sums;
     size_t dk_bytes, sums_bytes, slot_bytes; /* of dK; of a pair; from one pair to the next */
 } backward_call;
-
-static sdpa_pass pass_of(const backward_call *c) { return c->twice ? SDPA_PASS_DOUBLE_BACKWARD : SDPA_PASS_BACKWARD; }
 
 static int64_t units_per_group(const backward_call *c) { return c->members.size * sdpa_units(c->problem); }
 
@@ -211,10 +209,10 @@ static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa
     u.run = run;
     if (turns && turns[t].last < 0) { /* before the run: only find the unit's key blocks */
         set_turn(&turns[t], &u);
-    } else if (c->twice) {
-        c->kernels->double_backward(&u, scratch);
-    } else {
+    } else if (c->pass == SDPA_PASS_BACKWARD) {
         c->kernels->backward(&u, scratch);
+    } else {
+        c->kernels->double_backward(&u, scratch);
     }
 }
 
@@ -270,7 +268,7 @@ static void clear_group(const backward_call *c, int64_t group) {
 static bool fetches_heads(const backward_call *c) {
     const sdpa_problem *p = c->problem;
     const int64_t head = 2 * 4 * (p->n_q + p->n_k) * (p->d_k + p->d_v); /* operands and gradients */
-    return !c->twice && c->members.size == 1 && p->n_q <= SHORT_HEAD && p->n_k <= SHORT_HEAD &&
+    return c->pass == SDPA_PASS_BACKWARD && c->members.size == 1 && p->n_q <= SHORT_HEAD && p->n_k <= SHORT_HEAD &&
            head * p->n_batch * p->n_head > CACHED_BYTES;
 }
 
@@ -341,18 +339,19 @@ static void take_pieces(void *owner, sdpa_arena *arena) {
 /* Scratch and sums of the call's problem. */
 static void plan(backward_call *c) {
     const sdpa_problem *p = c->problem;
-    c->scratch_bytes = c->twice ? c->kernels->double_backward_bytes(p) : c->kernels->backward_bytes(p);
+    c->scratch_bytes =
+        c->pass == SDPA_PASS_BACKWARD ? c->kernels->backward_bytes(p) : c->kernels->double_backward_bytes(p);
     c->dk_bytes = p->dk.data ? (size_t)(p->n_k * p->d_k) * 4 : 0;
     c->sums_bytes = c->summed ? c->dk_bytes + (p->dv.data ? (size_t)(p->n_k * p->d_v) * 4 : 0) : 0;
     c->slot_bytes = c->sums_bytes;
     c->fetches = fetches_heads(c);
-    c->fresh = !c->twice && units_per_group(c) == 1;
+    c->fresh = c->pass == SDPA_PASS_BACKWARD && units_per_group(c) == 1;
 }
 
 static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
     const int64_t n_groups = c->groups.size, units = units_per_group(c);
     plan(c);
-    c->n_workers = sdpa_workers_for(p, pass_of(c), sdpa_pairs(p), n_groups * units);
+    c->n_workers = sdpa_workers_for(p, c->pass, sdpa_pairs(p), n_groups * units);
     c->wavefront = c->n_workers > 1 && units > 1 && n_groups < 4 * (int64_t)c->n_workers;
     c->most_in_flight = !c->wavefront || (c->summed && n_groups > c->n_workers) ? c->n_workers : n_groups;
     void *memory = sdpa_alloc_pieces(take_pieces, c);
@@ -427,7 +426,7 @@ static void take_packed_pieces(void *owner, sdpa_arena *arena) {
 SDPA_COLD static sdpa_status plan_shares(packed_backward *c) {
     backward_call *call = c->call;
     const double all_pairs = sdpa_sequences_pairs(call->problem);
-    call->n_workers = sdpa_workers_for(call->problem, pass_of(call), all_pairs, INT64_MAX);
+    call->n_workers = sdpa_workers_for(call->problem, call->pass, all_pairs, INT64_MAX);
     backward_view view;
     for (int64_t s = 0; s < call->problem->n_sequences; s++) {
         if (sdpa_poll(call->problem->interrupted)) return SDPA_INTERRUPTED;
@@ -489,17 +488,14 @@ SDPA_COLD static sdpa_status run_packed(const sdpa_problem *p, backward_call *ca
     return status;
 }
 
-/* Packed sequences share their sinks, whose gradients are added in the order of the sequences. */
-typedef struct sink_sums {
-    const sdpa_problem *problem;
+/* A gradient per head of packed sequences, whose parts are added in their order. */
+typedef struct sequence_sums {
     sdpa_tensor total, own; /* own: one sequence after the other, of the compute type */
     sdpa_grid heads;
-} sink_sums;
+} sequence_sums;
 
-/* Points dsinks of p at zeroed memory for all sequences. */
-SDPA_COLD static sdpa_status part_sinks(sdpa_problem *p, sink_sums *s) {
-    sdpa_tensor *t = &p->dsinks;
-    s->problem = p;
+/* Points t, a gradient of p, at zeroed memory for all sequences. */
+static sdpa_status part_sequences(const sdpa_problem *p, sdpa_tensor *t, sequence_sums *s) {
     s->total = *t;
     t->dtype = compute_type(p);
     t->row = sdpa_tensor_compact(p, t, NULL, 1, 1, sdpa_size_of(t->dtype), &s->heads); /* there are no batch axes */
@@ -511,8 +507,7 @@ SDPA_COLD static sdpa_status part_sinks(sdpa_problem *p, sink_sums *s) {
     return SDPA_OK;
 }
 
-SDPA_COLD static void add_sinks(const sink_sums *s) {
-    const sdpa_problem *p = s->problem;
+static void add_sequences(const sdpa_problem *p, const sequence_sums *s) {
     for (int64_t h = 0; h < s->heads.size; h++) {
         double wide = 0;
         float narrow = 0;
@@ -548,10 +543,11 @@ static bool is_too_narrow(const backward_call *c, const sdpa_tensor *t) {
     return t == &p->dk || t == &p->dv ? !c->summed : !is_own(p, t);
 }
 
-static sdpa_status differentiate(const sdpa_problem *problem, bool twice) {
+static sdpa_status differentiate(const sdpa_problem *problem, sdpa_pass pass) {
+    sdpa_problem_check(problem, pass);
     if (!sdpa_has_queries(problem)) return SDPA_OK;
     sdpa_problem copy = *problem, *p = &copy;
-    backward_call call = {.problem = p, .kernels = sdpa_kernels_for(p->dtype), .twice = twice};
+    backward_call call = {.problem = p, .kernels = sdpa_kernels_for(p->dtype), .pass = pass};
 #define GRADIENT(name, rows, columns) {&p->name, rows, columns},
     const struct {
         sdpa_tensor *t;
@@ -565,12 +561,20 @@ static sdpa_status differentiate(const sdpa_problem *problem, bool twice) {
     }
     find_groups(p, &call.groups, &call.members);
     call.summed = sums_in_groups(&call);
-    call.ordered = (p->dq.data && !is_own(p, &p->dq)) || (p->dmask.data && p->dmask.col == 0) || p->dsinks.data;
+    call.ordered = (p->dq.data && !is_own(p, &p->dq)) || (p->dmask.data && p->dmask.col == 0);
+#define ADDRESS(name, rows, columns) &p->name,
+    sdpa_tensor *per_head[] = {SDPA_HEAD_GRADIENTS(ADDRESS)};
+#undef ADDRESS
+    enum { N_PER_HEAD = sizeof per_head / sizeof *per_head };
+    for (int i = 0; i < N_PER_HEAD; i++) call.ordered |= per_head[i]->data != NULL;
 
     wide_gradient *wide[N]; /* not on the stack, where they would take 10 kB */
-    sink_sums sinks = {0};
-    int n_wide = 0;
-    sdpa_status status = p->cu_q && p->dsinks.data ? part_sinks(p, &sinks) : SDPA_OK;
+    sequence_sums sums[N_PER_HEAD];
+    int n_wide = 0, n_sums = 0;
+    sdpa_status status = SDPA_OK;
+    for (int i = 0; i < N_PER_HEAD && p->cu_q && status == SDPA_OK; i++) {
+        if (per_head[i]->data) status = part_sequences(p, per_head[i], &sums[n_sums++]);
+    }
     for (int i = 0; i < N && status == SDPA_OK; i++) {
         if (!is_too_narrow(&call, gradients[i].t)) continue;
         wide[n_wide] = new_wide_gradient();
@@ -579,8 +583,10 @@ static sdpa_status differentiate(const sdpa_problem *problem, bool twice) {
         n_wide++;
     }
     if (status == SDPA_OK) status = p->cu_q ? run_packed(p, &call) : run_backward(p, &call);
-    if (sinks.problem && status == SDPA_OK) add_sinks(&sinks);
-    sdpa_free(sinks.own.data);
+    for (int i = 0; i < n_sums; i++) {
+        if (status == SDPA_OK) add_sequences(p, &sums[i]);
+        sdpa_free(sums[i].own.data);
+    }
     for (int i = 0; i < n_wide; i++) {
         if (status == SDPA_OK) status = narrow(wide[i]);
         if (wide[i]) sdpa_free(wide[i]->wide.data);
@@ -589,12 +595,8 @@ static sdpa_status differentiate(const sdpa_problem *problem, bool twice) {
     return status;
 }
 
-sdpa_status sdpa_attention_backward(const sdpa_problem *p) {
-    sdpa_problem_check(p, SDPA_PASS_BACKWARD);
-    return differentiate(p, false);
-}
+sdpa_status sdpa_attention_backward(const sdpa_problem *p) { return differentiate(p, SDPA_PASS_BACKWARD); }
 
 sdpa_status sdpa_attention_double_backward(const sdpa_problem *p) {
-    sdpa_problem_check(p, SDPA_PASS_DOUBLE_BACKWARD);
-    return differentiate(p, true);
+    return differentiate(p, SDPA_PASS_DOUBLE_BACKWARD);
 }

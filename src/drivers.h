@@ -14,8 +14,8 @@ sdpa_status sdpa_attention_backward(const sdpa_problem *p);
 /* Forward mode: o (may be absent), and its derivative o_t along the tangents q_t, k_t, v_t, mask_t, sinks_t. */
 sdpa_status sdpa_attention_tangent(const sdpa_problem *p);
 
-/* The derivatives dq, dk, dv, dmask, dsinks and o_t (with respect to dout), each where present, of the sum of the
- * tangents times what sdpa_attention_backward computes from q, k, v, o, dout, dlse. */
+/* The gradients, with o_t for that of dout, each where present, of the sum of the tangents times what
+ * sdpa_attention_backward computes from q, k, v, o, dout, dlse. */
 sdpa_status sdpa_attention_double_backward(const sdpa_problem *p);
 
 /* The stages of the matrix of weights. The requested stage is written to p->o, which is (n_q, n_k) of dtype p->dtype

@@ -98,17 +98,19 @@ typedef struct sdpa_choice {
     X(o_t, p->n_q, p->d_v)
 
 /* A gradient that is absent is not computed. Gradients have stride 0 on axes over which they are summed. The caller
- * fills dmask, dsinks and every gradient for which sdpa_clears is false with zeros. Rows of dk and dv have no gaps
- * between columns. */
+ * fills every gradient for which sdpa_clears is false with zeros. Rows of dk and dv have no gaps between columns. */
 #define SDPA_GRADIENTS(X)                                                                                              \
     X(dq, p->n_q, p->d_k)                                                                                              \
     X(dk, p->n_k, p->d_k)                                                                                              \
     X(dv, p->n_k, p->d_v)                                                                                              \
     X(dmask, p->n_q, p->n_k)                                                                                           \
-    X(dsinks, 1, 1)
+    SDPA_HEAD_GRADIENTS(X)
+
+/* Those of one number per head, to which all units of a head add. Packed sequences share them. */
+#define SDPA_HEAD_GRADIENTS(X) X(dsinks, 1, 1)
 
 /* Inputs of forward mode and of the double backward; an absent one counts as zero. In the double backward they are the
- * gradients of the gradients, and dq .. dsinks are the derivatives of <tangents, backward(...)>. */
+ * gradients of the gradients, and the gradients are the derivatives of <tangents, backward(...)>. */
 #define SDPA_TANGENTS(X)                                                                                               \
     X(q_t, p->n_q, p->d_k)                                                                                             \
     X(k_t, p->n_k, p->d_k)                                                                                             \
@@ -194,8 +196,8 @@ typedef struct sdpa_problem {
     int (*interrupted)(void); /* polled by the calling thread; non-zero ends the call. May be NULL */
 
     /* NULL, or packed sequences (sequences.h): sequence s has queries cu_q[s] .. cu_q[s+1]-1 and keys cu_k[s] ..
-     * cu_k[s+1]-1; n_q and n_k count all sequences. There are no batch axes and no mask. The driver sums dsinks over
-     * the sequences. */
+     * cu_k[s+1]-1; n_q and n_k count all sequences. There are no batch axes and no mask. The driver sums
+     * SDPA_HEAD_GRADIENTS over the sequences. */
     const int64_t *cu_q, *cu_k; /* (n_sequences + 1): from 0, not decreasing, to n_q and n_k */
     int64_t n_sequences;
     int64_t first_batch; /* the number that dropout's generator uses for batch entry 0 */

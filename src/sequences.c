@@ -22,9 +22,10 @@ void sdpa_sequence_set(const sdpa_problem *p, int64_t sequence, sdpa_problem *on
     const int64_t q = p->cu_q[sequence], n_q = p->cu_q[sequence + 1] - q;
     const int64_t k = p->cu_k[sequence], n_k = p->cu_k[sequence + 1] - k;
     if (one != p) *one = *p;
-    skip_sequences(&one->offset, sequence);
-    skip_sequences(&one->key_length, sequence);
-    skip_sequences(&one->dsinks, sequence);
+#define SKIP(name, rows, columns) skip_sequences(&one->name, sequence);
+    SDPA_INTEGERS(SKIP)
+    SDPA_HEAD_GRADIENTS(SKIP)
+#undef SKIP
     one->n_q = q;
     one->n_k = k;
     skip_rows(one);

@@ -530,13 +530,13 @@ NOINLINE void backward_any(const sdpa_unit *u, void *scratch) {
     own.q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
     own.finite = !may_mask(u) || (rows_finite(&own.q, p->d_k) && rows_finite(&own.dout, p->d_v));
     /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
-    double dsink = 0;
-    for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++) dsink -= sunk[i] * w.delta[i];
+    head_sums sums = {0};
+    for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++) sums.dsinks -= sunk[i] * w.delta[i];
     if (!backward_sweep(u, &w, &own, j0, j1, c)) return;
     for (int64_t i = 0; p->scores == SDPA_ADDITIVE && i < u->n_i; i++) {
         for (int64_t x = 0; x < p->d_k; x++) w.dq[i * w.k_row + x] = w.dq_lanes[x * w.n_lanes + i];
     }
-    store_gradients(u, w.dq, w.k_row, w.dmask, dsink, w.line);
+    store_gradients(u, w.dq, w.k_row, w.dmask, &sums, w.line);
 }
 
 #endif

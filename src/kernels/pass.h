@@ -203,12 +203,25 @@ NOINLINE void clear_keys(const sdpa_unit *u, keys b) {
     }
 }
 
+/* What a unit adds to the gradients of its head. */
+typedef struct head_sums {
+#define SUM(name, rows, columns) double name;
+    SDPA_HEAD_GRADIENTS(SUM)
+#undef SUM
+} head_sums;
+
+INLINE void add_to_head(const sdpa_matrix *d, double sum, real *line) {
+    const real rounded = (real)sum;
+    if (d->data) add_row(d->data, 0, d->dtype, &rounded, 1, line);
+}
+
 /* Ends a unit, when its turn has come: adds dq (n_i, dq_row), dmask (one element per query, for a mask that is
- * broadcast over keys) and dsink to the gradients that are wanted. A fresh unit's dq is written, not added. */
-NOINLINE void store_gradients(const sdpa_unit *u, const real *dq, int64_t dq_row, const real *dmask, double dsink,
-                              real *line) {
+ * broadcast over keys) and the sums of the head to the gradients that are wanted. A fresh unit's dq is written, not
+ * added. */
+NOINLINE void store_gradients(const sdpa_unit *u, const real *dq, int64_t dq_row, const real *dmask,
+                              const head_sums *sums, real *line) {
     if (!sdpa_turn_wait_last(u)) return;
-    const sdpa_matrix *q = &u->dq, *mask = &u->dmask, *sinks = &u->dsinks;
+    const sdpa_matrix *q = &u->dq, *mask = &u->dmask;
     for (int64_t i = 0; i < u->n_i; i++) {
         const int64_t row = u->i0 + i;
         char *to = q->data ? q->data + row * q->row : NULL;
@@ -219,8 +232,9 @@ NOINLINE void store_gradients(const sdpa_unit *u, const real *dq, int64_t dq_row
         }
         if (mask->data && mask->col == 0) add_row(mask->data + row * mask->row, 0, mask->dtype, dmask + i, 1, line);
     }
-    const real sum = (real)dsink;
-    if (sinks->data) add_row(sinks->data, 0, sinks->dtype, &sum, 1, line);
+#define ADD(name, rows, columns) add_to_head(&u->name, sums->name, line);
+    SDPA_HEAD_GRADIENTS(ADD)
+#undef ADD
     sdpa_turn_end(u);
 }
 

@@ -179,7 +179,7 @@ INLINE double double_sink(const sdpa_unit *u, const double_scratch *w) {
     return sum;
 }
 
-/* Computes dq and o_t of the unit and adds to dk, dv, dmask and dsinks. */
+/* Computes dq and o_t of the unit and adds to the other gradients. */
 COLD static void double_backward_unit(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
@@ -208,7 +208,8 @@ COLD static void double_backward_unit(const sdpa_unit *u, void *scratch) {
         double_keys(u, &w, &own, (keys){b * size, left < size ? left : size});
         sdpa_turn_pass(u, b);
     }
-    store_gradients(u, w.dq, f->k_row, w.dmask, double_sink(u, &w), f->line);
+    const head_sums sums = {.dsinks = double_sink(u, &w)};
+    store_gradients(u, w.dq, f->k_row, w.dmask, &sums, f->line);
 }
 
 #endif

@@ -200,7 +200,7 @@ NOINLINE void write_gradients(const sdpa_unit *u, const backward_scratch *w, con
     }
     weights.fresh = true;
     if (u->dq.data) add_to_queries(w->dq, w->k_row, p->d_k, &weights, k, NULL, scale, keys_finite);
-    store_gradients(u, w->dq, w->k_row, w->dmask, 0, w->line);
+    store_gradients(u, w->dq, w->k_row, w->dmask, &(head_sums){0}, w->line);
 }
 
 /* False, having written nothing, if the unit must go the general way. */

@@ -29,6 +29,7 @@ class AttentionGradients(NamedTuple):
     value: NDArray[Any] | None
     attn_mask: NDArray[Any] | None
     sinks: NDArray[Any] | None
+    scale: NDArray[Any] | None
 
 class AttentionReceived(NamedTuple):
     total: NDArray[Any]
@@ -41,6 +42,7 @@ class AttentionSecondGradients(NamedTuple):
     value: NDArray[Any] | None
     attn_mask: NDArray[Any] | None
     sinks: NDArray[Any] | None
+    scale: NDArray[Any] | None
 
 class AttentionStatistics(NamedTuple):
     lse: NDArray[Any]
@@ -210,6 +212,7 @@ def attention_double_backward(
     workers: int | None = None,
     gg_attn_mask: ArrayLike | None = None,
     gg_sinks: ArrayLike | None = None,
+    gg_scale: ArrayLike | None = None,
     grad_lse: ArrayLike | None = None,
     needs: Iterable[str] = ("grad_out", "query", "key", "value"),
 ) -> AttentionSecondGradients: ...
@@ -262,6 +265,7 @@ def attention_jvp(
     workers: int | None = None,
     attn_mask_t: ArrayLike | None = None,
     sinks_t: ArrayLike | None = None,
+    scale_t: ArrayLike | None = None,
 ) -> AttentionTangent: ...
 def attention_received(
     query: ArrayLike,

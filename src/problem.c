@@ -10,6 +10,7 @@ unsigned sdpa_problem_features(const sdpa_problem *p) {
     if (p->softcap > 0) features |= SDPA_FEATURE_SOFTCAP;
     if (p->dropout_p > 0) features |= SDPA_FEATURE_DROPOUT;
     if (p->sinks.data) features |= SDPA_FEATURE_SINKS;
+    if (p->scales.data) features |= SDPA_FEATURE_SCALES;
     if (p->alibi_slopes.data) features |= SDPA_FEATURE_ALIBI;
     if (p->scores == SDPA_ADDITIVE) features |= SDPA_FEATURE_ADDITIVE;
     if (p->invariant) features |= SDPA_FEATURE_INVARIANT;

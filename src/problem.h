@@ -81,7 +81,8 @@ typedef struct sdpa_choice {
  * these lists, so a new tensor is added here and nowhere else.
  *
  * mask: BOOL (true = attend) or a float type (added to the scaled scores). alibi_slopes: -slope * |i + offset - j| is
- * added. sinks: one extra logit per row, without a value. Any of these may be absent, and so may v. */
+ * added. sinks: one extra logit per row, without a value. scales: the scale of each head, in place of the problem's. Any
+ * of these may be absent, and so may v. */
 #define SDPA_INPUTS(X)                                                                                                 \
     X(q, p->n_q, p->d_k)                                                                                               \
     X(k, p->n_k, p->d_k)                                                                                               \
@@ -89,6 +90,7 @@ typedef struct sdpa_choice {
     X(mask, p->n_q, p->n_k)                                                                                            \
     X(alibi_slopes, 1, 1)                                                                                              \
     X(sinks, 1, 1)                                                                                                     \
+    X(scales, 1, 1)                                                                                                    \
     X(dout, p->n_q, p->d_v)
 
 /* o is an input of the backward. The drivers of weights, statistics and received weights write their result to it. o_t
@@ -107,7 +109,7 @@ typedef struct sdpa_choice {
     SDPA_HEAD_GRADIENTS(X)
 
 /* Those of one number per head, to which all units of a head add. Packed sequences share them. */
-#define SDPA_HEAD_GRADIENTS(X) X(dsinks, 1, 1)
+#define SDPA_HEAD_GRADIENTS(X) X(dsinks, 1, 1) X(dscales, 1, 1)
 
 /* Inputs of forward mode and of the double backward; an absent one counts as zero. In the double backward they are the
  * gradients of the gradients, and the gradients are the derivatives of <tangents, backward(...)>. */
@@ -116,7 +118,8 @@ typedef struct sdpa_choice {
     X(k_t, p->n_k, p->d_k)                                                                                             \
     X(v_t, p->n_k, p->d_v)                                                                                             \
     X(mask_t, p->n_q, p->n_k)                                                                                          \
-    X(sinks_t, 1, 1)
+    X(sinks_t, 1, 1)                                                                                                   \
+    X(scales_t, 1, 1)
 
 #define SDPA_MATRICES(X) SDPA_INPUTS(X) SDPA_RESULTS(X) SDPA_GRADIENTS(X) SDPA_TANGENTS(X)
 
@@ -157,11 +160,14 @@ enum {
     SDPA_FEATURE_ALIBI = 1 << 9,
     SDPA_FEATURE_ADDITIVE = 1 << 10,
     SDPA_FEATURE_INVARIANT = 1 << 11,
+    SDPA_FEATURE_SCALES = 1 << 12,
     SDPA_FEATURE_UNKNOWN = 1 << 30, /* for tests: no path may name it */
 
     /* Which pairs are seen, and what is added to their logits: every path that works on blocks of pairs knows them. */
     SDPA_FEATURES_OF_PAIRS = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER |
-                             SDPA_FEATURE_OFFSET | SDPA_FEATURE_LENGTHS
+                             SDPA_FEATURE_OFFSET | SDPA_FEATURE_LENGTHS,
+    /* And what a unit holds for its head. */
+    SDPA_FEATURES_OF_UNITS = SDPA_FEATURES_OF_PAIRS | SDPA_FEATURE_SCALES,
 };
 
 typedef struct sdpa_problem {
@@ -174,7 +180,7 @@ typedef struct sdpa_problem {
     int64_t channels;    /* ADDITIVE: even; d_k is twice this */
     const void *w_score; /* ADDITIVE: (channels) of the compute type */
 
-    double scale;
+    double scale;     /* of all heads, without `scales` */
     double softcap;   /* > 0: scaled scores become softcap * tanh(score / softcap); 0: none */
     double dropout_p; /* in [0, 1]; the pattern depends on seed, batch, head, i, j only */
     uint64_t seed;

@@ -21,13 +21,18 @@ static inline int64_t sdpa_units(const sdpa_problem *p) {
     return (p->n_q + sdpa_query_block(p) - 1) / sdpa_query_block(p);
 }
 
+/* The number of a tensor that has one per head, or `absent`. */
+static inline double sdpa_head_number(const sdpa_matrix *m, double absent) {
+    if (m->data) sdpa_isa_get()->f64->load(&absent, m->data, 1, 0, m->dtype, m->swapped);
+    return absent;
+}
+
 /* Sets everything in a unit that depends only on its (batch, head), and zeroes the rest. */
 static inline void sdpa_unit_set_head(sdpa_unit *u, const sdpa_problem *p, int64_t batch, int64_t head) {
     memset(u, 0, offsetof(sdpa_unit, q)); /* up to the matrices, all of which are set below */
     u->problem = p;
     u->batch = p->first_batch + batch;
     u->head = head;
-    u->scale = p->scale;
     u->lower = p->lower;
     u->upper = p->upper;
     u->key_length = p->n_k;
@@ -45,6 +50,8 @@ static inline void sdpa_unit_set_head(sdpa_unit *u, const sdpa_problem *p, int64
 #undef SET_INTEGER
     u->lower += u->offset;
     u->upper += u->offset;
+    u->scale = sdpa_head_number(&u->scales, p->scale);
+    u->scale_t = sdpa_head_number(&u->scales_t, 0);
 }
 
 /* Makes u unit number `index` of its head. */

@@ -421,8 +421,11 @@ NOINLINE rows scale_queries(const sdpa_unit *u, const backward_scratch *w) {
     return (rows){.p = w->dout_rows, .row = row, .n = u->n_i};
 }
 
+/* Whether dS K is wanted: for dQ, or for the gradient of the head's scale. */
+INLINE bool wants_queries(const sdpa_unit *u) { return u->dq.data || u->dscales.data; }
+
 /* Whether a gradient that goes through the scores is wanted; dV needs only the weights. */
-INLINE bool wants_scores(const sdpa_unit *u) { return u->dq.data || u->dk.data || u->dmask.data; }
+INLINE bool wants_scores(const sdpa_unit *u) { return wants_queries(u) || u->dk.data || u->dmask.data; }
 
 /* Computes dS = P * (dP - delta) of all queries and the keys of v, without a softcap's slope; with dropout, which comes
  * before delta, from w->delta. Returns which of the keys the queries see. */
@@ -448,7 +451,7 @@ INLINE enum panel_state score_gradients(const sdpa_unit *u, const backward_scrat
 NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, keys b, real c,
                             bool anew) {
     const sdpa_problem *p = u->problem;
-    const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, u->dq.data ? u->n_i : 0, w->k, w->k_tail);
+    const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, wants_queries(u) ? u->n_i : 0, w->k, w->k_tail);
     const rows v = pack_rows(&u->v, b.j0, b.n, p->d_v, 0, w->v, w->v_tail);
     real unused[SDPA_QUERY_BLOCK] = {0};
     if (anew) weigh_keys(u, w, &k, c, unused);
@@ -487,9 +490,9 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     weights.p = w->ds;
     const real scale = scale_of(u);
     add_to_keys(&u->dk, p->d_k, &weights, &own->q, scale, finite);
-    if (!u->dq.data) return;
+    if (!wants_queries(u)) return;
     const bool keys_finite = state == PANEL_VISIBLE || all_finite(k.p, k.row, b.n, p->d_k);
-    add_to_queries(w->dq, w->k_row, p->d_k, &weights, &k, NULL, scale, keys_finite);
+    add_to_queries(w->dq, w->k_row, p->d_k, &weights, &k, NULL, own_scale(u) ? 1 : scale, keys_finite);
 }
 
 /* backward_keys for all keys that the unit sees, each block in its turn. False if interrupted. */
@@ -507,6 +510,27 @@ NOINLINE bool backward_sweep(const sdpa_unit *u, const backward_scratch *w, cons
         sdpa_turn_pass(u, b);
     }
     return true;
+}
+
+/* The inner product of rows of q and dq (n_i, dq_row). An element of dq that is 0 may stand for masked pairs, whose q
+ * may be NaN. */
+NOINLINE double product_of_rows(const rows *q, const real *dq, int64_t dq_row, int64_t n_i, int64_t d) {
+    double sum = 0;
+    for (int64_t i = 0; i < n_i; i++) {
+        for (int64_t x = 0; x < d; x++) {
+            const double g = dq[i * dq_row + x];
+            if (g != 0) sum += g * q->p[i * q->row + x];
+        }
+    }
+    return sum;
+}
+
+/* Of a head with its own scale, w->dq holds dS K: the gradient of the scale is q times that, and dQ the scale times
+ * that. Returns the former. */
+NOINLINE double finish_scale(const sdpa_unit *u, const backward_scratch *w, const rows *q) {
+    const double sum = product_of_rows(q, w->dq, w->k_row, u->n_i, u->problem->d_k);
+    for (int64_t x = 0; x < u->n_i * w->k_row; x++) w->dq[x] *= scale_of(u);
+    return sum;
 }
 
 /* Computes dQ of the unit's queries and adds to dK, dV and dMask. dK and dV have the compute type and unit column
@@ -536,6 +560,7 @@ NOINLINE void backward_any(const sdpa_unit *u, void *scratch) {
     for (int64_t i = 0; p->scores == SDPA_ADDITIVE && i < u->n_i; i++) {
         for (int64_t x = 0; x < p->d_k; x++) w.dq[i * w.k_row + x] = w.dq_lanes[x * w.n_lanes + i];
     }
+    if (own_scale(u)) sums.dscales = finish_scale(u, &w, &own.q);
     store_gradients(u, w.dq, w.k_row, w.dmask, &sums, w.line);
 }
 

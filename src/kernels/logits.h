@@ -10,15 +10,16 @@
  * and additive scores are not products. */
 enum {
     FUSED_CAN =
-        SDPA_FEATURES_OF_PAIRS | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI | SDPA_FEATURE_INVARIANT
+        SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI | SDPA_FEATURE_INVARIANT
 };
 
 /* Whether a logit is its product times a factor, plus the bias. If not, score_logits also stores h, the tanh of the
  * softcap, for slope_at and bend_of. */
 INLINE bool is_linear(const sdpa_problem *p) { return p->softcap == 0; }
 
-/* The factors of products, of which those with queries carry the sign, so that the largest product is that of the
- * largest score. */
+/* The head's scale, whose sign the queries carry, so that the largest product is that of the largest score. own_scale:
+ * it has a gradient and a tangent. */
+INLINE bool own_scale(const sdpa_unit *u) { return u->scales.data; }
 INLINE real scale_of(const sdpa_unit *u) { return (real)u->scale; }
 INLINE real sign_of_scale(const sdpa_unit *u) { return u->scale < 0 ? -1 : 1; }
 INLINE real product_factor(const sdpa_unit *u, double unit) { return (real)(fabs(u->scale) * unit); }

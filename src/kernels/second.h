@@ -14,6 +14,7 @@ typedef struct double_scratch {
     real *q_rows, *q_t_rows, *dout_rows; /* packed rows */
     real *delta, *cross;                 /* per query: D, rowsum(dO * O_t) */
     real *dq;                            /* (n_lanes, d_k rounded up to VL) */
+    real *first;                         /* the same, dS K of heads with their own scale; NULL: none */
     real *dmask;                         /* per query: the gradient of a mask that is broadcast over keys */
 } double_scratch;
 
@@ -32,6 +33,7 @@ NOINLINE double_scratch double_layout(const sdpa_problem *p, sdpa_arena *a) {
         ARRAY(w.delta, n),
         ARRAY(w.cross, n),
         ARRAY(w.dq, n * w.forward.k_row),
+        ARRAY(w.first, p->scales.data ? n * w.forward.k_row : ABSENT),
         ARRAY(w.dmask, n),
     };
     take_arrays(arrays, COUNT(arrays), a);
@@ -44,7 +46,7 @@ static size_t double_backward_bytes(const sdpa_problem *p) {
     return arena.used;
 }
 
-/* The unit's rows of q, its tangent and dO. */
+/* The unit's rows of q, its tangent and dO. Where the head has its own scale, q_t is the tangent of scale q. */
 typedef struct double_rows {
     rows q, q_t, dout;
     bool finite; /* no masked pair can meet NaN or Inf in them */
@@ -138,12 +140,42 @@ NOINLINE void double_keys(const sdpa_unit *u, const double_scratch *w, const dou
     tangents.p = w->c;
     add_to_keys(&u->dv, p->d_v, &values, &own->dout, 1, finite);
     add_to_keys(&u->dk, p->d_k, &straight, &own->q, scale, finite);
-    add_to_keys(&u->dk, p->d_k, &tangents, &own->q_t, scale, finite);
-    if (!u->dq.data) return;
+    add_to_keys(&u->dk, p->d_k, &tangents, &own->q_t, own_scale(u) ? 1 : scale, finite);
+    if (!wants_queries(u)) return;
     const bool keys_finite = state == PANEL_VISIBLE || (all_finite(b.k.p, b.k.row, j.n, p->d_k) &&
                                                         (!b.k_t.p || all_finite(b.k_t.p, b.k_t.row, j.n, p->d_k)));
-    add_to_queries(w->dq, f->k_row, p->d_k, &straight, &b.k, NULL, scale, keys_finite);
-    add_to_queries(w->dq, f->k_row, p->d_k, &tangents, &b.k_t, NULL, scale, keys_finite);
+    const real factor = own_scale(u) ? 1 : scale;
+    add_to_queries(w->dq, f->k_row, p->d_k, &straight, &b.k, NULL, factor, keys_finite);
+    add_to_queries(w->dq, f->k_row, p->d_k, &tangents, &b.k_t, NULL, factor, keys_finite);
+    if (own_scale(u)) add_to_queries(w->first, f->k_row, p->d_k, &tangents, &b.k, NULL, 1, keys_finite);
+}
+
+/* The unit's rows of the tangent of scale q, which replace those of q_t. */
+NOINLINE void mix_rows(const sdpa_unit *u, const double_scratch *w, double_rows *own) {
+    const int64_t row = packed_row(u->problem->d_k);
+    for (int64_t i = 0; i < u->n_i; i++) {
+        for (int64_t x = 0; x < u->problem->d_k; x++) {
+            const real q_t = own->q_t.p ? own->q_t.p[i * own->q_t.row + x] : 0;
+            w->q_t_rows[i * row + x] = muladd(scale_of(u), q_t, (real)u->scale_t * own->q.p[i * own->q.row + x]);
+        }
+        for (int64_t x = u->problem->d_k; x < row; x++) w->q_t_rows[i * row + x] = 0;
+    }
+    own->q_t = (rows){.p = w->q_t_rows, .row = row, .n = u->n_i};
+}
+
+/* finish_scale of second order: w->dq holds dS' K + dS b, w->first dS K. */
+NOINLINE double finish_second_scale(const sdpa_unit *u, const double_scratch *w, const rows *q) {
+    const tangent_scratch *f = &w->forward;
+    const int64_t d_k = u->problem->d_k;
+    double sum = product_of_rows(q, w->dq, f->k_row, u->n_i, d_k);
+    if (u->q_t.data) {
+        const rows q_t = pack_rows(&u->q_t, u->i0, u->n_i, d_k, 0, w->q_t_rows, NULL);
+        sum += product_of_rows(&q_t, w->first, f->k_row, u->n_i, d_k);
+    }
+    for (int64_t x = 0; x < u->n_i * f->k_row; x++) {
+        w->dq[x] = muladd(scale_of(u), w->dq[x], (real)u->scale_t * w->first[x]);
+    }
+    return sum;
 }
 
 /* D, rowsum(dO * O_t) and 1 / l of the unit's queries, after the forward-mode pass. */
@@ -194,21 +226,24 @@ COLD static void double_backward_unit(const sdpa_unit *u, void *scratch) {
                        .dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, 1 + j1 - j0, w.dout_rows, NULL)};
     own.finite =
         rows_finite(&own.q, p->d_k) && rows_finite(&own.dout, p->d_v) && (!own.q_t.p || rows_finite(&own.q_t, p->d_k));
+    if (own_scale(u)) mix_rows(u, &w, &own);
     pack_panels(w.dout, &u->dout, u->i0, u->n_i, p->d_v, 1, f->line);
     memset(w.dq, 0, sizeof(real) * (size_t)(f->n_lanes * f->k_row));
+    if (own_scale(u)) memset(w.first, 0, sizeof(real) * (size_t)(f->n_lanes * f->k_row));
     double_queries(u, &w, &own.dout);
     for (int64_t i = 0; i < u->n_i && u->o_t.data; i++) {
         store(u->o_t.data + (u->i0 + i) * u->o_t.row, f->o_t + i * f->v_row, p->d_v, u->o_t.col, u->o_t.dtype);
     }
     const int64_t size = sdpa_key_block(p);
-    if (!u->dq.data && !u->dk.data && !u->dv.data && !u->dmask.data) j1 = j0;
+    if (!wants_scores(u) && !u->dv.data) j1 = j0;
     for (int64_t b = j0 / size; j0 < j1 && b * size < j1; b++) {
         const int64_t left = j1 - b * size;
         if (!sdpa_turn_wait(u, b)) return;
         double_keys(u, &w, &own, (keys){b * size, left < size ? left : size});
         sdpa_turn_pass(u, b);
     }
-    const head_sums sums = {.dsinks = double_sink(u, &w)};
+    head_sums sums = {.dsinks = double_sink(u, &w)};
+    if (own_scale(u)) sums.dscales = finish_second_scale(u, &w, &own.q);
     store_gradients(u, w.dq, f->k_row, w.dmask, &sums, f->line);
 }
 

@@ -77,6 +77,34 @@ typedef struct tangent_block {
     rows k, k_t, v, v_t;
 } tangent_block;
 
+/* t = t times `factor` for a panel. */
+INLINE void scale_panel(const scores *t, panel q, real factor) {
+    for (int64_t j = 0; j < t->n; j++) {
+        for (int x = 0; x < q.nv; x++) {
+            vstore(t->s + j * t->s_row + x * VL, factor * vload(t->s + j * t->s_row + x * VL));
+        }
+    }
+}
+
+/* T_0 of a panel. Where the head has its own scale, w->q_t holds the tangent of scale Q. */
+NOINLINE void score_tangents(const sdpa_unit *u, const tangent_scratch *w, const tangent_block *b, panel q) {
+    const int64_t d_k = u->problem->d_k;
+    vec unused[SCORE_WIDTH] = {{0}};
+    scores of_q = panel_scores(w->q_t, q, &b->k, d_k, w->t + q.i, w->n_lanes),
+           of_k = panel_scores(w->q, q, &b->k_t, d_k, w->t + q.i, w->n_lanes);
+    of_q.extreme = of_k.extreme = (real *)unused;
+    if (own_scale(u) && b->k_t.p) {
+        score(&of_k, q.nv, SCORE_RAW);
+        scale_panel(&of_k, q, product_factor(u, 1));
+        score(&of_q, q.nv, SCORE_ADDED);
+        return;
+    }
+    score(&of_q, q.nv, SCORE_RAW);
+    if (own_scale(u)) return;
+    if (b->k_t.p) score(&of_k, q.nv, SCORE_ADDED);
+    scale_panel(&of_q, q, product_factor(u, 1));
+}
+
 /* For a panel: logits s in log2 units, their maximum over keys, T_0 = scale (a K^T + Q b^T) in t, and h. False,
  * computing nothing, if all pairs are masked. */
 NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const tangent_block *b, panel q,
@@ -90,18 +118,7 @@ NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const
     if (bias == BIAS_ALL_MASKED) return false;
     score_logits(&t, q.nv, u, bias, M_LOG2E);
 
-    vec unused[SCORE_WIDTH] = {{0}};
-    t = panel_scores(w->q_t, q, &b->k, p->d_k, w->t + q.i, w->n_lanes);
-    t.extreme = (real *)unused;
-    score(&t, q.nv, SCORE_RAW);
-    if (b->k_t.p) {
-        t = panel_scores(w->q, q, &b->k_t, p->d_k, w->t + q.i, w->n_lanes);
-        score(&t, q.nv, SCORE_ADDED);
-    }
-    const real scale = product_factor(u, 1);
-    for (int64_t j = 0; j < t.n; j++) {
-        for (int x = 0; x < q.nv; x++) vstore(t.s + j * t.s_row + x * VL, scale * vload(t.s + j * t.s_row + x * VL));
-    }
+    score_tangents(u, w, b, q);
     return true;
 }
 
@@ -211,6 +228,12 @@ INLINE void tangent_finish(const sdpa_unit *u, const tangent_scratch *w) {
     }
 }
 
+/* q_t = the tangent of scale q: |scale| q_t + sign scale_t q, in n elements. */
+NOINLINE void mix_tangent(const sdpa_unit *u, real sign, real *q_t, const real *q, int64_t n) {
+    const real scale = sign * scale_of(u), scale_t = sign * (real)u->scale_t;
+    for (int64_t x = 0; x < n; x++) q_t[x] = muladd(scale, q_t[x], scale_t * q[x]);
+}
+
 /* Packs the unit's queries and streams all visible keys: fills m, l (with the sink), mu, o and o_t. False if
  * interrupted. */
 NOINLINE bool tangent_sweep(const sdpa_unit *u, const tangent_scratch *w, int64_t j0, int64_t j1) {
@@ -222,6 +245,7 @@ NOINLINE bool tangent_sweep(const sdpa_unit *u, const tangent_scratch *w, int64_
     } else {
         memset(w->q_t, 0, sizeof(real) * (size_t)(p->d_k * w->n_lanes));
     }
+    if (own_scale(u)) mix_tangent(u, sign, w->q_t, w->q, p->d_k * w->n_lanes);
     memset(w->o, 0, sizeof(real) * (size_t)(w->n_lanes * w->v_row));
     memset(w->o_t, 0, sizeof(real) * (size_t)(w->n_lanes * w->v_row));
     for (int64_t i = 0; i < w->n_lanes; i++) {

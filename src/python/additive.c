@@ -88,7 +88,7 @@ static int make_weight_gradients(sdpa_call *call, PyArrayObject **results) {
     return 0;
 }
 
-enum { N_OPERANDS = INPUT_value + 1, N_OPTIONS = N_GRADIENTS - N_OPERANDS };
+enum { N_OPERANDS = INPUT_value + 1, N_OPTIONS = N_COMMON_GRADIENTS - N_OPERANDS };
 
 /* The fields are the gradients of the operands, of the weights, and of the options. */
 static int make_gradients(sdpa_call *call, PyArrayObject **results) {
@@ -124,7 +124,7 @@ int sdpa_additive_add(PyObject *module) {
          FORWARD_TYPE, 2, make_out_and_lse, run_forward},
         {ADDITIVE_BACKWARD, NAMED(additive_attention_backward), IN(ADDITIVE_BACKWARD), 10,
          {NAME_grad_out, OPERANDS, NAME_bias, NAME_out, NAME_lse}, doc_additive_attention_backward,
-         ADDITIVE_TYPE, N_GRADIENTS + N_WEIGHTS, make_gradients, run_backward},
+         ADDITIVE_TYPE, N_COMMON_GRADIENTS + N_WEIGHTS, make_gradients, run_backward},
     };
     /* clang-format on */
     return sdpa_entries_add(module, entries, sizeof entries / sizeof *entries);

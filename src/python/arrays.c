@@ -24,6 +24,15 @@ static int has_array_protocol(PyObject *value) {
     return has;
 }
 
+int sdpa_is_array(PyObject *value) {
+    if (PyFloat_Check(value) || PyLong_Check(value) || PyUnicode_Check(value) || PyArray_IsScalar(value, Generic)) {
+        return 0;
+    }
+    if (PyArray_Check(value) || PySequence_Check(value)) return 1;
+    const int has = has_array_protocol(value);
+    return has ? has : sdpa_has_attribute(value, "__dlpack__");
+}
+
 /* Whether the pending exception says that a conversion failed; an interruption or lack of memory passes unchanged. */
 static bool is_failure(void) {
     return PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError);

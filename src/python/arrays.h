@@ -16,6 +16,9 @@ PyArrayObject *sdpa_array(PyObject *module, const char *name, PyObject *value);
 /* Whether the object has this attribute; -1 and the exception of a lookup that fails otherwise. */
 int sdpa_has_attribute(PyObject *value, const char *name);
 
+/* Whether an argument that may be a number or an array is an array; -1 and an exception if its own code raises. */
+int sdpa_is_array(PyObject *value);
+
 /* TypeError and -1 for an array whose mask or unit would be dropped. This may run code of the caller's. */
 int sdpa_check_plain(const char *name, PyObject *value);
 

@@ -20,8 +20,8 @@
 #define SDPA_NAMES(X)                                                                                                  \
     X(query) X(key) X(value) X(attn_mask) X(dropout_p) X(is_causal) X(scale) X(enable_gqa) X(softcap) X(window)        \
     X(sinks) X(alibi_slopes) X(key_lengths) X(query_offset) X(rng) X(workers) X(out) X(grad_out) X(lse) X(grad_lse)    \
-    X(needs) X(stage) X(query_t) X(key_t) X(value_t) X(attn_mask_t) X(sinks_t) X(gg_query) X(gg_key) X(gg_value)       \
-    X(gg_attn_mask) X(gg_sinks) X(outs) X(lses) X(x) X(axis) X(temperature) X(where) X(keepdims) X(grad) X(weights)    \
+    X(needs) X(stage) X(query_t) X(key_t) X(value_t) X(attn_mask_t) X(sinks_t) X(scale_t) X(gg_query) X(gg_key) X(gg_value)       \
+    X(gg_attn_mask) X(gg_sinks) X(gg_scale) X(outs) X(lses) X(x) X(axis) X(temperature) X(where) X(keepdims) X(grad) X(weights)    \
     X(log_weights) X(cu_seqlens_q) X(cu_seqlens_k) X(sequence) X(w_query) X(w_key) X(w_score) X(bias) X(mode) X(n)        \
     X(name) X(heads) X(queries) X(invariant)
 /* clang-format on */
@@ -38,12 +38,16 @@ _Static_assert(N_NAMES <= UINT8_MAX, "signatures keep names in bytes");
  * d`tensor` and the tangent `tensor`_t; the arguments with its tangents are name_t and gg_name. The named tuples have a
  * field for each. */
 #define SDPA_OPERANDS(X) X(query, q) X(key, k) X(value, v)
-#define SDPA_DIFFERENTIABLE_OPTIONS(X) X(attn_mask, mask) X(sinks, sinks)
+#define SDPA_COMMON_OPTIONS(X) X(attn_mask, mask) X(sinks, sinks)
+#define SDPA_DOT_OPTIONS(X) X(scale, scales) /* additive attention has no gradient of it */
+#define SDPA_DIFFERENTIABLE_OPTIONS(X) SDPA_COMMON_OPTIONS(X) SDPA_DOT_OPTIONS(X)
 #define SDPA_DIFFERENTIABLE(X) SDPA_OPERANDS(X) SDPA_DIFFERENTIABLE_OPTIONS(X)
 
 enum {
 #define SDPA_COUNT(name, tensor) INPUT_##name,
-    SDPA_DIFFERENTIABLE(SDPA_COUNT)
+    SDPA_OPERANDS(SDPA_COUNT) SDPA_COMMON_OPTIONS(SDPA_COUNT) N_COMMON_GRADIENTS,
+    BEFORE_DOT_OPTIONS = N_COMMON_GRADIENTS - 1,
+    SDPA_DOT_OPTIONS(SDPA_COUNT)
 #undef SDPA_COUNT
         N_GRADIENTS
 };

@@ -46,8 +46,10 @@ static int convert_all(sdpa_call *call, const sdpa_signature *signature, PyObjec
     }
     for (int i = 0; i < sdpa_n_options; i++) {
         const sdpa_option *row = &sdpa_option_table[i];
-        if (!row->array || !(row->where & call->options.where) || values[row->name] == Py_None) continue;
-        if (convert(call, row->name, values[row->name]) < 0) return -1;
+        PyObject *value = values[row->name];
+        if (!value || !row->array || !(row->where & call->options.where) || value == Py_None) continue;
+        const int is_array = row->read ? sdpa_is_array(value) : 1;
+        if (is_array < 0 || (is_array && convert(call, row->name, value) < 0)) return -1;
     }
     return 0;
 }
@@ -352,11 +354,11 @@ static int set_factors(sdpa_call *call) {
     return 0;
 }
 
-/* Refuses finite numbers that the arithmetic cannot hold; sinks are taken in float64. */
+/* Refuses finite numbers that the arithmetic cannot hold; sinks are taken in float64. A scale must be finite. */
 static int check_range(const sdpa_call *call, enum sdpa_name argument, PyArrayObject *a) {
-    const bool is_wide = argument == NAME_sinks && !computes_in_f64(call);
+    const bool is_wide = argument == NAME_sinks && !computes_in_f64(call), is_factor = argument == NAME_scale;
     const double most = is_wide ? FLT_MAX : largest(call);
-    if (PyArray_TYPE(a) != NPY_DOUBLE && PyArray_TYPE(a) != NPY_FLOAT) return 0;
+    if (!is_factor && PyArray_TYPE(a) != NPY_DOUBLE && PyArray_TYPE(a) != NPY_FLOAT) return 0;
     PyArrayObject *copy = (PyArrayObject *)PyArray_FromArray(a, PyArray_DescrFromType(NPY_DOUBLE), NPY_ARRAY_CARRAY);
     if (!copy) return -1;
     const double *x = PyArray_DATA(copy);
@@ -364,13 +366,19 @@ static int check_range(const sdpa_call *call, enum sdpa_name argument, PyArrayOb
     for (npy_intp i = 0; i < PyArray_SIZE(copy) && !failed; i++) {
         if (isfinite(x[i]) && fabs(x[i]) > most) {
             failed = raise_range(call, sdpa_name_text(argument), "magnitudes up to", most, x[i]);
+        } else if (is_factor && !isfinite(x[i])) {
+            PyErr_Format(PyExc_ValueError, "scale: expected finite numbers, got %s",
+                         isnan(x[i]) ? "nan"
+                         : x[i] < 0  ? "-inf"
+                                     : "inf");
+            failed = -1;
         }
     }
     Py_DECREF((PyObject *)copy);
     return failed;
 }
 
-/* One number per head: sinks, alibi_slopes. */
+/* One number per head: sinks, alibi_slopes, scale. */
 static int set_per_head(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument) {
     PyArrayObject *a = call->arrays[argument];
     if (!a) return 0;
@@ -506,15 +514,18 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdp
     sdpa_call_empty(call, module);
     call->joins_axes = true;
     call->options.where = where;
-    if (convert_all(call, signature, values) < 0 || sdpa_options_read(module, &call->options, where, values) < 0) {
+    if (convert_all(call, signature, values) < 0 ||
+        sdpa_options_read(module, &call->options, where, values, call->arrays) < 0) {
         return -1;
     }
     if (sdpa_warn(call->module, &call->options, call->arrays) < 0 || settle_all(call) < 0) return -1;
 
     if (call->options.n_workers) p->n_workers = call->options.n_workers;
     if (set_operands(call) < 0 || set_mask(call) < 0) return -1;
-    if (set_per_head(call, &p->sinks, NAME_sinks) < 0) return -1;
-    if (set_per_head(call, &p->alibi_slopes, NAME_alibi_slopes) < 0 || set_band(call) < 0) return -1;
+    if (set_per_head(call, &p->sinks, NAME_sinks) < 0 || set_per_head(call, &p->scales, NAME_scale) < 0 ||
+        set_per_head(call, &p->alibi_slopes, NAME_alibi_slopes) < 0 || set_band(call) < 0) {
+        return -1;
+    }
     p->features = sdpa_problem_features(p);
     return 0;
 }

@@ -33,6 +33,7 @@ static PyObject *named_tuple_type(PyObject *module, const char *name, const char
 /* Fields, each followed by a space. */
 #define FIELD(name, tensor) #name " "
 #define OPERAND_FIELDS SDPA_OPERANDS(FIELD)
+#define COMMON_FIELDS SDPA_COMMON_OPTIONS(FIELD)
 #define OPTION_FIELDS SDPA_DIFFERENTIABLE_OPTIONS(FIELD)
 
 static const struct {
@@ -53,7 +54,7 @@ static const struct {
                          "Summary statistics of each row of weights, (..., heads, Lq)."},
     [RECEIVED_TYPE] = {"AttentionReceived", "total largest",
                        "Sum and maximum of the weights that each key receives, (..., heads, Lk)."},
-    [ADDITIVE_TYPE] = {"AdditiveGradients", OPERAND_FIELDS "w_query w_key w_score bias " OPTION_FIELDS,
+    [ADDITIVE_TYPE] = {"AdditiveGradients", OPERAND_FIELDS "w_query w_key w_score bias " COMMON_FIELDS,
                        "Gradients of additive attention, each with the shape and dtype of its argument; None where not "
                        "in needs."},
 };

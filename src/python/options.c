@@ -205,7 +205,9 @@ static int read_out(sdpa_options *options, PyObject *value) { return sdpa_read_o
 
 /* The functions whose gradients include that of input i. */
 static unsigned functions_of_input(int i) {
-    return i < N_GRADIENTS ? IN_BACKWARDS : i == INPUT_grad_out ? IN(DOUBLE_BACKWARD) : IN(ADDITIVE_BACKWARD);
+    if (i < N_COMMON_GRADIENTS) return IN_BACKWARDS;
+    if (i < N_GRADIENTS) return IN_BACKWARDS & IN_DOT;
+    return i == INPUT_grad_out ? IN(DOUBLE_BACKWARD) : IN(ADDITIVE_BACKWARD);
 }
 
 enum { N_INPUTS = INPUT_bias + 1 };
@@ -280,7 +282,8 @@ const sdpa_option sdpa_option_table[] = {
     {NAME_dropout_p, "weight", IN_ALL, false, false, "0.0", "float", doc_option_dropout_p, .read = read_dropout},
     {NAME_is_causal, "position", IN_ALL, false, false, "False", "bool | Literal['upper_left', 'lower_right']",
      doc_option_is_causal, .read = read_causal},
-    {NAME_scale, "score", IN_DOT, true, true, "None", "float | None", doc_option_scale, .read = read_scale},
+    {NAME_scale, "score", IN_DOT, true, true, "None", "float | ArrayLike | None", doc_option_scale, .array = true,
+     .read = read_scale},
     {NAME_scale, "score", IN_ADDITIVES, true, true, "1.0", "float | None", doc_option_scale_additive,
      .read = read_scale},
     {NAME_enable_gqa, "call", IN_ALL, true, false, "False", "bool", doc_option_enable_gqa, .read = read_gqa},
@@ -319,9 +322,12 @@ const sdpa_option sdpa_option_table[] = {
     {NAME_attn_mask_t, "derivative", IN(JVP), true, true, "None", "ArrayLike | None", doc_option_attn_mask_t,
      .array = true},
     {NAME_sinks_t, "derivative", IN(JVP), true, true, "None", "ArrayLike | None", doc_option_sinks_t, .array = true},
+    {NAME_scale_t, "derivative", IN(JVP), true, true, "None", "ArrayLike | None", doc_option_scale_t, .array = true},
     {NAME_gg_attn_mask, "derivative", IN(DOUBLE_BACKWARD), true, true, "None", "ArrayLike | None",
      doc_option_gg_attn_mask, .array = true},
     {NAME_gg_sinks, "derivative", IN(DOUBLE_BACKWARD), true, true, "None", "ArrayLike | None", doc_option_gg_sinks,
+     .array = true},
+    {NAME_gg_scale, "derivative", IN(DOUBLE_BACKWARD), true, true, "None", "ArrayLike | None", doc_option_gg_scale,
      .array = true},
     {NAME_grad_lse, "derivative", IN_BACKWARDS, true, true, "None", "ArrayLike | None", doc_option_grad_lse,
      .array = true},
@@ -383,7 +389,8 @@ static int check_seed(sdpa_options *options) {
     return draw_seed(&options->seed);
 }
 
-int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES]) {
+int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES],
+                      PyArrayObject *const arrays[N_NAMES]) {
     options->needs = NEEDS(query) | NEEDS(key) | NEEDS(value);
     if (where == IN(DOUBLE_BACKWARD)) options->needs |= NEEDS(grad_out);
     if (where == IN(ADDITIVE_BACKWARD)) {
@@ -395,7 +402,7 @@ int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, P
     for (int i = 0; i < sdpa_n_options; i++) {
         const sdpa_option *row = &sdpa_option_table[i];
         PyObject *value = values[row->name];
-        if (!value || !(row->where & where) || (row->has_none && value == Py_None)) continue;
+        if (!value || arrays[row->name] || !(row->where & where) || (row->has_none && value == Py_None)) continue;
         if (read_option(options, row, value) < 0) return -1;
     }
     if (options->lower_right && options->query_offset.given) {

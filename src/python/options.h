@@ -61,7 +61,8 @@ typedef struct sdpa_options {
     int64_t sequence; /* the sequence whose weights are wanted */
 } sdpa_options;
 
-/* One row of the table. Each is an array, or has `read`, `integers` or `indices`. */
+/* One row of the table. Each is an array, or has `read`, `integers` or `indices`. One that is an array and has `read` may
+ * also be a number, which is read. */
 typedef struct sdpa_option {
     enum sdpa_name name;
     /* For users of _options(): "operand" (has a gradient), "position" (masks, or adds a number that depends only on the
@@ -81,9 +82,10 @@ typedef struct sdpa_option {
 extern const sdpa_option sdpa_option_table[];
 extern const int sdpa_n_options;
 
-/* Reads the given options of a function, but arrays, into *options, which is all zero. -1 and an exception on failure;
+/* Reads the given options of a function, but those in `arrays`, into *options, which is all zero. -1 and an exception on failure;
  * the caller releases *options whatever the result. */
-int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES]);
+int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES],
+                      PyArrayObject *const arrays[N_NAMES]);
 void sdpa_options_release(sdpa_options *options);
 
 /* The table for Python: a tuple of (name, default, annotation, keyword_only, kind, where). New reference. */

@@ -62,12 +62,24 @@ static sdpa_tensor *tensor_at(sdpa_call *call, size_t offset) {
     return (sdpa_tensor *)((char *)&call->problem + offset);
 }
 
+static bool is_per_head(const input *in) {
+#define IS(name, rows, columns) || in->gradient == offsetof(sdpa_problem, name)
+    return false SDPA_HEAD_GRADIENTS(IS);
+#undef IS
+}
+
+/* Whether an argument that may be a number or an array is a number, which has no derivatives. */
+static bool is_number(const sdpa_call *call, const input *in) {
+    return in->name == NAME_scale && call->options.has_scale;
+}
+
 /* Points t, a tangent or a gradient, at an array of its argument's shape. */
 static void set_like(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, const input *in, sdpa_dtype dtype) {
     const sdpa_problem *p = &call->problem;
     const npy_intp pairs[] = {p->n_q, p->n_k}; /* the axes of a mask may be broadcast */
-    const bool mask = in->name == NAME_attn_mask, sinks = in->name == NAME_sinks;
-    sdpa_call_set(call, t, a, dtype, sinks ? 0 : 2, mask || sinks ? pairs : sdpa_last_axes(a), true);
+    const bool per_head = is_per_head(in);
+    const npy_intp *inner = in->name == NAME_attn_mask || per_head ? pairs : sdpa_last_axes(a);
+    sdpa_call_set(call, t, a, dtype, per_head ? 0 : 2, inner, true);
 }
 
 static int set_tangent(sdpa_call *call, const input *in, enum sdpa_name tangent) {
@@ -76,7 +88,9 @@ static int set_tangent(sdpa_call *call, const input *in, enum sdpa_name tangent)
     const sdpa_dtype dtype = tensor_at(call, in->tensor)->dtype;
     if (!argument || dtype == SDPA_BOOL) {
         PyErr_Format(PyExc_ValueError, "%s: expected None, since %s %s", name, argument_name,
-                     argument ? "is boolean" : "is not given");
+                     argument              ? "is boolean"
+                     : is_number(call, in) ? "is a number"
+                                           : "is not given");
         return -1;
     }
     if (sdpa_dtype_of(call->module, a) != (int)dtype) {
@@ -154,7 +168,8 @@ int sdpa_call_make_gradients(sdpa_call *call, bool driver_clears, PyArrayObject 
 static int check_need(sdpa_call *call, const input *in) {
     const char *name = sdpa_name_text(in->name);
     if (!call->arrays[in->name]) {
-        PyErr_Format(PyExc_ValueError, "needs: '%s' has a gradient only where it is given, got None", name);
+        PyErr_Format(PyExc_ValueError, "needs: '%s' has a gradient only where it is %s", name,
+                     is_number(call, in) ? "an array, got a number; numpy.array(...) makes it one" : "given, got None");
         return -1;
     }
     if (tensor_at(call, in->tensor)->dtype != SDPA_BOOL) return 0;

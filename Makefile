@@ -1,32 +1,45 @@
-# Every task of this project has a one-word target. Needed are git, make, gcc and python3 with venv.
-#   make demo       install into .venv and run the main job        make test      the same, and run the tests
-#   make build      compile in place, warnings as errors           make test-c    the C core without Python, sanitized
-#   make sanitize   the tests of `make test` under ASan and UBSan  make test-arm  the C core for aarch64, under qemu
-#   make test-avx512   the kernels for AVX-512, in an emulator where the machine has none
-#   make bench      speed and memory beside the peers installed and the machine's peak; targets
-#   make counts     instructions of a fixed set of calls against those on record
-#   make models     add pretrained models, 250 MB, for the examples, the laboratory and their tests
-#   make lab        the ledger and all experiments with four times the draws, training on full grids; half an hour
-#   make stubs      rewrite sdpa/_core.pyi and sdpa/_options.py from the extension
-#   make notebooks  run the notebooks and keep their outputs       make browser    chromium, for the tests of the pages
-#   make docs       the pages, the reference and the notebooks as HTML, opened in chromium if there is one
-#   make architectures  eager attention beside c_attention in every architecture of transformers, into docs/; an hour
-#   make links      whether the links of the pages to other sites still lead somewhere; needs the network
-#   make format     rewrite the sources in the project's style     make lint      check style and types
-#   make types      the stub against the extension; every public name has its full type
-#   make test-pythons  one wheel on several Pythons and NumPys, and free-threaded ones; in a root made by debootstrap
-#   make analyze    static analysers read the C sources; every finding has its answer
-#   make test-platforms  the C core by other compilers, for musl, Windows, macOS and WebAssembly; the extension too
-#   make test-windows  builds the package for Windows and runs its tests under wine
-#   make coverage   lines and branches of C and Python that the tests reach; branches of C never taken have reasons
-#   make mutation   changes of the code, five of each file, which the tests must notice
-#   make soak       ten minutes of calls, in which memory must not grow
-#   make limits     calls in a control group with little CPU time and memory; as root
-#   make stranger   a fresh clone in an empty environment: what the README names
-#   make fuzz       problems from random bytes, SECONDS=60 for the C core and as many for the Python functions
-#   make fuzz-ci    the same for a fixed number of inputs, which are always the same
-#   make release-check  the last commit's archives, built twice, into dist/
-#   make judges     the same, and let tools by others judge them and the project
+# Every task has a one-word target. Needed are git, make, gcc and python3 with venv; the rest is installed into .venv.
+#
+# To use it
+#   make demo           install, run the main job: why attention divides by sqrt(d_k)
+#   make models         add pretrained models, 250 MB, for the examples, the laboratory and their tests
+#   make browser        add chromium, in which the tests open the pages
+#   make docs           the pages, the reference and the notebooks as HTML, into build/docs, and their tests
+# To change it
+#   make test           the quick tests, three minutes: every function and every value of every parameter once
+#                       PYTEST_ARGS='-k softmax -x' instead of as many processes as cores; SDPA_SEED=1 draws other data
+#   make test-all       all tests, in every combination of the parameters; TIER=rest: those that `make test` leaves out
+#   make test-c         the C core without Python, under the address, undefined-behaviour and thread sanitizers
+#   make build          compile in place, warnings as errors: after a change of C
+#   make stubs          rewrite sdpa/_core.pyi and sdpa/_options.py from the extension's table of options
+#   make lint           check style and types
+#   make format         rewrite the sources in the project's style
+#   make bench          speed and memory beside the installed peers and the machine's peak; BENCH_ARGS='--only decode'
+#   make counts         instructions of a fixed set of calls against those on record in benchmarks/counts.json
+#   make clean          remove what was built
+#
+# Before a release; .ci/run says which of these it runs
+#   make sanitize       all tests under the address and undefined-behaviour sanitizers; TIER=quick: the quick ones
+#   make test-arm       the C core for aarch64, under qemu
+#   make test-avx512    the kernels for AVX-512, in the emulator Bochs where the machine has none; half an hour
+#   make test-platforms the C core by other compilers, for musl, Windows, macOS and WebAssembly; PLATFORMS='wasm'
+#   make test-windows   the package for Windows and its tests, under wine; downloads 110 MB
+#   make test-pythons   one wheel on several Pythons and NumPys, and free-threaded ones; hours, as root; PYTHONS='3.13t'
+#   make stranger       a fresh clone in an empty environment: what the README names
+#   make fuzz           random problems for the C core, then hostile calls of the functions; SECONDS=3600 each
+#   make fuzz-ci        the same for a fixed number of inputs, which are always the same
+#   make soak           ten minutes of calls from several threads: bits stay, memory does not grow
+#   make limits         calls in a control group with little CPU time and memory; as root
+#   make analyze        static analysers read the C sources; every finding has its answer in tools/answers.toml
+#   make types          the stub against the extension; every public name has its full type
+#   make coverage       lines and branches of C and Python that the tests reach; tools/branches.toml says why not all
+#   make mutation       changes of the code, MUTANTS=5 of each file, which the tests must notice
+#   make lab            the ledger and all experiments with four times the draws, half an hour; LAB_ARGS='--only curves'
+#   make notebooks      run the notebooks and keep their outputs; NOTEBOOKS='03_*'
+#   make architectures  every architecture of transformers with our attention, into docs/; ARCHITECTURES='llama t5'
+#   make links          whether links to other sites still lead somewhere; needs the network
+#   make release-check  the last commit's archives, built twice and compared, into dist/
+#   make judges         the same, and tools by others judge them and the project
 PYTHON = python3
 VENV = .venv
 JUDGES = .venv-judges
@@ -43,8 +56,14 @@ SOURCES = setup.py pyproject.toml $(wildcard src/*.[ch] src/*/*.[ch] src/*/*/*.[
 demo: $(or $(firstword $(wildcard $(VENV)/with-*lab*)),$(VENV)/with-lab)
 	$(BIN)/python -m sdpa
 
-test: $(VENV)/with-$(EXTRAS)
-	$(BIN)/pytest $(PYTEST_ARGS)
+help:
+	@sed -n '/^PYTHON/q; s/^# \?//p' Makefile
+
+# Tiers are drawn by the rule in tests/support/tiers.py: quick, rest, all.
+TIER = all
+test: TIER = quick
+test test-all: $(VENV)/with-$(EXTRAS)
+	$(BIN)/pytest --tier=$(TIER) $(PYTEST_ARGS)
 
 # Installed without dependencies (PyTorch and more), because only weights and a tokeniser are used. aiohttp serves
 # embeddings; espeak-ng speaks the recordings to transcribe.
@@ -89,7 +108,7 @@ sanitize: $(VENV)/with-$(EXTRAS)
 	PYTHONPATH=$(CURDIR)/$(SANITIZED) PYTHONSAFEPATH=1 PYTHONMALLOC=malloc \
 		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-		$(BIN)/pytest --capture=sys -m 'not uninstrumented' $(PYTEST_ARGS)
+		$(BIN)/pytest --capture=sys -m 'not uninstrumented' --tier=$(TIER) $(PYTEST_ARGS)
 
 # The stubs follow the table of options in the compiled extension.
 stubs: $(VENV)/with-$(EXTRAS)
@@ -169,7 +188,7 @@ notebooks: $(or $(firstword $(wildcard $(VENV)/with-*notebooks*)),$(VENV)/with-$
 		$(addsuffix .ipynb,$(NOTEBOOKS))
 
 # Warnings are errors: a missing name, a docstring that is not reStructuredText, a dead link. The tests of the site run
-# here and not in `make test`, because the build takes 40 s; they would also find the files of an earlier build.
+# here and not in `make test-all`, because the build takes 40 s; they would also find the files of an earlier build.
 DOCS_EXTRAS = test,browser,docs
 DOCS_ENV = $(or $(firstword $(wildcard $(VENV)/with-*test*browser*docs*)),$(VENV)/with-$(DOCS_EXTRAS))
 docs: $(DOCS_ENV)
@@ -360,6 +379,6 @@ judges: release-check
 clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
-.PHONY: demo test models build stubs bench browser lab notebooks docs architectures links sanitize test-c test-arm test-avx512 format \
-	lint types counts test-pythons test-platforms test-windows soak limits stranger fuzz fuzz-ci analyze coverage \
+.PHONY: help demo test test-all models build stubs bench browser lab notebooks docs architectures links sanitize test-c \
+	test-arm test-avx512 format lint types counts test-pythons test-platforms test-windows soak limits stranger fuzz fuzz-ci analyze coverage \
 	mutation release-check judges clean

@@ -17,7 +17,7 @@ import hypothesis
 import numpy as np
 import pytest
 import threadpoolctl
-from support import oracle
+from support import oracle, tiers
 from support.guard import Pages
 from support.machine import DTYPES, ISAS, SEED
 
@@ -42,6 +42,15 @@ if importlib.util.find_spec("jaxlib") and importlib.metadata.version("jaxlib") =
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 _skipped = []
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--tier",
+        choices=["quick", "rest", "all"],
+        default="all",
+        help="the tests that `make test` runs, the others, or all (the default)",
+    )
 
 
 def pytest_collection_finish():
@@ -147,8 +156,12 @@ def _name_without_isa(item):
     return re.sub(rf"(?<=[\[-]){isa}(?=[]-])", "", item.nodeid, count=1) if isa else item.nodeid
 
 
-def pytest_collection_modifyitems(items):
-    """Let the ISAs of a test follow each other: see support/oracle.py."""
+def pytest_collection_modifyitems(config, items):
+    """Leave the tests of one tier, and let the ISAs of a test follow each other: see support/."""
+    config.stash[tiers.ALL] = tuple(items)
+    items[:] = tiers.drawn(items, config.getoption("tier"))
+    left = set(items)
+    config.hook.pytest_deselected(items=[x for x in config.stash[tiers.ALL] if x not in left])
     places = {}
     items.sort(key=lambda item: places.setdefault(_name_without_isa(item), len(places)))
 

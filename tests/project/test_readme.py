@@ -1,6 +1,7 @@
 """The documents are true: examples run, commands and names exist, figures are ours."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -88,15 +89,22 @@ def make_targets():
     return set(names.replace("\\", "").split())
 
 
+def test_help_names_every_target():
+    text = subprocess.check_output(["make", "help"], cwd=ROOT, text=True)
+    named = re.findall(r"^  make (\S+) +\S", text, re.MULTILINE)
+    assert sorted(named) == sorted(make_targets() - {"help"})
+
+
 def test_ci_runs_every_check_or_says_that_it_does_not():
     text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     steps_or_queue = r"^(?: *steps|printf '%s\\n') ([a-z][a-z -]*)"
     lanes = " ".join(re.findall(steps_or_queue, text, re.MULTILINE)).split()
-    steps = {*lanes, *re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)}
-    assert "test" in steps
+    suite = re.findall(r"^suite ([a-z-]+)", text, re.MULTILINE)
+    assert suite == ["test", "test-all"]
+    steps = {*lanes, *suite}
     assert len(steps) > len(lanes) > 5
     left_out = set(re.search(r'^left_out="(.*)"$', text, re.MULTILINE)[1].split())
-    no_checks = {"demo", "build", "stubs", "format", "clean", "release-check"}
+    no_checks = {"demo", "help", "build", "stubs", "format", "clean", "release-check"}
     assert steps | left_out | no_checks == make_targets()
     assert not steps & left_out
 

@@ -142,6 +142,7 @@ def test_at_65536_keys(rng, isa, compute_dtype):
     assert_within(got.largest, largest, e_largest, "largest")
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.uninstrumented
 def test_memory_at_65536_keys():

@@ -104,6 +104,7 @@ def test_the_planner_is_the_one_asked_for():
     assert ("_array_expr" in da.Array.__module__) == wanted
 
 
+@pytest.mark.slow
 def test_with_the_other_planner():
     """Every kind of graph once more, in a process whose Dask plans array expressions."""
     if PLANNER in os.environ:

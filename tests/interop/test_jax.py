@@ -241,6 +241,7 @@ def test_transformations(rng, transform):
         assert_close(*(TRANSFORMS[transform](f)(*x) for f in functions))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES_OF_FORMULA)
 def test_derivatives_of_every_case(rng, name):
     """Second derivatives by the kernels and by the formula, and third ones."""

@@ -126,6 +126,7 @@ def test_dropout_draws_from_pytorch(rng):
 # -------------------------------------------------------------------------------- derivatives
 
 
+@pytest.mark.slow
 @EVERY_CASE
 def test_attention_to_second_order(rng, name):
     operands, options = problem(rng, name)
@@ -142,6 +143,7 @@ def test_attention_to_second_order(rng, name):
     assert gradgradcheck(f, x, check_fwd_over_rev=True, check_batched_grad=batched)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name != "row without keys"])
 def test_out_and_lse_together_to_second_order(rng, name):
     operands, options = problem(rng, name)
@@ -289,6 +291,7 @@ def operator_arguments(rng, name):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "boolean mask", "lower right", "all", "packed"])
 @pytest.mark.parametrize("operator", list(_operators._KERNELS))
 def test_opcheck(rng, name, operator):
@@ -359,6 +362,7 @@ def results(f, sample, dtype, **options):
     return out, *torch.autograd.grad(out.sum(), leaves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_samples_of_pytorch(dtype):
     """The inputs with which PyTorch tests its own function: results, gradients, shapes, types.

@@ -332,6 +332,7 @@ def test_none_where_eager_has_none():
         assert (ours is None) == (eager is None)
 
 
+@pytest.mark.slow
 @EVERY_MODEL
 @pytest.mark.filterwarnings("ignore")  # of PyTorch's compiler, about itself
 def test_compile(name):
@@ -361,6 +362,7 @@ def test_training_with_dropout():
     results[0].sum().backward()
 
 
+@pytest.mark.slow
 def test_a_graph_may_break_between_the_mask_and_the_attention():
     torch.compiler.reset()
     given = inputs("gemma2", "left")

@@ -209,6 +209,7 @@ print("ok")
     assert run(program) == "ok"
 
 
+@pytest.mark.slow
 @POSIX
 @pytest.mark.parametrize("poll", ["raises", "returns"])
 def test_a_child_forked_by_a_signal_handler_during_a_call_has_no_result(poll):
@@ -306,6 +307,7 @@ print("ok")
 # ------------------------------------------------------------------------------------- memory
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.uninstrumented
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -391,6 +393,7 @@ def no_memory():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["succeed", "fail", "no_memory"])
 def test_no_object_leaks_over_3000_calls(function):
     program = f"""
@@ -422,6 +425,7 @@ print("ok")
     assert run(LEAKS + program, timeout=300) == "ok"
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.uninstrumented
 @pytest.mark.parametrize("function", ["succeed", "fail", "no_memory"])

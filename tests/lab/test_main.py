@@ -258,6 +258,7 @@ lab.speed = partial(lab.speed, seconds=0.0)
 """
 
 
+@pytest.mark.slow
 def test_text():
     pytest.importorskip("sklearn")
     out, err = run("--all", "--draws", "30", "--seed", "7", "--no-report", prelude=BRIEFLY)
@@ -343,6 +344,7 @@ def test_the_words_of_the_first_screen_follow_the_measurement(random_rows):
     assert "they gather" not in " ".join(screen.answer(turned))
 
 
+@pytest.mark.slow
 def test_json_without_scikit_learn():
     out, err = run(
         "--json", "--draws", "30", "--no-report", prelude=f"{WITHOUT_SKLEARN}\n{BRIEFLY}"
@@ -363,6 +365,7 @@ def test_json_without_scikit_learn():
     assert {row["direction"] for row in result["speed"]} == {"forward", "backward"}
 
 
+@pytest.mark.slow
 def test_text_without_scikit_learn_says_how_to_get_it(monkeypatch, capsys):
     for name in ("sklearn", "sklearn.datasets"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -375,6 +378,7 @@ def test_text_without_scikit_learn_says_how_to_get_it(monkeypatch, capsys):
     assert "random: gradients, 30 inputs" in out
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_and_a_terminal_without_plus_minus():
     with subprocess.Popen(
         [sys.executable, "-m", "sdpa", "--all", "--draws", "30", "--no-report"],

@@ -240,6 +240,7 @@ def language_model():
     return smollm2.SmolLM2.load()
 
 
+@pytest.mark.slow
 def test_heads_of_a_decoder_are_what_the_matrix_of_weights_says(language_model):
     found = decoder.decoder_figures(draws=2, model=language_model)
     assert found["jacobian"].shape == (2, 30, 9, len(decoder.FACTORS))
@@ -276,6 +277,7 @@ def test_heads_of_a_decoder_are_what_the_matrix_of_weights_says(language_model):
     np.testing.assert_allclose(found["variance"][1, layer, head], variance, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_table_of_a_decoder(language_model):
     table = lab.decoder_heads(draws=2, model=language_model)
     assert len(table) == 30 * 10
@@ -323,6 +325,7 @@ def test_plots_of_laws():
         assert all(ax.has_data() and ax.get_title() + ax.get_ylabel() for ax in plot(table).axes)
 
 
+@pytest.mark.slow
 def test_the_command_saves_tables_and_plots(tmp_path):
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'sdpa[lab]'")
     command = [sys.executable, "-m", "sdpa_lab", "--only", "critical", "--save", str(tmp_path)]

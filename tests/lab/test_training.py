@@ -26,6 +26,7 @@ SMALL = recall.Setting(d_k=8, rates=(0.02,), seeds=3, steps=60)
 # -------------------------------------------------------------------------------- proof
 
 
+@pytest.mark.slow
 def test_digits_reach_95_percent():
     pytest.importorskip("sklearn")
     result = training.classify_digits()
@@ -34,6 +35,7 @@ def test_digits_reach_95_percent():
     assert all(w.dtype == np.float32 for w in result.parameters.values())
 
 
+@pytest.mark.slow
 def test_characters_beat_the_trigram():
     result = training.model_characters(steps=400)
     assert result.n_test > 50_000

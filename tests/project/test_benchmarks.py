@@ -53,6 +53,7 @@ def quick(tmp_path_factory):
     return path, done.stdout
 
 
+@pytest.mark.slow
 def test_quick_run_measures_every_work_of_every_group(quick):
     (run,) = json.loads(quick[0].read_text())
     assert run["quick"]
@@ -121,6 +122,7 @@ def test_quick_run_gives_every_target_a_value(quick):
     assert "MISSED" not in quick[1]
 
 
+@pytest.mark.slow
 def test_two_threads_are_compared_with_one(tmp_path):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one CPU")
@@ -545,6 +547,7 @@ COMPILES = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @COMPILES
 def test_ports_leave_out_the_products_of_the_kernels():
     found = ports.every_product(ports.assembly())

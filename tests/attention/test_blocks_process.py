@@ -30,6 +30,7 @@ print(peak(forward), peak(backward))
 """
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.uninstrumented
 def test_memory_is_that_of_a_few_blocks():

@@ -14,6 +14,7 @@ from support.helpers import (
     assert_within,
     check_attention,
     compute_type,
+    named_alignment,
     unit_roundoff,
 )
 
@@ -180,10 +181,10 @@ def test_two_sets_of_keys_merge_into_one(dtype, data, cut):
 @given(data=st.data())
 def test_rows_of_weights_sum_to_one_or_zero(dtype, data):
     x = data.draw(problems(dtype))
-    names = ("query", "key", "is_causal", "scale", "enable_gqa")
-    w = sdpa.attention_weights(**{name: x[name] for name in names}).astype(np.float64)
+    q, k = x["query"], x["key"]
+    options = {name: x[name] for name in ("is_causal", "scale", "enable_gqa")}
+    options |= named_alignment(q, options)
+    w = sdpa.attention_weights(q, k, **options).astype(np.float64)
     assert (w >= 0).all()
-    # Errors of the arithmetic, then each weight's rounding, relative and (float16) absolute.
-    u = (w.shape[-1] + 24) * unit_roundoff(compute_type(dtype)) + unit_roundoff(dtype)
-    u += w.shape[-1] * 2.0**-25 if dtype == np.float16 else 0
-    assert (np.abs(w.sum(axis=-1) - w.any(axis=-1)) <= u).all()
+    bounds = AttentionBounds(q, k, k, **options)
+    assert_within(w.sum(axis=-1), w.any(axis=-1), bounds.stages["weights"].sum(axis=-1))

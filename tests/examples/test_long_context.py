@@ -40,6 +40,7 @@ def test_what_long_context_prints(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_forecasts_from_similar_days():
     pytest.importorskip("xarray", reason="needs xarray: pip install 'sdpa[peers]'")
     pytest.importorskip("dask", reason="needs dask: pip install 'sdpa[dask]'")

@@ -54,6 +54,7 @@ def oracle(model, tokens):
     return normalised(x, model.norm.astype(np.float64)) @ model.embedding.astype(np.float64).T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 23, 1000], ids=["cached", "parts", "whole"])
 def test_logits_agree_with_the_oracle(model, tokens, oracle, step):
     # Logits of up to 30 differ by 5e-5 in most rows: what float32 makes of 30 linear layers, with
@@ -64,6 +65,7 @@ def test_logits_agree_with_the_oracle(model, tokens, oracle, step):
     np.testing.assert_allclose(np.concatenate(found), oracle, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_cached_decoding_chooses_the_tokens_of_full_recomputation(model):
     prompt = model.chat("Name three colours.")
     cached = list(model.generate(prompt, most=12))
@@ -118,6 +120,7 @@ def test_another_file_is_refused(tmp_path):
         smollm2.SmolLM2.load(tmp_path / "model.gguf")
 
 
+@pytest.mark.slow
 def test_the_program(model):
     out, err = run("smollm2", "What is the capital of France?")
     assert out == "The capital of France is Paris.\n"

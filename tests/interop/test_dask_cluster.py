@@ -25,7 +25,7 @@ from support.stores import Broken, KilledWriting, Killing, Store  # noqa: E402
 
 from sdpa.interop import dask as lazy  # noqa: E402
 
-pytestmark = pytest.mark.uninstrumented
+pytestmark = [pytest.mark.uninstrumented, pytest.mark.slow]
 LIMIT = 300_000_000
 ROWS, BLOCK = 4096, 2048
 OPTIONS = {"is_causal": True, "window": (700, 0)}

@@ -55,6 +55,7 @@ np.testing.assert_allclose(jax.jit(plain)(*spread, bias), plain(q, k, v, bias), 
 """
 
 
+@pytest.mark.slow
 def test_shard_map_over_two_devices():
     process.run(SHARDED, timeout=300)
 
@@ -117,11 +118,13 @@ for f in dot_product_attention, jax.grad(total, (0, 1, 2)), hvp:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.uninstrumented
 def test_memory_is_a_block():
     process.run(MEMORY, timeout=300)
 
 
+@pytest.mark.slow
 def test_the_end_with_a_call_in_flight():
     process.run("""
 import jax

@@ -68,6 +68,7 @@ def test_results_are_those_of_sdpa(rng, name, dtype):
     assert all(x.grad.dtype == x.dtype and x.grad.shape == x.shape for x in operands.values())
 
 
+@pytest.mark.slow
 @EVERY_CASE
 def test_to_second_order(rng, name):
     operands, options = problem(rng, name)
@@ -94,6 +95,7 @@ def test_torch_func(rng):
     torch.testing.assert_close(per_sample[1], func.grad(loss, argnums=3)(batch[1], *x[1:]))
 
 
+@pytest.mark.slow
 @EVERY_CASE
 def test_compile(rng, name):
     torch.compiler.reset()

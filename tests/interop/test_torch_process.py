@@ -37,6 +37,7 @@ def step(f):
 """
 
 
+@pytest.mark.slow
 def test_neither_number_of_threads_changes_the_other():
     run(
         THREADS
@@ -59,6 +60,7 @@ for theirs, ours in (1, 3), (2, 1), (3, 2):
     )
 
 
+@pytest.mark.slow
 def test_threads_are_started_once_and_only_those_of_whose_turn_it_is_run():
     """PyTorch's workers and ours exist side by side; one pool at a time has work.
 
@@ -95,6 +97,7 @@ assert tasks() == known                          # nobody started another one
     )
 
 
+@pytest.mark.slow
 def test_backward_on_many_threads_at_once():
     """Threads of Python that differentiate at the same time share the pool, and agree."""
     run(
@@ -141,6 +144,7 @@ mask = 2 * n * n  # bytes of one boolean mask, the smallest matrix of Lq x Lk
 """
 
 
+@pytest.mark.slow
 @pytest.mark.uninstrumented
 def test_transformers_without_any_matrix_of_lq_by_lk():
     """Padded, with windows, forward and backward: the whole model takes less than one mask."""
@@ -168,6 +172,7 @@ class Rows(torch.utils.data.Dataset):
         return out.detach(), grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_of_a_data_loader(context):
     """The parent has used its threads before it forks."""

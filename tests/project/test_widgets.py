@@ -51,6 +51,7 @@ def server(tmp_path):
     process.communicate(timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.uninstrumented  # the kernel misses messages of the browser
 def test_knobs_turn_and_the_picture_changes(server, browser):
     page = browser.new_page(viewport={"width": 1280, "height": 1000})

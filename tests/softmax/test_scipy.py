@@ -14,6 +14,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_the_tests_of_scipy_pass(tmp_path):
     pytest.importorskip("scipy")
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TESTS))))

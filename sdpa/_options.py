@@ -9,6 +9,7 @@ class CosineOptions(TypedDict, total=False):
     """Options of `cosine_attention`: the temperature is its scale."""
 
     attn_mask: ArrayLike | None
+    where: ArrayLike | None
     dropout_p: float
     is_causal: bool | Literal["upper_left", "lower_right"]
     enable_gqa: bool
@@ -26,6 +27,7 @@ class BilinearOptions(TypedDict, total=False):
     """Options of `bilinear_attention`."""
 
     attn_mask: ArrayLike | None
+    where: ArrayLike | None
     dropout_p: float
     is_causal: bool | Literal["upper_left", "lower_right"]
     scale: float | None
@@ -44,6 +46,7 @@ class BlockOptions(TypedDict, total=False):
     """Options of `sdpa.blocks.attend`: the mask may lie in a store, too. Blocks change bits."""
 
     attn_mask: Any
+    where: ArrayLike | None
     dropout_p: float
     is_causal: bool | Literal["upper_left", "lower_right"]
     scale: float | None
@@ -64,6 +67,7 @@ class LayerOptions(TypedDict, total=False):
     """Options of `MultiHeadAttention.forward`: heads and scale are the layer's."""
 
     attn_mask: ArrayLike | None
+    where: ArrayLike | None
     dropout_p: float
     is_causal: bool | Literal["upper_left", "lower_right"]
     softcap: float | None
@@ -80,6 +84,7 @@ class ShawOptions(TypedDict, total=False):
     """Options of `shaw_attention`: one diagonal for the whole batch."""
 
     attn_mask: ArrayLike | None
+    where: ArrayLike | None
     dropout_p: float
     is_causal: bool | Literal["upper_left", "lower_right"]
     scale: float | None
@@ -100,6 +105,7 @@ class T5Options(TypedDict, total=False):
     Dropout is left out because its pattern depends on the index of the query.
     """
 
+    where: ArrayLike | None
     is_causal: bool | Literal["upper_left", "lower_right"]
     scale: float | None
     enable_gqa: bool

@@ -3,6 +3,7 @@
 unsigned sdpa_problem_features(const sdpa_problem *p) {
     unsigned features = 0;
     if (p->mask.data) features |= p->mask.dtype == SDPA_BOOL ? SDPA_FEATURE_MASK : SDPA_FEATURE_BIAS;
+    if (p->where.data) features |= SDPA_FEATURE_WHERE;
     if (p->has_lower) features |= SDPA_FEATURE_LOWER;
     if (p->has_upper) features |= SDPA_FEATURE_UPPER;
     if (p->offset.data) features |= SDPA_FEATURE_OFFSET;
@@ -125,6 +126,7 @@ static void check_types(const sdpa_problem *p, sdpa_pass pass) {
     assert(!p->lse.data || p->lse.dtype == wide);
     assert(!p->dlse.data || p->dlse.dtype == wide);
     assert(!p->mask.data || p->mask.dtype == SDPA_BOOL || p->mask.dtype == SDPA_F32 || p->mask.dtype == p->dtype);
+    assert(!p->where.data || (p->mask.data && p->where.dtype == SDPA_BOOL));
     assert(!p->offset.data || p->offset.dtype == SDPA_I64);
     assert(!p->key_length.data || p->key_length.dtype == SDPA_I64);
 }

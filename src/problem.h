@@ -80,7 +80,7 @@ typedef struct sdpa_choice {
 /* Every tensor of a problem, as X(name, rows, columns). Declarations, clearing, checks and units are generated from
  * these lists, so a new tensor is added here and nowhere else.
  *
- * mask: BOOL (true = attend) or a float type (added to the scaled scores). alibi_slopes: -slope * |i + offset - j| is
+ * mask: BOOL (true = attend) or a float type (added to the scaled scores). where: BOOL, beside a mask only. alibi_slopes: -slope * |i + offset - j| is
  * added. sinks: one extra logit per row, without a value. scales: the scale of each head, in place of the problem's. Any
  * of these may be absent, and so may v. */
 #define SDPA_INPUTS(X)                                                                                                 \
@@ -88,6 +88,7 @@ typedef struct sdpa_choice {
     X(k, p->n_k, p->d_k)                                                                                               \
     X(v, p->n_k, p->d_v)                                                                                               \
     X(mask, p->n_q, p->n_k)                                                                                            \
+    X(where, p->n_q, p->n_k)                                                                                           \
     X(alibi_slopes, 1, 1)                                                                                              \
     X(sinks, 1, 1)                                                                                                     \
     X(scales, 1, 1)                                                                                                    \
@@ -161,13 +162,14 @@ enum {
     SDPA_FEATURE_ADDITIVE = 1 << 10,
     SDPA_FEATURE_INVARIANT = 1 << 11,
     SDPA_FEATURE_SCALES = 1 << 12,
+    SDPA_FEATURE_WHERE = 1 << 13,
     SDPA_FEATURE_UNKNOWN = 1 << 30, /* for tests: no path may name it */
 
     /* Which pairs are seen, and what is added to their logits: every path that works on blocks of pairs knows them. */
     SDPA_FEATURES_OF_PAIRS = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER |
                              SDPA_FEATURE_OFFSET | SDPA_FEATURE_LENGTHS,
-    /* And what a unit holds for its head. */
-    SDPA_FEATURES_OF_UNITS = SDPA_FEATURES_OF_PAIRS | SDPA_FEATURE_SCALES,
+    /* And what only a unit knows: the scale of its head, a second mask. */
+    SDPA_FEATURES_OF_UNITS = SDPA_FEATURES_OF_PAIRS | SDPA_FEATURE_SCALES | SDPA_FEATURE_WHERE,
 };
 
 typedef struct sdpa_problem {

@@ -5,9 +5,10 @@
 #include "pack.h"
 
 /* mask_block for a boolean mask with unit stride. First gathers a word of bits for each query and 32 keys; these words
- * show what the block holds. `words`: (n_j / 32 rounded up, n_i rounded up to VL) of scratch. */
-NOINLINE enum bias_kind boolean_block(const sdpa_matrix *mask, const block *b, real *s, int64_t s_row,
-                                      uint32_t *words) {
+ * show what the block holds. `words`: (n_j / 32 rounded up, n_i rounded up to VL) of scratch. `more`: s holds a bias
+ * already, which stays where pairs are visible. */
+NOINLINE enum bias_kind boolean_block(const sdpa_matrix *mask, const block *b, real *s, int64_t s_row, uint32_t *words,
+                                      bool more) {
     const int64_t lanes = round_up(b->n_i, VL), n_j = b->n_j;
     uint32_t any_visible = 0, any_hidden = 0;
     for (int64_t i = 0; i < lanes; i++) {
@@ -32,7 +33,9 @@ NOINLINE enum bias_kind boolean_block(const sdpa_matrix *mask, const block *b, r
             } else {
                 for (int l = 0; l < VL; l++) bits[l] = from[l];
             }
-            vstore(s + j * s_row + i, (vec)(((bits >> j % 32 & 1) == 0) & (ivec)vset1(-INFINITY)));
+            const ivec hidden = (bits >> j % 32 & 1) == 0;
+            real *to = s + j * s_row + i;
+            vstore(to, more ? vselect(hidden, vset1(-INFINITY), vload(to)) : (vec)(hidden & (ivec)vset1(-INFINITY)));
         }
     }
     return BIAS_SOME_MASKED;
@@ -52,7 +55,7 @@ INLINE int64_t next_columns(const real *row, int64_t j, int64_t n) {
 NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, const block *b, real factor, real *s, int64_t s_row,
                                    real *lines) {
     const int64_t n_i = b->n_i, n_j = b->n_j, line_row = round_up(n_j, VL);
-    if (mask->dtype == SDPA_BOOL && mask->col == 1) return boolean_block(mask, b, s, s_row, (uint32_t *)lines);
+    if (mask->dtype == SDPA_BOOL && mask->col == 1) return boolean_block(mask, b, s, s_row, (uint32_t *)lines, false);
     ivec visible = {0}, nonzero = {0}; /* the bits in which any element differs from -inf and from 0 */
     vec least = {0};
     for (int64_t i = 0; i < n_i; i += VL) {
@@ -85,6 +88,25 @@ NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, const block *b, real
     if (!vany(visible != 0)) return BIAS_ALL_MASKED;
     if (!vany(nonzero != 0)) return BIAS_NONE;
     return vany(least == -(real)INFINITY) ? BIAS_SOME_MASKED : BIAS_FINITE;
+}
+
+/* Adds -inf to the bias in s, of this kind, where a boolean mask is false. `lines` as in mask_block. */
+NOINLINE enum bias_kind add_boolean(const sdpa_matrix *mask, const block *b, enum bias_kind kind, real *s,
+                                    int64_t s_row, real *lines) {
+    if (kind == BIAS_ALL_MASKED) return kind;
+    if (kind == BIAS_NONE) return mask_block(mask, b, 1, s, s_row, lines);
+    if (mask->col == 1) {
+        const enum bias_kind own = boolean_block(mask, b, s, s_row, (uint32_t *)lines, true);
+        return own == BIAS_NONE ? kind : own;
+    }
+    for (int64_t i = 0; i < round_up(b->n_i, VL); i++) {
+        const int64_t row = b->i0 + (i < b->n_i ? i : b->n_i - 1);
+        load(lines, mask->data + row * mask->row + b->j0 * mask->col, b->n_j, mask->col, mask->dtype, mask->swapped);
+        for (int64_t j = 0; j < b->n_j; j++) {
+            if (lines[j] != 0) s[j * s_row + i] = -(real)INFINITY;
+        }
+    }
+    return BIAS_SOME_MASKED;
 }
 
 /* Whether any pair of the unit may be masked. */
@@ -157,6 +179,7 @@ INLINE enum bias_kind fill_bias(const sdpa_unit *u, const block *b, real factor,
 
     enum bias_kind kind = BIAS_NONE;
     if (u->mask.data) kind = mask_block(&u->mask, b, factor, s, s_row, lines);
+    if (u->where.data) kind = add_boolean(&u->where, b, kind, s, s_row, lines);
     if (kind == BIAS_ALL_MASKED || (!cut && slope == 0)) return kind;
     if (kind == BIAS_NONE) {
         clear_bias(b, s, s_row);

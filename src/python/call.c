@@ -290,11 +290,35 @@ static bool broadcasts_to(PyArrayObject *a, const npy_intp *shape, int n) {
     return lead >= 0;
 }
 
+/* Points t at an argument that broadcasts to (..., heads, Lq, Lk). */
+static int set_pairs(sdpa_call *call, sdpa_tensor *t, const char *name, PyArrayObject *a, sdpa_dtype dtype) {
+    npy_intp shape[NPY_MAXDIMS];
+    memcpy(shape, call->shape, sizeof *shape * (size_t)call->nd);
+    shape[call->nd - 1] = call->problem.n_k;
+    if (call->packed) return sdpa_raise_shape(name, a, "None with cu_seqlens_q");
+    if (!broadcasts_to(a, shape, call->nd)) {
+        char text[SDPA_SHAPE_SIZE];
+        return sdpa_raise_shape(name, a, "a shape that broadcasts to %s", sdpa_shape_text(text, "", shape, call->nd));
+    }
+    sdpa_call_set(call, t, a, dtype, 2, shape + call->nd - 2, true);
+    return 0;
+}
+
+/* A lone `where` is a boolean mask. */
+static int set_where(sdpa_call *call) {
+    sdpa_problem *p = &call->problem;
+    PyArrayObject *where = call->arrays[NAME_where];
+    if (!where) return 0;
+    if (sdpa_dtype_of(call->module, where) != SDPA_BOOL) {
+        return sdpa_raise_dtype("where", where, "bool (True = attend)");
+    }
+    return set_pairs(call, p->mask.data ? &p->where : &p->mask, "where", where, SDPA_BOOL);
+}
+
 static int set_mask(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     PyArrayObject *mask = call->arrays[NAME_attn_mask];
     if (!mask) return 0;
-    if (call->packed) return sdpa_raise_shape("attn_mask", mask, "None with cu_seqlens_q");
     int dtype = sdpa_dtype_of(call->module, mask);
     if (dtype != SDPA_BOOL && dtype != SDPA_F32 && dtype != (int)p->dtype) {
         const char *own = sdpa_dtype_text(p->dtype);
@@ -307,16 +331,7 @@ static int set_mask(sdpa_call *call) {
                      own, PyArray_DESCR(mask));
         return -1;
     }
-    npy_intp shape[NPY_MAXDIMS];
-    memcpy(shape, call->shape, sizeof *shape * (size_t)call->nd);
-    shape[call->nd - 1] = p->n_k;
-    if (!broadcasts_to(mask, shape, call->nd)) {
-        char text[SDPA_SHAPE_SIZE];
-        return sdpa_raise_shape("attn_mask", mask, "a shape that broadcasts to %s",
-                                sdpa_shape_text(text, "", shape, call->nd));
-    }
-    sdpa_call_set(call, &p->mask, mask, (sdpa_dtype)dtype, 2, shape + call->nd - 2, true);
-    return 0;
+    return set_pairs(call, &p->mask, "attn_mask", mask, (sdpa_dtype)dtype);
 }
 
 /* ------------------------------------------------------------------------------------ ranges */
@@ -521,7 +536,7 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdp
     if (sdpa_warn(call->module, &call->options, call->arrays) < 0 || settle_all(call) < 0) return -1;
 
     if (call->options.n_workers) p->n_workers = call->options.n_workers;
-    if (set_operands(call) < 0 || set_mask(call) < 0) return -1;
+    if (set_operands(call) < 0 || set_mask(call) < 0 || set_where(call) < 0) return -1;
     if (set_per_head(call, &p->sinks, NAME_sinks) < 0 || set_per_head(call, &p->scales, NAME_scale) < 0 ||
         set_per_head(call, &p->alibi_slopes, NAME_alibi_slopes) < 0 || set_band(call) < 0) {
         return -1;

@@ -279,6 +279,8 @@ const sdpa_option sdpa_option_table[] = {
     {NAME_bias, "operand", IN(ADDITIVE) | IN(ADDITIVE_FORWARD), false, true, "None", "ArrayLike | None",
      doc_option_bias, .array = true},
     {NAME_attn_mask, "operand", IN_ALL, false, true, "None", "ArrayLike | None", doc_option_attn_mask, .array = true},
+    {NAME_where, "position", IN_ALL & ~IN(TORCH), true, true, "None", "ArrayLike | None", doc_option_where,
+     .array = true},
     {NAME_dropout_p, "weight", IN_ALL, false, false, "0.0", "float", doc_option_dropout_p, .read = read_dropout},
     {NAME_is_causal, "position", IN_ALL, false, false, "False", "bool | Literal['upper_left', 'lower_right']",
      doc_option_is_causal, .read = read_causal},

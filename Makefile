@@ -50,7 +50,7 @@ JOBS = $(shell nproc 2>/dev/null || echo 2)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 C_FILES = $(wildcard src/*.[ch] src/*/*.[ch] src/kernels/fast/*.h tests/c/*.[ch] tests/fuzz/*.c)
-SOURCES = setup.py pyproject.toml $(wildcard src/*.[ch] src/*/*.[ch] src/*/*/*.[ht]* src/*/*.txt)
+SOURCES = setup.py pyproject.toml tools/isas.py $(wildcard src/*.[ch] src/*/*.[ch] src/*/*/*.[ht]* src/*/*.inc)
 
 # Any environment that has the extra is good enough.
 demo: $(or $(firstword $(wildcard $(VENV)/with-*lab*)),$(VENV)/with-lab)

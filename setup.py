@@ -1,6 +1,6 @@
 """Build of the C extension; everything else about the package is in pyproject.toml.
 
-src/kernels/kernel.c is compiled once for each instruction set and type of src/runtime/isas.txt, all
+src/kernels/kernel.c is compiled once for each instruction set and type of src/runtime/isas.inc, all
 other files without any ``-m`` flag, so that the extension loads on every machine of the
 architecture and chooses its kernels when imported.
 
@@ -12,6 +12,7 @@ and undefined-behaviour sanitizers, ``SDPA_SANITIZE=thread`` with that of thread
 import gzip
 import os
 import re
+import runpy
 import subprocess
 import sys
 import sysconfig
@@ -39,22 +40,13 @@ if WINDOWS:
     os.environ.setdefault("CC", zig)
 
 
-def kernels():
-    """Return {unit: flags} of the kernels of this architecture, from src/runtime/isas.txt."""
-    found = {}
-    for line in Path("src/runtime/isas.txt").read_text().splitlines():
-        if line.startswith("#"):
-            continue
-        machine, name, types, *flags = line.split()
-        if machine not in ("any", MACHINE):
-            continue
-        if "zig" in os.environ.get("CC", ""):  # which spells x86-64-v3 with underscores
-            flags = [flag.replace("x86-64-v", "x86_64_v") for flag in flags]
-        for bits in types.split(","):
-            macros = [f"-DSDPA_ISA={name}", f"-DSDPA_ISA_{name.upper()}", f"-DSDPA_REAL={bits}"]
-            found[f"{name}_f{bits}"] = [*flags, *macros]
-    return found
-
+# {unit: flags} of the kernels of this architecture. Build frontends have no path to import from.
+KERNELS = runpy.run_path("tools/isas.py")["kernels"](MACHINE)
+if "zig" in os.environ.get("CC", ""):  # which spells x86-64-v3 with underscores
+    KERNELS = {
+        name: [flag.replace("x86-64-v", "x86_64_v") for flag in flags]
+        for name, flags in KERNELS.items()
+    }
 
 # Archives must not depend on when and by whom they were built: files get the first second that a
 # wheel can represent, and the usual permissions.
@@ -167,7 +159,7 @@ class BuildExt(build_ext):
         tools, now = folder / "tools.txt", f"{self.compiler.compiler_so} NumPy {numpy.__version__}"
         if not tools.exists() or tools.read_text() != now:
             tools.write_text(now)
-        common = ["setup.py", "pyproject.toml", "src/runtime/isas.txt", str(tools)]
+        common = ["setup.py", "pyproject.toml", "src/runtime/isas.inc", str(tools)]
         texts = write_docstrings(folder)
         includes = [str(folder), numpy.get_include(), *self.compiler.include_dirs]
         self.compiler.set_include_dirs([])
@@ -224,7 +216,7 @@ class BuildExt(build_ext):
         # Some systems' Pythons compile with stack protectors. In the core, which reads no input of
         # unknown size, they cost instructions at every call, and one more percent.
         plain = [*tables, "-fno-stack-protector"]
-        for name, flags in reversed(kernels().items()):
+        for name, flags in reversed(KERNELS.items()):
             rest = short if name.startswith("generic") else []
             yield Unit(Path("src/kernels/kernel.c"), name, [*flags, *plain, *rest])
         # What runs once per process, or beside long work on arrays, is compiled for size.

@@ -3,7 +3,7 @@
  *   gcc -O2 -std=gnu11 -fno-math-errno -fno-trapping-math -fopenmp-simd -march=x86-64-v4 \
  *       -DSDPA_ISA=avx512 -DSDPA_ISA_AVX512 -DSDPA_REAL=32 benchmarks/panels.c -lm -o build/panels && build/panels
  *
- * or with the flags of another line of src/runtime/isas.txt. A panel is three vectors of queries against 128 keys. `beside`: what it
+ * or with the flags of another line of src/runtime/isas.inc. A panel is three vectors of queries against 128 keys. `beside`: what it
  * takes besides its FMAs, in cycles per vector of scores, a cycle being what the peak takes for the FMA of a vector of 64
  * bytes (two of 32). Best of many turns. */
 #include "../src/kernels/kernel.c"

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy
+from isas import kernels
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "analyze"
@@ -72,15 +73,6 @@ def sources() -> dict[str, list[str]]:
     core = [*ROOT.glob("src/*.c"), *ROOT.glob("src/runtime/*.c")]
     found = {str(path.relative_to(ROOT)): [] for path in sorted(core)}
     return found | {str(p.relative_to(ROOT)): python for p in sorted(ROOT.glob("src/python/*.c"))}
-
-
-def kernels() -> Iterator[list[str]]:
-    """The flags of each compilation of the kernels."""
-    for line in (ROOT / "src" / "runtime" / "isas.txt").read_text().splitlines():
-        if line.startswith(("any ", f"{platform.machine()} ")):
-            _, name, types, *flags = line.split()
-            isa = [f"-DSDPA_ISA={name}", f"-DSDPA_ISA_{name.upper()}", *flags]
-            yield from ([*isa, f"-DSDPA_REAL={bits}"] for bits in types.split(","))
 
 
 def instructions(flags: list[str]) -> list[str]:
@@ -143,7 +135,8 @@ def main() -> None:
         sys.exit(f"not installed: {', '.join(missing)}")
     make_docstrings()
     answers = tomllib.loads((ROOT / "tools" / "answers.toml").read_text())["answer"]
-    readings = [*sources().items(), *((KERNEL, flags) for flags in kernels())]
+    isas = kernels(platform.machine()).values()
+    readings = [*sources().items(), *((KERNEL, flags) for flags in isas)]
     tasks = [(t, *r) for t in TOOLS for r in readings if (t, r[0]) != ("gcc", KERNEL)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = {

@@ -1,4 +1,4 @@
-/* The kernels of one instruction set for one type: compiled once for each type on each line of runtime/isas.txt, with
+/* The kernels of one instruction set for one type: compiled once for each type on each line of runtime/isas.inc, with
  * -DSDPA_ISA=name, -DSDPA_ISA_NAME and -DSDPA_REAL=32 or 64. The table is the only symbol that the object exports. */
 #include "kernels.h"
 #include "vec.h"

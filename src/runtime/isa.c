@@ -63,7 +63,7 @@ static bool has_avx512bf16(const sdpa_cpu *cpu) {
 
 /* vdpbf16ps has the products of two FMAs. AMD's CPUs start as many of it as of FMAs, Intel's a quarter of that, and no
  * leaf tells: docs/kernels.md, fast/pairs. */
-static bool is_of_amd(const sdpa_cpu *cpu) {
+static bool pairs_pay(const sdpa_cpu *cpu) {
     uint32_t leaf0[4] = {0};
     (void)cpu->leaf(0, 0, leaf0); /* which every CPU has */
     return leaf0[EBX] == signature_AMD_ebx && leaf0[EDX] == signature_AMD_edx && leaf0[ECX] == signature_AMD_ecx;
@@ -71,39 +71,41 @@ static bool is_of_amd(const sdpa_cpu *cpu) {
 
 #else
 const sdpa_cpu sdpa_this_cpu;
+
+static bool pairs_pay(const sdpa_cpu *cpu) { return has_generic(cpu); }
 #if defined(__aarch64__)
 static bool has_neon(const sdpa_cpu *cpu) { return has_generic(cpu); /* part of the architecture's baseline */ }
 #endif
 #endif
 
-#define DECLARE(isa) extern const struct sdpa_kernels sdpa_##isa##_f32, sdpa_##isa##_f64
-#define ROW(isa)                                                                                                       \
-    { #isa, has_##isa, &sdpa_##isa##_f32, &sdpa_##isa##_f64, &sdpa_##isa##_f32, NULL, false }
-
-DECLARE(generic);
-#ifdef SDPA_WIDE
-DECLARE(wide);
-#endif
+/* IF_NAME keeps what is for this architecture. */
+#define IF_any(...) __VA_ARGS__
+#define IF_x86_64(...)
+#define IF_aarch64(...)
+#define IF_test(...)
 #if defined(__x86_64__)
-DECLARE(avx2);
-DECLARE(avx512);
-extern const struct sdpa_kernels sdpa_avx512bf16_f32;
+#undef IF_x86_64
+#define IF_x86_64(...) __VA_ARGS__
 #elif defined(__aarch64__)
-DECLARE(neon);
+#undef IF_aarch64
+#define IF_aarch64(...) __VA_ARGS__
 #endif
+#ifdef SDPA_WIDE
+#undef IF_test
+#define IF_test(...) __VA_ARGS__
+#define has_wide has_generic
+#endif
+
+/* A type without kernels has no symbol, and no row names it. */
+#define ISA(name, architecture, base, types, flags)                                                                    \
+    IF_##architecture(extern const struct sdpa_kernels sdpa_##name##_f32, sdpa_##name##_f64;)
+#include "isas.inc"
+#undef ISA
 
 static sdpa_isa isas[] = {
-    ROW(generic),
-#ifdef SDPA_WIDE /* make test-c */
-    {"wide", has_generic, &sdpa_wide_f32, &sdpa_wide_f64, &sdpa_wide_f32, NULL, false},
-#endif
-#if defined(__x86_64__)
-    ROW(avx2),
-    ROW(avx512),
-    {"avx512bf16", has_avx512bf16, &sdpa_avx512_f32, &sdpa_avx512_f64, &sdpa_avx512bf16_f32, is_of_amd, false},
-#elif defined(__aarch64__)
-    ROW(neon),
-#endif
+#define ISA(name, architecture, base, types, flags)                                                                    \
+    IF_##architecture({#name, has_##name, &sdpa_##base##_f32, &sdpa_##base##_f64, &sdpa_##name##_f32, false}, )
+#include "isas.inc"
 };
 
 enum { N_ISAS = sizeof(isas) / sizeof(isas[0]) };
@@ -111,9 +113,12 @@ enum { N_ISAS = sizeof(isas) / sizeof(isas[0]) };
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Atomic(const sdpa_isa *) chosen;
 
+/* Whether an instruction set that the CPU has is faster than the one before it. */
+static bool pays(const sdpa_isa *isa, const sdpa_cpu *cpu) { return isa->bf16 == isa->f32 || pairs_pay(cpu); }
+
 const sdpa_isa *sdpa_isa_best(const sdpa_cpu *cpu) {
     int i = N_ISAS - 1;
-    while (!isas[i].has(cpu) || (isas[i].pays && !isas[i].pays(cpu))) i--;
+    while (!isas[i].has(cpu) || !pays(&isas[i], cpu)) i--;
     return &isas[i];
 }
 

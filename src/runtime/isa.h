@@ -22,7 +22,6 @@ typedef struct sdpa_isa {
     const char *name;
     bool (*has)(const sdpa_cpu *);               /* the CPU has the instructions and the OS saves the registers */
     const struct sdpa_kernels *f32, *f64, *bf16; /* bf16: the forward of bfloat16, in float32 */
-    bool (*pays)(const sdpa_cpu *);              /* it is faster there than the one before it; NULL: wherever it is */
     bool available;
 } sdpa_isa;
 

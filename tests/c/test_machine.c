@@ -139,11 +139,7 @@ static void isa_table(void) {
     int n;
     const sdpa_isa *list = sdpa_isa_list(&n);
     CHECK(strcmp(list[0].name, "generic") == 0 && available("generic"), "n=%d first=%s", n, list[0].name);
-    const char *best = NULL;
-    for (int i = 0; i < n; i++) {
-        best = list[i].available && (!list[i].pays || list[i].pays(&sdpa_this_cpu)) ? list[i].name : best;
-    }
-    const char *chosen = only_isa ? only_isa : best;
+    const char *chosen = only_isa ? only_isa : sdpa_isa_best(&sdpa_this_cpu)->name;
     CHECK(strcmp(sdpa_isa_get()->name, chosen) == 0, "chosen %s, expected %s", sdpa_isa_get()->name, chosen);
     for (int i = 0; i < n; i++) {
         bool selected = sdpa_isa_select(list[i].name);

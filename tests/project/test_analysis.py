@@ -1,6 +1,6 @@
 """The answers to static analysers: `make analyze` compares them with what the tools find."""
 
-import importlib.util
+import importlib
 import tomllib
 from pathlib import Path
 
@@ -25,9 +25,8 @@ def test_no_finding_is_answered_twice():
 
 
 def test_a_missing_tool_is_an_error(monkeypatch):
-    spec = importlib.util.spec_from_file_location("analyze", ROOT / "tools" / "analyze.py")
-    analyze = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(analyze)
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    analyze = importlib.import_module("analyze")
     monkeypatch.setattr(analyze, "TOOLS", {"absent": ("no-such-analyser",), "gcc": ("gcc",)})
     monkeypatch.setattr(analyze, "findings", lambda *_: [])
     with pytest.raises(SystemExit, match="not installed: absent"):

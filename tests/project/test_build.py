@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -20,16 +21,7 @@ from sdpa import _core
 ROOT = Path(__file__).parents[2]
 
 
-def listed_isas():
-    """Names and types, as bits, of this machine's instruction sets, in the order of the list."""
-    for line in (ROOT / "src/runtime/isas.txt").read_text().splitlines():
-        if not line.startswith("#"):
-            machine, name, types, *_ = line.split()
-            if machine in ("any", platform.machine()):
-                yield name, types.split(",")
-
-
-KERNELS = [f"{name}_f{bits}" for name, types in listed_isas() for bits in types]
+KERNELS = list(runpy.run_path(str(ROOT / "tools/isas.py"))["kernels"](platform.machine()))
 x86_64_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="reads x86-64 instructions")
 
 
@@ -180,7 +172,8 @@ def test_the_compiler_keeps_the_prefetches(built):
 
 
 def test_instruction_sets_are_those_listed():
-    assert [name for name, _ in listed_isas()] == list(_core._isas())
+    names = dict.fromkeys(name.rpartition("_f")[0] for name in KERNELS)
+    assert list(names) == list(_core._isas())
 
 
 # ------------------------------------------------------------------------------------ sources

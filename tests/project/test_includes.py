@@ -61,7 +61,7 @@ def test_no_program_hides_a_module_of_python(folder):
 
 
 NAMED = re.compile(
-    r"(?<![\w/.-])((?:src|sdpa|sdpa_lab|tests|benchmarks|docs|tools|examples)/[\w./-]*\w\.(?:c|h|py|pyi|md|txt))\b"
+    r"(?<![\w/.-])((?:src|sdpa|sdpa_lab|tests|benchmarks|docs|tools|examples)/[\w./-]*\w\.(?:c|h|inc|py|pyi|md|txt))\b"
 )
 
 
@@ -74,7 +74,9 @@ ELSEWHERE = {"docs/gguf.md"}
 )
 def test_files_that_comments_and_pages_name_exist(folder):
     texts = [
-        path for path in (ROOT / folder).rglob("*") if path.suffix in {".c", ".h", ".py", ".md"}
+        path
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".c", ".h", ".inc", ".py", ".md"}
     ]
     missing = {
         (str(path.relative_to(ROOT)), name)

@@ -13,7 +13,6 @@ import gzip
 import os
 import re
 import runpy
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -192,45 +191,22 @@ class BuildExt(build_ext):
             return [*ext.libraries, "python3"]
         return super().get_libraries(ext)
 
-    def uses_gcc(self):
-        """Return whether the compiler is GCC, whatever its name; on Windows it is zig, a clang."""
-        if WINDOWS:
-            return False
-        command = [*self.compiler.compiler_so, "--version"]
-        about = subprocess.run(command, check=False, capture_output=True, text=True).stdout
-        return "Free Software Foundation" in about
-
     def units(self, python_includes, texts):
         """Return all units, the slowest to compile first; `texts` has the docstrings."""
         about = [
             ("SDPA_VERSION", quoted(self.distribution.get_version())),
             ("SDPA_BUILD_FLAGS", quoted(" ".join(FLAGS))),
         ]
-        # No stack is unwound through C, and the tables for it are 4 % of the wheel. The plainest
-        # kernels, which only old CPUs run, are compiled shorter for another 1.7 %.
-        tables = [] if SANITIZE else ["-fno-asynchronous-unwind-tables"]
-        left_out = ["schedule-insns2", "tree-pre", "caller-saves", "tree-ch"]
-        left_out += ["tree-loop-distribute-patterns"]
-        left_out += [f"align-{place}" for place in ("functions", "jumps", "labels", "loops")]
-        short = [f"-fno-{step}" for step in left_out] if self.uses_gcc() else []
         # Some systems' Pythons compile with stack protectors. In the core, which reads no input of
-        # unknown size, they cost instructions at every call, and one more percent.
-        plain = [*tables, "-fno-stack-protector"]
+        # unknown size, they cost instructions at every call.
+        core = ["-fno-stack-protector"]
         for name, flags in reversed(KERNELS.items()):
-            rest = short if name.startswith("generic") else []
-            yield Unit(Path("src/kernels/kernel.c"), name, [*flags, *plain, *rest])
-        # What runs once per process, or beside long work on arrays, is compiled for size.
-        rare = {
-            "src": ("sequences", "xla"),
-            "src/runtime": ("isa", "threads"),
-            "src/python": ("additive", "config", "docstring", "errors", "merge", "module"),
-        }
-        for folder, names in rare.items():
-            bound = folder == "src/python"
-            macros, includes = (MACROS + about, python_includes) if bound else ((), ())
+            yield Unit(Path("src/kernels/kernel.c"), name, [*flags, *core])
+        for folder in "src", "src/runtime":
             for path in sorted(Path(folder).glob("*.c")):
-                size = ["-Os"] if path.stem in names and "-O1" not in FLAGS else []
-                yield Unit(path, "", [*(tables if bound else plain), *size], macros, includes)
+                yield Unit(path, "", core)
+        for path in sorted(Path("src/python").glob("*.c")):
+            yield Unit(path, "", (), MACROS + about, python_includes)
         yield Unit(texts)
 
 

@@ -104,7 +104,7 @@ static wide_gradient *new_wide_gradient(void) {
 }
 
 /* Points *t at memory of the compute type with the same broadcast axes. `t` has n_rows x n_cols matrices. */
-SDPA_COLD static sdpa_status widen(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, int64_t n_cols,
+static sdpa_status widen(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, int64_t n_cols,
                                    wide_gradient *g) {
     g->problem = p;
     g->narrow = *t;
@@ -141,7 +141,7 @@ static void narrow_row(void *context, int64_t index, int worker, sdpa_run *run) 
     narrow_rows(p, to, sdpa_matrix_at(p, &g->wide, batch, head).data + row * g->wide.row, g->wide.row, 1, g->n_cols);
 }
 
-SDPA_COLD static sdpa_status narrow(wide_gradient *g) {
+static sdpa_status narrow(wide_gradient *g) {
     const sdpa_problem *p = g->problem;
     const int64_t n_rows = g->matrices.size * g->n_rows;
     const int workers = sdpa_workers(p->n_workers, n_rows, (double)n_rows * (double)g->n_cols / 1e5);
@@ -423,7 +423,7 @@ static void take_packed_pieces(void *owner, sdpa_arena *arena) {
 
 /* Fills in the shares of all sequences that have queries, and the memory that they need. A group goes to one thread,
  * unless it is so large a part of the work that the others might wait for it at the end. */
-SDPA_COLD static sdpa_status plan_shares(packed_backward *c) {
+static sdpa_status plan_shares(packed_backward *c) {
     backward_call *call = c->call;
     const double all_pairs = sdpa_sequences_pairs(call->problem);
     call->n_workers = sdpa_workers_for(call->problem, call->pass, all_pairs, INT64_MAX);
@@ -457,7 +457,7 @@ SDPA_COLD static sdpa_status plan_shares(packed_backward *c) {
 }
 
 /* Runs the shares in the call's memory. */
-SDPA_COLD static sdpa_status run_shares(packed_backward *c, int64_t n_units) {
+static sdpa_status run_shares(packed_backward *c, int64_t n_units) {
     const sdpa_problem *p = c->call->problem;
     for (int i = 0; i < c->call->n_workers; i++) c->views[i].share = NULL;
     for (int64_t i = 0; i < c->n_shares; i++) {
@@ -474,7 +474,7 @@ SDPA_COLD static sdpa_status run_shares(packed_backward *c, int64_t n_units) {
     return status;
 }
 
-SDPA_COLD static sdpa_status run_packed(const sdpa_problem *p, backward_call *call) {
+static sdpa_status run_packed(const sdpa_problem *p, backward_call *call) {
     packed_backward c = {.call = call, .shares = sdpa_alloc((size_t)p->n_sequences * sizeof(sdpa_share))};
     if (!c.shares) return SDPA_NO_MEMORY;
     sdpa_status status = plan_shares(&c);

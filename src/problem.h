@@ -18,9 +18,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* For functions that run rarely, or once per call: optimised for size, which the wheel has a limit of. */
-#define SDPA_COLD __attribute__((cold))
-
 /* SDPA_FORKED: `interrupted` forked the process, and this is the child, which lacks the threads that computed. */
 typedef enum sdpa_status { SDPA_OK = 0, SDPA_NO_MEMORY, SDPA_INTERRUPTED, SDPA_FORKED } sdpa_status;
 

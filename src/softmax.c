@@ -85,7 +85,7 @@ static void swap_axes(softmax_call *c, int a, int b) {
 
 /* Merges as many axes as possible. Kept axes are sorted by stride, so that neighbouring rows are neighbours in memory;
  * reduced axes keep their order, which is that of the sum. */
-SDPA_COLD static void simplify(softmax_call *c) {
+static void simplify(softmax_call *c) {
     for (int a = c->n_kept + c->n_reduced - 1; a >= 0; a--) {
         if (c->size[a] == 1) remove_axis(c, a);
     }
@@ -429,7 +429,7 @@ static void chunks_unit(void *context, int64_t unit, int worker, sdpa_run *run) 
                c->scratch + (size_t)worker * c->scratch_bytes, run);
 }
 
-SDPA_COLD static sdpa_status run_shared(softmax_call *c, int workers, int (*interrupted)(void)) {
+static sdpa_status run_shared(softmax_call *c, int workers, int (*interrupted)(void)) {
     const int64_t n_units = c->n_groups * c->units_per_group;
     c->phase = SDPA_SOFTMAX_SUM;
     const sdpa_status status = sums(c) ? sdpa_parallel_for(n_units, workers, chunks_unit, c, interrupted) : SDPA_OK;
@@ -445,7 +445,7 @@ SDPA_COLD static sdpa_status run_shared(softmax_call *c, int workers, int (*inte
 }
 
 /* Writes out_ii = p_i (1 - p_i) / t, which the kernels of the Jacobian leave out. */
-SDPA_COLD static void write_diagonal(const softmax_call *c, const sdpa_softmax_problem *p) {
+static void write_diagonal(const softmax_call *c, const sdpa_softmax_problem *p) {
     const int n_kept = p->n_kept - p->n_reduced, n_axes = p->n_kept;
     int64_t total = 1;
     for (int a = 0; a < n_axes; a++) total *= p->size[a];
@@ -468,7 +468,7 @@ SDPA_COLD static void write_diagonal(const softmax_call *c, const sdpa_softmax_p
 }
 
 /* Sets axes and views, simplified; returns the number of rows. */
-SDPA_COLD static int64_t set_shape(softmax_call *c, const sdpa_softmax_problem *p) {
+static int64_t set_shape(softmax_call *c, const sdpa_softmax_problem *p) {
     const int n_axes = p->n_kept + p->n_reduced;
     int64_t n_rows = 1;
     c->n_kept = p->n_kept;

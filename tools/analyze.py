@@ -60,6 +60,11 @@ class Finding(NamedTuple):
     line: int
     text: str
 
+    @property
+    def name(self) -> str:
+        """What it is called in answers.toml: clang --analyze and clang-tidy run the same checks."""
+        return f"{self.file}: {self.check.removeprefix('clang-analyzer-')}"
+
 
 def sources() -> dict[str, list[str]]:
     """{source: the flags it needs}."""
@@ -135,6 +140,7 @@ def main() -> None:
         sys.exit(f"not installed: {', '.join(missing)}")
     make_docstrings()
     answers = tomllib.loads((ROOT / "tools" / "answers.toml").read_text())["answer"]
+    answered = {name for answer in answers for name in answer["findings"]}
     isas = kernels(platform.machine()).values()
     readings = [*sources().items(), *((KERNEL, flags) for flags in isas)]
     tasks = [(t, *r) for t in TOOLS for r in readings if (t, r[0]) != ("gcc", KERNEL)]
@@ -143,21 +149,12 @@ def main() -> None:
             f for result in pool.map(lambda task: list(findings(*task)), tasks) for f in result
         }
 
-    def answers_of(finding: Finding) -> list[int]:
-        return [
-            i
-            for i, answer in enumerate(answers)
-            if (finding.tool, finding.file) == (answer["tool"], answer["file"])
-            and finding.check in answer["checks"]
-        ]
-
-    used = {i for finding in found for i in answers_of(finding)}
-    open_ones = sorted(finding for finding in found if not answers_of(finding))
-    idle = [a for i, a in enumerate(answers) if i not in used]
+    open_ones = sorted(finding for finding in found if finding.name not in answered)
+    idle = sorted(answered - {finding.name for finding in found})
     for finding in open_ones:
         print(f"{finding.file}:{finding.line}: {finding.text} [{finding.check}] ({finding.tool})")
-    for answer in idle:
-        print(f"no such finding any more: {answer['tool']}, {answer['file']}, {answer['checks']}")
+    for name in idle:
+        print(f"no such finding any more: {name}")
     print(
         f"{len(tasks)} readings by {', '.join(map(version, TOOLS))}, of the kernels those for"
         f" {platform.machine()}, which gcc does not read;"

@@ -3,8 +3,8 @@
 A branch is one outcome of a condition as it is written, whatever copies compilers make of it. The
 kernels are compiled once for each instruction set and type, and a header is part of many objects: a
 branch counts as taken where any of them takes it. Each branch never taken has its reason in
-tools/branches.toml; a reason without a branch is an error. With `varies` in it, a reason holds for
-some runs or machines alone.
+tools/branches.toml, by a pattern of its file and one of its condition; a pattern without a branch
+is an error. With `varies` in it, a reason holds for some runs or machines alone.
 """
 
 import argparse
@@ -98,15 +98,12 @@ def assertions(file: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def name_of(branch: Branch) -> str:
-    """What a branch is called in branches.toml: its line, in which a sign marks the condition."""
+    """What a branch is called: its outcome and its condition, as far as its line goes."""
     text = source(branch.file)
     lines = text.splitlines(keepends=True)
-    line, first = lines[branch.line - 1].rstrip(), branch.column - 1
-    start = sum(map(len, lines[: branch.line - 1])) + first
-    length = min(end_of(text, start, ENDS) - start, len(line) - first)
-    condition = line[first : first + length].rstrip()
-    rest = line[first + len(condition) :]
-    return f"{branch.outcome}: {line[:first].lstrip()}«{condition}»{rest}"
+    start = sum(map(len, lines[: branch.line - 1])) + branch.column - 1
+    condition = text[start : end_of(text, start, ENDS)].partition("\n")[0].rstrip()
+    return f"{branch.outcome}: {condition}"
 
 
 def listings(profile: str, objects: list[str], llvm_cov: str) -> Iterator[str]:
@@ -143,39 +140,46 @@ def table(counts: Counts) -> None:
         print(f"{file:<32} {numbers[0]:>10} {numbers[1]:>10}  {missed}".rstrip())
 
 
-def listed(reason: dict[str, Any]) -> Counter[tuple[str, str]]:
-    """(file, name) of the branches that a reason is for."""
-    return Counter((file, name) for file, names in reason["branches"].items() for name in names)
+class Pattern(NamedTuple):
+    """Branches that one reason is for."""
+
+    file: str
+    name: str
+    varies: bool
+    why: str
+
+    def fits(self, branch: Branch) -> bool:
+        """Whether it is for this branch."""
+        return bool(
+            re.fullmatch(self.file, branch.file) and re.fullmatch(self.name, name_of(branch))
+        )
 
 
-def compare(counts: Counts, reasons: list[dict[str, Any]]) -> int:
-    """Print branches without a reason and reasons without a branch; return how many there are.
-
-    Equal lines of a file have one name, which stands in branches.toml as often as it is missed.
-    """
-
-    def names(varies: bool) -> Counter[tuple[str, str]]:
-        chosen = [listed(r) for r in reasons if r.get("varies", False) == varies]
-        return sum(chosen, Counter())
-
-    missed = [(branch, (branch.file, name_of(branch))) for branch in counts.missed()]
-    found = Counter(name for _, name in missed)
-    unexplained, idle = found - names(False) - names(True), names(False) - found
-    for branch, name in missed:
-        if name in unexplained:
-            print(f"no reason: {branch.file}:{branch.line}: {name[1]}")
-    for file, text in sorted(idle.elements()):
-        print(f"no such branch: {file}: {text}")
-    return unexplained.total() + idle.total()
+def patterns(reasons: list[dict[str, Any]]) -> list[Pattern]:
+    """The patterns of branches.toml, in their order."""
+    return [
+        Pattern(file, name, reason.get("varies", False), reason["why"].strip())
+        for reason in reasons
+        for file, names in reason["branches"].items()
+        for name in names
+    ]
 
 
-def explained(counts: Counts, reasons: list[dict[str, Any]]) -> Iterator[tuple[int, str]]:
-    """How many of the missed branches each reason is for, and the reason."""
-    left = Counter((branch.file, name_of(branch)) for branch in counts.missed())
-    for reason in reasons:
-        own = listed(reason) & left
-        left -= own
-        yield own.total(), reason["why"]
+def compare(missed: list[Branch], known: list[Pattern]) -> int:
+    """Print branches without a reason and patterns without a branch; return how many there are."""
+    unexplained = [b for b in missed if not any(pattern.fits(b) for pattern in known)]
+    idle = [p for p in known if not p.varies and not any(map(p.fits, missed))]
+    for branch in unexplained:
+        print(f"no reason: {branch.file}:{branch.line}: {name_of(branch)}")
+    for pattern in idle:
+        print(f"no such branch: {pattern.file}: {pattern.name}")
+    return len(unexplained) + len(idle)
+
+
+def explained(missed: list[Branch], known: list[Pattern]) -> Counter[str]:
+    """How many branches each reason is for, the first of those that fit."""
+    found = (next((p.why for p in known if p.fits(branch)), "") for branch in missed)
+    return Counter(filter(None, found))
 
 
 def percent(hits: list[bool]) -> str:
@@ -194,13 +198,15 @@ def main() -> None:
     for listing in listings(args.profile, args.objects, args.llvm_cov):
         counts.add(listing)
     table(counts)
-    reasons = tomllib.loads(source("tools/branches.toml"))["reason"]
-    for n, why in explained(counts, reasons):
+    known = patterns(tomllib.loads(source("tools/branches.toml"))["reason"])
+    for why, n in explained(counts.missed(), known).most_common():
         print(f"{n:>4}  {why}")
-    wrong = compare(counts, reasons)
+    wrong = compare(counts.missed(), known)
     print(f"lines of C: {percent([*counts.lines.values()])}")
     print(f"branches of C: {percent([*counts.branches.values()])}")
-    print(f"{len(counts.missed())} branches were never taken; {wrong} names or reasons are missing")
+    print(
+        f"{len(counts.missed())} branches were never taken; {wrong} reasons or branches are missing"
+    )
     sys.exit(wrong > 0)
 
 

@@ -51,6 +51,11 @@ class Mutant(NamedTuple):
     """Which of the equal changes of equal lines of the file."""
 
     @property
+    def change(self) -> str:
+        """What an answer of mutants.toml is searched in."""
+        return f"{self.file}: {self.was}  ->  {self.now}"
+
+    @property
     def name(self) -> str:
         """What it is called in the record, which lines added elsewhere do not change."""
         return f"{self.file} | {self.was} | {self.now} | {self.index}"

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "mutate"
 CPU_SECONDS, WALL_SECONDS = 120, 300
 CONFIG = tomllib.loads((ROOT / "tools" / "mutants.toml").read_text(encoding="utf-8"))
-ANSWERS = {(a["file"], a["was"], a["now"]) for a in CONFIG["answer"]}
+ANSWERS = [re.compile(part) for answer in CONFIG["answer"] for part in answer["mutants"]]
 
 
 def limit() -> None:
@@ -199,14 +199,17 @@ def suite(work: Path, tests: list[str], isa: str = "avx2", further: str = "") ->
 
 
 def tests_for(file: str) -> dict[str, list[str]]:
-    """The tests for a file: of the patterns that it begins with, the longest one's."""
-    found = [t for t in CONFIG["test"] if any(file.startswith(p) for p in t["files"])]
-    return max(found, key=lambda t: max(len(p) for p in t["files"] if file.startswith(p)))
+    """The tests for a file, by the last pattern that its path begins with."""
+    names = [names for pattern, names in CONFIG["tests"].items() if re.match(pattern, file)][-1]
+    return {
+        "c": [name.removeprefix("c ") for name in names if name.startswith("c ")],
+        "python": [name for name in names if not name.startswith("c ")],
+    }
 
 
 def is_answered(mutant: Mutant) -> bool:
     """Whether mutants.toml says why the mutant may live."""
-    return (mutant.file, mutant.was, mutant.now) in ANSWERS
+    return any(answer.search(mutant.change) for answer in ANSWERS)
 
 
 def report(record: dict[str, str], drawn: list[Mutant]) -> int:

@@ -26,20 +26,20 @@ def test_findings_are_compared_with_the_answers(monkeypatch, capsys, tmp_path, c
     analyze = importlib.import_module("analyze")
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/answers.toml").write_text(
-        "[[answer]]\nreason = ''\nfindings = ['src/a.c: core.NullDereference']\n"
+        "[[answer]]\nreason = ''\nfindings = ['a.c: core.NullDereference']\n"
     )
     monkeypatch.setattr(analyze, "ROOT", tmp_path)
     monkeypatch.setattr(analyze, "BUILD", tmp_path)
     monkeypatch.setattr(analyze, "TOOLS", {"gcc": ("gcc",)})
-    monkeypatch.setattr(analyze, "sources", lambda: {"src/a.c": []})
-    finding = analyze.Finding("gcc", "src/a.c", check, 1, "text")
+    monkeypatch.setattr(analyze, "sources", lambda: {"a.c": []})
+    finding = analyze.Finding("gcc", "a.c", check, 1, "text")
     monkeypatch.setattr(analyze, "findings", lambda *_: [finding])
     with pytest.raises(SystemExit) as end:
         analyze.main()
     assert end.value.code is bool(open_ones)
     said = capsys.readouterr().out
     assert f"1 findings, {open_ones} open" in said
-    assert ("no such finding any more: src/a.c: core.NullDereference" in said) is bool(open_ones)
+    assert ("no such finding any more: a.c: core.NullDereference" in said) is bool(open_ones)
 
 
 def test_a_missing_tool_is_an_error(monkeypatch):

@@ -99,30 +99,11 @@ def test_no_wrapped_line_is_a_bullet(page):
     assert wrapped_bullets(PAGES[page]) == []
 
 
-def test_wrapped_bullets_are_found():
-    assert wrapped_bullets("a sum of a\n+ b and c\n") == ["+ b and c"]
-    assert wrapped_bullets("a fall by 28\n% in a year\n") == ["% in a year"]
-    assert wrapped_bullets("a list:\n- one\n- two\n\n    x = 1\n    - 2\n") == []
-
-
 @EVERY_PAGE
 def test_every_example_is_in_a_block_that_runs(page):
     assert PAGES[page].count(">>> ") == examples_only(PAGES[page]).count(">>> ")
     languages = {block[1] for block in FENCE.finditer(PAGES[page])}
     assert languages <= {"", "pycon", "sh", "text"} | ({"py"} if page in PROGRAMS else set())
-
-
-@EVERY_PAGE
-def test_lines_are_short(page):
-    long = [line for line in PAGES[page].splitlines() if len(line) > 100]
-    assert not long
-
-
-@EVERY_PAGE
-def test_sources_named_exist(page):
-    text = PAGES[page]
-    names = re.findall(r"`((?:src|sdpa|tests)/[\w./]*)[`:]", text)
-    assert all((ROOT / name).exists() for name in names), names
 
 
 def test_fast_paths_have_their_figures():

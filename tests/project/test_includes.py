@@ -47,11 +47,6 @@ def test_the_ground_floor_of_the_binding_stands_on_no_other_room():
     assert {path.parent.name for path in included(SRC / "python" / "binding.h")} == {"src"}
 
 
-def test_a_circle_is_found():
-    with pytest.raises(graphlib.CycleError):
-        list(graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).static_order())
-
-
 @pytest.mark.parametrize("folder", ["tools", "examples", "tests/fuzz"])
 def test_no_program_hides_a_module_of_python(folder):
     """The folder of a program comes first on its path, for its neighbours too."""

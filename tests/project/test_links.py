@@ -54,13 +54,6 @@ def test_links_lead_somewhere(page):
     assert broken(page, text(page)) == []
 
 
-def test_pages_have_links():
-    """The test would pass without a word if the patterns matched nothing."""
-    links = [LINK.findall(CODE.sub("", text(page))) for page in PAGES]
-    assert sum(map(len, links)) > 150
-    assert sum(bool(anchor) for page in links for _, anchor in page) > 50
-
-
 def test_broken_links_are_found():
     page = "docs/claims.md"
     assert broken(page, "[a](nowhere.md) [b](theory.md) [c](../README.md)") == ["nowhere.md"]

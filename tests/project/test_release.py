@@ -1,4 +1,4 @@
-"""The parts of a release: versions that agree, pinned workflows, pages."""
+"""The parts of a release: versions that agree, pinned workflows."""
 
 import importlib.util
 import re
@@ -8,7 +8,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-PAGES = ("SECURITY.md", "RELEASING.md", "CODE_OF_CONDUCT.md")
 USED = re.compile(r"^ +-? *uses: (.*)$", re.MULTILINE)
 
 
@@ -59,13 +58,3 @@ def test_workflows_run_targets_that_exist(path):
     used = re.findall(r"\bmake ([a-z][a-z-]*)", path.read_text(encoding="utf-8"))
     assert used
     assert set(used) <= set(targets)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_pages_name_what_is_there(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert not [line for line in text.splitlines() if len(line) > 100]
-    for name in re.findall(r"\]\(((?!http)[^)#]+)", text):
-        assert (ROOT / name).exists(), name
-    for name in re.findall(r"`(\w+\.yml)`", text):
-        assert ROOT / ".github" / "workflows" / name in WORKFLOWS

@@ -8,7 +8,7 @@
  * also take packed problems (sequences.h); their extra memory is that of the largest sequence. */
 sdpa_status sdpa_attention_forward(const sdpa_problem *p);
 
-/* dq, dk, dv, dmask, each where present, from dout, dlse, q, k, v, o, lse. */
+/* dq, dk, dv, dmask, dsinks, each where present, from dout, dlse, q, k, v, o, lse. */
 sdpa_status sdpa_attention_backward(const sdpa_problem *p);
 
 /* Forward mode: o (may be absent), and its derivative o_t along the tangents q_t, k_t, v_t, mask_t, sinks_t. */

@@ -10,7 +10,7 @@
  * u the unit roundoff, of which (1 - tanh^2) u comes from the rounding of A and B (measured by
  * tests/mechanisms/test_additive_precision.py).
  *
- * docs/kernels.md lists other forms that were tried; they are less precise or no faster.
+ * docs/history/attempts.md lists other forms that were tried; they are less precise or no faster.
  *
  * Where |a| or |b| is so large that A or B might leave the range of the type, map_exponentials stores NaN. The score is
  * then NaN, and is computed again from a + b. This depends on the pair alone, so no row's bits depend on another row. A

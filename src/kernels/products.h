@@ -2,7 +2,7 @@
  *
  * A tile holds mr x nv accumulators; each step broadcasts mr scalars of a against nv vectors of b. With 32 registers
  * the score tile is 8 x 3 (24 accumulators, 3 vectors of b, 1 broadcast) and the others fill 24 as well; with 16 it is
- * 4 x 3. Other shapes spill or wait for loads: docs/kernels.md has the figures. */
+ * 4 x 3. Other shapes spill or wait for loads: docs/history/attempts.md has the figures. */
 #ifndef SDPA_KERNEL_PRODUCTS_H
 #define SDPA_KERNEL_PRODUCTS_H
 
@@ -36,8 +36,8 @@ INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, bool pairs, const real *a
 }
 
 /* c (m, n) = c + alpha * a b or, where row_scale is not NULL, row_scale[i] * c + a b, for a with adjacent rows alone. The
- * product is summed from zero.
- * b's rows must be readable to whole vectors, a's rows to a multiple of the tile height; c is written exactly. */
+ * product is summed from zero. b's rows must be readable to whole vectors, a's rows to a multiple of the tile height; c
+ * is written exactly. */
 typedef struct gemm {
     real *c;
     const real *a, *b, *row_scale;

@@ -17,10 +17,11 @@
 
 #define SUM_CHAINS 4
 #define SUM_CHAIN 8
-/* How many terms of a sum are computed in lockstep: more than one is faster with AVX2 (docs/kernels.md). */
+/* How many terms of a sum are computed in lockstep: more than one is faster with AVX2 (docs/history/attempts.md). */
 #define AT_ONCE (VEC_BYTES == 32 ? MOST_AT_ONCE : 1)
 _Static_assert(SUM_CHAINS % AT_ONCE == 0, "");
-/* Whether the next row is fetched beside stores, and the bytes of a row up to which that pays (docs/kernels.md). */
+/* Whether the next row is fetched beside stores, and the bytes of a row up to which that pays: see
+ * docs/history/attempts.md. */
 #define FETCH_STORED (VEC_BYTES == 64 && SDPA_REAL == 32)
 #define FETCH_ROW 4096
 

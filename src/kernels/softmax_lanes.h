@@ -5,7 +5,7 @@
 #include "softmax.h"
 
 /* Rows of at most this many elements are transposed into the lanes, which is cheaper than sums over the lanes: in the
- * forward, and in the backward, which transposes twice as much (docs/kernels.md). */
+ * forward, and in the backward, which transposes twice as much (docs/history/attempts.md). */
 #define SHORT_ROW ((VEC_BYTES == 32 ? 8 : 2) * VL)
 #define SHORT_ROW_BACKWARD ((VEC_BYTES == 32 && SDPA_REAL == 32 ? 3 : 1) * VL)
 

@@ -4,7 +4,7 @@
 
 #include "pack.h"
 
-/* Whether whole blocks are transposed in registers, which was tried with AVX2 alone (docs/kernels.md). */
+/* Whether whole blocks are transposed in registers, which was tried with AVX2 alone (docs/history/attempts.md). */
 #define IN_REGISTERS (VEC_BYTES == 32)
 
 /* Whether neighbouring rows lie closer together than a row's own elements. Strides in bytes. */

@@ -104,8 +104,7 @@ static wide_gradient *new_wide_gradient(void) {
 }
 
 /* Points *t at memory of the compute type with the same broadcast axes. `t` has n_rows x n_cols matrices. */
-static sdpa_status widen(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, int64_t n_cols,
-                                   wide_gradient *g) {
+static sdpa_status widen(const sdpa_problem *p, sdpa_tensor *t, int64_t n_rows, int64_t n_cols, wide_gradient *g) {
     g->problem = p;
     g->narrow = *t;
     g->n_rows = t->row ? n_rows : 1;

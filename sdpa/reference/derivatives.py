@@ -49,6 +49,7 @@ class AttentionGradients(NamedTuple):
     value: Gradient
     attn_mask: Gradient
     sinks: Gradient
+    scale: Gradient
 
 
 class AttentionTangent(NamedTuple):
@@ -67,6 +68,7 @@ class AttentionSecondGradients(NamedTuple):
     value: Gradient
     attn_mask: Gradient
     sinks: Gradient
+    scale: Gradient
 
 
 @np.errstate(all="ignore")
@@ -101,7 +103,7 @@ def attention_backward(
         Results of `attention_forward` on the same arguments.
     grad_lse : (..., heads, Lq), None
         None means zero.
-    needs : sequence of {"query", "key", "value", "attn_mask", "sinks"}
+    needs : sequence of {"query", "key", "value", "attn_mask", "sinks", "scale"}
     """
     grad_out, query, key, value, out, lse = float64(grad_out, query, key, value, out, lse)
     q, k, v = broadcast(query, key, value, enable_gqa=enable_gqa)
@@ -129,12 +131,17 @@ def attention_backward(
         # A sink is a key without a value: its grad_p is 0.
         return sum_to_heads(-_sink_weight(sinks, lse) * shift, shape_of(sinks))
 
+    def grad_scale() -> Array:
+        by_row = np.where(visible, grad_x * (q @ transpose(k)), 0).sum(axis=-1)
+        return sum_to_heads(by_row, shape_of(options["scale"]))
+
     return AttentionGradients(
         sum_to(grad_q, query.shape) if "query" in needs else None,
         sum_to(grad_k, key.shape) if "key" in needs else None,
         sum_to(grad_v, value.shape) if "value" in needs else None,
         sum_to(grad_z, shape_of(attn_mask)) if "attn_mask" in needs else None,
         grad_sinks() if "sinks" in needs else None,
+        grad_scale() if "scale" in needs else None,
     )
 
 
@@ -151,6 +158,7 @@ def attention_jvp(
     *,
     attn_mask_t: ArrayLike | None = None,
     sinks_t: ArrayLike | None = None,
+    scale_t: ArrayLike | None = None,
     enable_gqa: bool = False,
     sinks: ArrayLike | None = None,
     rng: int | None = None,
@@ -169,7 +177,7 @@ def attention_jvp(
     q, k, *_ = tensors
     visible, p, r = _weights_again(q, k, lse, attn_mask, dropout_p, rng, options)
     sink_t = _sink_weight(sinks, lse) * _sink_tangent(sinks_t, lse)
-    *_, out_t = _forward_mode(tensors, visible, p, r, attn_mask_t, sink_t, options)
+    *_, out_t = _forward_mode(tensors, visible, p, r, attn_mask_t, sink_t, scale_t, options)
     return AttentionTangent(out, out_t)
 
 
@@ -189,6 +197,7 @@ def attention_double_backward(
     *,
     gg_attn_mask: ArrayLike | None = None,
     gg_sinks: ArrayLike | None = None,
+    gg_scale: ArrayLike | None = None,
     grad_lse: ArrayLike | None = None,
     needs: Collection[str] = ("grad_out", "query", "key", "value"),
     enable_gqa: bool = False,
@@ -196,7 +205,7 @@ def attention_double_backward(
     rng: int | None = None,
     **options: Any,
 ) -> AttentionSecondGradients:
-    """Derivatives of phi = <gg, attention_backward(grad_out, ...)>, its five gradients together.
+    """Derivatives of phi = <gg, attention_backward(grad_out, ...)>, its gradients together.
 
     A gradient times a direction is a directional derivative, so phi is the derivative of the loss
     <grad_out, out> + <grad_lse, lse> along gg, by forward mode:
@@ -208,16 +217,16 @@ def attention_double_backward(
 
     Parameters
     ----------
-    gg_query, gg_key, gg_value, gg_attn_mask, gg_sinks
+    gg_query, gg_key, gg_value, gg_attn_mask, gg_sinks, gg_scale
         Directions, each of its argument's shape; None means zero.
-    needs : sequence of {"grad_out", "query", "key", "value", "attn_mask", "sinks"}
+    needs : sequence of {"grad_out", "query", "key", "value", "attn_mask", "sinks", "scale"}
     """
     grad_out, query, key, value, out, lse = float64(grad_out, query, key, value, out, lse)
     tensors = _with_tangents((query, key, value), (gg_query, gg_key, gg_value), enable_gqa)
     q, k, v, q_t, k_t, v_t = tensors
     visible, p, r = _weights_again(q, k, lse, attn_mask, dropout_p, rng, options)
     p_sink, sink_t = _sink_weight(sinks, lse), _sink_tangent(gg_sinks, lse)
-    moved = _forward_mode(tensors, visible, p, r, gg_attn_mask, p_sink * sink_t, options)
+    moved = _forward_mode(tensors, visible, p, r, gg_attn_mask, p_sink * sink_t, gg_scale, options)
     x_t, z_t, lse_t, p_t, out_t = moved
 
     # A row of phi is sum_j p (y - shift) z_t + sum_j p y_t, with y = r <grad_out, v> and
@@ -237,18 +246,28 @@ def attention_double_backward(
     slope, bend = cap_slope(x, **options), cap_bend(x, **options)
     by_x_t = np.where(visible, slope * by_z_t, 0)
     by_x = np.where(visible, slope * by_z + bend * x_t * by_z_t, 0)
-    by_q = sum_visible(by_x, k, visible) + sum_visible(by_x_t, k_t, visible)
+
+    # x = scale q k^T, and x_t = scale (q_t k^T + q k_t^T) + scale_t q k^T.
+    scale, scale_t = scale_of(options.get("scale"), q), _scale_tangent(gg_scale, q)
+    by_product, by_product_t = scale * by_x + scale_t * by_x_t, scale * by_x_t
+    by_q = sum_visible(by_product, k, visible) + sum_visible(by_product_t, k_t, visible)
     t = transpose(visible)
-    by_k = sum_visible(transpose(by_x), q, t) + sum_visible(transpose(by_x_t), q_t, t)
+    by_k = sum_visible(transpose(by_product), q, t) + sum_visible(transpose(by_product_t), q_t, t)
     by_v = sum_visible(transpose(r * p_t), grad_out, t)
-    scale = scale_of(options.get("scale"), q)
+
+    def by_scale() -> Array:
+        product_t = q_t @ transpose(k) + q @ transpose(k_t)
+        by_pair = by_x * (q @ transpose(k)) + by_x_t * product_t
+        return sum_to_heads(np.where(visible, by_pair, 0).sum(axis=-1), shape_of(options["scale"]))
+
     return AttentionSecondGradients(
         out_t if "grad_out" in needs else None,
-        sum_to(scale * by_q, query.shape) if "query" in needs else None,
-        sum_to(scale * by_k, key.shape) if "key" in needs else None,
+        sum_to(by_q, query.shape) if "query" in needs else None,
+        sum_to(by_k, key.shape) if "key" in needs else None,
         sum_to(by_v, value.shape) if "value" in needs else None,
         sum_to(by_z, shape_of(attn_mask)) if "attn_mask" in needs else None,
         sum_to_heads(by_sink, shape_of(sinks)) if "sinks" in needs else None,
+        by_scale() if "scale" in needs else None,
     )
 
 
@@ -281,11 +300,13 @@ def _forward_mode(
     r: Array,
     bias_t: ArrayLike | None,
     sink_t: Array | float,
+    scale_t: ArrayLike | None,
     options: dict[str, Any],
 ) -> tuple[Array, Array, Array, Array, Array]:
     """(x_t, z_t, lse_t, p_t, out_t), each line the derivative of one of the forward's."""
     q, k, v, q_t, k_t, v_t = tensors
     x_t = scores_of(q_t, k, **options) + scores_of(q, k_t, **options)
+    x_t = x_t + _scale_tangent(scale_t, q) * (q @ transpose(k))
     bias_t = 0 if bias_t is None else np.asarray(bias_t, np.float64)
     z_t = cap_slope(scores_of(q, k, **options), **options) * x_t + bias_t
     z_t = np.where(visible, z_t, 0)
@@ -305,6 +326,10 @@ def _with_tangents(
         *broadcast(*float64(*operands), enable_gqa=enable_gqa),
         *broadcast(*float64(*moves), enable_gqa=enable_gqa),
     ]
+
+
+def _scale_tangent(tangent: ArrayLike | None, q: Array) -> Array | float:
+    return 0.0 if tangent is None else scale_of(np.asarray(tangent, np.float64), q)
 
 
 def _sink_weight(sinks: ArrayLike | None, lse: Array) -> Array:

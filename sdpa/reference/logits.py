@@ -9,15 +9,20 @@ from numpy.typing import ArrayLike, NDArray
 from sdpa.reference.arrays import Array, per_head, transpose
 
 
-def scale_of(scale: float | None, q: Array) -> float:
-    """None means 1 / sqrt(d_k), or 1 where d_k is 0."""
-    return 1 / np.sqrt(max(q.shape[-1], 1)) if scale is None else scale
+def scale_of(scale: ArrayLike | None, q: Array) -> float | Array:
+    """The factor of the products, for each head if it is an array: (..., heads, 1, 1).
+
+    None means 1 / sqrt(d_k), or 1 where d_k is 0.
+    """
+    if scale is None:
+        return float(1 / np.sqrt(max(q.shape[-1], 1)))
+    return scale if isinstance(scale, float) else per_head(np.asarray(scale, float), q.shape[:-2])
 
 
 # The next four functions ignore the options of `logits_of` that do not concern them.
 
 
-def scores_of(q: Array, k: Array, scale: float | None = None, **_: Any) -> Array:
+def scores_of(q: Array, k: Array, scale: ArrayLike | None = None, **_: Any) -> Array:
     """scale * q k^T: (..., heads, Lq, Lk)."""
     return scale_of(scale, q) * (q @ transpose(k))
 
@@ -44,8 +49,9 @@ def logits_of(
     k: Array,
     attn_mask: ArrayLike | None = None,
     *,
+    where: ArrayLike | None = None,
     is_causal: bool | str = False,
-    scale: float | None = None,
+    scale: ArrayLike | None = None,
     softcap: float | None = None,
     window: tuple[int | None, int | None] | None = None,
     alibi_slopes: ArrayLike | None = None,
@@ -58,10 +64,12 @@ def logits_of(
     ----------
     attn_mask : broadcastable to (..., heads, Lq, Lk), None
         Boolean: True = attend. Floating: added to the capped scores, and -inf masks.
+    where : boolean, broadcastable to (..., heads, Lq, Lk), None
+        True = attend, beside any attn_mask.
     is_causal : {False, True, "upper_left", "lower_right"}
         True is "upper_left": query i sees the keys j <= i + query_offset. "lower_right": the last
         query meets the last key, so the offset is Lk - Lq (key_lengths - Lq where these are given).
-    scale : float, None
+    scale : float or broadcastable to (..., heads), None
         None means 1 / sqrt(d_k), or 1 where d_k is 0.
     softcap : float, None
         Scaled scores x become softcap * tanh(x / softcap) before anything is added to them.
@@ -101,6 +109,8 @@ def logits_of(
     if alibi_slopes is not None:
         slopes = per_head(np.asarray(alibi_slopes, np.float64), lead)
         z = z - slopes * abs(distance)
+    if where is not None:
+        visible = visible & np.broadcast_to(where, z.shape)
     if attn_mask is not None:
         mask = np.broadcast_to(attn_mask, z.shape)
         if mask.dtype == bool:

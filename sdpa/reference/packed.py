@@ -14,7 +14,7 @@ _QUERIES = ("query", "grad_out", "out", "query_t", "gg_query", "out_t")
 _KEYS = ("key", "value", "key_t", "value_t", "gg_key", "gg_value")
 _PER_QUERY = ("lse", "grad_lse")
 _PER_SEQUENCE = ("key_lengths", "query_offset")
-_PER_HEAD = ("sinks", "sinks_t", "gg_sinks")
+_PER_HEAD = ("sinks", "sinks_t", "gg_sinks", "scale", "scale_t", "gg_scale")
 
 
 def packed(
@@ -81,7 +81,7 @@ def one_sequence(
         return function(**own)
     # Dropout's pattern depends on the batch entry, so take entry s of a batch of equal ones.
     for name in _QUERIES + _KEYS + _PER_QUERY + _PER_HEAD:
-        if own.get(name) is not None:
+        if own.get(name) is not None and np.ndim(own[name]):
             own[name] = np.broadcast_to(own[name], (s + 1, *np.shape(own[name])))
     found = function(**own)
     if isinstance(found, np.ndarray):

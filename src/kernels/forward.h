@@ -164,14 +164,14 @@ INLINE bool rows_ahead(const sdpa_unit *u, int64_t j, ahead *a) {
     const sdpa_problem *p = u->problem;
     const sdpa_matrix *m[2] = {&u->k, &u->v};
     const int64_t d[2] = {p->d_k, p->d_v};
-    a->n = u->key_length - j;
+    a->n_rows = u->key_length - j;
     for (int x = 0; x < 2; x++) {
         const int64_t size = sdpa_size_of(m[x]->dtype);
         a->p[x] = m[x]->data + j * m[x]->row;
-        a->row[x] = m[x]->row;
-        a->bytes[x] = m[x]->col == size ? d[x] * size : 0;
+        a->stride[x] = m[x]->row;
+        a->width[x] = m[x]->col == size ? d[x] * size : 0;
     }
-    return u->key_length * (a->bytes[0] + a->bytes[1]) >= FETCH_BYTES;
+    return u->key_length * (a->width[0] + a->width[1]) >= FETCH_BYTES;
 }
 
 /* o = alpha o + P V of a panel, with dropout. w->s holds P^T (n, stride). With `masked`, pairs marked -0 there must not

@@ -13,12 +13,14 @@
  * with less than FETCH_BYTES of keys and values, which the caches hold. */
 typedef struct ahead {
     const char *p[2];
-    int64_t row[2], bytes[2], n; /* bytes, bytes, rows */
+    int64_t stride[2]; /* bytes from one row of K, of V, to the next */
+    int64_t width[2];  /* bytes of a row */
+    int64_t n_rows;
 } ahead;
 
 INLINE void fetch_ahead(const ahead *a, int64_t j0, int64_t n) {
-    for (int64_t j = j0; j < j0 + n && j < a->n; j++) {
-        for (int x = 0; x < 2; x++) sdpa_fetch_row(a->p[x] + j * a->row[x], a->bytes[x]);
+    for (int64_t j = j0; j < j0 + n && j < a->n_rows; j++) {
+        for (int x = 0; x < 2; x++) sdpa_fetch_row(a->p[x] + j * a->stride[x], a->width[x]);
     }
 }
 

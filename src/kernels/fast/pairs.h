@@ -23,11 +23,11 @@ NOINLINE void pair_rows(real *p, int64_t row, int64_t n, int64_t width, vec *sum
     }
 }
 
-/* Rows j0 .. j0+n-1 of a bfloat16 matrix, d columns, in pairs of rows at `packed`, like those of pair_rows. `look`:
- * whether rows_finite will be called. */
-NOINLINE rows pack_row_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *packed, bool look) {
+/* Rows j0 .. j0+n-1 of a bfloat16 matrix, d columns, in pairs of rows at `packed`, like those of pair_rows.
+ * `checks_finite`: rows_finite will be called. */
+NOINLINE rows pack_row_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *packed, bool checks_finite) {
     typedef uint16_t halves __attribute__((vector_size(2 * VL), aligned(2), may_alias));
-    if (look || m->swapped || m->col != 2 || m->row % 2 != 0 || (uintptr_t)m->data % 2 != 0 || d % VL != 0) {
+    if (checks_finite || m->swapped || m->col != 2 || m->row % 2 != 0 || (uintptr_t)m->data % 2 != 0 || d % VL != 0) {
         rows r = pack_rows(m, j0, n, d, 1, packed, NULL);
         rows_finite(&r, d);
         pair_rows(packed, r.row, n, round_up(d, VL), NULL);

@@ -10,9 +10,9 @@
 #if SMALL
 enum { SHORT_CAN = SDPA_FEATURES_OF_PAIRS | SDPA_FEATURE_ALIBI };
 
-/* w->lse = lse in log2 units, rounded to integers, for weigh_keys; `lacks` = 2^(rounded lse - lse), the factor that its
- * weights then lack. Like load_lse, but in vectors, and rounded to nearest; false if there are far rows. */
-NOINLINE bool round_lse(const sdpa_unit *u, const backward_scratch *w, real *lacks) {
+/* w->lse = lse in log2 units, rounded to integers, for weigh_keys; `lse_residue` = 2^(rounded lse - lse), by which its
+ * weights must still be multiplied. Like load_lse, but in vectors, and rounded to nearest; false if there are far rows. */
+NOINLINE bool round_lse(const sdpa_unit *u, const backward_scratch *w, real *lse_residue) {
     const sdpa_problem *p = u->problem;
     const double unit = log2_e_of(u);
     const real high = (real)unit, low = (real)(unit - high), infinity = (real)INFINITY;
@@ -30,7 +30,7 @@ NOINLINE bool round_lse(const sdpa_unit *u, const backward_scratch *w, real *lac
         /* A query that sees no key has -inf, and its weights are 0; so are those of the lanes without a query. */
         const vec special = vselect(lse == -infinity, vset1(infinity), lse);
         vstore(w->lse + i, vselect(lane >= (int)u->n_i, vset1(HUGE_SCORE), vselect(finite, rounded, special)));
-        vstore(lacks + i, vselect(finite, vexp2(exponent), vset1(1)));
+        vstore(lse_residue + i, vselect(finite, vexp2(exponent), vset1(1)));
     }
     return !vany(far);
 }
@@ -71,7 +71,7 @@ NOINLINE void delta_by_outputs(const sdpa_unit *u, const backward_scratch *w, co
 }
 
 /* delta of the queries in the lanes from i on: delta_by_outputs or, in `complete` lanes, rowsum(P * dP) - dlse, for which
- * w->ds holds dP^T or, if `weighed`, P^T * dP^T. P^T has n keys and still lacks `factor`. */
+ * w->ds holds dP^T or, if `weighed`, P^T * dP^T. P^T has n keys and still lse_residue `factor`. */
 COLD NOINLINE vec delta_by_weights(const sdpa_unit *u, const backward_scratch *w, int64_t i, int64_t n, vec factor,
                                    ivec complete, bool weighed) {
     vec sum = {0};
@@ -84,13 +84,13 @@ COLD NOINLINE vec delta_by_weights(const sdpa_unit *u, const backward_scratch *w
 }
 
 /* Completes P^T of n keys: divides each row by its sum or, if lse belongs to a larger set of keys, multiplies it with
- * what it lacks; w->weighed tells which: see complete_rows. With `gradients` also dS^T, of which w->ds holds dP^T. */
-NOINLINE void finish_rows(const sdpa_unit *u, const backward_scratch *w, int64_t n, const real *sum, const real *lacks,
-                          bool gradients) {
+ * what it lse_residue; w->weighed tells which: see complete_rows. With `gradients` also dS^T, of which w->ds holds dP^T. */
+NOINLINE void finish_rows(const sdpa_unit *u, const backward_scratch *w, int64_t n, const real *sum,
+                          const real *lse_residue, bool gradients) {
     const real epsilon = REAL_EPSILON;
     const bool coarse = is_coarse(u);
     for (int64_t i = 0; i < u->n_i; i += VL) {
-        const vec total = vload(sum + i), lse = vload(w->lse + i), lack = vload(lacks + i);
+        const vec total = vload(sum + i), lse = vload(w->lse + i), lack = vload(lse_residue + i);
         const vec excess = vmulsub(lack, total, vset1(1)), most = 2 * epsilon * (4 + vmax2(lse, -lse));
         const ivec complete = (total > 0) & (excess <= most) & (-excess <= most);
         const vec factor = vselect(complete, 1 / total, lack);
@@ -123,7 +123,7 @@ COLD NOINLINE void subtract_delta(const sdpa_unit *u, const backward_scratch *w,
 
 /* P^T and dS^T of keys k, by products of rows. */
 NOINLINE void short_by_rows(const sdpa_unit *u, backward_scratch *w, const backward_rows *own, const rows *k,
-                            const rows *v, const real *lacks) {
+                            const rows *v, const real *lse_residue) {
     const sdpa_problem *p = u->problem;
     const bool wanted = wants_scores(u);
     real sum[SDPA_QUERY_BLOCK] = {0};
@@ -136,18 +136,18 @@ NOINLINE void short_by_rows(const sdpa_unit *u, backward_scratch *w, const backw
     weigh_keys(u, w, k, product_factor(u, M_LOG2E), sum);
     sdpa_fetch(u, SDPA_FETCH_O_DV, 1, 1, 2);
     if (wanted) delta_by_outputs(u, w, &own->dout);
-    finish_rows(u, w, k->n, sum, lacks, wanted);
+    finish_rows(u, w, k->n, sum, lse_residue, wanted);
 }
 
 /* The same by panels of queries. */
 NOINLINE void short_by_panels(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, const rows *k,
-                              const rows *v, const real *lacks) {
+                              const rows *v, const real *lse_residue) {
     const sdpa_problem *p = u->problem;
     real sum[SDPA_QUERY_BLOCK] = {0};
     pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w->line);
     sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0, 1, 2);
     weigh_keys(u, w, k, product_factor(u, M_LOG2E), sum);
-    finish_rows(u, w, k->n, sum, lacks, false);
+    finish_rows(u, w, k->n, sum, lse_residue, false);
     if (!wants_scores(u)) return;
     sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
     pack_panels(w->dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w->line);
@@ -216,9 +216,9 @@ NOINLINE bool backward_short(const sdpa_unit *u, void *scratch) {
     backward_scratch w = backward_layout(p, &arena);
     const bool by_rows = takes_rows(u);
     w.low = NULL;
-    real lacks[SDPA_QUERY_BLOCK];
+    real lse_residue[SDPA_QUERY_BLOCK];
     sdpa_fetch(u, SDPA_FETCH_QK, 0, 1, 2);
-    if (!round_lse(u, &w, lacks)) return false;
+    if (!round_lse(u, &w, lse_residue)) return false;
     SDPA_TAKE(SHORT);
     sdpa_fetch(u, SDPA_FETCH_QK, 1, 1, 2);
     backward_rows own = {.dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, 1, w.dout_rows, NULL),
@@ -228,9 +228,9 @@ NOINLINE bool backward_short(const sdpa_unit *u, void *scratch) {
     own.finite = !may_mask(u) || (rows_finite(&own.q, p->d_k) && rows_finite(&own.dout, p->d_v));
     if (by_rows) {
         SDPA_TAKE(SMALL);
-        short_by_rows(u, &w, &own, &k, &v, lacks);
+        short_by_rows(u, &w, &own, &k, &v, lse_residue);
     } else {
-        short_by_panels(u, &w, &own, &k, &v, lacks);
+        short_by_panels(u, &w, &own, &k, &v, lse_residue);
     }
     write_gradients(u, &w, &own, &k, b);
     return true;

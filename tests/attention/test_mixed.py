@@ -53,7 +53,7 @@ def problem(rng, shape, narrow):
     rest = {
         "grad_out": normal(rng, (2, h, n_q, d_v), np.float32),
         "grad_lse": normal(rng, (2, h, n_q), np.float32),
-        "tangents": [*drawn().values(), None, None],
+        "tangents": [*drawn().values(), None, None, None],
         "enable_gqa": h != h_k,
     }
     return drawn() | rest

@@ -8,7 +8,16 @@ import itertools
 
 import numpy as np
 import pytest
-from support.helpers import AttentionBounds, assert_within, check_attention, compute_type, normal
+from support.helpers import (
+    ARGUMENTS,
+    AttentionBounds,
+    along,
+    assert_within,
+    check_attention,
+    compute_type,
+    differentiable,
+    normal,
+)
 
 import sdpa
 from sdpa import reference
@@ -39,6 +48,9 @@ OPTIONS = {
     "no keys": {"key_lengths": 0},
     "scale": {"scale": -0.4},
     "scale 0": {"scale": 0.0},
+    "scale of each head": {"scale": (HEADS,)},
+    "scale of each entry, softcap": {"scale": (2, 1), "softcap": 1.3},
+    "scale without axes": {"scale": ()},
     "softcap": {"softcap": 1.3},
     "wide softcap": {"softcap": 300.0},
     "sinks": {"sinks": (HEADS,)},
@@ -47,6 +59,9 @@ OPTIONS = {
     "ALiBi of each entry": {"alibi_slopes": (2, HEADS), "is_causal": "lower_right"},
     "dropout": {"dropout_p": 0.3, "rng": 2**40 + 77},
     "boolean mask": {"attn_mask": "bool"},
+    "where": {"where": "b1qk"},
+    "where over keys": {"where": "hq1", "attn_mask": "bool"},
+    "where, mask": {"where": "hqk", "attn_mask": "b1qk", "is_causal": True, "query_offset": 5},
     **{name: {"attn_mask": axes} for name, axes in MASKS.items()},
     "softcap, window": {"softcap": 2.0, "window": (10, 0)},
     "sinks, dropout": {"sinks": (HEADS,), "dropout_p": 0.5, "rng": 3},
@@ -57,7 +72,8 @@ OPTIONS = {
         "attn_mask": "hqk",
         "dropout_p": 0.3,
         "rng": 5,
-        "scale": -0.4,
+        "scale": (HEADS,),
+        "where": "b11k",
         "key_lengths": [1, 2],
         "window": (60, 20),
         "is_causal": True,
@@ -75,21 +91,23 @@ def problem(rng, dtype, name, n_q, n_k, d_k, d_v):
         "value": normal(rng, (2, 2, n_k, d_v), dtype),
         "enable_gqa": True,
     }
-    for per_head in {"sinks", "alibi_slopes"} & set(options):
-        options[per_head] = normal(rng, options[per_head], dtype)
+    for name, axes in options.items():
+        if name in ("sinks", "alibi_slopes") or (name == "scale" and isinstance(axes, tuple)):
+            options[name] = np.asarray(normal(rng, axes, dtype))
     if "key_lengths" in options:
         options["key_lengths"] = np.array(options["key_lengths"]) * n_k // 2
+    sizes = {"b": 2, "h": HEADS, "q": n_q, "k": n_k, "1": 1}
+    if "where" in options:
+        options["where"] = rng.random([sizes[axis] for axis in options["where"]]) < 0.8
     axes = options.get("attn_mask")
     if axes == "bool":
         options["attn_mask"] = rng.random((2, 1, n_q, n_k)) < 0.6
     elif axes is not None:
-        sizes = {"b": 2, "h": HEADS, "q": n_q, "k": n_k, "1": 1}
         mask = np.asarray(normal(rng, [sizes[axis] for axis in axes], dtype))
         if mask.size > 1:
             mask[rng.random(mask.shape) < 0.1] = -np.inf
         options["attn_mask"] = mask
-    arguments = [*x.values()][:3]
-    arguments += [options.get("attn_mask") if axes != "bool" else None, options.get("sinks")]
+    arguments = [x["query"], x["key"], x["value"], *differentiable(options).values()]
     return x | options | {
         "tangents": [None if y is None else normal(rng, y.shape, y.dtype) for y in arguments],
         "grad_out": normal(rng, (2, HEADS, n_q, d_v), dtype),
@@ -110,14 +128,13 @@ def second_order(x):
     tangents, g, g_lse = (x.pop(name) for name in ("tangents", "grad_out", "grad_lse"))
     operands = [x.pop(name) for name in ("query", "key", "value")]
     saved = sdpa.attention_forward(*operands, **x)
-    needs = ("grad_out", "query", "key", "value", "attn_mask", "sinks")
+    needs = ("grad_out", *ARGUMENTS)
     undropped = {name: value for name, value in x.items() if name not in ("dropout_p", "rng")}
     return [
         (sdpa.attention_jvp, [*operands, *tangents[:3]],
-         x | {"attn_mask_t": tangents[3], "sinks_t": tangents[4]}),
+         x | along(tangents, "{}_t")),
         (sdpa.attention_double_backward, [*tangents[:3], g, *operands, *saved],
-         x | {"gg_attn_mask": tangents[3], "gg_sinks": tangents[4], "grad_lse": g_lse,
-              "needs": needs}),
+         x | along(tangents, "gg_{}") | {"grad_lse": g_lse, "needs": needs}),
         (sdpa.attention_statistics, operands[:2], undropped),
     ]  # fmt: skip
 
@@ -131,7 +148,7 @@ def test_second_order_does_not_depend_on_workers(rng, dtype):
             assert again == one, (function.__name__, n)
 
 
-@pytest.mark.parametrize("which", ["grad_out", "query", "key", "value", "attn_mask", "sinks"])
+@pytest.mark.parametrize("which", ["grad_out", *ARGUMENTS])
 def test_each_second_derivative_alone_equals_the_one_among_all(rng, dtype, which):
     _, (function, arguments, options), _ = second_order(problem(rng, dtype, "all", 40, 140, 8, 9))
     everything = function(*arguments, **options)
@@ -150,7 +167,7 @@ def test_a_tangent_that_is_none_is_zero(rng, dtype):
             zero[i] = np.zeros_like(arguments[i])
             for a, b in zip(none, function(*zero, **options), strict=True):
                 np.testing.assert_array_equal(a, b)
-        for name in ("attn_mask_t", "sinks_t", "gg_attn_mask", "gg_sinks"):
+        for name in [*along(range(6), "{}_t"), *along(range(6), "gg_{}")]:
             if name in options:
                 none = function(*arguments, **options | {name: None})
                 zeros = function(*arguments, **options | {name: np.zeros_like(options[name])})
@@ -177,14 +194,16 @@ def test_merge_with_options(rng, dtype, cuts):
     """Keys a .. b-1 alone are a problem whose queries are a further back; one has the sink."""
     x = problem(rng, dtype, "all", 37, 150, 19, 7)
     q, k, v = (x[name] for name in ("query", "key", "value"))
-    common = {"softcap": 1.7, "scale": -0.4, "enable_gqa": True, "window": (60, 20)}
+    common = {"softcap": 1.7, "scale": x["scale"], "enable_gqa": True, "window": (60, 20)}
     common |= {"alibi_slopes": x["alibi_slopes"], "is_causal": True}
     mask, offset = x["attn_mask"], np.array([0, 40])
-    whole = (q, k, v, mask), common | {"query_offset": offset, "sinks": x["sinks"]}
+    own = {"query_offset": offset, "sinks": x["sinks"], "where": x["where"]}
+    whole = (q, k, v, mask), common | own
     parts = []
     for a, b in itertools.pairwise(cuts):
         options = common | {"query_offset": offset - a}
         options |= {"sinks": x["sinks"]} if b == cuts[-1] else {}
+        options["where"] = x["where"][..., a:b]
         parts.append(((q, k[..., a:b, :], v[..., a:b, :], mask[..., a:b]), options))
     got = sdpa.merge_attention(
         *zip(*[sdpa.attention_forward(*p, **o) for p, o in parts], strict=True)

@@ -103,6 +103,8 @@ def problems(draw, dtype, narrow=False):
     shape = draw(broadcastable((*lead, n_q, n_k)))
     kind = draw(st.sampled_from([None, None, "bool", "own", "float32"]))
     mask = drawn_mask(draw, rng, shape, kind, dtype)
+    drawn_bool = draw(st.sampled_from([None, None, "bool"]))
+    scale = draw(st.sampled_from([None, None, 0.5, -0.25, 0.0, "array"]))
     options = drawn_options(draw, rng, array, lead, n_k)
     causal = [False, True, "upper_left"] + ["lower_right"] * ("query_offset" not in options)
     options |= {
@@ -115,14 +117,16 @@ def problems(draw, dtype, narrow=False):
             st.sampled_from([None, rng.standard_normal((*lead, n_q)).astype(compute_type(dtype))])
         ),
         "is_causal": draw(st.sampled_from(causal)),
-        "scale": draw(st.sampled_from([None, None, 0.5, -0.25, 0.0])),
+        "scale": array(draw(broadcastable(lead))) if scale == "array" else scale,
+        "where": drawn_mask(draw, rng, draw(broadcastable((*lead, n_q, n_k))), drawn_bool, dtype),
         "enable_gqa": enable_gqa,
     }
     additive = kind in ("own", "float32")
     tangents = []
     for name in ARGUMENTS:
         x = options.get(name)
-        given = x is not None and (name != "attn_mask" or additive) and draw(st.integers(0, 3)) > 0
+        given = isinstance(x, np.ndarray) and (name != "attn_mask" or additive)
+        given = given and draw(st.integers(0, 3)) > 0
         tangents.append(array(x.shape, x.dtype) if given else None)
     return options | {"tangents": tangents}
 

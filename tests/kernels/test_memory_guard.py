@@ -8,7 +8,14 @@ import itertools
 import numpy as np
 import pytest
 from support.guard import guarded, guarded_results
-from support.helpers import check_attention, compute_type, normal
+from support.helpers import (
+    ARGUMENTS,
+    along,
+    check_attention,
+    compute_type,
+    differentiable,
+    normal,
+)
 from support.machine import LINUX
 
 import sdpa
@@ -100,6 +107,8 @@ OPTIONS = {
     "softcap, window": {"softcap": 1.5, "window": (20, 2)},
     "sinks, ALiBi, causal": {"sinks": 2, "alibi_slopes": 2, "is_causal": True, "query_offset": 3},
     "mask, lengths": {"attn_mask": "whole", "key_lengths": 0.75},
+    "scale, where": {"scale": 2, "where": "whole", "attn_mask": "row"},
+    "where over keys": {"where": "column", "attn_mask": "whole"},
     "mask over rows, dropout": {"attn_mask": "row", "dropout_p": 0.4, "rng": 9},
     "mask over keys": {"attn_mask": "column", "softcap": 2.0, "is_causal": "lower_right"},
 }
@@ -114,34 +123,35 @@ def test_options_and_second_order(rng, dtype, pages, name):
 
     for n_q, n_k, d in ((1, 1, 1), (5, 9, 3), (49, 130, 17), (97, 127, 8)):
         options = dict(OPTIONS[name])
-        for per_head in {"sinks", "alibi_slopes"} & set(options):
+        for per_head in {"sinks", "alibi_slopes", "scale"} & set(options):
             options[per_head] = argument(options[per_head])
         if "key_lengths" in options:
             options["key_lengths"] = int(options["key_lengths"] * n_k)
         shape = {"whole": (2, n_q, n_k), "row": (1, n_k), "column": (n_q, 1)}
         if "attn_mask" in options:
             options["attn_mask"] = argument(*shape[options["attn_mask"]])
+        if "where" in options:
+            options["where"] = guarded(pages, rng.random(shape[options["where"]]) < 0.7)
         q, k, v, g = (argument(2, *s) for s in ((n_q, d), (n_k, d), (n_k, d + 1), (n_q, d + 1)))
         a, b, c = (argument(*x.shape) for x in (q, k, v))
-        e, h = (
-            None if x is None else argument(*x.shape)
-            for x in (options.get("attn_mask"), options.get("sinks"))
-        )
-        needs = ["query", "key", "value"]
-        needs += [x for x in ("attn_mask", "sinks") if x in options]
+        tangents = [a, b, c]
+        tangents += [
+            None if x is None else argument(*x.shape) for x in differentiable(options).values()
+        ]
+        needs = [*ARGUMENTS[:3], *(x for x in ARGUMENTS[3:] if x in options)]
         grad_lse = guarded(pages, normal(rng, (2, n_q), compute_type(dtype)))
         undropped = {x: y for x, y in options.items() if x not in ("dropout_p", "rng")}
         with guarded_results(pages):
             saved = sdpa.attention_forward(q, k, v, **options)
             sdpa.attention_backward(g, q, k, v, *saved, grad_lse=grad_lse, needs=needs, **options)
-            sdpa.attention_jvp(q, k, v, a, b, c, attn_mask_t=e, sinks_t=h, **options)
+            sdpa.attention_jvp(q, k, v, a, b, c, **along(tangents, "{}_t"), **options)
             sdpa.attention_double_backward(
-                a, b, c, g, q, k, v, *saved, grad_lse=grad_lse, gg_attn_mask=e, gg_sinks=h,
-                needs=["grad_out", *needs], **options,
+                a, b, c, g, q, k, v, *saved, grad_lse=grad_lse, needs=["grad_out", *needs],
+                **along(tangents, "gg_{}"), **options,
             )  # fmt: skip
             sdpa.attention_statistics(q, k, **undropped)
             for stage in ("scores", "capped", "biased", "weights"):
                 sdpa.attention_weights(q, k, stage=stage, **options)
             sdpa.attention_received(q, k, **options)
         # Correct values show that nothing beside the arguments was read.
-        check_attention(q, k, v, grad_out=g, grad_lse=grad_lse, tangents=(a, b, c, e, h), **options)
+        check_attention(q, k, v, grad_out=g, grad_lse=grad_lse, tangents=tangents, **options)

@@ -93,7 +93,7 @@ class AttentionBounds:
     """Largest errors of all that can be computed of one problem, by the names of the results.
 
     Takes the arguments of the oracle's functions; what needs grad_out, or tangents (query, key,
-    value, attn_mask, sinks; None is zero), is there where they are given. Notation as in
+    value, attn_mask, sinks, scale; None is zero), is there where they are given. Notation as in
     docs/derivations.md. With S = |scale| |q| |k|^T:
 
     x      scale q k^T: (d_k + 4) u S
@@ -133,6 +133,8 @@ class AttentionBounds:
         self.dtype = np.asarray(query).dtype if dtype is None else dtype
         self.u = unit_roundoff(compute_type(self.dtype)) + unit_roundoff(np.float64)
         self.arguments = {"query": query, "key": key, "value": value, "sinks": sinks}
+        if isinstance(scale, np.ndarray):
+            self.arguments["scale"] = scale
         self.grad_out, self.grad_lse, self.tangents = grad_out, grad_lse, tangents
 
         # Pairs that a score of -inf hides stay hidden when infinities are replaced.
@@ -312,7 +314,7 @@ class AttentionBounds:
     def _gradient(self, name, number):
         """Summed to the shape of argument `name`, and stored in its dtype."""
         x = np.asarray(self.arguments[name])
-        if name == "sinks":
+        if name in ("sinks", "scale"):
             number = Number(number.size[..., 0], number.error[..., 0], self.u)
             return number.summed_to(x.shape, arrays.sum_to_heads).rounded(x.dtype)
         return number.summed_to(x.shape).rounded(x.dtype)
@@ -355,24 +357,31 @@ class AttentionBounds:
     def sinks(self):
         return self._gradient("sinks", self._again[1] * self._delta)
 
+    @functools.cached_property
+    def scale_gradient(self):
+        """Computed as rows of q times what scale makes dq of."""
+        by_row = (self.q * (self._sloped(self._dz) @ self.k)).sum(axis=-1)
+        return self._gradient("scale", by_row)
+
     # ------------------------------------------------------------------------------- tangents
 
     @functools.cached_property
     def _directions(self):
-        """q_t, k_t, v_t, the tangent of the mask, that of the sink as a column of rows."""
+        """q_t, k_t, v_t, the tangent of the mask, those of sink and scale as (..., heads, 1, 1)."""
         names = ("query", "key", "value")
         given = [
             np.zeros(np.shape(self.arguments[name])) if t is None else t
             for name, t in zip(names, self.tangents, strict=False)
         ]
-        mask_t, sinks_t = (0 if t is None else finite(t) for t in self.tangents[3:])
-        sinks_t = arrays.per_head(sinks_t, self.lead)
-        return [self.number(x) for x in (*self._spread(*given), mask_t, sinks_t)]
+        mask_t, *per_head = (0 if t is None else finite(t) for t in self.tangents[3:])
+        per_head = [arrays.per_head(t, self.lead) for t in per_head]
+        return [self.number(x) for x in (*self._spread(*given), mask_t, *per_head)]
 
     @functools.cached_property
     def _x_t(self):
-        q_t, k_t = self._directions[:2]
-        return (q_t @ self.k.t + self.q @ k_t.t).times(self.scale)
+        q_t, k_t, *_, scale_t = self._directions
+        moved = (q_t @ self.k.t + self.q @ k_t.t).times(self.scale)
+        return moved + scale_t * (self.q @ self.k.t)
 
     @functools.cached_property
     def _z_t(self):
@@ -395,7 +404,7 @@ class AttentionBounds:
     @functools.cached_property
     def second(self):
         """Bounds of attention_double_backward: {name of the argument: bound}."""
-        q_t, k_t, v_t, _, sink_t = self._directions
+        q_t, k_t, v_t, _, sink_t, scale_t = self._directions
         p, p_sink = self._again
         z_t, lse_t = self._z_t
         centred, dz = z_t + lse_t, self._dz
@@ -407,9 +416,16 @@ class AttentionBounds:
         if self.softcap is not None:
             by_x = self.slope * (by_z + (self.h * self._x_t * dz).times(2 / self.softcap))
         by_x_t = self._sloped(dz)
+        by_product, by_product_t = (
+            by_x.times(self.scale) + by_x_t * scale_t,
+            by_x_t.times(self.scale),
+        )
         numbers = {
-            "query": (by_x @ self.k + by_x_t @ k_t).times(self.scale),
-            "key": (by_x.t @ self.q + by_x_t.t @ q_t).times(self.scale),
+            "query": by_product @ self.k + by_product_t @ k_t,
+            "key": by_product.t @ self.q + by_product_t.t @ q_t,
+            "scale": (self.q * (by_x @ self.k + by_x_t @ k_t) + q_t * (by_x_t @ self.k)).sum(
+                axis=-1
+            ),
             "value": (self.r * (p * centred)).t @ self._g,
             "attn_mask": by_z,
             "sinks": p_sink * ((sink_t + lse_t) * self._delta + mean),

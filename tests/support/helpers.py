@@ -60,9 +60,8 @@ def check_attention(query, key, value, attn_mask=None, *, grad_out=None, tangent
     """The functions on attention against the oracle: dtypes, shapes, and values in the bounds.
 
     Forward, weights, what keys receive; the backward where grad_out is given, with grad_lse if that
-    is; where `tangents` are, those of query, key, value, attn_mask and sinks (None is zero), also
-    forward mode, double backward, statistics and the other stages of the weights. Returns the
-    result of the forward.
+    is; where `tangents` are, those of ARGUMENTS (None is zero), also forward mode, double backward,
+    statistics and the other stages of the weights. Returns the result of the forward.
     """
     dtype = native(query.dtype)
     grad_lse = options.pop("grad_lse", None)
@@ -90,22 +89,39 @@ def check_attention(query, key, value, attn_mask=None, *, grad_out=None, tangent
         if tangents is not None:
             _check_statistics(query, key, bounds, options)
 
-    arguments = dict(zip(ARGUMENTS, (*operands, attn_mask, options.get("sinks")), strict=True))
-    if attn_mask is not None and attn_mask.dtype == bool:
-        arguments["attn_mask"] = None
+    arguments = dict(zip(ARGUMENTS[:3], operands, strict=True)) | differentiable(options)
     needs = tuple(name for name, x in arguments.items() if x is not None)
     if grad_out is not None:
         options |= {"grad_lse": grad_lse, "needs": needs}
         ours = sdpa.attention_backward(grad_out, *operands, *got, **options)
         true = oracle.attention_backward(grad_out, *operands, *expected, **options)
         for name in needs:
-            _check_gradient(ours, true, name, getattr(bounds, name), arguments[name])
+            bound = bounds.scale_gradient if name == "scale" else getattr(bounds, name)
+            _check_gradient(ours, true, name, bound, arguments[name])
     if tangents is not None:
         _check_second(operands, tangents, grad_out, got, expected, bounds, arguments, options)
     return got
 
 
-ARGUMENTS = ("query", "key", "value", "attn_mask", "sinks")
+ARGUMENTS = ("query", "key", "value", "attn_mask", "sinks", "scale")
+
+
+def differentiable(options):
+    """{name: array} of the options that have gradients; None where there is no such array."""
+    mask, scale = options.get("attn_mask"), options.get("scale")
+    return {
+        "attn_mask": None if mask is None or mask.dtype == bool else mask,
+        "sinks": options.get("sinks"),
+        "scale": scale if isinstance(scale, np.ndarray) else None,
+    }
+
+
+def along(tangents, pattern):
+    """The tangents of options as keyword arguments, named like "{}_t"; None where not given."""
+    return {
+        pattern.format(name): tangent
+        for name, tangent in zip(ARGUMENTS[3:], tangents[3:], strict=True)
+    }
 
 
 def native(dtype):
@@ -165,15 +181,15 @@ def _check_statistics(query, key, bounds, options):
 def _check_second(operands, tangents, grad_out, got, expected, bounds, arguments, options):
     """Forward mode and double backward."""
     plain = {name: x for name, x in options.items() if name not in ("grad_lse", "needs")}
-    along = {"attn_mask_t": tangents[3], "sinks_t": tangents[4]}
-    ours = sdpa.attention_jvp(*operands, *tangents[:3], **plain, **along)
-    true = oracle.attention_jvp(*operands, *tangents[:3], **plain, **along)
+    moves = along(tangents, "{}_t")
+    ours = sdpa.attention_jvp(*operands, *tangents[:3], **plain, **moves)
+    true = oracle.attention_jvp(*operands, *tangents[:3], **plain, **moves)
     dtype = native(operands[0].dtype)
     _check(ours.out, true.out, bounds.out, dtype, "out of jvp")
     _check(ours.out_t, true.out_t, bounds.out_t, dtype, "out_t")
 
-    along = {"gg_attn_mask": tangents[3], "gg_sinks": tangents[4]}
-    options = options | {"needs": ("grad_out", *options["needs"])} | along
+    moves = along(tangents, "gg_{}")
+    options = options | {"needs": ("grad_out", *options["needs"])} | moves
     ours = sdpa.attention_double_backward(*tangents[:3], grad_out, *operands, *got, **options)
     true = oracle.attention_double_backward(
         *tangents[:3], grad_out, *operands, *expected, **options
@@ -208,7 +224,7 @@ def assert_widened_first(
 def _results(grad_out, operands, tangents, options):
     """{name: array} of all that the functions on attention return."""
     options = dict(options)
-    grad_lse, mask = options.pop("grad_lse"), options["attn_mask"]
+    grad_lse = options.pop("grad_lse")
     q_and_k = {name: operands[name] for name in ("query", "key")}
     saved = sdpa.attention_forward(**operands, **options)
     found = dict(saved._asdict())
@@ -219,17 +235,15 @@ def _results(grad_out, operands, tangents, options):
         undropped = {name: x for name, x in options.items() if name not in ("dropout_p", "rng")}
         found |= sdpa.attention_statistics(**q_and_k, **undropped)._asdict()
 
-    along = {"attn_mask_t": tangents[3], "sinks_t": tangents[4]}
-    jvp = sdpa.attention_jvp(*operands.values(), *tangents[:3], **along, **options)
-    needs = [*operands]
-    needs += ["attn_mask"] * (mask is not None and mask.dtype != bool)
-    needs += ["sinks"] * (options.get("sinks") is not None)
+    moves = along(tangents, "{}_t")
+    jvp = sdpa.attention_jvp(*operands.values(), *tangents[:3], **moves, **options)
+    needs = [*operands, *(name for name, x in differentiable(options).items() if x is not None)]
     options |= {"grad_lse": grad_lse}
     rest = (grad_out, *operands.values(), *saved)
     first = sdpa.attention_backward(*rest, needs=needs, **options)
-    along = {"gg_attn_mask": tangents[3], "gg_sinks": tangents[4]}
+    moves = along(tangents, "gg_{}")
     second = sdpa.attention_double_backward(
-        *tangents[:3], *rest, needs=["grad_out", *needs], **along, **options
+        *tangents[:3], *rest, needs=["grad_out", *needs], **moves, **options
     )
     found |= {"out of jvp": jvp.out, "out_t": jvp.out_t, "derivative": second.grad_out}
     for name in needs:

@@ -56,7 +56,8 @@ def converted(
     return [found[name] for name in arguments], [found.get(name) for name in optional], whole
 
 
-_ARRAYS = ("attn_mask", "sinks", "alibi_slopes")
+# Those of floats or of a mask; integers have readers of their own.
+_ARRAYS = tuple(name for name, *_, axes in _core._options() if axes and axes != "s")
 
 
 def checked_float(name: str, x: Array) -> None:

@@ -163,12 +163,9 @@ class Whole:
         """The number of keys of each sequence that take part."""
         return self._end_k - self._first_k if self._length is None else self._length
 
-    def block(self, rows: slice, columns: slice, *, sinks: bool = False) -> dict[str, Any]:
-        """The options of the block, without its mask.
-
-        A sink belongs to one block only.
-        """
-        options = {name: x for name, x in self.options.items() if sinks or name != "sinks"}
+    def block(self, rows: slice, columns: slice, *, first: bool = False) -> dict[str, Any]:
+        """The options of the block, without its mask; the first block alone has the sinks."""
+        options = {name: x for name, x in self.options.items() if first or name != "sinks"}
         # Queries and keys of the sequence that lie before the block.
         skipped_q = np.maximum(rows.start - self._first_q, 0)
         skipped_k = np.maximum(columns.start - self._first_k, 0)

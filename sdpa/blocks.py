@@ -249,18 +249,19 @@ def attend_backward(
 def _query_gradients(
     call: Call, upstream: Upstream, rows: slice, size: int, needs: set[str], bar: Any
 ) -> dict[str, Array | None]:
-    """Gradients of queries, of their mask and of their sinks, over blocks of keys."""
+    """Gradients of queries, of their mask and of options per head, over blocks of keys."""
     q, given = call.query.read(rows), upstream.read(rows)
     _unround(call, upstream, given, rows, q, size)
-    # Start from attention to no key: the sink already has a gradient, and that of queries is 0.
+    # Start from attention to no key: the sink already has a gradient, the others are 0.
     nothing = call.read(rows, NO_KEYS)
-    total = call.backward(rows, NO_KEYS, q, *nothing, given, needs, sinks=True)
-    parts = needs - {"sinks"}
+    total = call.backward(rows, NO_KEYS, q, *nothing, given, needs, first=True)
+    parts, per_head = needs - {"sinks"}, needs - {"query", "attn_mask"}
     mask = call.mask_like(rows) if "attn_mask" in needs else None
 
     def take(columns: slice, data: tuple[Array, Array, Array | None]) -> None:
         part = call.backward(rows, columns, q, *data, given, parts)
-        _add(total.query, part.query)
+        for name in ("query", *(per_head & parts)):
+            _add(getattr(total, name), getattr(part, name))
         if mask is not None:
             # The ellipsis makes it a view even of a mask without axes.
             here: Any = (..., *cast(Mask, call.mask).cut(slice(None), columns))
@@ -272,7 +273,7 @@ def _query_gradients(
     return {
         "query": _rounded(total.query, call.query),
         "attn_mask": None if mask is None else _rounded(mask, cast(Mask, call.mask)),
-        "sinks": total.sinks,
+        **{name: getattr(total, name) for name in per_head},
     }
 
 
@@ -416,7 +417,7 @@ class Call:
 
     def start(self, rows: slice, q: Array) -> _core.AttentionForward:
         """Attention to no key: out is 0, lse that of the sinks."""
-        return self.forward(rows, NO_KEYS, q, *self.read(rows, NO_KEYS), sinks=True)
+        return self.forward(rows, NO_KEYS, q, *self.read(rows, NO_KEYS), first=True)
 
     @_warnings.silenced()  # all were warned of as a whole
     def forward(
@@ -428,10 +429,10 @@ class Call:
         v: Array,
         mask: Array | None,
         *,
-        sinks: bool = False,
+        first: bool = False,
     ) -> _core.AttentionForward:
         """Attention of one block, out in float32 or float64."""
-        options = self.whole.block(rows, columns, sinks=sinks)
+        options = self.whole.block(rows, columns, first=first)
         return _core.attention_forward(widen(q), k, v, _widened(mask), **options)
 
     def merge(self, total: _core.AttentionForward, part: _core.AttentionForward) -> None:
@@ -457,11 +458,11 @@ class Call:
         upstream: list[Array | None],
         needs: Iterable[str],
         *,
-        sinks: bool = False,
+        first: bool = False,
     ) -> _core.AttentionGradients:
         """Gradients of one block, in float32 or float64, except those of 16-bit keys."""
         grad_out, out, lse, grad_lse = upstream
-        options = self.whole.block(rows, columns, sinks=sinks)
+        options = self.whole.block(rows, columns, first=first)
         return _core.attention_backward(
             widen(cast(Array, grad_out)), widen(q), k, v, cast(Array, out), cast(Array, lse),
             _widened(mask), grad_lse=grad_lse, needs=tuple(needs), **options,
@@ -492,7 +493,7 @@ class Upstream:
         _core._check_attention_backward(
             grad_out, call.query.unread, call.keys.unread, call.values.unread, out, lse,
             call.unread_mask, grad_lse=grad_lse, needs=tuple(needs),
-            **call.whole.block(*whole, sinks=True),
+            **call.whole.block(*whole, first=True),
         )  # fmt: skip
 
     @property

@@ -138,6 +138,14 @@ typedef struct sdpa_choice {
 
 #define SDPA_TENSORS(X) SDPA_MATRICES(X) SDPA_VECTORS(X) SDPA_INTEGERS(X)
 
+/* The inputs with gradients, as X(name, tensor, n_inner): the argument `name` is the problem's `tensor`, which has the
+ * gradient d`tensor`, the tangent `tensor`_t and n_inner axes behind the heads. */
+#define SDPA_OPERANDS(X) X(query, q, 2) X(key, k, 2) X(value, v, 2)
+#define SDPA_COMMON_OPTIONS(X) X(attn_mask, mask, 2) X(sinks, sinks, 0)
+#define SDPA_DOT_OPTIONS(X) X(scale, scales, 0) /* additive attention takes numbers only */
+#define SDPA_DIFFERENTIABLE_OPTIONS(X) SDPA_COMMON_OPTIONS(X) SDPA_DOT_OPTIONS(X)
+#define SDPA_DIFFERENTIABLE(X) SDPA_OPERANDS(X) SDPA_DIFFERENTIABLE_OPTIONS(X)
+
 /* How a pair is scored. With SDPA_ADDITIVE (additive.c) a row of q or k holds `channels` projections, then their
  * exponentials, and the score is sum_c w_score[c] tanh(q[c] + k[c]) instead of q k^T. */
 typedef enum sdpa_scores { SDPA_DOT, SDPA_ADDITIVE } sdpa_scores;

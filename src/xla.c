@@ -25,33 +25,18 @@ typedef struct slot {
     int n_inner;
 } slot;
 
-static const slot operand_slots[SDPA_XLA_N_OPERANDS] = {
-    [SDPA_XLA_QUERY] = {offsetof(sdpa_problem, q), 2},
-    [SDPA_XLA_KEY] = {offsetof(sdpa_problem, k), 2},
-    [SDPA_XLA_VALUE] = {offsetof(sdpa_problem, v), 2},
-    [SDPA_XLA_MASK] = {offsetof(sdpa_problem, mask), 2},
-    [SDPA_XLA_SINKS] = {offsetof(sdpa_problem, sinks), 0},
-    [SDPA_XLA_SLOPES] = {offsetof(sdpa_problem, alibi_slopes), 0},
-    [SDPA_XLA_GRAD_OUT] = {offsetof(sdpa_problem, dout), 2},
-    [SDPA_XLA_OUT] = {offsetof(sdpa_problem, o), 2},
-    [SDPA_XLA_LSE] = {offsetof(sdpa_problem, lse), 1},
-    [SDPA_XLA_TANGENTS] = {offsetof(sdpa_problem, q_t), 2},
-    [SDPA_XLA_TANGENTS + 1] = {offsetof(sdpa_problem, k_t), 2},
-    [SDPA_XLA_TANGENTS + 2] = {offsetof(sdpa_problem, v_t), 2},
-    [SDPA_XLA_TANGENTS + 3] = {offsetof(sdpa_problem, mask_t), 2},
-    [SDPA_XLA_TANGENTS + 4] = {offsetof(sdpa_problem, sinks_t), 0},
-};
+#define SLOT(name, tensor, n_inner) [SDPA_XLA_##name] = {offsetof(sdpa_problem, tensor), n_inner},
+#define TANGENT(name, tensor, n_inner) [SDPA_XLA_##name##_t] = {offsetof(sdpa_problem, tensor##_t), n_inner},
+static const slot operand_slots[SDPA_XLA_N_OPERANDS] = {SDPA_XLA_INPUTS(SLOT) SDPA_XLA_ROWS(SLOT)
+                                                            SDPA_DIFFERENTIABLE(TANGENT)};
+#undef TANGENT
+#undef SLOT
 
-static const slot result_slots[SDPA_XLA_N_RESULTS] = {
-    [SDPA_XLA_OUT_RESULT] = {offsetof(sdpa_problem, o), 2},
-    [SDPA_XLA_LSE_RESULT] = {offsetof(sdpa_problem, lse), 1},
-    [SDPA_XLA_TANGENT_RESULT] = {offsetof(sdpa_problem, o_t), 2},
-    [SDPA_XLA_GRADIENTS] = {offsetof(sdpa_problem, dq), 2},
-    [SDPA_XLA_GRADIENTS + 1] = {offsetof(sdpa_problem, dk), 2},
-    [SDPA_XLA_GRADIENTS + 2] = {offsetof(sdpa_problem, dv), 2},
-    [SDPA_XLA_GRADIENTS + 3] = {offsetof(sdpa_problem, dmask), 2},
-    [SDPA_XLA_GRADIENTS + 4] = {offsetof(sdpa_problem, dsinks), 0},
-};
+#define OUTPUT(name, tensor, n_inner) [SDPA_XLA_RESULT_##name] = {offsetof(sdpa_problem, tensor), n_inner},
+#define GRADIENT(name, tensor, n_inner) [SDPA_XLA_RESULT_##name] = {offsetof(sdpa_problem, d##tensor), n_inner},
+static const slot result_slots[SDPA_XLA_N_RESULTS] = {SDPA_XLA_OUTPUTS(OUTPUT) SDPA_DIFFERENTIABLE(GRADIENT)};
+#undef GRADIENT
+#undef OUTPUT
 
 static sdpa_tensor *tensor_at(sdpa_problem *p, const slot *s) { return (sdpa_tensor *)((char *)p + s->member); }
 
@@ -113,7 +98,7 @@ static char *data_of(const sdpa_xla_buffer *b) {
 }
 
 static bool is_mask(const sdpa_problem *p, const sdpa_tensor *t) {
-    return t == &p->mask || t == &p->mask_t || t == &p->dmask;
+    return t == &p->mask || t == &p->where || t == &p->mask_t || t == &p->dmask;
 }
 
 /* Sets the strides of the batch axes. False unless every size of the buffer is the call's or 1. strides[i] belongs to
@@ -136,7 +121,7 @@ static bool set_tensor(xla_call *c, sdpa_tensor *t, const sdpa_xla_buffer *b, co
     int64_t strides[SDPA_MAX_AXES + 3], bytes, sizes[2] = {1, 1}, head = c->n_lead - 1, row = c->n_lead;
     if (b->rank != c->n_lead + s->n_inner || !read_type(b->type, &t->dtype, &bytes)) return false;
     for (int64_t i = b->rank; i-- > 0; bytes *= b->dims[i]) strides[i] = bytes;
-    if (c->integers[SDPA_XLA_ROWS_FIRST] && s->n_inner == 2 && !broadcasts) row = head++;
+    if (c->integers[SDPA_XLA_rows_first] && s->n_inner == 2 && !broadcasts) row = head++;
 
     t->data = data_of(b);
     t->group = 1;
@@ -250,15 +235,15 @@ static bool read_attributes(xla_call *c) {
         p->n_batch *= c->lead[i];
         if (c->lead[i] != 1) c->axis[p->n_axes++] = c->lead[i];
     }
-    p->scale = numbers[SDPA_XLA_SCALE];
-    p->softcap = numbers[SDPA_XLA_SOFTCAP];
-    p->dropout_p = numbers[SDPA_XLA_DROPOUT_P];
-    p->has_lower = c->integers[SDPA_XLA_HAS_LOWER] != 0;
-    p->lower = c->integers[SDPA_XLA_LOWER];
-    p->has_upper = c->integers[SDPA_XLA_HAS_UPPER] != 0;
-    p->upper = c->integers[SDPA_XLA_UPPER];
-    p->invariant = c->integers[SDPA_XLA_INVARIANT] != 0;
-    const int64_t workers = c->integers[SDPA_XLA_WORKERS];
+    p->scale = numbers[SDPA_XLA_NUMBER_scale];
+    p->softcap = numbers[SDPA_XLA_NUMBER_softcap];
+    p->dropout_p = numbers[SDPA_XLA_NUMBER_dropout_p];
+    p->has_lower = c->integers[SDPA_XLA_has_lower] != 0;
+    p->lower = c->integers[SDPA_XLA_lower];
+    p->has_upper = c->integers[SDPA_XLA_has_upper] != 0;
+    p->upper = c->integers[SDPA_XLA_upper];
+    p->invariant = c->integers[SDPA_XLA_invariant] != 0;
+    const int64_t workers = c->integers[SDPA_XLA_workers];
     p->n_workers = workers > 0 ? (int)workers : workers < 0 ? sdpa_available_cpus() : sdpa_get_num_threads();
     return true;
 }
@@ -267,8 +252,8 @@ static bool read_attributes(xla_call *c) {
 static bool read_sizes(xla_call *c) {
     sdpa_problem *p = &c->problem;
     const sdpa_xla_buffers *operands = &c->frame->operands;
-    const int64_t all = (1 << SDPA_XLA_QUERY) | (1 << SDPA_XLA_KEY) | (1 << SDPA_XLA_VALUE);
-    const int64_t row = c->n_lead - (c->integers[SDPA_XLA_ROWS_FIRST] != 0), column = c->n_lead + 1;
+    const int64_t all = (1 << SDPA_XLA_query) | (1 << SDPA_XLA_key) | (1 << SDPA_XLA_value);
+    const int64_t row = c->n_lead - (c->integers[SDPA_XLA_rows_first] != 0), column = c->n_lead + 1;
     int64_t bytes;
     if ((c->integers[SDPA_XLA_OPERAND_BITS] & all) != all || operands->size < 3) return false;
     const sdpa_xla_buffer *q = operands->items[0], *k = operands->items[1], *v = operands->items[2];
@@ -289,22 +274,26 @@ static sdpa_xla_error *read_operands(xla_call *c) {
         if (next == operands->size) return malformed(c, "number of operands");
         const sdpa_xla_buffer *b = operands->items[next++];
         sdpa_xla_error *error = NULL;
-        if (i == SDPA_XLA_SEED) {
+        if (i == SDPA_XLA_seed) {
             if (b->type != SDPA_XLA_U32 || size_of(b) != 2) return malformed(c, "seed");
             const uint32_t *halves = b->data;
             p->seed = (uint64_t)halves[1] << 32 | halves[0];
-        } else if (i == SDPA_XLA_CU_Q) {
+        } else if (i == SDPA_XLA_cu_seqlens_q) {
             error = set_cu_seqlens(c, "cu_seqlens_q", b, p->n_q, &p->cu_q, &c->copies[2]);
-        } else if (i == SDPA_XLA_CU_K) {
+        } else if (i == SDPA_XLA_cu_seqlens_k) {
             error = set_cu_seqlens(c, "cu_seqlens_k", b, p->n_k, &p->cu_k, &c->copies[3]);
-        } else if (i == SDPA_XLA_LENGTHS) {
+        } else if (i == SDPA_XLA_key_lengths) {
             error = set_integers(c, &p->key_length, b, &c->copies[0]);
-        } else if (i == SDPA_XLA_OFFSET) {
+        } else if (i == SDPA_XLA_query_offset) {
             error = set_integers(c, &p->offset, b, &c->copies[1]);
         } else if (!set_tensor(c, tensor_at(p, &operand_slots[i]), b, &operand_slots[i])) {
             error = malformed(c, "type or shape of an operand");
         }
         if (error) return error;
+    }
+    if (p->where.data && !p->mask.data) { /* a lone one is a boolean mask */
+        p->mask = p->where;
+        p->where.data = NULL;
     }
     if (!p->cu_q != !p->cu_k || (p->cu_q && p->mask.data)) return malformed(c, "packed operands");
     return next == operands->size ? NULL : malformed(c, "number of operands");
@@ -320,7 +309,7 @@ static sdpa_xla_error *read_results(xla_call *c) {
         sdpa_tensor *t = tensor_at(&c->problem, &result_slots[i]);
         if (!set_tensor(c, t, b, &result_slots[i])) return malformed(c, "type or shape of a result");
         const size_t bytes = (size_t)(sdpa_size_of(t->dtype) * size_of(b));
-        if (i >= SDPA_XLA_GRADIENTS && !sdpa_clears(&c->problem, t) &&
+        if (i >= SDPA_XLA_RESULT_query && !sdpa_clears(&c->problem, t) &&
             sdpa_parallel_zero(t->data, bytes, c->problem.n_workers, NULL) != SDPA_OK) {
             return fail(c, SDPA_XLA_CANCELLED, "sdpa: cancelled");
         }

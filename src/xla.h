@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "problem.h"
+
 enum { SDPA_XLA_MAJOR = 0, SDPA_XLA_MINOR = 1 };
 
 typedef struct sdpa_xla_extension {
@@ -118,55 +120,53 @@ typedef struct sdpa_xla_frame {
     sdpa_xla_attributes attributes; /* sorted by name */
 } sdpa_xla_frame;
 
-/* Operands, in the order of their bits. All have the same number of batch axes, then their own axes: (heads, rows,
- * columns); sinks and slopes (heads); lengths and offsets (S32 or S64) none. Each axis has the size of the problem or
- * 1. out and lse have the layout of the forward's results. The seed is U32[2], low half first, without batch axes. With
- * CU_Q and CU_K (S32 or S64, sequences + 1 elements) the rows are those of packed sequences: there are no batch axes
- * and no mask, and lengths and offsets have one element per sequence. */
+/* Buffers, as X(name, tensor, n_inner): the tensor of the problem that a buffer fills, and the number of its axes
+ * behind the heads. All have the same number of batch axes, then their own axes: (heads, rows, columns), or (heads)
+ * alone. Each axis has the size of the problem or 1. out and lse have the layout of the forward's results. */
+#define SDPA_XLA_INPUTS(X) SDPA_DIFFERENTIABLE(X) X(where, where, 2) X(alibi_slopes, alibi_slopes, 0)
+#define SDPA_XLA_ROWS(X) X(grad_out, dout, 2) X(out, o, 2) X(lse, lse, 1)
+/* As X(name, n_inner); -1: batch axes alone. The seed is U32[2], low half first, without batch axes, the others S32 or
+ * S64. With cu_seqlens (sequences + 1 elements) the rows are those of packed sequences: there are no batch axes and no
+ * mask, and lengths and offsets have one element per sequence. */
+#define SDPA_XLA_INTEGERS(X) X(cu_seqlens_q, 0) X(cu_seqlens_k, 0) X(key_lengths, -1) X(query_offset, -1) X(seed, 0)
+
+/* Operands, in the order of their bits. */
 enum sdpa_xla_operand {
-    SDPA_XLA_QUERY,
-    SDPA_XLA_KEY,
-    SDPA_XLA_VALUE,
-    SDPA_XLA_MASK,
-    SDPA_XLA_SINKS,
-    SDPA_XLA_SLOPES,
-    SDPA_XLA_CU_Q,
-    SDPA_XLA_CU_K,
-    SDPA_XLA_LENGTHS,
-    SDPA_XLA_OFFSET,
-    SDPA_XLA_SEED,
-    SDPA_XLA_GRAD_OUT,
-    SDPA_XLA_OUT,
-    SDPA_XLA_LSE,
-    SDPA_XLA_TANGENTS, /* of query, key, value, mask, sinks */
-    SDPA_XLA_N_OPERANDS = SDPA_XLA_TANGENTS + 5
+#define SDPA_XLA_BIT(name, ...) SDPA_XLA_##name,
+#define SDPA_XLA_TANGENT_BIT(name, ...) SDPA_XLA_##name##_t,
+    SDPA_XLA_INPUTS(SDPA_XLA_BIT) SDPA_XLA_INTEGERS(SDPA_XLA_BIT) SDPA_XLA_ROWS(SDPA_XLA_BIT)
+        SDPA_DIFFERENTIABLE(SDPA_XLA_TANGENT_BIT) SDPA_XLA_N_OPERANDS
+#undef SDPA_XLA_TANGENT_BIT
+#undef SDPA_XLA_BIT
 };
 
-/* Results, in the order of their bits. Gradients are summed over axes of size 1. */
+/* Results, in the order of their bits: these, then the gradients, which are summed over axes of size 1. */
+#define SDPA_XLA_OUTPUTS(X) X(out, o, 2) X(lse, lse, 1) X(out_t, o_t, 2)
 enum sdpa_xla_result {
-    SDPA_XLA_OUT_RESULT,
-    SDPA_XLA_LSE_RESULT,
-    SDPA_XLA_TANGENT_RESULT,
-    SDPA_XLA_GRADIENTS, /* of query, key, value, mask, sinks */
-    SDPA_XLA_N_RESULTS = SDPA_XLA_GRADIENTS + 5
+#define SDPA_XLA_BIT(name, ...) SDPA_XLA_RESULT_##name,
+    SDPA_XLA_OUTPUTS(SDPA_XLA_BIT) SDPA_DIFFERENTIABLE(SDPA_XLA_BIT) SDPA_XLA_N_RESULTS
+#undef SDPA_XLA_BIT
 };
 
-/* The attribute `integers`, S64. */
+/* The attribute `integers`, S64: operand_bits, result_bits, these and then, from SDPA_XLA_LEAD, the sizes of the batch
+ * axes and of the query heads. rows_first: tensors with columns, except masks, have axes (rows, heads, columns).
+ * workers: 0 for the default, -1 for all CPUs. */
+#define SDPA_XLA_ATTRIBUTES(X) X(rows_first) X(invariant) X(workers) X(has_lower) X(lower) X(has_upper) X(upper)
 enum sdpa_xla_integer {
     SDPA_XLA_OPERAND_BITS,
     SDPA_XLA_RESULT_BITS,
-    SDPA_XLA_ROWS_FIRST, /* tensors with columns, except the mask, have axes (rows, heads, columns) */
-    SDPA_XLA_INVARIANT,
-    SDPA_XLA_WORKERS, /* 0: the default; -1: all CPUs */
-    SDPA_XLA_HAS_LOWER,
-    SDPA_XLA_LOWER,
-    SDPA_XLA_HAS_UPPER,
-    SDPA_XLA_UPPER,
-    SDPA_XLA_LEAD /* the sizes of the batch axes and, last, of the query heads */
+#define SDPA_XLA_INTEGER(name) SDPA_XLA_##name,
+    SDPA_XLA_ATTRIBUTES(SDPA_XLA_INTEGER) SDPA_XLA_LEAD
+#undef SDPA_XLA_INTEGER
 };
 
 /* The attribute `numbers`, F64. */
-enum sdpa_xla_number { SDPA_XLA_SCALE, SDPA_XLA_SOFTCAP, SDPA_XLA_DROPOUT_P, SDPA_XLA_N_NUMBERS };
+#define SDPA_XLA_NUMBERS(X) X(scale) X(softcap) X(dropout_p)
+enum sdpa_xla_number {
+#define SDPA_XLA_NUMBER(name) SDPA_XLA_NUMBER_##name,
+    SDPA_XLA_NUMBERS(SDPA_XLA_NUMBER) SDPA_XLA_N_NUMBERS
+#undef SDPA_XLA_NUMBER
+};
 
 /* forward: out and lse. tangent: the tangent of out along the given tangents. backward: gradients, from grad_out, out
  * and lse. second: the derivatives of <tangents, backward>. */

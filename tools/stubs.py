@@ -1,4 +1,5 @@
-"""Writes sdpa/_core.pyi and sdpa/_options.py from the compiled extension: `make stubs`.
+"""Writes what follows from the compiled extension: sdpa/_core.pyi, sdpa/_options.py and the list of
+options in docs/api.md: `make stubs`.
 
 Names, order, kinds and defaults of parameters come from the signatures, the types of options from
 the table in src/python/options.c. Only the other types, and the differences between composed
@@ -6,14 +7,18 @@ functions and attention, are listed here.
 """
 
 import inspect
+import itertools
 import json
-from collections.abc import Callable
+import re
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sdpa import _core
+from sdpa._table import DIFFERENTIABLE, TABLE, Option, options_of
 
-PACKAGE = Path(__file__).parents[1] / "sdpa"
+ROOT = Path(__file__).parents[1]
 WIDTH = 100  # of a line, as in pyproject.toml
 
 # ------------------------------------------------------------------------------- _core.pyi
@@ -50,7 +55,8 @@ RESULTS = {
     "_check_attention_backward": "None",
     "_close_pool": "None",
     "_isas": "dict[str, bool]",
-    "_options": "tuple[tuple[str, str, str, bool, str, int], ...]",
+    "_options": "tuple[tuple[str, str, str, bool, str, tuple[str, ...], str | None], ...]",
+    "_xla_arguments": "dict[str, Any]",
     "_xla_handlers": "dict[str, Any]",
     "_use_isa": "str",
 }
@@ -76,7 +82,7 @@ def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
 
 def option_types() -> dict[str, str]:
     """The type of each option, from the table."""
-    return {name: annotation.replace("'", '"') for name, _, annotation, *_ in _core._options()}
+    return {option.name: option.annotation.replace("'", '"') for option in TABLE}
 
 
 def literal(value: object) -> str:
@@ -185,8 +191,7 @@ def options_module() -> str:
     """The text of sdpa/_options.py."""
     # out would have the widened dtype. Derivatives could not repeat a Generator's draws.
     types = option_types() | {"rng": "int | None"}
-    taken = inspect.signature(_core.attention_forward).parameters.values()
-    names = [p.name for p in taken if p.default is not p.empty and p.name != "out"]
+    names = [name for name in options_of("attention_forward") if name != "out"]
     text = OPTIONS_HEAD
     for name, (summary, left_out, narrower) in COMPOSED.items():
         end = "\n    " if "\n" in summary else ""
@@ -197,8 +202,58 @@ def options_module() -> str:
     return text
 
 
-FILES = {"_core.pyi": core_stub, "_options.py": options_module}
+# ------------------------------------------------------------------------------- docs/api.md
+
+FAMILY = list(dict.fromkeys(name for option in TABLE for name in option.functions))
+TORCH = "scaled_dot_product_attention"
+UNBROKEN: Any = {"break_long_words": False, "break_on_hyphens": False}
+BEGIN, END = "<!-- Written by `make stubs`. -->\n", "<!-- End. -->\n"
+
+
+def documentation(option: Option) -> tuple[str, str]:
+    """(type, first sentence) in the docstring of the first function with this option."""
+    lines = inspect.getdoc(getattr(_core, option.functions[0])).splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith(f"{option.name} : "))
+    body = itertools.takewhile(lambda line: line.startswith("    "), lines[first + 1 :])
+    sentence = re.split(r"\. |\.$", " ".join(map(str.strip, body)))[0]
+    return lines[first].partition(" : ")[2], sentence
+
+
+def functions_text(functions: Sequence[str]) -> str:
+    """Which functions take an option, where not all do; PyTorch's has a sentence of its own."""
+    missing = [name for name in FAMILY if name not in functions and name != TORCH]
+    if len(missing) > len(FAMILY) / 2:
+        return f" Of {', '.join(f'`{name}`' for name in functions)} alone."
+    return f" Not of {', '.join(f'`{name}`' for name in missing)}." if missing else ""
+
+
+def list_of_options() -> str:
+    """An item for each option of `attention`, as Markdown."""
+    items = []
+    for name, option in options_of("attention").items():
+        functions = [f for x in TABLE if x.name == name for f in x.functions]
+        kind, meaning = documentation(option)
+        gradient = " It has a gradient." if name in DIFFERENTIABLE else ""
+        text = f"`{name}`: {kind}. {meaning}.{gradient}{functions_text(functions)}"
+        items.append(textwrap.fill(f"- {text}", WIDTH, subsequent_indent="  ", **UNBROKEN))
+    theirs = ", ".join(f"`{name}`" for name in options_of(TORCH))
+    note = f"`{TORCH}` has those of PyTorch's alone: {theirs}."
+    return "\n".join([*items, "", textwrap.fill(note, WIDTH, **UNBROKEN), ""])
+
+
+def api_page() -> str:
+    """The text of docs/api.md."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{list_of_options()}\n{END}{rest.partition(END)[2]}"
+
+
+FILES = {
+    "sdpa/_core.pyi": core_stub,
+    "sdpa/_options.py": options_module,
+    "docs/api.md": api_page,
+}
 
 if __name__ == "__main__":
     for file, text in FILES.items():
-        (PACKAGE / file).write_text(text(), encoding="utf-8")
+        (ROOT / file).write_text(text(), encoding="utf-8")

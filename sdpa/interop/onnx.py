@@ -23,6 +23,7 @@ import numpy as np
 
 import sdpa
 from sdpa import _arguments, _warnings
+from sdpa._table import OPTIONS
 
 try:
     import onnx
@@ -171,10 +172,9 @@ def _attention(
         mask = _padded_mask(mask, key.shape[2])
         if mask.dtype not in (np.bool_, np.float32, dtype):
             mask = mask.astype(dtype)
-    options = {
+    options = {name: x for name, x in attributes.items() if name in OPTIONS} | {
         "attn_mask": mask,
         "is_causal": bool(attributes.get("is_causal", 0)),
-        "scale": attributes.get("scale"),
         "softcap": attributes.get("softcap", 0.0) or None,
         "window": _window(
             attributes.get("left_window_size", -1), attributes.get("right_window_size", -1)

@@ -31,8 +31,10 @@ from sdpa._arrays import (
 )
 from sdpa._compose import Upstream, composed_backward
 from sdpa._philox import dropout_factors
+from sdpa._table import OPTIONS
 from sdpa.mechanisms._scores import changed_scores, changes_scores
 
+_SHARED = {"key_lengths", *(name for name, option in OPTIONS.items() if option.kind == "call")}
 # Queries in a block of the band; fewer if its arrays would have more elements than this.
 _BLOCK_ROWS, _BLOCK_ELEMENTS = 128, 1 << 21
 
@@ -68,7 +70,7 @@ class Problem:
         self.scale = _arguments.default_scale(self.query.shape[-1]) if scale is None else scale
         # The options that a block of the band shares with the whole.
         self.block_options: dict[str, Any] = {"scale": self.scale}
-        for name in options.keys() & {"enable_gqa", "key_lengths", "workers"}:
+        for name in options.keys() & _SHARED:
             self.block_options[name] = options[name]
         if self.block_options.get("key_lengths") is not None:
             lengths = _arguments.integers("key_lengths", options["key_lengths"])

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from sdpa import _core
 from sdpa._arrays import softcapped
+from sdpa._table import OPTIONS
 
-_NAMES = {name for name, *_, kind, _ in _core._options() if kind == "score"} - {"scale"}
+_NAMES = {name for name, option in OPTIONS.items() if option.kind == "score"} - {"scale"}
 
 
 def changes_scores(options: Mapping[str, Any]) -> bool:

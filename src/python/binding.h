@@ -34,17 +34,10 @@ enum sdpa_name {
 };
 _Static_assert(N_NAMES <= UINT8_MAX, "signatures keep names in bytes");
 
-/* The inputs with gradients, as X(name, tensor). Input `name` is the problem's `tensor` and has the gradient
- * d`tensor` and the tangent `tensor`_t; the arguments with its tangents are name_t and gg_name. The named tuples have a
- * field for each. */
-#define SDPA_OPERANDS(X) X(query, q) X(key, k) X(value, v)
-#define SDPA_COMMON_OPTIONS(X) X(attn_mask, mask) X(sinks, sinks)
-#define SDPA_DOT_OPTIONS(X) X(scale, scales) /* additive attention has no gradient of it */
-#define SDPA_DIFFERENTIABLE_OPTIONS(X) SDPA_COMMON_OPTIONS(X) SDPA_DOT_OPTIONS(X)
-#define SDPA_DIFFERENTIABLE(X) SDPA_OPERANDS(X) SDPA_DIFFERENTIABLE_OPTIONS(X)
-
+/* The arguments with gradients. The arguments with their tangents are name_t and gg_name. The named tuples have a field
+ * for each. */
 enum {
-#define SDPA_COUNT(name, tensor) INPUT_##name,
+#define SDPA_COUNT(name, ...) INPUT_##name,
     SDPA_OPERANDS(SDPA_COUNT) SDPA_COMMON_OPTIONS(SDPA_COUNT) N_COMMON_GRADIENTS,
     BEFORE_DOT_OPTIONS = N_COMMON_GRADIENTS - 1,
     SDPA_DOT_OPTIONS(SDPA_COUNT)

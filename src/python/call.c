@@ -19,7 +19,7 @@
 /* Whether an operand may be None: an absent tangent counts as zero, an absent bias as none. */
 static bool may_be_none(enum sdpa_name name) {
     switch (name) {
-#define TANGENTS(name, tensor)                                                                                         \
+#define TANGENTS(name, ...)                                                                                            \
     case NAME_##name##_t:                                                                                              \
     case NAME_gg_##name:
         SDPA_DIFFERENTIABLE(TANGENTS)

@@ -6,8 +6,8 @@
 #include "../runtime/memory.h"
 #include "../runtime/parallel.h"
 #include "arrays.h"
+#include "docstring.h"
 #include "docstrings.h"
-#include "options.h"
 #include "parse.h"
 
 /* Names of the ISAs that were built, or only of those that the machine has, worst first: new reference. */
@@ -79,8 +79,8 @@ static PyObject *alloc_fail_after(PyObject *module, PyObject *value) {
 }
 
 static PyObject *options(PyObject *module, PyObject *none) {
-    (void)module, (void)none;
-    return sdpa_options_describe();
+    (void)none;
+    return sdpa_options_describe(module);
 }
 
 /* A list of the arguments as plain arrays: all are converted before any is made plain. */
@@ -173,7 +173,8 @@ int sdpa_config_add(PyObject *module) {
          "_arrays($module, **arguments)\n--\n\nConvert arguments to a list of ndarrays like the functions of this "
          "module; errors begin with their names."},
         {"_options", options, METH_NOARGS,
-         "_options($module)\n--\n\nThe table of options: (name, default, annotation, keyword_only, kind, where)."},
+         "_options($module)\n--\n\nThe table of options: (name, default, annotation, keyword_only, kind, "
+         "functions, axes)."},
         {NULL, NULL, 0, NULL},
     };
     const char *forced = getenv("SDPA_ISA");

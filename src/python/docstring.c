@@ -110,3 +110,29 @@ int sdpa_entries_add(PyObject *module, const sdpa_entry *entries, int n) {
     Py_XDECREF(name);
     return failed;
 }
+
+/* The names of the functions whose bits are in `where`: new reference. */
+static PyObject *names_of(PyObject *module, unsigned where) {
+    PyObject *names = PyList_New(0);
+    for (int i = 0; names && i < N_FUNCTIONS; i++) {
+        if (!(where & IN(i))) continue;
+        PyObject *name = PyUnicode_FromString(sdpa_state_of(module)->entries[i]->name);
+        if (!name || PyList_Append(names, name) < 0) Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    PyObject *result = names ? PyList_AsTuple(names) : NULL;
+    Py_XDECREF(names);
+    return result;
+}
+
+PyObject *sdpa_options_describe(PyObject *module) {
+    PyObject *table = PyTuple_New(sdpa_n_options);
+    for (int i = 0; table && i < sdpa_n_options; i++) {
+        const sdpa_option *row = &sdpa_option_table[i];
+        PyObject *item =
+            Py_BuildValue("(sssNsNz)", sdpa_name_text(row->name), row->default_, row->annotation,
+                          PyBool_FromLong(row->keyword_only), row->kind, names_of(module, row->where), row->axes);
+        if (!item || PyTuple_SetItem(table, i, item) < 0) Py_CLEAR(table);
+    }
+    return table;
+}

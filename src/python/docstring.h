@@ -8,4 +8,8 @@
  * entries must be static. */
 int sdpa_entries_add(PyObject *module, const sdpa_entry *entries, int n);
 
+/* The table for Python: a tuple of (name, default, annotation, keyword_only, kind, names of the functions that take it,
+ * axes or None). New reference. */
+PyObject *sdpa_options_describe(PyObject *module);
+
 #endif

@@ -31,7 +31,7 @@ static PyObject *named_tuple_type(PyObject *module, const char *name, const char
 }
 
 /* Fields, each followed by a space. */
-#define FIELD(name, tensor) #name " "
+#define FIELD(name, ...) #name " "
 #define OPERAND_FIELDS SDPA_OPERANDS(FIELD)
 #define COMMON_FIELDS SDPA_COMMON_OPTIONS(FIELD)
 #define OPTION_FIELDS SDPA_DIFFERENTIABLE_OPTIONS(FIELD)

@@ -212,7 +212,7 @@ static unsigned functions_of_input(int i) {
 
 enum { N_INPUTS = INPUT_bias + 1 };
 static const char *const input_names[N_INPUTS] = {
-#define TEXT(name, tensor) #name,
+#define TEXT(name, ...) #name,
     SDPA_DIFFERENTIABLE(TEXT)
 #undef TEXT
         "grad_out",
@@ -278,14 +278,15 @@ static int read_stage(sdpa_options *options, PyObject *value) {
 const sdpa_option sdpa_option_table[] = {
     {NAME_bias, "operand", IN(ADDITIVE) | IN(ADDITIVE_FORWARD), false, true, "None", "ArrayLike | None",
      doc_option_bias, .array = true},
-    {NAME_attn_mask, "operand", IN_ALL, false, true, "None", "ArrayLike | None", doc_option_attn_mask, .array = true},
-    {NAME_where, "position", IN_ALL & ~IN(TORCH), true, true, "None", "ArrayLike | None", doc_option_where,
-     .array = true},
+    {NAME_attn_mask, "operand", IN_ALL, false, true, "None", "ArrayLike | None", doc_option_attn_mask, .array = true,
+     .axes = "hqk"},
     {NAME_dropout_p, "weight", IN_ALL, false, false, "0.0", "float", doc_option_dropout_p, .read = read_dropout},
     {NAME_is_causal, "position", IN_ALL, false, false, "False", "bool | Literal['upper_left', 'lower_right']",
      doc_option_is_causal, .read = read_causal},
+    {NAME_where, "position", IN_ALL & ~IN(TORCH), true, true, "None", "ArrayLike | None", doc_option_where,
+     .array = true, .axes = "hqk"},
     {NAME_scale, "score", IN_DOT, true, true, "None", "float | ArrayLike | None", doc_option_scale, .array = true,
-     .read = read_scale},
+     .axes = "h", .read = read_scale},
     {NAME_scale, "score", IN_ADDITIVES, true, true, "1.0", "float | None", doc_option_scale_additive,
      .read = read_scale},
     {NAME_enable_gqa, "call", IN_ALL, true, false, "False", "bool", doc_option_enable_gqa, .read = read_gqa},
@@ -294,17 +295,17 @@ const sdpa_option sdpa_option_table[] = {
     {NAME_window, "position", IN_ALL & ~IN(TORCH), true, true, "None", "tuple[int | None, int | None] | None",
      doc_option_window, .read = read_window},
     {NAME_sinks, "operand", IN_ALL & ~IN(TORCH), true, true, "None", "ArrayLike | None", doc_option_sinks,
-     .array = true},
+     .array = true, .axes = "h"},
     {NAME_alibi_slopes, "position", IN_ALL & ~IN(TORCH), true, true, "None", "ArrayLike | None",
-     doc_option_alibi_slopes, .array = true},
+     doc_option_alibi_slopes, .array = true, .axes = "h"},
     {NAME_key_lengths, "position", IN_ALL & ~IN(TORCH), true, true, "None", INTEGERS, doc_option_key_lengths,
-     OFFSET(integers, key_lengths)},
+     .axes = "", OFFSET(integers, key_lengths)},
     {NAME_query_offset, "position", IN_ALL & ~IN(TORCH), true, true, "None", INTEGERS, doc_option_query_offset,
-     OFFSET(integers, query_offset)},
+     .axes = "", OFFSET(integers, query_offset)},
     {NAME_cu_seqlens_q, "packing", IN_PACKED, true, true, "None", "ArrayLike | None", doc_option_cu_seqlens_q,
-     OFFSET(integers, cu_seqlens_q)},
+     .axes = "s", OFFSET(integers, cu_seqlens_q)},
     {NAME_cu_seqlens_k, "packing", IN_PACKED, true, true, "None", "ArrayLike | None", doc_option_cu_seqlens_k,
-     OFFSET(integers, cu_seqlens_k)},
+     .axes = "s", OFFSET(integers, cu_seqlens_k)},
     {NAME_sequence, "packing", IN(WEIGHTS), true, true, "None", "int | None", doc_option_sequence,
      .read = read_sequence},
     {NAME_rng, "weight", IN_ALL & ~IN(TORCH), true, true, "None", "int | np.random.Generator | None", doc_option_rng,
@@ -423,15 +424,4 @@ void sdpa_options_release(sdpa_options *options) {
         if (integers) Py_CLEAR(integers->array);
         if (indices) Py_CLEAR(indices->array);
     }
-}
-
-PyObject *sdpa_options_describe(void) {
-    PyObject *table = PyTuple_New(sdpa_n_options);
-    for (int i = 0; table && i < sdpa_n_options; i++) {
-        const sdpa_option *row = &sdpa_option_table[i];
-        PyObject *item = Py_BuildValue("(sssNsI)", sdpa_name_text(row->name), row->default_, row->annotation,
-                                       PyBool_FromLong(row->keyword_only), row->kind, row->where);
-        if (!item || PyTuple_SetItem(table, i, item) < 0) Py_CLEAR(table);
-    }
-    return table;
 }

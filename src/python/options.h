@@ -72,9 +72,13 @@ typedef struct sdpa_option {
     bool keyword_only; /* in functions that are not IN_KEYWORDS */
     bool has_none;     /* None is the default and means absent */
     const char *default_;
-    const char *annotation;                              /* in the stub */
-    const char *doc;                                     /* numpydoc */
-    bool array;                                          /* kept by the call */
+    const char *annotation; /* in the stub */
+    const char *doc;        /* numpydoc */
+    bool array;             /* kept by the call */
+    /* Of an array that belongs to rows of the call, for users of _options(): its own axes, the last ones, as letters of
+     * "hqk", heads, rows of query and of key; "" for one integer per batch entry; "s" for the bounds of sequences. An
+     * annotation with `float` says that a number may stand for the array. */
+    const char *axes;
     int (*read)(sdpa_options *options, PyObject *value); /* sets its fields */
     size_t integers, indices;                            /* offset of the field, or 0 */
 } sdpa_option;
@@ -87,8 +91,5 @@ extern const int sdpa_n_options;
 int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES],
                       PyArrayObject *const arrays[N_NAMES]);
 void sdpa_options_release(sdpa_options *options);
-
-/* The table for Python: a tuple of (name, default, annotation, keyword_only, kind, where). New reference. */
-PyObject *sdpa_options_describe(void);
 
 #endif

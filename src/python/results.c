@@ -44,28 +44,24 @@ static int set_input(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument, i
 typedef struct input {
     enum sdpa_name name, tangent_name, gg_name;
     size_t tensor, gradient, tangent;
+    int n_inner;
 } input;
 
 static const input inputs[N_GRADIENTS] = {
-#define INPUT(name, tensor)                                                                                            \
+#define INPUT(name, tensor, n_inner)                                                                                   \
     {NAME_##name,                                                                                                      \
      NAME_##name##_t,                                                                                                  \
      NAME_gg_##name,                                                                                                   \
      offsetof(sdpa_problem, tensor),                                                                                   \
      offsetof(sdpa_problem, d##tensor),                                                                                \
-     offsetof(sdpa_problem, tensor##_t)},
+     offsetof(sdpa_problem, tensor##_t),                                                                               \
+     n_inner},
     SDPA_DIFFERENTIABLE(INPUT)
 #undef INPUT
 };
 
 static sdpa_tensor *tensor_at(sdpa_call *call, size_t offset) {
     return (sdpa_tensor *)((char *)&call->problem + offset);
-}
-
-static bool is_per_head(const input *in) {
-#define IS(name, rows, columns) || in->gradient == offsetof(sdpa_problem, name)
-    return false SDPA_HEAD_GRADIENTS(IS);
-#undef IS
 }
 
 /* Whether an argument that may be a number or an array is a number, which has no derivatives. */
@@ -77,9 +73,8 @@ static bool is_number(const sdpa_call *call, const input *in) {
 static void set_like(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, const input *in, sdpa_dtype dtype) {
     const sdpa_problem *p = &call->problem;
     const npy_intp pairs[] = {p->n_q, p->n_k}; /* the axes of a mask may be broadcast */
-    const bool per_head = is_per_head(in);
-    const npy_intp *inner = in->name == NAME_attn_mask || per_head ? pairs : sdpa_last_axes(a);
-    sdpa_call_set(call, t, a, dtype, per_head ? 0 : 2, inner, true);
+    const bool broadcasts = in->n_inner == 0 || in->name == NAME_attn_mask;
+    sdpa_call_set(call, t, a, dtype, in->n_inner, broadcasts ? pairs : sdpa_last_axes(a), true);
 }
 
 static int set_tangent(sdpa_call *call, const input *in, enum sdpa_name tangent) {

@@ -168,7 +168,7 @@ def test_numpy_scalars_as_options():
 
 def test_none_is_absent():
     x = operands()
-    options = {name: None for name, default, *_, where in _core._options() if default == "None"}
+    options = {name: None for name, default, *_ in _core._options() if default == "None"}
     for function in ("attention", "attention_forward", "attention_weights"):
         call = getattr(sdpa, function)
         taken = inspect.signature(call).parameters

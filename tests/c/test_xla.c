@@ -56,11 +56,11 @@ static void begin(call *c) {
     c->frame.api = &api;
     c->frame.operands.items = c->operands;
     c->frame.results.items = c->results;
-    c->integers[SDPA_XLA_ROWS_FIRST] = 1;
-    c->integers[SDPA_XLA_WORKERS] = 1;
+    c->integers[SDPA_XLA_rows_first] = 1;
+    c->integers[SDPA_XLA_workers] = 1;
     c->integers[SDPA_XLA_LEAD] = N_BATCH;
     c->integers[SDPA_XLA_LEAD + 1] = N_HEAD;
-    c->numbers[SDPA_XLA_SCALE] = 0.5;
+    c->numbers[SDPA_XLA_NUMBER_scale] = 0.5;
     c->arrays[0] = (sdpa_xla_array){SDPA_XLA_S64, SDPA_XLA_LEAD + 2, c->integers};
     c->arrays[1] = (sdpa_xla_array){SDPA_XLA_F64, SDPA_XLA_N_NUMBERS, c->numbers};
     c->texts[0] = (sdpa_xla_text){"integers", 8};
@@ -71,17 +71,17 @@ static void begin(call *c) {
         c->attributes[i] = &c->arrays[i];
     }
     c->frame.attributes = (sdpa_xla_attributes){0, NULL, 2, c->kinds, c->names, c->attributes};
-    add(c, false, SDPA_XLA_QUERY, SDPA_XLA_F32, q, 4, of_q);
-    add(c, false, SDPA_XLA_KEY, SDPA_XLA_F32, k, 4, of_k);
-    add(c, false, SDPA_XLA_VALUE, SDPA_XLA_F32, v, 4, of_k);
-    add(c, false, SDPA_XLA_LENGTHS, SDPA_XLA_S32, lengths, 1, batch);
+    add(c, false, SDPA_XLA_query, SDPA_XLA_F32, q, 4, of_q);
+    add(c, false, SDPA_XLA_key, SDPA_XLA_F32, k, 4, of_k);
+    add(c, false, SDPA_XLA_value, SDPA_XLA_F32, v, 4, of_k);
+    add(c, false, SDPA_XLA_key_lengths, SDPA_XLA_S32, lengths, 1, batch);
 }
 
 static void begin_forward(call *c) {
     static const int64_t of_o[] = {N_BATCH, N_Q, N_HEAD, D}, of_lse[] = {N_BATCH, N_HEAD, N_Q};
     begin(c);
-    add(c, true, SDPA_XLA_OUT_RESULT, SDPA_XLA_F32, o, 4, of_o);
-    add(c, true, SDPA_XLA_LSE_RESULT, SDPA_XLA_F32, lse, 3, of_lse);
+    add(c, true, SDPA_XLA_RESULT_out, SDPA_XLA_F32, o, 4, of_o);
+    add(c, true, SDPA_XLA_RESULT_lse, SDPA_XLA_F32, lse, 3, of_lse);
 }
 
 static const int64_t batch_length = 8; /* bytes */
@@ -135,26 +135,26 @@ static void test_passes(void) {
     for (int softcap = 0; softcap < 2; softcap++) {
         float expected[LSE_SIZE];
         begin_forward(&c);
-        c.numbers[SDPA_XLA_SOFTCAP] = softcap;
+        c.numbers[SDPA_XLA_NUMBER_softcap] = softcap;
         CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
         memcpy(expected, lse, sizeof lse);
         begin(&c);
-        c.numbers[SDPA_XLA_SOFTCAP] = softcap;
-        add(&c, true, SDPA_XLA_LSE_RESULT, SDPA_XLA_F32, lse, 3, of_lse);
+        c.numbers[SDPA_XLA_NUMBER_softcap] = softcap;
+        add(&c, true, SDPA_XLA_RESULT_lse, SDPA_XLA_F32, lse, 3, of_lse);
         memset(lse, 0xff, sizeof lse);
         CHECK(!sdpa_xla_forward(&c.frame) && !memcmp(lse, expected, sizeof lse), "lse alone, softcap %d", softcap);
     }
     begin_forward(&c);
-    c.integers[SDPA_XLA_WORKERS] = -1;
+    c.integers[SDPA_XLA_workers] = -1;
     CHECK(!sdpa_xla_forward(&c.frame) && !memcmp(o, o2, sizeof o), "as many threads as CPUs");
 
     begin(&c);
-    add(&c, false, SDPA_XLA_GRAD_OUT, SDPA_XLA_F32, dout, 4, of_q);
-    add(&c, false, SDPA_XLA_OUT, SDPA_XLA_F32, o, 4, of_q);
-    add(&c, false, SDPA_XLA_LSE, SDPA_XLA_F32, lse, 3, of_lse);
-    add(&c, true, SDPA_XLA_GRADIENTS, SDPA_XLA_F32, dq, 4, of_q);
-    add(&c, true, SDPA_XLA_GRADIENTS + 1, SDPA_XLA_F32, dk, 4, of_k);
-    add(&c, true, SDPA_XLA_GRADIENTS + 2, SDPA_XLA_F32, dv, 4, of_k);
+    add(&c, false, SDPA_XLA_grad_out, SDPA_XLA_F32, dout, 4, of_q);
+    add(&c, false, SDPA_XLA_out, SDPA_XLA_F32, o, 4, of_q);
+    add(&c, false, SDPA_XLA_lse, SDPA_XLA_F32, lse, 3, of_lse);
+    add(&c, true, SDPA_XLA_RESULT_query, SDPA_XLA_F32, dq, 4, of_q);
+    add(&c, true, SDPA_XLA_RESULT_key, SDPA_XLA_F32, dk, 4, of_k);
+    add(&c, true, SDPA_XLA_RESULT_value, SDPA_XLA_F32, dv, 4, of_k);
     memset(dk, 0xff, sizeof dk); /* XLA's memory is not cleared */
     CHECK(!sdpa_xla_backward(&c.frame), "%s", last_error);
     p.dout.data = (char *)dout, p.dq.data = (char *)dq2, p.dk.data = (char *)dk2, p.dv.data = (char *)dv2;
@@ -167,10 +167,10 @@ static void test_passes(void) {
     fill(lse2, LSE_SIZE);
     memcpy(o, o2, sizeof o);
     memcpy(lse, lse2, sizeof lse);
-    add(&c, false, SDPA_XLA_OUT, SDPA_XLA_F32, o, 4, of_q);
-    add(&c, false, SDPA_XLA_LSE, SDPA_XLA_F32, lse, 3, of_lse);
-    add(&c, false, SDPA_XLA_TANGENTS, SDPA_XLA_F32, dout, 4, of_q);
-    add(&c, true, SDPA_XLA_TANGENT_RESULT, SDPA_XLA_F32, dq, 4, of_q);
+    add(&c, false, SDPA_XLA_out, SDPA_XLA_F32, o, 4, of_q);
+    add(&c, false, SDPA_XLA_lse, SDPA_XLA_F32, lse, 3, of_lse);
+    add(&c, false, SDPA_XLA_query_t, SDPA_XLA_F32, dout, 4, of_q);
+    add(&c, true, SDPA_XLA_RESULT_out_t, SDPA_XLA_F32, dq, 4, of_q);
     CHECK(!sdpa_xla_tangent(&c.frame), "%s", last_error);
     CHECK(!memcmp(o, o2, sizeof o) && !memcmp(lse, lse2, sizeof lse), "operands of forward mode");
     sdpa_problem tangent = written(copies);
@@ -191,20 +191,20 @@ static void add_options(call *c) {
     static const int64_t of_mask[] = {N_BATCH, 1, N_Q, N_K}, of_sinks[] = {1, N_HEAD}, of_slopes[] = {N_BATCH, 1};
     static const int64_t batch[] = {N_BATCH}, of_q[] = {N_BATCH, N_Q, N_HEAD, D}, of_k[] = {1, N_K, 1, D}, two[] = {2};
     c->frame.operands.size = c->integers[SDPA_XLA_OPERAND_BITS] = 0;
-    add(c, false, SDPA_XLA_QUERY, SDPA_XLA_F32, q, 4, of_q);
-    add(c, false, SDPA_XLA_KEY, SDPA_XLA_F32, k, 4, of_k);
-    add(c, false, SDPA_XLA_VALUE, SDPA_XLA_F32, v, 4, of_k);
-    add(c, false, SDPA_XLA_MASK, SDPA_XLA_F32, mask, 4, of_mask);
-    add(c, false, SDPA_XLA_SINKS, SDPA_XLA_F32, sinks, 2, of_sinks);
-    add(c, false, SDPA_XLA_SLOPES, SDPA_XLA_F32, slopes, 2, of_slopes);
-    add(c, false, SDPA_XLA_LENGTHS, SDPA_XLA_S32, lengths, 1, batch);
-    add(c, false, SDPA_XLA_OFFSET, SDPA_XLA_S64, offsets, 1, batch);
-    add(c, false, SDPA_XLA_SEED, SDPA_XLA_U32, seed, 1, two);
-    c->integers[SDPA_XLA_HAS_LOWER] = c->integers[SDPA_XLA_HAS_UPPER] = 1;
-    c->integers[SDPA_XLA_LOWER] = -2;
-    c->integers[SDPA_XLA_UPPER] = 1;
-    c->numbers[SDPA_XLA_SOFTCAP] = 3;
-    c->numbers[SDPA_XLA_DROPOUT_P] = 0.25;
+    add(c, false, SDPA_XLA_query, SDPA_XLA_F32, q, 4, of_q);
+    add(c, false, SDPA_XLA_key, SDPA_XLA_F32, k, 4, of_k);
+    add(c, false, SDPA_XLA_value, SDPA_XLA_F32, v, 4, of_k);
+    add(c, false, SDPA_XLA_attn_mask, SDPA_XLA_F32, mask, 4, of_mask);
+    add(c, false, SDPA_XLA_sinks, SDPA_XLA_F32, sinks, 2, of_sinks);
+    add(c, false, SDPA_XLA_alibi_slopes, SDPA_XLA_F32, slopes, 2, of_slopes);
+    add(c, false, SDPA_XLA_key_lengths, SDPA_XLA_S32, lengths, 1, batch);
+    add(c, false, SDPA_XLA_query_offset, SDPA_XLA_S64, offsets, 1, batch);
+    add(c, false, SDPA_XLA_seed, SDPA_XLA_U32, seed, 1, two);
+    c->integers[SDPA_XLA_has_lower] = c->integers[SDPA_XLA_has_upper] = 1;
+    c->integers[SDPA_XLA_lower] = -2;
+    c->integers[SDPA_XLA_upper] = 1;
+    c->numbers[SDPA_XLA_NUMBER_softcap] = 3;
+    c->numbers[SDPA_XLA_NUMBER_dropout_p] = 0.25;
 }
 
 static void write_options(sdpa_problem *p) {
@@ -241,11 +241,11 @@ static void test_options(void) {
 
     begin(&c);
     add_options(&c);
-    add(&c, false, SDPA_XLA_GRAD_OUT, SDPA_XLA_F32, dout, 4, of_q);
-    add(&c, false, SDPA_XLA_OUT, SDPA_XLA_F32, o, 4, of_q);
-    add(&c, false, SDPA_XLA_LSE, SDPA_XLA_F32, lse, 3, of_lse);
-    add(&c, true, SDPA_XLA_GRADIENTS + 3, SDPA_XLA_F32, dmask, 4, of_mask);
-    add(&c, true, SDPA_XLA_GRADIENTS + 4, SDPA_XLA_F32, dsinks, 2, of_sinks);
+    add(&c, false, SDPA_XLA_grad_out, SDPA_XLA_F32, dout, 4, of_q);
+    add(&c, false, SDPA_XLA_out, SDPA_XLA_F32, o, 4, of_q);
+    add(&c, false, SDPA_XLA_lse, SDPA_XLA_F32, lse, 3, of_lse);
+    add(&c, true, SDPA_XLA_RESULT_attn_mask, SDPA_XLA_F32, dmask, 4, of_mask);
+    add(&c, true, SDPA_XLA_RESULT_sinks, SDPA_XLA_F32, dsinks, 2, of_sinks);
     memset(dmask, 0xff, sizeof dmask);
     memset(dsinks, 0xff, sizeof dsinks);
     CHECK(!sdpa_xla_backward(&c.frame), "%s", last_error);
@@ -266,11 +266,11 @@ static void test_second(void) {
     begin_forward(&c);
     CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
     begin(&c);
-    add(&c, false, SDPA_XLA_GRAD_OUT, SDPA_XLA_F32, dout, 4, of_q);
-    add(&c, false, SDPA_XLA_OUT, SDPA_XLA_F32, o, 4, of_q);
-    add(&c, false, SDPA_XLA_LSE, SDPA_XLA_F32, lse, 3, of_lse);
-    add(&c, false, SDPA_XLA_TANGENTS, SDPA_XLA_F32, tangent, 4, of_q);
-    add(&c, true, SDPA_XLA_GRADIENTS + 1, SDPA_XLA_F32, dk, 4, of_k);
+    add(&c, false, SDPA_XLA_grad_out, SDPA_XLA_F32, dout, 4, of_q);
+    add(&c, false, SDPA_XLA_out, SDPA_XLA_F32, o, 4, of_q);
+    add(&c, false, SDPA_XLA_lse, SDPA_XLA_F32, lse, 3, of_lse);
+    add(&c, false, SDPA_XLA_query_t, SDPA_XLA_F32, tangent, 4, of_q);
+    add(&c, true, SDPA_XLA_RESULT_key, SDPA_XLA_F32, dk, 4, of_k);
     memset(dk, 0xff, sizeof dk);
     CHECK(!sdpa_xla_second(&c.frame), "%s", last_error);
     sdpa_problem p = written(copies);
@@ -299,12 +299,12 @@ static void test_types(void) {
         begin(&c);
         c.frame.operands.size = c.integers[SDPA_XLA_OPERAND_BITS] = 0;
         c.integers[SDPA_XLA_LEAD] = c.integers[SDPA_XLA_LEAD + 1] = 1;
-        add(&c, false, SDPA_XLA_QUERY, types[t].type, pair, 4, rows);
-        add(&c, false, SDPA_XLA_KEY, types[t].type, x, 4, one);
-        add(&c, false, SDPA_XLA_VALUE, types[t].type, x, 4, one);
-        add(&c, false, SDPA_XLA_MASK, SDPA_XLA_PRED, keep, 4, of_mask);
-        add(&c, true, SDPA_XLA_OUT_RESULT, types[t].type, out, 4, rows);
-        add(&c, true, SDPA_XLA_LSE_RESULT, types[t].bytes == 8 ? SDPA_XLA_F64 : SDPA_XLA_F32, lses, 3, of_lse);
+        add(&c, false, SDPA_XLA_query, types[t].type, pair, 4, rows);
+        add(&c, false, SDPA_XLA_key, types[t].type, x, 4, one);
+        add(&c, false, SDPA_XLA_value, types[t].type, x, 4, one);
+        add(&c, false, SDPA_XLA_attn_mask, SDPA_XLA_PRED, keep, 4, of_mask);
+        add(&c, true, SDPA_XLA_RESULT_out, types[t].type, out, 4, rows);
+        add(&c, true, SDPA_XLA_RESULT_lse, types[t].bytes == 8 ? SDPA_XLA_F64 : SDPA_XLA_F32, lses, 3, of_lse);
         CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
         const size_t size = (size_t)types[t].bytes;
         CHECK(!memcmp(out, x, size) && !memcmp(out + size, zero, size), "type %d", types[t].type);
@@ -323,11 +323,11 @@ static void test_groups(void) {
         c.frame.operands.size = c.integers[SDPA_XLA_OPERAND_BITS] = 0;
         c.integers[SDPA_XLA_LEAD] = 1;
         c.integers[SDPA_XLA_LEAD + 1] = HEADS;
-        add(&c, false, SDPA_XLA_QUERY, SDPA_XLA_F32, q, 4, of_q);
-        add(&c, false, SDPA_XLA_KEY, SDPA_XLA_F32, n_k ? k : NULL, 4, of_k);
-        add(&c, false, SDPA_XLA_VALUE, SDPA_XLA_F32, n_k ? v : NULL, 4, of_k);
-        add(&c, true, SDPA_XLA_OUT_RESULT, SDPA_XLA_F32, o, 4, of_q);
-        add(&c, true, SDPA_XLA_LSE_RESULT, SDPA_XLA_F32, lse, 3, of_lse);
+        add(&c, false, SDPA_XLA_query, SDPA_XLA_F32, q, 4, of_q);
+        add(&c, false, SDPA_XLA_key, SDPA_XLA_F32, n_k ? k : NULL, 4, of_k);
+        add(&c, false, SDPA_XLA_value, SDPA_XLA_F32, n_k ? v : NULL, 4, of_k);
+        add(&c, true, SDPA_XLA_RESULT_out, SDPA_XLA_F32, o, 4, of_q);
+        add(&c, true, SDPA_XLA_RESULT_lse, SDPA_XLA_F32, lse, 3, of_lse);
         c.dims[1][1] = c.dims[2][1] = n_k;
         CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
         sdpa_problem p = written(unused);
@@ -349,13 +349,13 @@ static void begin_packed(call *c, int32_t cu_q[3], int32_t cu_k[3]) {
     c->frame.operands.size = c->integers[SDPA_XLA_OPERAND_BITS] = 0;
     c->integers[SDPA_XLA_LEAD] = N_HEAD;
     c->arrays[0].size = SDPA_XLA_LEAD + 1;
-    add(c, false, SDPA_XLA_QUERY, SDPA_XLA_F32, q, 3, of_q);
-    add(c, false, SDPA_XLA_KEY, SDPA_XLA_F32, k, 3, of_k);
-    add(c, false, SDPA_XLA_VALUE, SDPA_XLA_F32, v, 3, of_k);
-    add(c, false, SDPA_XLA_CU_Q, SDPA_XLA_S32, cu_q, 1, ends);
-    add(c, false, SDPA_XLA_CU_K, SDPA_XLA_S32, cu_k, 1, ends);
-    add(c, true, SDPA_XLA_OUT_RESULT, SDPA_XLA_F32, o, 3, of_q);
-    add(c, true, SDPA_XLA_LSE_RESULT, SDPA_XLA_F32, lse, 2, of_lse);
+    add(c, false, SDPA_XLA_query, SDPA_XLA_F32, q, 3, of_q);
+    add(c, false, SDPA_XLA_key, SDPA_XLA_F32, k, 3, of_k);
+    add(c, false, SDPA_XLA_value, SDPA_XLA_F32, v, 3, of_k);
+    add(c, false, SDPA_XLA_cu_seqlens_q, SDPA_XLA_S32, cu_q, 1, ends);
+    add(c, false, SDPA_XLA_cu_seqlens_k, SDPA_XLA_S32, cu_k, 1, ends);
+    add(c, true, SDPA_XLA_RESULT_out, SDPA_XLA_F32, o, 3, of_q);
+    add(c, true, SDPA_XLA_RESULT_lse, SDPA_XLA_F32, lse, 2, of_lse);
 }
 
 static void test_packed_rows(void) {
@@ -380,7 +380,7 @@ static void test_packed_rows(void) {
     static const int64_t two[] = {2}, three[] = {3};
     int32_t per_sequence[] = {4, 0, 0};
     begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
-    add(&c, false, SDPA_XLA_LENGTHS, SDPA_XLA_S32, per_sequence, 1, two);
+    add(&c, false, SDPA_XLA_key_lengths, SDPA_XLA_S32, per_sequence, 1, two);
     CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
     CHECK(!memcmp(o, o2, sizeof o / N_BATCH / N_Q), "a sequence of all its keys");
     for (int i = N_HEAD * D; i < (int)(n_o / sizeof *o); i++) CHECK(o[i] == 0, "a sequence without keys, %d", i);
@@ -389,8 +389,8 @@ static void test_packed_rows(void) {
     /* The second query of the second sequence sees its key at offset -1, the first sees none. */
     int32_t shifts[] = {0, -1, 0};
     begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
-    add(&c, false, SDPA_XLA_OFFSET, SDPA_XLA_S32, shifts, 1, two);
-    c.integers[SDPA_XLA_HAS_UPPER] = 1;
+    add(&c, false, SDPA_XLA_query_offset, SDPA_XLA_S32, shifts, 1, two);
+    c.integers[SDPA_XLA_has_upper] = 1;
     CHECK(!sdpa_xla_forward(&c.frame), "%s", last_error);
     CHECK(!memcmp(o, v, sizeof *v * D), "the first query sees the first key alone");
     for (int i = 0; i < N_HEAD * D; i++) {
@@ -399,7 +399,7 @@ static void test_packed_rows(void) {
               (double)seen);
     }
     begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
-    add(&c, false, SDPA_XLA_OFFSET, SDPA_XLA_S32, shifts, 1, three);
+    add(&c, false, SDPA_XLA_query_offset, SDPA_XLA_S32, shifts, 1, three);
     CHECK(sdpa_xla_forward(&c.frame), "three offsets for two sequences");
 
     int32_t bad[][3] = {{0, 1, N_Q + 1}, {1, 1, N_Q}, {0, N_Q + 1, N_Q}};
@@ -418,18 +418,18 @@ static void test_packed_rows(void) {
         begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
         if (i == 0) c.buffers[3].rank = 2;
         if (i == 1) c.dims[3][0] = 0;
-        if (i == 2) add(&c, false, SDPA_XLA_LENGTHS, SDPA_XLA_S32, per_sequence, 2, pairs_of);
+        if (i == 2) add(&c, false, SDPA_XLA_key_lengths, SDPA_XLA_S32, per_sequence, 2, pairs_of);
         if (i == 3) {
             c.frame.operands.size -= 2, c.integers[SDPA_XLA_OPERAND_BITS] = 7;
-            add(&c, false, SDPA_XLA_MASK, SDPA_XLA_F32, packed_mask, 3, (int64_t[]){1, N_Q, N_K});
-            add(&c, false, SDPA_XLA_CU_Q, SDPA_XLA_S32, cu_q, 1, three);
-            add(&c, false, SDPA_XLA_CU_K, SDPA_XLA_S32, cu_k, 1, three);
+            add(&c, false, SDPA_XLA_attn_mask, SDPA_XLA_F32, packed_mask, 3, (int64_t[]){1, N_Q, N_K});
+            add(&c, false, SDPA_XLA_cu_seqlens_q, SDPA_XLA_S32, cu_q, 1, three);
+            add(&c, false, SDPA_XLA_cu_seqlens_k, SDPA_XLA_S32, cu_k, 1, three);
         }
         last_code = 0;
         CHECK(sdpa_xla_forward(&c.frame) && last_code == SDPA_XLA_INVALID_ARGUMENT, "packed, %d", i);
     }
     begin_packed(&c, (int32_t[]){0, 1, N_Q}, (int32_t[]){0, 4, N_K});
-    c.integers[SDPA_XLA_OPERAND_BITS] &= ~(1 << SDPA_XLA_CU_K);
+    c.integers[SDPA_XLA_OPERAND_BITS] &= ~(1 << SDPA_XLA_cu_seqlens_k);
     c.frame.operands.size--;
     CHECK(sdpa_xla_forward(&c.frame), "cu_seqlens of the queries alone");
     for (int n = 0; n < 2; n++) {
@@ -481,7 +481,8 @@ static void test_refused(void) {
     REFUSED(SDPA_XLA_INVALID_ARGUMENT, (add_options(&c), c.buffers[8].type = SDPA_XLA_S32));
     REFUSED(SDPA_XLA_INVALID_ARGUMENT, (add_options(&c), c.dims[8][0] = 1));
     REFUSED(SDPA_XLA_INVALID_ARGUMENT, (add_options(&c), c.dims[3][3] = N_K - 1));
-    REFUSED(SDPA_XLA_INVALID_ARGUMENT, add(&c, false, SDPA_XLA_CU_Q, SDPA_XLA_S32, lengths, 1, (int64_t[]){N_BATCH}));
+    REFUSED(SDPA_XLA_INVALID_ARGUMENT,
+            add(&c, false, SDPA_XLA_cu_seqlens_q, SDPA_XLA_S32, lengths, 1, (int64_t[]){N_BATCH}));
     lengths[1] = N_K + 1;
     REFUSED(SDPA_XLA_INVALID_ARGUMENT, (void)0);
     CHECK(strcmp(last_error, "key_lengths: expected integers from 0 to Lk = 5, got 6") == 0, "%s", last_error);

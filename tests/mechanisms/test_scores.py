@@ -16,7 +16,8 @@ from support.helpers import (
 )
 
 import sdpa
-from sdpa import _core, _options, reference
+from sdpa import _options, reference
+from sdpa._table import options_of
 from sdpa.reference import arrays
 from sdpa.reference import scores as oracle
 
@@ -438,8 +439,8 @@ def test_memory_grows_with_the_length(rng, mechanism):
 
 def test_options_are_those_of_the_table():
     """They are attention_forward's, but for some; of cosines also no scale."""
-    rows = _core._options()
-    table = {name for name, *_, kind, where in rows if where & 4 and kind != "packing"}
+    options = options_of("attention_forward")
+    table = {name for name, option in options.items() if option.kind != "packing"}
     table -= {"out", "invariant"}
     assert set(_options.BilinearOptions.__annotations__) == table
     assert set(_options.CosineOptions.__annotations__) == table - {"scale"}

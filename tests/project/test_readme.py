@@ -80,7 +80,7 @@ def test_options_are_there_and_all_are_mentioned():
     section = API[API.index("## Options of attention") : API.index("## Worth knowing")]
     signature = sdpa.attention.__text_signature__
     options = re.findall(r"(\w+)=", signature)
-    assert sorted(options) == sorted(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+    assert sorted(options) == sorted(re.findall(r"^- `(\w+)`: ", section, re.MULTILINE))
 
 
 def make_targets():

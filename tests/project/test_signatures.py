@@ -14,17 +14,62 @@ from support.calls import backward_operands, operands
 
 import sdpa
 from sdpa import _core
+from sdpa._table import TABLE, options_of
 
 ROOT = Path(__file__).parents[2]
+ROWS, ADDED = "grad_out, query, key, value, out, lse", "w_query, w_key, w_score, bias"
+# The parameters in front of the options; those behind the bar are keywords.
+OPERANDS = {
+    "attention": "query, key, value",
+    "attention_forward": "query, key, value",
+    "scaled_dot_product_attention": "query, key, value",
+    "attention_backward": ROWS,
+    "attention_jvp": "query, key, value, query_t, key_t, value_t",
+    "attention_double_backward": f"gg_query, gg_key, gg_value, {ROWS}",
+    "attention_statistics": "query, key, *",
+    "attention_received": "query, key, *",
+    "attention_weights": "query, key, *",
+    "additive_attention": "query, key, value, w_query, w_key, w_score, bias=None, *",
+    "additive_attention_forward": "query, key, value, w_query, w_key, w_score, bias=None, *",
+    "additive_attention_backward": ROWS.replace("out, lse", f"{ADDED}, out, lse, *"),
+}
+
+
+def signature(name):
+    """The signature by the table of options."""
+    parts = OPERANDS[name].split(", ")
+    for option in options_of(name).values():
+        if option.name != "bias":
+            parts += ["*"] * (option.keyword_only and "*" not in parts)
+            parts.append(f"{option.name}={option.default!r}")
+    return f"({', '.join(parts)})"
+
+
+SIGNATURES = {name: signature(name) for name in OPERANDS} | {"merge_attention": "(outs, lses)"}
 FUNCTIONS = [name for name in sdpa.__all__ if callable(getattr(sdpa, name)) and name.islower()]
 DOCUMENTED = {name: getattr(sdpa, name) for name in FUNCTIONS} | {
     name: getattr(sdpa.bias, name) for name in sdpa.bias.__all__ if name.islower()
 }
 
 
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name):
+    assert str(inspect.signature(getattr(sdpa, name))) == SIGNATURES[name]
+
+
+def test_options_have_a_place_in_few_functions():
+    """Those that PyTorch's function has; additive attention has a bias there."""
+    assert {x.name for x in TABLE if not x.keyword_only} == {
+        *("attn_mask", "dropout_p", "is_causal", "bias"),
+    }
+    for function, n in ((sdpa.attention, 6), (sdpa.attention_backward, 9)):
+        kinds = [x.kind for x in inspect.signature(function).parameters.values()]
+        assert kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD) == n
+
+
 def test_torch_signature(torch):
     documented = torch.nn.functional.scaled_dot_product_attention.__doc__.split(" -> ")[0]
-    ours = str(inspect.signature(sdpa.scaled_dot_product_attention)).replace("*, ", "")
+    ours = SIGNATURES["scaled_dot_product_attention"].replace("*, ", "")
     assert "".join(documented.split()) == "scaled_dot_product_attention" + "".join(ours.split())
 
 
@@ -36,12 +81,12 @@ def stubs():
     return module
 
 
-@pytest.mark.parametrize("file", ["_core.pyi", "_options.py"])
+@pytest.mark.parametrize("file", ["sdpa/_core.pyi", "sdpa/_options.py", "docs/api.md"])
 def test_generated_files_are_up_to_date(file):
-    assert set(stubs().FILES) == {"_core.pyi", "_options.py"}
-    written = (ROOT / "sdpa" / file).read_text(encoding="utf-8")
+    assert file in stubs().FILES
+    written = (ROOT / file).read_text(encoding="utf-8")
     if written != stubs().FILES[file]():
-        pytest.fail(f"sdpa/{file} does not fit the extension: run make stubs")
+        pytest.fail(f"{file} does not fit the extension: run make stubs")
 
 
 def stub():
@@ -66,28 +111,23 @@ def test_stub_agrees_with_the_signatures():
         defaults = [ast.literal_eval(d) for d in (*args.defaults, *args.kw_defaults)]
         assert defaults == [p.default for p in parameters if p.default is not p.empty]
     compiled = {name for name in FUNCTIONS if getattr(sdpa, name).__module__ == "sdpa._core"}
-    assert compiled <= set(stub())
+    assert set(SIGNATURES) < compiled <= set(stub())
 
 
 def test_an_option_has_one_type_and_one_kind():
-    rows = _core._options()
-    assert len({(name, annotation, kind) for name, _, annotation, _, kind, _ in rows}) == len(
-        {name for name, *_ in rows}
-    )
-    kinds = {kind for *_, kind, _ in rows}
+    names = {option.name for option in TABLE}
+    assert len({(x.name, x.annotation, x.kind, x.axes) for x in TABLE}) == len(names)
+    kinds = {option.kind for option in TABLE}
     assert kinds == {"operand", "position", "packing", "score", "weight", "call", "derivative"}
 
 
 def test_every_option_has_its_type_in_the_stub():
-    table = {name: ast.unparse(ast.parse(a)) for name, _, a, *_ in _core._options()}
-    seen = set()
-    for function, node in stub().items():
-        n = len(node.args.args) - len(node.args.defaults)
-        for argument in (*node.args.args[n:], *node.args.kwonlyargs):
-            if "attention" in function:
-                assert ast.unparse(argument.annotation) == table[argument.arg], function
-                seen.add(argument.arg)
-    assert seen == set(table)
+    table = {option.name: ast.unparse(ast.parse(option.annotation)) for option in TABLE}
+    for function in SIGNATURES:
+        args = stub()[function].args
+        n = len(args.args) - len(args.defaults)
+        for argument in (*args.args[n:], *args.kwonlyargs):
+            assert ast.unparse(argument.annotation) == table[argument.arg], (function, argument.arg)
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)

@@ -12,8 +12,8 @@ reverse and forward mode:
 >>> grad(loss)(query).shape
 (3, 4)
 
-Pass arrays to be differentiated as positional arguments or as `sinks`. Gradients have the dtype of
-their argument, even where autograd has changed the dtype of the incoming gradient.
+Gradients have the dtype of their argument, even where autograd has changed the dtype of the
+incoming gradient.
 
 Where a derivative comes from
 -----------------------------

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import autograd.numpy as anp
@@ -14,42 +13,40 @@ from autograd.builtins import tuple as traced_tuple
 from autograd.extend import defjvp_argnums, defvjp_argnums, primitive
 
 import sdpa
-from sdpa import _warnings
-from sdpa.interop.autograd._modes import Call, Function, jvp_of, plain, vjp_of
+from sdpa import _arguments, _warnings
+from sdpa._arrays import repeat_heads
+from sdpa._table import (
+    DIFFERENTIABLE,
+    DIFFERENTIABLE_OPTIONS,
+    OPERANDS,
+    OPTIONS,
+    given,
+    options_of,
+    signature,
+)
+from sdpa.interop.autograd._modes import Call, Function, jvp_of, plain, refuse_out, vjp_of
 from sdpa.interop.autograd._softmax import logsumexp, softmax
 from sdpa.mechanisms._scores import changed_scores
 
 __all__ = ["attention", "attention_forward"]
 
-_OPERANDS = ("query", "key", "value", "attn_mask", "sinks")
 _POSITIONS, _PACKING = (
-    {name for name, *_, kind, _ in sdpa._core._options() if kind == wanted}
+    {name for name, option in options_of("attention_weights").items() if option.kind == wanted}
     for wanted in ("position", "packing")
 )
+_MASKS = [name for name, option in OPTIONS.items() if option.axes == "hqk"]
 
 
-def attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool | str = False,
-    *,
-    sinks: Any = None,
-    rng: int | np.random.Generator | None = None,
-    **options: Any,
-) -> Any:
-    """`sdpa.attention`, differentiable in query, key, value, a floating attn_mask and sinks.
+def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> Any:
+    """`sdpa.attention`, with the gradients of `sdpa.attention_backward`.
 
     Parameters
     ----------
-    query, key, value, attn_mask, dropout_p, is_causal, sinks
+    query, key, value
         As in `sdpa.attention`.
-    rng : int, numpy.random.Generator or None
-        Seed of dropout. For a Generator or None one seed is drawn, and all derivatives use it.
-    **options
-        The other options of `sdpa.attention` except out. They are constants.
+    *args, **options
+        The options of `sdpa.attention` except out. Those without a gradient are constants. Where
+        rng is a Generator or None one seed is drawn, and all derivatives use it.
 
     Returns
     -------
@@ -72,22 +69,10 @@ def attention(
     array([[0.5],
            [0.5]])
     """
-    options |= {"dropout_p": dropout_p, "is_causal": is_causal, "rng": rng}
-    return _attention(Call(options), query, key, value, attn_mask, sinks)
+    return _attention(*_call(attention, (query, key, value), args, options))
 
 
-def attention_forward(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool | str = False,
-    *,
-    sinks: Any = None,
-    rng: int | None = None,
-    **options: Any,
-) -> Any:
+def attention_forward(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> Any:
     """`sdpa.attention_forward`: the tuple (out, lse), both differentiable.
 
     Parameters and errors are those of `attention`.
@@ -102,13 +87,40 @@ def attention_forward(
     >>> grad(loss)(query)  # the mean of the keys, because the weights are equal
     array([[0.5, 0.5]])
     """
-    options |= {"dropout_p": dropout_p, "is_causal": is_causal, "rng": rng}
-    return _attention_forward(Call(options), query, key, value, attn_mask, sinks)
+    return _attention_forward(*_call(attention_forward, (query, key, value), args, options))
+
+
+_function: Any
+for _function in attention, attention_forward:
+    _function.__signature__ = signature(Any)
+
+
+def _call(function: Function, operands: Any, args: Any, options: Any) -> tuple[Any, ...]:
+    """The call and its operands, those of DIFFERENTIABLE."""
+    refuse_out(options)
+    options = given(function, args, options)
+    extra = [options.pop(name, None) for name in DIFFERENTIABLE_OPTIONS]
+    return Call(options), *operands, *extra
+
+
+def _split(call: Call, operands: Any) -> tuple[Any, dict[str, Any]]:
+    """(query, key, value), and all options that are given."""
+    n = len(OPERANDS)
+    extra = dict(zip(DIFFERENTIABLE_OPTIONS, operands[n:], strict=True))
+    return operands[:n], {name: x for name, x in extra.items() if x is not None} | call.options
+
+
+def _tangents(pattern: str, names: Any, tangents: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Tangents of query, key and value, and of the options under names of this pattern."""
+    t = dict(zip(names, tangents, strict=True))
+    return [t.get(name) for name in OPERANDS], {
+        pattern.format(name): x for name, x in t.items() if name in DIFFERENTIABLE_OPTIONS
+    }
 
 
 def _run(call: Call, *operands: Any) -> None:
-    *given, sinks = operands
-    call.out, call.lse = sdpa.attention_forward(*given, sinks=sinks, **call.options)
+    arrays, keywords = _split(call, operands)
+    call.out, call.lse = sdpa.attention_forward(*arrays, **keywords)
 
 
 @primitive
@@ -129,11 +141,10 @@ def _backward(
     call: Call, needs: tuple[str, ...], grad_out: Any, grad_lse: Any, *operands: Any
 ) -> Any:
     """A tuple: gradients of <grad_out, out> + <grad_lse, lse> for the operands in `needs`."""
-    *given, sinks = operands
+    arrays, keywords = _split(call, operands)
     grads = sdpa.attention_backward(
-        *(np.asarray(grad_out, call.out.dtype), *given[:3], call.out, call.lse, given[3]),
-        **call.options,
-        sinks=sinks,
+        *(np.asarray(grad_out, call.out.dtype), *arrays, call.out, call.lse),
+        **keywords,
         grad_lse=None if grad_lse is None else np.asarray(grad_lse, call.lse.dtype),
         needs=needs,
     )
@@ -144,15 +155,9 @@ def _backward(
 @_warnings.silenced()  # the forward has warned
 def _jvp(call: Call, names: tuple[str, ...], tangents: Any, *operands: Any) -> Any:
     """Tangent of out along the tangents of the operands called `names`."""
-    t = dict.fromkeys(_OPERANDS) | dict(zip(names, tangents, strict=True))
-    *given, sinks = operands
-    return sdpa.attention_jvp(
-        *(*given[:3], t["query"], t["key"], t["value"], given[3]),
-        **call.options,
-        sinks=sinks,
-        attn_mask_t=t["attn_mask"],
-        sinks_t=t["sinks"],
-    ).out_t
+    arrays, keywords = _split(call, operands)
+    moved, moved_extra = _tangents("{}_t", names, tangents)
+    return sdpa.attention_jvp(*(*arrays, *moved), **keywords | moved_extra).out_t
 
 
 @primitive
@@ -167,15 +172,11 @@ def _double_backward(
     *operands: Any,
 ) -> Any:
     """Gradients of <tangents, `_backward` for names>, for grad_out and the operands in `needs`."""
-    t = dict.fromkeys(_OPERANDS) | dict(zip(names, tangents, strict=True))
-    *given, sinks = operands
+    arrays, keywords = _split(call, operands)
+    moved, moved_extra = _tangents("gg_{}", names, tangents)
     second = sdpa.attention_double_backward(
-        *(t["query"], t["key"], t["value"], np.asarray(grad_out, call.out.dtype)),
-        *(*given[:3], call.out, call.lse, given[3]),
-        **call.options,
-        sinks=sinks,
-        gg_attn_mask=t["attn_mask"],
-        gg_sinks=t["sinks"],
+        *(*moved, np.asarray(grad_out, call.out.dtype), *arrays, call.out, call.lse),
+        **keywords | moved_extra,
         grad_lse=None if grad_lse is None else np.asarray(grad_lse, call.lse.dtype),
         needs=needs,
     )
@@ -184,7 +185,7 @@ def _double_backward(
 
 def _names(argnums: Sequence[int], first: int) -> tuple[str, ...]:
     """The operands at these positions, where query is at `first`."""
-    return tuple(_OPERANDS[i - first] for i in argnums if i >= first)
+    return tuple(DIFFERENTIABLE[i - first] for i in argnums if i >= first)
 
 
 def _attention_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
@@ -210,7 +211,9 @@ def _attention_forward_jvp(argnums: Any, tangents: Any, ans: Any, args: Any, kwa
 
 
 def _lse_jvp(call: Call, names: Sequence[str], tangents: Any, operands: Sequence[Any]) -> Any:
-    moved = [(_OPERANDS.index(n), t) for n, t in zip(names, tangents, strict=True) if n != "value"]
+    moved = [
+        (DIFFERENTIABLE.index(n), t) for n, t in zip(names, tangents, strict=True) if n != "value"
+    ]
     if not moved:
         return np.zeros_like(call.lse)
     positions, tangents = zip(*moved, strict=True)
@@ -228,7 +231,7 @@ def _backward_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
             found = {name: second[i] for i, name in enumerate(names)}
         if 3 in argnums:
             found["grad_lse"] = _lse_jvp(call, needs, [g[i] for i in range(len(needs))], operands)
-        return [found[("grad_out", "grad_lse", *_OPERANDS)[i - 2]] for i in argnums]
+        return [found[("grad_out", "grad_lse", *DIFFERENTIABLE)[i - 2]] for i in argnums]
 
     return vjp
 
@@ -267,25 +270,31 @@ def _composed(call: Call, *operands: Any) -> Any:
     """(out, lse) by autograd's own operations, on the (Lq, Lk) matrix."""
     if call.options.get("cu_seqlens_q") is not None and "sequence" not in call.options:
         return _composed_packed(call, *operands)
-    query, key, value, attn_mask, sinks = operands
-    key, value = (of_query_heads(call, x, query) for x in (key, value))
-    scale = call.options.get("scale")
-    scale = max(anp.shape(query)[-1], 1) ** -0.5 if scale is None else scale
+    x = dict(zip(DIFFERENTIABLE, operands, strict=True))
+    query = x["query"]
+    key, value = (of_query_heads(call, x[name], query) for name in ("key", "value"))
+    scale = scale_of(call, _arguments.default_scale(anp.shape(query)[-1]), x.get("scale"))
     s = scale * anp.matmul(query, anp.swapaxes(key, -1, -2))
-    weights, lse = composed_softmax(call, s, attn_mask, sinks)
+    weights, lse = composed_softmax(call, s, x)
     return traced_tuple((anp.matmul(weights, value), lse))
 
 
-def _composed_packed(call: Call, query: Any, key: Any, value: Any, _: Any, sinks: Any) -> Any:
+def scale_of(call: Call, default: float, x: Any = None) -> Any:
+    """The factor of the scores, for (..., heads, Lq, Lk)."""
+    x = call.options.get("scale") if x is None else x
+    if x is None:
+        return default
+    return x[..., None, None] if anp.ndim(x) else x
+
+
+def _composed_packed(call: Call, *operands: Any) -> Any:
     """`_composed` sequence by sequence; operands are (total, heads, d), lse (heads, total)."""
-    queries, keys = (
-        [slice(*pair) for pair in pairwise(np.asarray(call.options[name]).tolist())]
-        for name in ("cu_seqlens_q", "cu_seqlens_k")
-    )
+    query, key, value, *extra = operands
+    cu_seqlens = (np.asarray(call.options[f"cu_seqlens_{x}"]) for x in "qk")
     outs, lses = [], []
-    for s, (i, j) in enumerate(zip(queries, keys, strict=True)):
+    for s, (i, j) in enumerate(_arguments.sequences(*cu_seqlens)):
         own = (anp.swapaxes(x, 0, 1) for x in (query[i], key[j], value[j]))
-        out, lse = _composed(Call(call.options | {"sequence": s}), *own, None, sinks)
+        out, lse = _composed(Call(call.options | {"sequence": s}), *own, *extra)
         outs.append(anp.swapaxes(out, 0, 1))
         lses.append(lse)
     return traced_tuple((anp.concatenate(outs), anp.concatenate(lses, axis=-1)))
@@ -295,11 +304,14 @@ def of_query_heads(call: Call, x: Any, query: Any) -> Any:
     """x with each head repeated for the query heads that share it."""
     if x is None or anp.ndim(x) < 3 or not call.options.get("enable_gqa"):
         return x
-    return anp.repeat(x, anp.shape(query)[-3] // anp.shape(x)[-3], axis=anp.ndim(x) - 3)
+    return repeat_heads(x, anp.shape(query)[-3], anp.repeat)
 
 
-def composed_softmax(call: Call, s: Any, attn_mask: Any, sinks: Any) -> Any:
-    """(weights, lse) of the scores s (..., heads, Lq, Lk), by autograd's own operations."""
+def composed_softmax(call: Call, s: Any, extra: Mapping[str, Any]) -> Any:
+    """(weights, lse) of the scores s (..., heads, Lq, Lk), by autograd's own operations.
+
+    `extra` has the differentiable options, and may have more.
+    """
     positions, packing = (
         {name: x for name, x in call.options.items() if name in names}
         for names in (_POSITIONS, _PACKING)
@@ -321,12 +333,14 @@ def composed_softmax(call: Call, s: Any, attn_mask: Any, sinks: Any) -> Any:
     s, _ = changed_scores(s, call.options, anp.tanh)
     seen = fixed > -np.inf
     s = s + np.where(seen, fixed, 0)
-    if attn_mask is not None and anp.result_type(attn_mask).kind == "b":
-        seen = seen & attn_mask
-    elif attn_mask is not None:
-        unmasked = plain(attn_mask) > -np.inf
+    masks = [extra[name] if name in extra else call.options.get(name) for name in _MASKS]
+    for mask in (x for x in masks if x is not None):
+        is_bias = anp.result_type(mask).kind != "b"
+        unmasked = plain(mask) > -np.inf if is_bias else mask
         seen = seen & unmasked
-        s = s + anp.where(unmasked, attn_mask, 0)
+        if is_bias:
+            s = s + anp.where(unmasked, mask, 0)
+    sinks = extra.get("sinks")
     if sinks is not None:
         column = anp.zeros((*anp.shape(s)[:-1], 1)) + anp.array(sinks)[..., None, None]
         s = anp.concatenate([s, column], axis=-1)
@@ -344,13 +358,13 @@ def _composed_lse(call: Call, *operands: Any) -> Any:
 
 
 def _composed_jvp(call: Call, names: Any, tangents: Any, *operands: Any) -> Any:
-    positions = [_OPERANDS.index(name) for name in names]
+    positions = [DIFFERENTIABLE.index(name) for name in names]
     moved = traced_tuple(tangents[i] for i in range(len(names)))
     return make_jvp(partial(_composed_out, call), positions)(*operands)(moved)[1]
 
 
 def _composed_backward(call: Call, needs: Any, grad_out: Any, grad_lse: Any, *operands: Any) -> Any:
-    positions = [_OPERANDS.index(name) for name in needs]
+    positions = [DIFFERENTIABLE.index(name) for name in needs]
     grad_lse = np.zeros_like(call.lse) if grad_lse is None else grad_lse
     return make_vjp(partial(_composed, call), positions)(*operands)[0](
         traced_tuple((grad_out, grad_lse))
@@ -358,7 +372,7 @@ def _composed_backward(call: Call, needs: Any, grad_out: Any, grad_lse: Any, *op
 
 
 def _composed_double_backward(call: Call, needs: Any, names: Any, tangents: Any, *rest: Any) -> Any:
-    positions = [0 if name == "grad_out" else 2 + _OPERANDS.index(name) for name in needs]
+    positions = [0 if name == "grad_out" else 2 + DIFFERENTIABLE.index(name) for name in needs]
     return make_vjp(partial(_composed_backward, call, names), positions)(*rest)[0](tangents)
 
 

@@ -32,7 +32,7 @@ def multi_head_attention(
         As in `sdpa.MultiHeadAttention.forward`. float32 or float64: 16-bit arrays would be rounded
         after each product.
     **options
-        As in `sdpa.MultiHeadAttention.forward`; attn_mask and sinks can be differentiated as well.
+        As in `sdpa.MultiHeadAttention.forward`, differentiable where those of `attention` are.
 
     Returns
     -------

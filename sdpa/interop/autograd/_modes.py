@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,11 @@ from autograd import make_jvp, make_vjp
 from autograd.builtins import tuple as traced_tuple
 
 Function = Callable[..., Any]
+
+
+def refuse_out(options: Mapping[str, Any]) -> None:
+    if "out" in options:
+        raise TypeError("out: an array that is differentiated through cannot be written to")
 
 
 class Call:
@@ -20,8 +25,7 @@ class Call:
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
-        if "out" in options:
-            raise TypeError("out: an array that is differentiated through cannot be written to")
+        refuse_out(options)
         self.options = dict(options)
         rng = options.get("rng")
         if options.get("dropout_p") and rng is None:

@@ -8,7 +8,8 @@ holds no (Lq, Lk) matrix.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from inspect import signature
+from typing import Any
 
 import autograd.numpy as anp
 import numpy as np
@@ -16,9 +17,13 @@ from autograd import make_vjp
 from autograd.extend import defjvp, defjvp_argnums, defvjp, defvjp_argnums, primitive
 
 import sdpa
-from sdpa import _warnings
-from sdpa._arguments import pop_query_offset
-from sdpa.interop.autograd._attention import attention, composed_softmax, of_query_heads
+from sdpa import _arguments, _warnings
+from sdpa.interop.autograd._attention import (
+    attention,
+    composed_softmax,
+    of_query_heads,
+    scale_of,
+)
 from sdpa.interop.autograd._modes import Call, Function, jvp_of, plain, vjp_of
 
 __all__ = [
@@ -31,31 +36,42 @@ __all__ = [
 ]
 
 
-class _Mechanism(NamedTuple):
-    """name_forward and name_backward of sdpa, their differentiable arguments, a composed formula.
+class _Mechanism:
+    """A mechanism of `sdpa`, whose arguments with gradients are those of its named tuple.
 
-    composed(call, *arguments) is out in terms of operations that autograd can differentiate.
+    composed(call, arguments) is out in terms of operations that autograd can differentiate.
     """
 
-    name: str
-    positional: tuple[str, ...]
-    composed: Function
-    keywords: tuple[str, ...] = ("attn_mask", "sinks")
+    def __init__(self, name: str, gradients: Any, composed: Function) -> None:
+        self.name = name
+        self.composed = composed
+        self.names: tuple[str, ...] = gradients._fields
+        taken = signature(getattr(sdpa, f"{name}_attention_forward")).parameters.values()
+        self.positional = tuple(
+            x.name for x in taken if x.kind is x.POSITIONAL_OR_KEYWORD and x.name in self.names
+        )
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.positional + self.keywords
+    def function(self, way: str) -> Function:
+        """Its function in this direction, "forward" or "backward"."""
+        found: Function = getattr(sdpa, f"{self.name}_attention_{way}")
+        return found
 
     def split(self, operands: Any) -> tuple[Any, dict[str, Any]]:
-        n = len(self.positional)
-        return operands[:n], dict(zip(self.keywords, operands[n:], strict=True))
+        named = dict(zip(self.names, operands, strict=True))
+        return [named.pop(name) for name in self.positional], {
+            name: x for name, x in named.items() if x is not None
+        }
+
+    def __call__(self, operands: dict[str, Any], options: dict[str, Any]) -> Any:
+        """Out, from the operands that have places and the options."""
+        own = {name: options.pop(name) for name in self.names if name in options}
+        return _forward(self, Call(options), *map((operands | own).get, self.names))
 
 
 @primitive
 def _forward(mechanism: _Mechanism, call: Call, *operands: Any) -> Any:
     arrays, keywords = mechanism.split(operands)
-    forward = getattr(sdpa, mechanism.name + "_forward")
-    call.out, call.lse = forward(*arrays, **keywords, **call.options)
+    call.out, call.lse = mechanism.function("forward")(*arrays, **keywords, **call.options)
     return call.out
 
 
@@ -70,7 +86,7 @@ def _backward(
 ) -> Any:
     """A tuple: gradients of <grad_out, out> for the operands in `needs`."""
     arrays, keywords = mechanism.split(operands)
-    grads = getattr(sdpa, mechanism.name + "_backward")(
+    grads = mechanism.function("backward")(
         *(np.asarray(grad_out, call.out.dtype), *arrays, call.out, call.lse),
         **keywords,
         **call.options,
@@ -86,7 +102,7 @@ def _forward_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
 
 
 def _composed(mechanism: _Mechanism, call: Call, *operands: Any) -> Any:
-    return mechanism.composed(call, *operands)
+    return mechanism.composed(call, dict(zip(mechanism.names, operands, strict=True)))
 
 
 def _composed_backward(
@@ -106,19 +122,11 @@ defjvp_argnums(_backward, jvp_of(_composed_backward))
 # ------------------------------------------------------------------------------ composed formulas
 
 
-def _cosine(
-    call: Call,
-    query: Any,
-    key: Any,
-    value: Any,
-    temperature: Any,
-    attn_mask: Any,
-    sinks: Any,
-) -> Any:
+def _cosine(call: Call, x: dict[str, Any]) -> Any:
     options = dict(call.options)
     eps = options.pop("eps")
-    query, key = _unit(query, eps) / temperature, _unit(key, eps)
-    return attention(query, key, value, attn_mask, sinks=sinks, scale=1.0, **options)
+    x["query"], x["key"] = _unit(x["query"], eps) / x.pop("temperature"), _unit(x["key"], eps)
+    return attention(**x, scale=1.0, **options)
 
 
 def _unit(x: Any, eps: float) -> Any:
@@ -126,60 +134,39 @@ def _unit(x: Any, eps: float) -> Any:
     return x / anp.sqrt(anp.where(plain(squared) >= eps**2, squared, eps**2))
 
 
-def _bilinear(
-    call: Call, query: Any, key: Any, value: Any, weight: Any, attn_mask: Any, sinks: Any
-) -> Any:
-    query = anp.matmul(query, weight)
-    return attention(query, key, value, attn_mask, sinks=sinks, **call.options)
+def _bilinear(call: Call, x: dict[str, Any]) -> Any:
+    x["query"] = anp.matmul(x["query"], x.pop("weight"))
+    return attention(**x, **call.options)
 
 
-def _additive(
-    call: Call,
-    query: Any,
-    key: Any,
-    value: Any,
-    w_query: Any,
-    w_key: Any,
-    w_score: Any,
-    bias: Any,
-    attn_mask: Any,
-    sinks: Any,
-) -> Any:
-    key, value = (of_query_heads(call, x, query) for x in (key, value))
-    sums = anp.matmul(query, w_query)[..., :, None, :] + anp.matmul(key, w_key)[..., None, :, :]
-    sums = sums if bias is None else sums + bias
-    scale = call.options.get("scale")
-    s = (1.0 if scale is None else scale) * anp.matmul(anp.tanh(sums), w_score)
-    weights, _ = composed_softmax(call, s, attn_mask, sinks)
+def _additive(call: Call, x: dict[str, Any]) -> Any:
+    query = x["query"]
+    key, value = (of_query_heads(call, x[name], query) for name in ("key", "value"))
+    sums = anp.matmul(query, x["w_query"])[..., :, None, :]
+    sums = sums + anp.matmul(key, x["w_key"])[..., None, :, :]
+    sums = sums if x["bias"] is None else sums + x["bias"]
+    s = scale_of(call, 1.0, x.get("scale")) * anp.matmul(anp.tanh(sums), x["w_score"])
+    weights, _ = composed_softmax(call, s, x)
     return anp.matmul(weights, value)
 
 
-def _shaw(
-    call: Call,
-    query: Any,
-    key: Any,
-    value: Any,
-    rel_key: Any,
-    rel_value: Any,
-    attn_mask: Any,
-    sinks: Any,
-) -> Any:
-    n_q, n_k, d_k = anp.shape(query)[-2], anp.shape(key)[-2], anp.shape(query)[-1]
-    offset = pop_query_offset(dict(call.options), n_q, n_k)
+def _shaw(call: Call, x: dict[str, Any]) -> Any:
+    query, rel_key = x["query"], x["rel_key"]
+    n_q, n_k, d_k = anp.shape(query)[-2], anp.shape(x["key"])[-2], anp.shape(query)[-1]
+    offset = _arguments.pop_query_offset(dict(call.options), n_q, n_k)
     n_rows = anp.shape(rel_key)[-2]
     t = np.clip(np.arange(n_k) - np.arange(n_q)[:, None] - offset, -(n_rows // 2), n_rows // 2)
     # (Lq, Lk, 2 D + 1): which row of rel_key and rel_value a pair has.
     has = np.eye(n_rows, dtype=anp.result_type(query))[t + n_rows // 2]
 
     key, value, rel_key, rel_value = (
-        of_query_heads(call, x, query) for x in (key, value, rel_key, rel_value)
+        of_query_heads(call, y, query) for y in (x["key"], x["value"], rel_key, x["rel_value"])
     )
     by_row = anp.matmul(query, anp.swapaxes(rel_key, -1, -2))
     by_pair = anp.matmul(has, by_row[..., None])[..., 0]
-    scale = call.options.get("scale")
-    scale = max(d_k, 1) ** -0.5 if scale is None else scale
+    scale = scale_of(call, _arguments.default_scale(d_k), x.get("scale"))
     s = scale * (anp.matmul(query, anp.swapaxes(key, -1, -2)) + by_pair)
-    weights, _ = composed_softmax(call, s, attn_mask, sinks)
+    weights, _ = composed_softmax(call, s, x)
     out = anp.matmul(weights, value)
     if rel_value is not None:
         of_rows = anp.matmul(weights[..., None, :], has)[..., 0, :]
@@ -187,16 +174,10 @@ def _shaw(
     return out
 
 
-_COSINE = _Mechanism(
-    "cosine_attention", ("query", "key", "value"), _cosine, ("temperature", "attn_mask", "sinks")
-)
-_BILINEAR = _Mechanism("bilinear_attention", ("query", "key", "value", "weight"), _bilinear)
-_ADDITIVE = _Mechanism(
-    "additive_attention",
-    ("query", "key", "value", "w_query", "w_key", "w_score", "bias"),
-    _additive,
-)
-_SHAW = _Mechanism("shaw_attention", ("query", "key", "value", "rel_key", "rel_value"), _shaw)
+_COSINE = _Mechanism("cosine", sdpa.CosineGradients, _cosine)
+_BILINEAR = _Mechanism("bilinear", sdpa.BilinearGradients, _bilinear)
+_ADDITIVE = _Mechanism("additive", sdpa.AdditiveGradients, _additive)
+_SHAW = _Mechanism("shaw", sdpa.ShawGradients, _shaw)
 
 
 # ------------------------------------------------------------------------------ mechanisms
@@ -209,8 +190,6 @@ def cosine_attention(
     *,
     temperature: Any = 1.0,
     eps: float = 1e-12,
-    attn_mask: Any = None,
-    sinks: Any = None,
     **options: Any,
 ) -> Any:
     """`sdpa.cosine_attention`, differentiable in its arrays and the temperature.
@@ -225,8 +204,8 @@ def cosine_attention(
     >>> bool(abs((g * query).sum()) < 1e-12)  # the length of a query has no effect
     True
     """
-    options |= {"eps": eps}
-    return _forward(_COSINE, Call(options), query, key, value, temperature, attn_mask, sinks)
+    operands = {"query": query, "key": key, "value": value, "temperature": temperature}
+    return _COSINE(operands, options | {"eps": eps})
 
 
 def bilinear_attention(
@@ -234,9 +213,6 @@ def bilinear_attention(
     key: Any,
     value: Any,
     weight: Any,
-    *,
-    attn_mask: Any = None,
-    sinks: Any = None,
     **options: Any,
 ) -> Any:
     """`sdpa.bilinear_attention`, differentiable in its arrays.
@@ -252,7 +228,8 @@ def bilinear_attention(
     array([[ 0.5, -0.5],
            [ 0.5, -0.5]])
     """
-    return _forward(_BILINEAR, Call(options), query, key, value, weight, attn_mask, sinks)
+    operands = {"query": query, "key": key, "value": value, "weight": weight}
+    return _BILINEAR(operands, options)
 
 
 def additive_attention(
@@ -263,9 +240,6 @@ def additive_attention(
     w_key: Any,
     w_score: Any,
     bias: Any = None,
-    *,
-    attn_mask: Any = None,
-    sinks: Any = None,
     **options: Any,
 ) -> Any:
     """`sdpa.additive_attention`, differentiable in its arrays.
@@ -283,8 +257,9 @@ def additive_attention(
     array([[0.5],
            [0.5]])
     """
-    operands = (query, key, value, w_query, w_key, w_score, bias, attn_mask, sinks)
-    return _forward(_ADDITIVE, Call(options), *operands)
+    operands = {"query": query, "key": key, "value": value, "bias": bias}
+    operands |= {"w_query": w_query, "w_key": w_key, "w_score": w_score}
+    return _ADDITIVE(operands, options)
 
 
 def shaw_attention(
@@ -293,9 +268,6 @@ def shaw_attention(
     value: Any,
     rel_key: Any,
     rel_value: Any = None,
-    *,
-    attn_mask: Any = None,
-    sinks: Any = None,
     **options: Any,
 ) -> Any:
     """`sdpa.shaw_attention`, differentiable in its arrays.
@@ -314,7 +286,8 @@ def shaw_attention(
            [-0.25],
            [ 0.25]])
     """
-    return _forward(_SHAW, Call(options), query, key, value, rel_key, rel_value, attn_mask, sinks)
+    operands = {"query": query, "key": key, "value": value}
+    return _SHAW(operands | {"rel_key": rel_key, "rel_value": rel_value}, options)
 
 
 # ------------------------------------------------------------------------------ positions

@@ -28,6 +28,7 @@ import numpy as np
 from sdpa import _arguments, _core, blocks
 from sdpa._arguments import checked_needs
 from sdpa._options import BlockOptions
+from sdpa._table import OPERANDS
 from sdpa.interop.dask import _chunks as cut
 from sdpa.interop.dask import _tasks as tasks
 
@@ -74,9 +75,9 @@ def attention(
     chunks : int, optional
         Number of queries of a task if query is a store; the default is that of its chunks or
         shards.
-    **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, workers, ...
-        As in `sdpa.blocks.attend`: NumPy arrays or, for attn_mask, a store. `workers` is the number
-        of threads of a task.
+    **options
+        Those of `sdpa.blocks.attend`: NumPy arrays or, for attn_mask, a store. `workers` is the
+        number of threads of a task.
 
     Returns
     -------
@@ -182,7 +183,7 @@ def attention_backward(
         Gradient with respect to lse.
     needs : sequence of {"query", "key", "value"}
         The gradients to compute.
-    **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, workers, ...
+    **options
         Those of the forward call.
 
     Returns
@@ -215,7 +216,7 @@ def attention_backward(
             raise TypeError(
                 f"{name}: expected a store, of which tasks read blocks, got a Dask array"
             )
-    needs = checked_needs(needs, ("query", "key", "value"))
+    needs = checked_needs(needs, OPERANDS)
     call = blocks.Call(attention_backward, query, key, value, options)
     upstream = blocks.Upstream(call, grad_out, out, lse, grad_lse, needs)
     into = cut.gradient_targets(into, needs, call, operands | cut.inputs_of(call))

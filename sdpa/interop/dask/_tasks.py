@@ -133,13 +133,12 @@ class Pair:
         )
         query = self.task.query(q, rows)
         call = blocks.Call(blocks.attend, query, key, value, self.task.own_options())
-        # A sink belongs to one of the parts.
-        sinks, q = columns.start == 0, query.block
+        first, q = columns.start == 0, query.block
         nothing = call.read(rows, NO_KEYS)
-        result = call.forward(rows, NO_KEYS, q, *nothing, sinks=sinks)
+        result = call.forward(rows, NO_KEYS, q, *nothing, first=first)
         if call.whole.sees(rows, columns):
             part = call.forward(rows, columns, q, *call.read(rows, columns))
-            if sinks:
+            if first:
                 call.merge(result, part)
             else:
                 result = part

@@ -7,7 +7,7 @@
 torch.Size([3, 4])
 
 Tensors are not copied, and results have their type. Gradients, tangents and second derivatives
-exist for query, key, value, a floating attn_mask and sinks, under autograd, `torch.func`,
+exist wherever `sdpa.attention_backward` has a gradient, under autograd, `torch.func`,
 `torch.autograd.forward_ad` and `torch.compile`. Third derivatives and forward mode over forward
 mode do not exist.
 

@@ -16,50 +16,55 @@ from torch.autograd import Function
 
 import sdpa
 from sdpa import _warnings
+from sdpa._arrays import softcapped
 from sdpa.interop.torch._arrays import check_tensor, to_array, to_tensor, under_autocast
 from sdpa.interop.torch._attention import arguments_of
-from sdpa.interop.torch._derivatives import no_higher, repeated_heads, save, saved
+from sdpa.interop.torch._derivatives import no_higher, repeated_heads, save, saved, scale_of
 from sdpa.interop.torch._functions import FUNCTIONS, is_plain
 from sdpa.interop.torch._operators import (
+    ARGUMENTS,
     LIBRARY,
-    OPTIONS,
-    SUFFIX,
+    NUMBER,
+    define,
     fake_forward,
     fake_gradients,
     gradients,
     keywords_of,
+    split,
 )
 
-_DIFFERENTIABLE = (
-    *("query", "key", "value", "w_query", "w_key", "w_score", "bias"),
-    *("attn_mask", "sinks"),
-)
-_WEIGHTS = "Tensor w_query, Tensor w_key, Tensor w_score, Tensor? bias"
-LIBRARY.define(f"additive_forward({_WEIGHTS}, {SUFFIX}) -> (Tensor out, Tensor lse)")
-LIBRARY.define(
-    f"additive_backward(Tensor grad_out, Tensor out, Tensor lse, bool[] needs, {_WEIGHTS}, "
-    f"{SUFFIX}) -> ({', '.join(['Tensor'] * len(_DIFFERENTIABLE))})"
-)
+_DIFFERENTIABLE = sdpa.AdditiveGradients._fields
+_WEIGHTS = {"w_query": "Tensor", "w_key": "Tensor", "w_score": "Tensor", "bias": "Tensor?"}
+_ARGUMENTS = (*_WEIGHTS, *ARGUMENTS)
+_UPSTREAM = {"grad_out": "Tensor", "out": "Tensor", "lse": "Tensor", "needs": "bool[]"}
+define("additive_forward", _WEIGHTS, "(Tensor out, Tensor lse)")
+define("additive_backward", {**_UPSTREAM, **_WEIGHTS}, len(_DIFFERENTIABLE))
 
 
 def _differentiable(args: Sequence[Any]) -> list[Any]:
     """The arguments of the forward that have gradients, in the order of _DIFFERENTIABLE."""
-    return [*args[4:7], *args[:4], *args[7:9]]
+    named = dict(zip(_ARGUMENTS, args, strict=True))
+    return [named[name] for name in _DIFFERENTIABLE]
+
+
+def _prepared(args: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The operands and options of `sdpa`, from the arguments of the forward."""
+    weights, operands, options = split(args)
+    arrays, keywords = keywords_of(operands, options)
+    return [*arrays, *map(to_array, weights)], keywords
 
 
 def _forward(*args: Any) -> tuple[torch.Tensor, ...]:
-    arrays, keywords = keywords_of(args[4 : -len(OPTIONS)], args[-len(OPTIONS) :])
-    weights = map(to_array, args[:4])
-    out, lse = sdpa.additive_attention_forward(*arrays, *weights, **keywords)
+    arrays, keywords = _prepared(args)
+    out, lse = sdpa.additive_attention_forward(*arrays, **keywords)
     return to_tensor(out), to_tensor(lse)
 
 
 @_warnings.silenced()  # the forward has warned
 def _backward(grad_out: Any, out: Any, lse: Any, needs: Any, *args: Any) -> Any:
-    arrays, keywords = keywords_of(args[4 : -len(OPTIONS)], args[-len(OPTIONS) :])
-    weights = map(to_array, args[:4])
+    arrays, keywords = _prepared(args)
     found = sdpa.additive_attention_backward(
-        *(to_array(grad_out), *arrays, *weights, to_array(out), to_array(lse)),
+        *(to_array(grad_out), *arrays, to_array(out), to_array(lse)),
         **keywords,
         needs=[name for name, need in zip(_DIFFERENTIABLE, needs, strict=True) if need],
     )
@@ -71,7 +76,7 @@ def _fake_backward(grad_out: Any, out: Any, lse: Any, needs: Any, *args: Any) ->
 
 
 _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "additive_forward": (_forward, lambda *args: fake_forward(*args[4:])),
+    "additive_forward": (_forward, lambda *args: fake_forward(*args[len(_WEIGHTS) :])),
     "additive_backward": (_backward, _fake_backward),
 }
 for _name, (_kernel, _fake) in _KERNELS.items():
@@ -83,25 +88,22 @@ _backward_operator = torch.ops.sdpa.additive_backward.default
 
 def _composed(*args: Any) -> Any:
     """(out, lse), with the scores as the additive mask of an attention of width 0."""
-    w_query, w_key, w_score, bias, query, key, value, attn_mask, *rest = args
-    operands, options = (
-        rest[: -len(OPTIONS)],
-        dict(zip(OPTIONS, rest[-len(OPTIONS) :], strict=True)),
-    )
-    scale, softcap, enable_gqa = (options[name] for name in ("scale", "softcap", "enable_gqa"))
-    keys = repeated_heads(key, query) if enable_gqa else key
+    x = dict(zip(_ARGUMENTS, args, strict=True))
+    w_query, w_key, w_score, bias = (x.pop(name) for name in _WEIGHTS)
+    query, key, attn_mask = x["query"], x["key"], x["attn_mask"]
+    keys = repeated_heads(key, query) if x["enable_gqa"] else key
     hidden = (query @ w_query).unsqueeze(-2) + (keys @ w_key).unsqueeze(-3)
     s = torch.tanh(hidden if bias is None else hidden + bias) @ w_score
-    s = s if scale is None else s * scale
-    if softcap is not None:
-        s = softcap * torch.tanh(s / softcap)
+    s = s * scale_of(x, 1.0)
+    if x["softcap"] is not None:
+        s = softcapped(s, x["softcap"], torch.tanh)[0]
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         s = torch.where(attn_mask, s, -torch.inf)
     elif attn_mask is not None:
         s = s + attn_mask
-    options |= {"scale": 1.0, "softcap": None}
-    rows = query[..., :0], key[..., :0], value
-    return FUNCTIONS.forward(*rows, s, *operands, *options.values())
+    x |= {"query": query[..., :0], "key": key[..., :0], "attn_mask": s}
+    x |= {name: None for name in ("softcap", "scale", "scale" + NUMBER) if name in x}
+    return FUNCTIONS.forward(*x.values())
 
 
 def _out_of(args: Sequence[Any], places: Sequence[int]) -> Callable[..., Any]:
@@ -220,9 +222,10 @@ def additive_attention(
     >>> out.item(), w.grad.shape
     (2.0, torch.Size([2, 3]))
     """
-    named = {"w_query": w_query, "w_key": w_key, "w_score": w_score}
-    weights: list[Any] = [check_tensor(name, x) for name, x in named.items()]
-    weights.append(None if bias is None else check_tensor("bias", bias))
+    named = dict(zip(_WEIGHTS, (w_query, w_key, w_score, bias), strict=True))
+    weights = [
+        None if x is None and name == "bias" else check_tensor(name, x) for name, x in named.items()
+    ]
     args = (*under_autocast(*weights), *arguments_of(query, key, value, scale=scale, **options))
     if torch.compiler.is_compiling() or is_plain(args):
         return _forward_operator(*args)[0]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 import sdpa
-from sdpa import _arguments
+from sdpa import _arguments, _table
+from sdpa._table import DIFFERENTIABLE, Option
 from sdpa.interop.torch._arrays import check_tensor, under_autocast
 from sdpa.interop.torch._functions import FUNCTIONS, OPERATORS, forward_without_lse
-from sdpa.interop.torch._operators import ALIGNMENTS, keywords_of, split
+from sdpa.interop.torch._operators import ABSENT, NUMBER, keywords_of, split
 from sdpa.interop.torch._packed import is_packed, one_sequence
 
 _INT64 = torch.iinfo(torch.int64)
@@ -27,19 +27,15 @@ class AttentionForward(NamedTuple):
     lse: torch.Tensor
 
 
-def _number(name: str, x: Any, kinds: Any, expected: str) -> Any:
+def _number(name: str, x: Any, expected: str = "a number or None") -> Any:
     """Return `x` as a number: itself, or a tensor of one element that needs no gradient."""
-    if isinstance(x, kinds):
+    if isinstance(x, _REAL):
         return x
     if isinstance(x, torch.Tensor) and x.numel() == 1:
         if not (x.requires_grad and torch.is_grad_enabled()):
             return x.item()
         raise NotImplementedError(f"{name}: has no derivative; pass a number")
     raise TypeError(f"{name}: expected {expected}, got {x!r}")
-
-
-def _real(name: str, x: Any) -> Any:
-    return None if x is None else _number(name, x, _REAL, "a number or None")
 
 
 def _constant(name: str, x: Any, dtype: torch.dtype | None = None) -> torch.Tensor | None:
@@ -69,66 +65,68 @@ def _seed(rng: Any, dropout_p: float) -> torch.Tensor | None:
     return torch.tensor(seed - 2**64 if seed > _INT64.max else seed, device="cpu")
 
 
-def _alignment(is_causal: Any) -> str:
-    if isinstance(is_causal, bool):
-        return "upper_left" if is_causal else "none"
-    if is_causal in ALIGNMENTS and is_causal != "none":
-        return str(is_causal)
-    raise (ValueError if isinstance(is_causal, str) else TypeError)(
-        f"is_causal: expected False, True, 'upper_left' or 'lower_right', got {is_causal!r}"
-    )
+def _window(name: str, x: Any) -> dict[str, Any]:
+    return dict(zip(("left", "right"), _arguments.window(name, x), strict=True))
 
 
-def arguments_of(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool | str = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    softcap: float | None = None,
-    window: Any = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_lengths: Any = None,
-    query_offset: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    rng: Any = None,
-    invariant: bool = False,
-    workers: int | None = None,
-) -> tuple[Any, ...]:
+# {annotation: conversion} of options that are no arrays.
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "float": lambda name, x: _number(name, x, "a number"),
+    "float | None": _number,
+    "bool": _arguments.boolean,
+    "int | None": _arguments.integer,
+}
+
+
+def _converter(option: Option) -> Callable[[str, Any, torch.Tensor], dict[str, Any]]:
+    """What makes the arguments of the operators, by name, from an option and query."""
+    name = option.name
+    if name == "is_causal":
+        return lambda name, x, query: {name: _arguments.alignment(x)}
+    if name == "window":
+        return lambda name, x, query: _window(name, x)
+    if option.is_integers:
+        return lambda name, x, query: {name: _integers(name, x)}
+    if not option.is_array:
+        read = _READERS[option.annotation]
+        return lambda name, x, query: {name: read(name, x)}
+    if "q" in str(option.axes):
+        return lambda name, x, query: {name: check_tensor(name, x)}
+    if name not in DIFFERENTIABLE:
+        return lambda name, x, query: {name: _constant(name, x, torch.float64)}
+    if not option.takes_number:
+        return lambda name, x, query: {name: _constant(name, x, query.dtype)}
+
+    def convert(name: str, x: Any, query: torch.Tensor) -> dict[str, Any]:
+        if isinstance(x, _REAL):
+            return {name + NUMBER: x}
+        return {name: _constant(name, x, query.dtype)}
+
+    return convert
+
+
+_STAGES = _table.options_of("attention_weights")["stage"].words
+_CONVERT = {name: _converter(option) for name, option in _table.OPTIONS.items() if name != "rng"}
+_OPTIONAL = {name for name, option in _table.OPTIONS.items() if option.default is None}
+
+
+def arguments_of(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> tuple[Any, ...]:
     """OPERANDS and OPTIONS of the operators, from the arguments of `sdpa.attention`."""
+    given = _table.given(attention, args, options)
     query, key, value = under_autocast(
         check_tensor("query", query), check_tensor("key", key), check_tensor("value", value)
     )
-    dropout_p = _number("dropout_p", dropout_p, _REAL, "a number")
-    return (
-        *(query, key, value),
-        None if attn_mask is None else check_tensor("attn_mask", attn_mask),
-        _constant("sinks", sinks, query.dtype),
-        _constant("alibi_slopes", alibi_slopes, torch.float64),
-        _integers("key_lengths", key_lengths),
-        _integers("query_offset", query_offset),
-        _integers("cu_seqlens_q", cu_seqlens_q),
-        _integers("cu_seqlens_k", cu_seqlens_k),
-        _seed(rng, dropout_p),
-        *(dropout_p, _alignment(is_causal), _real("scale", scale), enable_gqa),
-        *(_real("softcap", softcap), *_arguments.window("window", window), invariant),
-        None if workers is None else _arguments.integer("workers", workers),
-        False,
-    )
-
-
-# Errors about a wrong option name the public function.
-arguments_of.__qualname__ = "attention"
+    rng = given.pop("rng", None)
+    found = {**ABSENT, "query": query, "key": key, "value": value}
+    for name, x in given.items():
+        if x is not None or name not in _OPTIONAL:
+            found |= _CONVERT[name](name, x, query)
+    found["seed"] = _seed(rng, found["dropout_p"])
+    return tuple(found.values())
 
 
 def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> torch.Tensor:
-    """`sdpa.attention` on tensors, differentiable in query, key, value, attn_mask and sinks.
+    """`sdpa.attention` on tensors, with the gradients of `sdpa.attention_backward`.
 
     Parameters
     ----------
@@ -136,10 +134,8 @@ def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> t
         On the CPU, of float16, bfloat16, float32 or float64, of any strides; shapes as in
         `sdpa.attention`.
     *args, **options
-        attn_mask, dropout_p, is_causal and the keyword options of `sdpa.attention` except out.
-        Options that are arrays there are tensors here: attn_mask, sinks, alibi_slopes, key_lengths,
-        query_offset, cu_seqlens_q, cu_seqlens_k. rng may be a torch.Generator; None draws the seed
-        from PyTorch's global one.
+        The options of `sdpa.attention` except out. Those that are arrays there are tensors here.
+        rng may be a torch.Generator; None draws the seed from PyTorch's global one.
 
     Returns
     -------
@@ -213,8 +209,7 @@ def scaled_dot_product_attention(
         As in PyTorch, including `torch.nn.attention.bias.CausalBias` as attn_mask. Unlike there, a
         mask and is_causal may be given together, and a row without keys is 0.
     **options
-        softcap, window, sinks, alibi_slopes, key_lengths, query_offset, cu_seqlens_q,
-        cu_seqlens_k, rng, invariant, workers.
+        The other options of `attention`.
 
     Returns
     -------
@@ -260,7 +255,7 @@ def attention_weights(
     query, key : torch.Tensor
         As in `attention`.
     **options
-        The options of `attention`, attn_mask, dropout_p and is_causal included.
+        The options of `attention`.
     stage : {"weights", "scores", "capped", "biased"}
         As in `sdpa.attention_weights`. Only the weights are differentiable, by attention whose
         values are the rows of the identity.
@@ -286,7 +281,7 @@ def attention_weights(
     >>> attention_weights(torch.zeros(1, 2), torch.zeros(2, 2)).tolist()
     [[0.5, 0.5]]
     """
-    stage = _arguments.choice("stage", stage, ("scores", "capped", "biased", "weights"))
+    stage = _arguments.choice("stage", stage, _STAGES)
     arguments = arguments_of(query, key, key, **options)
     if sequence is not None or is_packed(arguments):
         arguments = _of_sequence(arguments, sequence)
@@ -305,6 +300,4 @@ def _of_sequence(arguments: Sequence[Any], sequence: Any) -> tuple[Any, ...]:
 
 _function: Any
 for _function in attention, attention_forward:
-    _function.__signature__ = inspect.signature(arguments_of).replace(
-        return_annotation=_function.__annotations__["return"]
-    )
+    _function.__signature__ = _table.signature(_function.__annotations__["return"])

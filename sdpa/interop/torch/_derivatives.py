@@ -20,7 +20,17 @@ from typing import Any
 
 import torch
 
-from sdpa.interop.torch._operators import OPERANDS, OPTIONS, split
+from sdpa import _arguments, _arrays, _table
+from sdpa._table import DIFFERENTIABLE
+from sdpa.interop.torch._operators import (
+    ARGUMENTS,
+    LEADING,
+    N_DIFFERENTIABLE,
+    NUMBER,
+    OPERANDS,
+    named,
+    split,
+)
 from sdpa.interop.torch._packed import heads_first, is_packed, one_sequence, rows, spans
 
 Gradients = tuple[Any, ...]
@@ -52,12 +62,16 @@ def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
 
 
 def _refuse_constants(args: Sequence[bool]) -> None:
-    """Raise if one of the moving operands, given by these flags, has no derivative."""
-    n = len(args) - len(OPTIONS)
-    if any(args[n - len(OPERANDS) + 5 : n]):
-        raise NotImplementedError(
-            "alibi_slopes: has no derivative; detach it, or add its bias as attn_mask"
-        )
+    """Raise if one of the moving arguments, given by these flags, has no derivative."""
+    _, operands, _ = split(args)
+    for name, moves in zip(OPERANDS[N_DIFFERENTIABLE:], operands[N_DIFFERENTIABLE:], strict=True):
+        if moves:
+            instead = ", or add its bias as attn_mask" if _is_bias(name) else ""
+            raise NotImplementedError(f"{name}: has no derivative; detach it{instead}")
+
+
+def _is_bias(name: str) -> bool:
+    return _table.OPTIONS[name].kind == "position"
 
 
 def saved(ctx: Any) -> tuple[list[Any], Sequence[Any]]:
@@ -71,7 +85,12 @@ def saved(ctx: Any) -> tuple[list[Any], Sequence[Any]]:
 
 def _rest(grads: Sequence[Any]) -> Gradients:
     """These gradients of the first operands, then None for the remaining arguments."""
-    return (*grads, *(None,) * (len(OPERANDS) + len(OPTIONS) - len(grads)))
+    return (*grads, *(None,) * (len(ARGUMENTS) - len(grads)))
+
+
+def _moved(args: Sequence[Any]) -> tuple[Any, ...]:
+    """What belongs to the differentiable operands, of a value for each argument of an operator."""
+    return tuple(split(args)[1][:N_DIFFERENTIABLE])
 
 
 def _only(needs: Sequence[bool], grads: Sequence[Any]) -> list[Any]:
@@ -80,7 +99,7 @@ def _only(needs: Sequence[bool], grads: Sequence[Any]) -> list[Any]:
 
 def forward_vjp(use: Routines, ctx: Any, grad_out: Any, grad_lse: Any) -> Gradients:
     args, (out, lse) = saved(ctx)
-    needs = list(ctx.needs_input_grad[:5])
+    needs = list(_moved(ctx.needs_input_grad))
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     return _rest(_only(needs, use.backward(grad_out, grad_lse, out, lse, needs, *args)))
@@ -89,22 +108,22 @@ def forward_vjp(use: Routines, ctx: Any, grad_out: Any, grad_lse: Any) -> Gradie
 def forward_jvp(use: Routines, ctx: Any, *tangents: Any) -> Gradients:
     _refuse_constants([x is not None for x in tangents])
     args, (out, lse) = saved(ctx)
-    tangents = tangents[:5]
+    tangents = _moved(tangents)
     return use.jvp(*tangents, out, lse, *args), lse_tangent(use, tangents, lse, args)
 
 
 def forward_jvp_without_lse(use: Routines, ctx: Any, *tangents: Any) -> Gradients:
     _refuse_constants([x is not None for x in tangents])
     args, (out, lse) = saved(ctx)
-    return use.jvp(*tangents[:5], out, lse, *args), torch.zeros_like(lse)
+    return use.jvp(*_moved(tangents), out, lse, *args), torch.zeros_like(lse)
 
 
 def backward_vjp(use: Routines, ctx: Any, *tangents: Any) -> Gradients:
     (grad_out, grad_lse, out, lse, needs, *args), _ = saved(ctx)
     tangents = tuple(_only(needs, tangents))
     wants = ctx.needs_input_grad
-    grads: Sequence[Any] = (None,) * 6
-    of_operands = [wants[0], *wants[5:10]]
+    of_operands = [wants[0], *_moved(wants)]
+    grads: Sequence[Any] = (None,) * len(of_operands)
     if any(of_operands):
         grads = use.double_backward(*tangents, grad_out, grad_lse, out, lse, of_operands, *args)
         grads = _only(of_operands, grads)
@@ -116,7 +135,7 @@ def backward_jvp(use: Routines, ctx: Any, *tangents: Any) -> Gradients:
     _refuse_constants([x is not None for x in tangents])
     (grad_out, grad_lse, out, lse, needs, *args), results = saved(ctx)
     grad_out_t, grad_lse_t = tangents[:2]
-    tangents = tangents[5:10]
+    tangents = _moved(tangents)
     found = [torch.zeros_like(x) for x in results]
     if grad_out_t is not None or grad_lse_t is not None:
         if grad_out_t is None:
@@ -133,10 +152,11 @@ def jvp_vjp(use: Routines, ctx: Any, grad_out: Any) -> Gradients:
     (*tangents, out, lse), operands, options = split(saved(ctx)[0])
     args = (*operands, *options)
     if grad_out is None:
-        return *(None,) * 7, *_rest(())
-    of_tangents, of_operands = list(ctx.needs_input_grad[:5]), list(ctx.needs_input_grad[7:12])
-    first: Sequence[Any] = (None,) * 5
-    second: Sequence[Any] = (None,) * 5
+        return *(None,) * len(LEADING["jvp"]), *_rest(())
+    of_tangents = list(ctx.needs_input_grad[:N_DIFFERENTIABLE])
+    of_operands = list(_moved(ctx.needs_input_grad))
+    first: Sequence[Any] = (None,) * N_DIFFERENTIABLE
+    second: Sequence[Any] = first
     if any(of_tangents):
         first = use.backward(grad_out, None, out, lse, of_tangents, *args)
         first = _only(of_tangents, first)
@@ -166,8 +186,8 @@ def weights_vjp(use: Routines, ctx: Any, grad: Any) -> Gradients:
     args, (weights,) = saved(ctx)
     if grad is None:
         return None, *_rest(())
-    needs = list(ctx.needs_input_grad[1:6])
-    needs[2] = False
+    needs = list(_moved(ctx.needs_input_grad))
+    needs[DIFFERENTIABLE.index("value")] = False
     lse, args = _as_attention(use, args)
     grad, weights = heads_first(grad, args), heads_first(weights, args)
     return None, *_rest(_only(needs, use.backward(grad, None, weights, lse, needs, *args)))
@@ -176,10 +196,10 @@ def weights_vjp(use: Routines, ctx: Any, grad: Any) -> Gradients:
 def weights_jvp(use: Routines, ctx: Any, *tangents: Any) -> Any:
     _refuse_constants([x is not None for x in tangents])
     args, (weights,) = saved(ctx)
-    query_t, key_t, _, mask_t, sinks_t = tangents[1:6]
     lse, args = _as_attention(use, args)
     weights = heads_first(weights, args)
-    found = use.jvp(query_t, key_t, None, mask_t, sinks_t, weights, lse, *args)
+    moved = dict(zip(DIFFERENTIABLE, _moved(tangents), strict=True)) | {"value": None}
+    found = use.jvp(*moved.values(), weights, lse, *args)
     return heads_first(found, args)
 
 
@@ -189,9 +209,20 @@ def no_higher(*_: Any) -> Any:
 
 def repeated_heads(key: Any, query: Any) -> Any:
     """The keys of every query head."""
-    if key.ndim < 3:
-        return key
-    return key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    return _arrays.repeat_heads(key, query.shape[-3] if query.ndim > 2 else 1, _repeat)
+
+
+def _repeat(x: Any, n: int, axis: int) -> Any:
+    return x.repeat_interleave(n, dim=axis)
+
+
+def scale_of(arguments: dict[str, Any], default: float) -> Any:
+    """The factor of the scores: a number, or a tensor for (..., heads, Lq, Lk)."""
+    x = arguments["scale"]
+    if isinstance(x, torch.Tensor):
+        return x[..., None, None]
+    x = arguments.get("scale" + NUMBER, x)
+    return default if x is None else x
 
 
 def lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence[Any]) -> Any:
@@ -203,42 +234,43 @@ def lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence
         _own_lse_tangent(
             use,
             (rows(query_t, queries), rows(key_t, keys), value_t, *others),
-            lse[:, slice(*queries)],
+            lse[:, queries],
             one_sequence(args, s),
         )
-        for s, (queries, keys) in enumerate(zip(*spans(args), strict=True))
+        for s, (queries, keys) in enumerate(spans(args))
     ]
     return torch.cat(parts, -1) if parts else torch.zeros_like(lse)
 
 
 def _own_lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence[Any]) -> Any:
     """`lse_tangent` of arrays that are not packed, or that hold one sequence."""
-    named = dict(zip((*OPERANDS, *OPTIONS), args, strict=True))
-    query, key, sinks, scale = (named[name] for name in ("query", "key", "sinks", "scale"))
-    query_t, key_t, _, mask_t, sinks_t = tangents
-    if scale is None:
-        scale = max(query.shape[-1], 1) ** -0.5
+    own, t = named(args), dict(zip(DIFFERENTIABLE, tangents, strict=True))
+    query, key = own["query"], own["key"]
+    scale = scale_of(own, _arguments.default_scale(query.shape[-1]))
 
-    def scores(q: Any, k: Any) -> Any:
+    def products(q: Any, k: Any) -> Any:
         q, k = heads_first(q, args), heads_first(k, args)
-        if named["enable_gqa"]:
+        if own["enable_gqa"]:
             k = repeated_heads(k, q)
         with torch.autocast("cpu", enabled=False):
-            return scale * (q.to(lse.dtype) @ k.mT.to(lse.dtype))
+            return q.to(lse.dtype) @ k.mT.to(lse.dtype)
 
     moved: Any = lse.new_zeros(())
-    if query_t is not None:
-        moved = moved + scores(query_t, key)
-    if key_t is not None:
-        moved = moved + scores(query, key_t)
-    if named["softcap"] is not None and moved.ndim:
-        moved = moved * (1 - torch.tanh(scores(query, key) / named["softcap"]) ** 2)
-    if mask_t is not None:
-        moved = moved + mask_t
-    without_dropout = (named | {"dropout_p": 0.0}).values()
+    if t["query"] is not None:
+        moved = moved + scale * products(t["query"], key)
+    if t["key"] is not None:
+        moved = moved + scale * products(query, t["key"])
+    if t.get("scale") is not None:
+        moved = moved + t["scale"][..., None, None] * products(query, key)
+    if own["softcap"] is not None and moved.ndim:
+        scores = scale * products(query, key)
+        moved = moved * _arrays.softcapped(scores, own["softcap"], torch.tanh)[1]
+    if t["attn_mask"] is not None:
+        moved = moved + t["attn_mask"]
+    without_dropout = (own | {"dropout_p": 0.0}).values()
     weights = use.weights("weights", *without_dropout).to(lse.dtype)
     # A masked pair has weight 0, even if its key holds NaN.
     lse_t = torch.where(weights > 0, weights * moved, 0).sum(-1)
-    if sinks_t is not None:
-        lse_t = lse_t + torch.exp(sinks[..., None] - lse) * sinks_t[..., None]
+    if t["sinks"] is not None:
+        lse_t = lse_t + torch.exp(own["sinks"][..., None] - lse) * t["sinks"][..., None]
     return lse_t

@@ -14,20 +14,24 @@ from typing import Any
 import torch
 from torch.autograd import Function, forward_ad
 
+from sdpa import _table
+from sdpa._table import DIFFERENTIABLE
 from sdpa.interop.torch import _derivatives, _operators
 from sdpa.interop.torch._derivatives import Routines, no_higher, save
-from sdpa.interop.torch._operators import LIBRARY, OPTIONS, split
+from sdpa.interop.torch._operators import (
+    ARGUMENTS,
+    LEADING,
+    LIBRARY,
+    N_DIFFERENTIABLE,
+    OPTIONS,
+    split,
+)
 from sdpa.interop.torch._packed import is_packed
 
-# Number of axes behind (..., heads) of each tensor argument; -1 if it has no axis of heads.
-_OPERANDS = (2, 2, 2, 2, 0, 0, -1, -1, None, None, None)
-_LEADING: dict[str, tuple[int | None, ...]] = {
-    "forward": (),
-    "weights": (None,),
-    "backward": (2, 1, 2, 1, None),
-    "jvp": (2, 2, 2, 2, 0, 2, 1),
-    "double_backward": (2, 2, 2, 2, 0, 2, 1, 2, 1, None),
-}
+# Number of axes behind (..., heads) of tensor arguments; -1 if one has no axis of heads.
+_RANKS = dict.fromkeys((*_table.OPERANDS, "grad_out", "out"), 2) | {"lse": 1, "grad_lse": 1}
+_RANKS |= {name: x.n_inner for name, x in _table.OPTIONS.items() if x.is_array and x.axes != "s"}
+_RANKS |= {text.format(name): _RANKS[name] for name in DIFFERENTIABLE for text in ("{}_t", "gg_{}")}
 
 
 def _shape(x: Any, dim: int | None) -> tuple[int, ...]:
@@ -45,16 +49,16 @@ def _expanded(x: Any, dim: int | None, size: int, rank: int) -> torch.Tensor:
 def _vmap(name: str, apply: Callable[..., Any], info: Any, in_dims: Any, *args: Any) -> Any:
     """Make one call for the whole batch, whose axis becomes the first of the leading axes."""
     leading, operands, options = split(args)
-    if options[0]:
+    if options[OPTIONS.index("dropout_p")]:
         raise RuntimeError("dropout_p: dropout is not available under torch.func.vmap")
     if is_packed((*operands, *options)):
         return _call_by_call(apply, info.batch_size, in_dims, args)
-    axes = (*_LEADING[name], *_OPERANDS, *(None,) * len(OPTIONS))
+    axes = [_RANKS.get(argument) for argument in (*LEADING[name], *ARGUMENTS)]
     shapes = [
         None if n is None or x is None else _shape(x, dim)
         for x, dim, n in zip(args, in_dims, axes, strict=True)
     ]
-    ranks = [len(shape) for shape in shapes[len(leading) : len(leading) + 3] if shape]
+    ranks = [len(shape) for shape in shapes[len(leading) :][: len(_table.OPERANDS)] if shape]
     size, rank = info.batch_size, max(3, *ranks)
     found = apply(
         *(
@@ -64,8 +68,8 @@ def _vmap(name: str, apply: Callable[..., Any], info: Any, in_dims: Any, *args: 
     )
     if "backward" in name:
         # Each gradient has the shape of its argument: grad_out's, if it is there, comes first.
-        own = shapes[len(leading) : len(leading) + 5]
-        own = own if name == "backward" else [shapes[5], *own]
+        own = shapes[len(leading) :][:N_DIFFERENTIABLE]
+        own = own if name == "backward" else [shapes[N_DIFFERENTIABLE], *own]
         return _own_shapes(found, leading[-1], own, size)
     if max(ranks) == 2:  # remove the axis of heads, which no argument had
         found = tuple(x.squeeze(1) for x in found) if name == "forward" else found.squeeze(1)

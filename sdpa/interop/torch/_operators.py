@@ -6,56 +6,81 @@ unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 import sdpa
-from sdpa import _warnings
+from sdpa import _arguments, _table, _warnings
+from sdpa._table import DIFFERENTIABLE, DIFFERENTIABLE_OPTIONS
 from sdpa.interop.torch._arrays import to_array, to_tensor
-
-# Gradients exist for the first five; the other operands are constants.
-DIFFERENTIABLE = ("query", "key", "value", "attn_mask", "sinks")
-OPERANDS = (
-    *DIFFERENTIABLE,
-    *("alibi_slopes", "key_lengths", "query_offset", "cu_seqlens_q", "cu_seqlens_k", "seed"),
-)
-OPTIONS = (
-    *("dropout_p", "is_causal", "scale", "enable_gqa", "softcap", "left", "right", "invariant"),
-    *("workers", "quiet"),
-)
-SUFFIX = (
-    "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, Tensor? sinks, "
-    "Tensor? alibi_slopes, Tensor? key_lengths, Tensor? query_offset, Tensor? cu_seqlens_q, "
-    "Tensor? cu_seqlens_k, Tensor? seed, float dropout_p, str is_causal, float? scale, "
-    "bool enable_gqa, float? softcap, SymInt? left, SymInt? right, bool invariant, "
-    "SymInt? workers, bool quiet"
-)
-ALIGNMENTS: dict[str, bool | str] = {
-    "none": False,
-    "upper_left": True,
-    "lower_right": "lower_right",
-}
 
 Tensors = tuple[torch.Tensor, ...]
 
+# The types of options that are no arrays. An array that may be a number has an option for that.
+_TYPES = {"float": "float", "float | None": "float?", "bool": "bool", "int | None": "SymInt?"}
+# Options that operators take in another form.
+_FORMS = {
+    "is_causal": {"is_causal": "str"},
+    "window": {"left": "SymInt?", "right": "SymInt?"},
+    "rng": {},  # an operand
+}
+NUMBER = "_number"
+"""Ends the name of the option for the number instead of an operand."""
+
+
+def _types() -> dict[str, str]:
+    """{name: type} of the options, which are constants of a graph."""
+    found: dict[str, str] = {}
+    for name, option in _table.OPTIONS.items():
+        if option.takes_number:
+            found[name + NUMBER] = "float?"
+        elif not option.is_array:
+            found |= _FORMS[name] if name in _FORMS else {name: _TYPES[option.annotation]}
+    return found
+
+
+_OPTION_TYPES = {**_types(), "quiet": "bool"}
+N_DIFFERENTIABLE = len(DIFFERENTIABLE)
+# Gradients exist for the first ones; the other operands are constants.
+OPERANDS = (*DIFFERENTIABLE, *_table.CONSTANTS, "seed")
+OPTIONS = tuple(_OPTION_TYPES)
+ARGUMENTS = (*OPERANDS, *OPTIONS)
+
+_ROWS = {"out": "Tensor", "lse": "Tensor"}
+_UPSTREAM = {"grad_out": "Tensor", "grad_lse": "Tensor?", **_ROWS, "needs": "bool[]"}
+# {name: type} of the first arguments of each operator, and how many tensors it returns.
+LEADING: dict[str, dict[str, str]] = {
+    "forward": {},
+    "weights": {"stage": "str"},
+    "backward": _UPSTREAM,
+    "jvp": {**{f"{name}_t": "Tensor?" for name in DIFFERENTIABLE}, **_ROWS},
+    "double_backward": {**{f"gg_{name}": "Tensor?" for name in DIFFERENTIABLE}, **_UPSTREAM},
+}
+_RESULTS: dict[str, str | int] = {
+    "forward": "(Tensor out, Tensor lse)",
+    "weights": "Tensor",
+    "backward": N_DIFFERENTIABLE,
+    "jvp": "Tensor",
+    "double_backward": 1 + N_DIFFERENTIABLE,
+}
+
 LIBRARY = torch.library.Library("sdpa", "DEF")
-LIBRARY.define(f"attention_forward({SUFFIX}) -> (Tensor out, Tensor lse)")
-LIBRARY.define(f"attention_weights(str stage, {SUFFIX}) -> Tensor")
-LIBRARY.define(
-    f"attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, bool[] needs, "
-    f"{SUFFIX}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-LIBRARY.define(
-    f"attention_jvp(Tensor? query_t, Tensor? key_t, Tensor? value_t, Tensor? attn_mask_t, "
-    f"Tensor? sinks_t, Tensor out, Tensor lse, {SUFFIX}) -> Tensor"
-)
-LIBRARY.define(
-    f"attention_double_backward(Tensor? gg_query, Tensor? gg_key, Tensor? gg_value, "
-    f"Tensor? gg_attn_mask, Tensor? gg_sinks, Tensor grad_out, Tensor? grad_lse, Tensor out, "
-    f"Tensor lse, bool[] needs, {SUFFIX}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
+
+
+def define(name: str, leading: Mapping[str, str], results: str | int) -> None:
+    """Define an operator by {name: type} of its first arguments, and its results."""
+    types = {name: "Tensor" if name in _table.OPERANDS else "Tensor?" for name in OPERANDS}
+    arguments = {**leading, **types, **_OPTION_TYPES}
+    if isinstance(results, int):
+        results = f"({', '.join(['Tensor'] * results)})"
+    texts = ", ".join(f"{kind} {name}" for name, kind in arguments.items())
+    LIBRARY.define(f"{name}({texts}) -> {results}")
+
+
+for _name, _leading in LEADING.items():
+    define(f"attention_{_name}", _leading, _RESULTS[_name])
 
 
 def split(args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
@@ -64,29 +89,43 @@ def split(args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[A
     return args[: n - len(OPERANDS)], args[n - len(OPERANDS) : n], args[n:]
 
 
+def named(args: Sequence[Any]) -> dict[str, Any]:
+    """OPERANDS and OPTIONS by their names."""
+    return dict(zip(ARGUMENTS, args, strict=True))
+
+
+# What an operator gets for an option that is not given.
+ABSENT: dict[str, Any] = dict.fromkeys(ARGUMENTS) | {
+    **{name: x.default for name, x in _table.OPTIONS.items() if name in OPTIONS},
+    "is_causal": _arguments.ALIGNMENTS[0],
+    "quiet": False,
+}
+_ABSENT = tuple(ABSENT[name] for name in OPTIONS)
+_ALIGNMENT: dict[str, bool | str] = {"upper_left": True, "lower_right": "lower_right"}
+
+
 def keywords_of(
     operands: Sequence[Any], options: Sequence[Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """(query, key, value), and the options by the names that sdpa has for them."""
-    named = dict(zip(OPERANDS, operands, strict=True))
-    seed = named.pop("seed")
-    arrays = {name: to_array(x) for name, x in named.items()}
-    packing = {name: arrays.pop(name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
-    if any(x is not None for x in packing.values()):
-        arrays |= packing
-    dropout_p, is_causal, scale, enable_gqa, softcap, left, right, invariant, workers, _ = options
-    if invariant:  # additive attention lacks this option
-        arrays["invariant"] = True
-    return [arrays.pop(name) for name in ("query", "key", "value")], arrays | {
-        "dropout_p": dropout_p,
-        "is_causal": ALIGNMENTS[is_causal],
-        "scale": scale,
-        "enable_gqa": enable_gqa,
-        "softcap": softcap,
-        "window": None if left is right is None else (left, right),
-        "rng": None if seed is None else int(seed) % 2**64,
-        "workers": workers,
-    }
+    """(query, key, value), and the options that are given by the names that sdpa has for them."""
+    found = {n: to_array(x) for n, x in zip(OPERANDS, operands, strict=True) if x is not None}
+    arrays = [found.pop(name) for name in _table.OPERANDS]
+    seed = found.pop("seed", None)
+    if seed is not None:
+        found["rng"] = int(seed) % 2**64
+    given = {n: x for n, x, y in zip(OPTIONS, options, _ABSENT, strict=True) if x != y}
+    given.pop("quiet", None)
+    if "is_causal" in given:
+        given["is_causal"] = _ALIGNMENT[given["is_causal"]]
+    if "left" in given or "right" in given:
+        found["window"] = given.pop("left", None), given.pop("right", None)
+    return arrays, found | {name.removesuffix(NUMBER): x for name, x in given.items()}
+
+
+def _named_arrays(names: Iterable[str], tensors: Sequence[Any]) -> dict[str, Any]:
+    """The arrays of tensors that are given."""
+    found = zip(names, tensors, strict=True)
+    return {name: to_array(x) for name, x in found if x is not None}
 
 
 def gradients(found: Any, names: Sequence[str], like: Sequence[Any]) -> Tensors:
@@ -124,17 +163,16 @@ def _backward(*args: Any) -> Tensors:
         grad_lse=to_array(grad_lse),
         needs=[name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need],
     )
-    return gradients(found, DIFFERENTIABLE, operands[:5])
+    return gradients(found, DIFFERENTIABLE, operands[:N_DIFFERENTIABLE])
 
 
 @_warnings.silenced()
 def _jvp(*args: Any) -> torch.Tensor:
     (*tangents, _, _), operands, options = split(args)
     arrays, keywords = keywords_of(operands, options)
-    *tangents, mask_t, sinks_t = map(to_array, tangents)
-    found = sdpa.attention_jvp(
-        *(*arrays, *tangents), **keywords, attn_mask_t=mask_t, sinks_t=sinks_t
-    )
+    n = len(arrays)
+    keywords |= _named_arrays((f"{name}_t" for name in DIFFERENTIABLE_OPTIONS), tangents[n:])
+    found = sdpa.attention_jvp(*(*arrays, *map(to_array, tangents[:n])), **keywords)
     return to_tensor(found.out_t)
 
 
@@ -142,22 +180,20 @@ def _jvp(*args: Any) -> torch.Tensor:
 def _double_backward(*args: Any) -> Tensors:
     (*tangents, grad_out, grad_lse, out, lse, needs), operands, options = split(args)
     arrays, keywords = keywords_of(operands, options)
-    *tangents, gg_mask, gg_sinks = map(to_array, tangents)
-    names = ("grad_out", *DIFFERENTIABLE)
+    n, names = len(arrays), ("grad_out", *DIFFERENTIABLE)
+    keywords |= _named_arrays((f"gg_{name}" for name in DIFFERENTIABLE_OPTIONS), tangents[n:])
     found = sdpa.attention_double_backward(
-        *(*tangents, to_array(grad_out), *arrays, to_array(out), to_array(lse)),
+        *(*map(to_array, (*tangents[:n], grad_out)), *arrays, to_array(out), to_array(lse)),
         **keywords,
-        gg_attn_mask=gg_mask,
-        gg_sinks=gg_sinks,
         grad_lse=to_array(grad_lse),
         needs=[name for name, need in zip(names, needs, strict=True) if need],
     )
-    return gradients(found, names, (grad_out, *operands[:5]))
+    return gradients(found, names, (grad_out, *operands[:N_DIFFERENTIABLE]))
 
 
 def _shape(operands: Sequence[Any], options: Sequence[Any]) -> tuple[int, ...]:
     """(..., heads, Lq) of the result."""
-    query, key, value = operands[:3]
+    query, key, value = operands[: len(_table.OPERANDS)]
     enable_gqa = options[OPTIONS.index("enable_gqa")]
     if operands[OPERANDS.index("cu_seqlens_q")] is not None:
         n_q, n_heads = query.shape[:2]
@@ -175,7 +211,7 @@ def _shape(operands: Sequence[Any], options: Sequence[Any]) -> tuple[int, ...]:
 
 def fake_forward(*args: Any) -> Tensors:
     _, operands, options = split(args)
-    query, _, value = operands[:3]
+    query, _, value = operands[: len(_table.OPERANDS)]
     shape = _shape(operands, options)
     rows = shape if operands[OPERANDS.index("cu_seqlens_q")] is None else shape[::-1]
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -198,7 +234,7 @@ def fake_gradients(needs: Sequence[bool], like: Sequence[Any]) -> Tensors:
 
 def _fake_backward(*args: Any) -> Tensors:
     (*_, needs), operands, _ = split(args)
-    return fake_gradients(needs, operands[:5])
+    return fake_gradients(needs, operands[:N_DIFFERENTIABLE])
 
 
 def _fake_jvp(*args: Any) -> torch.Tensor:
@@ -208,7 +244,7 @@ def _fake_jvp(*args: Any) -> torch.Tensor:
 
 def _fake_double_backward(*args: Any) -> Tensors:
     (*_, grad_out, _, _, _, needs), operands, _ = split(args)
-    return fake_gradients(needs, (grad_out, *operands[:5]))
+    return fake_gradients(needs, (grad_out, *operands[:N_DIFFERENTIABLE]))
 
 
 _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {

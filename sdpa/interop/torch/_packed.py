@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 
-from sdpa.interop.torch._operators import OPERANDS, OPTIONS
+from sdpa import _arguments, _table
+from sdpa.interop.torch._operators import ARGUMENTS, named
 
-_NAMES = (*OPERANDS, *OPTIONS)
-Spans = list[tuple[int, int]]
+_PER_SEQUENCE = [name for name, option in _table.OPTIONS.items() if option.axes == ""]
+_BOUNDS = [ARGUMENTS.index(f"cu_seqlens_{x}") for x in "qk"]
 
 
 def is_packed(args: Sequence[Any]) -> bool:
     """Whether these arguments, OPERANDS and OPTIONS, describe packed sequences."""
-    return any(args[_NAMES.index(f"cu_seqlens_{x}")] is not None for x in ("q", "k"))
+    return any(args[i] is not None for i in _BOUNDS)
 
 
 def heads_first(x: Any, args: Sequence[Any]) -> Any:
@@ -24,17 +24,14 @@ def heads_first(x: Any, args: Sequence[Any]) -> Any:
     return x.transpose(0, 1) if x is not None and is_packed(args) else x
 
 
-def spans(args: Sequence[Any]) -> tuple[Spans, Spans]:
+def spans(args: Sequence[Any]) -> list[tuple[slice, ...]]:
     """(rows of the queries, rows of the keys) of each sequence."""
-    queries, keys = (
-        list(pairwise(args[_NAMES.index(f"cu_seqlens_{x}")].tolist())) for x in ("q", "k")
-    )
-    return queries, keys
+    return list(_arguments.sequences(*(args[i] for i in _BOUNDS)))
 
 
-def rows(x: Any, span: tuple[int, int]) -> Any:
+def rows(x: Any, span: slice) -> Any:
     """These rows of a packed array."""
-    return x if x is None else x[slice(*span)]
+    return x if x is None else x[span]
 
 
 def one_sequence(args: Sequence[Any], sequence: int) -> tuple[Any, ...]:
@@ -42,17 +39,17 @@ def one_sequence(args: Sequence[Any], sequence: int) -> tuple[Any, ...]:
 
     Empty sequences replace those before it, because dropout counts them.
     """
-    named = dict(zip(_NAMES, args, strict=True))
-    for names, x, own in zip((["query"], ["key", "value"]), ("q", "k"), spans(args), strict=True):
-        start, end = own[sequence]
-        named |= {name: rows(named[name], (start, end)) for name in names}
+    own, parts = named(args), spans(args)
+    for names, x, part in zip((["query"], ["key", "value"]), "qk", parts[sequence], strict=True):
+        own |= {name: rows(own[name], part) for name in names}
         cumulative = torch.zeros(sequence + 2, dtype=torch.int64)
-        cumulative[-1] = end - start
-        named[f"cu_seqlens_{x}"] = cumulative
-    if named["key_lengths"] is not None:
+        cumulative[-1] = part.stop - part.start
+        own[f"cu_seqlens_{x}"] = cumulative
+    for name in _PER_SEQUENCE:
+        if own[name] is not None:
+            own[name] = own[name].expand(len(parts))[: sequence + 1]
+    if own["key_lengths"] is not None:
         lengths = torch.zeros(sequence + 1, dtype=torch.int64)
-        lengths[-1] = named["key_lengths"].expand(len(own))[sequence]
-        named["key_lengths"] = lengths
-    if named["query_offset"] is not None:
-        named["query_offset"] = named["query_offset"].expand(len(own))[: sequence + 1]
-    return tuple(named.values())
+        lengths[-1] = own["key_lengths"][-1]
+        own["key_lengths"] = lengths
+    return tuple(own.values())

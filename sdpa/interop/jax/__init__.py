@@ -8,8 +8,8 @@
 (3, 4)
 
 The functions run under `jax.jit`, `grad`, `jvp`, `vmap`, `hessian`, `checkpoint`, `lax.scan` and
-`shard_map`, and are differentiable in query, key, value, a floating attn_mask or bias, and sinks.
-XLA calls the kernels itself, without Python.
+`shard_map`, and are differentiable wherever `sdpa.attention_backward` has a gradient. XLA calls the
+kernels itself, without Python.
 """
 
 from __future__ import annotations

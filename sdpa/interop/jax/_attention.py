@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sdpa import _arguments, _core, _warnings
-from sdpa.interop.jax._primitives import FORWARD, Options, unchecked
+from sdpa import _arguments, _core, _table, _warnings
+from sdpa._table import DIFFERENTIABLE, Option
+from sdpa.interop.jax._primitives import FORWARD, INNER, NUMBERS, Options, unchecked
 
 
 def _stand_in(x: Any) -> Any:
@@ -68,14 +69,11 @@ def _with_axes(x: Any, n: int) -> Any:
         return x.reshape(shape)
 
 
-def _band(
-    n_q: Any, n_k: Any, reach: int, given: dict[str, Any]
-) -> tuple[int | None, int | None, Any]:
-    """(lower, upper, query_offset); the offset is None if nothing depends on it."""
+def _band(n_q: Any, n_k: Any, reach: int, given: dict[str, Any]) -> tuple[dict[str, int], Any]:
+    """(bounds of j - i for the handlers, query_offset or None if nothing depends on it)."""
     window, offset = _arguments.window("window", given["window"]), given["query_offset"]
     if given["is_causal"] == "lower_right":
-        lengths = given["key_lengths"]
-        offset = (n_k if lengths is None else lengths) - n_q
+        offset = _arguments.diagonal_offset(n_q, n_k, given["key_lengths"])
     elif offset is not None and not isinstance(offset, jax.Array):
         offset = _arguments.integers("query_offset", offset)
         if given["alibi_slopes"] is None:
@@ -84,9 +82,9 @@ def _band(
     left, right = window
     if given["is_causal"]:
         right = 0
-    if left is None and right is None and given["alibi_slopes"] is None:
-        return None, None, None
-    return None if left is None else -left, right, offset
+    band = {} if left is None else {"has_lower": 1, "lower": -left}
+    band |= {} if right is None else {"has_upper": 1, "upper": right}
+    return band, offset if band or given["alibi_slopes"] is not None else None
 
 
 def _signed() -> Any:
@@ -119,31 +117,42 @@ def _integers(name: str, x: Any) -> Any:
     return x.astype(limits.dtype)
 
 
-_ARRAYS = ("attn_mask", "sinks", "alibi_slopes")
-_PACKING = ("cu_seqlens_q", "cu_seqlens_k")
-_INTEGERS = ("key_lengths", "query_offset")
-_DEFAULTS: dict[str, Any] = {"dropout_p": 0.0}
-_DEFAULTS |= dict.fromkeys(("is_causal", "enable_gqa", "invariant"), False)
-_DEFAULTS |= dict.fromkeys(
-    (*_ARRAYS, *_PACKING, *_INTEGERS, "scale", "softcap", "window", "workers")
+_DEFAULTS = {name: option.default for name, option in _table.OPTIONS.items()}
+_OF_ENTRIES, _OF_SEQUENCES, _OF_PAIRS = (
+    [name for name, option in _table.OPTIONS.items() if option.axes == axes]
+    for axes in ("", "s", "hqk")
 )
+_FLOATS = [x for x in _table.OPTIONS.values() if x.is_array and not x.is_integers]
+
+
+def _float_array(option: Option, x: Any, dtype: Any) -> Any:
+    """An operand as an array of JAX; numbers of differentiable ones per head get this type."""
+    if option.name in NUMBERS and isinstance(x, (int, float, np.number)):
+        return None
+    is_typed = option.name in DIFFERENTIABLE and option.name not in _OF_PAIRS
+    return _array(x, dtype if is_typed else None)
 
 
 def _check(operands: Sequence[Any], given: dict[str, Any], rows_first: bool) -> None:
     """Raise the errors that `sdpa.attention` would."""
     checked = [x.swapaxes(-3, -2) if rows_first else x for x in map(_stand_in, operands)]
-    known = {"attn_mask": _contents(given["attn_mask"])}  # ones and zeros are warned of
-    given = given | {name: _stand_in(given[name]) for name in _ARRAYS} | known
-    unknown = any(isinstance(given[name], jax.core.Tracer) for name in _PACKING)
-    for name in _INTEGERS:
+    given = dict(given)
+    for option in _FLOATS:
+        x = given[option.name]
+        if option.name in _OF_PAIRS:
+            given[option.name] = _contents(x)  # ones and zeros are warned of
+        elif isinstance(x, jax.Array):
+            given[option.name] = _stand_in(x)
+    unknown = any(isinstance(given[name], jax.core.Tracer) for name in _OF_SEQUENCES)
+    for name in _OF_ENTRIES:
         given[name] = _stand_in(_array(given[name])) if unknown else _contents(given[name])
-    for name, x in zip(_PACKING, checked, strict=False):
+    for name, x in zip(_OF_SEQUENCES, checked, strict=False):
         given[name] = _packing(given[name], x.shape[0] if x.ndim else 0)
-    _core._check_attention(*checked, **given, rng=0)
+    _core._check_attention(*checked, **given | {"rng": 0})
 
 
 def _forward(
-    query: Any, key: Any, value: Any, *, rng: Any = None, rows_first: bool = False, **given: Any
+    query: Any, key: Any, value: Any, *, rows_first: bool = False, **given: Any
 ) -> tuple[Any, Any]:
     """Compute (out, lse) for the options of `attention`.
 
@@ -151,45 +160,31 @@ def _forward(
     """
     query, key, value = map(_array, (query, key, value))
     given = _DEFAULTS | given
-    given |= {name: _array(given[name]) for name in ("attn_mask", "alibi_slopes")}
-    given["sinks"] = _array(given["sinks"], query.dtype)
+    arrays = {x.name: _float_array(x, given[x.name], query.dtype) for x in _FLOATS}
+    given |= {name: x for name, x in arrays.items() if x is not None}
     _check((query, key, value), given, rows_first)
 
-    key_lengths = _integers("key_lengths", given["key_lengths"])
-    cu_seqlens = [_integers(name, given[name]) for name in _PACKING]
-    is_packed = cu_seqlens[0] is not None
+    integers = [name for name in (*_OF_SEQUENCES, *_OF_ENTRIES) if name != "query_offset"]
+    arrays |= {name: _integers(name, given[name]) for name in integers}
+    is_packed = arrays[_OF_SEQUENCES[0]] is not None
     rows_first = rows_first or is_packed
     n_q, n_k = (x.shape[-3 if rows_first else -2] for x in (query, key))
     reach = n_q + n_k
     if is_packed:
-        n_q, n_k = map(jnp.diff, cu_seqlens)
-    lower, upper, query_offset = _band(n_q, n_k, reach, given | {"key_lengths": key_lengths})
-    query_offset = _integers("query_offset", query_offset)
+        n_q, n_k = (jnp.diff(arrays[name]) for name in _OF_SEQUENCES)
+    band, offset = _band(n_q, n_k, reach, given | arrays)
+    arrays["query_offset"] = _integers("query_offset", offset)
     if is_packed:
-        key_lengths, query_offset = (_per_entry(x, n_q.shape) for x in (key_lengths, query_offset))
-    options = Options(
-        scale=max(query.shape[-1], 1) ** -0.5 if given["scale"] is None else float(given["scale"]),
-        softcap=float(given["softcap"] or 0),
-        dropout_p=float(given["dropout_p"]),
-        lower=lower,
-        upper=upper,
-        invariant=bool(given["invariant"]),
-        workers=min(_arguments.integer("workers", given["workers"] or 0), 2**31 - 1),
-        rows_first=rows_first,
-    )
+        arrays |= {name: _per_entry(arrays[name], n_q.shape) for name in _OF_ENTRIES}
+    if given["scale"] is None:
+        given["scale"] = _arguments.default_scale(query.shape[-1])
+    known = {name: x for name, x in given.items() if arrays.get(name) is None}
+    known["workers"] = min(_arguments.integer("workers", given["workers"] or 0), 2**31 - 1)
+    options = Options.of(known | band | {"rows_first": rows_first})
     rank = max(3, query.ndim, key.ndim, value.ndim)
-    named = {
-        "query": _with_axes(query, rank),
-        "key": _with_axes(key, rank),
-        "value": _with_axes(value, rank),
-        "attn_mask": _with_axes(given["attn_mask"], rank),
-        "sinks": _with_axes(given["sinks"], rank - 2),
-        "alibi_slopes": _with_axes(given["alibi_slopes"], rank - 2),
-        "key_lengths": _with_axes(key_lengths, rank - 3),
-        "query_offset": _with_axes(query_offset, rank - 3),
-        **dict(zip(_PACKING, cu_seqlens, strict=True)),
-        "seed": _seed(rng, options.dropout_p),
-    }
+    named = {"query": query, "key": key, "value": value, **arrays}
+    named = {name: _with_axes(x, rank - 2 + INNER[name]) for name, x in named.items()}
+    named["seed"] = _seed(given["rng"], given["dropout_p"])
     out, lse = FORWARD({n: x for n, x in named.items() if x is not None}, options)
     if max(query.ndim, key.ndim, value.ndim) == 2:  # remove the axis of heads, which none had
         return out[0], lse[0]
@@ -197,40 +192,17 @@ def _forward(
 
 
 @unchecked()
-def attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool | str = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    softcap: float | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_lengths: Any = None,
-    query_offset: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    rng: Any = None,
-    invariant: bool = False,
-    workers: int | None = None,
-) -> Any:
-    """`sdpa.attention` on arrays of JAX, differentiable in query, key, value, attn_mask and sinks.
+def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> Any:
+    """`sdpa.attention` on arrays of JAX, with the gradients of `sdpa.attention_backward`.
 
     Parameters
     ----------
     query, key, value : jax.Array
         (..., heads, L, d), of float16, bfloat16, float32 or float64; shapes as in `sdpa.attention`.
-    attn_mask, sinks, alibi_slopes, key_lengths, query_offset, cu_seqlens_q, cu_seqlens_k
-        As in `sdpa.attention`; arrays may be traced.
-    dropout_p, is_causal, scale, enable_gqa, softcap, window, invariant, workers
-        As in `sdpa.attention`; known when the function is traced.
-    rng : int or key of jax.random
-        Seed of dropout, required with dropout_p > 0. An int gives the pattern of `sdpa.attention`.
+    *args, **options
+        The options of `sdpa.attention` except out. Those that are arrays there may be traced, the
+        others are known when the function is traced. rng, required with dropout_p > 0, is an int,
+        which gives the pattern of `sdpa.attention`, or a key of jax.random.
 
     Returns
     -------
@@ -260,26 +232,12 @@ def attention(
     >>> out.item(), gradient.tolist()
     (2.0, [[0.5], [0.5]])
     """
-    out, _ = _forward(
-        *(query, key, value),
-        attn_mask=attn_mask,
-        dropout_p=dropout_p,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=enable_gqa,
-        softcap=softcap,
-        window=window,
-        sinks=sinks,
-        alibi_slopes=alibi_slopes,
-        key_lengths=key_lengths,
-        query_offset=query_offset,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        rng=rng,
-        invariant=invariant,
-        workers=workers,
-    )
+    out, _ = _forward(query, key, value, **_table.given(attention, args, options))
     return out
+
+
+_function: Any = attention
+_function.__signature__ = _table.signature(Any)
 
 
 # --------------------------------------------------------------------------- jax.nn's own function

@@ -29,11 +29,11 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, mlir
 
+from sdpa._table import DIFFERENTIABLE
 from sdpa.interop.jax import _formula
 from sdpa.interop.jax._primitives import (
     BACKWARD,
     CURVATURE,
-    DIFFERENTIABLE,
     FORWARD,
     SECOND,
     TANGENT,

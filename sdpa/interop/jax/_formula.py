@@ -8,7 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sdpa.interop.jax._primitives import DIFFERENTIABLE, Named, Options, Shapes, sum_to, with_suffix
+from sdpa import _arrays, _table
+from sdpa._table import DIFFERENTIABLE, OPERANDS
+from sdpa.interop.jax._primitives import Named, Options, Shapes, sum_to, with_suffix
+
+_MASKS = [name for name, option in _table.OPTIONS.items() if option.axes == "hqk"]
 
 
 def _per_head(x: Any, dtype: Any) -> Any:
@@ -54,9 +58,9 @@ def _visible(named: Named, options: Options, n_q: int, n_k: int) -> Any:
     """The pairs that band and lengths let through, to be broadcast to (..., heads, Lq, Lk)."""
     distance, offset, there, together = _pairs(named, n_q, n_k)
     visible = jnp.full((1, 1), True) & there & together
-    if options.lower is not None:
+    if options.has_lower:
         visible &= distance >= _limit(options.lower, offset, n_q, n_k)
-    if options.upper is not None:
+    if options.has_upper:
         visible &= distance <= _limit(options.upper, offset, n_q, n_k)
     return visible
 
@@ -90,26 +94,25 @@ def attention(named: Named, options: Options) -> Any:
             "dropout_p: third derivatives and forward mode over forward mode are not available "
             "with dropout"
         )
-    q, k, v = (named[name] for name in ("query", "key", "value"))
+    q, k, v = (named[name] for name in OPERANDS)
     wide = jnp.float64 if q.dtype == np.float64 else jnp.float32
     dtype = q.dtype
     q, k, v = (x.swapaxes(-3, -2) if options.rows_first else x for x in (q, k, v))
-    groups = q.shape[-3] // max(k.shape[-3], 1)
     q, k, v = (x.astype(wide) for x in (q, k, v))
-    if groups > 1:
-        k, v = (jnp.repeat(x, groups, axis=-3) for x in (k, v))
+    k, v = (_arrays.repeat_heads(x, q.shape[-3], jnp.repeat) for x in (k, v))
 
-    s = options.scale * (q @ k.mT)
+    scale = _per_head(named["scale"], wide) if "scale" in named else options.scale
+    s = scale * (q @ k.mT)
     if options.softcap:
-        s = options.softcap * jnp.tanh(s / options.softcap)
+        s = _arrays.softcapped(s, options.softcap, jnp.tanh)[0]
     visible = _visible(named, options, *s.shape[-2:])
     if "alibi_slopes" in named:
         s -= _per_head(named["alibi_slopes"], wide) * _distances(named, *s.shape[-2:])
-    mask = named.get("attn_mask")
-    if mask is not None and mask.dtype == bool:
-        visible &= mask
-    elif mask is not None:
-        s += mask.astype(wide)
+    for mask in (named[name] for name in _MASKS if name in named):
+        if mask.dtype == bool:
+            visible &= mask
+        else:
+            s += mask.astype(wide)
     sinks = _per_head(named["sinks"], wide) if "sinks" in named else None
     out = (_weights(s, visible, sinks) @ v).astype(dtype)
     return out.swapaxes(-3, -2) if options.rows_first else out

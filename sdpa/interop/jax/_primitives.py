@@ -21,35 +21,44 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from sdpa import _core
+from sdpa._table import DIFFERENTIABLE, OPERANDS
 
 Named = dict[str, Any]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
+_XLA: dict[str, Any] = _core._xla_arguments()
+NUMBERS: tuple[str, ...] = _XLA["numbers"]
+
+
 class Options(NamedTuple):
-    """The options that are known when a function is traced."""
+    """The options that are known when a function is traced, by the names of src/xla.h."""
 
-    scale: float
-    softcap: float
-    dropout_p: float
-    lower: int | None
-    upper: int | None
-    invariant: bool
-    workers: int
-    rows_first: bool
-    """The axes are (..., L, heads, d) instead of (..., heads, L, d)."""
+    numbers: tuple[float, ...]
+    integers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Options:
+        """Those with these values; others are 0."""
+        return cls(
+            tuple(float(values.get(name) or 0) for name in NUMBERS),
+            tuple(int(values.get(name) or 0) for name in _XLA["integers"]),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        for key in "numbers", "integers":
+            if name in _XLA[key]:
+                return getattr(self, key)[_XLA[key].index(name)]
+        raise AttributeError(name)
 
 
-# These have gradients and tangents. Tangents of one direction end in _t, of a second one in _u.
-DIFFERENTIABLE = ("query", "key", "value", "attn_mask", "sinks")
-# Number of axes behind (batch, heads) of each; -1 if it has no axis of heads either.
-_INNER: dict[str, int] = {"query": 2, "key": 2, "value": 2, "attn_mask": 2, "sinks": 0}
-_INNER |= {"alibi_slopes": 0, "cu_seqlens_q": 0, "cu_seqlens_k": 0}
-_INNER |= {"key_lengths": -1, "query_offset": -1, "seed": 0}
-_INNER |= {"grad_out": 2, "out": 2, "lse": 1}
-_INNER |= {f"{name}_{way}": _INNER[name] for way in "tu" for name in DIFFERENTIABLE}
-OPERANDS = tuple(_INNER)  # in the order of the bits of src/xla.h
-_RESULTS = ("out", "lse", "out_t", *DIFFERENTIABLE)
+# Number of axes behind (batch, heads) of each operand; -1 if it has no axis of heads either.
+# Tangents of one direction end in _t, of a second one in _u.
+INNER: dict[str, int] = _XLA["operands"] | {
+    f"{name}_u": n for name, n in _XLA["operands"].items() if name in DIFFERENTIABLE
+}
+_ORDER = tuple(INNER)  # of the bits of src/xla.h
+_RESULTS: tuple[str, ...] = _XLA["results"]
 
 
 def with_suffix(named: Mapping[str, Any], suffix: str) -> Named:
@@ -63,11 +72,11 @@ def add_suffix(named: Mapping[str, Any], suffix: str) -> Named:
 
 def lead_of(named: Mapping[str, Any], options: Options) -> tuple[int, ...]:
     """Sizes of the batch axes and of the query heads."""
-    batch = [x.shape[: x.ndim - _INNER[n] - 1] for n, x in named.items() if n != "seed"]
+    batch = [x.shape[: x.ndim - INNER[n] - 1] for n, x in named.items() if n != "seed"]
     if "cu_seqlens_q" in named:  # lengths and offsets belong to sequences, not batch entries
         batch = []
     axis = -2 if options.rows_first else -3
-    heads = [named[name].shape[axis] for name in ("query", "key", "value")]
+    heads = [named[name].shape[axis] for name in OPERANDS]
     return (*np.broadcast_shapes(*batch), max(heads) if all(heads) else 0)
 
 
@@ -149,7 +158,7 @@ class Attention(Primitive):
         batching.primitive_batchers[self] = self._batch
 
     def __call__(self, named: Mapping[str, Any], options: Options, shapes: Shapes = ()) -> Any:
-        names = tuple(name for name in OPERANDS if name in named)
+        names = tuple(name for name in _ORDER if name in named)
         args = _same_variance([named[name] for name in names])
         bind: Any = self.bind
         return bind(*args, names=names, options=options, shapes=shapes)
@@ -237,16 +246,13 @@ def _lower(
     """A call of the handler, whose attributes src/xla.h describes."""
     named = dict(zip(names, ctx.avals_in, strict=True))
     results = tuple(_results(target.rpartition("_")[2], named, options, shapes))
-    integers = [_bits(names, OPERANDS), _bits(results, _RESULTS)]
-    integers += [options.rows_first, options.invariant, options.workers]
-    for bound in options.lower, options.upper:
-        integers += [bound is not None, bound or 0]
+    bits = [_bits(names, _ORDER), _bits(results, _RESULTS)]
     rule = jax.ffi.ffi_lowering(target)
     return rule(
         ctx,
         *operands,
-        integers=np.array([*integers, *lead_of(named, options)], np.int64),
-        numbers=np.array([options.scale, options.softcap, options.dropout_p], np.float64),
+        integers=np.array([*bits, *options.integers, *lead_of(named, options)], np.int64),
+        numbers=np.array(options.numbers, np.float64),
     )
 
 

@@ -74,6 +74,14 @@ typedef struct sdpa_choice {
     int64_t n;
 } sdpa_choice;
 
+/* Adds one more differentiable option per head, which has no meaning: the test that options reach every interface
+ * builds with it (tests/interop/test_every_door.py). */
+#ifdef SDPA_DUMMY_OPTION
+#define SDPA_DUMMY(X, ...) X(__VA_ARGS__)
+#else
+#define SDPA_DUMMY(X, ...)
+#endif
+
 /* Every tensor of a problem, as X(name, rows, columns). Declarations, clearing, checks and units are generated from
  * these lists, so a new tensor is added here and nowhere else.
  *
@@ -89,7 +97,8 @@ typedef struct sdpa_choice {
     X(alibi_slopes, 1, 1)                                                                                              \
     X(sinks, 1, 1)                                                                                                     \
     X(scales, 1, 1)                                                                                                    \
-    X(dout, p->n_q, p->d_v)
+    X(dout, p->n_q, p->d_v)                                                                                            \
+    SDPA_DUMMY(X, dummy, 1, 1)
 
 /* o is an input of the backward. The drivers of weights, statistics and received weights write their result to it. o_t
  * is the derivative of o along the tangents or, in the double backward, the derivative with respect to dout. */
@@ -107,7 +116,7 @@ typedef struct sdpa_choice {
     SDPA_HEAD_GRADIENTS(X)
 
 /* Those of one number per head, to which all units of a head add. Packed sequences share them. */
-#define SDPA_HEAD_GRADIENTS(X) X(dsinks, 1, 1) X(dscales, 1, 1)
+#define SDPA_HEAD_GRADIENTS(X) X(dsinks, 1, 1) X(dscales, 1, 1) SDPA_DUMMY(X, ddummy, 1, 1)
 
 /* Inputs of forward mode and of the double backward; an absent one counts as zero. In the double backward they are the
  * gradients of the gradients, and the gradients are the derivatives of <tangents, backward(...)>. */
@@ -117,7 +126,8 @@ typedef struct sdpa_choice {
     X(v_t, p->n_k, p->d_v)                                                                                             \
     X(mask_t, p->n_q, p->n_k)                                                                                          \
     X(sinks_t, 1, 1)                                                                                                   \
-    X(scales_t, 1, 1)
+    X(scales_t, 1, 1)                                                                                                  \
+    SDPA_DUMMY(X, dummy_t, 1, 1)
 
 #define SDPA_MATRICES(X) SDPA_INPUTS(X) SDPA_RESULTS(X) SDPA_GRADIENTS(X) SDPA_TANGENTS(X)
 
@@ -141,7 +151,7 @@ typedef struct sdpa_choice {
 /* The inputs with gradients, as X(name, tensor, n_inner): the argument `name` is the problem's `tensor`, which has the
  * gradient d`tensor`, the tangent `tensor`_t and n_inner axes behind the heads. */
 #define SDPA_OPERANDS(X) X(query, q, 2) X(key, k, 2) X(value, v, 2)
-#define SDPA_COMMON_OPTIONS(X) X(attn_mask, mask, 2) X(sinks, sinks, 0)
+#define SDPA_COMMON_OPTIONS(X) X(attn_mask, mask, 2) X(sinks, sinks, 0) SDPA_DUMMY(X, dummy, dummy, 0)
 #define SDPA_DOT_OPTIONS(X) X(scale, scales, 0) /* additive attention takes numbers only */
 #define SDPA_DIFFERENTIABLE_OPTIONS(X) SDPA_COMMON_OPTIONS(X) SDPA_DOT_OPTIONS(X)
 #define SDPA_DIFFERENTIABLE(X) SDPA_OPERANDS(X) SDPA_DIFFERENTIABLE_OPTIONS(X)

@@ -541,6 +541,9 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdp
         set_per_head(call, &p->alibi_slopes, NAME_alibi_slopes) < 0 || set_band(call) < 0) {
         return -1;
     }
+#ifdef SDPA_DUMMY_OPTION
+    if (set_per_head(call, &p->dummy, NAME_dummy) < 0) return -1;
+#endif
     p->features = sdpa_problem_features(p);
     return 0;
 }

@@ -341,6 +341,14 @@ const sdpa_option sdpa_option_table[] = {
     {NAME_needs, "derivative", IN(ADDITIVE_BACKWARD), true, false,
      "(\"query\", \"key\", \"value\", \"w_query\", \"w_key\", \"w_score\", \"bias\")", "Iterable[str]",
      doc_option_needs_additive, .read = read_needs},
+#ifdef SDPA_DUMMY_OPTION
+    {NAME_dummy, "operand", IN_ALL & ~IN(TORCH), true, true, "None", "float | ArrayLike | None",
+     "dummy : float or array_like, (..., heads), optional\n    Ignored.\n", .array = true, .axes = "h"},
+    {NAME_dummy_t, "derivative", IN(JVP), true, true, "None", "ArrayLike | None",
+     "dummy_t : array_like, optional\n    Ignored.\n", .array = true},
+    {NAME_gg_dummy, "derivative", IN(DOUBLE_BACKWARD), true, true, "None", "ArrayLike | None",
+     "gg_dummy : array_like, optional\n    Ignored.\n", .array = true},
+#endif
 };
 #undef OFFSET
 #undef INDICES

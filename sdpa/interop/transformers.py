@@ -37,7 +37,6 @@ except ImportError as _error:
 
 import torch
 
-from sdpa._table import DIFFERENTIABLE_OPTIONS
 from sdpa.interop.torch import attention, attention_forward, attention_weights
 
 NAME = "c_attention"
@@ -293,25 +292,23 @@ def c_attention(
 
     The mask is the whole pattern, whatever is_causal and sliding_window are; `indices` (batch, Lq,
     n) are the only keys of it that each query sees. Where it sees none, out is the mean of all
-    values, as in eager attention; a lone query, which follows a cache, gets 0. `s_aux` are sinks;
-    other learned options may come under the names that `attention` has for them.
+    values, as in eager attention; a lone query, which follows a cache, gets 0.
     """
     for name, x in others.items():
-        if x is not None and name not in _UNREAD and name not in DIFFERENTIABLE_OPTIONS:
+        if x is not None and name not in _UNREAD:
             raise NotImplementedError(
                 f"{name}: expected None with {NAME}, got {type(x).__name__}; "
                 "use attn_implementation='eager'"
             )
     n_q, n_k = query.shape[2], key.shape[2]
-    ours: dict[str, Any] = {name: others.get(name) for name in DIFFERENTIABLE_OPTIONS} | {
+    ours: dict[str, Any] = {
         "attn_mask": attention_mask,
         "dropout_p": dropout if module.training else 0.0,
         "scale": scaling,
         "softcap": softcap,
+        "sinks": None if s_aux is None else s_aux.to(query.dtype),
         "enable_gqa": query.shape[1] != key.shape[1],
     }
-    if s_aux is not None:
-        ours["sinks"] = s_aux.to(query.dtype)
     if isinstance(attention_mask, _Mask):
         is_ours = attention_mask.shape[2:] == (n_q, n_k)
         ours |= attention_mask.options if is_ours else {"attn_mask": _built(attention_mask)}

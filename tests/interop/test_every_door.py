@@ -139,12 +139,21 @@ assert refused.startswith("dummy: ")
 """,
     "transformers": """
 import torch
-from sdpa.interop.transformers import c_attention
+from sdpa.interop.transformers import c_attention, c_attention_mask
 q, k, v = map(torch.from_numpy, x)
 t = torch.from_numpy(dummy).requires_grad_()
-out, _ = c_attention(torch.nn.Module(), q, k, v, None, scaling=0.5, dummy=t)
+# Options travel with the mask. Keywords are the models', whose names may mean something else.
+mask = c_attention_mask(1, 5, q_length=5, q_offset=0)
+mask.options["dummy"] = t
+out, _ = c_attention(torch.nn.Module(), q, k, v, mask, scaling=0.5)
+expected = sdpa.attention(*x, is_causal=True)
 assert np.array_equal(out.transpose(1, 2).detach().numpy(), expected)
 assert torch.autograd.grad(out.sum(), t)[0].tolist() == [0, 0]
+try:
+    c_attention(torch.nn.Module(), q, k, v, None, dummy=t)
+except NotImplementedError as error:
+    refused = str(error)
+assert refused.startswith("dummy: expected None")
 """,
     "dask": """
 import dask.array as da

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import numbers
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -49,15 +50,25 @@ def converted(
     options: Mapping[str, Any], optional: Mapping[str, Any], **arguments: ArrayLike
 ) -> tuple[list[Array], list[Array | None], dict[str, Any]]:
     """`arrays` of the arguments, of the optional ones, which may be None, and of the options."""
-    own = {name: options[name] for name in _ARRAYS if name in options}
+    own = {
+        name: options[name]
+        for name, takes_number in _ARRAYS.items()
+        if name in options and not (takes_number and isinstance(options[name], _NUMBER))
+    }
     given = {name: x for name, x in {**optional, **own}.items() if x is not None}
     found = dict(zip([*arguments, *given], arrays(**arguments, **given), strict=True))
     whole = {**options, **{name: found.get(name) for name in own}}
     return [found[name] for name in arguments], [found.get(name) for name in optional], whole
 
 
-# Those of floats or of a mask; integers have readers of their own.
-_ARRAYS = tuple(name for name, *_, axes in _core._options() if axes and axes != "s")
+# Those of floats or of a mask, and whether a number may stand for the array; integers have readers
+# of their own.
+_ARRAYS = {
+    name: "float" in annotation
+    for name, _, annotation, *_, axes in _core._options()
+    if axes and axes != "s"
+}
+_NUMBER = (numbers.Number, str)  # a string is refused where the number is read
 
 
 def checked_float(name: str, x: Array) -> None:

@@ -9,9 +9,9 @@ class CosineOptions(TypedDict, total=False):
     """Options of `cosine_attention`: the temperature is its scale."""
 
     attn_mask: ArrayLike | None
-    where: ArrayLike | None
     dropout_p: float
     is_causal: bool | Literal["upper_left", "lower_right"]
+    where: ArrayLike | None
     enable_gqa: bool
     softcap: float | None
     window: tuple[int | None, int | None] | None
@@ -27,9 +27,9 @@ class BilinearOptions(TypedDict, total=False):
     """Options of `bilinear_attention`."""
 
     attn_mask: ArrayLike | None
-    where: ArrayLike | None
     dropout_p: float
     is_causal: bool | Literal["upper_left", "lower_right"]
+    where: ArrayLike | None
     scale: float | None
     enable_gqa: bool
     softcap: float | None
@@ -46,9 +46,9 @@ class BlockOptions(TypedDict, total=False):
     """Options of `sdpa.blocks.attend`: the mask may lie in a store, too. Blocks change bits."""
 
     attn_mask: Any
-    where: ArrayLike | None
     dropout_p: float
     is_causal: bool | Literal["upper_left", "lower_right"]
+    where: Any
     scale: float | None
     enable_gqa: bool
     softcap: float | None
@@ -67,9 +67,9 @@ class LayerOptions(TypedDict, total=False):
     """Options of `MultiHeadAttention.forward`: heads and scale are the layer's."""
 
     attn_mask: ArrayLike | None
-    where: ArrayLike | None
     dropout_p: float
     is_causal: bool | Literal["upper_left", "lower_right"]
+    where: ArrayLike | None
     softcap: float | None
     window: tuple[int | None, int | None] | None
     sinks: ArrayLike | None
@@ -84,7 +84,6 @@ class ShawOptions(TypedDict, total=False):
     """Options of `shaw_attention`: one diagonal for the whole batch."""
 
     attn_mask: ArrayLike | None
-    where: ArrayLike | None
     dropout_p: float
     is_causal: bool | Literal["upper_left", "lower_right"]
     scale: float | None
@@ -105,7 +104,6 @@ class T5Options(TypedDict, total=False):
     Dropout is left out because its pattern depends on the index of the query.
     """
 
-    where: ArrayLike | None
     is_causal: bool | Literal["upper_left", "lower_right"]
     scale: float | None
     enable_gqa: bool

@@ -164,7 +164,7 @@ class Whole:
         return self._end_k - self._first_k if self._length is None else self._length
 
     def block(self, rows: slice, columns: slice, *, first: bool = False) -> dict[str, Any]:
-        """The options of the block, without its mask; the first block alone has the sinks."""
+        """The options of the block, without its masks; the first block alone has the sinks."""
         options = {name: x for name, x in self.options.items() if first or name != "sinks"}
         # Queries and keys of the sequence that lie before the block.
         skipped_q = np.maximum(rows.start - self._first_q, 0)

@@ -32,10 +32,13 @@ from sdpa._stream import (
     progress_bar,
     stream,
 )
+from sdpa._table import DIFFERENTIABLE_OPTIONS, OPTIONS
 
 __all__ = ["attend", "attend_backward"]
 
 BLOCK = 8192
+Masks = dict[str, Array]
+_MASKS = tuple(name for name, option in OPTIONS.items() if option.axes == "hqk")
 MERGED_ROWS = 1024
 """Queries whose results are merged at a time."""
 
@@ -198,18 +201,18 @@ def attend_backward(
         Show a bar on stderr, which needs tqdm.
     grad_lse : array_like or store, (..., heads, Lq), optional
         Gradient with respect to lse.
-    needs : sequence of {"query", "key", "value", "attn_mask", "sinks"}
-        The gradients to compute. Those of attn_mask and sinks are the share of `rows`: where all
-        queries have a mask or a sink in common, add up the shares of all rows.
+    needs : sequence of {"query", "key", "value", "attn_mask", "sinks", "scale"}
+        The gradients to compute. Those of options are the share of `rows`: where all queries have a
+        mask, a sink or a scale in common, add up the shares of all rows.
     **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, ...
         Those of the forward call.
 
     Returns
     -------
     AttentionGradients
-        Named tuple (query, key, value, attn_mask, sinks), None where not in needs. query has the
-        shape and dtype of query[rows], key and value those of keys[columns] and values[columns],
-        attn_mask those of the rows of the mask.
+        Named tuple (query, key, value, attn_mask, sinks, scale), None where not in needs. query has
+        the shape and dtype of query[rows], key and value those of keys[columns] and
+        values[columns], attn_mask those of the rows of the mask.
 
     Raises
     ------
@@ -258,13 +261,13 @@ def _query_gradients(
     parts, per_head = needs - {"sinks"}, needs - {"query", "attn_mask"}
     mask = call.mask_like(rows) if "attn_mask" in needs else None
 
-    def take(columns: slice, data: tuple[Array, Array, Array | None]) -> None:
+    def take(columns: slice, data: tuple[Array, Array, Masks]) -> None:
         part = call.backward(rows, columns, q, *data, given, parts)
         for name in ("query", *(per_head & parts)):
             _add(getattr(total, name), getattr(part, name))
         if mask is not None:
             # The ellipsis makes it a view even of a mask without axes.
-            here: Any = (..., *cast(Mask, call.mask).cut(slice(None), columns))
+            here: Any = (..., *call.masks["attn_mask"].cut(slice(None), columns))
             _add(mask[here], part.attn_mask)
 
     columns = [c for c in grid(call.whole.n_k, size) if call.whole.sees(rows, c)]
@@ -272,8 +275,8 @@ def _query_gradients(
         stream(columns, lambda c: call.read(rows, c), take, bar(columns))
     return {
         "query": _rounded(total.query, call.query),
-        "attn_mask": None if mask is None else _rounded(mask, cast(Mask, call.mask)),
-        **{name: getattr(total, name) for name in per_head},
+        "attn_mask": None if mask is None else _rounded(mask, call.masks["attn_mask"]),
+        **{name: rounded(getattr(total, name), call.per_head[name]) for name in per_head},
     }
 
 
@@ -284,16 +287,16 @@ def _key_gradients(
     # Sums of 16-bit gradients are float32, like the gradient of a widened key.
     k, v = widen(call.keys.read(columns)), widen(call.values.read(columns))
     none = slice(0, 0)
-    nothing = call.query.read(none), k, v, call.mask_block(none, columns)
+    nothing = call.query.read(none), k, v, call.read_masks(none, columns)
     total = call.backward(none, columns, *nothing, upstream.read(none), needs)
 
-    def read(rows: slice) -> tuple[Array, Array | None, list[Array | None]]:
-        return call.query.read(rows), call.mask_block(rows, columns), upstream.read(rows)
+    def read(rows: slice) -> tuple[Array, Masks, list[Array | None]]:
+        return call.query.read(rows), call.read_masks(rows, columns), upstream.read(rows)
 
-    def take(rows: slice, data: tuple[Array, Array | None, list[Array | None]]) -> None:
-        q, mask, given = data
+    def take(rows: slice, data: tuple[Array, Masks, list[Array | None]]) -> None:
+        q, masks, given = data
         _unround(call, upstream, given, rows, q, size)
-        part = call.backward(rows, columns, q, k, v, mask, given, needs)
+        part = call.backward(rows, columns, q, k, v, masks, given, needs)
         _add(total.key, part.key)
         _add(total.value, part.value)
 
@@ -338,41 +341,50 @@ class Call:
         options: Mapping[str, Any],
     ) -> None:
         options = dict(options)
-        mask = options.pop("attn_mask", None)
+        masks = {name: options.pop(name) for name in _MASKS if name in options}
         options = checked_options(function, options, BlockOptions.__annotations__)
         packed = options.get("cu_seqlens_q") is not None
         axis = -3 if packed else -2
         self.query: Operand = Operand("query", query, axis)
         self.keys: Operand = Operand("key", keys, axis)
         self.values: Operand = Operand("value", values, axis)
-        self.mask: Mask | None = None if mask is None else Mask("attn_mask", mask)
+        self.masks: dict[str, Mask] = {
+            name: Mask(name, mask) for name, mask in masks.items() if mask is not None
+        }
         seed = 0 if options.get("rng") is None else options["rng"]  # dropout is refused below
         _core._check_attention(
-            self.query.unread, self.keys.unread, self.values.unread, self.unread_mask,
-            **options | {"rng": seed},
+            self.query.unread, self.keys.unread, self.values.unread,
+            **options | self.unread_masks | {"rng": seed},
         )  # fmt: skip
         if options.pop("dropout_p", 0.0) != 0:
             raise ValueError(
                 "dropout_p: expected 0, because the pattern of dropout depends on the index of a "
                 "key in its call, which blocks change"
             )
+        # Sums of their gradients have the compute type.
+        self.per_head: dict[str, Any] = {
+            name: options[name]
+            for name in DIFFERENTIABLE_OPTIONS
+            if isinstance(options.get(name), np.ndarray)
+        }
+        options |= {name: widen(x) for name, x in self.per_head.items()}
         self.whole: Whole = Whole(self.query.length, self.keys.length, options)
 
     @property
-    def unread_mask(self) -> Array | None:
-        return None if self.mask is None else self.mask.unread
+    def unread_masks(self) -> Masks:
+        return {name: mask.unread for name, mask in self.masks.items()}
 
     def check_out(self, rows: slice, out: Array | None) -> None:
         """Check the result's array like `attention_forward`, and fill it with zeros."""
         if out is None:
             return
-        for operand in (self.query, self.keys, self.values, self.mask):
-            source = None if operand is None else operand.source
+        for operand in (self.query, self.keys, self.values, *self.masks.values()):
+            source = operand.source
             arrays = isinstance(source, np.ndarray) and isinstance(out, np.ndarray)
             if arrays and np.shares_memory(out, source):
                 raise ValueError(
                     "out: expected memory not shared with an input, got an array that overlaps "
-                    f"{cast(Operand, operand).name}"
+                    f"{operand.name}"
                 )
         self._without_keys(rows, out)
 
@@ -398,20 +410,20 @@ class Call:
         )
         if getattr(out, "dtype", None) == self.compute_type():
             query = widen(query)
-        mask = None if self.mask is None else self.mask.unread[self.mask.cut(rows, NO_KEYS)]
-        options = self.whole.block(rows, NO_KEYS)
-        return _core.attention_forward(query, key, value, mask, out=out, **options)
+        masks = {name: mask.unread[mask.cut(rows, NO_KEYS)] for name, mask in self.masks.items()}
+        options = self.whole.block(rows, NO_KEYS) | masks
+        return _core.attention_forward(query, key, value, out=out, **options)
 
-    def read(self, rows: slice, columns: slice) -> tuple[Array, Array, Array | None]:
-        """Keys, values and mask of a block."""
-        return self.keys.read(columns), self.values.read(columns), self.mask_block(rows, columns)
+    def read(self, rows: slice, columns: slice) -> tuple[Array, Array, Masks]:
+        """Keys, values and masks of a block."""
+        return self.keys.read(columns), self.values.read(columns), self.read_masks(rows, columns)
 
-    def mask_block(self, rows: slice, columns: slice) -> Array | None:
-        return None if self.mask is None else self.mask.block(rows, columns)
+    def read_masks(self, rows: slice, columns: slice) -> Masks:
+        return {name: mask.block(rows, columns) for name, mask in self.masks.items()}
 
     def mask_like(self, rows: slice) -> Array:
         """Zeros for the gradient of the mask of these queries."""
-        mask = cast(Mask, self.mask)
+        mask = self.masks["attn_mask"]
         shape = mask.unread[mask.cut(rows, slice(None))].shape
         return np.zeros(shape, compute_type(mask.dtype))
 
@@ -427,13 +439,13 @@ class Call:
         q: Array,
         k: Array,
         v: Array,
-        mask: Array | None,
+        masks: Masks,
         *,
         first: bool = False,
     ) -> _core.AttentionForward:
         """Attention of one block, out in float32 or float64."""
         options = self.whole.block(rows, columns, first=first)
-        return _core.attention_forward(widen(q), k, v, _widened(mask), **options)
+        return _core.attention_forward(widen(q), k, v, **_widened(masks), **options)
 
     def merge(self, total: _core.AttentionForward, part: _core.AttentionForward) -> None:
         """Make total the union of both, in place but for a few rows at a time."""
@@ -454,7 +466,7 @@ class Call:
         q: Array,
         k: Array,
         v: Array,
-        mask: Array | None,
+        masks: Masks,
         upstream: list[Array | None],
         needs: Iterable[str],
         *,
@@ -465,12 +477,12 @@ class Call:
         options = self.whole.block(rows, columns, first=first)
         return _core.attention_backward(
             widen(cast(Array, grad_out)), widen(q), k, v, cast(Array, out), cast(Array, lse),
-            _widened(mask), grad_lse=grad_lse, needs=tuple(needs), **options,
+            grad_lse=grad_lse, needs=tuple(needs), **_widened(masks), **options,
         )  # fmt: skip
 
 
-def _widened(mask: Array | None) -> Array | None:
-    return mask if mask is None or mask.dtype == bool else widen(mask)
+def _widened(masks: Masks) -> Masks:
+    return {name: x if x.dtype == bool else widen(x) for name, x in masks.items()}
 
 
 class Upstream:
@@ -492,7 +504,7 @@ class Upstream:
         whole = slice(0, call.whole.n_q), slice(0, call.whole.n_k)
         _core._check_attention_backward(
             grad_out, call.query.unread, call.keys.unread, call.values.unread, out, lse,
-            call.unread_mask, grad_lse=grad_lse, needs=tuple(needs),
+            grad_lse=grad_lse, needs=tuple(needs), **call.unread_masks,
             **call.whole.block(*whole, first=True),
         )  # fmt: skip
 

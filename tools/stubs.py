@@ -159,7 +159,7 @@ COMPOSED = {
     "BlockOptions": (
         "Options of `sdpa.blocks.attend`: the mask may lie in a store, too. Blocks change bits.",
         {"invariant"},
-        {"attn_mask": "Any"},
+        dict.fromkeys(("attn_mask", "where"), "Any"),
     ),
     "LayerOptions": (
         "Options of `MultiHeadAttention.forward`: heads and scale are the layer's.",
@@ -168,13 +168,13 @@ COMPOSED = {
     ),
     "ShawOptions": (
         "Options of `shaw_attention`: one diagonal for the whole batch.",
-        WHOLE,
-        {"query_offset": "int | None"},
+        WHOLE | {"where"},
+        {"query_offset": "int | None", "scale": "float | None"},
     ),
     "T5Options": (
         "Options of `t5_attention_backward`: one diagonal, and no other bias than T5's.\n\n"
         "    Dropout is left out because its pattern depends on the index of the query.",
-        {"attn_mask", "alibi_slopes", "dropout_p", "rng"} | WHOLE,
+        {"attn_mask", "where", "alibi_slopes", "dropout_p", "rng"} | WHOLE,
         {"query_offset": "int"},
     ),
 }

@@ -67,7 +67,11 @@ class Problem:
         self.farthest = self.rel_key.shape[-2] // 2
         self.offset = pop_query_offset(dict(options), self.n_q, self.n_k)
         scale = options.get("scale")
-        self.scale = _arguments.default_scale(self.query.shape[-1]) if scale is None else scale
+        self.scale = (
+            _arguments.default_scale(self.query.shape[-1])
+            if scale is None
+            else _arguments.finite("scale", scale)
+        )
         # The options that a block of the band shares with the whole.
         self.block_options: dict[str, Any] = {"scale": self.scale}
         for name in options.keys() & _SHARED:

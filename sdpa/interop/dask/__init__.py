@@ -113,8 +113,9 @@ def attention(
     if in_memory[0] != in_memory[1]:
         kinds = [type(x).__name__ for x in (key, value)]
         raise TypeError(f"value: expected {kinds[0]} like key, got {kinds[1]}")
-    if isinstance(options.get("attn_mask"), da.Array):
-        raise TypeError("attn_mask: expected an array or a store, got a Dask array")
+    for name, x in options.items():
+        if isinstance(x, da.Array):
+            raise TypeError(f"{name}: expected an array or a store, got a Dask array")
     call = blocks.Call(attention, query, key, value, options)
     query, sizes = cut.in_chunks(call.query, chunks)
     shape = call.out_shape()

@@ -172,8 +172,8 @@ def native(kind: Any) -> np.dtype[Any]:
 
 
 def inputs_of(call: blocks.Call) -> dict[str, Any]:
-    operands = (call.query, call.keys, call.values, call.mask)
-    return {x.name: x.source for x in operands if x is not None}
+    operands = (call.query, call.keys, call.values, *call.masks.values())
+    return {x.name: x.source for x in operands}
 
 
 def check_apart(targets: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:

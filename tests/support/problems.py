@@ -20,6 +20,14 @@ CASES = {
     # Without a sink a number that is added to all scores would have no effect.
     "bias without axes": {"attn_mask": (), "sinks": (HEADS,)},
     "sinks": {"sinks": (HEADS,)},
+    "scale": {"scale": (HEADS,), "softcap": 0.8},
+    "scale of each entry": {"scale": (2, 1)},
+    "scale without axes": {"scale": ()},
+    "where": {"where": KEEP},
+    "where, bias": {
+        "where": np.arange(2 * N_K).reshape(2, 1, 1, N_K) % 4 > 0,
+        "attn_mask": (HEADS, N_Q, N_K),
+    },
     "alibi": {"alibi_slopes": np.array([0.3, 0.1]), "query_offset": 2},
     "grouped": {"enable_gqa": True, "key_lengths": np.array([2, 5])},
     "dropout": {"dropout_p": 0.4, "rng": 11},
@@ -29,6 +37,8 @@ CASES = {
         "query_offset": np.array([2, 1]),
         "attn_mask": (HEADS, 1, N_K),
         "sinks": (HEADS,),
+        "scale": (HEADS,),
+        "where": KEEP | (np.arange(HEADS) == 0)[:, None, None],
         "softcap": 1.5,
         "workers": 2,
     },
@@ -42,6 +52,7 @@ CASES["packed"] = {
     "is_causal": "lower_right",
     "alibi_slopes": np.array([0.3, 0.1]),
     "sinks": (HEADS,),
+    "scale": (HEADS,),
     "softcap": 1.5,
 }
 CASES["packed, dropout"] = CASES["packed"] | {"dropout_p": 0.3, "rng": 3}
@@ -57,7 +68,7 @@ def problem(rng, name, dtype=np.float64):
         # The value is shared by the batch, so that its gradient is a sum.
         shapes = [(2, HEADS, N_Q, D_K), (2, kv_heads, N_K, D_K), (kv_heads, N_K, D_V)]
     sizes = dict(zip(("query", "key", "value"), shapes, strict=True))
-    for option in ("attn_mask", "sinks"):
+    for option in ("attn_mask", "sinks", "scale"):
         if isinstance(options.get(option), tuple):
             sizes[option] = options.pop(option)
     operands = {n: np.asarray(rng.standard_normal(s)).astype(dtype) for n, s in sizes.items()}

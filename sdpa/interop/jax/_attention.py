@@ -290,16 +290,13 @@ def _key_lengths(lengths: Any, n_batch: int, n_k: int) -> Any:
     return lengths
 
 
-def _joined(bias: Any, mask: Any, wide: Any) -> Any:
-    """The mask and the bias joined into one array."""
+def _masks(bias: Any, mask: Any, wide: Any) -> dict[str, Any]:
+    """The options for a bias and a boolean mask."""
     if mask is not None and mask.dtype != bool:
         raise TypeError(f"mask: expected bool (True = attend), got {mask.dtype}; see bias")
-    if bias is None:
-        return mask
-    if not jnp.issubdtype(bias.dtype, jnp.floating):
+    if bias is not None and not jnp.issubdtype(bias.dtype, jnp.floating):
         raise TypeError(f"bias: expected a floating type, got {bias.dtype}")
-    bias = bias.astype(wide)
-    return bias if mask is None else jnp.where(mask, bias, -jnp.inf)
+    return {"attn_mask": None if bias is None else bias.astype(wide), "where": mask}
 
 
 @unchecked()
@@ -326,8 +323,7 @@ def dot_product_attention(
         (B, T, N, H), (B, S, K, H) and (B, S, K, H), or all three without B; N is a multiple of K.
         Of float16, bfloat16, float32 or float64. They are not transposed in memory.
     bias, mask : jax.Array, optional
-        Broadcast to (B, N, T, S); added to the scaled scores, and boolean with True = attend. Given
-        together, they are joined in memory first.
+        Broadcast to (B, N, T, S); added to the scaled scores, and boolean with True = attend.
     scale : float, optional
         Factor of the scores; 1 / sqrt(H) by default. Known when the function is traced.
     is_causal : bool, default False
@@ -380,7 +376,7 @@ def dot_product_attention(
     with _warnings.silenced():  # a bias has its own argument here
         out, lse = _forward(
             *(query, key, value),
-            attn_mask=_joined(bias, mask, _wide(query, bias)),
+            **_masks(bias, mask, _wide(query, bias)),
             is_causal=bool(is_causal),
             scale=scale,
             enable_gqa=True,

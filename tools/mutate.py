@@ -84,16 +84,17 @@ def sync(tree: Path) -> None:
             shutil.copyfile(source, copy)
 
 
-def make_docstrings() -> None:
-    """Write the header that the build makes, where `analyze` says that it lies."""
-    wanted = ("quoted", "docstrings")
+def make_docstrings() -> Path:
+    """Write the sources that the build makes, the header where `analyze` says that it lies."""
+    wanted = ("quoted", "docstrings", "write_docstrings")
     setup = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
     setup.body = [n for n in setup.body if isinstance(n, ast.FunctionDef) and n.name in wanted]
-    found: dict[str, Any] = {"re": re}
+    found: dict[str, Any] = {"re": re, "Path": Path}
     exec(compile(setup, "setup.py", "exec"), found)
     analyze.BUILD.mkdir(parents=True, exist_ok=True)
-    texts = sorted(ROOT.glob("src/python/doc/*.txt"))
-    (analyze.BUILD / "docstrings.h").write_text(found["docstrings"](texts), encoding="utf-8")
+    with contextlib.chdir(ROOT):
+        made: Path = found["write_docstrings"](analyze.BUILD)
+    return made
 
 
 class Core:
@@ -114,12 +115,12 @@ class Core:
                 self.commands[Path(match[1])] = line
         python = shlex.join(analyze.sources()["src/python/call.c"])
         binding = f"{self.flags} -std=gnu11 -pthread {python}"
-        make_docstrings()
+        made = make_docstrings()
         newest = max(path.stat().st_mtime for path in tree.glob("src/**/*.*"))
-        for path in sorted(tree.glob("src/python/*.c")):
+        for path in [*sorted(tree.glob("src/python/*.c")), made]:
             name = self.out / "python" / f"{path.stem}.o"
             name.parent.mkdir(exist_ok=True)
-            self.commands[name] = f"gcc -MMD {binding} -c -o {name} ../../src/python/{path.name}"
+            self.commands[name] = f"gcc -MMD {binding} -c -o {name} {path}"
             if not name.exists() or name.stat().st_mtime < newest:
                 subprocess.run(self.commands[name], cwd=self.folder, shell=True, check=True)
 

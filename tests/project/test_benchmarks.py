@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import tiers
 
 import sdpa
 
@@ -42,7 +43,7 @@ pytestmark = pytest.mark.uninstrumented
 GROUPS = [group for group in works.GROUPS if group != "sweep"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=tiers.SLOW)
 def quick(tmp_path_factory):
     """(results, what was printed) of a quick run."""
     path = tmp_path_factory.mktemp("bench") / "results.json"
@@ -53,7 +54,6 @@ def quick(tmp_path_factory):
     return path, done.stdout
 
 
-@pytest.mark.slow
 def test_quick_run_measures_every_work_of_every_group(quick):
     (run,) = json.loads(quick[0].read_text())
     assert run["quick"]

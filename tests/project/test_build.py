@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from support import tiers
 
 from sdpa import _core
 
@@ -81,10 +82,7 @@ class Built:
         return self.objects / name / "src/kernels/kernel.o"
 
 
-# Its tests are slow: the build takes half a minute of CPU.
-@pytest.fixture(
-    scope="module", params=[pytest.param(..., marks=pytest.mark.slow, id=pytest.HIDDEN_PARAM)]
-)
+@pytest.fixture(scope="module", params=tiers.SLOW)
 def built(tmp_path_factory):
     return Built(tmp_path_factory.mktemp("built"))
 

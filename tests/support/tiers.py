@@ -10,6 +10,8 @@ from collections import defaultdict
 import pytest
 from support.machine import SEED
 
+# The parameters of a fixture that takes long: its tests are slow, and keep their names.
+SLOW = [pytest.param(None, marks=pytest.mark.slow, id=pytest.HIDDEN_PARAM)]
 ALL = pytest.StashKey()  # in pytest's config: all tests, whatever the tier
 
 

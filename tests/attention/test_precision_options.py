@@ -259,6 +259,7 @@ def bounds_of(name, isa, dtype):
     return {"rms": rms, "max": largest}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("std", [1, 8, 25])
 @pytest.mark.parametrize("case", CASES)
 def test_as_exact_as_the_better_peer(torch, isa, dtype, case, std):

@@ -28,6 +28,7 @@ def test_the_first_is_twenty_lines():
     assert len(body.splitlines()) <= 20
 
 
+@pytest.mark.slow
 def test_the_table():
     out, _ = run("replace_your_attention", "--lengths", 1500, "--heads", 4)
     row = re.search(r"^ +1500 +([\d.]+) ms +([\d.]+) MB +([\d.]+) ms +([\d.]+) MB .* ", out, re.M)

@@ -78,6 +78,7 @@ def test_cached_decoding_chooses_the_tokens_of_full_recomputation(model):
     assert cached == recomputed
 
 
+@pytest.mark.slow
 def test_draws_are_those_of_the_seed(model):
     prompt = model.chat("Say something surprising.")
     settings = {"most": 8, "temperature": 1.0}

@@ -87,6 +87,7 @@ def test_forward(rng, name):
         assert np.array_equal(jax.jit(f)(*x, CU_Q, jnp.asarray(CU_K, jnp.int32)), expected)
 
 
+@pytest.mark.slow
 @EVERY_OPTION
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_derivatives(rng, name, transform):

@@ -301,6 +301,7 @@ def test_opcheck(rng, name, operator):
     torch.library.opcheck(getattr(torch.ops.sdpa, operator).default, tuple(args))
 
 
+@pytest.mark.slow
 @EVERY_CASE
 def test_compile(rng, name):
     """One graph, and in it the gradients of out and lse."""

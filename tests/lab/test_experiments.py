@@ -152,6 +152,7 @@ def test_the_seed_decides(growth):
     assert (other.rows[0]["mean"].values != growth.rows[0]["mean"].values).all()
 
 
+@pytest.mark.slow
 def test_plots(growth, saturation, gradients):
     style = pytest.importorskip("matplotlib") and lab.style
     tables = {

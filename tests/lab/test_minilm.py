@@ -158,6 +158,7 @@ def reference_embedding(weights, tokens):
     return mean / math.sqrt(mean @ mean)
 
 
+@pytest.mark.slow
 def test_embeddings_agree_with_a_second_implementation(model, texts):
     found = model.embed(texts)
     assert found.shape == (len(texts), 384)

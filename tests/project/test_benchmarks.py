@@ -54,6 +54,7 @@ def quick(tmp_path_factory):
     return path, done.stdout
 
 
+@pytest.mark.slow
 def test_quick_run_measures_every_work_of_every_group(quick):
     (run,) = json.loads(quick[0].read_text())
     assert run["quick"]
@@ -559,6 +560,7 @@ def test_ports_leave_out_the_products_of_the_kernels():
     assert all(1 <= count < 2 for label in (ports.ROWS, ports.COLUMNS) for count in beside[label])
 
 
+@pytest.mark.slow
 @COMPILES
 @pytest.mark.parametrize("name", ["panels", "tiles"])
 def test_programs_that_are_started_by_hand_compile(name, tmp_path):

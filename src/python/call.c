@@ -54,6 +54,17 @@ static int convert_all(sdpa_call *call, const sdpa_signature *signature, PyObjec
     return 0;
 }
 
+/* A scale that is a number becomes an array without axes where its derivative is asked for. */
+static int convert_number(sdpa_call *call, PyObject *value) {
+    const bool moved = call->arrays[NAME_scale_t] || call->arrays[NAME_gg_scale];
+    if (!call->options.has_scale || !(moved || call->options.needs & NEEDS(scale))) return 0;
+    PyObject *number = PyFloat_FromDouble(call->options.scale), *array = NULL;
+    if (number) array = PyArray_IsScalar(value, Generic) ? PyArray_FromScalar(value, NULL) : PyArray_FROM_O(number);
+    Py_XDECREF(number);
+    call->arrays[NAME_scale] = (PyArrayObject *)array;
+    return array ? 0 : -1;
+}
+
 static int settle_all(sdpa_call *call) {
     for (int i = 0; i < N_NAMES; i++) {
         if (call->arrays[i] && sdpa_settle(&call->arrays[i], call->options.out != NULL) < 0) return -1;
@@ -530,7 +541,8 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdp
     call->joins_axes = true;
     call->options.where = where;
     if (convert_all(call, signature, values) < 0 ||
-        sdpa_options_read(module, &call->options, where, values, call->arrays) < 0) {
+        sdpa_options_read(module, &call->options, where, values, call->arrays) < 0 ||
+        convert_number(call, values[NAME_scale]) < 0) {
         return -1;
     }
     if (sdpa_warn(call->module, &call->options, call->arrays) < 0 || settle_all(call) < 0) return -1;

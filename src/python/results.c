@@ -64,11 +64,6 @@ static sdpa_tensor *tensor_at(sdpa_call *call, size_t offset) {
     return (sdpa_tensor *)((char *)&call->problem + offset);
 }
 
-/* Whether an argument that may be a number or an array is a number, which has no derivatives. */
-static bool is_number(const sdpa_call *call, const input *in) {
-    return in->name == NAME_scale && call->options.has_scale;
-}
-
 /* Points t, a tangent or a gradient, at an array of its argument's shape. */
 static void set_like(sdpa_call *call, sdpa_tensor *t, PyArrayObject *a, const input *in, sdpa_dtype dtype) {
     const sdpa_problem *p = &call->problem;
@@ -83,9 +78,7 @@ static int set_tangent(sdpa_call *call, const input *in, enum sdpa_name tangent)
     const sdpa_dtype dtype = tensor_at(call, in->tensor)->dtype;
     if (!argument || dtype == SDPA_BOOL) {
         PyErr_Format(PyExc_ValueError, "%s: expected None, since %s %s", name, argument_name,
-                     argument              ? "is boolean"
-                     : is_number(call, in) ? "is a number"
-                                           : "is not given");
+                     argument ? "is boolean" : "is not given");
         return -1;
     }
     if (sdpa_dtype_of(call->module, a) != (int)dtype) {
@@ -163,8 +156,7 @@ int sdpa_call_make_gradients(sdpa_call *call, bool driver_clears, PyArrayObject 
 static int check_need(sdpa_call *call, const input *in) {
     const char *name = sdpa_name_text(in->name);
     if (!call->arrays[in->name]) {
-        PyErr_Format(PyExc_ValueError, "needs: '%s' has a gradient only where it is %s", name,
-                     is_number(call, in) ? "an array, got a number; numpy.array(...) makes it one" : "given, got None");
+        PyErr_Format(PyExc_ValueError, "needs: '%s' has a gradient only where it is given, got None", name);
         return -1;
     }
     if (tensor_at(call, in->tensor)->dtype != SDPA_BOOL) return 0;

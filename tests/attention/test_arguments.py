@@ -145,15 +145,26 @@ def test_lse_dtype_follows_the_operands():
 def test_needs():
     x = backward_operands() | {"attn_mask": ones(4, 1, 7)}
     full = sdpa.attention_backward(**x, needs=("query", "key", "value", "attn_mask"))
-    assert full._fields == ("query", "key", "value", "attn_mask", "sinks")
+    assert full._fields == ("query", "key", "value", "attn_mask", "sinks", "scale")
     assert full.sinks is None
     for name in ("query", "key", "value", "attn_mask"):
         assert getattr(full, name).shape == x[name].shape
         alone = sdpa.attention_backward(**x, needs=iter([name, name]))
         np.testing.assert_array_equal(getattr(alone, name), getattr(full, name))
         assert all(getattr(alone, other) is None for other in full._fields if other != name)
-    assert sdpa.attention_backward(**x, needs=()) == (None,) * 5
+    assert sdpa.attention_backward(**x, needs=()) == (None,) * 6
     assert sdpa.attention_backward(**x).attn_mask is None
+
+
+@pytest.mark.parametrize("scale", [0.5, 1, np.float32(0.5), np.array(0.5)], ids=repr)
+def test_derivatives_of_a_scale_that_is_a_number(scale):
+    """It is an array without axes."""
+    x = backward_operands() | {"scale": scale}
+    found = sdpa.attention_backward(**x, needs=("query", "scale")).scale
+    assert found.shape == ()
+    assert found.dtype == (np.asarray(scale).dtype if scale != 1 else np.float64)
+    expected = sdpa.attention_backward(**x | {"scale": np.full(4, scale, float)}, needs=("scale",))
+    np.testing.assert_allclose(found, expected.scale.sum(), rtol=1e-5)
 
 
 class Broken:

@@ -37,15 +37,15 @@ def test_tangents(function, prefix, suffix):
 
 
 def test_double_backward_computes_what_it_needs():
-    x = double_operands() | {"attn_mask": ones(4, 1, 7), "sinks": ones(4)}
-    names = ("grad_out", "query", "key", "value", "attn_mask", "sinks")
+    x = double_operands() | {"attn_mask": ones(4, 1, 7), "sinks": ones(4), "scale": ones(4)}
+    names = ("grad_out", "query", "key", "value", "attn_mask", "sinks", "scale")
     full = sdpa.attention_double_backward(**x, needs=names)
     for name in names:
         assert getattr(full, name).shape == x[name].shape
         alone = sdpa.attention_double_backward(**x, needs=[name])
         np.testing.assert_array_equal(getattr(alone, name), getattr(full, name))
         assert all(getattr(alone, other) is None for other in names if other != name)
-    assert sdpa.attention_double_backward(**x, needs=()) == (None,) * 6
+    assert sdpa.attention_double_backward(**x, needs=()) == (None,) * 7
 
 
 @pytest.mark.parametrize("name", ["sinks", "alibi_slopes"])

@@ -83,11 +83,15 @@ OPTIONS = {
     "bias without axes": {"attn_mask": BIAS[0, 0, 0]},
     "boolean mask of keys": {"attn_mask": SEEN[0, 0, 0]},
     "boolean mask without axes": {"attn_mask": np.array(True)},
+    "scale of each head": {"scale": np.linspace(-1, 2, 4)},
+    "where": {"where": SEEN, "attn_mask": BIAS},
+    "where of keys": {"where": SEEN[0, 0, 0], "attn_mask": SEEN},
     "workers": {"workers": 2},
     "all": {
         "attn_mask": BIAS,
+        "where": SEEN[..., :1, :],
         "is_causal": True,
-        "scale": 0.5,
+        "scale": np.linspace(0.2, 1, 4),
         "softcap": 2.0,
         "window": (30, None),
         "sinks": np.zeros(4),
@@ -110,7 +114,14 @@ def test_every_option_has_a_case():
 
 
 def floating(options):
-    return [name for name in ("attn_mask", "sinks") if name in options and not boolean(options)]
+    """The options whose gradients there are."""
+    return [
+        name
+        for name in ("attn_mask", "sinks", "scale")
+        if name in options
+        and not (name == "attn_mask" and boolean(options))
+        and not isinstance(options[name], float)
+    ]
 
 
 def boolean(options):

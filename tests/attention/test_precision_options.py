@@ -160,7 +160,8 @@ def plain_statistics(z, p, lse, visible, dtype):
 def named(first, second=None, figures=None):
     """All results in one dict; second-order results are renamed."""
     second = {f"second {name}": y for name, y in (second or {}).items()}
-    return first | second | (figures or {})
+    found = first | second | (figures or {})
+    return {name: y for name, y in found.items() if y is not None}
 
 
 def with_torch(torch, x, options):

@@ -15,7 +15,7 @@ import sdpa
 from sdpa.interop import autograd as interop
 from sdpa.interop.autograd import _attention
 
-HAS_ARRAYS = ("attn_mask", "sinks")
+HAS_ARRAYS = ("attn_mask", "sinks", "scale")
 
 
 @pytest.fixture(autouse=True)

@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import tiers
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=tiers.SLOW)
 def tree(tmp_path_factory):
     """A copy of the package with the option, after `make stubs`."""
     folder = tmp_path_factory.mktemp("dummy")

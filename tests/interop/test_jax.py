@@ -57,9 +57,10 @@ def visible_in(options, n_batch):
     )
 
 
-def formula(query, key, value, attn_mask=None, sinks=None, **options):
+def formula(query, key, value, attn_mask=None, sinks=None, scale=None, **options):
     """Attention by jax.numpy's operations."""
-    s = (options.get("scale") or 1 / math.sqrt(query.shape[-1])) * (query @ key.mT)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else jnp.asarray(scale)[..., None, None]
+    s = scale * (query @ key.mT)
     if options.get("softcap"):
         s = options["softcap"] * jnp.tanh(s / options["softcap"])
     if "alibi_slopes" in options:
@@ -68,6 +69,7 @@ def formula(query, key, value, attn_mask=None, sinks=None, **options):
         s -= options["alibi_slopes"][:, None, None] * distance
     visible = visible_in(options, query.shape[0] if query.ndim == 4 else 1)
     visible = visible if query.ndim == 4 else visible[0]
+    visible = visible & options.get("where", True)
     if attn_mask is not None and attn_mask.dtype == bool:
         visible = visible & attn_mask
     elif attn_mask is not None:
@@ -199,7 +201,7 @@ def scanned(f):
     return jax.grad(total, argnums=tuple(range(5)))
 
 
-ALL = tuple(range(5))
+ALL = tuple(range(6))
 TRANSFORMS = {
     "none": lambda f: f,
     "grad": lambda f: jax.grad(moving(f), ALL),
@@ -232,9 +234,10 @@ TRANSFORMS = {
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transformations(rng, transform):
     """Each transformation gives the same result on the formula."""
-    x = tuple(normal(rng, *s) for s in [(2, 3, 4), (2, 5, 4), (2, 5, 3), (2, 3, 5), (2,)])
+    x = tuple(normal(rng, *s) for s in [(2, 3, 4), (2, 5, 4), (2, 5, 3), (2, 3, 5), (2,), (2,)])
     functions = [
-        lambda *x, f=f: f(*x[:4], sinks=x[4], softcap=1.5) for f in (interop.attention, formula)
+        lambda *x, f=f: f(*x[:4], sinks=x[4], scale=x[5], softcap=1.5)
+        for f in (interop.attention, formula)
     ]
     assert_same(TRANSFORMS[transform], functions, x)
     if transform in ("none", "grad", "jvp"):
@@ -261,10 +264,13 @@ def test_derivatives_of_every_case(rng, name):
 # --------------------------------------------------------------------------------------- vmap
 
 BATCHED = {
-    **{f"{name} alone": (name,) for name in ("query", "key", "value", "attn_mask", "sinks")},
+    **{
+        f"{name} alone": (name,)
+        for name in ("query", "key", "value", "attn_mask", "sinks", "scale")
+    },
     "query and key": ("query", "key"),
     "all but value": ("query", "key", "attn_mask", "sinks"),
-    "all": ("query", "key", "value", "attn_mask", "sinks"),
+    "all": ("query", "key", "value", "attn_mask", "sinks", "scale"),
 }
 
 
@@ -298,7 +304,7 @@ def test_derivative_of_vmap(rng, transform):
     x = list(operands.values())
     x[1] = normal(rng, 4, *x[1].shape)
     functions = [
-        jax.vmap(positional(f, operands, options), (None, 0, None, None, None))
+        jax.vmap(positional(f, operands, options), (None, 0, None, None, None, None))
         for f in (interop.attention, formula)
     ]
     assert_same(TRANSFORMS[transform], functions, x)
@@ -408,9 +414,14 @@ def test_refused(what):
     assert message(error, call) == expected
 
 
-def test_traced_scale_is_refused():
-    with pytest.raises(TypeError, match=r"^scale: expected a finite number, got .*[Tt]race"):
-        jax.jit(lambda scale: interop.attention(Q, Q, Q, scale=scale))(1.0)
+def test_a_traced_scale_is_an_operand():
+    found = jax.jit(lambda scale: interop.attention(Q, Q, Q, scale=scale))(1.0)
+    assert_close(found, interop.attention(Q, Q, Q, scale=1.0))
+
+
+def test_a_traced_softcap_is_refused():
+    with pytest.raises(TypeError, match=r"^softcap: expected a .*number.*, got .*[Tt]race"):
+        jax.jit(lambda softcap: interop.attention(Q, Q, Q, softcap=softcap))(1.0)
 
 
 @pytest.mark.parametrize("length", [-1, 4])

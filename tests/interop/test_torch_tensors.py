@@ -131,17 +131,19 @@ def test_results_that_are_overwritten_do_not_give_wrong_gradients(rng):
 
 
 def test_a_scale_of_the_user(rng):
-    """Numbers of other kinds are taken; a derivative that does not exist is not left out."""
+    """Numbers of other kinds are taken; no derivative is left out without a word."""
     q = normal(rng, 2, 5, 8)
     expected = interop.attention(q, q, q, scale=0.5, softcap=2.0)
     for half in torch.tensor(0.5), torch.tensor([0.5]), sdpa.softmax([0.0, 0.0])[0]:
         assert torch.equal(interop.attention(q, q, q, scale=half, softcap=4 * half), expected)
     learnt = torch.nn.Parameter(torch.tensor(0.5))
     with torch.no_grad():
-        interop.attention(q, q, q, scale=learnt)
+        interop.attention(q, q, q, softcap=learnt)
     with pytest.raises(NotImplementedError) as raised:
-        interop.attention(q, q, q, scale=learnt)
-    assert str(raised.value) == "scale: has no derivative; pass a number"
+        interop.attention(q, q, q, softcap=learnt)
+    assert str(raised.value) == "softcap: has no derivative; pass a number"
+    interop.attention(q, q, q, scale=learnt).sum().backward()
+    assert learnt.grad.shape == ()
 
 
 NO_SLOPES = "alibi_slopes: has no derivative; detach it, or add its bias as attn_mask"
@@ -280,7 +282,7 @@ def test_fake_and_meta(rng):
         x = [mode.from_tensor(y) for y in (q, k, k)]
         out, lse = interop.attention_forward(*x, enable_gqa=True)
     assert (out.shape, out.dtype, lse.shape) == ((2, 4, 5, 8), torch.float64, (2, 4, 5))
-    operands = [q.to("meta"), *[k.to("meta")] * 2, *[None] * 8]
+    operands = [q.to("meta"), *[k.to("meta")] * 2, *[None] * 10]
     options = [0.0, "none", None, True, None, None, None, False, None, False]
     assert torch.ops.sdpa.attention_forward(*operands, *options)[0].shape == (2, 4, 5, 8)
 
@@ -378,7 +380,7 @@ REFUSED = {
     ),
     "scale": (
         lambda: interop.attention(Q, Q, Q, scale="1"),
-        "scale: expected a number or None, got '1'",
+        "scale: expected a tensor or numbers, got '1'",
     ),
     "softcap": (
         lambda: interop.attention(Q, Q, Q, softcap=[1]),

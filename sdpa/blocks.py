@@ -37,7 +37,7 @@ from sdpa._table import DIFFERENTIABLE_OPTIONS, OPTIONS
 __all__ = ["attend", "attend_backward"]
 
 BLOCK = 8192
-Masks = dict[str, Array]
+Masks = dict[str, Any]
 _MASKS = tuple(name for name, option in OPTIONS.items() if option.axes == "hqk")
 MERGED_ROWS = 1024
 """Queries whose results are merged at a time."""

@@ -144,7 +144,7 @@ def _unrounded(call: Call, rows: slice, q: Array, size: int, bar: Any) -> _core.
     """Attention of these queries in the compute type, over blocks of keys."""
     total = call.start(rows, q)
 
-    def take(columns: slice, data: tuple[Array, Array, Array | None]) -> None:
+    def take(columns: slice, data: tuple[Array, Array, Masks]) -> None:
         call.merge(total, call.forward(rows, columns, q, *data))
 
     columns = [c for c in grid(call.whole.n_k, size) if call.whole.sees(rows, c)]

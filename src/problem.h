@@ -156,6 +156,10 @@ typedef struct sdpa_choice {
 #define SDPA_DIFFERENTIABLE_OPTIONS(X) SDPA_COMMON_OPTIONS(X) SDPA_DOT_OPTIONS(X)
 #define SDPA_DIFFERENTIABLE(X) SDPA_OPERANDS(X) SDPA_DIFFERENTIABLE_OPTIONS(X)
 
+/* The options that are one number. scale: of all heads, without `scales`. softcap: > 0, scaled scores become softcap *
+ * tanh(score / softcap); 0, none. dropout_p: in [0, 1]; the pattern depends on seed, batch, head, i, j only. */
+#define SDPA_NUMBERS(X) X(scale) X(softcap) X(dropout_p)
+
 /* How a pair is scored. With SDPA_ADDITIVE (additive.c) a row of q or k holds `channels` projections, then their
  * exponentials, and the score is sum_c w_score[c] tanh(q[c] + k[c]) instead of q k^T. */
 typedef enum sdpa_scores { SDPA_DOT, SDPA_ADDITIVE } sdpa_scores;
@@ -197,9 +201,9 @@ typedef struct sdpa_problem {
     int64_t channels;    /* ADDITIVE: even; d_k is twice this */
     const void *w_score; /* ADDITIVE: (channels) of the compute type */
 
-    double scale;     /* of all heads, without `scales` */
-    double softcap;   /* > 0: scaled scores become softcap * tanh(score / softcap); 0: none */
-    double dropout_p; /* in [0, 1]; the pattern depends on seed, batch, head, i, j only */
+#define SDPA_DECLARE(name) double name;
+    SDPA_NUMBERS(SDPA_DECLARE)
+#undef SDPA_DECLARE
     uint64_t seed;
 
     /* Key j is visible to query i when j < key_length, and, with t = i + offset,

@@ -235,9 +235,9 @@ static bool read_attributes(xla_call *c) {
         p->n_batch *= c->lead[i];
         if (c->lead[i] != 1) c->axis[p->n_axes++] = c->lead[i];
     }
-    p->scale = numbers[SDPA_XLA_NUMBER_scale];
-    p->softcap = numbers[SDPA_XLA_NUMBER_softcap];
-    p->dropout_p = numbers[SDPA_XLA_NUMBER_dropout_p];
+#define READ(name) p->name = numbers[SDPA_XLA_NUMBER_##name];
+    SDPA_NUMBERS(READ)
+#undef READ
     p->has_lower = c->integers[SDPA_XLA_has_lower] != 0;
     p->lower = c->integers[SDPA_XLA_lower];
     p->has_upper = c->integers[SDPA_XLA_has_upper] != 0;

@@ -161,10 +161,9 @@ enum sdpa_xla_integer {
 };
 
 /* The attribute `numbers`, F64. */
-#define SDPA_XLA_NUMBERS(X) X(scale) X(softcap) X(dropout_p)
 enum sdpa_xla_number {
 #define SDPA_XLA_NUMBER(name) SDPA_XLA_NUMBER_##name,
-    SDPA_XLA_NUMBERS(SDPA_XLA_NUMBER) SDPA_XLA_N_NUMBERS
+    SDPA_NUMBERS(SDPA_XLA_NUMBER) SDPA_XLA_N_NUMBERS
 #undef SDPA_XLA_NUMBER
 };
 

@@ -1,7 +1,7 @@
 /* Backward: one unit is a block of queries against all its visible keys (FlashAttention-2, Dao 2023, algorithm 2, with
  * the loops exchanged). Five products per pair of blocks: S = K Q^T, dP = V dO^T, dV += P^T dO, dK += dS^T Q, dQ += dS
  * K. P is recomputed from lse; dS = P * (dP - delta), delta = rowsum(dO * O) - dlse. With dropout's factors R the value
- * products use R * P and R * dP. A softcap multiplies dS by its slope, 1 - tanh^2, after the mask's gradient is taken.
+ * products use R * P and R * dP. A cap multiplies dS by its slope, 1 - tanh^2, after the mask's gradient is taken.
  *
  * lse and O arrive rounded to their types. A row of P sums to 1, so the sum of the row as computed here restores the
  * digits that lse lost. This costs nothing for key blocks whose P can be kept until the rows are complete, and one more
@@ -33,7 +33,7 @@ typedef struct backward_scratch {
     real *part;           /* (block, 2, VL + 1): see additive_gradients */
     unsigned char *state; /* (2, n_lanes / VL): enum panel_state of both pieces of a block, n_slots times */
     real *r;              /* (block, n_lanes): dropout's factors, or NULL */
-    real *tanh;           /* (n_slots, block, n_lanes): the softcap's tanh, or NULL */
+    real *tanh;           /* (n_slots, block, n_lanes): the cap's tanh, or NULL */
     real *zero;           /* per query */
     real *k, *v, *k_tail, *v_tail;
     real *line;
@@ -427,7 +427,7 @@ INLINE bool wants_queries(const sdpa_unit *u) { return u->dq.data || u->dscales.
 /* Whether a gradient that goes through the scores is wanted; dV needs only the weights. */
 INLINE bool wants_scores(const sdpa_unit *u) { return wants_queries(u) || u->dk.data || u->dmask.data; }
 
-/* Computes dS = P * (dP - delta) of all queries and the keys of v, without a softcap's slope; with dropout, which comes
+/* Computes dS = P * (dP - delta) of all queries and the keys of v, without the cap's slope; with dropout, which comes
  * before delta, from w->delta. Returns which of the keys the queries see. */
 INLINE enum panel_state score_gradients(const sdpa_unit *u, const backward_scratch *w, const rows *v,
                                         const real *delta) {

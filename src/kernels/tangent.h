@@ -1,12 +1,12 @@
 /* Forward mode and second order. With tangents a, b, c, e of q, k, v and the mask:
- *   T  = slope * scale (a K^T + Q b^T) + e        tangent of the logits (slope: of the softcap)
+ *   T  = slope * scale (a K^T + Q b^T) + e        tangent of the logits (slope: of the cap)
  *   mu = rowsum(P * T), and O_t = (P * (T - mu)) V + P c.
  * <a, dQ> + <b, dK> + <c, dV> + <e, dMask>, the double backward's function of the gradients, is <dO, O_t> (plus <dlse,
  * mu>): differentiating that once more, with G = dO V^T, C = dO c^T, D = rowsum(dO * O) - dlse,
  *   dS  = P * (G - D)                             what T is multiplied with
  *   dS' = P * ((T - mu) * (G - D) + C - rowsum(dO * O_t))
  * and the derivatives are dS' K + dS b for q, dS'^T Q + dS^T a for k (times scale and slope), (P * (T - mu))^T dO for
- * v, dS' for the mask, O_t for dO. A softcap adds slope' * T_0 * dS to what reaches the scores, T_0 = T before slope
+ * v, dS' for the mask, O_t for dO. A cap adds slope' * T_0 * dS to what reaches the scores, T_0 = T before slope
  * and e. Dropout multiplies P by R wherever it meets a value: in O_t, G, C and v's derivative. Products per pair of
  * blocks: 6 in forward mode, 6 + 10 in the double backward. */
 #ifndef SDPA_KERNEL_TANGENT_H
@@ -20,7 +20,7 @@ typedef struct tangent_scratch {
     real *m, *l, *mu;        /* per query: maximum, sum, and mean of T */
     real *sunk;              /* per query: the sink's weight */
     real *s, *t;             /* (block, n_lanes): scores, their tangent */
-    real *h, *r, *e;         /* (block, n_lanes): softcap's tanh, dropout's factors, the mask's tangent; NULL: none */
+    real *h, *r, *e;         /* (block, n_lanes): the cap's tanh, dropout's factors, the mask's tangent; NULL: none */
     real *k, *k_t, *v, *v_t; /* packed rows */
     real *k_tail, *k_t_tail;
     real *line;

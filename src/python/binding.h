@@ -18,12 +18,13 @@
 /* The names of the parameters of all functions. */
 /* clang-format off */
 #define SDPA_NAMES(X)                                                                                                  \
-    X(query) X(key) X(value) X(attn_mask) X(dropout_p) X(is_causal) X(scale) X(enable_gqa) X(softcap) X(window)        \
-    X(sinks) X(alibi_slopes) X(key_lengths) X(query_offset) X(rng) X(workers) X(out) X(grad_out) X(lse) X(grad_lse)    \
-    X(needs) X(stage) X(query_t) X(key_t) X(value_t) X(attn_mask_t) X(sinks_t) X(scale_t) X(gg_query) X(gg_key) X(gg_value)       \
-    X(gg_attn_mask) X(gg_sinks) X(gg_scale) X(outs) X(lses) X(x) X(axis) X(temperature) X(where) X(keepdims) X(grad) X(weights)    \
-    X(log_weights) X(cu_seqlens_q) X(cu_seqlens_k) X(sequence) X(w_query) X(w_key) X(w_score) X(bias) X(mode) X(n)        \
-    X(name) X(heads) X(queries) X(invariant) SDPA_DUMMY(X, dummy) SDPA_DUMMY(X, dummy_t) SDPA_DUMMY(X, gg_dummy)
+    SDPA_NUMBERS(X) X(query) X(key) X(value) X(attn_mask) X(is_causal) X(enable_gqa) X(window) X(sinks)                \
+    X(alibi_slopes) X(key_lengths) X(query_offset) X(rng) X(workers) X(out) X(grad_out) X(lse) X(grad_lse) X(needs)    \
+    X(stage) X(query_t) X(key_t) X(value_t) X(attn_mask_t) X(sinks_t) X(scale_t) X(gg_query) X(gg_key) X(gg_value)     \
+    X(gg_attn_mask) X(gg_sinks) X(gg_scale) X(outs) X(lses) X(x) X(axis) X(temperature) X(where) X(keepdims) X(grad)   \
+    X(weights) X(log_weights) X(cu_seqlens_q) X(cu_seqlens_k) X(sequence) X(w_query) X(w_key) X(w_score) X(bias)       \
+    X(mode) X(n) X(name) X(heads) X(queries) X(invariant) SDPA_DUMMY(X, dummy) SDPA_DUMMY(X, dummy_t)                  \
+    SDPA_DUMMY(X, gg_dummy)
 /* clang-format on */
 
 enum sdpa_name {

@@ -45,9 +45,11 @@ typedef struct sdpa_options {
     PyObject *module;
     sdpa_integers key_lengths, query_offset, cu_seqlens_q, cu_seqlens_k;
     sdpa_indices heads, queries;
-    PyArrayObject *out;               /* owned, may be NULL */
-    double scale, softcap, dropout_p; /* softcap 0: none */
-    uint64_t seed;                    /* of dropout */
+    PyArrayObject *out; /* owned, may be NULL */
+#define SDPA_DECLARE(name) double name;
+    SDPA_NUMBERS(SDPA_DECLARE)
+#undef SDPA_DECLARE
+    uint64_t seed; /* of dropout */
     bool has_seed;
     unsigned where; /* the function's bit */
     bool has_scale, causal, lower_right, enable_gqa, invariant;

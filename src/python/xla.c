@@ -64,7 +64,7 @@ static PyObject *arguments(PyObject *module, PyObject *none) {
     put(&result, "operands", operands);
     put(&result, "results", words(SDPA_XLA_OUTPUTS(TEXT) SDPA_DIFFERENTIABLE(TEXT)));
     put(&result, "integers", words(SDPA_XLA_ATTRIBUTES(TEXT)));
-    put(&result, "numbers", words(SDPA_XLA_NUMBERS(TEXT)));
+    put(&result, "numbers", words(SDPA_NUMBERS(TEXT)));
     return result;
 }
 

@@ -30,7 +30,7 @@ class BilinearOptions(TypedDict, total=False):
     dropout_p: float
     is_causal: bool | Literal["upper_left", "lower_right"]
     where: ArrayLike | None
-    scale: float | None
+    scale: float | ArrayLike | None
     enable_gqa: bool
     softcap: float | None
     window: tuple[int | None, int | None] | None
@@ -49,7 +49,7 @@ class BlockOptions(TypedDict, total=False):
     dropout_p: float
     is_causal: bool | Literal["upper_left", "lower_right"]
     where: Any
-    scale: float | None
+    scale: float | ArrayLike | None
     enable_gqa: bool
     softcap: float | None
     window: tuple[int | None, int | None] | None
@@ -105,7 +105,7 @@ class T5Options(TypedDict, total=False):
     """
 
     is_causal: bool | Literal["upper_left", "lower_right"]
-    scale: float | None
+    scale: float | ArrayLike | None
     enable_gqa: bool
     softcap: float | None
     window: tuple[int | None, int | None] | None

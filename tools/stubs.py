@@ -80,9 +80,10 @@ def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
 """
 
 
-def option_types() -> dict[str, str]:
-    """The type of each option, from the table."""
-    return {option.name: option.annotation.replace("'", '"') for option in TABLE}
+def option_types(function: str) -> dict[str, str]:
+    """The type of each option of a function, from the table, and those of other functions."""
+    rows = {option.name: option for option in reversed(TABLE)} | options_of(function)
+    return {name: option.annotation.replace("'", '"') for name, option in rows.items()}
 
 
 def literal(value: object) -> str:
@@ -131,12 +132,11 @@ def class_text(name: str, found: type) -> str:
 
 def core_stub() -> str:
     """The text of sdpa/_core.pyi."""
-    options = option_types()
     order = sorted(vars(_core), key=lambda name: (name.startswith("_"), name))
     found: dict[str, Any] = {name: x for name in order if callable(x := getattr(_core, name))}
     classes = [class_text(name, x) for name, x in found.items() if isinstance(x, type)]
     functions = [
-        SHOW_CONFIG if name == "show_config" else function_text(name, x, options)
+        SHOW_CONFIG if name == "show_config" else function_text(name, x, option_types(name))
         for name, x in found.items()
         if not isinstance(x, type)
     ]
@@ -190,7 +190,7 @@ from numpy.typing import ArrayLike
 def options_module() -> str:
     """The text of sdpa/_options.py."""
     # out would have the widened dtype. Derivatives could not repeat a Generator's draws.
-    types = option_types() | {"rng": "int | None"}
+    types = option_types("attention_forward") | {"rng": "int | None"}
     names = [name for name in options_of("attention_forward") if name != "out"]
     text = OPTIONS_HEAD
     for name, (summary, left_out, narrower) in COMPOSED.items():

@@ -18,6 +18,7 @@ from torch import func
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import sdpa
+from sdpa._table import DIFFERENTIABLE
 from sdpa.interop import torch as interop
 from sdpa.interop.torch import _arrays, _operators
 from sdpa.interop.torch._packed import is_packed, one_sequence
@@ -278,7 +279,10 @@ def operator_arguments(rng, name):
     operands, options = problem(rng, name)
     args = arguments_of(**operands, **options)
     out, lse = (x.detach() for x in _operators.forward(*args))
-    t = [None if x is None or x.dtype == torch.bool else torch.ones_like(x) for x in args[:5]]
+    t = [
+        None if x is None or x.dtype == torch.bool else torch.ones_like(x)
+        for x in args[: len(DIFFERENTIABLE)]
+    ]
     needs = [x is not None for x in t]
     grads = out.clone().requires_grad_(), lse.clone().requires_grad_()
     own = [leaf(x) for x in one_sequence(args, 2)] if is_packed(args) else args

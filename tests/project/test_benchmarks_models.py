@@ -4,10 +4,10 @@ import sys
 
 import numpy as np
 import pytest
-from support.examples import ROOT
+from support.examples import ROOT, loaded
 
 import sdpa
-from sdpa_lab import smollm2
+from sdpa_lab import minilm, smollm2
 
 sys.path.append(str(ROOT))  # last: a build that is under test elsewhere stays in front
 
@@ -40,6 +40,11 @@ def test_figures_of_a_run_become_a_line():
     run |= {"token": 0.05, "token attention": 0.005, "peak": 700_000_000}
     line = models.table([run]).splitlines()[1].split()
     assert line == ["512", "sdpa", "2.00", "25%", "20.0", "10%", "700"]
+
+
+@pytest.fixture
+def model():
+    return loaded(minilm.MiniLM)
 
 
 def test_the_graph_for_onnx_runtime_is_the_model(model, tmp_path):

@@ -116,14 +116,18 @@ def test_stub_agrees_with_the_signatures():
 
 def test_an_option_has_one_type_and_one_kind():
     names = {option.name for option in TABLE}
-    assert len({(x.name, x.annotation, x.kind, x.axes) for x in TABLE}) == len(names)
+    of_additive = 1  # which takes no array as scale
+    assert len({(x.name, x.annotation, x.kind, x.axes) for x in TABLE}) == len(names) + of_additive
     kinds = {option.kind for option in TABLE}
     assert kinds == {"operand", "position", "packing", "score", "weight", "call", "derivative"}
 
 
 def test_every_option_has_its_type_in_the_stub():
-    table = {option.name: ast.unparse(ast.parse(option.annotation)) for option in TABLE}
     for function in SIGNATURES:
+        table = {
+            name: ast.unparse(ast.parse(option.annotation))
+            for name, option in options_of(function).items()
+        }
         args = stub()[function].args
         n = len(args.args) - len(args.defaults)
         for argument in (*args.args[n:], *args.kwonlyargs):
@@ -156,7 +160,7 @@ def test_results_are_named_tuples():
     jvp = sdpa.attention_jvp(*x.values(), *tangents)
     assert jvp._fields == ("out", "out_t")
     second = sdpa.attention_double_backward(*tangents, **backward_operands())
-    assert second._fields == ("grad_out", "query", "key", "value", "attn_mask", "sinks")
+    assert second._fields == ("grad_out", "query", "key", "value", "attn_mask", "sinks", "scale")
     statistics = sdpa.attention_statistics(x["query"], x["key"])
     assert statistics._fields == (
         *("lse", "entropy", "max_weight", "sum_p2", "sum_p3", "score_mean", "score_var"),

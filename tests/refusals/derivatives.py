@@ -12,7 +12,8 @@ BACKWARD = {
     **elsewhere("lse"),
     "needs grad_out, which is of double backward alone": (
         ValueError,
-        "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks', got 'grad_out'",
+        "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks', 'scale', "
+        "got 'grad_out'",
         {"needs": ["grad_out"]},
     ),
     "grad_out shape": (
@@ -57,12 +58,14 @@ BACKWARD = {
     ),
     "needs": (
         ValueError,
-        "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks', got 'bias'",
+        "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks', 'scale', "
+        "got 'bias'",
         {"needs": ["query", "bias"]},
     ),
     "needs w_query, which is of additive attention alone": (
         ValueError,
-        "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks', got 'w_query'",
+        "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks', 'scale', "
+        "got 'w_query'",
         {"needs": ["w_query"]},
     ),
     "needs sinks": (
@@ -110,8 +113,8 @@ DOUBLE = {
     ),
     "needs": (
         ValueError,
-        "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks', 'grad_out', "
-        "got 'bias'",
+        "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks', 'scale', "
+        "'grad_out', got 'bias'",
         {"needs": ["bias"]},
     ),
     "needs sinks": (

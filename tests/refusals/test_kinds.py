@@ -12,7 +12,8 @@ import pytest
 from support.calls import ATTENTION, CALLS, LAYER, backward_operands, layer_operands, operands
 
 import sdpa
-from sdpa import _core, _options, blocks
+from sdpa import _options, blocks
+from sdpa._table import options_of
 
 
 def with_keys(x):
@@ -26,7 +27,6 @@ CALLABLES = CALLS | {
     LAYER.__call__: layer_operands,
     LAYER.attention_weights: layer_operands,
 }
-OPTIONS = {name: annotation for name, _, annotation, *_ in _core._options()}
 
 # What no argument of the kind takes.
 BOOLS = ["no", "", 1, 0.0, None, [True]]
@@ -38,6 +38,7 @@ WRONG = {
     "bool | Literal": ["no", 1, 0.0, None, [True]],
     "float": FLOATS,
     "float | None": [x for x in FLOATS if x is not None],
+    "float | ArrayLike | None": [x for x in FLOATS if x not in (None, [0.5])],
     "int": INTS,
     "int | None": [x for x in INTS if x is not None],
     "int | np.random.Generator | None": ["1", 2.5, -1, np.random, [1.5]],
@@ -59,13 +60,15 @@ def kind(annotation):
 def annotations(function):
     """{name: annotation} of the arguments of a public function, its options included."""
     found = {}
+    own = {name: x.annotation for name, x in options_of(function.__name__).items()}
+    shared = {name: x.annotation for name, x in options_of("attention_forward").items()}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             options = re.fullmatch(r"Unpack\[(\w+)\]", parameter.annotation)[1]
             names = vars(_options)[options].__annotations__
-            found |= {option: OPTIONS[option] for option in names}
+            found |= {option: shared[option] for option in names}
         elif parameter.annotation is parameter.empty:
-            found[name] = OPTIONS.get(name)
+            found[name] = own.get(name)
         else:
             found[name] = parameter.annotation
     return found

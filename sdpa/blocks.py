@@ -13,7 +13,7 @@ from typing import Any, Unpack, cast
 import numpy as np
 
 from sdpa import _arguments, _core, _warnings
-from sdpa._arguments import checked_needs, checked_options
+from sdpa._arguments import checked_needs, checked_options, converted
 from sdpa._arrays import (
     Array,
     compute_type,
@@ -276,7 +276,7 @@ def _query_gradients(
     return {
         "query": _rounded(total.query, call.query),
         "attn_mask": None if mask is None else _rounded(mask, call.masks["attn_mask"]),
-        **{name: rounded(getattr(total, name), call.per_head[name]) for name in per_head},
+        **{name: call.rounded_per_head(name, getattr(total, name)) for name in per_head},
     }
 
 
@@ -343,6 +343,7 @@ class Call:
         options = dict(options)
         masks = {name: options.pop(name) for name in _MASKS if name in options}
         options = checked_options(function, options, BlockOptions.__annotations__)
+        _, _, options = converted(options, {})
         packed = options.get("cu_seqlens_q") is not None
         axis = -3 if packed else -2
         self.query: Operand = Operand("query", query, axis)
@@ -361,7 +362,7 @@ class Call:
                 "dropout_p: expected 0, because the pattern of dropout depends on the index of a "
                 "key in its call, which blocks change"
             )
-        # Sums of their gradients have the compute type.
+        # Sums of their gradients have the compute type. A number is not among them.
         self.per_head: dict[str, Any] = {
             name: options[name]
             for name in DIFFERENTIABLE_OPTIONS
@@ -369,6 +370,10 @@ class Call:
         }
         options |= {name: widen(x) for name, x in self.per_head.items()}
         self.whole: Whole = Whole(self.query.length, self.keys.length, options)
+
+    def rounded_per_head(self, name: str, grad: Array | None) -> Array | None:
+        """A gradient in its option's dtype; that of a number stays."""
+        return rounded(grad, self.per_head[name]) if name in self.per_head else grad
 
     @property
     def unread_masks(self) -> Masks:

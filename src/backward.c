@@ -42,11 +42,11 @@ void sdpa_turn_end(const sdpa_unit *u) {
     if (u->turns) atomic_store_explicit(&u->turns[u->turn].next, INT64_MAX, memory_order_release);
 }
 
+#define ADDRESS(name, rows, columns) &p->name,
+
 /* Splits (batch, head) into groups and members: axes along which any gradient is summed belong to the members. */
 static void find_groups(const sdpa_problem *p, sdpa_grid *groups, sdpa_grid *members) {
-#define ADDRESS(name, rows, columns) &p->name,
     const sdpa_tensor *gradients[] = {SDPA_GRADIENTS(ADDRESS)};
-#undef ADDRESS
     const int n_gradients = sizeof gradients / sizeof *gradients;
     groups->n_axes = members->n_axes = 0;
     groups->size = members->size = 1;
@@ -561,7 +561,6 @@ static sdpa_status differentiate(const sdpa_problem *problem, sdpa_pass pass) {
     find_groups(p, &call.groups, &call.members);
     call.summed = sums_in_groups(&call);
     call.ordered = (p->dq.data && !is_own(p, &p->dq)) || (p->dmask.data && p->dmask.col == 0);
-#define ADDRESS(name, rows, columns) &p->name,
     sdpa_tensor *per_head[] = {SDPA_HEAD_GRADIENTS(ADDRESS)};
 #undef ADDRESS
     enum { N_PER_HEAD = sizeof per_head / sizeof *per_head };

@@ -8,10 +8,10 @@
  * also take packed problems (sequences.h); their extra memory is that of the largest sequence. */
 sdpa_status sdpa_attention_forward(const sdpa_problem *p);
 
-/* dq, dk, dv, dmask, dsinks, each where present, from dout, dlse, q, k, v, o, lse. */
+/* SDPA_GRADIENTS, each where present, from dout, dlse, q, k, v, o, lse. */
 sdpa_status sdpa_attention_backward(const sdpa_problem *p);
 
-/* Forward mode: o (may be absent), and its derivative o_t along the tangents q_t, k_t, v_t, mask_t, sinks_t. */
+/* Forward mode: o (may be absent), and its derivative o_t along SDPA_TANGENTS. */
 sdpa_status sdpa_attention_tangent(const sdpa_problem *p);
 
 /* The gradients, with o_t for that of dout, each where present, of the sum of the tangents times what

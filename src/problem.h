@@ -85,9 +85,9 @@ typedef struct sdpa_choice {
 /* Every tensor of a problem, as X(name, rows, columns). Declarations, clearing, checks and units are generated from
  * these lists, so a new tensor is added here and nowhere else.
  *
- * mask: BOOL (true = attend) or a float type (added to the scaled scores). where: BOOL, beside a mask only. alibi_slopes: -slope * |i + offset - j| is
- * added. sinks: one extra logit per row, without a value. scales: the scale of each head, in place of the problem's. Any
- * of these may be absent, and so may v. */
+ * mask: BOOL (true = attend) or a float type (added to the scaled scores). where: BOOL, beside a mask only.
+ * alibi_slopes: -slope * |i + offset - j| is added. sinks: one extra logit per row, without a value. scales: the scale
+ * of each head, in place of the problem's. Any of these may be absent, and so may v. */
 #define SDPA_INPUTS(X)                                                                                                 \
     X(q, p->n_q, p->d_k)                                                                                               \
     X(k, p->n_k, p->d_k)                                                                                               \

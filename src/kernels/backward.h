@@ -528,7 +528,7 @@ NOINLINE double product_of_rows(const rows *q, const real *dq, int64_t dq_row, i
 /* Of a head with its own scale, w->dq holds dS K: the gradient of the scale is q times that, and dQ the scale times
  * that. Returns the former. */
 NOINLINE double finish_scale(const sdpa_unit *u, const backward_scratch *w, const rows *q) {
-    const double sum = product_of_rows(q, w->dq, w->k_row, u->n_i, u->problem->d_k);
+    const double sum = u->dscales.data ? product_of_rows(q, w->dq, w->k_row, u->n_i, u->problem->d_k) : 0;
     for (int64_t x = 0; x < u->n_i * w->k_row; x++) w->dq[x] *= scale_of(u);
     return sum;
 }

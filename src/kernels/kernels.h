@@ -33,7 +33,7 @@ typedef struct sdpa_turn sdpa_turn;
 typedef struct sdpa_unit {
     const sdpa_problem *problem;
     int64_t batch, head;
-    double scale, scale_t; /* the head's, and its tangent; kernels read them through logits.h */
+    double scale, scale_t; /* the head's, and its tangent; logits.h makes factors of them */
     int64_t i0, n_i;
     int64_t lower, upper; /* query i sees keys i + lower .. i + upper (has_lower, has_upper), */
     int64_t first_key;    /* and none before first_key or from key_length on */

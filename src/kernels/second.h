@@ -167,8 +167,8 @@ NOINLINE void mix_rows(const sdpa_unit *u, const double_scratch *w, double_rows 
 NOINLINE double finish_second_scale(const sdpa_unit *u, const double_scratch *w, const rows *q) {
     const tangent_scratch *f = &w->forward;
     const int64_t d_k = u->problem->d_k;
-    double sum = product_of_rows(q, w->dq, f->k_row, u->n_i, d_k);
-    if (u->q_t.data) {
+    double sum = u->dscales.data ? product_of_rows(q, w->dq, f->k_row, u->n_i, d_k) : 0;
+    if (u->dscales.data && u->q_t.data) {
         const rows q_t = pack_rows(&u->q_t, u->i0, u->n_i, d_k, 0, w->q_t_rows, NULL);
         sum += product_of_rows(&q_t, w->first, f->k_row, u->n_i, d_k);
     }

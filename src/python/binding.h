@@ -39,11 +39,13 @@ _Static_assert(N_NAMES <= UINT8_MAX, "signatures keep names in bytes");
  * for each. */
 enum {
 #define SDPA_COUNT(name, ...) INPUT_##name,
-    SDPA_OPERANDS(SDPA_COUNT) SDPA_COMMON_OPTIONS(SDPA_COUNT) N_COMMON_GRADIENTS,
-    BEFORE_DOT_OPTIONS = N_COMMON_GRADIENTS - 1,
-    SDPA_DOT_OPTIONS(SDPA_COUNT)
+    SDPA_DIFFERENTIABLE(SDPA_COUNT)
 #undef SDPA_COUNT
-        N_GRADIENTS
+        N_GRADIENTS,
+#define SDPA_COUNT(name, ...) -1
+    N_COMMON_GRADIENTS =
+        N_GRADIENTS SDPA_DOT_OPTIONS(SDPA_COUNT) /* those that additive attention has, too; the first */
+#undef SDPA_COUNT
 };
 
 /* The parameters of one function, in order: the first n_required have no default, those after the first n_positional

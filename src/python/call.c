@@ -303,10 +303,10 @@ static bool broadcasts_to(PyArrayObject *a, const npy_intp *shape, int n) {
 
 /* Points t at an argument that broadcasts to (..., heads, Lq, Lk). */
 static int set_pairs(sdpa_call *call, sdpa_tensor *t, const char *name, PyArrayObject *a, sdpa_dtype dtype) {
+    if (call->packed) return sdpa_raise_shape(name, a, "None with cu_seqlens_q");
     npy_intp shape[NPY_MAXDIMS];
     memcpy(shape, call->shape, sizeof *shape * (size_t)call->nd);
     shape[call->nd - 1] = call->problem.n_k;
-    if (call->packed) return sdpa_raise_shape(name, a, "None with cu_seqlens_q");
     if (!broadcasts_to(a, shape, call->nd)) {
         char text[SDPA_SHAPE_SIZE];
         return sdpa_raise_shape(name, a, "a shape that broadcasts to %s", sdpa_shape_text(text, "", shape, call->nd));
@@ -380,7 +380,7 @@ static int set_factors(sdpa_call *call) {
     return 0;
 }
 
-/* Refuses finite numbers that the arithmetic cannot hold; sinks are taken in float64. A scale must be finite. */
+/* Refuses numbers that the arithmetic cannot hold; sinks are taken in float64. NaN and Inf are refused as a scale only. */
 static int check_range(const sdpa_call *call, enum sdpa_name argument, PyArrayObject *a) {
     const bool is_wide = argument == NAME_sinks && !computes_in_f64(call), is_factor = argument == NAME_scale;
     const double most = is_wide ? FLT_MAX : largest(call);
@@ -390,14 +390,8 @@ static int check_range(const sdpa_call *call, enum sdpa_name argument, PyArrayOb
     const double *x = PyArray_DATA(copy);
     int failed = 0;
     for (npy_intp i = 0; i < PyArray_SIZE(copy) && !failed; i++) {
-        if (isfinite(x[i]) && fabs(x[i]) > most) {
+        if (isfinite(x[i]) ? fabs(x[i]) > most : is_factor) {
             failed = raise_range(call, sdpa_name_text(argument), "magnitudes up to", most, x[i]);
-        } else if (is_factor && !isfinite(x[i])) {
-            PyErr_Format(PyExc_ValueError, "scale: expected finite numbers, got %s",
-                         isnan(x[i]) ? "nan"
-                         : x[i] < 0  ? "-inf"
-                                     : "inf");
-            failed = -1;
         }
     }
     Py_DECREF((PyObject *)copy);

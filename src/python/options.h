@@ -88,8 +88,8 @@ typedef struct sdpa_option {
 extern const sdpa_option sdpa_option_table[];
 extern const int sdpa_n_options;
 
-/* Reads the given options of a function, but those in `arrays`, into *options, which is all zero. -1 and an exception on failure;
- * the caller releases *options whatever the result. */
+/* Reads the given options of a function, but those in `arrays`, into *options, which is all zero. -1 and an exception on
+ * failure; the caller releases *options whatever the result. */
 int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES],
                       PyArrayObject *const arrays[N_NAMES]);
 void sdpa_options_release(sdpa_options *options);

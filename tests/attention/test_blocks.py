@@ -72,6 +72,7 @@ OPTIONS = {
     "causal window, offset": {"is_causal": True, "window": (5, None), "query_offset": 11},
     "right": {"window": (None, 2), "query_offset": [-40, 4]},
     "sinks": {"sinks": np.linspace(-1, 2, 4)},
+    "options that are lists": {"sinks": [-1.0, 0.0, 1.0, 2.0], "scale": [0.5, 0.4, 0.3, 0.2]},
     "alibi": {"alibi_slopes": np.linspace(0, 0.5, 4), "query_offset": 7},
     "lengths": {"key_lengths": np.array([0, 31]), "sinks": np.ones(4)},
     "one length": {"key_lengths": 17},
@@ -118,9 +119,7 @@ def floating(options):
     return [
         name
         for name in ("attn_mask", "sinks", "scale")
-        if name in options
-        and not (name == "attn_mask" and boolean(options))
-        and not isinstance(options[name], float)
+        if name in options and not (name == "attn_mask" and boolean(options))
     ]
 
 

@@ -304,6 +304,32 @@ OPERANDS = {
 for name in ("query", "key", "value", "attn_mask", "key_lengths"):
     OPERANDS |= elsewhere(name)
 
+# Of functions whose scale may be an array, which those of additive attention are not.
+SCALES = {
+    "scales out of range": (
+        ValueError,
+        f"scale: expected magnitudes up to {MOST_SCALE}, {RANGE}, got 1e+39",
+        {"scale": [0.0, 1e39, 0.0, 0.0]},
+    ),
+    "scales not finite": (
+        ValueError,
+        f"scale: expected magnitudes up to {MOST_SCALE}, {RANGE}, got nan",
+        {"scale": [1.0, np.nan, 1.0, 1.0]},
+    ),
+    "scales int": (TypeError, f"scale: expected {FLOATS}, got int64", {"scale": [1, 2, 3, 4]}),
+    "scales heads": (ValueError, f"scale: {HEADS}(3,)", {"scale": ones(3)}),
+    "where float": (
+        TypeError,
+        "where: expected bool (True = attend), got float64",
+        {"where": np.ones((5, 7))},
+    ),
+    "where shape": (
+        ValueError,
+        "where: expected a shape that broadcasts to (2, 4, 5, 7), got (5, 6)",
+        {"where": np.ones((5, 6), bool)},
+    ),
+}
+
 OPTIONS = {
     **elsewhere("sinks"),
     **elsewhere("alibi_slopes"),
@@ -539,7 +565,7 @@ def taken(function, rows):
 
 
 TABLE = [
-    *((function, OPERANDS | DTYPES | OPTIONS | rngs(function)) for function in ATTENTION),
+    *((function, OPERANDS | DTYPES | OPTIONS | SCALES | rngs(function)) for function in ATTENTION),
     *((function, INVARIANT) for function in ATTENTION),
     (sdpa.scaled_dot_product_attention, OPERANDS | DTYPES),
 ]

@@ -11,7 +11,8 @@
 enum { SHORT_CAN = SDPA_FEATURES_OF_PAIRS | SDPA_FEATURE_ALIBI };
 
 /* w->lse = lse in log2 units, rounded to integers, for weigh_keys; `lse_residue` = 2^(rounded lse - lse), by which its
- * weights must still be multiplied. Like load_lse, but in vectors, and rounded to nearest; false if there are far rows. */
+ * weights must still be multiplied. Like load_lse, but in vectors, and rounded to nearest; false if there are far
+ * rows. */
 NOINLINE bool round_lse(const sdpa_unit *u, const backward_scratch *w, real *lse_residue) {
     const sdpa_problem *p = u->problem;
     const double unit = log2_e_of(u);
@@ -71,7 +72,8 @@ NOINLINE void delta_by_outputs(const sdpa_unit *u, const backward_scratch *w, co
 }
 
 /* delta of the queries in the lanes from i on: delta_by_outputs or, in `complete` lanes, rowsum(P * dP) - dlse, for which
- * w->ds holds dP^T or, if `weighed`, P^T * dP^T. P^T has n keys and still lse_residue `factor`. */
+ * w->ds holds dP^T or, if `weighed`, P^T * dP^T. P^T has n keys and must still be
+ * multiplied by `factor`. */
 COLD NOINLINE vec delta_by_weights(const sdpa_unit *u, const backward_scratch *w, int64_t i, int64_t n, vec factor,
                                    ivec complete, bool weighed) {
     vec sum = {0};
@@ -84,7 +86,8 @@ COLD NOINLINE vec delta_by_weights(const sdpa_unit *u, const backward_scratch *w
 }
 
 /* Completes P^T of n keys: divides each row by its sum or, if lse belongs to a larger set of keys, multiplies it with
- * what it lse_residue; w->weighed tells which: see complete_rows. With `gradients` also dS^T, of which w->ds holds dP^T. */
+ * the residue of its lse; w->weighed tells which: see complete_rows. With `gradients` also dS^T, of which w->ds holds
+ * dP^T. */
 NOINLINE void finish_rows(const sdpa_unit *u, const backward_scratch *w, int64_t n, const real *sum,
                           const real *lse_residue, bool gradients) {
     const real epsilon = REAL_EPSILON;

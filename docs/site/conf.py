@@ -18,6 +18,7 @@ root_doc = "docs/site/index"
 include_patterns = [
     "*.md",
     "docs/*.md",
+    "docs/history/*.md",
     "docs/performance/*.md",
     "docs/site/*.rst",
     "docs/site/reference/*.rst",

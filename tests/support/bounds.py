@@ -138,7 +138,7 @@ class AttentionBounds:
         self.grad_out, self.grad_lse, self.tangents = grad_out, grad_lse, tangents
 
         # Pairs that a score of -inf hides stay hidden when infinities are replaced.
-        q, k = arrays.broadcast(*arrays.float64(query, key), enable_gqa=enable_gqa)
+        q, k, _ = arrays.broadcast(*arrays.float64(query, key, value), enable_gqa=enable_gqa)
         with np.errstate(invalid="ignore"):
             x = logits.scores_of(q, k, scale)
             hidden = (x == -np.inf) if softcap is None else np.zeros(x.shape, bool)

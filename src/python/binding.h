@@ -55,6 +55,7 @@ typedef struct sdpa_signature {
     const char *hint; /* NULL, or what the error for too many positional arguments adds */
     unsigned char n, n_required, n_positional;
     unsigned char names[N_NAMES];
+    unsigned char rows[N_NAMES]; /* in the table of options, of those names that are options */
 } sdpa_signature;
 
 /* A signature that is not composed from the table of options: SDPA_SIGNATURE("name", n_required, n_positional, names). */

@@ -31,10 +31,16 @@ static bool may_be_none(enum sdpa_name name) {
     }
 }
 
+/* Takes the reference; -1 if it is NULL. */
+static int hold(sdpa_call *call, enum sdpa_name name, PyArrayObject *array) {
+    if (!array) return -1;
+    call->arrays[name] = array;
+    call->held[call->n_held++] = (unsigned char)name;
+    return 0;
+}
+
 static int convert(sdpa_call *call, enum sdpa_name name, PyObject *value) {
-    if (!value) return 0;
-    call->arrays[name] = sdpa_array(call->module, sdpa_name_text(name), value);
-    return call->arrays[name] ? 0 : -1;
+    return hold(call, name, sdpa_array(call->module, sdpa_name_text(name), value));
 }
 
 /* Converts all arguments that are arrays. */
@@ -44,10 +50,10 @@ static int convert_all(sdpa_call *call, const sdpa_signature *signature, PyObjec
         if (values[name] == Py_None && may_be_none(name)) continue;
         if (convert(call, name, values[name]) < 0) return -1;
     }
-    for (int i = 0; i < sdpa_n_options; i++) {
-        const sdpa_option *row = &sdpa_option_table[i];
+    for (int i = 0; i < call->options.n_given; i++) {
+        const sdpa_option *row = &sdpa_option_table[call->options.given[i]];
         PyObject *value = values[row->name];
-        if (!value || !row->array || !(row->where & call->options.where) || value == Py_None) continue;
+        if (!row->array) continue;
         const int is_array = row->read ? sdpa_is_array(value) : 1;
         if (is_array < 0 || (is_array && convert(call, row->name, value) < 0)) return -1;
     }
@@ -61,13 +67,12 @@ static int convert_number(sdpa_call *call, PyObject *value) {
     PyObject *number = PyFloat_FromDouble(call->options.scale), *array = NULL;
     if (number) array = PyArray_IsScalar(value, Generic) ? PyArray_FromScalar(value, NULL) : PyArray_FROM_O(number);
     Py_XDECREF(number);
-    call->arrays[NAME_scale] = (PyArrayObject *)array;
-    return array ? 0 : -1;
+    return hold(call, NAME_scale, (PyArrayObject *)array);
 }
 
 static int settle_all(sdpa_call *call) {
-    for (int i = 0; i < N_NAMES; i++) {
-        if (call->arrays[i] && sdpa_settle(&call->arrays[i], call->options.out != NULL) < 0) return -1;
+    for (int i = 0; i < call->n_held; i++) {
+        if (sdpa_settle(&call->arrays[call->held[i]], call->options.out != NULL) < 0) return -1;
     }
     return 0;
 }
@@ -453,7 +458,7 @@ static int set_lower_right(sdpa_call *call) {
     } else {
         return 0;
     }
-    return offset->array ? 0 : -1;
+    return hold(call, NAME_query_offset, offset->array); /* options release what was given */
 }
 
 /* Sets the keys that a query may see apart from the mask: key_lengths, query_offset, is_causal and window. */
@@ -487,7 +492,7 @@ void sdpa_call_empty(sdpa_call *call, PyObject *module) {
     p->n_workers = sdpa_get_num_threads();
     p->interrupted = sdpa_interrupted;
     call->module = module;
-    call->n_present = 0;
+    call->n_present = call->n_held = 0;
     call->batch = call->few;
     memset(call->arrays, 0, sizeof call->arrays);
     call->packed = call->joins_axes = false;
@@ -534,6 +539,7 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdp
     sdpa_call_empty(call, module);
     call->joins_axes = true;
     call->options.where = where;
+    sdpa_options_find(&call->options, signature, values);
     if (convert_all(call, signature, values) < 0 ||
         sdpa_options_read(module, &call->options, where, values, call->arrays) < 0 ||
         convert_number(call, values[NAME_scale]) < 0) {
@@ -594,7 +600,7 @@ int sdpa_call_choose(sdpa_call *call) {
 }
 
 void sdpa_call_end(sdpa_call *call) {
-    for (int i = 0; i < N_NAMES; i++) Py_XDECREF((PyObject *)call->arrays[i]);
+    for (int i = 0; i < call->n_held; i++) Py_DECREF((PyObject *)call->arrays[call->held[i]]);
     if (call->batch != call->few) PyMem_Free(call->batch);
     sdpa_options_release(&call->options);
 }

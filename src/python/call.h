@@ -26,7 +26,9 @@ typedef struct sdpa_call {
     int axis[SDPA_MAX_AXES];
     int64_t sizes[SDPA_MAX_AXES]; /* problem.axis */
 
-    PyArrayObject *arrays[N_NAMES];  /* owned: the arguments that are arrays; NULL where absent */
+    PyArrayObject *arrays[N_NAMES]; /* owned: the arguments that are arrays; NULL where absent */
+    unsigned char held[N_NAMES];    /* their names */
+    int n_held;
     sdpa_tensor *present[N_TENSORS]; /* the problem's tensors that are set, */
     int64_t *batch;                  /* and the strides of their batch axes, (N_TENSORS, n_axes): `few`, or owned */
     int64_t few[N_TENSORS * FEW_AXES];

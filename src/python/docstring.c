@@ -19,12 +19,14 @@ static void add(PyObject **text, const char *more, size_t n) {
 
 static void add_text(PyObject **text, const char *more) { add(text, more, strlen(more)); }
 
-static void add_parameter(PyObject **text, sdpa_signature *signature, enum sdpa_name name) {
+/* `row`: in the table of options, if it is one. */
+static void add_parameter(PyObject **text, sdpa_signature *signature, enum sdpa_name name, int row) {
     if (signature->n == N_NAMES) {
         if (*text) PyErr_Format(PyExc_SystemError, "%s: a parameter stands twice", signature->function);
         Py_CLEAR(*text);
         return;
     }
+    signature->rows[signature->n] = (unsigned char)row;
     signature->names[signature->n++] = (unsigned char)name;
     add_text(text, ", ");
     add_text(text, sdpa_name_text(name));
@@ -43,7 +45,7 @@ static void add_signature(PyObject **text, const sdpa_entry *entry, sdpa_signatu
     *signature = (sdpa_signature){.function = entry->name, .hint = hint_of(entry), .n_required = entry->n_operands};
     add_text(text, entry->name);
     add_text(text, "($module");
-    for (int i = 0; i < entry->n_operands; i++) add_parameter(text, signature, entry->operands[i]);
+    for (int i = 0; i < entry->n_operands; i++) add_parameter(text, signature, entry->operands[i], 0);
     bool keyword_only = false;
     for (int i = 0; i < sdpa_n_options; i++) {
         const sdpa_option *row = &sdpa_option_table[i];
@@ -54,7 +56,7 @@ static void add_signature(PyObject **text, const sdpa_entry *entry, sdpa_signatu
             signature->n_positional = signature->n;
             add_text(text, ", *");
         }
-        add_parameter(text, signature, row->name);
+        add_parameter(text, signature, row->name, i);
         add_text(text, "=");
         add_text(text, row->default_);
     }

@@ -400,6 +400,14 @@ static int check_seed(sdpa_options *options) {
     return draw_seed(&options->seed);
 }
 
+void sdpa_options_find(sdpa_options *options, const sdpa_signature *signature, PyObject *const values[N_NAMES]) {
+    for (int i = signature->n_required; i < signature->n; i++) {
+        PyObject *value = values[signature->names[i]];
+        if (!value || (value == Py_None && sdpa_option_table[signature->rows[i]].has_none)) continue;
+        options->given[options->n_given++] = signature->rows[i];
+    }
+}
+
 int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES],
                       PyArrayObject *const arrays[N_NAMES]) {
     options->needs = NEEDS(query) | NEEDS(key) | NEEDS(value);
@@ -410,11 +418,9 @@ int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, P
     options->module = module;
     options->where = where;
     options->stage = SDPA_WEIGHTS;
-    for (int i = 0; i < sdpa_n_options; i++) {
-        const sdpa_option *row = &sdpa_option_table[i];
-        PyObject *value = values[row->name];
-        if (!value || arrays[row->name] || !(row->where & where) || (row->has_none && value == Py_None)) continue;
-        if (read_option(options, row, value) < 0) return -1;
+    for (int i = 0; i < options->n_given; i++) {
+        const sdpa_option *row = &sdpa_option_table[options->given[i]];
+        if (!arrays[row->name] && read_option(options, row, values[row->name]) < 0) return -1;
     }
     if (options->lower_right && options->query_offset.given) {
         PyErr_SetString(PyExc_ValueError, "query_offset: expected None with is_causal='lower_right', which sets the "
@@ -426,9 +432,10 @@ int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, P
 
 void sdpa_options_release(sdpa_options *options) {
     Py_CLEAR(options->out);
-    for (int i = 0; i < sdpa_n_options; i++) {
-        sdpa_integers *integers = integers_of(options, &sdpa_option_table[i]);
-        sdpa_indices *indices = indices_of(options, &sdpa_option_table[i]);
+    for (int i = 0; i < options->n_given; i++) {
+        const sdpa_option *row = &sdpa_option_table[options->given[i]];
+        sdpa_integers *integers = integers_of(options, row);
+        sdpa_indices *indices = indices_of(options, row);
         if (integers) Py_CLEAR(integers->array);
         if (indices) Py_CLEAR(indices->array);
     }

@@ -43,6 +43,8 @@ typedef struct sdpa_indices {
 /* The options of one call that are not arrays, not yet checked against the shapes of its operands. */
 typedef struct sdpa_options {
     PyObject *module;
+    int n_given;
+    unsigned char given[N_NAMES]; /* rows of the table */
     sdpa_integers key_lengths, query_offset, cu_seqlens_q, cu_seqlens_k;
     sdpa_indices heads, queries;
     PyArrayObject *out; /* owned, may be NULL */
@@ -88,8 +90,11 @@ typedef struct sdpa_option {
 extern const sdpa_option sdpa_option_table[];
 extern const int sdpa_n_options;
 
-/* Reads the given options of a function, but those in `arrays`, into *options, which is all zero. -1 and an exception on
- * failure; the caller releases *options whatever the result. */
+/* Lists the options that are given, in *options, which is all zero. */
+void sdpa_options_find(sdpa_options *options, const sdpa_signature *signature, PyObject *const values[N_NAMES]);
+
+/* Reads the listed options of a function, but those in `arrays`. -1 and an exception on failure; the caller releases
+ * *options whatever the result. */
 int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES],
                       PyArrayObject *const arrays[N_NAMES]);
 void sdpa_options_release(sdpa_options *options);

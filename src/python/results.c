@@ -113,9 +113,9 @@ PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, co
     }
     PyArrayObject *plain = (PyArrayObject *)Py_NewRef((PyObject *)given);
     bool failed = sdpa_settle(&plain, true) < 0 || sdpa_check_out(plain, shape, n, number) < 0;
-    for (int i = 0; i < N_NAMES && !failed; i++) {
-        if (!call->arrays[i]) continue;
-        failed = sdpa_check_overlap(call->module, plain, sdpa_name_text(i), call->arrays[i]) < 0;
+    for (int i = 0; i < call->n_held && !failed; i++) {
+        const enum sdpa_name name = call->held[i];
+        failed = sdpa_check_overlap(call->module, plain, sdpa_name_text(name), call->arrays[name]) < 0;
     }
     if (!failed) sdpa_call_set(call, t, plain, dtype, n_inner, inner, true);
     Py_DECREF((PyObject *)plain); /* its memory is that of `given` */

@@ -208,10 +208,8 @@ static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa
     u.run = run;
     if (turns && turns[t].last < 0) { /* before the run: only find the unit's key blocks */
         set_turn(&turns[t], &u);
-    } else if (c->pass == SDPA_PASS_BACKWARD) {
-        c->kernels->backward(&u, scratch);
     } else {
-        c->kernels->double_backward(&u, scratch);
+        c->kernels->pass[c->pass].run(&u, scratch);
     }
 }
 
@@ -338,8 +336,7 @@ static void take_pieces(void *owner, sdpa_arena *arena) {
 /* Scratch and sums of the call's problem. */
 static void plan(backward_call *c) {
     const sdpa_problem *p = c->problem;
-    c->scratch_bytes =
-        c->pass == SDPA_PASS_BACKWARD ? c->kernels->backward_bytes(p) : c->kernels->double_backward_bytes(p);
+    c->scratch_bytes = c->kernels->pass[c->pass].bytes(p);
     c->dk_bytes = p->dk.data ? (size_t)(p->n_k * p->d_k) * 4 : 0;
     c->sums_bytes = c->summed ? c->dk_bytes + (p->dv.data ? (size_t)(p->n_k * p->d_v) * 4 : 0) : 0;
     c->slot_bytes = c->sums_bytes;

@@ -18,10 +18,9 @@ sdpa_status sdpa_attention_tangent(const sdpa_problem *p);
  * sdpa_attention_backward computes from q, k, v, o, dout, dlse. */
 sdpa_status sdpa_attention_double_backward(const sdpa_problem *p);
 
-/* The stages of the matrix of weights. The requested stage is written to p->o, which is (n_q, n_k) of dtype p->dtype
- * here. If heads or queries are chosen, o has only these heads and rows. */
-typedef enum sdpa_stage { SDPA_SCORES, SDPA_CAPPED, SDPA_BIASED, SDPA_WEIGHTS } sdpa_stage;
-sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage);
+/* The problem's stage of the matrix of weights, in o, which is (n_q, n_k) of dtype p->dtype here. If heads or queries are chosen, o
+ * has only these heads and rows. */
+sdpa_status sdpa_attention_weights(const sdpa_problem *p);
 
 /* Sum and maximum, over the chosen queries, of the weights (after dropout) that each key receives, for the chosen
  * heads: the columns of o (n_k, SDPA_N_RECEIVED), in the compute type. Extra memory: one block per worker, and three

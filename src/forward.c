@@ -30,17 +30,7 @@ static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run
     const forward_call *call = context;
     sdpa_unit u;
     set_unit(&u, call, index, run);
-    void *scratch = call->scratch + (size_t)worker * call->scratch_bytes;
-    switch (call->pass) {
-    case SDPA_PASS_STATISTICS:
-        call->kernels->statistics(&u, scratch);
-        break;
-    case SDPA_PASS_TANGENT:
-        call->kernels->tangent(&u, scratch);
-        break;
-    default:
-        call->kernels->forward(&u, scratch);
-    }
+    call->kernels->pass[call->pass].run(&u, call->scratch + (size_t)worker * call->scratch_bytes);
 }
 
 /* Few queries of few heads make too few units for all threads, so their keys are cut into parts of at least PART_PAIRS
@@ -126,17 +116,6 @@ static const sdpa_problem *fold_group(const sdpa_problem *p, sdpa_problem *folde
     return folded;
 }
 
-static size_t scratch_bytes(const struct sdpa_kernels *kernels, sdpa_pass pass, const sdpa_problem *p) {
-    switch (pass) {
-    case SDPA_PASS_STATISTICS:
-        return kernels->statistics_bytes(p);
-    case SDPA_PASS_TANGENT:
-        return kernels->tangent_bytes(p);
-    default:
-        return kernels->forward_bytes(p);
-    }
-}
-
 static void take_pieces(void *owner, sdpa_arena *arena) {
     forward_call *c = owner;
     c->scratch = sdpa_take(arena, (size_t)c->n_workers * c->scratch_bytes);
@@ -149,7 +128,7 @@ static void plan(forward_call *call) {
     call->n_units = p->n_batch * p->n_head * sdpa_units(p);
     if (call->n_units == 0) return;
     call->n_parts = call->pass == SDPA_PASS_FORWARD ? parts_of_keys(p, call->n_units) : 1;
-    call->scratch_bytes = scratch_bytes(call->kernels, call->pass, p);
+    call->scratch_bytes = call->kernels->pass[call->pass].bytes(p);
     call->part_bytes = call->n_parts > 1 ? call->kernels->forward_part_bytes(p) : 0;
 }
 

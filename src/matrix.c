@@ -8,7 +8,6 @@
 typedef struct matrix_call {
     const sdpa_problem *problem;
     const struct sdpa_kernels *kernels;
-    sdpa_stage stage;
     int n_workers;
     int64_t n_heads, n_spans, n_lanes; /* chosen heads of a batch entry; units of a head, and their lanes */
     int64_t n_blocks;                  /* of keys */
@@ -55,7 +54,7 @@ static void weights_span(void *context, int64_t index, int worker, sdpa_run *run
     u.i0 = span->i0;
     u.n_i = span->n_i;
     u.o.data += (span->row - span->i0) * u.o.row;
-    c->kernels->weights(&u, c->stage, scratch_of(c, worker));
+    c->kernels->pass[SDPA_PASS_WEIGHTS].run(&u, scratch_of(c, worker));
 }
 
 /* Offset of lane `lane` of head `head`, counted among the heads in flight, in `sums`. */
@@ -109,15 +108,14 @@ static sdpa_status write_spans(matrix_call *c) {
     return cut_spans(c->problem, c->kernels->lanes, c->spans, &c->n_spans, &c->n_lanes);
 }
 
-sdpa_status sdpa_attention_weights(const sdpa_problem *p, sdpa_stage stage) {
+sdpa_status sdpa_attention_weights(const sdpa_problem *p) {
     sdpa_problem_check(p, SDPA_PASS_WEIGHTS);
     matrix_call c;
     sdpa_status status = plan(&c, p);
     const int64_t n_heads = p->n_batch * c.n_heads, n_units = n_heads * c.n_spans;
     if (n_units == 0 || status != SDPA_OK) return status;
-    c.stage = stage;
     c.n_workers = workers_for(&c, n_heads, n_units);
-    c.scratch_bytes = c.kernels->weights_bytes(p);
+    c.scratch_bytes = c.kernels->pass[SDPA_PASS_WEIGHTS].bytes(p);
     void *memory = sdpa_alloc_pieces(take_pieces, &c);
     if (!memory) return SDPA_NO_MEMORY;
     status = write_spans(&c);

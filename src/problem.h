@@ -164,6 +164,9 @@ typedef struct sdpa_choice {
  * exponentials, and the score is sum_c w_score[c] tanh(q[c] + k[c]) instead of q k^T. */
 typedef enum sdpa_scores { SDPA_DOT, SDPA_ADDITIVE } sdpa_scores;
 
+/* The matrix of weights, and what it comes from. */
+typedef enum sdpa_stage { SDPA_WEIGHTS, SDPA_SCORES, SDPA_CAPPED, SDPA_BIASED } sdpa_stage;
+
 /* What a problem asks for beyond softmax(scale q k^T) v. Each fast path lists, next to its code, the features that it
  * supports; a problem with any other feature goes the general way. A new feature therefore needs no change in a fast
  * path. */
@@ -216,6 +219,7 @@ typedef struct sdpa_problem {
     bool invariant;
 
     sdpa_choice heads, queries; /* the wanted ones; only weights and received weights allow a choice */
+    sdpa_stage stage;           /* the wanted one of weights */
 
     unsigned features; /* sdpa_problem_features of the rest */
 
@@ -256,7 +260,8 @@ typedef enum sdpa_pass {
     SDPA_PASS_RECEIVED, /* o, whose rows are keys */
     SDPA_PASS_TANGENT,
     SDPA_PASS_BACKWARD,
-    SDPA_PASS_DOUBLE_BACKWARD
+    SDPA_PASS_DOUBLE_BACKWARD,
+    SDPA_N_PASSES
 } sdpa_pass;
 
 /* Multiply-adds of a pass over `pairs` of a query and a key, roughly. An exponential costs about 16. */

@@ -132,6 +132,12 @@ typedef struct sdpa_softmax_block {
     const sdpa_softmax_scale *scale;
 } sdpa_softmax_block;
 
+/* A kernel that runs one unit. `scratch` has bytes(p) bytes, aligned to SDPA_ALIGNMENT. */
+typedef struct sdpa_unit_kernel {
+    size_t (*bytes)(const sdpa_problem *p);
+    void (*run)(const sdpa_unit *u, void *scratch);
+} sdpa_unit_kernel;
+
 /* Kernels of one compute type (float32 or float64). `real` below is that type. */
 struct sdpa_kernels {
     int lanes;  /* reals in a vector */
@@ -142,15 +148,11 @@ struct sdpa_kernels {
     /* Stores n reals as native elements of a float type. */
     void (*store)(char *dst, const void *src, int64_t n, int64_t stride, sdpa_dtype dtype);
 
-    /* Each runs one unit. `scratch` has *_bytes(p) bytes, aligned to SDPA_ALIGNMENT. */
-    size_t (*forward_bytes)(const sdpa_problem *p);
-    void (*forward)(const sdpa_unit *u, void *scratch);
+    sdpa_unit_kernel pass[SDPA_N_PASSES]; /* SDPA_PASS_RECEIVED has two kernels, below */
     /* The forward over parts of the keys, each from first_key to key_length-1, and the joining of the parts. */
     size_t (*forward_part_bytes)(const sdpa_problem *p);
     void (*forward_part)(const sdpa_unit *u, void *scratch, void *part);
     void (*forward_join)(const sdpa_unit *u, void *scratch, const void *parts, int64_t n_parts);
-    size_t (*weights_bytes)(const sdpa_problem *p);
-    void (*weights)(const sdpa_unit *u, sdpa_stage stage, void *scratch);
     /* The weights that keys receive, in two steps. The first fills `sums`, three reals for each lane of a unit of
      * queries. The second computes rows first_key .. first_key+n_keys-1, at most a block, of u->o (n_k, 2) from the
      * sums of all n_spans units of a head; it does not use u->i0 and u->n_i. */
@@ -158,14 +160,6 @@ struct sdpa_kernels {
     void (*received_sums)(const sdpa_unit *u, void *sums, void *scratch);
     void (*received)(const sdpa_unit *u, int64_t n_keys, const sdpa_span *spans, int64_t n_spans, const void *sums,
                      void *scratch);
-    size_t (*statistics_bytes)(const sdpa_problem *p);
-    void (*statistics)(const sdpa_unit *u, void *scratch); /* u->o is (n_q, 7) */
-    size_t (*backward_bytes)(const sdpa_problem *p);
-    void (*backward)(const sdpa_unit *u, void *scratch);
-    size_t (*tangent_bytes)(const sdpa_problem *p);
-    void (*tangent)(const sdpa_unit *u, void *scratch);
-    size_t (*double_backward_bytes)(const sdpa_problem *p);
-    void (*double_backward)(const sdpa_unit *u, void *scratch);
 
     /* Rows of the softmax family, and their staging into lanes (staging.h), which pays where rows of at most short_row
      * elements are summed, in the backward short_row_backward. */

@@ -129,18 +129,18 @@ NOINLINE void weights_keys(const sdpa_unit *u, const weights_scratch *w, const r
     write_block(&u->o, f->s, f->s_row, &b, weights ? w->row.l + q.i : NULL, f->line);
 }
 
-/* Writes one stage of the unit's queries to u->o, whose columns are keys. */
-COLD static void weights_unit(const sdpa_unit *u, sdpa_stage stage, void *scratch) {
+/* Writes the problem's stage of the unit's queries to u->o, whose columns are keys. */
+COLD static void weights_unit(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
     const weights_scratch w = weights_layout(p, &arena);
     const score_scratch *f = &w.scores;
     pack_panels(f->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), f->line);
-    if (stage == SDPA_WEIGHTS && !weights_sums(u, &w)) return;
+    if (p->stage == SDPA_WEIGHTS && !weights_sums(u, &w)) return;
     keys j = {0};
     while (next_keys(u, f->block, p->n_k, &j)) {
         const rows k = pack_rows(&u->k, j.j0, j.n, p->d_k, 0, f->k, f->k_tail);
-        PANELS (q, u->n_i) weights_keys(u, &w, &k, q, stage);
+        PANELS (q, u->n_i) weights_keys(u, &w, &k, q, p->stage);
     }
 }
 

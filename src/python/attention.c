@@ -52,11 +52,7 @@ static int make_weights(sdpa_call *call, PyArrayObject **results) {
     return results[0] ? 0 : -1;
 }
 
-static sdpa_status weights_of(const sdpa_problem *problem, const void *stage) {
-    return sdpa_attention_weights(problem, *(const sdpa_stage *)stage);
-}
-
-static int run_weights(sdpa_call *call) { return sdpa_call_run_with(call, weights_of, &call->options.stage); }
+static int run_weights(sdpa_call *call) { return sdpa_call_run(call, sdpa_attention_weights); }
 
 /* Makes n vectors of n_rows numbers: views of one array, which the driver sees as a matrix with one column for each. */
 static int make_vectors(sdpa_call *call, npy_intp n_rows, int n, PyArrayObject **fields) {

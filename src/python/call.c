@@ -527,6 +527,7 @@ static int set_operands(sdpa_call *call) {
     p->dropout_p = call->options.dropout_p;
     p->seed = call->options.seed;
     p->invariant = call->options.invariant;
+    p->stage = call->options.stage;
     sdpa_call_set(call, &p->q, q, p->dtype, 2, sdpa_last_axes(q), true);
     sdpa_call_set(call, &p->k, k, p->k.dtype, 2, sdpa_last_axes(k), true);
     if (v) sdpa_call_set(call, &p->v, v, p->v.dtype, 2, sdpa_last_axes(v), true);

@@ -417,7 +417,6 @@ int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, P
     }
     options->module = module;
     options->where = where;
-    options->stage = SDPA_WEIGHTS;
     for (int i = 0; i < options->n_given; i++) {
         const sdpa_option *row = &sdpa_option_table[options->given[i]];
         if (!arrays[row->name] && read_option(options, row, values[row->name]) < 0) return -1;

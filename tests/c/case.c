@@ -283,7 +283,7 @@ static void check_chosen(fixture *f, sdpa_problem w) {
     w.heads = (sdpa_choice){head, heads};
     w.queries = (sdpa_choice){query, n};
     w.o = new_tensor(f, c->dtype, heads, n, c->n_k, NULL);
-    CHECK(sdpa_attention_weights(&w, SDPA_WEIGHTS) == SDPA_OK, "chosen weights");
+    CHECK(sdpa_attention_weights(&w) == SDPA_OK, "chosen weights");
     check_bounded(f, "chosen weights", &w.o, &chosen);
     w.o = new_tensor(f, c->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32, heads, c->n_k, SDPA_N_RECEIVED, NULL);
     CHECK(sdpa_attention_received(&w) == SDPA_OK, "received");
@@ -319,7 +319,7 @@ void check_case(fixture *f) {
     sdpa_problem w = f->p;
     w.o = new_tensor(f, c->dtype, c->n_head, c->n_q, c->n_k, NULL);
     w.lse.data = NULL;
-    CHECK(sdpa_attention_weights(&w, SDPA_WEIGHTS) == SDPA_OK, "weights");
+    CHECK(sdpa_attention_weights(&w) == SDPA_OK, "weights");
     check_bounded(f, "weights", &w.o, &f->a.w);
     check_chosen(f, w);
 

@@ -386,8 +386,6 @@ static void interruption(void) {
     }
 }
 
-static sdpa_status write_weights(const sdpa_problem *p) { return sdpa_attention_weights(p, SDPA_WEIGHTS); }
-
 static int polls_left;
 
 static int poll_countdown(void) { return polls_left-- <= 0; }
@@ -402,7 +400,7 @@ static void interruption_of_every_pass(void) {
     } passes[] = {{sdpa_attention_backward, N_Q, D},
                   {sdpa_attention_double_backward, N_Q, D},
                   {sdpa_attention_tangent, N_Q, D},
-                  {write_weights, N_Q, N_K},
+                  {sdpa_attention_weights, N_Q, N_K},
                   {sdpa_attention_received, N_K, SDPA_N_RECEIVED},
                   {sdpa_attention_statistics, N_Q, SDPA_N_STATISTICS}};
     for (int pass = 0; pass < 6; pass++) {

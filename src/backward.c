@@ -252,7 +252,7 @@ static void clear_group(const backward_call *c, int64_t group) {
         sdpa_grid_locate(&c->members, m, &batch, &head);
         for (int i = 0; i < (c->summed ? 1 : 3); i++) {
             const sdpa_matrix matrix = sdpa_matrix_at(p, gradients[i].t, batch, head);
-            if (matrix.data != last[i]) clear_matrix(&matrix, gradients[i].n_rows, gradients[i].n_cols);
+            if (matrix.data && matrix.data != last[i]) clear_matrix(&matrix, gradients[i].n_rows, gradients[i].n_cols);
             last[i] = matrix.data;
         }
     }

@@ -159,7 +159,7 @@ typedef struct backward_call {
     int64_t most_in_flight;
     bool wavefront;   /* if not, each group is one thread's work */
     sdpa_turn *turns; /* (most_in_flight, units of a group), of the wavefront */
-    sdpa_pass pass;   /* the backward or the double one: the same sums, another kernel */
+    sdpa_pass pass;   /* the backward or the second one: the same sums, another kernel */
     bool ordered;     /* units end in order, since they add to the same dQ */
     bool fetches;     /* asks for a head's rows while the one before is computed */
     bool fresh;       /* a group is one unit, which writes the gradients instead of adding to them */
@@ -592,6 +592,4 @@ static sdpa_status differentiate(const sdpa_problem *problem, sdpa_pass pass) {
 
 sdpa_status sdpa_attention_backward(const sdpa_problem *p) { return differentiate(p, SDPA_PASS_BACKWARD); }
 
-sdpa_status sdpa_attention_double_backward(const sdpa_problem *p) {
-    return differentiate(p, SDPA_PASS_DOUBLE_BACKWARD);
-}
+sdpa_status sdpa_attention_second(const sdpa_problem *p) { return differentiate(p, SDPA_PASS_SECOND); }

@@ -21,9 +21,9 @@ unsigned sdpa_problem_features(const sdpa_problem *p) {
 double sdpa_pass_work(const sdpa_problem *p, sdpa_pass pass, double pairs) {
     /* Products of width d_k, and of width d_v. */
     static const double products[][2] = {
-        [SDPA_PASS_FORWARD] = {1, 1},         [SDPA_PASS_WEIGHTS] = {1, 0}, [SDPA_PASS_STATISTICS] = {1, 0},
-        [SDPA_PASS_RECEIVED] = {2, 0},        [SDPA_PASS_TANGENT] = {3, 3}, [SDPA_PASS_BACKWARD] = {3, 2},
-        [SDPA_PASS_DOUBLE_BACKWARD] = {9, 7},
+        [SDPA_PASS_FORWARD] = {1, 1},  [SDPA_PASS_WEIGHTS] = {1, 0}, [SDPA_PASS_STATISTICS] = {1, 0},
+        [SDPA_PASS_RECEIVED] = {2, 0}, [SDPA_PASS_TANGENT] = {3, 3}, [SDPA_PASS_BACKWARD] = {3, 2},
+        [SDPA_PASS_SECOND] = {9, 7},
     };
     return pairs * (products[pass][0] * (double)p->d_k + products[pass][1] * (double)p->d_v + 16);
 }
@@ -99,9 +99,9 @@ static void check_choice(const sdpa_choice *choice, int64_t n) {
 }
 
 static bool is_output(const sdpa_problem *p, sdpa_pass pass, const sdpa_tensor *t) {
-    const bool backward = pass == SDPA_PASS_BACKWARD || pass == SDPA_PASS_DOUBLE_BACKWARD;
+    const bool backward = pass == SDPA_PASS_BACKWARD || pass == SDPA_PASS_SECOND;
     if (t == &p->o || t == &p->lse) return !backward;
-    if (t == &p->o_t) return pass == SDPA_PASS_TANGENT || pass == SDPA_PASS_DOUBLE_BACKWARD;
+    if (t == &p->o_t) return pass == SDPA_PASS_TANGENT || pass == SDPA_PASS_SECOND;
 #define IS(name, rows, columns) || t == &p->name
     return backward && (false SDPA_GRADIENTS(IS));
 #undef IS

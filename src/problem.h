@@ -260,7 +260,7 @@ typedef enum sdpa_pass {
     SDPA_PASS_RECEIVED, /* o, whose rows are keys */
     SDPA_PASS_TANGENT,
     SDPA_PASS_BACKWARD,
-    SDPA_PASS_DOUBLE_BACKWARD,
+    SDPA_PASS_SECOND,
     SDPA_N_PASSES
 } sdpa_pass;
 

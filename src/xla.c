@@ -359,4 +359,4 @@ sdpa_xla_error *sdpa_xla_tangent(sdpa_xla_frame *frame) { return run(frame, sdpa
 
 sdpa_xla_error *sdpa_xla_backward(sdpa_xla_frame *frame) { return run(frame, sdpa_attention_backward); }
 
-sdpa_xla_error *sdpa_xla_second(sdpa_xla_frame *frame) { return run(frame, sdpa_attention_double_backward); }
+sdpa_xla_error *sdpa_xla_second(sdpa_xla_frame *frame) { return run(frame, sdpa_attention_second); }

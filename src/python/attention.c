@@ -121,7 +121,7 @@ static int make_second_gradients(sdpa_call *call, PyArrayObject **results) {
     return sdpa_call_make_gradients(call, true, results + 1);
 }
 
-static int run_double_backward(sdpa_call *call) { return sdpa_call_run(call, sdpa_attention_double_backward); }
+static int run_second(sdpa_call *call) { return sdpa_call_run(call, sdpa_attention_second); }
 
 /* ------------------------------------------------------------------------------------ the functions */
 
@@ -168,7 +168,7 @@ int sdpa_attention_add(PyObject *module) {
          TANGENT_TYPE, 2, make_tangent, run_tangent},
         {DOUBLE_BACKWARD, NAMED(attention_double_backward), IN(DOUBLE_BACKWARD), 9,
          {GRADIENTS_OF_GRADIENTS, BACKWARD_OPERANDS}, doc_attention_double_backward,
-         DOUBLE_TYPE, 1 + N_GRADIENTS, make_second_gradients, run_double_backward},
+         SECOND_TYPE, 1 + N_GRADIENTS, make_second_gradients, run_second},
         {WEIGHTS, NAMED(attention_weights), IN(WEIGHTS), 2, {NAME_query, NAME_key}, doc_attention_weights,
          NO_TYPE, 1, make_weights, run_weights},
         {RECEIVED, NAMED(attention_received), IN(RECEIVED), 2, {NAME_query, NAME_key}, doc_attention_received,

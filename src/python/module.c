@@ -47,7 +47,7 @@ static const struct {
          "Gradients of attention, each with the shape and dtype of its argument; None where not in needs."},
     [TANGENT_TYPE] = {"AttentionTangent", "out out_t",
                       "Output of attention and its derivative along the tangents, (..., heads, Lq, d_v)."},
-    [DOUBLE_TYPE] = {"AttentionSecondGradients", "grad_out " OPERAND_FIELDS OPTION_FIELDS,
+    [SECOND_TYPE] = {"AttentionSecondGradients", "grad_out " OPERAND_FIELDS OPTION_FIELDS,
                      "Derivatives of <gg, attention_backward(...)>, each with the shape and dtype of its argument; "
                      "None where not in needs."},
     [STATISTICS_TYPE] = {"AttentionStatistics", "lse entropy max_weight sum_p2 sum_p3 score_mean score_var",

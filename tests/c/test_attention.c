@@ -398,7 +398,7 @@ static void interruption_of_every_pass(void) {
         sdpa_status (*call)(const sdpa_problem *);
         int64_t rows, columns; /* of o */
     } passes[] = {{sdpa_attention_backward, N_Q, D},
-                  {sdpa_attention_double_backward, N_Q, D},
+                  {sdpa_attention_second, N_Q, D},
                   {sdpa_attention_tangent, N_Q, D},
                   {sdpa_attention_weights, N_Q, N_K},
                   {sdpa_attention_received, N_K, SDPA_N_RECEIVED},

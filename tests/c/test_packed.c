@@ -106,11 +106,11 @@ static void free_buffers(fixture *f, int from) {
     while (f->n_buffers > from) free(f->buffers[--f->n_buffers]);
 }
 
-enum routine { FORWARD, TANGENT, BACKWARD, DOUBLE_BACKWARD, N_ROUTINES };
+enum routine { FORWARD, TANGENT, BACKWARD, SECOND, N_ROUTINES };
 
 static sdpa_status run(enum routine routine, const sdpa_problem *p) {
-    static sdpa_status (*const drivers[])(const sdpa_problem *) = {
-        sdpa_attention_forward, sdpa_attention_tangent, sdpa_attention_backward, sdpa_attention_double_backward};
+    static sdpa_status (*const drivers[])(const sdpa_problem *) = {sdpa_attention_forward, sdpa_attention_tangent,
+                                                                   sdpa_attention_backward, sdpa_attention_second};
     return drivers[routine](p);
 }
 
@@ -118,7 +118,7 @@ static sdpa_status run(enum routine routine, const sdpa_problem *p) {
 static sdpa_problem with_results(fixture *f, enum routine routine) {
     sdpa_problem p = f->p;
     const sdpa_dtype dtype = p.dtype;
-    if (routine == TANGENT || routine == DOUBLE_BACKWARD) p.o_t = new_tensor(f, dtype, p.n_q, HEADS, D, false);
+    if (routine == TANGENT || routine == SECOND) p.o_t = new_tensor(f, dtype, p.n_q, HEADS, D, false);
     if (routine == FORWARD || routine == TANGENT) {
         p.o = new_tensor(f, dtype, p.n_q, HEADS, D, false);
         p.lse = new_vector(f, dtype, p.n_q, false);

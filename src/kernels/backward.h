@@ -18,7 +18,7 @@
 
 typedef struct backward_scratch {
     real *q, *dout;                    /* pack_panels of d_k and d_v */
-    real *q_rows, *dout_rows, *o_rows; /* packed rows; q and o only if they cannot be read in place */
+    real *q_rows, *dout_rows, *o_rows; /* pack_rows; q and o only if they cannot be read in place */
     real *lse;                         /* per query: lse in log2 units, rounded to an integer; see set_far_rows */
     real *m, *low;                     /* per query; `low`, NULL in most units: what lse lacks in a far row */
     real *delta, *dlse;                /* per query */
@@ -51,12 +51,12 @@ NOINLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) 
     const array arrays[] = {
         ARRAY(w.q, p->d_k * n),
         ARRAY(w.dout, p->d_v * n),
-        ARRAY(w.q_rows, n * packed_row(p->d_k)),
-        ARRAY(w.dout_rows, n * packed_row(p->d_v)),
+        ARRAY(w.q_rows, n * row_stride(p->d_k)),
+        ARRAY(w.dout_rows, n * row_stride(p->d_v)),
         ARRAY(w.lse, n),
         ARRAY(w.m, n),
         ARRAY(w.low, n),
-        ARRAY(w.o_rows, n * packed_row(p->d_v)),
+        ARRAY(w.o_rows, n * row_stride(p->d_v)),
         ARRAY(w.delta, n),
         ARRAY(w.weighed, n),
         ARRAY(w.dlse, n),
@@ -72,8 +72,8 @@ NOINLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) 
         ARRAY(w.r, p->dropout_p > 0 ? pairs : ABSENT),
         ARRAY(w.tanh, is_linear(p) ? ABSENT : w.n_slots * pairs),
         ARRAY(w.zero, n),
-        ARRAY(w.k, w.block * packed_row(p->d_k)),
-        ARRAY(w.v, w.block * packed_row(p->d_v)),
+        ARRAY(w.k, w.block * row_stride(p->d_k)),
+        ARRAY(w.v, w.block * row_stride(p->d_v)),
         ARRAY(w.k_tail, SCORE_ROWS * p->d_k),
         ARRAY(w.v_tail, SCORE_ROWS * p->d_v),
         ARRAY(w.line, line_size(p, w.block)),
@@ -401,7 +401,7 @@ typedef struct backward_rows {
  * has dO or delta as its other operand. delta, like dP, uses dO rounded after scaling, so this rounding cancels in
  * dS. */
 NOINLINE rows scale_queries(const sdpa_unit *u, const backward_scratch *w) {
-    const int64_t d_v = u->problem->d_v, row = packed_row(d_v), size = sizeof(real);
+    const int64_t d_v = u->problem->d_v, row = row_stride(d_v), size = sizeof(real);
     const rows dout = pack_rows(&u->dout, u->i0, u->n_i, d_v, 1, w->dout_rows, NULL),
                o = pack_rows(&u->o, u->i0, u->n_i, d_v, 1, w->o_rows, NULL);
     for (int64_t i = 0; i < u->n_i; i++) {

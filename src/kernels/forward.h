@@ -15,8 +15,8 @@
 #include "fast/pairs.h"
 #include "pass.h"
 
-/* Where the packed rows of a block are split because causality begins to hide keys, the second part does not begin at
- * the first of them. */
+/* With these features a block of keys may be split where causality begins to hide some: its second part does not begin
+ * at the first key of the block. */
 enum {
     SPLIT_CAN =
         SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI
@@ -24,14 +24,14 @@ enum {
 
 typedef struct forward_scratch {
     real *q;     /* pack_panels of d_k, signed so that c >= 0 */
-    real *few;   /* few_queries, if there are only a few; packed rows of q for fast/small.h */
+    real *few;   /* few_queries, if there are only a few; pack_rows of q for fast/small.h */
     real *o;     /* (n_lanes, d_v rounded up to VL) */
     running row; /* per query */
     real *exact; /* per query: not 0 if m must be the true maximum */
     real *s;     /* (block, s_row): scores of a panel, then P^T */
     real *given; /* scores that no tile computes: additive ones (block, s_row), few_scores of a block */
     real *r;     /* (block, s_row): dropout's factors, or NULL */
-    real *k, *v; /* packed rows */
+    real *k, *v; /* pack_rows */
     real *k_tail;
     real *line; /* VL rows of queries or of masks */
     int64_t n_lanes, s_row, o_row, block;
@@ -48,7 +48,7 @@ NOINLINE forward_scratch forward_layout(const sdpa_problem *p, sdpa_arena *a) {
     const int64_t few_given = round_up(w.block * most_few, SCORE_ROWS * VL) + VL;
     const array arrays[] = {
         ARRAY(w.q, p->d_k * n),
-        ARRAY(w.few, (p->n_k <= SMALL_KEYS && n > most_few ? n : most_few) * packed_row(p->d_k)),
+        ARRAY(w.few, (p->n_k <= SMALL_KEYS && n > most_few ? n : most_few) * row_stride(p->d_k)),
         ARRAY(w.o, n * w.o_row),
         ARRAY(w.row.m, n),
         ARRAY(w.row.low, n),
@@ -58,8 +58,8 @@ NOINLINE forward_scratch forward_layout(const sdpa_problem *p, sdpa_arena *a) {
         ARRAY(w.s, pairs + MAX_TILE_ROWS),
         ARRAY(w.given, p->scores == SDPA_ADDITIVE ? pairs : few_given),
         ARRAY(w.r, p->dropout_p > 0 ? pairs : ABSENT),
-        ARRAY(w.k, w.block * packed_row(p->d_k)),
-        ARRAY(w.v, w.block * packed_row(p->d_v)),
+        ARRAY(w.k, w.block * row_stride(p->d_k)),
+        ARRAY(w.v, w.block * row_stride(p->d_v)),
         ARRAY(w.k_tail, SCORE_ROWS * p->d_k),
         ARRAY(w.line, line_size(p, w.block)),
     };

@@ -11,7 +11,7 @@ typedef struct second_scratch {
     real *v_tail, *v_t_tail;
     real *dout;                          /* pack_panels of d_v */
     real *g, *c;                         /* (block, n_lanes): G and C, then the factors of K and of b */
-    real *q_rows, *q_t_rows, *dout_rows; /* packed rows */
+    real *q_rows, *q_t_rows, *dout_rows; /* pack_rows */
     real *delta, *cross;                 /* per query: D, rowsum(dO * O_t) */
     real *dq;                            /* (n_lanes, d_k rounded up to VL) */
     real *first;                         /* the same, dS K of heads with their own scale; NULL: none */
@@ -27,9 +27,9 @@ NOINLINE second_scratch second_layout(const sdpa_problem *p, sdpa_arena *a) {
         ARRAY(w.dout, p->d_v * n),
         ARRAY(w.g, tiles),
         ARRAY(w.c, tiles),
-        ARRAY(w.q_rows, n * packed_row(p->d_k)),
-        ARRAY(w.q_t_rows, n * packed_row(p->d_k)),
-        ARRAY(w.dout_rows, n * packed_row(p->d_v)),
+        ARRAY(w.q_rows, n * row_stride(p->d_k)),
+        ARRAY(w.q_t_rows, n * row_stride(p->d_k)),
+        ARRAY(w.dout_rows, n * row_stride(p->d_v)),
         ARRAY(w.delta, n),
         ARRAY(w.cross, n),
         ARRAY(w.dq, n * w.forward.k_row),
@@ -152,7 +152,7 @@ NOINLINE void second_keys(const sdpa_unit *u, const second_scratch *w, const sec
 
 /* The unit's rows of the tangent of scale q, which replace those of q_t. */
 NOINLINE void mix_rows(const sdpa_unit *u, const second_scratch *w, second_rows *own) {
-    const int64_t row = packed_row(u->problem->d_k);
+    const int64_t row = row_stride(u->problem->d_k);
     for (int64_t i = 0; i < u->n_i; i++) {
         for (int64_t x = 0; x < u->problem->d_k; x++) {
             const real q_t = own->q_t.p ? own->q_t.p[i * own->q_t.row + x] : 0;

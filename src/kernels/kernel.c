@@ -32,7 +32,7 @@ static void backward_unit(const sdpa_unit *u, void *scratch) {
 
 const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .lanes = VL,
-    .pairs = PAIRS,
+    .bf16_pairs = BF16_PAIRS,
     .pass[SDPA_PASS_FORWARD] = {forward_bytes, forward_unit},
     .forward_part_bytes = forward_part_bytes,
     .forward_part = forward_part,

@@ -6,8 +6,8 @@
 #include "convert.h"
 #include "tiles.h"
 
-/* Elements between rows of d that pack_rows copies: whole vectors, but no multiple of 256 bytes, which would crowd the rows of a block
- * into a few sets of L1. */
+/* Elements between rows of d that pack_rows copies: whole vectors, but no multiple of 256 bytes, which would crowd the
+ * rows of a block into a few sets of L1. */
 INLINE int64_t row_stride(int64_t d) {
     const int64_t row = round_up(d, VL), line = 64 / (int64_t)sizeof(real);
     return row % (4 * line) ? row : row + line;

@@ -176,7 +176,7 @@ static const struct {
     {"few", SDPA_PATH_FEW, {.n_head = 1, .n_q = 1, .n_k = 200}, false},
     {"narrow", SDPA_PATH_NARROW, {.n_head = 1, .n_q = 1, .n_k = 200, .narrow = SDPA_BF16}, false},
     {"narrow, float16", SDPA_PATH_NARROW, {.n_head = 1, .n_q = 1, .n_k = 200, .narrow = SDPA_F16}, false},
-    {"pairs", SDPA_PATH_PAIRS, {.n_head = 1, .n_q = 40, .n_k = 100, .dtype = SDPA_BF16}, false},
+    {"bf16 pairs", SDPA_PATH_BF16_PAIRS, {.n_head = 1, .n_q = 40, .n_k = 100, .dtype = SDPA_BF16}, false},
     {"fold", SDPA_PATH_FOLD, {.n_head = 4, .group = 4, .n_q = 1, .n_k = 50}, false},
     {"fold, open band",
      SDPA_PATH_FOLD,
@@ -205,7 +205,7 @@ static bool has_path(enum sdpa_path path, const test_case *c) {
     const struct sdpa_kernels *kernels = c->dtype == SDPA_BF16 ? sdpa_isa_get()->bf16 : sdpa_isa_get()->f32;
     if (c->narrow == SDPA_F16) return strcmp(name, "generic") != 0 && strcmp(name, "wide") != 0;
     if (path == SDPA_PATH_SMALL || path == SDPA_PATH_SHORT) return kernels->lanes >= 8;
-    return path == SDPA_PATH_PAIRS ? kernels->pairs : true;
+    return path == SDPA_PATH_BF16_PAIRS ? kernels->bf16_pairs : true;
 }
 
 /* A problem that takes a fast path takes none once it has a feature that no path knows, and its result is still

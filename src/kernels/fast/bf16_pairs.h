@@ -1,13 +1,13 @@
 /* bfloat16 operands as pairs, which are multiplied without widening: pairs of adjacent elements for products over d,
- * pairs of adjacent rows for products over keys. Used if PAIRS is 1. */
-#ifndef SDPA_KERNEL_FAST_PAIRS_H
-#define SDPA_KERNEL_FAST_PAIRS_H
+ * pairs of adjacent rows for products over keys. Used if BF16_PAIRS is 1. */
+#ifndef SDPA_KERNEL_FAST_BF16_PAIRS_H
+#define SDPA_KERNEL_FAST_BF16_PAIRS_H
 
 #include "../pack.h"
 
 enum {
-    PAIRS_CAN = SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
-                SDPA_FEATURE_ALIBI | SDPA_FEATURE_INVARIANT
+    BF16_PAIRS_CAN = SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
+                     SDPA_FEATURE_ALIBI | SDPA_FEATURE_INVARIANT
 };
 
 /* Rows 2 j and 2 j + 1 of p (n, row), `width` wide, become row j, a row of pairs of bfloat16. The last row, if it has
@@ -25,7 +25,8 @@ NOINLINE void pair_rows(real *p, int64_t row, int64_t n, int64_t width, vec *sum
 
 /* Rows j0 .. j0+n-1 of a bfloat16 matrix, d columns, in pairs of rows at `copy`, like those of pair_rows.
  * `checks_finite`: rows_finite will be called. */
-NOINLINE rows pack_row_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *copy, bool checks_finite) {
+NOINLINE rows pack_row_bf16_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *copy,
+                                  bool checks_finite) {
     typedef uint16_t halves __attribute__((vector_size(2 * VL), aligned(2), may_alias));
     if (checks_finite || m->swapped || m->col != 2 || m->row % 2 != 0 || (uintptr_t)m->data % 2 != 0 || d % VL != 0) {
         rows r = pack_rows(m, j0, n, d, 1, copy, NULL);
@@ -47,11 +48,12 @@ NOINLINE rows pack_row_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_
 }
 
 /* pack_rows of a bfloat16 matrix whose rows are read as pairs of adjacent elements. `line`: (d) of scratch. */
-NOINLINE rows pack_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *copy, real *tail, real *line) {
-    sdpa_matrix pairs = *m;
-    pairs.dtype = SDPA_F32;
-    pairs.col = sizeof(real);
-    if (m->col == 2 && d % 2 == 0 && is_direct(&pairs)) return pack_rows(&pairs, j0, n, d / 2, 0, copy, tail);
+NOINLINE rows pack_bf16_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *copy, real *tail,
+                              real *line) {
+    sdpa_matrix bf16_pairs = *m;
+    bf16_pairs.dtype = SDPA_F32;
+    bf16_pairs.col = sizeof(real);
+    if (m->col == 2 && d % 2 == 0 && is_direct(&bf16_pairs)) return pack_rows(&bf16_pairs, j0, n, d / 2, 0, copy, tail);
     const int64_t row = row_stride((d + 1) / 2), full = n / SCORE_ROWS * SCORE_ROWS;
     memset(copy, 0, sizeof(real) * (size_t)(round_up(n, SCORE_ROWS) * row));
     for (int64_t j = 0; j < n; j++) {

@@ -272,9 +272,9 @@ enum { SDPA_N_STATISTICS = 7, SDPA_N_RECEIVED = 2 }; /* columns of o that their 
 /* With SDPA_ASSERT, which the tests of the core and the sanitized build define, every driver asserts the invariants of
  * its problem, and fast paths count how often they are taken. Otherwise both compile to nothing. */
 enum sdpa_path {
-    SDPA_PATH_SMALL,
-    SDPA_PATH_SHORT,
-    SDPA_PATH_FEW,
+    SDPA_PATH_FEW_KEYS,
+    SDPA_PATH_ONE_BLOCK,
+    SDPA_PATH_FEW_QUERIES,
     SDPA_PATH_NARROW,
     SDPA_PATH_BF16_PAIRS,
     SDPA_PATH_FOLD,

@@ -23,14 +23,14 @@ typedef struct backward_scratch {
     real *m, *low;                     /* per query; `low`, NULL in most units: what lse lacks in a far row */
     real *delta, *dlse;                /* per query */
     bool *weighed;                     /* per query: whether delta was summed with the weights */
-    double *factor;       /* per query: the factor that 2^(c s - lse) needs to be P; dO and delta take it */
-    real *dq;             /* (n_lanes, d_k rounded up to VL) */
-    real *dmask;          /* per query: the gradient of a mask that is broadcast over keys */
-    real *p, *ds;         /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
-    real *given;          /* (block, n_lanes): additive scores, or room for `ready` */
-    real *ready;          /* (block, n_lanes): the products of queries and keys where fast/short.h has them, or NULL */
-    real *dq_lanes;       /* (d_k, n_lanes): dQ^T of additive scores */
-    real *part;           /* (block, 2, VL + 1): see additive_gradients */
+    double *factor; /* per query: the factor that 2^(c s - lse) needs to be P; dO and delta take it */
+    real *dq;       /* (n_lanes, d_k rounded up to VL) */
+    real *dmask;    /* per query: the gradient of a mask that is broadcast over keys */
+    real *p, *ds;   /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
+    real *given;    /* (block, n_lanes): additive scores, or room for `ready` */
+    real *ready;    /* (block, n_lanes): the products of queries and keys if one_block_by_rows made them, or NULL */
+    real *dq_lanes; /* (d_k, n_lanes): dQ^T of additive scores */
+    real *part;     /* (block, 2, VL + 1): see additive_gradients */
     unsigned char *state; /* (2, n_lanes / VL): enum panel_state of both pieces of a block, n_slots times */
     real *r;              /* (block, n_lanes): dropout's factors, or NULL */
     real *tanh;           /* (n_slots, block, n_lanes): the cap's tanh, or NULL */
@@ -66,7 +66,7 @@ NOINLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) 
         ARRAY(w.p, w.n_slots * tiles),
         ARRAY(w.state, w.n_slots * 2 * SDPA_QUERY_BLOCK / VL),
         ARRAY(w.ds, tiles),
-        ARRAY(w.given, additive || p->n_k <= SMALL_KEYS ? tiles : ABSENT),
+        ARRAY(w.given, additive || p->n_k <= FEW_KEYS ? tiles : ABSENT),
         ARRAY(w.dq_lanes, additive ? p->d_k * n : ABSENT),
         ARRAY(w.part, additive ? w.block * 2 * (VL + 1) : ABSENT),
         ARRAY(w.r, p->dropout_p > 0 ? pairs : ABSENT),

@@ -5,13 +5,13 @@
  * looking for a maximum. A query whose scores then exceed m by STALE_LIMIT gets a new one: the block is redone with one
  * pass for the maximum and one for exp2. So are the blocks that follow, since the scores are spread out, but m still
  * moves by the same rule, query by query, so no row's bits depend on another row. If a result overflows because m was
- * stale, the unit is redone with the true maximum of the queries concerned. Units of few queries (fast/few.h) move
- * their maxima in every block. */
+ * stale, the unit is redone with the true maximum of the queries concerned. Units of few queries (fast/few_queries.h)
+ * move their maxima in every block. */
 #ifndef SDPA_KERNEL_FORWARD_H
 #define SDPA_KERNEL_FORWARD_H
 
 #include "additive.h"
-#include "fast/few.h"
+#include "fast/few_queries.h"
 #include "fast/bf16_pairs.h"
 #include "pass.h"
 
@@ -24,7 +24,7 @@ enum {
 
 typedef struct forward_scratch {
     real *q;     /* pack_panels of d_k, signed so that c >= 0 */
-    real *few;   /* few_queries, if there are only a few; pack_rows of q for fast/small.h */
+    real *few;   /* few_queries, if there are only a few; pack_rows of q for fast/few_keys.h */
     real *o;     /* (n_lanes, d_v rounded up to VL) */
     running row; /* per query */
     real *exact; /* per query: not 0 if m must be the true maximum */
@@ -48,7 +48,7 @@ NOINLINE forward_scratch forward_layout(const sdpa_problem *p, sdpa_arena *a) {
     const int64_t few_given = round_up(w.block * most_few, SCORE_ROWS * VL) + VL;
     const array arrays[] = {
         ARRAY(w.q, p->d_k * n),
-        ARRAY(w.few, (p->n_k <= SMALL_KEYS && n > most_few ? n : most_few) * row_stride(p->d_k)),
+        ARRAY(w.few, (p->n_k <= FEW_KEYS && n > most_few ? n : most_few) * row_stride(p->d_k)),
         ARRAY(w.o, n * w.o_row),
         ARRAY(w.row.m, n),
         ARRAY(w.row.low, n),
@@ -350,7 +350,7 @@ INLINE void forward_queries(const sdpa_unit *u, forward_scratch *w) {
     const sdpa_problem *p = u->problem;
     const real c = product_factor(u, M_LOG2E);
     if (u->n_i <= FEW_QUERIES && few_can(p) && c > 0) {
-        SDPA_TAKE(FEW);
+        SDPA_TAKE(FEW_QUERIES);
         w->period = few_period(u->n_i);
         few_queries(w->few, w->period, u, w->line);
         return;

@@ -8,8 +8,8 @@
 #endif
 
 #include "backward.h"
-#include "fast/short.h"
-#include "fast/small.h"
+#include "fast/one_block_backward.h"
+#include "fast/few_keys.h"
 #include "forward.h"
 #include "received.h"
 #include "second.h"
@@ -20,11 +20,11 @@
 #include "weights.h"
 
 static void forward_unit(const sdpa_unit *u, void *scratch) {
-    if (!forward_small(u, scratch)) forward_any(u, scratch);
+    if (!forward_few_keys(u, scratch)) forward_any(u, scratch);
 }
 
 static void backward_unit(const sdpa_unit *u, void *scratch) {
-    if (!backward_short(u, scratch)) backward_any(u, scratch);
+    if (!backward_one_block(u, scratch)) backward_any(u, scratch);
 }
 
 #define TABLE_(isa, bits) sdpa_##isa##_f##bits

@@ -13,7 +13,7 @@
 #define SDPA_KERNEL_PASS_H
 
 #include "dropout.h"
-#include "fast/few.h"
+#include "fast/few_queries.h"
 #include "logits.h"
 
 /* One array of a pass's scratch: the offset of its pointer, and its size. */

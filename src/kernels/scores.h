@@ -9,8 +9,8 @@
 
 /* The rows of K and V that follow this block. Units of few queries wait for memory, so they prefetch these rows into
  * L2: a few rows every FETCH_DEPTH steps of the product if the lanes are queries, one row of K and one of V per key in
- * fast/few.h. A single query does not prefetch, because the hardware fetches its rows faster by itself. Nor does a unit
- * with less than FETCH_BYTES of keys and values, which the caches hold. */
+ * fast/few_queries.h. A single query does not prefetch, because the hardware fetches its rows faster by itself. Nor
+ * does a unit with less than FETCH_BYTES of keys and values, which the caches hold. */
 typedef struct ahead {
     const char *p[2];
     int64_t stride[2]; /* bytes from one row of K, of V, to the next */

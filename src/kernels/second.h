@@ -14,7 +14,7 @@ typedef struct second_scratch {
     real *q_rows, *q_t_rows, *dout_rows; /* pack_rows */
     real *delta, *cross;                 /* per query: D, rowsum(dO * O_t) */
     real *dq;                            /* (n_lanes, d_k rounded up to VL) */
-    real *first;                         /* the same, dS K of heads with their own scale; NULL: none */
+    real *first;                         /* as dq: dS K of heads with their own scale; NULL without such heads */
     real *dmask;                         /* per query: the gradient of a mask that is broadcast over keys */
 } second_scratch;
 

@@ -1,7 +1,8 @@
 """Attention block by block: the place of a block in the whole, the keys it sees, and reading ahead.
 
 Each block of the (Lq, Lk) matrix of scores is a separate call. Its options are those of the whole
-call, moved to the block's corner by `Whole`. `stream` reads one block while another is computed.
+call, moved to the block's corner by `ScoreMatrix`. `stream` reads one block while another is
+computed.
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ class Mask(Operand):
 # ------------------------------------------------------------------------------- places
 
 
-class Whole:
-    """One call of attention, and the calls for its blocks.
+class ScoreMatrix:
+    """The matrix of scores of one call, and the calls for its blocks.
 
     Parameters
     ----------

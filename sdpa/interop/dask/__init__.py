@@ -116,7 +116,7 @@ def attention(
     for name, x in options.items():
         if isinstance(x, da.Array):
             raise TypeError(f"{name}: expected an array or a store, got a Dask array")
-    call = blocks.Call(attention, query, key, value, options)
+    call = blocks.BlockProblem(attention, query, key, value, options)
     query, sizes = cut.in_chunks(call.query, chunks)
     shape = call.out_shape()
     bounds, size = cut.bounds_of(sizes), _arguments.count("block", block, 1)
@@ -218,8 +218,8 @@ def attention_backward(
                 f"{name}: expected a store, of which tasks read blocks, got a Dask array"
             )
     needs = checked_needs(needs, OPERANDS)
-    call = blocks.Call(attention_backward, query, key, value, options)
-    upstream = blocks.Upstream(call, grad_out, out, lse, grad_lse, needs)
+    call = blocks.BlockProblem(attention_backward, query, key, value, options)
+    upstream = blocks.UpstreamOperands(call, grad_out, out, lse, grad_lse, needs)
     into = cut.gradient_targets(into, needs, call, operands | cut.inputs_of(call))
     size, found, flags = _arguments.count("block", block, 1), {}, []
     for names in (("query",), ("key", "value")):
@@ -251,9 +251,9 @@ def attention_backward(
 
 
 def _row_terms(
-    call: blocks.Call,
+    call: blocks.BlockProblem,
     operands: Mapping[str, Any],
-    upstream: blocks.Upstream,
+    upstream: blocks.UpstreamOperands,
     block: int,
     chunks: int | None,
     options: Mapping[str, Any],

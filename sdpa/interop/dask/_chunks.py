@@ -97,7 +97,7 @@ def own_chunks(name: str, operand: Operand) -> tuple[int, ...]:
     return tuple(int(n) for n in chunks[axis])
 
 
-def key_sizes(call: blocks.Call, block: int) -> tuple[int, ...]:
+def key_sizes(call: blocks.BlockProblem, block: int) -> tuple[int, ...]:
     """Lengths of the blocks of keys and values."""
     if not isinstance(call.keys.source, da.Array):
         return sizes_of(call.keys, block)
@@ -111,7 +111,11 @@ def key_sizes(call: blocks.Call, block: int) -> tuple[int, ...]:
 
 
 def out_targets(
-    out: Any, return_lse: bool, call: blocks.Call, shape: tuple[int, ...], sizes: Sequence[int]
+    out: Any,
+    return_lse: bool,
+    call: blocks.BlockProblem,
+    shape: tuple[int, ...],
+    sizes: Sequence[int],
 ) -> list[Any] | None:
     """The targets of out and lse, after their checks."""
     if out is None:
@@ -137,7 +141,7 @@ def out_targets(
 def gradient_targets(
     into: Mapping[str, Any] | None,
     needs: Sequence[str],
-    call: blocks.Call,
+    call: blocks.BlockProblem,
     inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
     if into is None:
@@ -171,7 +175,7 @@ def native(kind: Any) -> np.dtype[Any]:
     return np.dtype(kind).newbyteorder("=")
 
 
-def inputs_of(call: blocks.Call) -> dict[str, Any]:
+def inputs_of(call: blocks.BlockProblem) -> dict[str, Any]:
     operands = (call.query, call.keys, call.values, *call.masks.values())
     return {x.name: x.source for x in operands}
 

@@ -132,7 +132,7 @@ class Pair:
             for x, shape in zip(in_memory, self.shapes, strict=True)
         )
         query = self.task.query(q, rows)
-        call = blocks.Call(blocks.attend, query, key, value, self.task.own_options())
+        call = blocks.BlockProblem(blocks.attend, query, key, value, self.task.own_options())
         first, q = columns.start == 0, query.block
         nothing = call.read(rows, NO_KEYS)
         result = call.forward(rows, NO_KEYS, q, *nothing, first=first)
@@ -219,7 +219,7 @@ def _plural(operands: Mapping[str, Any]) -> dict[str, Any]:
     return {plural.get(name, name): x for name, x in operands.items()}
 
 
-def merged_pairs(task: Task, call: blocks.Call, query: Any, columns: Chunks) -> Any:
+def merged_pairs(task: Task, call: blocks.BlockProblem, query: Any, columns: Chunks) -> Any:
     """A task per pair of blocks, and a tree of their unions."""
     sizes, kind = key_sizes(call, task.block), call.compute_type()
     keys = replace(task, shape=call.keys.shape, bounds=bounds_of(sizes))

@@ -89,8 +89,8 @@ def attend(
         Array for the output: of query's dtype or, not rounded to it, of lse's; any strides, sharing
         no memory with an input.
     **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, ...
-        As in `sdpa.attention`, but without dropout. attn_mask may be a store, of which only the
-        parts that belong to the blocks are read.
+        As in `sdpa.attention`, but without dropout. attn_mask and where may be stores, of which
+        only the parts that belong to the blocks are read.
 
     Returns
     -------

@@ -320,13 +320,14 @@ def test_hidden_queries_are_never_read(rng):
     assert stores["keys"].rows() == stores["values"].rows() == [(15, 25)]
 
 
-def test_masks_are_read_in_blocks(rng):
-    x, mask = tensors(rng), Store(BIAS)
-    got = blocks.attend(**x, block=20, rows=slice(4, 8), attn_mask=mask)
+@pytest.mark.parametrize(("name", "array"), [("attn_mask", BIAS), ("where", SEEN)])
+def test_masks_are_read_in_blocks(rng, name, array):
+    x, mask = tensors(rng), Store(array)
+    got = blocks.attend(**x, block=20, rows=slice(4, 8), **{name: mask})
     assert [(i[-2].start, i[-1].start, i[-1].stop) for i in mask.read] == [
         (4, 0, 0), (4, 0, 20), (4, 20, 40), (4, 40, 53),
     ]  # fmt: skip
-    expected = sdpa.attention(*whole(x), BIAS)[:, :, 4:8]
+    expected = sdpa.attention(*whole(x), **{name: array})[:, :, 4:8]
     np.testing.assert_allclose(got.out, expected, rtol=0, atol=1e-12)
 
 

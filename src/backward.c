@@ -165,7 +165,9 @@ typedef struct backward_call {
     bool fresh;       /* a group is one unit, which writes the gradients instead of adding to them */
     bool summed;      /* dK, dV in float32: `sums` holds a pair per worker or per group in flight */
     char *sums;
-    size_t dk_bytes, sums_bytes, slot_bytes; /* of dK; of a pair; from one pair to the next */
+    size_t dk_bytes;   /* of a sum of dK */
+    size_t sums_bytes; /* of the sums of dK and of dV together */
+    size_t slot_bytes; /* from one such pair to the next */
 } backward_call;
 
 static int64_t units_per_group(const backward_call *c) { return c->members.size * sdpa_units(c->problem); }

@@ -9,10 +9,12 @@ typedef struct matrix_call {
     const sdpa_problem *problem;
     const struct sdpa_kernels *kernels;
     int n_workers;
-    int64_t n_heads, n_spans, n_lanes; /* chosen heads of a batch entry; units of a head, and their lanes */
-    int64_t n_blocks;                  /* of keys */
-    int64_t first, n;                  /* the heads in flight, of those of all batch entries */
-    size_t scratch_bytes;              /* per worker */
+    int64_t n_heads;      /* chosen heads of a batch entry */
+    int64_t n_spans;      /* units of a head */
+    int64_t n_lanes;      /* of these units together */
+    int64_t n_blocks;     /* of keys */
+    int64_t first, n;     /* the heads in flight, of those of all batch entries */
+    size_t scratch_bytes; /* per worker */
     sdpa_span *spans;
     char *scratch;
     char *sums; /* (n, n_lanes, 3) */

@@ -18,9 +18,9 @@
 
 typedef struct backward_scratch {
     real *q, *dout;                    /* pack_panels of d_k and d_v */
-    real *q_rows, *dout_rows, *o_rows; /* pack_rows; q and o only if they cannot be read in place */
+    real *q_rows, *dout_rows, *o_rows; /* of pack_rows; q and o only if they cannot be read in place */
     real *lse;                         /* per query: lse in log2 units, rounded to an integer; see set_far_rows */
-    real *m, *low;                     /* per query; `low`, NULL in most units: what lse lacks in a far row */
+    real *m, *low;                     /* per query; `low` is what lse lacks in a far row, NULL in most units */
     real *delta, *dlse;                /* per query */
     bool *weighed;                     /* per query: whether delta was summed with the weights */
     double *factor; /* per query: the factor that 2^(c s - lse) needs to be P; dO and delta take it */

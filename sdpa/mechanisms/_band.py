@@ -91,8 +91,9 @@ class Problem:
         if slopes is None:
             return None
         dtype = widen(self.query[:0]).dtype
-        x: Array = slopes[..., None, None]
-        return x.astype(dtype)
+        # The slope of arrays without heads may have one axis, as it may in the kernel.
+        x: Array = slopes if self.lead else slopes.reshape(())
+        return x[..., None, None].astype(dtype)
 
     def alibi(self, distances: Array) -> Array:
         """The bias of ALiBi at these distances, (..., heads, *distances.shape)."""

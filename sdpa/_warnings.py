@@ -7,8 +7,12 @@ import warnings
 from collections.abc import Iterator
 from types import FrameType
 
-# Between a caller and the package may stand the frameworks of its doors, and their decorators.
-_BETWEEN = {"sdpa", "autograd", "contextlib", "dask", "functools", "jax", "torch", "transformers"}
+# Between a caller and the package may stand the frameworks of its doors, their decorators, and the
+# machinery that imports the package.
+_BETWEEN = {
+    *("sdpa", "autograd", "dask", "jax", "torch", "transformers"),
+    *("contextlib", "functools", "importlib"),
+}
 
 _local = threading.local()
 
@@ -29,15 +33,19 @@ def _is_between(frame: FrameType) -> bool:
     return is_generated or frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN
 
 
-def warn(message: str) -> None:
-    """Issue a UserWarning at the innermost line outside of this package and its doors' frameworks.
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning at the innermost line outside of this package and its doors' frameworks.
 
     Functions composed of others may find the same thing twice; since both warnings are at one line,
     Python shows one.
     """
     if getattr(_local, "is_silent", False):
         return
-    level, frame = 1, sys._getframe()
+    frame = sys._getframe()
     while frame.f_back and _is_between(frame):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, UserWarning, stacklevel=level)
+        frame = frame.f_back
+    warnings.warn_explicit(
+        message, category, frame.f_code.co_filename, frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )  # fmt: skip

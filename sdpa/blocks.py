@@ -8,6 +8,7 @@ block; a thread reads each block while attention to the previous one is computed
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Unpack, cast
 
 import numpy as np
@@ -149,8 +150,8 @@ def _unrounded(
     def take(columns: slice, data: tuple[Array, Array, Masks]) -> None:
         problem.merge(total, problem.forward(rows, columns, q, *data))
 
-    columns = [c for c in grid(problem.whole.n_k, size) if problem.whole.sees(rows, c)]
-    stream(columns, lambda c: problem.read(rows, c), take, bar(columns))
+    columns = partial(problem.whole.key_blocks, rows, size)
+    stream(columns(), lambda c: problem.read(rows, c), take, bar(columns()))
     return total
 
 
@@ -277,9 +278,9 @@ def _query_gradients(
             here: Any = (..., *problem.masks["attn_mask"].cut(slice(None), columns))
             _add(mask[here], part.attn_mask)
 
-    columns = [c for c in grid(problem.whole.n_k, size) if problem.whole.sees(rows, c)]
+    columns = partial(problem.whole.key_blocks, rows, size)
     if parts:
-        stream(columns, lambda c: problem.read(rows, c), take, bar(columns))
+        stream(columns(), lambda c: problem.read(rows, c), take, bar(columns()))
     return {
         "query": _rounded(total.query, problem.query),
         "attn_mask": None if mask is None else _rounded(mask, problem.masks["attn_mask"]),
@@ -312,8 +313,8 @@ def _key_gradients(
         _add(total.key, part.key)
         _add(total.value, part.value)
 
-    rows = [r for r in grid(problem.whole.n_q, size) if problem.whole.sees(r, columns)]
-    stream(rows, read, take, bar(rows))
+    rows = partial(problem.whole.query_blocks, columns, size)
+    stream(rows(), read, take, bar(rows()))
     return {
         "key": _rounded(total.key, problem.keys),
         "value": _rounded(total.value, problem.values),

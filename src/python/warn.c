@@ -4,13 +4,20 @@
 
 #include "arrays.h"
 
-/* UserWarning at the line that called sdpa, found in Python. */
-static int warn(const char *text) {
+int sdpa_warn_with(PyObject *message, PyObject *category) {
+    /* The line is found in Python. */
     PyObject *module = PyImport_ImportModule("sdpa._warnings");
-    PyObject *result = module ? PyObject_CallMethod(module, "warn", "s", text) : NULL;
+    PyObject *result = module ? PyObject_CallMethod(module, "warn", "OO", message, category) : NULL;
     Py_XDECREF(module);
     Py_XDECREF(result);
     return result ? 0 : -1;
+}
+
+static int warn(const char *text) {
+    PyObject *message = PyUnicode_FromString(text);
+    const int result = message ? sdpa_warn_with(message, PyExc_UserWarning) : -1;
+    Py_XDECREF(message);
+    return result;
 }
 
 /* ------------------------------------------------------------------------------------ masks of numbers */

@@ -16,6 +16,7 @@ from support.helpers import BFLOAT16, assert_same_bits, normal
 import sdpa
 from sdpa import _core, blocks, reference
 from sdpa._options import BlockOptions
+from sdpa._stream import Whole
 
 N_Q, N_K, D_K, D_V = 37, 53, 8, 5
 NEEDS = ("query", "key", "value")
@@ -360,6 +361,35 @@ def test_the_next_block_is_read_while_one_is_computed(rng, monkeypatch):
     assert len(keys.rows()) == 6
     assert threading.get_ident() not in keys.threads - {threading.get_ident()}
     assert len(keys.threads) == 2  # the empty block is read by the caller
+
+
+@pytest.mark.parametrize("needs", [None, ("query",), ("key", "value")], ids=str)
+def test_no_list_of_blocks_is_made_before_the_first_is_read(rng, monkeypatch, needs):
+    """With blocks of one position, a store of any length answers at once."""
+    x = tensors(rng)
+    found = sdpa.attention_forward(*whole(x))
+    looked, before, sees = [], [], Whole.sees
+
+    class Counting(Store):
+        def __getitem__(self, index):
+            if index[-2].start == 0 and index[-2].stop == 1:
+                before.append(len(looked))
+            return super().__getitem__(index)
+
+    def counted(self, *parts):
+        looked.append(parts)
+        return sees(self, *parts)
+
+    monkeypatch.setattr(Whole, "sees", counted)
+    stores = {name: Counting(a) for name, a in x.items()}
+    if needs is None:
+        blocks.attend(**stores, block=1, rows=slice(3, 7))
+    else:
+        part = {"rows" if "query" in needs else "columns": slice(3, 7)}
+        blocks.attend_backward(Counting(found.out), **stores, out=found.out, lse=found.lse,
+                               block=1, needs=needs, **part)  # fmt: skip
+    assert before
+    assert max(before) <= 2
 
 
 def test_files(rng, tmp_path):

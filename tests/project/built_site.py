@@ -48,6 +48,18 @@ def test_every_page_fits_and_is_whole(context):
     assert formulas > 300
 
 
+def test_a_table_of_a_docstring_has_the_rows_that_were_meant(context):
+    """Text that goes on in the first column of a simple table begins another row."""
+    with opened(context, SITE / "docs/site/reference/interop.html") as page:
+        table = page.locator("#where-a-derivative-comes-from table")
+        assert table.locator("tr td:first-child").all_inner_texts() == [
+            "reverse",
+            "forward",
+            "reverse of reverse, reverse of forward, forward of reverse",
+            "all others",
+        ]
+
+
 def test_links_lead_somewhere():
     """Those that Sphinx does not check too: of the theme, of downloads, of the index."""
     texts = {path: path.read_text(encoding="utf-8") for path in PAGES}

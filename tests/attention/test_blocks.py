@@ -393,8 +393,8 @@ def test_no_list_of_blocks_is_made_before_the_first_is_read(rng, monkeypatch, ne
 
 
 def test_files(rng, tmp_path):
-    h5py = pytest.importorskip("h5py", reason="needs h5py: pip install 'sdpa[peers]'")
-    zarr = pytest.importorskip("zarr", reason="needs zarr: pip install 'sdpa[dask]'")
+    h5py = pytest.importorskip("h5py", reason="needs h5py: pip install '.[peers]'")
+    zarr = pytest.importorskip("zarr", reason="needs zarr: pip install '.[dask]'")
     x = tensors(rng, np.float32)
     expected = blocks.attend(**x, block=16, is_causal=True)
     with h5py.File(tmp_path / "x.h5", "w") as file:

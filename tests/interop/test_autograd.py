@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("autograd", reason="needs autograd: pip install 'sdpa[autograd]'")
+pytest.importorskip("autograd", reason="needs autograd: pip install '.[autograd]'")
 
 import autograd.numpy as anp
 from autograd import grad, make_jvp, make_vjp

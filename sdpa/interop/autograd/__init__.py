@@ -40,9 +40,7 @@ from __future__ import annotations
 try:
     import autograd  # noqa: F401
 except ImportError as _error:
-    raise ImportError(
-        "sdpa.interop.autograd needs autograd: pip install 'sdpa[autograd]'"
-    ) from _error
+    raise ImportError("sdpa.interop.autograd needs autograd: pip install autograd") from _error
 
 from sdpa.interop.autograd._attention import attention, attention_forward
 from sdpa.interop.autograd._layers import multi_head_attention

@@ -20,7 +20,7 @@ try:
     import zarr  # noqa: F401
 except ImportError as _error:
     raise ImportError(
-        "sdpa.interop.dask needs dask.array and zarr: pip install 'sdpa[dask]'"
+        "sdpa.interop.dask needs dask.array and zarr: pip install 'dask[array]' zarr"
     ) from _error
 
 import numpy as np

@@ -58,5 +58,8 @@ def to_array(x: torch.Tensor | None) -> Any:
 def to_tensor(x: np.ndarray[Any, Any]) -> torch.Tensor:
     """A tensor on the memory of `x`."""
     if x.dtype.kind == "V":  # bfloat16
-        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(x)
+        tensor = torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(x)
+    # The strides of an empty array are 0, which PyTorch's are not.
+    return tensor if x.size else tensor.new_empty(x.shape)

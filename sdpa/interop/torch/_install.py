@@ -13,6 +13,7 @@ import torch
 import sdpa
 from sdpa import _warnings
 from sdpa.interop.torch._arrays import to_array, to_tensor
+from sdpa.interop.torch._layout import rows_of_heads
 
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
 _16_BITS = (torch.bfloat16, torch.float16)
@@ -52,16 +53,6 @@ def _theirs_is_faster() -> bool:
     return bool(has_tiles()) and _isa() != "amx"
 
 
-def _rows_of_heads(x: Any) -> torch.Tensor:
-    """The array `x` (batch, heads, L, ...) as a tensor in whose memory L comes before the heads.
-
-    The compiler relies on this layout, because PyTorch's kernel has it.
-    """
-    batch, heads, n, *rest = x.shape
-    source = to_tensor(x)
-    return source.new_empty(batch, n, heads, *rest).transpose(1, 2).copy_(source)
-
-
 def _options(query: Any, key: Any, dropout_p: float, is_causal: bool, mask: Any, scale: Any) -> Any:
     if dropout_p:
         raise RuntimeError(f"{_NAME}: expected dropout_p 0, got {dropout_p}")
@@ -88,7 +79,7 @@ def _forward(
     out = torch.empty_like(query)
     arrays = map(to_array, (query, key, value))
     _, lse = sdpa.attention_forward(*arrays, **options, out=to_array(out))
-    return out, _rows_of_heads(lse)
+    return out, to_tensor(rows_of_heads(lse, -2))
 
 
 @_warnings.silenced()
@@ -110,7 +101,7 @@ def _backward(
         return tuple(map(torch.zeros_like, (query, key, value)))
     arrays = map(to_array, (grad_out, query, key, value, out, logsumexp))
     grads = sdpa.attention_backward(*arrays, **options)
-    return tuple(map(_rows_of_heads, grads[:3]))
+    return tuple(to_tensor(rows_of_heads(x)) for x in grads[:3])
 
 
 class Installation:

@@ -1,10 +1,11 @@
 """Warnings at the line of the caller's that led to them."""
 
+from __future__ import annotations
+
 import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
 from types import FrameType
 
 # Between a caller and the package may stand the frameworks of its doors, their decorators, and the
@@ -17,15 +18,26 @@ _BETWEEN = {
 _local = threading.local()
 
 
-@contextlib.contextmanager
-def silenced(when: bool = True) -> Iterator[None]:
-    """No warning within: for conventions that are not ours, and for what was warned of already."""
-    before = getattr(_local, "is_silent", False)
-    _local.is_silent = before or when
-    try:
-        yield
-    finally:
-        _local.is_silent = before
+class silenced(contextlib.ContextDecorator):
+    """No warning within: for conventions that are not ours, and for what was warned of already.
+
+    A class, because a generator costs more than the smallest attention.
+    """
+
+    __slots__ = ("_before", "_when")
+
+    def __init__(self, when: bool = True) -> None:
+        self._when = when
+
+    def _recreate_cm(self) -> silenced:
+        return silenced(self._when)
+
+    def __enter__(self) -> None:
+        self._before = getattr(_local, "is_silent", False)
+        _local.is_silent = self._before or self._when
+
+    def __exit__(self, *_: object) -> None:
+        _local.is_silent = self._before
 
 
 def _is_between(frame: FrameType) -> bool:

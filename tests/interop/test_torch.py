@@ -297,7 +297,7 @@ def operator_arguments(rng, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "boolean mask", "lower right", "all", "packed"])
-@pytest.mark.parametrize("operator", list(_operators._KERNELS))
+@pytest.mark.parametrize("operator", list(_operators.KERNELS))
 def test_opcheck(rng, name, operator):
     args = operator_arguments(rng, name)[operator]
     if operator == "attention_double_backward":  # it has no derivative

@@ -49,10 +49,9 @@ def to_array(x: torch.Tensor | None) -> Any:
     """A view of the memory of `x`, with its strides."""
     if x is None:
         return None
-    x = x.detach().resolve_neg()
-    if x.dtype == torch.bfloat16:
-        return x.view(torch.uint16).numpy().view(bfloat16())
-    return x.numpy()
+    if x.dtype is torch.bfloat16:
+        return x.detach().resolve_neg().view(torch.uint16).numpy().view(bfloat16())
+    return x.numpy(force=True)  # although it may need a gradient, or stand for its negative
 
 
 def to_tensor(x: np.ndarray[Any, Any]) -> torch.Tensor:

@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+import sdpa
+from sdpa.interop.torch._arrays import to_array, to_tensor
+
 
 def is_fused(arguments: dict[str, Any]) -> bool:
     """Whether PyTorch would take its fused kernel for these operands and options.
@@ -14,6 +17,17 @@ def is_fused(arguments: dict[str, Any]) -> bool:
     Its output has the strides of `torch.empty_like(query)`, and in its gradients L comes before
     the heads. Everywhere else PyTorch's output is contiguous.
     """
+    trace = torch._C._get_tracing_state()
+    if trace is None:
+        return _is_fused(arguments)
+    torch._C._set_tracing_state(None)  # within torch.jit.trace lengths warn of being compared
+    try:
+        return _is_fused(arguments)
+    finally:
+        torch._C._set_tracing_state(trace)
+
+
+def _is_fused(arguments: dict[str, Any]) -> bool:
     query, key, value = arguments["query"], arguments["key"], arguments["value"]
     if not query.ndim == key.ndim == value.ndim == 4:
         return False
@@ -35,6 +49,19 @@ def _is_constant(mask: torch.Tensor, leading: tuple[int, int]) -> bool:
     if mask.ndim == 4 and any(n not in (1, m) for n, m in zip(mask.shape, leading, strict=False)):
         return False
     return mask.ndim in (2, 4) and not mask.requires_grad
+
+
+def forward_like(query: torch.Tensor, *arrays: Any, **options: Any) -> tuple[torch.Tensor, Any]:
+    """(out, lse) of `sdpa.attention_forward`, out with the strides of `torch.empty_like(query)`."""
+    if query.is_contiguous():
+        array, lse = sdpa.attention_forward(*arrays, **options)
+        out = to_tensor(array)
+        if out.stride() != query.stride():  # of axes of length 1
+            out = out.as_strided(out.shape, query.stride())
+    else:
+        out = torch.empty_like(query)
+        _, lse = sdpa.attention_forward(*arrays, **options, out=to_array(out))
+    return out, lse
 
 
 def rows_of_heads(x: np.ndarray[Any, Any], heads: int = -3) -> np.ndarray[Any, Any]:

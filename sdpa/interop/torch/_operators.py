@@ -15,7 +15,7 @@ import sdpa
 from sdpa import _arguments, _table, _warnings
 from sdpa._table import DIFFERENTIABLE, DIFFERENTIABLE_OPTIONS
 from sdpa.interop.torch._arrays import to_array, to_tensor
-from sdpa.interop.torch._layout import empty_rows_of_heads, rows_of_heads
+from sdpa.interop.torch._layout import empty_rows_of_heads, forward_like, rows_of_heads
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -48,7 +48,7 @@ N_DIFFERENTIABLE = len(DIFFERENTIABLE)
 # Gradients exist for the first ones; the other operands are constants.
 OPERANDS = (*DIFFERENTIABLE, *_table.CONSTANTS, "seed")
 OPTIONS = tuple(_OPTION_TYPES)
-_LIKE_QUERY = OPTIONS.index("like_query")
+_LIKE_QUERY, _QUIET = map(OPTIONS.index, ("like_query", "quiet"))
 ARGUMENTS = (*OPERANDS, *OPTIONS)
 
 _ROWS = {"out": "Tensor", "lse": "Tensor"}
@@ -145,13 +145,13 @@ def gradients(found: Any, names: Sequence[str], like: Sequence[Any]) -> Tensors:
 def _forward(*args: Any) -> Tensors:
     _, operands, options = split(args)
     arrays, keywords = keywords_of(operands, options)
-    out = None
-    if options[_LIKE_QUERY]:
-        out = torch.empty_like(operands[0])
-        keywords["out"] = to_array(out)
-    with _warnings.silenced(options[OPTIONS.index("quiet")]):
-        found, lse = sdpa.attention_forward(*arrays, **keywords)
-    return to_tensor(found) if out is None else out, to_tensor(lse)
+    with _warnings.silenced(options[_QUIET]):
+        if options[_LIKE_QUERY]:
+            out, lse = forward_like(operands[0], *arrays, **keywords)
+        else:
+            array, lse = sdpa.attention_forward(*arrays, **keywords)
+            out = to_tensor(array)
+    return out, to_tensor(lse)
 
 
 def _weights(stage: Any, *args: Any) -> torch.Tensor:
@@ -267,14 +267,14 @@ def _fake_double_backward(*args: Any) -> Tensors:
     return fake_gradients(needs, (grad_out, *operands[:N_DIFFERENTIABLE]))
 
 
-_KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "attention_forward": (_forward, fake_forward),
     "attention_weights": (_weights, _fake_weights),
     "attention_backward": (_backward, _fake_backward),
     "attention_jvp": (_jvp, _fake_jvp),
     "attention_double_backward": (_double_backward, _fake_double_backward),
 }
-for _name, (_kernel, _fake) in _KERNELS.items():
+for _name, (_kernel, _fake) in KERNELS.items():
     LIBRARY.impl(_name, _kernel, "CPU")
     torch.library.register_fake(f"sdpa::{_name}", _fake, lib=LIBRARY)
 

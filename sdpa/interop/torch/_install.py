@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 import sdpa
 from sdpa import _warnings
 from sdpa.interop.torch._arrays import to_array, to_tensor
+from sdpa.interop.torch._layers import Layers
 from sdpa.interop.torch._layout import forward_like, rows_of_heads
 
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
@@ -25,6 +26,14 @@ class _Replacement:
 
     library: torch.library.Library
     half: bool
+    layers: Layers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.layers = Layers(self.takes)
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether tensors of this kind are computed by sdpa."""
+        return x.is_cpu and (self.half or x.dtype not in _16_BITS)
 
     def put(self, name: str, ours: Callable[..., Any]) -> None:
         """Put our kernel in front of PyTorch's of this name."""
@@ -145,6 +154,9 @@ def install(*, half: bool = False) -> Installation:
     tensors without exactly four axes, dropout, masks that need a gradient, d_v != d_k and vmap, and
     still refuses forward mode and second derivatives of the fused kernel.
 
+    `torch.nn.MultiheadAttention` and the layers made of it run on sdpa also where they return their
+    weights, which are 0 in rows without keys, and in evaluation: their fast path is switched off.
+
     On CPUs with AMX PyTorch multiplies bfloat16 and float16 in tiles, several times as fast as
     sdpa's vectors. There these types stay with PyTorch unless `half` is True.
 
@@ -203,4 +215,6 @@ def uninstall() -> None:
     >>> uninstall()
     """
     while _installed:
-        _installed.pop().library._destroy()
+        replacement = _installed.pop()
+        replacement.library._destroy()
+        replacement.layers.undo()

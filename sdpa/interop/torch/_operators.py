@@ -203,7 +203,7 @@ def _double_backward(*args: Any) -> Tensors:
     return gradients(found, names, (grad_out, *operands[:N_DIFFERENTIABLE]))
 
 
-def _shape(operands: Sequence[Any], options: Sequence[Any]) -> tuple[int, ...]:
+def shape_of(operands: Sequence[Any], options: Sequence[Any]) -> tuple[int, ...]:
     """(..., heads, Lq) of the result."""
     query, key, value = operands[: len(_table.OPERANDS)]
     enable_gqa = options[OPTIONS.index("enable_gqa")]
@@ -224,7 +224,7 @@ def _shape(operands: Sequence[Any], options: Sequence[Any]) -> tuple[int, ...]:
 def fake_forward(*args: Any) -> Tensors:
     _, operands, options = split(args)
     query, _, value = operands[: len(_table.OPERANDS)]
-    shape = _shape(operands, options)
+    shape = shape_of(operands, options)
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     lse = query.new_empty(shape, dtype=wide)
     if options[_LIKE_QUERY]:
@@ -237,7 +237,7 @@ def _fake_weights(stage: str, *args: Any) -> torch.Tensor:
     _, operands, options = split(args)
     query, key, _, *others = operands
     n_k = key.shape[-2 if operands[OPERANDS.index("cu_seqlens_q")] is None else 0]
-    return query.new_empty((*_shape((query, key, key, *others), options), n_k))
+    return query.new_empty((*shape_of((query, key, key, *others), options), n_k))
 
 
 def fake_gradients(needs: Sequence[bool], like: Sequence[Any]) -> Tensors:

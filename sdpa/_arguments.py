@@ -22,6 +22,7 @@ from sdpa import _core
 from sdpa._arrays import Array, native
 
 Choice = TypeVar("Choice", bound=str)
+Shape = tuple[int, ...]
 Integers = NDArray[np.int64]
 Window = tuple[int | None, int | None]
 Alignment = Literal["none", "upper_left", "lower_right"]
@@ -69,6 +70,37 @@ _ARRAYS = {
     if axes and axes != "s"
 }
 _NUMBER = (numbers.Number, str)  # a string is refused where the number is read
+
+
+def checked_rows(name: str, x: Array, axes: str) -> None:
+    """Raise a ValueError for an array of fewer than two axes, of which `axes` are the last."""
+    if x.ndim < 2:
+        remedy = f"; write {name}[None]" if x.ndim else ""
+        raise ValueError(
+            f"{name}: expected at least two axes, (..., {axes}), got {x.shape}{remedy}"
+        )
+
+
+def checked_broadcast(name: str, own: Shape, shape: Shape) -> None:
+    """Raise a ValueError for a shape that does not broadcast to another, with an index that helps.
+
+    The index adds axes behind the first ones.
+    """
+    if _broadcasts(own, shape):
+        return
+    remedy, added = "", len(shape) - len(own)
+    for lead in range(len(own), 0, -1):
+        if added > 0 and _broadcasts(own[:lead] + (1,) * added + own[lead:], shape):
+            index = [":"] * lead + ["None"] * added + [":"] * (len(own) - lead)
+            remedy = f"; write {name}[{', '.join(index)}]"
+    raise ValueError(f"{name}: expected a shape that broadcasts to {shape}, got {own}{remedy}")
+
+
+def _broadcasts(own: Shape, shape: Shape) -> bool:
+    try:
+        return np.broadcast_shapes(own, shape) == shape
+    except ValueError:
+        return False
 
 
 def checked_float(name: str, x: Array) -> None:

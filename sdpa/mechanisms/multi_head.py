@@ -17,6 +17,7 @@ from sdpa._arguments import (
     arrays,
     checked_needs,
     checked_options,
+    checked_rows,
     converted,
 )
 from sdpa._arrays import (
@@ -494,10 +495,7 @@ class MultiHeadAttention:
         return given, x, source, checked
 
     def _check_input(self, name: str, x: Array, width: int) -> None:
-        if x.ndim < 2:
-            raise ValueError(
-                f"{name}: expected at least two axes, (..., L, {width}), got {x.shape}"
-            )
+        checked_rows(name, x, f"L, {width}")
         if x.shape[-1] != width:
             raise ValueError(f"{name}: expected (..., L, {width}), got {x.shape}")
         if native(x.dtype) != self.dtype:

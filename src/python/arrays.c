@@ -259,6 +259,29 @@ int sdpa_type_number(PyObject *module, sdpa_dtype dtype) {
     return atomic_load_explicit(&sdpa_state_of(module)->bf16, memory_order_relaxed);
 }
 
+bool sdpa_broadcast_behind(const npy_intp *sizes, int n_sizes, int lead, const npy_intp *shape, int n) {
+    const int added = n - n_sizes;
+    for (int i = 0; i < n_sizes && added >= 0; i++) {
+        if (sizes[i] != 1 && sizes[i] != shape[i < lead ? i : i + added]) return false;
+    }
+    return added >= 0;
+}
+
+int sdpa_suggest_axes(const char *name, PyArrayObject *a, const npy_intp *shape, int n) {
+    const int nd = PyArray_NDIM(a);
+    int lead = 1;
+    while (lead <= nd && !sdpa_broadcast_behind(PyArray_DIMS(a), nd, lead, shape, n)) lead++;
+    if (nd >= n || lead > nd) return 0;
+    char index[8 * NPY_MAXDIMS] = ":";
+    size_t used = 1;
+    for (int i = 1; i < n; i++) {
+        const bool own = i < lead || i >= lead + n - nd;
+        used += (size_t)PyOS_snprintf(index + used, sizeof index - used, own ? ", :" : ", None");
+    }
+    sdpa_add_remedy("; write %s[%s]", name, index);
+    return lead;
+}
+
 char *sdpa_data(PyArrayObject *a) {
     static double nothing; /* never read or written */
     char *data = PyArray_DATA(a);

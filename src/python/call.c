@@ -241,9 +241,9 @@ int sdpa_call_set_axes(sdpa_call *call) {
 static int set_sizes(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     PyArrayObject *q = call->arrays[NAME_query], *k = call->arrays[NAME_key], *v = call->arrays[NAME_value];
-    if (PyArray_NDIM(q) < 2) return sdpa_raise_shape("query", q, "at least two axes, (..., Lq, d_k)");
-    if (PyArray_NDIM(k) < 2) return sdpa_raise_shape("key", k, "at least two axes, (..., Lk, d_k)");
-    if (v && PyArray_NDIM(v) < 2) return sdpa_raise_shape("value", v, "at least two axes, (..., Lk, d_v)");
+    if (PyArray_NDIM(q) < 2) return sdpa_raise_rows("query", q, "at least two axes, (..., Lq, d_k)");
+    if (PyArray_NDIM(k) < 2) return sdpa_raise_rows("key", k, "at least two axes, (..., Lk, d_k)");
+    if (v && PyArray_NDIM(v) < 2) return sdpa_raise_rows("value", v, "at least two axes, (..., Lk, d_v)");
     p->n_q = size_from_end(q, 2);
     p->d_k = size_from_end(q, 1);
     p->n_k = size_from_end(k, 2);
@@ -297,24 +297,18 @@ static int set_packed_sizes(sdpa_call *call) {
 
 /* ------------------------------------------------------------------------------------ masks */
 
-/* Whether the last axes of `a` broadcast to `shape`. */
-static bool broadcasts_to(PyArrayObject *a, const npy_intp *shape, int n) {
-    int lead = n - PyArray_NDIM(a);
-    for (int i = 0; i < PyArray_NDIM(a) && lead >= 0; i++) {
-        if (PyArray_DIM(a, i) != 1 && PyArray_DIM(a, i) != shape[lead + i]) return false;
-    }
-    return lead >= 0;
-}
-
 /* Points t at an argument that broadcasts to (..., heads, Lq, Lk). */
 static int set_pairs(sdpa_call *call, sdpa_tensor *t, const char *name, PyArrayObject *a, sdpa_dtype dtype) {
     if (call->packed) return sdpa_raise_shape(name, a, "None with cu_seqlens_q");
     npy_intp shape[NPY_MAXDIMS];
     memcpy(shape, call->shape, sizeof *shape * (size_t)call->nd);
     shape[call->nd - 1] = call->problem.n_k;
-    if (!broadcasts_to(a, shape, call->nd)) {
+    if (!sdpa_broadcasts_to(a, shape, call->nd)) {
         char text[SDPA_SHAPE_SIZE];
-        return sdpa_raise_shape(name, a, "a shape that broadcasts to %s", sdpa_shape_text(text, "", shape, call->nd));
+        sdpa_raise_shape(name, a, "a shape that broadcasts to %s", sdpa_shape_text(text, "", shape, call->nd));
+        const bool of_keys = sdpa_suggest_axes(name, a, shape, call->nd) == PyArray_NDIM(a) - 1 && PyArray_NDIM(a) > 1;
+        if (!of_keys || !call->n_batch_axes || call->options.where & IN(TORCH)) return -1;
+        return sdpa_add_remedy(", or key_lengths= for keys that are padded at the end");
     }
     sdpa_call_set(call, t, a, dtype, 2, shape + call->nd - 2, true);
     return 0;
@@ -412,10 +406,15 @@ static int set_per_head(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument
     if (!sdpa_is_float(dtype)) return sdpa_raise_dtype(name, a, "float16, bfloat16, float32 or float64");
     const npy_intp one_head[] = {1}, *shape = call->nd > 2 ? call->shape : one_head;
     int n = call->nd > 2 ? call->nd - 2 : 1;
-    if (!broadcasts_to(a, shape, n)) {
+    if (!sdpa_broadcasts_to(a, shape, n)) {
         char text[SDPA_SHAPE_SIZE];
-        return sdpa_raise_shape(name, a, "a shape that broadcasts to (..., heads), %s",
-                                sdpa_shape_text(text, "", shape, n));
+        sdpa_raise_shape(name, a, "a shape that broadcasts to (..., heads), %s", sdpa_shape_text(text, "", shape, n));
+        const int nd = PyArray_NDIM(a) - 2;
+        const bool of_pairs = nd > 0 && size_from_end(a, 1) * size_from_end(a, 2) == 1 &&
+                              sdpa_broadcast_behind(PyArray_DIMS(a), nd, 0, shape, n);
+        if (of_pairs) return sdpa_add_remedy("; write %s[..., 0, 0]", name);
+        sdpa_suggest_axes(name, a, shape, n);
+        return -1;
     }
     if (check_range(call, argument, a) < 0) return -1;
     sdpa_call_set(call, t, a, (sdpa_dtype)dtype, 0, NULL, true);
@@ -425,10 +424,12 @@ static int set_per_head(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument
 static int check_integers(sdpa_call *call, const char *name, const sdpa_integers *integers) {
     const npy_intp n_sequences = call->problem.n_sequences, *shape = call->packed ? &n_sequences : call->shape;
     const int n = call->packed ? 1 : call->n_batch_axes;
-    if (!integers->array || broadcasts_to(integers->array, shape, n)) return 0;
+    if (!integers->array || sdpa_broadcasts_to(integers->array, shape, n)) return 0;
     char text[SDPA_SHAPE_SIZE];
-    return sdpa_raise_shape(name, integers->array, "one integer, or a shape that broadcasts to the %s, %s",
-                            call->packed ? "sequences" : "axes before heads", sdpa_shape_text(text, "", shape, n));
+    sdpa_raise_shape(name, integers->array, "one integer, or a shape that broadcasts to the %s, %s",
+                     call->packed ? "sequences" : "axes before heads", sdpa_shape_text(text, "", shape, n));
+    if (call->packed || call->nd != 3 || !sdpa_broadcasts_to(integers->array, call->shape, 1)) return -1;
+    return sdpa_add_remedy("; of three axes the first is heads, so a batch of one head is x[:, None]");
 }
 
 static int check_lengths(const sdpa_call *call) {

@@ -73,7 +73,7 @@ static int check_all(PyObject *module, PyObject *outs, PyObject *lses) {
     PyArrayObject *first = part(outs, 0);
     int nd = PyArray_NDIM(first), dtype = sdpa_dtype_of(module, first);
     if (!sdpa_is_float(dtype)) return sdpa_raise_dtype("outs[0]", first, "float16, bfloat16, float32 or float64");
-    if (nd < 2) return sdpa_raise_shape("outs[0]", first, "at least two axes, (..., Lq, d_v)");
+    if (nd < 2) return sdpa_raise_rows("outs[0]", first, "at least two axes, (..., Lq, d_v)");
     const npy_intp *shape = PyArray_DIMS(first);
     if (check_parts(module, "outs", outs, (sdpa_dtype)dtype, shape, nd) < 0) return -1;
     return check_parts(module, "lses", lses, sdpa_lse_dtype((sdpa_dtype)dtype), shape, nd - 1);

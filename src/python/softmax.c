@@ -262,8 +262,10 @@ static int set_where(call *c) {
     }
     if (!fits) {
         char shape[SDPA_SHAPE_SIZE];
-        return sdpa_raise_shape("where", where, "a shape that broadcasts to %s of x",
-                                sdpa_shape_text(shape, "", PyArray_DIMS(c->x.array), ndim));
+        sdpa_raise_shape("where", where, "a shape that broadcasts to %s of x",
+                         sdpa_shape_text(shape, "", PyArray_DIMS(c->x.array), ndim));
+        sdpa_suggest_axes("where", where, PyArray_DIMS(c->x.array), ndim);
+        return -1;
     }
     sdpa_softmax_view *view = set_buffer(c, SDPA_SOFTMAX_WHERE, where, SDPA_BOOL);
     for (int i = 0; i < c->axes.n_kept; i++) view->stride[i] = stride[c->axes.kept[i]];

@@ -20,6 +20,9 @@ INTEGER_MASK = (
 CAUSAL = "is_causal: expected False, True, 'upper_left' or 'lower_right', got "
 PER_ENTRY = "expected one integer, or a shape that broadcasts to the axes before heads, (2,), got "
 
+THREE_AXES = {"query": ones(2, 5, 8), "key": ones(2, 7, 8), "value": ones(2, 7, 3)}
+BATCH = "; of three axes the first is heads, so a batch of one head is x[:, None]"
+
 HEADS = "expected a shape that broadcasts to (..., heads), (2, 4), got "
 SEED = "rng: expected an int from 0 to 2^64 - 1"
 
@@ -69,7 +72,7 @@ MOST_SCALE = float(MOST) / 1.4426950408889634  # kernels take it in units of log
 OPERANDS = {
     "query axes": (
         ValueError,
-        "query: expected at least two axes, (..., Lq, d_k), got (8,)",
+        "query: expected at least two axes, (..., Lq, d_k), got (8,); write query[None]",
         {"query": ones(8)},
     ),
     "key axes": (
@@ -79,7 +82,7 @@ OPERANDS = {
     ),
     "value axes": (
         ValueError,
-        "value: expected at least two axes, (..., Lk, d_v), got (3,)",
+        "value: expected at least two axes, (..., Lk, d_v), got (3,); write value[None]",
         {"value": ones(3)},
     ),
     "d_k": (
@@ -161,7 +164,18 @@ OPERANDS = {
         {"query": ones(5, 8, dtype=ml_dtypes.float8_e4m3)},
     ),
     "mask batch": (ValueError, BROADCAST + "(3, 1, 5, 7)", {"attn_mask": ones(3, 1, 5, 7)}),
-    "mask heads": (ValueError, BROADCAST + "(2, 5, 7)", {"attn_mask": ones(2, 5, 7)}),
+    "mask heads": (ValueError, BROADCAST + "(3, 5, 7)", {"attn_mask": ones(3, 5, 7)}),
+    "mask batch and rows": (
+        ValueError,
+        BROADCAST + "(2, 5, 7); write attn_mask[:, None, :, :]",
+        {"attn_mask": ones(2, 5, 7)},
+    ),
+    "padding of three axes": (
+        ValueError,
+        "attn_mask: expected a shape that broadcasts to (2, 5, 7), got (2, 7); "
+        "write attn_mask[:, None, :]",
+        THREE_AXES | {"attn_mask": ones(2, 7, dtype=bool)},
+    ),
     "mask rows": (ValueError, BROADCAST + "(4, 7)", {"attn_mask": ones(4, 7)}),
     "mask columns": (ValueError, BROADCAST + "(5, 8)", {"attn_mask": ones(5, 8)}),
     "mask columns, fewer": (ValueError, BROADCAST + "(5, 6)", {"attn_mask": ones(5, 6)}),
@@ -304,6 +318,52 @@ OPERANDS = {
 for name in ("query", "key", "value", "attn_mask", "key_lengths"):
     OPERANDS |= elsewhere(name)
 
+# Masks of keys, by functions that take key_lengths, too.
+PADDING = {
+    "padding mask": (
+        ValueError,
+        BROADCAST + "(2, 7); write attn_mask[:, None, None, :], or key_lengths= for keys that are "
+        "padded at the end",
+        {"attn_mask": ones(2, 7, dtype=bool)},
+    ),
+    "padding bias": (
+        ValueError,
+        BROADCAST + "(2, 7); write attn_mask[:, None, None, :], or key_lengths= for keys that are "
+        "padded at the end",
+        {"attn_mask": ones(2, 7)},
+    ),
+    "padding where": (
+        ValueError,
+        "where: expected a shape that broadcasts to (2, 4, 5, 7), got (2, 1); "
+        "write where[:, None, None, :], or key_lengths= for keys that are padded at the end",
+        {"where": np.ones((2, 1), bool)},
+    ),
+    "two batch axes, padding": (
+        ValueError,
+        "attn_mask: expected a shape that broadcasts to (6, 2, 4, 5, 7), got (6, 2, 7); write "
+        "attn_mask[:, :, None, None, :], or key_lengths= for keys that are padded at the end",
+        {"query": ones(6, 2, 4, 5, 8), "attn_mask": ones(6, 2, 7, dtype=bool)},
+    ),
+    "lengths of three axes": (
+        ValueError,
+        "key_lengths: expected one integer, or a shape that broadcasts to the axes before heads, "
+        f"(), got (2,){BATCH}",
+        THREE_AXES | {"key_lengths": [7, 3]},
+    ),
+    "offsets of three axes": (
+        ValueError,
+        "query_offset: expected one integer, or a shape that broadcasts to the axes before heads, "
+        f"(), got (2,){BATCH}",
+        THREE_AXES | {"query_offset": [7, 3], "is_causal": True},
+    ),
+    "lengths of two axes": (
+        ValueError,
+        "key_lengths: expected one integer, or a shape that broadcasts to the axes before heads, "
+        "(), got (2,)",
+        {"query": ones(5, 8), "key": ones(7, 8), "value": ones(7, 3), "key_lengths": [7, 3]},
+    ),
+}
+
 # Of functions whose scale may be an array, which those of additive attention are not.
 SCALES = {
     "scales out of range": (
@@ -318,6 +378,11 @@ SCALES = {
     ),
     "scales int": (TypeError, f"scale: expected {FLOATS}, got int64", {"scale": [1, 2, 3, 4]}),
     "scales heads": (ValueError, f"scale: {HEADS}(3,)", {"scale": ones(3)}),
+    "scales batch": (
+        ValueError,
+        f"scale: {HEADS}(2,); write scale[:, None]",
+        {"scale": ones(2)},
+    ),
     "where float": (
         TypeError,
         "where: expected bool (True = attend), got float64",
@@ -400,6 +465,11 @@ OPTIONS = {
     "sinks text": (TypeError, f"sinks: expected {FLOATS}, got <U1", {"sinks": "x"}),
     "sinks heads": (ValueError, f"sinks: {HEADS}(3,)", {"sinks": ones(3)}),
     "sinks batch": (ValueError, f"sinks: {HEADS}(3, 4)", {"sinks": ones(3, 4)}),
+    "sinks batch, one axis": (
+        ValueError,
+        f"sinks: {HEADS}(2,); write sinks[:, None]",
+        {"sinks": ones(2)},
+    ),
     "sinks axes": (ValueError, f"sinks: {HEADS}(1, 2, 4)", {"sinks": ones(1, 2, 4)}),
     "alibi int": (
         TypeError,
@@ -412,7 +482,16 @@ OPTIONS = {
         {"alibi_slopes": [None]},
     ),
     "alibi heads": (ValueError, f"alibi_slopes: {HEADS}(5,)", {"alibi_slopes": ones(5)}),
-    "alibi axes": (ValueError, f"alibi_slopes: {HEADS}(4, 1, 1)", {"alibi_slopes": ones(4, 1, 1)}),
+    "alibi axes": (
+        ValueError,
+        f"alibi_slopes: {HEADS}(4, 1, 1); write alibi_slopes[..., 0, 0]",
+        {"alibi_slopes": ones(4, 1, 1)},
+    ),
+    "alibi axes of other heads": (
+        ValueError,
+        f"alibi_slopes: {HEADS}(5, 1, 1)",
+        {"alibi_slopes": ones(5, 1, 1)},
+    ),
     "window -1": (
         ValueError,
         "window: expected bounds of at least 0, or None for no bound, got (-1, None)",
@@ -565,7 +644,10 @@ def taken(function, rows):
 
 
 TABLE = [
-    *((function, OPERANDS | DTYPES | OPTIONS | SCALES | rngs(function)) for function in ATTENTION),
+    *(
+        (function, OPERANDS | PADDING | DTYPES | OPTIONS | SCALES | rngs(function))
+        for function in ATTENTION
+    ),
     *((function, INVARIANT) for function in ATTENTION),
     (sdpa.scaled_dot_product_attention, OPERANDS | DTYPES),
 ]

@@ -148,7 +148,7 @@ MERGE = {
     ),
     "axes": (
         ValueError,
-        "outs[0]: expected at least two axes, (..., Lq, d_v), got (5,)",
+        "outs[0]: expected at least two axes, (..., Lq, d_v), got (5,); write outs[0][None]",
         {"outs": [ones(5)], "lses": [ones(5)]},
     ),
     "out dtype": (

@@ -1,14 +1,14 @@
 """Refusals of additive, cosine, bilinear and Shaw's attention."""
 
 import numpy as np
-from refusals.attention import DTYPES, MOST_SCALE, OPERANDS, OPTIONS, RANGE
+from refusals.attention import BATCH, DTYPES, MOST_SCALE, OPERANDS, OPTIONS, PADDING, RANGE
 from support.calls import ADDITIVE, BILINEAR, COSINE, F32, FLOATS, SHAW, ones
 from support.helpers import BFLOAT16
 from support.protocols import elsewhere
 
 import sdpa
 
-EVERY = OPERANDS | DTYPES | OPTIONS
+EVERY = OPERANDS | PADDING | DTYPES | OPTIONS
 WITHOUT_SCALE = {case: row for case, row in EVERY.items() if "scale" not in row[2]}
 # With another query, or last axis of key, the message is about the weight instead.
 WITHOUT_QUERY = {
@@ -16,6 +16,7 @@ WITHOUT_QUERY = {
     for case, row in EVERY.items()
     if "query" not in row[2] and case not in ("d_k", "string")
 }
+WITHOUT_WHERE = {case: row for case, row in EVERY.items() if "where" not in row[2]}
 # The operands of additive attention have no heads and one dtype.
 SCALARS = {"dropout_p", "is_causal", "rng", "scale", "softcap", "window", "workers"}
 WITHOUT_HEADS = {
@@ -27,6 +28,18 @@ WITHOUT_HEADS = {
 # case: (exception, message, changes to a valid call)
 ADDITIVE_ROWS = {
     **elsewhere("w_score"),
+    "padding mask": (
+        ValueError,
+        "attn_mask: expected a shape that broadcasts to (2, 5, 7), got (2, 7); "
+        "write attn_mask[:, None, :]",
+        {"attn_mask": ones(2, 7)},
+    ),
+    "lengths of three axes": (
+        ValueError,
+        "key_lengths: expected one integer, or a shape that broadcasts to the axes before heads, "
+        f"(), got (2,){BATCH}",
+        {"key_lengths": [7, 3]},
+    ),
     "Lk": (
         ValueError,
         "value: expected (..., 7, 3) to match key's rows 7, got (..., 6, 3)",
@@ -141,17 +154,17 @@ BILINEAR_ROWS = {
     ),
     "weight axes": (
         ValueError,
-        "weight: expected at least two axes, (..., d_q, d_k), got (8,)",
+        "weight: expected at least two axes, (..., d_q, d_k), got (8,); write weight[None]",
         {"weight": ones(8)},
     ),
     "query axes": (
         ValueError,
-        "query: expected at least two axes, (..., Lq, d_q), got (6,)",
+        "query: expected at least two axes, (..., Lq, d_q), got (6,); write query[None]",
         {"query": ones(6)},
     ),
     "key of one axis": (
         ValueError,
-        "key: expected at least two axes, (..., Lk, d_k), got (8,)",
+        "key: expected at least two axes, (..., Lk, d_k), got (8,); write key[None]",
         {"key": ones(8)},
     ),
     "weight heads": (
@@ -301,7 +314,7 @@ TABLE = [
     *((function, WITHOUT_HEADS | ADDITIVE_ROWS) for function in ADDITIVE),
     *((function, WITHOUT_SCALE | COSINE_ROWS | unknown("scale", "scope")) for function in COSINE),
     *((function, WITHOUT_QUERY | BILINEAR_ROWS) for function in BILINEAR),
-    *((function, EVERY | SHAW_ROWS | unknown("temperature")) for function in SHAW),
+    *((function, WITHOUT_WHERE | SHAW_ROWS | unknown("temperature")) for function in SHAW),
     (sdpa.additive_attention_backward, ADDITIVE_BACKWARD),
     (sdpa.shaw_attention_backward, SHAW_BACKWARD),
     *((function, misspelt(*names)) for function, names in MISSPELT.items()),

@@ -18,7 +18,7 @@ def rotary(x):
         f"{x} dtype": (TypeError, f"{x}: expected {FLOATS}, got int64", {x: X.astype(int)}),
         f"{x} axes": (
             ValueError,
-            f"{x}: expected at least two axes, (..., L, d), got (8,)",
+            f"{x}: expected at least two axes, (..., L, d), got (8,); write {x}[None]",
             {x: X[0, 0], "positions": [0]},
         ),
         "odd last axis": (
@@ -45,6 +45,12 @@ def rotary(x):
             ValueError,
             "positions: expected a shape that broadcasts to (2, 5), got (3, 1, 5)",
             {"positions": np.ones((3, 1, 5))},
+        ),
+        "positions of a batch": (
+            ValueError,
+            "positions: expected a shape that broadcasts to (2, 3, 5), got (2, 5); "
+            "write positions[:, None, :]",
+            {x: np.ones((2, 3, 5, 8)), "positions": np.ones((2, 5))},
         ),
         "positions bool": (
             TypeError,
@@ -202,7 +208,7 @@ T5_ATTENTION = {
     ),
     "key axes": (
         ValueError,
-        "key: expected at least two axes, (..., Lk, d_k), got (8,)",
+        "key: expected at least two axes, (..., Lk, d_k), got (8,); write key[None]",
         {"key": ones(8)},
     ),
 }
@@ -288,7 +294,11 @@ LAYERS = {
 FORWARD = {
     **elsewhere("x"),
     **elsewhere("context"),
-    "x axes": (ValueError, "x: expected at least two axes, (..., L, 8), got (8,)", {"x": ones(8)}),
+    "x axes": (
+        ValueError,
+        "x: expected at least two axes, (..., L, 8), got (8,); write x[None]",
+        {"x": ones(8)},
+    ),
     "x": (ValueError, "x: expected (..., L, 8), got (2, 5, 6)", {"x": ones(2, 5, 6)}),
     "x dtype": (
         TypeError,

@@ -39,8 +39,13 @@ PACKED = {
     ),
     "packed key axes": (
         ValueError,
-        "key: expected (total_k, heads, d_k) with cu_seqlens_k, got (7, 8)",
+        "key: expected (total_k, heads, d_k) with cu_seqlens_k, got (7, 8); write key[:, None]",
         packed(key=ones(7, 8)),
+    ),
+    "packed query of a batch": (
+        ValueError,
+        "query: expected (total_q, heads, d_k) with cu_seqlens_q, got (1, 5, 4, 8); write query[0]",
+        packed(query=ones(1, 5, 4, 8)),
     ),
     "packed value axes": (
         ValueError,

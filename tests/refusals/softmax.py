@@ -113,8 +113,19 @@ WHERE |= {
         f"where: expected a shape that broadcasts to (3, 4) of x, got {shape}",
         {"where": np.ones(shape, bool)},
     )
-    for shape in ((3,), (4, 3), (2, 4), (1, 3, 4), (0,), (5, 3, 4))
+    for shape in ((4, 3), (2, 4), (1, 3, 4), (0,), (5, 3, 4))
 }
+WHERE["where of rows"] = (
+    ValueError,
+    "where: expected a shape that broadcasts to (3, 4) of x, got (3,); write where[:, None]",
+    {"where": np.ones(3, bool)},
+)
+WHERE["where of keys"] = (
+    ValueError,
+    "where: expected a shape that broadcasts to (2, 3, 5, 7) of x, got (2, 7); "
+    "write where[:, None, None, :]",
+    {"x": ones(2, 3, 5, 7), "where": np.ones((2, 7), bool)},
+)
 WHERE |= elsewhere("where")
 WHERE["where of a column"] = (
     ValueError,

@@ -105,7 +105,8 @@ def _broadcasts(own: Shape, shape: Shape) -> bool:
 
 def checked_float(name: str, x: Array) -> None:
     """Raise a TypeError for a dtype that the kernels do not accept."""
-    _check_dtype(name, x.dtype, x.dtype)
+    is_real = x.dtype.kind in "iuf"
+    _check_dtype(name, x.dtype, x.dtype, f"; write {name}.astype(np.float32)" if is_real else "")
 
 
 def float_dtype(name: str, value: DTypeLike) -> np.dtype[Any]:
@@ -118,9 +119,11 @@ def float_dtype(name: str, value: DTypeLike) -> np.dtype[Any]:
     return cast(np.dtype[Any], dtype)
 
 
-def _check_dtype(name: str, dtype: np.dtype[Any] | None, got: object) -> None:
+def _check_dtype(name: str, dtype: np.dtype[Any] | None, got: object, remedy: str = "") -> None:
     if dtype is None or dtype.name not in ("float16", "bfloat16", "float32", "float64"):
-        raise TypeError(f"{name}: expected float16, bfloat16, float32 or float64, got {got}")
+        raise TypeError(
+            f"{name}: expected float16, bfloat16, float32 or float64, got {got}{remedy}"
+        )
 
 
 def checked_options(

@@ -125,7 +125,7 @@ static void check_types(const sdpa_problem *p, sdpa_pass pass) {
            (any && (p->o.dtype == SDPA_F32 || sdpa_is_narrow(p->o.dtype))));
     assert(!p->lse.data || p->lse.dtype == wide);
     assert(!p->dlse.data || p->dlse.dtype == wide);
-    assert(!p->mask.data || p->mask.dtype == SDPA_BOOL || p->mask.dtype == SDPA_F32 || p->mask.dtype == p->dtype);
+    assert(!p->mask.data || p->mask.dtype != SDPA_I64);
     assert(!p->where.data || (p->mask.data && p->where.dtype == SDPA_BOOL));
     assert(!p->offset.data || p->offset.dtype == SDPA_I64);
     assert(!p->key_length.data || p->key_length.dtype == SDPA_I64);

@@ -262,7 +262,10 @@ def _projected_shape(query: Array, key: Array, weight: Array) -> Array:
     ):
         checked_rows(name, x, text)
     if native(weight.dtype) != native(query.dtype):
-        raise TypeError(f"weight: expected query's dtype {query.dtype}, got {weight.dtype}")
+        raise TypeError(
+            f"weight: expected query's dtype {query.dtype}, got {weight.dtype}; "
+            "write weight.astype(query.dtype)"
+        )
     d_q, d_k = query.shape[-1], key.shape[-1]
     if weight.shape[-2:] != (d_q, d_k):
         raise ValueError(

@@ -355,8 +355,9 @@ class MultiHeadAttention:
         # Put length before heads, so that heads lie side by side for the last product.
         heads_out = np.empty((*lead, rows[-1], self.heads, self.d_v), query.dtype)
         heads_out, lse = _core.attention_forward(
-            query, key, value, **widened_options(checked), out=np.swapaxes(heads_out, -3, -2)
-        )
+            query, key, value, out=np.swapaxes(heads_out, -3, -2),
+            **widened_options(checked, self.dtype),
+        )  # fmt: skip
         with np.errstate(all="ignore"):
             out = cast(Array, rounded(_product(_merged(heads_out), widen(given["w_out"])), x))
         own = None if context is None else source
@@ -409,7 +410,10 @@ class MultiHeadAttention:
         if grad_out.shape != shape:
             raise ValueError(f"grad_out: expected {shape}, got {grad_out.shape}")
         if native(grad_out.dtype) != native(x.dtype):
-            raise TypeError(f"grad_out: expected {x.dtype}, got {grad_out.dtype}")
+            raise TypeError(
+                f"grad_out: expected {x.dtype}, got {grad_out.dtype}; "
+                "write grad_out.astype(x.dtype)"
+            )
         inner = ("query", "key", "value", *(n for n in ("attn_mask", "sinks") if n in needs))
         with np.errstate(all="ignore"):
             grad = widen(grad_out)
@@ -417,7 +421,7 @@ class MultiHeadAttention:
             by_heads = _product(grad, widen(given["w_out"]).T).reshape(heads_shape)
             g = _core.attention_backward(
                 np.swapaxes(by_heads, -3, -2), saved.query, saved.key, saved.value, saved.out,
-                saved.lse, **widened_options(saved.options), needs=inner,
+                saved.lse, **widened_options(saved.options, self.dtype), needs=inner,
             )  # fmt: skip
             parameters, grad_x, grad_context = self._backward_projections(saved, grad, g)
         mask = saved.options.get("attn_mask")
@@ -453,7 +457,7 @@ class MultiHeadAttention:
         function = self.attention_weights
         given, x, source, checked = self._checked(function, x, context, parameters, options)
         query, key, _ = self._project(given, x, source)
-        weights = _core.attention_weights(query, key, **widened_options(checked))
+        weights = _core.attention_weights(query, key, **widened_options(checked, self.dtype))
         return cast(Array, rounded(weights, x))
 
     # --------------------------------------------------------------------------- parts
@@ -499,7 +503,10 @@ class MultiHeadAttention:
         if x.shape[-1] != width:
             raise ValueError(f"{name}: expected (..., L, {width}), got {x.shape}")
         if native(x.dtype) != self.dtype:
-            raise TypeError(f"{name}: expected the layer's dtype {self.dtype}, got {x.dtype}")
+            raise TypeError(
+                f"{name}: expected the layer's dtype {self.dtype}, got {x.dtype}; "
+                f"write {name}.astype(layer.dtype)"
+            )
 
     def _checked_parameters(self, parameters: Mapping[str, ArrayLike]) -> dict[str, Array]:
         shapes = self._shapes()

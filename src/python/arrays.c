@@ -233,6 +233,21 @@ int sdpa_dtype_of(PyObject *module, PyArrayObject *a) {
     }
 }
 
+bool sdpa_is_real(PyObject *module, PyArrayObject *a) {
+    return PyArray_ISINTEGER(a) || PyArray_ISFLOAT(a) || sdpa_dtype_of(module, a) == SDPA_BF16;
+}
+
+int sdpa_suggest_type(PyObject *module, const char *name, PyArrayObject *a, const char *type) {
+    return sdpa_is_real(module, a) ? sdpa_add_remedy("; write %s.astype(%s)", name, type) : -1;
+}
+
+int sdpa_suggest_common_type(const char *name, PyArrayObject *a, const char *other_name, PyArrayObject *other) {
+    const bool is_other = PyArray_TYPE(other) == NPY_DOUBLE, is_wide = is_other || PyArray_TYPE(a) == NPY_DOUBLE;
+    const char *wide = is_other ? other_name : name;
+    sdpa_add_remedy("; write %s.astype(%s.dtype)", wide, is_other ? name : other_name);
+    return is_wide ? sdpa_add_remedy(" if np.sqrt(d), a table or np.zeros made %s float64", wide) : -1;
+}
+
 const char *sdpa_dtype_text(sdpa_dtype dtype) {
     static const char *const names[] = {
         [SDPA_BOOL] = "bool",   [SDPA_F16] = "float16", [SDPA_BF16] = "bfloat16",

@@ -31,6 +31,13 @@ int sdpa_settle(PyArrayObject **array, bool view);
 int sdpa_dtype_of(PyObject *module, PyArrayObject *a);
 /* Whether sdpa_dtype_of found a dtype that attention computes in. */
 static inline bool sdpa_is_float(int dtype) { return dtype >= SDPA_F16 && dtype <= SDPA_F64; }
+/* Whether its elements are integers or floating numbers, of any size. */
+bool sdpa_is_real(PyObject *module, PyArrayObject *a);
+/* For an array of another dtype than is wanted: appends the conversion to `type`, an expression, if it holds real
+ * numbers. Returns -1. */
+int sdpa_suggest_type(PyObject *module, const char *name, PyArrayObject *a, const char *type);
+/* For arrays that should have one dtype: appends the conversion, which is that of a float64 array. Returns -1. */
+int sdpa_suggest_common_type(const char *name, PyArrayObject *a, const char *other_name, PyArrayObject *other);
 const char *sdpa_dtype_text(sdpa_dtype dtype);
 /* NumPy's type number of `dtype`. SDPA_BF16 has one only after sdpa_dtype_of has returned it. */
 int sdpa_type_number(PyObject *module, sdpa_dtype dtype);

@@ -156,7 +156,9 @@ static void set_integers(sdpa_call *call, sdpa_tensor *t, PyArrayObject *array, 
 /* The dtype of an operand of the call; -1 and an exception if no kernel computes with it. */
 static int operand_dtype(const sdpa_call *call, const char *name, PyArrayObject *a) {
     const int dtype = sdpa_dtype_of(call->module, a);
-    return sdpa_is_float(dtype) ? dtype : sdpa_raise_dtype(name, a, "float16, bfloat16, float32 or float64");
+    if (sdpa_is_float(dtype)) return dtype;
+    sdpa_raise_dtype(name, a, "float16, bfloat16, float32 or float64");
+    return sdpa_suggest_type(call->module, name, a, PyArray_ISFLOAT(a) ? "np.float64" : "np.float32");
 }
 
 /* Sets the dtypes of queries, keys and values: one for all three, or a 16-bit one of keys and values beside float32. */
@@ -170,11 +172,13 @@ static int set_dtypes(sdpa_call *call) {
     p->k.dtype = p->v.dtype = (sdpa_dtype)k;
     const bool may_differ = q == SDPA_F32 && !(call->options.where & IN_ADDITIVES);
     if (k != q && !(may_differ && sdpa_is_narrow(p->k.dtype))) {
-        return sdpa_raise_dtype("key", a[NAME_key],
-                                may_differ ? "query's dtype %S, float16 or bfloat16" : "query's dtype %S",
-                                PyArray_DESCR(a[NAME_query]));
+        sdpa_raise_dtype("key", a[NAME_key], may_differ ? "query's dtype %S, float16 or bfloat16" : "query's dtype %S",
+                         PyArray_DESCR(a[NAME_query]));
+        return sdpa_suggest_common_type("key", a[NAME_key], "query", a[NAME_query]);
     }
-    return v == k ? 0 : sdpa_raise_dtype("value", a[NAME_value], "key's dtype %S", PyArray_DESCR(a[NAME_key]));
+    if (v == k) return 0;
+    sdpa_raise_dtype("value", a[NAME_value], "key's dtype %S", PyArray_DESCR(a[NAME_key]));
+    return sdpa_suggest_common_type("value", a[NAME_value], "key", a[NAME_key]);
 }
 
 static npy_intp size_from_end(PyArrayObject *a, int i) {
@@ -320,7 +324,8 @@ static int set_where(sdpa_call *call) {
     PyArrayObject *where = call->arrays[NAME_where];
     if (!where) return 0;
     if (sdpa_dtype_of(call->module, where) != SDPA_BOOL) {
-        return sdpa_raise_dtype("where", where, "bool (True = attend)");
+        sdpa_raise_dtype("where", where, "bool (True = attend)");
+        return sdpa_is_real(call->module, where) ? sdpa_add_remedy("; write where != 0") : -1;
     }
     return set_pairs(call, p->mask.data ? &p->where : &p->mask, "where", where, SDPA_BOOL);
 }
@@ -329,17 +334,13 @@ static int set_mask(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     PyArrayObject *mask = call->arrays[NAME_attn_mask];
     if (!mask) return 0;
-    int dtype = sdpa_dtype_of(call->module, mask);
-    if (dtype != SDPA_BOOL && dtype != SDPA_F32 && dtype != (int)p->dtype) {
-        const char *own = sdpa_dtype_text(p->dtype);
-        if (!PyArray_ISINTEGER(mask)) {
-            return sdpa_raise_dtype("attn_mask", mask, "bool, float32 or query's dtype %s", own);
-        }
-        PyErr_Format(PyExc_TypeError,
-                     "attn_mask: expected bool (True = attend) or, to be added to the scores, %s, got %S; write "
-                     "attn_mask != 0 for a mask of ones and zeros, attn_mask.astype(query.dtype) for a bias",
-                     own, PyArray_DESCR(mask));
-        return -1;
+    const int dtype = sdpa_dtype_of(call->module, mask);
+    if (dtype != SDPA_BOOL && !sdpa_is_float(dtype)) {
+        sdpa_raise_dtype("attn_mask", mask,
+                         "bool (True = attend) or, to be added to the scores, float16, bfloat16, float32 or float64");
+        if (!PyArray_ISINTEGER(mask)) return -1;
+        return sdpa_add_remedy("; write attn_mask != 0 for a mask of ones and zeros, attn_mask.astype(query.dtype) for "
+                               "a bias");
     }
     return set_pairs(call, &p->mask, "attn_mask", mask, (sdpa_dtype)dtype);
 }
@@ -402,8 +403,8 @@ static int set_per_head(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument
     PyArrayObject *a = call->arrays[argument];
     if (!a) return 0;
     const char *name = sdpa_name_text(argument);
-    int dtype = sdpa_dtype_of(call->module, a);
-    if (!sdpa_is_float(dtype)) return sdpa_raise_dtype(name, a, "float16, bfloat16, float32 or float64");
+    const int dtype = operand_dtype(call, name, a);
+    if (dtype < 0) return -1;
     const npy_intp one_head[] = {1}, *shape = call->nd > 2 ? call->shape : one_head;
     int n = call->nd > 2 ? call->nd - 2 : 1;
     if (!sdpa_broadcasts_to(a, shape, n)) {

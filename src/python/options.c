@@ -126,7 +126,8 @@ static int read_integers(PyObject *module, const char *name, PyObject *value, sd
     }
     PyArrayObject *array = sdpa_array(module, name, value);
     if (!array) return -1;
-    if (!PyArray_ISINTEGER(array)) {
+    /* An empty list, which NumPy makes an array of float64, counts as integers. */
+    if (PyArray_SIZE(array) && !PyArray_ISINTEGER(array)) {
         PyErr_Format(PyExc_TypeError, "%s: expected integers, got %S", name, PyArray_DESCR(array));
     } else {
         /* This is a copy, because it is checked here and used later, while other Python threads may write to the

@@ -251,7 +251,10 @@ static int describe(call *c, sdpa_softmax_op op) {
 static int set_where(call *c) {
     PyArrayObject *where = c->where.given;
     if (!where) return 0;
-    if (PyArray_TYPE(where) != NPY_BOOL) return sdpa_raise_dtype("where", where, "bool");
+    if (PyArray_TYPE(where) != NPY_BOOL) {
+        sdpa_raise_dtype("where", where, "bool");
+        return sdpa_is_real(c->module, where) ? sdpa_add_remedy("; write where != 0") : -1;
+    }
     const int ndim = PyArray_NDIM(c->x.array), lead = ndim - PyArray_NDIM(where);
     npy_intp stride[NPY_MAXDIMS];
     bool fits = lead >= 0;
@@ -376,7 +379,8 @@ static int set_grad(call *c) {
                                 c->x.name);
     }
     if (c->grad.dtype != c->x.dtype) {
-        return sdpa_raise_dtype("grad", grad, "dtype %S of %s", PyArray_DESCR(x), c->x.name);
+        sdpa_raise_dtype("grad", grad, "dtype %S of %s", PyArray_DESCR(x), c->x.name);
+        return sdpa_add_remedy("; write grad.astype(%s.dtype)", c->x.name);
     }
     set_view(c, SDPA_SOFTMAX_G, grad, c->grad.dtype);
     return 0;
@@ -402,8 +406,9 @@ static int set_row_values(call *c, operand *o, int v) {
     }
     sdpa_dtype arithmetic = c->x.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
     if (!o->is_number && o->dtype != c->x.dtype && o->dtype != arithmetic) {
-        return sdpa_raise_dtype(o->name, o->array, "dtype %S of x or %s", PyArray_DESCR(c->x.array),
-                                sdpa_dtype_text(arithmetic));
+        sdpa_raise_dtype(o->name, o->array, "dtype %S of x or %s", PyArray_DESCR(c->x.array),
+                         sdpa_dtype_text(arithmetic));
+        return sdpa_add_remedy("; write %s.astype(x.dtype)", o->name);
     }
     set_row_view(c, v, o->array, o->dtype);
     return 0;

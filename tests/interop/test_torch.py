@@ -244,6 +244,24 @@ def test_forward_ad(rng):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["attn_mask", "sinks"])
+def test_masks_and_sinks_of_a_wider_type(rng, name):
+    """Results and tangents keep their type; gradients have their argument's."""
+    q, k, v = (normal(rng, 4, 6, 8).float() for _ in range(3))
+    x = normal(rng, *{"attn_mask": (6, 6), "sinks": (4,)}[name])
+
+    def f(x):
+        return tuple(interop.attention_forward(q, k, v, **{name: x}))
+
+    for results in func.jvp(f, (x,), (x.cos(),)):
+        assert [y.dtype for y in results] == [torch.float32] * 2
+    x.requires_grad_()
+    for y, expected in zip(f(x), f(x.detach().float()), strict=True):
+        torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6)
+        (grad,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+        assert grad.dtype == torch.float64
+
+
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5])
 def test_checkpoint(rng, dropout_p):
     """The forward is computed twice, with one pattern of dropout."""

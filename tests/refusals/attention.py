@@ -14,7 +14,7 @@ import sdpa
 GQA = "; enable_gqa=True lets groups of query heads share a key head"
 BROADCAST = "attn_mask: expected a shape that broadcasts to (2, 4, 5, 7), got "
 INTEGER_MASK = (
-    "attn_mask: expected bool (True = attend) or, to be added to the scores, float32, got {}; "
+    f"attn_mask: expected bool (True = attend) or, to be added to the scores, {FLOATS}, got {{}}; "
     "write attn_mask != 0 for a mask of ones and zeros, attn_mask.astype(query.dtype) for a bias"
 )
 CAUSAL = "is_causal: expected False, True, 'upper_left' or 'lower_right', got "
@@ -26,42 +26,58 @@ BATCH = "; of three axes the first is heads, so a batch of one head is x[:, None
 HEADS = "expected a shape that broadcasts to (..., heads), (2, 4), got "
 SEED = "rng: expected an int from 0 to 2^64 - 1"
 
+MADE = "if np.sqrt(d), a table or np.zeros made {} float64"
+
 # case: (exception, message, changes to a valid call)
 # Key and value may have 16 bits beside a float32 query, if they agree.
 DTYPES = {
     "key dtype": (
         TypeError,
-        "key: expected query's dtype float32, float16 or bfloat16, got float64",
+        "key: expected query's dtype float32, float16 or bfloat16, got float64; write "
+        f"key.astype(query.dtype) {MADE.format('key')}",
         {"key": ones(2, 4, 7, 8, dtype=np.float64)},
     ),
     "float16 keys, float64 query": (
         TypeError,
-        "key: expected query's dtype float64, got float16",
+        "key: expected query's dtype float64, got float16; write query.astype(key.dtype) "
+        f"{MADE.format('query')}",
         {"query": ones(2, 4, 5, 8, dtype=np.float64), "key": ones(2, 4, 7, 8, dtype=np.float16)},
     ),
     "float32 keys, float16 query": (
         TypeError,
-        "key: expected query's dtype float16, got float32",
+        "key: expected query's dtype float16, got float32; write key.astype(query.dtype)",
         {"query": ones(2, 4, 5, 8, dtype=np.float16)},
     ),
     "bfloat16 keys, float16 query": (
         TypeError,
-        "key: expected query's dtype float16, got bfloat16",
+        "key: expected query's dtype float16, got bfloat16; write key.astype(query.dtype)",
         {"query": ones(2, 4, 5, 8, dtype=np.float16), "key": ones(2, 4, 7, 8, dtype=BFLOAT16)},
+    ),
+    "float64 query": (
+        TypeError,
+        "key: expected query's dtype float64, got float32; write query.astype(key.dtype) "
+        f"{MADE.format('query')}",
+        {"query": ones(2, 4, 5, 8, dtype=np.float64)},
+    ),
+    "float64 value": (
+        TypeError,
+        "value: expected key's dtype float32, got float64; write value.astype(key.dtype) "
+        f"{MADE.format('value')}",
+        {"value": ones(2, 4, 7, 3, dtype=np.float64)},
     ),
     "value dtype": (
         TypeError,
-        "value: expected key's dtype float32, got bfloat16",
+        "value: expected key's dtype float32, got bfloat16; write value.astype(key.dtype)",
         {"value": ones(2, 4, 7, 3, dtype=BFLOAT16)},
     ),
     "float32 value of float16 keys": (
         TypeError,
-        "value: expected key's dtype float16, got float32",
+        "value: expected key's dtype float16, got float32; write value.astype(key.dtype)",
         {"key": ones(2, 4, 7, 8, dtype=np.float16)},
     ),
     "bfloat16 value of float16 keys": (
         TypeError,
-        "value: expected key's dtype float16, got bfloat16",
+        "value: expected key's dtype float16, got bfloat16; write value.astype(key.dtype)",
         {"key": ones(2, 4, 7, 8, dtype=np.float16), "value": ones(2, 4, 7, 3, dtype=BFLOAT16)},
     ),
 }
@@ -137,7 +153,7 @@ OPERANDS = {
     ),
     "int64": (
         TypeError,
-        f"query: expected {FLOATS}, got int64",
+        f"query: expected {FLOATS}, got int64; write query.astype(np.float32)",
         {"query": ones(2, 4, 5, 8, dtype=np.int64)},
     ),
     "bool": (TypeError, f"query: expected {FLOATS}, got bool", {"query": ones(5, 8, dtype=bool)}),
@@ -148,7 +164,7 @@ OPERANDS = {
     ),
     "longdouble": (
         TypeError,
-        f"value: expected {FLOATS}, got {np.dtype(np.longdouble)}",
+        f"value: expected {FLOATS}, got {np.dtype(np.longdouble)}; write value.astype(np.float64)",
         {"value": ones(2, 4, 7, 3, dtype=np.longdouble)},
     ),
     "object": (TypeError, f"query: expected {FLOATS}, got object", {"query": [[None]]}),
@@ -190,15 +206,11 @@ OPERANDS = {
         INTEGER_MASK.format("uint8"),
         {"attn_mask": ones(5, 7, dtype=np.uint8)},
     ),
-    "float64 mask": (
+    "complex mask": (
         TypeError,
-        "attn_mask: expected bool, float32 or query's dtype float32, got float64",
-        {"attn_mask": ones(5, 7, dtype=np.float64)},
-    ),
-    "float16 mask": (
-        TypeError,
-        "attn_mask: expected bool, float32 or query's dtype float32, got float16",
-        {"attn_mask": ones(5, 7, dtype=np.float16)},
+        f"attn_mask: expected bool (True = attend) or, to be added to the scores, {FLOATS}, got "
+        "complex64",
+        {"attn_mask": ones(5, 7, dtype=np.complex64)},
     ),
     "dropout above 1": (
         ValueError,
@@ -272,6 +284,7 @@ OPERANDS = {
         f"key_lengths: {PER_ENTRY}(3,)",
         {"key_lengths": [1, 2, 3]},
     ),
+    "no key_lengths": (ValueError, f"key_lengths: {PER_ENTRY}(0,)", {"key_lengths": []}),
     "key_lengths per head": (
         ValueError,
         f"key_lengths: {PER_ENTRY}(2, 4)",
@@ -376,7 +389,11 @@ SCALES = {
         f"scale: expected magnitudes up to {MOST_SCALE}, {RANGE}, got nan",
         {"scale": [1.0, np.nan, 1.0, 1.0]},
     ),
-    "scales int": (TypeError, f"scale: expected {FLOATS}, got int64", {"scale": [1, 2, 3, 4]}),
+    "scales int": (
+        TypeError,
+        f"scale: expected {FLOATS}, got int64; write scale.astype(np.float32)",
+        {"scale": [1, 2, 3, 4]},
+    ),
     "scales heads": (ValueError, f"scale: {HEADS}(3,)", {"scale": ones(3)}),
     "scales batch": (
         ValueError,
@@ -385,9 +402,15 @@ SCALES = {
     ),
     "where float": (
         TypeError,
-        "where: expected bool (True = attend), got float64",
+        "where: expected bool (True = attend), got float64; write where != 0",
         {"where": np.ones((5, 7))},
     ),
+    "where int": (
+        TypeError,
+        "where: expected bool (True = attend), got uint8; write where != 0",
+        {"where": np.ones((5, 7), np.uint8)},
+    ),
+    "where text": (TypeError, "where: expected bool (True = attend), got <U3", {"where": "yes"}),
     "where shape": (
         ValueError,
         "where: expected a shape that broadcasts to (2, 4, 5, 7), got (5, 6)",
@@ -454,12 +477,16 @@ OPTIONS = {
     ),
     "rng -1": (ValueError, f"{SEED}, got -1", {"rng": -1}),
     "rng 2^64": (ValueError, f"{SEED}, got {2**64}", {"rng": 2**64}),
-    "sinks int": (TypeError, f"sinks: expected {FLOATS}, got int64", {"sinks": [1, 2, 3, 4]}),
+    "sinks int": (
+        TypeError,
+        f"sinks: expected {FLOATS}, got int64; write sinks.astype(np.float32)",
+        {"sinks": [1, 2, 3, 4]},
+    ),
     "sinks bool": (TypeError, f"sinks: expected {FLOATS}, got bool", {"sinks": True}),
     "sinks complex": (TypeError, f"sinks: expected {FLOATS}, got complex128", {"sinks": 1j}),
     "sinks longdouble": (
         TypeError,
-        f"sinks: expected {FLOATS}, got {np.dtype(np.longdouble)}",
+        f"sinks: expected {FLOATS}, got {np.dtype(np.longdouble)}; write sinks.astype(np.float64)",
         {"sinks": np.longdouble(1)},
     ),
     "sinks text": (TypeError, f"sinks: expected {FLOATS}, got <U1", {"sinks": "x"}),
@@ -473,7 +500,7 @@ OPTIONS = {
     "sinks axes": (ValueError, f"sinks: {HEADS}(1, 2, 4)", {"sinks": ones(1, 2, 4)}),
     "alibi int": (
         TypeError,
-        f"alibi_slopes: expected {FLOATS}, got int64",
+        f"alibi_slopes: expected {FLOATS}, got int64; write alibi_slopes.astype(np.float32)",
         {"alibi_slopes": [1, 2, 3, 4]},
     ),
     "alibi object": (
@@ -524,7 +551,7 @@ OPTIONS = {
     ),
     "longdouble key": (
         TypeError,
-        f"key: expected {FLOATS}, got {np.dtype(np.longdouble)}",
+        f"key: expected {FLOATS}, got {np.dtype(np.longdouble)}; write key.astype(np.float64)",
         {"key": ones(7, 8, dtype=np.longdouble)},
     ),
     "string query": (TypeError, f"query: expected {FLOATS}, got <U3", {"query": [["abc"]]}),

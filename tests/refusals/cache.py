@@ -43,7 +43,7 @@ APPEND = {
     ),
     "key dtype": (
         TypeError,
-        f"key: expected {FLOATS}, got int64",
+        f"key: expected {FLOATS}, got int64; write key.astype(np.float32)",
         {"key": np.ones((2, 4, 7, 8), np.int64)},
     ),
     "value": (

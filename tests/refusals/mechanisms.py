@@ -82,22 +82,22 @@ ADDITIVE_ROWS = {
     ),
     "dtype of keys": (
         TypeError,
-        "key: expected query's dtype float32, got float16",
+        "key: expected query's dtype float32, got float16; write key.astype(query.dtype)",
         {"key": ones(2, 7, 6, dtype=np.float16), "value": ones(2, 7, 3, dtype=np.float16)},
     ),
     "dtype of values": (
         TypeError,
-        "value: expected key's dtype float32, got bfloat16",
+        "value: expected key's dtype float32, got bfloat16; write value.astype(key.dtype)",
         {"value": ones(2, 7, 3).astype(BFLOAT16)},
     ),
     "dtype of weights": (
         TypeError,
-        "w_key: expected query's dtype float32, got float64",
+        "w_key: expected query's dtype float32, got float64; write w_key.astype(query.dtype)",
         {"w_key": ones(6, 4, dtype=np.float64)},
     ),
     "dtype of bias": (
         TypeError,
-        "bias: expected query's dtype float32, got bfloat16",
+        "bias: expected query's dtype float32, got bfloat16; write bias.astype(query.dtype)",
         {"bias": ones(4).astype(BFLOAT16)},
     ),
     "mask": (
@@ -174,12 +174,12 @@ BILINEAR_ROWS = {
     ),
     "weight dtype": (
         TypeError,
-        "weight: expected query's dtype float32, got float16",
+        "weight: expected query's dtype float32, got float16; write weight.astype(query.dtype)",
         {"weight": ones(6, 8, dtype=np.float16)},
     ),
     "integers": (
         TypeError,
-        f"query: expected {FLOATS}, got int64",
+        f"query: expected {FLOATS}, got int64; write query.astype(np.float32)",
         {"query": np.ones((2, 4, 5, 8), int), "weight": np.ones((8, 8), int)},
     ),
 }
@@ -208,7 +208,7 @@ SHAW_ROWS = {
     ),
     "rel_key of another dtype": (
         TypeError,
-        "rel_key: expected query's dtype float32, got float64",
+        "rel_key: expected query's dtype float32, got float64; write rel_key.astype(query.dtype)",
         {"rel_key": np.ones((9, 8))},
     ),
     "rel_value of another width": (
@@ -284,7 +284,11 @@ COMPOSED_BACKWARD = {
         "grad_out: expected (2, 4, 5, 3), got (2, 4, 5, 2)",
         {"grad_out": ones(2, 4, 5, 2)},
     ),
-    "lse": (TypeError, "lse: expected float32, got float64", {"lse": np.ones((2, 4, 5))}),
+    "lse": (
+        TypeError,
+        "lse: expected float32, got float64; write lse.astype(query.dtype)",
+        {"lse": np.ones((2, 4, 5))},
+    ),
     "needs mask": (
         ValueError,
         "needs: 'attn_mask' has a gradient only where it is given, got None",

@@ -15,7 +15,11 @@ def rotary(x):
     return {
         **elsewhere(x),
         **elsewhere("positions"),
-        f"{x} dtype": (TypeError, f"{x}: expected {FLOATS}, got int64", {x: X.astype(int)}),
+        f"{x} dtype": (
+            TypeError,
+            f"{x}: expected {FLOATS}, got int64; write {x}.astype(np.float32)",
+            {x: X.astype(int)},
+        ),
         f"{x} axes": (
             ValueError,
             f"{x}: expected at least two axes, (..., L, d), got (8,); write {x}[None]",
@@ -82,7 +86,7 @@ T5 = {
     **elsewhere("table"),
     "table dtype": (
         TypeError,
-        f"table: expected {FLOATS}, got int64",
+        f"table: expected {FLOATS}, got int64; write table.astype(np.float32)",
         {"table": BUCKETS.astype(int)},
     ),
     "table axes": (
@@ -160,7 +164,7 @@ T5_BACKWARD = {
     ),
     "grad_bias dtype": (
         TypeError,
-        f"grad_bias: expected {FLOATS}, got int64",
+        f"grad_bias: expected {FLOATS}, got int64; write grad_bias.astype(np.float32)",
         {"grad_bias": np.ones((1, 3, 4), int)},
     ),
     "grad_bias axes": (
@@ -302,7 +306,7 @@ FORWARD = {
     "x": (ValueError, "x: expected (..., L, 8), got (2, 5, 6)", {"x": ones(2, 5, 6)}),
     "x dtype": (
         TypeError,
-        "x: expected the layer's dtype float32, got float64",
+        "x: expected the layer's dtype float32, got float64; write x.astype(layer.dtype)",
         {"x": np.ones((5, 8))},
     ),
     "context": (
@@ -352,7 +356,7 @@ BACKWARD = {
     "grad_out": (ValueError, "grad_out: expected (2, 5, 8), got (5, 8)", {"grad_out": ones(5, 8)}),
     "grad_out dtype": (
         TypeError,
-        "grad_out: expected float32, got float64",
+        "grad_out: expected float32, got float64; write grad_out.astype(x.dtype)",
         {"grad_out": np.ones((2, 5, 8))},
     ),
     "saved": (

@@ -102,6 +102,11 @@ PACKED = {
         "cu_seqlens_q: expected shape (sequences + 1,), got (0,)",
         packed(cu_seqlens_q=np.zeros(0, int)),
     ),
+    "cu_seqlens empty list": (
+        ValueError,
+        "cu_seqlens_q: expected shape (sequences + 1,), got (0,)",
+        packed(cu_seqlens_q=[]),
+    ),
     "cu_seqlens first": (
         ValueError,
         "cu_seqlens_q: expected 0 as its first element, got 1",

@@ -98,12 +98,12 @@ TEMPERATURE |= {
     for value in ("1", None, [1.0, 2.0], 1j)
 }
 WHERE = {
-    f"where {name}": (TypeError, f"where: expected bool, got {dtype}", {"where": where})
-    for name, dtype, where in (
-        ("integers", "int64", np.ones((3, 4), int)),
-        ("floats", "float32", ones(3, 4)),
-        ("1", "int64", 1),
-        ("list", "int64", [0, 1, 0, 1]),
+    f"where {name}": (TypeError, f"where: expected bool, got {found}", {"where": where})
+    for name, found, where in (
+        ("integers", "int64; write where != 0", np.ones((3, 4), int)),
+        ("floats", "float32; write where != 0", ones(3, 4)),
+        ("1", "int64; write where != 0", 1),
+        ("list", "int64; write where != 0", [0, 1, 0, 1]),
         ("text", "<U3", "yes"),
     )
 }
@@ -195,7 +195,8 @@ def grad(weights):
     refused |= {
         f"grad {dtype}": (
             TypeError,
-            f"grad: expected dtype float32 of {weights}, got {read_as}",
+            f"grad: expected dtype float32 of {weights}, got {read_as}; "
+            f"write grad.astype({weights}.dtype)",
             {"grad": np.zeros((3, 4), dtype)},
         )
         for dtype, read_as in (
@@ -226,7 +227,8 @@ def per_row(name):
     refused |= {
         f"{name} {dtype}": (
             TypeError,
-            f"{name}: expected dtype float32 of x or float32, got {dtype}",
+            f"{name}: expected dtype float32 of x or float32, got {dtype}; "
+            f"write {name}.astype(x.dtype)",
             {name: np.zeros(3, dtype)},
         )
         for dtype in map(np.dtype, (np.float64, np.float16))
@@ -242,7 +244,7 @@ def per_row(name):
 HALF = {
     "grad of half": (
         TypeError,
-        "grad: expected dtype float16 of x or float32, got float64",
+        "grad: expected dtype float16 of x or float32, got float64; write grad.astype(x.dtype)",
         {"x": np.ones((3, 4), np.float16), "grad": np.zeros(3)},
     )
 }

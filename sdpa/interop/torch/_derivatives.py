@@ -273,4 +273,5 @@ def _own_lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Seq
     lse_t = torch.where(weights > 0, weights * moved, 0).sum(-1)
     if t["sinks"] is not None:
         lse_t = lse_t + torch.exp(own["sinks"][..., None] - lse) * t["sinks"][..., None]
-    return lse_t
+    # A mask or sink may have a wider type.
+    return lse_t.to(lse.dtype)

@@ -473,6 +473,7 @@ static sdpa_status run_shares(packed_backward *c, int64_t n_units) {
 }
 
 static sdpa_status run_packed(const sdpa_problem *p, backward_call *call) {
+    sdpa_sequences_pad(p, call->pass);
     packed_backward c = {.call = call, .shares = sdpa_alloc((size_t)p->n_sequences * sizeof(sdpa_share))};
     if (!c.shares) return SDPA_NO_MEMORY;
     sdpa_status status = plan_shares(&c);

@@ -160,7 +160,7 @@ static void check_sequences(const sdpa_problem *p) {
     assert(p->n_axes == 0 && !p->mask.data && p->n_sequences >= 0);
     assert(p->cu_q[0] == 0 && p->cu_k[0] == 0);
     for (int64_t s = 0; s < p->n_sequences; s++) assert(p->cu_q[s] <= p->cu_q[s + 1] && p->cu_k[s] <= p->cu_k[s + 1]);
-    assert(p->cu_q[p->n_sequences] == p->n_q && p->cu_k[p->n_sequences] == p->n_k);
+    assert(p->cu_q[p->n_sequences] <= p->n_q && p->cu_k[p->n_sequences] <= p->n_k);
 }
 
 void sdpa_problem_check(const sdpa_problem *p, sdpa_pass pass) {

@@ -227,9 +227,9 @@ typedef struct sdpa_problem {
     int (*interrupted)(void); /* polled by the calling thread; non-zero ends the call. May be NULL */
 
     /* NULL, or packed sequences (sequences.h): sequence s has queries cu_q[s] .. cu_q[s+1]-1 and keys cu_k[s] ..
-     * cu_k[s+1]-1; n_q and n_k count all sequences. There are no batch axes and no mask. The driver sums
-     * SDPA_HEAD_GRADIENTS over the sequences. */
-    const int64_t *cu_q, *cu_k; /* (n_sequences + 1): from 0, not decreasing, to n_q and n_k */
+     * cu_k[s+1]-1; n_q and n_k count all rows, those of padding behind the last sequence included. There are no batch
+     * axes and no mask. The driver sums SDPA_HEAD_GRADIENTS over the sequences. */
+    const int64_t *cu_q, *cu_k; /* (n_sequences + 1): from 0, not decreasing, up to n_q and n_k */
     int64_t n_sequences;
     int64_t first_batch; /* the number that dropout's generator uses for batch entry 0 */
 

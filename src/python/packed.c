@@ -32,9 +32,9 @@ static int check_cu_seqlens(const char *name, const sdpa_integers *cu, const cha
                      (long long)data[i], (long long)data[i - 1]);
         return -1;
     }
-    if (data[n - 1] == total) return 0;
-    PyErr_Format(PyExc_ValueError, "%s: expected %s's number of rows, %lld, as its last element, got %lld", name,
-                 operand, (long long)total, (long long)data[n - 1]);
+    if (data[n - 1] <= total) return 0;
+    PyErr_Format(PyExc_ValueError, "%s: expected at most %s's number of rows, %lld, as its last element, got %lld",
+                 name, operand, (long long)total, (long long)data[n - 1]);
     return -1;
 }
 

@@ -223,6 +223,35 @@ def test_packed_sequences(options, block, rng):
     check(x, options | {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K}, block)
 
 
+@pytest.mark.parametrize("block", [1, 9, 100])
+@pytest.mark.parametrize("options", PACKED.values(), ids=PACKED)
+def test_rows_behind_the_last_sequence(options, block, rng):
+    """They give zeros and lse -inf, and their NaN reaches nothing."""
+    options = options | {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K, "block": block}
+    x = {name: a[0].swapaxes(0, 1) for name, a in tensors(rng).items()}
+
+    def padded(a, n):
+        return np.concatenate([a, np.full((n, *a.shape[1:]), np.nan, a.dtype)])
+
+    y = {name: padded(a, 4 if name == "query" else 30) for name, a in x.items()}
+    n_q, n_k = len(x["query"]), len(x["keys"])
+    stores = {name: Store(a) for name, a in y.items()}
+    got, true = blocks.attend(**stores, **options), blocks.attend(**x, **options)
+    np.testing.assert_array_equal(got.out, np.pad(true.out, ((0, 4), (0, 0), (0, 0))))
+    np.testing.assert_array_equal(got.lse[:, :n_q], true.lse)
+    assert (got.lse[:, n_q:] == -np.inf).all()
+    grad = rng.standard_normal(true.out.shape).astype(true.out.dtype)
+    saved = {
+        "out": padded(true.out, 4),
+        "lse": np.pad(true.lse, ((0, 0), (0, 4)), constant_values=np.nan),
+    }
+    g = blocks.attend_backward(padded(grad, 4), **stores, **saved, **options, needs=NEEDS)
+    true_g = blocks.attend_backward(grad, **x, **true._asdict(), **options, needs=NEEDS)
+    for name, n in zip(NEEDS, (n_q, n_k, n_k), strict=True):
+        np.testing.assert_array_equal(getattr(g, name)[:n], getattr(true_g, name))
+        assert (getattr(g, name)[n:] == 0).all()
+
+
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32], ids=str)
 def test_results_are_rounded_once(dtype, rng):
     """Sums of 16-bit types are float32, so that one block and many differ in the last bit only."""
@@ -453,7 +482,8 @@ REFUSED = {
     ),
     "dtype": (
         TypeError,
-        "key: expected query's dtype float32, float16 or bfloat16, got float64",
+        "key: expected query's dtype float32, float16 or bfloat16, got float64; write "
+        "key.astype(query.dtype) if np.sqrt(d), a table or np.zeros made key float64",
         {"keys": np.zeros((2, 4, N_K, D_K))},
     ),
     "mask": (

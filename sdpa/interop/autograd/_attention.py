@@ -297,6 +297,11 @@ def _composed_packed(call: TracedCall, *operands: Any) -> Any:
         out, lse = _composed(TracedCall(call.options | {"sequence": s}), *own, *extra)
         outs.append(anp.swapaxes(out, 0, 1))
         lses.append(lse)
+    n = anp.shape(query)[0] - sum(anp.shape(x)[-1] for x in lses)
+    if n and outs:  # rows of padding
+        shape, dtype = anp.shape(outs[0])[1:], anp.result_type(lses[0])
+        outs.append(np.zeros((n, *shape), anp.result_type(outs[0])))
+        lses.append(np.full((shape[0], n), -np.inf, dtype))
     return traced_tuple((anp.concatenate(outs), anp.concatenate(lses, axis=-1)))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support import problems
 from support.calls import message
-from support.problems import CASES, positional
+from support.problems import CASES, WITH_FINITE_LSE, positional
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -145,7 +145,7 @@ def test_attention_to_second_order(rng, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CASES if name != "row without keys"])
+@pytest.mark.parametrize("name", WITH_FINITE_LSE)
 def test_out_and_lse_together_to_second_order(rng, name):
     operands, options = problem(rng, name)
     f = positional(interop.attention_forward, operands, options)

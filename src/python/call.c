@@ -563,45 +563,6 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdp
     return 0;
 }
 
-/* Sets the chosen indices of an axis of size n; negative ones count from the end. */
-static int set_choice(sdpa_choice *choice, const char *name, sdpa_indices *indices, int64_t n) {
-    if (!indices->given) return 0;
-    if (!indices->array) {
-        Py_ssize_t start = indices->start, stop = indices->stop;
-        npy_intp size = PySlice_AdjustIndices((Py_ssize_t)n, &start, &stop, indices->step);
-        indices->array = (PyArrayObject *)PyArray_EMPTY(1, &size, NPY_INT64, 0);
-        if (!indices->array) return -1;
-        int64_t *index = PyArray_DATA(indices->array);
-        for (npy_intp i = 0; i < size; i++) index[i] = start + i * indices->step;
-    }
-    int64_t *index = PyArray_DATA(indices->array);
-    choice->n = PyArray_SIZE(indices->array);
-    choice->index = index;
-    for (int64_t i = 0; i < choice->n; i++) {
-        if (index[i] < -n || index[i] >= n) {
-            PyErr_Format(PyExc_ValueError, "%s: expected integers from %lld to %lld, got %lld", name, (long long)-n,
-                         (long long)n - 1, (long long)index[i]);
-            return -1;
-        }
-        if (index[i] < 0) index[i] += n;
-    }
-    return 0;
-}
-
-int sdpa_call_choose(sdpa_call *call) {
-    sdpa_problem *p = &call->problem;
-    sdpa_options *options = &call->options;
-    if (set_choice(&p->heads, "heads", &options->heads, p->n_head) < 0) return -1;
-    if (set_choice(&p->queries, "queries", &options->queries, p->n_q) < 0) return -1;
-    if (!p->heads.index) return 0;
-    if (call->nd == 2) {
-        PyErr_SetString(PyExc_ValueError, "heads: expected None, since query and key have no axis of heads");
-        return -1;
-    }
-    call->shape[call->nd - 3] = p->heads.n;
-    return 0;
-}
-
 void sdpa_call_end(sdpa_call *call) {
     for (int i = 0; i < call->n_held; i++) Py_DECREF((PyObject *)call->arrays[call->held[i]]);
     if (call->batch != call->few) PyMem_Free(call->batch);

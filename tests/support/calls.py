@@ -160,10 +160,15 @@ MULTI_HEAD = {
 
 # A window, so that it never ends. Its methods are keys of the tables as well.
 KV_CACHE = sdpa.KVCache(2, 4, 8, 3, capacity=9, window=(2, 0))
+# One that has dropped positions; a valid call changes nothing.
+TRUNCATED = sdpa.KVCache(2, 4, 8, 3, capacity=9, window=(2, 0))
+TRUNCATED.append(ones(2, 4, 8, 8), ones(2, 4, 8, 3))
+TRUNCATED.append(ones(2, 4, 4, 8), ones(2, 4, 4, 3), lengths=[4, 3])
 CACHE = {
     sdpa.KVCache: lambda: {"batch": 2, "heads": 4, "d_k": 8, "capacity": 9},
     KV_CACHE.append: lambda: {"key": ones(2, 4, 7, 8), "value": ones(2, 4, 7, 3)},
     KV_CACHE.reorder: lambda: {"index": np.array([1, 0])},
+    TRUNCATED.truncate: lambda: {"lengths": np.array([6, 5])},
 }
 
 # -------------------------------------------------------------------------------------- all others

@@ -113,6 +113,13 @@ def rotary_embedding_backward(
     return _rotated("grad", grad, positions, base, interleaved, rotary_dim, -1.0)
 
 
+def checked_positions(name: str, at: Array, shape: tuple[int, ...]) -> None:
+    """Raise if these are no positions of rows of this shape."""
+    if at.dtype.kind not in "iuf":
+        raise TypeError(f"{name}: expected integers or floating point, got {at.dtype}")
+    checked_broadcast(name, at.shape, shape)
+
+
 @np.errstate(all="ignore")
 def _rotated(
     name: str,
@@ -132,10 +139,8 @@ def _rotated(
             f"rotary_dim: expected an even number from 0 to {name}'s last axis {x.shape[-1]}, "
             f"got {r}"
         )
-    if at.dtype.kind not in "iuf":
-        raise TypeError(f"positions: expected integers or floating point, got {at.dtype}")
     base, interleaved = positive("base", base), boolean("interleaved", interleaved)
-    checked_broadcast("positions", at.shape, x.shape[:-1])
+    checked_positions("positions", at, x.shape[:-1])
 
     wide = widen(x)
     frequencies = base ** (-np.arange(0, r, 2) / max(r, 1))

@@ -144,6 +144,16 @@ BIAS = {
 LAYER = sdpa.MultiHeadAttention(8, 2, d_context=6, rng=0)
 
 
+ROTATED_LAYER = sdpa.MultiHeadAttention(
+    8, 2, bias=True, qk_norm=True, rotary=True, scale="learned", rng=0
+)
+
+
+def rotated_operands():
+    at = {"positions": np.arange(5), "context_positions": np.arange(7)}
+    return {"x": ones(2, 5, 8), "context": ones(2, 7, 8)} | at
+
+
 def layer_operands():
     return {"x": ones(2, 5, 8), "context": ones(2, 7, 6)}
 
@@ -151,6 +161,7 @@ def layer_operands():
 MULTI_HEAD = {
     sdpa.MultiHeadAttention: lambda: {"d_model": 8, "heads": 4},
     LAYER.forward: layer_operands,
+    ROTATED_LAYER.attention_weights: rotated_operands,
     LAYER.backward: lambda: {
         "grad_out": ones(2, 5, 8),
         "saved": LAYER.forward(**layer_operands()).saved,

@@ -7,6 +7,7 @@ Integers saturate: one beyond int64 becomes the nearest that int64 holds, so tha
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import math
 import numbers
@@ -120,10 +121,15 @@ def float_dtype(name: str, value: DTypeLike) -> np.dtype[Any]:
 
 
 def _check_dtype(name: str, dtype: np.dtype[Any] | None, got: object, remedy: str = "") -> None:
-    if dtype is None or dtype.name not in ("float16", "bfloat16", "float32", "float64"):
+    if dtype is None or not _is_float(dtype):
         raise TypeError(
             f"{name}: expected float16, bfloat16, float32 or float64, got {got}{remedy}"
         )
+
+
+@functools.lru_cache(64)  # the name of a dtype takes microseconds
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in ("float16", "bfloat16", "float32", "float64")
 
 
 def checked_options(

@@ -257,12 +257,13 @@ class KVCache:
         )
         n = key.shape[2] if key.ndim == 4 else 0
         for name, x, own in (("key", key, self._key), ("value", value, self._value)):
-            if x.dtype != own.dtype:  # reading the name of a dtype takes longer than the append
-                checked_float(name, x)
+            checked_float(name, x)
             if x.shape != (*own.shape[:2], n, own.shape[3]):
                 batch, heads, _, d = own.shape
                 rows = "n" if name == "key" else n
                 raise ValueError(f"{name}: expected ({batch}, {heads}, {rows}, {d}), got {x.shape}")
+        if not key.dtype == value.dtype == self._key.dtype:
+            key, value = _rounded(self._key.dtype, key, value)
         if rest:
             self._append(key, value, self._per_sequence("lengths", rest[0], n), None)
         elif self._longest + n <= self.capacity:
@@ -278,14 +279,14 @@ class KVCache:
             # NumPy sees to a view of the array itself; keys must not be written over the values.
             if np.may_share_memory(value, self._key):
                 value = value.copy()
-            _write(self._key, at, key)
-            _write(self._value, at, value)
+            self._key[at] = key
+            self._value[at] = value
         else:
             key, value = self._apart(key, value)
             for b, start in enumerate(self._lengths.tolist()):
                 at = (b, slice(None), slice(start, start + n))
-                _write(self._key, at, key[b])
-                _write(self._value, at, value[b])
+                self._key[at] = key[b]
+                self._value[at] = value[b]
         self._counts, self._count = self._counts_of(n), n
         self._lengths = self._lengths + self._counts
         self._longest += n if self._lengths.size else 0
@@ -301,8 +302,8 @@ class KVCache:
         places = zip(kept.tolist(), new.tolist(), counts.tolist(), strict=True)
         for b, (start, most, end) in enumerate(places):
             at = (b, slice(None), slice(start, start + most))
-            _write(self._key, at, key[b, :, end - most : end])
-            _write(self._value, at, value[b, :, end - most : end])
+            self._key[at] = key[b, :, end - most : end]
+            self._value[at] = value[b, :, end - most : end]
         self._dropped = self._dropped + (counts - new)
         self._counts, self._count = counts, count
         self._set_lengths(kept + new)
@@ -451,10 +452,7 @@ def _with_room(held: Array, capacity: int) -> Array:
     return whole
 
 
-def _write(to: Array, at: tuple[Any, ...], new: Array) -> None:
-    """to[at] = new, rounded."""
-    if to.dtype == new.dtype:
-        to[at] = new
-        return
-    with np.errstate(all="ignore"):
-        to[at] = new
+@np.errstate(all="ignore")
+def _rounded(dtype: np.dtype[Any], *x: Array) -> list[Array]:
+    """The arrays in this dtype, those that have it uncopied."""
+    return [y.astype(dtype, copy=False) for y in x]

@@ -321,17 +321,43 @@ static PyObject *run(call *c) {
 /* The steps of a function after its arguments have been read. */
 typedef int steps(call *c, sdpa_softmax_op op);
 
-/* A call whose first operand is named `x`. */
-static PyObject *call_with(const sdpa_signature *signature, enum sdpa_name x, steps *prepare, sdpa_softmax_op op,
-                           SDPA_ARGUMENTS) {
-    PyObject *values[N_NAMES], *result = NULL;
+/* Computes from the parsed arguments, of which the first operand is named `x`. */
+static PyObject *compute(enum sdpa_name x, steps *prepare, sdpa_softmax_op op, PyObject *module,
+                         PyObject *const *values) {
+    PyObject *result = NULL;
     call c;
     own_nothing(&c, module);
-    if (sdpa_parse(module, signature, args, n_args, kwnames, values) < 0) return NULL;
     if (read_all(&c, x, values) == 0 && prepare(&c, op) == 0) result = run(&c);
     release(&c);
     return result;
 }
+
+static PyObject *call_with(const sdpa_signature *signature, enum sdpa_name x, steps *prepare, sdpa_softmax_op op,
+                           SDPA_ARGUMENTS) {
+    PyObject *values[N_NAMES];
+    if (sdpa_parse(module, signature, args, n_args, kwnames, values) < 0) return NULL;
+    return compute(x, prepare, op, module, values);
+}
+
+/* The result of the function of the same name in sdpa._weighted. */
+static PyObject *call_weighted(const sdpa_signature *s, PyObject *module, PyObject *const *values) {
+    PyObject *none = PyTuple_New(0), *given = PyDict_New(), *function = NULL, *result = NULL;
+    bool failed = !none || !given;
+    for (int i = 0; !failed && i < s->n; i++) {
+        PyObject *value = values[s->names[i]];
+        failed = value && PyDict_SetItem(given, sdpa_state_of(module)->names[s->names[i]], value) < 0;
+    }
+    PyObject *python = failed ? NULL : PyImport_ImportModule("sdpa._weighted");
+    if (python) function = PyObject_GetAttrString(python, s->function);
+    if (function) result = PyObject_Call(function, none, given);
+    Py_XDECREF(function);
+    Py_XDECREF(python);
+    Py_XDECREF(given);
+    Py_XDECREF(none);
+    return result;
+}
+
+static bool is_given(PyObject *value) { return value && value != Py_None; }
 
 /* ------------------------------------------------------------------------------------ forward */
 
@@ -361,9 +387,15 @@ static PyObject *log_softmax(SDPA_ARGUMENTS) {
 }
 
 static PyObject *logsumexp(SDPA_ARGUMENTS) {
-    static const sdpa_signature signature =
-        SDPA_SIGNATURE("logsumexp", 1, 2, NAME_x, NAME_axis, NAME_where, NAME_keepdims, NAME_out);
-    return FORWARD_CALL(SDPA_LOGSUMEXP);
+    static const sdpa_signature signature = SDPA_SIGNATURE("logsumexp", 1, 2, NAME_x, NAME_axis, NAME_b,
+                                                           NAME_return_sign, NAME_where, NAME_keepdims, NAME_out);
+    PyObject *values[N_NAMES], *return_sign;
+    bool has_sign = false;
+    if (sdpa_parse(module, &signature, args, n_args, kwnames, values) < 0) return NULL;
+    return_sign = values[NAME_return_sign];
+    if (return_sign && sdpa_read_bool("return_sign", return_sign, &has_sign) < 0) return NULL;
+    if (has_sign || is_given(values[NAME_b])) return call_weighted(&signature, module, values);
+    return compute(NAME_x, prepare_forward, SDPA_LOGSUMEXP, module, values);
 }
 
 /* ------------------------------------------------------------------------------------ backward */
@@ -440,8 +472,11 @@ static PyObject *log_softmax_backward(SDPA_ARGUMENTS) {
 
 static PyObject *logsumexp_backward(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
-        SDPA_SIGNATURE("logsumexp_backward", 3, 4, NAME_grad, NAME_x, NAME_lse, NAME_axis);
-    return BACKWARD_CALL(NAME_x, SDPA_LOGSUMEXP_BACKWARD);
+        SDPA_SIGNATURE("logsumexp_backward", 3, 4, NAME_grad, NAME_x, NAME_lse, NAME_axis, NAME_b, NAME_sign);
+    PyObject *values[N_NAMES];
+    if (sdpa_parse(module, &signature, args, n_args, kwnames, values) < 0) return NULL;
+    if (is_given(values[NAME_b])) return call_weighted(&signature, module, values);
+    return compute(NAME_x, prepare_backward, SDPA_LOGSUMEXP_BACKWARD, module, values);
 }
 
 /* ------------------------------------------------------------------------------------ jacobian */

@@ -241,6 +241,63 @@ def per_row(name):
     return refused
 
 
+def weighted(given):
+    """The rows for b, for a function that takes `given` beside it."""
+    return {
+        f"b {name}": (exception, f"b: {text}", given | {"b": b})
+        for name, exception, text, b in (
+            ("complex", TypeError, f"expected {FLOATS}, got complex128", np.zeros(4, complex)),
+            ("longdouble", TypeError, f"expected {FLOATS}, got float128", np.ones(4, "g")),
+            ("no array", TypeError, f"expected {FLOATS}, got object", OBJECT),
+            ("shape", ValueError, "expected a shape that broadcasts with (3, 4) of x, got (3,)",
+             ones(3)),
+        )
+    } | {
+        "b half": (
+            TypeError,
+            "b: expected a dtype that has a common one with float16 of x, got bfloat16",
+            given | {"x": np.ones((3, 4), np.float16), "b": np.ones(4, BFLOAT16)},
+        ),
+        "x beside b": (TypeError, f"x: expected {FLOATS}, got complex128",
+                       given | {"x": np.zeros((3, 4), complex), "b": 1.0}),
+        "axis beside b": (ValueError, "axis: expected -2 to 1 for x of shape (3, 4), got 2",
+                          given | {"b": 1.0, "axis": 2}),
+    }  # fmt: skip
+
+
+RETURN_SIGN = {
+    f"return_sign {value!r}": (
+        TypeError,
+        f"return_sign: expected True or False, got {value!r}",
+        {"return_sign": value},
+    )
+    for value in (1, None, "yes")
+}
+WEIGHTED_OUT = {
+    "out beside b": (ValueError, "out: expected shape (3,), got (4,)", {"b": 1.0, "out": ones(4)}),
+    "where beside b": (
+        TypeError,
+        "where: expected bool, got int64",
+        {"b": 1.0, "where": np.ones((3, 4), int)},
+    ),
+}
+SIGN = {
+    "sign complex": (
+        TypeError,
+        f"sign: expected {FLOATS}, got complex128",
+        {"b": ones(4), "sign": np.zeros(3, complex)},
+    ),
+    "sign shape": (
+        ValueError,
+        "sign: expected shape (3,) or (3, 1), one value per row of x, got (4,)",
+        {"b": ones(4), "sign": ones(4)},
+    ),
+    "grad beside b": (
+        ValueError,
+        "grad: expected shape (3,) or (3, 1), one value per row of x, got (4,)",
+        {"b": ones(4), "grad": ones(4)},
+    ),
+}
 HALF = {
     "grad of half": (
         TypeError,
@@ -284,6 +341,8 @@ TABLE += [
     (sdpa.softmax, out(3, 4) | INTEGER_OUT | unknown("keepdims")),
     (sdpa.log_softmax, out(3, 4) | INTEGER_OUT),
     (sdpa.logsumexp, out(3) | KEEPDIMS | unknown("temperature")),
+    (sdpa.logsumexp, weighted({}) | RETURN_SIGN | WEIGHTED_OUT),
     (sdpa.logsumexp_backward, per_row("grad") | per_row("lse") | HALF),
+    (sdpa.logsumexp_backward, weighted({}) | SIGN),
     (sdpa.softmax_jacobian, MANY_AXES | unknown("where")),
 ]

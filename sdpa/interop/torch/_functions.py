@@ -123,7 +123,12 @@ def _is_alone(args: Sequence[Any]) -> bool:
         or torch._C._are_functorch_transforms_active()
         or torch._C._get_tracing_state()
         or torch.autograd.profiler._is_profiler_enabled
-    ) and all(type(x) in _TENSORS for x in args if isinstance(x, torch.Tensor))
+    ) and all(_is_data(x) for x in args if isinstance(x, torch.Tensor))
+
+
+def _is_data(x: torch.Tensor) -> bool:
+    """Whether `x` stands for its own memory, not for a batch of `gradcheck`'s older vmap either."""
+    return type(x) in _TENSORS and not torch._C._functorch.is_legacy_batchedtensor(x)
 
 
 def _function(name: str, **rules: Callable[..., Any]) -> Any:

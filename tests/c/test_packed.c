@@ -20,10 +20,10 @@ typedef struct layout {
 /* Empty sequences, single tokens, edges of blocks, and one sequence that is most of the work, which threads have to
  * share. */
 static const layout layouts[] = {
-    {6, {0, 5, 5, 135, 136, 184, 201}, {0, 7, 10, 107, 108, 108, 308}},
-    {3, {0, 3, 403, 420}, {0, 3, 503, 520}},
-    {3, {0, 1, 2, 4}, {0, 9000, 9001, 18000}},
-    {0, {0}, {0}},
+    {6, {0, 5, 5, 135, 136, 184, 201}, {0, 7, 10, 107, 108, 108, 308}, 0, 0},
+    {3, {0, 3, 403, 420}, {0, 3, 503, 520}, 0, 0},
+    {3, {0, 1, 2, 4}, {0, 9000, 9001, 18000}, 0, 0},
+    {0, {0}, {0}, 0, 0},
     {3, {0, 3, 60, 60}, {0, 3, 59, 70}, 40, 5},
     {0, {0}, {0}, 3, 2},
 };
@@ -232,7 +232,7 @@ static void faults(sdpa_dtype dtype) {
 static int at_once(void) { return 1; }
 
 static void interruption(void) {
-    const layout l = {2, {0, 12000, 24000}, {0, 12000, 24000}};
+    const layout l = {2, {0, 12000, 24000}, {0, 12000, 24000}, 0, 0};
     fixture *f = new_fixture(&l, SDPA_F32);
     f->p.interrupted = at_once;
     for (int routine = 0; routine < N_ROUTINES; routine++) {

@@ -201,7 +201,7 @@ class _Forward(NamedTuple):
                 return query
             work = Write(replace(task, given=()), targets)
         if targets is not None:
-            columns, kind = flags_of(columns), int
+            columns, kind = flags_of(columns), np.dtype(int)
         return per_block(work, [numbers, query], extra, columns, kind)
 
 
@@ -325,7 +325,7 @@ class _Backward(NamedTuple):
 
     def part(self, leading: Leading, part: Parts) -> Any:
         """The gradients in one array, or what stands for their having been written."""
-        operands = {
+        operands: dict[str, Any] = {
             name: x if x is None else leading.part(name, x, part)
             for name, x in self.operands.items()
         }
@@ -333,9 +333,8 @@ class _Backward(NamedTuple):
             name: leading.part(name, self.into[name], part) for name in self.wanted if self.into
         }
         options = leading.options_of(part)
-        call = blocks.BlockProblem(
-            attention_backward, *(operands[name] for name in OPERANDS), _with_stand_ins(options)
-        )
+        query, key, value = (operands[name] for name in OPERANDS)
+        call = blocks.BlockProblem(attention_backward, query, key, value, _with_stand_ins(options))
         first = call.operand(self.wanted[0])
         sizes = sizes_of(first, self.chunks, targets.get(self.wanted[0]))
         for name, target in targets.items():
@@ -352,15 +351,15 @@ class _Backward(NamedTuple):
         width = sum(call.operand(name).shape[-1] for name in self.wanted)
         columns, kind = chunks_of((*first.shape[:-1], width), first.axis, sizes), first.dtype
         if self.into:
-            columns, kind = flags_of(columns), int
+            columns, kind = flags_of(columns), np.dtype(int)
         return per_block(work, [numbers], [*arrays.values(), *given.values()], columns, kind)
 
     def _row_terms(
         self,
         call: blocks.BlockProblem,
         task: Task,
-        stores: Mapping[str, Any],
-        arrays: Mapping[str, Any],
+        stores: dict[str, Any],
+        arrays: dict[str, Any],
         given: Mapping[str, Any],
     ) -> Any:
         """The array that `tasks.RowTerms` computes for blocks of queries."""

@@ -16,7 +16,7 @@ from support.helpers import BFLOAT16, assert_same_bits, normal
 import sdpa
 from sdpa import _core, blocks, reference
 from sdpa._options import BlockOptions
-from sdpa._stream import Whole
+from sdpa._stream import ScoreMatrix
 
 N_Q, N_K, D_K, D_V = 37, 53, 8, 5
 NEEDS = ("query", "key", "value")
@@ -397,7 +397,7 @@ def test_no_list_of_blocks_is_made_before_the_first_is_read(rng, monkeypatch, ne
     """With blocks of one position, a store of any length answers at once."""
     x = tensors(rng)
     found = sdpa.attention_forward(*whole(x))
-    looked, before, sees = [], [], Whole.sees
+    looked, before, sees = [], [], ScoreMatrix.sees
 
     class Counting(Store):
         def __getitem__(self, index):
@@ -409,7 +409,7 @@ def test_no_list_of_blocks_is_made_before_the_first_is_read(rng, monkeypatch, ne
         looked.append(parts)
         return sees(self, *parts)
 
-    monkeypatch.setattr(Whole, "sees", counted)
+    monkeypatch.setattr(ScoreMatrix, "sees", counted)
     stores = {name: Counting(a) for name, a in x.items()}
     if needs is None:
         blocks.attend(**stores, block=1, rows=slice(3, 7))

@@ -121,7 +121,7 @@ def _is_alone(args: Sequence[Any]) -> bool:
         or torch._C._len_torch_function_stack()
         or torch._ops._len_torch_dispatch_stack_pre_dispatch()
         or torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state()
+        or torch._C._is_tracing()
         or torch.autograd.profiler._is_profiler_enabled
     ) and all(_is_data(x) for x in args if isinstance(x, torch.Tensor))
 

@@ -10,6 +10,8 @@ import torch
 import sdpa
 from sdpa.interop.torch._arrays import to_array, to_tensor
 
+_C: Any = torch._C  # its types name no function that sets the trace
+
 
 def is_fused(arguments: dict[str, Any]) -> bool:
     """Whether PyTorch would take its fused kernel for these operands and options.
@@ -17,14 +19,14 @@ def is_fused(arguments: dict[str, Any]) -> bool:
     Its output has the strides of `torch.empty_like(query)`, and in its gradients L comes before
     the heads. Everywhere else PyTorch's output is contiguous.
     """
-    trace = torch._C._get_tracing_state()
+    trace = _C._get_tracing_state()
     if trace is None:
         return _is_fused(arguments)
-    torch._C._set_tracing_state(None)  # within torch.jit.trace lengths warn of being compared
+    _C._set_tracing_state(None)  # within torch.jit.trace lengths warn of being compared
     try:
         return _is_fused(arguments)
     finally:
-        torch._C._set_tracing_state(trace)
+        _C._set_tracing_state(trace)
 
 
 def _is_fused(arguments: dict[str, Any]) -> bool:

@@ -277,7 +277,7 @@ WEIGHTED_OUT = {
     "out beside b": (ValueError, "out: expected shape (3,), got (4,)", {"b": 1.0, "out": ones(4)}),
     "where beside b": (
         TypeError,
-        "where: expected bool, got int64",
+        "where: expected bool, got int64; write where != 0",
         {"b": 1.0, "where": np.ones((3, 4), int)},
     ),
 }

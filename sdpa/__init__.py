@@ -46,7 +46,7 @@ from sdpa._core import (
 )
 
 if TYPE_CHECKING:
-    from sdpa import bias, blocks, interop, reference
+    from sdpa import bias, blocks, interop, plot, reference
     from sdpa.cache import KVCache
     from sdpa.mechanisms.bilinear import (
         BilinearGradients,
@@ -119,6 +119,7 @@ __all__ = [
     "logsumexp",
     "logsumexp_backward",
     "merge_attention",
+    "plot",
     "reference",
     "rotary_embedding",
     "rotary_embedding_backward",
@@ -158,7 +159,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("bias", "blocks", "interop", "reference"):
+    if name in ("bias", "blocks", "interop", "plot", "reference"):
         return importlib.import_module(f"sdpa.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'sdpa' has no attribute '{name}'")

@@ -499,6 +499,28 @@ def _check_attention_backward(
 def _close_pool() -> None: ...
 def _isas() -> dict[str, bool]: ...
 def _options() -> tuple[tuple[str, str, str, bool, str, tuple[str, ...], str | None], ...]: ...
+def _pattern(
+    query: ArrayLike,
+    key: ArrayLike,
+    *,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["upper_left", "lower_right"] = False,
+    where: ArrayLike | None = None,
+    scale: float | ArrayLike | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    cu_seqlens_q: ArrayLike | None = None,
+    cu_seqlens_k: ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    invariant: bool = False,
+    workers: int | None = None,
+) -> tuple[NDArray[Any], NDArray[np.int64]]: ...
 def _use_isa(name: str, /) -> str: ...
 def _xla_arguments() -> dict[str, Any]: ...
 def _xla_handlers() -> dict[str, Any]: ...

@@ -22,6 +22,15 @@ sdpa_status sdpa_attention_second(const sdpa_problem *p);
  * has only these heads and rows. */
 sdpa_status sdpa_attention_weights(const sdpa_problem *p);
 
+/* What masks leave of the tiles into which the general kernels cut each head, `rows` queries by `columns` keys, in o
+ * (tiles, tiles) of dtype p->dtype: 0, no pair, and kernels skip the tile; 1, some; 2, all. A tile of which two options
+ * hide all pairs together, but neither alone, is a 1. */
+typedef struct sdpa_tile {
+    int64_t rows, columns;
+} sdpa_tile;
+sdpa_tile sdpa_attention_tile(const sdpa_problem *p);
+sdpa_status sdpa_attention_pattern(const sdpa_problem *p);
+
 /* Sum and maximum, over the chosen queries, of the weights (after dropout) that each key receives, for the chosen
  * heads: the columns of o (n_k, SDPA_N_RECEIVED), in the compute type. Extra memory: one block per worker, and three
  * numbers per query of the heads in flight. */

@@ -126,6 +126,37 @@ sdpa_status sdpa_attention_weights(const sdpa_problem *p) {
     return status;
 }
 
+sdpa_tile sdpa_attention_tile(const sdpa_problem *p) { return sdpa_kernels_for(p->dtype)->tile(p); }
+
+typedef struct pattern_call {
+    const sdpa_problem *problem;
+    const sdpa_unit_kernel *kernel;
+    void *scratch;
+} pattern_call;
+
+static void pattern_unit(void *context, int64_t index, int worker, sdpa_run *run) {
+    (void)worker;
+    const pattern_call *c = context;
+    const sdpa_problem *p = c->problem;
+    const int64_t units = sdpa_units(p), bh = index / units;
+    sdpa_unit u;
+    sdpa_unit_set_head(&u, p, bh / p->n_head, bh % p->n_head);
+    sdpa_unit_set_queries(&u, index % units);
+    u.run = run;
+    c->kernel->run(&u, c->scratch);
+}
+
+sdpa_status sdpa_attention_pattern(const sdpa_problem *p) {
+    pattern_call c = {.problem = p, .kernel = &sdpa_kernels_for(p->dtype)->pattern};
+    const int64_t n_units = p->n_batch * p->n_head * sdpa_units(p);
+    if (n_units == 0 || p->n_k == 0) return SDPA_OK;
+    c.scratch = sdpa_alloc(c.kernel->bytes(p));
+    if (!c.scratch) return SDPA_NO_MEMORY;
+    const sdpa_status status = sdpa_parallel_for(n_units, 1, pattern_unit, &c, p->interrupted);
+    sdpa_free(c.scratch);
+    return status;
+}
+
 /* Heads in flight: enough units to keep all threads busy in both steps, but at most this many lanes of sums. */
 #define ENOUGH_UNITS 64
 #define MOST_LANES (1 << 18)

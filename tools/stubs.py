@@ -57,6 +57,7 @@ RESULTS = {
     "_check_attention_backward": "None",
     "_close_pool": "None",
     "_isas": "dict[str, bool]",
+    "_pattern": "tuple[NDArray[Any], NDArray[np.int64]]",
     "_options": "tuple[tuple[str, str, str, bool, str, tuple[str, ...], str | None], ...]",
     "_xla_arguments": "dict[str, Any]",
     "_xla_handlers": "dict[str, Any]",

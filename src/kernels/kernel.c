@@ -11,6 +11,7 @@
 #include "fast/one_block_backward.h"
 #include "fast/few_keys.h"
 #include "forward.h"
+#include "pattern.h"
 #include "received.h"
 #include "second.h"
 #include "softmax_lanes.h"
@@ -45,6 +46,8 @@ const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .pass[SDPA_PASS_TANGENT] = {tangent_bytes, tangent_unit},
     .pass[SDPA_PASS_BACKWARD] = {backward_bytes, backward_unit},
     .pass[SDPA_PASS_SECOND] = {second_bytes, second_unit},
+    .tile = tile_of,
+    .pattern = {pattern_bytes, pattern_unit},
     .received_bytes = received_bytes,
     .received_sums = received_sums,
     .received = received_unit,

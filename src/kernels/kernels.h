@@ -153,6 +153,9 @@ struct sdpa_kernels {
     size_t (*forward_part_bytes)(const sdpa_problem *p);
     void (*forward_part)(const sdpa_unit *u, void *scratch, void *part);
     void (*forward_join)(const sdpa_unit *u, void *scratch, const void *parts, int64_t n_parts);
+    /* Not a pass: u->o has a row for each panel of queries, a column for each block of keys (drivers.h). */
+    sdpa_tile (*tile)(const sdpa_problem *p);
+    sdpa_unit_kernel pattern;
     /* The weights that keys receive, in two steps. The first fills `sums`, three reals for each lane of a unit of
      * queries. The second computes rows first_key .. first_key+n_keys-1, at most a block, of u->o (n_k, 2) from the
      * sums of all n_spans units of a head; it does not use u->i0 and u->n_i. */

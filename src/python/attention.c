@@ -135,6 +135,26 @@ static int make_received(sdpa_call *call, PyArrayObject **results) {
 
 static int run_received(sdpa_call *call) { return sdpa_call_run(call, sdpa_attention_received); }
 
+/* The kinds of the tiles, and a tile's rows and columns. */
+static int make_pattern(sdpa_call *call, PyArrayObject **results) {
+    sdpa_problem *p = &call->problem;
+    if (call->packed) {
+        PyErr_SetString(PyExc_ValueError, "cu_seqlens_q: expected None, since tiles belong to one sequence");
+        return -1;
+    }
+    const sdpa_tile tile = sdpa_attention_tile(p);
+    const npy_intp sizes[] = {(p->n_q + tile.rows - 1) / tile.rows, (p->n_k + tile.columns - 1) / tile.columns}, n = 2;
+    results[0] = sdpa_call_result(call, &p->o, 2, sizes, p->dtype, NULL);
+    results[1] = (PyArrayObject *)PyArray_EMPTY(1, &n, NPY_INT64, 0);
+    if (!results[0] || !results[1]) return -1;
+    int64_t *size = PyArray_DATA(results[1]);
+    size[0] = tile.rows;
+    size[1] = tile.columns;
+    return 0;
+}
+
+static int run_pattern(sdpa_call *call) { return sdpa_call_run(call, sdpa_attention_pattern); }
+
 /* ------------------------------------------------------------------------------------ derivatives */
 
 static int make_gradients(sdpa_call *call, PyArrayObject **results) {
@@ -189,6 +209,7 @@ SDPA_DEFINE(RECEIVED, attention_received)
 SDPA_DEFINE(STATISTICS, attention_statistics)
 SDPA_DEFINE(CHECK, check_attention)
 SDPA_DEFINE(CHECK_BACKWARD, check_attention_backward)
+SDPA_DEFINE(PATTERN, pattern)
 
 #define OPERANDS NAME_query, NAME_key, NAME_value
 #define BACKWARD_OPERANDS NAME_grad_out, OPERANDS, NAME_out, NAME_lse
@@ -225,6 +246,9 @@ int sdpa_attention_add(PyObject *module) {
         {CHECK_BACKWARD, "_check_attention_backward", SDPA_FUNCTION(check_attention_backward), IN(BACKWARD), 6,
          {BACKWARD_OPERANDS}, doc_check_attention_backward,
          NO_TYPE, 0, check_backward, NULL},
+        /* For sdpa.plot. */
+        {PATTERN, "_pattern", SDPA_FUNCTION(pattern), IN(STATISTICS), 2, {NAME_query, NAME_key}, doc_pattern,
+         NO_TYPE, 2, make_pattern, run_pattern},
     };
     /* clang-format on */
     return sdpa_entries_add(module, entries, sizeof entries / sizeof *entries);

@@ -100,6 +100,7 @@ enum sdpa_function {
     RECEIVED,
     CHECK,
     CHECK_BACKWARD,
+    PATTERN,
     MERGE,
     ADDITIVE,
     ADDITIVE_FORWARD,

@@ -4,8 +4,9 @@
 
 /* Takes the references in results. */
 static PyObject *returned(PyObject *module, const sdpa_entry *entry, PyArrayObject **results) {
-    if (entry->type != NO_TYPE) return sdpa_tuple(module, entry->type, entry->n_results, results);
-    PyObject *only = entry->n_results ? (PyObject *)results[0] : Py_NewRef(Py_None);
+    const int n = entry->n_results;
+    if (entry->type != NO_TYPE || n > 1) return sdpa_tuple(module, entry->type, n, results);
+    PyObject *only = n ? (PyObject *)results[0] : Py_NewRef(Py_None);
     results[0] = NULL;
     return only;
 }

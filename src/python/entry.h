@@ -15,7 +15,7 @@ typedef struct sdpa_entry {
     const char *doc;                        /* a block of doc/, with a line {OPTIONS} */
 
     /* The rest is for functions that sdpa_call_entry calls. */
-    enum sdpa_type type; /* of the named tuple; NO_TYPE: the only result itself, or None */
+    enum sdpa_type type; /* of the named tuple; NO_TYPE: a plain tuple, the only result itself, or None */
     int n_results;
     int (*prepare)(sdpa_call *call, PyArrayObject **results); /* checks what begin leaves, makes the results */
     int (*run)(sdpa_call *call);                              /* NULL: the function only checks */

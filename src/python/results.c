@@ -235,7 +235,11 @@ PyObject *sdpa_tuple(PyObject *module, enum sdpa_type type, int n, PyArrayObject
     for (int i = 0; fields && i < n; i++) {
         PyTuple_SetItem(fields, i, Py_NewRef(arrays[i] ? (PyObject *)arrays[i] : Py_None));
     }
-    if (fields) result = PyObject_Call(sdpa_state_of(module)->types[type], fields, NULL);
+    if (type == NO_TYPE) {
+        result = Py_XNewRef(fields);
+    } else if (fields) {
+        result = PyObject_Call(sdpa_state_of(module)->types[type], fields, NULL);
+    }
     Py_XDECREF(fields);
     sdpa_drop(n, arrays);
     return result;

@@ -41,7 +41,7 @@ int sdpa_call_run_with(sdpa_call *call, sdpa_driver_with *driver, const void *mo
 /* Drops the references to n arrays, some of which may be NULL, and sets them to NULL. */
 void sdpa_drop(int n, PyArrayObject **arrays);
 
-/* A named tuple of n arrays, with None for NULL. Takes the references. */
+/* A named tuple of n arrays, NO_TYPE: a plain one, with None for NULL. Takes the references. */
 PyObject *sdpa_tuple(PyObject *module, enum sdpa_type type, int n, PyArrayObject **arrays);
 
 #endif

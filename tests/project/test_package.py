@@ -50,7 +50,7 @@ def test_the_directory_is_the_public_names_alone():
     assert dir(sdpa) == sdpa.__all__
 
 
-MODULES = ("bias", "blocks", "interop", "reference")
+MODULES = ("bias", "blocks", "interop", "plot", "reference")
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -180,7 +180,8 @@ MAY_IMPORT = {
     "blocks": {"base"},
     "cache": {"base"},
     "mechanisms": {"base", "mechanisms"},
-    "sdpa": {"base", "bias", "blocks", "cache", "mechanisms", "interop", "reference"},
+    "plot": {"base", "plot"},
+    "sdpa": {"base", "bias", "blocks", "cache", "mechanisms", "interop", "plot", "reference"},
     "interop": {"base", "bias", "blocks", "cache", "mechanisms", "sdpa", "interop"},
     "reference": {"reference"},
     "__main__": set(),

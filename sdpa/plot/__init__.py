@@ -1,0 +1,12 @@
+"""Attention to look at: figures of weights, statistics and masks, and a page to walk through.
+
+The figures need matplotlib, which is imported when the first is drawn; `view` needs nothing.
+"""
+
+from sdpa.plot._figures import pattern, statistics, weights
+
+__all__ = ["pattern", "statistics", "weights"]
+
+
+def __dir__() -> list[str]:
+    return __all__

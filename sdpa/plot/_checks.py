@@ -1,0 +1,72 @@
+"""What figures and pages refuse before they draw."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def checked_weights(weights: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Weights as (heads, Lq, Lk) of float64."""
+    given = np.asarray(weights)
+    if given.ndim > 3:
+        first = ", ".join("0" * (given.ndim - 3))
+        raise ValueError(
+            f"weights: expected (Lq, Lk) or (heads, Lq, Lk), got {given.shape}; choose one batch "
+            f"entry, weights[{first}]"
+        )
+    if given.ndim < 2 or given.size == 0:
+        raise ValueError(
+            f"weights: expected (Lq, Lk) or (heads, Lq, Lk), none of them 0, got {given.shape}"
+        )
+    try:
+        found = given.astype(np.float64).reshape(-1, *given.shape[-2:])
+    except (TypeError, ValueError):
+        raise TypeError(f"weights: expected numbers, got {given.dtype}") from None
+    wrong = ~np.isfinite(found) | (found < 0)
+    if wrong.any():
+        head, query, key = (int(i) for i in np.argwhere(wrong)[0])
+        raise ValueError(
+            f"weights: expected finite numbers from 0 on, got {found[head, query, key]} in head "
+            f"{head}, query {query}, key {key}"
+        )
+    return found
+
+
+def checked_tokens(
+    query_tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, n_q: int, n_k: int
+) -> tuple[list[str] | None, list[str] | None]:
+    """The texts of queries and keys; those of keys are those of queries where there are as many."""
+    query = _tokens("query_tokens", query_tokens, n_q, "Lq")
+    if key_tokens is None and n_q == n_k:
+        return query, query
+    return query, _tokens("key_tokens", key_tokens, n_k, "Lk")
+
+
+def _tokens(name: str, tokens: Sequence[str] | None, n: int, size: str) -> list[str] | None:
+    if tokens is None:
+        return None
+    if isinstance(tokens, str):
+        raise TypeError(f"{name}: expected a sequence of {n} texts, got one text; write list(text)")
+    texts = [str(token) for token in tokens]
+    if len(texts) != n:
+        raise ValueError(f"{name}: expected {size} = {n} texts, got {len(texts)}")
+    return texts
+
+
+def hidden_pairs(mask: npt.ArrayLike, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """Which pairs of (heads, Lq, Lk) a mask of attention forbids."""
+    given = np.asarray(mask)
+    if given.dtype != bool and not np.issubdtype(given.dtype, np.floating):
+        raise TypeError(
+            f"mask: expected bool (True = attend) or floats that are added to the scores, got "
+            f"{given.dtype}"
+        )
+    hidden = ~given if given.dtype == bool else given == -np.inf
+    try:
+        return np.broadcast_to(hidden, shape)
+    except ValueError:
+        raise ValueError(
+            f"mask: expected a shape that broadcasts to {shape}, got {given.shape}"
+        ) from None

@@ -1,0 +1,319 @@
+"""Figures of weights, of their statistics, and of what masks leave to compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from math import ceil, sqrt
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sdpa import _core
+from sdpa.plot._checks import checked_tokens, checked_weights, hidden_pairs
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = "cividis"  # its lightness grows evenly, for every eye
+MOST_TOKENS = 64
+"""Of an axis that names each; longer ones name every second, third, ..."""
+
+# Colours of Okabe and Ito, "Color Universal Design" (2008).
+KINDS = ("skipped", "masked pair by pair", "computed whole")
+KIND_COLORS = ("#eeeeee", "#E69F00", "#0072B2")
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f"sdpa.plot needs matplotlib ({error}): pip install matplotlib"
+        ) from error
+
+    class NotebookFigure(Figure):
+        """Without pyplot, this method is all that IPython needs to show a figure."""
+
+        def _repr_png_(self) -> bytes:
+            data = BytesIO()
+            self.savefig(data, format="png", dpi=110)
+            return data.getvalue()
+
+    return NotebookFigure(figsize=(width, height), layout="constrained")
+
+
+def weights(
+    weights: npt.ArrayLike,
+    *,
+    query_tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    mask: npt.ArrayLike | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """Weights as maps: a row for each query, a column for each key, a map for each head.
+
+    Parameters
+    ----------
+    weights : (Lq, Lk) or (heads, Lq, Lk) array_like
+        Of `sdpa.attention_weights`. All maps share the colours, from 0 to the largest weight.
+    query_tokens : sequence of str, optional
+        Lq texts, which stand at the rows instead of numbers. Long axes name some of them only.
+    key_tokens : sequence of str, optional
+        Lk texts. None: `query_tokens`, where Lq = Lk.
+    mask : array_like, optional
+        `attn_mask` of the call, which broadcasts to `weights`; the pairs that it forbids are
+        hatched.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw one head. None: in a new figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        It shows itself in a notebook; `savefig` writes it.
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    TypeError
+        Weights are no numbers; tokens are one text; `mask` is neither bool nor floating.
+    ValueError
+        Weights have a batch axis, are NaN, infinite or negative; a shape or a number of tokens does
+        not fit; `ax` is given for several heads.
+
+    See Also
+    --------
+    view : The same as a page, with lines between tokens.
+
+    Examples
+    --------
+    >>> import numpy as np, sdpa
+    >>> x = np.eye(3)
+    >>> weights = sdpa.attention_weights(x, x, is_causal=True)
+    >>> figure = sdpa.plot.weights(weights, query_tokens=["the", "cat", "sat"])
+    >>> [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    ['the', 'cat', 'sat']
+    """
+    found = checked_weights(weights)
+    heads, n_q, n_k = found.shape
+    tokens = checked_tokens(query_tokens, key_tokens, n_q, n_k)
+    hidden = None if mask is None else hidden_pairs(mask, found.shape)
+    if ax is not None and heads > 1:
+        raise ValueError(f"ax: expected None for {heads} heads, got Axes; plot weights[0] alone")
+    if ax is None:
+        columns = ceil(sqrt(heads))
+        rows = ceil(heads / columns)
+        least, most_size = (3.6, 7.0) if heads == 1 else (2.2, 3.2)
+        size = min(max(least, 0.22 * max(n_q, n_k)), most_size)
+        figure = _figure(columns * size + 1.4, rows * size * min(max(n_q / n_k, 0.4), 2) + 0.8)
+        places = figure.subplots(rows, columns, squeeze=False).ravel()
+    else:
+        figure, places = ax.figure.get_figure(root=True), np.array([ax])
+    most = found.max() or 1.0
+    for head, (place, values) in enumerate(zip(places, found, strict=False)):
+        image = place.imshow(
+            values, vmin=0, vmax=most, cmap=COLORS, interpolation="nearest", aspect="auto"
+        )
+        if hidden is not None:
+            _hatch(place, hidden[head])
+        _label(place, tokens, values.shape)
+        if heads > 1:
+            place.set_title(f"head {head}", fontsize="medium")
+    for place in places[heads:]:
+        place.remove()
+    figure.colorbar(image, ax=list(places[:heads]), label="weight")
+    return figure
+
+
+def _label(
+    axes: Axes, tokens: tuple[list[str] | None, list[str] | None], shape: tuple[int, ...]
+) -> None:
+    axes.set(ylabel="query", xlabel="key")
+    for axis, texts, n in zip((axes.yaxis, axes.xaxis), tokens, shape, strict=True):
+        if texts is None:
+            from matplotlib.ticker import MaxNLocator
+
+            axis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+            continue
+        step = ceil(n / MOST_TOKENS)
+        # A dollar sign would begin a formula.
+        axis.set_ticks(range(0, n, step), [text.replace("$", r"\$") for text in texts[::step]])
+    if tokens[1] is not None:
+        axes.tick_params(axis="x", rotation=90)
+    if max(shape) > 16:
+        axes.tick_params(labelsize="x-small")
+
+
+def _hatch(axes: Axes, hidden: npt.NDArray[np.bool_]) -> None:
+    """Hatch pairs, as one shape: a rectangle for each run of them in a row."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    edges = np.diff(np.pad(hidden.astype(np.int8), ((0, 0), (1, 1))), axis=1)
+    (row, start), (_, stop) = np.nonzero(edges == 1), np.nonzero(edges == -1)
+    if len(row) == 0:
+        return
+    corners = ((start, row), (stop, row), (stop, row + 1), (start, row + 1), (start, row))
+    points = np.array([(x - 0.5, y - 0.5) for x, y in corners]).transpose(2, 0, 1)
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(row)
+    path = Path(points.reshape(-1, 2), codes)
+    patch = PathPatch(path, hatch="////", facecolor="#dddddd", edgecolor="#888888", linewidth=0)
+    patch.set_gid("forbidden")
+    axes.add_patch(patch)
+
+
+def statistics(rows: _core.AttentionStatistics) -> Figure:
+    """Entropy and largest weight of each row, by head and position.
+
+    Parameters
+    ----------
+    rows : AttentionStatistics
+        Of `sdpa.attention_statistics`, for (Lq, d) or (heads, Lq, d).
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Two maps with a row for each head and a column for each query: the entropy in nats, and the
+        largest weight.
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    TypeError
+        `rows` is no result of `sdpa.attention_statistics`.
+    ValueError
+        `rows` has a batch axis or no row, or holds NaN.
+
+    Examples
+    --------
+    >>> import numpy as np, sdpa
+    >>> x = np.random.default_rng(0).standard_normal((4, 32, 8))
+    >>> figure = sdpa.plot.statistics(sdpa.attention_statistics(x, x))
+    >>> [axes.get_title() for axes in figure.axes[:2]]
+    ['entropy, nats', 'largest weight']
+    """
+    if not isinstance(rows, _core.AttentionStatistics):
+        raise TypeError(
+            "rows: expected the result of sdpa.attention_statistics, got an instance of "
+            f"{type(rows).__name__}"
+        )
+    maps = [np.asarray(values, np.float64) for values in (rows.entropy, rows.max_weight)]
+    shape = maps[0].shape
+    if not 1 <= len(shape) <= 2 or maps[0].size == 0:
+        raise ValueError(
+            f"rows: expected (Lq) or (heads, Lq), none of them 0, got {shape}; choose one batch "
+            "entry of query and key"
+        )
+    if np.isnan(maps).any():
+        raise ValueError("rows: expected numbers, got nan: query or key is not finite")
+    n = shape[-1]
+    figure = _figure(8.0, 2.2 + 0.5 * (maps[0].size // n))
+    titles = ("entropy, nats", "largest weight")
+    for axes, values, title in zip(figure.subplots(2, 1), maps, titles, strict=True):
+        top = None if title.startswith("entropy") else 1.0
+        image = axes.imshow(
+            values.reshape(-1, n), vmin=0, vmax=top, cmap=COLORS, interpolation="nearest",
+            aspect="auto",
+        )  # fmt: skip
+        axes.set(title=title, xlabel="query", ylabel="head")
+        axes.locator_params(integer=True)
+        figure.colorbar(image, ax=axes)
+    return figure
+
+
+def pattern(shape: tuple[int, int], **options: Any) -> Figure:
+    """Which tiles of the scores an option or a mask skips: how the kernels classify them.
+
+    The kernels take the queries in panels and the keys in blocks. A tile, one panel by one block,
+    is skipped where no pair in it is visible, and masked pair by pair where some are. Tiles are
+    those of one head of at most 256 numbers a row, in float32, on this processor. Without
+    `invariant` a kernel's blocks begin at the first key that its queries see, not at multiples of
+    their size, so a `window` may skip up to one tile more than is shown.
+
+    Parameters
+    ----------
+    shape : (int, int)
+        Lq and Lk.
+    **options
+        Of `sdpa.attention_statistics`: attn_mask, where, is_causal, window, key_lengths,
+        query_offset, alibi_slopes, ...
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The title says how many tiles are computed.
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    TypeError, ValueError
+        `shape` is not two positive numbers; what `sdpa.attention_statistics` raises for the
+        options; a packed batch.
+
+    Notes
+    -----
+    A tile of which two options hide all pairs together, but neither alone, is computed with a mask.
+
+    Examples
+    --------
+    >>> import sdpa
+    >>> figure = sdpa.plot.pattern((1024, 1024), is_causal=True)
+    >>> figure.axes[0].get_ylabel()
+    'query'
+    """
+    n_q, n_k = _checked_shape(shape)
+    kinds, (rows, columns) = _tiles(n_q, n_k, options)
+    figure = _figure(5.6, 1.2 + 4.4 * min(max(n_q / n_k, 0.3), 2))
+    axes = figure.subplots()
+
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    edges = [np.minimum(np.arange(n + 1) * size, end) for n, size, end in zip(
+        kinds.shape, (rows, columns), (n_q, n_k), strict=True)]  # fmt: skip
+    line = 0.5 if max(kinds.shape) <= 128 else 0
+    axes.pcolormesh(
+        edges[1], edges[0], kinds, cmap=ListedColormap(KIND_COLORS), vmin=0, vmax=2,
+        edgecolors="white", linewidth=line,
+    )  # fmt: skip
+    axes.invert_yaxis()
+    computed = int((kinds > 0).sum())
+    axes.set(
+        xlabel="key",
+        ylabel="query",
+        title=f"{computed} of {kinds.size} tiles of {rows} queries by {columns} keys computed",
+    )
+    axes.title.set_fontsize("medium")
+    counts = [int((kinds == kind).sum()) for kind in range(3)]
+    handles = [
+        Patch(facecolor=color, edgecolor="#888888", label=f"{name}: {n}")
+        for color, name, n in zip(KIND_COLORS, KINDS, counts, strict=True)
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")
+    return figure
+
+
+def _checked_shape(shape: Any) -> tuple[int, int]:
+    try:
+        n_q, n_k = shape
+    except (TypeError, ValueError):
+        raise TypeError(f"shape: expected (Lq, Lk), got {shape!r}") from None
+    if not all(isinstance(n, int | np.integer) and n > 0 for n in (n_q, n_k)):
+        raise ValueError(f"shape: expected two positive integers, (Lq, Lk), got {shape!r}")
+    return int(n_q), int(n_k)
+
+
+def _tiles(
+    n_q: int, n_k: int, options: dict[str, Any]
+) -> tuple[npt.NDArray[np.uint8], tuple[int, int]]:
+    """The kinds of the tiles, 0 (no pair), 1 (some) or 2 (all), and a tile's queries and keys."""
+    # Nothing is read of the operands. 128: the d_k + d_v of a common head.
+    one = np.zeros((1, 1), np.float32)
+    query, key = (np.broadcast_to(one, (n, 128)) for n in (n_q, n_k))
+    kinds, (rows, columns) = _core._pattern(query, key, **options)
+    return kinds.astype(np.uint8), (int(rows), int(columns))

@@ -1,0 +1,270 @@
+"""The figures: what is in them, and the tiles that the kernels say they skip."""
+
+import sys
+
+import numpy as np
+import pytest
+from support.helpers import normal
+
+import sdpa
+
+pytest.importorskip("matplotlib")
+
+from matplotlib.figure import Figure
+
+from sdpa.plot import _figures
+
+
+def weights_of(rng, *shape, **options):
+    x = normal(rng, shape, np.float32)
+    return sdpa.attention_weights(x, x, **options)
+
+
+# ------------------------------------------------------------------------------------- weights
+
+
+@pytest.mark.parametrize(("shape", "maps"), [((5, 4), 1), ((1, 5, 4), 1), ((8, 5, 4), 8)])
+def test_each_head_is_a_map_and_all_share_one_colour_bar(rng, shape, maps):
+    weights = weights_of(rng, *shape)
+    figure = sdpa.plot.weights(weights)
+    *axes, bar = figure.axes
+    assert len(axes) == maps
+    for found, expected in zip(axes, weights.reshape(maps, 5, 5), strict=True):
+        (image,) = found.images
+        np.testing.assert_array_equal(image.get_array(), expected.astype(np.float64))
+        assert image.get_clim() == (0, weights.max())
+    assert bar.get_ylabel() == "weight"
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_tokens_stand_on_the_axes(rng):
+    tokens = ["a", "$b$", "c", "d", "e"]
+    figure = sdpa.plot.weights(weights_of(rng, 5, 4), query_tokens=tokens)
+    axes = figure.axes[0]
+    for labels in axes.get_yticklabels(), axes.get_xticklabels():
+        assert [label.get_text() for label in labels] == ["a", r"\$b\$", "c", "d", "e"]
+    weights = sdpa.attention_weights(np.zeros((2, 3)), np.zeros((4, 3)))
+    axes = sdpa.plot.weights(weights, key_tokens=list("wxyz")).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == list("wxyz")
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("query", "key")
+
+
+def test_long_axes_name_some_of_their_tokens(rng):
+    tokens = [str(i) for i in range(130)]
+    axes = sdpa.plot.weights(weights_of(rng, 130, 4), query_tokens=tokens).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == tokens[::3]
+
+
+def hatched(axes, shape):
+    """The pairs whose centres lie in what is hatched."""
+    (patch,) = [patch for patch in axes.patches if patch.get_gid() == "forbidden"]
+    assert patch.get_hatch()
+    centres = np.stack(np.meshgrid(*map(np.arange, shape[::-1])), -1).reshape(-1, 2)
+    return patch.get_path().contains_points(centres).reshape(shape)
+
+
+@pytest.mark.parametrize("kind", [bool, np.float32])
+def test_forbidden_pairs_are_hatched(rng, kind):
+    visible = rng.random((3, 5, 6)) < 0.5
+    visible[1] = True
+    mask = visible if kind is bool else np.where(visible, 0, -np.inf).astype(np.float32)
+    weights = sdpa.attention_weights(np.zeros((3, 5, 2)), np.zeros((3, 6, 2)), attn_mask=visible)
+    axes = sdpa.plot.weights(weights, mask=mask).axes
+    np.testing.assert_array_equal(hatched(axes[0], (5, 6)), ~visible[0])
+    assert not axes[1].patches
+    np.testing.assert_array_equal(hatched(axes[2], (5, 6)), ~visible[2])
+
+
+def test_one_head_can_be_drawn_in_axes_that_exist(rng):
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    assert sdpa.plot.weights(weights_of(rng, 5, 4), ax=right) is figure
+    assert len(right.images) == 1
+    assert not left.images
+
+
+def test_weights_that_are_all_zero_can_be_drawn():
+    assert sdpa.plot.weights(np.zeros((2, 3))).axes[0].images[0].get_clim() == (0, 1)
+
+
+NAN = np.full((2, 3, 3), 0.5)
+NAN[1, 2, 0] = np.nan
+REFUSED = {
+    "batch": (
+        {"weights": np.zeros((2, 8, 3, 3))},
+        r"weights: expected \(Lq, Lk\) or \(heads, Lq, Lk\), got \(2, 8, 3, 3\); "
+        r"choose one batch entry, weights\[0\]",
+    ),
+    "two-batches": ({"weights": np.zeros((2, 2, 8, 3, 3))}, r"weights: .*weights\[0, 0\]"),
+    "row": ({"weights": np.zeros(3)}, r"weights: expected .* got \(3,\)"),
+    "empty": ({"weights": np.zeros((0, 3))}, r"weights: expected .* got \(0, 3\)"),
+    "nan": ({"weights": NAN}, "weights: expected finite .* nan in head 1, query 2, key 0"),
+    "negative": ({"weights": -np.eye(3)}, "weights: expected .* from 0 on, got -1.0 in head 0"),
+    "texts": ({"weights": np.array([["a"]])}, "weights: expected numbers, got <U1"),
+    "one-text": ({"query_tokens": "abc"}, "query_tokens: expected a sequence of 3 texts"),
+    "few-tokens": ({"query_tokens": ["a"]}, "query_tokens: expected Lq = 3 texts, got 1"),
+    "key-tokens": ({"key_tokens": ["a"]}, "key_tokens: expected Lk = 3 texts, got 1"),
+    "mask-shape": ({"mask": np.ones((2, 3), bool)}, r"mask: expected a shape that broadcasts"),
+    "mask-dtype": ({"mask": np.ones((3, 3), int)}, "mask: expected bool .* got int64"),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(given, message):
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        sdpa.plot.weights(**{"weights": np.eye(3)} | given)
+
+
+def test_axes_for_several_heads_are_refused(rng):
+    with pytest.raises(ValueError, match=r"^ax: expected None for 2 heads, got Axes"):
+        sdpa.plot.weights(weights_of(rng, 2, 5, 4), ax=Figure().subplots())
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: sdpa.plot.weights(np.eye(3)),
+        lambda: sdpa.plot.statistics(sdpa.attention_statistics(np.eye(3), np.eye(3))),
+        lambda: sdpa.plot.pattern((3, 3)),
+    ],
+    ids=["weights", "statistics", "pattern"],
+)
+def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, draw):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"^sdpa\.plot needs matplotlib .*pip install matplotlib"):
+        draw()
+
+
+# ---------------------------------------------------------------------------------- statistics
+
+
+@pytest.mark.parametrize("heads", [(), (3,)])
+def test_statistics_are_maps_of_heads_and_positions(rng, heads):
+    x = normal(rng, (*heads, 7, 4), np.float32)
+    rows = sdpa.attention_statistics(x, x)
+    figure = sdpa.plot.statistics(rows)
+    for axes, values in zip(figure.axes, (rows.entropy, rows.max_weight), strict=False):
+        np.testing.assert_allclose(axes.images[0].get_array(), values.reshape(-1, 7))
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["entropy, nats", "largest weight"]
+
+
+def test_statistics_refused(rng):
+    with pytest.raises(TypeError, match=r"^rows: expected the result of .*, got .* ndarray"):
+        sdpa.plot.statistics(np.eye(3))
+    x = normal(rng, (2, 3, 4, 5), np.float32)
+    with pytest.raises(ValueError, match=r"^rows: expected .* got \(2, 3, 4\); choose one batch"):
+        sdpa.plot.statistics(sdpa.attention_statistics(x, x))
+    x = np.full((3, 2), np.nan)
+    with pytest.raises(ValueError, match=r"^rows: expected numbers, got nan"):
+        sdpa.plot.statistics(sdpa.attention_statistics(x, x))
+
+
+# ------------------------------------------------------------------------------------- pattern
+
+
+def counted(visible, rows, columns):
+    """The kinds of the tiles, from all pairs."""
+    n_q, n_k = visible.shape
+    tiles = [
+        [visible[i : i + rows, j : j + columns] for j in range(0, n_k, columns)]
+        for i in range(0, n_q, rows)
+    ]
+    return np.array([[int(tile.any()) + int(tile.all()) for tile in row] for row in tiles])
+
+
+def visible_pairs(n_q, n_k, options):
+    """The pairs that have any weight, from the definition."""
+    given = {"is_causal", "window", "key_lengths", "query_offset", "attn_mask", "where"}
+    zeros = [np.zeros((n, 1)) for n in (n_q, n_k)]
+    biased = sdpa.reference.attention_weights(
+        *zeros, stage="biased", **{name: options[name] for name in given & options.keys()}
+    )
+    return biased > -np.inf
+
+
+SHAPES = [(1, 1), (1, 4096), (7, 5), (48, 128), (200, 300), (301, 129), (500, 1030)]
+OPTIONS = {
+    "none": lambda rng, n_q, n_k: {},
+    "causal": lambda rng, n_q, n_k: {"is_causal": "upper_left"},
+    "lower-right": lambda rng, n_q, n_k: {"is_causal": "lower_right"},
+    "window": lambda rng, n_q, n_k: {"window": (n_k // 4, n_k // 8)},
+    "narrow": lambda rng, n_q, n_k: {"window": (0, 0)},
+    "offset": lambda rng, n_q, n_k: {"is_causal": True, "query_offset": n_k // 3},
+    "before": lambda rng, n_q, n_k: {"is_causal": True, "query_offset": -n_q // 2},
+    "lengths": lambda rng, n_q, n_k: {"key_lengths": n_k // 2},
+    "no-key": lambda rng, n_q, n_k: {"key_lengths": 0},
+    "random": lambda rng, n_q, n_k: {"attn_mask": rng.random((n_q, n_k)) < 0.999},
+    "blocks": lambda rng, n_q, n_k: {
+        "attn_mask": np.kron(rng.random((n_q // 64 + 1, n_k // 64 + 1)) < 0.5, np.ones((64, 64)))[
+            :n_q, :n_k
+        ].astype(bool)
+    },
+    "rows": lambda rng, n_q, n_k: {"attn_mask": rng.random((n_q, 1)) < 0.5},
+    "columns": lambda rng, n_q, n_k: {"attn_mask": np.arange(n_k) % 300 < 140},
+    "floats": lambda rng, n_q, n_k: {
+        "attn_mask": np.where(np.arange(n_k) % 300 < 140, np.float32(0.5), -np.float32(np.inf))
+    },
+    "alibi": lambda rng, n_q, n_k: {"alibi_slopes": 0.5, "is_causal": "upper_left"},
+    "invariant": lambda rng, n_q, n_k: {"invariant": True, "window": (n_k // 4, 0)},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_tiles_are_those_that_hold_visible_pairs(rng, isa, option, shape):
+    options = OPTIONS[option](rng, *shape)
+    kinds, tile = _figures._tiles(*shape, options)
+    np.testing.assert_array_equal(kinds, counted(visible_pairs(*shape, options), *tile))
+
+
+@pytest.mark.parametrize("shape", [(200, 300), (301, 700)], ids=str)
+def test_of_two_masks_a_tile_is_never_skipped_that_holds_a_pair(rng, isa, shape):
+    block = np.kron(rng.random((16, 16)) < 0.5, np.ones((64, 64), bool)) > 0
+    options = {
+        "attn_mask": block[: shape[0], : shape[1]],
+        "where": block.T[: shape[0], : shape[1]],
+        "is_causal": True,
+        "window": (100, None),
+    }
+    kinds, tile = _figures._tiles(*shape, options)
+    expected = counted(visible_pairs(*shape, options), *tile)
+    assert (expected[kinds == 0] == 0).all()
+    assert (expected[kinds == 2] == 2).all()
+    assert (kinds == 0).any()
+
+
+def test_heads_of_several_problems_have_their_own_tiles(rng):
+    query, key = np.zeros((3, 2, 200, 128)), np.zeros((3, 2, 300, 128))
+    lengths = np.array([300, 0, 130])
+    kinds, (rows, columns) = sdpa._core._pattern(query, key, key_lengths=lengths)
+    for entry, length in zip(kinds, lengths, strict=True):
+        visible = np.broadcast_to(np.arange(300) < length, (200, 300))
+        for head in entry:
+            np.testing.assert_array_equal(head, counted(visible, rows, columns))
+
+
+def test_the_pattern_shows_the_tiles():
+    figure = sdpa.plot.pattern((500, 700), is_causal=True)
+    kinds, (rows, columns) = _figures._tiles(500, 700, {"is_causal": True})
+    (mesh,) = figure.axes[0].collections
+    np.testing.assert_array_equal(mesh.get_array().reshape(kinds.shape), kinds)
+    title = (
+        f"{(kinds > 0).sum()} of {kinds.size} tiles of {rows} queries by {columns} keys computed"
+    )
+    assert figure.axes[0].get_title() == title
+    counts = [text.get_text().rpartition(": ")[2] for text in figure.legends[0].get_texts()]
+    assert counts == [str((kinds == kind).sum()) for kind in range(3)]
+
+
+def test_pattern_refused():
+    with pytest.raises(TypeError, match=r"^shape: expected \(Lq, Lk\), got 3"):
+        sdpa.plot.pattern(3)
+    with pytest.raises(ValueError, match=r"^shape: expected two positive integers.* got \(0, 3\)"):
+        sdpa.plot.pattern((0, 3))
+    with pytest.raises(ValueError, match=r"^attn_mask: expected a shape that broadcasts"):
+        sdpa.plot.pattern((3, 3), attn_mask=np.ones((2, 3, 3), bool))
+    with pytest.raises(ValueError, match=r"^cu_seqlens_q: expected None"):
+        sdpa._core._pattern(
+            np.zeros((4, 1, 8)), np.zeros((4, 1, 8)), cu_seqlens_q=[0, 2, 4], cu_seqlens_k=[0, 2, 4]
+        )

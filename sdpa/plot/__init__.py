@@ -4,8 +4,9 @@ The figures need matplotlib, which is imported when the first is drawn; `view` n
 """
 
 from sdpa.plot._figures import pattern, statistics, weights
+from sdpa.plot._view import View, view
 
-__all__ = ["pattern", "statistics", "weights"]
+__all__ = ["View", "pattern", "statistics", "view", "weights"]
 
 
 def __dir__() -> list[str]:

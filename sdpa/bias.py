@@ -25,6 +25,7 @@ from sdpa._arrays import (
 )
 from sdpa._compose import Upstream, checked_upstream, composed_backward
 from sdpa._options import T5Options
+from sdpa._repr import shown
 
 __all__ = [
     "T5Gradients",
@@ -199,6 +200,7 @@ def t5_relative_backward(
     return cast(Array, rounded(total, grad))
 
 
+@shown
 class T5Gradients(NamedTuple):
     """Gradients of attention with T5's bias, each with its argument's shape; None if not needed."""
 

@@ -11,10 +11,12 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from sdpa import _arguments, _core
 from sdpa._arguments import checked_float
 from sdpa._arrays import Array
+from sdpa._repr import shown
 
 __all__ = ["KVCache"]
 
 
+@shown
 class KVCache:
     """Keys and values of a batch of sequences, in memory that is allocated once.
 
@@ -114,6 +116,17 @@ class KVCache:
         self._counts = self._lengths  # of the last append
         self._count: int | None = 0  # that of all sequences, if they had the same
         self._set_lengths(self._lengths)
+
+    def _shown(self) -> tuple[dict[str, Any], str]:
+        batch, heads, capacity, d_k = self._key.shape
+        settings = {"batch": batch, "heads": heads, "d_k": d_k, "d_v": self._value.shape[-1]}
+        settings |= {"capacity": capacity, "dtype": self._key.dtype, "window": self.window}
+        held, appended = (
+            " to ".join(map(str, sorted({int(n.min()), int(n.max())}) if n.size else [0]))
+            for n in (self.lengths, self.positions)
+        )
+        size = (self._key.nbytes + self._value.nbytes) / 1e6
+        return settings, f"holds {held} positions of {appended} appended, in {size:.3g} MB"
 
     def copy(self) -> Self:
         """An equal cache that is independent of this one; so are those of `copy` and `pickle`.

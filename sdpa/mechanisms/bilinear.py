@@ -29,6 +29,7 @@ from sdpa._compose import (
     seeded,
 )
 from sdpa._options import BilinearOptions
+from sdpa._repr import shown
 
 __all__ = [
     "BilinearGradients",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 
+@shown
 class BilinearGradients(NamedTuple):
     """Gradients of bilinear attention, each with its argument's shape; None if not asked for."""
 

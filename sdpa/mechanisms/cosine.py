@@ -35,6 +35,7 @@ from sdpa._compose import (
     seeded,
 )
 from sdpa._options import CosineOptions
+from sdpa._repr import shown
 
 __all__ = [
     "CosineGradients",
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 
+@shown
 class CosineGradients(NamedTuple):
     """Gradients of cosine attention, each with its argument's shape; None if not asked for."""
 

@@ -23,6 +23,7 @@ from sdpa._arrays import (
     widened_options,
 )
 from sdpa._options import LayerOptions
+from sdpa._repr import settings, shown
 from sdpa.mechanisms._definition import Definition, Positions
 from sdpa.mechanisms._multi_head_arguments import checked_call
 from sdpa.mechanisms._projections import backward_placed, merged, product, project
@@ -35,6 +36,7 @@ __all__ = ["MultiHeadAttention", "MultiHeadForward", "MultiHeadGradients", "Mult
 _NEEDS = ("parameters", "x", "context", "attn_mask", "sinks")
 
 
+@shown
 class MultiHeadSaved(NamedTuple):
     """The data that `MultiHeadAttention.backward` needs from the forward call.
 
@@ -55,6 +57,7 @@ class MultiHeadSaved(NamedTuple):
     positions: Positions
 
 
+@shown
 class MultiHeadForward(NamedTuple):
     """Result of `MultiHeadAttention.forward`: out (..., L, d_model), and the data for backward."""
 
@@ -62,6 +65,7 @@ class MultiHeadForward(NamedTuple):
     saved: MultiHeadSaved
 
 
+@shown
 class MultiHeadGradients(NamedTuple):
     """Result of `MultiHeadAttention.backward`, each of its argument's shape; None if not needed."""
 
@@ -72,6 +76,7 @@ class MultiHeadGradients(NamedTuple):
     sinks: Array | None
 
 
+@shown
 class MultiHeadAttention(Definition):
     """Multi-head attention: softmax(Q K^T / c) V in every head, between projections.
 
@@ -161,6 +166,10 @@ class MultiHeadAttention(Definition):
     >>> for name, grad in grads.parameters.items():
     ...     layer.parameters[name] -= 0.01 * grad
     """
+
+    def _shown(self) -> tuple[dict[str, Any], str]:
+        held = [f"{name} {value.shape}" for name, value in self.parameters.items()]
+        return settings(self), f"parameters: {', '.join(held)}"
 
     def learning_rate_factors(self, optimiser: Literal["sgd", "adam"]) -> dict[str, float]:
         """Factors of each parameter's learning rate with which folding changes nothing.

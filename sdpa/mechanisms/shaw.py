@@ -23,6 +23,7 @@ from sdpa._arguments import checked_needs, checked_options, converted
 from sdpa._arrays import Array
 from sdpa._compose import checked_upstream, seeded
 from sdpa._options import ShawOptions
+from sdpa._repr import shown
 from sdpa.mechanisms._band import Backward, Problem, forward, unrounded
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 
+@shown
 class ShawGradients(NamedTuple):
     """Gradients of Shaw's attention, each with its argument's shape; None if not asked for."""
 

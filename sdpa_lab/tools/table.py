@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from html import escape
 from math import floor, log10
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -163,7 +165,8 @@ class Table:
         np.savez_compressed(path.with_name(path.name + ".npz"), **arrays)
         path.with_name(path.name + ".txt").write_text(f"{self}\n", encoding="utf-8")
 
-    def __str__(self) -> str:
+    def _grid(self) -> tuple[list[str], list[list[str]]]:
+        """The names of the columns, and the texts of each row."""
         header, cells = [], []
         for name, column in self._cells.items():
             header.append(name)
@@ -172,8 +175,26 @@ class Table:
             if any(law is not None for law in laws):
                 header.append("predicted")
                 cells.append(["" if law is None else number(law) for law in laws])
-        rows = [list(row) for row in zip(*cells, strict=True)]
-        return "\n".join(filter(None, [self.title, layout(header, rows)]))
+        return header, [list(row) for row in zip(*cells, strict=True)]
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, [self.title, layout(*self._grid())]))
+
+    def __repr__(self) -> str:
+        names = ", ".join(self._grid()[0])
+        text = f"Table {self.title!r}, {len(self)} rows: {names}"
+        return "\n".join(wrap(text, 88, max_lines=4, subsequent_indent="    "))
+
+    def _repr_html_(self) -> str:
+        header, rows = self._grid()
+
+        def line(tag: str, texts: list[str]) -> str:
+            return f"<tr>{''.join(f'<{tag}>{escape(text)}</{tag}>' for text in texts)}</tr>"
+
+        return (
+            f"<table><caption>{escape(self.title)}</caption><thead>{line('th', header)}</thead>"
+            f"<tbody>{''.join(line('td', row) for row in rows)}</tbody></table>"
+        )
 
 
 def _estimated(cell: Cell, level: float) -> Estimate | str | float:

@@ -12,6 +12,36 @@
 #include "softmax.h"
 #include "xla.h"
 
+/* What a result shows of itself, by a function of sdpa._repr, which `import sdpa` does not load. */
+static PyObject *shown(PyObject *result, const char *function) {
+    PyObject *module = PyImport_ImportModule("sdpa._repr");
+    PyObject *text = module ? PyObject_CallMethod(module, function, "(O)", result) : NULL;
+    Py_XDECREF(module);
+    return text;
+}
+
+static PyObject *result_text(PyObject *result, PyObject *nothing) {
+    (void)nothing;
+    return shown(result, "result_text");
+}
+
+static PyObject *result_html(PyObject *result, PyObject *nothing) {
+    (void)nothing;
+    return shown(result, "result_html");
+}
+
+static int add_methods(PyObject *type) {
+    static PyMethodDef methods[] = {{"__repr__", result_text, METH_NOARGS, NULL},
+                                    {"_repr_html_", result_html, METH_NOARGS, NULL}};
+    int failed = 0;
+    for (int i = 0; i < 2 && !failed; i++) {
+        PyObject *method = PyDescr_NewMethod((PyTypeObject *)type, &methods[i]);
+        failed = method ? PyObject_SetAttrString(type, methods[i].ml_name, method) : -1;
+        Py_XDECREF(method);
+    }
+    return failed;
+}
+
 /* A named tuple class that sdpa exports: new reference. */
 static PyObject *named_tuple_type(PyObject *module, const char *name, const char *fields, const char *doc) {
     PyObject *collections = PyImport_ImportModule("collections"), *type = NULL, *text = NULL;
@@ -19,7 +49,8 @@ static PyObject *named_tuple_type(PyObject *module, const char *name, const char
     PyObject *args = Py_BuildValue("(ss)", name, fields), *keywords = Py_BuildValue("{s:s}", "module", "sdpa");
     if (make && args && keywords) type = PyObject_Call(make, args, keywords);
     if (type) text = PyUnicode_FromString(doc);
-    if (!text || PyObject_SetAttrString(type, "__doc__", text) < 0 || PyModule_AddObjectRef(module, name, type) < 0) {
+    if (!text || PyObject_SetAttrString(type, "__doc__", text) < 0 || add_methods(type) < 0 ||
+        PyModule_AddObjectRef(module, name, type) < 0) {
         Py_CLEAR(type);
     }
     Py_XDECREF(text);

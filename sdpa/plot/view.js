@@ -54,18 +54,34 @@ const View = (() => {
     });
   }
 
+  // The bytes of a head on (rows, columns) pixels; one that covers several weights has the largest.
+  function pooled(head, rows, columns) {
+    const result = new Uint8Array(rows * columns);
+    for (let i = 0; i < queries; i++) {
+      const row = Math.floor((i * rows) / queries) * columns;
+      for (let j = 0; j < keys; j++) {
+        const pixel = row + Math.floor((j * columns) / keys);
+        result[pixel] = Math.max(result[pixel], at(head, i, j));
+      }
+    }
+    return result;
+  }
+
   function drawMaps() {
     const colors = palette();
-    const size = queries * keys;
+    const ratio = window.devicePixelRatio || 1;
     maps.forEach(({ figure, canvas }, head) => {
       figure.hidden = !shown.has(head);
       if (figure.hidden) return;
+      const box = canvas.getBoundingClientRect();
+      canvas.width = Math.min(keys, Math.ceil(box.width * ratio));
+      canvas.height = Math.min(queries, Math.ceil(box.height * ratio));
       const context = canvas.getContext("2d");
-      const image = context.createImageData(keys, queries);
-      for (let k = 0; k < size; k++) {
-        const [r, g, b] = colors[bytes[head * size + k]];
+      const image = context.createImageData(canvas.width, canvas.height);
+      pooled(head, canvas.height, canvas.width).forEach((byte, k) => {
+        const [r, g, b] = colors[byte];
         image.data.set([r, g, b, 255], 4 * k);
-      }
+      });
       context.putImageData(image, 0, 0);
     });
     find("#scale i").style.background =
@@ -74,7 +90,7 @@ const View = (() => {
 
   function addMap(head) {
     const label = `Head ${head}: ${queries} queries by ${keys} keys; arrow keys move the pair`;
-    const canvas = make("canvas", { width: keys, height: queries, ariaHidden: "true" });
+    const canvas = make("canvas", { ariaHidden: "true" });
     canvas.style.aspectRatio = `${keys} / ${clamp(queries, keys / 8, 2 * keys)}`;
     const [row, column] = ["row", "column"].map((className) => make("i", { className }));
     const map = make("div", { className: "map", tabIndex: 0 }, canvas, row, column);
@@ -332,7 +348,8 @@ const View = (() => {
     find("[data-shows=largest]").textContent = text(largest);
     find("#precision").textContent =
       `8 bits a weight: values are within ${text(largest / 255)}, small ones closer; ` +
-      `those below ${text(weight(0.5))} show as 0. Colours and lines follow the square root of a weight.`;
+      `those below ${text(weight(0.5))} show as 0. Colours and lines follow the square root of a weight. ` +
+      "A pixel of a map that covers several weights shows the largest.";
     addHeads();
     addLeast();
     for (let head = 0; head < heads; head++) addMap(head);
@@ -348,7 +365,10 @@ const View = (() => {
     };
     find("#queries").addEventListener("keydown", pressed);
     box.addEventListener("scroll", drawLinesSoon);
-    window.addEventListener("resize", drawLinesSoon);
+    window.addEventListener("resize", () => {
+      drawMaps();
+      drawLinesSoon();
+    });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showAll);
     showAll();
     document.body.dataset.ready = "";

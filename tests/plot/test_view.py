@@ -252,6 +252,23 @@ def test_the_largest_page_works(context, rng, tmp_path):
         assert abs(np.array(found) - weights[7, 511]).max() <= weights.max() / 255
 
 
+def test_a_small_map_shows_the_largest_weight_of_each_pixel(context, tmp_path):
+    weights = np.eye(700)
+    path = sdpa.plot.view(weights).save(tmp_path / "page.html")
+    with opened(context, path) as page:
+        page.wait_for_selector("body[data-ready]")
+        width, height, diagonal = page.evaluate(
+            """(() => { const canvas = document.querySelector(".map canvas");
+            const { width, height } = canvas;
+            const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+            const at = (i) => [...data.slice(4 * i * (width + 1), 4 * i * (width + 1) + 3)];
+            return [width, height, Array.from({ length: width }, (_, i) => at(i))]; })()"""
+        )
+        assert width == height < 700
+        assert len({tuple(color) for color in diagonal}) == 1
+        assert tuple(diagonal[0]) in {(0x00, 0x26, 0x3B), (0xEA, 0xF6, 0xFF)}
+
+
 def test_more_heads_than_fit_are_a_click_away(context, rng, tmp_path):
     path = sdpa.plot.view(weights_of(rng, 12, 5, 4)).save(tmp_path / "page.html")
     with opened(context, path) as page:

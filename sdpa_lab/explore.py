@@ -209,11 +209,10 @@ def plot_explored(explored: Explored) -> Figure:
     figure, axes = style.subplots(2, 3, size=(3.7, 2.9))
     (histogram, weights, gradients), (entropy, jacobian, numbers) = axes
     _plot_scores(histogram, explored)
-    image = weights.imshow(explored.weights, vmin=0, vmax=1, interpolation="nearest")
+    sdpa.plot.weights(explored.weights, ax=weights)
+    weights.images[0].set_clim(0, 1)  # the same colours at every setting
     weights.grid(visible=False)
-    weights.locator_params(integer=True)
-    weights.set(xlabel="key", ylabel="query", title="weights")
-    figure.colorbar(image, ax=weights)
+    weights.set_title("weights")
 
     names = list(explored.gradients)
     gradients.boxplot([np.maximum(g, 1e-8) for g in explored.gradients.values()], whis=(0, 100))

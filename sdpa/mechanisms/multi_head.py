@@ -168,8 +168,8 @@ class MultiHeadAttention(Definition):
     """
 
     def _shown(self) -> tuple[dict[str, Any], str]:
-        held = [f"{name} {value.shape}" for name, value in self.parameters.items()]
-        return settings(self), f"parameters: {', '.join(held)}"
+        numbers = sum(value.size for value in self.parameters.values())
+        return settings(self), f"parameters {', '.join(self.parameters)}: {numbers:,} numbers"
 
     def learning_rate_factors(self, optimiser: Literal["sgd", "adam"]) -> dict[str, float]:
         """Factors of each parameter's learning rate with which folding changes nothing.

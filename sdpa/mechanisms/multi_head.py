@@ -169,7 +169,7 @@ class MultiHeadAttention(Definition):
 
     def _shown(self) -> tuple[dict[str, Any], str]:
         numbers = sum(value.size for value in self.parameters.values())
-        return settings(self), f"parameters {', '.join(self.parameters)}: {numbers:,} numbers"
+        return settings(self), f"{numbers:,} numbers in {len(self.parameters)} parameters"
 
     def learning_rate_factors(self, optimiser: Literal["sgd", "adam"]) -> dict[str, float]:
         """Factors of each parameter's learning rate with which folding changes nothing.

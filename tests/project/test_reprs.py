@@ -75,7 +75,22 @@ OBJECTS = {
         LAYER,
         "MultiHeadAttention(d_model=64, heads=8, kv_heads=2, d_k=8, d_v=8, d_context=64,\n"
         "    scale='learned', dtype=float32)\n"
-        "parameters w_query, w_key, w_value, w_out, scale: 10,248 numbers",
+        "10,248 numbers in 5 parameters",
+    ),
+    "whole-layer": (
+        sdpa.MultiHeadAttention(
+            64,
+            8,
+            kv_heads=2,
+            d_context=32,
+            bias=True,
+            qk_norm=True,
+            rotary=True,
+            rotary_interleaved=True,
+            scale="learned",
+            init="xavier_normal",
+        ),
+        "MultiHeadAttention(d_model=64, heads=8, kv_heads=2, d_k=8, d_v=8, d_context=32,",
     ),
     "table": (
         lab.Table("Widths & more", [{"d_k": 4, "variance": 1.0}, {"d_k": 64, "variance": 2.0}]),

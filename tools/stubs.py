@@ -54,6 +54,7 @@ RESULTS = {
     "_check_attention": "None",
     "_check_attention_backward": "None",
     "_close_pool": "None",
+    "_hint": "str",
     "_isas": "dict[str, bool]",
     "_options": "tuple[tuple[str, str, str, bool, str, tuple[str, ...], str | None], ...]",
     "_xla_arguments": "dict[str, Any]",

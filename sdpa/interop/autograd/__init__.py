@@ -17,13 +17,16 @@ incoming gradient.
 
 Where a derivative comes from
 -----------------------------
-============================== =====================================================================
-reverse                        `attention_backward`
-forward                        `attention_jvp`
-reverse of reverse, reverse    `attention_double_backward`, which serves for all three because the
-of forward, forward of reverse Hessian of <g, out> is symmetric
-all others                     autograd itself, through a formula composed of its operations
-============================== =====================================================================
+=================== ================================================================================
+Order               Function
+=================== ================================================================================
+reverse             `attention_backward`
+forward             `attention_jvp`
+reverse of reverse  `attention_double_backward`
+reverse of forward  the same, since the Hessian of <g, out> is symmetric
+forward of reverse  the same
+all others          autograd itself, through a formula composed of its operations
+=================== ================================================================================
 
 The derivatives in the last line (forward over forward, third derivatives, tangents of lse) hold the
 (Lq, Lk) matrix, and a NaN or Inf in a masked key or value reaches their result.

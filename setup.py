@@ -247,5 +247,8 @@ setup(
     options={
         **({"bdist_wheel": {"py_limited_api": "cp311"}} if GIL_BUILD else {}),
         **({"build_ext": {"compiler": "mingw32"}} if WINDOWS else {}),
+        # The clone on Python's path. A finder, the default, loses to any folder named sdpa, such as
+        # the clone itself, in the folder where Python starts.
+        "editable_wheel": {"mode": "compat"},
     },
 )

@@ -6,7 +6,7 @@ python -m benchmarks.beyond plot                           the model, drawn with
 python -m benchmarks.beyond pictures                       Dask's dashboard while a job runs
 
 Figures and pictures go to docs/beyond_memory and into its page, or to the folder after --save.
-Needs pip install 'sdpa[dask]'; plot also 'sdpa[lab]', pictures 'sdpa[browser]', bokeh, chromium.
+Needs pip install '.[dask]'; plot also '.[lab]', pictures '.[browser]', bokeh, chromium.
 """
 
 import argparse

@@ -65,7 +65,7 @@ int main(void) {
     peak = 2.0 * VL * SUMS_AT_ONCE * STEPS / peak;
     printf("peak %.1f GF/s\n", peak / 1e9);
     for (int d = 32; d <= MOST_D; d *= 2) {
-        const int64_t row = packed_row(d);
+        const int64_t row = row_stride(d);
         for (int i = 0; i < QUERIES * d; i++) x[i] = (float)rand() / (float)RAND_MAX - 0.5f;
         for (int i = 0; i < KEYS * row; i++) y[i] = (float)rand() / (float)RAND_MAX - 0.5f;
         memset(c, 0, sizeof c);

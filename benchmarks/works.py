@@ -183,6 +183,23 @@ def decode(setting: Setting) -> Iterator[Work]:
 
         yield Work("decode", f"{name} keys, {heads} heads, d = {d}", narrow)
 
+    def append() -> Contenders:
+        """Beside 200 positions; a window, so that the cache never fills up."""
+        held, new = (operands(12, n, 64)[1:3] for n in (200, 1))
+        cache = sdpa.KVCache(1, 12, 64, capacity=1024, window=(200, 0))
+        cache.append(*held)
+        size = 2.0 * (new[0].nbytes + new[1].nbytes)
+
+        def join() -> object:
+            return [np.concatenate(pair, axis=2) for pair in zip(held, new, strict=True)]
+
+        return {
+            "sdpa": Contender(lambda: cache.append(*new), bytes=size),
+            "numpy": Contender(join, bytes=size),
+        }
+
+    yield Work("decode", "a token into a cache, 12 heads", append)
+
 
 def options(setting: Setting) -> Iterator[Work]:
     """What should cost nothing extra, beside the ordinary call ("plain"), per FLOP."""

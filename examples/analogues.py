@@ -6,7 +6,7 @@ What followed after three days like the last three? Each day is a query, the day
 keys, and the value of a key is the change to the day after it: Nadaraya and Watson's estimate
 (1964) with a Gaussian kernel. The series are synthetic.
 
-Needs xarray and pip install 'sdpa[dask]'.
+Needs pip install '.[dask]' xarray.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def main():
     try:
         import xarray
     except ImportError:
-        raise SystemExit("analogues.py needs xarray: pip install xarray 'sdpa[dask]'") from None
+        raise SystemExit("analogues.py needs xarray: pip install '.[dask]' xarray") from None
     rng = np.random.default_rng(0)
     days = np.datetime64("2015-01-01") + np.arange(options.days)
     temperature = xarray.DataArray(

@@ -1,6 +1,6 @@
 """Train a two-layer causal model on the docstrings of the installed Python, with NumPy alone.
 
-python examples/characters.py [--seed 0] [--steps 500]; needs pip install 'sdpa[lab]'.
+python examples/characters.py [--seed 0] [--steps 500]; needs pip install '.[lab]'.
 """
 
 import argparse

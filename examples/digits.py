@@ -1,6 +1,6 @@
 """Train a small attention classifier on images of handwritten digits, with NumPy alone.
 
-python examples/digits.py [--seed 0] [--steps 600]; needs pip install 'sdpa[lab]'.
+python examples/digits.py [--seed 0] [--steps 600]; needs pip install '.[lab]'.
 """
 
 import argparse

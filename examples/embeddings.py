@@ -5,7 +5,7 @@ curl -d '{"texts": ["A cat sleeps.", "A kitten naps."]}' http://127.0.0.1:8080/e
 
 Requests that arrive together are computed together, their texts packed without padding. At most
 `--waiting` requests wait; a further one is answered with 503 at once. On Ctrl-C or SIGTERM the
-service answers the accepted requests, then ends. Server and weights: pip install 'sdpa[model]' and
+service answers the accepted requests, then ends. Server and weights: pip install '.[model]' and
 make models.
 """
 
@@ -20,7 +20,7 @@ try:
     from aiohttp import web
 except ImportError:
     raise SystemExit(
-        "embeddings.py was skipped: it needs aiohttp: make models, or pip install 'sdpa[model]'"
+        "embeddings.py was skipped: it needs aiohttp: make models, or pip install aiohttp"
     ) from None
 
 from sdpa_lab.minilm import MODEL, MiniLM

@@ -2,7 +2,7 @@
 
 python examples/long_context.py [--tokens 262144] [--folder a/folder] [--check 3]
 
-Query, key, value and result are Zarr arrays: pip install 'sdpa[dask]'. The matrix of scores would
+Query, key, value and result are Zarr arrays: pip install '.[dask]'. The matrix of scores would
 have 69 billion entries. The arrays, 268 MB, are written to the folder, a temporary one by default.
 """
 
@@ -50,7 +50,7 @@ def written(folder, tokens):
     try:
         import zarr
     except ImportError:
-        raise SystemExit("long_context.py needs zarr: pip install 'sdpa[dask]'") from None
+        raise SystemExit("long_context.py needs zarr: pip install zarr") from None
     rng = np.random.default_rng(0)
     stores = {}
     for name in ("query", "key", "value", "out"):

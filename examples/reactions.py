@@ -5,7 +5,7 @@ python examples/reactions.py ["CCO.CC(=O)Cl>>CCOC(C)=O" ...]
 RXNMapper (Schwaller et al., "Extraction of organic chemistry grammar from unsupervised learning of
 chemical reactions", Science Advances 7 (2021)) is an ALBERT that guesses masked tokens of reactions
 written as SMILES. Head 5 of its layer 10 attends from each atom of the product to the same atom in
-the reactants. Weights: pip install 'sdpa[model]' and make models; they are read without PyTorch.
+the reactants. Weights: pip install '.[model]' and make models; they are read without PyTorch.
 The reaction is taken as it is written; RXNMapper itself first rewrites it with RDKit.
 """
 

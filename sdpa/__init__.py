@@ -17,6 +17,8 @@ from sdpa._core import (
     AttentionSecondGradients,
     AttentionStatistics,
     AttentionTangent,
+    LogsumexpForward,
+    LogsumexpGradients,
     __version__,
     additive_attention,
     additive_attention_backward,
@@ -44,7 +46,7 @@ from sdpa._core import (
 )
 
 if TYPE_CHECKING:
-    from sdpa import bias, blocks
+    from sdpa import bias, blocks, interop, reference
     from sdpa.cache import KVCache
     from sdpa.mechanisms.bilinear import (
         BilinearGradients,
@@ -83,6 +85,8 @@ __all__ = [
     "BilinearGradients",
     "CosineGradients",
     "KVCache",
+    "LogsumexpForward",
+    "LogsumexpGradients",
     "MultiHeadAttention",
     "MultiHeadForward",
     "MultiHeadGradients",
@@ -109,11 +113,13 @@ __all__ = [
     "cosine_attention_backward",
     "cosine_attention_forward",
     "get_num_threads",
+    "interop",
     "log_softmax",
     "log_softmax_backward",
     "logsumexp",
     "logsumexp_backward",
     "merge_attention",
+    "reference",
     "rotary_embedding",
     "rotary_embedding_backward",
     "scaled_dot_product_attention",
@@ -152,7 +158,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("bias", "blocks"):
+    if name in ("bias", "blocks", "interop", "reference"):
         return importlib.import_module(f"sdpa.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'sdpa' has no attribute '{name}'")
@@ -162,7 +168,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__
 
 
 atexit.register(_core._close_pool)

@@ -6,6 +6,7 @@ Integers saturate: one beyond int64 becomes the nearest that int64 holds, so tha
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import numbers
@@ -21,6 +22,7 @@ from sdpa import _core
 from sdpa._arrays import Array, native
 
 Choice = TypeVar("Choice", bound=str)
+Shape = tuple[int, ...]
 Integers = NDArray[np.int64]
 Window = tuple[int | None, int | None]
 Alignment = Literal["none", "upper_left", "lower_right"]
@@ -70,9 +72,41 @@ _ARRAYS = {
 _NUMBER = (numbers.Number, str)  # a string is refused where the number is read
 
 
+def checked_rows(name: str, x: Array, axes: str) -> None:
+    """Raise a ValueError for an array of fewer than two axes, of which `axes` are the last."""
+    if x.ndim < 2:
+        remedy = f"; write {name}[None]" if x.ndim else ""
+        raise ValueError(
+            f"{name}: expected at least two axes, (..., {axes}), got {x.shape}{remedy}"
+        )
+
+
+def checked_broadcast(name: str, own: Shape, shape: Shape) -> None:
+    """Raise a ValueError for a shape that does not broadcast to another, with an index that helps.
+
+    The index adds axes behind the first ones.
+    """
+    if _broadcasts(own, shape):
+        return
+    remedy, added = "", len(shape) - len(own)
+    for lead in range(len(own), 0, -1):
+        if added > 0 and _broadcasts(own[:lead] + (1,) * added + own[lead:], shape):
+            index = [":"] * lead + ["None"] * added + [":"] * (len(own) - lead)
+            remedy = f"; write {name}[{', '.join(index)}]"
+    raise ValueError(f"{name}: expected a shape that broadcasts to {shape}, got {own}{remedy}")
+
+
+def _broadcasts(own: Shape, shape: Shape) -> bool:
+    try:
+        return np.broadcast_shapes(own, shape) == shape
+    except ValueError:
+        return False
+
+
 def checked_float(name: str, x: Array) -> None:
     """Raise a TypeError for a dtype that the kernels do not accept."""
-    _check_dtype(name, x.dtype, x.dtype)
+    is_real = x.dtype.kind in "iuf"
+    _check_dtype(name, x.dtype, x.dtype, f"; write {name}.astype(np.float32)" if is_real else "")
 
 
 def float_dtype(name: str, value: DTypeLike) -> np.dtype[Any]:
@@ -85,9 +119,16 @@ def float_dtype(name: str, value: DTypeLike) -> np.dtype[Any]:
     return cast(np.dtype[Any], dtype)
 
 
-def _check_dtype(name: str, dtype: np.dtype[Any] | None, got: object) -> None:
-    if dtype is None or dtype.name not in ("float16", "bfloat16", "float32", "float64"):
-        raise TypeError(f"{name}: expected float16, bfloat16, float32 or float64, got {got}")
+def _check_dtype(name: str, dtype: np.dtype[Any] | None, got: object, remedy: str = "") -> None:
+    if dtype is None or not _is_float(dtype):
+        raise TypeError(
+            f"{name}: expected float16, bfloat16, float32 or float64, got {got}{remedy}"
+        )
+
+
+@functools.lru_cache(64)  # the name of a dtype takes microseconds
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in ("float16", "bfloat16", "float32", "float64")
 
 
 def checked_options(

@@ -34,7 +34,11 @@ def is_narrow(dtype: np.dtype[Any]) -> bool:
 
 def widen(x: Array) -> Array:
     """x in the compute type; broadcast axes stay broadcast."""
-    dtype = compute_type(x.dtype)
+    return _converted(x, compute_type(x.dtype))
+
+
+@np.errstate(over="ignore")
+def _converted(x: Array, dtype: np.dtype[Any]) -> Array:
     if x.dtype == dtype:
         return x
     return np.broadcast_to(distinct(x).astype(dtype), x.shape)
@@ -46,12 +50,12 @@ def distinct(x: Array, axes: int | None = None) -> Array:
     return x[tuple(slice(0, 1) if stride == 0 and n > 1 else slice(None) for stride, n in sizes)]
 
 
-def widened_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options for widened operands: an additive mask of 16 bits is widened as well."""
+def widened_options(options: dict[str, Any], dtype: np.dtype[Any]) -> dict[str, Any]:
+    """The options for operands widened from `dtype`: an additive mask has their compute type."""
     mask = options.get("attn_mask")
     if mask is None or mask.dtype == bool:
         return options
-    return options | {"attn_mask": widen(mask)}
+    return options | {"attn_mask": _converted(mask, compute_type(dtype))}
 
 
 @np.errstate(all="ignore")

@@ -26,7 +26,7 @@ def forward(
     query: Array, key: Array, value: Array, options: dict[str, Any], like: Array
 ) -> _core.AttentionForward:
     """attention_forward of widened operands, out in the dtype of `like`."""
-    out, lse = _core.attention_forward(query, key, value, **widened_options(options))
+    out, lse = _core.attention_forward(query, key, value, **widened_options(options, query.dtype))
     return _core.AttentionForward(cast(Array, rounded(out, like)), lse)
 
 
@@ -74,5 +74,5 @@ def composed_backward(
     """attention_backward of widened operands."""
     return _core.attention_backward(
         upstream.grad_out, *operands, upstream.out, upstream.lse, grad_lse=upstream.grad_lse,
-        needs=tuple(needs), **widened_options(options),
+        needs=tuple(needs), **widened_options(options, operands[0].dtype),
     )  # fmt: skip

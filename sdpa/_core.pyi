@@ -57,6 +57,14 @@ class AttentionTangent(NamedTuple):
     out: NDArray[Any]
     out_t: NDArray[Any]
 
+class LogsumexpForward(NamedTuple):
+    lse: NDArray[Any]
+    sign: NDArray[Any]
+
+class LogsumexpGradients(NamedTuple):
+    x: NDArray[Any]
+    b: NDArray[Any]
+
 def additive_attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -359,17 +367,48 @@ def log_softmax(
 def log_softmax_backward(
     grad: ArrayLike, log_weights: ArrayLike, axis: _Axis = -1, *, temperature: float = 1.0
 ) -> NDArray[Any]: ...
+@overload
 def logsumexp(
     x: ArrayLike,
     axis: _Axis = -1,
     *,
+    b: ArrayLike | None = None,
+    return_sign: Literal[False] = False,
     where: ArrayLike | None = None,
     keepdims: bool = False,
     out: NDArray[Any] | None = None,
 ) -> NDArray[Any]: ...
+@overload
+def logsumexp(
+    x: ArrayLike,
+    axis: _Axis = -1,
+    *,
+    b: ArrayLike | None = None,
+    return_sign: Literal[True],
+    where: ArrayLike | None = None,
+    keepdims: bool = False,
+    out: NDArray[Any] | None = None,
+) -> LogsumexpForward: ...
+@overload
 def logsumexp_backward(
-    grad: ArrayLike, x: ArrayLike, lse: ArrayLike, axis: _Axis = -1
+    grad: ArrayLike,
+    x: ArrayLike,
+    lse: ArrayLike,
+    axis: _Axis = -1,
+    *,
+    b: None = None,
+    sign: ArrayLike | None = None,
 ) -> NDArray[Any]: ...
+@overload
+def logsumexp_backward(
+    grad: ArrayLike,
+    x: ArrayLike,
+    lse: ArrayLike,
+    axis: _Axis = -1,
+    *,
+    b: ArrayLike,
+    sign: ArrayLike | None = None,
+) -> LogsumexpGradients: ...
 def merge_attention(
     outs: Sequence[ArrayLike] | NDArray[Any], lses: Sequence[ArrayLike] | NDArray[Any]
 ) -> AttentionForward: ...

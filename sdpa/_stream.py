@@ -1,15 +1,20 @@
 """Attention block by block: the place of a block in the whole, the keys it sees, and reading ahead.
 
 Each block of the (Lq, Lk) matrix of scores is a separate call. Its options are those of the whole
-call, moved to the block's corner by `Whole`. `stream` reads one block while another is computed.
+call, moved to the block's corner by `ScoreMatrix`. `stream` reads one block while another is
+computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -123,8 +128,8 @@ class Mask(Operand):
 # ------------------------------------------------------------------------------- places
 
 
-class Whole:
-    """One call of attention, and the calls for its blocks.
+class ScoreMatrix:
+    """The matrix of scores of one call, and the calls for its blocks.
 
     Parameters
     ----------
@@ -200,10 +205,18 @@ class Whole:
         high = np.minimum(high, columns.stop - self._first_k)
         return bool(((low < high) & (first <= last)).any())
 
+    def key_blocks(self, rows: slice, size: int) -> Iterator[slice]:
+        """The blocks of keys that any of these queries sees."""
+        return (columns for columns in grid(self.n_k, size) if self.sees(rows, columns))
 
-def grid(n: int, block: int) -> list[slice]:
+    def query_blocks(self, columns: slice, size: int) -> Iterator[slice]:
+        """The blocks of queries that see any of these keys."""
+        return (rows for rows in grid(self.n_q, size) if self.sees(rows, columns))
+
+
+def grid(n: int, block: int) -> Iterator[slice]:
     """Blocks of `block` positions, the last one shorter."""
-    return [slice(start, min(start + block, n)) for start in range(0, n, block)]
+    return (slice(start, min(start + block, n)) for start in range(0, n, block))
 
 
 def chosen(name: str, part: slice | None, n: int) -> slice:
@@ -224,19 +237,87 @@ def chosen(name: str, part: slice | None, n: int) -> slice:
 # ------------------------------------------------------------------------------- reading
 
 
+# Seconds between two looks for an interrupt, and those for which one waits for a read under way.
+_POLL, _GRACE = 0.1, 0.5
+
+
+class Reader(Generic[T]):
+    """A thread that reads blocks; the caller reads where no thread can be started.
+
+    Not an executor of Python's, which waits for its threads: a store that hangs would hold up an
+    interrupt, and the end of the process.
+    """
+
+    def __init__(self, read: Callable[[slice], T]) -> None:
+        self._read: Callable[[slice], T] = read
+        self._asked: SimpleQueue[tuple[Future[T], slice] | None] = SimpleQueue()
+        self._thread: Thread | None = None
+
+    def __enter__(self) -> Reader[T]:
+        try:
+            thread = Thread(target=self._serve, name="sdpa-read", daemon=True)
+            thread.start()
+        except RuntimeError:  # by the system, by this interpreter, or at its end
+            return self
+        self._thread = thread
+        return self
+
+    def begin(self, part: slice) -> Callable[[], T]:
+        """Begin to read a block. The function that is returned waits for it."""
+        if self._thread is None:
+            return partial(self._read, part)
+        found: Future[T] = Future()
+        self._asked.put((found, part))
+        return partial(_result, found)
+
+    def _serve(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            found, part = asked
+            try:
+                found.set_result(self._read(part))
+            except BaseException as error:
+                found.set_exception(error)
+            del asked, found  # else the block would live until the next is asked for
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:  # fmt: skip
+        """Wait until the thread has ended; after an interrupt, not for longer than the grace."""
+        if self._thread is None:
+            return
+        self._asked.put(None)
+        if kind is not None and not issubclass(kind, Exception):
+            self._thread.join(_GRACE)
+            return
+        while self._thread.is_alive():
+            self._thread.join(_POLL)
+
+
+def _result(found: Future[T]) -> T:
+    try:
+        # Windows interrupts no waiting, only what comes after it.
+        while not wait((found,), _POLL).done:
+            pass
+        return found.result()
+    finally:
+        del found  # whose exception would keep this frame, and thus itself, alive
+
+
 def stream(
-    parts: Sequence[slice],
+    parts: Iterator[slice],
     read: Callable[[slice], T],
     take: Callable[[slice, T], None],
     bar: AbstractContextManager[Any],
 ) -> None:
     """Call take(part, read(part)) for each part in order, while a thread reads the next one."""
-    with bar as move, ThreadPoolExecutor(1, "sdpa-read") as reader:
-        following: Future[T] | None = None
+    with bar as move, Reader(read) as reader:
+        upcoming = ((part, reader.begin(part)) for part in parts)
+        following = next(upcoming, None)
         try:
-            for n, part in enumerate(parts):
-                data = (following or reader.submit(read, part)).result()
-                following = reader.submit(read, parts[n + 1]) if n + 1 < len(parts) else None
+            while following is not None:
+                part, data = following[0], following[1]()
+                following = next(upcoming, None)
                 take(part, data)
                 del data  # before the one after next is read
                 if move is not None:
@@ -246,11 +327,11 @@ def stream(
 
 
 def progress_bar(wanted: bool, what: str) -> Callable[[Iterable[Any]], AbstractContextManager[Any]]:
-    """Return a function that wraps the parts in a bar that counts them."""
+    """Return a function that makes a bar for these parts, which it counts."""
     if not wanted:
         return lambda parts: nullcontext()
     try:
         from tqdm import tqdm
     except ImportError as error:
         raise ImportError("progress=True needs tqdm: pip install tqdm") from error
-    return lambda parts: tqdm(total=len(list(parts)), desc=what, unit="block")
+    return lambda parts: tqdm(total=sum(1 for _ in parts), desc=what, unit="block")

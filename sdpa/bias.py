@@ -234,7 +234,7 @@ def t5_attention_backward(
     grad_out, query, key, value, out, lse, grad_lse : array_like
         As in `attention_backward`.
     table : array_like, (num_buckets, heads)
-        Of query's dtype or float32; its heads are query's.
+        Of any floating dtype; its heads are query's.
     bidirectional, max_distance : optional
         As in `t5_relative`.
     needs : sequence of {"query", "key", "value", "table", "sinks"}

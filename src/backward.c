@@ -159,13 +159,15 @@ typedef struct backward_call {
     int64_t most_in_flight;
     bool wavefront;   /* if not, each group is one thread's work */
     sdpa_turn *turns; /* (most_in_flight, units of a group), of the wavefront */
-    sdpa_pass pass;   /* the backward or the double one: the same sums, another kernel */
+    sdpa_pass pass;   /* the backward or the second one: the same sums, another kernel */
     bool ordered;     /* units end in order, since they add to the same dQ */
     bool fetches;     /* asks for a head's rows while the one before is computed */
     bool fresh;       /* a group is one unit, which writes the gradients instead of adding to them */
     bool summed;      /* dK, dV in float32: `sums` holds a pair per worker or per group in flight */
     char *sums;
-    size_t dk_bytes, sums_bytes, slot_bytes; /* of dK; of a pair; from one pair to the next */
+    size_t dk_bytes;   /* of a sum of dK */
+    size_t sums_bytes; /* of the sums of dK and of dV together */
+    size_t slot_bytes; /* from one such pair to the next */
 } backward_call;
 
 static int64_t units_per_group(const backward_call *c) { return c->members.size * sdpa_units(c->problem); }
@@ -252,7 +254,7 @@ static void clear_group(const backward_call *c, int64_t group) {
         sdpa_grid_locate(&c->members, m, &batch, &head);
         for (int i = 0; i < (c->summed ? 1 : 3); i++) {
             const sdpa_matrix matrix = sdpa_matrix_at(p, gradients[i].t, batch, head);
-            if (matrix.data != last[i]) clear_matrix(&matrix, gradients[i].n_rows, gradients[i].n_cols);
+            if (matrix.data && matrix.data != last[i]) clear_matrix(&matrix, gradients[i].n_rows, gradients[i].n_cols);
             last[i] = matrix.data;
         }
     }
@@ -471,6 +473,7 @@ static sdpa_status run_shares(packed_backward *c, int64_t n_units) {
 }
 
 static sdpa_status run_packed(const sdpa_problem *p, backward_call *call) {
+    sdpa_sequences_pad(p, call->pass);
     packed_backward c = {.call = call, .shares = sdpa_alloc((size_t)p->n_sequences * sizeof(sdpa_share))};
     if (!c.shares) return SDPA_NO_MEMORY;
     sdpa_status status = plan_shares(&c);
@@ -592,6 +595,4 @@ static sdpa_status differentiate(const sdpa_problem *problem, sdpa_pass pass) {
 
 sdpa_status sdpa_attention_backward(const sdpa_problem *p) { return differentiate(p, SDPA_PASS_BACKWARD); }
 
-sdpa_status sdpa_attention_double_backward(const sdpa_problem *p) {
-    return differentiate(p, SDPA_PASS_DOUBLE_BACKWARD);
-}
+sdpa_status sdpa_attention_second(const sdpa_problem *p) { return differentiate(p, SDPA_PASS_SECOND); }

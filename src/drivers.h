@@ -14,9 +14,9 @@ sdpa_status sdpa_attention_backward(const sdpa_problem *p);
 /* Forward mode: o (may be absent), and its derivative o_t along SDPA_TANGENTS. */
 sdpa_status sdpa_attention_tangent(const sdpa_problem *p);
 
-/* The gradients, with o_t for that of dout, each where present, of the sum of the tangents times what
- * sdpa_attention_backward computes from q, k, v, o, dout, dlse. */
-sdpa_status sdpa_attention_double_backward(const sdpa_problem *p);
+/* The double backward: the gradients, with o_t for that of dout, each where present, of the sum of the tangents times
+ * what sdpa_attention_backward computes from q, k, v, o, dout, dlse. */
+sdpa_status sdpa_attention_second(const sdpa_problem *p);
 
 /* The problem's stage of the matrix of weights, in o, which is (n_q, n_k) of dtype p->dtype here. If heads or queries are chosen, o
  * has only these heads and rows. */

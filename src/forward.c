@@ -253,6 +253,7 @@ static sdpa_status run_shares(packed_forward *c) {
 
 static sdpa_status run_packed(const sdpa_problem *p, sdpa_pass pass) {
     packed_forward c = {.problem = p, .call = {.kernels = kernels_for(p, pass), .pass = pass}};
+    sdpa_sequences_pad(p, pass);
     c.shares = sdpa_alloc((size_t)p->n_sequences * sizeof *c.shares);
     if (!c.shares) return SDPA_NO_MEMORY;
     const sdpa_status status = run_shares(&c);

@@ -2,6 +2,8 @@
 #ifndef SDPA_GROUPS_H
 #define SDPA_GROUPS_H
 
+#include <assert.h>
+
 #include "problem.h"
 
 /* One axis of a grid: `size` steps of `batch_step` in the flat batch index and `head_step` heads. */
@@ -33,10 +35,12 @@ static inline void sdpa_grid_locate(const sdpa_grid *g, int64_t index, int64_t *
 }
 
 /* Gives t the strides of contiguous n_rows x n_cols matrices, one after the other, with elements of `size` bytes; those
- * of the batch axes are written to `batch`. Axes of stride 0 keep it; if row or col is 0, n_rows or n_cols must be 1.
- * Returns the number of bytes that t->data needs; *matrices enumerates the matrices in order. */
+ * of the batch axes are written to `batch`, which may be NULL if there are none. Axes of stride 0 keep it; if row or
+ * col is 0, n_rows or n_cols must be 1. Returns the number of bytes that t->data needs; *matrices enumerates the
+ * matrices in order. */
 static inline int64_t sdpa_tensor_compact(const sdpa_problem *p, sdpa_tensor *t, int64_t batch[SDPA_MAX_AXES],
                                           int64_t n_rows, int64_t n_cols, int64_t size, sdpa_grid *matrices) {
+    assert(batch || p->n_axes == 0);
     int64_t stride = size, step = p->n_batch;
     if (t->col) t->col = stride;
     stride *= n_cols;

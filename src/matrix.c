@@ -9,10 +9,12 @@ typedef struct matrix_call {
     const sdpa_problem *problem;
     const struct sdpa_kernels *kernels;
     int n_workers;
-    int64_t n_heads, n_spans, n_lanes; /* chosen heads of a batch entry; units of a head, and their lanes */
-    int64_t n_blocks;                  /* of keys */
-    int64_t first, n;                  /* the heads in flight, of those of all batch entries */
-    size_t scratch_bytes;              /* per worker */
+    int64_t n_heads;      /* chosen heads of a batch entry */
+    int64_t n_spans;      /* units of a head */
+    int64_t n_lanes;      /* of these units together */
+    int64_t n_blocks;     /* of keys */
+    int64_t first, n;     /* the heads in flight, of those of all batch entries */
+    size_t scratch_bytes; /* per worker */
     sdpa_span *spans;
     char *scratch;
     char *sums; /* (n, n_lanes, 3) */
@@ -157,7 +159,7 @@ static sdpa_status received(const sdpa_problem *p) {
     return status;
 }
 
-/* The chosen queries by sequence, in the order in which they were chosen. */
+/* The chosen queries by sequence, in the order in which they were chosen; those of padding are left out. */
 typedef struct chosen_rows {
     const sdpa_problem *problem;
     int64_t *first; /* (n_sequences + 1): sequence s has index[first[s]] .. index[first[s+1]-1] */
@@ -183,18 +185,18 @@ static int64_t sequence_of(const sdpa_problem *p, int64_t row) {
 /* Sorts by counting: first[s + 1] is where the next row of s goes, until it is where those of s end. */
 static sdpa_status sort_rows(const chosen_rows *c) {
     const sdpa_problem *p = c->problem;
-    const int64_t *row = p->queries.index, n = p->queries.n;
+    const int64_t *row = p->queries.index, n = p->queries.n, n_rows = p->cu_q[p->n_sequences];
     memset(c->first, 0, (size_t)(p->n_sequences + 1) * sizeof *c->first);
     for (int64_t i = 0; i < n; i++) {
         if (sdpa_poll(p->interrupted)) return SDPA_INTERRUPTED;
         const int64_t s = sequence_of(p, row[i]);
-        if (s + 2 <= p->n_sequences) c->first[s + 2]++;
+        if (s + 2 <= p->n_sequences && row[i] < n_rows) c->first[s + 2]++;
     }
     for (int64_t s = 1; s <= p->n_sequences; s++) c->first[s] += c->first[s - 1];
     for (int64_t i = 0; i < n; i++) {
         if (sdpa_poll(p->interrupted)) return SDPA_INTERRUPTED;
         const int64_t s = sequence_of(p, row[i]);
-        c->index[c->first[s + 1]++] = row[i] - p->cu_q[s];
+        if (row[i] < n_rows) c->index[c->first[s + 1]++] = row[i] - p->cu_q[s];
     }
     return SDPA_OK;
 }
@@ -217,6 +219,7 @@ static sdpa_status received_sequences(const sdpa_problem *p, const chosen_rows *
 }
 
 static sdpa_status received_packed(const sdpa_problem *p) {
+    sdpa_sequences_pad(p, SDPA_PASS_RECEIVED);
     if (!p->queries.index) return received_sequences(p, NULL);
     chosen_rows rows = {.problem = p};
     void *memory = sdpa_alloc_pieces(take_rows, &rows);

@@ -227,9 +227,9 @@ typedef struct sdpa_problem {
     int (*interrupted)(void); /* polled by the calling thread; non-zero ends the call. May be NULL */
 
     /* NULL, or packed sequences (sequences.h): sequence s has queries cu_q[s] .. cu_q[s+1]-1 and keys cu_k[s] ..
-     * cu_k[s+1]-1; n_q and n_k count all sequences. There are no batch axes and no mask. The driver sums
-     * SDPA_HEAD_GRADIENTS over the sequences. */
-    const int64_t *cu_q, *cu_k; /* (n_sequences + 1): from 0, not decreasing, to n_q and n_k */
+     * cu_k[s+1]-1; n_q and n_k count all rows, those of padding behind the last sequence included. There are no batch
+     * axes and no mask. The driver sums SDPA_HEAD_GRADIENTS over the sequences. */
+    const int64_t *cu_q, *cu_k; /* (n_sequences + 1): from 0, not decreasing, up to n_q and n_k */
     int64_t n_sequences;
     int64_t first_batch; /* the number that dropout's generator uses for batch entry 0 */
 
@@ -260,7 +260,7 @@ typedef enum sdpa_pass {
     SDPA_PASS_RECEIVED, /* o, whose rows are keys */
     SDPA_PASS_TANGENT,
     SDPA_PASS_BACKWARD,
-    SDPA_PASS_DOUBLE_BACKWARD,
+    SDPA_PASS_SECOND,
     SDPA_N_PASSES
 } sdpa_pass;
 
@@ -272,11 +272,11 @@ enum { SDPA_N_STATISTICS = 7, SDPA_N_RECEIVED = 2 }; /* columns of o that their 
 /* With SDPA_ASSERT, which the tests of the core and the sanitized build define, every driver asserts the invariants of
  * its problem, and fast paths count how often they are taken. Otherwise both compile to nothing. */
 enum sdpa_path {
-    SDPA_PATH_SMALL,
-    SDPA_PATH_SHORT,
-    SDPA_PATH_FEW,
+    SDPA_PATH_FEW_KEYS,
+    SDPA_PATH_ONE_BLOCK,
+    SDPA_PATH_FEW_QUERIES,
     SDPA_PATH_NARROW,
-    SDPA_PATH_PAIRS,
+    SDPA_PATH_BF16_PAIRS,
     SDPA_PATH_FOLD,
     SDPA_PATH_PARTS,
     SDPA_PATH_FUSED,

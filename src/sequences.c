@@ -1,5 +1,6 @@
 #include "sequences.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,6 +41,48 @@ void sdpa_sequence_set(const sdpa_problem *p, int64_t sequence, sdpa_problem *on
     one->first_batch = sequence;
     one->cu_q = one->cu_k = NULL;
     one->features = sdpa_problem_features(one);
+}
+
+/* Rows first .. end-1 of the n_heads heads of t become `value`, which is 0 or t has the compute type. */
+static void fill_rows(const sdpa_tensor *t, int64_t n_heads, int64_t first, int64_t end, int64_t n_cols, double value) {
+    const float narrow = (float)value;
+    const void *element = t->dtype == SDPA_F64 ? (const void *)&value : &narrow; /* 0 has the same bytes in all types */
+    const size_t size = (size_t)sdpa_size_of(t->dtype);
+    if (!t->data) return;
+    for (int64_t h = 0; h < n_heads; h += t->head ? t->group : n_heads) {
+        for (int64_t i = first; i < end; i++) {
+            char *row = t->data + h / t->group * t->head + i * t->row;
+            for (int64_t c = 0; c < n_cols; c++) memcpy(row + c * t->col, element, size);
+        }
+    }
+}
+
+void sdpa_sequences_pad(const sdpa_problem *p, sdpa_pass pass) {
+    static const double statistics[SDPA_N_STATISTICS] = {-INFINITY, 0, 0, 0, 0, NAN, NAN};
+    const int64_t q = p->cu_q[p->n_sequences], k = p->cu_k[p->n_sequences];
+    switch (pass) {
+    case SDPA_PASS_FORWARD:
+    case SDPA_PASS_TANGENT:
+        fill_rows(&p->o, p->n_head, q, p->n_q, p->d_v, 0);
+        fill_rows(&p->o_t, p->n_head, q, p->n_q, p->d_v, 0);
+        fill_rows(&p->lse, p->n_head, q, p->n_q, 1, -INFINITY);
+        break;
+    case SDPA_PASS_STATISTICS:
+        for (int c = 0; c < SDPA_N_STATISTICS; c++) {
+            sdpa_tensor column = p->o;
+            column.data += c * column.col;
+            fill_rows(&column, p->n_head, q, p->n_q, 1, statistics[c]);
+        }
+        break;
+    case SDPA_PASS_RECEIVED:
+        fill_rows(&p->o, p->heads.index ? p->heads.n : p->n_head, k, p->n_k, SDPA_N_RECEIVED, 0);
+        break;
+    default: /* the backward and the double one */
+        fill_rows(&p->o_t, p->n_head, q, p->n_q, p->d_v, 0);
+        fill_rows(&p->dq, p->n_head, q, p->n_q, p->d_k, 0);
+        fill_rows(&p->dk, p->n_head, k, p->n_k, p->d_k, 0);
+        fill_rows(&p->dv, p->n_head, k, p->n_k, p->d_v, 0);
+    }
 }
 
 double sdpa_sequences_pairs(const sdpa_problem *p) {

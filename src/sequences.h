@@ -9,6 +9,10 @@
 /* Sets *one to the problem of a single sequence of p, without cu_q and cu_k. `one` may be p itself. */
 void sdpa_sequence_set(const sdpa_problem *p, int64_t sequence, sdpa_problem *one);
 
+/* Writes the results of a pass, gradients included, in the rows of padding behind the last sequence: those of a row
+ * without keys and without a sink. Nothing is read there. */
+void sdpa_sequences_pad(const sdpa_problem *p, sdpa_pass pass);
+
 /* Pairs of a query and a key in all sequences and heads. */
 double sdpa_sequences_pairs(const sdpa_problem *p);
 

@@ -32,18 +32,21 @@ typedef struct softmax_call {
     int n_kept, n_reduced;
     int64_t size[SDPA_SOFTMAX_AXES];
     sdpa_softmax_view view[SDPA_SOFTMAX_VIEWS];
-    int64_t n;                             /* elements in a row */
-    int64_t inner, group, groups_per_line; /* rows along the last kept axis; rows in a kernel call */
+    int64_t n;     /* elements in a row */
+    int64_t inner; /* rows along the last kept axis */
+    int64_t group; /* rows in a call of the kernel */
+    int64_t groups_per_line;
     int64_t n_groups, groups_per_unit;
     int64_t chunk, n_chunks;         /* of a row: elements, and how many there are */
     int64_t units_per_group;         /* that threads share */
     bool direct[SDPA_SOFTMAX_VIEWS]; /* see is_direct */
     sdpa_softmax_scale scale;
     char *scratch;
-    size_t scratch_bytes, staged_bytes; /* per worker: of out, x and g together; of each of them */
-    sdpa_softmax_stats *stats;          /* per worker or, where threads share rows, per group; see stats_at */
-    int64_t n_stats;                    /* of each of them */
-    sdpa_softmax_phase phase;           /* of threads that share rows */
+    size_t scratch_bytes;      /* per worker: of the staged rows of out, x and g together */
+    size_t staged_bytes;       /* of the staged rows of one of them */
+    sdpa_softmax_stats *stats; /* per worker or, where threads share rows, per group; see stats_at */
+    int64_t n_stats;           /* of each of them */
+    sdpa_softmax_phase phase;  /* of threads that share rows */
 } softmax_call;
 
 static bool is_backward(sdpa_softmax_op op) { return op == SDPA_SOFTMAX_BACKWARD || op == SDPA_LOG_SOFTMAX_BACKWARD; }

@@ -150,7 +150,7 @@ static sdpa_xla_error *copy_integers(const xla_call *c, const sdpa_xla_buffer *b
     return NULL;
 }
 
-/* Sets *cu to the first rows of packed sequences, which have `total` rows together. */
+/* Sets *cu to the first rows of packed sequences, among `total` rows. */
 static sdpa_xla_error *set_cu_seqlens(xla_call *c, const char *name, const sdpa_xla_buffer *b, int64_t total,
                                       const int64_t **cu, int64_t **copy) {
     if (b->rank != 1 || b->dims[0] == 0 || c->n_lead != 1) return malformed(c, "shape of cu_seqlens");
@@ -158,7 +158,7 @@ static sdpa_xla_error *set_cu_seqlens(xla_call *c, const char *name, const sdpa_
     if (error) return error;
     const int64_t n = b->dims[0] - 1;
     if (c->problem.cu_q && n != c->problem.n_sequences) return malformed(c, "number of sequences");
-    bool rises = (*copy)[0] == 0 && (*copy)[n] == total;
+    bool rises = (*copy)[0] == 0 && (*copy)[n] <= total;
     for (int64_t i = 0; i < n; i++) rises &= (*copy)[i] <= (*copy)[i + 1];
     if (!rises) {
         return fail(c, SDPA_XLA_INVALID_ARGUMENT,
@@ -359,4 +359,4 @@ sdpa_xla_error *sdpa_xla_tangent(sdpa_xla_frame *frame) { return run(frame, sdpa
 
 sdpa_xla_error *sdpa_xla_backward(sdpa_xla_frame *frame) { return run(frame, sdpa_attention_backward); }
 
-sdpa_xla_error *sdpa_xla_second(sdpa_xla_frame *frame) { return run(frame, sdpa_attention_double_backward); }
+sdpa_xla_error *sdpa_xla_second(sdpa_xla_frame *frame) { return run(frame, sdpa_attention_second); }

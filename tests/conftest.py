@@ -119,7 +119,7 @@ def _peer(name):
         try:
             return importlib.import_module(name)
         except ImportError:
-            pytest.skip(f"needs {name}: pip install 'sdpa[peers]'")
+            pytest.skip(f"needs {name}: pip install '.[peers]'")
 
 
 @pytest.fixture(scope="session")
@@ -131,7 +131,7 @@ def browser():
     except ImportError:
         program = None
     if program is None:
-        pytest.skip("needs playwright and chromium: pip install 'sdpa[browser]', make browser")
+        pytest.skip("needs playwright and chromium: pip install '.[browser]', make browser")
     with sync_playwright() as playwright:
         # Chromium has no sandbox for root, the usual user of a container; the pages are our own.
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []

@@ -27,13 +27,15 @@ ARRAY, ARRAYS = "NDArray[Any]", "Sequence[ArrayLike] | NDArray[Any]"
 TANGENTS = ("query_t", "key_t", "value_t", "gg_query", "gg_key", "gg_value")
 
 # Parameters that are not options of attention. Those not listed are array_like.
-PARAMETERS: dict[str, str] = dict.fromkeys((*TANGENTS, "bias", "where"), "ArrayLike | None") | {
+OPTIONAL = (*TANGENTS, "b", "bias", "sign", "where")
+PARAMETERS: dict[str, str] = dict.fromkeys(OPTIONAL, "ArrayLike | None") | {
     "axis": "_Axis",
     "keepdims": "bool",
     "lses": ARRAYS,
     "n": "int",
     "name": "str",
     "outs": ARRAYS,
+    "return_sign": "bool",
     "temperature": "float",
 }
 # Functions not listed return an array.
@@ -60,6 +62,17 @@ RESULTS = {
     "_xla_arguments": "dict[str, Any]",
     "_xla_handlers": "dict[str, Any]",
     "_use_isa": "str",
+}
+# Functions whose result depends on a parameter: its name, its type and default, the result.
+OVERLOADS = {
+    "logsumexp": [
+        ("return_sign", "Literal[False] = False", ARRAY),
+        ("return_sign", "Literal[True]", "LogsumexpForward"),
+    ],
+    "logsumexp_backward": [
+        ("b", "None = None", ARRAY),
+        ("b", "ArrayLike", "LogsumexpGradients"),
+    ],
 }
 HEAD = """\
 # Written by `make stubs`; see tools/stubs.py.
@@ -111,9 +124,20 @@ def parameter_texts(function: Callable[..., Any], options: dict[str, str]) -> li
 
 
 def function_text(name: str, function: Callable[..., Any], options: dict[str, str]) -> str:
-    """A function's stub, formatted like ruff: in one line, in three, or a line per parameter."""
+    """A function's stub, or one for each kind of its results."""
     texts = parameter_texts(function, options)
-    result = f" -> {RESULTS.get(name, ARRAY)}: ..."
+    if name not in OVERLOADS:
+        return definition(name, texts, RESULTS.get(name, ARRAY))
+    found = ""
+    for parameter, kind, result in OVERLOADS[name]:
+        own = [f"{parameter}: {kind}" if t.startswith(f"{parameter}: ") else t for t in texts]
+        found += "@overload\n" + definition(name, own, result)
+    return found
+
+
+def definition(name: str, texts: list[str], result: str) -> str:
+    """A stub, formatted like ruff: in one line, in three, or a line per parameter."""
+    result = f" -> {result}: ..."
     joined = ", ".join(texts)
     line = f"def {name}({joined}){result}\n"
     if len(line) <= WIDTH + 1:
@@ -127,7 +151,8 @@ def function_text(name: str, function: Callable[..., Any], options: dict[str, st
 def class_text(name: str, found: type) -> str:
     """A named tuple's stub. Gradients are None where they are not asked for."""
     fields = inspect.signature(found).parameters
-    annotation = f"{ARRAY} | None" if name.endswith("Gradients") else ARRAY
+    optional = name.endswith("Gradients") and name != "LogsumexpGradients"
+    annotation = f"{ARRAY} | None" if optional else ARRAY
     return f"class {name}(NamedTuple):\n" + "".join(f"    {f}: {annotation}\n" for f in fields)
 
 

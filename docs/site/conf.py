@@ -5,7 +5,7 @@ and relative links mean the same in both places.
 """
 
 import re
-from importlib.util import find_spec
+from importlib import import_module
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -37,9 +37,7 @@ myst_enable_extensions = ["dollarmath"]  # formulas of the notebooks
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings name types and shapes
-# Without them their bridges are still described.
-bridged = ("autograd", "dask", "jax", "onnx", "torch", "transformers", "zarr")
-autodoc_mock_imports = [name for name in bridged if find_spec(name) is None]
+autosummary_generate = False  # it would import every bridge
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 # numpydoc's validator reads every docstring of the reference, the compiled ones included. Off are:
@@ -74,6 +72,21 @@ html_show_sourcelink = False
 # Pages without neighbours need no list of them.
 alone = ("README", "CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY", "RELEASING")
 html_sidebars = {name: [] for name in alone}
+
+
+def describe(directive):
+    """The directive, or where a bridge's library is missing a sentence that says so."""
+    try:
+        import_module(directive[1])
+    except ImportError as error:
+        return f"Left out: ``{error}``\n"
+    return directive[0]
+
+
+def leave_out_bridges(_app, page, source):
+    """Describe the bridges to the libraries that are installed: the others cannot be imported."""
+    if page == "docs/site/reference/interop":
+        source[0] = re.sub(r"\.\. automodule:: (.*)\n +:members:\n", describe, source[0])
 
 
 def mark_literal(_app, _what, _name, _object, _options, lines):
@@ -129,6 +142,7 @@ def write_formula(translator, node):
 def setup(app):
     """Connect before and after numpydoc, whose priority is 500."""
     app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
+    app.connect("source-read", leave_out_bridges)
     app.connect("autodoc-process-docstring", mark_literal, priority=400)
     app.connect("autodoc-process-docstring", escape_bars, priority=600)
     app.connect("autodoc-process-docstring", forget_aliases)

@@ -30,7 +30,7 @@ try:
     from onnx import defs, helper, numpy_helper
     from onnx.reference.op_run import OpRun
 except ImportError as _error:
-    raise ImportError("sdpa.interop.onnx needs onnx: pip install 'sdpa[peers]'") from _error
+    raise ImportError("sdpa.interop.onnx needs onnx: pip install onnx") from _error
 
 if TYPE_CHECKING:
     # Not all that look at the types have onnx.

@@ -91,8 +91,9 @@ class Problem:
         if slopes is None:
             return None
         dtype = widen(self.query[:0]).dtype
-        x: Array = slopes[..., None, None]
-        return x.astype(dtype)
+        # The slope of arrays without heads may have one axis, as it may in the kernel.
+        x: Array = slopes if self.lead else slopes.reshape(())
+        return x[..., None, None].astype(dtype)
 
     def alibi(self, distances: Array) -> Array:
         """The bias of ALiBi at these distances, (..., heads, *distances.shape)."""
@@ -103,7 +104,7 @@ class Problem:
     @functools.cached_property
     def mask(self) -> Array | None:
         """attn_mask for widened operands."""
-        mask: Array | None = widened_options(self.options).get("attn_mask")
+        mask: Array | None = widened_options(self.options, self.query.dtype).get("attn_mask")
         return mask
 
     def _check(self, name: str, x: Array, owner: str, tokens: Array) -> None:
@@ -116,7 +117,10 @@ class Problem:
         if x.ndim == 3 and (tokens.ndim < 3 or x.shape[0] not in (1, heads)):
             raise ValueError(f"{name}: expected {owner}'s number of heads, {heads}, got {x.shape}")
         if native(x.dtype) != native(self.query.dtype):
-            raise TypeError(f"{name}: expected query's dtype {self.query.dtype}, got {x.dtype}")
+            raise TypeError(
+                f"{name}: expected query's dtype {self.query.dtype}, got {x.dtype}; "
+                f"write {name}.astype(query.dtype)"
+            )
 
     @property
     def lead(self) -> tuple[int, ...]:

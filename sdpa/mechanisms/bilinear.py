@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sdpa import _core
-from sdpa._arguments import checked_needs, checked_options, converted
+from sdpa._arguments import checked_needs, checked_options, checked_rows, converted
 from sdpa._arrays import (
     Array,
     native,
@@ -260,10 +260,12 @@ def _projected_shape(query: Array, key: Array, weight: Array) -> Array:
         ("key", key, "Lk, d_k"),
         ("weight", weight, "d_q, d_k"),
     ):
-        if x.ndim < 2:
-            raise ValueError(f"{name}: expected at least two axes, (..., {text}), got {x.shape}")
+        checked_rows(name, x, text)
     if native(weight.dtype) != native(query.dtype):
-        raise TypeError(f"weight: expected query's dtype {query.dtype}, got {weight.dtype}")
+        raise TypeError(
+            f"weight: expected query's dtype {query.dtype}, got {weight.dtype}; "
+            "write weight.astype(query.dtype)"
+        )
     d_q, d_k = query.shape[-1], key.shape[-1]
     if weight.shape[-2:] != (d_q, d_k):
         raise ValueError(

@@ -6,7 +6,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sdpa import _arguments
-from sdpa._arguments import arrays, boolean, checked_float, positive
+from sdpa._arguments import (
+    arrays,
+    boolean,
+    checked_broadcast,
+    checked_float,
+    checked_rows,
+    positive,
+)
 from sdpa._arrays import Array, native, widen
 
 __all__ = ["rotary_embedding", "rotary_embedding_backward"]
@@ -106,6 +113,13 @@ def rotary_embedding_backward(
     return _rotated("grad", grad, positions, base, interleaved, rotary_dim, -1.0)
 
 
+def checked_positions(name: str, at: Array, shape: tuple[int, ...]) -> None:
+    """Raise if these are no positions of rows of this shape."""
+    if at.dtype.kind not in "iuf":
+        raise TypeError(f"{name}: expected integers or floating point, got {at.dtype}")
+    checked_broadcast(name, at.shape, shape)
+
+
 @np.errstate(all="ignore")
 def _rotated(
     name: str,
@@ -118,25 +132,15 @@ def _rotated(
 ) -> Array:
     x, at = arrays(**{name: value}, positions=positions)
     checked_float(name, x)
-    if x.ndim < 2:
-        raise ValueError(f"{name}: expected at least two axes, (..., L, d), got {x.shape}")
+    checked_rows(name, x, "L, d")
     r = x.shape[-1] if rotary_dim is None else _arguments.integer("rotary_dim", rotary_dim)
     if not 0 <= r <= x.shape[-1] or r % 2:
         raise ValueError(
             f"rotary_dim: expected an even number from 0 to {name}'s last axis {x.shape[-1]}, "
             f"got {r}"
         )
-    if at.dtype.kind not in "iuf":
-        raise TypeError(f"positions: expected integers or floating point, got {at.dtype}")
     base, interleaved = positive("base", base), boolean("interleaved", interleaved)
-    try:
-        fits = np.broadcast_shapes(at.shape, x.shape[:-1]) == x.shape[:-1]
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"positions: expected a shape that broadcasts to {x.shape[:-1]}, got {at.shape}"
-        )
+    checked_positions("positions", at, x.shape[:-1])
 
     wide = widen(x)
     frequencies = base ** (-np.arange(0, r, 2) / max(r, 1))

@@ -87,6 +87,8 @@ from sdpa.reference.rows import (
     softmax,
     softmax_backward,
     softmax_jacobian,
+    weighted_logsumexp,
+    weighted_logsumexp_backward,
 )
 from sdpa.reference.scores import (
     BilinearGradients,
@@ -137,4 +139,6 @@ __all__ = [
     "softmax_jacobian",
     "t5_bucket",
     "t5_relative",
+    "weighted_logsumexp",
+    "weighted_logsumexp_backward",
 ]

@@ -14,7 +14,11 @@ _QUERIES = ("query", "grad_out", "out", "query_t", "gg_query", "out_t")
 _KEYS = ("key", "value", "key_t", "value_t", "gg_key", "gg_value")
 _PER_QUERY = ("lse", "grad_lse")
 _PER_SEQUENCE = ("key_lengths", "query_offset")
+_RECEIVED = ("total", "largest")  # (heads, total_k)
 _PER_HEAD = ("sinks", "sinks_t", "gg_sinks", "scale", "scale_t", "gg_scale")
+
+# Of a row that sees nothing; all other results are 0 there.
+_PADDING = {"lse": -np.inf, "score_mean": np.nan, "score_var": np.nan}
 
 
 def packed(
@@ -28,7 +32,9 @@ def packed(
     Sequence s consists of queries cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1 and keys
     cu_seqlens_k[s] to cu_seqlens_k[s + 1] - 1. It is a separate call, with its entry of key_lengths
     and query_offset if these are arrays. Dropout's pattern is that of entry s of a batch. Gradients
-    of sinks, which all sequences share, are added in the order of the sequences.
+    of sinks, which all sequences share, are added in the order of the sequences. Rows behind the
+    last sequence are padding: they have no part in anything, and their results are those of a row
+    without keys and without a sink.
 
     Parameters
     ----------
@@ -54,18 +60,22 @@ def packed(
         for s in range(len(cu_seqlens_q) - 1)
     ]
     fields = zip(parts[0]._fields, zip(*parts, strict=True), strict=True)
-    return type(parts[0])(*(_joined(name, found) for name, found in fields))
+    totals = len(arguments["query"]), len(arguments["key"])
+    return type(parts[0])(*(_joined(name, found, totals) for name, found in fields))
 
 
-def _joined(name: str, found: Sequence[Any]) -> Any:
-    """One array for what every sequence has found under this name."""
+def _joined(name: str, found: Sequence[Any], totals: tuple[int, int]) -> Any:
+    """One array for what every sequence has found under this name, with the rows of padding."""
     if found[0] is None:
         return None
     if name in _PER_HEAD:
         return functools.reduce(np.add, found)
-    if name in _QUERIES + _KEYS:
-        return np.concatenate([x.swapaxes(0, 1) for x in found])
-    return np.concatenate(found, axis=-1)
+    is_row = name in _QUERIES + _KEYS
+    joined = np.concatenate([x.swapaxes(0, 1) if is_row else x for x in found], 0 if is_row else -1)
+    total = totals[name in _KEYS + _RECEIVED]
+    widths = [(0, 0)] * joined.ndim
+    widths[0 if is_row else -1] = (0, total - joined.shape[0 if is_row else -1])
+    return np.pad(joined, widths, constant_values=_PADDING.get(name, 0))
 
 
 def one_sequence(

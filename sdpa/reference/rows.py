@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sdpa.reference.arrays import Array, Axis, float64
+from sdpa.reference.arrays import Array, Axis, float64, sum_to
 
 
 @np.errstate(all="ignore")
@@ -43,6 +43,19 @@ def logsumexp(
 
 
 @np.errstate(all="ignore")
+def weighted_logsumexp(
+    x: ArrayLike, b: ArrayLike, axis: Axis = -1, *, where: ArrayLike | None = None
+) -> tuple[Array, Array]:
+    """log |sum b exp(x)| over `axis`, and the sign of the sum; b = 0 leaves an element out."""
+    x, b = np.broadcast_arrays(*float64(x, b))
+    x = np.where(b == 0, -np.inf, included(x, where))
+    m = finite_max(x, axis)
+    terms = np.where(x == -np.inf, 0, b * np.exp(x - m))
+    total: Array = terms.sum(axis=axis, keepdims=True)
+    return (m + np.log(abs(total))).squeeze(axis), np.sign(total).squeeze(axis)
+
+
+@np.errstate(all="ignore")
 def softmax_backward(
     grad: ArrayLike, weights: ArrayLike, axis: Axis = -1, *, temperature: float = 1.0
 ) -> Array:
@@ -72,6 +85,18 @@ def logsumexp_backward(grad: ArrayLike, x: ArrayLike, lse: ArrayLike, axis: Axis
     g, x, lse = float64(grad, x, lse)
     g, lse = (y.reshape(x.sum(axis=axis, keepdims=True).shape) for y in (g, lse))
     return np.where(x == -np.inf, 0, g * np.exp(x - lse))
+
+
+@np.errstate(all="ignore")
+def weighted_logsumexp_backward(
+    grad: ArrayLike, x: ArrayLike, b: ArrayLike, lse: ArrayLike, sign: ArrayLike, axis: Axis = -1
+) -> tuple[Array, Array]:
+    """Gradients of weighted_logsumexp: dx = g sign b exp(x - lse), db = g sign exp(x - lse)."""
+    g, x, b, lse, sign = float64(grad, x, b, lse, sign)
+    rows = (x + b).sum(axis=axis, keepdims=True).shape
+    g, lse, sign = (y.reshape(rows) for y in (g, lse, sign))
+    p = np.where(x == -np.inf, 0, g * sign * np.exp(x - lse))
+    return sum_to(np.where(b == 0, 0, b * p), x.shape), sum_to(p + 0 * b, b.shape)
 
 
 def softmax_jacobian(weights: ArrayLike, axis: int = -1, *, temperature: float = 1.0) -> Array:

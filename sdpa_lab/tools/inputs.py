@@ -62,7 +62,7 @@ def digits(draws: int = N_IMAGES, *, d_model: int = 64, seed: int = 0) -> npt.ND
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError(
-            f"the images come with scikit-learn ({error}): pip install 'sdpa[lab]'"
+            f"the images come with scikit-learn ({error}): pip install scikit-learn"
         ) from error
     pixels = load_digits().images
     pixels = (pixels - pixels.mean()) / pixels.std()

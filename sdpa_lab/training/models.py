@@ -133,7 +133,7 @@ def _patches() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.intp]]:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError(
-            f"the images come with scikit-learn ({error}): pip install 'sdpa[lab]'"
+            f"the images come with scikit-learn ({error}): pip install scikit-learn"
         ) from error
     data = load_digits()
     pixels = (data.images - data.images.mean()) / data.images.std()

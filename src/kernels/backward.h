@@ -18,19 +18,19 @@
 
 typedef struct backward_scratch {
     real *q, *dout;                    /* pack_panels of d_k and d_v */
-    real *q_rows, *dout_rows, *o_rows; /* packed rows; q and o only if they cannot be read in place */
+    real *q_rows, *dout_rows, *o_rows; /* of pack_rows; q and o only if they cannot be read in place */
     real *lse;                         /* per query: lse in log2 units, rounded to an integer; see set_far_rows */
-    real *m, *low;                     /* per query; `low`, NULL in most units: what lse lacks in a far row */
+    real *m, *low;                     /* per query; `low` is what lse lacks in a far row, NULL in most units */
     real *delta, *dlse;                /* per query */
     bool *weighed;                     /* per query: whether delta was summed with the weights */
-    double *factor;       /* per query: the factor that 2^(c s - lse) needs to be P; dO and delta take it */
-    real *dq;             /* (n_lanes, d_k rounded up to VL) */
-    real *dmask;          /* per query: the gradient of a mask that is broadcast over keys */
-    real *p, *ds;         /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
-    real *given;          /* (block, n_lanes): additive scores, or room for `ready` */
-    real *ready;          /* (block, n_lanes): the products of queries and keys where fast/short.h has them, or NULL */
-    real *dq_lanes;       /* (d_k, n_lanes): dQ^T of additive scores */
-    real *part;           /* (block, 2, VL + 1): see additive_gradients */
+    double *factor; /* per query: the factor that 2^(c s - lse) needs to be P; dO and delta take it */
+    real *dq;       /* (n_lanes, d_k rounded up to VL) */
+    real *dmask;    /* per query: the gradient of a mask that is broadcast over keys */
+    real *p, *ds;   /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
+    real *given;    /* (block, n_lanes): additive scores, or room for `ready` */
+    real *ready;    /* (block, n_lanes): the products of queries and keys if one_block_by_rows made them, or NULL */
+    real *dq_lanes; /* (d_k, n_lanes): dQ^T of additive scores */
+    real *part;     /* (block, 2, VL + 1): see additive_gradients */
     unsigned char *state; /* (2, n_lanes / VL): enum panel_state of both pieces of a block, n_slots times */
     real *r;              /* (block, n_lanes): dropout's factors, or NULL */
     real *tanh;           /* (n_slots, block, n_lanes): the cap's tanh, or NULL */
@@ -51,12 +51,12 @@ NOINLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) 
     const array arrays[] = {
         ARRAY(w.q, p->d_k * n),
         ARRAY(w.dout, p->d_v * n),
-        ARRAY(w.q_rows, n * packed_row(p->d_k)),
-        ARRAY(w.dout_rows, n * packed_row(p->d_v)),
+        ARRAY(w.q_rows, n * row_stride(p->d_k)),
+        ARRAY(w.dout_rows, n * row_stride(p->d_v)),
         ARRAY(w.lse, n),
         ARRAY(w.m, n),
         ARRAY(w.low, n),
-        ARRAY(w.o_rows, n * packed_row(p->d_v)),
+        ARRAY(w.o_rows, n * row_stride(p->d_v)),
         ARRAY(w.delta, n),
         ARRAY(w.weighed, n),
         ARRAY(w.dlse, n),
@@ -66,14 +66,14 @@ NOINLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) 
         ARRAY(w.p, w.n_slots * tiles),
         ARRAY(w.state, w.n_slots * 2 * SDPA_QUERY_BLOCK / VL),
         ARRAY(w.ds, tiles),
-        ARRAY(w.given, additive || p->n_k <= SMALL_KEYS ? tiles : ABSENT),
+        ARRAY(w.given, additive || p->n_k <= FEW_KEYS ? tiles : ABSENT),
         ARRAY(w.dq_lanes, additive ? p->d_k * n : ABSENT),
         ARRAY(w.part, additive ? w.block * 2 * (VL + 1) : ABSENT),
         ARRAY(w.r, p->dropout_p > 0 ? pairs : ABSENT),
         ARRAY(w.tanh, is_linear(p) ? ABSENT : w.n_slots * pairs),
         ARRAY(w.zero, n),
-        ARRAY(w.k, w.block * packed_row(p->d_k)),
-        ARRAY(w.v, w.block * packed_row(p->d_v)),
+        ARRAY(w.k, w.block * row_stride(p->d_k)),
+        ARRAY(w.v, w.block * row_stride(p->d_v)),
         ARRAY(w.k_tail, SCORE_ROWS * p->d_k),
         ARRAY(w.v_tail, SCORE_ROWS * p->d_v),
         ARRAY(w.line, line_size(p, w.block)),
@@ -401,7 +401,7 @@ typedef struct backward_rows {
  * has dO or delta as its other operand. delta, like dP, uses dO rounded after scaling, so this rounding cancels in
  * dS. */
 NOINLINE rows scale_queries(const sdpa_unit *u, const backward_scratch *w) {
-    const int64_t d_v = u->problem->d_v, row = packed_row(d_v), size = sizeof(real);
+    const int64_t d_v = u->problem->d_v, row = row_stride(d_v), size = sizeof(real);
     const rows dout = pack_rows(&u->dout, u->i0, u->n_i, d_v, 1, w->dout_rows, NULL),
                o = pack_rows(&u->o, u->i0, u->n_i, d_v, 1, w->o_rows, NULL);
     for (int64_t i = 0; i < u->n_i; i++) {

@@ -5,18 +5,18 @@
  * looking for a maximum. A query whose scores then exceed m by STALE_LIMIT gets a new one: the block is redone with one
  * pass for the maximum and one for exp2. So are the blocks that follow, since the scores are spread out, but m still
  * moves by the same rule, query by query, so no row's bits depend on another row. If a result overflows because m was
- * stale, the unit is redone with the true maximum of the queries concerned. Units of few queries (fast/few.h) move
- * their maxima in every block. */
+ * stale, the unit is redone with the true maximum of the queries concerned. Units of few queries (fast/few_queries.h)
+ * move their maxima in every block. */
 #ifndef SDPA_KERNEL_FORWARD_H
 #define SDPA_KERNEL_FORWARD_H
 
 #include "additive.h"
-#include "fast/few.h"
-#include "fast/pairs.h"
+#include "fast/few_queries.h"
+#include "fast/bf16_pairs.h"
 #include "pass.h"
 
-/* Where the packed rows of a block are split because causality begins to hide keys, the second part does not begin at
- * the first of them. */
+/* With these features a block of keys may be split where causality begins to hide some: its second part does not begin
+ * at the first key of the block. */
 enum {
     SPLIT_CAN =
         SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI
@@ -24,20 +24,20 @@ enum {
 
 typedef struct forward_scratch {
     real *q;     /* pack_panels of d_k, signed so that c >= 0 */
-    real *few;   /* few_queries, if there are only a few; packed rows of q for fast/small.h */
+    real *few;   /* few_queries, if there are only a few; pack_rows of q for fast/few_keys.h */
     real *o;     /* (n_lanes, d_v rounded up to VL) */
     running row; /* per query */
     real *exact; /* per query: not 0 if m must be the true maximum */
     real *s;     /* (block, s_row): scores of a panel, then P^T */
     real *given; /* scores that no tile computes: additive ones (block, s_row), few_scores of a block */
     real *r;     /* (block, s_row): dropout's factors, or NULL */
-    real *k, *v; /* packed rows */
+    real *k, *v; /* pack_rows */
     real *k_tail;
     real *line; /* VL rows of queries or of masks */
     int64_t n_lanes, s_row, o_row, block;
     int period;      /* of few_scores; 0: a unit of many queries */
-    bool pairs;      /* q, k, v and P^T hold pairs of bfloat16, along d or along keys, instead of widened elements */
-    real *l_rounded; /* with `pairs`, per query: the sum of the weights as rounded for the product; l is for lse */
+    bool bf16_pairs; /* q, k, v and P^T hold pairs of bfloat16, along d or along keys, instead of widened elements */
+    real *l_rounded; /* with `bf16_pairs`, per query: the sum of the weights as rounded for the product; l is for lse */
 } forward_scratch;
 
 NOINLINE forward_scratch forward_layout(const sdpa_problem *p, sdpa_arena *a) {
@@ -48,18 +48,18 @@ NOINLINE forward_scratch forward_layout(const sdpa_problem *p, sdpa_arena *a) {
     const int64_t few_given = round_up(w.block * most_few, SCORE_ROWS * VL) + VL;
     const array arrays[] = {
         ARRAY(w.q, p->d_k * n),
-        ARRAY(w.few, (p->n_k <= SMALL_KEYS && n > most_few ? n : most_few) * packed_row(p->d_k)),
+        ARRAY(w.few, (p->n_k <= FEW_KEYS && n > most_few ? n : most_few) * row_stride(p->d_k)),
         ARRAY(w.o, n * w.o_row),
         ARRAY(w.row.m, n),
         ARRAY(w.row.low, n),
         ARRAY(w.exact, n),
         ARRAY(w.row.l, n),
-        ARRAY(w.l_rounded, PAIRS ? n : ABSENT),
+        ARRAY(w.l_rounded, BF16_PAIRS ? n : ABSENT),
         ARRAY(w.s, pairs + MAX_TILE_ROWS),
         ARRAY(w.given, p->scores == SDPA_ADDITIVE ? pairs : few_given),
         ARRAY(w.r, p->dropout_p > 0 ? pairs : ABSENT),
-        ARRAY(w.k, w.block * packed_row(p->d_k)),
-        ARRAY(w.v, w.block * packed_row(p->d_v)),
+        ARRAY(w.k, w.block * row_stride(p->d_k)),
+        ARRAY(w.v, w.block * row_stride(p->d_v)),
         ARRAY(w.k_tail, SCORE_ROWS * p->d_k),
         ARRAY(w.line, line_size(p, w.block)),
     };
@@ -191,7 +191,7 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
               .c_row = w->o_row,
               .a = w->s,
               .a_stride = stride,
-              .b = v->p + (w->pairs ? first / 2 : first) * v->row,
+              .b = v->p + (w->bf16_pairs ? first / 2 : first) * v->row,
               .b_row = v->row,
               .narrow = v->narrow,
               .m = q.n_i,
@@ -201,10 +201,10 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
               .row_scale = (const real *)alpha,
               .alpha = 1,
               .in_order = p->invariant};
-    if (PAIRS && w->pairs) {
+    if (BF16_PAIRS && w->bf16_pairs) {
         if (p->dropout_p > 0) pair_rows(w->s, w->s_row, b.n, q.nv * VL, NULL);
         g.depth = (b.n + 1) / 2;
-        g.pairs = true;
+        g.bf16_pairs = true;
     }
     /* A single query reads runs longer than a block, but no sum may be that long. */
     const int64_t size = sdpa_key_block(p);
@@ -259,8 +259,8 @@ NOINLINE void forward_few(const sdpa_unit *u, const forward_scratch *w, const ro
 }
 
 /* Turns the weights of a panel into pairs and adds up their sums as rounded; `sum` holds the sums before rounding. */
-INLINE void forward_pairs(const sdpa_unit *u, const forward_scratch *w, panel q, int64_t n, const vec *alpha,
-                          vec *sum) {
+INLINE void forward_bf16_pairs(const sdpa_unit *u, const forward_scratch *w, panel q, int64_t n, const vec *alpha,
+                               vec *sum) {
     if (u->problem->dropout_p == 0) { /* else they are paired after the multiplication with the factors */
         for (int x = 0; x < q.nv; x++) sum[x] = (vec){0};
         pair_rows(w->s, w->s_row, n, q.nv * VL, sum);
@@ -278,8 +278,8 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     scores t = panel_scores(w->q, q, k, p->d_k, w->s, w->s_row);
     t.shift = w->row.m + q.i;
     t.c = product_factor(u, M_LOG2E);
-    t.pairs = w->pairs;
-    if (w->pairs) t.depth = (p->d_k + 1) / 2;
+    t.bf16_pairs = w->bf16_pairs;
+    if (w->bf16_pairs) t.depth = (p->d_k + 1) / 2;
     ahead next;
     if (u->n_i <= VL && rows_ahead(u, k->j0 + k->n, &next)) t.next = &next;
     enum bias_kind bias = bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, w->line);
@@ -302,7 +302,7 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
         }
     }
     if (!done) masked = exact_keys(&w->row, &t, q, u, bias, is_linear(p) ? w->exact : NULL, sum, alpha);
-    if (PAIRS && w->pairs) forward_pairs(u, w, q, k->n, alpha, sum);
+    if (BF16_PAIRS && w->bf16_pairs) forward_bf16_pairs(u, w, q, k->n, alpha, sum);
     forward_values(u, w, v, q, (keys){k->j0, k->n}, w->s_row, alpha, masked);
     return two_passes;
 }
@@ -312,9 +312,9 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
 NOINLINE void forward_panels(const sdpa_unit *u, const forward_scratch *w, keys b, bool *two_passes) {
     const sdpa_problem *p = u->problem;
     rows k, v;
-    if (PAIRS && w->pairs) {
-        k = pack_pairs(&u->k, b.j0, b.n, p->d_k, w->k, w->k_tail, w->line);
-        v = pack_row_pairs(&u->v, b.j0, b.n, p->d_v, w->v, may_mask(u));
+    if (BF16_PAIRS && w->bf16_pairs) {
+        k = pack_bf16_pairs(&u->k, b.j0, b.n, p->d_k, w->k, w->k_tail, w->line);
+        v = pack_row_bf16_pairs(&u->v, b.j0, b.n, p->d_v, w->v, may_mask(u));
     } else {
         /* A single query reads each element once, so widening it on the way costs less than a copy. */
         const bool once = w->period == 1, narrow_k = once && is_narrow(&u->k, p->d_k),
@@ -350,13 +350,13 @@ INLINE void forward_queries(const sdpa_unit *u, forward_scratch *w) {
     const sdpa_problem *p = u->problem;
     const real c = product_factor(u, M_LOG2E);
     if (u->n_i <= FEW_QUERIES && few_can(p) && c > 0) {
-        SDPA_TAKE(FEW);
+        SDPA_TAKE(FEW_QUERIES);
         w->period = few_period(u->n_i);
         few_queries(w->few, w->period, u, w->line);
         return;
     }
     pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w->line);
-    if (!PAIRS || !w->pairs) return;
+    if (!BF16_PAIRS || !w->bf16_pairs) return;
     PANELS (q, u->n_i) pair_rows(w->q + q.i * p->d_k, q.nv * VL, p->d_k, q.n_i, NULL);
 }
 
@@ -383,7 +383,7 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *w) {
     for (int attempt = 0; attempt < 2; attempt++) {
         bool two_passes[SDPA_QUERY_BLOCK / VL] = {false};
         start_running(&w->row, w->n_lanes);
-        if (PAIRS) memset(w->l_rounded, 0, sizeof(real) * (size_t)w->n_lanes);
+        if (BF16_PAIRS) memset(w->l_rounded, 0, sizeof(real) * (size_t)w->n_lanes);
         memset(w->o, 0, sizeof(real) * (size_t)(w->n_lanes * w->o_row));
         keys b = {.j0 = j0};
         while (next_keys(u, w->block, j1, &b)) forward_panels(u, w, b, two_passes);
@@ -411,7 +411,7 @@ NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch)
             sunk = (real)exp2(sink - m);
             l = muladd(l, factor, sunk);
         }
-        const real sum = PAIRS && w.pairs ? muladd(w.l_rounded[i], factor, sunk) : l;
+        const real sum = BF16_PAIRS && w.bf16_pairs ? muladd(w.l_rounded[i], factor, sunk) : l;
         factor = l == 0 ? 0 : factor / sum;
         char *to = u->o.data + (u->i0 + i) * u->o.row;
         real *result = direct ? (real *)to : o;
@@ -429,9 +429,9 @@ NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch)
 NOINLINE void forward_any(const sdpa_unit *u, void *scratch) {
     sdpa_arena arena = {scratch, 0};
     forward_scratch w = forward_layout(u->problem, &arena);
-    w.pairs = PAIRS && u->problem->dtype == SDPA_BF16 && (u->n_i > FEW_QUERIES || u->problem->invariant) &&
-              !(u->problem->features & ~PAIRS_CAN);
-    if (w.pairs) SDPA_TAKE(PAIRS);
+    w.bf16_pairs = BF16_PAIRS && u->problem->dtype == SDPA_BF16 && (u->n_i > FEW_QUERIES || u->problem->invariant) &&
+                   !(u->problem->features & ~BF16_PAIRS_CAN);
+    if (w.bf16_pairs) SDPA_TAKE(BF16_PAIRS);
     if (forward_sweep(u, &w)) forward_finish(u, &w);
 }
 

@@ -8,8 +8,8 @@
 #endif
 
 #include "backward.h"
-#include "fast/short.h"
-#include "fast/small.h"
+#include "fast/one_block_backward.h"
+#include "fast/few_keys.h"
 #include "forward.h"
 #include "received.h"
 #include "second.h"
@@ -20,11 +20,11 @@
 #include "weights.h"
 
 static void forward_unit(const sdpa_unit *u, void *scratch) {
-    if (!forward_small(u, scratch)) forward_any(u, scratch);
+    if (!forward_few_keys(u, scratch)) forward_any(u, scratch);
 }
 
 static void backward_unit(const sdpa_unit *u, void *scratch) {
-    if (!backward_short(u, scratch)) backward_any(u, scratch);
+    if (!backward_one_block(u, scratch)) backward_any(u, scratch);
 }
 
 #define TABLE_(isa, bits) sdpa_##isa##_f##bits
@@ -32,7 +32,7 @@ static void backward_unit(const sdpa_unit *u, void *scratch) {
 
 const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .lanes = VL,
-    .pairs = PAIRS,
+    .bf16_pairs = BF16_PAIRS,
     .pass[SDPA_PASS_FORWARD] = {forward_bytes, forward_unit},
     .forward_part_bytes = forward_part_bytes,
     .forward_part = forward_part,
@@ -44,7 +44,7 @@ const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .pass[SDPA_PASS_STATISTICS] = {statistics_bytes, statistics_unit},
     .pass[SDPA_PASS_TANGENT] = {tangent_bytes, tangent_unit},
     .pass[SDPA_PASS_BACKWARD] = {backward_bytes, backward_unit},
-    .pass[SDPA_PASS_DOUBLE_BACKWARD] = {double_backward_bytes, double_backward_unit},
+    .pass[SDPA_PASS_SECOND] = {second_bytes, second_unit},
     .received_bytes = received_bytes,
     .received_sums = received_sums,
     .received = received_unit,

@@ -6,9 +6,9 @@
 #include "convert.h"
 #include "tiles.h"
 
-/* Elements between packed rows of d: whole vectors, but no multiple of 256 bytes, which would crowd the rows of a block
- * into a few sets of L1. */
-INLINE int64_t packed_row(int64_t d) {
+/* Elements between rows of d that pack_rows copies: whole vectors, but no multiple of 256 bytes, which would crowd the
+ * rows of a block into a few sets of L1. */
+INLINE int64_t row_stride(int64_t d) {
     const int64_t row = round_up(d, VL), line = 64 / (int64_t)sizeof(real);
     return row % (4 * line) ? row : row + line;
 }
@@ -50,12 +50,12 @@ typedef struct block {
 
 INLINE block block_of(const sdpa_unit *u, panel q, const rows *k) { return (block){u->i0 + q.i, q.n_i, k->j0, k->n}; }
 
-/* Rows j0 .. j0+n-1 of m, d columns. They are copied to `packed` (n, packed_row(d)), n rounded up to SCORE_ROWS if
+/* Rows j0 .. j0+n-1 of m, d columns. They are copied to `copy` (n, row_stride(d)), n rounded up to SCORE_ROWS if
  * there is a tail, in three cases: type or stride are not those of the kernel; they are read in whole vectors, which d
  * does not fill; they are read so often that vectors across two cache lines (NumPy aligns to 16 bytes) cost more than
  * the copy. n_reads is the number of rows that they are multiplied with in whole vectors. `tail` is (SCORE_ROWS, d), or
  * NULL if no tail is read. */
-NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, int64_t n_reads, real *packed,
+NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, int64_t n_reads, real *copy,
                         real *tail) {
     rows r = {.j0 = j0, .n = n};
     int64_t full = n / SCORE_ROWS * SCORE_ROWS;
@@ -73,9 +73,9 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
         }
         return r;
     }
-    int64_t padded = packed_row(d);
+    int64_t padded = row_stride(d);
     for (int64_t j = 0; j < n; j++) {
-        real *to = packed + j * padded;
+        real *to = copy + j * padded;
         if (often && d % VL == 0) {
             const real *from = (const real *)(first + j * m->row);
             for (int64_t c = 0; c < d; c += VL) vstore(to + c, vload(from + c));
@@ -84,10 +84,10 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
         }
         for (int64_t c = d; c < padded; c++) to[c] = 0;
     }
-    for (int64_t j = n * padded; tail && j < round_up(n, SCORE_ROWS) * padded; j++) packed[j] = 0;
-    r.p = packed;
+    for (int64_t j = n * padded; tail && j < round_up(n, SCORE_ROWS) * padded; j++) copy[j] = 0;
+    r.p = copy;
     r.row = r.tail_row = padded;
-    r.tail = packed + full * padded;
+    r.tail = copy + full * padded;
     return r;
 }
 

@@ -13,7 +13,7 @@
 #define SDPA_KERNEL_PASS_H
 
 #include "dropout.h"
-#include "fast/few.h"
+#include "fast/few_queries.h"
 #include "logits.h"
 
 /* One array of a pass's scratch: the offset of its pointer, and its size. */
@@ -71,7 +71,7 @@ INLINE int64_t line_size(const sdpa_problem *p, int64_t block) {
 typedef struct score_scratch {
     real *q;      /* pack_panels of d_k, signed so that the factor of the scores is >= 0 */
     real *s;      /* (block, s_row): scores of a panel */
-    real *k;      /* packed rows */
+    real *k;      /* pack_rows */
     real *k_tail; /* (SCORE_ROWS, d_k) */
     real *line;
     int64_t n_lanes, s_row, block;
@@ -82,7 +82,7 @@ NOINLINE score_scratch score_layout(const sdpa_problem *p, sdpa_arena *a) {
     w.s_row = panel_lanes(w.n_lanes);
     const array arrays[] = {
         ARRAY(w.q, p->d_k * w.n_lanes),           ARRAY(w.s, w.block * w.s_row),
-        ARRAY(w.k, w.block * packed_row(p->d_k)), ARRAY(w.k_tail, SCORE_ROWS * p->d_k),
+        ARRAY(w.k, w.block * row_stride(p->d_k)), ARRAY(w.k_tail, SCORE_ROWS * p->d_k),
         ARRAY(w.line, line_size(p, w.block)),
     };
     take_arrays(arrays, COUNT(arrays), a);

@@ -9,17 +9,17 @@
 #include "pack.h"
 #include "tiles.h"
 
-/* sum + a x; with `pairs`, a and x hold pairs of bfloat16. */
-INLINE vec multiply_add(bool pairs, vec sum, real a, vec x) {
-    if (!PAIRS || !pairs) return vmuladd(vset1(a), x, sum);
+/* sum + a x; with `bf16_pairs`, a and x hold pairs of bfloat16. */
+INLINE vec multiply_add(bool bf16_pairs, vec sum, real a, vec x) {
+    if (!BF16_PAIRS || !bf16_pairs) return vmuladd(vset1(a), x, sum);
     int32_t pair;
     memcpy(&pair, &a, sizeof pair);
     return vdot(sum, pair, x);
 }
 
-/* acc (mr, nv) += a (mr, depth) b (depth, nv vectors), a[i, k] = a[i * a_row + k * a_col]. mr, nv and pairs are
+/* acc (mr, nv) += a (mr, depth) b (depth, nv vectors), a[i, k] = a[i * a_row + k * a_col]. mr, nv and bf16_pairs are
  * constants. */
-INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, bool pairs, const real *a, int64_t a_row, int64_t a_col,
+INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, bool bf16_pairs, const real *a, int64_t a_row, int64_t a_col,
                  const real *b, int64_t b_row, int64_t depth) {
     /* A base pointer for every 8 rows: from a single base, the distances of 24 rows would take 24 registers. */
     enum { ROWS = 8 };
@@ -30,7 +30,7 @@ INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, bool pairs, const real *a
         UNROLL for (int j = 0; j < nv; j++) x[j] = vload(b + k * b_row + j * VL);
         UNROLL for (int i = 0; i < mr; i++) {
             const real s = rows[i / ROWS][i % ROWS * a_row + k * a_col];
-            UNROLL for (int j = 0; j < nv; j++) acc[i][j] = multiply_add(pairs, acc[i][j], s, x[j]);
+            UNROLL for (int j = 0; j < nv; j++) acc[i][j] = multiply_add(bf16_pairs, acc[i][j], s, x[j]);
         }
     }
 }
@@ -46,9 +46,9 @@ typedef struct gemm {
     int64_t m, n, depth;
     int64_t diagonal; /* query i sees only keys j < diagonal + i, and a is 0 elsewhere; 0: every query sees all keys */
     real alpha;
-    bool pairs;    /* a and b hold pairs of bfloat16, `depth` of them */
-    bool in_order; /* every element is a single sum, from the first step to the last */
-    bool fresh;    /* c is not initialised and counts as 0 */
+    bool bf16_pairs; /* a and b hold pairs of bfloat16, `depth` of them */
+    bool in_order;   /* every element is a single sum, from the first step to the last */
+    bool fresh;      /* c is not initialised and counts as 0 */
 } gemm;
 
 /* Whether to multiply row by row, which splits the steps of an element over several sums. */
@@ -80,8 +80,8 @@ NOINLINE void add_partial(const gemm *g, const vec (*acc)[MAX_WIDTH], int mr, in
 }
 
 /* One column of tiles, nv vectors wide, starting at c and b; only n elements of it exist, n > (nv - 1) * VL. */
-INLINE void gemm_column(const gemm *all, int mr, int nv, bool a_rows_adjacent, bool pairs, int64_t n, const real *b,
-                        real *c) {
+INLINE void gemm_column(const gemm *all, int mr, int nv, bool a_rows_adjacent, bool bf16_pairs, int64_t n,
+                        const real *b, real *c) {
     gemm own = *all; /* a copy that no store can alias */
     const gemm *g = &own;
     if (!a_rows_adjacent) own.row_scale = NULL; /* it is: this tells the compiler */
@@ -93,14 +93,14 @@ INLINE void gemm_column(const gemm *all, int mr, int nv, bool a_rows_adjacent, b
         const real *a = g->a + i0 * a_row;
         if (a_rows_adjacent) {
             int64_t depth = g->depth, visible = i0 + mr - 1 + g->diagonal;
-            if (pairs) visible = (visible + 1) / 2;
+            if (bf16_pairs) visible = (visible + 1) / 2;
             if (g->diagonal && visible < depth) depth = visible;
-            tile(acc, mr, nv, pairs, a, a_row, a_col, b, g->b_row, depth);
+            tile(acc, mr, nv, bf16_pairs, a, a_row, a_col, b, g->b_row, depth);
         } else {
             const int64_t first = g->diagonal && i0 >= g->diagonal ? i0 + 1 - g->diagonal : 0;
             /* The sum goes from the last query to the first. Under a causal mask the first queries weigh most, and
              * adding small terms first leaves less rounding. */
-            tile(acc, mr, nv, pairs, a + (g->depth - 1) * a_col, a_row, -a_col, b + (g->depth - 1) * g->b_row,
+            tile(acc, mr, nv, bf16_pairs, a + (g->depth - 1) * a_col, a_row, -a_col, b + (g->depth - 1) * g->b_row,
                  -g->b_row, g->depth - first);
         }
         if (last < VL) {
@@ -150,10 +150,10 @@ NOINLINE void gemm_4_rows(const gemm *g, int64_t n, const real *b, real *c) {
 NOINLINE void gemm_4_columns(const gemm *g, int64_t n, const real *b, real *c) {
     gemm_column(g, 6, 4, false, false, n, b, c);
 }
-NOINLINE void gemm_1_pairs(const gemm *g, int64_t n, const real *b, real *c) {
+NOINLINE void gemm_1_bf16_pairs(const gemm *g, int64_t n, const real *b, real *c) {
     gemm_column(g, 12, 1, true, true, n, b, c);
 }
-NOINLINE void gemm_4_pairs(const gemm *g, int64_t n, const real *b, real *c) {
+NOINLINE void gemm_4_bf16_pairs(const gemm *g, int64_t n, const real *b, real *c) {
     gemm_column(g, 6, 4, true, true, n, b, c);
 }
 #endif
@@ -162,7 +162,7 @@ NOINLINE void gemm_4_pairs(const gemm *g, int64_t n, const real *b, real *c) {
  * registers best; other widths take the remainder, or leave fewer rows idle. */
 INLINE int64_t width_by_rows(const gemm *g, int64_t vectors) {
 #if MAX_WIDTH == 4
-    if (g->pairs) return vectors < 4 ? 1 : 4;
+    if (g->bf16_pairs) return vectors < 4 ? 1 : 4;
     return vectors == 4 && (g->m <= 6 || g->m > 8) ? 4 : vectors < 3 ? vectors : 3;
 #else
     const bool fits = vectors % 2 || (g->m + 3) / 4 * 4 < (g->m + 5) / 6 * 6; /* heights of 4 and 6 */
@@ -187,12 +187,13 @@ INLINE void gemm_tiles(const gemm *g, bool a_rows_adjacent) {
     static column *const by_columns[] = {NULL, gemm_1_columns, gemm_2_columns, gemm_3_columns,
                                          SDPA_REAL == 32 ? gemm_4_columns : NULL};
     static column *const by_rows[] = {NULL, gemm_1_rows, gemm_2_rows, gemm_3_rows, gemm_4_rows};
-    static column *const by_pairs[] = {NULL, gemm_1_pairs, NULL, NULL, gemm_4_pairs};
+    static column *const by_bf16_pairs[] = {NULL, gemm_1_bf16_pairs, NULL, NULL, gemm_4_bf16_pairs};
 #else
     static column *const by_columns[] = {NULL, gemm_1_columns, gemm_2_columns, gemm_3_columns};
-    static column *const by_rows[] = {NULL, gemm_1_rows, gemm_2_rows, gemm_3_rows}, *const *const by_pairs = by_rows;
+    static column *const by_rows[] = {NULL, gemm_1_rows, gemm_2_rows, gemm_3_rows}, *const *const by_bf16_pairs =
+                                                                                        by_rows;
 #endif
-    column *const *columns = !a_rows_adjacent ? by_columns : PAIRS && g->pairs ? by_pairs : by_rows;
+    column *const *columns = !a_rows_adjacent ? by_columns : BF16_PAIRS && g->bf16_pairs ? by_bf16_pairs : by_rows;
     for (int64_t j = 0, n; j < g->n; j += n) {
         const int64_t vectors = (g->n - j + VL - 1) / VL,
                       width = a_rows_adjacent ? width_by_rows(g, vectors) : width_by_columns(g, vectors);
@@ -311,7 +312,7 @@ COLD NOINLINE void gemm_masked(const gemm *g, bool a_rows_adjacent) {
 }
 
 /* gemm_masked for pairs of bfloat16, a's rows adjacent: b counts as 0 where a is -0. */
-COLD NOINLINE void gemm_masked_pairs(const gemm *g) {
+COLD NOINLINE void gemm_masked_bf16_pairs(const gemm *g) {
     for (int64_t i = 0; i < g->m; i++) {
         for (int64_t j = 0; j < g->n; j += VL) {
             vec acc[1][MAX_WIDTH] = {{{0}}};
@@ -333,7 +334,7 @@ COLD NOINLINE void clear_fresh(const gemm *g) {
 
 /* The product, for either layout of a. `finite`: no masked pair can meet NaN or Inf. */
 NOINLINE void multiply(gemm *g, bool a_rows_adjacent, bool finite) {
-    const bool few = by_few_rows(g, a_rows_adjacent) && !(PAIRS && g->pairs),
+    const bool few = by_few_rows(g, a_rows_adjacent) && !(BF16_PAIRS && g->bf16_pairs),
                narrow = SDPA_REAL == 32 && g->narrow.data;
     if (finite && !few && !narrow) {
         gemm_tiles(g, a_rows_adjacent);
@@ -344,8 +345,8 @@ NOINLINE void multiply(gemm *g, bool a_rows_adjacent, bool finite) {
         gemm_narrow(g);
     } else if (finite) {
         gemm_few_rows(g);
-    } else if (PAIRS && g->pairs) {
-        gemm_masked_pairs(g);
+    } else if (BF16_PAIRS && g->bf16_pairs) {
+        gemm_masked_bf16_pairs(g);
     } else {
         gemm_masked(g, a_rows_adjacent);
     }

@@ -9,8 +9,8 @@
 
 /* The rows of K and V that follow this block. Units of few queries wait for memory, so they prefetch these rows into
  * L2: a few rows every FETCH_DEPTH steps of the product if the lanes are queries, one row of K and one of V per key in
- * fast/few.h. A single query does not prefetch, because the hardware fetches its rows faster by itself. Nor does a unit
- * with less than FETCH_BYTES of keys and values, which the caches hold. */
+ * fast/few_queries.h. A single query does not prefetch, because the hardware fetches its rows faster by itself. Nor
+ * does a unit with less than FETCH_BYTES of keys and values, which the caches hold. */
 typedef struct ahead {
     const char *p[2];
     int64_t stride[2]; /* bytes from one row of K, of V, to the next */
@@ -33,7 +33,7 @@ typedef struct scores {
     const real *y_tail; /* the last n % SCORE_ROWS rows, padded to SCORE_ROWS, tail_row apart */
     const real *given;  /* NULL, or scores to use instead of the products x y; shaped like s, or s itself */
     int64_t y_row, tail_row, n, depth;
-    bool pairs;        /* x and y hold pairs of bfloat16, `depth` of them */
+    bool bf16_pairs;   /* x and y hold pairs of bfloat16, `depth` of them */
     const ahead *next; /* or NULL */
     real *s;           /* (n rounded up to SCORE_ROWS, s_row) */
     real *ds;          /* shaped like s */
@@ -180,12 +180,12 @@ NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc
 
 /* acc (tiles of SCORE_ROWS keys, nv vectors; in memory) += y x over `depth`, term by term. tiles and nv are
  * constants. */
-INLINE void add_tiles(vec (*acc)[MAX_WIDTH], int tiles, int nv, bool pairs, const real *y, int64_t y_row, const real *x,
-                      int64_t depth) {
+INLINE void add_tiles(vec (*acc)[MAX_WIDTH], int tiles, int nv, bool bf16_pairs, const real *y, int64_t y_row,
+                      const real *x, int64_t depth) {
     const int rows = tiles * SCORE_ROWS;
     vec sum[MOST_SCORE_ROWS][MAX_WIDTH];
     UNROLL for (int i = 0; i < rows; i++) { UNROLL for (int j = 0; j < nv; j++) sum[i][j] = acc[i][j]; }
-    if (PAIRS && pairs) {
+    if (BF16_PAIRS && bf16_pairs) {
         tile(sum, rows, nv, true, y, y_row, 1, x, nv * VL, depth);
     } else {
         tile(sum, rows, nv, false, y, y_row, 1, x, nv * VL, depth);
@@ -193,27 +193,27 @@ INLINE void add_tiles(vec (*acc)[MAX_WIDTH], int tiles, int nv, bool pairs, cons
     UNROLL for (int i = 0; i < rows; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] = sum[i][j]; }
 }
 
-typedef void score_product(vec (*acc)[MAX_WIDTH], bool pairs, const real *y, int64_t y_row, const real *x,
+typedef void score_product(vec (*acc)[MAX_WIDTH], bool bf16_pairs, const real *y, int64_t y_row, const real *x,
                            int64_t depth);
 
-NOINLINE void product_3x1(vec (*acc)[MAX_WIDTH], bool pairs, const real *y, int64_t y_row, const real *x,
+NOINLINE void product_3x1(vec (*acc)[MAX_WIDTH], bool bf16_pairs, const real *y, int64_t y_row, const real *x,
                           int64_t depth) {
-    add_tiles(acc, 3, 1, pairs, y, y_row, x, depth);
+    add_tiles(acc, 3, 1, bf16_pairs, y, y_row, x, depth);
 }
 
-NOINLINE void product_1x1(vec (*acc)[MAX_WIDTH], bool pairs, const real *y, int64_t y_row, const real *x,
+NOINLINE void product_1x1(vec (*acc)[MAX_WIDTH], bool bf16_pairs, const real *y, int64_t y_row, const real *x,
                           int64_t depth) {
-    add_tiles(acc, 1, 1, pairs, y, y_row, x, depth);
+    add_tiles(acc, 1, 1, bf16_pairs, y, y_row, x, depth);
 }
 
-NOINLINE void product_1x2(vec (*acc)[MAX_WIDTH], bool pairs, const real *y, int64_t y_row, const real *x,
+NOINLINE void product_1x2(vec (*acc)[MAX_WIDTH], bool bf16_pairs, const real *y, int64_t y_row, const real *x,
                           int64_t depth) {
-    add_tiles(acc, 1, 2, pairs, y, y_row, x, depth);
+    add_tiles(acc, 1, 2, bf16_pairs, y, y_row, x, depth);
 }
 
-NOINLINE void product_1x3(vec (*acc)[MAX_WIDTH], bool pairs, const real *y, int64_t y_row, const real *x,
+NOINLINE void product_1x3(vec (*acc)[MAX_WIDTH], bool bf16_pairs, const real *y, int64_t y_row, const real *x,
                           int64_t depth) {
-    add_tiles(acc, 1, 3, pairs, y, y_row, x, depth);
+    add_tiles(acc, 1, 3, bf16_pairs, y, y_row, x, depth);
 }
 
 /* The first step of the second of two chains (LONG_CHAIN); `depth` if there is one chain. */
@@ -246,7 +246,7 @@ INLINE void accumulate_scores(const scores *t, int nv, bool gradient, bool given
             fetch_ahead(t->next, j0 + fetched, rows - fetched < each ? rows - fetched : each);
             if (end > k + FETCH_DEPTH) end = k + FETCH_DEPTH;
         }
-        product(k < second ? acc : second_sum, t->pairs, y + k, y_row, t->x + k * x_row, end - k);
+        product(k < second ? acc : second_sum, t->bf16_pairs, y + k, y_row, t->x + k * x_row, end - k);
     }
     for (int64_t i = 0; i < rows && second < t->depth; i++) {
         for (int j = 0; j < nv; j++) acc[i][j] += second_sum[i][j];
@@ -270,7 +270,7 @@ NOINLINE void score_panel(const scores *t, int nv, enum score_mode mode) {
 }
 
 /* One whole tile, finished in the accumulators. */
-INLINE void score_whole_tile(const scores *t, enum score_mode mode, bool pairs, int64_t j0) {
+INLINE void score_whole_tile(const scores *t, enum score_mode mode, bool bf16_pairs, int64_t j0) {
     const bool gradient = mode == SCORE_GRADIENT || mode == SCORE_GRADIENT_MASKED;
     const int64_t second = second_chain(t, gradient);
     const real *y = t->y + j0 * t->y_row;
@@ -279,13 +279,13 @@ INLINE void score_whole_tile(const scores *t, enum score_mode mode, bool pairs, 
         const vec start = gradient ? -vload(t->shift + j * VL) : (vec){0};
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][j] = start;
     }
-    tile(acc, SCORE_ROWS, SCORE_WIDTH, pairs, y, t->y_row, 1, t->x, SCORE_WIDTH * VL, second);
+    tile(acc, SCORE_ROWS, SCORE_WIDTH, bf16_pairs, y, t->y_row, 1, t->x, SCORE_WIDTH * VL, second);
     if (second < t->depth) {
         vec rest[SCORE_ROWS][MAX_WIDTH];
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
             UNROLL for (int j = 0; j < SCORE_WIDTH; j++) rest[i][j] = (vec){0};
         }
-        tile(rest, SCORE_ROWS, SCORE_WIDTH, pairs, y + second, t->y_row, 1, t->x + second * SCORE_WIDTH * VL,
+        tile(rest, SCORE_ROWS, SCORE_WIDTH, bf16_pairs, y + second, t->y_row, 1, t->x + second * SCORE_WIDTH * VL,
              SCORE_WIDTH * VL, t->depth - second);
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
             UNROLL for (int j = 0; j < SCORE_WIDTH; j++) acc[i][j] += rest[i][j];
@@ -296,12 +296,13 @@ INLINE void score_whole_tile(const scores *t, enum score_mode mode, bool pairs, 
     }
 }
 
-/* score_panel of SCORE_WIDTH vectors. mode and pairs are constants, so that whole tiles never leave the registers. */
-INLINE void score_constant(const scores *all, enum score_mode mode, bool pairs) {
+/* score_panel of SCORE_WIDTH vectors. mode and bf16_pairs are constants, so that whole tiles never leave the
+ * registers. */
+INLINE void score_constant(const scores *all, enum score_mode mode, bool bf16_pairs) {
     const scores t = *all; /* a copy that no store can alias */
     const bool logits = mode == SCORE_RAW || mode == SCORE_BIASED;
     const int64_t whole = logits && t.given ? 0 : t.n / SCORE_ROWS * SCORE_ROWS;
-    for (int64_t j0 = 0; j0 < whole; j0 += SCORE_ROWS) score_whole_tile(&t, mode, pairs, j0);
+    for (int64_t j0 = 0; j0 < whole; j0 += SCORE_ROWS) score_whole_tile(&t, mode, bf16_pairs, j0);
     if (whole == t.n) return;
     scores rest = part_of(all, whole, t.n - whole);
     if (mode == SCORE_WEIGHTS) rest.extreme = extreme_at(all, mode, whole);
@@ -311,7 +312,7 @@ INLINE void score_constant(const scores *all, enum score_mode mode, bool pairs) 
 NOINLINE void score_raw(const scores *t) { score_constant(t, SCORE_RAW, false); }
 NOINLINE void score_biased(const scores *t) { score_constant(t, SCORE_BIASED, false); }
 NOINLINE void score_summed(const scores *t) { score_constant(t, SCORE_SUMMED, false); }
-NOINLINE void score_summed_pairs(const scores *t) { score_constant(t, SCORE_SUMMED, true); }
+NOINLINE void score_summed_bf16_pairs(const scores *t) { score_constant(t, SCORE_SUMMED, true); }
 NOINLINE void score_biased_summed(const scores *t) { score_constant(t, SCORE_BIASED_SUMMED, false); }
 NOINLINE void score_weights(const scores *t) { score_constant(t, SCORE_WEIGHTS, false); }
 NOINLINE void score_gradient(const scores *t) { score_constant(t, SCORE_GRADIENT, false); }
@@ -327,9 +328,9 @@ static void score(const scores *t, int nv, enum score_mode mode) {
         [SCORE_GRADIENT] = score_gradient,
         [SCORE_GRADIENT_MASKED] = score_gradient_masked,
     };
-    if (PAIRS && t->pairs && nv == SCORE_WIDTH && mode == SCORE_SUMMED) {
-        score_summed_pairs(t);
-    } else if (!(PAIRS && t->pairs) && nv == SCORE_WIDTH && constant[mode]) {
+    if (BF16_PAIRS && t->bf16_pairs && nv == SCORE_WIDTH && mode == SCORE_SUMMED) {
+        score_summed_bf16_pairs(t);
+    } else if (!(BF16_PAIRS && t->bf16_pairs) && nv == SCORE_WIDTH && constant[mode]) {
         constant[mode](t);
     } else {
         score_panel(t, nv, mode);

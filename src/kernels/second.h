@@ -6,20 +6,20 @@
 #include "backward.h"
 #include "tangent.h"
 
-typedef struct double_scratch {
+typedef struct second_scratch {
     tangent_scratch forward;
     real *v_tail, *v_t_tail;
     real *dout;                          /* pack_panels of d_v */
     real *g, *c;                         /* (block, n_lanes): G and C, then the factors of K and of b */
-    real *q_rows, *q_t_rows, *dout_rows; /* packed rows */
+    real *q_rows, *q_t_rows, *dout_rows; /* pack_rows */
     real *delta, *cross;                 /* per query: D, rowsum(dO * O_t) */
     real *dq;                            /* (n_lanes, d_k rounded up to VL) */
-    real *first;                         /* the same, dS K of heads with their own scale; NULL: none */
+    real *first;                         /* as dq: dS K of heads with their own scale; NULL without such heads */
     real *dmask;                         /* per query: the gradient of a mask that is broadcast over keys */
-} double_scratch;
+} second_scratch;
 
-NOINLINE double_scratch double_layout(const sdpa_problem *p, sdpa_arena *a) {
-    double_scratch w = {.forward = tangent_layout(p, a)};
+NOINLINE second_scratch second_layout(const sdpa_problem *p, sdpa_arena *a) {
+    second_scratch w = {.forward = tangent_layout(p, a)};
     const int64_t n = w.forward.n_lanes, tiles = (w.forward.block + MAX_TILE_ROWS) * n;
     const array arrays[] = {
         ARRAY(w.v_tail, SCORE_ROWS * p->d_v),
@@ -27,9 +27,9 @@ NOINLINE double_scratch double_layout(const sdpa_problem *p, sdpa_arena *a) {
         ARRAY(w.dout, p->d_v * n),
         ARRAY(w.g, tiles),
         ARRAY(w.c, tiles),
-        ARRAY(w.q_rows, n * packed_row(p->d_k)),
-        ARRAY(w.q_t_rows, n * packed_row(p->d_k)),
-        ARRAY(w.dout_rows, n * packed_row(p->d_v)),
+        ARRAY(w.q_rows, n * row_stride(p->d_k)),
+        ARRAY(w.q_t_rows, n * row_stride(p->d_k)),
+        ARRAY(w.dout_rows, n * row_stride(p->d_v)),
         ARRAY(w.delta, n),
         ARRAY(w.cross, n),
         ARRAY(w.dq, n * w.forward.k_row),
@@ -40,20 +40,20 @@ NOINLINE double_scratch double_layout(const sdpa_problem *p, sdpa_arena *a) {
     return w;
 }
 
-static size_t double_backward_bytes(const sdpa_problem *p) {
+static size_t second_bytes(const sdpa_problem *p) {
     sdpa_arena arena = {NULL, 0};
-    double_layout(p, &arena);
+    second_layout(p, &arena);
     return arena.used;
 }
 
 /* The unit's rows of q, its tangent and dO. Where the head has its own scale, q_t is the tangent of scale q. */
-typedef struct double_rows {
+typedef struct second_rows {
     rows q, q_t, dout;
     bool finite; /* no masked pair can meet NaN or Inf in them */
-} double_rows;
+} second_rows;
 
 /* G and C of a panel. */
-INLINE void double_products(const sdpa_unit *u, const double_scratch *w, const tangent_block *b, panel q) {
+INLINE void second_products(const sdpa_unit *u, const second_scratch *w, const tangent_block *b, panel q) {
     const int64_t n_lanes = w->forward.n_lanes, d_v = u->problem->d_v;
     vec unused[SCORE_WIDTH] = {{0}};
     scores t = panel_scores(w->dout, q, &b->v, d_v, w->g + q.i, n_lanes);
@@ -67,7 +67,7 @@ INLINE void double_products(const sdpa_unit *u, const double_scratch *w, const t
 
 /* From s, t, G and C of a vector of queries and n keys, computes the factors of the products (of dO in s, of q and k in
  * g, of their tangents in c) and the mask's gradient in t. Masked pairs become -0; returns the lanes that have any. */
-INLINE ivec double_lanes(const sdpa_unit *u, const double_scratch *w, int64_t lane, int64_t n, bool biased) {
+INLINE ivec second_lanes(const sdpa_unit *u, const second_scratch *w, int64_t lane, int64_t n, bool biased) {
     const tangent_scratch *f = &w->forward;
     const real bend = bend_of(u->problem);
     const bool through = wants_scores(u), crossed = u->v_t.data;
@@ -97,8 +97,8 @@ INLINE ivec double_lanes(const sdpa_unit *u, const double_scratch *w, int64_t la
     return any_masked;
 }
 
-/* double_lanes for all queries and a block of keys; returns which of the keys the queries see. */
-NOINLINE enum panel_state double_scores(const sdpa_unit *u, const double_scratch *w, const tangent_block *b) {
+/* second_lanes for all queries and a block of keys; returns which of the keys the queries see. */
+NOINLINE enum panel_state second_scores(const sdpa_unit *u, const second_scratch *w, const tangent_block *b) {
     const tangent_scratch *f = &w->forward;
     bool any = false, masked = false;
     PANELS (q, u->n_i) {
@@ -112,22 +112,22 @@ NOINLINE enum panel_state double_scores(const sdpa_unit *u, const double_scratch
         }
         any = true;
         const bool biased = tangent_mask(u, f, b, q);
-        if (wants_scores(u)) double_products(u, w, b, q);
+        if (wants_scores(u)) second_products(u, w, b, q);
         draw_factors(u, &pairs, lane_of(f->r, q.i), f->n_lanes);
-        for (int x = 0; x < q.nv; x++) masked |= vany(double_lanes(u, w, q.i + x * VL, b->k.n, biased));
+        for (int x = 0; x < q.nv; x++) masked |= vany(second_lanes(u, w, q.i + x * VL, b->k.n, biased));
     }
     return !any ? PANEL_HIDDEN : masked ? PANEL_MASKED : PANEL_VISIBLE;
 }
 
 /* Adds the contributions of keys j to dq, dk, dv and dmask. */
-NOINLINE void double_keys(const sdpa_unit *u, const double_scratch *w, const double_rows *own, keys j) {
+NOINLINE void second_keys(const sdpa_unit *u, const second_scratch *w, const second_rows *own, keys j) {
     const sdpa_problem *p = u->problem;
     const tangent_scratch *f = &w->forward;
     const tangent_block b = {.k = tangent_rows(&u->k, j.j0, j.n, p->d_k, u->n_i, f->k, f->k_tail),
                              .k_t = tangent_rows(&u->k_t, j.j0, j.n, p->d_k, u->n_i, f->k_t, f->k_t_tail),
                              .v = tangent_rows(&u->v, j.j0, j.n, p->d_v, 0, f->v, w->v_tail),
                              .v_t = tangent_rows(&u->v_t, j.j0, j.n, p->d_v, 0, f->v_t, w->v_t_tail)};
-    const enum panel_state state = double_scores(u, w, &b);
+    const enum panel_state state = second_scores(u, w, &b);
     if (state == PANEL_HIDDEN) return;
 
     if (u->dmask.data) add_mask_gradient(u, f->t, f->n_lanes, w->dmask, j.j0, j.n);
@@ -151,8 +151,8 @@ NOINLINE void double_keys(const sdpa_unit *u, const double_scratch *w, const dou
 }
 
 /* The unit's rows of the tangent of scale q, which replace those of q_t. */
-NOINLINE void mix_rows(const sdpa_unit *u, const double_scratch *w, double_rows *own) {
-    const int64_t row = packed_row(u->problem->d_k);
+NOINLINE void mix_rows(const sdpa_unit *u, const second_scratch *w, second_rows *own) {
+    const int64_t row = row_stride(u->problem->d_k);
     for (int64_t i = 0; i < u->n_i; i++) {
         for (int64_t x = 0; x < u->problem->d_k; x++) {
             const real q_t = own->q_t.p ? own->q_t.p[i * own->q_t.row + x] : 0;
@@ -164,7 +164,7 @@ NOINLINE void mix_rows(const sdpa_unit *u, const double_scratch *w, double_rows 
 }
 
 /* finish_scale of second order: w->dq holds dS' K + dS b, w->first dS K. */
-NOINLINE double finish_second_scale(const sdpa_unit *u, const double_scratch *w, const rows *q) {
+NOINLINE double finish_second_scale(const sdpa_unit *u, const second_scratch *w, const rows *q) {
     const tangent_scratch *f = &w->forward;
     const int64_t d_k = u->problem->d_k;
     double sum = u->dscales.data ? product_of_rows(q, w->dq, f->k_row, u->n_i, d_k) : 0;
@@ -179,7 +179,7 @@ NOINLINE double finish_second_scale(const sdpa_unit *u, const double_scratch *w,
 }
 
 /* D, rowsum(dO * O_t) and 1 / l of the unit's queries, after the forward-mode pass. */
-INLINE void double_queries(const sdpa_unit *u, const double_scratch *w, const rows *dout) {
+INLINE void second_queries(const sdpa_unit *u, const second_scratch *w, const rows *dout) {
     const tangent_scratch *f = &w->forward;
     for (int64_t i = 0; i < f->n_lanes; i++) {
         w->delta[i] = w->cross[i] = w->dmask[i] = 0;
@@ -201,7 +201,7 @@ INLINE void double_queries(const sdpa_unit *u, const double_scratch *w, const ro
 }
 
 /* The derivative of the sink. A sink has no value, so its G and C are 0. */
-INLINE double double_sink(const sdpa_unit *u, const double_scratch *w) {
+INLINE double second_sink(const sdpa_unit *u, const second_scratch *w) {
     const tangent_scratch *f = &w->forward;
     const real sink_t = scalar_of(&u->sinks_t, 0);
     double sum = 0;
@@ -212,16 +212,16 @@ INLINE double double_sink(const sdpa_unit *u, const double_scratch *w) {
 }
 
 /* Computes dq and o_t of the unit and adds to the other gradients. */
-COLD static void double_backward_unit(const sdpa_unit *u, void *scratch) {
+COLD static void second_unit(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     sdpa_arena arena = {scratch, 0};
-    const double_scratch w = double_layout(p, &arena);
+    const second_scratch w = second_layout(p, &arena);
     const tangent_scratch *f = &w.forward;
     int64_t j0, j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
     if (!tangent_sweep(u, f, j0, j1)) return;
 
-    double_rows own = {.q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL),
+    second_rows own = {.q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL),
                        .q_t = tangent_rows(&u->q_t, u->i0, u->n_i, p->d_k, j1 - j0, w.q_t_rows, NULL),
                        .dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, 1 + j1 - j0, w.dout_rows, NULL)};
     own.finite =
@@ -230,7 +230,7 @@ COLD static void double_backward_unit(const sdpa_unit *u, void *scratch) {
     pack_panels(w.dout, &u->dout, u->i0, u->n_i, p->d_v, 1, f->line);
     memset(w.dq, 0, sizeof(real) * (size_t)(f->n_lanes * f->k_row));
     if (own_scale(u)) memset(w.first, 0, sizeof(real) * (size_t)(f->n_lanes * f->k_row));
-    double_queries(u, &w, &own.dout);
+    second_queries(u, &w, &own.dout);
     for (int64_t i = 0; i < u->n_i && u->o_t.data; i++) {
         store(u->o_t.data + (u->i0 + i) * u->o_t.row, f->o_t + i * f->v_row, p->d_v, u->o_t.col, u->o_t.dtype);
     }
@@ -239,10 +239,10 @@ COLD static void double_backward_unit(const sdpa_unit *u, void *scratch) {
     for (int64_t b = j0 / size; j0 < j1 && b * size < j1; b++) {
         const int64_t left = j1 - b * size;
         if (!sdpa_turn_wait(u, b)) return;
-        double_keys(u, &w, &own, (keys){b * size, left < size ? left : size});
+        second_keys(u, &w, &own, (keys){b * size, left < size ? left : size});
         sdpa_turn_pass(u, b);
     }
-    head_sums sums = {.dsinks = double_sink(u, &w)};
+    head_sums sums = {.dsinks = second_sink(u, &w)};
     if (own_scale(u)) sums.dscales = finish_second_scale(u, &w, &own.q);
     store_gradients(u, w.dq, f->k_row, w.dmask, &sums, f->line);
 }

@@ -21,7 +21,7 @@ typedef struct tangent_scratch {
     real *sunk;              /* per query: the sink's weight */
     real *s, *t;             /* (block, n_lanes): scores, their tangent */
     real *h, *r, *e;         /* (block, n_lanes): the cap's tanh, dropout's factors, the mask's tangent; NULL: none */
-    real *k, *k_t, *v, *v_t; /* packed rows */
+    real *k, *k_t, *v, *v_t; /* pack_rows */
     real *k_tail, *k_t_tail;
     real *line;
     int64_t n_lanes, k_row, v_row, block;
@@ -47,10 +47,10 @@ NOINLINE tangent_scratch tangent_layout(const sdpa_problem *p, sdpa_arena *a) {
         ARRAY(w.h, is_linear(p) ? ABSENT : tiles),
         ARRAY(w.r, p->dropout_p > 0 ? tiles : ABSENT),
         ARRAY(w.e, p->mask_t.data ? tiles : ABSENT),
-        ARRAY(w.k, rows * packed_row(p->d_k)),
-        ARRAY(w.k_t, rows * packed_row(p->d_k)),
-        ARRAY(w.v, rows * packed_row(p->d_v)),
-        ARRAY(w.v_t, rows * packed_row(p->d_v)),
+        ARRAY(w.k, rows * row_stride(p->d_k)),
+        ARRAY(w.k_t, rows * row_stride(p->d_k)),
+        ARRAY(w.v, rows * row_stride(p->d_v)),
+        ARRAY(w.v_t, rows * row_stride(p->d_v)),
         ARRAY(w.k_tail, SCORE_ROWS * p->d_k),
         ARRAY(w.k_t_tail, SCORE_ROWS * p->d_k),
         ARRAY(w.line, line_size(p, w.block)),
@@ -66,10 +66,10 @@ static size_t tangent_bytes(const sdpa_problem *p) {
 }
 
 /* pack_rows of a matrix that may be absent, in which case p is NULL. */
-INLINE rows tangent_rows(const sdpa_matrix *m, int64_t j, int64_t n, int64_t d, int64_t n_reads, real *packed,
+INLINE rows tangent_rows(const sdpa_matrix *m, int64_t j, int64_t n, int64_t d, int64_t n_reads, real *copy,
                          real *tail) {
     if (!m->data) return (rows){0};
-    return pack_rows(m, j, n, d, n_reads, packed, tail);
+    return pack_rows(m, j, n, d, n_reads, copy, tail);
 }
 
 /* A block of keys and values with their tangents. */

@@ -65,7 +65,8 @@ enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
  * FMA. */
 #define OFTEN (VEC_BYTES == 64 ? INT64_MAX : 32)
 
-/* At most this many queries are multiplied with vectors along d, instead of side by side in the lanes (fast/few.h). */
+/* At most this many queries are multiplied with vectors along d (fast/few_queries.h), instead of side by side in the
+ * lanes. */
 #define FEW_QUERIES (VL < 8 ? VL : 8)
 
 /* A single query reads about RUN_BYTES of keys, then their values: longer runs let the hardware prefetch further ahead.
@@ -81,15 +82,15 @@ enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
 #define FETCH_DEPTH 16
 #define FETCH_BYTES (1 << 20)
 
-/* Whether there are fast/small.h and fast/short.h: narrower vectors gain too little. Small problems have at most
- * SMALL_KEYS keys; with more, sums over the lanes would cost more than transposing the queries. */
+/* Whether there are fast/few_keys.h and fast/one_block_backward.h: narrower vectors gain too little. Few keys are at most
+ * FEW_KEYS; with more, sums over the lanes would cost more than transposing the queries. */
 #if VEC_BYTES >= 32
-#define SMALL 1
+#define ROW_PATHS 1
 #else
-#define SMALL 0
+#define ROW_PATHS 0
 #endif
-#define SMALL_KEYS 32
-#define SMALL_ROWS 4 /* queries at a time */
+#define FEW_KEYS 32
+#define ROWS_AT_ONCE 4 /* queries at a time */
 
 INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 

@@ -23,7 +23,7 @@
  *   HAVE_SCALE        vrest: x minus the nearest multiple of 2^-bits (a constant), 0 for +-inf; vscale: x 2^floor(n),
  *                     or 0 where y < least; vchoose (float32 only): lane by lane, the one of 16 numbers that the last
  *                     four bits of `index` select
- *   HAVE_PAIRS        float32 kernels multiply pairs of bfloat16, each pair in place of a float. vdot: sum + the
+ *   HAVE_BF16_PAIRS   float32 kernels multiply pairs of bfloat16, each pair in place of a float. vdot: sum + the
  *                     products of the high halves and of the low halves of `pair` and each lane; vpair: each lane's
  *                     even and odd, rounded to nearest, as its low and its high half
  *   FORWARD_ONLY      only the forward gains by these instructions: other passes use another set's kernels (isa.c)
@@ -47,11 +47,11 @@
 #include "vec_generic.h"
 #endif
 
-#ifdef HAVE_PAIRS
-#define PAIRS 1
+#ifdef HAVE_BF16_PAIRS
+#define BF16_PAIRS 1
 #else
-/* These stubs let code behind `if (PAIRS && ...)` compile everywhere. */
-#define PAIRS 0
+/* These stubs let code behind `if (BF16_PAIRS && ...)` compile everywhere. */
+#define BF16_PAIRS 0
 INLINE vec vdot(vec sum, int32_t pair, vec pairs) { return sum + (real)pair * pairs; }
 INLINE vec vpair(vec even, vec odd) { return even + odd; }
 #endif

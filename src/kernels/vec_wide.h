@@ -6,7 +6,7 @@
 #include "vec_generic.h"
 
 #if SDPA_REAL == 32
-#define HAVE_PAIRS
+#define HAVE_BF16_PAIRS
 INLINE vec vdot(vec sum, int32_t pair, vec pairs) {
     const ivec all = pair - (ivec){0}, other = (ivec)pairs;
     sum += (vec)(all & ~0xffff) * (vec)(other & ~0xffff);

@@ -25,7 +25,8 @@ static int check_weight(const sdpa_call *call, int i, int64_t d_k) {
     const char *name = sdpa_name_text(weight_names[i]);
     const long long h = call->additive.n_hidden, n_rows = d_k;
     if (sdpa_dtype_of(call->module, w) != (int)call->problem.dtype) {
-        return sdpa_raise_dtype(name, w, "query's dtype %S", PyArray_DESCR(call->arrays[NAME_query]));
+        sdpa_raise_dtype(name, w, "query's dtype %S", PyArray_DESCR(call->arrays[NAME_query]));
+        return sdpa_suggest_type(call->module, name, w, "query.dtype");
     }
     const int n = i < W_SCORE ? 2 : 1;
     const bool fits = PyArray_NDIM(w) == n && (i >= W_SCORE || PyArray_DIM(w, 0) == d_k) &&

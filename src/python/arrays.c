@@ -233,6 +233,21 @@ int sdpa_dtype_of(PyObject *module, PyArrayObject *a) {
     }
 }
 
+bool sdpa_is_real(PyObject *module, PyArrayObject *a) {
+    return PyArray_ISINTEGER(a) || PyArray_ISFLOAT(a) || sdpa_dtype_of(module, a) == SDPA_BF16;
+}
+
+int sdpa_suggest_type(PyObject *module, const char *name, PyArrayObject *a, const char *type) {
+    return sdpa_is_real(module, a) ? sdpa_add_remedy("; write %s.astype(%s)", name, type) : -1;
+}
+
+int sdpa_suggest_common_type(const char *name, PyArrayObject *a, const char *other_name, PyArrayObject *other) {
+    const bool is_other = PyArray_TYPE(other) == NPY_DOUBLE, is_wide = is_other || PyArray_TYPE(a) == NPY_DOUBLE;
+    const char *wide = is_other ? other_name : name;
+    sdpa_add_remedy("; write %s.astype(%s.dtype)", wide, is_other ? name : other_name);
+    return is_wide ? sdpa_add_remedy(" if np.sqrt(d), a table or np.zeros made %s float64", wide) : -1;
+}
+
 const char *sdpa_dtype_text(sdpa_dtype dtype) {
     static const char *const names[] = {
         [SDPA_BOOL] = "bool",   [SDPA_F16] = "float16", [SDPA_BF16] = "bfloat16",
@@ -257,6 +272,29 @@ int sdpa_type_number(PyObject *module, sdpa_dtype dtype) {
         break;
     }
     return atomic_load_explicit(&sdpa_state_of(module)->bf16, memory_order_relaxed);
+}
+
+bool sdpa_broadcast_behind(const npy_intp *sizes, int n_sizes, int lead, const npy_intp *shape, int n) {
+    const int added = n - n_sizes;
+    for (int i = 0; i < n_sizes && added >= 0; i++) {
+        if (sizes[i] != 1 && sizes[i] != shape[i < lead ? i : i + added]) return false;
+    }
+    return added >= 0;
+}
+
+int sdpa_suggest_axes(const char *name, PyArrayObject *a, const npy_intp *shape, int n) {
+    const int nd = PyArray_NDIM(a);
+    int lead = 1;
+    while (lead <= nd && !sdpa_broadcast_behind(PyArray_DIMS(a), nd, lead, shape, n)) lead++;
+    if (nd >= n || lead > nd) return 0;
+    char index[8 * NPY_MAXDIMS] = ":";
+    size_t used = 1;
+    for (int i = 1; i < n; i++) {
+        const bool own = i < lead || i >= lead + n - nd;
+        used += (size_t)PyOS_snprintf(index + used, sizeof index - used, own ? ", :" : ", None");
+    }
+    sdpa_add_remedy("; write %s[%s]", name, index);
+    return lead;
 }
 
 char *sdpa_data(PyArrayObject *a) {

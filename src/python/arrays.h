@@ -31,10 +31,26 @@ int sdpa_settle(PyArrayObject **array, bool view);
 int sdpa_dtype_of(PyObject *module, PyArrayObject *a);
 /* Whether sdpa_dtype_of found a dtype that attention computes in. */
 static inline bool sdpa_is_float(int dtype) { return dtype >= SDPA_F16 && dtype <= SDPA_F64; }
+/* Whether its elements are integers or floating numbers, of any size. */
+bool sdpa_is_real(PyObject *module, PyArrayObject *a);
+/* For an array of another dtype than is wanted: appends the conversion to `type`, an expression, if it holds real
+ * numbers. Returns -1. */
+int sdpa_suggest_type(PyObject *module, const char *name, PyArrayObject *a, const char *type);
+/* For arrays that should have one dtype: appends the conversion, which is that of a float64 array. Returns -1. */
+int sdpa_suggest_common_type(const char *name, PyArrayObject *a, const char *other_name, PyArrayObject *other);
 const char *sdpa_dtype_text(sdpa_dtype dtype);
 /* NumPy's type number of `dtype`. SDPA_BF16 has one only after sdpa_dtype_of has returned it. */
 int sdpa_type_number(PyObject *module, sdpa_dtype dtype);
 static inline bool sdpa_is_swapped(PyArrayObject *a) { return !PyArray_ISNOTSWAPPED(a); }
+/* Whether these sizes, with as many of 1 behind the first `lead` that there are n, broadcast to `shape`. */
+bool sdpa_broadcast_behind(const npy_intp *sizes, int n_sizes, int lead, const npy_intp *shape, int n);
+/* Whether `a` broadcasts to `shape`, which has n axes. */
+static inline bool sdpa_broadcasts_to(PyArrayObject *a, const npy_intp *shape, int n) {
+    return sdpa_broadcast_behind(PyArray_DIMS(a), PyArray_NDIM(a), 0, shape, n);
+}
+/* For an array that does not broadcast to `shape`: appends the index that adds axes behind its first ones, if it then
+ * does. Returns the number of those first axes, or 0 if nothing helps. */
+int sdpa_suggest_axes(const char *name, PyArrayObject *a, const npy_intp *shape, int n);
 /* First element; never NULL, not even for an empty array. */
 char *sdpa_data(PyArrayObject *a);
 

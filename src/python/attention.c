@@ -43,12 +43,55 @@ static int choose_sequence(sdpa_call *call) {
     return 0;
 }
 
+/* Sets the chosen indices of an axis of size n; negative ones count from the end. */
+static int set_choice(sdpa_choice *choice, const char *name, sdpa_indices *indices, int64_t n) {
+    if (!indices->given) return 0;
+    if (!indices->array) {
+        Py_ssize_t start = indices->start, stop = indices->stop;
+        npy_intp size = PySlice_AdjustIndices((Py_ssize_t)n, &start, &stop, indices->step);
+        indices->array = (PyArrayObject *)PyArray_EMPTY(1, &size, NPY_INT64, 0);
+        if (!indices->array) return -1;
+        int64_t *index = PyArray_DATA(indices->array);
+        for (npy_intp i = 0; i < size; i++) index[i] = start + i * indices->step;
+    }
+    int64_t *index = PyArray_DATA(indices->array);
+    choice->n = PyArray_SIZE(indices->array);
+    choice->index = index;
+    for (int64_t i = 0; i < choice->n; i++) {
+        if (index[i] < -n || index[i] >= n) {
+            PyErr_Format(PyExc_ValueError, "%s: expected integers from %lld to %lld, got %lld", name, (long long)-n,
+                         (long long)n - 1, (long long)index[i]);
+            return -1;
+        }
+        if (index[i] < 0) index[i] += n;
+    }
+    return 0;
+}
+
+/* Sets problem.heads and problem.queries. The call's axis of heads then counts the chosen heads only, as results do. */
+static int choose(sdpa_call *call) {
+    sdpa_problem *p = &call->problem;
+    sdpa_options *options = &call->options;
+    if (set_choice(&p->heads, "heads", &options->heads, p->n_head) < 0) return -1;
+    if (set_choice(&p->queries, "queries", &options->queries, p->n_q) < 0) return -1;
+    if (!p->heads.index) return 0;
+    if (call->nd == 2) {
+        PyErr_SetString(PyExc_ValueError, "heads: expected None, since query and key have no axis of heads");
+        return -1;
+    }
+    call->shape[call->nd - 3] = p->heads.n;
+    return 0;
+}
+
+/* Results have the chosen heads, one for each of the call. */
+static void own_heads(sdpa_tensor *t) { t->group = 1; }
+
 static int make_weights(sdpa_call *call, PyArrayObject **results) {
-    if (choose_sequence(call) < 0 || sdpa_call_choose(call) < 0) return -1;
+    if (choose_sequence(call) < 0 || choose(call) < 0) return -1;
     sdpa_problem *p = &call->problem;
     const npy_intp sizes[] = {p->queries.index ? p->queries.n : p->n_q, p->n_k};
     results[0] = sdpa_call_result(call, &p->o, 2, sizes, p->dtype, NULL);
-    sdpa_call_own_heads(&p->o);
+    own_heads(&p->o);
     return results[0] ? 0 : -1;
 }
 
@@ -85,8 +128,8 @@ static int make_statistics(sdpa_call *call, PyArrayObject **results) {
 static int run_statistics(sdpa_call *call) { return sdpa_call_run(call, sdpa_attention_statistics); }
 
 static int make_received(sdpa_call *call, PyArrayObject **results) {
-    if (sdpa_call_choose(call) < 0 || make_vectors(call, call->problem.n_k, SDPA_N_RECEIVED, results) < 0) return -1;
-    sdpa_call_own_heads(&call->problem.o);
+    if (choose(call) < 0 || make_vectors(call, call->problem.n_k, SDPA_N_RECEIVED, results) < 0) return -1;
+    own_heads(&call->problem.o);
     return 0;
 }
 
@@ -121,7 +164,7 @@ static int make_second_gradients(sdpa_call *call, PyArrayObject **results) {
     return sdpa_call_make_gradients(call, true, results + 1);
 }
 
-static int run_double_backward(sdpa_call *call) { return sdpa_call_run(call, sdpa_attention_double_backward); }
+static int run_second(sdpa_call *call) { return sdpa_call_run(call, sdpa_attention_second); }
 
 /* ------------------------------------------------------------------------------------ the functions */
 
@@ -168,7 +211,7 @@ int sdpa_attention_add(PyObject *module) {
          TANGENT_TYPE, 2, make_tangent, run_tangent},
         {DOUBLE_BACKWARD, NAMED(attention_double_backward), IN(DOUBLE_BACKWARD), 9,
          {GRADIENTS_OF_GRADIENTS, BACKWARD_OPERANDS}, doc_attention_double_backward,
-         DOUBLE_TYPE, 1 + N_GRADIENTS, make_second_gradients, run_double_backward},
+         SECOND_TYPE, 1 + N_GRADIENTS, make_second_gradients, run_second},
         {WEIGHTS, NAMED(attention_weights), IN(WEIGHTS), 2, {NAME_query, NAME_key}, doc_attention_weights,
          NO_TYPE, 1, make_weights, run_weights},
         {RECEIVED, NAMED(attention_received), IN(RECEIVED), 2, {NAME_query, NAME_key}, doc_attention_received,

@@ -156,7 +156,9 @@ static void set_integers(sdpa_call *call, sdpa_tensor *t, PyArrayObject *array, 
 /* The dtype of an operand of the call; -1 and an exception if no kernel computes with it. */
 static int operand_dtype(const sdpa_call *call, const char *name, PyArrayObject *a) {
     const int dtype = sdpa_dtype_of(call->module, a);
-    return sdpa_is_float(dtype) ? dtype : sdpa_raise_dtype(name, a, "float16, bfloat16, float32 or float64");
+    if (sdpa_is_float(dtype)) return dtype;
+    sdpa_raise_dtype(name, a, "float16, bfloat16, float32 or float64");
+    return sdpa_suggest_type(call->module, name, a, PyArray_ISFLOAT(a) ? "np.float64" : "np.float32");
 }
 
 /* Sets the dtypes of queries, keys and values: one for all three, or a 16-bit one of keys and values beside float32. */
@@ -170,11 +172,13 @@ static int set_dtypes(sdpa_call *call) {
     p->k.dtype = p->v.dtype = (sdpa_dtype)k;
     const bool may_differ = q == SDPA_F32 && !(call->options.where & IN_ADDITIVES);
     if (k != q && !(may_differ && sdpa_is_narrow(p->k.dtype))) {
-        return sdpa_raise_dtype("key", a[NAME_key],
-                                may_differ ? "query's dtype %S, float16 or bfloat16" : "query's dtype %S",
-                                PyArray_DESCR(a[NAME_query]));
+        sdpa_raise_dtype("key", a[NAME_key], may_differ ? "query's dtype %S, float16 or bfloat16" : "query's dtype %S",
+                         PyArray_DESCR(a[NAME_query]));
+        return sdpa_suggest_common_type("key", a[NAME_key], "query", a[NAME_query]);
     }
-    return v == k ? 0 : sdpa_raise_dtype("value", a[NAME_value], "key's dtype %S", PyArray_DESCR(a[NAME_key]));
+    if (v == k) return 0;
+    sdpa_raise_dtype("value", a[NAME_value], "key's dtype %S", PyArray_DESCR(a[NAME_key]));
+    return sdpa_suggest_common_type("value", a[NAME_value], "key", a[NAME_key]);
 }
 
 static npy_intp size_from_end(PyArrayObject *a, int i) {
@@ -254,9 +258,9 @@ int sdpa_call_set_axes(sdpa_call *call) {
 static int set_sizes(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     PyArrayObject *q = call->arrays[NAME_query], *k = call->arrays[NAME_key], *v = call->arrays[NAME_value];
-    if (PyArray_NDIM(q) < 2) return sdpa_raise_shape("query", q, "at least two axes, (..., Lq, d_k)");
-    if (PyArray_NDIM(k) < 2) return sdpa_raise_shape("key", k, "at least two axes, (..., Lk, d_k)");
-    if (v && PyArray_NDIM(v) < 2) return sdpa_raise_shape("value", v, "at least two axes, (..., Lk, d_v)");
+    if (PyArray_NDIM(q) < 2) return sdpa_raise_rows("query", q, "at least two axes, (..., Lq, d_k)");
+    if (PyArray_NDIM(k) < 2) return sdpa_raise_rows("key", k, "at least two axes, (..., Lk, d_k)");
+    if (v && PyArray_NDIM(v) < 2) return sdpa_raise_rows("value", v, "at least two axes, (..., Lk, d_v)");
     p->n_q = size_from_end(q, 2);
     p->d_k = size_from_end(q, 1);
     p->n_k = size_from_end(k, 2);
@@ -310,24 +314,18 @@ static int set_packed_sizes(sdpa_call *call) {
 
 /* ------------------------------------------------------------------------------------ masks */
 
-/* Whether the last axes of `a` broadcast to `shape`. */
-static bool broadcasts_to(PyArrayObject *a, const npy_intp *shape, int n) {
-    int lead = n - PyArray_NDIM(a);
-    for (int i = 0; i < PyArray_NDIM(a) && lead >= 0; i++) {
-        if (PyArray_DIM(a, i) != 1 && PyArray_DIM(a, i) != shape[lead + i]) return false;
-    }
-    return lead >= 0;
-}
-
 /* Points t at an argument that broadcasts to (..., heads, Lq, Lk). */
 static int set_pairs(sdpa_call *call, sdpa_tensor *t, const char *name, PyArrayObject *a, sdpa_dtype dtype) {
     if (call->packed) return sdpa_raise_shape(name, a, "None with cu_seqlens_q");
     npy_intp shape[NPY_MAXDIMS];
     memcpy(shape, call->shape, sizeof *shape * (size_t)call->nd);
     shape[call->nd - 1] = call->problem.n_k;
-    if (!broadcasts_to(a, shape, call->nd)) {
+    if (!sdpa_broadcasts_to(a, shape, call->nd)) {
         char text[SDPA_SHAPE_SIZE];
-        return sdpa_raise_shape(name, a, "a shape that broadcasts to %s", sdpa_shape_text(text, "", shape, call->nd));
+        sdpa_raise_shape(name, a, "a shape that broadcasts to %s", sdpa_shape_text(text, "", shape, call->nd));
+        const bool of_keys = sdpa_suggest_axes(name, a, shape, call->nd) == PyArray_NDIM(a) - 1 && PyArray_NDIM(a) > 1;
+        if (!of_keys || !call->n_batch_axes || call->options.where & IN(TORCH)) return -1;
+        return sdpa_add_remedy(", or key_lengths= for keys that are padded at the end");
     }
     sdpa_call_set(call, t, a, dtype, 2, shape + call->nd - 2, true);
     return 0;
@@ -339,7 +337,8 @@ static int set_where(sdpa_call *call) {
     PyArrayObject *where = call->arrays[NAME_where];
     if (!where) return 0;
     if (sdpa_dtype_of(call->module, where) != SDPA_BOOL) {
-        return sdpa_raise_dtype("where", where, "bool (True = attend)");
+        sdpa_raise_dtype("where", where, "bool (True = attend)");
+        return sdpa_is_real(call->module, where) ? sdpa_add_remedy("; write where != 0") : -1;
     }
     return set_pairs(call, p->mask.data ? &p->where : &p->mask, "where", where, SDPA_BOOL);
 }
@@ -348,17 +347,13 @@ static int set_mask(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     PyArrayObject *mask = call->arrays[NAME_attn_mask];
     if (!mask) return 0;
-    int dtype = sdpa_dtype_of(call->module, mask);
-    if (dtype != SDPA_BOOL && dtype != SDPA_F32 && dtype != (int)p->dtype) {
-        const char *own = sdpa_dtype_text(p->dtype);
-        if (!PyArray_ISINTEGER(mask)) {
-            return sdpa_raise_dtype("attn_mask", mask, "bool, float32 or query's dtype %s", own);
-        }
-        PyErr_Format(PyExc_TypeError,
-                     "attn_mask: expected bool (True = attend) or, to be added to the scores, %s, got %S; write "
-                     "attn_mask != 0 for a mask of ones and zeros, attn_mask.astype(query.dtype) for a bias",
-                     own, PyArray_DESCR(mask));
-        return -1;
+    const int dtype = sdpa_dtype_of(call->module, mask);
+    if (dtype != SDPA_BOOL && !sdpa_is_float(dtype)) {
+        sdpa_raise_dtype("attn_mask", mask,
+                         "bool (True = attend) or, to be added to the scores, float16, bfloat16, float32 or float64");
+        if (!PyArray_ISINTEGER(mask)) return -1;
+        return sdpa_add_remedy("; write attn_mask != 0 for a mask of ones and zeros, attn_mask.astype(query.dtype) for "
+                               "a bias");
     }
     return set_pairs(call, &p->mask, "attn_mask", mask, (sdpa_dtype)dtype);
 }
@@ -421,14 +416,19 @@ static int set_per_head(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument
     PyArrayObject *a = call->arrays[argument];
     if (!a) return 0;
     const char *name = sdpa_name_text(argument);
-    int dtype = sdpa_dtype_of(call->module, a);
-    if (!sdpa_is_float(dtype)) return sdpa_raise_dtype(name, a, "float16, bfloat16, float32 or float64");
+    const int dtype = operand_dtype(call, name, a);
+    if (dtype < 0) return -1;
     const npy_intp one_head[] = {1}, *shape = call->nd > 2 ? call->shape : one_head;
     int n = call->nd > 2 ? call->nd - 2 : 1;
-    if (!broadcasts_to(a, shape, n)) {
+    if (!sdpa_broadcasts_to(a, shape, n)) {
         char text[SDPA_SHAPE_SIZE];
-        return sdpa_raise_shape(name, a, "a shape that broadcasts to (..., heads), %s",
-                                sdpa_shape_text(text, "", shape, n));
+        sdpa_raise_shape(name, a, "a shape that broadcasts to (..., heads), %s", sdpa_shape_text(text, "", shape, n));
+        const int nd = PyArray_NDIM(a) - 2;
+        const bool of_pairs = nd > 0 && size_from_end(a, 1) * size_from_end(a, 2) == 1 &&
+                              sdpa_broadcast_behind(PyArray_DIMS(a), nd, 0, shape, n);
+        if (of_pairs) return sdpa_add_remedy("; write %s[..., 0, 0]", name);
+        sdpa_suggest_axes(name, a, shape, n);
+        return -1;
     }
     if (check_range(call, argument, a) < 0) return -1;
     sdpa_call_set(call, t, a, (sdpa_dtype)dtype, 0, NULL, true);
@@ -438,10 +438,12 @@ static int set_per_head(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument
 static int check_integers(sdpa_call *call, const char *name, const sdpa_integers *integers) {
     const npy_intp n_sequences = call->problem.n_sequences, *shape = call->packed ? &n_sequences : call->shape;
     const int n = call->packed ? 1 : call->n_batch_axes;
-    if (!integers->array || broadcasts_to(integers->array, shape, n)) return 0;
+    if (!integers->array || sdpa_broadcasts_to(integers->array, shape, n)) return 0;
     char text[SDPA_SHAPE_SIZE];
-    return sdpa_raise_shape(name, integers->array, "one integer, or a shape that broadcasts to the %s, %s",
-                            call->packed ? "sequences" : "axes before heads", sdpa_shape_text(text, "", shape, n));
+    sdpa_raise_shape(name, integers->array, "one integer, or a shape that broadcasts to the %s, %s",
+                     call->packed ? "sequences" : "axes before heads", sdpa_shape_text(text, "", shape, n));
+    if (call->packed || call->nd != 3 || !sdpa_broadcasts_to(integers->array, call->shape, 1)) return -1;
+    return sdpa_add_remedy("; of three axes the first is heads, so a batch of one head is x[:, None]");
 }
 
 static int check_lengths(const sdpa_call *call) {
@@ -571,45 +573,6 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdp
     if (set_per_head(call, &p->dummy, NAME_dummy) < 0) return -1;
 #endif
     p->features = sdpa_problem_features(p);
-    return 0;
-}
-
-/* Sets the chosen indices of an axis of size n; negative ones count from the end. */
-static int set_choice(sdpa_choice *choice, const char *name, sdpa_indices *indices, int64_t n) {
-    if (!indices->given) return 0;
-    if (!indices->array) {
-        Py_ssize_t start = indices->start, stop = indices->stop;
-        npy_intp size = PySlice_AdjustIndices((Py_ssize_t)n, &start, &stop, indices->step);
-        indices->array = (PyArrayObject *)PyArray_EMPTY(1, &size, NPY_INT64, 0);
-        if (!indices->array) return -1;
-        int64_t *index = PyArray_DATA(indices->array);
-        for (npy_intp i = 0; i < size; i++) index[i] = start + i * indices->step;
-    }
-    int64_t *index = PyArray_DATA(indices->array);
-    choice->n = PyArray_SIZE(indices->array);
-    choice->index = index;
-    for (int64_t i = 0; i < choice->n; i++) {
-        if (index[i] < -n || index[i] >= n) {
-            PyErr_Format(PyExc_ValueError, "%s: expected integers from %lld to %lld, got %lld", name, (long long)-n,
-                         (long long)n - 1, (long long)index[i]);
-            return -1;
-        }
-        if (index[i] < 0) index[i] += n;
-    }
-    return 0;
-}
-
-int sdpa_call_choose(sdpa_call *call) {
-    sdpa_problem *p = &call->problem;
-    sdpa_options *options = &call->options;
-    if (set_choice(&p->heads, "heads", &options->heads, p->n_head) < 0) return -1;
-    if (set_choice(&p->queries, "queries", &options->queries, p->n_q) < 0) return -1;
-    if (!p->heads.index) return 0;
-    if (call->nd == 2) {
-        PyErr_SetString(PyExc_ValueError, "heads: expected None, since query and key have no axis of heads");
-        return -1;
-    }
-    call->shape[call->nd - 3] = p->heads.n;
     return 0;
 }
 

@@ -49,11 +49,6 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdp
                     PyObject *const values[N_NAMES]);
 void sdpa_call_end(sdpa_call *call);
 
-/* For functions that let heads and queries be chosen, after begin: sets problem.heads and problem.queries. The call's
- * axis of heads then counts the chosen heads only, as results do; own_heads must be called on each result. */
-int sdpa_call_choose(sdpa_call *call);
-static inline void sdpa_call_own_heads(sdpa_tensor *t) { t->group = 1; }
-
 /* Replaces begin in functions whose operands are not query, key and value: makes a call without options and tensors.
  * The caller sets nd, the leading axes of shape, and problem.dtype; set_axes then finds heads and batch axes, or returns -1
  * with an exception. The caller must call sdpa_call_end. */

@@ -10,6 +10,7 @@
 #include "docstrings.h"
 #include "parse.h"
 #include "synonyms.h"
+#include "warn.h"
 
 /* Names of the ISAs that were built, or only of those that the machine has, worst first: new reference. */
 static PyObject *isa_names(bool available_only) {
@@ -164,6 +165,29 @@ static PyObject *show_config(SDPA_ARGUMENTS) {
     Py_RETURN_NONE;
 }
 
+/* Warns of a variable that is set, but to no number of threads. `by_omp`: the number that OMP_NUM_THREADS sets, or 0. */
+static int warn_of_variable(const char *variable, int by_omp) {
+    const char *text = getenv(variable);
+    if (!text) return 0;
+    PyObject *used =
+        by_omp ? PyUnicode_FromFormat("OMP_NUM_THREADS=%d is used", by_omp)
+               : PyUnicode_FromFormat("%d threads are used, one for each CPU of this process", sdpa_available_cpus());
+    PyObject *message =
+        used ? PyUnicode_FromFormat("%s: expected a positive integer, got '%.200s'; %U", variable, text, used) : NULL;
+    const int result = message ? sdpa_warn_with(message, PyExc_RuntimeWarning) : -1;
+    Py_XDECREF(message);
+    Py_XDECREF(used);
+    return result;
+}
+
+/* Only variables that sdpa_get_num_threads would ask. */
+static int check_variables(void) {
+    if (sdpa_threads_by("SDPA_NUM_THREADS")) return 0;
+    const int by_omp = sdpa_threads_by("OMP_NUM_THREADS");
+    if (warn_of_variable("SDPA_NUM_THREADS", by_omp) < 0) return -1;
+    return by_omp ? 0 : warn_of_variable("OMP_NUM_THREADS", 0);
+}
+
 int sdpa_config_add(PyObject *module) {
     static PyMethodDef methods[] = {
         {"show_config", SDPA_FUNCTION(show_config), SDPA_FLAGS, doc_show_config},
@@ -191,6 +215,7 @@ int sdpa_config_add(PyObject *module) {
     };
     const char *forced = getenv("SDPA_ISA");
     if (forced && *forced && select_isa("SDPA_ISA", forced, PyExc_ImportError) < 0) return -1;
+    if (check_variables() < 0) return -1;
     if (PyModule_AddStringConstant(module, "__version__", SDPA_VERSION) < 0) return -1;
     return PyModule_AddFunctions(module, methods);
 }

@@ -32,3 +32,27 @@ int sdpa_raise_dtype(const char *name, PyArrayObject *got, const char *expected,
     Py_XDECREF(wanted);
     return -1;
 }
+
+int sdpa_add_remedy(const char *remedy, ...) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    va_list values;
+    va_start(values, remedy);
+    PyObject *text = PyUnicode_FromFormatV(remedy, values);
+    va_end(values);
+    if (text && value) {
+        PyErr_Format(type, "%S%U", value, text);
+    } else if (text) {
+        PyErr_SetNone(type);
+    }
+    Py_XDECREF(text);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return -1;
+}
+
+int sdpa_raise_rows(const char *name, PyArrayObject *got, const char *expected) {
+    sdpa_raise_shape(name, got, "%s", expected);
+    return PyArray_NDIM(got) == 1 ? sdpa_add_remedy("; write %s[None]", name) : -1;
+}

@@ -13,4 +13,10 @@ const char *sdpa_shape_text(char text[SDPA_SHAPE_SIZE], const char *lead, const 
 int sdpa_raise_shape(const char *name, PyArrayObject *got, const char *expected, ...);
 int sdpa_raise_dtype(const char *name, PyArrayObject *got, const char *expected, ...);
 
+/* Appends this text, the remedy, to the message of the pending exception. Returns -1. */
+int sdpa_add_remedy(const char *remedy, ...);
+
+/* sdpa_raise_shape for an array that should have rows and has fewer than two axes. */
+int sdpa_raise_rows(const char *name, PyArrayObject *got, const char *expected);
+
 #endif

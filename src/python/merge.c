@@ -45,14 +45,17 @@ static int settle_parts(PyObject *arrays) {
 
 static PyArrayObject *part(PyObject *arrays, Py_ssize_t i) { return (PyArrayObject *)PyTuple_GetItem(arrays, i); }
 
-/* Checks that every part has this dtype and the first n axes of `shape`. */
-static int check_parts(PyObject *module, const char *name, PyObject *arrays, sdpa_dtype dtype, const npy_intp *shape,
-                       int n) {
+/* Checks that every part has this dtype, which the caller writes as `own`, and the first n axes of `shape`. */
+static int check_parts(PyObject *module, const char *name, PyObject *arrays, sdpa_dtype dtype, const char *own,
+                       const npy_intp *shape, int n) {
     for (Py_ssize_t i = 0; i < PyTuple_Size(arrays); i++) {
         PyArrayObject *a = part(arrays, i);
         char label[LABEL_SIZE], text[SDPA_SHAPE_SIZE];
         snprintf(label, sizeof label, "%s[%zd]", name, i);
-        if (sdpa_dtype_of(module, a) != (int)dtype) return sdpa_raise_dtype(label, a, "%s", sdpa_dtype_text(dtype));
+        if (sdpa_dtype_of(module, a) != (int)dtype) {
+            sdpa_raise_dtype(label, a, "%s", sdpa_dtype_text(dtype));
+            return sdpa_suggest_type(module, label, a, own);
+        }
         if (PyArray_NDIM(a) != n || !PyArray_CompareLists(PyArray_DIMS(a), shape, n)) {
             return sdpa_raise_shape(label, a, "%s to match outs[0]", sdpa_shape_text(text, "", shape, n));
         }
@@ -73,10 +76,11 @@ static int check_all(PyObject *module, PyObject *outs, PyObject *lses) {
     PyArrayObject *first = part(outs, 0);
     int nd = PyArray_NDIM(first), dtype = sdpa_dtype_of(module, first);
     if (!sdpa_is_float(dtype)) return sdpa_raise_dtype("outs[0]", first, "float16, bfloat16, float32 or float64");
-    if (nd < 2) return sdpa_raise_shape("outs[0]", first, "at least two axes, (..., Lq, d_v)");
+    if (nd < 2) return sdpa_raise_rows("outs[0]", first, "at least two axes, (..., Lq, d_v)");
     const npy_intp *shape = PyArray_DIMS(first);
-    if (check_parts(module, "outs", outs, (sdpa_dtype)dtype, shape, nd) < 0) return -1;
-    return check_parts(module, "lses", lses, sdpa_lse_dtype((sdpa_dtype)dtype), shape, nd - 1);
+    if (check_parts(module, "outs", outs, (sdpa_dtype)dtype, "outs[0].dtype", shape, nd) < 0) return -1;
+    const sdpa_dtype wide = sdpa_lse_dtype((sdpa_dtype)dtype);
+    return check_parts(module, "lses", lses, wide, wide == SDPA_F64 ? "np.float64" : "np.float32", shape, nd - 1);
 }
 
 typedef struct parts {

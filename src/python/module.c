@@ -47,7 +47,7 @@ static const struct {
          "Gradients of attention, each with the shape and dtype of its argument; None where not in needs."},
     [TANGENT_TYPE] = {"AttentionTangent", "out out_t",
                       "Output of attention and its derivative along the tangents, (..., heads, Lq, d_v)."},
-    [DOUBLE_TYPE] = {"AttentionSecondGradients", "grad_out " OPERAND_FIELDS OPTION_FIELDS,
+    [SECOND_TYPE] = {"AttentionSecondGradients", "grad_out " OPERAND_FIELDS OPTION_FIELDS,
                      "Derivatives of <gg, attention_backward(...)>, each with the shape and dtype of its argument; "
                      "None where not in needs."},
     [STATISTICS_TYPE] = {"AttentionStatistics", "lse entropy max_weight sum_p2 sum_p3 score_mean score_var",
@@ -57,6 +57,10 @@ static const struct {
     [ADDITIVE_TYPE] = {"AdditiveGradients", OPERAND_FIELDS "w_query w_key w_score bias " COMMON_FIELDS,
                        "Gradients of additive attention, each with the shape and dtype of its argument; None where not "
                        "in needs."},
+    [LOGSUMEXP_TYPE] = {"LogsumexpForward", "lse sign",
+                        "Logarithm of the absolute value of a weighted sum of exponentials, and the sign of the sum."},
+    [LOGSUMEXP_GRADIENTS_TYPE] = {"LogsumexpGradients", "x b",
+                                  "Gradients of a weighted logsumexp, each with the shape and dtype of its argument."},
 };
 
 static int fill_state(PyObject *module, sdpa_state *state) {

@@ -32,9 +32,9 @@ static int check_cu_seqlens(const char *name, const sdpa_integers *cu, const cha
                      (long long)data[i], (long long)data[i - 1]);
         return -1;
     }
-    if (data[n - 1] == total) return 0;
-    PyErr_Format(PyExc_ValueError, "%s: expected %s's number of rows, %lld, as its last element, got %lld", name,
-                 operand, (long long)total, (long long)data[n - 1]);
+    if (data[n - 1] <= total) return 0;
+    PyErr_Format(PyExc_ValueError, "%s: expected at most %s's number of rows, %lld, as its last element, got %lld",
+                 name, operand, (long long)total, (long long)data[n - 1]);
     return -1;
 }
 
@@ -78,11 +78,19 @@ static npy_intp common_heads(PyArrayObject *const operands[3], bool enable_gqa) 
     return common;
 }
 
+/* ValueError for an operand without three axes: one head may have been left out, or a batch of one put before. */
+static int raise_axes(const char *name, PyArrayObject *a, const char *expected) {
+    sdpa_raise_shape(name, a, "%s", expected);
+    if (PyArray_NDIM(a) == 2) return sdpa_add_remedy("; write %s[:, None]", name);
+    if (PyArray_NDIM(a) == 4 && PyArray_DIM(a, 0) == 1) return sdpa_add_remedy("; write %s[0]", name);
+    return -1;
+}
+
 int sdpa_packed_set_sizes(sdpa_problem *p, const sdpa_options *options, PyArrayObject *const operands[3]) {
     PyArrayObject *q = operands[0], *k = operands[1], *v = operands[2];
-    if (PyArray_NDIM(q) != 3) return sdpa_raise_shape("query", q, "(total_q, heads, d_k) with cu_seqlens_q");
-    if (PyArray_NDIM(k) != 3) return sdpa_raise_shape("key", k, "(total_k, heads, d_k) with cu_seqlens_k");
-    if (v && PyArray_NDIM(v) != 3) return sdpa_raise_shape("value", v, "(total_k, heads, d_v) with cu_seqlens_k");
+    if (PyArray_NDIM(q) != 3) return raise_axes("query", q, "(total_q, heads, d_k) with cu_seqlens_q");
+    if (PyArray_NDIM(k) != 3) return raise_axes("key", k, "(total_k, heads, d_k) with cu_seqlens_k");
+    if (v && PyArray_NDIM(v) != 3) return raise_axes("value", v, "(total_k, heads, d_v) with cu_seqlens_k");
     p->n_q = PyArray_DIM(q, TOTAL);
     p->n_k = PyArray_DIM(k, TOTAL);
     p->d_k = PyArray_DIM(q, COLUMNS);

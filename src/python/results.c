@@ -28,7 +28,8 @@ static int set_input(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument, i
     PyArrayObject *a = call->arrays[argument];
     const char *name = sdpa_name_text(argument);
     if (sdpa_dtype_of(call->module, a) != (int)dtype) {
-        return sdpa_raise_dtype(name, a, "%s", sdpa_dtype_text(dtype));
+        sdpa_raise_dtype(name, a, "%s", sdpa_dtype_text(dtype));
+        return sdpa_suggest_type(call->module, name, a, dtype == call->problem.dtype ? "query.dtype" : "np.float32");
     }
     npy_intp shape[NPY_MAXDIMS];
     int n = full_shape(call, shape, n_inner, inner);
@@ -82,7 +83,8 @@ static int set_tangent(sdpa_call *call, const input *in, enum sdpa_name tangent)
         return -1;
     }
     if (sdpa_dtype_of(call->module, a) != (int)dtype) {
-        return sdpa_raise_dtype(name, a, "%s's dtype %S", argument_name, PyArray_DESCR(argument));
+        sdpa_raise_dtype(name, a, "%s's dtype %S", argument_name, PyArray_DESCR(argument));
+        return sdpa_is_real(call->module, a) ? sdpa_add_remedy("; write %s.astype(%s.dtype)", name, argument_name) : -1;
     }
     int n = PyArray_NDIM(argument);
     if (PyArray_NDIM(a) != n || !PyArray_CompareLists(PyArray_DIMS(argument), PyArray_DIMS(a), n)) {

@@ -251,7 +251,10 @@ static int describe(call *c, sdpa_softmax_op op) {
 static int set_where(call *c) {
     PyArrayObject *where = c->where.given;
     if (!where) return 0;
-    if (PyArray_TYPE(where) != NPY_BOOL) return sdpa_raise_dtype("where", where, "bool");
+    if (PyArray_TYPE(where) != NPY_BOOL) {
+        sdpa_raise_dtype("where", where, "bool");
+        return sdpa_is_real(c->module, where) ? sdpa_add_remedy("; write where != 0") : -1;
+    }
     const int ndim = PyArray_NDIM(c->x.array), lead = ndim - PyArray_NDIM(where);
     npy_intp stride[NPY_MAXDIMS];
     bool fits = lead >= 0;
@@ -262,8 +265,10 @@ static int set_where(call *c) {
     }
     if (!fits) {
         char shape[SDPA_SHAPE_SIZE];
-        return sdpa_raise_shape("where", where, "a shape that broadcasts to %s of x",
-                                sdpa_shape_text(shape, "", PyArray_DIMS(c->x.array), ndim));
+        sdpa_raise_shape("where", where, "a shape that broadcasts to %s of x",
+                         sdpa_shape_text(shape, "", PyArray_DIMS(c->x.array), ndim));
+        sdpa_suggest_axes("where", where, PyArray_DIMS(c->x.array), ndim);
+        return -1;
     }
     sdpa_softmax_view *view = set_buffer(c, SDPA_SOFTMAX_WHERE, where, SDPA_BOOL);
     for (int i = 0; i < c->axes.n_kept; i++) view->stride[i] = stride[c->axes.kept[i]];
@@ -316,17 +321,43 @@ static PyObject *run(call *c) {
 /* The steps of a function after its arguments have been read. */
 typedef int steps(call *c, sdpa_softmax_op op);
 
-/* A call whose first operand is named `x`. */
-static PyObject *call_with(const sdpa_signature *signature, enum sdpa_name x, steps *prepare, sdpa_softmax_op op,
-                           SDPA_ARGUMENTS) {
-    PyObject *values[N_NAMES], *result = NULL;
+/* Computes from the parsed arguments, of which the first operand is named `x`. */
+static PyObject *compute(enum sdpa_name x, steps *prepare, sdpa_softmax_op op, PyObject *module,
+                         PyObject *const *values) {
+    PyObject *result = NULL;
     call c;
     own_nothing(&c, module);
-    if (sdpa_parse(module, signature, args, n_args, kwnames, values) < 0) return NULL;
     if (read_all(&c, x, values) == 0 && prepare(&c, op) == 0) result = run(&c);
     release(&c);
     return result;
 }
+
+static PyObject *call_with(const sdpa_signature *signature, enum sdpa_name x, steps *prepare, sdpa_softmax_op op,
+                           SDPA_ARGUMENTS) {
+    PyObject *values[N_NAMES];
+    if (sdpa_parse(module, signature, args, n_args, kwnames, values) < 0) return NULL;
+    return compute(x, prepare, op, module, values);
+}
+
+/* The result of the function of the same name in sdpa._weighted. */
+static PyObject *call_weighted(const sdpa_signature *s, PyObject *module, PyObject *const *values) {
+    PyObject *none = PyTuple_New(0), *given = PyDict_New(), *function = NULL, *result = NULL;
+    bool failed = !none || !given;
+    for (int i = 0; !failed && i < s->n; i++) {
+        PyObject *value = values[s->names[i]];
+        failed = value && PyDict_SetItem(given, sdpa_state_of(module)->names[s->names[i]], value) < 0;
+    }
+    PyObject *python = failed ? NULL : PyImport_ImportModule("sdpa._weighted");
+    if (python) function = PyObject_GetAttrString(python, s->function);
+    if (function) result = PyObject_Call(function, none, given);
+    Py_XDECREF(function);
+    Py_XDECREF(python);
+    Py_XDECREF(given);
+    Py_XDECREF(none);
+    return result;
+}
+
+static bool is_given(PyObject *value) { return value && value != Py_None; }
 
 /* ------------------------------------------------------------------------------------ forward */
 
@@ -356,9 +387,15 @@ static PyObject *log_softmax(SDPA_ARGUMENTS) {
 }
 
 static PyObject *logsumexp(SDPA_ARGUMENTS) {
-    static const sdpa_signature signature =
-        SDPA_SIGNATURE("logsumexp", 1, 2, NAME_x, NAME_axis, NAME_where, NAME_keepdims, NAME_out);
-    return FORWARD_CALL(SDPA_LOGSUMEXP);
+    static const sdpa_signature signature = SDPA_SIGNATURE("logsumexp", 1, 2, NAME_x, NAME_axis, NAME_b,
+                                                           NAME_return_sign, NAME_where, NAME_keepdims, NAME_out);
+    PyObject *values[N_NAMES], *return_sign;
+    bool has_sign = false;
+    if (sdpa_parse(module, &signature, args, n_args, kwnames, values) < 0) return NULL;
+    return_sign = values[NAME_return_sign];
+    if (return_sign && sdpa_read_bool("return_sign", return_sign, &has_sign) < 0) return NULL;
+    if (has_sign || is_given(values[NAME_b])) return call_weighted(&signature, module, values);
+    return compute(NAME_x, prepare_forward, SDPA_LOGSUMEXP, module, values);
 }
 
 /* ------------------------------------------------------------------------------------ backward */
@@ -374,7 +411,8 @@ static int set_grad(call *c) {
                                 c->x.name);
     }
     if (c->grad.dtype != c->x.dtype) {
-        return sdpa_raise_dtype("grad", grad, "dtype %S of %s", PyArray_DESCR(x), c->x.name);
+        sdpa_raise_dtype("grad", grad, "dtype %S of %s", PyArray_DESCR(x), c->x.name);
+        return sdpa_add_remedy("; write grad.astype(%s.dtype)", c->x.name);
     }
     set_view(c, SDPA_SOFTMAX_G, grad, c->grad.dtype);
     return 0;
@@ -400,8 +438,9 @@ static int set_row_values(call *c, operand *o, int v) {
     }
     sdpa_dtype arithmetic = c->x.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
     if (!o->is_number && o->dtype != c->x.dtype && o->dtype != arithmetic) {
-        return sdpa_raise_dtype(o->name, o->array, "dtype %S of x or %s", PyArray_DESCR(c->x.array),
-                                sdpa_dtype_text(arithmetic));
+        sdpa_raise_dtype(o->name, o->array, "dtype %S of x or %s", PyArray_DESCR(c->x.array),
+                         sdpa_dtype_text(arithmetic));
+        return sdpa_add_remedy("; write %s.astype(x.dtype)", o->name);
     }
     set_row_view(c, v, o->array, o->dtype);
     return 0;
@@ -433,8 +472,11 @@ static PyObject *log_softmax_backward(SDPA_ARGUMENTS) {
 
 static PyObject *logsumexp_backward(SDPA_ARGUMENTS) {
     static const sdpa_signature signature =
-        SDPA_SIGNATURE("logsumexp_backward", 3, 4, NAME_grad, NAME_x, NAME_lse, NAME_axis);
-    return BACKWARD_CALL(NAME_x, SDPA_LOGSUMEXP_BACKWARD);
+        SDPA_SIGNATURE("logsumexp_backward", 3, 4, NAME_grad, NAME_x, NAME_lse, NAME_axis, NAME_b, NAME_sign);
+    PyObject *values[N_NAMES];
+    if (sdpa_parse(module, &signature, args, n_args, kwnames, values) < 0) return NULL;
+    if (is_given(values[NAME_b])) return call_weighted(&signature, module, values);
+    return compute(NAME_x, prepare_backward, SDPA_LOGSUMEXP_BACKWARD, module, values);
 }
 
 /* ------------------------------------------------------------------------------------ jacobian */

@@ -4,13 +4,20 @@
 
 #include "arrays.h"
 
-/* UserWarning at the line that called sdpa, found in Python. */
-static int warn(const char *text) {
+int sdpa_warn_with(PyObject *message, PyObject *category) {
+    /* The line is found in Python. */
     PyObject *module = PyImport_ImportModule("sdpa._warnings");
-    PyObject *result = module ? PyObject_CallMethod(module, "warn", "s", text) : NULL;
+    PyObject *result = module ? PyObject_CallMethod(module, "warn", "OO", message, category) : NULL;
     Py_XDECREF(module);
     Py_XDECREF(result);
     return result ? 0 : -1;
+}
+
+static int warn(const char *text) {
+    PyObject *message = PyUnicode_FromString(text);
+    const int result = message ? sdpa_warn_with(message, PyExc_UserWarning) : -1;
+    Py_XDECREF(message);
+    return result;
 }
 
 /* ------------------------------------------------------------------------------------ masks of numbers */
@@ -62,23 +69,27 @@ static void scan_row(contents *found, const char *data, npy_intp n, npy_intp str
     }
 }
 
+/* The size of an axis in memory: 1 if broadcasting repeats one element. */
+static npy_intp size_in_memory(PyArrayObject *a, int axis) {
+    return PyArray_STRIDE(a, axis) ? PyArray_DIM(a, axis) : 1;
+}
+
 /* Whether a floating array holds zeros and ones, and nothing else. Ends at the first other element, and reads elements
  * that broadcasting repeats once. */
 static bool is_zeros_and_ones(PyArrayObject *a, sdpa_dtype dtype) {
     const uint64_t one = bits_of_one(dtype, sdpa_is_swapped(a));
     const int nd = PyArray_NDIM(a);
-    npy_intp size[NPY_MAXDIMS], index[NPY_MAXDIMS] = {0};
+    npy_intp index[NPY_MAXDIMS] = {0};
     contents found = {false, false, false};
     const char *data = PyArray_DATA(a);
-    for (int i = 0; i < nd; i++) size[i] = PyArray_STRIDE(a, i) ? PyArray_DIM(a, i) : 1;
     if (PyArray_SIZE(a) == 0 || nd == 0) return false;
     for (int axis = nd - 1; axis >= 0;) {
-        scan_row(&found, data, size[nd - 1], PyArray_STRIDE(a, nd - 1), dtype, one);
+        scan_row(&found, data, size_in_memory(a, nd - 1), PyArray_STRIDE(a, nd - 1), dtype, one);
         if (found.others) return false;
         for (axis = nd - 2; axis >= 0; axis--) {
             data += PyArray_STRIDE(a, axis);
-            if (++index[axis] < size[axis]) break;
-            data -= size[axis] * PyArray_STRIDE(a, axis);
+            if (++index[axis] < size_in_memory(a, axis)) break;
+            data -= index[axis] * PyArray_STRIDE(a, axis);
             index[axis] = 0;
         }
     }

@@ -62,7 +62,7 @@ static bool has_avx512bf16(const sdpa_cpu *cpu) {
 }
 
 /* vdpbf16ps has the products of two FMAs. AMD's CPUs start as many of it as of FMAs, Intel's a quarter of that, and no
- * leaf tells: docs/kernels.md, fast/pairs. */
+ * leaf tells: docs/kernels.md, fast/bf16_pairs. */
 static bool pairs_pay(const sdpa_cpu *cpu) {
     uint32_t leaf0[4] = {0};
     (void)cpu->leaf(0, 0, leaf0); /* which every CPU has */

@@ -43,11 +43,16 @@ bool sdpa_run_wait(sdpa_run *run, const _Atomic int64_t *counter, int64_t value)
 #define SDPA_MAX_THREADS 1024
 
 /* The number of threads: SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use (affinity, cgroup
- * quota rounded up), found at the first call. A variable that is not a positive number counts as absent. set takes n >=
- * 1, clamped to SDPA_MAX_THREADS; threads beyond a smaller number stay asleep. Both are exported for threadpoolctl. */
+ * quota rounded up), found at the first call. A variable that is not a positive number counts as absent; the binding
+ * warns of it. set takes n >= 1, clamped to SDPA_MAX_THREADS; threads beyond a smaller number stay asleep. Both are
+ * exported for threadpoolctl. */
 SDPA_PUBLIC int sdpa_get_num_threads(void);
 SDPA_PUBLIC void sdpa_set_num_threads(int n);
 int sdpa_available_cpus(void);
+
+/* The positive number that a variable of the environment starts with (OMP_NUM_THREADS may be a list), cut to
+ * SDPA_MAX_THREADS, or 0. */
+int sdpa_threads_by(const char *variable);
 
 /* CPUs that the cgroup quotas (v1 and v2) of this process grant, rounded up; 0: no limit. `root` is prepended to the
  * paths that are read: "", or in tests a directory. */

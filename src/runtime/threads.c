@@ -123,9 +123,8 @@ int sdpa_available_cpus(void) {
     return cpus < 1 ? 1 : cpus > SDPA_MAX_THREADS ? SDPA_MAX_THREADS : (int)cpus;
 }
 
-/* The positive number that the variable starts with (OMP_NUM_THREADS may be a list), or 0. */
-static int from_environment(const char *name) {
-    const char *text = getenv(name);
+int sdpa_threads_by(const char *variable) {
+    const char *text = getenv(variable);
     if (!text) {
         return 0;
     }
@@ -145,9 +144,9 @@ int sdpa_get_num_threads(void) {
     if (n) {
         return n;
     }
-    n = from_environment("SDPA_NUM_THREADS");
+    n = sdpa_threads_by("SDPA_NUM_THREADS");
     if (!n) {
-        n = from_environment("OMP_NUM_THREADS");
+        n = sdpa_threads_by("OMP_NUM_THREADS");
     }
     if (!n) {
         n = sdpa_available_cpus();

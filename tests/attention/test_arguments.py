@@ -137,7 +137,8 @@ def test_lse_dtype_follows_the_operands():
         assert out.dtype == dtype
         assert lse.dtype == compute_type(dtype)
         wrong = np.float32 if dtype == np.float64 else np.float64
-        expected = f"lse: expected {lse.dtype}, got {np.dtype(wrong)}"
+        own = "np.float32" if dtype == np.float16 or dtype == BFLOAT16 else "query.dtype"
+        expected = f"lse: expected {lse.dtype}, got {np.dtype(wrong)}; write lse.astype({own})"
         call = (out, *x.values(), out, lse.astype(wrong))
         assert message(TypeError, sdpa.attention_backward, *call) == expected
 

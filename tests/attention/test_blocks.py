@@ -16,6 +16,7 @@ from support.helpers import BFLOAT16, assert_same_bits, normal
 import sdpa
 from sdpa import _core, blocks, reference
 from sdpa._options import BlockOptions
+from sdpa._stream import ScoreMatrix
 
 N_Q, N_K, D_K, D_V = 37, 53, 8, 5
 NEEDS = ("query", "key", "value")
@@ -222,6 +223,35 @@ def test_packed_sequences(options, block, rng):
     check(x, options | {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K}, block)
 
 
+@pytest.mark.parametrize("block", [1, 9, 100])
+@pytest.mark.parametrize("options", PACKED.values(), ids=PACKED)
+def test_rows_behind_the_last_sequence(options, block, rng):
+    """They give zeros and lse -inf, and their NaN reaches nothing."""
+    options = options | {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K, "block": block}
+    x = {name: a[0].swapaxes(0, 1) for name, a in tensors(rng).items()}
+
+    def padded(a, n):
+        return np.concatenate([a, np.full((n, *a.shape[1:]), np.nan, a.dtype)])
+
+    y = {name: padded(a, 4 if name == "query" else 30) for name, a in x.items()}
+    n_q, n_k = len(x["query"]), len(x["keys"])
+    stores = {name: Store(a) for name, a in y.items()}
+    got, true = blocks.attend(**stores, **options), blocks.attend(**x, **options)
+    np.testing.assert_array_equal(got.out, np.pad(true.out, ((0, 4), (0, 0), (0, 0))))
+    np.testing.assert_array_equal(got.lse[:, :n_q], true.lse)
+    assert (got.lse[:, n_q:] == -np.inf).all()
+    grad = rng.standard_normal(true.out.shape).astype(true.out.dtype)
+    saved = {
+        "out": padded(true.out, 4),
+        "lse": np.pad(true.lse, ((0, 0), (0, 4)), constant_values=np.nan),
+    }
+    g = blocks.attend_backward(padded(grad, 4), **stores, **saved, **options, needs=NEEDS)
+    true_g = blocks.attend_backward(grad, **x, **true._asdict(), **options, needs=NEEDS)
+    for name, n in zip(NEEDS, (n_q, n_k, n_k), strict=True):
+        np.testing.assert_array_equal(getattr(g, name)[:n], getattr(true_g, name))
+        assert (getattr(g, name)[n:] == 0).all()
+
+
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32], ids=str)
 def test_results_are_rounded_once(dtype, rng):
     """Sums of 16-bit types are float32, so that one block and many differ in the last bit only."""
@@ -320,13 +350,14 @@ def test_hidden_queries_are_never_read(rng):
     assert stores["keys"].rows() == stores["values"].rows() == [(15, 25)]
 
 
-def test_masks_are_read_in_blocks(rng):
-    x, mask = tensors(rng), Store(BIAS)
-    got = blocks.attend(**x, block=20, rows=slice(4, 8), attn_mask=mask)
+@pytest.mark.parametrize(("name", "array"), [("attn_mask", BIAS), ("where", SEEN)])
+def test_masks_are_read_in_blocks(rng, name, array):
+    x, mask = tensors(rng), Store(array)
+    got = blocks.attend(**x, block=20, rows=slice(4, 8), **{name: mask})
     assert [(i[-2].start, i[-1].start, i[-1].stop) for i in mask.read] == [
         (4, 0, 0), (4, 0, 20), (4, 20, 40), (4, 40, 53),
     ]  # fmt: skip
-    expected = sdpa.attention(*whole(x), BIAS)[:, :, 4:8]
+    expected = sdpa.attention(*whole(x), **{name: array})[:, :, 4:8]
     np.testing.assert_allclose(got.out, expected, rtol=0, atol=1e-12)
 
 
@@ -361,9 +392,38 @@ def test_the_next_block_is_read_while_one_is_computed(rng, monkeypatch):
     assert len(keys.threads) == 2  # the empty block is read by the caller
 
 
+@pytest.mark.parametrize("needs", [None, ("query",), ("key", "value")], ids=str)
+def test_no_list_of_blocks_is_made_before_the_first_is_read(rng, monkeypatch, needs):
+    """With blocks of one position, a store of any length answers at once."""
+    x = tensors(rng)
+    found = sdpa.attention_forward(*whole(x))
+    looked, before, sees = [], [], ScoreMatrix.sees
+
+    class Counting(Store):
+        def __getitem__(self, index):
+            if index[-2].start == 0 and index[-2].stop == 1:
+                before.append(len(looked))
+            return super().__getitem__(index)
+
+    def counted(self, *parts):
+        looked.append(parts)
+        return sees(self, *parts)
+
+    monkeypatch.setattr(ScoreMatrix, "sees", counted)
+    stores = {name: Counting(a) for name, a in x.items()}
+    if needs is None:
+        blocks.attend(**stores, block=1, rows=slice(3, 7))
+    else:
+        part = {"rows" if "query" in needs else "columns": slice(3, 7)}
+        blocks.attend_backward(Counting(found.out), **stores, out=found.out, lse=found.lse,
+                               block=1, needs=needs, **part)  # fmt: skip
+    assert before
+    assert max(before) <= 2
+
+
 def test_files(rng, tmp_path):
-    h5py = pytest.importorskip("h5py", reason="needs h5py: pip install 'sdpa[peers]'")
-    zarr = pytest.importorskip("zarr", reason="needs zarr: pip install 'sdpa[dask]'")
+    h5py = pytest.importorskip("h5py", reason="needs h5py: pip install '.[peers]'")
+    zarr = pytest.importorskip("zarr", reason="needs zarr: pip install '.[dask]'")
     x = tensors(rng, np.float32)
     expected = blocks.attend(**x, block=16, is_causal=True)
     with h5py.File(tmp_path / "x.h5", "w") as file:
@@ -422,7 +482,8 @@ REFUSED = {
     ),
     "dtype": (
         TypeError,
-        "key: expected query's dtype float32, float16 or bfloat16, got float64",
+        "key: expected query's dtype float32, float16 or bfloat16, got float64; write "
+        "key.astype(query.dtype) if np.sqrt(d), a table or np.zeros made key float64",
         {"keys": np.zeros((2, 4, N_K, D_K))},
     ),
     "mask": (

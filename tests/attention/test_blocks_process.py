@@ -91,3 +91,44 @@ def test_an_interrupt_ends_it_and_its_thread():
     seconds, threads = run(INTERRUPTED).split()
     assert float(seconds) < 10
     assert threads == "1"
+
+
+HANGING = """
+from sdpa import blocks
+
+class Hanging:
+    shape, dtype = (2**10, 8), np.dtype(np.float32)
+
+    def __getitem__(self, index):
+        rows = index[0]
+        if rows.start == AT < rows.stop:
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            time.sleep(600)
+        return np.zeros((rows.stop - rows.start, 8), np.float32)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+query = rng.standard_normal((1024, 8), np.float32)
+lse = np.zeros(1024, np.float32)
+
+def forward():
+    blocks.attend(query, Hanging(), Hanging(), block=10)
+
+def backward():
+    blocks.attend_backward(query, query, Hanging(), Hanging(), query, lse, block=10)
+
+for function in forward, backward:
+    start = time.monotonic()
+    try:
+        function()
+    except KeyboardInterrupt:
+        print(time.monotonic() - start)
+"""
+
+
+@POSIX
+@pytest.mark.uninstrumented
+@pytest.mark.parametrize("at", [0, 500, 1020])
+def test_an_interrupt_ends_it_though_its_store_hangs(at):
+    """In less than a second; nor does the end of the process wait for the store."""
+    for seconds in run(HANGING.replace("AT", str(at)), timeout=30).split():
+        assert float(seconds) < 1.1  # and a tenth until it comes

@@ -1,4 +1,4 @@
-"""KVCache: any sequence of appends and reorders against lists of arrays."""
+"""KVCache: any sequence of appends, reorders and truncations against lists of arrays."""
 
 import copy
 import pickle
@@ -37,6 +37,11 @@ class Lists:
         self.value = [self.value[b] for b in index]
         self.counts = self.counts[index]
 
+    def truncate(self, lengths):
+        self.counts = np.maximum(self.counts - (self.lengths - lengths), 0)
+        self.key = [x[:, :n] for x, n in zip(self.key, lengths, strict=True)]
+        self.value = [x[:, :n] for x, n in zip(self.value, lengths, strict=True)]
+
     @property
     def lengths(self):
         return np.array([x.shape[1] for x in self.key])
@@ -55,23 +60,40 @@ def attend(cache, query):
 
 
 def check_positions(cache, lists):
-    """The cache holds the model's last positions, at most `capacity` of them."""
+    """The cache holds the model's last positions, at most `capacity` of them.
+
+    They include all that the queries of the last append see, or these are refused.
+    """
     held = cache.lengths
+    left = cache.window[0] if cache.window else None
     assert (cache.positions == lists.lengths).all()
-    assert (cache.query_offset == held - lists.counts).all()
+    if has_what_is_seen(cache, lists):
+        assert (cache.query_offset == held - lists.counts).all()
+    else:
+        with pytest.raises(ValueError, match=r"^query_offset: expected at most"):
+            _ = cache.query_offset
     assert cache.key.shape == (BATCH, HEADS, held.max(), D_K)
     assert cache.value.shape == (BATCH, HEADS, held.max(), D_V)
     assert held.max() <= cache.capacity
-    left = cache.window[0] if cache.window else None
     for b in range(BATCH):
-        least = lists.lengths[b] if left is None else min(lists.lengths[b], left + lists.counts[b])
+        least = lists.lengths[b] if left is None else min(lists.lengths[b], left)
         assert least <= held[b] <= lists.lengths[b]
         for x, all_ in ((cache.key, lists.key), (cache.value, lists.value)):
             assert_same_bits(x[b, :, : held[b]], all_[b][:, lists.lengths[b] - held[b] :])
 
 
+def has_what_is_seen(cache, lists):
+    """Whether all keys are held that the last append's queries see."""
+    before = lists.lengths - lists.counts
+    left = cache.window[0] if cache.window else None
+    seen = before if left is None else np.minimum(before, left)
+    return (cache.lengths >= seen + lists.counts).all()
+
+
 def check_attention(cache, lists, rng):
     """Attention of the positions appended last is that over all there ever were, padding apart."""
+    if not has_what_is_seen(cache, lists):
+        return
     held = cache.lengths
     query = normal(rng, (BATCH, HEADS, max(lists.counts), D_K), lists.dtype)
     out = attend(cache, query)
@@ -97,6 +119,7 @@ STEPS = st.lists(
             st.lists(st.integers(0, BATCH - 1), min_size=BATCH, max_size=BATCH),
             st.none(),
         ),
+        st.tuples(st.just("truncate"), st.lists(SIZES, min_size=BATCH, max_size=BATCH), st.none()),
     ),
     max_size=12,
 )
@@ -119,12 +142,13 @@ def test_any_sequence_of_calls(steps, window, capacity, name, seed):
         if step == "reorder":
             cache.reorder(what)
             lists.reorder(what)
+        elif step == "truncate":
+            truncate(cache, lists, what)
         else:
             key, value = (normal(rng, (BATCH, HEADS, what, d), np.float32) for d in (D_K, D_V))
             counts = [min(what, n) for n in lengths or [what] * BATCH]
             given = {} if lengths is None else {"lengths": counts}
-            kept = lists.lengths if left is None else np.minimum(lists.lengths, left)
-            if (kept + counts > capacity).any():
+            if left is None and (lists.lengths + counts > capacity).any():
                 with pytest.raises(ValueError, match="key: expected at most"):
                     cache.append(key, value, **given)
             else:
@@ -132,6 +156,19 @@ def test_any_sequence_of_calls(steps, window, capacity, name, seed):
                 lists.append(key, value, counts)
         check_positions(cache, lists)
     check_attention(cache, lists, rng)
+
+
+def truncate(cache, lists, removed):
+    """Both take positions back, or the cache refuses, where the next query lacks keys."""
+    held, left = cache.lengths, (cache.window or (None,))[0]
+    dropped = lists.lengths - held
+    after = held - removed
+    if (after < np.where(dropped > 0, left or 0, 0)).any():
+        with pytest.raises(ValueError, match=r"^lengths: expected integers from"):
+            cache.truncate(after)
+    else:
+        cache.truncate(after)
+        lists.truncate(lists.lengths - removed)
 
 
 def test_a_window_drops_only_when_full(rng):
@@ -159,14 +196,149 @@ def test_views_share_the_memory_that_was_allocated_once(rng):
 
 
 def test_no_room():
-    cache = sdpa.KVCache(2, 1, 1, capacity=4, window=(2, 0))
+    cache = sdpa.KVCache(2, 1, 1, capacity=4, window=(None, 0))
     cache.append(np.ones((2, 1, 3, 1)), np.ones((2, 1, 3, 1)), lengths=[3, 1])
-    text = "key: expected at most 2 new positions of sequence 0, which keeps 2 of capacity=4, got 3"
+    text = "key: expected at most 1 new positions of sequence 0, which keeps 3 of capacity=4, got 3"
     more = np.zeros((2, 1, 3, 1))
     assert message(ValueError, cache.append, more, more) == text
     assert (cache.lengths == [3, 1]).all()
     assert (cache.query_offset == 0).all()
     assert (cache.key[0] == 1).all()
+
+
+PROMPTS = {"longer than the cache": (0, 9), "behind others": (3, 9), "beside the window": (4, 4)}
+
+
+@pytest.mark.parametrize("case", PROMPTS)
+def test_a_prompt_longer_than_a_window_cache(case, dtype, rng):
+    """Attended before it is appended; rotated tokens behind it agree with the whole sequence."""
+    seen, n = PROMPTS[case]
+    cache = sdpa.KVCache(1, 2, 4, capacity=6, dtype=dtype, window=(3, 0))
+    length, step = seen + n + 8, slice(seen, seen + n)
+    query, key, value = normal(rng, (3, 1, 2, length, 4), dtype)
+    at = np.arange(length)
+    options = {"is_causal": True, "window": (3, 0)}
+
+    def rotated(x, step, positions=at):
+        return sdpa.rotary_embedding(x[:, :, step], positions[step])
+
+    parts = []
+    cache.append(rotated(key, slice(0, seen)), value[:, :, :seen])
+    if seen:
+        parts.append(attend(cache, rotated(query, slice(0, seen))))
+    new = rotated(key, step), value[:, :, step]
+    held = cache.key, cache.value
+    both = [np.concatenate(pair, axis=2) for pair in zip(held, new, strict=True)]
+    offset = cache.lengths
+    parts.append(sdpa.attention(rotated(query, step), *both, **options, query_offset=offset))
+    cache.append(*new)
+    assert (cache.lengths, cache.positions) == (6, seen + n)
+    text = message(ValueError, getattr, cache, "query_offset")
+    before = min(seen, 3)
+    assert text == (
+        f"query_offset: expected at most {6 - before} positions in the last append to sequence 0, "
+        f"beside {before} of capacity=6 that its queries see, got {n}; attend over the keys held "
+        f"and the new ones before they are appended"
+    )
+    for i in range(seen + n, length):
+        assert cache.positions == i
+        turned = (sdpa.rotary_embedding(x[:, :, [i]], cache.positions) for x in (query, key))
+        token, new_key = turned
+        cache.append(new_key, value[:, :, [i]])
+        parts.append(attend(cache, token))
+    operands = rotated(query, slice(None)), rotated(key, slice(None)), value
+    expected, bounds = (
+        reference.attention(*operands, **options),
+        AttentionBounds(*operands, **options),
+    )
+    assert_within(np.concatenate(parts, axis=2), expected, bounds.out)
+
+
+@pytest.mark.parametrize("window", [None, (3, 0)])
+def test_speculative_decoding(window, dtype, rng):
+    """Drafts of four tokens, of which each sequence accepts some, and a token behind these."""
+    cache = sdpa.KVCache(BATCH, HEADS, D_K, D_V, capacity=40 if window is None else 8, dtype=dtype,
+                         window=window)  # fmt: skip
+    lists = Lists(np.dtype(dtype))
+
+    def append(n):
+        key, value = (normal(rng, (BATCH, HEADS, n, d), dtype) for d in (D_K, D_V))
+        cache.append(key, value)
+        lists.append(key, value, [n] * BATCH)
+        check_positions(cache, lists)
+        check_attention(cache, lists, rng)
+
+    append(2)
+    for _ in range(6):
+        append(4)
+        rejected = rng.integers(0, 5, BATCH)
+        cache.truncate(cache.lengths - rejected)
+        lists.truncate(lists.lengths - rejected)
+        check_positions(cache, lists)
+        check_attention(cache, lists, rng)
+        append(1)
+
+
+def test_one_length_for_all():
+    cache = sdpa.KVCache(2, 1, 1, capacity=9)
+    cache.append(np.ones((2, 1, 5, 1)), np.ones((2, 1, 5, 1)))
+    cache.truncate(3)
+    assert cache.lengths.tolist() == cache.positions.tolist() == [3, 3]
+    cache.truncate(0)
+    assert cache.key.shape == (2, 1, 0, 1)
+    cache.append(np.ones((2, 1, 9, 1)), np.ones((2, 1, 9, 1)))
+
+
+def test_a_prefix_that_sequences_share(dtype, rng):
+    """Held once, and merged with each sequence's own positions: attention over both."""
+    prefix = [normal(rng, (1, HEADS, 6, d), dtype) for d in (D_K, D_V)]
+    cache = sdpa.KVCache(BATCH, HEADS, D_K, D_V, capacity=7, dtype=dtype)
+    lists = Lists(np.dtype(dtype))
+    for counts in ([4, 2, 3], [1, 1, 1]):
+        n = max(counts)
+        query = normal(rng, (BATCH, HEADS, n, D_K), dtype)
+        new = [normal(rng, (BATCH, HEADS, n, d), dtype) for d in (D_K, D_V)]
+        cache.append(*new, lengths=counts)
+        lists.append(*new, counts)
+        options = {"key_lengths": cache.lengths, "query_offset": cache.query_offset}
+        own = sdpa.attention_forward(query, cache.key, cache.value, is_causal=True, **options)
+        shared = sdpa.attention_forward(query, *prefix)
+        out, _ = sdpa.merge_attention(*zip(shared, own, strict=True))
+        for b, count in enumerate(counts):
+            parts = [(prefix[0][0], lists.key[b]), (prefix[1][0], lists.value[b])]
+            key, value = (np.concatenate(pair, axis=1) for pair in parts)
+            offset = key.shape[1] - count
+            q, options = query[b, :, :count], {"is_causal": True, "query_offset": offset}
+            whole = reference.attention_forward(q, key, value, **options)
+            each = AttentionBounds(q, key, value, **options)
+            # As for any merge: the weights of the parts carry the errors of both lse.
+            bound = 2 * each.out + 4 * each.lse[..., None] * abs(value).max().astype(np.float64)
+            assert_within(out[b, :, :count], whole.out, bound)
+
+
+def test_tokens_of_another_type_and_layout(rng):
+    """The short way is for arrays as the cache holds them; others take the same values."""
+    x = normal(rng, (2, 1, 3, 1, 4), np.float64)
+    plain, other = (sdpa.KVCache(1, 3, 4, capacity=2) for _ in range(2))
+    plain.append(*x.astype(np.float32))
+    other.append(x[0].astype(">f4"), np.asfortranarray(x[1]))
+    assert_same_bits(plain.key, other.key)
+    assert_same_bits(plain.value, other.value)
+
+
+@pytest.mark.parametrize("counts", [[2, 2], [2, 1]])
+@pytest.mark.parametrize("capacity", [4, 9])
+def test_its_own_keys_may_become_values(rng, counts, capacity):
+    x = normal(rng, (2, 1, 4, 3), np.float32)
+    cache = sdpa.KVCache(2, 1, 3, capacity=capacity, window=(2, 0))
+    cache.append(x, -x, lengths=[4, 2 + counts[1]])
+    cache.truncate(cache.lengths - 2)
+    stale = cache._key[:, :, 2:4]  # where the next keys go
+    expected = stale.copy(), cache.value[:, :, :2].copy()
+    cache.append(cache.value[:, :, :2], stale)
+    for b, length in enumerate(cache.lengths):
+        assert_same_bits(cache.key[b, :, length - 2 : length], expected[1][b])
+        assert_same_bits(cache.value[b, :, length - 2 : length], expected[0][b])
 
 
 def test_its_own_positions_may_be_appended(rng):

@@ -245,3 +245,14 @@ def test_other_readers_have_the_words_of_c():
         text = message(exception, _arguments.choice, "stage", value, stages)
         assert text == message(exception, sdpa.attention_weights, x, x, stage=value)
     assert _arguments.choice("stage", "biased", stages) == "biased"
+
+
+def test_an_empty_list_is_integers(rng):
+    """NumPy makes it an array of float64, and takes it as an index."""
+    q, k = normal(rng, (2, 4, 5, 8), np.float32), normal(rng, (2, 4, 7, 8), np.float32)
+    assert sdpa.attention_weights(q, k, queries=[]).shape == (2, 4, 0, 7)
+    assert sdpa.attention_weights(q, k, heads=[]).shape == (2, 0, 5, 7)
+    received = sdpa.attention_received(q, k, queries=[])
+    np.testing.assert_array_equal(received[0], np.zeros((2, 4, 7)))
+    none = sdpa.attention(q[:0], k[:0], k[:0], key_lengths=[], query_offset=[], is_causal=True)
+    assert none.shape == (0, 4, 5, 8)

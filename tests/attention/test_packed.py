@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
+from support.guard import guarded
 from support.helpers import (
     LAYOUTS,
     AttentionBounds,
@@ -42,29 +44,33 @@ class Problem:
         group=1,
         d=(16, 8),
         layout="contiguous",
+        padding=(0, 0),
         **options,
     ):
+        """`padding`: rows of NaN behind those of the sequences, of queries and of keys."""
         self.cu = {"cu_seqlens_q": cumulative(n_q), "cu_seqlens_k": cumulative(n_k)}
         self.n_sequences = len(n_q)
         self.options = options | {"enable_gqa": group > 1}
         if "sinks" in options:  # of the type that their gradients are added in
             self.options["sinks"] = options["sinks"].astype(compute_type(dtype))
         heads, (d_k, d_v) = key_heads * group, d
+        self.in_use = {"q": sum(n_q), "k": sum(n_k)}
+        padding = dict(zip("qk", padding, strict=True))
 
-        def array(total, heads, d):
-            return LAYOUTS[layout](normal(generator, (total, heads, d), dtype))
+        def array(side, heads, d):
+            x = normal(generator, (self.in_use[side] + padding[side], heads, d), dtype)
+            x[self.in_use[side] :] = np.nan
+            return LAYOUTS[layout](x)
 
         def operands():
-            return (
-                array(sum(n_q), heads, d_k),
-                array(sum(n_k), key_heads, d_k),
-                array(sum(n_k), key_heads, d_v),
-            )
+            return array("q", heads, d_k), array("k", key_heads, d_k), array("k", key_heads, d_v)
 
         self.x = dict(zip(("query", "key", "value"), operands(), strict=True))
         self.tangents = list(operands())
-        self.grad_out = array(sum(n_q), heads, d_v)
-        self.grad_lse = normal(generator, (heads, sum(n_q)), compute_type(dtype))
+        self.grad_out = array("q", heads, d_v)
+        grad_lse = normal(generator, (heads, self.in_use["q"] + padding["q"]), compute_type(dtype))
+        grad_lse[:, self.in_use["q"] :] = np.nan
+        self.grad_lse = grad_lse
 
     def call(self, name, **more):
         """A function, with cu_seqlens."""
@@ -73,6 +79,7 @@ class Problem:
     def calls(self):
         """{name: its arguments but options} of functions that return rows or gradients."""
         out, lse = self.call("attention_forward", **self.x)
+        out[self.in_use["q"] :] = lse[:, self.in_use["q"] :] = np.nan
         x = self.x | {"grad_out": self.grad_out, "out": out, "lse": lse}
         x |= {"grad_lse": self.grad_lse, "needs": ("query", "key", "value")}
         along = dict(zip(("query_t", "key_t", "value_t"), self.tangents, strict=True))
@@ -178,7 +185,7 @@ def test_any_lengths_and_options(dtype, data):
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     key_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     heads = key_heads * group
-    options = {"is_causal": draw(st.sampled_from([False, True, "lower_right"]))}
+    options = {"is_causal": draw(st.sampled_from([False, "upper_left", "lower_right"]))}
     if draw(st.booleans()):
         bound = st.one_of(st.none(), st.integers(0, 60))
         options["window"] = draw(st.tuples(bound, bound))
@@ -302,3 +309,149 @@ def test_integer_types(rng):
             for name, x in problem.cu.items()
         }
         np.testing.assert_array_equal(sdpa.attention(**problem.x, **cu), expected)
+
+
+# ------------------------------------------------------------------ rows behind the last sequence
+
+
+PADDING = {"of both": (7, 5), "of queries": (40, 0), "of keys": (0, 3)}
+
+
+@pytest.mark.parametrize("padding", PADDING.values(), ids=PADDING)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_padding_at_the_end(rng, dtype, name, padding):
+    """All functions: no NaN of the padding gets anywhere, not even into gradients that are sums."""
+    problem = Problem(rng, dtype, N_Q, N_K, padding=padding, **OPTIONS[name])
+    problem.check_bits()
+    cut = {side: slice(n) for side, n in problem.in_use.items()}
+    for function, x in problem.calls().items():
+        alone = {
+            key: a
+            if not isinstance(a, np.ndarray)
+            else a[:, cut["q"]]
+            if a.ndim == 2
+            else a[cut["k" if key in OF_KEYS else "q"]]
+            if a.ndim == 3
+            else a
+            for key, a in x.items()
+        }
+        together, expected = problem.call(function, **x), problem.call(function, **alone)
+        for field, got, true in zip(expected._fields, together, expected, strict=True):
+            if true is not None:
+                check_padding(field, got, true)
+
+
+OF_KEYS = ("key", "value", "key_t", "value_t", "gg_key", "gg_value")
+
+
+def check_padding(field, got, true):
+    """Rows of sequences have the bits that they have without padding; here are those of padding."""
+    axis = 0 if true.ndim == 3 else -1
+    rows = np.arange(true.shape[axis])
+    assert_same_bits(np.take(got, rows, axis), true, field)
+    expected = {"lse": -np.inf, "score_mean": np.nan, "score_var": np.nan}.get(field, 0)
+    np.testing.assert_array_equal(np.delete(got, rows, axis), expected, err_msg=field)
+
+
+@pytest.mark.parametrize("side", ["q", "k"])
+def test_padding_of_one_operand_with_one_head(rng, dtype, side):
+    """Gradients of a shared head are summed in memory of their own."""
+    problem = Problem(rng, dtype, N_Q, N_K, key_heads=3, padding=(4, 6))
+    names = {"q": ["query"], "k": ["key", "value"]}[side]
+    for name in names:
+        problem.x[name] = problem.x[name][:, :1]
+    for i, name in enumerate(("query", "key", "value")):
+        if name in names:
+            problem.tangents[i] = problem.tangents[i][:, :1]
+    problem.check_bits()
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_padding_and_threads(rng, dtype, heads):
+    n = (600, 16, 100, 3)
+    x = Problem(
+        rng, dtype, n, n, key_heads=heads, padding=(100, 50), sinks=normal(rng, heads, np.float64)
+    )
+    for name, arguments in x.calls().items():
+        serial, parallel = (x.call(name, **arguments, workers=n) for n in (1, 4))
+        for one, other in zip(serial, parallel, strict=True):
+            if one is not None:
+                assert_same_bits(one, other, name)
+    x.check_bits()
+
+
+def test_nothing_but_padding(rng, dtype):
+    for cu in ([0], [0, 0], [0, 0, 0]):
+        x = normal(rng, (5, 2, 8), dtype)
+        x[:] = np.nan
+        packed = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+        out, lse = sdpa.attention_forward(x, x, x, **packed)
+        np.testing.assert_array_equal(out, np.zeros_like(x))
+        assert (lse == -np.inf).all()
+        for g in sdpa.attention_backward(x, x, x, x, x, lse, **packed)[:3]:
+            np.testing.assert_array_equal(g, np.zeros_like(x))
+        second = sdpa.attention_double_backward(x, x, x, x, x, x, x, x, lse, **packed)
+        for g in second[:4]:
+            np.testing.assert_array_equal(g, np.zeros_like(x))
+        for found in sdpa.attention_received(x, x, **packed):
+            np.testing.assert_array_equal(found, np.zeros((2, 5)))
+        assert (sdpa.attention_statistics(x, x, **packed).entropy == 0).all()
+
+
+def test_padding_of_out(rng, dtype):
+    """The caller's array is written to the end, and nothing beside it."""
+    problem = Problem(rng, dtype, N_Q, N_K, padding=(6, 2))
+    expected = problem.call("attention", **problem.x)
+    memory = np.full((*expected.shape[:2], 20), 7, dtype)
+    out = memory[..., 1:17:2]
+    assert problem.call("attention", **problem.x, out=out) is out
+    np.testing.assert_array_equal(out, expected)
+    assert (memory[..., ::2] == 7).all()
+
+
+@pytest.mark.parametrize("heads", [None, [1], [1, 0, 1]])
+def test_chosen_queries_of_the_padding_give_nothing(rng, dtype, heads):
+    problem = Problem(rng, dtype, N_Q, N_K, padding=(6, 2))
+    x = {name: problem.x[name] for name in ("query", "key")}
+    n = problem.in_use["q"]
+    some = [3, n - 1, 140]
+    expected = problem.call("attention_received", **x, queries=some, heads=heads)
+    chosen = [n + 5, 3, n, n - 1, -1, 140]
+    got = problem.call("attention_received", **x, queries=chosen, heads=heads)
+    nothing = problem.call("attention_received", **x, queries=[-1, n], heads=heads)
+    for one, other, none in zip(got, expected, nothing, strict=True):
+        assert_same_bits(one, other)
+        assert (none == 0).all()
+        assert (one[:, problem.in_use["k"] :] == 0).all()
+
+
+def test_no_byte_of_the_padding_is_read(rng, dtype, pages):
+    """It lies behind the end of readable memory."""
+    problem = Problem(rng, dtype, N_Q, N_K)
+    for name, x in problem.calls().items():
+        beyond = {
+            key: behind(pages, a, 9) if isinstance(a, np.ndarray) and a.ndim == 3 else a
+            for key, a in x.items()
+        }
+        for key in ("lse", "grad_lse"):
+            if key in x:  # here the rows of padding lie between the heads
+                beyond[key] = np.pad(x[key], ((0, 0), (0, 9)), constant_values=np.nan)
+        together, expected = problem.call(name, **beyond), problem.call(name, **x)
+        for field, got, true in zip(expected._fields, together, expected, strict=True):
+            if true is not None:
+                check_padding(field, got, true)
+
+
+def behind(pages, x, n):
+    """x with n more rows, whose memory cannot be read."""
+    x = guarded(pages, x)
+    return as_strided(x, (len(x) + n, *x.shape[1:]), x.strides)
+
+
+def test_invariant_bits_with_padding(rng, dtype):
+    problem = Problem(rng, dtype, N_Q, N_K, padding=(3, 3), invariant=True)
+    got = problem.call("attention", **problem.x)
+    plain = {
+        name: a[: problem.in_use["q" if name == "query" else "k"]] for name, a in problem.x.items()
+    }
+    assert_same_bits(got[: problem.in_use["q"]], problem.call("attention", **plain))

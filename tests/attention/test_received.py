@@ -225,3 +225,13 @@ def test_packed_without_memory(queries):
             sdpa._core._alloc_fail_after(-1)
     assert 0 < n < 9
     assert received().total.shape == (1, 4)
+
+
+def test_queries_of_many_packed_sequences_take_linear_time():
+    """Each sequence looked at every chosen query: 40,000 sequences took 70 times as long."""
+    n = 40_000
+    x = np.ones((n, 1, 4), np.float32)
+    packed = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), np.arange(n + 1))
+    chosen = np.random.default_rng(0).integers(0, n, 3 * n)
+    got = sdpa.attention_received(x, x, **packed, queries=chosen)
+    np.testing.assert_array_equal(got.total[0], np.bincount(chosen, minlength=n))

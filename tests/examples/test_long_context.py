@@ -10,7 +10,7 @@ import sdpa
 
 
 def test_results_are_those_of_one_call(tmp_path, monkeypatch):
-    pytest.importorskip("zarr", reason="needs zarr: pip install 'sdpa[dask]'")
+    pytest.importorskip("zarr", reason="needs zarr: pip install '.[dask]'")
     example = load("long_context")
     monkeypatch.setattr(example, "ROWS", 700)
     monkeypatch.setattr(example, "BLOCK", 250)
@@ -26,7 +26,7 @@ def test_results_are_those_of_one_call(tmp_path, monkeypatch):
 
 @pytest.mark.uninstrumented
 def test_what_long_context_prints(tmp_path):
-    pytest.importorskip("zarr", reason="needs zarr: pip install 'sdpa[dask]'")
+    pytest.importorskip("zarr", reason="needs zarr: pip install '.[dask]'")
     out, err = run("long_context", "--tokens", 10000, "--folder", tmp_path)
     tokens, peak, before = map(
         int, re.search(r"^(\d+) tokens.*; (\d+) MB.* (\d+) before", out).groups()
@@ -42,8 +42,8 @@ def test_what_long_context_prints(tmp_path):
 
 @pytest.mark.slow
 def test_forecasts_from_similar_days():
-    pytest.importorskip("xarray", reason="needs xarray: pip install 'sdpa[peers]'")
-    pytest.importorskip("dask", reason="needs dask: pip install 'sdpa[dask]'")
+    pytest.importorskip("xarray", reason="needs xarray: pip install '.[peers]'")
+    pytest.importorskip("dask", reason="needs dask: pip install '.[dask]'")
     out, _ = run("analogues")
     assert "from chunks of two stations the same bits: True" in out
     analogues, before = map(float, re.findall(r"([\d.]+) degrees off", out))

@@ -78,7 +78,7 @@ def test_the_decoder_recomputed_chooses_the_same_tokens(model, speech):
 
 @pytest.fixture(scope="module")
 def transformers():
-    return pytest.importorskip("transformers", reason="needs transformers: sdpa[peers]")
+    return pytest.importorskip("transformers", reason="needs transformers: pip install '.[peers]'")
 
 
 def test_sound_becomes_what_the_reference_makes_of_it(transformers, speech):

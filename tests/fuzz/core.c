@@ -79,7 +79,7 @@ static test_case take_case(stream *s) {
 
 /* --- what the definition lacks */
 
-enum pass { FORWARD, TANGENT, BACKWARD, DOUBLE_BACKWARD, STATISTICS, WEIGHTS, RECEIVED, N_PASSES };
+enum pass { FORWARD, TANGENT, BACKWARD, SECOND, STATISTICS, WEIGHTS, RECEIVED, N_PASSES };
 
 static sdpa_tensor per_head(fixture *f, double *values) {
     sdpa_tensor t = new_tensor(f, f->c.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32, f->c.n_head, 1, 1, values);
@@ -144,7 +144,7 @@ static sdpa_status run(fixture *f, enum pass pass, sdpa_stage stage) {
     sdpa_problem p = f->p;
     const test_case *c = &f->c;
     const sdpa_dtype wide = c->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32, narrow = naive_key_dtype(c);
-    if (pass == TANGENT || pass == DOUBLE_BACKWARD) p.o_t = new_tensor(f, c->dtype, c->n_head, c->n_q, c->d_v, NULL);
+    if (pass == TANGENT || pass == SECOND) p.o_t = new_tensor(f, c->dtype, c->n_head, c->n_q, c->d_v, NULL);
     if (pass == FORWARD || pass == TANGENT) {
         p.o = new_tensor(f, c->dtype, c->n_head, c->n_q, c->d_v, NULL);
         p.lse = new_tensor(f, wide, c->n_head, c->n_q, 1, NULL);
@@ -171,7 +171,7 @@ static sdpa_status run(fixture *f, enum pass pass, sdpa_stage stage) {
     f->layout = layout;
     if (c->mask == BIAS_MASK) p.dmask = new_tensor(f, c->dtype, SHARED, c->n_q, c->n_k, NULL);
     if (p.sinks.data) p.dsinks = per_head(f, NULL);
-    return pass == BACKWARD ? sdpa_attention_backward(&p) : sdpa_attention_double_backward(&p);
+    return pass == BACKWARD ? sdpa_attention_backward(&p) : sdpa_attention_second(&p);
 }
 
 /* Results, by their buffers: of one thread and of three. */
@@ -201,7 +201,7 @@ static void check_close(const fixture *f, int a, int b, enum pass pass) {
 static void check_pass(stream *s, fixture *f) {
     const enum pass pass = (enum pass)take(s, f->p.cu_q ? STATISTICS : N_PASSES - 1);
     const sdpa_stage stage = (sdpa_stage)take(s, 3);
-    if (pass == TANGENT || pass == DOUBLE_BACKWARD) add_tangents(f);
+    if (pass == TANGENT || pass == SECOND) add_tangents(f);
     CHECK(sdpa_attention_forward(&f->p) == SDPA_OK, "forward");
     f->layout &= ~(unsigned)(LAYOUT_SHIFTED | LAYOUT_SWAPPED);
     const int first = f->n_buffers;

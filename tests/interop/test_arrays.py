@@ -77,7 +77,7 @@ def test_torch(function, torch, rng):
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__qualname__)
 def test_jax(function, rng):
     """JAX's arrays are read-only, by __array__ and by DLPack."""
-    jnp = pytest.importorskip("jax.numpy", reason="needs jax: pip install 'sdpa[peers]'")
+    jnp = pytest.importorskip("jax.numpy", reason="needs jax: pip install '.[peers]'")
     same_with(jnp.asarray, function, rng)
     same_with(lambda a: OnlyDlpack(jnp.asarray(a)), function, rng)
     assert not np.from_dlpack(jnp.zeros(3)).flags.writeable
@@ -167,7 +167,7 @@ def test_an_array_on_another_device_is_no_store(name):
 
 def test_arrays_of_jax_on_the_cpu_say_so():
     """By a member of an enumeration, which is an integer."""
-    jnp = pytest.importorskip("jax.numpy", reason="needs jax: pip install 'sdpa[peers]'")
+    jnp = pytest.importorskip("jax.numpy", reason="needs jax: pip install '.[peers]'")
     device, index = jnp.zeros(3).__dlpack_device__()
     assert (int(device), index) == (1, 0)
     assert np.array_equal(sdpa.softmax(jnp.zeros(3)), sdpa.softmax(np.zeros(3, F32)))

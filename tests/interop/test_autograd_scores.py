@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("autograd", reason="needs autograd: pip install 'sdpa[autograd]'")
+pytest.importorskip("autograd", reason="needs autograd: pip install '.[autograd]'")
 
 import autograd.numpy as anp
 from autograd import grad, make_jvp, make_vjp
@@ -185,6 +185,11 @@ LAYERS = {
     "cross": {"d_context": 5, "fold_scale": True},
     "tied": {"tied_kv": True, "scale": "1"},
     "swapped": {"swap_roles": True, "d_context": 5},
+    "biased": {"bias": True, "d_context": 5},
+    "biased tied": {"bias": True, "tied_kv": True},
+    "rotary": {"rotary": True, "rotary_interleaved": True, "kv_heads": 1},
+    "normed": {"qk_norm": True, "norm_eps": 0.1, "scale": "learned"},
+    "all": {"bias": True, "qk_norm": True, "rotary": True, "scale": "learned", "d_context": 5},
 }
 
 
@@ -195,6 +200,10 @@ def test_multi_head_attention(rng, name):
     x = rng.standard_normal((2, 3, 4))
     context = rng.standard_normal((2, 4, 5)) if layer.d_context == 5 else None
     options = {"is_causal": True, "query_offset": 1, "sinks": np.array([0.1, -0.2])}
+    for n in layer.parameters.keys() & {"b_query", "b_key", "b_value", "b_out", "g_query", "g_key"}:
+        layer.parameters[n] += rng.standard_normal(layer.parameters[n].shape)
+    if layer.rotary:
+        options["positions"] = rng.integers(0, 9, (2, 3))
 
     def f(parameters, x, context, sinks):
         given = options | {"sinks": sinks}

@@ -18,8 +18,9 @@ from support.helpers import assert_same_bits
 import sdpa
 from sdpa import blocks
 
-distributed = pytest.importorskip("distributed", reason="needs dask: pip install 'sdpa[dask]'")
+distributed = pytest.importorskip("distributed", reason="needs dask: pip install '.[dask]'")
 import dask  # noqa: E402
+import dask.array as da  # noqa: E402
 import zarr  # noqa: E402
 from support.stores import Broken, KilledWriting, Killing, Store  # noqa: E402
 
@@ -216,6 +217,35 @@ def test_gradients_on_the_cluster(cluster, small, tmp_path):
             grads, *arrays, out, lse, rows=part, columns=part, needs=(name,), **options
         )
         assert_same_bits(actual[:, part], getattr(alone, name))
+
+
+@pytest.mark.parametrize("split", ["queries", "keys"])
+def test_chunks_along_batch_and_heads_on_the_cluster(cluster, split):
+    """Forward, backward and what lies before them in one graph, each option cut in its own way."""
+    rng = np.random.default_rng(6)
+    shape = (4, 4, 100, 16)
+    arrays = rng.standard_normal((3, *shape), np.float32)
+    bias = rng.standard_normal((4, 1, 100, 100)).astype(np.float32)
+    lengths = np.array([100, 0, 31, 7])
+    query, key, value = (
+        da.from_array(a, chunks=(*lead, 100, 16))
+        for a, lead in zip(arrays, [(1, 4), (2, (1, 3)), (4, 2)], strict=True)
+    )
+    options = {"is_causal": True, "scale": 0.3}
+    lazily = {"attn_mask": da.from_array(bias, chunks=(3, 1, 100, 50)), "key_lengths": lengths}
+    lazily["sinks"] = da.arange(4, chunks=1, dtype=np.float32)
+    known = options | {
+        "attn_mask": bias,
+        "key_lengths": lengths,
+        "sinks": np.arange(4.0, dtype="f4"),
+    }
+    out, lse = lazy.attention(query, key, value, split=split, return_lse=True, **options, **lazily)
+    made = lazy.attention_backward(3 * out, query, key, value, out, lse, **options, **lazily)
+    saved = sdpa.attention_forward(*arrays, **known)
+    expected = sdpa.attention_backward(3 * saved.out, *arrays, *saved, **known)
+    actual = dask.compute(out, made.query, made.key, made.value)
+    for a, true in zip(actual, (saved.out, *expected[:3]), strict=True):
+        np.testing.assert_allclose(a, true, rtol=0, atol=1e-4)
 
 
 def test_either_threads_of_dask_or_of_a_task(small, tmp_path):

@@ -27,7 +27,7 @@ def operands(n_q):
 
 
 def of_torch(name):
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'sdpa[torch]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[peers]'")
     from sdpa.interop import torch as door
 
     function = getattr(door, name)
@@ -42,7 +42,7 @@ def of_torch(name):
 
 
 def of_installed():
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'sdpa[torch]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[peers]'")
     from sdpa.interop.torch import install
 
     def call(x, attn_mask=None, **options):
@@ -56,14 +56,14 @@ def of_installed():
 
 
 def of_jax():
-    pytest.importorskip("jax", reason="needs jax: pip install 'sdpa[jax]'")
+    pytest.importorskip("jax", reason="needs jax: pip install '.[peers]'")
     from sdpa.interop.jax import attention
 
     return lambda x, **options: attention(*x, **options).block_until_ready()
 
 
 def of_jax_nn():
-    pytest.importorskip("jax", reason="needs jax: pip install 'sdpa[jax]'")
+    pytest.importorskip("jax", reason="needs jax: pip install '.[peers]'")
     from sdpa.interop.jax import dot_product_attention
 
     def call(x, attn_mask=None, **options):
@@ -75,14 +75,14 @@ def of_jax_nn():
 
 
 def of_autograd():
-    pytest.importorskip("autograd", reason="needs autograd: pip install 'sdpa[autograd]'")
+    pytest.importorskip("autograd", reason="needs autograd: pip install '.[autograd]'")
     from sdpa.interop.autograd import attention
 
     return lambda x, **options: attention(*x, **options)
 
 
 def of_dask():
-    da = pytest.importorskip("dask.array", reason="needs dask: pip install 'sdpa[dask]'")
+    da = pytest.importorskip("dask.array", reason="needs dask: pip install '.[dask]'")
     from sdpa.interop.dask import attention
 
     def call(x, **options):
@@ -93,7 +93,7 @@ def of_dask():
 
 
 def of_onnx():
-    pytest.importorskip("onnx", reason="needs onnx: pip install 'sdpa[peers]'")
+    pytest.importorskip("onnx", reason="needs onnx: pip install '.[peers]'")
     from onnx import TensorProto, helper
 
     from sdpa.interop.onnx import Backend
@@ -147,7 +147,7 @@ def test_doors_with_a_convention_of_their_own_do_not(door):
 
 
 def test_pytorchs_signature_does_not_warn_when_it_is_compiled():
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'sdpa[torch]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[peers]'")
     from sdpa.interop.torch import attention, scaled_dot_product_attention
 
     x = [torch.tensor(a) for a in operands(1)]

@@ -14,7 +14,7 @@ from support.problems import CASES, N_K, N_Q, positional
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    jax = pytest.importorskip("jax", reason="needs jax: pip install 'sdpa[peers]'")
+    jax = pytest.importorskip("jax", reason="needs jax: pip install '.[peers]'")
 
 import jax.numpy as jnp
 from jax.test_util import check_grads
@@ -362,12 +362,13 @@ REFUSED = {
     "type": (
         lambda: interop.attention(Q, Q.astype(np.float16), Q),
         TypeError,
-        "value: expected key's dtype float16, got float32",
+        "value: expected key's dtype float16, got float32; write value.astype(key.dtype)",
     ),
     "integers": (
         lambda: interop.attention(*(Q.astype(np.int32),) * 3),
         TypeError,
-        "query: expected float16, bfloat16, float32 or float64, got int32",
+        "query: expected float16, bfloat16, float32 or float64, got int32; "
+        "write query.astype(np.float32)",
     ),
     "width": (
         lambda: interop.attention(Q, Q[..., :3], Q),
@@ -377,9 +378,9 @@ REFUSED = {
     "integer mask": (
         lambda: interop.attention(Q, Q, Q, np.ones((3, 3), np.int32)),
         TypeError,
-        "attn_mask: expected bool (True = attend) or, to be added to the scores, float32, got "
-        "int32; write attn_mask != 0 for a mask of ones and zeros, attn_mask.astype(query.dtype) "
-        "for a bias",
+        "attn_mask: expected bool (True = attend) or, to be added to the scores, float16, "
+        "bfloat16, float32 or float64, got int32; write attn_mask != 0 for a mask of ones and "
+        "zeros, attn_mask.astype(query.dtype) for a bias",
     ),
     "lengths": (
         lambda: interop.attention(Q, Q, Q, key_lengths=4),

@@ -9,7 +9,7 @@ from support.calls import message
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    jax = pytest.importorskip("jax", reason="needs jax: pip install 'sdpa[peers]'")
+    jax = pytest.importorskip("jax", reason="needs jax: pip install '.[peers]'")
 
 import jax.numpy as jnp
 from support.in_jax import enabled_x64

@@ -9,7 +9,7 @@ from support import process
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    jax = pytest.importorskip("jax", reason="needs jax: pip install 'sdpa[peers]'")
+    jax = pytest.importorskip("jax", reason="needs jax: pip install '.[peers]'")
 
 import jax.numpy as jnp
 
@@ -47,12 +47,99 @@ for spec, of_bias in SPECS.values():
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 assert len(jax.jit(f)(q, k, v, bias).sharding.device_set) == 2
-
-# Without shard_map, the compiler gathers the operands.
-from jax.sharding import NamedSharding
-spread = [jax.device_put(x, NamedSharding(mesh, P("x"))) for x in (q, k, v)]
-np.testing.assert_allclose(jax.jit(plain)(*spread, bias), plain(q, k, v, bias), atol=1e-6)
 """
+
+JIT = """
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from sdpa.interop.jax import attention, dot_product_attention
+
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
+keys = iter(jax.random.split(jax.random.key(0), 99))
+
+def normal(*shape):
+    return jax.random.normal(next(keys), shape)
+
+def spread(x, *spec):
+    return jax.device_put(x, NamedSharding(mesh, P(*spec)))
+
+def spec_of(x):
+    return (*x.sharding.spec, *[None] * x.ndim)[: x.ndim]
+
+# f and its derivatives have the values of one device, and stay where the operands are.
+def check(f, given, specs, out_spec, gathers=False):
+    def total(*x):
+        return jnp.sin(f(*x)).sum()
+    numbers = tuple(range(len(given)))
+    lying = [spread(x, *spec) for x, spec in zip(given, specs, strict=True)]
+    for g in (f, jax.grad(total, numbers), lambda *x: jax.jvp(jax.grad(total, numbers), x, x)):
+        g = jax.jit(g)
+        found, expected = g(*lying), g(*given)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        assert ("all-gather" in g.lower(*lying).compile().as_text()) == gathers
+    assert spec_of(jax.jit(f)(*lying)) == out_spec, jax.jit(f)(*lying).sharding
+    for x, spec, a in zip(given, specs, jax.jit(jax.grad(total, numbers))(*lying), strict=True):
+        wanted = (*spec, *[None] * x.ndim)[: x.ndim]
+        assert gathers or spec_of(a) == wanted, (spec_of(a), wanted)
+"""
+
+SHARED = {
+    "batch and heads": """
+qkv = [normal(4, 6, n, 8) for n in (5, 7, 7)]
+check(lambda *x: attention(*x, is_causal=True), qkv, [("a", "b")] * 3, ("a", "b", None, None))
+check(attention, qkv, [(("a", "b"),)] * 3, (("a", "b"), None, None, None))
+""",
+    "the order of jax.nn": """
+qkv = [normal(4, n, 6, 8) for n in (5, 7, 7)]
+check(
+    dot_product_attention, [*qkv, normal(1, 6, 5, 7)], [("a", None, "b")] * 3 + [(None, "b")],
+    ("a", None, "b", None),
+)
+""",
+    "groups of heads": """
+f = lambda *x: attention(*x, enable_gqa=True)
+qkv = normal(4, 8, 5, 8), normal(4, 2, 7, 8), normal(4, 2, 7, 8)
+check(f, qkv, [("a", "b")] * 3, ("a", "b", None, None))
+qkv = normal(4, 8, 5, 8), normal(4, 1, 7, 8), normal(4, 1, 7, 8)
+check(f, qkv, [("a", "b"), ("a",), ("a",)], ("a", "b", None, None))
+""",
+    "keys in common and options": """
+given = normal(4, 6, 5, 8), normal(1, 6, 7, 8), normal(6, 7, 8), normal(4, 1, 5, 7), normal(6)
+def f(q, k, v, mask, sinks):
+    return attention(q, k, v, mask, sinks=sinks, alibi_slopes=jnp.arange(6.0), scale=0.3)
+specs = [("a", "b"), (None, "b"), ("b",), ("a",), ("b",)]
+check(f, given, specs, ("a", "b", None, None))
+g = jax.jit(lambda q, k, v, lengths: attention(q, k, v, key_lengths=lengths))
+given = [normal(4, 6, n, 8) for n in (5, 7, 7)] + [jnp.array([7, 0, 3, 5])]
+lying = [spread(x, *("a", "b")[: x.ndim]) for x in given]
+np.testing.assert_array_equal(g(*lying), g(*given))
+assert "all-gather" not in g.lower(*lying).compile().as_text()
+""",
+    "what cannot be cut": """
+qkv = [normal(4, 6, n, 8) for n in (8, 8, 8)]
+f = jax.jit(lambda *x: attention(*x, dropout_p=0.5, rng=3))
+lying = [spread(x, "a", "b") for x in qkv]
+np.testing.assert_array_equal(f(*lying), f(*qkv))  # the pattern is that of the whole
+f = jax.jit(lambda *x: attention(*x, is_causal=True))
+for spec in [(None, None, "a", "b"), ("a", None, "b")]:  # rows and widths are gathered
+    lying = [spread(x, *spec) for x in qkv]
+    np.testing.assert_allclose(f(*lying), f(*qkv), atol=1e-6)
+""",
+    "packed": """
+cu = jnp.array([0, 3, 12])
+g = lambda *x: attention(*x, cu_seqlens_q=cu, cu_seqlens_k=cu, is_causal=True)
+check(g, [normal(12, 6, 8) for _ in range(3)], [(None, "b")] * 3, (None, "b", None))
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SHARED)
+def test_jit_keeps_batch_and_heads_where_they_are(case):
+    process.run(JIT + SHARED[case], timeout=300)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
-pytest.importorskip("onnx", reason="needs onnx: pip install 'sdpa[peers]'")
+pytest.importorskip("onnx", reason="needs onnx: pip install '.[peers]'")
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -315,7 +315,7 @@ def test_whole_model(rng, monkeypatch):
     (plain,) = ReferenceEvaluator(model).run(None, feed)
     assert len(calls) == 2
     np.testing.assert_allclose(got, plain, rtol=1e-5, atol=1e-6)
-    runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime: 'sdpa[peers]'")
+    runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install '.[peers]'")
     session = runtime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )

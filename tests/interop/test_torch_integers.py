@@ -9,7 +9,7 @@ from support.calls import message
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'sdpa[peers]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[peers]'")
 
 import sdpa
 from sdpa.interop import torch as interop

@@ -10,7 +10,7 @@ from support.problems import positional
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'sdpa[peers]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[peers]'")
 
 from torch import func
 from torch.autograd import gradcheck, gradgradcheck
@@ -75,6 +75,40 @@ def test_a_call_per_sequence(rng, transform):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+def with_padding(q, k, v):
+    """Rows of NaN behind the sequences, whose results are left out."""
+
+    def padded(x, n):
+        return torch.cat((x, x.new_full((n, *x.shape[1:]), torch.nan)))
+
+    return together(padded(q, 3), padded(k, 2), padded(v, 2))[: len(q)]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_padding_at_the_end(rng, transform):
+    x = operands(rng)
+    found, expected = (TRANSFORMS[transform](f)(*x) for f in (with_padding, together))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_padding_of_lse_and_of_tangents(rng):
+    """Results of padding are 0, lse -inf; tangents are 0 there, even along NaN."""
+    q, k, v = operands(rng)
+    x = tuple(torch.cat((y, y.new_full((2, *y.shape[1:]), torch.nan))) for y in (q, k, v))
+
+    def f(*x):
+        return interop.attention_forward(*x, **CU, enable_gqa=True)
+
+    (out, lse), (out_t, lse_t) = func.jvp(f, x, x)
+    for y in out[len(q) :], out_t[len(q) :], lse_t[:, len(q) :]:
+        assert (y == 0).all()
+    assert (lse[:, len(q) :] == -torch.inf).all()
+    _, (_, expected) = func.jvp(f, (q, k, v), (q, k, v))
+    torch.testing.assert_close(lse_t[:, : len(q)], expected)
+    compiled = torch.compile(lambda *x: f(*x)[0], backend="eager")
+    assert torch.equal(compiled(*x), out)
+
+
 @pytest.mark.parametrize("place", [0, 2])
 def test_vmap(rng, place):
     """Values and gradients per sample equal those of one call per sample."""
@@ -131,9 +165,9 @@ REFUSED = {
         "got None",
     ),
     "rows": (
-        lambda: interop.attention(X, X, X, **CU_X | {"cu_seqlens_k": [0, 4, 8]}),
+        lambda: interop.attention(X, X, X, **CU_X | {"cu_seqlens_k": [0, 4, 10]}),
         ValueError,
-        "cu_seqlens_k: expected key's number of rows, 9, as its last element, got 8",
+        "cu_seqlens_k: expected at most key's number of rows, 9, as its last element, got 10",
     ),
     "mask": (
         lambda: interop.attention(X, X, X, torch.ones(9, 9), **CU_X),

@@ -7,7 +7,7 @@ from support.process import run
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'sdpa[peers]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[peers]'")
 
 from sdpa.interop import torch as interop
 
@@ -148,7 +148,7 @@ mask = 2 * n * n  # bytes of one boolean mask, the smallest matrix of Lq x Lk
 @pytest.mark.uninstrumented
 def test_transformers_without_any_matrix_of_lq_by_lk():
     """Padded, with windows, forward and backward: the whole model takes less than one mask."""
-    pytest.importorskip("transformers", reason="needs transformers: pip install 'sdpa[peers]'")
+    pytest.importorskip("transformers", reason="needs transformers: pip install '.[peers]'")
     run(MODEL.replace("NAME", "'c_attention'") + "assert grown < mask, (grown, mask)")
     # The measurement would see one: transformers' own attention has several.
     eager = MODEL.replace("NAME", "'eager'").replace(f" {LENGTH},", " 2048,")

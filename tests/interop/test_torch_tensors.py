@@ -11,13 +11,14 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'sdpa[peers]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[peers]'")
 
 import torch.nn.functional as F
 from torch import func
 
 import sdpa
 from sdpa.interop import torch as interop
+from sdpa.interop.torch import _operators
 
 # PyTorch's forward mode and compiler load its own old decompositions.
 pytestmark = [
@@ -282,9 +283,10 @@ def test_fake_and_meta(rng):
         x = [mode.from_tensor(y) for y in (q, k, k)]
         out, lse = interop.attention_forward(*x, enable_gqa=True)
     assert (out.shape, out.dtype, lse.shape) == ((2, 4, 5, 8), torch.float64, (2, 4, 5))
-    operands = [q.to("meta"), *[k.to("meta")] * 2, *[None] * 10]
-    options = [0.0, "none", None, True, None, None, None, False, None, False]
-    assert torch.ops.sdpa.attention_forward(*operands, *options)[0].shape == (2, 4, 5, 8)
+    operands = dict(zip(("query", "key", "value"), (q, k, k), strict=True))
+    meta = {name: x.to("meta") for name, x in operands.items()}
+    args = _operators.ABSENT | meta | {"enable_gqa": True}
+    assert torch.ops.sdpa.attention_forward(*args.values())[0].shape == (2, 4, 5, 8)
 
 
 class Model(torch.nn.Module):

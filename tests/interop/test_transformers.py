@@ -7,9 +7,9 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'sdpa[peers]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[peers]'")
     transformers = pytest.importorskip(
-        "transformers", reason="needs transformers: pip install 'sdpa[peers]'"
+        "transformers", reason="needs transformers: pip install '.[peers]'"
     )
 
 from support import small_models

@@ -133,6 +133,20 @@ print(len(os.listdir("/proc/self/task")) - 1, min({n}, 5))
         made, expected = run_with(failing, program, THREADS=str(n))
         assert made == expected
 
+    def test_blocks_are_read_where_they_are_computed(self, failing):
+        """Python has no thread to read ahead."""
+        program = """
+from sdpa import blocks
+found = blocks.attend(x, x, x, block=70, is_causal=True)
+gradients = blocks.attend_backward(x, x, x, x, *found, block=70, is_causal=True)
+for array in (*found, *gradients[:3]):
+    print(array.tobytes().hex()[:64])
+print(len(os.listdir("/proc/self/task")))
+"""
+        *made, threads = run_with(failing, program, THREADS="0")
+        *expected, _ = run_with(failing, program, THREADS="100")
+        assert (made, threads) == (expected, "1")
+
     def test_without_handlers_of_fork_there_are_no_threads(self, failing):
         program = """
 works()

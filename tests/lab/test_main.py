@@ -355,7 +355,7 @@ def test_json_without_scikit_learn():
     assert result["draws"] == 30
     assert result["machine"]["sdpa"]["isa"] in result["machine"]["sdpa"]["isas_available"]
     assert result["digits"] is None
-    assert "pip install 'sdpa[lab]'" in result["notes"][0]
+    assert "pip install scikit-learn" in result["notes"][0]
     expected = lab.scale_effect(lab.normal(30))
     assert len(result["random"]) == len(expected) == 12
     for row, wanted in zip(result["random"], expected, strict=True):
@@ -373,7 +373,7 @@ def test_text_without_scikit_learn_says_how_to_get_it(monkeypatch, capsys):
     main(["--all", "--draws", "30", "--no-report"])
     out = capsys.readouterr().out
     assert "No table of digits" in out
-    assert "pip install 'sdpa[lab]'" in out
+    assert "pip install scikit-learn" in out
     assert "digits: scores" not in out
     assert "random: gradients, 30 inputs" in out
 

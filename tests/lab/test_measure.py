@@ -147,7 +147,7 @@ def test_memory_at_65536_keys():
 
 @pytest.mark.parametrize("value", [False, True])
 def test_plot(rng, value):
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'sdpa[lab]'")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
     arrays = rng.standard_normal((3, 4, 2, 16, 8))
     table = lab.measure(*arrays[: 2 + value])
     assert len(lab.plot_measure(table).axes) == 4

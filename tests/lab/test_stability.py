@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("autograd", reason="needs autograd: pip install 'sdpa[lab]'")
+pytest.importorskip("autograd", reason="needs autograd: pip install '.[lab]'")
 
 import sdpa
 import sdpa_lab as lab
@@ -68,7 +68,7 @@ def test_attention_alone_collapses_sooner_with_the_scale_and_skips_prevent_it():
 
 
 def test_plots_of_depth():
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'sdpa[lab]'")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
     output, collapse = lab.output_scale(n=[16, 64], draws=9), lab.rank_collapse(2, draws=5)
     for figure, panels in (
         (lab.plot_output_scale(output), 1),
@@ -136,7 +136,7 @@ def test_entropy_collapses_at_too_large_a_rate_with_and_without_the_scale():
 
 
 def test_plots_of_stability():
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'sdpa[lab]'")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
     rates = stability.learning_rates((6, 12), d_k=8, **FEW)
     collapse = stability.entropy_collapse(8, steps=11, **FEW)
     for figure, panels in (

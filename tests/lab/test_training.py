@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("autograd", reason="needs autograd: pip install 'sdpa[lab]'")
+pytest.importorskip("autograd", reason="needs autograd: pip install '.[lab]'")
 
 import autograd.numpy as anp
 from autograd import grad

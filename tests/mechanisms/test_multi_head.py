@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from support.bounds import AttentionBounds, Number
+from support.calls import FLOATS, message
 from support.helpers import (
     BFLOAT16,
     assert_same_bits,
@@ -34,33 +35,98 @@ LAYERS = {
     "swapped tied cross": ({"swap_roles": True, "tied_kv": True}, True),
     "swapped tied learned": ({"swap_roles": True, "tied_kv": True, "scale": "learned"}, False),
     "folded": ({"fold_scale": True, "scale": "d_k"}, False),
+    "biased": ({"bias": True}, False),
+    "biased cross": ({"bias": True, "kv_heads": 2, "d_v": 5, "d_context": D_CONTEXT}, True),
+    "biased tied": ({"bias": True, "tied_kv": True, "d_context": D_CONTEXT}, True),
+    "biased swapped": ({"bias": True, "swap_roles": True, "d_context": D_CONTEXT}, True),
+    "biased folded": ({"bias": True, "fold_scale": True}, False),
+    "rotary": ({"rotary": True, "d_k": 6}, False),
+    "rotary part": (
+        {
+            "rotary": True,
+            "d_k": 6,
+            "rotary_dim": 4,
+            "rotary_base": 50.0,
+            "rotary_interleaved": True,
+        },
+        True,
+    ),
+    "normed": ({"qk_norm": True}, False),
+    "normed learned": ({"qk_norm": True, "scale": "learned", "norm_eps": 0.25}, True),
+    "all": (
+        {
+            "bias": True,
+            "qk_norm": True,
+            "rotary": True,
+            "d_k": 4,
+            "kv_heads": 2,
+            "scale": "learned",
+        },
+        False,
+    ),
+    "all swapped tied": (
+        {
+            "bias": True,
+            "qk_norm": True,
+            "rotary": True,
+            "d_k": 4,
+            "swap_roles": True,
+            "tied_kv": True,
+        },
+        True,
+    ),
 }
 EVERY_LAYER = pytest.mark.parametrize("name", LAYERS)
 
 
 def made(rng, name, dtype=np.float64, n_q=5, n_k=7):
-    """(layer, x, context or None); a learned scale differs from head to head."""
+    """(layer, x, context or None); a learned scale differs from head to head.
+
+    Biases are not 0, gains not 1.
+    """
     kwargs, cross = LAYERS[name]
     layer = sdpa.MultiHeadAttention(D_MODEL, HEADS, **kwargs, dtype=dtype, rng=rng)
     if "scale" in layer.parameters:
         layer.parameters["scale"] *= np.linspace(0.5, 2, HEADS).astype(dtype)
+    for n, y in layer.parameters.items():
+        if n[:2] in ("b_", "g_"):
+            y += normal(rng, y.shape, dtype)
     x = normal(rng, (2, n_q, D_MODEL), dtype)
     return layer, x, normal(rng, (2, n_k, layer.d_context), dtype) if cross else None
 
 
-def composed(torch, layer, p, x, context, bias):
+def rotated(torch, layer, x, positions):
+    """Rotation of pairs as multiplication of complex numbers."""
+    r = layer.d_k if layer.rotary_dim is None else layer.rotary_dim
+    pairs = x[..., :r].reshape(*x.shape[:-1], *((-1, 2) if layer.rotary_interleaved else (2, -1)))
+    pairs = pairs if layer.rotary_interleaved else pairs.transpose(-1, -2)
+    angles = positions[..., None] * layer.rotary_base ** (-torch.arange(0, r, 2).double() / r)
+    pairs = torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.view_as_real(pairs)
+    pairs = pairs if layer.rotary_interleaved else pairs.transpose(-1, -2)
+    return torch.cat([pairs.reshape(*x.shape[:-1], r), x[..., r:]], dim=-1)
+
+
+def composed(torch, layer, p, x, context, bias, positions=None, context_positions=None):
     """The layer's formula in PyTorch's elementary operations: (out, weights)."""
 
-    def split(y, w):
-        return (y @ w).reshape(*y.shape[:-1], -1, layer_width(w)).transpose(-3, -2)
+    def split(y, kind):
+        width = layer.d_v if kind == "value" else layer.d_k
+        y = y @ p[f"w_{kind}"] + p.get(f"b_{kind}", 0)
+        return y.reshape(*y.shape[:-1], -1, width).transpose(-3, -2)
 
-    def layer_width(w):
-        of_values = w is p.get("w_value")
-        return layer.d_v if of_values else layer.d_k
+    def placed(y, kind, positions):
+        if layer.qk_norm:
+            y = torch.nn.functional.rms_norm(y, (layer.d_k,), p[f"g_{kind}"], layer.norm_eps)
+        if layer.rotary:
+            at = torch.arange(y.shape[-2]) if positions is None else torch.as_tensor(positions)
+            y = rotated(torch, layer, y, at[..., None, :].double())
+        return y
 
     source = x if context is None else context
-    q, k = split(x, p["w_query"]), split(source, p["w_key"])
-    v = split(x if layer.swap_roles else source, p["w_key" if layer.tied_kv else "w_value"])
+    q = placed(split(x, "query"), "query", positions)
+    k = placed(split(source, "key"), "key", positions if context is None else context_positions)
+    v = split(x if layer.swap_roles else source, "key" if layer.tied_kv else "value")
     k, v = (y.repeat_interleave(HEADS // layer.kv_heads, -3) for y in (k, v))
     divisor = {
         "1": 1,
@@ -76,7 +142,7 @@ def composed(torch, layer, p, x, context, bias):
     scores = k @ q.transpose(-1, -2) if layer.swap_roles else q @ k.transpose(-1, -2)
     weights = torch.softmax(scores + bias, dim=-1)
     out = (weights @ v).transpose(-3, -2)
-    return out.reshape(*out.shape[:-2], -1) @ p["w_out"], weights
+    return out.reshape(*out.shape[:-2], -1) @ p["w_out"] + p.get("b_out", 0), weights
 
 
 @EVERY_LAYER
@@ -109,11 +175,168 @@ def test_against_autograd_of_the_composed_formula(torch, rng, isa, name):
     pairs = [("out", out, their_out), ("weights", weights, unbiased)]
     pairs += [(n, ours[n], g) for n, g in zip(leaves, their_grads, strict=True)]
     assert their_weights.shape == weights.shape
+    pairs = [(what, a, b.detach().numpy()) for what, a, b in pairs]
+    sizes = {what: abs(b).max() for what, _, b in pairs}
+    # The bias of the columns shifts all scores of a row alike: its gradient is a sum that cancels.
+    columns = "query" if layer.swap_roles else "key"
+    sizes[f"b_{columns}"] = sizes[f"w_{columns}"]
     for what, a, b in pairs:
-        b = b.detach().numpy()
         assert a.shape == b.shape, what
-        assert abs(a - b).max() <= 1e-12 * abs(b).max(), what
+        assert abs(a - b).max() <= 1e-12 * sizes[what], what
     assert set(grads.parameters) == set(layer.parameters)
+
+
+@pytest.mark.parametrize("name", ["rotary", "rotary part", "all swapped tied"])
+def test_positions(torch, rng, name):
+    """Of each batch entry, or one row for all; None counts from 0; only differences matter."""
+    layer, x, context = made(rng, name)
+    at = {"positions": rng.integers(-9, 99, x.shape[:-1])}
+    if context is not None:
+        at["context_positions"] = rng.uniform(-9, 99, context.shape[-2])
+    out, saved = layer.forward(x, context, **at)
+    grad_out = rng.standard_normal(out.shape)
+    grads = layer.backward(grad_out, saved)
+    leaves = {n: torch.tensor(y, requires_grad=True) for n, y in layer.parameters.items()}
+    tx, tc = (None if y is None else torch.tensor(y, requires_grad=True) for y in (x, context))
+    expected, weights = composed(torch, layer, leaves, tx, tc, 0, **at)
+    expected.backward(torch.tensor(grad_out))
+    pairs = [
+        (out, expected.detach()),
+        (layer.attention_weights(x, context, **at), weights.detach()),
+    ]
+    pairs += [(grads.x, tx.grad), (layer(x, context, **at), expected.detach())]
+    pairs += [(g, leaves[n].grad) for n, g in grads.parameters.items()]
+    pairs += [] if context is None else [(grads.context, tc.grad)]
+    for ours, theirs in pairs:
+        assert abs(ours - theirs.numpy()).max() <= 1e-12 * abs(theirs).max()
+
+    lengths = {"positions": x.shape[-2]} | ({} if context is None else {"context_positions": 7})
+    for start in (0, 1000):
+        at = {n: np.arange(start, start + length) for n, length in lengths.items()}
+        np.testing.assert_allclose(layer(x, context, **at), layer(x, context), rtol=0, atol=1e-12)
+
+
+def test_rows_of_zeros_have_a_norm(rng):
+    """Their root mean square is that of eps, and large ones neither overflow nor count as 0."""
+    layer = sdpa.MultiHeadAttention(8, 2, qk_norm=True, rng=0)
+    x = normal(rng, (3, 5, 8), np.float32)
+    x[0] = 0
+    x[1] *= np.float32(1e25)
+    out, saved = layer.forward(x)
+    grads = layer.backward(np.ones_like(out), saved)
+    assert np.isfinite(grads.x).all()
+    assert np.isfinite(grads.parameters["w_query"]).all()
+    lengths = (saved.query[1] ** 2).mean(axis=-1)
+    np.testing.assert_allclose(lengths, 1, rtol=1e-5)
+    assert (saved.query[0] == 0).all()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("d_context", [D_MODEL, D_CONTEXT])
+@pytest.mark.parametrize("tolerance", [1e-6, 1e-13], ids=["float32", "float64"])
+def test_weights_from_and_to_torch(torch, rng, bias, d_context, tolerance):
+    """The module's values and gradients, and the module again; of float64 to its rounding."""
+    dtype = torch.float32 if tolerance == 1e-6 else torch.float64
+    theirs = torch.nn.MultiheadAttention(
+        D_MODEL, HEADS, bias=bias, kdim=d_context, vdim=d_context, batch_first=True, dtype=dtype
+    )
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.copy_(torch.tensor(rng.standard_normal(p.shape)) / 4)
+    layer = sdpa.MultiHeadAttention.from_torch(theirs)
+    again = layer.to_torch()
+    assert layer.bias is bias
+    assert again.batch_first
+    assert theirs.state_dict().keys() == again.state_dict().keys()
+    for name, w in theirs.state_dict().items():
+        assert torch.equal(w, again.state_dict()[name])
+
+    x = normal(rng, (2, 6, D_MODEL), layer.dtype)
+    context = normal(rng, (2, 7, d_context), layer.dtype)
+    padding = np.arange(7) >= np.array([[7], [4]])
+    out, saved = layer.forward(x, context, key_lengths=np.array([7, 4]))
+    grad_out = normal(rng, out.shape, layer.dtype)
+    grads = layer.backward(grad_out, saved)
+    for module in (theirs, again):
+        tx, tc = (torch.tensor(y, requires_grad=True) for y in (x, context))
+        expected, _ = module(tx, tc, tc, key_padding_mask=torch.tensor(padding))
+        expected.backward(torch.tensor(grad_out))
+        # The gradients have the module's own layout: a layer from it takes them apart.
+        with torch.no_grad():
+            for p in module.parameters():
+                p.copy_(p.grad)
+        wanted = sdpa.MultiHeadAttention.from_torch(module).parameters
+        pairs = [(out, expected.detach().numpy()), (grads.x, tx.grad.numpy())]
+        pairs += [(grads.context, tc.grad.numpy())]
+        pairs += [(grads.parameters[name], w) for name, w in wanted.items()]
+        assert grads.parameters.keys() == wanted.keys()
+        for ours, other in pairs:
+            np.testing.assert_allclose(ours, other, rtol=tolerance, atol=4 * tolerance)
+
+
+def test_weights_of_torch_are_copied(torch, dtype, rng):
+    """In each type, and into memory of the layer's own, and back."""
+    layer, x, _ = made(rng, "biased", dtype)
+    module = layer.to_torch()
+    again = sdpa.MultiHeadAttention.from_torch(module)
+    before = again(x)
+    assert_same_bits(layer(x), before)
+    assert again.dtype == dtype
+    with torch.no_grad():
+        for p in module.parameters():
+            p.zero_()
+    assert_same_bits(again(x), before)
+    assert_same_bits(layer(x), before)
+    assert all(w.flags.c_contiguous for w in again.parameters.values())
+
+
+class Renamed(sdpa.MultiHeadAttention):
+    pass
+
+
+def test_modules_that_the_layer_is_not(torch):
+    module = torch.nn.MultiheadAttention
+    assert type(Renamed.from_torch(module(8, 2))) is Renamed
+    convert = sdpa.MultiHeadAttention.from_torch
+    for bad, text in (
+        (module(8, 2, add_bias_kv=True), "module: expected add_bias_kv=False, got True"),
+        (module(8, 2, add_zero_attn=True), "module: expected add_zero_attn=False, got True"),
+        (
+            module(8, 2, kdim=4, vdim=6),
+            "module: expected keys and values of one context, kdim = vdim, got kdim=4, vdim=6",
+        ),
+        (
+            module(8, 2, device="meta"),
+            "module: expected weights, got a module on meta, which has none",
+        ),
+    ):
+        assert message(ValueError, convert, bad) == text
+    text = "module: expected a torch.nn.MultiheadAttention, got Linear"
+    assert message(TypeError, convert, torch.nn.Linear(2, 2)) == text
+    text = f"module: expected {FLOATS}, got float8_e5m2"
+    assert message(TypeError, convert, module(8, 2).to(torch.float8_e5m2)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "got"),
+    [
+        ("kv_heads", 4, 2),
+        ("d_k", 3, 5),
+        ("d_v", 3, 2),
+        ("scale", "sqrt d_k", "d_k"),
+        ("fold_scale", False, True),
+        ("tied_kv", False, True),
+        ("swap_roles", False, True),
+        ("qk_norm", False, True),
+        ("rotary", False, True),
+    ],
+)
+def test_layers_that_the_module_is_not(torch, name, expected, got):
+    more = {"d_k": {"d_v": 3}, "rotary": {"rotary_dim": 2}}.get(name, {})
+    layer = sdpa.MultiHeadAttention(D_MODEL, HEADS, **{name: got}, **more)
+    assert message(ValueError, layer.to_torch) == (
+        f"{name}: expected {expected!r}, as torch.nn.MultiheadAttention has it, got {got!r}"
+    )
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -145,7 +368,7 @@ def test_against_torch_multi_head_attention(torch, rng, is_causal):
     np.testing.assert_allclose(grads.context, tc.grad.numpy(), rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", ["learned grouped", "swapped cross", "tied"])
+@pytest.mark.parametrize("name", ["learned grouped", "swapped cross", "tied", "all", "rotary part"])
 def test_differences(rng, name):
     """Central differences; their truncation is measured by halving the step, of order 4."""
     layer, x, context = made(rng, name, n_q=3, n_k=4)
@@ -335,13 +558,18 @@ def test_scale_rules(rng, rule):
         np.testing.assert_allclose(folded(x), layer(x), rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_a_folded_scale_trains_along_the_same_path_with_its_learning_rates(rng, optimiser):
-    """Without the factors the path differs. Adam's epsilon is 0 here, for exact equality."""
+@pytest.mark.parametrize(("optimiser", "bias"), [("sgd", False), ("sgd", True), ("adam", False)])
+def test_a_folded_scale_trains_along_the_same_path_with_its_learning_rates(rng, optimiser, bias):
+    """Without the factors the path differs. Adam's epsilon is 0 here, for exact equality.
+
+    It would enlarge the rounding of the key's bias, whose gradient is 0.
+    """
     x, target = rng.standard_normal((4, 6, 16)), rng.standard_normal((4, 6, 16))
 
     def trained(fold_scale, corrected):
-        layer = sdpa.MultiHeadAttention(16, 1, fold_scale=fold_scale, dtype=np.float64, rng=5)
+        layer = sdpa.MultiHeadAttention(
+            16, 1, fold_scale=fold_scale, bias=bias, dtype=np.float64, rng=5
+        )
         factors = layer.learning_rate_factors(optimiser)
         moments = {n: [np.zeros_like(w)] * 2 for n, w in layer.parameters.items()}
         for step in range(1, 6):
@@ -384,8 +612,9 @@ def test_swapped_weights_are_not_the_transpose(rng):
 # ------------------------------------------------------------------------------- edges
 
 
-def test_masked_context_cannot_matter(rng, isa, compute_dtype):
-    layer, x, context = made(rng, "cross", compute_dtype)
+@pytest.mark.parametrize("name", ["cross", "biased cross", "normed learned", "rotary part"])
+def test_masked_context_cannot_matter(rng, isa, compute_dtype, name):
+    layer, x, context = made(rng, name, compute_dtype)
 
     def run():
         out, saved = layer.forward(x, context, key_lengths=5)

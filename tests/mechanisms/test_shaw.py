@@ -179,6 +179,8 @@ CASES = {
     },
 }  # fmt: skip
 
+WRITTEN_OUT = {"softcap": 2.0, "dropout_p": 0.25, "rng": 2**33 + 1}
+
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.usefixtures("isa", "small_blocks")
@@ -237,6 +239,8 @@ def test_leading_axes(rng, q_lead, k_lead, heads, gqa, rel_value):
         ((2,), 5, 6, 0, 2),
         ((2,), 5, 6, 3, 0),
         ((0, 2), 5, 6, 3, 2),
+        ((0,), 5, 6, 3, 2),
+        ((2, 0), 5, 6, 3, 2),
     ],
 )
 @pytest.mark.parametrize("n_rows", [1, 7])
@@ -249,6 +253,24 @@ def test_nothing(rng, lead, n_q, n_k, d_k, d_v, n_rows):
         {n: normal(rng, s, F32) for n, s in zip(NAMES, shapes, strict=True)},
         enable_gqa=True,
     )
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("more", [{}, WRITTEN_OUT], ids=["", "written out"])
+@pytest.mark.usefixtures("small_blocks")
+def test_numbers_of_the_head_of_two_axes(rng, shape, more):
+    """Arrays without an axis of heads have one head, for slopes and sinks too."""
+    x = draw(rng, np.float64, q_lead=(), k_lead=())
+    options = more | {"alibi_slopes": np.full(shape, 0.3), "sinks": np.full(shape, 0.2)}
+    check(rng, x, **options)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_no_heads(rng):
+    x = draw(rng, np.float64, q_lead=(0,), k_lead=(0,), heads=(0,))
+    none = np.zeros(0)
+    check(rng, x, **WRITTEN_OUT, alibi_slopes=none, sinks=none)
+    check(rng, x, attn_mask=np.zeros((1, 1)), alibi_slopes=none, enable_gqa=True)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -297,9 +319,6 @@ def test_any_geometry(problem):
 
 
 # ------------------------------------------------------------------------------- properties
-
-
-WRITTEN_OUT = {"softcap": 2.0, "dropout_p": 0.25, "rng": 2**33 + 1}
 
 
 @pytest.mark.parametrize("options", [{}, WRITTEN_OUT | {"alibi_slopes": 0.2}], ids=["", "more"])

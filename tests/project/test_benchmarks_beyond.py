@@ -7,7 +7,7 @@ from support.examples import ROOT
 
 sys.path.append(str(ROOT))  # last: a build that is under test elsewhere stays in front
 
-pytest.importorskip("zarr", reason="needs zarr: pip install 'sdpa[dask]'")
+pytest.importorskip("zarr", reason="needs zarr: pip install '.[dask]'")
 from benchmarks import beyond
 
 CONSTANTS = beyond.Constants(flops=1e11, bandwidth=1e9, task=1e-3)
@@ -46,7 +46,7 @@ def test_files_beside_memory():
 
 
 def test_the_plot_shows_where_the_store_binds():
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'sdpa[lab]'")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
     figure = beyond.plot_model(CONSTANTS)
     for axes in figure.axes:
         solid, dashed = axes.lines[:2]

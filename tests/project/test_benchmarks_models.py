@@ -48,7 +48,7 @@ def model():
 
 
 def test_the_graph_for_onnx_runtime_is_the_model(model, tmp_path):
-    pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install 'sdpa[peers]'")
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install '.[peers]'")
     file = tmp_path / "minilm.onnx"
     file.write_bytes(embeddings.graph(model.weights).SerializeToString())
     texts = ["A cat sleeps.", "A kitten naps on the roof of the world.", "", "word " * 300]

@@ -389,20 +389,43 @@ def test_archives_tell_no_time_and_no_owner(built):
         assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
+class Environment:
+    """Python without packages but those of this one, so that no test needs the network."""
+
+    def __init__(self, folder):
+        venv.create(folder)
+        self.python = folder / "bin" / "python"
+        find = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        self.packages = run(self.python, "-c", find).strip()
+        Path(self.packages, "ours.pth").write_text(str(Path(numpy.__file__).parents[1]))
+
+    def install(self, *what):
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", self.python]
+        run(*pip, "install", "--no-deps", "--no-index", "--no-build-isolation", *what)
+
+
+def test_an_editable_installation_is_found_from_a_folder_above_the_clone(built, tmp_path):
+    """There the clone looks like a namespace package, to which a finder of setuptools loses."""
+    clone = tmp_path / "sdpa"
+    shutil.copytree(built.tree, clone)
+    environment = Environment(tmp_path / "venv")
+    environment.install("--editable", clone)
+    for folder in tmp_path, clone, clone / "tests":
+        file = run(environment.python, "-c", "import sdpa; print(sdpa.attention and sdpa.__file__)",
+                   cwd=folder).strip()  # fmt: skip
+        assert Path(file) == clone / "sdpa/__init__.py"
+
+
 def test_the_wheel_installs_and_works_in_an_environment_of_its_own(built, tmp_path):
-    venv.create(tmp_path / "venv")
-    python = tmp_path / "venv" / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
-    run(*pip, "install", "--no-deps", "--no-index", built.wheel)
-    # NumPy is the installed one, so that no test needs the network.
-    purelib = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-    Path(purelib, "numpy.pth").write_text(str(Path(numpy.__file__).parents[1]))
+    environment = Environment(tmp_path / "venv")
+    environment.install(built.wheel)
     program = """
         import numpy as np, sdpa
         x = np.eye(3)
         print(sdpa.__version__, sdpa.__file__, np.allclose(sdpa.attention(x, x, x).sum(-1), 1))
     """
+    python = environment.python
     version, file, right = run(python, "-c", dedented(program), cwd=tmp_path).split()
     assert version == built.wheel.name.split("-")[1]
-    assert file.startswith(purelib)
+    assert file.startswith(environment.packages)
     assert right == "True"

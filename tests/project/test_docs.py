@@ -3,6 +3,7 @@
 import ast
 import doctest
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,25 @@ PROGRAMS = {
         "results['c_attention'][0])",
     ),
 }
+
+
+def test_installations_are_those_of_a_package_that_is_on_no_index():
+    """Extras are named from the clone, '.[...]', and exist; in messages, code and pages alike."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras, named, wrong = project["optional-dependencies"], 0, []
+    folders = ["benchmarks", "docs", "examples", "notebooks", "sdpa", "sdpa_lab", "src", "tests"]
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    for path in [*paths, *ROOT.glob("*.md")]:
+        if path.suffix not in (".md", ".rst", ".py", ".ipynb", ".txt", ".sh", ".h", ".c"):
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if re.search(r"pip install (-\S+ )*['\"]?sdpa\b|\bsdpa\[[a-z]", text):
+            wrong.append(path.name)
+        for names in re.findall(r"'\.\[([\w,]+)\]'", text):
+            named += 1
+            wrong += [f"{path.name}: {name}" for name in names.split(",") if name not in extras]
+    assert wrong == []
+    assert named > 50
 
 
 def examples_only(text):

@@ -46,6 +46,60 @@ def test_public_names(name):
     assert getattr(sdpa, name) is found
 
 
+def test_the_directory_is_the_public_names_alone():
+    assert dir(sdpa) == sdpa.__all__
+
+
+MODULES = ("bias", "blocks", "interop", "reference")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_resolves_at_its_first_use(name):
+    assert name in sdpa.__all__
+    assert run(f"import sdpa; print(sdpa.{name}.__name__)") == [f"sdpa.{name}"]
+
+
+def test_modules_load_nothing_but_numpy():
+    code = f"""if True:
+        import sys, numpy, sdpa
+        known = {{name.partition(".")[0] for name in sys.modules}}
+        for name in {MODULES}:
+            getattr(sdpa, name)
+        found = {{name.partition(".")[0] for name in sys.modules}} - known - sys.stdlib_module_names
+        print(*found, "sdpa.interop.torch" in sys.modules)
+    """
+    assert run(code) == ["False"]
+
+
+DOORS = sorted(path.stem for path in (PACKAGE / "interop").iterdir() if path.stem[0] != "_")
+
+
+def test_doors_are_known_but_not_opened():
+    code = "import sys, sdpa; print(*dir(sdpa.interop), len(sys.modules)); "
+    *names, before = run(code)
+    assert names == DOORS == sdpa.interop.__all__
+    assert run(code + "import sdpa.interop; print(len(sys.modules))")[-1] == before
+
+
+def test_a_door_resolves_at_its_first_use():
+    pytest.importorskip("autograd")
+    code = "import sdpa; print(sdpa.interop.autograd.__name__)"
+    assert run(code) == ["sdpa.interop.autograd"]
+
+
+def test_a_door_without_its_library_says_what_it_needs():
+    code = f"""if True:
+        import sys, sdpa
+        sys.modules |= dict.fromkeys({DOORS})
+        for name in {DOORS}:
+            try:
+                getattr(sdpa.interop, name)
+            except ImportError as error:
+                print(str(error).partition(" needs ")[0])
+    """
+    assert run(code) == [f"sdpa.interop.{name}" for name in DOORS]
+
+
 def test_lazy_names_are_public_names_of_their_modules():
     assert set(sdpa._LAZY) <= set(sdpa.__all__)
     for name, module in sdpa._LAZY.items():
@@ -61,9 +115,11 @@ def test_classes_can_be_pickled(name):
     assert pickle.loads(pickle.dumps(found)) is found
 
 
-def test_unknown_name():
-    with pytest.raises(AttributeError, match=r"^module 'sdpa' has no attribute 'atention'$"):
-        sdpa.atention  # noqa: B018
+@pytest.mark.parametrize("module", [sdpa, sdpa.interop], ids=["sdpa", "interop"])
+def test_unknown_name(module):
+    expected = f"^module '{module.__name__}' has no attribute 'atention'$"
+    with pytest.raises(AttributeError, match=expected):
+        module.atention  # noqa: B018
 
 
 def imported_by(path, root=PACKAGE.parent):
@@ -90,17 +146,18 @@ def test_imports_are_read_whatever_their_form(tmp_path):
 def test_nothing_else_imports_the_oracle():
     """The tests compare the package with `sdpa.reference`, which therefore shares no code with it.
 
-    No module needs an exception: the laboratory measures the product, not the oracle.
+    `sdpa` names it, so that checkers of types know `sdpa.reference`; no other module needs an
+    exception: the laboratory measures the product, not the oracle.
     """
     oracle = PACKAGE / "reference"
-    users = [
-        str(path)
+    users = {
+        path
         for package in (PACKAGE, LABORATORY)
         for path in package.rglob("*.py")
         if oracle not in path.parents
         and any(f"{name}.".startswith("sdpa.reference.") for name in imported_by(path))
-    ]
-    assert users == []
+    }
+    assert users == {PACKAGE / "__init__.py"}
 
 
 def test_the_oracle_imports_only_itself():
@@ -123,7 +180,7 @@ MAY_IMPORT = {
     "blocks": {"base"},
     "cache": {"base"},
     "mechanisms": {"base", "mechanisms"},
-    "sdpa": {"base", "bias", "blocks", "cache", "mechanisms"},
+    "sdpa": {"base", "bias", "blocks", "cache", "mechanisms", "interop", "reference"},
     "interop": {"base", "bias", "blocks", "cache", "mechanisms", "sdpa", "interop"},
     "reference": {"reference"},
     "__main__": set(),

@@ -14,51 +14,70 @@ import sdpa
 GQA = "; enable_gqa=True lets groups of query heads share a key head"
 BROADCAST = "attn_mask: expected a shape that broadcasts to (2, 4, 5, 7), got "
 INTEGER_MASK = (
-    "attn_mask: expected bool (True = attend) or, to be added to the scores, float32, got {}; "
+    f"attn_mask: expected bool (True = attend) or, to be added to the scores, {FLOATS}, got {{}}; "
     "write attn_mask != 0 for a mask of ones and zeros, attn_mask.astype(query.dtype) for a bias"
 )
 CAUSAL = "is_causal: expected False, True, 'upper_left' or 'lower_right', got "
 PER_ENTRY = "expected one integer, or a shape that broadcasts to the axes before heads, (2,), got "
 
+THREE_AXES = {"query": ones(2, 5, 8), "key": ones(2, 7, 8), "value": ones(2, 7, 3)}
+BATCH = "; of three axes the first is heads, so a batch of one head is x[:, None]"
+
 HEADS = "expected a shape that broadcasts to (..., heads), (2, 4), got "
 SEED = "rng: expected an int from 0 to 2^64 - 1"
+
+MADE = "if np.sqrt(d), a table or np.zeros made {} float64"
 
 # case: (exception, message, changes to a valid call)
 # Key and value may have 16 bits beside a float32 query, if they agree.
 DTYPES = {
     "key dtype": (
         TypeError,
-        "key: expected query's dtype float32, float16 or bfloat16, got float64",
+        "key: expected query's dtype float32, float16 or bfloat16, got float64; write "
+        f"key.astype(query.dtype) {MADE.format('key')}",
         {"key": ones(2, 4, 7, 8, dtype=np.float64)},
     ),
     "float16 keys, float64 query": (
         TypeError,
-        "key: expected query's dtype float64, got float16",
+        "key: expected query's dtype float64, got float16; write query.astype(key.dtype) "
+        f"{MADE.format('query')}",
         {"query": ones(2, 4, 5, 8, dtype=np.float64), "key": ones(2, 4, 7, 8, dtype=np.float16)},
     ),
     "float32 keys, float16 query": (
         TypeError,
-        "key: expected query's dtype float16, got float32",
+        "key: expected query's dtype float16, got float32; write key.astype(query.dtype)",
         {"query": ones(2, 4, 5, 8, dtype=np.float16)},
     ),
     "bfloat16 keys, float16 query": (
         TypeError,
-        "key: expected query's dtype float16, got bfloat16",
+        "key: expected query's dtype float16, got bfloat16; write key.astype(query.dtype)",
         {"query": ones(2, 4, 5, 8, dtype=np.float16), "key": ones(2, 4, 7, 8, dtype=BFLOAT16)},
+    ),
+    "float64 query": (
+        TypeError,
+        "key: expected query's dtype float64, got float32; write query.astype(key.dtype) "
+        f"{MADE.format('query')}",
+        {"query": ones(2, 4, 5, 8, dtype=np.float64)},
+    ),
+    "float64 value": (
+        TypeError,
+        "value: expected key's dtype float32, got float64; write value.astype(key.dtype) "
+        f"{MADE.format('value')}",
+        {"value": ones(2, 4, 7, 3, dtype=np.float64)},
     ),
     "value dtype": (
         TypeError,
-        "value: expected key's dtype float32, got bfloat16",
+        "value: expected key's dtype float32, got bfloat16; write value.astype(key.dtype)",
         {"value": ones(2, 4, 7, 3, dtype=BFLOAT16)},
     ),
     "float32 value of float16 keys": (
         TypeError,
-        "value: expected key's dtype float16, got float32",
+        "value: expected key's dtype float16, got float32; write value.astype(key.dtype)",
         {"key": ones(2, 4, 7, 8, dtype=np.float16)},
     ),
     "bfloat16 value of float16 keys": (
         TypeError,
-        "value: expected key's dtype float16, got bfloat16",
+        "value: expected key's dtype float16, got bfloat16; write value.astype(key.dtype)",
         {"key": ones(2, 4, 7, 8, dtype=np.float16), "value": ones(2, 4, 7, 3, dtype=BFLOAT16)},
     ),
 }
@@ -69,7 +88,7 @@ MOST_SCALE = float(MOST) / 1.4426950408889634  # kernels take it in units of log
 OPERANDS = {
     "query axes": (
         ValueError,
-        "query: expected at least two axes, (..., Lq, d_k), got (8,)",
+        "query: expected at least two axes, (..., Lq, d_k), got (8,); write query[None]",
         {"query": ones(8)},
     ),
     "key axes": (
@@ -79,7 +98,7 @@ OPERANDS = {
     ),
     "value axes": (
         ValueError,
-        "value: expected at least two axes, (..., Lk, d_v), got (3,)",
+        "value: expected at least two axes, (..., Lk, d_v), got (3,); write value[None]",
         {"value": ones(3)},
     ),
     "d_k": (
@@ -134,7 +153,7 @@ OPERANDS = {
     ),
     "int64": (
         TypeError,
-        f"query: expected {FLOATS}, got int64",
+        f"query: expected {FLOATS}, got int64; write query.astype(np.float32)",
         {"query": ones(2, 4, 5, 8, dtype=np.int64)},
     ),
     "bool": (TypeError, f"query: expected {FLOATS}, got bool", {"query": ones(5, 8, dtype=bool)}),
@@ -145,7 +164,7 @@ OPERANDS = {
     ),
     "longdouble": (
         TypeError,
-        f"value: expected {FLOATS}, got {np.dtype(np.longdouble)}",
+        f"value: expected {FLOATS}, got {np.dtype(np.longdouble)}; write value.astype(np.float64)",
         {"value": ones(2, 4, 7, 3, dtype=np.longdouble)},
     ),
     "object": (TypeError, f"query: expected {FLOATS}, got object", {"query": [[None]]}),
@@ -161,7 +180,18 @@ OPERANDS = {
         {"query": ones(5, 8, dtype=ml_dtypes.float8_e4m3)},
     ),
     "mask batch": (ValueError, BROADCAST + "(3, 1, 5, 7)", {"attn_mask": ones(3, 1, 5, 7)}),
-    "mask heads": (ValueError, BROADCAST + "(2, 5, 7)", {"attn_mask": ones(2, 5, 7)}),
+    "mask heads": (ValueError, BROADCAST + "(3, 5, 7)", {"attn_mask": ones(3, 5, 7)}),
+    "mask batch and rows": (
+        ValueError,
+        BROADCAST + "(2, 5, 7); write attn_mask[:, None, :, :]",
+        {"attn_mask": ones(2, 5, 7)},
+    ),
+    "padding of three axes": (
+        ValueError,
+        "attn_mask: expected a shape that broadcasts to (2, 5, 7), got (2, 7); "
+        "write attn_mask[:, None, :]",
+        THREE_AXES | {"attn_mask": ones(2, 7, dtype=bool)},
+    ),
     "mask rows": (ValueError, BROADCAST + "(4, 7)", {"attn_mask": ones(4, 7)}),
     "mask columns": (ValueError, BROADCAST + "(5, 8)", {"attn_mask": ones(5, 8)}),
     "mask columns, fewer": (ValueError, BROADCAST + "(5, 6)", {"attn_mask": ones(5, 6)}),
@@ -176,15 +206,11 @@ OPERANDS = {
         INTEGER_MASK.format("uint8"),
         {"attn_mask": ones(5, 7, dtype=np.uint8)},
     ),
-    "float64 mask": (
+    "complex mask": (
         TypeError,
-        "attn_mask: expected bool, float32 or query's dtype float32, got float64",
-        {"attn_mask": ones(5, 7, dtype=np.float64)},
-    ),
-    "float16 mask": (
-        TypeError,
-        "attn_mask: expected bool, float32 or query's dtype float32, got float16",
-        {"attn_mask": ones(5, 7, dtype=np.float16)},
+        f"attn_mask: expected bool (True = attend) or, to be added to the scores, {FLOATS}, got "
+        "complex64",
+        {"attn_mask": ones(5, 7, dtype=np.complex64)},
     ),
     "dropout above 1": (
         ValueError,
@@ -258,6 +284,7 @@ OPERANDS = {
         f"key_lengths: {PER_ENTRY}(3,)",
         {"key_lengths": [1, 2, 3]},
     ),
+    "no key_lengths": (ValueError, f"key_lengths: {PER_ENTRY}(0,)", {"key_lengths": []}),
     "key_lengths per head": (
         ValueError,
         f"key_lengths: {PER_ENTRY}(2, 4)",
@@ -334,6 +361,52 @@ LAYOUT = {
     ),
 }
 
+# Masks of keys, by functions that take key_lengths, too.
+PADDING = {
+    "padding mask": (
+        ValueError,
+        BROADCAST + "(2, 7); write attn_mask[:, None, None, :], or key_lengths= for keys that are "
+        "padded at the end",
+        {"attn_mask": ones(2, 7, dtype=bool)},
+    ),
+    "padding bias": (
+        ValueError,
+        BROADCAST + "(2, 7); write attn_mask[:, None, None, :], or key_lengths= for keys that are "
+        "padded at the end",
+        {"attn_mask": ones(2, 7)},
+    ),
+    "padding where": (
+        ValueError,
+        "where: expected a shape that broadcasts to (2, 4, 5, 7), got (2, 1); "
+        "write where[:, None, None, :], or key_lengths= for keys that are padded at the end",
+        {"where": np.ones((2, 1), bool)},
+    ),
+    "two batch axes, padding": (
+        ValueError,
+        "attn_mask: expected a shape that broadcasts to (6, 2, 4, 5, 7), got (6, 2, 7); write "
+        "attn_mask[:, :, None, None, :], or key_lengths= for keys that are padded at the end",
+        {"query": ones(6, 2, 4, 5, 8), "attn_mask": ones(6, 2, 7, dtype=bool)},
+    ),
+    "lengths of three axes": (
+        ValueError,
+        "key_lengths: expected one integer, or a shape that broadcasts to the axes before heads, "
+        f"(), got (2,){BATCH}",
+        THREE_AXES | {"key_lengths": [7, 3]},
+    ),
+    "offsets of three axes": (
+        ValueError,
+        "query_offset: expected one integer, or a shape that broadcasts to the axes before heads, "
+        f"(), got (2,){BATCH}",
+        THREE_AXES | {"query_offset": [7, 3], "is_causal": True},
+    ),
+    "lengths of two axes": (
+        ValueError,
+        "key_lengths: expected one integer, or a shape that broadcasts to the axes before heads, "
+        "(), got (2,)",
+        {"query": ones(5, 8), "key": ones(7, 8), "value": ones(7, 3), "key_lengths": [7, 3]},
+    ),
+}
+
 # Of functions whose scale may be an array, which those of additive attention are not.
 SCALES = {
     "scales out of range": (
@@ -346,13 +419,28 @@ SCALES = {
         f"scale: expected magnitudes up to {MOST_SCALE}, {RANGE}, got nan",
         {"scale": [1.0, np.nan, 1.0, 1.0]},
     ),
-    "scales int": (TypeError, f"scale: expected {FLOATS}, got int64", {"scale": [1, 2, 3, 4]}),
+    "scales int": (
+        TypeError,
+        f"scale: expected {FLOATS}, got int64; write scale.astype(np.float32)",
+        {"scale": [1, 2, 3, 4]},
+    ),
     "scales heads": (ValueError, f"scale: {HEADS}(3,)", {"scale": ones(3)}),
+    "scales batch": (
+        ValueError,
+        f"scale: {HEADS}(2,); write scale[:, None]",
+        {"scale": ones(2)},
+    ),
     "where float": (
         TypeError,
-        "where: expected bool (True = attend), got float64",
+        "where: expected bool (True = attend), got float64; write where != 0",
         {"where": np.ones((5, 7))},
     ),
+    "where int": (
+        TypeError,
+        "where: expected bool (True = attend), got uint8; write where != 0",
+        {"where": np.ones((5, 7), np.uint8)},
+    ),
+    "where text": (TypeError, "where: expected bool (True = attend), got <U3", {"where": "yes"}),
     "where shape": (
         ValueError,
         "where: expected a shape that broadcasts to (2, 4, 5, 7), got (5, 6)",
@@ -419,21 +507,30 @@ OPTIONS = {
     ),
     "rng -1": (ValueError, f"{SEED}, got -1", {"rng": -1}),
     "rng 2^64": (ValueError, f"{SEED}, got {2**64}", {"rng": 2**64}),
-    "sinks int": (TypeError, f"sinks: expected {FLOATS}, got int64", {"sinks": [1, 2, 3, 4]}),
+    "sinks int": (
+        TypeError,
+        f"sinks: expected {FLOATS}, got int64; write sinks.astype(np.float32)",
+        {"sinks": [1, 2, 3, 4]},
+    ),
     "sinks bool": (TypeError, f"sinks: expected {FLOATS}, got bool", {"sinks": True}),
     "sinks complex": (TypeError, f"sinks: expected {FLOATS}, got complex128", {"sinks": 1j}),
     "sinks longdouble": (
         TypeError,
-        f"sinks: expected {FLOATS}, got {np.dtype(np.longdouble)}",
+        f"sinks: expected {FLOATS}, got {np.dtype(np.longdouble)}; write sinks.astype(np.float64)",
         {"sinks": np.longdouble(1)},
     ),
     "sinks text": (TypeError, f"sinks: expected {FLOATS}, got <U1", {"sinks": "x"}),
     "sinks heads": (ValueError, f"sinks: {HEADS}(3,)", {"sinks": ones(3)}),
     "sinks batch": (ValueError, f"sinks: {HEADS}(3, 4)", {"sinks": ones(3, 4)}),
+    "sinks batch, one axis": (
+        ValueError,
+        f"sinks: {HEADS}(2,); write sinks[:, None]",
+        {"sinks": ones(2)},
+    ),
     "sinks axes": (ValueError, f"sinks: {HEADS}(1, 2, 4)", {"sinks": ones(1, 2, 4)}),
     "alibi int": (
         TypeError,
-        f"alibi_slopes: expected {FLOATS}, got int64",
+        f"alibi_slopes: expected {FLOATS}, got int64; write alibi_slopes.astype(np.float32)",
         {"alibi_slopes": [1, 2, 3, 4]},
     ),
     "alibi object": (
@@ -442,7 +539,16 @@ OPTIONS = {
         {"alibi_slopes": [None]},
     ),
     "alibi heads": (ValueError, f"alibi_slopes: {HEADS}(5,)", {"alibi_slopes": ones(5)}),
-    "alibi axes": (ValueError, f"alibi_slopes: {HEADS}(4, 1, 1)", {"alibi_slopes": ones(4, 1, 1)}),
+    "alibi axes": (
+        ValueError,
+        f"alibi_slopes: {HEADS}(4, 1, 1); write alibi_slopes[..., 0, 0]",
+        {"alibi_slopes": ones(4, 1, 1)},
+    ),
+    "alibi axes of other heads": (
+        ValueError,
+        f"alibi_slopes: {HEADS}(5, 1, 1)",
+        {"alibi_slopes": ones(5, 1, 1)},
+    ),
     "window -1": (
         ValueError,
         "window: expected bounds of at least 0, or None for no bound, got (-1, None)",
@@ -475,7 +581,7 @@ OPTIONS = {
     ),
     "longdouble key": (
         TypeError,
-        f"key: expected {FLOATS}, got {np.dtype(np.longdouble)}",
+        f"key: expected {FLOATS}, got {np.dtype(np.longdouble)}; write key.astype(np.float64)",
         {"key": ones(7, 8, dtype=np.longdouble)},
     ),
     "string query": (TypeError, f"query: expected {FLOATS}, got <U3", {"query": [["abc"]]}),
@@ -638,7 +744,10 @@ def taken(function, rows):
 
 
 TABLE = [
-    *((function, OPERANDS | DTYPES | OPTIONS | SCALES | rngs(function)) for function in ATTENTION),
+    *(
+        (function, OPERANDS | PADDING | DTYPES | OPTIONS | SCALES | rngs(function))
+        for function in ATTENTION
+    ),
     *((function, LAYOUT) for function in ATTENTION),
     *((function, INVARIANT) for function in ATTENTION),
     (sdpa.scaled_dot_product_attention, OPERANDS | DTYPES | LAYOUT),

@@ -1,7 +1,7 @@
 """Refusals of KVCache and its methods."""
 
 import numpy as np
-from support.calls import FLOATS, KV_CACHE, ones
+from support.calls import FLOATS, KV_CACHE, TRUNCATED, ones
 from support.protocols import elsewhere
 
 import sdpa
@@ -43,7 +43,7 @@ APPEND = {
     ),
     "key dtype": (
         TypeError,
-        f"key: expected {FLOATS}, got int64",
+        f"key: expected {FLOATS}, got int64; write key.astype(np.float32)",
         {"key": np.ones((2, 4, 7, 8), np.int64)},
     ),
     "value": (
@@ -71,4 +71,36 @@ REORDER = {
     "negative": (ValueError, "index: expected integers from 0 to 1, got -1", {"index": [0, -1]}),
 }
 
-TABLE = [(sdpa.KVCache, CACHE), (KV_CACHE.append, APPEND), (KV_CACHE.reorder, REORDER)]
+TRUNCATE = {
+    **elsewhere("lengths"),
+    "dtype": (TypeError, "lengths: expected integers, got float64", {"lengths": 2.0}),
+    "flags": (TypeError, "lengths: expected integers, got bool", {"lengths": [True, False]}),
+    "shape": (
+        ValueError,
+        "lengths: expected one integer or (2,), got (1, 2)",
+        {"lengths": [[6, 5]]},
+    ),
+    "longer": (
+        ValueError,
+        "lengths: expected integers from 2 to 5 for sequence 1, got 6",
+        {"lengths": 6},
+    ),
+    "negative": (
+        ValueError,
+        "lengths: expected integers from 2 to 6 for sequence 0, got -1",
+        {"lengths": [-1, 4]},
+    ),
+    "window": (
+        ValueError,
+        "lengths: expected integers from 2 to 5 for sequence 1, got 1; its next query sees 2 "
+        "before it, and earlier ones are dropped: go on from a copy() made earlier",
+        {"lengths": [6, 1]},
+    ),
+}
+
+TABLE = [
+    (sdpa.KVCache, CACHE),
+    (KV_CACHE.append, APPEND),
+    (KV_CACHE.reorder, REORDER),
+    (TRUNCATED.truncate, TRUNCATE),
+]

@@ -23,7 +23,7 @@ BACKWARD = {
     ),
     "grad_out dtype": (
         TypeError,
-        "grad_out: expected float32, got float64",
+        "grad_out: expected float32, got float64; write grad_out.astype(query.dtype)",
         {"grad_out": ones(2, 4, 5, 3, dtype=float)},
     ),
     "out shape": (
@@ -33,7 +33,7 @@ BACKWARD = {
     ),
     "out dtype": (
         TypeError,
-        "out: expected float32, got int64",
+        "out: expected float32, got int64; write out.astype(query.dtype)",
         {"out": ones(2, 4, 5, 3, dtype=np.int64)},
     ),
     "lse shape": (
@@ -43,7 +43,7 @@ BACKWARD = {
     ),
     "lse dtype": (
         TypeError,
-        "lse: expected float32, got float64",
+        "lse: expected float32, got float64; write lse.astype(query.dtype)",
         {"lse": ones(2, 4, 5, dtype=float)},
     ),
     "grad_lse shape": (
@@ -53,7 +53,7 @@ BACKWARD = {
     ),
     "grad_lse dtype": (
         TypeError,
-        "grad_lse: expected float32, got float16",
+        "grad_lse: expected float32, got float16; write grad_lse.astype(query.dtype)",
         {"grad_lse": ones(2, 4, 5, dtype=np.float16)},
     ),
     "needs": (
@@ -103,7 +103,7 @@ DOUBLE = {
     ),
     "lse": (
         TypeError,
-        "lse: expected float32, got float64",
+        "lse: expected float32, got float64; write lse.astype(query.dtype)",
         {"lse": ones(2, 4, 5, dtype=float)},
     ),
     "grad_lse": (
@@ -148,7 +148,7 @@ MERGE = {
     ),
     "axes": (
         ValueError,
-        "outs[0]: expected at least two axes, (..., Lq, d_v), got (5,)",
+        "outs[0]: expected at least two axes, (..., Lq, d_v), got (5,); write outs[0][None]",
         {"outs": [ones(5)], "lses": [ones(5)]},
     ),
     "out dtype": (
@@ -158,7 +158,7 @@ MERGE = {
     ),
     "out dtypes": (
         TypeError,
-        "outs[1]: expected float32, got float64",
+        "outs[1]: expected float32, got float64; write outs[1].astype(outs[0].dtype)",
         {"outs": [ones(5, 3), ones(5, 3, dtype=float)], "lses": [ones(5), ones(5)]},
     ),
     "out shapes": (
@@ -168,7 +168,7 @@ MERGE = {
     ),
     "lse dtype": (
         TypeError,
-        "lses[0]: expected float32, got float64",
+        "lses[0]: expected float32, got float64; write lses[0].astype(np.float32)",
         {"outs": [ones(5, 3)], "lses": [ones(5, dtype=float)]},
     ),
     "lse shape": (
@@ -257,7 +257,8 @@ def tangents(prefix, suffix):
         )
         rows[f"{name} dtype"] = (
             TypeError,
-            f"{name}: expected {primal}'s dtype float32, got float64",
+            f"{name}: expected {primal}'s dtype float32, got float64; "
+            f"write {name}.astype({primal}.dtype)",
             {name: x.astype(float)},
         )
     for primal, x in {"attn_mask": ones(4, 1, 7), "sinks": ones(4)}.items():
@@ -274,7 +275,8 @@ def tangents(prefix, suffix):
         )
         rows[f"{name} dtype"] = (
             TypeError,
-            f"{name}: expected {primal}'s dtype float32, got float16",
+            f"{name}: expected {primal}'s dtype float32, got float16; "
+            f"write {name}.astype({primal}.dtype)",
             {primal: x, name: x.astype(np.float16)},
         )
     name = f"{prefix}attn_mask{suffix}"

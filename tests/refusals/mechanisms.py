@@ -1,14 +1,14 @@
 """Refusals of additive, cosine, bilinear and Shaw's attention."""
 
 import numpy as np
-from refusals.attention import DTYPES, MOST_SCALE, OPERANDS, OPTIONS, RANGE
+from refusals.attention import BATCH, DTYPES, MOST_SCALE, OPERANDS, OPTIONS, PADDING, RANGE
 from support.calls import ADDITIVE, BILINEAR, COSINE, F32, FLOATS, SHAW, ones
 from support.helpers import BFLOAT16
 from support.protocols import elsewhere
 
 import sdpa
 
-EVERY = OPERANDS | DTYPES | OPTIONS
+EVERY = OPERANDS | PADDING | DTYPES | OPTIONS
 WITHOUT_SCALE = {case: row for case, row in EVERY.items() if "scale" not in row[2]}
 # With another query, or last axis of key, the message is about the weight instead.
 WITHOUT_QUERY = {
@@ -16,6 +16,7 @@ WITHOUT_QUERY = {
     for case, row in EVERY.items()
     if "query" not in row[2] and case not in ("d_k", "string")
 }
+WITHOUT_WHERE = {case: row for case, row in EVERY.items() if "where" not in row[2]}
 # The operands of additive attention have no heads and one dtype.
 SCALARS = {"dropout_p", "is_causal", "rng", "scale", "softcap", "window", "workers"}
 WITHOUT_HEADS = {
@@ -27,6 +28,18 @@ WITHOUT_HEADS = {
 # case: (exception, message, changes to a valid call)
 ADDITIVE_ROWS = {
     **elsewhere("w_score"),
+    "padding mask": (
+        ValueError,
+        "attn_mask: expected a shape that broadcasts to (2, 5, 7), got (2, 7); "
+        "write attn_mask[:, None, :]",
+        {"attn_mask": ones(2, 7)},
+    ),
+    "lengths of three axes": (
+        ValueError,
+        "key_lengths: expected one integer, or a shape that broadcasts to the axes before heads, "
+        f"(), got (2,){BATCH}",
+        {"key_lengths": [7, 3]},
+    ),
     "Lk": (
         ValueError,
         "value: expected (..., 7, 3) to match key's rows 7, got (..., 6, 3)",
@@ -69,22 +82,22 @@ ADDITIVE_ROWS = {
     ),
     "dtype of keys": (
         TypeError,
-        "key: expected query's dtype float32, got float16",
+        "key: expected query's dtype float32, got float16; write key.astype(query.dtype)",
         {"key": ones(2, 7, 6, dtype=np.float16), "value": ones(2, 7, 3, dtype=np.float16)},
     ),
     "dtype of values": (
         TypeError,
-        "value: expected key's dtype float32, got bfloat16",
+        "value: expected key's dtype float32, got bfloat16; write value.astype(key.dtype)",
         {"value": ones(2, 7, 3).astype(BFLOAT16)},
     ),
     "dtype of weights": (
         TypeError,
-        "w_key: expected query's dtype float32, got float64",
+        "w_key: expected query's dtype float32, got float64; write w_key.astype(query.dtype)",
         {"w_key": ones(6, 4, dtype=np.float64)},
     ),
     "dtype of bias": (
         TypeError,
-        "bias: expected query's dtype float32, got bfloat16",
+        "bias: expected query's dtype float32, got bfloat16; write bias.astype(query.dtype)",
         {"bias": ones(4).astype(BFLOAT16)},
     ),
     "mask": (
@@ -141,17 +154,17 @@ BILINEAR_ROWS = {
     ),
     "weight axes": (
         ValueError,
-        "weight: expected at least two axes, (..., d_q, d_k), got (8,)",
+        "weight: expected at least two axes, (..., d_q, d_k), got (8,); write weight[None]",
         {"weight": ones(8)},
     ),
     "query axes": (
         ValueError,
-        "query: expected at least two axes, (..., Lq, d_q), got (6,)",
+        "query: expected at least two axes, (..., Lq, d_q), got (6,); write query[None]",
         {"query": ones(6)},
     ),
     "key of one axis": (
         ValueError,
-        "key: expected at least two axes, (..., Lk, d_k), got (8,)",
+        "key: expected at least two axes, (..., Lk, d_k), got (8,); write key[None]",
         {"key": ones(8)},
     ),
     "weight heads": (
@@ -161,12 +174,12 @@ BILINEAR_ROWS = {
     ),
     "weight dtype": (
         TypeError,
-        "weight: expected query's dtype float32, got float16",
+        "weight: expected query's dtype float32, got float16; write weight.astype(query.dtype)",
         {"weight": ones(6, 8, dtype=np.float16)},
     ),
     "integers": (
         TypeError,
-        f"query: expected {FLOATS}, got int64",
+        f"query: expected {FLOATS}, got int64; write query.astype(np.float32)",
         {"query": np.ones((2, 4, 5, 8), int), "weight": np.ones((8, 8), int)},
     ),
 }
@@ -195,7 +208,7 @@ SHAW_ROWS = {
     ),
     "rel_key of another dtype": (
         TypeError,
-        "rel_key: expected query's dtype float32, got float64",
+        "rel_key: expected query's dtype float32, got float64; write rel_key.astype(query.dtype)",
         {"rel_key": np.ones((9, 8))},
     ),
     "rel_value of another width": (
@@ -275,7 +288,11 @@ COMPOSED_BACKWARD = {
         "grad_out: expected (2, 4, 5, 3), got (2, 4, 5, 2)",
         {"grad_out": ones(2, 4, 5, 2)},
     ),
-    "lse": (TypeError, "lse: expected float32, got float64", {"lse": np.ones((2, 4, 5))}),
+    "lse": (
+        TypeError,
+        "lse: expected float32, got float64; write lse.astype(query.dtype)",
+        {"lse": np.ones((2, 4, 5))},
+    ),
     "needs mask": (
         ValueError,
         "needs: 'attn_mask' has a gradient only where it is given, got None",
@@ -306,7 +323,10 @@ TABLE = [
     *((function, WITHOUT_SCALE | COSINE_ROWS | unknown("scale", DIVIDES)) for function in COSINE),
     *((function, unknown("scope")) for function in COSINE),
     *((function, WITHOUT_QUERY | BILINEAR_ROWS) for function in BILINEAR),
-    *((function, EVERY | SHAW_ROWS | unknown("temperature", MULTIPLIES)) for function in SHAW),
+    *(
+        (function, WITHOUT_WHERE | SHAW_ROWS | unknown("temperature", MULTIPLIES))
+        for function in SHAW
+    ),
     (sdpa.additive_attention_backward, ADDITIVE_BACKWARD),
     (sdpa.shaw_attention_backward, SHAW_BACKWARD),
     *((function, misspelt(*names)) for function, names in MISSPELT.items()),

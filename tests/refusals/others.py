@@ -1,7 +1,7 @@
 """Refusals of rotary embedding, ALiBi, T5's bias, the layer, and two settings of the process."""
 
 import numpy as np
-from support.calls import FLOATS, LAYER, ones
+from support.calls import FLOATS, LAYER, ROTATED_LAYER, ones
 from support.protocols import elsewhere
 
 import sdpa
@@ -15,10 +15,14 @@ def rotary(x):
     return {
         **elsewhere(x),
         **elsewhere("positions"),
-        f"{x} dtype": (TypeError, f"{x}: expected {FLOATS}, got int64", {x: X.astype(int)}),
+        f"{x} dtype": (
+            TypeError,
+            f"{x}: expected {FLOATS}, got int64; write {x}.astype(np.float32)",
+            {x: X.astype(int)},
+        ),
         f"{x} axes": (
             ValueError,
-            f"{x}: expected at least two axes, (..., L, d), got (8,)",
+            f"{x}: expected at least two axes, (..., L, d), got (8,); write {x}[None]",
             {x: X[0, 0], "positions": [0]},
         ),
         "odd last axis": (
@@ -45,6 +49,12 @@ def rotary(x):
             ValueError,
             "positions: expected a shape that broadcasts to (2, 5), got (3, 1, 5)",
             {"positions": np.ones((3, 1, 5))},
+        ),
+        "positions of a batch": (
+            ValueError,
+            "positions: expected a shape that broadcasts to (2, 3, 5), got (2, 5); "
+            "write positions[:, None, :]",
+            {x: np.ones((2, 3, 5, 8)), "positions": np.ones((2, 5))},
         ),
         "positions bool": (
             TypeError,
@@ -76,7 +86,7 @@ T5 = {
     **elsewhere("table"),
     "table dtype": (
         TypeError,
-        f"table: expected {FLOATS}, got int64",
+        f"table: expected {FLOATS}, got int64; write table.astype(np.float32)",
         {"table": BUCKETS.astype(int)},
     ),
     "table axes": (
@@ -154,7 +164,7 @@ T5_BACKWARD = {
     ),
     "grad_bias dtype": (
         TypeError,
-        f"grad_bias: expected {FLOATS}, got int64",
+        f"grad_bias: expected {FLOATS}, got int64; write grad_bias.astype(np.float32)",
         {"grad_bias": np.ones((1, 3, 4), int)},
     ),
     "grad_bias axes": (
@@ -202,7 +212,7 @@ T5_ATTENTION = {
     ),
     "key axes": (
         ValueError,
-        "key: expected at least two axes, (..., Lk, d_k), got (8,)",
+        "key: expected at least two axes, (..., Lk, d_k), got (8,); write key[None]",
         {"key": ones(8)},
     ),
 }
@@ -273,7 +283,54 @@ LAYERS = {
         "dtype: expected float16, bfloat16, float32 or float64, got 'wide'",
         {"dtype": "wide"},
     ),
+    "folded norm": (
+        ValueError,
+        "fold_scale: expected False with qk_norm=True, which divides it out again, got True",
+        {"qk_norm": True, "fold_scale": True},
+    ),
+    "odd rotation": (
+        ValueError,
+        "rotary_dim: expected an even number from 0 to d_k=3, got 3",
+        {"rotary": True, "d_k": 3},
+    ),
+    "wide rotation": (
+        ValueError,
+        "rotary_dim: expected an even number from 0 to d_k=2, got 4",
+        {"rotary": True, "rotary_dim": 4},
+    ),
+    "rotary_dim": (TypeError, "rotary_dim: expected an integer, got 2.0", {"rotary_dim": 2.0}),
+    "rotary_dim alone": (
+        ValueError,
+        "rotary_dim: expected None without rotary=True, got 2",
+        {"rotary_dim": 2},
+    ),
+    "rotary_base": (
+        ValueError,
+        "rotary_base: expected a number above 0, got 0",
+        {"rotary": True, "rotary_base": 0},
+    ),
+    "rotary_base alone": (
+        ValueError,
+        "rotary_base: expected 10000.0 without rotary=True, got 500000.0",
+        {"rotary_base": 500000},
+    ),
+    "pairs alone": (
+        ValueError,
+        "rotary_interleaved: expected False without rotary=True, got True",
+        {"rotary_interleaved": True},
+    ),
+    "norm_eps": (
+        ValueError,
+        "norm_eps: expected a number above 0, got 0.0",
+        {"qk_norm": True, "norm_eps": 0.0},
+    ),
+    "norm_eps alone": (
+        ValueError,
+        "norm_eps: expected 1e-06 without qk_norm=True, got 0.1",
+        {"norm_eps": 0.1},
+    ),
     "flag": (TypeError, "tied_kv: expected True or False, got 'no'", {"tied_kv": "no"}),
+    "bias": (TypeError, "bias: expected True or False, got 1", {"bias": 1}),
     "rng": (
         TypeError,
         "rng: expected an int of at least 0, a numpy.random.Generator or None, got 1.5",
@@ -288,11 +345,15 @@ LAYERS = {
 FORWARD = {
     **elsewhere("x"),
     **elsewhere("context"),
-    "x axes": (ValueError, "x: expected at least two axes, (..., L, 8), got (8,)", {"x": ones(8)}),
+    "x axes": (
+        ValueError,
+        "x: expected at least two axes, (..., L, 8), got (8,); write x[None]",
+        {"x": ones(8)},
+    ),
     "x": (ValueError, "x: expected (..., L, 8), got (2, 5, 6)", {"x": ones(2, 5, 6)}),
     "x dtype": (
         TypeError,
-        "x: expected the layer's dtype float32, got float64",
+        "x: expected the layer's dtype float32, got float64; write x.astype(layer.dtype)",
         {"x": np.ones((5, 8))},
     ),
     "context": (
@@ -306,6 +367,11 @@ FORWARD = {
         {"context": ones(3, 7, 6)},
     ),
     "no context": (ValueError, "x: expected (..., L, 6), got (2, 5, 8)", {"context": None}),
+    "no rotation": (
+        ValueError,
+        "positions: expected None without rotary=True, got an array of shape (5,)",
+        {"positions": np.arange(5)},
+    ),
     "attn_mask": (
         ValueError,
         "attn_mask: expected a shape that broadcasts to (2, 2, 5, 7), got (5, 5)",
@@ -338,11 +404,47 @@ FORWARD = {
         {"parameters": dict.fromkeys(("w_key", "w_out", "w_query", "w_value"), ones(8, 8))},
     ),
 }
+ROTATED = {
+    **elsewhere("positions"),
+    **elsewhere("context_positions"),
+    "positions": (
+        ValueError,
+        "positions: expected a shape that broadcasts to (2, 5), got (7,)",
+        {"positions": np.arange(7)},
+    ),
+    "positions dtype": (
+        TypeError,
+        "positions: expected integers or floating point, got bool",
+        {"positions": np.ones(5, bool)},
+    ),
+    "context_positions": (
+        ValueError,
+        "context_positions: expected a shape that broadcasts to (2, 7), got (5,)",
+        {"context_positions": np.arange(5)},
+    ),
+    "no context": (
+        ValueError,
+        "context_positions: expected None without context, got an array of shape (5,)",
+        {"context": None, "context_positions": np.arange(5)},
+    ),
+    "parameters": (
+        ValueError,
+        "parameters: expected ['b_key', 'b_out', 'b_query', 'b_value', 'g_key', 'g_query', "
+        "'scale', 'w_key', 'w_out', 'w_query', 'w_value'], got ['w_query']",
+        {"parameters": {"w_query": ones(8, 8)}},
+    ),
+    "learned scale": (
+        ValueError,
+        "scale: expected magnitudes up to 2.3586574916681825e+38, the range of float32 arithmetic, "
+        "got nan",
+        {"parameters": ROTATED_LAYER.parameters | {"scale": np.full(2, np.nan, np.float32)}},
+    ),
+}
 BACKWARD = {
     "grad_out": (ValueError, "grad_out: expected (2, 5, 8), got (5, 8)", {"grad_out": ones(5, 8)}),
     "grad_out dtype": (
         TypeError,
-        "grad_out: expected float32, got float64",
+        "grad_out: expected float32, got float64; write grad_out.astype(x.dtype)",
         {"grad_out": np.ones((2, 5, 8))},
     ),
     "saved": (
@@ -381,6 +483,7 @@ TABLE = [
     (bias.t5_attention_backward, T5_ATTENTION),
     (sdpa.MultiHeadAttention, LAYERS),
     (LAYER.forward, FORWARD),
+    (ROTATED_LAYER.attention_weights, ROTATED),
     (LAYER.backward, BACKWARD),
     (LAYER.learning_rate_factors, RATES),
     (sdpa.set_num_threads, THREADS),

@@ -39,8 +39,13 @@ PACKED = {
     ),
     "packed key axes": (
         ValueError,
-        "key: expected (total_k, heads, d_k) with cu_seqlens_k, got (7, 8)",
+        "key: expected (total_k, heads, d_k) with cu_seqlens_k, got (7, 8); write key[:, None]",
         packed(key=ones(7, 8)),
+    ),
+    "packed query of a batch": (
+        ValueError,
+        "query: expected (total_q, heads, d_k) with cu_seqlens_q, got (1, 5, 4, 8); write query[0]",
+        packed(query=ones(1, 5, 4, 8)),
     ),
     "packed value axes": (
         ValueError,
@@ -97,6 +102,11 @@ PACKED = {
         "cu_seqlens_q: expected shape (sequences + 1,), got (0,)",
         packed(cu_seqlens_q=np.zeros(0, int)),
     ),
+    "cu_seqlens empty list": (
+        ValueError,
+        "cu_seqlens_q: expected shape (sequences + 1,), got (0,)",
+        packed(cu_seqlens_q=[]),
+    ),
     "cu_seqlens first": (
         ValueError,
         "cu_seqlens_q: expected 0 as its first element, got 1",
@@ -107,14 +117,9 @@ PACKED = {
         "cu_seqlens_k: expected elements that do not decrease, got 4 after 5",
         packed(cu_seqlens_k=[0, 5, 4, 7]),
     ),
-    "cu_seqlens last": (
-        ValueError,
-        "cu_seqlens_q: expected query's number of rows, 5, as its last element, got 4",
-        packed(cu_seqlens_q=[0, 2, 4]),
-    ),
     "cu_seqlens beyond": (
         ValueError,
-        "cu_seqlens_k: expected key's number of rows, 7, as its last element, got 8",
+        "cu_seqlens_k: expected at most key's number of rows, 7, as its last element, got 8",
         packed(cu_seqlens_k=[0, 4, 8]),
     ),
     "cu_seqlens of other sequences": (

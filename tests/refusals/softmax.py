@@ -98,12 +98,12 @@ TEMPERATURE |= {
     for value in ("1", None, [1.0, 2.0], 1j)
 }
 WHERE = {
-    f"where {name}": (TypeError, f"where: expected bool, got {dtype}", {"where": where})
-    for name, dtype, where in (
-        ("integers", "int64", np.ones((3, 4), int)),
-        ("floats", "float32", ones(3, 4)),
-        ("1", "int64", 1),
-        ("list", "int64", [0, 1, 0, 1]),
+    f"where {name}": (TypeError, f"where: expected bool, got {found}", {"where": where})
+    for name, found, where in (
+        ("integers", "int64; write where != 0", np.ones((3, 4), int)),
+        ("floats", "float32; write where != 0", ones(3, 4)),
+        ("1", "int64; write where != 0", 1),
+        ("list", "int64; write where != 0", [0, 1, 0, 1]),
         ("text", "<U3", "yes"),
     )
 }
@@ -113,8 +113,19 @@ WHERE |= {
         f"where: expected a shape that broadcasts to (3, 4) of x, got {shape}",
         {"where": np.ones(shape, bool)},
     )
-    for shape in ((3,), (4, 3), (2, 4), (1, 3, 4), (0,), (5, 3, 4))
+    for shape in ((4, 3), (2, 4), (1, 3, 4), (0,), (5, 3, 4))
 }
+WHERE["where of rows"] = (
+    ValueError,
+    "where: expected a shape that broadcasts to (3, 4) of x, got (3,); write where[:, None]",
+    {"where": np.ones(3, bool)},
+)
+WHERE["where of keys"] = (
+    ValueError,
+    "where: expected a shape that broadcasts to (2, 3, 5, 7) of x, got (2, 7); "
+    "write where[:, None, None, :]",
+    {"x": ones(2, 3, 5, 7), "where": np.ones((2, 7), bool)},
+)
 WHERE |= elsewhere("where")
 WHERE["where of a column"] = (
     ValueError,
@@ -184,7 +195,8 @@ def grad(weights):
     refused |= {
         f"grad {dtype}": (
             TypeError,
-            f"grad: expected dtype float32 of {weights}, got {read_as}",
+            f"grad: expected dtype float32 of {weights}, got {read_as}; "
+            f"write grad.astype({weights}.dtype)",
             {"grad": np.zeros((3, 4), dtype)},
         )
         for dtype, read_as in (
@@ -215,7 +227,8 @@ def per_row(name):
     refused |= {
         f"{name} {dtype}": (
             TypeError,
-            f"{name}: expected dtype float32 of x or float32, got {dtype}",
+            f"{name}: expected dtype float32 of x or float32, got {dtype}; "
+            f"write {name}.astype(x.dtype)",
             {name: np.zeros(3, dtype)},
         )
         for dtype in map(np.dtype, (np.float64, np.float16))
@@ -228,10 +241,67 @@ def per_row(name):
     return refused
 
 
+def weighted(given):
+    """The rows for b, for a function that takes `given` beside it."""
+    return {
+        f"b {name}": (exception, f"b: {text}", given | {"b": b})
+        for name, exception, text, b in (
+            ("complex", TypeError, f"expected {FLOATS}, got complex128", np.zeros(4, complex)),
+            ("longdouble", TypeError, f"expected {FLOATS}, got float128", np.ones(4, "g")),
+            ("no array", TypeError, f"expected {FLOATS}, got object", OBJECT),
+            ("shape", ValueError, "expected a shape that broadcasts with (3, 4) of x, got (3,)",
+             ones(3)),
+        )
+    } | {
+        "b half": (
+            TypeError,
+            "b: expected a dtype that has a common one with float16 of x, got bfloat16",
+            given | {"x": np.ones((3, 4), np.float16), "b": np.ones(4, BFLOAT16)},
+        ),
+        "x beside b": (TypeError, f"x: expected {FLOATS}, got complex128",
+                       given | {"x": np.zeros((3, 4), complex), "b": 1.0}),
+        "axis beside b": (ValueError, "axis: expected -2 to 1 for x of shape (3, 4), got 2",
+                          given | {"b": 1.0, "axis": 2}),
+    }  # fmt: skip
+
+
+RETURN_SIGN = {
+    f"return_sign {value!r}": (
+        TypeError,
+        f"return_sign: expected True or False, got {value!r}",
+        {"return_sign": value},
+    )
+    for value in (1, None, "yes")
+}
+WEIGHTED_OUT = {
+    "out beside b": (ValueError, "out: expected shape (3,), got (4,)", {"b": 1.0, "out": ones(4)}),
+    "where beside b": (
+        TypeError,
+        "where: expected bool, got int64; write where != 0",
+        {"b": 1.0, "where": np.ones((3, 4), int)},
+    ),
+}
+SIGN = {
+    "sign complex": (
+        TypeError,
+        f"sign: expected {FLOATS}, got complex128",
+        {"b": ones(4), "sign": np.zeros(3, complex)},
+    ),
+    "sign shape": (
+        ValueError,
+        "sign: expected shape (3,) or (3, 1), one value per row of x, got (4,)",
+        {"b": ones(4), "sign": ones(4)},
+    ),
+    "grad beside b": (
+        ValueError,
+        "grad: expected shape (3,) or (3, 1), one value per row of x, got (4,)",
+        {"b": ones(4), "grad": ones(4)},
+    ),
+}
 HALF = {
     "grad of half": (
         TypeError,
-        "grad: expected dtype float16 of x or float32, got float64",
+        "grad: expected dtype float16 of x or float32, got float64; write grad.astype(x.dtype)",
         {"x": np.ones((3, 4), np.float16), "grad": np.zeros(3)},
     )
 }
@@ -292,6 +362,8 @@ TABLE += [
     (sdpa.softmax, out(3, 4) | INTEGER_OUT | unknown("keepdims")),
     (sdpa.log_softmax, out(3, 4) | INTEGER_OUT),
     (sdpa.logsumexp, out(3) | KEEPDIMS | unknown("temperature")),
+    (sdpa.logsumexp, weighted({}) | RETURN_SIGN | WEIGHTED_OUT),
     (sdpa.logsumexp_backward, per_row("grad") | per_row("lse") | HALF),
+    (sdpa.logsumexp_backward, weighted({}) | SIGN),
     (sdpa.softmax_jacobian, MANY_AXES | unknown("where")),
 ]

@@ -25,7 +25,6 @@ CALLABLES = CALLS | {
     blocks.attend: lambda: with_keys(operands()),
     blocks.attend_backward: lambda: with_keys(backward_operands()),
     LAYER.__call__: layer_operands,
-    LAYER.attention_weights: layer_operands,
 }
 
 # What no argument of the kind takes.

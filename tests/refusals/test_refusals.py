@@ -46,7 +46,7 @@ def collected():
 
 TABLE = collected()
 CASES = [
-    pytest.param(function, *row, id=f"{function.__name__}-{case}")
+    pytest.param(function, *row, id=f"{function.__qualname__}-{case}")
     for function, rows in TABLE.items()
     for case, row in rows.items()
 ]
@@ -67,7 +67,7 @@ class Computed(Exception):
     """Raised where a computation starts."""
 
 
-COMPUTING = ("_Unit", "forward", "rounded", "widen", "widened_options")
+COMPUTING = ("_Unit", "forward", "project", "rounded", "widen", "widened_options")
 
 
 @contextlib.contextmanager
@@ -82,7 +82,6 @@ def nothing_computed():
             for name in COMPUTING:
                 if hasattr(module, name):
                     patch.setattr(module, name, reached)
-        patch.setattr(sdpa.MultiHeadAttention, "_project", reached)
         for name in ("attention_forward", "attention_backward"):
             patch.setattr(_core, name, reached)
         _core._alloc_fail_after(0)
@@ -162,7 +161,7 @@ def frozen():
     gc.freeze()
 
 
-@pytest.mark.parametrize("function", TABLE, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", TABLE, ids=lambda f: f.__qualname__)
 @pytest.mark.usefixtures("frozen")
 def test_references(function):
     """Neither a valid nor a refused call keeps a reference to an argument."""

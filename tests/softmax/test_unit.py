@@ -504,10 +504,12 @@ def test_neither_threads_nor_layout_change_a_bit_of_long_rows(rng, dtype, n_rows
 SIGNATURES = {
     "softmax": "(x, axis=-1, *, temperature=1.0, where=None, out=None)",
     "log_softmax": "(x, axis=-1, *, temperature=1.0, where=None, out=None)",
-    "logsumexp": "(x, axis=-1, *, where=None, keepdims=False, out=None)",
+    "logsumexp": (
+        "(x, axis=-1, *, b=None, return_sign=False, where=None, keepdims=False, out=None)"
+    ),
     "softmax_backward": "(grad, weights, axis=-1, *, temperature=1.0)",
     "log_softmax_backward": "(grad, log_weights, axis=-1, *, temperature=1.0)",
-    "logsumexp_backward": "(grad, x, lse, axis=-1)",
+    "logsumexp_backward": "(grad, x, lse, axis=-1, *, b=None, sign=None)",
     "softmax_jacobian": "(weights, axis=-1, *, temperature=1.0)",
 }
 

@@ -144,6 +144,16 @@ BIAS = {
 LAYER = sdpa.MultiHeadAttention(8, 2, d_context=6, rng=0)
 
 
+ROTATED_LAYER = sdpa.MultiHeadAttention(
+    8, 2, bias=True, qk_norm=True, rotary=True, scale="learned", rng=0
+)
+
+
+def rotated_operands():
+    at = {"positions": np.arange(5), "context_positions": np.arange(7)}
+    return {"x": ones(2, 5, 8), "context": ones(2, 7, 8)} | at
+
+
 def layer_operands():
     return {"x": ones(2, 5, 8), "context": ones(2, 7, 6)}
 
@@ -151,6 +161,7 @@ def layer_operands():
 MULTI_HEAD = {
     sdpa.MultiHeadAttention: lambda: {"d_model": 8, "heads": 4},
     LAYER.forward: layer_operands,
+    ROTATED_LAYER.attention_weights: rotated_operands,
     LAYER.backward: lambda: {
         "grad_out": ones(2, 5, 8),
         "saved": LAYER.forward(**layer_operands()).saved,
@@ -160,10 +171,15 @@ MULTI_HEAD = {
 
 # A window, so that it never ends. Its methods are keys of the tables as well.
 KV_CACHE = sdpa.KVCache(2, 4, 8, 3, capacity=9, window=(2, 0))
+# One that has dropped positions; a valid call changes nothing.
+TRUNCATED = sdpa.KVCache(2, 4, 8, 3, capacity=9, window=(2, 0))
+TRUNCATED.append(ones(2, 4, 8, 8), ones(2, 4, 8, 3))
+TRUNCATED.append(ones(2, 4, 4, 8), ones(2, 4, 4, 3), lengths=[4, 3])
 CACHE = {
     sdpa.KVCache: lambda: {"batch": 2, "heads": 4, "d_k": 8, "capacity": 9},
     KV_CACHE.append: lambda: {"key": ones(2, 4, 7, 8), "value": ones(2, 4, 7, 3)},
     KV_CACHE.reorder: lambda: {"index": np.array([1, 0])},
+    TRUNCATED.truncate: lambda: {"lengths": np.array([6, 5])},
 }
 
 # -------------------------------------------------------------------------------------- all others

@@ -10,7 +10,7 @@ class _Runner(doctest.DocTestRunner):
     def report_unexpected_exception(self, out, test, example, exc_info):
         error = exc_info[1]
         if isinstance(error, ModuleNotFoundError) and not error.name.startswith("sdpa"):
-            pytest.skip(f"needs {error.name}: pip install 'sdpa[peers,lab,dask,model]'")
+            pytest.skip(f"needs {error.name}: pip install '.[peers,lab,dask,model]'")
         if type(error) is ImportError and error.name is None:  # of sdpa: it says what to install
             pytest.skip(str(error))
         super().report_unexpected_exception(out, test, example, exc_info)

@@ -55,7 +55,14 @@ CASES["packed"] = {
     "scale": (HEADS,),
     "softcap": 1.5,
 }
+CASES["packed, padded"] = CASES["packed"] | {
+    "cu_seqlens_q": np.array([0, 1, 1, 2]),
+    "cu_seqlens_k": np.array([0, 2, 3, 4]),
+    "key_lengths": np.array([1, 1, 1]),
+}
 CASES["packed, dropout"] = CASES["packed"] | {"dropout_p": 0.3, "rng": 3}
+# lse of a row without keys, as of one behind the last sequence, has no finite difference.
+WITH_FINITE_LSE = [name for name in CASES if name not in ("row without keys", "packed, padded")]
 
 
 def problem(rng, name, dtype=np.float64):

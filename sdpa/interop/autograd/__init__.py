@@ -17,16 +17,15 @@ incoming gradient.
 
 Where a derivative comes from
 -----------------------------
-=================== ================================================================================
-Order               Function
-=================== ================================================================================
-reverse             `attention_backward`
-forward             `attention_jvp`
-reverse of reverse  `attention_double_backward`
-reverse of forward  the same, since the Hessian of <g, out> is symmetric
-forward of reverse  the same
-all others          autograd itself, through a formula composed of its operations
-=================== ================================================================================
+========================================================== =========================================
+reverse                                                    `attention_backward`
+forward                                                    `attention_jvp`
+reverse of reverse, reverse of forward, forward of reverse `attention_double_backward`, for all
+                                                           three, as the Hessian of <g, out> is
+                                                           symmetric
+all others                                                 autograd itself, through a formula
+                                                           composed of its operations
+========================================================== =========================================
 
 The derivatives in the last line (forward over forward, third derivatives, tangents of lse) hold the
 (Lq, Lk) matrix, and a NaN or Inf in a masked key or value reaches their result.
@@ -41,9 +40,7 @@ from __future__ import annotations
 try:
     import autograd  # noqa: F401
 except ImportError as _error:
-    raise ImportError(
-        "sdpa.interop.autograd needs autograd: pip install 'sdpa[autograd]'"
-    ) from _error
+    raise ImportError("sdpa.interop.autograd needs autograd: pip install autograd") from _error
 
 from sdpa.interop.autograd._attention import attention, attention_forward
 from sdpa.interop.autograd._layers import multi_head_attention

@@ -24,7 +24,7 @@ from sdpa._table import (
     options_of,
     signature,
 )
-from sdpa.interop.autograd._modes import Call, Function, jvp_of, plain, refuse_out, vjp_of
+from sdpa.interop.autograd._modes import Function, TracedCall, jvp_of, plain, refuse_out, vjp_of
 from sdpa.interop.autograd._softmax import logsumexp, softmax
 from sdpa.mechanisms._scores import changed_scores
 
@@ -100,10 +100,10 @@ def _call(function: Function, operands: Any, args: Any, options: Any) -> tuple[A
     refuse_out(options)
     options = given(function, args, options)
     extra = [options.pop(name, None) for name in DIFFERENTIABLE_OPTIONS]
-    return Call(options), *operands, *extra
+    return TracedCall(options), *operands, *extra
 
 
-def _split(call: Call, operands: Any) -> tuple[Any, dict[str, Any]]:
+def _split(call: TracedCall, operands: Any) -> tuple[Any, dict[str, Any]]:
     """(query, key, value), and all options that are given."""
     n = len(OPERANDS)
     extra = dict(zip(DIFFERENTIABLE_OPTIONS, operands[n:], strict=True))
@@ -118,19 +118,19 @@ def _tangents(pattern: str, names: Any, tangents: Any) -> tuple[list[Any], dict[
     }
 
 
-def _run(call: Call, *operands: Any) -> None:
+def _run(call: TracedCall, *operands: Any) -> None:
     arrays, keywords = _split(call, operands)
     call.out, call.lse = sdpa.attention_forward(*arrays, **keywords)
 
 
 @primitive
-def _attention(call: Call, *operands: Any) -> Any:
+def _attention(call: TracedCall, *operands: Any) -> Any:
     _run(call, *operands)
     return call.out
 
 
 @primitive
-def _attention_forward(call: Call, *operands: Any) -> Any:
+def _attention_forward(call: TracedCall, *operands: Any) -> Any:
     _run(call, *operands)
     return call.out, call.lse
 
@@ -138,7 +138,7 @@ def _attention_forward(call: Call, *operands: Any) -> Any:
 @primitive
 @_warnings.silenced()  # the forward has warned
 def _backward(
-    call: Call, needs: tuple[str, ...], grad_out: Any, grad_lse: Any, *operands: Any
+    call: TracedCall, needs: tuple[str, ...], grad_out: Any, grad_lse: Any, *operands: Any
 ) -> Any:
     """A tuple: gradients of <grad_out, out> + <grad_lse, lse> for the operands in `needs`."""
     arrays, keywords = _split(call, operands)
@@ -153,7 +153,7 @@ def _backward(
 
 @primitive
 @_warnings.silenced()  # the forward has warned
-def _jvp(call: Call, names: tuple[str, ...], tangents: Any, *operands: Any) -> Any:
+def _jvp(call: TracedCall, names: tuple[str, ...], tangents: Any, *operands: Any) -> Any:
     """Tangent of out along the tangents of the operands called `names`."""
     arrays, keywords = _split(call, operands)
     moved, moved_extra = _tangents("{}_t", names, tangents)
@@ -163,7 +163,7 @@ def _jvp(call: Call, names: tuple[str, ...], tangents: Any, *operands: Any) -> A
 @primitive
 @_warnings.silenced()  # the forward has warned
 def _double_backward(
-    call: Call,
+    call: TracedCall,
     needs: tuple[str, ...],
     names: tuple[str, ...],
     tangents: Any,
@@ -210,7 +210,7 @@ def _attention_forward_jvp(argnums: Any, tangents: Any, ans: Any, args: Any, kwa
     return traced_tuple((out_t, lse_t))
 
 
-def _lse_jvp(call: Call, names: Sequence[str], tangents: Any, operands: Sequence[Any]) -> Any:
+def _lse_jvp(call: TracedCall, names: Sequence[str], tangents: Any, operands: Sequence[Any]) -> Any:
     moved = [
         (DIFFERENTIABLE.index(n), t) for n, t in zip(names, tangents, strict=True) if n != "value"
     ]
@@ -266,7 +266,7 @@ def _jvp_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
     return vjp
 
 
-def _composed(call: Call, *operands: Any) -> Any:
+def _composed(call: TracedCall, *operands: Any) -> Any:
     """(out, lse) by autograd's own operations, on the (Lq, Lk) matrix."""
     if call.options.get("cu_seqlens_q") is not None and "sequence" not in call.options:
         return _composed_packed(call, *operands)
@@ -279,7 +279,7 @@ def _composed(call: Call, *operands: Any) -> Any:
     return traced_tuple((anp.matmul(weights, value), lse))
 
 
-def scale_of(call: Call, default: float, x: Any = None) -> Any:
+def scale_of(call: TracedCall, default: float, x: Any = None) -> Any:
     """The factor of the scores, for (..., heads, Lq, Lk)."""
     x = call.options.get("scale") if x is None else x
     if x is None:
@@ -287,27 +287,32 @@ def scale_of(call: Call, default: float, x: Any = None) -> Any:
     return x[..., None, None] if anp.ndim(x) else x
 
 
-def _composed_packed(call: Call, *operands: Any) -> Any:
+def _composed_packed(call: TracedCall, *operands: Any) -> Any:
     """`_composed` sequence by sequence; operands are (total, heads, d), lse (heads, total)."""
     query, key, value, *extra = operands
     cu_seqlens = (np.asarray(call.options[f"cu_seqlens_{x}"]) for x in "qk")
     outs, lses = [], []
     for s, (i, j) in enumerate(_arguments.sequences(*cu_seqlens)):
         own = (anp.swapaxes(x, 0, 1) for x in (query[i], key[j], value[j]))
-        out, lse = _composed(Call(call.options | {"sequence": s}), *own, *extra)
+        out, lse = _composed(TracedCall(call.options | {"sequence": s}), *own, *extra)
         outs.append(anp.swapaxes(out, 0, 1))
         lses.append(lse)
+    n = anp.shape(query)[0] - sum(anp.shape(x)[-1] for x in lses)
+    if n and outs:  # rows of padding
+        shape, dtype = anp.shape(outs[0])[1:], anp.result_type(lses[0])
+        outs.append(np.zeros((n, *shape), anp.result_type(outs[0])))
+        lses.append(np.full((shape[0], n), -np.inf, dtype))
     return traced_tuple((anp.concatenate(outs), anp.concatenate(lses, axis=-1)))
 
 
-def of_query_heads(call: Call, x: Any, query: Any) -> Any:
+def of_query_heads(call: TracedCall, x: Any, query: Any) -> Any:
     """x with each head repeated for the query heads that share it."""
     if x is None or anp.ndim(x) < 3 or not call.options.get("enable_gqa"):
         return x
     return repeat_heads(x, anp.shape(query)[-3], anp.repeat)
 
 
-def composed_softmax(call: Call, s: Any, extra: Mapping[str, Any]) -> Any:
+def composed_softmax(call: TracedCall, s: Any, extra: Mapping[str, Any]) -> Any:
     """(weights, lse) of the scores s (..., heads, Lq, Lk), by autograd's own operations.
 
     `extra` has the differentiable options, and may have more.
@@ -349,21 +354,23 @@ def composed_softmax(call: Call, s: Any, extra: Mapping[str, Any]) -> Any:
     return weights * factors if dropout_p else weights, logsumexp(s, where=seen)
 
 
-def _composed_out(call: Call, *operands: Any) -> Any:
+def _composed_out(call: TracedCall, *operands: Any) -> Any:
     return _composed(call, *operands)[0]
 
 
-def _composed_lse(call: Call, *operands: Any) -> Any:
+def _composed_lse(call: TracedCall, *operands: Any) -> Any:
     return _composed(call, *operands)[1]
 
 
-def _composed_jvp(call: Call, names: Any, tangents: Any, *operands: Any) -> Any:
+def _composed_jvp(call: TracedCall, names: Any, tangents: Any, *operands: Any) -> Any:
     positions = [DIFFERENTIABLE.index(name) for name in names]
     moved = traced_tuple(tangents[i] for i in range(len(names)))
     return make_jvp(partial(_composed_out, call), positions)(*operands)(moved)[1]
 
 
-def _composed_backward(call: Call, needs: Any, grad_out: Any, grad_lse: Any, *operands: Any) -> Any:
+def _composed_backward(
+    call: TracedCall, needs: Any, grad_out: Any, grad_lse: Any, *operands: Any
+) -> Any:
     positions = [DIFFERENTIABLE.index(name) for name in needs]
     grad_lse = np.zeros_like(call.lse) if grad_lse is None else grad_lse
     return make_vjp(partial(_composed, call), positions)(*operands)[0](
@@ -371,7 +378,9 @@ def _composed_backward(call: Call, needs: Any, grad_out: Any, grad_lse: Any, *op
     )
 
 
-def _composed_double_backward(call: Call, needs: Any, names: Any, tangents: Any, *rest: Any) -> Any:
+def _composed_double_backward(
+    call: TracedCall, needs: Any, names: Any, tangents: Any, *rest: Any
+) -> Any:
     positions = [0 if name == "grad_out" else 2 + DIFFERENTIABLE.index(name) for name in needs]
     return make_vjp(partial(_composed_backward, call, names), positions)(*rest)[0](tangents)
 

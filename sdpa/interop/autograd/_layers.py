@@ -1,4 +1,4 @@
-"""`sdpa.MultiHeadAttention` for autograd: composed of matrix products and `attention`."""
+"""`sdpa.MultiHeadAttention` for autograd: composed of products, norm, rotation, `attention`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import autograd.numpy as anp
+import numpy as np
 
 import sdpa
 from sdpa.interop.autograd._attention import attention
+from sdpa.interop.autograd._scores import rotary_embedding
+from sdpa.mechanisms._multi_head_arguments import positions_of
 
 __all__ = ["multi_head_attention"]
 
@@ -18,6 +21,9 @@ def multi_head_attention(
     parameters: Mapping[str, Any],
     x: Any,
     context: Any = None,
+    *,
+    positions: Any = None,
+    context_positions: Any = None,
     **options: Any,
 ) -> Any:
     """The layer with other parameters, differentiable in these and in its arrays.
@@ -31,6 +37,8 @@ def multi_head_attention(
     x, context
         As in `sdpa.MultiHeadAttention.forward`. float32 or float64: 16-bit arrays would be rounded
         after each product.
+    positions, context_positions : optional
+        As in `sdpa.MultiHeadAttention.forward`; they have no derivative.
     **options
         As in `sdpa.MultiHeadAttention.forward`, differentiable where those of `attention` are.
 
@@ -57,21 +65,41 @@ def multi_head_attention(
     ...     layer.parameters[name] -= 0.1 * gradient[name]
     """
     source = x if context is None else context
-    query = _heads(x, parameters["w_query"], layer.heads)
-    key = _heads(source, parameters["w_key"], layer.kv_heads)
-    w_value = parameters["w_key" if layer.tied_kv else "w_value"]
-    value = _heads(x if layer.swap_roles else source, w_value, layer.kv_heads)
-    if layer.scale == "learned":
-        query = query * parameters["scale"][:, None, None]
+    context_rows = None if context is None else anp.shape(context)[:-1]
+    given = (None if y is None else np.asarray(y) for y in (positions, context_positions))
+    at = positions_of(layer, anp.shape(x)[:-1], context_rows, *given)
+    query = _placed(layer, parameters, "query", _heads(layer, parameters, "query", x), at[0])
+    key = _placed(layer, parameters, "key", _heads(layer, parameters, "key", source), at[1])
+    of_value = x if layer.swap_roles else source
+    value = _heads(layer, parameters, "key" if layer.tied_kv else "value", of_value)
     if layer.swap_roles:
         query, key = key, query
-    options |= {"scale": layer._kernel_scale, "enable_gqa": layer.kv_heads != layer.heads}
+    scale = layer._kernel_scale(parameters)
+    options |= {"scale": scale, "enable_gqa": layer.kv_heads != layer.heads}
     out = anp.swapaxes(attention(query, key, value, **options), -3, -2)
     merged = anp.reshape(out, (*anp.shape(out)[:-2], layer.heads * layer.d_v))
-    return anp.matmul(merged, parameters["w_out"])
+    return _product(parameters, "out", merged)
 
 
-def _heads(x: Any, w: Any, heads: int) -> Any:
-    """x w, its columns split into heads: (..., heads, L, width)."""
-    width = anp.shape(w)[-1] // heads
-    return anp.swapaxes(anp.reshape(anp.matmul(x, w), (*anp.shape(x)[:-1], heads, width)), -3, -2)
+def _product(parameters: Mapping[str, Any], kind: str, x: Any) -> Any:
+    """x w, and the bias if there is one."""
+    product = anp.matmul(x, parameters[f"w_{kind}"])
+    return product + parameters[f"b_{kind}"] if f"b_{kind}" in parameters else product
+
+
+def _heads(layer: sdpa.MultiHeadAttention, parameters: Mapping[str, Any], kind: str, x: Any) -> Any:
+    """The product, its columns split into heads: (..., heads, L, width)."""
+    heads = layer.heads if kind == "query" else layer.kv_heads
+    product = _product(parameters, kind, x)
+    *rows, columns = anp.shape(product)
+    return anp.swapaxes(anp.reshape(product, (*rows, heads, columns // heads)), -3, -2)
+
+
+def _placed(
+    layer: sdpa.MultiHeadAttention, parameters: Mapping[str, Any], kind: str, x: Any, at: Any
+) -> Any:
+    """Queries or keys, normalised, then rotated."""
+    if layer.qk_norm:
+        square = anp.mean(x * x, axis=-1, keepdims=True)
+        x = x / anp.sqrt(square + layer.norm_eps) * parameters[f"g_{kind}"]
+    return x if at is None else rotary_embedding(x, at, **layer._rotation)

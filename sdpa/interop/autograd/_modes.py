@@ -17,7 +17,7 @@ def refuse_out(options: Mapping[str, Any]) -> None:
         raise TypeError("out: an array that is differentiated through cannot be written to")
 
 
-class Call:
+class TracedCall:
     """The options of one call and its results, which all of its derivatives share.
 
     The kernels' derivatives take out and lse as results of the forward, not as variables, so these

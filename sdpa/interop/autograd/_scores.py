@@ -24,7 +24,7 @@ from sdpa.interop.autograd._attention import (
     of_query_heads,
     scale_of,
 )
-from sdpa.interop.autograd._modes import Call, Function, jvp_of, plain, vjp_of
+from sdpa.interop.autograd._modes import Function, TracedCall, jvp_of, plain, vjp_of
 
 __all__ = [
     "additive_attention",
@@ -65,11 +65,11 @@ class _Mechanism:
     def __call__(self, operands: dict[str, Any], options: dict[str, Any]) -> Any:
         """Out, from the operands that have places and the options."""
         own = {name: options.pop(name) for name in self.names if name in options}
-        return _forward(self, Call(options), *map((operands | own).get, self.names))
+        return _forward(self, TracedCall(options), *map((operands | own).get, self.names))
 
 
 @primitive
-def _forward(mechanism: _Mechanism, call: Call, *operands: Any) -> Any:
+def _forward(mechanism: _Mechanism, call: TracedCall, *operands: Any) -> Any:
     arrays, keywords = mechanism.split(operands)
     call.out, call.lse = mechanism.function("forward")(*arrays, **keywords, **call.options)
     return call.out
@@ -79,7 +79,7 @@ def _forward(mechanism: _Mechanism, call: Call, *operands: Any) -> Any:
 @_warnings.silenced()  # the forward has warned
 def _backward(
     mechanism: _Mechanism,
-    call: Call,
+    call: TracedCall,
     needs: tuple[str, ...],
     grad_out: Any,
     *operands: Any,
@@ -101,12 +101,12 @@ def _forward_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
     return lambda g: _backward(mechanism, call, needs, g, *operands)
 
 
-def _composed(mechanism: _Mechanism, call: Call, *operands: Any) -> Any:
+def _composed(mechanism: _Mechanism, call: TracedCall, *operands: Any) -> Any:
     return mechanism.composed(call, dict(zip(mechanism.names, operands, strict=True)))
 
 
 def _composed_backward(
-    mechanism: _Mechanism, call: Call, needs: Any, grad_out: Any, *operands: Any
+    mechanism: _Mechanism, call: TracedCall, needs: Any, grad_out: Any, *operands: Any
 ) -> Any:
     positions = [mechanism.names.index(name) for name in needs]
     composed = partial(_composed, mechanism, call)
@@ -122,7 +122,7 @@ defjvp_argnums(_backward, jvp_of(_composed_backward))
 # ------------------------------------------------------------------------------ composed formulas
 
 
-def _cosine(call: Call, x: dict[str, Any]) -> Any:
+def _cosine(call: TracedCall, x: dict[str, Any]) -> Any:
     options = dict(call.options)
     eps = options.pop("eps")
     x["query"], x["key"] = _unit(x["query"], eps) / x.pop("temperature"), _unit(x["key"], eps)
@@ -134,12 +134,12 @@ def _unit(x: Any, eps: float) -> Any:
     return x / anp.sqrt(anp.where(plain(squared) >= eps**2, squared, eps**2))
 
 
-def _bilinear(call: Call, x: dict[str, Any]) -> Any:
+def _bilinear(call: TracedCall, x: dict[str, Any]) -> Any:
     x["query"] = anp.matmul(x["query"], x.pop("weight"))
     return attention(**x, **call.options)
 
 
-def _additive(call: Call, x: dict[str, Any]) -> Any:
+def _additive(call: TracedCall, x: dict[str, Any]) -> Any:
     query = x["query"]
     key, value = (of_query_heads(call, x[name], query) for name in ("key", "value"))
     sums = anp.matmul(query, x["w_query"])[..., :, None, :]
@@ -150,7 +150,7 @@ def _additive(call: Call, x: dict[str, Any]) -> Any:
     return anp.matmul(weights, value)
 
 
-def _shaw(call: Call, x: dict[str, Any]) -> Any:
+def _shaw(call: TracedCall, x: dict[str, Any]) -> Any:
     query, rel_key = x["query"], x["rel_key"]
     n_q, n_k, d_k = anp.shape(query)[-2], anp.shape(x["key"])[-2], anp.shape(query)[-1]
     offset = _arguments.pop_query_offset(dict(call.options), n_q, n_k)

@@ -12,25 +12,54 @@ worker of several threads a task computes with one, and more are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Unpack
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, Unpack
 
 try:
     import dask.array as da
     import zarr  # noqa: F401
 except ImportError as _error:
     raise ImportError(
-        "sdpa.interop.dask needs dask.array and zarr: pip install 'sdpa[dask]'"
+        "sdpa.interop.dask needs dask.array and zarr: pip install 'dask[array]' zarr"
     ) from _error
 
 import numpy as np
 
-from sdpa import _arguments, _core, blocks
+from sdpa import _arguments, _core, _warnings, blocks
 from sdpa._arguments import checked_needs
+from sdpa._arrays import is_narrow
 from sdpa._options import BlockOptions
 from sdpa._table import OPERANDS
-from sdpa.interop.dask import _chunks as cut
-from sdpa.interop.dask import _tasks as tasks
+from sdpa.interop.dask._chunks import (
+    bounds_of,
+    check_blocks,
+    check_cuts,
+    chunks_of,
+    finished,
+    flags_of,
+    gradient_targets,
+    in_chunks,
+    inputs_of,
+    lse_axes,
+    native,
+    numbers_of,
+    out_targets,
+    sizes_of,
+)
+from sdpa.interop.dask._leading import MASKS, Leading, Parts, every
+from sdpa.interop.dask._tasks import (
+    ROW_TERMS,
+    Attend,
+    Gradients,
+    RowTerms,
+    Task,
+    Work,
+    Write,
+    merged_pairs,
+    per_block,
+)
 
 __all__ = ["attention", "attention_backward"]
 
@@ -55,13 +84,13 @@ def attention(
     Parameters
     ----------
     query : dask.array.Array or store, (..., heads, Lq, d_k)
-        A Dask array gets one task per chunk along Lq and must have one chunk along every other
-        axis. For batches that are cut, `dask.array.map_blocks(sdpa.attention, ...)` is enough.
+        A Dask array may be cut along all axes but the last, and gets one task per chunk along Lq
+        and block of the leading axes. Such a block ends where a chunk of any Dask array ends.
     key, value : store or dask.array.Array, (..., heads, Lk, d_k) and (..., heads, Lk, d_v)
         Stores, such as arrays of Zarr, are opened by the workers, which read what they need and
         nothing that causality, windows or key lengths hide. Dask arrays must have the same chunks
-        along Lk, and get one task per pair of chunks. Arrays of NumPy and mapped files travel with
-        the tasks.
+        along Lk, and get one task per pair of chunks along Lq and Lk. Arrays of NumPy and mapped
+        files travel with the tasks.
     out : Zarr array or pair of them, optional
         Where the result is to be written; (out, lse) if return_lse is True. Neither is an input.
         Their attribute "complete" is False from now on, and True once everything has been written.
@@ -76,7 +105,8 @@ def attention(
         Number of queries of a task if query is a store; the default is that of its chunks or
         shards.
     **options
-        Those of `sdpa.blocks.attend`: NumPy arrays or, for attn_mask, a store. `workers` is the
+        Those of `sdpa.blocks.attend`: arrays of NumPy or Dask or, for masks, a store. Of a Dask
+        array each task gets all that belongs to its block of the leading axes. `workers` is the
         number of threads of a task.
 
     Returns
@@ -92,7 +122,7 @@ def attention(
         Before any task runs: as `sdpa.blocks.attend`; if chunks cannot be used as they are; if a
         target is an input; if the blocks are not whole chunks or shards of a target, in which tasks
         would overwrite each other's data. By the tasks: if workers is more than 1 on a worker of
-        several threads.
+        several threads, or if a Dask array among the options holds what is refused.
 
     Examples
     --------
@@ -101,9 +131,9 @@ def attention(
     >>> from sdpa.interop.dask import attention
     >>> rng = np.random.default_rng(0)
     >>> query, key, value = rng.standard_normal((3, 2, 1000, 16), np.float32)
-    >>> lazy = attention(da.from_array(query, (2, 250, 16)), key, value, is_causal=True)
+    >>> lazy = attention(da.from_array(query, (1, 250, 16)), key, value, is_causal=True)
     >>> lazy.shape, lazy.dtype, lazy.chunksize
-    ((2, 1000, 16), dtype('float32'), (2, 250, 16))
+    ((2, 1000, 16), dtype('float32'), (1, 250, 16))
     >>> np.allclose(lazy.compute(), sdpa.attention(query, key, value, is_causal=True), atol=1e-5)
     True
     """
@@ -113,29 +143,66 @@ def attention(
     if in_memory[0] != in_memory[1]:
         kinds = [type(x).__name__ for x in (key, value)]
         raise TypeError(f"value: expected {kinds[0]} like key, got {kinds[1]}")
-    for name, x in options.items():
-        if isinstance(x, da.Array):
-            raise TypeError(f"{name}: expected an array or a store, got a Dask array")
-    call = blocks.Call(attention, query, key, value, options)
-    query, sizes = cut.in_chunks(call.query, chunks)
-    shape = call.out_shape()
-    bounds, size = cut.bounds_of(sizes), _arguments.count("block", block, 1)
-    task = tasks.Task(call.query.shape, call.query.axis, bounds, size, options)
-    targets = cut.out_targets(out, return_lse, call, shape, sizes)
-    # out and lse are columns of one array, so that one task computes both.
-    columns = cut.chunks_of((*shape[:-1], shape[-1] + 1), task.axis, sizes)
-    query = query[(None,) * (len(shape) - query.ndim)]
-    work: tasks.Work = tasks.Attend(task, key, value, targets)
-    if split == "keys" or in_memory[0]:
-        query = tasks.merged_pairs(task, call, query, columns)
-        work = tasks.Write(task, targets)
+    call = blocks.BlockProblem(attention, query, key, value, _with_stand_ins(options))
+    leading, size = Leading(call, options), _arguments.count("block", block, 1)
+    bounds = leading.bounds(leading.arrays, {})
+    query, sizes = in_chunks(call.query, chunks)
+    targets = out_targets(out, return_lse, call, call.out_shape(), sizes)
+    for name, target in zip(("out", "lse"), targets or (), strict=False):
+        check_cuts(name, leading.axes(name, target.ndim), target, bounds)
+    made = _Forward(split, size, sizes, chunks, return_lse)
+    with _warnings.silenced():  # all were warned of as a whole
+        parts = [made.part(leading, part, targets) for part in every(bounds)]
     if targets is not None:
-        return cut.finished([tasks.per_block(work, query, cut.flags_of(columns), int)], targets)
-    packed = query
-    if isinstance(work, tasks.Attend):
-        packed = tasks.per_block(work, query, columns, call.compute_type())
-    result = packed[..., :-1].astype(cut.native(call.query.dtype))
-    return (result, cut.lse_axes(packed[..., -1], task.axis)) if return_lse else result
+        return finished(parts, targets)
+    out_and_lse = leading.joined("out", parts, bounds)
+    result = out_and_lse[..., :-1].astype(native(call.query.dtype))
+    lse = lse_axes(out_and_lse[..., -1], call.query.axis)
+    return (result, lse) if return_lse else result
+
+
+class _Forward(NamedTuple):
+    """The graph of `attention` for a block of the leading axes."""
+
+    split: str
+    block: int
+    sizes: tuple[int, ...]
+    chunks: int | None
+    return_lse: bool
+
+    def part(self, leading: Leading, part: Parts, targets: Sequence[Any] | None) -> Any:
+        """out and lse in one array, or what stands for their having been written."""
+        query, key, value = (leading.part(name, leading.arrays[name], part) for name in OPERANDS)
+        options = leading.options_of(part)
+        if targets is not None:
+            names = "out", "lse"
+            targets = [leading.part(n, x, part) for n, x in zip(names, targets, strict=False)]
+        call = blocks.BlockProblem(attention, query, key, value, _with_stand_ins(options))
+        query, _ = in_chunks(call.query, self.chunks)
+        shape = call.out_shape()
+        known, given = _apart(options)
+        task = Task(
+            call.query.shape,
+            call.query.axis,
+            bounds_of(self.sizes),
+            self.block,
+            known,
+            tuple(given),
+        )
+        # out and lse are columns of one array, so that one task computes both.
+        columns = chunks_of((*shape[:-1], shape[-1] + 1), task.axis, self.sizes)
+        query = query[(None,) * (len(shape) - query.ndim)]
+        numbers = numbers_of(len(shape), task.axis, len(self.sizes))
+        kind, extra = call.compute_type(), list(given.values())
+        work: Work = Attend(task, key, value, targets)
+        if self.split == "keys" or isinstance(key, da.Array):
+            query, extra = merged_pairs(task, call, query, columns, extra), []
+            if targets is None:
+                return query
+            work = Write(replace(task, given=()), targets)
+        if targets is not None:
+            columns, kind = flags_of(columns), np.dtype(int)
+        return per_block(work, [numbers, query], extra, columns, kind)
 
 
 def attention_backward(
@@ -162,14 +229,16 @@ def attention_backward(
 
     Parameters
     ----------
-    grad_out, out : store, (..., heads, Lq, d_v)
-        Of query's dtype. Every task reads blocks of all operands, so Dask arrays are refused: write
-        them to a store first.
-    query : store, (..., heads, Lq, d_k)
+    grad_out, out : store or dask.array.Array, (..., heads, Lq, d_v)
+        Of query's dtype. Every task reads blocks of all operands. Of Dask arrays, which may be cut
+        along the leading axes alone, it gets all that belongs to its block of these, so that block
+        must fit into a worker: write longer arrays to a store first.
+    query : store or dask.array.Array, (..., heads, Lq, d_k)
         float16, bfloat16, float32 or float64.
-    key, value : store, (..., heads, Lk, d_k) and (..., heads, Lk, d_v)
-        As in `attention`.
-    lse : store, (..., heads, Lq)
+    key, value : store or dask.array.Array, (..., heads, Lk, d_k) and (..., heads, Lk, d_v)
+        Where they are broadcast or shared by a group of heads, a task computes their gradient for
+        all that share them.
+    lse : store or dask.array.Array, (..., heads, Lq)
         As written by `attention`.
     into : mapping from names of gradients to Zarr arrays, optional
         Where the gradients in `needs` are to be written, each of its argument's shape and dtype;
@@ -180,7 +249,7 @@ def attention_backward(
     chunks : int, optional
         Number of queries, or keys, of a task; the default is that of the chunks or shards of the
         target, or without a target those of the operand.
-    grad_lse : store, (..., heads, Lq), optional
+    grad_lse : store or dask.array.Array, (..., heads, Lq), optional
         Gradient with respect to lse.
     needs : sequence of {"query", "key", "value"}
         The gradients to compute.
@@ -212,56 +281,109 @@ def attention_backward(
     """
     operands = {"grad_out": grad_out, "query": query, "key": key, "value": value, "out": out}
     operands |= {"lse": lse, "grad_lse": grad_lse}
-    for name, x in operands.items():
-        if isinstance(x, da.Array):
-            raise TypeError(
-                f"{name}: expected a store, of which tasks read blocks, got a Dask array"
-            )
     needs = checked_needs(needs, OPERANDS)
-    call = blocks.Call(attention_backward, query, key, value, options)
-    upstream = blocks.Upstream(call, grad_out, out, lse, grad_lse, needs)
-    into = cut.gradient_targets(into, needs, call, operands | cut.inputs_of(call))
-    size, found, flags = _arguments.count("block", block, 1), {}, []
+    call = blocks.BlockProblem(attention_backward, query, key, value, _with_stand_ins(options))
+    upstream = blocks.UpstreamOperands(call, grad_out, out, lse, grad_lse, needs)
+    operands |= {x.name: x.source for x in (call.query, call.keys, call.values)}
+    operands |= {x.name: x.source for x in upstream.operands if x is not None}
+    leading, size = Leading(call, options), _arguments.count("block", block, 1)
+    leading.check_whole_rows(operands)
+    into = gradient_targets(into, needs, call, operands | inputs_of(call))
+    given = leading.arrays | {name: x for name, x in operands.items() if x is not None}
+    found, flags = {}, []
     for names in (("query",), ("key", "value")):
-        wanted = tuple(name for name in names if name in needs)
+        wanted = {name: operands[name] for name in names if name in needs}
         if not wanted:
             continue
-        first = call.operand(wanted[0])
-        sizes = cut.sizes_of(first, chunks, into.get(wanted[0]))
+        bounds = leading.bounds(given, wanted)
         for name in set(wanted) & set(into):
-            cut.check_blocks(f"into[{name!r}]", into[name], first.axis, sizes)
-        task = tasks.Task(first.shape, first.axis, cut.bounds_of(sizes), size, options)
-        work = tasks.Gradients(task, operands, wanted, [into[name] for name in wanted if into])
-        row_terms = None
-        if "query" not in wanted and upstream.rounds:
-            row_terms = _row_terms(call, operands, upstream, size, chunks, options)
-        numbers = cut.numbers_of(len(first.shape), first.axis, len(sizes))
-        # Gradients of keys and values are columns of one array, so that one task computes both.
-        ends = np.cumsum([0] + [call.operand(name).shape[-1] for name in wanted])
-        columns = cut.chunks_of((*first.shape[:-1], int(ends[-1])), first.axis, sizes)
+            axes = leading.axes(name, into[name].ndim)
+            check_cuts(f"into[{name!r}]", axes, into[name], bounds)
+        made = _Backward(operands, tuple(wanted), into, size, chunks)
+        with _warnings.silenced():  # all were warned of as a whole
+            parts = [made.part(leading, part) for part in every(bounds)]
         if into:
-            flags.append(tasks.per_number(work, numbers, cut.flags_of(columns), int, row_terms))
+            flags += parts
             continue
-        packed = tasks.per_number(work, numbers, columns, first.dtype, row_terms)
-        for name, start, end in zip(wanted, ends, ends[1:], strict=False):
-            found[name] = packed[..., int(start) : int(end)]
+        ends = np.cumsum([0] + [x.shape[-1] for x in wanted.values()])
+        joined = leading.joined(next(iter(wanted)), parts, bounds)
+        for name, (start, end) in zip(wanted, pairwise(ends), strict=True):
+            found[name] = joined[..., int(start) : int(end)]
     if into:
-        return cut.finished(flags, list(into.values()))
+        return finished(flags, list(into.values()))
     return _core.AttentionGradients(*map(found.get, _core.AttentionGradients._fields))
 
 
-def _row_terms(
-    call: blocks.Call,
-    operands: Mapping[str, Any],
-    upstream: blocks.Upstream,
-    block: int,
-    chunks: int | None,
-    options: Mapping[str, Any],
-) -> Any:
-    """The array that `tasks.RowTerms` computes for blocks of queries."""
-    query, lse = call.query, upstream.lse
-    sizes = cut.sizes_of(query, chunks)
-    task = tasks.Task(query.shape, query.axis, cut.bounds_of(sizes), block, options)
-    numbers = cut.numbers_of(len(lse.shape), lse.axis, len(sizes))
-    columns = cut.chunks_of(lse.shape, lse.axis, sizes)
-    return tasks.per_block(tasks.RowTerms(task, operands), numbers, columns, lse.dtype)
+class _Backward(NamedTuple):
+    """The graph of gradients for a block of the leading axes."""
+
+    operands: Mapping[str, Any]
+    wanted: tuple[str, ...]
+    into: Mapping[str, Any]
+    block: int
+    chunks: int | None
+
+    def part(self, leading: Leading, part: Parts) -> Any:
+        """The gradients in one array, or what stands for their having been written."""
+        operands: dict[str, Any] = {
+            name: x if x is None else leading.part(name, x, part)
+            for name, x in self.operands.items()
+        }
+        targets = {
+            name: leading.part(name, self.into[name], part) for name in self.wanted if self.into
+        }
+        options = leading.options_of(part)
+        query, key, value = (operands[name] for name in OPERANDS)
+        call = blocks.BlockProblem(attention_backward, query, key, value, _with_stand_ins(options))
+        first = call.operand(self.wanted[0])
+        sizes = sizes_of(first, self.chunks, targets.get(self.wanted[0]))
+        for name, target in targets.items():
+            check_blocks(f"into[{name!r}]", target, first.axis, sizes)
+        known, given = _apart(options)
+        task = Task(first.shape, first.axis, bounds_of(sizes), self.block, known, tuple(given))
+        stores, arrays = _apart(operands)
+        if "query" not in self.wanted and is_narrow(operands["out"].dtype):
+            # Before those of the operands is where the tasks look for it.
+            arrays[ROW_TERMS] = self._row_terms(call, task, stores, arrays, given)
+        work = Gradients(task, stores, tuple(arrays), self.wanted, list(targets.values()))
+        numbers = numbers_of(len(first.shape), first.axis, len(sizes))
+        # Gradients of keys and values are columns of one array, so that one task computes both.
+        width = sum(call.operand(name).shape[-1] for name in self.wanted)
+        columns, kind = chunks_of((*first.shape[:-1], width), first.axis, sizes), first.dtype
+        if self.into:
+            columns, kind = flags_of(columns), np.dtype(int)
+        return per_block(work, [numbers], [*arrays.values(), *given.values()], columns, kind)
+
+    def _row_terms(
+        self,
+        call: blocks.BlockProblem,
+        task: Task,
+        stores: dict[str, Any],
+        arrays: dict[str, Any],
+        given: Mapping[str, Any],
+    ) -> Any:
+        """The array that `tasks.RowTerms` computes for blocks of queries."""
+        query, lse = call.query, (stores | arrays)["lse"]
+        sizes, axis = sizes_of(query, self.chunks), len(lse.shape) - 1
+        task = replace(task, shape=query.shape, axis=query.axis, bounds=bounds_of(sizes))
+        numbers = numbers_of(len(lse.shape), axis, len(sizes))
+        return per_block(
+            RowTerms(task, stores, tuple(arrays)), [numbers], [*arrays.values(), *given.values()],
+            chunks_of(lse.shape, axis, sizes), lse.dtype,
+        )  # fmt: skip
+
+
+def _with_stand_ins(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with zeros for Dask arrays, on which all is checked but what these hold."""
+    return {
+        name: np.broadcast_to(np.zeros((), x.dtype), x.shape)
+        if isinstance(x, da.Array) and name not in MASKS
+        else x
+        for name, x in options.items()
+    }
+
+
+def _apart(named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What travels with the tasks, and the Dask arrays."""
+    given = {name: x for name, x in named.items() if isinstance(x, da.Array)}
+    return {name: x for name, x in named.items() if name not in given}, given

@@ -42,7 +42,7 @@ def region(ndim: int, axis: int, part: slice) -> tuple[slice, ...]:
 
 def lse_axes(x: Any, axis: int) -> Any:
     """Swap the axes of lse, (..., heads, Lq), to out's order or back; only packed ones differ."""
-    return x.swapaxes(-2, -1) if axis == -3 else x
+    return x.T if axis == -3 else x
 
 
 def counted(n: int) -> Any:
@@ -51,14 +51,16 @@ def counted(n: int) -> Any:
 
 
 def numbers_of(ndim: int, axis: int, n: int) -> Any:
-    """One element per block along an axis."""
-    index: list[Any] = [None] * ndim
-    index[axis] = slice(None)
-    return counted(n)[tuple(index)]
+    """The numbers of the blocks along an axis, one per block."""
+    shape = [1] * ndim
+    shape[axis] = n
+    return da.from_array(np.arange(n).reshape(shape), chunks=1, inline_array=True)
 
 
 def unit_of(x: Any, axis: int) -> int | None:
     """Rows that are stored, and so written, together; None for an array without chunks."""
+    if isinstance(x, da.Array):
+        return int(max(x.chunks[axis]))
     stored = getattr(x, "shards", None) or getattr(x, "chunks", None)
     return int(stored[axis]) if stored else None
 
@@ -86,18 +88,17 @@ def in_chunks(query: Operand, chunks: int | None) -> tuple[Any, tuple[int, ...]]
 
 
 def own_chunks(name: str, operand: Operand) -> tuple[int, ...]:
-    """Lengths of the blocks of a Dask array that is cut along one axis only."""
+    """Lengths of the blocks of a Dask array along the axis of queries or keys."""
     chunks = operand.source.chunks
-    axis = operand.axis % len(chunks)
-    if any(len(sizes) != 1 for n, sizes in enumerate(chunks) if n != axis):
+    if len(chunks[-1]) != 1:
         raise ValueError(
-            f"{name}: expected one chunk along every axis but {axis}, got chunks {chunks}; for "
-            "cut batches use dask.array.map_blocks(sdpa.attention, ...)"
+            f"{name}: expected one chunk along the last axis, got {chunks[-1]}; "
+            "rechunk({-1: -1}) joins them"
         )
-    return tuple(int(n) for n in chunks[axis])
+    return tuple(int(n) for n in chunks[operand.axis])
 
 
-def key_sizes(call: blocks.Call, block: int) -> tuple[int, ...]:
+def key_sizes(call: blocks.BlockProblem, block: int) -> tuple[int, ...]:
     """Lengths of the blocks of keys and values."""
     if not isinstance(call.keys.source, da.Array):
         return sizes_of(call.keys, block)
@@ -111,7 +112,11 @@ def key_sizes(call: blocks.Call, block: int) -> tuple[int, ...]:
 
 
 def out_targets(
-    out: Any, return_lse: bool, call: blocks.Call, shape: tuple[int, ...], sizes: Sequence[int]
+    out: Any,
+    return_lse: bool,
+    call: blocks.BlockProblem,
+    shape: tuple[int, ...],
+    sizes: Sequence[int],
 ) -> list[Any] | None:
     """The targets of out and lse, after their checks."""
     if out is None:
@@ -137,7 +142,7 @@ def out_targets(
 def gradient_targets(
     into: Mapping[str, Any] | None,
     needs: Sequence[str],
-    call: blocks.Call,
+    call: blocks.BlockProblem,
     inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
     if into is None:
@@ -171,7 +176,7 @@ def native(kind: Any) -> np.dtype[Any]:
     return np.dtype(kind).newbyteorder("=")
 
 
-def inputs_of(call: blocks.Call) -> dict[str, Any]:
+def inputs_of(call: blocks.BlockProblem) -> dict[str, Any]:
     operands = (call.query, call.keys, call.values, *call.masks.values())
     return {x.name: x.source for x in operands}
 
@@ -207,6 +212,14 @@ def check_blocks(name: str, target: Any, axis: int, sizes: Sequence[int]) -> Non
             f"do, got {stored} of {unit} and blocks that end at {cut[0]}: two tasks would write to "
             "the same one, and data would be lost"
         )
+
+
+def check_cuts(
+    name: str, axes: Mapping[int, int], target: Any, bounds: Sequence[Sequence[int]]
+) -> None:
+    """`check_blocks` along the leading axes; `axes` has those of the target."""
+    for axis, own in axes.items():
+        check_blocks(name, target, own, [int(n) for n in np.diff(bounds[axis])])
 
 
 def finished(flags: Sequence[Any], targets: Sequence[Any]) -> Any:

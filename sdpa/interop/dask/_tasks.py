@@ -9,12 +9,14 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask.base import tokenize
 
 from sdpa import _core, _warnings, blocks
 from sdpa._arrays import Array, widen
 from sdpa._stream import NO_KEYS, Operand
+from sdpa._table import OPERANDS
 from sdpa.interop.dask._chunks import Chunks, bounds_of, counted, key_sizes, lse_axes, region
+
+ROW_TERMS = "row terms"
 
 MERGED = 4
 """Results over parts of the keys that one task of the tree merges."""
@@ -61,9 +63,10 @@ class Task:
     bounds: tuple[int, ...]
     block: int
     options: Mapping[str, Any]
+    given: tuple[str, ...] = ()  # options that are Dask arrays, which the scheduler hands over
 
-    def part(self, block_id: Sequence[int]) -> slice:
-        return self.numbered(block_id[self.axis])
+    def with_options(self, arrays: Sequence[Array]) -> Task:
+        return replace(self, options={**self.options, **dict(zip(self.given, arrays, strict=True))})
 
     def numbered(self, number: int) -> slice:
         return slice(self.bounds[number], self.bounds[number + 1])
@@ -83,8 +86,8 @@ class Task:
     def query(self, q: Array, rows: slice) -> Part:
         return Part(q, rows, self.shape, self.axis)
 
-    def packed(self, result: _core.AttentionForward) -> Array:
-        """out and lse in one array."""
+    def out_and_lse(self, result: _core.AttentionForward) -> Array:
+        """Both in one array."""
         lse = lse_axes(result.lse, self.axis)[..., None]
         return np.concatenate([result.out.astype(lse.dtype, copy=False), lse], axis=-1)
 
@@ -104,15 +107,15 @@ class Attend:
     targets: Sequence[Any] | None
 
     @_warnings.silenced()
-    def __call__(self, q: Array, block_id: Sequence[int]) -> Array:
-        rows = self.task.part(block_id)
+    def __call__(self, number: Array, q: Array, *given: Array) -> Array:
+        task, rows = self.task.with_options(given), self.task.numbered(number.item())
         result = blocks.attend(
-            self.task.query(q, rows), self.key, self.value,
-            block=self.task.block, rows=rows, **self.task.own_options(),
+            task.query(q, rows), self.key, self.value,
+            block=task.block, rows=rows, **task.own_options(),
         )  # fmt: skip
         if self.targets is None:
-            return self.task.packed(result)
-        return self.task.write(result, rows, self.targets)
+            return task.out_and_lse(result)
+        return task.write(result, rows, self.targets)
 
 
 @dataclass(frozen=True)
@@ -125,14 +128,16 @@ class Pair:
     stores: tuple[Any, Any] | None
 
     @_warnings.silenced()
-    def __call__(self, q: Array, i: Array, j: Array, *in_memory: Array) -> Array:
+    def __call__(self, q: Array, i: Array, j: Array, *arrays: Array) -> Array:
         rows, columns = self.task.numbered(int(i[0])), self.keys.numbered(int(j[0]))
+        n_given = len(self.task.given)
+        in_memory, given = arrays[: len(arrays) - n_given], arrays[len(arrays) - n_given :]
         key, value = self.stores or (
             Part(x, columns, shape, self.keys.axis)
             for x, shape in zip(in_memory, self.shapes, strict=True)
         )
-        query = self.task.query(q, rows)
-        call = blocks.Call(blocks.attend, query, key, value, self.task.own_options())
+        query, task = self.task.query(q, rows), self.task.with_options(given)
+        call = blocks.BlockProblem(blocks.attend, query, key, value, task.own_options())
         first, q = columns.start == 0, query.block
         nothing = call.read(rows, NO_KEYS)
         result = call.forward(rows, NO_KEYS, q, *nothing, first=first)
@@ -142,19 +147,19 @@ class Pair:
                 call.merge(result, part)
             else:
                 result = part
-        return self.task.packed(result)[None]
+        return task.out_and_lse(result)[None]
 
 
 @dataclass(frozen=True)
 class Write:
-    """Writes a block of packed results."""
+    """Writes a block of results."""
 
     task: Task
     targets: Sequence[Any] | None
 
-    def __call__(self, packed: Array, block_id: Sequence[int]) -> Array:
-        out, lse = packed[..., :-1], lse_axes(packed[..., -1], self.task.axis)
-        rows, targets = self.task.part(block_id), self.targets or ()
+    def __call__(self, number: Array, out_and_lse: Array) -> Array:
+        out, lse = out_and_lse[..., :-1], lse_axes(out_and_lse[..., -1], self.task.axis)
+        rows, targets = self.task.numbered(number.item()), self.targets or ()
         return self.task.write(_core.AttentionForward(out, lse), rows, targets)
 
 
@@ -164,18 +169,22 @@ class Gradients:
 
     task: Task
     operands: Mapping[str, Any]
+    given: tuple[str, ...]  # operands that the scheduler hands over
     needs: tuple[str, ...]
     targets: Sequence[Any]
 
     @_warnings.silenced()
-    def __call__(self, number: Array, row_terms: Array | None = None) -> Array:
-        part, operands = self.task.numbered(number.item()), dict(self.operands)
+    def __call__(self, number: Array, *given: Array) -> Array:
+        part, n = self.task.numbered(number.item()), len(self.given)
+        task = self.task.with_options(given[n:])
+        operands = {**self.operands, **dict(zip(self.given, given, strict=False))}
+        row_terms = operands.pop(ROW_TERMS, None)
         if row_terms is not None:
             nothing = np.broadcast_to(row_terms.dtype.type(0), operands["out"].shape)
             operands |= {"out": nothing, "grad_lse": row_terms}
         found = blocks.attend_backward(
-            **_plural(operands), block=self.task.block, needs=self.needs,
-            rows=part, columns=part, **self.task.own_options(),
+            **_plural(operands), block=task.block, needs=self.needs,
+            rows=part, columns=part, **task.own_options(),
         )._asdict()  # fmt: skip
         gradients = [found[name] for name in self.needs]
         if not self.targets:
@@ -194,23 +203,29 @@ class RowTerms:
 
     task: Task
     operands: Mapping[str, Any]
+    given: tuple[str, ...]
 
     @_warnings.silenced()
-    def __call__(self, number: Array, block_id: Sequence[int]) -> Array:
-        task, rows, axis = self.task, self.task.numbered(block_id[-1]), self.task.axis
-        query, key, value = (self.operands[name] for name in ("query", "key", "value"))
-        grad_out = widen(Operand("grad_out", self.operands["grad_out"], axis).read(rows))
+    def __call__(self, number: Array, *given: Array) -> Array:
+        task, rows = (
+            self.task.with_options(given[len(self.given) :]),
+            self.task.numbered(number.item()),
+        )
+        operands = {**self.operands, **dict(zip(self.given, given, strict=False))}
+        axis = task.axis
+        query, key, value = (operands[name] for name in OPERANDS)
+        grad_out = widen(Operand("grad_out", operands["grad_out"], axis).read(rows))
         out = np.empty_like(grad_out)
         blocks.attend(
             query, key, value, block=task.block, rows=rows, out=out, **task.own_options()
         )  # fmt: skip
         terms = lse_axes(-np.einsum("...i,...i->...", grad_out, out), axis)
-        if self.operands["grad_lse"] is None:
+        if operands["grad_lse"] is None:
             return terms
-        return terms + Operand("grad_lse", self.operands["grad_lse"], -1).read(rows)
+        return terms + Operand("grad_lse", operands["grad_lse"], -1).read(rows)
 
 
-Work = Attend | Write | RowTerms
+Work = Attend | Write | Gradients | RowTerms
 
 
 def _plural(operands: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,7 +234,9 @@ def _plural(operands: Mapping[str, Any]) -> dict[str, Any]:
     return {plural.get(name, name): x for name, x in operands.items()}
 
 
-def merged_pairs(task: Task, call: blocks.Call, query: Any, columns: Chunks) -> Any:
+def merged_pairs(
+    task: Task, call: blocks.BlockProblem, query: Any, columns: Chunks, options: Sequence[Any]
+) -> Any:
     """A task per pair of blocks, and a tree of their unions."""
     sizes, kind = key_sizes(call, task.block), call.compute_type()
     keys = replace(task, shape=call.keys.shape, bounds=bounds_of(sizes))
@@ -227,7 +244,7 @@ def merged_pairs(task: Task, call: blocks.Call, query: Any, columns: Chunks) -> 
     stores = None if in_memory else (call.keys.source, call.values.source)
     pair = Pair(task, keys, (call.keys.shape, call.values.shape), stores)
     # Names of the axes: the axes of the result are numbered, "i" and "j" count the blocks.
-    axes = [f"axis {n}" for n in range(len(columns))]
+    axes = list(_names(len(columns)))
     axes[task.axis], axes[-1] = "i", "out and lse"
     given: list[Any] = [query, (*axes[:-1], "d_k"), counted(len(task.bounds) - 1), ("i",)]
     given += [counted(len(sizes)), ("j",)]
@@ -235,6 +252,7 @@ def merged_pairs(task: Task, call: blocks.Call, query: Any, columns: Chunks) -> 
         own = [f"{name} {n}" for n in range(x.ndim)]
         own[task.axis] = "j"
         given += [x, tuple(own)]
+    given += _whole(options)
     lengths = dict(zip(axes, columns, strict=True))
     width = lengths.pop("out and lse")
     parts = da.blockwise(
@@ -253,7 +271,7 @@ def _as_it_is(x: Array, axis: Any, keepdims: bool) -> Array:
 
 
 def _merged(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    """The union of packed results over parts of the keys, which lie along the first axis."""
+    """The union of results over parts of the keys, which lie along the first axis."""
     if not x.size:
         return x.sum(axis=axis, keepdims=keepdims)
     out, lse = _core.merge_attention(x[..., :-1], x[..., -1])
@@ -261,20 +279,27 @@ def _merged(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     return merged[None] if keepdims else merged
 
 
-def per_block(work: Work, x: Any, chunks: Chunks, kind: Any) -> Any:
-    """One task per block of x, with results of these chunks."""
-    meta = np.empty((0,) * len(chunks), kind)
-    name = f"{type(work).__name__.lower()}-{tokenize(work, x, chunks)}"
-    return da.map_blocks(work, x, name=name, dtype=meta.dtype, chunks=chunks, meta=meta)
-
-
-def per_number(work: Gradients, numbers: Any, chunks: Chunks, kind: Any, row_terms: Any) -> Any:
-    """One task per number, with results of these chunks; each gets all row_terms, if there are."""
-    axes, meta = tuple(range(len(chunks))), np.empty((0,) * len(chunks), kind)
-    given = [numbers, axes]
-    if row_terms is not None:
-        given += [row_terms, tuple(len(axes) + n for n in range(row_terms.ndim))]
+def per_block(
+    work: Work, arrays: Sequence[Any], given: Sequence[Any], chunks: Chunks, kind: Any
+) -> Any:
+    """One task per block of the arrays, with results of these chunks; each gets all of `given`."""
+    axes, meta = _names(len(chunks)), np.empty((0,) * len(chunks), kind)
+    blocked = [part for x in arrays for part in (x, axes)]
     return da.blockwise(
-        work, axes, *given, token="gradients", adjust_chunks=dict(enumerate(chunks)),
-        concatenate=True, align_arrays=False, dtype=meta.dtype, meta=meta,
+        work, axes, *blocked, *_whole(given), token=type(work).__name__.lower(),
+        adjust_chunks=dict(zip(axes, chunks, strict=True)), concatenate=True, align_arrays=False,
+        dtype=meta.dtype, meta=meta,
     )  # fmt: skip
+
+
+def _names(n: int) -> tuple[str, ...]:
+    return tuple(f"axis {i}" for i in range(n))
+
+
+def _whole(arrays: Sequence[Any]) -> list[Any]:
+    """Arguments of blockwise for arrays that every task gets, with axes of their own."""
+    return [
+        part
+        for n, x in enumerate(arrays)
+        for part in (x, tuple(f"given {n} {axis}" for axis in range(x.ndim)))
+    ]

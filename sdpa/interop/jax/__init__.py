@@ -20,6 +20,7 @@ except ImportError as _error:
     raise ImportError("sdpa.interop.jax needs JAX: pip install jax") from _error
 
 from sdpa.interop.jax import _derivatives as _derivatives
+from sdpa.interop.jax import _sharding as _sharding
 from sdpa.interop.jax._attention import attention, dot_product_attention
 
 __all__ = ["attention", "dot_product_attention"]

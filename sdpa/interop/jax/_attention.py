@@ -11,7 +11,14 @@ import numpy as np
 
 from sdpa import _arguments, _core, _table, _warnings
 from sdpa._table import DIFFERENTIABLE, Option
-from sdpa.interop.jax._primitives import FORWARD, INNER, NUMBERS, Options, unchecked
+from sdpa.interop.jax._primitives import (
+    FORWARD,
+    INNER,
+    NUMBERS,
+    Options,
+    check_sizes,
+    unchecked,
+)
 
 
 def _stand_in(x: Any) -> Any:
@@ -159,6 +166,7 @@ def _forward(
     With rows_first, the axes are (batch, L, heads, d), and so are those of out.
     """
     query, key, value = map(_array, (query, key, value))
+    check_sizes(query=query, key=key, value=value)
     given = _DEFAULTS | given
     arrays = {x.name: _float_array(x, given[x.name], query.dtype) for x in _FLOATS}
     given |= {name: x for name, x in arrays.items() if x is not None}
@@ -218,7 +226,8 @@ def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> A
         When a compiled function runs with key_lengths outside [0, Lk], or cu_seqlens that decrease
         or do not end at the number of rows.
     NotImplementedError
-        For third derivatives, and forward mode over forward mode, of dropout.
+        For third derivatives, and forward mode over forward mode, of dropout; for symbolic shapes;
+        where the computation is compiled for another platform than the CPU.
 
     Examples
     --------
@@ -365,6 +374,7 @@ def dot_product_attention(
             "jax.nn.dot_product_attention has the others"
         )
     query, key, value, bias, mask = map(_array, (query, key, value, bias, mask))
+    check_sizes(query=query, key=key, value=value)
     _check_layout(query, key, value)
     plain = query.ndim == 3
     query, key, value = (_with_axes(x, 4) for x in (query, key, value))

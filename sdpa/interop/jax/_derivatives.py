@@ -233,6 +233,7 @@ ad.primitive_transposes[SECOND] = _second_transpose
 ad.primitive_transposes[CURVATURE] = _curvature_transpose
 
 
+@unchecked()
 def _run_curvature(*args: Any, names: Any, options: Options, shapes: Shapes) -> Any:
     return _formula.curvature(dict(zip(names, args, strict=True)), options, shapes)
 

@@ -41,6 +41,11 @@ def _pairs(named: Named, n_q: int, n_k: int) -> tuple[Any, Any, Any, Any]:
     return j - i[:, None], offset, True if lengths is None else j < lengths, together
 
 
+def _in_use(x: Any, cu_seqlens: Any) -> Any:
+    """x (..., L, d) with zeros in rows of padding, whatever it and its tangents hold there."""
+    return jnp.where(jnp.arange(x.shape[-2])[:, None] < cu_seqlens[-1], x, 0)
+
+
 def _limit(bound: int, offset: Any, n_q: int, n_k: int) -> Any:
     """bound + offset for comparisons with j - i, so limited to -Lq to Lk, without overflow."""
     if offset is None:
@@ -99,6 +104,10 @@ def attention(named: Named, options: Options) -> Any:
     dtype = q.dtype
     q, k, v = (x.swapaxes(-3, -2) if options.rows_first else x for x in (q, k, v))
     q, k, v = (x.astype(wide) for x in (q, k, v))
+    is_packed = "cu_seqlens_q" in named
+    if is_packed:
+        q = _in_use(q, named["cu_seqlens_q"])
+        k, v = (_in_use(x, named["cu_seqlens_k"]) for x in (k, v))
     k, v = (_arrays.repeat_heads(x, q.shape[-3], jnp.repeat) for x in (k, v))
 
     scale = _per_head(named["scale"], wide) if "scale" in named else options.scale
@@ -115,6 +124,8 @@ def attention(named: Named, options: Options) -> Any:
             s += mask.astype(wide)
     sinks = _per_head(named["sinks"], wide) if "sinks" in named else None
     out = (_weights(s, visible, sinks) @ v).astype(dtype)
+    if is_packed:
+        out = _in_use(out, named["cu_seqlens_q"])
     return out.swapaxes(-3, -2) if options.rows_first else out
 
 

@@ -80,7 +80,7 @@ def lead_of(named: Mapping[str, Any], options: Options) -> tuple[int, ...]:
     return (*np.broadcast_shapes(*batch), max(heads) if all(heads) else 0)
 
 
-def _results(name: str, named: Named, options: Options, shapes: Shapes) -> dict[str, Any]:
+def results_of(name: str, named: Named, options: Options, shapes: Shapes) -> dict[str, Any]:
     """{name: (shape, dtype)} of the results of a primitive."""
     if shapes:
         return {n: (shape, named[n].dtype) for n, shape in shapes}
@@ -112,15 +112,15 @@ def unchecked() -> Iterator[None]:
     """Within it only results of the primitives are looked at, even if JAX was asked to look at all.
 
     The steps around them may hold NaN and inf: masked keys, a bias of -inf, the lse of a row that
-    sees no key.
+    sees no key. They broadcast arrays of several ranks, whatever the caller forbids his own.
     """
-    asked = _checks()
-    if not any(asked):
+    asked, config = _checks(), jax.config
+    if not any(asked) and config.jax_numpy_rank_promotion == "allow":  # type: ignore[attr-defined]
         yield
         return
     token = _asked.set(asked)
     try:
-        with jax.debug_nans(False), jax.debug_infs(False):
+        with jax.debug_nans(False), jax.debug_infs(False), jax.numpy_rank_promotion("allow"):
             yield
     finally:
         _asked.reset(token)
@@ -176,7 +176,7 @@ class Attention(Primitive):
         check_values(self.name, found[:1] if self.short == "forward" else found)
 
     def _evaluate(self, *avals: Any, names: Any, options: Options, shapes: Shapes) -> list[Any]:
-        found = _results(self.short, dict(zip(names, avals, strict=True)), options, shapes)
+        found = results_of(self.short, dict(zip(names, avals, strict=True)), options, shapes)
         return [_like(avals[0], shape, dtype) for shape, dtype in found.values()]
 
     @unchecked()
@@ -240,12 +240,12 @@ def _bits(names: Sequence[str], order: Sequence[str]) -> int:
     return sum(1 << order.index(name) for name in names)
 
 
-def _lower(
+def lower(
     target: str, ctx: Any, *operands: Any, names: Any, options: Options, shapes: Shapes
 ) -> Any:
     """A call of the handler, whose attributes src/xla.h describes."""
     named = dict(zip(names, ctx.avals_in, strict=True))
-    results = tuple(_results(target.rpartition("_")[2], named, options, shapes))
+    results = tuple(results_of(target.rpartition("_")[2], named, options, shapes))
     bits = [_bits(names, _ORDER), _bits(results, _RESULTS)]
     rule = jax.ffi.ffi_lowering(target)
     return rule(
@@ -254,6 +254,27 @@ def _lower(
         integers=np.array([*bits, *options.integers, *lead_of(named, options)], np.int64),
         numbers=np.array(options.numbers, np.float64),
     )
+
+
+def _refuse(name: str, ctx: Any, *operands: Any, **params: Any) -> Any:
+    """The lowering for all platforms but the CPU."""
+    given = ", ".join(ctx.module_context.platforms)
+    raise NotImplementedError(
+        f"{name}: expected a computation on the CPU, which the kernels of sdpa are for, got one "
+        f"for {given}; move the operands by jax.device_put(x, jax.devices('cpu')[0]), or start "
+        "with JAX_PLATFORMS=cpu"
+    )
+
+
+def check_sizes(**operands: Any) -> None:
+    """Raise a NotImplementedError for shapes of `jax.export.symbolic_shape`."""
+    for name, x in operands.items():
+        if not all(isinstance(n, int) for n in x.shape):
+            sizes = ", ".join(map(str, x.shape))
+            raise NotImplementedError(
+                f"{name}: expected known sizes, got the symbolic shape ({sizes}); export the "
+                "function once for each shape"
+            )
 
 
 def sum_to(x: Any, shape: Sequence[int]) -> Any:
@@ -272,4 +293,4 @@ for _primitive in FORWARD, TANGENT, BACKWARD, SECOND:
     jax.ffi.register_ffi_target(
         _primitive.name, _core._xla_handlers()[_primitive.short], platform="cpu"
     )
-    mlir.register_lowering(_primitive, functools.partial(_lower, _primitive.name), platform="cpu")
+    mlir.register_lowering(_primitive, functools.partial(_refuse, _primitive.name))

@@ -21,6 +21,7 @@ try:
 except ImportError as _error:
     raise ImportError("sdpa.interop.torch needs PyTorch: pip install torch") from _error
 
+from sdpa.interop.torch import _flops  # noqa: F401
 from sdpa.interop.torch._additive import additive_attention
 from sdpa.interop.torch._attention import (
     AttentionForward,

@@ -34,11 +34,11 @@ from sdpa.interop.torch._operators import (
 )
 
 _DIFFERENTIABLE = sdpa.AdditiveGradients._fields
-_WEIGHTS = {"w_query": "Tensor", "w_key": "Tensor", "w_score": "Tensor", "bias": "Tensor?"}
-_ARGUMENTS = (*_WEIGHTS, *ARGUMENTS)
+WEIGHTS = {"w_query": "Tensor", "w_key": "Tensor", "w_score": "Tensor", "bias": "Tensor?"}
+_ARGUMENTS = (*WEIGHTS, *ARGUMENTS)
 _UPSTREAM = {"grad_out": "Tensor", "out": "Tensor", "lse": "Tensor", "needs": "bool[]"}
-define("additive_forward", _WEIGHTS, "(Tensor out, Tensor lse)")
-define("additive_backward", {**_UPSTREAM, **_WEIGHTS}, len(_DIFFERENTIABLE))
+define("additive_forward", WEIGHTS, "(Tensor out, Tensor lse)")
+define("additive_backward", {**_UPSTREAM, **WEIGHTS}, len(_DIFFERENTIABLE))
 
 
 def _differentiable(args: Sequence[Any]) -> list[Any]:
@@ -76,7 +76,7 @@ def _fake_backward(grad_out: Any, out: Any, lse: Any, needs: Any, *args: Any) ->
 
 
 _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "additive_forward": (_forward, lambda *args: fake_forward(*args[len(_WEIGHTS) :])),
+    "additive_forward": (_forward, lambda *args: fake_forward(*args[len(WEIGHTS) :])),
     "additive_backward": (_backward, _fake_backward),
 }
 for _name, (_kernel, _fake) in _KERNELS.items():
@@ -89,7 +89,7 @@ _backward_operator = torch.ops.sdpa.additive_backward.default
 def _composed(*args: Any) -> Any:
     """(out, lse), with the scores as the additive mask of an attention of width 0."""
     x = dict(zip(_ARGUMENTS, args, strict=True))
-    w_query, w_key, w_score, bias = (x.pop(name) for name in _WEIGHTS)
+    w_query, w_key, w_score, bias = (x.pop(name) for name in WEIGHTS)
     query, key, attn_mask = x["query"], x["key"], x["attn_mask"]
     keys = repeated_heads(key, query) if x["enable_gqa"] else key
     hidden = (query @ w_query).unsqueeze(-2) + (keys @ w_key).unsqueeze(-3)
@@ -222,7 +222,7 @@ def additive_attention(
     >>> out.item(), w.grad.shape
     (2.0, torch.Size([2, 3]))
     """
-    named = dict(zip(_WEIGHTS, (w_query, w_key, w_score, bias), strict=True))
+    named = dict(zip(WEIGHTS, (w_query, w_key, w_score, bias), strict=True))
     weights = [
         None if x is None and name == "bias" else check_tensor(name, x) for name, x in named.items()
     ]

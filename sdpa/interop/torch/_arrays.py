@@ -49,14 +49,16 @@ def to_array(x: torch.Tensor | None) -> Any:
     """A view of the memory of `x`, with its strides."""
     if x is None:
         return None
-    x = x.detach().resolve_neg()
-    if x.dtype == torch.bfloat16:
-        return x.view(torch.uint16).numpy().view(bfloat16())
-    return x.numpy()
+    if x.dtype is torch.bfloat16:
+        return x.detach().resolve_neg().view(torch.uint16).numpy().view(bfloat16())
+    return x.numpy(force=True)  # although it may need a gradient, or stand for its negative
 
 
 def to_tensor(x: np.ndarray[Any, Any]) -> torch.Tensor:
     """A tensor on the memory of `x`."""
     if x.dtype.kind == "V":  # bfloat16
-        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(x)
+        tensor = torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(x)
+    # The strides of an empty array are 0, which PyTorch's are not.
+    return tensor if x.size else tensor.new_empty(x.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from sdpa import _arguments, _table
 from sdpa._table import DIFFERENTIABLE, Option
 from sdpa.interop.torch._arrays import check_tensor, under_autocast
 from sdpa.interop.torch._functions import FUNCTIONS, OPERATORS, forward_without_lse
+from sdpa.interop.torch._layout import is_fused
 from sdpa.interop.torch._operators import ABSENT, NUMBER, keywords_of, split
 from sdpa.interop.torch._packed import is_packed, one_sequence
 
@@ -110,8 +111,10 @@ _CONVERT = {name: _converter(option) for name, option in _table.OPTIONS.items() 
 _OPTIONAL = {name for name, option in _table.OPTIONS.items() if option.default is None}
 
 
-def arguments_of(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> tuple[Any, ...]:
-    """OPERANDS and OPTIONS of the operators, from the arguments of `sdpa.attention`."""
+def _named_arguments(
+    query: Any, key: Any, value: Any, args: Sequence[Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`arguments_of` by name."""
     given = _table.given(attention, args, options)
     query, key, value = under_autocast(
         check_tensor("query", query), check_tensor("key", key), check_tensor("value", value)
@@ -122,6 +125,21 @@ def arguments_of(query: Any, key: Any, value: Any, *args: Any, **options: Any) -
         if x is not None or name not in _OPTIONAL:
             found |= _CONVERT[name](name, x, query)
     found["seed"] = _seed(rng, found["dropout_p"])
+    return found
+
+
+def arguments_of(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> tuple[Any, ...]:
+    """OPERANDS and OPTIONS of the operators, from the arguments of `sdpa.attention`."""
+    return tuple(_named_arguments(query, key, value, args, options).values())
+
+
+def _laid_out(
+    query: Any, key: Any, value: Any, *args: Any, quiet: bool = False, **options: Any
+) -> tuple[Any, ...]:
+    """`arguments_of` for results with the layout of PyTorch's."""
+    found = _named_arguments(query, key, value, args, options)
+    found["quiet"] = quiet
+    found["like_query"] = is_fused(found)
     return tuple(found.values())
 
 
@@ -158,7 +176,7 @@ def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> t
     >>> out.item(), value.grad.tolist()
     (2.0, [[0.5], [0.5]])
     """
-    return _out(arguments_of(query, key, value, *args, **options))
+    return _out(_laid_out(query, key, value, *args, **options))
 
 
 def _out(arguments: tuple[Any, ...]) -> torch.Tensor:
@@ -185,7 +203,7 @@ def attention_forward(
     >>> query.grad.tolist()  # the mean of the keys, because the weights are equal
     [[0.5, 0.5]]
     """
-    arguments = arguments_of(query, key, value, *args, **options)
+    arguments = _laid_out(query, key, value, *args, **options)
     use = OPERATORS if torch.compiler.is_compiling() else FUNCTIONS
     return AttentionForward(*use.forward(*arguments))
 
@@ -236,8 +254,8 @@ def scaled_dot_product_attention(
     if variant is not None:  # a CausalBias, which is a tensor only by name
         attn_mask, causal = None, variant.name.lower()
     options |= {"scale": scale, "enable_gqa": enable_gqa}
-    arguments = arguments_of(query, key, value, attn_mask, dropout_p, causal, **options)
-    return _out((*arguments[:-1], True))  # quiet, since PyTorch's signature keeps its meaning
+    # quiet, since PyTorch's signature keeps its meaning
+    return _out(_laid_out(query, key, value, attn_mask, dropout_p, causal, quiet=True, **options))
 
 
 def attention_weights(

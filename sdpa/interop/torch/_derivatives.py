@@ -239,7 +239,8 @@ def lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence
         )
         for s, (queries, keys) in enumerate(spans(args))
     ]
-    return torch.cat(parts, -1) if parts else torch.zeros_like(lse)
+    padding = torch.zeros_like(lse[:, sum(x.shape[-1] for x in parts) :])
+    return torch.cat((*parts, padding), -1)
 
 
 def _own_lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Sequence[Any]) -> Any:
@@ -273,4 +274,5 @@ def _own_lse_tangent(use: Routines, tangents: Sequence[Any], lse: Any, args: Seq
     lse_t = torch.where(weights > 0, weights * moved, 0).sum(-1)
     if t["sinks"] is not None:
         lse_t = lse_t + torch.exp(own["sinks"][..., None] - lse) * t["sinks"][..., None]
-    return lse_t
+    # A mask or sink may have a wider type.
+    return lse_t.to(lse.dtype)

@@ -28,6 +28,7 @@ from sdpa.interop.torch._operators import (
 )
 from sdpa.interop.torch._packed import is_packed
 
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 # Number of axes behind (..., heads) of tensor arguments; -1 if one has no axis of heads.
 _RANKS = dict.fromkeys((*_table.OPERANDS, "grad_out", "out"), 2) | {"lse": 1, "grad_lse": 1}
 _RANKS |= {name: x.n_inner for name, x in _table.OPTIONS.items() if x.is_array and x.axes != "s"}
@@ -110,12 +111,33 @@ def is_plain(args: Sequence[Any]) -> bool:
     )
 
 
+def _is_alone(args: Sequence[Any]) -> bool:
+    """Whether no mode, trace or profile sees operators, nor a subclass of tensors stands for data.
+
+    Then the kernel is called without the dispatcher, which costs more than a small attention.
+    """
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._ops._len_torch_dispatch_stack_pre_dispatch()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._is_tracing()
+        or torch.autograd.profiler._is_profiler_enabled
+    ) and all(_is_data(x) for x in args if isinstance(x, torch.Tensor))
+
+
+def _is_data(x: torch.Tensor) -> bool:
+    """Whether `x` stands for its own memory, not for a batch of `gradcheck`'s older vmap either."""
+    return type(x) in _TENSORS and not torch._C._functorch.is_legacy_batchedtensor(x)
+
+
 def _function(name: str, **rules: Callable[..., Any]) -> Any:
     """A function of autograd around the operator of this name, with these rules."""
     operator = getattr(OPERATORS, name)
+    kernel, _ = _operators.KERNELS[f"attention_{name}"]
 
     def forward(*args: Any) -> Any:
-        return operator(*args)
+        return kernel(*args) if _is_alone(args) else operator(*args)
 
     # Without this attribute autograd would derive it at every call.
     forward.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
@@ -126,7 +148,7 @@ def _function(name: str, **rules: Callable[..., Any]) -> Any:
     function.vmap = staticmethod(partial(_vmap, name, function.apply))
 
     def call(*args: Any) -> Any:
-        return operator(*args) if is_plain(args) else function.apply(*args)
+        return forward(*args) if is_plain(args) else function.apply(*args)
 
     return call
 

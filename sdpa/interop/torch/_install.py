@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch
 import sdpa
 from sdpa import _warnings
 from sdpa.interop.torch._arrays import to_array, to_tensor
+from sdpa.interop.torch._layers import Layers
+from sdpa.interop.torch._layout import forward_like, rows_of_heads
 
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
 _16_BITS = (torch.bfloat16, torch.float16)
@@ -24,14 +26,25 @@ class _Replacement:
 
     library: torch.library.Library
     half: bool
+    layers: Layers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.layers = Layers(self.takes)
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether tensors of this kind are computed by sdpa."""
+        return x.is_cpu and (self.half or x.dtype not in _16_BITS)
 
     def put(self, name: str, ours: Callable[..., Any]) -> None:
         """Put our kernel in front of PyTorch's of this name."""
-        theirs = None if self.half else torch.library.get_kernel(f"aten::{name}", "CPU")
+        if self.half:
+            self.library.impl(name, ours, "CPU", allow_override=True)
+            return
+        theirs = torch.library.get_kernel(f"aten::{name}", "CPU")
 
         def kernel(keys: torch.DispatchKeySet, *args: Any, **options: Any) -> Any:
             # The second argument is the key, or after a gradient that may be None the query.
-            if theirs is None or self.half or args[1].dtype not in _16_BITS:
+            if self.half or args[1].dtype not in _16_BITS:
                 return ours(*args, **options)
             return theirs.call_boxed(keys, *args, **options)
 
@@ -52,28 +65,28 @@ def _theirs_is_faster() -> bool:
     return bool(has_tiles()) and _isa() != "amx"
 
 
-def _rows_of_heads(x: Any) -> torch.Tensor:
-    """The array `x` (batch, heads, L, ...) as a tensor in whose memory L comes before the heads.
-
-    The compiler relies on this layout, because PyTorch's kernel has it.
-    """
-    batch, heads, n, *rest = x.shape
-    source = to_tensor(x)
-    return source.new_empty(batch, n, heads, *rest).transpose(1, 2).copy_(source)
-
-
 def _options(query: Any, key: Any, dropout_p: float, is_causal: bool, mask: Any, scale: Any) -> Any:
+    """Those that are given, because each costs time."""
     if dropout_p:
         raise RuntimeError(f"{_NAME}: expected dropout_p 0, got {dropout_p}")
-    return {
-        "attn_mask": to_array(mask),
-        "is_causal": is_causal,
-        "scale": scale,
-        "enable_gqa": query.shape[1] != key.shape[1],
-    }
+    options: dict[str, Any] = {"is_causal": True} if is_causal else {}
+    if mask is not None:
+        options["attn_mask"] = to_array(mask)
+    if scale is not None:
+        options["scale"] = scale
+    if query.shape[1] != key.shape[1]:
+        options["enable_gqa"] = True
+    return options
 
 
-@_warnings.silenced()  # PyTorch's signature keeps its meaning
+def _quietly(function: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
+    """The results without a warning, because PyTorch's signature keeps its meaning."""
+    if not options:  # without one nothing warns
+        return function(*arrays)
+    with _warnings.silenced():
+        return function(*arrays, **options)
+
+
 def _forward(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -85,13 +98,11 @@ def _forward(
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     options = _options(query, key, dropout_p, is_causal, attn_mask, scale)
-    out = torch.empty_like(query)
-    arrays = map(to_array, (query, key, value))
-    _, lse = sdpa.attention_forward(*arrays, **options, out=to_array(out))
-    return out, _rows_of_heads(lse)
+    arrays = to_array(query), to_array(key), to_array(value)
+    out, lse = _quietly(forward_like, query, *arrays, **options)
+    return out, to_tensor(rows_of_heads(lse, -2))
 
 
-@_warnings.silenced()
 def _backward(
     grad_out: torch.Tensor | None,
     query: torch.Tensor,
@@ -109,8 +120,8 @@ def _backward(
     if grad_out is None:  # PyTorch's undefined gradient, which is 0
         return tuple(map(torch.zeros_like, (query, key, value)))
     arrays = map(to_array, (grad_out, query, key, value, out, logsumexp))
-    grads = sdpa.attention_backward(*arrays, **options)
-    return tuple(map(_rows_of_heads, grads[:3]))
+    grads = _quietly(sdpa.attention_backward, *arrays, **options)
+    return tuple([to_tensor(rows_of_heads(x)) for x in grads[:3]])
 
 
 class Installation:
@@ -142,6 +153,9 @@ def install(*, half: bool = False) -> Installation:
     and `torch.func.grad`; so does every model that calls it. PyTorch still uses its own code for
     tensors without exactly four axes, dropout, masks that need a gradient, d_v != d_k and vmap, and
     still refuses forward mode and second derivatives of the fused kernel.
+
+    `torch.nn.MultiheadAttention` and the layers made of it run on sdpa also where they return their
+    weights, which are 0 in rows without keys, and in evaluation: their fast path is switched off.
 
     On CPUs with AMX PyTorch multiplies bfloat16 and float16 in tiles, several times as fast as
     sdpa's vectors. There these types stay with PyTorch unless `half` is True.
@@ -201,4 +215,6 @@ def uninstall() -> None:
     >>> uninstall()
     """
     while _installed:
-        _installed.pop().library._destroy()
+        replacement = _installed.pop()
+        replacement.library._destroy()
+        replacement.layers.undo()

@@ -15,6 +15,7 @@ import sdpa
 from sdpa import _arguments, _table, _warnings
 from sdpa._table import DIFFERENTIABLE, DIFFERENTIABLE_OPTIONS
 from sdpa.interop.torch._arrays import to_array, to_tensor
+from sdpa.interop.torch._layout import empty_rows_of_heads, forward_like, rows_of_heads
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -41,11 +42,13 @@ def _types() -> dict[str, str]:
     return found
 
 
-_OPTION_TYPES = {**_types(), "quiet": "bool"}
+# like_query: the results have the layout of PyTorch's fused kernel. quiet: nothing warns.
+_OPTION_TYPES = {**_types(), "like_query": "bool", "quiet": "bool"}
 N_DIFFERENTIABLE = len(DIFFERENTIABLE)
 # Gradients exist for the first ones; the other operands are constants.
 OPERANDS = (*DIFFERENTIABLE, *_table.CONSTANTS, "seed")
 OPTIONS = tuple(_OPTION_TYPES)
+_LIKE_QUERY, _QUIET = map(OPTIONS.index, ("like_query", "quiet"))
 ARGUMENTS = (*OPERANDS, *OPTIONS)
 
 _ROWS = {"out": "Tensor", "lse": "Tensor"}
@@ -98,6 +101,7 @@ def named(args: Sequence[Any]) -> dict[str, Any]:
 ABSENT: dict[str, Any] = dict.fromkeys(ARGUMENTS) | {
     **{name: x.default for name, x in _table.OPTIONS.items() if name in OPTIONS},
     "is_causal": _arguments.ALIGNMENTS[0],
+    "like_query": False,
     "quiet": False,
 }
 _ABSENT = tuple(ABSENT[name] for name in OPTIONS)
@@ -114,7 +118,8 @@ def keywords_of(
     if seed is not None:
         found["rng"] = int(seed) % 2**64
     given = {n: x for n, x, y in zip(OPTIONS, options, _ABSENT, strict=True) if x != y}
-    given.pop("quiet", None)
+    for name in ("like_query", "quiet"):
+        given.pop(name, None)
     if "is_causal" in given:
         given["is_causal"] = _ALIGNMENT[given["is_causal"]]
     if "left" in given or "right" in given:
@@ -140,9 +145,13 @@ def gradients(found: Any, names: Sequence[str], like: Sequence[Any]) -> Tensors:
 def _forward(*args: Any) -> Tensors:
     _, operands, options = split(args)
     arrays, keywords = keywords_of(operands, options)
-    with _warnings.silenced(options[OPTIONS.index("quiet")]):
-        out, lse = sdpa.attention_forward(*arrays, **keywords)
-    return to_tensor(out), to_tensor(lse)
+    with _warnings.silenced(options[_QUIET]):
+        if options[_LIKE_QUERY]:
+            out, lse = forward_like(operands[0], *arrays, **keywords)
+        else:
+            array, lse = sdpa.attention_forward(*arrays, **keywords)
+            out = to_tensor(array)
+    return out, to_tensor(lse)
 
 
 def _weights(stage: Any, *args: Any) -> torch.Tensor:
@@ -163,6 +172,9 @@ def _backward(*args: Any) -> Tensors:
         grad_lse=to_array(grad_lse),
         needs=[name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need],
     )
+    if options[_LIKE_QUERY]:
+        own = ((name, getattr(found, name)) for name in _table.OPERANDS)
+        found = found._replace(**{name: rows_of_heads(x) for name, x in own if x is not None})
     return gradients(found, DIFFERENTIABLE, operands[:N_DIFFERENTIABLE])
 
 
@@ -191,7 +203,7 @@ def _double_backward(*args: Any) -> Tensors:
     return gradients(found, names, (grad_out, *operands[:N_DIFFERENTIABLE]))
 
 
-def _shape(operands: Sequence[Any], options: Sequence[Any]) -> tuple[int, ...]:
+def shape_of(operands: Sequence[Any], options: Sequence[Any]) -> tuple[int, ...]:
     """(..., heads, Lq) of the result."""
     query, key, value = operands[: len(_table.OPERANDS)]
     enable_gqa = options[OPTIONS.index("enable_gqa")]
@@ -212,17 +224,20 @@ def _shape(operands: Sequence[Any], options: Sequence[Any]) -> tuple[int, ...]:
 def fake_forward(*args: Any) -> Tensors:
     _, operands, options = split(args)
     query, _, value = operands[: len(_table.OPERANDS)]
-    shape = _shape(operands, options)
-    rows = shape if operands[OPERANDS.index("cu_seqlens_q")] is None else shape[::-1]
+    shape = shape_of(operands, options)
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return query.new_empty((*rows, value.shape[-1])), query.new_empty(shape, dtype=wide)
+    lse = query.new_empty(shape, dtype=wide)
+    if options[_LIKE_QUERY]:
+        return torch.empty_like(query), lse
+    rows = shape if operands[OPERANDS.index("cu_seqlens_q")] is None else shape[::-1]
+    return query.new_empty((*rows, value.shape[-1])), lse
 
 
 def _fake_weights(stage: str, *args: Any) -> torch.Tensor:
     _, operands, options = split(args)
     query, key, _, *others = operands
     n_k = key.shape[-2 if operands[OPERANDS.index("cu_seqlens_q")] is None else 0]
-    return query.new_empty((*_shape((query, key, key, *others), options), n_k))
+    return query.new_empty((*shape_of((query, key, key, *others), options), n_k))
 
 
 def fake_gradients(needs: Sequence[bool], like: Sequence[Any]) -> Tensors:
@@ -233,8 +248,13 @@ def fake_gradients(needs: Sequence[bool], like: Sequence[Any]) -> Tensors:
 
 
 def _fake_backward(*args: Any) -> Tensors:
-    (*_, needs), operands, _ = split(args)
-    return fake_gradients(needs, operands[:N_DIFFERENTIABLE])
+    (*_, needs), operands, options = split(args)
+    grads = fake_gradients(needs, operands[:N_DIFFERENTIABLE])
+    if options[_LIKE_QUERY]:
+        n = len(_table.OPERANDS)
+        own = zip(grads[:n], needs[:n], strict=True)
+        grads = (*(empty_rows_of_heads(x) if need else x for x, need in own), *grads[n:])
+    return grads
 
 
 def _fake_jvp(*args: Any) -> torch.Tensor:
@@ -247,14 +267,14 @@ def _fake_double_backward(*args: Any) -> Tensors:
     return fake_gradients(needs, (grad_out, *operands[:N_DIFFERENTIABLE]))
 
 
-_KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "attention_forward": (_forward, fake_forward),
     "attention_weights": (_weights, _fake_weights),
     "attention_backward": (_backward, _fake_backward),
     "attention_jvp": (_jvp, _fake_jvp),
     "attention_double_backward": (_double_backward, _fake_double_backward),
 }
-for _name, (_kernel, _fake) in _KERNELS.items():
+for _name, (_kernel, _fake) in KERNELS.items():
     LIBRARY.impl(_name, _kernel, "CPU")
     torch.library.register_fake(f"sdpa::{_name}", _fake, lib=LIBRARY)
 

@@ -1,13 +1,13 @@
 /* bfloat16 operands as pairs, which are multiplied without widening: pairs of adjacent elements for products over d,
- * pairs of adjacent rows for products over keys. Used if PAIRS is 1. */
-#ifndef SDPA_KERNEL_FAST_PAIRS_H
-#define SDPA_KERNEL_FAST_PAIRS_H
+ * pairs of adjacent rows for products over keys. Used if BF16_PAIRS is 1. */
+#ifndef SDPA_KERNEL_FAST_BF16_PAIRS_H
+#define SDPA_KERNEL_FAST_BF16_PAIRS_H
 
 #include "../pack.h"
 
 enum {
-    PAIRS_CAN = SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
-                SDPA_FEATURE_ALIBI | SDPA_FEATURE_INVARIANT
+    BF16_PAIRS_CAN = SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
+                     SDPA_FEATURE_ALIBI | SDPA_FEATURE_INVARIANT
 };
 
 /* Rows 2 j and 2 j + 1 of p (n, row), `width` wide, become row j, a row of pairs of bfloat16. The last row, if it has
@@ -23,41 +23,43 @@ NOINLINE void pair_rows(real *p, int64_t row, int64_t n, int64_t width, vec *sum
     }
 }
 
-/* Rows j0 .. j0+n-1 of a bfloat16 matrix, d columns, in pairs of rows at `packed`, like those of pair_rows.
+/* Rows j0 .. j0+n-1 of a bfloat16 matrix, d columns, in pairs of rows at `copy`, like those of pair_rows.
  * `checks_finite`: rows_finite will be called. */
-NOINLINE rows pack_row_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *packed, bool checks_finite) {
+NOINLINE rows pack_row_bf16_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *copy,
+                                  bool checks_finite) {
     typedef uint16_t halves __attribute__((vector_size(2 * VL), aligned(2), may_alias));
     if (checks_finite || m->swapped || m->col != 2 || m->row % 2 != 0 || (uintptr_t)m->data % 2 != 0 || d % VL != 0) {
-        rows r = pack_rows(m, j0, n, d, 1, packed, NULL);
+        rows r = pack_rows(m, j0, n, d, 1, copy, NULL);
         rows_finite(&r, d);
-        pair_rows(packed, r.row, n, round_up(d, VL), NULL);
+        pair_rows(copy, r.row, n, round_up(d, VL), NULL);
         return r;
     }
-    const rows r = {.p = packed, .row = packed_row(d), .j0 = j0, .n = n};
+    const rows r = {.p = copy, .row = row_stride(d), .j0 = j0, .n = n};
     for (int64_t j = 0; j < n; j += 2) {
         const char *even = m->data + (j0 + j) * m->row;
         for (int64_t c = 0; c < d; c += VL) {
             const halves *low = (const halves *)(even + 2 * c), *high = (const halves *)(even + m->row + 2 * c);
             ivec pair = __builtin_convertvector(*low, ivec);
             if (j + 1 < n) pair |= __builtin_convertvector(*high, ivec) << 16;
-            vstore(packed + j / 2 * r.row + c, (vec)pair);
+            vstore(copy + j / 2 * r.row + c, (vec)pair);
         }
     }
     return r;
 }
 
 /* pack_rows of a bfloat16 matrix whose rows are read as pairs of adjacent elements. `line`: (d) of scratch. */
-NOINLINE rows pack_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *packed, real *tail, real *line) {
-    sdpa_matrix pairs = *m;
-    pairs.dtype = SDPA_F32;
-    pairs.col = sizeof(real);
-    if (m->col == 2 && d % 2 == 0 && is_direct(&pairs)) return pack_rows(&pairs, j0, n, d / 2, 0, packed, tail);
-    const int64_t row = packed_row((d + 1) / 2), full = n / SCORE_ROWS * SCORE_ROWS;
-    memset(packed, 0, sizeof(real) * (size_t)(round_up(n, SCORE_ROWS) * row));
+NOINLINE rows pack_bf16_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *copy, real *tail,
+                              real *line) {
+    sdpa_matrix bf16_pairs = *m;
+    bf16_pairs.dtype = SDPA_F32;
+    bf16_pairs.col = sizeof(real);
+    if (m->col == 2 && d % 2 == 0 && is_direct(&bf16_pairs)) return pack_rows(&bf16_pairs, j0, n, d / 2, 0, copy, tail);
+    const int64_t row = row_stride((d + 1) / 2), full = n / SCORE_ROWS * SCORE_ROWS;
+    memset(copy, 0, sizeof(real) * (size_t)(round_up(n, SCORE_ROWS) * row));
     for (int64_t j = 0; j < n; j++) {
         load(line, m->data + (j0 + j) * m->row, d, m->col, m->dtype, m->swapped);
-        store((char *)(packed + j * row), line, d, 2, SDPA_BF16);
+        store((char *)(copy + j * row), line, d, 2, SDPA_BF16);
     }
-    return (rows){.p = packed, .tail = packed + full * row, .row = row, .tail_row = row, .j0 = j0, .n = n};
+    return (rows){.p = copy, .tail = copy + full * row, .row = row, .tail_row = row, .j0 = j0, .n = n};
 }
 #endif

@@ -2,17 +2,17 @@
  * over their lanes give the scores of several keys in one vector: lane l holds query l % period and key l / period of
  * that vector. Later steps treat it as a tile with one query per lane, and fold its maxima and sums. Rows are read one
  * after the other, because memory delivers them fastest in that order. */
-#ifndef SDPA_KERNEL_FAST_FEW_H
-#define SDPA_KERNEL_FAST_FEW_H
+#ifndef SDPA_KERNEL_FAST_FEW_QUERIES_H
+#define SDPA_KERNEL_FAST_FEW_QUERIES_H
 
 #include "../logits.h"
 
 enum {
-    FEW_CAN =
+    FEW_QUERIES_CAN =
         SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI
 };
 
-INLINE bool few_can(const sdpa_problem *p) { return !(p->features & ~FEW_CAN); }
+INLINE bool few_can(const sdpa_problem *p) { return !(p->features & ~FEW_QUERIES_CAN); }
 
 /* The number of lanes after which vectors repeat n queries, n <= FEW_QUERIES. */
 INLINE int few_period(int64_t n) { return n == 1 ? 1 : n <= 4 ? (VL < 4 ? VL : 4) : 8; }

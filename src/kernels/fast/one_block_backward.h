@@ -1,14 +1,14 @@
 /* Backward of units that see one block of keys. The general way prepares for rows that come in several blocks: weights
  * are completed before any gradient, and the factor that lse lost is carried to dO in double. With one block every sum
  * is known at once, P takes the factor itself, and rows of dO and O stay where they are. */
-#ifndef SDPA_KERNEL_FAST_SHORT_H
-#define SDPA_KERNEL_FAST_SHORT_H
+#ifndef SDPA_KERNEL_FAST_ONE_BLOCK_BACKWARD_H
+#define SDPA_KERNEL_FAST_ONE_BLOCK_BACKWARD_H
 
 #include "../backward.h"
-#include "small.h"
+#include "few_keys.h"
 
-#if SMALL
-enum { SHORT_CAN = SDPA_FEATURES_OF_PAIRS | SDPA_FEATURE_ALIBI };
+#if ROW_PATHS
+enum { ONE_BLOCK_CAN = SDPA_FEATURES_OF_PAIRS | SDPA_FEATURE_ALIBI };
 
 /* w->lse = lse in log2 units, rounded to integers, for weigh_keys; `lse_residue` = 2^(rounded lse - lse), by which its
  * weights must still be multiplied. Like load_lse, but in vectors, and rounded to nearest; false if there are far
@@ -45,26 +45,26 @@ INLINE bool is_coarse(const sdpa_unit *u) { return SDPA_REAL == 32 && sdpa_is_na
 INLINE bool takes_rows(const sdpa_unit *u) {
     const sdpa_problem *p = u->problem;
     if (is_coarse(u)) return forward_takes_rows(u);
-    return p->n_k <= SMALL_KEYS && u->scale > 0 && !fills_lanes(u, VL);
+    return p->n_k <= FEW_KEYS && u->scale > 0 && !fills_lanes(u, VL);
 }
 
 /* delta = rowsum(dO * O) - dlse. */
 NOINLINE void delta_by_outputs(const sdpa_unit *u, const backward_scratch *w, const rows *dout) {
     const sdpa_problem *p = u->problem;
     const rows o = pack_rows(&u->o, u->i0, u->n_i, p->d_v, 1, w->o_rows, NULL);
-    for (int64_t i = 0; i < u->n_i; i += SMALL_ROWS) {
-        const real *x[SMALL_ROWS], *y[SMALL_ROWS];
-        vec sum[SMALL_ROWS];
-        UNROLL for (int r = 0; r < SMALL_ROWS; r++) {
+    for (int64_t i = 0; i < u->n_i; i += ROWS_AT_ONCE) {
+        const real *x[ROWS_AT_ONCE], *y[ROWS_AT_ONCE];
+        vec sum[ROWS_AT_ONCE];
+        UNROLL for (int r = 0; r < ROWS_AT_ONCE; r++) {
             x[r] = row_or_last(dout, i + r, u->n_i);
             y[r] = row_or_last(&o, i + r, u->n_i);
             sum[r] = (vec){0};
         }
         for (int64_t d = 0; d < p->d_v; d += VL) {
-            UNROLL for (int r = 0; r < SMALL_ROWS; r++) sum[r] = vmuladd(vload(x[r] + d), vload(y[r] + d), sum[r]);
+            UNROLL for (int r = 0; r < ROWS_AT_ONCE; r++) sum[r] = vmuladd(vload(x[r] + d), vload(y[r] + d), sum[r]);
         }
         const vec delta = vsum4(sum);
-        memcpy(w->delta + i, &delta, SMALL_ROWS * sizeof(real));
+        memcpy(w->delta + i, &delta, ROWS_AT_ONCE * sizeof(real));
     }
     if (!u->dlse) return;
     load(w->dlse, u->dlse + u->i0 * p->dlse.row, u->n_i, p->dlse.row, p->dlse.dtype, p->dlse.swapped);
@@ -125,8 +125,8 @@ COLD NOINLINE void subtract_delta(const sdpa_unit *u, const backward_scratch *w,
 }
 
 /* P^T and dS^T of keys k, by products of rows. */
-NOINLINE void short_by_rows(const sdpa_unit *u, backward_scratch *w, const backward_rows *own, const rows *k,
-                            const rows *v, const real *lse_residue) {
+NOINLINE void one_block_by_rows(const sdpa_unit *u, backward_scratch *w, const backward_rows *own, const rows *k,
+                                const rows *v, const real *lse_residue) {
     const sdpa_problem *p = u->problem;
     const bool wanted = wants_scores(u);
     real sum[SDPA_QUERY_BLOCK] = {0};
@@ -142,9 +142,9 @@ NOINLINE void short_by_rows(const sdpa_unit *u, backward_scratch *w, const backw
     finish_rows(u, w, k->n, sum, lse_residue, wanted);
 }
 
-/* The same by panels of queries. */
-NOINLINE void short_by_panels(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, const rows *k,
-                              const rows *v, const real *lse_residue) {
+/* P^T and dS^T of keys k, by panels of queries. */
+NOINLINE void one_block_by_panels(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own,
+                                  const rows *k, const rows *v, const real *lse_residue) {
     const sdpa_problem *p = u->problem;
     real sum[SDPA_QUERY_BLOCK] = {0};
     pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w->line);
@@ -207,13 +207,13 @@ NOINLINE void write_gradients(const sdpa_unit *u, const backward_scratch *w, con
 }
 
 /* False, having written nothing, if the unit must go the general way. */
-NOINLINE bool backward_short(const sdpa_unit *u, void *scratch) {
+NOINLINE bool backward_one_block(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     keys b = {0};
     int64_t j1;
     sdpa_visible_keys(u, u->i0, u->n_i, &b.j0, &j1);
     b.n = j1 - b.j0;
-    if ((p->features & ~SHORT_CAN) || p->n_k > sdpa_key_block(p) || b.n == 0) return false;
+    if ((p->features & ~ONE_BLOCK_CAN) || p->n_k > sdpa_key_block(p) || b.n == 0) return false;
 
     sdpa_arena arena = {scratch, 0};
     backward_scratch w = backward_layout(p, &arena);
@@ -222,7 +222,7 @@ NOINLINE bool backward_short(const sdpa_unit *u, void *scratch) {
     real lse_residue[SDPA_QUERY_BLOCK];
     sdpa_fetch(u, SDPA_FETCH_QK, 0, 1, 2);
     if (!round_lse(u, &w, lse_residue)) return false;
-    SDPA_TAKE(SHORT);
+    SDPA_TAKE(ONE_BLOCK);
     sdpa_fetch(u, SDPA_FETCH_QK, 1, 1, 2);
     backward_rows own = {.dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, 1, w.dout_rows, NULL),
                          .q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, 1, w.q_rows, NULL)};
@@ -230,16 +230,16 @@ NOINLINE bool backward_short(const sdpa_unit *u, void *scratch) {
                v = pack_rows(&u->v, b.j0, b.n, p->d_v, by_rows, w.v, by_rows ? NULL : w.v_tail);
     own.finite = !may_mask(u) || (rows_finite(&own.q, p->d_k) && rows_finite(&own.dout, p->d_v));
     if (by_rows) {
-        SDPA_TAKE(SMALL);
-        short_by_rows(u, &w, &own, &k, &v, lse_residue);
+        SDPA_TAKE(FEW_KEYS);
+        one_block_by_rows(u, &w, &own, &k, &v, lse_residue);
     } else {
-        short_by_panels(u, &w, &own, &k, &v, lse_residue);
+        one_block_by_panels(u, &w, &own, &k, &v, lse_residue);
     }
     write_gradients(u, &w, &own, &k, b);
     return true;
 }
 #else
-INLINE bool backward_short(const sdpa_unit *u, void *scratch) { return (void)u, (void)scratch, false; }
+INLINE bool backward_one_block(const sdpa_unit *u, void *scratch) { return (void)u, (void)scratch, false; }
 #endif
 
 #endif

@@ -1,0 +1,195 @@
+"""What `sdpa.MultiHeadAttention` is: its arguments, its rules and the shapes of its parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from sdpa import _arguments
+from sdpa._arrays import Array, widen
+
+Initialiser = Literal["1/d_model", "xavier_normal", "xavier_uniform"]
+ScaleRule = Literal["1", "log d_k", "sqrt d_k", "2 sqrt d_k", "d_k", "learned"]
+Positions = tuple[Array | None, Array | None]
+"""Of x and of context, where queries and keys are rotated."""
+
+# The divisors of scores; a learned scale starts from 1 / sqrt(d_k).
+_DIVISORS: dict[ScaleRule, Callable[[int], float]] = {
+    "1": lambda d_k: 1.0,
+    "log d_k": math.log,
+    "sqrt d_k": math.sqrt,
+    "2 sqrt d_k": lambda d_k: 2 * math.sqrt(d_k),
+    "d_k": float,
+    "learned": math.sqrt,
+}
+
+
+def _xavier_uniform(rng: np.random.Generator, rows: int, columns: int) -> Array:
+    bound = math.sqrt(6 / (rows + columns))
+    return rng.uniform(-bound, bound, (rows, columns))
+
+
+INITIALISERS: dict[Initialiser, Callable[[np.random.Generator, int, int], Array]] = {
+    "1/d_model": lambda rng, rows, columns: rng.normal(0, math.sqrt(1 / rows), (rows, columns)),
+    "xavier_normal": lambda rng, rows, columns: rng.normal(
+        0, math.sqrt(2 / (rows + columns)), (rows, columns)
+    ),
+    "xavier_uniform": _xavier_uniform,
+}
+
+
+class Definition:
+    """The layer without its calls; `sdpa.MultiHeadAttention` documents the arguments."""
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        d_k: int | None = None,
+        d_v: int | None = None,
+        d_context: int | None = None,
+        init: Initialiser = "xavier_uniform",
+        scale: ScaleRule = "sqrt d_k",
+        fold_scale: bool = False,
+        tied_kv: bool = False,
+        swap_roles: bool = False,
+        bias: bool = False,
+        qk_norm: bool = False,
+        norm_eps: float = 1e-6,
+        rotary: bool = False,
+        rotary_base: float = 10000.0,
+        rotary_dim: int | None = None,
+        rotary_interleaved: bool = False,
+        dtype: DTypeLike = np.float32,
+        rng: int | np.random.Generator | None = None,
+    ) -> None:
+        self.d_model: int = _arguments.size("d_model", d_model, 1)
+        self.heads: int = _arguments.size("heads", heads, 1)
+        if d_k is None and self.d_model % self.heads:
+            raise ValueError(f"d_model: expected a multiple of heads={heads}, got {d_model}")
+        self.kv_heads: int = _size("kv_heads", kv_heads, self.heads)
+        self.d_k: int = _size("d_k", d_k, self.d_model // self.heads)
+        self.d_v: int = _size("d_v", d_v, self.d_k)
+        self.d_context: int = _size("d_context", d_context, self.d_model)
+        self.init: Initialiser = _arguments.choice("init", init, INITIALISERS)
+        self.scale: ScaleRule = _arguments.choice("scale", scale, _DIVISORS)
+        self.fold_scale: bool = _arguments.boolean("fold_scale", fold_scale)
+        self.tied_kv: bool = _arguments.boolean("tied_kv", tied_kv)
+        self.swap_roles: bool = _arguments.boolean("swap_roles", swap_roles)
+        self.bias: bool = _arguments.boolean("bias", bias)
+        self.qk_norm: bool = _arguments.boolean("qk_norm", qk_norm)
+        self.norm_eps: float = _arguments.positive("norm_eps", norm_eps)
+        self.rotary: bool = _arguments.boolean("rotary", rotary)
+        self.rotary_base: float = _arguments.positive("rotary_base", rotary_base)
+        self.rotary_dim: int | None = (
+            None if rotary_dim is None else _arguments.integer("rotary_dim", rotary_dim)
+        )
+        self.rotary_interleaved: bool = _arguments.boolean("rotary_interleaved", rotary_interleaved)
+        self.dtype: np.dtype[Any] = _arguments.float_dtype("dtype", dtype)
+        self._check()
+        rng = _arguments.generator("rng", rng)
+        self.parameters: dict[str, NDArray[Any]] = {
+            name: self._initial(name, shape, rng).astype(self.dtype)
+            for name, shape in self._shapes().items()
+        }
+
+    def _initial(self, name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+        if name.startswith("w_"):
+            w = INITIALISERS[self.init](rng, *shape)
+            # As rounded first, then folded: what a user's own folding of a layer gives.
+            folded = self.fold_scale and name == "w_query"
+            return widen(w.astype(self.dtype)) * self._factor if folded else w
+        return np.full(shape, {"b": 0.0, "g": 1.0, "s": self._factor}[name[0]])
+
+    def _check(self) -> None:
+        self._check_sizes()
+        self._check_rules()
+        self._check_positions_and_norm()
+
+    def _check_sizes(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"kv_heads: expected a number that divides heads={self.heads}, got {self.kv_heads}"
+            )
+        if self.tied_kv and self.d_v != self.d_k:
+            raise ValueError(f"d_v: expected d_k={self.d_k} with tied_kv=True, got {self.d_v}")
+        if self.swap_roles and self.kv_heads != self.heads:
+            raise ValueError(
+                f"kv_heads: expected heads={self.heads} with swap_roles=True, got {self.kv_heads}"
+            )
+        if self.swap_roles and self.tied_kv and self.d_context != self.d_model:
+            raise ValueError(
+                f"d_context: expected d_model={self.d_model} with swap_roles=True and "
+                f"tied_kv=True, got {self.d_context}"
+            )
+
+    def _check_rules(self) -> None:
+        if self.scale == "log d_k" and self.d_k == 1:
+            raise ValueError("scale: expected another rule for d_k=1, got 'log d_k', which is 0")
+        if self.fold_scale and self.scale == "learned":
+            raise ValueError("fold_scale: expected False with scale='learned', got True")
+        if self.fold_scale and self.qk_norm:
+            raise ValueError(
+                "fold_scale: expected False with qk_norm=True, which divides it out again, got True"
+            )
+
+    def _check_positions_and_norm(self) -> None:
+        defaults = {"rotary_base": 10000.0, "rotary_dim": None, "rotary_interleaved": False}
+        owners = {"norm_eps": (1e-6, "qk_norm")} | {n: (x, "rotary") for n, x in defaults.items()}
+        for name, (default, owner) in owners.items():
+            if not getattr(self, owner) and getattr(self, name) != default:
+                raise ValueError(
+                    f"{name}: expected {default} without {owner}=True, got {getattr(self, name)!r}"
+                )
+        width = self.d_k if self.rotary_dim is None else self.rotary_dim
+        if self.rotary and (not 0 <= width <= self.d_k or width % 2):
+            raise ValueError(
+                f"rotary_dim: expected an even number from 0 to d_k={self.d_k}, got {width}"
+            )
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        value_rows = self.d_model if self.swap_roles else self.d_context
+        shapes: dict[str, Any] = {
+            "w_query": (self.d_model, self.heads * self.d_k),
+            "w_key": (self.d_context, self.kv_heads * self.d_k),
+            "w_value": (value_rows, self.kv_heads * self.d_v),
+            "w_out": (self.heads * self.d_v, self.d_model),
+        }
+        if self.tied_kv:
+            del shapes["w_value"]
+        if self.bias:
+            shapes |= {f"b_{name[2:]}": (columns,) for name, (_, columns) in shapes.items()}
+        if self.qk_norm:
+            shapes |= {"g_query": (self.d_k,), "g_key": (self.d_k,)}
+        if self.scale == "learned":
+            shapes["scale"] = (self.heads,)
+        return shapes
+
+    @property
+    def _factor(self) -> float:
+        return 1 / _DIVISORS[self.scale](self.d_k)
+
+    def _kernel_scale(self, parameters: Mapping[str, Any]) -> Any:
+        """The factor of scores that is left to the kernel."""
+        if self.scale == "learned":
+            return parameters["scale"]
+        return 1.0 if self.fold_scale else self._factor
+
+    @property
+    def _rotation(self) -> dict[str, Any]:
+        """The options of `rotary_embedding`."""
+        return {
+            "base": self.rotary_base,
+            "rotary_dim": self.rotary_dim,
+            "interleaved": self.rotary_interleaved,
+        }
+
+
+def _size(name: str, value: int | None, default: int) -> int:
+    return default if value is None else _arguments.size(name, value, 1)

@@ -193,18 +193,15 @@ SHORT = ("Zen 4", "zen4"), ("a Xeon", "xeon"), ("Zen 3", "zen3")
 
 def short() -> str:
     """The README's sentence on gradients of many short heads."""
-    spans = {"backward": list[str](), "both": list[str]()}
+    spans = []
     for name, page in SHORT:
         text = PAGE.with_stem(page).read_text(encoding="utf-8")
         rows = tables(text)["short, 1 thread, us"].items()
-        for work, span in spans.items():
-            ratios = [cells["numpy"] / cells["sdpa"] for row, cells in rows if row.endswith(work)]
-            span.append(f"{min(ratios):.2f} to {max(ratios):.2f}")
-        spans["backward"][-1] += f" on {name}"
+        ratios = [cells["numpy"] / cells["sdpa"] for row, cells in rows if row.endswith("backward")]
+        spans.append(f"{min(ratios):.2f} to {max(ratios):.2f} on {name}")
     return fill(
-        "- Gradients of many short heads on one thread: the speed of NumPy that has kept the "
-        f"weights times {', '.join(spans['backward'])} ([figures](docs/performance.md)); with the "
-        f"forward {', '.join(spans['both'])}.",
+        f"- Gradients of many short heads on one thread: [speed](docs/performance.md) {spans[0]}, "
+        f"{', '.join(spans[1:])}, where NumPy that has kept the weights has 1.",
         100,
         subsequent_indent="  ",
         break_on_hyphens=False,

@@ -13,8 +13,6 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-import sdpa
-
 REPORT = "sdpa-report.html"
 INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 
@@ -44,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure what the factor 1/sqrt(d_k) changes in attention, on images of "
         "handwritten digits and on random numbers, and the speed against NumPy.",
     )
-    parser.add_argument("--version", action="version", version=f"sdpa {sdpa.__version__}")
+    parser.add_argument("--version", action="version", version=cli.VERSION)
     as_json = "print the same as JSON"
     parser.add_argument("--json", action="store_true", help=as_json)
     parser.add_argument(

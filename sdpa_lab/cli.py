@@ -10,6 +10,7 @@ from inspect import getdoc, signature
 from pathlib import Path
 from typing import Any
 
+import sdpa
 import sdpa_lab as lab
 
 from . import style
@@ -53,6 +54,7 @@ FIRST, LAST = ("d_k", "n", "sigma", "rho"), ("draws", "seed")
 """The order of arguments: these, those of the experiment, these."""
 
 WIDEST, NARROWEST = 100, 40
+VERSION = f"sdpa {sdpa.__version__}"
 
 Results = dict[str, Any]
 

@@ -7,7 +7,7 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'sdpa[peers]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[peers]'")
 
 import torch.nn.functional as F
 from torch.export import Dim

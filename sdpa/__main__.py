@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 REPORT = "sdpa-report.html"
+INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _info(options)
     elif options.command == "claims":
         _claims(options)
+    elif options.command == "lab":
+        _lab(options)
     elif options.command == "explorer":
         _explorer(options)
     else:
@@ -30,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from sdpa_lab import cli
     from sdpa_lab.experiments.scale import FEWEST_DRAWS
     from sdpa_lab.tools.inputs import N_IMAGES
 
@@ -38,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure what the factor 1/sqrt(d_k) changes in attention, on images of "
         "handwritten digits and on random numbers, and the speed against NumPy.",
     )
+    parser.add_argument("--version", action="version", version=cli.VERSION)
     as_json = "print the same as JSON"
     parser.add_argument("--json", action="store_true", help=as_json)
     parser.add_argument(
@@ -66,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     claims.add_argument("--save", metavar="DIR", help="write the measurements of every draw to DIR")
     claims.add_argument(
         "--times", type=float, default=1.0, help="multiplies the numbers of draws; default 1"
+    )
+    cli.add_arguments(
+        commands.add_parser(
+            "lab", help="one experiment, with its own arguments; alone: the list of them"
+        )
     )
     explorer = commands.add_parser(
         "explorer", help="write a page with knobs for the scale; it needs no network"
@@ -112,19 +122,47 @@ def _explorer(options: argparse.Namespace) -> None:
 
 
 def _claims(options: argparse.Namespace) -> None:
-    from sdpa_lab import claims
-    from sdpa_lab.claims import cli
+    from sdpa_lab.claims import chosen, cli
+    from sdpa_lab.cli import columns
     from sdpa_lab.tools.progress import progress as progress_bar
 
-    names = options.only or list(claims.claims())
-    with progress_bar("claims", len(names)) as progress:
-        try:
-            rows = claims.ledger(names, seed=options.seed, times=options.times, progress=progress)
-        except ValueError as error:
-            sys.exit(f"python -m sdpa claims: {error}")
-    if options.save:
-        cli.save(rows, options.save)
-    print(_json([row.record() for row in rows]) if options.json else cli.text(rows))
+    try:
+        total = len(chosen(options.only))
+    except ValueError as error:
+        sys.exit(f"python -m sdpa claims: {error}")
+    with progress_bar("claims", total) as progress:
+        rows, complete = cli.run(
+            options.only,
+            seed=options.seed,
+            times=options.times,
+            directory=options.save,
+            progress=progress,
+        )
+    if not complete:
+        print(
+            f"\nInterrupted: {len(rows)} of {total} rows are judged and kept in {cli.KEPT}; the "
+            "same command goes on from there.",
+            file=sys.stderr,
+        )
+        sys.exit(INTERRUPTED)
+    print(_json([row.record() for row in rows]) if options.json else cli.text(rows, columns()))
+
+
+def _lab(options: argparse.Namespace) -> None:
+    from sdpa_lab import cli
+
+    if options.experiment is None:
+        _parser().parse_args(["lab", "--help"])
+    try:
+        table, complete = cli.run(options, _destination)
+    except KeyError as error:
+        sys.exit(f"python -m sdpa lab {options.experiment}: unknown name {error}; see --help")
+    except (ImportError, ValueError) as error:
+        sys.exit(f"python -m sdpa lab {options.experiment}: {error}")
+    print(cli.text(table, cli.columns()))
+    if not complete:
+        print("\nInterrupted: these rows were complete.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
 
 
 def _main_job(options: argparse.Namespace) -> None:
@@ -188,7 +226,12 @@ def _json(value: Any) -> str:
             return [plain(item) for item in value]
         return value
 
-    return json.dumps(plain(value), indent=1, allow_nan=False)
+    text = json.dumps(plain(value), indent=1, allow_nan=False, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # a terminal without these letters would show others
+        return json.dumps(plain(value), indent=1, allow_nan=False)
+    return text
 
 
 if __name__ == "__main__":

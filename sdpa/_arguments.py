@@ -6,7 +6,6 @@ Integers saturate: one beyond int64 becomes the nearest that int64 holds, so tha
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import math
@@ -164,8 +163,7 @@ def _unexpected(function: Callable[..., Any], name: str, known: Collection[str])
     """CPython's message for an unknown keyword, as the functions of the extension word it."""
     parameters = inspect.signature(function).parameters.values()
     own = [p.name for p in parameters if p.default is not p.empty]
-    close = difflib.get_close_matches(name, [*own, *known], 1)
-    hint = f". Did you mean '{close[0]}'?" if close else ""
+    hint = _core._hint(name, [*own, *known])
     return f"{function.__qualname__}() got an unexpected keyword argument '{name}'{hint}"
 
 

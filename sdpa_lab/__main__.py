@@ -2,6 +2,7 @@
 
 Prints the tables; with --save writes them (.npz, .txt) and their plots (.svg, .png). Training has
 its own command, `python -m sdpa_lab.training`, and so does the ledger, `python -m sdpa claims`.
+`python -m sdpa lab NAME` runs one experiment with arguments of its own.
 """
 
 from __future__ import annotations
@@ -13,17 +14,11 @@ from pathlib import Path
 import sdpa_lab as lab
 
 from . import style
+from .cli import EXPERIMENTS, arguments
 from .tools.progress import progress
 
-NAMES = (
-    *("growth", "normality", "coverage", "initialisers", "overflow"),
-    *("saturation", "freezing", "scale_over_length", "critical"),
-    *("gradients", "exponents", "gradients_over_sigma", "best_sigma"),
-    *("averaging", "correlated_growth", "output_scale", "rank_collapse", "rank_step"),
-    *("inputs_compared", "trained_heads", "trained_choice", "trained_growth"),
-    "decoder_heads",
-)
-"""The experiments; each has a plot function, plot_NAME."""
+NAMES = tuple(name for name in EXPERIMENTS if "draws" in arguments(name))
+"""The experiments whose number of draws may be chosen."""
 
 
 def main() -> None:

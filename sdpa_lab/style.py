@@ -283,6 +283,14 @@ def png(figure: Figure) -> bytes:
     return data.getvalue()
 
 
+def pdf(figure: Figure) -> bytes:
+    """The figure as a PDF file."""
+    data = BytesIO()
+    with _styled():
+        figure.savefig(data, format="pdf", metadata={"CreationDate": None, "Creator": None})
+    return data.getvalue()
+
+
 def cycle(n: int) -> Sequence[tuple[str, str]]:
     """(colour, marker) for each of `n` lines, all different up to 49."""
     if not 0 <= n <= len(COLORS) * len(MARKERS):

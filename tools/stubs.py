@@ -56,6 +56,7 @@ RESULTS = {
     "_check_attention": "None",
     "_check_attention_backward": "None",
     "_close_pool": "None",
+    "_hint": "str",
     "_isas": "dict[str, bool]",
     "_pattern": "tuple[NDArray[Any], NDArray[np.int64]]",
     "_options": "tuple[tuple[str, str, str, bool, str, tuple[str, ...], str | None], ...]",

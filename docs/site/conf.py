@@ -67,7 +67,7 @@ html_title = f"sdpa {version}"
 html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}
 html_context = {"default_mode": "auto"}  # light or dark as the reader's browser is
 html_static_path = ["static"]
-html_css_files = ["phone.css"]
+html_css_files = ["pages.css"]
 html_show_sourcelink = False
 # Pages without neighbours need no list of them.
 alone = ("README", "CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY", "RELEASING")

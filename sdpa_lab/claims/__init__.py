@@ -51,6 +51,7 @@ __all__ = [
     "Figure",
     "Measured",
     "Row",
+    "chosen",
     "claims",
     "draws",
     "judge",
@@ -102,6 +103,16 @@ def quick() -> list[str]:
     return [name for name, claim in claims().items() if not claim.slow]
 
 
+def chosen(only: Iterable[str] | None = None) -> list[Claim]:
+    """All claims, or those named; a ValueError where one does not exist."""
+    known = claims()
+    names = list(known) if only is None else list(only)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"only: expected ids of claims ({', '.join(known)}), got {unknown}")
+    return [known[name] for name in names]
+
+
 def ledger(
     only: Iterable[str] | None = None,
     *,
@@ -137,14 +148,9 @@ def ledger(
     >>> [row.verdict for row in ledger(["softmax-raw"])]
     ['reproduced']
     """
-    known = claims()
-    names = list(known) if only is None else list(only)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(f"only: expected ids of claims ({', '.join(known)}), got {unknown}")
     rows = []
-    for name in names:
-        rows.append(judge(known[name], rows=len(IDS), seed=seed, times=times))
+    for claim in chosen(only):
+        rows.append(judge(claim, rows=len(IDS), seed=seed, times=times))
         if progress is not None:
             progress(1)
     return rows

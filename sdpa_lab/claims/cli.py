@@ -1,41 +1,50 @@
 """The ledger on the command line: `python -m sdpa claims`."""
 
+import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import floor, log10
 from pathlib import Path
+from textwrap import fill
+from typing import Any
 
 import numpy as np
 
-from .judge import ALPHA
-from .record import Figure, Margin, Row
+import sdpa
+
+from . import IDS, chosen
+from .judge import ALPHA, judge
+from .record import WIDTH, Figure, Margin, Row, folded
+
+KEPT = "sdpa-claims.json"
+"""Where the judged rows of an interrupted run are kept, in the current folder."""
 
 
-def text(rows: Sequence[Row]) -> str:
-    """The ledger for people."""
-    parts = [
-        "Every claim of the notes, judged by measurement: reproduced, corrected (our law passes\n"
-        "the test that the claim fails), refuted, or undecided. ± is half of a 95 % interval.\n"
-        "Verdicts are by the intervals [low, high], of which all those of the whole ledger hold\n"
+def text(rows: Sequence[Row], width: int = WIDTH) -> str:
+    """The ledger for people, in lines of at most `width`."""
+    about = (
+        "Every claim of the notes, judged by measurement: reproduced, corrected (our law passes "
+        "the test that the claim fails), refuted, or undecided. ± is half of a 95 % interval. "
+        "Verdicts are by the intervals [low, high], of which all those of the whole ledger hold "
         f"together with probability {1 - ALPHA:g}."
-    ]
-    parts += [_row(row) for row in rows]
+    )
     count = Counter(row.verdict for row in rows)
     seconds = sum(row.seconds for row in rows)
     verdicts = ", ".join(f"{number} {verdict}" for verdict, number in count.most_common())
-    parts.append(f"{len(rows)} rows in {seconds:.0f} s: {verdicts}")
+    end = f"{len(rows)} rows in {seconds:.0f} s: {verdicts}"
+    parts = [folded(about, width, "", 0), *(_row(row, width) for row in rows), fill(end, width)]
     return "\n\n".join(parts)
 
 
-def _row(row: Row) -> str:
-    lines = [str(row)]
+def _row(row: Row, width: int) -> str:
+    lines = [row.text(width)]
     for figure in row.figures:
-        line = f"    {figure.name}: {interval(figure)}"
+        line = f"{figure.name}: {interval(figure)}"
         if expect := row.expect.get(figure.name):
             line += f"; claimed {expect.claimed:.4g}, margin {margin(expect.margin)}"
             line += "" if expect.law is None else f"; law {expect.law:.4g}"
-        lines.append(line)
+        lines.append(folded(line, width, "    ", 8))
     return "\n".join(lines)
 
 
@@ -72,6 +81,76 @@ def margin(allowed: Margin) -> str:
         return f"±{allowed:.3g}"
     below, above = ("any" if part is None else f"{part:.3g}" for part in allowed)
     return f"-{below} +{above}".replace("-any", "any below").replace("+any", "any above")
+
+
+def run(
+    only: Sequence[str] | None,
+    *,
+    seed: int,
+    times: float,
+    directory: str | None = None,
+    progress: Callable[[int], object] = lambda n: None,
+    kept: str | Path = KEPT,
+) -> tuple[list[Row], bool]:
+    """`sdpa_lab.claims.ledger` that may be interrupted.
+
+    Parameters
+    ----------
+    only, seed, times, progress
+        As for `ledger`.
+    directory : str, optional
+        `save` each row there.
+    kept : path
+        Ctrl-C leaves the judged rows in this file. A run with the same arguments takes them from
+        there, and removes the file when it is complete.
+
+    Returns
+    -------
+    rows : list of Row
+    complete : bool
+        False after Ctrl-C.
+
+    Raises
+    ------
+    ValueError
+        `only` names a row that does not exist.
+    """
+    file = Path(kept)
+    settings = {"version": sdpa.__version__, "seed": seed, "times": times, "save": directory}
+    known, rows = _kept(file, settings), []
+    wanted = chosen(only)
+    try:
+        for claim in wanted:
+            values = known.get(claim.id)
+            if values is None:
+                rows.append(judge(claim, rows=len(IDS), seed=seed, times=times))
+                if directory:
+                    save(rows[-1:], directory)
+            else:
+                figures = tuple(Figure(*figure) for figure in values.pop("figures"))
+                rows.append(Row(claim=claim, figures=figures, draws={}, **values))
+            progress(1)
+    except KeyboardInterrupt:
+        known |= {row.claim.id: _values(row) for row in rows}
+        file.write_text(json.dumps(settings | {"rows": known}), encoding="utf-8")
+        return rows, False
+    if known:
+        file.unlink()
+    return rows, True
+
+
+def _kept(file: Path, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rows in the file, by id; none where it is of a run with other settings."""
+    if not file.exists():
+        return {}
+    found = json.loads(file.read_text(encoding="utf-8"))
+    rows: dict[str, dict[str, Any]] = found.pop("rows")
+    return rows if found == settings else {}
+
+
+def _values(row: Row) -> dict[str, Any]:
+    names = ("verdict", "statement", "figures", "level", "seed", "seconds", "trained")
+    return {name: getattr(row, name) for name in names}
 
 
 def save(rows: Sequence[Row], directory: str) -> None:

@@ -133,26 +133,16 @@ class Row:
         return {expect.figure: expect for expect in judged}
 
     def __str__(self) -> str:
-        """Verdict, claim and what is right; without the figures."""
+        return self.text()
+
+    def text(self, width: int = WIDTH) -> str:
+        """Verdict, claim and what is right, in lines of at most `width`; without the figures."""
         claim = self.claim
         cited = " (cited)" if claim.cited else ""
         trained = "".join(f"; {model}: {verdict}" for model, verdict in self.trained.items())
-        found = {"claim  ": claim.claim, "found  ": self.statement}
-        return "\n".join(
-            [
-                f"{claim.id}: {self.verdict}{cited}{trained}, notes {' '.join(claim.notes)}",
-                *(
-                    fill(
-                        text,
-                        WIDTH,
-                        initial_indent=f"  {name}",
-                        subsequent_indent=" " * 9,
-                        break_on_hyphens=False,  # as in the names of models
-                    )
-                    for name, text in found.items()
-                ),
-            ]
-        )
+        verdict = f"{claim.id}: {self.verdict}{cited}{trained}, notes {' '.join(claim.notes)}"
+        parts = {"": verdict, "  claim  ": claim.claim, "  found  ": self.statement}
+        return "\n".join(folded(text, width, indent, 9) for indent, text in parts.items())
 
     def record(self) -> dict[str, Any]:
         """The row as plain data, the form of `python -m sdpa claims --json`."""
@@ -174,6 +164,22 @@ class Row:
         result |= {"cited": True} if claim.cited else {}
         keys = {minilm.MODEL: "trained", smollm2.MODEL: "decoder"}
         return result | {keys[part.model]: self.trained.get(part.model) for part in claim.trained}
+
+
+def folded(text: str, width: int, indent: str, hang: int) -> str:
+    """Lines of at most `width`, the first behind `indent` and the others behind `hang` spaces.
+
+    Names of models are not broken at their hyphens, nor numbers from what they count.
+    """
+    kept = text.replace("(n = ", "(n\0=\0").replace(" %", "\0%")
+    lines = fill(
+        kept,
+        width,
+        initial_indent=indent,
+        subsequent_indent=" " * hang,
+        break_on_hyphens=False,
+    )
+    return lines.replace("\0", " ")
 
 
 def draws(number: int, times: float, least: int = 2) -> int:

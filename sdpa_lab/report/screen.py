@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from textwrap import fill
 from typing import Any
 
@@ -23,6 +24,8 @@ SURPRISING = (
 """Claims that a reader is likely to believe, those first whose answer is furthest from it."""
 
 SHOWN = 4
+
+NOTEBOOK = "notebooks/03_saturation.ipynb"
 
 
 def text(
@@ -185,7 +188,8 @@ def _surprise(row: Row, width: int) -> str:
 
 def _next(report: str | None, width: int) -> str:
     steps = [f"open {report}"] if report else []
-    steps += ["python -m sdpa claims (all of them)", "notebooks/03_saturation.ipynb"]
+    steps += ["python -m sdpa claims (all of them)"]
+    steps += [NOTEBOOK if Path(NOTEBOOK).exists() else "python -m sdpa lab (one experiment)"]
     indent = "Next: "
     # What is to be typed or opened stays on one line where it can.
     kept = [s.replace(" ", "\0") if len(s) + len(indent) + 2 <= width else s for s in steps]

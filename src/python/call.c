@@ -185,6 +185,15 @@ static npy_intp size_from_end(PyArrayObject *a, int i) {
     return PyArray_NDIM(a) >= i ? PyArray_DIM(a, PyArray_NDIM(a) - i) : 1;
 }
 
+/* A remedy for operands of three axes or more whose heads may stand after the rows: then the axis read as rows has as
+ * many entries in both, or groups of them. */
+static const char *layout_hint(const sdpa_call *call) {
+    const sdpa_problem *p = &call->problem;
+    const bool deep = PyArray_NDIM(call->arrays[NAME_query]) > 2 && PyArray_NDIM(call->arrays[NAME_key]) > 2;
+    return deep && p->n_k && p->n_q % p->n_k == 0 ? "; write x.swapaxes(-3, -2) if the axes are (..., L, heads, d)"
+                                                  : "";
+}
+
 /* Broadcasts the leading axes of `a` with those of the output, except heads if `but_heads` (they are grouped). */
 static int broadcast_lead(sdpa_call *call, const char *name, PyArrayObject *a, bool but_heads) {
     int nd = PyArray_NDIM(a);
@@ -196,11 +205,12 @@ static int broadcast_lead(sdpa_call *call, const char *name, PyArrayObject *a, b
             *common = size;
         } else if (size != 1 && size != *common) {
             char expected[SDPA_SHAPE_SIZE], got[SDPA_SHAPE_SIZE];
-            bool groups = axis == call->nd - 3 && size && *common % size == 0;
-            PyErr_Format(PyExc_ValueError, "%s: expected leading axes that broadcast with %s, got %s%s", name,
+            const bool is_head = axis == call->nd - 3 && size, groups = is_head && *common % size == 0;
+            PyErr_Format(PyExc_ValueError, "%s: expected leading axes that broadcast with %s, got %s%s%s", name,
                          sdpa_shape_text(expected, "", call->shape, call->nd - 2),
                          sdpa_shape_text(got, "", PyArray_DIMS(a), nd - 2),
-                         groups ? "; enable_gqa=True lets groups of query heads share a key head" : "");
+                         groups ? "; enable_gqa=True lets groups of query heads share a key head" : "",
+                         is_head ? layout_hint(call) : "");
             return -1;
         }
     }
@@ -211,7 +221,10 @@ static int check_heads(sdpa_call *call) {
     PyArrayObject *k = call->arrays[NAME_key], *v = call->arrays[NAME_value];
     npy_intp n_q = size_from_end(call->arrays[NAME_query], 3), n_k = size_from_end(k, 3);
     if (n_k ? n_q % n_k : n_q) {
-        return sdpa_raise_shape("key", k, "a number of heads that divides query's %lld", (long long)n_q);
+        char got[SDPA_SHAPE_SIZE];
+        PyErr_Format(PyExc_ValueError, "key: expected a number of heads that divides query's %lld, got %s%s",
+                     (long long)n_q, sdpa_shape_text(got, "", PyArray_DIMS(k), PyArray_NDIM(k)), layout_hint(call));
+        return -1;
     }
     if (v && size_from_end(v, 3) != n_k) {
         return sdpa_raise_shape("value", v, "key's number of heads, %lld", (long long)n_k);

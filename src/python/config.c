@@ -9,6 +9,7 @@
 #include "docstring.h"
 #include "docstrings.h"
 #include "parse.h"
+#include "synonyms.h"
 #include "warn.h"
 
 /* Names of the ISAs that were built, or only of those that the machine has, worst first: new reference. */
@@ -107,6 +108,14 @@ static PyObject *arrays(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
     return list;
 }
 
+static PyObject *hint(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *keyword, *names;
+    return PyArg_ParseTuple(args, "O!O!:_hint", &PyUnicode_Type, &keyword, &PyList_Type, &names)
+               ? sdpa_hint(keyword, names)
+               : NULL;
+}
+
 static PyObject *get_num_threads(PyObject *module, PyObject *none) {
     (void)module, (void)none;
     return PyLong_FromLong(sdpa_get_num_threads());
@@ -196,6 +205,9 @@ int sdpa_config_add(PyObject *module) {
         {"_arrays", SDPA_FUNCTION(arrays), SDPA_FLAGS,
          "_arrays($module, **arguments)\n--\n\nConvert arguments to a list of ndarrays like the functions of this "
          "module; errors begin with their names."},
+        {"_hint", hint, METH_VARARGS,
+         "_hint($module, keyword, names, /)\n--\n\nWhat the error about an unknown keyword adds, where a list of "
+         "names may be given."},
         {"_options", options, METH_NOARGS,
          "_options($module)\n--\n\nThe table of options: (name, default, annotation, keyword_only, kind, "
          "functions, axes)."},

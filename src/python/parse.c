@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "../runtime/parallel.h"
+#include "synonyms.h"
 
 static const char *const names[N_NAMES] = {
 #define TEXT(name) #name,
@@ -16,30 +17,17 @@ const char *sdpa_name_text(int name) { return names[name]; }
 
 /* ------------------------------------------------------------------------------------ errors of a call */
 
-/* The parameter that `keyword` most likely stands for, or None: new reference. */
-static PyObject *nearest_name(const sdpa_state *state, const sdpa_signature *s, PyObject *keyword) {
-    PyObject *known = PyList_New(0), *nearest = NULL;
+static void raise_unexpected(const sdpa_state *state, const sdpa_signature *s, PyObject *keyword) {
+    PyObject *known = PyList_New(0);
     for (int i = 0; known && i < s->n; i++) {
         if (PyList_Append(known, state->names[s->names[i]]) < 0) Py_CLEAR(known);
     }
-    PyObject *difflib = known ? PyImport_ImportModule("difflib") : NULL;
-    PyObject *matches = difflib ? PyObject_CallMethod(difflib, "get_close_matches", "OOi", keyword, known, 1) : NULL;
-    if (matches) nearest = Py_NewRef(PyList_Size(matches) ? PyList_GetItem(matches, 0) : Py_None);
-    Py_XDECREF(matches);
-    Py_XDECREF(difflib);
-    Py_XDECREF(known);
-    return nearest;
-}
-
-static void raise_unexpected(const sdpa_state *state, const sdpa_signature *s, PyObject *keyword) {
-    PyObject *nearest = nearest_name(state, s, keyword);
-    if (nearest == Py_None) {
-        PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", s->function, keyword);
-    } else if (nearest) {
-        PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'. Did you mean '%U'?", s->function,
-                     keyword, nearest);
+    PyObject *hint = known ? sdpa_hint(keyword, known) : NULL;
+    if (hint) {
+        PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'%U", s->function, keyword, hint);
     }
-    Py_XDECREF(nearest);
+    Py_XDECREF(hint);
+    Py_XDECREF(known);
 }
 
 /* Every function takes an argument by position, so n_given is at least 2. */

@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from sdpa import _core
 
 def test_show_config(capsys):
     config = sdpa.show_config("dicts")
+    assert json.loads(json.dumps(config)) == config
     assert list(config) == [
         "version",
         "isa",

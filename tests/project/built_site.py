@@ -5,6 +5,7 @@ from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlparse
 
+import pytest
 from support.pages import assert_fits, opened
 
 SITE = Path(__file__).parents[2] / "build" / "docs"
@@ -46,6 +47,31 @@ def test_every_page_fits_and_is_whole(context):
     assert wrong == {}
     assert pictures > 30
     assert formulas > 300
+
+
+# Lists beside the text, code and formulas that are wider than their box.
+NARROW = """() => [...document.querySelectorAll(
+        "article pre, .formula, .bd-sidebar-secondary a, .bd-sidebar-primary a")]
+    .filter((e) => e.scrollWidth > e.clientWidth + 1 && e.checkVisibility())
+    .map((e) => e.textContent.slice(0, 80))"""
+WIDE_CODE = {"notebooks", "performance", "history"}
+"""Folders whose pages have output or figures of more than 100 columns."""
+
+
+@pytest.mark.parametrize("width", [1280, 1440])
+def test_code_and_formulas_need_no_scrolling_on_a_desk(browser, width):
+    """100 columns, the widest that a source may have, also in the description of a function."""
+    wrong = {}
+    window = browser.new_context(viewport={"width": width, "height": 844}, offline=True)
+    with opened(window, FIRST) as page:
+        for path in PAGES:
+            if path.parent.name in WIDE_CODE:
+                continue
+            page.goto(path.as_uri())
+            if found := page.evaluate(NARROW):
+                wrong[path.name] = found
+    window.close()
+    assert wrong == {}
 
 
 def test_a_table_of_a_docstring_has_the_rows_that_were_meant(context):

@@ -126,6 +126,18 @@ def test_every_example_is_in_a_block_that_runs(page):
     assert languages <= {"", "pycon", "sh", "text"} | ({"py"} if page in PROGRAMS else set())
 
 
+@pytest.mark.parametrize("page", ["theory.md", "derivations.md"])
+def test_formulas_are_typeset(page):
+    """In TeX, none in an indented block, and none with a line end inside: forges differ on it."""
+    text = FENCE.sub("", PAGES[page])
+    blocks = re.compile(r"^\$\$\n(.*?)\n\$\$$", re.MULTILINE | re.DOTALL)
+    assert len(blocks.findall(text)) > 12
+    text = re.sub(r"`[^`]*`", "", blocks.sub("", text))
+    assert not re.search(r"^    \S", text, re.MULTILINE)
+    assert len(re.findall(r"\$[^$\n]+\$", text)) > 80
+    assert "$" not in re.sub(r"\$[^$\n]+\$", "", text)
+
+
 def test_fast_paths_have_their_figures():
     """Each has its reasons in docs/kernels.md, its attempts and a row with its gain in history."""
     design, attempts = PAGES["kernels.md"], PAGES["attempts.md"]

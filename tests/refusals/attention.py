@@ -331,6 +331,36 @@ OPERANDS = {
 for name in ("query", "key", "value", "attn_mask", "key_lengths"):
     OPERANDS |= elsewhere(name)
 
+# (..., L, heads, d): the axis read as rows agrees, and the one read as heads does not.
+AFTER = "; write x.swapaxes(-3, -2) if the axes are (..., L, heads, d)"
+LAYOUT = {
+    "heads after the rows": (
+        ValueError,
+        f"key: expected leading axes that broadcast with (2, 5), got (2, 7){AFTER}",
+        {"query": ones(2, 5, 4, 8), "key": ones(2, 7, 4, 8), "value": ones(2, 7, 4, 3)},
+    ),
+    "heads after the rows, no batch": (
+        ValueError,
+        f"key: expected leading axes that broadcast with (5,), got (7,){AFTER}",
+        {"query": ones(5, 4, 8), "key": ones(7, 4, 8), "value": ones(7, 4, 3)},
+    ),
+    "heads after the rows, or groups": (
+        ValueError,
+        f"key: expected leading axes that broadcast with (2, 6), got (2, 3){GQA}{AFTER}",
+        {"query": ones(2, 6, 4, 8), "key": ones(2, 3, 4, 8), "value": ones(2, 3, 4, 3)},
+    ),
+    "groups of heads after the rows": (
+        ValueError,
+        f"key: expected a number of heads that divides query's 5, got (2, 7, 2, 8){AFTER}",
+        {
+            "query": ones(2, 5, 4, 8),
+            "key": ones(2, 7, 2, 8),
+            "value": ones(2, 7, 2, 3),
+            "enable_gqa": True,
+        },
+    ),
+}
+
 # Masks of keys, by functions that take key_lengths, too.
 PADDING = {
     "padding mask": (
@@ -609,9 +639,11 @@ OUT = {
 
 
 def unknown(name, nearest=None):
-    """The row for an argument that the function does not have."""
+    """The row for an argument that the function does not have; `nearest`: a name or a remedy."""
     text = f"{{function}}() got an unexpected keyword argument '{name}'"
-    return TypeError, text + (f". Did you mean '{nearest}'?" if nearest else ""), {name: None}
+    if nearest and nearest.isidentifier():
+        nearest = f". Did you mean '{nearest}'?"
+    return TypeError, text + (nearest or ""), {name: None}
 
 
 MISSPELT = {
@@ -622,6 +654,47 @@ MISSPELT = {
     "alibi_slope": "alibi_slopes",
     "rngs": "rng",
 }
+
+
+# Words of other libraries: the parameter, or the whole remedy.
+SYNONYMS = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "attention_mask": "attn_mask",
+    "bias": "attn_mask",
+    "causal": "is_causal",
+    "dropout": "dropout_p",
+    "softmax_scale": "scale",
+    "sm_scale": "scale",
+    "temperature": ". Did you mean 'scale'? The scores are multiplied by it",
+    "key_padding_mask": ". Did you mean 'attn_mask'? There True means ignore, here attend: "
+    "~key_padding_mask[:, None, None, :]",
+    "logit_cap": "softcap",
+    "window_size": "window",
+    "s_aux": "sinks",
+    "alibi": "alibi_slopes",
+    "cache_seqlens": "key_lengths",
+    "start_pos": "query_offset",
+    "seed": "rng",
+    "num_threads": "workers",
+    "n_jobs": "workers",
+    "layout": "; axes are (..., heads, L, d): write x.swapaxes(-3, -2) for (..., L, heads, d)",
+}
+RETURNED = {
+    "need_weights": "; use sdpa.attention_weights for the matrix of weights",
+    "return_weights": "; use sdpa.attention_weights for the matrix of weights",
+    "return_lse": "; use sdpa.attention_forward, which returns out and lse",
+}
+VALUE = {"value": "; leave it out, since weights do not depend on it"}
+
+
+def synonyms(function):
+    """The rows for words of other libraries, of those parameters that the function has."""
+    names = inspect.signature(function).parameters
+    words = {w: x for w, x in SYNONYMS.items() if x in names or not x.isidentifier()}
+    words |= RETURNED if "value" in names else VALUE
+    return {f"synonym {word}": unknown(word, meant) for word, meant in words.items()}
 
 
 class Generator:
@@ -675,16 +748,16 @@ TABLE = [
         (function, OPERANDS | PADDING | DTYPES | OPTIONS | SCALES | rngs(function))
         for function in ATTENTION
     ),
+    *((function, LAYOUT) for function in ATTENTION),
     *((function, INVARIANT) for function in ATTENTION),
-    (sdpa.scaled_dot_product_attention, OPERANDS | DTYPES),
+    (sdpa.scaled_dot_product_attention, OPERANDS | DTYPES | LAYOUT),
 ]
 TABLE = [(function, taken(function, rows)) for function, rows in TABLE]
 for function in ATTENTION:
-    TABLE.append((function, {"temperature": unknown("temperature")}))
+    TABLE.append((function, synonyms(function)))
     TABLE.append((function, {a: unknown(a, b) for a, b in MISSPELT.items()}))
 TABLE += [
     (sdpa.attention, DRAWN | OUT),
     (sdpa.attention_forward, OUT),
-    (sdpa.attention_weights, {"value": unknown("value", "scale")}),
     (sdpa.attention_weights, {"out": unknown("out")}),
 ]

@@ -234,10 +234,14 @@ SHAW_ROWS = {
 }
 
 
-def unknown(*names):
-    """The rows for options that a composed function does not take."""
-    text = "{{function}}() got an unexpected keyword argument '{}'"
-    return {f"unknown {name}": (TypeError, text.format(name), {name: 1.0}) for name in names}
+def unknown(name, remedy=""):
+    """The row for an option that a composed function does not take."""
+    text = f"{{function}}() got an unexpected keyword argument '{name}'{remedy}"
+    return {f"unknown {name}": (TypeError, text, {name: 1.0})}
+
+
+DIVIDES = ". Did you mean 'temperature'? The scores are divided by it"
+MULTIPLIES = ". Did you mean 'scale'? The scores are multiplied by it"
 
 
 # The closest of the names that may still be given.
@@ -249,7 +253,7 @@ MISSPELT = {
     sdpa.bilinear_attention_forward: ("is_casual", "is_causal"),
     sdpa.bilinear_attention_backward: ("need", "needs"),
     sdpa.shaw_attention: ("rel_values", "rel_value"),
-    sdpa.shaw_attention_forward: ("windows", "window"),
+    sdpa.shaw_attention_forward: ("sm_scale", "scale"),
     sdpa.shaw_attention_backward: ("dropout", "dropout_p"),
 }
 
@@ -316,9 +320,13 @@ SHAW_BACKWARD = {
 
 TABLE = [
     *((function, WITHOUT_HEADS | ADDITIVE_ROWS) for function in ADDITIVE),
-    *((function, WITHOUT_SCALE | COSINE_ROWS | unknown("scale", "scope")) for function in COSINE),
+    *((function, WITHOUT_SCALE | COSINE_ROWS | unknown("scale", DIVIDES)) for function in COSINE),
+    *((function, unknown("scope")) for function in COSINE),
     *((function, WITHOUT_QUERY | BILINEAR_ROWS) for function in BILINEAR),
-    *((function, WITHOUT_WHERE | SHAW_ROWS | unknown("temperature")) for function in SHAW),
+    *(
+        (function, WITHOUT_WHERE | SHAW_ROWS | unknown("temperature", MULTIPLIES))
+        for function in SHAW
+    ),
     (sdpa.additive_attention_backward, ADDITIVE_BACKWARD),
     (sdpa.shaw_attention_backward, SHAW_BACKWARD),
     *((function, misspelt(*names)) for function, names in MISSPELT.items()),

@@ -324,6 +324,26 @@ MISSPELT = {
         TypeError,
         "{function}() got an unexpected keyword argument 'temprature'. Did you mean 'temperature'?",
         {"temprature": 2.0},
+    ),
+    "scale": (
+        TypeError,
+        "{function}() got an unexpected keyword argument 'scale'. Did you mean 'temperature'? The "
+        "scores are divided by it",
+        {"scale": 2.0},
+    ),
+}
+DIM = {
+    "dim": (
+        TypeError,
+        "{function}() got an unexpected keyword argument 'dim'. Did you mean 'axis'?",
+        {"dim": -1},
+    )
+}
+MASK = {
+    "mask": (
+        TypeError,
+        "{function}() got an unexpected keyword argument 'mask'. Did you mean 'where'?",
+        {"mask": True},
     )
 }
 
@@ -335,7 +355,8 @@ TABLE += [
     for function in SOFTMAX
     if "temperature" in inspect.signature(function).parameters
 ]
-TABLE += [(function, WHERE | SCALAR) for function in FORWARD]
+TABLE += [(function, WHERE | SCALAR | MASK) for function in FORWARD]
+TABLE += [(function, DIM) for function in SOFTMAX]
 TABLE += [(function, grad(weights)) for function, weights in BACKWARD.items()]
 TABLE += [
     (sdpa.softmax, out(3, 4) | INTEGER_OUT | unknown("keepdims")),

@@ -1,0 +1,207 @@
+"""Single experiments on the command line: `python -m sdpa lab`."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from inspect import getdoc, signature
+from pathlib import Path
+from typing import Any
+
+import sdpa
+import sdpa_lab as lab
+
+from . import style
+from .tools.progress import progress
+from .tools.table import Table
+
+EXPERIMENTS: Mapping[str, str | None] = {
+    "growth": "d_k",
+    "normality": "n",
+    "coverage": "d_k",
+    "initialisers": "d_k",
+    "overflow": "d_k",
+    "saturation": "d_k",
+    "freezing": "n",
+    "scale_over_length": "n",
+    "critical": "families",
+    "gradients": "d_k",
+    "exponents": "n",
+    "gradients_over_sigma": "n",
+    "best_sigma": "n",
+    "averaging": "n",
+    "correlated_growth": "n",
+    "output_scale": "n",
+    "rank_collapse": "stacks",
+    "rank_step": "residual",
+    "inputs_compared": None,
+    "trained_heads": None,
+    "trained_choice": None,
+    "trained_growth": None,
+    "decoder_heads": None,
+    "cost": None,
+    "memory": None,
+}
+"""The experiments, each with a plot function plot_NAME, and the argument of their outermost loop.
+
+Random numbers of a row do not depend on other rows, so the values of that argument may be measured
+one by one, as progress; None where there is no such loop.
+"""
+
+FIRST, LAST = ("d_k", "n", "sigma", "rho"), ("draws", "seed")
+"""The order of arguments: these, those of the experiment, these."""
+
+WIDEST, NARROWEST = 100, 40
+VERSION = f"sdpa {sdpa.__version__}"
+
+Results = dict[str, Any]
+
+
+def columns() -> int:
+    """Of the terminal, within what the text is written for; COLUMNS, or the widest, elsewhere."""
+    return max(NARROWEST, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
+
+
+# ------------------------------------------------------------------------------- arguments
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One command per experiment, with the arguments of its function."""
+    parser.epilog = "python -m sdpa lab NAME --help lists the arguments of an experiment."
+    commands = parser.add_subparsers(dest="experiment", metavar="NAME", title="experiments")
+    for name in EXPERIMENTS:
+        summary = (getdoc(getattr(lab, name)) or name).partition("\n\n")[0].replace("\n", " ")
+        summary = summary.replace("%", "%%")
+        command = commands.add_parser(name, help=summary, description=summary)
+        for argument, default in arguments(name).items():
+            _add_argument(command, argument, default)
+        command.add_argument("--csv", metavar="PATH", help="write all columns to a file")
+        command.add_argument("--pdf", metavar="PATH", help="write the plot; needs matplotlib")
+
+
+def arguments(name: str) -> Results:
+    """The arguments of an experiment that have a place on a command line, and their defaults."""
+    found = {
+        parameter.name: parameter.default
+        for parameter in signature(getattr(lab, name)).parameters.values()
+        if parameter.name != "model"
+    }
+    own = [argument for argument in found if argument not in (*FIRST, *LAST)]
+    order = (*FIRST, *own, *LAST)
+    return {argument: found[argument] for argument in order if argument in found}
+
+
+def _add_argument(parser: argparse.ArgumentParser, name: str, default: Any) -> None:
+    option = f"--{name.replace('_', '-')}"
+    if isinstance(default, bool):
+        parser.add_argument(
+            option,
+            action=argparse.BooleanOptionalAction,
+            default=default,
+            help=f"default {default}",
+        )
+        return
+    values = default if isinstance(default, tuple) else (default,)
+    kind: Callable[[str], Any] = next(t for t in (str, float, int) if _any_is(t, values))
+    shown = " ".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in values)
+    parser.add_argument(
+        option,
+        type=kind,
+        nargs="+" if isinstance(default, tuple) else None,
+        default=default,
+        metavar=name.upper(),
+        help=f"default {shown}",
+    )
+
+
+def _any_is(kind: type, values: Iterable[Any]) -> bool:
+    return any(isinstance(value, kind) for value in values)
+
+
+# ------------------------------------------------------------------------------- running
+
+
+def run(options: argparse.Namespace, writable: Callable[[str], Path]) -> tuple[Table, bool]:
+    """Measure, and write the files asked for.
+
+    Parameters
+    ----------
+    options : Namespace
+        Of `add_arguments`.
+    writable : callable
+        From a name to a path; ends the program where nothing can be written.
+
+    Returns
+    -------
+    table : Table
+    complete : bool
+        False after Ctrl-C: the table has what was measured until then.
+    """
+    name = options.experiment
+    csv_path, pdf_path = (writable(x) if x else None for x in (options.csv, options.pdf))
+    if pdf_path:
+        style.subplots()  # an ImportError comes now, not after the measurement
+    table, complete = measured(name, {x: getattr(options, x) for x in arguments(name)})
+    if csv_path and len(table):
+        with csv_path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(table.columns)
+            writer.writerows(zip(*(c.tolist() for c in table.columns.values()), strict=True))
+    if pdf_path and len(table):
+        pdf_path.write_bytes(style.pdf(getattr(lab, f"plot_{name}")(table)))
+    return table, complete
+
+
+def measured(name: str, given: Results) -> tuple[Table, bool]:
+    """The table of an experiment, one value of the outermost loop after the other.
+
+    The second result is False after Ctrl-C.
+    """
+    experiment, loop = getattr(lab, name), EXPERIMENTS[name]
+    parts: list[Results] = [{}] if loop is None else [{loop: (x,)} for x in given[loop]]
+    tables: list[Table] = []
+    with progress(name, len(parts)) as move:
+        try:
+            for part in parts:
+                tables.append(experiment(**(given | part)))
+                move(1)
+        except KeyboardInterrupt:
+            pass
+    title = tables[0].title if tables else name
+    rows = [row for table in tables for row in table.rows]
+    return Table(title, rows), len(tables) == len(parts)
+
+
+# ------------------------------------------------------------------------------- text
+
+
+def text(table: Table, width: int) -> str:
+    """The table, its columns below each other where they are wider than `width`.
+
+    Columns that say what a row is about come first, and begin every block.
+    """
+    names = list(table.rows[0]) if table.rows else []
+    about = [name for name in names if name in table.columns and f"{name}_n" not in table.columns]
+    blocks: list[list[str]] = []
+    for name in names:
+        if name in about:
+            continue
+        wider = [*(blocks[-1] if blocks else about), name]
+        if blocks and _width(table, wider) <= width:
+            blocks[-1] = wider
+        else:
+            blocks.append([*about, name])
+    title, *_ = str(table).splitlines()
+    shown = [_lines(table, block) for block in blocks or [about]]
+    return "\n".join([title, "\n\n".join(map("\n".join, shown))])
+
+
+def _lines(table: Table, names: list[str]) -> list[str]:
+    lines = str(table.select(*names)).splitlines()
+    return lines[1:] if table.title else lines
+
+
+def _width(table: Table, names: list[str]) -> int:
+    return max(map(len, _lines(table, names)))

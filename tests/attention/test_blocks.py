@@ -1,57 +1,19 @@
 """sdpa.blocks: any source, any blocks, every option, against a call on the whole and the oracle."""
 
-import builtins
-import contextlib
-import gc
 import inspect
-import sys
 import threading
-import weakref
 
 import numpy as np
 import pytest
-from support.calls import message
-from support.helpers import BFLOAT16, assert_same_bits, normal
+from support.blocks import N_K, N_Q, Store, tensors
+from support.helpers import BFLOAT16, assert_same_bits
 
 import sdpa
 from sdpa import _core, blocks, reference
 from sdpa._options import BlockOptions
 from sdpa._stream import ScoreMatrix
 
-N_Q, N_K, D_K, D_V = 37, 53, 8, 5
 NEEDS = ("query", "key", "value")
-
-
-class Store:
-    """An array that is only read by slices, each of which is noted."""
-
-    def __init__(self, array):
-        self.array, self.shape, self.dtype = array, array.shape, array.dtype
-        self.read, self.threads = [], set()
-
-    def __getitem__(self, index):
-        assert all(isinstance(part, slice) for part in index)
-        assert len(index) == len(self.shape)
-        self.read.append(index)
-        self.threads.add(threading.get_ident())
-        return self.array[index].copy()
-
-    def __array__(self, *args, **kwargs):
-        raise AssertionError("a store was read as a whole")
-
-    def rows(self, axis=-2):
-        """(start, stop) of all reads that were not empty."""
-        parts = [index[axis] for index in self.read]
-        return [(part.start, part.stop) for part in parts if part.start != part.stop]
-
-
-def tensors(rng, dtype=np.float64, lead=(2, 4), key_lead=None):
-    key_lead = lead if key_lead is None else key_lead
-    return {
-        "query": normal(rng, (*lead, N_Q, D_K), dtype),
-        "keys": normal(rng, (*key_lead, N_K, D_K), dtype),
-        "values": normal(rng, (*key_lead, N_K, D_V), dtype),
-    }
 
 
 def whole(x):
@@ -439,190 +401,6 @@ def test_files(rng, tmp_path):
             assert_same_bits(got.lse, expected.lse)
 
 
-# ------------------------------------------------------------------------------------ refusals
-
-
-class Unread(Store):
-    def __getitem__(self, index):
-        raise AssertionError("was read")
-
-
-def refused(exception, function=blocks.attend, **changes):
-    x = {name: Unread(a) for name, a in tensors(np.random.default_rng(0), np.float32).items()}
-    if function is blocks.attend_backward:
-        rest = {"grad_out": (2, 4, N_Q, D_V), "out": (2, 4, N_Q, D_V), "lse": (2, 4, N_Q)}
-        x |= {name: Unread(np.zeros(shape, np.float32)) for name, shape in rest.items()}
-    return message(exception, function, **(x | changes))
-
-
-REFUSED = {
-    "dropout": (
-        ValueError,
-        "dropout_p: expected 0, because the pattern of dropout depends on the index of a key in "
-        "its call, which blocks change",
-        {"dropout_p": 0.1},
-    ),
-    "block": (ValueError, "block: expected at least 1, got 0", {"block": 0}),
-    "block type": (TypeError, "block: expected an integer, got 2.0", {"block": 2.0}),
-    "rows": (TypeError, "rows: expected a slice, got 3", {"rows": 3}),
-    "rows step": (
-        ValueError,
-        "rows: expected a slice of step 1, got slice(0, 9, 2)",
-        {"rows": slice(0, 9, 2)},
-    ),
-    "rows type": (
-        TypeError,
-        "rows: expected a slice of integers, got slice(1.0, 2, None)",
-        {"rows": slice(1.0, 2)},
-    ),
-    "values": (
-        ValueError,
-        "value: expected (..., 53, 5) to match key's rows 53, got (..., 52, 5)",
-        {"values": np.zeros((2, 4, 52, 5), np.float32)},
-    ),
-    "dtype": (
-        TypeError,
-        "key: expected query's dtype float32, float16 or bfloat16, got float64; write "
-        "key.astype(query.dtype) if np.sqrt(d), a table or np.zeros made key float64",
-        {"keys": np.zeros((2, 4, N_K, D_K))},
-    ),
-    "mask": (
-        TypeError,
-        None,
-        {"attn_mask": Unread(np.zeros((N_Q, N_K), int))},
-    ),
-    "lengths": (
-        ValueError,
-        "key_lengths: expected integers from 0 to Lk = 53, got 54",
-        {"key_lengths": 54},
-    ),
-    "offset": (ValueError, None, {"is_causal": "lower_right", "query_offset": 1}),
-}
-REFUSED_BOTH = [pytest.param(*row, id=name) for name, row in REFUSED.items()]
-
-
-@pytest.mark.parametrize("function", [blocks.attend, blocks.attend_backward])
-@pytest.mark.parametrize(("exception", "text", "changes"), REFUSED_BOTH)
-def test_refused_before_anything_is_read(function, exception, text, changes):
-    got = refused(exception, function, **changes)
-    if text is None:  # the words of the kernel, which its own tests know
-        x = {
-            name.rstrip("s"): a for name, a in tensors(np.random.default_rng(0), np.float32).items()
-        }
-        given = {name: getattr(a, "array", a) for name, a in changes.items()}
-        text = message(exception, sdpa.attention, **x, **given)
-    assert got == text
-
-
-def test_unknown_options():
-    expected = "attend() got an unexpected keyword argument 'is_causl'. Did you mean 'is_causal'?"
-    assert refused(TypeError, is_causl=True) == expected
-
-
-def test_out(rng):
-    x = tensors(rng)
-    rows = slice(3, 20)
-    out = np.full((2, 4, 17, D_V), np.nan)
-    got = blocks.attend(**x, block=10, rows=rows, out=out, is_causal=True)
-    assert got.out is out
-    assert_same_bits(out, blocks.attend(**x, block=10, rows=rows, is_causal=True).out)
-    assert refused(ValueError, out=np.zeros((2, 4, N_Q, D_V + 1), np.float32)) == (
-        "out: expected shape (2, 4, 37, 5), got (2, 4, 37, 6)"
-    )
-    text = message(ValueError, blocks.attend, **x, out=x["values"][:, :, :N_Q])
-    assert text == "out: expected memory not shared with an input, got an array that overlaps value"
-
-
-def test_out_is_an_array():
-    x = {name.rstrip("s"): a for name, a in tensors(np.random.default_rng(0)).items()}
-    expected = message(TypeError, sdpa.attention, **x, out=[0.0])
-    assert refused(TypeError, out=[0.0]) == expected
-
-
-def test_needs():
-    got = refused(ValueError, blocks.attend_backward, needs=("keys",))
-    assert got.startswith("needs: expected names among 'query', 'key', 'value'")
-
-
-def test_unknown_lengths(rng):
-    """Those of Dask arrays that were cut by their own values are nan."""
-    keys = Unread(np.zeros((2, 4, N_K, D_K), np.float32))
-    keys.shape = (2, 4, float("nan"), D_K)
-    expected = (
-        "key: expected known lengths, got shape (2, 4, nan, 8); those of a Dask array are found by "
-        "its compute_chunk_sizes()"
-    )
-    assert refused(ValueError, keys=keys) == expected
-    assert refused(ValueError, blocks.attend_backward, keys=keys) == expected
-
-
-class Wrong(Store):
-    """A store that declares another dtype than that of its arrays."""
-
-    def __getitem__(self, index):
-        return super().__getitem__(index).astype(np.float64)
-
-
-def test_a_store_that_is_not_as_it_says(rng):
-    x = tensors(rng, np.float32)
-    text = message(ValueError, blocks.attend, x["query"], Wrong(x["keys"]), x["values"], block=10)
-    assert text == (
-        "key: expected its slice to be (2, 4, 0, 8) of float32, got (2, 4, 0, 8) of float64"
-    )
-
-
-def test_a_store_that_fails(rng):
-    """Its own error, and the thread that reads is gone."""
-
-    class Failing(Store):
-        def __getitem__(self, index):
-            if index[-2].start == 20:
-                raise OSError("the disk is gone")
-            return super().__getitem__(index)
-
-    x = tensors(rng)
-    before = threading.active_count()
-    text = message(OSError, blocks.attend, x["query"], Failing(x["keys"]), x["values"], block=10)
-    assert text == "the disk is gone"
-    assert threading.active_count() == before
-
-
-def test_a_failure_holds_no_memory(rng):
-    """What had been read is gone with the exception, without waiting for the garbage collector."""
-    read = []
-
-    class Failing(Store):
-        def __getitem__(self, index):
-            if index[-2].start == 20:
-                raise OSError
-            found = super().__getitem__(index)
-            read.append(weakref.ref(found))
-            return found
-
-    x = {name: Failing(a) for name, a in tensors(rng).items()}
-    gc.disable()
-    try:
-        with contextlib.suppress(OSError):
-            blocks.attend(**x, block=10)
-        assert read
-        assert [found for found in read if found() is not None] == []
-    finally:
-        gc.enable()
-
-
-def test_where_a_store_fails_is_in_the_traceback(rng):
-    class Failing(Store):
-        def __getitem__(self, index):
-            if index[-2].start == 20:
-                raise OSError
-            return super().__getitem__(index)
-
-    x = tensors(rng)
-    with pytest.raises(OSError) as caught:  # noqa: PT011 - of this class
-        blocks.attend(x["query"], Failing(x["keys"]), x["values"], block=10)
-    assert caught.traceback[-1].frame.code.raw.co_qualname.endswith("Failing.__getitem__")
-
-
 # ------------------------------------------------------------------------------------ progress
 
 
@@ -632,18 +410,3 @@ def test_progress(rng, capsys):
     assert "4/4" in capsys.readouterr().err
     blocks.attend(**x, block=10, is_causal=True)
     assert capsys.readouterr().err == ""
-
-
-def test_progress_without_tqdm(monkeypatch):
-    monkeypatch.delitem(sys.modules, "tqdm", raising=False)
-    ordinary = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.partition(".")[0] == "tqdm":
-            raise ImportError(name)
-        return ordinary(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    expected = "progress=True needs tqdm: pip install tqdm"
-    assert refused(ImportError, progress=True) == expected
-    assert refused(ImportError, blocks.attend_backward, progress=True) == expected

@@ -1,7 +1,8 @@
 """Refusals of additive, cosine, bilinear and Shaw's attention."""
 
 import numpy as np
-from refusals.attention import BATCH, DTYPES, MOST_SCALE, OPERANDS, OPTIONS, PADDING, RANGE
+from refusals.attention import BATCH, DTYPES, OPERANDS, PADDING
+from refusals.options import MOST_SCALE, OPTIONS, RANGE
 from support.calls import ADDITIVE, BILINEAR, COSINE, F32, FLOATS, SHAW, ones
 from support.helpers import BFLOAT16
 from support.protocols import elsewhere

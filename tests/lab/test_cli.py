@@ -122,6 +122,7 @@ def test_lab_refuses(arguments, message):
 
 
 def test_an_interrupted_experiment_keeps_its_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
     whole = lab.saturation
 
     def saturation(d_k, **options):

@@ -11,6 +11,7 @@ from support.helpers import (
     unit_roundoff,
     visible_pairs,
 )
+from support.pytorch import ITS_OWN_WARNINGS
 
 import sdpa
 
@@ -275,8 +276,7 @@ def test_gradcheck(torch, rng, case):
     assert torch.autograd.gradcheck(lambda *x: function.apply(call, *x), tensors)
 
 
-# PyTorch's forward mode warns about its own code when first used.
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
+@ITS_OWN_WARNINGS
 @pytest.mark.parametrize("case", GRID)
 def test_gradgradcheck(torch, rng, case):
     """PyTorch's gradgradcheck of out in both modes, with gradients by the double backward."""

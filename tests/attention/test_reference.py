@@ -10,6 +10,7 @@ import itertools
 import numpy as np
 import pytest
 from support.helpers import torch_composed, visible_pairs
+from support.pytorch import ITS_OWN_WARNINGS
 
 from sdpa import reference
 from sdpa.reference import logits
@@ -94,8 +95,7 @@ def problem(rng, options, mask, n_q, n_k):
     return options, inputs, attn_mask, visible
 
 
-# PyTorch's forward mode warns about its own code when first used.
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
+@ITS_OWN_WARNINGS
 @pytest.mark.parametrize(("n_q", "n_k"), [(5, 7), (7, 5), (1, 1)])
 @pytest.mark.parametrize("mask", [None, "bool", "bias", "-inf"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

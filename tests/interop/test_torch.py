@@ -8,6 +8,7 @@ import pytest
 from support import problems
 from support.calls import message
 from support.problems import CASES, WITH_FINITE_LSE, positional
+from support.pytorch import ITS_OWN_WARNINGS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -23,9 +24,8 @@ from sdpa.interop import torch as interop
 from sdpa.interop.torch import _arrays, _operators
 from sdpa.interop.torch._packed import is_packed, one_sequence
 
-# PyTorch's forward mode loads its own old decompositions.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    ITS_OWN_WARNINGS,
     pytest.mark.usefixtures("torch_itself"),
 ]
 

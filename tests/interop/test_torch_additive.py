@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+from support.pytorch import ITS_OWN_WARNINGS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -15,8 +16,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import sdpa
 from sdpa.interop.torch import _arrays, additive_attention
 
-# PyTorch's forward mode loads its own old decompositions.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = ITS_OWN_WARNINGS
 
 HEADS, N_Q, N_K, H = 2, 3, 4, 3
 KEEP = torch.arange(N_Q * N_K).reshape(N_Q, N_K) % 3 > 0

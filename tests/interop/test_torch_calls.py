@@ -4,6 +4,7 @@ import time
 import warnings
 
 import pytest
+from support.pytorch import ITS_OWN_WARNINGS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -15,9 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sdpa
 from sdpa.interop import torch as interop
 
-# PyTorch's tracers load its own old decompositions.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    ITS_OWN_WARNINGS,
     pytest.mark.usefixtures("torch_itself"),
 ]
 

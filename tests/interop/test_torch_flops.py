@@ -3,6 +3,8 @@
 import warnings
 
 import pytest
+from support.process import run
+from support.pytorch import ITS_OWN_WARNINGS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -15,7 +17,7 @@ from torch.utils import flop_counter
 from sdpa.interop import torch as interop
 from sdpa.interop.torch import _additive, _operators
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = ITS_OWN_WARNINGS
 
 
 def flops(call):
@@ -81,3 +83,19 @@ def test_additive_attention():
     assert flops(lambda: interop.additive_attention(*x)) == forward
     both = flops(lambda: interop.additive_attention(*x).sum().backward())
     assert both - forward == 2 * (pairs * (3 * 6 + 2 * 3) + 3 * projected)
+
+
+def test_nothing_is_logged_where_triton_is_missing():
+    """PyTorch's counter says so when it is imported, of kernels that are not ours."""
+    said = run(
+        """
+import torch
+os.dup2(1, 2)
+sys.modules["triton"], torch.version.cuda = None, "13.0"
+import sdpa.interop.torch
+import torch.utils.flop_counter
+assert torch.ops.sdpa.attention_forward in torch.utils.flop_counter.flop_registry
+assert not torch.utils.flop_counter.log.disabled
+"""
+    )
+    assert not said

@@ -4,6 +4,7 @@ import io
 import warnings
 
 import pytest
+from support.pytorch import ITS_OWN_WARNINGS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -16,9 +17,8 @@ from sdpa.interop import torch as interop
 from sdpa.interop.torch import _operators
 from sdpa.interop.torch._attention import _laid_out
 
-# PyTorch's compiler and opcheck load its own old decompositions.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    ITS_OWN_WARNINGS,
     pytest.mark.usefixtures("torch_itself"),
 ]
 

@@ -4,6 +4,7 @@ import shutil
 import warnings
 
 import pytest
+from support.pytorch import ITS_OWN_WARNINGS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from support.calls import message
 
 import sdpa
-from sdpa.interop.torch import _install, install, uninstall
+from sdpa.interop.torch import _batching, _install, install, uninstall
 
 CASES = {
     "plain": ((2, 3, 5, 8), (2, 3, 7, 8), {}),
@@ -28,9 +29,8 @@ CASES = {
 # 16-bit types both also round out and the result.
 TOLERANCES = {"float64": 300 * 2**-53, "float32": 300 * 2**-24, "bfloat16": 2**-6, "float16": 2**-9}
 
-# PyTorch's compiler loads its own old decompositions.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    ITS_OWN_WARNINGS,
     pytest.mark.usefixtures("torch_itself"),
 ]
 
@@ -130,13 +130,11 @@ def test_a_layer_runs_on_it(rng, calls):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("what", ["dropout", "3-D", "d_v", "bias that is trained", "vmap", "empty"])
+@pytest.mark.parametrize("what", ["dropout", "d_v", "bias that is trained", "empty"])
 def test_what_is_not_covered_goes_its_own_way(rng, calls, what):
     q, k, v, options = problem(rng, "plain")
     if what == "dropout":
         options["dropout_p"] = 0.5
-    elif what == "3-D":
-        q, k, v = q[0], k[0], v[0]
     elif what == "d_v":
         v = v[..., :4]
     elif what == "bias that is trained":
@@ -146,8 +144,6 @@ def test_what_is_not_covered_goes_its_own_way(rng, calls, what):
 
     def run():
         torch.manual_seed(1)
-        if what == "vmap":
-            return torch.func.vmap(F.scaled_dot_product_attention)(q, k, v)
         return F.scaled_dot_product_attention(q, k, v, **options)
 
     expected = run()
@@ -155,6 +151,21 @@ def test_what_is_not_covered_goes_its_own_way(rng, calls, what):
         found = run()
     assert not calls
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operands_without_a_batch(rng, calls, name):
+    """PyTorch's kernel takes them since 2.14; the layers of heads are no batch entries."""
+    *x, options = problem(rng, name, "float64")
+    x = [y.detach()[0].requires_grad_() for y in x]
+    expected = results(F.scaled_dot_product_attention, *x, options)
+    with install():
+        found = results(F.scaled_dot_product_attention, *x, options)
+    is_covered = torch.__version__ >= (2, 14)
+    assert calls == (["attention_forward", "attention_backward"] if is_covered else [])
+    for a, b in zip(found, expected, strict=True):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCES["float64"] * 10)
 
 
 def test_second_derivatives_stay_refused(rng):
@@ -186,8 +197,8 @@ def test_nested_and_repeated(rng, calls):
 def test_dropout_is_refused_by_the_kernel():
     q = torch.zeros(1, 1, 2, 4)
     with install(), pytest.raises(RuntimeError) as raised:
-        getattr(torch.ops.aten, _install._NAME)(q, q, q, 0.5)
-    assert str(raised.value) == f"{_install._NAME}: expected dropout_p 0, got 0.5"
+        getattr(torch.ops.aten, _batching.FORWARD)(q, q, q, 0.5)
+    assert str(raised.value) == f"{_batching.FORWARD}: expected dropout_p 0, got 0.5"
 
 
 # ------------------------------------------------------------------------------------------- tiles

@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+from support.pytorch import ITS_OWN_WARNINGS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -15,7 +16,7 @@ import sdpa
 from sdpa.interop.torch import install, uninstall
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    ITS_OWN_WARNINGS,
     pytest.mark.usefixtures("torch_itself"),
 ]
 

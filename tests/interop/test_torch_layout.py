@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+from support.pytorch import ITS_OWN_WARNINGS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -12,9 +13,8 @@ import torch.nn.functional as F
 
 from sdpa.interop import torch as interop
 
-# PyTorch's compiler loads its own old decompositions.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    ITS_OWN_WARNINGS,
     pytest.mark.usefixtures("torch_itself"),
 ]
 
@@ -59,7 +59,9 @@ def operands(name, order, dtype=torch.float32):
 
 
 def is_fused(out):
-    return "Flash" in type(out.grad_fn).__name__
+    """Whether PyTorch's fused kernel gave `out`, or that with an axis which was then removed."""
+    last = out.grad_fn
+    return any("Flash" in type(node).__name__ for node in (last, last.next_functions[0][0]))
 
 
 @pytest.mark.parametrize("needs_grad", [False, True])
@@ -112,7 +114,10 @@ def test_strides_of_other_types(order, dtype):
     assert ours.dtype == theirs.dtype
 
 
-@pytest.mark.parametrize("what", ["d_v", "three axes", "no queries", "expanded", "of a larger one"])
+@pytest.mark.parametrize(
+    "what",
+    ["d_v", "three axes", "no batch", "no queries", "no keys", "expanded", "of a larger one"],
+)
 @pytest.mark.parametrize("order", ORDERS)
 def test_strides_of_other_shapes(order, what):
     q, k, v, _ = operands("plain", order)
@@ -120,8 +125,12 @@ def test_strides_of_other_shapes(order, what):
         v = v[..., :4]
     elif what == "three axes":
         q, k, v = q[0], k[0], v[0]
+    elif what == "no batch":
+        q, k, v = q[:0], k[:0], v[:0]
     elif what == "no queries":
         q = q[:, :, :0]
+    elif what == "no keys":
+        k, v = k[:, :, :0], v[:, :, :0]
     elif what == "expanded":
         q = q[:1].expand(2, -1, -1, -1)
     elif what == "of a larger one":
@@ -131,6 +140,30 @@ def test_strides_of_other_shapes(order, what):
     )
     assert ours.stride() == theirs.stride()
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", [*CASES, "mask of one axis"])
+def test_strides_without_a_batch(name, order):
+    """PyTorch's fused kernel takes three axes since 2.14."""
+    if name == "mask of one axis":
+        q, k, v, options = operands("plain", order)
+        options = {"attn_mask": torch.zeros(7)}
+    else:
+        q, k, v, options = operands(name, order)
+    if options.get("attn_mask") is not None and options["attn_mask"].ndim == 4:
+        options = {"attn_mask": options["attn_mask"][0]}
+    leaves = [x[0].detach().requires_grad_() for x in (q, k, v)]
+    theirs, ours = (
+        f(*leaves, **options)
+        for f in (F.scaled_dot_product_attention, interop.scaled_dot_product_attention)
+    )
+    assert ours.stride() == theirs.stride()
+    expected, found = (torch.autograd.grad(out.sum(), leaves) for out in (theirs, ours))
+    if not options.get("dropout_p"):
+        torch.testing.assert_close((ours, *found), (theirs, *expected))
+    if is_fused(theirs):
+        assert [x.stride() for x in found] == [x.stride() for x in expected]
 
 
 def test_heads_are_joined_by_a_view():

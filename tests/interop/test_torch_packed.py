@@ -7,6 +7,7 @@ import pytest
 from support import problems
 from support.calls import message
 from support.problems import positional
+from support.pytorch import ITS_OWN_WARNINGS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -18,8 +19,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import sdpa
 from sdpa.interop import torch as interop
 
-# PyTorch's forward mode loads its own old decompositions.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = ITS_OWN_WARNINGS
 
 LENGTHS_Q, LENGTHS_K = [2, 0, 5, 1], [3, 2, 4, 0]
 

@@ -8,6 +8,7 @@ import warnings
 from typing import ClassVar
 
 import pytest
+from support.pytorch import ITS_OWN_WARNINGS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -20,9 +21,8 @@ import sdpa
 from sdpa.interop import torch as interop
 from sdpa.interop.torch import _operators
 
-# PyTorch's forward mode and compiler load its own old decompositions.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    ITS_OWN_WARNINGS,
     pytest.mark.usefixtures("torch_itself"),
 ]
 

@@ -6,16 +6,29 @@ of pairs that a mask leaves out; a backward computes the scores again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import register_flop_formula
 
 from sdpa.interop.torch._additive import WEIGHTS
 from sdpa.interop.torch._operators import named, shape_of, split
 from sdpa.interop.torch._packed import is_packed, spans
+
+
+@contextlib.contextmanager
+def _without_log(name: str) -> Iterator[None]:
+    log = logging.getLogger(name)
+    before, log.disabled = log.disabled, True
+    yield
+    log.disabled = before
+
+
+with _without_log("torch.utils.flop_counter"):  # it misses Triton, whose kernels are not ours
+    from torch.utils.flop_counter import register_flop_formula
 
 # How many products with (Lq, Lk) matrices have inner or outer width d_k, and how many d_v.
 _PRODUCTS = {

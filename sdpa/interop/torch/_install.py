@@ -12,11 +12,12 @@ import torch
 
 import sdpa
 from sdpa import _warnings
+from sdpa.interop.torch import _batching
 from sdpa.interop.torch._arrays import to_array, to_tensor
+from sdpa.interop.torch._batching import BACKWARD, FORWARD
 from sdpa.interop.torch._layers import Layers
 from sdpa.interop.torch._layout import forward_like, rows_of_heads
 
-_NAME = "_scaled_dot_product_flash_attention_for_cpu"
 _16_BITS = (torch.bfloat16, torch.float16)
 
 
@@ -68,7 +69,7 @@ def _theirs_is_faster() -> bool:
 def _options(query: Any, key: Any, dropout_p: float, is_causal: bool, mask: Any, scale: Any) -> Any:
     """Those that are given, because each costs time."""
     if dropout_p:
-        raise RuntimeError(f"{_NAME}: expected dropout_p 0, got {dropout_p}")
+        raise RuntimeError(f"{FORWARD}: expected dropout_p 0, got {dropout_p}")
     options: dict[str, Any] = {"is_causal": True} if is_causal else {}
     if mask is not None:
         options["attn_mask"] = to_array(mask)
@@ -149,10 +150,11 @@ def install(*, half: bool = False) -> Installation:
     """Make sdpa the kernel behind PyTorch's fused attention on the CPU, in the whole process.
 
     From then on `torch.nn.functional.scaled_dot_product_attention` runs on sdpa wherever PyTorch
-    would choose its own fused kernel, forward and backward, in eager mode, under `torch.compile`
-    and `torch.func.grad`; so does every model that calls it. PyTorch still uses its own code for
-    tensors without exactly four axes, dropout, masks that need a gradient, d_v != d_k and vmap, and
-    still refuses forward mode and second derivatives of the fused kernel.
+    would choose its own fused kernel, forward and backward, in eager mode, under `torch.compile`,
+    `torch.func.grad` and `torch.func.vmap`; so does every model that calls it. PyTorch still uses
+    its own code for tensors without exactly four axes (2.14 also takes three), dropout, masks that
+    need a gradient and d_v != d_k, and still refuses forward mode and second derivatives of the
+    fused kernel.
 
     `torch.nn.MultiheadAttention` and the layers made of it run on sdpa also where they return their
     weights, which are 0 in rows without keys, and in evaluation: their fast path is switched off.
@@ -199,8 +201,9 @@ def install(*, half: bool = False) -> Installation:
     with warnings.catch_warnings():
         # PyTorch warns about every kernel that is replaced, but here that is the purpose.
         warnings.filterwarnings("ignore", message=r"\s*(Warning only once|Overriding)")
-        replacement.put(_NAME, _forward)
-        replacement.put(f"{_NAME}_backward", _backward)
+        replacement.put(FORWARD, _forward)
+        replacement.put(BACKWARD, _backward)
+        _batching.put(replacement.library)
     _installed.append(replacement)
     return Installation(None)
 

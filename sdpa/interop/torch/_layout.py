@@ -12,6 +12,11 @@ from sdpa.interop.torch._arrays import to_array, to_tensor
 
 _C: Any = torch._C  # its types name no function that sets the trace
 
+# Since then PyTorch's fused kernel also takes operands without a batch, and one head of keys for
+# all of the query.
+_SINCE_2_14 = torch.__version__ >= "2.14"
+_RANKS = (3, 4) if _SINCE_2_14 else (4,)
+
 
 def is_fused(arguments: dict[str, Any]) -> bool:
     """Whether PyTorch would take its fused kernel for these operands and options.
@@ -31,26 +36,31 @@ def is_fused(arguments: dict[str, Any]) -> bool:
 
 def _is_fused(arguments: dict[str, Any]) -> bool:
     query, key, value = arguments["query"], arguments["key"], arguments["value"]
-    if not query.ndim == key.ndim == value.ndim == 4:
+    if not query.ndim == key.ndim == value.ndim or query.ndim not in _RANKS:
         return False
-    if arguments["dropout_p"] or not query.stride(3) == key.stride(3) == value.stride(3) == 1:
+    if arguments["dropout_p"] or not query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
         return False
-    batch, heads, n_q, d = query.shape
-    if not (key.shape[0] == value.shape[0] == batch and key.shape[3] == value.shape[3] == d):
+    *batch, heads, _, d = query.shape
+    if not (list(key.shape[:-3]) == list(value.shape[:-3]) == batch):
         return False
-    if key.shape[1] != value.shape[1] or n_q == 0 or key.shape[2] == 0:
+    if not key.shape[-1] == value.shape[-1] == d or key.shape[-3] != value.shape[-3]:
         return False
-    if key.shape[1] != heads and not arguments["enable_gqa"]:
+    if query.numel() == 0 or key.numel() == 0:
         return False
+    if key.shape[-3] != heads and not arguments["enable_gqa"]:
+        return _SINCE_2_14 and key.shape[-3] == 1 and _is_constant(arguments, (*batch, heads))
+    return _is_constant(arguments, (*batch, heads))
+
+
+def _is_constant(arguments: dict[str, Any], leading: tuple[int, ...]) -> bool:
+    """Whether the fused kernel takes the mask beside a query with these leading axes."""
     mask = arguments["attn_mask"]
-    return mask is None or _is_constant(mask, (batch, heads))
-
-
-def _is_constant(mask: torch.Tensor, leading: tuple[int, int]) -> bool:
-    """Whether the fused kernel takes this mask."""
-    if mask.ndim == 4 and any(n not in (1, m) for n, m in zip(mask.shape, leading, strict=False)):
+    if mask is None:
+        return True
+    if mask.requires_grad or mask.ndim not in (range(5) if len(leading) == 1 else (2, 4)):
         return False
-    return mask.ndim in (2, 4) and not mask.requires_grad
+    own = reversed(mask.shape[:-2])
+    return all(n in (1, m) for n, m in zip(own, (*reversed(leading), 1), strict=False))
 
 
 def forward_like(query: torch.Tensor, *arrays: Any, **options: Any) -> tuple[torch.Tensor, Any]:

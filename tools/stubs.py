@@ -34,6 +34,7 @@ PARAMETERS: dict[str, str] = dict.fromkeys(OPTIONAL, "ArrayLike | None") | {
     "lses": ARRAYS,
     "n": "int",
     "name": "str",
+    "objects": "object",
     "outs": ARRAYS,
     "return_sign": "bool",
     "temperature": "float",
@@ -60,6 +61,7 @@ RESULTS = {
     "_isas": "dict[str, bool]",
     "_pattern": "tuple[NDArray[Any], NDArray[np.int64]]",
     "_options": "tuple[tuple[str, str, str, bool, str, tuple[str, ...], str | None], ...]",
+    "_views": "tuple[NDArray[Any], ...]",
     "_xla_arguments": "dict[str, Any]",
     "_xla_handlers": "dict[str, Any]",
     "_use_isa": "str",
@@ -117,7 +119,7 @@ def parameter_texts(function: Callable[..., Any], options: dict[str, str]) -> li
             texts.append("*")
         has_default = parameter.default is not parameter.empty
         types = PARAMETERS | options if has_default else PARAMETERS
-        stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        stars = {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}.get(parameter.kind, "")
         text = f"{stars}{parameter.name}: {types.get(parameter.name, 'ArrayLike')}"
         texts.append(f"{text} = {literal(parameter.default)}" if has_default else text)
     n_positional = sum(p.kind is p.POSITIONAL_ONLY for p in parameters)

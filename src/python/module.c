@@ -7,6 +7,7 @@
 #include "additive.h"
 #include "attention.h"
 #include "config.h"
+#include "dlpack.h"
 #include "merge.h"
 #include "parse.h"
 #include "softmax.h"
@@ -121,7 +122,7 @@ static int execute(PyObject *module) {
     sdpa_state *state = sdpa_state_of(module);
     if (fill_state(module, state) < 0 || sdpa_config_add(module) < 0 || sdpa_attention_add(module) < 0) return -1;
     if (sdpa_additive_add(module) < 0 || sdpa_merge_add(module) < 0 || sdpa_softmax_add(module) < 0) return -1;
-    return sdpa_xla_add(module);
+    return sdpa_dlpack_add(module) < 0 ? -1 : sdpa_xla_add(module);
 }
 
 static int traverse(PyObject *module, visitproc visit, void *arg) {

@@ -102,7 +102,7 @@ def test_stub_agrees_with_the_signatures():
         args = node.args
         assert [p.name for p in parameters] == [
             a.arg
-            for a in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.kwarg)
+            for a in (*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg)
             if a is not None
         ]
         kinds = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import sdpa
-from sdpa import _warnings
+from sdpa import _core, _warnings
 from sdpa.interop.torch import _batching
 from sdpa.interop.torch._arrays import to_array, to_tensor
 from sdpa.interop.torch._batching import BACKWARD, FORWARD
@@ -66,7 +66,19 @@ def _theirs_is_faster() -> bool:
     return bool(has_tiles()) and _isa() != "amx"
 
 
-def _options(query: Any, key: Any, dropout_p: float, is_causal: bool, mask: Any, scale: Any) -> Any:
+def _views(*tensors: torch.Tensor) -> Sequence[Any]:
+    """Arrays on the memory of tensors, all at once if NumPy has their type.
+
+    Behind the dispatcher no tensor stands for its negative, which DLPack would not tell.
+    """
+    if tensors[0].dtype is torch.bfloat16:
+        return list(map(to_array, tensors))
+    return _core._views(*tensors)
+
+
+def _options(
+    query: Any, key: Any, dropout_p: float, is_causal: bool, mask: Any, scale: Any
+) -> dict[str, Any]:
     """Those that are given, because each costs time."""
     if dropout_p:
         raise RuntimeError(f"{FORWARD}: expected dropout_p 0, got {dropout_p}")
@@ -98,8 +110,8 @@ def _forward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    options = _options(query, key, dropout_p, is_causal, attn_mask, scale)
-    arrays = to_array(query), to_array(key), to_array(value)
+    arrays = _views(query, key, value)
+    options = _options(arrays[0], arrays[1], dropout_p, is_causal, attn_mask, scale)
     out, lse = _quietly(forward_like, query, *arrays, **options)
     return out, to_tensor(rows_of_heads(lse, -2))
 
@@ -117,10 +129,10 @@ def _backward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    options = _options(query, key, dropout_p, is_causal, attn_mask, scale)
     if grad_out is None:  # PyTorch's undefined gradient, which is 0
         return tuple(map(torch.zeros_like, (query, key, value)))
-    arrays = map(to_array, (grad_out, query, key, value, out, logsumexp))
+    arrays = _views(grad_out, query, key, value, out, logsumexp)
+    options = _options(arrays[1], arrays[2], dropout_p, is_causal, attn_mask, scale)
     grads = _quietly(sdpa.attention_backward, *arrays, **options)
     return tuple([to_tensor(rows_of_heads(x)) for x in grads[:3]])
 

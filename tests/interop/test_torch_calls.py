@@ -44,9 +44,9 @@ def shortest(call):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(("needs_grad", "at_most"), [(False, 2.5), (True, 2.1)])
+@pytest.mark.parametrize(("needs_grad", "at_most"), [(False, 2.0), (True, 1.8)])
 def test_a_small_call_beside_pytorchs(needs_grad, at_most):
-    """1.8 and 1.6 times PyTorch's time; it was 3.6 and 2.7 times."""
+    """1.4 times PyTorch's time, without and with gradients; it was 3.6 and 2.7 times."""
     x = [torch.randn(1, 1, 10, 64, requires_grad=needs_grad) for _ in range(3)]
     grad_out = torch.ones(1, 1, 10, 64)
 

@@ -208,3 +208,15 @@ def test_vmap_has_the_order_of_the_query():
 
     found = torch.func.vmap(f)(x)
     assert torch.equal(found, torch.stack([f(q) for q in x]))
+
+
+def test_packed_sequences_have_rows_of_heads():
+    """Their three axes are not those of heads without a batch, which PyTorch's kernel takes."""
+    x = torch.randn(7, 2, 8, requires_grad=True)
+    cu = torch.tensor([0, 3, 7])
+    out = interop.attention(x, x, x, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    assert out.is_contiguous()
+    assert grad.is_contiguous()
+    turned = x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
+    assert interop.attention(turned, x, x, cu_seqlens_q=cu, cu_seqlens_k=cu).is_contiguous()

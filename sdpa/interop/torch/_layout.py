@@ -36,27 +36,28 @@ def is_fused(arguments: dict[str, Any]) -> bool:
 
 def _is_fused(arguments: dict[str, Any]) -> bool:
     query, key, value = arguments["query"], arguments["key"], arguments["value"]
-    if not query.ndim == key.ndim == value.ndim or query.ndim not in _RANKS:
+    of_query, of_key = query.shape, key.shape
+    rank = len(of_query)
+    if rank not in _RANKS or len(of_key) != rank or of_key != value.shape:
+        return False
+    if arguments["cu_seqlens_q"] is not None:
         return False
     if arguments["dropout_p"] or not query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
         return False
-    *batch, heads, _, d = query.shape
-    if not (list(key.shape[:-3]) == list(value.shape[:-3]) == batch):
+    if 0 in of_query or 0 in of_key or of_query[-1] != of_key[-1]:
         return False
-    if not key.shape[-1] == value.shape[-1] == d or key.shape[-3] != value.shape[-3]:
+    if rank == 4 and of_query[0] != of_key[0]:
         return False
-    if query.numel() == 0 or key.numel() == 0:
+    if of_query[-3] != of_key[-3] and not (
+        arguments["enable_gqa"] or (_SINCE_2_14 and of_key[-3] == 1)
+    ):
         return False
-    if key.shape[-3] != heads and not arguments["enable_gqa"]:
-        return _SINCE_2_14 and key.shape[-3] == 1 and _is_constant(arguments, (*batch, heads))
-    return _is_constant(arguments, (*batch, heads))
-
-
-def _is_constant(arguments: dict[str, Any], leading: tuple[int, ...]) -> bool:
-    """Whether the fused kernel takes the mask beside a query with these leading axes."""
     mask = arguments["attn_mask"]
-    if mask is None:
-        return True
+    return mask is None or _is_constant(mask, of_query[:-2])
+
+
+def _is_constant(mask: torch.Tensor, leading: tuple[int, ...]) -> bool:
+    """Whether the fused kernel takes this mask beside a query with these leading axes."""
     if mask.requires_grad or mask.ndim not in (range(5) if len(leading) == 1 else (2, 4)):
         return False
     own = reversed(mask.shape[:-2])

@@ -19,6 +19,7 @@ from sdpa.interop.torch._layers import Layers
 from sdpa.interop.torch._layout import forward_like, rows_of_heads
 
 _16_BITS = (torch.bfloat16, torch.float16)
+_HAS_TABLE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")  # older versions lack it
 
 
 @dataclass
@@ -71,7 +72,7 @@ def _views(*tensors: torch.Tensor) -> Sequence[Any]:
 
     Behind the dispatcher no tensor stands for its negative, which DLPack would not tell.
     """
-    if tensors[0].dtype is torch.bfloat16:
+    if tensors[0].dtype is torch.bfloat16 or not _HAS_TABLE:
         return list(map(to_array, tensors))
     return _core._views(*tensors)
 

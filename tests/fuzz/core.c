@@ -161,7 +161,8 @@ static sdpa_status run(fixture *f, enum pass pass, sdpa_stage stage) {
     }
     if (pass == WEIGHTS) {
         p.o = new_tensor(f, c->dtype, c->n_head, c->n_q, c->n_k, NULL);
-        return sdpa_attention_weights(&p, stage);
+        p.stage = stage;
+        return sdpa_attention_weights(&p);
     }
     p.dq = new_tensor(f, c->dtype, c->n_head, c->n_q, c->d_k, NULL);
     const unsigned layout = f->layout;

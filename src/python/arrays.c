@@ -245,7 +245,9 @@ int sdpa_suggest_common_type(const char *name, PyArrayObject *a, const char *oth
     const bool is_other = PyArray_TYPE(other) == NPY_DOUBLE, is_wide = is_other || PyArray_TYPE(a) == NPY_DOUBLE;
     const char *wide = is_other ? other_name : name;
     sdpa_add_remedy("; write %s.astype(%s.dtype)", wide, is_other ? name : other_name);
-    return is_wide ? sdpa_add_remedy(" if np.sqrt(d), a table or np.zeros made %s float64", wide) : -1;
+    return is_wide
+               ? sdpa_add_remedy(" if np.sqrt(d), which is applied already, a table or np.zeros made %s float64", wide)
+               : -1;
 }
 
 const char *sdpa_dtype_text(sdpa_dtype dtype) {

@@ -58,7 +58,8 @@ REFUSED = {
     "dtype": (
         TypeError,
         "key: expected query's dtype float32, float16 or bfloat16, got float64; write "
-        "key.astype(query.dtype) if np.sqrt(d), a table or np.zeros made key float64",
+        "key.astype(query.dtype) if np.sqrt(d), which is applied already, a table or np.zeros made "
+        "key float64",
         {"keys": np.zeros((2, 4, N_K, D_K))},
     ),
     "mask": (

@@ -446,7 +446,8 @@ REFUSED = {
         lambda: interop.attention(Q, Q.double(), Q),
         TypeError,
         "key: expected query's dtype float32, float16 or bfloat16, got float64; write "
-        "key.astype(query.dtype) if np.sqrt(d), a table or np.zeros made key float64",
+        "key.astype(query.dtype) if np.sqrt(d), which is applied already, a table or np.zeros made "
+        "key float64",
     ),
     "window": (
         lambda: interop.attention(Q, Q, Q, window=3),

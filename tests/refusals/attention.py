@@ -22,7 +22,7 @@ INTEGER_MASK = (
 THREE_AXES = {"query": ones(2, 5, 8), "key": ones(2, 7, 8), "value": ones(2, 7, 3)}
 BATCH = "; of three axes the first is heads, so a batch of one head is x[:, None]"
 
-MADE = "if np.sqrt(d), a table or np.zeros made {} float64"
+MADE = "if np.sqrt(d), which is applied already, a table or np.zeros made {} float64"
 
 # case: (exception, message, changes to a valid call)
 # Key and value may have 16 bits beside a float32 query, if they agree.

@@ -70,7 +70,7 @@ def test_knobs_turn_and_the_picture_changes(server, browser):
         return seen()
 
     page.goto(f"{server}/lab/tree/explorer.ipynb?token=token&reset")
-    page.locator(".jp-Notebook .jp-CodeCell").wait_for()
+    page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
     page.get_by_text(re.compile(r"\| Idle$")).wait_for()  # the kernel
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_text("Run All Cells", exact=True).first.click()

@@ -88,6 +88,7 @@ def rows(results: Results) -> Iterator[Row]:
         _variants,
         _additive,
         _bridge,
+        _calls,
         _jax,
         _growth,
     ):
@@ -355,6 +356,16 @@ def _bridge(results: Results) -> Iterator[Row]:
             goal = Goal(2.0) if name == "8x512x64" and _column(results) == 0 else None
             section = "PyTorch, forward and backward, behind install()"
             yield Row(section, name, "x", ratio, goal, "torch")
+
+
+def _calls(results: Results) -> Iterator[Row]:
+    """The time of a small call behind install(), in that of PyTorch's own kernel."""
+    for title, most in (("(1, 1, 10, 64) forward", 2.0), ("(1, 1, 10, 64) both", 1.8)):
+        found = results.get(1, "calls", title)
+        if found and "installed" in found:
+            ratio = found["installed"].seconds / found["torch"].seconds
+            section = "PyTorch, time of a small call behind install()"
+            yield Row(section, title, "x", ratio, Goal(most, at_least=False), "torch")
 
 
 def _jax(results: Results) -> Iterator[Row]:

@@ -217,6 +217,14 @@ def test_the_bridge_is_judged_by_what_is_installed():
         assert (first.goal, second.goal) == (goal, None)
 
 
+def test_small_calls_are_judged_by_pytorchs_time():
+    found = {"sdpa": (1.0, 9e9, 1), "torch": (2.0, 9e9, 1), "installed": (3.0, 9e9, 1)}
+    records = {("calls", f"(1, 1, 10, 64) {what}"): found for what in ("forward", "both")}
+    forward, both = targets.rows(run_of(records))
+    assert forward.value == both.value == pytest.approx(1.5)
+    assert (forward.goal, both.goal) == (targets.Goal(2.0, False), targets.Goal(1.8, False))
+
+
 def test_passes_are_one_and_what_no_second_round_confirms_is_marked():
     once = run_of({("forward", "8x128x64"): {"sdpa": (1.0, 90e9, 1)}})
     assert once.get(1, "forward", "8x128x64")["sdpa"][:4] == (1.0, 90e9, 1, 1.0)

@@ -21,6 +21,7 @@ from support import oracle, tiers
 from support.guard import Pages
 from support.machine import DTYPES, ISAS, SEED
 
+import sdpa
 from sdpa import _core
 
 hypothesis.settings.register_profile(
@@ -111,6 +112,23 @@ def torch_itself(torch):
     """PyTorch's own attention is back in place afterwards."""
     yield torch
     importlib.import_module("sdpa.interop.torch").uninstall()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The names of the functions of sdpa that a door calls by their public names."""
+    seen = []
+
+    def watched(name, f):
+        def call(*args, **options):
+            seen.append(name)
+            return f(*args, **options)
+
+        return call
+
+    for name in "attention_forward", "attention_backward", "attention_weights":
+        monkeypatch.setattr(sdpa, name, watched(name, getattr(sdpa, name)))
+    return seen
 
 
 def _peer(name):

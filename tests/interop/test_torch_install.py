@@ -13,7 +13,6 @@ with warnings.catch_warnings():
 import torch.nn.functional as F
 from support.calls import message
 
-import sdpa
 from sdpa.interop.torch import _batching, _install, install, uninstall
 
 CASES = {
@@ -33,23 +32,6 @@ pytestmark = [
     ITS_OWN_WARNINGS,
     pytest.mark.usefixtures("torch_itself"),
 ]
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """The names of the functions of sdpa that are called."""
-    seen = []
-
-    def watched(name, f):
-        def call(*args, **options):
-            seen.append(name)
-            return f(*args, **options)
-
-        return call
-
-    for name in "attention_forward", "attention_backward":
-        monkeypatch.setattr(sdpa, name, watched(name, getattr(sdpa, name)))
-    return seen
 
 
 def problem(rng, name, dtype="float32"):

@@ -12,30 +12,12 @@ with warnings.catch_warnings():
 import torch.nn.functional as F
 from torch import nn
 
-import sdpa
 from sdpa.interop.torch import install, uninstall
 
 pytestmark = [
     ITS_OWN_WARNINGS,
     pytest.mark.usefixtures("torch_itself"),
 ]
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """The names of the functions of sdpa that are called."""
-    seen = []
-
-    def watched(name, f):
-        def call(*args, **options):
-            seen.append(name)
-            return f(*args, **options)
-
-        return call
-
-    for name in "attention_forward", "attention_backward", "attention_weights":
-        monkeypatch.setattr(sdpa, name, watched(name, getattr(sdpa, name)))
-    return seen
 
 
 PADDING = torch.tensor([[False] * 5, [False, False, False, True, True]])

@@ -65,6 +65,8 @@ typedef struct sdpa_options {
     int64_t sequence; /* the sequence whose weights are wanted */
 } sdpa_options;
 
+enum { SDPA_MOST_WORDS = 8 };
+
 /* One row of the table. Each is an array, or has `read`, `integers` or `indices`. One that is an array and has `read` may
  * also be a number, which is read. */
 typedef struct sdpa_option {
@@ -76,9 +78,10 @@ typedef struct sdpa_option {
     bool keyword_only; /* in functions that are not IN_KEYWORDS */
     bool has_none;     /* None is the default and means absent */
     const char *default_;
-    const char *annotation; /* in the stub */
-    const char *doc;        /* numpydoc */
-    bool array;             /* kept by the call */
+    const char *words[SDPA_MOST_WORDS]; /* what other libraries call it */
+    const char *annotation;             /* in the stub */
+    const char *doc;                    /* numpydoc */
+    bool array;                         /* kept by the call */
     /* Of an array that belongs to rows of the call, for users of _options(): its own axes, the last ones, as letters of
      * "hqk", heads, rows of query and of key; "" for one integer per batch entry; "s" for the bounds of sequences. An
      * annotation with `float` says that a number may stand for the array. */

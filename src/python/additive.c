@@ -6,7 +6,7 @@
 #include "docstring.h"
 #include "docstrings.h"
 #include "errors.h"
-#include "parse.h"
+#include "values.h"
 
 /* The weights from which the scores are computed. */
 enum { W_QUERY, W_KEY, W_SCORE, BIAS, N_WEIGHTS };

@@ -11,7 +11,7 @@
 #include "errors.h"
 #include "gil.h"
 #include "packed.h"
-#include "parse.h"
+#include "values.h"
 #include "warn.h"
 
 /* ------------------------------------------------------------------------------------ arguments */

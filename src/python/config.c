@@ -9,6 +9,7 @@
 #include "docstring.h"
 #include "docstrings.h"
 #include "parse.h"
+#include "values.h"
 #include "synonyms.h"
 #include "warn.h"
 

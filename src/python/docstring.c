@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "options.h"
-#include "parse.h"
+#include "values.h"
 
 /* Appends to *text. On failure *text becomes NULL, with an exception, and stays NULL. */
 static void add(PyObject **text, const char *more, size_t n) {

@@ -9,7 +9,7 @@
 #include "config.h"
 #include "dlpack.h"
 #include "merge.h"
-#include "parse.h"
+#include "values.h"
 #include "softmax.h"
 #include "xla.h"
 

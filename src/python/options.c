@@ -4,7 +4,7 @@
 
 #include "arrays.h"
 #include "docstrings.h"
-#include "parse.h"
+#include "values.h"
 
 /* A bound of the window this large excludes nothing. Up to these limits offset + bound + index fits in int64. */
 #define WIDEST (INT64_C(1) << 62)

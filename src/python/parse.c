@@ -1,19 +1,9 @@
 #include "parse.h"
 
-#include <limits.h>
-#include <math.h>
 #include <string.h>
 
-#include "../runtime/parallel.h"
 #include "synonyms.h"
-
-static const char *const names[N_NAMES] = {
-#define TEXT(name) #name,
-    SDPA_NAMES(TEXT)
-#undef TEXT
-};
-
-const char *sdpa_name_text(int name) { return names[name]; }
+#include "values.h"
 
 /* ------------------------------------------------------------------------------------ errors of a call */
 
@@ -58,7 +48,7 @@ static void raise_missing(const sdpa_signature *s, PyObject *const values[N_NAME
         const bool last = ++n_listed == n_missing;
         const char *separator = n_listed == 1 ? "" : !last ? ", " : n_missing == 2 ? " and " : ", and ";
         const size_t used = strlen(list);
-        PyOS_snprintf(list + used, sizeof list - used, "%s'%s'", separator, names[s->names[i]]);
+        PyOS_snprintf(list + used, sizeof list - used, "%s'%s'", separator, sdpa_name_text(s->names[i]));
     }
     PyErr_Format(PyExc_TypeError, "%s() missing %d required positional argument%s: %s", s->function, n_missing,
                  n_missing == 1 ? "" : "s", list);
@@ -66,7 +56,7 @@ static void raise_missing(const sdpa_signature *s, PyObject *const values[N_NAME
 
 /* ------------------------------------------------------------------------------------ the call */
 
-/* Index in names[] of a keyword, or -1. Compares addresses first: keywords in calling code are interned, like ours. */
+/* The name of a keyword, or -1. Compares addresses first: keywords in calling code are interned, like ours. */
 static int find_name(const sdpa_state *state, const sdpa_signature *s, PyObject *keyword) {
     for (int i = 0; i < s->n; i++) {
         if (state->names[s->names[i]] == keyword) return s->names[i];
@@ -106,62 +96,5 @@ int sdpa_parse(PyObject *module, const sdpa_signature *s, PyObject *const *args,
         raise_missing(s, values);
         return -1;
     }
-    return 0;
-}
-
-/* ------------------------------------------------------------------------------------ single values */
-
-int sdpa_read_bool(const char *name, PyObject *value, bool *result) {
-    if (PyBool_Check(value)) {
-        *result = value == Py_True;
-        return 0;
-    }
-    if (PyArray_IsScalar(value, Bool)) {
-        *result = PyObject_IsTrue(value) == 1;
-        return 0;
-    }
-    PyErr_Format(PyExc_TypeError, "%s: expected True or False, got %.200R", name, value);
-    return -1;
-}
-
-int sdpa_read_finite(const char *name, PyObject *value, double *result) {
-    *result = PyFloat_AsDouble(value);
-    if (*result == -1 && PyErr_Occurred()) {
-        if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
-            PyErr_Format(PyExc_ValueError, "%s: expected a finite number, got an integer beyond float64", name);
-        } else if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Format(PyExc_TypeError, "%s: expected a finite number, got %.200R", name, value);
-        }
-        return -1;
-    }
-    if (isfinite(*result)) return 0;
-    PyErr_Format(PyExc_ValueError, "%s: expected a finite number, got %.200R", name, value);
-    return -1;
-}
-
-int sdpa_read_integer(const char *name, PyObject *value, long long *result) {
-    PyObject *integer = PyNumber_Index(value);
-    if (!integer) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Format(PyExc_TypeError, "%s: expected an integer, got %.200R", name, value);
-        }
-        return -1;
-    }
-    int overflow;
-    *result = PyLong_AsLongLongAndOverflow(integer, &overflow);
-    if (overflow) *result = overflow < 0 ? LLONG_MIN : LLONG_MAX;
-    Py_DECREF(integer);
-    return 0;
-}
-
-int sdpa_read_workers(PyObject *value, int *result) {
-    long long n;
-    if (sdpa_read_integer("workers", value, &n) < 0) return -1;
-    if (n == 0 || n < -1) {
-        PyErr_Format(PyExc_ValueError, "workers: expected None, -1 (all CPUs) or at least 1, got %.200R", value);
-        return -1;
-    }
-    if (n == -1) n = sdpa_available_cpus();
-    *result = n > SDPA_MAX_THREADS ? SDPA_MAX_THREADS : (int)n;
     return 0;
 }

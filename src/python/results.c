@@ -6,7 +6,7 @@
 #include "arrays.h"
 #include "errors.h"
 #include "gil.h"
-#include "parse.h"
+#include "values.h"
 
 /* ------------------------------------------------------------------------------------ further inputs, results */
 

@@ -10,6 +10,7 @@
 #include "errors.h"
 #include "gil.h"
 #include "parse.h"
+#include "values.h"
 
 /* An array argument: `given`, and `array`, which is the same object or a float64 copy of integers. */
 typedef struct operand {

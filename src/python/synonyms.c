@@ -1,7 +1,7 @@
 #include "synonyms.h"
 
 #include "options.h"
-#include "parse.h"
+#include "values.h"
 
 /* What other libraries call an argument, beside the words of the table of options. A row applies to functions with
  * `parameter` and, unless NULL, not `without`; without `hint` the parameter is what was meant. Additive attention, which

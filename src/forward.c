@@ -18,18 +18,10 @@ typedef struct forward_call {
     size_t part_bytes;
 } forward_call;
 
-static void set_unit(sdpa_unit *u, const forward_call *call, int64_t index, sdpa_run *run) {
-    const sdpa_problem *p = call->problem;
-    const int64_t blocks = sdpa_units(p), bh = index / blocks;
-    sdpa_unit_set_head(u, p, bh / p->n_head, bh % p->n_head);
-    sdpa_unit_set_queries(u, index % blocks);
-    u->run = run;
-}
-
 static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run) {
     const forward_call *call = context;
     sdpa_unit u;
-    set_unit(&u, call, index, run);
+    sdpa_unit_set(&u, call->problem, index, run);
     call->kernels->pass[call->pass].run(&u, call->scratch + (size_t)worker * call->scratch_bytes);
 }
 
@@ -57,7 +49,7 @@ static void forward_part(void *context, int64_t index, int worker, sdpa_run *run
     const sdpa_problem *p = call->problem;
     sdpa_unit u;
     SDPA_TAKE(PARTS);
-    set_unit(&u, call, index / call->n_parts, run);
+    sdpa_unit_set(&u, call->problem, index / call->n_parts, run);
     const int64_t block = sdpa_key_block(p), blocks = (p->n_k + block - 1) / block, part = index % call->n_parts;
     const int64_t end = blocks * (part + 1) / call->n_parts * block;
     u.first_key = blocks * part / call->n_parts * block;
@@ -135,7 +127,7 @@ static void plan(forward_call *call) {
 static void join_parts(const forward_call *call) {
     for (int64_t i = 0; i < call->n_units; i++) {
         sdpa_unit u;
-        set_unit(&u, call, i, NULL);
+        sdpa_unit_set(&u, call->problem, i, NULL);
         call->kernels->forward_join(&u, call->scratch, call->parts + (size_t)(i * call->n_parts) * call->part_bytes,
                                     call->n_parts);
     }

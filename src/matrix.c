@@ -137,12 +137,8 @@ typedef struct pattern_call {
 static void pattern_unit(void *context, int64_t index, int worker, sdpa_run *run) {
     (void)worker;
     const pattern_call *c = context;
-    const sdpa_problem *p = c->problem;
-    const int64_t units = sdpa_units(p), bh = index / units;
     sdpa_unit u;
-    sdpa_unit_set_head(&u, p, bh / p->n_head, bh % p->n_head);
-    sdpa_unit_set_queries(&u, index % units);
-    u.run = run;
+    sdpa_unit_set(&u, c->problem, index, run);
     c->kernel->run(&u, c->scratch);
 }
 

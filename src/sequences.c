@@ -77,7 +77,7 @@ void sdpa_sequences_pad(const sdpa_problem *p, sdpa_pass pass) {
     case SDPA_PASS_RECEIVED:
         fill_rows(&p->o, p->heads.index ? p->heads.n : p->n_head, k, p->n_k, SDPA_N_RECEIVED, 0);
         break;
-    default: /* the backward and the double one */
+    default: /* the backward and the second one */
         fill_rows(&p->o_t, p->n_head, q, p->n_q, p->d_v, 0);
         fill_rows(&p->dq, p->n_head, q, p->n_q, p->d_k, 0);
         fill_rows(&p->dk, p->n_head, k, p->n_k, p->d_k, 0);

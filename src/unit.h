@@ -61,6 +61,14 @@ static inline void sdpa_unit_set_queries(sdpa_unit *u, int64_t index) {
     u->n_i = n_q - u->i0 < block ? n_q - u->i0 : block;
 }
 
+/* Makes u unit number `index` of all heads. */
+static inline void sdpa_unit_set(sdpa_unit *u, const sdpa_problem *p, int64_t index, sdpa_run *run) {
+    const int64_t blocks = sdpa_units(p), bh = index / blocks;
+    sdpa_unit_set_head(u, p, bh / p->n_head, bh % p->n_head);
+    sdpa_unit_set_queries(u, index % blocks);
+    u->run = run;
+}
+
 /* The number of workers: at most one per unit, and only as many as the work keeps busy. `work` counts portions that are
  * worth a thread's waking. */
 static inline int sdpa_workers(int n_workers, int64_t n_units, double work) {

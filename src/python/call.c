@@ -64,10 +64,14 @@ static int convert_all(sdpa_call *call, const sdpa_signature *signature, PyObjec
 static int convert_number(sdpa_call *call, PyObject *value) {
     const bool moved = call->arrays[NAME_scale_t] || call->arrays[NAME_gg_scale];
     if (!call->options.has_scale || !(moved || call->options.needs & NEEDS(scale))) return 0;
-    PyObject *number = PyFloat_FromDouble(call->options.scale), *array = NULL;
-    if (number) array = PyArray_IsScalar(value, Generic) ? PyArray_FromScalar(value, NULL) : PyArray_FROM_O(number);
-    Py_XDECREF(number);
-    return hold(call, NAME_scale, (PyArrayObject *)array);
+    if (PyArray_IsScalar(value, Generic)) {
+        PyArrayObject *own = (PyArrayObject *)PyArray_FromScalar(value, NULL);
+        if (!own || sdpa_is_float(sdpa_dtype_of(call->module, own))) return hold(call, NAME_scale, own);
+        Py_DECREF((PyObject *)own); /* of a type without gradients, which float64 stands for */
+    }
+    PyArrayObject *wide = (PyArrayObject *)PyArray_SimpleNew(0, NULL, NPY_DOUBLE);
+    if (wide) *(double *)PyArray_DATA(wide) = call->options.scale;
+    return hold(call, NAME_scale, wide);
 }
 
 static int settle_all(sdpa_call *call) {

@@ -157,15 +157,29 @@ def test_needs():
     assert sdpa.attention_backward(**x).attn_mask is None
 
 
-@pytest.mark.parametrize("scale", [0.5, 1, np.float32(0.5), np.array(0.5)], ids=repr)
-def test_derivatives_of_a_scale_that_is_a_number(scale):
-    """It is an array without axes."""
-    x = backward_operands() | {"scale": scale}
-    found = sdpa.attention_backward(**x, needs=("query", "scale")).scale
+@pytest.mark.parametrize(
+    "scale",
+    [0.5, 1, np.float32(0.5), np.array(0.5), np.int64(1), np.longdouble(0.5)],
+    ids=repr,
+)
+def test_derivatives_of_a_scale_that_is_a_number(rng, scale):
+    """It is an array without axes, of its own type if that has gradients."""
+    q, k, v, g = (rng.standard_normal((4, 5, 8)).astype(np.float32) for _ in range(4))
+    x = (g, q, k, v, *sdpa.attention_forward(q, k, v, scale=scale))
+    of_heads = np.full(4, scale, float)
+    found = sdpa.attention_backward(*x, scale=scale, needs=("query", "scale")).scale
+    dtype = found.dtype
     assert found.shape == ()
-    assert found.dtype == (np.asarray(scale).dtype if scale != 1 else np.float64)
-    expected = sdpa.attention_backward(**x | {"scale": np.full(4, scale, float)}, needs=("scale",))
-    np.testing.assert_allclose(found, expected.scale.sum(), rtol=1e-5)
+    assert dtype == (np.float32 if isinstance(scale, np.float32) else np.float64)
+    expected = sdpa.attention_backward(*x, scale=of_heads, needs=("scale",)).scale
+    np.testing.assert_allclose(found, expected.sum(), rtol=1e-5)
+
+    def moved(scale, scale_t):
+        return sdpa.attention_jvp(q, k, v, None, None, None, scale=scale, scale_t=scale_t).out_t
+
+    expected = moved(of_heads, np.ones(4))
+    np.testing.assert_allclose(moved(scale, np.ones((), dtype)), expected, rtol=1e-5, atol=1e-6)
+    assert abs(expected).max() > 0.01
 
 
 class Broken:

@@ -24,7 +24,7 @@ typedef struct {
     } version;
     void *previous;
     void (*allocate)(void), (*own)(void), (*give)(void); /* of other types, not called here */
-    int (*look)(void *object, dl_tensor *out);           /* the object keeps all memory of `out`; -1: an exception */
+    int (*look)(void *object, dl_tensor *out); /* may be NULL; the object keeps the memory of `out`; -1: an exception */
 } dl_functions;
 
 /* The functions of this type of objects; NULL with an exception. */
@@ -32,8 +32,9 @@ static const dl_functions *functions_of(PyTypeObject *type) {
     PyObject *capsule = PyObject_GetAttrString((PyObject *)type, "__dlpack_c_exchange_api__");
     const dl_functions *found = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
     Py_XDECREF(capsule); /* the table lives as long as the process */
-    if (found && found->version.major != 1) {
-        PyErr_Format(PyExc_BufferError, "expected version 1 of DLPack, got %u", (unsigned)found->version.major);
+    if (found && (found->version.major != 1 || !found->look)) {
+        PyErr_Format(PyExc_BufferError, "expected version 1 of DLPack with views, got version %u",
+                     (unsigned)found->version.major);
         return NULL;
     }
     return found;

@@ -105,8 +105,8 @@ def _broadcasts(own: Shape, shape: Shape) -> bool:
 
 def checked_float(name: str, x: Array) -> None:
     """Raise a TypeError for a dtype that the kernels do not accept."""
-    is_real = x.dtype.kind in "iuf"
-    _check_dtype(name, x.dtype, x.dtype, f"; write {name}.astype(np.float32)" if is_real else "")
+    wide = {"i": "np.float32", "u": "np.float32", "f": "np.float64"}.get(x.dtype.kind)
+    _check_dtype(name, x.dtype, x.dtype, f"; write {name}.astype({wide})" if wide else "")
 
 
 def float_dtype(name: str, value: DTypeLike) -> np.dtype[Any]:
@@ -120,14 +120,15 @@ def float_dtype(name: str, value: DTypeLike) -> np.dtype[Any]:
 
 
 def _check_dtype(name: str, dtype: np.dtype[Any] | None, got: object, remedy: str = "") -> None:
-    if dtype is None or not _is_float(dtype):
+    if dtype is None or not is_float(dtype):
         raise TypeError(
             f"{name}: expected float16, bfloat16, float32 or float64, got {got}{remedy}"
         )
 
 
 @functools.lru_cache(64)  # the name of a dtype takes microseconds
-def _is_float(dtype: np.dtype[Any]) -> bool:
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether the kernels compute with it."""
     return dtype.name in ("float16", "bfloat16", "float32", "float64")
 
 

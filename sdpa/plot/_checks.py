@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sdpa._arguments import is_float
+
 
 def checked_weights(weights: npt.ArrayLike) -> npt.NDArray[Any]:
     """Weights as (heads, Lq, Lk) of float64."""
@@ -58,7 +60,7 @@ def _tokens(name: str, tokens: Sequence[str] | None, n: int, size: str) -> list[
 def hidden_pairs(mask: npt.ArrayLike, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
     """Which pairs of (heads, Lq, Lk) a mask of attention forbids."""
     given = np.asarray(mask)
-    if given.dtype != bool and not np.issubdtype(given.dtype, np.floating):
+    if given.dtype != bool and not is_float(given.dtype):
         raise TypeError(
             f"mask: expected bool (True = attend) or floats that are added to the scores, got "
             f"{given.dtype}"

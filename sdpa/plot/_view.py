@@ -62,7 +62,7 @@ class View:
         )
         # "<" may not end the script that holds the data.
         data = json.dumps(self._data).replace("<", "\\u003c")
-        for place, text in (("/*STYLE*/", style), ("/*DATA*/", data), ("/*SCRIPT*/", script)):
+        for place, text in (("/*STYLE*/", style), ("/*SCRIPT*/", script), ("/*DATA*/", data)):
             page = page.replace(place, text)
         return page
 

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import pytest
-from support.helpers import normal
+from support.helpers import BFLOAT16, normal
 
 import sdpa
 
@@ -63,11 +63,11 @@ def hatched(axes, shape):
     return patch.get_path().contains_points(centres).reshape(shape)
 
 
-@pytest.mark.parametrize("kind", [bool, np.float32])
+@pytest.mark.parametrize("kind", [bool, np.float32, BFLOAT16])
 def test_forbidden_pairs_are_hatched(rng, kind):
     visible = rng.random((3, 5, 6)) < 0.5
     visible[1] = True
-    mask = visible if kind is bool else np.where(visible, 0, -np.inf).astype(np.float32)
+    mask = visible if kind is bool else np.where(visible, 0, -np.inf).astype(kind)
     weights = sdpa.attention_weights(np.zeros((3, 5, 2)), np.zeros((3, 6, 2)), attn_mask=visible)
     axes = sdpa.plot.weights(weights, mask=mask).axes
     np.testing.assert_array_equal(hatched(axes[0], (5, 6)), ~visible[0])

@@ -13,7 +13,7 @@ from support.pages import assert_fits, assert_named, opened
 
 import sdpa
 
-TOKENS = ["the", " cat", "<b>sat</b>", "</script>", "“”&amp;"]
+TOKENS = ["/*SCRIPT*/", " cat", "<b>sat</b>", "</script>", "“”&amp;"]
 
 
 def weights_of(rng, *shape, **options):

@@ -277,17 +277,18 @@ def svg(figure: Figure) -> str:
 
 def png(figure: Figure) -> bytes:
     """The figure as a PNG file."""
-    data = BytesIO()
-    with _styled():
-        figure.savefig(data, format="png", dpi=DPI, metadata={"Software": None})
-    return data.getvalue()
+    return _file(figure, "png", {"Software": None})
 
 
 def pdf(figure: Figure) -> bytes:
     """The figure as a PDF file."""
+    return _file(figure, "pdf", {"CreationDate": None, "Creator": None})
+
+
+def _file(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
     data = BytesIO()
     with _styled():
-        figure.savefig(data, format="pdf", metadata={"CreationDate": None, "Creator": None})
+        figure.savefig(data, format=kind, dpi=DPI, metadata=metadata)
     return data.getvalue()
 
 

@@ -102,7 +102,7 @@ def run(
         `save` each row there.
     kept : path
         Ctrl-C leaves the judged rows in this file. A run with the same arguments takes them from
-        there, and removes the file when it is complete.
+        there, and removes the file when no other rows are left in it.
 
     Returns
     -------
@@ -121,12 +121,12 @@ def run(
     wanted = chosen(only)
     try:
         for claim in wanted:
-            values = known.get(claim.id)
-            if values is None:
+            if claim.id not in known:
                 rows.append(judge(claim, rows=len(IDS), seed=seed, times=times))
                 if directory:
                     save(rows[-1:], directory)
             else:
+                values = dict(known[claim.id])
                 figures = tuple(Figure(*figure) for figure in values.pop("figures"))
                 rows.append(Row(claim=claim, figures=figures, draws={}, **values))
             progress(1)
@@ -134,7 +134,7 @@ def run(
         known |= {row.claim.id: _values(row) for row in rows}
         file.write_text(json.dumps(settings | {"rows": known}), encoding="utf-8")
         return rows, False
-    if known:
+    if known and known.keys() <= {claim.id for claim in wanted}:
         file.unlink()
     return rows, True
 

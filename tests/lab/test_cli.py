@@ -187,6 +187,21 @@ def test_claims_go_on_after_an_interruption(tmp_path, monkeypatch, capsys):
     assert saved == {row.claim.id for row in expected if row.draws}
 
 
+def test_a_run_of_some_rows_keeps_what_others_left(tmp_path, monkeypatch):
+    file = tmp_path / "kept.json"
+    with monkeypatch.context() as patch:
+        interrupted(patch, 2)
+        ledger.run(QUICK, seed=0, times=1.0, kept=file)
+    for wanted, remain in (QUICK[:1], True), (QUICK, False):
+        with monkeypatch.context() as patch:
+            judged = interrupted(patch, None)
+            rows, complete = ledger.run(wanted, seed=0, times=1.0, kept=file)
+        assert complete
+        assert [row.claim.id for row in rows] == list(wanted)
+        assert judged == list(QUICK[2 : len(wanted)])
+        assert file.exists() == remain
+
+
 def test_rows_of_other_arguments_are_not_taken(tmp_path, monkeypatch):
     file = tmp_path / "kept.json"
     with monkeypatch.context() as patch:

@@ -14,7 +14,7 @@ from autograd.extend import defjvp_argnums, defvjp_argnums, primitive
 
 import sdpa
 from sdpa import _arguments, _warnings
-from sdpa._arrays import repeat_heads
+from sdpa._arrays import compute_type, repeat_heads
 from sdpa._table import (
     DIFFERENTIABLE,
     DIFFERENTIABLE_OPTIONS,
@@ -297,11 +297,10 @@ def _composed_packed(call: TracedCall, *operands: Any) -> Any:
         out, lse = _composed(TracedCall(call.options | {"sequence": s}), *own, *extra)
         outs.append(anp.swapaxes(out, 0, 1))
         lses.append(lse)
-    n = anp.shape(query)[0] - sum(anp.shape(x)[-1] for x in lses)
-    if n and outs:  # rows of padding
-        shape, dtype = anp.shape(outs[0])[1:], anp.result_type(lses[0])
-        outs.append(np.zeros((n, *shape), anp.result_type(outs[0])))
-        lses.append(np.full((shape[0], n), -np.inf, dtype))
+    padding = anp.shape(query)[0] - sum(anp.shape(x)[-1] for x in lses)
+    heads, dtype = anp.shape(query)[1], np.dtype(anp.result_type(query))
+    outs.append(np.zeros((padding, heads, anp.shape(value)[-1]), dtype))
+    lses.append(np.full((heads, padding), -np.inf, compute_type(dtype)))
     return traced_tuple((anp.concatenate(outs), anp.concatenate(lses, axis=-1)))
 
 

@@ -291,3 +291,14 @@ def test_an_undefined_gradient_is_0():
         (grad,) = torch.autograd.grad(out.sum(), x)
         assert not grad.any()
         assert torch.autograd.gradcheck(F.scaled_dot_product_attention, tuple(x))
+
+
+def test_an_installation_that_fails_leaves_nothing(monkeypatch):
+    def fail(_):
+        raise RuntimeError("no such operator")
+
+    before = F.multi_head_attention_forward
+    monkeypatch.setattr(_batching, "put", fail)
+    assert message(RuntimeError, install) == "no such operator"
+    assert F.multi_head_attention_forward is before
+    assert not _install._installed

@@ -23,8 +23,10 @@ from sdpa.interop.torch._packed import is_packed, spans
 def _without_log(name: str) -> Iterator[None]:
     log = logging.getLogger(name)
     before, log.disabled = log.disabled, True
-    yield
-    log.disabled = before
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 with _without_log("torch.utils.flop_counter"):  # it misses Triton, whose kernels are not ours

@@ -211,13 +211,17 @@ def install(*, half: bool = False) -> Installation:
         _installed[0].half = before or half
         return Installation(before)
     replacement = _Replacement(torch.library.Library("aten", "IMPL"), half)
-    with warnings.catch_warnings():
-        # PyTorch warns about every kernel that is replaced, but here that is the purpose.
-        warnings.filterwarnings("ignore", message=r"\s*(Warning only once|Overriding)")
-        replacement.put(FORWARD, _forward)
-        replacement.put(BACKWARD, _backward)
-        _batching.put(replacement.library)
     _installed.append(replacement)
+    try:
+        with warnings.catch_warnings():
+            # PyTorch warns about every kernel that is replaced, but here that is the purpose.
+            warnings.filterwarnings("ignore", message=r"\s*(Warning only once|Overriding)")
+            replacement.put(FORWARD, _forward)
+            replacement.put(BACKWARD, _backward)
+            _batching.put(replacement.library)
+    except BaseException:
+        uninstall()
+        raise
     return Installation(None)
 
 

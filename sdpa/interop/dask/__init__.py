@@ -29,7 +29,6 @@ import numpy as np
 
 from sdpa import _arguments, _core, _warnings, blocks
 from sdpa._arguments import checked_needs
-from sdpa._arrays import is_narrow
 from sdpa._options import BlockOptions
 from sdpa._table import OPERANDS
 from sdpa.interop.dask._chunks import (
@@ -146,7 +145,7 @@ def attention(
     call = blocks.BlockProblem(attention, query, key, value, _with_stand_ins(options))
     leading, size = Leading(call, options), _arguments.count("block", block, 1)
     bounds = leading.bounds(leading.arrays, {})
-    query, sizes = in_chunks(call.query, chunks)
+    _, sizes = in_chunks(call.query, chunks)
     targets = out_targets(out, return_lse, call, call.out_shape(), sizes)
     for name, target in zip(("out", "lse"), targets or (), strict=False):
         check_cuts(name, leading.axes(name, target.ndim), target, bounds)
@@ -299,7 +298,7 @@ def attention_backward(
         for name in set(wanted) & set(into):
             axes = leading.axes(name, into[name].ndim)
             check_cuts(f"into[{name!r}]", axes, into[name], bounds)
-        made = _Backward(operands, tuple(wanted), into, size, chunks)
+        made = _Backward(operands, tuple(wanted), into, size, chunks, upstream.rounds)
         with _warnings.silenced():  # all were warned of as a whole
             parts = [made.part(leading, part) for part in every(bounds)]
         if into:
@@ -322,6 +321,8 @@ class _Backward(NamedTuple):
     into: Mapping[str, Any]
     block: int
     chunks: int | None
+    rounds: bool
+    """out has 16 bits."""
 
     def part(self, leading: Leading, part: Parts) -> Any:
         """The gradients in one array, or what stands for their having been written."""
@@ -342,8 +343,8 @@ class _Backward(NamedTuple):
         known, given = _apart(options)
         task = Task(first.shape, first.axis, bounds_of(sizes), self.block, known, tuple(given))
         stores, arrays = _apart(operands)
-        if "query" not in self.wanted and is_narrow(operands["out"].dtype):
-            # Before those of the operands is where the tasks look for it.
+        if "query" not in self.wanted and self.rounds:
+            # The tasks look for it behind the operands, before the options.
             arrays[ROW_TERMS] = self._row_terms(call, task, stores, arrays, given)
         work = Gradients(task, stores, tuple(arrays), self.wanted, list(targets.values()))
         numbers = numbers_of(len(first.shape), first.axis, len(sizes))

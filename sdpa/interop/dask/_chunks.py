@@ -45,11 +45,6 @@ def lse_axes(x: Any, axis: int) -> Any:
     return x.T if axis == -3 else x
 
 
-def counted(n: int) -> Any:
-    """The numbers 0, 1, ..., n - 1, one per block."""
-    return da.arange(n, chunks=1)
-
-
 def numbers_of(ndim: int, axis: int, n: int) -> Any:
     """The numbers of the blocks along an axis, one per block."""
     shape = [1] * ndim

@@ -14,7 +14,7 @@ from sdpa import _core, _warnings, blocks
 from sdpa._arrays import Array, widen
 from sdpa._stream import NO_KEYS, Operand
 from sdpa._table import OPERANDS
-from sdpa.interop.dask._chunks import Chunks, bounds_of, counted, key_sizes, lse_axes, region
+from sdpa.interop.dask._chunks import Chunks, bounds_of, key_sizes, lse_axes, numbers_of, region
 
 ROW_TERMS = "row terms"
 
@@ -246,8 +246,8 @@ def merged_pairs(
     # Names of the axes: the axes of the result are numbered, "i" and "j" count the blocks.
     axes = list(_names(len(columns)))
     axes[task.axis], axes[-1] = "i", "out and lse"
-    given: list[Any] = [query, (*axes[:-1], "d_k"), counted(len(task.bounds) - 1), ("i",)]
-    given += [counted(len(sizes)), ("j",)]
+    given: list[Any] = [query, (*axes[:-1], "d_k"), numbers_of(1, 0, len(task.bounds) - 1), ("i",)]
+    given += [numbers_of(1, 0, len(sizes)), ("j",)]
     for name, x in zip(("key", "value"), in_memory, strict=False):
         own = [f"{name} {n}" for n in range(x.ndim)]
         own[task.axis] = "j"

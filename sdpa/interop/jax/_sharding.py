@@ -42,20 +42,6 @@ _ROWS = frozenset({*OPERANDS, "out", "grad_out"})
 """Whose heads lie behind their rows with rows_first."""
 
 
-def lead_axes(name: str, ndim: int, n_batch: int, options: Options, is_packed: bool) -> list[Any]:
-    """The array's own axis for each batch axis and then the heads, None where it has none."""
-    name = name.removesuffix("_t").removesuffix("_u")
-    inner = INNER[name]
-    if name == "seed" or name.startswith("cu_seqlens") or (is_packed and inner < 0):
-        return [None] * (n_batch + 1)
-    heads: int | None = ndim - 1 - inner
-    if inner < 0:
-        heads = None
-    elif options.rows_first and name in _ROWS:
-        heads = ndim - 2
-    return [*range(n_batch), heads]
-
-
 class Partition:
     """The rules for one call of a primitive."""
 
@@ -76,8 +62,17 @@ class Partition:
         self.groups = int(n) if 1 < n < self.lead[-1] else 0
 
     def axes(self, name: str, x: Any) -> list[Any]:
-        n_batch = len(self.lead) - 1
-        return lead_axes(name, len(x.shape), n_batch, self.options, self.is_packed)
+        """The array's own axis for each batch axis and then the heads, None where it has none."""
+        name = name.removesuffix("_t").removesuffix("_u")
+        inner, ndim, n_batch = INNER[name], len(x.shape), len(self.lead) - 1
+        if name == "seed" or name.startswith("cu_seqlens") or (self.is_packed and inner < 0):
+            return [None] * (n_batch + 1)
+        heads: int | None = ndim - 1 - inner
+        if inner < 0:
+            heads = None
+        elif self.options.rows_first and name in _ROWS:
+            heads = ndim - 2
+        return [*range(n_batch), heads]
 
     def rule(self, mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
         """Shardy's rule: names of the axes along which arrays are cut together."""

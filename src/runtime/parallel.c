@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "rounding.h"
 #include "system.h"
 
 enum { POLL_NS = 20 * 1000 * 1000, SPIN_NS = 40 * 1000, STACK_BYTES = 2 << 20 };
@@ -43,6 +44,7 @@ static struct {
     int64_t n_units;
     sdpa_unit_fn *fn;
     void *context;
+    sdpa_modes modes; /* the owner's */
 
     /* Under the lock. */
     pthread_cond_t wake, done;
@@ -179,6 +181,7 @@ static void *thread_main(void *first_epoch) {
     while (!atomic_load_explicit(&pool.quit, memory_order_acquire)) {
         int worker = enter();
         if (worker > 0) {
+            sdpa_modes_set(&pool.modes);
             sdpa_run run = {&pool.stopped, NULL, true, false};
             run_units(worker, &run);
             leave();
@@ -255,6 +258,7 @@ static bool open_job(int n, int64_t n_units, sdpa_unit_fn *fn, void *context) {
         pool.n_units = n_units;
         pool.fn = fn;
         pool.context = context;
+        pool.modes = sdpa_modes_get();
         atomic_store_explicit(&pool.stopped, false, memory_order_relaxed);
         atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
         atomic_store_explicit(&pool.entry, (uint64_t)n << 32, memory_order_release);

@@ -243,3 +243,21 @@ def test_eager_calls_are_compiled_once(rng):
     after = _primitives._compiled.cache_info()
     assert after.misses == before.misses
     assert after.hits == before.hits + 1
+
+
+def test_threads_that_xla_starts_keep_no_modes_of_its_own():
+    """Its threads flush subnormal numbers to zero, and the pool's inherit that from them."""
+    process.run("""
+import jax
+import jax.numpy as jnp
+from sdpa.interop.jax import attention
+sdpa.set_num_threads(8)  # more than there are
+q = jnp.ones((8, 300, 16))
+jax.jit(attention)(q, q, q).block_until_ready()
+q, k = rng.standard_normal((2, 64, 300, 16), np.float32)
+v = np.full((64, 300, 16), 1e-40, np.float32)
+alone = sdpa.attention(q, k, v, workers=1)
+assert alone.all()
+for _ in range(10):
+    np.testing.assert_array_equal(sdpa.attention(q, k, v, workers=8), alone)
+""")

@@ -52,12 +52,12 @@ class Peer:
         """Attention and the gradients to query, key and value in one call."""
         return None
 
-    def softmax(self, a: Array) -> Call | None:
-        """Softmax of the last axis."""
+    def softmax(self, a: Array, axis: int = -1) -> Call | None:
+        """Softmax along an axis."""
         return None
 
-    def relative(self, name: str, *arrays: Array) -> Call | None:
-        """log_softmax or logsumexp of the last axis, or softmax_backward of (grad, weights)."""
+    def relative(self, name: str, *arrays: Array, axis: int = -1) -> Call | None:
+        """log_softmax or logsumexp along an axis, or softmax_backward of (grad, weights)."""
         return None
 
     def result(self, call: Call) -> Array:
@@ -95,11 +95,11 @@ class NumPy(Peer):
 
         return call
 
-    def softmax(self, a: Array) -> Call | None:
+    def softmax(self, a: Array, axis: int = -1) -> Call | None:
         def call() -> Array:
-            e = a - a.max(axis=-1, keepdims=True)
+            e = a - a.max(axis=axis, keepdims=True)
             np.exp(e, out=e)
-            e /= e.sum(axis=-1, keepdims=True)
+            e /= e.sum(axis=axis, keepdims=True)
             return e
 
         return call
@@ -165,17 +165,17 @@ class Torch(Peer):
 
         return call
 
-    def softmax(self, a: Array) -> Call | None:
+    def softmax(self, a: Array, axis: int = -1) -> Call | None:
         tensor = self._tensor(a)
-        return lambda: self._torch.softmax(tensor, -1)
+        return lambda: self._torch.softmax(tensor, axis)
 
-    def relative(self, name: str, *arrays: Array) -> Call | None:
+    def relative(self, name: str, *arrays: Array, axis: int = -1) -> Call | None:
         tensors = [self._tensor(a) for a in arrays]
         if name == "softmax_backward":
             backward, dtype = self._torch._softmax_backward_data, tensors[0].dtype
-            return lambda: backward(*tensors, -1, dtype)
+            return lambda: backward(*tensors, axis, dtype)
         function = getattr(self._torch, name)
-        return lambda: function(*tensors, -1)
+        return lambda: function(*tensors, axis)
 
     def result(self, call: Call) -> Array:
         tensor: Any = call()
@@ -228,9 +228,9 @@ class Jax(Peer):
 
         return lambda: self._jax.block_until_ready(compiled(q, k, v, g))
 
-    def softmax(self, a: Array) -> Call | None:
+    def softmax(self, a: Array, axis: int = -1) -> Call | None:
         array = self._jax.numpy.asarray(a)
-        compiled = self._jax.jit(lambda a: self._jax.nn.softmax(a, axis=-1))
+        compiled = self._jax.jit(lambda a: self._jax.nn.softmax(a, axis=axis))
         return lambda: compiled(array).block_until_ready()
 
     def result(self, call: Call) -> Array:
@@ -291,14 +291,14 @@ class OnnxRuntime(Peer):
         feeds = dict(zip("qkv", x[:3], strict=True))
         return self._session("Attention", "", feeds, is_causal=int(x.is_causal))
 
-    def softmax(self, a: Array) -> Call | None:
-        return self._session("Softmax", "", {"x": a}, axis=-1)
+    def softmax(self, a: Array, axis: int = -1) -> Call | None:
+        return self._session("Softmax", "", {"x": a}, axis=axis)
 
-    def relative(self, name: str, *arrays: Array) -> Call | None:
+    def relative(self, name: str, *arrays: Array, axis: int = -1) -> Call | None:
         if name == "log_softmax":
-            return self._session("LogSoftmax", "", {"x": arrays[0]}, axis=-1)
+            return self._session("LogSoftmax", "", {"x": arrays[0]}, axis=axis)
         if name == "logsumexp":
-            feeds = {"x": arrays[0], "axes": np.array([-1])}
+            feeds = {"x": arrays[0], "axes": np.array([axis])}
             return self._session("ReduceLogSumExp", "", feeds, keepdims=0)
         return None
 
@@ -323,10 +323,10 @@ class OnnxRuntimeHeads(OnnxRuntime):
             "MultiHeadAttention", "com.microsoft", feeds, num_heads=heads, unidirectional=causal
         )
 
-    def softmax(self, a: Array) -> Call | None:
+    def softmax(self, a: Array, axis: int = -1) -> Call | None:
         return None
 
-    def relative(self, name: str, *arrays: Array) -> Call | None:
+    def relative(self, name: str, *arrays: Array, axis: int = -1) -> Call | None:
         return None
 
     def result(self, call: Call) -> Array:
@@ -408,9 +408,9 @@ class OpenVino(Peer):
         node = self._ops.scaled_dot_product_attention(*parameters, causal=x.is_causal)
         return self._request(node, parameters, list(x[:3]))
 
-    def softmax(self, a: Array) -> Call | None:
+    def softmax(self, a: Array, axis: int = -1) -> Call | None:
         parameter = self._ops.parameter(a.shape, np.float32)
-        return self._request(self._ops.softmax(parameter, -1), [parameter], [a])
+        return self._request(self._ops.softmax(parameter, axis), [parameter], [a])
 
 
 ALL: tuple[type[Peer], ...] = (NumPy, Torch, Jax, OnnxRuntime, OnnxRuntimeHeads, OpenVino)

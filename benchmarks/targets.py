@@ -253,7 +253,13 @@ def _softmax(results: Results) -> Iterator[Row]:
         yield from _against("softmax", title, found, ("torch",), bound)
         if title in copied:
             yield from _against("softmax", title, found, ("ort",), 1.15)
-    relatives = [title for title in results.names(1, "softmax") if not title.startswith("(")]
+    relatives = [
+        title for title in results.names(1, "softmax") if not title.startswith(("(", "axis"))
+    ]
+    for title in results.names(1, "softmax"):
+        if title.startswith("axis 1"):
+            found = results.get(1, "softmax", title)
+            yield from _against("softmax along axis 1", title, found, ("torch",), 1.0)
     for title in relatives:
         found = results.get(1, "softmax", title)
         yield from _against("softmax's relatives", title, found, ("torch",), None)

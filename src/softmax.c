@@ -18,7 +18,14 @@
 #include "runtime/parallel.h"
 
 /* What n_stats is a multiple of, so that no two workers write to one cache line. */
-#define STATS_STEP (SDPA_ALIGNMENT / (int64_t)sizeof(sdpa_softmax_stats))
+#define STATS_STEP (SDPA_ALIGNMENT / (int64_t)sizeof(double))
+/* Doubles per row: the members of sdpa_softmax_stats. */
+#define STATS_MEMBERS 4
+/* Elements of lanes are a large stride apart. More than STRIP_COLUMNS of them, which may all belong to one set of a cache,
+ * are staged: strips of STRIP_LINE bytes each, where a strip stays below STRIP_BYTES. */
+#define STRIP_COLUMNS 8
+#define STRIP_LINE 1024
+#define STRIP_BYTES 131072
 /* Elements per unit: work for about as long as waking a thread takes. */
 #define UNIT_ELEMENTS 65536
 /* Scratch of up to this size comes from the stack, so that a small call allocates nothing. */
@@ -29,6 +36,7 @@ typedef struct softmax_call {
     const struct sdpa_kernels *kernels;
     sdpa_softmax_op op;
     bool f64, lanes;
+    bool strips; /* lanes: all operands are staged */
     int n_kept, n_reduced;
     int64_t size[SDPA_SOFTMAX_AXES];
     sdpa_softmax_view view[SDPA_SOFTMAX_VIEWS];
@@ -42,11 +50,11 @@ typedef struct softmax_call {
     bool direct[SDPA_SOFTMAX_VIEWS]; /* see is_direct */
     sdpa_softmax_scale scale;
     char *scratch;
-    size_t scratch_bytes;      /* per worker: of the staged rows of out, x and g together */
-    size_t staged_bytes;       /* of the staged rows of one of them */
-    sdpa_softmax_stats *stats; /* per worker or, where threads share rows, per group; see stats_at */
-    int64_t n_stats;           /* of each of them */
-    sdpa_softmax_phase phase;  /* of threads that share rows */
+    size_t scratch_bytes;     /* per worker: of the staged rows of out, x and g together */
+    size_t staged_bytes;      /* of the staged rows of one of them */
+    double *stats;            /* per worker or, where threads share rows, per group; see stats_at */
+    int64_t n_stats;          /* of each of them */
+    sdpa_softmax_phase phase; /* of threads that share rows */
 } softmax_call;
 
 static bool is_backward(sdpa_softmax_op op) { return op == SDPA_SOFTMAX_BACKWARD || op == SDPA_LOG_SOFTMAX_BACKWARD; }
@@ -54,6 +62,8 @@ static bool is_backward(sdpa_softmax_op op) { return op == SDPA_SOFTMAX_BACKWARD
 static size_t real_size(const softmax_call *c) { return c->f64 ? sizeof(double) : sizeof(float); }
 
 static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- the shape of a call ---- */
 
@@ -136,7 +146,7 @@ static int64_t column_stride(const softmax_call *c, int v) {
     return c->n_reduced ? c->view[v].stride[c->n_kept + c->n_reduced - 1] : 0;
 }
 
-/* Whether the kernel can use view v in place, except in a group of fewer rows than lanes. */
+/* Whether the kernel can use view v in place, except where a group ends within a vector of lanes. */
 static bool is_direct(const softmax_call *c, int v) {
     const sdpa_softmax_view *view = &c->view[v];
     const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
@@ -150,7 +160,7 @@ static bool is_direct(const softmax_call *c, int v) {
 }
 
 static bool usable(const softmax_call *c, int v, int64_t n_rows) {
-    return c->direct[v] && (!c->lanes || n_rows == c->kernels->lanes);
+    return c->direct[v] && !(c->lanes && (c->strips || n_rows % c->kernels->lanes));
 }
 
 /* A part of elements j0 .. j0+n-1 of a row that lies along the last axis: `length` elements from element j0 + at on,
@@ -184,7 +194,7 @@ static void stage(const softmax_call *c, int v, char *dst, const char *data, int
     const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
     if (c->lanes) {
         for (piece q = piece_at(c, v, j0, n, 0); q.at < n; q = piece_at(c, v, j0, n, q.at + q.length)) {
-            kernels->load_lanes(dst + q.at * kernels->lanes * size, data + q.offset, n_rows, q.length, row, col,
+            kernels->load_lanes(dst + q.at * kernels->lanes * size, n, data + q.offset, n_rows, q.length, row, col,
                                 view->dtype, view->swapped);
         }
     } else {
@@ -203,9 +213,12 @@ static void leave_out(const softmax_call *c, char *dst, const char *where, int64
     const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
     for (piece q = piece_at(c, v, j0, n, 0); q.at < n; q = piece_at(c, v, j0, n, q.at + q.length)) {
         if (c->lanes) {
-            for (int64_t j = 0; j < q.length; j++) {
-                c->kernels->leave_out(dst + (q.at + j) * c->kernels->lanes * size, where + q.offset + j * col, n_rows,
-                                      row);
+            const int64_t lanes = c->kernels->lanes;
+            for (int64_t i = 0; i < n_rows; i += lanes) {
+                for (int64_t j = 0; j < q.length; j++) {
+                    c->kernels->leave_out(dst + (i * n + (q.at + j) * lanes) * size,
+                                          where + q.offset + i * row + j * col, least(lanes, n_rows - i), row);
+                }
             }
         } else {
             for (int64_t i = 0; i < n_rows; i++) {
@@ -223,7 +236,7 @@ static void unstage(const softmax_call *c, char *data, const char *src, int64_t 
     const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
     for (piece q = piece_at(c, v, j0, n, 0); q.at < n; q = piece_at(c, v, j0, n, q.at + q.length)) {
         if (c->lanes) {
-            kernels->store_lanes(data + q.offset, src + q.at * kernels->lanes * size, n_rows, q.length, row, col,
+            kernels->store_lanes(data + q.offset, src + q.at * kernels->lanes * size, n, n_rows, q.length, row, col,
                                  dtype);
         } else {
             for (int64_t i = 0; i < n_rows; i++) {
@@ -233,15 +246,40 @@ static void unstage(const softmax_call *c, char *data, const char *src, int64_t 
     }
 }
 
+/* The rows of a group that kernels compute: those of a vector of lanes without a row of their own are computed too. */
+static int64_t computed_rows(const softmax_call *c, int64_t n_rows) {
+    const int64_t lanes = c->lanes ? c->kernels->lanes : 1;
+    return (n_rows + lanes - 1) / lanes * lanes;
+}
+
 /* Loads one value per row of view v. */
 static void load_column(const softmax_call *c, int v, const char *data, int64_t n_rows, double *dst) {
-    c->isa->f64->load(dst, data, n_rows, row_stride(c, v), c->view[v].dtype, c->view[v].swapped);
+    const sdpa_softmax_view *view = &c->view[v];
+    if (c->f64) {
+        c->isa->f64->load(dst, data, n_rows, row_stride(c, v), view->dtype, view->swapped);
+        return;
+    }
+    float x[SDPA_SOFTMAX_ROWS]; /* float32 kernels widen 16 bits by instructions */
+    c->isa->f32->load(x, data, n_rows, row_stride(c, v), view->dtype, view->swapped);
+    c->isa->f64->load(dst, (const char *)x, n_rows, sizeof *x, SDPA_F32, false);
+}
+
+/* Stores one value per row of out. */
+static void store_column(const softmax_call *c, char *data, int64_t n_rows, const double *src) {
+    const int64_t row = row_stride(c, SDPA_SOFTMAX_OUT);
+    if (c->f64) {
+        c->isa->f64->store(data, src, n_rows, row, SDPA_F64);
+        return;
+    }
+    float x[SDPA_SOFTMAX_ROWS];
+    c->isa->f64->store((char *)x, src, n_rows, sizeof *x, SDPA_F32);
+    c->isa->f32->store(data, x, n_rows, row, c->view[SDPA_SOFTMAX_OUT].dtype);
 }
 
 /* Whether the sum of a row is NaN. Such rows are filled from x, which still tells what is left out. */
 static bool any_nan(const sdpa_softmax_block *b) {
     bool nan = false;
-    for (int64_t i = 0; i < b->n_rows; i++) nan |= b->row[i].l != b->row[i].l;
+    for (int64_t i = 0; i < b->n_rows; i++) nan |= b->row.l[i] != b->row.l[i];
     return nan;
 }
 
@@ -249,10 +287,10 @@ static bool any_nan(const sdpa_softmax_block *b) {
 static void run_chunk(const softmax_call *c, sdpa_softmax_block *b, char *const *data, int64_t n_rows, int64_t j0,
                       int64_t n, char *scratch) {
     const int inputs[2] = {SDPA_SOFTMAX_X, SDPA_SOFTMAX_G};
-    const int64_t size = (int64_t)real_size(c), staged_row = c->lanes ? 1 : n,
-                  staged_col = c->lanes ? c->kernels->lanes : 1;
+    const int64_t size = (int64_t)real_size(c), lanes = c->kernels->lanes, staged_row = c->lanes ? n * lanes : n,
+                  staged_col = c->lanes ? lanes : 1;
     const bool whole = b->phase == SDPA_SOFTMAX_WHOLE, in_place = usable(c, SDPA_SOFTMAX_OUT, n_rows);
-    b->n_rows = n_rows;
+    b->n_rows = computed_rows(c, n_rows);
     b->n = n;
     b->keeps = c->op == SDPA_SOFTMAX && (in_place || whole) && (b->phase != SDPA_SOFTMAX_WRITE || !any_nan(b));
     const bool reads = !b->keeps || b->phase != SDPA_SOFTMAX_WRITE;
@@ -261,7 +299,7 @@ static void run_chunk(const softmax_call *c, sdpa_softmax_block *b, char *const 
         const void *x;
         int64_t row = staged_row, col = staged_col;
         if (usable(c, v, n_rows)) {
-            row = row_stride(c, v) / size;
+            row = c->lanes ? lanes : row_stride(c, v) / size;
             col = column_stride(c, v) / size;
             x = data[v] + j0 * column_stride(c, v);
         } else {
@@ -278,7 +316,7 @@ static void run_chunk(const softmax_call *c, sdpa_softmax_block *b, char *const 
     const bool writes = b->phase != SDPA_SOFTMAX_SUM;
     if (in_place && (writes || b->keeps)) {
         b->out = data[v] + j0 * column_stride(c, v);
-        b->out_row = row_stride(c, v) / size;
+        b->out_row = c->lanes ? lanes : row_stride(c, v) / size;
         b->out_col = column_stride(c, v) / size;
     } else {
         b->out = scratch;
@@ -291,7 +329,7 @@ static void run_chunk(const softmax_call *c, sdpa_softmax_block *b, char *const 
 
 /* Whether any group of the call needs scratch. */
 static bool stages(const softmax_call *c) {
-    if (c->lanes && c->inner % c->group) return true;
+    if (c->strips || (c->lanes && c->inner % c->kernels->lanes)) return true;
     return !(c->direct[SDPA_SOFTMAX_X] && (c->direct[SDPA_SOFTMAX_OUT] || c->op == SDPA_LOGSUMEXP) &&
              (c->direct[SDPA_SOFTMAX_G] || !is_backward(c->op)));
 }
@@ -299,22 +337,24 @@ static bool stages(const softmax_call *c) {
 /* Whether the call sums its rows; if not, their constants are given. */
 static bool sums(const softmax_call *c) { return c->op != SDPA_LOGSUMEXP_BACKWARD && c->op != SDPA_SOFTMAX_JACOBIAN; }
 
-/* The stats of a worker or a group: those of its rows and, if these have several chunks, then of each chunk, `group` at
- * a time. */
-static sdpa_softmax_stats *stats_at(const softmax_call *c, int64_t owner) { return c->stats + owner * c->n_stats; }
+/* The stats of a worker or a group: those of its rows and, if these have several chunks, then of each chunk. */
+static sdpa_softmax_stats stats_at(const softmax_call *c, int64_t owner, int64_t part) {
+    double *m = c->n_stats ? c->stats + owner * c->n_stats + part * STATS_MEMBERS * c->group : NULL;
+    return m ? (sdpa_softmax_stats){m, m + c->group, m + 2 * c->group, m + 3 * c->group} : (sdpa_softmax_stats){NULL};
+}
 
-static sdpa_softmax_stats *chunk_stats(const softmax_call *c, sdpa_softmax_stats *stats, int64_t chunk) {
-    return c->n_chunks > 1 ? stats + (1 + chunk) * c->group : stats;
+static sdpa_softmax_stats chunk_stats(const softmax_call *c, int64_t owner, int64_t chunk) {
+    return stats_at(c, owner, c->n_chunks > 1 ? 1 + chunk : 0);
 }
 
 /* Sets the stats of the group's chunks first .. last-1, or writes them from those of the whole rows. Ends early in a run
  * (may be NULL) that is stopped: the rows of one group may be long. */
 static void run_chunks(const softmax_call *c, sdpa_softmax_phase phase, char *const *data, int64_t n_rows,
-                       int64_t first, int64_t last, sdpa_softmax_stats *stats, char *scratch, sdpa_run *run) {
-    sdpa_softmax_block b = {.op = c->op, .phase = phase, .row = stats, .scale = &c->scale};
+                       int64_t first, int64_t last, int64_t owner, char *scratch, sdpa_run *run) {
+    sdpa_softmax_block b = {.op = c->op, .phase = phase, .row = stats_at(c, owner, 0), .scale = &c->scale};
     for (int64_t x = first; x < last && !(run && x > first && sdpa_run_stopped(run)); x++) {
         const int64_t j = x * c->chunk;
-        b.stats = chunk_stats(c, stats, x);
+        b.stats = chunk_stats(c, owner, x);
         run_chunk(c, &b, data, n_rows, j, c->n - j < c->chunk ? c->n - j : c->chunk, scratch);
     }
 }
@@ -329,63 +369,59 @@ static double factor_of(const sdpa_softmax_scale *s, double m, double most) {
     return fma(e, rest * M_LN2, e);
 }
 
-/* Adds a chunk to the stats of a row, whose maximum is known. Sums of the backward have none, and the factor 1. */
-static void add_chunk(const softmax_call *c, sdpa_softmax_stats *t, sdpa_softmax_stats *chunk) {
-    const double factor = factor_of(&c->scale, chunk->m, t->m), part = chunk->l * factor, l = t->l + part, d = l - t->l;
-    t->l_low += (t->l - (l - d)) + (part - d) + chunk->l_low * factor;
-    t->l = l;
-    chunk->factor = factor;
-}
-
-/* The rows of a group that kernels compute: lanes without a row of their own are computed too. */
-static int64_t computed_rows(const softmax_call *c, int64_t n_rows) { return c->lanes ? c->group : n_rows; }
-
-/* Sets the stats of rows from those of their chunks. */
-static void join_chunks(const softmax_call *c, int64_t n_rows, sdpa_softmax_stats *stats) {
+/* Sets the stats of rows from those of their chunks. Sums of the backward have no maximum, and the factor 1. */
+static void join_chunks(const softmax_call *c, int64_t n_rows, int64_t owner) {
     if (c->n_chunks == 1) return;
+    const sdpa_softmax_stats row = stats_at(c, owner, 0);
     for (int64_t i = 0; i < computed_rows(c, n_rows); i++) {
-        sdpa_softmax_stats t = {-INFINITY, 0, 0, 1};
-        for (int64_t x = 0; x < c->n_chunks; x++) t.m = fmax(t.m, chunk_stats(c, stats, x)[i].m);
-        for (int64_t x = 0; x < c->n_chunks; x++) add_chunk(c, &t, &chunk_stats(c, stats, x)[i]);
-        stats[i] = t;
+        double m = -INFINITY, l = 0, l_low = 0;
+        for (int64_t x = 0; x < c->n_chunks; x++) m = fmax(m, chunk_stats(c, owner, x).m[i]);
+        for (int64_t x = 0; x < c->n_chunks; x++) {
+            const sdpa_softmax_stats chunk = chunk_stats(c, owner, x);
+            const double factor = factor_of(&c->scale, chunk.m[i], m), part = chunk.l[i] * factor, sum = l + part,
+                         d = sum - l;
+            l_low += (l - (sum - d)) + (part - d) + chunk.l_low[i] * factor;
+            l = sum;
+            chunk.factor[i] = factor;
+        }
+        row.m[i] = m;
+        row.l[i] = l;
+        row.l_low[i] = l_low;
     }
 }
 
 /* Between sums and results: loads constants that are given, writes lse. */
-static void finish_rows(const softmax_call *c, char *const *data, int64_t n_rows, sdpa_softmax_stats *stats) {
-    double s[SDPA_SOFTMAX_ROWS], g[SDPA_SOFTMAX_ROWS];
+static void finish_rows(const softmax_call *c, char *const *data, int64_t n_rows, int64_t owner) {
+    const sdpa_softmax_stats t = stats_at(c, owner, 0);
     if (!sums(c)) {
-        load_column(c, SDPA_SOFTMAX_S, data[SDPA_SOFTMAX_S], n_rows, s);
-        if (c->op == SDPA_LOGSUMEXP_BACKWARD) load_column(c, SDPA_SOFTMAX_G, data[SDPA_SOFTMAX_G], n_rows, g);
-        for (int64_t i = 0; i < n_rows; i++) {
-            const double l = c->op == SDPA_LOGSUMEXP_BACKWARD ? g[i] : -s[i] * c->scale.inverse;
-            stats[i] = (sdpa_softmax_stats){s[i], l, 0, 1};
+        load_column(c, SDPA_SOFTMAX_S, data[SDPA_SOFTMAX_S], n_rows, t.m);
+        if (c->op == SDPA_LOGSUMEXP_BACKWARD) {
+            load_column(c, SDPA_SOFTMAX_G, data[SDPA_SOFTMAX_G], n_rows, t.l);
+        } else {
+            for (int64_t i = 0; i < n_rows; i++) t.l[i] = -t.m[i] * c->scale.inverse;
         }
-        for (int64_t i = n_rows; i < computed_rows(c, n_rows); i++) stats[i] = (sdpa_softmax_stats){0, 0, 0, 1};
+        for (int64_t i = n_rows; i < computed_rows(c, n_rows); i++) t.m[i] = t.l[i] = 0;
+        for (int64_t i = 0; i < computed_rows(c, n_rows); i++) t.l_low[i] = 0;
     }
     if (c->op != SDPA_LOGSUMEXP) return;
-    for (int64_t i = 0; i < n_rows; i++) {
-        const sdpa_softmax_stats *t = &stats[i];
-        double rest = t->l_low == t->l_low ? t->l_low / t->l : 0;
-        s[i] = t->l == 0 ? -INFINITY : t->m + (log(t->l) + rest);
-    }
-    c->isa->f64->store(data[SDPA_SOFTMAX_OUT], s, n_rows, row_stride(c, SDPA_SOFTMAX_OUT),
-                       c->view[SDPA_SOFTMAX_OUT].dtype);
+    double lse[SDPA_SOFTMAX_ROWS];
+    c->kernels->log_sums(lse, &t, n_rows);
+    store_column(c, data[SDPA_SOFTMAX_OUT], n_rows, lse);
 }
 
-static void run_group(const softmax_call *c, char *const *data, int64_t n_rows, sdpa_softmax_stats *stats,
-                      char *scratch, sdpa_run *run) {
+static void run_group(const softmax_call *c, char *const *data, int64_t n_rows, int64_t owner, char *scratch,
+                      sdpa_run *run) {
     if (!c->n_stats) {
         sdpa_softmax_block b = {.op = c->op, .phase = SDPA_SOFTMAX_WHOLE, .scale = &c->scale};
         run_chunk(c, &b, data, n_rows, 0, c->n, scratch);
         return;
     }
     if (sums(c)) {
-        run_chunks(c, SDPA_SOFTMAX_SUM, data, n_rows, 0, c->n_chunks, stats, scratch, run);
-        join_chunks(c, n_rows, stats);
+        run_chunks(c, SDPA_SOFTMAX_SUM, data, n_rows, 0, c->n_chunks, owner, scratch, run);
+        join_chunks(c, n_rows, owner);
     }
-    finish_rows(c, data, n_rows, stats);
-    if (c->op != SDPA_LOGSUMEXP) run_chunks(c, SDPA_SOFTMAX_WRITE, data, n_rows, 0, c->n_chunks, stats, scratch, run);
+    finish_rows(c, data, n_rows, owner);
+    if (c->op != SDPA_LOGSUMEXP) run_chunks(c, SDPA_SOFTMAX_WRITE, data, n_rows, 0, c->n_chunks, owner, scratch, run);
 }
 
 /* Points data at the first elements of a group; returns its number of rows. */
@@ -415,7 +451,7 @@ static void softmax_unit(void *context, int64_t unit, int worker, sdpa_run *run)
         if (run && sdpa_run_stopped(run)) return;
         char *data[SDPA_SOFTMAX_VIEWS];
         const int64_t n_rows = find_group(c, g, data);
-        run_group(c, data, n_rows, stats_at(c, worker), scratch, run);
+        run_group(c, data, n_rows, worker, scratch, run);
     }
 }
 
@@ -428,8 +464,7 @@ static void chunks_unit(void *context, int64_t unit, int worker, sdpa_run *run) 
     const int64_t group = unit / c->units_per_group, part = unit % c->units_per_group,
                   first = part * c->n_chunks / c->units_per_group, last = (part + 1) * c->n_chunks / c->units_per_group;
     const int64_t n_rows = find_group(c, group, data);
-    run_chunks(c, c->phase, data, n_rows, first, last, stats_at(c, group),
-               c->scratch + (size_t)worker * c->scratch_bytes, run);
+    run_chunks(c, c->phase, data, n_rows, first, last, group, c->scratch + (size_t)worker * c->scratch_bytes, run);
 }
 
 static sdpa_status run_shared(softmax_call *c, int workers, int (*interrupted)(void)) {
@@ -440,8 +475,8 @@ static sdpa_status run_shared(softmax_call *c, int workers, int (*interrupted)(v
     for (int64_t g = 0; g < c->n_groups; g++) {
         char *data[SDPA_SOFTMAX_VIEWS];
         const int64_t n_rows = find_group(c, g, data);
-        if (sums(c)) join_chunks(c, n_rows, stats_at(c, g));
-        finish_rows(c, data, n_rows, stats_at(c, g));
+        if (sums(c)) join_chunks(c, n_rows, g);
+        finish_rows(c, data, n_rows, g);
     }
     c->phase = SDPA_SOFTMAX_WRITE;
     return c->op == SDPA_LOGSUMEXP ? SDPA_OK : sdpa_parallel_for(n_units, workers, chunks_unit, c, interrupted);
@@ -494,21 +529,30 @@ static int64_t set_shape(softmax_call *c, const sdpa_softmax_problem *p) {
     return n_rows;
 }
 
-/* Decides how rows go through the kernels, how they are grouped into units, and how much scratch they need. */
-static void set_groups(softmax_call *c, int64_t n_rows) {
-    c->inner = c->n_kept ? c->size[c->n_kept - 1] : 1;
-    c->chunk = SDPA_SOFTMAX_CHUNK;
-    const int64_t lanes = c->kernels->lanes, longest = c->n < c->chunk ? c->n : c->chunk;
+/* Decides whether rows go through the kernels in lanes, and how many at a time. */
+static void set_group(softmax_call *c) {
+    const int64_t lanes = c->kernels->lanes, size = (int64_t)real_size(c);
     const int most = is_backward(c->op) ? c->kernels->short_row_backward : c->kernels->short_row;
     const bool short_rows = sums(c) && c->n <= most;
     const bool dense = magnitude(row_stride(c, SDPA_SOFTMAX_X)) < magnitude(column_stride(c, SDPA_SOFTMAX_X));
     c->lanes = c->inner >= (lanes + 1) / 2 && (short_rows || dense);
-    c->group = lanes;
     if (!c->lanes) {
-        c->group = c->n ? c->chunk / c->n : SDPA_SOFTMAX_ROWS;
+        c->group = least(c->n ? c->chunk / c->n : SDPA_SOFTMAX_ROWS, SDPA_SOFTMAX_ROWS);
         if (c->group < 1) c->group = 1;
-        if (c->group > SDPA_SOFTMAX_ROWS) c->group = SDPA_SOFTMAX_ROWS;
+        return;
     }
+    c->strips = dense && c->n > STRIP_COLUMNS && c->n <= c->chunk;
+    c->group = c->strips ? least(STRIP_LINE / size, STRIP_BYTES / (c->n * size)) : dense ? SDPA_SOFTMAX_ROWS : lanes;
+    c->group = least(c->group, c->inner + lanes - 1) / lanes * lanes;
+    if (c->group < lanes || c->n > c->chunk) c->group = lanes;
+}
+
+/* Decides how rows are grouped into units, and how much scratch they need. */
+static void set_groups(softmax_call *c, int64_t n_rows) {
+    c->inner = c->n_kept ? c->size[c->n_kept - 1] : 1;
+    c->chunk = SDPA_SOFTMAX_CHUNK;
+    const int64_t longest = least(c->n, c->chunk);
+    set_group(c);
     c->groups_per_line = (c->inner + c->group - 1) / c->group;
     c->n_groups = n_rows / c->inner * c->groups_per_line;
     c->groups_per_unit = UNIT_ELEMENTS / (c->group * (c->n ? c->n : 1));
@@ -517,7 +561,7 @@ static void set_groups(softmax_call *c, int64_t n_rows) {
     c->units_per_group = (c->n * c->group + UNIT_ELEMENTS - 1) / UNIT_ELEMENTS;
     if (c->units_per_group > c->n_chunks) c->units_per_group = c->n_chunks;
     const bool whole = c->n_chunks == 1 && sums(c) && c->op != SDPA_LOGSUMEXP;
-    const int64_t n_stats = (c->n_chunks > 1 ? 1 + c->n_chunks : 1) * c->group;
+    const int64_t n_stats = (c->n_chunks > 1 ? 1 + c->n_chunks : 1) * c->group * STATS_MEMBERS;
     c->n_stats = whole ? 0 : (n_stats + STATS_STEP - 1) / STATS_STEP * STATS_STEP;
 
     for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) c->direct[v] = c->view[v].data && is_direct(c, v);
@@ -548,7 +592,7 @@ sdpa_status sdpa_softmax_run(const sdpa_softmax_problem *p) {
     const bool small = workers == 1 && scratch + stats <= sizeof stack;
     c.scratch = small ? stack : sdpa_alloc(scratch + stats);
     if (!c.scratch) return SDPA_NO_MEMORY;
-    c.stats = (sdpa_softmax_stats *)(c.scratch + scratch);
+    c.stats = (double *)(c.scratch + scratch);
     sdpa_status status = SDPA_OK;
     if (shared) {
         status = run_shared(&c, workers, p->interrupted);

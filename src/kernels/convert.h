@@ -165,6 +165,11 @@ NOINLINE void store(char *dst, const void *src_, int64_t n, int64_t stride, sdpa
     }
     switch (dtype) {
     case SDPA_F32:
+        if (stride == 4 && (uintptr_t)dst % 4 == 0) {
+            float *restrict d = (float *)dst;
+            SIMD for (int64_t i = 0; i < n; i++) d[i] = (float)src[i];
+            return;
+        }
         for (int64_t i = 0; i < n; i++) {
             float x = (float)src[i];
             memcpy(dst + i * stride, &x, 4);

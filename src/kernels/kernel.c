@@ -58,6 +58,7 @@ const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .load_lanes = load_lanes,
     .store_lanes = store_lanes,
     .leave_out = leave_out,
+    .log_sums = log_sums,
 #endif
 #if SDPA_REAL == 64
     .product = map_product,

@@ -95,8 +95,8 @@ static inline void sdpa_fetch(const sdpa_unit *u, sdpa_fetched what, int64_t fir
 
 /* The longest part of a row that is summed in one go; longer rows are summed in chunks of this length. */
 #define SDPA_SOFTMAX_CHUNK 8192
-/* Rows per kernel call: no ISA has more lanes. */
-#define SDPA_SOFTMAX_ROWS 64
+/* Rows per kernel call, at most: some vectors of any ISA. */
+#define SDPA_SOFTMAX_ROWS 256
 
 /* exp((x - m) / t) = 2^(c (x - m)), see vexp2_products; in backward functions exp(d) = 2^(c d). */
 typedef struct sdpa_softmax_scale {
@@ -104,11 +104,11 @@ typedef struct sdpa_softmax_scale {
     double inverse; /* 1 / t */
 } sdpa_softmax_scale;
 
-/* Of a chunk or of a row. Forward: its maximum m, and l + l_low = sum exp((x - m) / t). Backward: l = sum g p or sum g,
- * and m = -inf. logsumexp_backward: m = lse, l = g. Jacobian: l = -p_i / t. */
+/* Of rows, or of a chunk of each: an element per row. Forward: its maximum m, and l + l_low = sum exp((x - m) / t).
+ * Backward: l = sum g p or sum g, and m = -inf. logsumexp_backward: m = lse, l = g. Jacobian: l = -p_i / t. */
 typedef struct sdpa_softmax_stats {
-    double m, l, l_low;
-    double factor; /* of a chunk: exp((m - M) / t), with M the maximum of its row; WRITE of SDPA_SOFTMAX needs it */
+    double *m, *l, *l_low;
+    double *factor; /* of a chunk: exp((m - M) / t), with M the maximum of its row; WRITE of SDPA_SOFTMAX needs it */
 } sdpa_softmax_stats;
 
 typedef enum sdpa_softmax_phase {
@@ -118,7 +118,7 @@ typedef enum sdpa_softmax_phase {
 } sdpa_softmax_phase;
 
 /* n_rows rows of n elements of the compute type, strides in elements. softmax_rows needs unit column strides;
- * softmax_lanes unit row strides and as many rows as there are lanes. out is neither x nor g. */
+ * softmax_lanes takes rows in vectors, and row strides from one of them to the next. out is neither x nor g. */
 typedef struct sdpa_softmax_block {
     sdpa_softmax_op op;
     sdpa_softmax_phase phase;
@@ -126,9 +126,9 @@ typedef struct sdpa_softmax_block {
     const void *x, *g;
     void *out;
     int64_t x_row, x_col, g_row, g_col, out_row, out_col;
-    bool keeps;                /* SDPA_SOFTMAX: sums leave the exponentials in out, and WRITE takes them from there */
-    sdpa_softmax_stats *stats; /* of this chunk of each row; WRITE reads them for SDPA_SOFTMAX only */
-    const sdpa_softmax_stats *row; /* of the whole rows; read by WRITE */
+    bool keeps;               /* SDPA_SOFTMAX: sums leave the exponentials in out, and WRITE takes them from there */
+    sdpa_softmax_stats stats; /* of this chunk of each row; WRITE reads them for SDPA_SOFTMAX only */
+    sdpa_softmax_stats row;   /* of the whole rows; read by WRITE */
     const sdpa_softmax_scale *scale;
 } sdpa_softmax_block;
 
@@ -169,11 +169,13 @@ struct sdpa_kernels {
     int short_row, short_row_backward;
     void (*softmax_rows)(const sdpa_softmax_block *b);
     void (*softmax_lanes)(const sdpa_softmax_block *b);
-    void (*load_lanes)(void *dst, const char *src, int64_t n_rows, int64_t n, int64_t row, int64_t col,
+    void (*load_lanes)(void *dst, int64_t line, const char *src, int64_t n_rows, int64_t n, int64_t row, int64_t col,
                        sdpa_dtype dtype, bool swapped);
-    void (*store_lanes)(char *dst, const void *src, int64_t n_rows, int64_t n, int64_t row, int64_t col,
+    void (*store_lanes)(char *dst, const void *src, int64_t line, int64_t n_rows, int64_t n, int64_t row, int64_t col,
                         sdpa_dtype dtype);
     void (*leave_out)(void *dst, const char *where, int64_t n, int64_t stride);
+    /* lse[i] = m_i + log(l_i + l_low_i), -inf where l_i = 0; as exact as results of the type need. */
+    void (*log_sums)(double *lse, const sdpa_softmax_stats *t, int64_t n);
 
     /* float64 only: the linear maps of additive attention, whatever its dtype (additive.h). */
     void (*product)(double *c, int64_t c_row, const double *a, int64_t a_row, bool transposed, const double *b,

@@ -119,6 +119,12 @@ INLINE void softmax_results(sdpa_softmax_op op, const softmax_constants *k, vec 
     }
 }
 
+/* log(l + l_low), 0 for l = 0. */
+INLINE double log_sum(double l, double l_low) {
+    const double low = l_low == l_low ? l_low : 0, y = SDPA_REAL == 32 ? log_of(l + low) : log_of(l) + low / l;
+    return l == 0 ? 0 : y;
+}
+
 /* The s of softmax_results from the sum of the row. In SDPA_SOFTMAX the chunk's exponentials times `factor` are those
  * relative to the row's maximum. */
 INLINE void softmax_finish(sdpa_softmax_op op, double l, double l_low, double factor, real *s, real *s_low) {
@@ -128,7 +134,7 @@ INLINE void softmax_finish(sdpa_softmax_op op, double l, double l_low, double fa
         *s = (real)scaled;
         *s_low = (real)((scaled - (double)*s) + fma(r, factor, -scaled) + rest * factor);
     } else if (op == SDPA_LOG_SOFTMAX) {
-        *s = l == 0 ? 0 : (real)(log(l) + l_low / l);
+        *s = (real)log_sum(l, l_low);
         *s_low = 0;
     } else {
         *s = (real)(l + l_low);
@@ -153,6 +159,25 @@ INLINE vec softmax_inverse(vec l, vec l_low, vec *s_low) {
     }
     return s;
 #endif
+}
+
+/* softmax_finish for rows of a single chunk, whose l has the compute type. */
+INLINE void softmax_finishes(sdpa_softmax_op op, vec l, vec l_low, vec *s, vec *s_low) {
+    const vec zero = {0};
+    *s_low = zero;
+    if (op == SDPA_SOFTMAX) {
+        *s = softmax_inverse(l, l_low, s_low);
+    } else if (op == SDPA_LOG_SOFTMAX) {
+        real sum[VL], low[VL];
+        vstore(sum, l);
+        vstore(low, l_low);
+        SIMD for (int i = 0; i < VL; i++) sum[i] = (real)log_sum((double)sum[i], (double)low[i]);
+        *s = vload(sum);
+    } else {
+        *s = l;
+        add_exactly(s, s_low, l_low);
+        *s_low = vselect(*s - *s == 0, *s_low, zero); /* s may be infinite */
+    }
 }
 
 /* What to subtract in a chunk whose maximum is m: 0 where it has none, so that exp(-inf - 0) = 0. */
@@ -290,9 +315,13 @@ INLINE int64_t next_row(const sdpa_softmax_block *b, const real *e) {
     return FETCH_STORED && b->n * (int64_t)sizeof(real) <= FETCH_ROW && b->x_row == b->out_row ? b->x_row : 0;
 }
 
+/* An element of sdpa_softmax_stats. */
+typedef struct row_total {
+    double m, l, l_low;
+} row_total;
+
 /* The stats of a chunk of row i. `most`: its maximum; `e`, unless NULL, receives exponentials. */
-INLINE sdpa_softmax_stats row_stats(const sdpa_softmax_block *b, const softmax_constants *k, int64_t i, real most,
-                                    real *e) {
+INLINE row_total row_stats(const sdpa_softmax_block *b, const softmax_constants *k, int64_t i, real most, real *e) {
     const real *x = (const real *)b->x + i * b->x_row, *g = (const real *)b->g + i * b->g_row;
     double m = -INFINITY;
     softmax_sum l = {0, 0};
@@ -308,7 +337,7 @@ INLINE sdpa_softmax_stats row_stats(const sdpa_softmax_block *b, const softmax_c
     } else { /* SDPA_LOG_SOFTMAX_BACKWARD: the other functions have no sums */
         l = row_sum_gradient(k, x, g, b->n);
     }
-    return (sdpa_softmax_stats){m, (double)l.sum, (double)l.low, 1};
+    return (row_total){m, (double)l.sum, (double)l.low};
 }
 
 /* The m and s of softmax_results for a chunk of a row, and the row's lse where that is given. */
@@ -317,18 +346,19 @@ typedef struct row_end {
     bool nan;
 } row_end;
 
-/* `row`, `chunk`: the stats of both. */
-INLINE row_end row_finish(const sdpa_softmax_block *b, const sdpa_softmax_stats *row, const sdpa_softmax_stats *chunk) {
+/* Of a row that is not whole: from the stats of its chunk and of the row. */
+INLINE row_end row_finish(const sdpa_softmax_block *b, int64_t i) {
     const bool softmax = b->op == SDPA_SOFTMAX;
-    row_end end = {.m = softmax_shift(softmax ? chunk->m : row->m), .lse = (real)row->m, .nan = row->l != row->l};
-    if (softmax && b->phase == SDPA_SOFTMAX_WHOLE) {
-        vec low;
-        end.s = softmax_inverse(vset1((real)row->l), vset1((real)row->l_low), &low)[0];
-        end.s_low = low[0];
-    } else {
-        softmax_finish(b->op, row->l, row->l_low, softmax ? chunk->factor : 1, &end.s, &end.s_low);
-    }
+    const double m = b->row.m[i], l = b->row.l[i];
+    row_end end = {.m = softmax_shift(softmax ? b->stats.m[i] : m), .lse = (real)m, .nan = l != l};
+    softmax_finish(b->op, l, b->row.l_low[i], softmax ? b->stats.factor[i] : 1, &end.s, &end.s_low);
     return end;
+}
+
+INLINE row_end row_finish_whole(sdpa_softmax_op op, row_total t) {
+    vec s, low;
+    softmax_finishes(op, vset1((real)t.l), vset1((real)t.l_low), &s, &low);
+    return (row_end){.m = softmax_shift(t.m), .s = s[0], .s_low = low[0], .nan = t.l != t.l};
 }
 
 /* Writes a chunk of row i of the result. */
@@ -381,17 +411,28 @@ static void softmax_rows(const sdpa_softmax_block *b) {
     for (int64_t i = 0; i <= b->n_rows; i++) {
         row_end end = {0};
         if (i < b->n_rows) {
-            sdpa_softmax_stats t = {0, 0, 0, 1};
+            row_total t = {0, 0, 0};
             if (sums) t = row_stats(b, &k, i, most, b->keeps ? (real *)b->out + i * b->out_row : NULL);
             if (maxima && i + 1 < b->n_rows) most = row_max((const real *)b->x + (i + 1) * b->x_row, b->n);
             if (writes) {
-                end = row_finish(b, sums ? &t : b->row + i, sums ? &t : b->stats + i);
+                end = sums ? row_finish_whole(b->op, t) : row_finish(b, i);
             } else {
-                b->stats[i] = t;
+                b->stats.m[i] = t.m;
+                b->stats.l[i] = t.l;
+                b->stats.l_low[i] = t.l_low;
             }
         }
         if (writes && i > 0) row_result(b, &k, i - 1, &before);
         before = end;
+    }
+}
+
+static void log_sums(double *lse, const sdpa_softmax_stats *t, int64_t n) {
+    const double *restrict m = t->m, *restrict l = t->l, *restrict low = t->l_low;
+    double *restrict out = lse;
+    SIMD for (int64_t i = 0; i < n; i++) {
+        const double y = m[i] + log_sum(l[i], low[i]);
+        out[i] = l[i] == 0 ? -(double)INFINITY : y;
     }
 }
 

@@ -10,24 +10,9 @@
 /* Whether neighbouring rows lie closer together than a row's own elements. Strides in bytes. */
 INLINE bool across_rows(int64_t row, int64_t col) { return (row < 0 ? -row : row) < (col < 0 ? -col : col); }
 
-/* dst (n, VL) = n_rows rows of n elements, one row per lane, 0 in lanes without a row. Strides in bytes. */
-static void load_lanes(void *dst_, const char *src, int64_t n_rows, int64_t n, int64_t row, int64_t col,
-                       sdpa_dtype dtype, bool swapped) {
-    real *dst = dst_;
-    const int64_t size = sizeof(real);
-    if (dtype == REAL_DTYPE && !swapped && row == size && col % size == 0 && (uintptr_t)src % sizeof(real) == 0) {
-        for (int64_t j = 0; j < n; j++) vstore(dst + j * VL, vload_partial((const real *)(src + j * col), (int)n_rows));
-        return;
-    }
-    if (across_rows(row, col)) {
-        for (int64_t j = 0; j < n; j++) {
-            vstore(dst + j * VL, (vec){0});
-            load(dst + j * VL, src + j * col, n_rows, row, dtype, swapped);
-        }
-        return;
-    }
-    bool direct =
-        dtype == REAL_DTYPE && !swapped && col == size && row % size == 0 && (uintptr_t)src % sizeof(real) == 0;
+/* load_lanes of one vector of rows, by transposing. `direct`: they are reals next to each other. */
+static void load_across(real *dst, const char *src, int n_rows, int64_t n, int64_t row, int64_t col, sdpa_dtype dtype,
+                        bool swapped, bool direct) {
     for (int64_t j = 0; j < n; j += VL) {
         /* The last vectors overlap the ones before, if there are any. */
         if (n - j < VL && n > VL) j = n - VL;
@@ -54,16 +39,37 @@ static void load_lanes(void *dst_, const char *src, int64_t n_rows, int64_t n, i
     }
 }
 
-/* The inverse of load_lanes, to native elements. */
-static void store_lanes(char *dst, const void *src_, int64_t n_rows, int64_t n, int64_t row, int64_t col,
-                        sdpa_dtype dtype) {
-    const real *src = src_;
+/* dst (vectors of rows, line, VL) = n_rows rows of n elements, one row per lane, 0 in lanes without a row. Strides in
+ * bytes. */
+static void load_lanes(void *dst_, int64_t line, const char *src, int64_t n_rows, int64_t n, int64_t row, int64_t col,
+                       sdpa_dtype dtype, bool swapped) {
+    real *dst = dst_, copy[SDPA_SOFTMAX_ROWS];
     const int64_t size = sizeof(real);
-    if (across_rows(row, col)) {
-        for (int64_t j = 0; j < n; j++) store(dst + j * col, src + j * VL, n_rows, row, dtype);
+    const bool plain = dtype == REAL_DTYPE && !swapped && (uintptr_t)src % sizeof(real) == 0;
+    if (!across_rows(row, col)) {
+        for (int64_t i = 0; i < n_rows; i += VL) {
+            load_across(dst + i * line, src + i * row, n_rows - i < VL ? (int)(n_rows - i) : VL, n, row, col, dtype,
+                        swapped, plain && col == size && row % size == 0);
+        }
         return;
     }
-    bool direct = dtype == REAL_DTYPE && col == size;
+    const bool in_place = plain && row == size && col % size == 0;
+    for (int64_t j = 0; j < n; j++) {
+        const real *from = (const real *)(src + j * col);
+        if (!in_place) {
+            load(copy, src + j * col, n_rows, row, dtype, swapped);
+            from = copy;
+        }
+        int64_t i = 0;
+        for (; i + VL <= n_rows; i += VL) vstore(dst + i * line + j * VL, vload(from + i));
+        if (i < n_rows) vstore(dst + i * line + j * VL, vload_partial(from + i, (int)(n_rows - i)));
+    }
+}
+
+/* The inverse of load_across, to native elements. */
+static void store_across(char *dst, const real *src, int n_rows, int64_t n, int64_t row, int64_t col,
+                         sdpa_dtype dtype) {
+    bool direct = dtype == REAL_DTYPE && col == (int64_t)sizeof(real);
     for (int64_t j = 0; j < n; j += VL) {
         if (n - j < VL && n > VL) j = n - VL;
         int width = n - j < VL ? (int)(n - j) : VL;
@@ -85,6 +91,27 @@ static void store_lanes(char *dst, const void *src_, int64_t n_rows, int64_t n, 
                 store(dst + i * row + j * col, r + i, width, col, dtype);
             }
         }
+    }
+}
+
+/* The inverse of load_lanes, to native elements. */
+static void store_lanes(char *dst, const void *src_, int64_t line, int64_t n_rows, int64_t n, int64_t row, int64_t col,
+                        sdpa_dtype dtype) {
+    const real *src = src_;
+    real copy[SDPA_SOFTMAX_ROWS];
+    if (!across_rows(row, col)) {
+        for (int64_t i = 0; i < n_rows; i += VL) {
+            store_across(dst + i * row, src + i * line, n_rows - i < VL ? (int)(n_rows - i) : VL, n, row, col, dtype);
+        }
+        return;
+    }
+    const bool in_place = dtype == REAL_DTYPE && row == (int64_t)sizeof(real);
+    for (int64_t j = 0; j < n; j++) {
+        real *to = in_place ? (real *)(dst + j * col) : copy;
+        int64_t i = 0;
+        for (; i + VL <= n_rows; i += VL) vstore(to + i, vload(src + i * line + j * VL));
+        if (i < n_rows) vstore_partial(to + i, vload(src + i * line + j * VL), (int)(n_rows - i));
+        if (!in_place) store(dst + j * col, copy, n_rows, row, dtype);
     }
 }
 

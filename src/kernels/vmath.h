@@ -1,6 +1,6 @@
-/* exp2 and tanh on vectors. Errors are in ulp of the exact result; as relative errors they are at most 8 times 2^-24
- * (2^-53). tests/c/test_vmath.c checks every bound, for float32 at every number. Numbers in parentheses are those for
- * float64. */
+/* exp2 and tanh on vectors, and log. Errors are in ulp of the exact result; as relative errors they are at most 8 times
+ * 2^-24 (2^-53). tests/c/test_vmath.c checks every bound, for float32 at every number. Numbers in parentheses are those
+ * for float64. */
 #ifndef SDPA_KERNEL_VMATH_H
 #define SDPA_KERNEL_VMATH_H
 
@@ -165,6 +165,30 @@ INLINE vec vtanh(vec x) {
     exp2_slopes(&slope, &f, 1);
     vec e = vmuladd(power, slope * f, power - 1);
     return (vec)((ivec)(e / (e + 2)) | sign);
+}
+
+/* log x for a normal number x, NaN for NaN. The error is below 0.9 ulp in float64 kernels, in float32 ones 2^-39 of the
+ * result. The same operations in any loop, so that rows and lanes agree. */
+INLINE double log_of(double x) {
+    const uint64_t half_root = 0x3fe6a09e667f3bcd, one = 0x3ff0000000000000, mantissa = 0x000fffffffffffff;
+    const double shifter = 0x1p52;
+    uint64_t bits, exponent;
+    double m, e;
+    memcpy(&bits, &x, sizeof bits);
+    bits += one - half_root; /* x = 2^e m with m from sqrt(1/2) to sqrt(2) */
+    memcpy(&exponent, &shifter, sizeof exponent);
+    exponent |= bits >> 52;
+    bits = (bits & mantissa) + half_root;
+    memcpy(&m, &bits, sizeof m);
+    memcpy(&e, &exponent, sizeof e);
+    e -= shifter + 1023;
+    /* log m = f - (f^2 / 2 - s (f^2 / 2 + r)) with f = m - 1, s = f / (2 + f), r = 2 s^2 / 3 + 2 s^4 / 5 + ... */
+    const double f = m - 1, s = f / (2 + f), z = s * s, square = 0.5 * f * f;
+    double r = 0;
+    UNROLL for (int k = SDPA_REAL == 32 ? 6 : 10; k > 0; k--) r = z * (2.0 / (2 * k + 1) + r);
+    const double ln2_high = 0x1.62e42feep-1, ln2_low = 0x1.a39ef35793c76p-33;
+    const double y = e * ln2_high - ((square - (s * (square + r) + e * ln2_low)) - f);
+    return x == x ? y : x;
 }
 
 #endif

@@ -23,6 +23,7 @@ typedef double exact;
 #define exact_abs fabs
 #define exact_exp2 exp2
 #define exact_tanh tanh
+#define exact_log log
 #define LIMIT 127
 #define FRACTION 23
 #define SMALLEST FLT_MIN
@@ -31,6 +32,7 @@ typedef long double exact;
 #define exact_abs fabsl
 #define exact_exp2 exp2l
 #define exact_tanh tanhl
+#define exact_log logl
 #define LIMIT 1023
 #define FRACTION 52
 #define SMALLEST DBL_MIN
@@ -47,7 +49,8 @@ typedef long double exact;
 #define SCALES 0
 #endif
 
-/* A function of x with its parameters: 2^t, t = c x - m, c = high + low with few bits in high; or tanh, with t = x. */
+/* A function of x with its parameters: 2^t, t = c x - m, c = high + low with few bits in high; or tanh or log, with
+ * t = x. */
 typedef struct curve {
     const char *name;
     void (*compute)(const struct curve *, const real *x, real *y); /* CHUNK numbers */
@@ -100,6 +103,11 @@ COMPUTE(compute_above_any, vexp2_above(vset1(f->c), x, vset1(f->m), true))
 COMPUTE(compute_product, vexp2_product(x, f->c, f->high, f->low, -LIMIT / f->c))
 COMPUTE(compute_tanh, vtanh(x))
 
+static void compute_log(const curve *f, const real *from, real *to) {
+    (void)f;
+    SIMD for (int i = 0; i < CHUNK; i++) to[i] = (real)log_of((double)from[i]);
+}
+
 /* c x - m is split before it is rounded: products of a half of c and a half of x are exact. */
 static exact power(const curve *f, real x) {
 #if SDPA_REAL == 32
@@ -117,6 +125,11 @@ static exact hyperbolic(const curve *f, real x) {
     /* The series is exact enough here, and faster. */
     if (fabs(x) < 0x1p-16) return x - (exact)x * x * x / 3;
     return exact_tanh(x);
+}
+
+static exact logarithm(const curve *f, real x) {
+    (void)f;
+    return exact_log(x);
 }
 
 /* ----------------------------------------------------------------------------- outside bounds */
@@ -156,6 +169,12 @@ static bool beyond_quick_power(const curve *f, real x, real y) {
 static bool beyond_tanh(const curve *f, real x, real y) {
     (void)f;
     return x != x ? y != y : x == 0 ? same(x, y) : y == (x < 0 ? -1 : 1);
+}
+
+/* Nothing is promised of other numbers than NaN. */
+static bool beyond_log(const curve *f, real x, real y) {
+    (void)f;
+    return x == x || y != y;
 }
 
 /* --------------------------------------------------------------------------------- measuring */
@@ -374,6 +393,15 @@ void UNIT_NAME(test_vmath)(void) {
                   .first = -REAL_MAX,
                   .last = REAL_MAX,
                   .bound = 4.2,
+                  .c = 1,
+                  .whole = true});
+    hold(&(curve){.name = "log",
+                  .compute = compute_log,
+                  .exact = logarithm,
+                  .beyond = beyond_log,
+                  .first = (double)SMALLEST,
+                  .last = REAL_MAX,
+                  .bound = SDPA_REAL == 32 ? 0.51 : 0.9,
                   .c = 1,
                   .whole = true});
 }

@@ -5,7 +5,8 @@ against exact arithmetic is at most 1.05 times, and the largest error of a draw,
 draws, at most 1.25 times, the smaller of theirs; for out, lse and every gradient, at scores of
 standard deviation 1, 8 and 25. Exact means float64. The promise does not cover float64 itself, nor
 kernels without fused multiply-add on a machine whose peers have it: these are held to wider bounds
-here, float64 against extended precision. Where the weights are rounded to bfloat16 for the product,
+here, float64 against extended precision. For gradients of rows of more than 1024 keys from a float32
+lse, 1.1 times is promised in place of 1.05. Where the weights are rounded to bfloat16 for the product,
 1.1 and 2 times are promised. (The largest error over all draws is up to a single element:
 from seed to seed its ratio varies between 0.7 and 1.6, that of the average by 0.05.)
 """
@@ -21,6 +22,9 @@ from support.machine import SEED
 import sdpa
 
 PROMISED = {"rms": 1.05, "max": 1.25}
+# Of gradients of rows of more than COMPLETED keys from a float32 lse.
+LONG = {"rms": 1.1, "max": 1.25}
+COMPLETED = 1024
 BEYOND_THE_PROMISE = {"rms": 1.25, "max": 2.0}
 ROUNDED_WEIGHTS = {"rms": 1.1, "max": 2.0}
 RESULTS = ("out", "lse", "query", "key", "value")
@@ -147,9 +151,11 @@ def test_as_exact_as_the_better_peer(torch, isa, dtype, name, std):
     bounds = BEYOND_THE_PROMISE if isa == "generic" or dtype == np.float64 else PROMISED
     if rounds_weights(dtype):
         bounds = ROUNDED_WEIGHTS
+    is_long = bounds is PROMISED and dtype == np.float32 and case[3] > COMPLETED
     broken = []
     for result in RESULTS:
-        for i, (kind, allowed) in enumerate(bounds.items()):
+        allowances = LONG if is_long and result not in ("out", "lse") else bounds
+        for i, (kind, allowed) in enumerate(allowances.items()):
             theirs = {peer: errors[result][i] for peer, errors in peers.items()}
             ratio = ours[result][i] / min(theirs.values())
             if not ratio <= allowed:

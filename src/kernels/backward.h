@@ -50,6 +50,12 @@ INLINE bool weighs_delta(const sdpa_problem *p) { return sdpa_is_narrow(p->o.dty
 /* Whether lse has more digits than the kernel computes with, so that it lost none. */
 INLINE bool is_wide_lse(const sdpa_problem *p) { return SDPA_REAL == 32 && p->lse.dtype == SDPA_F64; }
 
+/* Whether all rows are completed, whatever their lse. The bits of invariant results must depend neither on the number of
+ * keys, some of which may be hidden, nor on other rows. */
+INLINE bool completes_all(const sdpa_problem *p) {
+    return weighs_delta(p) || p->n_k <= COMPLETED_KEYS || p->invariant;
+}
+
 INLINE int64_t blocks_of(const sdpa_problem *p, int64_t n_keys) {
     return (n_keys + sdpa_key_block(p) - 1) / sdpa_key_block(p);
 }
@@ -60,8 +66,8 @@ INLINE backward_scratch common_layout(const sdpa_problem *p, sdpa_arena *a) {
         .block = block_keys(p, sdpa_key_block(p)), .n_lanes = unit_lanes(p), .k_row = round_up(p->d_k, VL)};
     const int64_t n_blocks = blocks_of(p, p->n_k), n = w.n_lanes;
     const int64_t pairs = w.block * n, tiles = (w.block + MAX_TILE_ROWS) * n;
-    const bool additive = p->scores == SDPA_ADDITIVE, keeps = !is_wide_lse(p) || weighs_delta(p);
-    w.n_slots = !keeps && n_blocks > 1 ? 1 : n_blocks < KEPT_BLOCKS ? n_blocks : KEPT_BLOCKS;
+    const bool additive = p->scores == SDPA_ADDITIVE, keeps = !is_wide_lse(p) || completes_all(p);
+    w.n_slots = !keeps ? 1 : n_blocks < KEPT_BLOCKS ? n_blocks : KEPT_BLOCKS;
     const array arrays[] = {
         ARRAY(w.o_rows, n * row_stride(p->d_v)),
         ARRAY(w.p, w.n_slots * tiles),
@@ -348,12 +354,6 @@ COLD NOINLINE void set_far_rows(const sdpa_unit *u, const backward_scratch *w, d
         w->factor[i] = 1;
         sunk[i] = seen ? exp2(sink - keys) : whole[i] ? 1 : 0;
     }
-}
-
-/* Whether all rows are completed, whatever their lse. The bits of invariant results must depend neither on the number of
- * keys, some of which may be hidden, nor on other rows. */
-INLINE bool completes_all(const sdpa_problem *p) {
-    return weighs_delta(p) || (!is_wide_lse(p) && (p->n_k <= COMPLETED_KEYS || p->invariant));
 }
 
 /* Whether a row with this lse, in log2 units, is completed in any case. */

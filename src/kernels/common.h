@@ -44,6 +44,17 @@ INLINE double query_double(const char *data, const sdpa_tensor *t, int64_t i) {
     return x;
 }
 
+/* Stores lse of query i. */
+INLINE void store_lse(const sdpa_unit *u, int64_t i, double lse) {
+    const sdpa_tensor *t = &u->problem->lse;
+    const real rounded = (real)lse;
+    if (t->dtype == SDPA_F64) {
+        memcpy(u->lse + i * t->row, &lse, sizeof lse);
+    } else {
+        memcpy(u->lse + i * t->row, &rounded, sizeof rounded);
+    }
+}
+
 /* Adds a row to a row in memory that units may share. */
 INLINE void add_row(char *dst, int64_t stride, sdpa_dtype dtype, const real *row, int64_t n, real *line) {
     load(line, dst, n, stride, dtype, false);

@@ -184,8 +184,9 @@ static void plan(backward_call *c) {
     c->fetches = fetches_heads(c);
     c->fresh = c->pass == SDPA_PASS_BACKWARD && units_per_group(c) == 1;
     c->own_dq = c->fresh || (p->dq.data && is_own(p, &p->dq));
-    c->clears_blocks = !c->fresh && (c->summed || (is_one_per_group(p, &c->members, &p->dk) &&
-                                                   is_one_per_group(p, &c->members, &p->dv)));
+    c->clears_blocks =
+        !c->fresh &&
+        (c->summed || (is_one_per_group(p, &c->members, &p->dk) && is_one_per_group(p, &c->members, &p->dv)));
 }
 
 static sdpa_matrix sum_matrix(const sdpa_tensor *t, char *sum, int64_t d) {

@@ -94,7 +94,8 @@ static void deal_work(void *context, int64_t index, int worker, sdpa_run *run) {
         atomic_store_explicit(&slot->unfinished, slot->n_units, memory_order_relaxed);
         atomic_store_explicit(&slot->left, slot->n_units, memory_order_release);
         atomic_fetch_add_explicit(&d->n_open, 1, memory_order_release);
-        while (work_on(d, slot, worker, run)) {}
+        while (work_on(d, slot, worker, run)) {
+        }
         if (sdpa_run_stopped(run)) return;
     }
     if (d->n_workers == 1 || !sdpa_run_wait(run, &d->n_open, d->n_groups)) return;

@@ -24,16 +24,16 @@ typedef struct backward_scratch {
     real *m, *low;            /* per query; `low` is what lse lacks in a far row, NULL in most units */
     real *delta, *dlse;       /* per query */
     bool *weighed;            /* per query: whether delta was summed with the weights */
-    double *factor; /* per query: the factor that 2^(c s - lse) needs to be P; dO and delta take it */
-    real *dq;       /* (n_lanes, d_k rounded up to VL) */
-    real *dmask;    /* per query: the gradient of a mask that is broadcast over keys */
-    real *dq_lanes; /* (d_k, n_lanes): dQ^T of additive scores */
+    double *factor;           /* per query: the factor that 2^(c s - lse) needs to be P; dO and delta take it */
+    real *dq;                 /* (n_lanes, d_k rounded up to VL) */
+    real *dmask;              /* per query: the gradient of a mask that is broadcast over keys */
+    real *dq_lanes;           /* (d_k, n_lanes): dQ^T of additive scores */
     /* Of the units of a batch, one after the other: */
-    real *o_rows;         /* as q_rows */
-    real *p, *ds;         /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
-    real *given;          /* (block, n_lanes): additive scores, or room for `ready` */
-    real *ready;          /* (block, n_lanes): the products of queries and keys if one_block_by_rows made them, or NULL */
-    real *part;           /* (block, 2, VL + 1): see additive_gradients */
+    real *o_rows; /* as q_rows */
+    real *p, *ds; /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
+    real *given;  /* (block, n_lanes): additive scores, or room for `ready` */
+    real *ready;  /* (block, n_lanes): the products of queries and keys if one_block_by_rows made them, or NULL */
+    real *part;   /* (block, 2, VL + 1): see additive_gradients */
     unsigned char *state; /* (2, n_lanes / VL): enum panel_state of both pieces of a block, n_slots times */
     real *r;              /* (block, n_lanes): dropout's factors, or NULL */
     real *tanh;           /* (n_slots, block, n_lanes): the cap's tanh, or NULL */
@@ -52,9 +52,7 @@ INLINE bool is_wide_lse(const sdpa_problem *p) { return SDPA_REAL == 32 && p->ls
 
 /* Whether all rows are completed, whatever their lse. The bits of invariant results must depend neither on the number of
  * keys, some of which may be hidden, nor on other rows. */
-INLINE bool completes_all(const sdpa_problem *p) {
-    return weighs_delta(p) || p->n_k <= COMPLETED_KEYS || p->invariant;
-}
+INLINE bool completes_all(const sdpa_problem *p) { return weighs_delta(p) || p->n_k <= COMPLETED_KEYS || p->invariant; }
 
 INLINE int64_t blocks_of(const sdpa_problem *p, int64_t n_keys) {
     return (n_keys + sdpa_key_block(p) - 1) / sdpa_key_block(p);

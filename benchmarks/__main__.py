@@ -30,7 +30,7 @@ GROUPS = [
         "additive",
         "bridge",
     ),
-    *("calls", "jax", "onnx", "sweep", "growth", "import", "memory"),
+    *("calls", "jax", "onnx", "sweep", "growth", "long", "import", "memory"),
 ]
 
 

@@ -165,6 +165,13 @@ class Torch(Peer):
 
         return call
 
+    def backward(self, x: Operands) -> Call:
+        """The gradients to query, key and value, from what one forward has kept."""
+        inputs, attention = self._recorded(x)
+        out, upstream = attention(), self._tensor(x.grad_out)
+        gradients = self._torch.autograd.grad
+        return lambda: gradients(out, inputs, upstream, retain_graph=True)
+
     def softmax(self, a: Array, axis: int = -1) -> Call | None:
         tensor = self._tensor(a)
         return lambda: self._torch.softmax(tensor, axis)

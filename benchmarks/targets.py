@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from benchmarks.long import LENGTHS, WIDTHS, name_of
 from benchmarks.results import Results, Timing
 
 
@@ -91,6 +92,7 @@ def rows(results: Results) -> Iterator[Row]:
         _calls,
         _jax,
         _growth,
+        _long,
     ):
         yield from section(results)
     times = results.latest("import")
@@ -351,6 +353,20 @@ def _growth(results: Results) -> Iterator[Row]:
     if few and many:
         ratio = many["sdpa"].gflops / few["sdpa"].gflops
         yield Row("growth", "backward, rate at 16384 / at 2048", "x", ratio, Goal(0.95))
+
+
+def _long(results: Results) -> Iterator[Row]:
+    for d in WIDTHS:
+        rates = {}
+        for n in LENGTHS:
+            found = results.get(1, "long", name_of(n, d))
+            if found:
+                rates[n] = found["sdpa"].gflops
+                yield from _against("backward", name_of(n, d), found, ("torch",), 1.1)
+        if {1024, 16384} <= rates.keys():
+            ratio = rates[16384] / rates[1024]
+            title = f"backward, d = {d}, rate at 16384 / at 1024"
+            yield Row("growth", title, "x", ratio, Goal(0.95))
 
 
 def _bridge(results: Results) -> Iterator[Row]:

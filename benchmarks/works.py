@@ -26,6 +26,7 @@ from benchmarks.contenders import (
     ours,
     title,
 )
+from benchmarks.long import long
 from benchmarks.peers import Operands
 from benchmarks.softmax import softmax
 from benchmarks.threads import threads
@@ -471,6 +472,7 @@ GROUPS = {
     "calls": calls,
     "sweep": sweep,
     "growth": growth,
+    "long": long,
 }
 
 

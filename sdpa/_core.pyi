@@ -3,7 +3,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 __version__: str
 _Axis = int | tuple[int, ...] | None
@@ -253,6 +253,7 @@ def attention_forward(
     invariant: bool = False,
     workers: int | None = None,
     out: NDArray[Any] | None = None,
+    lse_dtype: DTypeLike | None = None,
 ) -> AttentionForward: ...
 def attention_jvp(
     query: ArrayLike,
@@ -467,6 +468,7 @@ def _check_attention(
     invariant: bool = False,
     workers: int | None = None,
     out: NDArray[Any] | None = None,
+    lse_dtype: DTypeLike | None = None,
 ) -> None: ...
 def _check_attention_backward(
     grad_out: ArrayLike,

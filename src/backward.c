@@ -1,46 +1,16 @@
-/* Backward: heads that share a gradient form a group, and the query blocks of all its heads are one sequence of units.
+/* Backward: heads that share a gradient form a group, and the query blocks of all its heads are one sequence of units,
+ * which add to the same dK and dV in that order (deal.h). (An alternative, one pass for dQ and another for dK and dV,
+ * needs seven products per pair of blocks instead of five.)
  *
- * Units of a group add to the same dK and dV. If there are many groups, each is one thread's work; if there are few,
- * units run concurrently as a wavefront: unit t works on key block j only after every earlier unit of the group that
- * sees j has done so. Each sum therefore has the serial order for any number of threads, and no second copy of dK and
- * dV is needed. (An alternative, one pass for dQ and another for dK and dV, needs seven products per pair of blocks
- * instead of five.)
- *
- * dK and dV of 16-bit types accumulate in float32, one head per group in flight. A gradient that is shared in another
- * way (a sum over a broadcast batch axis, dMask) accumulates in a float32 copy of its full size and is narrowed at the
- * end. */
+ * dK and dV of 16-bit types accumulate in float32, one head per open group. A gradient that is shared in another way (a
+ * sum over a broadcast batch axis, dMask) accumulates in a float32 copy of its full size and is narrowed at the end. */
+#include "deal.h"
 #include "drivers.h"
 #include "groups.h"
 #include "runtime/memory.h"
 #include "runtime/parallel.h"
 #include "sequences.h"
 #include "unit.h"
-
-struct sdpa_turn {
-    _Alignas(64) _Atomic int64_t next; /* the unit has finished its key blocks below `next`; INT64_MAX: it has ended */
-    int64_t first, last;               /* the unit sees key blocks first .. last-1 */
-};
-
-bool sdpa_turn_wait(const sdpa_unit *u, int64_t block) {
-    for (int64_t t = u->turns ? u->turn - 1 : -1; t >= 0; t--) {
-        if (u->turns[t].first <= block && block < u->turns[t].last) {
-            return sdpa_run_wait(u->run, &u->turns[t].next, block + 1);
-        }
-    }
-    return !sdpa_run_stopped(u->run);
-}
-
-void sdpa_turn_pass(const sdpa_unit *u, int64_t block) {
-    if (u->turns) atomic_store_explicit(&u->turns[u->turn].next, block + 1, memory_order_release);
-}
-
-bool sdpa_turn_wait_last(const sdpa_unit *u) {
-    return !u->turns || !u->ordered || u->turn == 0 || sdpa_run_wait(u->run, &u->turns[u->turn - 1].next, INT64_MAX);
-}
-
-void sdpa_turn_end(const sdpa_unit *u) {
-    if (u->turns) atomic_store_explicit(&u->turns[u->turn].next, INT64_MAX, memory_order_release);
-}
 
 #define ADDRESS(name, rows, columns) &p->name,
 
@@ -70,9 +40,9 @@ static void find_groups(const sdpa_problem *p, sdpa_grid *groups, sdpa_grid *mem
 
 static sdpa_dtype compute_type(const sdpa_problem *p) { return p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32; }
 
-/* Whether all members of a group add to the same matrix of `t`. */
+/* Whether all members of a group add to the same matrix of `t`, if to any. */
 static bool is_one_per_group(const sdpa_problem *p, const sdpa_grid *members, const sdpa_tensor *t) {
-    for (int64_t m = 1; m < members->size; m++) {
+    for (int64_t m = 1; m < members->size && t->data; m++) {
         int64_t batch = 0, head = 0;
         sdpa_grid_locate(members, m, &batch, &head);
         if (sdpa_offset(p, t, batch, head) != 0) return false;
@@ -147,82 +117,115 @@ static sdpa_status narrow(wide_gradient *g) {
     return sdpa_parallel_for(n_rows, workers, narrow_row, g, p->interrupted);
 }
 
+/* What the groups of a problem have in common. */
 typedef struct backward_call {
     const sdpa_problem *problem;
     const struct sdpa_kernels *kernels;
-    int n_workers;
-    char *scratch;
-    size_t scratch_bytes;      /* per worker */
     sdpa_grid groups, members; /* members are relative to their group */
-    int64_t first_group;       /* the first of those in flight */
-    int64_t n_flight;          /* groups in flight */
-    int64_t most_in_flight;
-    bool wavefront;   /* if not, each group is one thread's work */
-    sdpa_turn *turns; /* (most_in_flight, units of a group), of the wavefront */
-    sdpa_pass pass;   /* the backward or the second one: the same sums, another kernel */
-    bool ordered;     /* units end in order, since they add to the same dQ */
-    bool fetches;     /* asks for a head's rows while the one before is computed */
-    bool fresh;       /* a group is one unit, which writes the gradients instead of adding to them */
-    bool summed;      /* dK, dV in float32: `sums` holds a pair per worker or per group in flight */
-    char *sums;
-    size_t dk_bytes;   /* of a sum of dK */
-    size_t sums_bytes; /* of the sums of dK and of dV together */
-    size_t slot_bytes; /* from one such pair to the next */
+    sdpa_pass pass;            /* the backward or the second one: the same sums, another kernel */
+    bool ordered;              /* units end in order, since they add to the same gradient then */
+    bool fetches;              /* asks for a head's rows while the one before is computed */
+    bool fresh;                /* a group is one unit, which writes the gradients instead of adding to them */
+    bool own_dq;               /* each row of dQ is one unit's, which writes it */
+    bool clears_blocks;        /* dK and dV are cleared block by block, where a unit is first to add to them */
+    bool summed;               /* dK, dV in float32: each open group has a pair */
+    size_t dk_bytes;           /* of a sum of dK */
+    size_t sums_bytes;         /* of the sums of dK and of dV together */
+    int64_t n_blocks;          /* of keys */
+    int64_t most;              /* units in a batch */
+    size_t scratch_bytes;      /* per worker */
 } backward_call;
 
 static int64_t units_per_group(const backward_call *c) { return c->members.size * sdpa_units(c->problem); }
 
-static sdpa_matrix sum_matrix(const backward_call *c, const sdpa_tensor *t, int64_t slot, size_t offset, int64_t d) {
-    sdpa_matrix m = {NULL, d * 4, 4, SDPA_F32, false};
-    if (t->data) m.data = c->sums + (size_t)slot * c->slot_bytes + offset;
-    return m;
+/* Memory of an open group. */
+typedef struct backward_slot {
+    backward_call call;
+    sdpa_problem one; /* of packed sequences, the one that the group belongs to */
+    const sdpa_share *share;
+    char *sums;
+    bool *begun;      /* (n_blocks): dK and dV of the key block are cleared */
+    sdpa_turn *turns; /* (units of the group); NULL: one thread runs all */
+} backward_slot;
+
+typedef struct backward_run {
+    const backward_call *call;
+    sdpa_deal deal;
+    const sdpa_share *shares; /* of packed sequences; NULL if there is one problem */
+    int64_t n_shares;
+    size_t scratch_bytes, sums_bytes; /* the most that any sequence needs: per worker, per slot */
+    int64_t n_blocks, n_units, most;  /* per slot; per worker */
+    char *scratch, *sums;
+    bool *begun;
+    sdpa_turn *turns;
+    sdpa_unit *batches;
+    backward_slot *slots;
+} backward_run;
+
+/* The rows of a short head end before the hardware prefetchers detect them. Asking for the next head's pays if all heads
+ * together exceed the caches, and costs time otherwise. */
+#define SHORT_HEAD 32
+#define CACHED_BYTES (16 << 20)
+static bool fetches_heads(const backward_call *c) {
+    const sdpa_problem *p = c->problem;
+    const int64_t head = 2 * 4 * (p->n_q + p->n_k) * (p->d_k + p->d_v); /* operands and gradients */
+    return c->pass == SDPA_PASS_BACKWARD && c->members.size == 1 && p->n_q <= SHORT_HEAD && p->n_k <= SHORT_HEAD &&
+           head * p->n_batch * p->n_head > CACHED_BYTES;
 }
 
-/* The key blocks that a unit sees. */
-static void set_turn(sdpa_turn *turn, const sdpa_unit *u) {
-    int64_t j0, j1, block = sdpa_key_block(u->problem);
-    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
-    turn->first = j0 / block;
-    turn->last = j0 < j1 ? (j1 + block - 1) / block : turn->first;
+/* Sets what depends on the size of the problem. */
+static void plan(backward_call *c) {
+    const sdpa_problem *p = c->problem;
+    c->scratch_bytes = c->kernels->pass[c->pass].bytes(p);
+    c->most = c->pass == SDPA_PASS_BACKWARD ? c->kernels->backward_most(p) : 1;
+    c->dk_bytes = p->dk.data ? (size_t)(p->n_k * p->d_k) * 4 : 0;
+    c->sums_bytes = c->summed ? c->dk_bytes + (p->dv.data ? (size_t)(p->n_k * p->d_v) * 4 : 0) : 0;
+    c->n_blocks = (p->n_k + sdpa_key_block(p) - 1) / sdpa_key_block(p);
+    c->fetches = fetches_heads(c);
+    c->fresh = c->pass == SDPA_PASS_BACKWARD && units_per_group(c) == 1;
+    c->own_dq = c->fresh || (p->dq.data && is_own(p, &p->dq));
+    c->clears_blocks =
+        !c->fresh &&
+        (c->summed || (is_one_per_group(p, &c->members, &p->dk) && is_one_per_group(p, &c->members, &p->dv)));
 }
 
-/* Unit `t` of a group. `slot`: where the group's sums are. */
-static void backward_unit(const backward_call *c, int64_t group, int64_t t, sdpa_turn *turns, int64_t slot,
-                          void *scratch, sdpa_run *run) {
+static sdpa_matrix sum_matrix(const sdpa_tensor *t, char *sum, int64_t d) {
+    return (sdpa_matrix){t->data ? sum : NULL, d * 4, 4, SDPA_F32, false};
+}
+
+/* Makes u unit `t` of a group. */
+static void set_unit(const backward_slot *slot, int64_t group, int64_t t, sdpa_unit *u) {
+    const backward_call *c = &slot->call;
     const sdpa_problem *p = c->problem;
     int64_t batch = 0, head = 0, blocks = sdpa_units(p);
     sdpa_grid_locate(&c->groups, group, &batch, &head);
     sdpa_grid_locate(&c->members, t / blocks, &batch, &head);
-    sdpa_unit u;
-    sdpa_unit_set_head(&u, p, batch, head);
+    sdpa_unit_set_head(u, p, batch, head);
     /* The last block comes first: under causality the longest units then start first, and small terms are added before
      * large ones. */
-    sdpa_unit_set_queries(&u, blocks - 1 - t % blocks);
+    sdpa_unit_set_queries(u, blocks - 1 - t % blocks);
     if (c->summed) {
-        u.dk = sum_matrix(c, &p->dk, slot, 0, p->d_k);
-        u.dv = sum_matrix(c, &p->dv, slot, c->dk_bytes, p->d_v);
+        u->dk = sum_matrix(&p->dk, slot->sums, p->d_k);
+        u->dv = sum_matrix(&p->dv, slot->sums + c->dk_bytes, p->d_v);
     }
-    u.turns = turns;
-    u.turn = t;
-    u.ordered = c->ordered;
-    u.fresh = c->fresh;
-    u.fetches = c->fetches && group + 1 < c->groups.size;
-    u.run = run;
-    if (turns && turns[t].last < 0) { /* before the run: only find the unit's key blocks */
-        set_turn(&turns[t], &u);
-    } else {
-        c->kernels->pass[c->pass].run(&u, scratch);
-    }
+    u->turns = slot->turns;
+    u->turn = t;
+    u->begun = c->clears_blocks ? slot->begun : NULL;
+    u->ordered = c->ordered;
+    u->fresh = c->fresh;
+    u->own_dq = c->own_dq;
+    u->fetches = c->fetches && group + 1 < c->groups.size;
 }
 
-static void store_sums(const backward_call *c, int64_t group, int64_t slot) {
+static void store_sums(const backward_slot *slot, int64_t group) {
+    const backward_call *c = &slot->call;
     const sdpa_problem *p = c->problem;
     int64_t batch = 0, head = 0;
     sdpa_grid_locate(&c->groups, group, &batch, &head);
-    const char *sums = c->sums + (size_t)slot * c->slot_bytes;
-    if (p->dk.data) narrow_rows(p, sdpa_matrix_at(p, &p->dk, batch, head), sums, p->d_k * 4, p->n_k, p->d_k);
+    if (p->dk.data) narrow_rows(p, sdpa_matrix_at(p, &p->dk, batch, head), slot->sums, p->d_k * 4, p->n_k, p->d_k);
     if (p->dv.data) {
-        narrow_rows(p, sdpa_matrix_at(p, &p->dv, batch, head), sums + c->dk_bytes, p->d_v * 4, p->n_k, p->d_v);
+        const char *sums = slot->sums + c->dk_bytes;
+        narrow_rows(p, sdpa_matrix_at(p, &p->dv, batch, head), sums, p->d_v * 4, p->n_k, p->d_v);
     }
 }
 
@@ -239,20 +242,23 @@ static void clear_matrix(const sdpa_matrix *m, int64_t n_rows, int64_t n_cols) {
     }
 }
 
-/* Clears the gradients that the group's units add to. Just before the first unit, this leaves them in the caches, and
- * the threads share the work. */
-static void clear_group(const backward_call *c, int64_t group) {
+/* Clears the gradients that a group's units add to; `all`: those that a unit would clear, too. */
+static void clear_group(const backward_call *c, int64_t group, bool all) {
     const sdpa_problem *p = c->problem;
     const struct {
         const sdpa_tensor *t;
         int64_t n_rows, n_cols;
-    } gradients[] = {{&p->dq, p->n_q, p->d_k}, {&p->dk, p->n_k, p->d_k}, {&p->dv, p->n_k, p->d_v}};
+        bool later;
+    } gradients[] = {{&p->dq, p->n_q, p->d_k, c->own_dq},
+                     {&p->dk, p->n_k, p->d_k, c->clears_blocks},
+                     {&p->dv, p->n_k, p->d_v, c->clears_blocks}};
     const char *last[3] = {NULL};
     for (int64_t m = 0; m < c->members.size; m++) {
         int64_t batch = 0, head = 0;
         sdpa_grid_locate(&c->groups, group, &batch, &head);
         sdpa_grid_locate(&c->members, m, &batch, &head);
-        for (int i = 0; i < (c->summed ? 1 : 3); i++) {
+        for (int i = 0; i < 3; i++) {
+            if (gradients[i].later && !all) continue;
             const sdpa_matrix matrix = sdpa_matrix_at(p, gradients[i].t, batch, head);
             if (matrix.data && matrix.data != last[i]) clear_matrix(&matrix, gradients[i].n_rows, gradients[i].n_cols);
             last[i] = matrix.data;
@@ -260,230 +266,170 @@ static void clear_group(const backward_call *c, int64_t group) {
     }
 }
 
-/* The rows of a short head end before the hardware prefetchers detect them. Asking for the next head's pays if all heads
- * together exceed the caches, and costs time otherwise. */
-#define SHORT_HEAD 32
-#define CACHED_BYTES (16 << 20)
-static bool fetches_heads(const backward_call *c) {
-    const sdpa_problem *p = c->problem;
-    const int64_t head = 2 * 4 * (p->n_q + p->n_k) * (p->d_k + p->d_v); /* operands and gradients */
-    return c->pass == SDPA_PASS_BACKWARD && c->members.size == 1 && p->n_q <= SHORT_HEAD && p->n_k <= SHORT_HEAD &&
-           head * p->n_batch * p->n_head > CACHED_BYTES;
+/* ------------------------------------------------------------------------------------ running groups */
+
+/* The key blocks that a unit sees. */
+static void set_turn(sdpa_turn *turn, const sdpa_unit *u) {
+    int64_t j0, j1, block = sdpa_key_block(u->problem);
+    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    atomic_init(&turn->next, 0);
+    turn->first = j0 / block;
+    turn->last = j0 < j1 ? (j1 + block - 1) / block : turn->first;
 }
 
-/* A whole group on one thread. */
-static void group_work(void *context, int64_t group, int worker, sdpa_run *run) {
-    const backward_call *c = context;
-    if (!c->fresh) clear_group(c, group);
-    if (c->summed && !c->fresh) memset(c->sums + (size_t)worker * c->slot_bytes, 0, c->sums_bytes);
-    for (int64_t t = 0; t < units_per_group(c); t++) {
-        if (sdpa_run_stopped(run)) return;
-        backward_unit(c, group, t, NULL, worker, c->scratch + (size_t)worker * c->scratch_bytes, run);
+/* Sets the call of a slot: the run's, or that of one of its sequences. Its pointers into memory stay. */
+static void view_sequence(const backward_call *call, int64_t sequence, backward_slot *slot) {
+    sdpa_sequence_set(call->problem, sequence, &slot->one);
+    slot->call = *call;
+    slot->call.problem = &slot->one;
+    plan(&slot->call);
+}
+
+/* The number of a group in its problem. */
+static int64_t group_of(const backward_slot *slot, int64_t group) {
+    return slot->share ? group - slot->share->first : group;
+}
+
+static int64_t open_group(void *context, int64_t group, int64_t index) {
+    const backward_run *r = context;
+    backward_slot *slot = &r->slots[index];
+    if (r->shares) {
+        const sdpa_share *share = sdpa_share_of(r->shares, r->n_shares, group);
+        if (slot->share != share) view_sequence(r->call, share->sequence, slot);
+        slot->share = share;
     }
-    if (c->summed) store_sums(c, group, worker);
-}
-
-/* One unit of the groups in flight. Consecutive indices belong to different groups, so that units seldom wait. */
-static void wavefront_work(void *context, int64_t index, int worker, sdpa_run *run) {
-    const backward_call *c = context;
-    int64_t slot = index % c->n_flight, t = index / c->n_flight;
-    backward_unit(c, c->first_group + slot, t, c->turns + slot * units_per_group(c), slot,
-                  c->scratch + (size_t)worker * c->scratch_bytes, run);
-}
-
-/* The turns of the groups in flight, whose gradients are cleared. */
-static void set_turns(backward_call *c) {
+    const backward_call *c = &slot->call;
     const int64_t units = units_per_group(c);
-    for (int64_t i = 0; i < c->n_flight * units; i++) {
-        atomic_init(&c->turns[i].next, 0);
-        c->turns[i].last = -1;
+    slot->turns = r->turns && units > 1 ? r->turns + index * r->n_units : NULL;
+    if (c->fresh) return units;
+    if (c->clears_blocks) memset(slot->begun, false, (size_t)c->n_blocks);
+    clear_group(c, group_of(slot, group), false);
+    for (int64_t t = 0; t < units && slot->turns; t++) {
+        sdpa_unit u;
+        set_unit(slot, group_of(slot, group), t, &u);
+        set_turn(&slot->turns[t], &u);
     }
-    for (int64_t slot = 0; slot < c->n_flight; slot++) {
-        clear_group(c, c->first_group + slot);
-        for (int64_t t = 0; t < units; t++) {
-            backward_unit(c, c->first_group + slot, t, c->turns + slot * units, slot, NULL, NULL);
+    return units;
+}
+
+static void run_units(void *context, const sdpa_slot *s, int64_t t, int64_t n, int worker, sdpa_run *run) {
+    const backward_run *r = context;
+    const backward_slot *slot = &r->slots[s->index];
+    const backward_call *c = &slot->call;
+    sdpa_unit *units = r->batches + worker * r->most;
+    void *scratch = r->scratch + (size_t)worker * r->scratch_bytes;
+    for (int64_t done = 0, batch; done < n && !sdpa_run_stopped(run); done += batch) {
+        batch = n - done < c->most ? n - done : c->most;
+        for (int64_t i = 0; i < batch; i++) {
+            set_unit(slot, group_of(slot, s->group), t + done + i, &units[i]);
+            units[i].run = run;
+        }
+        if (c->pass == SDPA_PASS_BACKWARD) {
+            c->kernels->backward(units, batch, scratch);
+        } else {
+            c->kernels->pass[c->pass].run(units, scratch);
         }
     }
 }
 
-static sdpa_status run_wavefront(backward_call *c) {
-    const int64_t most = c->most_in_flight;
-    sdpa_status status = SDPA_OK;
-    for (c->first_group = 0; c->first_group < c->groups.size && status == SDPA_OK; c->first_group += most) {
-        int64_t left = c->groups.size - c->first_group, units = units_per_group(c);
-        c->n_flight = left < most ? left : most;
-        set_turns(c);
-        if (c->summed) {
-            status =
-                sdpa_parallel_zero(c->sums, (size_t)c->n_flight * c->sums_bytes, c->n_workers, c->problem->interrupted);
-        }
-        if (status == SDPA_OK) {
-            status = sdpa_parallel_for(c->n_flight * units, c->n_workers, wavefront_work, c, c->problem->interrupted);
-        }
-        for (int64_t slot = 0; slot < c->n_flight && c->summed && status == SDPA_OK; slot++) {
-            store_sums(c, c->first_group + slot, slot);
-        }
+static void close_group(void *context, const sdpa_slot *s) {
+    const backward_run *r = context;
+    const backward_slot *slot = &r->slots[s->index];
+    const backward_call *c = &slot->call;
+    sdpa_unit u;
+    if (c->clears_blocks) {
+        set_unit(slot, group_of(slot, s->group), 0, &u);
+        for (int64_t b = 0; b < c->n_blocks; b++) sdpa_turn_clear(&u, b);
     }
-    return status;
+    if (c->summed) store_sums(slot, group_of(slot, s->group));
 }
 
 static void take_pieces(void *owner, sdpa_arena *arena) {
-    backward_call *c = owner;
-    c->scratch = sdpa_take(arena, (size_t)c->n_workers * c->scratch_bytes);
-    c->sums = sdpa_take(arena, (size_t)c->most_in_flight * c->sums_bytes);
-    c->turns =
-        c->wavefront ? sdpa_take(arena, (size_t)(c->most_in_flight * units_per_group(c)) * sizeof(sdpa_turn)) : NULL;
+    backward_run *r = owner;
+    const int n_workers = r->deal.n_workers;
+    const int64_t n_slots = sdpa_deal_slots(r->deal.n_groups, n_workers);
+    r->scratch = sdpa_take(arena, (size_t)n_workers * r->scratch_bytes);
+    r->batches = sdpa_take(arena, (size_t)(n_workers * r->most) * sizeof *r->batches);
+    r->deal.slots = sdpa_take(arena, (size_t)n_slots * sizeof *r->deal.slots);
+    r->slots = sdpa_take(arena, (size_t)n_slots * sizeof *r->slots);
+    r->sums = sdpa_take(arena, (size_t)n_slots * r->sums_bytes);
+    r->begun = sdpa_take(arena, (size_t)(n_slots * r->n_blocks) * sizeof *r->begun);
+    r->turns = n_workers > 1 ? sdpa_take(arena, (size_t)(n_slots * r->n_units) * sizeof *r->turns) : NULL;
 }
 
-/* Scratch and sums of the call's problem. */
-static void plan(backward_call *c) {
-    const sdpa_problem *p = c->problem;
-    c->scratch_bytes = c->kernels->pass[c->pass].bytes(p);
-    c->dk_bytes = p->dk.data ? (size_t)(p->n_k * p->d_k) * 4 : 0;
-    c->sums_bytes = c->summed ? c->dk_bytes + (p->dv.data ? (size_t)(p->n_k * p->d_v) * 4 : 0) : 0;
-    c->slot_bytes = c->sums_bytes;
-    c->fetches = fetches_heads(c);
-    c->fresh = c->pass == SDPA_PASS_BACKWARD && units_per_group(c) == 1;
+/* Makes room for the groups of a call. */
+static void make_room(backward_run *r, const backward_call *c) {
+    const int64_t units = units_per_group(c);
+    if (c->scratch_bytes > r->scratch_bytes) r->scratch_bytes = c->scratch_bytes;
+    if (c->sums_bytes > r->sums_bytes) r->sums_bytes = c->sums_bytes;
+    if (c->n_blocks > r->n_blocks) r->n_blocks = c->n_blocks;
+    if (units > r->n_units) r->n_units = units;
+    if (c->most > r->most) r->most = c->most;
 }
 
-static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
-    const int64_t n_groups = c->groups.size, units = units_per_group(c);
-    plan(c);
-    c->n_workers = sdpa_workers_for(p, c->pass, sdpa_pairs(p), n_groups * units);
-    c->wavefront = c->n_workers > 1 && units > 1 && n_groups < 4 * (int64_t)c->n_workers;
-    c->most_in_flight = !c->wavefront || (c->summed && n_groups > c->n_workers) ? c->n_workers : n_groups;
-    void *memory = sdpa_alloc_pieces(take_pieces, c);
+/* Runs all groups in memory of the run's sizes. */
+static sdpa_status run_groups(backward_run *r) {
+    sdpa_deal *d = &r->deal;
+    d->context = r;
+    d->open = open_group;
+    d->run = run_units;
+    d->close = close_group;
+    d->most = r->most;
+    void *memory = sdpa_alloc_pieces(take_pieces, r);
     if (!memory) return SDPA_NO_MEMORY;
-    const sdpa_status status =
-        c->wavefront ? run_wavefront(c) : sdpa_parallel_for(n_groups, c->n_workers, group_work, c, p->interrupted);
+    for (int64_t i = 0; i < sdpa_deal_slots(d->n_groups, d->n_workers); i++) {
+        backward_slot *slot = &r->slots[i];
+        slot->call = *r->call;
+        slot->share = NULL;
+        slot->sums = r->sums + (size_t)i * r->sums_bytes;
+        slot->begun = r->begun + i * r->n_blocks;
+    }
+    const sdpa_status status = sdpa_deal_run(d, r->call->problem->interrupted);
     sdpa_free(memory);
     return status;
 }
 
+static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
+    plan(c);
+    backward_run r = {.call = c, .deal.n_groups = c->groups.size};
+    make_room(&r, c);
+    r.deal.n_workers = sdpa_workers_for(p, c->pass, sdpa_pairs(p), c->groups.size * units_per_group(c));
+    return run_groups(&r);
+}
+
 /* ------------------------------------------------------------------------------------ packed sequences */
 
-/* The sequence that a worker is computing. */
-typedef struct backward_view {
-    const sdpa_share *share;
-    sdpa_problem one;
-    backward_call call; /* computes this sequence alone, in the memory of the run */
-} backward_view;
-
-typedef struct packed_backward {
-    backward_call *call; /* common to all sequences; scratch_bytes, slot_bytes: the largest */
-    sdpa_share *shares;
-    int64_t n_shares, n_turns;
-    size_t flight_bytes; /* sums of all groups in wavefronts */
-    char *flight;
-    backward_view *views; /* per worker */
-} packed_backward;
-
-/* Plans the call of one sequence. Its pointers into memory stay unset. */
-static void view_sequence(const packed_backward *c, int64_t sequence, backward_view *view) {
-    sdpa_sequence_set(c->call->problem, sequence, &view->one);
-    view->call = *c->call;
-    view->call.problem = &view->one;
-    view->call.n_flight = view->call.groups.size;
-    plan(&view->call);
-}
-
-/* The call for a share, from the worker's view, which is renewed if it was at another share. */
-static backward_call *view_share(const packed_backward *c, const sdpa_share *share, int worker) {
-    backward_view *view = &c->views[worker];
-    if (view->share == share) return &view->call;
-    view_sequence(c, share->sequence, view);
-    view->share = share;
-    view->call.scratch_bytes = c->call->scratch_bytes;
-    if (share->wavefront) {
-        view->call.turns = c->call->turns + share->turns;
-        view->call.sums = c->flight + share->memory;
-    } else {
-        view->call.slot_bytes = c->call->slot_bytes;
-    }
-    return &view->call;
-}
-
-static void packed_work(void *context, int64_t index, int worker, sdpa_run *run) {
-    const packed_backward *c = context;
-    const sdpa_share *share = sdpa_share_of(c->shares, c->n_shares, index);
-    (share->wavefront ? wavefront_work : group_work)(view_share(c, share, worker), index - share->first, worker, run);
-}
-
-static void take_packed_pieces(void *owner, sdpa_arena *arena) {
-    packed_backward *c = owner;
-    backward_call *call = c->call;
-    call->scratch = sdpa_take(arena, (size_t)call->n_workers * call->scratch_bytes);
-    call->sums = sdpa_take(arena, (size_t)call->n_workers * call->slot_bytes);
-    call->turns = sdpa_take(arena, (size_t)c->n_turns * sizeof(sdpa_turn));
-    c->flight = sdpa_take(arena, c->flight_bytes);
-    c->views = sdpa_take(arena, (size_t)call->n_workers * sizeof *c->views);
-}
-
-/* Fills in the shares of all sequences that have queries, and the memory that they need. A group goes to one thread,
- * unless it is so large a part of the work that the others might wait for it at the end. */
-static sdpa_status plan_shares(packed_backward *c) {
-    backward_call *call = c->call;
-    const double all_pairs = sdpa_sequences_pairs(call->problem);
-    call->n_workers = sdpa_workers_for(call->problem, call->pass, all_pairs, INT64_MAX);
-    backward_view view;
+/* Fills in the shares of all sequences that have queries, and the sizes that they need. */
+static sdpa_status plan_shares(const backward_call *call, backward_run *r, sdpa_share *shares) {
+    backward_slot view;
     for (int64_t s = 0; s < call->problem->n_sequences; s++) {
         if (sdpa_poll(call->problem->interrupted)) return SDPA_INTERRUPTED;
-        view_sequence(c, s, &view);
-        const sdpa_problem *p = view.call.problem;
-        const int64_t n_groups = call->groups.size, units = units_per_group(&view.call);
-        if (units == 0) {
-            view.call.summed = false; /* no sums will be stored */
-            for (int64_t g = 0; g < n_groups; g++) clear_group(&view.call, g);
+        view_sequence(call, s, &view);
+        const backward_call *c = &view.call;
+        const int64_t n_groups = c->groups.size;
+        if (units_per_group(c) == 0) {
+            for (int64_t g = 0; g < n_groups; g++) clear_group(c, g, true);
             continue;
         }
-        const double pairs = (double)p->n_head * (double)p->n_q * (double)p->n_k;
-        sdpa_share share = {.sequence = s, .n_units = n_groups, .cost = pairs / (double)n_groups};
-        if (call->n_workers > 1 && units > 1 && share.cost * 4 * call->n_workers > all_pairs) {
-            share.wavefront = true;
-            share.n_units *= units;
-            share.turns = c->n_turns;
-            share.memory = c->flight_bytes;
-            c->n_turns += n_groups * units;
-            c->flight_bytes += (size_t)n_groups * view.call.sums_bytes;
-        } else if (view.call.sums_bytes > call->slot_bytes) {
-            call->slot_bytes = view.call.sums_bytes;
-        }
-        if (view.call.scratch_bytes > call->scratch_bytes) call->scratch_bytes = view.call.scratch_bytes;
-        c->shares[c->n_shares++] = share;
+        make_room(r, c);
+        shares[r->n_shares++] =
+            (sdpa_share){.sequence = s,
+                         .n_units = n_groups,
+                         .cost = (double)c->members.size * (double)view.one.n_q * (double)view.one.n_k};
     }
     return SDPA_OK;
 }
 
-/* Runs the shares in the call's memory. */
-static sdpa_status run_shares(packed_backward *c, int64_t n_units) {
-    const sdpa_problem *p = c->call->problem;
-    for (int i = 0; i < c->call->n_workers; i++) c->views[i].share = NULL;
-    for (int64_t i = 0; i < c->n_shares; i++) {
-        if (c->shares[i].wavefront) set_turns(view_share(c, &c->shares[i], 0));
-    }
-    sdpa_status status = sdpa_parallel_zero(c->flight, c->flight_bytes, c->call->n_workers, p->interrupted);
-    if (status != SDPA_OK) return status;
-    status = sdpa_parallel_for(n_units, c->call->n_workers, packed_work, c, p->interrupted);
-    for (int64_t i = 0; i < c->n_shares && c->flight_bytes > 0 && status == SDPA_OK; i++) {
-        if (!c->shares[i].wavefront) continue;
-        const backward_call *call = view_share(c, &c->shares[i], 0);
-        for (int64_t slot = 0; slot < call->n_flight; slot++) store_sums(call, slot, slot);
-    }
-    return status;
-}
-
 static sdpa_status run_packed(const sdpa_problem *p, backward_call *call) {
     sdpa_sequences_pad(p, call->pass);
-    packed_backward c = {.call = call, .shares = sdpa_alloc((size_t)p->n_sequences * sizeof(sdpa_share))};
-    if (!c.shares) return SDPA_NO_MEMORY;
-    sdpa_status status = plan_shares(&c);
-    if (status == SDPA_OK) {
-        const int64_t n_units = sdpa_shares_deal(c.shares, c.n_shares);
-        void *memory = sdpa_alloc_pieces(take_packed_pieces, &c);
-        status = memory ? run_shares(&c, n_units) : SDPA_NO_MEMORY;
-        sdpa_free(memory);
-    }
-    sdpa_free(c.shares);
+    sdpa_share *shares = sdpa_alloc((size_t)p->n_sequences * sizeof *shares);
+    if (!shares) return SDPA_NO_MEMORY;
+    backward_run r = {.call = call, .shares = shares};
+    sdpa_status status = plan_shares(call, &r, shares);
+    r.deal.n_groups = sdpa_shares_deal(shares, r.n_shares);
+    r.deal.n_workers = sdpa_workers_for(p, call->pass, sdpa_sequences_pairs(p), r.deal.n_groups * r.n_units);
+    if (status == SDPA_OK && r.deal.n_groups > 0) status = run_groups(&r);
+    sdpa_free(shares);
     return status;
 }
 
@@ -531,8 +477,7 @@ static void add_sequences(const sdpa_problem *p, const sequence_sums *s) {
 static bool sums_in_groups(const backward_call *c) {
     const sdpa_problem *p = c->problem;
     const bool narrow_type = (p->dk.data && sdpa_is_narrow(p->dk.dtype)) || (p->dv.data && sdpa_is_narrow(p->dv.dtype));
-    return narrow_type && (!p->dk.data || is_one_per_group(p, &c->members, &p->dk)) &&
-           (!p->dv.data || is_one_per_group(p, &c->members, &p->dv));
+    return narrow_type && is_one_per_group(p, &c->members, &p->dk) && is_one_per_group(p, &c->members, &p->dv);
 }
 
 /* Whether elements of the gradient `t`, in its own type, would be rounded more than once. */

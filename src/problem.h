@@ -131,8 +131,8 @@ typedef struct sdpa_choice {
 
 #define SDPA_MATRICES(X) SDPA_INPUTS(X) SDPA_RESULTS(X) SDPA_GRADIENTS(X) SDPA_TANGENTS(X)
 
-/* One number per query; only the stride `row` is used. float32, or float64 for F64. lse is an output of the forward and
- * an input of the backward; dlse may be absent. */
+/* One number per query; only the stride `row` is used. float32, or float64, for F64 always. lse is an output of the
+ * forward and an input of the backward; dlse may be absent. */
 #define SDPA_VECTORS(X)                                                                                                \
     X(lse, p->n_q, 1)                                                                                                  \
     X(dlse, p->n_q, 1)

@@ -21,8 +21,6 @@ typedef struct sdpa_share {
     int64_t sequence;
     int64_t n_units, first; /* it has units first .. first+n_units-1 of the run */
     double cost;            /* of a unit, in any measure */
-    bool wavefront;         /* backward.c: a unit is a block of queries; if false, a group */
-    int64_t turns;          /* with wavefront: index of its first turn */
     size_t memory;          /* offset of its bytes in the memory that the driver takes for all sequences */
 } sdpa_share;
 

@@ -83,7 +83,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 __version__: str
 _Axis = int | tuple[int, ...] | None
@@ -174,7 +174,7 @@ def core_stub() -> str:
 
 # ------------------------------------------------------------------------------- _options.py
 
-# Each class has the options of attention_forward except out and some others; some types are
+# Each class has the options of attention except out and some others; some types are
 # narrower. Mechanisms use BLAS, whose bits depend on shapes, so they cannot be invariant.
 PACKED = {"cu_seqlens_q", "cu_seqlens_k"}
 WHOLE = PACKED | {"invariant"}
@@ -219,8 +219,8 @@ from numpy.typing import ArrayLike
 def options_module() -> str:
     """The text of sdpa/_options.py."""
     # out would have the widened dtype. Derivatives could not repeat a Generator's draws.
-    types = option_types("attention_forward") | {"rng": "int | None"}
-    names = [name for name in options_of("attention_forward") if name != "out"]
+    types = option_types("attention") | {"rng": "int | None"}
+    names = [name for name in options_of("attention") if name != "out"]
     text = OPTIONS_HEAD
     for name, (summary, left_out, narrower) in COMPOSED.items():
         end = "\n    " if "\n" in summary else ""

@@ -42,7 +42,7 @@ class MultiHeadSaved(NamedTuple):
 
     Arguments are held, not copied: they must not change until backward has been called.
     query, key and value are the kernel's operands, (..., heads, L, d), in the type of the
-    arithmetic; out and lse are its results. positions are those of x and of context.
+    arithmetic; out and lse, in float64, are its results. positions are those of x and of context.
     """
 
     x: Array
@@ -341,7 +341,7 @@ class MultiHeadAttention(Definition):
         heads_out = np.empty((*lead, rows[-1], self.heads, self.d_v), query.dtype)
         heads_out, lse = _core.attention_forward(
             query, key, value, out=np.swapaxes(heads_out, -3, -2),
-            **widened_options(checked, self.dtype),
+            **widened_options(checked, self.dtype), lse_dtype=np.float64,
         )  # fmt: skip
         with np.errstate(all="ignore"):
             out = product(merged(heads_out), widen(given["w_out"]))

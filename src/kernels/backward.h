@@ -17,20 +17,23 @@
 #include "pass.h"
 
 typedef struct backward_scratch {
-    real *q, *dout;                    /* pack_panels of d_k and d_v */
-    real *q_rows, *dout_rows, *o_rows; /* of pack_rows; q and o only if they cannot be read in place */
-    real *lse;                         /* per query: lse in log2 units, rounded to an integer; see set_far_rows */
-    real *m, *low;                     /* per query; `low` is what lse lacks in a far row, NULL in most units */
-    real *delta, *dlse;                /* per query */
-    bool *weighed;                     /* per query: whether delta was summed with the weights */
-    double *factor; /* per query: the factor that 2^(c s - lse) needs to be P; dO and delta take it */
-    real *dq;       /* (n_lanes, d_k rounded up to VL) */
-    real *dmask;    /* per query: the gradient of a mask that is broadcast over keys */
-    real *p, *ds;   /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
-    real *given;    /* (block, n_lanes): additive scores, or room for `ready` */
-    real *ready;    /* (block, n_lanes): the products of queries and keys if one_block_by_rows made them, or NULL */
-    real *dq_lanes; /* (d_k, n_lanes): dQ^T of additive scores */
-    real *part;     /* (block, 2, VL + 1): see additive_gradients */
+    /* Of a unit: */
+    real *q, *dout;           /* pack_panels of d_k and d_v */
+    real *q_rows, *dout_rows; /* of pack_rows; q only if it cannot be read in place */
+    real *lse;                /* per query: lse in log2 units, rounded to an integer; see set_far_rows */
+    real *m, *low;            /* per query; `low` is what lse lacks in a far row, NULL in most units */
+    real *delta, *dlse;       /* per query */
+    bool *weighed;            /* per query: whether delta was summed with the weights */
+    double *factor;           /* per query: the factor that 2^(c s - lse) needs to be P; dO and delta take it */
+    real *dq;                 /* (n_lanes, d_k rounded up to VL) */
+    real *dmask;              /* per query: the gradient of a mask that is broadcast over keys */
+    real *dq_lanes;           /* (d_k, n_lanes): dQ^T of additive scores */
+    /* Of the units of a batch, one after the other: */
+    real *o_rows; /* as q_rows */
+    real *p, *ds; /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
+    real *given;  /* (block, n_lanes): additive scores, or room for `ready` */
+    real *ready;  /* (block, n_lanes): the products of queries and keys if one_block_by_rows made them, or NULL */
+    real *part;   /* (block, 2, VL + 1): see additive_gradients */
     unsigned char *state; /* (2, n_lanes / VL): enum panel_state of both pieces of a block, n_slots times */
     real *r;              /* (block, n_lanes): dropout's factors, or NULL */
     real *tanh;           /* (n_slots, block, n_lanes): the cap's tanh, or NULL */
@@ -41,33 +44,34 @@ typedef struct backward_scratch {
     int64_t n_slots; /* key blocks whose P is kept until the rows are complete; later blocks share the last slot */
 } backward_scratch;
 
-NOINLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) {
+/* Whether delta is summed with the weights, since O is not precise enough for it. */
+INLINE bool weighs_delta(const sdpa_problem *p) { return sdpa_is_narrow(p->o.dtype) || p->scores == SDPA_ADDITIVE; }
+
+/* Whether lse has more digits than the kernel computes with, so that it lost none. */
+INLINE bool is_wide_lse(const sdpa_problem *p) { return SDPA_REAL == 32 && p->lse.dtype == SDPA_F64; }
+
+/* Whether all rows are completed, whatever their lse. The bits of invariant results must depend neither on the number of
+ * keys, some of which may be hidden, nor on other rows. */
+INLINE bool completes_all(const sdpa_problem *p) { return weighs_delta(p) || p->n_k <= COMPLETED_KEYS || p->invariant; }
+
+INLINE int64_t blocks_of(const sdpa_problem *p, int64_t n_keys) {
+    return (n_keys + sdpa_key_block(p) - 1) / sdpa_key_block(p);
+}
+
+/* The scratch that the units of a batch use one after the other. */
+INLINE backward_scratch common_layout(const sdpa_problem *p, sdpa_arena *a) {
     backward_scratch w = {
         .block = block_keys(p, sdpa_key_block(p)), .n_lanes = unit_lanes(p), .k_row = round_up(p->d_k, VL)};
-    const int64_t n_blocks = (p->n_k + sdpa_key_block(p) - 1) / sdpa_key_block(p), n = w.n_lanes;
-    w.n_slots = n_blocks < KEPT_BLOCKS ? n_blocks : KEPT_BLOCKS;
+    const int64_t n_blocks = blocks_of(p, p->n_k), n = w.n_lanes;
     const int64_t pairs = w.block * n, tiles = (w.block + MAX_TILE_ROWS) * n;
-    const bool additive = p->scores == SDPA_ADDITIVE;
+    const bool additive = p->scores == SDPA_ADDITIVE, keeps = !is_wide_lse(p) || completes_all(p);
+    w.n_slots = !keeps ? 1 : n_blocks < KEPT_BLOCKS ? n_blocks : KEPT_BLOCKS;
     const array arrays[] = {
-        ARRAY(w.q, p->d_k * n),
-        ARRAY(w.dout, p->d_v * n),
-        ARRAY(w.q_rows, n * row_stride(p->d_k)),
-        ARRAY(w.dout_rows, n * row_stride(p->d_v)),
-        ARRAY(w.lse, n),
-        ARRAY(w.m, n),
-        ARRAY(w.low, n),
         ARRAY(w.o_rows, n * row_stride(p->d_v)),
-        ARRAY(w.delta, n),
-        ARRAY(w.weighed, n),
-        ARRAY(w.dlse, n),
-        ARRAY(w.factor, n),
-        ARRAY(w.dq, n * w.k_row),
-        ARRAY(w.dmask, n),
         ARRAY(w.p, w.n_slots * tiles),
         ARRAY(w.state, w.n_slots * 2 * SDPA_QUERY_BLOCK / VL),
         ARRAY(w.ds, tiles),
         ARRAY(w.given, additive || p->n_k <= FEW_KEYS ? tiles : ABSENT),
-        ARRAY(w.dq_lanes, additive ? p->d_k * n : ABSENT),
         ARRAY(w.part, additive ? w.block * 2 * (VL + 1) : ABSENT),
         ARRAY(w.r, p->dropout_p > 0 ? pairs : ABSENT),
         ARRAY(w.tanh, is_linear(p) ? ABSENT : w.n_slots * pairs),
@@ -82,21 +86,37 @@ NOINLINE backward_scratch backward_layout(const sdpa_problem *p, sdpa_arena *a) 
     return w;
 }
 
-static size_t backward_bytes(const sdpa_problem *p) {
-    sdpa_arena arena = {NULL, 0};
-    backward_layout(p, &arena);
-    return arena.used;
+/* Adds the scratch of a unit to that of its batch. */
+INLINE void take_unit(backward_scratch *w, const sdpa_problem *p, sdpa_arena *a) {
+    const int64_t n = w->n_lanes;
+    const array arrays[] = {
+        ARRAY(w->q, p->d_k * n),
+        ARRAY(w->dout, p->d_v * n),
+        ARRAY(w->q_rows, n * row_stride(p->d_k)),
+        ARRAY(w->dout_rows, n * row_stride(p->d_v)),
+        ARRAY(w->lse, n),
+        ARRAY(w->m, n),
+        ARRAY(w->low, n),
+        ARRAY(w->delta, n),
+        ARRAY(w->weighed, n),
+        ARRAY(w->dlse, n),
+        ARRAY(w->factor, n),
+        ARRAY(w->dq, n * w->k_row),
+        ARRAY(w->dmask, n),
+        ARRAY(w->dq_lanes, p->scores == SDPA_ADDITIVE ? p->d_k * n : ABSENT),
+    };
+    UNROLL for (int i = 0; i < COUNT(arrays); i++) take_array(&arrays[i], a);
 }
 
 /* Beyond this, in log2 units, the rounding error of lse could take P out of the range of its type. */
 #define FAR_LSE (16 / REAL_EPSILON)
 
 /* Loads lse in log2 units. Queries that see no key get lse = +inf, and padding lanes, whose scores are 0, a large one:
- * their P is exactly 0. Returns whether there are far rows. */
-COLD NOINLINE bool load_lse(const sdpa_unit *u, const backward_scratch *w) {
+ * their P is exactly 0. Returns the largest absolute value. */
+COLD NOINLINE double load_lse(const sdpa_unit *u, const backward_scratch *w) {
     const sdpa_problem *p = u->problem;
     const double log2_e = log2_e_of(u);
-    bool far = false;
+    double most = 0;
     for (int64_t i = 0; i < w->n_lanes; i++) {
         w->lse[i] = i < u->n_i ? (real)INFINITY : HUGE_SCORE;
         w->delta[i] = w->dlse[i] = w->zero[i] = 0;
@@ -104,17 +124,17 @@ COLD NOINLINE bool load_lse(const sdpa_unit *u, const backward_scratch *w) {
         w->factor[i] = 1;
         if (i >= u->n_i) continue;
         if (u->dlse) w->dlse[i] = query_scalar(u->dlse, &p->dlse, u->i0 + i);
-        const real lse = query_scalar(u->lse, &p->lse, u->i0 + i);
-        if (lse == -(real)INFINITY) continue;
+        const double lse = query_double(u->lse, &p->lse, u->i0 + i);
+        if (lse == -INFINITY) continue;
         double log2_lse = lse * log2_e;
         if (isfinite(lse)) log2_lse = fmax(-REAL_MAX, fmin(REAL_MAX, log2_lse)); /* see mask_block */
         /* Rounded down, so that the factor is at most 1 and dO times it stays finite. Where lse is so large that it has
          * no digits after the point, P is only as precise as lse, but the factor must not become 0 or infinite. */
         w->lse[i] = (real)floor(log2_lse);
         if (isfinite(lse)) w->factor[i] = exp2(fmax(-64, fmin(64, w->lse[i] - log2_lse)));
-        far |= isfinite(lse) && fabs(log2_lse) > FAR_LSE;
+        if (isfinite(lse)) most = fmax(most, fabs(log2_lse));
     }
-    return far;
+    return most;
 }
 
 /* d[i, j0 + j] += dS[j, i] for the unit's queries and n keys, by squares of VL x VL. */
@@ -318,7 +338,7 @@ COLD NOINLINE bool find_maxima(const sdpa_unit *u, const backward_scratch *w, in
 COLD NOINLINE void set_far_rows(const sdpa_unit *u, const backward_scratch *w, double *sunk, bool *whole) {
     const double log2_e = log2_e_of(u), sink = sink_of(u);
     for (int64_t i = 0; i < w->n_lanes; i++) {
-        const double given = i < u->n_i ? query_scalar(u->lse, &u->problem->lse, u->i0 + i) * log2_e : 0;
+        const double given = i < u->n_i ? query_double(u->lse, &u->problem->lse, u->i0 + i) * log2_e : 0;
         const double lse = isfinite(given) ? fmax(-REAL_MAX, fmin(REAL_MAX, given)) : given; /* as logits are */
         const double keys = (double)w->m[i] + w->low[i], most = sink > keys ? sink : keys;
         if (!isfinite(lse) || fabs(lse) <= FAR_LSE) {
@@ -334,27 +354,34 @@ COLD NOINLINE void set_far_rows(const sdpa_unit *u, const backward_scratch *w, d
     }
 }
 
+/* Whether a row with this lse, in log2 units, is completed in any case. */
+INLINE bool is_coarse_lse(const sdpa_problem *p, double lse) {
+    return !is_wide_lse(p) && fabs(lse) > FINE_LSE * M_LOG2E;
+}
+
+/* The sink's weight in each row, up to factor. */
+INLINE void weigh_sink(const sdpa_unit *u, const backward_scratch *w, double *sunk) {
+    const double sink = sink_of(u);
+    for (int64_t i = 0; i < u->n_i; i++) sunk[i] = sink == -INFINITY ? 0 : exp2(sink - w->lse[i]);
+}
+
 /* Computes P and the sums of its rows. A sum should be 1 except for the rounding of lse, a relative error of ulp(lse) /
  * 2 for the whole row. If it is that close to 1, P is divided by it, through `factor`. If not, lse belongs to a larger
- * set of keys and needs no correction. Also sums delta with the weights where O is not precise enough, and leaves the
- * sink's weight, up to factor, in `sunk`. False if interrupted. */
+ * set of keys and needs no correction. Also sums delta with the weights where O is not precise enough. `sunk`: see
+ * weigh_sink. False if interrupted. */
 NOINLINE bool complete_rows(const sdpa_unit *u, backward_scratch *w, int64_t j0, int64_t j1, real c, bool far,
                             double *sunk) {
     const sdpa_problem *p = u->problem;
     const real epsilon = REAL_EPSILON;
-    const bool by_weights = sdpa_is_narrow(p->o.dtype) || p->scores == SDPA_ADDITIVE;
+    const bool by_weights = weighs_delta(p), all = completes_all(p);
     const int64_t first = j0 / sdpa_key_block(p), end = j0 < j1 ? j1 : 0; /* a sink may be all that is seen */
     if (by_weights) pack_panels(w->dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w->line);
     real sum[SDPA_QUERY_BLOCK] = {0};
     double delta[SDPA_QUERY_BLOCK] = {0};
     bool whole[SDPA_QUERY_BLOCK] = {false};
-    const double sink = sink_of(u);
-    for (int64_t i = 0; i < u->n_i; i++) sunk[i] = sink == -INFINITY ? 0 : exp2(sink - w->lse[i]);
-    if (!far) {
-        w->low = NULL;
-    } else if (find_maxima(u, w, first, end)) {
+    if (far && find_maxima(u, w, first, end)) {
         set_far_rows(u, w, sunk, whole);
-    } else {
+    } else if (far) {
         return false;
     }
     for (keys b = {.j0 = first * sdpa_key_block(p)}; next_piece(u, end, &b);) {
@@ -367,7 +394,8 @@ NOINLINE bool complete_rows(const sdpa_unit *u, backward_scratch *w, int64_t j0,
     for (int64_t i = 0; i < u->n_i; i++) {
         const double total = w->factor[i] * (sum[i] + sunk[i]), excess = log2(total);
         const bool complete = fabs(excess) <= 2 * epsilon * (4 + fabs((double)w->lse[i]));
-        if (!(total > 0) || !(complete || whole[i])) continue;
+        const bool wanted = all || whole[i] || is_coarse_lse(p, w->lse[i] - log2(w->factor[i]));
+        if (!wanted || !(total > 0) || !(complete || whole[i])) continue;
         if (by_weights) w->delta[i] = (real)(delta[i] * w->factor[i] / total) - w->dlse[i];
         w->weighed[i] = by_weights;
         w->factor[i] /= total;
@@ -495,23 +523,6 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     add_to_queries(w->dq, w->k_row, p->d_k, &weights, &k, NULL, own_scale(u) ? 1 : scale, keys_finite);
 }
 
-/* backward_keys for all keys that the unit sees, each block in its turn. False if interrupted. */
-NOINLINE bool backward_sweep(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, int64_t j0,
-                             int64_t j1, real c) {
-    const int64_t size = sdpa_key_block(u->problem), first = j0 / size, n_blocks = (j1 + size - 1) / size - first;
-    for (int64_t b = first; b < first + n_blocks && j0 < j1; b++) {
-        if (!sdpa_turn_wait(u, b)) return false;
-        const bool anew = n_blocks > w->n_slots && b - first >= w->n_slots - 1;
-        const int64_t end = (b + 1) * size < j1 ? (b + 1) * size : j1;
-        for (keys piece = {.j0 = b * size}; next_piece(u, end, &piece);) {
-            const backward_scratch kept = kept_piece(w, u->problem, piece.j0, first);
-            backward_keys(u, &kept, own, piece, c, anew);
-        }
-        sdpa_turn_pass(u, b);
-    }
-    return true;
-}
-
 /* The inner product of rows of q and dq (n_i, dq_row). An element of dq that is 0 may stand for masked pairs, whose q
  * may be NaN. */
 NOINLINE double product_of_rows(const rows *q, const real *dq, int64_t dq_row, int64_t n_i, int64_t d) {
@@ -531,37 +542,6 @@ NOINLINE double finish_scale(const sdpa_unit *u, const backward_scratch *w, cons
     const double sum = u->dscales.data ? product_of_rows(q, w->dq, w->k_row, u->n_i, u->problem->d_k) : 0;
     for (int64_t x = 0; x < u->n_i * w->k_row; x++) w->dq[x] *= scale_of(u);
     return sum;
-}
-
-/* Computes dQ of the unit's queries and adds to dK, dV and dMask. dK and dV have the compute type and unit column
- * stride. */
-NOINLINE void backward_any(const sdpa_unit *u, void *scratch) {
-    const sdpa_problem *p = u->problem;
-    sdpa_arena arena = {scratch, 0};
-    backward_scratch w = backward_layout(p, &arena);
-    const real c = product_factor(u, M_LOG2E);
-    double sunk[SDPA_QUERY_BLOCK];
-    int64_t j0, j1;
-    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
-    clear_keys(u, (keys){0});
-    const bool far = load_lse(u, &w);
-    memset(w.dq, 0, sizeof(real) * (size_t)(w.n_lanes * w.k_row));
-    memset(w.dmask, 0, sizeof(real) * (size_t)w.n_lanes);
-    if (p->scores == SDPA_ADDITIVE) memset(w.dq_lanes, 0, sizeof(real) * (size_t)(p->d_k * w.n_lanes));
-    if (j0 < j1) pack_panels(w.q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w.line);
-    if (!complete_rows(u, &w, j0, j1, c, far, sunk)) return;
-    backward_rows own = {.dout = scale_queries(u, &w)};
-    own.q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL);
-    own.finite = !may_mask(u) || (rows_finite(&own.q, p->d_k) && rows_finite(&own.dout, p->d_v));
-    /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
-    head_sums sums = {0};
-    for (int64_t i = 0; u->dsinks.data && i < u->n_i; i++) sums.dsinks -= sunk[i] * w.delta[i];
-    if (!backward_sweep(u, &w, &own, j0, j1, c)) return;
-    for (int64_t i = 0; p->scores == SDPA_ADDITIVE && i < u->n_i; i++) {
-        for (int64_t x = 0; x < p->d_k; x++) w.dq[i * w.k_row + x] = w.dq_lanes[x * w.n_lanes + i];
-    }
-    if (own_scale(u)) sums.dscales = finish_scale(u, &w, &own.q);
-    store_gradients(u, w.dq, w.k_row, w.dmask, &sums, w.line);
 }
 
 #endif

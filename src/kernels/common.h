@@ -33,6 +33,28 @@ INLINE real query_scalar(const char *data, const sdpa_tensor *t, int64_t i) {
     return x;
 }
 
+/* query_scalar, all digits of a float64. */
+INLINE double query_double(const char *data, const sdpa_tensor *t, int64_t i) {
+    uint64_t bits;
+    double x;
+    if (t->dtype != SDPA_F64) return query_scalar(data, t, i);
+    memcpy(&bits, data + i * t->row, sizeof bits);
+    if (t->swapped) bits = __builtin_bswap64(bits);
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* Stores lse of query i. */
+INLINE void store_lse(const sdpa_unit *u, int64_t i, double lse) {
+    const sdpa_tensor *t = &u->problem->lse;
+    const real rounded = (real)lse;
+    if (t->dtype == SDPA_F64) {
+        memcpy(u->lse + i * t->row, &lse, sizeof lse);
+    } else {
+        memcpy(u->lse + i * t->row, &rounded, sizeof rounded);
+    }
+}
+
 /* Adds a row to a row in memory that units may share. */
 INLINE void add_row(char *dst, int64_t stride, sdpa_dtype dtype, const real *row, int64_t n, real *line) {
     load(line, dst, n, stride, dtype, false);

@@ -418,9 +418,8 @@ NOINLINE void forward_finish(const sdpa_unit *u, const forward_scratch *scratch)
         for (int64_t x = 0; x < w.o_row; x += VL) vstore(result + x, factor * vload(o + x));
         if (!direct && u->o.data) store(to, o, p->d_v, u->o.col, u->o.dtype);
         if (u->lse) {
-            real lse = l == 0 ? -(real)INFINITY : (real)(m / log2_e + log(l));
-            if (fabs(m) == REAL_MAX) lse = (real)m; /* saturated: see mask_block */
-            memcpy(u->lse + (u->i0 + i) * p->lse.row, &lse, sizeof lse);
+            const bool saturated = fabs(m) == REAL_MAX; /* see mask_block */
+            store_lse(u, u->i0 + i, saturated ? m : l == 0 ? -INFINITY : m / log2_e + log(l));
         }
     }
 }

@@ -7,8 +7,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 
-#include "backward.h"
-#include "fast/one_block_backward.h"
+#include "batch.h"
 #include "fast/few_keys.h"
 #include "forward.h"
 #include "pattern.h"
@@ -22,10 +21,6 @@
 
 static void forward_unit(const sdpa_unit *u, void *scratch) {
     if (!forward_few_keys(u, scratch)) forward_any(u, scratch);
-}
-
-static void backward_unit(const sdpa_unit *u, void *scratch) {
-    if (!backward_one_block(u, scratch)) backward_any(u, scratch);
 }
 
 #define TABLE_(isa, bits) sdpa_##isa##_f##bits
@@ -44,7 +39,9 @@ const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .pass[SDPA_PASS_WEIGHTS] = {weights_bytes, weights_unit},
     .pass[SDPA_PASS_STATISTICS] = {statistics_bytes, statistics_unit},
     .pass[SDPA_PASS_TANGENT] = {tangent_bytes, tangent_unit},
-    .pass[SDPA_PASS_BACKWARD] = {backward_bytes, backward_unit},
+    .pass[SDPA_PASS_BACKWARD] = {backward_bytes, NULL},
+    .backward_most = backward_most,
+    .backward = backward_units,
     .pass[SDPA_PASS_SECOND] = {second_bytes, second_unit},
     .tile = tile_of,
     .pattern = {pattern_bytes, pattern_unit},

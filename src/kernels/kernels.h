@@ -42,6 +42,8 @@ typedef struct sdpa_unit {
     bool ordered;         /* units of the group end in order */
     bool fetches;         /* the next head's rows are to be asked for */
     bool fresh;           /* dq, dk and dv are not initialised, and no other unit adds to them */
+    bool own_dq;          /* dq is not initialised, and no other unit adds to its rows */
+    bool *begun; /* of each key block, whether dk and dv are initialised; NULL: all are, or the unit is fresh */
     sdpa_run *run;
 #define SDPA_INTEGER(name, rows, columns) int64_t name;
 #define SDPA_VECTOR(name, rows, columns) char *name; /* element of query 0 */
@@ -65,7 +67,9 @@ static inline void sdpa_visible_keys(const sdpa_unit *u, int64_t i0, int64_t n_i
 }
 
 /* A unit calls these before and after its work on key block `block`, before it adds to gradients that are not divided
- * by keys, and at its end. The waits return false if the call was interrupted. */
+ * by keys, and at its end. The waits return false if the call was interrupted. sdpa_turn_clear: initialises dk and dv of
+ * a key block, if nothing has yet; sdpa_turn_wait does so, too. */
+void sdpa_turn_clear(const sdpa_unit *u, int64_t block);
 bool sdpa_turn_wait(const sdpa_unit *u, int64_t block);
 void sdpa_turn_pass(const sdpa_unit *u, int64_t block);
 bool sdpa_turn_wait_last(const sdpa_unit *u);
@@ -148,7 +152,10 @@ struct sdpa_kernels {
     /* Stores n reals as native elements of a float type. */
     void (*store)(char *dst, const void *src, int64_t n, int64_t stride, sdpa_dtype dtype);
 
-    sdpa_unit_kernel pass[SDPA_N_PASSES]; /* SDPA_PASS_RECEIVED has two kernels, below */
+    sdpa_unit_kernel pass[SDPA_N_PASSES]; /* SDPA_PASS_RECEIVED and _BACKWARD have kernels of their own, below */
+    /* The backward of n consecutive units of a group, at most backward_most; scratch is that of its pass. */
+    int64_t (*backward_most)(const sdpa_problem *p);
+    void (*backward)(const sdpa_unit *units, int64_t n, void *scratch);
     /* The forward over parts of the keys, each from first_key to key_length-1, and the joining of the parts. */
     size_t (*forward_part_bytes)(const sdpa_problem *p);
     void (*forward_part)(const sdpa_unit *u, void *scratch, void *part);

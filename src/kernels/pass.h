@@ -216,8 +216,8 @@ INLINE void add_to_head(const sdpa_matrix *d, double sum, real *line) {
 }
 
 /* Ends a unit, when its turn has come: adds dq (n_i, dq_row), dmask (one element per query, for a mask that is
- * broadcast over keys) and the sums of the head to the gradients that are wanted. A fresh unit's dq is written, not
- * added. */
+ * broadcast over keys) and the sums of the head to the gradients that are wanted. dq that is the unit's own is written,
+ * not added. */
 NOINLINE void store_gradients(const sdpa_unit *u, const real *dq, int64_t dq_row, const real *dmask,
                               const head_sums *sums, real *line) {
     if (!sdpa_turn_wait_last(u)) return;
@@ -225,7 +225,7 @@ NOINLINE void store_gradients(const sdpa_unit *u, const real *dq, int64_t dq_row
     for (int64_t i = 0; i < u->n_i; i++) {
         const int64_t row = u->i0 + i;
         char *to = q->data ? q->data + row * q->row : NULL;
-        if (to && u->fresh) {
+        if (to && u->own_dq) {
             store(to, dq + i * dq_row, u->problem->d_k, q->col, q->dtype);
         } else if (to) {
             add_row(to, q->col, q->dtype, dq + i * dq_row, u->problem->d_k, line);

@@ -56,9 +56,17 @@ enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
  * an integer argument of vexp2_above. */
 #define HUGE_SCORE 0x1p19f
 
-/* The number of key blocks whose P the backward keeps while it completes the rows: 8192 keys, 3.2 MB of float32 for 96
- * queries. */
+/* Rows of up to COMPLETED_KEYS keys are completed (backward.h), and so are longer ones whose |lse| exceeds FINE_LSE,
+ * where half an ulp of a float32 is more than 4.8e-7, unless lse is a float64. P of KEPT_BLOCKS key blocks is kept meanwhile: 8192 keys, 3.2 MB of
+ * float32 for 96 queries. */
+#define COMPLETED_KEYS 1024
+#define FINE_LSE 16
 #define KEPT_BLOCKS 64
+
+/* The backward takes BATCH_UNITS units through RANGE_BYTES of keys, values and their gradients before it goes on to the
+ * next keys: a quarter of an L2 of a megabyte. The units take about as much. */
+#define BATCH_UNITS 4
+#define RANGE_BYTES (256 * 1024)
 
 /* A row that will be read at least this often is first copied to the start of a cache line (pack.h). For vectors of 64
  * bytes the copy does not pay, although each unaligned vector crosses two lines, because there are too few reads per

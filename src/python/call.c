@@ -532,13 +532,21 @@ static int check_sizes(const sdpa_call *call) {
     return -1;
 }
 
+static int check_lse_dtype(const sdpa_call *call) {
+    const sdpa_options *options = &call->options;
+    if (!options->has_lse_dtype || options->lse_dtype == SDPA_F64 || call->problem.dtype != SDPA_F64) return 0;
+    PyErr_SetString(PyExc_TypeError, "lse_dtype: expected float64 to match query's dtype float64, got float32; "
+                                     "write lse_dtype=None");
+    return -1;
+}
+
 /* Sets dtypes, sizes and numbers of the problem. */
 static int set_operands(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     PyArrayObject *q = call->arrays[NAME_query], *k = call->arrays[NAME_key], *v = call->arrays[NAME_value];
     call->packed = call->options.cu_seqlens_q.given || call->options.cu_seqlens_k.given;
     if (set_dtypes(call) < 0 || (call->packed ? set_packed_sizes(call) : set_sizes(call)) < 0 ||
-        check_sizes(call) < 0 || set_factors(call) < 0) {
+        check_sizes(call) < 0 || set_factors(call) < 0 || check_lse_dtype(call) < 0) {
         return -1;
     }
     const double pairs = (double)p->n_batch * (double)p->n_head * ((double)p->n_q + 1) * ((double)p->n_k + 1);

@@ -204,6 +204,20 @@ static int read_workers(sdpa_options *options, PyObject *value) {
 
 static int read_out(sdpa_options *options, PyObject *value) { return sdpa_read_out(value, &options->out); }
 
+static int read_lse_dtype(sdpa_options *options, PyObject *value) {
+    PyArray_Descr *type = NULL;
+    const bool known = PyArray_DescrConverter(value, &type) == NPY_SUCCEED;
+    const int number = known && PyArray_ISNBO(type->byteorder) ? type->type_num : NPY_NOTYPE;
+    Py_XDECREF((PyObject *)type);
+    if (!known && !PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
+    PyErr_Clear();
+    options->has_lse_dtype = true;
+    options->lse_dtype = number == NPY_DOUBLE ? SDPA_F64 : SDPA_F32;
+    if (number == NPY_DOUBLE || number == NPY_FLOAT) return 0;
+    PyErr_Format(PyExc_TypeError, "lse_dtype: expected np.float32, np.float64 or None, got %.200R", value);
+    return -1;
+}
+
 /* The functions whose gradients include that of input i. */
 static unsigned functions_of_input(int i) {
     if (i < N_COMMON_GRADIENTS) return IN_BACKWARDS;
@@ -330,6 +344,8 @@ const sdpa_option sdpa_option_table[] = {
      .words = {"threads", "num_threads", "n_threads", "n_jobs", "num_workers", "n_workers", "max_workers"}},
     {NAME_out, "call", IN(ATTENTION) | IN(ADDITIVE) | IN_FORWARDS, .keyword_only = true, .has_none = true,
      .default_ = "None", .annotation = "NDArray[Any] | None", .doc = doc_option_out, .read = read_out},
+    {NAME_lse_dtype, "call", IN(FORWARD), .keyword_only = true, .has_none = true, .default_ = "None",
+     .annotation = "DTypeLike | None", .doc = doc_option_lse_dtype, .read = read_lse_dtype},
     {NAME_stage, "call", IN(WEIGHTS), .keyword_only = true, .default_ = "\"weights\"",
      .annotation = "Literal['scores', 'capped', 'biased', 'weights']", .doc = doc_option_stage, .read = read_stage},
     {NAME_heads, "call", IN(WEIGHTS) | IN(RECEIVED), .keyword_only = true, .has_none = true, .default_ = "None",

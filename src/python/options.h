@@ -48,6 +48,8 @@ typedef struct sdpa_options {
     sdpa_integers key_lengths, query_offset, cu_seqlens_q, cu_seqlens_k;
     sdpa_indices heads, queries;
     PyArrayObject *out; /* owned, may be NULL */
+    bool has_lse_dtype;
+    sdpa_dtype lse_dtype;
 #define SDPA_DECLARE(name) double name;
     SDPA_NUMBERS(SDPA_DECLARE)
 #undef SDPA_DECLARE

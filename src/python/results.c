@@ -22,13 +22,14 @@ static int full_shape(const sdpa_call *call, npy_intp *shape, int n_inner, const
     return lead + n_inner;
 }
 
-/* Points t at an input of this dtype with the call's leading axes, then `inner` (n_inner sizes). */
+/* Points t at an input of this dtype with the call's leading axes, then `inner` (n_inner sizes). `types` are all that the
+ * argument may have. */
 static int set_input(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument, int n_inner, const npy_intp *inner,
-                     sdpa_dtype dtype) {
+                     sdpa_dtype dtype, const char *types) {
     PyArrayObject *a = call->arrays[argument];
     const char *name = sdpa_name_text(argument);
     if (sdpa_dtype_of(call->module, a) != (int)dtype) {
-        sdpa_raise_dtype(name, a, "%s", sdpa_dtype_text(dtype));
+        sdpa_raise_dtype(name, a, "%s", types);
         return sdpa_suggest_type(call->module, name, a, dtype == call->problem.dtype ? "query.dtype" : "np.float32");
     }
     npy_intp shape[NPY_MAXDIMS];
@@ -39,6 +40,15 @@ static int set_input(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument, i
     }
     sdpa_call_set(call, t, a, dtype, n_inner, inner, true);
     return 0;
+}
+
+/* Points t at an input of one number per query, which may have more digits than the arithmetic. */
+static int set_numbers(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument) {
+    const npy_intp sizes[] = {call->problem.n_q};
+    const sdpa_dtype least = sdpa_lse_dtype(call->problem.dtype);
+    const bool is_wide = sdpa_dtype_of(call->module, call->arrays[argument]) == SDPA_F64;
+    return set_input(call, t, argument, 1, sizes, is_wide ? SDPA_F64 : least,
+                     least == SDPA_F64 ? "float64" : "float32 or float64");
 }
 
 /* An input with a gradient; the members are offsets in the problem. */
@@ -134,7 +144,8 @@ int sdpa_call_make_results(sdpa_call *call, int n, PyArrayObject **results) {
     const npy_intp sizes[] = {p->n_q, p->d_v};
     results[0] = sdpa_call_result(call, &p->o, 2, sizes, p->dtype, call->options.out);
     if (!results[0]) return -1;
-    if (n > 1) results[1] = sdpa_call_result(call, &p->lse, 1, sizes, sdpa_lse_dtype(p->dtype), NULL);
+    const sdpa_dtype lse_dtype = call->options.has_lse_dtype ? call->options.lse_dtype : sdpa_lse_dtype(p->dtype);
+    if (n > 1) results[1] = sdpa_call_result(call, &p->lse, 1, sizes, lse_dtype, NULL);
     return results[n - 1] ? 0 : -1;
 }
 
@@ -177,11 +188,11 @@ static sdpa_dtype out_dtype(const sdpa_call *call) {
 int sdpa_call_begin_backward(sdpa_call *call) {
     sdpa_problem *p = &call->problem;
     const npy_intp sizes[] = {p->n_q, p->d_v};
-    const sdpa_dtype lse_dtype = sdpa_lse_dtype(p->dtype);
-    if (set_input(call, &p->dout, NAME_grad_out, 2, sizes, p->dtype) < 0 ||
-        set_input(call, &p->o, NAME_out, 2, sizes, out_dtype(call)) < 0 ||
-        set_input(call, &p->lse, NAME_lse, 1, sizes, lse_dtype) < 0 ||
-        (call->arrays[NAME_grad_lse] && set_input(call, &p->dlse, NAME_grad_lse, 1, sizes, lse_dtype) < 0)) {
+    const sdpa_dtype o_dtype = out_dtype(call);
+    if (set_input(call, &p->dout, NAME_grad_out, 2, sizes, p->dtype, sdpa_dtype_text(p->dtype)) < 0 ||
+        set_input(call, &p->o, NAME_out, 2, sizes, o_dtype, sdpa_dtype_text(o_dtype)) < 0 ||
+        set_numbers(call, &p->lse, NAME_lse) < 0 ||
+        (call->arrays[NAME_grad_lse] && set_numbers(call, &p->dlse, NAME_grad_lse) < 0)) {
         return -1;
     }
     for (int i = 0; i < N_GRADIENTS; i++) {

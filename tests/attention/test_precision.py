@@ -5,7 +5,8 @@ against exact arithmetic is at most 1.05 times, and the largest error of a draw,
 draws, at most 1.25 times, the smaller of theirs; for out, lse and every gradient, at scores of
 standard deviation 1, 8 and 25. Exact means float64. The promise does not cover float64 itself, nor
 kernels without fused multiply-add on a machine whose peers have it: these are held to wider bounds
-here, float64 against extended precision. Where the weights are rounded to bfloat16 for the product,
+here, float64 against extended precision. For gradients of rows of more than 1024 keys 1.1 times is
+promised in place of 1.05. Where the weights are rounded to bfloat16 for the product,
 1.1 and 2 times are promised. (The largest error over all draws is up to a single element:
 from seed to seed its ratio varies between 0.7 and 1.6, that of the average by 0.05.)
 """
@@ -21,6 +22,9 @@ from support.machine import SEED
 import sdpa
 
 PROMISED = {"rms": 1.05, "max": 1.25}
+# Of gradients of rows of more than COMPLETED keys.
+LONG = {"rms": 1.1, "max": 1.25}
+COMPLETED = 1024
 BEYOND_THE_PROMISE = {"rms": 1.25, "max": 2.0}
 ROUNDED_WEIGHTS = {"rms": 1.1, "max": 2.0}
 RESULTS = ("out", "lse", "query", "key", "value")
@@ -104,8 +108,8 @@ def with_torch(torch, q, k, v, g, is_causal):
     return dict(zip(RESULTS, map(array, (out, lse, *grads)), strict=True))
 
 
-def with_sdpa(q, k, v, g, is_causal):
-    out, lse = sdpa.attention_forward(q, k, v, is_causal=is_causal)
+def with_sdpa(q, k, v, g, is_causal, lse_dtype=None):
+    out, lse = sdpa.attention_forward(q, k, v, is_causal=is_causal, lse_dtype=lse_dtype)
     grads = sdpa.attention_backward(g, q, k, v, out, lse, is_causal=is_causal)
     return {"out": out, "lse": lse, "query": grads.query, "key": grads.key, "value": grads.value}
 
@@ -136,6 +140,22 @@ def exact_and_peers(torch, dtype, case, std):
     return exact, {name: pooled(results, exact) for name, results in peers.items()}
 
 
+def broken_bounds(ours, peers, bounds, of_gradients):
+    """A line for each error beyond the bounds; those of gradients are `of_gradients`."""
+    broken = []
+    for result in RESULTS:
+        allowances = bounds if result in ("out", "lse") else of_gradients
+        for i, (kind, allowed) in enumerate(allowances.items()):
+            theirs = {peer: errors[result][i] for peer, errors in peers.items()}
+            ratio = ours[result][i] / min(theirs.values())
+            if not ratio <= allowed:
+                broken.append(
+                    f"{result} {kind}: {ours[result][i]:.3g} is {ratio:.3f} of the better, "
+                    f"torch {theirs['torch']:.3g}, numpy {theirs['numpy']:.3g}"
+                )
+    return broken
+
+
 @pytest.mark.parametrize("std", [1, 8, 25])
 @pytest.mark.parametrize("name", SMALL)
 def test_as_exact_as_the_better_peer(torch, isa, dtype, name, std):
@@ -147,16 +167,22 @@ def test_as_exact_as_the_better_peer(torch, isa, dtype, name, std):
     bounds = BEYOND_THE_PROMISE if isa == "generic" or dtype == np.float64 else PROMISED
     if rounds_weights(dtype):
         bounds = ROUNDED_WEIGHTS
-    broken = []
-    for result in RESULTS:
-        for i, (kind, allowed) in enumerate(bounds.items()):
-            theirs = {peer: errors[result][i] for peer, errors in peers.items()}
-            ratio = ours[result][i] / min(theirs.values())
-            if not ratio <= allowed:
-                broken.append(
-                    f"{result} {kind}: {ours[result][i]:.3g} is {ratio:.3f} of the better, "
-                    f"torch {theirs['torch']:.3g}, numpy {theirs['numpy']:.3g}"
-                )
+    is_long = bounds is PROMISED and dtype == np.float32 and case[3] > COMPLETED
+    broken = broken_bounds(ours, peers, bounds, LONG if is_long else bounds)
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize("std", [1, 8, 25])
+@pytest.mark.parametrize("name", ["square", "long"])
+def test_as_exact_with_a_float64_lse(torch, isa, name, std):
+    """lse itself is float64 then, and must be at least as exact."""
+    case = LARGE[name]
+    exact, peers = exact_and_peers(torch, np.float32, case, std)
+    found = [with_sdpa(*x, case[-1], np.float64) for x in draws(np.float32, case, std)]
+    assert {x["lse"].dtype for x in found} == {np.dtype(np.float64)}
+    bounds = BEYOND_THE_PROMISE if isa == "generic" else PROMISED
+    is_long = bounds is PROMISED and case[3] > COMPLETED
+    broken = broken_bounds(pooled(found, exact), peers, bounds, LONG if is_long else bounds)
     assert not broken, "\n".join(broken)
 
 

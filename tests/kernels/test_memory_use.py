@@ -34,6 +34,24 @@ print(f"backward {{grown / 1e6:.1f}} MB")
     print(run(program, timeout=300))
 
 
+@LINUX
+@pytest.mark.uninstrumented
+@pytest.mark.parametrize("workers", [1, 4, 16])
+def test_memory_of_a_backward_is_bounded_per_thread(workers):
+    """Half a megabyte at d = 32; P of 8192 keys, 3.2 MB more, where long rows are completed."""
+    program = f"""
+n_q, n_k, d = 4096, 16384, 32
+q, k, v, g = (rng.standard_normal((n, d), np.float32) for n in (n_q, n_k, n_k, n_q))
+for size, dtype, each in ((10, "f4", 5e5), (30, "f4", 37e5), (30, "f8", 5e5)):
+    lse = np.full(n_q, size, dtype)
+    grown = peak(
+        lambda m: sdpa.attention_backward(g[:m], q[:m], k, v, g[:m], lse[:m], workers={workers})
+    )
+    assert grown < 4e6 + each * {workers}, (size, dtype, grown / 1e6)
+"""
+    run(program, timeout=300)
+
+
 # A round of `succeed` or `fail` is more than ten calls: 300 rounds are more than 3000 calls.
 LEAKS = """
 half = x.astype(np.float16)

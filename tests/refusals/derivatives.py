@@ -43,8 +43,8 @@ BACKWARD = {
     ),
     "lse dtype": (
         TypeError,
-        "lse: expected float32, got float64; write lse.astype(query.dtype)",
-        {"lse": ones(2, 4, 5, dtype=float)},
+        "lse: expected float32 or float64, got float16; write lse.astype(query.dtype)",
+        {"lse": ones(2, 4, 5, dtype=np.float16)},
     ),
     "grad_lse shape": (
         ValueError,
@@ -53,7 +53,7 @@ BACKWARD = {
     ),
     "grad_lse dtype": (
         TypeError,
-        "grad_lse: expected float32, got float16; write grad_lse.astype(query.dtype)",
+        "grad_lse: expected float32 or float64, got float16; write grad_lse.astype(query.dtype)",
         {"grad_lse": ones(2, 4, 5, dtype=np.float16)},
     ),
     "needs": (
@@ -103,8 +103,8 @@ DOUBLE = {
     ),
     "lse": (
         TypeError,
-        "lse: expected float32, got float64; write lse.astype(query.dtype)",
-        {"lse": ones(2, 4, 5, dtype=float)},
+        "lse: expected float32 or float64, got float16; write lse.astype(query.dtype)",
+        {"lse": ones(2, 4, 5, dtype=np.float16)},
     ),
     "grad_lse": (
         ValueError,

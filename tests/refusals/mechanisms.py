@@ -291,8 +291,8 @@ COMPOSED_BACKWARD = {
     ),
     "lse": (
         TypeError,
-        "lse: expected float32, got float64; write lse.astype(query.dtype)",
-        {"lse": np.ones((2, 4, 5))},
+        "lse: expected float32 or float64, got float16; write lse.astype(query.dtype)",
+        {"lse": np.ones((2, 4, 5), np.float16)},
     ),
     "needs mask": (
         ValueError,

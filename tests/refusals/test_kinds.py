@@ -45,6 +45,7 @@ WRONG = {
     "Iterable[str]": [5, "query", ["no such name"], [["query"]], None],
     "Iterable[str] | None": [5, "query", ["no such name"], [["query"]]],
     "DTypeLike": ["no such type", 2.5, np.int32],
+    "DTypeLike | None": ["no such type", 2.5, np.float16],
     "slice | None": [3, "all", slice("a"), slice(0, 4, 2)],
     "tuple[int | None, int | None] | None": [3, "ab", (1,), (0.5, 1), ("a", None), (-1, 0)],
 }

@@ -120,7 +120,8 @@ def _tangents(pattern: str, names: Any, tangents: Any) -> tuple[list[Any], dict[
 
 def _run(call: TracedCall, *operands: Any) -> None:
     arrays, keywords = _split(call, operands)
-    call.out, call.lse = sdpa.attention_forward(*arrays, **keywords)
+    # The derivatives get all digits of lse, the caller those of its type.
+    call.out, call.lse = sdpa.attention_forward(*arrays, **keywords, lse_dtype=np.float64)
 
 
 @primitive
@@ -132,7 +133,7 @@ def _attention(call: TracedCall, *operands: Any) -> Any:
 @primitive
 def _attention_forward(call: TracedCall, *operands: Any) -> Any:
     _run(call, *operands)
-    return call.out, call.lse
+    return call.out, call.lse.astype(compute_type(call.out.dtype), copy=False)
 
 
 @primitive

@@ -205,7 +205,8 @@ def attention_forward(
     """
     arguments = _laid_out(query, key, value, *args, **options)
     use = OPERATORS if torch.compiler.is_compiling() else FUNCTIONS
-    return AttentionForward(*use.forward(*arguments))
+    out, lse = use.forward(*arguments)
+    return AttentionForward(out, lse.to(torch.promote_types(query.dtype, torch.float32)))
 
 
 def scaled_dot_product_attention(

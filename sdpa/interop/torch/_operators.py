@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 import sdpa
@@ -145,6 +146,7 @@ def gradients(found: Any, names: Sequence[str], like: Sequence[Any]) -> Tensors:
 def _forward(*args: Any) -> Tensors:
     _, operands, options = split(args)
     arrays, keywords = keywords_of(operands, options)
+    keywords["lse_dtype"] = np.float64  # all digits, for the backward
     with _warnings.silenced(options[_QUIET]):
         if options[_LIKE_QUERY]:
             out, lse = forward_like(operands[0], *arrays, **keywords)
@@ -225,8 +227,7 @@ def fake_forward(*args: Any) -> Tensors:
     _, operands, options = split(args)
     query, _, value = operands[: len(_table.OPERANDS)]
     shape = shape_of(operands, options)
-    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    lse = query.new_empty(shape, dtype=wide)
+    lse = query.new_empty(shape, dtype=torch.float64)
     if options[_LIKE_QUERY]:
         return torch.empty_like(query), lse
     rows = shape if operands[OPERANDS.index("cu_seqlens_q")] is None else shape[::-1]

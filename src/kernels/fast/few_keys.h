@@ -171,8 +171,7 @@ NOINLINE void few_keys_forward(const sdpa_unit *u, const forward_scratch *w, con
             store(u->o.data + (i0 + r) * u->o.row, o + r * o_row, p->d_v, u->o.col, u->o.dtype);
         }
         if (u->lse) {
-            const real lse = (real)(m[r] * u->scale + log(l[r]));
-            memcpy(u->lse + (i0 + r) * p->lse.row, &lse, sizeof lse);
+            store_lse(u, i0 + r, m[r] * u->scale + log(l[r]));
         }
     }
 }

@@ -197,6 +197,7 @@ NOINLINE void write_gradients(const sdpa_unit *u, const backward_scratch *w, con
     if (u->dq.data && is_direct(&u->dq) && !by_query) {
         if (!sdpa_turn_wait_last(u)) return;
         real *dq = (real *)(u->dq.data + u->i0 * u->dq.row);
+        weights.fresh = u->own_dq;
         add_to_queries(dq, u->dq.row / (int64_t)sizeof(real), p->d_k, &weights, k, NULL, scale, keys_finite);
         sdpa_turn_end(u);
         return;
@@ -216,7 +217,8 @@ NOINLINE bool backward_one_block(const sdpa_unit *u, void *scratch) {
     if ((p->features & ~ONE_BLOCK_CAN) || p->n_k > sdpa_key_block(p) || b.n == 0) return false;
 
     sdpa_arena arena = {scratch, 0};
-    backward_scratch w = backward_layout(p, &arena);
+    backward_scratch w = common_layout(p, &arena);
+    take_unit(&w, p, &arena);
     const bool by_rows = takes_rows(u);
     w.low = NULL;
     real lse_residue[SDPA_QUERY_BLOCK];

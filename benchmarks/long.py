@@ -1,0 +1,29 @@
+"""The backward of long heads, alone: over n for three widths, on one thread, beside PyTorch's."""
+
+from collections.abc import Iterator
+from itertools import product
+
+from benchmarks.contenders import Contenders, Setting, Work, operands, ours
+
+WIDTHS = (64, 128, 256)
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+ROWS = 4096
+"""At least as many in all heads together: where they are few, heads are more."""
+
+
+def name_of(n: int, d: int) -> str:
+    return f"d = {d}, n = {n}"
+
+
+def long(setting: Setting) -> Iterator[Work]:
+    """Speed of the backward over n."""
+    for d, n in product(WIDTHS, LENGTHS):
+
+        def build(n: int = n, d: int = d) -> Contenders:
+            x = operands(max(ROWS // n, 1), setting.length(n), d)
+            mine = ours(x)["backward"]
+            peer = setting.torch()
+            theirs = {} if peer is None else {peer.name: mine._replace(call=peer.backward(x))}
+            return {"sdpa": mine, **theirs}
+
+        yield Work("long", name_of(n, d), build)

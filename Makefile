@@ -121,8 +121,8 @@ bench: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 counts: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 	$(BIN)/python -m benchmarks.counts
 
-# 1, for a stand-in for AVX-512's vectors and pairs of bfloat16, where the machine lacks the pairs.
-STAND_IN = $(if $(shell grep -w avx512_bf16 /proc/cpuinfo 2>/dev/null),,1)
+# 1, for stand-ins for AVX-512's vectors, its pairs of bfloat16 and AMX, where the machine lacks the last, the rarest.
+STAND_IN = $(if $(shell grep -w amx_bf16 /proc/cpuinfo 2>/dev/null),,1)
 C_BUILD = build/c/$(shell gcc -dumpmachine | cut -d- -f1)
 test-c:
 	$(MAKE) -C tests/c -j$(JOBS) WIDE=$(STAND_IN)

@@ -126,8 +126,8 @@ counts: $(or $(firstword $(wildcard $(VENV)/with-*test*)),$(VENV)/with-test)
 # 64 bytes that vectors need (GCC bug 110027).
 OWN_STACK = detect_stack_use_after_return=0
 
-# 1, for a stand-in for AVX-512's vectors and pairs of bfloat16, where the machine lacks the pairs.
-STAND_IN = $(if $(shell grep -w avx512_bf16 /proc/cpuinfo 2>/dev/null),,1)
+# 1, for stand-ins for AVX-512's vectors, its pairs of bfloat16 and AMX, where the machine lacks the last, the rarest.
+STAND_IN = $(if $(shell grep -w amx_bf16 /proc/cpuinfo 2>/dev/null),,1)
 C_BUILD = build/c/$(shell gcc -dumpmachine | cut -d- -f1)
 test-c:
 	$(MAKE) -C tests/c -j$(JOBS) WIDE=$(STAND_IN)

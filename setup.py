@@ -6,7 +6,9 @@ architecture and chooses its kernels when imported.
 
 Environment: ``SDPA_WERROR=1`` makes warnings errors; ``SDPA_SANITIZE=1`` builds with the address
 and undefined-behaviour sanitizers, ``SDPA_SANITIZE=thread`` with that of threads;
-``SDPA_COVERAGE=FLAGS`` adds these flags, by which the compiler inserts counters.
+``SDPA_COVERAGE=FLAGS`` adds these flags, by which the compiler inserts counters;
+``SDPA_STAND_INS=FLAGS`` adds the stand-ins for instruction sets that the machine may lack, which
+these flags compile.
 """
 
 import gzip
@@ -40,7 +42,8 @@ if WINDOWS:
 
 
 # {unit: flags} of the kernels of this architecture. Build frontends have no path to import from.
-KERNELS = runpy.run_path("tools/isas.py")["kernels"](MACHINE)
+STAND_INS = os.environ.get("SDPA_STAND_INS")
+KERNELS = runpy.run_path("tools/isas.py")["kernels"](MACHINE, stand_ins=STAND_INS is not None)
 if "zig" in os.environ.get("CC", ""):  # which spells x86-64-v3 with underscores
     KERNELS = {
         name: [flag.replace("x86-64-v", "x86_64_v") for flag in flags]
@@ -75,6 +78,12 @@ if counters := os.environ.get("SDPA_COVERAGE"):
     FLAGS += counters.split()
     LINK_FLAGS = ["-pthread", *counters.split()]
     VARIANT += "-coverage"
+
+if STAND_INS is not None:
+    FLAGS += ["-DSDPA_WIDE", "-Wno-psabi"]
+    for name in "wide_f32", "wide_f64", "amx_model_f32":
+        KERNELS[name] += STAND_INS.split()
+    VARIANT += "-stand-ins"
 
 GIL_BUILD = not sysconfig.get_config_var("Py_GIL_DISABLED")
 NUMPY = "NPY_2_0_API_VERSION"

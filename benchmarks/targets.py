@@ -61,7 +61,7 @@ BACKWARD = {
     "8x128x64": (86, 88, 84),
     "8x1024x64 causal": (80, 82, None),
 }
-COLUMN = {"avx512": 0, "avx512bf16": 0, "avx2": 1}
+COLUMN = {"avx512": 0, "avx512bf16": 0, "amx": 0, "avx2": 1}
 INTEL = 2
 
 RUNTIMES = ("ort", "ort-mha", "openvino", "torch", "jax")

@@ -12,6 +12,7 @@ typedef struct forward_call {
     char *scratch;
     size_t scratch_bytes; /* per worker */
     sdpa_pass pass;
+    int64_t block; /* queries of a unit */
     int64_t n_units;
     int64_t n_parts; /* into which a unit's keys are cut; 1: not cut */
     char *parts;     /* (units, n_parts) */
@@ -21,7 +22,7 @@ typedef struct forward_call {
 static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run) {
     const forward_call *call = context;
     sdpa_unit u;
-    sdpa_unit_set(&u, call->problem, index, run);
+    sdpa_unit_set_of(&u, call->problem, index, call->block, run);
     call->kernels->pass[call->pass].run(&u, call->scratch + (size_t)worker * call->scratch_bytes);
 }
 
@@ -49,7 +50,7 @@ static void forward_part(void *context, int64_t index, int worker, sdpa_run *run
     const sdpa_problem *p = call->problem;
     sdpa_unit u;
     SDPA_TAKE(PARTS);
-    sdpa_unit_set(&u, call->problem, index / call->n_parts, run);
+    sdpa_unit_set_of(&u, p, index / call->n_parts, call->block, run);
     const int64_t block = sdpa_key_block(p), blocks = (p->n_k + block - 1) / block, part = index % call->n_parts;
     const int64_t end = blocks * (part + 1) / call->n_parts * block;
     u.first_key = blocks * part / call->n_parts * block;
@@ -117,7 +118,8 @@ static void take_pieces(void *owner, sdpa_arena *arena) {
 /* Sets the number of units, their parts and the size of their scratch from the call's problem. */
 static void plan(forward_call *call) {
     const sdpa_problem *p = call->problem;
-    call->n_units = p->n_batch * p->n_head * sdpa_units(p);
+    call->block = call->pass == SDPA_PASS_FORWARD ? call->kernels->queries(p) : sdpa_query_block(p);
+    call->n_units = p->n_batch * p->n_head * sdpa_units_of(p, call->block);
     if (call->n_units == 0) return;
     call->n_parts = call->pass == SDPA_PASS_FORWARD ? parts_of_keys(p, call->n_units) : 1;
     call->scratch_bytes = call->kernels->pass[call->pass].bytes(p);
@@ -127,7 +129,7 @@ static void plan(forward_call *call) {
 static void join_parts(const forward_call *call) {
     for (int64_t i = 0; i < call->n_units; i++) {
         sdpa_unit u;
-        sdpa_unit_set(&u, call->problem, i, NULL);
+        sdpa_unit_set_of(&u, call->problem, i, call->block, NULL);
         call->kernels->forward_join(&u, call->scratch, call->parts + (size_t)(i * call->n_parts) * call->part_bytes,
                                     call->n_parts);
     }
@@ -213,7 +215,7 @@ static sdpa_status plan_shares(packed_forward *c) {
         const forward_call *call = &view.call;
         if (call->n_units == 0) continue;
         const sdpa_problem *p = call->problem;
-        const int64_t n_rows = p->n_q < sdpa_query_block(p) ? p->n_q : sdpa_query_block(p);
+        const int64_t n_rows = p->n_q < call->block ? p->n_q : call->block;
         c->shares[c->n_shares++] = (sdpa_share){.sequence = s,
                                                 .n_units = call->n_units * call->n_parts,
                                                 .cost = (double)n_rows * (double)(p->n_k / call->n_parts),

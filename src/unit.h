@@ -11,15 +11,16 @@ static inline const struct sdpa_kernels *sdpa_kernels_for(sdpa_dtype dtype) {
     return dtype == SDPA_F64 ? sdpa_isa_get()->f64 : sdpa_isa_get()->f32;
 }
 
-/* The kernels of the forward, where an instruction set may have separate ones for bfloat16. */
+/* The kernels of the forward, of which an instruction set may have separate ones for some types. */
 static inline const struct sdpa_kernels *sdpa_forward_kernels_for(sdpa_dtype dtype) {
-    return dtype == SDPA_BF16 ? sdpa_isa_get()->bf16 : sdpa_kernels_for(dtype);
+    const sdpa_isa *isa = sdpa_isa_get();
+    const bool own = dtype != SDPA_F64 && isa->own->forwards >> dtype & 1;
+    return own && (!isa->own->asks || sdpa_amx_permitted()) ? isa->own : sdpa_kernels_for(dtype);
 }
 
-/* Number of units per head. */
-static inline int64_t sdpa_units(const sdpa_problem *p) {
-    return (p->n_q + sdpa_query_block(p) - 1) / sdpa_query_block(p);
-}
+/* Number of units per head, each of `block` queries. */
+static inline int64_t sdpa_units_of(const sdpa_problem *p, int64_t block) { return (p->n_q + block - 1) / block; }
+static inline int64_t sdpa_units(const sdpa_problem *p) { return sdpa_units_of(p, sdpa_query_block(p)); }
 
 /* The number of a tensor that has one per head, or `absent`. */
 static inline double sdpa_head_number(const sdpa_matrix *m, double absent) {
@@ -54,19 +55,25 @@ static inline void sdpa_unit_set_head(sdpa_unit *u, const sdpa_problem *p, int64
     u->scale_t = sdpa_head_number(&u->scales_t, 0);
 }
 
-/* Makes u unit number `index` of its head. */
-static inline void sdpa_unit_set_queries(sdpa_unit *u, int64_t index) {
-    const int64_t n_q = u->problem->n_q, block = sdpa_query_block(u->problem);
+/* Makes u unit number `index` of its head, each of `block` queries. */
+static inline void sdpa_unit_set_queries_of(sdpa_unit *u, int64_t index, int64_t block) {
+    const int64_t n_q = u->problem->n_q;
     u->i0 = index * block;
     u->n_i = n_q - u->i0 < block ? n_q - u->i0 : block;
 }
+static inline void sdpa_unit_set_queries(sdpa_unit *u, int64_t index) {
+    sdpa_unit_set_queries_of(u, index, sdpa_query_block(u->problem));
+}
 
 /* Makes u unit number `index` of all heads. */
-static inline void sdpa_unit_set(sdpa_unit *u, const sdpa_problem *p, int64_t index, sdpa_run *run) {
-    const int64_t blocks = sdpa_units(p), bh = index / blocks;
+static inline void sdpa_unit_set_of(sdpa_unit *u, const sdpa_problem *p, int64_t index, int64_t block, sdpa_run *run) {
+    const int64_t blocks = sdpa_units_of(p, block), bh = index / blocks;
     sdpa_unit_set_head(u, p, bh / p->n_head, bh % p->n_head);
-    sdpa_unit_set_queries(u, index % blocks);
+    sdpa_unit_set_queries_of(u, index % blocks, block);
     u->run = run;
+}
+static inline void sdpa_unit_set(sdpa_unit *u, const sdpa_problem *p, int64_t index, sdpa_run *run) {
+    sdpa_unit_set_of(u, p, index, sdpa_query_block(p), run);
 }
 
 /* The number of workers: at most one per unit, and only as many as the work keeps busy. `work` counts portions that are

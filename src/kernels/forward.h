@@ -12,6 +12,9 @@
 
 #include "additive.h"
 #include "fast/few_queries.h"
+#ifdef HAVE_AMX
+#include "amx_products.h"
+#endif
 #include "fast/bf16_pairs.h"
 #include "pass.h"
 
@@ -38,11 +41,27 @@ typedef struct forward_scratch {
     int period;      /* of few_scores; 0: a unit of many queries */
     bool bf16_pairs; /* q, k, v and P^T hold pairs of bfloat16, along d or along keys, instead of widened elements */
     real *l_rounded; /* with `bf16_pairs`, per query: the sum of the weights as rounded for the product; l is for lse */
+#ifdef HAVE_AMX
+    amx_scratch amx;
+#endif
 } forward_scratch;
+
+/* Queries of a unit. */
+static int64_t forward_queries_at_once(const sdpa_problem *p) {
+#ifdef HAVE_AMX
+    if (amx_can(p)) return amx_queries(p);
+#endif
+    return sdpa_query_block(p);
+}
+
+INLINE int64_t forward_lanes(const sdpa_problem *p) {
+    const int64_t most = forward_queries_at_once(p);
+    return round_up(p->n_q < most ? p->n_q : most, VL);
+}
 
 NOINLINE forward_scratch forward_layout(const sdpa_problem *p, sdpa_arena *a) {
     forward_scratch w = {
-        .block = run_keys(p, p->d_k + p->d_v), .n_lanes = unit_lanes(p), .o_row = round_up(p->d_v, VL)};
+        .block = run_keys(p, p->d_k + p->d_v), .n_lanes = forward_lanes(p), .o_row = round_up(p->d_v, VL)};
     w.s_row = panel_lanes(w.n_lanes);
     const int64_t n = w.n_lanes, pairs = w.block * w.s_row, most_few = p->n_q == 1 ? 1 : few_period(FEW_QUERIES);
     const int64_t few_given = round_up(w.block * most_few, SCORE_ROWS * VL) + VL;
@@ -64,6 +83,9 @@ NOINLINE forward_scratch forward_layout(const sdpa_problem *p, sdpa_arena *a) {
         ARRAY(w.line, line_size(p, w.block)),
     };
     UNROLL for (int i = 0; i < COUNT(arrays); i++) take_array(&arrays[i], a);
+#ifdef HAVE_AMX
+    amx_layout(&w.amx, p, n, w.s_row, w.block, a);
+#endif
     return w;
 }
 
@@ -307,6 +329,10 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     return two_passes;
 }
 
+#ifdef HAVE_AMX
+#include "fast/amx.h"
+#endif
+
 /* Adds a block of keys to all queries of the unit. two_passes (see forward_keys) has one element per vector of
  * queries. */
 NOINLINE void forward_panels(const sdpa_unit *u, const forward_scratch *w, keys b, bool *two_passes) {
@@ -376,6 +402,9 @@ INLINE bool find_overflow(const sdpa_unit *u, const forward_scratch *w) {
  * interrupted. */
 NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *w) {
     int64_t j0, j1;
+#ifdef HAVE_AMX
+    if (amx_takes(u)) return amx_sweep(u, w);
+#endif
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
     j0 = first_block(u->problem, j0, j1);
     forward_queries(u, w);

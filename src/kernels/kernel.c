@@ -23,12 +23,35 @@ static void forward_unit(const sdpa_unit *u, void *scratch) {
     if (!forward_few_keys(u, scratch)) forward_any(u, scratch);
 }
 
+/* The types whose forward these kernels run where a set has them beside others. */
+#if defined(HAVE_AMX)
+#define FORWARDS (1 << SDPA_F16 | 1 << SDPA_BF16)
+#elif defined(FORWARD_ONLY)
+#define FORWARDS (1 << SDPA_BF16)
+#else
+#define FORWARDS ~0
+#endif
+
+#ifdef HAVE_AMX
+#define ROUNDS true
+#else
+#define ROUNDS BF16_PAIRS
+#endif
+#ifdef SDPA_ISA_AMX
+#define ASKS true
+#else
+#define ASKS false
+#endif
+
 #define TABLE_(isa, bits) sdpa_##isa##_f##bits
 #define TABLE(isa, bits) TABLE_(isa, bits)
 
 const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .lanes = VL,
-    .bf16_pairs = BF16_PAIRS,
+    .forwards = FORWARDS,
+    .rounds = ROUNDS,
+    .asks = ASKS,
+    .queries = forward_queries_at_once,
     .pass[SDPA_PASS_FORWARD] = {forward_bytes, forward_unit},
     .forward_part_bytes = forward_part_bytes,
     .forward_part = forward_part,

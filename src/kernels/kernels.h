@@ -144,8 +144,11 @@ typedef struct sdpa_unit_kernel {
 
 /* Kernels of one compute type (float32 or float64). `real` below is that type. */
 struct sdpa_kernels {
-    int lanes;       /* reals in a vector */
-    bool bf16_pairs; /* multiplies bfloat16 in pairs, without widening it, so weights are rounded to bfloat16 */
+    int lanes;    /* reals in a vector */
+    int forwards; /* bits of the types (1 << sdpa_dtype) whose forward these kernels run */
+    bool rounds;  /* multiplies bfloat16 without widening it, so weights are rounded to it */
+    bool asks;    /* the system's permission is needed: sdpa_amx_permitted */
+    int64_t (*queries)(const sdpa_problem *p); /* of a unit of the forward */
 
     /* Loads n elements, `stride` bytes apart, of any float type or BOOL (a mask: true = 0, false = -inf), as real. */
     void (*load)(void *dst, const char *src, int64_t n, int64_t stride, sdpa_dtype dtype, bool swapped);

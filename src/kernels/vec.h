@@ -26,6 +26,9 @@
  *   HAVE_BF16_PAIRS   float32 kernels multiply pairs of bfloat16, each pair in place of a float. vdot: sum + the
  *                     products of the high halves and of the low halves of `pair` and each lane; vpair: each lane's
  *                     even and odd, rounded to nearest, as its low and its high half
+ *   HAVE_AMX          amx_begin, amx_end: around what uses the eight registers of 16 rows of 64 bytes; AMX_ZERO,
+ *                     AMX_LOAD, AMX_STORE (p, bytes between rows), AMX_MULTIPLY: c += a b, see amx_multiply in
+ *                     vec_amx_model.h; vmost_bits: the larger words
  *   FORWARD_ONLY      only the forward gains by these instructions: other passes use another set's kernels (isa.c)
  *
  * Loads and stores need no more than the alignment of an element. tests/c/test_vec.c compares every operation with
@@ -33,7 +36,11 @@
 #ifndef SDPA_KERNEL_VEC_H
 #define SDPA_KERNEL_VEC_H
 
-#if defined(SDPA_ISA_AVX512BF16)
+#if defined(SDPA_ISA_AMX)
+#include "vec_amx.h"
+#elif defined(SDPA_ISA_AMX_MODEL)
+#include "vec_amx_model.h"
+#elif defined(SDPA_ISA_AVX512BF16)
 #include "vec_avx512bf16.h"
 #elif defined(SDPA_ISA_AVX512)
 #include "vec_avx512.h"

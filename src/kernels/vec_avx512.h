@@ -41,6 +41,9 @@ INLINE vec vmul_finite(real a, vec x) {
 }
 
 #define HAVE_SCALE
+/* 2^x for a polynomial y of the rest of x above the integer below it, which HAVE_SCALE's users compute. */
+#define vrest_above(x) ((vec)NATIVE(reduce)((native)(x), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC))
+INLINE vec vscale_all(vec y, vec x) { return (vec)NATIVE(scalef)((native)y, (native)x); }
 #define vrest(x, bits) ((vec)NATIVE(reduce)((native)(x), (bits) << 4 | _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 INLINE vec vscale(vec x, vec n, vec y, real least) {
     const native_mask kept = NATIVE_MASK(cmp)((native)y, NATIVE(set1)(least), _CMP_NLT_UQ);

@@ -1,9 +1,14 @@
+#define _GNU_SOURCE
 #include "isa.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 static bool has_generic(const sdpa_cpu *cpu) {
     (void)cpu;
@@ -15,6 +20,7 @@ static bool has_generic(const sdpa_cpu *cpu) {
 
 enum { EAX, EBX, ECX, EDX };
 enum { BIT_XMM = 1 << 1, BIT_YMM = 1 << 2, BIT_OPMASK = 1 << 5, BIT_ZMM_HIGH = 1 << 6, BIT_ZMM_16_31 = 1 << 7 };
+enum { BIT_TILE_CONFIG = 1 << 17, BIT_TILE_DATA = 1 << 18, BIT_AMX_BF16 = 1 << 22, BIT_AMX_TILE = 1 << 24 };
 
 static bool read_leaf(uint32_t leaf, uint32_t subleaf, uint32_t registers[4]) {
     return __get_cpuid_count(leaf, subleaf, &registers[EAX], &registers[EBX], &registers[ECX], &registers[EDX]);
@@ -61,9 +67,15 @@ static bool has_avx512bf16(const sdpa_cpu *cpu) {
     return has_avx512(cpu) && leaf7[EAX] >= 1 && has_bits(cpu, 7, 1, EAX, bit_AVX512BF16);
 }
 
+/* The vectors of avx512 beside the tiles, with bfloat16, which the system gives to a process that asks for them. */
+static bool has_amx(const sdpa_cpu *cpu) {
+    return has_avx512(cpu) && has_bits(cpu, 7, 0, EDX, BIT_AMX_TILE | BIT_AMX_BF16) &&
+           os_saves(cpu, BIT_TILE_CONFIG | BIT_TILE_DATA);
+}
+
 /* vdpbf16ps has the products of two FMAs. AMD's CPUs start as many of it as of FMAs, Intel's a quarter of that, and no
  * leaf tells: docs/kernels.md, fast/bf16_pairs. */
-static bool pairs_pay(const sdpa_cpu *cpu) {
+static bool pays_avx512bf16(const sdpa_cpu *cpu) {
     uint32_t leaf0[4] = {0};
     (void)cpu->leaf(0, 0, leaf0); /* which every CPU has */
     return leaf0[EBX] == signature_AMD_ebx && leaf0[EDX] == signature_AMD_edx && leaf0[ECX] == signature_AMD_ecx;
@@ -72,11 +84,18 @@ static bool pairs_pay(const sdpa_cpu *cpu) {
 #else
 const sdpa_cpu sdpa_this_cpu;
 
-static bool pairs_pay(const sdpa_cpu *cpu) { return has_generic(cpu); }
 #if defined(__aarch64__)
 static bool has_neon(const sdpa_cpu *cpu) { return has_generic(cpu); /* part of the architecture's baseline */ }
 #endif
 #endif
+
+/* pays_NAME: whether it is faster than the sets before it, where the CPU has it. */
+#define pays_generic has_generic
+#define pays_wide has_generic
+#define pays_avx2 has_generic
+#define pays_avx512 has_generic
+#define pays_amx has_generic
+#define pays_neon has_generic
 
 /* IF_NAME keeps what is for this architecture. */
 #define IF_any(...) __VA_ARGS__
@@ -94,6 +113,8 @@ static bool has_neon(const sdpa_cpu *cpu) { return has_generic(cpu); /* part of 
 #undef IF_test
 #define IF_test(...) __VA_ARGS__
 #define has_wide has_generic
+#define has_amx_model has_generic
+static bool pays_amx_model(const sdpa_cpu *cpu) { return !has_generic(cpu); }
 #endif
 
 /* A type without kernels has no symbol, and no row names it. */
@@ -104,7 +125,8 @@ static bool has_neon(const sdpa_cpu *cpu) { return has_generic(cpu); /* part of 
 
 static sdpa_isa isas[] = {
 #define ISA(name, architecture, base, types, flags)                                                                    \
-    IF_##architecture({#name, has_##name, &sdpa_##base##_f32, &sdpa_##base##_f64, &sdpa_##name##_f32, false}, )
+    IF_##architecture(                                                                                                 \
+        {#name, has_##name, pays_##name, &sdpa_##base##_f32, &sdpa_##base##_f64, &sdpa_##name##_f32, false}, )
 #include "isas.inc"
 };
 
@@ -113,12 +135,9 @@ enum { N_ISAS = sizeof(isas) / sizeof(isas[0]) };
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Atomic(const sdpa_isa *) chosen;
 
-/* Whether an instruction set that the CPU has is faster than the one before it. */
-static bool pays(const sdpa_isa *isa, const sdpa_cpu *cpu) { return isa->bf16 == isa->f32 || pairs_pay(cpu); }
-
 const sdpa_isa *sdpa_isa_best(const sdpa_cpu *cpu) {
     int i = N_ISAS - 1;
-    while (!isas[i].has(cpu) || !pays(&isas[i], cpu)) i--;
+    while (!isas[i].has(cpu) || !isas[i].pays(cpu)) i--;
     return &isas[i];
 }
 
@@ -141,6 +160,21 @@ const sdpa_isa *sdpa_isa_get(void) {
     }
     return isa;
 }
+
+#if defined(__x86_64__) && defined(__linux__)
+bool sdpa_amx_permitted(void) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18, YES = 1, NO = 2 };
+    static _Atomic int answer; /* for the process: the same for all threads, and kept by a fork */
+    int known = atomic_load_explicit(&answer, memory_order_relaxed);
+    if (!known) {
+        known = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 ? YES : NO;
+        atomic_store_explicit(&answer, known, memory_order_relaxed);
+    }
+    return known == YES;
+}
+#else
+bool sdpa_amx_permitted(void) { return false; }
+#endif
 
 bool sdpa_isa_select(const char *name) {
     pthread_once(&once, detect);

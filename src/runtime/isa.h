@@ -20,8 +20,10 @@ extern const sdpa_cpu sdpa_this_cpu;
 
 typedef struct sdpa_isa {
     const char *name;
-    bool (*has)(const sdpa_cpu *);               /* the CPU has the instructions and the OS saves the registers */
-    const struct sdpa_kernels *f32, *f64, *bf16; /* bf16: the forward of bfloat16, in float32 */
+    bool (*has)(const sdpa_cpu *);  /* the CPU has the instructions and the OS saves the registers */
+    bool (*pays)(const sdpa_cpu *); /* and, where it has, runs them faster than those of the sets before */
+    const struct sdpa_kernels *f32, *f64;
+    const struct sdpa_kernels *own; /* f32, or kernels of the forward alone */
     bool available;
 } sdpa_isa;
 
@@ -33,6 +35,10 @@ const sdpa_isa *sdpa_isa_best(const sdpa_cpu *cpu);
 
 /* The instruction set in use. Before the first select it is the fastest one. */
 const sdpa_isa *sdpa_isa_get(void);
+
+/* Whether the process may use the registers of AMX: asks the system for permission at the first call. It refuses where a
+ * thread's stack for signals is too small to save them. */
+bool sdpa_amx_permitted(void);
 
 /* False, changing nothing, if the name is unknown or the machine lacks it. */
 bool sdpa_isa_select(const char *name);

@@ -15,7 +15,7 @@ import functools
 
 import numpy as np
 import pytest
-from support.bounds import rounds_weights
+from support.bounds import weights_roundoff
 from support.helpers import BFLOAT16
 from support.machine import SEED
 
@@ -165,7 +165,7 @@ def test_as_exact_as_the_better_peer(torch, isa, dtype, name, std):
     exact, peers = exact_and_peers(torch, dtype, case, std)
     ours = pooled([with_sdpa(*x, case[-1]) for x in draws(dtype, case, std)], exact)
     bounds = BEYOND_THE_PROMISE if isa == "generic" or dtype == np.float64 else PROMISED
-    if rounds_weights(dtype):
+    if dtype == BFLOAT16 and weights_roundoff(dtype):
         bounds = ROUNDED_WEIGHTS
     is_long = bounds is PROMISED and dtype == np.float32 and case[3] > COMPLETED
     broken = broken_bounds(ours, peers, bounds, LONG if is_long else bounds)

@@ -255,7 +255,7 @@ def bounds_of(name, isa, dtype):
     by_chance = {"sinks": (1.1, 1.25), "second sinks": (1.1, 1.25)}
     by_chance |= dict.fromkeys(("query", "key", "attn_mask"), (1.05, 1.5))
     rms, largest = by_chance.get(name, (1.05, 1.25)) if DRAWS < 100 else (1.05, 1.25)
-    if dtype == BFLOAT16 and isa == "avx512bf16":
+    if dtype == BFLOAT16 and isa in ("avx512bf16", "amx", "amx_model"):
         rms, largest = 1.1, 2.0
     return {"rms": rms, "max": largest}
 

@@ -99,7 +99,8 @@ bool naive_visible(const test_case *c, int64_t batch, int64_t i, int64_t j, doub
  *   exponent s - m:  h = (d_k + 8) u (S + M)
  *   weight p:        r p, r = expm1(2 max h) + (n_k + 24) u, plus what underflows: 2^60 times the smallest normal number
  *   lse:             max h + (n_k + 16) u + 4 u M
- *   o:               (r + (n_k + 2) u) sum p |v|, and where p is rounded, u' (1 + r) sum p |v|, u' that of its type
+ *   o:               (r + (n_k + 2) u) sum p |v|, and where p is rounded, u' (1 + r) sum p |v|, u' that of its type (for
+ *                    float16 2^-17, because p then has 16 bits)
  *   p from lse:      r' = expm1(2 max h + error of lse) + 24 u
  *   ds = p (dp - delta): with A = p (sum |dout v| + sum |dout o| + |dlse|),
  *                    (r' + (d_v + 8) u) A + p (sum |dout| (error of o) + d_v u sum |dout o|)
@@ -114,7 +115,7 @@ static void one_head(const test_case *c, naive *a, int64_t batch, int64_t head) 
     /* Doubled for float64: the double arithmetic here errs as much. */
     const double u = c->dtype == SDPA_F64 ? 0x1p-52 : 0x1p-24;
     const double tiny = c->dtype == SDPA_F64 ? 0x1p-962 : 0x1p-66;
-    const double u_out = naive_roundoff(c->dtype);
+    const double u_out = naive_roundoff(c->dtype), u_rounded = c->dtype == SDPA_F16 ? 0x1p-17 : u_out;
     const double summands = (double)(n_q * c->n_batch * c->n_head + n_k + 4); /* at least those of any gradient */
 
     for (int64_t i = 0; i < n_q; i++) {
@@ -164,7 +165,7 @@ static void one_head(const test_case *c, naive *a, int64_t batch, int64_t head) 
             o_bound[y] = (r + (double)(n_k + 2) * u) * size + (double)n_k * tiny * largest_v + u_out * fabs(sum) +
                          smallest(c->dtype);
             a->o_rounded.x[(h * n_q + i) * d_v + y] = sum;
-            a->o_rounded.bound[(h * n_q + i) * d_v + y] = o_bound[y] + u_out * (1 + r) * size;
+            a->o_rounded.bound[(h * n_q + i) * d_v + y] = o_bound[y] + u_rounded * (1 + r) * size;
             delta += dout[y] * sum;
             delta_size += fabs(dout[y] * sum);
             delta_error += fabs(dout[y]) * o_bound[y];

@@ -5,9 +5,9 @@
 #include <time.h>
 
 #include "../../src/drivers.h"
-#include "../../src/runtime/isa.h"
 #include "../../src/kernels/kernels.h"
 #include "../../src/runtime/memory.h"
+#include "../../src/unit.h"
 #include "case.h"
 #include "check.h"
 
@@ -176,6 +176,7 @@ static const struct {
     {"few queries", SDPA_PATH_FEW_QUERIES, {.n_head = 1, .n_q = 1, .n_k = 200}, false},
     {"narrow", SDPA_PATH_NARROW, {.n_head = 1, .n_q = 1, .n_k = 200, .narrow = SDPA_BF16}, false},
     {"narrow, float16", SDPA_PATH_NARROW, {.n_head = 1, .n_q = 1, .n_k = 200, .narrow = SDPA_F16}, false},
+    {"AMX, bfloat16", SDPA_PATH_AMX, {.n_head = 1, .n_q = 40, .n_k = 100, .dtype = SDPA_BF16}, false},
     {"bf16 pairs", SDPA_PATH_BF16_PAIRS, {.n_head = 1, .n_q = 40, .n_k = 100, .dtype = SDPA_BF16}, false},
     {"fold", SDPA_PATH_FOLD, {.n_head = 4, .group = 4, .n_q = 1, .n_k = 50}, false},
     {"fold, open band",
@@ -202,10 +203,14 @@ static const struct {
 
 static bool has_path(enum sdpa_path path, const test_case *c) {
     const char *name = sdpa_isa_get()->name;
-    const struct sdpa_kernels *kernels = c->dtype == SDPA_BF16 ? sdpa_isa_get()->bf16 : sdpa_isa_get()->f32;
-    if (c->narrow == SDPA_F16) return strcmp(name, "generic") != 0 && strcmp(name, "wide") != 0;
+    const struct sdpa_kernels *kernels = sdpa_forward_kernels_for(c->dtype);
+    const bool plain = strcmp(name, "generic") == 0 || strcmp(name, "wide") == 0 || strcmp(name, "amx_model") == 0;
+    if (c->narrow == SDPA_F16) return !plain; /* which widen float16 in more than one step */
     if (path == SDPA_PATH_FEW_KEYS || path == SDPA_PATH_ONE_BLOCK) return kernels->lanes >= 8;
-    return path == SDPA_PATH_BF16_PAIRS ? kernels->bf16_pairs : true;
+    const bool amx = strncmp(name, "amx", 3) == 0;
+    if (path == SDPA_PATH_BF16_PAIRS) return kernels->rounds && !amx;
+    if (path == SDPA_PATH_AMX) return amx;
+    return true;
 }
 
 /* A problem that takes a fast path takes none once it has a feature that no path knows, and its result is still

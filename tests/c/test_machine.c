@@ -30,7 +30,7 @@ static bool available(const char *name) {
 /* What a CPU that is made up says of itself: the registers of CPUID that isa.c looks at, and XGETBV. */
 typedef struct made_up {
     const char *vendor;
-    uint32_t leaf1_c, extended_c, leaf7_b, leaf7_1_a, saved;
+    uint32_t leaf1_c, extended_c, leaf7_b, leaf7_d, leaf7_1_a, saved;
     uint32_t last_leaf, last_subleaf;
 } made_up;
 
@@ -49,6 +49,7 @@ static bool leaf_made_up(uint32_t leaf, uint32_t subleaf, uint32_t registers[4])
     if (leaf == 7 && subleaf == 0) {
         registers[0] = now.last_subleaf;
         registers[1] = now.leaf7_b;
+        registers[3] = now.leaf7_d;
     }
     if (leaf == 7 && subleaf == 1) registers[0] = now.leaf7_1_a;
     return true;
@@ -59,7 +60,7 @@ static uint32_t saved_made_up(void) { return now.saved; }
 /* Checks which instruction set `now` runs unless told otherwise, and that it has this one and all up to `most`. */
 static void check_choice(const char *what, const char *expected, const char *most) {
 #ifdef SDPA_WIDE /* which every machine has */
-    if (strcmp(expected, "generic") == 0) expected = most = "wide";
+    if (strcmp(expected, "generic") == 0) expected = "wide", most = "amx_model";
 #endif
     const sdpa_cpu cpu = {leaf_made_up, saved_made_up};
     const char *found = sdpa_isa_best(&cpu)->name;
@@ -95,6 +96,20 @@ static void choice_of_made_up_cpus(void) {
     check_choice("a wrong end", "avx512", "avx512bf16");
     now.vendor = "AuthIntecAMD";
     check_choice("a wrong middle", "avx512", "avx512bf16");
+
+    /* The last set needs two instructions and two states of registers, and pays wherever it is. */
+    made_up amx = zen5;
+    amx.vendor = "GenuineIntel", amx.leaf7_d = 1 << 22 | 1 << 24, amx.saved |= 1 << 17 | 1 << 18;
+    now = amx;
+    check_choice("AMX", "amx", "amx");
+    for (int bit = 22; bit < 25; bit += 2) {
+        now = amx, now.leaf7_d &= ~(1u << bit);
+        check_choice("an instruction of AMX", "avx512", "avx512bf16");
+    }
+    for (int state = 17; state < 19; state++) {
+        now = amx, now.saved &= ~(1u << state);
+        check_choice("a register of AMX", "avx512", "avx512bf16");
+    }
 
     now = zen5, now.leaf7_1_a = 0;
     check_choice("no bfloat16", "avx512", "avx512");

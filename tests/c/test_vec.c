@@ -1,6 +1,7 @@
 /* Compares every operation of vec.h with plain C on single lanes; test_convert.c does so for half precisions. Compiled
  * once per instruction set and type, like src/kernels/kernel.c, and exports test_vec_NAME_fBITS alone. */
 #include "../../src/kernels/vec.h"
+#include "../../src/runtime/isa.h"
 #include "check.h"
 #include "unit.h"
 
@@ -318,6 +319,71 @@ static void choosing(void) {
 #endif
 #endif
 
+#ifdef HAVE_AMX
+/* Without subnormal numbers. */
+static float flush(float x) { return fabsf(x) < FLT_MIN ? copysignf(0, x) : x; }
+
+static float amx_half(int32_t pair, bool high) {
+    const uint32_t bits = high ? (uint32_t)pair & 0xffff0000 : (uint32_t)pair << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return flush(x);
+}
+
+/* A product in the registers, bit for bit. Rows lie apart in memory; every tenth element is tiny or huge. */
+static void amx_products(void) {
+    enum { ROWS = 16, APART = 24 };
+    amx_registers registers;
+    static int32_t a[ROWS][APART], b[ROWS][APART];
+    static float c[ROWS][APART], before[ROWS][APART];
+    if (SDPA_REAL != 32) return;
+#ifdef SDPA_ISA_AMX
+    if (!sdpa_amx_permitted()) return;
+#endif
+    for (int round = 0; round < 50; round++) {
+        for (int i = 0; i < ROWS; i++) {
+            for (int l = 0; l < APART; l++) {
+                const bool far = random_bits() % 10 == 0;
+                const float x[] = {(float)draw(far ? 120 : 4), (float)draw(4), (float)draw(far ? 140 : 4),
+                                   (float)draw(4)};
+                uint32_t bits[4];
+                memcpy(bits, x, sizeof bits);
+                a[i][l] = (int32_t)(bits[0] >> 16 | (bits[1] & 0xffff0000));
+                b[i][l] = (int32_t)(bits[3] >> 16 | (bits[2] & 0xffff0000));
+                c[i][l] = before[i][l] = (float)draw(4);
+            }
+        }
+        amx_begin(&registers);
+        AMX_LOAD(&registers, 3, c, sizeof c[0]);
+        AMX_LOAD(&registers, 6, a, sizeof a[0]);
+        AMX_LOAD(&registers, 7, b, sizeof b[0]);
+        AMX_MULTIPLY(&registers, 3, 6, 7);
+        AMX_STORE(&registers, 3, c, sizeof c[0]);
+        if (round % 2) AMX_ZERO(&registers, 3);
+        if (round % 2) AMX_STORE(&registers, 3, b, sizeof b[0]);
+        amx_end(&registers);
+        for (int i = 0; i < ROWS; i++) {
+            for (int l = 0; l < APART; l++) {
+                float sums[2] = {0, 0};
+                for (int k = 0; k < 2 * ROWS && round % 2 == 0; k++) {
+                    const float x = amx_half(a[i][k / 2], k % 2), y = amx_half(b[k / 2][l], k % 2);
+                    sums[k % 2] = flush(fmaf(x, y, sums[k % 2]));
+                }
+                float expected = l < ROWS ? flush(before[i][l] + flush(sums[0] + sums[1])) : before[i][l];
+                if (round % 2 == 0) {
+                    CHECK(memcmp(&c[i][l], &expected, sizeof expected) == 0, WHERE " %d, %d: %a, expected %a", i, l,
+                          (double)c[i][l], (double)expected);
+                } else if (l < ROWS) {
+                    CHECK(b[i][l] == 0, WHERE " %d, %d: not cleared", i, l);
+                }
+            }
+        }
+    }
+    const ivec large = (ivec){0} + 7, small = (ivec){0} - 7;
+    CHECK(vmost_bits(large, small)[VL - 1] == 7 && vmost_bits(small, large)[0] == 7, WHERE " vmost_bits");
+}
+#endif
+
 #ifdef HAVE_BF16_PAIRS
 /* Rounds to the nearest number of 8 bits, ties to even; a NaN gives its high half, made quiet. */
 static uint32_t bfloat16(float x) {
@@ -396,5 +462,8 @@ void UNIT_NAME(test_vec)(void) {
 #endif
 #ifdef HAVE_BF16_PAIRS
     bf16_pairs();
+#endif
+#ifdef HAVE_AMX
+    amx_products();
 #endif
 }

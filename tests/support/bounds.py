@@ -27,9 +27,16 @@ def unit_roundoff(dtype):
     return float(ml_dtypes.finfo(dtype).eps) / 2
 
 
-def rounds_weights(dtype):
-    """Whether the kernels in use round weights to the type of the values before they multiply."""
-    return dtype == ml_dtypes.bfloat16 and _core.show_config("dicts")["isa"] == "avx512bf16"
+def weights_roundoff(dtype):
+    """How the kernels in use round weights before they multiply them with values, or 0.
+
+    To bfloat16 beside that type; for AMX beside float16 to two bfloat16, which have 16 bits.
+    """
+    isa = _core.show_config("dicts")["isa"]
+    if dtype == np.float16 and isa in ("amx", "amx_model"):
+        return 2.0**-17
+    pairs = dtype == ml_dtypes.bfloat16 and isa in ("avx512bf16", "amx", "amx_model")
+    return unit_roundoff(dtype) if pairs else 0.0
 
 
 def finite(x):
@@ -231,7 +238,7 @@ class AttentionBounds:
     @functools.cached_property
     def _out(self):
         out = (self.r * self._weights(self.relative)[0]) @ self.v
-        rounding = unit_roundoff(self.dtype) if rounds_weights(self.dtype) else 0
+        rounding = weights_roundoff(self.dtype)
         rounded = rounding * (out.size + self.true_out + 2 * out.error)
         return Number(self.true_out, out.error + rounded, self.u)
 

@@ -10,7 +10,7 @@ import hashlib
 import pickle
 
 import numpy as np
-from support.bounds import AttentionBounds, rounds_weights
+from support.bounds import AttentionBounds, weights_roundoff
 
 from sdpa import reference
 
@@ -52,8 +52,8 @@ def _bounds(rounds, *operands, **options):
 
 
 def bounds(query, *operands, **options):
-    """AttentionBounds, which are wider on the one ISA that rounds weights."""
-    return _bounds(rounds_weights(query.dtype), query, *operands, **options)
+    """AttentionBounds, which are wider on an ISA that rounds weights."""
+    return _bounds(weights_roundoff(query.dtype), query, *operands, **options)
 
 
 attention_forward = remembered(reference.attention_forward)

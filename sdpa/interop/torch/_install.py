@@ -173,7 +173,8 @@ def install(*, half: bool = False) -> Installation:
     weights, which are 0 in rows without keys, and in evaluation: their fast path is switched off.
 
     On CPUs with AMX PyTorch multiplies bfloat16 and float16 in tiles, several times as fast as
-    sdpa's vectors. There these types stay with PyTorch unless `half` is True.
+    sdpa's vectors. Where sdpa does not use its own kernels for AMX (SDPA_ISA=avx512), these types
+    stay with PyTorch there unless `half` is True.
 
     Parameters
     ----------

@@ -537,7 +537,7 @@ static void set_group(softmax_call *c) {
     const bool dense = magnitude(row_stride(c, SDPA_SOFTMAX_X)) < magnitude(column_stride(c, SDPA_SOFTMAX_X));
     c->lanes = c->inner >= (lanes + 1) / 2 && (short_rows || dense);
     if (!c->lanes) {
-        c->group = least(c->n ? c->chunk / c->n : SDPA_SOFTMAX_ROWS, SDPA_SOFTMAX_ROWS);
+        c->group = least(least(c->n ? c->chunk / c->n : SDPA_SOFTMAX_ROWS, SDPA_SOFTMAX_ROWS), c->inner);
         if (c->group < 1) c->group = 1;
         return;
     }

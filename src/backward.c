@@ -140,8 +140,9 @@ static int64_t units_per_group(const backward_call *c) { return c->members.size 
 
 /* Memory of an open group. */
 typedef struct backward_slot {
-    backward_call call;
-    sdpa_problem one; /* of packed sequences, the one that the group belongs to */
+    const backward_call *call; /* the run's or, of packed sequences, the own one */
+    backward_call own;
+    sdpa_problem one; /* the sequence that the group belongs to */
     const sdpa_share *share;
     char *sums;
     bool *begun;      /* (n_blocks): dK and dV of the key block are cleared */
@@ -195,7 +196,7 @@ static sdpa_matrix sum_matrix(const sdpa_tensor *t, char *sum, int64_t d) {
 
 /* Makes u unit `t` of a group. */
 static void set_unit(const backward_slot *slot, int64_t group, int64_t t, sdpa_unit *u) {
-    const backward_call *c = &slot->call;
+    const backward_call *c = slot->call;
     const sdpa_problem *p = c->problem;
     int64_t batch = 0, head = 0, blocks = sdpa_units(p);
     sdpa_grid_locate(&c->groups, group, &batch, &head);
@@ -218,7 +219,7 @@ static void set_unit(const backward_slot *slot, int64_t group, int64_t t, sdpa_u
 }
 
 static void store_sums(const backward_slot *slot, int64_t group) {
-    const backward_call *c = &slot->call;
+    const backward_call *c = slot->call;
     const sdpa_problem *p = c->problem;
     int64_t batch = 0, head = 0;
     sdpa_grid_locate(&c->groups, group, &batch, &head);
@@ -277,12 +278,13 @@ static void set_turn(sdpa_turn *turn, const sdpa_unit *u) {
     turn->last = j0 < j1 ? (j1 + block - 1) / block : turn->first;
 }
 
-/* Sets the call of a slot: the run's, or that of one of its sequences. Its pointers into memory stay. */
+/* Sets the call of a slot to that of one sequence. */
 static void view_sequence(const backward_call *call, int64_t sequence, backward_slot *slot) {
     sdpa_sequence_set(call->problem, sequence, &slot->one);
-    slot->call = *call;
-    slot->call.problem = &slot->one;
-    plan(&slot->call);
+    slot->own = *call;
+    slot->own.problem = &slot->one;
+    plan(&slot->own);
+    slot->call = &slot->own;
 }
 
 /* The number of a group in its problem. */
@@ -298,7 +300,7 @@ static int64_t open_group(void *context, int64_t group, int64_t index) {
         if (slot->share != share) view_sequence(r->call, share->sequence, slot);
         slot->share = share;
     }
-    const backward_call *c = &slot->call;
+    const backward_call *c = slot->call;
     const int64_t units = units_per_group(c);
     slot->turns = r->turns && units > 1 ? r->turns + index * r->n_units : NULL;
     if (c->fresh) return units;
@@ -315,7 +317,7 @@ static int64_t open_group(void *context, int64_t group, int64_t index) {
 static void run_units(void *context, const sdpa_slot *s, int64_t t, int64_t n, int worker, sdpa_run *run) {
     const backward_run *r = context;
     const backward_slot *slot = &r->slots[s->index];
-    const backward_call *c = &slot->call;
+    const backward_call *c = slot->call;
     sdpa_unit *units = r->batches + worker * r->most;
     void *scratch = r->scratch + (size_t)worker * r->scratch_bytes;
     for (int64_t done = 0, batch; done < n && !sdpa_run_stopped(run); done += batch) {
@@ -335,7 +337,7 @@ static void run_units(void *context, const sdpa_slot *s, int64_t t, int64_t n, i
 static void close_group(void *context, const sdpa_slot *s) {
     const backward_run *r = context;
     const backward_slot *slot = &r->slots[s->index];
-    const backward_call *c = &slot->call;
+    const backward_call *c = slot->call;
     sdpa_unit u;
     if (c->clears_blocks) {
         set_unit(slot, group_of(slot, s->group), 0, &u);
@@ -379,7 +381,7 @@ static sdpa_status run_groups(backward_run *r) {
     if (!memory) return SDPA_NO_MEMORY;
     for (int64_t i = 0; i < sdpa_deal_slots(d->n_groups, d->n_workers); i++) {
         backward_slot *slot = &r->slots[i];
-        slot->call = *r->call;
+        slot->call = r->call;
         slot->share = NULL;
         slot->sums = r->sums + (size_t)i * r->sums_bytes;
         slot->begun = r->begun + i * r->n_blocks;
@@ -405,7 +407,7 @@ static sdpa_status plan_shares(const backward_call *call, backward_run *r, sdpa_
     for (int64_t s = 0; s < call->problem->n_sequences; s++) {
         if (sdpa_poll(call->problem->interrupted)) return SDPA_INTERRUPTED;
         view_sequence(call, s, &view);
-        const backward_call *c = &view.call;
+        const backward_call *c = view.call;
         const int64_t n_groups = c->groups.size;
         if (units_per_group(c) == 0) {
             for (int64_t g = 0; g < n_groups; g++) clear_group(c, g, true);

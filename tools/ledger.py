@@ -80,7 +80,7 @@ def _section(row: dict[str, Any], claim: Claim, books: list[str]) -> str:
         measured = figures.get(expect.law_figure or "") or figures.get(expect.figure)
         shown = interval(measured) if measured else "not measured"
         lines.append(_wrapped(f"- {judged(expect)}; measured {shown}", code=expect.figure))
-    lines.append(f"- Seed {row['seed']}, notes {', '.join(row['notes'])}")
+    lines.append(_wrapped(f"- Seed {row['seed']}, {said(claim)}"))
     links = [f"[{name[:2]}](../notebooks/{name}.ipynb)" for name in books]
     lines += [f"- Notebook {link}" for link in links]
     return "\n".join(lines)
@@ -92,6 +92,12 @@ MODELS = {"trained": "MiniLM:", "decoder": "SmolLM2:"}
 def heading(claim: Claim) -> str:
     """What does not depend on any measurement: name and claim in both languages."""
     return f"## {claim.id}\n\n{_wrapped(claim.claim)}\n\n{_chinese(claim.claim_zh)}"
+
+
+def said(claim: Claim) -> str:
+    """The notes and lines that make the claim."""
+    places = [f"{note} L{', L'.join(lines)}" for note, lines in claim.noted.items()]
+    return f"notes {'; '.join(places)}" if places else "a row of our own"
 
 
 def judged(expect: Expect) -> str:

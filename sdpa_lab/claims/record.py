@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from .. import minilm, smollm2
 from ..tools.estimate import Draws, Estimate
+from .sentences import Sentence, of_row
 
 WIDTH = 100  # of a line of text
 
@@ -97,6 +98,19 @@ class Claim:
     """By pretrained model, judged where it is installed."""
 
     @property
+    def said(self) -> tuple[Sentence, ...]:
+        """What the notes say that the row judges; nothing where the row is our own."""
+        return of_row(self.id)
+
+    @property
+    def noted(self) -> dict[str, list[str]]:
+        """Lines by note."""
+        lines: dict[str, list[str]] = {}
+        for sentence in self.said:
+            lines.setdefault(sentence.note, []).append(sentence.lines)
+        return {note: list(dict.fromkeys(found)) for note, found in lines.items()}
+
+    @property
     def judged(self) -> tuple[Expect, ...]:
         """All that the row may have to judge, whether the models are installed or not."""
         return self.expect + tuple(e for part in self.trained for e in part.expect)
@@ -140,7 +154,8 @@ class Row:
         claim = self.claim
         cited = " (cited)" if claim.cited else ""
         trained = "".join(f"; {model}: {verdict}" for model, verdict in self.trained.items())
-        verdict = f"{claim.id}: {self.verdict}{cited}{trained}, notes {' '.join(claim.notes)}"
+        notes = f", notes {' '.join(claim.noted)}" if claim.noted else ""
+        verdict = f"{claim.id}: {self.verdict}{cited}{trained}{notes}"
         parts = {"": verdict, "  claim  ": claim.claim, "  found  ": self.statement}
         return "\n".join(folded(text, width, indent, 9) for indent, text in parts.items())
 
@@ -149,7 +164,7 @@ class Row:
         claim = self.claim
         result = {
             "id": claim.id,
-            "notes": list(claim.notes),
+            "notes": list(claim.noted),
             "claim": claim.claim,
             "claim_zh": claim.claim_zh,
             "verdict": self.verdict,

@@ -170,7 +170,7 @@ def test_a_trained_model_has_a_verdict_of_its_own(inside, trained):
         "For SmolLM2-135M-Instruct the claim is reproduced: z is 3.0."
     )
     assert str(row).startswith(
-        f"test: reproduced; all-MiniLM-L6-v2: {trained}; SmolLM2-135M-Instruct: reproduced, notes"
+        f"test: reproduced; all-MiniLM-L6-v2: {trained}; SmolLM2-135M-Instruct: reproduced\n"
     )
     plain = row.record()
     assert (plain["trained"], plain["decoder"]) == (trained, "reproduced")
@@ -235,8 +235,7 @@ def test_record(name):
     record = RECORDS[name]
     assert record.id == name
     assert record.expect
-    assert set(record.notes) <= {"000", "001", "002", "003", "004"}
-    assert record.notes
+    assert set(record.noted) <= {"000", "001", "002", "003", "004"}
     assert re.search(r"[\u4e00-\u9fff]", record.claim_zh)
     assert record.claim.endswith(".")
     assert record.claim.isascii()
@@ -406,12 +405,10 @@ def test_an_unknown_row_on_the_command_line():
 def test_text_and_saved_draws(tmp_path):
     values = np.arange(11.0)
     record = claim([Expect("a figure", 5.0, (None, 9))], lambda s, t: {"a figure": Draws(values)})
-    record = claim(
-        record.expect, record.experiment, holds="so it is", cited=True, notes=("001", "003")
-    )
+    record = claim(record.expect, record.experiment, holds="so it is", cited=True)
     row = claims.judge(record, rows=1)
     shown = cli.text([row])
-    assert "test: reproduced (cited), notes 001 003" in shown
+    assert "test: reproduced (cited)\n" in shown
     assert "a figure: 5.0 [2.4, 7.6] (n = 11); claimed 5, margin any below +9" in shown
     assert "1 reproduced" in shown
     cli.save([row], tmp_path / "draws")

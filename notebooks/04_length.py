@@ -122,7 +122,7 @@ lab.plot_scale_over_length(table)
 # $\sqrt{d_k}$ optimal:
 
 # %%
-print(bilingual(ledger(["other-scales"])))
+print(bilingual(ledger(["optimal-region"])))
 
 # %% [markdown]
 # ## Exercises

@@ -114,7 +114,7 @@ lab.plot_best_sigma(table)
 # 14) are close to the scale at which most gradient reaches their scores. The ledger:
 
 # %%
-print(bilingual(ledger(["other-scales"])))
+print(bilingual(ledger(["sqrt-optimal", "optimal-region", "log-saturates"])))
 
 # %% [markdown]
 # ## Exercises

@@ -118,7 +118,7 @@ at = ratio.row(axis="n", n=1024)["ratio"].estimate()
 print(f"additive / dot product, n = 1024, d = 64: {at.value:.1f} ({at.low:.1f} to {at.high:.1f})")
 at = by_the_formula.row(axis="n", n=256)["ratio"].estimate()
 print(f"both in NumPy, n = 256, d = 64: {at.value:.0f}")
-print(bilingual(ledger(["additive-cost", "additive-speed"])))
+print(bilingual(ledger(["additive-time", "additive-speed", "additive-kernels", "tanh-parallel"])))
 
 # %% [markdown]
 # ## Exercises

@@ -118,7 +118,7 @@ training.plot_scale_rules(table)
 # %%
 from sdpa_lab.claims.chinese import bilingual
 
-print(bilingual(ledger(["batchnorm-analogy", "train-infer"])))
+print(bilingual(ledger(["always-in-range", "batchnorm-form", "fold-step", "infer-unscaled"])))
 
 # %% [markdown]
 # ## Exercises

@@ -119,7 +119,7 @@ lab.plot_trained_heads(table)
 # which is what their task asks for. The ledger:
 
 # %%
-print(bilingual(ledger(["batchnorm-analogy", "unscaled-position", "layer-norm"])))
+print(bilingual(ledger(["always-in-range", "unscaled-position", "layer-norm"])))
 
 # %% [markdown]
 # ## Exercises

@@ -97,7 +97,7 @@ lab.plot_memory(memory)
 # The verdicts of the ledger on memory and on the cost of the scale, measured in this run:
 
 # %%
-print(bilingual(ledger(["memory", "scale-cost"])))
+print(bilingual(ledger(["memory", "memory-needed", "scale-cost", "scale-pass"])))
 
 # %% [markdown]
 # ## Exercises

@@ -32,7 +32,8 @@ module:
 and the module's name into `MODULES`. Names of figures contain none of . : ! [ ] { }, because
 statements refer to them in braces: {NAME} shows the value with its interval, {NAME:FORMAT} the
 value alone. A claim of the form "at least" has a margin (0, None). A row that trains or times
-something is `slow`, and the main job leaves it out. An experiment that needs an extra imports it
+something is `slow`, and the main job leaves it out. Rows that judge figures of one experiment share
+it, under `functools.cache`, so that it runs once. An experiment that needs an extra imports it
 inside and does not catch the ImportError: the row is then undecided and says so. What the claim
 says of the figures of pretrained models, where the experiment has them, goes into `trained` and
 gets a verdict per model.
@@ -61,15 +62,22 @@ __all__ = [
 
 IDS = (
     *("mean-var", "unit-var", "product-var", "normal", "three-sigma", "init-var", "toy-512"),
-    *("toy-var", "softmax-raw", "softmax-scaled", "exp-values", "jacobian", "saturated", "shift"),
-    *("overflow-64", "entropy-table", "maxweight-table", "grad-law", "other-scales"),
-    *("train-infer", "no-scale-training", "scale-cost", "table3-rowB", "additive-small-dk"),
-    *("additive-no-scale", "additive-cost", "additive-speed", "memory", "attention-rows"),
-    *("dv-differs", "backward", "weight-grad", "swap", "init-symmetric", "divergence"),
-    *("grads-differ", "tied-kv", "cosine-bilinear", "batchnorm-analogy", "temperature"),
-    *("stop-learning", "unscaled-position", "dk-independence", "glorot-unit-var", "sigma-law"),
-    *("cosine-analogy", "noncommute", "dot-no-params", "universal", "layer-norm"),
-    *("saturated-gradient", "trained-exponent", "unstable-training"),
+    *("toy-var", "softmax-raw", "softmax-scaled", "scaled-derivative", "exp-digits", "exp-50"),
+    *("jacobian", "saturated", "shift", "overflow-64", "numerical-stability", "entropy-table"),
+    *("maxweight-table", "grad-law", "grad-constant", "steadier-gradients", "sqrt-optimal"),
+    *("optimal-region", "dk-variance", "dk-even", "two-sqrt-variance", "log-saturates"),
+    *("infer-smaller", "infer-unscaled", "no-scale-training", "depth", "scale-cost", "scale-pass"),
+    *("footnote", "implicit-assumption", "table3-rowB", "additive-attribution"),
+    *("additive-small-dk", "additive-no-scale", "tanh-range", "additive-time", "dot-time"),
+    *("additive-memory", "additive-speed", "additive-kernels", "dot-faster", "tanh-parallel"),
+    *("memory", "memory-needed", "attention-rows", "dv-differs", "backward", "weight-grad"),
+    *("swap", "init-symmetric", "instances-differ", "noncommute", "divergence", "grads-differ"),
+    *("grads-structure", "tied-kv", "value-index", "cosine-no-scale", "bilinear-no-scale"),
+    *("relative-factor", "batchnorm-form", "always-in-range", "temperature", "stop-learning"),
+    *("unscaled-position", "dk-independence", "glorot-unit-var", "init-controls-variance"),
+    *("sigma-law", "products-grow", "cosine-analogy", "fold-start", "fold-step"),
+    *("expressiveness", "dot-no-params", "universal", "layer-norm", "saturated-gradient"),
+    *("trained-exponent", "unstable-training"),
 )
 """Every row, in the order of the ledger."""
 
@@ -78,6 +86,8 @@ MODULES = (
     "variance",
     "structure",
     "saturation",
+    "scales",
+    "effects",
     "cost",
     "additive",
     "training",

@@ -197,6 +197,56 @@ def noncommute(seed: int, times: float) -> Measured:
     }
 
 
+def exchange(seed: int, times: float) -> Measured:
+    """dL/dK against dL/dQ of the exchanged pair; a draw is one head."""
+    rng = stream(seed, "exchange")
+    query, key, value, grad_out = rng.standard_normal((4, draws(60, times), 32, 64))
+    weights = sdpa.attention_weights(query, key, scale=1 / 8)
+    grad = sdpa.softmax_backward(grad_out @ value.swapaxes(-1, -2), weights)
+
+    def for_query(grad: Array, query: Array, key: Array) -> Array:
+        return grad @ key
+
+    exchanged = for_query(grad.swapaxes(-1, -2), key, query)
+    out, lse = sdpa.attention_forward(query, key, value, scale=1 / 8)
+    ours = sdpa.attention_backward(grad_out, query, key, value, out, lse, scale=1 / 8).key
+    assert ours is not None
+    size = np.linalg.norm(ours, axis=(1, 2))
+    columns = np.linalg.norm(grad.sum(axis=1), axis=1) / np.linalg.norm(grad, axis=(1, 2))
+    difference = np.linalg.norm(exchanged / 8 - ours, axis=(1, 2)) / size
+    return {
+        "relative difference after exchange of Q and K": Draws(difference),
+        "columns of dL/dS over its size": Draws(columns),
+    }
+
+
+def other_projections(seed: int, times: float) -> Measured:
+    """How weights and output change with another W^V, and with another W^K; a draw is a layer."""
+    rng = stream(seed, "other projections")
+    count = draws(60, times)
+    x = rng.standard_normal((count, 32, 64))
+    w_query, w_key, w_value, other = rng.standard_normal((4, count, 64, 64)) / 8
+    query, key = x @ w_query, x @ w_key
+    weights = sdpa.attention_weights(query, key)
+
+    def change(other: Array, one: Array) -> Array:
+        return np.asarray(
+            np.linalg.norm(other - one, axis=(1, 2)) / np.linalg.norm(one, axis=(1, 2))
+        )
+
+    layers = {"W^V": (w_query, w_key, other), "W^K": (w_query, other, w_value)}
+    out = sdpa.attention(query, key, x @ w_value)
+    measured: dict[str, Draws | Estimate] = {}
+    for name, (to_query, to_key, to_value) in layers.items():
+        changed = change(sdpa.attention_weights(x @ to_query, x @ to_key), weights)
+        # No draw of the values enters the weights: what is exactly 0 is not random.
+        figure = f"change of the weights with another {name}"
+        measured[figure] = Draws(changed) if changed.any() else exact(0.0)
+        changed = change(sdpa.attention(x @ to_query, x @ to_key, x @ to_value), out)
+        measured[f"change of the output with another {name}"] = Draws(changed)
+    return measured
+
+
 def parameters(seed: int, times: float) -> Measured:
     """How many numbers each score has gradients for beside queries, keys and values."""
     rng = stream(seed, "dot-no-params")
@@ -353,14 +403,24 @@ CLAIMS = (
         experiment=swap,
     ),
     Claim(
+        id="instances-differ",
+        notes=("004",),
+        claim="The matrices W^Q W^K^T and W^K W^Q^T of one initialisation differ.",
+        claim_zh="同一次初始化得到的 W^Q W^K^T 与 W^K W^Q^T 不相等。",
+        expect=(Expect("relative difference, random", 0.1, (0, None)),),
+        holds="They differ by {relative difference, random} of their size: in high dimension "
+        "W^Q W^K^T and its transpose are nearly orthogonal.",
+        law="They differ by {relative difference, random} of their size.",
+        experiment=noncommute,
+    ),
+    Claim(
         id="noncommute",
         notes=("004",),
-        claim="W^Q W^K^T and W^K W^Q^T differ because matrix products do not commute.",
-        claim_zh="W^Q W^K^T 与 W^K W^Q^T 不同，因为矩阵乘法不满足交换律。",
+        claim="They differ because the product of matrices does not commute.",
+        claim_zh="W^Q W^K^T 与 W^K W^Q^T 不同的原因是矩阵乘法不满足交换律。",
+        # If commuting were the reason, matrices that commute would give no difference,
+        # and matrices that do not would give one.
         expect=(
-            Expect("relative difference, random", 0.1, (0, None)),
-            # If commuting were the reason, matrices that commute would give no difference,
-            # and matrices that do not would give one.
             Expect("relative difference, commuting", 0.0, 0.1, law=2**0.5, law_margin=0.1),
             Expect(
                 "relative difference, not commuting, symmetric product",
@@ -370,13 +430,52 @@ CLAIMS = (
                 law_margin=1e-9,
             ),
         ),
-        holds="They differ, and only where the factors do not commute.",
-        law="They differ (by {relative difference, random} of their size), but not for this "
-        "reason: one is the transpose of the other, not the product in the other order, and they "
-        "are equal exactly when W^Q W^K^T is symmetric. The identity and a rotation commute and "
-        "give a difference of {relative difference, commuting:.2f}; matrices with a symmetric "
-        "product that do not commute give none.",
+        holds="They differ only where the factors do not commute.",
+        law="One is the transpose of the other, not the product in the other order: they are equal "
+        "exactly when W^Q W^K^T is symmetric. The identity and a rotation commute and give a "
+        "difference of {relative difference, commuting:.2f}; matrices with a symmetric product "
+        "that do not commute give none.",
         experiment=noncommute,
+    ),
+    Claim(
+        id="grads-structure",
+        notes=("004",),
+        claim="dL/dQ = dL/dS K and dL/dK = (dL/dS)^T Q are completely different in structure.",
+        claim_zh="dL/dQ = dL/dS K 与 dL/dK = (dL/dS)^T Q 结构完全不同。",
+        expect=(
+            Expect(
+                "relative difference after exchange of Q and K",
+                0.1,
+                (0, None),
+                law=0.0,
+                law_margin=1e-9,
+            ),
+        ),
+        holds="No exchange turns one into the other.",
+        law="They are one formula: with Q and K exchanged and dL/dS transposed, the first is the "
+        "second to {relative difference after exchange of Q and K:.0e}. What differs is dL/dS "
+        "itself, which is not symmetric, because rows are normalised and columns are not: its rows "
+        "sum to 0 and its columns to {columns of dL/dS over its size:.2f} of its size.",
+        experiment=exchange,
+    ),
+    Claim(
+        id="value-index",
+        notes=("004",),
+        claim="W^V projects the input into a space of keys and indices.",
+        claim_zh="W^V 被训练来将输入投影到“键/索引”空间。",
+        # An index takes part in the choice: another W^V would choose otherwise.
+        expect=(
+            Expect(
+                "change of the weights with another W^V", 0.1, (0, None), law=0.0, law_margin=0.01
+            ),
+        ),
+        holds="Another W^V changes the weights.",
+        law="It is what the note says of W^K, word by word; a few lines earlier it gives W^V the "
+        "content. Values take no part in the choice: with another W^V the output changes by "
+        "{change of the output with another W^V:.0%} of its size and the weights by {change of "
+        "the weights with another W^V:.0f}. With another W^K they change by {change of the "
+        "weights with another W^K:.0%}.",
+        experiment=other_projections,
     ),
     Claim(
         id="dot-no-params",

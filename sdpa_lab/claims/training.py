@@ -7,6 +7,7 @@ of it or less is.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from math import log
 from typing import Any
 
@@ -56,6 +57,7 @@ def _loss(values: Values) -> Draws:
     return Draws(values, "positive")
 
 
+@cache
 def train_infer(seed: int, times: float) -> Measured:
     """Loss of models run with another scale than that of their training; d_k = 32."""
     from ..training import recall
@@ -192,7 +194,7 @@ def tied_kv(seed: int, times: float) -> Measured:
     return found
 
 
-def batchnorm_analogy(seed: int, times: float) -> Measured:
+def always_in_range(seed: int, times: float) -> Measured:
     """Variance of the scaled scores before and after training, here and in a pretrained model."""
     from ..training import experiments
 
@@ -281,22 +283,31 @@ def grads_differ(seed: int, times: float) -> Measured:
 
 CLAIMS = (
     Claim(
-        id="train-infer",
+        id="infer-smaller",
         notes=("000",),
-        claim="The scale belongs to the model: it has to be the same when the model is run as when "
-        "it was trained.",
-        claim_zh="缩放因子是模型的一部分：推理时必须与训练时一致。",
-        expect=(
-            harms("loss added with a quarter of the scale"),
-            harms("loss added with no scale", law=True),
-        ),
-        holds="Models trained with 1/sqrt(32) lose {loss added with no scale} nats without it and "
-        "{loss added with a quarter of the scale} with a quarter of it.",
-        law="On a task whose answer is a single key only a smaller scale hurts. Models trained "
-        "with 1/sqrt(32) to a loss of {loss} nats lose {loss added with a quarter of the scale} "
-        "with a quarter of the scale, but {loss added with no scale} without it: sharper weights "
-        "choose the same key.",
-        trained=pretrained.OTHER_SCALE,
+        claim="A model must be run with the scale of its training: a smaller one does harm.",
+        claim_zh="推理时的缩放必须与训练时一致：缩放变小会有损害。",
+        expect=(harms("loss added with a quarter of the scale"),),
+        holds="It does: models trained with 1/sqrt(32) to a loss of {loss} nats lose {loss added "
+        "with a quarter of the scale} with a quarter of the scale and {loss added with half the "
+        "scale} with half of it.",
+        law="With a quarter of the scale they lose {loss added with a quarter of the scale} nats.",
+        trained=(pretrained.other_scale_harms("a quarter of the scale", "half the scale"),),
+        experiment=train_infer,
+        slow=True,
+        more=2,
+    ),
+    Claim(
+        id="infer-unscaled",
+        notes=("000",),
+        claim="A model must be run with the scale of its training: without any it fails.",
+        claim_zh="推理时的缩放必须与训练时一致：推理时去掉缩放会有损害。",
+        expect=(Expect("loss added with no scale", TENTH, (0, None), law=0.0, law_margin=NO_HARM),),
+        holds="Models trained with 1/sqrt(32) lose {loss added with no scale} nats without it.",
+        law="Not where the answer is a single key: sharper weights choose the same one. Models "
+        "trained with 1/sqrt(32) to a loss of {loss} nats lose {loss added with no scale} without "
+        "any scale, and {loss added with twice the scale} with twice the scale.",
+        trained=(pretrained.other_scale_harms("no scale", "twice the scale"),),
         experiment=train_infer,
         slow=True,
         more=2,
@@ -370,17 +381,14 @@ CLAIMS = (
     Claim(
         id="additive-no-scale",
         notes=("002",),
-        claim="Additive attention needs no scale, because tanh keeps its score in [-1, 1].",
-        claim_zh="加性注意力无需缩放，因为 tanh 把分数限制在 [-1, 1]。",
-        expect=(
-            Expect("loss unscaled over scaled", 0.0, TENTH),
-            Expect("largest score", 1.0, (None, 0.25), law=1.75, law_margin=(0, 100)),
-        ),
-        holds="Neither the loss ({loss unscaled over scaled} nats apart) nor the largest score "
-        "({largest score}) contradicts it.",
-        law="It needs no scale: the loss without it exceeds that with it by {loss unscaled over "
-        "scaled} nats. But the score w . tanh(...) is bounded by the sum of |w|, here {sum of "
-        "|w|} after training, and reaches {largest score}.",
+        claim="Additive attention needs no additional scale.",
+        claim_zh="加性注意力不需要额外缩放。",
+        expect=(Expect("loss unscaled over scaled", 0.0, TENTH),),
+        holds="It needs none at this width: the loss without it exceeds that with 1/sqrt(32) by "
+        "{loss unscaled over scaled} nats. It is not tanh that bounds the score, though: tanh lies "
+        "in [-1, 1], the score w . tanh(...) within the sum of |w|, which is {sum of |w|} after "
+        "training, and scores reach {largest score}.",
+        law="The loss without a scale exceeds that with it by {loss unscaled over scaled} nats.",
         experiment=additive_no_scale,
         slow=True,
         more=2,
@@ -434,11 +442,11 @@ CLAIMS = (
         more=4,
     ),
     Claim(
-        id="batchnorm-analogy",
-        notes=("002",),
-        claim="The scale does what batch normalisation does, without the mean: it keeps the "
-        "variance of scores at 1.",
-        claim_zh="缩放类似于不减均值的批归一化：使分数的方差保持为 1。",
+        id="always-in-range",
+        notes=("004",),
+        claim="The scale guarantees that the input of softmax always stays in a range without "
+        "saturation, that of scores of variance 1.",
+        claim_zh="缩放保证 Softmax 的输入始终处于“合理”的、非饱和的范围，即方差为 1 的分数的范围。",
         expect=(
             Expect("variance before training d_k=32", 1.0, 0.5),
             Expect("variance after training d_k=32", 1.0, 0.5),
@@ -451,7 +459,7 @@ CLAIMS = (
         "scaled scores grows to {variance after training d_k=32} and {variance after training "
         "d_k=64} at d_k = 32 and 64. How far depends on the task and on the length of training; "
         "we have no law for it, so the claim is refuted and not corrected.",
-        experiment=batchnorm_analogy,
+        experiment=always_in_range,
         slow=True,
         trained=pretrained.variances(
             ("scaled",),
@@ -487,13 +495,7 @@ CLAIMS = (
         claim="Where weights are saturated no gradient flows back.",
         claim_zh="权重饱和时梯度无法反向传播。",
         expect=tuple(
-            Expect(
-                f"gradient to {name} over unsaturated",
-                0.0,
-                (0, 0.25),
-                law=0.75,
-                law_margin=(0, 100),
-            )
+            Expect(f"gradient to {name} over unsaturated", 0.0, (0, 0.25))
             for name in ("query", "key", "value")
         ),
         holds="The norms of the gradients to Q, K and V are {gradient to query over unsaturated}, "

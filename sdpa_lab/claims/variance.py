@@ -227,6 +227,35 @@ def sigma_law(seed: int, times: float) -> Measured:
     return measured
 
 
+def product_growth(seed: int, times: float) -> Measured:
+    """Exponents in d_k of |q.k| and of the cosine, and the mean of q.k; a draw: four matrices."""
+    widths, count = (16, 64, 256, 1024), draws(80, times)
+    sizes: dict[str, list[Array]] = {"|q k|": [], "|cosine|": [], "mean": []}
+    for width in widths:
+
+        def measure(query: Array, key: Array) -> dict[str, Array]:
+            raw = sdpa.attention_weights(query, key, scale=1.0, stage="scores")
+            lengths = [np.linalg.norm(x, axis=-1) for x in (query, key)]
+            cosines = raw / (lengths[0][:, :, None] * lengths[1][:, None, :])
+            axes = (1, 2)
+            return {
+                "|q k|": abs(raw).mean(axis=axes),
+                "|cosine|": abs(cosines).mean(axis=axes),
+                "mean": raw.mean(axis=axes) / query.shape[2] ** 0.5,
+            }
+
+        found = matrices(seed, ("products grow", width), count, measure, (64, width))
+        for name, values in found.items():
+            sizes[name].append(values)
+    measured = {
+        f"exponent of {name} in d_k": Draws(
+            np.polyfit(np.log(widths), np.log(np.array(sizes[name])), 1)[0]
+        )
+        for name in ("|q k|", "|cosine|")
+    }
+    return measured | {"mean of q.k over its std": Draws(np.mean(sizes["mean"], axis=0))}
+
+
 def cosine(seed: int, times: float) -> Measured:
     """Scaled scores against cosines of the same vectors."""
     measured: dict[str, Draws] = {}
@@ -418,7 +447,8 @@ CLAIMS = (
         notes=("000",),
         claim="For matrices of 100 x d_k with d_k = 64, 128, 256, 512 the printed variance of the "
         "raw scores is d_k, that of the scaled scores 1.",
-        claim_zh="对 100 x d_k 的矩阵（d_k = 64、128、256、512），打印出的未缩放分数方差为 d_k，缩"
+        claim_zh="对 100 x d_k 的矩阵（d_k = 64、128、256、512），打印出的未缩放分数方差为 d_k"
+        "，缩"
         "放后为 1。",
         expect=tuple(
             Expect(
@@ -472,6 +502,20 @@ CLAIMS = (
         law="It is dim sigma^4, since each product has a factor of variance sigma^2 from q and one "
         "from k; both agree at sigma = 1 alone.",
         experiment=sigma_law,
+    ),
+    Claim(
+        id="products-grow",
+        notes=("000", "003"),
+        claim="In high dimension the dot product of two random vectors tends to grow, as in the "
+        "curse of dimensionality.",
+        claim_zh="高维空间中两个随机向量的点积倾向于增大，类似“维度灾难”。",
+        expect=(Expect("exponent of |q k| in d_k", 0.5, 0.05),),
+        holds="Its size does, with exponent {exponent of |q k| in d_k} in d_k, and in both signs: "
+        "its mean stays 0 ({mean of q.k over its std} standard deviations). What is known as the "
+        "curse is the reverse: relative to the lengths of the vectors it shrinks, with exponent "
+        "{exponent of |cosine| in d_k}, since random directions become orthogonal.",
+        law="Its size has exponent {exponent of |q k| in d_k} in d_k.",
+        experiment=product_growth,
     ),
     Claim(
         id="cosine-analogy",

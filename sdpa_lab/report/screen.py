@@ -19,7 +19,7 @@ BOTH = 78
 
 SURPRISING = (
     *("grad-law", "overflow-64", "softmax-scaled", "sigma-law", "maxweight-table"),
-    *("weight-grad", "entropy-table", "cosine-bilinear", "glorot-unit-var", "exp-values"),
+    *("weight-grad", "entropy-table", "value-index", "glorot-unit-var", "log-saturates"),
 )
 """Claims that a reader is likely to believe, those first whose answer is furthest from it."""
 

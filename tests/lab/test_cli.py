@@ -18,7 +18,7 @@ from sdpa_lab.claims import cli as ledger
 from sdpa_lab.report import screen
 
 LOOPS = [name for name, loop in cli.EXPERIMENTS.items() if loop]
-QUICK = ("softmax-raw", "exp-values", "shift")
+QUICK = ("softmax-raw", "exp-digits", "shift")
 
 
 def test_every_experiment_has_a_command():
@@ -223,7 +223,7 @@ def test_rows_of_other_arguments_are_not_taken(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 def test_claims_fit_the_terminal(width):
-    rows = claims.ledger(["cosine-bilinear", "universal", "overflow-64"])
+    rows = claims.ledger(["maxweight-table", "universal", "overflow-64"])
     text, wide = ledger.text(rows, width), ledger.text(rows, 1000)
     assert max(map(len, text.splitlines())) <= width
     assert text.split() == wide.split()  # no word is broken

@@ -288,7 +288,14 @@ def test_text():
 def screened():
     """What the first screen shows, but for its claims and shapes a small main job."""
     pytest.importorskip("sklearn")
-    names = ("softmax-scaled", "exp-values", "sigma-law", "softmax-raw", "universal", "dv-differs")
+    names = (
+        "softmax-scaled",
+        "log-saturates",
+        "sigma-law",
+        "softmax-raw",
+        "universal",
+        "dv-differs",
+    )
     result = {
         "machine": lab.machine(),
         "digits": lab.scale_effect(lab.digits(60)),
@@ -330,7 +337,7 @@ def test_the_main_job_prints_the_first_screen(monkeypatch, capsys):
     main(["--draws", "30", "--no-report"])
     out = capsys.readouterr().out
     assert "30 sequences of random numbers" in " ".join(out.split())
-    assert "1 of 53 judged now: 1 corrected." in " ".join(out.split())
+    assert f"1 of {len(claims.IDS)} judged now: 1 corrected." in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 70
 
 

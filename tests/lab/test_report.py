@@ -15,8 +15,8 @@ from sdpa_lab import claims, report
 from sdpa_lab.claims import Expect, Figure
 from sdpa_lab.report import axis, cards, screen
 
-FEW_CLAIMS = ("softmax-raw", "exp-values", "softmax-scaled", "table3-rowB")
-BY_SURPRISE = ("softmax-scaled", "exp-values", "table3-rowB", "softmax-raw")
+FEW_CLAIMS = ("softmax-raw", "value-index", "softmax-scaled", "table3-rowB")
+BY_SURPRISE = ("softmax-scaled", "value-index", "table3-rowB", "softmax-raw")
 
 
 @pytest.fixture(autouse=True)

@@ -166,6 +166,7 @@ CLAIMS = (
         "memory and by the call itself.",
         experiment=scale_pass,
         slow=True,
+        more=2,
     ),
     Claim(
         id="memory",

@@ -243,15 +243,12 @@ CLAIMS = (
         "16 layers with skip connections is {gradient unscaled over scaled, with skip connections, "
         "layers=1:.2f}, {gradient unscaled over scaled, with skip connections, layers=4:.2f} and "
         "{gradient unscaled over scaled, with skip connections, layers=16:.2f} times as large "
-        "without the scale as with it.",
-        law="Not at the start of training, in layers with skip connections: the gradient that "
-        "reaches the first of 1, 4 and 16 layers is {gradient unscaled over scaled, with skip "
-        "connections, layers=1:.2f}, {gradient unscaled over scaled, with skip connections, "
-        "layers=4:.2f} and {gradient unscaled over scaled, with skip connections, layers=16:.2f} "
-        "times as large without the scale as with it. Where tokens are normalised and nothing is "
-        "skipped it is {gradient unscaled over scaled, attention of normalised tokens, "
-        "layers=16:.2g} times at 16 layers: there the scale makes tokens alike, and the gradient "
-        "is that of their mean.",
+        "without the scale as with it: it explodes with depth. Without skip connections it is "
+        "{gradient unscaled over scaled, attention of normalised tokens, layers=16:.2g} times at "
+        "16 layers, for another reason as well: there the scale makes all tokens alike.",
+        law="Not at the start of training: without the scale the gradient that reaches the first "
+        "of 16 layers with skip connections is {gradient unscaled over scaled, with skip "
+        "connections, layers=16:.2f} times that with it.",
         experiment=depth,
         slow=True,
     ),

@@ -253,7 +253,7 @@ def product_growth(seed: int, times: float) -> Measured:
         )
         for name in ("|q k|", "|cosine|")
     }
-    return measured | {"mean of q.k over its std": Draws(np.mean(sizes["mean"], axis=0))}
+    return measured | {"mean of q k over its std": Draws(np.mean(sizes["mean"], axis=0))}
 
 
 def cosine(seed: int, times: float) -> Measured:
@@ -511,7 +511,7 @@ CLAIMS = (
         claim_zh="高维空间中两个随机向量的点积倾向于增大，类似“维度灾难”。",
         expect=(Expect("exponent of |q k| in d_k", 0.5, 0.05),),
         holds="Its size does, with exponent {exponent of |q k| in d_k} in d_k, and in both signs: "
-        "its mean stays 0 ({mean of q.k over its std} standard deviations). What is known as the "
+        "its mean stays 0 ({mean of q k over its std} standard deviations). What is known as the "
         "curse is the reverse: relative to the lengths of the vectors it shrinks, with exponent "
         "{exponent of |cosine| in d_k}, since random directions become orthogonal.",
         law="Its size has exponent {exponent of |q k| in d_k} in d_k.",

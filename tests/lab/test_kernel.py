@@ -52,6 +52,13 @@ def test_memory_follows_the_matrix_for_numpy_alone():
     assert row["sdpa"] < 0.1 * row["matrix"]
 
 
+def test_what_a_call_needs_holds_its_result():
+    """Memory that is resident already must not hide it."""
+    for row in lab.memory([1024, 2048]).rows:
+        assert row["sdpa"] >= 256 * row["n"]
+        assert row["numpy"] >= row["matrix"]
+
+
 def test_plots_show_the_tables(rng):
     pytest.importorskip("matplotlib")
     query, key, value = (rng.standard_normal((n, 16)) for n in (1, 300, 300))

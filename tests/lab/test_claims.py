@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -393,6 +394,59 @@ def test_laws_and_horizons_are_frozen_with_the_margins(monkeypatch):
     }
 
 
+def _measured(record):
+    """A row as the JSON has it, in which every figure has a value of its own."""
+    names = {name for e in record.judged for name in (e.figure, e.law_figure) if name}
+    figures = [
+        {"name": name, "value": 2.5 + i, "low": 2.0 + i, "high": 3.0 + i, "n": 9}
+        for i, name in enumerate(sorted(names))
+    ]
+    row = {"id": record.id, "verdict": "refuted", "statement": "s", "seed": 0}
+    return row | {"notes": ["000"], "figures": figures}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_value_on_the_page_is_that_of_the_figure_named_before_it(name):
+    row = _measured(RECORDS[name])
+    values = {figure["name"]: figure["value"] for figure in row["figures"]}
+    section = " ".join(ledger_page.page([row]).split(f"\n## {name}\n")[1].split("\n## ")[0].split())
+    # What stands between a name and a value contains no other name.
+    printed = re.findall(r"`([^`]+)`[^`]*? measured (\S+)", section)
+    assert {name: float(value) for name, value in printed} == values
+    assert len(printed) == sum(1 + (e.law_figure is not None) for e in RECORDS[name].judged)
+
+
+def test_the_console_names_the_figure_of_a_law():
+    record = claim([Expect("x", 0.0, 0.1, law=0.0, law_figure="y")], None, law="{x}")
+    measured = {"x": exact(1.43), "y": exact(0.01)}
+    text = cli.text([claims.judge(replace(record, experiment=lambda s, t: measured), rows=1)])
+    assert "x: 1.43 (n = 1); claimed 0, margin ±0.1\n" in text
+    assert "y: 0.01 (n = 1); law 0\n" in text
+
+
+def test_the_page_shows_the_formula_of_the_note_beside_ours():
+    """1.43 is the error of the note's formula; that of ours is one of rounding."""
+    section = " ".join(PAGE.split("\n## weight-grad\n")[1].split("\n## ")[0].split())
+    found = re.findall(r"`(relative error of [^`]+)`[^`]*? measured (\S+)", section)
+    errors = {name: float(value) for name, value in found}
+    assert errors["relative error of dL/dQ X^T"] == pytest.approx(1.43, abs=0.1)
+    assert errors["relative error of X^T dL/dQ"] < 1e-8
+
+
+def test_paragraphs_in_chinese_stand_on_one_line_each():
+    """A browser shows a break between two Chinese characters as a space."""
+    assert re.findall(r"[\u3000-\u9fff\uff00-\uffef]\n[^-|#\n]", PAGE) == []
+    for record in RECORDS.values():
+        assert f"\n{record.claim_zh}\n" in PAGE
+
+
+def test_the_table_says_what_each_row_claims():
+    for name, record in RECORDS.items():
+        if f"| [{name}]" in PAGE:
+            cell = record.claim.replace("|", r"\|")
+            assert f"| [{name}](#{name.lower()}) | {cell} |" in PAGE
+
+
 PAGE = (ROOT / "docs/ledger.md").read_text(encoding="utf-8")
 
 
@@ -407,9 +461,11 @@ def test_the_committed_ledger_is_not_stale(name):
         return
     flat = " ".join(section.split())
     for expect in record.judged:
-        assert ledger_page.judged(expect) in flat
-        start = re.escape(ledger_page.judged(expect))
-        (measured,) = re.findall(start + r"; measured (.*? \(n = \d+\))", flat)
+        start = f"`{expect.figure}`: {cli.fixed(expect)}"
+        assert start in flat
+        pattern = r"; measured (.*? \(n = \d+\))(?:; `[^`]+`: law [^;]*; measured (\S+))?"
+        ((measured, ours),) = re.findall(re.escape(start) + pattern, flat)
+        assert bool(ours) == (expect.law_figure is not None)
         # Whatever has more than one draw has an interval of some length.
         if not measured.endswith("(n = 1)"):
             ends = re.search(r"\[(\S+), (\S+)\]", measured)

@@ -22,15 +22,16 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
     all intervals of the ledger hold together with probability 1 - ALPHA (Bonferroni). Then
 
         reproduced   every interval lies inside the margin around what is claimed
-        corrected    some lie outside; each of these lies inside the same margin around our law
-        refuted      some lie outside, and there is no such law
-        undecided    else, after the last look
+        corrected    some lie outside; each of these lies inside the margin around our law, and so
+                     does each that lies across the end of the claim's margin
+        refuted      some lie outside both, or outside where there is no law
+        undecided    else, after the last look: an interval lies across the end of a margin
 
     A row with figures at several horizons has a verdict at each of them, and one of its own where
     they agree; else it depends on the horizon (`decide_horizons`).
 
-    A row whose verdict is certain is measured again as well if one of its intervals crosses the end
-    of the margin and does not lie inside that of the law: its sentence speaks of that figure, too.
+    A refuted row is measured again as well if the interval of another figure lies across an end:
+    its sentence speaks of that figure, too.
 
     Statements about pretrained models (`Claim.trained`) get separate verdicts by the same rule, and
     count among the figures judged whether the models are installed or not. What a statement says
@@ -111,23 +112,32 @@ def _refuse_points(claim: Claim, measured: Measured, found: dict[str, Estimate])
 
 
 def decide(expect: Iterable[Expect], found: dict[str, Estimate]) -> tuple[str, bool]:
-    """The verdict, and whether more draws could change neither it nor what is said of a figure."""
-    expect = tuple(expect)
-    claimed = [_compare(found[e.figure], e.claimed_region()) for e in expect]
-    if "outside" not in claimed:
-        return ("undecided", False) if "across" in claimed else ("reproduced", True)
-    laws = [
-        _compare(found[e.law_figure or e.figure], region) if (region := e.law_region()) else "none"
-        for e in expect
-    ]
-    failed = [law for where, law in zip(claimed, laws, strict=True) if where == "outside"]
-    # A figure at neither the claim nor our law leaves open what the sentence says of it.
-    settled = all(
-        where != "across" or law == "inside" for where, law in zip(claimed, laws, strict=True)
-    )
-    if all(law == "inside" for law in failed):
-        return "corrected", settled
-    return "refuted", settled and ("none" in failed or "outside" in failed)
+    """The verdict, and whether more draws could change neither it nor what is said of a figure.
+
+    As long as the intervals hold the truth, more draws turn "undecided" into another verdict and no
+    other verdict into anything.
+    """
+    states = [_state(e, found) for e in expect]
+    if "neither" in states:
+        return "refuted", not {"open", "both"} & set(states)
+    if "open" in states:
+        return "undecided", False
+    if "law" in states:
+        return "corrected", True
+    return ("undecided", False) if "both" in states else ("reproduced", True)
+
+
+def _state(expect: Expect, found: dict[str, Estimate]) -> str:
+    """Where a figure is certain to lie: at the "claim", outside it at the "law", at "neither", at
+    the law and perhaps at "both"; or "open"."""
+    claimed = _compare(found[expect.figure], expect.claimed_region())
+    if claimed == "inside":
+        return "claim"
+    region = expect.law_region()
+    law = _compare(found[expect.law_figure or expect.figure], region) if region else "outside"
+    if law == "inside":
+        return "law" if claimed == "outside" else "both"
+    return "neither" if claimed == law == "outside" else "open"
 
 
 def decide_horizons(
@@ -188,14 +198,18 @@ def _statement(
     claim: Claim, verdict: str, found: dict[str, Estimate], shown: dict[str, Estimate]
 ) -> str:
     if verdict == "undecided":
-        open_figures = [
-            f"{e.figure} {with_interval(found[e.figure])} against {e.claimed:g}"
-            for e in claim.expect
-            if _compare(found[e.figure], e.claimed_region()) == "across"
-        ]
-        return f"Not decided by these draws: {'; '.join(open_figures)}."
+        left = [_left_open(e, found) for e in claim.expect if _state(e, found) in ("open", "both")]
+        return f"Not decided by these draws: {'; '.join(left)}."
     texts = {"reproduced": claim.holds, DEPENDS: claim.depends}
     return _filled(texts.get(verdict) or claim.law, shown)
+
+
+def _left_open(expect: Expect, found: dict[str, Estimate]) -> str:
+    """A figure across the end of the claim's margin, or outside that and across the law's."""
+    if _compare(found[expect.figure], expect.claimed_region()) == "across":
+        return f"{expect.figure} {with_interval(found[expect.figure])} against {expect.claimed:g}"
+    name = expect.law_figure or expect.figure
+    return f"{name} {with_interval(found[name])} against our law {expect.law:g}"
 
 
 def _trained_statement(part: Trained, verdict: str | None, found: dict[str, Estimate]) -> str:

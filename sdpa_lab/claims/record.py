@@ -216,6 +216,6 @@ def folded(text: str, width: int, indent: str, hang: int) -> str:
     return lines.replace("\0", " ")
 
 
-def draws(number: int, times: float, least: int = 2) -> int:
-    """How many draws: `number` times `times`, but at least `least`."""
+def draws(number: int, times: float, least: int = 8) -> int:
+    """How many draws: `number` times `times`, but at least `least`; fewer hardly tell a spread."""
     return max(least, round(number * times))

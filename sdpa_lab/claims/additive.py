@@ -91,8 +91,7 @@ CLAIMS = (
         claim_zh="点积注意力比加性注意力快几个数量级。",
         # One order of magnitude is the least that could be meant.
         expect=tuple(
-            Expect(f"time of additive over dot, n={n} d=64", 10.0, (0, None), 1.0, (0, 9))
-            for n in (256, 1024)
+            Expect(f"time of additive over dot, n={n} d=64", 10.0, (0, None)) for n in (256, 1024)
         ),
         holds="It is, by a factor of {time of additive over dot, n=1024 d=64}.",
         law="Not where both are implemented well: {time of additive over dot, n=1024 d=64:.1f} "

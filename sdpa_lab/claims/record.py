@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf, isinf
 from textwrap import fill
 from typing import Any, NamedTuple
 
@@ -46,7 +47,9 @@ class Expect(NamedTuple):
     margin: Margin
     """How far below and above the claim a figure still agrees with it; None is any distance."""
     law: float | None = None
-    """Our own prediction, where it differs."""
+    """Our own prediction, where it differs. Its values leave a gap to those claimed, and its margin
+    is no wider than the claim's, in itself or in relation to the values; where the claim is open to
+    one side, no wider than the gap. Else it would be the claim's complement, and it is refused."""
     law_margin: Margin | None = None
     """That of the law, where `margin` is open to one side and would let every law pass."""
     law_figure: str | None = None
@@ -90,6 +93,30 @@ def at_horizons(*expect: Expect, horizons: Iterable[int] = HORIZONS) -> tuple[Ex
     )
 
 
+def _check_law(name: str, expect: Expect) -> None:
+    """ValueError where the law is no prediction but, more or less, the complement of the claim."""
+    law, region = expect.law, expect.law_region()
+    if law is None or region is None:
+        return
+    (first, last), (low, high) = expect.claimed_region(), region
+    gap = inf if expect.law_figure else max(first - high, low - last)
+    if isinf(last - first):
+        narrow = max(law - low, high - law) <= gap + TINY
+    else:
+        widths = (high - low) * abs(expect.claimed), (last - first) * abs(law)
+        narrow = high - low <= last - first + TINY or 0 < widths[0] <= widths[1] + TINY
+    if not narrow or gap <= TINY:
+        raise ValueError(
+            f"law: expected values apart from those claimed, [{first:.4g}, {last:.4g}], and no "
+            f"wider, got [{low:.4g}, {high:.4g}] for {expect.figure} of {name}; narrow law_margin, "
+            f"or leave the law out, so that the claim is refuted"
+        )
+
+
+TINY = 1e-12
+"""What rounding may add to the difference of two ends."""
+
+
 class Trained(NamedTuple):
     """The claim for the heads of a pretrained model: the notes speak of attention before training,
     so this gets a verdict of its own."""
@@ -125,6 +152,10 @@ class Claim:
     """It trains or times something, or takes long: the main job leaves it out."""
     trained: tuple[Trained, ...] = ()
     """By pretrained model, judged where it is installed."""
+
+    def __post_init__(self) -> None:
+        for expect in self.judged:
+            _check_law(self.id, expect)
 
     @property
     def judged(self) -> tuple[Expect, ...]:

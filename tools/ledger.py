@@ -14,6 +14,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from sdpa_lab import minilm, smollm2
 from sdpa_lab.claims import Claim, claims
 from sdpa_lab.claims.chinese import FINDINGS
 from sdpa_lab.claims.cli import fixed, interval, law
@@ -31,6 +32,13 @@ The figures judged come as value [low, high] (number of draws): the interval on 
 rests. All of them hold together with probability 0.95. In the sentences ± is half of a 95 %
 interval, as everywhere in this package. A margin is the distance from the claimed value that still
 agrees with it; the law is our own prediction, where it differs from the claim.
+
+The distance is that from the interval to the nearest end of its margin, of the claim or of the law,
+over the length of the interval; the verdict's is that of the figure on which it hangs. Below 1 it
+is bold: the end is nearer than the interval is long, so that another margin or another draw might
+have given another verdict. The smallest effect that the row could have told from none is as large
+as the interval of the same figure is long: the interval around it leaves out 0. Figures without
+chance have neither.
 """
 
 
@@ -45,17 +53,18 @@ def page(rows: list[dict[str, Any]], before: str = "") -> str:
         else:
             missing = f"{heading(claim)}\n\nNot judged in the run that made this page."
             sections[name] = _kept(before, claim, seed) or missing
-        if verdict := re.search(r"^- Verdict: \*\*([^*]+)\*\*", sections[name], re.MULTILINE):
-            verdicts[name] = verdict[1]
-    counts = Counter(verdicts.values()).most_common()
+        if verdict := VERDICT.search(" ".join(sections[name].split())):
+            verdicts[name] = [cell or "-" for cell in verdict.groups()]
+    counts = Counter(verdict for verdict, *_ in verdicts.values()).most_common()
     summary = ", ".join(f"{n} {verdict}" for verdict, n in counts)
     lines = [
-        f"| [{name}](#{name.lower()}) | {_cell(known[name].claim)} | {verdict} | "
-        f"{VERDICTS[verdict]} |"
-        for name, verdict in verdicts.items()
+        f"| [{name}](#{name.lower()}) | {_cell(known[name].claim)} | {verdict} | {distance} | "
+        f"{effect} | {VERDICTS[verdict]} |"
+        for name, (verdict, distance, effect) in verdicts.items()
     ]
     parts = [HEAD, _wrapped(f"{len(verdicts)} rows, seed {seed}: {summary}.")]
-    parts.append("\n".join(["| row | claim | verdict | 结论 |", "|---|---|---|---|", *lines]))
+    header = ["| row | claim | verdict | distance | smallest effect | 结论 |", f"|{6 * '---|'}"]
+    parts.append("\n".join([*header, *lines]))
     parts += sections.values()
     parts.append("## Changes of margins\n\n" + "\n".join(map(_change, changes["changes"])))
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
@@ -63,30 +72,51 @@ def page(rows: list[dict[str, Any]], before: str = "") -> str:
 
 def _kept(before: str, claim: Claim, seed: int) -> str:
     """The section of a row in another page, if it was judged there with this seed."""
-    name = re.escape(claim.id)
-    found = re.search(rf"^## {name}\n.*?^(- Verdict.*?)(?=^## )", before, re.MULTILINE | re.DOTALL)
-    kept = found and f"\n- Seed {seed}, " in found[0]
-    return f"{heading(claim)}\n\n{found[1]}" if found and kept else ""
+    found = re.search(rf"^## {re.escape(claim.id)}\n.*?(?=^## )", before, re.MULTILINE | re.DOTALL)
+    if not found or f"\n- Seed {seed}, " not in found[0]:
+        return ""
+    _, verdict, rest = found[0].partition("- Verdict: ")
+    return f"{heading(claim)}\n\n{verdict}{rest}"
 
 
 def _section(row: dict[str, Any], claim: Claim, books: list[str]) -> str:
-    extra = [f"{name} {row[key]}" for key, name in MODELS.items() if row.get(key)]
+    extra = [_trained(row, *model) for model in MODELS.items() if row.get(model[0])]
     verdict = f"**{row['verdict']}** ({VERDICTS[row['verdict']]})"
-    lines = [heading(claim), ""]
-    lines.append(_wrapped(f"- Verdict: {'; '.join([verdict, *extra])}"))
+    if row["distance"] is not None:
+        nearest = row["nearest"]
+        effect = f"smallest effect {row['smallest_effect'][nearest]:.2g}: `{nearest}`"
+        verdict += f"; distance {_distance(row['distance'])}, {effect}"
+    lines = [heading(claim), "", _wrapped(f"- Verdict: {'; '.join([verdict, *extra])}")]
     lines.append(_wrapped(f"- Found: {row['statement']}"))
     expected, chinese = FINDINGS[claim.id]
     if expected == row["verdict"]:
         lines.append(f"- {chinese}")
     figures = {figure["name"]: Figure(**figure) for figure in row["figures"]}
-    lines += [_wrapped(f"- {judged(expect, figures)}") for expect in claim.judged]
+    for expect in claim.judged:
+        lines.append(_wrapped(f"- {judged(expect, figures)}{_far(row, expect)}"))
     lines.append(f"- Seed {row['seed']}, notes {', '.join(row['notes'])}")
     links = [f"[{name[:2]}](../notebooks/{name}.ipynb)" for name in books]
     lines += [f"- Notebook {link}" for link in links]
     return "\n".join(lines)
 
 
-MODELS = {"trained": "MiniLM:", "decoder": "SmolLM2:"}
+VERDICT = re.compile(
+    r"- Verdict: \*\*([^*]+)\*\* \(.*?\)(?:; distance (\S+), smallest effect (\S+):)?"
+)
+MODELS = {"trained": ("MiniLM", minilm.MODEL), "decoder": ("SmolLM2", smollm2.MODEL)}
+
+
+def _trained(row: dict[str, Any], key: str, names: tuple[str, str]) -> str:
+    """The verdict on the heads of a pretrained model, and its distance."""
+    name, model = names
+    least = row.get("trained_distance", {}).get(model)
+    return f"{name}: {row[key]}" + ("" if least is None else f" at distance {_distance(least)}")
+
+
+def _distance(value: float) -> str:
+    """To two digits, bold where the end of the margin is nearer than the interval is long."""
+    text = f"{value:.2g}" if value < 10 else f"{value:.0f}" if value < 1000 else ">1000"
+    return f"**{text}**" if value < 1 else text
 
 
 def heading(claim: Claim) -> str:
@@ -104,6 +134,11 @@ def judged(expect: Expect, figures: dict[str, Figure]) -> str:
     if expect.law_figure is None:
         return shown
     return f"{shown}; `{expect.law_figure}`: {law(expect)}; {measured(expect.law_figure)}"
+
+
+def _far(row: dict[str, Any], expect: Expect) -> str:
+    value = row["distances"].get(expect.figure)
+    return "" if value is None else f"; distance {_distance(value)}"
 
 
 def _wrapped(text: str) -> str:

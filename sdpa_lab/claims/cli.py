@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from math import floor, log10
+from math import floor, inf, isfinite, log10
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -40,6 +40,11 @@ def text(rows: Sequence[Row], width: int = WIDTH) -> str:
 def _row(row: Row, width: int) -> str:
     lines = [row.text(width)]
     laws = {expect.law_figure: expect for expect in row.expect.values()}
+    least, nearest = row.distance or (inf, "")
+    if isfinite(least):
+        effect = row.smallest_effect[nearest]
+        line = f"distance to the margin {least:.2g}, smallest effect {effect:.2g}: {nearest}"
+        lines.append(folded(line, width, "    ", 8))
     for figure in row.figures:
         line = f"{figure.name}: {interval(figure)}"
         if expect := row.expect.get(figure.name):

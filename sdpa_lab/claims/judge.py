@@ -1,12 +1,12 @@
-"""The one rule by which every claim is judged."""
+"""How a claim is measured, judged by the rule and put into words."""
 
 import time
-from collections.abc import Iterable
 
 from ..tools.estimate import LEVEL, Draws, Estimate
 from ..tools.machine import one_blas_thread
 from ..tools.table import with_interval
-from .record import DEPENDS, Claim, Expect, Figure, Measured, Row, Trained
+from .record import Claim, Expect, Figure, Measured, Row, Trained
+from .rule import DEPENDS, compare, decide, decide_horizons, state
 
 ALPHA = 0.05
 """Chance that any interval of the whole ledger misses its truth, at most."""
@@ -111,59 +111,6 @@ def _refuse_points(claim: Claim, measured: Measured, found: dict[str, Estimate])
             )
 
 
-def decide(expect: Iterable[Expect], found: dict[str, Estimate]) -> tuple[str, bool]:
-    """The verdict, and whether more draws could change neither it nor what is said of a figure.
-
-    As long as the intervals hold the truth, more draws turn "undecided" into another verdict and no
-    other verdict into anything.
-    """
-    states = [_state(e, found) for e in expect]
-    if "neither" in states:
-        return "refuted", not {"open", "both"} & set(states)
-    if "open" in states:
-        return "undecided", False
-    if "law" in states:
-        return "corrected", True
-    return ("undecided", False) if "both" in states else ("reproduced", True)
-
-
-def _state(expect: Expect, found: dict[str, Estimate]) -> str:
-    """Where a figure is certain to lie: at the "claim", outside it at the "law", at "neither", at
-    the law and perhaps at "both"; or "open"."""
-    claimed = _compare(found[expect.figure], expect.claimed_region())
-    if claimed == "inside":
-        return "claim"
-    region = expect.law_region()
-    law = _compare(found[expect.law_figure or expect.figure], region) if region else "outside"
-    if law == "inside":
-        return "law" if claimed == "outside" else "both"
-    return "neither" if claimed == law == "outside" else "open"
-
-
-def decide_horizons(
-    expect: Iterable[Expect], found: dict[str, Estimate]
-) -> tuple[str, bool, dict[int, str]]:
-    """`decide` after each number of steps, where figures have a horizon; verdicts by horizon.
-
-    The verdict is that of all horizons, or that it depends on them: figures without one count at
-    each. Where two differ it depends on them, whatever others leave undecided.
-    """
-    expect = tuple(expect)
-    horizons = sorted({e.horizon for e in expect if e.horizon is not None})
-    if not horizons:
-        return *decide(expect, found), {}
-    judged = {
-        steps: decide([e for e in expect if e.horizon in (None, steps)], found)
-        for steps in horizons
-    }
-    verdicts = {steps: verdict for steps, (verdict, _) in judged.items()}
-    decided = set(verdicts.values()) - {"undecided"}
-    final = all(final for _, final in judged.values())
-    if len(decided) > 1:
-        return DEPENDS, final, verdicts
-    return "undecided" if "undecided" in verdicts.values() else decided.pop(), final, verdicts
-
-
 def _after(horizons: dict[int, str]) -> str:
     """The verdicts by number of steps, before a statement; nothing where there are none."""
     groups: dict[str, list[str]] = {}
@@ -175,13 +122,6 @@ def _after(horizons: dict[int, str]) -> str:
 
 def _listed(names: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
-def _compare(figure: Estimate, region: tuple[float, float]) -> str:
-    low, high = region
-    if figure.low > high or figure.high < low:
-        return "outside"
-    return "inside" if low <= figure.low and figure.high <= high else "across"
 
 
 class _Shown:
@@ -198,7 +138,7 @@ def _statement(
     claim: Claim, verdict: str, found: dict[str, Estimate], shown: dict[str, Estimate]
 ) -> str:
     if verdict == "undecided":
-        left = [_left_open(e, found) for e in claim.expect if _state(e, found) in ("open", "both")]
+        left = [_left_open(e, found) for e in claim.expect if state(e, found) in ("open", "both")]
         return f"Not decided by these draws: {'; '.join(left)}."
     texts = {"reproduced": claim.holds, DEPENDS: claim.depends}
     return _filled(texts.get(verdict) or claim.law, shown)
@@ -206,7 +146,7 @@ def _statement(
 
 def _left_open(expect: Expect, found: dict[str, Estimate]) -> str:
     """A figure across the end of the claim's margin, or outside that and across the law's."""
-    if _compare(found[expect.figure], expect.claimed_region()) == "across":
+    if compare(found[expect.figure], expect.claimed_region()) == "across":
         return f"{expect.figure} {with_interval(found[expect.figure])} against {expect.claimed:g}"
     name = expect.law_figure or expect.figure
     return f"{name} {with_interval(found[name])} against our law {expect.law:g}"

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from math import inf, isinf
+from math import inf, isfinite, isinf
 from textwrap import fill
 from typing import Any, NamedTuple
 
 from .. import minilm, smollm2
 from ..tools.estimate import Draws, Estimate
+from .rule import DEPENDS, clearance, distance
 
 WIDTH = 100  # of a line of text
-
-DEPENDS = "depends on the horizon"
 
 VERDICTS = {
     "reproduced": "复现",
@@ -195,6 +194,35 @@ class Row:
         judged = sum((found[model] for model in self.trained), self.claim.expect)
         return {expect.figure: expect for expect in judged}
 
+    @property
+    def distances(self) -> dict[str, float]:
+        """By figure that was judged: how far it is from the nearest end of a margin, over the
+        length of its interval (`rule.clearance`)."""
+        found = self._found
+        return {name: clearance(expect, found) for name, expect in self.expect.items() if found}
+
+    @property
+    def distance(self) -> tuple[float, str] | None:
+        """That of the figure on which the verdict hangs, and its name; None without figures."""
+        return distance(self.claim.expect, self._found) if self.figures else None
+
+    @property
+    def trained_distance(self) -> dict[str, float]:
+        """The same by pretrained model, of those that are installed."""
+        parts = {part.model: part.expect for part in self.claim.trained}
+        return {model: distance(parts[model], self._found)[0] for model in self.trained}
+
+    @property
+    def smallest_effect(self) -> dict[str, float]:
+        """By figure that was judged: the length of its interval. The interval around an effect as
+        large as that leaves out 0 with the certainty of the verdict."""
+        found = self._found
+        return {name: found[name].high - found[name].low for name in self.expect if found}
+
+    @property
+    def _found(self) -> dict[str, Figure]:
+        return {figure.name: figure for figure in self.figures}
+
     def __str__(self) -> str:
         return self.text()
 
@@ -223,12 +251,29 @@ class Row:
             "experiment": claim.experiment_name,
             "seed": self.seed,
             "seconds": round(self.seconds, 3),
-        }
+        } | self._distances()
         result |= {"cited": True} if claim.cited else {}
         if self.horizons:
             result["horizons"] = {str(steps): verdict for steps, verdict in self.horizons.items()}
         keys = {minilm.MODEL: "trained", smollm2.MODEL: "decoder"}
         return result | {keys[part.model]: self.trained.get(part.model) for part in claim.trained}
+
+    def _distances(self) -> dict[str, Any]:
+        """The fields that say how far the verdict is from another one."""
+        least, nearest = self.distance or (inf, None)
+        result = {
+            "distance": finite(least),
+            "nearest": nearest,
+            "distances": {name: finite(value) for name, value in self.distances.items()},
+            "smallest_effect": self.smallest_effect,
+        }
+        models = {model: finite(value) for model, value in self.trained_distance.items()}
+        return result | ({"trained_distance": models} if models else {})
+
+
+def finite(value: float) -> float | None:
+    """A number as JSON has it: None where it is infinite."""
+    return value if isfinite(value) else None
 
 
 def folded(text: str, width: int, indent: str, hang: int) -> str:

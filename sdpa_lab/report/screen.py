@@ -7,7 +7,7 @@ from textwrap import fill
 from typing import Any
 
 from ..claims import Row
-from ..claims.record import DEPENDS
+from ..claims.rule import DEPENDS
 from ..experiments.scale import ScaleRow
 from ..experiments.speed import SpeedRow
 from ..tools.table import layout

@@ -18,8 +18,9 @@ from support.examples import ROOT
 from sdpa_lab import claims, minilm, smollm2
 from sdpa_lab.claims import Claim, Expect, cli
 from sdpa_lab.claims.chinese import FINDINGS
-from sdpa_lab.claims.judge import ALPHA, LOOKS, decide, decide_horizons
+from sdpa_lab.claims.judge import ALPHA, LOOKS
 from sdpa_lab.claims.record import HORIZONS, VERDICTS, Trained, at_horizons
+from sdpa_lab.claims.rule import clearance, decide, decide_horizons, distance
 from sdpa_lab.tools import estimate
 from sdpa_lab.tools.estimate import Draws, Estimate, exact, student
 from sdpa_lab.tools.table import Table, with_interval
@@ -141,6 +142,68 @@ def test_fewer_draws_leave_a_row_undecided_and_never_change_its_verdict(name):
     others = {key: verdict for key, verdict in found.items() if verdict != "undecided"}
     assert set(others.values()) <= {SWEPT[name]}, others
     assert name != "sigma-law" or "undecided" in found.values()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expect", "clear"),
+    [
+        # Inside: from the nearer end; open to one side there is one end alone.
+        (0.9, 1.0, Expect("x", 1.0, 0.2), 1.0),
+        (1.0, 1.1, Expect("x", 1.0, (None, 0.2)), 1.0),
+        # Outside: from the claim, and where there is a law from its ends as well.
+        (0.4, 0.5, Expect("x", 1.0, 0.2), 3.0),
+        (0.4, 0.5, Expect("x", 1.0, 0.2, law=0.4), 1.0),
+        (0.5, 0.6, Expect("x", 1.0, 0.2, law=0.1, law_margin=0.35), 0.5),
+        # Across an end.
+        (0.7, 0.9, Expect("x", 1.0, 0.2), 0.0),
+        (0.5, 0.6, Expect("x", 1.0, 0.2, law=0.5, law_margin=0.05), 0.0),
+        # Without an interval no draw could change anything.
+        (1.0, 1.0, Expect("x", 1.0, 0.2), math.inf),
+    ],
+)
+def test_how_far_an_interval_lies_from_the_ends_of_margins(low, high, expect, clear):
+    assert clearance(expect, {"x": figure(low, high)}) == pytest.approx(clear)
+
+
+def test_the_law_of_another_figure_is_as_far_as_that_figure():
+    expect = Expect("x", 1.0, 0.5, law=0.0, law_margin=0.3, law_figure="y")
+    assert clearance(expect, {"x": figure(2.5, 3.0), "y": figure(0.0, 0.1)}) == pytest.approx(2)
+
+
+def test_a_verdict_is_as_far_from_another_as_the_figure_that_it_hangs_on():
+    expect = [Expect("a", 1.0, 0.5), Expect("b", 1.0, 0.5)]
+    near, far, out = figure(0.6, 0.8), figure(0.9, 1.1), figure(9.0, 10.0)
+    assert distance(expect, {"a": near, "b": far}) == (pytest.approx(0.5), "a")
+    # One figure is enough to refute, and the clearest one is that which does.
+    assert distance(expect, {"a": out, "b": far}) == (pytest.approx(7.5), "a")
+    assert distance(expect, {"a": figure(0.4, 0.6), "b": out}) == (pytest.approx(7.5), "b")
+    assert distance(expect, {"a": figure(0.4, 0.6), "b": far}) == (0.0, "a")
+
+
+def test_of_several_horizons_the_nearest_counts():
+    centres = (1.0, 1.02, 2.5)
+    found = {e.figure: figure(c - 0.05, c + 0.05) for e, c in zip(HARM, centres, strict=True)}
+    assert distance(HARM, found) == (pytest.approx(0.3), "x, 20 steps")
+
+
+def test_the_record_has_distances_and_the_smallest_effects():
+    def experiment(seed, times):
+        values = {"x": figure(0.9, 1.0), "t": figure(1.9, 2.1), "z": exact(0.0)}
+        return values | {"y": figure(1.9, 2.1)}
+
+    record = claim([Expect("x", 1.0, 0.15), Expect("z", 0.0, 0.1)], experiment, trained=(ENCODER,))
+    row = claims.judge(record, rows=1)
+    plain = row.record()
+    assert plain["distance"] == pytest.approx(0.5)
+    assert plain["nearest"] == "x"
+    assert plain["smallest_effect"] == pytest.approx({"x": 0.1, "z": 0.0, "y": 0.2})
+    assert plain["distances"] == pytest.approx({"x": 0.5, "z": None, "y": 2.0})
+    assert plain["trained_distance"] == pytest.approx({minilm.MODEL: 2.0})
+    json.dumps(plain, allow_nan=False)
+    assert "distance to the margin 0.5, smallest effect 0.1: x\n" in cli.text([row])
+    exact_row = claims.judge(claim([Expect("x", 1.0, 0.1)], lambda s, t: {"x": exact(1.0)}), rows=1)
+    assert exact_row.record()["distance"] is None
+    assert "distance" not in cli.text([exact_row])
 
 
 def test_one_sided_margins():
@@ -506,6 +569,7 @@ def _measured(record):
         for i, name in enumerate(sorted(names))
     ]
     row = {"id": record.id, "verdict": "refuted", "statement": "s", "seed": 0}
+    row |= {"distance": None, "nearest": None, "distances": {}}
     return row | {"notes": ["000"], "figures": figures}
 
 
@@ -518,6 +582,26 @@ def test_every_value_on_the_page_is_that_of_the_figure_named_before_it(name):
     printed = re.findall(r"`([^`]+)`[^`]*? measured (\S+)", section)
     assert {name: float(value) for name, value in printed} == values
     assert len(printed) == sum(1 + (e.law_figure is not None) for e in RECORDS[name].judged)
+
+
+def test_fragile_verdicts_are_seen_in_the_table_of_the_page():
+    rows = [_measured(RECORDS[name]) for name in ("swap", "shift", "universal")]
+    for row, least in zip(rows, (0.09, 12.34, None), strict=True):
+        nearest = RECORDS[row["id"]].expect[0].figure
+        row |= {"distance": least, "nearest": nearest, "distances": {nearest: least}}
+        row |= {"smallest_effect": {nearest: 0.0123}}
+    text = ledger_page.page(rows)
+    cells = {line.split("](")[0]: line.split(" | ")[2:] for line in text.split("\n")}
+    assert cells["| [swap"] == ["refuted", "**0.09**", "0.012", "推翻 |"]
+    assert cells["| [shift"] == ["refuted", "12", "0.012", "推翻 |"]
+    assert cells["| [universal"] == ["refuted", "-", "-", "推翻 |"]
+    section = " ".join(text.split("\n## swap\n")[1].split("\n## ")[0].split())
+    assert (
+        "- Verdict: **refuted** (推翻); distance **0.09**, smallest effect 0.012: `rel" in section
+    )
+    assert "(n = 9); distance **0.09** - " in section
+    # The same from the page, of rows that another run does not judge.
+    assert ledger_page.page(rows[:1], text) == text
 
 
 def test_the_console_names_the_figure_of_a_law():
@@ -615,6 +699,7 @@ def test_json(tmp_path):
     assert list(row) == [
         *("id", "notes", "claim", "claim_zh", "verdict", "statement", "figures"),
         *("predicted", "margin", "experiment", "seed", "seconds"),
+        *("distance", "nearest", "distances", "smallest_effect"),
     ]
     assert list(row["figures"][0]) == ["name", "value", "low", "high", "n"]
     assert row["verdict"] == "reproduced"

@@ -94,6 +94,8 @@ def _section(row: dict[str, Any], claim: Claim, books: list[str]) -> str:
     figures = {figure["name"]: Figure(**figure) for figure in row["figures"]}
     for expect in claim.judged:
         lines.append(_wrapped(f"- {judged(expect, figures)}{_far(row, expect)}"))
+    if row.get("timed"):
+        lines.append("- Timed: a draw is a process; figures differ between runs and machines.")
     lines.append(f"- Seed {row['seed']}, notes {', '.join(row['notes'])}")
     links = [f"[{name[:2]}](../notebooks/{name}.ipynb)" for name in books]
     lines += [f"- Notebook {link}" for link in links]

@@ -13,7 +13,7 @@ WIDTHS = (16, 32, 64, 128)
 
 
 def additive_cost(seed: int, times: float) -> Measured:
-    """Exponents in n and d of the time, and of the memory of the formula; a draw is a turn."""
+    """Exponents in n and d of the time, and of the memory of the formula, of several turns."""
     turns = draws(20, times)
     tables = (
         cost(lengths=(256, 512, 1024), widths=WIDTHS, n=512, turns=turns, seed=seed),
@@ -47,7 +47,7 @@ def _bytes_of_the_formula(n: int, d: int) -> int:
 
 
 def additive_speed(seed: int, times: float) -> Measured:
-    """Time of additive attention over that of the dot product; a draw is a turn."""
+    """Time of additive attention over that of the dot product, of several turns."""
     measured: dict[str, Draws | Estimate] = {}
     for pair, lengths in ((("additive", "dot"), (256, 1024)), (IN_NUMPY, (256,))):
         table = cost(pair, lengths, widths=(), turns=draws(20, times), seed=seed)
@@ -83,6 +83,7 @@ CLAIMS = (
         "pairs are held, n^2 d numbers; in tiles neither kind needs a matrix.",
         experiment=additive_cost,
         slow=True,
+        timed=True,
     ),
     Claim(
         id="additive-speed",
@@ -101,5 +102,6 @@ CLAIMS = (
         "NumPy, n=256 d=64:.0f} times.",
         experiment=additive_speed,
         slow=True,
+        timed=True,
     ),
 )

@@ -19,7 +19,7 @@ SIZES = (1024, 2048, 4096)
 
 
 def scale_cost(seed: int, times: float) -> Measured:
-    """Time with the scale over time without, alternately; a draw is one pair of times.
+    """Time with the scale over time without, alternately, of several pairs of times.
 
     In the kernel; and in NumPy the pass over the scores that multiplies them, over the product that
     makes them.
@@ -80,7 +80,7 @@ def _turns(one: Call, other: Call, loops: int, turns: int) -> np.ndarray:
 
 
 def memory(seed: int, times: float) -> Measured:
-    """Peak memory of one call beyond its operands, in a process of its own; a draw is one call.
+    """Peak memory of one call beyond its operands, of several calls in a process of their own.
 
     The system counts whole pages, so that a reading misses the size by up to one. An error drawn
     from that range is added to each: equal readings would else claim to be exact.
@@ -120,6 +120,7 @@ CLAIMS = (
         law="It costs a share of {time with the scale over without, n=1024 d_k=64}.",
         experiment=scale_cost,
         slow=True,
+        timed=True,
     ),
     Claim(
         id="memory",
@@ -144,5 +145,6 @@ CLAIMS = (
         "thread.",
         experiment=memory,
         slow=True,
+        timed=True,
     ),
 )

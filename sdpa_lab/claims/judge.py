@@ -5,6 +5,7 @@ import time
 from ..tools.estimate import LEVEL, Draws, Estimate
 from ..tools.machine import one_blas_thread
 from ..tools.table import with_interval
+from . import processes
 from .record import Claim, Expect, Figure, Measured, Row, Trained
 from .rule import DEPENDS, compare, decide, decide_horizons, state
 
@@ -64,7 +65,7 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
         horizons: dict[int, str] = {}
         try:
             with one_blas_thread():
-                measured = claim.experiment(seed, times * factor)
+                measured = _measured(claim, seed, times * factor)
         except ImportError as error:
             verdict, statement, found, measured = "undecided", f"Not measured here: {error}", {}, {}
             break
@@ -91,6 +92,12 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
         trained=trained,
         horizons=horizons,
     )
+
+
+def _measured(claim: Claim, seed: int, times: float) -> Measured:
+    if claim.timed:
+        return processes.measured(claim.experiment, seed, times)
+    return claim.experiment(seed, times)
 
 
 def _estimates(measured: Measured, level: float) -> dict[str, Estimate]:

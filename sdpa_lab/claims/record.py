@@ -149,6 +149,9 @@ class Claim:
     """`times` at the second look; 1: there is none."""
     slow: bool = False
     """It trains or times something, or takes long: the main job leaves it out."""
+    timed: bool = False
+    """It times something or reads the size of a process: a draw is a process, and figures differ
+    from run to run."""
     trained: tuple[Trained, ...] = ()
     """By pretrained model, judged where it is installed."""
 
@@ -253,6 +256,7 @@ class Row:
             "seconds": round(self.seconds, 3),
         } | self._distances()
         result |= {"cited": True} if claim.cited else {}
+        result |= {"timed": True} if claim.timed else {}
         if self.horizons:
             result["horizons"] = {str(steps): verdict for steps, verdict in self.horizons.items()}
         keys = {minilm.MODEL: "trained", smollm2.MODEL: "decoder"}

@@ -3,10 +3,12 @@
 import importlib.util
 import json
 import math
+import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from support.examples import ROOT
 
 from sdpa_lab import claims, minilm, smollm2
-from sdpa_lab.claims import Claim, Expect, cli
+from sdpa_lab.claims import Claim, Expect, cli, processes
 from sdpa_lab.claims.chinese import FINDINGS
 from sdpa_lab.claims.judge import ALPHA, LOOKS
 from sdpa_lab.claims.record import HORIZONS, VERDICTS, Trained, at_horizons
@@ -453,6 +455,67 @@ def test_student_quantiles_are_those_of_the_tables():
     # Both branches where they meet, and the normal limit.
     assert student(0.9999, 999) == pytest.approx(student(0.9999, 1000), rel=5e-5)
     assert student(0.95, 10**9) == pytest.approx(estimate.Z, abs=1e-6)
+
+
+# ---------------------------------------------------------------------- processes as draws
+
+
+def _by_process(seed, times):
+    return {
+        "x": Draws(np.array([os.getpid(), os.getpid() + 2.0, 1e9]), "median"),
+        "times": Draws(np.array([times, times])),
+        "seed": exact(float(seed)),
+    }
+
+
+def _needs_a_package(seed, times):
+    import no_such_package  # noqa: F401
+
+
+def _fails(seed, times):
+    raise ArithmeticError("of its own")
+
+
+@pytest.fixture
+def importable(monkeypatch):
+    """New processes find the experiments of this file."""
+    for experiment in (_by_process, _needs_a_package, _fails):
+        monkeypatch.setattr(experiment, "__module__", Path(__file__).stem)
+    paths = [str(Path(__file__).parent), str(ROOT / "tests"), *filter(None, sys.path)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    processes.measured.cache_clear()
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_draw_of_a_row_that_times_is_a_process():
+    expect = [Expect("x", 0.0, (None, 1e12)), Expect("seed", 3.0, 0.0)]
+    record = claim(expect, _by_process, holds="h {x}", timed=True)
+    row = claims.judge(record, rows=1, seed=3, times=0.5)
+    pids = row.draws["x"] - 2
+    assert len(set(pids)) == processes.LEAST == len(pids)
+    assert os.getpid() not in pids
+    assert {figure.name: figure.n for figure in row.figures} == {"x": 4, "times": 4, "seed": 1}
+    # All processes together take the draws that one would.
+    assert row.draws["times"].tolist() == [0.125] * 4
+    assert row.record()["timed"] is True
+    assert row.verdict == "reproduced"
+
+
+@pytest.mark.usefixtures("importable")
+def test_what_fails_in_a_process_fails_in_the_ledger():
+    record = claim([Expect("x", 0.0, 1.0)], _needs_a_package, timed=True)
+    row = claims.judge(record, rows=1)
+    assert row.verdict == "undecided"
+    assert row.statement == "Not measured here: No module named 'no_such_package'"
+    with pytest.raises(RuntimeError, match="ArithmeticError: of its own"):
+        claims.judge(replace(record, experiment=_fails), rows=1)
+
+
+def test_rows_that_time_something_are_marked():
+    """Their modules alone have a clock or read the size of a process."""
+    timed = {name for name, record in RECORDS.items() if record.timed}
+    assert {"scale-cost", "memory", "additive-speed"} <= timed
+    assert all(RECORDS[name].slow for name in timed)
 
 
 # ---------------------------------------------------------------------- the records

@@ -1,7 +1,6 @@
 """Rows on additive attention beside the dot product; those that time differ from run to run."""
 
 import tracemalloc
-from functools import cache
 from math import log2
 
 import numpy as np
@@ -16,9 +15,8 @@ WIDTHS = (16, 32, 64, 128)
 """At which time and memory are fitted over d."""
 
 
-@cache
 def additive_cost(seed: int, times: float) -> Measured:
-    """Exponents of the time in n and d; a draw is a turn."""
+    """Exponents in n and d of the time, of several turns."""
     turns = draws(20, times)
     tables = (
         cost(lengths=(256, 512, 1024), widths=WIDTHS, n=512, turns=turns, seed=seed),
@@ -57,37 +55,21 @@ def _bytes_of_the_formula(n: int, d: int) -> int:
 
 
 def additive_speed(seed: int, times: float) -> Measured:
-    """Time of additive attention over that of the dot product, in eager code; a draw is a turn."""
+    """Time of additive attention over that of the dot product, of several turns.
+
+    In eager code and of the package's two kernels, beside what was measured once on a GPU.
+    """
     cited = publications()["additive-speed"]
-    figures = {row["figure"]: exact(row["ratio"]) for row in cited["rows"]}
-    return _ratios("eager code", EAGER, (64, 256), seed, times) | figures
-
-
-def additive_kernels(seed: int, times: float) -> Measured:
-    """The same of the package's two kernels."""
-    return _ratios("kernels", KERNELS, (256, 1024), seed, times)
-
-
-def faster(seed: int, times: float) -> Measured:
-    """The same of both."""
-    return _ratios("eager code", EAGER, (64, 256), seed, times) | _ratios(
-        "kernels", KERNELS, (256, 1024), seed, times
-    )
-
-
-KERNELS = ("additive", "dot")
-EAGER = ("additive, eager", "dot, eager")
-
-
-@cache
-def _ratios(
-    where: str, pair: tuple[str, str], lengths: tuple[int, ...], seed: int, times: float
-) -> dict[str, Draws | Estimate]:
-    table = cost(pair, lengths, widths=(), turns=draws(20, times), seed=seed)
-    return {
-        f"time of additive over dot, {where}, n={row['n']} d=64": drawn(row["ratio"])
-        for row in cost_ratio(table, *pair).rows
-    }
+    measured = {row["figure"]: exact(row["ratio"]) for row in cited["rows"]}
+    for where, pair, lengths in (
+        ("eager code", ("additive, eager", "dot, eager"), (64, 256)),
+        ("kernels", ("additive", "dot"), (256, 1024)),
+    ):
+        table = cost(pair, lengths, widths=(), turns=draws(20, times), seed=seed)
+        for row in cost_ratio(table, *pair).rows:
+            name = f"time of additive over dot, {where}, n={row['n']} d=64"
+            measured[name] = drawn(row["ratio"])
+    return measured
 
 
 def parallelism(seed: int, times: float) -> Measured:
@@ -137,6 +119,7 @@ CLAIMS = (
         "counts, scales as d^{additive, each pair, exponent in d:.2f}.",
         experiment=additive_cost,
         slow=True,
+        timed=True,
     ),
     Claim(
         id="dot-time",
@@ -151,6 +134,7 @@ CLAIMS = (
         law="It takes n^{dot, exponent in n:.2f} d^{dot, exponent in d:.2f}.",
         experiment=additive_cost,
         slow=True,
+        timed=True,
     ),
     Claim(
         id="additive-memory",
@@ -188,6 +172,7 @@ CLAIMS = (
         "times as long at 64 keys and {time of additive over dot, eager code, n=256 d=64} at 256.",
         experiment=additive_speed,
         slow=True,
+        timed=True,
     ),
     Claim(
         id="additive-kernels",
@@ -206,8 +191,9 @@ CLAIMS = (
         "d=64:.1f} times at n = 1024 on one thread of a CPU. tanh(a + b) follows from exponentials "
         "of a and of b, which are taken once per token, with three operations and half a division "
         "for each pair, and no array of n^2 d numbers goes through memory.",
-        experiment=additive_kernels,
+        experiment=additive_speed,
         slow=True,
+        timed=True,
     ),
     Claim(
         id="dot-faster",
@@ -228,8 +214,9 @@ CLAIMS = (
         "eager code and {time of additive over dot, kernels, n=256 d=64} times where both have a "
         "kernel of their own.",
         law="Not always: {time of additive over dot, kernels, n=1024 d=64} times.",
-        experiment=faster,
+        experiment=additive_speed,
         slow=True,
+        timed=True,
     ),
     Claim(
         id="tanh-parallel",

@@ -3,7 +3,7 @@
 import mmap
 import operator
 import time
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ SIZES = (1024, 2048, 4096)
 
 
 def scale_cost(seed: int, times: float) -> Measured:
-    """Time with the scale over time without, alternately; a draw is one pair of times.
+    """Time with the scale over time without, alternately, of several pairs of times.
 
     Both have the same scores: without the scale the queries are divided before the clock runs. A
     kernel would else rescale more often where scores are larger.
@@ -48,7 +48,7 @@ def scale_cost(seed: int, times: float) -> Measured:
 
 
 def scale_pass(seed: int, times: float) -> Measured:
-    """The division as a pass of its own over the scores, in eager code; a draw is one pair."""
+    """The division as a pass of its own over the scores, in eager code, of several pairs."""
     rng, code = stream(seed, "scale-pass"), framework()
     measured: dict[str, Draws] = {}
     for n, loops in ((100, 20), (256, 5), (1024, 1)):
@@ -97,9 +97,8 @@ def _turns(one: Call, other: Call, loops: int, turns: int) -> np.ndarray:
     return np.asarray(np.sqrt(ratios.prod(axis=1)))
 
 
-@cache
 def memory(seed: int, times: float) -> Measured:
-    """Peak memory of one call beyond its operands, in a process of its own; a draw is one call.
+    """Peak memory of one call beyond its operands, of several calls in a process of their own.
 
     The system counts whole pages, so that a reading misses the size by up to one. An error drawn
     from that range is added to each: equal readings would else claim to be exact.
@@ -136,6 +135,7 @@ CLAIMS = (
         law="It costs a share of {time with the scale over without, n=1024 d_k=64}.",
         experiment=scale_cost,
         slow=True,
+        timed=True,
     ),
     Claim(
         id="scale-pass",
@@ -166,6 +166,7 @@ CLAIMS = (
         "memory and by the call itself.",
         experiment=scale_pass,
         slow=True,
+        timed=True,
         more=2,
     ),
     Claim(
@@ -183,6 +184,7 @@ CLAIMS = (
         law="Its memory grows with exponent {exponent in n of the formula's memory}.",
         experiment=memory,
         slow=True,
+        timed=True,
     ),
     Claim(
         id="memory-needed",
@@ -204,5 +206,6 @@ CLAIMS = (
         "such a matrix at n = 4096, O(n d) for the output and a block per thread.",
         experiment=memory,
         slow=True,
+        timed=True,
     ),
 )

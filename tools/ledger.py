@@ -45,7 +45,7 @@ def page(rows: list[dict[str, Any]], before: str = "") -> str:
         else:
             missing = f"{heading(claim)}\n\nNot judged in the run that made this page."
             sections[name] = _kept(before, name, seed) or missing
-        if verdict := re.search(r"^- Verdict: \*\*(\w+)\*\*", sections[name], re.MULTILINE):
+        if verdict := re.search(r"^- Verdict: \*\*([^*]+)\*\*", sections[name], re.MULTILINE):
             verdicts[name] = verdict[1]
     counts = Counter(verdicts.values()).most_common()
     summary = ", ".join(f"{n} {verdict}" for verdict, n in counts)
@@ -132,12 +132,16 @@ def notebooks() -> dict[str, list[str]]:
     return found
 
 
-def margins() -> dict[str, dict[str, list[Any]]]:
-    """By row and figure: claimed value, margin, law and its margin."""
-    return {
-        name: {e.figure: json.loads(json.dumps([*e[1:5]])) for e in claim.judged}
-        for name, claim in claims().items()
-    }
+def margins() -> dict[str, dict[str, dict[str, Any]]]:
+    """By row and figure: what the record fixes of it, without the fields that it leaves out."""
+    return {name: {e.figure: _fixed(e) for e in claim.judged} for name, claim in claims().items()}
+
+
+def _fixed(expect: Expect) -> dict[str, Any]:
+    fields = expect._asdict()
+    del fields["figure"]
+    kept = {name: value for name, value in fields.items() if value is not None}
+    return dict(json.loads(json.dumps(kept)))  # tuples as the lists that a file has
 
 
 def main() -> None:
@@ -149,6 +153,7 @@ def main() -> None:
     if options.margins:
         changes = json.loads(MARGINS.read_text(encoding="utf-8"))["changes"]
         text = json.dumps({"changes": changes, "rows": margins()}, indent=1, ensure_ascii=False)
+        text = re.sub(r'\{\s*"claimed"[^{}]*\}', lambda found: " ".join(found[0].split()), text)
         MARGINS.write_text(text + "\n", encoding="utf-8")
     if options.claims:
         rows = json.loads(options.claims.read_text(encoding="utf-8"))

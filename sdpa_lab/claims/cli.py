@@ -128,7 +128,10 @@ def run(
             else:
                 values = dict(known[claim.id])
                 figures = tuple(Figure(*figure) for figure in values.pop("figures"))
-                rows.append(Row(claim=claim, figures=figures, draws={}, **values))
+                horizons = {int(steps): v for steps, v in values.pop("horizons").items()}
+                rows.append(
+                    Row(claim=claim, figures=figures, draws={}, horizons=horizons, **values)
+                )
             progress(1)
     except KeyboardInterrupt:
         known |= {row.claim.id: _values(row) for row in rows}
@@ -149,7 +152,7 @@ def _kept(file: Path, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _values(row: Row) -> dict[str, Any]:
-    names = ("verdict", "statement", "figures", "level", "seed", "seconds", "trained")
+    names = ("verdict", "statement", "figures", "level", "seed", "seconds", "trained", "horizons")
     return {name: getattr(row, name) for name in names}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from ..tools.estimate import LEVEL, Draws, Estimate
 from ..tools.machine import one_blas_thread
 from ..tools.table import with_interval
-from .record import Claim, Expect, Figure, Measured, Row, Trained
+from .record import DEPENDS, Claim, Expect, Figure, Measured, Row, Trained
 
 ALPHA = 0.05
 """Chance that any interval of the whole ledger misses its truth, at most."""
@@ -25,6 +25,9 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
         corrected    some lie outside; each of these lies inside the same margin around our law
         refuted      some lie outside, and there is no such law
         undecided    else, after the last look
+
+    A row with figures at several horizons has a verdict at each of them, and one of its own where
+    they agree; else it depends on the horizon (`decide_horizons`).
 
     A row whose verdict is certain is measured again as well if one of its intervals crosses the end
     of the margin and does not lie inside that of the law: its sentence speaks of that figure, too.
@@ -57,6 +60,7 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
     level = 1 - ALPHA / (rows * max(1, len(claim.judged)) * LOOKS)
     for factor in (1, claim.more) if claim.more > 1 else (1,):
         trained: dict[str, str] = {}
+        horizons: dict[int, str] = {}
         try:
             with one_blas_thread():
                 measured = claim.experiment(seed, times * factor)
@@ -65,8 +69,8 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
             break
         found, shown = _estimates(measured, level), _estimates(measured, LEVEL)
         _refuse_points(claim, measured, found)
-        verdict, final = decide(claim.expect, found)
-        statement = _statement(claim, verdict, found, shown)
+        verdict, final, horizons = decide_horizons(claim.expect, found)
+        statement = _after(horizons) + _statement(claim, verdict, found, shown)
         for part in claim.trained:
             if all(expect.figure in found for expect in part.expect):
                 trained[part.model], final_trained = decide(part.expect, found)
@@ -84,6 +88,7 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
         seconds=time.perf_counter() - start,
         draws={name: cell.values for name, cell in measured.items() if isinstance(cell, Draws)},
         trained=trained,
+        horizons=horizons,
     )
 
 
@@ -125,6 +130,43 @@ def decide(expect: Iterable[Expect], found: dict[str, Estimate]) -> tuple[str, b
     return "refuted", settled and ("none" in failed or "outside" in failed)
 
 
+def decide_horizons(
+    expect: Iterable[Expect], found: dict[str, Estimate]
+) -> tuple[str, bool, dict[int, str]]:
+    """`decide` after each number of steps, where figures have a horizon; verdicts by horizon.
+
+    The verdict is that of all horizons, or that it depends on them: figures without one count at
+    each. Where two differ it depends on them, whatever others leave undecided.
+    """
+    expect = tuple(expect)
+    horizons = sorted({e.horizon for e in expect if e.horizon is not None})
+    if not horizons:
+        return *decide(expect, found), {}
+    judged = {
+        steps: decide([e for e in expect if e.horizon in (None, steps)], found)
+        for steps in horizons
+    }
+    verdicts = {steps: verdict for steps, (verdict, _) in judged.items()}
+    decided = set(verdicts.values()) - {"undecided"}
+    final = all(final for _, final in judged.values())
+    if len(decided) > 1:
+        return DEPENDS, final, verdicts
+    return "undecided" if "undecided" in verdicts.values() else decided.pop(), final, verdicts
+
+
+def _after(horizons: dict[int, str]) -> str:
+    """The verdicts by number of steps, before a statement; nothing where there are none."""
+    groups: dict[str, list[str]] = {}
+    for steps, verdict in horizons.items():
+        groups.setdefault(verdict, []).append(str(steps))
+    parts = [f"{verdict} after {_listed(steps)} steps" for verdict, steps in groups.items()]
+    return f"{', '.join(parts)}. ".capitalize() if parts else ""
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
 def _compare(figure: Estimate, region: tuple[float, float]) -> str:
     low, high = region
     if figure.low > high or figure.high < low:
@@ -152,7 +194,8 @@ def _statement(
             if _compare(found[e.figure], e.claimed_region()) == "across"
         ]
         return f"Not decided by these draws: {'; '.join(open_figures)}."
-    return _filled(claim.holds if verdict == "reproduced" else claim.law, shown)
+    texts = {"reproduced": claim.holds, DEPENDS: claim.depends}
+    return _filled(texts.get(verdict) or claim.law, shown)
 
 
 def _trained_statement(part: Trained, verdict: str | None, found: dict[str, Estimate]) -> str:

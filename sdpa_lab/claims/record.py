@@ -1,7 +1,7 @@
 """What a row of the ledger consists of, before and after it is judged."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from textwrap import fill
 from typing import Any, NamedTuple
 
@@ -10,13 +10,19 @@ from ..tools.estimate import Draws, Estimate
 
 WIDTH = 100  # of a line of text
 
+DEPENDS = "depends on the horizon"
+
 VERDICTS = {
     "reproduced": "复现",
     "corrected": "修正",
     "refuted": "推翻",
+    DEPENDS: "取决于步数",
     "undecided": "未定",
 }
 """The verdicts, and their names in Chinese."""
+
+HORIZONS = (150, 600, 1200)
+"""Steps of training after which a row that depends on their number is judged."""
 
 Margin = float | tuple[float | None, float | None]
 Measured = Mapping[str, Draws | Estimate]
@@ -45,6 +51,8 @@ class Expect(NamedTuple):
     """That of the law, where `margin` is open to one side and would let every law pass."""
     law_figure: str | None = None
     """The figure that the law is about, where that is another expression than the note's."""
+    horizon: int | None = None
+    """The steps of training after which it is measured, where the row is judged at several."""
 
     def claimed_region(self) -> tuple[float, float]:
         """Ends of the values that agree with the claim."""
@@ -60,6 +68,26 @@ def _region(centre: float, margin: Margin) -> tuple[float, float]:
     below, above = margin if isinstance(margin, tuple) else (margin, margin)
     low = -float("inf") if below is None else centre - below
     return low, float("inf") if above is None else centre + above
+
+
+def at_horizons(*expect: Expect, horizons: Iterable[int] = HORIZONS) -> tuple[Expect, ...]:
+    """The same of each figure after every number of steps; names of figures end in it.
+
+    Examples
+    --------
+    >>> from sdpa_lab.claims.record import Expect, at_horizons
+    >>> [e.figure for e in at_horizons(Expect("loss", 0.0, 0.1), horizons=(150, 600))]
+    ['loss, 150 steps', 'loss, 600 steps']
+    """
+    return tuple(
+        e._replace(
+            figure=f"{e.figure}, {steps} steps",
+            law_figure=e.law_figure and f"{e.law_figure}, {steps} steps",
+            horizon=steps,
+        )
+        for steps in horizons
+        for e in expect
+    )
 
 
 class Trained(NamedTuple):
@@ -85,6 +113,8 @@ class Claim:
     """The statement if it is reproduced; {FIGURE} and {FIGURE:FORMAT} stand for measured values."""
     law: str
     """The statement if it is not: the right law in one sentence."""
+    depends: str = ""
+    """The statement if it depends on the horizon; `law` where there is none."""
     experiment: Callable[[int, float], Measured]
     """(seed, times) to figures by name; `times` multiplies the numbers of draws."""
     cited: bool = False
@@ -113,7 +143,7 @@ class Row:
 
     claim: Claim
     verdict: str
-    """"reproduced", "corrected", "refuted" or "undecided"."""
+    """One of VERDICTS."""
     statement: str
     figures: tuple[Figure, ...]
     level: float
@@ -124,6 +154,8 @@ class Row:
     """What was measured per draw, by figure."""
     trained: Mapping[str, str]
     """Verdicts by pretrained model, of those that are installed."""
+    horizons: Mapping[int, str] = field(default_factory=dict)
+    """Verdicts by steps of training, of a row that is judged at several."""
 
     @property
     def expect(self) -> dict[str, Expect]:
@@ -162,6 +194,8 @@ class Row:
             "seconds": round(self.seconds, 3),
         }
         result |= {"cited": True} if claim.cited else {}
+        if self.horizons:
+            result["horizons"] = {str(steps): verdict for steps, verdict in self.horizons.items()}
         keys = {minilm.MODEL: "trained", smollm2.MODEL: "decoder"}
         return result | {keys[part.model]: self.trained.get(part.model) for part in claim.trained}
 

@@ -14,6 +14,7 @@ VERDICTS = {
     "reproduced": "measured as the note says",
     "corrected": "our law passes the test that the claim fails",
     "refuted": "measured otherwise",
+    "depends on the horizon": "other verdicts after other numbers of steps",
     "undecided": "not decided by the draws of this run",
 }
 

@@ -7,6 +7,7 @@ from textwrap import fill
 from typing import Any
 
 from ..claims import Row
+from ..claims.record import DEPENDS
 from ..experiments.scale import ScaleRow
 from ..experiments.speed import SpeedRow
 from ..tools.table import layout
@@ -72,13 +73,13 @@ def text(
 def surprising(rows: Sequence[Row]) -> list[Row]:
     """Of the rows that are not as the notes say, the most surprising ones."""
     found = [row for row in by_surprise(rows) if row.claim.id in SURPRISING]
-    return [row for row in found if row.verdict in ("corrected", "refuted")][:SHOWN]
+    return [row for row in found if row.verdict in ("corrected", "refuted", DEPENDS)][:SHOWN]
 
 
 def by_surprise(rows: Sequence[Row]) -> list[Row]:
     """Rows that are not as the notes say first, those of SURPRISING at their head; then those that
     are not decided, then those reproduced; else in the order given."""
-    verdicts = ("corrected refuted", "undecided", "reproduced")
+    verdicts = (("corrected", "refuted", DEPENDS), ("undecided",), ("reproduced",))
 
     def place(row: Row) -> tuple[int, int]:
         name = row.claim.id

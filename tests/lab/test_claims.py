@@ -15,8 +15,8 @@ from support.examples import ROOT
 from sdpa_lab import claims, minilm, smollm2
 from sdpa_lab.claims import Claim, Expect, cli
 from sdpa_lab.claims.chinese import FINDINGS
-from sdpa_lab.claims.judge import ALPHA, LOOKS, decide
-from sdpa_lab.claims.record import VERDICTS, Trained
+from sdpa_lab.claims.judge import ALPHA, LOOKS, decide, decide_horizons
+from sdpa_lab.claims.record import HORIZONS, VERDICTS, Trained, at_horizons
 from sdpa_lab.tools import estimate
 from sdpa_lab.tools.estimate import Draws, Estimate, exact, student
 from sdpa_lab.tools.table import Table, with_interval
@@ -86,6 +86,61 @@ def test_one_sided_margins():
     assert decide([at_least], {"x": figure(9.0, 11.0)})[0] == "undecided"
     assert decide([at_least], {"x": figure(1.0, 9.9)})[0] == "refuted"
     assert decide([Expect("x", 10.0, (None, 1))], {"x": figure(-1e9, 11.0)})[0] == "reproduced"
+
+
+HARM = at_horizons(Expect("x", 1.0, 0.1, law=2.0), horizons=(10, 20, 30))
+
+
+def test_figures_are_named_by_their_horizons():
+    first, second, *rest = at_horizons(
+        Expect("a", 1.0, 0.1), Expect("b", 1.0, 0.1, law=0.0, law_figure="c")
+    )
+    assert len(rest) == 2 * len(HORIZONS) - 2
+    assert (first.figure, first.horizon) == ("a, 150 steps", 150)
+    assert (second.figure, second.law_figure) == ("b, 150 steps", "c, 150 steps")
+    assert rest[-1].figure == "b, 1200 steps"
+
+
+@pytest.mark.parametrize(
+    ("centres", "verdict", "final"),
+    [
+        ((1, 1, 1), "reproduced", True),
+        ((2, 2, 2), "corrected", True),
+        ((3, 3, 3), "refuted", True),
+        ((2, 1, 1), "depends on the horizon", True),
+        ((2, 2, 3), "depends on the horizon", True),
+        # At 1.1 the interval lies across: whatever is found there, two others differ already.
+        ((2, 1.1, 1), "depends on the horizon", False),
+        ((1, 1, 1.1), "undecided", False),
+    ],
+)
+def test_a_claim_has_one_verdict_at_all_horizons_or_depends_on_them(centres, verdict, final):
+    found = {e.figure: figure(c - 0.05, c + 0.05) for e, c in zip(HARM, centres, strict=True)}
+    result = decide_horizons(HARM, found)
+    assert result[:2] == (verdict, final)
+    one = {1: "reproduced", 1.1: "undecided", 2: "corrected", 3: "refuted"}
+    assert result[2] == {10 * (i + 1): one[c] for i, c in enumerate(centres)}
+
+
+def test_figures_without_a_horizon_count_at_every_one():
+    expect = (Expect("start", 0.0, 0.5), *HARM)
+    found = {e.figure: figure(0.95, 1.05) for e in expect}
+    assert decide_horizons(expect, found)[0] == "refuted"
+    assert decide_horizons(expect[:1], found) == ("refuted", True, {})
+
+
+def test_a_row_that_depends_on_the_horizon_says_so():
+    def experiment(seed, times):
+        return {e.figure: exact(1.0 + (e.horizon == 10)) for e in HARM}
+
+    text = {"holds": "h", "law": "l", "depends": "It is {x, 10 steps:.0f} at 10."}
+    row = claims.judge(claim(HARM, experiment, **text), rows=1)
+    assert row.verdict == "depends on the horizon"
+    assert row.statement == (
+        "Corrected after 10 steps, reproduced after 20 and 30 steps. It is 2 at 10."
+    )
+    assert row.record()["horizons"] == {"10": "corrected", "20": "reproduced", "30": "reproduced"}
+    assert str(row).startswith("test: depends on the horizon, notes 000")
 
 
 def claim(expect, experiment, **other):
@@ -325,6 +380,17 @@ def test_margins_are_those_that_were_frozen():
         assert len(change["change"]) > 20
         rows = re.sub(", of trained heads", "", change["rows"]).split(", ")
         assert set(rows) <= {*RECORDS, "all"}
+
+
+def test_laws_and_horizons_are_frozen_with_the_margins(monkeypatch):
+    expect = at_horizons(Expect("x", 1.0, (0, None), 0.0, 0.1, "y"), horizons=(150,))
+    record = claim([*expect, Expect("z", 0.5, 0.1)], None)
+    monkeypatch.setattr(ledger_page, "claims", lambda: {"test": record})
+    law = {"law": 0.0, "law_margin": 0.1, "law_figure": "y, 150 steps"}
+    assert ledger_page.margins()["test"] == {
+        "x, 150 steps": {"claimed": 1.0, "margin": [0, None], **law, "horizon": 150},
+        "z": {"claimed": 0.5, "margin": 0.1},
+    }
 
 
 PAGE = (ROOT / "docs/ledger.md").read_text(encoding="utf-8")

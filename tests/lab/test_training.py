@@ -271,6 +271,66 @@ def test_the_answer_is_at_the_answer():
     np.testing.assert_allclose(rest, models_.class_vectors[which, batch.target], atol=1e-5)
 
 
+def test_more_steps_continue_fewer():
+    """One run serves all horizons: the same bits as a run of its own, in any order."""
+    long, short = (replace(SMALL, steps=steps) for steps in (20, 5))
+    first = recall.trained(short, 7)
+    kept = first.parameters["W^Q"].copy()
+    for setting in (long, short, replace(SMALL, steps=12)):
+        again, alone = recall.trained(setting, 7), recall.train(setting, seed=7)
+        assert again.setting == setting
+        for name, w in alone.parameters.items():
+            assert_same_bits(again.parameters[name], w, name)
+    assert_same_bits(first.parameters["W^Q"], kept)
+
+
+def test_models_that_have_solved_the_task_are_kept(monkeypatch):
+    found = recall.compare_at((20, 60, 80), SMALL)
+    assert list(found) == [20, 60, 80]
+    assert (found[80] < found[20]).all()
+    assert_same_bits(found[60], recall.compare(replace(SMALL, steps=60)))
+    between = (found[20].mean() + found[60].mean()) / 2
+    monkeypatch.setattr(recall, "SOLVED", between)
+    kept = recall.compare_at((20, 60, 80), SMALL)
+    assert_same_bits(kept[80], found[60])
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.25])
+def test_divisors_of_every_power_are_equal_at_32(power):
+    at_32, other = (recall.Setting(d_k=d_k, power=power) for d_k in (32, 128))
+    assert at_32.scale == pytest.approx(32**-0.5)
+    assert other.scale == pytest.approx(32**-0.5 * 4**-power)
+
+
+def test_a_softcap_caps_what_the_model_sees(rng):
+    models_ = recall.Trained(replace(SMALL, gain=4.0, softcap=2.0), 0)
+    batch = next(models_.batches("scores", 16))
+    scores = models_.scores()[0]
+    assert 1.9 < np.abs(scores).max() <= 2
+    query, key, value = models_.project(models_.parameters, batch)
+    p = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+    out = models_.attend(models_.parameters, query, key, value, None)
+    np.testing.assert_allclose(p @ value, out, atol=1e-5)
+
+
+def test_clipped_models_end_at_the_limit_and_others_stay():
+    models_ = recall.Trained(replace(SMALL, gain=3.0), 0)
+    batch = next(models_.batches("train", 16))
+    before = {name: w.copy() for name, w in models_.parameters.items()}
+
+    def largest():
+        query, key, _ = models_.project(models_.parameters, batch)
+        return np.abs(models_.setting.scale * query @ key.swapaxes(-1, -2)).max(axis=(1, 2, 3))
+
+    limit = float(np.sort(largest())[:2].mean())  # one model of three is below
+    below = largest() < limit
+    models_.shrink(batch, limit)
+    np.testing.assert_allclose(largest()[~below], limit, rtol=1e-4)
+    for name, w in models_.parameters.items():
+        assert_same_bits(w[below], before[name][below])
+        assert (name in ("W^Q", "W^K")) == (w[~below] != before[name][~below]).all()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -278,6 +338,7 @@ def test_the_answer_is_at_the_answer():
         ({"mechanism": "dots"}, "mechanism: expected one of"),
         ({"fold": "yes"}, "fold: expected"),
         ({"n": 12}, "n: expected a divisor"),
+        ({"mechanism": "additive", "clip": 9.0}, "mechanism: expected one with scores"),
     ],
 )
 def test_settings_are_checked(changes, message):

@@ -43,6 +43,7 @@ from ..tools.machine import one_blas_thread
 from ..tools.table import Cell, Table
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Array = npt.NDArray[np.float64]
@@ -299,22 +300,32 @@ def plot_first_step(table: Table) -> Figure:
 @style.plot
 def plot_first_step_exponents(table: Table) -> Figure:
     """Exponents with their laws; dotted is 0, where the change does not depend on d_k."""
+    figure, axes = style.subplots(size=(5.0, 3.6))
+    draw_step_exponents(axes, table)
+    return figure
+
+
+def draw_step_exponents(axes: Axes, table: Table) -> None:
+    """The one panel of `plot_first_step_exponents`."""
     names = list(dict.fromkeys(str(row["optimiser"]) for row in table.rows))
-    figure, axes = style.subplots(size=(5.2, 3.3))
-    axes.axhline(0, color=style.BLACK, linewidth=0.8, linestyle=":")
+    axes.axhline(0, color=style.BLACK, linewidth=1, linestyle=":")
     for divisor, (color, marker) in _looks(table).items():
         part = table.where(divisor=divisor)
+        places = [names.index(str(row["optimiser"])) for row in part.rows]
         label = TEX.get(divisor, divisor)
-        places = np.arange(len(part))
         style.intervals(
             axes, places, *part.interval("exponent"), color=color, marker=marker, label=label
         )
         for place, law in zip(places, part["exponent_predicted"], strict=True):
             axes.plot([place - 0.2, place + 0.2], [law, law], color=color, linewidth=1)
     axes.set_xticks(range(len(names)), names)
-    axes.set(xlim=(-0.5, len(names) - 0.5), ylabel="exponent in $d_k$; lines: law")
-    axes.legend(title="divided by", loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
+    axes.set(
+        xlim=(-0.5, len(names) - 0.5),
+        ylabel="exponent in $d_k$ of the change\nof the scaled scores in one step",
+    )
+    axes.annotate("alike at every $d_k$", (-0.45, 0.02), va="bottom", fontsize="small")
+    axes.legend(title="divided by; lines: law", ncols=3, loc="upper center", fontsize="small")
+    axes.set_ylim(-1.3, 1.75)
 
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Training, through `sdpa.interop.autograd`, with NumPy only: needs the extra `lab`."""
 
 from ..corpus import Text, docstrings
-from .dynamics import correlation, curves, divergence, tied_paths
+from .dynamics import correlation, curves, divergence, tied_paths, trained_exponents
 from .experiments import (
     gradients_differ,
     lengths,
@@ -26,11 +26,13 @@ from .plots import (
     plot_lengths,
     plot_mechanisms,
     plot_other_scale,
+    plot_powers,
     plot_saturation,
     plot_scale_rules,
     plot_stability,
     plot_start_symmetry,
     plot_tied_paths,
+    plot_trained_exponents,
     plot_trained_scores,
     plot_tying,
 )
@@ -63,11 +65,13 @@ __all__ = [
     "plot_lengths",
     "plot_mechanisms",
     "plot_other_scale",
+    "plot_powers",
     "plot_saturation",
     "plot_scale_rules",
     "plot_stability",
     "plot_start_symmetry",
     "plot_tied_paths",
+    "plot_trained_exponents",
     "plot_trained_scores",
     "plot_tying",
     "saturation",
@@ -75,6 +79,7 @@ __all__ = [
     "sensitivity",
     "start_symmetry",
     "tied_paths",
+    "trained_exponents",
     "trained_scores",
     "tying",
     "warm_up_and_cosine",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import style
+from ..experiments.first_step import draw_step_exponents
 from ..tools.table import Table
 from .recall import CHANCE
 
@@ -19,20 +20,42 @@ RULES = {
     "log d_k": (style.ORANGE, "v"),
     "sqrt d_k": (style.SCALED, "o"),
     "2 sqrt d_k": (style.SKY, "P"),
+    "4 sqrt d_k": (style.BLACK, "X"),
     "d_k": (style.GREEN, "^"),
     "learned": (style.PURPLE, "D"),
 }
 """The same in every plot."""
+
+VARIANTS = {
+    "none": RULES["1"],
+    "1/sqrt(d_k)": RULES["sqrt d_k"],
+    "1/d_k": RULES["d_k"],
+    "QK-norm": (style.PURPLE, "D"),
+    "softcap 50": (style.ORANGE, "v"),
+    "QK-clip 100": (style.SKY, "P"),
+}
+TEX = {
+    "1": "$1$",
+    "log d_k": r"$\log d_k$",
+    "sqrt d_k": r"$\sqrt{d_k}$",
+    "2 sqrt d_k": r"$2\sqrt{d_k}$",
+    "4 sqrt d_k": r"$4\sqrt{d_k}$",
+    "d_k": "$d_k$",
+    "none": "no scale",
+    "1/sqrt(d_k)": r"$1/\sqrt{d_k}$",
+    "1/d_k": "$1/d_k$",
+}
+"""What stands in legends for the names of rules and variants."""
 
 
 def _lines(axes: Any, table: Table, x: str, y: str, by: str) -> None:
     """A line with intervals for every value in the column `by`; each rule has its own colour."""
     kinds = dict.fromkeys(row[by] for row in table.rows)
     for kind, (color, marker) in zip(kinds, style.cycle(len(kinds)), strict=True):
-        if by == "rule":
-            color, marker = RULES[str(kind)]
-        part = table.where(**{by: kind})
-        style.columns(axes, part, x, y, color=color, marker=marker, label=str(kind), line=True)
+        if by in ("rule", "variant"):
+            color, marker = (RULES | VARIANTS)[str(kind)]
+        part, label = table.where(**{by: kind}), TEX.get(str(kind), str(kind))
+        style.columns(axes, part, x, y, color=color, marker=marker, label=label, line=True)
 
 
 def _loss_axis(axes: Any) -> None:
@@ -172,10 +195,10 @@ def plot_stability(rates: Table, collapse: Table) -> Figure:
 
 def _draw_rates(axes: Any, table: Table, steps: int) -> None:
     part = table.where(steps=steps)
-    _lines(axes, part, "rate", "loss", "rule")
+    _lines(axes, part, "rate", "loss", "variant")
     _loss_axis(axes)
     axes.set(xscale="log", xlabel="learning rate", title=f"{steps} steps")
-    axes.legend(title="divided by")
+    axes.legend()
 
 
 SHARPNESS = {
@@ -193,7 +216,7 @@ def _draw_entropy(panels: Any, table: Table, columns: Sequence[str]) -> None:
         if rate != rates[0]:  # the same colour for one rule, another mark for the larger rate
             marker = {"s": "D", "o": "^"}[marker]
         for axes, column in zip(panels, columns, strict=True):
-            label = f"{rule}, rate {rate:g}"
+            label = f"{TEX[rule]}, rate {rate:g}"
             style.columns(
                 axes, part, "step", column, color=color, marker=marker, label=label, line=True
             )
@@ -240,7 +263,7 @@ def plot_correlation(table: Table) -> Figure:
         left.annotate(label, (table["step"][-1], height), ha="right", va="bottom", fontsize="small")
     left.set(xlabel="step", ylabel="exponent of the std in d_k", ylim=(0.4, 1.25))
     left.legend(loc="upper left")
-    names = [name for name in table.rows[0] if str(name).startswith("cosine")]
+    names = [name for name in table.rows[0] if str(name).startswith("cosine ")]
     for name, (color, marker) in zip(names, style.cycle(len(names)), strict=True):
         label = name.removeprefix("cosine ")
         style.columns(
@@ -249,6 +272,52 @@ def plot_correlation(table: Table) -> Figure:
     right.set(xlabel="step", ylabel="cosine of q and the key asked for")
     right.legend()
     return figure
+
+
+@style.plot
+def plot_trained_exponents(table: Table) -> Figure:
+    """The exponent of std(q.k) in d_k before and after training, over the power of the divisor."""
+    figure, axes = style.subplots()
+    _draw_exponents(axes, table)
+    return figure
+
+
+@style.plot
+def plot_powers(first: Table, trained: Table) -> Figure:
+    """Which divisor makes one step independent of d_k, by optimiser, and what training ends with.
+
+    Parameters
+    ----------
+    first, trained : Table
+        Returned by `sdpa_lab.first_step_exponents` and `trained_exponents`.
+    """
+    figure, (left, right) = style.subplots(1, 2, size=(4.9, 3.6))
+    draw_step_exponents(left, first)
+    _draw_exponents(right, trained)
+    return figure
+
+
+def _draw_exponents(axes: Any, table: Table) -> None:
+    powers = table["power"]
+    axes.plot(powers, powers, color=style.BLACK, linewidth=1, linestyle=":")
+    axes.annotate(
+        "scaled scores alike at every $d_k$",
+        (powers[-1], powers[-1]),
+        xytext=(-4, 4),
+        textcoords="offset points",
+        ha="right",
+        fontsize="small",
+    )
+    kinds = (("start", "before training", style.SKY, "s"), ("trained", "after", style.BLUE, "o"))
+    for column, label, color, marker in kinds:
+        style.columns(
+            axes, table, "power", column, color=color, marker=marker, label=label, line=True
+        )
+    axes.set(
+        xlabel="divided by $d_k$ to this power",
+        ylabel=r"exponent of $\operatorname{std}(q\cdot k)$ in $d_k$",
+    )
+    axes.legend(loc="center right", bbox_to_anchor=(1, 0.3))
 
 
 @style.plot
@@ -377,6 +446,7 @@ PLOTS = {
     "divergence": plot_divergence,
     "correlation": plot_correlation,
     "tied_paths": plot_tied_paths,
+    "trained_exponents": plot_trained_exponents,
     "tying": plot_tying,
     "saturation": plot_saturation,
     "trained_scores": plot_trained_scores,

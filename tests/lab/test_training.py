@@ -16,6 +16,7 @@ from autograd import grad
 from autograd.test_util import check_grads
 from support.helpers import assert_same_bits
 
+import sdpa_lab as lab
 from sdpa_lab import corpus, training
 from sdpa_lab.tools.estimate import Draws
 from sdpa_lab.training import dynamics, experiments, layers, models, optimise, plots, recall
@@ -408,6 +409,24 @@ def test_exponent_is_one_half_before_training():
     exponent = table.row(step=0)["exponent"].estimate(0.999)
     assert exponent.low < 0.5 < exponent.high
     assert exponent.high - exponent.low < 0.2
+
+
+def test_the_divisor_decides_the_exponent_after_training():
+    table = dynamics.trained_exponents((0.5, 1.0), d_k=(8, 64), steps=200, seeds=4, seed=1)
+    assert plotted(table, "trained_exponents") == 1
+    half, one = table.rows
+    assert abs(table["start"] - 0.5).max() < 0.15
+    assert half["trained"].estimate().high < one["trained"].estimate().low
+    for row in (half, one):
+        np.testing.assert_array_equal(row["scaled"].values, row["trained"].values - row["power"])
+        assert row["loss"].estimate().high < 0.5
+
+
+def test_plot_of_powers():
+    pytest.importorskip("matplotlib")
+    first = lab.first_step_exponents([8, 16], draws=3)
+    trained = dynamics.trained_exponents((0.5, 1.0), d_k=(8, 16), **QUICK)
+    assert [len(axes.containers) for axes in training.plot_powers(first, trained).axes] == [3, 2]
 
 
 def test_paths_sum_to_the_gradient():

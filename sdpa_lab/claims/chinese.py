@@ -28,7 +28,14 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "sqrt(d_k) 使方差为 1，但并非梯度最大者；最佳尺度取决于长度。",
     ),
     "train-infer": ("corrected", "在答案为单个键的任务上只有变小才有害；MiniLM 则两个方向都有害。"),
-    "no-scale-training": ("reproduced", "不缩放则收敛更差，d_k 越大、序列越长越明显。"),
+    "no-scale-training": (
+        "depends on the horizon",
+        "只是慢：d_k = 64 时所需步数是缩放时的许多倍；训练足够久后损失同样低。",
+    ),
+    "no-scale-length": (
+        "depends on the horizon",
+        "序列长时学得更慢，但训练足够久后与短序列相同。",
+    ),
     "scale-cost": ("reproduced", "在指数运算处相乘的内核里几乎没有开销。"),
     "table3-rowB": ("refuted", "表中没有未缩放的模型；缩放的模型在 d_k 变小时变差。"),
     "additive-small-dk": ("reproduced", "d_k = 8 时相当，32 时加性注意力更好。"),
@@ -45,13 +52,18 @@ FINDINGS: dict[str, tuple[str, str]] = {
     "weight-grad": ("corrected", "应为 X^T dL/dQ。"),
     "swap": ("reproduced", "确实不同：按行归一化破坏了对称性。"),
     "init-symmetric": ("reproduced", "统计等价；但每次抽取的矩阵远非对称。"),
-    "divergence": ("corrected", "取决于任务，且没有正反馈：对称任务中两者趋近。"),
+    "divergence": ("corrected", "取决于任务：两者之和与之差同样增长；对称任务中两者趋近。"),
+    "feedback": (
+        "depends on the horizon",
+        "学习最快的阶段确有自我增强，但和与差同样增长，并随损失下降而结束。",
+    ),
     "grads-differ": ("reproduced", "两者近似正交；即使 Q = K 也不相等。"),
-    "tied-kv": ("corrected", "瓶颈在宽度，而不在冲突：两个梯度近似正交。"),
+    "tied-kv": ("corrected", "不是瓶颈：宽度小时只是学得更慢，训练足够久后没有差别。"),
+    "tied-conflict": ("corrected", "两个梯度近似正交，谈不上冲突。"),
     "cosine-bilinear": ("corrected", "余弦需要反方向的因子；双线性与点积一样饱和。"),
     "batchnorm-analogy": ("refuted", "只在开始时成立：常数跟不上学到的东西。"),
     "temperature": ("reproduced", "成立；每行的温度还取决于查询的长度。"),
-    "stop-learning": ("corrected", "会学，只是很慢；结论取决于步数。"),
+    "stop-learning": ("depends on the horizon", "会学，只是很慢；结论取决于步数。"),
     "unscaled-position": ("corrected", "集中在少数键上，但不偏向任何位置；位置偏好来自训练。"),
     "dk-independence": ("corrected", "宽度低于任务所需时不成立。"),
     "glorot-unit-var": ("corrected", "只有 d_k = d_model 时成立。"),
@@ -61,15 +73,18 @@ FINDINGS: dict[str, tuple[str, str]] = {
     "dot-no-params": ("reproduced", "点积本身不加参数；计入投影后两者几乎相同。"),
     "universal": ("reproduced", "transformers 库中九成以上的模型如此。"),
     "layer-norm": ("corrected", "作用不同：它给输入单位方差，q·k 的方差仍为 d_k。"),
-    "saturated-gradient": ("corrected", "梯度仍然回传，其范数并不小。"),
+    "saturated-gradient": ("refuted", "梯度仍然回传，其范数并不小。"),
     "unstable-training": (
-        "reproduced",
-        "就学习率的敏感度而言成立：合适的学习率范围更窄；但可训练的最大学习率只略低。",
+        "depends on the horizon",
+        "训练足够久后成立（就学习率的敏感度而言）：合适的学习率范围更窄；短训练时尚看不出。",
     ),
-    "trained-exponent": (
+    "qk-norm": ("reproduced", "不仅能替代缩放，对学习率还更不敏感。"),
+    "first-step": (
         "corrected",
-        "只在训练前成立；训练使指数从 1/2 升到 1，此即 1/d_k 的依据。",
+        "取决于优化器：SGD 与 Muon 除以 sqrt(d_k)，Adam 除以 d_k，一步的改变才与 d_k 无关。",
     ),
+    "dk-selectivity": ("corrected", "只在开始时过于平均；训练之后同样有选择性，损失同样低。"),
+    "two-sqrt-harm": ("corrected", "对训练好的模型没有损害；除数过大无害，过小才有害。"),
 }
 """By id: the verdict, and what is right if it is that."""
 

@@ -97,7 +97,8 @@ def divergence(
     Table
         task, step, difference, sum (norms of W^Q - W^K and W^Q + W^K), control, speed (of the
         norm of the difference, per step), cosine (of W^Q and W^K as vectors), balance
-        (|W^Q|^2 - |W^K|^2 over their sum: gradient flow keeps |W^Q|^2 - |W^K|^2 as it is).
+        (|W^Q|^2 - |W^K|^2 over their sum: gradient flow keeps |W^Q|^2 - |W^K|^2 as it is), gradient
+        (norm of the difference of the gradients to W^Q and W^K), loss (nats).
     """
     rows: Rows = []
     for task in tasks:
@@ -142,6 +143,8 @@ class _Distance:
                 "speed": Draws(norm - square_norms(before) ** 0.5 / self._unit),
                 "cosine": Draws(inner / (squares[0] * squares[1]) ** 0.5),
                 "balance": Draws((squares[0] - squares[1]) / (squares[0] + squares[1])),
+                "gradient": Draws(square_norms(gradients["W^Q"] - gradients["W^K"]) ** 0.5),
+                "loss": Draws(models.test_loss(purpose="curve")[0], "positive"),
             }
         )
 

@@ -22,8 +22,10 @@ from ..tools.inputs import stream
 from ..tools.machine import one_blas_thread
 from ..tools.table import Cell, Table
 from .recall import (
+    CHANCE,
     Progress,
     Rows,
+    Run,
     Setting,
     Trained,
     square_norms,
@@ -96,6 +98,40 @@ def scale_rules(
             for i, rate in enumerate(setting.rates)
         ]
     return Table("Test loss in nats; guessing is 2.08", rows)
+
+
+def steps_needed(
+    d_k: Sequence[int] = (4, 32, 64),
+    *,
+    rules: Sequence[str] = ("1", "sqrt d_k"),
+    rates: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2),
+    every: int = 25,
+    most: int = 1200,
+    seed: int = 0,
+    progress: Progress = None,
+    **settings: Any,
+) -> Table:
+    """Steps until the loss is a tenth of that of guessing, model by model, at its best rate.
+
+    Returns
+    -------
+    Table
+        d_k, rule, steps (multiples of `every`; `most` where a model needs more).
+    """
+    rows: Rows = []
+    for width, rule in ((width, rule) for width in d_k for rule in rules):
+        run = Run(Setting(d_k=width, rule=rule, rates=tuple(rates), **settings), seed)
+        needed = np.full(run.models.setting.seeds, float(most))
+        for count in range(every, most, every):
+            run.advance(count)
+            reached = (run.models.test_loss() < 0.1 * CHANCE).any(axis=0)
+            needed = np.minimum(needed, np.where(reached, count, most))
+            if needed.max() < most:
+                break
+        rows.append({"d_k": width, "rule": rule, "steps": Draws(needed, "positive")})
+        if progress is not None:
+            progress(1)
+    return Table("Steps to a loss of 0.21 nats", rows)
 
 
 def mechanisms(
@@ -376,6 +412,7 @@ __all__ = [
     "saturation",
     "scale_rules",
     "start_symmetry",
+    "steps_needed",
     "trained_scores",
     "tying",
 ]

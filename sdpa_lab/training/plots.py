@@ -103,6 +103,17 @@ def plot_scale_rules(table: Table) -> Figure:
 
 
 @style.plot
+def plot_steps_needed(table: Table) -> Figure:
+    """Steps to a loss of a tenth of guessing against d_k."""
+    figure, axes = style.subplots()
+    _lines(axes, table, "d_k", "steps", "rule")
+    style.log_axis(axes, "x", sorted(set(table["d_k"].tolist())))
+    axes.set(xlabel="$d_k$", yscale="log", ylabel="steps to a tenth of the loss of guessing")
+    axes.legend(title="divided by")
+    return figure
+
+
+@style.plot
 def plot_mechanisms(table: Table) -> Figure:
     """Loss at the best learning rate against d_k."""
     figure, axes = style.subplots(size=(5.4, 3.6))
@@ -437,6 +448,7 @@ def plot_gradients_differ(table: Table) -> Figure:
 
 PLOTS = {
     "scale_rules": plot_scale_rules,
+    "steps_needed": plot_steps_needed,
     "mechanisms": plot_mechanisms,
     "lengths": plot_lengths,
     "other_scale": plot_other_scale,

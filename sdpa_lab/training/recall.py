@@ -294,6 +294,13 @@ class Trained:
         """The learning rate with the least mean loss, on data that no test sees."""
         return int(np.nanargmin(self.test_loss(purpose="choice").mean(axis=1)))
 
+    def found(self) -> Values:
+        """Weight on the key that is asked for, on fresh data: (rates, seeds)."""
+        p = np.asarray(sdpa.softmax(self.scores()))
+        answer = next(self.batches("scores", 16)).answer.reshape(*p.shape[:-1], 1)
+        weights: Values = np.take_along_axis(p, answer, axis=-1).mean(axis=(2, 3, 4))
+        return weights
+
     def scores(self) -> Values:
         """Scaled scores on fresh data: (rates, seeds, sequences, n, n)."""
         batch = next(self.batches("scores", 16))
@@ -368,12 +375,12 @@ def train(
     >>> bool((models.test_loss() < 0.8 * recall.CHANCE).all())
     True
     """
-    run = _Run(setting, seed)
+    run = Run(setting, seed)
     run.advance(setting.steps, watch, progress)
     return run.models
 
 
-class _Run:
+class Run:
     """Training that can go on: rates are constant, so fewer steps are the first of more."""
 
     def __init__(self, setting: Setting, seed: int) -> None:
@@ -411,8 +418,8 @@ class _Run:
 
 
 @lru_cache(maxsize=16)
-def _run(setting: Setting, seed: int) -> _Run:
-    return _Run(setting, seed)
+def _run(setting: Setting, seed: int) -> Run:
+    return Run(setting, seed)
 
 
 @lru_cache(maxsize=256)
@@ -420,7 +427,7 @@ def trained(setting: Setting, seed: int) -> Trained:
     """`train` with a cache, because rows of the ledger share models; more steps continue fewer."""
     run = _run(replace(setting, steps=0), seed)
     if run.steps > setting.steps:
-        run = _Run(setting, seed)
+        run = Run(setting, seed)
     return run.at(setting)
 
 

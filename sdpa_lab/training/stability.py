@@ -201,8 +201,7 @@ def _sharpness(step: int, models: Trained, rule: str) -> Rows:
     p = np.asarray(sdpa.softmax(scores))
     entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
     norm = (n * scores.var(axis=-1)) ** 0.5
-    answer = next(models.batches("scores", 16)).answer.reshape(*p.shape[:-1], 1)
-    found = np.take_along_axis(p, answer, axis=-1)
+    found = models.found()
     w_q, w_k = (np.asarray(models.parameters[name], np.float64) for name in ("W^Q", "W^K"))
     product = models.setting.scale * w_q @ w_k.swapaxes(-1, -2)
     spectral = np.linalg.norm(product, 2, axis=(-2, -1)).reshape(models.shape)
@@ -214,7 +213,7 @@ def _sharpness(step: int, models: Trained, rule: str) -> Rows:
         row["floor"] = Draws(entropy_floor(norm[i], n).mean(axis=(1, 2)))
         row["logit"] = Draws(np.abs(scores[i]).max(axis=(1, 2, 3)), "positive")
         row["spectral"] = Draws(spectral[i], "positive")
-        row["found"] = Draws(found[i].mean(axis=(1, 2, 3)))
+        row["found"] = Draws(found[i])
         row["loss"] = Draws(loss[i], "positive")
         rows.append(row)
     return rows

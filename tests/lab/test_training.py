@@ -380,6 +380,18 @@ def test_scale_rules_table():
     assert (table["loss"] > 0).all()
 
 
+def test_steps_needed_are_those_at_which_the_loss_is_reached():
+    few = {"rates": (0.02, 0.05), "seeds": 3}
+    table = experiments.steps_needed((8,), rules=("sqrt d_k",), every=10, most=150, **few)
+    assert plotted(table, "steps_needed") == 1
+    needed = cell(table, "steps", d_k=8)
+    for steps in (10, 20, *needed.astype(int)):
+        models_ = recall.train(recall.Setting(d_k=8, steps=int(steps), **few))
+        reached = (models_.test_loss() < 0.1 * recall.CHANCE).any(axis=0)
+        assert (reached[needed == steps]).all()
+        assert not reached[needed > steps].any()
+
+
 def test_other_scale_is_measured_against_its_own():
     table = experiments.other_scale((0.5, 1), rates=(0.02,), d_k=8, **QUICK)
     assert plotted(table, "other_scale") == 1

@@ -27,7 +27,7 @@ def divergence(seed: int, times: float) -> Measured:
 
 def feedback(seed: int, times: float) -> Measured:
     """Whether |W^Q - W^K| and the gradients' difference grow faster and faster; directed task."""
-    at = _Watched(("directed",), EARLY // 2, seed, times)
+    at = _Watched(("directed",), 15, seed, times)
     found: Measured = {}
     unit = at("directed", 0, "difference")
     gradient = at("directed", 0, "gradient")
@@ -54,7 +54,6 @@ class _Watched:
         )
 
     def __call__(self, task: str, step: int, column: str) -> Values:
-        # Every interval of 75 steps is that of two horizons: 75, 300 and 600 are in the middle.
         return drawn(self._table.row(task=task, step=step), column).values
 
 

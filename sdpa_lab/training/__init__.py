@@ -3,6 +3,7 @@
 from ..corpus import Text, docstrings
 from .dynamics import correlation, curves, divergence, tied_paths, trained_exponents
 from .experiments import (
+    divisors,
     gradients_differ,
     lengths,
     mechanisms,
@@ -21,6 +22,7 @@ from .plots import (
     plot_correlation,
     plot_curves,
     plot_divergence,
+    plot_divisors,
     plot_entropy_collapse,
     plot_gradients_differ,
     plot_learning_rates,
@@ -37,6 +39,7 @@ from .plots import (
     plot_trained_exponents,
     plot_trained_scores,
     plot_tying,
+    plot_which_scale,
 )
 from .stability import entropy_collapse, learning_rates, sensitivity
 
@@ -50,6 +53,7 @@ __all__ = [
     "correlation",
     "curves",
     "divergence",
+    "divisors",
     "docstrings",
     "entropy_collapse",
     "gradients_differ",
@@ -61,6 +65,7 @@ __all__ = [
     "plot_correlation",
     "plot_curves",
     "plot_divergence",
+    "plot_divisors",
     "plot_entropy_collapse",
     "plot_gradients_differ",
     "plot_learning_rates",
@@ -77,6 +82,7 @@ __all__ = [
     "plot_trained_exponents",
     "plot_trained_scores",
     "plot_tying",
+    "plot_which_scale",
     "saturation",
     "scale_rules",
     "sensitivity",

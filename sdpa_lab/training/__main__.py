@@ -25,6 +25,7 @@ GRID: dict[str, tuple[int, Callable[..., Table], dict[str, Any]]] = {
         experiments.scale_rules,
         {"d_k": WIDTHS, "rates": RATES, "seeds": 8},
     ),
+    "divisors": (12, experiments.divisors, {}),
     "steps_needed": (6, experiments.steps_needed, {}),
     "mechanisms": (
         6 * 4,

@@ -28,6 +28,7 @@ from .recall import (
     Run,
     Setting,
     Trained,
+    compare_at,
     square_norms,
     trained,
 )
@@ -132,6 +133,45 @@ def steps_needed(
         if progress is not None:
             progress(1)
     return Table("Steps to a loss of 0.21 nats", rows)
+
+
+def divisors(
+    d_k: Sequence[int] = (64, 256),
+    *,
+    rules: Sequence[str] = ("1", "log d_k", "sqrt d_k", "2 sqrt d_k", "4 sqrt d_k", "d_k"),
+    steps: Sequence[int] = (150, 600),
+    rates: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2),
+    seeds: int = 6,
+    seed: int = 0,
+    progress: Progress = None,
+    **settings: Any,
+) -> Table:
+    """What a divisor that is too small or too large costs a model that is trained.
+
+    Returns
+    -------
+    Table
+        d_k, rule, steps, ratio (the divisor over d_k^(1/2)), loss (nats, at the best learning rate;
+        a model that has solved the task is not trained on, see `recall.compare_at`).
+    """
+    rows: Rows = []
+    for width, rule in ((width, rule) for width in d_k for rule in rules):
+        base = Setting(d_k=width, rule=rule, rates=tuple(rates), seeds=seeds, **settings)
+        losses = compare_at(sorted(steps), base, seed=seed)
+        ratio = width**-0.5 / base.scale
+        rows += [
+            {
+                "d_k": width,
+                "rule": rule,
+                "steps": count,
+                "ratio": ratio,
+                "loss": Draws(losses[count], "positive"),
+            }
+            for count in steps
+        ]
+        if progress is not None:
+            progress(1)
+    return Table("Test loss in nats at the best rate; guessing is 2.08", rows)
 
 
 def mechanisms(
@@ -405,6 +445,7 @@ def gradients_differ(
 
 
 __all__ = [
+    "divisors",
     "gradients_differ",
     "lengths",
     "mechanisms",

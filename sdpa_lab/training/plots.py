@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import style
+from ..experiments.criteria import draw_best_sigma
 from ..experiments.first_step import draw_step_exponents
 from ..tools.table import Table
 from .recall import CHANCE
@@ -100,6 +101,56 @@ def plot_scale_rules(table: Table) -> Figure:
     rules = panels[0, 0].get_legend_handles_labels()
     grid[0, -1].legend(*rules, title="divided by", loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
+
+
+@style.plot
+def plot_divisors(table: Table) -> Figure:
+    """Loss at the best learning rate over the divisor: too small harms, too large does not."""
+    figure, axes = style.subplots()
+    _draw_divisors(axes, table)
+    return figure
+
+
+@style.plot
+def plot_which_scale(best: Table, trained: Table) -> Figure:
+    """Where gradients are largest before training, and what a divisor costs a trained model.
+
+    Parameters
+    ----------
+    best, trained : Table
+        Returned by `sdpa_lab.best_sigma`, of which d_k = 64 is drawn, and `divisors`.
+    """
+    figure, (left, right) = style.subplots(1, 2, size=(4.9, 3.6))
+    draw_best_sigma(left, best.where(d_k=64), (("S", "rms"), ("Q", "median")))
+    left.set_title("before training")
+    _draw_divisors(right, trained)
+    right.set_title("trained, at the best learning rate")
+    return figure
+
+
+LEAST = 1e-4
+"""Of the losses drawn: models below it have solved the task."""
+
+
+def _draw_divisors(axes: Any, table: Table) -> None:
+    steps = list(dict.fromkeys(table["steps"].tolist()))
+    widths = list(dict.fromkeys(table["d_k"].tolist()))
+    for width, (color, marker) in zip(widths, style.cycle(len(widths)), strict=True):
+        for count, filled in zip(steps, ("white", color), strict=False):
+            part = table.where(d_k=width, steps=count)
+            ends = [np.maximum(column, LEAST) for column in part.interval("loss")]
+            label = f"$d_k = {width:g}$, {count:g} steps"
+            style.intervals(
+                axes, part["ratio"], *ends, color=color, marker=marker, line=True, label=label
+            )
+            axes.containers[-1].lines[0].set_markerfacecolor(filled)
+    _loss_axis(axes)
+    axes.axvline(1, color="#777777", linewidth=0.8)
+    ratios = sorted(table["ratio"].tolist())
+    axes.set(xscale="log", xlabel=r"divisor over $\sqrt{d_k}$", ylabel="test loss, nats")
+    ticks = [2.0**i for i in range(-4, 5) if ratios[0] <= 2.0**i <= ratios[-1]]
+    style.log_axis(axes, "x", ticks)
+    axes.legend()
 
 
 @style.plot
@@ -305,20 +356,15 @@ def plot_powers(first: Table, trained: Table) -> Figure:
     figure, (left, right) = style.subplots(1, 2, size=(4.9, 3.6))
     draw_step_exponents(left, first)
     _draw_exponents(right, trained)
+    left.set_title("one step")
+    right.set_title("after training by Adam")
     return figure
 
 
 def _draw_exponents(axes: Any, table: Table) -> None:
     powers = table["power"]
-    axes.plot(powers, powers, color=style.BLACK, linewidth=1, linestyle=":")
-    axes.annotate(
-        "scaled scores alike at every $d_k$",
-        (powers[-1], powers[-1]),
-        xytext=(-4, 4),
-        textcoords="offset points",
-        ha="right",
-        fontsize="small",
-    )
+    label = "scaled scores alike at every $d_k$"
+    axes.plot(powers, powers, color=style.BLACK, linewidth=1, linestyle=":", label=label)
     kinds = (("start", "before training", style.SKY, "s"), ("trained", "after", style.BLUE, "o"))
     for column, label, color, marker in kinds:
         style.columns(
@@ -328,7 +374,8 @@ def _draw_exponents(axes: Any, table: Table) -> None:
         xlabel="divided by $d_k$ to this power",
         ylabel=r"exponent of $\operatorname{std}(q\cdot k)$ in $d_k$",
     )
-    axes.legend(loc="center right", bbox_to_anchor=(1, 0.3))
+    axes.set_ylim(-0.05, 1.6)
+    axes.legend(loc="upper left")
 
 
 @style.plot
@@ -449,6 +496,7 @@ def plot_gradients_differ(table: Table) -> Figure:
 PLOTS = {
     "scale_rules": plot_scale_rules,
     "steps_needed": plot_steps_needed,
+    "divisors": plot_divisors,
     "mechanisms": plot_mechanisms,
     "lengths": plot_lengths,
     "other_scale": plot_other_scale,

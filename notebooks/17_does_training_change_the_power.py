@@ -112,8 +112,8 @@ training.plot_powers(first, trained)
 # *One step.* Both camps are right, each for its optimiser: the scaled scores move alike at every
 # $d_k$ with $1/\sqrt{d_k}$ under SGD (exponent $-0.10$) and Muon (0.00) and with $1/d_k$ under Adam
 # ($-0.08$; with $1/\sqrt{d_k}$ 0.41: 5.4 times as far at 512 as at 8). The conditions: $d_k$ alone
-# grows at a fixed $d_{\text{model}}$, one learning rate for all $d_k$, components of variance 1, the
-# first step. From $d_k = 2 d_{\text{model}}$ on these three exponents are within 0.05 of 0.
+# grows at a fixed $d_{\text{model}}$, one learning rate for all $d_k$, components of variance 1,
+# the first step. From $d_k = 2 d_{\text{model}}$ on these three exponents are within 0.05 of 0.
 #
 # *After training* there is no power of $q \cdot k$ as such: the divisor sets it. With
 # $1/\sqrt{d_k}$ it is again 0.52 after 600 steps, with $1/d_k$ 0.90, with $d_k^{1.25}$ 1.10, all

@@ -392,6 +392,28 @@ def test_steps_needed_are_those_at_which_the_loss_is_reached():
         assert not reached[needed > steps].any()
 
 
+def test_tying_is_compared_after_every_number_of_steps():
+    table = experiments.tying((8,), steps=(10, 20), rates=(0.02,), seeds=3)
+    assert [(row["tied"], row["steps"]) for row in table.rows] == [
+        (0, 10),
+        (0, 20),
+        (1, 10),
+        (1, 20),
+    ]
+    assert plotted(table, "tying") == 1
+    setting = recall.Setting(d_k=8, d_v=8, tied=True, rates=(0.02,), seeds=3, steps=20)
+    expected = recall.train(setting).test_loss()[0]
+    assert_same_bits(cell(table, "loss", tied=1, steps=20), expected)
+
+
+def test_divisors_are_measured_in_units_of_the_root():
+    table = experiments.divisors((16,), rules=("1", "4 sqrt d_k"), rates=(0.02,), steps=(5, 10))
+    assert table["ratio"].tolist() == [0.25, 0.25, 4, 4]
+    assert plotted(table, "divisors") == 1
+    best = lab.best_sigma(n=[8], d_k=[64], draws=3)
+    assert len(training.plot_which_scale(best, table).axes) == 2
+
+
 def test_other_scale_is_measured_against_its_own():
     table = experiments.other_scale((0.5, 1), rates=(0.02,), d_k=8, **QUICK)
     assert plotted(table, "other_scale") == 1
@@ -411,7 +433,7 @@ def test_divergence_units_and_control():
         control = cell(table, "control", task=task, step=1)
         assert (control >= start).all()
     assert len(table) == len(dynamics.TASKS) * 13
-    assert plotted(table, "divergence") == 4
+    assert plotted(table, "divergence") == 5
 
 
 def test_exponent_is_one_half_before_training():

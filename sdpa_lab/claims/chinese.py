@@ -65,7 +65,7 @@ FINDINGS: dict[str, tuple[str, str]] = {
     "temperature": ("reproduced", "成立；每行的温度还取决于查询的长度。"),
     "stop-learning": ("depends on the horizon", "会学，只是很慢；结论取决于步数。"),
     "unscaled-position": ("corrected", "集中在少数键上，但不偏向任何位置；位置偏好来自训练。"),
-    "dk-independence": ("corrected", "宽度低于任务所需时不成立。"),
+    "dk-independence": ("refuted", "宽度低于任务所需时不成立。"),
     "glorot-unit-var": ("corrected", "只有 d_k = d_model 时成立。"),
     "sigma-law": ("corrected", "应为 dim sigma^4。"),
     "cosine-analogy": ("corrected", "两个模长之积约为 d_k，而不是 sqrt(d_k)。"),

@@ -180,7 +180,7 @@ CLAIMS = (
         "it.",
         claim_zh="有了缩放，模型性能与 d_k 无关，任何 d_k 下都表现良好。",
         expect=at_horizons(
-            harmless("loss added from d_k=32 to 1", law=True),
+            harmless("loss added from d_k=32 to 1"),
             harmless("loss added from d_k=32 to 64"),
         ),
         holds="After 1200 steps the loss is {loss d_k=1, 1200 steps}, {loss d_k=4, 1200 steps}, "

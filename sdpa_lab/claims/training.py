@@ -24,16 +24,14 @@ NO_HARM = TENTH / 4
 
 
 def harms(figure: str, *, law: bool = False) -> Expect:
-    """At least a tenth is lost; our law, where there is one: a quarter of that at most."""
+    """At least a tenth is lost; our law, where there is one: none, to a quarter of that."""
     if law:
-        return Expect(figure, TENTH, (0, None), law=0.0, law_margin=(10 * TENTH, NO_HARM))
+        return Expect(figure, TENTH, (0, None), law=0.0, law_margin=NO_HARM)
     return Expect(figure, TENTH, (0, None))
 
 
-def harmless(figure: str, *, law: bool = False) -> Expect:
-    """At most a quarter of a tenth is lost; our law, where there is one: a tenth or more."""
-    if law:
-        return Expect(figure, 0.0, (None, NO_HARM), law=TENTH, law_margin=(0, 9 * TENTH))
+def harmless(figure: str) -> Expect:
+    """At most a quarter of a tenth is lost."""
     return Expect(figure, 0.0, (None, NO_HARM))
 
 

@@ -22,7 +22,7 @@ def sensitivities(seed: int, times: float) -> Measured:
         HORIZONS,
         variants=tuple(NAMES),
         rates=stability.RATES[::2],
-        seeds=n_seeds(times),
+        seeds=max(4, n_seeds(times) // 2),
         seed=seed,
     )
     found: Measured = {}

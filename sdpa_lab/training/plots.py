@@ -308,7 +308,7 @@ def plot_divergence(table: Table) -> Figure:
                 axes, part, "step", column, color=color, marker=marker, label=label, line=True
             )
             if column == "sum":  # the difference may lie on it
-                axes.containers[-1].lines[0].set(markerfacecolor="white", markersize=7)
+                axes.containers[-1].lines[0].set(markerfacecolor="white", markersize=6)
         axes.set_title(task.replace(", ", "\n").replace("W^Q = W^K", "$W^Q = W^K$") + " task")
         axes.set(xlabel="step")
         axes.sharey(panels[0])

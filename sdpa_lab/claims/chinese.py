@@ -58,7 +58,10 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "学习最快的阶段确有自我增强，但和与差同样增长，并随损失下降而结束。",
     ),
     "grads-differ": ("reproduced", "两者近似正交；即使 Q = K 也不相等。"),
-    "tied-kv": ("corrected", "不是瓶颈：宽度小时只是学得更慢，训练足够久后没有差别。"),
+    "tied-kv": (
+        "corrected",
+        "只在宽度容不下两种角色时（4）是瓶颈；宽度为 8 时只是慢，32 时没有差别。",
+    ),
     "tied-conflict": ("corrected", "两个梯度近似正交，谈不上冲突。"),
     "cosine-bilinear": ("corrected", "余弦需要反方向的因子；双线性与点积一样饱和。"),
     "batchnorm-analogy": ("refuted", "只在开始时成立：常数跟不上学到的东西。"),

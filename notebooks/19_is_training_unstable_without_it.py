@@ -147,10 +147,11 @@ print(bilingual(ledger(["unstable-training", "qk-norm"])))
 #
 # <details><summary>Solution</summary>
 #
-# $\sqrt{64} = 8$, at parallel vectors. Softcap with the same bound, `training.sensitivity((600,),
-# variants=("softcap 50",), softcap=8.0)`, tells the two apart: it has the bound and not the rest.
-# The gradient to $W^Q$ through a unit vector is divided by $|q|$ and has no part along $q$, so that
-# weights that have grown take smaller steps.
+# $\sqrt{64} = 8$, at parallel vectors. Softcap with the same bound and $1/\sqrt{d_k}$ has the bound
+# and not the rest: `training.sensitivity((600,), variants=("softcap 50",), softcap=8.0)` has 0.50
+# nats and 2.2 decades, hardly better than the scale alone. So it is the gradient: through a unit
+# vector it is divided by $|q|$ and has no part along $q$, so that weights which have grown turn less
+# in a step of the same size.
 #
 # </details>
 #

@@ -150,8 +150,8 @@ print(bilingual(ledger(["unstable-training", "qk-norm"])))
 # $\sqrt{64} = 8$, at parallel vectors. Softcap with the same bound and $1/\sqrt{d_k}$ has the bound
 # and not the rest: `training.sensitivity((600,), variants=("softcap 50",), softcap=8.0)` has 0.50
 # nats and 2.2 decades, hardly better than the scale alone. So it is the gradient: through a unit
-# vector it is divided by $|q|$ and has no part along $q$, so that weights which have grown turn less
-# in a step of the same size.
+# vector it is divided by $|q|$ and has no part along $q$, and weights which have grown turn less in
+# a step of the same size.
 #
 # </details>
 #

@@ -86,7 +86,10 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "corrected",
         "取决于优化器：SGD 与 Muon 除以 sqrt(d_k)，Adam 除以 d_k，一步的改变才与 d_k 无关。",
     ),
-    "dk-selectivity": ("corrected", "只在开始时过于平均；训练之后同样有选择性，损失同样低。"),
+    "dk-selectivity": (
+        "refuted",
+        "只在开始时过于平均；训练之后仍有选择性（只是稍弱），损失同样低。",
+    ),
     "two-sqrt-harm": ("corrected", "对训练好的模型没有损害；除数过大无害，过小才有害。"),
 }
 """By id: the verdict, and what is right if it is that."""

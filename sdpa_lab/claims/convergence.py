@@ -236,13 +236,14 @@ CLAIMS = (
         ),
         holds="At d_k = 64 and 256 dividing by d_k adds {loss added by d_k, d_k=64, 1200 steps} "
         "and {loss added by d_k, d_k=256, 1200 steps} nats after 1200 steps.",
-        law="Only at the start. A model that is trained, at its best learning rate, learns to be "
-        "as selective: after 150 steps at d_k = 64 the key that is asked for has a weight of "
-        "{weight on the key asked for, divided by d_k, d_k=64}, with sqrt(d_k) {weight on the key "
-        "asked for, divided by sqrt(d_k), d_k=64}, and the loss is {loss divided by d_k, d_k=64, "
-        "150 steps} nats against {loss divided by sqrt(d_k), d_k=64, 150 steps}; at d_k = 256 it "
-        "is {loss divided by d_k, d_k=256, 150 steps} against {loss divided by sqrt(d_k), "
-        "d_k=256, 150 steps}. Too large a divisor does no harm here, too small a one does.",
+        law="Only at the start. A model that is trained, at its best learning rate, becomes "
+        "selective, if less so than with sqrt(d_k), and does as well: after 150 steps at d_k = 64 "
+        "the key that is asked for has a weight of {weight on the key asked for, divided by d_k, "
+        "d_k=64}, with sqrt(d_k) {weight on the key asked for, divided by sqrt(d_k), d_k=64}; the "
+        "loss is {loss divided by d_k, d_k=64, 150 steps} nats against {loss divided by "
+        "sqrt(d_k), d_k=64, 150 steps}, at d_k = 256 "
+        "{loss divided by d_k, d_k=256, 150 steps} against {loss divided by sqrt(d_k), d_k=256, "
+        "150 steps}. Too large a divisor does no harm here, too small a one does.",
         depends="At d_k = 64 and 256 dividing by d_k adds {loss added by d_k, d_k=64, 150 steps} "
         "and {loss added by d_k, d_k=256, 150 steps} nats after 150 steps, {loss added by d_k, "
         "d_k=64, 1200 steps} and {loss added by d_k, d_k=256, 1200 steps} after 1200.",

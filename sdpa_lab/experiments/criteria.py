@@ -252,7 +252,7 @@ def plot_best_sigma(table: Table) -> Figure:
     figure, axes = style.subplots(1, 2, size=(4.4, 3.5), sharey=True)
     targets = [str(target) for target in dict.fromkeys(table["target"].tolist())]
     for ax, name in zip(axes, ("rms", "median"), strict=True):
-        draw_best_sigma(ax, table, tuple((target, name) for target in targets))
+        _draw_best_sigma(ax, table, tuple((target, name) for target in targets))
         ax.set_title(f"largest {name}")
     axes[1].set(ylabel="")
     return figure
@@ -261,7 +261,7 @@ def plot_best_sigma(table: Table) -> Figure:
 TEX = {"S": "S", "Q": "Q", "K": "K", "V": "V", "W": "W^Q"}
 
 
-def draw_best_sigma(axes: Axes, table: Table, kinds: Sequence[tuple[str, str]]) -> None:
+def _draw_best_sigma(axes: Axes, table: Table, kinds: Sequence[tuple[str, str]]) -> None:
     """One panel: the best sigma over n of targets by "rms" or "median", with the exact law of S.
 
     A line through the middle d_k; small dots are the others.

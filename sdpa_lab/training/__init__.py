@@ -39,7 +39,6 @@ from .plots import (
     plot_trained_exponents,
     plot_trained_scores,
     plot_tying,
-    plot_which_scale,
 )
 from .stability import entropy_collapse, learning_rates, sensitivity
 
@@ -82,7 +81,6 @@ __all__ = [
     "plot_trained_exponents",
     "plot_trained_scores",
     "plot_tying",
-    "plot_which_scale",
     "saturation",
     "scale_rules",
     "sensitivity",

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import style
-from ..experiments.criteria import draw_best_sigma
 from ..experiments.first_step import draw_step_exponents
 from ..tools.table import Table
-from .recall import CHANCE
+from .recall import CHANCE, SOLVED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,52 +104,39 @@ def plot_scale_rules(table: Table) -> Figure:
 
 @style.plot
 def plot_divisors(table: Table) -> Figure:
-    """Loss at the best learning rate over the divisor: too small harms, too large does not."""
-    figure, axes = style.subplots()
-    _draw_divisors(axes, table)
-    return figure
+    """Loss at the best learning rate over the divisor: too small harms, too large does not.
 
-
-@style.plot
-def plot_which_scale(best: Table, trained: Table) -> Figure:
-    """Where gradients are largest before training, and what a divisor costs a trained model.
-
-    Parameters
-    ----------
-    best, trained : Table
-        Returned by `sdpa_lab.best_sigma`, of which d_k = 64 is drawn, and `divisors`.
+    Losses of models that have solved the task are drawn as `recall.SOLVED`.
     """
-    figure, (left, right) = style.subplots(1, 2, size=(4.9, 3.6))
-    draw_best_sigma(left, best.where(d_k=64), (("S", "rms"), ("Q", "median")))
-    left.set_title("before training")
-    _draw_divisors(right, trained)
-    right.set_title("trained, at the best learning rate")
-    return figure
-
-
-LEAST = 1e-4
-"""Of the losses drawn: models below it have solved the task."""
-
-
-def _draw_divisors(axes: Any, table: Table) -> None:
+    figure, axes = style.subplots(size=(5.6, 3.6))
     steps = list(dict.fromkeys(table["steps"].tolist()))
     widths = list(dict.fromkeys(table["d_k"].tolist()))
     for width, (color, marker) in zip(widths, style.cycle(len(widths)), strict=True):
         for count, filled in zip(steps, ("white", color), strict=False):
             part = table.where(d_k=width, steps=count)
-            ends = [np.maximum(column, LEAST) for column in part.interval("loss")]
+            ends = [np.maximum(column, SOLVED) for column in part.interval("loss")]
             label = f"$d_k = {width:g}$, {count:g} steps"
             style.intervals(
                 axes, part["ratio"], *ends, color=color, marker=marker, line=True, label=label
             )
             axes.containers[-1].lines[0].set_markerfacecolor(filled)
     _loss_axis(axes)
+    axes.set_ylim(SOLVED / 1.6, None)
+    axes.annotate(
+        "solved",
+        (max(table["ratio"]), SOLVED),
+        (0, -12),
+        ha="right",
+        fontsize="small",
+        textcoords="offset points",
+    )
     axes.axvline(1, color="#777777", linewidth=0.8)
     ratios = sorted(table["ratio"].tolist())
     axes.set(xscale="log", xlabel=r"divisor over $\sqrt{d_k}$", ylabel="test loss, nats")
     ticks = [2.0**i for i in range(-4, 5) if ratios[0] <= 2.0**i <= ratios[-1]]
     style.log_axis(axes, "x", ticks)
     axes.legend()
+    return figure
 
 
 @style.plot

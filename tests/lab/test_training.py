@@ -410,8 +410,6 @@ def test_divisors_are_measured_in_units_of_the_root():
     table = experiments.divisors((16,), rules=("1", "4 sqrt d_k"), rates=(0.02,), steps=(5, 10))
     assert table["ratio"].tolist() == [0.25, 0.25, 4, 4]
     assert plotted(table, "divisors") == 1
-    best = lab.best_sigma(n=[8], d_k=[64], draws=3)
-    assert len(training.plot_which_scale(best, table).axes) == 2
 
 
 def test_other_scale_is_measured_against_its_own():

@@ -10,7 +10,7 @@
 # # Does training need the scale?
 #
 # **Question.** How much worse do models train without $1/\sqrt{d_k}$, each at a learning rate that
-# suits it, and what goes wrong?
+# suits it: in the end, or only at first? And what goes wrong?
 #
 # **Common misconception.** "Without the scale softmax saturates, so the gradients vanish and
 # nothing is learned."
@@ -27,8 +27,8 @@
 # no longer has the factor $1/\sqrt{d_k}$, so that where a row is not saturated it is 8 times as
 # large, and the gradient to $V$, $p^T\, \partial L/\partial O$, never depended on the scale. What
 # is lost is its direction: a query hears from the few keys that it already looks at and from no
-# others. Training should be slow, not impossible, and $d_k = 4$, with scores of variance 4, should
-# hardly mind.
+# others. Training should be slow, not impossible, so the verdict should depend on how long one
+# trains; and $d_k = 4$, with scores of variance 4, should hardly mind.
 
 # %% [markdown]
 # ## In plain NumPy
@@ -106,7 +106,8 @@ training.plot_curves(table)
 # costs in stability. The ledger:
 
 # %%
-print(bilingual(ledger(["no-scale-training", "dk-independence", "stop-learning"])))
+judged = ledger(["no-scale-training", "no-scale-length", "dk-independence", "stop-learning"])
+print(bilingual(judged))
 
 # %% [markdown]
 # ## Exercises

@@ -125,7 +125,7 @@ lab.plot_correlated_growth(table, heads)
 # What raises the power is that $(q \cdot k)^2$ is larger than unrelated directions would make it
 # (exercise 3). These are random projections of heads that were trained at one width. What training
 # does to models of different widths, which is the question of muP, is measured in notebook 17:
-# there the power goes from 1/2 to 1. The claim for independent components in the ledger:
+# there the power goes to that of the divisor. The claim for independent components in the ledger:
 
 # %%
 print(bilingual(ledger(["mean-var"])))

@@ -396,7 +396,7 @@ def attention(n: int, d_k: int, scale: float | None = None, *, d_v: int = 1) -> 
 
 
 def best_sigma(n: int) -> float:
-    """The sigma of n independent normal scores whose softmax passes the largest gradient (rms).
+    """The sigma of n independent normal scores that gives softmax its largest mean square gradient.
 
     The maximum of `weights(n, sigma).jacobian`, to 1e-4. In the limit of large n it is 2 sqrt(2 ln
     n), where m = 1/2 in `frozen_jacobian`, and the maximum is 1/12. With few keys it is 0: equal

@@ -40,8 +40,8 @@ def page() -> str:
         head = [f"## Note {note}\n", "| line | words | row |", "|---|---|---|"]
         lines = [_line(sentence) for sentence in said if sentence.note == note]
         parts.append("\n".join(head + lines))
-    own = [f"- {_link(name)}: {why}" for name, why in contents()["own"].items()]
-    parts.append("\n".join(["## Rows that no note asks for\n", *own]))
+    if own := [f"- {_link(name)}: {why}" for name, why in contents()["own"].items()]:
+        parts.append("\n".join(["## Rows that no note asks for\n", *own]))
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 

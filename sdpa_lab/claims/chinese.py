@@ -14,39 +14,6 @@ FINDINGS: dict[str, tuple[str, str]] = {
     "toy-512": ("reproduced", "平均而言成立；但单个张量只有 18 个分数，波动很大。"),
     "toy-var": ("reproduced", "平均值成立；同行同列的分数相关，单次打印的误差约为两倍。"),
     "softmax-raw": ("reproduced", "在笔记的精度内成立。"),
-    "jacobian": ("reproduced", "公式对任何 n、平坦或尖锐的行都成立。"),
-    "saturated": ("reproduced", "在可印的位数内成立；雅可比的最大元素约为 1.6e-21。"),
-    "shift": ("reproduced", "差别只是舍入误差；减去最大值后不再溢出。"),
-    "entropy-table": ("corrected", "趋势正确，数值有误：2.3 是权重全部相等时的熵。"),
-    "no-scale-training": ("reproduced", "不缩放则收敛更差，d_k 越大、序列越长越明显。"),
-    "table3-rowB": ("refuted", "表中没有未缩放的模型；缩放的模型在 d_k 变小时变差。"),
-    "additive-small-dk": ("reproduced", "d_k = 8 时相当，32 时加性注意力更好。"),
-    "attention-rows": ("reproduced", "三条都成立；exp 下溢后权重不再严格递增。"),
-    "dv-differs": ("reproduced", "可以不同。"),
-    "backward": ("reproduced", "两个公式都成立；有缩放因子时两者都乘以它。"),
-    "weight-grad": ("corrected", "应为 X^T dL/dQ。"),
-    "swap": ("reproduced", "确实不同：按行归一化破坏了对称性。"),
-    "init-symmetric": ("reproduced", "统计等价；但每次抽取的矩阵远非对称。"),
-    "divergence": ("corrected", "取决于任务，且没有正反馈：对称任务中两者趋近。"),
-    "grads-differ": ("reproduced", "两者近似正交；即使 Q = K 也不相等。"),
-    "tied-kv": ("corrected", "瓶颈在宽度，而不在冲突：两个梯度近似正交。"),
-    "temperature": ("reproduced", "成立；每行的温度还取决于查询的长度。"),
-    "stop-learning": ("refuted", "会学，只是很慢；结论取决于步数。"),
-    "unscaled-position": ("corrected", "集中在少数键上，但不偏向任何位置；位置偏好来自训练。"),
-    "dk-independence": ("refuted", "宽度低于任务所需时不成立。"),
-    "glorot-unit-var": ("corrected", "只有 d_k = d_model 时成立。"),
-    "sigma-law": ("corrected", "应为 dim sigma^4。"),
-    "cosine-analogy": ("corrected", "两个模长之积约为 d_k，而不是 sqrt(d_k)。"),
-    "dot-no-params": ("reproduced", "点积本身不加参数；计入投影后两者几乎相同。"),
-    "universal": ("reproduced", "transformers 库中九成以上的模型如此。"),
-    "unstable-training": (
-        "reproduced",
-        "就学习率的敏感度而言成立：合适的学习率范围更窄；但可训练的最大学习率只略低。",
-    ),
-    "trained-exponent": (
-        "corrected",
-        "只在训练前成立；训练使指数从 1/2 升到 1，此即 1/d_k 的依据。",
-    ),
     "softmax-scaled": (
         "corrected",
         "所印的数之和为 2，不可能是权重；正确值为 0.002、0.015、0.041、0.112、0.829。",
@@ -64,6 +31,9 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "四种浮点类型中只有 float16 如此：它在 e^11.09 处溢出；bfloat16 与 float32 到 e^88.7，"
         "float64 到 e^709.8。",
     ),
+    "jacobian": ("reproduced", "公式对任何 n、平坦或尖锐的行都成立。"),
+    "saturated": ("reproduced", "在可印的位数内成立；雅可比的最大元素约为 1.6e-21。"),
+    "shift": ("reproduced", "差别只是舍入误差；减去最大值后不再溢出。"),
     "overflow-64": (
         "corrected",
         "分数本身在任何类型中都不会溢出。溢出的是不减最大值时的指数，而且只在 float16 中；缩放"
@@ -74,6 +44,7 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "按数值分析的含义并非如此：减去最大值之后，有无缩放都是稳定的。不缩放时 float32 的舍入"
         "误差只按 d_k^(1/4) 增大，不到一位十进制数。",
     ),
+    "entropy-table": ("corrected", "趋势正确，数值有误：2.3 是权重全部相等时的熵。"),
     "maxweight-table": (
         "corrected",
         "趋势正确，数值有误：未缩放时最大权重为 0.98、0.999、1.000，缩放后为 0.53、0.52、0.52；"
@@ -138,6 +109,19 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "refuted",
         "单独遍历一次分数矩阵时可以察觉：100 个键时多约 12%，这一步受内存带宽限制。",
     ),
+    "no-scale-training": (
+        "depends on the horizon",
+        "只是慢：d_k = 64 时所需步数是缩放时的许多倍；训练足够久后损失同样低。",
+    ),
+    "no-scale-length": (
+        "depends on the horizon",
+        "序列长时学得更慢，但训练足够久后与短序列相同。",
+    ),
+    "dk-selectivity": (
+        "refuted",
+        "只在开始时过于平均；训练之后仍有选择性（只是稍弱），损失同样低。",
+    ),
+    "two-sqrt-harm": ("corrected", "对训练好的模型没有损害；除数过大无害，过小才有害。"),
     "footnote": (
         "reproduced",
         "引文逐字无误，确在第 4 页脚注。",
@@ -146,11 +130,13 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "corrected",
         "论文在脚注 4 中明确写出了这一假设。",
     ),
+    "table3-rowB": ("refuted", "表中没有未缩放的模型；缩放的模型在 d_k 变小时变差。"),
     "additive-attribution": (
         "refuted",
         "论文自己的实验既没有加性注意力，也没有不缩放的模型；这一比较引自 Britz 等人 2017 年的"
         "论文。",
     ),
+    "additive-small-dk": ("reproduced", "d_k = 8 时相当，32 时加性注意力更好。"),
     "additive-no-scale": (
         "reproduced",
         "成立；但有界的是 tanh，不是分数：分数的界是 |w| 之和。",
@@ -197,6 +183,12 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "corrected",
         "不必：精确的分块注意力只需要输出的 O(n d) 和每个线程的一小块。",
     ),
+    "attention-rows": ("reproduced", "三条都成立；exp 下溢后权重不再严格递增。"),
+    "dv-differs": ("reproduced", "可以不同。"),
+    "backward": ("reproduced", "两个公式都成立；有缩放因子时两者都乘以它。"),
+    "weight-grad": ("corrected", "应为 X^T dL/dQ。"),
+    "swap": ("reproduced", "确实不同：按行归一化破坏了对称性。"),
+    "init-symmetric": ("reproduced", "统计等价；但每次抽取的矩阵远非对称。"),
     "instances-differ": (
         "reproduced",
         "确实不同：两者几乎正交。",
@@ -205,11 +197,22 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "corrected",
         "两者互为转置；当且仅当 W^Q W^K^T 对称时相等，与交换律无关。",
     ),
+    "divergence": ("corrected", "取决于任务：两者之和与之差同样增长；对称任务中两者趋近。"),
+    "feedback": (
+        "depends on the horizon",
+        "学习最快的阶段确有自我增强，但和与差同样增长，并随损失下降而结束。",
+    ),
+    "grads-differ": ("reproduced", "两者近似正交；即使 Q = K 也不相等。"),
     "grads-structure": (
         "corrected",
         "是同一个公式：交换 Q 与 K 并转置 dL/dS 即可互换。不对称的是 dL/dS 本身，因为只按行归一"
         "化。",
     ),
+    "tied-kv": (
+        "corrected",
+        "只在宽度容不下两种角色时（4）是瓶颈；宽度为 8 时只是慢，32 时没有差别。",
+    ),
+    "tied-conflict": ("corrected", "两个梯度近似正交，谈不上冲突。"),
     "value-index": (
         "corrected",
         "这是照抄 W^K 一行的笔误：换一个 W^V，权重丝毫不变，V 不参与匹配。",
@@ -235,19 +238,22 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "refuted",
         "只在开始时成立：常数跟不上学到的东西，训练后方差约为 10。",
     ),
-    "layer-norm": (
-        "corrected",
-        "作用不同：它给输入单位方差，q·k 的方差仍为 d_k。",
-    ),
+    "temperature": ("reproduced", "成立；每行的温度还取决于查询的长度。"),
+    "stop-learning": ("depends on the horizon", "会学，只是很慢；结论取决于步数。"),
+    "unscaled-position": ("corrected", "集中在少数键上，但不偏向任何位置；位置偏好来自训练。"),
+    "dk-independence": ("refuted", "宽度低于任务所需时不成立。"),
+    "glorot-unit-var": ("corrected", "只有 d_k = d_model 时成立。"),
     "init-controls-variance": (
         "reproduced",
         "控制的是 q 与 k 的方差，不是它们点积的方差。",
     ),
+    "sigma-law": ("corrected", "应为 dim sigma^4。"),
     "products-grow": (
         "reproduced",
         "绝对值按 d_k 的 1/2 次幂增大，均值仍为 0；相对于模长则缩小，随机方向趋于正交，这才是“"
         "维度灾难”。",
     ),
+    "cosine-analogy": ("corrected", "两个模长之积约为 d_k，而不是 sqrt(d_k)。"),
     "fold-start": (
         "reproduced",
         "开始时成立：输出只差舍入误差。",
@@ -262,10 +268,25 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "表达能力相同：不缩放而用 W^Q/sqrt(d_k)，得到的是同一个函数。改变的是训练的起点和 W^Q "
         "的速度。",
     ),
+    "dot-no-params": ("reproduced", "点积本身不加参数；计入投影后两者几乎相同。"),
+    "universal": ("reproduced", "transformers 库中九成以上的模型如此。"),
+    "layer-norm": (
+        "corrected",
+        "作用不同：它给输入单位方差，q·k 的方差仍为 d_k。",
+    ),
     "saturated-gradient": (
         "refuted",
         "梯度仍然回传，其范数是未饱和时的两到三倍。",
     ),
+    "first-step": (
+        "corrected",
+        "取决于优化器：SGD 与 Muon 除以 sqrt(d_k)，Adam 除以 d_k，一步的改变才与 d_k 无关。",
+    ),
+    "unstable-training": (
+        "depends on the horizon",
+        "训练足够久后成立（就学习率的敏感度而言）：合适的学习率范围更窄；短训练时尚看不出。",
+    ),
+    "qk-norm": ("reproduced", "不仅能替代缩放，对学习率还更不敏感。"),
 }
 """By id: the verdict, and what is right if it is that."""
 

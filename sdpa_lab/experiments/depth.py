@@ -276,10 +276,11 @@ def _residual(x: Floats) -> Floats:
 
 
 WIDTHS = {
-    1.0: (style.SCALED, "o", ", with 1/sqrt(d_k)"),
+    1.0: (style.SCALED, "o", r", with $1/\sqrt{d_k}$"),
     2.0: (style.PURPLE, "D", ""),
-    8.0: (style.UNSCALED, "s", ", without, d_k = 64"),
+    8.0: (style.UNSCALED, "s", ", without, $d_k = 64$"),
 }
+TEX = {"1/sqrt(d_k)": r"$1/\sqrt{d_k}$", "1": "none"}
 LINES = {"1/sqrt(d_k)": (style.SCALED, "o"), "1": (style.UNSCALED, "s")}
 
 
@@ -308,8 +309,8 @@ def plot_rank_step(table: Table) -> Figure:
     """The residual after a layer over that before it, with the law of the third power."""
     figure, axes = style.subplots()
     for name, (color, marker) in LINES.items():
-        some = table.where(scale=name)
-        style.columns(axes, some, "residual", "after", color=color, marker=marker, label=name)
+        some, label = table.where(scale=name), TEX[name]
+        style.columns(axes, some, "residual", "after", color=color, marker=marker, label=label)
     style.log_axis(axes, "x", sorted(set(table["residual"].tolist())))
     axes.set(xlabel="residual before", ylabel="residual after", yscale="log")
     axes.tick_params(axis="x", labelrotation=45)
@@ -343,15 +344,16 @@ def _draw_output(axes: Any, table: Table) -> None:
         some, label = table.where(sigma=sigma), f"{sigma:g}{note}"
         style.columns(axes, some, "n", "std", color=color, marker=marker, label=label)
     style.log_axis(axes, "x", sorted(set(table["n"].tolist())))
-    axes.set(xlabel="keys n", ylabel="standard deviation of the output", yscale="log")
-    axes.legend(title="std of the scores")
+    axes.set(xlabel="keys $n$", ylabel="standard deviation of the output", yscale="log")
+    axes.legend(title=r"$\sigma$ of the scores")
 
 
 def _draw_stack(axes: Any, table: Table) -> None:
     for name, (color, marker) in LINES.items():
         some = table.where(scale=name)
+        label = TEX[name]
         style.columns(
-            axes, some, "layer", "residual", color=color, marker=marker, label=name, line=True
+            axes, some, "layer", "residual", color=color, marker=marker, label=label, line=True
         )
     axes.set(xlabel="layer", yscale="log")
     axes.legend(title="scale")

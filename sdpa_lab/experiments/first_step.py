@@ -209,12 +209,12 @@ def _changes(
         for model in range(draws):
             task = _task(d_model, stream(seed, "first step", model))
             rng = stream(seed, "first step", model, d_k)
-            weights = rng.standard_normal((2, d_model, d_k)) / d_model**0.5
+            w_query, w_key = rng.standard_normal((2, d_model, d_k)) / d_model**0.5
             x, y, _ = task.batches[1]
-            query, key = y @ weights[0], x @ weights[1]
+            query, key = y @ w_query, x @ w_key
             for power in powers:
                 scale = d_k**-power
-                gradients = _gradients(task, *weights, scale)
+                gradients = _gradients(task, w_query, w_key, scale)
                 for name in optimisers:
                     step = [OPTIMISERS[name].direction(gradient) for gradient in gradients]
                     moved = (y @ step[0]) @ key.swapaxes(1, 2)

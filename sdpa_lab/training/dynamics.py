@@ -227,7 +227,8 @@ def trained_exponents(
         start, first, end = table.rows
         after = end["exponent"]
         assert isinstance(after, Draws)
-        losses = [end[f"loss d_k={width}"] for width in d_k]
+        found = [end[f"loss d_k={width}"] for width in d_k]
+        losses = [loss for loss in found if isinstance(loss, Draws)]
         rows.append(
             {
                 "power": power,

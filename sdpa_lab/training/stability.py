@@ -126,7 +126,8 @@ def _swept(
 ) -> list[tuple[str, Trained]]:
     found: dict[tuple[int, str], Trained] = {}
     for variant in variants:
-        own = {"d_k": d_k, "rates": tuple(rates), "seeds": seeds} | VARIANTS[variant] | settings
+        own: dict[str, Any] = {"d_k": d_k, "rates": tuple(rates), "seeds": seeds}
+        own |= VARIANTS[variant] | settings
         for horizon in sorted(steps):  # more steps continue fewer
             found[horizon, variant] = trained(Setting(**own, steps=horizon), seed)
             if progress is not None:

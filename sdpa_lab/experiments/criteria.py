@@ -1,4 +1,4 @@
-"""The spread of scores that lets most gradient through, for each target and each measure.
+"""The spread of scores that lets the most gradient through, for each target and each measure.
 
 One head before any training: x (n, d_model) of independent N(0, 1) numbers,
 

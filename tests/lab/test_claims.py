@@ -609,6 +609,8 @@ def test_margins_are_those_that_were_frozen():
     for change in frozen["changes"]:
         assert re.fullmatch(r"2026-\d\d-\d\d", change["date"])
         assert len(change["change"]) > 20
+        assert change.get("known", True) is True
+        assert set(change) <= {"date", "rows", "change", "known"}
         rows = re.sub(", of trained heads", "", change["rows"]).split(", ")
         assert set(rows) <= {*RECORDS, "all"}
 
@@ -689,6 +691,18 @@ def test_paragraphs_in_chinese_stand_on_one_line_each():
     assert re.findall(r"[\u3000-\u9fff\uff00-\uffef]\n[^-|#\n]", PAGE) == []
     for record in RECORDS.values():
         assert f"\n{record.claim_zh}\n" in PAGE
+
+
+def test_the_page_names_the_margins_that_were_set_when_a_result_was_known():
+    known = {"date": "2026-11-21", "rows": "swap", "change": "later", "known": True}
+    text = ledger_page._changes([known, known | {"rows": "shift", "known": False}])
+    about, changes = text.split("\n\n")[1:]
+    assert about == (
+        "Set or changed when a result was known, as they say themselves: swap (2026-11-21)."
+    )
+    assert changes == "- 2026-11-21, swap: later\n- 2026-11-21, shift: later"
+    frozen = json.loads((ROOT / "docs/margins.json").read_text(encoding="utf-8"))
+    assert ledger_page._changes(frozen["changes"]) in PAGE
 
 
 def test_the_table_says_what_each_row_claims():

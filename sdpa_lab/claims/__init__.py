@@ -32,10 +32,10 @@ and the module's name into `MODULES`. Names of figures contain none of . : ! [ ]
 statements refer to them in braces: {NAME} shows the value with its interval, {NAME:FORMAT} the
 value alone. A claim of the form "at least" has a margin (0, None). A row that trains or times
 something is `slow`, and the main job leaves it out; one that times something is `timed` as well,
-and each process is a draw. Rows on training take `at_horizons`. An experiment that needs an extra imports it
-inside and does not catch the ImportError: the row is then undecided and says so. What the claim
-says of the figures of pretrained models, where the experiment has them, goes into `trained` and
-gets a verdict per model.
+and each process is a draw. Rows on training take `at_horizons`. An experiment that needs an extra
+imports it inside and does not catch the ImportError: the row is then undecided and says so. What
+the claim says of the figures of pretrained models, where the experiment has them, goes into
+`trained` and gets a verdict per model.
 """
 
 from collections.abc import Callable, Iterable

@@ -16,7 +16,7 @@ from typing import Any
 
 from sdpa_lab import minilm, smollm2
 from sdpa_lab.claims import Claim, claims
-from sdpa_lab.claims.chinese import FINDINGS
+from sdpa_lab.claims.chinese import finding
 from sdpa_lab.claims.cli import fixed, interval, law
 from sdpa_lab.claims.record import VERDICTS, Expect, Figure
 
@@ -88,10 +88,9 @@ def _section(row: dict[str, Any], claim: Claim, books: list[str]) -> str:
         verdict += f"; distance {_distance(row['distance'])}, {effect}"
     lines = [heading(claim), "", _wrapped(f"- Verdict: {'; '.join([verdict, *extra])}")]
     lines.append(_wrapped(f"- Found: {row['statement']}"))
-    expected, chinese = FINDINGS[claim.id]
-    if expected == row["verdict"]:
-        lines.append(f"- {chinese}")
     figures = {figure["name"]: Figure(**figure) for figure in row["figures"]}
+    if chinese := finding(claim.id, row["verdict"], figures.values()):
+        lines.append(f"- {chinese}")
     for expect in claim.judged:
         lines.append(_wrapped(f"- {judged(expect, figures)}{_far(row, expect)}"))
     if row.get("timed"):

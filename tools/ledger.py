@@ -16,7 +16,7 @@ from typing import Any
 
 from sdpa_lab import minilm, smollm2
 from sdpa_lab.claims import Claim, claims
-from sdpa_lab.claims.chinese import FINDINGS
+from sdpa_lab.claims.chinese import finding
 from sdpa_lab.claims.cli import fixed, interval, law
 from sdpa_lab.claims.record import VERDICTS, Expect, Figure
 
@@ -66,7 +66,7 @@ def page(rows: list[dict[str, Any]], before: str = "") -> str:
     header = ["| row | claim | verdict | distance | smallest effect | 结论 |", f"|{6 * '---|'}"]
     parts.append("\n".join([*header, *lines]))
     parts += sections.values()
-    parts.append("## Changes of margins\n\n" + "\n".join(map(_change, changes["changes"])))
+    parts.append(_changes(changes["changes"]))
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -88,10 +88,9 @@ def _section(row: dict[str, Any], claim: Claim, books: list[str]) -> str:
         verdict += f"; distance {_distance(row['distance'])}, {effect}"
     lines = [heading(claim), "", _wrapped(f"- Verdict: {'; '.join([verdict, *extra])}")]
     lines.append(_wrapped(f"- Found: {row['statement']}"))
-    expected, chinese = FINDINGS[claim.id]
-    if expected == row["verdict"]:
-        lines.append(f"- {chinese}")
     figures = {figure["name"]: Figure(**figure) for figure in row["figures"]}
+    if chinese := finding(claim.id, row["verdict"], figures.values()):
+        lines.append(f"- {chinese}")
     for expect in claim.judged:
         lines.append(_wrapped(f"- {judged(expect, figures)}{_far(row, expect)}"))
     if row.get("timed"):
@@ -133,7 +132,7 @@ def said(claim: Claim) -> str:
 
 
 def judged(expect: Expect, figures: dict[str, Figure]) -> str:
-    """What was fixed of one figure before it was measured, and each figure with its measurement."""
+    """What the record fixes of one figure, and each figure with its measurement."""
 
     def measured(name: str) -> str:
         return f"measured {interval(figures[name])}" if name in figures else "not measured"
@@ -161,8 +160,14 @@ def _cell(text: str) -> str:
     return text.replace("|", r"\|")
 
 
-def _change(change: dict[str, str]) -> str:
-    return _wrapped(f"- {change['date']}, {change['rows']}: {change['change']}")
+def _changes(changes: list[dict[str, Any]]) -> str:
+    """All changes, and before them those that were made when their results were known."""
+    known = [f"{change['rows']} ({change['date']})" for change in changes if change.get("known")]
+    items = [_wrapped(f"- {c['date']}, {c['rows']}: {c['change']}") for c in changes]
+    about = (
+        "Set or changed when a result was known, as they say themselves: " + "; ".join(known) + "."
+    )
+    return "\n\n".join(["## Changes of margins", _wrapped(about), "\n".join(items)])
 
 
 def notebooks() -> dict[str, list[str]]:

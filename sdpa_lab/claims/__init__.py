@@ -1,11 +1,10 @@
 """The ledger: every claim of the five notes, judged by measurement.
 
 `python -m sdpa claims` prints it. A claim becomes one or several figures. For each figure the
-record states, before anything is measured, the value that the note claims (`Expect.claimed`), the
-margin within which a measurement agrees with it (`Expect.margin`) and, where we disagree, our own
-prediction (`Expect.law`). The experiment returns independent draws (whole tensors, seeds or runs,
-never the entries of one matrix, which depend on each other), and `judge` compares, by one rule for
-all rows.
+record states the value that the note claims (`Expect.claimed`), the margin within which a
+measurement agrees with it (`Expect.margin`) and, where we disagree, our own prediction
+(`Expect.law`). The experiment returns independent draws (whole tensors, seeds or runs, never the
+entries of one matrix, which depend on each other), and `judge` compares, by one rule for all rows.
 
 How a row is added
 ------------------
@@ -32,11 +31,12 @@ module:
 and the module's name into `MODULES`. Names of figures contain none of . : ! [ ] { }, because
 statements refer to them in braces: {NAME} shows the value with its interval, {NAME:FORMAT} the
 value alone. A claim of the form "at least" has a margin (0, None). A row that trains or times
-something is `slow`, and the main job leaves it out. Rows that judge figures of one experiment share
-it, under `functools.cache`, so that it runs once. An experiment that needs an extra imports it
-inside and does not catch the ImportError: the row is then undecided and says so. What the claim
-says of the figures of pretrained models, where the experiment has them, goes into `trained` and
-gets a verdict per model.
+something is `slow`, and the main job leaves it out; one that times something is `timed` as well,
+and each process is a draw. Rows on training take `at_horizons`. Rows that judge figures of one
+experiment share it, under `functools.cache` where it is not timed, so that it runs once. An
+experiment that needs an extra imports it inside and does not catch the ImportError: the row is then
+undecided and says so. What the claim says of the figures of pretrained models, where the experiment
+has them, goes into `trained` and gets a verdict per model.
 """
 
 from collections.abc import Callable, Iterable

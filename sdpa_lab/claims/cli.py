@@ -76,7 +76,7 @@ def interval(figure: Figure) -> str:
 
 
 def fixed(expect: Expect) -> str:
-    """What was fixed of its figure before it was measured: claim and margin, and a law of it.
+    """What the record fixes of its figure: claim and margin, and a law of it.
 
     Examples
     --------

@@ -40,7 +40,7 @@ class Figure(NamedTuple):
 
 
 class Expect(NamedTuple):
-    """What a claim says of one figure, fixed before anything is measured."""
+    """What a claim says of one figure, and within which margin we accept it."""
 
     figure: str
     claimed: float

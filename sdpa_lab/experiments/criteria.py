@@ -1,4 +1,4 @@
-"""The spread of scores at which the gradient is largest, for each target and each measure.
+"""The spread of scores that lets the most gradient through, for each target and each measure.
 
 One head before any training: x (n, d_model) of independent N(0, 1) numbers,
 
@@ -16,7 +16,7 @@ sigma = 1 at every length: `best_sigma` measures where they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from ..tools.inputs import stream
 from ..tools.table import Cell, Table
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
@@ -244,65 +243,38 @@ def plot_gradients_over_sigma(table: Table) -> Figure:
 
 @style.plot
 def plot_best_sigma(table: Table) -> Figure:
-    """The best sigma over n, by rms and by median, a colour per target.
+    """The best sigma over n, by rms and by median, a colour per target and a mark per d_k.
 
-    The line is that of the middle d_k, dots are the others; where a gradient still grows at the end
-    of the grid there is neither.
+    A mark is missing where a gradient still grows at the end of the grid.
     """
     figure, axes = style.subplots(1, 2, size=(4.4, 3.5), sharey=True)
-    targets = [str(target) for target in dict.fromkeys(table["target"].tolist())]
-    for ax, name in zip(axes, ("rms", "median"), strict=True):
-        _draw_best_sigma(ax, table, tuple((target, name) for target in targets))
-        ax.set_title(f"largest {name}")
-    axes[1].set(ylabel="")
-    return figure
-
-
-TEX = {"S": "S", "Q": "Q", "K": "K", "V": "V", "W": "W^Q"}
-
-
-def _draw_best_sigma(axes: Axes, table: Table, kinds: Sequence[tuple[str, str]]) -> None:
-    """One panel: the best sigma over n of targets by "rms" or "median", with the exact law of S.
-
-    A line through the middle d_k; small dots are the others.
-    """
+    targets = list(dict.fromkeys(table["target"].tolist()))
     widths = sorted({int(d) for d in table["d_k"]})
     lengths = sorted({int(n) for n in table["n"]})
-    middle = widths[len(widths) // 2]
-    looks = dict(zip(TARGETS, style.cycle(len(TARGETS)), strict=True))
-    named = len({name for _, name in kinds}) > 1
-    for target, name in kinds:
-        color, marker = looks[target]
-        for width in widths:
-            some = table.where(target=target, d_k=width)
-            kept = some[f"grows_{name}"] < 0.5
-            value, low, high = (ends[kept] for ends in some.interval(f"by_{name}"))
-            if width != middle:
-                axes.plot(some["n"][kept], value, ".", color=color, markersize=4)
-            elif kept.any():
-                label = rf"$\partial L/\partial {TEX[target]}$" + f", {name}" * named
+    for ax, name in zip(axes, ("by_rms", "by_median"), strict=True):
+        for target, (color, _) in zip(targets, style.cycle(len(targets)), strict=True):
+            for i, width in enumerate(widths):
+                some = table.where(target=target, d_k=width)
+                kept = some[f"grows_{name.removeprefix('by_')}"] < 0.5
+                points = (ends[kept] for ends in some.interval(name))
+                label = f"dL/d{target}" if i == 0 else None
+                place = some["n"][kept] * 1.06**i
+                mark = style.MARKERS[i]
                 style.intervals(
-                    axes,
-                    some["n"][kept],
-                    value,
-                    low,
-                    high,
-                    color=color,
-                    marker=marker,
-                    line=target != "S" or name != "rms",
-                    label=label,
+                    ax, place, *points, color=color, marker=mark, line=True, label=label
                 )
-    if ("S", "rms") in kinds:
-        fine = np.unique(np.geomspace(lengths[0], lengths[-1], 15).round().astype(int))
-        exact = [theory.best_sigma(int(n)) for n in fine]
-        law = r"$\partial L/\partial S$, exact"
-        style.prediction(axes, fine, exact, color=looks["S"][0], label=law)
-    axes.axhline(1, color="#777777", linewidth=0.8)
-    axes.annotate(r"$1/\sqrt{d_k}$", (lengths[-1], 1.04), ha="right", fontsize="small")
-    style.log_axis(axes, "x", lengths)
-    style.log_axis(axes, "y", (1, 2, 4, 8, 16))
-    axes.set(xlabel="keys $n$", ylabel=r"$\sigma$ of the largest gradient")
-    axes.legend()
+        ax.axhline(1, color="#777777", linewidth=0.8)
+        style.log_axis(ax, "x", lengths)
+        ax.set(xlabel="keys n", title=f"largest {name.removeprefix('by_')}")
+    fine = np.unique(np.geomspace(lengths[0], lengths[-1], 15).round().astype(int))
+    exact = [theory.best_sigma(int(n)) for n in fine]
+    style.prediction(axes[0], fine, exact, label="dL/dS, exact")
+    style.log_axis(axes[0], "y", (1, 2, 4, 8, 16))
+    axes[0].set(ylabel="sigma of the largest gradient; 1/sqrt(d_k) is 1")
+    axes[0].legend(handles=axes[0].lines[-1:])
+    title = f"marks from the left:\nd_k = {', '.join(map(str, widths))}"
+    axes[1].legend(title=title, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
 
 
 @style.plot

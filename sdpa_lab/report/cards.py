@@ -30,8 +30,11 @@ def ledger(rows: Sequence[Row], left_out: int) -> str:
     cards = "".join(map(card, by_surprise(rows)))
     return (
         "<p>What five notes say about the scale. Each claim is turned into figures and judged by "
-        "one rule, which was fixed before measuring: every interval inside the margin around the "
-        f"claim means reproduced. All intervals hold together with probability 0.95.{rest}</p>"
+        "one rule: every interval inside the margin around the claim means reproduced. All "
+        "intervals hold together with probability 0.95. The rule was fixed before measuring, but "
+        "not all of the margins: most of those from before 23 November 2026 were committed with "
+        "their results, and some were set or changed later when a result was known. The ledger "
+        f"(docs/ledger.md) lists these changes.{rest}</p>"
         f"{_filter(rows)}"
         '<p class="quiet">Those that most readers would not expect come first. Open a claim to see '
         "what was found. Its axis shows the figure furthest outside its margin, which is shaded; "

@@ -127,7 +127,7 @@ def heading(claim: Claim) -> str:
 
 def said(claim: Claim) -> str:
     """The notes and lines that make the claim."""
-    places = [f"{note} L{', L'.join(lines)}" for note, lines in claim.noted.items()]
+    places = [f"{note} L{', L'.join(lines)}" for note, lines in claim.notes.items()]
     return f"notes {'; '.join(places)}" if places else "a row of our own"
 
 

@@ -18,7 +18,6 @@ module:
     CLAIMS = (
         Claim(
             id="unit-var",                      # one of IDS
-            notes=("000", "001"),
             claim="What the notes say, in our words.",
             claim_zh="...",
             expect=(Expect("variance scaled d_k=64", claimed=1.0, margin=0.02),),
@@ -28,15 +27,16 @@ module:
         ),
     )
 
-and the module's name into `MODULES`. Names of figures contain none of . : ! [ ] { }, because
-statements refer to them in braces: {NAME} shows the value with its interval, {NAME:FORMAT} the
-value alone. A claim of the form "at least" has a margin (0, None). A row that trains or times
-something is `slow`, and the main job leaves it out; one that times something is `timed` as well,
-and each process is a draw. Rows on training take `at_horizons`. Rows that judge figures of one
-experiment share it, under `functools.cache` where it is not timed, so that it runs once. An
-experiment that needs an extra imports it inside and does not catch the ImportError: the row is then
-undecided and says so. What the claim says of the figures of pretrained models, where the experiment
-has them, goes into `trained` and gets a verdict per model.
+and the module's name into `MODULES`, and its id into `sentences.json`, beside the words of the
+notes that it judges: the notes and lines of a row are read there. Names of figures contain none of
+. : ! [ ] { }, because statements refer to them in braces: {NAME} shows the value with its interval,
+{NAME:FORMAT} the value alone. A claim of the form "at least" has a margin (0, None). A row that
+trains or times something is `slow`, and the main job leaves it out; one that times something is
+`timed` as well, and each process is a draw. Rows on training take `at_horizons`. Rows that judge
+figures of one experiment share it, under `functools.cache` where it is not timed, so that it runs
+once. An experiment that needs an extra imports it inside and does not catch the ImportError: the
+row is then undecided and says so. What the claim says of the figures of pretrained models, where
+the experiment has them, goes into `trained` and gets a verdict per model.
 """
 
 from collections.abc import Callable, Iterable

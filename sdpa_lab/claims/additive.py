@@ -104,7 +104,6 @@ def tanh_range(seed: int, times: float) -> Measured:
 CLAIMS = (
     Claim(
         id="additive-time",
-        notes=("004",),
         claim="Additive attention takes time of the order of n^2 d^2: each pair is projected.",
         claim_zh="加性注意力的时间复杂度为 O(n^2 d^2)：每个词对都要做投影。",
         # At these sizes softmax and projections count beside the leading term.
@@ -123,7 +122,6 @@ CLAIMS = (
     ),
     Claim(
         id="dot-time",
-        notes=("004",),
         claim="The dot product takes time of the order of n^2 d.",
         claim_zh="点积注意力的时间复杂度为 O(n^2 d)。",
         expect=(
@@ -138,7 +136,6 @@ CLAIMS = (
     ),
     Claim(
         id="additive-memory",
-        notes=("004",),
         claim="Additive attention computed step by step takes memory of the order of n^2 + n d.",
         claim_zh="逐步计算的加性注意力，空间复杂度为 O(n^2 + n d)。",
         expect=(Expect("additive in NumPy, exponent in d of the memory", 0.0, 0.3, law=1.0),),
@@ -150,7 +147,6 @@ CLAIMS = (
     ),
     Claim(
         id="additive-speed",
-        notes=("004",),
         claim="The dot product is orders of magnitude faster than additive attention, as programs "
         "in a framework are written.",
         claim_zh="按框架代码的写法，点积注意力比加性注意力快几个数量级。",
@@ -176,7 +172,6 @@ CLAIMS = (
     ),
     Claim(
         id="additive-kernels",
-        notes=("004",),
         claim="The dot product is orders of magnitude faster than additive attention, however well "
         "this is implemented.",
         claim_zh="无论加性注意力实现得多好，点积注意力都快几个数量级。",
@@ -197,7 +192,6 @@ CLAIMS = (
     ),
     Claim(
         id="dot-faster",
-        notes=("002", "004"),
         claim="The dot product with its scale is faster than additive attention.",
         claim_zh="点积加缩放比加性注意力更快。",
         expect=(
@@ -220,7 +214,6 @@ CLAIMS = (
     ),
     Claim(
         id="tanh-parallel",
-        notes=("004",),
         claim="tanh is elementwise, and so the parallelism of additive attention is limited.",
         claim_zh="加性注意力的 tanh 是逐元素操作，并行度受限。",
         # Limited: half as many operations at a time as in the dot product, or fewer.
@@ -244,7 +237,6 @@ CLAIMS = (
     ),
     Claim(
         id="tanh-range",
-        notes=("002",),
         claim="tanh saturates and lies in [-1, 1].",
         claim_zh="tanh 自带饱和特性，输出范围为 [-1, 1]。",
         expect=(

@@ -92,7 +92,6 @@ def relative(seed: int, times: float) -> Measured:
 CLAIMS = (
     Claim(
         id="footnote",
-        notes=("002",),
         claim="A footnote on page 4 of the Transformer paper says: for independent components of "
         "mean 0 and variance 1 the dot product has mean 0 and variance d_k.",
         claim_zh="Transformer 论文第 4 页脚注写道：若分量独立、均值为 0、方差为 1，则点积的均值"
@@ -106,7 +105,6 @@ CLAIMS = (
     ),
     Claim(
         id="implicit-assumption",
-        notes=("004",),
         claim="The authors of the paper make the assumption of independent components of mean 0 "
         "and variance 1 implicitly.",
         claim_zh="分量独立、均值为 0、方差为 1，是论文作者的隐含假设。",
@@ -120,7 +118,6 @@ CLAIMS = (
     ),
     Claim(
         id="additive-attribution",
-        notes=("002",),
         claim="Experiments of the Transformer paper show how additive attention and the dot "
         "product compare at small and at large d_k.",
         claim_zh="小 d_k 时两者相当、大 d_k 时点积下降，是 Transformer 论文的实验所示。",
@@ -137,7 +134,6 @@ CLAIMS = (
     ),
     Claim(
         id="relative-factor",
-        notes=("003",),
         claim="Some variants with relative positions adjust the scaling factor.",
         claim_zh="某些带相对位置编码的变体会额外调整缩放因子。",
         expect=(Expect("models with relative positions and another factor", 1.0, (0, None)),),
@@ -151,7 +147,6 @@ CLAIMS = (
     ),
     Claim(
         id="table3-rowB",
-        notes=("002",),
         claim="Table 3, row B, of the Transformer paper: without the scale BLEU rises when d_k "
         "falls from 64 to 32, with it the performance is stable.",
         claim_zh="Transformer 论文表 3 的 B 行：不缩放时 d_k 从 64 降到 32，BLEU 上升；缩放后性能"
@@ -170,7 +165,6 @@ CLAIMS = (
     ),
     Claim(
         id="universal",
-        notes=("000",),
         claim="Almost all variants of the Transformer use this scale.",
         claim_zh="几乎所有 Transformer 变体都采用这一缩放。",
         # Nine in ten is what "almost all" asks for.

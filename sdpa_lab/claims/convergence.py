@@ -123,7 +123,6 @@ RULES = {"2 sqrt d_k": "2 sqrt(d_k)", "4 sqrt d_k": "4 sqrt(d_k)", "d_k": "d_k"}
 CLAIMS = (
     Claim(
         id="no-scale-training",
-        notes=("000",),
         claim="Without the scale models are hard to bring to convergence, the more so the larger "
         "d_k.",
         claim_zh="不缩放则模型难以收敛，d_k 较大时尤其如此。",
@@ -154,7 +153,6 @@ CLAIMS = (
     ),
     Claim(
         id="no-scale-length",
-        notes=("000",),
         claim="Without the scale longer sequences do markedly worse.",
         claim_zh="不缩放时，长序列的性能会显著下降。",
         expect=at_horizons(harms("loss unscaled n=32 over n=8")),
@@ -175,7 +173,6 @@ CLAIMS = (
     ),
     Claim(
         id="dk-independence",
-        notes=("002",),
         claim="With the scale a model does well at every d_k: its performance does not depend on "
         "it.",
         claim_zh="有了缩放，模型性能与 d_k 无关，任何 d_k 下都表现良好。",
@@ -197,7 +194,6 @@ CLAIMS = (
     ),
     Claim(
         id="stop-learning",
-        notes=("004",),
         claim="Where weights are saturated the model stops learning.",
         claim_zh="权重饱和时，模型停止学习。",
         # It learns if it gets beyond a fifth of the way.
@@ -217,7 +213,6 @@ CLAIMS = (
     ),
     Claim(
         id="dk-selectivity",
-        notes=("000", "001"),
         claim="Dividing by d_k makes the weights too even: the model loses its selectivity.",
         claim_zh="除以 d_k 会使注意力权重过于平均，模型失去选择性。",
         expect=(
@@ -253,7 +248,6 @@ CLAIMS = (
     ),
     Claim(
         id="two-sqrt-harm",
-        notes=("001",),
         claim="Dividing by 2 sqrt(d_k) makes the weights less effective.",
         claim_zh="除以 2 sqrt(d_k) 使输入量级过小，同样影响注意力权重的有效性。",
         expect=at_horizons(

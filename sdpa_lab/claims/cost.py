@@ -120,7 +120,6 @@ def memory(seed: int, times: float) -> Measured:
 CLAIMS = (
     Claim(
         id="scale-cost",
-        notes=("000",),
         claim="The division costs almost nothing.",
         claim_zh="这个除法几乎没有额外开销。",
         # Within a tenth is what nobody would notice.
@@ -139,7 +138,6 @@ CLAIMS = (
     ),
     Claim(
         id="scale-pass",
-        notes=("000",),
         claim="As the notes' programs write it, a pass of its own over the scores, the division "
         "costs almost nothing beside the matrix products.",
         claim_zh="按笔记的代码逐步计算时（除法单独遍历一次分数矩阵），除法的开销也远小于矩阵乘法。",
@@ -171,7 +169,6 @@ CLAIMS = (
     ),
     Claim(
         id="memory",
-        notes=("004",),
         claim="Attention computed step by step, with the matrix of weights, takes memory of the "
         "order of n^2 + n d.",
         claim_zh="逐步计算的点积注意力，空间复杂度为 O(n^2 + n d)。",
@@ -188,7 +185,6 @@ CLAIMS = (
     ),
     Claim(
         id="memory-needed",
-        notes=("004",),
         claim="Attention cannot do with less: it needs memory of the order of n^2.",
         claim_zh="注意力必须占用 O(n^2) 的空间。",
         expect=(

@@ -184,7 +184,6 @@ def _moved(x: Array, weights: tuple[Array, Array], steps: list[Array]) -> Array:
 CLAIMS = (
     Claim(
         id="numerical-stability",
-        notes=("000", "001", "002", "003"),
         claim="The scale is what keeps attention numerically stable.",
         claim_zh="缩放保证了注意力的数值稳定性。",
         # Unstable: a digit more is lost to rounding.
@@ -211,7 +210,6 @@ CLAIMS = (
     ),
     Claim(
         id="steadier-gradients",
-        notes=("001", "004"),
         claim="With the scale the gradient is steadier.",
         claim_zh="缩放使梯度更新更稳定。",
         # Twice as even over the rows of a head.
@@ -229,7 +227,6 @@ CLAIMS = (
     ),
     Claim(
         id="depth",
-        notes=("003",),
         claim="The scale matters the more the deeper the model is.",
         claim_zh="缩放在深层模型中尤其重要。",
         # At the start of training: what the lack of the scale does to the gradient that reaches
@@ -254,7 +251,6 @@ CLAIMS = (
     ),
     Claim(
         id="expressiveness",
-        notes=("003",),
         claim="The scale raises what the model can express; without it expressive power is lost.",
         claim_zh="缩放提升模型的表达能力；不缩放会降低表达能力。",
         expect=tuple(
@@ -269,7 +265,6 @@ CLAIMS = (
     ),
     Claim(
         id="fold-start",
-        notes=("003",),
         claim="Scaling the initial weights instead has the same effect on the scores.",
         claim_zh="在初始化时缩放权重，与直接除以 sqrt(dim) 效果等价（就开始时的分数而言）。",
         expect=(Expect("relative difference at the start", 0.0, 1e-9),),
@@ -280,7 +275,6 @@ CLAIMS = (
     ),
     Claim(
         id="fold-step",
-        notes=("003",),
         claim="Scaling the initial weights instead has the same effect on training.",
         claim_zh="在初始化时缩放权重，与直接除以 sqrt(dim) 效果等价（就训练而言）。",
         expect=(

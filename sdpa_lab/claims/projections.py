@@ -126,7 +126,6 @@ def _more(figure: str, horizon: int) -> Expect:
 CLAIMS = (
     Claim(
         id="divergence",
-        notes=("004",),
         claim="Training drives W^Q and W^K apart: the norm of their difference grows.",
         claim_zh="训练使 W^Q 与 W^K 分化：两者之差的范数不断增大。",
         expect=(
@@ -164,7 +163,6 @@ CLAIMS = (
     ),
     Claim(
         id="feedback",
-        notes=("004",),
         claim="The difference of W^Q and W^K feeds on itself: it is amplified, and the gradients "
         "then differ more.",
         claim_zh="W^Q 与 W^K 的差异形成正反馈：差异被放大，下一步的梯度差异更大。",
@@ -198,7 +196,6 @@ CLAIMS = (
     ),
     Claim(
         id="tied-kv",
-        notes=("004",),
         claim="One projection for keys and values is a bottleneck of representation.",
         claim_zh="K 与 V 共用一个投影是表征瓶颈。",
         expect=at_horizons(
@@ -219,7 +216,6 @@ CLAIMS = (
     ),
     Claim(
         id="tied-conflict",
-        notes=("004",),
         claim="The gradients of the two roles of a projection for keys and values are in conflict.",
         claim_zh="K 与 V 共用一个投影时，来自两条路径的梯度相互冲突。",
         # A conflict: half of the way from orthogonal to opposite.
@@ -242,7 +238,6 @@ CLAIMS = (
     ),
     Claim(
         id="init-symmetric",
-        notes=("004",),
         claim="At Xavier initialisation W^Q and W^K are statistically equivalent, and the "
         "expectation of W^Q (W^K)^T is 0.",
         claim_zh="Xavier 初始化下 W^Q 与 W^K 统计等价，且 E[W^Q (W^K)^T] = 0。",
@@ -262,7 +257,6 @@ CLAIMS = (
     ),
     Claim(
         id="grads-differ",
-        notes=("004",),
         claim="The gradients to Q and to K are different.",
         claim_zh="∂L/∂Q 与 ∂L/∂K 不相等。",
         # From 0, equal, over 1, orthogonal, to sqrt(2), opposite.

@@ -132,7 +132,6 @@ class Claim:
     """One row of the ledger; `sdpa_lab.claims` says how to write one."""
 
     id: str
-    notes: tuple[str, ...]
     claim: str
     claim_zh: str
     expect: tuple[Expect, ...]
@@ -166,7 +165,7 @@ class Claim:
         return of_row(self.id)
 
     @property
-    def noted(self) -> dict[str, list[str]]:
+    def notes(self) -> dict[str, list[str]]:
         """Lines by note."""
         lines: dict[str, list[str]] = {}
         for sentence in self.said:
@@ -248,7 +247,7 @@ class Row:
         claim = self.claim
         cited = " (cited)" if claim.cited else ""
         trained = "".join(f"; {model}: {verdict}" for model, verdict in self.trained.items())
-        notes = f", notes {' '.join(claim.noted)}" if claim.noted else ""
+        notes = f", notes {' '.join(claim.notes)}" if claim.notes else ""
         verdict = f"{claim.id}: {self.verdict}{cited}{trained}{notes}"
         parts = {"": verdict, "  claim  ": claim.claim, "  found  ": self.statement}
         return "\n".join(folded(text, width, indent, 9) for indent, text in parts.items())
@@ -258,7 +257,7 @@ class Row:
         claim = self.claim
         result = {
             "id": claim.id,
-            "notes": list(claim.noted),
+            "notes": list(claim.notes),
             "claim": claim.claim,
             "claim_zh": claim.claim_zh,
             "verdict": self.verdict,

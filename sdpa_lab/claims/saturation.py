@@ -160,7 +160,6 @@ def temperature(seed: int, times: float) -> Measured:
 CLAIMS = (
     Claim(
         id="entropy-table",
-        notes=("002",),
         claim="For n = 10 the entropy of the weights at d_k = 16, 64, 256 is 2.1, 0.8, 0.2 without "
         "the scale and 2.3 at each with it.",
         claim_zh="n = 10 时，d_k = 16、64、256 的注意力熵：不缩放为 2.1、0.8、0.2，缩放后均为 "
@@ -177,7 +176,6 @@ CLAIMS = (
     ),
     Claim(
         id="maxweight-table",
-        notes=("002",),
         claim="The largest weight of a (1, 10, 10) tensor at d_k = 16, 64, 256 is 0.342, 0.891, "
         "0.998 without the scale and 0.289, 0.276, 0.301 with it.",
         claim_zh="形状为 (1, 10, 10) 的权重张量，d_k = 16、64、256 时最大权重：不缩放为 0.342、"
@@ -199,7 +197,6 @@ CLAIMS = (
     ),
     Claim(
         id="grad-law",
-        notes=("002",),
         claim="Without the scale the norm of dL/dQ falls as 1/d_k.",
         claim_zh="不缩放时，dL/dQ 的范数按 1/d_k 衰减（梯度消失）。",
         # The loss is sum(g * out), g and the values of N(0, 1) and of width 64 at every d_k.
@@ -226,7 +223,6 @@ CLAIMS = (
     ),
     Claim(
         id="grad-constant",
-        notes=("002",),
         claim="With the scale the norm of dL/dQ is constant in d_k.",
         claim_zh="缩放后，dL/dQ 的范数约为常数，不随 d_k 变化（梯度稳定）。",
         expect=(
@@ -242,7 +238,6 @@ CLAIMS = (
     ),
     Claim(
         id="temperature",
-        notes=("002",),
         claim="sqrt(d_k) is the temperature of the softmax.",
         claim_zh="sqrt(d_k) 就是 softmax 的温度参数。",
         expect=tuple(

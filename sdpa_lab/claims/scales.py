@@ -123,7 +123,6 @@ def gradient_kept(seed: int, times: float) -> Measured:
 CLAIMS = (
     Claim(
         id="sqrt-optimal",
-        notes=("000", "004"),
         claim="sqrt(d_k) is the optimal divisor, since it makes the variance of the scores exactly "
         "1.",
         claim_zh="sqrt(d_k) 是理论最优解：能够精确地将方差控制为 1。",
@@ -140,7 +139,6 @@ CLAIMS = (
     ),
     Claim(
         id="optimal-region",
-        notes=("002",),
         claim="Scores of variance 1 put the softmax into its optimal working region.",
         claim_zh="方差为 1 的分数使 Softmax 处在最优工作区间。",
         # Where it passes the largest gradient to its scores, or nearly.
@@ -169,7 +167,6 @@ CLAIMS = (
     ),
     Claim(
         id="dk-variance",
-        notes=("001",),
         claim="Dividing by d_k makes the variance of the scores 1/d_k.",
         claim_zh="除以 d_k 时，方差缩小为 1/d_k。",
         expect=tuple(
@@ -182,7 +179,6 @@ CLAIMS = (
     ),
     Claim(
         id="dk-even",
-        notes=("000", "001"),
         claim="Dividing by d_k makes the weights nearly equal.",
         claim_zh="除以 d_k 会使注意力权重过于平均，趋于均匀分布。",
         expect=tuple(
@@ -198,7 +194,6 @@ CLAIMS = (
     ),
     Claim(
         id="two-sqrt-variance",
-        notes=("001",),
         claim="Dividing by 2 sqrt(d_k) makes the variance of the scores 1/4.",
         claim_zh="除以 2 sqrt(d_k) 时，方差缩小为 1/4。",
         expect=tuple(
@@ -211,7 +206,6 @@ CLAIMS = (
     ),
     Claim(
         id="log-saturates",
-        notes=("000",),
         claim="log(d_k) divides too little: the weights are still saturated.",
         claim_zh="用 log(d_k) 缩放不足，仍然存在饱和问题。",
         expect=(

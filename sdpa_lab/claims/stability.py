@@ -62,7 +62,6 @@ def _sweep(figure: str, name: str) -> str:
 CLAIMS = (
     Claim(
         id="unstable-training",
-        notes=("000", "003"),
         claim="Without the scale training is unstable.",
         claim_zh="不缩放则训练不稳定。",
         expect=at_horizons(harms("sensitivity added without the scale")),
@@ -90,7 +89,6 @@ CLAIMS = (
     ),
     Claim(
         id="qk-norm",
-        notes=("002",),
         claim="Normalisation plays a role like that of the scale: with queries and keys normalised "
         "and a learned temperature, training is as stable.",
         claim_zh="归一化起着与缩放类似的作用：对 q、k 做归一化并学习温度，训练同样稳定。",
@@ -114,7 +112,6 @@ CLAIMS = (
     ),
     Claim(
         id="first-step",
-        notes=("001", "002"),
         claim="Dividing by sqrt(d_k) makes training independent of d_k: one step changes the "
         "scores alike at every d_k.",
         claim_zh="除以 sqrt(d_k) 使训练与 d_k 无关：无论 d_k 多大，一步更新对分数的改变都相同。",

@@ -287,7 +287,6 @@ def _beside_operands(grads: NamedTuple) -> int:
 CLAIMS = (
     Claim(
         id="jacobian",
-        notes=("002", "004"),
         claim="The derivative of softmax is dp_j/dz_k = p_j (delta_jk - p_k), with p_j (1 - p_j) "
         "on the diagonal.",
         claim_zh="softmax 的导数为 dp_j/dz_k = p_j (delta_jk - p_k)，对角线上为 p_j (1 - p_j)。",
@@ -308,7 +307,6 @@ CLAIMS = (
     ),
     Claim(
         id="attention-rows",
-        notes=("004",),
         claim="Weights are not negative, each row sums to 1, and a larger score has a larger "
         "weight.",
         claim_zh="注意力权重非负，每行之和为 1，且分数越大权重越大。",
@@ -333,7 +331,6 @@ CLAIMS = (
     ),
     Claim(
         id="dv-differs",
-        notes=("004",),
         claim="The width of the values, d_v, may differ from that of queries and keys.",
         claim_zh="值向量的维度 d_v 可以与 d_k 不同。",
         expect=tuple(
@@ -347,7 +344,6 @@ CLAIMS = (
     ),
     Claim(
         id="backward",
-        notes=("004",),
         claim="With S = Q K^T the gradients are dL/dQ = dL/dS K and dL/dK = (dL/dS)^T Q.",
         claim_zh="设 S = Q K^T，则 dL/dQ = dL/dS K，dL/dK = (dL/dS)^T Q。",
         expect=tuple(
@@ -366,7 +362,6 @@ CLAIMS = (
     ),
     Claim(
         id="weight-grad",
-        notes=("004",),
         claim="With Q = X W^Q the gradient of the projection is dL/dW^Q = dL/dQ X^T.",
         claim_zh="设 Q = X W^Q，则投影矩阵的梯度为 dL/dW^Q = dL/dQ X^T。",
         expect=(
@@ -386,7 +381,6 @@ CLAIMS = (
     ),
     Claim(
         id="swap",
-        notes=("004",),
         claim="softmax(K Q^T) is not the transpose of softmax(Q K^T): normalising rows breaks the "
         "symmetry of Q and K.",
         claim_zh="softmax(K Q^T) 不是 softmax(Q K^T) 的转置：按行归一化打破了 Q 与 K 的对称性。",
@@ -404,7 +398,6 @@ CLAIMS = (
     ),
     Claim(
         id="instances-differ",
-        notes=("004",),
         claim="The matrices W^Q W^K^T and W^K W^Q^T of one initialisation differ.",
         claim_zh="同一次初始化得到的 W^Q W^K^T 与 W^K W^Q^T 不相等。",
         expect=(Expect("relative difference, random", 0.1, (0, None)),),
@@ -415,7 +408,6 @@ CLAIMS = (
     ),
     Claim(
         id="noncommute",
-        notes=("004",),
         claim="They differ because the product of matrices does not commute.",
         claim_zh="W^Q W^K^T 与 W^K W^Q^T 不同的原因是矩阵乘法不满足交换律。",
         # If commuting were the reason, matrices that commute would give no difference,
@@ -439,7 +431,6 @@ CLAIMS = (
     ),
     Claim(
         id="grads-structure",
-        notes=("004",),
         claim="dL/dQ = dL/dS K and dL/dK = (dL/dS)^T Q are completely different in structure.",
         claim_zh="dL/dQ = dL/dS K 与 dL/dK = (dL/dS)^T Q 结构完全不同。",
         expect=(
@@ -460,7 +451,6 @@ CLAIMS = (
     ),
     Claim(
         id="value-index",
-        notes=("004",),
         claim="W^V projects the input into a space of keys and indices.",
         claim_zh="W^V 被训练来将输入投影到“键/索引”空间。",
         # An index takes part in the choice: another W^V would choose otherwise.
@@ -479,7 +469,6 @@ CLAIMS = (
     ),
     Claim(
         id="dot-no-params",
-        notes=("004",),
         claim="The dot product is a score without parameters; additive attention brings W_a, U_a "
         "and v_a.",
         claim_zh="点积打分不引入任何参数；加性注意力则要额外学习 W_a、U_a 和 v_a。",

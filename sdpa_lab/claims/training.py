@@ -146,7 +146,6 @@ def saturated_start(gain: float, seed: int, **settings: Any) -> dict[str, Values
 CLAIMS = (
     Claim(
         id="infer-smaller",
-        notes=("000",),
         claim="A model must be run with the scale of its training: a smaller one does harm.",
         claim_zh="推理时的缩放必须与训练时一致：缩放变小会有损害。",
         expect=(harms("loss added with a quarter of the scale"),),
@@ -161,7 +160,6 @@ CLAIMS = (
     ),
     Claim(
         id="infer-unscaled",
-        notes=("000",),
         claim="A model must be run with the scale of its training: without any it fails.",
         claim_zh="推理时的缩放必须与训练时一致：推理时去掉缩放会有损害。",
         expect=(Expect("loss added with no scale", TENTH, (0, None), law=0.0, law_margin=NO_HARM),),
@@ -176,7 +174,6 @@ CLAIMS = (
     ),
     Claim(
         id="additive-small-dk",
-        notes=("002",),
         claim="Additive attention and the dot product without a scale do equally well at small "
         "d_k; at large d_k additive attention is better.",
         claim_zh="d_k 较小时，加性注意力与未缩放的点积注意力相当；d_k 较大时加性注意力更好。",
@@ -197,7 +194,6 @@ CLAIMS = (
     ),
     Claim(
         id="additive-no-scale",
-        notes=("002",),
         claim="Additive attention needs no additional scale.",
         claim_zh="加性注意力不需要额外缩放。",
         expect=(Expect("loss unscaled over scaled", 0.0, TENTH),),
@@ -212,7 +208,6 @@ CLAIMS = (
     ),
     Claim(
         id="always-in-range",
-        notes=("004",),
         claim="The scale guarantees that the input of softmax always stays in a range without "
         "saturation, that of scores of variance 1.",
         claim_zh="缩放保证 Softmax 的输入始终处于“合理”的、非饱和的范围，即方差为 1 的分数的范围。",
@@ -241,7 +236,6 @@ CLAIMS = (
     ),
     Claim(
         id="saturated-gradient",
-        notes=("004",),
         claim="Where weights are saturated no gradient flows back.",
         claim_zh="权重饱和时梯度无法反向传播。",
         expect=tuple(

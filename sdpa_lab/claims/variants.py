@@ -176,7 +176,6 @@ def positions(seed: int, times: float) -> Measured:
 CLAIMS = (
     Claim(
         id="cosine-no-scale",
-        notes=("003",),
         claim="Cosine similarity may need no scaling, since its vectors are normalised.",
         claim_zh="余弦相似度已归一化，可能不需要缩放。",
         # What the scale is there to prevent: that one weight exceeds all others together.
@@ -190,7 +189,6 @@ CLAIMS = (
     ),
     Claim(
         id="bilinear-no-scale",
-        notes=("003",),
         claim="Bilinear attention may need no scaling, since its matrix controls the size of the "
         "scores.",
         claim_zh="双线性注意力通过参数矩阵控制数值范围，可能不需要缩放。",
@@ -211,7 +209,6 @@ CLAIMS = (
     ),
     Claim(
         id="batchnorm-form",
-        notes=("002",),
         claim="The scale resembles batch normalisation: it divides by the standard deviation, the "
         "mean being 0 already.",
         claim_zh="缩放类似于批归一化的思想：均值已为 0，只除以标准差。",
@@ -231,7 +228,6 @@ CLAIMS = (
     ),
     Claim(
         id="layer-norm",
-        notes=("002",),
         claim="Layer normalisation has a role like that of the scale.",
         claim_zh="Layer Normalization 起着与缩放类似的作用。",
         expect=(
@@ -267,7 +263,6 @@ CLAIMS = (
     ),
     Claim(
         id="init-controls-variance",
-        notes=("002",),
         claim="Initialisation by Xavier or Kaiming controls the variance, too.",
         claim_zh="Xavier/Kaiming 初始化也用于控制方差。",
         # Of a component of q, within a factor of four of 1 at any width of the input.
@@ -287,7 +282,6 @@ CLAIMS = (
     ),
     Claim(
         id="unscaled-position",
-        notes=("003",),
         claim="Without the scale the weights gather on a few positions, such as the first or the "
         "last word.",
         claim_zh="不缩放时，注意力权重会集中在少数位置，例如第一个或最后一个词。",

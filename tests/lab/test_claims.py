@@ -217,7 +217,7 @@ def test_record(name):
     record = RECORDS[name]
     assert record.id == name
     assert record.expect
-    assert set(record.noted) <= {"000", "001", "002", "003", "004"}
+    assert set(record.notes) <= {"000", "001", "002", "003", "004"}
     assert re.search(r"[\u4e00-\u9fff]", record.claim_zh)
     assert record.claim.endswith(".")
     assert record.claim.isascii()

@@ -90,7 +90,6 @@ def test_without_matplotlib_and_scikit_learn_it_says_how_to_get_them(tmp_path, m
 def test_what_the_ledger_says_is_text_not_markup():
     claim = claims.Claim(
         id="shift",
-        notes=("004",),
         claim="a < b & c",
         claim_zh="甲 < 乙",
         expect=(claims.Expect("x", 1.0, 0.1, 2.0),),

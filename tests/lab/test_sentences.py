@@ -83,5 +83,5 @@ def test_the_page_is_made_from_the_file():
 
 def test_a_row_knows_its_notes_and_lines():
     record = claims()["toy-512"]
-    assert record.noted == {"003": ["95", "99"]}
+    assert record.notes == {"003": ["95", "99"]}
     assert [sentence.place for sentence in record.said] == ["003 L95", "003 L99"]

@@ -14,5 +14,5 @@ def figure(low, high):
 
 def claim(expect, experiment, **other):
     text = {"claim": "c", "claim_zh": "c", "holds": "holds: {x}", "law": "law: {x:.1f}"}
-    record = {"id": "test", "notes": ("000",), **text, **other}
+    record = {"id": "test", **text, **other}
     return Claim(expect=tuple(expect), experiment=experiment, **record)

@@ -197,7 +197,7 @@ FINDINGS: dict[str, tuple[str, str]] = {
     ),
     "no-scale-training": (
         "depends on the horizon",
-        "只是慢：d_k = 64 时所需步数是缩放时的许多倍；训练足够久后损失同样低。",
+        "只是慢：d_k = 64 时所需步数约为缩放时的 12 倍；1200 步之后损失已接近 0。",
     ),
     "no-scale-length": (
         "depends on the horizon",

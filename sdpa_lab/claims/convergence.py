@@ -1,7 +1,9 @@
 """Rows on how well and how soon models learn, judged after 150, 600 and 1200 steps.
 
 The task and the margins are those of `training`. A model that has solved the task is kept as it is
-(`recall.compare_at`); all others go on, from 150 steps to 600 and 1200.
+(`recall.compare_at`); all others go on, from 150 steps to 600 and 1200. Where learning is slow, a
+figure is on its way across its margin after 600 steps, whatever the number of draws: those rows
+have no second look.
 """
 
 from math import log
@@ -149,7 +151,7 @@ CLAIMS = (
         "multiplied as well, {loss compensated fold d_k=64}.",
         experiment=no_scale_training,
         slow=True,
-        more=2,
+        more=1,
     ),
     Claim(
         id="no-scale-length",
@@ -169,7 +171,7 @@ CLAIMS = (
         "scaled n=32 over n=8, 150 steps} with it.",
         experiment=no_scale_length,
         slow=True,
-        more=2,
+        more=1,
     ),
     Claim(
         id="dk-independence",
@@ -209,7 +211,7 @@ CLAIMS = (
         "from an ordinary start they reach {loss unsaturated after 150 steps over ln 8} in 150.",
         experiment=stop_learning,
         slow=True,
-        more=2,
+        more=1,
     ),
     Claim(
         id="dk-selectivity",

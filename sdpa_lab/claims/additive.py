@@ -60,7 +60,9 @@ def additive_speed(seed: int, times: float) -> Measured:
     In eager code and of the package's two kernels, beside what was measured once on a GPU.
     """
     cited = publications()["additive-speed"]
-    measured = {row["figure"]: exact(row["ratio"]) for row in cited["rows"]}
+    measured: dict[str, Draws | Estimate] = {
+        row["figure"]: exact(row["ratio"]) for row in cited["rows"]
+    }
     for where, pair, lengths in (
         ("eager code", ("additive, eager", "dot, eager"), (64, 256)),
         ("kernels", ("additive", "dot"), (256, 1024)),

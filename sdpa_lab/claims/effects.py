@@ -30,7 +30,7 @@ def rounding(seed: int, times: float) -> Measured:
     measured: dict[str, Draws] = {}
     for d_k in (64, 512):
         rng = stream(seed, "rounding", d_k)
-        operands = rng.standard_normal((3, draws(100, times), N, d_k)).astype(np.float32)
+        operands = rng.standard_normal((3, draws(160, times), N, d_k)).astype(np.float32)
         errors, bad = {}, {}
         for name, scale in (("scaled", d_k**-0.5), ("unscaled", 1.0)):
             single = _attend(*operands, scale=scale)

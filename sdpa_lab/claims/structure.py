@@ -171,7 +171,7 @@ def swap(seed: int, times: float) -> Measured:
 def noncommute(seed: int, times: float) -> Measured:
     """A = W^Q W^K^T against W^K W^Q^T, for random matrices and for matrices that commute."""
     rng = stream(seed, "noncommute")
-    count = draws(40, times)
+    count = draws(200, times)
 
     def difference(a: Array, b: Array) -> Draws:
         return Draws(np.linalg.norm(a - b, axis=(1, 2)) / np.linalg.norm(a, axis=(1, 2)))

@@ -400,6 +400,7 @@ def test_tying_is_compared_after_every_number_of_steps():
         (1, 10),
         (1, 20),
     ]
+    assert list(table.rows[0]) == ["width", "tied", "steps", "loss"]
     assert plotted(table, "tying") == 1
     setting = recall.Setting(d_k=8, d_v=8, tied=True, rates=(0.02,), seeds=3, steps=20)
     expected = recall.train(setting).test_loss()[0]
@@ -475,7 +476,6 @@ def test_remaining_experiments_return_what_they_say():
     columns = {
         "mechanisms": ["d_k", "mechanism", "rule", "rate", "loss"],
         "lengths": ["n", "rule", "rate", "loss"],
-        "tying": ["width", "tied", "rate", "loss"],
         "trained_scores": ["d_k", "rule", "before", "after", "within row"],
     }
     for name, expected in columns.items():

@@ -19,6 +19,7 @@ from sdpa_lab.claims import Claim, claims
 from sdpa_lab.claims.chinese import finding
 from sdpa_lab.claims.cli import fixed, interval, law
 from sdpa_lab.claims.record import VERDICTS, Expect, Figure
+from sdpa_lab.claims.rule import FRAGILE
 
 ROOT = Path(__file__).parents[1]
 PAGE, MARGINS = ROOT / "docs/ledger.md", ROOT / "docs/margins.json"
@@ -34,9 +35,9 @@ interval, as everywhere in this package. A margin is the distance from the claim
 agrees with it; the law is our own prediction, where it differs from the claim.
 
 The distance is that from the interval to the nearest end of its margin, of the claim or of the law,
-over the length of the interval; the verdict's is that of the figure on which it hangs. Below 1 it
-is bold: the end is nearer than the interval is long, so that another margin or another draw might
-have given another verdict. The smallest effect that the row could have told from none is as large
+over the length of the interval; the verdict's is that of the figure on which it hangs. Below a
+half it is bold: the end is nearer than the interval reaches to one side, so that the verdict hangs
+on the choice of the margin. The smallest effect that the row could have told from none is as large
 as the interval of the same figure is long: the interval around it leaves out 0. Figures without
 chance have neither.
 """
@@ -115,9 +116,9 @@ def _trained(row: dict[str, Any], key: str, names: tuple[str, str]) -> str:
 
 
 def _distance(value: float) -> str:
-    """To two digits, bold where the end of the margin is nearer than the interval is long."""
+    """To two digits, bold where the verdict is fragile."""
     text = f"{value:.2g}" if value < 10 else f"{value:.0f}" if value < 1000 else ">1000"
-    return f"**{text}**" if value < 1 else text
+    return f"**{text}**" if value < FRAGILE else text
 
 
 def heading(claim: Claim) -> str:

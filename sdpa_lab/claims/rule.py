@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 DEPENDS = "depends on the horizon"
 
+FRAGILE = 0.5
+"""A verdict at a shorter `distance` is one that another margin might have changed."""
+
 Found = Mapping[str, "Estimate | Figure"]
 """Figures with their intervals by name."""
 
@@ -96,8 +99,8 @@ def clearance(expect: "Expect", found: Found) -> float:
     """From an interval to the nearest end of a margin, that of the claim or where it lies outside
     of that of the law as well, over the length of the interval.
 
-    0 where it lies across an end, infinite where it has no length. Below 1 the verdict is fragile:
-    the end is nearer than the interval is long.
+    0 where it lies across an end, infinite where it has no length. Below FRAGILE the end is nearer
+    than the interval reaches to one side of its value.
     """
     where = state(expect, found)
     if where in ("open", "both"):

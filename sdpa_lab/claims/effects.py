@@ -64,7 +64,7 @@ def error_law(d_k: int) -> float:
     --------
     >>> from sdpa_lab.claims.effects import error_law
     >>> [round(error_law(d), 1) for d in (64, 512)]
-    [2.7, 4.8]
+    [2.7, 4.5]
     """
     laws = [theory.weights(N, sigma) for sigma in (sqrt(d_k), 1.0)]
     sizes = [sqrt(law.jacobian / law.sum_p2) for law in laws]

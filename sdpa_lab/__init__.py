@@ -15,7 +15,7 @@ from .experiments.criteria import (
     plot_best_sigma,
     plot_gradients_over_sigma,
 )
-from .experiments.decoder import decoder_heads, plot_decoder_heads
+from .experiments.decoder import decoder_heads, plot_decoder_heads, plot_decoder_layers
 from .experiments.depth import (
     output_scale,
     plot_depth,
@@ -47,11 +47,13 @@ from .experiments.heads import (
     trained_heads,
 )
 from .experiments.length import critical, plot_critical, plot_scale_over_length, scale_over_length
+from .experiments.longer import longer, plot_longer
 from .experiments.memory import memory, plot_memory
 from .experiments.overflow import overflow, plot_overflow
 from .experiments.saturation import freezing, plot_freezing, plot_saturation, saturation
 from .experiments.scale import ScaleRow, plot_scale_effect, scale_effect
 from .experiments.speed import SpeedRow, plot_speed, speed
+from .experiments.symmetry import plot_symmetric_share, symmetric_share
 from .experiments.tiling import online, plot_online, tiles
 from .measure import measure, plot_measure
 from .theory import best_scale
@@ -84,6 +86,7 @@ __all__ = [
     "growth",
     "initialisers",
     "inputs_compared",
+    "longer",
     "machine",
     "measure",
     "memory",
@@ -99,6 +102,7 @@ __all__ = [
     "plot_coverage",
     "plot_critical",
     "plot_decoder_heads",
+    "plot_decoder_layers",
     "plot_depth",
     "plot_exponents",
     "plot_freezing",
@@ -107,6 +111,7 @@ __all__ = [
     "plot_growth",
     "plot_initialisers",
     "plot_inputs_compared",
+    "plot_longer",
     "plot_measure",
     "plot_memory",
     "plot_normality",
@@ -119,6 +124,7 @@ __all__ = [
     "plot_scale_effect",
     "plot_scale_over_length",
     "plot_speed",
+    "plot_symmetric_share",
     "plot_trained_choice",
     "plot_trained_growth",
     "plot_trained_heads",
@@ -128,6 +134,7 @@ __all__ = [
     "scale_effect",
     "scale_over_length",
     "speed",
+    "symmetric_share",
     "tiles",
     "trained_choice",
     "trained_growth",

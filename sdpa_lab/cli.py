@@ -27,6 +27,7 @@ EXPERIMENTS: Mapping[str, str | None] = {
     "freezing": "n",
     "scale_over_length": "n",
     "critical": "families",
+    "longer": "n",
     "gradients": "d_k",
     "exponents": "n",
     "gradients_over_sigma": "n",
@@ -41,6 +42,7 @@ EXPERIMENTS: Mapping[str, str | None] = {
     "trained_choice": None,
     "trained_growth": None,
     "decoder_heads": None,
+    "symmetric_share": None,
     "cost": None,
     "memory": None,
 }

@@ -56,7 +56,9 @@ from .experiments.speed import SpeedRow, plot_speed, speed
 from .experiments.symmetry import plot_symmetric_share, symmetric_share
 from .experiments.tiling import online, plot_online, tiles
 from .measure import measure, plot_measure
+from .style import save
 from .theory import best_scale
+from .tools.drawn import drawn
 from .tools.estimate import Draws, Estimate
 from .tools.inputs import digits, normal
 from .tools.machine import machine
@@ -79,6 +81,7 @@ __all__ = [
     "critical",
     "decoder_heads",
     "digits",
+    "drawn",
     "exponents",
     "freezing",
     "gradients",
@@ -131,6 +134,7 @@ __all__ = [
     "rank_collapse",
     "rank_step",
     "saturation",
+    "save",
     "scale_effect",
     "scale_over_length",
     "speed",

@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .tools.drawn import drawn
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -223,7 +225,10 @@ def columns(axes: Axes, table: Table, x: str, y: str, **options: Any) -> None:
     """
     intervals(axes, table[x], *table.interval(y), **options)
     if f"{y}_predicted" in table.columns:
-        prediction(axes, table[x], table[f"{y}_predicted"], color=options.get("color", BLUE))
+        law = {"color": options.get("color", BLUE)}
+        if options.get("label"):
+            law["label"] = f"_{options['label']}, law"  # not in the legend, but in the data
+        prediction(axes, table[x], table[f"{y}_predicted"], **law)
 
 
 def prediction(
@@ -248,22 +253,55 @@ def log_axis(axes: Axes, letter: str, ticks: Sequence[int | float] | npt.NDArray
     axis.set_ticks([], minor=True)
 
 
-def save(figure: Figure, path: str | Path) -> tuple[Path, Path]:
-    """Write `path` with the suffixes .svg and .png; a figure made anew gives the same bytes.
+def save(
+    figure: Figure, path: str | Path, kinds: Sequence[str] = ("svg", "pdf", "png", "csv")
+) -> tuple[Path, ...]:
+    """Write a figure, and the numbers that it shows.
+
+    A figure made anew gives the same bytes.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+    path : str or Path
+        Without a suffix: every kind adds its own.
+    kinds : sequence of str
+        Of "svg", "pdf", "png" and "csv", the table of `sdpa_lab.drawn`.
+
+    Returns
+    -------
+    tuple of Path
+        The files.
+
+    Raises
+    ------
+    ValueError
+        A kind has another name, before anything is written.
 
     Examples
     --------
     >>> import tempfile
-    >>> from sdpa_lab import style
+    >>> import sdpa_lab as lab
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [path.name for path in style.save(style.subplots()[0], f"{folder}/plot")]
-    ['plot.svg', 'plot.png']
+    ...     files = lab.save(lab.plot_growth(lab.growth(d_k=[4, 16], draws=9)), f"{folder}/growth")
+    ...     [path.name for path in files], files[3].read_text().splitlines()[0]
+    (['growth.svg', 'growth.pdf', 'growth.png', 'growth.csv'], 'panel,series,x,y,low,high,value')
     """
+    content: dict[str, Callable[[], bytes]] = {
+        "svg": lambda: svg(figure).encode(),
+        "pdf": lambda: pdf(figure),
+        "png": lambda: png(figure),
+        "csv": lambda: drawn(figure).csv().encode(),
+    }
+    for kind in kinds:
+        if kind not in content:
+            raise ValueError(f"kinds: expected some of {list(content)}, got {kind!r}")
     path = Path(path)
-    names = (path.with_name(path.name + ".svg"), path.with_name(path.name + ".png"))
-    names[0].write_text(svg(figure), encoding="utf-8")
-    names[1].write_bytes(png(figure))
-    return names
+    written = []
+    for kind in kinds:
+        written.append(path.with_name(f"{path.name}.{kind}"))
+        written[-1].write_bytes(content[kind]())
+    return tuple(written)
 
 
 def svg(figure: Figure) -> str:

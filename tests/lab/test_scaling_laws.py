@@ -430,7 +430,7 @@ def test_the_command_saves_tables_and_plots(tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert run.stdout.startswith("critical\nInverse temperature")
     assert {path.name for path in tmp_path.iterdir()} == {
-        f"critical.{suffix}" for suffix in ("npz", "txt", "svg", "png")
+        f"critical.{suffix}" for suffix in ("npz", "txt", "svg", "pdf", "png", "csv")
     }
     saved = np.load(tmp_path / "critical.npz")
     np.testing.assert_array_equal(saved["beta"], lab.critical()["beta"])

@@ -1,5 +1,6 @@
 """The style of plots: what is drawn is what was measured, files are reproducible."""
 
+import csv
 import sys
 
 import numpy as np
@@ -58,11 +59,78 @@ def test_ticks_are_the_sizes_measured(table):
 def test_files_are_the_same_every_time(table, tmp_path):
     first = style.save(drawn(table), tmp_path / "first.plot")
     second = style.save(drawn(table), tmp_path / "second.plot")
-    assert [path.name for path in first] == ["first.plot.svg", "first.plot.png"]
+    kinds = ("svg", "pdf", "png", "csv")
+    assert [path.name for path in first] == [f"first.plot.{kind}" for kind in kinds]
     for a, b in zip(first, second, strict=True):
         assert a.read_bytes() == b.read_bytes()
-    assert first[1].read_bytes().startswith(b"\x89PNG")
-    assert first[0].read_text().startswith("<svg")
+    for path, start in zip(first, (b"<svg", b"%PDF", b"\x89PNG", b"panel,series,x,y"), strict=True):
+        assert path.read_bytes().startswith(start)
+
+
+def test_one_kind_of_file_is_written_and_an_unknown_one_refused(table, tmp_path):
+    assert style.save(drawn(table), tmp_path / "plot", ["csv"]) == (tmp_path / "plot.csv",)
+    with pytest.raises(ValueError, match=r"^kinds: expected some of \[.*\], got 'jpg'"):
+        style.save(drawn(table), tmp_path / "other", ["csv", "jpg"])
+    assert [path.name for path in tmp_path.iterdir()] == ["plot.csv"]
+
+
+# ---------------------------------------------------------------------- what a figure shows
+
+
+def read(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_data_of_a_figure_are_its_intervals_and_laws(table, tmp_path):
+    (path,) = style.save(drawn(table, label="measured"), tmp_path / "plot", ["csv"])
+    rows = read(path)
+    assert [row["series"] for row in rows] == ["measured"] * 2 + ["measured, law"] * 2
+    measured, law = rows[:2], rows[2:]
+    assert [float(row["x"]) for row in measured] == [4, 16]
+    for name, column in (("y", "variance"), ("low", "variance_low"), ("high", "variance_high")):
+        found = [float(row[name]) for row in measured]
+        np.testing.assert_allclose(found, table[column], rtol=1e-14)
+    assert [float(row["y"]) for row in law] == [4, 16]
+    assert law[0]["low"] == "nan"
+
+
+def test_the_data_of_a_figure_hold_bars_areas_maps_and_sideways_intervals():
+    figure, (bars, area, cells, image) = style.subplots(1, 4)
+    bars.barh([1, 2], [0.5, 3.0])
+    bars.bar([7], [9.0])
+    area.fill_between([0.0, 1.0, 2.0], [1.0, 2.0, 3.0], [4.0, 6.0, 8.0], label="range")
+    area.errorbar([5.0], [1.0], xerr=[[1.0], [3.0]], label="sideways")
+    area.axhline(1)
+    cells.pcolormesh(np.array([[1.0, 2.0]]))
+    image.imshow(np.array([[3.0], [4.0]]))
+    for number, axes in enumerate(figure.axes):
+        axes.set(title=f"panel {number}")
+    found = lab.drawn(figure)
+    names = ("x", "y", "low", "high", "value")
+
+    def panel(number):
+        some = found.where(panel=f"panel {number}")
+        return [tuple(row[name] for name in names) for row in some.rows], some["series"].tolist()
+
+    nan = np.nan
+    expected = [
+        [(0.5, 1, nan, nan, nan), (3, 2, nan, nan, nan), (7, 9, nan, nan, nan)],
+        [(5, 1, 4, 8, nan), (0, nan, 1, 4, nan), (1, nan, 2, 6, nan), (2, nan, 3, 8, nan)],
+        [(0, 0, nan, nan, 1), (1, 0, nan, nan, 2)],
+        [(0, 0, nan, nan, 3), (0, 1, nan, nan, 4)],
+    ]
+    for number, rows in enumerate(expected):
+        np.testing.assert_allclose(panel(number)[0], rows)
+    assert panel(1)[1] == ["sideways", "range", "range", "range"]
+
+
+def test_the_data_of_the_laboratorys_figures_are_their_tables():
+    table = lab.growth(d_k=[4, 16], n=[8], draws=9)
+    found = lab.drawn(lab.plot_growth(table))
+    for column in ("variance", "variance_scaled"):
+        values = table[column][table["components"] == "normal"]
+        assert set(values) <= set(found["y"])
 
 
 def test_a_notebook_shows_it(table):

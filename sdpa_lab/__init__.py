@@ -25,7 +25,13 @@ from .experiments.depth import (
     rank_collapse,
     rank_step,
 )
-from .experiments.gradients import exponents, gradients, plot_exponents, plot_gradients
+from .experiments.gradients import (
+    exponents,
+    gradients,
+    plot_exponents,
+    plot_gradient_rows,
+    plot_gradients,
+)
 from .experiments.growth import (
     coverage,
     growth,
@@ -50,7 +56,13 @@ from .experiments.length import critical, plot_critical, plot_scale_over_length,
 from .experiments.longer import longer, plot_longer
 from .experiments.memory import memory, plot_memory
 from .experiments.overflow import overflow, plot_overflow
-from .experiments.saturation import freezing, plot_freezing, plot_saturation, saturation
+from .experiments.saturation import (
+    freezing,
+    plot_freezing,
+    plot_saturation,
+    plot_ten_weights,
+    saturation,
+)
 from .experiments.scale import ScaleRow, plot_scale_effect, scale_effect
 from .experiments.speed import SpeedRow, plot_speed, speed
 from .experiments.symmetry import plot_symmetric_share, symmetric_share
@@ -109,6 +121,7 @@ __all__ = [
     "plot_depth",
     "plot_exponents",
     "plot_freezing",
+    "plot_gradient_rows",
     "plot_gradients",
     "plot_gradients_over_sigma",
     "plot_growth",
@@ -128,6 +141,7 @@ __all__ = [
     "plot_scale_over_length",
     "plot_speed",
     "plot_symmetric_share",
+    "plot_ten_weights",
     "plot_trained_choice",
     "plot_trained_growth",
     "plot_trained_heads",

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .tools.drawn import drawn
+from .tools.mathtext import set_mathematics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from .tools.table import Table
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", bound="Figure")
 
 # Okabe and Ito, "Color Universal Design" (2008), without the yellow, which is faint on white.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -81,7 +82,10 @@ DPI = 110
 
 
 def plot(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a plot function draw in this style, and complete its docstring.
+    """Let a plot function draw in this style, set its labels, and complete its docstring.
+
+    Labels are written like the names in tables, 1/sqrt(d_k), and their formulas are set by
+    `sdpa_lab.tools.mathtext`.
 
     The docstring gets the sections that all plots share: what is returned and raised and, for the
     function plot_NAME of one table, that the table comes from NAME.
@@ -101,7 +105,9 @@ def plot(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def styled(*args: P.args, **kwargs: P.kwargs) -> R:
         with _styled():
-            return function(*args, **kwargs)
+            figure = function(*args, **kwargs)
+            set_mathematics(figure)
+            return figure
 
     styled.__doc__ = _with_sections(function)
     return styled

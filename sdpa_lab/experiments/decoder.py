@@ -209,7 +209,7 @@ def plot_decoder_heads(table: Table) -> Figure:
     """A dash per head over the layers, marks the means of the layers."""
     panels = {
         "variance of scores within a row": ("variance",),
-        r"entropy / $\ln$(keys)": ("relative_entropy", "relative_entropy_removed"),
+        "entropy / $\\ln$(keys)": ("relative_entropy", "relative_entropy_removed"),
         "weight on the first token": ("first", "first_removed"),
         "factor that passes the largest gradient": ("factor",),
     }
@@ -255,7 +255,7 @@ def _draw(axes: Axes, table: Table, label: str, *columns: str) -> None:
         color, shift = (style.UNSCALED, 0.15) if removed else (style.SCALED, -0.15)
         options: Any = {"color": color, "markersize": 5, "alpha": 0.4}
         axes.plot(table["layer"][some] + shift, table[name][some], "_", **options)
-        text = "scale removed" if removed else r"as trained, $1/\sqrt{64}$"
+        text = "scale removed" if removed else "as trained, 1/sqrt(64)"
         place = means["layer"] + shift
         style.intervals(axes, place, *means.interval(name), color=color, label=text)
     if columns == ("variance",):

@@ -71,12 +71,6 @@ MARKERS = {
     "ln n": "^",
     "best": "*",
 }
-TEXT = {
-    "sqrt(ln n)": r"$\sqrt{\ln n}$",
-    "ln n": r"$\ln n$",
-    "0.1 ln s + 1": r"$0.1\,\ln s + 1$",
-    "YaRN": r"YaRN, $(0.1\,\ln s + 1)^2$",
-}
 
 
 def _log(s: float) -> float:
@@ -228,7 +222,7 @@ def _draw_factors(axes: Any, table: Table) -> None:
         axes.plot(curve["factor"], curve["loss"], color=color, linewidth=1.2)
         axes.fill_between(curve["factor"], low, high, color=color, alpha=0.15, linewidth=0)
         axes.annotate(
-            f"$n = {length}$",
+            f"n = {length}",
             (curve["factor"][-1], curve["loss"][-1]),
             xytext=(4, 0),
             textcoords="offset points",
@@ -240,22 +234,22 @@ def _draw_factors(axes: Any, table: Table) -> None:
             some = table.where(n=length, rule=rule)
             axes.plot(some["factor"], some["loss"], marker, color=color, markersize=6.5)
     for rule, marker in MARKERS.items():
-        label = TEXT.get(rule, rule)
+        label = "YaRN, $(0.1\\,\\ln s + 1)^2$" if rule == "YaRN" else rule
         axes.plot([], [], marker, color="#555555", markersize=6.5, label=label)
     style.log_axis(axes, "x", (0.7, 1, 1.4, 2, 2.8, 4))
     axes.set(
         xlabel="factor of the scores",
         ylabel="loss, nats",
-        title=f"a head trained on {TRAINED} keys, on $n$ keys",
+        title=f"a head trained on {TRAINED} keys, on n keys",
     )
     axes.legend(loc="upper left", bbox_to_anchor=(1.13, 1.0))
 
 
 def _draw_random(axes: Any, table: Table) -> None:
     rules = {
-        "1/sqrt(d_k)": r"$1$",
-        "sqrt(ln n)": r"$\sqrt{\ln n}$",
-        "ln n": r"$\ln n$",
+        "1/sqrt(d_k)": "1",
+        "sqrt(ln n)": "sqrt(ln n)",
+        "ln n": "ln n",
         "keeps the number of keys": "what keeps their number",
     }
     for (rule, label), (color, marker) in zip(rules.items(), style.cycle(len(rules)), strict=True):
@@ -265,9 +259,9 @@ def _draw_random(axes: Any, table: Table) -> None:
     style.log_axis(axes, "x", sorted({int(n) for n in table["n"]}))
     style.log_axis(axes, "y", (10, 100, 1000, 10000))
     axes.set(
-        xlabel="keys $n$",
+        xlabel="keys n",
         ylabel=r"keys that count, $e^{\mathrm{entropy}}$",
-        title=r"random scores, $1/\sqrt{d_k}$ times",
+        title="random scores, 1/sqrt(d_k) times",
     )
     axes.legend()
 

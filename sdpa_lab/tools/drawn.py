@@ -45,7 +45,7 @@ def drawn(figure: Figure) -> Table:
     """
     rows: list[Row] = []
     for number, axes in enumerate(figure.axes):
-        panel = axes.get_title() or axes.get_ylabel() or str(number)
+        panel = _written(axes.title) or _written(axes.yaxis.label) or str(number)
         for series, *cells in _of(axes):
             names = ("x", "y", "low", "high", "value")
             numbers = dict(zip(names, map(float, cells), strict=True))
@@ -73,7 +73,13 @@ def _of(axes: Axes) -> Iterator[tuple[Any, ...]]:
                 across = container.orientation == "horizontal"
                 place = bar.get_y() + bar.get_height() / 2, bar.get_x() + bar.get_width() / 2
                 size = bar.get_width(), bar.get_height()
-                yield label, *((size[0], place[0]) if across else (place[1], size[1])), nan, nan, nan
+                yield (
+                    label,
+                    *((size[0], place[0]) if across else (place[1], size[1])),
+                    nan,
+                    nan,
+                    nan,
+                )
     for line in axes.lines:
         if line not in done and line.get_transform() == axes.transData:
             for x, y in zip(*line.get_data(), strict=True):
@@ -100,6 +106,11 @@ def _area(collection: Any) -> Iterator[tuple[Any, ...]]:
 def _cells(matrix: Any) -> Iterator[tuple[Any, ...]]:
     for (row, column), value in np.ndenumerate(np.ma.filled(matrix, np.nan)):
         yield "", column, row, np.nan, np.nan, value
+
+
+def _written(text: Any) -> str:
+    """Before its formulas were set."""
+    return str(text.get_label() if text.get_text() else "") or str(text.get_text())
 
 
 def _name(label: object) -> str:

@@ -423,6 +423,36 @@ def test_plots_of_laws():
         assert all(ax.has_data() and ax.get_title() + ax.get_ylabel() for ax in plot(table).axes)
 
 
+def test_the_plots_that_a_notebook_begins_with():
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
+    found = lab.drawn(lab.plot_ten_weights())
+    panels = [found.where(panel=name)["y"] for name in dict.fromkeys(found["panel"].tolist())]
+    assert len(panels) == 4
+    for weights, largest in zip(panels, (0.341, 0.894, 0.992, 1.0), strict=True):
+        np.testing.assert_allclose(weights.sum(), 1.0)
+        assert weights[0] == pytest.approx(largest, abs=1e-3)
+
+    table = lab.gradients([16, 256], [10], draws=20)
+    found = lab.drawn(lab.plot_gradient_rows(table)).where(panel="without the scale")
+    assert len(found.where(series="")) == 200  # a dot per row, 100 of each width
+    for series, column in (("root mean square", "rms_query"), ("median", "median_query")):
+        law = table.where(scale="unscaled")[column]
+        np.testing.assert_array_equal(found.where(series=series)["y"], law)
+
+
+def test_keys_with_a_mean_in_common_spread_scores_but_not_within_rows():
+    table = lab.growth([16, 256], [64], mean_key=2.0, draws=100)
+    assert_as_predicted(table, "mean", "variance", "variance_scaled", "variance_row")
+    np.testing.assert_allclose(table["variance_scaled_predicted"], 5.0)
+    np.testing.assert_allclose(table["variance_row_predicted"], 1.0)
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
+    both = lab.plot_growth(lab.growth([16, 256], [8], draws=9), table).axes
+    assert [axes.get_title() for axes in both] == [
+        "components of mean 0",
+        "keys with a mean in common",
+    ]
+
+
 @pytest.mark.slow
 def test_the_command_saves_tables_and_plots(tmp_path):
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")

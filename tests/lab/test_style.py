@@ -8,6 +8,7 @@ import pytest
 
 import sdpa_lab as lab
 from sdpa_lab import style
+from sdpa_lab.tools.mathtext import mathematics
 
 pytest.importorskip("matplotlib")
 
@@ -72,6 +73,60 @@ def test_one_kind_of_file_is_written_and_an_unknown_one_refused(table, tmp_path)
     with pytest.raises(ValueError, match=r"^kinds: expected some of \[.*\], got 'jpg'"):
         style.save(drawn(table), tmp_path / "other", ["csv", "jpg"])
     assert [path.name for path in tmp_path.iterdir()] == ["plot.csv"]
+
+
+# ---------------------------------------------------------------------- labels
+
+
+@pytest.mark.parametrize(
+    ("written", "set_as"),
+    [
+        ("d_k", "$d_k$"),
+        ("n", "$n$"),
+        ("as trained, 1/sqrt(32)", r"as trained, $1/\sqrt{32}$"),
+        ("divided by 2 sqrt d_k", r"divided by $2 \sqrt{d_k}$"),
+        ("dotted: sqrt(2 ln n)", r"dotted: $\sqrt{2 \ln n}$"),
+        ("sigma; 1 with 1/sqrt(d_k)", r"$\sigma$; 1 with $1/\sqrt{d_k}$"),
+        ("dot, NumPy: n^1.86", "dot, NumPy: $n^{1.86}$"),
+        ("dL/dW^Q, keys n", r"$\partial L/\partial W^Q$, keys $n$"),
+        ("0.1376 / d_k", "$0.1376/d_k$"),
+        ("d_k = d_v = 16", "$d_k = d_v = 16$"),
+        ("1/d_model", r"$1/d_\mathrm{model}$"),
+        ("$n$ keys n", "$n$ keys $n$"),
+        ("4 n² bytes", "$4 n^{2}$ bytes"),
+        # No formula.
+        ("a largest weight of 1/2", "a largest weight of 1/2"),
+        ("a note on nodes, and e", "a note on nodes, and e"),
+    ],
+)
+def test_formulas_in_labels_are_set(written, set_as):
+    assert mathematics(written) == set_as
+    assert mathematics(set_as) == set_as
+
+
+def test_every_text_of_a_plot_is_set_and_the_data_keep_what_was_written():
+    @style.plot
+    def plotted():
+        figure, axes = style.subplots()
+        axes.plot([1], [2], label="sigma = 1")
+        axes.set(title="d_k = 8", xlabel="sqrt(d_k)", ylabel="q.k")
+        axes.annotate("ln n", (1, 2))
+        axes.text(1, 2, "dL/dq", family="monospace")
+        axes.legend(title="rho")
+        return figure
+
+    figure = plotted()
+    (axes,) = figure.axes
+    legend = axes.get_legend()
+    texts = [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+    texts += [legend.get_title(), *legend.get_texts()]
+    assert [text.get_text() for text in texts] == [
+        *("$d_k = 8$", r"$\sqrt{d_k}$", r"$q \cdot k$", r"$\ln n$", "dL/dq"),
+        *(r"$\rho$", r"$\sigma = 1$"),
+    ]
+    assert style.png(figure)
+    assert lab.drawn(figure).rows[0]["panel"] == "d_k = 8"
+    assert lab.drawn(figure).rows[0]["series"] == "sigma = 1"
 
 
 # ---------------------------------------------------------------------- what a figure shows

@@ -27,8 +27,7 @@
 # %%
 import sdpa_lab as lab
 
-table = lab.gradients(draws=60)
-lab.plot_gradient_rows(table)
+lab.plot_gradient_rows(lab.gradients(n=[10], draws=60))
 
 # %% [markdown]
 # ## Prediction
@@ -87,6 +86,7 @@ my_guess = {"share": None, "root mean square": None}
 # $\partial L/\partial Q$ at $n = 10$; `print(table)` has all targets and lengths.
 
 # %%
+table = lab.gradients(draws=60)
 names = ("scale", "d_k", "rms_query", "median_query", "dead_query")
 print(table.where(n=10, d_k=(16, 64, 256, 1024)).select(*names))
 

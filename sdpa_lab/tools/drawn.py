@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .table import Cell, Table
 
@@ -66,7 +67,7 @@ def _of(axes: Axes) -> Iterator[tuple[Any, ...]]:
             done |= {line, *caps}
             ends = bars[0].get_segments()
             along = int(container.has_yerr)  # the coordinate that the interval is of
-            for x, y, segment in zip(*line.get_data(), ends, strict=True):
+            for x, y, segment in zip(*_points(line), ends, strict=True):
                 yield label, x, y, *np.sort(segment[:, along]), nan
         elif isinstance(container, BarContainer):
             for bar in container.patches:
@@ -82,7 +83,7 @@ def _of(axes: Axes) -> Iterator[tuple[Any, ...]]:
                 )
     for line in axes.lines:
         if line not in done and line.get_transform() == axes.transData:
-            for x, y in zip(*line.get_data(), strict=True):
+            for x, y in zip(*_points(line), strict=True):
                 yield _name(line.get_label()), x, y, nan, nan, nan
     for collection in axes.collections:
         if isinstance(collection, PolyCollection):
@@ -91,6 +92,11 @@ def _of(axes: Axes) -> Iterator[tuple[Any, ...]]:
             yield from _cells(collection.get_array())
     for image in axes.images:
         yield from _cells(image.get_array())
+
+
+def _points(line: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    x, y = line.get_data()
+    return np.asarray(x), np.asarray(y)
 
 
 def _area(collection: Any) -> Iterator[tuple[Any, ...]]:

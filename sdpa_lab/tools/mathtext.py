@@ -80,10 +80,8 @@ def set_mathematics(figure: Figure) -> None:
 
 def _texts(figure: Figure) -> Iterator[Any]:
     yield from figure.texts
-    legends = list(figure.legends)
     for axes in figure.axes:
         yield from (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts)
-        if axes.get_legend() is not None:
-            legends.append(axes.get_legend())
-    for legend in legends:
-        yield from (legend.get_title(), *legend.get_texts())
+    for legend in (*figure.legends, *(axes.get_legend() for axes in figure.axes)):
+        if legend is not None:
+            yield from (legend.get_title(), *legend.get_texts())

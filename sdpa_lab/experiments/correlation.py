@@ -155,7 +155,7 @@ def plot_correlated_growth(table: Table, heads: Table | None = None) -> Figure:
         style.prediction(ax, widths, widths / rank**0.5, limit=True)
         style.log_axis(ax, "x", widths.tolist())
         ax.set(xlabel="d_k", yscale="log", title=f"tokens span {rank} directions")
-    axes[0, 0].set(ylabel="standard deviation of q.k; dashed: slopes 1/2 and 1")
+    axes[0, 0].set(ylabel="std of q.k; dashed: slopes 1/2 and 1")
     axes[0, 0].legend()
     if heads is not None:
         draw_exponents(axes[0, -1], heads)

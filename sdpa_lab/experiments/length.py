@@ -276,7 +276,7 @@ def plot_critical(table: Table) -> Figure:
         style.intervals(axes, some["n"], *points, color=color, marker=marker, label=family)
         factor = some["ratio"][-1]
         curve = [factor * critical_law(family, round(x)) for x in grid]
-        style.prediction(axes, grid, curve, color=color, limit=True)
+        style.prediction(axes, grid, curve, color=color, limit=True, label=f"_{family}, law")
     style.log_axis(axes, "x", lengths)
     axes.set(xlabel="keys n", ylabel="inverse temperature for a largest weight 1/2", yscale="log")
     axes.legend()

@@ -131,9 +131,9 @@ def longer(
             rows.append({"n": length, "rule": rule, "factor": exact(factor), **scores.at(factor)})
         losses = [search["sqrt d_k"].loss(factor) for factor in GRID]
         chosen = stream(seed, "bootstrap").integers(0, draws, (BOOTSTRAP, draws))
-        factor = _least(np.stack(losses, axis=1), chosen)
-        found = test["sqrt d_k"].at(factor.value)
-        rows.append({"n": length, "rule": "best", "factor": factor, **found})
+        least = _least(np.stack(losses, axis=1), chosen)
+        found = test["sqrt d_k"].at(least.value)
+        rows.append({"n": length, "rule": "best", "factor": least, **found})
         for value in GRID:
             found = test["sqrt d_k"].at(value)
             rows.append({"n": length, "rule": "grid", "factor": exact(value), **found})

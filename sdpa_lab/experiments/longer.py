@@ -13,9 +13,9 @@ multiplied with a factor that is 1 at the trained length, where s = n / TRAINED:
                      0.1 ln s + 1, so that scores get its square, DeepSeek's mscale^2
     best             that of the least loss
 
-`n` keys above one that stands out by a gap weigh n times as much as one of them does: this is what
-ln n makes up for. Scores of other keys that are spread weigh more than their mean does, and the
-largest of them grows with n, so that a part of the loss stays whatever the factor is.
+Equal keys below one that stands out weigh together as many times what one of them weighs as there
+are: this is what ln n makes up for. But the scores of a trained head spread, and the largest of
+more of them is higher, so that a part of the loss stays whatever the factor is.
 """
 
 from __future__ import annotations

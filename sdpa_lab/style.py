@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .tools.drawn import drawn
-from .tools.mathtext import set_mathematics
+from .tools.mathtext import plain_roots, set_mathematics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -313,7 +313,7 @@ def save(
 def svg(figure: Figure) -> str:
     """The figure as an <svg> element, to be put in an HTML page."""
     text = StringIO()
-    with _styled():
+    with _styled(), plain_roots(figure):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     _, start, rest = text.getvalue().partition("<svg")
     return start + rest

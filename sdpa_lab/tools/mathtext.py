@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from matplotlib.figure import Figure
 
 NUMBER = r"-?\d+(?:\.\d+)?"
@@ -76,6 +76,29 @@ def set_mathematics(figure: Figure) -> None:
         if "monospace" not in text.get_fontfamily():
             text.set_label(written)
             text.set_text(mathematics(written))
+
+
+@contextmanager
+def plain_roots(figure: Figure) -> Iterator[None]:
+    """While an SVG is written, whose text stays text: roots without the line above.
+
+    The line is drawn for the glyphs of one font, and a page has another.
+    """
+    before = [(text, text.get_text()) for text in _texts(figure)]
+    try:
+        for text, shown in before:
+            text.set_text(ROOT.sub(_plain, shown))
+        yield
+    finally:
+        for text, shown in before:
+            text.set_text(shown)
+
+
+ROOT = re.compile(r"\\sqrt\{([^{}]*)\}")
+
+
+def _plain(root: re.Match[str]) -> str:
+    return f"√({root[1]})" if " " in root[1] else f"√{root[1]}"
 
 
 def _texts(figure: Figure) -> Iterator[Any]:

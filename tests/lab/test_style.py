@@ -129,6 +129,22 @@ def test_every_text_of_a_plot_is_set_and_the_data_keep_what_was_written():
     assert lab.drawn(figure).rows[0]["series"] == "sigma = 1"
 
 
+def test_an_svg_has_roots_that_fit_any_font():
+    @style.plot
+    def plotted():
+        figure, axes = style.subplots()
+        axes.set(xlabel="sqrt(d_k)", ylabel="sqrt(ln n)")
+        return figure
+
+    figure = plotted()
+    svg = style.svg(figure)
+    assert "$√d_k$" in svg  # its comments quote the text
+    assert r"$√(\ln n)$" in svg
+    assert "√</tspan>" in svg
+    assert "Display" not in svg  # the font of the radical with a line above
+    assert figure.axes[0].get_xlabel() == r"$\sqrt{d_k}$"
+
+
 # ---------------------------------------------------------------------- what a figure shows
 
 

@@ -189,7 +189,7 @@ def plot_cost(table: Table) -> Figure:
             )
         at = table.where(axis=axis)[fixed][0]
         style.log_axis(axes, "x", sorted(set(table.where(axis=axis)[axis])))
-        axes.set(xlabel=f"{axis}, at {fixed} = {at}", yscale="log")
+        axes.set(xlabel=f"${axis}$, at {fixed} = {at}", yscale="log")
         axes.legend()
     panels[0].set_ylabel("ms")
     return figure

@@ -1,8 +1,10 @@
 """What an experiment returns: named columns, printed with their intervals."""
 
+import csv
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
+from io import StringIO
 from math import floor, log10
 from pathlib import Path
 from textwrap import wrap
@@ -146,6 +148,21 @@ class Table:
         import pandas
 
         return pandas.DataFrame(self.columns)
+
+    def csv(self) -> str:
+        """`columns` as text, a header above them.
+
+        Examples
+        --------
+        >>> import sdpa_lab as lab
+        >>> lab.Table("", [{"d_k": 4, "n": 8}, {"d_k": 64, "n": 8}]).csv()
+        'd_k,n\\n4,8\\n64,8\\n'
+        """
+        text = StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(zip(*(c.tolist() for c in self.columns.values()), strict=True))
+        return text.getvalue()
 
     def save(self, path: str | Path) -> None:
         """Write `path` with the suffixes .npz, `columns`, and .txt, what `print` shows.

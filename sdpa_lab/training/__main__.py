@@ -1,7 +1,8 @@
 """Every training experiment on its full grid: python -m sdpa_lab.training [--save DIR].
 
-Prints the tables; with --save writes them (.npz), their plots (.svg, .png) and the text. Ten
-minutes of one core, half of it scale_rules; --only NAME ... runs some of them.
+Prints the tables; with --save writes them (.npz), their plots (.svg, .pdf, .png, and the numbers
+that they show, .csv) and the text. Ten minutes of one core, half of it scale_rules; --only NAME ...
+runs some of them.
 """
 
 from __future__ import annotations

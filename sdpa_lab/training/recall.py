@@ -72,6 +72,8 @@ class Setting:
 
     d_k: int = 32
     n: int = 16
+    symbols: int = SYMBOLS
+    d_model: int = D_MODEL
     rule: str = "sqrt d_k"
     """One of RULES. Cosine and additive attention have a scale, too, 1 unless this says else."""
     fold: str = "none"
@@ -120,8 +122,9 @@ class Setting:
                 )
         if self.fold not in ("none", "initial", "compensated"):
             raise ValueError(f"fold: expected none, initial or compensated, got {self.fold!r}")
-        if not 1 <= self.n <= SYMBOLS or TOKENS % self.n:
-            raise ValueError(f"n: expected a divisor of {TOKENS} up to {SYMBOLS}, got {self.n}")
+        most = min(self.symbols, TOKENS)
+        if not 1 <= self.n <= most or TOKENS % self.n:
+            raise ValueError(f"n: expected a divisor of {TOKENS} up to {most}, got {self.n}")
         if self.mechanism == "additive" and (self.softcap or self.clip):
             raise ValueError("mechanism: expected one with scores q.k for softcap or clip")
 
@@ -154,16 +157,17 @@ class Trained:
             return (variance**0.5 * np.array(drawn)).astype(np.float32)
 
         generators = [stream(seed, "recall", "start", i) for i in range(seeds)]
-        self.key_vectors: Any = draw(SYMBOLS, D_MODEL)
-        self.class_vectors: Any = draw(CLASSES, D_MODEL)
-        self.query_vectors: Any = draw(SYMBOLS, D_MODEL)
+        symbols, d_model = setting.symbols, setting.d_model
+        self.key_vectors: Any = draw(symbols, d_model)
+        self.class_vectors: Any = draw(CLASSES, d_model)
+        self.query_vectors: Any = draw(symbols, d_model)
         if setting.symmetric:
             self.query_vectors = self.key_vectors
-        width = D_MODEL if setting.mechanism == "bilinear" else setting.d_k
+        width = d_model if setting.mechanism == "bilinear" else setting.d_k
         start = {
-            "W^Q": setting.gain * draw(D_MODEL, width, variance=1 / D_MODEL),
-            "W^K": setting.gain * draw(D_MODEL, width, variance=1 / D_MODEL),
-            "W^V": draw(D_MODEL, self.d_v, variance=1 / D_MODEL),
+            "W^Q": setting.gain * draw(d_model, width, variance=1 / d_model),
+            "W^K": setting.gain * draw(d_model, width, variance=1 / d_model),
+            "W^V": draw(d_model, self.d_v, variance=1 / d_model),
             "W^O": draw(self.d_v, CLASSES, variance=1 / self.d_v),
         }
         if setting.same_start:
@@ -190,15 +194,15 @@ class Trained:
 
     # ------------------------------------------------------------------------- the model
 
-    def batches(self, purpose: str, sequences: int) -> Iterator[Batch]:
-        """Fresh data without end; every purpose has its own."""
-        n, seeds = self.setting.n, self.setting.seeds
+    def batches(self, purpose: str, sequences: int, n: int | None = None) -> Iterator[Batch]:
+        """Fresh data without end; every purpose has its own. Of another length where given."""
+        n, seeds = self.setting.n if n is None else n, self.setting.seeds
         generators = [stream(self.seed, "recall", purpose, i) for i in range(seeds)]
         which = np.arange(seeds)[:, None, None]
         while True:
             drawn = [
                 (
-                    rng.random((sequences, SYMBOLS)).argsort(axis=-1)[:, :n],
+                    rng.random((sequences, self.setting.symbols)).argsort(axis=-1)[:, :n],
                     rng.integers(CLASSES, size=(sequences, n)),
                     rng.random((sequences, n)).argsort(axis=-1),
                 )
@@ -216,7 +220,7 @@ class Trained:
         rates, (seeds, sequences, n, _) = self.shape[0], batch.x.shape
 
         def times(x: Any, name: str) -> Any:
-            flat = np.tile(x.reshape(seeds, sequences * n, D_MODEL), (rates, 1, 1))
+            flat = np.tile(x.reshape(seeds, sequences * n, -1), (rates, 1, 1))
             product = anp.matmul(flat, parameters[name])
             return anp.reshape(product, (rates * seeds, sequences, n, -1))
 

@@ -44,7 +44,7 @@ def test_arguments_have_one_order(name):
 
 def few(name):
     """Arguments of a small run."""
-    small = {"draws": 4, "layers": 2, "matrices_each": 2, "batches": 2, "d_model": 16}
+    small = {"draws": 4, "steps": 20, "layers": 2, "matrices_each": 2, "batches": 2, "d_model": 16}
     return {
         argument: tuple(default[:2]) if isinstance(default, tuple) else small.get(argument, default)
         for argument, default in cli.arguments(name).items()

@@ -122,6 +122,25 @@ def test_gradients_follow_their_laws(knobs):
         assert abs(np.mean(ratios) - 1) < 5 * error < 0.5, name
 
 
+def test_other_draws_scatter_as_one_does():
+    """A fresh draw lies within all but two of 40 with the probability 38/41."""
+    draws = [explore.explore(8, 4, 1.0, seed=seed) for seed in range(100)]
+    for name in "QKV":
+        inside = [
+            x.scatter[name][0] <= np.sqrt(np.mean(x.gradients[name] ** 2)) <= x.scatter[name][1]
+            for x in draws
+        ]
+        error = np.sqrt(38 / 41 * 3 / 41 / len(draws))
+        assert abs(np.mean(inside) - 38 / 41) < 5 * error, name
+
+
+def test_a_number_is_a_scale():
+    named, given = (explore.explore(16, 8, scale, seed=1) for scale in ("1/sqrt(d_k)", 0.25))
+    assert given.scale == named.scale
+    np.testing.assert_array_equal(given.weights, named.weights)
+    assert given.scatter == named.scatter
+
+
 def test_images_are_a_choice():
     pytest.importorskip("sklearn")
     a, b = (explore.explore(32, 20, seed=1, input=name) for name in explore.INPUTS)
@@ -133,7 +152,7 @@ def test_images_are_a_choice():
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"scale": "sqrt"}, r"scale: expected one of 1/sqrt\(d_k\), .*, got 'sqrt'"),
+        ({"scale": "sqrt"}, r"scale: expected a number or one of 1/sqrt\(d_k\), .*, got 'sqrt'"),
         ({"input": "text"}, "input: expected one of random, digits, got 'text'"),
         ({"correlation": 1.5}, "correlation: expected 0 to 1, got 1.5"),
     ],
@@ -151,5 +170,10 @@ def test_the_picture_of_the_knobs():
     assert {"density of the scores", "weights", "norm of the Jacobian"} <= set(titles)
     entropy = figure.axes[titles.index("entropy of a row, nats")]
     assert entropy.lines[1].get_ydata() == [found.entropy]
-    (laws,) = figure.axes[titles.index("norms of the gradient's rows")].collections
+    laws, others = figure.axes[titles.index("norms of the gradient's rows")].collections
     assert [float(segment[0, 1]) for segment in laws.get_segments()] == list(found.laws.values())
+    ends = [tuple(segment[:, 1]) for segment in others.get_segments()]
+    assert ends == list(found.scatter.values())
+    (numbers,) = figure.axes[-2].texts  # behind it is the bar of colours
+    low, high = found.scatter["Q"]
+    assert f"38 of 40 others have\ndL/dQ: {low:.3g} to {high:.3g}" in numbers.get_text()

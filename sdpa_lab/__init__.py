@@ -52,7 +52,7 @@ from .experiments.overflow import overflow, plot_overflow
 from .experiments.saturation import freezing, plot_freezing, plot_saturation, saturation
 from .experiments.scale import ScaleRow, plot_scale_effect, scale_effect
 from .experiments.speed import SpeedRow, plot_speed, speed
-from .experiments.tiling import online, plot_online, tiles
+from .experiments.tiling import online, plot_online
 from .measure import measure, plot_measure
 from .theory import best_scale
 from .tools.estimate import Draws, Estimate
@@ -128,7 +128,6 @@ __all__ = [
     "scale_effect",
     "scale_over_length",
     "speed",
-    "tiles",
     "trained_choice",
     "trained_growth",
     "trained_heads",

@@ -1,4 +1,4 @@
-"""The laboratory's view of the kernel: tiles, online softmax, memory, and one head to explore."""
+"""The laboratory's view of the kernel: online softmax, memory, and one head to explore."""
 
 import numpy as np
 import pytest
@@ -7,21 +7,6 @@ from support.bounds import AttentionBounds
 import sdpa
 import sdpa_lab as lab
 from sdpa_lab import explore, theory
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"is_causal": True}, {"window": (40, 10)}, {"key_lengths": 70}, {"query_offset": -30}],
-)
-def test_tiles_are_what_the_mask_leaves_of_them(options):
-    kinds = lab.tiles(100, 130, rows=32, columns=48, **options)
-    assert kinds.shape == (4, 3)
-    ones = np.ones((130, 1))
-    biased = sdpa.attention_weights(ones[:100], ones, stage="biased", **options)
-    visible = np.isfinite(biased)
-    for (i, j), kind in np.ndenumerate(kinds):
-        share = visible[32 * i : 32 * i + 32, 48 * j : 48 * j + 48].mean()
-        assert kind == (0 if share == 0 else 2 if share == 1 else 1)
 
 
 def test_online_softmax_ends_with_attention_and_passes_through_attention_to_fewer_keys(rng):
@@ -56,7 +41,9 @@ def test_plots_show_the_tables(rng):
     pytest.importorskip("matplotlib")
     query, key, value = (rng.standard_normal((n, 16)) for n in (1, 300, 300))
     steps = lab.online(query, key, value, block=100)
-    _, course, distance = lab.plot_online(steps, lab.tiles(256, 256, is_causal=True)).axes
+    matrix, course, distance = lab.plot_online(steps, (256, 512), is_causal=True).axes
+    assert "tiles" in matrix.get_title()
+    assert (matrix.get_xlim(), matrix.get_ylim()) == ((0, 512), (256, 0))
     np.testing.assert_array_equal(course.lines[0].get_ydata(), steps["lse"])
     np.testing.assert_array_equal(distance.lines[0].get_ydata(), steps["difference"])
     table = lab.Table("", [{"n": 256, "numpy": 2**21, "sdpa": 2**20, "matrix": 2**18}])

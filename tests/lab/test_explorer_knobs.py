@@ -410,10 +410,19 @@ def test_keys_reach_nothing_that_the_knobs_cover(context, explorer_path):
 
 
 def test_knobs_stick_below_the_links_of_a_report(context, tmp_path):
-    html = report.explorer().replace("<main>", "<main><nav><a href='#explorer'>Explorer</a></nav>")
+    nav = "<nav><a href='#explorer'>Explorer</a></nav>"
+    html = (
+        report.explorer()
+        .replace("<main>", f"<main>{nav}")
+        .replace("</main>", "<p style='height: 60rem'>below</p></main>")
+    )
     path = tmp_path / "page.html"
     path.write_text(html, encoding="utf-8")
     with opened(context, path) as page:
         page.locator(".gradients").scroll_into_view_if_needed()
         nav, knobs = (page.locator(name).bounding_box() for name in ("nav", ".knobs"))
         assert knobs["y"] == pytest.approx(nav["y"] + nav["height"], abs=1)
+        # Where the explorer ends the knobs leave behind the links, not over them.
+        page.locator(".explorer").evaluate("(e) => scrollTo(0, e.offsetTop + e.offsetHeight - 40)")
+        above = "document.elementFromPoint(innerWidth / 2, 10).closest('nav, form')?.tagName"
+        assert page.evaluate(above) == "NAV"

@@ -140,8 +140,8 @@ def _claims(options: argparse.Namespace) -> None:
         )
     if not complete:
         print(
-            f"\nInterrupted: {len(rows)} of {total} rows are judged and kept in {cli.KEPT}; the "
-            "same command goes on from there.",
+            f"\nInterrupted: {len(rows)} of {total} rows are judged and kept in {cli.KEPT};\n"
+            "the same command goes on from there.",
             file=sys.stderr,
         )
         sys.exit(INTERRUPTED)

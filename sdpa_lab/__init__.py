@@ -72,7 +72,7 @@ from .experiments.saturation import (
 from .experiments.scale import ScaleRow, plot_scale_effect, scale_effect
 from .experiments.speed import SpeedRow, plot_speed, speed
 from .experiments.symmetry import plot_symmetric_share, symmetric_share
-from .experiments.tiling import online, plot_online, tiles
+from .experiments.tiling import online, plot_online
 from .measure import measure, plot_measure
 from .style import save
 from .theory import best_scale
@@ -163,7 +163,6 @@ __all__ = [
     "scale_over_length",
     "speed",
     "symmetric_share",
-    "tiles",
     "trained_choice",
     "trained_growth",
     "trained_heads",

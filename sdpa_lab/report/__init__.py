@@ -23,6 +23,7 @@ from .pictures import inline
 __all__ = ["VERDICTS", "explorer", "page"]
 
 FOLDER = Path(__file__).parent
+SCRIPTS = ("attention.js", "drawing.js", "steps.js", "explorer.js")
 
 SECTIONS = {
     "answer": "Answer",
@@ -137,7 +138,7 @@ def _section(name: str, content: str) -> str:
 def _explorer() -> str:
     # JSON may be put in a script element unchanged: there is no "<" in these numbers.
     data = f'<script type="application/json" id="explorer-data">{_file("explorer.json")}</script>'
-    scripts = [f"<script>\n{_file(name)}</script>" for name in ("attention.js", "explorer.js")]
+    scripts = [f"<script>\n{_file(name)}</script>" for name in SCRIPTS]
     return "\n".join([_file("explorer.html"), data, *scripts])
 
 

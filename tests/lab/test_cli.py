@@ -174,6 +174,7 @@ def test_claims_go_on_after_an_interruption(tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert "Interrupted: 2 of 3 rows are judged and kept in sdpa-claims.json" in err
+    assert max(map(len, err.splitlines())) <= 80
     expected = claims.ledger(QUICK, seed=3)
     with monkeypatch.context() as patch:
         judged = interrupted(patch, None)

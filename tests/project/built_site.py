@@ -5,7 +5,6 @@ from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlparse
 
-import pytest
 from support.pages import assert_fits, opened
 
 SITE = Path(__file__).parents[2] / "build" / "docs"
@@ -31,47 +30,62 @@ def test_all_pages_are_there():
     assert len(names) > 60
 
 
-def test_every_page_fits_and_is_whole(context):
-    """No error, nothing cut off, no picture missing, no formula left in TeX."""
-    pictures = formulas = 0
-    wrong = {}
-    with opened(context, FIRST) as page:
-        for path in PAGES:
-            page.goto(path.as_uri())
-            assert_fits(page)
-            found = [page.evaluate(check) for check in (CUT, BROKEN, RAW)]
-            if any(found):
-                wrong[path.name] = found
-            pictures += page.locator("article img").count()
-            formulas += page.locator("article math").count()
-    assert wrong == {}
-    assert pictures > 30
-    assert formulas > 300
-
-
 # Lists beside the text, code and formulas that are wider than their box.
 NARROW = """() => [...document.querySelectorAll(
-        "article pre, .formula, .bd-sidebar-secondary a, .bd-sidebar-primary a")]
+        "article pre, .formula, .bd-sidebar-secondary, .bd-sidebar-primary, .bd-sidebar-primary a")]
     .filter((e) => e.scrollWidth > e.clientWidth + 1 && e.checkVisibility())
-    .map((e) => e.textContent.slice(0, 80))"""
+    .map((e) => e.outerHTML.slice(0, 80))"""
 WIDE_CODE = {"notebooks", "performance", "history"}
 """Folders whose pages have output or figures of more than 100 columns."""
 
+# Text whose contrast to the ground is below 4.5 by WCAG 2.2.
+FAINT = """() => {
+    const rgba = (s) => s.match(/[\\d.]+/g).map(Number);
+    const light = (c) => c.slice(0, 3)
+        .map((x) => (x <= 10.3 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, x, k) => sum + [0.2126, 0.7152, 0.0722][k] * x, 0);
+    const ground = (e) => {
+        const color = rgba(getComputedStyle(e).backgroundColor);
+        return (color[3] ?? 1) > 0.99 ? color : ground(e.parentElement); };
+    const contrast = (e) => {
+        const [a, b] = [rgba(getComputedStyle(e).color), ground(e)].map(light);
+        return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05); };
+    return [...document.querySelectorAll("article *")]
+        .filter((e) => [...e.childNodes].some((t) => t.nodeType === 3 && t.data.trim()))
+        .filter((e) => e.checkVisibility({opacityProperty: true}) && contrast(e) < 4.5)
+        .map((e) => e.outerHTML.slice(0, 80)); }"""
 
-@pytest.mark.parametrize("width", [1280, 1440])
-def test_code_and_formulas_need_no_scrolling_on_a_desk(browser, width):
-    """100 columns, the widest that a source may have, also in the description of a function."""
+
+def test_every_page_fits_and_is_whole(browser):
+    """In each window, light and dark: no error, nothing cut off, no picture missing, no formula in
+    TeX, text that can be read; on a desk no scrolling for 100 columns, the widest of a source."""
+    pictures = formulas = 0
     wrong = {}
-    window = browser.new_context(viewport={"width": width, "height": 844}, offline=True)
-    with opened(window, FIRST) as page:
+    context = browser.new_context(offline=True)
+    with opened(context, FIRST) as page:
         for path in PAGES:
-            if path.parent.name in WIDE_CODE:
-                continue
             page.goto(path.as_uri())
-            if found := page.evaluate(NARROW):
-                wrong[path.name] = found
-    window.close()
+            for width in (390, 1280, 1440):
+                page.set_viewport_size({"width": width, "height": 844})
+                assert_fits(page)
+                checks = [CUT, BROKEN, RAW]
+                if width >= 1280 and path.parent.name not in WIDE_CODE:
+                    checks.append(NARROW)
+                for scheme in ("light", "dark"):
+                    page.emulate_media(color_scheme=scheme)
+                    page.wait_for_function(
+                        "(scheme) => document.documentElement.dataset.theme === scheme", arg=scheme
+                    )
+                    last = [FAINT] if width == 1440 else []
+                    found = [page.evaluate(check) for check in checks + last]
+                    if any(found):
+                        wrong[path.name, width, scheme] = found
+            pictures += page.locator("article img").count()
+            formulas += page.locator("article math").count()
+    context.close()
     assert wrong == {}
+    assert pictures > 30
+    assert formulas > 300
 
 
 def test_a_table_of_a_docstring_has_the_rows_that_were_meant(context):

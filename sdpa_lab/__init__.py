@@ -25,6 +25,12 @@ from .experiments.depth import (
     rank_collapse,
     rank_step,
 )
+from .experiments.first_step import (
+    first_step,
+    first_step_exponents,
+    plot_first_step,
+    plot_first_step_exponents,
+)
 from .experiments.gradients import exponents, gradients, plot_exponents, plot_gradients
 from .experiments.growth import (
     coverage,
@@ -78,6 +84,8 @@ __all__ = [
     "decoder_heads",
     "digits",
     "exponents",
+    "first_step",
+    "first_step_exponents",
     "freezing",
     "gradients",
     "gradients_over_sigma",
@@ -101,6 +109,8 @@ __all__ = [
     "plot_decoder_heads",
     "plot_depth",
     "plot_exponents",
+    "plot_first_step",
+    "plot_first_step_exponents",
     "plot_freezing",
     "plot_gradients",
     "plot_gradients_over_sigma",

@@ -33,6 +33,8 @@ EXPERIMENTS: Mapping[str, str | None] = {
     "best_sigma": "n",
     "averaging": "n",
     "correlated_growth": "n",
+    "first_step": "d_k",
+    "first_step_exponents": None,
     "output_scale": "n",
     "rank_collapse": "stacks",
     "rank_step": "residual",

@@ -19,9 +19,9 @@ const Explorer = (() => {
   const find = (selector) => root.querySelector(selector);
   const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
   const short = (x) => (x === 0 ? "0" : Math.abs(x) >= 1000 ? x.toFixed(0) : x.toPrecision(3));
-  const NAMES = Object.fromEntries(
-    [...form.elements.scale.options].map((option) => [option.value, option.text]),
-  );
+  const { say } = Language;
+  const chosen = (field, value) =>
+    [...form.elements[field].options].find((option) => option.value === value).text;
   let current = null;
   let ghost = null; // what the setting before gave
   let turning = false; // a knob: many events, one ghost
@@ -238,14 +238,17 @@ const Explorer = (() => {
           .filter(([a, b]) => a >= -end * 1.001 && b <= end * 1.001)
           .flatMap(([a, b, h]) => [[x(a), y(h)], [x(b), y(h)]]),
       );
-    const compared = law.length ? `, ${short(independent)} for independent components` : "";
-    const label =
-      `Histogram of ${n * n} scores between ${short(-bars.end)} and ${short(bars.end)}; ` +
-      `standard deviation ${short(Math.sqrt(total))}${compared}.`;
-    says(".histogram", law.length
-      ? "Scores, and the density that the law predicts"
-      : "Scores. No law is drawn: the pixels of an image are not independent");
-    plot(find(".histogram"), { x: [-end, end], y: [0, top], xName: "score s", label }, (x, y) => {
+    const compared = law.length ? say("script-compared", { std: short(independent) }) : "";
+    const label = say("script-histogram", {
+      pairs: n * n,
+      low: short(-bars.end),
+      high: short(bars.end),
+      std: short(Math.sqrt(total)),
+      compared,
+    });
+    says(".histogram", say(law.length ? "script-law-drawn" : "script-no-law"));
+    const axes = { x: [-end, end], y: [0, top], xName: say("script-score"), label };
+    plot(find(".histogram"), axes, (x, y) => {
       const rectangles = Array.from(bars.heights, (h, i) => {
         const [a, b] = [x(-bars.end + i * bars.width), x(-bars.end + (i + 1) * bars.width)];
         return `<rect class="bar" x="${a}" width="${Math.max(0.5, b - a - 0.5)}" y="${y(h)}" height="${y(0) - y(h)}"/>`;
@@ -267,13 +270,10 @@ const Explorer = (() => {
       image.data.set([r, g, b, 255], 4 * i);
     });
     context.putImageData(image, 0, 0);
-    canvas.setAttribute(
-      "aria-label",
-      `Heat map of ${n} by ${n} weights from 0 to 1; the largest of a row is ${short(largest)} on average.`,
-    );
+    canvas.setAttribute("aria-label", say("script-map", { n, largest: short(largest) }));
   }
 
-  function drawCurve(name, what, top, found) {
+  function drawCurve(name, top, found) {
     const { sigma, curves } = data;
     const { n, input, rho } = found.state;
     const applies = input === "random" && rho === 0;
@@ -283,15 +283,13 @@ const Explorer = (() => {
     ];
     const circle = (kind, [cx, cy]) => `<circle class="${kind}" cx="${cx}" cy="${cy}" r="6"/>`;
     const drawn = applies ? "law" : "reference";
-    const label =
-      `${what}: ${short(found[name])} at a standard deviation of ` +
-      `${short(Math.sqrt(found.within))} within rows; curve of n = ${n}.`;
-    says(`.${name}`, applies
-      ? `${what}, and its law`
-      : `${what}. The law does not apply; dotted, for comparison: independent normal scores`);
+    const what = say(`script-${name}`);
+    const std = short(Math.sqrt(found.within));
+    const label = say("script-curve", { what, value: short(found[name]), std, n });
+    says(`.${name}`, say(applies ? "script-applies" : "script-applies-not", { what }));
     const xTicks = [0.1, 0.3, 1, 3, 10, 30];
     const axes = { x: [sigma[0], sigma.at(-1)], y: [0, top], xTicks, xLog: true, label };
-    plot(find(`.${name}`), { ...axes, xName: "standard deviation of s within a row" }, (x, y) => {
+    plot(find(`.${name}`), { ...axes, xName: say("script-within") }, (x, y) => {
       const parts = [
         `<path class="${drawn}" d="${path(sigma.map((t, i) => [x(t), y(curves[n][name][i])]))}"/>`,
       ];
@@ -307,11 +305,13 @@ const Explorer = (() => {
     for (const shown of root.querySelectorAll(".before")) shown.hidden = !ghost;
     if (ghost) {
       drawWeights(find(".maps .before canvas"), ghost);
-      const { input, scale, d_k: d, n, rho, seed } = ghost.state;
-      const what = input === "random" ? "independent input" : "images";
-      find(".previous").textContent =
-        `Dashed, the previous setting: ${what}, scale ${NAMES[scale]}, d_k ${d}, n ${n}, ` +
-        `correlation ${rho.toFixed(2)}, seed ${seed}.`;
+      const { input, scale, rho, ...rest } = ghost.state;
+      find(".previous").textContent = say("script-previous", {
+        ...rest,
+        input: chosen("input", input),
+        scale: chosen("scale", scale),
+        rho: rho.toFixed(2),
+      });
     }
   }
 
@@ -323,19 +323,23 @@ const Explorer = (() => {
       find(`[data-shows=${name}]`).textContent = text;
       form.elements[name].setAttribute("aria-valuetext", text);
     }
-    const sentence = [
-      `Scale ${short(scale)}: scores have standard deviation ${short(Math.sqrt(found.total))},`,
-      `${short(Math.sqrt(found.within))} within a row. Entropy ${found.entropy.toFixed(3)}`,
-      `of at most ln ${n} = ${Math.log(n).toFixed(3)}, largest weight ${found.largest.toFixed(3)} on average,`,
-      `${(100 * found.saturated).toFixed(0)} % of rows above ${SATURATED}.`,
-      `Norm of the Jacobian ${short(found.jacobian)}.`,
-    ];
-    find(".summary").textContent = sentence.join(" ");
+    find(".summary").textContent = say("script-summary", {
+      n,
+      scale: short(scale),
+      total: short(Math.sqrt(found.total)),
+      within: short(Math.sqrt(found.within)),
+      entropy: found.entropy.toFixed(3),
+      most: Math.log(n).toFixed(3),
+      largest: found.largest.toFixed(3),
+      share: (100 * found.saturated).toFixed(0),
+      saturated: SATURATED,
+      jacobian: short(found.jacobian),
+    });
     drawHistogram(found);
     drawWeights(find(".weights"), found);
     const most = Math.log(Math.max(n, ghost ? ghost.state.n : n));
-    drawCurve("entropy", "Entropy of a row of weights, nats", 1.05 * most, found);
-    drawCurve("jacobian", "Norm of the softmax Jacobian, root mean square over rows", 0.6, found);
+    drawCurve("entropy", 1.05 * most, found);
+    drawCurve("jacobian", 0.6, found);
     drawGhost();
     find(".gradients tbody").innerHTML = gradients
       .map(({ to, rms, law, median, dead }, i) => {
@@ -378,6 +382,7 @@ const Explorer = (() => {
     turned();
     turning = false;
   });
+  document.addEventListener("language", () => show(current));
   window.addEventListener("hashchange", () => {
     if (location.hash.includes("=")) start();
     else history.replaceState(current.state, "", location.hash);

@@ -9,3 +9,9 @@ from sdpa_lab import minilm
 @pytest.fixture(scope="session")
 def model():
     return loaded(minilm.MiniLM)
+
+
+@pytest.fixture(autouse=True)
+def english(monkeypatch):
+    """What tests read does not depend on the locale of the system."""
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")

@@ -174,6 +174,7 @@ def _answer(result: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f'<p class="lede">{both("lede")}</p><ul class="found">{items}</ul>',
+            f"<p>{both('page')}</p>",
             *(_scale_figure(name, result[name], result["seed"]) for name in names),
             f"<details><summary>{both('setting')}</summary>{_setting()}</details>",
             *tables,

@@ -6,11 +6,10 @@ from html import escape
 
 from ..claims import Row
 from ..claims.cli import interval
+from ..claims.record import VERDICTS
 from . import axis
 from .screen import by_surprise, finding
 from .words import LANGUAGES, both, spans
-
-VERDICTS = ("reproduced", "corrected", "refuted", "undecided")
 
 
 def ledger(rows: Sequence[Row], left_out: int) -> str:
@@ -28,7 +27,7 @@ def _filter(rows: Sequence[Row]) -> str:
     count = Counter(row.verdict for row in rows)
     choices = [("all", len(rows)), *((verdict, count[verdict]) for verdict in VERDICTS)]
     labels = [
-        f'<label class="{name}"><input type="radio" name="verdict" value="{name}"'
+        f'<label class="{name.split()[0]}"><input type="radio" name="verdict" value="{name}"'
         f"{' checked' if name == 'all' else ''}{'' if number else ' disabled'}>"
         f"<b>{number} {both(name)}</b> <i>{both(f'means-{name}')}</i></label>"
         for name, number in choices
@@ -45,12 +44,13 @@ def card(row: Row) -> str:
     Claims that are not as the notes say are open; a script closes them where the screen is narrow.
     """
     claim = row.claim
+    kind = row.verdict.split()[0]
     cited = both("cited") if claim.cited else ""
-    badge = f'<span class="verdict {row.verdict}">{both(row.verdict)}{cited}</span>'
+    badge = f'<span class="verdict {kind}">{both(row.verdict)}{cited}</span>'
     opened = "" if row.verdict == "reproduced" else " open"
     found = spans({language: finding(row, language) for language in LANGUAGES})
     source = both("source", notes=" ".join(claim.notes), seed=row.seed)
-    return f"""<article class="claim {row.verdict}" id="claim-{claim.id}"><details{opened}>
+    return f"""<article class="claim {kind}" id="claim-{claim.id}"><details{opened}>
 <summary><h3>{badge} {claim.id}</h3> <q>{spans({"en": claim.claim, "zh": claim.claim_zh})}</q>
 </summary>
 <p class="found"><b>{both("found-heading")}</b>{found}</p>

@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from .. import style
+from .words import sentences
 
 if TYPE_CHECKING:
     from matplotlib import figure
@@ -26,6 +27,8 @@ COLORS = {
 
 def inline(plot: Callable[[], figure.Figure], name: str, label: str) -> str:
     """The plot as an <svg> in a page, whose text and lines follow the page from light to dark.
+
+    Labels that words.toml knows are there in every language, of which the page shows one.
 
     Parameters
     ----------
@@ -50,4 +53,8 @@ def inline(plot: Callable[[], figure.Figure], name: str, label: str) -> str:
     svg = re.sub(r'(?<=id=")|(?<=href="#)|(?<=url\(#)', f"{name}-", svg)
     for color, variable in COLORS.items():
         svg = re.sub(rf"{color}\b", variable, svg, flags=re.IGNORECASE)
+    for texts in (texts for name, texts in sentences().items() if name.startswith("label-")):
+        pattern = rf"<text([^>]*)>{re.escape(escape(texts['en']))}</text>"
+        both = "".join(rf'<text class="{name}"\1>{escape(texts[name])}</text>' for name in texts)
+        svg = re.sub(pattern, both, svg)
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)

@@ -30,9 +30,9 @@ N, D_K = 64, 64
 """The example of the page: keys, and components of a query and a key."""
 
 WIDTHS = (4, 16, 64, 256, 1024)
-SIZE = (6.4, 3.4)
-PIXELS = 1.3
-"""Per point of a figure."""
+SIZE = (4.6, 3.3)
+PIXELS = 1.4
+"""Per point of a figure, so that its letters are legible on a phone as well."""
 
 LIGHT = {
     **{"page": "#ffffff", "ink": "#1b1f24", "quiet": "#57606a", "line": "#d8dee4"},
@@ -123,16 +123,15 @@ def plot_softmax(table: Table) -> Figure:
         )  # fmt: skip
         freezing = theory.freezing(n)
         axes.plot([freezing] * 2, [1.02, 0.97], color=color, linewidth=2.5)
-        axes.text(freezing, 0.91, f"{freezing:.1f}", color=color, ha="center", fontsize="small")
+        side = {8: "right", N: "center", 1024: "left"}[n]
+        axes.text(freezing, 0.91, f"{freezing:.1f}", color=color, ha=side, fontsize="small")
     for sigma, name, color, place, side in (
-        (1, "divided by √dₖ", style.SCALED, (-10, 12), "right"),
-        (D_K**0.5, "not divided, dₖ = 64", style.UNSCALED, (16, -44), "left"),
+        (1, "divided by √dₖ", style.SCALED, (0.25, 0.5), "left"),
+        (D_K**0.5, "not divided, dₖ = 64", style.UNSCALED, (34, 0.4), "right"),
     ):
         weight = theory.weights(N, sigma).max_weight
         axes.plot(sigma, weight, "o", color=color, markersize=11, fillstyle="none", mew=2.2)
-        axes.annotate(
-            name, (sigma, weight), place, textcoords="offset points", color=color, ha=side
-        )
+        axes.text(*place, name, color=color, ha=side)
     style.log_axis(axes, "x", (0.25, 0.5, 1, 2, 4, 8, 16, 32))
     axes.set(xlabel="standard deviation of the scores", ylabel="largest weight of a row")
     axes.set_ylim(0, 1.02)
@@ -175,7 +174,7 @@ def step() -> Table:
 @style.plot
 def plot_step(table: Table) -> Figure:
     """A panel per optimiser, in units of the change at the smallest d_k; flat is what is sought."""
-    figure, panels = style.subplots(1, 2, size=(3.6, 3.4), sharey=True)
+    figure, panels = style.subplots(1, 2, size=(2.5, 3.3), sharey=True)
     looks = {
         "1": ("1", style.UNSCALED, "s"),
         "sqrt(d_k)": ("√dₖ", style.SCALED, "o"),
@@ -226,7 +225,7 @@ def plot_divisors(table: Table) -> Figure:
             )  # fmt: skip
     axes.axvline(1, color=style.SCALED, linewidth=1.2, linestyle="--")
     axes.axhline(np.log(8), color=style.BLACK, linewidth=0.8, linestyle=":")
-    style.log_axis(axes, "x", (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8, 16))
+    style.log_axis(axes, "x", (1 / 16, 1 / 4, 1, 4, 16))
     axes.set(xlabel="divisor over √dₖ", ylabel="loss, nats", ylim=(-0.05, 2.2))
     axes.legend(loc="upper right", bbox_to_anchor=(1, 0.93))
     return figure
@@ -295,7 +294,6 @@ def picture(figure: Figure, language: str) -> str:
         '"Noto Sans CJK SC", sans-serif; fill: currentcolor }'
     )
     ground = '<rect width="100%" height="100%" fill="var(--page)"/>'
-    # Letters of 12 pixels; a narrower page may scroll rather than shrink them.
     width, height = (round(72 * PIXELS * inches) for inches in figure.get_size_inches())
     head = f'\\1 width="{width}" height="{height}"><style>{css}</style>{ground}'
     svg = re.sub(r"(<svg[^>]*)>", head, svg, count=1)

@@ -162,7 +162,7 @@ def test_every_sentence_is_said():
     """By its name in Python, in the page of the explorer or in a script."""
     files = [path for path in report.FOLDER.iterdir() if path.suffix in (".py", ".js", ".html")]
     said = "".join(path.read_text(encoding="utf-8") for path in files)
-    families = ("column-", "head-", "means-", "name-", "panel-", "section-")
+    families = ("column-", "head-", "label-", "means-", "name-", "panel-", "section-")
     families += (*report.VERDICTS, "depends", "digits", "random", "forward", "backward", "script-")
     lost = [
         name
@@ -383,6 +383,9 @@ def test_buttons_switch_the_language(context, path):
             assert words.say("option-one", language) in options
             assert words.say("section-speed", language) in page.locator("nav").inner_text()
             assert_fits(page)
+            for label in "label-entropy", "label-law", "label-time":
+                drawn = page.locator(".plot svg text", has_text=words.say(label, language)).first
+                assert drawn.is_visible(), label
             shown = page.locator("main").inner_text()
             chinese = len(re.findall("[\u4e00-\u9fff]", shown))
             assert (chinese > 1000) if language == "zh" else (chinese == len("中文"))

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ..claims import Row
+from ..claims.record import VERDICTS
 from ..experiments.scale import ScaleRow, plot_scale_effect
 from ..experiments.speed import plot_speed
 from ..measure import DEAD, SATURATED
 from . import printout, screen
-from .cards import VERDICTS, ledger
+from .cards import ledger
 from .pictures import inline
 from .words import LANGUAGES, both, say, sentences, spans
 

@@ -142,7 +142,7 @@ def answer(rows: list[ScaleRow], language: str = "en") -> list[str]:
     """Three sentences, of which the measurement decides the words as well as the numbers."""
     scaled, unscaled = ([row for row in rows if (row.scale == 1) == one] for one in (False, True))
     first, last = unscaled[0], unscaled[-1]
-    widths = {"d_first": first.d_k, "d_last": last.d_k}
+    widths: dict[str, Any] = {"d_first": first.d_k, "d_last": last.d_k}
     entropies = [row.entropy.value for row in scaled]
     steady = max(entropies) - min(entropies) < 0.1 * max(entropies)
     grows = last.rms_grad_query.low > first.rms_grad_query.high

@@ -322,7 +322,7 @@ def test_the_first_screen(screened, columns, most):
     assert "Speed against NumPy: " in flat
     assert "6 of 53 judged now: 3 corrected, 3 reproduced." in flat
     assert "“For components of variance sigma^2 the variance of q.k is dim sigma^2.”" in flat
-    assert "Next: open report.html | python -m sdpa claims (all of them)" in flat
+    assert "Next: docs/why.md (the whole answer, ten minutes) | open report.html | " in flat
     if columns > 50:
         assert "python -m sdpa claims (all of them)" in out  # in one line
 

@@ -24,9 +24,9 @@ const Explorer = (() => {
   const form = root.querySelector("form");
   const find = (selector) => root.querySelector(selector);
   const { clamp, short, weight, path, plot } = Drawing;
-  const NAMES = Object.fromEntries(
-    [...form.elements.scale.options].map((option) => [option.value, option.text]),
-  );
+  const { say, write } = Language;
+  const chosen = (field, value) =>
+    [...form.elements[field].options].find((option) => option.value === value)?.text ?? value;
   let current = null;
   let ghost = null; // what the setting before gave
   let turning = false; // a knob: many events, one ghost
@@ -222,14 +222,17 @@ const Explorer = (() => {
           .map(([a, b, h]) => [Math.max(a, -end), Math.min(b, end), h])
           .flatMap(([a, b, h]) => [[x(a), y(h)], [x(b), y(h)]]),
       );
-    const compared = law.length ? `, ${short(independent)} for independent components` : "";
-    const label =
-      `Histogram of ${n * n} scores between ${short(-bars.end)} and ${short(bars.end)}; ` +
-      `standard deviation ${short(Math.sqrt(total))}${compared}.`;
-    says(".histogram", law.length
-      ? "Scores, and the density that the law predicts"
-      : "Scores. No law is drawn: the pixels of an image are not independent");
-    plot(find(".histogram"), { x: [-end, end], y: [0, top], xName: "score s", label }, (x, y) => {
+    const compared = law.length ? say("script-compared", { std: short(independent) }) : "";
+    const label = say("script-histogram", {
+      pairs: n * n,
+      low: short(-bars.end),
+      high: short(bars.end),
+      std: short(Math.sqrt(total)),
+      compared,
+    });
+    says(".histogram", say(law.length ? "script-law-drawn" : "script-no-law"));
+    const axes = { x: [-end, end], y: [0, top], xName: say("script-score"), label };
+    plot(find(".histogram"), axes, (x, y) => {
       const rectangles = Array.from(bars.heights, (h, i) => {
         const [a, b] = [x(-bars.end + i * bars.width), x(-bars.end + (i + 1) * bars.width)];
         return `<rect class="bar" x="${a}" width="${Math.max(0.5, b - a - 0.5)}" y="${y(h)}" height="${y(0) - y(h)}"/>`;
@@ -251,13 +254,10 @@ const Explorer = (() => {
       image.data.set([r, g, b, 255], 4 * i);
     });
     context.putImageData(image, 0, 0);
-    canvas.setAttribute(
-      "aria-label",
-      `Heat map of ${n} by ${n} weights from 0 to 1; the largest of a row is ${short(largest)} on average.`,
-    );
+    canvas.setAttribute("aria-label", say("script-map", { n, largest: short(largest) }));
   }
 
-  function drawCurve(name, what, top, found) {
+  function drawCurve(name, top, found) {
     const { sigma, curves } = data;
     const { n, input, rho } = found.state;
     const applies = input === "random" && rho === 0;
@@ -267,15 +267,13 @@ const Explorer = (() => {
     ];
     const circle = (kind, [cx, cy]) => `<circle class="${kind}" cx="${cx}" cy="${cy}" r="6"/>`;
     const drawn = applies ? "law" : "reference";
-    const label =
-      `${what}: ${short(found[name])} at a standard deviation of ` +
-      `${short(Math.sqrt(found.within))} within rows; curve of n = ${n}.`;
-    says(`.${name}`, applies
-      ? `${what}, and its law`
-      : `${what}. The law does not apply; dotted, for comparison: independent normal scores`);
+    const what = say(`script-${name}`);
+    const std = short(Math.sqrt(found.within));
+    const label = say("script-curve", { what, value: short(found[name]), std, n });
+    says(`.${name}`, say(applies ? "script-applies" : "script-applies-not", { what }));
     const xTicks = [0.1, 0.3, 1, 3, 10, 30];
     const axes = { x: [sigma[0], sigma.at(-1)], y: [0, top], xTicks, xLog: true, label };
-    plot(find(`.${name}`), { ...axes, xName: "standard deviation of s within a row" }, (x, y) => {
+    plot(find(`.${name}`), { ...axes, xName: say("script-within") }, (x, y) => {
       const parts = [
         `<path class="${drawn}" d="${path(sigma.map((t, i) => [x(t), y(curves[n][name][i])]))}"/>`,
       ];
@@ -287,17 +285,17 @@ const Explorer = (() => {
     });
   }
 
-  const name = (scale) => NAMES[scale] ?? scale;
-
   function drawGhost() {
     for (const shown of root.querySelectorAll(".before")) shown.hidden = !ghost;
     if (ghost) {
       drawWeights(find(".maps .before canvas"), ghost);
-      const { input, scale, d_k: d, n, rho, seed } = ghost.state;
-      const what = input === "random" ? "independent input" : "images";
-      find(".previous").textContent =
-        `Dashed, the previous setting: ${what}, scale ${name(scale)}, d_k ${d}, n ${n}, ` +
-        `correlation ${rho.toFixed(2)}, seed ${seed}.`;
+      const { input, scale, rho, ...rest } = ghost.state;
+      find(".previous").textContent = say("script-previous", {
+        ...rest,
+        input: chosen("input", input),
+        scale: chosen("scale", scale),
+        rho: rho.toFixed(2),
+      });
     }
   }
 
@@ -308,8 +306,11 @@ const Explorer = (() => {
       find(`[data-shows=${knob}]`).textContent = text;
       form.elements[knob].setAttribute("aria-valuetext", text);
     }
-    find("[data-shows=others]").textContent =
-      `${input === "random" ? "N(0, 1)" : "digits"}, d_k ${d_k}, n ${n}, ρ ${rho.toFixed(2)}, seed ${seed}`;
+    find("[data-shows=others]").textContent = say("script-others", {
+      ...shown,
+      input: input === "random" ? "N(0, 1)" : say("script-digits"),
+      seed,
+    });
     const share = (Math.log2(1 / Math.sqrt(d_k)) - LOWEST) / (HIGHEST - LOWEST);
     find(".mark").style.setProperty("--at", share);
   }
@@ -321,8 +322,13 @@ const Explorer = (() => {
     const at = i * n + j;
     Object.assign(find(".map .row").style, { top: `${(100 * i) / n}%`, height: `${100 / n}%` });
     Object.assign(find(".map .column").style, { left: `${(100 * j) / n}%`, width: `${100 / n}%` });
-    find(".pair").textContent =
-      `Query ${i}, key ${j}: q·k = ${short(s[at] / scale)}, score ${short(s[at])}, weight ${weight(p[at])}`;
+    find(".pair").textContent = say("script-pair", {
+      i,
+      j,
+      product: short(s[at] / scale),
+      score: short(s[at]),
+      weight: weight(p[at]),
+    });
     Steps.show(current, pair);
   }
 
@@ -377,20 +383,24 @@ const Explorer = (() => {
 
   function show(found) {
     const { state: { n }, scale } = found;
-    const sentence = [
-      `Scale ${short(scale)}: scores have standard deviation ${short(Math.sqrt(found.total))},`,
-      `${short(Math.sqrt(found.within))} within a row. Entropy ${found.entropy.toFixed(3)}`,
-      `of at most ln ${n} = ${Math.log(n).toFixed(3)}, largest weight ${found.largest.toFixed(3)} on average,`,
-      `${(100 * found.saturated).toFixed(0)} % of rows above ${SATURATED}.`,
-      `Norm of the Jacobian ${short(found.jacobian)}.`,
-    ];
-    find(".summary").textContent = sentence.join(" ");
+    find(".summary").textContent = say("script-summary", {
+      n,
+      scale: short(scale),
+      total: short(Math.sqrt(found.total)),
+      within: short(Math.sqrt(found.within)),
+      entropy: found.entropy.toFixed(3),
+      most: Math.log(n).toFixed(3),
+      largest: found.largest.toFixed(3),
+      share: (100 * found.saturated).toFixed(0),
+      saturated: SATURATED,
+      jacobian: short(found.jacobian),
+    });
     drawKnobs(found);
     drawHistogram(found);
     drawWeights(find(".weights"), found);
     const most = Math.log(Math.max(n, ghost ? ghost.state.n : n));
-    drawCurve("entropy", "Entropy of a row of weights, nats", 1.05 * most, found);
-    drawCurve("jacobian", "Norm of the softmax Jacobian, root mean square over rows", 0.6, found);
+    drawCurve("entropy", 1.05 * most, found);
+    drawCurve("jacobian", 0.6, found);
     drawGhost();
     drawGradients(found);
     drawPair(found);
@@ -427,7 +437,7 @@ const Explorer = (() => {
     if (!motion) return;
     cancelAnimationFrame(motion);
     motion = 0;
-    form.elements.play.textContent = "Play";
+    write(form.elements.play, "script-play");
     find(".summary").setAttribute("aria-live", "polite");
     rested();
   }
@@ -449,7 +459,7 @@ const Explorer = (() => {
       if (exponent === HIGHEST) pause();
       else motion = requestAnimationFrame(frame);
     };
-    form.elements.play.textContent = "Pause";
+    write(form.elements.play, "script-pause");
     find(".summary").setAttribute("aria-live", "off");
     motion = requestAnimationFrame(frame);
   }
@@ -512,6 +522,7 @@ const Explorer = (() => {
     }).observe(above);
   }
 
+  document.addEventListener("language", () => show(current));
   window.addEventListener("hashchange", () => {
     if (location.hash.includes("=")) start();
     else history.replaceState(current.state, "", location.hash);

@@ -7,6 +7,7 @@ const Steps = (() => {
   const SECONDS = 1.6; // from one step to the next
   const BOTTOM = 24;
   const { LEFT, RIGHT, TOP, clamp, short, weight, path, rules } = Drawing;
+  const { say, write } = Language;
   const figure = document.querySelector("#explorer .steps");
   const svg = figure.querySelector("svg");
   const choices = [...figure.querySelectorAll("[name=step]")];
@@ -75,17 +76,20 @@ const Steps = (() => {
   function caption(at, { products, sum, score, scores, weights }, { i, j }, { scale, state }) {
     const [d, n] = [products.length, scores.length];
     const best = weights.indexOf(Math.max(...weights));
-    const law = applies(state)
-      ? `; the law, √c after c of them (curves), is √${d} = ${short(Math.sqrt(d))} at the end`
-      : "";
-    return [
-      `The ${d} products of query ${i} and key ${j}, one per component.`,
-      `Added one after the other they end at q·k = ${short(sum)}${law}.`,
-      `Times the scale ${short(scale)} the sum is one score, ${short(score)}, of the ${n} of query ${i}.`,
-      `Softmax makes them weights: ${weight(weights[j])} for key ${j}, at most ` +
-        `${weight(weights[best])} (key ${best}); dotted, 1/${n}. ` +
-        "The larger the scale, the nearer the row is to one bar.",
-    ][at];
+    const name = ["script-products", "script-sum", "script-scores", "script-softmax"][at];
+    return say(name, {
+      d,
+      n,
+      i,
+      j,
+      best,
+      sum: short(sum),
+      law: applies(state) ? say("script-sum-law", { d, root: short(Math.sqrt(d)) }) : "",
+      scale: short(scale),
+      score: short(score),
+      weight: weight(weights[j]),
+      most: weight(weights[best]),
+    });
   }
 
   const applies = ({ input, rho }) => input === "random" && rho === 0;
@@ -124,7 +128,7 @@ const Steps = (() => {
       `<line class="axis" x1="${LEFT}" x2="${width - RIGHT}" y1="${y(0)}" y2="${y(0)}" opacity="${fade.toFixed(2)}"/>`,
       `<g opacity="${fade.toFixed(2)}">${references(nearest, all, applies(found.state), y, width)}</g>`,
       `<text x="${(LEFT + width - RIGHT) / 2}" y="${height - 4}" text-anchor="middle">` +
-        `${nearest < 2 ? "component c" : "key"}</text>`,
+        `${say(nearest < 2 ? "script-component" : "script-key")}</text>`,
     ].join("");
     const text = caption(nearest, all, pair, found);
     figure.querySelector(".said").textContent = text;
@@ -134,7 +138,7 @@ const Steps = (() => {
   function stop() {
     cancelAnimationFrame(motion);
     motion = 0;
-    button.textContent = "Play";
+    write(button, "script-play");
   }
 
   function moved(to) {
@@ -170,7 +174,7 @@ const Steps = (() => {
     } else {
       if (place === LAST) place = 0;
       glide(LAST, follow);
-      button.textContent = "Pause";
+      write(button, "script-pause");
     }
     follow();
   }

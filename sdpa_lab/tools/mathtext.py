@@ -87,7 +87,7 @@ def plain_roots(figure: Figure) -> Iterator[None]:
     before = [(text, text.get_text()) for text in _texts(figure)]
     try:
         for text, shown in before:
-            text.set_text(ROOT.sub(_plain, shown))
+            text.set_text(plain(shown))
         yield
     finally:
         for text, shown in before:
@@ -97,8 +97,16 @@ def plain_roots(figure: Figure) -> Iterator[None]:
 ROOT = re.compile(r"\\sqrt\{([^{}]*)\}")
 
 
-def _plain(root: re.Match[str]) -> str:
-    return f"√({root[1]})" if " " in root[1] else f"√{root[1]}"
+def plain(text: str) -> str:
+    r"""Mathtext with roots as `plain_roots` has them.
+
+    Examples
+    --------
+    >>> from sdpa_lab.tools.mathtext import plain
+    >>> print(plain(r"$1/\sqrt{d_k}$: rms"))
+    $1/√d_k$: rms
+    """
+    return ROOT.sub(lambda root: f"√({root[1]})" if " " in root[1] else f"√{root[1]}", text)
 
 
 def _texts(figure: Figure) -> Iterator[Any]:

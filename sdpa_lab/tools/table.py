@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .estimate import LEVEL, Draws, Estimate
+from .wrap import width
 
 Cell = Draws | Estimate | str | float
 
@@ -104,6 +105,21 @@ class Table:
         value = self[name]
         low, high = (self.columns.get(f"{name}_{end}", value) for end in ("low", "high"))
         return value, low, high
+
+    def estimates(self) -> list[dict[str, Estimate | str | float]]:
+        """The rows, with an estimate in place of draws.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import sdpa_lab as lab
+        >>> table = lab.Table("", [{"d_k": 4, "variance": lab.Draws(np.array([1.0, 2.0, 3.0]))}])
+        >>> table.estimates()[0]["variance"].value
+        2.0
+        """
+        names = list(self._cells)
+        cells = zip(*self._cells.values(), strict=True)
+        return [dict(zip(names, row, strict=True)) for row in cells]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -268,11 +284,12 @@ def layout(header: Sequence[str], rows: Sequence[str | list[str]]) -> str:
     lines += [[lower for _, _, lower in names]]
     lines += rows
     cells = [line for line in lines if not isinstance(line, str)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
 
     def text(line: str | list[str]) -> str:
         if isinstance(line, str):
             return line
-        return " ".join(map(str.rjust, line, widths)).rstrip()
+        padded = (" " * (w - width(cell)) + cell for cell, w in zip(line, widths, strict=True))
+        return " ".join(padded).rstrip()
 
     return "\n".join(text(line) for line in lines if line != [""] * len(header))

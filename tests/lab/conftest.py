@@ -13,10 +13,16 @@ def model():
     return loaded(minilm.MiniLM)
 
 
+@pytest.fixture(autouse=True)
+def english(monkeypatch):
+    """What tests read does not depend on the locale of the system."""
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+
+
 @pytest.fixture(scope="session")
 def explorer_path(tmp_path_factory):
     path = tmp_path_factory.mktemp("explorer") / "explorer.html"
-    main(["explorer", str(path)])
+    main(["--lang", "en", "explorer", str(path)])
     return path
 
 

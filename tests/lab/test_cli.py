@@ -263,8 +263,11 @@ def test_version(capsys):
 
 
 def test_the_screen_names_no_file_that_is_not_there(tmp_path, monkeypatch):
-    assert "notebooks/03_saturation.ipynb" in screen._next(None, 100)
     monkeypatch.chdir(tmp_path)
     assert screen._next(None, 100) == (
         "Next: python -m sdpa claims (all of them) | python -m sdpa lab (one experiment)"
     )
+    for language, page in screen.PAGES.items():
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / page).touch()
+        assert page in screen._next(None, 100, language)

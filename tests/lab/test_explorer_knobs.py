@@ -1,6 +1,7 @@
 """The explorer in a real browser: its knobs turn, the scale and the steps play, the map tells."""
 
 import math
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -228,7 +229,7 @@ BARS = """() => [...document.querySelectorAll(".steps rect")].map((e) => ({
 
 
 def at_step(page, name, place):
-    page.locator(".steps").get_by_label(name, exact=True).check()
+    page.locator(".steps").get_by_role("radio", name=name, exact=True).check()
     page.wait_for_function("(place) => Steps.place() === place", arg=place)
     return page.evaluate(BARS)
 
@@ -426,3 +427,23 @@ def test_knobs_stick_below_the_links_of_a_report(context, tmp_path):
         page.locator(".explorer").evaluate("(e) => scrollTo(0, e.offsetTop + e.offsetHeight - 40)")
         above = "document.elementFromPoint(innerWidth / 2, 10).closest('nav, form')?.tagName"
         assert page.evaluate(above) == "NAV"
+
+
+def test_the_explorer_in_chinese(page):
+    """Every step and every button that plays, also those that play while the language changes."""
+    page.get_by_role("button", name="Play", exact=True).click()
+    page.locator("[name=scale]").select_option("one")  # a ghost
+    page.get_by_role("button", name="Play", exact=True).click()
+    page.locator("[data-language=zh]").click()
+    play = page.locator("[name=play]")
+    assert play.inner_text() == "暂停"
+    play.click()
+    assert play.inner_text() == "播放"
+    for place, name in enumerate(("乘积", "求和", "分数", "softmax")):
+        at_step(page, name, place)
+        assert re.search("[\u4e00-\u9fff]", page.locator(".said").inner_text())
+    words = re.findall("[A-Za-z]{3,}", page.locator("main").inner_text())
+    assert set(words) == {"softmax", "English"}
+    page.locator("[data-language=en]").click()
+    assert play.inner_text() == "Play"
+    assert re.findall("[\u4e00-\u9fff]+", page.locator("main").inner_text()) == ["中文"]

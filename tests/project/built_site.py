@@ -5,11 +5,14 @@ from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlparse
 
+import pytest
 from support.pages import assert_fits, opened
 
 SITE = Path(__file__).parents[2] / "build" / "docs"
 PAGES = sorted(path for path in SITE.rglob("*.html") if "_static" not in path.parts)
-FIRST = SITE / "docs" / "site" / "index.html"
+FIRST = SITE / "docs" / "why.html"
+LIBRARY = SITE / "docs" / "site" / "index.html"
+CHINESE = SITE / "zh" / "docs" / "zh" / "why.html"
 
 # What reaches beyond the window and is in no box that scrolls.
 CUT = """() => {
@@ -27,6 +30,7 @@ def test_all_pages_are_there():
     reference = (SITE.parents[1] / "docs" / "site" / "reference").glob("*.rst")
     assert names >= {f"docs/site/reference/{path.stem}.html" for path in reference}
     assert names >= {"README.html", "search.html", "genindex.html", "notebooks/explorer.html"}
+    assert names >= {"docs/why.html", "zh/docs/zh/why.html", "zh/search.html"}
     assert len(names) > 60
 
 
@@ -120,7 +124,7 @@ def test_links_lead_somewhere():
 
 
 def test_long_lines_of_code_scroll_in_their_box(context):
-    with opened(context, FIRST) as page:
+    with opened(context, LIBRARY) as page:
         scrolled = page.evaluate(
             """[...document.querySelectorAll("article pre")].map((e) => {
             e.scrollLeft = 9999; return e.scrollLeft > 0; })"""
@@ -128,8 +132,8 @@ def test_long_lines_of_code_scroll_in_their_box(context):
         assert scrolled == [page.viewport_size["width"] == 390] * 2
 
 
-def test_the_first_screen_has_installation_and_first_call(context):
-    with opened(context, FIRST) as page:
+def test_the_page_of_the_library_starts_with_installation_and_first_call(context):
+    with opened(context, LIBRARY) as page:
         for text in "pip install .", "sdpa.attention(":
             place = page.locator("article :is(code, pre)", has_text=text).first.bounding_box()
             assert place["y"] + place["height"] < page.viewport_size["height"], text
@@ -137,6 +141,48 @@ def test_the_first_screen_has_installation_and_first_call(context):
             page.locator("article").get_by_role("link", name=name, exact=True).click()
             page.get_by_role("heading", name=heading).first.wait_for()
             page.go_back()
+
+
+@pytest.mark.parametrize(("path", "language"), [(FIRST, "en"), (CHINESE, "zh-CN")])
+def test_the_first_page_says_why(context, path, language):
+    """Thesis on the first screen, five figures, the way to the other language."""
+    with opened(context, path) as page:
+        window = page.viewport_size
+        assert page.locator("html").get_attribute("lang") == language
+        thesis = page.locator("article p").first.bounding_box()
+        assert thesis["y"] < window["height"] / 2
+        figures = page.locator("article img").all()
+        assert len(figures) == 5
+        for box in (figure.bounding_box() for figure in figures):
+            assert box["width"] <= window["width"] - box["x"]
+            assert box["height"] > 200
+        other = {"en": "中文", "zh-CN": "English"}[language]
+        page.locator("article").get_by_role("link", name=other, exact=True).click()
+        page.get_by_role("heading", level=1).wait_for()
+        assert page.locator("html").get_attribute("lang") != language
+        page.go_back()
+        # Every other link out of the Chinese build, too.
+        for link in page.locator("article a").all():
+            address = link.evaluate("(e) => e.href")
+            if address.startswith("file:") and "#" not in address:
+                assert Path(unquote(urlparse(address).path)).is_file(), address
+
+
+@pytest.mark.parametrize("words", ["熵", "梯度消失", "信息熵 优化器", "Adam", "softmax 饱和"])
+def test_the_search_in_chinese(context, words):
+    """One letter, words that no space divides, both kinds of letters."""
+    page = context.new_page()
+    page.goto((SITE / "zh" / "search.html").as_uri() + f"?q={words}")
+    results = page.locator("#search-results")
+    found = results.get_by_role("link", name=re.compile("为什么"))
+    if words.startswith("信息熵"):  # which the page does not say
+        page.locator("#search-summary, .search-summary").filter(
+            has_text=re.compile(".")
+        ).first.wait_for()
+        assert found.count() == 0
+    else:
+        found.first.wait_for()
+    page.close()
 
 
 def test_search_leads_to_the_reference(context):

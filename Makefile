@@ -4,7 +4,8 @@
 #   make demo           install, run the main job: why attention divides by sqrt(d_k)
 #   make models         add pretrained models, 250 MB, for the examples, the laboratory and their tests
 #   make browser        add chromium, in which the tests open the pages
-#   make docs           the pages, the reference and the notebooks as HTML, into build/docs, and their tests
+#   make docs           the pages, the reference and the notebooks as HTML, into build/docs, and their tests; the pages
+#                       in Chinese into build/docs/zh
 # To change it
 #   make test           the quick tests, three minutes: every function and every value of every parameter once
 #                       PYTEST_ARGS='-k softmax -x' instead of as many processes as cores; SDPA_SEED=1 draws other data
@@ -193,14 +194,16 @@ notebooks: $(or $(firstword $(wildcard $(VENV)/with-*notebooks*)),$(VENV)/with-$
 		$(addsuffix .ipynb,$(NOTEBOOKS))
 
 # Warnings are errors: a missing name, a docstring that is not reStructuredText, a dead link. The tests of the site run
-# here and not in `make test-all`, because the build takes 40 s; they would also find the files of an earlier build.
+# here and not in `make test-all`, because the build takes 40 s; they would also find the files of an earlier build. The
+# pages in Chinese are a second build, whose words for readers, and whose search, are Chinese.
 DOCS_EXTRAS = test,browser,docs
 DOCS_ENV = $(or $(firstword $(wildcard $(VENV)/with-*test*browser*docs*)),$(VENV)/with-$(DOCS_EXTRAS))
 docs: $(DOCS_ENV)
 	rm -rf build/docs
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site . build/docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -t zh -c docs/site . build/docs/zh
 	$(BIN)/pytest tests/project/built_site.py
-	@echo build/docs/docs/site/index.html
+	@echo build/docs/docs/why.html build/docs/zh/docs/zh/why.html
 
 links: $(DOCS_ENV)
 	$(BIN)/python -m sphinx --quiet --builder linkcheck -c docs/site . build/links

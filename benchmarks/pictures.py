@@ -46,15 +46,14 @@ def plot_reaction() -> Any:
         for side in reaction.split(">>")
     ]
     figure, axes = style.subplots(size=(8.0, 4.2))
-    image = axes.imshow(result.weights, vmin=0, aspect="auto")
-    products, reactants, _ = zip(*result.pairs, strict=True)
-    axes.plot(reactants, products, "o", mfc="none", mec=style.VERMILION, ms=11, label="mapped")
-    axes.set_xticks(range(len(sides[0])), sides[0], rotation=90)
-    axes.set_yticks(range(len(sides[1])), sides[1])
+    reactants, product = sides
+    sdpa.plot.weights(result.weights, query_tokens=product, key_tokens=reactants, ax=axes)
+    rows, columns, _ = zip(*result.pairs, strict=True)
+    axes.plot(columns, rows, "o", mfc="none", mec=style.VERMILION, ms=11, label="mapped")
+    figure.axes[-1].set_ylabel("weight, both directions")
     axes.set(xlabel="atoms of the reactants", ylabel="atoms of the product")
     axes.set_title(f"{reaction}\nlayer 10, head 5; confidence {result.confidence:.3f}")
     axes.grid(visible=False)
-    figure.colorbar(image, ax=axes, label="weight, both directions")
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2))
     return figure
 
@@ -109,12 +108,10 @@ def plot_heads() -> Any:
 
     model.hidden(tokens, model.caches(len(tokens)), attention=attend)
     names = [model.text([token]) for token in tokens]
-    figure, row = style.subplots(1, len(HEADS), size=(3.6, 3.9))
-    for axes, place in zip(row, HEADS, strict=True):
-        axes.imshow(found[place], vmin=0, vmax=1)
+    weights = np.stack([found[place] for place in HEADS])
+    figure = sdpa.plot.weights(weights, query_tokens=names, key_tokens=names)
+    for axes, place in zip(figure.axes, HEADS, strict=False):  # the last is the bar of colours
         axes.set_title(f"layer {place[0]}, head {place[1]}")
-        axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
-        axes.set_yticks(range(len(names)), names, fontsize=8)
         axes.grid(visible=False)
     return figure
 

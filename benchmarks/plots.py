@@ -14,6 +14,8 @@ LINES = ("sdpa", "numpy", "torch", "jax", "ort", "ort-mha", "openvino")
 LOOK = dict(zip(LINES, style.cycle(len(LINES)), strict=True))
 """Colour and marker of a contender, the same in every plot."""
 
+KINDS = ("svg", "png")
+
 
 def write(results: Results, folder: Path) -> Iterator[Path]:
     """Every plot whose work was measured, as NAME.svg and NAME.png."""
@@ -23,9 +25,9 @@ def write(results: Results, folder: Path) -> Iterator[Path]:
         (growth, ("growth",)),
     ):
         if set(groups) <= set(results.groups(1)):
-            yield from style.save(plot(results), folder / plot.__name__)
+            yield from style.save(plot(results), folder / plot.__name__, KINDS)
     if results.latest("memory"):
-        yield from style.save(memory(results), folder / "memory")
+        yield from style.save(memory(results), folder / "memory", KINDS)
 
 
 def _line(axes: Any, name: str, x: list[float], y: list[float], label: str | None = None) -> None:

@@ -93,8 +93,8 @@ lab.plot_coverage(table)
 # $d_k = 16$ and $n = 128$ the interval from 16 384 entries misses the truth more often than it
 # covers it. Whole matrices are independent, and intervals made from them hold. So every experiment
 # of the laboratory draws whole tensors, seeds or runs, and the ledger compares the interval of such
-# draws, at a level that holds for all of its rows together, with a margin that was fixed
-# beforehand. The variances that note 000 prints are right on average; one of them strays by 3 %,
+# draws, at a level that holds for all of its rows together, with a margin that its record
+# states. The variances that note 000 prints are right on average; one of them strays by 3 %,
 # not by 1.4 %:
 
 # %%

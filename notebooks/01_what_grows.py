@@ -63,11 +63,13 @@ my_guess = None  # the central limit theorem alone suggests about 1/8
 # %% [markdown]
 # ## Measurement
 #
-# A draw is a whole $n \times n$ matrix; predictions are the laws above. The tables show $n = 64$;
-# `print(table)` has all lengths, distributions and columns.
+# A draw is a whole $n \times n$ matrix; predictions are the laws above. `shifted` has keys whose
+# components have the mean 2. The tables show $n = 64$; `print(table)` has all lengths,
+# distributions and columns.
 
 # %%
 table = lab.growth()
+shifted = lab.growth(mean_key=2.0)
 shape = lab.normality()
 columns = ("d_k", "mean", "variance", "variance_scaled", "variance_row")
 print(table.where(n=64, components="normal").select(*columns), end="\n\n")
@@ -75,10 +77,11 @@ print(
     shape.where(n=64, d_k=(2, 8, 32, 64, 128)).select("d_k", "distance", "kolmogorov", "beyond_3")
 )
 
-for name in ("mean", "variance", "variance_scaled", "variance_row"):
-    low, high = table[f"{name}_low"], table[f"{name}_high"]
-    # Twice the interval of 95 %, since there are 48 of them.
-    assert (abs(table[name] - table[f"{name}_predicted"]) < high - low).all(), name
+for each in (table, shifted):
+    for name in ("mean", "variance", "variance_scaled", "variance_row"):
+        low, high = each[f"{name}_low"], each[f"{name}_high"]
+        # Twice the interval of 95 %, since there are 96 of them.
+        assert (abs(each[name] - each[f"{name}_predicted"]) < high - low).all(), name
 long = shape.where(n=64)
 assert (abs(long["distance"] - long["distance_predicted"]) < 0.003).all()
 assert long["kolmogorov"][-1] * 512 < 0.14
@@ -86,18 +89,21 @@ assert long["kolmogorov"][-1] * 512 < 0.14
 # %% [markdown]
 # ## Figure
 #
-# Variance of the scores over $d_k$, with intervals (shorter than the markers) and laws (lines):
-# $d_k$ without the scale, 1 with it, at both lengths.
+# Variance of the scores over $d_k$ at $n = 64$, with laws (lines); intervals are shorter than the
+# marks. Left: it is $d_k$ without the scale, 1 with it, among all scores as within a row. Right:
+# keys whose components have the mean 2. What they have in common shifts whole rows and multiplies
+# the variance of all scores by 5. Within a row, where softmax looks, it is still 1.
 
 # %%
-lab.plot_growth(table)
+lab.plot_growth(table, shifted)
 
 # %% [markdown]
 # ## Conclusion
 #
 # The variance grows like $d_k$ and nothing else does: the mean stays 0, and the shape tends to the
 # normal one like $1/d_k$; at $d_k = 64$ the eye cannot tell them apart. Dividing by $\sqrt{d_k}$
-# makes the variance 1 at every $d_k$ and $n$. Two vectors do not have more in common; their dot
+# makes the variance 1 at every $d_k$ and $n$, and within a row even where the keys have a mean. Two
+# vectors do not have more in common; their dot
 # product is a longer random walk. What the ledger says of these claims:
 
 # %%

@@ -16,6 +16,18 @@
 # $\sqrt{d_k}$ they stay in the region where it works best."
 
 # %% [markdown]
+# ## A picture first
+#
+# One row of weights over ten keys whose scores are spread like a normal distribution. Orange: the
+# scores as they are, for a width $d_k$ of 16, 64 and 256. Blue: divided by $\sqrt{d_k}$, which
+# looks the same at every width. The numbers are the two largest weights.
+
+# %%
+import sdpa_lab as lab
+
+lab.plot_ten_weights()
+
+# %% [markdown]
 # ## Prediction
 #
 # A row of $n$ independent normal scores is Derrida's random energy model (1981). For large $n$ its
@@ -34,7 +46,6 @@
 import numpy as np
 
 import sdpa
-import sdpa_lab as lab
 from sdpa_lab.claims import ledger
 from sdpa_lab.claims.chinese import bilingual
 
@@ -49,8 +60,9 @@ for sigma in (1.0, 8.0):
     np.testing.assert_allclose([row.entropy[0], row.max_weight[0]], [entropy, weights.max()])
 
 # %% [markdown]
-# Before you go on, write down a guess: of ten scores with standard deviation 8, as at $d_k = 64$
-# without the scale, how large is the largest weight on average?
+# Before you go on, write down a guess: the picture has ten evenly spread scores. Of ten random ones
+# with standard deviation 8, as at $d_k = 64$ without the scale, how large is the largest weight on
+# average?
 
 # %%
 my_guess = None  # between 0.1, all equal, and 1
@@ -80,11 +92,10 @@ assert unscaled["entropy_high"][0] < 1.0  # the note: 2.1
 # %% [markdown]
 # ## Figure
 #
-# Left: one row of ten keys whose scores are spread like a normal distribution. Right: entropy over
-# $\sigma$ for three lengths: measured, exact (solid) and for large $n$ (dashed), with $\sigma_c$
-# dotted. The grey lines are the question: with the scale every row is at $\sigma = 1$; without it
-# at 4, 8 and 16 for $d_k$ = 16, 64 and 256. Finite rows freeze much more gently than the limit
-# says.
+# Entropy over $\sigma$ for three lengths: measured, exact (solid) and for large $n$ (dashed), with
+# $\sigma_c$ dotted. The grey lines are the question: with the scale every row is at $\sigma = 1$;
+# without it at 4, 8 and 16 for $d_k$ = 16, 64 and 256. Finite rows freeze much more gently than the
+# limit says.
 
 # %%
 lab.plot_freezing(table)

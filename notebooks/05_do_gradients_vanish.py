@@ -17,6 +17,19 @@
 # like $1/d_k$."
 
 # %% [markdown]
+# ## A picture first
+#
+# Each dot is one query: the norm of its row of $\partial L/\partial Q$, over $d_k$, for ten keys.
+# With the scale all rows are alike at every $d_k$. Without it most sink out of sight (norms below
+# $10^{-6}$ lie on the lowest line) while a few rise; the root mean square (solid) follows the few,
+# the median (dashed) the many.
+
+# %%
+import sdpa_lab as lab
+
+lab.plot_gradient_rows(lab.gradients(n=[10], draws=60))
+
+# %% [markdown]
 # ## Prediction
 #
 # With values and upstream gradients of variance 1, a row of weights $p$ has
@@ -29,8 +42,8 @@
 # two weights that compete. But
 # $\partial L/\partial q = \text{scale} \sum_j (\partial L/\partial s_j)\, k_j$ multiplies by the
 # scale and the keys: with the scale that is a factor of 1, without it a factor of $\sqrt{d_k}$. So
-# the root mean square of $\partial L/\partial Q$ does not fall; it grows towards $d_k^{1/4}$, while
-# most rows get nothing. `theory.attention` has the exact curves.
+# the root mean square of $\partial L/\partial Q$ does not fall; its growth approaches
+# the power 1/4, while most rows get nothing. `theory.attention` has the exact curves.
 
 # %% [markdown]
 # ## In plain NumPy
@@ -41,7 +54,6 @@
 import numpy as np
 
 import sdpa
-import sdpa_lab as lab
 from sdpa_lab.claims import ledger
 from sdpa_lab.claims.chinese import bilingual
 
@@ -58,12 +70,13 @@ ours = sdpa.attention_backward(grad_out, query, key, value, out, lse, scale=1.0)
 np.testing.assert_allclose(ours.query, grad_query, rtol=1e-7, atol=1e-9)
 
 # %% [markdown]
-# Before you go on, write down two guesses: from $d_k = 16$ to 1024 without the scale, by which
-# factor does the root mean square of $\partial L/\partial Q$ change, and by which its median
-# ($n = 10$)?
+# Before you go on, write down a guess: without the scale, at $d_k = 1024$ and $n = 10$, what share
+# of the rows of $\partial L/\partial Q$ has less than a hundredth of what a row of $\partial
+# L/\partial O$ has? And is the root mean square of $\partial L/\partial Q$ there larger or smaller
+# than at 16?
 
 # %%
-my_guess = {"root mean square": None, "median": None}  # 1 is no change
+my_guess = {"share": None, "root mean square": None}
 
 # %% [markdown]
 # ## Measurement

@@ -98,7 +98,7 @@ lab.plot_overflow(table)
 # scale prevents is saturation (notebook 03), not overflow. The ledger:
 
 # %%
-print(bilingual(ledger(["overflow-64", "exp-values", "shift"])))
+print(bilingual(ledger(["overflow-64", "exp-50", "shift", "numerical-stability"])))
 
 # %% [markdown]
 # ## Exercises

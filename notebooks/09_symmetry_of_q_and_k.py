@@ -29,12 +29,13 @@
 #
 # $$ \frac{dD}{dt} = S D - N P, \qquad \frac{dP}{dt} = -S P + N D. $$
 #
-# The same $S$ stands before $D$ and $P$ with opposite signs: what makes the sum grow makes the
-# difference shrink. Only $N$ feeds the difference, and it does so at a rate set by the sum, not by
-# the difference itself. And $(W^Q)^T W^Q - (W^K)^T W^K$ does not change at all (exercise 1), so
-# neither of the two can run away. If queries and keys use the same embedding vectors (the symmetric
-# task), $A$ should become symmetric and the difference shrink; if $y$ and $x$ are unrelated, $S$
-# and $N$ are of one size and both norms grow alike.
+# For given $S$ and $N$ this is linear, so growth can feed on itself: what has grown makes the next
+# step larger. But the same $S$ stands before $D$ and $P$ with opposite signs, and $N$ exchanges
+# them: nothing prefers the difference to the sum. And $(W^Q)^T W^Q - (W^K)^T W^K$ does not change
+# at all (exercise 1), so neither matrix can run away from the other. If queries and keys use the
+# same embedding vectors (the symmetric task), $A$ should become symmetric and the difference
+# shrink; if $y$ and $x$ are unrelated, $S$ and $N$ are of one size and both norms grow alike. Once
+# the loss is small, so are $S$ and $N$, and all growth should end.
 
 # %% [markdown]
 # ## In plain NumPy
@@ -67,7 +68,8 @@ np.testing.assert_allclose(x.T @ grads.key, m.T @ w_q)
 
 # %% [markdown]
 # Before you go on, write down a guess: by how many per cent does $|W^Q - W^K|$ change in 150 steps
-# if queries and keys use the same embedding vectors, and by how many if they are unrelated?
+# if queries and keys use the same embedding vectors, and by how many if they are unrelated? Does
+# the growth speed up, slow down, or both?
 
 # %%
 my_guess = {"same": None, "unrelated": None}
@@ -80,7 +82,7 @@ my_guess = {"same": None, "unrelated": None}
 # `control` is what $|W^Q - W^K|$ would be if its steps had their size but no common direction.
 
 # %%
-table = training.divergence(every=10)
+table = training.divergence(every=5)
 end = table.where(step=150)
 print(end.select("task", "difference", "sum", "control", "cosine"))
 
@@ -89,29 +91,38 @@ for kind in (directed, together):
     assert kind["difference"].estimate().low > kind["control"].estimate().high
 assert symmetric["difference"].estimate().high < 0.8 < 1.7 < symmetric["sum"].estimate().low
 assert abs(end["difference"][0] - end["sum"][0]) < 0.05
+course = table.where(task="directed")
+at = {int(row["step"]): row for row in course.rows}
+grown = [at[s]["difference"].values for s in (0, 30, 60, 75, 150)]
+assert np.mean(grown[2] - 2 * grown[1] + grown[0]) > 0.1  # faster and faster in 60 steps
+assert np.mean(grown[4] - 2 * grown[3] + grown[0]) < -0.2  # and slower over 150
+assert at[40]["gradient"].values.mean() > 1.5 * at[0]["gradient"].values.mean()
 
 # %% [markdown]
 # ## Figure
 #
-# $|W^Q - W^K|$, $|W^Q + W^K|$ and the control for both tasks, from independent starts (left) and
-# from $W^Q = W^K$ (right). In the symmetric task the difference falls while the sum grows.
+# Left and middle: $|W^Q - W^K|$ (dots) lies on $|W^Q + W^K|$ (squares) where queries and keys use
+# unrelated vectors; where they use the same ones the difference falls and the sum grows. Right: the
+# difference grows while the loss falls, and no longer.
 
 # %%
-training.plot_divergence(table)
+training.plot_divergence(table.where(task=("directed", "symmetric")))
 
 # %% [markdown]
 # ## Conclusion
 #
-# The task decides, not training as such. Where $y$ and $x$ are unrelated, $|W^Q - W^K|$ grows by
-# 43 %, and $|W^Q + W^K|$ just as much: the two matrices grow, they do not turn away from each other
-# (their cosine stays at 0). Where they share their vectors the matrices approach each other: the
-# difference shrinks by 28 % and the cosine rises to 0.74. From $W^Q = W^K$ they part even there,
-# far beyond a random walk, since softmax normalises rows and not columns, so that $N$ is not 0; but
-# the sum outgrows the difference by far. A feedback would speed up; the growth slows down. The
+# There is a phase that reinforces itself, and it is no divergence. In the directed task the growth
+# of $|W^Q - W^K|$ is slow at first, fastest at step 43 and over by step 75: the difference of the
+# gradients more than doubles while the loss falls, and dies with it. $|W^Q + W^K|$ grows by as much
+# (43 %) at the same time, so the two matrices grow; they do not turn away from each other (their
+# cosine stays at 0). The task decides, not training as such: where queries and keys share their
+# vectors the matrices approach each other, the difference shrinks by 28 % and the cosine rises to
+# 0.74. From $W^Q = W^K$ they part even there, far beyond a random walk, since softmax normalises
+# rows and not columns, so that $N$ is not 0; but the sum outgrows the difference by far. The
 # ledger:
 
 # %%
-print(bilingual(ledger(["init-symmetric", "grads-differ", "divergence"])))
+print(bilingual(ledger(["init-symmetric", "grads-differ", "divergence", "feedback"])))
 
 # %% [markdown]
 # ## Exercises

@@ -12,8 +12,8 @@
 # **Question.** If $W^Q$ is multiplied by $1/\sqrt{d_k}$ once, before training, does the kernel
 # still have to divide? What is left of the scale after training?
 #
-# **Common misconception.** "The scale normalises scores as batch normalisation does: it keeps their
-# variance at 1 throughout training, and a model without it is broken at any time."
+# **Common misconception.** "The scale normalises scores as batch normalisation does, so that their
+# variance is always 1; scaling the initial weights instead is equivalent."
 
 # %% [markdown]
 # ## Prediction
@@ -110,15 +110,17 @@ training.plot_scale_rules(table)
 #
 # The scale is an initialiser and a learning rate, nothing else. With both in $W^Q$ the loss is the
 # same; with the initialiser alone a smaller rate makes up for all but 0.005 nats, where a model
-# without a scale anywhere is left with 1.2. It is no normalisation: the variance of trained scores
-# is 48, 10 and 12 at $d_k = 4$, 32 and 64. And these models, whose answer is one key, can do
-# without it once trained: at scale 1 they answer as well as before. MiniLM cannot: its embeddings
-# turn. The ledger:
+# without a scale anywhere is left with 1.2. It is no normalisation: it divides by a constant, and
+# the variance of trained scores is 48, 10 and 12 at $d_k = 4$, 32 and 64. These models, whose
+# answer is one key, can do without it once trained: at scale 1 they answer as well as before.
+# MiniLM cannot: its embeddings turn. The ledger judges the sentences one by one: that the input of
+# softmax always stays in range, the likeness to batch normalisation in form, the weights scaled
+# instead (one step at the same rate), and a model that is run without its scale.
 
 # %%
 from sdpa_lab.claims.chinese import bilingual
 
-print(bilingual(ledger(["batchnorm-analogy", "train-infer"])))
+print(bilingual(ledger(["always-in-range", "batchnorm-form", "fold-step", "infer-unscaled"])))
 
 # %% [markdown]
 # ## Exercises

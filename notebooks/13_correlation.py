@@ -28,10 +28,10 @@
 # $$ \operatorname{Var}(q \cdot k) = d_k + \frac{\rho^2 d_k (d_k + 1)}{R} $$
 #
 # so the standard deviation grows like $\sqrt{d_k}$ up to $d_k = R/\rho^2$ and like $d_k$ beyond.
-# The footnote of Vaswani et al. 2017 is $\rho = 0$; the $1/d_k$ of muP (Yang, Hu et al. 2022,
-# arXiv:2203.03466) is the other end. Correlation is not enough: the tokens must also span fewer
-# than $\rho^2 d_k$ directions. A token with itself has the mean $\rho\, d_k$ as well, which calls
-# for $1/d_k$ at any rank.
+# The footnote of Vaswani et al. 2017 is $\rho = 0$; the $1/d_k$ of muP (Yang, Hu et al. 2022) is
+# the other end. Correlation is not enough: the tokens must also span fewer than $\rho^2 d_k$
+# directions. A token with itself has the mean $\rho\, d_k$ as well, which calls for $1/d_k$ at any
+# rank.
 
 # %% [markdown]
 # ## In plain NumPy
@@ -124,8 +124,14 @@ lab.plot_correlated_growth(table, heads)
 # the powers 0.70 to 0.80, though the cosine of a token's query with its key is only 0.11 to 0.35.
 # What raises the power is that $(q \cdot k)^2$ is larger than unrelated directions would make it
 # (exercise 3). These are random projections of heads that were trained at one width. What training
-# does to models of different widths, which is the question of muP, is measured in notebook 17:
-# there the power goes from 1/2 to 1. The claim for independent components in the ledger:
+# does to models of different widths, which is the question of muP, is measured in notebook 17.
+#
+# **What to take away.** Divide by $\sqrt{d_k}$ where queries and keys start independent, which is
+# what every usual initialiser gives. $1/d_k$ has two uses. One is a model whose products add up
+# from the start: tied projections, tokens that span fewer than $\rho^2 d_k$ directions, or
+# attention of a token to itself. The other is muP, which wants the *step* of Adam to change scores
+# alike at every width (notebook 17). That keys and queries are correlated after training is no
+# reason by itself. The claim for independent components in the ledger:
 
 # %%
 print(bilingual(ledger(["mean-var"])))

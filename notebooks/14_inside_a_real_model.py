@@ -21,8 +21,8 @@
 #
 # A constant cannot follow what is learned: the footnote of Vaswani et al. 2017 holds for
 # independent components, and training ends their independence. Growing logits are reported for
-# large models (Dehghani et al. 2023, arXiv:2302.05442; Zhai et al. 2023, arXiv:2303.06296). If a
-# head seeks what lets most gradient reach its scores, its $\sigma$ should be near
+# large models (Dehghani et al. 2023; Zhai et al. 2023; [references](../docs/references.md)). If a
+# head seeks what lets the largest gradient reach its scores, its $\sigma$ should be near
 # `theory.best_sigma(n)`, 2.7 for 30 tokens (notebook 06). Removing the scale multiplies every score
 # by $\sqrt{32} = 5.7$, far beyond. The queries, keys and values here stay those of the model as
 # trained: the comparison says what the softmax of these heads would pass on, not what training
@@ -66,9 +66,9 @@ my_guess = {"share": None, "root mean square": None}
 #
 # 32 docstrings of the standard library, each an independent draw; intervals are those between
 # texts. Gradients are in units of the upstream gradient (`sdpa_lab.measure`); `dead` is the share
-# of rows below 0.01 of it. Then, for each head, the factor of its scale at which most gradient
-# would reach its scores. The table compares two layers with random numbers and with models trained
-# here; `print(others)` has all inputs and columns.
+# of rows below 0.01 of it. Then, for each head, the factor of its scale at which the largest
+# gradient would reach its scores. The table compares two layers with random numbers and with models
+# trained here; `print(others)` has all inputs and columns.
 
 # %%
 table = lab.trained_heads(draws=32, model=model)
@@ -91,14 +91,15 @@ assert (trained["query_dead_high"][inner] < 0.05).all()
 
 factor = choice["score_rms"][(choice["layer"] > 0) & (choice["layer"] < 5)]
 low, middle, high = np.quantile(factor, [0.25, 0.5, 0.75])
-print(f"factor for most gradient, layers 1 to 4: quartiles {low:.2f}, {middle:.2f}, {high:.2f}")
+print(f"factor for the largest gradient, inner layers: {low:.2f}, {middle:.2f}, {high:.2f}")
 assert 0.7 < low < high < 1.4
 
 # %% [markdown]
 # ## Figure
 #
-# A dash per head, marks for the means of a layer; the grey line is the variance 1 of the
-# assumption.
+# A dash per head, marks for the means of a layer. Left: no layer has the mean variance 1 of the
+# assumption (grey). Middle and right: with the scale removed, the root mean square of the gradient
+# rises in every layer and its median falls in the inner ones.
 
 # %%
 lab.plot_trained_heads(table)
@@ -113,13 +114,18 @@ lab.plot_trained_heads(table)
 # $\partial L/\partial Q$ are dead and the median falls to between a fifth and a half, while the
 # root mean square grows threefold: gradients do not vanish, they gather on few rows. What training
 # chose instead of variance 1 can be named: in layers 1 to 4 the middle half of the heads stands at
-# 0.8 to 1.15 of the sharpness that passes most gradient to their scores, far from where
+# 0.8 to 1.15 of the sharpness that passes the largest gradient to their scores, far from where
 # initialisation with $1/\sqrt{d_k}$ puts them (one model, and no proof of cause). The small models
 # that the laboratory trains itself go further, from 0.9 to 8.8 with nearly all weight on one key,
-# which is what their task asks for. The ledger:
+# which is what their task asks for.
+#
+# **What to take away.** $1/\sqrt{d_k}$ is a place to start from, not a thermostat. To know whether
+# a trained head is saturated, measure the spread of *its* scores within rows (`lab.measure`) and
+# the median of its gradients: the root mean square can rise while most rows get nothing. And do not
+# change the scale of a trained model (exercise 3). The ledger:
 
 # %%
-print(bilingual(ledger(["batchnorm-analogy", "unscaled-position", "layer-norm"])))
+print(bilingual(ledger(["always-in-range", "unscaled-position", "layer-norm"])))
 
 # %% [markdown]
 # ## Exercises

@@ -93,12 +93,13 @@ np.testing.assert_allclose(again.T @ grad_out, gradients.value, rtol=1e-12)
 # ## Figure
 #
 # Left: with a causal mask most tiles are skipped or need no look at single pairs; only the diagonal
-# is masked pair by pair. Middle: the log-sum-exp rises with each block, the largest score by
-# records. Right: after each block the output is exact attention over the keys seen so far; it need
-# not approach the final output steadily, and equals it once all keys are in.
+# is masked pair by pair. `sdpa.plot.pattern` asks the kernels; the size of a tile is that of the
+# processor that ran the notebook. Middle: the log-sum-exp rises with each block, the largest score
+# by records. Right: after each block the output is exact attention over the keys seen so far; it
+# need not approach the final output steadily, and equals it once all keys are in.
 
 # %%
-lab.plot_online(steps, lab.tiles(768, 1024, is_causal=True))
+lab.plot_online(steps, (768, 1024), is_causal=True)
 
 # %% [markdown]
 # ## Conclusion
@@ -116,8 +117,8 @@ print(bilingual(ledger(["shift", "memory"])))
 #
 # <details><summary>Solution</summary>
 #
-# $n(n - 1)/2$ of $n^2$: for square tiles `(lab.tiles(768, 768, rows=96, columns=96, is_causal=True)
-# == 0).sum()` is 28 of 64.
+# $n(n - 1)/2$ of $n^2$: for square tiles `np.triu(np.ones((8, 8)), 1).sum()` is 28 of 64. With
+# tiles of more keys than queries, `sdpa.plot.pattern((768, 768), is_causal=True)` has its share.
 #
 # </details>
 #

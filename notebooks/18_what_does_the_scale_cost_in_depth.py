@@ -118,9 +118,11 @@ lab.plot_depth(output, collapse)
 # agree to six digits with the scale, after eight or nine without. The third power is exact: one
 # layer turns a residual $r$ into $0.21\,\sigma r^3$. What makes deep attention possible is the skip
 # connection, not the scale: with it more than half of the residual is left after ten layers, and
-# more without the scale (0.93) than with it (0.53). None of the five notes speaks of depth, so the
-# ledger has no row on it. 结论：缩放使每层输出近似为平均值，标准差按 $\sqrt{e/n}$ 减小；
-# 没有残差连接时，各词元三层之后即几乎相同。
+# more without the scale (0.93) than with it (0.53). Note 003 ends by saying that the scale is
+# crucial for stable training, "especially in deep models". What is measured here is the start, and
+# there depth speaks against the scale rather than for it; what it does for training, notebooks 11
+# and 19 measure on one layer. 结论：缩放使每层输出近似为平均值，标准差按 $\sqrt{e/n}$ 减小；
+# 没有残差连接时，各词元三层之后即几乎相同；使深层注意力成为可能的是残差连接，而不是缩放。
 
 # %%
 spread = theory.weights(64, 1.0).sum_p2 ** 0.5

@@ -8,6 +8,18 @@ import atexit
 import importlib
 from typing import TYPE_CHECKING, Any
 
+try:
+    importlib.import_module("sdpa._core")
+except ModuleNotFoundError as error:
+    if error.name != "sdpa._core":
+        raise
+    # Python searches the folder that it is started in first.
+    raise ImportError(
+        f"sdpa: expected the extension _core in {__path__[0]}, got none; if this is a clone, which "
+        "hides an installed sdpa, start Python in another folder, or build here: "
+        "pip install --editable ."
+    ) from None
+
 from sdpa import _core, _threads
 from sdpa._core import (
     AdditiveGradients,

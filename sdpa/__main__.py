@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     from sdpa_lab import cli
     from sdpa_lab.experiments.scale import FEWEST_DRAWS
+    from sdpa_lab.report.words import LANGUAGES
     from sdpa_lab.tools.inputs import N_IMAGES
 
     parser = argparse.ArgumentParser(
@@ -47,6 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help=as_json)
     parser.add_argument(
         "--all", action="store_true", help="print all tables and findings, in 100 columns"
+    )
+    parser.add_argument(
+        "--lang",
+        choices=LANGUAGES,
+        help="language of the first screen, and in which the report opens; default: the system's",
     )
     parser.add_argument("--seed", type=_integer(0), default=0, help="default %(default)s")
     parser.add_argument(
@@ -116,8 +122,10 @@ def _info(options: argparse.Namespace) -> None:
 
 def _explorer(options: argparse.Namespace) -> None:
     from sdpa_lab import report
+    from sdpa_lab.report import words
 
-    _destination(options.path).write_text(report.explorer(), encoding="utf-8")
+    language = options.lang or words.preferred()
+    _destination(options.path).write_text(report.explorer(language), encoding="utf-8")
     print(options.path)
 
 
@@ -140,8 +148,8 @@ def _claims(options: argparse.Namespace) -> None:
         )
     if not complete:
         print(
-            f"\nInterrupted: {len(rows)} of {total} rows are judged and kept in {cli.KEPT}; the "
-            "same command goes on from there.",
+            f"\nInterrupted: {len(rows)} of {total} rows are judged and kept in {cli.KEPT};\n"
+            "the same command goes on from there.",
             file=sys.stderr,
         )
         sys.exit(INTERRUPTED)
@@ -169,7 +177,7 @@ def _main_job(options: argparse.Namespace) -> None:
     import sdpa_lab as lab
     from sdpa_lab import claims, report
     from sdpa_lab.experiments.speed import SHAPES
-    from sdpa_lab.report import printout, screen
+    from sdpa_lab.report import printout, screen, words
     from sdpa_lab.tools.inputs import N_IMAGES
     from sdpa_lab.tools.progress import progress as progress_bar
 
@@ -179,8 +187,11 @@ def _main_job(options: argparse.Namespace) -> None:
 
     destination = None if options.no_report else _destination(options.report)
     draws, seed = options.draws, options.seed
+    language = options.lang or words.preferred()
     machine = lab.machine()
-    say(f"{printout.machine_text(machine)}\nseed {seed}, {draws} draws\n{printout.SETTING}")
+    say(
+        f"{printout.machine_text(machine)}\nseed {seed}, {draws} draws\n\n{printout.SETTINGS['en']}"
+    )
     result: dict[str, Any] = {"machine": machine, "seed": seed, "draws": draws, "notes": []}
     inputs = {}
     try:
@@ -197,6 +208,11 @@ def _main_job(options: argparse.Namespace) -> None:
         with progress_bar(name, 6 * len(x)) as progress:
             result[name] = lab.scale_effect(x, seed=seed, progress=progress)
         say(printout.scale_text(name, result[name]))
+    steps = lab.first_step_exponents(
+        screen.WIDTHS, optimisers=("SGD", "Adam"), powers=(0.5, 1.0), seed=seed
+    )
+    result["first_step"] = steps.estimates()
+    say(f"\n{steps}")
     with progress_bar("speed", 2 * len(SHAPES)) as progress:
         result["speed"] = lab.speed(seed=seed, progress=progress)
     say(printout.speed_text(result["speed"], machine["sdpa"]["threads"]))
@@ -208,11 +224,12 @@ def _main_job(options: argparse.Namespace) -> None:
     if not options.all and not options.json:
         columns = shutil.get_terminal_size((screen.WIDEST, 45)).columns
         path = str(destination) if destination else None
-        print(screen.text(result, rows, len(known), path, columns))
+        print(screen.text(result, rows, len(known), path, columns, language))
     if options.json:
         print(_json(result | {"claims": [row.record() for row in rows]}))
     if destination:
-        destination.write_text(report.page(result, rows, len(known) - len(rows)), encoding="utf-8")
+        page = report.page(result, rows, len(known) - len(rows), language)
+        destination.write_text(page, encoding="utf-8")
         say(f"\nThe report with plots and the explorer: {destination}")
 
 

@@ -63,8 +63,8 @@ def table_html(caption: str, header: list[str], rows: list[list[str]]) -> str:
         for row in rows
     )
     return (
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{cells('th', 'col', header)}</tr>"
-        f"</thead><tbody>{body}</tbody></table>"
+        f'<table><caption style="text-align: left; white-space: nowrap">{escape(caption)}</caption>'
+        f"<thead><tr>{cells('th', 'col', header)}</tr></thead><tbody>{body}</tbody></table>"
     )
 
 

@@ -15,7 +15,7 @@ from .experiments.criteria import (
     plot_best_sigma,
     plot_gradients_over_sigma,
 )
-from .experiments.decoder import decoder_heads, plot_decoder_heads
+from .experiments.decoder import decoder_heads, plot_decoder_heads, plot_decoder_layers
 from .experiments.depth import (
     output_scale,
     plot_depth,
@@ -25,7 +25,19 @@ from .experiments.depth import (
     rank_collapse,
     rank_step,
 )
-from .experiments.gradients import exponents, gradients, plot_exponents, plot_gradients
+from .experiments.first_step import (
+    first_step,
+    first_step_exponents,
+    plot_first_step,
+    plot_first_step_exponents,
+)
+from .experiments.gradients import (
+    exponents,
+    gradients,
+    plot_exponents,
+    plot_gradient_rows,
+    plot_gradients,
+)
 from .experiments.growth import (
     coverage,
     growth,
@@ -47,14 +59,24 @@ from .experiments.heads import (
     trained_heads,
 )
 from .experiments.length import critical, plot_critical, plot_scale_over_length, scale_over_length
+from .experiments.longer import longer, plot_longer
 from .experiments.memory import memory, plot_memory
 from .experiments.overflow import overflow, plot_overflow
-from .experiments.saturation import freezing, plot_freezing, plot_saturation, saturation
+from .experiments.saturation import (
+    freezing,
+    plot_freezing,
+    plot_saturation,
+    plot_ten_weights,
+    saturation,
+)
 from .experiments.scale import ScaleRow, plot_scale_effect, scale_effect
 from .experiments.speed import SpeedRow, plot_speed, speed
-from .experiments.tiling import online, plot_online, tiles
+from .experiments.symmetry import plot_symmetric_share, symmetric_share
+from .experiments.tiling import online, plot_online
 from .measure import measure, plot_measure
+from .style import save
 from .theory import best_scale
+from .tools.drawn import drawn
 from .tools.estimate import Draws, Estimate
 from .tools.inputs import digits, normal
 from .tools.machine import machine
@@ -77,13 +99,17 @@ __all__ = [
     "critical",
     "decoder_heads",
     "digits",
+    "drawn",
     "exponents",
+    "first_step",
+    "first_step_exponents",
     "freezing",
     "gradients",
     "gradients_over_sigma",
     "growth",
     "initialisers",
     "inputs_compared",
+    "longer",
     "machine",
     "measure",
     "memory",
@@ -99,14 +125,19 @@ __all__ = [
     "plot_coverage",
     "plot_critical",
     "plot_decoder_heads",
+    "plot_decoder_layers",
     "plot_depth",
     "plot_exponents",
+    "plot_first_step",
+    "plot_first_step_exponents",
     "plot_freezing",
+    "plot_gradient_rows",
     "plot_gradients",
     "plot_gradients_over_sigma",
     "plot_growth",
     "plot_initialisers",
     "plot_inputs_compared",
+    "plot_longer",
     "plot_measure",
     "plot_memory",
     "plot_normality",
@@ -119,16 +150,19 @@ __all__ = [
     "plot_scale_effect",
     "plot_scale_over_length",
     "plot_speed",
+    "plot_symmetric_share",
+    "plot_ten_weights",
     "plot_trained_choice",
     "plot_trained_growth",
     "plot_trained_heads",
     "rank_collapse",
     "rank_step",
     "saturation",
+    "save",
     "scale_effect",
     "scale_over_length",
     "speed",
-    "tiles",
+    "symmetric_share",
     "trained_choice",
     "trained_growth",
     "trained_heads",

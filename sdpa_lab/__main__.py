@@ -1,7 +1,8 @@
 """Every experiment on untrained attention and on a pretrained model: python -m sdpa_lab.
 
-Prints the tables; with --save writes them (.npz, .txt) and their plots (.svg, .png). Training has
-its own command, `python -m sdpa_lab.training`, and so does the ledger, `python -m sdpa claims`.
+Prints the tables; with --save writes them (.npz, .txt) and their plots (.svg, .pdf, .png, and the
+numbers that they show, .csv). Training has its own command, `python -m sdpa_lab.training`, and so
+does the ledger, `python -m sdpa claims`.
 `python -m sdpa lab NAME` runs one experiment with arguments of its own.
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from inspect import getdoc, signature
@@ -27,12 +26,15 @@ EXPERIMENTS: Mapping[str, str | None] = {
     "freezing": "n",
     "scale_over_length": "n",
     "critical": "families",
+    "longer": "n",
     "gradients": "d_k",
     "exponents": "n",
     "gradients_over_sigma": "n",
     "best_sigma": "n",
     "averaging": "n",
     "correlated_growth": "n",
+    "first_step": "d_k",
+    "first_step_exponents": None,
     "output_scale": "n",
     "rank_collapse": "stacks",
     "rank_step": "residual",
@@ -41,6 +43,7 @@ EXPERIMENTS: Mapping[str, str | None] = {
     "trained_choice": None,
     "trained_growth": None,
     "decoder_heads": None,
+    "symmetric_share": None,
     "cost": None,
     "memory": None,
 }
@@ -145,10 +148,7 @@ def run(options: argparse.Namespace, writable: Callable[[str], Path]) -> tuple[T
         style.subplots()  # an ImportError comes now, not after the measurement
     table, complete = measured(name, {x: getattr(options, x) for x in arguments(name)})
     if csv_path and len(table):
-        with csv_path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(table.columns)
-            writer.writerows(zip(*(c.tolist() for c in table.columns.values()), strict=True))
+        csv_path.write_text(table.csv(), encoding="utf-8", newline="")
     if pdf_path and len(table):
         pdf_path.write_bytes(style.pdf(getattr(lab, f"plot_{name}")(table)))
     return table, complete

@@ -31,6 +31,9 @@ SCALES: dict[str, Callable[[int], float]] = {
 
 INPUTS = ("random", "digits")
 
+DRAWS = 40
+"""Of values and upstream gradients, which show how far those of one draw scatter."""
+
 D_V = 64
 """Width of values and of the upstream gradient, and of the images before projection."""
 
@@ -55,12 +58,15 @@ class Explored(NamedTuple):
     laws: dict[str, float]
     """Their predicted root mean squares, by `gradient_laws`; for images that of dL/dV alone,
     because their values depend on each other."""
+    scatter: dict[str, tuple[float, float]]
+    """Between which lie the root mean squares of all but two of DRAWS other draws of g, and of v
+    where it is random, with the same scores."""
 
 
 def explore(
     d_k: int = 64,
     n: int = 16,
-    scale: str = "1/sqrt(d_k)",
+    scale: str | float = "1/sqrt(d_k)",
     correlation: float = 0.0,
     seed: int = 0,
     input: str = "random",
@@ -75,8 +81,8 @@ def explore(
     ----------
     d_k, n : int
         Width of queries and keys; positions, for digits at most 8 * 1797.
-    scale : str
-        One of SCALES.
+    scale : str or float
+        One of SCALES, or the factor itself.
     correlation : float
         From 0 to 1.
     seed : int
@@ -97,15 +103,16 @@ def explore(
     --------
     >>> from sdpa_lab.explore import explore
     >>> scaled, unscaled = (explore(256, scale=scale) for scale in ("1/sqrt(d_k)", "1"))
-    >>> scaled.entropy > unscaled.entropy
+    >>> scaled.entropy > explore(256, scale=0.2).entropy > unscaled.entropy
     True
     """
-    for name, given, known in ("scale", scale, tuple(SCALES)), ("input", input, INPUTS):
-        if given not in known:
-            raise ValueError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
+    if input not in INPUTS:
+        raise ValueError(f"input: expected one of {', '.join(INPUTS)}, got {input!r}")
+    if isinstance(scale, str) and scale not in SCALES:
+        raise ValueError(f"scale: expected a number or one of {', '.join(SCALES)}, got {scale!r}")
     if not 0 <= correlation <= 1:
         raise ValueError(f"correlation: expected 0 to 1, got {correlation}")
-    factor = SCALES[scale](d_k)
+    factor = SCALES[scale](d_k) if isinstance(scale, str) else float(scale)
     query, key, value, grad_out = _operands(d_k, n, correlation, seed, input)
 
     forward = sdpa.attention_forward(query, key, value, scale=factor)
@@ -113,7 +120,6 @@ def explore(
     rows = sdpa.attention_statistics(query, key, scale=factor)
     jacobian = rows.sum_p2 - 2 * rows.sum_p3 + rows.sum_p2**2
     laws = gradient_laws(query, key, factor)
-    targets = {"Q": gradients.query, "K": gradients.key, "V": gradients.value}
     return Explored(
         d_k=d_k,
         scale=factor,
@@ -123,11 +129,32 @@ def explore(
         entropy=float(rows.entropy.mean()),
         jacobian=float(np.maximum(jacobian, 0).mean()) ** 0.5,
         spread=float(rows.score_var.mean()) ** 0.5,
-        gradients={
-            name: np.linalg.norm(np.asarray(gradient), axis=1) for name, gradient in targets.items()
-        },
+        gradients=_norms(gradients),
         laws={name: law for name, law in laws.items() if input == "random" or name == "V"},
+        scatter=_scatter(query, key, value, factor, seed, input),
     )
+
+
+def _norms(gradients: sdpa.AttentionGradients) -> dict[str, Array]:
+    targets = {"Q": gradients.query, "K": gradients.key, "V": gradients.value}
+    return {name: np.linalg.norm(np.asarray(x), axis=1) for name, x in targets.items()}
+
+
+def _scatter(
+    query: Array, key: Array, value: Array, scale: float, seed: int, input: str
+) -> dict[str, tuple[float, float]]:
+    """All but the smallest and the largest root mean square of DRAWS draws."""
+    rng = np.random.default_rng([seed, DRAWS])
+    found: dict[str, list[float]] = {"Q": [], "K": [], "V": []}
+    for _ in range(DRAWS):
+        grad_out = rng.standard_normal(value.shape)
+        if input == "random":
+            value = rng.standard_normal(value.shape)
+        forward = sdpa.attention_forward(query, key, value, scale=scale)
+        gradients = sdpa.attention_backward(grad_out, query, key, value, *forward, scale=scale)
+        for name, norms in _norms(gradients).items():
+            found[name].append(_rms(norms))
+    return {name: (sorted(draws)[1], sorted(draws)[-2]) for name, draws in found.items()}
 
 
 def _operands(
@@ -221,6 +248,8 @@ def plot_explored(explored: Explored) -> Figure:
     gradients.plot(places, np.maximum(found, 1e-8), "o", color=style.VERMILION, label="rms")
     laws = np.maximum([explored.laws.get(name, np.nan) for name in names], 1e-8)
     gradients.hlines(laws, places - 0.35, places + 0.35, color=style.BLACK, label="its law")
+    low, high = np.maximum(np.transpose([explored.scatter[name] for name in names]), 1e-8)
+    gradients.vlines(places + 0.3, low, high, color=style.SKY, lw=4, label="other draws")
     gradients.legend()
     gradients.set_xticks(places, [f"dL/d{name}" for name in names])
     gradients.set(yscale="log", ylim=(1e-8, 1e3), title="norms of the gradient's rows")
@@ -236,13 +265,17 @@ def plot_explored(explored: Explored) -> Figure:
         ax.set(xlabel="std of scores within a row", title=title, ylim=(0, None))
         ax.legend(loc="lower left")
     numbers.axis("off")
+    scatter = explored.scatter
     shares = [
         f"dL/d{name}: rms {rms:.3g}"
         + (f", law {explored.laws[name]:.3g}" if name in explored.laws else "")
         for name, rms in zip(names, found, strict=True)
     ]
+    ranges = [f"dL/d{name}: {low:.3g} to {high:.3g}" for name, (low, high) in scatter.items()]
     lines = [f"scale {explored.scale:.4g}", f"entropy {explored.entropy:.4f}"]
     lines += [f"Jacobian {explored.jacobian:.4f}", *shares]
+    lines += ["", "One draw scatters about its law.", f"{DRAWS - 2} of {DRAWS} others have"]
+    lines += ranges
     numbers.text(0, 1, "\n".join(lines), va="top", family="monospace")
     return figure
 

@@ -28,6 +28,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .tools.drawn import drawn
+from .tools.mathtext import plain_roots, set_mathematics
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from .tools.table import Table
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", bound="Figure")
 
 # Okabe and Ito, "Color Universal Design" (2008), without the yellow, which is faint on white.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -79,7 +82,10 @@ DPI = 110
 
 
 def plot(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a plot function draw in this style, and complete its docstring.
+    """Let a plot function draw in this style, set its labels, and complete its docstring.
+
+    Labels are written like the names in tables, 1/sqrt(d_k), and their formulas are set by
+    `sdpa_lab.tools.mathtext`.
 
     The docstring gets the sections that all plots share: what is returned and raised and, for the
     function plot_NAME of one table, that the table comes from NAME.
@@ -99,7 +105,9 @@ def plot(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def styled(*args: P.args, **kwargs: P.kwargs) -> R:
         with _styled():
-            return function(*args, **kwargs)
+            figure = function(*args, **kwargs)
+            set_mathematics(figure)
+            return figure
 
     styled.__doc__ = _with_sections(function)
     return styled
@@ -223,7 +231,10 @@ def columns(axes: Axes, table: Table, x: str, y: str, **options: Any) -> None:
     """
     intervals(axes, table[x], *table.interval(y), **options)
     if f"{y}_predicted" in table.columns:
-        prediction(axes, table[x], table[f"{y}_predicted"], color=options.get("color", BLUE))
+        law = {"color": options.get("color", BLUE)}
+        if options.get("label"):
+            law["label"] = f"_{options['label']}, law"  # not in the legend, but in the data
+        prediction(axes, table[x], table[f"{y}_predicted"], **law)
 
 
 def prediction(
@@ -248,28 +259,61 @@ def log_axis(axes: Axes, letter: str, ticks: Sequence[int | float] | npt.NDArray
     axis.set_ticks([], minor=True)
 
 
-def save(figure: Figure, path: str | Path) -> tuple[Path, Path]:
-    """Write `path` with the suffixes .svg and .png; a figure made anew gives the same bytes.
+def save(
+    figure: Figure, path: str | Path, kinds: Sequence[str] = ("svg", "pdf", "png", "csv")
+) -> tuple[Path, ...]:
+    """Write a figure, and the numbers that it shows.
+
+    A figure made anew gives the same bytes.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+    path : str or Path
+        Without a suffix: every kind adds its own.
+    kinds : sequence of str
+        Of "svg", "pdf", "png" and "csv", the table of `sdpa_lab.drawn`.
+
+    Returns
+    -------
+    tuple of Path
+        The files.
+
+    Raises
+    ------
+    ValueError
+        A kind has another name, before anything is written.
 
     Examples
     --------
     >>> import tempfile
-    >>> from sdpa_lab import style
+    >>> import sdpa_lab as lab
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [path.name for path in style.save(style.subplots()[0], f"{folder}/plot")]
-    ['plot.svg', 'plot.png']
+    ...     files = lab.save(lab.plot_growth(lab.growth(d_k=[4, 16], draws=9)), f"{folder}/growth")
+    ...     [path.name for path in files], files[3].read_text().splitlines()[0]
+    (['growth.svg', 'growth.pdf', 'growth.png', 'growth.csv'], 'panel,series,x,y,low,high,value')
     """
+    content: dict[str, Callable[[], bytes]] = {
+        "svg": lambda: svg(figure).encode(),
+        "pdf": lambda: pdf(figure),
+        "png": lambda: png(figure),
+        "csv": lambda: drawn(figure).csv().encode(),
+    }
+    for kind in kinds:
+        if kind not in content:
+            raise ValueError(f"kinds: expected some of {list(content)}, got {kind!r}")
     path = Path(path)
-    names = (path.with_name(path.name + ".svg"), path.with_name(path.name + ".png"))
-    names[0].write_text(svg(figure), encoding="utf-8")
-    names[1].write_bytes(png(figure))
-    return names
+    written = []
+    for kind in kinds:
+        written.append(path.with_name(f"{path.name}.{kind}"))
+        written[-1].write_bytes(content[kind]())
+    return tuple(written)
 
 
 def svg(figure: Figure) -> str:
     """The figure as an <svg> element, to be put in an HTML page."""
     text = StringIO()
-    with _styled():
+    with _styled(), plain_roots(figure):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     _, start, rest = text.getvalue().partition("<svg")
     return start + rest

@@ -396,7 +396,7 @@ def attention(n: int, d_k: int, scale: float | None = None, *, d_v: int = 1) -> 
 
 
 def best_sigma(n: int) -> float:
-    """The sigma of n independent normal scores whose softmax passes most gradient, by mean square.
+    """The sigma of n independent normal scores whose softmax passes the largest gradient.
 
     The maximum of `weights(n, sigma).jacobian`, to 1e-4. In the limit of large n it is 2 sqrt(2 ln
     n), where m = 1/2 in `frozen_jacobian`, and the maximum is 1/12. With few keys it is 0: equal
@@ -422,7 +422,7 @@ def best_sigma(n: int) -> float:
 
 
 def best_scale(n: int, d_k: int | None) -> float:
-    """The scale at which softmax passes most gradient to its scores, before any training.
+    """The scale at which softmax passes the largest gradient to its scores, before any training.
 
     The maximum of `attention(n, d_k, scale).grad_score`, to 1e-4 of 1/sqrt(d_k). For wide heads it
     is best_sigma(n) / sqrt(d_k): 1/sqrt(d_k) settles the width and leaves the length open.

@@ -1,12 +1,13 @@
 """How the models of transformers scale their scores, read from its sources.
 
-python tools/census.py            # prints what sdpa_lab/claims/cited.json holds under "census"
+python tools/census.py            # prints what sdpa_lab/claims/cited.json holds under "census", and
+                                  # the number of folders whose queries and keys are normalised
 
 A folder of transformers/models counts if its modeling files define a class of attention and a
 softmax, or a call that computes one. It has the scale if some line of them divides by, or
 multiplies with the inverse of, the square root of a width; lines on initial weights, embeddings and
 logits do not count. Neither the kind of width nor whether every class of the folder uses it is
-checked.
+checked. Queries and keys are normalised (QK-norm) if a module that is named so is applied to each.
 """
 
 import json
@@ -27,6 +28,11 @@ OTHER = re.compile(
     r"init\.|init_|std ?=|\bstd\b|embed_scale|normal_|\bgain\b|model_dim|sequence_output"
 )
 
+QUERY_NORM, KEY_NORM = (
+    re.compile(rf"self\.(?:{name}_?(?:layer_?)?norm|norm_?{name})\w*\(")
+    for name in ("(?:q|query)", "(?:k|key)")
+)
+
 
 def scaled(source: str) -> bool:
     """Whether some line has the factor."""
@@ -34,14 +40,26 @@ def scaled(source: str) -> bool:
     return any(SCALE.search(line) for line in lines)
 
 
+def normalised(source: str) -> bool:
+    """Whether a norm of queries and one of keys is applied, or one of both."""
+    both = re.search(r"self\.qk_?(?:layer_?)?norm\w*\(", source)
+    return bool(both or (QUERY_NORM.search(source) and KEY_NORM.search(source)))
+
+
+def sources(models: Path) -> dict[str, str]:
+    """The modeling files of each folder with attention, as one text."""
+    found = {}
+    for folder in sorted(path for path in models.iterdir() if path.is_dir()):
+        texts = [path.read_text(encoding="utf-8") for path in folder.glob("modeling_*.py")]
+        source = "\n".join(texts)
+        if ATTENTION.search(source) and SOFTMAX.search(source):
+            found[folder.name] = source
+    return found
+
+
 def census(models: Path) -> dict[str, object]:
     """Counts, and the names of the folders without the factor."""
-    found: dict[str, bool] = {}
-    for folder in sorted(path for path in models.iterdir() if path.is_dir()):
-        sources = [path.read_text(encoding="utf-8") for path in folder.glob("modeling_*.py")]
-        source = "\n".join(sources)
-        if ATTENTION.search(source) and SOFTMAX.search(source):
-            found[folder.name] = scaled(source)
+    found = {name: scaled(source) for name, source in sources(models).items()}
     return {
         "transformers": version("transformers"),
         "with attention": len(found),
@@ -51,4 +69,6 @@ def census(models: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(census(Path(str(files("transformers"))) / "models"), indent=1))
+    folder = Path(str(files("transformers"))) / "models"
+    print(json.dumps(census(folder), indent=1))
+    print("with QK-norm:", sum(map(normalised, sources(folder).values())))

@@ -1,30 +1,43 @@
 """Sphinx: the pages, the notebooks as committed, and the reference from the docstrings.
 
 The sources stand where they are read on a forge, so the repository itself is the source folder
-and relative links mean the same in both places.
+and relative links mean the same in both places. The pages in Chinese are a build of their own, with
+the tag zh, in the folder zh of the other one; links between the two are made here.
 """
 
+import posixpath
 import re
+import sys
 from importlib import import_module
+from pathlib import Path
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
 import sdpa
 
+sys.path.insert(0, str(Path(__file__).parent))
+from chinese_search import SearchChinese
+
 project = "sdpa"
 version = release = sdpa.__version__
-root_doc = "docs/site/index"
-include_patterns = [
-    "*.md",
-    "docs/*.md",
-    "docs/history/*.md",
-    "docs/performance/*.md",
-    "docs/site/*.rst",
-    "docs/site/reference/*.rst",
-    "notebooks/README.md",
-    "notebooks/*.ipynb",
-]
+chinese = tags.has("zh")  # noqa: F821, by Sphinx
+language = "zh_CN" if chinese else "en"
+root_doc = "docs/zh/why" if chinese else "docs/why"
+include_patterns = (
+    ["docs/zh/*.md"]
+    if chinese
+    else [
+        "*.md",
+        "docs/*.md",
+        "docs/history/*.md",
+        "docs/performance/*.md",
+        "docs/site/*.rst",
+        "docs/site/reference/*.rst",
+        "notebooks/README.md",
+        "notebooks/*.ipynb",
+    ]
+)
 exclude_patterns = [".*", "build", "dist", "*.egg-info"]
 
 extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc"]
@@ -65,6 +78,8 @@ html_math_renderer = "mathml"
 html_theme = "pydata_sphinx_theme"
 html_title = f"sdpa {version}"
 html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}
+if not chinese:
+    html_theme_options["header_links_before_dropdown"] = 6
 html_context = {"default_mode": "auto"}  # light or dark as the reader's browser is
 html_static_path = ["static"]
 html_css_files = ["pages.css"]
@@ -72,6 +87,49 @@ html_show_sourcelink = False
 # Pages without neighbours need no list of them.
 alone = ("README", "CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY", "RELEASING")
 html_sidebars = {name: [] for name in alone}
+
+
+NAVIGATION = """
+
+```{toctree}
+:hidden:
+
+The library </docs/site/index>
+Start </README>
+/docs/site/pages
+/docs/site/notebooks
+/docs/site/reference
+/CHANGELOG
+/CONTRIBUTING
+/CODE_OF_CONDUCT
+/SECURITY
+/RELEASING
+```
+"""
+
+
+def add_navigation(_app, page, source):
+    """Let the first page lead to all others: as a file on a forge it has no such list."""
+    if page == root_doc and not chinese:
+        source[0] += NAVIGATION
+
+
+def link_other_build(_app, page, source):
+    """Lead links between pages in Chinese and all others to the build that has them."""
+    here = "zh" if chinese else "."
+
+    def link(match):
+        text, path, anchor = match.groups()
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
+        there = "zh" if path.startswith("docs/zh/") else "."
+        if there == here:
+            return match[0]
+        target = posixpath.join(there, re.sub(r"\.\w+$", ".html", path))
+        address = posixpath.relpath(target, posixpath.join(here, posixpath.dirname(page)))
+        return f'<a href="{address}{anchor or ""}">{text}</a>'
+
+    pattern = r"(?<!!)\[([^\]]*)\]\((?!\w+:)([^)#]+\.(?:md|ipynb|rst))(#[^)]*)?\)"
+    source[0] = re.sub(pattern, link, source[0])
 
 
 def describe(directive):
@@ -142,7 +200,10 @@ def write_formula(translator, node):
 def setup(app):
     """Connect before and after numpydoc, whose priority is 500."""
     app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
+    app.add_search_language(SearchChinese)
     app.connect("source-read", leave_out_bridges)
+    app.connect("source-read", add_navigation)
+    app.connect("source-read", link_other_build)
     app.connect("autodoc-process-docstring", mark_literal, priority=400)
     app.connect("autodoc-process-docstring", escape_bars, priority=600)
     app.connect("autodoc-process-docstring", forget_aliases)

@@ -225,7 +225,7 @@ def statistics(rows: _core.AttentionStatistics) -> Figure:
     return figure
 
 
-def pattern(shape: tuple[int, int], **options: Any) -> Figure:
+def pattern(shape: tuple[int, int], *, ax: Axes | None = None, **options: Any) -> Figure:
     """Which tiles of the scores an option or a mask skips: how the kernels classify them.
 
     The kernels take the queries in panels and the keys in blocks. A tile, one panel by one block,
@@ -238,6 +238,8 @@ def pattern(shape: tuple[int, int], **options: Any) -> Figure:
     ----------
     shape : (int, int)
         Lq and Lk.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw, instead of a new figure.
     **options
         Of `sdpa.attention_statistics`: attn_mask, where, is_causal, window, key_lengths,
         query_offset, alibi_slopes, ...
@@ -268,8 +270,11 @@ def pattern(shape: tuple[int, int], **options: Any) -> Figure:
     """
     n_q, n_k = _checked_shape(shape)
     kinds, (rows, columns) = _tiles(n_q, n_k, options)
-    figure = _figure(5.6, 1.2 + 4.4 * min(max(n_q / n_k, 0.3), 2))
-    axes = figure.subplots()
+    if ax is None:
+        figure = _figure(5.6, 1.2 + 4.4 * min(max(n_q / n_k, 0.3), 2))
+        axes = figure.subplots()
+    else:
+        figure, axes = ax.figure.get_figure(root=True), ax
 
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
@@ -294,7 +299,10 @@ def pattern(shape: tuple[int, int], **options: Any) -> Figure:
         Patch(facecolor=color, edgecolor="#888888", label=f"{name}: {n}")
         for color, name, n in zip(KIND_COLORS, KINDS, counts, strict=True)
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")
+    if ax is None:
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")
+    else:
+        axes.legend(handles=handles, loc="upper right", fontsize="small", framealpha=1)
     return figure
 
 

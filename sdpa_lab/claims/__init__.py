@@ -1,11 +1,10 @@
 """The ledger: every claim of the five notes, judged by measurement.
 
 `python -m sdpa claims` prints it. A claim becomes one or several figures. For each figure the
-record states, before anything is measured, the value that the note claims (`Expect.claimed`), the
-margin within which a measurement agrees with it (`Expect.margin`) and, where we disagree, our own
-prediction (`Expect.law`). The experiment returns independent draws (whole tensors, seeds or runs,
-never the entries of one matrix, which depend on each other), and `judge` compares, by one rule for
-all rows.
+record states the value that the note claims (`Expect.claimed`), the margin within which a
+measurement agrees with it (`Expect.margin`) and, where we disagree, our own prediction
+(`Expect.law`). The experiment returns independent draws (whole tensors, seeds or runs, never the
+entries of one matrix, which depend on each other), and `judge` compares, by one rule for all rows.
 
 How a row is added
 ------------------
@@ -19,7 +18,6 @@ module:
     CLAIMS = (
         Claim(
             id="unit-var",                      # one of IDS
-            notes=("000", "001"),
             claim="What the notes say, in our words.",
             claim_zh="...",
             expect=(Expect("variance scaled d_k=64", claimed=1.0, margin=0.02),),
@@ -29,13 +27,16 @@ module:
         ),
     )
 
-and the module's name into `MODULES`. Names of figures contain none of . : ! [ ] { }, because
-statements refer to them in braces: {NAME} shows the value with its interval, {NAME:FORMAT} the
-value alone. A claim of the form "at least" has a margin (0, None). A row that trains or times
-something is `slow`, and the main job leaves it out. An experiment that needs an extra imports it
-inside and does not catch the ImportError: the row is then undecided and says so. What the claim
-says of the figures of pretrained models, where the experiment has them, goes into `trained` and
-gets a verdict per model.
+and the module's name into `MODULES`, and its id into `sentences.json`, beside the words of the
+notes that it judges: the notes and lines of a row are read there. Names of figures contain none of
+. : ! [ ] { }, because statements refer to them in braces: {NAME} shows the value with its interval,
+{NAME:FORMAT} the value alone. A claim of the form "at least" has a margin (0, None). A row that
+trains or times something is `slow`, and the main job leaves it out; one that times something is
+`timed` as well, and each process is a draw. Rows on training take `at_horizons`. Rows that judge
+figures of one experiment share it, under `functools.cache` where it is not timed, so that it runs
+once. An experiment that needs an extra imports it inside and does not catch the ImportError: the
+row is then undecided and says so. What the claim says of the figures of pretrained models, where
+the experiment has them, goes into `trained` and gets a verdict per model.
 """
 
 from collections.abc import Callable, Iterable
@@ -61,15 +62,24 @@ __all__ = [
 
 IDS = (
     *("mean-var", "unit-var", "product-var", "normal", "three-sigma", "init-var", "toy-512"),
-    *("toy-var", "softmax-raw", "softmax-scaled", "exp-values", "jacobian", "saturated", "shift"),
-    *("overflow-64", "entropy-table", "maxweight-table", "grad-law", "other-scales"),
-    *("train-infer", "no-scale-training", "scale-cost", "table3-rowB", "additive-small-dk"),
-    *("additive-no-scale", "additive-cost", "additive-speed", "memory", "attention-rows"),
-    *("dv-differs", "backward", "weight-grad", "swap", "init-symmetric", "divergence"),
-    *("grads-differ", "tied-kv", "cosine-bilinear", "batchnorm-analogy", "temperature"),
-    *("stop-learning", "unscaled-position", "dk-independence", "glorot-unit-var", "sigma-law"),
-    *("cosine-analogy", "noncommute", "dot-no-params", "universal", "layer-norm"),
-    *("saturated-gradient", "trained-exponent", "unstable-training"),
+    *("toy-var", "softmax-raw", "softmax-scaled", "scaled-derivative", "exp-digits", "exp-50"),
+    *("jacobian", "saturated", "shift", "overflow-64", "numerical-stability", "entropy-table"),
+    *("maxweight-table", "grad-law", "grad-constant", "steadier-gradients", "sqrt-optimal"),
+    *("optimal-region", "dk-variance", "dk-even", "two-sqrt-variance", "log-saturates"),
+    *("infer-smaller", "infer-unscaled", "depth", "scale-cost", "scale-pass"),
+    *("no-scale-training", "no-scale-length", "dk-selectivity", "two-sqrt-harm"),
+    *("footnote", "implicit-assumption", "table3-rowB", "additive-attribution"),
+    *("additive-small-dk", "additive-no-scale", "tanh-range", "additive-time", "dot-time"),
+    *("additive-memory", "additive-speed", "additive-kernels", "dot-faster", "tanh-parallel"),
+    *("memory", "memory-needed", "attention-rows", "dv-differs", "backward", "weight-grad"),
+    *("swap", "init-symmetric", "instances-differ", "noncommute", "divergence", "feedback"),
+    *("grads-differ", "grads-structure", "tied-kv", "tied-conflict", "value-index"),
+    *("cosine-no-scale", "bilinear-no-scale"),
+    *("relative-factor", "batchnorm-form", "always-in-range", "temperature", "stop-learning"),
+    *("unscaled-position", "dk-independence", "glorot-unit-var", "init-controls-variance"),
+    *("sigma-law", "products-grow", "cosine-analogy", "fold-start", "fold-step"),
+    *("expressiveness", "dot-no-params", "universal", "layer-norm", "saturated-gradient"),
+    *("first-step", "unstable-training", "qk-norm"),
 )
 """Every row, in the order of the ledger."""
 
@@ -78,9 +88,13 @@ MODULES = (
     "variance",
     "structure",
     "saturation",
+    "scales",
+    "effects",
     "cost",
     "additive",
     "training",
+    "convergence",
+    "projections",
     "stability",
     "variants",
     "cited",

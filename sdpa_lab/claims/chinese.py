@@ -2,76 +2,481 @@
 
 from collections.abc import Iterable
 
-from .record import VERDICTS, Row
+from .record import VERDICTS, Figure, Row
 
 FINDINGS: dict[str, tuple[str, str]] = {
-    "mean-var": ("reproduced", "均值为 0、方差为 d_k，对任何满足条件的分布都成立。"),
-    "unit-var": ("reproduced", "独立分量的缩放后方差为 1，与 d_k 和 n 无关；训练之后则不然。"),
-    "product-var": ("reproduced", "公式成立；但键的均值对整行相同，softmax 不受其影响。"),
-    "normal": ("reproduced", "近似成立：与正态分布的距离为 0.1376/d_k，峰度超出 6/d_k。"),
-    "three-sigma": ("reproduced", "在所印位数内成立；d_k 较小时尾部更重。"),
-    "init-var": ("reproduced", "若 1/sqrt(dim) 是方差则成立；若是标准差，则方差为 1/dim。"),
-    "toy-512": ("reproduced", "平均而言成立；但单个张量只有 18 个分数，波动很大。"),
-    "toy-var": ("reproduced", "平均值成立；同行同列的分数相关，单次打印的误差约为两倍。"),
-    "softmax-raw": ("reproduced", "在笔记的精度内成立。"),
-    "softmax-scaled": ("corrected", "所印的数之和为 2，不可能是权重；正确值见英文。"),
-    "exp-values": ("corrected", "数值正确，但 e^50 只超出 float16 的范围。"),
-    "jacobian": ("reproduced", "公式对任何 n、平坦或尖锐的行都成立。"),
-    "saturated": ("reproduced", "在可印的位数内成立；雅可比的最大元素约为 1.6e-21。"),
-    "shift": ("reproduced", "差别只是舍入误差；减去最大值后不再溢出。"),
-    "overflow-64": ("corrected", "只有 float16 在不减最大值时溢出；缩放防止的是饱和，不是溢出。"),
-    "entropy-table": ("corrected", "趋势正确，数值有误：2.3 是权重全部相等时的熵。"),
-    "maxweight-table": ("corrected", "趋势正确，数值有误：未缩放时最大权重接近 1。"),
-    "grad-law": ("corrected", "未缩放时均方根反而增大，而典型的行趋于零；缩放后不变（d_v 固定）。"),
-    "other-scales": (
-        "corrected",
-        "sqrt(d_k) 使方差为 1，但并非梯度最大者；最佳尺度取决于长度。",
-    ),
-    "train-infer": ("corrected", "在答案为单个键的任务上只有变小才有害；MiniLM 则两个方向都有害。"),
-    "no-scale-training": ("reproduced", "不缩放则收敛更差，d_k 越大、序列越长越明显。"),
-    "scale-cost": ("reproduced", "在指数运算处相乘的内核里几乎没有开销。"),
-    "table3-rowB": ("refuted", "表中没有未缩放的模型；缩放的模型在 d_k 变小时变差。"),
-    "additive-small-dk": ("reproduced", "d_k = 8 时相当，32 时加性注意力更好。"),
-    "additive-no-scale": ("corrected", "确实不需要缩放，但分数的界是 |w| 之和，而不是 1。"),
-    "additive-cost": (
-        "corrected",
-        "加性注意力的时间为 n^2 d + n d^2；分块计算时都不需要矩阵。",
-    ),
-    "additive-speed": ("corrected", "两者都实现得好时，只相差几倍。"),
-    "memory": ("corrected", "公式需要 n^2；精确的分块注意力不需要。"),
-    "attention-rows": ("reproduced", "三条都成立；exp 下溢后权重不再严格递增。"),
-    "dv-differs": ("reproduced", "可以不同。"),
-    "backward": ("reproduced", "两个公式都成立；有缩放因子时两者都乘以它。"),
-    "weight-grad": ("corrected", "应为 X^T dL/dQ。"),
-    "swap": ("reproduced", "确实不同：按行归一化破坏了对称性。"),
-    "init-symmetric": ("reproduced", "统计等价；但每次抽取的矩阵远非对称。"),
-    "divergence": ("corrected", "取决于任务，且没有正反馈：对称任务中两者趋近。"),
-    "grads-differ": ("reproduced", "两者近似正交；即使 Q = K 也不相等。"),
-    "tied-kv": ("corrected", "瓶颈在宽度，而不在冲突：两个梯度近似正交。"),
-    "cosine-bilinear": ("corrected", "余弦需要反方向的因子；双线性与点积一样饱和。"),
-    "batchnorm-analogy": ("refuted", "只在开始时成立：常数跟不上学到的东西。"),
-    "temperature": ("reproduced", "成立；每行的温度还取决于查询的长度。"),
-    "stop-learning": ("corrected", "会学，只是很慢；结论取决于步数。"),
-    "unscaled-position": ("corrected", "集中在少数键上，但不偏向任何位置；位置偏好来自训练。"),
-    "dk-independence": ("corrected", "宽度低于任务所需时不成立。"),
-    "glorot-unit-var": ("corrected", "只有 d_k = d_model 时成立。"),
-    "sigma-law": ("corrected", "应为 dim sigma^4。"),
-    "cosine-analogy": ("corrected", "两个模长之积约为 d_k，而不是 sqrt(d_k)。"),
-    "noncommute": ("corrected", "两者互为转置；不相等与交换律无关。"),
-    "dot-no-params": ("reproduced", "点积本身不加参数；计入投影后两者几乎相同。"),
-    "universal": ("reproduced", "transformers 库中九成以上的模型如此。"),
-    "layer-norm": ("corrected", "作用不同：它给输入单位方差，q·k 的方差仍为 d_k。"),
-    "saturated-gradient": ("corrected", "梯度仍然回传，其范数并不小。"),
-    "unstable-training": (
+    "mean-var": (
         "reproduced",
-        "就学习率的敏感度而言成立：合适的学习率范围更窄；但可训练的最大学习率只略低。",
+        "均值为 0、方差为 d_k，对任何满足条件的分布都成立：标准差在 d_k = 64 时为 "
+        "{std raw d_k=64:.2f}，512 时为 {std raw d_k=512:.2f}。",
     ),
-    "trained-exponent": (
+    "unit-var": (
+        "reproduced",
+        "独立分量的缩放后方差为 1，与 d_k 和 n 无关：d_k = 16 时为 "
+        "{variance scaled d_k=16 n=64:.3f}，512 时为 {variance scaled d_k=512 n=64:.3f}；训练之后"
+        "则不然。",
+    ),
+    "product-var": (
+        "reproduced",
+        "公式成立；但键的均值对整行相同，softmax 不受其影响：键的均值为 2 时，总方差为 "
+        "{variance over d_k, key mean 2:.2f} d_k，行内方差仍为 "
+        "{variance within a row over d_k, key mean 2:.2f} d_k。",
+    ),
+    "normal": (
+        "reproduced",
+        "近似成立：与正态分布的 Kolmogorov 距离为 0.1376/d_k，超额峰度为 6/d_k（d_k = 4 时为 "
+        "{excess kurtosis d_k=4:.2f}，64 时为 {excess kurtosis d_k=64:.2f}）。",
+    ),
+    "three-sigma": (
+        "reproduced",
+        "在所印位数内成立；d_k 较小时尾部更重，d_k = 16 时有 {share scaled within 3, d_k=16:.2%} "
+        "落在三倍标准差之内（正态分布为 99.73%）。d_k = 512 时，分数超过 100 的概率为 "
+        "{probability that a score is beyond 100, d_k=512:.1e}。",
+    ),
+    "init-var": (
+        "reproduced",
+        "若 1/sqrt(dim) 是方差则成立；若是标准差，则方差为 1/dim（dim = 64 时为 "
+        "{variance of q k, 1/sqrt(dim) the std, dim=64:.4f}）。",
+    ),
+    "toy-512": (
+        "reproduced",
+        "平均而言成立（{std raw d_k=512, mean of tensors:.1f} 与 "
+        "{std scaled d_k=512, mean of tensors:.2f}）；但单个张量只有 18 个分数，波动很大：小于"
+        " 20 的概率为 {share of tensors with a std below 20:.2f}，大于 25 的概率为 "
+        "{share of tensors with a std above 25:.2f}。",
+    ),
+    "toy-var": (
+        "reproduced",
+        "平均值成立；但同行同列的分数相关，d_k = 64 时单次打印的误差为 "
+        "{std of one printed variance over d_k, d_k=64:.1%}，而一万个独立的分数只会有 1.4%。",
+    ),
+    "softmax-raw": ("reproduced", "在所印位数内成立：最大的权重只比 1 小 {weight 4:.1e}。"),
+    "softmax-scaled": (
         "corrected",
-        "只在训练前成立；训练使指数从 1/2 升到 1，此即 1/d_k 的依据。",
+        "所印的数之和为 2，不可能是权重；正确值为 {weight 1:.3f}、{weight 2:.3f}、"
+        "{weight 3:.3f}、{weight 4:.3f}、{weight 5:.3f}。",
     ),
+    "scaled-derivative": (
+        "corrected",
+        "最小的 p(1-p) 只有 {smallest p(1-p):.4f}，是所称下界的五分之一；即使按笔记所印的权重计"
+        "算，也只有 {smallest p(1-p) of the printed weights:.4f}。",
+    ),
+    "exp-digits": (
+        "reproduced",
+        "七个数值在所印位数内都正确。",
+    ),
+    "exp-50": (
+        "reproduced",
+        "四种浮点类型中只有 float16 如此，它到 e^{x at which e^x leaves float16:.2f} 为止；"
+        "bfloat16 与 float32 到 e^{x at which e^x leaves float32:.1f}，float64 到 e^"
+        "{x at which e^x leaves float64:.1f}。",
+    ),
+    "jacobian": (
+        "reproduced",
+        "公式对任何 n、平坦或尖锐的行都成立，与中心差分相差 "
+        "{formula against differences, n=10 std=8:.0e}。",
+    ),
+    "saturated": (
+        "reproduced",
+        "在可印的位数内成立：其余权重为 {weight 2:.1e}，雅可比的最大元素约为 1.6e-21。",
+    ),
+    "shift": (
+        "reproduced",
+        "两点都成立：差别只是舍入误差（{largest relative difference, float64, n=64:.0e}）；分数的"
+        "标准差为 50 时，float32 中不减最大值有 {rows not finite, plain, std 50, float32:.0%} 的"
+        "行溢出，减去之后没有。",
+    ),
+    "overflow-64": (
+        "corrected",
+        "分数本身在任何类型中都不会溢出。会溢出的是不减最大值时的指数，而且只在 float16 中（每"
+        "行 16 个分数时，{share of rows with e^s beyond float16:.0%} 的行如此）。缩放防止的是饱"
+        "和，不是溢出。",
+    ),
+    "numerical-stability": (
+        "corrected",
+        "按数值分析的含义并非如此：减去最大值之后，有无缩放都是稳定的。不缩放时，float32 输出的"
+        "相对误差在 d_k = 64 时为缩放时的 {error unscaled over scaled, d_k=64:.1f} 倍，512 时为"
+        " {error unscaled over scaled, d_k=512:.1f} 倍，不到一位十进制数。",
+    ),
+    "entropy-table": (
+        "corrected",
+        "趋势正确，数值有误：不缩放为 {entropy unscaled d_k=16:.2f}、"
+        "{entropy unscaled d_k=64:.2f}、{entropy unscaled d_k=256:.2f}，缩放后为 "
+        "{entropy scaled d_k=16:.2f}、{entropy scaled d_k=64:.2f}、{entropy scaled d_k=256:.2f}；"
+        "2.3 即 ln 10，是权重全部相等时的熵。",
+    ),
+    "maxweight-table": (
+        "corrected",
+        "趋势正确，数值有误：d_k = 16、64、256 时，未缩放的最大权重为 "
+        "{max weight unscaled d_k=16:.3f}、{max weight unscaled d_k=64:.4f}、"
+        "{max weight unscaled d_k=256:.5f}，缩放后为 {max weight scaled d_k=16:.2f}、"
+        "{max weight scaled d_k=64:.2f}、{max weight scaled d_k=256:.2f}；笔记中缩放的一列接近"
+        "除以 2 sqrt(d_k) 的结果。",
+    ),
+    "grad-law": (
+        "corrected",
+        "未缩放时均方根反而增大（n = 10 时指数为 {exponent of rms |dL/dQ|, unscaled n=10:.2f}）"
+        "，而典型的行趋于零：没有梯度的行由 d_k = 16 时的 "
+        "{dead of dL/dQ, unscaled d_k=16 n=10:.0%} 增至 1024 时的 "
+        "{dead of dL/dQ, unscaled d_k=1024 n=10:.0%}。",
+    ),
+    "grad-constant": (
+        "reproduced",
+        "d_v 固定时成立：均方根的指数为 {exponent of rms |dL/dQ|, scaled n=10:.3f}（n = 10）。"
+        "若 d_v = d_k，损失为 sum(g * out)，它就随 g 的范数一起增大，指数为 "
+        "{exponent of rms |dL/dQ|, scaled n=10, d_v = d_k:.2f}。",
+    ),
+    "steadier-gradients": (
+        "reproduced",
+        "成立：d_k = 64 时，各行 |dL/dq| 的标准差与均值之比，缩放时为 "
+        "{spread of |dL/dQ| over its mean, scaled d_k=64:.2f}，不缩放时为 "
+        "{spread of |dL/dQ| over its mean, unscaled d_k=64:.2f}：少数几行占去了几乎全部梯度。",
+    ),
+    "sqrt-optimal": (
+        "reproduced",
+        "按笔记的定义成立：只有 1/2 次幂使方差在任何宽度下都为 1。d_k = 64 时，除以 d_k^(1/4)、"
+        "sqrt(d_k)、d_k^(3/4) 的方差为 {variance divided by d_k^(1/4), d_k=64:.2f}、"
+        "{variance divided by d_k^(2/4), d_k=64:.2f}、"
+        "{variance divided by d_k^(3/4), d_k=64:.3f}。但方差为 1 并不等于学得最好。",
+    ),
+    "optimal-region": (
+        "corrected",
+        "10 个键时成立，键更多时不成立：传到分数的梯度是可能的最大值的 "
+        "{|dL/dS| divided by sqrt(d_k) over the largest, d_k=64 n=10:.2f}、"
+        "{|dL/dS| divided by sqrt(d_k) over the largest, d_k=64 n=64:.2f}、"
+        "{|dL/dS| divided by sqrt(d_k) over the largest, d_k=64 n=1024:.2f}（10、64、1024 个键"
+        "）。",
+    ),
+    "dk-variance": (
+        "reproduced",
+        "训练之前成立：d_k = 64 时，方差的 d_k 倍为 "
+        "{variance times d_k, divided by d_k, d_k=64:.3f}。",
+    ),
+    "dk-even": (
+        "reproduced",
+        "开始时成立：d_k = 64 时，熵达到均匀分布的 {entropy over ln n, d_k=64 n=64:.1%}。训练之"
+        "后是否有害，是另一个问题。",
+    ),
+    "two-sqrt-variance": (
+        "reproduced",
+        "成立：d_k = 64 时方差为 {variance divided by 2 sqrt(d_k), d_k=64:.3f}。",
+    ),
+    "log-saturates": (
+        "corrected",
+        "取决于 d_k 和键的个数：d_k = 64 时，10 个键的最大权重为 "
+        "{largest weight divided by ln d_k, d_k=64 n=10:.2f}，64 个键只有 "
+        "{largest weight divided by ln d_k, d_k=64 n=64:.2f}；d_k = 512 时，64 个键仍有 "
+        "{largest weight divided by ln d_k, d_k=512 n=64:.2f}。",
+    ),
+    "infer-smaller": (
+        "reproduced",
+        "成立：缩放减小到四分之一，损失增加 {loss added with a quarter of the scale:.2f} 奈特。",
+    ),
+    "infer-unscaled": (
+        "corrected",
+        "若答案是单个键，则没有损害（损失增加 {loss added with no scale:.4f} 奈特）：权重更尖锐"
+        "，选中的仍是同一个键。MiniLM 的嵌入则会改变。",
+    ),
+    "depth": (
+        "reproduced",
+        "训练开始时成立：不缩放时，传到第一层的梯度在 1、4、16 层（带残差连接）中是缩放时的 "
+        "{gradient unscaled over scaled, with skip connections, layers=1:.1f}、"
+        "{gradient unscaled over scaled, with skip connections, layers=4:.0f}、"
+        "{gradient unscaled over scaled, with skip connections, layers=16:.0f} 倍，随深度爆炸。",
+    ),
+    "scale-cost": (
+        "reproduced",
+        "内核在取指数时顺便相乘，对同样的分数几乎没有开销：1024 个键时，时间之比为 "
+        "{time with the scale over without, n=1024 d_k=64:.2f}。",
+    ),
+    "scale-pass": (
+        "refuted",
+        "单独遍历一次分数矩阵，是可以察觉的：100 个键时，总时间是不做除法时的 "
+        "{time of eager attention with the division over without, n=100 d_k=64:.2f} 倍；这一步"
+        "受内存带宽和调用本身的限制。",
+    ),
+    "no-scale-training": (
+        "depends on the horizon",
+        "只是慢：d_k = 64 时所需步数约为缩放时的 12 倍；1200 步之后损失已接近 0。",
+    ),
+    "no-scale-length": (
+        "depends on the horizon",
+        "序列长时学得更慢，但训练足够久后与短序列相同。",
+    ),
+    "dk-selectivity": (
+        "refuted",
+        "只在开始时过于平均；训练之后仍有选择性（只是稍弱），损失同样低。",
+    ),
+    "two-sqrt-harm": ("corrected", "对训练好的模型没有损害；除数过大无害，过小才有害。"),
+    "footnote": (
+        "reproduced",
+        "引文逐字无误，确在第 4 页脚注。",
+    ),
+    "implicit-assumption": (
+        "corrected",
+        "论文在脚注 4 中明确写出了这一假设。",
+    ),
+    "table3-rowB": (
+        "refuted",
+        "表中没有未缩放的模型；缩放的模型在 d_k 变小时变差：d_k 由 64 降到 32 和 16，BLEU 由"
+        " 25.8 降到 25.4 和 25.1。",
+    ),
+    "additive-attribution": (
+        "refuted",
+        "论文自己的实验既没有加性注意力，也没有不缩放的模型；这一比较引自 Britz 等人 2017 年的"
+        "论文。",
+    ),
+    "additive-small-dk": (
+        "reproduced",
+        "d_k = 8 时相当（点积的损失多 {loss dot over additive d_k=8:.2f}），32 时加性注意力更好（"
+        "多 {loss dot over additive d_k=32:.2f}）。",
+    ),
+    "additive-no-scale": (
+        "reproduced",
+        "成立。但 tanh 限制的不是分数：分数的界是 |w| 之和，训练后为 {sum of |w|:.1f}，分数达到"
+        " {largest score:.1f}。",
+    ),
+    "tanh-range": (
+        "reproduced",
+        "成立：在 3 处导数只有 {derivative of tanh at 3:.3f}。但分数是这些数的加权和，本身没有"
+        "固定的界。",
+    ),
+    "additive-time": (
+        "corrected",
+        "每个词只需投影一次，时间为 n^2 d + n d^2，n > d 时与点积同阶：测得 n^"
+        "{additive, exponent in n:.2f} d^{additive, exponent in d:.2f}。",
+    ),
+    "dot-time": (
+        "reproduced",
+        "成立：测得 n^{dot, exponent in n:.2f} d^{dot, exponent in d:.2f}。",
+    ),
+    "additive-memory": (
+        "corrected",
+        "按公式逐步计算，要存下 n^2 d 个数：n = 256 时，内存随 d 增长的指数为 "
+        "{additive in NumPy, exponent in d of the memory:.2f}。分块计算则不需要这样的数组。",
+    ),
+    "additive-speed": (
+        "reproduced",
+        "按框架代码的写法成立：在 CPU 单线程上，64 个键时相差 "
+        "{time of additive over dot, eager code, n=64 d=64:.0f} 倍，256 个键时 "
+        "{time of additive over dot, eager code, n=256 d=64:.0f} 倍。GPU 上随 n、d 和头数增大："
+        "单头 256 个键为 {H200, one head, n=256 d=64:.1f} 倍，16 头 2048 个键为 "
+        "{H200, 16 heads, n=2048 d=64:.0f} 倍（H200，引用而非此次测量）。",
+    ),
+    "additive-kernels": (
+        "corrected",
+        "两者都实现得好时，n = 1024 只相差 "
+        "{time of additive over dot, kernels, n=1024 d=64:.1f} 倍。",
+    ),
+    "dot-faster": (
+        "reproduced",
+        "成立：256 个键时，按框架代码的写法快 "
+        "{time of additive over dot, eager code, n=256 d=64:.0f} 倍，两者都用专门的内核则快 "
+        "{time of additive over dot, kernels, n=256 d=64:.1f} 倍。",
+    ),
+    "tanh-parallel": (
+        "corrected",
+        "恰恰相反：各个 tanh 互不等待，并行度最高。d = 64 时，每个词对平均可同时进行 "
+        "{operations at a time, additive, d=64:.0f} 个运算，点积为 "
+        "{operations at a time, dot, d=64:.0f} 个。慢在内存：要读写 n^2 d 个数。",
+    ),
+    "memory": (
+        "reproduced",
+        "成立，只要保存整个权重矩阵：随 n 增长的指数为 "
+        "{exponent in n of the formula's memory:.2f}。",
+    ),
+    "memory-needed": (
+        "corrected",
+        "不必：精确的分块注意力在 n = 4096 时连输出在内只占该矩阵的 "
+        "{extra memory over 4 n^2 bytes, sdpa, n=4096:.1%}。",
+    ),
+    "attention-rows": (
+        "reproduced",
+        "三条都成立；但 exp 下溢后权重不再严格递增：d_k = 1024 且不缩放时，"
+        "{pairs with equal weights, unscaled d_k=1024 n=32:.0%} 的相邻分数权重相等，几乎全为 0。",
+    ),
+    "dv-differs": ("reproduced", "d_v 可以与 d_k 不同：宽度为 1、3、200 的输出都与矩阵乘积一致。"),
+    "backward": ("reproduced", "两个公式都成立；有缩放因子时两者都乘以它。"),
+    "weight-grad": (
+        "corrected",
+        "应为 X^T dL/dQ；笔记的公式只有在 d_k = d_model 时才有定义，而且相对误差为 "
+        "{relative error of dL/dQ X^T:.2f}。",
+    ),
+    "swap": (
+        "reproduced",
+        "确实不同，相差 {relative difference, n=64 d_k=64:.0%}：按行归一化破坏了对称性。",
+    ),
+    "init-symmetric": (
+        "reproduced",
+        "统计等价；但每次抽取的矩阵远非对称：反对称部分占 {skew d_k=64:.2f}。",
+    ),
+    "instances-differ": (
+        "reproduced",
+        "确实不同，相差 {relative difference, random:.0%}：两者几乎正交。",
+    ),
+    "noncommute": (
+        "corrected",
+        "两者互为转置，当且仅当 W^Q W^K^T 对称时相等，与交换律无关：单位矩阵与旋转可交换，仍相"
+        "差 {relative difference, commuting:.0%}。",
+    ),
+    "divergence": ("corrected", "取决于任务：两者之和与之差同样增长；对称任务中两者趋近。"),
+    "feedback": (
+        "depends on the horizon",
+        "学习最快的阶段确有自我增强，但和与差同样增长，并随损失下降而结束。",
+    ),
+    "grads-differ": (
+        "reproduced",
+        "两者近似正交，距离为 {distance n=8:.2f}（n = 8）和 {distance n=64:.2f}（n = 64）；即使"
+        " Q = K 也不相等，相距 {distance Q=K n=64:.2f}。",
+    ),
+    "grads-structure": (
+        "corrected",
+        "是同一个公式：交换 Q 与 K 并转置 dL/dS，一个就变成另一个（只差 "
+        "{relative difference after exchange of Q and K:.0e}）。不对称的是 dL/dS 本身，因为只按"
+        "行归一化。",
+    ),
+    "tied-kv": (
+        "corrected",
+        "只在宽度容不下两种角色时（4）是瓶颈；宽度为 8 时只是慢，32 时没有差别。",
+    ),
+    "tied-conflict": ("corrected", "两个梯度近似正交，谈不上冲突。"),
+    "value-index": (
+        "corrected",
+        "应是照抄 W^K 一行的笔误：换一个 W^V，输出改变 "
+        "{change of the output with another W^V:.0%}，权重丝毫不变；V 不参与匹配。",
+    ),
+    "cosine-no-scale": (
+        "reproduced",
+        "不会饱和。但余弦相似度反而需要放大，否则几乎没有选择性：d_k = 64 时，64 个键的最大权重"
+        "只有 {largest weight, cosine d_k=64:.3f}。",
+    ),
+    "bilinear-no-scale": (
+        "reproduced",
+        "成立：矩阵元素的初始方差若为 1/d_k^2，缩放就已经在初始化里（d_k = 64 时最大权重为 "
+        "{largest weight, bilinear of variance 1/d_k^2, unscaled d_k=64:.2f}）；若按常用的 "
+        "1/d_k，则与点积一样饱和（{largest weight, bilinear unscaled d_k=64:.2f}）。",
+    ),
+    "relative-factor": (
+        "reproduced",
+        "有的如此：DeBERTa 除以 sqrt(3 d_k)，T5 不缩放；也有的仍除以 sqrt(d_k)，尽管方差为 1 的"
+        "相对位置向量使分数的方差变为 {variance with relative vectors over without, d_k=64:.2f}"
+        " 倍。",
+    ),
+    "batchnorm-form": (
+        "corrected",
+        "它除以的是由假设得出的常数，批归一化除以的是测得的标准差：分量的标准差为 2 时，方差是 "
+        "{variance of scaled scores, components of std 2:.1f} 而不是 1。",
+    ),
+    "always-in-range": (
+        "refuted",
+        "只在开始时成立：常数跟不上学到的东西，d_k = 32 时方差由 "
+        "{variance before training d_k=32:.1f} 增至 {variance after training d_k=32:.1f}。",
+    ),
+    "temperature": (
+        "reproduced",
+        "成立；每行的温度还取决于查询的模长，它与 sqrt(d_k) 之比在 d_k = 16 时波动 "
+        "{spread of |q|/sqrt(d_k), d_k=16 n=10:.2f}，512 时波动 "
+        "{spread of |q|/sqrt(d_k), d_k=512 n=64:.3f}。",
+    ),
+    "stop-learning": ("depends on the horizon", "会学，只是很慢；结论取决于步数。"),
+    "unscaled-position": (
+        "corrected",
+        "集中在少数键上（32 个键中的 {keys that count, unscaled d_k=64 n=32:.1f} 个），但不偏向任"
+        "何位置：首尾两个键合计 {weight on first and last key, unscaled d_k=64 n=32:.3f}，正是任"
+        "意两个键的 2/32；位置偏好来自输入或训练。",
+    ),
+    "dk-independence": ("refuted", "宽度低于任务所需时不成立。"),
+    "glorot-unit-var": (
+        "corrected",
+        "只有 d_k = d_model 时成立：d_model = 512 时，q 的分量方差在 d_k = 16 时为 "
+        "{variance of a component of q, Glorot, d_k=16:.2f}，64 时为 "
+        "{variance of a component of q, Glorot, d_k=64:.2f}。",
+    ),
+    "init-controls-variance": (
+        "reproduced",
+        "控制的是 q 与 k 的方差（d_model = 2048 时，Xavier 为 "
+        "{variance of q, Glorot, d_model=2048:.2f}，Kaiming 为 "
+        "{variance of q, Kaiming, d_model=2048:.2f}），不是它们点积的方差。",
+    ),
+    "sigma-law": (
+        "corrected",
+        "应为 dim sigma^4：q 与 k 各带来一个 sigma^2；只有 sigma = 1 时两者一致。",
+    ),
+    "products-grow": (
+        "reproduced",
+        "绝对值增大，指数为 {exponent of |q k| in d_k:.2f}，均值仍为 0。相对于模长则缩小，指数"
+        "为 {exponent of |cosine| in d_k:.2f}：随机方向趋于正交，这才是“维度灾难”。",
+    ),
+    "cosine-analogy": (
+        "corrected",
+        "两个模长之积约为 d_k，而不是 sqrt(d_k)：d_k = 64 时，随机向量余弦的标准差只有 "
+        "{std of cosines d_k=64:.3f}，缩放后的分数则为 1。",
+    ),
+    "fold-start": (
+        "reproduced",
+        "开始时成立：输出只差 {relative difference at the start:.0e}。",
+    ),
+    "fold-step": (
+        "corrected",
+        "学习率不变时不成立：d_k = 32 时，一步梯度下降使分数的变化变为 "
+        "{step of the scores folded over in the kernel, descent:.2f} 倍，即 sqrt(d_k) 倍；一步 "
+        "Adam 为 {step of the scores folded over in the kernel, signs:.2f} 倍，即 d_k^(1/4) 倍"
+        "。",
+    ),
+    "expressiveness": (
+        "corrected",
+        "表达能力相同：不缩放而用 W^Q/sqrt(d_k)，得到的是同一个函数（只差 "
+        "{relative difference, d_k=32:.0e}）。改变的只是训练的起点和 W^Q 移动的快慢。",
+    ),
+    "dot-no-params": (
+        "reproduced",
+        "点积本身不加参数，加性注意力多 2dh + h 个；从一层的输入算起则几乎相同，只多出 v_a 的 "
+        "{parameters of additive attention beyond W^Q and W^K, d=64 h=64:.0f} 个。",
+    ),
+    "universal": (
+        "reproduced",
+        "transformers 库里 {models with attention:.0f} 个含注意力的模型目录中，"
+        "{share of models with 1/sqrt of a width:.1%} 如此。",
+    ),
+    "layer-norm": (
+        "corrected",
+        "作用不同：它使输入的方差为 1，但 d_k = 64 时 q·k 的方差仍为 "
+        "{variance unscaled d_k=64, inputs normalised:.0f}。",
+    ),
+    "saturated-gradient": (
+        "refuted",
+        "梯度仍然回传：传到 Q、K、V 的梯度，范数是未饱和时的 "
+        "{gradient to query over unsaturated:.1f}、{gradient to key over unsaturated:.1f}、"
+        "{gradient to value over unsaturated:.1f} 倍。",
+    ),
+    "first-step": (
+        "corrected",
+        "取决于优化器：SGD 与 Muon 除以 sqrt(d_k)，Adam 除以 d_k，一步的改变才与 d_k 无关。",
+    ),
+    "unstable-training": (
+        "depends on the horizon",
+        "训练足够久后成立（就学习率的敏感度而言）：合适的学习率范围更窄；短训练时尚看不出。",
+    ),
+    "qk-norm": ("reproduced", "不仅能替代缩放，对学习率还更不敏感。"),
 }
-"""By id: the verdict, and what is right if it is that."""
+"""By id: the verdict, and what is right if it is that; {FIGURE:FORMAT} stands for a value."""
+
+
+def finding(name: str, verdict: str, figures: Iterable[Figure]) -> str:
+    """What is right, with its figures; nothing if the verdict is not that of the sentence.
+
+    Examples
+    --------
+    >>> from sdpa_lab.claims.chinese import finding
+    >>> from sdpa_lab.claims.record import Figure
+    >>> finding("swap", "reproduced", [Figure("relative difference, n=64 d_k=64", 1.1, 1, 2, 9)])
+    '确实不同，相差 110%：按行归一化破坏了对称性。'
+    >>> finding("swap", "undecided", [])
+    ''
+    """
+    expected, sentence = FINDINGS[name]
+    values = {figure.name: figure.value for figure in figures}
+    return sentence.format_map(values) if expected == verdict else ""
 
 
 def bilingual(rows: Iterable[Row]) -> str:
@@ -82,11 +487,11 @@ def bilingual(rows: Iterable[Row]) -> str:
     >>> from sdpa_lab.claims import ledger
     >>> from sdpa_lab.claims.chinese import bilingual
     >>> print(bilingual(ledger(["softmax-raw"])).splitlines()[-1])
-      结论     复现：在笔记的精度内成立。
+      结论     复现：在所印位数内成立：最大的权重只比 1 小 8.3e-07。
     """
     texts = []
     for row in rows:
-        expected, finding = FINDINGS[row.claim.id]
-        sentence = f"：{finding}" if expected == row.verdict else "。"
-        texts.append(f"{row}\n  结论     {VERDICTS[row.verdict]}{sentence}")
+        sentence = finding(row.claim.id, row.verdict, row.figures)
+        end = f"：{sentence}" if sentence else "。"
+        texts.append(f"{row}\n  结论     {VERDICTS[row.verdict]}{end}")
     return "\n\n".join(texts)

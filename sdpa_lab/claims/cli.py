@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from math import floor, log10
+from math import floor, inf, isfinite, log10
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -15,7 +15,7 @@ import sdpa
 
 from . import IDS, chosen
 from .judge import ALPHA, judge
-from .record import WIDTH, Figure, Margin, Row, folded
+from .record import WIDTH, Expect, Figure, Margin, Row, folded
 
 KEPT = "sdpa-claims.json"
 """Where the judged rows of an interrupted run are kept, in the current folder."""
@@ -39,11 +39,18 @@ def text(rows: Sequence[Row], width: int = WIDTH) -> str:
 
 def _row(row: Row, width: int) -> str:
     lines = [row.text(width)]
+    laws = {expect.law_figure: expect for expect in row.expect.values()}
+    least, nearest = row.distance or (inf, "")
+    if isfinite(least):
+        effect = row.smallest_effect[nearest]
+        line = f"distance to the margin {least:.2g}, smallest effect {effect:.2g}: {nearest}"
+        lines.append(folded(line, width, "    ", 8))
     for figure in row.figures:
         line = f"{figure.name}: {interval(figure)}"
         if expect := row.expect.get(figure.name):
-            line += f"; claimed {expect.claimed:.4g}, margin {margin(expect.margin)}"
-            line += "" if expect.law is None else f"; law {expect.law:.4g}"
+            line += f"; {fixed(expect)}"
+        elif expect := laws.get(figure.name):
+            line += f"; {law(expect)}"
         lines.append(folded(line, width, "    ", 8))
     return "\n".join(lines)
 
@@ -66,6 +73,27 @@ def interval(figure: Figure) -> str:
         return f"{figure.value:.2g} [{figure.low:.2g}, {figure.high:.2g}] (n = {figure.n})"
     value, low, high = (f"{x:.{decimals}f}" for x in (figure.value, figure.low, figure.high))
     return f"{value} [{low}, {high}] (n = {figure.n})"
+
+
+def fixed(expect: Expect) -> str:
+    """What the record fixes of its figure: claim and margin, and a law of it.
+
+    Examples
+    --------
+    >>> from sdpa_lab.claims.cli import fixed
+    >>> from sdpa_lab.claims.record import Expect
+    >>> fixed(Expect("x", 1.0, 0.1)), fixed(Expect("x", 1.0, 0.1, law=2.0, law_margin=0.5))
+    ('claimed 1, margin ±0.1', 'claimed 1, margin ±0.1, law 2 ±0.5')
+    """
+    text = f"claimed {expect.claimed:.4g}, margin {margin(expect.margin)}"
+    own = expect.law is not None and expect.law_figure is None
+    return f"{text}, {law(expect)}" if own else text
+
+
+def law(expect: Expect) -> str:
+    """Our law, and its margin where that is another one than the claim's."""
+    own = "" if expect.law_margin is None else f" {margin(expect.law_margin)}"
+    return f"law {expect.law:.4g}{own}"
 
 
 def margin(allowed: Margin) -> str:
@@ -128,7 +156,10 @@ def run(
             else:
                 values = dict(known[claim.id])
                 figures = tuple(Figure(*figure) for figure in values.pop("figures"))
-                rows.append(Row(claim=claim, figures=figures, draws={}, **values))
+                horizons = {int(steps): v for steps, v in values.pop("horizons").items()}
+                rows.append(
+                    Row(claim=claim, figures=figures, draws={}, horizons=horizons, **values)
+                )
             progress(1)
     except KeyboardInterrupt:
         known |= {row.claim.id: _values(row) for row in rows}
@@ -149,7 +180,7 @@ def _kept(file: Path, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _values(row: Row) -> dict[str, Any]:
-    names = ("verdict", "statement", "figures", "level", "seed", "seconds", "trained")
+    names = ("verdict", "statement", "figures", "level", "seed", "seconds", "trained", "horizons")
     return {name: getattr(row, name) for name in names}
 
 

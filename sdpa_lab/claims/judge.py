@@ -1,12 +1,13 @@
-"""The one rule by which every claim is judged."""
+"""How a claim is measured, judged by the rule and put into words."""
 
 import time
-from collections.abc import Iterable
 
 from ..tools.estimate import LEVEL, Draws, Estimate
 from ..tools.machine import one_blas_thread
 from ..tools.table import with_interval
+from . import processes
 from .record import Claim, Expect, Figure, Measured, Row, Trained
+from .rule import DEPENDS, compare, decide, decide_horizons, state
 
 ALPHA = 0.05
 """Chance that any interval of the whole ledger misses its truth, at most."""
@@ -22,12 +23,16 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
     all intervals of the ledger hold together with probability 1 - ALPHA (Bonferroni). Then
 
         reproduced   every interval lies inside the margin around what is claimed
-        corrected    some lie outside; each of these lies inside the same margin around our law
-        refuted      some lie outside, and there is no such law
-        undecided    else, after the last look
+        corrected    some lie outside; each of these lies inside the margin around our law, and so
+                     does each that lies across the end of the claim's margin
+        refuted      some lie outside both, or outside where there is no law
+        undecided    else, after the last look: an interval lies across the end of a margin
 
-    A row whose verdict is certain is measured again as well if one of its intervals crosses the end
-    of the margin and does not lie inside that of the law: its sentence speaks of that figure, too.
+    A row with figures at several horizons has a verdict at each of them, and one of its own where
+    they agree; else it depends on the horizon (`decide_horizons`).
+
+    A refuted row is measured again as well if the interval of another figure lies across an end:
+    its sentence speaks of that figure, too.
 
     Statements about pretrained models (`Claim.trained`) get separate verdicts by the same rule, and
     count among the figures judged whether the models are installed or not. What a statement says
@@ -57,16 +62,17 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
     level = 1 - ALPHA / (rows * max(1, len(claim.judged)) * LOOKS)
     for factor in (1, claim.more) if claim.more > 1 else (1,):
         trained: dict[str, str] = {}
+        horizons: dict[int, str] = {}
         try:
             with one_blas_thread():
-                measured = claim.experiment(seed, times * factor)
+                measured = _measured(claim, seed, times * factor)
         except ImportError as error:
             verdict, statement, found, measured = "undecided", f"Not measured here: {error}", {}, {}
             break
         found, shown = _estimates(measured, level), _estimates(measured, LEVEL)
         _refuse_points(claim, measured, found)
-        verdict, final = decide(claim.expect, found)
-        statement = _statement(claim, verdict, found, shown)
+        verdict, final, horizons = decide_horizons(claim.expect, found)
+        statement = _after(horizons) + _statement(claim, verdict, found, shown)
         for part in claim.trained:
             if all(expect.figure in found for expect in part.expect):
                 trained[part.model], final_trained = decide(part.expect, found)
@@ -84,7 +90,14 @@ def judge(claim: Claim, *, rows: int, seed: int = 0, times: float = 1.0) -> Row:
         seconds=time.perf_counter() - start,
         draws={name: cell.values for name, cell in measured.items() if isinstance(cell, Draws)},
         trained=trained,
+        horizons=horizons,
     )
+
+
+def _measured(claim: Claim, seed: int, times: float) -> Measured:
+    if claim.timed:
+        return processes.measured(claim.experiment, seed, times)
+    return claim.experiment(seed, times)
 
 
 def _estimates(measured: Measured, level: float) -> dict[str, Estimate]:
@@ -105,31 +118,17 @@ def _refuse_points(claim: Claim, measured: Measured, found: dict[str, Estimate])
             )
 
 
-def decide(expect: Iterable[Expect], found: dict[str, Estimate]) -> tuple[str, bool]:
-    """The verdict, and whether more draws could change neither it nor what is said of a figure."""
-    expect = tuple(expect)
-    claimed = [_compare(found[e.figure], e.claimed_region()) for e in expect]
-    if "outside" not in claimed:
-        return ("undecided", False) if "across" in claimed else ("reproduced", True)
-    laws = [
-        _compare(found[e.law_figure or e.figure], region) if (region := e.law_region()) else "none"
-        for e in expect
-    ]
-    failed = [law for where, law in zip(claimed, laws, strict=True) if where == "outside"]
-    # A figure at neither the claim nor our law leaves open what the sentence says of it.
-    settled = all(
-        where != "across" or law == "inside" for where, law in zip(claimed, laws, strict=True)
-    )
-    if all(law == "inside" for law in failed):
-        return "corrected", settled
-    return "refuted", settled and ("none" in failed or "outside" in failed)
+def _after(horizons: dict[int, str]) -> str:
+    """The verdicts by number of steps, before a statement; nothing where there are none."""
+    groups: dict[str, list[str]] = {}
+    for steps, verdict in horizons.items():
+        groups.setdefault(verdict, []).append(str(steps))
+    parts = [f"{verdict} after {_listed(steps)} steps" for verdict, steps in groups.items()]
+    return f"{', '.join(parts)}. ".capitalize() if parts else ""
 
 
-def _compare(figure: Estimate, region: tuple[float, float]) -> str:
-    low, high = region
-    if figure.low > high or figure.high < low:
-        return "outside"
-    return "inside" if low <= figure.low and figure.high <= high else "across"
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 class _Shown:
@@ -146,13 +145,18 @@ def _statement(
     claim: Claim, verdict: str, found: dict[str, Estimate], shown: dict[str, Estimate]
 ) -> str:
     if verdict == "undecided":
-        open_figures = [
-            f"{e.figure} {with_interval(found[e.figure])} against {e.claimed:g}"
-            for e in claim.expect
-            if _compare(found[e.figure], e.claimed_region()) == "across"
-        ]
-        return f"Not decided by these draws: {'; '.join(open_figures)}."
-    return _filled(claim.holds if verdict == "reproduced" else claim.law, shown)
+        left = [_left_open(e, found) for e in claim.expect if state(e, found) in ("open", "both")]
+        return f"Not decided by these draws: {'; '.join(left)}."
+    texts = {"reproduced": claim.holds, DEPENDS: claim.depends}
+    return _filled(texts.get(verdict) or claim.law, shown)
+
+
+def _left_open(expect: Expect, found: dict[str, Estimate]) -> str:
+    """A figure across the end of the claim's margin, or outside that and across the law's."""
+    if compare(found[expect.figure], expect.claimed_region()) == "across":
+        return f"{expect.figure} {with_interval(found[expect.figure])} against {expect.claimed:g}"
+    name = expect.law_figure or expect.figure
+    return f"{name} {with_interval(found[name])} against our law {expect.law:g}"
 
 
 def _trained_statement(part: Trained, verdict: str | None, found: dict[str, Estimate]) -> str:

@@ -1,12 +1,15 @@
 """What a row of the ledger consists of, before and after it is judged."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import inf, isfinite, isinf
 from textwrap import fill
 from typing import Any, NamedTuple
 
 from .. import minilm, smollm2
 from ..tools.estimate import Draws, Estimate
+from .rule import DEPENDS, clearance, distance
+from .sentences import Sentence, of_row
 
 WIDTH = 100  # of a line of text
 
@@ -14,9 +17,13 @@ VERDICTS = {
     "reproduced": "复现",
     "corrected": "修正",
     "refuted": "推翻",
+    DEPENDS: "取决于步数",
     "undecided": "未定",
 }
 """The verdicts, and their names in Chinese."""
+
+HORIZONS = (150, 600, 1200)
+"""Steps of training after which a row that depends on their number is judged."""
 
 Margin = float | tuple[float | None, float | None]
 Measured = Mapping[str, Draws | Estimate]
@@ -33,18 +40,22 @@ class Figure(NamedTuple):
 
 
 class Expect(NamedTuple):
-    """What a claim says of one figure, fixed before anything is measured."""
+    """What a claim says of one figure, and within which margin we accept it."""
 
     figure: str
     claimed: float
     margin: Margin
     """How far below and above the claim a figure still agrees with it; None is any distance."""
     law: float | None = None
-    """Our own prediction, where it differs."""
+    """Our own prediction, where it differs. Its values leave a gap to those claimed, and its margin
+    is no wider than the claim's, in itself or in relation to the values; where the claim is open to
+    one side, no wider than the gap. Else it would be the claim's complement, and it is refused."""
     law_margin: Margin | None = None
     """That of the law, where `margin` is open to one side and would let every law pass."""
     law_figure: str | None = None
     """The figure that the law is about, where that is another expression than the note's."""
+    horizon: int | None = None
+    """The steps of training after which it is measured, where the row is judged at several."""
 
     def claimed_region(self) -> tuple[float, float]:
         """Ends of the values that agree with the claim."""
@@ -62,6 +73,50 @@ def _region(centre: float, margin: Margin) -> tuple[float, float]:
     return low, float("inf") if above is None else centre + above
 
 
+def at_horizons(*expect: Expect, horizons: Iterable[int] = HORIZONS) -> tuple[Expect, ...]:
+    """The same of each figure after every number of steps; names of figures end in it.
+
+    Examples
+    --------
+    >>> from sdpa_lab.claims.record import Expect, at_horizons
+    >>> [e.figure for e in at_horizons(Expect("loss", 0.0, 0.1), horizons=(150, 600))]
+    ['loss, 150 steps', 'loss, 600 steps']
+    """
+    return tuple(
+        e._replace(
+            figure=f"{e.figure}, {steps} steps",
+            law_figure=e.law_figure and f"{e.law_figure}, {steps} steps",
+            horizon=steps,
+        )
+        for steps in horizons
+        for e in expect
+    )
+
+
+def _check_law(name: str, expect: Expect) -> None:
+    """ValueError where the law is no prediction but, more or less, the complement of the claim."""
+    law, region = expect.law, expect.law_region()
+    if law is None or region is None:
+        return
+    (first, last), (low, high) = expect.claimed_region(), region
+    gap = inf if expect.law_figure else max(first - high, low - last)
+    if isinf(last - first):
+        narrow = max(law - low, high - law) <= gap + TINY
+    else:
+        widths = (high - low) * abs(expect.claimed), (last - first) * abs(law)
+        narrow = high - low <= last - first + TINY or 0 < widths[0] <= widths[1] + TINY
+    if not narrow or gap <= TINY:
+        raise ValueError(
+            f"law: expected values apart from those claimed, [{first:.4g}, {last:.4g}], and no "
+            f"wider, got [{low:.4g}, {high:.4g}] for {expect.figure} of {name}; narrow law_margin, "
+            f"or leave the law out, so that the claim is refuted"
+        )
+
+
+TINY = 1e-12
+"""What rounding may add to the difference of two ends."""
+
+
 class Trained(NamedTuple):
     """The claim for the heads of a pretrained model: the notes speak of attention before training,
     so this gets a verdict of its own."""
@@ -77,7 +132,6 @@ class Claim:
     """One row of the ledger; `sdpa_lab.claims` says how to write one."""
 
     id: str
-    notes: tuple[str, ...]
     claim: str
     claim_zh: str
     expect: tuple[Expect, ...]
@@ -85,6 +139,8 @@ class Claim:
     """The statement if it is reproduced; {FIGURE} and {FIGURE:FORMAT} stand for measured values."""
     law: str
     """The statement if it is not: the right law in one sentence."""
+    depends: str = ""
+    """The statement if it depends on the horizon; `law` where there is none."""
     experiment: Callable[[int, float], Measured]
     """(seed, times) to figures by name; `times` multiplies the numbers of draws."""
     cited: bool = False
@@ -93,8 +149,28 @@ class Claim:
     """`times` at the second look; 1: there is none."""
     slow: bool = False
     """It trains or times something, or takes long: the main job leaves it out."""
+    timed: bool = False
+    """It times something or reads the size of a process: a draw is a process, and figures differ
+    from run to run."""
     trained: tuple[Trained, ...] = ()
     """By pretrained model, judged where it is installed."""
+
+    def __post_init__(self) -> None:
+        for expect in self.judged:
+            _check_law(self.id, expect)
+
+    @property
+    def said(self) -> tuple[Sentence, ...]:
+        """What the notes say that the row judges; nothing where the row is our own."""
+        return of_row(self.id)
+
+    @property
+    def notes(self) -> dict[str, list[str]]:
+        """Lines by note."""
+        lines: dict[str, list[str]] = {}
+        for sentence in self.said:
+            lines.setdefault(sentence.note, []).append(sentence.lines)
+        return {note: list(dict.fromkeys(found)) for note, found in lines.items()}
 
     @property
     def judged(self) -> tuple[Expect, ...]:
@@ -113,7 +189,7 @@ class Row:
 
     claim: Claim
     verdict: str
-    """"reproduced", "corrected", "refuted" or "undecided"."""
+    """One of VERDICTS."""
     statement: str
     figures: tuple[Figure, ...]
     level: float
@@ -124,6 +200,8 @@ class Row:
     """What was measured per draw, by figure."""
     trained: Mapping[str, str]
     """Verdicts by pretrained model, of those that are installed."""
+    horizons: Mapping[int, str] = field(default_factory=dict)
+    """Verdicts by steps of training, of a row that is judged at several."""
 
     @property
     def expect(self) -> dict[str, Expect]:
@@ -131,6 +209,35 @@ class Row:
         found = {part.model: part.expect for part in self.claim.trained}
         judged = sum((found[model] for model in self.trained), self.claim.expect)
         return {expect.figure: expect for expect in judged}
+
+    @property
+    def distances(self) -> dict[str, float]:
+        """By figure that was judged: how far it is from the nearest end of a margin, over the
+        length of its interval (`rule.clearance`)."""
+        found = self._found
+        return {name: clearance(expect, found) for name, expect in self.expect.items() if found}
+
+    @property
+    def distance(self) -> tuple[float, str] | None:
+        """That of the figure on which the verdict hangs, and its name; None without figures."""
+        return distance(self.claim.expect, self._found) if self.figures else None
+
+    @property
+    def trained_distance(self) -> dict[str, float]:
+        """The same by pretrained model, of those that are installed."""
+        parts = {part.model: part.expect for part in self.claim.trained}
+        return {model: distance(parts[model], self._found)[0] for model in self.trained}
+
+    @property
+    def smallest_effect(self) -> dict[str, float]:
+        """By figure that was judged: the length of its interval. The interval around an effect as
+        large as that leaves out 0 with the certainty of the verdict."""
+        found = self._found
+        return {name: found[name].high - found[name].low for name in self.expect if found}
+
+    @property
+    def _found(self) -> dict[str, Figure]:
+        return {figure.name: figure for figure in self.figures}
 
     def __str__(self) -> str:
         return self.text()
@@ -140,7 +247,8 @@ class Row:
         claim = self.claim
         cited = " (cited)" if claim.cited else ""
         trained = "".join(f"; {model}: {verdict}" for model, verdict in self.trained.items())
-        verdict = f"{claim.id}: {self.verdict}{cited}{trained}, notes {' '.join(claim.notes)}"
+        notes = f", notes {' '.join(claim.notes)}" if claim.notes else ""
+        verdict = f"{claim.id}: {self.verdict}{cited}{trained}{notes}"
         parts = {"": verdict, "  claim  ": claim.claim, "  found  ": self.statement}
         return "\n".join(folded(text, width, indent, 9) for indent, text in parts.items())
 
@@ -160,10 +268,30 @@ class Row:
             "experiment": claim.experiment_name,
             "seed": self.seed,
             "seconds": round(self.seconds, 3),
-        }
+        } | self._distances()
         result |= {"cited": True} if claim.cited else {}
+        result |= {"timed": True} if claim.timed else {}
+        if self.horizons:
+            result["horizons"] = {str(steps): verdict for steps, verdict in self.horizons.items()}
         keys = {minilm.MODEL: "trained", smollm2.MODEL: "decoder"}
         return result | {keys[part.model]: self.trained.get(part.model) for part in claim.trained}
+
+    def _distances(self) -> dict[str, Any]:
+        """The fields that say how far the verdict is from another one."""
+        least, nearest = self.distance or (inf, None)
+        result = {
+            "distance": finite(least),
+            "nearest": nearest,
+            "distances": {name: finite(value) for name, value in self.distances.items()},
+            "smallest_effect": self.smallest_effect,
+        }
+        models = {model: finite(value) for model, value in self.trained_distance.items()}
+        return result | ({"trained_distance": models} if models else {})
+
+
+def finite(value: float) -> float | None:
+    """A number as JSON has it: None where it is infinite."""
+    return value if isfinite(value) else None
 
 
 def folded(text: str, width: int, indent: str, hang: int) -> str:
@@ -182,6 +310,6 @@ def folded(text: str, width: int, indent: str, hang: int) -> str:
     return lines.replace("\0", " ")
 
 
-def draws(number: int, times: float, least: int = 2) -> int:
-    """How many draws: `number` times `times`, but at least `least`."""
+def draws(number: int, times: float, least: int = 8) -> int:
+    """How many draws: `number` times `times`, but at least `least`; fewer hardly tell a spread."""
     return max(least, round(number * times))

@@ -1,6 +1,7 @@
 """Rows on entropy, largest weight, temperature and gradients of independent queries and keys."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from math import log
 
 import numpy as np
@@ -86,9 +87,19 @@ def largest_weights(seed: int, times: float) -> Measured:
     longer = saturation((64,), (64,), seed=seed, draws=draws(40, times))
     for row in longer.rows:
         measured[f"max weight {row['scale']} d_k=64 n=64"] = _draws(row["tensor_max"])
+
+    def halved(query: Array, key: Array) -> dict[str, Array]:
+        scale = 0.5 * query.shape[2] ** -0.5
+        rows = sdpa.attention_statistics(query, key, scale=scale)
+        return {"largest": rows.max_weight.max(axis=1)}
+
+    for width in WIDTHS:
+        found = matrices(seed, ("halved", width), draws(400, times), halved, (10, width))
+        measured[f"max weight divided by 2 sqrt(d_k), d_k={width}"] = Draws(found["largest"])
     return measured
 
 
+@cache
 def gradient_law(seed: int, times: float) -> Measured:
     """Exponents of |dL/dQ| in d_k, and its other faces at the largest d_k."""
     widths = (16, 64, 256, 1024)
@@ -149,7 +160,6 @@ def temperature(seed: int, times: float) -> Measured:
 CLAIMS = (
     Claim(
         id="entropy-table",
-        notes=("002",),
         claim="For n = 10 the entropy of the weights at d_k = 16, 64, 256 is 2.1, 0.8, 0.2 without "
         "the scale and 2.3 at each with it.",
         claim_zh="n = 10 时，d_k = 16、64、256 的注意力熵：不缩放为 2.1、0.8、0.2，缩放后均为 "
@@ -160,13 +170,12 @@ CLAIMS = (
         law="The trend is right, the figures are not: unscaled {entropy unscaled d_k=16}, "
         "{entropy unscaled d_k=64}, {entropy unscaled d_k=256}; scaled {entropy scaled d_k=16}, "
         "{entropy scaled d_k=64}, {entropy scaled d_k=256}, in agreement with exact quadrature. "
-        "2.3 is ln 10, the entropy of equal weights, which no row with scores of variance 1 "
-        "reaches; scaled entropy is independent of d_k but not of n.",
+        "2.3 is ln 10, the entropy of equal weights, which no mean over tensors with scores of "
+        "variance 1 reaches; scaled entropy is independent of d_k but not of n.",
         experiment=entropies,
     ),
     Claim(
         id="maxweight-table",
-        notes=("002",),
         claim="The largest weight of a (1, 10, 10) tensor at d_k = 16, 64, 256 is 0.342, 0.891, "
         "0.998 without the scale and 0.289, 0.276, 0.301 with it.",
         claim_zh="形状为 (1, 10, 10) 的权重张量，d_k = 16、64、256 时最大权重：不缩放为 0.342、"
@@ -180,43 +189,55 @@ CLAIMS = (
         "agreement with a second simulation (there is no closed form). Of 2500 simulated tensors "
         "a share of {share of tensors below the printed max weight, unscaled d_k=16} had a "
         "maximum below 0.342 and {share of tensors below the printed max weight, scaled d_k=16} "
-        "one below 0.289: the note's program can hardly have printed these.",
+        "one below 0.289: the note's program can hardly have printed these. The scaled column is "
+        "near that of another divisor, 2 sqrt(d_k): {max weight divided by 2 sqrt(d_k), "
+        "d_k=16:.2f}, {max weight divided by 2 sqrt(d_k), d_k=64:.2f}, {max weight divided by 2 "
+        "sqrt(d_k), d_k=256:.2f}.",
         experiment=largest_weights,
     ),
     Claim(
         id="grad-law",
-        notes=("002",),
-        claim="The norm of dL/dQ falls as 1/d_k without the scale and is constant with it.",
-        claim_zh="不缩放时 dL/dQ 的范数按 1/d_k 衰减，缩放后保持不变。",
+        claim="Without the scale the norm of dL/dQ falls as 1/d_k.",
+        claim_zh="不缩放时，dL/dQ 的范数按 1/d_k 衰减（梯度消失）。",
         # The loss is sum(g * out), g and the values of N(0, 1) and of width 64 at every d_k.
         # A quarter tells 1/d_k from 1/sqrt(d_k) and from a constant.
         expect=(
             Expect("exponent of rms |dL/dQ|, unscaled n=10", -1.0, 0.25, law=0.29),
             Expect("exponent of rms |dL/dQ|, unscaled n=64", -1.0, 0.25, law=0.33),
+        ),
+        holds="The norm falls as 1/d_k.",
+        law="The root mean square grows while the typical row dies. The loss is sum(g * out), g "
+        "and values are N(0, 1) and 64 wide. The root mean square has exponent {exponent of rms "
+        "|dL/dQ|, unscaled n=10} for n = 10 and {exponent of rms |dL/dQ|, unscaled n=64} for 64, "
+        "tending to 1/4, because dL/dQ multiplies the shrinking dL/dS by unscaled keys. The "
+        "typical row follows no power of d_k: E ln |dL/dQ| is {mean of ln |dL/dQ|, unscaled d_k=16 "
+        "n=10}, {mean of ln |dL/dQ|, unscaled d_k=64 n=10}, {mean of ln |dL/dQ|, unscaled d_k=256 "
+        "n=10} and {mean of ln |dL/dQ|, unscaled d_k=1024 n=10} at d_k = 16, 64, 256 and 1024, "
+        "about a constant + ln(d_k)/2 - 0.54 sqrt(d_k), where 0.54 is the mean gap between the two "
+        "largest of ten normal numbers. The share of rows without gradient goes from {dead of "
+        "dL/dQ, unscaled d_k=16 n=10:.2f} at d_k = 16 to {dead of dL/dQ, unscaled d_k=1024 "
+        "n=10:.2f} at 1024, the median from {median of dL/dQ, unscaled d_k=16 n=10:.1f} to {median "
+        "of dL/dQ, unscaled d_k=1024 n=10:.0e}. dL/dV does not vanish: only values that no query "
+        "picks get none.",
+        experiment=gradient_law,
+    ),
+    Claim(
+        id="grad-constant",
+        claim="With the scale the norm of dL/dQ is constant in d_k.",
+        claim_zh="缩放后，dL/dQ 的范数约为常数，不随 d_k 变化（梯度稳定）。",
+        expect=(
             Expect("exponent of rms |dL/dQ|, scaled n=10", 0.0, 0.1),
             Expect("exponent of rms |dL/dQ|, scaled n=64", 0.0, 0.1),
         ),
-        holds="The norm falls as 1/d_k and is constant with the scale.",
-        law="Without the scale the root mean square grows while the typical row dies; with the "
-        "scale the norm is constant, as long as d_v is. The loss is sum(g * out), g and values "
-        "are N(0, 1) and 64 wide. Without the scale the root mean square grows with exponent "
-        "{exponent of rms |dL/dQ|, unscaled n=10} for n = 10 and {exponent of rms |dL/dQ|, "
-        "unscaled n=64} for 64, tending to 1/4, because dL/dQ multiplies the shrinking dL/dS by "
-        "unscaled keys. The typical row follows no power of d_k: E ln |dL/dQ| is {mean of ln "
-        "|dL/dQ|, unscaled d_k=16 n=10}, {mean of ln |dL/dQ|, unscaled d_k=64 n=10}, {mean of ln "
-        "|dL/dQ|, unscaled d_k=256 n=10} and {mean of ln |dL/dQ|, unscaled d_k=1024 n=10} at d_k "
-        "= 16, 64, 256 and 1024, about a constant + ln(d_k)/2 - 0.54 sqrt(d_k), where 0.54 is the "
-        "mean gap between the two largest of ten normal numbers. The share of rows without "
-        "gradient goes from {dead of dL/dQ, unscaled d_k=16 n=10:.2f} at d_k = 16 to {dead of "
-        "dL/dQ, unscaled d_k=1024 n=10:.2f} at 1024, the median from {median of dL/dQ, unscaled "
-        "d_k=16 n=10:.1f} to {median of dL/dQ, unscaled d_k=1024 n=10:.0e}. dL/dV does not "
-        "vanish: only values that no query picks get none. With the scale and d_v = d_k the norm "
-        "grows as that of g does, with exponent {exponent of rms |dL/dQ|, scaled n=10, d_v = d_k}.",
+        holds="It is, as long as d_v is: the exponent of its root mean square is {exponent of rms "
+        "|dL/dQ|, scaled n=10} for n = 10 and {exponent of rms |dL/dQ|, scaled n=64} for 64. With "
+        "d_v = d_k and the loss sum(g * out) it grows as the norm of g does, with exponent "
+        "{exponent of rms |dL/dQ|, scaled n=10, d_v = d_k}.",
+        law="Its root mean square has exponent {exponent of rms |dL/dQ|, scaled n=10} for n = 10.",
         experiment=gradient_law,
     ),
     Claim(
         id="temperature",
-        notes=("002",),
         claim="sqrt(d_k) is the temperature of the softmax.",
         claim_zh="sqrt(d_k) 就是 softmax 的温度参数。",
         expect=tuple(

@@ -171,7 +171,7 @@ def swap(seed: int, times: float) -> Measured:
 def noncommute(seed: int, times: float) -> Measured:
     """A = W^Q W^K^T against W^K W^Q^T, for random matrices and for matrices that commute."""
     rng = stream(seed, "noncommute")
-    count = draws(40, times)
+    count = draws(200, times)
 
     def difference(a: Array, b: Array) -> Draws:
         return Draws(np.linalg.norm(a - b, axis=(1, 2)) / np.linalg.norm(a, axis=(1, 2)))
@@ -195,6 +195,56 @@ def noncommute(seed: int, times: float) -> Measured:
         ),
         "commutator of those, relative": difference(b @ c, c @ b),
     }
+
+
+def exchange(seed: int, times: float) -> Measured:
+    """dL/dK against dL/dQ of the exchanged pair; a draw is one head."""
+    rng = stream(seed, "exchange")
+    query, key, value, grad_out = rng.standard_normal((4, draws(60, times), 32, 64))
+    weights = sdpa.attention_weights(query, key, scale=1 / 8)
+    grad = sdpa.softmax_backward(grad_out @ value.swapaxes(-1, -2), weights)
+
+    def for_query(grad: Array, query: Array, key: Array) -> Array:
+        return grad @ key
+
+    exchanged = for_query(grad.swapaxes(-1, -2), key, query)
+    out, lse = sdpa.attention_forward(query, key, value, scale=1 / 8)
+    ours = sdpa.attention_backward(grad_out, query, key, value, out, lse, scale=1 / 8).key
+    assert ours is not None
+    size = np.linalg.norm(ours, axis=(1, 2))
+    columns = np.linalg.norm(grad.sum(axis=1), axis=1) / np.linalg.norm(grad, axis=(1, 2))
+    difference = np.linalg.norm(exchanged / 8 - ours, axis=(1, 2)) / size
+    return {
+        "relative difference after exchange of Q and K": Draws(difference),
+        "columns of dL/dS over its size": Draws(columns),
+    }
+
+
+def other_projections(seed: int, times: float) -> Measured:
+    """How weights and output change with another W^V, and with another W^K; a draw is a layer."""
+    rng = stream(seed, "other projections")
+    count = draws(60, times)
+    x = rng.standard_normal((count, 32, 64))
+    w_query, w_key, w_value, other = rng.standard_normal((4, count, 64, 64)) / 8
+    query, key = x @ w_query, x @ w_key
+    weights = sdpa.attention_weights(query, key)
+
+    def change(other: Array, one: Array) -> Array:
+        return np.asarray(
+            np.linalg.norm(other - one, axis=(1, 2)) / np.linalg.norm(one, axis=(1, 2))
+        )
+
+    layers = {"W^V": (w_query, w_key, other), "W^K": (w_query, other, w_value)}
+    out = sdpa.attention(query, key, x @ w_value)
+    measured: dict[str, Draws | Estimate] = {}
+    for name, (to_query, to_key, to_value) in layers.items():
+        changed = change(sdpa.attention_weights(x @ to_query, x @ to_key), weights)
+        # No draw of the values enters the weights: what is exactly 0 is not random.
+        figure = f"change of the weights with another {name}"
+        measured[figure] = Draws(changed) if changed.any() else exact(0.0)
+        changed = change(sdpa.attention(x @ to_query, x @ to_key, x @ to_value), out)
+        measured[f"change of the output with another {name}"] = Draws(changed)
+    return measured
 
 
 def parameters(seed: int, times: float) -> Measured:
@@ -237,7 +287,6 @@ def _beside_operands(grads: NamedTuple) -> int:
 CLAIMS = (
     Claim(
         id="jacobian",
-        notes=("002", "004"),
         claim="The derivative of softmax is dp_j/dz_k = p_j (delta_jk - p_k), with p_j (1 - p_j) "
         "on the diagonal.",
         claim_zh="softmax 的导数为 dp_j/dz_k = p_j (delta_jk - p_k)，对角线上为 p_j (1 - p_j)。",
@@ -258,7 +307,6 @@ CLAIMS = (
     ),
     Claim(
         id="attention-rows",
-        notes=("004",),
         claim="Weights are not negative, each row sums to 1, and a larger score has a larger "
         "weight.",
         claim_zh="注意力权重非负，每行之和为 1，且分数越大权重越大。",
@@ -283,7 +331,6 @@ CLAIMS = (
     ),
     Claim(
         id="dv-differs",
-        notes=("004",),
         claim="The width of the values, d_v, may differ from that of queries and keys.",
         claim_zh="值向量的维度 d_v 可以与 d_k 不同。",
         expect=tuple(
@@ -297,7 +344,6 @@ CLAIMS = (
     ),
     Claim(
         id="backward",
-        notes=("004",),
         claim="With S = Q K^T the gradients are dL/dQ = dL/dS K and dL/dK = (dL/dS)^T Q.",
         claim_zh="设 S = Q K^T，则 dL/dQ = dL/dS K，dL/dK = (dL/dS)^T Q。",
         expect=tuple(
@@ -316,7 +362,6 @@ CLAIMS = (
     ),
     Claim(
         id="weight-grad",
-        notes=("004",),
         claim="With Q = X W^Q the gradient of the projection is dL/dW^Q = dL/dQ X^T.",
         claim_zh="设 Q = X W^Q，则投影矩阵的梯度为 dL/dW^Q = dL/dQ X^T。",
         expect=(
@@ -336,7 +381,6 @@ CLAIMS = (
     ),
     Claim(
         id="swap",
-        notes=("004",),
         claim="softmax(K Q^T) is not the transpose of softmax(Q K^T): normalising rows breaks the "
         "symmetry of Q and K.",
         claim_zh="softmax(K Q^T) 不是 softmax(Q K^T) 的转置：按行归一化打破了 Q 与 K 的对称性。",
@@ -353,14 +397,22 @@ CLAIMS = (
         experiment=swap,
     ),
     Claim(
+        id="instances-differ",
+        claim="The matrices W^Q W^K^T and W^K W^Q^T of one initialisation differ.",
+        claim_zh="同一次初始化得到的 W^Q W^K^T 与 W^K W^Q^T 不相等。",
+        expect=(Expect("relative difference, random", 0.1, (0, None)),),
+        holds="They differ by {relative difference, random} of their size: in high dimension "
+        "W^Q W^K^T and its transpose are nearly orthogonal.",
+        law="They differ by {relative difference, random} of their size.",
+        experiment=noncommute,
+    ),
+    Claim(
         id="noncommute",
-        notes=("004",),
-        claim="W^Q W^K^T and W^K W^Q^T differ because matrix products do not commute.",
-        claim_zh="W^Q W^K^T 与 W^K W^Q^T 不同，因为矩阵乘法不满足交换律。",
+        claim="They differ because the product of matrices does not commute.",
+        claim_zh="W^Q W^K^T 与 W^K W^Q^T 不同的原因是矩阵乘法不满足交换律。",
+        # If commuting were the reason, matrices that commute would give no difference,
+        # and matrices that do not would give one.
         expect=(
-            Expect("relative difference, random", 0.1, (0, None)),
-            # If commuting were the reason, matrices that commute would give no difference,
-            # and matrices that do not would give one.
             Expect("relative difference, commuting", 0.0, 0.1, law=2**0.5, law_margin=0.1),
             Expect(
                 "relative difference, not commuting, symmetric product",
@@ -370,17 +422,53 @@ CLAIMS = (
                 law_margin=1e-9,
             ),
         ),
-        holds="They differ, and only where the factors do not commute.",
-        law="They differ (by {relative difference, random} of their size), but not for this "
-        "reason: one is the transpose of the other, not the product in the other order, and they "
-        "are equal exactly when W^Q W^K^T is symmetric. The identity and a rotation commute and "
-        "give a difference of {relative difference, commuting:.2f}; matrices with a symmetric "
-        "product that do not commute give none.",
+        holds="They differ only where the factors do not commute.",
+        law="One is the transpose of the other, not the product in the other order: they are equal "
+        "exactly when W^Q W^K^T is symmetric. The identity and a rotation commute and give a "
+        "difference of {relative difference, commuting:.2f}; matrices with a symmetric product "
+        "that do not commute give none.",
         experiment=noncommute,
     ),
     Claim(
+        id="grads-structure",
+        claim="dL/dQ = dL/dS K and dL/dK = (dL/dS)^T Q are completely different in structure.",
+        claim_zh="dL/dQ = dL/dS K 与 dL/dK = (dL/dS)^T Q 结构完全不同。",
+        expect=(
+            Expect(
+                "relative difference after exchange of Q and K",
+                0.1,
+                (0, None),
+                law=0.0,
+                law_margin=1e-9,
+            ),
+        ),
+        holds="No exchange turns one into the other.",
+        law="They are one formula: with Q and K exchanged and dL/dS transposed, the first is the "
+        "second to {relative difference after exchange of Q and K:.0e}. What differs is dL/dS "
+        "itself, which is not symmetric, because rows are normalised and columns are not: its rows "
+        "sum to 0 and its columns to {columns of dL/dS over its size:.2f} of its size.",
+        experiment=exchange,
+    ),
+    Claim(
+        id="value-index",
+        claim="W^V projects the input into a space of keys and indices.",
+        claim_zh="W^V 被训练来将输入投影到“键/索引”空间。",
+        # An index takes part in the choice: another W^V would choose otherwise.
+        expect=(
+            Expect(
+                "change of the weights with another W^V", 0.1, (0, None), law=0.0, law_margin=0.01
+            ),
+        ),
+        holds="Another W^V changes the weights.",
+        law="It is what the note says of W^K, word by word; a few lines earlier it gives W^V the "
+        "content. Values take no part in the choice: with another W^V the output changes by "
+        "{change of the output with another W^V:.0%} of its size and the weights by {change of "
+        "the weights with another W^V:.0f}. With another W^K they change by {change of the "
+        "weights with another W^K:.0%}.",
+        experiment=other_projections,
+    ),
+    Claim(
         id="dot-no-params",
-        notes=("004",),
         claim="The dot product is a score without parameters; additive attention brings W_a, U_a "
         "and v_a.",
         claim_zh="点积打分不引入任何参数；加性注意力则要额外学习 W_a、U_a 和 v_a。",

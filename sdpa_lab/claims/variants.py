@@ -1,7 +1,8 @@
-"""Rows on other scales and scores, normalised inputs, and where unscaled weights gather."""
+"""Rows on other scores, normalisation, initialisers, and where unscaled weights gather."""
 
 from contextlib import suppress
-from math import log, sqrt
+from functools import cache
+from math import log2, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -9,79 +10,20 @@ import numpy.typing as npt
 import sdpa
 
 from ..experiments.correlation import correlated
-from ..experiments.growth import Array, matrices
+from ..experiments.growth import Array, initialisers, matrices
 from ..measure import Figures
-from ..theory import best_scale
 from ..tools.estimate import Draws
 from ..tools.inputs import N_IMAGES, digits, stream
 from . import trained
 from .record import Claim, Expect, Measured, draws
+from .scales import HALF
 
 SCALES = {"scaled": None, "unscaled": 1.0}
-
-HALF = 0.5
-"""A row counts as saturated on average when one weight exceeds all others together."""
-
-
-# ---------------------------------------------------------------------- other scales
-
-
-def _divisors(d_k: int) -> dict[str, float]:
-    return {
-        "d_k": float(d_k),
-        "ln d_k": log(d_k),
-        "2 sqrt(d_k)": 2 * sqrt(d_k),
-        "sqrt(d_k)": sqrt(d_k),
-    }
-
-
-LARGEST_LOG = 0.285
-"""`theory.attention(64, 64, 1 / log(64)).max_weight`."""
-
-# `theory.attention(64, d_k, 1.0).max_weight` by d_k
-LARGEST_UNSCALED = {64: 0.791, 512: 0.927}
-
-# `theory.attention(n, 64).grad_score` over that with `theory.best_scale(n, 64)`
-GRADIENT = {16: 0.895, 64: 0.579, 1024: 0.169}
-
-
-def other_scales(seed: int, times: float) -> Measured:
-    """Variance, entropy, largest weight and gradient with other divisors; a draw: a matrix."""
-    measured: dict[str, Draws] = {}
-
-    def weights(query: Array, key: Array) -> Figures:
-        found: Figures = {}
-        for name, divisor in _divisors(query.shape[2]).items():
-            rows = sdpa.attention_statistics(query, key, scale=1 / divisor)
-            found[f"variance divided by {name}"] = (rows.score_var + rows.score_mean**2).mean(1)
-            found[f"entropy over ln n divided by {name}"] = rows.entropy.mean(1) / log(64)
-            found[f"largest weight divided by {name}"] = rows.max_weight.mean(1)
-        return found
-
-    for d_k in (64, 512):
-        found = matrices(seed, ("other scales", d_k), draws(100, times), weights, (64, d_k))
-        measured |= {f"{name}, d_k={d_k} n=64": Draws(x) for name, x in found.items()}
-
-    def gradient(query: Array, key: Array) -> Figures:
-        n, d_k = query.shape[1:]
-        squares = []
-        for scale in (d_k**-0.5, best_scale(n, d_k)):
-            rows = sdpa.attention_statistics(query, key, scale=scale)
-            squares.append((rows.sum_p2 - 2 * rows.sum_p3 + rows.sum_p2**2).mean(axis=1))
-        return {"ratio": np.sqrt(squares[0] / squares[1])}
-
-    for n in (16, 64, 1024):
-        count = draws(max(4, 3200 // n), times)
-        found = matrices(seed, ("gradient of scores", n), count, gradient, (n, 64))
-        measured[f"|dL/dS| divided by sqrt(d_k) over the largest, d_k=64 n={n}"] = Draws(
-            found["ratio"]
-        )
-    return measured | trained.gradient_kept(seed, times)
-
 
 # ---------------------------------------------------------------------- other scores
 
 
+@cache
 def other_scores(seed: int, times: float) -> Measured:
     """Cosine, bilinear and relative attention beside the dot product; a draw: a head of 64 keys.
 
@@ -100,6 +42,9 @@ def other_scores(seed: int, times: float) -> Measured:
             "cosine": sdpa.cosine_attention(query, key, eye),
             "bilinear unscaled": sdpa.bilinear_attention(query, key, eye, form, scale=1.0),
             "bilinear scaled": sdpa.bilinear_attention(query, key, eye, form),
+            "bilinear of variance 1/d_k^2, unscaled": sdpa.bilinear_attention(
+                query, key, eye, form / sqrt(d_k), scale=1.0
+            ),
             "dot product scaled": sdpa.attention(query, key, eye),
             "relative vectors scaled": sdpa.shaw_attention(query, key, eye, distances),
             "rotary scaled": sdpa.attention(turned, turned_key, eye),
@@ -149,7 +94,49 @@ def layer_norm(seed: int, times: float) -> Measured:
                 scores = sdpa.attention_weights(query, key, scale=number, stage="scores")
                 square = np.square(scores, dtype=np.float64).mean(axis=(1, 2))
                 measured[f"variance {scale} d_k={d_k}, inputs {name}"] = Draws(square)
+                log_square = Draws(np.log2(square))
+                measured[f"log2 of the variance {scale} d_k={d_k}, inputs {name}"] = log_square
     return measured | trained.variance(seed, times)
+
+
+def batch_normalisation(seed: int, times: float) -> Measured:
+    """Scaled scores of components of standard deviation 1 and 2; a draw is a matrix."""
+
+    def moments(query: Array, key: Array) -> Figures:
+        scores = sdpa.attention_weights(query, key, stage="scores")
+        doubled = sdpa.attention_weights(2 * query, 2 * key, stage="scores")
+        return {
+            "variance of scaled scores, components of std 1": (scores**2).mean(axis=(1, 2)),
+            "variance of scaled scores, components of std 2": (doubled**2).mean(axis=(1, 2)),
+            "mean of scaled scores, components of std 1": scores.mean(axis=(1, 2)),
+            "std of the means of rows": scores.mean(axis=2).std(axis=1, ddof=1),
+        }
+
+    found = matrices(seed, ("batch normalisation",), draws(600, times), moments, (64, 64))
+    return {name: Draws(values) for name, values in found.items()}
+
+
+def initial_control(seed: int, times: float) -> Measured:
+    """Variance of a component of q with two initialisers at two widths of the input, d_k = 64."""
+    measured: dict[str, Draws] = {}
+    for d_model in (128, 2048):
+        for row in initialisers(
+            (64,),
+            (16,),
+            d_model=d_model,
+            names=("Glorot", "Kaiming"),
+            seed=seed,
+            draws=draws(60, times),
+        ).rows:
+            components, scores = row["components"], row["scores"]
+            assert isinstance(components, Draws)
+            assert isinstance(scores, Draws)
+            where = f"{row['initialiser']}, d_model={d_model}"
+            measured[f"variance of q, {where}"] = components
+            log2 = Draws(np.log2(components.values))
+            measured[f"log2 of the variance of q, {where}"] = log2
+            measured[f"variance of raw scores over d_k, {where}"] = scores
+    return measured
 
 
 # ---------------------------------------------------------------------- positions
@@ -188,96 +175,68 @@ def positions(seed: int, times: float) -> Measured:
 
 CLAIMS = (
     Claim(
-        id="other-scales",
-        notes=("000", "001"),
-        claim="d_k divides too much and makes the weights even, ln d_k too little and leaves them "
-        "saturated, 2 sqrt(d_k) gives variance 1/4, which is too small; sqrt(d_k) is optimal.",
-        claim_zh="除以 d_k 会使权重过于平坦，除以 log(d_k) 仍会饱和，除以 2 sqrt(d_k) 时方差为 "
-        "1/4、量级过小；sqrt(d_k) 是最优的。",
-        expect=(
-            Expect("variance divided by 2 sqrt(d_k), d_k=64 n=64", 0.25, 0.0125),
-            Expect("variance divided by 2 sqrt(d_k), d_k=512 n=64", 0.25, 0.0125),
-            Expect("entropy over ln n divided by d_k, d_k=64 n=64", 1.0, 0.02),
-            Expect("entropy over ln n divided by d_k, d_k=512 n=64", 1.0, 0.02),
-            Expect(
-                "largest weight divided by ln d_k, d_k=64 n=64",
-                HALF,
-                (0, None),
-                law=LARGEST_LOG,
-                law_margin=0.03,
-            ),
-            Expect("largest weight divided by ln d_k, d_k=512 n=64", HALF, (0, None)),
-            # Optimal: no other scale passes on a tenth more.
-            *(
-                Expect(
-                    f"|dL/dS| divided by sqrt(d_k) over the largest, d_k=64 n={n}",
-                    1.0,
-                    0.1,
-                    law=GRADIENT[n],
-                    law_margin=0.05,
-                )
-                for n in (16, 64, 1024)
-            ),
-        ),
-        holds="All four hold.",
-        law="Dividing by d_k does make the weights even and by 2 sqrt(d_k) the variance 1/4. "
-        "Dividing by ln d_k leaves scores of standard deviation sqrt(d_k)/ln d_k, and the largest "
-        "of 64 weights is {largest weight divided by ln d_k, d_k=64 n=64} at d_k = 64 and "
-        "{largest weight divided by ln d_k, d_k=512 n=64} at 512. sqrt(d_k) is the divisor that "
-        "gives variance 1 at every width, but it does not let most gradient through to the "
-        "scores: |dL/dS| is {|dL/dS| divided by sqrt(d_k) over the largest, d_k=64 n=16:.2f}, "
-        "{|dL/dS| divided by sqrt(d_k) over the largest, d_k=64 n=64:.2f} and {|dL/dS| divided by "
-        "sqrt(d_k) over the largest, d_k=64 n=1024:.2f} of what a smaller divisor passes on, at "
-        "16, 64 and 1024 keys. The best divisor depends on the length.",
-        trained=trained.GRADIENT_KEPT,
-        experiment=other_scales,
-        slow=True,
-    ),
-    Claim(
-        id="cosine-bilinear",
-        notes=("003",),
-        claim="Cosine and bilinear attention may need no scaling; relative positions add a factor "
-        "of their own.",
-        claim_zh="余弦注意力与双线性注意力可能不需要缩放；相对位置编码会带来额外的缩放因子。",
-        expect=(
-            Expect("largest weight, cosine d_k=64", HALF, (None, 0)),
-            Expect("largest weight, cosine d_k=512", HALF, (None, 0)),
-            *(
-                Expect(
-                    f"largest weight, bilinear unscaled d_k={d}",
-                    HALF,
-                    (None, 0),
-                    law=LARGEST_UNSCALED[d],
-                    law_margin=0.03,
-                )
-                for d in (64, 512)
-            ),
-            Expect("variance with relative vectors over without, d_k=64", 2.0, 0.1),
-            Expect("variance with relative vectors over without, d_k=512", 2.0, 0.1),
-        ),
-        holds="Neither saturates, and relative vectors of variance 1 double the variance.",
-        law="Cosines do not saturate, but need a factor that sharpens them: the largest of 64 "
-        "weights is {largest weight, cosine d_k=64:.3f}, hardly more than 1/64. The bilinear form "
-        "with weights of variance 1/d_k has the variance d_k of the dot product and saturates "
-        "like it ({largest weight, bilinear unscaled d_k=64} at d_k = 64, {largest weight, "
-        "bilinear scaled d_k=64} divided by sqrt(d_k)). Relative vectors of variance 1 double the "
-        "variance of the scores; rotations do not change it.",
+        id="cosine-no-scale",
+        claim="Cosine similarity may need no scaling, since its vectors are normalised.",
+        claim_zh="余弦相似度已归一化，可能不需要缩放。",
+        # What the scale is there to prevent: that one weight exceeds all others together.
+        expect=tuple(Expect(f"largest weight, cosine d_k={d}", HALF, (None, 0)) for d in (64, 512)),
+        holds="None against saturation. But it needs a factor above 1 to be selective at all: the "
+        "largest of 64 weights is {largest weight, cosine d_k=64:.3f} at d_k = 64, hardly more "
+        "than 1/64, where scaled dot products have {largest weight, dot product scaled "
+        "d_k=64:.3f}. QK-norm learns such a factor; nGPT multiplies by sqrt(d_k).",
+        law="Cosines saturate: the largest of 64 weights is {largest weight, cosine d_k=64}.",
         experiment=other_scores,
     ),
     Claim(
+        id="bilinear-no-scale",
+        claim="Bilinear attention may need no scaling, since its matrix controls the size of the "
+        "scores.",
+        claim_zh="双线性注意力通过参数矩阵控制数值范围，可能不需要缩放。",
+        expect=tuple(
+            Expect(
+                f"largest weight, bilinear of variance 1/d_k^2, unscaled d_k={d}", HALF, (None, 0)
+            )
+            for d in (64, 512)
+        ),
+        holds="It may: with a matrix whose elements begin with variance 1/d_k^2 the largest of 64 "
+        "weights is {largest weight, bilinear of variance 1/d_k^2, unscaled d_k=64:.2f} at d_k = "
+        "64, as that of the scaled dot product. The scale is then in the initialiser. With the "
+        "usual variance 1/d_k it saturates like the dot product ({largest weight, bilinear "
+        "unscaled d_k=64:.2f}).",
+        law="The largest of 64 weights is {largest weight, bilinear of variance 1/d_k^2, unscaled "
+        "d_k=64}.",
+        experiment=other_scores,
+    ),
+    Claim(
+        id="batchnorm-form",
+        claim="The scale resembles batch normalisation: it divides by the standard deviation, the "
+        "mean being 0 already.",
+        claim_zh="缩放类似于批归一化的思想：均值已为 0，只除以标准差。",
+        # Whatever the size of its input, batch normalisation gives variance 1.
+        expect=(
+            Expect("variance of scaled scores, components of std 1", 1.0, 0.5),
+            Expect("variance of scaled scores, components of std 2", 1.0, 0.5, law=16.0),
+        ),
+        holds="The variance is 1 whatever the size of the components.",
+        law="It divides by the standard deviation that the assumption gives, a constant; batch "
+        "normalisation divides by the one it measures. With components of standard deviation 1 "
+        "the variance is {variance of scaled scores, components of std 1}, with 2 it is {variance "
+        "of scaled scores, components of std 2}: the fourth power of the size goes through. The "
+        "mean over all scores is {mean of scaled scores, components of std 1}, that of one row is "
+        "off by {std of the means of rows}.",
+        experiment=batch_normalisation,
+    ),
+    Claim(
         id="layer-norm",
-        notes=("002",),
-        claim="Layer normalisation has a role like that of the scale; initialisation by Xavier or "
-        "Kaiming also controls the variance.",
-        claim_zh="Layer Normalization 起着与缩放类似的作用；Xavier/Kaiming 初始化也用于控制方差。",
+        claim="Layer normalisation has a role like that of the scale.",
+        claim_zh="Layer Normalization 起着与缩放类似的作用。",
         expect=(
             *(
                 Expect(
-                    f"variance unscaled d_k={d}, inputs normalised",
-                    1.0,
-                    0.1,
-                    law=float(d),
-                    law_margin=0.05 * d,
+                    f"log2 of the variance unscaled d_k={d}, inputs normalised",
+                    0.0,
+                    0.15,
+                    law=log2(d),
                 )
                 for d in (64, 256)
             ),
@@ -303,8 +262,26 @@ CLAIMS = (
         slow=True,
     ),
     Claim(
+        id="init-controls-variance",
+        claim="Initialisation by Xavier or Kaiming controls the variance, too.",
+        claim_zh="Xavier/Kaiming 初始化也用于控制方差。",
+        # Of a component of q, within a factor of four of 1 at any width of the input.
+        expect=tuple(
+            Expect(f"log2 of the variance of q, {name}, d_model={d}", 0.0, 2.0)
+            for name in ("Glorot", "Kaiming")
+            for d in (128, 2048)
+        ),
+        holds="That of q and k, not that of their product: a component of q has variance "
+        "{variance of q, Glorot, d_model=128:.2f} and {variance of q, Glorot, d_model=2048:.2f} "
+        "at d_model = 128 and 2048 with Xavier, {variance of q, Kaiming, d_model=128:.2f} and "
+        "{variance of q, Kaiming, d_model=2048:.2f} with Kaiming, where weights of variance 1 "
+        "would give d_model. Unscaled scores still have {variance of raw scores over d_k, Glorot, "
+        "d_model=2048:.1f} d_k.",
+        law="A component of q has variance {variance of q, Glorot, d_model=2048} with Xavier.",
+        experiment=initial_control,
+    ),
+    Claim(
         id="unscaled-position",
-        notes=("003",),
         claim="Without the scale the weights gather on a few positions, such as the first or the "
         "last word.",
         claim_zh="不缩放时，注意力权重会集中在少数位置，例如第一个或最后一个词。",

@@ -148,7 +148,7 @@ def plot_correlated_growth(table: Table, heads: Table | None = None) -> Figure:
         rhos = list(dict.fromkeys(some["rho"].tolist()))
         widths = np.array(sorted({int(d) for d in some["d_k"]}))
         for rho, (color, marker) in zip(rhos, style.cycle(len(rhos)), strict=True):
-            label = f"correlation of W^Q and W^K = {rho:g}"
+            label = f"correlation rho = {rho:g}"
             options = {"color": color, "marker": marker, "label": label}
             style.columns(ax, some.where(rho=rho), "d_k", "std", **options)
         style.prediction(ax, widths, widths**0.5, limit=True)
@@ -174,5 +174,8 @@ def draw_exponents(axes: Axes, heads: Table) -> None:
     ends = (widths[0], widths[-1])
     style.prediction(axes, ends, (0.5, 0.5), limit=True, label="independent: 1/2")
     style.log_axis(axes, "x", widths)
-    axes.set(xlabel="d_k, random directions of the trained heads", ylabel="exponent of std(q.k)")
+    axes.set(
+        xlabel="d_k, random directions of the trained heads",
+        ylabel="power of d_k in the std of q.k",
+    )
     axes.legend()

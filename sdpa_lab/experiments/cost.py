@@ -9,8 +9,8 @@ does. Only where a program projects anew for each pair does it grow as n^2 d^2.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ..tools.clock import Call, sample
 from ..tools.estimate import Draws
 from ..tools.inputs import stream
 from ..tools.table import Cell, Table
+from .eager import framework, one_thread
 from .speed import numpy_weights
 
 if TYPE_CHECKING:
@@ -35,11 +36,13 @@ LEADING = {
     "additive": {"n": 2, "d": 1},
     "dot, NumPy": {"n": 2, "d": 1},
     "additive, NumPy": {"n": 2, "d": 1},
+    "dot, eager": {"n": 2, "d": 1},
+    "additive, eager": {"n": 2, "d": 1},
     "additive, each pair": {"n": 2, "d": 2},
 }
 """What is timed, and the exponents of its leading term in n and in d: both kinds of attention by
-the package, both in NumPy with one projection per token, and additive attention with both
-projections per pair, as the formula reads."""
+the package, both in NumPy and operation by operation in PyTorch (`eager`) with one projection per
+token, and additive attention with both projections per pair, as the formula reads."""
 
 
 def cost(
@@ -186,7 +189,7 @@ def plot_cost(table: Table) -> Figure:
             )
         at = table.where(axis=axis)[fixed][0]
         style.log_axis(axes, "x", sorted(set(table.where(axis=axis)[axis])))
-        axes.set(xlabel=f"{axis}, at {fixed} = {at}", yscale="log")
+        axes.set(xlabel=f"${axis}$, at {fixed} = {at}", yscale="log")
         axes.legend()
     panels[0].set_ylabel("ms")
     return figure
@@ -203,7 +206,10 @@ def _call(kind: str, n: int, d: int, seed: int) -> Call:
     query, key, value = rng.standard_normal((3, n, d), np.float32)
     w_query, w_key = rng.standard_normal((2, d, d), np.float32) * np.float32(d**-0.5)
     weights = w_query, w_key, rng.standard_normal(d, np.float32) * np.float32(d**-0.5)
+    dot, additive = eager_calls(query, key, value, *weights)
     calls: dict[str, Call] = {
+        "dot, eager": dot,
+        "additive, eager": additive,
         "dot": lambda: sdpa.attention(query, key, value, workers=1),
         "additive": lambda: sdpa.additive_attention(query, key, value, *weights, workers=1),
         "dot, NumPy": lambda: numpy_weights(query, key) @ value,
@@ -219,6 +225,20 @@ def numpy_additive(
     """softmax(tanh(query w_query + key w_key) w_score) value as NumPy users write it, in place."""
     hidden = (query @ w_query)[:, None] + key @ w_key
     return _attend(np.tanh(hidden, out=hidden) @ w_score, value)
+
+
+def eager_calls(query: Array, key: Array, value: Array, *weights: Array) -> tuple[Call, Call]:
+    """Both kinds, operation by operation, each into an array of its own."""
+    code = framework()
+    q, k, v, w_query, w_key, w_score = map(code.array, (query, key, value, *weights))
+
+    def dot() -> Any:
+        return code.softmax(q @ k.T / q.shape[1] ** 0.5) @ v
+
+    def additive() -> Any:
+        return code.softmax(code.tanh((q @ w_query)[:, None] + k @ w_key) @ w_score) @ v
+
+    return dot, additive
 
 
 def each_pair(
@@ -241,11 +261,14 @@ def _shortest(call: Call) -> float:
     return min(sample(call, 1, time.thread_time) for _ in range(3))
 
 
-def _one_thread(kinds: Sequence[str]) -> AbstractContextManager[Any]:
-    """Limits BLAS to one thread for the kinds that use it; needs threadpoolctl."""
-    if set(kinds) <= {"dot", "additive"}:
-        return nullcontext()
-    from threadpoolctl import threadpool_limits
+@contextmanager
+def _one_thread(kinds: Sequence[str]) -> Iterator[None]:
+    """Limits BLAS and PyTorch to one thread for the kinds that use them; needs threadpoolctl."""
+    with ExitStack() as limits:
+        if not set(kinds) <= {"dot", "additive"}:
+            from threadpoolctl import threadpool_limits
 
-    limits: AbstractContextManager[Any] = threadpool_limits(1, user_api="blas")
-    return limits
+            limits.enter_context(threadpool_limits(1, user_api="blas"))
+        if {"dot, eager", "additive, eager"} & set(kinds):
+            limits.enter_context(one_thread())
+        yield

@@ -1,4 +1,4 @@
-"""The spread of scores that lets most gradient through, for each target and each measure.
+"""The spread of scores that lets the largest gradient through, for each target and each measure.
 
 One head before any training: x (n, d_model) of independent N(0, 1) numbers,
 
@@ -147,7 +147,7 @@ def best_sigma(
                 largest, grows = best(measured[target, name], grid, chosen)
                 cells |= {f"by_{name}": largest, f"grows_{name}": grows}
             rows.append({**place, "target": target, **cells})
-    return Table("sigma of the largest gradient; 1/sqrt(d_k) is 1", rows)
+    return Table("sigma of the largest gradient; 1 with 1/sqrt(d_k)", rows)
 
 
 def averaging(
@@ -235,8 +235,10 @@ def plot_gradients_over_sigma(table: Table) -> Figure:
             )
             style.columns(ax, some, "sigma", "median", color=color, marker=".", line=True)
         ax.axvline(1, color="#777777", linewidth=0.8)
-        ax.set(xscale="log", yscale="log", title=f"dL/d{target}", xlabel="sigma; 1/sqrt(d_k) at 1")
-    axes[0, 0].set(ylabel="norm of a row / norm of g")
+        ax.set(
+            xscale="log", yscale="log", title=f"dL/d{target}", xlabel="sigma; 1 with 1/sqrt(d_k)"
+        )
+    axes[0, 0].set(ylabel="norm of a row / |g|")
     axes[0, 0].legend(title="marks: rms, dots: median")
     return figure
 
@@ -270,7 +272,7 @@ def plot_best_sigma(table: Table) -> Figure:
     exact = [theory.best_sigma(int(n)) for n in fine]
     style.prediction(axes[0], fine, exact, label="dL/dS, exact")
     style.log_axis(axes[0], "y", (1, 2, 4, 8, 16))
-    axes[0].set(ylabel="sigma of the largest gradient; 1/sqrt(d_k) is 1")
+    axes[0].set(ylabel="sigma of the largest gradient; 1 with 1/sqrt(d_k)")
     axes[0].legend(handles=axes[0].lines[-1:])
     title = f"marks from the left:\nd_k = {', '.join(map(str, widths))}"
     axes[1].legend(title=title, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -280,8 +282,8 @@ def plot_best_sigma(table: Table) -> Figure:
 @style.plot
 def plot_averaging(table: Table) -> Figure:
     """Gradients over n with scaling on: dL/dQ with its law, and those of the projections."""
-    names = {"query": "dL/dQ, rms of rows / |g|", "w_query": "dL/dW^Q / (n |g|)"}
-    names |= {"w_key": "dL/dW^K / (n |g|)", "w_value": "dL/dW^V / (n |g|)"}
+    names = {"query": "dL/dQ, rms of rows / |g|", "w_query": "dL/dW^Q, / $n |g|$"}
+    names |= {"w_key": "dL/dW^K, / $n |g|$", "w_value": "dL/dW^V, / $n |g|$"}
     figure, axes = style.subplots(1, len(names), size=(3.0, 3.2), sharey=True)
     shares = list(dict.fromkeys(table["common"].tolist()))
     for ax, (name, title) in zip(axes, names.items(), strict=True):

@@ -10,7 +10,7 @@ when the scale is removed.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,10 @@ from ..tools.estimate import Draws
 from ..tools.inputs import stream
 from ..tools.table import Cell, Table
 from .criteria import BOOTSTRAP, best
+from .symmetry import draw_shares
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 TOKENS, QUERIES = 1024, 256
@@ -207,38 +209,55 @@ def plot_decoder_heads(table: Table) -> Figure:
     """A dash per head over the layers, marks the means of the layers."""
     panels = {
         "variance of scores within a row": ("variance",),
-        "entropy / ln(keys)": ("relative_entropy", "relative_entropy_removed"),
+        "entropy / $\\ln$(keys)": ("relative_entropy", "relative_entropy_removed"),
         "weight on the first token": ("first", "first_removed"),
-        "factor of the scale that passes most": ("factor",),
+        "factor that passes the largest gradient": ("factor",),
     }
     figure, axes = style.subplots(2, 2, size=(4.4, 2.7), sharex=True)
     for ax, (label, columns) in zip(axes.flat, panels.items(), strict=True):
-        for name in columns:
-            removed = name.endswith("_removed")
-            color = style.UNSCALED if removed else style.SCALED
-            some, means = table["head"] != "all", table.where(head="all")
-            shift = 0.15 if removed else -0.15
-            ax.plot(
-                table["layer"][some] + shift,
-                table[name][some],
-                "_",
-                color=color,
-                markersize=5,
-                alpha=0.4,
-            )
-            style.intervals(
-                ax,
-                means["layer"] + shift,
-                *means.interval(name),
-                color=color,
-                label="scale removed" if removed else "as trained, 1/sqrt(64)",
-            )
-        ax.set(ylabel=label)
-    axes[0, 0].axhline(1, color="#777777", linewidth=0.8)
-    axes[1, 1].axhline(1, color="#777777", linewidth=0.8)
-    style.log_axis(axes[0, 0], "y", (0.1, 1, 10, 100))
+        _draw(ax, table, label, *columns)
     style.log_axis(axes[1, 1], "y", (0.125, 0.5, 1, 2, 8, 16))
+    for ax in (axes[0, 0], axes[1, 1]):
+        ax.axhline(1, color="#777777", linewidth=0.8)
     for ax in axes[1]:
         ax.set(xlabel="layer; dashes: its 9 heads")
     axes[0, 1].legend()
     return figure
+
+
+@style.plot
+def plot_decoder_layers(table: Table, shares: Table) -> Figure:
+    """Variance, weight on the first token and symmetric share over the layers.
+
+    Parameters
+    ----------
+    table : Table
+        Returned by `decoder_heads`.
+    shares : Table
+        Returned by `symmetric_share` for this model.
+    """
+    figure, axes = style.subplots(1, 3, size=(4.0, 3.3), sharex=True)
+    _draw(axes[0], table, "variance of scaled scores within a row", "variance")
+    axes[0].axhline(1, color="#777777", linewidth=0.8)
+    _draw(axes[1], table, "weight on the first token", "first", "first_removed")
+    draw_shares(axes[2], shares)
+    for ax in axes:
+        ax.set(xlabel="layer; dashes: its 9 heads")
+    for ax in axes[1:]:
+        ax.legend(loc="upper left")
+    return figure
+
+
+def _draw(axes: Axes, table: Table, label: str, *columns: str) -> None:
+    some, means = table["head"] != "all", table.where(head="all")
+    for name in columns:
+        removed = name.endswith("_removed")
+        color, shift = (style.UNSCALED, 0.15) if removed else (style.SCALED, -0.15)
+        options: Any = {"color": color, "markersize": 5, "alpha": 0.4}
+        axes.plot(table["layer"][some] + shift, table[name][some], "_", **options)
+        text = "scale removed" if removed else "as trained, 1/sqrt(64)"
+        place = means["layer"] + shift
+        style.intervals(axes, place, *means.interval(name), color=color, label=text)
+    if columns == ("variance",):
+        style.log_axis(axes, "y", (0.1, 1, 10, 100))
+    axes.set(ylabel=label)

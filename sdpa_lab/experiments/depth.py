@@ -202,6 +202,58 @@ def rank_step(
     return Table("Residual after one layer", rows)
 
 
+def perturbation(
+    layers: int,
+    *,
+    stack: str = "with skip connections",
+    n: int = 32,
+    draws: int = 64,
+    seed: int = 0,
+) -> dict[str, Floats]:
+    """How much a stack magnifies a small change of its input, with the scale and without.
+
+    The change has a random direction, so that its magnification is the size of the Jacobian in root
+    mean square: that of the gradient which reaches the first layer.
+
+    Parameters
+    ----------
+    layers : int
+    stack : str
+        One of STACKS.
+    n, draws, seed
+
+    Returns
+    -------
+    dict of ndarray
+        "scaled" and "unscaled": ln of the magnification per draw.
+
+    Examples
+    --------
+    >>> from sdpa_lab.experiments.depth import perturbation
+    >>> found = perturbation(1, draws=8)
+    >>> bool((found["scaled"] > 0).all())                      # a skip connection adds to it
+    True
+    """
+    rng = stream(seed, "perturbation")
+    x = rng.standard_normal((draws, n, D_MODEL))
+    step = 1e-6 * rng.standard_normal(x.shape)
+    found = {}
+    for name, scale in (("scaled", D_K**-0.5), ("unscaled", 1.0)):
+        outs = [_stack(start, layers, stack, scale, seed) for start in (x + step, x - step)]
+        change = np.linalg.norm(outs[0] - outs[1], axis=(1, 2))
+        found[name] = np.log(change / np.linalg.norm(2 * step, axis=(1, 2)))
+    return found
+
+
+def _stack(x: Floats, layers: int, stack: str, scale: float, seed: int) -> Floats:
+    skip, normalised = STACKS[stack]
+    rng = stream(seed, "perturbation", "projections")
+    for _ in range(layers):
+        seen = x / _rms(x)[:, :, None] if normalised else x
+        x = _layer(seen, scale, rng) + (x if skip else 0)
+    return x
+
+
 def _layer(x: Floats, scale: float, rng: np.random.Generator) -> Floats:
     """One head of attention with fresh projections of variance 1/d_model."""
     shape = (len(x), D_MODEL, D_K)
@@ -224,10 +276,11 @@ def _residual(x: Floats) -> Floats:
 
 
 WIDTHS = {
-    1.0: (style.SCALED, "o", ", with 1/sqrt(d_k)"),
+    1.0: (style.SCALED, "o", r", with $1/\sqrt{d_k}$"),
     2.0: (style.PURPLE, "D", ""),
-    8.0: (style.UNSCALED, "s", ", without, d_k = 64"),
+    8.0: (style.UNSCALED, "s", ", without, $d_k = 64$"),
 }
+TEX = {"1/sqrt(d_k)": r"$1/\sqrt{d_k}$", "1": "none"}
 LINES = {"1/sqrt(d_k)": (style.SCALED, "o"), "1": (style.UNSCALED, "s")}
 
 
@@ -256,8 +309,8 @@ def plot_rank_step(table: Table) -> Figure:
     """The residual after a layer over that before it, with the law of the third power."""
     figure, axes = style.subplots()
     for name, (color, marker) in LINES.items():
-        some = table.where(scale=name)
-        style.columns(axes, some, "residual", "after", color=color, marker=marker, label=name)
+        some, label = table.where(scale=name), TEX[name]
+        style.columns(axes, some, "residual", "after", color=color, marker=marker, label=label)
     style.log_axis(axes, "x", sorted(set(table["residual"].tolist())))
     axes.set(xlabel="residual before", ylabel="residual after", yscale="log")
     axes.tick_params(axis="x", labelrotation=45)
@@ -291,15 +344,16 @@ def _draw_output(axes: Any, table: Table) -> None:
         some, label = table.where(sigma=sigma), f"{sigma:g}{note}"
         style.columns(axes, some, "n", "std", color=color, marker=marker, label=label)
     style.log_axis(axes, "x", sorted(set(table["n"].tolist())))
-    axes.set(xlabel="keys n", ylabel="standard deviation of the output", yscale="log")
-    axes.legend(title="std of the scores")
+    axes.set(xlabel="keys $n$", ylabel="standard deviation of the output", yscale="log")
+    axes.legend(title=r"$\sigma$ of the scores")
 
 
 def _draw_stack(axes: Any, table: Table) -> None:
     for name, (color, marker) in LINES.items():
         some = table.where(scale=name)
+        label = TEX[name]
         style.columns(
-            axes, some, "layer", "residual", color=color, marker=marker, label=name, line=True
+            axes, some, "layer", "residual", color=color, marker=marker, label=label, line=True
         )
     axes.set(xlabel="layer", yscale="log")
     axes.legend(title="scale")

@@ -230,6 +230,41 @@ def plot_exponents(table: Table) -> Figure:
 
 
 @style.plot
+def plot_gradient_rows(found: Table) -> Figure:
+    """Norms of single rows of dL/dQ over d_k, with the scale and without, at the first n.
+
+    Parameters
+    ----------
+    found : Table
+        Returned by `gradients`. Up to 100 rows of each setting are drawn, from its first draws;
+        root mean square and median are those of all.
+    """
+    found = found.where(n=found["n"][0])
+    figure, panels = style.subplots(1, 2, size=(4.4, 3.5), sharey=True)
+    titles = {"scaled": "with 1/sqrt(d_k)", "unscaled": "without the scale"}
+    for axes, (name, title) in zip(panels, titles.items(), strict=True):
+        some = found.where(scale=name)
+        color = style.SCALED if name == "scaled" else style.UNSCALED
+        for row in some.rows:
+            cell = row["median_query"]
+            norms = cell.values.ravel()[:100] if isinstance(cell, Draws) else np.zeros(0)
+            place = row["d_k"] * np.geomspace(0.75, 1.33, len(norms))
+            axes.plot(place, np.maximum(norms, LEAST), ".", color=color, markersize=3, alpha=0.5)
+        for column, line, text in (("rms", "-", "root mean square"), ("median", "--", "median")):
+            y = np.maximum(some[f"{column}_query"], LEAST)
+            axes.plot(some["d_k"], y, line, color=style.BLACK, label=text)
+        axes.set(yscale="log", xlabel="d_k", title=title)
+        style.log_axis(axes, "x", np.unique(some["d_k"]))
+    panels[0].set(ylabel="|dL/dq| of a row", ylim=(LEAST / 2, 300))
+    panels[1].legend(loc="lower left")
+    return figure
+
+
+LEAST = 1e-6
+"""A norm below it is drawn there."""
+
+
+@style.plot
 def plot_gradients(table: Table) -> Figure:
     """Root mean square, median and dead rows of dL/dQ over d_k."""
     figure, panels = style.subplots(1, 3, size=(3.8, 3.3))

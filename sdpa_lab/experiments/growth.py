@@ -73,6 +73,7 @@ def growth(
     n: Iterable[int] = (8, 64),
     *,
     components: str = "normal",
+    mean_key: float = 0.0,
     seed: int = 0,
     draws: int = 400,
 ) -> Table:
@@ -84,6 +85,8 @@ def growth(
         Every pair of them.
     components : str
         "normal", "uniform" or "sign", each of mean 0 and variance 1.
+    mean_key : float
+        Added to every component of every key.
     seed, draws : int
 
     Returns
@@ -92,8 +95,8 @@ def growth(
         Columns components, d_k, n; mean and variance (about 0) of q.k; variance_scaled, that of
         q.k/sqrt(d_k); variance_row, that of the scaled scores within a row; kurtosis (excess) and
         spread, the squared deviation of the variance of one matrix from d_k, relative to d_k^2.
-        Laws: `theory.score_variance`, `row_variance`, `excess_kurtosis`, `mean_square_spread` (for
-        normal components).
+        Laws: `theory.score_variance`, `row_variance`, and for keys of mean 0 `excess_kurtosis` and,
+        if components are normal, `mean_square_spread`.
 
     Examples
     --------
@@ -107,7 +110,15 @@ def growth(
     for width in d_k:
         for length in n:
             key = ("growth", components, width, length)
-            found = matrices(seed, key, draws, _moments, (length, width), components)
+
+            def moments(query: Array, key: Array) -> dict[str, Array]:
+                return _moments(query, key + mean_key)
+
+            found = matrices(seed, key, draws, moments, (length, width), components)
+            variance, scaled = (
+                theory.score_variance(width, scale, mean_key=mean_key)
+                for scale in (1.0, width**-0.5)
+            )
             spread = theory.mean_square_spread(length, length, width)
             rows.append(
                 {
@@ -115,22 +126,23 @@ def growth(
                     "d_k": width,
                     "n": length,
                     "mean": Draws(found["mean"], predicted=0.0),
-                    "variance": Draws(found["square"], predicted=theory.score_variance(width)),
-                    "variance_scaled": Draws(found["scaled"], predicted=1.0),
+                    "variance": Draws(found["square"], predicted=variance),
+                    "variance_scaled": Draws(found["scaled"], predicted=scaled),
                     "variance_row": Draws(
                         found["row"], predicted=theory.row_variance(width, width**-0.5)
                     ),
                     "kurtosis": Draws(
                         found["fourth"] / width**2 - 3,
-                        predicted=theory.excess_kurtosis(width, m4, m4),
+                        predicted=None if mean_key else theory.excess_kurtosis(width, m4, m4),
                     ),
                     "spread": Draws(
                         (found["square"] / width - 1) ** 2,
-                        predicted=spread if components == "normal" else None,
+                        predicted=spread if components == "normal" and not mean_key else None,
                     ),
                 }
             )
-    return Table(f"Scores of independent {components} components", rows)
+    note = f", keys of mean {mean_key:g}" if mean_key else ""
+    return Table(f"Scores of independent {components} components{note}", rows)
 
 
 def _moments(query: Array, key: Array) -> dict[str, Array]:
@@ -344,18 +356,34 @@ def initialisers(
 
 
 @style.plot
-def plot_growth(table: Table) -> Figure:
-    """Variance of raw and of scaled scores over d_k, with the laws."""
-    figure, axes = style.subplots()
-    for column, color in (("variance", style.UNSCALED), ("variance_scaled", style.SCALED)):
-        label = "q.k" if column == "variance" else "q.k / sqrt(d_k)"
-        for length, marker in zip(np.unique(table["n"]), style.MARKERS, strict=False):
-            some = table.where(n=length)
-            text = f"{label}, n = {length}"
-            style.columns(axes, some, "d_k", column, color=color, marker=marker, label=text)
-    axes.set(yscale="log", xlabel="d_k", ylabel="variance of the scores")
-    style.log_axis(axes, "x", np.unique(table["d_k"]))
-    axes.legend()
+def plot_growth(table: Table, shifted: Table | None = None) -> Figure:
+    """Variance over d_k, at the last n: of raw scores, of scaled ones, and within a row.
+
+    Parameters
+    ----------
+    table : Table
+        Returned by `growth`.
+    shifted : Table, optional
+        Returned by `growth` with `mean_key`: a second panel.
+    """
+    tables = [table] if shifted is None else [table, shifted]
+    figure, panels = style.subplots(1, len(tables), size=(4.4, 3.5), sharey=True, squeeze=False)
+    columns = {
+        "variance": ("q.k", style.UNSCALED, "o"),
+        "variance_scaled": ("q.k / sqrt(d_k)", style.SCALED, "o"),
+        "variance_row": ("the same, within a row", style.GREEN, "x"),
+    }
+    for axes, each in zip(panels[0], tables, strict=True):
+        some = each.where(n=each["n"][-1])
+        for column, (label, color, marker) in columns.items():
+            style.columns(axes, some, "d_k", column, color=color, marker=marker, label=label)
+        axes.set(yscale="log", xlabel="d_k")
+        style.log_axis(axes, "x", np.unique(some["d_k"]))
+    panels[0, 0].set(ylabel="variance of the scores")
+    panels[0, 0].legend()
+    if shifted is not None:
+        panels[0, 0].set(title="components of mean 0")
+        panels[0, 1].set(title="keys with a mean in common")
     return figure
 
 

@@ -151,7 +151,7 @@ def trained_choice(*, draws: int = 32, seed: int = 0, model: MiniLM | None = Non
         layer, head; sigma, the standard deviation within a row of the scores as trained (root of
         the mean variance); freezing, that at which as many independent normal scores would freeze,
         sqrt(2 ln n); critical (median over rows, mean over texts), the factor of the scale at which
-        the largest weight of a row would be 1/2; and the factors of the scale at which most
+        the largest weight of a row would be 1/2; and the factors of the scale at which the largest
         gradient would pass: score_rms, score_median, query_rms, query_median, with intervals over
         bootstrap samples of texts. All these factors are 1 for the scale as trained; 16 is the
         largest that was tried.
@@ -392,21 +392,22 @@ def _recall(models: int, seed: int) -> dict[str, list[npt.NDArray[np.float32]]]:
 
 @style.plot
 def plot_trained_heads(table: Table) -> Figure:
-    """A dash per head over the layers, with the scale and without, and the means of the layers."""
+    """Spread of scores, and rms and median of the gradients of queries, with the scale and without.
+
+    A dash per head over the layers, marks the means of the layers.
+    """
     names = {
         "row_variance": "variance of scores within a row",
-        "relative_entropy": "entropy / ln n",
-        "max_weight": "largest weight",
-        "query_rms": "gradient of queries, rms",
-        "query_median": "gradient of queries, median",
-        "query_dead": "rows without gradient",
+        "query_rms": "gradient of queries: root mean square",
+        "query_median": "gradient of queries: median",
     }
     scales = {
         "1/sqrt(32)": ("as trained, 1/sqrt(32)", style.SCALED, -0.12),
         "1": ("scale removed", style.UNSCALED, 0.12),
     }
-    figure, axes = style.subplots(2, 3, size=(3.6, 2.9), sharex=True)
-    for ax, (name, axis) in zip(axes.flat, names.items(), strict=True):
+    figure, axes = style.subplots(1, 3, size=(3.9, 3.5), sharex=True)
+    axes[2].sharey(axes[1])  # so that one is seen to rise where the other falls
+    for ax, (name, title) in zip(axes, names.items(), strict=True):
         for scale, (label, color, shift) in scales.items():
             some = table.where(scale=scale)
             heads, means = some["head"] != "all", some.where(head="all")
@@ -415,19 +416,16 @@ def plot_trained_heads(table: Table) -> Figure:
             style.intervals(
                 ax, means["layer"] + shift, *means.interval(name), color=color, label=label
             )
-        ax.set(ylabel=axis)
-        if name in ("row_variance", "query_rms", "query_median"):
-            ax.set(yscale="log")
-    for ax in axes[1]:
-        ax.set(xlabel="layer; dashes: its 12 heads")
-    axes[0, 0].axhline(1, color="#777777", linewidth=0.8)
-    axes[0, 0].legend()
+        ax.set(title=title, yscale="log", xlabel="layer; dashes: its 12 heads")
+    axes[0].axhline(1, color="#777777", linewidth=0.8)
+    axes[1].set(ylabel="in units of the upstream gradient", ylim=(1e-4, 10))
+    axes[0].legend()
     return figure
 
 
 @style.plot
 def plot_trained_choice(table: Table) -> Figure:
-    """Heads over their sigma as trained: factors that pass most gradient, or one key half."""
+    """Heads over their sigma as trained: factors of the largest gradient, or of a key with half."""
     figure, axes = style.subplots(size=(5.4, 4.0))
     names = {"score_rms": "scores, rms", "query_median": "queries, median"}
     names |= {"critical": "a largest weight of 1/2"}
@@ -440,7 +438,7 @@ def plot_trained_choice(table: Table) -> Figure:
     )
     style.log_axis(axes, "x", (0.5, 1, 2, 4, 8))
     style.log_axis(axes, "y", (0.125, 0.25, 0.5, 1, 2, 4, 8, 16))
-    axes.legend(title="factor for most gradient of")
+    axes.legend(title="factor for the largest gradient of")
     return figure
 
 

@@ -6,10 +6,10 @@ model): at fixed sigma a fixed *share* exp(-sigma^2/2) of the keys is attended t
 number grows like n and the largest weight falls to 0. The right sigma depends on the figure to be
 kept: with sigma^2 proportional to ln n the entropy keeps its share of ln n; to keep the *number* of
 keys sigma has to follow the freezing point, a sqrt(ln n) again but a steeper one; a factor ln n
-(Chiang & Cholak 2022; Nakanishi 2025) is right where one key stands out from the others by a gap
-that does not change with n. `critical` measures that: the inverse temperature at which the largest
-weight is 1/2 is set by the gaps below the largest score (Hayase & Karakida 2026), and each family
-of scores has its own law in n.
+(Su 2021; Chiang & Cholak 2022; Nakanishi 2025) is right where one key stands out from the others by
+a gap that does not change with n. `critical` measures that: the inverse temperature at which the
+largest weight is 1/2 is set by the gaps below the largest score (Hayase & Karakida 2026), and each
+family of scores has its own law in n. `sdpa_lab.longer` asks a trained head.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def plot_critical(table: Table) -> Figure:
         style.intervals(axes, some["n"], *points, color=color, marker=marker, label=family)
         factor = some["ratio"][-1]
         curve = [factor * critical_law(family, round(x)) for x in grid]
-        style.prediction(axes, grid, curve, color=color, limit=True)
+        style.prediction(axes, grid, curve, color=color, limit=True, label=f"_{family}, law")
     style.log_axis(axes, "x", lengths)
     axes.set(xlabel="keys n", ylabel="inverse temperature for a largest weight 1/2", yscale="log")
     axes.legend()

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LENGTHS = (1024, 2048, 4096, 8192)
-"""Shorter calls reuse memory that is resident already, and seem to need none."""
 
 PROGRAM = """
+import ctypes
 import sys
 import numpy as np
 import sdpa
@@ -36,12 +36,14 @@ def formula(q, k, v):
     return numpy_weights(q, k) @ v
 
 
+trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)
 rng = np.random.default_rng(int(sys.argv[1]))
 for name, function in (("numpy", formula), ("sdpa", sdpa.attention)):
     for n in map(int, sys.argv[3:]):
         q, k, v = rng.standard_normal((3, n, 64), np.float32)
         function(q, k, v)  # starts threads and fills what BLAS keeps
         for _ in range(int(sys.argv[2])):
+            trim(0)
             with open("/proc/self/clear_refs", "w") as peak:
                 peak.write("5")
             before = kilobytes("VmRSS")
@@ -75,8 +77,8 @@ def peaks(
         The system has no /proc/self.
     """
     command = [sys.executable, "-c", PROGRAM, str(seed), str(calls), *map(str, lengths)]
-    # With a fixed threshold glibc returns every array to the system when it is freed. The adaptive
-    # threshold would keep some, and a later call would seem to need no memory.
+    # Memory that is resident already would hide what a call needs. With a fixed threshold glibc
+    # returns large arrays to the system when they are freed, and malloc_trim what else is free.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 17)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     if "clear_refs" in done.stderr:

@@ -103,9 +103,11 @@ def plot_overflow(table: Table) -> Figure:
         points = (ends[seen] for ends in some.interval("plain"))
         style.intervals(axes, some["d_k"][seen], *points, color=color, marker=marker, label=dtype)
         normal = [(1 - erf(log(largest) / sqrt(2 * d))) / 2 for d in fine]
-        style.prediction(axes, fine, normal, color=color, limit=True)
+        style.prediction(
+            axes, fine, normal, color=color, limit=True, label=f"_{dtype}, normal tail"
+        )
         exact = [theory.outside(log(largest) / sqrt(d), round(d)) / 2 for d in fine]
-        style.prediction(axes, fine, exact, color=color)
+        style.prediction(axes, fine, exact, color=color, label=f"_{dtype}, exact tail")
     style.log_axis(axes, "x", np.unique(table["d_k"]))
     axes.set(
         yscale="log",

@@ -16,7 +16,6 @@ from ..tools.table import Cell, Table
 from .growth import Array, matrices
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SCALES = {"scaled": None, "unscaled": 1.0}
@@ -154,14 +153,39 @@ def plot_saturation(table: Table) -> Figure:
 
 
 @style.plot
-def plot_freezing(table: Table) -> Figure:
-    """One row of ten weights, and entropy over sigma for each length, with the limit of large n.
+def plot_ten_weights() -> Figure:
+    """One row of ten keys at four standard deviations of its scores, a panel each.
 
-    The row has normal scores at ten even quantiles. Grey: where scaled scores are at any d_k, and
-    unscaled ones at d_k = 16, 64 and 256.
+    The scores are ten even quantiles of the normal distribution, times sigma: with the scale at any
+    d_k, and without it at d_k = 16, 64 and 256. Nothing is drawn at random.
     """
-    figure, (row, axes) = style.subplots(1, 2, size=(4.8, 3.8), width_ratios=(3, 5))
-    _draw_row(row)
+    n, titles = 10, {1.0: "with 1/sqrt(d_k)", 4.0: "d_k = 16", 8.0: "d_k = 64", 16.0: "d_k = 256"}
+    quantiles = np.array([NormalDist().inv_cdf((n - i - 0.5) / n) for i in range(n)])
+    figure, panels = style.subplots(1, len(titles), size=(2.2, 2.5), sharey=True)
+    for axes, (sigma, title) in zip(panels, titles.items(), strict=True):
+        weights = sdpa.softmax(quantiles, temperature=1 / sigma)
+        color = style.SCALED if sigma == 1 else style.UNSCALED
+        axes.bar(range(1, n + 1), weights, color=color)
+        for key, weight in enumerate(weights[:2], 1):
+            place = {"xytext": (3, 3), "textcoords": "offset points"}
+            axes.annotate(f"{weight:.2g}", (key, weight), **place)
+        axes.set(
+            xticks=(1, 5, 10),
+            xlabel="key, by weight",
+            title=f"{title}\nsigma = {sigma:g}",
+            ylim=(0, 1.12),
+        )
+    panels[0].set(ylabel="weight")
+    return figure
+
+
+@style.plot
+def plot_freezing(table: Table) -> Figure:
+    """Entropy over sigma for each length, with the limit of large n.
+
+    Grey: where scaled scores are at any d_k, and unscaled ones at d_k = 16, 64 and 256.
+    """
+    figure, axes = style.subplots(size=(6.4, 4.0))
     lengths = np.unique(table["n"])
     fine = np.geomspace(table["sigma"].min(), table["sigma"].max(), 60)
     for length, (color, marker) in zip(lengths, style.cycle(len(lengths)), strict=True):
@@ -169,9 +193,9 @@ def plot_freezing(table: Table) -> Figure:
         points, label = some.interval("entropy"), f"n = {length}"
         style.intervals(axes, some["sigma"], *points, color=color, marker=marker, label=label)
         exact = [theory.weights(int(length), float(s)).entropy for s in fine]
-        style.prediction(axes, fine, exact, color=color)
+        style.prediction(axes, fine, exact, color=color, label=f"_{label}, exact")
         limit = [theory.entropy_limit(int(length), float(s)) for s in fine]
-        style.prediction(axes, fine, limit, color=color, limit=True)
+        style.prediction(axes, fine, limit, color=color, limit=True, label=f"_{label}, large n")
         axes.axvline(theory.freezing(int(length)), color=color, linewidth=0.7, linestyle=":")
     marks = {1.0: "scaled,\nany d_k", 4.0: "d_k = 16", 8.0: "64", 16.0: "256"}
     for sigma, text in marks.items():
@@ -188,15 +212,3 @@ def plot_freezing(table: Table) -> Figure:
     legend = axes.legend(title=title, loc="upper right", bbox_to_anchor=(1, 0.92), frameon=True)
     legend.get_frame().set(alpha=1, edgecolor="none")
     return figure
-
-
-def _draw_row(axes: Axes, n: int = 10) -> None:
-    """Weights of `n` normal scores, the largest first, for several standard deviations."""
-    quantiles = [NormalDist().inv_cdf((n - i - 0.5) / n) for i in range(n)]
-    kinds = ((1.0, "scaled"), (4.0, "d_k = 16"), (8.0, "d_k = 64"), (16.0, "d_k = 256"))
-    for (sigma, name), (color, marker) in zip(kinds, style.cycle(len(kinds)), strict=True):
-        weights = sdpa.softmax(np.array(quantiles), temperature=1 / sigma)
-        label = f"{name}: sigma = {sigma:g}"
-        axes.plot(range(1, n + 1), weights, color=color, marker=marker, label=label)
-    axes.set(xlabel="key, by weight", ylabel="weight", ylim=(0, 1.04), title="one row of ten keys")
-    axes.legend()

@@ -295,7 +295,7 @@ def plot_scale_effect(
     >>> import sdpa_lab as lab
     >>> rows = lab.scale_effect(lab.normal(30), d_k=[16, 64])
     >>> [axes.get_xlabel() for axes in lab.plot_scale_effect(rows).axes]
-    ['d_k', 'd_k', 'd_k']
+    ['$d_k$', '$d_k$', '$d_k$']
     """
     rows = [row for row in rows if row.projection == projection]
     scaled, unscaled = ([row for row in rows if (row.scale == 1) == one] for one in (False, True))

@@ -1,4 +1,4 @@
-"""How the kernel works, in steps that can be looked at: tiles, online softmax, merging."""
+"""How the kernel works, in steps that can be looked at: online softmax, merging."""
 
 from __future__ import annotations
 
@@ -14,48 +14,6 @@ from ..tools.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-SKIPPED, MIXED, WHOLE = 0, 1, 2
-"""Kinds of tiles: no pair visible, some, all."""
-
-
-def tiles(
-    n_q: int, n_k: int, *, rows: int = 96, columns: int = 128, **options: Any
-) -> npt.NDArray[np.int64]:
-    """Which tiles of the score matrix a mask hides, and which it hides in part.
-
-    Parameters
-    ----------
-    n_q, n_k : int
-        Queries and keys.
-    rows, columns : int
-        Of a tile.
-    **options
-        Masks of `sdpa.attention`: is_causal, window, key_lengths, query_offset.
-
-    Returns
-    -------
-    (ceil(n_q / rows), ceil(n_k / columns)) int64
-        SKIPPED, which the kernel does not compute; MIXED, where it masks pairs; WHOLE.
-
-    Examples
-    --------
-    >>> from sdpa_lab.experiments import tiling
-    >>> tiling.tiles(4, 4, rows=2, columns=2, is_causal=True)
-    array([[1, 0],
-           [2, 1]])
-    """
-    biased = sdpa.attention_weights(np.ones((n_q, 1)), np.ones((n_k, 1)), stage="biased", **options)
-    visible = np.isfinite(biased)
-    kinds = [
-        [_kind(visible[i : i + rows, j : j + columns]) for j in range(0, n_k, columns)]
-        for i in range(0, n_q, rows)
-    ]
-    return np.array(kinds, np.int64)
-
-
-def _kind(visible: npt.NDArray[np.bool_]) -> int:
-    return WHOLE if visible.all() else MIXED if visible.any() else SKIPPED
 
 
 def online(
@@ -128,28 +86,20 @@ def online(
 
 
 @style.plot
-def plot_online(table: Table, kinds: npt.NDArray[np.int64]) -> Figure:
+def plot_online(table: Table, shape: tuple[int, int], **options: Any) -> Figure:
     """Tiles of a masked matrix; the course of the largest score, lse and output of one query.
 
     Parameters
     ----------
     table : Table
         Of `online`.
-    kinds : (rows, columns) int64
-        Of `tiles`.
+    shape, **options
+        Of `sdpa.plot.pattern`.
     """
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-
-    figure, (matrix, course, distance) = style.subplots(1, 3, size=(4.0, 3.6))
-    colors = ["#eeeeee", style.ORANGE, style.BLUE]
-    matrix.pcolormesh(kinds, cmap=ListedColormap(colors), vmin=0, vmax=2, edgecolors="white")
-    matrix.invert_yaxis()
-    matrix.set(xlabel="block of keys", ylabel="block of queries")
-    names = ("skipped", "masked pair by pair", "whole")
-    handles = [Patch(color=color, label=name) for color, name in zip(colors, names, strict=True)]
-    matrix.legend(handles=handles, loc="upper right", frameon=True)
-
+    figure, (matrix, course, distance) = style.subplots(1, 3, size=(4.3, 3.8))
+    sdpa.plot.pattern(shape, ax=matrix, **options)
+    matrix.set_title(matrix.get_title().replace("tiles of ", "tiles of\n"))
+    matrix.grid(visible=False)
     keys = table["keys"]
     course.plot(keys, table["lse"], color=style.BLUE, marker="o", label="log-sum-exp so far")
     course.plot(

@@ -59,11 +59,8 @@ const Attention = (() => {
     return p;
   }
 
-  // Scores, weights, output and the gradients of sum(g * out) to s, q, k and v.
-  function attention(q, k, v, g, n, d, dv, scale) {
-    const s = product(q, k, n, d, n, true).map((x) => scale * x);
-    const p = softmaxRows(s, n);
-    const out = product(p, v, n, n, dv, false);
+  // Gradients of sum(g * p v) to s, q, k and v.
+  function gradients({ q, k, v, g }, p, n, d, dv, scale) {
     const ds = product(g, v, n, dv, n, true);
     for (let start = 0; start < ds.length; start += n) {
       let mean = 0;
@@ -72,8 +69,16 @@ const Attention = (() => {
     }
     const dq = product(ds, k, n, n, d, false).map((x) => scale * x);
     const dk = product(transpose(ds, n, n), q, n, n, d, false).map((x) => scale * x);
-    const dvalue = product(transpose(p, n, n), g, n, n, dv, false);
-    return { s, p, out, ds, dq, dk, dv: dvalue };
+    return { ds, dq, dk, dv: product(transpose(p, n, n), g, n, n, dv, false) };
+  }
+
+  // Scores, weights, output and the gradients.
+  function attention(operands, n, d, dv, scale) {
+    const { q, k, v } = operands;
+    const s = product(q, k, n, d, n, true).map((x) => scale * x);
+    const p = softmaxRows(s, n);
+    const out = product(p, v, n, n, dv, false);
+    return { s, p, out, ...gradients(operands, p, n, d, dv, scale) };
   }
 
   // Per row of p: entropy, largest weight, Frobenius norm of the Jacobian diag(p) - p p^T.
@@ -120,5 +125,5 @@ const Attention = (() => {
     return { norms, rms: Math.sqrt(norms.reduce((t, x) => t + x * x, 0) / norms.length), median };
   }
 
-  return { uniform, normal, product, softmaxRows, attention, rowStatistics, variances, rowNorms };
+  return { uniform, normal, product, attention, gradients, rowStatistics, variances, rowNorms };
 })();

@@ -9,6 +9,7 @@ from math import ceil, floor, inf, isfinite, log10
 
 from ..claims import Expect, Figure
 from ..claims.cli import interval
+from .words import both
 
 WIDTH, EDGE = 360, 22  # of the picture, and of the space left and right of the axis
 CLAIMED, MEASURED, LAW, LINE = 10, 25, 40, 51  # the lanes, and the axis below them
@@ -69,40 +70,38 @@ def drawn(figure: Figure, expect: Expect) -> str:
 
 def described(figure: Figure, expect: Expect) -> str:
     """The same as a list of terms with their values, which is the legend of the axis, too."""
-    terms = [
-        ("claimed", "○", "claimed", claimed(expect)),
-        ("measured", "●", "measured", interval(figure)),
-    ]
+    terms = [("claimed", "○", claimed(expect)), ("measured", "●", escape(interval(figure)))]
     if expect.law is not None:
-        about = f", of the {expect.law_figure}" if expect.law_figure else ""
-        terms.append(("law-mark", "◆", "our law", f"{expect.law:.4g}{about}"))
+        law = f"{expect.law:.4g}"
+        about = expect.law_figure
+        terms.append(("law", "◆", both("law-of", law=law, figure=about) if about else law))
     rows = [
-        f'<div><dt><i class="{name}" aria-hidden="true">{mark}</i> {term}</dt>'
-        f"<dd>{escape(text)}</dd></div>"
-        for name, mark, term, text in terms
+        f'<div><dt><i class="{name}" aria-hidden="true">{mark}</i> {both(name)}</dt>'
+        f"<dd>{text}</dd></div>"
+        for name, mark, text in terms
     ]
     return f"<dl>{''.join(rows)}</dl>"
 
 
 def claimed(expect: Expect) -> str:
-    """The values that agree with a claim, in words.
+    """The values that agree with a claim, in words, as HTML.
 
     Examples
     --------
     >>> from sdpa_lab.claims import Expect
     >>> from sdpa_lab.report.axis import claimed
-    >>> claimed(Expect("x", 1.0, 0.05)), claimed(Expect("x", 0.5, (None, 0)))
-    ('1 ± 0.05', 'at most 0.5')
-    >>> claimed(Expect("x", 2.0, (0.5, 1.0)))
-    '2, that is 1.5 to 3'
+    >>> claimed(Expect("x", 1.0, 0.05))
+    '1 ± 0.05'
+    >>> claimed(Expect("x", 0.5, (None, 0)))
+    '<span class="en" lang="en">at most 0.5</span><span class="zh" lang="zh">至多 0.5</span>'
     """
     low, high = expect.claimed_region()
     if low == -inf:
-        return f"at most {high:.4g}"
+        return both("at-most", high=high)
     if high == inf:
-        return f"at least {low:.4g}"
+        return both("at-least", low=low)
     if isinstance(expect.margin, tuple):
-        return f"{expect.claimed:.4g}, that is {low:.4g} to {high:.4g}"
+        return both("that-is", claimed=expect.claimed, low=low, high=high)
     return f"{expect.claimed:.4g} ± {expect.margin:.3g}"
 
 

@@ -6,51 +6,34 @@ from html import escape
 
 from ..claims import Row
 from ..claims.cli import interval
-from ..claims.record import VERDICTS as CHINESE
+from ..claims.record import VERDICTS
 from . import axis
-from .screen import by_surprise
-
-VERDICTS = {
-    "reproduced": "measured as the note says",
-    "corrected": "our law passes the test that the claim fails",
-    "refuted": "measured otherwise",
-    "undecided": "not decided by the draws of this run",
-}
+from .screen import by_surprise, finding
+from .words import LANGUAGES, both, spans
 
 
 def ledger(rows: Sequence[Row], left_out: int) -> str:
     """The cards, with the filter before them."""
-    rest = (
-        f" {left_out} more claims take longer than this report should: "
-        "<code>python -m sdpa claims</code> judges all of them."
-        if left_out
-        else ""
-    )
+    rest = both("claims-rest", number=left_out) if left_out else ""
     cards = "".join(map(card, by_surprise(rows)))
     return (
-        "<p>What five notes say about the scale. Each claim is turned into figures and judged by "
-        "one rule, which was fixed before measuring: every interval inside the margin around the "
-        f"claim means reproduced. All intervals hold together with probability 0.95.{rest}</p>"
-        f"{_filter(rows)}"
-        '<p class="quiet">Those that most readers would not expect come first. Open a claim to see '
-        "what was found. Its axis shows the figure furthest outside its margin, which is shaded; "
-        f'“All figures” has the others.</p><div class="claims">{cards}</div>'
+        f"<p>{both('claims-intro')}{rest}</p>{_filter(rows)}"
+        f'<p class="quiet">{both("claims-order")}</p><div class="claims">{cards}</div>'
     )
 
 
 def _filter(rows: Sequence[Row]) -> str:
     """Buttons of one choice, on which the style sheet alone acts."""
     count = Counter(row.verdict for row in rows)
-    choices = [("all", len(rows), "of the claims that are quick to judge")]
-    choices += [(verdict, count[verdict], meaning) for verdict, meaning in VERDICTS.items()]
+    choices = [("all", len(rows)), *((verdict, count[verdict]) for verdict in VERDICTS)]
     labels = [
-        f'<label class="{name}"><input type="radio" name="verdict" value="{name}"'
+        f'<label class="{name.split()[0]}"><input type="radio" name="verdict" value="{name}"'
         f"{' checked' if name == 'all' else ''}{'' if number else ' disabled'}>"
-        f"<b>{number} {name}</b> <span>{meaning}</span></label>"
-        for name, number, meaning in choices
+        f"<b>{number} {both(name)}</b> <i>{both(f'means-{name}')}</i></label>"
+        for name, number in choices
     ]
     return (
-        '<form class="filter" autocomplete="off"><fieldset><legend>Show</legend>'
+        f'<form class="filter" autocomplete="off"><fieldset><legend>{both("show")}</legend>'
         f"{''.join(labels)}</fieldset></form>"
     )
 
@@ -61,16 +44,18 @@ def card(row: Row) -> str:
     Claims that are not as the notes say are open; a script closes them where the screen is narrow.
     """
     claim = row.claim
-    cited = " (cited)" if claim.cited else ""
-    chinese = f'<span lang="zh">{CHINESE[row.verdict]}</span>'
-    badge = f'<span class="verdict {row.verdict}">{row.verdict}{cited} {chinese}</span>'
+    kind = row.verdict.split()[0]
+    cited = both("cited") if claim.cited else ""
+    badge = f'<span class="verdict {kind}">{both(row.verdict)}{cited}</span>'
     opened = "" if row.verdict == "reproduced" else " open"
-    return f"""<article class="claim {row.verdict}" id="claim-{claim.id}"><details{opened}>
-<summary><h3>{badge} {claim.id}</h3> <q>{escape(claim.claim)}</q></summary>
-<p lang="zh">{escape(claim.claim_zh)}</p>
-<p class="found">{escape(row.statement)}</p>
-{_decisive(row)}<details><summary>All figures</summary>
-{_table(row)}<p class="quiet">Notes {" ".join(claim.notes)}; seed {row.seed}.</p></details>
+    found = spans({language: finding(row, language) for language in LANGUAGES})
+    source = both("source", notes=" ".join(claim.notes), seed=row.seed)
+    return f"""<article class="claim {kind}" id="claim-{claim.id}"><details{opened}>
+<summary><h3>{badge} {claim.id}</h3> <q>{spans({"en": claim.claim, "zh": claim.claim_zh})}</q>
+</summary>
+<p class="found"><b>{both("found-heading")}</b>{found}</p>
+{_decisive(row)}<details><summary>{both("all-figures")}</summary>
+{_table(row)}<p class="quiet">{source}</p></details>
 </details></article>
 """
 
@@ -90,13 +75,13 @@ def _table(row: Row) -> str:
     lines = []
     for figure in row.figures:
         expect = row.expect.get(figure.name)
-        cells = [interval(figure)]
+        cells = [escape(interval(figure))]
         cells.append("" if expect is None else axis.claimed(expect))
         cells.append("" if expect is None or expect.law is None else f"{expect.law:.4g}")
-        rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        rest = "".join(f"<td>{cell}</td>" for cell in cells)
         lines.append(f'<tr><th scope="row">{escape(figure.name)}</th>{rest}</tr>')
-    header = ("figure", "measured [interval] (draws)", "claimed, with its margin", "our law")
-    names = "".join(f'<th scope="col">{name}</th>' for name in header)
+    header = ("figure", "measured", "claimed", "law")
+    names = "".join(f'<th scope="col">{both(f"head-{name}")}</th>' for name in header)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="Figures of {row.claim.id}">'
         f"<table><thead><tr>{names}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"

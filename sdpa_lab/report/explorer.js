@@ -1,4 +1,5 @@
-// The explorer: reads its knobs, draws, computes with attention.js, shows. State is in the address.
+// The explorer: reads its knobs, draws, computes with attention.js, shows with drawing.js and
+// steps.js. State is in the address; its scale is a name, or a number that the slider gave.
 "use strict";
 
 const Explorer = (() => {
@@ -13,20 +14,30 @@ const Explorer = (() => {
     log: (d) => 1 / Math.log(d),
     linear: (d) => 1 / d,
   };
+  const LOWEST = -10; // of the slider: binary logarithms of the scale
+  const HIGHEST = 2;
+  const SECONDS = 10; // that playing takes from end to end
+  const DRAWS = 40; // more of them show how far one scatters,
+  const OUTSIDE = 1; // of which so many are left out at both ends
   const root = document.getElementById("explorer");
   const data = JSON.parse(document.getElementById("explorer-data").textContent);
   const form = root.querySelector("form");
   const find = (selector) => root.querySelector(selector);
-  const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
-  const short = (x) => (x === 0 ? "0" : Math.abs(x) >= 1000 ? x.toFixed(0) : x.toPrecision(3));
-  const NAMES = Object.fromEntries(
-    [...form.elements.scale.options].map((option) => [option.value, option.text]),
-  );
+  const { clamp, short, weight, path, plot } = Drawing;
+  const { say, write } = Language;
+  const chosen = (field, value) =>
+    [...form.elements[field].options].find((option) => option.value === value)?.text ?? value;
   let current = null;
   let ghost = null; // what the setting before gave
   let turning = false; // a knob: many events, one ghost
+  let motion = 0; // of requestAnimationFrame, while the scale plays
+  let redrawing = 0; // of setTimeout, for the scatter
+  const pair = { i: 0, j: 0 }; // that the map points at
 
   // ------------------------------------------------------------------ state
+
+  const own = (exponent) => String(+(2 ** clamp(exponent, LOWEST, HIGHEST)).toPrecision(4));
+  const factor = ({ scale, d_k: d }) => SCALES[scale]?.(d) ?? Number(scale);
 
   function readAddress() {
     const given = new URLSearchParams(location.hash.slice(1));
@@ -36,7 +47,9 @@ const Explorer = (() => {
       if (Number.isFinite(value)) state[name] = clamp(value, low, high);
     };
     if (["random", "digits"].includes(given.get("input"))) state.input = given.get("input");
-    if (Object.hasOwn(SCALES, given.get("scale") ?? "")) state.scale = given.get("scale");
+    const scale = given.get("scale") ?? "";
+    if (Object.hasOwn(SCALES, scale)) state.scale = scale;
+    else if (Number(scale) > 0) state.scale = own(Math.log2(Number(scale)));
     integer("d_k", 4, 512);
     integer("n", 4, 128);
     integer("seed", 0, 999999);
@@ -50,7 +63,7 @@ const Explorer = (() => {
     const field = form.elements;
     return {
       input: field.input.value,
-      scale: field.scale.value,
+      scale: field.scale.value === "own" ? own(Number(field.factor.value)) : field.scale.value,
       d_k: 2 ** Number(field.d_k.value),
       n: 2 ** Number(field.n.value),
       rho: Number(field.rho.value) / 100,
@@ -60,7 +73,9 @@ const Explorer = (() => {
 
   function writeForm(state) {
     const field = form.elements;
-    for (const name of ["input", "scale", "seed"]) field[name].value = state[name];
+    for (const name of ["input", "seed"]) field[name].value = state[name];
+    field.scale.value = state.scale in SCALES ? state.scale : "own";
+    field.factor.value = Math.log2(factor(state));
     field.d_k.value = Math.log2(state.d_k);
     field.n.value = Math.log2(state.n);
     field.rho.value = Math.round(100 * state.rho);
@@ -82,7 +97,15 @@ const Explorer = (() => {
     return x.map((y) => y / rms);
   }
 
-  function operands({ input, d_k: d, n, rho, seed }) {
+  // Playing the scale asks for the same draw again and again.
+  let last = { key: null };
+  function operands({ input, d_k, n, rho, seed }) {
+    const key = JSON.stringify([input, d_k, n, rho, seed]);
+    if (last.key !== key) last = { key, drawn: draw({ input, d_k, n, rho, seed }) };
+    return last.drawn;
+  }
+
+  function draw({ input, d_k: d, n, rho, seed }) {
     const random = Attention.uniform(seed);
     const rest = Math.sqrt(1 - rho * rho);
     const mixed = (a, b) => a.map((x, i) => rho * x + rest * b[i]);
@@ -126,9 +149,10 @@ const Explorer = (() => {
 
   function compute(state) {
     const { n, d_k: d } = state;
-    const scale = SCALES[state.scale](d);
-    const { q, k, v, g } = operands(state);
-    const result = Attention.attention(q, k, v, g, n, d, D_MODEL, scale);
+    const scale = factor(state);
+    const drawn = operands(state);
+    const { q, k } = drawn;
+    const result = Attention.attention(drawn, n, d, D_MODEL, scale);
     const rows = Attention.rowStatistics(result.p, n);
     const laws = expectedSquares(state, scale, q, k, result.p, rows);
     const gradients = [
@@ -145,7 +169,7 @@ const Explorer = (() => {
     return {
       state,
       scale,
-      operands: { q, k, v, g },
+      operands: drawn,
       result,
       gradients,
       total,
@@ -158,47 +182,6 @@ const Explorer = (() => {
   }
 
   // ------------------------------------------------------------------ drawing
-
-  const plain = { left: 46, right: 12, top: 10, bottom: 38, width: 400, height: 240 };
-
-  function ticks(low, high, count) {
-    const raw = (high - low) / count;
-    const power = 10 ** Math.floor(Math.log10(raw));
-    const step = power * [1, 2, 5, 10].find((m) => m * power >= raw);
-    const found = [];
-    for (let x = Math.ceil(low / step); x * step <= high * (1 + 1e-9); x++) found.push(x * step);
-    return found;
-  }
-
-  // Axes with what `draw(x, y)`, given the two maps to the page, adds to them.
-  function plot(svg, { x: [x0, x1], y: [y0, y1], xTicks, xLog, xName, label }, draw) {
-    const { left, right, top, bottom, width, height } = plain;
-    const unit = (t, a, b) => (t - a) / (b - a);
-    const x = (t) =>
-      left +
-      (width - left - right) *
-        (xLog ? unit(Math.log(t), Math.log(x0), Math.log(x1)) : unit(t, x0, x1));
-    const y = (t) => height - bottom - (height - bottom - top) * unit(t, y0, y1);
-    const parts = [];
-    for (const t of ticks(y0, y1, 4)) {
-      parts.push(`<line class="grid" x1="${left}" x2="${width - right}" y1="${y(t)}" y2="${y(t)}"/>`);
-      parts.push(`<text x="${left - 6}" y="${y(t) + 4}" text-anchor="end">${+t.toPrecision(3)}</text>`);
-    }
-    for (const t of xTicks ?? ticks(x0, x1, 5)) {
-      parts.push(
-        `<text x="${x(t)}" y="${height - bottom + 16}" text-anchor="middle">${+t.toPrecision(3)}</text>`,
-      );
-    }
-    parts.push(
-      `<text x="${(left + width - right) / 2}" y="${height - 4}" text-anchor="middle">${xName}</text>`,
-      `<line class="axis" x1="${left}" x2="${width - right}" y1="${y(y0)}" y2="${y(y0)}"/>`,
-      draw(x, y),
-    );
-    svg.innerHTML = parts.join("");
-    svg.setAttribute("aria-label", label);
-  }
-
-  const path = (points) => "M" + points.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L");
 
   const says = (picture, text) => {
     find(picture).closest("figure").querySelector("figcaption").textContent = text;
@@ -235,17 +218,21 @@ const Explorer = (() => {
     const outline = ({ end: e, width, heights }, x, y) =>
       path(
         Array.from(heights, (h, i) => [-e + i * width, -e + (i + 1) * width, Math.min(h, top)])
-          .filter(([a, b]) => a >= -end * 1.001 && b <= end * 1.001)
+          .filter(([a, b]) => a < end && b > -end)
+          .map(([a, b, h]) => [Math.max(a, -end), Math.min(b, end), h])
           .flatMap(([a, b, h]) => [[x(a), y(h)], [x(b), y(h)]]),
       );
-    const compared = law.length ? `, ${short(independent)} for independent components` : "";
-    const label =
-      `Histogram of ${n * n} scores between ${short(-bars.end)} and ${short(bars.end)}; ` +
-      `standard deviation ${short(Math.sqrt(total))}${compared}.`;
-    says(".histogram", law.length
-      ? "Scores, and the density that the law predicts"
-      : "Scores. No law is drawn: the pixels of an image are not independent");
-    plot(find(".histogram"), { x: [-end, end], y: [0, top], xName: "score s", label }, (x, y) => {
+    const compared = law.length ? say("script-compared", { std: short(independent) }) : "";
+    const label = say("script-histogram", {
+      pairs: n * n,
+      low: short(-bars.end),
+      high: short(bars.end),
+      std: short(Math.sqrt(total)),
+      compared,
+    });
+    says(".histogram", say(law.length ? "script-law-drawn" : "script-no-law"));
+    const axes = { x: [-end, end], y: [0, top], xName: say("script-score"), label };
+    plot(find(".histogram"), axes, (x, y) => {
       const rectangles = Array.from(bars.heights, (h, i) => {
         const [a, b] = [x(-bars.end + i * bars.width), x(-bars.end + (i + 1) * bars.width)];
         return `<rect class="bar" x="${a}" width="${Math.max(0.5, b - a - 0.5)}" y="${y(h)}" height="${y(0) - y(h)}"/>`;
@@ -267,13 +254,10 @@ const Explorer = (() => {
       image.data.set([r, g, b, 255], 4 * i);
     });
     context.putImageData(image, 0, 0);
-    canvas.setAttribute(
-      "aria-label",
-      `Heat map of ${n} by ${n} weights from 0 to 1; the largest of a row is ${short(largest)} on average.`,
-    );
+    canvas.setAttribute("aria-label", say("script-map", { n, largest: short(largest) }));
   }
 
-  function drawCurve(name, what, top, found) {
+  function drawCurve(name, top, found) {
     const { sigma, curves } = data;
     const { n, input, rho } = found.state;
     const applies = input === "random" && rho === 0;
@@ -283,15 +267,13 @@ const Explorer = (() => {
     ];
     const circle = (kind, [cx, cy]) => `<circle class="${kind}" cx="${cx}" cy="${cy}" r="6"/>`;
     const drawn = applies ? "law" : "reference";
-    const label =
-      `${what}: ${short(found[name])} at a standard deviation of ` +
-      `${short(Math.sqrt(found.within))} within rows; curve of n = ${n}.`;
-    says(`.${name}`, applies
-      ? `${what}, and its law`
-      : `${what}. The law does not apply; dotted, for comparison: independent normal scores`);
+    const what = say(`script-${name}`);
+    const std = short(Math.sqrt(found.within));
+    const label = say("script-curve", { what, value: short(found[name]), std, n });
+    says(`.${name}`, say(applies ? "script-applies" : "script-applies-not", { what }));
     const xTicks = [0.1, 0.3, 1, 3, 10, 30];
     const axes = { x: [sigma[0], sigma.at(-1)], y: [0, top], xTicks, xLog: true, label };
-    plot(find(`.${name}`), { ...axes, xName: "standard deviation of s within a row" }, (x, y) => {
+    plot(find(`.${name}`), { ...axes, xName: say("script-within") }, (x, y) => {
       const parts = [
         `<path class="${drawn}" d="${path(sigma.map((t, i) => [x(t), y(curves[n][name][i])]))}"/>`,
       ];
@@ -307,45 +289,125 @@ const Explorer = (() => {
     for (const shown of root.querySelectorAll(".before")) shown.hidden = !ghost;
     if (ghost) {
       drawWeights(find(".maps .before canvas"), ghost);
-      const { input, scale, d_k: d, n, rho, seed } = ghost.state;
-      const what = input === "random" ? "independent input" : "images";
-      find(".previous").textContent =
-        `Dashed, the previous setting: ${what}, scale ${NAMES[scale]}, d_k ${d}, n ${n}, ` +
-        `correlation ${rho.toFixed(2)}, seed ${seed}.`;
+      const { input, scale, rho, ...rest } = ghost.state;
+      find(".previous").textContent = say("script-previous", {
+        ...rest,
+        input: chosen("input", input),
+        scale: chosen("scale", scale),
+        rho: rho.toFixed(2),
+      });
     }
   }
 
-  function show(found) {
-    const { state, scale, gradients } = found;
-    const { n } = state;
-    const shown = { d_k: state.d_k, n, rho: state.rho.toFixed(2) };
-    for (const [name, text] of Object.entries(shown)) {
-      find(`[data-shows=${name}]`).textContent = text;
-      form.elements[name].setAttribute("aria-valuetext", text);
+  function drawKnobs({ state, scale }) {
+    const { d_k, n, rho, seed, input } = state;
+    const shown = { factor: short(scale), d_k, n, rho: rho.toFixed(2) };
+    for (const [knob, text] of Object.entries(shown)) {
+      find(`[data-shows=${knob}]`).textContent = text;
+      form.elements[knob].setAttribute("aria-valuetext", text);
     }
-    const sentence = [
-      `Scale ${short(scale)}: scores have standard deviation ${short(Math.sqrt(found.total))},`,
-      `${short(Math.sqrt(found.within))} within a row. Entropy ${found.entropy.toFixed(3)}`,
-      `of at most ln ${n} = ${Math.log(n).toFixed(3)}, largest weight ${found.largest.toFixed(3)} on average,`,
-      `${(100 * found.saturated).toFixed(0)} % of rows above ${SATURATED}.`,
-      `Norm of the Jacobian ${short(found.jacobian)}.`,
-    ];
-    find(".summary").textContent = sentence.join(" ");
-    drawHistogram(found);
-    drawWeights(find(".weights"), found);
-    const most = Math.log(Math.max(n, ghost ? ghost.state.n : n));
-    drawCurve("entropy", "Entropy of a row of weights, nats", 1.05 * most, found);
-    drawCurve("jacobian", "Norm of the softmax Jacobian, root mean square over rows", 0.6, found);
-    drawGhost();
+    find("[data-shows=others]").textContent = say("script-others", {
+      ...shown,
+      input: input === "random" ? "N(0, 1)" : say("script-digits"),
+      seed,
+    });
+    const share = (Math.log2(1 / Math.sqrt(d_k)) - LOWEST) / (HIGHEST - LOWEST);
+    find(".mark").style.setProperty("--at", share);
+  }
+
+  // The row and the column that the pointer or the keys have chosen, and what is there.
+  function drawPair({ state: { n }, scale, result: { s, p } }) {
+    for (const end of ["i", "j"]) pair[end] = clamp(pair[end], 0, n - 1);
+    const { i, j } = pair;
+    const at = i * n + j;
+    Object.assign(find(".map .row").style, { top: `${(100 * i) / n}%`, height: `${100 / n}%` });
+    Object.assign(find(".map .column").style, { left: `${(100 * j) / n}%`, width: `${100 / n}%` });
+    find(".pair").textContent = say("script-pair", {
+      i,
+      j,
+      product: short(s[at] / scale),
+      score: short(s[at]),
+      weight: weight(p[at]),
+    });
+    Steps.show(current, pair);
+  }
+
+  function point(i, j) {
+    const { n } = current.state;
+    const to = { i: clamp(i, 0, n - 1), j: clamp(j, 0, n - 1) };
+    if (to.i === pair.i && to.j === pair.j) return;
+    Object.assign(pair, to);
+    drawPair(current);
+  }
+
+  // What other draws of g, and of v where its rows are independent, give with the same scores: one
+  // draw at a time, so that knobs turn meanwhile.
+  function drawScatter(found) {
+    clearTimeout(redrawing);
+    const { state: { n, d_k: d, seed, input }, operands: given, result: { p }, scale } = found;
+    const random = Attention.uniform(1000000 + seed);
+    const squares = { S: [], Q: [], K: [], V: [] };
+    const cells = [...root.querySelectorAll(".gradients .scatter")];
+    const next = () => {
+      const fresh = () => Attention.normal(random, n * D_MODEL);
+      const v = input === "random" ? fresh() : given.v;
+      const found = Attention.gradients({ ...given, v, g: fresh() }, p, n, d, D_MODEL, scale);
+      for (const to of "SQKV") {
+        squares[to].push(meanSquare(found[`d${to.toLowerCase()}`]) * { S: n, Q: d, K: d, V: D_MODEL }[to]);
+      }
+      if (squares.S.length < DRAWS) {
+        redrawing = setTimeout(next);
+        return;
+      }
+      [..."SQKV"].forEach((to, place) => {
+        const sorted = squares[to].map(Math.sqrt).sort((a, b) => a - b);
+        cells[place].textContent = `${short(sorted[OUTSIDE])} – ${short(sorted.at(-1 - OUTSIDE))}`;
+      });
+      root.dataset.settled = "";
+    };
+    delete root.dataset.settled;
+    redrawing = setTimeout(next, 200);
+  }
+
+  function drawGradients({ gradients }) {
     find(".gradients tbody").innerHTML = gradients
       .map(({ to, rms, law, median, dead }, i) => {
         const before = ghost ? [short(ghost.gradients[i].rms)] : [];
-        const cells = [short(rms), ...before, law === null ? "" : short(law), short(median)];
-        cells.push((100 * dead).toFixed(0));
-        return `<tr><th scope="row">dL/d${to}</th>${cells.map((c) => `<td>${c}</td>`).join("")}</tr>`;
+        const cells = [short(rms), ...before, law === null ? "" : short(law)];
+        const rest = [short(median), (100 * dead).toFixed(0)];
+        const [left, right] = [cells, rest].map((a) => a.map((c) => `<td>${c}</td>`).join(""));
+        return `<tr><th scope="row">dL/d${to}</th>${left}<td class="scatter">…</td>${right}</tr>`;
       })
       .join("");
   }
+
+  function show(found) {
+    const { state: { n }, scale } = found;
+    find(".summary").textContent = say("script-summary", {
+      n,
+      scale: short(scale),
+      total: short(Math.sqrt(found.total)),
+      within: short(Math.sqrt(found.within)),
+      entropy: found.entropy.toFixed(3),
+      most: Math.log(n).toFixed(3),
+      largest: found.largest.toFixed(3),
+      share: (100 * found.saturated).toFixed(0),
+      saturated: SATURATED,
+      jacobian: short(found.jacobian),
+    });
+    drawKnobs(found);
+    drawHistogram(found);
+    drawWeights(find(".weights"), found);
+    const most = Math.log(Math.max(n, ghost ? ghost.state.n : n));
+    drawCurve("entropy", 1.05 * most, found);
+    drawCurve("jacobian", 0.6, found);
+    drawGhost();
+    drawGradients(found);
+    drawPair(found);
+    drawScatter(found);
+  }
+
+  // ------------------------------------------------------------------ knobs
 
   function update(state) {
     current = compute(state);
@@ -353,31 +415,114 @@ const Explorer = (() => {
   }
 
   // The page may be part of a report: an address that was not ours stays until a knob is turned.
+  // Browsers refuse a new address for every step of a slider.
+  function remember() {
+    history.replaceState(current.state, "", `#${new URLSearchParams(current.state)}`);
+  }
+
   function turned() {
     if (!turning) ghost = current;
     turning = true;
     const state = readForm();
-    history.replaceState(state, "", `#${new URLSearchParams(state)}`);
+    writeForm(state);
     update(state);
+  }
+
+  function rested() {
+    turning = false;
+    remember();
+  }
+
+  function pause() {
+    if (!motion) return;
+    cancelAnimationFrame(motion);
+    motion = 0;
+    write(form.elements.play, "script-play");
+    find(".summary").setAttribute("aria-live", "polite");
+    rested();
+  }
+
+  // From where the scale is to the largest; by whole octaves for those who want less motion.
+  function play() {
+    const slider = form.elements.factor;
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const from = Number(slider.value) < HIGHEST ? Number(slider.value) : LOWEST;
+    const start = performance.now();
+    const frame = (now) => {
+      const way = (Math.max(0, now - start) / 1000 / SECONDS) * (HIGHEST - LOWEST);
+      const exponent = Math.min(HIGHEST, from + (still ? Math.floor(way) : way));
+      if (exponent !== Number(slider.value) || form.elements.scale.value !== "own") {
+        form.elements.scale.value = "own";
+        slider.value = exponent;
+        turned();
+      }
+      if (exponent === HIGHEST) pause();
+      else motion = requestAnimationFrame(frame);
+    };
+    write(form.elements.play, "script-pause");
+    find(".summary").setAttribute("aria-live", "off");
+    motion = requestAnimationFrame(frame);
   }
 
   // Settings are in the address; behind a link to a section, in the entry of the history.
   function start() {
     const state = location.hash.includes("=") ? readAddress() : (history.state ?? readAddress());
+    pause();
     ghost = current;
     writeForm(state);
     update(state);
   }
 
-  form.addEventListener("input", turned);
-  form.addEventListener("change", () => {
-    turning = false;
+  form.addEventListener("input", ({ target }) => {
+    pause();
+    if (target.name === "factor") form.elements.scale.value = "own";
+    turned();
+    if (target.type !== "range") remember();
   });
+  form.addEventListener("change", rested);
   form.elements.redraw.addEventListener("click", () => {
     form.elements.seed.value = (readForm().seed + 1) % 1000000;
+    pause();
     turned();
-    turning = false;
+    rested();
   });
+  form.elements.play.addEventListener("click", () => (motion ? pause() : play()));
+
+  const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+  const map = find(".map");
+  for (const kind of ["pointermove", "pointerdown"]) {
+    map.addEventListener(kind, ({ clientX, clientY }) => {
+      const { left, top, width, height } = map.getBoundingClientRect();
+      const { n } = current.state;
+      point(Math.floor(((clientY - top) / height) * n), Math.floor(((clientX - left) / width) * n));
+    });
+  }
+  map.addEventListener("keydown", (event) => {
+    const end = { Home: 0, End: current.state.n - 1 }[event.key];
+    const [down, right] = STEPS[event.key] ?? [0, 0];
+    if (end === undefined && !STEPS[event.key]) return;
+    point(pair.i + down, end ?? pair.j + right);
+    event.preventDefault();
+  });
+
+  // On a phone only the scale stays beside the pictures until the other knobs are asked for.
+  const wide = matchMedia("(min-width: 48rem)");
+  const more = find(".more");
+  const fold = () => {
+    more.open = wide.matches;
+  };
+  wide.addEventListener("change", fold);
+  fold();
+
+  // Knobs stick below what a report has there.
+  const above = document.querySelector("nav");
+  if (above) {
+    new ResizeObserver(() => {
+      root.style.setProperty("--above", `${above.offsetHeight}px`);
+    }).observe(above);
+  }
+
+  document.addEventListener("language", () => show(current));
   window.addEventListener("hashchange", () => {
     if (location.hash.includes("=")) start();
     else history.replaceState(current.state, "", location.hash);
@@ -385,5 +530,5 @@ const Explorer = (() => {
   const steps = data.colors.map((color) => `rgb(${color})`);
   find(".colors i").style.background = `linear-gradient(to right, ${steps})`;
   start();
-  return { current: () => current };
+  return { current: () => current, pair: () => ({ ...pair }) };
 })();

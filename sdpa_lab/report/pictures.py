@@ -8,6 +8,8 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from .. import style
+from ..tools.mathtext import mathematics, plain
+from .words import sentences
 
 if TYPE_CHECKING:
     from matplotlib import figure
@@ -26,6 +28,8 @@ COLORS = {
 
 def inline(plot: Callable[[], figure.Figure], name: str, label: str) -> str:
     """The plot as an <svg> in a page, whose text and lines follow the page from light to dark.
+
+    Labels that words.toml knows are there in every language, of which the page shows one.
 
     Parameters
     ----------
@@ -50,4 +54,33 @@ def inline(plot: Callable[[], figure.Figure], name: str, label: str) -> str:
     svg = re.sub(r'(?<=id=")|(?<=href="#)|(?<=url\(#)', f"{name}-", svg)
     for color, variable in COLORS.items():
         svg = re.sub(rf"{color}\b", variable, svg, flags=re.IGNORECASE)
+    for texts in (texts for name, texts in sentences().items() if name.startswith("label-")):
+        svg = _bilingual(svg, texts["en"], texts["zh"])
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
+
+
+def _bilingual(svg: str, english: str, chinese: str) -> str:
+    """The picture with a label in both languages.
+
+    A formula in it is set letter by letter below a comment that has all of it; in Chinese the label
+    is one text, in the middle of those that are turned.
+    """
+    text = f"<text([^>]*)>{re.escape(escape(english))}</text>"
+    both = "".join(
+        rf'<text class="{language}"\1>{escape(label)}</text>'
+        for language, label in (("en", english), ("zh", chinese))
+    )
+    written = re.escape(escape(plain(mathematics(english))))
+    formula = rf"(<!-- {written} -->\s*)(<g transform=[^>]*>)\s*<text>(.*?</text>)\s*</g>"
+
+    def twice(match: re.Match[str]) -> str:
+        start, moved, letters = match.groups()
+        size = re.findall(r"font-size: ([\d.]+)px", letters)[0]
+        ends = [float(x) for x in re.findall(r'<tspan x="([\d.]+)', letters)]
+        middle = f' x="{max(ends) / 2:.1f}" text-anchor="middle"' if "rotate" in moved else ""
+        return (
+            f'{start}{moved}<text class="en">{letters}'
+            f'<text class="zh"{middle} style="font-size: {size}px">{escape(chinese)}</text></g>'
+        )
+
+    return re.sub(formula, twice, re.sub(text, both, svg), flags=re.DOTALL)

@@ -13,26 +13,13 @@ from ..measure import DEAD, SATURATED
 from ..tools.estimate import Estimate
 from ..tools.table import layout
 from ..tools.table import with_interval as with_ends
+from .words import LANGUAGES, say
 
-SETTING = f"""
-What does dividing the scores of attention by sqrt(d_k) change, before any training?
-
-Each input is a sequence of n = 8 rows x_i of d_model = 64 numbers:
-  digits  the 8 pixel rows of an image, standardised, through a fixed random map, plus positions
-  random  independent N(0, 1) numbers
-It has its own random projections: q = x W^Q and k = x W^K of width d_k, v = x W^V of width 64.
-Scores s = scale q.k, weights p = softmax of a row of s, out = p v; gradients of sum(g * out) with
-g ~ N(0, 1), so that a row of g has norm 8. All from sdpa's own routines in float32.
-± is half the length of a 95 % interval, from the spread between independent inputs.
-
-variance    mean square of s (its mean is 0); i.i.d. = textbook value, d_k scale^2 times the
-            factor of the projections; given x = exact expectation for these inputs
-in row      variance of s within a row; softmax ignores what all of a row has in common
-entropy     of a row of p; ln 8 = 2.08 where all weights are equal
-max p       the largest weight of a row; saturated: share of rows where it exceeds {SATURATED:g}
-rms         root mean square of the norms of the gradient's rows; law: its expectation over W^V
-            and g, from x, q, k and p (help(sdpa_lab.experiments.scale) derives it)
-median      of these norms; none: share of rows with a norm below {DEAD:g} of that of a row of g"""
+SETTINGS = {
+    language: say("setting-text", language, saturated=SATURATED, dead=DEAD)
+    for language in LANGUAGES
+}
+"""What stands above the tables, by language."""
 
 PROJECTIONS = {
     "1/d_model": "projections of variance 1/d_model",

@@ -1,8 +1,10 @@
 """What an experiment returns: named columns, printed with their intervals."""
 
+import csv
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
+from io import StringIO
 from math import floor, log10
 from pathlib import Path
 from textwrap import wrap
@@ -12,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .estimate import LEVEL, Draws, Estimate
+from .wrap import width
 
 Cell = Draws | Estimate | str | float
 
@@ -103,6 +106,21 @@ class Table:
         low, high = (self.columns.get(f"{name}_{end}", value) for end in ("low", "high"))
         return value, low, high
 
+    def estimates(self) -> list[dict[str, Estimate | str | float]]:
+        """The rows, with an estimate in place of draws.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import sdpa_lab as lab
+        >>> table = lab.Table("", [{"d_k": 4, "variance": lab.Draws(np.array([1.0, 2.0, 3.0]))}])
+        >>> table.estimates()[0]["variance"].value
+        2.0
+        """
+        names = list(self._cells)
+        cells = zip(*self._cells.values(), strict=True)
+        return [dict(zip(names, row, strict=True)) for row in cells]
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -146,6 +164,21 @@ class Table:
         import pandas
 
         return pandas.DataFrame(self.columns)
+
+    def csv(self) -> str:
+        """`columns` as text, a header above them.
+
+        Examples
+        --------
+        >>> import sdpa_lab as lab
+        >>> lab.Table("", [{"d_k": 4, "n": 8}, {"d_k": 64, "n": 8}]).csv()
+        'd_k,n\\n4,8\\n64,8\\n'
+        """
+        text = StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(zip(*(c.tolist() for c in self.columns.values()), strict=True))
+        return text.getvalue()
 
     def save(self, path: str | Path) -> None:
         """Write `path` with the suffixes .npz, `columns`, and .txt, what `print` shows.
@@ -251,11 +284,12 @@ def layout(header: Sequence[str], rows: Sequence[str | list[str]]) -> str:
     lines += [[lower for _, _, lower in names]]
     lines += rows
     cells = [line for line in lines if not isinstance(line, str)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
 
     def text(line: str | list[str]) -> str:
         if isinstance(line, str):
             return line
-        return " ".join(map(str.rjust, line, widths)).rstrip()
+        padded = (" " * (w - width(cell)) + cell for cell, w in zip(line, widths, strict=True))
+        return " ".join(padded).rstrip()
 
     return "\n".join(text(line) for line in lines if line != [""] * len(header))

@@ -1,7 +1,8 @@
 """Every training experiment on its full grid: python -m sdpa_lab.training [--save DIR].
 
-Prints the tables; with --save writes them (.npz), their plots (.svg, .png) and the text. Ten
-minutes of one core, half of it scale_rules; --only NAME ... runs some of them.
+Prints the tables; with --save writes them (.npz), their plots (.svg, .pdf, .png, and the numbers
+that they show, .csv) and the text. Ten minutes of one core, half of it scale_rules; --only NAME ...
+runs some of them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ GRID: dict[str, tuple[int, Callable[..., Table], dict[str, Any]]] = {
         experiments.scale_rules,
         {"d_k": WIDTHS, "rates": RATES, "seeds": 8},
     ),
+    "divisors": (12, experiments.divisors, {}),
+    "steps_needed": (6, experiments.steps_needed, {}),
     "mechanisms": (
         6 * 4,
         experiments.mechanisms,
@@ -37,6 +40,7 @@ GRID: dict[str, tuple[int, Callable[..., Table], dict[str, Any]]] = {
     "entropy_collapse": (2, stability.entropy_collapse, {}),
     "divergence": (4, dynamics.divergence, {}),
     "correlation": (4, dynamics.correlation, {"d_k": (8, 32, 128, 512)}),
+    "trained_exponents": (6, dynamics.trained_exponents, {}),
     "tied_paths": (1, dynamics.tied_paths, {}),
     "tying": (8, experiments.tying, {"widths": (4, 8, 16, 32)}),
     "saturation": (4, experiments.saturation, {}),

@@ -97,7 +97,8 @@ def divergence(
     Table
         task, step, difference, sum (norms of W^Q - W^K and W^Q + W^K), control, speed (of the
         norm of the difference, per step), cosine (of W^Q and W^K as vectors), balance
-        (|W^Q|^2 - |W^K|^2 over their sum: gradient flow keeps |W^Q|^2 - |W^K|^2 as it is).
+        (|W^Q|^2 - |W^K|^2 over their sum: gradient flow keeps |W^Q|^2 - |W^K|^2 as it is), gradient
+        (norm of the difference of the gradients to W^Q and W^K), loss (nats).
     """
     rows: Rows = []
     for task in tasks:
@@ -142,6 +143,8 @@ class _Distance:
                 "speed": Draws(norm - square_norms(before) ** 0.5 / self._unit),
                 "cosine": Draws(inner / (squares[0] * squares[1]) ** 0.5),
                 "balance": Draws((squares[0] - squares[1]) / (squares[0] + squares[1])),
+                "gradient": Draws(square_norms(gradients["W^Q"] - gradients["W^K"]) ** 0.5),
+                "loss": Draws(models.test_loss(purpose="curve")[0], "positive"),
             }
         )
 
@@ -165,7 +168,7 @@ def correlation(
     -------
     Table
         step, exponent (of the raw q.k), exponent of change (of q.k minus q.k before training; NaN
-        at step 0), cosine d_k=... (of a query and the key that it asks for).
+        at step 0), cosine d_k=... (of a query and the key that it asks for), loss d_k=... (nats).
     """
     found: dict[int, dict[int, _Spread]] = {}
     for width in d_k:
@@ -190,8 +193,55 @@ def correlation(
         row: dict[str, Cell] = {"step": step, "exponent": Draws(growth)}
         row["exponent of change"] = Draws(change)
         row |= {f"cosine d_k={width}": Draws(spread.cosine) for width, spread in at.items()}
+        row |= {f"loss d_k={w}": Draws(spread.loss, "positive") for w, spread in at.items()}
         rows.append(row)
     return Table("q and k while models learn", rows)
+
+
+def trained_exponents(
+    powers: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25),
+    *,
+    d_k: Sequence[int] = (8, 32, 128, 512),
+    steps: int = 600,
+    seeds: int = 8,
+    seed: int = 0,
+    progress: Progress = None,
+    **settings: Any,
+) -> Table:
+    """How the size of q.k depends on d_k after training, by the power of d_k in the divisor.
+
+    All divisors are that of 1/sqrt(d_k) at d_k = 32 (`recall.Setting.power`), and all widths learn
+    at one rate.
+
+    Returns
+    -------
+    Table
+        power, start, trained (exponents of std(q.k) in d_k before and after `steps`), first (that
+        of what the first step adds), scaled (that of the scaled scores after `steps`: trained -
+        power), loss (nats, after training, at the width where it is largest on average).
+    """
+    rows: Rows = []
+    for power in powers:
+        own = {"power": power, "seeds": seeds} | settings
+        table = correlation(d_k, steps=(0, 1, steps), seed=seed, **own)
+        start, first, end = table.rows
+        after = end["exponent"]
+        assert isinstance(after, Draws)
+        found = [end[f"loss d_k={width}"] for width in d_k]
+        losses = [loss for loss in found if isinstance(loss, Draws)]
+        rows.append(
+            {
+                "power": power,
+                "start": start["exponent"],
+                "first": first["exponent of change"],
+                "trained": after,
+                "scaled": Draws(after.values - power),
+                "loss": max(losses, key=lambda loss: float(loss.values.mean())),
+            }
+        )
+        if progress is not None:
+            progress(1)
+    return Table(f"Exponents in d_k of std(q.k), {steps} steps", rows)
 
 
 class _Spread(NamedTuple):
@@ -203,6 +253,8 @@ class _Spread(NamedTuple):
     """Standard deviation of q.k minus q.k at the first of the steps."""
     cosine: Values
     """Of a query and the key that it asks for."""
+    loss: Values
+    """In nats, on fresh data."""
 
 
 class _Scores:
@@ -227,6 +279,7 @@ class _Scores:
             raw.std(axis=(1, 2, 3)),
             (raw - self._start).std(axis=(1, 2, 3)),
             cosines.mean(axis=(1, 2, 3), dtype=np.float64),
+            models.test_loss(purpose="curve")[0],
         )
 
 
@@ -289,4 +342,12 @@ def path_gradients(models: Trained, batch: Any) -> tuple[npt.NDArray[Any], npt.N
     return by_key, by_value
 
 
-__all__ = ["TASKS", "correlation", "curves", "divergence", "path_gradients", "tied_paths"]
+__all__ = [
+    "TASKS",
+    "correlation",
+    "curves",
+    "divergence",
+    "path_gradients",
+    "tied_paths",
+    "trained_exponents",
+]

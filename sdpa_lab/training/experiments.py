@@ -22,10 +22,13 @@ from ..tools.inputs import stream
 from ..tools.machine import one_blas_thread
 from ..tools.table import Cell, Table
 from .recall import (
+    CHANCE,
     Progress,
     Rows,
+    Run,
     Setting,
     Trained,
+    compare_at,
     square_norms,
     trained,
 )
@@ -96,6 +99,79 @@ def scale_rules(
             for i, rate in enumerate(setting.rates)
         ]
     return Table("Test loss in nats; guessing is 2.08", rows)
+
+
+def steps_needed(
+    d_k: Sequence[int] = (4, 32, 64),
+    *,
+    rules: Sequence[str] = ("1", "sqrt d_k"),
+    rates: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2),
+    every: int = 25,
+    most: int = 1200,
+    seed: int = 0,
+    progress: Progress = None,
+    **settings: Any,
+) -> Table:
+    """Steps until the loss is a tenth of that of guessing, model by model, at its best rate.
+
+    Returns
+    -------
+    Table
+        d_k, rule, steps (multiples of `every`; `most` where a model needs more).
+    """
+    rows: Rows = []
+    for width, rule in ((width, rule) for width in d_k for rule in rules):
+        run = Run(Setting(d_k=width, rule=rule, rates=tuple(rates), **settings), seed)
+        needed = np.full(run.models.setting.seeds, float(most))
+        for count in range(every, most, every):
+            run.advance(count)
+            reached = (run.models.test_loss() < 0.1 * CHANCE).any(axis=0)
+            needed = np.minimum(needed, np.where(reached, count, most))
+            if needed.max() < most:
+                break
+        rows.append({"d_k": width, "rule": rule, "steps": Draws(needed, "positive")})
+        if progress is not None:
+            progress(1)
+    return Table("Steps to a loss of 0.21 nats", rows)
+
+
+def divisors(
+    d_k: Sequence[int] = (64, 256),
+    *,
+    rules: Sequence[str] = ("1", "log d_k", "sqrt d_k", "2 sqrt d_k", "4 sqrt d_k", "d_k"),
+    steps: Sequence[int] = (150, 600),
+    rates: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2),
+    seeds: int = 6,
+    seed: int = 0,
+    progress: Progress = None,
+    **settings: Any,
+) -> Table:
+    """What a divisor that is too small or too large costs a model that is trained.
+
+    Returns
+    -------
+    Table
+        d_k, rule, steps, ratio (the divisor over d_k^(1/2)), loss (nats, at the best learning rate;
+        a model that has solved the task is not trained on, see `recall.compare_at`).
+    """
+    rows: Rows = []
+    for width, rule in ((width, rule) for width in d_k for rule in rules):
+        base = Setting(d_k=width, rule=rule, rates=tuple(rates), seeds=seeds, **settings)
+        losses = compare_at(sorted(steps), base, seed=seed)
+        ratio = width**-0.5 / base.scale
+        rows += [
+            {
+                "d_k": width,
+                "rule": rule,
+                "steps": count,
+                "ratio": ratio,
+                "loss": Draws(losses[count], "positive"),
+            }
+            for count in steps
+        ]
+        if progress is not None:
+            progress(1)
+    return Table("Test loss in nats at the best rate; guessing is 2.08", rows)
 
 
 def mechanisms(
@@ -195,6 +271,7 @@ def other_scale(
 def tying(
     widths: Sequence[int] = (8, 32),
     *,
+    steps: Sequence[int] = (150,),
     seed: int = 0,
     progress: Progress = None,
     **settings: Any,
@@ -204,17 +281,24 @@ def tying(
     Returns
     -------
     Table
-        width (d_k = d_v), tied (1 or 0), rate, loss (nats).
+        width (d_k = d_v), tied (1 or 0), steps, loss (nats, at the best learning rate; a model that
+        has solved the task is not trained on, see `recall.compare_at`).
     """
-    grid = [Setting(d_k=w, d_v=w, tied=tied, **settings) for w in widths for tied in (False, True)]
-    rows = [
-        {
-            "width": models.setting.d_k,
-            "tied": int(models.setting.tied),
-            **_at_best_rate(models),
-        }
-        for models in _each(grid, seed, progress)
-    ]
+    rows: Rows = []
+    for width, tied in ((width, tied) for width in widths for tied in (False, True)):
+        base = Setting(d_k=width, d_v=width, tied=tied, **settings)
+        losses = compare_at(sorted(steps), base, seed=seed)
+        rows += [
+            {
+                "width": width,
+                "tied": int(tied),
+                "steps": count,
+                "loss": Draws(losses[count], "positive"),
+            }
+            for count in steps
+        ]
+        if progress is not None:
+            progress(1)
     return Table("Test loss in nats; guessing is 2.08", rows)
 
 
@@ -369,6 +453,7 @@ def gradients_differ(
 
 
 __all__ = [
+    "divisors",
     "gradients_differ",
     "lengths",
     "mechanisms",
@@ -376,6 +461,7 @@ __all__ = [
     "saturation",
     "scale_rules",
     "start_symmetry",
+    "steps_needed",
     "trained_scores",
     "tying",
 ]

@@ -20,7 +20,8 @@ seeds) of all arrays, on the same data for all rates of a seed. They do not infl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log
@@ -56,6 +57,7 @@ RULES: dict[str, Callable[[int], float]] = {
     "log d_k": lambda d_k: 1 / log(d_k),
     "sqrt d_k": lambda d_k: d_k**-0.5,
     "2 sqrt d_k": lambda d_k: 0.5 * d_k**-0.5,
+    "4 sqrt d_k": lambda d_k: 0.25 * d_k**-0.5,
     "d_k": lambda d_k: 1 / d_k,
     "learned": lambda d_k: d_k**-0.5,  # at the start
 }
@@ -70,6 +72,8 @@ class Setting:
 
     d_k: int = 32
     n: int = 16
+    symbols: int = SYMBOLS
+    d_model: int = D_MODEL
     rule: str = "sqrt d_k"
     """One of RULES. Cosine and additive attention have a scale, too, 1 unless this says else."""
     fold: str = "none"
@@ -89,6 +93,14 @@ class Setting:
     """W^K starts as a copy of W^Q."""
     gain: float = 1.0
     """Factor of W^Q and W^K at the start; gain^2 that of the scores."""
+    power: float | None = None
+    """Of d_k in the divisor, which is 32^(1/2) (d_k / 32)^power: that of `rule` "sqrt d_k" at 32,
+    and in its place."""
+    softcap: float | None = None
+    """Scores s become softcap tanh(s / softcap)."""
+    clip: float | None = None
+    """QK-clip: after a step W^Q and W^K of a model whose largest |score| of the batch is above this
+    are multiplied by the root of the ratio (Kimi K2, arXiv:2507.20534)."""
     optimiser: str = "adam"
     """"adam" or "descent"."""
     rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
@@ -98,6 +110,8 @@ class Setting:
     @property
     def scale(self) -> float:
         """Of the kernel at the start."""
+        if self.power is not None:
+            return float(D_MODEL**-0.5 * (self.d_k / D_MODEL) ** -self.power)
         return 1.0 if self.fold != "none" else RULES[self.rule](self.d_k)
 
     def __post_init__(self) -> None:
@@ -108,8 +122,11 @@ class Setting:
                 )
         if self.fold not in ("none", "initial", "compensated"):
             raise ValueError(f"fold: expected none, initial or compensated, got {self.fold!r}")
-        if not 1 <= self.n <= SYMBOLS or TOKENS % self.n:
-            raise ValueError(f"n: expected a divisor of {TOKENS} up to {SYMBOLS}, got {self.n}")
+        most = min(self.symbols, TOKENS)
+        if not 1 <= self.n <= most or TOKENS % self.n:
+            raise ValueError(f"n: expected a divisor of {TOKENS} up to {most}, got {self.n}")
+        if self.mechanism == "additive" and (self.softcap or self.clip):
+            raise ValueError("mechanism: expected one with scores q.k for softcap or clip")
 
 
 class Batch(NamedTuple):
@@ -140,16 +157,17 @@ class Trained:
             return (variance**0.5 * np.array(drawn)).astype(np.float32)
 
         generators = [stream(seed, "recall", "start", i) for i in range(seeds)]
-        self.key_vectors: Any = draw(SYMBOLS, D_MODEL)
-        self.class_vectors: Any = draw(CLASSES, D_MODEL)
-        self.query_vectors: Any = draw(SYMBOLS, D_MODEL)
+        symbols, d_model = setting.symbols, setting.d_model
+        self.key_vectors: Any = draw(symbols, d_model)
+        self.class_vectors: Any = draw(CLASSES, d_model)
+        self.query_vectors: Any = draw(symbols, d_model)
         if setting.symmetric:
             self.query_vectors = self.key_vectors
-        width = D_MODEL if setting.mechanism == "bilinear" else setting.d_k
+        width = d_model if setting.mechanism == "bilinear" else setting.d_k
         start = {
-            "W^Q": setting.gain * draw(D_MODEL, width, variance=1 / D_MODEL),
-            "W^K": setting.gain * draw(D_MODEL, width, variance=1 / D_MODEL),
-            "W^V": draw(D_MODEL, self.d_v, variance=1 / D_MODEL),
+            "W^Q": setting.gain * draw(d_model, width, variance=1 / d_model),
+            "W^K": setting.gain * draw(d_model, width, variance=1 / d_model),
+            "W^V": draw(d_model, self.d_v, variance=1 / d_model),
             "W^O": draw(self.d_v, CLASSES, variance=1 / self.d_v),
         }
         if setting.same_start:
@@ -176,15 +194,15 @@ class Trained:
 
     # ------------------------------------------------------------------------- the model
 
-    def batches(self, purpose: str, sequences: int) -> Iterator[Batch]:
-        """Fresh data without end; every purpose has its own."""
-        n, seeds = self.setting.n, self.setting.seeds
+    def batches(self, purpose: str, sequences: int, n: int | None = None) -> Iterator[Batch]:
+        """Fresh data without end; every purpose has its own. Of another length where given."""
+        n, seeds = self.setting.n if n is None else n, self.setting.seeds
         generators = [stream(self.seed, "recall", purpose, i) for i in range(seeds)]
         which = np.arange(seeds)[:, None, None]
         while True:
             drawn = [
                 (
-                    rng.random((sequences, SYMBOLS)).argsort(axis=-1)[:, :n],
+                    rng.random((sequences, self.setting.symbols)).argsort(axis=-1)[:, :n],
                     rng.integers(CLASSES, size=(sequences, n)),
                     rng.random((sequences, n)).argsort(axis=-1),
                 )
@@ -202,7 +220,7 @@ class Trained:
         rates, (seeds, sequences, n, _) = self.shape[0], batch.x.shape
 
         def times(x: Any, name: str) -> Any:
-            flat = np.tile(x.reshape(seeds, sequences * n, D_MODEL), (rates, 1, 1))
+            flat = np.tile(x.reshape(seeds, sequences * n, -1), (rates, 1, 1))
             product = anp.matmul(flat, parameters[name])
             return anp.reshape(product, (rates * seeds, sequences, n, -1))
 
@@ -220,7 +238,7 @@ class Trained:
             nothing = np.zeros((*query.shape[:-1], 0), np.float32)
             return interop.attention(nothing, nothing, value, scores)
         query, key, scale = self._factors(parameters, query, key, scale)
-        return interop.attention(query, key, value, scale=scale)
+        return interop.attention(query, key, value, scale=scale, softcap=self.setting.softcap)
 
     def _additive_scores(self, parameters: Any, query: Any, key: Any, scale: float | None) -> Any:
         scale = self.setting.scale if scale is None else scale
@@ -257,6 +275,16 @@ class Trained:
         value, grads = total(self.parameters)
         return value, grads
 
+    def shrink(self, batch: Batch, limit: float) -> None:
+        """Multiply W^Q and W^K of models with a score of the batch beyond `limit`, to end there."""
+        query, key, _ = self.project(self.parameters, batch)
+        query, key, scale = self._factors(self.parameters, query, key, None)
+        scores = sdpa.attention_weights(query, key, scale=scale, stage="scores")
+        largest = np.abs(scores).max(axis=(1, 2, 3))[:, None, None]
+        factor = (limit / np.maximum(largest, limit)) ** 0.5
+        for name in ("W^Q", "W^K"):
+            self.parameters[name] *= factor.astype(np.float32)
+
     # ---------------------------------------------------------------------- what came out
 
     def test_loss(self, scale: float | None = None, *, purpose: str = "test") -> Values:
@@ -270,6 +298,13 @@ class Trained:
         """The learning rate with the least mean loss, on data that no test sees."""
         return int(np.nanargmin(self.test_loss(purpose="choice").mean(axis=1)))
 
+    def found(self) -> Values:
+        """Weight on the key that is asked for, on fresh data: (rates, seeds)."""
+        p = np.asarray(sdpa.softmax(self.scores()))
+        answer = next(self.batches("scores", 16)).answer.reshape(*p.shape[:-1], 1)
+        weights: Values = np.take_along_axis(p, answer, axis=-1).mean(axis=(2, 3, 4))
+        return weights
+
     def scores(self) -> Values:
         """Scaled scores on fresh data: (rates, seeds, sequences, n, n)."""
         batch = next(self.batches("scores", 16))
@@ -279,6 +314,8 @@ class Trained:
         else:
             query, key, scale = self._factors(self.parameters, query, key, None)
             scores = sdpa.attention_weights(query, key, scale=scale, stage="scores")
+            if self.setting.softcap is not None:
+                scores = self.setting.softcap * np.tanh(scores / self.setting.softcap)
         return np.asarray(scores, np.float64).reshape(*self.shape, *scores.shape[1:])
 
 
@@ -342,29 +379,65 @@ def train(
     >>> bool((models.test_loss() < 0.8 * recall.CHANCE).all())
     True
     """
-    models = Trained(setting, seed)
-    rate = np.repeat(np.array(setting.rates, np.float32), setting.seeds)[:, None, None]
-    rates: dict[str, Any] = dict.fromkeys(models.parameters, rate)
-    factor = RULES[setting.rule](setting.d_k)
-    if setting.fold == "compensated":
-        rates["W^Q"] = rate * np.float32(factor if setting.optimiser == "adam" else factor**2)
-    optimiser = {"adam": Adam, "descent": Descent}[setting.optimiser](rates)
-    batches = models.batches("train", TOKENS // setting.n)
-    with one_blas_thread():
-        for step in range(setting.steps):
-            _, gradients = models.gradients(next(batches))
-            if watch is not None:
-                watch(step, models, gradients)
-            optimiser.step(models.parameters, gradients)
-            if progress is not None:
-                progress(1)
-    return models
+    run = Run(setting, seed)
+    run.advance(setting.steps, watch, progress)
+    return run.models
 
 
-@lru_cache(maxsize=64)
+class Run:
+    """Training that can go on: rates are constant, so fewer steps are the first of more."""
+
+    def __init__(self, setting: Setting, seed: int) -> None:
+        self.models, self.steps = Trained(setting, seed), 0
+        rate = np.repeat(np.array(setting.rates, np.float32), setting.seeds)[:, None, None]
+        rates: dict[str, Any] = dict.fromkeys(self.models.parameters, rate)
+        factor = RULES[setting.rule](setting.d_k)
+        if setting.fold == "compensated":
+            rates["W^Q"] = rate * np.float32(factor if setting.optimiser == "adam" else factor**2)
+        self._optimiser = {"adam": Adam, "descent": Descent}[setting.optimiser](rates)
+        self._batches = self.models.batches("train", TOKENS // setting.n)
+
+    def advance(self, steps: int, watch: Watch | None = None, progress: Progress = None) -> None:
+        """Train until there have been so many steps."""
+        with one_blas_thread():
+            for step in range(self.steps, steps):
+                batch = next(self._batches)
+                _, gradients = self.models.gradients(batch)
+                if watch is not None:
+                    watch(step, self.models, gradients)
+                self._optimiser.step(self.models.parameters, gradients)
+                if self.models.setting.clip is not None:
+                    self.models.shrink(batch, self.models.setting.clip)
+                if progress is not None:
+                    progress(1)
+        self.steps = max(self.steps, steps)
+
+    def at(self, setting: Setting) -> Trained:
+        """The models after the steps of a setting, which further training leaves as they are."""
+        self.advance(setting.steps)
+        models = copy(self.models)
+        models.setting = setting
+        models.parameters = {name: w.copy() for name, w in self.models.parameters.items()}
+        return models
+
+
+@lru_cache(maxsize=16)
+def _run(setting: Setting, seed: int) -> Run:
+    return Run(setting, seed)
+
+
+@lru_cache(maxsize=256)
 def trained(setting: Setting, seed: int) -> Trained:
-    """`train` with a cache, because rows of the ledger share models."""
-    return train(setting, seed=seed)
+    """`train` with a cache, because rows of the ledger share models; more steps continue fewer."""
+    run = _run(replace(setting, steps=0), seed)
+    if run.steps > setting.steps:
+        run = Run(setting, seed)
+    return run.at(setting)
+
+
+SOLVED = CHANCE / 400
+"""A loss in nats below which models are not trained on: a tenth of what the ledger calls no harm.
+"""
 
 
 def compare(setting: Setting, *, seed: int = 0, **changes: Any) -> Values:
@@ -372,6 +445,24 @@ def compare(setting: Setting, *, seed: int = 0, **changes: Any) -> Values:
     models = trained(replace(setting, **changes), seed)
     losses: Values = models.test_loss()[models.best()]
     return losses
+
+
+def compare_at(
+    steps: Sequence[int], setting: Setting, *, seed: int = 0, **changes: Any
+) -> dict[int, Values]:
+    """`compare` after each number of steps, in ascending order, by number of steps.
+
+    Models that have solved the task, by their mean loss on the data that choose the rate, are kept
+    as they are: no further step could change what a row says of them.
+    """
+    found: dict[int, Values] = {}
+    for count in steps:
+        models = trained(replace(setting, steps=count, **changes), seed)
+        best = models.best()
+        found[count] = models.test_loss()[best]
+        if models.test_loss(purpose="choice")[best].mean() < SOLVED:
+            return found | {later: found[count] for later in steps if later > count}
+    return found
 
 
 def square_norms(x: npt.NDArray[Any]) -> Values:

@@ -24,11 +24,23 @@ RATES = tuple(float(f"{10 ** (power / 4):.2g}") for power in range(-14, -1))
 
 TENTH = 0.1 * CHANCE
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "none": {"rule": "1"},
+    "1/sqrt(d_k)": {"rule": "sqrt d_k"},
+    "1/d_k": {"rule": "d_k"},
+    "QK-norm": {"mechanism": "cosine", "rule": "1"},
+    "softcap 50": {"rule": "sqrt d_k", "softcap": 50.0},
+    "QK-clip 100": {"rule": "sqrt d_k", "clip": 100.0},
+}
+"""What keeps scores in bounds, as settings of `recall.Setting`: nothing, a scale, queries and keys
+of length 1 with a learned temperature, and 1/sqrt(d_k) with the cap of Gemma 2 or the clip of Kimi
+K2, whose limits these are."""
+
 
 def learning_rates(
     steps: Sequence[int] = (150, 600),
     *,
-    rules: Sequence[str] = ("1", "sqrt d_k"),
+    variants: Sequence[str] = ("none", "1/sqrt(d_k)"),
     d_k: int = 64,
     rates: Sequence[float] = RATES,
     seeds: int = 8,
@@ -36,20 +48,20 @@ def learning_rates(
     progress: Progress = None,
     **settings: Any,
 ) -> Table:
-    """Loss at every learning rate, with the scale and without.
+    """Loss at every learning rate, with the scale and without; `variants` of VARIANTS.
 
     Returns
     -------
     Table
-        steps, rule, rate, loss (nats), worse (share of models that end worse than guessing).
+        steps, variant, rate, loss (nats), worse (share of models that end worse than guessing).
     """
     rows: Rows = []
-    for models in _swept(steps, rules, d_k, rates, seeds, seed, progress, settings):
+    for variant, models in _swept(steps, variants, d_k, rates, seeds, seed, progress, settings):
         losses, setting = models.test_loss(), models.setting
         rows += [
             {
                 "steps": setting.steps,
-                "rule": setting.rule,
+                "variant": variant,
                 "rate": rate,
                 "loss": Draws(losses[i], "positive"),
                 "worse": Draws((losses[i] > CHANCE).astype(float), "share"),
@@ -62,7 +74,7 @@ def learning_rates(
 def sensitivity(
     steps: Sequence[int] = (150, 600),
     *,
-    rules: Sequence[str] = ("1", "sqrt d_k"),
+    variants: Sequence[str] = ("none", "1/sqrt(d_k)"),
     d_k: int = 64,
     rates: Sequence[float] = RATES,
     seeds: int = 8,
@@ -70,7 +82,7 @@ def sensitivity(
     progress: Progress = None,
     **settings: Any,
 ) -> Table:
-    """How much is lost by a learning rate that is not the best: one number per rule and horizon.
+    """How much is lost by a learning rate that is not the best: one number per variant and horizon.
 
     The sensitivity is that of Wortsman et al. 2023 (arXiv:2309.14322): the mean over `rates` of
     min(loss, loss before training) minus the loss at the best rate.
@@ -78,12 +90,12 @@ def sensitivity(
     Returns
     -------
     Table
-        steps, rule, best (loss at the best rate), sensitivity (nats), window (decades of rates
+        steps, variant, best (loss at the best rate), sensitivity (nats), window (decades of rates
         whose loss is within 0.21 nats, a tenth of that of guessing, of the best), highest (log10
         of the highest rate at which a model ends 0.21 nats or more below guessing).
     """
     rows: Rows = []
-    for models in _swept(steps, rules, d_k, rates, seeds, seed, progress, settings):
+    for variant, models in _swept(steps, variants, d_k, rates, seeds, seed, progress, settings):
         losses, best = models.test_loss(), models.best()
         start = Trained(models.setting, seed).test_loss()
         decades = np.log10(models.setting.rates)
@@ -92,7 +104,7 @@ def sensitivity(
         rows.append(
             {
                 "steps": models.setting.steps,
-                "rule": models.setting.rule,
+                "variant": variant,
                 "best": Draws(losses[best], "positive"),
                 "sensitivity": Draws((np.minimum(losses, start) - losses[best]).mean(axis=0)),
                 "window": Draws(width * (losses < losses[best] + TENTH).sum(axis=0)),
@@ -104,22 +116,23 @@ def sensitivity(
 
 def _swept(
     steps: Sequence[int],
-    rules: Sequence[str],
+    variants: Sequence[str],
     d_k: int,
     rates: Sequence[float],
     seeds: int,
     seed: int,
     progress: Progress,
     settings: dict[str, Any],
-) -> list[Trained]:
-    found = []
-    for horizon in steps:
-        for rule in rules:
-            own: dict[str, Any] = {"d_k": d_k, "rule": rule, "rates": tuple(rates), "seeds": seeds}
-            found.append(trained(Setting(**own, steps=horizon, **settings), seed))
+) -> list[tuple[str, Trained]]:
+    found: dict[tuple[int, str], Trained] = {}
+    for variant in variants:
+        own: dict[str, Any] = {"d_k": d_k, "rates": tuple(rates), "seeds": seeds}
+        own |= VARIANTS[variant] | settings
+        for horizon in sorted(steps):  # more steps continue fewer
+            found[horizon, variant] = trained(Setting(**own, steps=horizon), seed)
             if progress is not None:
                 progress(1)
-    return found
+    return [(variant, found[horizon, variant]) for horizon in steps for variant in variants]
 
 
 def entropy_floor(norm: npt.ArrayLike, n: int) -> Values:
@@ -189,8 +202,7 @@ def _sharpness(step: int, models: Trained, rule: str) -> Rows:
     p = np.asarray(sdpa.softmax(scores))
     entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
     norm = (n * scores.var(axis=-1)) ** 0.5
-    answer = next(models.batches("scores", 16)).answer.reshape(*p.shape[:-1], 1)
-    found = np.take_along_axis(p, answer, axis=-1)
+    found = models.found()
     w_q, w_k = (np.asarray(models.parameters[name], np.float64) for name in ("W^Q", "W^K"))
     product = models.setting.scale * w_q @ w_k.swapaxes(-1, -2)
     spectral = np.linalg.norm(product, 2, axis=(-2, -1)).reshape(models.shape)
@@ -202,10 +214,17 @@ def _sharpness(step: int, models: Trained, rule: str) -> Rows:
         row["floor"] = Draws(entropy_floor(norm[i], n).mean(axis=(1, 2)))
         row["logit"] = Draws(np.abs(scores[i]).max(axis=(1, 2, 3)), "positive")
         row["spectral"] = Draws(spectral[i], "positive")
-        row["found"] = Draws(found[i].mean(axis=(1, 2, 3)))
+        row["found"] = Draws(found[i])
         row["loss"] = Draws(loss[i], "positive")
         rows.append(row)
     return rows
 
 
-__all__ = ["RATES", "entropy_collapse", "entropy_floor", "learning_rates", "sensitivity"]
+__all__ = [
+    "RATES",
+    "VARIANTS",
+    "entropy_collapse",
+    "entropy_floor",
+    "learning_rates",
+    "sensitivity",
+]

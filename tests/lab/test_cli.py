@@ -18,7 +18,7 @@ from sdpa_lab.claims import cli as ledger
 from sdpa_lab.report import screen
 
 LOOPS = [name for name, loop in cli.EXPERIMENTS.items() if loop]
-QUICK = ("softmax-raw", "exp-values", "shift")
+QUICK = ("softmax-raw", "exp-digits", "shift")
 
 
 def test_every_experiment_has_a_command():
@@ -44,7 +44,7 @@ def test_arguments_have_one_order(name):
 
 def few(name):
     """Arguments of a small run."""
-    small = {"draws": 4, "layers": 2, "matrices_each": 2, "batches": 2, "d_model": 16}
+    small = {"draws": 4, "steps": 20, "layers": 2, "matrices_each": 2, "batches": 2, "d_model": 16}
     return {
         argument: tuple(default[:2]) if isinstance(default, tuple) else small.get(argument, default)
         for argument, default in cli.arguments(name).items()
@@ -174,6 +174,7 @@ def test_claims_go_on_after_an_interruption(tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert "Interrupted: 2 of 3 rows are judged and kept in sdpa-claims.json" in err
+    assert max(map(len, err.splitlines())) <= 80
     expected = claims.ledger(QUICK, seed=3)
     with monkeypatch.context() as patch:
         judged = interrupted(patch, None)
@@ -223,7 +224,7 @@ def test_rows_of_other_arguments_are_not_taken(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 def test_claims_fit_the_terminal(width):
-    rows = claims.ledger(["cosine-bilinear", "universal", "overflow-64"])
+    rows = claims.ledger(["maxweight-table", "universal", "overflow-64"])
     text, wide = ledger.text(rows, width), ledger.text(rows, 1000)
     assert max(map(len, text.splitlines())) <= width
     assert text.split() == wide.split()  # no word is broken
@@ -262,8 +263,11 @@ def test_version(capsys):
 
 
 def test_the_screen_names_no_file_that_is_not_there(tmp_path, monkeypatch):
-    assert "notebooks/03_saturation.ipynb" in screen._next(None, 100)
     monkeypatch.chdir(tmp_path)
     assert screen._next(None, 100) == (
         "Next: python -m sdpa claims (all of them) | python -m sdpa lab (one experiment)"
     )
+    for language, page in screen.PAGES.items():
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / page).touch()
+        assert page in screen._next(None, 100, language)

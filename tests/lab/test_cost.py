@@ -73,11 +73,16 @@ def test_an_unknown_kind_is_refused():
         lab.cost(["cosine"])
 
 
-@pytest.mark.parametrize("name", ["additive-cost", "additive-speed"])
+@pytest.mark.parametrize(
+    "name", ["additive-time", "dot-time", "additive-memory", "additive-speed", "additive-kernels"]
+)
 def test_rows_of_the_ledger_measure_what_they_judge(name):
     claim = claims.claims()[name]
     measured = claim.experiment(0, 0.1)
     assert {expect.figure for expect in claim.expect} <= set(measured)
-    if name == "additive-cost":
-        memory = measured["additive in NumPy, exponent in d of the memory"]
-        assert memory.value == pytest.approx(1, abs=0.1)
+
+
+def test_the_memory_of_the_formula_grows_with_the_width():
+    measured = claims.claims()["additive-memory"].experiment(0, 1.0)
+    memory = measured["additive in NumPy, exponent in d of the memory"]
+    assert memory.value == pytest.approx(1, abs=0.1)

@@ -1,4 +1,4 @@
-"""The explorer in a real browser: it computes what the C routines compute; its knobs work.
+"""The explorer in a real browser: it computes what the C routines compute.
 
 Tests that need no browser come first.
 """
@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 from support.bounds import AttentionBounds
+from support.explorer import D_V, current, go
 from support.helpers import assert_within
 from support.pages import assert_fits, assert_named, opened
 
@@ -17,7 +18,6 @@ from sdpa.__main__ import main
 from sdpa_lab import report, theory
 
 DATA = json.loads((report.FOLDER / "explorer.json").read_text(encoding="utf-8"))
-D_V = 64
 
 STATES = {
     "as it opens": "",
@@ -26,6 +26,7 @@ STATES = {
     "correlated": "#scale=half&d_k=64&n=64&rho=0.6&seed=999999",
     "images": "#input=digits&scale=sqrt&d_k=32&n=128&rho=0.25&seed=7",
     "images unscaled": "#input=digits&scale=one&d_k=128&n=8&seed=2",
+    "a scale by the slider": "#scale=0.3&d_k=16&n=16&seed=4",
 }
 
 
@@ -56,51 +57,6 @@ def test_a_page_that_cannot_be_written(tmp_path):
 
 
 # ------------------------------------------------------------------------------ in the browser
-
-
-@pytest.fixture(scope="session")
-def path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("explorer") / "explorer.html"
-    main(["explorer", str(path)])
-    return path
-
-
-@pytest.fixture
-def page(browser, path):
-    context = browser.new_context(offline=True)
-    with opened(context, path) as page:
-        yield page
-    context.close()
-
-
-def current(page):
-    """The page's current results, arrays with their shapes."""
-    found = page.evaluate(
-        """() => {
-          const plain = (x) => ArrayBuffer.isView(x) ? Array.from(x)
-            : x && typeof x === "object" && !Array.isArray(x)
-              ? Object.fromEntries(Object.entries(x).map(([k, v]) => [k, plain(v)])) : x;
-          return plain(Explorer.current());
-        }"""
-    )
-    n, d_k = found["state"]["n"], found["state"]["d_k"]
-    for group, widths in (
-        ("operands", {"q": d_k, "k": d_k, "v": D_V, "g": D_V}),
-        ("result", {"s": n, "p": n, "out": D_V, "ds": n, "dq": d_k, "dk": d_k, "dv": D_V}),
-    ):
-        arrays = found[group]
-        found[group] = {name: np.reshape(arrays[name], (n, w)) for name, w in widths.items()}
-    return found
-
-
-def go(page, address):
-    page.evaluate("(address) => { location.hash = address; }", address or "#input=random")
-    page.wait_for_function(
-        "(seed) => String(Explorer.current().state.seed) === seed",
-        arg=dict(pair.split("=") for pair in address[1:].split("&")).get("seed", "0")
-        if address
-        else "0",
-    )
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -182,110 +138,6 @@ def test_scores_scatter_as_the_scale_says(page):
         assert found["total"] == pytest.approx(scale**2 * 64, rel=spread)
 
 
-def test_an_address_is_a_state_and_the_reverse(page):
-    page.locator("[name=scale]").select_option("one")
-    page.locator("[name=input]").select_option("digits")
-    page.locator("[name=seed]").fill("42")
-    address = page.evaluate("location.hash")
-    text = page.locator(".summary").inner_text()
-    page.reload()
-    assert page.evaluate("location.hash") == address
-    assert page.locator("[name=scale]").input_value() == "one"
-    assert page.locator("[name=seed]").input_value() == "42"
-    assert page.locator(".summary").inner_text() == text
-    page.get_by_role("button", name="Next draw").click()
-    assert page.locator("[name=seed]").input_value() == "43"
-    assert page.locator(".summary").inner_text() != text
-
-
-def test_an_address_that_makes_no_sense_is_brought_into_range(page):
-    go(page, "#d_k=100&n=1e9&rho=7&seed=123&scale=toString&input=<b>")
-    state = page.evaluate("Explorer.current().state")
-    assert state == {
-        **{"input": "random", "scale": "sqrt", "d_k": 128},
-        **{"n": 4, "rho": 1, "seed": 123},
-    }
-
-
-def test_the_keyboard_reaches_and_turns_every_knob(page):
-    page.locator("[name=input]").focus()
-    reached = []
-    for _ in range(7):
-        reached.append(page.evaluate("document.activeElement.name"))
-        page.keyboard.press("Tab")
-    assert reached == ["input", "scale", "d_k", "n", "rho", "seed", "redraw"]
-    page.locator("[name=d_k]").focus()
-    page.keyboard.press("ArrowRight")
-    assert page.evaluate("Explorer.current().state.d_k") == 128
-    assert "d_k=128" in page.evaluate("location.hash")
-    assert page.locator("[name=d_k]").get_attribute("aria-valuetext") == "128"
-
-
-def test_pictures_change_with_the_knobs(page):
-    def seen():
-        return page.evaluate(
-            "[...document.querySelectorAll('.panels svg')].map((e) => e.innerHTML)"
-            ".concat(document.querySelector('canvas').toDataURL())"
-        )
-
-    before = seen()
-    page.locator("[name=scale]").select_option("one")
-    assert all(a != b for a, b in zip(before, seen(), strict=True))
-    circles = page.locator("circle.point")
-    assert circles.count() == 2
-
-
-def test_the_setting_before_stays_as_a_ghost(page):
-    assert page.locator(".ghost").count() == 0
-    assert not page.locator(".maps .before").is_visible()
-    before = [f"{row['rms']:.3g}" for row in page.evaluate("Explorer.current().gradients")]
-    weights = page.evaluate("document.querySelector('.weights').toDataURL()")
-    places = [circle.get_attribute("cx") for circle in page.locator("circle.point").all()]
-    page.locator("[name=scale]").select_option("one")
-    assert page.locator(".histogram path.ghost").count() == 1
-    ghosts = [circle.get_attribute("cx") for circle in page.locator("circle.ghost").all()]
-    assert ghosts == places
-    assert [circle.get_attribute("cx") for circle in page.locator("circle.point").all()] != places
-    assert page.evaluate("document.querySelector('.before canvas').toDataURL()") == weights
-    assert page.locator(".gradients td:nth-child(3)").all_inner_texts() == before
-    assert "scale 1/√d_k, d_k 64" in page.locator(".previous").inner_text()
-
-
-def test_one_ghost_for_all_of_a_turn(page):
-    """A slider that is dragged reports every step; the ghost is where it started."""
-    for value in (7, 8, 9):
-        page.locator("[name=d_k]").evaluate(
-            """(e, value) => {
-            e.value = value;
-            e.dispatchEvent(new Event("input", {bubbles: true}));
-            }""",
-            value,
-        )
-    assert page.evaluate("Explorer.current().state.d_k") == 512
-    assert "d_k 64" in page.locator(".previous").inner_text()
-    page.locator("[name=d_k]").dispatch_event("change")
-    page.get_by_role("button", name="Next draw").click()
-    assert "d_k 512, n 16, correlation 0.00, seed 0" in page.locator(".previous").inner_text()
-
-
-@pytest.mark.parametrize(
-    ("address", "density", "curves"),
-    [
-        ("#scale=one&seed=3", 1, 2),
-        ("#rho=0.5&seed=3", 1, 0),
-        ("#input=digits&seed=3", 0, 0),
-    ],
-)
-def test_laws_are_drawn_only_where_they_apply(page, address, density, curves):
-    go(page, address)
-    assert page.locator(".histogram .law").count() == density
-    assert page.locator(".entropy .law, .jacobian .law").count() == curves
-    assert page.locator(".reference").count() == 2 - curves
-    captions = " ".join(page.locator(".panels figcaption").all_inner_texts())
-    assert ("No law is drawn" in captions) == (density == 0)
-    assert captions.count("The law does not apply") == 2 - curves
-
-
 def test_the_largest_setting_is_fast(page):
     go(page, "#d_k=512&n=128&seed=1")
     milliseconds = page.evaluate(
@@ -295,8 +147,8 @@ def test_the_largest_setting_is_fast(page):
     assert milliseconds < 3000  # some 150 on an idle machine
 
 
-def test_the_page_in_a_window(context, path):
-    with opened(context, path, STATES["unscaled"]) as page:
+def test_the_page_in_a_window(context, explorer_path):
+    with opened(context, explorer_path, STATES["unscaled"]) as page:
         assert_fits(page)
         assert_named(page)
         assert page.locator("h1").count() == 1

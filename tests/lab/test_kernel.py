@@ -1,4 +1,4 @@
-"""The laboratory's view of the kernel: tiles, online softmax, memory, and one head to explore."""
+"""The laboratory's view of the kernel: online softmax, memory, and one head to explore."""
 
 import numpy as np
 import pytest
@@ -7,21 +7,6 @@ from support.bounds import AttentionBounds
 import sdpa
 import sdpa_lab as lab
 from sdpa_lab import explore, theory
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"is_causal": True}, {"window": (40, 10)}, {"key_lengths": 70}, {"query_offset": -30}],
-)
-def test_tiles_are_what_the_mask_leaves_of_them(options):
-    kinds = lab.tiles(100, 130, rows=32, columns=48, **options)
-    assert kinds.shape == (4, 3)
-    ones = np.ones((130, 1))
-    biased = sdpa.attention_weights(ones[:100], ones, stage="biased", **options)
-    visible = np.isfinite(biased)
-    for (i, j), kind in np.ndenumerate(kinds):
-        share = visible[32 * i : 32 * i + 32, 48 * j : 48 * j + 48].mean()
-        assert kind == (0 if share == 0 else 2 if share == 1 else 1)
 
 
 def test_online_softmax_ends_with_attention_and_passes_through_attention_to_fewer_keys(rng):
@@ -52,11 +37,20 @@ def test_memory_follows_the_matrix_for_numpy_alone():
     assert row["sdpa"] < 0.1 * row["matrix"]
 
 
+def test_what_a_call_needs_holds_its_result():
+    """Memory that is resident already must not hide it."""
+    for row in lab.memory([1024, 2048]).rows:
+        assert row["sdpa"] >= 256 * row["n"]
+        assert row["numpy"] >= row["matrix"]
+
+
 def test_plots_show_the_tables(rng):
     pytest.importorskip("matplotlib")
     query, key, value = (rng.standard_normal((n, 16)) for n in (1, 300, 300))
     steps = lab.online(query, key, value, block=100)
-    _, course, distance = lab.plot_online(steps, lab.tiles(256, 256, is_causal=True)).axes
+    matrix, course, distance = lab.plot_online(steps, (256, 512), is_causal=True).axes
+    assert "tiles" in matrix.get_title()
+    assert (matrix.get_xlim(), matrix.get_ylim()) == ((0, 512), (256, 0))
     np.testing.assert_array_equal(course.lines[0].get_ydata(), steps["lse"])
     np.testing.assert_array_equal(distance.lines[0].get_ydata(), steps["difference"])
     table = lab.Table("", [{"n": 256, "numpy": 2**21, "sdpa": 2**20, "matrix": 2**18}])
@@ -122,6 +116,25 @@ def test_gradients_follow_their_laws(knobs):
         assert abs(np.mean(ratios) - 1) < 5 * error < 0.5, name
 
 
+def test_other_draws_scatter_as_one_does():
+    """A fresh draw lies within all but two of 40 with the probability 38/41."""
+    draws = [explore.explore(8, 4, 1.0, seed=seed) for seed in range(100)]
+    for name in "QKV":
+        inside = [
+            x.scatter[name][0] <= np.sqrt(np.mean(x.gradients[name] ** 2)) <= x.scatter[name][1]
+            for x in draws
+        ]
+        error = np.sqrt(38 / 41 * 3 / 41 / len(draws))
+        assert abs(np.mean(inside) - 38 / 41) < 5 * error, name
+
+
+def test_a_number_is_a_scale():
+    named, given = (explore.explore(16, 8, scale, seed=1) for scale in ("1/sqrt(d_k)", 0.25))
+    assert given.scale == named.scale
+    np.testing.assert_array_equal(given.weights, named.weights)
+    assert given.scatter == named.scatter
+
+
 def test_images_are_a_choice():
     pytest.importorskip("sklearn")
     a, b = (explore.explore(32, 20, seed=1, input=name) for name in explore.INPUTS)
@@ -133,7 +146,7 @@ def test_images_are_a_choice():
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"scale": "sqrt"}, r"scale: expected one of 1/sqrt\(d_k\), .*, got 'sqrt'"),
+        ({"scale": "sqrt"}, r"scale: expected a number or one of 1/sqrt\(d_k\), .*, got 'sqrt'"),
         ({"input": "text"}, "input: expected one of random, digits, got 'text'"),
         ({"correlation": 1.5}, "correlation: expected 0 to 1, got 1.5"),
     ],
@@ -151,5 +164,10 @@ def test_the_picture_of_the_knobs():
     assert {"density of the scores", "weights", "norm of the Jacobian"} <= set(titles)
     entropy = figure.axes[titles.index("entropy of a row, nats")]
     assert entropy.lines[1].get_ydata() == [found.entropy]
-    (laws,) = figure.axes[titles.index("norms of the gradient's rows")].collections
+    laws, others = figure.axes[titles.index("norms of the gradient's rows")].collections
     assert [float(segment[0, 1]) for segment in laws.get_segments()] == list(found.laws.values())
+    ends = [tuple(segment[:, 1]) for segment in others.get_segments()]
+    assert ends == list(found.scatter.values())
+    (numbers,) = figure.axes[-2].texts  # behind it is the bar of colours
+    low, high = found.scatter["Q"]
+    assert f"38 of 40 others have\ndL/dQ: {low:.3g} to {high:.3g}" in numbers.get_text()

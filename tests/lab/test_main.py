@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -16,7 +17,7 @@ import sdpa_lab as lab
 from sdpa.__main__ import main
 from sdpa_lab import claims
 from sdpa_lab.report import screen
-from sdpa_lab.tools import estimate
+from sdpa_lab.tools import estimate, wrap
 
 DRAWS = 400
 
@@ -288,11 +289,19 @@ def test_text():
 def screened():
     """What the first screen shows, but for its claims and shapes a small main job."""
     pytest.importorskip("sklearn")
-    names = ("softmax-scaled", "exp-values", "sigma-law", "softmax-raw", "universal", "dv-differs")
+    names = (
+        "softmax-scaled",
+        "log-saturates",
+        "sigma-law",
+        "softmax-raw",
+        "universal",
+        "dv-differs",
+    )
     result = {
         "machine": lab.machine(),
         "digits": lab.scale_effect(lab.digits(60)),
         "random": None,
+        "first_step": lab.first_step_exponents((16, 64), powers=(0.5, 1.0), draws=4).estimates(),
         "speed": lab.speed([(10, 64), (2, 64, 16)], seconds=0.0),
     }
     return result, claims.ledger(names)
@@ -306,6 +315,8 @@ def test_the_first_screen(screened, columns, most):
     assert max(map(len, lines)) <= min(columns, 100)
     assert len(lines) <= most
     assert "Why divide by sqrt(d_k)?" in lines
+    why = "A score q.k is a sum of d_k products; its spread grows like sqrt(d_k)."
+    assert why in (" ".join(out.split()) if columns < 75 else lines)
     sixteen = " ".join(line for line in lines if line.split()[:1] == ["16"]).replace("16 ", "")
     with_scale, without = np.array(sixteen.replace("%", "").split(), float).reshape(2, 3)
     assert with_scale[0] > 1.8 > 1.3 > without[0]  # entropies
@@ -313,12 +324,43 @@ def test_the_first_screen(screened, columns, most):
     flat = " ".join(out.split())
     assert "With the scale nothing depends on d_k" in flat
     assert "Gradients do not vanish, they gather" in flat
+    assert "Which power of d_k? " in flat
+    assert "What to use: 1/sqrt(d_k). " in flat
     assert "Speed against NumPy: " in flat
     assert "6 of 53 judged now: 3 corrected, 3 reproduced." in flat
     assert "“For components of variance sigma^2 the variance of q.k is dim sigma^2.”" in flat
-    assert "Next: open report.html | python -m sdpa claims (all of them)" in flat
+    assert "Next: docs/why.md (the whole answer, ten minutes) | open report.html | " in flat
     if columns > 50:
         assert "python -m sdpa claims (all of them)" in out  # in one line
+
+
+@pytest.mark.parametrize(("columns", "most"), [(100, 45), (60, 60), (40, 90)])
+def test_the_first_screen_in_chinese(screened, columns, most):
+    out = screen.text(*screened, 53, "report.html", columns, "zh")
+    lines = out.splitlines()
+    assert max(map(wrap.width, lines)) <= columns
+    assert len(lines) <= most
+    assert not [line for line in lines if line.lstrip()[:1] in set("，。；：）")]
+    flat = "".join(out.split())
+    assert "为什么要除以sqrt(d_k)？" in flat
+    assert "标准差随sqrt(d_k)增长" in flat
+    assert "除以d_k的几次方？" in flat
+    assert "怎么用：除以sqrt(d_k)。" in flat
+    assert "梯度没有消失，而是向少数行集中" in flat
+    assert "检验6条（共53条）：修正3，复现3。" in flat
+    english = screen.text(*screened, 53, "report.html", columns)
+    # The same numbers up to the claims, whose findings have their own.
+    parts = out.partition("五篇笔记")[0], english.partition("Claims of")[0]
+    numbers = [sorted(re.findall(r"\d+\.\d\d", part)) for part in parts]
+    assert numbers[0] == numbers[1]
+    assert len(numbers[0]) > 15
+    for row in screen.surprising(screened[1]):
+        found = screen.finding(row, "zh")
+        assert found != row.statement
+        assert not {"{", "}"} & set(found)
+        assert "".join(found.split())[:10] in flat
+    if columns > 50:  # else the finding is cut before its end
+        assert "0.002、0.015、0.041、0.112、0.829" in flat
 
 
 def test_the_main_job_prints_the_first_screen(monkeypatch, capsys):
@@ -330,7 +372,7 @@ def test_the_main_job_prints_the_first_screen(monkeypatch, capsys):
     main(["--draws", "30", "--no-report"])
     out = capsys.readouterr().out
     assert "30 sequences of random numbers" in " ".join(out.split())
-    assert "1 of 53 judged now: 1 corrected." in " ".join(out.split())
+    assert f"1 of {len(claims.IDS)} judged now: 1 corrected." in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 70
 
 
@@ -344,6 +386,19 @@ def test_the_words_of_the_first_screen_follow_the_measurement(random_rows):
     assert "they gather" not in " ".join(screen.answer(turned))
 
 
+@pytest.mark.parametrize("power", [0.0, 0.5])
+def test_the_sentence_on_optimisers_follows_the_measurement(power):
+    exponents = {"SGD": 1 - 2 * power, "Adam": 0.5 - power}
+    rows = [
+        {"optimiser": name, "divisor": divisor, "exponent": lab.Estimate(value, value, value, 16)}
+        for name, value in exponents.items()
+        for divisor in ("sqrt(d_k)", "d_k")
+    ]
+    said = screen.power(rows, "en")
+    assert f"like d_k^{1 - 2 * power:.2f} with 1/sqrt(d_k) under SGD" in said
+    assert said.endswith(": each as much at every d_k.") == (power == 0.5)
+
+
 @pytest.mark.slow
 def test_json_without_scikit_learn():
     out, err = run(
@@ -353,6 +408,10 @@ def test_json_without_scikit_learn():
     result = json.loads(out)
     assert result["seed"] == 0
     assert result["draws"] == 30
+    steps = [
+        (row["optimiser"], row["divisor"], row["exponent"]["n"]) for row in result["first_step"]
+    ]
+    assert steps == [(o, d, 16) for o in ("SGD", "Adam") for d in ("sqrt(d_k)", "d_k")]
     assert result["machine"]["sdpa"]["isa"] in result["machine"]["sdpa"]["isas_available"]
     assert result["digits"] is None
     assert "pip install scikit-learn" in result["notes"][0]

@@ -5,6 +5,7 @@ import re
 import sys
 from dataclasses import replace
 from functools import partial
+from string import Formatter
 
 import pytest
 from support.pages import assert_fits, assert_named, opened
@@ -12,11 +13,11 @@ from support.pages import assert_fits, assert_named, opened
 import sdpa_lab as lab
 from sdpa.__main__ import main
 from sdpa_lab import claims, report
-from sdpa_lab.claims import Expect, Figure
-from sdpa_lab.report import axis, cards, screen
+from sdpa_lab.claims import Expect, Figure, chinese
+from sdpa_lab.report import axis, cards, screen, words
 
-FEW_CLAIMS = ("softmax-raw", "exp-values", "softmax-scaled", "table3-rowB")
-BY_SURPRISE = ("softmax-scaled", "exp-values", "table3-rowB", "softmax-raw")
+FEW_CLAIMS = ("softmax-raw", "value-index", "softmax-scaled", "table3-rowB")
+BY_SURPRISE = ("softmax-scaled", "value-index", "table3-rowB", "softmax-raw")
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +80,8 @@ def test_without_matplotlib_and_scikit_learn_it_says_how_to_get_them(tmp_path, m
     main(["--draws", "30", "--report", str(path)])
     html = path.read_text(encoding="utf-8")
     assert 'class="plot' not in html
-    notes = re.findall(r'<p class="note">(.*?)</p>', html)
+    html = re.sub('<span class="zh".*?</span>', "", html)
+    notes = re.findall(r'<p class="note">(?:<span.*?>)?(.*?)(?:</span>)?</p>', html)
     assert len(notes) == 3
     assert {note.rpartition(": ")[2] for note in notes} == {
         "pip install matplotlib",
@@ -87,10 +89,10 @@ def test_without_matplotlib_and_scikit_learn_it_says_how_to_get_them(tmp_path, m
     }
 
 
-def test_what_the_ledger_says_is_text_not_markup():
+def test_what_the_ledger_says_is_text_not_markup(monkeypatch):
+    monkeypatch.setitem(chinese.FINDINGS, "shift", ("reproduced", "是：<i> {x:.2f}"))
     claim = claims.Claim(
         id="shift",
-        notes=("004",),
         claim="a < b & c",
         claim_zh="甲 < 乙",
         expect=(claims.Expect("x", 1.0, 0.1, 2.0),),
@@ -102,6 +104,7 @@ def test_what_the_ledger_says_is_text_not_markup():
     assert "a &lt; b &amp; c" in html
     assert "甲 &lt; 乙" in html
     assert "yes: &lt;b&gt;" in html
+    assert "是：&lt;i&gt; 1.00" in html
     assert "<td>1 (n = 1)</td><td>1 ± 0.1</td><td>2</td>" in html
 
 
@@ -132,10 +135,79 @@ def test_every_colour_can_be_read():
     """WCAG 2.2, AA: 4.5 for text, 3 for what is drawn."""
     for scheme, color in colors().items():
         for ground in ("page", "panel"):
-            for name in ("ink", "quiet", *report.VERDICTS):
+            for name in ("ink", "quiet", *(verdict.split()[0] for verdict in report.VERDICTS)):
                 assert contrast(color[name], color[ground]) >= 4.5, (scheme, name, ground)
             for name in ("blue", "law", "point", "orange"):
                 assert contrast(color[name], color[ground]) >= 3, (scheme, name, ground)
+
+
+# ----------------------------------------------------------------------------------- languages
+
+
+def fields(template):
+    return {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+
+
+def test_both_languages_say_the_same():
+    """Every sentence has both, with the same measured values in them."""
+    assert len(words.sentences()) > 80
+    for name, texts in words.sentences().items():
+        assert tuple(texts) == words.LANGUAGES, name
+        assert fields(texts["en"]) == fields(texts["zh"]), name
+        letters = re.search("[\u4e00-\u9fff]", texts["zh"])
+        assert letters or not re.search("[a-z]{3}", re.sub("{.*?}", "", texts["zh"])), name
+        assert not re.search("[\u4e00-\u9fff]", texts["en"]), name
+
+
+def test_every_sentence_is_said():
+    """By its name in Python, in the page of the explorer or in a script."""
+    files = [path for path in report.FOLDER.iterdir() if path.suffix in (".py", ".js", ".html")]
+    said = "".join(path.read_text(encoding="utf-8") for path in files)
+    families = ("column-", "head-", "label-", "means-", "name-", "panel-", "section-")
+    families += (*report.VERDICTS, "depends", "digits", "random", "forward", "backward")
+    families += ("script-entropy", "script-jacobian")
+    lost = [
+        name
+        for name in words.sentences()
+        if not name.startswith(families)
+        and not re.search(rf'["\']{name}["\']|{{{{{name}}}}}', said)
+    ]
+    assert lost == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "language"),
+    [
+        ({}, "en"),
+        ({"LANG": "C.UTF-8"}, "en"),
+        ({"LANG": "zh_CN.UTF-8"}, "zh"),
+        ({"LC_ALL": "en_GB", "LANG": "zh_TW"}, "en"),
+        ({"LC_ALL": "", "LC_MESSAGES": "zh_CN"}, "zh"),
+    ],
+)
+def test_the_language_is_that_of_the_system(environment, language, monkeypatch):
+    monkeypatch.setattr(words.locale, "getlocale", lambda: (None, None))
+    assert words.preferred(environment) == language
+    monkeypatch.setattr(words.locale, "getlocale", lambda: ("Chinese (Simplified)_China", "936"))
+    assert words.preferred({}) == "zh"
+
+
+def test_the_language_changes_what_is_said_and_not_what_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    for language in words.LANGUAGES:
+        monkeypatch.setenv("LC_ALL", {"en": "C", "zh": "zh_CN.UTF-8"}[language])
+        main(["--draws", "30"])
+        assert (words.say("question", language)) in capsys.readouterr().out.splitlines()
+        html = (tmp_path / "sdpa-report.html").read_text(encoding="utf-8")
+        assert f'<html lang="{language}"' in html
+        main(["--draws", "30", "--json", "--no-report"])
+        result = json.loads(capsys.readouterr().out)
+        found[language] = [result["digits"], [row["statement"] for row in result["claims"]]]
+    assert found["en"] == found["zh"]
+    with pytest.raises(SystemExit) as caught:
+        main(["--lang", "fr"])
+    assert caught.value.code == 2
 
 
 # ------------------------------------------------------------------------------------- claims
@@ -236,7 +308,7 @@ def test_in_a_browser(context, path):
 def test_the_answer_and_its_figure_come_first(context, path):
     with opened(context, path) as page:
         answer = page.locator("section").first
-        assert answer.locator("li").count() == 3
+        assert answer.locator("li").count() == 5
         # Figures of digits and of speed: random numbers come with --all.
         captions = page.locator(".numbered > figcaption")
         assert captions.count() == 2
@@ -291,6 +363,44 @@ def test_claims_that_hold_are_closed_and_on_a_phone_all(context, path):
     with opened(context, path, "#claim-softmax-raw") as page:
         assert is_open(page)[-1]
         assert page.locator("#claim-softmax-raw .found").is_visible()
+
+
+def test_buttons_switch_the_language(context, path):
+    with opened(context, path) as page:
+        buttons = {
+            language: page.locator(f"[data-language={language}]") for language in report.NAMES
+        }
+        for language, button in buttons.items():
+            button.click()
+            assert page.evaluate("document.documentElement.lang") == language
+            assert page.title() == words.say("title", language)
+            assert page.locator("h1").inner_text() == words.say("title", language)
+            assert page.locator("nav").get_attribute("aria-label") == words.say(
+                "aria-sections", language
+            )
+            assert [button.get_attribute("aria-pressed") for button in buttons.values()] == [
+                str(name == language).lower() for name in buttons
+            ]
+            options = page.locator("[name=scale] option").all_inner_texts()
+            assert words.say("option-one", language) in options
+            assert words.say("section-speed", language) in page.locator("nav").inner_text()
+            assert_fits(page)
+            for label in "label-entropy", "label-law", "label-time":
+                drawn = page.locator(".plot svg text", has_text=words.say(label, language)).first
+                assert drawn.is_visible(), label
+            shown = page.locator("main").inner_text()
+            letters = len(re.findall("[\u4e00-\u9fff]", shown))
+            assert (letters > 1000) if language == "zh" else (letters == len("中文"))
+        figure = page.locator(".numbered > figcaption").first
+        before = figure.evaluate("(e) => getComputedStyle(e, '::before').content")
+        assert before.startswith('"图 "')
+
+
+def test_every_label_of_a_plot_is_in_both_languages(path):
+    pictures = "".join(re.findall("<svg.*?</svg>", path.read_text(encoding="utf-8"), re.DOTALL))
+    for name, texts in words.sentences().items():
+        if name.startswith("label-"):
+            assert f">{texts['zh']}</text>" in pictures, name
 
 
 def test_the_explorer_in_it_works_and_leaves_its_links_alone(context, path):

@@ -13,7 +13,7 @@ import sdpa_lab as lab
 from sdpa_lab import smollm2, theory
 from sdpa_lab.__main__ import NAMES
 from sdpa_lab.claims import variants
-from sdpa_lab.experiments import correlation, criteria, decoder, heads, length
+from sdpa_lab.experiments import correlation, criteria, decoder, heads, length, longer, symmetry
 from sdpa_lab.tools import wheels
 from sdpa_lab.tools.table import Table
 
@@ -287,11 +287,56 @@ def test_the_table_of_a_decoder(language_model):
     assert every["first"][0] < 0.05 < every["first"][20]
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
     assert all(ax.has_data() for ax in lab.plot_decoder_heads(table).axes)
+    shares = lab.symmetric_share(model=language_model)
+    assert all(ax.has_data() for ax in lab.plot_decoder_layers(table, shares).axes)
 
 
 def test_too_few_long_texts_are_refused(language_model):
     with pytest.raises(ValueError, match=r"^draws: expected 2 to \d+ texts, got 1000"):
         lab.decoder_heads(draws=1000, model=language_model)
+
+
+# ---------------------------------------------------------------------- symmetry
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.7, 1e3])
+def test_the_symmetric_share_is_that_of_the_matrix(rng, noise):
+    query = rng.standard_normal((40, 8))
+    key = query + noise * rng.standard_normal((40, 8))
+    a = query @ key.T
+    whole = np.square((a + a.T) / 2).sum() / np.square(a).sum()
+    np.testing.assert_allclose(symmetry.share(query, key), whole, rtol=1e-12)
+
+
+def test_the_symmetric_share_of_independent_projections_is_a_half():
+    found = symmetry.random_share(384, 32)
+    assert abs(found.mean() - 0.5) < 1 / 384
+    assert found.std() < 0.003
+
+
+def test_an_encoder_has_more_symmetric_projections_than_chance(model):
+    table = lab.symmetric_share(model=model)
+    assert len(table) == 6 * 13
+    mean, heads = table.where(head="all"), table.where(layer=2)
+    assert (mean["share"] > 0.53).all()
+    np.testing.assert_allclose(mean["crossed"], 0.5, atol=0.01)
+    np.testing.assert_allclose(heads["share"][:-1].mean(), heads["share"][-1])
+    name = "encoder.layer.2.attention.self"
+    weights = (np.float64(model.weights[f"{name}.{role}.weight"]) for role in ("query", "key"))
+    query, key = (w[5 * 32 : 6 * 32].T for w in weights)
+    row = table.row(layer=2, head="5")
+    assert row["share"] == pytest.approx(symmetry.share(query, key), rel=1e-12)
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
+    assert len(lab.plot_symmetric_share(table).axes) == 1
+
+
+def test_a_decoder_has_hardly_more(language_model):
+    table = lab.symmetric_share(model=language_model)
+    assert len(table) == 30 * 10
+    assert 0.51 < table.where(head="all")["share"].mean() < 0.55
+    # Query heads 3, 4 and 5 share the key head 1.
+    w = np.float64(language_model.layers[9].qkv).reshape(15, 64, 576).swapaxes(1, 2)
+    assert table.row(layer=9, head="4")["share"] == pytest.approx(symmetry.share(w[4], w[9 + 1]))
 
 
 # ---------------------------------------------------------------------- the ledger
@@ -306,6 +351,59 @@ def test_the_ledgers_laws_are_those_of_theory():
         scales = (1 / 8, theory.best_scale(n, 64))
         plain, best = (theory.attention(n, 64, scale).grad_score for scale in scales)
         np.testing.assert_allclose(plain / best, law, atol=5e-4)
+
+
+# ---------------------------------------------------------------------- longer sequences
+
+
+def test_the_figures_of_a_trained_head_are_those_of_its_weights():
+    pytest.importorskip("autograd", reason="needs autograd: pip install '.[lab]'")
+    model = longer._models("learned", 20, 2, 0)
+    scores = longer._Scores(model, 64, "here")
+    found = scores.at(1.5)
+    query, key = (np.float64(x) for x in (scores.query, scores.key))
+    s = 1.5 * scores.scale * query @ key.swapaxes(-1, -2)
+    weights = np.exp(s - s.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    own = scores.batch.answer
+    inside = np.zeros(s.shape, bool)
+    np.put_along_axis(inside, own, True, axis=-1)
+    others = s[~inside].reshape(*s.shape[:-1], -1)
+    gap = (s[inside].reshape(s.shape[:-1]) - others.mean(axis=-1)).mean(axis=(1, 2))
+    kept = weights[inside].reshape(2, -1).mean(axis=-1)
+    logits = weights @ np.float64(scores.value) @ np.float64(model.parameters["W^O"])[:, None]
+    logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    loss = -np.take_along_axis(logits, scores.batch.target[..., None], axis=-1).mean(axis=(1, 2, 3))
+    np.testing.assert_allclose(found["key"].values, kept, rtol=1e-4)
+    np.testing.assert_allclose(found["gap"].values, gap, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found["spread"].values, others.var(-1).mean((1, 2)), rtol=1e-4)
+    np.testing.assert_allclose(found["loss"].values, loss, rtol=1e-4)
+
+
+def test_factors_are_1_at_the_trained_length_and_those_of_their_papers_beyond():
+    assert {of(1.0) for of in longer.RULES.values()} == {1.0}
+    at_512 = {rule: of(16.0) for rule, of in longer.RULES.items()}
+    assert at_512["ln n"] == at_512["SSMax"] == pytest.approx(np.log(512) / np.log(32))
+    assert at_512["YaRN"] == pytest.approx(1.27726**2, rel=1e-5)  # on the query and on the key
+
+
+def test_the_best_factor_is_that_of_the_least_loss():
+    grid = np.array(longer.GRID)
+    losses = np.log(grid / 1.9) ** 2 + np.array([[0.5], [0.7]])
+    found = longer._least(losses, np.array([[0, 1], [1, 1]]))
+    np.testing.assert_allclose(found[:3], 1.9, rtol=1e-12)
+
+
+def test_a_trained_head_on_longer_sequences_wants_ln_n():
+    pytest.importorskip("autograd", reason="needs autograd: pip install '.[lab]'")
+    table = lab.longer(n=[32, 512], steps=600, draws=2)
+    assert 0.9 < table.row(n=32, rule="best")["factor"].value < 1.2
+    loss = {row["rule"]: row["loss"].estimate().value for row in table.where(n=512).rows}
+    assert loss["best"] <= loss["ln n"] + 0.01 < loss["YaRN"] < loss["as trained"]
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
+    random = lab.scale_over_length(n=[64, 256], draws=9)
+    assert len(lab.plot_longer(table).axes) == 1
+    assert all(ax.has_data() for ax in lab.plot_longer(table, random).axes)
 
 
 # ---------------------------------------------------------------------- plots
@@ -325,6 +423,36 @@ def test_plots_of_laws():
         assert all(ax.has_data() and ax.get_title() + ax.get_ylabel() for ax in plot(table).axes)
 
 
+def test_the_plots_that_a_notebook_begins_with():
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
+    found = lab.drawn(lab.plot_ten_weights())
+    panels = [found.where(panel=name)["y"] for name in dict.fromkeys(found["panel"].tolist())]
+    assert len(panels) == 4
+    for weights, largest in zip(panels, (0.341, 0.894, 0.992, 1.0), strict=True):
+        np.testing.assert_allclose(weights.sum(), 1.0)
+        assert weights[0] == pytest.approx(largest, abs=1e-3)
+
+    table = lab.gradients([16, 256], [10], draws=20)
+    found = lab.drawn(lab.plot_gradient_rows(table)).where(panel="without the scale")
+    assert len(found.where(series="")) == 200  # a dot per row, 100 of each width
+    for series, column in (("root mean square", "rms_query"), ("median", "median_query")):
+        law = table.where(scale="unscaled")[column]
+        np.testing.assert_array_equal(found.where(series=series)["y"], law)
+
+
+def test_keys_with_a_mean_in_common_spread_scores_but_not_within_rows():
+    table = lab.growth([16, 256], [64], mean_key=2.0, draws=100)
+    assert_as_predicted(table, "mean", "variance", "variance_scaled", "variance_row")
+    np.testing.assert_allclose(table["variance_scaled_predicted"], 5.0)
+    np.testing.assert_allclose(table["variance_row_predicted"], 1.0)
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
+    both = lab.plot_growth(lab.growth([16, 256], [8], draws=9), table).axes
+    assert [axes.get_title() for axes in both] == [
+        "components of mean 0",
+        "keys with a mean in common",
+    ]
+
+
 @pytest.mark.slow
 def test_the_command_saves_tables_and_plots(tmp_path):
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[lab]'")
@@ -332,7 +460,7 @@ def test_the_command_saves_tables_and_plots(tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert run.stdout.startswith("critical\nInverse temperature")
     assert {path.name for path in tmp_path.iterdir()} == {
-        f"critical.{suffix}" for suffix in ("npz", "txt", "svg", "png")
+        f"critical.{suffix}" for suffix in ("npz", "txt", "svg", "pdf", "png", "csv")
     }
     saved = np.load(tmp_path / "critical.npz")
     np.testing.assert_array_equal(saved["beta"], lab.critical()["beta"])

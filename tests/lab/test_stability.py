@@ -84,7 +84,7 @@ def test_plots_of_depth():
 
 
 def test_sensitivity_by_hand():
-    table = stability.sensitivity((30,), rules=("sqrt d_k",), d_k=8, **FEW)
+    table = stability.sensitivity((30,), variants=("1/sqrt(d_k)",), d_k=8, **FEW)
     setting = recall.Setting(d_k=8, rule="sqrt d_k", steps=30, **FEW)
     models = recall.trained(setting, 0)
     losses, start = models.test_loss(), recall.Trained(setting, 0).test_loss()[0]
@@ -103,7 +103,17 @@ def test_every_rate_has_a_row_and_too_large_a_rate_is_worse_than_guessing():
     table = stability.learning_rates((30,), d_k=8, **FEW)
     assert list(table["rate"]) == [1e-2, 3e-1] * 2
     assert (table.where(rate=3e-1)["worse"] == 1).all()
-    assert (table.where(rate=1e-2, rule="sqrt d_k")["worse"] == 0).all()
+    assert (table.where(rate=1e-2, variant="1/sqrt(d_k)")["worse"] == 0).all()
+
+
+@pytest.mark.parametrize("variant", stability.VARIANTS)
+def test_every_variant_is_swept_at_every_horizon(variant):
+    table = stability.sensitivity((60, 50), variants=(variant,), d_k=8, **FEW)
+    assert [row["steps"] for row in table.rows] == [60, 50]
+    setting = recall.Setting(d_k=8, steps=60, **stability.VARIANTS[variant], **FEW)
+    models = recall.train(setting)
+    best = models.test_loss()[models.best()]
+    np.testing.assert_array_equal(table.rows[0]["best"].values, best)
 
 
 @pytest.mark.parametrize("norm", [0.5, 2.0, 6.0])

@@ -16,6 +16,7 @@ from autograd import grad
 from autograd.test_util import check_grads
 from support.helpers import assert_same_bits
 
+import sdpa_lab as lab
 from sdpa_lab import corpus, training
 from sdpa_lab.tools.estimate import Draws
 from sdpa_lab.training import dynamics, experiments, layers, models, optimise, plots, recall
@@ -271,6 +272,66 @@ def test_the_answer_is_at_the_answer():
     np.testing.assert_allclose(rest, models_.class_vectors[which, batch.target], atol=1e-5)
 
 
+def test_more_steps_continue_fewer():
+    """One run serves all horizons: the same bits as a run of its own, in any order."""
+    long, short = (replace(SMALL, steps=steps) for steps in (20, 5))
+    first = recall.trained(short, 7)
+    kept = first.parameters["W^Q"].copy()
+    for setting in (long, short, replace(SMALL, steps=12)):
+        again, alone = recall.trained(setting, 7), recall.train(setting, seed=7)
+        assert again.setting == setting
+        for name, w in alone.parameters.items():
+            assert_same_bits(again.parameters[name], w, name)
+    assert_same_bits(first.parameters["W^Q"], kept)
+
+
+def test_models_that_have_solved_the_task_are_kept(monkeypatch):
+    found = recall.compare_at((20, 60, 80), SMALL)
+    assert list(found) == [20, 60, 80]
+    assert (found[80] < found[20]).all()
+    assert_same_bits(found[60], recall.compare(replace(SMALL, steps=60)))
+    between = (found[20].mean() + found[60].mean()) / 2
+    monkeypatch.setattr(recall, "SOLVED", between)
+    kept = recall.compare_at((20, 60, 80), SMALL)
+    assert_same_bits(kept[80], found[60])
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.25])
+def test_divisors_of_every_power_are_equal_at_32(power):
+    at_32, other = (recall.Setting(d_k=d_k, power=power) for d_k in (32, 128))
+    assert at_32.scale == pytest.approx(32**-0.5)
+    assert other.scale == pytest.approx(32**-0.5 * 4**-power)
+
+
+def test_a_softcap_caps_what_the_model_sees(rng):
+    models_ = recall.Trained(replace(SMALL, gain=4.0, softcap=2.0), 0)
+    batch = next(models_.batches("scores", 16))
+    scores = models_.scores()[0]
+    assert 1.9 < np.abs(scores).max() <= 2
+    query, key, value = models_.project(models_.parameters, batch)
+    p = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+    out = models_.attend(models_.parameters, query, key, value, None)
+    np.testing.assert_allclose(p @ value, out, atol=1e-5)
+
+
+def test_clipped_models_end_at_the_limit_and_others_stay():
+    models_ = recall.Trained(replace(SMALL, gain=3.0), 0)
+    batch = next(models_.batches("train", 16))
+    before = {name: w.copy() for name, w in models_.parameters.items()}
+
+    def largest():
+        query, key, _ = models_.project(models_.parameters, batch)
+        return np.abs(models_.setting.scale * query @ key.swapaxes(-1, -2)).max(axis=(1, 2, 3))
+
+    limit = float(np.sort(largest())[:2].mean())  # one model of three is below
+    below = largest() < limit
+    models_.shrink(batch, limit)
+    np.testing.assert_allclose(largest()[~below], limit, rtol=1e-4)
+    for name, w in models_.parameters.items():
+        assert_same_bits(w[below], before[name][below])
+        assert (name in ("W^Q", "W^K")) == (w[~below] != before[name][~below]).all()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -278,6 +339,7 @@ def test_the_answer_is_at_the_answer():
         ({"mechanism": "dots"}, "mechanism: expected one of"),
         ({"fold": "yes"}, "fold: expected"),
         ({"n": 12}, "n: expected a divisor"),
+        ({"mechanism": "additive", "clip": 9.0}, "mechanism: expected one with scores"),
     ],
 )
 def test_settings_are_checked(changes, message):
@@ -318,6 +380,39 @@ def test_scale_rules_table():
     assert (table["loss"] > 0).all()
 
 
+def test_steps_needed_are_those_at_which_the_loss_is_reached():
+    few = {"rates": (0.02, 0.05), "seeds": 3}
+    table = experiments.steps_needed((8,), rules=("sqrt d_k",), every=10, most=150, **few)
+    assert plotted(table, "steps_needed") == 1
+    needed = cell(table, "steps", d_k=8)
+    for steps in (10, 20, *needed.astype(int)):
+        models_ = recall.train(recall.Setting(d_k=8, steps=int(steps), **few))
+        reached = (models_.test_loss() < 0.1 * recall.CHANCE).any(axis=0)
+        assert (reached[needed == steps]).all()
+        assert not reached[needed > steps].any()
+
+
+def test_tying_is_compared_after_every_number_of_steps():
+    table = experiments.tying((8,), steps=(10, 20), rates=(0.02,), seeds=3)
+    assert [(row["tied"], row["steps"]) for row in table.rows] == [
+        (0, 10),
+        (0, 20),
+        (1, 10),
+        (1, 20),
+    ]
+    assert list(table.rows[0]) == ["width", "tied", "steps", "loss"]
+    assert plotted(table, "tying") == 1
+    setting = recall.Setting(d_k=8, d_v=8, tied=True, rates=(0.02,), seeds=3, steps=20)
+    expected = recall.train(setting).test_loss()[0]
+    assert_same_bits(cell(table, "loss", tied=1, steps=20), expected)
+
+
+def test_divisors_are_measured_in_units_of_the_root():
+    table = experiments.divisors((16,), rules=("1", "4 sqrt d_k"), rates=(0.02,), steps=(5, 10))
+    assert table["ratio"].tolist() == [0.25, 0.25, 4, 4]
+    assert plotted(table, "divisors") == 1
+
+
 def test_other_scale_is_measured_against_its_own():
     table = experiments.other_scale((0.5, 1), rates=(0.02,), d_k=8, **QUICK)
     assert plotted(table, "other_scale") == 1
@@ -337,7 +432,7 @@ def test_divergence_units_and_control():
         control = cell(table, "control", task=task, step=1)
         assert (control >= start).all()
     assert len(table) == len(dynamics.TASKS) * 13
-    assert plotted(table, "divergence") == 4
+    assert plotted(table, "divergence") == 5
 
 
 def test_exponent_is_one_half_before_training():
@@ -347,6 +442,24 @@ def test_exponent_is_one_half_before_training():
     exponent = table.row(step=0)["exponent"].estimate(0.999)
     assert exponent.low < 0.5 < exponent.high
     assert exponent.high - exponent.low < 0.2
+
+
+def test_the_divisor_decides_the_exponent_after_training():
+    table = dynamics.trained_exponents((0.5, 1.0), d_k=(8, 64), steps=200, seeds=4, seed=1)
+    assert plotted(table, "trained_exponents") == 1
+    half, one = table.rows
+    assert abs(table["start"] - 0.5).max() < 0.15
+    assert half["trained"].estimate().high < one["trained"].estimate().low
+    for row in (half, one):
+        np.testing.assert_array_equal(row["scaled"].values, row["trained"].values - row["power"])
+        assert row["loss"].estimate().high < 0.5
+
+
+def test_plot_of_powers():
+    pytest.importorskip("matplotlib")
+    first = lab.first_step_exponents([8, 16], draws=3)
+    trained = dynamics.trained_exponents((0.5, 1.0), d_k=(8, 16), **QUICK)
+    assert [len(axes.containers) for axes in training.plot_powers(first, trained).axes] == [3, 2]
 
 
 def test_paths_sum_to_the_gradient():
@@ -363,7 +476,6 @@ def test_remaining_experiments_return_what_they_say():
     columns = {
         "mechanisms": ["d_k", "mechanism", "rule", "rate", "loss"],
         "lengths": ["n", "rule", "rate", "loss"],
-        "tying": ["width", "tied", "rate", "loss"],
         "trained_scores": ["d_k", "rule", "before", "after", "within row"],
     }
     for name, expected in columns.items():

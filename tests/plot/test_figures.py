@@ -257,6 +257,16 @@ def test_the_pattern_shows_the_tiles():
     assert counts == [str((kinds == kind).sum()) for kind in range(3)]
 
 
+def test_the_pattern_is_drawn_where_it_is_told():
+    axes = Figure().subplots(1, 2)
+    figure = sdpa.plot.pattern((500, 700), is_causal=True, ax=axes[1])
+    assert figure is axes[0].figure
+    alone = sdpa.plot.pattern((500, 700), is_causal=True)
+    assert axes[1].get_title() == alone.axes[0].get_title()
+    texts = [text.get_text() for text in axes[1].get_legend().get_texts()]
+    assert texts == [text.get_text() for text in alone.legends[0].get_texts()]
+
+
 def test_pattern_refused():
     with pytest.raises(TypeError, match=r"^shape: expected \(Lq, Lk\), got 3"):
         sdpa.plot.pattern(3)

@@ -10,7 +10,9 @@ from support.pages import assert_fits, opened
 
 SITE = Path(__file__).parents[2] / "build" / "docs"
 PAGES = sorted(path for path in SITE.rglob("*.html") if "_static" not in path.parts)
-FIRST = SITE / "docs" / "site" / "index.html"
+FIRST = SITE / "docs" / "why.html"
+LIBRARY = SITE / "docs" / "site" / "index.html"
+CHINESE = SITE / "zh" / "docs" / "zh" / "why.html"
 
 # What reaches beyond the window and is in no box that scrolls.
 CUT = """() => {
@@ -28,50 +30,66 @@ def test_all_pages_are_there():
     reference = (SITE.parents[1] / "docs" / "site" / "reference").glob("*.rst")
     assert names >= {f"docs/site/reference/{path.stem}.html" for path in reference}
     assert names >= {"README.html", "search.html", "genindex.html", "notebooks/explorer.html"}
+    assert names >= {"docs/why.html", "zh/docs/zh/why.html", "zh/search.html"}
     assert len(names) > 60
-
-
-def test_every_page_fits_and_is_whole(context):
-    """No error, nothing cut off, no picture missing, no formula left in TeX."""
-    pictures = formulas = 0
-    wrong = {}
-    with opened(context, FIRST) as page:
-        for path in PAGES:
-            page.goto(path.as_uri())
-            assert_fits(page)
-            found = [page.evaluate(check) for check in (CUT, BROKEN, RAW)]
-            if any(found):
-                wrong[path.name] = found
-            pictures += page.locator("article img").count()
-            formulas += page.locator("article math").count()
-    assert wrong == {}
-    assert pictures > 30
-    assert formulas > 300
 
 
 # Lists beside the text, code and formulas that are wider than their box.
 NARROW = """() => [...document.querySelectorAll(
-        "article pre, .formula, .bd-sidebar-secondary a, .bd-sidebar-primary a")]
+        "article pre, .formula, .bd-sidebar-secondary, .bd-sidebar-primary, .bd-sidebar-primary a")]
     .filter((e) => e.scrollWidth > e.clientWidth + 1 && e.checkVisibility())
-    .map((e) => e.textContent.slice(0, 80))"""
+    .map((e) => e.outerHTML.slice(0, 80))"""
 WIDE_CODE = {"notebooks", "performance", "history"}
 """Folders whose pages have output or figures of more than 100 columns."""
 
+# Text whose contrast to the ground is below 4.5 by WCAG 2.2.
+FAINT = """() => {
+    const rgba = (s) => s.match(/[\\d.]+/g).map(Number);
+    const light = (c) => c.slice(0, 3)
+        .map((x) => (x <= 10.3 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, x, k) => sum + [0.2126, 0.7152, 0.0722][k] * x, 0);
+    const ground = (e) => {
+        const color = rgba(getComputedStyle(e).backgroundColor);
+        return (color[3] ?? 1) > 0.99 ? color : ground(e.parentElement); };
+    const contrast = (e) => {
+        const [a, b] = [rgba(getComputedStyle(e).color), ground(e)].map(light);
+        return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05); };
+    return [...document.querySelectorAll("article *")]
+        .filter((e) => [...e.childNodes].some((t) => t.nodeType === 3 && t.data.trim()))
+        .filter((e) => e.checkVisibility({opacityProperty: true}) && contrast(e) < 4.5)
+        .map((e) => e.outerHTML.slice(0, 80)); }"""
 
-@pytest.mark.parametrize("width", [1280, 1440])
-def test_code_and_formulas_need_no_scrolling_on_a_desk(browser, width):
-    """100 columns, the widest that a source may have, also in the description of a function."""
+
+def test_every_page_fits_and_is_whole(browser):
+    """In each window, light and dark: no error, nothing cut off, no picture missing, no formula in
+    TeX, text that can be read; on a desk no scrolling for 100 columns, the widest of a source."""
+    pictures = formulas = 0
     wrong = {}
-    window = browser.new_context(viewport={"width": width, "height": 844}, offline=True)
-    with opened(window, FIRST) as page:
+    context = browser.new_context(offline=True)
+    with opened(context, FIRST) as page:
         for path in PAGES:
-            if path.parent.name in WIDE_CODE:
-                continue
             page.goto(path.as_uri())
-            if found := page.evaluate(NARROW):
-                wrong[path.name] = found
-    window.close()
+            for width in (390, 1280, 1440):
+                page.set_viewport_size({"width": width, "height": 844})
+                assert_fits(page)
+                checks = [CUT, BROKEN, RAW]
+                if width >= 1280 and path.parent.name not in WIDE_CODE:
+                    checks.append(NARROW)
+                for scheme in ("light", "dark"):
+                    page.emulate_media(color_scheme=scheme)
+                    page.wait_for_function(
+                        "(scheme) => document.documentElement.dataset.theme === scheme", arg=scheme
+                    )
+                    last = [FAINT] if width == 1440 else []
+                    found = [page.evaluate(check) for check in checks + last]
+                    if any(found):
+                        wrong[path.name, width, scheme] = found
+            pictures += page.locator("article img").count()
+            formulas += page.locator("article math").count()
+    context.close()
     assert wrong == {}
+    assert pictures > 30
+    assert formulas > 300
 
 
 def test_a_table_of_a_docstring_has_the_rows_that_were_meant(context):
@@ -106,7 +124,7 @@ def test_links_lead_somewhere():
 
 
 def test_long_lines_of_code_scroll_in_their_box(context):
-    with opened(context, FIRST) as page:
+    with opened(context, LIBRARY) as page:
         scrolled = page.evaluate(
             """[...document.querySelectorAll("article pre")].map((e) => {
             e.scrollLeft = 9999; return e.scrollLeft > 0; })"""
@@ -114,8 +132,8 @@ def test_long_lines_of_code_scroll_in_their_box(context):
         assert scrolled == [page.viewport_size["width"] == 390] * 2
 
 
-def test_the_first_screen_has_installation_and_first_call(context):
-    with opened(context, FIRST) as page:
+def test_the_page_of_the_library_starts_with_installation_and_first_call(context):
+    with opened(context, LIBRARY) as page:
         for text in "pip install .", "sdpa.attention(":
             place = page.locator("article :is(code, pre)", has_text=text).first.bounding_box()
             assert place["y"] + place["height"] < page.viewport_size["height"], text
@@ -123,6 +141,48 @@ def test_the_first_screen_has_installation_and_first_call(context):
             page.locator("article").get_by_role("link", name=name, exact=True).click()
             page.get_by_role("heading", name=heading).first.wait_for()
             page.go_back()
+
+
+@pytest.mark.parametrize(("path", "language"), [(FIRST, "en"), (CHINESE, "zh-CN")])
+def test_the_first_page_says_why(context, path, language):
+    """Thesis on the first screen, five figures, the way to the other language."""
+    with opened(context, path) as page:
+        window = page.viewport_size
+        assert page.locator("html").get_attribute("lang") == language
+        thesis = page.locator("article p").first.bounding_box()
+        assert thesis["y"] < window["height"] / 2
+        figures = page.locator("article img").all()
+        assert len(figures) == 5
+        for box in (figure.bounding_box() for figure in figures):
+            assert box["width"] <= window["width"] - box["x"]
+            assert box["height"] > 200
+        other = {"en": "中文", "zh-CN": "English"}[language]
+        page.locator("article").get_by_role("link", name=other, exact=True).click()
+        page.get_by_role("heading", level=1).wait_for()
+        assert page.locator("html").get_attribute("lang") != language
+        page.go_back()
+        # Every other link out of the Chinese build, too.
+        for link in page.locator("article a").all():
+            address = link.evaluate("(e) => e.href")
+            if address.startswith("file:") and "#" not in address:
+                assert Path(unquote(urlparse(address).path)).is_file(), address
+
+
+@pytest.mark.parametrize("words", ["熵", "梯度消失", "信息熵 优化器", "Adam", "softmax 饱和"])
+def test_the_search_in_chinese(context, words):
+    """One letter, words that no space divides, both kinds of letters."""
+    page = context.new_page()
+    page.goto((SITE / "zh" / "search.html").as_uri() + f"?q={words}")
+    results = page.locator("#search-results")
+    found = results.get_by_role("link", name=re.compile("为什么"))
+    if words.startswith("信息熵"):  # which the page does not say
+        page.locator("#search-summary, .search-summary").filter(
+            has_text=re.compile(".")
+        ).first.wait_for()
+        assert found.count() == 0
+    else:
+        found.first.wait_for()
+    page.close()
 
 
 def test_search_leads_to_the_reference(context):

@@ -18,6 +18,10 @@ PAGES = {
     for folder in ("docs", "docs/history")
     for path in (ROOT / folder).glob("*.md")
 }
+PAGES |= {
+    f"zh/{path.name}": path.read_text(encoding="utf-8")
+    for path in (ROOT / "docs" / "zh").glob("*.md")
+}
 EVERY_PAGE = pytest.mark.parametrize("page", sorted(PAGES))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{2,3} (.*)$", re.MULTILINE)

@@ -2,7 +2,9 @@
 
 import ast
 import graphlib
+import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -265,3 +267,16 @@ def test_tests_of_the_library_do_without_the_laboratory():
     assert {name for name in users if not name.startswith(others)} == {"support/examples.py"}
     helped = {name.as_posix() for name in imported if "support.examples" in imported[name]}
     assert {name for name in helped if not name.startswith(others)} == set()
+
+
+@pytest.mark.parametrize("command", [["-c", "import sdpa"], ["-m", "sdpa"]])
+def test_a_clone_that_hides_the_installed_package_says_so(tmp_path, command):
+    """Python searches the folder that it is started in first, where a clone has no extension."""
+    shutil.copytree(PACKAGE, tmp_path / "sdpa", ignore=shutil.ignore_patterns("_core*.so"))
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    found = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert found.returncode != 0
+    assert f"sdpa: expected the extension _core in {tmp_path / 'sdpa'}, got none" in found.stderr
+    assert "pip install --editable ." in found.stderr

@@ -160,3 +160,14 @@ def test_ipython_prints_what_python_prints():
     pretty = pytest.importorskip("IPython.lib.pretty")
     for thing, _ in ALL.values():
         assert pretty.pretty(thing) == repr(thing)
+
+
+def test_the_caption_of_a_narrow_table_is_one_line(browser):
+    """A caption is as wide as its table, unless it may not break."""
+    page = browser.new_page()
+    for shown in sdpa.MultiHeadAttention(64, 4), sdpa.KVCache(1, 4, 16, capacity=32):
+        page.set_content(shown._repr_html_())
+        height = page.locator("caption").bounding_box()["height"]
+        page.set_content("<table><caption>A</caption><tr><td>1</td></tr></table>")
+        assert height == page.locator("caption").bounding_box()["height"]
+    page.close()

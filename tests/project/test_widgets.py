@@ -79,13 +79,28 @@ def test_knobs_turn_and_the_picture_changes(server, browser):
     assert first.startswith("data:image/png;base64,")
 
     sliders = page.locator(".widget-slider")
-    assert sliders.count() == 4
+    assert sliders.count() == 5
     handle = page.locator(".widget-slider [role=slider]").first
     handle.focus()
     page.keyboard.press("ArrowRight")
     wider = changed_from(first)
     assert sliders.first.locator(".widget-readout").inner_text() == "128"
 
-    page.locator(".widget-dropdown select").first.select_option("1")
-    assert changed_from(wider) != first
+    named = page.locator(".widget-dropdown select").first
+    readout = sliders.nth(2).locator(".widget-readout")
+    assert readout.inner_text().startswith("0.088")  # 1/sqrt(128): a named scale follows d_k
+    named.select_option("1")
+    unscaled = changed_from(wider)
+    assert unscaled != first
+
+    page.locator(".widget-play button").first.click()
+    played = changed_from(unscaled)
+    page.locator(".widget-play button").first.click()  # stands still
+    assert named.input_value() == "by the slider"
+    assert played != first
+
+    # The weights, as a page in the page.
+    pair = page.frame_locator("iframe").locator(".map")
+    pair.press("ArrowDown")
+    assert "query 1" in page.frame_locator("iframe").locator("#status").inner_text()
     page.close()

@@ -1,0 +1,78 @@
+"""The rows on training: what they measure is what they judge and what their sentences speak of."""
+
+from dataclasses import replace
+from string import Formatter
+
+import pytest
+
+pytest.importorskip("autograd", reason="needs autograd: pip install '.[lab]'")
+
+from sdpa_lab.claims import convergence, projections, stability
+from sdpa_lab.claims.record import HORIZONS
+from sdpa_lab.tools.estimate import Draws
+from sdpa_lab.training import recall
+
+ROWS = {
+    row.id: row
+    for module in (convergence, projections, stability)
+    for row in module.CLAIMS
+    if row.experiment.__name__ not in ("init_symmetric", "grads_differ")
+}
+WATCHED = ("divergence", "feedback", "tied-conflict")
+"""Those that look at every step, so that their runs cannot be shortened here."""
+
+SWEPT = ("unstable-training", "qk-norm")
+"""Those that need a rate which has learned something."""
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A fiftieth of the steps, and nothing is solved by then."""
+    trained = recall.trained
+
+    def few(setting, seed):
+        return trained(replace(setting, steps=setting.steps // 50), seed)
+
+    monkeypatch.setattr(recall, "trained", few)
+    for module in ("stability", "experiments"):
+        monkeypatch.setattr(f"sdpa_lab.training.{module}.trained", few)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in WATCHED else name
+        for name in ROWS
+        if name not in SWEPT
+    ],
+)
+def test_sentences_speak_of_figures_that_are_measured(name):
+    row = ROWS[name]
+    measured = row.experiment(0, 0.2)
+    assert {expect.figure for expect in row.expect} <= set(measured)
+    for text in (row.holds, row.law, row.depends):
+        assert {field for _, field, _, _ in Formatter().parse(text) if field} <= set(measured)
+    for figure in measured.values():
+        assert isinstance(figure, Draws)
+        assert len(figure.values) >= 3
+
+
+def test_rows_with_horizons_have_a_figure_at_each():
+    for row in ROWS.values():
+        horizons = {expect.horizon for expect in row.expect} - {None}
+        assert not horizons or set(HORIZONS) <= horizons, row.id
+        for expect in row.expect:
+            if expect.horizon is not None:
+                assert f"{expect.horizon} steps" in expect.figure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SWEPT)
+def test_sentences_on_the_learning_rate(name, monkeypatch):
+    monkeypatch.setattr(stability, "HORIZONS", (60, 150))
+    measured = stability.sensitivities(0, 0.2)
+    for text in (ROWS[name].holds, ROWS[name].law, ROWS[name].depends):
+        for _, field, _, _ in Formatter().parse(text):
+            if field and field.endswith(", 150 steps"):
+                assert field in measured

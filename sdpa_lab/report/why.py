@@ -60,7 +60,7 @@ CHINESE = {
     "change in one step": "一步更新的变化量",
     "divided by": "除以",
     "not divided": "不缩放",
-    "loss, nats": "损失（奈特）",
+    "loss, nats": "损失（nat）",
     "divisor over √dₖ": "除数与 √dₖ 之比",
     "steps": "步",
 }

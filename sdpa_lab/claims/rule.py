@@ -50,7 +50,8 @@ def decide_horizons(expect: Iterable["Expect"], found: Found) -> tuple[str, bool
     """`decide` after each number of steps, where figures have a horizon; verdicts by horizon.
 
     The verdict is that of all horizons, or that it depends on them: figures without one count at
-    each. Where two differ it depends on them, whatever others leave undecided.
+    each. Where two differ it depends on them, whatever others leave undecided; two differ, too,
+    where the claim holds at one and falls at the other, if only its law there is undecided.
     """
     expect = tuple(expect)
     groups = _groups(expect)
@@ -60,9 +61,13 @@ def decide_horizons(expect: Iterable["Expect"], found: Found) -> tuple[str, bool
     verdicts = {steps: verdict for steps, (verdict, _) in judged.items()}
     decided = set(verdicts.values()) - {"undecided"}
     final = all(final for _, final in judged.values())
-    if len(decided) > 1:
+    if len(decided) > 1 or ("reproduced" in decided and any(_falls(e, found) for e in expect)):
         return DEPENDS, final, verdicts
     return "undecided" if "undecided" in verdicts.values() else decided.pop(), final, verdicts
+
+
+def _falls(expect: "Expect", found: Found) -> bool:
+    return compare(found[expect.figure], expect.claimed_region()) == "outside"
 
 
 def _groups(expect: tuple["Expect", ...]) -> dict[int, list["Expect"]]:

@@ -227,14 +227,17 @@ def test_figures_are_named_by_their_horizons():
         ((2, 2, 3), "depends on the horizon", True),
         # At 1.1 the interval lies across: whatever is found there, two others differ already.
         ((2, 1.1, 1), "depends on the horizon", False),
+        # At 2.1 it lies across the law's end, and outside the claim in any case.
+        ((1, 1, 2.1), "depends on the horizon", False),
         ((1, 1, 1.1), "undecided", False),
+        ((2, 2, 2.1), "undecided", False),
     ],
 )
 def test_a_claim_has_one_verdict_at_all_horizons_or_depends_on_them(centres, verdict, final):
     found = {e.figure: figure(c - 0.05, c + 0.05) for e, c in zip(HARM, centres, strict=True)}
     result = decide_horizons(HARM, found)
     assert result[:2] == (verdict, final)
-    one = {1: "reproduced", 1.1: "undecided", 2: "corrected", 3: "refuted"}
+    one = {1: "reproduced", 1.1: "undecided", 2.1: "undecided", 2: "corrected", 3: "refuted"}
     assert result[2] == {10 * (i + 1): one[c] for i, c in enumerate(centres)}
 
 

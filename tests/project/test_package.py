@@ -264,8 +264,15 @@ def test_tests_of_the_library_do_without_the_laboratory():
     files = {path: path.relative_to(folder) for path in folder.rglob("*.py")}
     imported = {name: imported_by(path, folder) for path, name in files.items()}
     users = {name.as_posix() for name in imported if of_laboratory(imported[name])}
-    assert {name for name in users if not name.startswith(others)} == {"support/examples.py"}
-    helped = {name.as_posix() for name in imported if "support.examples" in imported[name]}
+    helpers = {"support/claims.py", "support/examples.py"}
+    assert {name for name in users if not name.startswith(others)} == helpers
+    modules = tuple(name.removesuffix("py").replace("/", ".") for name in helpers)
+    helped = {
+        file.as_posix()
+        for file, names in imported.items()
+        if any(name.startswith(modules) for name in names)
+    }
+    assert helped
     assert {name for name in helped if not name.startswith(others)} == set()
 
 

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .tools import mathtext
 from .tools.drawn import drawn
-from .tools.mathtext import plain_roots, set_mathematics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,7 +106,7 @@ def plot(function: Callable[P, R]) -> Callable[P, R]:
     def styled(*args: P.args, **kwargs: P.kwargs) -> R:
         with _styled():
             figure = function(*args, **kwargs)
-            set_mathematics(figure)
+            mathtext.set_mathematics(figure)
             return figure
 
     styled.__doc__ = _with_sections(function)
@@ -313,7 +313,7 @@ def save(
 def svg(figure: Figure) -> str:
     """The figure as an <svg> element, to be put in an HTML page."""
     text = StringIO()
-    with _styled(), plain_roots(figure):
+    with _styled(), mathtext.plain_roots(figure):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     _, start, rest = text.getvalue().partition("<svg")
     return start + rest

@@ -150,8 +150,7 @@ class Claim:
     slow: bool = False
     """It trains or times something, or takes long: the main job leaves it out."""
     timed: bool = False
-    """It times something or reads the size of a process: a draw is a process, and figures differ
-    from run to run."""
+    """It times something or reads the size of a process, and a draw is a process."""
     trained: tuple[Trained, ...] = ()
     """By pretrained model, judged where it is installed."""
 
@@ -212,8 +211,10 @@ class Row:
 
     @property
     def distances(self) -> dict[str, float]:
-        """By figure that was judged: how far it is from the nearest end of a margin, over the
-        length of its interval (`rule.clearance`)."""
+        """By figure that was judged: how far it is from the nearest end of a margin.
+
+        In lengths of its interval (`rule.clearance`).
+        """
         found = self._found
         return {name: clearance(expect, found) for name, expect in self.expect.items() if found}
 
@@ -230,8 +231,11 @@ class Row:
 
     @property
     def smallest_effect(self) -> dict[str, float]:
-        """By figure that was judged: the length of its interval. The interval around an effect as
-        large as that leaves out 0 with the certainty of the verdict."""
+        """By figure that was judged: the length of its interval.
+
+        The interval around an effect as large as that leaves out 0 with the certainty of the
+        verdict.
+        """
         found = self._found
         return {name: found[name].high - found[name].low for name in self.expect if found}
 

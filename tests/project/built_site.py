@@ -22,7 +22,10 @@ CUT = """() => {
         .filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !scrolls(e))
         .map((e) => e.outerHTML.slice(0, 80)); }"""
 BROKEN = "[...document.images].filter((e) => !(e.complete && e.naturalWidth)).map((e) => e.src)"
-RAW = r"document.title.includes('\\(') || document.body.innerText.includes('\\(')"
+# TeX that is no formula, unless it is quoted as code.
+RAW = r"""() => document.title.includes('\\(') ||
+    [...document.querySelectorAll("body *:not(code, code *, script)")].some(
+        (e) => [...e.childNodes].some((t) => t.nodeType === 3 && t.data.includes('\\(')))"""
 
 
 def test_all_pages_are_there():

@@ -221,8 +221,10 @@ class Table:
     def _repr_html_(self) -> str:
         header, rows = self._grid()
 
+        # JupyterLab sets that cells break, so the table's own style would not reach them.
         def line(tag: str, texts: list[str]) -> str:
-            return f"<tr>{''.join(f'<{tag}>{escape(text)}</{tag}>' for text in texts)}</tr>"
+            start = f'<{tag} style="white-space: nowrap">'
+            return f"<tr>{''.join(f'{start}{escape(text)}</{tag}>' for text in texts)}</tr>"
 
         return (
             f"<table><caption>{escape(self.title)}</caption><thead>{line('th', header)}</thead>"

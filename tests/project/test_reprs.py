@@ -171,3 +171,15 @@ def test_the_caption_of_a_narrow_table_is_one_line(browser):
         page.set_content("<table><caption>A</caption><tr><td>1</td></tr></table>")
         assert height == page.locator("caption").bounding_box()["height"]
     page.close()
+
+
+def test_no_cell_of_a_table_of_the_laboratory_breaks(browser):
+    """JupyterLab breaks cells at spaces rather than scroll: "0.00 [0.00, 0.06]" in three lines."""
+    share = lab.Estimate(0.0, 0.0, 0.06, 9)
+    table = lab.Table("Shares", [{f"share {i}": share for i in range(20)}])
+    page = browser.new_page(viewport={"width": 400, "height": 400})
+    page.set_content("<style>th, td { white-space: normal }</style>" + table._repr_html_())
+    heights = {cell.bounding_box()["height"] for cell in page.locator("th, td").all()}
+    page.set_content("<table><tr><th>1</th></tr><tr><td>1</td></tr></table>")
+    assert heights == {cell.bounding_box()["height"] for cell in page.locator("th, td").all()}
+    page.close()

@@ -337,19 +337,31 @@ INLINE bool amx_pack_values(const amx_scratch *w, const rows *v, sdpa_dtype dtyp
     return vany(amx_is_odd(most));
 }
 
-/* Both for each type of rows and number of parts. */
-#define AMX_PACKED(name, dtype, parts)                                                                                 \
-    NOINLINE bool amx_keys_##name(const amx_scratch *w, const rows *k, int64_t d) {                                    \
-        return amx_pack_keys(w, k, dtype, d, parts);                                                                   \
-    }                                                                                                                  \
-    NOINLINE bool amx_values_##name(const amx_scratch *w, const rows *v, int64_t d, const bool *odd) {                 \
-        return amx_pack_values(w, v, dtype, d, parts, odd);                                                            \
-    }
-AMX_PACKED(bf16, SDPA_BF16, 1)
-AMX_PACKED(bf16_copied, SDPA_F32, 1)
-AMX_PACKED(f16, SDPA_F16, 2)
-AMX_PACKED(f16_copied, SDPA_F32, 2)
-#undef AMX_PACKED
+/* Both for each type of rows and number of parts, as constants. */
+NOINLINE bool amx_keys_bf16(const amx_scratch *w, const rows *k, int64_t d) {
+    return amx_pack_keys(w, k, SDPA_BF16, d, 1);
+}
+NOINLINE bool amx_values_bf16(const amx_scratch *w, const rows *v, int64_t d, const bool *odd) {
+    return amx_pack_values(w, v, SDPA_BF16, d, 1, odd);
+}
+NOINLINE bool amx_keys_bf16_copied(const amx_scratch *w, const rows *k, int64_t d) {
+    return amx_pack_keys(w, k, SDPA_F32, d, 1);
+}
+NOINLINE bool amx_values_bf16_copied(const amx_scratch *w, const rows *v, int64_t d, const bool *odd) {
+    return amx_pack_values(w, v, SDPA_F32, d, 1, odd);
+}
+NOINLINE bool amx_keys_f16(const amx_scratch *w, const rows *k, int64_t d) {
+    return amx_pack_keys(w, k, SDPA_F16, d, 2);
+}
+NOINLINE bool amx_values_f16(const amx_scratch *w, const rows *v, int64_t d, const bool *odd) {
+    return amx_pack_values(w, v, SDPA_F16, d, 2, odd);
+}
+NOINLINE bool amx_keys_f16_copied(const amx_scratch *w, const rows *k, int64_t d) {
+    return amx_pack_keys(w, k, SDPA_F32, d, 2);
+}
+NOINLINE bool amx_values_f16_copied(const amx_scratch *w, const rows *v, int64_t d, const bool *odd) {
+    return amx_pack_values(w, v, SDPA_F32, d, 2, odd);
+}
 
 typedef struct amx_packing {
     bool (*keys)(const amx_scratch *w, const rows *k, int64_t d);

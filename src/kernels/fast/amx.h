@@ -161,15 +161,18 @@ INLINE void amx_weights(const amx_logits *all, int nv, int parts, bool biased, v
 }
 
 typedef void amx_weigh(const amx_logits *t, int nv, vec *sum, amx_queue *queue);
-#define AMX_WEIGHTS(parts, biased, name)                                                                               \
-    NOINLINE void amx_weights_##parts##name(const amx_logits *t, int nv, vec *sum, amx_queue *queue) {                 \
-        amx_weights(t, nv, parts, biased, sum, queue);                                                                 \
-    }
-AMX_WEIGHTS(1, false, )
-AMX_WEIGHTS(1, true, _biased)
-AMX_WEIGHTS(2, false, )
-AMX_WEIGHTS(2, true, _biased)
-#undef AMX_WEIGHTS
+NOINLINE void amx_weights_1(const amx_logits *t, int nv, vec *sum, amx_queue *queue) {
+    amx_weights(t, nv, 1, false, sum, queue);
+}
+NOINLINE void amx_weights_1_biased(const amx_logits *t, int nv, vec *sum, amx_queue *queue) {
+    amx_weights(t, nv, 1, true, sum, queue);
+}
+NOINLINE void amx_weights_2(const amx_logits *t, int nv, vec *sum, amx_queue *queue) {
+    amx_weights(t, nv, 2, false, sum, queue);
+}
+NOINLINE void amx_weights_2_biased(const amx_logits *t, int nv, vec *sum, amx_queue *queue) {
+    amx_weights(t, nv, 2, true, sum, queue);
+}
 
 /* amx_weights in steps: where weights are multiplied by dropout's factors, where maxima are huge, and where w->s has to
  * keep the weights. */

@@ -50,9 +50,11 @@ INLINE bool weighs_delta(const sdpa_problem *p) { return sdpa_is_narrow(p->o.dty
 /* Whether lse has more digits than the kernel computes with, so that it lost none. */
 INLINE bool is_wide_lse(const sdpa_problem *p) { return SDPA_REAL == 32 && p->lse.dtype == SDPA_F64; }
 
-/* Whether all rows are completed, whatever their lse. The bits of invariant results must depend neither on the number of
- * keys, some of which may be hidden, nor on other rows. */
-INLINE bool completes_all(const sdpa_problem *p) { return weighs_delta(p) || p->n_k <= COMPLETED_KEYS || p->invariant; }
+/* Whether all rows are completed: half an ulp of an lse of the compute type costs up to a quarter of the precision. The
+ * bits of invariant results must depend neither on the number of keys, some of which may be hidden, nor on other rows. */
+INLINE bool completes_all(const sdpa_problem *p) {
+    return weighs_delta(p) || !is_wide_lse(p) || p->n_k <= COMPLETED_KEYS || p->invariant;
+}
 
 INLINE int64_t blocks_of(const sdpa_problem *p, int64_t n_keys) {
     return (n_keys + sdpa_key_block(p) - 1) / sdpa_key_block(p);
@@ -354,11 +356,6 @@ COLD NOINLINE void set_far_rows(const sdpa_unit *u, const backward_scratch *w, d
     }
 }
 
-/* Whether a row with this lse, in log2 units, is completed in any case. */
-INLINE bool is_coarse_lse(const sdpa_problem *p, double lse) {
-    return !is_wide_lse(p) && fabs(lse) > FINE_LSE * M_LOG2E;
-}
-
 /* The sink's weight in each row, up to factor. */
 INLINE void weigh_sink(const sdpa_unit *u, const backward_scratch *w, double *sunk) {
     const double sink = sink_of(u);
@@ -394,7 +391,7 @@ NOINLINE bool complete_rows(const sdpa_unit *u, backward_scratch *w, int64_t j0,
     for (int64_t i = 0; i < u->n_i; i++) {
         const double total = w->factor[i] * (sum[i] + sunk[i]), excess = log2(total);
         const bool complete = fabs(excess) <= 2 * epsilon * (4 + fabs((double)w->lse[i]));
-        const bool wanted = all || whole[i] || is_coarse_lse(p, w->lse[i] - log2(w->factor[i]));
+        const bool wanted = all || whole[i];
         if (!wanted || !(total > 0) || !(complete || whole[i])) continue;
         if (by_weights) w->delta[i] = (real)(delta[i] * w->factor[i] / total) - w->dlse[i];
         w->weighed[i] = by_weights;

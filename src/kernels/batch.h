@@ -63,7 +63,7 @@ NOINLINE bool begin_unit(const sdpa_unit *u, backward_state *s, bool *far) {
     if (s->j0 < s->j1) pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w->line);
     *far = most > FAR_LSE;
     if (!*far) s->w.low = NULL;
-    return completes_all(p) || *far || is_coarse_lse(p, most);
+    return completes_all(p) || *far;
 }
 
 /* Completes the rows of a unit, if it must, and scales its queries. False if interrupted. */

@@ -56,11 +56,9 @@ enum panel_state { PANEL_VISIBLE, PANEL_MASKED, PANEL_HIDDEN };
  * an integer argument of vexp2_above. */
 #define HUGE_SCORE 0x1p19f
 
-/* Rows of up to COMPLETED_KEYS keys are completed (backward.h), and so are longer ones whose |lse| exceeds FINE_LSE,
- * where half an ulp of a float32 is more than 4.8e-7, unless lse is a float64. P of KEPT_BLOCKS key blocks is kept meanwhile: 8192 keys, 3.2 MB of
- * float32 for 96 queries. */
+/* With a float64 lse beside float32 operands, rows of more than COMPLETED_KEYS keys are not completed (backward.h). P of
+ * KEPT_BLOCKS key blocks is kept for completion: 8192 keys, 3.2 MB of float32 for 96 queries. */
 #define COMPLETED_KEYS 1024
-#define FINE_LSE 16
 #define KEPT_BLOCKS 64
 
 /* The backward takes BATCH_UNITS units through RANGE_BYTES of keys, values and their gradients before it goes on to the

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from string import Formatter
 
+import numpy as np
 import pytest
 
 pytest.importorskip("autograd", reason="needs autograd: pip install '.[lab]'")
@@ -71,7 +72,8 @@ def test_rows_with_horizons_have_a_figure_at_each():
 @pytest.mark.parametrize("name", SWEPT)
 def test_sentences_on_the_learning_rate(name, monkeypatch):
     monkeypatch.setattr(stability, "HORIZONS", (60, 150))
-    measured = stability.sensitivities(0, 0.2)
+    with np.errstate(invalid="ignore"):  # so few draws leave losses infinite on both sides
+        measured = stability.sensitivities(0, 0.2)
     for text in (ROWS[name].holds, ROWS[name].law, ROWS[name].depends):
         for _, field, _, _ in Formatter().parse(text):
             if field and field.endswith(", 150 steps"):

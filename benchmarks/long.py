@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from itertools import product
 
+import numpy as np
+
+import sdpa
 from benchmarks.contenders import Contenders, Setting, Work, operands, ours
 
 WIDTHS = (64, 128, 256)
@@ -22,8 +25,12 @@ def long(setting: Setting) -> Iterator[Work]:
         def build(n: int = n, d: int = d) -> Contenders:
             x = operands(max(ROWS // n, 1), setting.length(n), d)
             mine = ours(x)["backward"]
+            out, lse = sdpa.attention_forward(*x[:3], lse_dtype=np.float64)
+            wide = mine._replace(
+                call=lambda: sdpa.attention_backward(x.grad_out, *x[:3], out, lse),
+            )
             peer = setting.torch()
             theirs = {} if peer is None else {peer.name: mine._replace(call=peer.backward(x))}
-            return {"sdpa": mine, **theirs}
+            return {"sdpa": mine, "float64 lse": wide, **theirs}
 
         yield Work("long", name_of(n, d), build)

@@ -284,7 +284,7 @@ INLINE void amx_see(ivec *most, vec x) { *most = vmost_bits(*most, (ivec)x & ~SI
 INLINE ivec amx_is_odd(ivec most) { return most >= 0x7f800000; }
 
 /* Keys as registers at w->k, rows after the last and columns from d on 0. Returns whether an element is odd. */
-INLINE bool amx_pack_keys(const amx_scratch *w, const rows *k, sdpa_dtype dtype, int64_t d, int parts) {
+INLINE bool amx_pack_keys_as(const amx_scratch *w, const rows *k, sdpa_dtype dtype, int64_t d, int parts) {
     ivec most = {0};
     const int64_t steps = w->d_k / AMX_DEPTH;
     for (int64_t j = 0; j < round_up(k->n, AMX_DEPTH); j++) {
@@ -308,8 +308,8 @@ INLINE bool amx_pack_keys(const amx_scratch *w, const rows *k, sdpa_dtype dtype,
 
 /* Values as registers at w->v, transposed; keys after the last, columns from d on, and rows that are odd (or NULL) are
  * 0. Returns whether an element is odd. */
-INLINE bool amx_pack_values(const amx_scratch *w, const rows *v, sdpa_dtype dtype, int64_t d, int parts,
-                            const bool *odd) {
+INLINE bool amx_pack_values_as(const amx_scratch *w, const rows *v, sdpa_dtype dtype, int64_t d, int parts,
+                               const bool *odd) {
     ivec most = {0};
     char *to = w->v;
     for (int64_t j0 = 0; j0 < v->n; j0 += AMX_DEPTH) {
@@ -337,43 +337,19 @@ INLINE bool amx_pack_values(const amx_scratch *w, const rows *v, sdpa_dtype dtyp
     return vany(amx_is_odd(most));
 }
 
-/* Both for each type of rows and number of parts, as constants. */
-NOINLINE bool amx_keys_bf16(const amx_scratch *w, const rows *k, int64_t d) {
-    return amx_pack_keys(w, k, SDPA_BF16, d, 1);
-}
-NOINLINE bool amx_values_bf16(const amx_scratch *w, const rows *v, int64_t d, const bool *odd) {
-    return amx_pack_values(w, v, SDPA_BF16, d, 1, odd);
-}
-NOINLINE bool amx_keys_bf16_copied(const amx_scratch *w, const rows *k, int64_t d) {
-    return amx_pack_keys(w, k, SDPA_F32, d, 1);
-}
-NOINLINE bool amx_values_bf16_copied(const amx_scratch *w, const rows *v, int64_t d, const bool *odd) {
-    return amx_pack_values(w, v, SDPA_F32, d, 1, odd);
-}
-NOINLINE bool amx_keys_f16(const amx_scratch *w, const rows *k, int64_t d) {
-    return amx_pack_keys(w, k, SDPA_F16, d, 2);
-}
-NOINLINE bool amx_values_f16(const amx_scratch *w, const rows *v, int64_t d, const bool *odd) {
-    return amx_pack_values(w, v, SDPA_F16, d, 2, odd);
-}
-NOINLINE bool amx_keys_f16_copied(const amx_scratch *w, const rows *k, int64_t d) {
-    return amx_pack_keys(w, k, SDPA_F32, d, 2);
-}
-NOINLINE bool amx_values_f16_copied(const amx_scratch *w, const rows *v, int64_t d, const bool *odd) {
-    return amx_pack_values(w, v, SDPA_F32, d, 2, odd);
+/* Both with the type of the rows and the number of parts as constants. */
+NOINLINE bool amx_pack_keys(const amx_scratch *w, const rows *k, int64_t d) {
+    const bool narrow = k->narrow.data != NULL;
+    if (w->parts == 1) return narrow ? amx_pack_keys_as(w, k, SDPA_BF16, d, 1) : amx_pack_keys_as(w, k, SDPA_F32, d, 1);
+    return narrow ? amx_pack_keys_as(w, k, SDPA_F16, d, 2) : amx_pack_keys_as(w, k, SDPA_F32, d, 2);
 }
 
-typedef struct amx_packing {
-    bool (*keys)(const amx_scratch *w, const rows *k, int64_t d);
-    bool (*values)(const amx_scratch *w, const rows *v, int64_t d, const bool *odd);
-} amx_packing;
-
-/* How rows are packed in so many parts. */
-INLINE amx_packing amx_packing_of(const rows *x, int parts) {
-    static const amx_packing packing[AMX_MOST_PARTS][2] = {
-        {{amx_keys_bf16_copied, amx_values_bf16_copied}, {amx_keys_bf16, amx_values_bf16}},
-        {{amx_keys_f16_copied, amx_values_f16_copied}, {amx_keys_f16, amx_values_f16}}};
-    return packing[parts - 1][x->narrow.data != NULL];
+NOINLINE bool amx_pack_values(const amx_scratch *w, const rows *v, int64_t d, const bool *odd) {
+    const bool narrow = v->narrow.data != NULL;
+    if (w->parts == 1) {
+        return narrow ? amx_pack_values_as(w, v, SDPA_BF16, d, 1, odd) : amx_pack_values_as(w, v, SDPA_F32, d, 1, odd);
+    }
+    return narrow ? amx_pack_values_as(w, v, SDPA_F16, d, 2, odd) : amx_pack_values_as(w, v, SDPA_F32, d, 2, odd);
 }
 
 /* Packs the panels at w->q, as pack_panels left them, into pairs of adjacent rows, and finds the queries with odd

@@ -66,8 +66,8 @@ INLINE backward_scratch common_layout(const sdpa_problem *p, sdpa_arena *a) {
         .block = block_keys(p, sdpa_key_block(p)), .n_lanes = unit_lanes(p), .k_row = round_up(p->d_k, VL)};
     const int64_t n_blocks = blocks_of(p, p->n_k), n = w.n_lanes;
     const int64_t pairs = w.block * n, tiles = (w.block + MAX_TILE_ROWS) * n;
-    const bool additive = p->scores == SDPA_ADDITIVE, keeps = !is_wide_lse(p) || completes_all(p);
-    w.n_slots = !keeps ? 1 : n_blocks < KEPT_BLOCKS ? n_blocks : KEPT_BLOCKS;
+    const bool additive = p->scores == SDPA_ADDITIVE;
+    w.n_slots = !completes_all(p) ? 1 : n_blocks < KEPT_BLOCKS ? n_blocks : KEPT_BLOCKS;
     const array arrays[] = {
         ARRAY(w.o_rows, n * row_stride(p->d_v)),
         ARRAY(w.p, w.n_slots * tiles),
@@ -114,11 +114,11 @@ INLINE void take_unit(backward_scratch *w, const sdpa_problem *p, sdpa_arena *a)
 #define FAR_LSE (16 / REAL_EPSILON)
 
 /* Loads lse in log2 units. Queries that see no key get lse = +inf, and padding lanes, whose scores are 0, a large one:
- * their P is exactly 0. Returns the largest absolute value. */
-COLD NOINLINE double load_lse(const sdpa_unit *u, const backward_scratch *w) {
+ * their P is exactly 0. Returns whether there are far rows. */
+COLD NOINLINE bool load_lse(const sdpa_unit *u, const backward_scratch *w) {
     const sdpa_problem *p = u->problem;
     const double log2_e = log2_e_of(u);
-    double most = 0;
+    bool far = false;
     for (int64_t i = 0; i < w->n_lanes; i++) {
         w->lse[i] = i < u->n_i ? (real)INFINITY : HUGE_SCORE;
         w->delta[i] = w->dlse[i] = w->zero[i] = 0;
@@ -134,9 +134,9 @@ COLD NOINLINE double load_lse(const sdpa_unit *u, const backward_scratch *w) {
          * no digits after the point, P is only as precise as lse, but the factor must not become 0 or infinite. */
         w->lse[i] = (real)floor(log2_lse);
         if (isfinite(lse)) w->factor[i] = exp2(fmax(-64, fmin(64, w->lse[i] - log2_lse)));
-        if (isfinite(lse)) most = fmax(most, fabs(log2_lse));
+        far |= isfinite(lse) && fabs(log2_lse) > FAR_LSE;
     }
-    return most;
+    return far;
 }
 
 /* d[i, j0 + j] += dS[j, i] for the unit's queries and n keys, by squares of VL x VL. */
@@ -390,9 +390,8 @@ NOINLINE bool complete_rows(const sdpa_unit *u, backward_scratch *w, int64_t j0,
     }
     for (int64_t i = 0; i < u->n_i; i++) {
         const double total = w->factor[i] * (sum[i] + sunk[i]), excess = log2(total);
-        const bool complete = fabs(excess) <= 2 * epsilon * (4 + fabs((double)w->lse[i]));
-        const bool wanted = all || whole[i];
-        if (!wanted || !(total > 0) || !(complete || whole[i])) continue;
+        const bool complete = all && fabs(excess) <= 2 * epsilon * (4 + fabs((double)w->lse[i]));
+        if (!(total > 0) || !(complete || whole[i])) continue;
         if (by_weights) w->delta[i] = (real)(delta[i] * w->factor[i] / total) - w->dlse[i];
         w->weighed[i] = by_weights;
         w->factor[i] /= total;

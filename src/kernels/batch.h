@@ -47,23 +47,22 @@ static size_t backward_bytes(const sdpa_problem *p) {
     return arena.used;
 }
 
-/* What a unit does before it adds to any gradient, but for its rows of P. Returns whether rows must be completed;
- * *far: from their maxima. */
-NOINLINE bool begin_unit(const sdpa_unit *u, backward_state *s, bool *far) {
+/* What a unit does before it adds to any gradient, but for its rows of P. Returns whether there are far rows, which are
+ * completed from their maxima. */
+NOINLINE bool begin_unit(const sdpa_unit *u, backward_state *s) {
     const sdpa_problem *p = u->problem;
     const backward_scratch *w = &s->w;
     sdpa_visible_keys(u, u->i0, u->n_i, &s->j0, &s->j1);
     s->c = product_factor(u, M_LOG2E);
     s->sums = (head_sums){0};
     clear_keys(u, (keys){0});
-    const double most = load_lse(u, w);
+    const bool far = load_lse(u, w);
     memset(w->dq, 0, sizeof(real) * (size_t)(w->n_lanes * w->k_row));
     memset(w->dmask, 0, sizeof(real) * (size_t)w->n_lanes);
     if (p->scores == SDPA_ADDITIVE) memset(w->dq_lanes, 0, sizeof(real) * (size_t)(p->d_k * w->n_lanes));
     if (s->j0 < s->j1) pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w->line);
-    *far = most > FAR_LSE;
-    if (!*far) s->w.low = NULL;
-    return completes_all(p) || *far;
+    if (!far) s->w.low = NULL;
+    return far;
 }
 
 /* Completes the rows of a unit, if it must, and scales its queries. False if interrupted. */
@@ -138,8 +137,7 @@ NOINLINE void backward_any(const sdpa_unit *units, int64_t n, void *scratch) {
     backward_state *states = batch_layout(units->problem, n, &arena);
     int64_t done = 0;
     for (int64_t i = 0; i < n; i++) {
-        bool far;
-        const bool completes = begin_unit(&units[i], &states[i], &far);
+        const bool far = begin_unit(&units[i], &states[i]), completes = far || completes_all(units->problem);
         if (completes && !sweep_units(units + done, states + done, i - done)) return;
         if (!prepare_unit(&units[i], &states[i], completes, far)) return;
         if (!completes) continue;

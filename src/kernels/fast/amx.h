@@ -30,15 +30,14 @@ NOINLINE void amx_pack_block(const sdpa_unit *u, const forward_scratch *w, keys 
         block->keys = (amx_operand){block->k.narrow.data, row, VL * row, 2 * AMX_DEPTH, 0};
     } else {
         const int64_t step = parts * AMX_BYTES;
-        block->any_odd_key = amx_packing_of(&block->k, parts).keys(amx, &block->k, p->d_k);
+        block->any_odd_key = amx_pack_keys(amx, &block->k, p->d_k);
         block->keys = (amx_operand){amx->k, VEC_BYTES, amx->d_k / AMX_DEPTH * step, step, AMX_BYTES};
     }
     if (block->any_odd_key) amx_find_odd(&u->k, b.j0, b.n, p->d_k, w->line, block->odd_key);
-    const amx_packing packing = amx_packing_of(&block->v, parts);
-    block->any_odd_value = packing.values(amx, &block->v, p->d_v, NULL);
+    block->any_odd_value = amx_pack_values(amx, &block->v, p->d_v, NULL);
     if (!block->any_odd_value) return;
     amx_find_odd(&u->v, b.j0, b.n, p->d_v, w->line, block->odd_value);
-    packing.values(amx, &block->v, p->d_v, block->odd_value);
+    amx_pack_values(amx, &block->v, p->d_v, block->odd_value);
 }
 
 /* A panel and the keys of a block that are added to it in one go. */
@@ -160,18 +159,19 @@ INLINE void amx_weights(const amx_logits *all, int nv, int parts, bool biased, v
     }
 }
 
-typedef void amx_weigh(const amx_logits *t, int nv, vec *sum, amx_queue *queue);
-NOINLINE void amx_weights_1(const amx_logits *t, int nv, vec *sum, amx_queue *queue) {
-    amx_weights(t, nv, 1, false, sum, queue);
-}
-NOINLINE void amx_weights_1_biased(const amx_logits *t, int nv, vec *sum, amx_queue *queue) {
-    amx_weights(t, nv, 1, true, sum, queue);
-}
-NOINLINE void amx_weights_2(const amx_logits *t, int nv, vec *sum, amx_queue *queue) {
-    amx_weights(t, nv, 2, false, sum, queue);
-}
-NOINLINE void amx_weights_2_biased(const amx_logits *t, int nv, vec *sum, amx_queue *queue) {
-    amx_weights(t, nv, 2, true, sum, queue);
+/* amx_weights with the number of parts, and whether there is a bias, as constants. */
+NOINLINE void amx_weigh(const amx_logits *t, int nv, int parts, bool biased, vec *sum, amx_queue *queue) {
+    if (parts == 1) {
+        if (biased) {
+            amx_weights(t, nv, 1, true, sum, queue);
+        } else {
+            amx_weights(t, nv, 1, false, sum, queue);
+        }
+    } else if (biased) {
+        amx_weights(t, nv, 2, true, sum, queue);
+    } else {
+        amx_weights(t, nv, 2, false, sum, queue);
+    }
 }
 
 /* amx_weights in steps: where weights are multiplied by dropout's factors, where maxima are huge, and where w->s has to
@@ -301,8 +301,6 @@ INLINE void amx_maxima(const real *s, int64_t s_row, int64_t n, int nv, vec *mos
 /* From the scores of a piece to its weights, while the products of the queue go on. False if all pairs are masked. */
 NOINLINE bool amx_softmax(const sdpa_unit *u, const forward_scratch *w, const amx_block *block, amx_piece *piece,
                           amx_queue *queue) {
-    static amx_weigh *const weigh[AMX_MOST_PARTS + 1][2] = {
-        [1] = {amx_weights_1, amx_weights_1_biased}, [2] = {amx_weights_2, amx_weights_2_biased}};
     const sdpa_problem *p = u->problem;
     const panel q = piece->q;
     const struct block pairs = {u->i0 + q.i, q.n_i, piece->b.j0, piece->b.n};
@@ -332,7 +330,7 @@ NOINLINE bool amx_softmax(const sdpa_unit *u, const forward_scratch *w, const am
     if (in_steps) {
         amx_weights_in_steps(u, w, &t, q, &pairs, sum);
     } else {
-        weigh[w->amx.parts][bias == BIAS_SOME_MASKED](&t, q.nv, sum, queue);
+        amx_weigh(&t, q.nv, w->amx.parts, bias == BIAS_SOME_MASKED, sum, queue);
     }
     amx_flush_end(&modes);
     add_to_sums(w->row.l, q, piece->alpha, sum);

@@ -7,12 +7,16 @@
 #include "deal.h"
 #include "drivers.h"
 #include "groups.h"
+#include "program.h"
 #include "runtime/memory.h"
 #include "runtime/parallel.h"
 #include "sequences.h"
 #include "unit.h"
 
 #define ADDRESS(name, rows, columns) &p->name,
+
+/* Whether gradients of score_mod's arrays are wanted, to which all units may add. */
+static bool adds_to_arrays(const sdpa_problem *p) { return p->score_mod && p->score_mod->n_gradients > 0; }
 
 /* Splits (batch, head) into groups and members: axes along which any gradient is summed belong to the members. */
 static void find_groups(const sdpa_problem *p, sdpa_grid *groups, sdpa_grid *members) {
@@ -23,12 +27,12 @@ static void find_groups(const sdpa_problem *p, sdpa_grid *groups, sdpa_grid *mem
     int64_t step = p->n_batch;
     for (int a = 0; a < p->n_axes; a++) {
         step /= p->axis[a];
-        bool shared = false;
+        bool shared = adds_to_arrays(p);
         for (int i = 0; i < n_gradients; i++) shared |= gradients[i]->data && gradients[i]->batch[a] == 0;
         sdpa_grid_add_axis(shared ? members : groups, p->axis[a], step, 0);
     }
     int64_t queries_per_key = 1;
-    bool heads_shared = false;
+    bool heads_shared = adds_to_arrays(p);
     for (int i = 0; i < n_gradients; i++) {
         if (!gradients[i]->data) continue;
         if (gradients[i]->group > queries_per_key) queries_per_key = gradients[i]->group;
@@ -156,8 +160,10 @@ typedef struct backward_run {
     int64_t n_shares;
     size_t scratch_bytes, sums_bytes; /* the most that any sequence needs: per worker, per slot */
     int64_t n_blocks, n_units, most;  /* per slot; per worker */
+    size_t arrays_bytes;              /* of the sums for score_mod's arrays, per worker */
     char *scratch, *sums;
     bool *begun;
+    char *arrays;
     sdpa_turn *turns;
     sdpa_unit *batches;
     backward_slot *slots;
@@ -178,7 +184,7 @@ static bool fetches_heads(const backward_call *c) {
 static void plan(backward_call *c) {
     const sdpa_problem *p = c->problem;
     c->scratch_bytes = c->kernels->pass[c->pass].bytes(p);
-    c->most = c->pass == SDPA_PASS_BACKWARD ? c->kernels->backward_most(p) : 1;
+    c->most = c->pass == SDPA_PASS_BACKWARD && !adds_to_arrays(p) ? c->kernels->backward_most(p) : 1;
     c->dk_bytes = p->dk.data ? (size_t)(p->n_k * p->d_k) * 4 : 0;
     c->sums_bytes = c->summed ? c->dk_bytes + (p->dv.data ? (size_t)(p->n_k * p->d_v) * 4 : 0) : 0;
     c->n_blocks = (p->n_k + sdpa_key_block(p) - 1) / sdpa_key_block(p);
@@ -325,6 +331,7 @@ static void run_units(void *context, const sdpa_slot *s, int64_t t, int64_t n, i
         for (int64_t i = 0; i < batch; i++) {
             set_unit(slot, group_of(slot, s->group), t + done + i, &units[i]);
             units[i].run = run;
+            units[i].sums = r->arrays_bytes ? (double *)(r->arrays + (size_t)worker * r->arrays_bytes) : NULL;
         }
         if (c->pass == SDPA_PASS_BACKWARD) {
             c->kernels->backward(units, batch, scratch);
@@ -351,6 +358,7 @@ static void take_pieces(void *owner, sdpa_arena *arena) {
     const int n_workers = r->deal.n_workers;
     const int64_t n_slots = sdpa_deal_slots(r->deal.n_groups, n_workers);
     r->scratch = sdpa_take(arena, (size_t)n_workers * r->scratch_bytes);
+    r->arrays = r->arrays_bytes ? sdpa_take(arena, (size_t)n_workers * r->arrays_bytes) : NULL;
     r->batches = sdpa_take(arena, (size_t)(n_workers * r->most) * sizeof *r->batches);
     r->deal.slots = sdpa_take(arena, (size_t)n_slots * sizeof *r->deal.slots);
     r->slots = sdpa_take(arena, (size_t)n_slots * sizeof *r->slots);
@@ -367,6 +375,7 @@ static void make_room(backward_run *r, const backward_call *c) {
     if (c->n_blocks > r->n_blocks) r->n_blocks = c->n_blocks;
     if (units > r->n_units) r->n_units = units;
     if (c->most > r->most) r->most = c->most;
+    r->arrays_bytes = adds_to_arrays(c->problem) ? sdpa_program_sums_bytes(c->problem->score_mod) : 0;
 }
 
 /* Runs all groups in memory of the run's sizes. */
@@ -379,6 +388,9 @@ static sdpa_status run_groups(backward_run *r) {
     d->most = r->most;
     void *memory = sdpa_alloc_pieces(take_pieces, r);
     if (!memory) return SDPA_NO_MEMORY;
+    for (int i = 0; i < d->n_workers && r->arrays_bytes; i++) {
+        sdpa_program_clear_sums(r->call->problem->score_mod, (double *)(r->arrays + (size_t)i * r->arrays_bytes));
+    }
     for (int64_t i = 0; i < sdpa_deal_slots(d->n_groups, d->n_workers); i++) {
         backward_slot *slot = &r->slots[i];
         slot->call = r->call;
@@ -422,8 +434,26 @@ static sdpa_status plan_shares(const backward_call *call, backward_run *r, sdpa_
     return SDPA_OK;
 }
 
+/* The sequences one after the other, since all add to the same arrays. */
+static sdpa_status run_in_order(const sdpa_problem *p, const backward_call *call) {
+    backward_slot view;
+    sdpa_status status = SDPA_OK;
+    for (int64_t s = 0; s < p->n_sequences && status == SDPA_OK; s++) {
+        if (sdpa_poll(p->interrupted)) return SDPA_INTERRUPTED;
+        view_sequence(call, s, &view);
+        const int64_t n_groups = view.own.groups.size;
+        if (units_per_group(&view.own) > 0) {
+            status = run_backward(&view.one, &view.own);
+        } else {
+            for (int64_t g = 0; g < n_groups; g++) clear_group(&view.own, g, true);
+        }
+    }
+    return status;
+}
+
 static sdpa_status run_packed(const sdpa_problem *p, backward_call *call) {
     sdpa_sequences_pad(p, call->pass);
+    if (adds_to_arrays(p)) return run_in_order(p, call);
     sdpa_share *shares = sdpa_alloc((size_t)p->n_sequences * sizeof *shares);
     if (!shares) return SDPA_NO_MEMORY;
     backward_run r = {.call = call, .shares = shares};
@@ -507,7 +537,8 @@ static sdpa_status differentiate(const sdpa_problem *problem, sdpa_pass pass) {
     }
     find_groups(p, &call.groups, &call.members);
     call.summed = sums_in_groups(&call);
-    call.ordered = (p->dq.data && !is_own(p, &p->dq)) || (p->dmask.data && p->dmask.col == 0);
+    call.ordered =
+        (p->dq.data && !is_own(p, &p->dq)) || (p->dmask.data && p->dmask.col == 0) || adds_to_arrays(p);
     sdpa_tensor *per_head[] = {SDPA_HEAD_GRADIENTS(ADDRESS)};
 #undef ADDRESS
     enum { N_PER_HEAD = sizeof per_head / sizeof *per_head };

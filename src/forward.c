@@ -35,7 +35,7 @@ static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run
 
 enum {
     PARTS_CAN = SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
-                SDPA_FEATURE_ALIBI | SDPA_FEATURE_ADDITIVE
+                SDPA_FEATURE_ALIBI | SDPA_FEATURE_ADDITIVE | SDPA_FEATURE_SCORE_MOD
 };
 
 static int64_t parts_of_keys(const sdpa_problem *p, int64_t n_units) {

@@ -14,6 +14,8 @@ unsigned sdpa_problem_features(const sdpa_problem *p) {
     if (p->scales.data) features |= SDPA_FEATURE_SCALES;
     if (p->alibi_slopes.data) features |= SDPA_FEATURE_ALIBI;
     if (p->scores == SDPA_ADDITIVE) features |= SDPA_FEATURE_ADDITIVE;
+    if (p->score_mod) features |= SDPA_FEATURE_SCORE_MOD;
+    if (p->mask_mod) features |= SDPA_FEATURE_MASK_MOD;
     if (p->invariant) features |= SDPA_FEATURE_INVARIANT;
     return features;
 }

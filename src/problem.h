@@ -185,13 +185,16 @@ enum {
     SDPA_FEATURE_INVARIANT = 1 << 11,
     SDPA_FEATURE_SCALES = 1 << 12,
     SDPA_FEATURE_WHERE = 1 << 13,
+    SDPA_FEATURE_SCORE_MOD = 1 << 14,
+    SDPA_FEATURE_MASK_MOD = 1 << 15,
     SDPA_FEATURE_UNKNOWN = 1 << 30, /* for tests: no path may name it */
 
     /* Which pairs are seen, and what is added to their logits: every path that works on blocks of pairs knows them. */
     SDPA_FEATURES_OF_PAIRS = SDPA_FEATURE_MASK | SDPA_FEATURE_BIAS | SDPA_FEATURE_LOWER | SDPA_FEATURE_UPPER |
                              SDPA_FEATURE_OFFSET | SDPA_FEATURE_LENGTHS,
-    /* And what only a unit knows: the scale of its head, a second mask. */
-    SDPA_FEATURES_OF_UNITS = SDPA_FEATURES_OF_PAIRS | SDPA_FEATURE_SCALES | SDPA_FEATURE_WHERE,
+    /* And what only a unit knows: the scale of its head, a second mask, a mask that is a program. */
+    SDPA_FEATURES_OF_UNITS =
+        SDPA_FEATURES_OF_PAIRS | SDPA_FEATURE_SCALES | SDPA_FEATURE_WHERE | SDPA_FEATURE_MASK_MOD,
 };
 
 typedef struct sdpa_problem {
@@ -217,6 +220,10 @@ typedef struct sdpa_problem {
     /* The bits of a query's results depend only on the query, the keys that it sees, their positions and the options.
      * All shapes are then computed in one way, and blocks of keys begin at multiples of their size. */
     bool invariant;
+
+    /* Functions of the user (program.h), or NULL: of the scores after scale and softcap, before the mask is added; of
+     * which pairs are visible. Not with SDPA_ADDITIVE. */
+    const struct sdpa_program *score_mod, *mask_mod;
 
     sdpa_choice heads, queries; /* the wanted ones; only weights and received weights allow a choice */
     sdpa_stage stage;           /* the wanted one of weights */

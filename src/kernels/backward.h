@@ -36,7 +36,8 @@ typedef struct backward_scratch {
     real *part;   /* (block, 2, VL + 1): see additive_gradients */
     unsigned char *state; /* (2, n_lanes / VL): enum panel_state of both pieces of a block, n_slots times */
     real *r;              /* (block, n_lanes): dropout's factors, or NULL */
-    real *tanh;           /* (n_slots, block, n_lanes): the cap's tanh, or NULL */
+    real *tanh;           /* (n_slots, block, n_lanes): the cap's tanh or score_mod's slopes (slope_at), or NULL */
+    real *raw;            /* as tanh: the scores that score_mod gets, or NULL */
     real *zero;           /* per query */
     real *k, *v, *k_tail, *v_tail;
     real *line;
@@ -76,7 +77,8 @@ INLINE backward_scratch common_layout(const sdpa_problem *p, sdpa_arena *a) {
         ARRAY(w.given, additive || p->n_k <= FEW_KEYS ? tiles : ABSENT),
         ARRAY(w.part, additive ? w.block * 2 * (VL + 1) : ABSENT),
         ARRAY(w.r, p->dropout_p > 0 ? pairs : ABSENT),
-        ARRAY(w.tanh, is_linear(p) ? ABSENT : w.n_slots * pairs),
+        ARRAY(w.tanh, is_straight(p) ? ABSENT : w.n_slots * pairs),
+        ARRAY(w.raw, p->score_mod ? w.n_slots * pairs : ABSENT),
         ARRAY(w.zero, n),
         ARRAY(w.k, w.block * row_stride(p->d_k)),
         ARRAY(w.v, w.block * row_stride(p->d_v)),
@@ -203,7 +205,7 @@ INLINE bool quick_weights(scores *t, int nv, tile_sums *sum) {
 
 /* The scores of a panel and keys k, into w->p: *bias is what is there already. False if all are masked. */
 INLINE bool begin_scores(const sdpa_unit *u, const backward_scratch *w, panel q, const rows *k, scores *t,
-                         enum bias_kind *bias) {
+                         score_program *own, enum bias_kind *bias) {
     const sdpa_problem *p = u->problem;
     const block b = block_of(u, q, k);
     *t = panel_scores(w->q, q, k, p->d_k, w->p + q.i, w->n_lanes);
@@ -216,6 +218,8 @@ INLINE bool begin_scores(const sdpa_unit *u, const backward_scratch *w, panel q,
         t->given = lane_of(w->ready, q.i);
     }
     t->ds = lane_of(w->tanh, q.i);
+    t->raw = lane_of(w->raw, q.i);
+    use_program(t, own, u, &b, w->line);
     return true;
 }
 
@@ -224,8 +228,9 @@ NOINLINE enum panel_state backward_weights(const sdpa_unit *u, const backward_sc
                                            real c, tile_sums *sum) {
     const sdpa_problem *p = u->problem;
     scores t;
+    score_program own;
     enum bias_kind bias;
-    if (!begin_scores(u, w, q, k, &t, &bias)) return PANEL_HIDDEN;
+    if (!begin_scores(u, w, q, k, &t, &own, &bias)) return PANEL_HIDDEN;
     t.shift = w->lse + q.i;
     t.c = c;
     const bool plain = bias == BIAS_NONE && !(p->features & ~FUSED_CAN);
@@ -254,7 +259,9 @@ NOINLINE void weigh_keys(const sdpa_unit *u, const backward_scratch *w, const ro
         }
         if (state != PANEL_HIDDEN) continue;
         fill_panel(w->p + q.i, w->n_lanes, q.nv, k->n, vset1(-0.0));
-        if (w->tanh) fill_panel(w->tanh + q.i, w->n_lanes, q.nv, k->n, (vec){0}); /* dS is multiplied by its slope */
+        /* dS is multiplied by its slope, 1 */
+        if (w->tanh) fill_panel(w->tanh + q.i, w->n_lanes, q.nv, k->n, vset1(u->problem->score_mod ? 1 : 0));
+        if (w->raw) fill_panel(w->raw + q.i, w->n_lanes, q.nv, k->n, (vec){0});
     }
 }
 
@@ -306,6 +313,7 @@ COLD NOINLINE backward_scratch kept_piece(const backward_scratch *w, const sdpa_
     kept.p += (slot * (w->block + MAX_TILE_ROWS) + key) * w->n_lanes;
     kept.state += (2 * slot + (key > 0)) * (SDPA_QUERY_BLOCK / VL);
     kept.tanh = lane_of(w->tanh, (slot * w->block + key) * w->n_lanes);
+    kept.raw = lane_of(w->raw, (slot * w->block + key) * w->n_lanes);
     return kept;
 }
 
@@ -322,9 +330,10 @@ COLD NOINLINE bool find_maxima(const sdpa_unit *u, const backward_scratch *w, in
         const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w->k, w->k_tail);
         PANELS (q, u->n_i) {
             scores t;
+            score_program own;
             enum bias_kind bias;
             vec most[SCORE_WIDTH], unused[2][SCORE_WIDTH];
-            if (!begin_scores(u, w, q, &k, &t, &bias)) continue;
+            if (!begin_scores(u, w, q, &k, &t, &own, &bias)) continue;
             for (int x = 0; x < q.nv; x++) most[x] = vset1(-INFINITY);
             t.extreme = (real *)most;
             const real factor = score_products(&t, q.nv, u, bias, M_LOG2E);
@@ -449,7 +458,22 @@ NOINLINE rows scale_queries(const sdpa_unit *u, const backward_scratch *w) {
 INLINE bool wants_queries(const sdpa_unit *u) { return u->dq.data || u->dscales.data; }
 
 /* Whether a gradient that goes through the scores is wanted; dV needs only the weights. */
-INLINE bool wants_scores(const sdpa_unit *u) { return wants_queries(u) || u->dk.data || u->dmask.data; }
+INLINE bool wants_scores(const sdpa_unit *u) { return wants_queries(u) || u->dk.data || u->dmask.data || u->sums; }
+
+/* Adds to the sums of score_mod's arrays what keys b contribute: `variant` with ds and, in the double backward, further
+ * inputs, all (b.n, row). */
+NOINLINE void add_to_arrays(const sdpa_unit *u, enum sdpa_variant variant, keys b, const real *const in[4], int64_t row,
+                            real *scratch) {
+    PANELS (q, u->n_i) {
+        const block pairs = {u->i0 + q.i, q.n_i, b.j0, b.n};
+        program_run r;
+        begin_program(&r, u->problem->score_mod, variant, u, &pairs, scratch);
+        for (int64_t j = 0; j < b.n; j += SCORE_ROWS) {
+            for (int x = 0; x < 4; x++) r.in[x] = (program_input){in[x] ? in[x] + j * row + q.i : NULL, row};
+            run_strip(&r, b.j0 + j, b.n - j < SCORE_ROWS ? b.n - j : SCORE_ROWS, NULL, 0);
+        }
+    }
+}
 
 /* Computes dS = P * (dP - delta) of all queries and the keys of v, without the cap's slope; with dropout, which comes
  * before delta, from w->delta. Returns which of the keys the queries see. */
@@ -483,8 +507,11 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
     if (state == PANEL_HIDDEN) return;
 
     if (u->dmask.data) add_mask_gradient(u, w->ds, w->n_lanes, w->dmask, b.j0, b.n);
+    if (u->sums) {
+        add_to_arrays(u, SDPA_CODE_SCATTER, b, (const real *[4]){w->raw, NULL, w->ds, NULL}, w->n_lanes, w->line);
+    }
     for (int64_t x = 0; x < b.n * w->n_lanes && w->tanh; x += VL) {
-        vstore(w->ds + x, slope_at(w->tanh, x) * vload(w->ds + x));
+        vstore(w->ds + x, slope_at(p, w->tanh, x) * vload(w->ds + x));
     }
     /* A masked pair must not meet NaN or Inf. Where it might, its products are skipped instead of multiplied by
      * zero. */

@@ -22,7 +22,8 @@
  * at the first key of the block. */
 enum {
     SPLIT_CAN =
-        SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI
+        SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI |
+        SDPA_FEATURE_SCORE_MOD
 };
 
 typedef struct forward_scratch {
@@ -306,6 +307,8 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     if (u->n_i <= VL && rows_ahead(u, k->j0 + k->n, &next)) t.next = &next;
     enum bias_kind bias = bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, w->line);
     if (bias == BIAS_ALL_MASKED) return two_passes;
+    score_program own;
+    use_program(&t, &own, u, &b, w->line);
     const bool plain = bias == BIAS_NONE && is_linear(p);
     if (p->scores == SDPA_ADDITIVE) {
         real *given = plain ? w->s : w->given; /* s holds the bias */
@@ -320,7 +323,10 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
             SDPA_TAKE(FUSED);
             done = fused_keys(&w->row, &t, q, n_scores, plain, sum, alpha);
             two_passes = !done;
-            if (!done) bias = bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, w->line);
+            if (!done) {
+                bias = bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, w->line);
+                use_program(&t, &own, u, &b, w->line);
+            }
         }
     }
     if (!done) masked = exact_keys(&w->row, &t, q, u, bias, is_linear(p) ? w->exact : NULL, sum, alpha);

@@ -10,27 +10,39 @@
  * and additive scores are not products. */
 enum {
     FUSED_CAN =
-        SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI | SDPA_FEATURE_INVARIANT
+        SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI |
+        SDPA_FEATURE_INVARIANT | SDPA_FEATURE_SCORE_MOD
 };
 
-/* Whether a logit is its product times a factor, plus the bias. If not, score_logits also stores h, the tanh of the
- * softcap, for slope_at and bend_of. */
-INLINE bool is_linear(const sdpa_problem *p) { return p->softcap == 0; }
+/* Whether a logit is a score, which score() computes, times a factor, plus the bias. If not, score_logits also stores h,
+ * the tanh of the softcap, for slope_at and bend_of. A score_mod computes scores in natural units, after the softcap. */
+INLINE bool is_linear(const sdpa_problem *p) { return p->softcap == 0 || p->score_mod; }
+
+/* Whether the derivative of a logit with respect to its scaled product is 1. */
+INLINE bool is_straight(const sdpa_problem *p) { return p->softcap == 0 && !p->score_mod; }
 
 /* The head's scale, whose sign the queries carry, so that the largest product is that of the largest score. own_scale:
  * it has a gradient and a tangent. */
 INLINE bool own_scale(const sdpa_unit *u) { return u->scales.data; }
 INLINE real scale_of(const sdpa_unit *u) { return (real)u->scale; }
 INLINE real sign_of_scale(const sdpa_unit *u) { return u->scale < 0 ? -1 : 1; }
-INLINE real product_factor(const sdpa_unit *u, double unit) { return (real)(fabs(u->scale) * unit); }
+INLINE real scale_factor(const sdpa_unit *u) { return (real)fabs(u->scale); }
+
+/* The factor of scores where logits are linear. */
+INLINE real product_factor(const sdpa_unit *u, double unit) {
+    return (real)(u->problem->score_mod ? unit : fabs(u->scale) * unit);
+}
 
 /* The last factor before the bias is added. */
-INLINE double logit_factor(const sdpa_unit *u) { return is_linear(u->problem) ? fabs(u->scale) : u->problem->softcap; }
+INLINE double logit_factor(const sdpa_unit *u) {
+    return u->problem->score_mod ? 1 : is_linear(u->problem) ? fabs(u->scale) : u->problem->softcap;
+}
 
-/* The derivative of a logit with respect to its scaled product. h is the array that score_logits filled, or NULL if
- * logits are linear. */
-INLINE vec slope_at(const real *h, int64_t at) {
-    return h ? vmuladd(-vload(h + at), vload(h + at), vset1(1)) : vset1(1);
+/* The derivative of a logit with respect to its scaled product. h is the array that score filled, with the slope itself
+ * if there is a score_mod, or NULL if logits are straight. */
+INLINE vec slope_at(const sdpa_problem *p, const real *h, int64_t at) {
+    if (!h) return vset1(1);
+    return p->score_mod ? vload(h + at) : vmuladd(-vload(h + at), vload(h + at), vset1(1));
 }
 
 /* The second derivative is bend_of(p) * h * slope. */
@@ -64,6 +76,32 @@ INLINE real add_sink(double sink, real *m, real *low, real *l, real *term) {
     return 0;
 }
 
+/* The factor of a product before a cap's tanh, and its rounding error. */
+INLINE void set_cap(const sdpa_unit *u, real *cap, real *cap_low) {
+    const double exact = fmin(fabs(u->scale) / u->problem->softcap, REAL_MAX); /* beyond that tanh is 1 */
+    *cap = (real)exact;
+    *cap_low = (real)(exact - (double)*cap);
+}
+
+/* Lets score() apply the unit's score_mod, if there is one, to block b; t->ds is NULL or takes slopes. `scratch`:
+ * program_size. */
+INLINE void use_program(scores *t, score_program *g, const sdpa_unit *u, const block *b, real *scratch) {
+    const sdpa_problem *p = u->problem;
+    if (!p->score_mod) return;
+    begin_program(&g->run, p->score_mod, t->ds ? SDPA_CODE_SLOPE : SDPA_CODE_VALUE, u, b, scratch);
+    g->factor = scale_factor(u);
+    g->softcap = (real)p->softcap;
+    if (p->softcap != 0) set_cap(u, &g->cap, &g->cap_low);
+    t->program = g;
+}
+
+/* s = the capped scores of a block, in units of 1 / unit, plus what s holds. */
+INLINE void score_capped(scores *t, int nv, const sdpa_unit *u, double unit) {
+    t->c = (real)(unit * u->problem->softcap);
+    set_cap(u, &t->cap, &t->cap_low);
+    score(t, nv, SCORE_CAPPED);
+}
+
 /* s = the logits of a block in log2 units (`unit` = log2 e) or natural ones (`unit` = 1), after scale, cap and bias,
  * for any options; t->extreme = their maximum. `bias` says what s already holds. */
 NOINLINE void score_logits(scores *t, int nv, const sdpa_unit *u, enum bias_kind bias, double unit) {
@@ -76,12 +114,9 @@ NOINLINE void score_logits(scores *t, int nv, const sdpa_unit *u, enum bias_kind
     }
     if (is_linear(p)) {
         score(t, nv, SCORE_BIASED);
-        return;
+    } else {
+        score_capped(t, nv, u, unit);
     }
-    const double cap = fmin(fabs(u->scale) / p->softcap, REAL_MAX); /* beyond that tanh is 1 */
-    t->cap = (real)cap;
-    t->cap_low = (real)(cap - (double)t->cap);
-    score(t, nv, SCORE_CAPPED);
 }
 
 /* score_logits up to a factor, which is returned: if logits are scaled products, s holds the products themselves. */

@@ -2,7 +2,7 @@
 #ifndef SDPA_KERNEL_MASKS_H
 #define SDPA_KERNEL_MASKS_H
 
-#include "pack.h"
+#include "program.h"
 
 /* mask_block for a boolean mask with unit stride. First gathers a word of bits for each query and 32 keys; these words
  * show what the block holds. `words`: (n_j / 32 rounded up, n_i rounded up to VL) of scratch. `more`: s holds a bias
@@ -112,7 +112,7 @@ NOINLINE enum bias_kind add_boolean(const sdpa_matrix *mask, const block *b, enu
 /* Whether any pair of the unit may be masked. */
 INLINE bool may_mask(const sdpa_unit *u) {
     const sdpa_problem *p = u->problem;
-    return u->mask.data || p->has_lower || p->has_upper || u->key_length < p->n_k;
+    return u->mask.data || p->has_lower || p->has_upper || u->key_length < p->n_k || p->mask_mod || p->score_mod;
 }
 
 /* The value of gemm.diagonal for queries from i0 on and keys from j0 on. */
@@ -175,29 +175,37 @@ INLINE enum bias_kind fill_bias(const sdpa_unit *u, const block *b, real factor,
     const bool cut = (p->has_upper && b->i0 + u->upper < last_key) ||
                      (p->has_lower && b->i0 + b->n_i - 1 + u->lower > b->j0) || u->key_length <= last_key;
     const real slope = scalar_of(&u->alibi_slopes, 0);
-    if (!u->mask.data && !cut && slope == 0) return BIAS_NONE;
+    const sdpa_seen seen = p->mask_mod ? seen_by_program(u, b) : SDPA_ALL_SEEN;
+    if (seen == SDPA_NONE_SEEN) return BIAS_ALL_MASKED;
+    if (!u->mask.data && !cut && slope == 0 && seen == SDPA_ALL_SEEN) return BIAS_NONE;
 
     enum bias_kind kind = BIAS_NONE;
     if (u->mask.data) kind = mask_block(&u->mask, b, factor, s, s_row, lines);
     if (u->where.data) kind = add_boolean(&u->where, b, kind, s, s_row, lines);
-    if (kind == BIAS_ALL_MASKED || (!cut && slope == 0)) return kind;
+    if (kind == BIAS_ALL_MASKED || (!cut && slope == 0 && seen == SDPA_ALL_SEEN)) return kind;
     if (kind == BIAS_NONE) {
         clear_bias(b, s, s_row);
         kind = BIAS_FINITE;
     }
     if (slope != 0) add_alibi(u, b, factor, slope, s, s_row);
     if (cut) cut_band(u, b, s, s_row);
-    return cut ? BIAS_SOME_MASKED : kind;
+    if (seen == SDPA_SOME_SEEN) mask_by_program(u, b, s, s_row, lines);
+    return cut || seen == SDPA_SOME_SEEN ? BIAS_SOME_MASKED : kind;
 }
 
-/* mask_block plus ALiBi, with -inf outside the band and beyond key_length. s is filled for BIAS_FINITE and
- * BIAS_SOME_MASKED only. Adding a bias rounds, so an invariant problem has one everywhere. */
+/* mask_block plus ALiBi, with -inf outside the band, beyond key_length and where mask_mod is false. s is filled for
+ * BIAS_FINITE and BIAS_SOME_MASKED only. Adding a bias rounds, so an invariant problem has one everywhere; and a score_mod
+ * that masks writes -inf to it. */
 NOINLINE enum bias_kind bias_block(const sdpa_unit *u, const block *b, real factor, real *s, int64_t s_row,
                                    real *lines) {
-    const enum bias_kind kind = fill_bias(u, b, factor, s, s_row, lines);
-    if (kind != BIAS_NONE || !u->problem->invariant) return kind;
-    clear_bias(b, s, s_row);
-    return BIAS_FINITE;
+    enum bias_kind kind = fill_bias(u, b, factor, s, s_row, lines);
+    const sdpa_program *score_mod = u->problem->score_mod;
+    const bool masks = score_mod && score_mod->masks;
+    if (kind == BIAS_NONE && (u->problem->invariant || masks)) {
+        clear_bias(b, s, s_row);
+        kind = BIAS_FINITE;
+    }
+    return masks && kind == BIAS_FINITE ? BIAS_SOME_MASKED : kind;
 }
 
 #endif

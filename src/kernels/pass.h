@@ -61,10 +61,12 @@ INLINE int64_t unit_lanes(const sdpa_problem *p) {
 INLINE int64_t panel_lanes(int64_t n_lanes) { return n_lanes < SCORE_WIDTH * VL ? n_lanes : SCORE_WIDTH * VL; }
 
 /* Elements of VL rows that may hold queries, values or a mask's entries for a block of keys; or one gradient of a sink,
- * which there is without any of these. */
+ * which there is without any of these; or the registers of a program. */
 INLINE int64_t line_size(const sdpa_problem *p, int64_t block) {
     const int64_t d = p->d_k > p->d_v ? p->d_k : p->d_v, n = d > block ? d : block;
-    return VL * round_up(n > 1 ? n : 1, VL);
+    const int64_t line = VL * round_up(n > 1 ? n : 1, VL), score = program_size(p->score_mod),
+                  mask = program_size(p->mask_mod), program = score > mask ? score : mask;
+    return program > line ? program : line;
 }
 
 /* The scratch of a pass that needs the scores of one panel at a time, and no values. */
@@ -111,7 +113,8 @@ INLINE bool next_keys(const sdpa_unit *u, int64_t size, int64_t end, keys *b) {
 /* Describes the products of panel q of x (pack_panels of `depth`) with rows y, to be written to s. The caller sets
  * whatever else the mode needs. */
 INLINE scores panel_scores(const real *x, panel q, const rows *y, int64_t depth, real *s, int64_t s_row) {
-    return (scores){.x = x + q.i * depth,
+    return (scores){.j0 = y->j0,
+                    .x = x + q.i * depth,
                     .y = y->p,
                     .y_row = y->row,
                     .y_tail = y->tail,
@@ -235,6 +238,7 @@ NOINLINE void store_gradients(const sdpa_unit *u, const real *dq, int64_t dq_row
 #define ADD(name, rows, columns) add_to_head(&u->name, sums->name, line);
     SDPA_HEAD_GRADIENTS(ADD)
 #undef ADD
+    if (u->sums) sdpa_program_add_sums(u->problem->score_mod, u->sums);
     sdpa_turn_end(u);
 }
 

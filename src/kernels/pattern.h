@@ -23,7 +23,7 @@ COLD static void pattern_unit(const sdpa_unit *u, void *scratch) {
     for (char *column = u->o.data; next_keys(u, w.block, p->n_k, &j); column += u->o.col) {
         PANELS (q, u->n_i) {
             const block b = {u->i0 + q.i, q.n_i, j.j0, j.n};
-            const enum bias_kind kind = bias_block(u, &b, 1, w.s, w.s_row, w.line);
+            const enum bias_kind kind = fill_bias(u, &b, 1, w.s, w.s_row, w.line);
             store(column + b.i0 / (SCORE_WIDTH * VL) * u->o.row, &left[kind], 1, 0, u->o.dtype);
         }
     }

@@ -35,8 +35,11 @@ typedef struct scores {
     int64_t y_row, tail_row, n, depth;
     bool bf16_pairs;   /* x and y hold pairs of bfloat16, `depth` of them */
     const ahead *next; /* or NULL */
+    struct score_program *program; /* what products become before the mode's step, or NULL */
+    int64_t j0;                    /* the first key, which a program sees */
+    real *raw;                     /* NULL, or shaped like s: the scores that the program gets */
     real *s;           /* (n rounded up to SCORE_ROWS, s_row) */
-    real *ds;          /* shaped like s */
+    real *ds;          /* shaped like s; with a program NULL, or its slopes */
     int64_t s_row;
     const real *shift;    /* per query */
     real *extreme;        /* per query: running maximum or sum; SCORE_WEIGHTS: tile_sums */
@@ -47,9 +50,11 @@ typedef struct scores {
 COLD NOINLINE scores part_of(const scores *t, int64_t first, int64_t n) {
     scores part = *t;
     part.n = n;
+    part.j0 += first;
     part.y += first * t->y_row;
     part.s += first * t->s_row;
     if (t->ds) part.ds += first * t->s_row;
+    if (t->raw) part.raw += first * t->s_row;
     if (t->given) part.given += first * t->s_row;
     return part;
 }
@@ -318,6 +323,69 @@ NOINLINE void score_weights(const scores *t) { score_constant(t, SCORE_WEIGHTS, 
 NOINLINE void score_gradient(const scores *t) { score_constant(t, SCORE_GRADIENT, false); }
 NOINLINE void score_gradient_masked(const scores *t) { score_constant(t, SCORE_GRADIENT_MASKED, false); }
 
+/* A program and what comes before it: x = factor * product, then, with a softcap, softcap * tanh(cap * product). */
+typedef struct score_program {
+    program_run run;
+    real factor, softcap, cap, cap_low; /* as in struct scores */
+} score_program;
+
+/* acc (rows, nv vectors) = the program's input; h = the tanh of the cap, if there is one. */
+INLINE void begin_tile(const scores *t, vec (*acc)[MAX_WIDTH], vec (*h)[MAX_WIDTH], int nv, int64_t j0, int64_t rows) {
+    const score_program *g = t->program;
+    for (int64_t i = 0; i < rows; i++) {
+        for (int v = 0; v < nv; v++) {
+            const vec x = acc[i][v];
+            if (g->softcap != 0) h[i][v] = vtanh(vmuladd(vset1(g->cap), x, g->cap_low * x));
+            acc[i][v] = g->softcap != 0 ? g->softcap * h[i][v] : g->factor * x;
+            if (t->raw) vstore(t->raw + (j0 + i) * t->s_row + v * VL, acc[i][v]);
+        }
+    }
+}
+
+/* After the program: -inf in acc becomes a masked pair of s, and slopes get the cap's factor, or 1 at masked pairs. */
+INLINE void end_tile(const scores *t, vec (*acc)[MAX_WIDTH], vec (*h)[MAX_WIDTH], int nv, int64_t j0, int64_t rows,
+                     bool biased) {
+    const score_program *g = t->program;
+    const bool masks = g->run.program->masks && biased;
+    for (int64_t i = 0; i < rows && (masks || t->ds); i++) {
+        for (int v = 0; v < nv; v++) {
+            const int64_t at = (j0 + i) * t->s_row + v * VL;
+            ivec hidden = biased ? vload(t->s + at) == -(real)INFINITY : (ivec){0};
+            if (masks) {
+                hidden |= acc[i][v] == -(real)INFINITY;
+                vstore(t->s + at, vselect(hidden, vset1(-INFINITY), vload(t->s + at)));
+                acc[i][v] = vselect(hidden, (vec){0}, acc[i][v]);
+            }
+            if (!t->ds) continue;
+            vec slope = vload(t->ds + at);
+            if (g->softcap != 0) slope *= vmuladd(-h[i][v], h[i][v], vset1(1));
+            vstore(t->ds + at, vselect(hidden, vset1(1), slope));
+        }
+    }
+}
+
+/* score_panel with a program. */
+NOINLINE void score_by_program(const scores *t, int nv, enum score_mode mode) {
+    program_run *r = &t->program->run;
+    const bool biased = mode == SCORE_BIASED || mode == SCORE_BIASED_SUMMED;
+    for (int64_t j0 = 0, rows; j0 < t->n; j0 += rows) {
+        vec acc[MOST_SCORE_ROWS][MAX_WIDTH], h[MOST_SCORE_ROWS][MAX_WIDTH];
+        rows = nv == 1 && t->n - j0 >= MOST_SCORE_ROWS ? MOST_SCORE_ROWS : SCORE_ROWS;
+        accumulate_scores(t, nv, false, false, j0, rows, acc);
+        const int64_t n = t->n - j0 < rows ? t->n - j0 : rows;
+        const program_output result = {(real *)acc, MAX_WIDTH * VL};
+        begin_tile(t, acc, h, nv, j0, n);
+        r->in[0] = (program_input){result.p, result.row};
+        r->out[SDPA_OUT_VALUE] = result;
+        r->out[SDPA_OUT_SLOPE] = (program_output){t->ds ? t->ds + j0 * t->s_row : NULL, t->s_row};
+        run_strip(r, t->j0 + j0, n, biased ? t->s + j0 * t->s_row : NULL, t->s_row);
+        end_tile(t, acc, h, nv, j0, n, biased);
+        for (int64_t i = 0; i < n; i += SCORE_ROWS) {
+            finish_tile(t, mode, (const vec(*)[MAX_WIDTH])(acc + i), nv, j0 + i, n - i < SCORE_ROWS ? n - i : SCORE_ROWS);
+        }
+    }
+}
+
 static void score(const scores *t, int nv, enum score_mode mode) {
     static void (*const constant[SCORE_MODES])(const scores *t) = {
         [SCORE_RAW] = score_raw,
@@ -328,7 +396,9 @@ static void score(const scores *t, int nv, enum score_mode mode) {
         [SCORE_GRADIENT] = score_gradient,
         [SCORE_GRADIENT_MASKED] = score_gradient_masked,
     };
-    if (BF16_PAIRS && t->bf16_pairs && nv == SCORE_WIDTH && mode == SCORE_SUMMED) {
+    if (t->program) {
+        score_by_program(t, nv, mode);
+    } else if (BF16_PAIRS && t->bf16_pairs && nv == SCORE_WIDTH && mode == SCORE_SUMMED) {
         score_summed_bf16_pairs(t);
     } else if (!(BF16_PAIRS && t->bf16_pairs) && nv == SCORE_WIDTH && constant[mode]) {
         constant[mode](t);

@@ -15,6 +15,7 @@ typedef struct second_scratch {
     real *delta, *cross;                 /* per query: D, rowsum(dO * O_t) */
     real *dq;                            /* (n_lanes, d_k rounded up to VL) */
     real *first;                         /* as dq: dS K of heads with their own scale; NULL without such heads */
+    real *ds;                            /* (block, n_lanes): dS of first order, for score_mod's arrays, or NULL */
     real *dmask;                         /* per query: the gradient of a mask that is broadcast over keys */
 } second_scratch;
 
@@ -35,6 +36,10 @@ NOINLINE second_scratch second_layout(const sdpa_problem *p, sdpa_arena *a) {
         ARRAY(w.dq, n * w.forward.k_row),
         ARRAY(w.first, p->scales.data ? n * w.forward.k_row : ABSENT),
         ARRAY(w.dmask, n),
+        ARRAY(w.ds, p->score_mod ? tiles : ABSENT),
+        ARRAY(w.forward.slope, p->score_mod ? tiles : ABSENT),
+        ARRAY(w.forward.bend, p->score_mod ? tiles : ABSENT),
+        ARRAY(w.forward.t0, p->score_mod ? tiles : ABSENT),
     };
     take_arrays(arrays, COUNT(arrays), a);
     return w;
@@ -78,8 +83,9 @@ INLINE ivec second_lanes(const sdpa_unit *u, const second_scratch *w, int64_t la
         const int64_t at = j * f->n_lanes + lane;
         vec s = vload(f->s + at);
         ivec hidden = s == -(real)INFINITY;
-        vec t0 = vload(f->t + at), slope = slope_at(f->h, at), r = factor_at(f->r, at), c = {0};
+        vec t0 = vload(f->t + at), slope = slope_at(u->problem, f->h, at), r = factor_at(f->r, at), c = {0};
         vec t = slope * t0;
+        if (f->slope) slope = vload(f->slope + at); /* T itself was in t */
         if (biased) t += vload(f->e + at);
         vec probability = vexp2(s - m) * inverse;
         vstore(f->s + at, vselect(hidden, mark, r * probability * (t - mu)));
@@ -90,6 +96,10 @@ INLINE ivec second_lanes(const sdpa_unit *u, const second_scratch *w, int64_t la
         vec second = probability * (vmuladd(t - mu, g, c) - cross);
         vec h = f->h ? vload(f->h + at) : (vec){0};
         vec to_k = slope * vmuladd(bend * h * t0, ds, second);
+        if (f->slope) {
+            to_k = vmuladd(vload(f->bend + at), ds, slope * second);
+            vstore(w->ds + at, vselect(hidden, mark, ds));
+        }
         vstore(f->t + at, vselect(hidden, mark, second));
         vstore(w->g + at, vselect(hidden, mark, to_k));
         vstore(w->c + at, vselect(hidden, mark, slope * ds));
@@ -105,8 +115,8 @@ NOINLINE enum panel_state second_scores(const sdpa_unit *u, const second_scratch
         const block pairs = block_of(u, q, &b->k);
         vec unused[SCORE_WIDTH] = {{0}};
         if (!tangent_scores(u, f, b, q, unused)) {
-            real *hidden[] = {f->s, f->t, w->g, w->c};
-            for (int x = 0; x < COUNT(hidden); x++) fill_panel(hidden[x] + q.i, f->n_lanes, q.nv, b->k.n, vset1(-0.0));
+            real *hidden[] = {f->s, f->t, w->g, w->c, w->ds};
+            for (int x = 0; x < COUNT(hidden) && hidden[x]; x++) fill_panel(hidden[x] + q.i, f->n_lanes, q.nv, b->k.n, vset1(-0.0));
             masked = true;
             continue;
         }
@@ -131,6 +141,10 @@ NOINLINE void second_keys(const sdpa_unit *u, const second_scratch *w, const sec
     if (state == PANEL_HIDDEN) return;
 
     if (u->dmask.data) add_mask_gradient(u, f->t, f->n_lanes, w->dmask, j.j0, j.n);
+    if (u->sums) {
+        const real *const in[] = {f->raw, f->t0, w->ds, f->t};
+        add_to_arrays(u, SDPA_CODE_SCATTER_SECOND, j, in, f->n_lanes, f->line);
+    }
     const bool finite = state == PANEL_VISIBLE || own->finite;
     const real scale = scale_of(u);
     const weight_block values = {

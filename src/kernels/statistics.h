@@ -123,6 +123,8 @@ NOINLINE void statistics_keys(const sdpa_unit *u, const score_scratch *w, row_su
     t.extreme = (real *)maximum;
     const enum bias_kind bias = bias_block(u, &b, 1, t.s, t.s_row, w->line);
     if (bias == BIAS_ALL_MASKED) return;
+    score_program own;
+    use_program(&t, &own, u, &b, w->line);
     const real factor = small * score_products(&t, q.nv, u, bias, 1);
     for (int x = 0; x < q.nv; x++) {
         add_logits(&sums[q.i / VL + x], t.s + x * VL, t.s_row, k->n, maximum[x], factor, bias == BIAS_SOME_MASKED);

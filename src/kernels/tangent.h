@@ -7,7 +7,8 @@
  *   dS' = P * ((T - mu) * (G - D) + C - rowsum(dO * O_t))
  * and the derivatives are dS' K + dS b for q, dS'^T Q + dS^T a for k (times scale and slope), (P * (T - mu))^T dO for
  * v, dS' for the mask, O_t for dO. A cap adds slope' * T_0 * dS to what reaches the scores, T_0 = T before slope and e.
- * A head's own scale with tangent s adds s Q K^T to T_0. Dropout multiplies P by R wherever it meets a value: in O_t, G,
+ * A score_mod f, also of arrays with tangents, has T = f' T_0 + sum of df/dt times the tangent of t, and adds dT/dscore *
+ * dS to what reaches the scores. A head's own scale with tangent s adds s Q K^T to T_0. Dropout multiplies P by R wherever it meets a value: in O_t, G,
  * C and v's derivative. Products per pair of blocks: 6 in forward mode, 6 + 10 in the double backward. */
 #ifndef SDPA_KERNEL_TANGENT_H
 #define SDPA_KERNEL_TANGENT_H
@@ -21,6 +22,8 @@ typedef struct tangent_scratch {
     real *sunk;              /* per query: the sink's weight */
     real *s, *t;             /* (block, n_lanes): scores, their tangent */
     real *h, *r, *e;         /* (block, n_lanes): the cap's tanh, dropout's factors, the mask's tangent; NULL: none */
+    real *raw;               /* (block, n_lanes): the scores that score_mod gets; NULL: none */
+    real *slope, *bend, *t0; /* of second order with score_mod: its slopes, dT/dscore, its input's tangent; or NULL */
     real *k, *k_t, *v, *v_t; /* pack_rows */
     real *k_tail, *k_t_tail;
     real *line;
@@ -45,6 +48,7 @@ NOINLINE tangent_scratch tangent_layout(const sdpa_problem *p, sdpa_arena *a) {
         ARRAY(w.s, tiles),
         ARRAY(w.t, tiles),
         ARRAY(w.h, is_linear(p) ? ABSENT : tiles),
+        ARRAY(w.raw, p->score_mod ? tiles : ABSENT),
         ARRAY(w.r, p->dropout_p > 0 ? tiles : ABSENT),
         ARRAY(w.e, p->mask_t.data ? tiles : ABSENT),
         ARRAY(w.k, rows * row_stride(p->d_k)),
@@ -95,18 +99,54 @@ NOINLINE void score_tangents(const sdpa_unit *u, const tangent_scratch *w, const
     of_q.extreme = of_k.extreme = (real *)unused;
     if (own_scale(u) && b->k_t.p) {
         score(&of_k, q.nv, SCORE_RAW);
-        scale_panel(&of_k, q, product_factor(u, 1));
+        scale_panel(&of_k, q, scale_factor(u));
         score(&of_q, q.nv, SCORE_ADDED);
         return;
     }
     score(&of_q, q.nv, SCORE_RAW);
     if (own_scale(u)) return;
     if (b->k_t.p) score(&of_k, q.nv, SCORE_ADDED);
-    scale_panel(&of_q, q, product_factor(u, 1));
+    scale_panel(&of_q, q, scale_factor(u));
 }
 
-/* For a panel: logits s in log2 units, their maximum over keys, T_0 = scale (a K^T + Q b^T) in t, and h. False,
- * computing nothing, if all pairs are masked. */
+/* Turns T_0 of a panel, in t, into T by score_mod, from whose input w->raw comes; of second order also sets slope, bend
+ * and t0. With a softcap, score_mod gets the tangent of capped scores. */
+NOINLINE void program_tangents(const sdpa_unit *u, const tangent_scratch *w, const block *b, panel q) {
+    const sdpa_problem *p = u->problem;
+    const int64_t row = w->n_lanes;
+    const bool second = w->slope;
+    const real inverse = p->softcap != 0 ? (real)(1 / p->softcap) : 0;
+    program_run r;
+    for (int64_t at = q.i; at < b->n_j * row; at += row) {
+        for (int x = 0; x < q.nv * VL; x += VL) {
+            const vec h = inverse * vload(w->raw + at + x), t = vmuladd(-h, h, vset1(1)) * vload(w->t + at + x);
+            vstore(w->t + at + x, t);
+            if (second) vstore(w->t0 + at + x, t);
+        }
+    }
+    begin_program(&r, p->score_mod, second ? SDPA_CODE_SECOND : SDPA_CODE_TANGENT, u, b, w->line);
+    for (int64_t j = 0; j < b->n_j; j += SCORE_ROWS) {
+        const int64_t at = j * row + q.i;
+        r.in[0] = (program_input){w->raw + at, row};
+        r.in[1] = (program_input){w->t + at, row};
+        r.out[SDPA_OUT_TANGENT] = (program_output){w->t + at, row};
+        r.out[SDPA_OUT_SLOPE] = (program_output){lane_of(w->slope, at), row};
+        r.out[SDPA_OUT_BEND] = (program_output){lane_of(w->bend, at), row};
+        run_strip(&r, b->j0 + j, b->n_j - j < SCORE_ROWS ? b->n_j - j : SCORE_ROWS, NULL, 0);
+    }
+    if (!second || p->softcap == 0) return;
+    for (int64_t at = q.i; at < b->n_j * row; at += row) {
+        for (int x = 0; x < q.nv * VL; x += VL) {
+            const vec h = inverse * vload(w->raw + at + x), cap = vmuladd(-h, h, vset1(1));
+            const vec slope = vload(w->slope + at + x), bend = vset1(-2 * inverse) * h * vload(w->t0 + at + x);
+            vstore(w->bend + at + x, vmuladd(cap, vload(w->bend + at + x), slope * bend));
+            vstore(w->slope + at + x, cap * slope);
+        }
+    }
+}
+
+/* For a panel: logits s in log2 units, their maximum over keys, T_0 = scale (a K^T + Q b^T) in t, and h; with a score_mod
+ * T in place of T_0. False, computing nothing, if all pairs are masked. */
 NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const tangent_block *b, panel q,
                              vec *maximum) {
     const sdpa_problem *p = u->problem;
@@ -116,9 +156,12 @@ NOINLINE bool tangent_scores(const sdpa_unit *u, const tangent_scratch *w, const
     t.extreme = (real *)maximum;
     const enum bias_kind bias = bias_block(u, &pairs, (real)M_LOG2E, t.s, t.s_row, w->line);
     if (bias == BIAS_ALL_MASKED) return false;
+    score_program own;
+    t.raw = lane_of(w->raw, q.i);
+    use_program(&t, &own, u, &pairs, w->line);
     score_logits(&t, q.nv, u, bias, M_LOG2E);
-
     score_tangents(u, w, b, q);
+    if (p->score_mod) program_tangents(u, w, &pairs, q);
     return true;
 }
 
@@ -131,7 +174,7 @@ INLINE bool tangent_mask(const sdpa_unit *u, const tangent_scratch *w, const tan
 /* Updates m, l and mu of a vector of queries with n keys, and leaves P^T (not divided by l) in s and P^T * (T - mu) in
  * t, both with dropout. Masked pairs become -0. Sets *alpha, the factor by which earlier sums shrink, and *moved, the
  * change of mu; returns the lanes that have masked pairs. */
-INLINE ivec tangent_weights(const tangent_scratch *w, int64_t lane, int64_t n, bool biased, vec maximum, vec *alpha,
+INLINE ivec tangent_weights(const sdpa_problem *p, const tangent_scratch *w, int64_t lane, int64_t n, bool biased, vec maximum, vec *alpha,
                             vec *moved) {
     ivec any_masked = {0};
     vec old = vload(w->m + lane), m = vmax2(maximum, old), sums[4] = {{0}}, sums_t[4] = {{0}};
@@ -145,7 +188,7 @@ INLINE ivec tangent_weights(const tangent_scratch *w, int64_t lane, int64_t n, b
             const int64_t at = j * w->n_lanes + lane;
             vec s = vload(w->s + at), t = vload(w->t + at), probability = vexp2(s - m);
             ivec hidden = s == -(real)INFINITY;
-            t *= slope_at(w->h, at);
+            t *= slope_at(p, w->h, at);
             if (biased) t += vload(w->e + at);
             part += probability;
             part_t += vselect(hidden, (vec){0}, probability * t);
@@ -186,7 +229,7 @@ NOINLINE void tangent_keys(const sdpa_unit *u, const tangent_scratch *w, tangent
     const bool biased = tangent_mask(u, w, b, q);
     draw_factors(u, &pairs, lane_of(w->r, q.i), w->n_lanes);
     for (int x = 0; x < q.nv; x++) {
-        any_masked |= tangent_weights(w, q.i + x * VL, b->k.n, biased, maximum[x], &alpha[x], &moved[x]);
+        any_masked |= tangent_weights(p, w, q.i + x * VL, b->k.n, biased, maximum[x], &alpha[x], &moved[x]);
     }
     real *o = w->o + q.i * w->v_row, *o_t = w->o_t + q.i * w->v_row;
     for (int64_t i = 0; i < q.n_i; i++) {

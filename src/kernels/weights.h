@@ -69,6 +69,8 @@ NOINLINE bool weights_sums(const sdpa_unit *u, const weights_scratch *w) {
             scores t = panel_scores(f->q, q, &k, p->d_k, f->s, f->s_row);
             const enum bias_kind bias = bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, f->line);
             if (bias == BIAS_ALL_MASKED) continue;
+            score_program own;
+            use_program(&t, &own, u, &b, f->line);
             exact_keys(&w->row, &t, q, u, bias, NULL, sum, alpha);
         }
     }
@@ -91,17 +93,22 @@ INLINE real stage_scores(const sdpa_unit *u, const score_scratch *w, const rows 
     vec unused[SCORE_WIDTH] = {{0}};
     scores t = panel_scores(w->q, q, k, p->d_k, w->s, w->s_row);
     t.extreme = (real *)unused;
-    enum bias_kind bias = BIAS_NONE;
-    if (stage == SDPA_WEIGHTS || stage == SDPA_BIASED) {
-        bias = bias_block(u, &b, (real)unit, t.s, t.s_row, w->line);
-    }
+    const bool whole = stage == SDPA_WEIGHTS || stage == SDPA_BIASED;
+    const enum bias_kind bias = whole ? bias_block(u, &b, (real)unit, t.s, t.s_row, w->line) : BIAS_NONE;
+    score_program own;
     if (bias == BIAS_ALL_MASKED) {
         fill_panel(t.s, t.s_row, q.nv, t.n, vset1(-INFINITY));
-    } else if (bias != BIAS_NONE || (!is_linear(p) && stage != SDPA_SCORES)) {
+        return 1;
+    }
+    if (whole) use_program(&t, &own, u, &b, w->line);
+    if (whole && (bias != BIAS_NONE || !is_linear(p))) {
         score_logits(&t, q.nv, u, bias, unit);
+    } else if (stage == SDPA_CAPPED && p->softcap != 0) {
+        clear_bias(&b, t.s, t.s_row);
+        score_capped(&t, q.nv, u, unit);
     } else {
         score(&t, q.nv, SCORE_RAW);
-        return product_factor(u, unit);
+        return whole ? product_factor(u, unit) : (real)(fabs(u->scale) * unit);
     }
     return 1;
 }

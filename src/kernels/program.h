@@ -1,0 +1,220 @@
+/* Programs of the user (src/program.h) on tiles. A register holds a strip, some keys by the vectors of a panel of
+ * queries, so that one decision about an instruction serves up to 24 vectors. What depends on the query alone is
+ * computed once per panel and block of keys, what depends on the key alone for WINDOW keys at a time. */
+#ifndef SDPA_KERNEL_PROGRAM_H
+#define SDPA_KERNEL_PROGRAM_H
+
+#include "../program.h"
+#include "pack.h"
+#include "vmath.h"
+
+/* The most elements of a strip, and the keys whose own values are kept. */
+#define STRIP (SCORE_ROWS * SCORE_WIDTH * VL)
+#define WINDOW 128
+#define SLOT_ELEMENTS (STRIP > WINDOW ? STRIP : WINDOW)
+
+/* A matrix with a row for each key and a column for each lane. */
+typedef struct program_input {
+    const real *p;
+    int64_t row;
+} program_input;
+typedef struct program_output {
+    real *p; /* NULL: not wanted */
+    int64_t row;
+} program_output;
+
+typedef struct program_run {
+    const sdpa_program *program;
+    const sdpa_code *code;
+    enum sdpa_variant variant;
+    char *registers;
+    int64_t slot; /* bytes of a register */
+    double *sums; /* see sdpa_unit */
+    int64_t batch, head, first_query, n_i;
+    int64_t window, window_keys;  /* the keys for which the key section has run: the first, how many */
+    int64_t end_key;              /* of the block */
+    int64_t row, rows;            /* of the strip, in the window */
+    int nv;
+    real *bad, *bad_queries, *bad_keys, *bad_pairs; /* where an index was out of range; bad: of the present section */
+    program_input in[4];                            /* score, tangent, upstream, second */
+    program_output out[SDPA_N_OUTPUTS];
+} program_run;
+
+/* Reals of scratch for a program, or 0. */
+INLINE int64_t program_size(const sdpa_program *p) {
+    return p ? (sdpa_program_registers(p) + 3) * SLOT_ELEMENTS * 8 / (int64_t)sizeof(real) : 0;
+}
+
+INLINE vec lesser(vec a, vec b) { return vselect(a != a, a, vmin2(a, b)); }
+
+/* e^x. The error is at most 1.6 ulp where the result is below 2^127 (2^1023), |x| ulp above. */
+INLINE vec exponential_of(vec x) {
+    const double c = M_LOG2E, c_high = (real)(SDPA_REAL == 32 ? 0x1.715p0 : 0x1.715476p0);
+    const real most = (real)((SDPA_REAL == 32 ? 127 : 1023) / M_LOG2E), least = (real)(-(SDPA_REAL == 32 ? 126 : 1022) / M_LOG2E);
+    const vec inside = vselect(x < least, vset1(least), vselect(x > most, vset1(most), x));
+    vec e = vexp2_product(inside, (real)c, (real)c_high, (real)(c - c_high), least);
+    e = vselect(x < least, (vec){0}, e);
+    if (vany(x > most)) {
+        const vec half = vexp2(vset1((real)(0.5 * M_LOG2E)) * x);
+        e = vselect(x > most, half * half, e);
+    }
+    return vselect(x != x, x, e);
+}
+
+/* y = log x. */
+NOINLINE void logarithms(real *y, const real *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const double a = x[i];
+        const bool small = a < 0x1p-1000 && a > 0, ordinary = a > 0 && a <= DBL_MAX;
+        const double l = log_of(small ? a * 0x1p100 : ordinary ? a : 1);
+        y[i] = (real)(ordinary ? small ? l - 100 * M_LN2 : l : a == 0 ? -INFINITY : a < 0 ? NAN : a);
+    }
+}
+
+#define SQUARE_ROOT(x) (SDPA_REAL == 32 ? (real)sqrtf((float)(x)) : (real)sqrt((double)(x)))
+
+/* x without its fraction; numbers beyond integers of so many bits, and NaN, give the least one, as NumPy on x86 does. */
+INLINE int64_t truncated(real x, double bits) {
+    const double limit = bits == 64 ? 0x1p63 : 0x1p31;
+    return (double)x >= -limit && (double)x < limit ? (int64_t)x : bits == 64 ? INT64_MIN : INT32_MIN;
+}
+
+INLINE void read_strip(const program_run *r, const program_input *in, real *to) {
+    for (int64_t i = 0; i < r->rows; i++, to += r->nv * VL) {
+        for (int v = 0; v < r->nv; v++) vstore(to + v * VL, vload(in->p + i * in->row + v * VL));
+    }
+}
+
+INLINE void write_strip(const program_run *r, const program_output *out, const real *from) {
+    for (int64_t i = 0; i < r->rows && out->p; i++, from += r->nv * VL) {
+        for (int v = 0; v < r->nv; v++) vstore(out->p + i * out->row + v * VL, vload(from + v * VL));
+    }
+}
+
+#define INTEGER_BITS SDPA_REAL
+#define NAME(x) narrow_##x
+#include "program_steps.h"
+#if SDPA_REAL == 32
+#define INTEGER_BITS 64
+#define NAME(x) wide_##x
+#include "program_steps.h"
+#endif
+
+INLINE void run_section(program_run *r, enum sdpa_section section, int64_t n) {
+    const sdpa_instruction *first = r->code->first;
+    for (int s = 0; s < (int)section; s++) first += r->code->n[s];
+#if SDPA_REAL == 32
+    if (r->program->wide) {
+        wide_run_section(r, first, r->code->n[section], n);
+        return;
+    }
+#endif
+    narrow_run_section(r, first, r->code->n[section], n);
+}
+
+/* Begins a code for the queries of a panel and the keys of block b: n_i queries in nv vectors. `scratch`: program_size. */
+NOINLINE void begin_program(program_run *r, const sdpa_program *p, enum sdpa_variant variant, const sdpa_unit *u,
+                            const block *b, real *scratch) {
+    const int64_t slot = SLOT_ELEMENTS * (p->wide && SDPA_REAL == 32 ? 8 : (int64_t)sizeof(real));
+    *r = (program_run){.program = p,
+                       .code = &p->code[variant],
+                       .variant = variant,
+                       .registers = (char *)scratch,
+                       .slot = slot,
+                       .sums = u->sums,
+                       .batch = u->batch,
+                       .head = u->head,
+                       .first_query = b->i0 + u->offset,
+                       .n_i = b->n_i,
+                       .end_key = b->j0 + b->n_j,
+                       .window = -1,
+                       .nv = (int)(round_up(b->n_i, VL) / VL)};
+    char *behind = r->registers + r->code->n_registers * slot;
+    r->bad_queries = r->bad = (real *)behind;
+    r->bad_keys = (real *)(behind + slot);
+    r->bad_pairs = (real *)(behind + 2 * slot);
+    if (p->checks) memset(r->bad, 0, sizeof(real) * SLOT_ELEMENTS);
+    run_section(r, SDPA_OF_UNIT, SLOT_ELEMENTS);
+    run_section(r, SDPA_OF_QUERY, STRIP);
+}
+
+/* The values that belong to keys, for those from j on. */
+NOINLINE void begin_window(program_run *r, int64_t j) {
+    const int64_t left = r->end_key - j, n = left < WINDOW ? left : WINDOW;
+    r->window = j;
+    r->window_keys = n;
+    r->bad = r->bad_keys;
+    if (r->program->checks) memset(r->bad, 0, sizeof(real) * WINDOW);
+    run_section(r, SDPA_OF_KEY, round_up(n, VL));
+}
+
+/* Looks for an index out of range at a pair whose bias is not -inf; s (rows, s_row), or NULL: all are visible. */
+COLD NOINLINE void find_fault(const program_run *r, const real *s, int64_t s_row) {
+    for (int64_t i = 0; i < r->rows; i++) {
+        for (int64_t l = 0; l < r->n_i; l++) {
+            const real_bits *pairs = (const real_bits *)r->bad_pairs, *queries = (const real_bits *)r->bad_queries;
+            const int64_t x = i * r->nv * VL + l;
+            const bool wrong = pairs[x] | queries[l] | ((const real_bits *)r->bad_keys)[r->row + i];
+            if (!wrong || (s && s[i * s_row + l] == -(real)INFINITY)) continue;
+            const int64_t place[] = {r->batch, r->head, r->first_query + l, r->window + r->row + i};
+            sdpa_program_fail(r->program, r->variant, place);
+            return;
+        }
+    }
+}
+
+INLINE bool has_fault(const program_run *r) {
+    ivec any = {0};
+    const int64_t n = r->rows * r->nv * VL;
+    for (int64_t x = 0; x < n; x += VL) any |= (ivec)vload(r->bad_pairs + x);
+    for (int64_t x = 0; x < r->nv * VL; x += VL) any |= (ivec)vload(r->bad_queries + x);
+    if (vany(any)) return true;
+    for (int64_t i = 0; i < r->rows; i++) {
+        if (((const real_bits *)r->bad_keys)[r->row + i]) return true;
+    }
+    return false;
+}
+
+/* Runs the code on a strip: `rows` keys from j on, at most STRIP elements, inputs and outputs as r says. s: see
+ * find_fault. */
+NOINLINE void run_strip(program_run *r, int64_t j, int64_t rows, const real *s, int64_t s_row) {
+    if (r->window < 0 || j < r->window || j + rows > r->window + r->window_keys) begin_window(r, j);
+    r->row = j - r->window;
+    r->rows = rows;
+    const int64_t n = rows * r->nv * VL;
+    r->bad = r->bad_pairs;
+    if (r->program->checks) memset(r->bad, 0, sizeof(real) * (size_t)n);
+    run_section(r, SDPA_OF_TILE, n);
+    const bool scores = r->variant <= SDPA_CODE_SLOPE; /* other codes follow these */
+    if (r->program->checks && scores && has_fault(r)) find_fault(r, s, s_row);
+}
+
+/* What the unit's mask, a program, lets through of a block. */
+INLINE sdpa_seen seen_by_program(const sdpa_unit *u, const block *b) {
+    const int64_t query = b->i0 + u->offset;
+    const sdpa_box box = {{u->batch, u->batch},
+                          {u->head, u->head},
+                          {query, query + b->n_i - 1},
+                          {b->j0, b->j0 + b->n_j - 1}};
+    return sdpa_program_seen(u->problem->mask_mod, &box);
+}
+
+/* s (n_j, s_row) = -inf where the unit's mask, a program, is false. */
+NOINLINE void mask_by_program(const sdpa_unit *u, const block *b, real *s, int64_t s_row, real *scratch) {
+    program_run r;
+    vec visible[SCORE_ROWS * SCORE_WIDTH];
+    begin_program(&r, u->problem->mask_mod, SDPA_CODE_VALUE, u, b, scratch);
+    r.out[SDPA_OUT_VALUE] = (program_output){(real *)visible, r.nv * VL};
+    for (int64_t j = 0; j < b->n_j; j += SCORE_ROWS) {
+        const int64_t rows = b->n_j - j < SCORE_ROWS ? b->n_j - j : SCORE_ROWS;
+        run_strip(&r, b->j0 + j, rows, s + j * s_row, s_row);
+        for (int64_t i = 0; i < rows; i++) {
+            for (int v = 0; v < r.nv; v++) {
+                real *to = s + (j + i) * s_row + v * VL;
+                vstore(to, vselect((ivec)visible[i * r.nv + v], vload(to), vset1(-INFINITY)));
+            }
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,337 @@
+/* Programs on intervals. An interval holds all values that a register takes in a box of pairs; where nothing is known
+ * of them it is infinite. Bounds are doubles, so integers beyond 2^52 count as unknown. */
+#include "program.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+typedef struct interval {
+    double least, most;
+} interval;
+
+#define EXACT 0x1p52
+static const interval anything = {-INFINITY, INFINITY}, either = {0, 1};
+
+static interval made_of(double least, double most) {
+    return least >= -EXACT && most <= EXACT ? (interval){least, most} : anything;
+}
+
+static bool is_known(interval x) { return isfinite(x.least) && isfinite(x.most); }
+
+static interval hull(const double *x, int n) {
+    double least = x[0], most = x[0];
+    for (int i = 1; i < n; i++) {
+        least = fmin(least, x[i]);
+        most = fmax(most, x[i]);
+    }
+    return made_of(least, most);
+}
+
+static interval product(interval a, interval b) {
+    if (!is_known(a) || !is_known(b)) return anything;
+    return hull((double[]){a.least * b.least, a.least * b.most, a.most * b.least, a.most * b.most}, 4);
+}
+
+static interval absolute(interval a) {
+    if (!is_known(a)) return anything;
+    const double most = fmax(fabs(a.least), fabs(a.most));
+    return (interval){a.least <= 0 && a.most >= 0 ? 0 : fmin(fabs(a.least), fabs(a.most)), most};
+}
+
+/* Exact: the quotient of integers below 2^52 rounds to an integer only if it is within one unit, where floor and the
+ * remainder decide. */
+static double floor_of(double a, double b) { return (a - fmod(a, b)) / b - (fmod(a, b) != 0 && (a < 0) != (b < 0)); }
+
+static interval floor_divided(interval a, interval b) {
+    if (!is_known(a) || !is_known(b) || (b.least <= 0 && b.most >= 0)) return anything;
+    const double x[] = {floor_of(a.least, b.least), floor_of(a.least, b.most), floor_of(a.most, b.least),
+                        floor_of(a.most, b.most)};
+    return hull(x, 4);
+}
+
+static interval remainder_of(interval a, interval b) {
+    if (!is_known(b) || b.least != b.most || b.least == 0) {
+        const double most = fmax(fabs(b.least), fabs(b.most));
+        return is_known(b) ? (interval){-most, most} : anything;
+    }
+    const double m = b.least, least = m > 0 ? 0 : m + 1, most = m > 0 ? m - 1 : 0;
+    if (!is_known(a) || floor_of(a.least, m) != floor_of(a.most, m)) return (interval){least, most};
+    const double low = floor_of(a.least, m) * m;
+    return (interval){a.least - low, a.most - low};
+}
+
+static bool is_true(interval x) { return x.least == 1; }
+static bool is_false(interval x) { return x.most == 0; }
+static interval truth(bool yes, bool no) { return yes ? (interval){1, 1} : no ? (interval){0, 0} : either; }
+
+static interval is_less(interval a, interval b) { return truth(a.most < b.least, a.least >= b.most); }
+static interval is_at_most(interval a, interval b) { return truth(a.most <= b.least, a.least > b.most); }
+static interval is_equal(interval a, interval b) {
+    const bool apart = a.most < b.least || b.most < a.least;
+    return truth(a.least == a.most && b.least == b.most && a.least == b.least && is_known(a), apart);
+}
+static interval inverse(interval a) { return truth(is_false(a), is_true(a)); }
+
+static interval either_of(interval condition, interval a, interval b) {
+    if (is_true(condition)) return a;
+    if (is_false(condition)) return b;
+    return (interval){fmin(a.least, b.least), fmax(a.most, b.most)};
+}
+
+/* Values of an integer or boolean array at flat indices `at`. */
+static interval gathered(const sdpa_array *x, interval at, bool is_boolean) {
+    const interval unknown = is_boolean ? either : anything;
+    if (x->size == 0 || !x->least || !is_known(at) || at.least < 0 || at.most >= (double)x->size) return unknown;
+    int64_t i = (int64_t)at.least, end = (int64_t)at.most + 1, least = INT64_MAX, most = INT64_MIN;
+    while (i < end) {
+        const bool whole = i % SDPA_SUMMARY == 0 && i + SDPA_SUMMARY <= end;
+        int64_t low, high;
+        if (whole) {
+            low = x->least[i / SDPA_SUMMARY];
+            high = x->most[i / SDPA_SUMMARY];
+        } else {
+            low = high = is_boolean ? ((const uint8_t *)x->data)[i] != 0 : ((const int64_t *)x->data)[i];
+        }
+        if (low < least) least = low;
+        if (high > most) most = high;
+        i += whole ? SDPA_SUMMARY : 1;
+    }
+    return made_of((double)least, (double)most);
+}
+
+/* c times the stride of an axis; unknown if c may be out of range, since the pair must then be looked at. */
+static interval indexed(const sdpa_array *x, int axis, interval c) {
+    if (!is_known(c) || c.least < 0 || c.most >= (double)x->axis[axis]) return anything;
+    return made_of(c.least * (double)x->stride[axis], c.most * (double)x->stride[axis]);
+}
+
+static interval shifted(interval a, interval b, bool left) {
+    if (!is_known(b) || b.least != b.most || b.least < 0 || b.least > 52) return anything;
+    const interval factor = {exp2(b.least), exp2(b.least)};
+    return left ? product(a, factor) : floor_divided(a, factor);
+}
+
+static interval masked_by(interval a, interval b) {
+    const interval known = is_known(b) && b.least >= 0 ? b : a;
+    return is_known(known) && known.least >= 0 ? (interval){0, known.most} : anything;
+}
+
+/* A real number that float32 holds, too; others would be compared after a rounding of which nothing is known. */
+static interval as_real(interval x) { return fabs(x.least) <= 0x1p24 && fabs(x.most) <= 0x1p24 ? x : anything; }
+
+static interval constant_real(double x) { return x == (double)(float)x ? (interval){x, x} : anything; }
+
+static interval of_integers(const sdpa_instruction *i, interval a, interval b, interval c) {
+    switch (i->op) {
+    case SDPA_OP_negative_i:
+        return made_of(-a.most, -a.least);
+    case SDPA_OP_absolute_i:
+        return absolute(a);
+    case SDPA_OP_add_i:
+        return made_of(a.least + b.least, a.most + b.most);
+    case SDPA_OP_subtract_i:
+        return made_of(a.least - b.most, a.most - b.least);
+    case SDPA_OP_multiply_i:
+        return product(a, b);
+    case SDPA_OP_floor_divide:
+        return floor_divided(a, b);
+    case SDPA_OP_remainder:
+        return remainder_of(a, b);
+    case SDPA_OP_minimum_i:
+        return (interval){fmin(a.least, b.least), fmin(a.most, b.most)};
+    case SDPA_OP_maximum_i:
+        return (interval){fmax(a.least, b.least), fmax(a.most, b.most)};
+    case SDPA_OP_bitwise_and:
+        return masked_by(a, b);
+    case SDPA_OP_left_shift:
+        return shifted(a, b, true);
+    case SDPA_OP_right_shift:
+        return shifted(a, b, false);
+    case SDPA_OP_select_i:
+        return either_of(a, b, c);
+    case SDPA_OP_integer_of_b:
+        return a;
+    default:
+        return anything;
+    }
+}
+
+static interval of_booleans(const sdpa_instruction *i, interval a, interval b) {
+    switch (i->op) {
+    case SDPA_OP_less_r:
+    case SDPA_OP_less_i:
+        return is_less(a, b);
+    case SDPA_OP_less_equal_r:
+    case SDPA_OP_less_equal_i:
+        return is_at_most(a, b);
+    case SDPA_OP_equal_r:
+    case SDPA_OP_equal_i:
+        return is_equal(a, b);
+    case SDPA_OP_not_equal_r:
+    case SDPA_OP_not_equal_i:
+        return inverse(is_equal(a, b));
+    case SDPA_OP_logical_and:
+        return truth(is_true(a) && is_true(b), is_false(a) || is_false(b));
+    case SDPA_OP_logical_or:
+        return truth(is_true(a) || is_true(b), is_false(a) && is_false(b));
+    case SDPA_OP_logical_xor:
+        return is_known(a) && is_known(b) && a.least == a.most && b.least == b.most
+                   ? truth(a.least != b.least, a.least == b.least)
+                   : either;
+    default:
+        return inverse(a);
+    }
+}
+
+static interval step(const sdpa_program *p, const sdpa_instruction *i, const interval *r, const sdpa_box *box) {
+    const int64_t *range = NULL;
+    switch (i->op) {
+    case SDPA_OP_batch:
+        range = box->batch;
+        break;
+    case SDPA_OP_head:
+        range = box->head;
+        break;
+    case SDPA_OP_query:
+        range = box->query;
+        break;
+    case SDPA_OP_key:
+        range = box->key;
+        break;
+    case SDPA_OP_constant_i:
+        return made_of((double)p->integers[i->a], (double)p->integers[i->a]);
+    case SDPA_OP_constant_b:
+        return (interval){i->a, i->a};
+    case SDPA_OP_constant_r:
+        return constant_real(p->reals[i->a]);
+    case SDPA_OP_real_of_i:
+    case SDPA_OP_real_of_b:
+        return as_real(r[i->a]);
+    case SDPA_OP_index:
+        return indexed(&p->arrays[i->a], i->b, r[i->c]);
+    case SDPA_OP_gather_i:
+        return gathered(&p->arrays[i->a], r[i->b], false);
+    case SDPA_OP_gather_b:
+        return gathered(&p->arrays[i->a], r[i->b], true);
+    case SDPA_OP_spread_r:
+    case SDPA_OP_spread_i:
+    case SDPA_OP_spread_b:
+        return r[i->a];
+    default:
+        if (i->op >= SDPA_OP_less_r && i->op <= SDPA_OP_logical_not) return of_booleans(i, r[i->a], r[i->b]);
+        if (i->op >= SDPA_OP_negative_i && i->op <= SDPA_OP_integer_of_b) {
+            return of_integers(i, r[i->a], r[i->b], r[i->c]);
+        }
+        return anything;
+    }
+    return made_of((double)range[0], (double)range[1]);
+}
+
+enum { MOST_REGISTERS = 1024 };
+
+static int length_of(const sdpa_code *c) {
+    int n = 0;
+    for (int s = 0; s < SDPA_N_SECTIONS; s++) n += c->n[s];
+    return n;
+}
+
+sdpa_seen sdpa_program_seen(const sdpa_program *mask, const sdpa_box *box) {
+    const sdpa_code *code = &mask->code[SDPA_CODE_VALUE];
+    interval r[MOST_REGISTERS];
+    for (int i = 0; i < length_of(code); i++) {
+        const sdpa_instruction *x = &code->first[i];
+        if (x->op == SDPA_OP_output) {
+            return is_true(r[x->a]) ? SDPA_ALL_SEEN : is_false(r[x->a]) ? SDPA_NONE_SEEN : SDPA_SOME_SEEN;
+        }
+        r[x->dst] = step(mask, x, r, box);
+    }
+    return SDPA_SOME_SEEN;
+}
+
+static bool is_integer(const sdpa_instruction *x) {
+    return x->op <= SDPA_OP_key || x->op == SDPA_OP_constant_i ||
+           (x->op >= SDPA_OP_negative_i && x->op <= SDPA_OP_right_shift) || x->op == SDPA_OP_select_i ||
+           x->op == SDPA_OP_integer_of_r || x->op == SDPA_OP_gather_i;
+}
+
+/* Index times stride needs the range of the axis only, for the kernels clamp it. */
+static interval clamped(const sdpa_array *x, int axis) {
+    return (interval){0, (double)((x->axis[axis] - 1) * x->stride[axis])};
+}
+
+bool sdpa_program_is_narrow(const sdpa_program *p, const sdpa_box *box) {
+    for (int v = 0; v < SDPA_N_VARIANTS; v++) {
+        const sdpa_code *code = &p->code[v];
+        interval r[MOST_REGISTERS];
+        for (int i = 0; code->first && i < length_of(code); i++) {
+            const sdpa_instruction *x = &code->first[i];
+            if (x->op == SDPA_OP_output || x->op == SDPA_OP_scatter) continue;
+            r[x->dst] = x->op == SDPA_OP_index ? clamped(&p->arrays[x->a], x->b) : step(p, x, r, box);
+            const bool integer = is_integer(x) || x->op == SDPA_OP_index;
+            if (integer && !(r[x->dst].least >= INT32_MIN && r[x->dst].most <= INT32_MAX)) return false;
+        }
+    }
+    return true;
+}
+
+int sdpa_program_registers(const sdpa_program *p) {
+    int n = 0;
+    for (int v = 0; v < SDPA_N_VARIANTS; v++) {
+        if (p->code[v].first && p->code[v].n_registers > n) n = p->code[v].n_registers;
+    }
+    return n;
+}
+
+void sdpa_program_fail(const sdpa_program *p, enum sdpa_variant variant, const int64_t place[4]) {
+    const sdpa_code *code = &p->code[variant];
+    const sdpa_box pair = {
+        {place[0], place[0]}, {place[1], place[1]}, {place[2], place[2]}, {place[3], place[3]}};
+    interval r[MOST_REGISTERS];
+    int none = 0;
+    if (!atomic_compare_exchange_strong(&p->fault->found, &none, 1)) return;
+    *p->fault = (sdpa_fault){
+        .found = 1, .array = -1, .batch = place[0], .head = place[1], .query = place[2], .key = place[3]};
+    for (int i = 0; i < length_of(code); i++) {
+        const sdpa_instruction *x = &code->first[i];
+        if (x->op == SDPA_OP_output || x->op == SDPA_OP_scatter) continue;
+        r[x->dst] = step(p, x, r, &pair);
+        if (x->op != SDPA_OP_index) continue;
+        const interval at = r[x->c];
+        if (at.least >= 0 && at.most < (double)p->arrays[x->a].axis[x->b]) continue;
+        p->fault->array = x->a;
+        p->fault->axis = x->b;
+        p->fault->index = is_known(at) ? (int64_t)at.least : -1;
+        return;
+    }
+}
+
+size_t sdpa_program_sums_bytes(const sdpa_program *p) {
+    return (size_t)p->n_gradients * sizeof(double) + (size_t)p->n_arrays * 2 * sizeof(int64_t);
+}
+
+static int64_t *range_of(const sdpa_program *p, double *sums, int array) {
+    return (int64_t *)(sums + p->n_gradients) + 2 * array;
+}
+
+void sdpa_program_clear_sums(const sdpa_program *p, double *sums) {
+    memset(sums, 0, (size_t)p->n_gradients * sizeof *sums);
+    for (int x = 0; x < p->n_arrays; x++) {
+        int64_t *range = range_of(p, sums, x);
+        range[0] = INT64_MAX;
+        range[1] = -1;
+    }
+}
+
+void sdpa_program_add_sums(const sdpa_program *p, double *sums) {
+    for (int x = 0; x < p->n_arrays; x++) {
+        const sdpa_array *a = &p->arrays[x];
+        int64_t *range = range_of(p, sums, x);
+        for (int64_t i = range[0]; i <= range[1]; i++) {
+            a->gradient[i] += sums[a->first + i];
+            sums[a->first + i] = 0;
+        }
+        range[0] = INT64_MAX;
+        range[1] = -1;
+    }
+}

@@ -1,0 +1,246 @@
+"""What a function captures: arrays, which become arrays of the program, and constants.
+
+A function is read, never changed: `scan` lists what its closure, its globals and its defaults hold,
+`replaced` makes a copy in which traced arrays stand for arrays.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import operator
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_CONSTANTS = (str, bytes, type(None), type(...), np.dtype)
+_BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+            np.ufunc, type(np.where))  # fmt: skip
+# Their functions and attributes do not change while a program runs.
+_LIBRARIES = {"numpy", "torch", "math", "operator", "functools", "builtins", "ml_dtypes", "sdpa"}
+_EMPTY = object()
+
+
+class Foreign(NamedTuple):
+    """How arrays of another library are used."""
+
+    describe: Callable[[Any], tuple[Any, tuple[int, ...]]]
+    """The dtype and the shape."""
+    convert: Callable[[Any], np.ndarray[Any, Any]]
+    """The array on the same memory."""
+    is_constant: Callable[[Any], bool]
+    """Whether it is one number that nothing is differentiated by."""
+
+
+FOREIGN: dict[type, Foreign] = {}
+
+
+def foreign(value: Any) -> Foreign | None:
+    """How arrays of the type of this value are used; None if it is no array of another library."""
+    if not FOREIGN:
+        return None
+    found = FOREIGN.get(type(value))
+    if found is None:
+        for kind, known in FOREIGN.items():
+            if isinstance(value, kind):
+                return known
+    return found
+
+
+# ------------------------------------------------------------------------------- reading
+
+
+class Scan:
+    """What a function captures.
+
+    Attributes
+    ----------
+    tokens : list
+        Equal for functions that are traced alike: code, constants, types and shapes of arrays.
+    arrays, names : list
+        The arrays, each once, and what the function calls them.
+    unknown : list of (name, object)
+        Objects whose contents may change without notice; a function with any is traced each time.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.tokens: list[Any] = []
+        self.arrays: list[Any] = []
+        self.names: list[str] = []
+        self.unknown: list[tuple[str, Any]] = []
+        self._arrays: dict[int, int] = {}
+        self._inside: set[int] = set()
+        self._read("", function)
+
+    def _read(self, name: str, value: Any) -> None:
+        kind = type(value)
+        if kind is int or kind is bool:
+            self.tokens.append((kind, value))
+        elif kind is float or isinstance(value, np.generic):
+            self.tokens.append((kind, repr(value)))
+        elif kind is types.FunctionType:
+            self._read_function(value)
+        elif kind is np.ndarray or isinstance(value, np.ndarray):
+            self._read_array(name, value, value.dtype, value.shape)
+        elif isinstance(value, _CONSTANTS):
+            self.tokens.append(value)
+        elif kind is tuple or kind is list:
+            self._read_parts(kind, [(f"{name}[{i}]", part) for i, part in enumerate(value)])
+        elif kind is dict:
+            self.tokens.append(tuple(value))
+            self._read_parts(kind, [(f"{name}[{key!r}]", part) for key, part in value.items()])
+        elif kind is functools.partial:
+            self._read_parts(kind, [("", value.func), ("", value.args), ("", value.keywords)])
+        else:
+            known = foreign(value)
+            if known is not None:
+                self._read_array(name, value, *known.describe(value))
+            elif _is_fixed(value):
+                self.tokens.append(value)
+            else:
+                self.unknown.append((name, value))
+
+    def _read_array(self, name: str, value: Any, dtype: Any, shape: tuple[int, ...]) -> None:
+        number = self._arrays.setdefault(id(value), len(self.arrays))
+        self.tokens.append((type(value), dtype, shape, number))
+        if number == len(self.arrays):
+            self.arrays.append(value)
+            self.names.append(name)
+
+    def _read_parts(self, kind: type, parts: list[tuple[str, Any]]) -> None:
+        self.tokens.append((kind, len(parts)))
+        for name, part in parts:
+            self._read(name, part)
+
+    def _read_function(self, function: types.FunctionType) -> None:
+        code = function.__code__
+        self.tokens.append(code)
+        if id(function) in self._inside:
+            return
+        self._inside.add(id(function))
+        for name, value in captured(function):
+            self._read(name, value)
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether it belongs to a library whose names keep their meaning."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__.partition(".")[0] in _LIBRARIES
+    return isinstance(value, _BUILTIN) or value is _EMPTY or _is_library(value)
+
+
+def _is_library(value: Any) -> bool:
+    """Whether a function or a class belongs to one of the libraries."""
+    name = getattr(value, "__module__", None)
+    return isinstance(name, str) and name.partition(".")[0] in _LIBRARIES
+
+
+def captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Names and contents of the closure, of the globals that the code reads, of the defaults."""
+    if _is_library(function):
+        return
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        yield name, _contents(cell)
+    contents = function.__globals__
+    for name in _globals_read(code):
+        yield name, contents.get(name, _EMPTY)
+    defaults = function.__defaults__
+    if defaults:
+        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        yield from zip(names, defaults, strict=True)
+    if function.__kwdefaults__:
+        yield from function.__kwdefaults__.items()
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
+
+
+@functools.lru_cache(1024)
+def _globals_read(code: types.CodeType) -> tuple[str, ...]:
+    """The names that the code, or the functions in it, look up in the globals."""
+    found = dict.fromkeys(
+        step.argval
+        for step in dis.get_instructions(code)
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    )
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            found |= dict.fromkeys(_globals_read(part))
+    return tuple(found)
+
+
+# ------------------------------------------------------------------------------- replacing
+
+
+class Copies:
+    """Copies of functions in which `replace` has its say on every array.
+
+    Parameters
+    ----------
+    replace : callable
+        From an array to what stands for it.
+    """
+
+    def __init__(self, replace: Callable[[Any], Any]) -> None:
+        self._replace = replace
+        self._known: dict[int, Any] = {}
+
+    def of(self, value: Any) -> Any:
+        """The value, or its copy."""
+        kind = type(value)
+        if isinstance(value, np.ndarray) or foreign(value):
+            return self._replace(value)
+        if kind is types.FunctionType and not _is_library(value):
+            return self._function(value)
+        if kind is tuple or kind is list:
+            return kind(self.of(part) for part in value)
+        if kind is dict:
+            return {key: self.of(part) for key, part in value.items()}
+        if kind is functools.partial:
+            keywords = self.of(value.keywords)
+            return functools.partial(self.of(value.func), *self.of(value.args), **keywords)
+        if kind is types.MethodType:
+            return types.MethodType(self.of(value.__func__), value.__self__)
+        return value
+
+    def _function(self, function: types.FunctionType) -> types.FunctionType:
+        known = self._known.get(id(function))
+        if known is not None:
+            return known  # type: ignore[no-any-return]
+        code = function.__code__
+        cells = tuple(types.CellType() for _ in code.co_freevars)
+        contents = dict(function.__globals__)
+        copy = types.FunctionType(code, contents, function.__name__, None, cells)
+        # Known before its parts are copied, which may name it.
+        self._known[id(function)] = copy
+        copy.__defaults__ = self.of(function.__defaults__)
+        copy.__kwdefaults__ = self.of(function.__kwdefaults__)
+        for cell, own in zip(cells, function.__closure__ or (), strict=True):
+            content = _contents(own)
+            if content is not _EMPTY:
+                cell.cell_contents = self.of(content)
+        for name in _globals_read(code):
+            if name in contents:
+                contents[name] = self.of(contents[name])
+        return copy
+
+
+def unseen_arrays(function: Any, scan: Scan) -> str:
+    """The arrays among the attributes of unknown objects, as the function may have named them."""
+    words = operator.attrgetter("co_names")
+    code = getattr(function, "__code__", None)
+    names = words(code) if code else ()
+    found = [
+        f"{name}.{word}"
+        for name, value in scan.unknown
+        for word in names
+        if isinstance(getattr(value, word, None), np.ndarray)
+    ]
+    return ", ".join(found)

@@ -1,0 +1,113 @@
+"""Expressions in operations of the core only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from sdpa._programs._graph import Graph, Node, reached
+
+# Floats as large as this are whole numbers.
+_WHOLE = 2.0**52
+
+
+def lowered(graph: Graph, roots: Iterable[Node]) -> dict[Node, Node]:
+    """For each node that the roots need, one that computes the same in operations of the core."""
+    found: dict[Node, Node] = {}
+    for node in reached(roots):
+        args = tuple(found[arg] for arg in node.args)
+        rule = _RULES.get(node.op)
+        if rule is not None:
+            found[node] = rule(graph, args[0], node)
+        elif args == node.args:
+            found[node] = node
+        else:
+            found[node] = graph.make(node.op, *args, payload=node.payload, kind=node.kind)
+    return found
+
+
+def _sign(graph: Graph, x: Node, _: Node) -> Node:
+    zero, one = (graph.constant("r", value) for value in (0, 1))
+    # x itself where it is neither above nor below 0: zero or NaN.
+    below = graph.apply("select_r", graph.apply("less_r", x, zero), graph.constant("r", -1), x)
+    return graph.apply("select_r", graph.apply("less_r", zero, x), one, below)
+
+
+def _floor(graph: Graph, x: Node, _: Node) -> Node:
+    whole = graph.apply("real_of_i", graph.apply("integer_of_r", x))
+    less = graph.apply("subtract_r", whole, graph.constant("r", 1))
+    down = graph.apply("select_r", graph.apply("less_r", x, whole), less, whole)
+    size = graph.apply("absolute_r", x)
+    small = graph.apply("less_r", size, graph.constant("r", _WHOLE))
+    return graph.apply("select_r", small, down, x)
+
+
+def _log1p(graph: Graph, x: Node, _: Node) -> Node:
+    # log(u) x / (u - 1) with u = 1 + x as it was rounded: Higham, "Accuracy and stability of
+    # numerical algorithms" (2002), section 1.14.1, for log1p.
+    one = graph.constant("r", 1)
+    u = graph.apply("add_r", one, x)
+    share = graph.apply("divide", x, graph.apply("subtract_r", u, one))
+    near = graph.apply("multiply_r", graph.apply("log", u), share)
+    near = graph.apply("select_r", graph.apply("equal_r", u, one), x, near)
+    large = graph.apply("less_r", one, graph.apply("absolute_r", x))
+    return graph.apply("select_r", large, graph.apply("log", u), near)
+
+
+def _expm1(graph: Graph, x: Node, _: Node) -> Node:
+    # (u - 1) x / log(u) with u = exp(x) as it was rounded, from the same section.
+    one = graph.constant("r", 1)
+    u = graph.apply("exp", x)
+    less = graph.apply("subtract_r", u, one)
+    near = graph.apply("multiply_r", less, graph.apply("divide", x, graph.apply("log", u)))
+    near = graph.apply("select_r", graph.apply("equal_r", u, one), x, near)
+    large = graph.apply("less_r", one, graph.apply("absolute_r", x))
+    return graph.apply("select_r", large, less, near)
+
+
+def _sigmoid(graph: Graph, x: Node, _: Node) -> Node:
+    one = graph.constant("r", 1)
+    other = graph.apply("exp", graph.apply("negative_r", x))
+    return graph.apply("divide", one, graph.apply("add_r", one, other))
+
+
+def _power(graph: Graph, x: Node, node: Node) -> Node:
+    n = node.payload
+    size = abs(n)
+    if size == 0.5:
+        found = graph.apply("sqrt", x)
+    elif size == int(size) and size <= 1024:
+        found = multiplied(graph, "multiply_r", x, int(size))
+    else:
+        found = _rounded_power(graph, x, size)
+    return graph.apply("divide", graph.constant("r", 1), found) if n < 0 else found
+
+
+def multiplied(graph: Graph, op: str, x: Node, n: int) -> Node:
+    """x multiplied n > 0 times, through the squares of x."""
+    found = None
+    while True:
+        if n % 2:
+            found = x if found is None else graph.apply(op, found, x)
+        n //= 2
+        if not n:
+            return found or x
+        x = graph.apply(op, x, x)
+
+
+def _rounded_power(graph: Graph, x: Node, n: float) -> Node:
+    """exp(n log(x)), for n > 0; a whole n is beyond 1024, and even ones take the absolute value."""
+    even = math.fmod(n, 2) == 0
+    base = graph.apply("absolute_r", x) if even else x
+    logarithm = graph.apply("multiply_r", graph.constant("r", n), graph.apply("log", base))
+    return graph.apply("exp", logarithm)
+
+
+_RULES: dict[str, Callable[[Graph, Node, Node], Node]] = {
+    "sign": _sign,
+    "floor": _floor,
+    "log1p": _log1p,
+    "expm1": _expm1,
+    "sigmoid": _sigmoid,
+    "power": _power,
+}

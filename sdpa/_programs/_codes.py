@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sdpa._programs._graph import Graph, Node, reached
-from sdpa._programs._operations import NUMBERS, TILE
+from sdpa._programs._operations import KEY, NUMBERS, TILE
 
 _LARGEST = (1 << 16) - 1
 
@@ -44,51 +44,76 @@ class Constants:
 
 def code(graph: Graph, effects: list[Effect], constants: Constants) -> bytes:
     """The bytes of a code, in the layout that src/program.h describes."""
-    needed = reached(node for effect in effects for node in _operands(effect))
+    needed = reached(node for effect in effects for node in _read(effect))
     early = [node for node in needed if node.section < TILE]
     early.sort(key=lambda node: node.section)
     registers = {node: register for register, node in enumerate(early)}
-    sections = [[_instruction(node, registers, constants) for node in early if node.section == s]
-                for s in range(TILE)]  # fmt: skip
-    steps = list(_ordered(effects, needed))
-    tile, n_registers = _allocated(steps, registers, constants)
+    sections = [
+        [_instruction(node, node.args, registers, constants) for node in early if node.section == s]
+        for s in range(TILE)
+    ]
+    operands = _Operands()
+    steps = list(_ordered(effects, needed, operands))
+    tile, n_registers = _allocated(steps, registers, constants, operands)
     sections.append(tile)
     counts = [len(section) for section in sections]
     if max(*counts, n_registers) > _LARGEST:
         raise graph.refused(f"at most {_LARGEST} operations", str(sum(counts)))
-    words = [*counts, n_registers, 0]
+    words = [*counts, n_registers]
     for section in sections:
         for instruction in section:
             words.extend(instruction)
     return np.array(words, np.uint16).tobytes()
 
 
-def _operands(step: Node | Effect) -> tuple[Node, ...]:
+def _read(step: Node | Effect) -> tuple[Node, ...]:
     if isinstance(step, Node):
         return step.args
     return (step.node,) if step.at is None else (step.at, step.node)
 
 
-def _ordered(effects: list[Effect], needed: list[Node]) -> Iterable[Node | Effect]:
+class _Operands:
+    """What a step reads; the section of pairs reads what belongs to a key spread over the lanes."""
+
+    def __init__(self) -> None:
+        self.spread: dict[Node, Node] = {}
+
+    def __call__(self, step: Node | Effect) -> tuple[Node, ...]:
+        read = _read(step)
+        if isinstance(step, Node) and (step.section != TILE or step.op.startswith("spread")):
+            return read
+        return tuple([self._spread(node) if node.section == KEY else node for node in read])
+
+    def _spread(self, node: Node) -> Node:
+        if node not in self.spread:
+            op = f"spread_{node.kind}"
+            self.spread[node] = Node(op, (node,), None, node.kind, node.number, TILE)
+        return self.spread[node]
+
+
+def _ordered(
+    effects: list[Effect], needed: list[Node], operands: _Operands
+) -> Iterable[Node | Effect]:
     """The steps of the section of pairs; of two operands the one that needs more registers first.
 
     Sethi and Ullman, "The generation of optimal code for arithmetic expressions" (1970).
     """
     needs: dict[Node, int] = {}
     for node in needed:
-        each = sorted((needs[arg] for arg in node.args if arg in needs), reverse=True)
         if node.section == TILE:
+            each = [needs.setdefault(arg, 1) for arg in operands(node) if arg.section == TILE]
+            each.sort(reverse=True)
             needs[node] = max((n + i for i, n in enumerate(each)), default=1)
     done: set[Node] = set()
     for effect in effects:
-        stack = list(_operands(effect))
+        stack = list(operands(effect))
         while stack:
             node = stack[-1]
-            waiting = [arg for arg in node.args if arg in needs and arg not in done]
-            if node in done or node not in needs:
+            waiting = [arg for arg in operands(node) if arg.section == TILE and arg not in done]
+            if node in done or node.section != TILE:
                 stack.pop()
             elif waiting:
-                stack.extend(sorted(waiting, key=needs.__getitem__))
+                stack.extend(sorted(waiting, key=lambda arg: needs.get(arg, 1)))
             else:
                 done.add(stack.pop())
                 yield node
@@ -96,14 +121,17 @@ def _ordered(effects: list[Effect], needed: list[Node]) -> Iterable[Node | Effec
 
 
 def _allocated(
-    steps: list[Node | Effect], registers: dict[Node, int], constants: Constants
+    steps: list[Node | Effect],
+    registers: dict[Node, int],
+    constants: Constants,
+    operands: _Operands,
 ) -> tuple[list[tuple[int, ...]], int]:
     """The instructions of the section of pairs, and the number of registers of the whole code.
 
     A register is free again behind the last step that reads it, so no operation writes into one
     that it reads.
     """
-    last = {arg: position for position, step in enumerate(steps) for arg in _operands(step)}
+    last = {arg: position for position, step in enumerate(steps) for arg in operands(step)}
     n_registers = len(registers)
     free: list[int] = []
     found = []
@@ -113,18 +141,21 @@ def _allocated(
                 free.append(n_registers)
                 n_registers += 1
             registers[step] = free.pop()
-        found.append(_instruction(step, registers, constants))
-        for arg in dict.fromkeys(_operands(step)):
+        found.append(_instruction(step, operands(step), registers, constants))
+        for arg in dict.fromkeys(operands(step)):
             if arg.section == TILE and last[arg] == position:
                 free.append(registers[arg])
     return found, n_registers
 
 
 def _instruction(
-    step: Node | Effect, registers: dict[Node, int], constants: Constants
+    step: Node | Effect,
+    operands: tuple[Node, ...],
+    registers: dict[Node, int],
+    constants: Constants,
 ) -> tuple[int, ...]:
     """op, dst, a, b, c."""
-    read = [registers[node] for node in _operands(step)]
+    read = [registers[node] for node in operands]
     if isinstance(step, Effect):
         if step.at is None:
             return NUMBERS[step.op], step.number, *read, 0, 0

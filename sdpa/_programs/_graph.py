@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import functools
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from sdpa._programs._operations import GATHERS, INPUTS, PANEL, TABLE, TILE, UNIT
+from sdpa._programs._operations import GATHERS, INPUTS, KEY, QUERY, TABLE, TILE, UNIT
 
-_SECTIONS = {"batch": UNIT, "head": UNIT, "query": PANEL}
+_SECTIONS = {"batch": UNIT, "head": UNIT, "query": QUERY, "key": KEY}
 _INT64 = np.iinfo(np.int64)
 # Operands that change nothing: (position, value) of each operation.
 _NEUTRAL = {
@@ -94,7 +96,7 @@ class Graph:
             elif op in INPUTS:
                 section = TILE
             else:
-                section = max((node.section for node in args), default=UNIT)
+                section = functools.reduce(operator.or_, [node.section for node in args], UNIT)
             kind = kind or TABLE[op].kind
             found = Node(op, args, payload, kind, len(self._nodes), section)
             self._nodes[key] = found

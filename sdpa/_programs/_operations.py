@@ -23,7 +23,7 @@ _NAMES = (
     "less_equal_r", "equal_r", "not_equal_r", "less_i", "less_equal_i", "equal_i", "not_equal_i",
     "logical_and", "logical_or", "logical_xor", "logical_not", "select_r", "select_i", "real_of_i",
     "real_of_b", "integer_of_b", "integer_of_r", "index", "gather_r", "gather_i", "gather_b",
-    "gather_tangent", "scatter", "output",
+    "gather_tangent", "scatter", "output", "spread_r", "spread_i", "spread_b",
 )  # fmt: skip
 NUMBERS: dict[str, int] = {
     name: number for number, name in enumerate(getattr(_core, "_operations", lambda: _NAMES)())
@@ -34,8 +34,9 @@ INPUTS = {"batch": "b", "head": "h", "query": "q", "key": "k"} | {
 }
 GATHERS = {"r": "gather_r", "i": "gather_i", "b": "gather_b"}
 
-# The sections of a code: what depends on batch and head only, also on the query, on the pair.
-UNIT, PANEL, TILE = range(3)
+# The sections of a code: what depends on batch and head only, also on the query, on the key, on the
+# pair. That of a result is the union of those of its operands.
+UNIT, QUERY, KEY, TILE = range(4)
 
 
 class Operation(NamedTuple):

@@ -80,7 +80,7 @@ static interval either_of(interval condition, interval a, interval b) {
 }
 
 /* Values of an integer or boolean array at flat indices `at`. */
-static interval gathered(const sdpa_array *x, interval at, bool is_boolean) {
+static interval gathered(const sdpa_argument *x, interval at, bool is_boolean) {
     const interval unknown = is_boolean ? either : anything;
     if (x->size == 0 || !x->least || !is_known(at) || at.least < 0 || at.most >= (double)x->size) return unknown;
     int64_t i = (int64_t)at.least, end = (int64_t)at.most + 1, least = INT64_MAX, most = INT64_MIN;
@@ -101,7 +101,7 @@ static interval gathered(const sdpa_array *x, interval at, bool is_boolean) {
 }
 
 /* c times the stride of an axis; unknown if c may be out of range, since the pair must then be looked at. */
-static interval indexed(const sdpa_array *x, int axis, interval c) {
+static interval indexed(const sdpa_argument *x, int axis, interval c) {
     if (!is_known(c) || c.least < 0 || c.most >= (double)x->axis[axis]) return anything;
     return made_of(c.least * (double)x->stride[axis], c.most * (double)x->stride[axis]);
 }
@@ -228,8 +228,6 @@ static interval step(const sdpa_program *p, const sdpa_instruction *i, const int
     return made_of((double)range[0], (double)range[1]);
 }
 
-enum { MOST_REGISTERS = 1024 };
-
 static int length_of(const sdpa_code *c) {
     int n = 0;
     for (int s = 0; s < SDPA_N_SECTIONS; s++) n += c->n[s];
@@ -238,7 +236,7 @@ static int length_of(const sdpa_code *c) {
 
 sdpa_seen sdpa_program_seen(const sdpa_program *mask, const sdpa_box *box) {
     const sdpa_code *code = &mask->code[SDPA_CODE_VALUE];
-    interval r[MOST_REGISTERS];
+    interval r[SDPA_MOST_REGISTERS];
     for (int i = 0; i < length_of(code); i++) {
         const sdpa_instruction *x = &code->first[i];
         if (x->op == SDPA_OP_output) {
@@ -256,14 +254,14 @@ static bool is_integer(const sdpa_instruction *x) {
 }
 
 /* Index times stride needs the range of the axis only, for the kernels clamp it. */
-static interval clamped(const sdpa_array *x, int axis) {
+static interval clamped(const sdpa_argument *x, int axis) {
     return (interval){0, (double)((x->axis[axis] - 1) * x->stride[axis])};
 }
 
 bool sdpa_program_is_narrow(const sdpa_program *p, const sdpa_box *box) {
     for (int v = 0; v < SDPA_N_VARIANTS; v++) {
         const sdpa_code *code = &p->code[v];
-        interval r[MOST_REGISTERS];
+        interval r[SDPA_MOST_REGISTERS];
         for (int i = 0; code->first && i < length_of(code); i++) {
             const sdpa_instruction *x = &code->first[i];
             if (x->op == SDPA_OP_output || x->op == SDPA_OP_scatter) continue;
@@ -287,7 +285,7 @@ void sdpa_program_fail(const sdpa_program *p, enum sdpa_variant variant, const i
     const sdpa_code *code = &p->code[variant];
     const sdpa_box pair = {
         {place[0], place[0]}, {place[1], place[1]}, {place[2], place[2]}, {place[3], place[3]}};
-    interval r[MOST_REGISTERS];
+    interval r[SDPA_MOST_REGISTERS];
     int none = 0;
     if (!atomic_compare_exchange_strong(&p->fault->found, &none, 1)) return;
     *p->fault = (sdpa_fault){
@@ -325,7 +323,7 @@ void sdpa_program_clear_sums(const sdpa_program *p, double *sums) {
 
 void sdpa_program_add_sums(const sdpa_program *p, double *sums) {
     for (int x = 0; x < p->n_arrays; x++) {
-        const sdpa_array *a = &p->arrays[x];
+        const sdpa_argument *a = &p->arrays[x];
         int64_t *range = range_of(p, sums, x);
         for (int64_t i = range[0]; i <= range[1]; i++) {
             a->gradient[i] += sums[a->first + i];

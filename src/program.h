@@ -62,10 +62,10 @@ enum sdpa_variant {
 };
 enum sdpa_output { SDPA_OUT_VALUE, SDPA_OUT_SLOPE, SDPA_OUT_TANGENT, SDPA_OUT_BEND, SDPA_N_OUTPUTS };
 
-enum { SDPA_MOST_ARRAY_AXES = 8, SDPA_SUMMARY = 32 };
+enum { SDPA_MOST_REGISTERS = 256, SDPA_MOST_ARRAY_AXES = 8, SDPA_SUMMARY = 32 };
 
 /* An array that a program reads, contiguous. real: float of the compute type; integer: int64; boolean: bytes. */
-typedef struct sdpa_array {
+typedef struct sdpa_argument {
     char kind; /* 'f', 'i' or 'b' */
     int n_axes;
     int64_t axis[SDPA_MOST_ARRAY_AXES], stride[SDPA_MOST_ARRAY_AXES]; /* in elements */
@@ -76,7 +76,7 @@ typedef struct sdpa_array {
     int64_t first;        /* of its gradient in a worker's sums */
     const int64_t *least; /* of every SDPA_SUMMARY elements of an integer or boolean array, */
     const int64_t *most;
-} sdpa_array;
+} sdpa_argument;
 
 /* The first index that was found out of range at a pair that is visible. */
 typedef struct sdpa_fault {
@@ -89,7 +89,7 @@ typedef struct sdpa_program {
     sdpa_code code[SDPA_N_VARIANTS];
     const double *reals;
     const int64_t *integers;
-    const sdpa_array *arrays;
+    const sdpa_argument *arrays;
     int n_arrays;
     int64_t n_gradients; /* elements of all arrays with a gradient */
     bool masks;          /* a score may become -inf on purpose */

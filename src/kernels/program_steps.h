@@ -29,7 +29,7 @@ NOINLINE void NAME(divide)(char *to, const char *from, const char *by, int64_t n
 }
 
 /* to = from times the stride of an axis; 0 where that is out of range, which is noted in `bad`. */
-NOINLINE void NAME(index)(const sdpa_array *a, int axis, char *to, const char *from, real *bad, int64_t n) {
+NOINLINE void NAME(index)(const sdpa_argument *a, int axis, char *to, const char *from, real *bad, int64_t n) {
     const NAME(bits) end = (NAME(bits))a->axis[axis], stride = (NAME(bits))a->stride[axis];
     const NAME(bits) *i = (const NAME(bits) *)from;
     NAME(bits) *scaled = (NAME(bits) *)to;
@@ -41,7 +41,7 @@ NOINLINE void NAME(index)(const sdpa_array *a, int axis, char *to, const char *f
     }
 }
 
-NOINLINE void NAME(gather)(const sdpa_array *a, enum sdpa_operation op, char *to, const char *at, int64_t n) {
+NOINLINE void NAME(gather)(const sdpa_argument *a, enum sdpa_operation op, char *to, const char *at, int64_t n) {
     const NAME(integer) *i = (const NAME(integer) *)at;
     if (a->size == 0) {
         memset(to, 0, (size_t)n * (op == SDPA_OP_gather_i ? sizeof(NAME(integer)) : sizeof(real)));
@@ -58,7 +58,7 @@ NOINLINE void NAME(gather)(const sdpa_array *a, enum sdpa_operation op, char *to
 
 /* Adds values to the sums of an array's gradient, but those of masked pairs. */
 NOINLINE void NAME(scatter)(const program_run *r, int array, const char *at, const real *values, int64_t n) {
-    const sdpa_array *a = &r->program->arrays[array];
+    const sdpa_argument *a = &r->program->arrays[array];
     const program_input *upstream = &r->in[2];
     double *sums = r->sums + a->first;
     int64_t *range = (int64_t *)(r->sums + r->program->n_gradients) + 2 * array, least = range[0], most = range[1];

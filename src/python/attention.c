@@ -6,6 +6,7 @@
 #include "arrays.h"
 #include "docstring.h"
 #include "docstrings.h"
+#include "programs.h"
 
 static int make_out(sdpa_call *call, PyArrayObject **results) { return sdpa_call_make_results(call, 1, results); }
 
@@ -157,8 +158,16 @@ static int run_pattern(sdpa_call *call) { return sdpa_call_run(call, sdpa_attent
 
 /* ------------------------------------------------------------------------------------ derivatives */
 
+/* The gradients of score_args: a tuple. Results are dropped and returned as objects, whatever they are. */
+static int make_argument_gradients(sdpa_call *call, PyArrayObject **result) {
+    if (!(call->options.needs & NEEDS(score_args))) return 0;
+    *result = (PyArrayObject *)sdpa_programs_gradients(call);
+    return *result ? 0 : -1;
+}
+
 static int make_gradients(sdpa_call *call, PyArrayObject **results) {
-    return sdpa_call_begin_backward(call) < 0 ? -1 : sdpa_call_make_gradients(call, true, results);
+    if (sdpa_call_begin_backward(call) < 0 || sdpa_call_make_gradients(call, true, results) < 0) return -1;
+    return make_argument_gradients(call, &results[N_GRADIENTS]);
 }
 
 static int run_backward(sdpa_call *call) { return sdpa_call_run(call, sdpa_attention_backward); }
@@ -181,7 +190,8 @@ static int run_tangent(sdpa_call *call) { return sdpa_call_run(call, sdpa_attent
 static int make_second_gradients(sdpa_call *call, PyArrayObject **results) {
     if (sdpa_call_begin_backward(call) < 0 || sdpa_call_read_tangents(call, true) < 0) return -1;
     if (call->options.needs & NEEDS(grad_out) && make_out_t(call, results) < 0) return -1;
-    return sdpa_call_make_gradients(call, true, results + 1);
+    if (sdpa_call_make_gradients(call, true, results + 1) < 0) return -1;
+    return make_argument_gradients(call, &results[1 + N_GRADIENTS]);
 }
 
 static int run_second(sdpa_call *call) { return sdpa_call_run(call, sdpa_attention_second); }
@@ -227,12 +237,12 @@ int sdpa_attention_add(PyObject *module) {
         {FORWARD, NAMED(attention_forward), IN(FORWARD), 3, {OPERANDS}, doc_attention_forward,
          FORWARD_TYPE, 2, make_out_and_lse, run_forward},
         {BACKWARD, NAMED(attention_backward), IN(BACKWARD), 6, {BACKWARD_OPERANDS}, doc_attention_backward,
-         GRADIENTS_TYPE, N_GRADIENTS, make_gradients, run_backward},
+         GRADIENTS_TYPE, N_GRADIENTS + 1, make_gradients, run_backward},
         {JVP, NAMED(attention_jvp), IN(JVP), 6, {OPERANDS, TANGENTS}, doc_attention_jvp,
          TANGENT_TYPE, 2, make_tangent, run_tangent},
         {DOUBLE_BACKWARD, NAMED(attention_double_backward), IN(DOUBLE_BACKWARD), 9,
          {GRADIENTS_OF_GRADIENTS, BACKWARD_OPERANDS}, doc_attention_double_backward,
-         SECOND_TYPE, 1 + N_GRADIENTS, make_second_gradients, run_second},
+         SECOND_TYPE, 2 + N_GRADIENTS, make_second_gradients, run_second},
         {WEIGHTS, NAMED(attention_weights), IN(WEIGHTS), 2, {NAME_query, NAME_key}, doc_attention_weights,
          NO_TYPE, 1, make_weights, run_weights},
         {RECEIVED, NAMED(attention_received), IN(RECEIVED), 2, {NAME_query, NAME_key}, doc_attention_received,

@@ -23,7 +23,8 @@
     X(stage) X(query_t) X(key_t) X(value_t) X(attn_mask_t) X(sinks_t) X(scale_t) X(gg_query) X(gg_key) X(gg_value)     \
     X(gg_attn_mask) X(gg_sinks) X(gg_scale) X(outs) X(lses) X(x) X(axis) X(temperature) X(where) X(keepdims) X(grad)   \
     X(weights) X(log_weights) X(cu_seqlens_q) X(cu_seqlens_k) X(sequence) X(w_query) X(w_key) X(w_score) X(bias)       \
-    X(mode) X(n) X(name) X(heads) X(queries) X(invariant) X(lse_dtype) X(b) X(return_sign) X(sign) SDPA_DUMMY(X, dummy)             \
+    X(mode) X(n) X(name) X(heads) X(queries) X(invariant) X(lse_dtype) X(b) X(return_sign) X(sign) X(score_mod) X(score_args)\
+    X(mask_mod) X(mask_args) X(score_args_t) X(gg_score_args) SDPA_DUMMY(X, dummy)             \
     SDPA_DUMMY(X, dummy_t) SDPA_DUMMY(X, gg_dummy)
 /* clang-format on */
 

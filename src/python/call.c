@@ -11,6 +11,7 @@
 #include "errors.h"
 #include "gil.h"
 #include "packed.h"
+#include "programs.h"
 #include "values.h"
 #include "warn.h"
 
@@ -496,7 +497,8 @@ static int set_band(sdpa_call *call) {
     p->has_lower = options->has_left;
     p->upper = options->causal ? 0 : options->right;
     p->lower = -options->left;
-    if (!p->has_upper && !p->has_lower && !call->arrays[NAME_alibi_slopes]) return 0;
+    const bool placed = call->arrays[NAME_alibi_slopes] || call->functions;
+    if (!p->has_upper && !p->has_lower && !placed) return 0;
     if (options->lower_right && set_lower_right(call) < 0) return -1;
     call->offset = offset->value;
     if (offset->array || call->offset) set_integers(call, &p->offset, offset->array, &call->offset);
@@ -512,6 +514,7 @@ void sdpa_call_empty(sdpa_call *call, PyObject *module) {
     p->interrupted = sdpa_interrupted;
     call->module = module;
     call->n_present = call->n_held = 0;
+    call->functions = NULL;
     call->batch = call->few;
     memset(call->arrays, 0, sizeof call->arrays);
     call->packed = call->joins_axes = false;
@@ -570,15 +573,19 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdp
     sdpa_options_find(&call->options, signature, values);
     if (convert_all(call, signature, values) < 0 ||
         sdpa_options_read(module, &call->options, where, values, call->arrays) < 0 ||
-        convert_number(call, values[NAME_scale]) < 0) {
+        convert_number(call, values[NAME_scale]) < 0 || sdpa_programs_prepare(call) < 0) {
         return -1;
     }
-    if (sdpa_warn(call->module, &call->options, call->arrays) < 0 || settle_all(call) < 0) return -1;
+    if (sdpa_warn(call->module, &call->options, call->arrays) < 0 || settle_all(call) < 0 ||
+        sdpa_programs_settle(call) < 0) {
+        return -1;
+    }
 
     if (call->options.n_workers) p->n_workers = call->options.n_workers;
     if (set_operands(call) < 0 || set_mask(call) < 0 || set_where(call) < 0) return -1;
     if (set_per_head(call, &p->sinks, NAME_sinks) < 0 || set_per_head(call, &p->scales, NAME_scale) < 0 ||
-        set_per_head(call, &p->alibi_slopes, NAME_alibi_slopes) < 0 || set_band(call) < 0) {
+        set_per_head(call, &p->alibi_slopes, NAME_alibi_slopes) < 0 || set_band(call) < 0 ||
+        sdpa_programs_set(call) < 0) {
         return -1;
     }
 #ifdef SDPA_DUMMY_OPTION
@@ -591,5 +598,6 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdp
 void sdpa_call_end(sdpa_call *call) {
     for (int i = 0; i < call->n_held; i++) Py_DECREF((PyObject *)call->arrays[call->held[i]]);
     if (call->batch != call->few) PyMem_Free(call->batch);
+    sdpa_programs_release(call);
     sdpa_options_release(&call->options);
 }

@@ -75,11 +75,11 @@ static const struct {
                       "Output of attention (..., heads, Lq, d_v) and log-sum-exp of each row of scores (..., heads, "
                       "Lq)."},
     [GRADIENTS_TYPE] =
-        {"AttentionGradients", OPERAND_FIELDS OPTION_FIELDS,
+        {"AttentionGradients", OPERAND_FIELDS OPTION_FIELDS "score_args",
          "Gradients of attention, each with the shape and dtype of its argument; None where not in needs."},
     [TANGENT_TYPE] = {"AttentionTangent", "out out_t",
                       "Output of attention and its derivative along the tangents, (..., heads, Lq, d_v)."},
-    [SECOND_TYPE] = {"AttentionSecondGradients", "grad_out " OPERAND_FIELDS OPTION_FIELDS,
+    [SECOND_TYPE] = {"AttentionSecondGradients", "grad_out " OPERAND_FIELDS OPTION_FIELDS "score_args",
                      "Derivatives of <gg, attention_backward(...)>, each with the shape and dtype of its argument; "
                      "None where not in needs."},
     [STATISTICS_TYPE] = {"AttentionStatistics", "lse entropy max_weight sum_p2 sum_p3 score_mean score_var",

@@ -221,7 +221,7 @@ static int read_lse_dtype(sdpa_options *options, PyObject *value) {
 /* The functions whose gradients include that of input i. */
 static unsigned functions_of_input(int i) {
     if (i < N_COMMON_GRADIENTS) return IN_BACKWARDS;
-    if (i < N_GRADIENTS) return IN_BACKWARDS & IN_DOT;
+    if (i < N_GRADIENTS || i == INPUT_score_args) return IN_BACKWARDS & IN_DOT;
     return i == INPUT_grad_out ? IN(DOUBLE_BACKWARD) : IN(ADDITIVE_BACKWARD);
 }
 
@@ -231,6 +231,7 @@ static const char *const input_names[N_INPUTS] = {
     SDPA_DIFFERENTIABLE(TEXT)
 #undef TEXT
         "grad_out",
+    "score_args",
     "w_query",
     "w_key",
     "w_score",
@@ -287,6 +288,22 @@ static int read_stage(sdpa_options *options, PyObject *value) {
     return -1;
 }
 
+/* Functions are traced, and their arguments converted, together (programs.h). */
+#define KEEP(field, name)                                                                                              \
+    static int read_##name(sdpa_options *options, PyObject *value) {                                                   \
+        options->field = value;                                                                                        \
+        return 0;                                                                                                      \
+    }
+KEEP(score_mod, score_mod)
+KEEP(score_args, score_args)
+KEEP(mask_mod, mask_mod)
+KEEP(mask_args, mask_args)
+KEEP(score_args_t, score_args_t)
+#undef KEEP
+
+#define FUNCTION "Callable[..., Any] | Program | None"
+#define ARGUMENTS "Sequence[ArrayLike] | None"
+#define TANGENTS "Sequence[ArrayLike | None] | None"
 #define INTEGERS "int | ArrayLike | None"
 #define INDICES "slice | ArrayLike | None"
 #define OFFSET(kind, field) .kind = offsetof(sdpa_options, field)
@@ -334,6 +351,15 @@ const sdpa_option sdpa_option_table[] = {
      .annotation = "ArrayLike | None", .doc = doc_option_cu_seqlens_k, .axes = "s", OFFSET(integers, cu_seqlens_k)},
     {NAME_sequence, "packing", IN(WEIGHTS), .keyword_only = true, .has_none = true, .default_ = "None",
      .annotation = "int | None", .doc = doc_option_sequence, .read = read_sequence},
+    {NAME_score_mod, "program", IN_PACKED, .keyword_only = true, .has_none = true, .default_ = "None",
+     .annotation = FUNCTION, .doc = doc_option_score_mod, .read = read_score_mod, .words = {"score_function"}},
+    {NAME_score_args, "program", IN_PACKED, .keyword_only = true, .has_none = true, .default_ = "None",
+     .annotation = ARGUMENTS, .doc = doc_option_score_args, .read = read_score_args},
+    {NAME_mask_mod, "program", IN_PACKED, .keyword_only = true, .has_none = true, .default_ = "None",
+     .annotation = FUNCTION, .doc = doc_option_mask_mod, .read = read_mask_mod,
+     .words = {"block_mask", "mask_function"}},
+    {NAME_mask_args, "program", IN_PACKED, .keyword_only = true, .has_none = true, .default_ = "None",
+     .annotation = ARGUMENTS, .doc = doc_option_mask_args, .read = read_mask_args},
     {NAME_rng, "weight", IN_ALL & ~IN(TORCH), .keyword_only = true, .has_none = true, .default_ = "None",
      .annotation = "int | np.random.Generator | None", .doc = doc_option_rng, .read = read_rng,
      .words = {"seed", "generator", "random_state", "dropout_rng"}},
@@ -364,6 +390,10 @@ const sdpa_option sdpa_option_table[] = {
      .annotation = "ArrayLike | None", .doc = doc_option_gg_sinks, .array = true},
     {NAME_gg_scale, "derivative", IN(DOUBLE_BACKWARD), .keyword_only = true, .has_none = true, .default_ = "None",
      .annotation = "ArrayLike | None", .doc = doc_option_gg_scale, .array = true},
+    {NAME_score_args_t, "derivative", IN(JVP), .keyword_only = true, .has_none = true, .default_ = "None",
+     .annotation = TANGENTS, .doc = doc_option_score_args_t, .read = read_score_args_t},
+    {NAME_gg_score_args, "derivative", IN(DOUBLE_BACKWARD), .keyword_only = true, .has_none = true, .default_ = "None",
+     .annotation = TANGENTS, .doc = doc_option_gg_score_args, .read = read_score_args_t},
     {NAME_grad_lse, "derivative", IN_BACKWARDS, .keyword_only = true, .has_none = true, .default_ = "None",
      .annotation = "ArrayLike | None", .doc = doc_option_grad_lse, .array = true},
     {NAME_needs, "derivative", IN(BACKWARD), .keyword_only = true, .default_ = "(\"query\", \"key\", \"value\")",
@@ -385,6 +415,9 @@ const sdpa_option sdpa_option_table[] = {
 #endif
 };
 #undef OFFSET
+#undef FUNCTION
+#undef ARGUMENTS
+#undef TANGENTS
 #undef INDICES
 #undef INTEGERS
 const int sdpa_n_options = sizeof sdpa_option_table / sizeof *sdpa_option_table;

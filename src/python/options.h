@@ -23,7 +23,7 @@ enum {
 };
 
 /* The gradients that `needs` may name: those of SDPA_DIFFERENTIABLE, then these. */
-enum { INPUT_grad_out = N_GRADIENTS, INPUT_w_query, INPUT_w_key, INPUT_w_score, INPUT_bias };
+enum { INPUT_grad_out = N_GRADIENTS, INPUT_score_args, INPUT_w_query, INPUT_w_key, INPUT_w_score, INPUT_bias };
 #define NEEDS(name) (1u << INPUT_##name)
 
 /* An int, or an array of one integer per batch entry. */
@@ -63,6 +63,8 @@ typedef struct sdpa_options {
     int n_workers;       /* 0: default */
     unsigned needs;
     sdpa_stage stage;
+    PyObject *score_mod, *score_args, *mask_mod, *mask_args; /* borrowed from the arguments, or NULL */
+    PyObject *score_args_t;                                  /* or gg_score_args */
     bool has_sequence;
     int64_t sequence; /* the sequence whose weights are wanted */
 } sdpa_options;
@@ -74,7 +76,7 @@ enum { SDPA_MOST_WORDS = 8 };
 typedef struct sdpa_option {
     enum sdpa_name name;
     /* For users of _options(): "operand" (has a gradient), "position" (masks, or adds a number that depends only on the
-     * positions of query and key), "packing", "score", "weight", "call" or "derivative". */
+     * positions of query and key), "packing", "score", "weight", "call", "derivative" or "program". */
     const char *kind;
     unsigned where;
     bool keyword_only; /* in functions that are not IN_KEYWORDS */

@@ -1,0 +1,366 @@
+#include "programs.h"
+
+#include <string.h>
+
+#include "../program.h"
+#include "arrays.h"
+#include "values.h"
+
+/* A program and what its pointers point at. */
+typedef struct function {
+    const char *argument, *arrays_argument;
+    PyObject *prepared;     /* what sdpa._programs returned */
+    PyArrayObject **arrays; /* (n), owned: of the types that the core reads */
+    PyObject **tangents;    /* (n), owned or NULL */
+    PyArrayObject **sums;   /* (n), owned or NULL: the gradients in float64 */
+    PyObject *gradients;    /* a tuple, or NULL */
+    sdpa_argument *described;  /* (n) */
+    int64_t *summaries;
+    int n, n_args;
+    const char *kinds;
+    sdpa_fault fault;
+    sdpa_program program;
+} function;
+
+struct sdpa_functions {
+    function score, mask;
+};
+
+/* Fields of sdpa._programs.Prepared. */
+enum { CODES, REALS, INTEGERS, ARRAYS, KINDS, N_ARGS, MASKS, NAMES, NAME, N_FIELDS };
+
+static PyObject *field(const function *f, int i) { return PyTuple_GetItem(f->prepared, i); }
+
+/* ------------------------------------------------------------------------------------ tracing */
+
+static int prepare(function *f, bool is_mask, PyObject *value, PyObject *args) {
+    PyObject *module = PyImport_ImportModule("sdpa._programs");
+    if (!module) return -1;
+    f->prepared = PyObject_CallMethod(module, "_prepare", "(OOO)", is_mask ? Py_True : Py_False, value,
+                                      args ? args : Py_None);
+    Py_DECREF(module);
+    if (!f->prepared) return -1;
+    if (!PyTuple_Check(f->prepared) || PyTuple_Size(f->prepared) != N_FIELDS) {
+        PyErr_SetString(PyExc_SystemError, "sdpa._programs and the core do not fit");
+        return -1;
+    }
+    f->n = (int)PyTuple_Size(field(f, ARRAYS));
+    f->n_args = (int)PyLong_AsLong(field(f, N_ARGS));
+    f->kinds = PyUnicode_AsUTF8AndSize(field(f, KINDS), NULL);
+    if (!f->kinds) return -1;
+    const size_t n = (size_t)f->n + 1; /* not 0 bytes */
+    f->arrays = PyMem_Calloc(n, sizeof *f->arrays);
+    f->tangents = PyMem_Calloc(n, sizeof *f->tangents);
+    f->sums = PyMem_Calloc(n, sizeof *f->sums);
+    f->described = PyMem_Calloc(n, sizeof *f->described);
+    if (!f->arrays || !f->tangents || !f->sums || !f->described) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < f->n; i++) {
+        f->arrays[i] = (PyArrayObject *)Py_NewRef(PyTuple_GetItem(field(f, ARRAYS), i));
+    }
+    return 0;
+}
+
+int sdpa_programs_prepare(sdpa_call *call) {
+    sdpa_options *options = &call->options;
+    if (options->score_args && !options->score_mod) {
+        PyErr_SetString(PyExc_ValueError, "score_args: expected None without score_mod");
+        return -1;
+    }
+    if (options->mask_args && !options->mask_mod) {
+        PyErr_SetString(PyExc_ValueError, "mask_args: expected None without mask_mod");
+        return -1;
+    }
+    if (!options->score_mod && !options->mask_mod) {
+        if (!options->score_args_t) return 0;
+        PyErr_SetString(PyExc_ValueError, "score_args_t: expected None without score_mod");
+        return -1;
+    }
+    call->functions = PyMem_Calloc(1, sizeof *call->functions);
+    if (!call->functions) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    call->functions->score.argument = "score_mod";
+    call->functions->mask.argument = "mask_mod";
+    if (options->score_mod && prepare(&call->functions->score, false, options->score_mod, options->score_args) < 0) {
+        return -1;
+    }
+    return options->mask_mod ? prepare(&call->functions->mask, true, options->mask_mod, options->mask_args) : 0;
+}
+
+int sdpa_programs_settle(sdpa_call *call) {
+    if (!call->functions) return 0;
+    function *each[] = {&call->functions->score, &call->functions->mask};
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < each[k]->n; i++) {
+            if (sdpa_settle(&each[k]->arrays[i], true) < 0) return -1;
+        }
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------ describing */
+
+static int read_codes(function *f) {
+    PyObject *codes = field(f, CODES);
+    for (int v = 0; v < PyTuple_Size(codes) && v < SDPA_N_VARIANTS; v++) {
+        PyObject *bytes = PyTuple_GetItem(codes, v);
+        if (bytes == Py_None) continue;
+        const uint16_t *words = (const uint16_t *)PyBytes_AsString(bytes);
+        if (!words) return -1;
+        sdpa_code *code = &f->program.code[v];
+        for (int s = 0; s < SDPA_N_SECTIONS; s++) code->n[s] = words[s];
+        code->n_registers = words[SDPA_N_SECTIONS];
+        code->first = (const sdpa_instruction *)(words + SDPA_N_SECTIONS + 1);
+        for (Py_ssize_t i = 0, n = (PyBytes_Size(bytes) / 2 - SDPA_N_SECTIONS - 1) / 5; i < n; i++) {
+            f->program.checks |= code->first[i].op == SDPA_OP_index;
+        }
+        if (code->n_registers <= SDPA_MOST_REGISTERS) continue;
+        PyErr_Format(PyExc_ValueError, "%s: expected a function that needs at most %d registers, got one of %d; give what "
+                     "it computes from one index as an array", f->argument, SDPA_MOST_REGISTERS, code->n_registers);
+        return -1;
+    }
+    return 0;
+}
+
+/* The least and the largest of every SDPA_SUMMARY elements. */
+static void summarise(const sdpa_argument *a, int64_t *least, int64_t *most) {
+    for (int64_t i = 0; i < a->size; i++) {
+        const int64_t x = a->kind == 'b' ? ((const uint8_t *)a->data)[i] != 0 : ((const int64_t *)a->data)[i];
+        const int64_t at = i / SDPA_SUMMARY;
+        if (i % SDPA_SUMMARY == 0 || x < least[at]) least[at] = x;
+        if (i % SDPA_SUMMARY == 0 || x > most[at]) most[at] = x;
+    }
+}
+
+/* A contiguous array of the type that the core reads for this kind; takes the reference. */
+static PyArrayObject *converted(PyArrayObject *a, char kind, sdpa_dtype compute) {
+    const int type = kind == 'i' ? NPY_INT64 : kind == 'b' ? NPY_BOOL : compute == SDPA_F64 ? NPY_DOUBLE : NPY_FLOAT;
+    const int flags = NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST;
+    PyArrayObject *result = (PyArrayObject *)PyArray_FromArray(a, PyArray_DescrFromType(type), flags);
+    Py_DECREF((PyObject *)a);
+    return result;
+}
+
+static int describe_arrays(function *f, sdpa_dtype compute) {
+    int64_t n_summaries = 0;
+    for (int x = 0; x < f->n; x++) {
+        sdpa_argument *a = &f->described[x];
+        f->arrays[x] = converted(f->arrays[x], f->kinds[x], compute);
+        if (!f->arrays[x]) return -1;
+        a->kind = f->kinds[x];
+        a->n_axes = PyArray_NDIM(f->arrays[x]);
+        if (a->n_axes > SDPA_MOST_ARRAY_AXES) {
+            PyErr_Format(PyExc_ValueError, "%s: expected arrays of at most %d axes, got %d", f->arrays_argument,
+                         SDPA_MOST_ARRAY_AXES, a->n_axes);
+            return -1;
+        }
+        a->size = PyArray_SIZE(f->arrays[x]);
+        a->data = sdpa_data(f->arrays[x]);
+        for (int i = a->n_axes - 1; i >= 0; i--) {
+            a->axis[i] = PyArray_DIM(f->arrays[x], i);
+            a->stride[i] = i == a->n_axes - 1 ? 1 : a->stride[i + 1] * a->axis[i + 1];
+        }
+        if (a->kind != 'f') n_summaries += (a->size + SDPA_SUMMARY - 1) / SDPA_SUMMARY;
+    }
+    f->summaries = n_summaries ? PyMem_Malloc((size_t)n_summaries * 2 * sizeof *f->summaries) : NULL;
+    if (n_summaries && !f->summaries) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    int64_t *next = f->summaries;
+    for (int x = 0; x < f->n; x++) {
+        sdpa_argument *a = &f->described[x];
+        const int64_t n = (a->size + SDPA_SUMMARY - 1) / SDPA_SUMMARY;
+        if (a->kind == 'f' || n == 0) continue;
+        summarise(a, next, next + n);
+        a->least = next;
+        a->most = next + n;
+        next += 2 * n;
+    }
+    return 0;
+}
+
+/* The positions of the call; -1 and an exception if they leave int32. */
+static int box_of(const sdpa_call *call, sdpa_box *box) {
+    const sdpa_problem *p = &call->problem;
+    const sdpa_integers *offset = &call->options.query_offset;
+    PyArrayObject *array = offset->array ? offset->array : call->arrays[NAME_query_offset];
+    int64_t least = array && PyArray_SIZE(array) ? INT64_MAX : call->offset, most = array ? INT64_MIN : call->offset;
+    for (npy_intp i = 0; array && i < PyArray_SIZE(array); i++) {
+        const int64_t x = ((const int64_t *)PyArray_DATA(array))[i];
+        if (x < least) least = x;
+        if (x > most) most = x;
+    }
+    if (most < least) most = least;
+    const int64_t n_batch = p->cu_q ? p->n_sequences : p->n_batch;
+    *box = (sdpa_box){{0, n_batch ? n_batch - 1 : 0},
+                      {0, p->n_head ? p->n_head - 1 : 0},
+                      {least, most + (p->n_q ? p->n_q - 1 : 0)},
+                      {0, p->n_k ? p->n_k - 1 : 0}};
+    if (box->query[0] >= INT32_MIN && box->query[1] <= INT32_MAX && box->key[1] <= INT32_MAX) return 0;
+    PyErr_Format(PyExc_ValueError,
+                 "query_offset: expected positions from -2^31 to 2^31 - 1 with score_mod or mask_mod, got queries from "
+                 "%lld to %lld and keys up to %lld",
+                 (long long)box->query[0], (long long)box->query[1], (long long)box->key[1]);
+    return -1;
+}
+
+static int describe(function *f, const sdpa_box *box, sdpa_dtype compute) {
+    sdpa_program *p = &f->program;
+    if (!f->prepared) return 0;
+    if (read_codes(f) < 0 || describe_arrays(f, compute) < 0) return -1;
+    p->reals = (const double *)PyBytes_AsString(field(f, REALS));
+    p->integers = (const int64_t *)PyBytes_AsString(field(f, INTEGERS));
+    if (!p->reals || !p->integers) return -1;
+    p->arrays = f->described;
+    p->n_arrays = f->n;
+    p->masks = PyObject_IsTrue(field(f, MASKS)) == 1;
+    p->fault = &f->fault;
+    p->wide = !sdpa_program_is_narrow(p, box);
+    return 0;
+}
+
+int sdpa_programs_set(sdpa_call *call) {
+    sdpa_problem *p = &call->problem;
+    struct sdpa_functions *f = call->functions;
+    sdpa_box box;
+    if (!f) return 0;
+    f->score.arrays_argument = "score_args";
+    f->mask.arrays_argument = "mask_args";
+    const sdpa_dtype compute = p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
+    if (box_of(call, &box) < 0 || describe(&f->score, &box, compute) < 0 || describe(&f->mask, &box, compute) < 0) {
+        return -1;
+    }
+    if (f->score.prepared) p->score_mod = &f->score.program;
+    if (f->mask.prepared) p->mask_mod = &f->mask.program;
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------ derivatives */
+
+/* One tangent, which must look like the argument it belongs to. */
+static int set_tangent(sdpa_call *call, function *f, int i, const char *argument, PyObject *value) {
+    PyArrayObject *own = (PyArrayObject *)PyTuple_GetItem(field(f, ARRAYS), i);
+    char name[64];
+    PyOS_snprintf(name, sizeof name, "%s[%d]", argument, i);
+    if (f->kinds[i] != 'f') {
+        PyErr_Format(PyExc_ValueError, "%s: expected None, since score_args[%d] holds no floating numbers", name, i);
+        return -1;
+    }
+    PyArrayObject *a = sdpa_array(call->module, name, value);
+    if (!a) return -1;
+    const bool fits = PyArray_NDIM(a) == PyArray_NDIM(own) &&
+                      PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(own), PyArray_NDIM(a));
+    if (!fits || !sdpa_is_float(sdpa_dtype_of(call->module, a))) {
+        PyErr_Format(fits ? PyExc_TypeError : PyExc_ValueError, "%s: expected score_args[%d]'s shape and a floating dtype",
+                     name, i);
+        Py_DECREF((PyObject *)a);
+        return -1;
+    }
+    f->tangents[i] = (PyObject *)converted(a, 'f', call->problem.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32);
+    if (!f->tangents[i]) return -1;
+    f->described[i].tangent = sdpa_data((PyArrayObject *)f->tangents[i]);
+    return 0;
+}
+
+int sdpa_programs_set_tangents(sdpa_call *call) {
+    PyObject *given = call->options.score_args_t;
+    const char *argument = call->options.where & IN(JVP) ? "score_args_t" : "gg_score_args";
+    if (!given) return 0;
+    function *f = &call->functions->score;
+    PyObject *values = PySequence_Tuple(given);
+    if (!values || PyTuple_Size(values) != f->n_args) {
+        if (values) {
+            PyErr_Format(PyExc_ValueError, "%s: expected %d arrays or None, one for each of score_args, got %zd", argument,
+                         f->n_args, PyTuple_Size(values));
+        }
+        Py_XDECREF(values);
+        return -1;
+    }
+    int failed = 0;
+    for (int i = 0; i < f->n_args && !failed; i++) {
+        PyObject *value = PyTuple_GetItem(values, i);
+        if (value != Py_None) failed = set_tangent(call, f, i, argument, value);
+    }
+    Py_DECREF(values);
+    return failed;
+}
+
+PyObject *sdpa_programs_gradients(sdpa_call *call) {
+    if (!call->functions || !call->functions->score.prepared || call->functions->score.n_args == 0) {
+        PyErr_SetString(PyExc_ValueError, "needs: 'score_args' have gradients only where they are given, got None");
+        return NULL;
+    }
+    function *f = &call->functions->score;
+    f->gradients = PyTuple_New(f->n_args);
+    for (int i = 0; f->gradients && i < f->n_args; i++) {
+        PyArrayObject *own = (PyArrayObject *)PyTuple_GetItem(field(f, ARRAYS), i);
+        const int nd = PyArray_NDIM(own);
+        PyObject *result = Py_NewRef(Py_None);
+        if (f->kinds[i] == 'f') {
+            Py_DECREF(result);
+            PyArray_Descr *type = PyArray_DescrNewByteorder(PyArray_DESCR(own), NPY_NATIVE);
+            result = type ? PyArray_Zeros(nd, PyArray_DIMS(own), type, 0) : NULL;
+            f->sums[i] = (PyArrayObject *)PyArray_ZEROS(nd, PyArray_DIMS(own), NPY_DOUBLE, 0);
+            if (result && f->sums[i]) {
+                f->described[i].gradient = PyArray_DATA(f->sums[i]);
+                f->described[i].first = f->program.n_gradients;
+                f->program.n_gradients += f->described[i].size;
+            }
+        }
+        if (!result || PyErr_Occurred() || PyTuple_SetItem(f->gradients, i, result) < 0) Py_CLEAR(f->gradients);
+    }
+    return Py_XNewRef(f->gradients);
+}
+
+/* IndexError for the first index that was out of range. */
+static int raise_fault(const function *f) {
+    const sdpa_fault *x = &f->fault;
+    if (!x->found) return 0;
+    PyObject *name = x->array >= 0 ? PyTuple_GetItem(field(f, NAMES), x->array) : NULL;
+    const sdpa_argument *a = x->array >= 0 ? &f->described[x->array] : NULL;
+    PyErr_Format(PyExc_IndexError,
+                 "%s: %U reads %S out of range: expected an index from 0 to %lld on axis %d, got %lld at b = %lld, h = "
+                 "%lld, q = %lld, k = %lld; mask such pairs, or clip the index",
+                 f->argument, field(f, NAME), name ? name : Py_None, (long long)(a ? a->axis[x->axis] - 1 : 0), x->axis,
+                 (long long)x->index, (long long)x->batch, (long long)x->head, (long long)x->query, (long long)x->key);
+    return -1;
+}
+
+int sdpa_programs_finish(sdpa_call *call) {
+    if (!call->functions) return 0;
+    function *f = &call->functions->score;
+    if (raise_fault(f) < 0 || raise_fault(&call->functions->mask) < 0) return -1;
+    for (int i = 0; f->gradients && i < f->n_args; i++) {
+        PyArrayObject *to = (PyArrayObject *)PyTuple_GetItem(f->gradients, i);
+        if (f->sums[i] && PyArray_CopyInto(to, f->sums[i]) < 0) return -1;
+    }
+    return 0;
+}
+
+static void release(function *f) {
+    for (int i = 0; i < f->n; i++) {
+        if (f->arrays) Py_XDECREF((PyObject *)f->arrays[i]);
+        if (f->tangents) Py_XDECREF(f->tangents[i]);
+        if (f->sums) Py_XDECREF((PyObject *)f->sums[i]);
+    }
+    PyMem_Free(f->arrays);
+    PyMem_Free(f->tangents);
+    PyMem_Free(f->sums);
+    PyMem_Free(f->described);
+    PyMem_Free(f->summaries);
+    Py_XDECREF(f->gradients);
+    Py_XDECREF(f->prepared);
+}
+
+void sdpa_programs_release(sdpa_call *call) {
+    if (!call->functions) return;
+    release(&call->functions->score);
+    release(&call->functions->mask);
+    PyMem_Free(call->functions);
+    call->functions = NULL;
+}

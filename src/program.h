@@ -47,6 +47,7 @@ enum sdpa_section { SDPA_OF_UNIT, SDPA_OF_QUERY, SDPA_OF_KEY, SDPA_OF_TILE, SDPA
 typedef struct sdpa_code {
     const sdpa_instruction *first; /* NULL: there is no such code */
     int n[SDPA_N_SECTIONS], n_registers;
+    bool checks, checks_pairs; /* there is an index, also in the last section */
 } sdpa_code;
 
 /* The codes of a function f of scores; a mask has the first alone. Outputs: VALUE and, in brackets, inputs beside the
@@ -93,7 +94,6 @@ typedef struct sdpa_program {
     int n_arrays;
     int64_t n_gradients; /* elements of all arrays with a gradient */
     bool masks;          /* a score may become -inf on purpose */
-    bool checks;         /* it has an index */
     bool wide;           /* some integer may leave int32 */
     sdpa_fault *fault;
 } sdpa_program;

@@ -266,7 +266,7 @@ def _may_mask(trace: Trace) -> bool:
     for node in reached([trace.root]):
         if node.op == "constant_r" and not np.isfinite(node.payload):
             return True
-        if node.op in ("log", "log1p", "gather_r"):
+        if node.op in ("log", "log1p"):
             return True
         if node.op == "power" and node.payload < 0:
             return True

@@ -36,9 +36,16 @@ typedef struct program_run {
     int64_t row, rows;            /* of the strip, in the window */
     int nv;
     real *bad, *bad_queries, *bad_keys, *bad_pairs; /* where an index was out of range; bad: of the present section */
+    bool any_bad;                                   /* in bad_queries or bad_keys, so far */
     program_input in[4];                            /* score, tangent, upstream, second */
     program_output out[SDPA_N_OUTPUTS];
 } program_run;
+
+/* The registers of an instruction. */
+typedef struct operands {
+    char *dst;
+    const char *a, *b, *c;
+} operands;
 
 /* Reals of scratch for a program, or 0. */
 INLINE int64_t program_size(const sdpa_program *p) {
@@ -112,6 +119,13 @@ INLINE void run_section(program_run *r, enum sdpa_section section, int64_t n) {
     narrow_run_section(r, first, r->code->n[section], n);
 }
 
+/* Whether any of n elements, a multiple of VL, is not 0. */
+INLINE bool any_bits(const real *p, int64_t n) {
+    ivec any = {0};
+    for (int64_t x = 0; x < n; x += VL) any |= (ivec)vload(p + x);
+    return vany(any);
+}
+
 /* Begins a code for the queries of a panel and the keys of block b: n_i queries in nv vectors. `scratch`: program_size. */
 NOINLINE void begin_program(program_run *r, const sdpa_program *p, enum sdpa_variant variant, const sdpa_unit *u,
                             const block *b, real *scratch) {
@@ -133,9 +147,14 @@ NOINLINE void begin_program(program_run *r, const sdpa_program *p, enum sdpa_var
     r->bad_queries = r->bad = (real *)behind;
     r->bad_keys = (real *)(behind + slot);
     r->bad_pairs = (real *)(behind + 2 * slot);
-    if (p->checks) memset(r->bad, 0, sizeof(real) * SLOT_ELEMENTS);
+    if (r->code->checks) {
+        memset(r->bad_queries, 0, sizeof(real) * SLOT_ELEMENTS);
+        memset(r->bad_keys, 0, sizeof(real) * SLOT_ELEMENTS);
+        memset(r->bad_pairs, 0, sizeof(real) * SLOT_ELEMENTS);
+    }
     run_section(r, SDPA_OF_UNIT, SLOT_ELEMENTS);
     run_section(r, SDPA_OF_QUERY, STRIP);
+    r->any_bad = r->code->checks && any_bits(r->bad_queries, r->nv * VL);
 }
 
 /* The values that belong to keys, for those from j on. */
@@ -144,8 +163,8 @@ NOINLINE void begin_window(program_run *r, int64_t j) {
     r->window = j;
     r->window_keys = n;
     r->bad = r->bad_keys;
-    if (r->program->checks) memset(r->bad, 0, sizeof(real) * WINDOW);
     run_section(r, SDPA_OF_KEY, round_up(n, VL));
+    r->any_bad |= r->code->checks && any_bits(r->bad_keys, round_up(n, VL));
 }
 
 /* Looks for an index out of range at a pair whose bias is not -inf; s (rows, s_row), or NULL: all are visible. */
@@ -163,18 +182,6 @@ COLD NOINLINE void find_fault(const program_run *r, const real *s, int64_t s_row
     }
 }
 
-INLINE bool has_fault(const program_run *r) {
-    ivec any = {0};
-    const int64_t n = r->rows * r->nv * VL;
-    for (int64_t x = 0; x < n; x += VL) any |= (ivec)vload(r->bad_pairs + x);
-    for (int64_t x = 0; x < r->nv * VL; x += VL) any |= (ivec)vload(r->bad_queries + x);
-    if (vany(any)) return true;
-    for (int64_t i = 0; i < r->rows; i++) {
-        if (((const real_bits *)r->bad_keys)[r->row + i]) return true;
-    }
-    return false;
-}
-
 /* Runs the code on a strip: `rows` keys from j on, at most STRIP elements, inputs and outputs as r says. s: see
  * find_fault. */
 NOINLINE void run_strip(program_run *r, int64_t j, int64_t rows, const real *s, int64_t s_row) {
@@ -183,10 +190,10 @@ NOINLINE void run_strip(program_run *r, int64_t j, int64_t rows, const real *s, 
     r->rows = rows;
     const int64_t n = rows * r->nv * VL;
     r->bad = r->bad_pairs;
-    if (r->program->checks) memset(r->bad, 0, sizeof(real) * (size_t)n);
+    if (r->code->checks_pairs) memset(r->bad, 0, sizeof(real) * (size_t)n);
     run_section(r, SDPA_OF_TILE, n);
-    const bool scores = r->variant <= SDPA_CODE_SLOPE; /* other codes follow these */
-    if (r->program->checks && scores && has_fault(r)) find_fault(r, s, s_row);
+    if (r->variant > SDPA_CODE_SLOPE) return; /* other codes follow these */
+    if (r->any_bad || (r->code->checks_pairs && any_bits(r->bad_pairs, n))) find_fault(r, s, s_row);
 }
 
 /* What the unit's mask, a program, lets through of a block. */

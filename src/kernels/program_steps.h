@@ -9,6 +9,10 @@ typedef int64_t NAME(integer);
 typedef uint64_t NAME(bits);
 #endif
 
+#if INTEGER_BITS == SDPA_REAL
+typedef NAME(bits) NAME(words) __attribute__((vector_size(VEC_BYTES)));
+#endif
+
 /* Python's a // b, and a - a // b * b; both 0 where b is 0. */
 NOINLINE void NAME(divide)(char *to, const char *from, const char *by, int64_t n, bool remainder) {
     for (int64_t x = 0; x < n; x++) {
@@ -56,20 +60,30 @@ NOINLINE void NAME(gather)(const sdpa_argument *a, enum sdpa_operation op, char 
     }
 }
 
-/* Adds values to the sums of an array's gradient, but those of masked pairs. */
-NOINLINE void NAME(scatter)(const program_run *r, int array, const char *at, const real *values, int64_t n) {
-    const sdpa_argument *a = &r->program->arrays[array];
-    const program_input *upstream = &r->in[2];
-    double *sums = r->sums + a->first;
-    int64_t *range = (int64_t *)(r->sums + r->program->n_gradients) + 2 * array, least = range[0], most = range[1];
-    if (!a->gradient) return;
-    for (int64_t x = 0; x < n; x++) {
-        const int64_t row = x / (r->nv * VL), lane = x % (r->nv * VL);
-        real_bits mark;
-        memcpy(&mark, upstream->p + row * upstream->row + lane, sizeof mark);
-        if (mark == SIGN_BIT || lane >= r->n_i || row >= r->rows) continue;
-        const int64_t i = ((const NAME(integer) *)at)[x];
-        sums[i] += values[x];
+/* Adds values to the sums of an array's gradient, but those of masked pairs. `same`: all have one index. */
+NOINLINE void NAME(scatter)(const program_run *r, const sdpa_argument *a, int64_t *range, const char *at, bool same,
+                            const real *values) {
+    const program_input *upstream = &r->in[SDPA_OP_upstream - SDPA_OP_score];
+    const NAME(integer) *index = (const NAME(integer) *)at;
+    double *sums = r->sums + a->first, total = 0;
+    int64_t least = range[0], most = range[1];
+    for (int64_t j = 0; j < r->rows; j++, index += r->nv * VL, values += r->nv * VL) {
+        const real_bits *mark = (const real_bits *)(upstream->p + j * upstream->row);
+        for (int64_t l = 0; l < r->n_i; l++) {
+            if (mark[l] == SIGN_BIT) continue;
+            if (same) {
+                total += values[l];
+                continue;
+            }
+            const int64_t i = index[l];
+            sums[i] += values[l];
+            least = i < least ? i : least;
+            most = i > most ? i : most;
+        }
+    }
+    if (same) {
+        const int64_t i = *(const NAME(integer) *)at;
+        sums[i] += total;
         least = i < least ? i : least;
         most = i > most ? i : most;
     }
@@ -77,80 +91,102 @@ NOINLINE void NAME(scatter)(const program_run *r, int array, const char *at, con
     range[1] = most;
 }
 
-#define A (r->registers + i->a * r->slot)
-#define B (r->registers + i->b * r->slot)
-#define C (r->registers + i->c * r->slot)
-#define D (r->registers + i->dst * r->slot)
 #define REAL(p, x) vload((const real *)(p) + (x))
 #define BITS(p, x) ((ivec)REAL(p, x))
+#if INTEGER_BITS == SDPA_REAL /* integers go by vectors, else one by one; sums and products wrap around */
+#define INTEGER_STEP VL
+#define INT(p) ((ivec)REAL(p, x))
+#define WORD(p) ((NAME(words))REAL(p, x))
+#define TRUTH(p) INT(p)
+#define SAME(value) ((NAME(words)){0} + (NAME(bits))(value))
+#define CHOOSE(mask, yes, no) (((mask) & (ivec)(yes)) | (~(mask) & (ivec)(no)))
+#define PUT_INT(value) vstore((real *)at.dst + x, (vec)(value))
+#define PUT_TRUTH(value) PUT_INT(value)
+#define PUT_REAL(value) vstore((real *)at.dst + x, __builtin_convertvector(value, vec))
+#else
+#define INTEGER_STEP 1
 #define INT(p) ((const NAME(integer) *)(p))[x]
-#define WORD(p) ((const NAME(bits) *)(p))[x] /* wraps around */
+#define WORD(p) ((const NAME(bits) *)(p))[x]
 #define TRUTH(p) ((const real_bits *)(p))[x]
+#define SAME(value) (NAME(integer))(value)
+#define CHOOSE(mask, yes, no) ((mask) ? (yes) : (no))
+#define PUT_INT(value) ((NAME(integer) *)at.dst)[x] = (NAME(integer))(value)
+#define PUT_TRUTH(value) ((real_bits *)at.dst)[x] = (value) ? -1 : 0
+#define PUT_REAL(value) ((real *)at.dst)[x] = (real)(value)
+#endif
+#define EACH_INTEGER for (int64_t x = 0; x < n; x += INTEGER_STEP)
 #define EACH_VECTOR for (int64_t x = 0; x < n; x += VL)
-#define EACH_ELEMENT SIMD for (int64_t x = 0; x < n; x++)
 #define TO_REAL(name, value)                                                                                           \
     case SDPA_OP_##name:                                                                                               \
-        EACH_VECTOR vstore((real *)D + x, value);                                                                      \
+        EACH_VECTOR vstore((real *)at.dst + x, value);                                                                      \
         break;
 #define TO_BITS(name, value) TO_REAL(name, (vec)(value))
 #define TO_INT(name, value)                                                                                            \
     case SDPA_OP_##name:                                                                                               \
-        EACH_ELEMENT((NAME(integer) *)D)[x] = (NAME(integer))(value);                                                  \
+        EACH_INTEGER PUT_INT(value);                                                                                   \
         break;
 #define TO_TRUTH(name, value)                                                                                          \
     case SDPA_OP_##name:                                                                                               \
-        EACH_ELEMENT((real_bits *)D)[x] = (value) ? -1 : 0;                                                            \
+        EACH_INTEGER PUT_TRUTH(value);                                                                                 \
         break;
 
 /* Numbers of pairs, and what a code reads and writes. */
-INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, int64_t n) {
+INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands at, int64_t n) {
     switch (i->op) {
-        TO_INT(batch, r->batch)
-        TO_INT(head, r->head)
-        TO_INT(key, r->window + (x < r->window_keys ? x : r->window_keys - 1))
-        TO_INT(constant_i, r->program->integers[i->a])
+        TO_INT(batch, SAME(r->batch))
+        TO_INT(head, SAME(r->head))
+        TO_INT(constant_i, SAME(r->program->integers[i->a]))
+    case SDPA_OP_key:
+        for (int64_t x = 0; x < n; x++) {
+            const int64_t own = x < r->window_keys ? x : r->window_keys - 1;
+            ((NAME(integer) *)at.dst)[x] = (NAME(integer))(r->window + own);
+        }
+        break;
         TO_REAL(constant_r, vset1((real)r->program->reals[i->a]))
         TO_BITS(constant_b, (ivec){0} - (real_bits)i->a)
     case SDPA_OP_query:
         for (int64_t x = 0; x < n; x++) {
             const int64_t lane = x % (r->nv * VL), own = lane < r->n_i ? lane : r->n_i - 1;
-            ((NAME(integer) *)D)[x] = (NAME(integer))(r->first_query + own);
+            ((NAME(integer) *)at.dst)[x] = (NAME(integer))(r->first_query + own);
         }
         break;
     case SDPA_OP_score:
     case SDPA_OP_tangent:
     case SDPA_OP_upstream:
     case SDPA_OP_second:
-        read_strip(r, &r->in[i->op - SDPA_OP_score], (real *)D);
+        read_strip(r, &r->in[i->op - SDPA_OP_score], (real *)at.dst);
         break;
     case SDPA_OP_output:
-        write_strip(r, &r->out[i->dst], (const real *)A);
+        write_strip(r, &r->out[i->dst], (const real *)at.a);
         break;
     case SDPA_OP_spread_r:
     case SDPA_OP_spread_b:
         for (int64_t row = 0, x = 0; x < n; row++) {
-            const vec value = vset1(((const real *)A)[r->row + row]);
-            for (int v = 0; v < r->nv; v++, x += VL) vstore((real *)D + x, value);
+            const vec value = vset1(((const real *)at.a)[r->row + row]);
+            for (int v = 0; v < r->nv; v++, x += VL) vstore((real *)at.dst + x, value);
         }
         break;
     case SDPA_OP_spread_i:
-        for (int64_t row = 0; row < r->rows; row++) {
-            const NAME(integer) value = ((const NAME(integer) *)A)[r->row + row];
-            NAME(integer) *to = (NAME(integer) *)D + row * r->nv * VL;
-            SIMD for (int64_t x = 0; x < r->nv * VL; x++) to[x] = value;
+        for (int64_t row = 0, x = 0; x < n; row++) {
+            const NAME(integer) value = ((const NAME(integer) *)at.a)[r->row + row];
+            for (const int64_t end = x + r->nv * VL; x < end; x += INTEGER_STEP) PUT_INT(SAME(value));
         }
         break;
     case SDPA_OP_index:
-        NAME(index)(&r->program->arrays[i->a], i->b, D, C, r->bad, n);
+        NAME(index)(&r->program->arrays[i->a], i->b, at.dst, at.c, r->bad, n);
         break;
     case SDPA_OP_gather_r:
     case SDPA_OP_gather_i:
     case SDPA_OP_gather_b:
     case SDPA_OP_gather_tangent:
-        NAME(gather)(&r->program->arrays[i->a], i->op, D, B, n);
+        NAME(gather)(&r->program->arrays[i->a], i->op, at.dst, at.b, n);
         break;
     case SDPA_OP_scatter:
-        NAME(scatter)(r, i->a, B, (const real *)C, n);
+        if (r->program->arrays[i->a].gradient) {
+            int64_t *range = (int64_t *)(r->sums + r->program->n_gradients) + 2 * i->a;
+            NAME(scatter)(r, &r->program->arrays[i->a], range, at.b, i->b < r->code->n[SDPA_OF_UNIT],
+                          (const real *)at.c);
+        }
         break;
     default:
         return false;
@@ -158,34 +194,39 @@ INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, int64_t n)
     return true;
 }
 
-INLINE bool NAME(calculate)(program_run *r, const sdpa_instruction *i, int64_t n) {
+INLINE bool NAME(calculate)(const sdpa_instruction *i, operands at, int64_t n) {
     const NAME(bits) most = INTEGER_BITS - 1;
     switch (i->op) {
-        TO_INT(negative_i, 0 - WORD(A))
-        TO_INT(absolute_i, INT(A) < 0 ? 0 - WORD(A) : WORD(A))
-        TO_INT(add_i, WORD(A) + WORD(B))
-        TO_INT(subtract_i, WORD(A) - WORD(B))
-        TO_INT(multiply_i, WORD(A) * WORD(B))
-        TO_INT(minimum_i, INT(A) < INT(B) ? INT(A) : INT(B))
-        TO_INT(maximum_i, INT(A) > INT(B) ? INT(A) : INT(B))
-        TO_INT(bitwise_and, WORD(A) & WORD(B))
-        TO_INT(bitwise_or, WORD(A) | WORD(B))
-        TO_INT(bitwise_xor, WORD(A) ^ WORD(B))
-        TO_INT(left_shift, WORD(B) > most ? 0 : WORD(A) << (WORD(B) & most))
-        TO_INT(right_shift, INT(A) >> (WORD(B) > most ? most : WORD(B)))
-        TO_INT(select_i, TRUTH(A) ? INT(B) : INT(C))
-        TO_INT(integer_of_b, TRUTH(A) ? 1 : 0)
-        TO_INT(integer_of_r, truncated(((const real *)A)[x], (double)INTEGER_BITS))
-        TO_TRUTH(less_i, INT(A) < INT(B))
-        TO_TRUTH(less_equal_i, INT(A) <= INT(B))
-        TO_TRUTH(equal_i, INT(A) == INT(B))
-        TO_TRUTH(not_equal_i, INT(A) != INT(B))
+        TO_INT(negative_i, 0 - WORD(at.a))
+        TO_INT(absolute_i, CHOOSE(INT(at.a) < 0, 0 - WORD(at.a), WORD(at.a)))
+        TO_INT(add_i, WORD(at.a) + WORD(at.b))
+        TO_INT(subtract_i, WORD(at.a) - WORD(at.b))
+        TO_INT(multiply_i, WORD(at.a) * WORD(at.b))
+        TO_INT(minimum_i, CHOOSE(INT(at.a) < INT(at.b), INT(at.a), INT(at.b)))
+        TO_INT(maximum_i, CHOOSE(INT(at.a) > INT(at.b), INT(at.a), INT(at.b)))
+        TO_INT(bitwise_and, INT(at.a) & INT(at.b))
+        TO_INT(bitwise_or, INT(at.a) | INT(at.b))
+        TO_INT(bitwise_xor, INT(at.a) ^ INT(at.b))
+        TO_INT(left_shift, CHOOSE(WORD(at.b) > most, SAME(0), WORD(at.a) << (WORD(at.b) & most)))
+        TO_INT(right_shift, INT(at.a) >> CHOOSE(WORD(at.b) > most, SAME(most), WORD(at.b)))
+        TO_INT(select_i, CHOOSE(TRUTH(at.a), INT(at.b), INT(at.c)))
+        TO_INT(integer_of_b, CHOOSE(TRUTH(at.a), SAME(1), SAME(0)))
+        TO_TRUTH(less_i, INT(at.a) < INT(at.b))
+        TO_TRUTH(less_equal_i, INT(at.a) <= INT(at.b))
+        TO_TRUTH(equal_i, INT(at.a) == INT(at.b))
+        TO_TRUTH(not_equal_i, INT(at.a) != INT(at.b))
     case SDPA_OP_real_of_i:
-        EACH_ELEMENT((real *)D)[x] = (real)INT(A);
+        EACH_INTEGER PUT_REAL(INT(at.a));
+        break;
+    case SDPA_OP_integer_of_r:
+        for (int64_t x = 0; x < n; x++) {
+            const int64_t whole = truncated(((const real *)at.a)[x], INTEGER_BITS);
+            ((NAME(integer) *)at.dst)[x] = (NAME(integer))whole;
+        }
         break;
     case SDPA_OP_floor_divide:
     case SDPA_OP_remainder:
-        NAME(divide)(D, A, B, n, i->op == SDPA_OP_remainder);
+        NAME(divide)(at.dst, at.a, at.b, n, i->op == SDPA_OP_remainder);
         break;
     default:
         return false;
@@ -193,33 +234,33 @@ INLINE bool NAME(calculate)(program_run *r, const sdpa_instruction *i, int64_t n
     return true;
 }
 
-INLINE bool NAME(compute)(program_run *r, const sdpa_instruction *i, int64_t n) {
+INLINE bool NAME(compute)(const sdpa_instruction *i, operands at, int64_t n) {
     switch (i->op) {
-        TO_REAL(negative_r, -REAL(A, x))
-        TO_BITS(absolute_r, BITS(A, x) & ~SIGN_BIT)
-        TO_REAL(add_r, REAL(A, x) + REAL(B, x))
-        TO_REAL(subtract_r, REAL(A, x) - REAL(B, x))
-        TO_REAL(multiply_r, REAL(A, x) * REAL(B, x))
-        TO_REAL(divide, REAL(A, x) / REAL(B, x))
-        TO_REAL(minimum_r, lesser(REAL(A, x), REAL(B, x)))
-        TO_REAL(maximum_r, -lesser(-REAL(A, x), -REAL(B, x)))
-        TO_REAL(exp, exponential_of(REAL(A, x)))
-        TO_REAL(tanh, vtanh(REAL(A, x)))
-        TO_BITS(less_r, REAL(A, x) < REAL(B, x))
-        TO_BITS(less_equal_r, REAL(A, x) <= REAL(B, x))
-        TO_BITS(equal_r, REAL(A, x) == REAL(B, x))
-        TO_BITS(not_equal_r, REAL(A, x) != REAL(B, x))
-        TO_BITS(logical_and, BITS(A, x) & BITS(B, x))
-        TO_BITS(logical_or, BITS(A, x) | BITS(B, x))
-        TO_BITS(logical_xor, BITS(A, x) ^ BITS(B, x))
-        TO_BITS(logical_not, ~BITS(A, x))
-        TO_REAL(select_r, vselect(BITS(A, x), REAL(B, x), REAL(C, x)))
-        TO_REAL(real_of_b, (vec)(BITS(A, x) & (ivec)vset1(1)))
+        TO_REAL(negative_r, -REAL(at.a, x))
+        TO_BITS(absolute_r, BITS(at.a, x) & ~SIGN_BIT)
+        TO_REAL(add_r, REAL(at.a, x) + REAL(at.b, x))
+        TO_REAL(subtract_r, REAL(at.a, x) - REAL(at.b, x))
+        TO_REAL(multiply_r, REAL(at.a, x) * REAL(at.b, x))
+        TO_REAL(divide, REAL(at.a, x) / REAL(at.b, x))
+        TO_REAL(minimum_r, lesser(REAL(at.a, x), REAL(at.b, x)))
+        TO_REAL(maximum_r, -lesser(-REAL(at.a, x), -REAL(at.b, x)))
+        TO_REAL(exp, exponential_of(REAL(at.a, x)))
+        TO_REAL(tanh, vtanh(REAL(at.a, x)))
+        TO_BITS(less_r, REAL(at.a, x) < REAL(at.b, x))
+        TO_BITS(less_equal_r, REAL(at.a, x) <= REAL(at.b, x))
+        TO_BITS(equal_r, REAL(at.a, x) == REAL(at.b, x))
+        TO_BITS(not_equal_r, REAL(at.a, x) != REAL(at.b, x))
+        TO_BITS(logical_and, BITS(at.a, x) & BITS(at.b, x))
+        TO_BITS(logical_or, BITS(at.a, x) | BITS(at.b, x))
+        TO_BITS(logical_xor, BITS(at.a, x) ^ BITS(at.b, x))
+        TO_BITS(logical_not, ~BITS(at.a, x))
+        TO_REAL(select_r, vselect(BITS(at.a, x), REAL(at.b, x), REAL(at.c, x)))
+        TO_REAL(real_of_b, (vec)(BITS(at.a, x) & (ivec)vset1(1)))
     case SDPA_OP_sqrt:
-        for (int64_t x = 0; x < n; x++) ((real *)D)[x] = SQUARE_ROOT(((const real *)A)[x]);
+        for (int64_t x = 0; x < n; x++) ((real *)at.dst)[x] = SQUARE_ROOT(((const real *)at.a)[x]);
         break;
     case SDPA_OP_log:
-        logarithms((real *)D, (const real *)A, n);
+        logarithms((real *)at.dst, (const real *)at.a, n);
         break;
     default:
         return false;
@@ -230,21 +271,26 @@ INLINE bool NAME(compute)(program_run *r, const sdpa_instruction *i, int64_t n) 
 /* Runs a section on n elements, a multiple of VL. */
 NOINLINE void NAME(run_section)(program_run *r, const sdpa_instruction *first, int n_steps, int64_t n) {
     for (const sdpa_instruction *i = first; i < first + n_steps; i++) {
-        if (!NAME(compute)(r, i, n) && !NAME(calculate)(r, i, n)) NAME(exchange)(r, i, n);
+        /* Copies, which no store of an element can change. */
+        const operands at = {r->registers + i->dst * r->slot, r->registers + i->a * r->slot,
+                             r->registers + i->b * r->slot, r->registers + i->c * r->slot};
+        if (!NAME(compute)(i, at, n) && !NAME(calculate)(i, at, n)) NAME(exchange)(r, i, at, n);
     }
 }
 
-#undef A
-#undef B
-#undef C
-#undef D
 #undef REAL
 #undef BITS
+#undef INTEGER_STEP
 #undef INT
 #undef WORD
 #undef TRUTH
+#undef SAME
+#undef CHOOSE
+#undef PUT_INT
+#undef PUT_TRUTH
+#undef PUT_REAL
+#undef EACH_INTEGER
 #undef EACH_VECTOR
-#undef EACH_ELEMENT
 #undef TO_REAL
 #undef TO_BITS
 #undef TO_INT

@@ -115,8 +115,11 @@ static int read_codes(function *f) {
         for (int s = 0; s < SDPA_N_SECTIONS; s++) code->n[s] = words[s];
         code->n_registers = words[SDPA_N_SECTIONS];
         code->first = (const sdpa_instruction *)(words + SDPA_N_SECTIONS + 1);
-        for (Py_ssize_t i = 0, n = (PyBytes_Size(bytes) / 2 - SDPA_N_SECTIONS - 1) / 5; i < n; i++) {
-            f->program.checks |= code->first[i].op == SDPA_OP_index;
+        const int before = code->n[SDPA_OF_UNIT] + code->n[SDPA_OF_QUERY] + code->n[SDPA_OF_KEY];
+        for (int i = 0; i < before + code->n[SDPA_OF_TILE]; i++) {
+            const bool is_index = code->first[i].op == SDPA_OP_index;
+            code->checks |= is_index;
+            code->checks_pairs |= is_index && i >= before;
         }
         if (code->n_registers <= SDPA_MOST_REGISTERS) continue;
         PyErr_Format(PyExc_ValueError, "%s: expected a function that needs at most %d registers, got one of %d; give what "
@@ -209,6 +212,18 @@ static int box_of(const sdpa_call *call, sdpa_box *box) {
     return -1;
 }
 
+/* Whether the floating arrays hold finite numbers alone: others may make scores -inf. */
+static bool are_finite(const function *f, sdpa_dtype compute) {
+    for (int x = 0; x < f->n; x++) {
+        const sdpa_argument *a = &f->described[x];
+        for (int64_t i = 0; a->kind == 'f' && i < a->size; i++) {
+            const double value = compute == SDPA_F64 ? ((const double *)a->data)[i] : ((const float *)a->data)[i];
+            if (value - value != 0) return false;
+        }
+    }
+    return true;
+}
+
 static int describe(function *f, const sdpa_box *box, sdpa_dtype compute) {
     sdpa_program *p = &f->program;
     if (!f->prepared) return 0;
@@ -218,7 +233,7 @@ static int describe(function *f, const sdpa_box *box, sdpa_dtype compute) {
     if (!p->reals || !p->integers) return -1;
     p->arrays = f->described;
     p->n_arrays = f->n;
-    p->masks = PyObject_IsTrue(field(f, MASKS)) == 1;
+    p->masks = PyObject_IsTrue(field(f, MASKS)) == 1 || !are_finite(f, compute);
     p->fault = &f->fault;
     p->wide = !sdpa_program_is_narrow(p, box);
     return 0;

@@ -1,5 +1,5 @@
 # Written by `make stubs`; see tools/stubs.py.
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
@@ -30,6 +30,7 @@ class AttentionGradients(NamedTuple):
     attn_mask: NDArray[Any] | None
     sinks: NDArray[Any] | None
     scale: NDArray[Any] | None
+    score_args: tuple[NDArray[Any] | None, ...] | None
 
 class AttentionReceived(NamedTuple):
     total: NDArray[Any]
@@ -43,6 +44,7 @@ class AttentionSecondGradients(NamedTuple):
     attn_mask: NDArray[Any] | None
     sinks: NDArray[Any] | None
     scale: NDArray[Any] | None
+    score_args: tuple[NDArray[Any] | None, ...] | None
 
 class AttentionStatistics(NamedTuple):
     lse: NDArray[Any]
@@ -163,6 +165,10 @@ def attention(
     query_offset: int | ArrayLike | None = None,
     cu_seqlens_q: ArrayLike | None = None,
     cu_seqlens_k: ArrayLike | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    score_args: Sequence[ArrayLike] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    mask_args: Sequence[ArrayLike] | None = None,
     rng: int | np.random.Generator | None = None,
     invariant: bool = False,
     workers: int | None = None,
@@ -190,6 +196,10 @@ def attention_backward(
     query_offset: int | ArrayLike | None = None,
     cu_seqlens_q: ArrayLike | None = None,
     cu_seqlens_k: ArrayLike | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    score_args: Sequence[ArrayLike] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    mask_args: Sequence[ArrayLike] | None = None,
     rng: int | np.random.Generator | None = None,
     invariant: bool = False,
     workers: int | None = None,
@@ -221,12 +231,17 @@ def attention_double_backward(
     query_offset: int | ArrayLike | None = None,
     cu_seqlens_q: ArrayLike | None = None,
     cu_seqlens_k: ArrayLike | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    score_args: Sequence[ArrayLike] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    mask_args: Sequence[ArrayLike] | None = None,
     rng: int | np.random.Generator | None = None,
     invariant: bool = False,
     workers: int | None = None,
     gg_attn_mask: ArrayLike | None = None,
     gg_sinks: ArrayLike | None = None,
     gg_scale: ArrayLike | None = None,
+    gg_score_args: Sequence[ArrayLike | None] | None = None,
     grad_lse: ArrayLike | None = None,
     needs: Iterable[str] = ("grad_out", "query", "key", "value"),
 ) -> AttentionSecondGradients: ...
@@ -249,6 +264,10 @@ def attention_forward(
     query_offset: int | ArrayLike | None = None,
     cu_seqlens_q: ArrayLike | None = None,
     cu_seqlens_k: ArrayLike | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    score_args: Sequence[ArrayLike] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    mask_args: Sequence[ArrayLike] | None = None,
     rng: int | np.random.Generator | None = None,
     invariant: bool = False,
     workers: int | None = None,
@@ -277,12 +296,17 @@ def attention_jvp(
     query_offset: int | ArrayLike | None = None,
     cu_seqlens_q: ArrayLike | None = None,
     cu_seqlens_k: ArrayLike | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    score_args: Sequence[ArrayLike] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    mask_args: Sequence[ArrayLike] | None = None,
     rng: int | np.random.Generator | None = None,
     invariant: bool = False,
     workers: int | None = None,
     attn_mask_t: ArrayLike | None = None,
     sinks_t: ArrayLike | None = None,
     scale_t: ArrayLike | None = None,
+    score_args_t: Sequence[ArrayLike | None] | None = None,
 ) -> AttentionTangent: ...
 def attention_received(
     query: ArrayLike,
@@ -302,6 +326,10 @@ def attention_received(
     query_offset: int | ArrayLike | None = None,
     cu_seqlens_q: ArrayLike | None = None,
     cu_seqlens_k: ArrayLike | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    score_args: Sequence[ArrayLike] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    mask_args: Sequence[ArrayLike] | None = None,
     rng: int | np.random.Generator | None = None,
     invariant: bool = False,
     workers: int | None = None,
@@ -326,6 +354,10 @@ def attention_statistics(
     query_offset: int | ArrayLike | None = None,
     cu_seqlens_q: ArrayLike | None = None,
     cu_seqlens_k: ArrayLike | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    score_args: Sequence[ArrayLike] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    mask_args: Sequence[ArrayLike] | None = None,
     rng: int | np.random.Generator | None = None,
     invariant: bool = False,
     workers: int | None = None,
@@ -349,6 +381,10 @@ def attention_weights(
     cu_seqlens_q: ArrayLike | None = None,
     cu_seqlens_k: ArrayLike | None = None,
     sequence: int | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    score_args: Sequence[ArrayLike] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    mask_args: Sequence[ArrayLike] | None = None,
     rng: int | np.random.Generator | None = None,
     invariant: bool = False,
     workers: int | None = None,
@@ -464,6 +500,10 @@ def _check_attention(
     query_offset: int | ArrayLike | None = None,
     cu_seqlens_q: ArrayLike | None = None,
     cu_seqlens_k: ArrayLike | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    score_args: Sequence[ArrayLike] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    mask_args: Sequence[ArrayLike] | None = None,
     rng: int | np.random.Generator | None = None,
     invariant: bool = False,
     workers: int | None = None,
@@ -492,6 +532,10 @@ def _check_attention_backward(
     query_offset: int | ArrayLike | None = None,
     cu_seqlens_q: ArrayLike | None = None,
     cu_seqlens_k: ArrayLike | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    score_args: Sequence[ArrayLike] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    mask_args: Sequence[ArrayLike] | None = None,
     rng: int | np.random.Generator | None = None,
     invariant: bool = False,
     workers: int | None = None,
@@ -501,6 +545,7 @@ def _check_attention_backward(
 def _close_pool() -> None: ...
 def _hint(keyword: ArrayLike, names: ArrayLike, /) -> str: ...
 def _isas() -> dict[str, bool]: ...
+def _operations() -> tuple[str, ...]: ...
 def _options() -> tuple[tuple[str, str, str, bool, str, tuple[str, ...], str | None], ...]: ...
 def _pattern(
     query: ArrayLike,
@@ -520,6 +565,10 @@ def _pattern(
     query_offset: int | ArrayLike | None = None,
     cu_seqlens_q: ArrayLike | None = None,
     cu_seqlens_k: ArrayLike | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    score_args: Sequence[ArrayLike] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    mask_args: Sequence[ArrayLike] | None = None,
     rng: int | np.random.Generator | None = None,
     invariant: bool = False,
     workers: int | None = None,

@@ -24,7 +24,8 @@ class Option(NamedTuple):
     annotation: str
     keyword_only: bool
     kind: str
-    """ "operand", "position", "packing", "score", "weight", "call" or "derivative": options.h."""
+    """ "operand", "position", "packing", "score", "weight", "call", "derivative" or "program":
+    options.h."""
     functions: tuple[str, ...]
     axes: str | None
     """Of an array, its own axes: "hqk" or "h" behind those of the batch; "" for one integer per
@@ -65,9 +66,14 @@ def options_of(function: str) -> dict[str, Option]:
 
 
 # Those of a function that returns a new array.
-OPTIONS: dict[str, Option] = {n: x for n, x in options_of("attention").items() if n != "out"}
+_ALL = {n: x for n, x in options_of("attention").items() if n != "out"}
+# score_mod and mask_mod with their arguments; `OPTIONS` are the others.
+PROGRAMS: tuple[str, ...] = tuple(n for n, x in _ALL.items() if x.kind == "program")
+OPTIONS: dict[str, Option] = {n: x for n, x in _ALL.items() if n not in PROGRAMS}
 OPERANDS: tuple[str, ...] = tuple(inspect.signature(_core.attention).parameters)[:3]
-DIFFERENTIABLE: tuple[str, ...] = _core.AttentionGradients._fields
+DIFFERENTIABLE: tuple[str, ...] = tuple(
+    name for name in _core.AttentionGradients._fields if name != "score_args"
+)
 DIFFERENTIABLE_OPTIONS: tuple[str, ...] = DIFFERENTIABLE[len(OPERANDS) :]
 # The options that are arrays without a gradient.
 CONSTANTS: tuple[str, ...] = tuple(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sdpa import _core
-from sdpa._table import DIFFERENTIABLE, TABLE, Option, options_of
+from sdpa._table import DIFFERENTIABLE, PROGRAMS, TABLE, Option, options_of
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 100  # of a line, as in pyproject.toml
@@ -60,6 +60,7 @@ RESULTS = {
     "_hint": "str",
     "_isas": "dict[str, bool]",
     "_pattern": "tuple[NDArray[Any], NDArray[np.int64]]",
+    "_operations": "tuple[str, ...]",
     "_options": "tuple[tuple[str, str, str, bool, str, tuple[str, ...], str | None], ...]",
     "_views": "tuple[NDArray[Any], ...]",
     "_xla_arguments": "dict[str, Any]",
@@ -79,7 +80,7 @@ OVERLOADS = {
 }
 HEAD = """\
 # Written by `make stubs`; see tools/stubs.py.
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
@@ -156,7 +157,9 @@ def class_text(name: str, found: type) -> str:
     fields = inspect.signature(found).parameters
     optional = name.endswith("Gradients") and name != "LogsumexpGradients"
     annotation = f"{ARRAY} | None" if optional else ARRAY
-    return f"class {name}(NamedTuple):\n" + "".join(f"    {f}: {annotation}\n" for f in fields)
+    types = {"score_args": f"tuple[{ARRAY} | None, ...] | None"}
+    texts = [f"    {field}: {types.get(field, annotation)}\n" for field in fields]
+    return f"class {name}(NamedTuple):\n" + "".join(texts)
 
 
 def core_stub() -> str:
@@ -220,7 +223,7 @@ def options_module() -> str:
     """The text of sdpa/_options.py."""
     # out would have the widened dtype. Derivatives could not repeat a Generator's draws.
     types = option_types("attention") | {"rng": "int | None"}
-    names = [name for name in options_of("attention") if name != "out"]
+    names = [name for name in options_of("attention") if name not in ("out", *PROGRAMS)]
     text = OPTIONS_HEAD
     for name, (summary, left_out, narrower) in COMPOSED.items():
         end = "\n    " if "\n" in summary else ""

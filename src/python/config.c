@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "../program.h"
 #include "../runtime/isa.h"
 #include "../runtime/memory.h"
 #include "../runtime/parallel.h"
@@ -84,6 +85,21 @@ static PyObject *alloc_fail_after(PyObject *module, PyObject *value) {
 static PyObject *options(PyObject *module, PyObject *none) {
     (void)none;
     return sdpa_options_describe(module);
+}
+
+static PyObject *operations(PyObject *module, PyObject *none) {
+    (void)module, (void)none;
+    static const char *const names[] = {
+#define TEXT(name) #name,
+        SDPA_OPERATIONS(TEXT)
+#undef TEXT
+    };
+    PyObject *result = PyTuple_New(SDPA_N_OPERATIONS);
+    for (int i = 0; result && i < SDPA_N_OPERATIONS; i++) {
+        PyObject *name = PyUnicode_FromString(names[i]);
+        if (!name || PyTuple_SetItem(result, i, name) < 0) Py_CLEAR(result);
+    }
+    return result;
 }
 
 /* A list of the arguments as plain arrays: all are converted before any is made plain. */
@@ -209,6 +225,8 @@ int sdpa_config_add(PyObject *module) {
         {"_hint", hint, METH_VARARGS,
          "_hint($module, keyword, names, /)\n--\n\nWhat the error about an unknown keyword adds, where a list of "
          "names may be given."},
+        {"_operations", operations, METH_NOARGS,
+         "_operations($module)\n--\n\nThe operations of programs, in the order of their numbers."},
         {"_options", options, METH_NOARGS,
          "_options($module)\n--\n\nThe table of options: (name, default, annotation, keyword_only, kind, "
          "functions, axes)."},

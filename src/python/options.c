@@ -301,7 +301,7 @@ KEEP(mask_args, mask_args)
 KEEP(score_args_t, score_args_t)
 #undef KEEP
 
-#define FUNCTION "Callable[..., Any] | Program | None"
+#define FUNCTION "Callable[..., Any] | None"
 #define ARGUMENTS "Sequence[ArrayLike] | None"
 #define TANGENTS "Sequence[ArrayLike | None] | None"
 #define INTEGERS "int | ArrayLike | None"

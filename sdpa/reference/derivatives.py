@@ -50,6 +50,7 @@ class AttentionGradients(NamedTuple):
     attn_mask: Gradient
     sinks: Gradient
     scale: Gradient
+    score_args: tuple[Gradient, ...] | None = None
 
 
 class AttentionTangent(NamedTuple):
@@ -69,6 +70,7 @@ class AttentionSecondGradients(NamedTuple):
     attn_mask: Gradient
     sinks: Gradient
     scale: Gradient
+    score_args: tuple[Gradient, ...] | None = None
 
 
 @np.errstate(all="ignore")

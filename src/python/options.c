@@ -230,8 +230,8 @@ static const char *const input_names[N_INPUTS] = {
 #define TEXT(name, ...) #name,
     SDPA_DIFFERENTIABLE(TEXT)
 #undef TEXT
-        "grad_out",
-    "score_args",
+        "score_args",
+    "grad_out",
     "w_query",
     "w_key",
     "w_score",

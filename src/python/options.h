@@ -23,7 +23,7 @@ enum {
 };
 
 /* The gradients that `needs` may name: those of SDPA_DIFFERENTIABLE, then these. */
-enum { INPUT_grad_out = N_GRADIENTS, INPUT_score_args, INPUT_w_query, INPUT_w_key, INPUT_w_score, INPUT_bias };
+enum { INPUT_score_args = N_GRADIENTS, INPUT_grad_out, INPUT_w_query, INPUT_w_key, INPUT_w_score, INPUT_bias };
 #define NEEDS(name) (1u << INPUT_##name)
 
 /* An int, or an array of one integer per batch entry. */

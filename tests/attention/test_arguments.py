@@ -144,14 +144,14 @@ def test_lse_dtype_follows_the_operands():
 def test_needs():
     x = backward_operands() | {"attn_mask": ones(4, 1, 7)}
     full = sdpa.attention_backward(**x, needs=("query", "key", "value", "attn_mask"))
-    assert full._fields == ("query", "key", "value", "attn_mask", "sinks", "scale")
+    assert full._fields == ("query", "key", "value", "attn_mask", "sinks", "scale", "score_args")
     assert full.sinks is None
     for name in ("query", "key", "value", "attn_mask"):
         assert getattr(full, name).shape == x[name].shape
         alone = sdpa.attention_backward(**x, needs=iter([name, name]))
         np.testing.assert_array_equal(getattr(alone, name), getattr(full, name))
         assert all(getattr(alone, other) is None for other in full._fields if other != name)
-    assert sdpa.attention_backward(**x, needs=()) == (None,) * 6
+    assert sdpa.attention_backward(**x, needs=()) == (None,) * 7
     assert sdpa.attention_backward(**x).attn_mask is None
 
 

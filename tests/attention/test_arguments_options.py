@@ -45,7 +45,7 @@ def test_double_backward_computes_what_it_needs():
         alone = sdpa.attention_double_backward(**x, needs=[name])
         np.testing.assert_array_equal(getattr(alone, name), getattr(full, name))
         assert all(getattr(alone, other) is None for other in names if other != name)
-    assert sdpa.attention_double_backward(**x, needs=()) == (None,) * 7
+    assert sdpa.attention_double_backward(**x, needs=()) == (None,) * 8
 
 
 @pytest.mark.parametrize("name", ["sinks", "alibi_slopes"])

@@ -142,9 +142,9 @@ def second_order(x):
 def test_second_order_does_not_depend_on_workers(rng, dtype):
     x = problem(rng, dtype, "all", 200, 333, 24, 20)
     for function, arguments, options in second_order(x):
-        one = [a.tobytes() for a in function(*arguments, **options, workers=1)]
+        one = [x.tobytes() for x in function(*arguments, **options, workers=1) if x is not None]
         for n in (2, 3, 5):
-            again = [a.tobytes() for a in function(*arguments, **options, workers=n)]
+            again = [x.tobytes() for x in function(*arguments, **options, workers=n) if x is not None]
             assert again == one, (function.__name__, n)
 
 

@@ -13,7 +13,7 @@ BACKWARD = {
     "needs grad_out, which is of double backward alone": (
         ValueError,
         "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks', 'scale', "
-        "got 'grad_out'",
+        "'score_args', got 'grad_out'",
         {"needs": ["grad_out"]},
     ),
     "grad_out shape": (
@@ -59,13 +59,13 @@ BACKWARD = {
     "needs": (
         ValueError,
         "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks', 'scale', "
-        "got 'bias'",
+        "'score_args', got 'bias'",
         {"needs": ["query", "bias"]},
     ),
     "needs w_query, which is of additive attention alone": (
         ValueError,
         "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks', 'scale', "
-        "got 'w_query'",
+        "'score_args', got 'w_query'",
         {"needs": ["w_query"]},
     ),
     "needs sinks": (
@@ -114,7 +114,7 @@ DOUBLE = {
     "needs": (
         ValueError,
         "needs: expected names among 'query', 'key', 'value', 'attn_mask', 'sinks', 'scale', "
-        "'grad_out', got 'bias'",
+        "'score_args', 'grad_out', got 'bias'",
         {"needs": ["bias"]},
     ),
     "needs sinks": (

@@ -12,6 +12,7 @@ import sdpa
 from sdpa import _core, blocks, reference
 from sdpa._options import BlockOptions
 from sdpa._stream import ScoreMatrix
+from sdpa._table import PROGRAMS
 
 NEEDS = ("query", "key", "value")
 

@@ -1,0 +1,433 @@
+"""Functions of the user, on every instruction set: values and all derivatives.
+
+The oracle is the same Python function on NumPy arrays in float64, and for derivatives central
+differences of it along random directions.
+"""
+
+import numpy as np
+import pytest
+from support.helpers import normal
+
+import sdpa
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+F32, F64 = np.float32, np.float64
+SHAPE = (2, 4)  # batch, heads
+SLOPES = 2.0 ** -np.arange(1, 5)
+TABLE = np.random.default_rng(3).standard_normal((4, 601))
+FACTORS = np.array([0.5, -0.7])
+DOCUMENTS = np.sort(np.random.default_rng(4).integers(0, 4, 300))
+GRAPH = np.random.default_rng(5).random((4, 300, 300)) < 0.4
+
+
+def relative(s, b, h, q, k, table):
+    return s + table[h, q - k + 300]
+
+
+SCORES = {
+    "identity": (lambda s, b, h, q, k: s, ()),
+    "alibi": (lambda s, b, h, q, k, slopes: s - slopes[h] * abs(q - k), (SLOPES,)),
+    "cap": (lambda s, b, h, q, k: 5 * np.tanh(s / 5), ()),
+    "relative": (relative, (TABLE,)),
+    "gate": (
+        lambda s, b, h, q, k, table: s * (1 + np.tanh(table[h, q - k + 300] * s)),
+        (TABLE,),
+    ),
+    "square": (
+        lambda s, b, h, q, k, table, u: (
+            s * s / 5 + table[h, abs(q - k)] * np.exp(-s * s) * u[b] + np.sqrt(1 + s * s)
+        ),
+        (TABLE, FACTORS),
+    ),
+    "causal": (lambda s, b, h, q, k: np.where(q >= k, s, -np.inf), ()),
+    "decay": (lambda s, b, h, q, k: s - np.log(1 + (q - k) ** 2 / 7), ()),
+}
+MASKS = {
+    "all": (None, ()),
+    "documents": (lambda b, h, q, k, d: (d[q] == d[k]) & (q >= k), (DOCUMENTS,)),
+    "band": (lambda b, h, q, k: abs(q - k) <= 9, ()),
+    "neighbours": (
+        lambda b, h, q, k: (abs(q // 17 - k // 17) <= 2) & (abs(q % 17 - k % 17) <= 3),
+        (),
+    ),
+    "heads": (lambda b, h, q, k: (h % 2 == 0) | (k < 50), ()),
+    "graph": (lambda b, h, q, k, g: g[h, q, k] | (q == k), (GRAPH,)),
+}
+
+
+def options_of(score, mask, **more):
+    f, args = SCORES[score]
+    m, mask_args = MASKS[mask]
+    found = more | {"score_mod": f}
+    found |= {"score_args": args} if args else {}
+    return found | ({"mask_mod": m} if m else {}) | ({"mask_args": mask_args} if mask_args else {})
+
+
+def logits(query, key, options, offset=0):
+    """The logits by definition, in float64."""
+    s = query.astype(F64) @ key.astype(F64).swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+    cap = options.get("softcap")
+    if cap:
+        s = cap * np.tanh(s / cap)
+    b, h, q, k = np.ogrid[tuple(slice(n) for n in s.shape)]
+    q = q + offset
+    if f := options.get("score_mod"):
+        s = f(s, b, h, q, k, *options.get("score_args", ()))
+    seen = np.ones(s.shape, bool)
+    if m := options.get("mask_mod"):
+        seen &= m(b, h, q, k, *options.get("mask_args", ()))
+    if options.get("is_causal"):
+        seen &= k <= q
+    return np.where(seen, s, -np.inf)
+
+
+def weights_of(z):
+    most = z.max(-1, keepdims=True, initial=-np.inf)
+    e = np.exp(z - np.where(np.isfinite(most), most, 0))
+    total = e.sum(-1, keepdims=True)
+    return np.divide(e, total, out=np.zeros_like(e), where=total > 0)
+
+
+def attend(query, key, value, options):
+    return weights_of(logits(query, key, options)) @ value.astype(F64)
+
+
+def operands(rng, dtype, n_q, n_k, d):
+    return [normal(rng, (*SHAPE, n, d), dtype) for n in (n_q, n_k, n_k)]
+
+
+def bound(dtype):
+    """Of values of order 1: results are rounded, and sums and programs have tens of roundings."""
+    return {"float64": 1e-13, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}[
+        np.dtype(dtype).name
+    ]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("score", SCORES)
+def test_values(rng, dtype, score, mask):
+    for n_q, n_k, d in ((150, 150, 16), (7, 130, 8), (61, 300, 33)):
+        for more in ({}, {"softcap": 3.0}, {"is_causal": True}):
+            options = options_of(score, mask, **more)
+            query, key, value = operands(rng, dtype, n_q, n_k, d)
+            z = logits(query, key, options)
+            out, lse = sdpa.attention_forward(query, key, value, **options)
+            weights = sdpa.attention_weights(query, key, **options)
+            np.testing.assert_allclose(
+                out.astype(F64), weights_of(z) @ value.astype(F64), rtol=0, atol=bound(dtype)
+            )
+            np.testing.assert_allclose(weights, weights_of(z), rtol=0, atol=bound(dtype))
+            seen = np.isfinite(z).any(-1)
+            assert (lse[~seen] == -np.inf).all()
+            biased = sdpa.attention_weights(query, key, stage="biased", **options)
+            assert (np.isfinite(biased) == np.isfinite(z)).all()
+            received = sdpa.attention_received(query, key, **options)
+            np.testing.assert_allclose(
+                received.total, weights_of(z).sum(-2), rtol=0, atol=3 * n_q * bound(F32)
+            )
+            statistics = sdpa.attention_statistics(query, key, **options)
+            np.testing.assert_allclose(
+                statistics.max_weight, weights_of(z).max(-1), rtol=0, atol=2e-5
+            )
+
+
+def central(function, x, direction, step=1e-6):
+    """The derivative of a function of several arrays along a direction."""
+
+    def at(t):
+        return function(*[a + t * d for a, d in zip(x, direction, strict=True)])
+
+    return (at(step) - at(-step)) / (2 * step)
+
+
+@pytest.mark.parametrize("mask", ["all", "documents", "band"])
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_derivatives(rng, score, mask, softcap):
+    options = options_of(score, mask, softcap=softcap)
+    args = options.pop("score_args", ())
+    primals = operands(rng, F64, 70, 130, 8)
+    x, n_args = [*primals, *args], len(args)
+    direction = [normal(rng, a.shape, F64) for a in x]
+    grad_out = normal(rng, (*SHAPE, 70, 8), F64)
+    arguments = {"score_args": args} if args else {}
+    tangents = {"score_args_t": direction[3:]} if args else {}
+    needs = ("query", "key", "value", *(["score_args"] if args else []))
+
+    def flat(found, first):
+        return [*found[first : first + 3], *(found.score_args or ())]
+
+    def gradients(*x):
+        own = options | ({"score_args": x[3:]} if n_args else {})
+        out, lse = sdpa.attention_forward(*x[:3], **own)
+        return sdpa.attention_backward(grad_out, *x[:3], out, lse, needs=needs, **own)
+
+    def composed(*x):
+        return attend(*x[:3], options | {"score_args": x[3:]})
+
+    got = gradients(*x)
+    slope = central(composed, x, direction)
+    expected = (slope * grad_out).sum()
+    along = sum((g * d).sum() for g, d in zip(flat(got, 0), direction, strict=True))
+    np.testing.assert_allclose(along, expected, rtol=1e-6, atol=1e-6)
+    moved = sdpa.attention_jvp(*primals, *direction[:3], **options, **arguments, **tangents)
+    np.testing.assert_allclose(moved.out_t, slope, rtol=0, atol=2e-7 * (1 + abs(slope).max()))
+
+    saved = sdpa.attention_forward(*primals, **options, **arguments)
+    second = sdpa.attention_double_backward(
+        *direction[:3], grad_out, *primals, *saved, needs=("grad_out", *needs),
+        **options, **arguments, **({"gg_score_args": direction[3:]} if args else {}),
+    )  # fmt: skip
+    np.testing.assert_allclose(second.grad_out, moved.out_t, rtol=0, atol=1e-10)
+    other = [normal(rng, a.shape, F64) for a in x]
+
+    def along_direction(*x):
+        return sum((g * d).sum() for g, d in zip(flat(gradients(*x), 0), direction, strict=True))
+
+    expected = central(along_direction, x, other)
+    got = sum((g * d).sum() for g, d in zip(flat(second, 1), other, strict=True))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_types_and_threads(rng, dtype, score):
+    """Gradients of each type are near those of float64, with the same bits for any threads."""
+    options = options_of(score, "documents")
+    primals = operands(rng, dtype, 200, 200, 16)
+    grad_out = normal(rng, (*SHAPE, 200, 16), dtype)
+    needs = ("query", "key", "value", *(["score_args"] if "score_args" in options else []))
+
+    def gradients(operands, grad_out, workers):
+        saved = sdpa.attention_forward(*operands, **options, workers=workers)
+        found = sdpa.attention_backward(
+            grad_out, *operands, *saved, needs=needs, **options, workers=workers
+        )
+        return [*found[:3], *(found.score_args or ())]
+
+    one = gradients(primals, grad_out, 1)
+    for workers in (2, 5):
+        again = gradients(primals, grad_out, workers)
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(again, one, strict=True))
+    exact = gradients([x.astype(F64) for x in primals], grad_out.astype(F64), 1)
+    for ours, true in zip(one, exact, strict=True):
+        scale = 1 + abs(true).max()
+        np.testing.assert_allclose(
+            ours.astype(F64) / scale, true / scale, rtol=0, atol=bound(dtype)
+        )
+
+
+def test_packed_sequences(rng, dtype):
+    """Positions are counted in each sequence, and b is the sequence."""
+    lengths = [40, 0, 90, 1, 33]
+    cu = np.concatenate([[0], np.cumsum(lengths)])
+    factors = np.linspace(0.5, 1.5, len(lengths))
+
+    def score(s, b, h, q, k, factors, table):
+        return s * factors[b] + table[h, q - k + 300]
+
+    def seen(b, h, q, k):
+        return (q >= k) | (b == 2)
+
+    query, key, value, grad_out = (normal(rng, (cu[-1], 4, 16), dtype) for _ in range(4))
+    bounds = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+    functions = {"score_mod": score, "score_args": (factors, TABLE), "mask_mod": seen}
+    needs = ("query", "key", "value", "score_args")
+    out, lse = sdpa.attention_forward(query, key, value, **functions, **bounds)
+    found = sdpa.attention_backward(
+        grad_out, query, key, value, out, lse, needs=needs, **functions, **bounds
+    )
+    sums = [np.zeros(factors.shape), np.zeros(TABLE.shape)]
+    for i, (first, end) in enumerate(zip(cu[:-1], cu[1:], strict=True)):
+        x = [a[first:end].swapaxes(0, 1)[None] for a in (query, key, value)]
+        own = {
+            "score_mod": lambda s, b, h, q, k, f, t, i=i: score(s, b + i, h, q, k, f, t),
+            "score_args": (factors, TABLE),
+            "mask_mod": lambda b, h, q, k, i=i: seen(b + i, h, q, k),
+        }
+        saved = sdpa.attention_forward(*x, **own)
+        np.testing.assert_array_equal(saved.out[0].swapaxes(0, 1), out[first:end])
+        g = grad_out[first:end].swapaxes(0, 1)[None]
+        one = sdpa.attention_backward(g, *x, *saved, needs=needs, **own)
+        np.testing.assert_array_equal(one.key[0].swapaxes(0, 1), found.key[first:end])
+        for total, part in zip(sums, one.score_args, strict=True):
+            total += part
+    for total, ours in zip(sums, found.score_args, strict=True):
+        np.testing.assert_allclose(ours, total, rtol=0, atol=1e-9 + 40 * bound(dtype))
+
+
+def test_grouped_heads_and_offsets(rng):
+    query, key, value = (normal(rng, (2, n, 60, 8), F64) for n in (4, 2, 2))
+    options = options_of("relative", "documents")
+    wide = [np.repeat(x, 2, axis=1) for x in (key, value)]
+    got = sdpa.attention(query, key, value, enable_gqa=True, **options)
+    np.testing.assert_array_equal(got, sdpa.attention(query, *wide, **options))
+    offset = np.array([3, 40])
+    got = sdpa.attention(query, *wide, query_offset=offset, **options)
+    for i, by in enumerate(offset):
+        z = logits(query[i : i + 1], wide[0][i : i + 1], options, by)
+        np.testing.assert_allclose(got[i : i + 1], weights_of(z) @ wide[1][i : i + 1], atol=1e-13)
+
+
+def test_invariant(rng, dtype):
+    """A row's bits do not depend on other rows, nor on keys that it does not see."""
+    options = options_of("relative", "documents", invariant=True)
+    query, key, value = operands(rng, dtype, 300, 300, 16)
+    whole = sdpa.attention(query, key, value, **options)
+    some = sdpa.attention(query[..., 40:47, :], key, value, query_offset=40, **options)
+    np.testing.assert_array_equal(some, whole[..., 40:47, :])
+    n = np.searchsorted(DOCUMENTS, DOCUMENTS[46], side="right")
+    fewer = sdpa.attention(
+        query[..., 40:47, :], key[..., :n, :], value[..., :n, :], query_offset=40, **options
+    )
+    np.testing.assert_array_equal(fewer, some)
+
+
+def test_nan_of_masked_pairs_is_not_seen(rng, dtype):
+    """A masked pair never sees what the function makes of it, nor NaN in its key."""
+    query, key, value = operands(rng, dtype, 50, 80, 8)
+    bad_key, bad_value = key.copy(), value.copy()
+    bad_key[..., 60:, :] = bad_value[..., 60:, :] = np.nan
+    options = {
+        "score_mod": lambda s, b, h, q, k: np.where(k < 60, s, -np.inf) + 0 * (1.0 / (k - 70)),
+        "mask_mod": lambda b, h, q, k: k < 60,
+    }
+    ours = sdpa.attention(query, bad_key, bad_value, **options)
+    np.testing.assert_array_equal(ours, sdpa.attention(query, key, value, **options))
+    alone = {"score_mod": lambda s, b, h, q, k: np.where(k < 60, s, -np.inf)}
+    np.testing.assert_array_equal(
+        sdpa.attention(query, bad_key, bad_value, **alone),
+        sdpa.attention(query, key, value, **alone),
+    )
+
+
+INDICES = {
+    "key": (
+        lambda s, b, h, q, k, t: s + t[k],
+        (10,),
+        "axis 0, got 10 at b = 0, h = 0, q = 0, k = 10",
+    ),
+    "pair": (
+        lambda s, b, h, q, k, t: s + t[q - k + 3],
+        (100,),
+        "axis 0, got -1 at b = 0, h = 0, q = 0, k = 4",
+    ),
+    "query": (
+        lambda s, b, h, q, k, t: s + t[q],
+        (5,),
+        "axis 0, got 5 at b = 0, h = 0, q = 5, k = 0",
+    ),
+    "head": (
+        lambda s, b, h, q, k, t: s + t[h],
+        (1,),
+        "axis 0, got 1 at b = 0, h = 1, q = 0, k = 0",
+    ),
+    "axis": (
+        lambda s, b, h, q, k, t: s + t[h, k],
+        (4, 12),
+        "axis 1, got 12 at b = 0, h = 0, q = 0, k = 12",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", INDICES)
+def test_index_out_of_range(rng, case):
+    function, shape, text = INDICES[case]
+    query, key, value = operands(rng, F32, 20, 30, 8)
+    with pytest.raises(IndexError) as caught:
+        sdpa.attention(
+            query, key, value, score_mod=function, score_args=(np.zeros(shape),), workers=1
+        )
+    assert str(caught.value).startswith(
+        "score_mod: <lambda> reads t out of range: expected an index"
+    )
+    assert text in str(caught.value)
+
+
+def test_an_index_out_of_range_at_hidden_pairs_is_none(rng, dtype):
+    query, key, value = operands(rng, dtype, 60, 60, 8)
+    table = normal(rng, (60,), F64)
+    out = sdpa.attention(
+        query, key, value, is_causal=True,
+        score_mod=lambda s, b, h, q, k, t: s + t[q - k], score_args=(table,),
+    )  # fmt: skip
+    options = {
+        "score_mod": lambda s, b, h, q, k, t: s + t[np.maximum(q - k, 0)],
+        "score_args": (table,),
+    }
+    np.testing.assert_array_equal(out, sdpa.attention(query, key, value, is_causal=True, **options))
+
+
+def test_integers_beyond_int32(rng):
+    """Products of positions leave int32; the results do not."""
+    query, key, value = operands(rng, F32, 70, 70, 8)
+    options = {
+        "score_mod": lambda s, b, h, q, k: s - ((q + 90000) * (k + 90000) % 1000) / 1000,
+        "mask_mod": lambda b, h, q, k: (q + 100000) * (k + 100000) % 3 > 0,
+    }
+    z = logits(query, key, options)
+    np.testing.assert_allclose(
+        sdpa.attention(query, key, value, **options), weights_of(z) @ value, atol=2e-5
+    )
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_tiles(rng, mask):
+    """A tile is skipped only if nobody sees it, and counts as whole only if everybody does."""
+    m, args = MASKS[mask]
+    if not m:
+        return
+    query, key = (normal(rng, (2, 300, 8), F32) for _ in range(2))
+    kinds, (rows, columns) = sdpa._core._pattern(query, key, mask_mod=m, mask_args=args or None)
+    b, h, q, k = np.ogrid[:1, :2, :300, :300]
+    seen = np.broadcast_to(m(b, h, q, k, *args), (1, 2, 300, 300))[0]
+    for head, i, j in np.ndindex(kinds.shape):
+        tile = seen[head, i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+        assert kinds[head, i, j] == 1 or kinds[head, i, j] == (2 if tile.all() else 0)
+        assert tile.any() or kinds[head, i, j] != 2
+        if kinds[head, i, j] != 1:
+            assert tile.all() == (kinds[head, i, j] == 2)
+            assert tile.any() == (kinds[head, i, j] != 0)
+
+
+def test_long_band(rng):
+    """A band of a long sequence takes no array of pairs."""
+    n = 20_000
+    query, key, value = (normal(rng, (n, 8), F32) for _ in range(3))
+    options = {"mask_mod": lambda b, h, q, k: abs(q - k) <= 32}
+    np.testing.assert_allclose(
+        sdpa.attention(query, key, value, **options),
+        sdpa.attention(query, key, value, window=(32, 32)),
+        atol=1e-5,
+    )
+
+
+REFUSED = {
+    "score_args: expected None without score_mod": {"score_args": (np.zeros(3),)},
+    "mask_args: expected None without mask_mod": {"mask_args": (np.zeros(3),)},
+    "query_offset: expected positions from -2^31": {
+        "score_mod": SCORES["identity"][0],
+        "query_offset": 2**31,
+    },
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_refused(text):
+    x = np.ones((4, 3))
+    with pytest.raises(ValueError, match=text.replace("^", r"\^")):
+        sdpa.attention(x, x, x, **REFUSED[text])
+
+
+def test_tangents_of_the_arguments_are_checked(rng):
+    x = normal(rng, (2, 4, 5, 3), F64)
+    options = options_of("relative", "documents")
+    for given, text in (
+        ((1,) * 2, r"score_args_t: expected 1 arrays or None, one for each of score_args, got 2"),
+        ((np.zeros(3),), r"score_args_t\[0\]: expected score_args\[0\]'s shape and a floating"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            sdpa.attention_jvp(x, x, x, x, x, x, score_args_t=given, **options)
+    out, lse = sdpa.attention_forward(x, x, x)
+    with pytest.raises(ValueError, match="needs: 'score_args' have gradients only where"):
+        sdpa.attention_backward(x, x, x, x, out, lse, needs=["score_args"])

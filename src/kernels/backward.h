@@ -392,6 +392,8 @@ NOINLINE bool complete_rows(const sdpa_unit *u, backward_scratch *w, int64_t j0,
     }
     for (keys b = {.j0 = first * sdpa_key_block(p)}; next_piece(u, end, &b);) {
         if (sdpa_run_stopped(u->run)) return false;
+        const int64_t size = sdpa_key_block(p);
+        if (is_hidden(u, b.j0 / size * size, size)) continue; /* as sweep_blocks */
         const backward_scratch kept = kept_piece(w, p, b.j0, first);
         const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w->k, w->k_tail);
         weigh_keys(u, &kept, &k, c, sum);

@@ -52,7 +52,7 @@ static size_t backward_bytes(const sdpa_problem *p) {
 NOINLINE bool begin_unit(const sdpa_unit *u, backward_state *s) {
     const sdpa_problem *p = u->problem;
     const backward_scratch *w = &s->w;
-    sdpa_visible_keys(u, u->i0, u->n_i, &s->j0, &s->j1);
+    unit_keys(u, &s->j0, &s->j1);
     s->c = product_factor(u, M_LOG2E);
     s->sums = (head_sums){0};
     clear_keys(u, (keys){0});
@@ -88,6 +88,7 @@ NOINLINE bool sweep_blocks(const sdpa_unit *u, const backward_state *s, int64_t 
     const bool overfull = end - first > w->n_slots;
     if (b0 < first) b0 = first;
     for (int64_t b = b0; b < b1 && b < end; b++) {
+        if (is_hidden(u, b * size, size)) continue;
         if (!sdpa_turn_wait(u, b)) return false;
         const bool anew = !s->kept || (overfull && b - first >= w->n_slots - 1);
         const int64_t j1 = (b + 1) * size < s->j1 ? (b + 1) * size : s->j1;

@@ -411,7 +411,7 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *w) {
 #ifdef HAVE_AMX
     if (amx_takes(u)) return amx_sweep(u, w);
 #endif
-    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    unit_keys(u, &j0, &j1);
     j0 = first_block(u->problem, j0, j1);
     forward_queries(u, w);
     memset(w->exact, 0, sizeof(real) * (size_t)w->n_lanes);
@@ -421,7 +421,7 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *w) {
         if (BF16_PAIRS) memset(w->l_rounded, 0, sizeof(real) * (size_t)w->n_lanes);
         memset(w->o, 0, sizeof(real) * (size_t)(w->n_lanes * w->o_row));
         keys b = {.j0 = j0};
-        while (next_keys(u, w->block, j1, &b)) forward_panels(u, w, b, two_passes);
+        while (next_seen(u, w->block, j1, &b)) forward_panels(u, w, b, two_passes);
         if (b.j0 < j1) return false;
         if (w->period || j1 - j0 <= w->block || !find_overflow(u, w)) break;
     }

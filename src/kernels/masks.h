@@ -115,6 +115,31 @@ INLINE bool may_mask(const sdpa_unit *u) {
     return u->mask.data || p->has_lower || p->has_upper || u->key_length < p->n_k || p->mask_mod || p->score_mod;
 }
 
+/* Whether mask_mod is known to hide n keys from j0 on from all queries of the unit. */
+INLINE bool is_hidden(const sdpa_unit *u, int64_t j0, int64_t n) {
+    const block b = {u->i0, u->n_i, j0, n};
+    return u->problem->mask_mod && seen_by_program(u, &b) == SDPA_NONE_SEEN;
+}
+
+/* The keys that any query of the unit may see: sdpa_visible_keys without the blocks that mask_mod hides at either end. */
+NOINLINE void unit_keys(const sdpa_unit *u, int64_t *j0, int64_t *j1) {
+    const int64_t size = sdpa_key_block(u->problem);
+    sdpa_visible_keys(u, u->i0, u->n_i, j0, j1);
+    if (!u->problem->mask_mod) return;
+    for (int64_t n = size; *j0 < *j1 && n >= size;) { /* n grows while blocks are hidden, and shrinks at the first seen */
+        const int64_t next = (*j0 / size + n / size) * size, end = next < *j1 ? next : *j1;
+        const bool hidden = is_hidden(u, *j0, end - *j0);
+        if (hidden) *j0 = end;
+        n = hidden ? 2 * n : n / 2;
+    }
+    for (int64_t n = size; *j0 < *j1 && n >= size;) {
+        const int64_t before = ((*j1 - 1) / size + 1 - n / size) * size, first = before > *j0 ? before : *j0;
+        const bool hidden = is_hidden(u, first, *j1 - first);
+        if (hidden) *j1 = first;
+        n = hidden ? 2 * n : n / 2;
+    }
+}
+
 /* The value of gemm.diagonal for queries from i0 on and keys from j0 on. */
 INLINE int64_t diagonal_at(const sdpa_unit *u, int64_t i0, int64_t j0) {
     const int64_t diagonal = i0 + u->upper + 1 - j0;

@@ -2,7 +2,7 @@
  * blocks:
  *
  *     keys b = {.j0 = j0};
- *     while (next_keys(u, size, j1, &b)) {
+ *     while (next_seen(u, size, j1, &b)) {
  *         rows k = pack_rows(...);
  *         PANELS(q, u->n_i) { ... panel_scores, bias_block, score ... }
  *     }
@@ -108,6 +108,14 @@ INLINE bool next_keys(const sdpa_unit *u, int64_t size, int64_t end, keys *b) {
     b->j0 += b->n;
     b->n = end - b->j0 < size ? end - b->j0 : size;
     return b->n > 0 && !sdpa_run_stopped(u->run);
+}
+
+/* next_keys, but for blocks that mask_mod hides. */
+INLINE bool next_seen(const sdpa_unit *u, int64_t size, int64_t end, keys *b) {
+    do {
+        if (!next_keys(u, size, end, b)) return false;
+    } while (is_hidden(u, b->j0, b->n));
+    return true;
 }
 
 /* Describes the products of panel q of x (pack_panels of `depth`) with rows y, to be written to s. The caller sets

@@ -100,7 +100,7 @@ COLD static void received_unit(const sdpa_unit *u, int64_t n_keys, const sdpa_sp
             int64_t first, last;
             part.i0 = s->i0;
             part.n_i = s->n_i;
-            sdpa_visible_keys(&part, s->i0, s->n_i, &first, &last);
+            unit_keys(&part, &first, &last);
             if (first >= last) continue;
             if (sdpa_run_stopped(u->run)) return;
             r.w.row = sums_at((real *)sums + 3 * s->lane, round_up(s->n_i, VL));

@@ -232,7 +232,7 @@ COLD static void second_unit(const sdpa_unit *u, void *scratch) {
     const second_scratch w = second_layout(p, &arena);
     const tangent_scratch *f = &w.forward;
     int64_t j0, j1;
-    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    unit_keys(u, &j0, &j1);
     if (!tangent_sweep(u, f, j0, j1)) return;
 
     second_rows own = {.q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, j1 - j0, w.q_rows, NULL),
@@ -252,6 +252,7 @@ COLD static void second_unit(const sdpa_unit *u, void *scratch) {
     if (!wants_scores(u) && !u->dv.data) j1 = j0;
     for (int64_t b = j0 / size; j0 < j1 && b * size < j1; b++) {
         const int64_t left = j1 - b * size;
+        if (is_hidden(u, b * size, size)) continue;
         if (!sdpa_turn_wait(u, b)) return;
         second_keys(u, &w, &own, (keys){b * size, left < size ? left : size});
         sdpa_turn_pass(u, b);

@@ -135,9 +135,9 @@ NOINLINE void statistics_keys(const sdpa_unit *u, const score_scratch *w, row_su
 NOINLINE bool statistics_pass(const sdpa_unit *u, const score_scratch *w, row_sums *sums, real small) {
     int64_t j0, j1;
     for (int64_t x = 0; x < w->n_lanes / VL; x++) sums[x] = (row_sums){.m = vset1(-INFINITY)};
-    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    unit_keys(u, &j0, &j1);
     keys b = {.j0 = first_block(u->problem, j0, j1)};
-    while (next_keys(u, w->block, j1, &b)) {
+    while (next_seen(u, w->block, j1, &b)) {
         const rows k = pack_rows(&u->k, b.j0, b.n, u->problem->d_k, 0, w->k, w->k_tail);
         PANELS (q, u->n_i) statistics_keys(u, w, sums, &k, q, small);
     }

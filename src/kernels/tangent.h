@@ -296,7 +296,7 @@ NOINLINE bool tangent_sweep(const sdpa_unit *u, const tangent_scratch *w, int64_
         w->l[i] = w->mu[i] = 0;
     }
     keys j = {.j0 = first_block(p, j0, j1)};
-    while (next_keys(u, w->block, j1, &j)) {
+    while (next_seen(u, w->block, j1, &j)) {
         tangent_block b = {.k = tangent_rows(&u->k, j.j0, j.n, p->d_k, 0, w->k, w->k_tail),
                            .k_t = tangent_rows(&u->k_t, j.j0, j.n, p->d_k, 0, w->k_t, w->k_t_tail),
                            .v = tangent_rows(&u->v, j.j0, j.n, p->d_v, u->n_i, w->v, NULL),
@@ -314,7 +314,7 @@ COLD static void tangent_unit(const sdpa_unit *u, void *scratch) {
     sdpa_arena arena = {scratch, 0};
     const tangent_scratch w = tangent_layout(p, &arena);
     int64_t j0, j1;
-    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    unit_keys(u, &j0, &j1);
     if (!tangent_sweep(u, &w, j0, j1)) return;
     for (int64_t i = 0; i < u->n_i; i++) {
         if (u->o.data) store(u->o.data + (u->i0 + i) * u->o.row, w.o + i * w.v_row, p->d_v, u->o.col, u->o.dtype);

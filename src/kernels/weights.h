@@ -58,10 +58,10 @@ NOINLINE bool weights_sums(const sdpa_unit *u, const weights_scratch *w) {
     const sdpa_problem *p = u->problem;
     const score_scratch *f = &w->scores;
     int64_t j0, j1;
-    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    unit_keys(u, &j0, &j1);
     start_running(&w->row, f->n_lanes);
     keys j = {.j0 = first_block(p, j0, j1)};
-    while (next_keys(u, f->block, j1, &j)) {
+    while (next_seen(u, f->block, j1, &j)) {
         const rows k = pack_rows(&u->k, j.j0, j.n, p->d_k, 0, f->k, f->k_tail);
         PANELS (q, u->n_i) {
             const block b = block_of(u, q, &k);

@@ -383,7 +383,7 @@ NOINLINE bool amx_sweep(const sdpa_unit *u, forward_scratch *w) {
     amx_registers registers;
     int64_t j0, j1;
     SDPA_TAKE(AMX);
-    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    unit_keys(u, &j0, &j1);
     j0 = first_block(p, j0, j1);
     pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w->line);
     amx_pack_queries(&w->amx, w->q, u->n_i, p->d_k);
@@ -391,7 +391,7 @@ NOINLINE bool amx_sweep(const sdpa_unit *u, forward_scratch *w) {
     memset(w->amx.o, 0, sizeof(real) * (size_t)(w->n_lanes * w->amx.d_v));
     amx_begin(&registers);
     keys b = {.j0 = j0};
-    while (next_keys(u, w->block, j1, &b)) amx_add_block(u, w, b, &registers);
+    while (next_seen(u, w->block, j1, &b)) amx_add_block(u, w, b, &registers);
     amx_end(&registers);
     PANELS (q, u->n_i) {
         const real *from = w->amx.o + q.i * w->amx.d_v;

@@ -59,6 +59,7 @@ from sdpa._core import (
 
 if TYPE_CHECKING:
     from sdpa import bias, blocks, interop, plot, reference
+    from sdpa._programs import mask_program, score_program
     from sdpa.cache import KVCache
     from sdpa.mechanisms.bilinear import (
         BilinearGradients,
@@ -130,12 +131,14 @@ __all__ = [
     "log_softmax_backward",
     "logsumexp",
     "logsumexp_backward",
+    "mask_program",
     "merge_attention",
     "plot",
     "reference",
     "rotary_embedding",
     "rotary_embedding_backward",
     "scaled_dot_product_attention",
+    "score_program",
     "set_num_threads",
     "shaw_attention",
     "shaw_attention_backward",
@@ -162,8 +165,10 @@ _LAZY = {
     "cosine_attention": "sdpa.mechanisms.cosine",
     "cosine_attention_backward": "sdpa.mechanisms.cosine",
     "cosine_attention_forward": "sdpa.mechanisms.cosine",
+    "mask_program": "sdpa._programs",
     "rotary_embedding": "sdpa.mechanisms.rotary",
     "rotary_embedding_backward": "sdpa.mechanisms.rotary",
+    "score_program": "sdpa._programs",
     "shaw_attention": "sdpa.mechanisms.shaw",
     "shaw_attention_backward": "sdpa.mechanisms.shaw",
     "shaw_attention_forward": "sdpa.mechanisms.shaw",

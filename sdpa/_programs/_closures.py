@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _CONSTANTS = (str, bytes, type(None), type(...), np.dtype)
-_BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
-            np.ufunc, type(np.where))  # fmt: skip
+_FIXED = (types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc, type(np.where))
 # Their functions and attributes do not change while a program runs.
 _LIBRARIES = {"numpy", "torch", "math", "operator", "functools", "builtins", "ml_dtypes", "sdpa"}
 _EMPTY = object()
@@ -128,7 +127,9 @@ def _is_fixed(value: Any) -> bool:
     """Whether it belongs to a library whose names keep their meaning."""
     if isinstance(value, types.ModuleType):
         return value.__name__.partition(".")[0] in _LIBRARIES
-    return isinstance(value, _BUILTIN) or value is _EMPTY or _is_library(value)
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
+    return value is _EMPTY or isinstance(value, _FIXED) or _is_library(value)
 
 
 def _is_library(value: Any) -> bool:
@@ -138,12 +139,15 @@ def _is_library(value: Any) -> bool:
 
 
 def captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Names and contents of the closure, of the globals that the code reads, of the defaults."""
-    if _is_library(function):
-        return
+    """Names and contents of the closure, of the globals that the code reads, of the defaults.
+
+    Of a library's function the closure alone, which may hold functions of the user.
+    """
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         yield name, _contents(cell)
+    if _is_library(function):
+        return
     contents = function.__globals__
     for name in _globals_read(code):
         yield name, contents.get(name, _EMPTY)
@@ -197,7 +201,7 @@ class Copies:
         kind = type(value)
         if isinstance(value, np.ndarray) or foreign(value):
             return self._replace(value)
-        if kind is types.FunctionType and not _is_library(value):
+        if kind is types.FunctionType and (value.__closure__ or not _is_library(value)):
             return self._function(value)
         if kind is tuple or kind is list:
             return kind(self.of(part) for part in value)

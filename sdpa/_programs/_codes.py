@@ -163,7 +163,8 @@ def _instruction(
     if step.is_constant:
         read = [constants.position(step)]
     elif step.op == "index":
-        read = [*step.payload, *read]
+        source, axis = step.payload
+        read = [source.number, axis, *read]
     elif step.payload is not None:
-        read = [step.payload, *read]
+        read = [step.payload.number, *read]
     return NUMBERS[step.op], registers[step], *read, *[0] * (3 - len(read))

@@ -54,6 +54,24 @@ class Node:
         return self.is_constant and self.payload == value
 
 
+class Source:
+    """An array of a program: what a message calls it, its kind, its shape.
+
+    Attributes
+    ----------
+    value : array, None
+        One that the function captures.
+    number : int
+        Its place in the core, once the whole function is known; -1 if nothing reads it.
+    """
+
+    __slots__ = ("kind", "name", "number", "shape", "value")
+
+    def __init__(self, name: str, kind: str, shape: tuple[int, ...], value: Any = None) -> None:
+        self.name, self.kind, self.shape, self.value = name, kind, shape, value
+        self.number = -1
+
+
 class Refused(TypeError):
     """What a program cannot do."""
 
@@ -68,16 +86,16 @@ class Graph:
 
     Attributes
     ----------
-    names : list of str
-        Of the arrays, in the order of the core.
+    dtypes : dict
+        Types of another library by kind, for functions that ask a value for its dtype.
+    foreign : callable
+        What stands for an array of another library; None if the value is none.
     unseen : str
         Arrays that the function can reach and the program cannot.
     """
 
     def __init__(self, argument: str, function: str) -> None:
         self.argument, self.function = argument, function
-        self.names: list[str] = []
-        # What the values of another library ask for: their types by kind, and what stands for one.
         self.dtypes: dict[str, Any] = {}
         self.foreign: Callable[[Any], Any] = lambda value: None
         self.unseen = ""
@@ -116,14 +134,14 @@ class Graph:
             value = float(value) if kind == "r" else bool(value)
         return self.make(f"constant_{kind}", payload=value, kind=kind)
 
-    def gather(self, array: int, kind: str, indices: Iterable[Node]) -> Node:
+    def gather(self, source: Source, indices: Iterable[Node]) -> Node:
         """The element of an array, given one index per axis."""
         flat = None
         for axis, node in enumerate(indices):
-            part = self.make("index", node, payload=(array, axis), kind="i")
+            part = self.make("index", node, payload=(source, axis), kind="i")
             flat = part if flat is None else self.make("add_i", flat, part)
         flat = self.constant("i", 0) if flat is None else flat
-        return self.make(GATHERS[kind], flat, payload=array, kind=kind)
+        return self.make(GATHERS[source.kind], flat, payload=source, kind=source.kind)
 
     def apply(self, op: str, *args: Node, payload: Any = None) -> Node:
         """The node of an operation; simpler where that changes no value."""
@@ -209,7 +227,7 @@ class Graph:
                 indices[part.payload[1]] = _bare(self._text(part.args[0], depth - 1, names))
             else:
                 stack.extend(part.args)
-        array = ("d " if node.op == "gather_tangent" else "") + self.names[node.payload]
+        array = ("d " if node.op == "gather_tangent" else "") + node.payload.name
         inner = ", ".join(indices[axis] for axis in sorted(indices))
         return f"{array}[{inner}]" if inner else array
 

@@ -109,5 +109,6 @@ _RULES: dict[str, Callable[[Graph, Node, Node], Node]] = {
     "log1p": _log1p,
     "expm1": _expm1,
     "sigmoid": _sigmoid,
+    "detached": lambda graph, x, node: x,
     "power": _power,
 }

@@ -114,5 +114,6 @@ TABLE: dict[str, Operation] = {
     "log1p": Operation("r", "r", np.log1p, "log1p"),
     "expm1": Operation("r", "r", np.expm1, "expm1"),
     "sigmoid": Operation("r", "r", _sigmoid, "sigmoid"),
+    "detached": Operation("r", "r", operator.pos, "detach"),
     "power": Operation("r", "r", np.power, "**"),  # the exponent, a float, is its payload
 }

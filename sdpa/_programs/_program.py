@@ -1,34 +1,28 @@
-"""Programs: functions of the user that were traced, and what the core gets of them."""
+"""Programs, and what the core gets of them."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sdpa import _core
-from sdpa._programs._closures import FOREIGN, Copies, Scan, foreign, unseen_arrays
-from sdpa._programs._codes import Constants, Effect, code
-from sdpa._programs._derivatives import derivative, product, total
-from sdpa._programs._functions import converted
-from sdpa._programs._graph import Graph, Node, reached
-from sdpa._programs._lowering import lowered
-from sdpa._programs._values import Traced, TracedArray, as_node, element, kind_of
+from sdpa._programs._closures import FOREIGN, Scan, foreign
+from sdpa._programs._graph import Node, Source
+from sdpa._programs._text import WORDS, program_text
+from sdpa._programs._trace import Signature, Trace, argument_of, traced
+from sdpa._programs._values import kind_of
+from sdpa._programs._variants import Codes, codes_of, may_mask, remembered
 
 _LETTERS = {"r": "f", "i": "i", "b": "b"}
-_REMEMBERED = 512
-
-Array = np.ndarray[Any, Any]
-Signature = tuple[tuple[Any, tuple[int, ...]], ...]
-Code = bytes | None
 
 
 class Prepared(NamedTuple):
-    """What the core gets of a program; src/program.h describes codes."""
+    """What the core gets; src/program.h describes codes."""
 
-    codes: tuple[Code, ...]
+    codes: tuple[bytes | None, ...]
     reals: bytes
     integers: bytes
     arrays: tuple[Any, ...]
@@ -39,331 +33,273 @@ class Prepared(NamedTuple):
     name: str
 
 
-class Trace:
-    """A function as a graph.
+class Entry:
+    """A traced function, without the values of arrays that a later call may change.
 
-    Parameters
+    Attributes
     ----------
-    is_mask : bool
-    function : callable
-    signature : sequence of (dtype, shape)
-        Of its arguments.
+    places : list of int, None
+        Where in `Scan.arrays` the captured arrays are; None if they are held here.
     """
 
-    def __init__(
-        self, is_mask: bool, function: Callable[..., Any], signature: Signature, scan: Scan
-    ) -> None:
-        self.is_mask, self.function, self.signature = is_mask, function, signature
-        self.graph = Graph(_argument(is_mask), name_of(function))
-        self.kinds = ""
-        self.held: list[Any] = []
-        self._numbers: dict[int, int] = {}
-        self.graph.foreign = self._foreign
-        self.graph.unseen = unseen_arrays(function, scan)
-        self.captured_names = {
-            id(array): name for array, name in zip(scan.arrays, scan.names, strict=True)
-        }
-        names = _argument_names(is_mask, function, len(signature), self.graph)
-        args = [self._array(*each) for each in zip(names, signature, strict=True)]
-        inputs = [] if is_mask else ["score"]
-        inputs += ["batch", "head", "query", "key"]
-        values = [Traced(self.graph, self.graph.input(name)) for name in inputs]
-        traced = Copies(self._captured).of(function)
-        self.root = self._result(traced(*values, *args))
+    def __init__(self, trace: Trace, n_given: int, scan: Scan) -> None:
+        self.codes: Codes = codes_of(trace)
+        self.root: Node = trace.root
+        self.graph = trace.graph
+        self.sources: list[Source] = trace.sources
+        self.kinds = "".join(_LETTERS[source.kind] for source in trace.sources)
+        self.names = tuple([source.name for source in trace.sources])
+        self.masks = not trace.is_mask and may_mask(trace.root)
+        self.n_given, self.n_args = n_given, trace.n_args
+        captured = trace.sources[n_given:]
+        known = {id(array): place for place, array in enumerate(scan.arrays)}
+        places = [known.get(id(source.value)) for source in captured]
+        self.places = None if None in places else places
+        self._held = [source.value for source in captured] if self.places is None else []
+        # What is not held here must not outlive the caller's own references.
+        for source in captured:
+            source.value = None
 
-    def _array(self, name: str, described: tuple[Any, tuple[int, ...]]) -> Any:
-        """A new array of the program."""
-        dtype, shape = described
-        kind = kind_of(dtype)
-        if kind is None:
-            raise self.graph.refused(
-                "arrays of floats, integers or booleans", f"{name} of {dtype}", ""
-            )
-        number = len(self.kinds)
-        self.kinds += _LETTERS[kind]
-        self.graph.names.append(name)
-        return element(self.graph, number, kind, shape, [None] * len(shape))
+    def captured(self, scan: Scan) -> list[Any]:
+        """The captured arrays, in the order of the core."""
+        if self.places is None:
+            return self._held
+        return [scan.arrays[place] for place in self.places]  # type: ignore[index]
 
-    def _captured(self, array: Any) -> Any:
-        """What stands for an array that the function captures."""
-        number = self._numbers.get(id(array))
-        known = foreign(array)
-        described = known.describe(array) if known else (array.dtype, array.shape)
-        if number is None:
-            self._numbers[id(array)] = len(self.kinds)
-            self.held.append(array)
-            name = self.captured_names.get(id(array)) or f"array {len(self.kinds)}"
-            return self._array(name, described)
-        shape = described[1]
-        kind = kind_of(described[0]) or ""
-        return element(self.graph, number, kind, shape, [None] * len(shape))
-
-    def _foreign(self, value: Any) -> Any:
-        """What stands for an array of another library; None if the value is none."""
-        if isinstance(value, (Traced, TracedArray)):
-            return value
-        known = foreign(value)
-        if known is None:
-            return None
-        return known.convert(value).item() if known.is_constant(value) else self._captured(value)
-
-    def _result(self, value: Any) -> Node:
-        graph = self.graph
-        wanted = "a boolean per pair" if self.is_mask else "a score per pair"
-        if not isinstance(value, (Traced, bool, int, float, np.generic)):
-            value = graph.foreign(value) if graph.foreign(value) is not None else value
-        try:
-            node = as_node(graph, value)
-        except TypeError:
-            raise graph.refused(f"{wanted} as result", repr(value)[:60], "return it") from None
-        if self.is_mask and node.kind != "b":
-            raise graph.refused(f"{wanted} as result", graph.text(node), "write != 0")
-        if not self.is_mask and node.kind == "b":
-            raise graph.refused(
-                f"{wanted} as result", graph.text(node), "write np.where(condition, score, -np.inf)"
-            )
-        return node if self.is_mask else converted(graph, node, "r")
-
-
-def _argument(is_mask: bool) -> str:
-    return "mask_mod" if is_mask else "score_mod"
-
-
-def name_of(function: Any) -> str:
-    """What a message calls the function."""
-    while hasattr(function, "func"):
-        function = function.func
-    return getattr(function, "__name__", type(function).__name__)
-
-
-def _argument_names(
-    is_mask: bool, function: Callable[..., Any], n_args: int, graph: Graph
-) -> list[str]:
-    """The function's own names for its further arguments."""
-    own = ["b", "h", "q", "k"] if is_mask else ["score", "b", "h", "q", "k"]
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # of a compiled function
-        return [f"{graph.argument[:-3]}args[{i}]" for i in range(n_args)]
-    try:
-        bound = signature.bind(*own, *range(n_args))
-    except TypeError:
-        expected = f"a function of ({', '.join(own)}) and {n_args} arrays"
-        raise TypeError(
-            f"{graph.argument}: expected {expected}, got {graph.function}{signature}; pass as many "
-            f"arrays in {graph.argument[:-3]}args as it takes"
-        ) from None
-    names = []
-    for name, value in bound.arguments.items():
-        rest = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-        values = value if rest else [value]
-        names += [f"{name}[{i}]" if rest else name for i, each in enumerate(values)
-                  if isinstance(each, int)]  # fmt: skip
-    return names
-
-
-# ------------------------------------------------------------------------------- codes
-
-
-class Codes(NamedTuple):
-    """What depends on the expression only."""
-
-    codes: tuple[Code, ...]
-    reals: bytes
-    integers: bytes
-
-
-_CODES: dict[Any, Codes] = {}
-
-
-def codes_of(trace: Trace) -> Codes:
-    """The codes of a trace, compiled once for each expression."""
-    graph, n_args = trace.graph, len(trace.signature)
-    nodes = reached([trace.root])
-    places = {node: place for place, node in enumerate(nodes)}
-    key = (
-        trace.is_mask,
-        trace.kinds[:n_args],
-        *(
-            (
-                node.op,
-                node.payload.hex() if isinstance(node.payload, float) else node.payload,
-                *(places[arg] for arg in node.args),
-            )
-            for node in nodes
-        ),
-    )
-    found = _CODES.get(key)
-    if found is None:
-        constants = Constants()
-        variants = _mask_effects(trace) if trace.is_mask else _score_effects(trace)
-        codes: list[Code] = []
-        for effects in variants:
-            if effects is None:
-                codes.append(None)
-                continue
-            simple = lowered(graph, [x for e in effects for x in (e.node, e.at) if x])
-            effects = [e._replace(node=simple[e.node], at=e.at and simple[e.at]) for e in effects]
-            codes.append(code(graph, effects, constants))
-        found = _remember(_CODES, key, Codes(tuple(codes), *constants.to_bytes()))
-    return found
-
-
-def _mask_effects(trace: Trace) -> list[list[Effect] | None]:
-    return [[Effect("output", 0, trace.root)]]
-
-
-def _score_effects(trace: Trace) -> list[list[Effect] | None]:
-    """value, slope, tangent, second, scatter, scatter_second."""
-    graph, root, n_args = trace.graph, trace.root, len(trace.signature)
-    parts = Derivatives(graph, root, n_args)
-    zero = graph.constant("r", 0)
-    value = Effect("output", 0, root)
-    slope = Effect("output", 1, parts.slope or zero)
-    tangent = Effect("output", 2, parts.tangent or zero)
-    bend = derivative(graph, parts.tangent, graph.input("score")) if parts.tangent else None
-    variants: list[list[Effect] | None] = [
-        [value],
-        [value, slope],
-        [tangent],
-        [slope, tangent, Effect("output", 3, bend or zero)],
-    ]
-    if "f" not in trace.kinds[:n_args]:
-        return [*variants, None, None]
-    first: list[Effect] = []
-    second: list[Effect] = []
-    upstream, above = graph.input("upstream"), graph.input("second")
-    for leaf in parts.leaves:
-        by = derivative(graph, root, leaf)
-        onward = derivative(graph, parts.tangent, leaf) if parts.tangent else None
-        once = product(graph, by, upstream)
-        twice = total(graph, product(graph, by, above), product(graph, onward, upstream))
-        for effects, change in ((first, once), (second, twice)):
-            if change is not None:
-                effects.append(Effect("scatter", leaf.payload, change, leaf.args[0]))
-    return [*variants, first, second]
-
-
-class Derivatives:
-    """The slope of a score and its tangent, when the score and the arguments move."""
-
-    def __init__(self, graph: Graph, root: Node, n_args: int) -> None:
-        score = graph.input("score")
-        self.leaves = [
-            node for node in reached([root]) if node.op == "gather_r" and node.payload < n_args
-        ]
-        self.slope = derivative(graph, root, score)
-        self.tangent = product(graph, self.slope, graph.input("tangent"))
-        for leaf in self.leaves:
-            moved = graph.make("gather_tangent", *leaf.args, payload=leaf.payload, kind="r")
-            self.tangent = total(
-                graph, self.tangent, product(graph, derivative(graph, root, leaf), moved)
-            )
-
-
-def _may_mask(trace: Trace) -> bool:
-    """Whether a score may become -inf because the function means it so."""
-    for node in reached([trace.root]):
-        if node.op == "constant_r" and not np.isfinite(node.payload):
-            return True
-        if node.op in ("log", "log1p"):
-            return True
-        if node.op == "power" and node.payload < 0:
-            return True
-        if node.op == "divide" and not (node.args[1].is_constant and node.args[1].payload):
-            return True
-    return False
-
-
-# ------------------------------------------------------------------------------- calls
-
-
-def _remember(cache: dict[Any, Any], key: Any, value: Any) -> Any:
-    """Keep the value, and of more than _REMEMBERED ones the latest."""
-    if len(cache) >= _REMEMBERED:
-        cache.pop(next(iter(cache)), None)
-    cache[key] = value
-    return value
-
-
-class Entry(NamedTuple):
-    """A traced function, and which of the arrays that it captures the program reads."""
-
-    codes: Codes
-    kinds: str
-    masks: bool
-    names: tuple[str, ...]
-    name: str
-    sources: tuple[int, ...] | None
-    """Positions among `Scan.arrays`; None if they are held."""
-    held: tuple[Any, ...]
+    def prepared(self, arrays: tuple[Any, ...], captured: list[Any]) -> Prepared:
+        """What the core gets for these arguments and captured arrays."""
+        if FOREIGN:
+            captured = [_array(x) for x in captured]
+        return Prepared(
+            *self.codes,
+            (*arrays, *captured),
+            self.kinds,
+            self.n_args,
+            self.masks,
+            self.names,
+            self.graph.function,
+        )
 
 
 _ENTRIES: dict[Any, Entry] = {}
+
+
+def entry_of(
+    is_mask: bool, function: Any, signature: Signature, **options: Any
+) -> tuple[Entry, list[Any]]:
+    """The trace of a function, made now or known, and the arrays that it captures now."""
+    if not callable(function):
+        raise TypeError(
+            f"{argument_of(is_mask)}: expected a function of "
+            f"({'' if is_mask else 'score, '}b, h, q, k, *args), got {function!r:.60}"
+        )
+    scan = Scan(function)
+    key = (is_mask, *options.items(), signature, *scan.tokens)
+    entry = None if scan.unknown else _ENTRIES.get(key)
+    if entry is None:
+        trace = traced(is_mask, function, signature, scan, **options)
+        entry = Entry(trace, len(signature), scan)
+        if not scan.unknown and not trace.in_place:
+            remembered(_ENTRIES, key, entry)
+    return entry, entry.captured(scan)
 
 
 def given_arrays(is_mask: bool, args: Any) -> tuple[tuple[Any, ...], Signature]:
     """The arguments as arrays, with their types and shapes."""
     if args is None:
         return (), ()
-    name = f"{_argument(is_mask)[:-3]}args"
+    name = "mask_args" if is_mask else "score_args"
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"{name}: expected a tuple of arrays, got {args!r:.60}; write ({name},)")
-    if all(type(x) is np.ndarray for x in args):
-        arrays = tuple(args)
-    else:
-        named = {f"{name}[{i}]": x for i, x in enumerate(args)}
-        arrays = tuple(_core._arrays(**named))
+    arrays = tuple(args)
+    if not all(type(x) is np.ndarray for x in arrays):
+        arrays = tuple(_core._arrays(**{f"{name}[{i}]": _array(x) for i, x in enumerate(args)}))
     return arrays, tuple([(x.dtype, x.shape) for x in arrays])
 
 
-def entry_of(trace: Trace, scan: Scan) -> Entry:
-    """What is kept of a trace."""
-    places = {id(array): place for place, array in enumerate(scan.arrays)}
-    sources = [places.get(id(array)) for array in trace.held]
-    return Entry(
-        codes_of(trace),
-        trace.kinds,
-        False if trace.is_mask else _may_mask(trace),
-        tuple(trace.graph.names),
-        trace.graph.function,
-        None if None in sources else tuple(sources),  # type: ignore[arg-type]
-        tuple(trace.held) if None in sources else (),
-    )
+def _array(value: Any) -> Any:
+    known = foreign(value)
+    return known.convert(value) if known else value
 
 
 def prepare(is_mask: bool, function: Any, args: Any) -> Prepared:
-    """What the core needs to run a function on these arguments."""
+    """What the core needs to run a function or a program on these arguments."""
     arrays, signature = given_arrays(is_mask, args)
-    if not callable(function):
-        raise TypeError(
-            f"{_argument(is_mask)}: expected a function of "
-            f"({'' if is_mask else 'score, '}b, h, q, k, *args), got {function!r:.60}"
-        )
-    scan = Scan(function)
-    key = (is_mask, signature, *scan.tokens)
-    entry = None if scan.unknown else _ENTRIES.get(key)
-    if entry is None:
-        entry = entry_of(Trace(is_mask, function, signature, scan), scan)
-        if not scan.unknown:
-            _remember(_ENTRIES, key, entry)
-    if entry.sources is None:
-        captured = entry.held
-    else:
-        captured = tuple([scan.arrays[place] for place in entry.sources])
-    if FOREIGN:
-        captured = tuple([x if type(x) is np.ndarray else _as_array(x) for x in captured])
-    return Prepared(
-        *entry.codes[:3],
-        arrays + captured,
-        entry.kinds,
-        len(arrays),
-        entry.masks,
-        entry.names,
-        entry.name,
-    )
+    if isinstance(function, Program):
+        function._check(is_mask, signature)
+        return function._entry.prepared(arrays, function._captured)
+    entry, captured = entry_of(is_mask, function, signature)
+    return entry.prepared(arrays, captured)
 
 
-def _as_array(value: Any) -> Any:
-    known = foreign(value)
-    return known.convert(value) if known else np.asarray(value)
+def lifted(
+    is_mask: bool, function: Any, args: Any, dtypes: tuple[tuple[str, Any], ...] = ()
+) -> tuple[Program, list[Any]]:
+    """A program whose captured arrays of another library are further arguments, and these arrays.
+
+    Parameters
+    ----------
+    dtypes : sequence of (kind, dtype)
+        What `score.dtype` is inside the function, for the kinds "r", "i" and "b".
+    """
+    _, signature = given_arrays(is_mask, args)
+    program = Program.__new__(Program)
+    entry, captured = entry_of(is_mask, function, signature, lift=True, dtypes=dtypes)
+    n_lifted = entry.n_args - len(signature)
+    program._hold(is_mask, function, entry, captured[n_lifted:])
+    return program, captured[:n_lifted]
+
+
+class Program:
+    """A function on scores or on masks, ready to run: what `score_program` returns.
+
+    Called with arrays, it computes what the function computes, in NumPy. It shows its operations.
+    """
+
+    def __init__(self, is_mask: bool, function: Any, args: Any) -> None:
+        _, signature = given_arrays(is_mask, args)
+        self._hold(is_mask, function, *entry_of(is_mask, function, signature))
+
+    def _hold(self, is_mask: bool, function: Any, entry: Entry, captured: list[Any]) -> None:
+        self._is_mask, self._function = is_mask, function
+        self._entry, self._captured = entry, captured
+
+    def _check(self, is_mask: bool, signature: Signature) -> None:
+        """Raise a TypeError or a ValueError if it cannot run on such arguments."""
+        entry, word = self._entry, "mask" if is_mask else "score"
+        if is_mask != self._is_mask:
+            other = "score" if is_mask else "mask"
+            raise TypeError(
+                f"{word}_mod: expected a {word} program, got a {other} program; "
+                f"pass it as {other}_mod"
+            )
+        if len(signature) != entry.n_args:
+            raise TypeError(
+                f"{word}_args: expected the {entry.n_args} arrays of {entry.graph.function}, "
+                f"got {len(signature)}"
+            )
+        for source, (dtype, shape) in zip(entry.sources, signature, strict=False):
+            if source.shape != shape:
+                raise ValueError(
+                    f"{word}_args: expected {source.name} of shape {source.shape}, as the program "
+                    f"of {entry.graph.function} was made for, got {shape}"
+                )
+            if kind_of(dtype) != source.kind:
+                raise TypeError(
+                    f"{word}_args: expected {source.name} of {WORDS[source.kind]}, as the program "
+                    f"of {entry.graph.function} was made for, got {dtype}"
+                )
+
+    def __call__(self, *arrays: Any) -> Any:
+        return self._function(*arrays)
+
+    def __repr__(self) -> str:
+        return program_text(self._is_mask, self._entry.graph, self._entry.root, self._entry.sources)
+
+
+def score_program(score_mod: Callable[..., Any], score_args: Sequence[ArrayLike] = ()) -> Program:
+    """The program of a function of scores: traced, checked and differentiated once.
+
+    Wherever a function is accepted as `score_mod`, so is its program. A call with the function
+    itself finds the program of an earlier call; one made here says at once what is wrong with a
+    function, and shows what will be computed.
+
+    Parameters
+    ----------
+    score_mod : callable
+        f(score, b, h, q, k, *score_args) -> score, for one pair of a query and a key: b counts the
+        leading axes as one, h the query heads, q and k are positions. It is called once, with
+        values that stand for all pairs. It computes with operators, comparisons and functions of
+        NumPy, and reads arrays by an index per axis: ``slopes[h]``, ``table[h, q - k]``.
+
+        The functions are exp, exp2, expm1, log, log2, log10, log1p, sqrt, square, tanh, absolute,
+        sign, floor, ceil, trunc, reciprocal, power, minimum, maximum, clip, where, logical_and,
+        logical_or, logical_xor, logical_not, those behind operators, and astype. // and % are for
+        integers.
+    score_args : sequence of array_like, optional
+        Further arguments: floats, integers or booleans, whose shapes and kinds count here. Values
+        come with each call. An array that the function captures is a constant, whose gradient
+        nobody gets.
+
+    Returns
+    -------
+    program : Program
+        ``program(score, b, h, q, k, *score_args)`` calls the function itself, with arrays.
+
+    Raises
+    ------
+    TypeError
+        The function does what a program cannot: an ``if``, ``and`` or a loop over values of a
+        pair, another function, a whole array in arithmetic. The message has the expression.
+    IndexError
+        A constant index is beyond its axis.
+
+    See Also
+    --------
+    mask_program
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import sdpa
+    >>> def capped(score, b, h, q, k, slopes):
+    ...     return 20 * np.tanh(score / 20) - slopes[h] * (q - k)
+    >>> program = sdpa.score_program(capped, (np.array([0.5, 0.25]),))
+    >>> program
+    score program of capped
+      slopes: floats (2,)
+      1  x1 = score / 20.0
+      2  x2 = tanh(x1)
+      3  x3 = 20.0 * x2
+      4  x4 = slopes[h]
+      5  x5 = q - k
+      6  x6 = float(x5)
+      7  x7 = x4 * x6
+      8  x3 - x7
+    >>> float(program(30.0, 0, 1, 4, 2, np.array([0.5, 0.25])))
+    17.6...
+    """
+    return Program(False, score_mod, score_args)
+
+
+def mask_program(mask_mod: Callable[..., Any], mask_args: Sequence[ArrayLike] = ()) -> Program:
+    """The program of a function of masks: traced and checked once.
+
+    Parameters
+    ----------
+    mask_mod : callable
+        f(b, h, q, k, *mask_args) -> boolean, True where query q may attend to key k. See
+        `score_program`.
+    mask_args : sequence of array_like, optional
+        Further arguments, as there.
+
+    Returns
+    -------
+    program : Program
+        ``program(b, h, q, k, *mask_args)`` calls the function itself, with arrays.
+
+    Raises
+    ------
+    TypeError, IndexError
+        As in `score_program`; and if the result is a number.
+
+    See Also
+    --------
+    score_program
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import sdpa
+    >>> document = np.array([0, 0, 1, 1])
+    >>> program = sdpa.mask_program(
+    ...     lambda b, h, q, k, document: (document[q] == document[k]) & (q >= k), (document,)
+    ... )
+    >>> q, k = np.ogrid[:4, :4]
+    >>> program(0, 0, q, k, document).astype(int)
+    array([[1, 0, 0, 0],
+           [1, 1, 0, 0],
+           [0, 0, 1, 0],
+           [0, 0, 1, 1]])
+    """
+    return Program(True, mask_mod, mask_args)

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from sdpa._programs._functions import ALIASES, FUNCTIONS, converted
-from sdpa._programs._graph import Graph, Node, Refused
+from sdpa._programs._graph import Graph, Node, Refused, Source
+from sdpa._programs._torch import names as torch_names
 
 _KINDS = {"f": "r", "i": "i", "u": "i", "b": "b"}
 _DTYPES = {"r": np.dtype(np.float64), "i": np.dtype(np.int64), "b": np.dtype(np.bool_)}
@@ -16,6 +17,8 @@ _TRUTH = (
     "write np.where(condition, a, b) for if, & | ~ for and, or, not, (a < b) & (b < c) for "
     "a < b < c, np.maximum and np.minimum for max and min"
 )
+_KNOWN = "functions of NumPy that programs have"
+_HELP = "see help(sdpa.score_program) for their list"
 _ARRAYS = "index it to get one element per pair"
 
 
@@ -73,10 +76,9 @@ class Traced:
         graph, node = self._graph, self._node
         if name.startswith("__"):
             raise AttributeError(name)
-        if ALIASES.get(name, name) in FUNCTIONS or name in _SPECIAL:
-            return lambda *args, **options: _called(graph, name, (self, *args), options)
         if name in _METHODS:
-            return lambda *args, **options: _METHODS[name](graph, node, *args, **options)
+            word = "Tensor.where" if name == "where" else name
+            return lambda *args, **options: _called(graph, f"torch.{word}", (self, *args), options)
         if name in ("dtype", "device", "shape", "ndim"):
             return {
                 "dtype": graph.dtypes.get(node.kind, _DTYPES[node.kind]),
@@ -84,15 +86,7 @@ class Traced:
                 "shape": (),
                 "ndim": 0,
             }[name]
-        raise MissingAttribute(
-            str(
-                graph.refused(
-                    "a function of NumPy that programs have",
-                    f"({self}).{name}",
-                    "see help(sdpa.score_program) for their list",
-                )
-            )
-        )
+        raise MissingAttribute(str(graph.refused(_KNOWN, f"({self}).{name}", _HELP)))
 
     def _refused(self, expected: str, got: str, remedy: str) -> NoReturn:
         raise self._graph.refused(expected, got, remedy)
@@ -122,6 +116,12 @@ class Traced:
             f"{self} as an index or element of {self._graph.unseen or 'another array'}",
             f"pass it in {self._graph.argument[:-3]}args",
         )
+
+    def __round__(self, *_: Any) -> NoReturn:
+        self._refused("functions of NumPy", f"round({self})", "write np.floor(x + 0.5)")
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
 
     def __iter__(self) -> Iterator[Any]:
         self._refused("no loop over a value per pair", f"iteration over {self}", _ARRAYS)
@@ -190,30 +190,20 @@ class TracedArray:
 
     Parameters
     ----------
-    number : int
-        Of the array, in the order of the core.
     indices : sequence of Node or None
         One for each axis; None for an axis that this part of the array still has.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        number: int,
-        kind: str,
-        shape: tuple[int, ...],
-        indices: Sequence[Node | None],
-    ) -> None:
-        self._graph, self._number, self._kind = graph, number, kind
-        self._whole, self._indices = shape, tuple(indices)
+    def __init__(self, graph: Graph, source: Source, indices: Sequence[Node | None]) -> None:
+        self._graph, self._source, self._indices = graph, source, tuple(indices)
         self._open = [axis for axis, node in enumerate(indices) if node is None]
-        self.shape = tuple(shape[axis] for axis in self._open)
+        self.shape = tuple([source.shape[axis] for axis in self._open])
         self.ndim = len(self.shape)
-        self.dtype = graph.dtypes.get(kind, _DTYPES[kind])
+        self.dtype = graph.dtypes.get(source.kind, _DTYPES[source.kind])
         self.device = "cpu"
 
     def __repr__(self) -> str:
-        return f"the array {self._graph.names[self._number]} of shape {self.shape}"
+        return f"the array {self._source.name} of shape {self.shape}"
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -242,8 +232,8 @@ class TracedArray:
         indices = list(self._indices)
         for axis, item in zip(self._open, given, strict=False):
             if not (isinstance(item, slice) and item == slice(None)):
-                indices[axis] = self._index(item, self._whole[axis])
-        return element(self._graph, self._number, self._kind, self._whole, indices)
+                indices[axis] = self._index(item, self._source.shape[axis])
+        return element(self._graph, self._source, indices)
 
     def _index(self, item: Any, size: int) -> Node:
         if isinstance(item, (slice, TracedArray, list)) or item is None:
@@ -323,14 +313,13 @@ for _name in _COMPARISONS:
 TracedArray.__hash__ = None  # type: ignore[method-assign, assignment]
 
 
-def element(
-    graph: Graph, number: int, kind: str, shape: tuple[int, ...], indices: Sequence[Node | None]
-) -> Any:
+def element(graph: Graph, source: Source, indices: Sequence[Node | None] | None = None) -> Any:
     """The element of an array if every axis has its index, or the part that remains."""
+    indices = [None] * len(source.shape) if indices is None else indices
     known = [node for node in indices if node is not None]
-    if len(known) == len(shape):
-        return Traced(graph, graph.gather(number, kind, known))
-    return TracedArray(graph, number, kind, shape, indices)
+    if len(known) == len(source.shape):
+        return Traced(graph, graph.gather(source, known))
+    return TracedArray(graph, source, indices)
 
 
 # ------------------------------------------------------------------------------- calls
@@ -362,17 +351,17 @@ def as_node(graph: Graph, value: Any) -> Node:
 
 def _called(graph: Graph, name: str, args: Any, options: dict[str, Any] | None = None) -> Any:
     """The result of a function by its name in NumPy or PyTorch, on traced values and numbers."""
-    word = name.rpartition(".")[2]
-    word = ALIASES.get(word, word)
-    if word in _SPECIAL:
-        return Traced(graph, _SPECIAL[word](graph, *args, **options or {}))
-    if word not in FUNCTIONS or name.count(".") > 1:
-        shown = ", ".join(repr(arg)[:60] for arg in args)
-        raise graph.refused("functions of NumPy that programs have", f"{name}({shown})",
-                            "see help(sdpa.score_program) for their list")  # fmt: skip
-    if options:
-        option, value = next(iter(options.items()))
-        raise graph.refused(f"{name} without options", f"{option}={value!r}")
+    library, _, word = name.partition(".")
+    special = _TORCH if library == "torch" else _SPECIAL
+    if word in special:
+        return Traced(graph, special[word](graph, *args, **options or {}))
+    word = ALIASES.get(word or library, word or library)
+    if word not in FUNCTIONS:
+        shown = ", ".join(f"{arg!r:.60}" for arg in args)
+        raise graph.refused(_KNOWN, f"{name}({shown})", _HELP)
+    for option, value in (options or {}).items():
+        if value is not False:  # PyTorch passes inplace=False
+            raise graph.refused(f"{name} without options", f"{option}={value!r}")
     nodes = [as_node(graph, arg) for arg in args]
     return Traced(graph, FUNCTIONS[word](graph, *nodes))
 
@@ -386,8 +375,9 @@ def _torch_called(function: Callable[..., Any], args: Any, options: dict[str, An
         return graph.foreign(args[0])[args[1]]
     if name.startswith("__"):
         name = name.strip("_")
-        if name not in ALIASES and name[1:] in ALIASES:  # __rsub__
-            name, args = name[1:], args[::-1]
+        name = _ARITHMETIC.get(name, name)
+    if name == "where" and type(function).__name__ == "method_descriptor":
+        name = "Tensor.where"
     return _called(graph, f"torch.{name}", args, options)
 
 
@@ -419,7 +409,7 @@ def _astype(graph: Graph, x: Any, dtype: Any, *_: Any, **__: Any) -> Node:
     return converted(graph, node, kind) if kind else node
 
 
-def _full(value: Any) -> Callable[..., Node]:
+def _like(value: int) -> Callable[..., Node]:
     return lambda graph, x, *_, **__: graph.constant(as_node(graph, x).kind, value)
 
 
@@ -428,7 +418,9 @@ _SPECIAL: dict[str, Callable[..., Node]] = {
     "clip": _clip,
     "clamp": _clip,
     "astype": _astype,
-    "zeros_like": _full(0),
-    "ones_like": _full(1),
+    "zeros_like": _like(0),
+    "ones_like": _like(1),
 }
-_METHODS: dict[str, Callable[..., Any]] = {}
+_TORCH = _SPECIAL | torch_names(as_node, kind_of)
+# What tensors, and in part arrays, have as methods.
+_METHODS = {*FUNCTIONS, *ALIASES, *_TORCH}

@@ -13,21 +13,7 @@ import numpy as np
 
 from sdpa import _core
 
-# The order is that of the core, whose own list counts where the build has it.
-_NAMES = (
-    "batch", "head", "query", "key", "score", "tangent", "upstream", "second", "constant_r",
-    "constant_i", "constant_b", "negative_r", "absolute_r", "sqrt", "exp", "log", "tanh", "add_r",
-    "subtract_r", "multiply_r", "divide", "minimum_r", "maximum_r", "negative_i", "absolute_i",
-    "add_i", "subtract_i", "multiply_i", "floor_divide", "remainder", "minimum_i", "maximum_i",
-    "bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift", "less_r",
-    "less_equal_r", "equal_r", "not_equal_r", "less_i", "less_equal_i", "equal_i", "not_equal_i",
-    "logical_and", "logical_or", "logical_xor", "logical_not", "select_r", "select_i", "real_of_i",
-    "real_of_b", "integer_of_b", "integer_of_r", "index", "gather_r", "gather_i", "gather_b",
-    "gather_tangent", "scatter", "output", "spread_r", "spread_i", "spread_b",
-)  # fmt: skip
-NUMBERS: dict[str, int] = {
-    name: number for number, name in enumerate(getattr(_core, "_operations", lambda: _NAMES)())
-}
+NUMBERS: dict[str, int] = {name: number for number, name in enumerate(_core._operations())}
 
 INPUTS = {"batch": "b", "head": "h", "query": "q", "key": "k"} | {
     name: name for name in ("score", "tangent", "upstream", "second")

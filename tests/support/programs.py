@@ -8,9 +8,11 @@ NAMES = {number: name for name, number in NUMBERS.items()}
 # What each section may read of the pair.
 _INPUTS = (
     {"batch", "head"},
-    {"batch", "head", "query"},
-    {"batch", "head", "query", "key", "score", "tangent", "upstream", "second"},
+    {"query"},
+    {"key"},
+    {"query", "score", "tangent", "upstream", "second"},
 )
+_ALL = frozenset().union(*_INPUTS)
 
 
 def _divide(a, b):
@@ -58,10 +60,9 @@ BINARY = {
 
 
 def instructions(code):
-    """The three sections of a code as lists of (name, dst, a, b, c), and its registers' number."""
+    """The four sections of a code as lists of (name, dst, a, b, c), and its registers' number."""
     words = np.frombuffer(code, np.uint16).tolist()
-    counts, n_registers = words[:3], words[3]
-    assert words[4] == 0
+    counts, n_registers = words[:4], words[4]
     assert len(words) == 5 + 5 * sum(counts)
     rows = [words[i : i + 5] for i in range(5, len(words), 5)]
     sections = []
@@ -74,7 +75,21 @@ def instructions(code):
 def live_at_most(code):
     """The registers of the section of pairs, beside those that the sections before it have set."""
     sections, n_registers = instructions(code)
-    return n_registers - len(sections[0]) - len(sections[1])
+    return n_registers - sum(map(len, sections[:3]))
+
+
+def registers_read(name, a, b, c):
+    """The registers that an operation with a result reads."""
+    if name in _ALL or name.startswith("constant"):
+        return ()
+    if name == "index":
+        return (c,)
+    if name.startswith("gather"):
+        return (b,)
+    if name.startswith("select"):
+        return (a, b, c)
+    is_unary = name in UNARY or name[:-2] in UNARY or name.startswith(("spread", "real_of"))
+    return (a,) if is_unary else (a, b)
 
 
 @np.errstate(all="ignore")
@@ -89,7 +104,7 @@ def run(prepared, variant, inputs, tangents=()):
     integers = np.frombuffer(prepared.integers, np.int64)
     arrays = [np.asarray(x, order="C") for x in prepared.arrays]
     shape = np.broadcast_shapes(*(np.shape(x) for x in inputs.values()))
-    registers, kept = {}, set()
+    registers, kept, of_keys = {}, set(), set()
     outputs, gradients = {}, {}
 
     def read(name, a, b, c):
@@ -106,6 +121,8 @@ def run(prepared, variant, inputs, tangents=()):
             return indexed(arrays[a], b, registers[c])
         if name == "gather_tangent":
             return np.asarray(tangents[a], np.float64).reshape(-1)[registers[b]]
+        if name.startswith("spread_"):
+            return registers[a]
         if name.startswith("gather_"):
             found = arrays[a].reshape(-1)[registers[b]]
             return found.astype({"r": np.float64, "i": np.int64, "b": np.bool_}[name[-1]])
@@ -128,9 +145,16 @@ def run(prepared, variant, inputs, tangents=()):
             else:
                 assert dst < n_registers
                 assert dst not in kept
-                assert name not in _INPUTS[2] or name in _INPUTS[number]
+                assert name not in _ALL or name in _INPUTS[number] or name in _INPUTS[0]
+                if name.startswith("spread"):
+                    assert number == 3
+                    assert a in of_keys
+                else:
+                    assert number == 2 or not of_keys & set(registers_read(name, a, b, c))
+                if number == 2:
+                    of_keys.add(dst)
                 registers[dst] = read(name, a, b, c)
-                if number < 2:
+                if number < 3:
                     kept.add(dst)
     return outputs, gradients
 

@@ -151,6 +151,9 @@ INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands a
         }
         break;
     case SDPA_OP_score:
+        if (!r->in[0].p) break; /* it is there already */
+        read_strip(r, &r->in[0], (real *)at.dst);
+        break;
     case SDPA_OP_tangent:
     case SDPA_OP_upstream:
     case SDPA_OP_second:
@@ -241,6 +244,8 @@ INLINE bool NAME(compute)(const sdpa_instruction *i, operands at, int64_t n) {
         TO_REAL(add_r, REAL(at.a, x) + REAL(at.b, x))
         TO_REAL(subtract_r, REAL(at.a, x) - REAL(at.b, x))
         TO_REAL(multiply_r, REAL(at.a, x) * REAL(at.b, x))
+        TO_REAL(add_product, vmuladd(REAL(at.b, x), REAL(at.c, x), REAL(at.a, x)))
+        TO_REAL(subtract_product, vmuladd(-REAL(at.b, x), REAL(at.c, x), REAL(at.a, x)))
         TO_REAL(divide, REAL(at.a, x) / REAL(at.b, x))
         TO_REAL(minimum_r, lesser(REAL(at.a, x), REAL(at.b, x)))
         TO_REAL(maximum_r, -lesser(-REAL(at.a, x), -REAL(at.b, x)))

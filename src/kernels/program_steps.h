@@ -114,8 +114,8 @@ NOINLINE void NAME(scatter)(const program_run *r, const sdpa_argument *a, int64_
 #define PUT_TRUTH(value) ((real_bits *)at.dst)[x] = (value) ? -1 : 0
 #define PUT_REAL(value) ((real *)at.dst)[x] = (real)(value)
 #endif
-#define EACH_INTEGER for (int64_t x = 0; x < n; x += INTEGER_STEP)
-#define EACH_VECTOR for (int64_t x = 0; x < n; x += VL)
+#define EACH_INTEGER _Pragma("GCC unroll 3") for (int64_t x = 0; x < n; x += INTEGER_STEP)
+#define EACH_VECTOR _Pragma("GCC unroll 3") for (int64_t x = 0; x < n; x += VL)
 #define TO_REAL(name, value)                                                                                           \
     case SDPA_OP_##name:                                                                                               \
         EACH_VECTOR vstore((real *)at.dst + x, value);                                                                      \

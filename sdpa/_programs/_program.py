@@ -16,6 +16,8 @@ from sdpa._programs._trace import Signature, Trace, argument_of, traced
 from sdpa._programs._values import kind_of
 from sdpa._programs._variants import Codes, codes_of, may_mask, remembered
 
+__all__ = ["Program", "mask_program", "score_program"]
+
 _LETTERS = {"r": "f", "i": "i", "b": "b"}
 
 
@@ -110,7 +112,7 @@ def given_arrays(is_mask: bool, args: Any) -> tuple[tuple[Any, ...], Signature]:
         return (), ()
     name = "mask_args" if is_mask else "score_args"
     if not isinstance(args, (tuple, list)):
-        raise TypeError(f"{name}: expected a tuple of arrays, got {args!r:.60}; write ({name},)")
+        raise TypeError(f"{name}: expected a tuple of arrays, got {args!r:.60}; put it in a tuple")
     arrays = tuple(args)
     if not all(type(x) is np.ndarray for x in arrays):
         arrays = tuple(_core._arrays(**{f"{name}[{i}]": _array(x) for i, x in enumerate(args)}))
@@ -130,6 +132,13 @@ def prepare(is_mask: bool, function: Any, args: Any) -> Prepared:
         return function._entry.prepared(arrays, function._captured)
     entry, captured = entry_of(is_mask, function, signature)
     return entry.prepared(arrays, captured)
+
+
+def traced_score(score_mod: Any, args: Any) -> tuple[Entry, list[Any]]:
+    """The trace of a function of scores, or of its program, and the arrays that it captures."""
+    if isinstance(score_mod, Program):
+        return score_mod._entry, score_mod._captured
+    return entry_of(False, score_mod, given_arrays(False, args)[1])
 
 
 def lifted(

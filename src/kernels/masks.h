@@ -2,7 +2,7 @@
 #ifndef SDPA_KERNEL_MASKS_H
 #define SDPA_KERNEL_MASKS_H
 
-#include "pack.h"
+#include "outline.h"
 
 /* mask_block for a boolean mask with unit stride. First gathers a word of bits for each query and 32 keys; these words
  * show what the block holds. `words`: (n_j / 32 rounded up, n_i rounded up to VL) of scratch. `more`: s holds a bias
@@ -176,10 +176,13 @@ INLINE enum bias_kind fill_bias(const sdpa_unit *u, const block *b, real factor,
                      (p->has_lower && b->i0 + b->n_i - 1 + u->lower > b->j0) || u->key_length <= last_key;
     const real slope = scalar_of(&u->alibi_slopes, 0);
     if (!u->mask.data && !cut && slope == 0) return BIAS_NONE;
+    const unsigned shown = shown_keys(u, &u->mask, &u->mask_outline, b->i0, b->j0, b->n_j),
+                   where = shown_keys(u, &u->where, &u->where_outline, b->i0, b->j0, b->n_j);
+    if (shown == HIDDEN || where == HIDDEN) return BIAS_ALL_MASKED;
 
     enum bias_kind kind = BIAS_NONE;
-    if (u->mask.data) kind = mask_block(&u->mask, b, factor, s, s_row, lines);
-    if (u->where.data) kind = add_boolean(&u->where, b, kind, s, s_row, lines);
+    if (u->mask.data && shown != SHOWN) kind = mask_block(&u->mask, b, factor, s, s_row, lines);
+    if (u->where.data && where != SHOWN) kind = add_boolean(&u->where, b, kind, s, s_row, lines);
     if (kind == BIAS_ALL_MASKED || (!cut && slope == 0)) return kind;
     if (kind == BIAS_NONE) {
         clear_bias(b, s, s_row);

@@ -14,11 +14,20 @@ _variants.py        what the core computes in each pass
 _evaluate.py        expressions on arrays, for sdpa.reference
 _text.py            how a program shows itself
 _program.py         programs, their cache, what the core asks for
+_places.py          functions on a part of a call
 =================== ============================================================================
 """
 
 from sdpa._programs._closures import FOREIGN, Foreign
-from sdpa._programs._program import Program, lifted, mask_program, score_program, traced_score
+from sdpa._programs._places import beyond_keys, of_part
+from sdpa._programs._program import (
+    Program,
+    given_arrays,
+    lifted,
+    mask_program,
+    score_program,
+    traced_score,
+)
 from sdpa._programs._program import prepare as _prepare
 
 __all__ = [
@@ -26,8 +35,11 @@ __all__ = [
     "Foreign",
     "Program",
     "_prepare",
+    "beyond_keys",
+    "given_arrays",
     "lifted",
     "mask_program",
+    "of_part",
     "score_program",
     "traced_score",
 ]

@@ -14,11 +14,13 @@ _variants.py        what the core computes in each pass
 _evaluate.py        expressions on arrays, for sdpa.reference
 _text.py            how a program shows itself
 _program.py         programs, their cache, what the core asks for
+_composed.py        expressions by the functions of another library
 _places.py          functions on a part of a call
 =================== ============================================================================
 """
 
 from sdpa._programs._closures import FOREIGN, Foreign
+from sdpa._programs._composed import Library, composed_score
 from sdpa._programs._places import beyond_keys, of_part
 from sdpa._programs._program import (
     Program,
@@ -33,9 +35,11 @@ from sdpa._programs._program import prepare as _prepare
 __all__ = [
     "FOREIGN",
     "Foreign",
+    "Library",
     "Program",
     "_prepare",
     "beyond_keys",
+    "composed_score",
     "given_arrays",
     "lifted",
     "mask_program",

@@ -11,14 +11,13 @@ _derivatives.py     derivatives of expressions
 _lowering.py        expressions in the core's operations only
 _codes.py           from expressions to bytes: order, registers
 _variants.py        what the core computes in each pass
-_evaluate.py        expressions on arrays, for sdpa.reference
 _text.py            how a program shows itself
 _program.py         programs, their cache, what the core asks for
 =================== ============================================================================
 """
 
 from sdpa._programs._closures import FOREIGN, Foreign
-from sdpa._programs._program import Program, lifted, mask_program, score_program, traced_score
+from sdpa._programs._program import Program, lifted, mask_program, score_program
 from sdpa._programs._program import prepare as _prepare
 
 __all__ = [
@@ -29,5 +28,4 @@ __all__ = [
     "lifted",
     "mask_program",
     "score_program",
-    "traced_score",
 ]

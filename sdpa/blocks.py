@@ -469,7 +469,7 @@ class BlockProblem:
     ) -> _core.AttentionForward:
         """Attention of one block, out in float32 or float64."""
         options = self.whole.block(rows, columns, first=first)
-        return _core.attention_forward(widen(q), k, v, **widened_options(masks, q.dtype), **options)
+        return _core.attention_forward(widen(q), k, v, **masks, **options)
 
     def merge(self, total: _core.AttentionForward, part: _core.AttentionForward) -> None:
         """Make total the union of both, in place but for a few rows at a time."""

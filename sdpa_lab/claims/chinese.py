@@ -498,7 +498,7 @@ FINDINGS: dict[str, tuple[str, str]] = {
     "first-step": (
         "corrected",
         "取决于优化器。除以 sqrt(d_k) 时，一步之后分数的变化是 d_k 的幂，指数在 SGD 和 Muon 下为 "
-        "{exponent, SGD, divided by sqrt(d_k):.2f} 和 {exponent, Muon, divided by sqrt(d_k):.2f}，"
+        "{exponent, SGD, divided by sqrt(d_k):.2f} 和 {exponent, Muon, divided by sqrt(d_k):.3f}，"
         "在 Adam 下为 {exponent, Adam, divided by sqrt(d_k):.2f}；Adam 要除以 d_k 才与 d_k 无关（"
         "{exponent, Adam, divided by d_k:.2f}）。",
     ),

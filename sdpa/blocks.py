@@ -245,7 +245,7 @@ def attend_backward(
     size, bar = _arguments.count("block", block, 1), progress_bar(progress, "attend_backward")
     seen = chosen("rows", rows, problem.whole.n_q), chosen("columns", columns, problem.whole.n_k)
     of_queries = {name for name in needs if name not in ("key", "value")}
-    found: dict[str, Array | None] = dict.fromkeys(_core.AttentionGradients._fields)
+    found: dict[str, Any] = dict.fromkeys(_core.AttentionGradients._fields)
     if of_queries:
         found |= _query_gradients(problem, upstream, seen[0], size, of_queries, bar)
     if of_keys := set(needs) - of_queries:

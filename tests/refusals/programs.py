@@ -40,15 +40,15 @@ def rows(argument, own, arrays):
         ),
         "a branch": (
             TypeError,
-            f"{argument}: expected one expression for all pairs in branching, got the truth of {text}; "
-            "write np.where(condition, a, b) for if, & | ~ for and, or, not, (a < b) & (b < c) for "
-            "a < b < c, np.maximum and np.minimum for max and min",
+            f"{argument}: expected one expression for all pairs in branching, got the truth of "
+            f"{text}; write np.where(condition, a, b) for if, & | ~ for and, or, not, (a < b) & "
+            "(b < c) for a < b < c, np.maximum and np.minimum for max and min",
             {argument: branching},
         ),
         "a whole array": (
             TypeError,
-            f"{argument}: expected one value per pair in whole, got args[{own.count(',') + 1}]; give an index for each of "
-            "its axes",
+            f"{argument}: expected one value per pair in whole, got args[{own.count(',') + 1}]; "
+            "give an index for each of its axes",
             {argument: whole},
         ),
         "an unknown function": (
@@ -79,7 +79,8 @@ TABLE = [
         {
             "an integer": (
                 TypeError,
-                "mask_mod: expected a boolean per pair as result in <lambda>, got q - k; write != 0",
+                "mask_mod: expected a boolean per pair as result in <lambda>, got q - k; "
+                "write != 0",
                 {"mask_mod": lambda b, h, q, k, table: q - k},
             )
         },

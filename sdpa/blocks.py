@@ -22,6 +22,7 @@ from sdpa._arrays import (
     is_narrow,
     rounded,
     widen,
+    widened_options,
 )
 from sdpa._options import BlockOptions
 from sdpa._stream import (
@@ -485,7 +486,7 @@ class BlockProblem:
         """Attention of one block, out in float32 or float64."""
         options = self.whole.block(rows, columns, first=first)
         with _counted_from(columns):
-            return _core.attention_forward(widen(q), k, v, **_widened(masks), **options)
+            return _core.attention_forward(widen(q), k, v, **masks, **options)
 
     def merge(self, total: _core.AttentionForward, part: _core.AttentionForward) -> None:
         """Make total the union of both, in place but for a few rows at a time."""
@@ -521,15 +522,12 @@ class BlockProblem:
         with _counted_from(columns):
             found = _core.attention_backward(
                 widen(cast(Array, grad_out)), widen(q), k, v, cast(Array, out), cast(Array, lse),
-                grad_lse=grad_lse, needs=tuple(needs), **_widened(masks), **options,
+                grad_lse=grad_lse, needs=tuple(needs), **widened_options(masks, q.dtype),
+                **options,
             )  # fmt: skip
         if found.score_args is None:
             return found
         return found._replace(score_args=found.score_args[1:])  # the first is the block's place
-
-
-def _widened(masks: Masks) -> Masks:
-    return {name: x if x.dtype == bool else widen(x) for name, x in masks.items()}
 
 
 def _in_float64(x: Array) -> Array:

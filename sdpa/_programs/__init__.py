@@ -11,7 +11,6 @@ _derivatives.py     derivatives of expressions
 _lowering.py        expressions in the core's operations only
 _codes.py           from expressions to bytes: order, registers
 _variants.py        what the core computes in each pass
-_evaluate.py        expressions on arrays, for sdpa.reference
 _text.py            how a program shows itself
 _program.py         programs, their cache, what the core asks for
 _composed.py        expressions by the functions of another library
@@ -28,7 +27,6 @@ from sdpa._programs._program import (
     lifted,
     mask_program,
     score_program,
-    traced_score,
 )
 from sdpa._programs._program import prepare as _prepare
 
@@ -45,5 +43,4 @@ __all__ = [
     "mask_program",
     "of_part",
     "score_program",
-    "traced_score",
 ]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from sdpa._programs._graph import Node, reached
 from sdpa._programs._operations import INPUTS, TABLE
-from sdpa._programs._program import traced_score
+from sdpa._programs._program import Program, entry_of, given_arrays
 
 _OPERATORS = {getattr(operator, name) for name in ("neg", "add", "sub", "mul", "and_", "or_")} | {
     getattr(operator, name) for name in ("xor", "lshift", "rshift")
@@ -40,7 +40,10 @@ def composed_score(
         score, batch, head, query and key, which broadcast. An index that is out of range is
         brought to its axis, because other functions say which pairs are hidden.
     """
-    entry, captured = traced_score(score_mod, tuple(like))
+    if isinstance(score_mod, Program):
+        entry, captured = score_mod._entry, score_mod._captured
+    else:
+        entry, captured = entry_of(False, score_mod, given_arrays(False, tuple(like))[1])
     return _evaluate(library, entry.root, inputs, [*score_args, *captured])
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -134,13 +134,6 @@ def prepare(is_mask: bool, function: Any, args: Any) -> Prepared:
     return entry.prepared(arrays, captured)
 
 
-def traced_score(score_mod: Any, args: Any) -> tuple[Entry, list[Any]]:
-    """The trace of a function of scores, or of its program, and the arrays that it captures."""
-    if isinstance(score_mod, Program):
-        return score_mod._entry, score_mod._captured
-    return entry_of(False, score_mod, given_arrays(False, args)[1])
-
-
 def lifted(
     is_mask: bool, function: Any, args: Any, dtypes: tuple[tuple[str, Any], ...] = ()
 ) -> tuple[Program, list[Any]]:

@@ -1,5 +1,6 @@
 """Functions of the user on scores and on masks, and the derivatives of the former."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sdpa._programs import traced_score
-from sdpa._programs._evaluate import evaluate
-from sdpa._programs._variants import Derivatives
 from sdpa.reference.arrays import Array, Mask
+from sdpa.reference.dual import Dual, Rows
 
 Indices = NDArray[np.int64]
+Args = Sequence[ArrayLike] | None
 
 
 def indices_of(shape: tuple[int, ...], offset: ArrayLike) -> tuple[Indices, ...]:
@@ -23,30 +23,20 @@ def indices_of(shape: tuple[int, ...], offset: ArrayLike) -> tuple[Indices, ...]
     """
     *lead, n_q, n_k = shape
     heads = lead[-1] if lead else 1
-    b, h, i, j = np.ogrid[: math.prod(lead[:-1]), :heads, :n_q, :n_k]
     whole = (math.prod(lead[:-1]), heads, n_q, n_k)
-    b, h, i, j = (np.broadcast_to(x, whole).reshape(shape) for x in (b, h, i, j))
+    b, h, i, j = (np.broadcast_to(x, whole).reshape(shape) for x in np.indices(whole, sparse=True))
     return b, h, i + np.asarray(offset), j
 
 
-def arguments(args: Sequence[ArrayLike] | None) -> list[NDArray[Any]]:
-    """The further arguments, floating ones in float64."""
-    arrays = [np.asarray(x) for x in args or ()]
-    return [x if x.dtype.kind in "iub" else x.astype(np.float64) for x in arrays]
-
-
 def let_through(
-    visible: Mask,
-    indices: Sequence[Indices],
-    mask_mod: Callable[..., Any],
-    mask_args: Sequence[ArrayLike] | None = None,
+    visible: Mask, indices: Sequence[Indices], mask_mod: Callable[..., Any], mask_args: Args = None
 ) -> Mask:
     """visible, without the pairs that mask_mod(b, h, q, k, *mask_args) forbids.
 
     The function is asked about visible pairs only.
     """
     found = np.zeros(visible.shape, bool)
-    found[visible] = mask_mod(*(x[visible] for x in indices), *arguments(mask_args))
+    found[visible] = mask_mod(*(x[visible] for x in indices), *_elements(mask_args))
     return found
 
 
@@ -55,13 +45,26 @@ def modified(
     visible: Mask,
     indices: Sequence[Indices],
     score_mod: Callable[..., Any],
-    score_args: Sequence[ArrayLike] | None = None,
+    score_args: Args = None,
 ) -> Array:
     """score_mod(score, b, h, q, k, *score_args) of visible pairs."""
     found = np.full(score.shape, -np.inf)
     at = (x[visible] for x in indices)
-    found[visible] = score_mod(score[visible], *at, *arguments(score_args))
+    found[visible] = score_mod(score[visible], *at, *_elements(score_args))
     return found
+
+
+def _arrays(args: Args) -> list[NDArray[Any]]:
+    """The further arguments, floating ones in float64."""
+    arrays = [np.asarray(x) for x in args or ()]
+    return [x if x.dtype.kind in "iub" else x.astype(np.float64) for x in arrays]
+
+
+def _elements(args: Args) -> list[Any]:
+    def element(x: NDArray[Any], *indices: Any) -> Any:
+        return x[indices]
+
+    return [Rows(x.ndim, functools.partial(element, x)) if x.ndim else x[()] for x in _arrays(args)]
 
 
 class Moved:
@@ -74,10 +77,16 @@ class Moved:
         Elsewhere all results are 0.
     indices : (b, h, q, k)
         As from `indices_of`.
-    score_t : (..., heads, Lq, Lk), None
-        Tangent of score; None is zero.
+    score_t : (..., heads, Lq, Lk)
+        Tangent of score.
     args_t : sequence of array or None, None
-        Tangents of the floating arguments.
+        Tangents of the floating arguments; None is zero.
+
+    Attributes
+    ----------
+    slope : df / dscore
+    tangent : the tangent of f
+    bend : d tangent / dscore
     """
 
     def __init__(
@@ -86,64 +95,55 @@ class Moved:
         visible: Mask,
         indices: Sequence[Indices],
         score_mod: Callable[..., Any],
-        score_args: Sequence[ArrayLike] | None = None,
-        score_t: Array | None = None,
-        args_t: Sequence[ArrayLike | None] | None = None,
+        score_args: Args,
+        score_t: Array,
+        args_t: Sequence[ArrayLike | None] | None,
     ) -> None:
-        self.visible, self.args = visible, arguments(score_args)
-        entry, captured = traced_score(score_mod, self.args)
-        self._n_args = len(self.args)
-        self._arrays = [*self.args, *captured]
-        moves = args_t or [None] * self._n_args
-        self._tangents = [
-            np.zeros(x.shape) if t is None else np.asarray(t, np.float64)
-            for x, t in zip(self.args, moves, strict=True)
+        self._visible, self._function, self._args = visible, score_mod, _arrays(score_args)
+        self._at = [x[visible] for x in indices]
+        self._score, self._score_t = score[visible], score_t[visible]
+        moves = args_t or [None] * len(self._args)
+        self._args_t = [None if t is None else np.asarray(t, np.float64) for t in moves]
+        # What the function reads: (argument, indices) in the order of its reading.
+        self._read: list[tuple[int, tuple[Any, ...]]] = []
+        self.tangent, self.slope, self.bend = self._run(None)
+
+    def _run(self, read: int | None) -> tuple[Array, Array, Array]:
+        """(tangent, f', tangent'), ' with respect to an element that is read, or to the score."""
+        self._read = []
+
+        def element(number: int, *indices: Any) -> Any:
+            x, x_t = self._args[number], self._args_t[number]
+            if x.dtype.kind != "f":
+                return x[indices]
+            self._read.append((number, indices))
+            seed = Dual(1.0) if len(self._read) - 1 == read else None
+            return Dual(Dual(x[indices], None if x_t is None else x_t[indices]), seed)
+
+        score = Dual(Dual(self._score, self._score_t), Dual(1.0) if read is None else None)
+        args = [
+            Rows(x.ndim, functools.partial(element, n)) if x.ndim else element(n)
+            for n, x in enumerate(self._args)
         ]
-        names = ("batch", "head", "query", "key")
-        self._inputs: dict[str, Any] = {
-            name: x[visible] for name, x in zip(names, indices, strict=True)
-        }
-        self._inputs |= {
-            "score": score[visible],
-            "tangent": np.zeros(score.shape)[visible] if score_t is None else score_t[visible],
-        }
-        self._nodes = Derivatives(entry.graph, entry.root, self._n_args)
+        found = self._function(score, *self._at, *args)
+        if not isinstance(found, Dual):
+            found = Dual(Dual(found))
+        first = Dual(None) if found.tangent is None else found.tangent
+        first = first if isinstance(first, Dual) else Dual(first)
+        inner = found.value if isinstance(found.value, Dual) else Dual(found.value)
+        return self._whole(inner.tangent), self._whole(first.value), self._whole(first.tangent)
 
-    def _value(self, node: Any) -> Array:
-        found = np.zeros(self.visible.shape)
-        if node is not None:
-            found[self.visible] = evaluate([node], self._inputs, self._arrays, self._tangents)[0]
+    def _whole(self, x: Any) -> Array:
+        found = np.zeros(self._visible.shape)
+        found[self._visible] = 0 if x is None else x
         return found
-
-    @property
-    def slope(self) -> Array:
-        """df / dscore."""
-        return self._value(self._nodes.slope)
-
-    @property
-    def tangent(self) -> Array:
-        """The tangent of f."""
-        return self._value(self._nodes.tangent)
-
-    @property
-    def bend(self) -> Array:
-        """d tangent / dscore."""
-        return self._value(self._nodes.bend)
 
     def of_arguments(self, by_f: Array, by_tangent: Array | None = None) -> tuple[Any, ...]:
         """Gradients of sum by_f f + by_tangent tangent; None for arguments of integers."""
-        first, both = self._nodes.changes()
-        inputs = dict(self._inputs)
-        if by_tangent is None:
-            inputs["upstream"] = by_f[self.visible]
-        else:
-            inputs |= {"second": by_f[self.visible], "upstream": by_tangent[self.visible]}
-        found = [np.zeros(x.shape) if x.dtype.kind == "f" else None for x in self.args]
-        for leaf, change in first if by_tangent is None else both:
-            nodes = [leaf.args[0], change]
-            place, added = evaluate(nodes, inputs, self._arrays, self._tangents)
-            place, added = np.broadcast_arrays(place, added, self._inputs["key"])[:2]
-            total = found[leaf.payload.number]
-            assert total is not None
-            np.add.at(total.reshape(-1), place, added)
+        found: list[Any] = [np.zeros(x.shape) if x.dtype.kind == "f" else None for x in self._args]
+        for read in range(len(self._read)):
+            _, slope, bend = self._run(read)
+            change = by_f * slope + (0 if by_tangent is None else by_tangent * bend)
+            number, indices = self._read[read]
+            np.add.at(found[number], indices, change[self._visible])
         return tuple(found)

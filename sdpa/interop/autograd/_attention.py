@@ -247,10 +247,10 @@ def _attention_forward_jvp(argnums: Any, tangents: Any, ans: Any, args: Any, kwa
     return traced_tuple((out_t, lse_t))
 
 
-def _lse_jvp(call: TracedCall, names: Sequence[str | int], tangents: Any, operands: Sequence[Any]) -> Any:
-    moved = [
-        (_position(n), t) for n, t in zip(names, tangents, strict=True) if n != "value"
-    ]
+def _lse_jvp(
+    call: TracedCall, names: Sequence[str | int], tangents: Any, operands: Sequence[Any]
+) -> Any:
+    moved = [(_position(n), t) for n, t in zip(names, tangents, strict=True) if n != "value"]
     if not moved:
         return np.zeros_like(call.lse)
     positions, tangents = zip(*moved, strict=True)

@@ -106,7 +106,7 @@ def test_functions_that_are_refused(rng):
     def loss(t):
         return anp.sum(interop.attention(x, x, x, score_mod=lambda s, b, h, q, k: s + t[h]))
 
-    with pytest.raises(TypeError, match="score_mod: expected .*pass it in score_args"):
+    with pytest.raises(TypeError, match=r"score_mod: expected .*pass it in score_args"):
         grad(loss)(slopes)
 
 

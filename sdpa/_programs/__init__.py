@@ -19,7 +19,7 @@ _places.py          functions on a part of a call
 """
 
 from sdpa._programs._closures import FOREIGN, Foreign
-from sdpa._programs._composed import Library, composed_score
+from sdpa._programs._composed import Library, composed
 from sdpa._programs._places import beyond_keys, of_part
 from sdpa._programs._program import (
     Program,
@@ -37,7 +37,7 @@ __all__ = [
     "Program",
     "_prepare",
     "beyond_keys",
-    "composed_score",
+    "composed",
     "given_arrays",
     "lifted",
     "mask_program",

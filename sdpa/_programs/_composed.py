@@ -25,14 +25,19 @@ class Library(NamedTuple):
     """The value without a derivative."""
 
 
-def composed_score(
-    library: Library, score_mod: Any, score_args: Sequence[Any], like: Sequence[Any], **inputs: Any
+def composed(
+    library: Library,
+    is_mask: bool,
+    function: Any,
+    args: Sequence[Any],
+    like: Sequence[Any],
+    **inputs: Any,
 ) -> Any:
-    """What a function of scores computes, in operations of a library.
+    """What a function of scores or masks computes, in operations of a library.
 
     Parameters
     ----------
-    score_args : sequence of arrays
+    args : sequence of arrays
         Of the library.
     like : sequence of ndarray
         Arrays of their shapes and types.
@@ -40,11 +45,11 @@ def composed_score(
         score, batch, head, query and key, which broadcast. An index that is out of range is
         brought to its axis, because other functions say which pairs are hidden.
     """
-    if isinstance(score_mod, Program):
-        entry, captured = score_mod._entry, score_mod._captured
+    if isinstance(function, Program):
+        entry, captured = function._entry, function._captured
     else:
-        entry, captured = entry_of(False, score_mod, given_arrays(False, tuple(like))[1])
-    return _evaluate(library, entry.root, inputs, [*score_args, *captured])
+        entry, captured = entry_of(is_mask, function, given_arrays(is_mask, tuple(like))[1])
+    return _evaluate(library, entry.root, inputs, [*args, *captured])
 
 
 def _evaluate(library: Library, root: Node, inputs: Mapping[str, Any], arrays: Any) -> Any:

@@ -242,7 +242,7 @@ def pattern(shape: tuple[int, int], *, ax: Axes | None = None, **options: Any) -
         Where to draw, instead of a new figure.
     **options
         Of `sdpa.attention_statistics`: attn_mask, where, is_causal, window, key_lengths,
-        query_offset, alibi_slopes, ...
+        query_offset, mask_mod, mask_args, ...
 
     Returns
     -------

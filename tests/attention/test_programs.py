@@ -421,6 +421,22 @@ def test_refused(text):
         sdpa.attention(x, x, x, **REFUSED[text])
 
 
+@pytest.mark.parametrize("name", ["score_mod", "score_args", "mask_mod", "mask_args"])
+def test_mechanisms_refuse_functions(name):
+    x, layer = np.ones((2, 4, 8)), sdpa.MultiHeadAttention(8, 2)
+    given = {name: SCORES["identity"][0] if name.endswith("mod") else ()}
+    calls = {
+        "cosine_attention": lambda: sdpa.cosine_attention(x, x, x, **given),
+        "bilinear_attention": lambda: sdpa.bilinear_attention(x, x, x, np.eye(8), **given),
+        "shaw_attention": lambda: sdpa.shaw_attention(x, x, x, np.ones((3, 8)), **given),
+        "MultiHeadAttention.forward": lambda: layer(x, **given),
+    }
+    for function, call in calls.items():
+        text = rf"{function}\(\) got an unexpected keyword argument '{name}'; sdpa.attention takes"
+        with pytest.raises(TypeError, match=text):
+            call()
+
+
 def test_tangents_of_the_arguments_are_checked(rng):
     x = normal(rng, (2, 4, 5, 3), F64)
     options = options_of("relative", "documents")

@@ -257,6 +257,20 @@ def test_the_pattern_shows_the_tiles():
     assert counts == [str((kinds == kind).sum()) for kind in range(3)]
 
 
+def test_the_pattern_of_a_function():
+    """Documents as a function leave the tiles that they leave as an array."""
+    documents = np.arange(700) // 130
+
+    def same(b, h, q, k, documents):
+        return documents[q] == documents[k]
+
+    figure = sdpa.plot.pattern((700, 700), mask_mod=same, mask_args=(documents,))
+    (mesh,) = figure.axes[0].collections
+    _, (rows, columns) = _figures._tiles(700, 700, {"mask_mod": same, "mask_args": (documents,)})
+    expected = counted(documents[:, None] == documents, rows, columns)
+    np.testing.assert_array_equal(mesh.get_array().reshape(expected.shape), expected)
+
+
 def test_the_pattern_is_drawn_where_it_is_told():
     axes = Figure().subplots(1, 2)
     figure = sdpa.plot.pattern((500, 700), is_causal=True, ax=axes[1])

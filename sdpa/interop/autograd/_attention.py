@@ -15,7 +15,7 @@ from autograd.extend import defjvp_argnums, defvjp_argnums, primitive
 import sdpa
 from sdpa import _arguments, _warnings
 from sdpa._arrays import compute_type, repeat_heads
-from sdpa._programs import Library, composed_score
+from sdpa._programs import Library, composed
 from sdpa._table import (
     DIFFERENTIABLE,
     DIFFERENTIABLE_OPTIONS,
@@ -404,8 +404,7 @@ def _scored(call: TracedCall, s: Any, score_args: Any) -> Any:
     lengths, offset = options.get("key_lengths"), options.get("query_offset")
     sequence = options.get("sequence")
     if sequence is not None:
-        pick = lambda x: x if np.ndim(x) == 0 else np.asarray(x)[sequence]  # noqa: E731
-        lengths, offset = pick(lengths), pick(offset)
+        lengths, offset = (x if np.ndim(x) == 0 else x[sequence] for x in (lengths, offset))
     if options.get("is_causal") == "lower_right":
         offset = _arguments.diagonal_offset(n_q, n_k, lengths)
     batch = np.arange(int(np.prod(lead))).reshape(lead) if sequence is None else sequence
@@ -413,8 +412,9 @@ def _scored(call: TracedCall, s: Any, score_args: Any) -> Any:
         np.asarray(x)[..., None, None, None] for x in (batch, 0 if offset is None else offset)
     )
     heads = shape[-3] if len(shape) > 2 else 1
-    found = composed_score(
+    found = composed(
         _LIBRARY,
+        False,
         options["score_mod"],
         score_args,
         [np.asarray(plain(x)) for x in score_args],

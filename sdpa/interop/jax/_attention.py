@@ -11,6 +11,7 @@ import numpy as np
 
 from sdpa import _arguments, _core, _table, _warnings
 from sdpa._table import DIFFERENTIABLE, Option
+from sdpa.interop.jax._functions import Functions, named_arguments
 from sdpa.interop.jax._primitives import (
     FORWARD,
     INNER,
@@ -79,11 +80,12 @@ def _with_axes(x: Any, n: int) -> Any:
 def _band(n_q: Any, n_k: Any, reach: int, given: dict[str, Any]) -> tuple[dict[str, int], Any]:
     """(bounds of j - i for the handlers, query_offset or None if nothing depends on it)."""
     window, offset = _arguments.window("window", given["window"]), given["query_offset"]
+    needs_positions = given["alibi_slopes"] is not None or given["functions"] is not None
     if given["is_causal"] == "lower_right":
         offset = _arguments.diagonal_offset(n_q, n_k, given["key_lengths"])
     elif offset is not None and not isinstance(offset, jax.Array):
         offset = _arguments.integers("query_offset", offset)
-        if given["alibi_slopes"] is None:
+        if not needs_positions:
             offset, window = _arguments.nearer(offset, window, reach)
         _check_range(offset)
     left, right = window
@@ -91,7 +93,7 @@ def _band(n_q: Any, n_k: Any, reach: int, given: dict[str, Any]) -> tuple[dict[s
         right = 0
     band = {} if left is None else {"has_lower": 1, "lower": -left}
     band |= {} if right is None else {"has_upper": 1, "upper": right}
-    return band, offset if band or given["alibi_slopes"] is not None else None
+    return band, offset if band or needs_positions else None
 
 
 def _signed() -> Any:
@@ -124,7 +126,7 @@ def _integers(name: str, x: Any) -> Any:
     return x.astype(limits.dtype)
 
 
-_DEFAULTS = {name: option.default for name, option in _table.OPTIONS.items()}
+_DEFAULTS = {name: option.default for name, option in _table.WITH_PROGRAMS.items()}
 _OF_ENTRIES, _OF_SEQUENCES, _OF_PAIRS = (
     [name for name, option in _table.OPTIONS.items() if option.axes == axes]
     for axes in ("", "s", "hqk")
@@ -155,6 +157,11 @@ def _check(operands: Sequence[Any], given: dict[str, Any], rows_first: bool) -> 
         given[name] = _stand_in(_array(given[name])) if unknown else _contents(given[name])
     for name, x in zip(_OF_SEQUENCES, checked, strict=False):
         given[name] = _packing(given[name], x.shape[0] if x.ndim else 0)
+    for name in "score_args", "mask_args":
+        if given[name]:
+            given[name] = tuple(
+                _stand_in(x) if isinstance(x, jax.Array) else x for x in given[name]
+            )
     _core._check_attention(*checked, **given | {"rng": 0})
 
 
@@ -172,6 +179,8 @@ def _forward(
     given |= {name: x for name, x in arrays.items() if x is not None}
     _check((query, key, value), given, rows_first)
 
+    functions = Functions(given["score_mod"], given["mask_mod"])
+    given["functions"] = functions if any(functions) else None
     integers = [name for name in (*_OF_SEQUENCES, *_OF_ENTRIES) if name != "query_offset"]
     arrays |= {name: _integers(name, given[name]) for name in integers}
     is_packed = arrays[_OF_SEQUENCES[0]] is not None
@@ -192,6 +201,7 @@ def _forward(
     rank = max(3, query.ndim, key.ndim, value.ndim)
     named = {"query": query, "key": key, "value": value, **arrays}
     named = {name: _with_axes(x, rank - 2 + INNER[name]) for name, x in named.items()}
+    named |= named_arguments(given)
     named["seed"] = _seed(given["rng"], given["dropout_p"])
     out, lse = FORWARD({n: x for n, x in named.items() if x is not None}, options)
     if max(query.ndim, key.ndim, value.ndim) == 2:  # remove the axis of heads, which none had
@@ -210,7 +220,10 @@ def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> A
     *args, **options
         The options of `sdpa.attention` except out. Those that are arrays there may be traced, the
         others are known when the function is traced. rng, required with dropout_p > 0, is an int,
-        which gives the pattern of `sdpa.attention`, or a key of jax.random.
+        which gives the pattern of `sdpa.attention`, or a key of jax.random. score_mod and mask_mod
+        are static; score_args and mask_args are arrays that may be traced, the first with
+        derivatives. A call with functions goes through Python, by `jax.pure_callback`; under
+        `jax.vmap` its calls run one after another, each with b and h of its own.
 
     Returns
     -------
@@ -241,12 +254,13 @@ def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> A
     >>> out.item(), gradient.tolist()
     (2.0, [[0.5], [0.5]])
     """
-    out, _ = _forward(query, key, value, **_table.given(attention, args, options))
+    given = _table.given(attention, args, options, _table.WITH_PROGRAMS)
+    out, _ = _forward(query, key, value, **given)
     return out
 
 
 _function: Any = attention
-_function.__signature__ = _table.signature(Any)
+_function.__signature__ = _table.signature(Any, _table.WITH_PROGRAMS)
 
 
 # --------------------------------------------------------------------------- jax.nn's own function

@@ -29,8 +29,8 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, mlir
 
-from sdpa._table import DIFFERENTIABLE
 from sdpa.interop.jax import _formula
+from sdpa.interop.jax._functions import differentiable
 from sdpa.interop.jax._primitives import (
     BACKWARD,
     CURVATURE,
@@ -60,6 +60,10 @@ def _among(named: Named, names: Any) -> Named:
     return {n: named[n] for n in names if n in named}
 
 
+def _moving(named: Named) -> Named:
+    return _among(named, differentiable(named))
+
+
 def _without(named: Named, *suffixes: str) -> Named:
     return {n: x for n, x in named.items() if not n.endswith(suffixes)}
 
@@ -77,7 +81,7 @@ def _sum(parts: list[Any], like: Any) -> Any:
 def _forward_jvp(primals: Any, tangents: Any, *, names: Any, options: Options, shapes: Any) -> Any:
     named = dict(zip(names, primals, strict=True))
     out, lse = FORWARD(named, options)
-    moved = _among(_nonzero(names, tangents), DIFFERENTIABLE)
+    moved = _moving(_nonzero(names, tangents))
     parts = []
     if moved:
         kept = lse
@@ -97,7 +101,7 @@ def _tangent_jvp(primals: Any, tangents: Any, *, names: Any, options: Options, s
     directions = add_suffix(with_suffix(moved, "_t"), "_t")
     if directions:
         parts.append(TANGENT(_without(named, "_t") | directions, options))
-    along = _among(moved, DIFFERENTIABLE)
+    along = _moving(moved)
     if along:
         parts.append(CURVATURE(named | add_suffix(along, "_u"), options))
     return found, _sum(parts, found)
@@ -111,7 +115,7 @@ def _backward_jvp(
     found, parts = BACKWARD(named, options, shapes), []
     if "grad_out" in moved:
         parts.append(BACKWARD(named | {"grad_out": moved["grad_out"]}, options, shapes))
-    along = _among(moved, DIFFERENTIABLE)
+    along = _moving(moved)
     if along:
         parts.append(SECOND(named | add_suffix(along, "_t"), options, shapes))
     return found, _sum(parts, found)
@@ -153,7 +157,7 @@ def _linear(names: Any, args: Any) -> tuple[Named, Named]:
 
 
 def _shapes_of(tangents: Named) -> Shapes:
-    return tuple((name, tangents[name].shape) for name in DIFFERENTIABLE if name in tangents)
+    return tuple((name, tangents[name].shape) for name in differentiable(tangents))
 
 
 def _cotangents(names: Any, linear: Named, found: Named) -> list[Any]:

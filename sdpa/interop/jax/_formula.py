@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdpa import _arrays, _table
-from sdpa._table import DIFFERENTIABLE, OPERANDS
+from sdpa._table import OPERANDS
+from sdpa.interop.jax._functions import changed, differentiable
 from sdpa.interop.jax._primitives import Named, Options, Shapes, sum_to, with_suffix
 
 _MASKS = [name for name, option in _table.OPTIONS.items() if option.axes == "hqk"]
@@ -79,6 +81,22 @@ def _distances(named: Named, n_q: int, n_k: int) -> Any:
     return abs(distance - jnp.clip(offset, n_k - most, most - n_q))
 
 
+def _inputs(named: Named, shape: Any) -> dict[str, Any]:
+    """batch, head, query and key of each pair, for (..., heads, Lq, Lk)."""
+    *batch, heads, n_q, n_k = shape
+    found = {"head": jnp.arange(heads)[:, None, None]}
+    offset = named.get("query_offset")
+    if "cu_seqlens_q" in named:
+        sequence, i = _places(named["cu_seqlens_q"], n_q)
+        j = _places(named["cu_seqlens_k"], n_k)[1]
+        offset = 0 if offset is None else offset[sequence]
+        return found | {"batch": sequence[:, None], "query": (i + offset)[:, None], "key": j}
+    offset = 0 if offset is None else offset[..., None, None, None]
+    number = jnp.arange(math.prod(batch)).reshape(batch)[..., None, None, None]
+    positions = {"query": jnp.arange(n_q)[:, None] + offset, "key": jnp.arange(n_k)}
+    return found | {"batch": number} | positions
+
+
 def _weights(s: Any, visible: Any, sinks: Any) -> Any:
     """Softmax over the visible keys and the sink; 0 in rows that see nothing."""
     s = jnp.where(visible, s, -jnp.inf)
@@ -99,6 +117,7 @@ def attention(named: Named, options: Options) -> Any:
             "dropout_p: third derivatives and forward mode over forward mode are not available "
             "with dropout"
         )
+    named = {name: jnp.asarray(x) for name, x in named.items()}  # constants are indexed, too
     q, k, v = (named[name] for name in OPERANDS)
     wide = jnp.float64 if q.dtype == np.float64 else jnp.float32
     dtype = q.dtype
@@ -115,6 +134,9 @@ def attention(named: Named, options: Options) -> Any:
     if options.softcap:
         s = _arrays.softcapped(s, options.softcap, jnp.tanh)[0]
     visible = _visible(named, options, *s.shape[-2:])
+    if options.functions:
+        s, seen = changed(options.functions, named, score=s, **_inputs(named, s.shape))
+        visible &= seen
     if "alibi_slopes" in named:
         s -= _per_head(named["alibi_slopes"], wide) * _distances(named, *s.shape[-2:])
     for mask in (named[name] for name in _MASKS if name in named):
@@ -137,7 +159,7 @@ def _expanded(named: Named, shapes: Shapes) -> tuple[Named, list[Named]]:
     tangents = [with_suffix(named, suffix) for suffix in ("_t", "_u")]
     moved = {
         name: jnp.broadcast_to(named[name], jnp.broadcast_shapes(*all_shapes))
-        for name in DIFFERENTIABLE
+        for name in differentiable(named)
         if name in tangents[0] or name in tangents[1] or name in dict(shapes)
         for all_shapes in [
             [x.shape for x in (named[name], *(t[name] for t in tangents if name in t))]

@@ -22,6 +22,7 @@ from jax.interpreters import batching, mlir
 
 from sdpa import _core
 from sdpa._table import DIFFERENTIABLE, OPERANDS
+from sdpa.interop.jax._functions import Functions, call, is_argument
 
 Named = dict[str, Any]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -36,6 +37,7 @@ class Options(NamedTuple):
 
     numbers: tuple[float, ...]
     integers: tuple[int, ...]
+    functions: Functions | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:
@@ -43,6 +45,7 @@ class Options(NamedTuple):
         return cls(
             tuple(float(values.get(name) or 0) for name in NUMBERS),
             tuple(int(values.get(name) or 0) for name in _XLA["integers"]),
+            values.get("functions"),
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -72,7 +75,11 @@ def add_suffix(named: Mapping[str, Any], suffix: str) -> Named:
 
 def lead_of(named: Mapping[str, Any], options: Options) -> tuple[int, ...]:
     """Sizes of the batch axes and of the query heads."""
-    batch = [x.shape[: x.ndim - INNER[n] - 1] for n, x in named.items() if n != "seed"]
+    batch = [
+        x.shape[: x.ndim - INNER[n] - 1]
+        for n, x in named.items()
+        if n != "seed" and not is_argument(n)
+    ]
     if "cu_seqlens_q" in named:  # lengths and offsets belong to sequences, not batch entries
         batch = []
     axis = -2 if options.rows_first else -3
@@ -159,6 +166,7 @@ class Attention(Primitive):
 
     def __call__(self, named: Mapping[str, Any], options: Options, shapes: Shapes = ()) -> Any:
         names = tuple(name for name in _ORDER if name in named)
+        names += tuple(name for name in named if name not in INNER)
         args = _same_variance([named[name] for name in names])
         bind: Any = self.bind
         return bind(*args, names=names, options=options, shapes=shapes)
@@ -186,9 +194,9 @@ class Attention(Primitive):
         """Make one call for the whole batch, whose axis comes first."""
         moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
         size = next(x.shape[0] for x, d in zip(moved, dims, strict=True) if d is not None)
-        if options.dropout_p or "cu_seqlens_q" in names:
-            # The pattern of dropout depends on the batch entry, and packed sequences have no batch
-            # axis, so these calls run one after another.
+        if options.dropout_p or options.functions or "cu_seqlens_q" in names:
+            # The pattern of dropout depends on the batch entry, as functions of the user may, and
+            # packed sequences have no batch axis, so these calls run one after another.
             batched = {n: x for n, x, d in zip(names, moved, dims, strict=True) if d is not None}
             others = {n: x for n, x, d in zip(names, moved, dims, strict=True) if d is None}
             found = jax.lax.map(lambda one: self(others | one, options, shapes), batched)
@@ -245,6 +253,15 @@ def lower(
 ) -> Any:
     """A call of the handler, whose attributes src/xla.h describes."""
     named = dict(zip(names, ctx.avals_in, strict=True))
+    if options.functions:
+        short = target.rpartition("_")[2]
+        found = results_of(short, named, options, shapes)
+        lead = lead_of(named, options)
+
+        def run(*args: Any) -> list[Any]:
+            return call(short, args, names, options, lead, found)
+
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
     results = tuple(results_of(target.rpartition("_")[2], named, options, shapes))
     bits = [_bits(names, _ORDER), _bits(results, _RESULTS)]
     rule = jax.ffi.ffi_lowering(target)

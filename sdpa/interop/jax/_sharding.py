@@ -166,6 +166,11 @@ def _lower(primitive: Attention, ctx: Any, *operands: Any, **params: Any) -> Any
     devices = getattr(context, "device_assignment", None) or ()
     if len(devices) < 2 or getattr(context, "abstract_mesh", None) is None:
         return lower(primitive.name, ctx, *operands, **params)
+    if params["options"].functions:
+        raise NotImplementedError(
+            "score_mod, mask_mod: expected a computation on one device, got one for "
+            f"{len(devices)}; call attention in jax.shard_map, where b and h are those of a device"
+        )
 
     bind: Any = primitive.bind
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -13,7 +14,7 @@ from sdpa.interop.torch._arrays import check_tensor, to_tensor, under_autocast
 from sdpa.interop.torch._programs import FORWARD, Call, prepared, program_of
 
 _WITHOUT_LENGTH = 1 << 30  # the blocks of a mask that PyTorch makes for any length
-_REASON = "sdpa's flex_attention traces functions of Python itself, outside of graphs"
+_REASON = "flex_attention: sdpa traces its functions itself, outside of graphs; drop fullgraph=True"
 
 
 def flex_attention(
@@ -85,12 +86,11 @@ def flex_attention(
     >>> bias.grad.shape
     torch.Size([7])
     """
-    run = _outside_graphs() if torch.compiler.is_compiling() else _flex_attention
+    run: Any = _flex_attention
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(_REASON)  # with fullgraph=True an error with these words
+        run = torch.compiler.disable(run)
     return run(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, return_aux)
-
-
-def _outside_graphs() -> Any:
-    return torch.compiler.disable(_flex_attention, reason=_REASON)
 
 
 def _flex_attention(
@@ -158,3 +158,44 @@ def _of_blocks(block_mask: Any) -> Any:
     rows, columns = block_mask.BLOCK_SIZE
     n_batch, n_heads = blocks.shape[:2]
     return lambda b, h, q, k: blocks[b % n_batch, h % n_heads, q // rows, k // columns]
+
+
+class Flex:
+    """PyTorch's function runs on sdpa until `undo`, for tensors on the CPU.
+
+    Its code is exchanged, because modules that have imported the function hold the function itself.
+    """
+
+    theirs: FunctionType | None = None
+    """PyTorch's own, while it is installed."""
+
+    def __init__(self) -> None:
+        module = importlib.import_module("torch.nn.attention.flex_attention")
+        self._function: Any = module.flex_attention
+        function, self._own = self._function, {}
+        for name in ("__code__", "__defaults__", "__kwdefaults__"):
+            self._own[name] = getattr(function, name)
+        theirs = FunctionType(function.__code__, function.__globals__, function.__name__)
+        theirs.__defaults__, theirs.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        Flex.theirs = theirs
+        function.__defaults__ = function.__kwdefaults__ = None
+        function.__code__ = _instead.__code__
+
+    def undo(self) -> None:
+        """Put PyTorch's own code back."""
+        for name, own in self._own.items():
+            setattr(self._function, name, own)
+        Flex.theirs = None
+
+
+def _instead(*args, **options):  # type: ignore[no-untyped-def]
+    # This code runs among the globals of PyTorch's module.
+    from sdpa.interop.torch._flex import chosen
+
+    return chosen(*args, **options)
+
+
+def chosen(query: Any, *args: Any, **options: Any) -> Any:
+    """The function that computes for this query: ours on the CPU, or PyTorch's."""
+    run: Any = flex_attention if query.is_cpu or Flex.theirs is None else Flex.theirs
+    return run(query, *args, **options)

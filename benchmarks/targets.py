@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from benchmarks.long import LENGTHS, WIDTHS, name_of
+from benchmarks.masks import MASKS as DENSE
 from benchmarks.results import Results, Timing
 
 
@@ -93,6 +94,7 @@ def rows(results: Results) -> Iterator[Row]:
         _jax,
         _growth,
         _long,
+        _dense,
     ):
         yield from section(results)
     times = results.latest("import")
@@ -367,6 +369,16 @@ def _long(results: Results) -> Iterator[Row]:
             ratio = rates[16384] / rates[1024]
             title = f"backward, d = {d}, rate at 16384 / at 1024"
             yield Row("growth", title, "x", ratio, Goal(0.95))
+
+
+def _dense(results: Results) -> Iterator[Row]:
+    for name, mask in DENSE.items():
+        for direction in ("forward", "backward"):
+            found = results.get(1, "masks", f"{name} {direction}")
+            if found:
+                ratio = found["sdpa"].seconds / found["plain"].seconds
+                goal = Goal(mask.bound, at_least=False)
+                yield Row(f"{direction}, time / plain", name, "x", ratio, goal)
 
 
 def _bridge(results: Results) -> Iterator[Row]:

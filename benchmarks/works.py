@@ -27,6 +27,7 @@ from benchmarks.contenders import (
     title,
 )
 from benchmarks.long import long
+from benchmarks.masks import masks
 from benchmarks.peers import Operands
 from benchmarks.softmax import softmax
 from benchmarks.threads import threads
@@ -473,6 +474,7 @@ GROUPS = {
     "sweep": sweep,
     "growth": growth,
     "long": long,
+    "masks": masks,
 }
 
 

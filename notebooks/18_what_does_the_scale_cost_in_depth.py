@@ -43,6 +43,8 @@ import numpy as np
 import sdpa
 import sdpa_lab as lab
 from sdpa_lab import theory
+from sdpa_lab.claims import ledger
+from sdpa_lab.claims.chinese import bilingual
 from sdpa_lab.tools.table import Table
 
 rng = np.random.default_rng(0)
@@ -119,14 +121,18 @@ lab.plot_depth(output, collapse)
 # layer turns a residual $r$ into $0.21\,\sigma r^3$. What makes deep attention possible is the skip
 # connection, not the scale: with it more than half of the residual is left after ten layers, and
 # more without the scale (0.93) than with it (0.53). Note 003 ends by saying that the scale is
-# crucial for stable training, "especially in deep models". What is measured here is the start, and
-# there depth speaks against the scale rather than for it; what it does for training, notebooks 11
-# and 19 measure on one layer. 结论：缩放使每层输出近似为平均值，标准差按 $\sqrt{e/n}$ 减小；
-# 没有残差连接时，各词元三层之后即几乎相同；使深层注意力成为可能的是残差连接，而不是缩放。
+# crucial for stable training, "especially in deep models". At the start of training depth speaks
+# against it in the outputs, as measured above, and for it in the gradient, which explodes with
+# depth without it: so the ledger finds the sentence right. What the scale does for training,
+# notebooks 11 and 19 measure on one layer.
+# 结论：缩放使每层输出近似为平均值，标准差按 $\sqrt{e/n}$ 减小；
+# 没有残差连接时，各词元三层之后即几乎相同；使深层注意力成为可能的是残差连接，而不是缩放；
+# 但不缩放时，梯度随深度爆炸。
 
 # %%
 spread = theory.weights(64, 1.0).sum_p2 ** 0.5
-print(f"n = 64: exact {spread:.3f}, for many keys {np.exp(0.5) / 8:.3f}")
+print(f"n = 64: exact {spread:.3f}, for many keys {np.exp(0.5) / 8:.3f}", end="\n\n")
+print(bilingual(ledger(["depth"])))
 
 # %% [markdown]
 # ## Exercises

@@ -59,7 +59,7 @@ from sdpa._core import (
 
 if TYPE_CHECKING:
     from sdpa import bias, blocks, interop, plot, reference
-    from sdpa._programs import mask_program, score_program
+    from sdpa._programs._program import mask_program, score_program
     from sdpa.cache import KVCache
     from sdpa.mechanisms.bilinear import (
         BilinearGradients,
@@ -165,10 +165,10 @@ _LAZY = {
     "cosine_attention": "sdpa.mechanisms.cosine",
     "cosine_attention_backward": "sdpa.mechanisms.cosine",
     "cosine_attention_forward": "sdpa.mechanisms.cosine",
-    "mask_program": "sdpa._programs",
+    "mask_program": "sdpa._programs._program",
     "rotary_embedding": "sdpa.mechanisms.rotary",
     "rotary_embedding_backward": "sdpa.mechanisms.rotary",
-    "score_program": "sdpa._programs",
+    "score_program": "sdpa._programs._program",
     "shaw_attention": "sdpa.mechanisms.shaw",
     "shaw_attention_backward": "sdpa.mechanisms.shaw",
     "shaw_attention_forward": "sdpa.mechanisms.shaw",

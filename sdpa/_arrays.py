@@ -51,7 +51,10 @@ def distinct(x: Array, axes: int | None = None) -> Array:
 
 
 def widened_options(options: dict[str, Any], dtype: np.dtype[Any]) -> dict[str, Any]:
-    """The options for operands widened from `dtype`: an additive mask has their compute type."""
+    """The options for operands widened from `dtype`: an additive mask has their compute type.
+
+    The kernels read a mask of any type; this is for sums in NumPy, also of its gradient.
+    """
     mask = options.get("attn_mask")
     if mask is None or mask.dtype == bool:
         return options

@@ -26,7 +26,7 @@ def forward(
     query: Array, key: Array, value: Array, options: dict[str, Any], like: Array
 ) -> _core.AttentionForward:
     """attention_forward of widened operands, out in the dtype of `like`."""
-    out, lse = _core.attention_forward(query, key, value, **widened_options(options, query.dtype))
+    out, lse = _core.attention_forward(query, key, value, **options)
     return _core.AttentionForward(cast(Array, rounded(out, like)), lse)
 
 

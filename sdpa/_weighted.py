@@ -29,7 +29,8 @@ class _Operand(NamedTuple):
         return self.array.astype(np.float64, copy=False)
 
 
-def _operand(name: str, value: Any) -> _Operand:
+def operand(name: str, value: Any) -> _Operand:
+    """An argument of logsumexp, checked."""
     (x,) = _core._arrays(**{name: value})
     if x.dtype.kind in "biu":
         x = x.astype(np.float64)
@@ -41,8 +42,8 @@ def _operand(name: str, value: Any) -> _Operand:
     return _Operand(x, isinstance(value, int | float))
 
 
-def _like(x: _Operand, b: _Operand) -> Array:
-    """One element in the shape and dtype that x and b have together."""
+def common(x: _Operand, b: _Operand) -> Array:
+    """A zero in the shape and dtype that x and b have together."""
     dtypes = [native(o.array.dtype) for o in (x, b) if not o.is_number] or [x.array.dtype]
     try:
         dtype = np.result_type(*dtypes)
@@ -77,16 +78,16 @@ def logsumexp(
         # A NaN stays.
         sign = np.where(np.isnan(lse), lse, lse > -np.inf).astype(native(lse.dtype), copy=False)
         return _core.LogsumexpForward(lse, sign[()])
-    operands = _operand("x", x), _operand("b", b)
+    operands = operand("x", x), operand("b", b)
     if isinstance(out, np.ndarray):
-        for name, operand in zip("xb", operands, strict=True):
-            if np.shares_memory(out, operand.array):
+        for name, given in zip("xb", operands, strict=True):
+            if np.shares_memory(out, given.array):
                 raise ValueError(
                     "out: expected memory not shared with an input, got an array that overlaps "
                     f"{name}"
                 )
     # It checks the other arguments, and has the shape and dtype of the result.
-    like = np.asarray(_core.logsumexp(_like(*operands), axis, **options))
+    like = np.asarray(_core.logsumexp(common(*operands), axis, **options))
     lse, sign = _signed(operands[0].wide, operands[1].wide, axis, where)
     if not return_sign:
         lse = np.where(sign < 0, np.nan, lse)
@@ -134,11 +135,11 @@ def logsumexp_backward(
     sign: ArrayLike | None = None,
 ) -> _core.LogsumexpGradients:
     """`sdpa.logsumexp_backward` with weights."""
-    operands = _operand("x", x), _operand("b", b)
-    like = _like(*operands)
+    operands = operand("x", x), operand("b", b)
+    like = common(*operands)
     _core.logsumexp_backward(grad, like, lse, axis)
     without, rows = (like.sum(axis=axis, keepdims=keepdims).shape for keepdims in (False, True))
-    signs = _operand("sign", 1.0 if sign is None else sign).wide
+    signs = operand("sign", 1.0 if sign is None else sign).wide
     if sign is not None and signs.shape not in (without, rows):
         raise ValueError(
             f"sign: expected shape {without} or {rows}, one value per row of x, got {signs.shape}"

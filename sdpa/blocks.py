@@ -21,6 +21,7 @@ from sdpa._arrays import (
     is_narrow,
     rounded,
     widen,
+    widened_options,
 )
 from sdpa._options import BlockOptions
 from sdpa._stream import (
@@ -244,7 +245,7 @@ def attend_backward(
     size, bar = _arguments.count("block", block, 1), progress_bar(progress, "attend_backward")
     seen = chosen("rows", rows, problem.whole.n_q), chosen("columns", columns, problem.whole.n_k)
     of_queries = {name for name in needs if name not in ("key", "value")}
-    found: dict[str, Array | None] = dict.fromkeys(_core.AttentionGradients._fields)
+    found: dict[str, Any] = dict.fromkeys(_core.AttentionGradients._fields)
     if of_queries:
         found |= _query_gradients(problem, upstream, seen[0], size, of_queries, bar)
     if of_keys := set(needs) - of_queries:
@@ -468,7 +469,7 @@ class BlockProblem:
     ) -> _core.AttentionForward:
         """Attention of one block, out in float32 or float64."""
         options = self.whole.block(rows, columns, first=first)
-        return _core.attention_forward(widen(q), k, v, **_widened(masks), **options)
+        return _core.attention_forward(widen(q), k, v, **masks, **options)
 
     def merge(self, total: _core.AttentionForward, part: _core.AttentionForward) -> None:
         """Make total the union of both, in place but for a few rows at a time."""
@@ -500,12 +501,9 @@ class BlockProblem:
         options = self.whole.block(rows, columns, first=first)
         return _core.attention_backward(
             widen(cast(Array, grad_out)), widen(q), k, v, cast(Array, out), cast(Array, lse),
-            grad_lse=grad_lse, needs=tuple(needs), **_widened(masks), **options,
+            grad_lse=grad_lse, needs=tuple(needs), **widened_options(masks, q.dtype),
+            **options,
         )  # fmt: skip
-
-
-def _widened(masks: Masks) -> Masks:
-    return {name: x if x.dtype == bool else widen(x) for name, x in masks.items()}
 
 
 class UpstreamOperands:

@@ -7,6 +7,7 @@
 #include "deal.h"
 #include "drivers.h"
 #include "groups.h"
+#include "outline.h"
 #include "program.h"
 #include "runtime/memory.h"
 #include "runtime/parallel.h"
@@ -138,6 +139,8 @@ typedef struct backward_call {
     int64_t n_blocks;          /* of keys */
     int64_t most;              /* units in a batch */
     size_t scratch_bytes;      /* per worker */
+    /* NULL for packed sequences, which have no mask. */
+    sdpa_all_outlines *outlines;
 } backward_call;
 
 static int64_t units_per_group(const backward_call *c) { return c->members.size * sdpa_units(c->problem); }
@@ -222,6 +225,7 @@ static void set_unit(const backward_slot *slot, int64_t group, int64_t t, sdpa_u
     u->fresh = c->fresh;
     u->own_dq = c->own_dq;
     u->fetches = c->fetches && group + 1 < c->groups.size;
+    if (c->outlines) sdpa_outlines_set(c->outlines, u);
 }
 
 static void store_sums(const backward_slot *slot, int64_t group) {
@@ -365,6 +369,7 @@ static void take_pieces(void *owner, sdpa_arena *arena) {
     r->sums = sdpa_take(arena, (size_t)n_slots * r->sums_bytes);
     r->begun = sdpa_take(arena, (size_t)(n_slots * r->n_blocks) * sizeof *r->begun);
     r->turns = n_workers > 1 ? sdpa_take(arena, (size_t)(n_slots * r->n_units) * sizeof *r->turns) : NULL;
+    if (r->call->outlines) sdpa_outlines_take(r->call->outlines, arena);
 }
 
 /* Makes room for the groups of a call. */
@@ -405,6 +410,9 @@ static sdpa_status run_groups(backward_run *r) {
 
 static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
     plan(c);
+    sdpa_all_outlines outlines;
+    sdpa_outlines_plan(&outlines, p, sdpa_query_block(p));
+    c->outlines = &outlines;
     backward_run r = {.call = c, .deal.n_groups = c->groups.size};
     make_room(&r, c);
     r.deal.n_workers = sdpa_workers_for(p, c->pass, sdpa_pairs(p), c->groups.size * units_per_group(c));

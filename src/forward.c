@@ -1,5 +1,6 @@
 /* Forward: each block of queries of each head is a unit. */
 #include "drivers.h"
+#include "outline.h"
 #include "runtime/memory.h"
 #include "runtime/parallel.h"
 #include "sequences.h"
@@ -17,12 +18,19 @@ typedef struct forward_call {
     int64_t n_parts; /* into which a unit's keys are cut; 1: not cut */
     char *parts;     /* (units, n_parts) */
     size_t part_bytes;
+    /* NULL for packed sequences, which have no mask. */
+    sdpa_all_outlines *outlines;
 } forward_call;
+
+static void set_unit(const forward_call *call, int64_t index, sdpa_run *run, sdpa_unit *u) {
+    sdpa_unit_set_of(u, call->problem, index, call->block, run);
+    if (call->outlines) sdpa_outlines_set(call->outlines, u);
+}
 
 static void forward_unit(void *context, int64_t index, int worker, sdpa_run *run) {
     const forward_call *call = context;
     sdpa_unit u;
-    sdpa_unit_set_of(&u, call->problem, index, call->block, run);
+    set_unit(call, index, run, &u);
     call->kernels->pass[call->pass].run(&u, call->scratch + (size_t)worker * call->scratch_bytes);
 }
 
@@ -50,7 +58,7 @@ static void forward_part(void *context, int64_t index, int worker, sdpa_run *run
     const sdpa_problem *p = call->problem;
     sdpa_unit u;
     SDPA_TAKE(PARTS);
-    sdpa_unit_set_of(&u, p, index / call->n_parts, call->block, run);
+    set_unit(call, index / call->n_parts, run, &u);
     const int64_t block = sdpa_key_block(p), blocks = (p->n_k + block - 1) / block, part = index % call->n_parts;
     const int64_t end = blocks * (part + 1) / call->n_parts * block;
     u.first_key = blocks * part / call->n_parts * block;
@@ -113,6 +121,7 @@ static void take_pieces(void *owner, sdpa_arena *arena) {
     forward_call *c = owner;
     c->scratch = sdpa_take(arena, (size_t)c->n_workers * c->scratch_bytes);
     c->parts = sdpa_take(arena, (size_t)(c->n_units * c->n_parts) * c->part_bytes);
+    sdpa_outlines_take(c->outlines, arena);
 }
 
 /* Sets the number of units, their parts and the size of their scratch from the call's problem. */
@@ -143,6 +152,9 @@ static sdpa_status run_forward(const sdpa_problem *p, sdpa_pass pass) {
     forward_call call = {.problem = p, .kernels = kernels_for(p, pass), .pass = pass};
     plan(&call);
     if (call.n_units == 0) return SDPA_OK;
+    sdpa_all_outlines outlines;
+    sdpa_outlines_plan(&outlines, p, call.block);
+    call.outlines = &outlines;
     const bool parts = call.n_parts > 1;
     call.n_workers = sdpa_workers_for(p, pass, sdpa_pairs(p), call.n_units * call.n_parts);
     void *memory = sdpa_alloc_pieces(take_pieces, &call);

@@ -23,7 +23,7 @@
     X(logical_and) X(logical_or) X(logical_xor) X(logical_not)                                                         \
     X(select_r) X(select_i) X(real_of_i) X(real_of_b) X(integer_of_b) X(integer_of_r)                                  \
     X(index) X(gather_r) X(gather_i) X(gather_b) X(gather_tangent) X(scatter) X(output)                                \
-    X(spread_r) X(spread_i) X(spread_b)
+    X(spread_r) X(spread_i) X(spread_b) X(add_product) X(subtract_product)
 /* clang-format on */
 
 enum sdpa_operation {
@@ -33,7 +33,7 @@ enum sdpa_operation {
         SDPA_N_OPERATIONS
 };
 
-/* dst = op(a, b, c): registers, but for constants (a: index), index (a: array, b: axis), gathers and scatter (a: array)
+/* dst = op(a, b, c), of a + b c and a - b c with one rounding: registers, but for constants (a: index), index (a: array, b: axis), gathers and scatter (a: array)
  * and output (dst: its number). */
 typedef struct sdpa_instruction {
     uint16_t op, dst, a, b, c;

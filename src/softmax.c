@@ -337,10 +337,11 @@ static bool stages(const softmax_call *c) {
 /* Whether the call sums its rows; if not, their constants are given. */
 static bool sums(const softmax_call *c) { return c->op != SDPA_LOGSUMEXP_BACKWARD && c->op != SDPA_SOFTMAX_JACOBIAN; }
 
-/* The stats of a worker or a group: those of its rows and, if these have several chunks, then of each chunk. */
+/* The stats of a worker or a group, which has some: those of its rows and, if these have several chunks, then of each
+ * chunk. */
 static sdpa_softmax_stats stats_at(const softmax_call *c, int64_t owner, int64_t part) {
-    double *m = c->n_stats ? c->stats + owner * c->n_stats + part * STATS_MEMBERS * c->group : NULL;
-    return m ? (sdpa_softmax_stats){m, m + c->group, m + 2 * c->group, m + 3 * c->group} : (sdpa_softmax_stats){NULL};
+    double *m = c->stats + owner * c->n_stats + part * STATS_MEMBERS * c->group;
+    return (sdpa_softmax_stats){m, m + c->group, m + 2 * c->group, m + 3 * c->group};
 }
 
 static sdpa_softmax_stats chunk_stats(const softmax_call *c, int64_t owner, int64_t chunk) {

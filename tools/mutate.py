@@ -77,6 +77,8 @@ def sync(tree: Path) -> None:
     ]
     done = subprocess.run(["git", "ls-files", *names], cwd=ROOT, capture_output=True, text=True)
     others = [str(path.relative_to(ROOT)) for path in (ROOT / "sdpa").glob("_core*.so")]
+    if not others:
+        sys.exit("sdpa: expected a compiled extension in this folder, got none; make build")
     for name in done.stdout.splitlines() + others:
         source, copy = ROOT / name, tree / name
         if source.is_file() and not (copy.exists() and copy.read_bytes() == source.read_bytes()):

@@ -1,4 +1,6 @@
-"""docs/references.md and docs/references.bib, from docs/references.toml.
+"""docs/references.md, docs/references.bib and the bibliographies of docs/why.md and docs/zh/why.md.
+
+From docs/references.toml:
 
 python tools/references.py
 """
@@ -11,6 +13,11 @@ from typing import Any
 
 DOCS = Path(__file__).parents[1] / "docs"
 SOURCE, PAGE, BIBTEX = (DOCS / f"references.{kind}" for kind in ("toml", "md", "bib"))
+ENGLISH, CHINESE = DOCS / "why.md", DOCS / "zh/why.md"
+MARKS = (
+    "<!-- bibliography: written by tools/references.py -->\n",
+    "<!-- end of bibliography -->\n",
+)
 
 HEAD = """# References
 
@@ -51,6 +58,13 @@ def address(entry: Entry) -> str:
     return str(entry.get("url", ""))
 
 
+def _title(entry: Entry) -> str:
+    """With a link, or the journal where there is none."""
+    if address(entry):
+        return f"[{entry['title']}]({address(entry)})"
+    return f"{entry['title']}, {entry['where']}"
+
+
 def page() -> str:
     """The text of the page."""
     subjects: dict[str, list[Entry]] = {}
@@ -59,7 +73,7 @@ def page() -> str:
     parts = [HEAD]
     for subject, some in subjects.items():
         parts.append(f"## {subject[0].upper()}{subject[1:]}\n")
-        for entry in sorted(some, key=lambda e: (e["year"], e["authors"])):
+        for entry in sorted(some, key=_date):
             authors = ", ".join(entry["authors"]).replace(", others", " et al.")
             title = f'"{entry["title"]}"'
             if address(entry):
@@ -74,6 +88,31 @@ def page() -> str:
             about = fill(entry["about"], 100, break_on_hyphens=False)
             parts.append(f"### {label(entry)}\n\n{text}\n{about}\n")
     return "\n".join(parts)
+
+
+def why(path: Path) -> str:
+    """The page on the root of d_k in one of its languages, with its bibliography."""
+    some = [entry for entry in entries().values() if "about_zh" in entry]
+    written = _chinese if path == CHINESE else _english
+    lines = [written(entry) for entry in sorted(some, key=_date)]
+    before, rest = path.read_text(encoding="utf-8").split(MARKS[0])
+    return "".join([before, MARKS[0], "\n", *lines, "\n", MARKS[1], rest.partition(MARKS[1])[2]])
+
+
+def _date(entry: Entry) -> tuple[int, list[str]]:
+    return entry["year"], entry["authors"]
+
+
+def _english(entry: Entry) -> str:
+    return f"- {label(entry)}: {_title(entry)}. {entry['about']}\n"
+
+
+def _chinese(entry: Entry) -> str:
+    name, title = label(entry), entry["title"]
+    if "author_zh" in entry:
+        # A title in Chinese has a translation behind it.
+        name, title = f"{entry['author_zh']} {entry['year']}", title.partition(" (")[0]
+    return f"- {name}：{_title(entry | {'title': title})}。{entry['about_zh']}\n"
 
 
 def bibtex() -> str:
@@ -96,10 +135,15 @@ def _bibtex(key: str, entry: Entry) -> str:
     return f"@misc{{{key},\n{lines}\n}}\n"
 
 
+def made() -> dict[Path, str]:
+    """The text of every file."""
+    return {PAGE: page(), BIBTEX: bibtex()} | {path: why(path) for path in (ENGLISH, CHINESE)}
+
+
 def main() -> None:
-    """Write both files."""
-    PAGE.write_text(page(), encoding="utf-8")
-    BIBTEX.write_text(bibtex(), encoding="utf-8")
+    """Write all files."""
+    for path, text in made().items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,4 +20,12 @@ from sdpa._programs._closures import FOREIGN, Foreign
 from sdpa._programs._program import Program, lifted, mask_program, score_program
 from sdpa._programs._program import prepare as _prepare
 
-__all__ = ["FOREIGN", "Foreign", "Program", "_prepare", "lifted", "mask_program", "score_program"]
+__all__ = [
+    "FOREIGN",
+    "Foreign",
+    "Program",
+    "_prepare",
+    "lifted",
+    "mask_program",
+    "score_program",
+]

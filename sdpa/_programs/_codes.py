@@ -54,6 +54,8 @@ def code(graph: Graph, effects: list[Effect], constants: Constants) -> bytes:
     ]
     operands = _Operands()
     steps = list(_ordered(effects, needed, operands))
+    # The core leaves the score in the register of a first step.
+    steps.sort(key=lambda step: not (isinstance(step, Node) and step.op == "score"))
     tile, n_registers = _allocated(steps, registers, constants, operands)
     sections.append(tile)
     counts = [len(section) for section in sections]

@@ -124,6 +124,15 @@ def _less_equal(graph: Graph, a: Node, b: Node) -> Node:
     return _ordered(graph, "less_equal", a, b)
 
 
+def _turned(relation: Callable[[Graph, Node, Node], Node]) -> Callable[[Graph, Node, Node], Node]:
+    def apply(graph: Graph, a: Node, b: Node) -> Node:
+        found = relation(graph, b, a)
+        graph.turned.add(found)
+        return found
+
+    return apply
+
+
 def _ordered(graph: Graph, name: str, a: Node, b: Node) -> Node:
     """a < b or a <= b, exact for an integer beside a constant that is none."""
     kind = _common(a, b, least="i")
@@ -268,8 +277,8 @@ FUNCTIONS: dict[str, Callable[..., Node]] = {
     "logical_not": _logical("not"),
     "less": _less,
     "less_equal": _less_equal,
-    "greater": lambda graph, a, b: _less(graph, b, a),
-    "greater_equal": lambda graph, a, b: _less_equal(graph, b, a),
+    "greater": _turned(_less),
+    "greater_equal": _turned(_less_equal),
     "equal": _equal,
     "not_equal": _not_equal,
     "where": where,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -31,6 +31,7 @@ _NEUTRAL = {
 }
 # Operands that alone decide the result: that value.
 _ABSORBING = {"logical_and": False, "logical_or": True}
+_SHIFTS = ("left_shift", "right_shift")
 _INVERSE = ("negative_r", "negative_i", "logical_not")
 _DEPTH, _WIDTH = 7, 72
 
@@ -72,10 +73,6 @@ class Source:
         self.number = -1
 
 
-class Refused(TypeError):
-    """What a program cannot do."""
-
-
 class Graph:
     """The nodes of one function.
 
@@ -99,6 +96,8 @@ class Graph:
         self.dtypes: dict[str, Any] = {}
         self.foreign: Callable[[Any], Any] = lambda value: None
         self.unseen = ""
+        # Comparisons that were written the other way round.
+        self.turned: set[Node] = set()
         self._nodes: dict[Any, Node] = {}
 
     # ------------------------------------------------------------------------- nodes
@@ -145,6 +144,8 @@ class Graph:
 
     def apply(self, op: str, *args: Node, payload: Any = None) -> Node:
         """The node of an operation; simpler where that changes no value."""
+        if op in _SHIFTS and args[1].is_constant and not 0 <= args[1].payload < 64:
+            raise self.refused("shifts by 0 to 63", self.text(self.make(op, *args)))
         if all(node.is_constant for node in args):
             return self._folded(op, args, payload)
         for position, value in _NEUTRAL.get(op, ()):
@@ -172,8 +173,6 @@ class Graph:
     def _folded(self, op: str, args: tuple[Node, ...], payload: Any) -> Node:
         values = [node.payload for node in args]
         kind = TABLE[op].kind
-        if op in ("left_shift", "right_shift") and not 0 <= values[1] < 64:
-            raise self.refused("shifts by 0 to 63", self.text(self.make(op, *args)))
         if TABLE[op].operands[0] == "r":
             values = [np.float64(value) if type(value) is float else value for value in values]
         if payload is not None:
@@ -185,10 +184,10 @@ class Graph:
 
     # ------------------------------------------------------------------------- messages
 
-    def refused(self, expected: str, got: str, remedy: str = "") -> Refused:
+    def refused(self, expected: str, got: str, remedy: str = "") -> TypeError:
         """The exception for what a program cannot do."""
         end = f"; {remedy}" if remedy else ""
-        return Refused(f"{self.argument}: expected {expected} in {self.function}, got {got}{end}")
+        return TypeError(f"{self.argument}: expected {expected} in {self.function}, got {got}{end}")
 
     def text(self, node: Node, names: dict[Node, str] | None = None) -> str:
         """The expression, shortened in the middle where it is long; `names` are not spelt out."""
@@ -215,6 +214,8 @@ class Graph:
             parts.append(repr(node.payload))
         if word[0].isalpha():
             return f"{word}({', '.join(_bare(part) for part in parts)})"
+        if node in self.turned:
+            word, parts = word.replace("<", ">"), parts[::-1]
         found = f"{word}{parts[0]}" if len(parts) == 1 else f" {word} ".join(parts)
         return found if top else f"({found})"
 

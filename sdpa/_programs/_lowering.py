@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from sdpa._programs._graph import Graph, Node, reached
+from sdpa._programs._operations import TILE
 
 # Floats as large as this are whole numbers.
 _WHOLE = 2.0**52
@@ -13,6 +15,35 @@ _WHOLE = 2.0**52
 
 def lowered(graph: Graph, roots: Iterable[Node]) -> dict[Node, Node]:
     """For each node that the roots need, one that computes the same in operations of the core."""
+    plain = _plain(graph, roots)
+    fused = _fused(graph, [plain[node] for node in roots])
+    return {node: fused[simple] for node, simple in plain.items() if simple in fused}
+
+
+def _fused(graph: Graph, roots: Iterable[Node]) -> dict[Node, Node]:
+    """Products that only a sum reads, joined with it: one rounding, and one pass over a strip."""
+    nodes = reached(roots)
+    uses = Counter(arg for node in nodes for arg in node.args) + Counter(set(roots))
+    found: dict[Node, Node] = {}
+    for node in nodes:
+        args = tuple(found[arg] for arg in node.args)
+        found[node] = (
+            node
+            if args == node.args
+            else graph.make(node.op, *args, payload=node.payload, kind=node.kind)
+        )
+        for place in (1, 0) if node.op == "add_r" else (1,) if node.op == "subtract_r" else ():
+            factors = node.args[place]
+            if factors.op == "multiply_r" and uses[factors] == 1 and node.section == TILE:
+                op = "add_product" if node.op == "add_r" else "subtract_product"
+                a, b = (found[arg] for arg in factors.args)
+                found[node] = graph.make(op, args[1 - place], a, b, kind="r")
+                break
+    return found
+
+
+def _plain(graph: Graph, roots: Iterable[Node]) -> dict[Node, Node]:
+    """For each node that the roots need, one in the operations of `TABLE` that the core has."""
     found: dict[Node, Node] = {}
     for node in reached(roots):
         args = tuple(found[arg] for arg in node.args)

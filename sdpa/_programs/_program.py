@@ -16,6 +16,8 @@ from sdpa._programs._trace import Signature, Trace, argument_of, traced
 from sdpa._programs._values import kind_of
 from sdpa._programs._variants import Codes, codes_of, may_mask, remembered
 
+__all__ = ["Program", "mask_program", "score_program"]
+
 _LETTERS = {"r": "f", "i": "i", "b": "b"}
 
 
@@ -110,7 +112,7 @@ def given_arrays(is_mask: bool, args: Any) -> tuple[tuple[Any, ...], Signature]:
         return (), ()
     name = "mask_args" if is_mask else "score_args"
     if not isinstance(args, (tuple, list)):
-        raise TypeError(f"{name}: expected a tuple of arrays, got {args!r:.60}; write ({name},)")
+        raise TypeError(f"{name}: expected a tuple of arrays, got {args!r:.60}; put it in a tuple")
     arrays = tuple(args)
     if not all(type(x) is np.ndarray for x in arrays):
         arrays = tuple(_core._arrays(**{f"{name}[{i}]": _array(x) for i, x in enumerate(args)}))

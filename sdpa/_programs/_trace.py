@@ -8,7 +8,7 @@ from typing import Any
 
 from sdpa._programs._closures import Copies, Scan, foreign, unseen_arrays
 from sdpa._programs._functions import converted
-from sdpa._programs._graph import Graph, Node, Refused, Source, reached
+from sdpa._programs._graph import Graph, Node, Source, reached
 from sdpa._programs._values import Traced, TracedArray, as_node, element, kind_of
 
 Signature = tuple[tuple[Any, tuple[int, ...]], ...]
@@ -78,9 +78,9 @@ class Trace:
     def _call(self, function: Callable[..., Any], values: list[Any]) -> Any:
         try:
             return function(*values)
-        except Refused:
-            raise
         except TypeError as error:
+            if str(error).startswith(f"{self.graph.argument}: "):
+                raise
             raise self.graph.refused(_OPERATIONS, f"TypeError: {error}") from error
 
     def _source(
@@ -139,7 +139,7 @@ def traced(
     """
     try:
         return Trace(is_mask, function, signature, scan, **options)
-    except Refused:
+    except TypeError:
         if not any(foreign(array) for array in scan.arrays):
             raise
     return Trace(is_mask, function, signature, scan, in_place=True, **options)
@@ -170,14 +170,15 @@ def _argument_names(
     try:
         bound = signature.bind(*own, *range(n_args))
     except TypeError:
+        rest = f" and of the {n_args} arrays in {args}" if n_args else ""
         raise TypeError(
-            f"{graph.argument}: expected a function of ({', '.join(own)}) and of the {n_args} "
-            f"arrays in {args}, got {graph.function}{signature}; pass an array for each parameter"
+            f"{graph.argument}: expected a function of ({', '.join(own)}){rest}, got "
+            f"{graph.function}{signature}; pass an array in {args} for each further parameter"
         ) from None
     names = []
     for name, value in bound.arguments.items():
-        rest = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-        for i, each in enumerate(value if rest else [value]):
+        several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+        for i, each in enumerate(value if several else [value]):
             if isinstance(each, int):
-                names.append(f"{name}[{i}]" if rest else name)
+                names.append(f"{name}[{i}]" if several else name)
     return names

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from sdpa._programs._functions import ALIASES, FUNCTIONS, converted
-from sdpa._programs._graph import Graph, Node, Refused, Source
+from sdpa._programs._graph import Graph, Node, Source
 from sdpa._programs._torch import names as torch_names
 
 _KINDS = {"f": "r", "i": "i", "u": "i", "b": "b"}
@@ -19,11 +19,7 @@ _TRUTH = (
 )
 _KNOWN = "functions of NumPy that programs have"
 _HELP = "see help(sdpa.score_program) for their list"
-_ARRAYS = "index it to get one element per pair"
-
-
-class MissingAttribute(Refused, AttributeError):
-    """An attribute that a traced value does not have."""
+_ARRAYS = "give an index for each of its axes"
 
 
 def kind_of(dtype: Any) -> str | None:
@@ -86,13 +82,13 @@ class Traced:
                 "shape": (),
                 "ndim": 0,
             }[name]
-        raise MissingAttribute(str(graph.refused(_KNOWN, f"({self}).{name}", _HELP)))
+        raise graph.refused(_KNOWN, f"({self}).{name}", _HELP)
 
     def _refused(self, expected: str, got: str, remedy: str) -> NoReturn:
         raise self._graph.refused(expected, got, remedy)
 
     def __bool__(self) -> bool:
-        self._refused("no decision on a value per pair", f"the truth of {self}", _TRUTH)
+        self._refused("one expression for all pairs", f"the truth of {self}", _TRUTH)
 
     def __int__(self) -> int:
         self._refused("a value per pair", f"int({self})", "write .astype(int)")
@@ -124,7 +120,7 @@ class Traced:
         return self // other, self % other
 
     def __iter__(self) -> Iterator[Any]:
-        self._refused("no loop over a value per pair", f"iteration over {self}", _ARRAYS)
+        self._refused("no loop over a value per pair", f"iteration over {self}", "")
 
     def __len__(self) -> int:
         self._refused("a value per pair", f"len({self})", "take the len of an array")
@@ -203,7 +199,10 @@ class TracedArray:
         self.device = "cpu"
 
     def __repr__(self) -> str:
-        return f"the array {self._source.name} of shape {self.shape}"
+        if len(self._open) == len(self._indices):
+            return self._source.name
+        given = [":" if node is None else self._graph.text(node) for node in self._indices]
+        return f"{self._source.name}[{', '.join(given)}]"
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -225,7 +224,7 @@ class TracedArray:
         given = list(index) if isinstance(index, tuple) else [index]
         n_given = sum(item is not ... for item in given)
         if n_given > self.ndim:
-            self._refuse(f"{self.ndim} indices or fewer", f"{n_given} of {self}")
+            self._refuse(f"at most {self.ndim} indices of {self}", f"{n_given}", "")
         if any(item is ... for item in given):
             at = next(i for i, item in enumerate(given) if item is ...)
             given[at : at + 1] = [slice(None)] * (self.ndim - n_given)
@@ -237,18 +236,18 @@ class TracedArray:
 
     def _index(self, item: Any, size: int) -> Node:
         if isinstance(item, (slice, TracedArray, list)) or item is None:
-            self._refuse("one integer per axis", f"{item!r} for {self}")
+            self._refuse("one integer per axis", f"{item!r:.60} as an index of {self}")
         node = as_node(self._graph, item)
         if node.kind != "i":
-            self._refuse("integers as indices", f"{self._graph.text(node)} for {self}",
+            self._refuse("integers as indices", f"{self._graph.text(node)} as an index of {self}",
                          "write .astype(int)")  # fmt: skip
         if not node.is_constant:
             return node
         position = node.payload + (size if node.payload < 0 else 0)
         if not 0 <= position < size:
             raise IndexError(
-                f"{self._graph.argument}: expected an index below {size} in "
-                f"{self._graph.function}, got {node.payload} for {self}"
+                f"{self._graph.argument}: expected indices below {size} in "
+                f"{self._graph.function}, got {node.payload} as an index of {self}"
             )
         return self._graph.constant("i", position)
 
@@ -274,14 +273,12 @@ class TracedArray:
         self._refuse("one value per pair", f"{self} as a whole")
 
     def __bool__(self) -> bool:
-        self._refuse("no decision on values", f"the truth of {self}")
+        self._refuse("one value per pair", f"the truth of {self}")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise MissingAttribute(
-            str(self._graph.refused("one value per pair", f".{name} of {self}", _ARRAYS))
-        )
+        self._refuse("one value per pair", f"{self}.{name}")
 
 
 class _Size(int):
@@ -403,6 +400,13 @@ def _where(graph: Graph, condition: Any, *branches: Any) -> Node:
     return FUNCTIONS["where"](graph, *(as_node(graph, x) for x in (condition, *branches)))
 
 
+def _select(graph: Graph, conditions: Any, choices: Any, default: Any = 0) -> Node:
+    found = as_node(graph, default)
+    for condition, choice in [*zip(conditions, choices, strict=True)][::-1]:
+        found = FUNCTIONS["where"](graph, as_node(graph, condition), as_node(graph, choice), found)
+    return found
+
+
 def _astype(graph: Graph, x: Any, dtype: Any, *_: Any, **__: Any) -> Node:
     """The value in the kind of a dtype; `tensor.to(device)` changes nothing."""
     node, kind = as_node(graph, x), kind_of(dtype)
@@ -415,6 +419,7 @@ def _like(value: int) -> Callable[..., Node]:
 
 _SPECIAL: dict[str, Callable[..., Node]] = {
     "where": _where,
+    "select": _select,
     "clip": _clip,
     "clamp": _clip,
     "astype": _astype,

@@ -341,7 +341,7 @@ class MultiHeadAttention(Definition):
         heads_out = np.empty((*lead, rows[-1], self.heads, self.d_v), query.dtype)
         heads_out, lse = _core.attention_forward(
             query, key, value, out=np.swapaxes(heads_out, -3, -2),
-            **widened_options(checked, self.dtype), lse_dtype=np.float64,
+            **checked, lse_dtype=np.float64,
         )  # fmt: skip
         with np.errstate(all="ignore"):
             out = product(merged(heads_out), widen(given["w_out"]))
@@ -450,7 +450,7 @@ class MultiHeadAttention(Definition):
         own = parameters, positions, context_positions
         given, x, source, at, checked = checked_call(self, function, x, context, own, options)
         query, key, _ = project(self, given, x, source, at)
-        weights = _core.attention_weights(query, key, **widened_options(checked, self.dtype))
+        weights = _core.attention_weights(query, key, **checked)
         return cast(Array, rounded(weights, x))
 
     def _backward_projections(

@@ -10,6 +10,8 @@ forward.py      attention, its weights, their statistics, the union of sets of k
 derivatives.py  backward, forward mode, double backward
 additive.py     additive attention and its backward
 logits.py       how options change a score, which keys a query may see, dropout
+programs.py     functions of the user on scores and on masks
+dual.py         numbers with a tangent, on which such functions give their derivatives
 scores.py       attention by cosines and bilinear forms
 packed.py       sequences of different lengths, one after the other in one array
 positions.py    rotary embedding, T5's relative bias, vectors of relative positions

@@ -4,10 +4,11 @@ The notation is that of docs/derivations.md; rows are queries i, columns are key
 
 ===== ======================================================================================
 x     scale q k^T, the scores
-z     capped(x) + bias, the logits; -inf where masked
+f     capped(x), or score_mod of it
+z     f + bias, the logits; -inf where masked
 p     exp(z - lse), the weights; p_sink = exp(sink - lse) that of the sink
 r     dropout's factors
-slope d capped / dx
+slope df / dx
 ===== ======================================================================================
 """
 
@@ -34,11 +35,14 @@ from sdpa.reference.forward import attention_forward
 from sdpa.reference.logits import (
     cap_bend,
     cap_slope,
+    capped,
     dropout_factors,
     logits_of,
+    positions_of,
     scale_of,
     scores_of,
 )
+from sdpa.reference.programs import Moved, indices_of
 
 
 class AttentionGradients(NamedTuple):
@@ -50,7 +54,7 @@ class AttentionGradients(NamedTuple):
     attn_mask: Gradient
     sinks: Gradient
     scale: Gradient
-    score_args: tuple[Gradient, ...] | None = None
+    score_args: Gradient
 
 
 class AttentionTangent(NamedTuple):
@@ -70,7 +74,7 @@ class AttentionSecondGradients(NamedTuple):
     attn_mask: Gradient
     sinks: Gradient
     scale: Gradient
-    score_args: tuple[Gradient, ...] | None = None
+    score_args: Gradient
 
 
 @np.errstate(all="ignore")
@@ -105,7 +109,7 @@ def attention_backward(
         Results of `attention_forward` on the same arguments.
     grad_lse : (..., heads, Lq), None
         None means zero.
-    needs : sequence of {"query", "key", "value", "attn_mask", "sinks", "scale"}
+    needs : sequence of {"query", "key", "value", "attn_mask", "sinks", "scale", "score_args"}
     """
     grad_out, query, key, value, out, lse = float64(grad_out, query, key, value, out, lse)
     q, k, v = broadcast(query, key, value, enable_gqa=enable_gqa)
@@ -123,9 +127,10 @@ def attention_backward(
     shift = _shift(grad_out, out, grad_lse)
     grad_z = np.where(visible, p * (grad_p - shift[..., None]), 0)
 
-    # Pass 1 was: x = scale * (q @ k^T); z = capped(x) + attn_mask
+    # Pass 1 was: x = scale * (q @ k^T); z = f(x) + attn_mask
     scale = scale_of(options.get("scale"), q)
-    grad_x = np.where(visible, cap_slope(scores_of(q, k, **options), **options) * grad_z, 0)
+    moved = MovedScore(scores_of(q, k, **options), visible, options)
+    grad_x = np.where(visible, moved.slope * grad_z, 0)
     grad_q = scale * sum_visible(grad_x, k, visible)
     grad_k = scale * sum_visible(transpose(grad_x), q, transpose(visible))
 
@@ -144,6 +149,7 @@ def attention_backward(
         sum_to(grad_z, shape_of(attn_mask)) if "attn_mask" in needs else None,
         grad_sinks() if "sinks" in needs else None,
         grad_scale() if "scale" in needs else None,
+        moved.of_arguments(grad_z) if "score_args" in needs else None,
     )
 
 
@@ -161,6 +167,7 @@ def attention_jvp(
     attn_mask_t: ArrayLike | None = None,
     sinks_t: ArrayLike | None = None,
     scale_t: ArrayLike | None = None,
+    score_args_t: Sequence[ArrayLike | None] | None = None,
     enable_gqa: bool = False,
     sinks: ArrayLike | None = None,
     rng: int | None = None,
@@ -179,7 +186,8 @@ def attention_jvp(
     q, k, *_ = tensors
     visible, p, r = _weights_again(q, k, lse, attn_mask, dropout_p, rng, options)
     sink_t = _sink_weight(sinks, lse) * _sink_tangent(sinks_t, lse)
-    *_, out_t = _forward_mode(tensors, visible, p, r, attn_mask_t, sink_t, scale_t, options)
+    tangents = {"bias": attn_mask_t, "sink": sink_t, "scale": scale_t, "args": score_args_t}
+    *_, out_t = _forward_mode(tensors, visible, p, r, tangents, options)
     return AttentionTangent(out, out_t)
 
 
@@ -200,6 +208,7 @@ def attention_double_backward(
     gg_attn_mask: ArrayLike | None = None,
     gg_sinks: ArrayLike | None = None,
     gg_scale: ArrayLike | None = None,
+    gg_score_args: Sequence[ArrayLike | None] | None = None,
     grad_lse: ArrayLike | None = None,
     needs: Collection[str] = ("grad_out", "query", "key", "value"),
     enable_gqa: bool = False,
@@ -219,17 +228,19 @@ def attention_double_backward(
 
     Parameters
     ----------
-    gg_query, gg_key, gg_value, gg_attn_mask, gg_sinks, gg_scale
+    gg_query, gg_key, gg_value, gg_attn_mask, gg_sinks, gg_scale, gg_score_args
         Directions, each of its argument's shape; None means zero.
-    needs : sequence of {"grad_out", "query", "key", "value", "attn_mask", "sinks", "scale"}
+    needs : sequence of {"grad_out", "query", "key", "value", "attn_mask", "sinks", "scale", \
+            "score_args"}
     """
     grad_out, query, key, value, out, lse = float64(grad_out, query, key, value, out, lse)
     tensors = _with_tangents((query, key, value), (gg_query, gg_key, gg_value), enable_gqa)
     q, k, v, q_t, k_t, v_t = tensors
     visible, p, r = _weights_again(q, k, lse, attn_mask, dropout_p, rng, options)
     p_sink, sink_t = _sink_weight(sinks, lse), _sink_tangent(gg_sinks, lse)
-    moved = _forward_mode(tensors, visible, p, r, gg_attn_mask, p_sink * sink_t, gg_scale, options)
-    x_t, z_t, lse_t, p_t, out_t = moved
+    tangents: dict[str, Any] = {"bias": gg_attn_mask, "sink": p_sink * sink_t, "scale": gg_scale}
+    tangents["args"] = gg_score_args
+    moved, z_t, lse_t, p_t, out_t = _forward_mode(tensors, visible, p, r, tangents, options)
 
     # A row of phi is sum_j p (y - shift) z_t + sum_j p y_t, with y = r <grad_out, v> and
     # y_t = r <grad_out, v_t>. Its derivative with respect to z_t is grad_z of the backward:
@@ -244,10 +255,8 @@ def attention_double_backward(
     by_sink = -p_sink * ((sink_t - lse_t) * shift + mean)
 
     # z and z_t both depend on x, z_t through the slope.
-    x = scores_of(q, k, **options)
-    slope, bend = cap_slope(x, **options), cap_bend(x, **options)
-    by_x_t = np.where(visible, slope * by_z_t, 0)
-    by_x = np.where(visible, slope * by_z + bend * x_t * by_z_t, 0)
+    by_x_t = np.where(visible, moved.slope * by_z_t, 0)
+    by_x = np.where(visible, moved.slope * by_z + moved.bend * by_z_t, 0)
 
     # x = scale q k^T, and x_t = scale (q_t k^T + q k_t^T) + scale_t q k^T.
     scale, scale_t = scale_of(options.get("scale"), q), _scale_tangent(gg_scale, q)
@@ -270,7 +279,45 @@ def attention_double_backward(
         sum_to(by_z, shape_of(attn_mask)) if "attn_mask" in needs else None,
         sum_to_heads(by_sink, shape_of(sinks)) if "sinks" in needs else None,
         by_scale() if "scale" in needs else None,
+        moved.of_arguments(by_z, by_z_t) if "score_args" in needs else None,
     )
+
+
+class MovedScore:
+    """f(x) and what moves with it: the cap and the function of the user, one behind the other.
+
+    Attributes
+    ----------
+    slope : df / dx
+    tangent : slope x_t, and what the tangents of score_args bring
+    bend : d tangent / dx
+    """
+
+    def __init__(
+        self,
+        x: Array,
+        visible: Mask,
+        options: dict[str, Any],
+        x_t: Array | float = 0.0,
+        args_t: Sequence[ArrayLike | None] | None = None,
+    ) -> None:
+        self.slope, bend = cap_slope(x, **options), cap_bend(x, **options)
+        self.tangent: Array = self.slope * x_t
+        self.bend: Array = bend * x_t
+        self._own = None
+        if options.get("score_mod") is None:
+            return
+        _, offset = positions_of(x.shape, **options)
+        own = self._own = Moved(
+            capped(x, **options), visible, indices_of(x.shape, offset), options["score_mod"],
+            options.get("score_args"), self.tangent, args_t,
+        )  # fmt: skip
+        self.bend = own.bend * self.slope + own.slope * self.bend
+        self.tangent, self.slope = own.tangent, own.slope * self.slope
+
+    def of_arguments(self, by_f: Array, by_tangent: Array | None = None) -> Gradient:
+        """Gradients of sum by_f f + by_tangent tangent: a tuple, as of `Moved`."""
+        return self._own and self._own.of_arguments(by_f, by_tangent)
 
 
 def _weights_again(
@@ -300,22 +347,21 @@ def _forward_mode(
     visible: Mask,
     p: Array,
     r: Array,
-    bias_t: ArrayLike | None,
-    sink_t: Array | float,
-    scale_t: ArrayLike | None,
+    tangents: dict[str, Any],
     options: dict[str, Any],
-) -> tuple[Array, Array, Array, Array, Array]:
-    """(x_t, z_t, lse_t, p_t, out_t), each line the derivative of one of the forward's."""
+) -> tuple[MovedScore, Array, Array, Array, Array]:
+    """(f, z_t, lse_t, p_t, out_t), each line the derivative of one of the forward's."""
     q, k, v, q_t, k_t, v_t = tensors
     x_t = scores_of(q_t, k, **options) + scores_of(q, k_t, **options)
-    x_t = x_t + _scale_tangent(scale_t, q) * (q @ transpose(k))
-    bias_t = 0 if bias_t is None else np.asarray(bias_t, np.float64)
-    z_t = cap_slope(scores_of(q, k, **options), **options) * x_t + bias_t
+    x_t = x_t + _scale_tangent(tangents["scale"], q) * (q @ transpose(k))
+    f = MovedScore(scores_of(q, k, **options), visible, options, x_t, tangents["args"])
+    bias_t = tangents["bias"]
+    z_t = f.tangent + (0 if bias_t is None else np.asarray(bias_t, np.float64))
     z_t = np.where(visible, z_t, 0)
-    lse_t = (p * z_t).sum(axis=-1) + sink_t
+    lse_t = (p * z_t).sum(axis=-1) + tangents["sink"]
     p_t = p * (z_t - lse_t[..., None])
     out_t = sum_visible(r * p_t, v, visible) + sum_visible(r * p, v_t, visible)
-    return x_t, z_t, lse_t, p_t, out_t
+    return f, z_t, lse_t, p_t, out_t
 
 
 def _with_tangents(

@@ -1,12 +1,13 @@
 """From query and key to the logits of a row: scores, their cap, biases, masks; and dropout."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sdpa.reference.arrays import Array, per_head, transpose
+from sdpa.reference.programs import indices_of, let_through, modified
 
 
 def scale_of(scale: ArrayLike | None, q: Array) -> float | Array:
@@ -57,6 +58,10 @@ def logits_of(
     alibi_slopes: ArrayLike | None = None,
     key_lengths: ArrayLike | None = None,
     query_offset: ArrayLike | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    score_args: Sequence[ArrayLike] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    mask_args: Sequence[ArrayLike] | None = None,
 ) -> Array:
     """The argument of softmax: capped scores with everything added, -inf where any mask forbids.
 
@@ -82,17 +87,17 @@ def logits_of(
         Only the first key_lengths keys take part; None means all.
     query_offset : int or array that broadcasts to the leading axes without heads, None
         Position of query 0 among the keys; None means 0.
+    score_mod : callable, None
+        score_mod(score, b, h, q, k, *score_args) takes the place of the capped score, before
+        anything is added to it; see `sdpa.reference.programs.indices_of` for b, h, q and k.
+    mask_mod : callable, None
+        Only pairs for which mask_mod(b, h, q, k, *mask_args) is True take part. Neither function
+        is asked about a pair that a mask has forbidden.
+    score_args, mask_args : sequence of array_like, None
     """
     z = capped(scores_of(q, k, scale), softcap)
     lead, (n_q, n_k) = z.shape[:-2], z.shape[-2:]
-
-    # One length and offset per batch entry, as (..., 1, 1, 1).
-    batch, rest = lead[:-1], (1,) * min(3, z.ndim)
-    length = n_k if key_lengths is None else key_lengths
-    offset = 0 if query_offset is None else query_offset
-    length, offset = (np.broadcast_to(x, batch).reshape(batch + rest) for x in (length, offset))
-    if is_causal == "lower_right":
-        offset = length - n_q
+    length, offset = positions_of(z.shape, is_causal, key_lengths, query_offset)
 
     # Query i is at i + offset among the keys; the sum with a bound of the window may overflow.
     j = np.arange(n_k)
@@ -106,20 +111,37 @@ def logits_of(
     if right is not None:
         visible = visible & (distance <= right)
 
+    if where is not None:
+        visible = visible & np.broadcast_to(where, z.shape)
+    mask = np.asarray(True if attn_mask is None else attn_mask)
+    bias = np.zeros(()) if mask.dtype == bool else mask.astype(np.float64)
+    visible = visible & (mask if mask.dtype == bool else bias != -np.inf)
+    visible = np.broadcast_to(visible, z.shape)
+
+    if mask_mod is not None:
+        visible = let_through(visible, indices_of(z.shape, offset), mask_mod, mask_args)
+    if score_mod is not None:
+        z = modified(z, visible, indices_of(z.shape, offset), score_mod, score_args)
     if alibi_slopes is not None:
         slopes = per_head(np.asarray(alibi_slopes, np.float64), lead)
         z = z - slopes * abs(distance)
-    if where is not None:
-        visible = visible & np.broadcast_to(where, z.shape)
-    if attn_mask is not None:
-        mask = np.broadcast_to(attn_mask, z.shape)
-        if mask.dtype == bool:
-            visible = visible & mask
-        else:
-            bias = mask.astype(np.float64)
-            visible = visible & (bias != -np.inf)
-            z = z + bias
-    return np.where(visible, z, -np.inf)
+    return np.where(visible, z + bias, -np.inf)
+
+
+def positions_of(
+    shape: tuple[int, ...],
+    is_causal: bool | str = False,
+    key_lengths: ArrayLike | None = None,
+    query_offset: ArrayLike | None = None,
+    **_: Any,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Number of keys and offset of the queries of each batch entry: (..., 1, 1, 1) each."""
+    *lead, n_q, n_k = shape
+    batch, rest = tuple(lead[:-1]), (1,) * min(3, len(shape))
+    length = n_k if key_lengths is None else key_lengths
+    offset = 0 if query_offset is None else query_offset
+    length, offset = (np.broadcast_to(x, batch).reshape(batch + rest) for x in (length, offset))
+    return length, (length - n_q if is_causal == "lower_right" else offset)
 
 
 def dropout_factors(

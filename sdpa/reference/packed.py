@@ -70,12 +70,18 @@ def _joined(name: str, found: Sequence[Any], totals: tuple[int, int]) -> Any:
         return None
     if name in _PER_HEAD:
         return functools.reduce(np.add, found)
+    if name == "score_args":
+        return tuple(_summed(each) for each in zip(*found, strict=True))
     is_row = name in _QUERIES + _KEYS
     joined = np.concatenate([x.swapaxes(0, 1) if is_row else x for x in found], 0 if is_row else -1)
     total = totals[name in _KEYS + _RECEIVED]
     widths = [(0, 0)] * joined.ndim
     widths[0 if is_row else -1] = (0, total - joined.shape[0 if is_row else -1])
     return np.pad(joined, widths, constant_values=_PADDING.get(name, 0))
+
+
+def _summed(gradients: Sequence[Any]) -> Any:
+    return None if gradients[0] is None else functools.reduce(np.add, gradients)
 
 
 def one_sequence(
@@ -88,15 +94,31 @@ def one_sequence(
     """The result of `function` over sequence s, of arrays (heads, L, d)."""
     own = sequence_arguments(s, cu_seqlens_q, cu_seqlens_k, **arguments)
     if not own.get("dropout_p"):
-        return function(**own)
+        return function(**_of_entry(s, own))
     # Dropout's pattern depends on the batch entry, so take entry s of a batch of equal ones.
     for name in _QUERIES + _KEYS + _PER_QUERY + _PER_HEAD:
         if own.get(name) is not None and np.ndim(own[name]):
             own[name] = np.broadcast_to(own[name], (s + 1, *np.shape(own[name])))
+    for name in ("grad_out", "grad_lse"):
+        if own.get(name) is not None:  # score_args gets a sum over the batch
+            entry = (np.arange(s + 1) == s).reshape(-1, *[1] * (own[name].ndim - 1))
+            own[name] = np.where(entry, own[name], 0)
     found = function(**own)
     if isinstance(found, np.ndarray):
         return found[s]
-    return type(found)(*(None if x is None else x[s] for x in found))
+    fields = zip(found._fields, found, strict=True)
+    return type(found)(*(x if x is None or n == "score_args" else x[s] for n, x in fields))
+
+
+def _of_entry(s: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with functions of the user that are asked about entry s of a batch."""
+    score, mask = arguments.get("score_mod"), arguments.get("mask_mod")
+    own: dict[str, Any] = {}
+    if score is not None:
+        own["score_mod"] = lambda x, b, *others: score(x, b + s, *others)
+    if mask is not None:
+        own["mask_mod"] = lambda b, *others: mask(b + s, *others)
+    return arguments | own
 
 
 def sequence_arguments(

@@ -88,7 +88,7 @@ def dk_independence(seed: int, times: float) -> Measured:
 
 def stop_learning(seed: int, times: float) -> Measured:
     """Loss of training that starts saturated, scores 64 times as large, and of others; d_k = 32."""
-    seeds = n_seeds(times)
+    seeds = n_seeds(8 * times)
     found: Measured = {}
     for steps in HORIZONS:
         row = saturated_start(8, seed, seeds=seeds, rates=(1e-2,), steps=steps)
@@ -211,7 +211,7 @@ CLAIMS = (
         "from an ordinary start they reach {loss unsaturated after 150 steps over ln 8} in 150.",
         experiment=stop_learning,
         slow=True,
-        more=1,
+        more=2,
     ),
     Claim(
         id="dk-selectivity",

@@ -61,7 +61,7 @@ def tied_kv(seed: int, times: float) -> Measured:
     """One projection for keys and values against two of the same width."""
     from ..training.recall import Setting, compare_at
 
-    base = Setting(seeds=n_seeds(times))
+    base = Setting(seeds=n_seeds(4 * times))
     found: Measured = {}
     for width in (4, 8, 32):
         two, one = (

@@ -87,11 +87,35 @@ def distance(expect: Iterable["Expect"], found: Found) -> tuple[float, str]:
     """How far the verdict is from another one: the `clearance` of the figure that it hangs on.
 
     That is the least of all figures; where some refute, one of which is enough, the largest of
-    these; of several horizons the one with the least. Returned with the name of that figure.
+    these. Of several horizons with one verdict it is that of the nearest; where the verdict depends
+    on them it hangs on two that differ, the clearest ones. Returned with the name of that figure.
     """
     expect = tuple(expect)
     groups = _groups(expect) or {0: list(expect)}
-    return min(_distance(group, found) for group in groups.values())
+    far = {steps: _distance(group, found) for steps, group in groups.items()}
+    verdict, _, verdicts = decide_horizons(expect, found)
+    return _between(expect, found, far, verdicts) if verdict == DEPENDS else min(far.values())
+
+
+def _between(
+    expect: Iterable["Expect"],
+    found: Found,
+    far: Mapping[int, tuple[float, str]],
+    verdicts: Mapping[int, str],
+) -> tuple[float, str]:
+    """How far two horizons are from one verdict: one of them at the claim and the other outside it,
+    or one at the law and the other outside both."""
+
+    def clearest(verdict: str) -> tuple[float, str]:
+        return max([far[steps] for steps in far if verdicts[steps] == verdict], default=(0.0, ""))
+
+    falls = [
+        (_clearance(found[e.figure], e.claimed_region()), e.figure)
+        for e in expect
+        if _falls(e, found)
+    ]
+    held, law, neither = (clearest(verdict) for verdict in ("reproduced", "corrected", "refuted"))
+    return max(min(held, max(falls)), min(law, neither))
 
 
 def _distance(expect: list["Expect"], found: Found) -> tuple[float, str]:

@@ -22,7 +22,7 @@ def sensitivities(seed: int, times: float) -> Measured:
         HORIZONS,
         variants=tuple(NAMES),
         rates=stability.RATES[::2],
-        seeds=max(4, n_seeds(times) // 2),
+        seeds=n_seeds(3 * times),
         seed=seed,
     )
     found: Measured = {}

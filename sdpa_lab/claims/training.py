@@ -1,4 +1,4 @@
-"""Rows on training: models on the task of `sdpa_lab.training.recall`, 16 seeds of each setting.
+"""Rows on training: models on the task of `sdpa_lab.training.recall`, mostly 16 seeds of a setting.
 
 One difference between two losses counts in all of them: a tenth of what guessing loses, 0.1 ln 8 =
 0.21 nats. Something harms where that or more is lost on average, and does no harm where a quarter

@@ -26,6 +26,17 @@ typedef struct sdpa_span {
     int64_t i0, n_i, row, lane;
 } sdpa_span;
 
+/* What a boolean mask shows a unit (outline.h): for each panel of queries and SDPA_STRETCH keys whether any pair is
+ * shown, and whether any is hidden. It is found in strips of SDPA_STRIP keys, since memory is read fastest where many
+ * bytes of a row follow each other. */
+#define SDPA_STRETCH 32
+#define SDPA_STRIP 4096
+typedef struct sdpa_outline {
+    _Atomic int64_t *found; /* per strip, 0 at first; NULL: there is no outline */
+    unsigned char *shown;   /* (panels, row) */
+    int64_t row;            /* 0: all panels see the same */
+} sdpa_outline;
+
 /* The order in which the units of a group (backward.c) add to the same dK and dV. */
 typedef struct sdpa_turn sdpa_turn;
 
@@ -44,6 +55,7 @@ typedef struct sdpa_unit {
     bool fresh;           /* dq, dk and dv are not initialised, and no other unit adds to them */
     bool own_dq;          /* dq is not initialised, and no other unit adds to its rows */
     double *sums; /* the gradients of score_mod's arrays, all 0, and ranges of what is set; NULL: not wanted */
+    sdpa_outline mask_outline, where_outline;
     bool *begun; /* of each key block, whether dk and dv are initialised; NULL: all are, or the unit is fresh */
     sdpa_run *run;
 #define SDPA_INTEGER(name, rows, columns) int64_t name;

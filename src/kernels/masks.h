@@ -2,6 +2,7 @@
 #ifndef SDPA_KERNEL_MASKS_H
 #define SDPA_KERNEL_MASKS_H
 
+#include "outline.h"
 #include "program.h"
 
 /* mask_block for a boolean mask with unit stride. First gathers a word of bits for each query and 32 keys; these words
@@ -203,10 +204,13 @@ INLINE enum bias_kind fill_bias(const sdpa_unit *u, const block *b, real factor,
     const sdpa_seen seen = p->mask_mod ? seen_by_program(u, b) : SDPA_ALL_SEEN;
     if (seen == SDPA_NONE_SEEN) return BIAS_ALL_MASKED;
     if (!u->mask.data && !cut && slope == 0 && seen == SDPA_ALL_SEEN) return BIAS_NONE;
+    const unsigned shown = shown_keys(u, &u->mask, &u->mask_outline, b->i0, b->j0, b->n_j),
+                   where = shown_keys(u, &u->where, &u->where_outline, b->i0, b->j0, b->n_j);
+    if (shown == HIDDEN || where == HIDDEN) return BIAS_ALL_MASKED;
 
     enum bias_kind kind = BIAS_NONE;
-    if (u->mask.data) kind = mask_block(&u->mask, b, factor, s, s_row, lines);
-    if (u->where.data) kind = add_boolean(&u->where, b, kind, s, s_row, lines);
+    if (u->mask.data && shown != SHOWN) kind = mask_block(&u->mask, b, factor, s, s_row, lines);
+    if (u->where.data && where != SHOWN) kind = add_boolean(&u->where, b, kind, s, s_row, lines);
     if (kind == BIAS_ALL_MASKED || (!cut && slope == 0 && seen == SDPA_ALL_SEEN)) return kind;
     if (kind == BIAS_NONE) {
         clear_bias(b, s, s_row);

@@ -49,7 +49,7 @@ typedef struct operands {
 
 /* Reals of scratch for a program, or 0. */
 INLINE int64_t program_size(const sdpa_program *p) {
-    return p ? (sdpa_program_registers(p) + 3) * SLOT_ELEMENTS * 8 / (int64_t)sizeof(real) : 0;
+    return p ? (sdpa_program_registers(p) + 4) * SLOT_ELEMENTS * 8 / (int64_t)sizeof(real) : 0;
 }
 
 INLINE vec lesser(vec a, vec b) { return vselect(a != a, a, vmin2(a, b)); }
@@ -180,6 +180,13 @@ COLD NOINLINE void find_fault(const program_run *r, const real *s, int64_t s_row
             return;
         }
     }
+}
+
+/* Where the score of the next strip is to be written, nv vectors a row. */
+INLINE real *score_register(const program_run *r) {
+    const sdpa_instruction *first = r->code->first;
+    for (int s = 0; s < SDPA_OF_TILE; s++) first += r->code->n[s];
+    return (real *)(r->registers + (first->op == SDPA_OP_score ? first->dst : r->code->n_registers + 3) * r->slot);
 }
 
 /* Runs the code on a strip: `rows` keys from j on, at most STRIP elements, inputs and outputs as r says. s: see

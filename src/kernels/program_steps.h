@@ -114,8 +114,8 @@ NOINLINE void NAME(scatter)(const program_run *r, const sdpa_argument *a, int64_
 #define PUT_TRUTH(value) ((real_bits *)at.dst)[x] = (value) ? -1 : 0
 #define PUT_REAL(value) ((real *)at.dst)[x] = (real)(value)
 #endif
-#define EACH_INTEGER for (int64_t x = 0; x < n; x += INTEGER_STEP)
-#define EACH_VECTOR for (int64_t x = 0; x < n; x += VL)
+#define EACH_INTEGER _Pragma("GCC unroll 3") for (int64_t x = 0; x < n; x += INTEGER_STEP)
+#define EACH_VECTOR _Pragma("GCC unroll 3") for (int64_t x = 0; x < n; x += VL)
 #define TO_REAL(name, value)                                                                                           \
     case SDPA_OP_##name:                                                                                               \
         EACH_VECTOR vstore((real *)at.dst + x, value);                                                                      \
@@ -151,6 +151,9 @@ INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands a
         }
         break;
     case SDPA_OP_score:
+        if (!r->in[0].p) break; /* it is there already */
+        read_strip(r, &r->in[0], (real *)at.dst);
+        break;
     case SDPA_OP_tangent:
     case SDPA_OP_upstream:
     case SDPA_OP_second:
@@ -241,6 +244,8 @@ INLINE bool NAME(compute)(const sdpa_instruction *i, operands at, int64_t n) {
         TO_REAL(add_r, REAL(at.a, x) + REAL(at.b, x))
         TO_REAL(subtract_r, REAL(at.a, x) - REAL(at.b, x))
         TO_REAL(multiply_r, REAL(at.a, x) * REAL(at.b, x))
+        TO_REAL(add_product, vmuladd(REAL(at.b, x), REAL(at.c, x), REAL(at.a, x)))
+        TO_REAL(subtract_product, vmuladd(-REAL(at.b, x), REAL(at.c, x), REAL(at.a, x)))
         TO_REAL(divide, REAL(at.a, x) / REAL(at.b, x))
         TO_REAL(minimum_r, lesser(REAL(at.a, x), REAL(at.b, x)))
         TO_REAL(maximum_r, -lesser(-REAL(at.a, x), -REAL(at.b, x)))

@@ -329,15 +329,18 @@ typedef struct score_program {
     real factor, softcap, cap, cap_low; /* as in struct scores */
 } score_program;
 
-/* acc (rows, nv vectors) = the program's input; h = the tanh of the cap, if there is one. */
-INLINE void begin_tile(const scores *t, vec (*acc)[MAX_WIDTH], vec (*h)[MAX_WIDTH], int nv, int64_t j0, int64_t rows) {
+/* Gives the program its input from the products acc (rows, nv vectors); h = the tanh of the cap, if there is one. */
+INLINE void begin_tile(const scores *t, const vec (*acc)[MAX_WIDTH], vec (*h)[MAX_WIDTH], int nv, int64_t j0,
+                       int64_t rows) {
     const score_program *g = t->program;
+    real *to = score_register(&g->run);
     for (int64_t i = 0; i < rows; i++) {
         for (int v = 0; v < nv; v++) {
             const vec x = acc[i][v];
             if (g->softcap != 0) h[i][v] = vtanh(vmuladd(vset1(g->cap), x, g->cap_low * x));
-            acc[i][v] = g->softcap != 0 ? g->softcap * h[i][v] : g->factor * x;
-            if (t->raw) vstore(t->raw + (j0 + i) * t->s_row + v * VL, acc[i][v]);
+            const vec s = g->softcap != 0 ? g->softcap * h[i][v] : g->factor * x;
+            vstore(to + (i * nv + v) * VL, s);
+            if (t->raw) vstore(t->raw + (j0 + i) * t->s_row + v * VL, s);
         }
     }
 }
@@ -374,8 +377,7 @@ NOINLINE void score_by_program(const scores *t, int nv, enum score_mode mode) {
         accumulate_scores(t, nv, false, false, j0, rows, acc);
         const int64_t n = t->n - j0 < rows ? t->n - j0 : rows;
         const program_output result = {(real *)acc, MAX_WIDTH * VL};
-        begin_tile(t, acc, h, nv, j0, n);
-        r->in[0] = (program_input){result.p, result.row};
+        begin_tile(t, (const vec(*)[MAX_WIDTH])acc, h, nv, j0, n);
         r->out[SDPA_OUT_VALUE] = result;
         r->out[SDPA_OUT_SLOPE] = (program_output){t->ds ? t->ds + j0 * t->s_row : NULL, t->s_row};
         run_strip(r, t->j0 + j0, n, biased ? t->s + j0 * t->s_row : NULL, t->s_row);

@@ -54,19 +54,19 @@ static int set_numbers(sdpa_call *call, sdpa_tensor *t, enum sdpa_name argument)
 
 /* An input with a gradient; the members are offsets in the problem. */
 typedef struct input {
-    enum sdpa_name name, tangent_name, gg_name;
     size_t tensor, gradient, tangent;
+    enum sdpa_name name, tangent_name, gg_name;
     int n_inner;
 } input;
 
 static const input inputs[N_GRADIENTS] = {
 #define INPUT(name, tensor, n_inner)                                                                                   \
-    {NAME_##name,                                                                                                      \
-     NAME_##name##_t,                                                                                                  \
-     NAME_gg_##name,                                                                                                   \
-     offsetof(sdpa_problem, tensor),                                                                                   \
+    {offsetof(sdpa_problem, tensor),                                                                                   \
      offsetof(sdpa_problem, d##tensor),                                                                                \
      offsetof(sdpa_problem, tensor##_t),                                                                               \
+     NAME_##name,                                                                                                      \
+     NAME_##name##_t,                                                                                                  \
+     NAME_gg_##name,                                                                                                   \
      n_inner},
     SDPA_DIFFERENTIABLE(INPUT)
 #undef INPUT

@@ -75,7 +75,9 @@ def test_every_option_has_a_case():
     taken = inspect.signature(sdpa.attention).parameters
     operands = {"query", "key", "value", "out"}
     # Blocks are merged, which their sizes show.
-    assert set(taken) - operands - {"invariant"} - set(PROGRAMS) == set(BlockOptions.__annotations__)
+    assert set(taken) - operands - {"invariant"} - set(PROGRAMS) == set(
+        BlockOptions.__annotations__
+    )
 
 
 def floating(options):

@@ -218,3 +218,65 @@ def test_only_what_is_needed_is_computed(functions, name, needs, share):
     function = functions[name]
     whole, part = cpu_seconds(function, lambda: function(needs=needs))
     assert part < (share + 0.25) * whole, part / whole
+
+
+def documents(n, size):
+    return (np.arange(n) // size)[:, None] == np.arange(n) // size
+
+
+def squares(rng, n, size, share):
+    chosen = rng.random((n // size, n // size)) < share
+    return np.repeat(np.repeat(chosen, size, 0), size, 1)
+
+
+# Shares of a dense call: what 8 heads without any key may take, 64 documents, and blocks of which
+# an eighth is seen; twice what benchmarks/targets.py asks for, and a third of what masks cost that
+# are read tile by tile for every head.
+COSTS = {
+    "nothing": (8, lambda rng, n: np.full((n, n), False), 0.02),
+    "documents": (1, lambda rng, n: documents(n, 64), 0.12),
+    "squares": (1, lambda rng, n: squares(rng, n, 256, 0.08) | documents(n, 256), 0.22),
+}
+
+
+@pytest.mark.uninstrumented
+@pytest.mark.parametrize("function", ["forward", "backward"])
+@pytest.mark.parametrize("name", COSTS)
+def test_what_a_mask_hides_costs_little(rng, name, function):
+    n = 4096
+    heads, draw, share = COSTS[name]
+    mask = draw(rng, n)
+    q, k, v, g = rng.standard_normal((4, heads, n, 64), np.float32)
+
+    def call(mask, heads):
+        x = [a[:heads] for a in (g, q, k, v)]
+        if function == "forward":
+            return lambda: sdpa.attention(*x[1:], mask, workers=1)
+        saved = sdpa.attention_forward(*x[1:], mask)
+        return lambda: sdpa.attention_backward(*x, *saved, mask, workers=1)
+
+    dense, masked = cpu_seconds(call(None, 1), call(mask, heads))
+    assert masked < share * heads * dense, masked / heads / dense
+
+
+@pytest.mark.uninstrumented
+@pytest.mark.parametrize("function", ["forward", "backward"])
+def test_memory_of_outlines(function):
+    """They are shared by heads and take at most a byte for 192 of the mask."""
+    program = f"""
+heads = 16
+q, g = (np.broadcast_to(a, (heads, *a.shape)) for a in (q, g))
+lse = np.broadcast_to(lse, (heads, n_q))
+mask = np.arange(n_k) % 400 < np.arange(n_q)[:, None]
+
+def masked(m):
+    if "{function}" == "forward":
+        return sdpa.attention_forward(q[:, :m], k, v, attn_mask=mask[:m])
+    return sdpa.attention_backward(
+        g[:, :m], q[:, :m], k, v, g[:, :m], lse[:, :m], attn_mask=mask[:m]
+    )
+
+grown = peak(masked)
+assert grown < {ALLOWED} + mask.size / 192, grown / 1e6
+"""
+    run(PROGRAM + program, timeout=300)

@@ -144,7 +144,9 @@ def test_second_order_does_not_depend_on_workers(rng, dtype):
     for function, arguments, options in second_order(x):
         one = [x.tobytes() for x in function(*arguments, **options, workers=1) if x is not None]
         for n in (2, 3, 5):
-            again = [x.tobytes() for x in function(*arguments, **options, workers=n) if x is not None]
+            again = [
+                x.tobytes() for x in function(*arguments, **options, workers=n) if x is not None
+            ]
             assert again == one, (function.__name__, n)
 
 

@@ -4,6 +4,8 @@ The oracle is the same Python function on NumPy arrays in float64, and for deriv
 differences of it along random directions.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 from support.helpers import normal
@@ -238,7 +240,7 @@ def test_packed_sequences(rng, dtype):
         grad_out, query, key, value, out, lse, needs=needs, **functions, **bounds
     )
     sums = [np.zeros(factors.shape), np.zeros(TABLE.shape)]
-    for i, (first, end) in enumerate(zip(cu[:-1], cu[1:], strict=True)):
+    for i, (first, end) in enumerate(itertools.pairwise(cu)):
         x = [a[first:end].swapaxes(0, 1)[None] for a in (query, key, value)]
         own = {
             "score_mod": lambda s, b, h, q, k, f, t, i=i: score(s, b + i, h, q, k, f, t),

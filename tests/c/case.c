@@ -185,7 +185,8 @@ fixture *new_fixture(const test_case *c, unsigned layout) {
     draw(f->a.dlse, all * c->n_q);
     for (int64_t i = 0; c->mask && i < c->n_q; i++) {
         for (int64_t j = 0; j < c->n_k; j++) {
-            bool masked = i == 1 || naive_uniform() < 0.3; /* row 1 as a whole */
+            const bool hidden = c->in_blocks ? (i / 40 + j / 200) % 3 : naive_uniform() < 0.3,
+                       masked = i == 1 || hidden; /* row 1 as a whole */
             f->a.mask[i * c->n_k + j] = masked ? -INFINITY : c->mask == BOOL_MASK ? 0 : naive_normal();
         }
     }

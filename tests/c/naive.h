@@ -18,6 +18,7 @@ typedef struct test_case {
     sdpa_dtype dtype;
     sdpa_dtype narrow; /* of k and v, if it differs from dtype; else 0 */
     mask_kind mask;
+    bool in_blocks; /* the mask hides or shows 40 queries and 200 keys together */
     bool has_lower, has_upper;
     int64_t lower, upper;
     bool offset, key_length; /* per batch entry: naive_offset, naive_key_length */

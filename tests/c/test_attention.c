@@ -104,6 +104,30 @@ static void options(void) {
     }
 }
 
+/* Masks of which whole tiles are hidden or shown, beyond a strip of their outlines; what is hidden is NaN. */
+static void outlines(void) {
+    for (int t = 0; t < N_DTYPES; t++) {
+        for (int bits = 0; bits < 4; bits++) {
+            test_case c = {.n_batch = 2,
+                           .n_head = 2,
+                           .group = 1 + (bits & 1),
+                           .n_q = 130,
+                           .n_k = bits & 2 ? SDPA_STRIP + 150 : 650,
+                           .d_k = 5,
+                           .d_v = 3,
+                           .dtype = dtypes[t].all,
+                           .narrow = dtypes[t].narrow,
+                           .mask = BOOL_MASK,
+                           .in_blocks = true,
+                           .has_upper = bits & 1,
+                           .upper = 400,
+                           .poisoned = true,
+                           .scale = 0.4};
+            on_every_isa(&c);
+        }
+    }
+}
+
 /* Every memory layout, with NaN in masked places. */
 static void layouts(void) {
     for (int t = 0; t < N_DTYPES; t++) {
@@ -444,6 +468,8 @@ void test_attention(void) {
     naive_seed();
     sizes();
     options();
+    test_outline();
+    outlines();
     layouts();
     shapes();
     fast_paths();
@@ -465,6 +491,7 @@ void test_disturbed(void) {
                            .d_v = 32,
                            .dtype = dtypes[group - 1].all,
                            .mask = (mask_kind)mask,
+                           .in_blocks = group > 1,
                            .scale = 0.2,
                            .has_upper = mask == NO_MASK};
             fixture *f = new_fixture(&c, 0);

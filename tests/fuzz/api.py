@@ -68,7 +68,7 @@ class Draw:
             return self.choice(LARGE + ODD)
         return self.integer(low, high)
 
-    def array(self, shape, dtype):
+    def array(self, shape, dtype, sign=None):
         """Return an array of that shape and type, or of nearly those, in any layout."""
         shape = list(shape)
         if shape and self.rarely(20):
@@ -78,6 +78,7 @@ class Draw:
         if self.rarely(20):
             dtype = self.choice(DTYPES + ODD_DTYPES)
         x = self.rng.standard_normal(shape)
+        x = x if sign is None else sign * abs(x)
         if np.dtype(dtype).kind in "SMO":
             x = np.zeros(shape)
         with np.errstate(all="ignore"):
@@ -146,12 +147,27 @@ def near(x):
 
 def expected(name, arguments, options):
     """Return what the oracle computes, in float64."""
+    if "b" in options:
+        return weighted(*arguments, **options)
     unknown = ["workers", "invariant"]
     if name == "attention_statistics":
         unknown += ["dropout_p", "rng"]  # they are those of the weights before dropout
     options = {n: x for n, x in options.items() if n not in unknown}
     options |= {n: near(x) for n, x in options.items() if n in ("window", "query_offset")}
     return getattr(reference, name)(*(np.asarray(x) for x in arguments), **options)
+
+
+def weighted(x, axis=-1, *, b=1, return_sign=False, where=None, keepdims=False):
+    """Return what sdpa.logsumexp of these weights is, from more digits than those of float64."""
+    x, b = (np.asarray(y, np.float64).astype(np.longdouble) for y in np.broadcast_arrays(x, b))
+    seen = (b != 0) & (True if where is None else np.asarray(where))
+    shift = np.max(x, axis, keepdims=True, initial=-np.inf, where=seen)
+    total = np.sum(np.where(seen, b * np.exp(x - shift), 0), axis, keepdims=True)
+    lse, sign = shift + np.log(abs(total)), np.sign(total)
+    if not return_sign:
+        lse = np.where(sign < 0, np.nan, lse)
+    found = (y if keepdims else np.squeeze(y, axis) for y in (lse, sign))
+    return tuple(found) if return_sign else next(found)
 
 
 def check(name, found, oracle, arguments):
@@ -220,6 +236,11 @@ def softmax(draw):
         option = "keepdims" if name == "logsumexp" else "temperature"
         valid = [True, False] if name == "logsumexp" else [0.5, 1e3]
         options[option] = draw.mostly(valid, [0, -1, np.nan, "x"])
+    if name == "logsumexp" and draw.rarely(2):
+        # Of one sign: where terms cancel, no digit may be left.
+        sign, dtype = draw.choice([1, -1]), draw.choice(DTYPES)
+        options["b"] = draw.array(shape_of(draw, shape), dtype, sign)
+        options["return_sign"] = draw.mostly([True, False], [1, "x"])
     return name, [x], options
 
 

@@ -225,6 +225,34 @@ def test_softmax_family_keeps_its_type(rng, name, dtype):
     assert vjp(np.ones(value.shape)).dtype == dtype
 
 
+@pytest.mark.parametrize("case", SOFTMAX_CASES)
+@pytest.mark.parametrize("shape", [(2, 3, 4), (3, 1), (5, 1, 1, 1)])
+def test_weighted_logsumexp_to_second_order(rng, case, shape):
+    """In x and in b, either of which may be broadcast along the other."""
+    options = SOFTMAX_CASES[case] | ({"axis": (1, 3)} if len(shape) == 4 else {})
+    b = rng.uniform(0.5, 2, shape)
+    b.flat[0] = 0 if b.size > 20 else 1
+    for variant in {"keepdims": True}, {}:
+        f = lambda x, b: interop.logsumexp(x, b=b, **options, **variant)  # noqa: B023, E731
+        check_grads(f, argnum=(0, 1), modes=["fwd", "rev"], order=2)(
+            rng.standard_normal((2, 3, 4)), b
+        )
+
+
+def test_weighted_logsumexp_is_that_of_the_library(rng):
+    x, b = rng.standard_normal((2, 3, 4)).astype(np.float32), np.array([1, -0.5, 0, 2])
+    vjp, value = make_vjp(lambda x: interop.logsumexp(x, b=b))(x)
+    assert_same_bits(value, sdpa.logsumexp(x, b=b))
+    grad_out = rng.standard_normal(value.shape)
+    lse, sign = sdpa.logsumexp(x, b=b, return_sign=True)
+    keep = sign > 0  # the value is NaN elsewhere
+    theirs = sdpa.logsumexp_backward(grad_out, x, lse, b=b, sign=sign)
+    np.testing.assert_allclose(vjp(grad_out)[keep], theirs.x[keep], rtol=1e-6)
+    assert interop.logsumexp(x, b=2.0).dtype == np.float32
+    with pytest.raises(ValueError, match=r"^b: expected a shape that broadcasts"):
+        interop.logsumexp(x, b=np.ones(3))
+
+
 def test_a_small_model_descends(rng):
     """One layer learns to copy the token before: the loss falls by two thirds in 60 steps."""
     x = rng.standard_normal((16, 8, 6))

@@ -249,6 +249,12 @@ def test_findings_in_chinese_have_figures_of_the_english_text_or_judged_ones(nam
         assert form  # a value alone: the interval stands beside it in the ledger
 
 
+def test_findings_in_chinese_carry_figures_where_something_random_was_measured():
+    without = {name for name, (_, finding) in FINDINGS.items() if "{" not in finding}
+    exact = {"exp-digits", "dv-differs", "backward"}
+    assert without <= exact | {name for name, record in RECORDS.items() if record.cited}
+
+
 def test_what_is_shown_in_chinese_has_its_numbers():
     (row,) = claims.ledger(["softmax-scaled"])
     numbers = [f"{figure.value:.3f}" for figure in row.figures[:5]]
@@ -342,9 +348,14 @@ def test_laws_and_horizons_are_frozen_with_the_margins(monkeypatch):
     }
 
 
+def _judged(record):
+    return {name for e in record.judged for name in (e.figure, e.law_figure) if name}
+
+
 def _measured(record):
     """A row as the JSON has it, in which every figure has a value of its own."""
-    names = {name for e in record.judged for name in (e.figure, e.law_figure) if name}
+    shown = re.findall(r"\{([^:}]+)", FINDINGS[record.id][1])
+    names = _judged(record) | set(shown)
     figures = [
         {"name": name, "value": 2.5 + i, "low": 2.0 + i, "high": 3.0 + i, "n": 9}
         for i, name in enumerate(sorted(names))
@@ -361,7 +372,8 @@ def test_every_value_on_the_page_is_that_of_the_figure_named_before_it(name):
     section = " ".join(ledger_page.page([row]).split(f"\n## {name}\n")[1].split("\n## ")[0].split())
     # What stands between a name and a value contains no other name.
     printed = re.findall(r"`([^`]+)`[^`]*? measured (\S+)", section)
-    assert {name: float(value) for name, value in printed} == values
+    expected = {figure: values[figure] for figure in _judged(RECORDS[name])}
+    assert {figure: float(value) for figure, value in printed} == expected
     assert len(printed) == sum(1 + (e.law_figure is not None) for e in RECORDS[name].judged)
 
 

@@ -1,5 +1,6 @@
 """Experiments behind rows on rounding, depth, the scale in the weights, and eager code."""
 
+import re
 import sys
 
 import numpy as np
@@ -84,6 +85,15 @@ def test_the_quoted_footnote_is_compared_word_by_word(monkeypatch):
         cited, "publications", lambda: text | {"footnote": {"text": changed, "page": 4}}
     )
     assert cited.footnote(0, 1.0)["quoted words that differ"].value == 1
+
+
+@pytest.mark.parametrize("name", cited.publications())
+def test_what_others_published_says_when_it_was_compared_with_them(name):
+    """Our own measurements have the date in their source."""
+    entry = cited.publications()[name]
+    assert re.match(r"2026-\d\d-\d\d[:,] ", entry.get("checked", "")) or (
+        re.search(r", 2026-\d\d-\d\d: ", entry["source"])
+    )
 
 
 def test_counts_of_operations():

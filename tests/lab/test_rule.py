@@ -149,10 +149,27 @@ def test_a_verdict_is_as_far_from_another_as_the_figure_that_it_hangs_on():
     assert distance(expect, {"a": figure(0.4, 0.6), "b": far}) == (0.0, "a")
 
 
-def test_of_several_horizons_the_nearest_counts():
-    centres = (1.0, 1.02, 2.5)
+@pytest.mark.parametrize(
+    ("centres", "clear", "name"),
+    [
+        # One verdict at all of them: the nearest counts.
+        ((1.0, 1.02, 1.04), 0.1, "x, 30 steps"),
+        ((2.0, 2.01, 2.02), 0.3, "x, 30 steps"),
+        # It depends on them, and hangs on two that differ: the clearest of each verdict, ...
+        ((1.0, 1.04, 2.5), 0.5, "x, 10 steps"),
+        ((2.0, 2.03, 3.0), 0.5, "x, 10 steps"),
+        # ... whatever others leave undecided, ...
+        ((1.0, 1.1, 2.0), 0.5, "x, 10 steps"),
+        # ... or on one that holds and one that falls, where the law there is undecided.
+        ((1.0, 1.02, 2.1), 0.5, "x, 10 steps"),
+        ((1.0, 1.0, 1.18), 0.3, "x, 30 steps"),
+        # Undecided.
+        ((2.0, 2.0, 2.1), 0.0, "x, 30 steps"),
+    ],
+)
+def test_of_several_horizons_those_count_on_which_the_verdict_hangs(centres, clear, name):
     found = {e.figure: figure(c - 0.05, c + 0.05) for e, c in zip(HARM, centres, strict=True)}
-    assert distance(HARM, found) == (pytest.approx(0.3), "x, 20 steps")
+    assert distance(HARM, found) == (pytest.approx(clear), name)
 
 
 def test_one_sided_margins():

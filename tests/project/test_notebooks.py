@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support.markdown import wrapped_bullets
 
+from sdpa_lab.claims.record import VERDICTS
+
 jupytext = pytest.importorskip("jupytext", reason="needs jupytext: pip install '.[notebooks]'")
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
@@ -133,3 +135,28 @@ def test_there_is_one_figure(name):
     }
     shown = [heading for heading in (PICTURE, "Figure") if heading in executed]
     assert figures == {**dict.fromkeys(figures, 0), **dict.fromkeys(shown, 1)}
+
+
+def judged(name):
+    """The rows of the ledger that a notebook's cells judge, and the verdicts that they printed."""
+    rows, printed = [], ""
+    for cell in code(read(name, ".ipynb").cells):
+        for listed in re.findall(r"\bledger\(\[([^]]*)\]", cell.source):
+            rows += re.findall(r'"([^"]+)"', listed)
+        printed += "".join(output.get("text", "") for output in cell.outputs)
+    verdicts = "|".join(VERDICTS)
+    return rows, dict(re.findall(rf"^([\w-]+): ({verdicts})\b", printed, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_the_rows_of_the_ledger_have_the_verdicts_of_its_page(name):
+    rows, printed = judged(name)
+    page = (FOLDER.parent / "docs/ledger.md").read_text(encoding="utf-8")
+    assert set(rows) == set(printed)
+    for row, verdict in printed.items():
+        section = page.partition(f"\n## {row}\n")[2].partition("\n## ")[0]
+        assert f"- Verdict: **{verdict}** " in section, row
+
+
+def test_every_notebook_judges_rows():
+    assert [name for name in NUMBERED if not judged(name)[0]] == []

@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[2]
 made = runpy.run_path(str(ROOT / "tools/references.py"))
 ENTRIES = made["entries"]()
 
-GLOBS = ("README.md", "docs/*.md", "docs/models/*.md", "notebooks/*.py", "sdpa/**/*.py")
-GLOBS += ("sdpa_lab/**/*.py", "examples/**/*.py", "benchmarks/**/*.py")
+GLOBS = ("README.md", "docs/*.md", "docs/zh/*.md", "docs/models/*.md", "notebooks/*.py")
+GLOBS += ("sdpa/**/*.py", "sdpa_lab/**/*.py", "examples/**/*.py", "benchmarks/**/*.py")
 # The ledger quotes the package; the bibliography is what the others are checked against.
 TEXTS = sorted({path for glob in GLOBS for path in ROOT.glob(glob)} - {made["PAGE"]})
 
@@ -34,17 +34,27 @@ def cited(text):
     return {(name, int(year)) for name, year in CITATION.findall(text) if name not in NO_CITATION}
 
 
-def known(name, year):
+def known(name, year, entries=ENTRIES):
     """An author of one of the sources of that year, by surname."""
     return any(
         entry["year"] == year and any(name in author.split(" ") for author in entry["authors"])
-        for entry in ENTRIES.values()
+        for entry in entries.values()
     )
 
 
-def test_the_files_are_made_from_the_list():
-    assert made["PAGE"].read_text(encoding="utf-8") == made["page"](), "python tools/references.py"
-    assert made["BIBTEX"].read_text(encoding="utf-8") == made["bibtex"]()
+@pytest.mark.parametrize("path", made["made"](), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_files_are_made_from_the_list(path):
+    text = path.read_text(encoding="utf-8")
+    assert text == made["made"]()[path], "python tools/references.py"
+
+
+@pytest.mark.parametrize("path", [made["ENGLISH"], made["CHINESE"]], ids=("english", "chinese"))
+def test_the_page_on_the_root_of_d_k_lists_what_it_cites(path):
+    listed = {key: entry for key, entry in ENTRIES.items() if "about_zh" in entry}
+    assert all(entry["about_zh"].endswith("。") for entry in listed.values())
+    text = path.read_text(encoding="utf-8").partition(made["MARKS"][0])[0]
+    assert ("Wortsman", 2023) in cited(text)
+    assert {source for source in cited(text) if not known(*source, listed)} == set()
 
 
 def test_every_source_has_what_it_needs():

@@ -86,7 +86,7 @@ def registers_read(name, a, b, c):
         return (c,)
     if name.startswith("gather"):
         return (b,)
-    if name.startswith("select"):
+    if name.startswith("select") or name.endswith("_product"):
         return (a, b, c)
     is_unary = name in UNARY or name[:-2] in UNARY or name.startswith(("spread", "real_of"))
     return (a,) if is_unary else (a, b)
@@ -128,6 +128,9 @@ def run(prepared, variant, inputs, tangents=()):
             return found.astype({"r": np.float64, "i": np.int64, "b": np.bool_}[name[-1]])
         if name.startswith("select_"):
             return np.where(registers[a], registers[b], registers[c])
+        if name.endswith("_product"):
+            product = registers[b] * registers[c]
+            return registers[a] + (product if name == "add_product" else -product)
         for table, operands in ((UNARY, (a,)), (BINARY, (a, b))):
             for word in (name, name[:-2]):
                 if word in table:

@@ -9,7 +9,8 @@ import numpy as np
 from autograd.extend import defjvp, defjvp_argnums, defvjp, defvjp_argnums, primitive
 
 import sdpa
-from sdpa.interop.autograd._modes import jvp_of, plain, vjp_of
+from sdpa import _weighted
+from sdpa.interop.autograd._modes import Function, jvp_of, plain, vjp_of
 
 __all__ = ["log_softmax", "logsumexp", "softmax"]
 
@@ -44,9 +45,10 @@ def log_softmax(x: Any, axis: Any = -1, *, temperature: float = 1.0, where: Any 
     return sdpa.log_softmax(x, axis, temperature=temperature, where=where)
 
 
-@primitive
-def logsumexp(x: Any, axis: Any = -1, *, where: Any = None, keepdims: bool = False) -> Any:
-    """`sdpa.logsumexp`, differentiable in x; the other arguments are constants.
+def logsumexp(
+    x: Any, axis: Any = -1, *, b: Any = None, where: Any = None, keepdims: bool = False
+) -> Any:
+    """`sdpa.logsumexp`, differentiable in x and b; the other arguments are constants.
 
     Examples
     --------
@@ -56,7 +58,21 @@ def logsumexp(x: Any, axis: Any = -1, *, where: Any = None, keepdims: bool = Fal
     >>> grad(logsumexp)(np.zeros(2))
     array([0.5, 0.5])
     """
+    if b is None:
+        return _logsumexp(x, axis, where, keepdims)
+    zeros = _weighted.common(*(_weighted.operand(n, plain(y)) for n, y in (("x", x), ("b", b))))
+    return _weighted_logsumexp(x + zeros, b + zeros, axis, where, keepdims)
+
+
+@primitive
+def _logsumexp(x: Any, axis: Any, where: Any, keepdims: bool) -> Any:
     return sdpa.logsumexp(x, axis, where=where, keepdims=keepdims)
+
+
+@primitive
+def _weighted_logsumexp(x: Any, b: Any, axis: Any, where: Any, keepdims: bool) -> Any:
+    """With x and b in one shape, so that broadcasting is left to autograd."""
+    return sdpa.logsumexp(x, axis, b=b, where=where, keepdims=keepdims)
 
 
 # The derivatives are primitives again. The Jacobian of softmax is symmetric, so one function serves
@@ -95,18 +111,47 @@ def _logsumexp_backward(g: Any, x: Any, lse: Any, axis: Any, where: Any) -> Any:
     return sdpa.logsumexp_backward(np.asarray(g, lse.dtype), x, lse, axis)
 
 
+def _seen(x: Any, where: Any) -> Any:
+    """Which elements are in the sum."""
+    return (plain(x) > -np.inf) & (True if where is None else where)
+
+
 def _composed_logsumexp_backward(g: Any, x: Any, lse: Any, axis: Any, where: Any) -> Any:
     kept = np.sum(np.zeros(anp.shape(x)), axis=axis, keepdims=True).shape
     g, lse = anp.reshape(g, kept), anp.reshape(lse, kept)
-    seen = (plain(x) > -np.inf) & (True if where is None else where)
+    seen = _seen(x, where)
     return anp.where(seen, g * anp.exp(anp.where(seen, x - lse, 0)), 0)
 
 
-def _logsumexp_jvp(
-    t: Any, lse: Any, x: Any, axis: Any = -1, *, where: Any = None, keepdims: bool = False
-) -> Any:
+def _logsumexp_jvp(t: Any, lse: Any, x: Any, axis: Any, where: Any, keepdims: bool) -> Any:
     p = _logsumexp_backward(anp.ones(anp.shape(lse)), x, lse, axis, where)
     return anp.sum(anp.where(plain(p) > 0, p * t, 0), axis=axis, keepdims=keepdims)
+
+
+@primitive
+def _weighted_backward(of: str, g: Any, x: Any, b: Any, lse: Any, axis: Any, where: Any) -> Any:
+    x = x if where is None else np.where(where, x, -np.inf)
+    return getattr(sdpa.logsumexp_backward(np.asarray(g, lse.dtype), x, lse, axis, b=b), of)
+
+
+def _composed_weighted_backward(
+    of: str, g: Any, x: Any, b: Any, lse: Any, axis: Any, where: Any
+) -> Any:
+    by_b = _composed_logsumexp_backward(g, x, lse, axis, where)
+    return by_b if of == "b" else b * by_b
+
+
+def _weighted_derivatives(of: str) -> tuple[Function, Function]:
+    """Reverse and forward mode of the weighted log-sum-exp in x or b."""
+
+    def vjp(lse: Any, x: Any, b: Any, axis: Any, where: Any, keepdims: bool) -> Function:
+        return lambda g: _weighted_backward(of, g, x, b, lse, axis, where)
+
+    def jvp(t: Any, lse: Any, x: Any, b: Any, axis: Any, where: Any, keepdims: bool) -> Any:
+        slope = _weighted_backward(of, anp.ones(anp.shape(lse)), x, b, lse, axis, where)
+        return anp.sum(anp.where(_seen(x, where), slope * t, 0), axis=axis, keepdims=keepdims)
+
+    return vjp, jvp
 
 
 defvjp(
@@ -129,17 +174,19 @@ defvjp(
 )
 defjvp(log_softmax, _log_softmax_jvp)
 defvjp(
-    logsumexp,
-    lambda lse, x, axis=-1, *, where=None, keepdims=False: (
-        lambda g: _logsumexp_backward(g, x, lse, axis, where)
-    ),
+    _logsumexp,
+    lambda lse, x, axis, where, keepdims: lambda g: _logsumexp_backward(g, x, lse, axis, where),
 )
-defjvp(logsumexp, _logsumexp_jvp)
+defjvp(_logsumexp, _logsumexp_jvp)
+_IN_X, _IN_B = _weighted_derivatives("x"), _weighted_derivatives("b")
+defvjp(_weighted_logsumexp, _IN_X[0], _IN_B[0])
+defjvp(_weighted_logsumexp, _IN_X[1], _IN_B[1])
 
 for _routine, _formula in (
     (_softmax_backward, _composed_softmax_backward),
     (_log_softmax_backward, _composed_log_softmax_backward),
     (_logsumexp_backward, _composed_logsumexp_backward),
+    (_weighted_backward, _composed_weighted_backward),
 ):
     defvjp_argnums(_routine, vjp_of(_formula))
     defjvp_argnums(_routine, jvp_of(_formula))

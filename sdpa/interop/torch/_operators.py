@@ -175,8 +175,9 @@ def _backward(*args: Any) -> Tensors:
         needs=[name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need],
     )
     if options[_LIKE_QUERY]:
-        own = ((name, getattr(found, name)) for name in _table.OPERANDS)
-        found = found._replace(**{name: rows_of_heads(x) for name, x in own if x is not None})
+        own = [(name, getattr(found, name)) for name in _table.OPERANDS]
+        rows: dict[str, Any] = {name: rows_of_heads(x) for name, x in own if x is not None}
+        found = found._replace(**rows)
     return gradients(found, DIFFERENTIABLE, operands[:N_DIFFERENTIABLE])
 
 

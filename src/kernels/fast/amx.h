@@ -55,6 +55,7 @@ typedef struct amx_piece {
 COLD NOINLINE void amx_odd_scores(const sdpa_unit *u, const forward_scratch *w, const amx_block *block,
                                   const amx_piece *piece) {
     const panel q = piece->q;
+    const ivec all = (ivec){0} - 1;
     vec most[SCORE_WIDTH] = {{0}};
     const rows k = pack_rows(&u->k, piece->b.j0, piece->b.n, u->problem->d_k, 0, w->k, w->k_tail);
     scores t = panel_scores(w->q, q, &k, u->problem->d_k, w->s, w->s_row);
@@ -66,7 +67,7 @@ COLD NOINLINE void amx_odd_scores(const sdpa_unit *u, const forward_scratch *w, 
             real *to = piece->scores + j * w->s_row + x * VL;
             ivec query;
             memcpy(&query, w->amx.odd + q.i + x * VL, sizeof query);
-            vstore(to, vselect(key ? (ivec){0} - 1 : query, vload(w->s + j * w->s_row + x * VL), vload(to)));
+            vstore(to, vselect(key ? all : query, vload(w->s + j * w->s_row + x * VL), vload(to)));
         }
     }
 }
@@ -361,6 +362,7 @@ INLINE int amx_pieces_of(const sdpa_unit *u, const forward_scratch *w, keys b, a
 NOINLINE void amx_add_block(const sdpa_unit *u, const forward_scratch *w, keys b, amx_registers *registers) {
     amx_piece pieces[2 * AMX_QUERIES / (SCORE_WIDTH * VL) + 2];
     amx_block block;
+    if (hides_keys(u, b.j0, b.n)) return;
     amx_pack_block(u, w, b, &block);
     const int n = amx_pieces_of(u, w, b, pieces);
     for (int i = -1; i <= n; i++) {

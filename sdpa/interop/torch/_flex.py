@@ -88,7 +88,7 @@ def flex_attention(
     """
     run: Any = _flex_attention
     if torch.compiler.is_compiling():
-        torch._dynamo.graph_break(_REASON)  # with fullgraph=True an error with these words
+        torch._dynamo.graph_break(msg=_REASON)  # with fullgraph=True an error with these words
         run = torch.compiler.disable(run)
     return run(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, return_aux)
 

@@ -36,11 +36,12 @@ def _is_constant(x: torch.Tensor) -> bool:
     return forward_ad._current_level < 0 or forward_ad.unpack_dual(x).tangent is None
 
 
-def _checked_array(x: torch.Tensor) -> Any:
-    return to_array(check_tensor("score_mod, mask_mod", x))
+def _described(x: torch.Tensor) -> tuple[Any, tuple[int, ...]]:
+    check_tensor("score_mod, mask_mod", x)
+    return x.dtype, tuple(x.shape)
 
 
-FOREIGN[torch.Tensor] = Foreign(lambda x: (x.dtype, tuple(x.shape)), _checked_array, _is_constant)
+FOREIGN[torch.Tensor] = Foreign(_described, to_array, _is_constant)
 
 
 @dataclass(frozen=True)
@@ -221,9 +222,7 @@ def _backward_vjp(ctx: Any, *tangents: Any) -> Tensors:
     wants = [of_out, *_own(ctx, call, tensors)]
     grads: Sequence[Any] = (None,) * len(wants)
     if any(wants):
-        found = DOUBLE_BACKWARD(
-            call, wants, *tangents, grad_out, grad_lse, out, lse, *tensors
-        )
+        found = DOUBLE_BACKWARD(call, wants, *tangents, grad_out, grad_lse, out, lse, *tensors)
         grads = _only(wants, found)
     lse_t = _lse_tangent(call, tangents, lse, tensors) if of_lse else None
     return None, None, grads[0], lse_t, None, None, *_rest(grads[1:], tensors)
@@ -240,9 +239,7 @@ def _backward_jvp(ctx: Any, *moved: Any) -> Tensors:
         found = list(BACKWARD(call, needs, grad_out_t, grad_lse_t, out, lse, *tensors))
     if any(x is not None for x in tangents):
         wants = [False, *needs]
-        _, *more = DOUBLE_BACKWARD(
-            call, wants, *tangents, grad_out, grad_lse, out, lse, *tensors
-        )
+        _, *more = DOUBLE_BACKWARD(call, wants, *tangents, grad_out, grad_lse, out, lse, *tensors)
         found = [x + y for x, y in zip(found, more, strict=True)]
     return tuple(found)
 
@@ -258,9 +255,7 @@ def _jvp_vjp(ctx: Any, grad_out: Any) -> Tensors:
         first = _only(of_tangents, found)
     if grad_out is not None and any(of_tensors):
         wants = [False, *of_tensors]
-        _, *found = DOUBLE_BACKWARD(
-            call, wants, *tangents, grad_out, None, out, lse, *tensors
-        )
+        _, *found = DOUBLE_BACKWARD(call, wants, *tangents, grad_out, None, out, lse, *tensors)
         second = _only(of_tensors, found)
     return None, *first, None, None, *_rest(second, tensors)
 
@@ -277,8 +272,8 @@ def _lse_tangent(call: Call, tangents: Tensors, lse: Any, tensors: Tensors) -> A
     n_heads = query.shape[-3] if query.ndim > 2 else 1
     by_row = level.reshape(-1, n_heads, lse.shape[-1])
     program, captured = program_of(False, _lowered(call.score_mod, by_row), query)
-    values = dict(zip(map(id, call.captured), zip(tensors[_N:], tangents[_N:], strict=False)))
-    values[id(by_row)] = by_row, None
+    moving = zip(call.captured, tensors[_N : call.n_moving], tangents[_N:], strict=True)
+    values = {id(by_row): (by_row, None)} | {id(x): (own, own_t) for x, own, own_t in moving}
     own, own_t = zip(*(values[id(x)] for x in captured), strict=True)
     lowered = replace(
         call,
@@ -290,9 +285,7 @@ def _lse_tangent(call: Call, tangents: Tensors, lse: Any, tensors: Tensors) -> A
     half = torch.where(is_empty, 0.0, 0.5).to(query.dtype)[..., None]
     total = torch.where(is_empty, 0.0, np.log(2.0)).to(lse.dtype)
     masks = tensors[call.n_moving :]
-    out_t = JVP(
-        lowered, *tangents[:2], None, *own_t, half, total, query, key, ones, *own, *masks
-    )
+    out_t = JVP(lowered, *tangents[:2], None, *own_t, half, total, query, key, ones, *own, *masks)
     return 4 * out_t[..., 0].to(lse.dtype)
 
 

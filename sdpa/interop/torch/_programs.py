@@ -153,7 +153,7 @@ def _jvp(call: Call, *args: Any) -> torch.Tensor:
     (*tangents, _, _), tensors = call.split(args)
     arrays, options = prepared(call, tensors)
     own, others = _tangents(tuple(tangents), "score_args_t")
-    return to_tensor(sdpa.attention_jvp(*arrays, *own, **options, **others).out_t)
+    return to_tensor(sdpa.attention_jvp(*(*arrays, *own), **(options | others)).out_t)
 
 
 def _double_backward(call: Call, needs: Any, *args: Any) -> Tensors:
@@ -162,9 +162,8 @@ def _double_backward(call: Call, needs: Any, *args: Any) -> Tensors:
     own, others = _tangents(tuple(tangents), "gg_score_args")
     first = ("grad_out", *_OPERANDS)
     found = sdpa.attention_double_backward(
-        *(*own, *map(to_array, (grad_out,)), *arrays, to_array(out), to_array(lse)),
-        **options,
-        **others,
+        *(*own, to_array(grad_out), *arrays, to_array(out), to_array(lse)),
+        **(options | others),
         grad_lse=to_array(grad_lse),
         needs=_names(needs, first),
     )

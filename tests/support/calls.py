@@ -205,8 +205,23 @@ SETTINGS = {
     sdpa.show_config: lambda: {"mode": "dicts"},
 }
 
+
+def _plus_table(score, b, h, q, k, table):
+    return score + table[h, q - k]
+
+
+def _same_document(b, h, q, k, document):
+    return document[q] == document[k]
+
+
+PROGRAMS = {
+    sdpa.score_program: lambda: {"score_mod": _plus_table, "score_args": (ones(4, 9),)},
+    sdpa.mask_program: lambda: {"mask_mod": _same_document, "mask_args": (np.arange(5),)},
+}
+
 CALLS = ATTENTION | ADDITIVE | COSINE | BILINEAR | SHAW | ROTARY | BIAS | MULTI_HEAD
 CALLS |= {sdpa.scaled_dot_product_attention: operands} | CACHE | SOFTMAX | MERGE | SETTINGS
+CALLS |= PROGRAMS
 
 
 def everything(function):

@@ -482,7 +482,7 @@ NOINLINE void add_to_arrays(const sdpa_unit *u, enum sdpa_variant variant, keys 
         begin_program(&r, u->problem->score_mod, variant, u, &pairs, scratch);
         for (int64_t j = 0; j < b.n; j += SCORE_ROWS) {
             for (int x = 0; x < 4; x++) r.in[x] = (program_input){in[x] ? in[x] + j * row + q.i : NULL, row};
-            run_strip(&r, b.j0 + j, b.n - j < SCORE_ROWS ? b.n - j : SCORE_ROWS, NULL, 0);
+            run_tile(&r, b.j0 + j, b.n - j < SCORE_ROWS ? b.n - j : SCORE_ROWS, NULL, 0);
         }
     }
 }

@@ -152,15 +152,15 @@ INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands a
         break;
     case SDPA_OP_score:
         if (!r->in[0].p) break; /* it is there already */
-        read_strip(r, &r->in[0], (real *)at.dst);
+        read_tile(r, &r->in[0], (real *)at.dst);
         break;
     case SDPA_OP_tangent:
     case SDPA_OP_upstream:
     case SDPA_OP_second:
-        read_strip(r, &r->in[i->op - SDPA_OP_score], (real *)at.dst);
+        read_tile(r, &r->in[i->op - SDPA_OP_score], (real *)at.dst);
         break;
     case SDPA_OP_output:
-        write_strip(r, &r->out[i->dst], (const real *)at.a);
+        write_tile(r, &r->out[i->dst], (const real *)at.a);
         break;
     case SDPA_OP_spread_r:
     case SDPA_OP_spread_b:

@@ -380,7 +380,7 @@ NOINLINE void score_by_program(const scores *t, int nv, enum score_mode mode) {
         begin_tile(t, (const vec(*)[MAX_WIDTH])acc, h, nv, j0, n);
         r->out[SDPA_OUT_VALUE] = result;
         r->out[SDPA_OUT_SLOPE] = (program_output){t->ds ? t->ds + j0 * t->s_row : NULL, t->s_row};
-        run_strip(r, t->j0 + j0, n, biased ? t->s + j0 * t->s_row : NULL, t->s_row);
+        run_tile(r, t->j0 + j0, n, biased ? t->s + j0 * t->s_row : NULL, t->s_row);
         end_tile(t, acc, h, nv, j0, n, biased);
         for (int64_t i = 0; i < n; i += SCORE_ROWS) {
             finish_tile(t, mode, (const vec(*)[MAX_WIDTH])(acc + i), nv, j0 + i, n - i < SCORE_ROWS ? n - i : SCORE_ROWS);

@@ -132,7 +132,7 @@ NOINLINE void program_tangents(const sdpa_unit *u, const tangent_scratch *w, con
         r.out[SDPA_OUT_TANGENT] = (program_output){w->t + at, row};
         r.out[SDPA_OUT_SLOPE] = (program_output){lane_of(w->slope, at), row};
         r.out[SDPA_OUT_BEND] = (program_output){lane_of(w->bend, at), row};
-        run_strip(&r, b->j0 + j, b->n_j - j < SCORE_ROWS ? b->n_j - j : SCORE_ROWS, NULL, 0);
+        run_tile(&r, b->j0 + j, b->n_j - j < SCORE_ROWS ? b->n_j - j : SCORE_ROWS, NULL, 0);
     }
     if (!second || p->softcap == 0) return;
     for (int64_t at = q.i; at < b->n_j * row; at += row) {

@@ -588,7 +588,7 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdp
     }
     const sdpa_integers *offset = &call->options.query_offset;
     PyArrayObject *offsets = offset->array ? offset->array : call->arrays[NAME_query_offset];
-    if (sdpa_functions_set(call->functions, p, offsets, call->offset) < 0) return -1;
+    if (call->functions && sdpa_functions_set(call->functions, p, offsets, call->offset) < 0) return -1;
 #ifdef SDPA_DUMMY_OPTION
     if (set_per_head(call, &p->dummy, NAME_dummy) < 0) return -1;
 #endif

@@ -103,7 +103,7 @@ def speed(
     return rows
 
 
-Call = Callable[[], tuple[Array, ...]]
+Call = Callable[[], tuple[Array | None, ...]]
 
 
 def _directions(shape: tuple[int, ...], seed: int) -> list[tuple[str, float, Call, Call]]:

@@ -149,7 +149,7 @@ def test_few_registers(body):
     prepared = _prepare(False, lambda *given: body(*given), ARGS)
     for code in prepared.codes:
         sections, n_registers = instructions(code)
-        early = len(sections[0]) + len(sections[1])
-        written = {row[1] for row in sections[2] if row[0] not in ("output", "scatter")}
+        early = sum(map(len, sections[:3]))
+        written = {row[1] for row in sections[3] if row[0] not in ("output", "scatter")}
         assert written == set(range(early, n_registers))
-        assert len(written) <= len(sections[2])
+        assert len(written) <= len(sections[3])

@@ -29,7 +29,7 @@ def half_square(q):
 
 def log_sum(query, key):
     """ln of the sum of exp(query . key) over all keys; values of no width are not summed."""
-    return sdpa.attention_forward(query, key, np.empty((len(key), 0)), scale=1.0).lse
+    return sdpa.attention_forward(query, key, key[:, :0], scale=1.0).lse
 
 
 def log_density(x, y, h):

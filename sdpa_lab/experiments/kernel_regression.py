@@ -24,11 +24,14 @@ WIDTH = 2
 """Components of the points of `kernel_rounding`."""
 
 
-def operands(x: Array, y: Array, h: float) -> tuple[Array, Array, Array]:
+def operands(
+    x: Array, y: Array, h: float, centre: Array | float | None = None
+) -> tuple[Array, Array, Array]:
     """Query and key of attention whose weights are exp(-|x - y|^2 / (2 h^2)), and |q|^2 / 2.
 
-    The points are centred at the mean of y and divided by h. The key has -|k|^2 / 2 in one more
-    column, beside a 1 in the query; that of the query is the same for a whole row.
+    The centre, the mean of y if None, is subtracted from the points, which are divided by h. The
+    key has -|k|^2 / 2 in one more column, beside a 1 in the query; that of the query is the same
+    for a whole row.
 
     Examples
     --------
@@ -40,7 +43,8 @@ def operands(x: Array, y: Array, h: float) -> tuple[Array, Array, Array]:
     >>> np.allclose(score, -((x[:, None] - y) ** 2).sum(axis=-1) / (2 * 0.5**2))
     True
     """
-    centre = y.mean(axis=0)
+    if centre is None:
+        centre = y.mean(axis=0)
     q, k = (x - centre) / h, (y - centre) / h
     query = np.column_stack([q, np.ones(len(q))])
     key = np.column_stack([k, -(k**2).sum(axis=1) / 2])
@@ -177,7 +181,7 @@ def plot_kernel_regression(smoothing: Table, rounding: Table) -> Figure:
     points = smoothing["x"], smoothing["value"]
     curves.plot(*points, ".", color=style.BLACK, markersize=3, label="points")
     names = [name for name in smoothing.columns if name.startswith("h = ")]
-    for name, color in zip(names, (style.ORANGE, style.BLUE, style.VERMILION), strict=True):
+    for name, color in zip(names, (style.GREEN, style.BLUE, style.VERMILION), strict=True):
         curves.plot(smoothing["x"], smoothing[name], color=color, label=name)
     curves.set(
         xlabel="x", ylabel="mean weighted by the kernel", ylim=(-1.8, 2.3), title="three bandwidths"

@@ -1,6 +1,7 @@
 """Random expressions: values and all derivatives of their codes, against the oracle's numbers."""
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.programs import instructions, run
@@ -73,6 +74,11 @@ def whole(x):
     return lambda *given: x(*given) % 16 - 5
 
 
+def inner(score, b, h, q, k, table, slopes, types):
+    """Depends on the score, and on an element of each argument."""
+    return score * slopes[h] + table[h, q + k] / (types[k] + 1)
+
+
 INTEGERS = st.recursive(
     INTEGERS,
     lambda inner: st.builds(binary, st.sampled_from(WHOLE), inner, inner).map(whole),
@@ -88,7 +94,7 @@ BOOLEANS = st.recursive(
     max_leaves=4,
 )
 REALS = st.recursive(
-    REALS | INTEGERS.map(lambda x: lambda *given: x(*given) / 4),
+    st.one_of(st.just(inner), REALS, INTEGERS.map(lambda x: lambda *given: x(*given) / 4)),
     lambda inner: (
         st.builds(unary, st.sampled_from(UNARY), inner)
         | st.builds(binary, st.sampled_from(BINARY), inner, inner)
@@ -103,10 +109,27 @@ def assert_close(got, expected, size):
     np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-11 * size)
 
 
-@settings(max_examples=300)
+EACH = [lambda *given, f=f: f(inner(*given)) for f in UNARY]
+EACH += [lambda *given, f=f: f(inner(*given), given[0] * given[0]) for f in BINARY]
+
+
+@pytest.mark.parametrize("body", EACH, ids=range(len(EACH)))
+def test_each_operation(body):
+    check(*true_values(body))
+
+
+@settings(max_examples=200)
 @given(body=REALS)
-@np.errstate(all="ignore")
 def test_scores(body):
+    *values, size = true_values(body)
+    assume(size < 1e4)
+    check(*values, size)
+
+
+@np.errstate(all="ignore")
+def true_values(body):
+    """(the function, its values, what moves with them, the largest number among all)."""
+
     def f(score, b, h, q, k, table, slopes, types):
         return body(score, b, h, q, k, table, slopes, types)
 
@@ -114,7 +137,11 @@ def test_scores(body):
     value = modified(SCORE, visible, INDICES, f, ARGS)
     expected = Moved(SCORE, visible, INDICES, f, ARGS, SCORE_T, ARGS_T)
     size = max(1, *(np.abs(x).max() for x in (value, expected.tangent, expected.bend)))
-    assume(size < 1e4)
+    return f, value, expected, size
+
+
+def check(f, value, expected, size):
+    """The codes of a function of scores against the oracle."""
     prepared = _prepare(False, f, ARGS)
     inputs = INPUTS | {"score": SCORE, "tangent": SCORE_T}
     for variant, names in ((0, "value"), (1, "value slope"), (2, "- - tangent"),

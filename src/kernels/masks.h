@@ -50,15 +50,56 @@ INLINE int64_t next_columns(const real *row, int64_t j, int64_t n) {
     return j >= last ? n : next < last ? next : last;
 }
 
+/* What n elements of a mask say together: the bits in which any of them differs from -inf and from 0, and the least. */
+typedef struct mask_bits {
+    ivec visible, nonzero;
+    vec least;
+} mask_bits;
+
+INLINE void gather_bits(mask_bits *m, vec x) {
+    m->visible |= (ivec)x ^ (ivec)vset1(-INFINITY);
+    m->nonzero |= (ivec)x & ~SIGN_BIT;
+    m->least = vmin2(x, m->least);
+}
+
+INLINE enum bias_kind kind_of(const mask_bits *m) {
+    if (!vany(m->visible != 0)) return BIAS_ALL_MASKED;
+    if (!vany(m->nonzero != 0)) return BIAS_NONE;
+    return vany(m->least == -(real)INFINITY) ? BIAS_SOME_MASKED : BIAS_FINITE;
+}
+
+/* line (b->n_j, rounded up to VL) = factor * mask[0, j0 + j], of a mask that is the same for all queries. */
+NOINLINE enum bias_kind load_keys(const sdpa_matrix *mask, const block *b, real factor, real *line) {
+    mask_bits bits = {0};
+    load(line, mask->data + b->j0 * mask->col, b->n_j, mask->col, mask->dtype, mask->swapped);
+    for (int64_t j = b->n_j; j % VL != 0; j++) line[j] = line[0];
+    for (int64_t j = 0; j < b->n_j; j += VL) {
+        const vec x = vload(line + j);
+        gather_bits(&bits, x);
+        vstore(line + j, vmul_finite(factor, x));
+    }
+    return kind_of(&bits);
+}
+
+/* mask_block for such a mask. */
+NOINLINE enum bias_kind key_block(const sdpa_matrix *mask, const block *b, real factor, real *s, int64_t s_row,
+                                  real *line) {
+    const enum bias_kind kind = load_keys(mask, b, factor, line);
+    for (int64_t j = 0; j < b->n_j && (kind == BIAS_FINITE || kind == BIAS_SOME_MASKED); j++) {
+        for (int64_t i = 0; i < b->n_i; i += VL) vstore(s + j * s_row + i, vset1(line[j]));
+    }
+    return kind;
+}
+
 /* s[j, i] (n_j, s_row) = factor * mask[i0 + i, j0 + j] for i < n_i; the lanes after n_i repeat a query. Returns the
  * kind of the block; for BIAS_NONE and BIAS_ALL_MASKED s may be left unwritten. `lines`: (VL, n_j rounded up to VL) of
  * scratch. */
 NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, const block *b, real factor, real *s, int64_t s_row,
                                    real *lines) {
     const int64_t n_i = b->n_i, n_j = b->n_j, line_row = round_up(n_j, VL);
+    if (mask->row == 0) return key_block(mask, b, factor, s, s_row, lines);
     if (mask->dtype == SDPA_BOOL && mask->col == 1) return boolean_block(mask, b, s, s_row, (uint32_t *)lines, false);
-    ivec visible = {0}, nonzero = {0}; /* the bits in which any element differs from -inf and from 0 */
-    vec least = {0};
+    mask_bits bits = {0};
     for (int64_t i = 0; i < n_i; i += VL) {
         const bool in_place = is_direct(mask) && n_j % VL == 0 && i + VL <= n_i;
         const char *first = mask->data + (b->i0 + i) * mask->row + b->j0 * mask->col;
@@ -78,17 +119,13 @@ NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, const block *b, real
             UNROLL for (int l = 0; l < VL; l++) {
                 if (j + l >= n_j) break;
                 const vec x = r[l];
-                visible |= (ivec)x ^ (ivec)vset1(-INFINITY);
-                nonzero |= (ivec)x & ~SIGN_BIT;
-                least = vmin2(x, least);
+                gather_bits(&bits, x);
                 /* Some programs write the lowest finite number for -inf; it must not become -inf. */
                 vstore(s + (j + l) * s_row + i, vmul_finite(factor, x));
             }
         }
     }
-    if (!vany(visible != 0)) return BIAS_ALL_MASKED;
-    if (!vany(nonzero != 0)) return BIAS_NONE;
-    return vany(least == -(real)INFINITY) ? BIAS_SOME_MASKED : BIAS_FINITE;
+    return kind_of(&bits);
 }
 
 /* Adds -inf to the bias in s, of this kind, where a boolean mask is false. `lines` as in mask_block. */
@@ -190,16 +227,21 @@ NOINLINE void clear_bias(const block *b, real *s, int64_t s_row) {
     }
 }
 
-/* bias_block for blocks that may stay without a bias. */
-INLINE enum bias_kind fill_bias(const sdpa_unit *u, const block *b, real factor, real *s, int64_t s_row, real *lines) {
+/* Whether the band or key_length may hide some pairs of a block. */
+INLINE bool is_cut(const sdpa_unit *u, const block *b) {
     const sdpa_problem *p = u->problem;
     const int64_t last_key = b->j0 + b->n_j - 1;
+    /* The band cuts the block if its first query's last key, or its last query's first key, lies inside. */
+    return (p->has_upper && b->i0 + u->upper < last_key) || (p->has_lower && b->i0 + b->n_i - 1 + u->lower > b->j0) ||
+           u->key_length <= last_key;
+}
+
+/* bias_block for blocks that may stay without a bias. */
+INLINE enum bias_kind fill_bias(const sdpa_unit *u, const block *b, real factor, real *s, int64_t s_row, real *lines) {
     int64_t first, end;
     sdpa_visible_keys(u, b->i0, b->n_i, &first, &end);
-    if (end <= b->j0 || first > last_key) return BIAS_ALL_MASKED;
-    /* The band cuts the block if its first query's last key, or its last query's first key, lies inside. */
-    const bool cut = (p->has_upper && b->i0 + u->upper < last_key) ||
-                     (p->has_lower && b->i0 + b->n_i - 1 + u->lower > b->j0) || u->key_length <= last_key;
+    if (end <= b->j0 || first >= b->j0 + b->n_j) return BIAS_ALL_MASKED;
+    const bool cut = is_cut(u, b);
     const real slope = scalar_of(&u->alibi_slopes, 0);
     const sdpa_seen seen = p->mask_mod ? seen_by_program(u, b) : SDPA_ALL_SEEN;
     if (seen == SDPA_NONE_SEEN) return BIAS_ALL_MASKED;
@@ -235,6 +277,15 @@ NOINLINE enum bias_kind bias_block(const sdpa_unit *u, const block *b, real fact
         kind = BIAS_FINITE;
     }
     return masks && kind == BIAS_FINITE ? BIAS_SOME_MASKED : kind;
+}
+
+/* Whether a finite number for each key is all that is added to a block. If so, writes them to line (n_j, rounded up to
+ * VL), and bias_block need not be called. */
+INLINE bool is_key_bias(const sdpa_unit *u, const block *b, real factor, real *line) {
+    const sdpa_matrix *mask = &u->mask;
+    const bool alone = !u->where.data && !u->alibi_slopes.data && !u->problem->mask_mod && !u->problem->score_mod;
+    return alone && mask->data && mask->row == 0 && mask->dtype != SDPA_BOOL &&
+           !is_cut(u, b) && load_keys(mask, b, factor, line) == BIAS_FINITE;
 }
 
 #endif

@@ -42,6 +42,7 @@ typedef struct scores {
     real *ds;          /* shaped like s; with a program NULL, or its slopes */
     int64_t s_row;
     const real *shift;    /* per query */
+    const real *key_bias; /* per key, finite */
     real *extreme;        /* per query: running maximum or sum; SCORE_WEIGHTS: tile_sums */
     real c, cap, cap_low; /* cap_low: the rounding error of cap */
 } scores;
@@ -55,6 +56,7 @@ COLD NOINLINE scores part_of(const scores *t, int64_t first, int64_t n) {
     part.s += first * t->s_row;
     if (t->ds) part.ds += first * t->s_row;
     if (t->raw) part.raw += first * t->s_row;
+    if (t->key_bias) part.key_bias += first;
     if (t->given) part.given += first * t->s_row;
     return part;
 }
@@ -64,7 +66,7 @@ typedef struct tile_column {
     vec c, least, shift, extreme;
 } tile_column;
 
-INLINE void finish_element(const scores *t, enum score_mode mode, vec a, int64_t at, tile_column *column) {
+INLINE void finish_element(const scores *t, enum score_mode mode, vec a, int64_t key, int64_t at, tile_column *column) {
     real *s = t->s + at;
     switch (mode) {
     case SCORE_RAW:
@@ -97,6 +99,16 @@ INLINE void finish_element(const scores *t, enum score_mode mode, vec a, int64_t
         column->extreme += a;
         break;
     }
+    case SCORE_KEYS_SUMMED:
+        a = vexp2_quick(vmuladd(column->c, a, vset1(t->key_bias[key])) - column->shift);
+        vstore(s, a);
+        column->extreme += a;
+        break;
+    case SCORE_KEYS_WEIGHTS:
+        a = vexp2_above(vset1(1), vmuladd(column->c, a, vset1(t->key_bias[key])), column->shift, false);
+        vstore(s, a);
+        column->extreme += a;
+        break;
     case SCORE_WEIGHTS:
         a = vexp2_above(column->c, a, column->shift, false);
         vstore(s, a);
@@ -114,13 +126,16 @@ INLINE void finish_element(const scores *t, enum score_mode mode, vec a, int64_t
     }
 }
 
+/* Whether the sums of tiles rotate among SUMS places. */
+INLINE bool rotates(enum score_mode mode) { return mode == SCORE_WEIGHTS || mode == SCORE_KEYS_WEIGHTS; }
+
 INLINE bool is_summed(enum score_mode mode) {
-    return mode == SCORE_SUMMED || mode == SCORE_BIASED_SUMMED || mode == SCORE_WEIGHTS;
+    return mode == SCORE_SUMMED || mode == SCORE_BIASED_SUMMED || mode == SCORE_KEYS_SUMMED || rotates(mode);
 }
 
-/* The place of the maximum or sum of the tile that begins at key j0; SCORE_WEIGHTS rotates among SUMS places. */
+/* The place of the maximum or sum of the tile that begins at key j0. */
 INLINE real *extreme_at(const scores *t, enum score_mode mode, int64_t j0) {
-    return t->extreme + (mode == SCORE_WEIGHTS ? j0 / SCORE_ROWS % SUMS : 0) * SCORE_WIDTH * VL;
+    return t->extreme + (rotates(mode) ? j0 / SCORE_ROWS % SUMS : 0) * SCORE_WIDTH * VL;
 }
 
 /* Finishes `rows` rows of a column. mode is a constant; `whole`: all rows, unrolled, so that acc stays in registers. */
@@ -134,9 +149,11 @@ INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc
     if (summed) column.shift = vload(t->shift + j * VL);
     if (maximum) column.extreme = vload(to);
     if (whole) {
-        UNROLL for (int i = 0; i < SCORE_ROWS; i++) { finish_element(t, mode, acc[i][j], at + i * t->s_row, &column); }
+        UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
+            finish_element(t, mode, acc[i][j], j0 + i, at + i * t->s_row, &column);
+        }
     } else {
-        for (int64_t i = 0; i < rows; i++) finish_element(t, mode, acc[i][j], at + i * t->s_row, &column);
+        for (int64_t i = 0; i < rows; i++) finish_element(t, mode, acc[i][j], j0 + i, at + i * t->s_row, &column);
     }
     if (summed) column.extreme += vload(to);
     if (maximum || summed) vstore(to, column.extreme);
@@ -172,7 +189,9 @@ NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc
             FINISH(SCORE_BIASED)
             FINISH(SCORE_SUMMED)
             FINISH(SCORE_BIASED_SUMMED)
+            FINISH(SCORE_KEYS_SUMMED)
             FINISH(SCORE_WEIGHTS)
+            FINISH(SCORE_KEYS_WEIGHTS)
             FINISH(SCORE_GRADIENT)
             FINISH(SCORE_GRADIENT_MASKED)
 #undef FINISH
@@ -310,7 +329,7 @@ INLINE void score_constant(const scores *all, enum score_mode mode, bool bf16_pa
     for (int64_t j0 = 0; j0 < whole; j0 += SCORE_ROWS) score_whole_tile(&t, mode, bf16_pairs, j0);
     if (whole == t.n) return;
     scores rest = part_of(all, whole, t.n - whole);
-    if (mode == SCORE_WEIGHTS) rest.extreme = extreme_at(all, mode, whole);
+    if (rotates(mode)) rest.extreme = extreme_at(all, mode, whole);
     score_panel(&rest, SCORE_WIDTH, mode);
 }
 
@@ -319,7 +338,9 @@ NOINLINE void score_biased(const scores *t) { score_constant(t, SCORE_BIASED, fa
 NOINLINE void score_summed(const scores *t) { score_constant(t, SCORE_SUMMED, false); }
 NOINLINE void score_summed_bf16_pairs(const scores *t) { score_constant(t, SCORE_SUMMED, true); }
 NOINLINE void score_biased_summed(const scores *t) { score_constant(t, SCORE_BIASED_SUMMED, false); }
+NOINLINE void score_keys_summed(const scores *t) { score_constant(t, SCORE_KEYS_SUMMED, false); }
 NOINLINE void score_weights(const scores *t) { score_constant(t, SCORE_WEIGHTS, false); }
+NOINLINE void score_keys_weights(const scores *t) { score_constant(t, SCORE_KEYS_WEIGHTS, false); }
 NOINLINE void score_gradient(const scores *t) { score_constant(t, SCORE_GRADIENT, false); }
 NOINLINE void score_gradient_masked(const scores *t) { score_constant(t, SCORE_GRADIENT_MASKED, false); }
 
@@ -394,7 +415,9 @@ static void score(const scores *t, int nv, enum score_mode mode) {
         [SCORE_BIASED] = score_biased,
         [SCORE_SUMMED] = score_summed,
         [SCORE_BIASED_SUMMED] = score_biased_summed,
+        [SCORE_KEYS_SUMMED] = score_keys_summed,
         [SCORE_WEIGHTS] = score_weights,
+        [SCORE_KEYS_WEIGHTS] = score_keys_weights,
         [SCORE_GRADIENT] = score_gradient,
         [SCORE_GRADIENT_MASKED] = score_gradient_masked,
     };

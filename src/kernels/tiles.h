@@ -23,7 +23,9 @@ enum score_mode {
     SCORE_CAPPED,          /* s = c * tanh(cap * acc) + s, like SCORE_BIASED; if ds is not NULL, ds = that tanh */
     SCORE_SUMMED,          /* s = exp2(c * acc - shift);            extreme = sum */
     SCORE_BIASED_SUMMED,   /* s = exp2(c * acc + s - shift), or -0 where s was -inf; extreme = sum */
+    SCORE_KEYS_SUMMED,     /* s = exp2(c * acc + key_bias - shift); extreme = sum */
     SCORE_WEIGHTS,         /* s = exp2(c * acc - shift);            extreme = SUMS sums */
+    SCORE_KEYS_WEIGHTS,    /* s = exp2(c * acc + key_bias - shift); extreme = SUMS sums */
     SCORE_GRADIENT,        /* ds = s * (acc - shift) */
     SCORE_GRADIENT_MASKED, /* SCORE_GRADIENT, and -0 where s is -0 */
 };

@@ -232,7 +232,7 @@ int sdpa_call_run_with(sdpa_call *call, sdpa_driver_with *driver, const void *mo
 }
 
 static sdpa_status run_plain(const sdpa_problem *problem, const void *driver) {
-    return (*(sdpa_driver *const *)driver)(problem);
+    return sdpa_compact(problem, *(sdpa_driver *const *)driver);
 }
 
 int sdpa_call_run(sdpa_call *call, sdpa_driver *driver) { return sdpa_call_run_with(call, run_plain, &driver); }

@@ -103,9 +103,11 @@ NOINLINE void load_across(real *dst, int64_t dst_row, const char *src, int n_row
         /* The last vectors overlap the ones before, if there are any. */
         if (n - j < VL && n > VL) j = n - VL;
         const int width = n - j < VL ? (int)(n - j) : VL;
-        vec r[VL] = {{0}};
-        for (int i = 0; i < n_rows; i++) {
+        vec r[VL];
+        for (int i = 0; i < VL; i++) {
             const char *from = src + i * row + j * col;
+            r[i] = (vec){0}; /* not all at once, by `rep stos` */
+            if (i >= n_rows) continue;
             if (direct && dtype == REAL_DTYPE) { /* then there is but one vector */
                 r[i] = vload_partial((const real *)from, width);
             } else {

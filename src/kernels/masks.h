@@ -218,7 +218,8 @@ NOINLINE void unit_keys(const sdpa_unit *u, int64_t *j0, int64_t *j1) {
     const int64_t size = sdpa_key_block(u->problem);
     sdpa_visible_keys(u, u->i0, u->n_i, j0, j1);
     if (!u->problem->mask_mod) return;
-    for (int64_t n = size; *j0 < *j1 && n >= size;) { /* n grows while blocks are hidden, and shrinks at the first seen */
+    for (int64_t n = size;
+         *j0 < *j1 && n >= size;) { /* n grows while blocks are hidden, and shrinks at the first seen */
         const int64_t next = (*j0 / size + n / size) * size, end = next < *j1 ? next : *j1;
         const bool hidden = is_hidden(u, *j0, end - *j0);
         if (hidden) *j0 = end;
@@ -297,7 +298,7 @@ INLINE enum bias_kind fill_bias(const sdpa_unit *u, const block *b, real factor,
     if (end <= b->j0 || first >= b->j0 + b->n_j) return BIAS_ALL_MASKED;
     const bool cut = is_cut(u, b);
     const real slope = scalar_of(&u->alibi_slopes, 0);
-    const sdpa_seen seen = p->mask_mod ? seen_by_program(u, b) : SDPA_ALL_SEEN;
+    const sdpa_seen seen = u->problem->mask_mod ? seen_by_program(u, b) : SDPA_ALL_SEEN;
     if (seen == SDPA_NONE_SEEN) return BIAS_ALL_MASKED;
     if (!u->mask.data && !cut && slope == 0 && seen == SDPA_ALL_SEEN) return BIAS_NONE;
     const unsigned shown = shown_keys(u, &u->mask, &u->mask_outline, b->i0, b->j0, b->n_j),
@@ -338,8 +339,8 @@ NOINLINE enum bias_kind bias_block(const sdpa_unit *u, const block *b, real fact
 INLINE bool is_key_bias(const sdpa_unit *u, const block *b, real factor, real *line) {
     const sdpa_matrix *mask = &u->mask;
     const bool alone = !u->where.data && !u->alibi_slopes.data && !u->problem->mask_mod && !u->problem->score_mod;
-    return alone && mask->data && mask->row == 0 && mask->dtype != SDPA_BOOL &&
-           !is_cut(u, b) && load_keys(mask, b, factor, line) == BIAS_FINITE;
+    return alone && mask->data && mask->row == 0 && mask->dtype != SDPA_BOOL && !is_cut(u, b) &&
+           load_keys(mask, b, factor, line) == BIAS_FINITE;
 }
 
 #endif

@@ -31,9 +31,9 @@ typedef struct program_run {
     int64_t slot; /* bytes of a register */
     double *sums; /* see sdpa_unit */
     int64_t batch, head, first_query, n_i;
-    int64_t window, window_keys;  /* the keys for which the key section has run: the first, how many */
-    int64_t end_key;              /* of the block */
-    int64_t row, rows;            /* of the tile, in the window */
+    int64_t window, window_keys; /* the keys for which the key section has run: the first, how many */
+    int64_t end_key;             /* of the block */
+    int64_t row, rows;           /* of the tile, in the window */
     int nv;
     real *bad, *bad_queries, *bad_keys, *bad_pairs; /* where an index was out of range; bad: of the present section */
     bool any_bad;                                   /* in bad_queries or bad_keys, so far */
@@ -57,7 +57,8 @@ INLINE vec lesser(vec a, vec b) { return vselect(a != a, a, vmin2(a, b)); }
 /* e^x. The error is at most 1.6 ulp where the result is below 2^127 (2^1023), |x| ulp above. */
 INLINE vec exponential_of(vec x) {
     const double c = M_LOG2E, c_high = (real)(SDPA_REAL == 32 ? 0x1.715p0 : 0x1.715476p0);
-    const real most = (real)((SDPA_REAL == 32 ? 127 : 1023) / M_LOG2E), least = (real)(-(SDPA_REAL == 32 ? 126 : 1022) / M_LOG2E);
+    const real most = (real)((SDPA_REAL == 32 ? 127 : 1023) / M_LOG2E),
+               least = (real)(-(SDPA_REAL == 32 ? 126 : 1022) / M_LOG2E);
     const vec inside = vselect(x < least, vset1(least), vselect(x > most, vset1(most), x));
     vec e = vexp2_product(inside, (real)c, (real)c_high, (real)(c - c_high), least);
     e = vselect(x < least, (vec){0}, e);
@@ -206,10 +207,8 @@ NOINLINE void run_tile(program_run *r, int64_t j, int64_t rows, const real *s, i
 /* What the unit's mask, a program, lets through of a block. */
 INLINE sdpa_seen seen_by_program(const sdpa_unit *u, const block *b) {
     const int64_t query = b->i0 + u->offset;
-    const sdpa_box box = {{u->batch, u->batch},
-                          {u->head, u->head},
-                          {query, query + b->n_i - 1},
-                          {b->j0, b->j0 + b->n_j - 1}};
+    const sdpa_box box = {
+        {u->batch, u->batch}, {u->head, u->head}, {query, query + b->n_i - 1}, {b->j0, b->j0 + b->n_j - 1}};
     return sdpa_program_seen(u->problem->mask_mod, &box);
 }
 

@@ -118,7 +118,7 @@ NOINLINE void NAME(scatter)(const program_run *r, const sdpa_argument *a, int64_
 #define EACH_VECTOR _Pragma("GCC unroll 3") for (int64_t x = 0; x < n; x += VL)
 #define TO_REAL(name, value)                                                                                           \
     case SDPA_OP_##name:                                                                                               \
-        EACH_VECTOR vstore((real *)at.dst + x, value);                                                                      \
+        EACH_VECTOR vstore((real *)at.dst + x, value);                                                                 \
         break;
 #define TO_BITS(name, value) TO_REAL(name, (vec)(value))
 #define TO_INT(name, value)                                                                                            \
@@ -187,8 +187,8 @@ INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands a
     case SDPA_OP_scatter:
         if (r->program->arrays[i->a].gradient) {
             int64_t *range = (int64_t *)(r->sums + r->program->n_gradients) + 2 * i->a;
-            NAME(scatter)(r, &r->program->arrays[i->a], range, at.b, i->b < r->code->n[SDPA_OF_UNIT],
-                          (const real *)at.c);
+            NAME(scatter)
+            (r, &r->program->arrays[i->a], range, at.b, i->b < r->code->n[SDPA_OF_UNIT], (const real *)at.c);
         }
         break;
     default:

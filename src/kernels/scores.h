@@ -33,13 +33,13 @@ typedef struct scores {
     const real *y_tail; /* the last n % SCORE_ROWS rows, padded to SCORE_ROWS, tail_row apart */
     const real *given;  /* NULL, or scores to use instead of the products x y; shaped like s, or s itself */
     int64_t y_row, tail_row, n, depth;
-    bool bf16_pairs;   /* x and y hold pairs of bfloat16, `depth` of them */
-    const ahead *next; /* or NULL */
+    bool bf16_pairs;               /* x and y hold pairs of bfloat16, `depth` of them */
+    const ahead *next;             /* or NULL */
     struct score_program *program; /* what products become before the mode's step, or NULL */
     int64_t j0;                    /* the first key, which a program sees */
     real *raw;                     /* NULL, or shaped like s: the scores that the program gets */
-    real *s;           /* (n rounded up to SCORE_ROWS, s_row) */
-    real *ds;          /* shaped like s; with a program NULL, or its slopes */
+    real *s;                       /* (n rounded up to SCORE_ROWS, s_row) */
+    real *ds;                      /* shaped like s; with a program NULL, or its slopes */
     int64_t s_row;
     const real *shift;    /* per query */
     const real *key_bias; /* per key, finite */
@@ -404,7 +404,8 @@ NOINLINE void score_by_program(const scores *t, int nv, enum score_mode mode) {
         run_tile(r, t->j0 + j0, n, biased ? t->s + j0 * t->s_row : NULL, t->s_row);
         end_tile(t, acc, h, nv, j0, n, biased);
         for (int64_t i = 0; i < n; i += SCORE_ROWS) {
-            finish_tile(t, mode, (const vec(*)[MAX_WIDTH])(acc + i), nv, j0 + i, n - i < SCORE_ROWS ? n - i : SCORE_ROWS);
+            finish_tile(t, mode, (const vec(*)[MAX_WIDTH])(acc + i), nv, j0 + i,
+                        n - i < SCORE_ROWS ? n - i : SCORE_ROWS);
         }
     }
 }

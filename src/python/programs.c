@@ -9,12 +9,12 @@
 /* A program and what its pointers point at. */
 typedef struct function {
     const char *argument, *arrays_argument;
-    PyObject *prepared;     /* what sdpa._programs returned */
-    PyArrayObject **arrays; /* (n), owned: of the types that the core reads */
-    PyObject **tangents;    /* (n), owned or NULL */
-    PyArrayObject **sums;   /* (n), owned or NULL: the gradients in float64 */
-    PyObject *gradients;    /* a tuple, or NULL */
-    sdpa_argument *described;  /* (n) */
+    PyObject *prepared;       /* what sdpa._programs returned */
+    PyArrayObject **arrays;   /* (n), owned: of the types that the core reads */
+    PyObject **tangents;      /* (n), owned or NULL */
+    PyArrayObject **sums;     /* (n), owned or NULL: the gradients in float64 */
+    PyObject *gradients;      /* a tuple, or NULL */
+    sdpa_argument *described; /* (n) */
     int64_t *summaries;
     int n, n_args;
     const char *kinds;
@@ -37,8 +37,8 @@ static PyObject *field(const function *f, int i) { return PyTuple_GetItem(f->pre
 static int prepare(function *f, bool is_mask, PyObject *value, PyObject *args) {
     PyObject *module = PyImport_ImportModule("sdpa._programs");
     if (!module) return -1;
-    f->prepared = PyObject_CallMethod(module, "_prepare", "(OOO)", is_mask ? Py_True : Py_False, value,
-                                      args ? args : Py_None);
+    f->prepared =
+        PyObject_CallMethod(module, "_prepare", "(OOO)", is_mask ? Py_True : Py_False, value, args ? args : Py_None);
     Py_DECREF(module);
     if (!f->prepared) return -1;
     if (!PyTuple_Check(f->prepared) || PyTuple_Size(f->prepared) != N_FIELDS) {
@@ -123,8 +123,10 @@ static int read_codes(function *f) {
             code->checks_pairs |= is_index && i >= before;
         }
         if (code->n_registers <= SDPA_MOST_REGISTERS) continue;
-        PyErr_Format(PyExc_ValueError, "%s: expected a function that needs at most %d registers, got one of %d; give what "
-                     "it computes from one index as an array", f->argument, SDPA_MOST_REGISTERS, code->n_registers);
+        PyErr_Format(PyExc_ValueError,
+                     "%s: expected a function that needs at most %d registers, got one of %d; give what "
+                     "it computes from one index as an array",
+                     f->argument, SDPA_MOST_REGISTERS, code->n_registers);
         return -1;
     }
     return 0;
@@ -253,7 +255,8 @@ int sdpa_functions_set(sdpa_functions *f, sdpa_problem *p, PyArrayObject *offset
 /* ------------------------------------------------------------------------------------ derivatives */
 
 /* One tangent, which must look like the argument it belongs to. */
-static int set_tangent(function *f, sdpa_dtype compute, PyObject *module, int i, const char *argument, PyObject *value) {
+static int set_tangent(function *f, sdpa_dtype compute, PyObject *module, int i, const char *argument,
+                       PyObject *value) {
     PyArrayObject *own = (PyArrayObject *)PyTuple_GetItem(field(f, ARRAYS), i);
     char name[64];
     PyOS_snprintf(name, sizeof name, "%s[%d]", argument, i);
@@ -266,8 +269,8 @@ static int set_tangent(function *f, sdpa_dtype compute, PyObject *module, int i,
     const bool fits = PyArray_NDIM(a) == PyArray_NDIM(own) &&
                       PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(own), PyArray_NDIM(a));
     if (!fits || !sdpa_is_float(sdpa_dtype_of(module, a))) {
-        PyErr_Format(fits ? PyExc_TypeError : PyExc_ValueError, "%s: expected score_args[%d]'s shape and a floating dtype",
-                     name, i);
+        PyErr_Format(fits ? PyExc_TypeError : PyExc_ValueError,
+                     "%s: expected score_args[%d]'s shape and a floating dtype", name, i);
         Py_DECREF((PyObject *)a);
         return -1;
     }
@@ -285,8 +288,8 @@ int sdpa_functions_read_tangents(sdpa_functions *functions, const sdpa_options *
     PyObject *values = PySequence_Tuple(given);
     if (!values || PyTuple_Size(values) != f->n_args) {
         if (values) {
-            PyErr_Format(PyExc_ValueError, "%s: expected %d arrays or None, one for each of score_args, got %zd", argument,
-                         f->n_args, PyTuple_Size(values));
+            PyErr_Format(PyExc_ValueError, "%s: expected %d arrays or None, one for each of score_args, got %zd",
+                         argument, f->n_args, PyTuple_Size(values));
         }
         Py_XDECREF(values);
         return -1;

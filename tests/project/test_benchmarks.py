@@ -578,6 +578,14 @@ def test_ports_count_what_stands_beside_the_products():
             ports.panel(text, name, vectors)
 
 
+def test_cpus_are_counted_where_a_process_cannot_choose_them(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert machine.cores(3) == [0, 1, 2]
+    with pytest.raises(SystemExit, match="3 CPUs"):
+        machine.cores(4)
+
+
 def test_a_trace_of_qemu_has_what_ran_between_two_marks():
     trace = """\
 IN: mark

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 COMPILER = "aarch64-linux-gnu-gcc"
-INSTRUCTION = re.compile(r"^0x(\w+):  \w+  (\w\S*) *(.*)$", re.MULTILINE)
+INSTRUCTION = re.compile(r"^0x(\w+):  \w+  (\S+) *(.*)$", re.MULTILINE)
 STEP = re.compile(r"^Trace \d+: \S+ \[\w+/(\w+)/\S*\] (\S*)$|^IN:.*\n((?:0x.*\n)+)", re.MULTILINE)
 
 
@@ -53,12 +53,23 @@ def parse(text: str) -> list[Section]:
 def sections(command: Sequence[str | Path]) -> tuple[list[Section], str]:
     """Run a program that brackets its sections by calls of mark(); return them and its output.
 
-    The program is linked statically, because qemu names functions by its symbols.
+    The program is linked statically, because qemu names functions by its symbols. mark() has no
+    branches, because qemu tells of each of its blocks. The CPU has no SVE, which glibc would use
+    to copy.
     """
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         run = subprocess.run(
-            ["qemu-aarch64", "-d", "in_asm,exec,nochain", "-D", log, *command],
+            [
+                "qemu-aarch64",
+                "-cpu",
+                "neoverse-n1",
+                "-d",
+                "in_asm,exec,nochain",
+                "-D",
+                log,
+                *command,
+            ],
             check=True,
             text=True,
             stdout=subprocess.PIPE,

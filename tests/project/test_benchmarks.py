@@ -594,7 +594,7 @@ IN: mark
 Trace 0: 0x7f [00/0000000000400700/00/00] mark
 ----------------
 IN: loop
-0x00400724:  4f02f602  fmla     v2.4s, v1.4s, v0.s[0]
+0x00400724:  25221fe0  .byte    0xe0, 0x1f, 0x22, 0x25
 0x00400728:  54ffff61  b.ne     #0x400724
 
 Trace 0: 0x7f [00/0000000000400724/00/00] loop
@@ -603,11 +603,11 @@ Trace 0: 0x7f [00/0000000000400700/00/00] mark
 Trace 0: 0x7f [00/0000000000400724/00/00] loop
 """
     (section,) = qemu.parse(trace)
-    step = [("fmla", "v2.4s, v1.4s, v0.s[0]"), ("b.ne", "#0x400724")]
+    step = [(".byte", "0xe0, 0x1f, 0x22, 0x25"), ("b.ne", "#0x400724")]
     assert section.instructions() == 2 * step
     assert section.executed() == 4
     assert arm.assembly([*step, ("cbz", "x0, #0x400724"), ("adrp", "x1, #0x492000")]) == (
-        "fmla v2.4s, v1.4s, v0.s[0]\nb.ne #4\ncbz x0, #4\nadrp x1, #0"
+        ".byte 0xe0, 0x1f, 0x22, 0x25\nb.ne #4\ncbz x0, #4\nadrp x1, #0"
     )
 
 

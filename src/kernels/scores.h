@@ -210,9 +210,9 @@ INLINE void add_tiles(vec (*acc)[MAX_WIDTH], int tiles, int nv, bool bf16_pairs,
     vec sum[MOST_SCORE_ROWS][MAX_WIDTH];
     UNROLL for (int i = 0; i < rows; i++) { UNROLL for (int j = 0; j < nv; j++) sum[i][j] = acc[i][j]; }
     if (BF16_PAIRS && bf16_pairs) {
-        tile(sum, rows, nv, true, y, y_row, 1, x, nv * VL, depth);
+        tile(sum, rows, nv, false, true, y, y_row, 1, x, nv * VL, depth);
     } else {
-        tile(sum, rows, nv, false, y, y_row, 1, x, nv * VL, depth);
+        tile(sum, rows, nv, false, false, y, y_row, 1, x, nv * VL, depth);
     }
     UNROLL for (int i = 0; i < rows; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] = sum[i][j]; }
 }
@@ -248,7 +248,7 @@ INLINE int64_t second_chain(const scores *t, bool gradient) {
 /* acc (rows, nv vectors) = the products of keys from j0 on, or the scores given in their place. */
 INLINE void accumulate_scores(const scores *t, int nv, bool gradient, bool given, int64_t j0, int64_t rows,
                               vec (*acc)[MAX_WIDTH]) {
-    static score_product *const products[] = {NULL, product_1x1, product_1x2, product_1x3};
+    static score_product *const products[] = {NULL, product_1x1, product_1x2, SCORE_WIDTH == 3 ? product_1x3 : NULL};
     for (int j = 0; j < nv; j++) {
         const vec start = gradient ? -vload(t->shift + j * VL) : (vec){0};
         for (int64_t i = 0; i < rows; i++) acc[i][j] = given ? vload(t->given + (j0 + i) * t->s_row + j * VL) : start;
@@ -303,14 +303,14 @@ INLINE void score_whole_tile(const scores *t, enum score_mode mode, bool bf16_pa
         const vec start = gradient ? -vload(t->shift + j * VL) : (vec){0};
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][j] = start;
     }
-    tile(acc, SCORE_ROWS, SCORE_WIDTH, bf16_pairs, y, t->y_row, 1, t->x, SCORE_WIDTH * VL, second);
+    tile(acc, SCORE_ROWS, SCORE_WIDTH, false, bf16_pairs, y, t->y_row, 1, t->x, SCORE_WIDTH * VL, second);
     if (second < t->depth) {
         vec rest[SCORE_ROWS][MAX_WIDTH];
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
             UNROLL for (int j = 0; j < SCORE_WIDTH; j++) rest[i][j] = (vec){0};
         }
-        tile(rest, SCORE_ROWS, SCORE_WIDTH, bf16_pairs, y + second, t->y_row, 1, t->x + second * SCORE_WIDTH * VL,
-             SCORE_WIDTH * VL, t->depth - second);
+        tile(rest, SCORE_ROWS, SCORE_WIDTH, false, bf16_pairs, y + second, t->y_row, 1,
+             t->x + second * SCORE_WIDTH * VL, SCORE_WIDTH * VL, t->depth - second);
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
             UNROLL for (int j = 0; j < SCORE_WIDTH; j++) acc[i][j] += rest[i][j];
         }

@@ -11,7 +11,11 @@
 #define SCORE_ROWS 4
 #define MAX_WIDTH 3
 #endif
-#define SCORE_WIDTH 3 /* vectors of queries in a panel */
+#ifdef HAVE_LANES     /* registers hold 16 sums, 8 vectors of keys, 4 steps of each, and a row of queries */
+#define SCORE_WIDTH 2 /* vectors of queries in a panel */
+#else
+#define SCORE_WIDTH 3
+#endif
 #define MOST_SCORE_ROWS (3 * SCORE_ROWS)
 #define MAX_TILE_ROWS 12
 

@@ -290,7 +290,7 @@ def test_refusals(rng, bias):
         flex_attention(x[0].to("meta"), *x[1:])
     with pytest.raises(ValueError, match="score_mod, mask_mod: expected a tensor on the CPU"):
         flex_attention(*x, relative(bias.detach().to("meta")))
-    with pytest.raises(TypeError, match="score_mod: .* got the truth of q > k"):
+    with pytest.raises(TypeError, match=r"score_mod: .* got the truth of q > k"):
         flex_attention(*x, lambda s, b, h, q, k: s if q > k else -s)
     with pytest.raises(TypeError, match="mask_mod: expected a function"):
         flex_attention(*x, block_mask=3)

@@ -1,5 +1,6 @@
 """Options of the composed functions. Written by `make stubs`; see tools/stubs.py."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict
 
 from numpy.typing import ArrayLike
@@ -59,6 +60,10 @@ class BlockOptions(TypedDict, total=False):
     query_offset: int | ArrayLike | None
     cu_seqlens_q: ArrayLike | None
     cu_seqlens_k: ArrayLike | None
+    score_mod: Callable[..., Any] | None
+    score_args: Sequence[ArrayLike] | None
+    mask_mod: Callable[..., Any] | None
+    mask_args: Sequence[ArrayLike] | None
     rng: int | None
     workers: int | None
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from sdpa import _arguments, _core
 from sdpa._arrays import Array
+from sdpa._programs import Program, beyond_keys, given_arrays
 
 T = TypeVar("T")
 
@@ -128,6 +129,33 @@ class Mask(Operand):
 # ------------------------------------------------------------------------------- places
 
 
+class Function:
+    """A function of the user, traced once for all blocks.
+
+    Parameters
+    ----------
+    name : {"score", "mask"}
+    options : dict
+        Loses the function and its arguments.
+    first_key : int or ndarray
+        Of the whole call: one number, or one for each packed sequence.
+    """
+
+    def __init__(self, name: str, options: dict[str, Any], first_key: Any) -> None:
+        self.name: str = name
+        given = {n: options.pop(n) for n in (f"{name}_mod", f"{name}_args") if n in options}
+        self.whole: dict[str, Any] = {f"{name}_args": None} | given
+        self.args: tuple[Array, ...] = given_arrays(name == "mask", given.get(f"{name}_args"))[0]
+        first = np.asarray(first_key, np.int64)
+        moved = beyond_keys(name == "mask", given[f"{name}_mod"], first.ndim > 0)
+        self._program = Program(name == "mask", moved, (first, *self.args))
+
+    def block(self, first_key: Any) -> dict[str, Any]:
+        """The options of a block, in which positions count from its first key."""
+        first = np.asarray(first_key, np.int64)
+        return {f"{self.name}_mod": self._program, f"{self.name}_args": (first, *self.args)}
+
+
 class ScoreMatrix:
     """The matrix of scores of one call, and the calls for its blocks.
 
@@ -157,12 +185,25 @@ class ScoreMatrix:
             self._offset = self._lengths() - (self._end_q - self._first_q)
             self.options["is_causal"] = True
         bounds = _arguments.window("window", self.options.get("window"))
-        if "alibi_slopes" not in self.options:
+        self.functions: list[Function] = [
+            Function(name, self.options, self._first_k)
+            for name in ("score", "mask")
+            if f"{name}_mod" in self.options
+        ]
+        needs_positions = "alibi_slopes" in self.options or self.functions
+        if not needs_positions:
             self._offset, bounds = _arguments.nearer(self._offset, bounds, n_q + n_k)
         self._left, self._right = self.options["window"] = bounds
-        self._diagonal = bounds != (None, None) or any(
-            self.options.get(name, False) is not False for name in ("is_causal", "alibi_slopes")
+        self._diagonal = (
+            needs_positions
+            or bounds != (None, None)
+            or self.options.get("is_causal", False) is not False
         )
+
+    @property
+    def functions_given(self) -> dict[str, Any]:
+        """The functions of the user and their arguments, as given."""
+        return {name: x for function in self.functions for name, x in function.whole.items()}
 
     def _lengths(self) -> Any:
         """The number of keys of each sequence that take part."""
@@ -187,6 +228,8 @@ class ScoreMatrix:
             present = np.diff(cuts[1])
         if self._length is not None:
             options["key_lengths"] = np.clip(self._length - skipped_k, 0, present)
+        for function in self.functions:
+            options |= function.block(skipped_k)
         return options
 
     def sees(self, rows: slice, columns: slice) -> bool:

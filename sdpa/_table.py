@@ -70,6 +70,7 @@ _ALL = {n: x for n, x in options_of("attention").items() if n != "out"}
 # score_mod and mask_mod with their arguments; `OPTIONS` are the others.
 PROGRAMS: tuple[str, ...] = tuple(n for n, x in _ALL.items() if x.kind == "program")
 OPTIONS: dict[str, Option] = {n: x for n, x in _ALL.items() if n not in PROGRAMS}
+WITH_PROGRAMS: dict[str, Option] = OPTIONS | {n: _ALL[n] for n in PROGRAMS}
 OPERANDS: tuple[str, ...] = tuple(inspect.signature(_core.attention).parameters)[:3]
 DIFFERENTIABLE: tuple[str, ...] = tuple(
     name for name in _core.AttentionGradients._fields if name != "score_args"
@@ -99,11 +100,14 @@ def signature(result: Any, options: Mapping[str, Option] = OPTIONS) -> inspect.S
 
 
 def given(
-    function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    known: Mapping[str, Option] = OPTIONS,
 ) -> dict[str, Any]:
     """The options by name, from the arguments of `function` behind its operands."""
     if not args:
-        return checked_options(function, options, OPTIONS)
+        return checked_options(function, options, known)
     if len(args) > len(_POSITIONAL):
         n = len(OPERANDS)
         raise TypeError(
@@ -114,4 +118,4 @@ def given(
     for name in by_position:
         if name in options:
             raise TypeError(f"{function.__name__}() got multiple values for argument '{name}'")
-    return by_position | checked_options(function, options, OPTIONS)
+    return by_position | checked_options(function, options, known)

@@ -7,7 +7,8 @@ block; a thread reads each block while attention to the previous one is computed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Unpack, cast
 
@@ -92,7 +93,8 @@ def attend(
         no memory with an input.
     **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, ...
         As in `sdpa.attention`, but without dropout. attn_mask and where may be stores, of which
-        only the parts that belong to the blocks are read.
+        only the parts that belong to the blocks are read. score_mod and mask_mod get the positions
+        of the whole; blocks that mask_mod hides are read.
 
     Returns
     -------
@@ -205,18 +207,19 @@ def attend_backward(
         Show a bar on stderr, which needs tqdm.
     grad_lse : array_like or store, (..., heads, Lq), optional
         Gradient with respect to lse.
-    needs : sequence of {"query", "key", "value", "attn_mask", "sinks", "scale"}
+    needs : sequence of {"query", "key", "value", "attn_mask", "sinks", "scale", "score_args"}
         The gradients to compute. Those of options are the share of `rows`: where all queries have a
-        mask, a sink or a scale in common, add up the shares of all rows.
+        mask, a sink, a scale or score_args in common, add up the shares of all rows.
     **options : attn_mask, is_causal, scale, enable_gqa, softcap, window, sinks, ...
         Those of the forward call.
 
     Returns
     -------
     AttentionGradients
-        Named tuple (query, key, value, attn_mask, sinks, scale), None where not in needs. query has
-        the shape and dtype of query[rows], key and value those of keys[columns] and
-        values[columns], attn_mask those of the rows of the mask.
+        Named tuple (query, key, value, attn_mask, sinks, scale, score_args), None where not in
+        needs. query has the shape and dtype of query[rows], key and value those of keys[columns]
+        and values[columns], attn_mask those of the rows of the mask. score_args is a tuple, None
+        for integers; its sums are float64, rounded once.
 
     Raises
     ------
@@ -240,6 +243,8 @@ def attend_backward(
     """
     needs = checked_needs(needs, _core.AttentionGradients._fields)
     problem = BlockProblem(attend_backward, query, keys, values, options)
+    if "score_args" in needs and not problem.score_args:
+        raise ValueError("needs: 'score_args' have gradients only where they are given, got None")
     upstream = UpstreamOperands(problem, grad_out, out, lse, grad_lse, needs)
     progress = _arguments.boolean("progress", progress)
     size, bar = _arguments.count("block", block, 1), progress_bar(progress, "attend_backward")
@@ -260,20 +265,22 @@ def _query_gradients(
     size: int,
     needs: set[str],
     bar: Any,
-) -> dict[str, Array | None]:
+) -> dict[str, Any]:
     """Gradients of queries, of their mask and of options per head, over blocks of keys."""
     q, given = problem.query.read(rows), upstream.read(rows)
     _unround(problem, upstream, given, rows, q, size)
     # Start from attention to no key: the sink already has a gradient, the others are 0.
     nothing = problem.read(rows, NO_KEYS)
     total = problem.backward(rows, NO_KEYS, q, *nothing, given, needs, first=True)
-    parts, per_head = needs - {"sinks"}, needs - {"query", "attn_mask"}
+    parts, per_head = needs - {"sinks"}, needs - {"query", "attn_mask", "score_args"}
     mask = problem.mask_like(rows) if "attn_mask" in needs else None
 
     def take(columns: slice, data: tuple[Array, Array, Masks]) -> None:
         part = problem.backward(rows, columns, q, *data, given, parts)
         for name in ("query", *(per_head & parts)):
             _add(getattr(total, name), getattr(part, name))
+        for sums, own in zip(total.score_args or (), part.score_args or (), strict=True):
+            _add(sums, own)
         if mask is not None:
             # The ellipsis makes it a view even of a mask without axes.
             here: Any = (..., *problem.masks["attn_mask"].cut(slice(None), columns))
@@ -285,6 +292,7 @@ def _query_gradients(
     return {
         "query": _rounded(total.query, problem.query),
         "attn_mask": None if mask is None else _rounded(mask, problem.masks["attn_mask"]),
+        "score_args": total.score_args and problem.rounded_score_args(total.score_args),
         **{name: problem.rounded_per_head(name, getattr(total, name)) for name in per_head},
     }
 
@@ -337,7 +345,7 @@ def _unround(
 
 @np.errstate(all="ignore")
 def _add(total: Array | None, part: Array | None) -> None:
-    if total is not None:
+    if total is not None and part is not None:
         total += part
 
 
@@ -389,6 +397,14 @@ class BlockProblem:
         }
         options |= {name: widen(x) for name, x in self.per_head.items()}
         self.whole: ScoreMatrix = ScoreMatrix(self.query.length, self.keys.length, options)
+
+        self.score_args: tuple[Array, ...] = next(
+            (f.args for f in self.whole.functions if f.name == "score"), ()
+        )
+
+    def rounded_score_args(self, grads: tuple[Array | None, ...]) -> tuple[Array | None, ...]:
+        """Gradients of score_args in their types."""
+        return tuple(rounded(g, x) for g, x in zip(grads, self.score_args, strict=True))
 
     def rounded_per_head(self, name: str, grad: Array | None) -> Array | None:
         """A gradient in its option's dtype; that of a number stays."""
@@ -469,7 +485,8 @@ class BlockProblem:
     ) -> _core.AttentionForward:
         """Attention of one block, out in float32 or float64."""
         options = self.whole.block(rows, columns, first=first)
-        return _core.attention_forward(widen(q), k, v, **masks, **options)
+        with _counted_from(columns):
+            return _core.attention_forward(widen(q), k, v, **masks, **options)
 
     def merge(self, total: _core.AttentionForward, part: _core.AttentionForward) -> None:
         """Make total the union of both, in place but for a few rows at a time."""
@@ -499,11 +516,36 @@ class BlockProblem:
         """Gradients of one block, in float32 or float64, except those of 16-bit keys."""
         grad_out, out, lse, grad_lse = upstream
         options = self.whole.block(rows, columns, first=first)
-        return _core.attention_backward(
-            widen(cast(Array, grad_out)), widen(q), k, v, cast(Array, out), cast(Array, lse),
-            grad_lse=grad_lse, needs=tuple(needs), **widened_options(masks, q.dtype),
-            **options,
-        )  # fmt: skip
+        if "score_args" in needs:
+            # Gradients have their types, and sums of blocks more digits.
+            options["score_args"] = tuple(_in_float64(x) for x in options["score_args"])
+        with _counted_from(columns):
+            found = _core.attention_backward(
+                widen(cast(Array, grad_out)), widen(q), k, v, cast(Array, out), cast(Array, lse),
+                grad_lse=grad_lse, needs=tuple(needs), **widened_options(masks, q.dtype),
+                **options,
+            )  # fmt: skip
+        if found.score_args is None:
+            return found
+        return found._replace(score_args=found.score_args[1:])  # the first is the block's place
+
+
+def _in_float64(x: Array) -> Array:
+    return x if x.dtype.kind in "biu" else x.astype(np.float64)
+
+
+@contextmanager
+def _counted_from(columns: slice) -> Iterator[None]:
+    """Within it an index that a function has out of range is told where its block begins."""
+    try:
+        yield
+    except IndexError as error:
+        if columns.start:
+            error.add_note(
+                f"q and k count from the first key of a block here, key {columns.start}; "
+                "in packed sequences from the first of the sequence that is in the block"
+            )
+        raise
 
 
 class UpstreamOperands:
@@ -532,7 +574,7 @@ class UpstreamOperands:
         _core._check_attention_backward(
             grad_out, problem.query.unread, problem.keys.unread, problem.values.unread, out, lse,
             grad_lse=grad_lse, needs=tuple(needs), **problem.unread_masks,
-            **problem.whole.block(*whole, first=True),
+            **problem.whole.block(*whole, first=True) | problem.whole.functions_given,
         )  # fmt: skip
 
     @property

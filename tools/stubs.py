@@ -180,7 +180,7 @@ def core_stub() -> str:
 # Each class has the options of attention except out and some others; some types are
 # narrower. Mechanisms use BLAS, whose bits depend on shapes, so they cannot be invariant.
 PACKED = {"cu_seqlens_q", "cu_seqlens_k"}
-WHOLE = PACKED | {"invariant"}
+WHOLE = PACKED | {"invariant", *PROGRAMS}
 COMPOSED = {
     "CosineOptions": (
         "Options of `cosine_attention`: the temperature is its scale.",
@@ -213,6 +213,7 @@ COMPOSED = {
 OPTIONS_HEAD = '''\
 """Options of the composed functions. Written by `make stubs`; see tools/stubs.py."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict
 
 from numpy.typing import ArrayLike
@@ -223,7 +224,7 @@ def options_module() -> str:
     """The text of sdpa/_options.py."""
     # out would have the widened dtype. Derivatives could not repeat a Generator's draws.
     types = option_types("attention") | {"rng": "int | None"}
-    names = [name for name in options_of("attention") if name not in ("out", *PROGRAMS)]
+    names = [name for name in options_of("attention") if name != "out"]
     text = OPTIONS_HEAD
     for name, (summary, left_out, narrower) in COMPOSED.items():
         end = "\n    " if "\n" in summary else ""

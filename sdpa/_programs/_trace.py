@@ -15,6 +15,10 @@ Signature = tuple[tuple[Any, tuple[int, ...]], ...]
 _OPERATIONS = "operators and functions of NumPy on one value per pair"
 PAIR = ("batch", "head", "query", "key")
 
+# Functions around a function of the user, their first argument, and the arguments that they add
+# before its own: `_places`.
+WRAPPERS: dict[Any, tuple[str, ...]] = {}
+
 
 class Trace:
     """A function as a graph.
@@ -153,16 +157,18 @@ def argument_of(is_mask: bool) -> str:
 def name_of(function: Any) -> str:
     """What a message calls the function."""
     while hasattr(function, "func"):
-        function = function.func
+        function = function.args[0] if function.func in WRAPPERS else function.func
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _argument_names(
-    is_mask: bool, function: Callable[..., Any], n_args: int, graph: Graph
-) -> list[str]:
+def _argument_names(is_mask: bool, function: Any, n_args: int, graph: Graph) -> list[str]:
     """The function's own names for its further arguments."""
     own = ["b", "h", "q", "k"] if is_mask else ["score", "b", "h", "q", "k"]
     args = f"{graph.argument[:-4]}_args"
+    added = WRAPPERS.get(getattr(function, "func", None))
+    if added:
+        inner = _argument_names(is_mask, function.args[0], n_args - len(added), graph)
+        return [*added, *inner]
     try:
         signature = inspect.signature(function)
     except ValueError:  # of a compiled function

@@ -167,6 +167,9 @@ struct sdpa_kernels {
     void (*load)(void *dst, const char *src, int64_t n, int64_t stride, sdpa_dtype dtype, bool swapped);
     /* Stores n reals as native elements of a float type. */
     void (*store)(char *dst, const void *src, int64_t n, int64_t stride, sdpa_dtype dtype);
+    /* to (n, d) = rows j0 .. j0+n-1 of m, of its type and in native byte order. `lines` has copy_bytes(n, d). */
+    size_t (*copy_bytes)(int64_t n, int64_t d);
+    void (*copy_rows)(char *to, const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, void *lines);
 
     sdpa_unit_kernel pass[SDPA_N_PASSES]; /* SDPA_PASS_RECEIVED and _BACKWARD have kernels of their own, below */
     /* The backward of n consecutive units of a group, at most backward_most; scratch is that of its pass. */

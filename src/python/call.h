@@ -4,6 +4,7 @@
 
 #include "binding.h"
 #include "options.h"
+#include "programs.h"
 
 enum {
 #define SDPA_COUNT(name, rows, columns) TENSOR_##name,
@@ -36,7 +37,7 @@ typedef struct sdpa_call {
     bool joins_axes;        /* no other tensor is set, so axes may be joined before the call runs */
     int64_t key_length;     /* of all batch entries, where key_lengths is a number */
     int64_t offset;         /* of the diagonal, of all batch entries, where query_offset is a number */
-    struct sdpa_functions *functions; /* owned: score_mod and mask_mod; NULL: neither */
+    sdpa_functions *functions; /* owned: score_mod and mask_mod; NULL: neither */
     sdpa_additive additive; /* of additive attention alone; set by it */
     double work;            /* a rough upper bound of the multiply-adds; decides whether the GIL is released */
 } sdpa_call;

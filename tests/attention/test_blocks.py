@@ -2,6 +2,7 @@
 
 import inspect
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from support.helpers import BFLOAT16, assert_same_bits
 import sdpa
 from sdpa import _core, blocks, reference
 from sdpa._options import BlockOptions
+from sdpa._programs import _program
 from sdpa._stream import ScoreMatrix
-from sdpa._table import PROGRAMS
 
 NEEDS = ("query", "key", "value")
 
@@ -52,6 +53,19 @@ OPTIONS = {
     "where": {"where": SEEN, "attn_mask": BIAS},
     "where of keys": {"where": SEEN[0, 0, 0], "attn_mask": SEEN},
     "workers": {"workers": 2},
+    "functions": {
+        "score_mod": lambda s, b, h, q, k, table, u: s * u[b] + table[h, q - k + 100],
+        "score_args": (np.random.default_rng(6).standard_normal((4, 201)), np.array([0.5, 2.0])),
+        "mask_mod": lambda b, h, q, k, part: (part[k] == part[q]) | (q >= k + h),
+        "mask_args": (np.arange(100) // 20,),
+    },
+    "score_mod": {
+        "score_mod": lambda s, b, h, q, k, t: s + t[q, k] * np.tanh(s),
+        "score_args": (np.random.default_rng(7).standard_normal((100, 100)),),
+        "query_offset": [3, 9],
+        "is_causal": True,
+    },
+    "mask_mod": {"mask_mod": sdpa.mask_program(lambda b, h, q, k: abs(q - k) < 9)},
     "all": {
         "attn_mask": BIAS,
         "where": SEEN[..., :1, :],
@@ -75,16 +89,14 @@ def test_every_option_has_a_case():
     taken = inspect.signature(sdpa.attention).parameters
     operands = {"query", "key", "value", "out"}
     # Blocks are merged, which their sizes show.
-    assert set(taken) - operands - {"invariant"} - set(PROGRAMS) == set(
-        BlockOptions.__annotations__
-    )
+    assert set(taken) - operands - {"invariant"} == set(BlockOptions.__annotations__)
 
 
 def floating(options):
     """The options whose gradients there are."""
     return [
         name
-        for name in ("attn_mask", "sinks", "scale")
+        for name in ("attn_mask", "sinks", "scale", "score_args")
         if name in options and not (name == "attn_mask" and boolean(options))
     ]
 
@@ -119,6 +131,13 @@ def check(x, options, block, parts=(slice(0, 9), slice(9, None)), atol=1e-12):
         joined = np.concatenate([getattr(piece, name) for piece in pieces], axis=axis)
         np.testing.assert_allclose(joined, getattr(true, name), rtol=0, atol=10 * atol)
     for name in floating(options):
+        if name == "score_args":
+            for total, *shares in zip(
+                true.score_args, *(p.score_args for p in pieces), strict=True
+            ):
+                assert all(share.dtype == total.dtype for share in shares)
+                np.testing.assert_allclose(sum(shares), total, rtol=0, atol=100 * atol)
+            continue
         shares = [getattr(piece, name) for piece in pieces]
         split = name == "attn_mask" and shares[0].shape != options[name].shape
         joined = np.concatenate(shares, axis=-2) if split else sum(shares)
@@ -178,6 +197,14 @@ PACKED = {
     "lower right": {"is_causal": "lower_right", "key_lengths": [2, 12, 15, 0]},
     "window": {"window": (4, 1), "query_offset": [0, -3, 5, 2]},
     "alibi": {"alibi_slopes": np.ones(4), "is_causal": True, "sinks": np.ones(4)},
+    "functions": {
+        "score_mod": lambda s, b, h, q, k, u, t: s * u[b] + t[h, q, k],
+        "score_args": (
+            np.linspace(0.5, 2, 4),
+            np.random.default_rng(8).standard_normal((4, 40, 40)),
+        ),
+        "mask_mod": lambda b, h, q, k: (q >= k) | (b == 2),
+    },
 }
 
 
@@ -258,6 +285,75 @@ def test_equal_blocks_give_equal_bits(rng):
         again = blocks.attend(**stores, workers=workers, **options)
         assert_same_bits(first.out, again.out)
         assert_same_bits(first.lse, again.lse)
+
+
+def test_gradients_of_score_args(rng):
+    """Sums of blocks are float64, in a fixed order, and rounded once to the argument's type."""
+    x = {name: np.repeat(a, 3, axis=-2) for name, a in tensors(rng, np.float32).items()}
+    table = rng.standard_normal(500)
+
+    def gradient(dtype, **options):
+        options |= {
+            "score_mod": lambda s, b, h, q, k, t, n: s + t[q - k + 250] * n[h],
+            "score_args": (table.astype(dtype), np.arange(4)),
+        }
+        saved = blocks.attend(**x, block=50, **options)
+        found = blocks.attend_backward(
+            x["query"][..., :1] * np.ones(saved.out.shape[-1:], np.float32), **x, out=saved.out,
+            lse=saved.lse, block=50, needs=["score_args"], **options,
+        )  # fmt: skip
+        assert found.query is None
+        assert found.score_args[1] is None
+        return found.score_args[0]
+
+    exact = gradient(np.float64)
+    for dtype in (np.float16, BFLOAT16, np.float32):
+        ours = gradient(dtype)
+        assert ours.dtype == dtype
+        for workers in (1, 2):
+            assert_same_bits(gradient(dtype, workers=workers), ours)
+        np.testing.assert_allclose(
+            ours.astype(float), exact, rtol=0, atol=abs(exact).max() * 4 * np.finfo(np.float16).eps
+            if dtype != BFLOAT16 else abs(exact).max() / 32,
+        )  # fmt: skip
+
+
+def test_functions_are_traced_once(rng, monkeypatch):
+    """However many blocks there are, and whatever the function captures."""
+    calls = []
+    made = _program.traced
+
+    def traced(*args, **options):
+        calls.append(args)
+        return made(*args, **options)
+
+    monkeypatch.setattr(_program, "traced", traced)
+    settings = SimpleNamespace(slope=0.5)
+    x = tensors(rng, np.float64)
+    found = []
+    for n in (4, 100):
+        calls.clear()
+        blocks.attend(**x, block=n, score_mod=lambda s, b, h, q, k: s - abs(q - k) * settings.slope)
+        found.append(len(calls))
+    assert found[0] == found[1]
+
+
+def test_functions_that_fail(rng):
+    x = tensors(rng, np.float64)
+    score = {"score_mod": lambda s, b, h, q, k, t: s + t[k], "score_args": (np.zeros(30),)}
+    with pytest.raises(
+        IndexError, match=r"<lambda> reads t out of range: expected an index fr"
+    ) as e:
+        blocks.attend(**x, block=16, **score)
+    assert "count from the first key of a block here, key 16" in e.value.__notes__[0]
+    with pytest.raises(ValueError, match="score_args: expected None without score_mod"):
+        blocks.attend(**x, score_args=(np.zeros(3),))
+    saved = blocks.attend(**x, score_mod=lambda s, b, h, q, k: s)
+    with pytest.raises(ValueError, match="needs: 'score_args' have gradients only where they are"):
+        blocks.attend_backward(
+            saved.out, **x, out=saved.out, lse=saved.lse, needs=["score_args"],
+            score_mod=lambda s, b, h, q, k: s,
+        )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------ reading

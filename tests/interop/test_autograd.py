@@ -9,7 +9,15 @@ import autograd.numpy as anp
 from autograd import grad, make_jvp, make_vjp
 from autograd.test_util import check_grads
 from support.helpers import assert_same_bits
-from support.problems import CASES, D_K, WITH_FINITE_LSE, positional, problem
+from support.problems import (
+    CASES,
+    D_K,
+    FUNCTIONS,
+    WITH_FINITE_LSE,
+    positional,
+    problem,
+    problem_with_functions,
+)
 
 import sdpa
 from sdpa.interop import autograd as interop
@@ -44,6 +52,62 @@ def test_out_and_lse_together_to_second_order(rng, name):
     check_grads(both, tuple(range(len(operands))), modes=["fwd", "rev"], order=2)(
         *operands.values()
     )
+
+
+def with_functions(f, options, n_args):
+    """f of query, key, value and then score_args."""
+    return lambda *x: f(*x[:3], score_args=x[3:] if n_args else None, **options)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_the_user(rng, name):
+    """Both modes, and every combination of two of them, against finite differences."""
+    operands, args, options = problem_with_functions(rng, name)
+    x = (*operands, *args)
+    f = with_functions(interop.attention, options, len(args))
+    np.testing.assert_array_equal(
+        f(*x), sdpa.attention(*operands, score_args=tuple(args), **options)
+    )
+    check_grads(f, tuple(range(len(x))), modes=["fwd", "rev"], order=2)(*x)
+
+    def both(*x):
+        out, lse = with_functions(interop.attention_forward, options, len(args))(*x)
+        return anp.sum(out * anp.cos(out)) + anp.sum(anp.where(np.isfinite(lse), lse, 0) ** 2)
+
+    if name != "packed":
+        check_grads(both, tuple(range(len(x))), modes=["fwd", "rev"], order=2)(*x)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_third_order_of_functions_of_the_user(rng, name):
+    operands, args, options = problem_with_functions(rng, name)
+    x = (*operands, *args)
+    f, every = with_functions(interop.attention, options, len(args)), tuple(range(len(x)))
+    g, t = rng.standard_normal(f(*x).shape), rng.standard_normal(len(x))
+
+    def directed(*x):
+        first = make_vjp(f, every)(*x)[0](g)
+        return sum(t[i] * anp.sum(first[i]) for i in every)
+
+    def second(*x):
+        return make_vjp(directed, every)(*x)[0](1.0)[0]
+
+    check_grads(second, every, modes=["fwd", "rev"], order=1)(*x)
+
+
+def test_functions_that_are_refused(rng):
+    x = np.ones((4, 3))
+    with pytest.raises(ValueError, match="score_args: expected None without score_mod"):
+        interop.attention(x, x, x, score_args=(x,))
+    with pytest.raises(TypeError, match="score_args: expected a tuple of arrays"):
+        interop.attention(x, x, x, score_mod=lambda s, b, h, q, k, t: s + t[k], score_args=x)
+    slopes = anp.ones(3)
+
+    def loss(t):
+        return anp.sum(interop.attention(x, x, x, score_mod=lambda s, b, h, q, k: s + t[h]))
+
+    with pytest.raises(TypeError, match=r"score_mod: expected .*pass it in score_args"):
+        grad(loss)(slopes)
 
 
 def test_a_row_without_keys_passes_no_gradient_of_lse(rng):

@@ -62,6 +62,14 @@ OPTIONS = {
     "per head": {"sinks": np.linspace(-1, 1, 4), "alibi_slopes": np.linspace(0, 1, 4)},
     "per entry and head": {"scale": np.linspace(0.1, 1, 12).reshape(3, 4)},
     "sinks in a list": {"sinks": [-1.0, 0.0, 1.0, 2.0], "scale": 0.3},
+    "functions": {
+        "score_mod": lambda s, b, h, q, k, t, u: s * u[b, h] + t[q, k],
+        "score_args": (
+            np.random.default_rng(1).standard_normal((N_Q, N_K)),
+            np.random.default_rng(2).standard_normal((3, 4)),
+        ),
+        "mask_mod": sdpa.mask_program(lambda b, h, q, k: (q + h >= k) | (b == 1)),
+    },
 }
 
 
@@ -92,6 +100,44 @@ def test_every_option_with_leading_axes(name, in_memory, split, rng, tmp_path):
             assert actual.shape == true.shape
             assert actual.dtype == true.dtype
             close(actual.compute(), true)
+
+
+def test_functions_of_two_batch_axes(rng):
+    """b counts the leading axes as one."""
+    x = operands(rng, batch=(2, 3))
+    options = {
+        "score_mod": lambda s, b, h, q, k, u: s * u[b] + h,
+        "score_args": (np.linspace(0.5, 2, 6),),
+        "mask_mod": lambda b, h, q, k: (b + q + h) % 3 != k % 3,
+    }
+    expected = sdpa.attention(*x.values(), **options)
+    query = cut(x["query"], 1, (2, 1), (1, 3), rows=4)
+    close(lazy.attention(query, x["key"], x["value"], block=5, **options).compute(), expected)
+
+
+def test_functions_of_packed_sequences(rng):
+    cu = np.array([0, 4, 4, 10])
+    x = [rng.standard_normal((10, 4, 8)) for _ in range(3)]
+    options = {
+        "score_mod": lambda s, b, h, q, k, u: s * u[b] + h * (q - k),
+        "score_args": (np.linspace(0.5, 2, 3),),
+        "cu_seqlens_q": cu,
+        "cu_seqlens_k": cu,
+    }
+    expected = sdpa.attention(*x, **options)
+    query = da.from_array(x[0], chunks=(3, 1, 8))
+    close(lazy.attention(query, *x[1:], block=4, **options).compute(), expected)
+
+
+def test_arguments_of_functions_are_in_memory(rng):
+    x, t = operands(rng), da.ones(20)
+    options = {"score_mod": lambda s, b, h, q, k, t: s + t[q], "score_args": (t,)}
+    with pytest.raises(TypeError, match=r"score_args\[0\]: expected an array in memory.*compute"):
+        lazy.attention(*x.values(), **options)
+    options["score_args"] = (np.ones(20),)
+    saved = sdpa.attention_forward(*x.values(), **options)
+    with pytest.raises(ValueError, match=r"needs: .*'score_args'"):
+        lazy.attention_backward(saved.out, *x.values(), *saved, needs=["score_args"], **options)
 
 
 HEADS = {"groups": (2, 2), "parts of groups": 1, "across groups": (3, 3), "one": 6}

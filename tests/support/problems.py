@@ -60,6 +60,41 @@ CASES["packed, padded"] = CASES["packed"] | {
     "cu_seqlens_k": np.array([0, 2, 3, 4]),
     "key_lengths": np.array([1, 1, 1]),
 }
+# Functions of the user: score_args are differentiated, in `FUNCTIONS`.
+FUNCTIONS = {
+    "score_mod": {
+        "score_mod": lambda s, b, h, q, k, t, u: s * u[b] + t[h, q - k + 5] * np.tanh(s),
+        "shapes": ((HEADS, 10), (2,)),
+    },
+    "both": {
+        "score_mod": lambda s, b, h, q, k, t: np.where(k > 0, s * s + np.exp(s * t[b, h, k]), s),
+        "mask_mod": lambda b, h, q, k, m: m[q] | (k != 2),
+        "mask_args": (np.arange(20) % 2 > 0,),
+        "shapes": ((2, HEADS, N_K),),
+        "is_causal": True,
+        "query_offset": np.array([2, 4]),
+        "sinks": np.array([0.5, -1.0]),
+        "softcap": 1.5,
+    },
+    "packed": {
+        "score_mod": lambda s, b, h, q, k, t: s * t[b] - abs(q - k) * t[0] + np.square(t[k]),
+        "shapes": ((3,),),
+        "cu_seqlens_q": np.array([0, 1, 1, 3]),
+        "cu_seqlens_k": np.array([0, 2, 3, 5]),
+        "is_causal": "lower_right",
+    },
+}
+
+
+def problem_with_functions(rng, name, dtype=np.float64):
+    """(query, key and value; arrays of score_args; the other options)."""
+    options = dict(FUNCTIONS[name])
+    args = [np.asarray(rng.standard_normal(s)).astype(dtype) for s in options.pop("shapes")]
+    operands, _ = problem(rng, "packed, padded" if "cu_seqlens_q" in options else "plain", dtype)
+    operands = [operands[name] for name in ("query", "key", "value")]
+    return operands, args, options
+
+
 CASES["packed, dropout"] = CASES["packed"] | {"dropout_p": 0.3, "rng": 3}
 # lse of a row without keys, as of one behind the last sequence, has no finite difference.
 WITH_FINITE_LSE = [name for name in CASES if name not in ("row without keys", "packed, padded")]

@@ -15,11 +15,13 @@ from autograd.extend import defjvp_argnums, defvjp_argnums, primitive
 import sdpa
 from sdpa import _arguments, _warnings
 from sdpa._arrays import compute_type, repeat_heads
+from sdpa._programs import Library, composed_score
 from sdpa._table import (
     DIFFERENTIABLE,
     DIFFERENTIABLE_OPTIONS,
     OPERANDS,
     OPTIONS,
+    WITH_PROGRAMS,
     given,
     options_of,
     signature,
@@ -34,6 +36,7 @@ _POSITIONS, _PACKING = (
     {name for name, option in options_of("attention_weights").items() if option.kind == wanted}
     for wanted in ("position", "packing")
 )
+_POSITIONS |= {"mask_mod", "mask_args"}
 _MASKS = [name for name, option in OPTIONS.items() if option.axes == "hqk"]
 
 
@@ -46,7 +49,8 @@ def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> A
         As in `sdpa.attention`.
     *args, **options
         The options of `sdpa.attention` except out. Those without a gradient are constants. Where
-        rng is a Generator or None one seed is drawn, and all derivatives use it.
+        rng is a Generator or None one seed is drawn, and all derivatives use it. Arrays in
+        score_args have gradients; score_mod and mask_mod cannot capture arrays of autograd.
 
     Returns
     -------
@@ -92,30 +96,62 @@ def attention_forward(query: Any, key: Any, value: Any, *args: Any, **options: A
 
 _function: Any
 for _function in attention, attention_forward:
-    _function.__signature__ = signature(Any)
+    _function.__signature__ = signature(Any, WITH_PROGRAMS)
 
 
 def _call(function: Function, operands: Any, args: Any, options: Any) -> tuple[Any, ...]:
-    """The call and its operands, those of DIFFERENTIABLE."""
+    """The call and its operands, those of DIFFERENTIABLE and then score_args."""
     refuse_out(options)
-    options = given(function, args, options)
+    options = given(function, args, options, WITH_PROGRAMS)
     extra = [options.pop(name, None) for name in DIFFERENTIABLE_OPTIONS]
-    return TracedCall(options), *operands, *extra
+    score_args = options.pop("score_args", None)
+    if score_args is not None and (
+        not isinstance(score_args, (tuple, list)) or options.get("score_mod") is None
+    ):
+        return TracedCall(options | {"score_args": score_args}), *operands, *extra  # is refused
+    return TracedCall(options), *operands, *extra, *(score_args or ())
 
 
 def _split(call: TracedCall, operands: Any) -> tuple[Any, dict[str, Any]]:
     """(query, key, value), and all options that are given."""
     n = len(OPERANDS)
-    extra = dict(zip(DIFFERENTIABLE_OPTIONS, operands[n:], strict=True))
+    extra: dict[str, Any] = dict(zip(DIFFERENTIABLE_OPTIONS, operands[n:], strict=False))
+    if len(operands) > len(DIFFERENTIABLE):
+        extra["score_args"] = operands[len(DIFFERENTIABLE) :]
     return operands[:n], {name: x for name, x in extra.items() if x is not None} | call.options
 
 
-def _tangents(pattern: str, names: Any, tangents: Any) -> tuple[list[Any], dict[str, Any]]:
+def _name(position: int) -> str | int:
+    """Of an operand: that of DIFFERENTIABLE, or the number of an array in score_args."""
+    n = len(DIFFERENTIABLE)
+    return DIFFERENTIABLE[position] if position < n else position - n
+
+
+def _position(name: str | int) -> int:
+    return DIFFERENTIABLE.index(name) if isinstance(name, str) else len(DIFFERENTIABLE) + name
+
+
+def _tangents(
+    pattern: str, names: Any, tangents: Any, n_args: int
+) -> tuple[list[Any], dict[str, Any]]:
     """Tangents of query, key and value, and of the options under names of this pattern."""
     t = dict(zip(names, tangents, strict=True))
-    return [t.get(name) for name in OPERANDS], {
-        pattern.format(name): x for name, x in t.items() if name in DIFFERENTIABLE_OPTIONS
-    }
+    extra = {pattern.format(name): x for name, x in t.items() if name in DIFFERENTIABLE_OPTIONS}
+    if any(isinstance(name, int) for name in t):
+        extra[pattern.format("score_args")] = [t.get(i) for i in range(n_args)]
+    return [t.get(name) for name in OPERANDS], extra
+
+
+def _needs(names: Any) -> list[str]:
+    """What the library calls the gradients of these operands."""
+    return list(dict.fromkeys("score_args" if isinstance(x, int) else x for x in names))
+
+
+def _found(gradients: Any, names: Any) -> Any:
+    return tuple(
+        gradients.score_args[name] if isinstance(name, int) else getattr(gradients, name)
+        for name in names
+    )
 
 
 def _run(call: TracedCall, *operands: Any) -> None:
@@ -139,7 +175,7 @@ def _attention_forward(call: TracedCall, *operands: Any) -> Any:
 @primitive
 @_warnings.silenced()  # the forward has warned
 def _backward(
-    call: TracedCall, needs: tuple[str, ...], grad_out: Any, grad_lse: Any, *operands: Any
+    call: TracedCall, needs: tuple[str | int, ...], grad_out: Any, grad_lse: Any, *operands: Any
 ) -> Any:
     """A tuple: gradients of <grad_out, out> + <grad_lse, lse> for the operands in `needs`."""
     arrays, keywords = _split(call, operands)
@@ -147,17 +183,17 @@ def _backward(
         *(np.asarray(grad_out, call.out.dtype), *arrays, call.out, call.lse),
         **keywords,
         grad_lse=None if grad_lse is None else np.asarray(grad_lse, call.lse.dtype),
-        needs=needs,
+        needs=_needs(needs),
     )
-    return tuple(getattr(grads, name) for name in needs)
+    return _found(grads, needs)
 
 
 @primitive
 @_warnings.silenced()  # the forward has warned
-def _jvp(call: TracedCall, names: tuple[str, ...], tangents: Any, *operands: Any) -> Any:
+def _jvp(call: TracedCall, names: tuple[str | int, ...], tangents: Any, *operands: Any) -> Any:
     """Tangent of out along the tangents of the operands called `names`."""
     arrays, keywords = _split(call, operands)
-    moved, moved_extra = _tangents("{}_t", names, tangents)
+    moved, moved_extra = _tangents("{}_t", names, tangents, len(operands) - len(DIFFERENTIABLE))
     return sdpa.attention_jvp(*(*arrays, *moved), **keywords | moved_extra).out_t
 
 
@@ -165,8 +201,8 @@ def _jvp(call: TracedCall, names: tuple[str, ...], tangents: Any, *operands: Any
 @_warnings.silenced()  # the forward has warned
 def _double_backward(
     call: TracedCall,
-    needs: tuple[str, ...],
-    names: tuple[str, ...],
+    needs: tuple[str | int, ...],
+    names: tuple[str | int, ...],
     tangents: Any,
     grad_out: Any,
     grad_lse: Any,
@@ -174,19 +210,19 @@ def _double_backward(
 ) -> Any:
     """Gradients of <tangents, `_backward` for names>, for grad_out and the operands in `needs`."""
     arrays, keywords = _split(call, operands)
-    moved, moved_extra = _tangents("gg_{}", names, tangents)
+    moved, moved_extra = _tangents("gg_{}", names, tangents, len(operands) - len(DIFFERENTIABLE))
     second = sdpa.attention_double_backward(
         *(*moved, np.asarray(grad_out, call.out.dtype), *arrays, call.out, call.lse),
         **keywords | moved_extra,
         grad_lse=None if grad_lse is None else np.asarray(grad_lse, call.lse.dtype),
-        needs=needs,
+        needs=_needs(needs),
     )
-    return tuple(getattr(second, name) for name in needs)
+    return _found(second, needs)
 
 
-def _names(argnums: Sequence[int], first: int) -> tuple[str, ...]:
+def _names(argnums: Sequence[int], first: int) -> tuple[str | int, ...]:
     """The operands at these positions, where query is at `first`."""
-    return tuple(DIFFERENTIABLE[i - first] for i in argnums if i >= first)
+    return tuple(_name(i - first) for i in argnums if i >= first)
 
 
 def _attention_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
@@ -211,10 +247,10 @@ def _attention_forward_jvp(argnums: Any, tangents: Any, ans: Any, args: Any, kwa
     return traced_tuple((out_t, lse_t))
 
 
-def _lse_jvp(call: TracedCall, names: Sequence[str], tangents: Any, operands: Sequence[Any]) -> Any:
-    moved = [
-        (DIFFERENTIABLE.index(n), t) for n, t in zip(names, tangents, strict=True) if n != "value"
-    ]
+def _lse_jvp(
+    call: TracedCall, names: Sequence[str | int], tangents: Any, operands: Sequence[Any]
+) -> Any:
+    moved = [(_position(n), t) for n, t in zip(names, tangents, strict=True) if n != "value"]
     if not moved:
         return np.zeros_like(call.lse)
     positions, tangents = zip(*moved, strict=True)
@@ -232,7 +268,8 @@ def _backward_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
             found = {name: second[i] for i, name in enumerate(names)}
         if 3 in argnums:
             found["grad_lse"] = _lse_jvp(call, needs, [g[i] for i in range(len(needs))], operands)
-        return [found[("grad_out", "grad_lse", *DIFFERENTIABLE)[i - 2]] for i in argnums]
+        places = {2: "grad_out", 3: "grad_lse"}
+        return [found[places[i] if i in places else _name(i - 4)] for i in argnums]
 
     return vjp
 
@@ -271,7 +308,8 @@ def _composed(call: TracedCall, *operands: Any) -> Any:
     """(out, lse) by autograd's own operations, on the (Lq, Lk) matrix."""
     if call.options.get("cu_seqlens_q") is not None and "sequence" not in call.options:
         return _composed_packed(call, *operands)
-    x = dict(zip(DIFFERENTIABLE, operands, strict=True))
+    x: dict[str, Any] = dict(zip(DIFFERENTIABLE, operands, strict=False))
+    x["score_args"] = operands[len(DIFFERENTIABLE) :]
     query = x["query"]
     key, value = (of_query_heads(call, x[name], query) for name in ("key", "value"))
     scale = scale_of(call, _arguments.default_scale(anp.shape(query)[-1]), x.get("scale"))
@@ -336,6 +374,8 @@ def composed_softmax(call: TracedCall, s: Any, extra: Mapping[str, Any]) -> Any:
         factors = factors.astype(fixed.dtype)
 
     s, _ = changed_scores(s, call.options, anp.tanh)
+    if call.options.get("score_mod") is not None:
+        s = _scored(call, s, extra["score_args"])
     seen = fixed > -np.inf
     s = s + np.where(seen, fixed, 0)
     masks = [extra[name] if name in extra else call.options.get(name) for name in _MASKS]
@@ -354,6 +394,39 @@ def composed_softmax(call: TracedCall, s: Any, extra: Mapping[str, Any]) -> Any:
     return weights * factors if dropout_p else weights, logsumexp(s, where=seen)
 
 
+_LIBRARY = Library(anp, plain)
+
+
+def _scored(call: TracedCall, s: Any, score_args: Any) -> Any:
+    """score_mod of the scores s (..., heads, Lq, Lk), at their positions."""
+    options, shape = call.options, anp.shape(s)
+    lead, (n_q, n_k) = shape[:-3], shape[-2:]
+    lengths, offset = options.get("key_lengths"), options.get("query_offset")
+    sequence = options.get("sequence")
+    if sequence is not None:
+        pick = lambda x: x if np.ndim(x) == 0 else np.asarray(x)[sequence]  # noqa: E731
+        lengths, offset = pick(lengths), pick(offset)
+    if options.get("is_causal") == "lower_right":
+        offset = _arguments.diagonal_offset(n_q, n_k, lengths)
+    batch = np.arange(int(np.prod(lead))).reshape(lead) if sequence is None else sequence
+    batch, offset = (
+        np.asarray(x)[..., None, None, None] for x in (batch, 0 if offset is None else offset)
+    )
+    heads = shape[-3] if len(shape) > 2 else 1
+    found = composed_score(
+        _LIBRARY,
+        options["score_mod"],
+        score_args,
+        [np.asarray(plain(x)) for x in score_args],
+        score=s,
+        batch=batch,
+        head=np.arange(heads)[:, None, None],
+        query=np.arange(n_q)[:, None] + offset,
+        key=np.arange(n_k),
+    )
+    return anp.reshape(found + np.zeros((*lead, heads, n_q, n_k)), shape)
+
+
 def _composed_out(call: TracedCall, *operands: Any) -> Any:
     return _composed(call, *operands)[0]
 
@@ -363,7 +436,7 @@ def _composed_lse(call: TracedCall, *operands: Any) -> Any:
 
 
 def _composed_jvp(call: TracedCall, names: Any, tangents: Any, *operands: Any) -> Any:
-    positions = [DIFFERENTIABLE.index(name) for name in names]
+    positions = [_position(name) for name in names]
     moved = traced_tuple(tangents[i] for i in range(len(names)))
     return make_jvp(partial(_composed_out, call), positions)(*operands)(moved)[1]
 
@@ -371,7 +444,7 @@ def _composed_jvp(call: TracedCall, names: Any, tangents: Any, *operands: Any) -
 def _composed_backward(
     call: TracedCall, needs: Any, grad_out: Any, grad_lse: Any, *operands: Any
 ) -> Any:
-    positions = [DIFFERENTIABLE.index(name) for name in needs]
+    positions = [_position(name) for name in needs]
     grad_lse = np.zeros_like(call.lse) if grad_lse is None else grad_lse
     return make_vjp(partial(_composed, call), positions)(*operands)[0](
         traced_tuple((grad_out, grad_lse))
@@ -381,7 +454,7 @@ def _composed_backward(
 def _composed_double_backward(
     call: TracedCall, needs: Any, names: Any, tangents: Any, *rest: Any
 ) -> Any:
-    positions = [0 if name == "grad_out" else 2 + DIFFERENTIABLE.index(name) for name in needs]
+    positions = [0 if name == "grad_out" else 2 + _position(name) for name in needs]
     return make_vjp(partial(_composed_backward, call, names), positions)(*rest)[0](tangents)
 
 

@@ -106,7 +106,8 @@ def attention(
     **options
         Those of `sdpa.blocks.attend`: arrays of NumPy or Dask or, for masks, a store. Of a Dask
         array each task gets all that belongs to its block of the leading axes. `workers` is the
-        number of threads of a task.
+        number of threads of a task. score_mod and mask_mod get positions, b and h of the whole;
+        score_args and mask_args are arrays of NumPy, of which every task gets all.
 
     Returns
     -------
@@ -376,6 +377,13 @@ class _Backward(NamedTuple):
 
 def _with_stand_ins(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with zeros for Dask arrays, on which all is checked but what these hold."""
+    for name in "score_args", "mask_args":
+        for i, x in enumerate(options.get(name) or ()):
+            if isinstance(x, da.Array):
+                raise TypeError(
+                    f"{name}[{i}]: expected an array in memory, of which every task gets all, got "
+                    "a Dask array; pass its compute()"
+                )
     return {
         name: np.broadcast_to(np.zeros((), x.dtype), x.shape)
         if isinstance(x, da.Array) and name not in MASKS

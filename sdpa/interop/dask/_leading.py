@@ -16,7 +16,8 @@ import dask.array as da
 import numpy as np
 
 from sdpa import blocks
-from sdpa._table import OPTIONS
+from sdpa._programs import of_part
+from sdpa._table import OPTIONS, PROGRAMS
 
 Parts = tuple[slice, ...]
 
@@ -81,7 +82,7 @@ class Leading:
         operands = {"query": call.query, "key": call.keys, "value": call.values, **call.masks}
         self.arrays: dict[str, Any] = {name: x.source for name, x in operands.items()}
         self.options: dict[str, Any] = {name: x for name, x in options.items() if x is not None}
-        for name in set(self.options) - set(self.arrays):
+        for name in set(self.options) - set(self.arrays) - set(PROGRAMS):
             if OPTIONS[name].is_array:
                 x = self.options[name]
                 self.arrays[name] = x if isinstance(x, da.Array) else np.asarray(x)
@@ -164,7 +165,20 @@ class Leading:
             # Numbers in lists have no type of their own.
             is_list = isinstance(found[name], (int, float, list, tuple)) and name not in MASKS
             found[name] = part.tolist() if is_list else part
+        for word in "score", "mask":
+            if f"{word}_mod" in found:
+                found[f"{word}_mod"] = of_part(word == "mask", found[f"{word}_mod"])
+                found[f"{word}_args"] = (*self._place(block), *found.get(f"{word}_args", ()))
         return found
+
+    def _place(self, block: Parts) -> tuple[Any, Any]:
+        """For each b of the block that of the whole call, and its first head."""
+        *batch, heads = block or (slice(0, 1),)
+        if self.is_packed:
+            return np.arange(self.arrays["cu_seqlens_q"].shape[0] - 1), np.int64(heads.start)
+        shape = self.shape[:-1]
+        whole = np.arange(int(np.prod(shape))).reshape(shape)
+        return whole[tuple(batch)].ravel(), np.int64(heads.start)
 
     def joined(self, name: str, parts: Sequence[Any], bounds: Sequence[Sequence[int]]) -> Any:
         """One array of its parts, which are in the order of `every`."""

@@ -1,4 +1,4 @@
-/* A call of the softmax family, and what is done with one group of its rows (softmax.c). */
+/* A call of the softmax family, and what is done with one group of its rows (softmax_shape.c). */
 #ifndef SDPA_SOFTMAX_GROUP_H
 #define SDPA_SOFTMAX_GROUP_H
 

@@ -1,4 +1,4 @@
-/* Staging for softmax (src/softmax.c): brings rows of any strides and dtype side by side into the lanes, and back. */
+/* Staging for softmax (src/softmax_shape.c): brings rows of any strides and dtype side by side into the lanes, and back. */
 #ifndef SDPA_KERNEL_STAGING_H
 #define SDPA_KERNEL_STAGING_H
 

@@ -21,9 +21,8 @@
 /* With these features a block of keys may be split where causality begins to hide some: its second part does not begin
  * at the first key of the block. */
 enum {
-    SPLIT_CAN =
-        SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI |
-        SDPA_FEATURE_SCORE_MOD
+    SPLIT_CAN = SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
+                SDPA_FEATURE_ALIBI | SDPA_FEATURE_SCORE_MOD
 };
 
 typedef struct forward_scratch {

@@ -54,7 +54,7 @@ typedef struct sdpa_unit {
     bool fetches;         /* the next head's rows are to be asked for */
     bool fresh;           /* dq, dk and dv are not initialised, and no other unit adds to them */
     bool own_dq;          /* dq is not initialised, and no other unit adds to its rows */
-    double *sums; /* the gradients of score_mod's arrays, all 0, and ranges of what is set; NULL: not wanted */
+    double *sums;         /* the gradients of score_mod's arrays, all 0, and ranges of what is set; NULL: not wanted */
     sdpa_outline mask_outline, where_outline;
     bool *begun; /* of each key block, whether dk and dv are initialised; NULL: all are, or the unit is fresh */
     sdpa_run *run;

@@ -101,7 +101,9 @@ def _run(options: argparse.Namespace, threads: int, folder: Path) -> dict[str, A
 def _work(options: argparse.Namespace) -> None:
     """What the process of one number of threads does; the affinity comes before the imports."""
     (threads,) = options.threads
-    os.sched_setaffinity(0, machine.cores(threads))
+    chosen = machine.cores(threads)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, chosen)
 
     import sdpa
     import sdpa_lab as lab

@@ -325,7 +325,7 @@ def quoted(page: str, what: str, text: str) -> str:
     """The page with this text in the block behind the comment of that name."""
     block = re.compile(rf"(<!-- {what} -->\n\n```\n).*?(\n```)", re.DOTALL)
     if not block.search(page):
-        raise ValueError(f"{PAGE.name}: no block after <!-- {what} -->")
+        raise ValueError(f"no block after <!-- {what} -->")
     return block.sub(lambda found: found[1] + text + found[2], page)
 
 

@@ -1,7 +1,8 @@
 /* How many instructions a call executes: `counts [NAME ...]` prints a line "NAME: INSTRUCTIONS" for each of its works, or
  * for those named, on the kernels that SDPA_ISA names. The work runs in a child that this process steps through one
  * instruction at a time: slow, but it works for every instruction set, where callgrind knows no AVX-512 and virtual
- * machines have no counters. Each turn of a repeated string instruction counts. Built by tests/c/Makefile, run and
+ * machines have no counters. Each turn of a repeated string instruction counts. With `marks` before the names nothing is
+ * stepped: each work runs between two calls of mark(), for benchmarks/qemu.py. Built by tests/c/Makefile, run and
  * compared by `python -m benchmarks.counts`. */
 #include <math.h>
 #include <signal.h>
@@ -98,6 +99,16 @@ static sdpa_problem problem_of(const work *w) {
     return p;
 }
 
+static bool stepped = true;
+
+__attribute__((noinline)) static void mark(void) { __asm__ volatile("" ::: "memory"); }
+
+/* The begin and the end of what is counted. */
+static void edge(void) {
+    mark();
+    if (stepped) raise(SIGSTOP);
+}
+
 static void softmax_rows(void) {
     enum { ROWS = 8, COLUMNS = 512 };
     sdpa_softmax_problem p = {.op = SDPA_SOFTMAX,
@@ -113,10 +124,10 @@ static void softmax_rows(void) {
             .data = tensor(SDPA_F32, 1, ROWS, COLUMNS).data, .dtype = SDPA_F32, .stride = {COLUMNS * 4, 4}};
     }
     for (int turn = 0; turn < 2; turn++) {
-        if (turn) raise(SIGSTOP);
+        if (turn) edge();
         if (sdpa_softmax_run(&p) != SDPA_OK) abort();
     }
-    raise(SIGSTOP);
+    edge();
 }
 
 /* In the child: once for what is set up at the first call, then between two stops. */
@@ -127,10 +138,10 @@ static void run(int index) {
     }
     const sdpa_problem p = problem_of(&works[index]);
     for (int turn = 0; turn < 2; turn++) {
-        if (turn) raise(SIGSTOP);
+        if (turn) edge();
         if (works[index].driver(&p) != SDPA_OK) abort();
     }
-    raise(SIGSTOP);
+    edge();
 }
 
 /* Continues the child by `how` up to its next stop. False if it stopped for anything but SIGTRAP, or ended. */
@@ -174,10 +185,16 @@ int main(int argc, char **argv) {
         fprintf(stderr, "counts: SDPA_ISA=%s names no kernels of this machine\n", isa ? isa : "");
         return 1;
     }
+    stepped = argc < 2 || strcmp(argv[1], "marks") != 0;
     for (int i = 0; i <= N_WORKS; i++) {
         const char *name = i < N_WORKS ? works[i].name : "softmax";
-        if (!is_wanted(name, argc - 1, argv + 1)) continue;
-        printf("%s: %ld\n", name, count(i));
+        if (!is_wanted(name, argc - !stepped - 1, argv + !stepped + 1)) continue;
+        if (stepped) {
+            printf("%s: %ld\n", name, count(i));
+        } else {
+            printf("%s\n", name);
+            run(i);
+        }
         fflush(stdout);
     }
     return 0;

@@ -6,6 +6,9 @@
     python -m benchmarks.counts --renew --keep --changed softmax        except this work
     python -m benchmarks.counts --emulate           count AVX-512 in Bochs where it is missing
 
+NEON's are counted under qemu where there are qemu and the same compiler for aarch64, which
+`make test-arm` installs.
+
 Counts depend on the compiler, so those on record name theirs, and another one is refused. After a
 change of all kernels, counts of instruction sets that this machine lacks would be wrong: --renew
 drops them, unless --emulate counts them. Use --keep if the change does not concern them, and
@@ -17,6 +20,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import sdpa
+from benchmarks import qemu
 
 ROOT = Path(__file__).parents[1]
 RECORD = Path(__file__).with_name("counts.json")
@@ -45,16 +50,18 @@ Recorded = dict[str, int | None]
 """None: the code has changed since, on a machine without the instruction set."""
 
 
-def compiler() -> str:
+def compiler(command: str = "gcc") -> str:
     """Its version, which the record is for."""
-    found = subprocess.run(["gcc", "-dumpfullversion"], check=True, text=True, capture_output=True)
+    found = subprocess.run(
+        [command, "-dumpfullversion"], check=True, text=True, capture_output=True
+    )
     return f"gcc {found.stdout.strip()}"
 
 
-def build(folder: Path, *flags: str) -> None:
+def build(folder: Path, *flags: str, compiler: str = "gcc") -> None:
     """The program counts.c in `folder`, with the kernels as in the extension."""
     target = f"../../{folder.relative_to(ROOT)}"
-    command = ["make", "-C", "tests/c", f"-j{os.cpu_count()}", f"BUILD={target}"]
+    command = ["make", "-C", "tests/c", f"-j{os.cpu_count()}", f"CC={compiler}", f"BUILD={target}"]
     command += [f"FLAGS={' '.join(['-O2', '-USDPA_ASSERT', *flags])}", f"{target}/counts"]
     subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
@@ -74,6 +81,22 @@ def count_emulated() -> Counts:
     folder = ROOT / "build/c/counts-static"
     build(folder, "-static")
     return count("avx512", [ROOT / "tests/c/emulate.sh", folder, "counts"])
+
+
+def can_count_neon() -> bool:
+    """Whether there are qemu and the same compiler for aarch64, as after `make test-arm`."""
+    tools = shutil.which("qemu-aarch64") and shutil.which(qemu.COMPILER)
+    return bool(tools) and compiler(qemu.COMPILER) == compiler()
+
+
+def count_neon() -> Counts:
+    """Those of NEON, under qemu."""
+    folder = ROOT / "build/c/counts-aarch64"
+    build(folder, "-static", compiler=qemu.COMPILER)
+    found, names = qemu.sections([folder / "counts", "marks"])
+    return {
+        name: section.executed() for name, section in zip(names.splitlines(), found, strict=True)
+    }
 
 
 def unknown(found: dict[str, Counts], recorded: dict[str, Recorded]) -> Iterator[str]:
@@ -122,6 +145,8 @@ def main() -> None:
         found = dict(zip(isas, pool.map(count, isas), strict=True))
     if options.emulate and "avx512" not in found:
         found["avx512"] = count_emulated()
+    if "neon" not in found and can_count_neon():
+        found["neon"] = count_neon()
     wrong = list(differences(found, record["counts"]))
     if not options.renew:
         for name in unknown(found, record["counts"]):

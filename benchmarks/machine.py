@@ -12,8 +12,12 @@ ROOT = Path(__file__).parents[1]
 
 
 def cores(count: int) -> list[int]:
-    """`count` CPUs this process may use, on cores of their own as far as there are so many."""
-    usable = sorted(os.sched_getaffinity(0))
+    """`count` CPUs this process may use, on cores of their own as far as there are so many.
+
+    macOS gives a process all of them, and keeps it on none.
+    """
+    chooses = hasattr(os, "sched_getaffinity")
+    usable = sorted(os.sched_getaffinity(0)) if chooses else list(range(os.cpu_count() or 1))
     seen: set[str] = set()
     first, siblings = [], []
     for cpu in usable:

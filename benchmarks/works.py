@@ -203,6 +203,16 @@ def decode(setting: Setting) -> Iterator[Work]:
     yield Work("decode", "a token into a cache, 12 heads", append)
 
 
+def columns(x: Array) -> Array:
+    """Each matrix column by column."""
+    return np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+
+
+def column_major(x: Operands) -> Operands:
+    """As `DataFrame.to_numpy()` returns arrays."""
+    return Operands(*(columns(a) for a in x[:4]))
+
+
 def options(setting: Setting) -> Iterator[Work]:
     """What should cost nothing extra, beside the ordinary call ("plain"), per FLOP."""
     n = setting.length(1024)
@@ -239,7 +249,16 @@ def options(setting: Setting) -> Iterator[Work]:
             "plain": ours(x)[direction],
             "GQA 8:1": ours(operands(8, n, 64, key_heads=1))[direction],
             "BLHD": ours(Operands(*arrays))[direction],
+            "column-major": ours(column_major(x))[direction],
+            "reversed": ours(Operands(*(a[..., ::-1] for a in x[:4])))[direction],
         }
+
+    def mask_layouts(direction: str) -> Contenders:
+        x = operands(8, n, 64)
+        mask = np.random.default_rng(1).random((n, n)) < 0.9
+        found = {"plain": mask, "transposed": columns(mask), "reversed": mask[::-1, ::-1].copy()}
+        found["reversed"] = found["reversed"][::-1, ::-1]
+        return {name: ours(x, attn_mask=each)[direction] for name, each in found.items()}
 
     def widths(direction: str) -> Contenders:
         all_d = (64, 40, 72, 80, 96, 100)
@@ -251,9 +270,16 @@ def options(setting: Setting) -> Iterator[Work]:
             ("masks", masks),
             ("spread", spread),
             ("layouts", layouts),
+            ("layouts of masks,", mask_layouts),
             ("widths", widths),
         ):
             yield Work("options", f"{name} {direction}", lambda b=build, d=direction: b(d))
+
+    def one_query() -> Contenders:
+        x = operands(6, 1, 64, keys=640)
+        return {"plain": ours(x)["forward"], "column-major": ours(column_major(x))["forward"]}
+
+    yield Work("options", "layouts of one query", one_query)
     yield from invariant(setting)
 
 

@@ -58,6 +58,11 @@ from .experiments.heads import (
     trained_growth,
     trained_heads,
 )
+from .experiments.kernel_regression import (
+    kernel_rounding,
+    kernel_smoothing,
+    plot_kernel_regression,
+)
 from .experiments.length import critical, plot_critical, plot_scale_over_length, scale_over_length
 from .experiments.longer import longer, plot_longer
 from .experiments.memory import memory, plot_memory
@@ -109,6 +114,8 @@ __all__ = [
     "growth",
     "initialisers",
     "inputs_compared",
+    "kernel_rounding",
+    "kernel_smoothing",
     "longer",
     "machine",
     "measure",
@@ -137,6 +144,7 @@ __all__ = [
     "plot_growth",
     "plot_initialisers",
     "plot_inputs_compared",
+    "plot_kernel_regression",
     "plot_longer",
     "plot_measure",
     "plot_memory",

@@ -18,7 +18,9 @@ no window system is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from inspect import cleandoc, signature
 from io import BytesIO, StringIO
@@ -344,10 +346,15 @@ def cycle(n: int) -> Sequence[tuple[str, str]]:
     return [(COLORS[i], MARKERS[(i + turn) % len(MARKERS)]) for i, turn in turns]
 
 
-def _styled() -> Any:
+@contextmanager
+def _styled() -> Iterator[None]:
     try:
         import matplotlib
         from cycler import cycler
     except ImportError as error:
         raise ImportError(f"plots need matplotlib ({error}): pip install matplotlib") from error
-    return matplotlib.rc_context(RC | {"axes.prop_cycle": cycler(color=COLORS)})
+    rc = RC | {"axes.prop_cycle": cycler(color=COLORS)}
+    with warnings.catch_warnings(), matplotlib.rc_context(rc):
+        # Finding the place of a legend takes a second on a busy machine, not on any other.
+        warnings.filterwarnings("ignore", "Creating legend with loc")
+        yield

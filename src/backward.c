@@ -545,8 +545,7 @@ static sdpa_status differentiate(const sdpa_problem *problem, sdpa_pass pass) {
     }
     find_groups(p, &call.groups, &call.members);
     call.summed = sums_in_groups(&call);
-    call.ordered =
-        (p->dq.data && !is_own(p, &p->dq)) || (p->dmask.data && p->dmask.col == 0) || adds_to_arrays(p);
+    call.ordered = (p->dq.data && !is_own(p, &p->dq)) || (p->dmask.data && p->dmask.col == 0) || adds_to_arrays(p);
     sdpa_tensor *per_head[] = {SDPA_HEAD_GRADIENTS(ADDRESS)};
 #undef ADDRESS
     enum { N_PER_HEAD = sizeof per_head / sizeof *per_head };

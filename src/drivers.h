@@ -55,6 +55,11 @@ typedef struct sdpa_additive {
 sdpa_status sdpa_additive_forward(const sdpa_problem *p, const sdpa_additive *a);
 sdpa_status sdpa_additive_backward(const sdpa_problem *p, const sdpa_additive *a);
 
+/* Runs a driver of attention on the problem or, where keys or values have gaps between columns and several units would
+ * read them, on one with copies that have none. Results have the same bits. Extra memory: at most what k, v, k_t and v_t
+ * take without broadcast axes. */
+sdpa_status sdpa_compact(const sdpa_problem *p, sdpa_status (*driver)(const sdpa_problem *p));
+
 /* Attention over the union of disjoint sets of keys from the results over each: lse = log sum_t exp(lses[t]),
  * o = sum_t exp(lses[t] - lse) outs[t]. Uses the axes, n_head, n_q, d_v, dtype, o and lse of p. */
 sdpa_status sdpa_attention_merge(const sdpa_problem *p, int64_t n_parts, const sdpa_tensor *outs,

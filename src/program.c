@@ -283,13 +283,12 @@ int sdpa_program_registers(const sdpa_program *p) {
 
 void sdpa_program_fail(const sdpa_program *p, enum sdpa_variant variant, const int64_t place[4]) {
     const sdpa_code *code = &p->code[variant];
-    const sdpa_box pair = {
-        {place[0], place[0]}, {place[1], place[1]}, {place[2], place[2]}, {place[3], place[3]}};
+    const sdpa_box pair = {{place[0], place[0]}, {place[1], place[1]}, {place[2], place[2]}, {place[3], place[3]}};
     interval r[SDPA_MOST_REGISTERS];
     int none = 0;
     if (!atomic_compare_exchange_strong(&p->fault->found, &none, 1)) return;
-    *p->fault = (sdpa_fault){
-        .found = 1, .array = -1, .batch = place[0], .head = place[1], .query = place[2], .key = place[3]};
+    *p->fault =
+        (sdpa_fault){.found = 1, .array = -1, .batch = place[0], .head = place[1], .query = place[2], .key = place[3]};
     for (int i = 0; i < length_of(code); i++) {
         const sdpa_instruction *x = &code->first[i];
         if (x->op == SDPA_OP_output || x->op == SDPA_OP_scatter) continue;

@@ -1,5 +1,5 @@
 /* Programs: functions of the user that change scores or hide pairs, as codes of a machine whose registers hold a value
- * for each pair of a strip of keys by queries. sdpa/_programs traces, differentiates and compiles them; the kernels run
+ * for each pair of a tile of keys by queries. sdpa/_programs traces, differentiates and compiles them; the kernels run
  * them on tiles (kernels/program.h), and intervals of positions on them tell what a whole tile sees (program.c). */
 #ifndef SDPA_PROGRAM_H
 #define SDPA_PROGRAM_H

@@ -53,11 +53,11 @@ def check_versions(found: dict[str, str | None]) -> None:
         sys.exit(f"versions differ: {found}")
 
 
-def build(tree: Path, umask: int, zone: str) -> dict[str, Path]:
-    """Export the last commit into `tree`, build it; {name: archive}."""
+def build(tree: Path, commit: str, umask: int, zone: str) -> dict[str, Path]:
+    """Export a commit into `tree`, build it; {name: archive}."""
     tree.mkdir(parents=True)
     exported = tree.with_suffix(".tar")
-    run("git", "archive", "--format=tar", f"--output={exported}", "HEAD")
+    run("git", "archive", "--format=tar", f"--output={exported}", commit)
     with tarfile.open(exported) as archive:
         # Some releases of Python 3.11 lack the parameter of this name.
         archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
@@ -99,12 +99,13 @@ def main() -> None:
     """Check, build, compare, and fill dist/."""
     found = versions(run("git", "tag", "--points-at", "HEAD"))
     check_versions(found)
-    print(f"version {found['pyproject.toml']} of {run('git', 'rev-parse', 'HEAD').strip()}")
+    commit = run("git", "rev-parse", "HEAD").strip()
+    print(f"version {found['pyproject.toml']} of {commit}")
     shutil.rmtree(DIST, ignore_errors=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        first = build(folder / "first", 0o022, "UTC")
-        second = build(folder / "another" / "place", 0o077, "Asia/Kolkata")
+        first = build(folder / "first", commit, 0o022, "UTC")
+        second = build(folder / "another" / "place", commit, 0o077, "Asia/Kolkata")
         sums = {name: digest(path) for name, path in sorted(first.items())}
         if sums != {name: digest(path) for name, path in sorted(second.items())}:
             DIST.mkdir()

@@ -258,8 +258,8 @@ def score_program(score_mod: Callable[..., Any], score_args: Sequence[ArrayLike]
       6  x6 = float(x5)
       7  x7 = x4 * x6
       8  x3 - x7
-    >>> float(program(30.0, 0, 1, 4, 2, np.array([0.5, 0.25])))
-    17.6...
+    >>> round(float(program(30.0, 0, 1, 4, 2, np.array([0.5, 0.25]))), 3)
+    17.603
     """
     return Program(False, score_mod, score_args)
 

@@ -129,8 +129,8 @@ def _directions(shape: tuple[int, ...], seed: int) -> list[tuple[str, float, Cal
     ]
 
 
-def _present(gradients: sdpa.AttentionGradients) -> tuple[Array | None, ...]:
-    return gradients.query, gradients.key, gradients.value
+def _present(gradients: sdpa.AttentionGradients) -> tuple[Array, ...]:
+    return tuple(gradient for gradient in gradients[:3] if gradient is not None)
 
 
 def _race(ours: Call, theirs: Call, seconds: float) -> tuple[float, float, int]:

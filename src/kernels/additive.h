@@ -86,16 +86,16 @@ NOINLINE void additive_1(const sdpa_problem *p, const real *q, int64_t q_row, co
     additive_sums(p, q, q_row, k, n, s, s_row, 4, 1);
 }
 
-NOINLINE void additive_3(const sdpa_problem *p, const real *q, int64_t q_row, const rows *k, int64_t n, real *s,
-                         int64_t s_row) {
-    additive_sums(p, q, q_row, k, n, s, s_row, 1, 3);
+NOINLINE void additive_panel(const sdpa_problem *p, const real *q, int64_t q_row, const rows *k, int64_t n, real *s,
+                             int64_t s_row) {
+    additive_sums(p, q, q_row, k, n, s, s_row, 1, SCORE_WIDTH);
 }
 
 /* s (n, s_row) = the scores of n keys, rows of k, by nv vectors of queries, a panel q (d_k, nv vectors). */
 static void additive_scores(const sdpa_problem *p, const real *q, int nv, const rows *k, int64_t n, real *s,
                             int64_t s_row) {
     if (nv == SCORE_WIDTH) {
-        additive_3(p, q, nv * VL, k, n, s, s_row);
+        additive_panel(p, q, nv * VL, k, n, s, s_row);
         return;
     }
     for (int x = 0; x < nv; x++) additive_1(p, q + x * VL, nv * VL, k, n, s + x * VL, s_row);

@@ -190,17 +190,31 @@ NOINLINE void add_mask_gradient(const sdpa_unit *u, const real *ds, int64_t ds_r
 
 /* P^T of a panel and keys k directly from the products, with its row sums in `sum`. If an lse is huge or a result is
  * NaN (a score was too low for vexp2_above), returns false with `sum` 0 and s undefined. */
-INLINE bool quick_weights(scores *t, int nv, tile_sums *sum) {
+INLINE bool quick_weights(scores *t, int nv, enum score_mode mode, tile_sums *sum) {
     bool quick = true;
     for (int x = 0; x < nv; x++) quick &= !vany(is_huge(vload(t->shift + x * VL)));
     t->extreme = (real *)sum;
-    if (quick) score(t, nv, SCORE_WEIGHTS);
+    if (quick) score(t, nv, mode);
     for (int x = 0; x < nv; x++) {
         const vec all = sum_of_four(&(*sum)[0][x], SCORE_WIDTH);
         quick &= !vany(all != all);
     }
     if (!quick) memset(*sum, 0, sizeof *sum);
     return quick;
+}
+
+/* backward_weights where a finite number for each key is all that is added to its products. False if they must be
+ * computed in another way. */
+INLINE bool key_biased_weights(const sdpa_unit *u, const backward_scratch *w, panel q, const rows *k, real c,
+                               tile_sums *sum) {
+    const sdpa_problem *p = u->problem;
+    const block b = block_of(u, q, k);
+    if ((p->features & ~FUSED_CAN) || w->ready || w->low || !is_key_bias(u, &b, (real)M_LOG2E, w->line)) return false;
+    scores t = panel_scores(w->q, q, k, p->d_k, w->p + q.i, w->n_lanes);
+    t.shift = w->lse + q.i;
+    t.c = c;
+    t.key_bias = w->line;
+    return quick_weights(&t, q.nv, SCORE_KEYS_WEIGHTS, sum);
 }
 
 /* The scores of a panel and keys k, into w->p: *bias is what is there already. False if all are masked. */
@@ -230,11 +244,12 @@ NOINLINE enum panel_state backward_weights(const sdpa_unit *u, const backward_sc
     scores t;
     score_program own;
     enum bias_kind bias;
+    if (key_biased_weights(u, w, q, k, c, sum)) return PANEL_VISIBLE;
     if (!begin_scores(u, w, q, k, &t, &own, &bias)) return PANEL_HIDDEN;
     t.shift = w->lse + q.i;
     t.c = c;
     const bool plain = bias == BIAS_NONE && !(p->features & ~FUSED_CAN);
-    if (plain && !t.given && quick_weights(&t, q.nv, sum)) return PANEL_VISIBLE;
+    if (plain && !t.given && quick_weights(&t, q.nv, SCORE_WEIGHTS, sum)) return PANEL_VISIBLE;
     vec unused[SCORE_WIDTH] = {{0}};
     t.extreme = (real *)unused;
     if (plain && t.given != t.s) {
@@ -482,7 +497,7 @@ NOINLINE void add_to_arrays(const sdpa_unit *u, enum sdpa_variant variant, keys 
         begin_program(&r, u->problem->score_mod, variant, u, &pairs, scratch);
         for (int64_t j = 0; j < b.n; j += SCORE_ROWS) {
             for (int x = 0; x < 4; x++) r.in[x] = (program_input){in[x] ? in[x] + j * row + q.i : NULL, row};
-            run_strip(&r, b.j0 + j, b.n - j < SCORE_ROWS ? b.n - j : SCORE_ROWS, NULL, 0);
+            run_tile(&r, b.j0 + j, b.n - j < SCORE_ROWS ? b.n - j : SCORE_ROWS, NULL, 0);
         }
     }
 }

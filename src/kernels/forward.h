@@ -21,9 +21,8 @@
 /* With these features a block of keys may be split where causality begins to hide some: its second part does not begin
  * at the first key of the block. */
 enum {
-    SPLIT_CAN =
-        SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI |
-        SDPA_FEATURE_SCORE_MOD
+    SPLIT_CAN = SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
+                SDPA_FEATURE_ALIBI | SDPA_FEATURE_SCORE_MOD
 };
 
 typedef struct forward_scratch {
@@ -163,7 +162,7 @@ INLINE bool may_fuse(const forward_scratch *w, panel q) {
 
 /* Weights of a panel in one pass, without looking for a maximum. For the first n_scores keys s already holds the
  * scores. If a maximum is stale, returns false, and s is undefined. */
-INLINE bool fused_keys(const running *row, const scores *t, panel q, int64_t n_scores, bool plain, vec *sum,
+INLINE bool fused_keys(const running *row, const scores *t, panel q, int64_t n_scores, enum score_mode mode, vec *sum,
                        vec *alpha) {
     for (int x = 0; x < q.nv; x++) {
         sum[x] = (vec){0};
@@ -174,7 +173,7 @@ INLINE bool fused_keys(const running *row, const scores *t, panel q, int64_t n_s
     }
     scores rest = part_of(t, n_scores, t->n - n_scores);
     rest.extreme = (real *)sum;
-    score(&rest, q.nv, plain ? SCORE_SUMMED : SCORE_BIASED_SUMMED);
+    score(&rest, q.nv, mode);
     bool stale = false;
     for (int x = 0; x < q.nv; x++) stale |= vany(~(sum[x] <= STALE_SUM) | (sum[x] < 0));
     if (!stale) add_to_sums(row->l, q, alpha, sum);
@@ -305,7 +304,15 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
     if (w->bf16_pairs) t.depth = (p->d_k + 1) / 2;
     ahead next;
     if (u->n_i <= VL && rows_ahead(u, k->j0 + k->n, &next)) t.next = &next;
-    enum bias_kind bias = bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, w->line);
+    const bool fuses = !(p->features & ~FUSED_CAN) && !two_passes;
+    bool done = false;
+    if (fuses && may_fuse(w, q) && is_key_bias(u, &b, (real)M_LOG2E, w->line)) {
+        SDPA_TAKE(FUSED);
+        t.key_bias = w->line;
+        done = fused_keys(&w->row, &t, q, 0, SCORE_KEYS_SUMMED, sum, alpha);
+        two_passes = !done;
+    }
+    enum bias_kind bias = done ? BIAS_FINITE : bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, w->line);
     if (bias == BIAS_ALL_MASKED) return two_passes;
     score_program own;
     use_program(&t, &own, u, &b, w->line);
@@ -316,12 +323,12 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
         t.given = given;
     }
 
-    bool masked = bias == BIAS_SOME_MASKED, done = false;
-    if (!(p->features & ~FUSED_CAN) && !two_passes) {
+    bool masked = bias == BIAS_SOME_MASKED;
+    if (!done && fuses && !two_passes) {
         const int64_t n_scores = plain ? first_keys(&w->row, &t, q) : 0;
         if (may_fuse(w, q)) {
             SDPA_TAKE(FUSED);
-            done = fused_keys(&w->row, &t, q, n_scores, plain, sum, alpha);
+            done = fused_keys(&w->row, &t, q, n_scores, plain ? SCORE_SUMMED : SCORE_BIASED_SUMMED, sum, alpha);
             two_passes = !done;
             if (!done) {
                 bias = bias_block(u, &b, (real)M_LOG2E, t.s, t.s_row, w->line);

@@ -59,6 +59,8 @@ const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
 #ifndef FORWARD_ONLY
     .load = load,
     .store = store,
+    .copy_bytes = copy_bytes,
+    .copy_rows = copy_rows,
     .pass[SDPA_PASS_WEIGHTS] = {weights_bytes, weights_unit},
     .pass[SDPA_PASS_STATISTICS] = {statistics_bytes, statistics_unit},
     .pass[SDPA_PASS_TANGENT] = {tangent_bytes, tangent_unit},

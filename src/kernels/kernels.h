@@ -54,7 +54,7 @@ typedef struct sdpa_unit {
     bool fetches;         /* the next head's rows are to be asked for */
     bool fresh;           /* dq, dk and dv are not initialised, and no other unit adds to them */
     bool own_dq;          /* dq is not initialised, and no other unit adds to its rows */
-    double *sums; /* the gradients of score_mod's arrays, all 0, and ranges of what is set; NULL: not wanted */
+    double *sums;         /* the gradients of score_mod's arrays, all 0, and ranges of what is set; NULL: not wanted */
     sdpa_outline mask_outline, where_outline;
     bool *begun; /* of each key block, whether dk and dv are initialised; NULL: all are, or the unit is fresh */
     sdpa_run *run;
@@ -167,6 +167,9 @@ struct sdpa_kernels {
     void (*load)(void *dst, const char *src, int64_t n, int64_t stride, sdpa_dtype dtype, bool swapped);
     /* Stores n reals as native elements of a float type. */
     void (*store)(char *dst, const void *src, int64_t n, int64_t stride, sdpa_dtype dtype);
+    /* to (n, d) = rows j0 .. j0+n-1 of m, of its type and in native byte order. `lines` has copy_bytes(n, d). */
+    size_t (*copy_bytes)(int64_t n, int64_t d);
+    void (*copy_rows)(char *to, const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, void *lines);
 
     sdpa_unit_kernel pass[SDPA_N_PASSES]; /* SDPA_PASS_RECEIVED and _BACKWARD have kernels of their own, below */
     /* The backward of n consecutive units of a group, at most backward_most; scratch is that of its pass. */

@@ -9,9 +9,8 @@
 /* Features under which weights come directly from the accumulators. With a softcap the logits are not linear in them,
  * and additive scores are not products. */
 enum {
-    FUSED_CAN =
-        SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI |
-        SDPA_FEATURE_INVARIANT | SDPA_FEATURE_SCORE_MOD
+    FUSED_CAN = SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS | SDPA_FEATURE_ALIBI |
+                SDPA_FEATURE_INVARIANT | SDPA_FEATURE_SCORE_MOD
 };
 
 /* Whether a logit is a score, which score() computes, times a factor, plus the bias. If not, score_logits also stores h,

@@ -5,15 +5,71 @@
 #include "outline.h"
 #include "program.h"
 
-/* mask_block for a boolean mask with unit stride. First gathers a word of bits for each query and 32 keys; these words
- * show what the block holds. `words`: (n_j / 32 rounded up, n_i rounded up to VL) of scratch. `more`: s holds a bias
- * already, which stays where pairs are visible. */
+/* to = from, n bytes of which are `stride` apart. */
+INLINE void gather_bytes(char *restrict to, const char *restrict from, int64_t n, int64_t stride) {
+    if (stride == -1) {
+        SIMD for (int64_t j = 0; j < n; j++) to[j] = from[-j];
+        return;
+    }
+    for (int64_t j = 0; j < n; j++) to[j] = from[j * stride];
+}
+
+typedef char bools __attribute__((vector_size(VL)));
+
+/* The elements of a mask for the lanes from i on, of n, which lie next to each other; the last one is repeated. */
+INLINE bools load_bools(const char *shown, int64_t i, int64_t n) {
+    bools x;
+    if (i + VL <= n) {
+        memcpy(&x, shown + i, sizeof x);
+    } else {
+        for (int l = 0; l < VL; l++) x[l] = shown[i + l < n ? i + l : n - 1];
+    }
+    return x;
+}
+
+INLINE bool any_of(bools x) {
+    const bools none = {0};
+    return memcmp(&x, &none, sizeof x) != 0;
+}
+
+/* boolean_block of a mask whose queries lie next to each other in memory. `more`: see there. */
+NOINLINE enum bias_kind boolean_columns(const sdpa_matrix *mask, const block *b, real *s, int64_t s_row, bool more) {
+    const char *first = mask->data + b->i0 + b->j0 * mask->col;
+    bools visible = {0}, hidden = {0};
+    for (int64_t i = 0; i < b->n_i; i += VL) {
+        for (int64_t j = 0; j < b->n_j; j++) {
+            const bools x = load_bools(first + j * mask->col, i, b->n_i);
+            visible |= x;
+            hidden |= x == 0;
+        }
+    }
+    if (!any_of(visible)) return BIAS_ALL_MASKED;
+    if (!any_of(hidden)) return BIAS_NONE;
+    for (int64_t j = 0; j < b->n_j; j++) {
+        for (int64_t i = 0; i < b->n_i; i += VL) {
+            const ivec masked = __builtin_convertvector(load_bools(first + j * mask->col, i, b->n_i) == 0, ivec);
+            real *to = s + j * s_row + i;
+            vstore(to, more ? vselect(masked, vset1(-INFINITY), vload(to)) : (vec)(masked & (ivec)vset1(-INFINITY)));
+        }
+    }
+    return BIAS_SOME_MASKED;
+}
+
+/* mask_block for a boolean mask. First gathers a word of bits for each query and 32 keys; these words show what the block
+ * holds. `words`: (n_j / 32 rounded up, n_i rounded up to VL) of scratch. `more`: s holds a bias already, which stays
+ * where pairs are visible. */
 NOINLINE enum bias_kind boolean_block(const sdpa_matrix *mask, const block *b, real *s, int64_t s_row, uint32_t *words,
                                       bool more) {
     const int64_t lanes = round_up(b->n_i, VL), n_j = b->n_j;
     uint32_t any_visible = 0, any_hidden = 0;
+    char together[RUN_KEYS];
+    if (mask->row == 1 && mask->col != 1) return boolean_columns(mask, b, s, s_row, more);
     for (int64_t i = 0; i < lanes; i++) {
-        const char *row = mask->data + (b->i0 + (i < b->n_i ? i : b->n_i - 1)) * mask->row + b->j0;
+        const char *row = mask->data + (b->i0 + (i < b->n_i ? i : b->n_i - 1)) * mask->row + b->j0 * mask->col;
+        if (mask->col != 1) {
+            if (i < b->n_i) gather_bytes(together, row, n_j, mask->col);
+            row = together;
+        }
         for (int64_t j = 0; j < n_j; j += 32) {
             char last[32] = {0};
             const int64_t n = n_j - j < 32 ? n_j - j : 32;
@@ -42,12 +98,63 @@ NOINLINE enum bias_kind boolean_block(const sdpa_matrix *mask, const block *b, r
     return BIAS_SOME_MASKED;
 }
 
-/* The column after j from which the next VL of the n columns of a mask are read: the start of a cache line, except for
- * the first and the last. Rows 4096 bytes apart share a set of L1, and a line that two vectors share would be evicted
- * in between. */
-INLINE int64_t next_columns(const real *row, int64_t j, int64_t n) {
-    const int64_t last = n - VL, next = j + VL - (int64_t)((uintptr_t)(row + j) % VEC_BYTES / sizeof(real));
-    return j >= last ? n : next < last ? next : last;
+/* What a block of a mask holds. */
+typedef struct mask_contents {
+    ivec visible, nonzero; /* the bits in which any element differs from -inf and from 0 */
+    vec least;
+} mask_contents;
+
+/* Stores factor * x, elements of a mask. Some programs write the lowest finite number for -inf; it must not become
+ * -inf. */
+INLINE void store_mask(mask_contents *c, real *to, real factor, vec x) {
+    c->visible |= (ivec)x ^ (ivec)vset1(-INFINITY);
+    c->nonzero |= (ivec)x & ~SIGN_BIT;
+    c->least = vmin2(x, c->least);
+    vstore(to, vmul_finite(factor, x));
+}
+
+INLINE enum bias_kind kind_of_mask(const mask_contents *c) {
+    if (!vany(c->visible != 0)) return BIAS_ALL_MASKED;
+    if (!vany(c->nonzero != 0)) return BIAS_NONE;
+    return vany(c->least == -(real)INFINITY) ? BIAS_SOME_MASKED : BIAS_FINITE;
+}
+
+/* mask_block of a mask whose queries are closer in memory than its keys. `line`: n_i in whole vectors. */
+NOINLINE enum bias_kind mask_columns(const sdpa_matrix *mask, const block *b, real factor, real *s, int64_t s_row,
+                                     real *line) {
+    mask_contents contents = {{0}, {0}, {0}};
+    const sdpa_matrix columns = {mask->data, mask->col, mask->row, mask->dtype, mask->swapped};
+    const int64_t n_i = b->n_i, lanes = round_up(n_i, VL);
+    const bool in_place = is_direct(&columns) && n_i == lanes;
+    for (int64_t j = 0; j < b->n_j; j++) {
+        const char *column = mask->data + b->i0 * mask->row + (b->j0 + j) * mask->col;
+        const real *from = in_place ? (const real *)column : line;
+        if (!in_place) load(line, column, n_i, mask->row, mask->dtype, mask->swapped);
+        for (int64_t i = n_i; i < lanes; i++) line[i] = line[n_i - 1];
+        for (int64_t i = 0; i < lanes; i += VL) store_mask(&contents, s + j * s_row + i, factor, vload(from + i));
+    }
+    return kind_of_mask(&contents);
+}
+
+/* line (b->n_j, rounded up to VL) = factor * mask[0, j0 + j], of a mask that is the same for all queries. */
+NOINLINE enum bias_kind load_keys(const sdpa_matrix *mask, const block *b, real factor, real *line) {
+    mask_contents contents = {{0}, {0}, {0}};
+    load(line, mask->data + b->j0 * mask->col, b->n_j, mask->col, mask->dtype, mask->swapped);
+    for (int64_t j = b->n_j; j % VL != 0; j++) line[j] = line[0];
+    for (int64_t j = 0; j < b->n_j; j += VL) {
+        store_mask(&contents, line + j, factor, vload(line + j));
+    }
+    return kind_of_mask(&contents);
+}
+
+/* mask_block for such a mask. */
+NOINLINE enum bias_kind key_block(const sdpa_matrix *mask, const block *b, real factor, real *s, int64_t s_row,
+                                  real *line) {
+    const enum bias_kind kind = load_keys(mask, b, factor, line);
+    for (int64_t j = 0; j < b->n_j && (kind == BIAS_FINITE || kind == BIAS_SOME_MASKED); j++) {
+        for (int64_t i = 0; i < b->n_i; i += VL) vstore(s + j * s_row + i, vset1(line[j]));
+    }
+    return kind;
 }
 
 /* s[j, i] (n_j, s_row) = factor * mask[i0 + i, j0 + j] for i < n_i; the lanes after n_i repeat a query. Returns the
@@ -56,9 +163,10 @@ INLINE int64_t next_columns(const real *row, int64_t j, int64_t n) {
 NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, const block *b, real factor, real *s, int64_t s_row,
                                    real *lines) {
     const int64_t n_i = b->n_i, n_j = b->n_j, line_row = round_up(n_j, VL);
-    if (mask->dtype == SDPA_BOOL && mask->col == 1) return boolean_block(mask, b, s, s_row, (uint32_t *)lines, false);
-    ivec visible = {0}, nonzero = {0}; /* the bits in which any element differs from -inf and from 0 */
-    vec least = {0};
+    if (mask->row == 0) return key_block(mask, b, factor, s, s_row, lines);
+    if (mask->dtype == SDPA_BOOL) return boolean_block(mask, b, s, s_row, (uint32_t *)lines, false);
+    if (across_rows(mask->row, mask->col)) return mask_columns(mask, b, factor, s, s_row, lines);
+    mask_contents contents = {{0}, {0}, {0}};
     for (int64_t i = 0; i < n_i; i += VL) {
         const bool in_place = is_direct(mask) && n_j % VL == 0 && i + VL <= n_i;
         const char *first = mask->data + (b->i0 + i) * mask->row + b->j0 * mask->col;
@@ -71,24 +179,17 @@ NOINLINE enum bias_kind mask_block(const sdpa_matrix *mask, const block *b, real
                 memcpy(lines + l * line_row, lines, (size_t)n_j * sizeof(real));
             }
         }
-        for (int64_t j = 0; j < n_j; j = in_place ? next_columns(from, j, n_j) : j + VL) {
+        for (int64_t j = 0; j < n_j; j = in_place ? next_columns((const char *)from, j, n_j, sizeof(real)) : j + VL) {
             vec r[VL];
             UNROLL for (int l = 0; l < VL; l++) r[l] = vload(from + l * from_row + j);
             vtranspose(r);
             UNROLL for (int l = 0; l < VL; l++) {
                 if (j + l >= n_j) break;
-                const vec x = r[l];
-                visible |= (ivec)x ^ (ivec)vset1(-INFINITY);
-                nonzero |= (ivec)x & ~SIGN_BIT;
-                least = vmin2(x, least);
-                /* Some programs write the lowest finite number for -inf; it must not become -inf. */
-                vstore(s + (j + l) * s_row + i, vmul_finite(factor, x));
+                store_mask(&contents, s + (j + l) * s_row + i, factor, r[l]);
             }
         }
     }
-    if (!vany(visible != 0)) return BIAS_ALL_MASKED;
-    if (!vany(nonzero != 0)) return BIAS_NONE;
-    return vany(least == -(real)INFINITY) ? BIAS_SOME_MASKED : BIAS_FINITE;
+    return kind_of_mask(&contents);
 }
 
 /* Adds -inf to the bias in s, of this kind, where a boolean mask is false. `lines` as in mask_block. */
@@ -96,18 +197,8 @@ NOINLINE enum bias_kind add_boolean(const sdpa_matrix *mask, const block *b, enu
                                     int64_t s_row, real *lines) {
     if (kind == BIAS_ALL_MASKED) return kind;
     if (kind == BIAS_NONE) return mask_block(mask, b, 1, s, s_row, lines);
-    if (mask->col == 1) {
-        const enum bias_kind own = boolean_block(mask, b, s, s_row, (uint32_t *)lines, true);
-        return own == BIAS_NONE ? kind : own;
-    }
-    for (int64_t i = 0; i < round_up(b->n_i, VL); i++) {
-        const int64_t row = b->i0 + (i < b->n_i ? i : b->n_i - 1);
-        load(lines, mask->data + row * mask->row + b->j0 * mask->col, b->n_j, mask->col, mask->dtype, mask->swapped);
-        for (int64_t j = 0; j < b->n_j; j++) {
-            if (lines[j] != 0) s[j * s_row + i] = -(real)INFINITY;
-        }
-    }
-    return BIAS_SOME_MASKED;
+    const enum bias_kind own = boolean_block(mask, b, s, s_row, (uint32_t *)lines, true);
+    return own == BIAS_NONE ? kind : own;
 }
 
 /* Whether any pair of the unit may be masked. */
@@ -127,7 +218,8 @@ NOINLINE void unit_keys(const sdpa_unit *u, int64_t *j0, int64_t *j1) {
     const int64_t size = sdpa_key_block(u->problem);
     sdpa_visible_keys(u, u->i0, u->n_i, j0, j1);
     if (!u->problem->mask_mod) return;
-    for (int64_t n = size; *j0 < *j1 && n >= size;) { /* n grows while blocks are hidden, and shrinks at the first seen */
+    for (int64_t n = size;
+         *j0 < *j1 && n >= size;) { /* n grows while blocks are hidden, and shrinks at the first seen */
         const int64_t next = (*j0 / size + n / size) * size, end = next < *j1 ? next : *j1;
         const bool hidden = is_hidden(u, *j0, end - *j0);
         if (hidden) *j0 = end;
@@ -190,18 +282,23 @@ NOINLINE void clear_bias(const block *b, real *s, int64_t s_row) {
     }
 }
 
-/* bias_block for blocks that may stay without a bias. */
-INLINE enum bias_kind fill_bias(const sdpa_unit *u, const block *b, real factor, real *s, int64_t s_row, real *lines) {
+/* Whether the band or key_length may hide some pairs of a block. */
+INLINE bool is_cut(const sdpa_unit *u, const block *b) {
     const sdpa_problem *p = u->problem;
     const int64_t last_key = b->j0 + b->n_j - 1;
+    /* The band cuts the block if its first query's last key, or its last query's first key, lies inside. */
+    return (p->has_upper && b->i0 + u->upper < last_key) || (p->has_lower && b->i0 + b->n_i - 1 + u->lower > b->j0) ||
+           u->key_length <= last_key;
+}
+
+/* bias_block for blocks that may stay without a bias. */
+INLINE enum bias_kind fill_bias(const sdpa_unit *u, const block *b, real factor, real *s, int64_t s_row, real *lines) {
     int64_t first, end;
     sdpa_visible_keys(u, b->i0, b->n_i, &first, &end);
-    if (end <= b->j0 || first > last_key) return BIAS_ALL_MASKED;
-    /* The band cuts the block if its first query's last key, or its last query's first key, lies inside. */
-    const bool cut = (p->has_upper && b->i0 + u->upper < last_key) ||
-                     (p->has_lower && b->i0 + b->n_i - 1 + u->lower > b->j0) || u->key_length <= last_key;
+    if (end <= b->j0 || first >= b->j0 + b->n_j) return BIAS_ALL_MASKED;
+    const bool cut = is_cut(u, b);
     const real slope = scalar_of(&u->alibi_slopes, 0);
-    const sdpa_seen seen = p->mask_mod ? seen_by_program(u, b) : SDPA_ALL_SEEN;
+    const sdpa_seen seen = u->problem->mask_mod ? seen_by_program(u, b) : SDPA_ALL_SEEN;
     if (seen == SDPA_NONE_SEEN) return BIAS_ALL_MASKED;
     if (!u->mask.data && !cut && slope == 0 && seen == SDPA_ALL_SEEN) return BIAS_NONE;
     const unsigned shown = shown_keys(u, &u->mask, &u->mask_outline, b->i0, b->j0, b->n_j),
@@ -235,6 +332,15 @@ NOINLINE enum bias_kind bias_block(const sdpa_unit *u, const block *b, real fact
         kind = BIAS_FINITE;
     }
     return masks && kind == BIAS_FINITE ? BIAS_SOME_MASKED : kind;
+}
+
+/* Whether a finite number for each key is all that is added to a block. If so, writes them to line (n_j, rounded up to
+ * VL), and bias_block need not be called. */
+INLINE bool is_key_bias(const sdpa_unit *u, const block *b, real factor, real *line) {
+    const sdpa_matrix *mask = &u->mask;
+    const bool alone = !u->where.data && !u->alibi_slopes.data && !u->problem->mask_mod && !u->problem->score_mod;
+    return alone && mask->data && mask->row == 0 && mask->dtype != SDPA_BOOL && !is_cut(u, b) &&
+           load_keys(mask, b, factor, line) == BIAS_FINITE;
 }
 
 #endif

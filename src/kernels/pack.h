@@ -50,6 +50,146 @@ typedef struct block {
 
 INLINE block block_of(const sdpa_unit *u, panel q, const rows *k) { return (block){u->i0 + q.i, q.n_i, k->j0, k->n}; }
 
+/* vtranspose out of line, for places where waiting for memory takes longer than the call. */
+NOINLINE void transpose(vec *r) { vtranspose(r); }
+
+/* Whether neighbouring rows lie closer together than a row's own elements. Strides in bytes. */
+INLINE bool across_rows(int64_t row, int64_t col) { return (row < 0 ? -row : row) < (col < 0 ? -col : col); }
+
+/* The column after j from which the next VL of n, `size` bytes each, are read: the start of a cache line, except for the
+ * first and the last. Rows 4096 bytes apart share a set of L1, and a line that two vectors share would be evicted in
+ * between. */
+INLINE int64_t next_columns(const char *row, int64_t j, int64_t n, int64_t size) {
+    const int64_t last = n - VL, next = j + VL - (int64_t)((uintptr_t)(row + j * size) % (uintptr_t)(VL * size)) / size;
+    return j >= last ? n : next < last ? next : last;
+}
+
+/* load_across of whole vectors: n >= VL elements of `dtype`, a constant, next to each other. */
+INLINE void load_across_as(sdpa_dtype dtype, real *dst, int64_t dst_row, const char *src, int n_rows, int64_t n,
+                           int64_t row) {
+    static const real zeros[VL];
+    const int64_t size = sdpa_size_of(dtype);
+    for (int64_t j = 0; j < n; j = next_columns(src, j, n, size)) {
+        vec r[VL];
+        UNROLL for (int i = 0; i < VL; i++) {
+            r[i] = i < n_rows ? vload_as(dtype, src + i * row + j * size) : vload(zeros);
+        }
+        vtranspose(r);
+        UNROLL for (int t = 0; t < VL; t++) vstore(dst + (j + t) * dst_row, r[t]);
+    }
+}
+
+/* dst (n, dst_row) = the transpose of n_rows <= VL rows of n elements, 0 in the lanes without a row. Strides of src in
+ * bytes. */
+NOINLINE void load_across(real *dst, int64_t dst_row, const char *src, int n_rows, int64_t n, int64_t row, int64_t col,
+                          sdpa_dtype dtype, bool swapped) {
+    const int64_t size = sdpa_size_of(dtype);
+    const bool direct = !swapped && col == size && row % size == 0 && (uintptr_t)src % (uintptr_t)size == 0;
+    if (direct && n >= VL) {
+        if (dtype == REAL_DTYPE) {
+            load_across_as(REAL_DTYPE, dst, dst_row, src, n_rows, n, row);
+            return;
+        }
+        if (SDPA_REAL == 32 && dtype == SDPA_F16) {
+            load_across_as(SDPA_F16, dst, dst_row, src, n_rows, n, row);
+            return;
+        }
+        if (SDPA_REAL == 32 && dtype == SDPA_BF16) {
+            load_across_as(SDPA_BF16, dst, dst_row, src, n_rows, n, row);
+            return;
+        }
+    }
+    for (int64_t j = 0; j < n; j += VL) {
+        /* The last vectors overlap the ones before, if there are any. */
+        if (n - j < VL && n > VL) j = n - VL;
+        const int width = n - j < VL ? (int)(n - j) : VL;
+        vec r[VL];
+        for (int i = 0; i < VL; i++) {
+            const char *from = src + i * row + j * col;
+            r[i] = (vec){0}; /* not all at once, by `rep stos` */
+            if (i >= n_rows) continue;
+            if (direct && dtype == REAL_DTYPE) { /* then there is but one vector */
+                r[i] = vload_partial((const real *)from, width);
+            } else {
+                load(r + i, from, width, col, dtype, swapped);
+            }
+        }
+        transpose(r);
+        for (int t = 0; t < width; t++) vstore(dst + (j + t) * dst_row, r[t]);
+    }
+}
+
+/* to (n, to_row) = rows of m from j0 on, d columns; zeros up to to_row, which holds whole vectors. */
+NOINLINE void load_rows(real *to, int64_t to_row, const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d) {
+    const char *first = m->data + j0 * m->row;
+    if (across_rows(m->row, m->col)) {
+        for (int64_t c = 0; c < d; c += VL) {
+            load_across(to + c, to_row, first + c * m->col, d - c < VL ? (int)(d - c) : VL, n, m->col, m->row, m->dtype,
+                        m->swapped);
+        }
+        d = round_up(d, VL);
+    } else {
+        for (int64_t j = 0; j < n; j++) load(to + j * to_row, first + j * m->row, d, m->col, m->dtype, m->swapped);
+    }
+    for (int64_t j = 0; j < n && d < to_row; j++) {
+        for (int64_t c = d; c < to_row; c++) to[j * to_row + c] = 0;
+    }
+}
+
+#if SDPA_REAL == 32
+/* Whether copy_halves takes n rows of m. */
+INLINE bool halves_across(const sdpa_matrix *m, int64_t n, int64_t d) {
+    return sdpa_is_narrow(m->dtype) && !m->swapped && m->row == 2 && m->col != 2 && d % 2 == 0 && n >= VL;
+}
+
+/* to (n, d), rows to_row bytes apart = rows j0 .. j0+n-1 of m, 16 bits that lie column by column. Columns are transposed
+ * two at a time. */
+NOINLINE void copy_halves(char *to, int64_t to_row, const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d) {
+    for (int64_t c = 0; c < d; c += 2 * VL) {
+        const char *first = m->data + 2 * j0 + c * m->col;
+        const int64_t width = d - c < 2 * VL ? d - c : 2 * VL;
+        for (int64_t j = 0; j < n; j = next_columns(first, j, n, 2)) {
+            vec r[VL];
+            UNROLL for (int i = 0; i < VL; i++) {
+                const char *low = first + 2 * j + (2 * i < width ? 2 * i : 0) * m->col;
+                r[i] = (vec)(vload_halves(low) | vload_halves(low + m->col) << 16);
+            }
+            vtranspose(r);
+            for (int t = 0; t < VL; t++) {
+                char *row = to + (j + t) * to_row + 2 * c;
+                if (width == 2 * VL) {
+                    memcpy(row, r + t, sizeof *r);
+                } else {
+                    memcpy(row, r + t, (size_t)(2 * width));
+                }
+            }
+        }
+    }
+}
+#else
+INLINE bool halves_across(const sdpa_matrix *m, int64_t n, int64_t d) { return (void)m, (void)n, (void)d, false; }
+INLINE void copy_halves(char *to, int64_t to_row, const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d) {
+    (void)to, (void)to_row, (void)m, (void)j0, (void)n, (void)d;
+}
+#endif
+
+static size_t copy_bytes(int64_t n, int64_t d) { return sizeof(real) * (size_t)(n * row_stride(d)); }
+
+static void copy_rows(char *to, const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, void *lines_) {
+    real *lines = lines_;
+    const int64_t row = row_stride(d), size = sdpa_size_of(m->dtype);
+    if (m->dtype == REAL_DTYPE && d % VL == 0) {
+        load_rows((real *)to, d, m, j0, n, d);
+        return;
+    }
+    if (halves_across(m, n, d)) {
+        copy_halves(to, 2 * d, m, j0, n, d);
+        return;
+    }
+    load_rows(lines, row, m, j0, n, d);
+    for (int64_t j = 0; j < n; j++) store(to + j * d * size, lines + j * row, d, size, m->dtype);
+}
+
 /* Rows j0 .. j0+n-1 of m, d columns. They are copied to `copy` (n, row_stride(d)), n rounded up to SCORE_ROWS if
  * there is a tail, in three cases: type or stride are not those of the kernel; they are read in whole vectors, which d
  * does not fill; they are read so often that vectors across two cache lines (NumPy aligns to 16 bytes) cost more than
@@ -74,15 +214,14 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
         return r;
     }
     int64_t padded = row_stride(d);
-    for (int64_t j = 0; j < n; j++) {
-        real *to = copy + j * padded;
-        if (often && d % VL == 0) {
+    if (often && d % VL == 0) {
+        for (int64_t j = 0; j < n; j++) {
             const real *from = (const real *)(first + j * m->row);
-            for (int64_t c = 0; c < d; c += VL) vstore(to + c, vload(from + c));
-        } else {
-            load(to, first + j * m->row, d, m->col, m->dtype, m->swapped);
+            for (int64_t c = 0; c < d; c += VL) vstore(copy + j * padded + c, vload(from + c));
+            for (int64_t c = d; c < padded; c++) copy[j * padded + c] = 0;
         }
-        for (int64_t c = d; c < padded; c++) to[c] = 0;
+    } else {
+        load_rows(copy, padded, m, j0, n, d);
     }
     for (int64_t j = n * padded; tail && j < round_up(n, SCORE_ROWS) * padded; j++) copy[j] = 0;
     r.p = copy;
@@ -123,9 +262,6 @@ INLINE bool rows_finite(rows *r, int64_t d) {
     return r->finite;
 }
 
-/* vtranspose out of line, for places where waiting for memory takes longer than the call. */
-NOINLINE void transpose(vec *r) { vtranspose(r); }
-
 /* t (d, t_row) = sign * transpose of rows i0 .. i0+n-1 of m; lanes n .. round_up(n, VL)-1 are 0. `line`: (VL, d rounded
  * up to VL) of scratch. */
 NOINLINE void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int64_t i0, int64_t n, int64_t d, real sign,
@@ -133,6 +269,15 @@ NOINLINE void pack_transposed(real *t, int64_t t_row, const sdpa_matrix *m, int6
     const vec zero = {0};
     bool direct = is_direct(m);
     int64_t line_row = round_up(d, VL);
+    if (across_rows(m->row, m->col)) { /* a lane's neighbours are its neighbours in memory */
+        for (int64_t c = 0; c < d; c++) {
+            real *to = t + c * t_row;
+            load(to, m->data + i0 * m->row + c * m->col, n, m->row, m->dtype, m->swapped);
+            for (int64_t i = 0; i < n; i++) to[i] *= sign;
+            for (int64_t i = n; i < round_up(n, VL); i++) to[i] = 0;
+        }
+        return;
+    }
     for (int64_t i = 0; i < n; i += VL) {
         int64_t lanes = n - i < VL ? n - i : VL;
         const char *first = m->data + (i0 + i) * m->row;

@@ -2,7 +2,7 @@
  *
  * A tile holds mr x nv accumulators; each step broadcasts mr scalars of a against nv vectors of b. With 32 registers
  * the score tile is 8 x 3 (24 accumulators, 3 vectors of b, 1 broadcast) and the others fill 24 as well; with 16 it is
- * 4 x 3. Other shapes spill or wait for loads: docs/history/attempts.md has the figures. */
+ * 4 x 3, with NEON 8 x 2 (tile_by_lanes). Other shapes spill or wait for loads: docs/history/attempts.md has the figures. */
 #ifndef SDPA_KERNEL_PRODUCTS_H
 #define SDPA_KERNEL_PRODUCTS_H
 
@@ -17,15 +17,42 @@ INLINE vec multiply_add(bool bf16_pairs, vec sum, real a, vec x) {
     return vdot(sum, pair, x);
 }
 
-/* acc (mr, nv) += a (mr, depth) b (depth, nv vectors), a[i, k] = a[i * a_row + k * a_col]. mr, nv and bf16_pairs are
- * constants. */
-INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, bool bf16_pairs, const real *a, int64_t a_row, int64_t a_col,
-                 const real *b, int64_t b_row, int64_t depth) {
+/* The first steps of a tile, in which a vector of a serves VL rows, where they are adjacent, or VL steps: this saves most
+ * loads of single elements. Returns the number of these steps. */
+INLINE int64_t tile_by_lanes(vec acc[][MAX_WIDTH], int mr, int nv, bool a_rows_adjacent, const real *a, int64_t a_row,
+                             int64_t a_col, const real *b, int64_t b_row, int64_t depth) {
+    const bool fits = a_rows_adjacent ? mr % VL == 0 : mr * nv <= 16; /* the vectors of a need registers, too */
+    if (!HAS_LANES || !fits) return 0;
+    const bool backward = !a_rows_adjacent && a_col < 0;
+    const int steps = a_rows_adjacent ? 1 : VL, loads = a_rows_adjacent ? mr / VL : mr;
+    int64_t k = 0;
+    for (; k + steps <= depth; k += steps) {
+        const real *first = a + k * a_col - (backward ? VL - 1 : 0);
+        vec s[MAX_TILE_ROWS];
+        UNROLL for (int i = 0; i < loads; i++) s[i] = vload(first + (a_rows_adjacent ? i * VL : i * a_row));
+        UNROLL for (int l = 0; l < steps; l++) {
+            vec x[MAX_WIDTH];
+            UNROLL for (int j = 0; j < nv; j++) x[j] = vload(b + (k + l) * b_row + j * VL);
+            UNROLL for (int i = 0; i < mr; i++) {
+                const int lane = a_rows_adjacent ? i % VL : backward ? VL - 1 - l : l;
+                const vec from = s[a_rows_adjacent ? i / VL : i];
+                UNROLL for (int j = 0; j < nv; j++) acc[i][j] = vmuladd_lane(from, lane, x[j], acc[i][j]);
+            }
+        }
+    }
+    return k;
+}
+
+/* acc (mr, nv) += a (mr, depth) b (depth, nv vectors), a[i, k] = a[i * a_row + k * a_col]; a_row is 1 where a's rows are
+ * adjacent, otherwise a_col is 1 or -1. mr, nv, a_rows_adjacent and bf16_pairs are constants. */
+INLINE void tile(vec acc[][MAX_WIDTH], int mr, int nv, bool a_rows_adjacent, bool bf16_pairs, const real *a,
+                 int64_t a_row, int64_t a_col, const real *b, int64_t b_row, int64_t depth) {
     /* A base pointer for every 8 rows: from a single base, the distances of 24 rows would take 24 registers. */
     enum { ROWS = 8 };
     const real *rows[MOST_SCORE_ROWS / ROWS + 1];
     UNROLL for (int i = 0; i < mr; i += ROWS) rows[i / ROWS] = a + i * a_row;
-    for (int64_t k = 0; k < depth; k++) {
+    int64_t k = bf16_pairs ? 0 : tile_by_lanes(acc, mr, nv, a_rows_adjacent, a, a_row, a_col, b, b_row, depth);
+    for (; k < depth; k++) {
         vec x[MAX_WIDTH];
         UNROLL for (int j = 0; j < nv; j++) x[j] = vload(b + k * b_row + j * VL);
         UNROLL for (int i = 0; i < mr; i++) {
@@ -95,13 +122,13 @@ INLINE void gemm_column(const gemm *all, int mr, int nv, bool a_rows_adjacent, b
             int64_t depth = g->depth, visible = i0 + mr - 1 + g->diagonal;
             if (bf16_pairs) visible = (visible + 1) / 2;
             if (g->diagonal && visible < depth) depth = visible;
-            tile(acc, mr, nv, bf16_pairs, a, a_row, a_col, b, g->b_row, depth);
+            tile(acc, mr, nv, true, bf16_pairs, a, a_row, a_col, b, g->b_row, depth);
         } else {
             const int64_t first = g->diagonal && i0 >= g->diagonal ? i0 + 1 - g->diagonal : 0;
             /* The sum goes from the last query to the first. Under a causal mask the first queries weigh most, and
              * adding small terms first leaves less rounding. */
-            tile(acc, mr, nv, bf16_pairs, a + (g->depth - 1) * a_col, a_row, -a_col, b + (g->depth - 1) * g->b_row,
-                 -g->b_row, g->depth - first);
+            tile(acc, mr, nv, false, bf16_pairs, a + (g->depth - 1) * a_col, a_row, -a_col,
+                 b + (g->depth - 1) * g->b_row, -g->b_row, g->depth - first);
         }
         if (last < VL) {
             vec copy[MAX_TILE_ROWS][MAX_WIDTH]; /* a copy whose address may be taken, so that acc stays in registers */
@@ -120,7 +147,7 @@ INLINE void gemm_column(const gemm *all, int mr, int nv, bool a_rows_adjacent, b
 
 /* gemm_WIDTH_rows: a's rows are adjacent; gemm_WIDTH_columns: its columns are. The heights fill the registers. */
 #if MAX_WIDTH == 4
-enum { ROWS_OF_2 = 12, ROWS_OF_3 = 8, COLUMNS_OF_2 = 8, COLUMNS_OF_3 = 8 };
+enum { ROWS_OF_2 = HAS_LANES ? 8 : 12, ROWS_OF_3 = 8, COLUMNS_OF_2 = 8, COLUMNS_OF_3 = 8 };
 #else
 enum { ROWS_OF_2 = 6, ROWS_OF_3 = 4, COLUMNS_OF_2 = 6, COLUMNS_OF_3 = 4 };
 #endif
@@ -163,6 +190,7 @@ NOINLINE void gemm_4_bf16_pairs(const gemm *g, int64_t n, const real *b, real *c
 INLINE int64_t width_by_rows(const gemm *g, int64_t vectors) {
 #if MAX_WIDTH == 4
     if (g->bf16_pairs) return vectors < 4 ? 1 : 4;
+    if (HAS_LANES && vectors == 4) return 2; /* six rows do not fill vectors */
     return vectors == 4 && (g->m <= 6 || g->m > 8) ? 4 : vectors < 3 ? vectors : 3;
 #else
     const bool fits = vectors % 2 || (g->m + 3) / 4 * 4 < (g->m + 5) / 6 * 6; /* heights of 4 and 6 */

@@ -1,4 +1,4 @@
-/* Programs of the user (src/program.h) on tiles. A register holds a strip, some keys by the vectors of a panel of
+/* Programs of the user (src/program.h) on tiles. A register holds a tile, some keys by the vectors of a panel of
  * queries, so that one decision about an instruction serves up to 24 vectors. What depends on the query alone is
  * computed once per panel and block of keys, what depends on the key alone for WINDOW keys at a time. */
 #ifndef SDPA_KERNEL_PROGRAM_H
@@ -8,10 +8,10 @@
 #include "pack.h"
 #include "vmath.h"
 
-/* The most elements of a strip, and the keys whose own values are kept. */
-#define STRIP (SCORE_ROWS * SCORE_WIDTH * VL)
+/* The most elements of a tile, and the keys whose own values are kept. */
+#define TILE_ELEMENTS (SCORE_ROWS * SCORE_WIDTH * VL)
 #define WINDOW 128
-#define SLOT_ELEMENTS (STRIP > WINDOW ? STRIP : WINDOW)
+#define SLOT_ELEMENTS (TILE_ELEMENTS > WINDOW ? TILE_ELEMENTS : WINDOW)
 
 /* A matrix with a row for each key and a column for each lane. */
 typedef struct program_input {
@@ -31,9 +31,9 @@ typedef struct program_run {
     int64_t slot; /* bytes of a register */
     double *sums; /* see sdpa_unit */
     int64_t batch, head, first_query, n_i;
-    int64_t window, window_keys;  /* the keys for which the key section has run: the first, how many */
-    int64_t end_key;              /* of the block */
-    int64_t row, rows;            /* of the strip, in the window */
+    int64_t window, window_keys; /* the keys for which the key section has run: the first, how many */
+    int64_t end_key;             /* of the block */
+    int64_t row, rows;           /* of the tile, in the window */
     int nv;
     real *bad, *bad_queries, *bad_keys, *bad_pairs; /* where an index was out of range; bad: of the present section */
     bool any_bad;                                   /* in bad_queries or bad_keys, so far */
@@ -57,7 +57,8 @@ INLINE vec lesser(vec a, vec b) { return vselect(a != a, a, vmin2(a, b)); }
 /* e^x. The error is at most 1.6 ulp where the result is below 2^127 (2^1023), |x| ulp above. */
 INLINE vec exponential_of(vec x) {
     const double c = M_LOG2E, c_high = (real)(SDPA_REAL == 32 ? 0x1.715p0 : 0x1.715476p0);
-    const real most = (real)((SDPA_REAL == 32 ? 127 : 1023) / M_LOG2E), least = (real)(-(SDPA_REAL == 32 ? 126 : 1022) / M_LOG2E);
+    const real most = (real)((SDPA_REAL == 32 ? 127 : 1023) / M_LOG2E),
+               least = (real)(-(SDPA_REAL == 32 ? 126 : 1022) / M_LOG2E);
     const vec inside = vselect(x < least, vset1(least), vselect(x > most, vset1(most), x));
     vec e = vexp2_product(inside, (real)c, (real)c_high, (real)(c - c_high), least);
     e = vselect(x < least, (vec){0}, e);
@@ -86,13 +87,13 @@ INLINE int64_t truncated(real x, double bits) {
     return (double)x >= -limit && (double)x < limit ? (int64_t)x : bits == 64 ? INT64_MIN : INT32_MIN;
 }
 
-INLINE void read_strip(const program_run *r, const program_input *in, real *to) {
+INLINE void read_tile(const program_run *r, const program_input *in, real *to) {
     for (int64_t i = 0; i < r->rows; i++, to += r->nv * VL) {
         for (int v = 0; v < r->nv; v++) vstore(to + v * VL, vload(in->p + i * in->row + v * VL));
     }
 }
 
-INLINE void write_strip(const program_run *r, const program_output *out, const real *from) {
+INLINE void write_tile(const program_run *r, const program_output *out, const real *from) {
     for (int64_t i = 0; i < r->rows && out->p; i++, from += r->nv * VL) {
         for (int v = 0; v < r->nv; v++) vstore(out->p + i * out->row + v * VL, vload(from + v * VL));
     }
@@ -153,7 +154,7 @@ NOINLINE void begin_program(program_run *r, const sdpa_program *p, enum sdpa_var
         memset(r->bad_pairs, 0, sizeof(real) * SLOT_ELEMENTS);
     }
     run_section(r, SDPA_OF_UNIT, SLOT_ELEMENTS);
-    run_section(r, SDPA_OF_QUERY, STRIP);
+    run_section(r, SDPA_OF_QUERY, TILE_ELEMENTS);
     r->any_bad = r->code->checks && any_bits(r->bad_queries, r->nv * VL);
 }
 
@@ -182,16 +183,16 @@ COLD NOINLINE void find_fault(const program_run *r, const real *s, int64_t s_row
     }
 }
 
-/* Where the score of the next strip is to be written, nv vectors a row. */
+/* Where the score of the next tile is to be written, nv vectors a row. */
 INLINE real *score_register(const program_run *r) {
     const sdpa_instruction *first = r->code->first;
     for (int s = 0; s < SDPA_OF_TILE; s++) first += r->code->n[s];
     return (real *)(r->registers + (first->op == SDPA_OP_score ? first->dst : r->code->n_registers + 3) * r->slot);
 }
 
-/* Runs the code on a strip: `rows` keys from j on, at most STRIP elements, inputs and outputs as r says. s: see
+/* Runs the code on a tile: `rows` keys from j on, at most TILE_ELEMENTS elements, inputs and outputs as r says. s: see
  * find_fault. */
-NOINLINE void run_strip(program_run *r, int64_t j, int64_t rows, const real *s, int64_t s_row) {
+NOINLINE void run_tile(program_run *r, int64_t j, int64_t rows, const real *s, int64_t s_row) {
     if (r->window < 0 || j < r->window || j + rows > r->window + r->window_keys) begin_window(r, j);
     r->row = j - r->window;
     r->rows = rows;
@@ -206,10 +207,8 @@ NOINLINE void run_strip(program_run *r, int64_t j, int64_t rows, const real *s, 
 /* What the unit's mask, a program, lets through of a block. */
 INLINE sdpa_seen seen_by_program(const sdpa_unit *u, const block *b) {
     const int64_t query = b->i0 + u->offset;
-    const sdpa_box box = {{u->batch, u->batch},
-                          {u->head, u->head},
-                          {query, query + b->n_i - 1},
-                          {b->j0, b->j0 + b->n_j - 1}};
+    const sdpa_box box = {
+        {u->batch, u->batch}, {u->head, u->head}, {query, query + b->n_i - 1}, {b->j0, b->j0 + b->n_j - 1}};
     return sdpa_program_seen(u->problem->mask_mod, &box);
 }
 
@@ -221,7 +220,7 @@ NOINLINE void mask_by_program(const sdpa_unit *u, const block *b, real *s, int64
     r.out[SDPA_OUT_VALUE] = (program_output){(real *)visible, r.nv * VL};
     for (int64_t j = 0; j < b->n_j; j += SCORE_ROWS) {
         const int64_t rows = b->n_j - j < SCORE_ROWS ? b->n_j - j : SCORE_ROWS;
-        run_strip(&r, b->j0 + j, rows, s + j * s_row, s_row);
+        run_tile(&r, b->j0 + j, rows, s + j * s_row, s_row);
         for (int64_t i = 0; i < rows; i++) {
             for (int v = 0; v < r.nv; v++) {
                 real *to = s + (j + i) * s_row + v * VL;

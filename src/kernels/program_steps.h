@@ -118,7 +118,7 @@ NOINLINE void NAME(scatter)(const program_run *r, const sdpa_argument *a, int64_
 #define EACH_VECTOR _Pragma("GCC unroll 3") for (int64_t x = 0; x < n; x += VL)
 #define TO_REAL(name, value)                                                                                           \
     case SDPA_OP_##name:                                                                                               \
-        EACH_VECTOR vstore((real *)at.dst + x, value);                                                                      \
+        EACH_VECTOR vstore((real *)at.dst + x, value);                                                                 \
         break;
 #define TO_BITS(name, value) TO_REAL(name, (vec)(value))
 #define TO_INT(name, value)                                                                                            \
@@ -152,15 +152,15 @@ INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands a
         break;
     case SDPA_OP_score:
         if (!r->in[0].p) break; /* it is there already */
-        read_strip(r, &r->in[0], (real *)at.dst);
+        read_tile(r, &r->in[0], (real *)at.dst);
         break;
     case SDPA_OP_tangent:
     case SDPA_OP_upstream:
     case SDPA_OP_second:
-        read_strip(r, &r->in[i->op - SDPA_OP_score], (real *)at.dst);
+        read_tile(r, &r->in[i->op - SDPA_OP_score], (real *)at.dst);
         break;
     case SDPA_OP_output:
-        write_strip(r, &r->out[i->dst], (const real *)at.a);
+        write_tile(r, &r->out[i->dst], (const real *)at.a);
         break;
     case SDPA_OP_spread_r:
     case SDPA_OP_spread_b:
@@ -187,8 +187,8 @@ INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands a
     case SDPA_OP_scatter:
         if (r->program->arrays[i->a].gradient) {
             int64_t *range = (int64_t *)(r->sums + r->program->n_gradients) + 2 * i->a;
-            NAME(scatter)(r, &r->program->arrays[i->a], range, at.b, i->b < r->code->n[SDPA_OF_UNIT],
-                          (const real *)at.c);
+            NAME(scatter)
+            (r, &r->program->arrays[i->a], range, at.b, i->b < r->code->n[SDPA_OF_UNIT], (const real *)at.c);
         }
         break;
     default:

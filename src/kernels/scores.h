@@ -33,15 +33,16 @@ typedef struct scores {
     const real *y_tail; /* the last n % SCORE_ROWS rows, padded to SCORE_ROWS, tail_row apart */
     const real *given;  /* NULL, or scores to use instead of the products x y; shaped like s, or s itself */
     int64_t y_row, tail_row, n, depth;
-    bool bf16_pairs;   /* x and y hold pairs of bfloat16, `depth` of them */
-    const ahead *next; /* or NULL */
+    bool bf16_pairs;               /* x and y hold pairs of bfloat16, `depth` of them */
+    const ahead *next;             /* or NULL */
     struct score_program *program; /* what products become before the mode's step, or NULL */
     int64_t j0;                    /* the first key, which a program sees */
     real *raw;                     /* NULL, or shaped like s: the scores that the program gets */
-    real *s;           /* (n rounded up to SCORE_ROWS, s_row) */
-    real *ds;          /* shaped like s; with a program NULL, or its slopes */
+    real *s;                       /* (n rounded up to SCORE_ROWS, s_row) */
+    real *ds;                      /* shaped like s; with a program NULL, or its slopes */
     int64_t s_row;
     const real *shift;    /* per query */
+    const real *key_bias; /* per key, finite */
     real *extreme;        /* per query: running maximum or sum; SCORE_WEIGHTS: tile_sums */
     real c, cap, cap_low; /* cap_low: the rounding error of cap */
 } scores;
@@ -55,6 +56,7 @@ COLD NOINLINE scores part_of(const scores *t, int64_t first, int64_t n) {
     part.s += first * t->s_row;
     if (t->ds) part.ds += first * t->s_row;
     if (t->raw) part.raw += first * t->s_row;
+    if (t->key_bias) part.key_bias += first;
     if (t->given) part.given += first * t->s_row;
     return part;
 }
@@ -64,7 +66,7 @@ typedef struct tile_column {
     vec c, least, shift, extreme;
 } tile_column;
 
-INLINE void finish_element(const scores *t, enum score_mode mode, vec a, int64_t at, tile_column *column) {
+INLINE void finish_element(const scores *t, enum score_mode mode, vec a, int64_t key, int64_t at, tile_column *column) {
     real *s = t->s + at;
     switch (mode) {
     case SCORE_RAW:
@@ -97,6 +99,16 @@ INLINE void finish_element(const scores *t, enum score_mode mode, vec a, int64_t
         column->extreme += a;
         break;
     }
+    case SCORE_KEYS_SUMMED:
+        a = vexp2_quick(vmuladd(column->c, a, vset1(t->key_bias[key])) - column->shift);
+        vstore(s, a);
+        column->extreme += a;
+        break;
+    case SCORE_KEYS_WEIGHTS:
+        a = vexp2_above(vset1(1), vmuladd(column->c, a, vset1(t->key_bias[key])), column->shift, false);
+        vstore(s, a);
+        column->extreme += a;
+        break;
     case SCORE_WEIGHTS:
         a = vexp2_above(column->c, a, column->shift, false);
         vstore(s, a);
@@ -114,13 +126,16 @@ INLINE void finish_element(const scores *t, enum score_mode mode, vec a, int64_t
     }
 }
 
+/* Whether the sums of tiles rotate among SUMS places. */
+INLINE bool rotates(enum score_mode mode) { return mode == SCORE_WEIGHTS || mode == SCORE_KEYS_WEIGHTS; }
+
 INLINE bool is_summed(enum score_mode mode) {
-    return mode == SCORE_SUMMED || mode == SCORE_BIASED_SUMMED || mode == SCORE_WEIGHTS;
+    return mode == SCORE_SUMMED || mode == SCORE_BIASED_SUMMED || mode == SCORE_KEYS_SUMMED || rotates(mode);
 }
 
-/* The place of the maximum or sum of the tile that begins at key j0; SCORE_WEIGHTS rotates among SUMS places. */
+/* The place of the maximum or sum of the tile that begins at key j0. */
 INLINE real *extreme_at(const scores *t, enum score_mode mode, int64_t j0) {
-    return t->extreme + (mode == SCORE_WEIGHTS ? j0 / SCORE_ROWS % SUMS : 0) * SCORE_WIDTH * VL;
+    return t->extreme + (rotates(mode) ? j0 / SCORE_ROWS % SUMS : 0) * SCORE_WIDTH * VL;
 }
 
 /* Finishes `rows` rows of a column. mode is a constant; `whole`: all rows, unrolled, so that acc stays in registers. */
@@ -134,9 +149,11 @@ INLINE void finish_column(const scores *t, enum score_mode mode, const vec (*acc
     if (summed) column.shift = vload(t->shift + j * VL);
     if (maximum) column.extreme = vload(to);
     if (whole) {
-        UNROLL for (int i = 0; i < SCORE_ROWS; i++) { finish_element(t, mode, acc[i][j], at + i * t->s_row, &column); }
+        UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
+            finish_element(t, mode, acc[i][j], j0 + i, at + i * t->s_row, &column);
+        }
     } else {
-        for (int64_t i = 0; i < rows; i++) finish_element(t, mode, acc[i][j], at + i * t->s_row, &column);
+        for (int64_t i = 0; i < rows; i++) finish_element(t, mode, acc[i][j], j0 + i, at + i * t->s_row, &column);
     }
     if (summed) column.extreme += vload(to);
     if (maximum || summed) vstore(to, column.extreme);
@@ -172,7 +189,9 @@ NOINLINE void finish_tile(const scores *t, enum score_mode mode, const vec (*acc
             FINISH(SCORE_BIASED)
             FINISH(SCORE_SUMMED)
             FINISH(SCORE_BIASED_SUMMED)
+            FINISH(SCORE_KEYS_SUMMED)
             FINISH(SCORE_WEIGHTS)
+            FINISH(SCORE_KEYS_WEIGHTS)
             FINISH(SCORE_GRADIENT)
             FINISH(SCORE_GRADIENT_MASKED)
 #undef FINISH
@@ -191,9 +210,9 @@ INLINE void add_tiles(vec (*acc)[MAX_WIDTH], int tiles, int nv, bool bf16_pairs,
     vec sum[MOST_SCORE_ROWS][MAX_WIDTH];
     UNROLL for (int i = 0; i < rows; i++) { UNROLL for (int j = 0; j < nv; j++) sum[i][j] = acc[i][j]; }
     if (BF16_PAIRS && bf16_pairs) {
-        tile(sum, rows, nv, true, y, y_row, 1, x, nv * VL, depth);
+        tile(sum, rows, nv, false, true, y, y_row, 1, x, nv * VL, depth);
     } else {
-        tile(sum, rows, nv, false, y, y_row, 1, x, nv * VL, depth);
+        tile(sum, rows, nv, false, false, y, y_row, 1, x, nv * VL, depth);
     }
     UNROLL for (int i = 0; i < rows; i++) { UNROLL for (int j = 0; j < nv; j++) acc[i][j] = sum[i][j]; }
 }
@@ -229,7 +248,7 @@ INLINE int64_t second_chain(const scores *t, bool gradient) {
 /* acc (rows, nv vectors) = the products of keys from j0 on, or the scores given in their place. */
 INLINE void accumulate_scores(const scores *t, int nv, bool gradient, bool given, int64_t j0, int64_t rows,
                               vec (*acc)[MAX_WIDTH]) {
-    static score_product *const products[] = {NULL, product_1x1, product_1x2, product_1x3};
+    static score_product *const products[] = {NULL, product_1x1, product_1x2, SCORE_WIDTH == 3 ? product_1x3 : NULL};
     for (int j = 0; j < nv; j++) {
         const vec start = gradient ? -vload(t->shift + j * VL) : (vec){0};
         for (int64_t i = 0; i < rows; i++) acc[i][j] = given ? vload(t->given + (j0 + i) * t->s_row + j * VL) : start;
@@ -284,14 +303,14 @@ INLINE void score_whole_tile(const scores *t, enum score_mode mode, bool bf16_pa
         const vec start = gradient ? -vload(t->shift + j * VL) : (vec){0};
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) acc[i][j] = start;
     }
-    tile(acc, SCORE_ROWS, SCORE_WIDTH, bf16_pairs, y, t->y_row, 1, t->x, SCORE_WIDTH * VL, second);
+    tile(acc, SCORE_ROWS, SCORE_WIDTH, false, bf16_pairs, y, t->y_row, 1, t->x, SCORE_WIDTH * VL, second);
     if (second < t->depth) {
         vec rest[SCORE_ROWS][MAX_WIDTH];
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
             UNROLL for (int j = 0; j < SCORE_WIDTH; j++) rest[i][j] = (vec){0};
         }
-        tile(rest, SCORE_ROWS, SCORE_WIDTH, bf16_pairs, y + second, t->y_row, 1, t->x + second * SCORE_WIDTH * VL,
-             SCORE_WIDTH * VL, t->depth - second);
+        tile(rest, SCORE_ROWS, SCORE_WIDTH, false, bf16_pairs, y + second, t->y_row, 1,
+             t->x + second * SCORE_WIDTH * VL, SCORE_WIDTH * VL, t->depth - second);
         UNROLL for (int i = 0; i < SCORE_ROWS; i++) {
             UNROLL for (int j = 0; j < SCORE_WIDTH; j++) acc[i][j] += rest[i][j];
         }
@@ -310,7 +329,7 @@ INLINE void score_constant(const scores *all, enum score_mode mode, bool bf16_pa
     for (int64_t j0 = 0; j0 < whole; j0 += SCORE_ROWS) score_whole_tile(&t, mode, bf16_pairs, j0);
     if (whole == t.n) return;
     scores rest = part_of(all, whole, t.n - whole);
-    if (mode == SCORE_WEIGHTS) rest.extreme = extreme_at(all, mode, whole);
+    if (rotates(mode)) rest.extreme = extreme_at(all, mode, whole);
     score_panel(&rest, SCORE_WIDTH, mode);
 }
 
@@ -319,7 +338,9 @@ NOINLINE void score_biased(const scores *t) { score_constant(t, SCORE_BIASED, fa
 NOINLINE void score_summed(const scores *t) { score_constant(t, SCORE_SUMMED, false); }
 NOINLINE void score_summed_bf16_pairs(const scores *t) { score_constant(t, SCORE_SUMMED, true); }
 NOINLINE void score_biased_summed(const scores *t) { score_constant(t, SCORE_BIASED_SUMMED, false); }
+NOINLINE void score_keys_summed(const scores *t) { score_constant(t, SCORE_KEYS_SUMMED, false); }
 NOINLINE void score_weights(const scores *t) { score_constant(t, SCORE_WEIGHTS, false); }
+NOINLINE void score_keys_weights(const scores *t) { score_constant(t, SCORE_KEYS_WEIGHTS, false); }
 NOINLINE void score_gradient(const scores *t) { score_constant(t, SCORE_GRADIENT, false); }
 NOINLINE void score_gradient_masked(const scores *t) { score_constant(t, SCORE_GRADIENT_MASKED, false); }
 
@@ -380,10 +401,11 @@ NOINLINE void score_by_program(const scores *t, int nv, enum score_mode mode) {
         begin_tile(t, (const vec(*)[MAX_WIDTH])acc, h, nv, j0, n);
         r->out[SDPA_OUT_VALUE] = result;
         r->out[SDPA_OUT_SLOPE] = (program_output){t->ds ? t->ds + j0 * t->s_row : NULL, t->s_row};
-        run_strip(r, t->j0 + j0, n, biased ? t->s + j0 * t->s_row : NULL, t->s_row);
+        run_tile(r, t->j0 + j0, n, biased ? t->s + j0 * t->s_row : NULL, t->s_row);
         end_tile(t, acc, h, nv, j0, n, biased);
         for (int64_t i = 0; i < n; i += SCORE_ROWS) {
-            finish_tile(t, mode, (const vec(*)[MAX_WIDTH])(acc + i), nv, j0 + i, n - i < SCORE_ROWS ? n - i : SCORE_ROWS);
+            finish_tile(t, mode, (const vec(*)[MAX_WIDTH])(acc + i), nv, j0 + i,
+                        n - i < SCORE_ROWS ? n - i : SCORE_ROWS);
         }
     }
 }
@@ -394,7 +416,9 @@ static void score(const scores *t, int nv, enum score_mode mode) {
         [SCORE_BIASED] = score_biased,
         [SCORE_SUMMED] = score_summed,
         [SCORE_BIASED_SUMMED] = score_biased_summed,
+        [SCORE_KEYS_SUMMED] = score_keys_summed,
         [SCORE_WEIGHTS] = score_weights,
+        [SCORE_KEYS_WEIGHTS] = score_keys_weights,
         [SCORE_GRADIENT] = score_gradient,
         [SCORE_GRADIENT_MASKED] = score_gradient_masked,
     };

@@ -116,7 +116,8 @@ NOINLINE enum panel_state second_scores(const sdpa_unit *u, const second_scratch
         vec unused[SCORE_WIDTH] = {{0}};
         if (!tangent_scores(u, f, b, q, unused)) {
             real *hidden[] = {f->s, f->t, w->g, w->c, w->ds};
-            for (int x = 0; x < COUNT(hidden) && hidden[x]; x++) fill_panel(hidden[x] + q.i, f->n_lanes, q.nv, b->k.n, vset1(-0.0));
+            for (int x = 0; x < COUNT(hidden) && hidden[x]; x++)
+                fill_panel(hidden[x] + q.i, f->n_lanes, q.nv, b->k.n, vset1(-0.0));
             masked = true;
             continue;
         }

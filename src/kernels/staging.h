@@ -1,4 +1,4 @@
-/* Staging for softmax (src/softmax.c): brings rows of any strides and dtype side by side into the lanes, and back. */
+/* Staging for softmax (src/softmax_shape.c): brings rows of any strides and dtype side by side into the lanes, and back. */
 #ifndef SDPA_KERNEL_STAGING_H
 #define SDPA_KERNEL_STAGING_H
 
@@ -6,38 +6,6 @@
 
 /* Whether whole blocks are transposed in registers, which was tried with AVX2 alone (docs/history/attempts.md). */
 #define IN_REGISTERS (VEC_BYTES == 32)
-
-/* Whether neighbouring rows lie closer together than a row's own elements. Strides in bytes. */
-INLINE bool across_rows(int64_t row, int64_t col) { return (row < 0 ? -row : row) < (col < 0 ? -col : col); }
-
-/* load_lanes of one vector of rows, by transposing. `direct`: they are reals next to each other. */
-static void load_across(real *dst, const char *src, int n_rows, int64_t n, int64_t row, int64_t col, sdpa_dtype dtype,
-                        bool swapped, bool direct) {
-    for (int64_t j = 0; j < n; j += VL) {
-        /* The last vectors overlap the ones before, if there are any. */
-        if (n - j < VL && n > VL) j = n - VL;
-        int width = n - j < VL ? (int)(n - j) : VL;
-        vec r[VL];
-        if (IN_REGISTERS && direct && width == VL && n_rows == VL) {
-            UNROLL for (int i = 0; i < VL; i++) r[i] = vload((const real *)(src + i * row) + j);
-            vtranspose(r);
-            UNROLL for (int t = 0; t < VL; t++) vstore(dst + (j + t) * VL, r[t]);
-            continue;
-        }
-        for (int i = 0; i < VL; i++) {
-            const real *from = (const real *)(src + i * row) + j;
-            r[i] = (vec){0};
-            if (i >= n_rows) continue;
-            if (direct) {
-                r[i] = width == VL ? vload(from) : vload_partial(from, width);
-            } else {
-                load(r + i, src + i * row + j * col, width, col, dtype, swapped);
-            }
-        }
-        transpose(r);
-        for (int t = 0; t < width; t++) vstore(dst + (j + t) * VL, r[t]);
-    }
-}
 
 /* dst (vectors of rows, line, VL) = n_rows rows of n elements, one row per lane, 0 in lanes without a row. Strides in
  * bytes. */
@@ -48,8 +16,8 @@ static void load_lanes(void *dst_, int64_t line, const char *src, int64_t n_rows
     const bool plain = dtype == REAL_DTYPE && !swapped && (uintptr_t)src % sizeof(real) == 0;
     if (!across_rows(row, col)) {
         for (int64_t i = 0; i < n_rows; i += VL) {
-            load_across(dst + i * line, src + i * row, n_rows - i < VL ? (int)(n_rows - i) : VL, n, row, col, dtype,
-                        swapped, plain && col == size && row % size == 0);
+            load_across(dst + i * line, VL, src + i * row, n_rows - i < VL ? (int)(n_rows - i) : VL, n, row, col, dtype,
+                        swapped);
         }
         return;
     }

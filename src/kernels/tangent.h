@@ -132,7 +132,7 @@ NOINLINE void program_tangents(const sdpa_unit *u, const tangent_scratch *w, con
         r.out[SDPA_OUT_TANGENT] = (program_output){w->t + at, row};
         r.out[SDPA_OUT_SLOPE] = (program_output){lane_of(w->slope, at), row};
         r.out[SDPA_OUT_BEND] = (program_output){lane_of(w->bend, at), row};
-        run_strip(&r, b->j0 + j, b->n_j - j < SCORE_ROWS ? b->n_j - j : SCORE_ROWS, NULL, 0);
+        run_tile(&r, b->j0 + j, b->n_j - j < SCORE_ROWS ? b->n_j - j : SCORE_ROWS, NULL, 0);
     }
     if (!second || p->softcap == 0) return;
     for (int64_t at = q.i; at < b->n_j * row; at += row) {
@@ -174,8 +174,8 @@ INLINE bool tangent_mask(const sdpa_unit *u, const tangent_scratch *w, const tan
 /* Updates m, l and mu of a vector of queries with n keys, and leaves P^T (not divided by l) in s and P^T * (T - mu) in
  * t, both with dropout. Masked pairs become -0. Sets *alpha, the factor by which earlier sums shrink, and *moved, the
  * change of mu; returns the lanes that have masked pairs. */
-INLINE ivec tangent_weights(const sdpa_problem *p, const tangent_scratch *w, int64_t lane, int64_t n, bool biased, vec maximum, vec *alpha,
-                            vec *moved) {
+INLINE ivec tangent_weights(const sdpa_problem *p, const tangent_scratch *w, int64_t lane, int64_t n, bool biased,
+                            vec maximum, vec *alpha, vec *moved) {
     ivec any_masked = {0};
     vec old = vload(w->m + lane), m = vmax2(maximum, old), sums[4] = {{0}}, sums_t[4] = {{0}};
     vstore(w->m + lane, m);

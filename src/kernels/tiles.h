@@ -11,7 +11,11 @@
 #define SCORE_ROWS 4
 #define MAX_WIDTH 3
 #endif
-#define SCORE_WIDTH 3 /* vectors of queries in a panel */
+#ifdef HAVE_LANES     /* registers hold 16 sums, 8 vectors of keys, 4 steps of each, and a row of queries */
+#define SCORE_WIDTH 2 /* vectors of queries in a panel */
+#else
+#define SCORE_WIDTH 3
+#endif
 #define MOST_SCORE_ROWS (3 * SCORE_ROWS)
 #define MAX_TILE_ROWS 12
 
@@ -23,7 +27,9 @@ enum score_mode {
     SCORE_CAPPED,          /* s = c * tanh(cap * acc) + s, like SCORE_BIASED; if ds is not NULL, ds = that tanh */
     SCORE_SUMMED,          /* s = exp2(c * acc - shift);            extreme = sum */
     SCORE_BIASED_SUMMED,   /* s = exp2(c * acc + s - shift), or -0 where s was -inf; extreme = sum */
+    SCORE_KEYS_SUMMED,     /* s = exp2(c * acc + key_bias - shift); extreme = sum */
     SCORE_WEIGHTS,         /* s = exp2(c * acc - shift);            extreme = SUMS sums */
+    SCORE_KEYS_WEIGHTS,    /* s = exp2(c * acc + key_bias - shift); extreme = SUMS sums */
     SCORE_GRADIENT,        /* ds = s * (acc - shift) */
     SCORE_GRADIENT_MASKED, /* SCORE_GRADIENT, and -0 where s is -0 */
 };

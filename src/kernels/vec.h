@@ -29,6 +29,7 @@
  *   HAVE_AMX          amx_begin, amx_end: around what uses the eight registers of 16 rows of 64 bytes; AMX_ZERO,
  *                     AMX_LOAD, AMX_STORE (p, bytes between rows), AMX_MULTIPLY: c += a b, see amx_multiply in
  *                     vec_amx_model.h; vmost_bits: the larger words
+ *   HAVE_LANES        vmuladd_lane: a[lane] * b + c (lane is a constant), at the price of vmuladd
  *   FORWARD_ONLY      only the forward gains by these instructions: other passes use another set's kernels (isa.c)
  *
  * Loads and stores need no more than the alignment of an element. tests/c/test_vec.c compares every operation with
@@ -61,6 +62,13 @@
 #define BF16_PAIRS 0
 INLINE vec vdot(vec sum, int32_t pair, vec pairs) { return sum + (real)pair * pairs; }
 INLINE vec vpair(vec even, vec odd) { return even + odd; }
+#endif
+
+#ifdef HAVE_LANES
+#define HAS_LANES 1
+#else
+#define HAS_LANES 0
+INLINE vec vmuladd_lane(vec a, int lane, vec b, vec c) { return vmuladd(vset1(a[lane]), b, c); }
 #endif
 
 /* One lane of vmuladd. */

@@ -20,6 +20,22 @@ INLINE vec vmin2(vec a, vec b) { return (vec)NATIVE(vmin)((native)a, (native)b);
 #define HAVE_FMA
 INLINE vec vmuladd(vec a, vec b, vec c) { return (vec)NATIVE(vfma)((native)c, (native)a, (native)b); }
 INLINE vec vmulsub(vec a, vec b, vec c) { return (vec)NATIVE(vfma)((native)-c, (native)a, (native)b); }
+#define HAVE_LANES
+INLINE vec vmuladd_lane(vec a, int lane, vec b, vec c) {
+#if SDPA_REAL == 32
+    switch (lane) {
+    case 3:
+        return (vec)vfmaq_laneq_f32(c, b, a, 3);
+    case 2:
+        return (vec)vfmaq_laneq_f32(c, b, a, 2);
+    case 1:
+        return (vec)vfmaq_laneq_f32(c, b, a, 1);
+    }
+    return (vec)vfmaq_laneq_f32(c, b, a, 0);
+#else
+    return (vec)(lane ? vfmaq_laneq_f64(c, b, a, 1) : vfmaq_laneq_f64(c, b, a, 0));
+#endif
+}
 
 #define HAVE_F16
 INLINE float widen_f16(uint16_t h) { return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(h))), 0); }

@@ -6,7 +6,6 @@
 #include "arrays.h"
 #include "docstring.h"
 #include "docstrings.h"
-#include "programs.h"
 
 static int make_out(sdpa_call *call, PyArrayObject **results) { return sdpa_call_make_results(call, 1, results); }
 
@@ -161,7 +160,7 @@ static int run_pattern(sdpa_call *call) { return sdpa_call_run(call, sdpa_attent
 /* The gradients of score_args: a tuple. Results are dropped and returned as objects, whatever they are. */
 static int make_argument_gradients(sdpa_call *call, PyArrayObject **result) {
     if (!(call->options.needs & NEEDS(score_args))) return 0;
-    *result = (PyArrayObject *)sdpa_programs_gradients(call);
+    *result = (PyArrayObject *)sdpa_functions_gradients(call->functions);
     return *result ? 0 : -1;
 }
 

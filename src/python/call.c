@@ -11,7 +11,6 @@
 #include "errors.h"
 #include "gil.h"
 #include "packed.h"
-#include "programs.h"
 #include "values.h"
 #include "warn.h"
 
@@ -573,21 +572,23 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdp
     sdpa_options_find(&call->options, signature, values);
     if (convert_all(call, signature, values) < 0 ||
         sdpa_options_read(module, &call->options, where, values, call->arrays) < 0 ||
-        convert_number(call, values[NAME_scale]) < 0 || sdpa_programs_prepare(call) < 0) {
+        convert_number(call, values[NAME_scale]) < 0 || sdpa_functions_prepare(&call->functions, &call->options) < 0) {
         return -1;
     }
     if (sdpa_warn(call->module, &call->options, call->arrays) < 0 || settle_all(call) < 0 ||
-        sdpa_programs_settle(call) < 0) {
+        sdpa_functions_settle(call->functions) < 0) {
         return -1;
     }
 
     if (call->options.n_workers) p->n_workers = call->options.n_workers;
     if (set_operands(call) < 0 || set_mask(call) < 0 || set_where(call) < 0) return -1;
     if (set_per_head(call, &p->sinks, NAME_sinks) < 0 || set_per_head(call, &p->scales, NAME_scale) < 0 ||
-        set_per_head(call, &p->alibi_slopes, NAME_alibi_slopes) < 0 || set_band(call) < 0 ||
-        sdpa_programs_set(call) < 0) {
+        set_per_head(call, &p->alibi_slopes, NAME_alibi_slopes) < 0 || set_band(call) < 0) {
         return -1;
     }
+    const sdpa_integers *offset = &call->options.query_offset;
+    PyArrayObject *offsets = offset->array ? offset->array : call->arrays[NAME_query_offset];
+    if (call->functions && sdpa_functions_set(call->functions, p, offsets, call->offset) < 0) return -1;
 #ifdef SDPA_DUMMY_OPTION
     if (set_per_head(call, &p->dummy, NAME_dummy) < 0) return -1;
 #endif
@@ -598,6 +599,6 @@ int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdp
 void sdpa_call_end(sdpa_call *call) {
     for (int i = 0; i < call->n_held; i++) Py_DECREF((PyObject *)call->arrays[call->held[i]]);
     if (call->batch != call->few) PyMem_Free(call->batch);
-    sdpa_programs_release(call);
+    sdpa_functions_release(call->functions);
     sdpa_options_release(&call->options);
 }

@@ -4,6 +4,7 @@
 
 #include "binding.h"
 #include "options.h"
+#include "programs.h"
 
 enum {
 #define SDPA_COUNT(name, rows, columns) TENSOR_##name,
@@ -33,12 +34,12 @@ typedef struct sdpa_call {
     int64_t *batch;                  /* and the strides of their batch axes, (N_TENSORS, n_axes): `few`, or owned */
     int64_t few[N_TENSORS * FEW_AXES];
     int n_present;
-    bool joins_axes;        /* no other tensor is set, so axes may be joined before the call runs */
-    int64_t key_length;     /* of all batch entries, where key_lengths is a number */
-    int64_t offset;         /* of the diagonal, of all batch entries, where query_offset is a number */
-    struct sdpa_functions *functions; /* owned: score_mod and mask_mod; NULL: neither */
-    sdpa_additive additive; /* of additive attention alone; set by it */
-    double work;            /* a rough upper bound of the multiply-adds; decides whether the GIL is released */
+    bool joins_axes;           /* no other tensor is set, so axes may be joined before the call runs */
+    int64_t key_length;        /* of all batch entries, where key_lengths is a number */
+    int64_t offset;            /* of the diagonal, of all batch entries, where query_offset is a number */
+    sdpa_functions *functions; /* owned: score_mod and mask_mod; NULL: neither */
+    sdpa_additive additive;    /* of additive attention alone; set by it */
+    double work;               /* a rough upper bound of the multiply-adds; decides whether the GIL is released */
 } sdpa_call;
 
 /* Reads and checks options and operands, and fills in sizes, dtype, scale, q, k, mask and band of the problem, and v if

@@ -9,12 +9,12 @@
 /* A program and what its pointers point at. */
 typedef struct function {
     const char *argument, *arrays_argument;
-    PyObject *prepared;     /* what sdpa._programs returned */
-    PyArrayObject **arrays; /* (n), owned: of the types that the core reads */
-    PyObject **tangents;    /* (n), owned or NULL */
-    PyArrayObject **sums;   /* (n), owned or NULL: the gradients in float64 */
-    PyObject *gradients;    /* a tuple, or NULL */
-    sdpa_argument *described;  /* (n) */
+    PyObject *prepared;       /* what sdpa._programs returned */
+    PyArrayObject **arrays;   /* (n), owned: of the types that the core reads */
+    PyObject **tangents;      /* (n), owned or NULL */
+    PyArrayObject **sums;     /* (n), owned or NULL: the gradients in float64 */
+    PyObject *gradients;      /* a tuple, or NULL */
+    sdpa_argument *described; /* (n) */
     int64_t *summaries;
     int n, n_args;
     const char *kinds;
@@ -24,6 +24,7 @@ typedef struct function {
 
 struct sdpa_functions {
     function score, mask;
+    sdpa_dtype compute; /* float32 or float64 */
 };
 
 /* Fields of sdpa._programs.Prepared. */
@@ -36,8 +37,8 @@ static PyObject *field(const function *f, int i) { return PyTuple_GetItem(f->pre
 static int prepare(function *f, bool is_mask, PyObject *value, PyObject *args) {
     PyObject *module = PyImport_ImportModule("sdpa._programs");
     if (!module) return -1;
-    f->prepared = PyObject_CallMethod(module, "_prepare", "(OOO)", is_mask ? Py_True : Py_False, value,
-                                      args ? args : Py_None);
+    f->prepared =
+        PyObject_CallMethod(module, "_prepare", "(OOO)", is_mask ? Py_True : Py_False, value, args ? args : Py_None);
     Py_DECREF(module);
     if (!f->prepared) return -1;
     if (!PyTuple_Check(f->prepared) || PyTuple_Size(f->prepared) != N_FIELDS) {
@@ -63,8 +64,7 @@ static int prepare(function *f, bool is_mask, PyObject *value, PyObject *args) {
     return 0;
 }
 
-int sdpa_programs_prepare(sdpa_call *call) {
-    sdpa_options *options = &call->options;
+int sdpa_functions_prepare(sdpa_functions **functions, const sdpa_options *options) {
     if (options->score_args && !options->score_mod) {
         PyErr_SetString(PyExc_ValueError, "score_args: expected None without score_mod");
         return -1;
@@ -73,27 +73,28 @@ int sdpa_programs_prepare(sdpa_call *call) {
         PyErr_SetString(PyExc_ValueError, "mask_args: expected None without mask_mod");
         return -1;
     }
-    if (!options->score_mod && !options->mask_mod) {
-        if (!options->score_args_t) return 0;
-        PyErr_SetString(PyExc_ValueError, "score_args_t: expected None without score_mod");
+    if (options->score_args_t && !options->score_mod) {
+        PyErr_Format(PyExc_ValueError, "%s: expected None without score_mod",
+                     options->where & IN(JVP) ? "score_args_t" : "gg_score_args");
         return -1;
     }
-    call->functions = PyMem_Calloc(1, sizeof *call->functions);
-    if (!call->functions) {
+    if (!options->score_mod && !options->mask_mod) return 0;
+    sdpa_functions *f = *functions = PyMem_Calloc(1, sizeof **functions);
+    if (!f) {
         PyErr_NoMemory();
         return -1;
     }
-    call->functions->score.argument = "score_mod";
-    call->functions->mask.argument = "mask_mod";
-    if (options->score_mod && prepare(&call->functions->score, false, options->score_mod, options->score_args) < 0) {
-        return -1;
-    }
-    return options->mask_mod ? prepare(&call->functions->mask, true, options->mask_mod, options->mask_args) : 0;
+    f->score.argument = "score_mod";
+    f->score.arrays_argument = "score_args";
+    f->mask.argument = "mask_mod";
+    f->mask.arrays_argument = "mask_args";
+    if (options->score_mod && prepare(&f->score, false, options->score_mod, options->score_args) < 0) return -1;
+    return options->mask_mod ? prepare(&f->mask, true, options->mask_mod, options->mask_args) : 0;
 }
 
-int sdpa_programs_settle(sdpa_call *call) {
-    if (!call->functions) return 0;
-    function *each[] = {&call->functions->score, &call->functions->mask};
+int sdpa_functions_settle(sdpa_functions *functions) {
+    if (!functions) return 0;
+    function *each[] = {&functions->score, &functions->mask};
     for (int k = 0; k < 2; k++) {
         for (int i = 0; i < each[k]->n; i++) {
             if (sdpa_settle(&each[k]->arrays[i], true) < 0) return -1;
@@ -122,8 +123,10 @@ static int read_codes(function *f) {
             code->checks_pairs |= is_index && i >= before;
         }
         if (code->n_registers <= SDPA_MOST_REGISTERS) continue;
-        PyErr_Format(PyExc_ValueError, "%s: expected a function that needs at most %d registers, got one of %d; give what "
-                     "it computes from one index as an array", f->argument, SDPA_MOST_REGISTERS, code->n_registers);
+        PyErr_Format(PyExc_ValueError,
+                     "%s: expected a function that needs at most %d registers, got one of %d; give what "
+                     "it computes from one index as an array",
+                     f->argument, SDPA_MOST_REGISTERS, code->n_registers);
         return -1;
     }
     return 0;
@@ -187,12 +190,9 @@ static int describe_arrays(function *f, sdpa_dtype compute) {
     return 0;
 }
 
-/* The positions of the call; -1 and an exception if they leave int32. */
-static int box_of(const sdpa_call *call, sdpa_box *box) {
-    const sdpa_problem *p = &call->problem;
-    const sdpa_integers *offset = &call->options.query_offset;
-    PyArrayObject *array = offset->array ? offset->array : call->arrays[NAME_query_offset];
-    int64_t least = array && PyArray_SIZE(array) ? INT64_MAX : call->offset, most = array ? INT64_MIN : call->offset;
+/* The positions of a problem; -1 and an exception if they leave int32. */
+static int box_of(const sdpa_problem *p, PyArrayObject *array, int64_t offset, sdpa_box *box) {
+    int64_t least = array && PyArray_SIZE(array) ? INT64_MAX : offset, most = array ? INT64_MIN : offset;
     for (npy_intp i = 0; array && i < PyArray_SIZE(array); i++) {
         const int64_t x = ((const int64_t *)PyArray_DATA(array))[i];
         if (x < least) least = x;
@@ -239,15 +239,12 @@ static int describe(function *f, const sdpa_box *box, sdpa_dtype compute) {
     return 0;
 }
 
-int sdpa_programs_set(sdpa_call *call) {
-    sdpa_problem *p = &call->problem;
-    struct sdpa_functions *f = call->functions;
+int sdpa_functions_set(sdpa_functions *f, sdpa_problem *p, PyArrayObject *offsets, int64_t offset) {
     sdpa_box box;
     if (!f) return 0;
-    f->score.arrays_argument = "score_args";
-    f->mask.arrays_argument = "mask_args";
-    const sdpa_dtype compute = p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
-    if (box_of(call, &box) < 0 || describe(&f->score, &box, compute) < 0 || describe(&f->mask, &box, compute) < 0) {
+    f->compute = p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
+    if (box_of(p, offsets, offset, &box) < 0 || describe(&f->score, &box, f->compute) < 0 ||
+        describe(&f->mask, &box, f->compute) < 0) {
         return -1;
     }
     if (f->score.prepared) p->score_mod = &f->score.program;
@@ -258,7 +255,8 @@ int sdpa_programs_set(sdpa_call *call) {
 /* ------------------------------------------------------------------------------------ derivatives */
 
 /* One tangent, which must look like the argument it belongs to. */
-static int set_tangent(sdpa_call *call, function *f, int i, const char *argument, PyObject *value) {
+static int set_tangent(function *f, sdpa_dtype compute, PyObject *module, int i, const char *argument,
+                       PyObject *value) {
     PyArrayObject *own = (PyArrayObject *)PyTuple_GetItem(field(f, ARRAYS), i);
     char name[64];
     PyOS_snprintf(name, sizeof name, "%s[%d]", argument, i);
@@ -266,32 +264,32 @@ static int set_tangent(sdpa_call *call, function *f, int i, const char *argument
         PyErr_Format(PyExc_ValueError, "%s: expected None, since score_args[%d] holds no floating numbers", name, i);
         return -1;
     }
-    PyArrayObject *a = sdpa_array(call->module, name, value);
+    PyArrayObject *a = sdpa_array(module, name, value);
     if (!a) return -1;
     const bool fits = PyArray_NDIM(a) == PyArray_NDIM(own) &&
                       PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(own), PyArray_NDIM(a));
-    if (!fits || !sdpa_is_float(sdpa_dtype_of(call->module, a))) {
-        PyErr_Format(fits ? PyExc_TypeError : PyExc_ValueError, "%s: expected score_args[%d]'s shape and a floating dtype",
-                     name, i);
+    if (!fits || !sdpa_is_float(sdpa_dtype_of(module, a))) {
+        PyErr_Format(fits ? PyExc_TypeError : PyExc_ValueError,
+                     "%s: expected score_args[%d]'s shape and a floating dtype", name, i);
         Py_DECREF((PyObject *)a);
         return -1;
     }
-    f->tangents[i] = (PyObject *)converted(a, 'f', call->problem.dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32);
+    f->tangents[i] = (PyObject *)converted(a, 'f', compute);
     if (!f->tangents[i]) return -1;
     f->described[i].tangent = sdpa_data((PyArrayObject *)f->tangents[i]);
     return 0;
 }
 
-int sdpa_programs_set_tangents(sdpa_call *call) {
-    PyObject *given = call->options.score_args_t;
-    const char *argument = call->options.where & IN(JVP) ? "score_args_t" : "gg_score_args";
-    if (!given) return 0;
-    function *f = &call->functions->score;
+int sdpa_functions_read_tangents(sdpa_functions *functions, const sdpa_options *options) {
+    PyObject *given = options->score_args_t;
+    const char *argument = options->where & IN(JVP) ? "score_args_t" : "gg_score_args";
+    if (!given || !functions) return 0; /* without functions it was refused */
+    function *f = &functions->score;
     PyObject *values = PySequence_Tuple(given);
     if (!values || PyTuple_Size(values) != f->n_args) {
         if (values) {
-            PyErr_Format(PyExc_ValueError, "%s: expected %d arrays or None, one for each of score_args, got %zd", argument,
-                         f->n_args, PyTuple_Size(values));
+            PyErr_Format(PyExc_ValueError, "%s: expected %d arrays or None, one for each of score_args, got %zd",
+                         argument, f->n_args, PyTuple_Size(values));
         }
         Py_XDECREF(values);
         return -1;
@@ -299,18 +297,18 @@ int sdpa_programs_set_tangents(sdpa_call *call) {
     int failed = 0;
     for (int i = 0; i < f->n_args && !failed; i++) {
         PyObject *value = PyTuple_GetItem(values, i);
-        if (value != Py_None) failed = set_tangent(call, f, i, argument, value);
+        if (value != Py_None) failed = set_tangent(f, functions->compute, options->module, i, argument, value);
     }
     Py_DECREF(values);
     return failed;
 }
 
-PyObject *sdpa_programs_gradients(sdpa_call *call) {
-    if (!call->functions || !call->functions->score.prepared || call->functions->score.n_args == 0) {
+PyObject *sdpa_functions_gradients(sdpa_functions *functions) {
+    if (!functions || !functions->score.prepared || functions->score.n_args == 0) {
         PyErr_SetString(PyExc_ValueError, "needs: 'score_args' have gradients only where they are given, got None");
         return NULL;
     }
-    function *f = &call->functions->score;
+    function *f = &functions->score;
     f->gradients = PyTuple_New(f->n_args);
     for (int i = 0; f->gradients && i < f->n_args; i++) {
         PyArrayObject *own = (PyArrayObject *)PyTuple_GetItem(field(f, ARRAYS), i);
@@ -346,10 +344,10 @@ static int raise_fault(const function *f) {
     return -1;
 }
 
-int sdpa_programs_finish(sdpa_call *call) {
-    if (!call->functions) return 0;
-    function *f = &call->functions->score;
-    if (raise_fault(f) < 0 || raise_fault(&call->functions->mask) < 0) return -1;
+int sdpa_functions_finish(sdpa_functions *functions) {
+    if (!functions) return 0;
+    function *f = &functions->score;
+    if (raise_fault(f) < 0 || raise_fault(&functions->mask) < 0) return -1;
     for (int i = 0; f->gradients && i < f->n_args; i++) {
         PyArrayObject *to = (PyArrayObject *)PyTuple_GetItem(f->gradients, i);
         if (f->sums[i] && PyArray_CopyInto(to, f->sums[i]) < 0) return -1;
@@ -372,10 +370,9 @@ static void release(function *f) {
     Py_XDECREF(f->prepared);
 }
 
-void sdpa_programs_release(sdpa_call *call) {
-    if (!call->functions) return;
-    release(&call->functions->score);
-    release(&call->functions->mask);
-    PyMem_Free(call->functions);
-    call->functions = NULL;
+void sdpa_functions_release(sdpa_functions *functions) {
+    if (!functions) return;
+    release(&functions->score);
+    release(&functions->mask);
+    PyMem_Free(functions);
 }

@@ -3,28 +3,31 @@
 #ifndef SDPA_PYTHON_PROGRAMS_H
 #define SDPA_PYTHON_PROGRAMS_H
 
-#include "call.h"
+#include "options.h"
 
-/* Traces the functions that the options name; the caller's code may run. The call owns what it makes. -1 and an
- * exception on failure. */
-int sdpa_programs_prepare(sdpa_call *call);
+typedef struct sdpa_functions sdpa_functions;
+
+/* Traces the functions that the options name, into *functions, which the caller releases whatever the result; NULL if
+ * there are none. The caller's code may run. -1 and an exception on failure. */
+int sdpa_functions_prepare(sdpa_functions **functions, const sdpa_options *options);
+void sdpa_functions_release(sdpa_functions *functions);
+
+/* The others take NULL for no functions. */
 
 /* Makes plain views of the arrays, as sdpa_settle. Runs no code of the caller's. */
-int sdpa_programs_settle(sdpa_call *call);
+int sdpa_functions_settle(sdpa_functions *functions);
 
-/* Sets the problem's programs, after its sizes, type and offsets. */
-int sdpa_programs_set(sdpa_call *call);
+/* Sets the programs of a problem that has its sizes and type. `offsets`: query_offset, int64, or NULL for `offset`. */
+int sdpa_functions_set(sdpa_functions *functions, sdpa_problem *p, PyArrayObject *offsets, int64_t offset);
 
-/* Reads score_args_t or gg_score_args. */
-int sdpa_programs_set_tangents(sdpa_call *call);
+/* Reads score_args_t or gg_score_args, after that. */
+int sdpa_functions_read_tangents(sdpa_functions *functions, const sdpa_options *options);
 
-/* Makes the gradients of score_args where they are needed: a tuple, whose arrays sdpa_programs_finish fills. NULL with
- * an exception on failure. */
-PyObject *sdpa_programs_gradients(sdpa_call *call);
+/* The gradients of score_args: a tuple, whose arrays sdpa_functions_finish fills; new reference. NULL with an exception
+ * if there are no arguments. */
+PyObject *sdpa_functions_gradients(sdpa_functions *functions);
 
 /* After a run: IndexError and -1 for an index out of range; else fills the gradients. */
-int sdpa_programs_finish(sdpa_call *call);
-
-void sdpa_programs_release(sdpa_call *call);
+int sdpa_functions_finish(sdpa_functions *functions);
 
 #endif

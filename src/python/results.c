@@ -6,7 +6,6 @@
 #include "arrays.h"
 #include "errors.h"
 #include "gil.h"
-#include "programs.h"
 #include "values.h"
 
 /* ------------------------------------------------------------------------------------ further inputs, results */
@@ -112,7 +111,7 @@ int sdpa_call_read_tangents(sdpa_call *call, bool of_gradients) {
         const enum sdpa_name name = of_gradients ? inputs[i].gg_name : inputs[i].tangent_name;
         if (call->arrays[name] && set_tangent(call, &inputs[i], name) < 0) return -1;
     }
-    return sdpa_programs_set_tangents(call);
+    return sdpa_functions_read_tangents(call->functions, &call->options);
 }
 
 PyArrayObject *sdpa_call_result(sdpa_call *call, sdpa_tensor *t, int n_inner, const npy_intp *inner, sdpa_dtype dtype,
@@ -229,11 +228,11 @@ int sdpa_call_run_with(sdpa_call *call, sdpa_driver_with *driver, const void *mo
     const sdpa_rounding mode = sdpa_round_to_nearest();
     const sdpa_status status = driver(&call->problem, more);
     sdpa_rounding_restore(mode);
-    return sdpa_gil_finish(status) < 0 ? -1 : sdpa_programs_finish(call);
+    return sdpa_gil_finish(status) < 0 ? -1 : sdpa_functions_finish(call->functions);
 }
 
 static sdpa_status run_plain(const sdpa_problem *problem, const void *driver) {
-    return (*(sdpa_driver *const *)driver)(problem);
+    return sdpa_compact(problem, *(sdpa_driver *const *)driver);
 }
 
 int sdpa_call_run(sdpa_call *call, sdpa_driver *driver) { return sdpa_call_run_with(call, run_plain, &driver); }

@@ -260,6 +260,17 @@ def test_what_a_mask_hides_costs_little(rng, name, function):
 
 
 @pytest.mark.uninstrumented
+def test_a_bias_per_key_costs_little(rng):
+    q, k, v = rng.standard_normal((3, 8, 1024, 16), np.float32)
+    bias = rng.standard_normal((1, 1024), np.float32)
+    plain, biased = cpu_seconds(
+        lambda: sdpa.attention(q, k, v, workers=1),
+        lambda: sdpa.attention(q, k, v, bias, workers=1),
+    )
+    assert biased < 1.18 * plain, biased / plain
+
+
+@pytest.mark.uninstrumented
 @pytest.mark.parametrize("function", ["forward", "backward"])
 def test_memory_of_outlines(function):
     """They are shared by heads and take at most a byte for 192 of the mask."""

@@ -1,4 +1,4 @@
-"""The outlines of boolean masks: no bit depends on how the kernels find what a mask hides.
+"""Outlines of boolean masks, biases per key: no bit depends on how the kernels read a mask.
 
 What that costs and the memory that it takes: test_memory.py.
 """
@@ -92,3 +92,32 @@ def test_bits_of_other_passes(rng, name):
 
     for found, expected in zip(result(mask), result(spaced(mask)), strict=True):
         assert (found is None and expected is None) or found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("n_q", [8, 20, 130])
+@pytest.mark.parametrize(
+    "kind", ["finite", "infinite", "huge", "NaN", "of the batch", "float16", "reversed"]
+)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_bits_of_a_bias_per_key_are_those_of_its_copies(rng, isa, n_q, kind, options):
+    """It is not written out for each query."""
+    n_k = 300
+    bias = rng.standard_normal((2, 1, 1, n_k), np.float32)
+    bias = {
+        "finite": bias[0],
+        "infinite": np.where(rng.random(bias.shape) < 0.2, -np.inf, bias).astype(np.float32),
+        "huge": bias * np.float32(3e37),
+        "NaN": np.where(np.arange(n_k) == 150, np.nan, bias).astype(np.float32),
+        "of the batch": bias,
+        "float16": bias.astype(np.float16),
+        "reversed": bias[..., ::-1],
+    }[kind]
+    chosen = OPTIONS[options] | ({"key_lengths": [300, 200]} if options == "lengths" else {})
+    q, k, v, g = (rng.standard_normal((2, 2, n, 16), np.float32) for n in (n_q, n_k, n_k, n_q))
+    results = []
+    for mask in (bias, np.repeat(bias, n_q, axis=-2)):
+        found = sdpa.attention_forward(q, k, v, mask, **chosen)
+        grads = sdpa.attention_backward(g, q, k, v, *found, mask, **chosen)
+        results.append((*found, *grads[:3]))
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -186,6 +186,14 @@ static void products(void) {
             CHECK(same(more[l], z) && same(muladd(a[l], -b[l], c[l]), z), WHERE " %a - %a * %a = %a, not %a",
                   (double)c[l], (double)a[l], (double)b[l], (double)z, (double)more[l]);
         }
+        UNROLL for (int from = 0; from < VL; from++) {
+            const vec sum = vmuladd_lane(vload(a), from, vload(b), vload(c));
+            for (int l = 0; l < VL; l++) {
+                const real z = multiply_add(a[from], b[l], c[l]);
+                CHECK(same(sum[l], z), WHERE " %a * %a + %a = %a, not %a", (double)a[from], (double)b[l], (double)c[l],
+                      (double)z, (double)sum[l]);
+            }
+        }
     }
 }
 

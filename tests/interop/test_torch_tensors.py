@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import func
 
 import sdpa
+from sdpa._table import PROGRAMS
 from sdpa.interop import torch as interop
 from sdpa.interop.torch import _operators
 
@@ -337,8 +338,9 @@ def test_another_default_device_and_type(rng):
 
 
 def test_signatures_show_the_options():
-    """The options are those of sdpa.attention, except out."""
-    options = [name for name in inspect.signature(sdpa.attention).parameters if name != "out"]
+    """The options are those of sdpa.attention, except out, and functions: no operator takes one."""
+    left_out = ("out", *PROGRAMS)
+    options = [n for n in inspect.signature(sdpa.attention).parameters if n not in left_out]
     for name in "attention", "attention_forward":
         assert list(inspect.signature(getattr(interop, name)).parameters) == options
 

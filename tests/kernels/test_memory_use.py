@@ -52,6 +52,31 @@ for dtype, each in (("f4", 37e5), ("f8", 5e5)):
     run(program, timeout=300)
 
 
+@LINUX
+@pytest.mark.uninstrumented
+@pytest.mark.parametrize("workers", [1, 2])
+def test_memory_of_column_major_operands_is_one_copy_of_keys_and_values(workers):
+    """None for one query, and of heads that share a key head one."""
+    program = f"""
+n_q, n_k, d = 256, 32768, 64
+q, g = (rng.standard_normal((d, n_q), np.float32).T for _ in range(2))
+k, v = (np.broadcast_to(rng.standard_normal((d, n_k), np.float32).T, (4, n_k, d)) for _ in range(2))
+copies = k[0].nbytes + v[0].nbytes
+q4 = np.broadcast_to(q, (4, n_q, d))
+grown = peak(lambda m: sdpa.attention_forward(q4[:, :m], k[:, :m], v[:, :m], workers={workers}))
+assert 0.9 * copies < grown < copies + 8e6, grown / 1e6
+lse = np.full(n_q, 12.0)
+grown = peak(
+    lambda m: sdpa.attention_backward(g[:m], q[:m], k[0][:m], v[0][:m], g[:m], lse[:m],
+                                      workers={workers})
+)
+assert 0.9 * copies < grown < copies + 12e6, grown / 1e6
+grown = peak(lambda m: sdpa.attention_forward(q4[:, :1], k[:, :m], v[:, :m], workers={workers}))
+assert grown < 4e6, grown / 1e6
+"""
+    run(program, timeout=300)
+
+
 # A round of `succeed` or `fail` is more than ten calls: 300 rounds are more than 3000 calls.
 LEAKS = """
 half = x.astype(np.float16)

@@ -1,7 +1,9 @@
 """The style of plots: what is drawn is what was measured, files are reproducible."""
 
 import csv
+import itertools
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -43,6 +45,19 @@ def test_predictions_are_drawn_in_the_colour_of_the_measurement(table):
     (line,) = [line for line in axes.lines if line.get_marker() == "None" and line.get_xdata().size]
     np.testing.assert_array_equal(line.get_ydata(), table["variance_predicted"])
     assert line.get_color() == style.GREEN
+
+
+@pytest.mark.parametrize("write", [style.svg, style.png, style.pdf])
+def test_a_busy_machine_does_not_warn_of_a_legend(table, write, monkeypatch):
+    """matplotlib does, where finding its place took a second; a notebook would show that."""
+    figure = drawn(table, label="measured")
+    figure.axes[0].legend()
+    clock = itertools.count(step=2)
+    monkeypatch.setattr("matplotlib.legend.time.perf_counter", lambda: next(clock))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write(figure)
+    assert next(clock) > 0, "the place was looked for"
 
 
 def test_an_interval_whose_end_rounding_put_past_the_value_is_drawn():

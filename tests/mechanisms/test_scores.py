@@ -440,7 +440,7 @@ def test_memory_grows_with_the_length(rng, mechanism):
 def test_options_are_those_of_the_table():
     """They are attention's, but for some; of cosines also no scale."""
     options = options_of("attention")
-    table = {name for name, option in options.items() if option.kind != "packing"}
+    table = {name for name, option in options.items() if option.kind not in ("packing", "program")}
     table -= {"out", "invariant"}
     assert set(_options.BilinearOptions.__annotations__) == table
     assert set(_options.CosineOptions.__annotations__) == table - {"scale"}

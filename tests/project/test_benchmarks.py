@@ -22,11 +22,13 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # last: a build that is under test elsewhere stays in front
 
 from benchmarks import (  # noqa: E402
+    arm,
     contenders,
     counts,
     machine,
     peers,
     ports,
+    qemu,
     readme,
     report,
     targets,
@@ -257,7 +259,10 @@ def test_readme_reads_the_tables_that_the_report_writes():
     }
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "performance").glob("*.md")), ids=str)
+MEASURED = sorted(p for p in (ROOT / "docs" / "performance").glob("*.md") if p.stem != "arm")
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
 def test_committed_pages_are_what_the_report_writes(path):
     page = path.read_text(encoding="utf-8")
     (isa,) = set(re.findall(r"^# Figures: \w+, kernels (\w+)$", page, re.MULTILINE))
@@ -574,6 +579,49 @@ def test_ports_count_what_stands_beside_the_products():
     for name, vectors in (("score_none", 24), ("score_raw", 16)):
         with pytest.raises(LookupError, match=name):
             ports.panel(text, name, vectors)
+
+
+def test_cpus_are_counted_where_a_process_cannot_choose_them(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert machine.cores(3) == [0, 1, 2]
+    with pytest.raises(SystemExit, match="3 CPUs"):
+        machine.cores(4)
+
+
+def test_a_trace_of_qemu_has_what_ran_between_two_marks():
+    trace = """\
+IN: mark
+0x00400700:  d65f03c0  ret
+
+Trace 0: 0x7f [00/0000000000400700/00/00] mark
+----------------
+IN: loop
+0x00400724:  25221fe0  .byte    0xe0, 0x1f, 0x22, 0x25
+0x00400728:  54ffff61  b.ne     #0x400724
+
+Trace 0: 0x7f [00/0000000000400724/00/00] loop
+Trace 0: 0x7f [00/0000000000400724/00/00] loop
+Trace 0: 0x7f [00/0000000000400700/00/00] mark
+Trace 0: 0x7f [00/0000000000400724/00/00] loop
+"""
+    (section,) = qemu.parse(trace)
+    step = [(".byte", "0xe0, 0x1f, 0x22, 0x25"), ("b.ne", "#0x400724")]
+    assert section.instructions() == 2 * step
+    assert section.executed() == 4
+    assert arm.assembly([*step, ("cbz", "x0, #0x400724"), ("adrp", "x1, #0x492000")]) == (
+        ".byte 0xe0, 0x1f, 0x22, 0x25\nb.ne #4\ncbz x0, #4\nadrp x1, #0"
+    )
+
+
+def test_calls_on_arm_join_the_shares_of_their_panels():
+    columns = dict.fromkeys(("FMAs", *arm.CORES), 0.5)
+    found = {(name, 64): columns for names in arm.CALLS.values() for name in names}
+    found[arm.ROWS, 64] = dict.fromkeys(columns, 1)
+    joined = arm.calls(found)
+    assert joined["forward", 64]["FMAs"] == pytest.approx(2 / 3)
+    assert joined["backward", 64]["neoverse-v1"] == pytest.approx(5 / 9)
+    assert "| forward | 64 | 0.67 | 67 % | 67 % | 67 % |" in arm.table(joined)
 
 
 COMPILES = pytest.mark.skipif(

@@ -56,7 +56,7 @@ def has_assertion(cells):
 def test_the_table_lists_every_notebook():
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     numbers = re.findall(r"^\| (\d\d) \|", text, re.MULTILINE)
-    assert numbers == [f"{number:02}" for number in range(21)]
+    assert numbers == [f"{number:02}" for number in range(22)]
     assert {name[:2] for name in NUMBERED} <= set(numbers)
     assert len({name[:2] for name in NUMBERED}) == len(NUMBERED)
 

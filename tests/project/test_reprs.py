@@ -29,7 +29,7 @@ SHOWN = {
     "backward": (
         sdpa.attention_backward(X, X, X, X, *OUT),
         "AttentionGradients(query, key, value: float32 (8, 64, 16);\n"
-        "    attn_mask, sinks, scale: None)",
+        "    attn_mask, sinks, scale, score_args: None)",
     ),
     "jvp": (
         sdpa.attention_jvp(X, X, X, X, X, X),
@@ -38,7 +38,7 @@ SHOWN = {
     "double": (
         sdpa.attention_double_backward(X, X, X, X, X, X, X, *OUT),
         "AttentionSecondGradients(grad_out, query, key, value: float32 (8, 64, 16);\n"
-        "    attn_mask, sinks, scale: None)",
+        "    attn_mask, sinks, scale, score_args: None)",
     ),
     "statistics": (
         sdpa.attention_statistics(X, X),

@@ -118,7 +118,16 @@ def test_an_option_has_one_type_and_one_kind():
     of_additive = 1  # which takes no array as scale
     assert len({(x.name, x.annotation, x.kind, x.axes) for x in TABLE}) == len(names) + of_additive
     kinds = {option.kind for option in TABLE}
-    assert kinds == {"operand", "position", "packing", "score", "weight", "call", "derivative"}
+    assert kinds == {
+        "operand",
+        "position",
+        "packing",
+        "score",
+        "weight",
+        "call",
+        "derivative",
+        "program",
+    }
 
 
 def test_every_option_has_its_type_in_the_stub():
@@ -159,7 +168,9 @@ def test_results_are_named_tuples():
     jvp = sdpa.attention_jvp(*x.values(), *tangents)
     assert jvp._fields == ("out", "out_t")
     second = sdpa.attention_double_backward(*tangents, **backward_operands())
-    assert second._fields == ("grad_out", "query", "key", "value", "attn_mask", "sinks", "scale")
+    assert second._fields == (
+        "grad_out", "query", "key", "value", "attn_mask", "sinks", "scale", "score_args"
+    )  # fmt: skip
     statistics = sdpa.attention_statistics(x["query"], x["key"])
     assert statistics._fields == (
         *("lse", "entropy", "max_weight", "sum_p2", "sum_p3", "score_mean", "score_var"),

@@ -12,7 +12,16 @@ import sys
 
 import numpy as np
 import pytest
-from refusals import attention, cache, derivatives, mechanisms, others, packed, programs, softmax
+from refusals import (
+    attention,
+    cache,
+    derivatives,
+    mechanisms,
+    others,
+    packed,
+    programs,
+    softmax,
+)
 from support.calls import (
     ADDITIVE,
     ATTENTION,
@@ -36,7 +45,7 @@ COMPOSED = [
 def collected():
     """{function: {case: (exception, message, changes to a call that works)}}"""
     table = {}
-    for module in (attention, packed, cache, derivatives, mechanisms, programs, softmax, others):
+    for module in (attention, packed, cache, derivatives, mechanisms, softmax, programs, others):
         for function, rows in module.TABLE:
             known = table.setdefault(function, {})
             assert not known.keys() & rows.keys(), (function, known.keys() & rows.keys())

@@ -158,17 +158,6 @@ def layer_operands():
     return {"x": ones(2, 5, 8), "context": ones(2, 7, 6)}
 
 
-PROGRAMS = {
-    sdpa.score_program: lambda: {
-        "score_mod": lambda score, b, h, q, k, table: score + table[h],
-        "score_args": (np.ones(3),),
-    },
-    sdpa.mask_program: lambda: {
-        "mask_mod": lambda b, h, q, k, table: (q >= k) | (table[h] > 0),
-        "mask_args": (np.ones(3),),
-    },
-}
-
 MULTI_HEAD = {
     sdpa.MultiHeadAttention: lambda: {"d_model": 8, "heads": 4},
     LAYER.forward: layer_operands,
@@ -216,9 +205,23 @@ SETTINGS = {
     sdpa.show_config: lambda: {"mode": "dicts"},
 }
 
+
+def _plus_table(score, b, h, q, k, table):
+    return score + table[h, q - k]
+
+
+def _same_document(b, h, q, k, document):
+    return document[q] == document[k]
+
+
+PROGRAMS = {
+    sdpa.score_program: lambda: {"score_mod": _plus_table, "score_args": (ones(4, 9),)},
+    sdpa.mask_program: lambda: {"mask_mod": _same_document, "mask_args": (np.arange(5),)},
+}
+
 CALLS = ATTENTION | ADDITIVE | COSINE | BILINEAR | SHAW | ROTARY | BIAS | MULTI_HEAD
-CALLS |= PROGRAMS
 CALLS |= {sdpa.scaled_dot_product_attention: operands} | CACHE | SOFTMAX | MERGE | SETTINGS
+CALLS |= PROGRAMS
 
 
 def everything(function):

@@ -404,8 +404,8 @@ def _scored(call: TracedCall, s: Any, score_args: Any) -> Any:
     lengths, offset = options.get("key_lengths"), options.get("query_offset")
     sequence = options.get("sequence")
     if sequence is not None:
-        given: list[Any] = [lengths, offset]
-        lengths, offset = (x if np.ndim(x) == 0 else x[sequence] for x in given)
+        of_entries: list[Any] = [lengths, offset]
+        lengths, offset = (x if np.ndim(x) == 0 else np.asarray(x)[sequence] for x in of_entries)
     if options.get("is_causal") == "lower_right":
         offset = _arguments.diagonal_offset(n_q, n_k, lengths)
     batch = np.arange(int(np.prod(lead))).reshape(lead) if sequence is None else sequence

@@ -30,6 +30,7 @@ from sdpa.interop.torch._attention import (
     attention_weights,
     scaled_dot_product_attention,
 )
+from sdpa.interop.torch._flex import flex_attention
 from sdpa.interop.torch._install import Installation, install, uninstall
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "attention",
     "attention_forward",
     "attention_weights",
+    "flex_attention",
     "install",
     "scaled_dot_product_attention",
     "uninstall",

@@ -53,7 +53,7 @@ def _vmap(name: str, apply: Callable[..., Any], info: Any, in_dims: Any, *args: 
     if options[OPTIONS.index("dropout_p")]:
         raise RuntimeError("dropout_p: dropout is not available under torch.func.vmap")
     if is_packed((*operands, *options)):
-        return _call_by_call(apply, info.batch_size, in_dims, args)
+        return call_by_call(apply, info.batch_size, in_dims, args)
     axes = [_RANKS.get(argument) for argument in (*LEADING[name], *ARGUMENTS)]
     shapes = [
         None if n is None or x is None else _shape(x, dim)
@@ -77,7 +77,7 @@ def _vmap(name: str, apply: Callable[..., Any], info: Any, in_dims: Any, *args: 
     return found, (0, 0) if name == "forward" else 0
 
 
-def _call_by_call(apply: Callable[..., Any], size: int, in_dims: Any, args: Any) -> Any:
+def call_by_call(apply: Callable[..., Any], size: int, in_dims: Any, args: Any) -> Any:
     """Make a call for each entry of the batch, because packed sequences have no batch axes."""
     calls = [
         apply(

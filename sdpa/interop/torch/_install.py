@@ -15,6 +15,7 @@ from sdpa import _core, _warnings
 from sdpa.interop.torch import _batching
 from sdpa.interop.torch._arrays import to_array, to_tensor
 from sdpa.interop.torch._batching import BACKWARD, FORWARD
+from sdpa.interop.torch._flex import Flex
 from sdpa.interop.torch._layers import Layers
 from sdpa.interop.torch._layout import forward_like, rows_of_heads
 
@@ -29,6 +30,7 @@ class _Replacement:
     library: torch.library.Library
     half: bool
     layers: Layers = field(init=False)
+    flex: Flex | None = None
 
     def __post_init__(self) -> None:
         self.layers = Layers(self.takes)
@@ -36,6 +38,14 @@ class _Replacement:
     def takes(self, x: torch.Tensor) -> bool:
         """Whether tensors of this kind are computed by sdpa."""
         return x.is_cpu and (self.half or x.dtype not in _16_BITS)
+
+    def set_flex(self, flex: bool) -> None:
+        """Also put sdpa behind PyTorch's `flex_attention`, or undo that."""
+        if flex and self.flex is None:
+            self.flex = Flex()
+        elif not flex and self.flex is not None:
+            self.flex.undo()
+            self.flex = None
 
     def put(self, name: str, ours: Callable[..., Any]) -> None:
         """Put our kernel in front of PyTorch's of this name."""
@@ -141,8 +151,8 @@ def _backward(
 class Installation:
     """Result of `install`: a context manager whose exit undoes it."""
 
-    def __init__(self, half_before: bool | None) -> None:
-        self._half_before = half_before  # None: nothing was installed
+    def __init__(self, before: tuple[bool, bool] | None) -> None:
+        self._before = before  # half, flex; None: nothing was installed
 
     def __enter__(self) -> Installation:
         return self
@@ -153,13 +163,14 @@ class Installation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._half_before is None:
+        if self._before is None:
             uninstall()
         elif _installed:
-            _installed[0].half = self._half_before
+            _installed[0].half, flex = self._before
+            _installed[0].set_flex(flex)
 
 
-def install(*, half: bool = False) -> Installation:
+def install(*, half: bool = False, flex: bool = False) -> Installation:
     """Make sdpa the kernel behind PyTorch's fused attention on the CPU, in the whole process.
 
     From then on `torch.nn.functional.scaled_dot_product_attention` runs on sdpa wherever PyTorch
@@ -180,6 +191,10 @@ def install(*, half: bool = False) -> Installation:
     ----------
     half : bool, default False
         Run bfloat16 and float16 on sdpa on every CPU. A second call can switch this on, not off.
+    flex : bool, default False
+        Also run `torch.nn.attention.flex_attention.flex_attention` on sdpa for tensors on the CPU,
+        also where it was imported before: see `flex_attention`. Functions that a program cannot
+        compute are errors then. A second call can switch this on, not off.
 
     Returns
     -------
@@ -190,7 +205,7 @@ def install(*, half: bool = False) -> Installation:
     Raises
     ------
     TypeError
-        half is not True or False.
+        half or flex is not True or False.
 
     Examples
     --------
@@ -204,12 +219,15 @@ def install(*, half: bool = False) -> Installation:
     >>> torch.allclose(ours, theirs, atol=1e-6)
     True
     """
-    if not isinstance(half, bool):
-        raise TypeError(f"half: expected True or False, got {half!r}")
+    for name, given in (("half", half), ("flex", flex)):
+        if not isinstance(given, bool):
+            raise TypeError(f"{name}: expected True or False, got {given!r}")
     half = half or not _theirs_is_faster()
     if _installed:
-        before = _installed[0].half
-        _installed[0].half = before or half
+        replacement = _installed[0]
+        before = replacement.half, replacement.flex is not None
+        replacement.half = replacement.half or half
+        replacement.set_flex(flex or before[1])
         return Installation(before)
     replacement = _Replacement(torch.library.Library("aten", "IMPL"), half)
     _installed.append(replacement)
@@ -220,6 +238,7 @@ def install(*, half: bool = False) -> Installation:
             replacement.put(FORWARD, _forward)
             replacement.put(BACKWARD, _backward)
             _batching.put(replacement.library)
+        replacement.set_flex(flex)
     except BaseException:
         uninstall()
         raise
@@ -239,3 +258,4 @@ def uninstall() -> None:
         replacement = _installed.pop()
         replacement.library._destroy()
         replacement.layers.undo()
+        replacement.set_flex(False)

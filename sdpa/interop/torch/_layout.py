@@ -77,6 +77,14 @@ def forward_like(query: torch.Tensor, *arrays: Any, **options: Any) -> tuple[tor
     return out, lse
 
 
+def empty_in_order(query: torch.Tensor, d: int) -> torch.Tensor:
+    """A tensor with rows of this width whose axes lie in memory in the order of query's."""
+    order = sorted(range(query.ndim), key=query.stride, reverse=True)
+    shape = (*query.shape[:-1], d)
+    out = query.new_empty([shape[axis] for axis in order])
+    return out.permute([order.index(axis) for axis in range(query.ndim)])
+
+
 def rows_of_heads(x: np.ndarray[Any, Any], heads: int = -3) -> np.ndarray[Any, Any]:
     """A copy of `x` in whose memory the axis behind that of the heads comes before it."""
     return x.swapaxes(heads, heads + 1).copy().swapaxes(heads, heads + 1)

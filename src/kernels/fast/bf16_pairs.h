@@ -28,6 +28,17 @@ NOINLINE void pair_rows(real *p, int64_t row, int64_t n, int64_t width, vec *sum
 NOINLINE rows pack_row_bf16_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *copy,
                                   bool checks_finite) {
     typedef uint16_t halves __attribute__((vector_size(2 * VL), aligned(2), may_alias));
+    if (!checks_finite && !m->swapped && m->row == 2 && m->col != 2) {
+        const sdpa_matrix pairs = {m->data + 2 * j0, 4, m->col, SDPA_F32, false}; /* neighbours in memory */
+        const int64_t row = row_stride(d);
+        load_rows(copy, row, &pairs, 0, n / 2, d);
+        for (int64_t c = 0; n % 2 && c < row; c++) {
+            uint16_t half[2] = {0};
+            if (c < d) memcpy(half, pairs.data + 2 * (n - 1) + c * m->col, 2);
+            memcpy(copy + n / 2 * row + c, half, 4);
+        }
+        return (rows){.p = copy, .row = row, .j0 = j0, .n = n};
+    }
     if (checks_finite || m->swapped || m->col != 2 || m->row % 2 != 0 || (uintptr_t)m->data % 2 != 0 || d % VL != 0) {
         rows r = pack_rows(m, j0, n, d, 1, copy, NULL);
         rows_finite(&r, d);
@@ -56,7 +67,8 @@ NOINLINE rows pack_bf16_pairs(const sdpa_matrix *m, int64_t j0, int64_t n, int64
     if (m->col == 2 && d % 2 == 0 && is_direct(&bf16_pairs)) return pack_rows(&bf16_pairs, j0, n, d / 2, 0, copy, tail);
     const int64_t row = row_stride((d + 1) / 2), full = n / SCORE_ROWS * SCORE_ROWS;
     memset(copy, 0, sizeof(real) * (size_t)(round_up(n, SCORE_ROWS) * row));
-    for (int64_t j = 0; j < n; j++) {
+    if (halves_across(m, n, d)) copy_halves((char *)copy, 4 * row, m, j0, n, d);
+    for (int64_t j = 0; j < n && !halves_across(m, n, d); j++) {
         load(line, m->data + (j0 + j) * m->row, d, m->col, m->dtype, m->swapped);
         store((char *)(copy + j * row), line, d, 2, SDPA_BF16);
     }

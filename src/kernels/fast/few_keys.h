@@ -127,7 +127,7 @@ NOINLINE vec few_keys_weights(const sdpa_unit *u, int64_t i0, int64_t n_k, real 
 INLINE void few_keys_values(real *o, int64_t o_row, int64_t n, int nv, const real *s, const real *v, int64_t v_row,
                             int64_t n_k, vec factor) {
     vec acc[ROWS_AT_ONCE][MAX_WIDTH] = {{{0}}};
-    tile(acc, ROWS_AT_ONCE, nv, false, s, 1, ROWS_AT_ONCE, v, v_row, n_k);
+    tile(acc, ROWS_AT_ONCE, nv, true, false, s, 1, ROWS_AT_ONCE, v, v_row, n_k);
     UNROLL for (int i = 0; i < ROWS_AT_ONCE; i++) {
         if (i >= n) break;
         UNROLL for (int j = 0; j < nv; j++) vstore(o + i * o_row + j * VL, factor[i] * acc[i][j]);

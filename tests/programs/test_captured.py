@@ -1,0 +1,224 @@
+"""Arrays and constants that a function captures, and programs that are known from before."""
+
+import functools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.programs import run
+
+import sdpa
+from sdpa._programs import FOREIGN, Foreign, _prepare, _program, lifted
+
+GRID = dict(zip(("batch", "head", "query", "key"), np.ogrid[:1, :2, :5, :5], strict=True))
+SCORE = np.random.default_rng(50).normal(size=(1, 2, 5, 5))
+GLOBAL = np.arange(5.0)
+
+
+def values(function, args=()):
+    """What the code of a function of scores computes."""
+    return run(_prepare(False, function, args), 0, GRID | {"score": SCORE})[0][0]
+
+
+def plus(x):
+    return np.broadcast_to(SCORE + x, SCORE.shape)
+
+
+def of_closure(array):
+    return lambda score, b, h, q, k: score + array[k]
+
+
+def of_list(array):
+    parts = [{"table": array}, 2]
+    return lambda score, b, h, q, k: score + parts[0]["table"][k]
+
+
+def of_inner(array):
+    def inner(k):
+        return array[k]
+
+    return lambda score, b, h, q, k: score + inner(k)
+
+
+def of_default(array):
+    return lambda score, b, h, q, k, *, own=array: score + own[k]
+
+
+def of_partial(array):
+    return functools.partial(lambda own, score, b, h, q, k: score + own[k], array)
+
+
+@pytest.mark.parametrize("make", [of_closure, of_list, of_inner, of_default, of_partial])
+def test_captured_arrays(make):
+    """Their values are those of each call, and they have no gradient."""
+    for array in (np.arange(5.0), np.arange(5.0) ** 2):
+        prepared = _prepare(False, make(array), None)
+        assert prepared.n_args == 0
+        assert prepared.arrays[0] is array
+        assert prepared.codes[4] is None
+        np.testing.assert_array_equal(values(make(array)), plus(array))
+
+
+def test_globals():
+    np.testing.assert_array_equal(
+        values(lambda score, b, h, q, k: score + GLOBAL[q]), plus(GLOBAL[:, None])
+    )
+
+
+def test_one_array_under_two_names_and_two_arrays():
+    """Codes of one array must not serve two of the same shape."""
+
+    def make(first, second):
+        return lambda score, b, h, q, k: score + (first[k] - second[k])
+
+    x, y = np.arange(5.0), np.ones(5)
+    np.testing.assert_array_equal(values(make(x, x)), plus(0 * x))
+    np.testing.assert_array_equal(values(make(x, y)), plus(x - y))
+
+
+@pytest.mark.parametrize("constants", [(1, 1.0, True), (0.0, -0.0), (2, 3)])
+def test_constants_are_part_of_the_program(constants):
+    def make(c):
+        return lambda score, b, h, q, k: (
+            score / (c + 1) + (k + c) / 2 + np.where(c * score > k, 1, c)
+        )
+
+    for c in constants:
+        expected = make(c)(SCORE, *GRID.values())
+        np.testing.assert_allclose(values(make(c)), expected, rtol=1e-14)
+
+
+def test_objects_are_asked_each_time():
+    settings = SimpleNamespace(window=1)
+
+    def near(b, h, q, k):
+        return abs(q - k) <= settings.window
+
+    for settings.window in (1, 2):
+        outputs, _ = run(_prepare(True, near, None), 0, GRID)
+        np.testing.assert_array_equal(
+            outputs[0], np.broadcast_to(near(*GRID.values()), SCORE.shape)
+        )
+
+
+def test_a_known_function_is_not_traced(monkeypatch):
+    function = of_closure(np.arange(5.0))
+    _prepare(False, function, None)
+
+    def never(*_, **__):
+        raise AssertionError
+
+    monkeypatch.setattr(_program, "traced", never)
+    _prepare(False, of_closure(np.zeros(5)), None)
+    with pytest.raises(AssertionError):
+        _prepare(False, of_closure(np.zeros(6)), None)
+
+
+def test_the_function_stays_as_it_is():
+    array = np.arange(5.0)
+    function = of_closure(array)
+    before = function.__closure__, function.__globals__.copy()
+    _prepare(False, function, None)
+    assert function.__closure__ == before[0]
+    assert function.__closure__[0].cell_contents is array
+    assert function.__globals__.keys() == before[1].keys()
+
+
+# ------------------------------------------------------------------------------- programs
+
+
+def test_a_program_takes_other_values():
+    program = sdpa.score_program(lambda score, b, h, q, k, x: score + x[k], (np.zeros(5),))
+    for x in (np.arange(5.0), np.arange(5, dtype=np.float32)):
+        np.testing.assert_array_equal(values(program, (x,)), plus(x))
+        np.testing.assert_array_equal(program(SCORE, *GRID.values(), x), plus(x))
+
+
+@pytest.mark.parametrize(
+    ("is_mask", "args", "exception", "message"),
+    [
+        (True, (), TypeError, "mask_mod: expected a mask program, got a score program; pass it as "
+         "score_mod"),
+        (False, (), TypeError, "score_args: expected the 1 arrays of f, got 0"),
+        (False, (np.zeros(6),), ValueError, "score_args: expected table of shape (5,), as the "
+         "program of f was made for, got (6,)"),
+        (False, (np.zeros(5, int),), TypeError, "score_args: expected table of floats, as the "
+         "program of f was made for, got int64"),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_a_program(is_mask, args, exception, message):
+    def f(score, b, h, q, k, table):
+        return score + table[k]
+
+    program = sdpa.score_program(f, (np.zeros(5),))
+    with pytest.raises(exception) as raised:
+        _prepare(is_mask, program, args)
+    assert str(raised.value) == message
+
+
+# ------------------------------------------------------------------------------- PyTorch
+
+
+@pytest.fixture
+def tensors(torch, monkeypatch):
+    """PyTorch's tensors are known as arrays."""
+    own = Foreign(
+        lambda x: (x.dtype, tuple(x.shape)),
+        lambda x: x.detach().numpy(),
+        lambda x: not x.ndim and not x.requires_grad,
+    )
+    monkeypatch.setitem(FOREIGN, torch.Tensor, own)
+    return torch
+
+
+def test_functions_of_pytorch(tensors):
+    torch = tensors
+    slopes = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    low = torch.tensor(-3.0, dtype=torch.float64)
+
+    def f(score, b, h, q, k):
+        x = torch.where(q > k, torch.tanh(score), low) + torch.nn.functional.relu(score)
+        x = x * torch.exp2(-(h + 1) * 8.0 / 2) + torch.clamp(q - k, min=0).to(score.dtype)
+        x = x + slopes[h] * torch.abs(score).masked_fill(k == 2, 7.0) - torch.sigmoid(-score)
+        return 2 - torch.maximum(x, torch.square(score)) + torch.logical_and(q > 1, h > 0).float()
+
+    given = (torch.as_tensor(x) for x in (SCORE, *np.broadcast_arrays(*GRID.values())))
+    np.testing.assert_allclose(values(f), f(*given).numpy(), rtol=1e-14)
+
+
+def test_masks_of_pytorch(tensors):
+    """Its own combinations capture the functions that they combine."""
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+
+    def make(n):
+        return flex.and_masks(lambda b, h, q, k: q >= k, lambda b, h, q, k: q - k < n)
+
+    for n in (1, 2, 3):
+        outputs, _ = run(_prepare(True, make(n), None), 0, GRID)
+        q, k = GRID["query"], GRID["key"]
+        np.testing.assert_array_equal(
+            outputs[0], np.broadcast_to((q >= k) & (q - k < n), SCORE.shape)
+        )
+
+
+def test_tensors_become_arguments(tensors):
+    """Captured ones, and parts of them that the function makes, in which gradients flow on."""
+    torch = tensors
+    table = torch.arange(10.0, dtype=torch.float64).reshape(2, 5).requires_grad_()
+
+    def whole(score, b, h, q, k):
+        return score + table[h, k]
+
+    def part(score, b, h, q, k):
+        return score * (2 * table[:, 1:])[h, k - 1]
+
+    program, captured = lifted(False, whole, ())
+    assert captured == [table]
+    assert program._entry.n_args == 1
+    program, (made,) = lifted(False, part, ())
+    assert made.requires_grad
+    assert made.shape == (2, 4)
+    prepared = _prepare(False, program, (made.detach().numpy(),))
+    assert prepared.codes[4] is not None
+    with pytest.raises(TypeError, match=r"torch\.dot"):
+        _prepare(False, lambda score, b, h, q, k: score + torch.dot(table[h], table[h]), None)

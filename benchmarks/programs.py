@@ -3,9 +3,9 @@
 taskset -c 0 python -m benchmarks.programs
 
 The attentions of docs/programs.md, on 4 heads of 2048 positions, go to that page. Contenders take
-turns on the same arrays, and the shortest call of each counts. PyTorch's way to train such functions
-on a CPU is the formula, composed of its operations; it is left out by name where torch is not
-installed. `--check` measures small arrays once and writes nothing.
+turns on the same arrays, and the shortest call of each counts. PyTorch's way to train such
+functions on a CPU is the formula, composed of its operations; it is left out by name where torch
+is not installed. `--check` measures small arrays once and writes nothing.
 """
 
 import argparse

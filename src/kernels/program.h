@@ -71,11 +71,10 @@ INLINE vec exponential_of(vec x) {
 
 /* y = log x. */
 NOINLINE void logarithms(real *y, const real *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        const double a = x[i];
-        const bool small = a < 0x1p-1000 && a > 0, ordinary = a > 0 && a <= DBL_MAX;
-        const double l = log_of(small ? a * 0x1p100 : ordinary ? a : 1);
-        y[i] = (real)(ordinary ? small ? l - 100 * M_LN2 : l : a == 0 ? -INFINITY : a < 0 ? NAN : a);
+    SIMD for (int64_t i = 0; i < n; i++) {
+        const double a = x[i], scaled = a < 0x1p-1000 ? a * 0x1p100 : a, shift = a < 0x1p-1000 ? 100 * M_LN2 : 0;
+        const double l = log_of(scaled) - shift, other = a == 0 ? -INFINITY : a < 0 ? NAN : a; /* NaN and inf stay */
+        y[i] = (real)(a > 0 && a <= DBL_MAX ? l : other);
     }
 }
 

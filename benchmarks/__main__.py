@@ -30,7 +30,8 @@ GROUPS = [
         "additive",
         "bridge",
     ),
-    *("calls", "jax", "onnx", "sweep", "growth", "long", "import", "memory"),
+    *("calls", "jax", "onnx", "sweep", "growth", "long", "masks", "import"),
+    "memory",
 ]
 
 

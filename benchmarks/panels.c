@@ -8,6 +8,7 @@
  * bytes (two of 32). Best of many turns. With the argument `once` every call is made once, between two calls of mark(),
  * and only its name is printed: `python -m benchmarks.arm` reads such a run instruction by instruction. */
 #include "../src/kernels/kernel.c"
+#include "../src/program.c"
 #include "seconds.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 bool sdpa_run_stopped(sdpa_run *run) { return run == NULL; }
 bool sdpa_turn_wait(const sdpa_unit *u, int64_t block) { return u && block >= 0; }
 void sdpa_turn_pass(const sdpa_unit *u, int64_t block) { (void)u, (void)block; }
+bool sdpa_run_wait(sdpa_run *r, const _Atomic int64_t *counter, int64_t value) { return r && counter && value; }
 bool sdpa_turn_wait_last(const sdpa_unit *u) { return u != NULL; }
 void sdpa_turn_end(const sdpa_unit *u) { (void)u; }
 void sdpa_fetch_share(const sdpa_unit *u, sdpa_fetched what, int64_t first, int64_t n, int64_t of) {

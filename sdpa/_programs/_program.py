@@ -209,7 +209,7 @@ def score_program(score_mod: Callable[..., Any], score_args: Sequence[ArrayLike]
     Parameters
     ----------
     score_mod : callable
-        f(score, b, h, q, k, *score_args) -> score, for one pair of a query and a key: b counts the
+        ``f(score, b, h, q, k, *score_args)``, for one pair of a query and a key: b counts the
         leading axes as one, h the query heads, q and k are positions. It is called once, with
         values that stand for all pairs. It computes with operators, comparisons and functions of
         NumPy, and reads arrays by an index per axis: ``slopes[h]``, ``table[h, q - k]``.
@@ -225,7 +225,7 @@ def score_program(score_mod: Callable[..., Any], score_args: Sequence[ArrayLike]
 
     Returns
     -------
-    program : Program
+    Program
         ``program(score, b, h, q, k, *score_args)`` calls the function itself, with arrays.
 
     Raises
@@ -238,7 +238,7 @@ def score_program(score_mod: Callable[..., Any], score_args: Sequence[ArrayLike]
 
     See Also
     --------
-    mask_program
+    mask_program : that of a function of which pairs attend.
 
     Examples
     --------
@@ -270,14 +270,14 @@ def mask_program(mask_mod: Callable[..., Any], mask_args: Sequence[ArrayLike] = 
     Parameters
     ----------
     mask_mod : callable
-        f(b, h, q, k, *mask_args) -> boolean, True where query q may attend to key k. See
+        ``f(b, h, q, k, *mask_args)``, True where query q may attend to key k. See
         `score_program`.
     mask_args : sequence of array_like, optional
         Further arguments, as there.
 
     Returns
     -------
-    program : Program
+    Program
         ``program(b, h, q, k, *mask_args)`` calls the function itself, with arrays.
 
     Raises
@@ -287,7 +287,7 @@ def mask_program(mask_mod: Callable[..., Any], mask_args: Sequence[ArrayLike] = 
 
     See Also
     --------
-    score_program
+    score_program : that of a function of scores, and what functions may use.
 
     Examples
     --------

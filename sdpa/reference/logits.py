@@ -88,10 +88,10 @@ def logits_of(
     query_offset : int or array that broadcasts to the leading axes without heads, None
         Position of query 0 among the keys; None means 0.
     score_mod : callable, None
-        score_mod(score, b, h, q, k, *score_args) takes the place of the capped score, before
+        ``score_mod(score, b, h, q, k, *score_args)`` takes the place of the capped score, before
         anything is added to it; see `sdpa.reference.programs.indices_of` for b, h, q and k.
     mask_mod : callable, None
-        Only pairs for which mask_mod(b, h, q, k, *mask_args) is True take part. Neither function
+        Pairs for which ``mask_mod(b, h, q, k, *mask_args)`` is True take part. Neither function
         is asked about a pair that a mask has forbidden.
     score_args, mask_args : sequence of array_like, None
     """

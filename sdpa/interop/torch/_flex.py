@@ -56,7 +56,7 @@ def flex_attention(
 
     Returns
     -------
-    out : (..., heads, Lq, d_v) torch.Tensor
+    torch.Tensor, (..., heads, Lq, d_v)
         softmax(score_mod(scale query key^T)) value over the visible keys, of query's dtype, with
         query's order of axes in memory. A row without keys is 0, and its lse is -inf.
 

@@ -262,11 +262,6 @@ NOINLINE enum panel_state backward_weights(const sdpa_unit *u, const backward_sc
     return masked ? PANEL_MASKED : PANEL_VISIBLE;
 }
 
-/* Marks a piece of keys as hidden from all panels. */
-INLINE void hide_panels(const sdpa_unit *u, const backward_scratch *w) {
-    memset(w->state, PANEL_HIDDEN, (size_t)round_up(u->n_i, VL) / VL);
-}
-
 /* P of keys k by all queries of the unit; row sums are added to `sum`. */
 NOINLINE void weigh_keys(const sdpa_unit *u, const backward_scratch *w, const rows *k, real c, real *sum) {
     PANELS (q, u->n_i) {
@@ -347,7 +342,7 @@ COLD NOINLINE bool find_maxima(const sdpa_unit *u, const backward_scratch *w, in
     }
     for (keys b = {.j0 = first * sdpa_key_block(p)}; next_piece(u, j1, &b);) {
         if (sdpa_run_stopped(u->run)) return false;
-        if (hides_keys(u, b.j0, b.n)) continue;
+        if (is_hidden(u, b.j0, b.n)) continue;
         const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w->k, w->k_tail);
         PANELS (q, u->n_i) {
             scores t;
@@ -416,10 +411,6 @@ NOINLINE bool complete_rows(const sdpa_unit *u, backward_scratch *w, int64_t j0,
         const int64_t size = sdpa_key_block(p);
         if (is_hidden(u, b.j0 / size * size, size)) continue; /* as sweep_blocks */
         const backward_scratch kept = kept_piece(w, p, b.j0, first);
-        if (hides_keys(u, b.j0, b.n)) {
-            hide_panels(u, &kept);
-            continue;
-        }
         const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w->k, w->k_tail);
         weigh_keys(u, &kept, &k, c, sum);
         if (by_weights) weigh_values(u, &kept, b, delta);
@@ -526,7 +517,6 @@ INLINE enum panel_state score_gradients(const sdpa_unit *u, const backward_scrat
 NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, keys b, real c,
                             bool anew) {
     const sdpa_problem *p = u->problem;
-    if (hides_keys(u, b.j0, b.n)) return;
     const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, wants_queries(u) ? u->n_i : 0, w->k, w->k_tail);
     const rows v = pack_rows(&u->v, b.j0, b.n, p->d_v, 0, w->v, w->v_tail);
     real unused[SDPA_QUERY_BLOCK] = {0};

@@ -351,7 +351,6 @@ NOINLINE bool forward_keys(const sdpa_unit *u, const forward_scratch *w, const r
 NOINLINE void forward_panels(const sdpa_unit *u, const forward_scratch *w, keys b, bool *two_passes) {
     const sdpa_problem *p = u->problem;
     rows k, v;
-    if (hides_keys(u, b.j0, b.n)) return;
     if (BF16_PAIRS && w->bf16_pairs) {
         k = pack_bf16_pairs(&u->k, b.j0, b.n, p->d_k, w->k, w->k_tail, w->line);
         v = pack_row_bf16_pairs(&u->v, b.j0, b.n, p->d_v, w->v, may_mask(u));
@@ -421,7 +420,7 @@ NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *w) {
 #endif
     unit_keys(u, &j0, &j1);
     j0 = first_block(u->problem, j0, j1);
-    if (j0 < j1 && hides_keys(u, j0, j1 - j0)) j1 = j0;
+    if (j0 < j1 && is_hidden(u, j0, j1 - j0)) j1 = j0;
     if (j0 < j1) forward_queries(u, w);
     memset(w->exact, 0, sizeof(real) * (size_t)w->n_lanes);
     for (int attempt = 0; attempt < 2; attempt++) {

@@ -207,10 +207,12 @@ INLINE bool may_mask(const sdpa_unit *u) {
     return u->mask.data || p->has_lower || p->has_upper || u->key_length < p->n_k || p->mask_mod || p->score_mod;
 }
 
-/* Whether mask_mod is known to hide n keys from j0 on from all queries of the unit. */
+/* Whether masks, boolean ones or mask_mod, are known to hide the keys among j0 .. j0+n-1 from all queries of the
+ * unit. */
 INLINE bool is_hidden(const sdpa_unit *u, int64_t j0, int64_t n) {
+    if (j0 + n > u->key_length) n = u->key_length - j0;
     const block b = {u->i0, u->n_i, j0, n};
-    return u->problem->mask_mod && seen_by_program(u, &b) == SDPA_NONE_SEEN;
+    return hides_keys(u, j0, n) || (u->problem->mask_mod && seen_by_program(u, &b) == SDPA_NONE_SEEN);
 }
 
 /* The keys that any query of the unit may see: sdpa_visible_keys without the blocks that mask_mod hides at either end. */

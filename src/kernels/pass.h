@@ -110,7 +110,7 @@ INLINE bool next_keys(const sdpa_unit *u, int64_t size, int64_t end, keys *b) {
     return b->n > 0 && !sdpa_run_stopped(u->run);
 }
 
-/* next_keys, but for blocks that mask_mod hides. */
+/* next_keys, but for blocks that masks hide. */
 INLINE bool next_seen(const sdpa_unit *u, int64_t size, int64_t end, keys *b) {
     do {
         if (!next_keys(u, size, end, b)) return false;

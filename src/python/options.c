@@ -289,16 +289,16 @@ static int read_stage(sdpa_options *options, PyObject *value) {
 }
 
 /* Functions are traced, and their arguments converted, together (programs.h). */
-#define KEEP(field, name)                                                                                              \
+#define KEEP(name)                                                                                                     \
     static int read_##name(sdpa_options *options, PyObject *value) {                                                   \
-        options->field = value;                                                                                        \
+        options->name = value;                                                                                         \
         return 0;                                                                                                      \
     }
-KEEP(score_mod, score_mod)
-KEEP(score_args, score_args)
-KEEP(mask_mod, mask_mod)
-KEEP(mask_args, mask_args)
-KEEP(score_args_t, score_args_t)
+KEEP(score_mod)
+KEEP(score_args)
+KEEP(mask_mod)
+KEEP(mask_args)
+KEEP(score_args_t)
 #undef KEEP
 
 #define FUNCTION "Callable[..., Any] | None"

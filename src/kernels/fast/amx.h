@@ -362,7 +362,6 @@ INLINE int amx_pieces_of(const sdpa_unit *u, const forward_scratch *w, keys b, a
 NOINLINE void amx_add_block(const sdpa_unit *u, const forward_scratch *w, keys b, amx_registers *registers) {
     amx_piece pieces[2 * AMX_QUERIES / (SCORE_WIDTH * VL) + 2];
     amx_block block;
-    if (hides_keys(u, b.j0, b.n)) return;
     amx_pack_block(u, w, b, &block);
     const int n = amx_pieces_of(u, w, b, pieces);
     for (int i = -1; i <= n; i++) {

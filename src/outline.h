@@ -17,7 +17,7 @@ typedef struct sdpa_outlines {
 } sdpa_outlines;
 
 /* Those of the problem's mask and of `where`. They take a byte for each panel and SDPA_STRETCH keys, at most a
- * 192nd of the mask, and 8 bytes for each unit and SDPA_STRIP keys. */
+ * 128th of the mask, and 8 bytes for each unit and SDPA_STRIP keys. */
 typedef struct sdpa_all_outlines {
     sdpa_outlines mask, where;
 } sdpa_all_outlines;

@@ -18,6 +18,7 @@ import runpy
 import sys
 import sysconfig
 import tarfile
+import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -242,7 +243,39 @@ class Sdist(sdist):
         return path
 
 
+def description(project, address):
+    """Return the README for a package index, where its relative links would lead nowhere.
+
+    The paths are those of GitHub, of which other hosts have the same.
+    """
+
+    def absolute(link):
+        path = link[1]
+        kind = "raw" if path.endswith((".svg", ".png")) else "blob"
+        return f"]({address}/{kind}/v{project['version']}/{path})"
+
+    text = Path("README.md").read_text(encoding="utf-8")
+    return re.sub(r"\]\((?!https?:|#)([^)]+)\)", absolute, text) if address else text
+
+
+def metadata():
+    """Return what the metadata say by the project's address."""
+    told = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
+    project, address = told["project"], told["tool"]["sdpa"]["address"].rstrip("/")
+    links = {
+        "Source": address,
+        "Issues": f"{address}/issues",
+        "Changelog": f"{address}/blob/v{project['version']}/CHANGELOG.md",
+    }
+    return {
+        "long_description": description(project, address),
+        "long_description_content_type": "text/markdown",
+        "project_urls": links if address else {},
+    }
+
+
 setup(
+    **metadata(),
     ext_modules=[
         Extension(
             "sdpa._core",

@@ -53,6 +53,19 @@ def check_versions(found: dict[str, str | None]) -> None:
         sys.exit(f"versions differ: {found}")
 
 
+def address() -> str:
+    """The project's address, which is "" while there is none."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return str(told["tool"]["sdpa"]["address"]).rstrip("/")
+
+
+def cite(tree: Path) -> None:
+    """Write the address into the CITATION.cff of a release."""
+    if where := address():
+        path = tree / "CITATION.cff"
+        path.write_text(f'{path.read_text()}repository-code: "{where}"\n')
+
+
 def build(tree: Path, commit: str, umask: int, zone: str) -> dict[str, Path]:
     """Export a commit into `tree`, build it; {name: archive}."""
     tree.mkdir(parents=True)
@@ -62,6 +75,7 @@ def build(tree: Path, commit: str, umask: int, zone: str) -> dict[str, Path]:
         # Some releases of Python 3.11 lack the parameter of this name.
         archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
         archive.extractall(tree)
+    cite(tree)
     before = os.umask(umask)
     run(
         sys.executable,
@@ -101,6 +115,11 @@ def main() -> None:
     check_versions(found)
     commit = run("git", "rev-parse", "HEAD").strip()
     print(f"version {found['pyproject.toml']} of {commit}")
+    if not address():
+        print(
+            "The project has no address, so that the metadata have no links and those of the "
+            "README lead nowhere on a package index: write it into [tool.sdpa] of pyproject.toml."
+        )
     shutil.rmtree(DIST, ignore_errors=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -365,6 +365,37 @@ def test_contents_of_the_wheel(built):
     assert any(name.endswith("/licenses/LICENSE") for name in built.names)
 
 
+def metadata(built, folder, address):
+    """The metadata of a copy of the sdist with this address."""
+    tree = folder / f"at{len(address)}"
+    shutil.copytree(built.tree, tree, ignore=shutil.ignore_patterns("build", "*.so"))
+    project = tree / "pyproject.toml"
+    text, changed = re.subn(
+        r'^address = ".*"$', f'address = "{address}"', project.read_text(), flags=re.MULTILINE
+    )
+    assert changed == 1
+    project.write_text(text)
+    call = "from setuptools import build_meta; build_meta.prepare_metadata_for_build_wheel('.')"
+    run(sys.executable, "-c", call, cwd=tree)
+    (found,) = tree.glob("*.dist-info/METADATA")
+    return found.read_text(encoding="utf-8")
+
+
+def test_links_of_the_metadata_come_from_the_address_alone(built, tmp_path):
+    inside = r"\]\((?!https?:)"
+    without = metadata(built, tmp_path, "")
+    assert "Project-URL" not in without
+    links = len(re.findall(inside, without))
+    assert links > 10
+    at = metadata(built, tmp_path, "https://example.org/a/sdpa/")
+    assert "Project-URL: Source, https://example.org/a/sdpa\n" in at
+    assert at.count("https://example.org/a/sdpa/") == links + 2, "Issues, Changelog and the README"
+    assert not re.search(inside, at)
+    version = re.search("^Version: (.*)$", at, re.MULTILINE)[1]
+    assert f"](https://example.org/a/sdpa/blob/v{version}/docs/api.md)" in at
+    assert re.search(r"\]\(https://example.org/a/sdpa/raw/.*\.svg\)", at)
+
+
 def test_contents_of_the_sdist(built):
     with tarfile.open(built.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

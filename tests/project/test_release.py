@@ -40,6 +40,16 @@ def test_a_tag_that_no_file_knows_is_refused(release, changes):
         release.check_versions(release.versions("v9.0.0") | {"CHANGELOG.md": changes})
 
 
+@pytest.mark.parametrize("address", ["", "https://example.org/a/sdpa"])
+def test_a_release_is_cited_by_the_address(release, monkeypatch, tmp_path, address):
+    path = tmp_path / "CITATION.cff"
+    path.write_text((ROOT / "CITATION.cff").read_text())
+    monkeypatch.setattr(release, "address", lambda: address)
+    release.cite(tmp_path)
+    line = f'repository-code: "{address}"\n' if address else ""
+    assert path.read_text() == (ROOT / "CITATION.cff").read_text() + line
+
+
 def test_actions_are_pinned_by_hash_and_the_same_everywhere():
     used = [line for path in WORKFLOWS for line in USED.findall(path.read_text(encoding="utf-8"))]
     assert len(used) > 5

@@ -277,21 +277,6 @@ def test_picture_and_table_of_the_readme_are_those_of_the_page():
         readme.with_table("no marks", page)
 
 
-def test_the_sentence_on_short_heads_is_what_the_pages_say():
-    """Both ends of each span, worked out from the lines of the pages."""
-    text = readme.README.read_text(encoding="utf-8")
-    assert text == readme.with_short(text)
-    for page in ("zen3", "zen4", "xeon"):
-        lines = readme.PAGE.with_stem(page).read_text(encoding="utf-8").splitlines()
-        start = lines.index("short, 1 thread, us")
-        rows = [line.split() for line in lines[start + 2 : lines.index("", start)]]
-        ratios = [float(row[-2]) for row in rows if row[1] == "backward"]
-        assert len(ratios) == 8
-        assert f"{min(ratios):.2f} to {max(ratios):.2f}" in " ".join(text.split())
-    with pytest.raises(ValueError, match="expected an item"):
-        readme.with_short("no item")
-
-
 def test_cores_are_different_cpus():
     usable = os.sched_getaffinity(0)
     assert len(set(machine.cores(len(usable))) & usable) == len(usable)

@@ -17,6 +17,11 @@ WORKFLOWS = [str(path) for path in sorted((ROOT / ".github/workflows").glob("*.y
 # Authors' address and home page come with the first release, as RELEASING.md says; an invented one
 # would be worse than none.
 UNASKED = "AuthorEmail,Url"
+RECIPE = (
+    "from rattler_build import Stage0Recipe, VariantConfig as V; "
+    "r = Stage0Recipe.from_file('dist/recipe.yaml'); "
+    "assert r.render(V.from_yaml('{c_compiler: [gcc], c_stdlib: [sysroot]}'))"
+)
 SCHEMA = ("check-jsonschema", "--builtin-schema")
 
 COMMANDS = (
@@ -29,6 +34,8 @@ COMMANDS = (
     (*SCHEMA, "vendor.github-issue-forms", *FORMS),
     (*SCHEMA, "vendor.github-issue-config", ".github/ISSUE_TEMPLATE/config.yml"),
     (*SCHEMA, "vendor.dependabot", ".github/dependabot.yml"),
+    ("hadolint", "packaging/Dockerfile"),
+    ("python", "-c", RECIPE),
     ("pre-commit", "validate-config"),
     ("twine", "check", "--strict", *ARCHIVES),
     ("check-wheel-contents", *WHEELS),

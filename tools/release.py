@@ -2,7 +2,8 @@
 
 The last commit is exported into two folders and built there, the second time with other
 permissions, another time zone and another name of the folder. Both sdists and both wheels must be
-equal, byte by byte. `dist/` then holds them with SHA256SUMS and a bill of materials (CycloneDX).
+equal, byte by byte. `dist/` then holds them with SHA256SUMS, a bill of materials (CycloneDX) and
+the recipe for conda-forge.
 """
 
 import hashlib
@@ -19,6 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
+RECIPE = ROOT / "packaging" / "recipe.yaml"
+INDEX = "https://pypi.org/packages/source/s/sdpa"
+"""Where the index will have the sdist."""
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
@@ -35,6 +39,7 @@ def versions(tags: str) -> dict[str, str | None]:
     """The version in every file that names one, and in one of these tags, given one per line."""
     citation = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     changes = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    recipe = re.search(r'^  version: "(.*)"$', RECIPE.read_text(), re.MULTILINE)
     tag = re.search(r"^v(\d.*)$", tags, re.MULTILINE)
     return {
         "pyproject.toml": tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
@@ -42,6 +47,7 @@ def versions(tags: str) -> dict[str, str | None]:
         ],
         "CITATION.cff": citation and citation[1],
         "CHANGELOG.md": changes and changes[1],
+        "recipe.yaml": recipe and recipe[1],
         "tag": tag and tag[1],
     }
 
@@ -64,6 +70,19 @@ def cite(tree: Path) -> None:
     if where := address():
         path = tree / "CITATION.cff"
         path.write_text(f'{path.read_text()}repository-code: "{where}"\n')
+
+
+def recipe_of(name: str, sha256: str) -> str:
+    """Conda-forge's recipe for the sdist of this name, as the index has it."""
+    text = RECIPE.read_text()
+    _, start, rest = text.partition("\nschema_version")
+    found = f"source:\n  url: {INDEX}/{name}\n  sha256: {sha256}\n"
+    text, changed = re.subn(
+        r"^source:\n  path: \.\.\n", found, start[1:] + rest, flags=re.MULTILINE
+    )
+    if changed != 1:
+        raise ValueError(f"{RECIPE}: expected one source, a path, found {changed}")
+    return text + (f"  homepage: {where}\n" if (where := address()) else "")
 
 
 def build(tree: Path, commit: str, umask: int, zone: str) -> dict[str, Path]:
@@ -137,6 +156,8 @@ def main() -> None:
             shutil.copy(path, DIST)
         text = "".join(f"{value}  {name}\n" for name, value in sums.items())
         (DIST / "SHA256SUMS").write_text(text)
+        (sdist,) = [name for name in sums if name.endswith(".tar.gz")]
+        (DIST / "recipe.yaml").write_text(recipe_of(sdist, sums[sdist]))
         print(f"two builds are equal:\n{text}", end="")
         (wheel,) = DIST.glob("*.whl")
         write_materials(wheel, folder)

@@ -2,6 +2,11 @@
 
 import importlib.util
 import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -48,6 +53,45 @@ def test_a_release_is_cited_by_the_address(release, monkeypatch, tmp_path, addre
     release.cite(tmp_path)
     line = f'repository-code: "{address}"\n' if address else ""
     assert path.read_text() == (ROOT / "CITATION.cff").read_text() + line
+
+
+def test_the_recipe_of_a_release_builds_its_sdist(release):
+    text = release.recipe_of("sdpa-0.1.0.tar.gz", "12ab")
+    assert (
+        "  url: https://pypi.org/packages/source/s/sdpa/sdpa-0.1.0.tar.gz\n  sha256: 12ab\n" in text
+    )
+    assert "path:" not in text
+    assert text.startswith("schema_version: 1\n")
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    host = re.search(r"^  host:\n((?:    - .*\n)+)", text, re.MULTILINE)[1]
+    for line in required["build-system"]["requires"][:2]:
+        assert f"    - {line.replace('>=', ' >=')}\n" in host
+
+
+def test_the_image_copies_what_a_build_reads(tmp_path):
+    text = (ROOT / "packaging" / "Dockerfile").read_text(encoding="utf-8")
+    for line in re.findall("^COPY (.*)$", text, re.MULTILINE):
+        *sources, target = line.split()
+        for source in sources:
+            to = tmp_path / target / ("" if target == source else source.rpartition("/")[2])
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, to, ignore=shutil.ignore_patterns("*.so"))
+            else:
+                to.parent.mkdir(exist_ok=True)
+                shutil.copy(ROOT / source, to)
+    call = "from setuptools.build_meta import build_sdist; print(build_sdist('.'))"
+    done = subprocess.run(
+        [sys.executable, "-c", call], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    with tarfile.open(tmp_path / done.stdout.split()[-1]) as archive:
+        made = {name.partition("/")[2] for name in archive.getnames()}
+    # What setup.py asks of the folder when it compiles, beside what it needs to start.
+    for path in [
+        *ROOT.glob("src/**/*.[ch]"),
+        *ROOT.glob("src/python/doc/*"),
+        *ROOT.glob("sdpa/**/*.py"),
+    ]:
+        assert str(path.relative_to(ROOT)) in made
 
 
 def test_actions_are_pinned_by_hash_and_the_same_everywhere():

@@ -16,8 +16,9 @@
 
 #define ADDRESS(name, rows, columns) &p->name,
 
-/* Whether gradients of score_mod's arrays are wanted, to which all units may add. */
-static bool adds_to_arrays(const sdpa_problem *p) { return p->score_mod && p->score_mod->n_gradients > 0; }
+/* Whether gradients of score_mod's arrays are wanted; and whether several units may add to one of their elements. */
+static bool wants_arrays(const sdpa_problem *p) { return p->score_mod && p->score_mod->has_gradients; }
+static bool shares_arrays(const sdpa_problem *p) { return p->score_mod && p->score_mod->n_shared > 0; }
 
 /* Splits (batch, head) into groups and members: axes along which any gradient is summed belong to the members. */
 static void find_groups(const sdpa_problem *p, sdpa_grid *groups, sdpa_grid *members) {
@@ -28,12 +29,12 @@ static void find_groups(const sdpa_problem *p, sdpa_grid *groups, sdpa_grid *mem
     int64_t step = p->n_batch;
     for (int a = 0; a < p->n_axes; a++) {
         step /= p->axis[a];
-        bool shared = adds_to_arrays(p);
+        bool shared = shares_arrays(p);
         for (int i = 0; i < n_gradients; i++) shared |= gradients[i]->data && gradients[i]->batch[a] == 0;
         sdpa_grid_add_axis(shared ? members : groups, p->axis[a], step, 0);
     }
     int64_t queries_per_key = 1;
-    bool heads_shared = adds_to_arrays(p);
+    bool heads_shared = shares_arrays(p);
     for (int i = 0; i < n_gradients; i++) {
         if (!gradients[i]->data) continue;
         if (gradients[i]->group > queries_per_key) queries_per_key = gradients[i]->group;
@@ -163,7 +164,8 @@ typedef struct backward_run {
     int64_t n_shares;
     size_t scratch_bytes, sums_bytes; /* the most that any sequence needs: per worker, per slot */
     int64_t n_blocks, n_units, most;  /* per slot; per worker */
-    size_t arrays_bytes;              /* of the sums for score_mod's arrays, per worker */
+    int64_t n_elements;               /* of score_mod's arrays that a unit reaches */
+    size_t arrays_bytes;              /* of the sums for them, per worker; 0: not wanted */
     char *scratch, *sums;
     bool *begun;
     char *arrays;
@@ -187,7 +189,7 @@ static bool fetches_heads(const backward_call *c) {
 static void plan(backward_call *c) {
     const sdpa_problem *p = c->problem;
     c->scratch_bytes = c->kernels->pass[c->pass].bytes(p);
-    c->most = c->pass == SDPA_PASS_BACKWARD && !adds_to_arrays(p) ? c->kernels->backward_most(p) : 1;
+    c->most = c->pass == SDPA_PASS_BACKWARD && !wants_arrays(p) ? c->kernels->backward_most(p) : 1;
     c->dk_bytes = p->dk.data ? (size_t)(p->n_k * p->d_k) * 4 : 0;
     c->sums_bytes = c->summed ? c->dk_bytes + (p->dv.data ? (size_t)(p->n_k * p->d_v) * 4 : 0) : 0;
     c->n_blocks = (p->n_k + sdpa_key_block(p) - 1) / sdpa_key_block(p);
@@ -197,6 +199,35 @@ static void plan(backward_call *c) {
     c->clears_blocks =
         !c->fresh &&
         (c->summed || (is_one_per_group(p, &c->members, &p->dk) && is_one_per_group(p, &c->members, &p->dv)));
+}
+
+/* Sets what a unit reaches of score_mod's arrays; returns how many elements. */
+static int64_t set_reaches(const backward_call *c, const sdpa_unit *u, sdpa_sums *sums) {
+    const sdpa_problem *p = c->problem;
+    int64_t j0, j1, query = u->i0 + u->offset;
+    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
+    if (j0 >= j1) return 0;
+    const sdpa_box box = {{u->batch, u->batch}, {u->head, u->head}, {query, query + u->n_i - 1}, {j0, j1 - 1}};
+    const bool first = c->pass == SDPA_PASS_BACKWARD;
+    return sdpa_program_set_reaches(p->score_mod, first ? SDPA_CODE_SCATTER : SDPA_CODE_SCATTER_SECOND, &box, sums);
+}
+
+/* The most elements of score_mod's arrays that a unit reaches; -1: no memory. */
+static int64_t elements_reached(const backward_call *c) {
+    const sdpa_problem *p = c->problem;
+    if (!sdpa_program_has_reaches(p->score_mod)) return p->score_mod->n_shared;
+    sdpa_sums *sums = sdpa_alloc(sdpa_program_sums_bytes(p->score_mod, 0));
+    if (!sums) return -1;
+    int64_t most = 0;
+    sdpa_program_clear_sums(p->score_mod, sums, 0);
+    for (int64_t i = 0; i < p->n_batch * p->n_head * sdpa_units(p); i++) {
+        sdpa_unit u;
+        sdpa_unit_set(&u, p, i, NULL);
+        const int64_t n = set_reaches(c, &u, sums);
+        if (n > most) most = n;
+    }
+    sdpa_free(sums);
+    return most;
 }
 
 static sdpa_matrix sum_matrix(const sdpa_tensor *t, char *sum, int64_t d) {
@@ -324,6 +355,13 @@ static int64_t open_group(void *context, int64_t group, int64_t index) {
     return units;
 }
 
+/* A worker's sums for the arrays of score_mod, ready for a unit. */
+static sdpa_sums *sums_of(const backward_run *r, const backward_call *c, int worker, const sdpa_unit *u) {
+    sdpa_sums *sums = (sdpa_sums *)(r->arrays + (size_t)worker * r->arrays_bytes);
+    if (sdpa_program_has_reaches(c->problem->score_mod)) set_reaches(c, u, sums);
+    return sums;
+}
+
 static void run_units(void *context, const sdpa_slot *s, int64_t t, int64_t n, int worker, sdpa_run *run) {
     const backward_run *r = context;
     const backward_slot *slot = &r->slots[s->index];
@@ -335,7 +373,7 @@ static void run_units(void *context, const sdpa_slot *s, int64_t t, int64_t n, i
         for (int64_t i = 0; i < batch; i++) {
             set_unit(slot, group_of(slot, s->group), t + done + i, &units[i]);
             units[i].run = run;
-            units[i].sums = r->arrays_bytes ? (double *)(r->arrays + (size_t)worker * r->arrays_bytes) : NULL;
+            if (r->arrays_bytes) units[i].sums = sums_of(r, c, worker, &units[i]);
         }
         if (c->pass == SDPA_PASS_BACKWARD) {
             c->kernels->backward(units, batch, scratch);
@@ -372,15 +410,19 @@ static void take_pieces(void *owner, sdpa_arena *arena) {
     if (r->call->outlines) sdpa_outlines_take(r->call->outlines, arena);
 }
 
-/* Makes room for the groups of a call. */
-static void make_room(backward_run *r, const backward_call *c) {
+/* Makes room for the groups of a call; false: no memory. */
+static bool make_room(backward_run *r, const backward_call *c) {
     const int64_t units = units_per_group(c);
     if (c->scratch_bytes > r->scratch_bytes) r->scratch_bytes = c->scratch_bytes;
     if (c->sums_bytes > r->sums_bytes) r->sums_bytes = c->sums_bytes;
     if (c->n_blocks > r->n_blocks) r->n_blocks = c->n_blocks;
     if (units > r->n_units) r->n_units = units;
     if (c->most > r->most) r->most = c->most;
-    r->arrays_bytes = adds_to_arrays(c->problem) ? sdpa_program_sums_bytes(c->problem->score_mod) : 0;
+    if (!wants_arrays(c->problem)) return true;
+    const int64_t n = elements_reached(c);
+    if (n > r->n_elements) r->n_elements = n;
+    r->arrays_bytes = sdpa_program_sums_bytes(c->problem->score_mod, r->n_elements);
+    return n >= 0;
 }
 
 /* Runs all groups in memory of the run's sizes. */
@@ -394,7 +436,8 @@ static sdpa_status run_groups(backward_run *r) {
     void *memory = sdpa_alloc_pieces(take_pieces, r);
     if (!memory) return SDPA_NO_MEMORY;
     for (int i = 0; i < d->n_workers && r->arrays_bytes; i++) {
-        sdpa_program_clear_sums(r->call->problem->score_mod, (double *)(r->arrays + (size_t)i * r->arrays_bytes));
+        sdpa_sums *sums = (sdpa_sums *)(r->arrays + (size_t)i * r->arrays_bytes);
+        sdpa_program_clear_sums(r->call->problem->score_mod, sums, r->n_elements);
     }
     for (int64_t i = 0; i < sdpa_deal_slots(d->n_groups, d->n_workers); i++) {
         backward_slot *slot = &r->slots[i];
@@ -414,7 +457,7 @@ static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
     sdpa_outlines_plan(&outlines, p, sdpa_query_block(p));
     c->outlines = &outlines;
     backward_run r = {.call = c, .deal.n_groups = c->groups.size};
-    make_room(&r, c);
+    if (!make_room(&r, c)) return SDPA_NO_MEMORY;
     r.deal.n_workers = sdpa_workers_for(p, c->pass, sdpa_pairs(p), c->groups.size * units_per_group(c));
     return run_groups(&r);
 }
@@ -433,7 +476,7 @@ static sdpa_status plan_shares(const backward_call *call, backward_run *r, sdpa_
             for (int64_t g = 0; g < n_groups; g++) clear_group(c, g, true);
             continue;
         }
-        make_room(r, c);
+        if (!make_room(r, c)) return SDPA_NO_MEMORY;
         shares[r->n_shares++] =
             (sdpa_share){.sequence = s,
                          .n_units = n_groups,
@@ -461,7 +504,7 @@ static sdpa_status run_in_order(const sdpa_problem *p, const backward_call *call
 
 static sdpa_status run_packed(const sdpa_problem *p, backward_call *call) {
     sdpa_sequences_pad(p, call->pass);
-    if (adds_to_arrays(p)) return run_in_order(p, call);
+    if (shares_arrays(p)) return run_in_order(p, call);
     sdpa_share *shares = sdpa_alloc((size_t)p->n_sequences * sizeof *shares);
     if (!shares) return SDPA_NO_MEMORY;
     backward_run r = {.call = call, .shares = shares};
@@ -545,7 +588,7 @@ static sdpa_status differentiate(const sdpa_problem *problem, sdpa_pass pass) {
     }
     find_groups(p, &call.groups, &call.members);
     call.summed = sums_in_groups(&call);
-    call.ordered = (p->dq.data && !is_own(p, &p->dq)) || (p->dmask.data && p->dmask.col == 0) || adds_to_arrays(p);
+    call.ordered = (p->dq.data && !is_own(p, &p->dq)) || (p->dmask.data && p->dmask.col == 0) || shares_arrays(p);
     sdpa_tensor *per_head[] = {SDPA_HEAD_GRADIENTS(ADDRESS)};
 #undef ADDRESS
     enum { N_PER_HEAD = sizeof per_head / sizeof *per_head };

@@ -253,9 +253,11 @@ static bool is_integer(const sdpa_instruction *x) {
            x->op == SDPA_OP_integer_of_r || x->op == SDPA_OP_gather_i;
 }
 
-/* Index times stride needs the range of the axis only, for the kernels clamp it. */
-static interval clamped(const sdpa_argument *x, int axis) {
-    return (interval){0, (double)((x->axis[axis] - 1) * x->stride[axis])};
+/* c times the stride of an axis, as the kernels clamp it: 0 where c is out of range. */
+static interval clamped(const sdpa_argument *x, int axis, interval c) {
+    const double end = fmax((double)x->axis[axis] - 1, 0), stride = (double)x->stride[axis];
+    const bool inside = c.least >= 0 && c.most <= end;
+    return (interval){inside ? c.least * stride : 0, fmax(fmin(c.most, end), 0) * stride};
 }
 
 bool sdpa_program_is_narrow(const sdpa_program *p, const sdpa_box *box) {
@@ -265,7 +267,7 @@ bool sdpa_program_is_narrow(const sdpa_program *p, const sdpa_box *box) {
         for (int i = 0; code->first && i < length_of(code); i++) {
             const sdpa_instruction *x = &code->first[i];
             if (x->op == SDPA_OP_output || x->op == SDPA_OP_scatter) continue;
-            r[x->dst] = x->op == SDPA_OP_index ? clamped(&p->arrays[x->a], x->b) : step(p, x, r, box);
+            r[x->dst] = x->op == SDPA_OP_index ? clamped(&p->arrays[x->a], x->b, r[x->c]) : step(p, x, r, box);
             const bool integer = is_integer(x) || x->op == SDPA_OP_index;
             if (integer && !(r[x->dst].least >= INT32_MIN && r[x->dst].most <= INT32_MAX)) return false;
         }
@@ -303,32 +305,137 @@ void sdpa_program_fail(const sdpa_program *p, enum sdpa_variant variant, const i
     }
 }
 
-size_t sdpa_program_sums_bytes(const sdpa_program *p) {
-    return (size_t)p->n_gradients * sizeof(double) + (size_t)p->n_arrays * 2 * sizeof(int64_t);
+/* ------------------------------------------------------------------------------------ sums of gradients */
+
+/* Gradients of so many elements together, a quarter of a megabyte, are summed in whole copies. */
+#define SMALL_SUMS (INT64_C(1) << 15)
+
+/* The instruction before `end` that set a register; those of a tile are used again. */
+static const sdpa_instruction *setter(const sdpa_code *code, int end, int r) {
+    while (end-- > 0) {
+        const sdpa_instruction *x = &code->first[end];
+        if (x->dst == r && x->op != SDPA_OP_output && x->op != SDPA_OP_scatter) return x;
+    }
+    return NULL;
 }
 
-static int64_t *range_of(const sdpa_program *p, double *sums, int array) {
-    return (int64_t *)(sums + p->n_gradients) + 2 * array;
-}
+/* Along which axes of an array the index of a scatter is the number of the batch, the head and the query; -1: none. */
+typedef struct unit_axes {
+    int axis[3];
+} unit_axes;
 
-void sdpa_program_clear_sums(const sdpa_program *p, double *sums) {
-    memset(sums, 0, (size_t)p->n_gradients * sizeof *sums);
-    for (int x = 0; x < p->n_arrays; x++) {
-        int64_t *range = range_of(p, sums, x);
-        range[0] = INT64_MAX;
-        range[1] = -1;
+static void find_axes(const sdpa_program *p, const sdpa_code *code, int end, int r, const sdpa_box *box,
+                      unit_axes *to) {
+    const int64_t *ranges[] = {box->batch, box->head, box->query};
+    const int ops[] = {SDPA_OP_batch, SDPA_OP_head, SDPA_OP_query};
+    const sdpa_instruction *x = setter(code, end, r);
+    /* A sum of an index per axis. */
+    for (; x && x->op == SDPA_OP_add_i; x = setter(code, (int)(x - code->first), x->a)) {
+        find_axes(p, code, (int)(x - code->first), x->b, box, to);
+    }
+    while (x && x->op == SDPA_OP_spread_i) x = setter(code, (int)(x - code->first), x->a);
+    if (!x || x->op != SDPA_OP_index) return;
+    const sdpa_instruction *of = setter(code, (int)(x - code->first), x->c);
+    for (int i = 0; of && i < 3; i++) {
+        const bool inside = ranges[i][0] >= 0 && ranges[i][1] < p->arrays[x->a].axis[x->b];
+        if (of->op == ops[i] && inside) to->axis[i] = x->b;
     }
 }
 
-void sdpa_program_add_sums(const sdpa_program *p, double *sums) {
+/* Whether all scatters into an array have indices that tell its unit, by the same axes. */
+static bool is_own(const sdpa_program *p, int array, const sdpa_box *box) {
+    unit_axes first = {{-1, -1, -1}};
+    bool any = false;
+    for (int v = SDPA_CODE_SCATTER; v <= SDPA_CODE_SCATTER_SECOND; v++) {
+        const sdpa_code *code = &p->code[v];
+        for (int i = 0; code->first && i < length_of(code); i++) {
+            if (code->first[i].op != SDPA_OP_scatter || code->first[i].a != array) continue;
+            unit_axes found = {{-1, -1, -1}};
+            find_axes(p, code, i, code->first[i].b, box, &found);
+            if (!any) first = found;
+            any = true;
+            if (memcmp(&first, &found, sizeof found) != 0) return false;
+        }
+    }
+    const bool batch = first.axis[0] >= 0 || box->batch[0] == box->batch[1];
+    const bool head = first.axis[1] >= 0 || box->head[0] == box->head[1];
+    return any && batch && head && first.axis[2] >= 0;
+}
+
+void sdpa_program_share(sdpa_program *p, sdpa_argument *arrays, const sdpa_box *box) {
+    p->n_shared = 0;
+    p->has_gradients = false;
+    for (int x = 0; x < p->n_arrays; x++) {
+        arrays[x].own = arrays[x].gradient && is_own(p, x, box);
+        p->has_gradients |= arrays[x].gradient != NULL;
+        if (arrays[x].gradient && !arrays[x].own) p->n_shared += arrays[x].size;
+    }
+}
+
+static size_t head_bytes(const sdpa_program *p) { return sizeof(sdpa_sums) + (size_t)p->n_arrays * sizeof(sdpa_reach); }
+
+size_t sdpa_program_sums_bytes(const sdpa_program *p, int64_t n_elements) {
+    return head_bytes(p) + (size_t)n_elements * sizeof(double);
+}
+
+void sdpa_program_clear_sums(const sdpa_program *p, sdpa_sums *sums, int64_t n_elements) {
+    sums->values = (double *)((char *)sums + head_bytes(p));
+    memset(sums->values, 0, (size_t)n_elements * sizeof(double));
+    double *next = sums->values;
     for (int x = 0; x < p->n_arrays; x++) {
         const sdpa_argument *a = &p->arrays[x];
-        int64_t *range = range_of(p, sums, x);
-        for (int64_t i = range[0]; i <= range[1]; i++) {
-            a->gradient[i] += sums[a->first + i];
-            sums[a->first + i] = 0;
+        sums->reach[x] = (sdpa_reach){a->own ? a->gradient : next, 0, INT64_MAX, -1};
+        if (a->gradient && !a->own && !sdpa_program_has_reaches(p)) next += a->size;
+    }
+}
+
+bool sdpa_program_has_reaches(const sdpa_program *p) { return p->n_shared > SMALL_SUMS; }
+
+/* The elements of an array that an index is brought to; of an unknown one all. */
+static interval within(const sdpa_argument *a, interval at) {
+    const double end = (double)a->size - 1;
+    return (interval){at.least > 0 ? fmin(at.least, end) : 0, at.most < end ? fmax(at.most, 0) : end};
+}
+
+int64_t sdpa_program_set_reaches(const sdpa_program *p, enum sdpa_variant variant, const sdpa_box *box,
+                                 sdpa_sums *sums) {
+    const sdpa_code *code = &p->code[variant];
+    interval r[SDPA_MOST_REGISTERS];
+    for (int i = 0; code->first && i < length_of(code); i++) {
+        const sdpa_instruction *x = &code->first[i];
+        if (x->op == SDPA_OP_index) {
+            r[x->dst] = clamped(&p->arrays[x->a], x->b, r[x->c]);
+        } else if (x->op == SDPA_OP_scatter) {
+            const sdpa_argument *a = &p->arrays[x->a];
+            sdpa_reach *reach = &sums->reach[x->a];
+            if (!a->gradient || a->own || a->size == 0) continue;
+            const interval at = within(a, r[x->b]);
+            if (at.least < (double)reach->least) reach->least = (int64_t)at.least;
+            if (at.most > (double)reach->most) reach->most = (int64_t)at.most;
+        } else if (x->op != SDPA_OP_output) {
+            r[x->dst] = step(p, x, r, box);
         }
-        range[0] = INT64_MAX;
-        range[1] = -1;
+    }
+    int64_t n = 0;
+    for (int x = 0; x < p->n_arrays; x++) {
+        sdpa_reach *reach = &sums->reach[x];
+        if (reach->most < 0) continue;
+        const int64_t size = reach->most - reach->least + 1;
+        *reach = (sdpa_reach){sums->values + n, reach->least, INT64_MAX, -1};
+        n += size;
+    }
+    return n;
+}
+
+void sdpa_program_add_sums(const sdpa_program *p, sdpa_sums *sums) {
+    for (int x = 0; x < p->n_arrays; x++) {
+        const sdpa_argument *a = &p->arrays[x];
+        sdpa_reach *reach = &sums->reach[x];
+        for (int64_t i = reach->least; i <= reach->most && !a->own; i++) {
+            a->gradient[i] += reach->values[i - reach->low];
+            reach->values[i - reach->low] = 0;
+        }
+        reach->least = INT64_MAX;
+        reach->most = -1;
     }
 }

@@ -74,7 +74,7 @@ typedef struct sdpa_argument {
     const void *data;
     const void *tangent;  /* like data; NULL: zeros */
     double *gradient;     /* NULL: not wanted */
-    int64_t first;        /* of its gradient in a worker's sums */
+    bool own;             /* every element of the gradient belongs to one unit, which adds to it */
     const int64_t *least; /* of every SDPA_SUMMARY elements of an integer or boolean array, */
     const int64_t *most;
 } sdpa_argument;
@@ -92,9 +92,10 @@ typedef struct sdpa_program {
     const int64_t *integers;
     const sdpa_argument *arrays;
     int n_arrays;
-    int64_t n_gradients; /* elements of all arrays with a gradient */
-    bool masks;          /* a score may become -inf on purpose */
-    bool wide;           /* some integer may leave int32 */
+    bool has_gradients;
+    int64_t n_shared; /* elements of gradients to which several units may add */
+    bool masks;       /* a score may become -inf on purpose */
+    bool wide;        /* some integer may leave int32 */
     sdpa_fault *fault;
 } sdpa_program;
 
@@ -113,11 +114,36 @@ bool sdpa_program_is_narrow(const sdpa_program *p, const sdpa_box *box);
 /* Registers that any code needs. */
 int sdpa_program_registers(const sdpa_program *p);
 
-/* Sums of a worker: n_gradients doubles, then the least and the largest index of each array that was added to. clear:
- * makes them ready for the first unit. add: adds them to the gradients, and makes them ready for the next. */
-size_t sdpa_program_sums_bytes(const sdpa_program *p);
-void sdpa_program_clear_sums(const sdpa_program *p, double *sums);
-void sdpa_program_add_sums(const sdpa_program *p, double *sums);
+/* Where a unit adds to the gradient of an array: element i lies at values[i - low]. least, most: indices that were added
+ * to, so far. */
+typedef struct sdpa_reach {
+    double *values;
+    int64_t low, least, most;
+} sdpa_reach;
+
+/* The sums of a worker: a reach for each array, and room for the elements that a unit can reach. They are zero between
+ * units. */
+typedef struct sdpa_sums {
+    double *values;
+    sdpa_reach reach[];
+} sdpa_sums;
+
+/* Finds the gradients whose elements belong to one unit each, and counts those of the others: after gradients are set. */
+void sdpa_program_share(sdpa_program *p, sdpa_argument *arrays, const sdpa_box *box);
+
+/* Bytes of sums with room for so many elements. */
+size_t sdpa_program_sums_bytes(const sdpa_program *p, int64_t n_elements);
+void sdpa_program_clear_sums(const sdpa_program *p, sdpa_sums *sums, int64_t n_elements);
+
+/* Whether sums have room for what a unit can reach; else, where all gradients are small, for everything. */
+bool sdpa_program_has_reaches(const sdpa_program *p);
+
+/* Sets what a unit reaches whose code, one with scatters, runs in the box; returns the elements that this needs. */
+int64_t sdpa_program_set_reaches(const sdpa_program *p, enum sdpa_variant variant, const sdpa_box *box,
+                                 sdpa_sums *sums);
+
+/* Adds the sums to the gradients, and makes them ready for the next unit. */
+void sdpa_program_add_sums(const sdpa_program *p, sdpa_sums *sums);
 
 /* Records which index of a code is out of range at the pair `place`, batch, head, query and key, unless a fault is
  * recorded already. */

@@ -46,15 +46,15 @@ typedef struct sdpa_unit {
     int64_t batch, head;
     double scale, scale_t; /* the head's, and its tangent; logits.h makes factors of them */
     int64_t i0, n_i;
-    int64_t lower, upper; /* query i sees keys i + lower .. i + upper (has_lower, has_upper), */
-    int64_t first_key;    /* and none before first_key or from key_length on */
-    sdpa_turn *turns;     /* of the group; NULL: units run one after the other */
-    int64_t turn;         /* the unit's index there */
-    bool ordered;         /* units of the group end in order */
-    bool fetches;         /* the next head's rows are to be asked for */
-    bool fresh;           /* dq, dk and dv are not initialised, and no other unit adds to them */
-    bool own_dq;          /* dq is not initialised, and no other unit adds to its rows */
-    double *sums;         /* the gradients of score_mod's arrays, all 0, and ranges of what is set; NULL: not wanted */
+    int64_t lower, upper;   /* query i sees keys i + lower .. i + upper (has_lower, has_upper), */
+    int64_t first_key;      /* and none before first_key or from key_length on */
+    sdpa_turn *turns;       /* of the group; NULL: units run one after the other */
+    int64_t turn;           /* the unit's index there */
+    bool ordered;           /* units of the group end in order */
+    bool fetches;           /* the next head's rows are to be asked for */
+    bool fresh;             /* dq, dk and dv are not initialised, and no other unit adds to them */
+    bool own_dq;            /* dq is not initialised, and no other unit adds to its rows */
+    struct sdpa_sums *sums; /* for the gradients of score_mod's arrays (program.h); NULL: not wanted */
     sdpa_outline mask_outline, where_outline;
     bool *begun; /* of each key block, whether dk and dv are initialised; NULL: all are, or the unit is fresh */
     sdpa_run *run;

@@ -28,8 +28,8 @@ typedef struct program_run {
     const sdpa_code *code;
     enum sdpa_variant variant;
     char *registers;
-    int64_t slot; /* bytes of a register */
-    double *sums; /* see sdpa_unit */
+    int64_t slot;    /* bytes of a register */
+    sdpa_sums *sums; /* see sdpa_unit */
     int64_t batch, head, first_query, n_i;
     int64_t window, window_keys; /* the keys for which the key section has run: the first, how many */
     int64_t end_key;             /* of the block */

@@ -61,12 +61,11 @@ NOINLINE void NAME(gather)(const sdpa_argument *a, enum sdpa_operation op, char 
 }
 
 /* Adds values to the sums of an array's gradient, but those of masked pairs. `same`: all have one index. */
-NOINLINE void NAME(scatter)(const program_run *r, const sdpa_argument *a, int64_t *range, const char *at, bool same,
-                            const real *values) {
+NOINLINE void NAME(scatter)(const program_run *r, sdpa_reach *reach, const char *at, bool same, const real *values) {
     const program_input *upstream = &r->in[SDPA_OP_upstream - SDPA_OP_score];
     const NAME(integer) *index = (const NAME(integer) *)at;
-    double *sums = r->sums + a->first, total = 0;
-    int64_t least = range[0], most = range[1];
+    double *sums = reach->values, total = 0;
+    int64_t least = reach->least, most = reach->most;
     for (int64_t j = 0; j < r->rows; j++, index += r->nv * VL, values += r->nv * VL) {
         const real_bits *mark = (const real_bits *)(upstream->p + j * upstream->row);
         for (int64_t l = 0; l < r->n_i; l++) {
@@ -76,19 +75,19 @@ NOINLINE void NAME(scatter)(const program_run *r, const sdpa_argument *a, int64_
                 continue;
             }
             const int64_t i = index[l];
-            sums[i] += values[l];
+            sums[i - reach->low] += values[l];
             least = i < least ? i : least;
             most = i > most ? i : most;
         }
     }
     if (same) {
         const int64_t i = *(const NAME(integer) *)at;
-        sums[i] += total;
+        sums[i - reach->low] += total;
         least = i < least ? i : least;
         most = i > most ? i : most;
     }
-    range[0] = least;
-    range[1] = most;
+    reach->least = least;
+    reach->most = most;
 }
 
 #define REAL(p, x) vload((const real *)(p) + (x))
@@ -185,10 +184,9 @@ INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands a
         NAME(gather)(&r->program->arrays[i->a], i->op, at.dst, at.b, n);
         break;
     case SDPA_OP_scatter:
-        if (r->program->arrays[i->a].gradient) {
-            int64_t *range = (int64_t *)(r->sums + r->program->n_gradients) + 2 * i->a;
-            NAME(scatter)
-            (r, &r->program->arrays[i->a], range, at.b, i->b < r->code->n[SDPA_OF_UNIT], (const real *)at.c);
+        if (r->program->arrays[i->a].gradient && r->program->arrays[i->a].size) {
+            const bool same = i->b < r->code->n[SDPA_OF_UNIT];
+            NAME(scatter)(r, &r->sums->reach[i->a], at.b, same, (const real *)at.c);
         }
         break;
     default:

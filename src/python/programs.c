@@ -25,6 +25,7 @@ typedef struct function {
 struct sdpa_functions {
     function score, mask;
     sdpa_dtype compute; /* float32 or float64 */
+    sdpa_box box;       /* of all pairs */
 };
 
 /* Fields of sdpa._programs.Prepared. */
@@ -240,11 +241,10 @@ static int describe(function *f, const sdpa_box *box, sdpa_dtype compute) {
 }
 
 int sdpa_functions_set(sdpa_functions *f, sdpa_problem *p, PyArrayObject *offsets, int64_t offset) {
-    sdpa_box box;
     if (!f) return 0;
     f->compute = p->dtype == SDPA_F64 ? SDPA_F64 : SDPA_F32;
-    if (box_of(p, offsets, offset, &box) < 0 || describe(&f->score, &box, f->compute) < 0 ||
-        describe(&f->mask, &box, f->compute) < 0) {
+    if (box_of(p, offsets, offset, &f->box) < 0 || describe(&f->score, &f->box, f->compute) < 0 ||
+        describe(&f->mask, &f->box, f->compute) < 0) {
         return -1;
     }
     if (f->score.prepared) p->score_mod = &f->score.program;
@@ -318,15 +318,14 @@ PyObject *sdpa_functions_gradients(sdpa_functions *functions) {
             Py_DECREF(result);
             PyArray_Descr *type = PyArray_DescrNewByteorder(PyArray_DESCR(own), NPY_NATIVE);
             result = type ? PyArray_Zeros(nd, PyArray_DIMS(own), type, 0) : NULL;
-            f->sums[i] = (PyArrayObject *)PyArray_ZEROS(nd, PyArray_DIMS(own), NPY_DOUBLE, 0);
-            if (result && f->sums[i]) {
-                f->described[i].gradient = PyArray_DATA(f->sums[i]);
-                f->described[i].first = f->program.n_gradients;
-                f->program.n_gradients += f->described[i].size;
-            }
+            f->sums[i] = result && PyArray_TYPE((PyArrayObject *)result) == NPY_DOUBLE
+                             ? (PyArrayObject *)Py_NewRef(result)
+                             : (PyArrayObject *)PyArray_ZEROS(nd, PyArray_DIMS(own), NPY_DOUBLE, 0);
+            if (f->sums[i]) f->described[i].gradient = PyArray_DATA(f->sums[i]);
         }
         if (!result || PyErr_Occurred() || PyTuple_SetItem(f->gradients, i, result) < 0) Py_CLEAR(f->gradients);
     }
+    sdpa_program_share(&f->program, f->described, &functions->box);
     return Py_XNewRef(f->gradients);
 }
 
@@ -350,7 +349,7 @@ int sdpa_functions_finish(sdpa_functions *functions) {
     if (raise_fault(f) < 0 || raise_fault(&functions->mask) < 0) return -1;
     for (int i = 0; f->gradients && i < f->n_args; i++) {
         PyArrayObject *to = (PyArrayObject *)PyTuple_GetItem(f->gradients, i);
-        if (f->sums[i] && PyArray_CopyInto(to, f->sums[i]) < 0) return -1;
+        if (f->sums[i] && f->sums[i] != to && PyArray_CopyInto(to, f->sums[i]) < 0) return -1;
     }
     return 0;
 }

@@ -50,7 +50,7 @@ PYTEST_ARGS = --numprocesses=$(JOBS) --dist=loadfile
 JOBS = $(shell nproc 2>/dev/null || echo 2)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-C_FILES = $(wildcard src/*.[ch] src/*/*.[ch] src/kernels/fast/*.h tests/c/*.[ch] tests/fuzz/*.c)
+C_FILES = $(wildcard src/*.[ch] src/*/*.[ch] src/kernels/fast/*.h tests/c/*.[ch] tests/fuzz/*.[ch])
 SOURCES = setup.py pyproject.toml tools/isas.py $(wildcard src/*.[ch] src/*/*.[ch] src/*/*/*.[ht]* src/*/*.inc)
 
 # Any environment that has the extra is good enough.

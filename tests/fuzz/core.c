@@ -1,6 +1,6 @@
 /* Draws problems for the Python-free core from the bytes of libFuzzer: `make fuzz`. Half of them are compared with the
- * definition (tests/c/naive.c). The rest have the options and passes that it lacks: any number of threads must give the
- * same bits, and every instruction set must agree with the generic kernels. */
+ * definition (tests/c/naive.c). The rest have the options and passes that it lacks, and random programs: any number of
+ * threads must give the same bits, and every instruction set must agree with the generic kernels. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +9,7 @@
 #include "../../src/runtime/isa.h"
 #include "../c/case.h"
 #include "../c/check.h"
+#include "programs.h"
 
 long n_checks, n_failures;
 const char *only_isa;
@@ -199,21 +200,68 @@ static void check_close(const fixture *f, int a, int b, enum pass pass) {
     }
 }
 
-static void check_pass(stream *s, fixture *f) {
+/* Programs of the problem; NULL: none. */
+typedef struct functions {
+    random_program *score, *mask;
+} functions;
+
+static functions take_functions(stream *s, fixture *f) {
+    sdpa_problem *p = &f->p;
+    const int64_t which = take(s, 3), seed = take(s, 65535), sequences = p->cu_q ? p->n_sequences : f->c.n_batch;
+    const int64_t first = naive_offset(&f->c, 0), last = naive_offset(&f->c, sequences - 1);
+    functions none = {NULL, NULL}, found = none;
+    if (llabs(first) > 1000 || sequences * f->c.n_head * f->c.n_q * f->c.n_k == 0) return none;
+    const sdpa_box box = {{0, sequences - 1}, {0, f->c.n_head - 1}, {first, last + f->c.n_q - 1}, {0, f->c.n_k - 1}};
+    const bool is_double = f->c.dtype == SDPA_F64;
+    if (which & 1) found.score = new_program((uint64_t)seed + 1, false, is_double, &box);
+    if (which & 2) found.mask = new_program((uint64_t)seed + 70000, true, is_double, &box);
+    p->score_mod = found.score ? &found.score->program : NULL;
+    p->mask_mod = found.mask ? &found.mask->program : NULL;
+    p->features = sdpa_problem_features(p);
+    return found;
+}
+
+/* A run of the pass; whether an index was out of range. */
+static bool run_functions(fixture *f, const functions *g, enum pass pass, sdpa_stage stage, int number) {
+    begin_run(g->score);
+    begin_run(g->mask);
+    CHECK(run(f, pass, stage) == SDPA_OK, "pass %d", (int)pass);
+    const bool score = end_run(g->score, number), mask = end_run(g->mask, number);
+    return score || mask;
+}
+
+static void check_gradients(const fixture *f, const random_program *p) {
+    const double bound = f->c.dtype == SDPA_F64 ? 1e-9 : f->c.dtype == SDPA_F32 && !f->c.narrow ? 1e-3 : 0.1;
+    for (int x = 0; p && x < N_ARRAYS; x++) {
+        const double *one = p->kept[0][x], *three = p->kept[1][x], *generic = p->kept[2][x];
+        const size_t n = one ? (size_t)p->arrays[x].size : 0;
+        CHECK(!n || memcmp(one, three, n * sizeof *one) == 0, "gradient %d differs between threads", x);
+        double largest = 1;
+        for (size_t i = 0; i < n; i++) largest = isfinite(generic[i]) ? fmax(largest, fabs(generic[i])) : largest;
+        for (size_t i = 0; i < n; i++) {
+            const bool same = one[i] == generic[i] || (isnan(one[i]) && isnan(generic[i]));
+            CHECK(same || fabs(one[i] - generic[i]) <= bound * largest,
+                  "gradient %d, element %zu of %zu: %.9g, generic %.9g", x, i, n, one[i], generic[i]);
+        }
+    }
+}
+
+static void check_pass(stream *s, fixture *f, const functions *g) {
     const enum pass pass = (enum pass)take(s, f->p.cu_q ? STATISTICS : N_PASSES - 1);
     const sdpa_stage stage = (sdpa_stage)take(s, 3);
     if (pass == TANGENT || pass == SECOND) add_tangents(f);
     CHECK(sdpa_attention_forward(&f->p) == SDPA_OK, "forward");
     f->layout &= ~(unsigned)(LAYOUT_SHIFTED | LAYOUT_SWAPPED);
     const int first = f->n_buffers;
-    CHECK(run(f, pass, stage) == SDPA_OK, "pass %d", (int)pass);
+    const bool fault = run_functions(f, g, pass, stage, 0);
     const int n = f->n_buffers - first;
     f->p.n_workers = 3;
-    CHECK(run(f, pass, stage) == SDPA_OK, "pass %d", (int)pass);
-    for (int i = 0; i < n; i++) check_bits(f, first + i, first + n + i);
+    CHECK(run_functions(f, g, pass, stage, 1) == fault, "an index out of range by the number of threads");
+    for (int i = 0; i < n && !fault; i++) check_bits(f, first + i, first + n + i);
     sdpa_isa_select("generic");
-    CHECK(run(f, pass, stage) == SDPA_OK, "pass %d", (int)pass);
-    for (int i = 0; i < n; i++) check_close(f, first + i, first + 2 * n + i, pass);
+    CHECK(run_functions(f, g, pass, stage, 2) == fault, "an index out of range by the instruction set");
+    for (int i = 0; i < n && !fault; i++) check_close(f, first + i, first + 2 * n + i, pass);
+    if (!fault && (pass == BACKWARD || pass == SECOND)) check_gradients(f, g->score);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -240,7 +288,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         int64_t cu[2][N_SEQUENCES + 1];
         take_options(&s, f);
         if (packed) take_sequences(&s, f, cu);
-        check_pass(&s, f);
+        functions g = take_functions(&s, f);
+        check_pass(&s, f, &g);
+        free_program(g.score);
+        free_program(g.mask);
     }
     free_fixture(f);
     fflush(stdout);

@@ -52,7 +52,7 @@ def test_gradients_have_the_same_bits_for_any_number_of_threads(rng, text):
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("text", ["table[h, q, k]", "table[q, k]"])
 def test_memory_is_that_of_a_block_of_queries_per_thread(workers, text):
-    """Eight bytes an element and, where heads share them, eight of a block's elements per thread."""
+    """Eight bytes an element and, where heads share it, eight for those of a block per thread."""
     heads, n = 4, 2048
     axes = "heads, n, n" if "h" in text else "n, n"
     program = f"""

@@ -22,6 +22,7 @@ with contextlib.nullcontext() if BLIND else atheris.instrument_imports(include=[
     from sdpa import reference
 
     sys.path.append(str(Path(__file__).parents[1]))
+    import programs
     from support import calls, hostile
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
@@ -196,6 +197,7 @@ def attention(draw):
     options = options_of(draw, lead, n_q, n_k, dtype)
     if group > 1 and not draw.rarely():
         options["enable_gqa"] = True
+    options |= programs.options_of(draw)
     narrow = dtype
     if dtype == np.float32 or draw.rarely(20):
         narrow = draw.choice([dtype, dtype, np.float16, ml_dtypes.bfloat16])
@@ -257,6 +259,14 @@ def hostile_call(draw):
     function = draw.choice(list(calls.CALLS))
     arguments = calls.everything(function)
     options = {"scale": 0.5, "window": (3, 4), "rng": 7, "workers": 2, "axis": -1}
+
+    def biased(score, b, h, q, k, table):
+        if draw.rarely(3):
+            act()  # while it is traced
+        return score + table[h % 2, abs(q - k) % 5]
+
+    if draw.rarely(3):
+        options |= {"score_mod": biased, "score_args": [draw.rng.standard_normal((2, 5))]}
     parameters = inspect.signature(function).parameters
     arguments |= {name: x for name, x in options.items() if name in parameters}
     found = list(places(arguments))
@@ -293,6 +303,9 @@ def one_input(data):
             return
         found = getattr(sdpa, name)(*arguments, **options)
     except (TypeError, ValueError):
+        return
+    except IndexError:
+        assert "score_mod" in options, options
         return
     if options.get("dropout_p") and options["rng"] is None:
         return  # a fresh seed, which nobody else knows

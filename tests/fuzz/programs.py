@@ -115,7 +115,6 @@ def refused(draw):
             lambda *_: "x",
             lambda: 0,
             lambda s, *_: s + np.ones(3),
-            lambda s, *_: 1 // 0,
             lambda s, *rest: rest[-1],
             3,
             np.tanh,

@@ -19,8 +19,8 @@ from support.protocols import OnlyDlpack
 import sdpa
 from sdpa.interop.onnx import Backend, reference_ops
 
-BASE_CASE = re.compile(r"^test_(attention|softmax|logsoftmax)_(?!.*_expanded).*_cpu$")
-COUNTS = {"attention": 93, "softmax": 7, "logsoftmax": 7}
+BASE_CASE = re.compile(r"^test_(attention|flexattention|softmax|logsoftmax)_(?!.*expanded).*cpu$")
+COUNTS = {"attention": 93, "flexattention": 11, "softmax": 7, "logsoftmax": 7}
 
 
 class Evaluator(Backend):

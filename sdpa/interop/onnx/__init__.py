@@ -1,23 +1,27 @@
-"""ONNX's operators Attention, Softmax and LogSoftmax, computed by sdpa.
+"""ONNX's operators Attention, FlexAttention, Softmax and LogSoftmax, computed by sdpa.
 
 `reference_ops` gives them to `onnx.reference.ReferenceEvaluator`, which then runs whole models with
 sdpa's kernels. `Backend` has the interface of `onnx.backend.base.Backend` and runs every graph that
-consists of these three operators. Attention is supported in opsets 23, 24 and 25, Softmax and
-LogSoftmax in every opset. Three points may surprise a reader of the standard:
+consists of these operators. Attention is supported in opsets 23, 24 and 25, Softmax and LogSoftmax
+in every opset, FlexAttention in version 1 of the preview domain: its `score_mod` becomes a program,
+without a tensor of all scores, and its `prob_mod` has to be a constant times the probabilities.
+Some points may surprise a reader of the standard:
 
 - Scores, softmax and sums are computed in float32 (float64 for float64 inputs), so
   `softmax_precision` has an effect only if it asks for more: DOUBLE computes in float64.
 - `qk_matmul_output_mode=0` gives the scaled product before `softcap`, as the text of the operator
   says.
 - Integer masks are refused: the type list admits them, but the text gives them no meaning.
+- A query that attends to no key has the result 0.
 
-Source: ONNX operator specification, Attention-23, -24, -25, Softmax-1, -11, -13.
+Source: ONNX operator specification, Attention-23, -24, -25, Softmax-1, -11, -13,
+ai.onnx.preview.FlexAttention-1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +35,8 @@ try:
     from onnx.reference.op_run import OpRun
 except ImportError as _error:
     raise ImportError("sdpa.interop.onnx needs onnx: pip install onnx") from _error
+
+from sdpa.interop.onnx import _graphs
 
 if TYPE_CHECKING:
     # Not all that look at the types have onnx.
@@ -195,6 +201,29 @@ def _attention(
     return outputs
 
 
+def _flex_attention(
+    version: int,
+    inputs: Sequence[Any],
+    attributes: dict[str, Any],
+    wanted: Sequence[bool],
+    opsets: dict[str, int],
+) -> list[Any]:
+    query, key, value = inputs
+    for name, x in zip("QKV", inputs, strict=True):
+        if x.ndim != 4:
+            raise ValueError(f"{name}: expected a tensor of four axes, got shape {x.shape}")
+    shape = (*query.shape[:3], key.shape[2])
+    options: dict[str, Any] = {"scale": attributes.get("scale")}
+    if "score_mod" in attributes:
+        options |= _graphs.score_options(attributes["score_mod"], opsets, shape)
+    dtype = _compute_dtype((query, key, value), attributes.get("softmax_precision"))
+    if "prob_mod" in attributes:
+        value = value * _graphs.probability_factor(attributes["prob_mod"], opsets, shape)
+    q, k, v = (x.astype(dtype, copy=False) for x in (query, key, value))
+    out = sdpa.attention(q, k, v, enable_gqa=True, **options)
+    return [out.astype(inputs[2].dtype, copy=False)]
+
+
 def _rows(function: Callable[..., Any]) -> Callable[..., list[Any]]:
     def run(
         version: int, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
@@ -214,13 +243,23 @@ def _rows(function: Callable[..., Any]) -> Callable[..., list[Any]]:
     return run
 
 
+_PREVIEW = "ai.onnx.preview"
+
+
+class _Operator(NamedTuple):
+    """The function; the versions, since later ones might have attributes that change the result."""
+
+    run: Callable[..., list[Any]]
+    versions: tuple[int, ...]
+    domain: str = ""
+
+
 _OPERATORS = {
-    "Attention": _attention,
-    "Softmax": _rows(sdpa.softmax),
-    "LogSoftmax": _rows(sdpa.log_softmax),
+    "Attention": _Operator(_attention, (23, 24, 25)),
+    "FlexAttention": _Operator(_flex_attention, (1,), _PREVIEW),
+    "Softmax": _Operator(_rows(sdpa.softmax), (1, 11, 13)),
+    "LogSoftmax": _Operator(_rows(sdpa.log_softmax), (1, 11, 13)),
 }
-# Those of a later version might have attributes that change the result.
-_VERSIONS = {"Attention": (23, 24, 25), "Softmax": (1, 11, 13), "LogSoftmax": (1, 11, 13)}
 
 
 def _check_device(device: str) -> None:
@@ -228,24 +267,43 @@ def _check_device(device: str) -> None:
         raise ValueError(f"device: expected 'CPU', got {device!r}")
 
 
-def _check_operator(node: Any, opset: int) -> None:
+def _check_operator(node: Any, opsets: dict[str, int]) -> None:
     """Raise an error unless the node is one of our operators, in a version that we know."""
-    name = f"{node.domain or 'ai.onnx'}::{node.op_type}"
-    if node.domain not in ("", "ai.onnx") or node.op_type not in _OPERATORS:
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    name = f"{domain or 'ai.onnx'}::{node.op_type}"
+    operator = _OPERATORS.get(node.op_type)
+    if operator is None or domain != operator.domain:
         raise NotImplementedError(f"{name}: this backend has {', '.join(_OPERATORS)}")
-    version = defs.get_schema(node.op_type, opset).since_version
-    known = _VERSIONS[node.op_type]
-    if version not in known:
-        versions = ", ".join(map(str, known))
-        raise NotImplementedError(f"{name}-{version}: this backend has the versions {versions}")
+    version = _schema_of(node, opsets).since_version
+    if version not in operator.versions:
+        versions = ", ".join(map(str, operator.versions))
+        word = "versions" if len(operator.versions) > 1 else "version"
+        raise NotImplementedError(f"{name}-{version}: this backend has the {word} {versions}")
 
 
-def _opset_of(model: Any) -> int:
-    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+def _check_node(node: Any, opsets: dict[str, int]) -> None:
+    """As ONNX's checker; and whether it is one of our operators."""
+    context = type(onnx.checker.DEFAULT_CONTEXT)()
+    context.ir_version, context.opset_imports = onnx.IR_VERSION, opsets
+    onnx.checker.check_node(node, context)
+    _check_operator(node, opsets)
 
 
-def _compute(node: Any, opset: int, inputs: Sequence[Any], attributes: dict[str, Any]) -> list[Any]:
-    schema = defs.get_schema(node.op_type, opset)
+def _schema_of(node: Any, opsets: dict[str, int]) -> Any:
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    return defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+
+
+def _opsets_of(model: Any) -> dict[str, int]:
+    """Versions by domain; that of ONNX itself is 1 if the model does not say."""
+    found = {o.domain: o.version for o in model.opset_import}
+    return {"": found.pop("ai.onnx", 1)} | found
+
+
+def _compute(
+    node: Any, opsets: dict[str, int], inputs: Sequence[Any], attributes: dict[str, Any]
+) -> list[Any]:
+    schema = _schema_of(node, opsets)
     if len(inputs) != len(node.input):
         raise ValueError(
             f"inputs: expected {len(node.input)} arrays, one for each input of the node, "
@@ -257,13 +315,14 @@ def _compute(node: Any, opset: int, inputs: Sequence[Any], attributes: dict[str,
             raise TypeError(f"{formal.name}: expected an array, got None")
         arrays.append(None if x is None else sdpa._core._arrays(**{formal.name: x})[0])
     wanted = [bool(name) for name in node.output]
-    results = _OPERATORS[node.op_type](schema.since_version, arrays, attributes, wanted)
+    run = _OPERATORS[node.op_type].run
+    graphs = {"opsets": opsets} if run is _flex_attention else {}
+    results = run(schema.since_version, arrays, attributes, wanted, **graphs)
     return results[: len(wanted)]
 
 
-def _run(node: Any, inputs: Sequence[Any], opset: int) -> list[Any]:
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    return _compute(node, opset, inputs, attributes)
+def _attributes_of(node: Any) -> dict[str, Any]:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
 class BackendRep(_BackendRep):
@@ -271,7 +330,7 @@ class BackendRep(_BackendRep):
 
     def __init__(self, model: Any) -> None:
         self._graph = model.graph
-        self._opset = _opset_of(model)
+        self._opsets = _opsets_of(model)
         self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
         self._inputs = [i.name for i in model.graph.input if i.name not in self._constants]
 
@@ -298,13 +357,13 @@ class BackendRep(_BackendRep):
         values = self._constants | dict(zip(self._inputs, inputs, strict=True))
         for node in self._graph.node:
             operands = [values[name] if name else None for name in node.input]
-            results = _run(node, operands, self._opset)
+            results = _compute(node, self._opsets, operands, _attributes_of(node))
             values |= dict(zip(node.output, results, strict=True))
         return tuple(values[output.name] for output in self._graph.output)
 
 
 class Backend(_Backend):
-    """The three operators on the CPU, in the interface of `onnx.backend.base.Backend`.
+    """The operators on the CPU, in the interface of `onnx.backend.base.Backend`.
 
     Examples
     --------
@@ -322,7 +381,7 @@ class Backend(_Backend):
         try:
             _check_device(device)
             for node in model.graph.node:
-                _check_operator(node, _opset_of(model))
+                _check_operator(node, _opsets_of(model))
         except (NotImplementedError, ValueError, defs.SchemaError):
             return False
         return True
@@ -336,14 +395,14 @@ class Backend(_Backend):
         onnx.checker.ValidationError
             If the model is not valid ONNX.
         NotImplementedError
-            If it has an operator other than the three, or a later version of one.
+            If it has another operator, or a later version of one.
         ValueError
             If `device` is not "CPU".
         """
         _check_device(device)
         onnx.checker.check_model(model)
         for node in model.graph.node:
-            _check_operator(node, _opset_of(model))
+            _check_operator(node, _opsets_of(model))
         return BackendRep(model)
 
     @classmethod
@@ -361,10 +420,9 @@ class Backend(_Backend):
         Raises as `prepare` and `BackendRep.run` do.
         """
         _check_device(device)
-        super().run_node(node, inputs, device, outputs_info, **kwargs)
-        opset = kwargs.get("opset_version", defs.onnx_opset_version())
-        _check_operator(node, opset)
-        return tuple(_run(node, inputs, opset))
+        opsets = {"": kwargs.get("opset_version", defs.onnx_opset_version()), _PREVIEW: 1}
+        _check_node(node, opsets)
+        return tuple(_compute(node, opsets, inputs, _attributes_of(node)))
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
@@ -382,11 +440,8 @@ class _ReferenceOperator(OpRun):
     """One of the operators, in the interface of ONNX's evaluator, which checks no model."""
 
     def __init__(self, onnx_node: Any, run_params: dict[str, Any], schema: Any = None) -> None:
-        self._opset = run_params["opsets"][onnx_node.domain]
-        context = type(onnx.checker.DEFAULT_CONTEXT)()
-        context.ir_version, context.opset_imports = onnx.IR_VERSION, {"": self._opset}
-        onnx.checker.check_node(onnx_node, context)
-        _check_operator(onnx_node, self._opset)
+        self._opsets = dict(run_params["opsets"])
+        _check_node(onnx_node, self._opsets)
         super().__init__(onnx_node, run_params, schema)
 
     def run(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -398,16 +453,22 @@ class _ReferenceOperator(OpRun):
 
     def _run(self, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         # The other attributes are defaults of the newest opset, even for a model of an older one.
-        given = {a.name: attributes[a.name] for a in self.onnx_node.attribute}
-        return tuple(_compute(self.onnx_node, self._opset, inputs, given))
+        # Graphs have become evaluators, which compute whole tensors.
+        given = {
+            a.name: a.g if a.HasField("g") else attributes[a.name] for a in self.onnx_node.attribute
+        }
+        return tuple(_compute(self.onnx_node, self._opsets, inputs, given))
 
 
-# The evaluator finds an operator by the name of its class.
-_REFERENCE_OPERATORS = [type(name, (_ReferenceOperator,), {}) for name in _OPERATORS]
+# The evaluator finds an operator by its domain and the name of its class.
+_REFERENCE_OPERATORS = [
+    type(name, (_ReferenceOperator,), {"op_domain": operator.domain})
+    for name, operator in _OPERATORS.items()
+]
 
 
 def reference_ops() -> list[type[Any]]:
-    """The three operators as classes for `onnx.reference.ReferenceEvaluator`.
+    """The operators as classes for `onnx.reference.ReferenceEvaluator`.
 
     The evaluator runs every other operator of the model in NumPy. It hands `new_ops` to the bodies
     of If, Loop and Scan, but not to the model's local functions: inline these first, with

@@ -1,0 +1,175 @@
+"""Graphs of ONNX's FlexAttention as programs, beside ONNX's evaluator of whole tensors."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx", reason="needs onnx: pip install '.[peers]'")
+
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+from support.calls import message
+
+from sdpa.interop.onnx import Backend, _graphs, reference_ops
+
+DOMAIN = "ai.onnx.preview"
+OPSETS = [helper.make_opsetid("", 26), helper.make_opsetid(DOMAIN, 1)]
+SHAPE = (2, 4, 7, 9)
+SIZES = ("shape = Shape(scores)", "l = Gather(shape, two)", "s = Gather(shape, three)")
+POSITIONS = (
+    *SIZES,
+    "q1 = Range(zero, l, one)", "q = Unsqueeze(q1, one1)",
+    "k1 = Range(zero, s, one)", "k = Unsqueeze(k1, zero1)",
+)  # fmt: skip
+NUMBERS = {
+    "zero": 0, "one": 1, "two": 2, "three": 3, "zero1": [0], "one1": [1], "half": np.float32(0.5),
+    "low": np.float32(-np.inf), "buckets": 12, "five": 5,
+    "order": [2, 0, 1],
+    "table": np.linspace(-1, 1, 48, dtype=np.float32).reshape(12, 4),
+    "bias": np.linspace(-2, 2, 4 * 9, dtype=np.float32).reshape(4, 1, 9),
+    "document": np.array([0, 0, 0, 1, 1, 1, 2, 2, 2]),
+}  # fmt: skip
+# Each line: result = Operator(operands), with attributes in brackets.
+SCORES = {
+    "causal": (*POSITIONS, "m = GreaterOrEqual(q, k)", "y = Where(m, scores, low)"),
+    "softplus": ("a = Softplus(scores)", "b = Sigmoid(scores)", "y = Mul(a, b)"),
+    "dense bias": ("a = Add(scores, bias)", "y = Tanh(a)"),
+    "T5": (
+        *POSITIONS, "d = Sub(k, q)", "i = Add(d, five)", "j = Mod(i, buckets)",
+        "t = Gather(table, j)", "u = Transpose(t, perm=[2, 0, 1])", "y = Add(scores, u)",
+    ),
+    "division": (
+        *POSITIONS, "d = Sub(k, q)", "e = Div(d, two)", "f = Cast(e, to=1)", "y = Sub(scores, f)",
+    ),
+    "documents": (
+        *SIZES, "own = Gather(document, q0)", "a = Unsqueeze(document, zero1)",
+        "b = Unsqueeze(own, one1)", "m = Equal(a, b)", "y = Where(m, scores, low)",
+    ),
+    "range of fixed tensors": (
+        *POSITIONS, "c = CumSum(k1, zero)", "f = Cast(c, to=1)", "y = Add(scores, f)",
+    ),
+}  # fmt: skip
+NUMBERS["q0"] = np.arange(7)
+
+
+def graph(lines, name="scores"):
+    nodes = []
+    for line in lines:
+        result, call = line.split(" = ", 1)
+        op, rest = call.rstrip(")").split("(")
+        attributes = re.findall(r"(\w+)=(\[.*?\]|\w+)", rest)
+        operands = re.findall(r"\w+", re.sub(r", \w+=.*", "", rest))
+        given = {key: json.loads(value) for key, value in attributes}
+        nodes.append(helper.make_node(op, operands, [result], **given))
+    used = {x for node in nodes for x in node.input} & set(NUMBERS)
+    constants = []
+    for x in sorted(used):
+        value = np.asarray(NUMBERS[x])
+        kind = TensorProto.FLOAT if value.dtype == np.float32 else TensorProto.INT64
+        constants.append(helper.make_tensor(x, kind, value.shape, value.ravel()))
+    pairs = [
+        helper.make_tensor_value_info(x, TensorProto.FLOAT, ["B", "H", "L", "S"])
+        for x in (name, "y")
+    ]
+    return helper.make_graph(nodes, "graph", pairs[:1], pairs[1:], constants)
+
+
+def model(**graphs):
+    node = helper.make_node("FlexAttention", ["Q", "K", "V"], ["Y"], domain=DOMAIN, **graphs)
+    infos = [helper.make_tensor_value_info(x, TensorProto.FLOAT, list("abcd")) for x in "QKVY"]
+    whole = helper.make_graph([node], "model", infos[:3], infos[3:])
+    return helper.make_model(whole, opset_imports=OPSETS, ir_version=10)
+
+
+def operands(rng):
+    batch, heads, n_q, n_k = SHAPE
+    shapes = ((batch, heads, n_q, 8), (batch, 2, n_k, 8), (batch, 2, n_k, 5))
+    return [rng.standard_normal(shape, np.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("case", SCORES)
+def test_score_mod(rng, case):
+    given = model(score_mod=graph(SCORES[case]))
+    inputs = dict(zip("QKV", operands(rng), strict=True))
+    (expected,) = ReferenceEvaluator(given).run(None, inputs)
+    (y,) = ReferenceEvaluator(given, new_ops=reference_ops()).run(None, inputs)
+    np.testing.assert_allclose(y, expected, rtol=2e-5, atol=2e-6)
+    (again,) = Backend.prepare(given).run(list(inputs.values()))
+    np.testing.assert_array_equal(again, y)
+
+
+def test_positions_become_positions():
+    """No tensor of all pairs stands for them."""
+    options = _graphs.score_options(graph(SCORES["causal"]), {"": 26}, SHAPE)
+    assert options["score_args"] is None
+    assert "x1 = q >= k" in repr(options["score_mod"])
+
+
+def test_tables_are_read_by_indices():
+    options = _graphs.score_options(graph(SCORES["T5"]), {"": 26}, SHAPE)
+    assert [x.shape for x in options["score_args"]] == [(12, 4)]
+
+
+def test_a_constant_prob_mod(rng):
+    lines = ("a = Mul(half, probs)", "b = Neg(a)", "y = Div(b, five1)")
+    NUMBERS["five1"] = np.float32(5)
+    given = model(prob_mod=graph(lines, "probs"))
+    inputs = dict(zip("QKV", operands(rng), strict=True))
+    (expected,) = ReferenceEvaluator(given).run(None, inputs)
+    (y,) = Backend.prepare(given).run(list(inputs.values()))
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+# (what is refused, what the message says)
+REFUSED = {
+    "softmax": (
+        {"score_mod": graph(["y = Softmax(scores)"])},
+        "score_mod: Softmax of scores, which no program can compute pair by pair; expected one of ",
+    ),
+    "transposed": (
+        {"score_mod": graph(["t = Transpose(scores, perm=[0, 1, 3, 2])", "y = Tanh(t)"])},
+        "score_mod: scores of another pair than that of the result",
+    ),
+    "outer": (
+        {"score_mod": graph(["y = Add(scores, outside)"])},
+        "score_mod: Add reads outside of the graph around it",
+    ),
+    "square": (
+        {"prob_mod": graph(["y = Mul(probs, probs)"], "probs")},
+        "prob_mod: expected a constant times the probabilities, got a product of two; ",
+    ),
+    "shift": (
+        {"prob_mod": graph(["y = Add(probs, half)"], "probs")},
+        "prob_mod: expected a constant times the probabilities, got ",
+    ),
+    "table": (
+        {"prob_mod": graph(["y = Mul(probs, bias)"], "probs")},
+        "prob_mod: expected a constant times the probabilities, got ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_by_name(case):
+    graphs, start = REFUSED[case]
+    ((name, given),) = graphs.items()
+    function = _graphs.score_options if name == "score_mod" else _graphs.probability_factor
+    text = message(NotImplementedError, function, given, {"": 26}, (2, 4, 9, 9))
+    assert text.startswith(start), text
+
+
+def test_a_query_without_keys_is_zero(rng):
+    everything = graph(["m = Less(scores, low)", "y = Where(m, scores, low)"])
+    (y,) = Backend.prepare(model(score_mod=everything)).run(operands(rng))
+    assert np.all(y == 0)
+
+
+@pytest.mark.parametrize("name", "QKV")
+def test_axes(rng, name):
+    given = dict(zip("QKV", operands(rng), strict=True))
+    given[name] = given[name][0]
+    node = model().graph.node[0]
+    text = message(ValueError, Backend.run_node, node, list(given.values()))
+    assert text == f"{name}: expected a tensor of four axes, got shape {given[name].shape}"

@@ -7,8 +7,7 @@ block; a thread reads each block while attention to the previous one is computed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Unpack, cast
 
@@ -485,8 +484,7 @@ class BlockProblem:
     ) -> _core.AttentionForward:
         """Attention of one block, out in float32 or float64."""
         options = self.whole.block(rows, columns, first=first)
-        with _counted_from(columns):
-            return _core.attention_forward(widen(q), k, v, **masks, **options)
+        return _core.attention_forward(widen(q), k, v, **masks, **options)
 
     def merge(self, total: _core.AttentionForward, part: _core.AttentionForward) -> None:
         """Make total the union of both, in place but for a few rows at a time."""
@@ -519,12 +517,11 @@ class BlockProblem:
         if "score_args" in needs:
             # Gradients have their types, and sums of blocks more digits.
             options["score_args"] = tuple(_in_float64(x) for x in options["score_args"])
-        with _counted_from(columns):
-            found = _core.attention_backward(
-                widen(cast(Array, grad_out)), widen(q), k, v, cast(Array, out), cast(Array, lse),
-                grad_lse=grad_lse, needs=tuple(needs), **widened_options(masks, q.dtype),
-                **options,
-            )  # fmt: skip
+        found = _core.attention_backward(
+            widen(cast(Array, grad_out)), widen(q), k, v, cast(Array, out), cast(Array, lse),
+            grad_lse=grad_lse, needs=tuple(needs), **widened_options(masks, q.dtype),
+            **options,
+        )  # fmt: skip
         if found.score_args is None:
             return found
         return found._replace(score_args=found.score_args[1:])  # the first is the block's place
@@ -532,20 +529,6 @@ class BlockProblem:
 
 def _in_float64(x: Array) -> Array:
     return x if x.dtype.kind in "biu" else x.astype(np.float64)
-
-
-@contextmanager
-def _counted_from(columns: slice) -> Iterator[None]:
-    """Within it an index that a function has out of range is told where its block begins."""
-    try:
-        yield
-    except IndexError as error:
-        if columns.start:
-            error.add_note(
-                f"q and k count from the first key of a block here, key {columns.start}; "
-                "in packed sequences from the first of the sequence that is in the block"
-            )
-        raise
 
 
 class UpstreamOperands:

@@ -184,6 +184,13 @@ static interval of_booleans(const sdpa_instruction *i, interval a, interval b) {
     }
 }
 
+/* a - b, or b - a where the instruction says so. */
+static interval difference_of(const sdpa_instruction *i, const interval *r) {
+    const bool turned = i->op != SDPA_OP_within && i->c == 1;
+    const interval a = r[turned ? i->b : i->a], b = r[turned ? i->a : i->b];
+    return made_of(a.least - b.most, a.most - b.least);
+}
+
 static interval step(const sdpa_program *p, const sdpa_instruction *i, const interval *r, const sdpa_box *box) {
     const int64_t *range = NULL;
     switch (i->op) {
@@ -214,6 +221,16 @@ static interval step(const sdpa_program *p, const sdpa_instruction *i, const int
         return gathered(&p->arrays[i->a], r[i->b], false);
     case SDPA_OP_gather_b:
         return gathered(&p->arrays[i->a], r[i->b], true);
+    case SDPA_OP_difference_i:
+        return difference_of(i, r);
+    case SDPA_OP_difference_r:
+        return as_real(difference_of(i, r));
+    case SDPA_OP_less_equal_key:
+        return i->c ? is_at_most(r[i->b], r[i->a]) : is_at_most(r[i->a], r[i->b]);
+    case SDPA_OP_equal_key:
+        return is_equal(r[i->a], r[i->b]);
+    case SDPA_OP_within:
+        return is_at_most(absolute(difference_of(i, r)), r[i->c]);
     case SDPA_OP_spread_r:
     case SDPA_OP_spread_i:
     case SDPA_OP_spread_b:
@@ -268,8 +285,12 @@ bool sdpa_program_is_narrow(const sdpa_program *p, const sdpa_box *box) {
             const sdpa_instruction *x = &code->first[i];
             if (x->op == SDPA_OP_output || x->op == SDPA_OP_scatter) continue;
             r[x->dst] = x->op == SDPA_OP_index ? clamped(&p->arrays[x->a], x->b, r[x->c]) : step(p, x, r, box);
-            const bool integer = is_integer(x) || x->op == SDPA_OP_index;
-            if (integer && !(r[x->dst].least >= INT32_MIN && r[x->dst].most <= INT32_MAX)) return false;
+            const bool differs = x->op >= SDPA_OP_difference_i && x->op <= SDPA_OP_within;
+            const bool compares = x->op == SDPA_OP_less_equal_key || x->op == SDPA_OP_equal_key;
+            const interval whole = differs && !compares ? difference_of(x, r) : r[x->dst];
+            const bool integer = is_integer(x) || x->op == SDPA_OP_index || (differs && !compares);
+            /* A distance is as narrow as its negative. */
+            if (integer && !(whole.least > INT32_MIN && whole.most <= INT32_MAX)) return false;
         }
     }
     return true;

@@ -23,7 +23,8 @@
     X(logical_and) X(logical_or) X(logical_xor) X(logical_not)                                                         \
     X(select_r) X(select_i) X(real_of_i) X(real_of_b) X(integer_of_b) X(integer_of_r)                                  \
     X(index) X(gather_r) X(gather_i) X(gather_b) X(gather_tangent) X(scatter) X(output)                                \
-    X(spread_r) X(spread_i) X(spread_b) X(add_product) X(subtract_product)
+    X(spread_r) X(spread_i) X(spread_b) X(add_product) X(subtract_product)                                             \
+    X(difference_i) X(difference_r) X(less_equal_key) X(equal_key) X(within)
 /* clang-format on */
 
 enum sdpa_operation {
@@ -33,8 +34,9 @@ enum sdpa_operation {
         SDPA_N_OPERATIONS
 };
 
-/* dst = op(a, b, c), of a + b c and a - b c with one rounding: registers, but for constants (a: index), index (a: array, b: axis), gathers and scatter (a: array)
- * and output (dst: its number). */
+/* dst = op(a, b, c), of a + b c and a - b c with one rounding: registers, but for constants (a: index), index (a:
+ * array, b: axis), gathers and scatter (a: array) and output (dst: its number). Those from difference_i on are of a and
+ * of b, a register of keys; where c is 1, b comes first. within: |a - b| <= c, a register. */
 typedef struct sdpa_instruction {
     uint16_t op, dst, a, b, c;
 } sdpa_instruction;

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sdpa._programs._graph import Graph, Node, reached
-from sdpa._programs._operations import KEY, NUMBERS, TILE
+from sdpa._programs._operations import KEY, NUMBERS, OF_KEYS, TILE
 
 _LARGEST = (1 << 16) - 1
 
@@ -84,7 +84,9 @@ class _Operands:
         read = _read(step)
         if isinstance(step, Node) and (step.section != TILE or step.op.startswith("spread")):
             return read
-        return tuple([self._spread(node) if node.section == KEY else node for node in read])
+        kept = read[1] if isinstance(step, Node) and step.op in OF_KEYS else None
+        spreads = [node.section == KEY and node is not kept for node in read]
+        return tuple([self._spread(x) if y else x for x, y in zip(read, spreads, strict=True)])
 
     def _spread(self, node: Node) -> Node:
         if node not in self.spread:
@@ -167,6 +169,8 @@ def _instruction(
     elif step.op == "index":
         source, axis = step.payload
         read = [source.number, axis, *read]
+    elif step.op in OF_KEYS:
+        read = [*read, *([] if step.payload is None else [step.payload])]
     elif step.payload is not None:
         read = [step.payload.number, *read]
     return NUMBERS[step.op], registers[step], *read, *[0] * (3 - len(read))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from sdpa._programs._graph import Graph, Node, reached
-from sdpa._programs._operations import TILE
+from sdpa._programs._operations import KEY, TILE, UNIT
 
 # Floats as large as this are whole numbers.
 _WHOLE = 2.0**52
@@ -16,8 +16,79 @@ _WHOLE = 2.0**52
 def lowered(graph: Graph, roots: Iterable[Node]) -> dict[Node, Node]:
     """For each node that the roots need, one that computes the same in operations of the core."""
     plain = _plain(graph, roots)
-    fused = _fused(graph, [plain[node] for node in roots])
-    return {node: fused[simple] for node, simple in plain.items() if simple in fused}
+    grouped = _mapped(graph, [plain[node] for node in roots], _regrouped)
+    joined = _mapped(graph, [grouped[plain[node]] for node in roots], _with_keys)
+    fused = _fused(graph, [joined[grouped[plain[node]]] for node in roots])
+    return {node: fused[joined[grouped[plain[node]]]] for node in roots}
+
+
+def _mapped(
+    graph: Graph, roots: Iterable[Node], rule: Callable[[Graph, Node, Callable[[Node], bool]], Node]
+) -> dict[Node, Node]:
+    """For each node that the roots need, what a rule makes of it and of those that it alone reads.
+
+    The rule gets a node of the section of pairs, in which simpler ones stand already, and whether
+    one of its operands has no other reader.
+    """
+    nodes = reached(roots)
+    uses = Counter(arg for node in nodes for arg in node.args) + Counter(set(roots))
+    found: dict[Node, Node] = {}
+    once: set[Node] = set()
+    for node in nodes:
+        args = tuple(found[arg] for arg in node.args)
+        same = args == node.args
+        own = node if same else graph.make(node.op, *args, payload=node.payload, kind=node.kind)
+        found[node] = rule(graph, own, once.__contains__) if own.section == TILE else own
+        if uses[node] == 1:
+            once.add(found[node])
+    return found
+
+
+def _regrouped(graph: Graph, node: Node, is_once: Callable[[Node], bool]) -> Node:
+    """(x - y) + c as (x + c) - y or x - (y - c): what belongs to keys is computed once a key."""
+    if node.op not in ("add_i", "subtract_i"):
+        return node
+    for difference, c in (node.args, node.args[::-1])[: 2 if node.op == "add_i" else 1]:
+        if difference.op != "subtract_i" or not is_once(difference) or c.section != UNIT:
+            continue
+        x, y = difference.args
+        other = "subtract_i" if node.op == "add_i" else "add_i"
+        if x.section == KEY:
+            return graph.apply("subtract_i", graph.apply(node.op, x, c), y)
+        if y.section == KEY:
+            return graph.apply("subtract_i", x, graph.apply(other, y, c))
+    return node
+
+
+def _with_keys(graph: Graph, node: Node, is_once: Callable[[Node], bool]) -> Node:
+    """An operation that reads an operand of its keys without spreading it over the lanes."""
+    op = node.op
+    if op == "real_of_i" and node.args[0].op == "difference_i" and is_once(node.args[0]):
+        inner = node.args[0]
+        return graph.make("difference_r", *inner.args, payload=inner.payload, kind="r")
+    if op == "less_equal_i" and node.args[1].section == UNIT and node.args[0].op == "absolute_i":
+        size, most = node.args
+        (inner,) = size.args
+        if inner.op == "difference_i" and is_once(size) and is_once(inner):
+            return graph.make("within", *inner.args, most, kind="b")
+    if op == "less_i":  # x <= y - 1 or x + 1 <= y: what belongs to a key is computed once a key
+        (x, y), one = node.args, graph.constant("i", 1)
+        if y.section == KEY != x.section:
+            end = graph.apply("subtract_i", y, one)
+            return graph.make("less_equal_key", x, end, payload=0, kind="b")
+        if x.section == KEY != y.section:
+            return graph.make(
+                "less_equal_key", y, graph.apply("add_i", x, one), payload=1, kind="b"
+            )
+    if op in ("subtract_i", "less_equal_i", "equal_i"):
+        x, y = node.args
+        own = {"subtract_i": "difference_i"}.get(op, f"{op[:-2]}_key")
+        kind = "i" if op == "subtract_i" else "b"
+        if y.section == KEY != x.section:
+            return graph.make(own, x, y, payload=0, kind=kind)
+        if x.section == KEY != y.section:
+            return graph.make(own, y, x, payload=1, kind=kind)
+    return node
 
 
 def _fused(graph: Graph, roots: Iterable[Node]) -> dict[Node, Node]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sdpa._programs._program import Program
-from sdpa._programs._trace import WRAPPERS
+from sdpa._programs._trace import WRAPPERS, Wrapper
 
 
 def _score_beyond_keys(
@@ -44,8 +44,25 @@ def _mask_of_part(
     return function(batch[b], h + first_head, q, k, *args)
 
 
-WRAPPERS |= dict.fromkeys((_score_beyond_keys, _mask_beyond_keys), ("first_key",))
-WRAPPERS |= dict.fromkeys((_score_of_part, _mask_of_part), ("batch", "first_head"))
+def _pair_beyond_keys(
+    options: tuple[Any, ...], arrays: Any, b: int, h: int, q: int, k: int
+) -> tuple[int, ...]:
+    first = int(arrays[0][b] if options[0] else arrays[0])
+    return b, h, q + first, k + first
+
+
+def _pair_of_part(
+    options: tuple[Any, ...], arrays: Any, b: int, h: int, q: int, k: int
+) -> tuple[int, ...]:
+    return int(arrays[0][b]), h + int(arrays[1]), q, k
+
+
+WRAPPERS |= dict.fromkeys(
+    (_score_beyond_keys, _mask_beyond_keys), Wrapper(("first_key",), _pair_beyond_keys)
+)
+WRAPPERS |= dict.fromkeys(
+    (_score_of_part, _mask_of_part), Wrapper(("batch", "first_head"), _pair_of_part)
+)
 
 
 def _wrapped(wrapper: Callable[..., Any], function: Any, *options: Any) -> functools.partial[Any]:

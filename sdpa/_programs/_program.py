@@ -33,6 +33,8 @@ class Prepared(NamedTuple):
     masks: bool
     names: tuple[str, ...]
     name: str
+    pair: Any
+    """From the arrays, b, h, q and k to what the user counts, for messages; None: the same."""
 
 
 class Entry:
@@ -52,7 +54,7 @@ class Entry:
         self.kinds = "".join(_LETTERS[source.kind] for source in trace.sources)
         self.names = tuple([source.name for source in trace.sources])
         self.masks = not trace.is_mask and may_mask(trace.root)
-        self.n_given, self.n_args = n_given, trace.n_args
+        self.n_given, self.n_args, self.pair = n_given, trace.n_args, trace.pair
         captured = trace.sources[n_given:]
         known = {id(array): place for place, array in enumerate(scan.arrays)}
         places = [known.get(id(source.value)) for source in captured]
@@ -80,6 +82,7 @@ class Entry:
             self.masks,
             self.names,
             self.graph.function,
+            self.pair,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from sdpa._programs._closures import Copies, Scan, foreign, unseen_arrays
 from sdpa._programs._functions import converted
@@ -15,9 +15,17 @@ Signature = tuple[tuple[Any, tuple[int, ...]], ...]
 _OPERATIONS = "operators and functions of NumPy on one value per pair"
 PAIR = ("batch", "head", "query", "key")
 
-# Functions around a function of the user, their first argument, and the arguments that they add
-# before its own: `_places`.
-WRAPPERS: dict[Any, tuple[str, ...]] = {}
+
+class Wrapper(NamedTuple):
+    """What `_places` knows of a function around one of the user, which is its first argument."""
+
+    names: tuple[str, ...]
+    """The arguments that it adds before those of the user's function."""
+    pair: Callable[..., tuple[int, ...]]
+    """From its further options, these arguments, b, h, q and k to the b, h, q and k of the user."""
+
+
+WRAPPERS: dict[Any, Wrapper] = {}
 
 
 class Trace:
@@ -43,6 +51,8 @@ class Trace:
         The function's result.
     sources : list of Source
         The arrays, in the order of the core; the first `n_args` are arguments.
+    pair : callable, None
+        See `user_pair`.
     """
 
     def __init__(
@@ -68,6 +78,7 @@ class Trace:
         inputs = PAIR if is_mask else ("score", *PAIR)
         values = [Traced(graph, graph.input(name)) for name in inputs]
         values += [element(graph, source) for source in given]
+        self.pair = user_pair(function)
         self.root = self._result(self._call(Copies(self._stand_in).of(function), values))
 
         read = {node.payload for node in reached([self.root]) if node.op.startswith("gather_")}
@@ -161,14 +172,31 @@ def name_of(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
+def user_pair(function: Any) -> Callable[..., tuple[int, ...]] | None:
+    """From the arrays of a wrapped function and b, h, q, k to those that its user counts.
+
+    None if the function is the user's own.
+    """
+    wrapper = WRAPPERS.get(getattr(function, "func", None))
+    if wrapper is None:
+        return None
+    inner, options, n = user_pair(function.args[0]), function.args[1:], len(wrapper.names)
+
+    def pair(arrays: Any, *at: int) -> tuple[int, ...]:
+        at = wrapper.pair(options, arrays[:n], *at)
+        return inner(arrays[n:], *at) if inner else at
+
+    return pair
+
+
 def _argument_names(is_mask: bool, function: Any, n_args: int, graph: Graph) -> list[str]:
     """The function's own names for its further arguments."""
     own = ["b", "h", "q", "k"] if is_mask else ["score", "b", "h", "q", "k"]
     args = f"{graph.argument[:-4]}_args"
     added = WRAPPERS.get(getattr(function, "func", None))
     if added:
-        inner = _argument_names(is_mask, function.args[0], n_args - len(added), graph)
-        return [*added, *inner]
+        inner = _argument_names(is_mask, function.args[0], n_args - len(added.names), graph)
+        return [*added.names, *inner]
     try:
         signature = inspect.signature(function)
     except ValueError:  # of a compiled function

@@ -126,6 +126,23 @@ INLINE bool any_bits(const real *p, int64_t n) {
     return vany(any);
 }
 
+/* Runs a section on its first n elements, and repeats these in its registers. Integers that are
+ * wider than reals are computed again instead. */
+INLINE void run_repeated(program_run *r, enum sdpa_section section, int64_t n) {
+    const int64_t end = section == SDPA_OF_UNIT ? SLOT_ELEMENTS : TILE_ELEMENTS;
+    if (r->program->wide && SDPA_REAL == 32) {
+        run_section(r, section, end);
+        return;
+    }
+    run_section(r, section, n);
+    const sdpa_instruction *first = r->code->first;
+    for (int s = 0; s < (int)section; s++) first += r->code->n[s];
+    for (int i = 0; i < r->code->n[section]; i++) {
+        real *p = (real *)(r->registers + first[i].dst * r->slot);
+        for (int64_t x = n; x < end; x += VL) vstore(p + x, vload(p + x - n));
+    }
+}
+
 /* Begins a code for the queries of a panel and the keys of block b: n_i queries in nv vectors. `scratch`: program_size. */
 NOINLINE void begin_program(program_run *r, const sdpa_program *p, enum sdpa_variant variant, const sdpa_unit *u,
                             const block *b, real *scratch) {
@@ -152,8 +169,9 @@ NOINLINE void begin_program(program_run *r, const sdpa_program *p, enum sdpa_var
         memset(r->bad_keys, 0, sizeof(real) * SLOT_ELEMENTS);
         memset(r->bad_pairs, 0, sizeof(real) * SLOT_ELEMENTS);
     }
-    run_section(r, SDPA_OF_UNIT, SLOT_ELEMENTS);
-    run_section(r, SDPA_OF_QUERY, TILE_ELEMENTS);
+    run_repeated(r, SDPA_OF_UNIT, VL);
+    for (int64_t x = VL; x < r->nv * VL && r->code->checks; x += VL) vstore(r->bad + x, vload(r->bad));
+    run_repeated(r, SDPA_OF_QUERY, r->nv * VL);
     r->any_bad = r->code->checks && any_bits(r->bad_queries, r->nv * VL);
 }
 
@@ -187,6 +205,23 @@ INLINE real *score_register(const program_run *r) {
     const sdpa_instruction *first = r->code->first;
     for (int s = 0; s < SDPA_OF_TILE; s++) first += r->code->n[s];
     return (real *)(r->registers + (first->op == SDPA_OP_score ? first->dst : r->code->n_registers + 3) * r->slot);
+}
+
+/* Where run_tile leaves the value, nv vectors a row, if that is a register of the tile, to be written to; else NULL. */
+INLINE real *value_register(const program_run *r) {
+    const sdpa_instruction *x = r->code->first, *end = x;
+    for (int s = 0; s < SDPA_N_SECTIONS; s++) end += r->code->n[s];
+    const int early = (int)(end - x) - r->code->n[SDPA_OF_TILE]; /* registers */
+    real *value = NULL;
+    for (x += early; x < end; x++) {
+        const real *set = (const real *)(r->registers + x->dst * r->slot);
+        if (x->op == SDPA_OP_output && x->dst == SDPA_OUT_VALUE) {
+            value = x->a < early ? NULL : (real *)(r->registers + x->a * r->slot);
+        } else if (x->op != SDPA_OP_output && x->op != SDPA_OP_scatter && set == value) {
+            return NULL; /* used again */
+        }
+    }
+    return value;
 }
 
 /* Runs the code on a tile: `rows` keys from j on, at most TILE_ELEMENTS elements, inputs and outputs as r says. s: see

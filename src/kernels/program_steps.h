@@ -11,6 +11,9 @@ typedef uint64_t NAME(bits);
 
 #if INTEGER_BITS == SDPA_REAL
 typedef NAME(bits) NAME(words) __attribute__((vector_size(VEC_BYTES)));
+typedef NAME(words) NAME(key);
+#else
+typedef NAME(bits) NAME(key);
 #endif
 
 /* Python's a // b, and a - a // b * b; both 0 where b is 0. */
@@ -98,6 +101,8 @@ NOINLINE void NAME(scatter)(const program_run *r, sdpa_reach *reach, const char 
 #define WORD(p) ((NAME(words))REAL(p, x))
 #define TRUTH(p) INT(p)
 #define SAME(value) ((NAME(words)){0} + (NAME(bits))(value))
+#define KEY_OF(value) SAME(value)
+#define SIGNED(value) ((ivec)(value))
 #define CHOOSE(mask, yes, no) (((mask) & (ivec)(yes)) | (~(mask) & (ivec)(no)))
 #define PUT_INT(value) vstore((real *)at.dst + x, (vec)(value))
 #define PUT_TRUTH(value) PUT_INT(value)
@@ -108,6 +113,8 @@ NOINLINE void NAME(scatter)(const program_run *r, sdpa_reach *reach, const char 
 #define WORD(p) ((const NAME(bits) *)(p))[x]
 #define TRUTH(p) ((const real_bits *)(p))[x]
 #define SAME(value) (NAME(integer))(value)
+#define KEY_OF(value) (value)
+#define SIGNED(value) ((NAME(integer))(value))
 #define CHOOSE(mask, yes, no) ((mask) ? (yes) : (no))
 #define PUT_INT(value) ((NAME(integer) *)at.dst)[x] = (NAME(integer))(value)
 #define PUT_TRUTH(value) ((real_bits *)at.dst)[x] = (value) ? -1 : 0
@@ -115,6 +122,20 @@ NOINLINE void NAME(scatter)(const program_run *r, sdpa_reach *reach, const char 
 #endif
 #define EACH_INTEGER _Pragma("GCC unroll 3") for (int64_t x = 0; x < n; x += INTEGER_STEP)
 #define EACH_VECTOR _Pragma("GCC unroll 3") for (int64_t x = 0; x < n; x += VL)
+/* For a tile whose second operand holds a number for each key. */
+#define EACH_KEY(put)                                                                                                  \
+    for (int64_t row = 0, x = 0; row < r->rows; row++) {                                                               \
+        const NAME(key) key = KEY_OF(((const NAME(bits) *)at.b)[r->row + row]);                                        \
+        for (const int64_t end = x + r->nv * VL; x < end; x += INTEGER_STEP) put;                                      \
+    }
+#define OF_KEYS(name, straight, turned)                                                                                \
+    case SDPA_OP_##name:                                                                                               \
+        if (i->c) {                                                                                                    \
+            EACH_KEY(turned)                                                                                           \
+        } else {                                                                                                       \
+            EACH_KEY(straight)                                                                                         \
+        }                                                                                                              \
+        break;
 #define TO_REAL(name, value)                                                                                           \
     case SDPA_OP_##name:                                                                                               \
         EACH_VECTOR vstore((real *)at.dst + x, value);                                                                 \
@@ -144,9 +165,10 @@ INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands a
         TO_REAL(constant_r, vset1((real)r->program->reals[i->a]))
         TO_BITS(constant_b, (ivec){0} - (real_bits)i->a)
     case SDPA_OP_query:
-        for (int64_t x = 0; x < n; x++) {
-            const int64_t lane = x % (r->nv * VL), own = lane < r->n_i ? lane : r->n_i - 1;
+        for (int64_t x = 0, lane = 0; x < n; x++) {
+            const int64_t own = lane < r->n_i ? lane : r->n_i - 1;
             ((NAME(integer) *)at.dst)[x] = (NAME(integer))(r->first_query + own);
+            lane = lane + 1 < r->nv * VL ? lane + 1 : 0;
         }
         break;
     case SDPA_OP_score:
@@ -173,6 +195,14 @@ INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands a
             const NAME(integer) value = ((const NAME(integer) *)at.a)[r->row + row];
             for (const int64_t end = x + r->nv * VL; x < end; x += INTEGER_STEP) PUT_INT(SAME(value));
         }
+        break;
+        OF_KEYS(difference_i, PUT_INT(WORD(at.a) - key), PUT_INT(key - WORD(at.a)))
+        OF_KEYS(difference_r, PUT_REAL(SIGNED(WORD(at.a) - key)), PUT_REAL(SIGNED(key - WORD(at.a))))
+        OF_KEYS(less_equal_key, PUT_TRUTH(INT(at.a) <= SIGNED(key)), PUT_TRUTH(SIGNED(key) <= INT(at.a)))
+        OF_KEYS(equal_key, PUT_TRUTH(INT(at.a) == SIGNED(key)), PUT_TRUTH(INT(at.a) == SIGNED(key)))
+    case SDPA_OP_within:
+        EACH_KEY(
+            PUT_TRUTH(SIGNED(CHOOSE(SIGNED(WORD(at.a) - key) < 0, key - WORD(at.a), WORD(at.a) - key)) <= INT(at.c)))
         break;
     case SDPA_OP_index:
         NAME(index)(&r->program->arrays[i->a], i->b, at.dst, at.c, r->bad, n);
@@ -288,6 +318,10 @@ NOINLINE void NAME(run_section)(program_run *r, const sdpa_instruction *first, i
 #undef WORD
 #undef TRUTH
 #undef SAME
+#undef KEY_OF
+#undef SIGNED
+#undef EACH_KEY
+#undef OF_KEYS
 #undef CHOOSE
 #undef PUT_INT
 #undef PUT_TRUTH

@@ -392,19 +392,21 @@ INLINE void end_tile(const scores *t, vec (*acc)[MAX_WIDTH], vec (*h)[MAX_WIDTH]
 NOINLINE void score_by_program(const scores *t, int nv, enum score_mode mode) {
     program_run *r = &t->program->run;
     const bool biased = mode == SCORE_BIASED || mode == SCORE_BIASED_SUMMED;
+    /* With rows of all vectors the value stays in its register. */
+    vec(*const value)[MAX_WIDTH] = nv == MAX_WIDTH ? (vec(*)[MAX_WIDTH])value_register(r) : NULL;
     for (int64_t j0 = 0, rows; j0 < t->n; j0 += rows) {
-        vec acc[MOST_SCORE_ROWS][MAX_WIDTH], h[MOST_SCORE_ROWS][MAX_WIDTH];
+        vec acc[MOST_SCORE_ROWS][MAX_WIDTH], h[MOST_SCORE_ROWS][MAX_WIDTH], (*found)[MAX_WIDTH] = value ? value : acc;
         rows = nv == 1 && t->n - j0 >= MOST_SCORE_ROWS ? MOST_SCORE_ROWS : SCORE_ROWS;
         accumulate_scores(t, nv, false, false, j0, rows, acc);
         const int64_t n = t->n - j0 < rows ? t->n - j0 : rows;
-        const program_output result = {(real *)acc, MAX_WIDTH * VL};
+        const program_output result = {value ? NULL : (real *)acc, MAX_WIDTH * VL};
         begin_tile(t, (const vec(*)[MAX_WIDTH])acc, h, nv, j0, n);
         r->out[SDPA_OUT_VALUE] = result;
         r->out[SDPA_OUT_SLOPE] = (program_output){t->ds ? t->ds + j0 * t->s_row : NULL, t->s_row};
         run_tile(r, t->j0 + j0, n, biased ? t->s + j0 * t->s_row : NULL, t->s_row);
-        end_tile(t, acc, h, nv, j0, n, biased);
+        end_tile(t, found, h, nv, j0, n, biased);
         for (int64_t i = 0; i < n; i += SCORE_ROWS) {
-            finish_tile(t, mode, (const vec(*)[MAX_WIDTH])(acc + i), nv, j0 + i,
+            finish_tile(t, mode, (const vec(*)[MAX_WIDTH])(found + i), nv, j0 + i,
                         n - i < SCORE_ROWS ? n - i : SCORE_ROWS);
         }
     }

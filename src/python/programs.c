@@ -29,7 +29,7 @@ struct sdpa_functions {
 };
 
 /* Fields of sdpa._programs.Prepared. */
-enum { CODES, REALS, INTEGERS, ARRAYS, KINDS, N_ARGS, MASKS, NAMES, NAME, N_FIELDS };
+enum { CODES, REALS, INTEGERS, ARRAYS, KINDS, N_ARGS, MASKS, NAMES, NAME, PAIR, N_FIELDS };
 
 static PyObject *field(const function *f, int i) { return PyTuple_GetItem(f->prepared, i); }
 
@@ -329,17 +329,36 @@ PyObject *sdpa_functions_gradients(sdpa_functions *functions) {
     return Py_XNewRef(f->gradients);
 }
 
+/* b, h, q and k of a fault as the user counts them, from Python's function if the call is a part of another. */
+static int find_pair(const function *f, long long pair[4]) {
+    const sdpa_fault *x = &f->fault;
+    const long long own[] = {x->batch, x->head, x->query, x->key};
+    memcpy(pair, own, sizeof own);
+    if (field(f, PAIR) == Py_None) return 0;
+    PyObject *found =
+        PyObject_CallFunction(field(f, PAIR), "(OLLLL)", field(f, ARRAYS), own[0], own[1], own[2], own[3]);
+    for (int i = 0; found && i < 4; i++) {
+        PyObject *number = PySequence_GetItem(found, i);
+        pair[i] = number ? PyLong_AsLongLong(number) : 0;
+        Py_XDECREF(number);
+    }
+    Py_XDECREF(found);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 /* IndexError for the first index that was out of range. */
 static int raise_fault(const function *f) {
     const sdpa_fault *x = &f->fault;
+    long long pair[4];
     if (!x->found) return 0;
+    if (find_pair(f, pair) < 0) return -1;
     PyObject *name = x->array >= 0 ? PyTuple_GetItem(field(f, NAMES), x->array) : NULL;
     const sdpa_argument *a = x->array >= 0 ? &f->described[x->array] : NULL;
     PyErr_Format(PyExc_IndexError,
                  "%s: %U reads %S out of range: expected an index from 0 to %lld on axis %d, got %lld at b = %lld, h = "
                  "%lld, q = %lld, k = %lld; mask such pairs, or clip the index",
                  f->argument, field(f, NAME), name ? name : Py_None, (long long)(a ? a->axis[x->axis] - 1 : 0), x->axis,
-                 (long long)x->index, (long long)x->batch, (long long)x->head, (long long)x->query, (long long)x->key);
+                 (long long)x->index, pair[0], pair[1], pair[2], pair[3]);
     return -1;
 }
 

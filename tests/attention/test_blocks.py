@@ -341,11 +341,8 @@ def test_functions_are_traced_once(rng, monkeypatch):
 def test_functions_that_fail(rng):
     x = tensors(rng, np.float64)
     score = {"score_mod": lambda s, b, h, q, k, t: s + t[k], "score_args": (np.zeros(30),)}
-    with pytest.raises(
-        IndexError, match=r"<lambda> reads t out of range: expected an index fr"
-    ) as e:
+    with pytest.raises(IndexError, match=r"got 30 at b = 0, h = 0, q = \d+, k = 30; mask such"):
         blocks.attend(**x, block=16, **score)
-    assert "count from the first key of a block here, key 16" in e.value.__notes__[0]
     with pytest.raises(ValueError, match="score_args: expected None without score_mod"):
         blocks.attend(**x, score_args=(np.zeros(3),))
     saved = blocks.attend(**x, score_mod=lambda s, b, h, q, k: s)

@@ -59,6 +59,16 @@ BINARY = {
 }
 
 
+# Of two operands, of which the second is of keys or, turned, the first.
+OF_KEYS = {
+    "difference_i": lambda a, b, _: a - b,
+    "difference_r": lambda a, b, _: (a - b).astype(np.float64),
+    "less_equal_key": lambda a, b, _: a <= b,
+    "equal_key": lambda a, b, _: a == b,
+    "within": lambda a, b, c: np.abs(a - b) <= c,
+}
+
+
 def instructions(code):
     """The four sections of a code as lists of (name, dst, a, b, c), and its registers' number."""
     words = np.frombuffer(code, np.uint16).tolist()
@@ -88,6 +98,8 @@ def registers_read(name, a, b, c):
         return (b,)
     if name.startswith("select") or name.endswith("_product"):
         return (a, b, c)
+    if name in OF_KEYS:
+        return (a, c) if name == "within" else (a,)
     is_unary = name in UNARY or name[:-2] in UNARY or name.startswith(("spread", "real_of"))
     return (a,) if is_unary else (a, b)
 
@@ -128,6 +140,9 @@ def run(prepared, variant, inputs, tangents=()):
             return found.astype({"r": np.float64, "i": np.int64, "b": np.bool_}[name[-1]])
         if name.startswith("select_"):
             return np.where(registers[a], registers[b], registers[c])
+        if name in OF_KEYS:
+            first, second = (b, a) if name != "within" and c else (a, b)
+            return OF_KEYS[name](registers[first], registers[second], registers.get(c))
         if name.endswith("_product"):
             product = registers[b] * registers[c]
             return registers[a] + (product if name == "add_product" else -product)

@@ -274,7 +274,7 @@ class Graph:
         if len(graph.input) != 1 or len(graph.output) != 1:
             n = f"{len(graph.input)} and {len(graph.output)}"
             raise ValueError(f"{name}: expected a graph of one input and one output, got {n}")
-        constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+        constants: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
         for node in graph.node:
             if node.op_type == "Constant":
                 (value,) = ReferenceEvaluator(node).run(None, {})
@@ -292,7 +292,7 @@ class Graph:
         """The tensors whose elements are operands of an expression."""
         if node.output[0] in self._known:
             return ()
-        return node.input[:1] if node.op_type in _SIZED else node.input
+        return list(node.input)[: 1 if node.op_type in _SIZED else None]
 
     def element(self, scores: Callable[[Index], Any], tables: Sequence[Any], pair: Index) -> Any:
         """The output at the indices of a pair."""
@@ -330,7 +330,7 @@ class Graph:
                 return self._fixed(node, [None if x is None else x.value for x in operands])
             if node.domain in ("", "ai.onnx"):
                 if op == "Shape":
-                    return self._fixed(node, [np.broadcast_to(np.False_, operands[0].shape)])  # type: ignore[union-attr]
+                    return self._fixed(node, [np.broadcast_to(np.False_, operands[0].shape)])
                 if op in _ELEMENTWISE:
                     return _elementwise(_ELEMENTWISE[op], operands)
                 if op == "Cast":
@@ -358,7 +358,8 @@ class Graph:
         opsets = [helper.make_opsetid(domain, version) for domain, version in self._opsets.items()]
         evaluator = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets))
         given = {n: x for n, x in zip(node.input, operands, strict=True) if n}
-        return _constant(evaluator.run(None, given)[0])
+        results: Any = evaluator.run(None, given)
+        return _constant(results[0])
 
 
 # ------------------------------------------------------------------------------- score_mod
@@ -445,9 +446,9 @@ def probability_factor(graph: Any, opsets: dict[str, int], shape: tuple[int, ...
     try:
         if found.tables:
             one._refuse(f"a graph with the table {next(iter(found.tables))}")
-        result = found.element(lambda at: one, [], (0, 0, 0, 0))
+        result = found.element(lambda at: one, (), (0, 0, 0, 0))
     except TypeError as error:
         one._refuse(str(error))
     if not isinstance(result, _Multiple):
         one._refuse("a constant")
-    return result.factor
+    return float(result.factor)

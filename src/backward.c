@@ -574,7 +574,7 @@ static sdpa_status differentiate(const sdpa_problem *problem, sdpa_pass pass) {
     sdpa_problem_check(problem, pass);
     if (!sdpa_has_queries(problem)) return SDPA_OK;
     sdpa_problem copy = *problem, *p = &copy;
-    backward_call call = {.problem = p, .kernels = sdpa_kernels_for(p->dtype), .pass = pass};
+    backward_call call = {.problem = p, .kernels = sdpa_pass_kernels_for(p, pass), .pass = pass};
 #define GRADIENT(name, rows, columns) {&p->name, rows, columns},
     const struct {
         sdpa_tensor *t;

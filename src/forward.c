@@ -144,12 +144,8 @@ static void join_parts(const forward_call *call) {
     }
 }
 
-static const struct sdpa_kernels *kernels_for(const sdpa_problem *p, sdpa_pass pass) {
-    return pass == SDPA_PASS_FORWARD ? sdpa_forward_kernels_for(p->dtype) : sdpa_kernels_for(p->dtype);
-}
-
 static sdpa_status run_forward(const sdpa_problem *p, sdpa_pass pass) {
-    forward_call call = {.problem = p, .kernels = kernels_for(p, pass), .pass = pass};
+    forward_call call = {.problem = p, .kernels = sdpa_pass_kernels_for(p, pass), .pass = pass};
     plan(&call);
     if (call.n_units == 0) return SDPA_OK;
     sdpa_all_outlines outlines;
@@ -258,7 +254,7 @@ static sdpa_status run_shares(packed_forward *c) {
 }
 
 static sdpa_status run_packed(const sdpa_problem *p, sdpa_pass pass) {
-    packed_forward c = {.problem = p, .call = {.kernels = kernels_for(p, pass), .pass = pass}};
+    packed_forward c = {.problem = p, .call = {.kernels = sdpa_pass_kernels_for(p, pass), .pass = pass}};
     sdpa_sequences_pad(p, pass);
     c.shares = sdpa_alloc((size_t)p->n_sequences * sizeof *c.shares);
     if (!c.shares) return SDPA_NO_MEMORY;

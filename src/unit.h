@@ -11,11 +11,11 @@ static inline const struct sdpa_kernels *sdpa_kernels_for(sdpa_dtype dtype) {
     return dtype == SDPA_F64 ? sdpa_isa_get()->f64 : sdpa_isa_get()->f32;
 }
 
-/* The kernels of the forward, of which an instruction set may have separate ones for some types. */
-static inline const struct sdpa_kernels *sdpa_forward_kernels_for(sdpa_dtype dtype) {
-    const sdpa_isa *isa = sdpa_isa_get();
-    const bool own = dtype != SDPA_F64 && isa->own->forwards >> dtype & 1;
-    return own && (!isa->own->asks || sdpa_amx_permitted()) ? isa->own : sdpa_kernels_for(dtype);
+/* The kernels of a pass, of which an instruction set may have separate ones for some problems. */
+static inline const struct sdpa_kernels *sdpa_pass_kernels_for(const sdpa_problem *p, sdpa_pass pass) {
+    const struct sdpa_kernels *own = sdpa_isa_get()->own;
+    const bool mine = p->dtype != SDPA_F64 && own->passes >> pass & 1 && own->types >> p->dtype & 1;
+    return mine && (!own->asks || (own->asks(p) && sdpa_amx_permitted())) ? own : sdpa_kernels_for(p->dtype);
 }
 
 /* Number of units per head, each of `block` queries. */

@@ -48,6 +48,7 @@ _skipped = []
 NEEDED = {
     "kernels/test_amx.py": {"amx"},
     "kernels/test_amx_model.py": {"amx", "amx_model"},  # a build with SDPA_STAND_INS
+    "kernels/test_parts.py": {"avx512", "amx_model"},  # as well
 }
 collect_ignore = [path for path, isas in NEEDED.items() if not isas <= set(ISAS)]
 

@@ -1,14 +1,18 @@
-/* Products of the forward of bfloat16 and float16 in the matrix unit AMX. Its registers hold 16 rows of 64 bytes; one
- * instruction multiplies 16 rows of 32 bfloat16 with 16 lanes of 32. Queries are in the lanes, as everywhere: S^T = K Q^T
- * and O^T = V^T P^T, so that masks, maxima and sums are those of the other kernels.
+/* Products in the matrix unit AMX. Its registers hold 16 rows of 64 bytes; one instruction multiplies 16 rows of 32
+ * bfloat16 with 16 lanes of 32. Queries are in the lanes, as everywhere: S^T = K Q^T and O^T = V^T P^T, so that masks,
+ * maxima and sums are those of the other kernels.
  *
- * A float16 is the sum of two bfloat16, its parts, the larger of which truncation takes off. A product of two is then the
- * sum of four products of parts. Weights are rounded to 16 bits beside float16 and to 8 beside bfloat16.
+ * A float16 is the sum of two bfloat16, its parts, a float32 that of three. A product of two float16 is the sum of four
+ * products of parts. Of the nine of two float32 six are computed: a part is at most 2^-8 of the one before, so the others
+ * are at most 2^-24 of the product. Weights are rounded to 16 bits beside float16 and to 8 beside bfloat16; beside
+ * float32 they keep their 24, by truncation, which takes fewer operations and leaves at most 2^-22.
  *
- * The parts of an infinity are NaN. So a score of float16 goes the ordinary way if its query or its key has an element
- * that is not finite, and so does a query's product of weights and values over a block where it sees such values, of
- * either type: 0 in a masked pair's weight would not hide them. Each pair is judged by its own query and key, and its
- * bits do not depend on others. */
+ * The parts of an infinity are NaN, those of a huge product may overflow with different signs, and the unit takes
+ * subnormal numbers for 0. So a row is odd if it has an element that is NaN or not below AMX_MOST or, of float32, one that
+ * is not 0 but below AMX_LEAST. A score goes the ordinary way if its query or its key is odd, except scores of bfloat16,
+ * which has but one part, and so does a query's product of weights and values over a block where it
+ * sees odd values: 0 in a masked pair's weight would not hide an infinity. Each pair is judged by its own query and key,
+ * and its bits do not depend on others. */
 #ifndef SDPA_KERNEL_AMX_PRODUCTS_H
 #define SDPA_KERNEL_AMX_PRODUCTS_H
 
@@ -19,13 +23,20 @@
 #define AMX_QUERIES 384
 #define AMX_LEAST_QUERIES 96
 #define AMX_ENOUGH_UNITS 32
-#define AMX_DEPTH 32   /* elements that one instruction sums, and keys or values in two registers of rows */
-#define AMX_BYTES 1024 /* of a register */
-#define AMX_MOST_PARTS 2
+#define AMX_FEW_QUERIES 32 /* of float32 */
+#define AMX_DEPTH 32       /* elements that one instruction sums, and keys or values in two registers of rows */
+#define AMX_MOST_KEYS 128  /* in a block */
+#define AMX_BYTES 1024     /* of a register */
+#define AMX_MOST_PARTS 3
+
+/* 2^-51, as an integer. The third part of a number from there on is a multiple of 2^-74, and its product with another
+ * number's first part is at least 2^-125: a normal number. */
+#define AMX_LEAST 0x26000000
+#define AMX_MOST 0x5d800000 /* 2^60; a float16 reaches it only as an infinity or NaN */
 
 enum {
     AMX_CAN = SDPA_FEATURES_OF_UNITS | SDPA_FEATURE_SOFTCAP | SDPA_FEATURE_DROPOUT | SDPA_FEATURE_SINKS |
-              SDPA_FEATURE_ALIBI | SDPA_FEATURE_INVARIANT
+              SDPA_FEATURE_ALIBI | SDPA_FEATURE_INVARIANT | SDPA_FEATURE_SCORE_MOD
 };
 
 typedef struct amx_scratch {
@@ -37,12 +48,21 @@ typedef struct amx_scratch {
     char *p[2];              /* (parts, block / 2, s_row) pairs of keys, for two panels */
     real *scores[2];         /* (block, s_row) */
     real *o;                 /* panel after panel, each (d_v, its lanes) */
+    real *sum;               /* (d_v, s_row): P V of a panel and a block, beside float32 */
     real_bits *odd;          /* per query: not 0 if its scores go the ordinary way */
-    bool any_odd;
+    bool any_odd;            /* whether any query is odd, even if its scores do not */
 } amx_scratch;
 
-/* Whether units of this problem may go through the matrix unit. */
-INLINE bool amx_can(const sdpa_problem *p) { return sdpa_is_narrow(p->dtype) && !(p->features & ~AMX_CAN); }
+/* Parts of an element. */
+INLINE int amx_parts(const sdpa_problem *p) { return p->dtype == SDPA_BF16 ? 1 : p->dtype == SDPA_F16 ? 2 : 3; }
+
+/* Whether the units of this problem go through the matrix unit: not few queries, which wait for memory and over which
+ * parts of keys and values do not pay. It depends on the problem alone, so that forward and backward agree on how a score
+ * is rounded. */
+INLINE bool amx_can(const sdpa_problem *p) {
+    const int64_t few = amx_parts(p) == 3 ? AMX_FEW_QUERIES : FEW_QUERIES;
+    return !(p->features & ~AMX_CAN) && (p->n_q > few || p->invariant);
+}
 
 /* Queries of a unit. */
 INLINE int64_t amx_queries(const sdpa_problem *p) {
@@ -54,8 +74,8 @@ INLINE int64_t amx_queries(const sdpa_problem *p) {
 
 NOINLINE void amx_layout(amx_scratch *w, const sdpa_problem *p, int64_t n_lanes, int64_t s_row, int64_t block,
                          sdpa_arena *a) {
-    const bool can = amx_can(p) && (p->n_q > FEW_QUERIES || p->invariant);
-    w->parts = p->dtype == SDPA_BF16 ? 1 : 2;
+    const bool can = amx_can(p);
+    w->parts = amx_parts(p);
     w->d_k = round_up(p->d_k, AMX_DEPTH);
     w->d_v = round_up(p->d_v, AMX_DEPTH);
     w->block = round_up(block, AMX_DEPTH);
@@ -69,6 +89,7 @@ NOINLINE void amx_layout(amx_scratch *w, const sdpa_problem *p, int64_t n_lanes,
         ARRAY(w->scores[0], can ? w->block * s_row : ABSENT),
         ARRAY(w->scores[1], can ? w->block * s_row : ABSENT),
         ARRAY(w->o, can ? w->d_v * n_lanes : ABSENT),
+        ARRAY(w->sum, can && w->parts == 3 ? w->d_v * s_row : ABSENT),
         ARRAY(w->odd, can ? n_lanes : ABSENT),
     };
     take_arrays(arrays, COUNT(arrays), a);
@@ -104,12 +125,13 @@ typedef struct amx_terms {
     int n;
     struct {
         int8_t a, b;
-    } of[4];
+    } of[6];
 } amx_terms;
 
 static const amx_terms amx_terms_of[AMX_MOST_PARTS + 1] = {
     [1] = {1, {{0, 0}}},
     [2] = {4, {{1, 1}, {0, 1}, {1, 0}, {0, 0}}},
+    [3] = {6, {{2, 0}, {1, 1}, {0, 2}, {0, 1}, {1, 0}, {0, 0}}},
 };
 
 /* Products of two by nv registers at a time: c (blocks of 32 rows, nv vectors) = a b, or += a b. */
@@ -237,13 +259,14 @@ NOINLINE void amx_advance(amx_queue *queue, int64_t steps) {
 
 /* ------------------------------------------------------------------------------------ packing */
 
-/* Takes the parts off x, the largest first, each in the high halves of the lanes. `rounds` the last one. */
-INLINE void amx_split(vec x, int parts, bool rounds, ivec *part) {
+/* Splits x into parts, the largest first, each in the high halves of the lanes. Those of an element are all of it; three
+ * are rounded to nearest. Those of a `weight`, a constant, are truncated, and the last is rounded. */
+INLINE void amx_split(vec x, int parts, bool weight, ivec *part) {
     UNROLL for (int i = 0; i < parts - 1; i++) {
-        part[i] = (ivec)x & ~0xffff;
+        part[i] = (!weight && parts == 3 ? (ivec)x + 0x8000 : (ivec)x) & ~0xffff;
         x -= (vec)part[i];
     }
-    part[parts - 1] = rounds ? (ivec)x + 0x8000 : (ivec)x;
+    part[parts - 1] = weight ? (ivec)x + 0x8000 : (ivec)x;
 }
 
 /* Pairs of the high halves. */
@@ -259,10 +282,10 @@ INLINE vec amx_high_halves(ivec first, ivec second) {
                                         27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63);
 }
 
-/* Rows of a block of keys or values, which are widened on the way to their parts or, if they have no unit stride,
+/* Rows of a block of keys or values, which are widened on the way to one or two parts or, if they have no unit stride,
  * before. */
-INLINE rows amx_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *copy) {
-    return is_narrow(m, d) ? narrow_rows(m, j0, n) : pack_rows(m, j0, n, d, 1, copy, NULL);
+INLINE rows amx_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, int parts, real *copy) {
+    return parts < 3 && is_narrow(m, d) ? narrow_rows(m, j0, n) : pack_rows(m, j0, n, d, 1, copy, NULL);
 }
 
 /* VL elements of row j from column c on. dtype, a constant, is that of the rows. */
@@ -271,21 +294,41 @@ INLINE vec amx_element(const rows *x, sdpa_dtype dtype, int64_t j, int64_t c) {
     return vload(x->p + j * x->row + c);
 }
 
-/* Sets odd[j] to whether row j has an element that is not finite. */
-COLD NOINLINE void amx_find_odd(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, real *line, bool *odd) {
+/* Sets odd[j] to whether row j is odd. */
+COLD NOINLINE void amx_find_odd(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, int parts, real *line,
+                                bool *odd) {
     for (int64_t j = 0; j < n; j++) {
         load(line, m->data + (j0 + j) * m->row, d, m->col, m->dtype, m->swapped);
-        odd[j] = !all_finite(line, d, 1, d);
+        odd[j] = false;
+        for (int64_t c = 0; c < d; c++) {
+            int32_t bits;
+            memcpy(&bits, line + c, sizeof bits);
+            bits &= 0x7fffffff;
+            odd[j] |= bits >= AMX_MOST || (parts == 3 && bits != 0 && bits < AMX_LEAST);
+        }
     }
 }
 
-/* Keeps the largest magnitude that a lane has seen, as an integer, for amx_is_odd: whether one was not finite. */
-INLINE void amx_see(ivec *most, vec x) { *most = vmost_bits(*most, (ivec)x & ~SIGN_BIT); }
-INLINE ivec amx_is_odd(ivec most) { return most >= 0x7f800000; }
+/* The magnitudes, as integers, that the lanes have seen: the largest and, but for 0, one below the smallest. */
+typedef struct amx_range {
+    ivec most, least;
+} amx_range;
 
-/* Keys as registers at w->k, rows after the last and columns from d on 0. Returns whether an element is odd. */
+INLINE amx_range amx_no_range(void) { return (amx_range){{0}, (ivec){0} + INT32_MAX}; }
+
+/* `parts` is a constant here and below. */
+INLINE void amx_see(amx_range *range, vec x, int parts) {
+    const ivec magnitude = (ivec)x & ~SIGN_BIT;
+    range->most = vmost_bits(range->most, magnitude);
+    if (parts == 3) range->least = vleast_bits(range->least, (magnitude - 1) & ~SIGN_BIT);
+}
+
+/* The lanes that have seen an odd element. */
+INLINE ivec amx_is_odd(const amx_range *range) { return (range->most >= AMX_MOST) | (range->least < AMX_LEAST - 1); }
+
+/* Keys as registers at w->k, rows after the last and columns from d on 0. Returns whether a row is odd. */
 INLINE bool amx_pack_keys_as(const amx_scratch *w, const rows *k, sdpa_dtype dtype, int64_t d, int parts) {
-    ivec most = {0};
+    amx_range range = amx_no_range();
     const int64_t steps = w->d_k / AMX_DEPTH;
     for (int64_t j = 0; j < round_up(k->n, AMX_DEPTH); j++) {
         for (int64_t step = 0; step < steps; step++) {
@@ -293,8 +336,8 @@ INLINE bool amx_pack_keys_as(const amx_scratch *w, const rows *k, sdpa_dtype dty
             const vec first = j < k->n && c < d ? amx_element(k, dtype, j, c) : (vec){0},
                       second = j < k->n && c + VL < d ? amx_element(k, dtype, j, c + VL) : (vec){0};
             ivec x[AMX_MOST_PARTS], y[AMX_MOST_PARTS];
-            if (parts > 1) amx_see(&most, first);
-            if (parts > 1) amx_see(&most, second);
+            if (parts > 1) amx_see(&range, first, parts);
+            if (parts > 1) amx_see(&range, second, parts);
             amx_split(first, parts, false, x);
             amx_split(second, parts, false, y);
             char *to = w->k + (j / VL * steps + step) * parts * AMX_BYTES + j % VL * VEC_BYTES;
@@ -303,14 +346,14 @@ INLINE bool amx_pack_keys_as(const amx_scratch *w, const rows *k, sdpa_dtype dty
             }
         }
     }
-    return vany(amx_is_odd(most));
+    return vany(amx_is_odd(&range));
 }
 
 /* Values as registers at w->v, transposed; keys after the last, columns from d on, and rows that are odd (or NULL) are
- * 0. Returns whether an element is odd. */
+ * 0. Returns whether a row is odd. */
 INLINE bool amx_pack_values_as(const amx_scratch *w, const rows *v, sdpa_dtype dtype, int64_t d, int parts,
                                const bool *odd) {
-    ivec most = {0};
+    amx_range range = amx_no_range();
     char *to = w->v;
     for (int64_t j0 = 0; j0 < v->n; j0 += AMX_DEPTH) {
         for (int64_t c = 0; c < w->d_v; c += VL, to += parts * AMX_BYTES) {
@@ -321,7 +364,7 @@ INLINE bool amx_pack_values_as(const amx_scratch *w, const rows *v, sdpa_dtype d
                     const int64_t row = j0 + 2 * j + half;
                     const bool there = row < v->n && c < d && !(odd && odd[row]);
                     const vec element = there ? amx_element(v, dtype, row, c) : (vec){0};
-                    amx_see(&most, element);
+                    amx_see(&range, element, parts);
                     amx_split(element, parts, false, x[half]);
                 }
                 UNROLL for (int i = 0; i < parts; i++) pairs[i][j] = (vec)amx_pair(x[0][i], x[1][i]);
@@ -334,26 +377,27 @@ INLINE bool amx_pack_values_as(const amx_scratch *w, const rows *v, sdpa_dtype d
             }
         }
     }
-    return vany(amx_is_odd(most));
+    return vany(amx_is_odd(&range));
 }
 
 /* Both with the type of the rows and the number of parts as constants. */
 NOINLINE bool amx_pack_keys(const amx_scratch *w, const rows *k, int64_t d) {
     const bool narrow = k->narrow.data != NULL;
+    if (w->parts == 3) return amx_pack_keys_as(w, k, SDPA_F32, d, 3);
     if (w->parts == 1) return narrow ? amx_pack_keys_as(w, k, SDPA_BF16, d, 1) : amx_pack_keys_as(w, k, SDPA_F32, d, 1);
     return narrow ? amx_pack_keys_as(w, k, SDPA_F16, d, 2) : amx_pack_keys_as(w, k, SDPA_F32, d, 2);
 }
 
 NOINLINE bool amx_pack_values(const amx_scratch *w, const rows *v, int64_t d, const bool *odd) {
     const bool narrow = v->narrow.data != NULL;
+    if (w->parts == 3) return amx_pack_values_as(w, v, SDPA_F32, d, 3, odd);
     if (w->parts == 1) {
         return narrow ? amx_pack_values_as(w, v, SDPA_BF16, d, 1, odd) : amx_pack_values_as(w, v, SDPA_F32, d, 1, odd);
     }
     return narrow ? amx_pack_values_as(w, v, SDPA_F16, d, 2, odd) : amx_pack_values_as(w, v, SDPA_F32, d, 2, odd);
 }
 
-/* Packs the panels at w->q, as pack_panels left them, into pairs of adjacent rows, and finds the queries with odd
- * elements. */
+/* Packs the panels at w->q, as pack_panels left them, into pairs of adjacent rows, and finds the odd queries. */
 NOINLINE void amx_pack_queries(amx_scratch *w, const real *q, int64_t n_i, int64_t d) {
     ivec any = {0};
     PANELS (panel, n_i) {
@@ -361,21 +405,22 @@ NOINLINE void amx_pack_queries(amx_scratch *w, const real *q, int64_t n_i, int64
         const real *from = q + panel.i * d;
         real *to = (real *)w->q + w->parts * w->d_k / 2 * panel.i;
         for (int x = 0; x < panel.nv; x++) {
-            ivec most = {0};
+            amx_range range = amx_no_range();
             for (int64_t c = 0; c < w->d_k; c += 2) {
                 const vec even = c < d ? vload(from + c * row + x * VL) : (vec){0},
                           odd = c + 1 < d ? vload(from + (c + 1) * row + x * VL) : (vec){0};
                 ivec first[AMX_MOST_PARTS], second[AMX_MOST_PARTS];
-                amx_see(&most, even);
-                amx_see(&most, odd);
+                amx_see(&range, even, 3);
+                amx_see(&range, odd, 3);
                 amx_split(even, AMX_MOST_PARTS, false, first);
                 amx_split(odd, AMX_MOST_PARTS, false, second);
                 for (int i = 0; i < w->parts; i++) {
                     vstore(to + i * part + c / 2 * row + x * VL, (vec)amx_pair(first[i], second[i]));
                 }
             }
-            const ivec is_odd = w->parts > 1 ? amx_is_odd(most) : (ivec){0};
-            memcpy(w->odd + panel.i + x * VL, &is_odd, sizeof is_odd);
+            if (w->parts < 3) range.least = (ivec){0} + INT32_MAX;
+            const ivec is_odd = amx_is_odd(&range), by_vectors = w->parts > 1 ? is_odd : (ivec){0};
+            memcpy(w->odd + panel.i + x * VL, &by_vectors, sizeof by_vectors);
             any |= is_odd;
         }
     }

@@ -14,6 +14,9 @@
 #define SDPA_KERNEL_BACKWARD_H
 
 #include "additive.h"
+#ifdef HAVE_AMX
+#include "amx_gradients.h"
+#endif
 #include "pass.h"
 
 typedef struct backward_scratch {
@@ -32,7 +35,7 @@ typedef struct backward_scratch {
     real *o_rows; /* as q_rows */
     real *p, *ds; /* (block, n_lanes): P^T, dS^T; n_slots blocks of p */
     real *given;  /* (block, n_lanes): additive scores, or room for `ready` */
-    real *ready;  /* (block, n_lanes): the products of queries and keys if one_block_by_rows made them, or NULL */
+    real *ready;  /* (block, n_lanes): products of queries and keys by one_block_by_rows or the matrix unit, or NULL */
     real *part;   /* (block, 2, VL + 1): see additive_gradients */
     unsigned char *state; /* (2, n_lanes / VL): enum panel_state of both pieces of a block, n_slots times */
     real *r;              /* (block, n_lanes): dropout's factors, or NULL */
@@ -43,7 +46,20 @@ typedef struct backward_scratch {
     real *line;
     int64_t n_lanes, k_row, block;
     int64_t n_slots; /* key blocks whose P is kept until the rows are complete; later blocks share the last slot */
+#ifdef HAVE_AMX
+    amx_gradients amx;
+#endif
 } backward_scratch;
+
+/* Whether products go through the matrix unit. */
+INLINE bool by_tiles(const backward_scratch *w) {
+#ifdef HAVE_AMX
+    return w->amx.can;
+#else
+    (void)w;
+    return false;
+#endif
+}
 
 /* Whether delta is summed with the weights, since O is not precise enough for it. */
 INLINE bool weighs_delta(const sdpa_problem *p) { return sdpa_is_narrow(p->o.dtype) || p->scores == SDPA_ADDITIVE; }
@@ -87,6 +103,10 @@ INLINE backward_scratch common_layout(const sdpa_problem *p, sdpa_arena *a) {
         ARRAY(w.line, line_size(p, w.block)),
     };
     UNROLL for (int i = 0; i < COUNT(arrays); i++) take_array(&arrays[i], a);
+#ifdef HAVE_AMX
+    amx_take_common(&w.amx, p, n, w.block, a);
+    w.ready = w.amx.s;
+#endif
     return w;
 }
 
@@ -110,6 +130,9 @@ INLINE void take_unit(backward_scratch *w, const sdpa_problem *p, sdpa_arena *a)
         ARRAY(w->dq_lanes, p->scores == SDPA_ADDITIVE ? p->d_k * n : ABSENT),
     };
     UNROLL for (int i = 0; i < COUNT(arrays); i++) take_array(&arrays[i], a);
+#ifdef HAVE_AMX
+    amx_take_unit(&w->amx, a);
+#endif
 }
 
 /* Beyond this, in log2 units, the rounding error of lse could take P out of the range of its type. */
@@ -229,6 +252,9 @@ INLINE bool begin_scores(const sdpa_unit *u, const backward_scratch *w, panel q,
         additive_scores(p, t->x, q.nv, k, k->n, w->given, w->n_lanes);
         t->given = w->given;
     } else {
+#ifdef HAVE_AMX
+        if (w->amx.can) amx_backward_scores(&w->amx, w->q, q, k, p->d_k);
+#endif
         t->given = lane_of(w->ready, q.i);
     }
     t->ds = lane_of(w->tanh, q.i);
@@ -262,6 +288,30 @@ NOINLINE enum panel_state backward_weights(const sdpa_unit *u, const backward_sc
     return masked ? PANEL_MASKED : PANEL_VISIBLE;
 }
 
+/* Whether dS K is wanted: for dQ, or for the gradient of the head's scale. */
+INLINE bool wants_queries(const sdpa_unit *u) { return u->dq.data || u->dscales.data; }
+
+/* Whether a gradient that goes through the scores is wanted; dV needs only the weights. */
+INLINE bool wants_scores(const sdpa_unit *u) { return wants_queries(u) || u->dk.data || u->dmask.data || u->sums; }
+
+/* The rows of K of a block, for weigh_keys and find_maxima. */
+NOINLINE rows score_keys(const sdpa_unit *u, const backward_scratch *w, keys b, int64_t n_reads) {
+    const rows k = pack_rows(&u->k, b.j0, b.n, u->problem->d_k, by_tiles(w) ? 1 : n_reads, w->k, w->k_tail);
+#ifdef HAVE_AMX
+    if (w->amx.can) amx_pack_keys_of(&w->amx, &u->k, &k, u->problem->d_k, w->line);
+#endif
+    return k;
+}
+
+/* The rows of V of a block, for panel_gradient. */
+NOINLINE rows gradient_values(const sdpa_unit *u, const backward_scratch *w, keys b) {
+    const rows v = pack_rows(&u->v, b.j0, b.n, u->problem->d_v, by_tiles(w), w->v, w->v_tail);
+#ifdef HAVE_AMX
+    if (w->amx.can) amx_pack_values_of(&w->amx, &u->v, &v, u->problem->d_v, w->line);
+#endif
+    return v;
+}
+
 /* P of keys k by all queries of the unit; row sums are added to `sum`. */
 NOINLINE void weigh_keys(const sdpa_unit *u, const backward_scratch *w, const rows *k, real c, real *sum) {
     PANELS (q, u->n_i) {
@@ -282,6 +332,12 @@ NOINLINE void weigh_keys(const sdpa_unit *u, const backward_scratch *w, const ro
 
 /* dS = P * (dP - shift) of a panel that is not hidden. */
 INLINE void panel_gradient(const sdpa_unit *u, const backward_scratch *w, const rows *v, panel q, const real *shift) {
+#ifdef HAVE_AMX
+    if (w->amx.can) {
+        amx_panel_gradient(&w->amx, w->dout, q, v, u->problem->d_v, w->p, w->ds, shift);
+        return;
+    }
+#endif
     scores t = panel_scores(w->dout, q, v, u->problem->d_v, w->p + q.i, w->n_lanes);
     t.ds = w->ds + q.i;
     t.shift = shift + q.i;
@@ -291,7 +347,7 @@ INLINE void panel_gradient(const sdpa_unit *u, const backward_scratch *w, const 
 
 /* Adds rowsum(P * dP) over keys k to `sum`, with dropout rowsum(R * P * dP). */
 NOINLINE void weigh_values(const sdpa_unit *u, const backward_scratch *w, keys k, double *sum) {
-    const rows v = pack_rows(&u->v, k.j0, k.n, u->problem->d_v, 0, w->v, w->v_tail);
+    const rows v = gradient_values(u, w, k);
     PANELS (q, u->n_i) {
         if (w->state[q.i / VL] == PANEL_HIDDEN) continue;
         panel_gradient(u, w, &v, q, w->zero);
@@ -332,99 +388,7 @@ COLD NOINLINE backward_scratch kept_piece(const backward_scratch *w, const sdpa_
     return kept;
 }
 
-/* Finds the maxima, m + low, of the logits of the unit's queries. False if interrupted. */
-COLD NOINLINE bool find_maxima(const sdpa_unit *u, const backward_scratch *w, int64_t first, int64_t j1) {
-    const sdpa_problem *p = u->problem;
-    const running row = {.m = w->m, .low = w->low};
-    for (int64_t i = 0; i < w->n_lanes; i++) {
-        w->m[i] = -(real)INFINITY;
-        w->low[i] = 0;
-    }
-    for (keys b = {.j0 = first * sdpa_key_block(p)}; next_piece(u, j1, &b);) {
-        if (sdpa_run_stopped(u->run)) return false;
-        if (is_hidden(u, b.j0, b.n)) continue;
-        const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w->k, w->k_tail);
-        PANELS (q, u->n_i) {
-            scores t;
-            score_program own;
-            enum bias_kind bias;
-            vec most[SCORE_WIDTH], unused[2][SCORE_WIDTH];
-            if (!begin_scores(u, w, q, &k, &t, &own, &bias)) continue;
-            for (int x = 0; x < q.nv; x++) most[x] = vset1(-INFINITY);
-            t.extreme = (real *)most;
-            const real factor = score_products(&t, q.nv, u, bias, M_LOG2E);
-            move_maximum(&row, q.i, q.nv, NULL, factor, most, unused[0], unused[1]);
-        }
-    }
-    return true;
-}
-
-/* Prepares rows whose lse is so large that its rounding error, in the exponent, would be out of range. They are computed
- * from the maximum of their logits, and their sums replace lse. Its order of magnitude still tells whether it belongs
- * to a larger set of keys, beside which these have weight 0. */
-COLD NOINLINE void set_far_rows(const sdpa_unit *u, const backward_scratch *w, double *sunk, bool *whole) {
-    const double log2_e = log2_e_of(u), sink = sink_of(u);
-    for (int64_t i = 0; i < w->n_lanes; i++) {
-        const double given = i < u->n_i ? query_double(u->lse, &u->problem->lse, u->i0 + i) * log2_e : 0;
-        const double lse = isfinite(given) ? fmax(-REAL_MAX, fmin(REAL_MAX, given)) : given; /* as logits are */
-        const double keys = (double)w->m[i] + w->low[i], most = sink > keys ? sink : keys;
-        if (!isfinite(lse) || fabs(lse) <= FAR_LSE) {
-            w->low[i] = 0;
-            continue;
-        }
-        whole[i] = most >= lse - 8 * REAL_EPSILON * fabs(lse);
-        const bool seen = whole[i] && keys >= sink - HIGHEST_SINK; /* the keys have weights above 0 */
-        w->lse[i] = seen ? w->m[i] : (real)INFINITY;
-        if (!seen) w->low[i] = 0;
-        w->factor[i] = 1;
-        sunk[i] = seen ? exp2(sink - keys) : whole[i] ? 1 : 0;
-    }
-}
-
-/* The sink's weight in each row, up to factor. */
-INLINE void weigh_sink(const sdpa_unit *u, const backward_scratch *w, double *sunk) {
-    const double sink = sink_of(u);
-    for (int64_t i = 0; i < u->n_i; i++) sunk[i] = sink == -INFINITY ? 0 : exp2(sink - w->lse[i]);
-}
-
-/* Computes P and the sums of its rows. A sum should be 1 except for the rounding of lse, a relative error of ulp(lse) /
- * 2 for the whole row. If it is that close to 1, P is divided by it, through `factor`. If not, lse belongs to a larger
- * set of keys and needs no correction. Also sums delta with the weights where O is not precise enough. `sunk`: see
- * weigh_sink. False if interrupted. */
-NOINLINE bool complete_rows(const sdpa_unit *u, backward_scratch *w, int64_t j0, int64_t j1, real c, bool far,
-                            double *sunk) {
-    const sdpa_problem *p = u->problem;
-    const real epsilon = REAL_EPSILON;
-    const bool by_weights = weighs_delta(p), all = completes_all(p);
-    const int64_t first = j0 / sdpa_key_block(p), end = j0 < j1 ? j1 : 0; /* a sink may be all that is seen */
-    if (by_weights) pack_panels(w->dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w->line);
-    real sum[SDPA_QUERY_BLOCK] = {0};
-    double delta[SDPA_QUERY_BLOCK] = {0};
-    bool whole[SDPA_QUERY_BLOCK] = {false};
-    if (far && find_maxima(u, w, first, end)) {
-        set_far_rows(u, w, sunk, whole);
-    } else if (far) {
-        return false;
-    }
-    for (keys b = {.j0 = first * sdpa_key_block(p)}; next_piece(u, end, &b);) {
-        if (sdpa_run_stopped(u->run)) return false;
-        const int64_t size = sdpa_key_block(p);
-        if (is_hidden(u, b.j0 / size * size, size)) continue; /* as sweep_blocks */
-        const backward_scratch kept = kept_piece(w, p, b.j0, first);
-        const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w->k, w->k_tail);
-        weigh_keys(u, &kept, &k, c, sum);
-        if (by_weights) weigh_values(u, &kept, b, delta);
-    }
-    for (int64_t i = 0; i < u->n_i; i++) {
-        const double total = w->factor[i] * (sum[i] + sunk[i]), excess = log2(total);
-        const bool complete = all && fabs(excess) <= 2 * epsilon * (4 + fabs((double)w->lse[i]));
-        if (!(total > 0) || !(complete || whole[i])) continue;
-        if (by_weights) w->delta[i] = (real)(delta[i] * w->factor[i] / total) - w->dlse[i];
-        w->weighed[i] = by_weights;
-        w->factor[i] /= total;
-    }
-    return true;
-}
+#include "complete.h"
 
 /* Applies dropout to a panel. P and ds = P * dP, without factors, become R * P and R * ds - P * delta; masked pairs
  * stay -0. */
@@ -472,12 +436,6 @@ NOINLINE rows scale_queries(const sdpa_unit *u, const backward_scratch *w) {
     return (rows){.p = w->dout_rows, .row = row, .n = u->n_i};
 }
 
-/* Whether dS K is wanted: for dQ, or for the gradient of the head's scale. */
-INLINE bool wants_queries(const sdpa_unit *u) { return u->dq.data || u->dscales.data; }
-
-/* Whether a gradient that goes through the scores is wanted; dV needs only the weights. */
-INLINE bool wants_scores(const sdpa_unit *u) { return wants_queries(u) || u->dk.data || u->dmask.data || u->sums; }
-
 /* Adds to the sums of score_mod's arrays what keys b contribute: `variant` with ds and, in the double backward, further
  * inputs, all (b.n, row). */
 NOINLINE void add_to_arrays(const sdpa_unit *u, enum sdpa_variant variant, keys b, const real *const in[4], int64_t row,
@@ -513,12 +471,15 @@ INLINE enum panel_state score_gradients(const sdpa_unit *u, const backward_scrat
     return !any ? PANEL_HIDDEN : masked ? PANEL_MASKED : PANEL_VISIBLE;
 }
 
+#ifdef HAVE_AMX
+#include "fast/amx_backward.h"
+#endif
+
 /* Computes everything after P for one piece of keys and, with `anew`, P too. c = |scale| log2(e). */
 NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const backward_rows *own, keys b, real c,
                             bool anew) {
     const sdpa_problem *p = u->problem;
-    const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, wants_queries(u) ? u->n_i : 0, w->k, w->k_tail);
-    const rows v = pack_rows(&u->v, b.j0, b.n, p->d_v, 0, w->v, w->v_tail);
+    const rows k = score_keys(u, w, b, wants_queries(u) ? u->n_i : 0), v = gradient_values(u, w, b);
     real unused[SDPA_QUERY_BLOCK] = {0};
     if (anew) weigh_keys(u, w, &k, c, unused);
     const enum panel_state state = score_gradients(u, w, &v, w->delta);
@@ -541,6 +502,12 @@ NOINLINE void backward_keys(const sdpa_unit *u, const backward_scratch *w, const
                             .n = b.n,
                             .diagonal = diagonal_at(u, u->i0, b.j0),
                             .in_order = p->invariant};
+#ifdef HAVE_AMX
+    if (w->amx.can) {
+        tile_gradients(u, w, own, &k, &weights, finite);
+        return;
+    }
+#endif
     add_to_keys(&u->dv, p->d_v, &weights, &own->dout, 1, finite);
     if (p->scores == SDPA_ADDITIVE) {
         const additive_block t = {.q = w->q,

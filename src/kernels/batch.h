@@ -61,6 +61,9 @@ NOINLINE bool begin_unit(const sdpa_unit *u, backward_state *s) {
     memset(w->dmask, 0, sizeof(real) * (size_t)w->n_lanes);
     if (p->scores == SDPA_ADDITIVE) memset(w->dq_lanes, 0, sizeof(real) * (size_t)(p->d_k * w->n_lanes));
     if (s->j0 < s->j1) pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w->line);
+#ifdef HAVE_AMX
+    if (w->amx.can && s->j0 < s->j1) begin_tiles(u, &s->w);
+#endif
     if (!far) s->w.low = NULL;
     return far;
 }
@@ -74,6 +77,9 @@ NOINLINE bool prepare_unit(const sdpa_unit *u, backward_state *s, bool completes
     if (completes && !complete_rows(u, w, s->j0, s->j1, s->c, far, sunk)) return false;
     s->kept = completes;
     s->own = (backward_rows){.dout = scale_queries(u, w)};
+#ifdef HAVE_AMX
+    for (int64_t i = 0; w->amx.can && i < u->n_i; i++) w->amx.factor[i] = (real)w->factor[i];
+#endif
     s->own.q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, s->j1 - s->j0, w->q_rows, NULL);
     s->own.finite = !may_mask(u) || (rows_finite(&s->own.q, p->d_k) && rows_finite(&s->own.dout, p->d_v));
     /* A sink's logit has no value, so its dP is 0: dS = -P delta. */
@@ -107,6 +113,9 @@ NOINLINE void end_unit(const sdpa_unit *u, backward_state *s) {
     for (int64_t i = 0; p->scores == SDPA_ADDITIVE && i < u->n_i; i++) {
         for (int64_t x = 0; x < p->d_k; x++) w->dq[i * w->k_row + x] = w->dq_lanes[x * w->n_lanes + i];
     }
+#ifdef HAVE_AMX
+    if (w->amx.can && s->j0 < s->j1) amx_finish_queries(&w->amx, u->n_i, p->d_k, w->dq, w->k_row);
+#endif
     if (own_scale(u)) s->sums.dscales = finish_scale(u, w, &s->own.q);
     store_gradients(u, w->dq, w->k_row, w->dmask, &s->sums, w->line);
 }

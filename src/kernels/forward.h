@@ -416,7 +416,7 @@ INLINE bool find_overflow(const sdpa_unit *u, const forward_scratch *w) {
 NOINLINE bool forward_sweep(const sdpa_unit *u, forward_scratch *w) {
     int64_t j0, j1;
 #ifdef HAVE_AMX
-    if (amx_takes(u)) return amx_sweep(u, w);
+    if (amx_can(u->problem)) return amx_sweep(u, w);
 #endif
     unit_keys(u, &j0, &j1);
     j0 = first_block(u->problem, j0, j1);

@@ -3,7 +3,7 @@
 #include "kernels.h"
 #include "vec.h"
 
-#ifdef FORWARD_ONLY /* the compiler drops functions that the table does not name */
+#ifdef FEW_PASSES /* the compiler drops functions that the table does not name */
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 
@@ -23,13 +23,16 @@ static void forward_unit(const sdpa_unit *u, void *scratch) {
     if (!forward_few_keys(u, scratch)) forward_any(u, scratch);
 }
 
-/* The types whose forward these kernels run where a set has them beside others. */
-#if defined(HAVE_AMX)
-#define FORWARDS (1 << SDPA_F16 | 1 << SDPA_BF16)
-#elif defined(FORWARD_ONLY)
-#define FORWARDS (1 << SDPA_BF16)
+/* The passes and types that these kernels run where a set has them beside others. */
+#ifdef HAVE_AMX
+#define PASSES (1 << SDPA_PASS_FORWARD | 1 << SDPA_PASS_BACKWARD)
+#define TYPES ~0
+#elif defined(FEW_PASSES)
+#define PASSES (1 << SDPA_PASS_FORWARD)
+#define TYPES (1 << SDPA_BF16)
 #else
-#define FORWARDS ~0
+#define PASSES ~0
+#define TYPES ~0
 #endif
 
 #ifdef HAVE_AMX
@@ -38,9 +41,9 @@ static void forward_unit(const sdpa_unit *u, void *scratch) {
 #define ROUNDS BF16_PAIRS
 #endif
 #ifdef SDPA_ISA_AMX
-#define ASKS true
+#define ASKS amx_can
 #else
-#define ASKS false
+#define ASKS NULL
 #endif
 
 #define TABLE_(isa, bits) sdpa_##isa##_f##bits
@@ -48,7 +51,8 @@ static void forward_unit(const sdpa_unit *u, void *scratch) {
 
 const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .lanes = VL,
-    .forwards = FORWARDS,
+    .passes = PASSES,
+    .types = TYPES,
     .rounds = ROUNDS,
     .asks = ASKS,
     .queries = forward_queries_at_once,
@@ -56,7 +60,12 @@ const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .forward_part_bytes = forward_part_bytes,
     .forward_part = forward_part,
     .forward_join = forward_join,
-#ifndef FORWARD_ONLY
+#if !defined(FEW_PASSES) || defined(HAVE_AMX)
+    .pass[SDPA_PASS_BACKWARD] = {backward_bytes, NULL},
+    .backward_most = backward_most,
+    .backward = backward_units,
+#endif
+#ifndef FEW_PASSES
     .load = load,
     .store = store,
     .copy_bytes = copy_bytes,
@@ -64,9 +73,6 @@ const struct sdpa_kernels TABLE(SDPA_ISA, SDPA_REAL) = {
     .pass[SDPA_PASS_WEIGHTS] = {weights_bytes, weights_unit},
     .pass[SDPA_PASS_STATISTICS] = {statistics_bytes, statistics_unit},
     .pass[SDPA_PASS_TANGENT] = {tangent_bytes, tangent_unit},
-    .pass[SDPA_PASS_BACKWARD] = {backward_bytes, NULL},
-    .backward_most = backward_most,
-    .backward = backward_units,
     .pass[SDPA_PASS_SECOND] = {second_bytes, second_unit},
     .tile = tile_of,
     .pattern = {pattern_bytes, pattern_unit},

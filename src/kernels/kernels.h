@@ -157,10 +157,13 @@ typedef struct sdpa_unit_kernel {
 
 /* Kernels of one compute type (float32 or float64). `real` below is that type. */
 struct sdpa_kernels {
-    int lanes;    /* reals in a vector */
-    int forwards; /* bits of the types (1 << sdpa_dtype) whose forward these kernels run */
-    bool rounds;  /* multiplies bfloat16 without widening it, so weights are rounded to it */
-    bool asks;    /* the system's permission is needed: sdpa_amx_permitted */
+    int lanes;   /* reals in a vector */
+    int passes;  /* bits (1 << sdpa_pass) of the passes that these kernels run where a set has them beside others, */
+    int types;   /* and of their types (1 << sdpa_dtype) */
+    bool rounds; /* multiplies bfloat16 without widening it, so weights are rounded to it */
+    /* Whether the system's permission is needed for a problem (sdpa_amx_permitted). Others have the bits of the set's other
+     * kernels, which run instead. NULL: for none. */
+    bool (*asks)(const sdpa_problem *p);
     int64_t (*queries)(const sdpa_problem *p); /* of a unit of the forward */
 
     /* Loads n elements, `stride` bytes apart, of any float type or BOOL (a mask: true = 0, false = -inf), as real. */

@@ -397,7 +397,7 @@ NOINLINE void score_by_program(const scores *t, int nv, enum score_mode mode) {
     for (int64_t j0 = 0, rows; j0 < t->n; j0 += rows) {
         vec acc[MOST_SCORE_ROWS][MAX_WIDTH], h[MOST_SCORE_ROWS][MAX_WIDTH], (*found)[MAX_WIDTH] = value ? value : acc;
         rows = nv == 1 && t->n - j0 >= MOST_SCORE_ROWS ? MOST_SCORE_ROWS : SCORE_ROWS;
-        accumulate_scores(t, nv, false, false, j0, rows, acc);
+        accumulate_scores(t, nv, false, t->given, j0, rows, acc);
         const int64_t n = t->n - j0 < rows ? t->n - j0 : rows;
         const program_output result = {value ? NULL : (real *)acc, MAX_WIDTH * VL};
         begin_tile(t, (const vec(*)[MAX_WIDTH])acc, h, nv, j0, n);

@@ -28,9 +28,9 @@
  *                     even and odd, rounded to nearest, as its low and its high half
  *   HAVE_AMX          amx_begin, amx_end: around what uses the eight registers of 16 rows of 64 bytes; AMX_ZERO,
  *                     AMX_LOAD, AMX_STORE (p, bytes between rows), AMX_MULTIPLY: c += a b, see amx_multiply in
- *                     vec_amx_model.h; vmost_bits: the larger words
+ *                     vec_amx_model.h; vmost_bits, vleast_bits: the larger and the smaller words
  *   HAVE_LANES        vmuladd_lane: a[lane] * b + c (lane is a constant), at the price of vmuladd
- *   FORWARD_ONLY      only the forward gains by these instructions: other passes use another set's kernels (isa.c)
+ *   FEW_PASSES        few passes gain by these instructions: others use another set's kernels (isa.c, kernel.c)
  *
  * Loads and stores need no more than the alignment of an element. tests/c/test_vec.c compares every operation with
  * plain C. */

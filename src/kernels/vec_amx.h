@@ -5,7 +5,7 @@
 #include "vec_avx512.h"
 
 #define HAVE_AMX
-#define FORWARD_ONLY
+#define FEW_PASSES
 
 /* The registers are those of the thread. */
 typedef struct amx_registers {
@@ -33,5 +33,6 @@ INLINE void amx_end(amx_registers *r) {
 #define AMX_MULTIPLY(r, c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c : : : "memory")
 
 INLINE ivec vmost_bits(ivec a, ivec b) { return (ivec)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+INLINE ivec vleast_bits(ivec a, ivec b) { return (ivec)_mm512_min_epi32((__m512i)a, (__m512i)b); }
 
 #endif

@@ -10,7 +10,7 @@
 #endif
 
 #define HAVE_AMX
-#define FORWARD_ONLY
+#define FEW_PASSES
 
 typedef struct amx_registers {
     vec c[8][VL];
@@ -54,5 +54,6 @@ static inline void amx_multiply(vec *c, const vec *a, const vec *b) {
 #define AMX_MULTIPLY(r, x, a, b) amx_multiply((r)->c[x], (r)->c[a], (r)->c[b])
 
 INLINE ivec vmost_bits(ivec a, ivec b) { return (ivec)vselect(a > b, (vec)a, (vec)b); }
+INLINE ivec vleast_bits(ivec a, ivec b) { return (ivec)vselect(a < b, (vec)a, (vec)b); }
 
 #endif

@@ -9,7 +9,7 @@
 #include "vec_avx512.h"
 
 #define HAVE_BF16_PAIRS
-#define FORWARD_ONLY
+#define FEW_PASSES
 INLINE vec vdot(vec sum, int32_t pair, vec pairs) {
     return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)pairs);
 }

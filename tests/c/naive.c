@@ -52,7 +52,7 @@ static double *new_array(int64_t n) { return calloc((size_t)n + 1, sizeof(double
 
 bounded naive_bounded(const test_case *c, int64_t heads, int64_t rows, int64_t cols) {
     const int64_t n = (heads != SHARED ? c->n_batch * heads : 1) * rows * cols;
-    return (bounded){n, heads, rows, cols, new_array(n), new_array(n)};
+    return (bounded){n, heads, rows, cols, new_array(n), new_array(n), new_array(n)};
 }
 
 naive naive_new(const test_case *c) {
@@ -66,7 +66,6 @@ naive naive_new(const test_case *c) {
         .dlse = new_array(heads * c->n_q),
         .w = naive_bounded(c, c->n_head, c->n_q, c->n_k),
         .o = naive_bounded(c, c->n_head, c->n_q, c->d_v),
-        .o_rounded = naive_bounded(c, c->n_head, c->n_q, c->d_v),
         .lse = naive_bounded(c, c->n_head, c->n_q, 1),
         .dq = naive_bounded(c, c->n_head, c->n_q, c->d_k),
         .dk = naive_bounded(c, c->n_head / c->group, c->n_k, c->d_k),
@@ -78,12 +77,13 @@ naive naive_new(const test_case *c) {
 void naive_free_bounded(bounded *b) {
     free(b->x);
     free(b->bound);
+    free(b->rounded);
 }
 
 void naive_free(naive *a) {
     double *arrays[] = {a->q, a->k, a->v, a->mask, a->dout, a->dlse};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) free(arrays[i]);
-    bounded *results[] = {&a->w, &a->o, &a->o_rounded, &a->lse, &a->dq, &a->dk, &a->dv, &a->dmask};
+    bounded *results[] = {&a->w, &a->o, &a->lse, &a->dq, &a->dk, &a->dv, &a->dmask};
     for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) naive_free_bounded(results[i]);
 }
 
@@ -99,19 +99,22 @@ bool naive_visible(const test_case *c, int64_t batch, int64_t i, int64_t j, doub
  *   exponent s - m:  h = (d_k + 8) u (S + M)
  *   weight p:        r p, r = expm1(2 max h) + (n_k + 24) u, plus what underflows: 2^60 times the smallest normal number
  *   lse:             max h + (n_k + 16) u + 4 u M
- *   o:               (r + (n_k + 2) u) sum p |v|, and where p is rounded, u' (1 + r) sum p |v|, u' that of its type (for
- *                    float16 2^-17, because p then has 16 bits)
+ *   o:               (r + (n_k + 2) u) sum p |v|
  *   p from lse:      r' = expm1(2 max h + error of lse) + 24 u
  *   ds = p (dp - delta): with A = p (sum |dout v| + sum |dout o| + |dlse|),
  *                    (r' + (d_v + 8) u) A + p (sum |dout| (error of o) + d_v u sum |dout o|)
  *   dq, dk, dv, dmask: sum of the errors of the terms, + (number of terms + 4) u times the sum of magnitudes
- * and each result is rounded to its own type. */
+ * and each result is rounded to its own type. Where p is rounded, o errs by u' (1 + r) sum p |v| more and dv by
+ * u' (1 + r') sum p |dout|; where ds is, dq and dk by u' times the sums of |ds| and its error. u' is that of the type, for
+ * float16 2^-17, because p and ds then have 16 bits; for float32 u, since products of parts leave out small terms. */
 static void one_head(const test_case *c, naive *a, int64_t batch, int64_t head) {
     const int64_t n_q = c->n_q, n_k = c->n_k, d_k = c->d_k, d_v = c->d_v;
     const int64_t h = batch * c->n_head + head, kv = h / c->group;
     const double *k = a->k + kv * n_k * d_k, *v = a->v + kv * n_k * d_v;
-    double *dk = a->dk.x + kv * n_k * d_k, *dk_bound = a->dk.bound + kv * n_k * d_k;
-    double *dv = a->dv.x + kv * n_k * d_v, *dv_bound = a->dv.bound + kv * n_k * d_v;
+    double *dk = a->dk.x + kv * n_k * d_k, *dk_bound = a->dk.bound + kv * n_k * d_k,
+           *dk_rounded = a->dk.rounded + kv * n_k * d_k;
+    double *dv = a->dv.x + kv * n_k * d_v, *dv_bound = a->dv.bound + kv * n_k * d_v,
+           *dv_rounded = a->dv.rounded + kv * n_k * d_v;
     /* Doubled for float64: the double arithmetic here errs as much. */
     const double u = c->dtype == SDPA_F64 ? 0x1p-52 : 0x1p-24;
     const double tiny = c->dtype == SDPA_F64 ? 0x1p-962 : 0x1p-66;
@@ -122,7 +125,8 @@ static void one_head(const test_case *c, naive *a, int64_t batch, int64_t head) 
         const double *q = a->q + (h * n_q + i) * d_k, *dout = a->dout + (h * n_q + i) * d_v;
         double *w = a->w.x + (h * n_q + i) * n_k, *w_bound = a->w.bound + (h * n_q + i) * n_k;
         double *o = a->o.x + (h * n_q + i) * d_v, *o_bound = a->o.bound + (h * n_q + i) * d_v;
-        double *dq = a->dq.x + (h * n_q + i) * d_k, *dq_bound = a->dq.bound + (h * n_q + i) * d_k;
+        double *dq = a->dq.x + (h * n_q + i) * d_k, *dq_bound = a->dq.bound + (h * n_q + i) * d_k,
+               *dq_rounded = a->dq.rounded + (h * n_q + i) * d_k;
         double m = -INFINITY, largest = 0, l = 0;
         for (int64_t j = 0; j < n_k; j++) {
             double bias = a->mask[i * n_k + j], s = 0, magnitude = 0;
@@ -164,8 +168,7 @@ static void one_head(const test_case *c, naive *a, int64_t batch, int64_t head) 
             o[y] = sum;
             o_bound[y] = (r + (double)(n_k + 2) * u) * size + (double)n_k * tiny * largest_v + u_out * fabs(sum) +
                          smallest(c->dtype);
-            a->o_rounded.x[(h * n_q + i) * d_v + y] = sum;
-            a->o_rounded.bound[(h * n_q + i) * d_v + y] = o_bound[y] + u_rounded * (1 + r) * size;
+            a->o.rounded[(h * n_q + i) * d_v + y] = u_rounded * (1 + r) * size;
             delta += dout[y] * sum;
             delta_size += fabs(dout[y] * sum);
             delta_error += fabs(dout[y]) * o_bound[y];
@@ -179,6 +182,7 @@ static void one_head(const test_case *c, naive *a, int64_t batch, int64_t head) 
                 size += fabs(dout[y] * v[j * d_v + y]);
                 dv[j * d_v + y] += w[j] * dout[y];
                 dv_bound[j * d_v + y] += (r2 + summands * u) * (w[j] + tiny) * fabs(dout[y]);
+                dv_rounded[j * d_v + y] += u_rounded * (1 + r2) * w[j] * fabs(dout[y]);
             }
             double ds = w[j] * (dp - delta);
             double ds_size = (w[j] + tiny) * size;
@@ -187,8 +191,10 @@ static void one_head(const test_case *c, naive *a, int64_t batch, int64_t head) 
             for (int64_t x = 0; x < d_k; x++) {
                 dq[x] += c->scale * ds * k[j * d_k + x];
                 dq_bound[x] += fabs(c->scale) * ds_error * fabs(k[j * d_k + x]);
+                dq_rounded[x] += u_rounded * fabs(c->scale) * (fabs(ds) + ds_error) * fabs(k[j * d_k + x]);
                 dk[j * d_k + x] += c->scale * ds * q[x];
                 dk_bound[j * d_k + x] += fabs(c->scale) * ds_error * fabs(q[x]);
+                dk_rounded[j * d_k + x] += u_rounded * fabs(c->scale) * (fabs(ds) + ds_error) * fabs(q[x]);
             }
             a->dmask.x[i * n_k + j] += ds;
             a->dmask.bound[i * n_k + j] += ds_error;

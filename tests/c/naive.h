@@ -36,12 +36,12 @@ enum { SHARED = -1 };
 typedef struct bounded {
     int64_t n, heads, rows, cols; /* (n_batch, heads, rows, cols), or (rows, cols) where heads is SHARED */
     double *x, *bound;
+    double *rounded; /* what kernels err more that round p, and its gradient, before the last products */
 } bounded;
 
 typedef struct naive {
     double *q, *k, *v, *mask, *dout, *dlse; /* inputs; mask holds the bias: 0 or -inf for BOOL_MASK */
     bounded w, o, lse, dq, dk, dv, dmask;
-    bounded o_rounded; /* o where p is rounded to the type before it is multiplied with v */
 } naive;
 
 /* The type of k and v, and of their gradients. */

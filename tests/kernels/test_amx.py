@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import ctypes, sys
 import numpy as np
@@ -28,8 +30,8 @@ def small_stack_for_signals(size=8192):
     return memory
 
 
-def forward(dtype):
-    x = np.random.default_rng(0).standard_normal((3, 2, 40, 16)).astype(dtype)
+def forward(dtype, n=40):
+    x = np.random.default_rng(0).standard_normal((3, 2, n, 16)).astype(dtype)
     return sdpa.attention(*x)
 
 
@@ -48,21 +50,27 @@ def run(program, isa="amx"):
     return done.stdout
 
 
-def test_permission_is_asked_at_the_first_use():
-    run("""
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_permission_is_asked_at_the_first_use(dtype):
+    run(f"""
 assert not permitted()
-forward(np.float32), forward(np.float64)
+forward(np.float64), forward(np.{dtype}, n=8)  # few queries take no tiles
 assert not permitted()
-forward(np.float16)
+forward(np.{dtype})
 assert permitted()
 """)
 
 
-def test_a_small_stack_for_signals_means_other_kernels():
+def test_other_kernels_never_ask():
+    run("forward(np.float16), forward(np.float32); assert not permitted()", "avx512")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_small_stack_for_signals_means_other_kernels(dtype):
     """The system refuses the tiles, whose state would not fit into a frame of a signal."""
-    program = """
+    program = f"""
 memory = small_stack_for_signals()
-print(forward(np.float16).tobytes().hex(), permitted())
+print(forward(np.{dtype}).tobytes().hex(), permitted())
 """
     assert run(program) == run(program, "avx512")
     assert run(program).endswith("False\n")

@@ -9,7 +9,7 @@ import sdpa
 
 @pytest.mark.parametrize("broken", [None, "query", "key", "value"])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, ml_dtypes.bfloat16])
 def test_the_stand_in_has_the_same_bits(dtype, rng, causal, broken):
     x = rng.standard_normal((3, 2, 200, 72)).astype(dtype)
     if broken:
@@ -17,7 +17,9 @@ def test_the_stand_in_has_the_same_bits(dtype, rng, causal, broken):
     results = {}
     for name in "amx", "amx_model":
         previous = sdpa._core._use_isa(name)
-        results[name] = sdpa.attention_forward(*x, is_causal=causal)
+        saved = sdpa.attention_forward(*x, is_causal=causal)
+        gradients = sdpa.attention_backward(x[2], *x, *saved, is_causal=causal)
+        results[name] = [*saved, *gradients[:3]]
         sdpa._core._use_isa(previous)
     for a, b in zip(results["amx"], results["amx_model"], strict=True):
         assert a.tobytes() == b.tobytes()

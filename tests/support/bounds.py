@@ -39,6 +39,12 @@ def weights_roundoff(dtype):
     return unit_roundoff(dtype) if pairs else 0.0
 
 
+def gradients_roundoff(dtype):
+    """How the kernels in use round weights and their gradients before the last products, or 0."""
+    isa = _core.show_config("dicts")["isa"]
+    return weights_roundoff(dtype) if isa in ("amx", "amx_model") else 0.0
+
+
 def finite(x):
     """x in float64 with 0 for NaN and Inf: results that see these have no bound, others must."""
     return np.nan_to_num(np.asarray(x, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
@@ -331,14 +337,23 @@ class AttentionBounds:
         y = self.r * (self._g @ self.v.t)
         return self._again[0] * (y + self._delta)
 
+    def _rounded(self, number):
+        """As an operand of the last products of the backward."""
+        rounding = gradients_roundoff(self.dtype) * (number.size + number.error)
+        return Number(number.size, number.error + rounding, self.u)
+
+    @functools.cached_property
+    def _dx(self):
+        return self._rounded(self._sloped(self._dz))
+
     @functools.cached_property
     def dq(self):
         """The gradient of query, before it is summed and stored."""
-        return (self._sloped(self._dz) @ self.k).times(self.scale)
+        return (self._dx @ self.k).times(self.scale)
 
     @functools.cached_property
     def dk(self):
-        return (self._sloped(self._dz).t @ self.q).times(self.scale)
+        return (self._dx.t @ self.q).times(self.scale)
 
     @functools.cached_property
     def query(self):
@@ -350,7 +365,7 @@ class AttentionBounds:
 
     @functools.cached_property
     def dv(self):
-        return (self.r * self._again[0]).t @ self._g
+        return self._rounded(self.r * self._again[0]).t @ self._g
 
     @functools.cached_property
     def value(self):
@@ -367,7 +382,7 @@ class AttentionBounds:
     @functools.cached_property
     def scale_gradient(self):
         """Computed as rows of q times what scale makes dq of."""
-        by_row = (self.q * (self._sloped(self._dz) @ self.k)).sum(axis=-1)
+        by_row = (self.q * (self._dx @ self.k)).sum(axis=-1)
         return self._gradient("scale", by_row)
 
     # ------------------------------------------------------------------------------- tangents

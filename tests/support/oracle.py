@@ -10,7 +10,7 @@ import hashlib
 import pickle
 
 import numpy as np
-from support.bounds import AttentionBounds, weights_roundoff
+from support.bounds import AttentionBounds, gradients_roundoff, weights_roundoff
 
 from sdpa import reference
 
@@ -53,7 +53,8 @@ def _bounds(rounds, *operands, **options):
 
 def bounds(query, *operands, **options):
     """AttentionBounds, which are wider on an ISA that rounds weights."""
-    return _bounds(weights_roundoff(query.dtype), query, *operands, **options)
+    rounds = weights_roundoff(query.dtype), gradients_roundoff(query.dtype)
+    return _bounds(rounds, query, *operands, **options)
 
 
 attention_forward = remembered(reference.attention_forward)

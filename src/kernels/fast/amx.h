@@ -10,7 +10,7 @@ typedef struct amx_block {
     rows k, v;
     amx_operand keys;
     bool any_odd_key, any_odd_value;
-    bool odd_key[128], odd_value[128];
+    bool odd_key[AMX_MOST_KEYS], odd_value[AMX_MOST_KEYS];
 } amx_block;
 
 /* Keys of bfloat16 are read in place, unless a register's rows would share few sets of L1. */
@@ -22,8 +22,8 @@ NOINLINE void amx_pack_block(const sdpa_unit *u, const forward_scratch *w, keys 
     const sdpa_problem *p = u->problem;
     const amx_scratch *amx = &w->amx;
     const int parts = amx->parts;
-    block->k = amx_rows(&u->k, b.j0, b.n, p->d_k, w->k);
-    block->v = amx_rows(&u->v, b.j0, b.n, p->d_v, w->v);
+    block->k = amx_rows(&u->k, b.j0, b.n, p->d_k, parts, w->k);
+    block->v = amx_rows(&u->v, b.j0, b.n, p->d_v, parts, w->v);
     block->any_odd_key = false;
     if (amx_in_place(amx, &u->k, b.n, p->d_k)) {
         const int64_t row = block->k.narrow.row;
@@ -33,10 +33,10 @@ NOINLINE void amx_pack_block(const sdpa_unit *u, const forward_scratch *w, keys 
         block->any_odd_key = amx_pack_keys(amx, &block->k, p->d_k);
         block->keys = (amx_operand){amx->k, VEC_BYTES, amx->d_k / AMX_DEPTH * step, step, AMX_BYTES};
     }
-    if (block->any_odd_key) amx_find_odd(&u->k, b.j0, b.n, p->d_k, w->line, block->odd_key);
+    if (block->any_odd_key) amx_find_odd(&u->k, b.j0, b.n, p->d_k, parts, w->line, block->odd_key);
     block->any_odd_value = amx_pack_values(amx, &block->v, p->d_v, NULL);
     if (!block->any_odd_value) return;
-    amx_find_odd(&u->v, b.j0, b.n, p->d_v, w->line, block->odd_value);
+    amx_find_odd(&u->v, b.j0, b.n, p->d_v, parts, w->line, block->odd_value);
     amx_pack_values(amx, &block->v, p->d_v, block->odd_value);
 }
 
@@ -105,16 +105,18 @@ typedef struct amx_logits {
     const real *low; /* per query */
 } amx_logits;
 
-/* 2^x for x below 127, or 0 where that is below the normal numbers. The error is at most 2.4 ulp, which 16 bits do not
- * show; vexp2 takes three operations more. */
-INLINE vec amx_exp2(vec x) {
+/* 2^x for x below 127, or 0 where that is below the normal numbers. Beside 16 bits an error of 2.4 ulp does not show, and
+ * vexp2 takes three operations more. */
+INLINE vec amx_exp2(vec x, int parts) {
 #ifdef HAVE_SCALE
+    if (parts == 3) return vexp2(x);
     const real c[] = {1.86712993e-3f, 9.0170307e-3f, 5.5799913e-2f, 2.40164444e-1f, 6.93151295e-1f, 1}; /* 8.2e-8 */
     const vec f = vrest_above(x);
     vec y = vset1(c[0]);
     UNROLL for (int i = 1; i < 6; i++) y = vmuladd(y, f, vset1(c[i]));
     return vscale_all(y, x);
 #else
+    (void)parts;
     return vexp2(x);
 #endif
 }
@@ -128,8 +130,8 @@ INLINE void amx_store_pair(const amx_logits *t, int64_t pair, int x, vec even, v
     UNROLL for (int i = 0; i < parts; i++) vstore(to + i * t->part, (vec)amx_pair(first[i], second[i]));
 }
 
-INLINE vec amx_weight(const amx_logits *t, int64_t j, int x, bool biased) {
-    const vec s = vload(t->s + j * t->row + x * VL), p = amx_exp2(vmulsub(vset1(t->c), s, t->shift[x]));
+INLINE vec amx_weight(const amx_logits *t, int64_t j, int x, int parts, bool biased) {
+    const vec s = vload(t->s + j * t->row + x * VL), p = amx_exp2(vmulsub(vset1(t->c), s, t->shift[x]), parts);
     return biased ? vselect(s == -(real)INFINITY, vset1(-0.0), p) : p;
 }
 
@@ -137,8 +139,8 @@ INLINE vec amx_weight(const amx_logits *t, int64_t j, int x, bool biased) {
 INLINE void amx_eight_weights(const amx_logits *t, int64_t j, int64_t n, int x, int parts, bool biased, vec *sum) {
     vec part = {0};
     UNROLL for (int i = 0; i < 8; i += 2) {
-        const vec even = i < n ? amx_weight(t, j + i, x, biased) : (vec){0},
-                  odd = i + 1 < n ? amx_weight(t, j + i + 1, x, biased) : (vec){0};
+        const vec even = i < n ? amx_weight(t, j + i, x, parts, biased) : (vec){0},
+                  odd = i + 1 < n ? amx_weight(t, j + i + 1, x, parts, biased) : (vec){0};
         part += even;
         part += odd;
         amx_store_pair(t, (j + i) / 2, x, even, odd, parts);
@@ -160,25 +162,30 @@ INLINE void amx_weights(const amx_logits *all, int nv, int parts, bool biased, v
     }
 }
 
-/* amx_weights with the number of parts, and whether there is a bias, as constants. */
+/* amx_weights with whether there is a bias as a constant. */
+INLINE void amx_weigh_parts(const amx_logits *t, int nv, int parts, bool biased, vec *sum, amx_queue *queue) {
+    if (biased) {
+        amx_weights(t, nv, parts, true, sum, queue);
+    } else {
+        amx_weights(t, nv, parts, false, sum, queue);
+    }
+}
+
+/* amx_weights with the number of parts as a constant, too. */
 NOINLINE void amx_weigh(const amx_logits *t, int nv, int parts, bool biased, vec *sum, amx_queue *queue) {
     if (parts == 1) {
-        if (biased) {
-            amx_weights(t, nv, 1, true, sum, queue);
-        } else {
-            amx_weights(t, nv, 1, false, sum, queue);
-        }
-    } else if (biased) {
-        amx_weights(t, nv, 2, true, sum, queue);
+        amx_weigh_parts(t, nv, 1, biased, sum, queue);
+    } else if (parts == 2) {
+        amx_weigh_parts(t, nv, 2, biased, sum, queue);
     } else {
-        amx_weights(t, nv, 2, false, sum, queue);
+        amx_weigh_parts(t, nv, 3, biased, sum, queue);
     }
 }
 
 /* amx_weights in steps: where weights are multiplied by dropout's factors, where maxima are huge, and where w->s has to
  * keep the weights. */
-COLD NOINLINE void amx_weights_in_steps(const sdpa_unit *u, const forward_scratch *w, const amx_logits *t, panel q,
-                                        const block *b, vec *sum) {
+INLINE void amx_weights_in_steps(const sdpa_unit *u, const forward_scratch *w, const amx_logits *t, panel q, int parts,
+                                 const block *b, vec *sum) {
     const bool drops = draw_factors(u, b, w->r, t->row);
     for (int x = 0; x < q.nv; x++) {
         vec total = {0};
@@ -187,7 +194,7 @@ COLD NOINLINE void amx_weights_in_steps(const sdpa_unit *u, const forward_scratc
             for (int64_t j = j0; j < t->n && j < j0 + 8; j++) {
                 const int64_t at = j * t->row + x * VL;
                 const vec s = vload(t->s + at),
-                          p = amx_exp2(vmulsub(vset1(t->c), s, t->shift[x]) - vload(t->low + x * VL));
+                          p = amx_exp2(vmulsub(vset1(t->c), s, t->shift[x]) - vload(t->low + x * VL), parts);
                 part += p;
                 vstore(w->s + at, vselect(s == -(real)INFINITY, vset1(-0.0), drops ? p * vload(w->r + at) : p));
             }
@@ -196,13 +203,21 @@ COLD NOINLINE void amx_weights_in_steps(const sdpa_unit *u, const forward_scratc
         for (int64_t j = 0; j < round_up(t->n, AMX_DEPTH); j += 2) {
             const vec none = {0}, even = j < t->n ? vload(w->s + j * t->row + x * VL) : none,
                       odd = j + 1 < t->n ? vload(w->s + (j + 1) * t->row + x * VL) : none;
-            if (w->amx.parts == 1) {
-                amx_store_pair(t, j / 2, x, even, odd, 1);
-            } else {
-                amx_store_pair(t, j / 2, x, even, odd, 2);
-            }
+            amx_store_pair(t, j / 2, x, even, odd, parts);
         }
         sum[x] = total;
+    }
+}
+
+/* amx_weights_in_steps with the number of parts as a constant. */
+COLD NOINLINE void amx_weigh_in_steps(const sdpa_unit *u, const forward_scratch *w, const amx_logits *t, panel q,
+                                      const block *b, vec *sum) {
+    if (w->amx.parts == 1) {
+        amx_weights_in_steps(u, w, t, q, 1, b, sum);
+    } else if (w->amx.parts == 2) {
+        amx_weights_in_steps(u, w, t, q, 2, b, sum);
+    } else {
+        amx_weights_in_steps(u, w, t, q, 3, b, sum);
     }
 }
 
@@ -246,22 +261,23 @@ COLD NOINLINE void amx_odd_values(const sdpa_unit *u, const forward_scratch *w, 
     multiply(&g, true, finite);
 }
 
-/* o = alpha o + P V of a piece, of which o is scaled at once. Beside the rounding of 16 bits, that of a sum over all keys
- * does not show. */
+/* o = alpha o + P V of a piece. Beside the rounding of 16 bits, that of a sum over all keys does not show, so o is scaled
+ * at once and is the sum; beside float32 the product is summed from zero, and amx_add_values adds it. */
 NOINLINE amx_task amx_values(const forward_scratch *w, const amx_block *block, const amx_piece *piece) {
     const amx_scratch *amx = &w->amx;
     const panel q = piece->q;
-    const int64_t row = q.nv * VL, column = amx->parts * AMX_BYTES, step = amx->d_v / VL * column,
+    const bool adds = amx->parts < 3;
+    const int64_t row = adds ? q.nv * VL : w->s_row, column = amx->parts * AMX_BYTES, step = amx->d_v / VL * column,
                   lanes = w->s_row * (int64_t)sizeof(real);
     real *o = amx->o + q.i * amx->d_v;
-    for (int x = 0; x < q.nv; x++) {
+    for (int x = 0; x < q.nv && adds; x++) {
         if (!vany(piece->alpha[x] != 1)) continue;
         for (int64_t c = 0; c < amx->d_v; c++) {
             vstore(o + c * row + x * VL, piece->alpha[x] * vload(o + c * row + x * VL));
         }
     }
     return (amx_task){
-        .c = o,
+        .c = adds ? o : amx->sum,
         .c_row = row,
         .c_step = AMX_DEPTH * row,
         .a = {amx->v + (piece->b.j0 - block->v.j0) / AMX_DEPTH * step, VEC_BYTES, column, step, AMX_BYTES},
@@ -270,8 +286,20 @@ NOINLINE amx_task amx_values(const forward_scratch *w, const amx_block *block, c
         .steps = round_up(piece->b.n, AMX_DEPTH) / AMX_DEPTH,
         .parts = amx->parts,
         .nv = q.nv,
-        .adds = true,
+        .adds = adds,
         .blocks = amx->d_v / AMX_DEPTH};
+}
+
+/* o = alpha o + the product that amx_values began. */
+NOINLINE void amx_add_values(const forward_scratch *w, const amx_piece *piece) {
+    const panel q = piece->q;
+    real *o = w->amx.o + q.i * w->amx.d_v;
+    for (int64_t c = 0; c < w->amx.d_v; c++) {
+        for (int x = 0; x < q.nv; x++) {
+            real *to = o + (c * q.nv + x) * VL;
+            vstore(to, vmuladd(piece->alpha[x], vload(to), vload(w->amx.sum + c * w->s_row + x * VL)));
+        }
+    }
 }
 
 /* Copies the rows of queries that see odd values, which amx_odd_values computed, to o. */
@@ -308,7 +336,7 @@ NOINLINE bool amx_softmax(const sdpa_unit *u, const forward_scratch *w, const am
     if (block->any_odd_key || w->amx.any_odd) amx_odd_scores(u, w, block, piece);
     const enum bias_kind bias = bias_block(u, &pairs, (real)M_LOG2E, w->s, w->s_row, w->line);
     if (bias == BIAS_ALL_MASKED) return false;
-    const bool plain = bias == BIAS_NONE && is_linear(p);
+    const bool plain = bias == BIAS_NONE && is_linear(p) && !p->score_mod;
     vec sum[SCORE_WIDTH];
     amx_logits t = {.s = plain ? piece->scores : w->s,
                     .p = (real *)piece->p,
@@ -320,7 +348,10 @@ NOINLINE bool amx_softmax(const sdpa_unit *u, const forward_scratch *w, const am
     if (plain) {
         amx_maxima(t.s, t.row, t.n, q.nv, sum);
     } else {
-        scores logits = {.given = piece->scores, .n = t.n, .s = w->s, .s_row = t.row, .extreme = (real *)sum};
+        scores logits = {
+            .given = piece->scores, .j0 = pairs.j0, .n = t.n, .s = w->s, .s_row = t.row, .extreme = (real *)sum};
+        score_program own;
+        use_program(&logits, &own, u, &pairs, w->line);
         for (int x = 0; x < q.nv; x++) sum[x] = vset1(-INFINITY);
         t.c = score_products(&logits, q.nv, u, bias, M_LOG2E);
     }
@@ -329,7 +360,7 @@ NOINLINE bool amx_softmax(const sdpa_unit *u, const forward_scratch *w, const am
     for (int x = 0; x < q.nv; x++) in_steps |= vany(vload(t.low + x * VL) != 0);
     const amx_modes modes = amx_flush_begin();
     if (in_steps) {
-        amx_weights_in_steps(u, w, &t, q, &pairs, sum);
+        amx_weigh_in_steps(u, w, &t, q, &pairs, sum);
     } else {
         amx_weigh(&t, q.nv, w->amx.parts, bias == BIAS_SOME_MASKED, sum, queue);
     }
@@ -373,6 +404,7 @@ NOINLINE void amx_add_block(const sdpa_unit *u, const forward_scratch *w, keys b
         if (i + 1 < n) task = amx_scores(w, &block, &pieces[i + 1]), amx_push(&queue, &task);
         if (now) now->live = amx_softmax(u, w, &block, now, &queue);
         amx_advance(&queue, INT64_MAX);
+        if (before && w->amx.parts == 3) amx_add_values(w, before);
         if (before && block.any_odd_value) amx_replace_odd(w, before);
         if (now && now->live && block.any_odd_value) amx_odd_values(u, w, &block, now);
     }
@@ -406,11 +438,6 @@ NOINLINE bool amx_sweep(const sdpa_unit *u, forward_scratch *w) {
         }
     }
     return b.j0 >= j1;
-}
-
-/* Whether the unit goes through the matrix unit, given that its problem may. */
-INLINE bool amx_takes(const sdpa_unit *u) {
-    return amx_can(u->problem) && (u->n_i > FEW_QUERIES || u->problem->invariant);
 }
 
 #endif

@@ -215,12 +215,18 @@ NOINLINE bool backward_one_block(const sdpa_unit *u, void *scratch) {
     sdpa_visible_keys(u, u->i0, u->n_i, &b.j0, &j1);
     b.n = j1 - b.j0;
     if ((p->features & ~ONE_BLOCK_CAN) || p->n_k > sdpa_key_block(p) || b.n == 0) return false;
+#ifdef HAVE_AMX
+    if (amx_can(p) && !forward_takes_rows(u)) return false; /* scores have the bits of the forward's */
+#endif
 
     sdpa_arena arena = {scratch, 0};
     backward_scratch w = common_layout(p, &arena);
     take_unit(&w, p, &arena);
     const bool by_rows = takes_rows(u);
-    w.low = NULL;
+    w.low = w.ready = NULL;
+#ifdef HAVE_AMX
+    w.amx.can = false;
+#endif
     real lse_residue[SDPA_QUERY_BLOCK];
     sdpa_fetch(u, SDPA_FETCH_QK, 0, 1, 2);
     if (!round_lse(u, &w, lse_residue)) return false;

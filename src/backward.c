@@ -127,21 +127,20 @@ static sdpa_status narrow(wide_gradient *g) {
 typedef struct backward_call {
     const sdpa_problem *problem;
     const struct sdpa_kernels *kernels;
-    sdpa_grid groups, members; /* members are relative to their group */
-    sdpa_pass pass;            /* the backward or the second one: the same sums, another kernel */
-    bool ordered;              /* units end in order, since they add to the same gradient then */
-    bool fetches;              /* asks for a head's rows while the one before is computed */
-    bool fresh;                /* a group is one unit, which writes the gradients instead of adding to them */
-    bool own_dq;               /* each row of dQ is one unit's, which writes it */
-    bool clears_blocks;        /* dK and dV are cleared block by block, where a unit is first to add to them */
-    bool summed;               /* dK, dV in float32: each open group has a pair */
-    size_t dk_bytes;           /* of a sum of dK */
-    size_t sums_bytes;         /* of the sums of dK and of dV together */
-    int64_t n_blocks;          /* of keys */
-    int64_t most;              /* units in a batch */
-    size_t scratch_bytes;      /* per worker */
-    /* NULL for packed sequences, which have no mask. */
-    sdpa_all_outlines *outlines;
+    sdpa_grid groups, members;   /* members are relative to their group */
+    sdpa_pass pass;              /* the backward or the second one: the same sums, another kernel */
+    bool ordered;                /* units end in order, since they add to the same gradient then */
+    bool fetches;                /* asks for a head's rows while the one before is computed */
+    bool fresh;                  /* a group is one unit, which writes the gradients instead of adding to them */
+    bool own_dq;                 /* each row of dQ is one unit's, which writes it */
+    bool clears_blocks;          /* dK and dV are cleared block by block, where a unit is first to add to them */
+    bool summed;                 /* dK, dV in float32: each open group has a pair */
+    size_t dk_bytes;             /* of a sum of dK */
+    size_t sums_bytes;           /* of the sums of dK and of dV together */
+    int64_t n_blocks;            /* of keys */
+    int64_t most;                /* units in a batch */
+    size_t scratch_bytes;        /* per worker */
+    sdpa_all_outlines *outlines; /* or NULL, as for packed sequences, which have no mask */
 } backward_call;
 
 static int64_t units_per_group(const backward_call *c) { return c->members.size * sdpa_units(c->problem); }
@@ -454,8 +453,7 @@ static sdpa_status run_groups(backward_run *r) {
 static sdpa_status run_backward(const sdpa_problem *p, backward_call *c) {
     plan(c);
     sdpa_all_outlines outlines;
-    sdpa_outlines_plan(&outlines, p, sdpa_query_block(p));
-    c->outlines = &outlines;
+    c->outlines = sdpa_outlines_plan(&outlines, p, sdpa_query_block(p));
     backward_run r = {.call = c, .deal.n_groups = c->groups.size};
     if (!make_room(&r, c)) return SDPA_NO_MEMORY;
     r.deal.n_workers = sdpa_workers_for(p, c->pass, sdpa_pairs(p), c->groups.size * units_per_group(c));

@@ -18,8 +18,7 @@ typedef struct forward_call {
     int64_t n_parts; /* into which a unit's keys are cut; 1: not cut */
     char *parts;     /* (units, n_parts) */
     size_t part_bytes;
-    /* NULL for packed sequences, which have no mask. */
-    sdpa_all_outlines *outlines;
+    sdpa_all_outlines *outlines; /* or NULL, as for packed sequences, which have no mask */
 } forward_call;
 
 static void set_unit(const forward_call *call, int64_t index, sdpa_run *run, sdpa_unit *u) {
@@ -121,7 +120,7 @@ static void take_pieces(void *owner, sdpa_arena *arena) {
     forward_call *c = owner;
     c->scratch = sdpa_take(arena, (size_t)c->n_workers * c->scratch_bytes);
     c->parts = sdpa_take(arena, (size_t)(c->n_units * c->n_parts) * c->part_bytes);
-    sdpa_outlines_take(c->outlines, arena);
+    if (c->outlines) sdpa_outlines_take(c->outlines, arena);
 }
 
 /* Sets the number of units, their parts and the size of their scratch from the call's problem. */
@@ -149,8 +148,7 @@ static sdpa_status run_forward(const sdpa_problem *p, sdpa_pass pass) {
     plan(&call);
     if (call.n_units == 0) return SDPA_OK;
     sdpa_all_outlines outlines;
-    sdpa_outlines_plan(&outlines, p, call.block);
-    call.outlines = &outlines;
+    call.outlines = sdpa_outlines_plan(&outlines, p, call.block);
     const bool parts = call.n_parts > 1;
     call.n_workers = sdpa_workers_for(p, pass, sdpa_pairs(p), call.n_units * call.n_parts);
     void *memory = sdpa_alloc_pieces(take_pieces, &call);

@@ -25,9 +25,11 @@ static void plan(sdpa_outlines *o, const sdpa_problem *p, const sdpa_tensor *mas
     o->bytes = (size_t)sdpa_tensor_compact(p, &o->rows, o->batch, n_units, row, 1, &matrices);
 }
 
-void sdpa_outlines_plan(sdpa_all_outlines *all, const sdpa_problem *p, int64_t block) {
+sdpa_all_outlines *sdpa_outlines_plan(sdpa_all_outlines *all, const sdpa_problem *p, int64_t block) {
+    if (!p->mask.data) return NULL; /* there is no `where` either */
     plan(&all->mask, p, &p->mask, block);
     plan(&all->where, p, &p->where, block);
+    return all->mask.bytes || all->where.bytes ? all : NULL;
 }
 
 static void take(sdpa_outlines *o, sdpa_arena *arena) {

@@ -22,8 +22,8 @@ typedef struct sdpa_all_outlines {
     sdpa_outlines mask, where;
 } sdpa_all_outlines;
 
-/* For units of `block` queries. */
-void sdpa_outlines_plan(sdpa_all_outlines *all, const sdpa_problem *p, int64_t block);
+/* For units of `block` queries. Returns `all`, or NULL if no outline pays. */
+sdpa_all_outlines *sdpa_outlines_plan(sdpa_all_outlines *all, const sdpa_problem *p, int64_t block);
 
 /* Takes memory from the arena, and clears it. */
 void sdpa_outlines_take(sdpa_all_outlines *all, sdpa_arena *arena);

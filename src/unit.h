@@ -30,7 +30,7 @@ static inline double sdpa_head_number(const sdpa_matrix *m, double absent) {
 
 /* Sets everything in a unit that depends only on its (batch, head), and zeroes the rest. */
 static inline void sdpa_unit_set_head(sdpa_unit *u, const sdpa_problem *p, int64_t batch, int64_t head) {
-    memset(u, 0, offsetof(sdpa_unit, q)); /* up to the matrices, all of which are set below */
+    memset(u, 0, sizeof *u);
     u->problem = p;
     u->batch = p->first_batch + batch;
     u->head = head;
@@ -38,7 +38,7 @@ static inline void sdpa_unit_set_head(sdpa_unit *u, const sdpa_problem *p, int64
     u->upper = p->upper;
     u->key_length = p->n_k;
 #define SET_MATRIX(name, rows, columns)                                                                                \
-    u->name = p->name.data ? sdpa_matrix_at(p, &p->name, batch, head) : (sdpa_matrix){0};
+    if (p->name.data) u->name = sdpa_matrix_at(p, &p->name, batch, head);
 #define SET_VECTOR(name, rows, columns)                                                                                \
     if (p->name.data) u->name = p->name.data + sdpa_offset(p, &p->name, batch, head);
 #define SET_INTEGER(name, rows, columns)                                                                               \

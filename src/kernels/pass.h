@@ -60,13 +60,20 @@ INLINE int64_t unit_lanes(const sdpa_problem *p) {
 /* Lanes of the widest panel. */
 INLINE int64_t panel_lanes(int64_t n_lanes) { return n_lanes < SCORE_WIDTH * VL ? n_lanes : SCORE_WIDTH * VL; }
 
+/* `line`, or what the registers of a program need if that is more. */
+COLD NOINLINE int64_t larger_than_programs(const sdpa_problem *p, int64_t line) {
+    const int64_t score = program_size(p->score_mod), mask = program_size(p->mask_mod);
+    const int64_t program = score > mask ? score : mask;
+    return program > line ? program : line;
+}
+
 /* Elements of VL rows that may hold queries, values or a mask's entries for a block of keys; or one gradient of a sink,
  * which there is without any of these; or the registers of a program. */
 INLINE int64_t line_size(const sdpa_problem *p, int64_t block) {
     const int64_t d = p->d_k > p->d_v ? p->d_k : p->d_v, n = d > block ? d : block;
-    const int64_t line = VL * round_up(n > 1 ? n : 1, VL), score = program_size(p->score_mod),
-                  mask = program_size(p->mask_mod), program = score > mask ? score : mask;
-    return program > line ? program : line;
+    const int64_t line = VL * round_up(n > 1 ? n : 1, VL);
+    if (!(p->features & (SDPA_FEATURE_SCORE_MOD | SDPA_FEATURE_MASK_MOD))) return line;
+    return larger_than_programs(p, line);
 }
 
 /* The scratch of a pass that needs the scores of one panel at a time, and no values. */

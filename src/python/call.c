@@ -564,15 +564,16 @@ static int set_operands(sdpa_call *call) {
 }
 
 int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdpa_signature *signature,
-                    PyObject *const values[N_NAMES]) {
+                    PyObject *const values[N_NAMES], bool has_options) {
     sdpa_problem *p = &call->problem;
     sdpa_call_empty(call, module);
     call->joins_axes = true;
     call->options.where = where;
-    sdpa_options_find(&call->options, signature, values);
+    if (has_options) sdpa_options_find(&call->options, signature, values);
     if (convert_all(call, signature, values) < 0 ||
         sdpa_options_read(module, &call->options, where, values, call->arrays) < 0 ||
-        convert_number(call, values[NAME_scale]) < 0 || sdpa_functions_prepare(&call->functions, &call->options) < 0) {
+        convert_number(call, values[NAME_scale]) < 0 ||
+        (has_options && sdpa_functions_prepare(&call->functions, &call->options) < 0)) {
         return -1;
     }
     if (sdpa_warn(call->module, &call->options, call->arrays) < 0 || settle_all(call) < 0 ||

@@ -46,9 +46,10 @@ typedef struct sdpa_call {
  * the function has it. Afterwards code of the caller's may run only where `out` is looked at, and arrays are views then.
  * -1 and an exception on failure. The caller must call sdpa_call_end, also after a failure.
  *
- * `where` is the bit of the function whose options these are, `signature` that of the function called. */
+ * `where` is the bit of the function whose options these are, `signature` that of the function called. has_options:
+ * whether more arguments are given than it requires. */
 int sdpa_call_begin(sdpa_call *call, PyObject *module, unsigned where, const sdpa_signature *signature,
-                    PyObject *const values[N_NAMES]);
+                    PyObject *const values[N_NAMES], bool has_options);
 void sdpa_call_end(sdpa_call *call);
 
 /* Replaces begin in functions whose operands are not query, key and value: makes a call without options and tensors.

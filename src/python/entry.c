@@ -18,8 +18,9 @@ PyObject *sdpa_call_entry(enum sdpa_function id, SDPA_ARGUMENTS) {
     PyArrayObject *results[MOST_RESULTS] = {NULL};
     sdpa_call call;
     if (sdpa_parse(module, signature, args, n_args, kwnames, values) < 0) return NULL;
-    if (sdpa_call_begin(&call, module, entry->where, signature, values) == 0 && entry->prepare(&call, results) == 0 &&
-        (!entry->run || entry->run(&call) == 0)) {
+    const bool has_options = kwnames || n_args > signature->n_required;
+    if (sdpa_call_begin(&call, module, entry->where, signature, values, has_options) == 0 &&
+        entry->prepare(&call, results) == 0 && (!entry->run || entry->run(&call) == 0)) {
         result = returned(module, entry, results);
     }
     sdpa_drop(entry->n_results, results);

@@ -137,11 +137,12 @@ INLINE void few_keys_values(real *o, int64_t o_row, int64_t n, int nv, const rea
 /* The unit's queries, and the keys and values that they see. */
 typedef struct few_keys_rows {
     rows q, k, v;
+    real *o; /* (ROWS_AT_ONCE, o_row), where results are not written in place */
+    int64_t o_row;
 } few_keys_rows;
 
 /* Computes o and lse of n <= ROWS_AT_ONCE queries from the unit's i-th on. c = scale * log2(e). */
-NOINLINE void few_keys_forward(const sdpa_unit *u, const forward_scratch *w, const few_keys_rows *x, int64_t i,
-                               int64_t n, real c) {
+NOINLINE void few_keys_forward(const sdpa_unit *u, const few_keys_rows *x, int64_t i, int64_t n, real c) {
     const sdpa_problem *p = u->problem;
     const int64_t i0 = u->i0 + i;
     int64_t j0, n_k;
@@ -151,11 +152,11 @@ NOINLINE void few_keys_forward(const sdpa_unit *u, const forward_scratch *w, con
     few_keys_products(s, &x->q, i, u->n_i, &x->k, n_k, p->d_k);
     const vec l = few_keys_weights(u, i0, n_k, c, s, &m), factor = vselect(l == 0, (vec){0}, 1 / l);
 
-    const bool direct = u->o.data && is_direct(&u->o) && p->d_v == w->o_row;
-    const int64_t o_row = direct ? u->o.row / (int64_t)sizeof(real) : w->o_row;
-    real *o = direct ? (real *)(u->o.data + i0 * u->o.row) : w->o;
-    for (int64_t d = 0; d < w->o_row;) {
-        const int left = (int)((w->o_row - d) / VL), nv = left >= MAX_WIDTH ? MAX_WIDTH : left >= 2 ? 2 : 1;
+    const bool direct = u->o.data && is_direct(&u->o) && p->d_v == x->o_row;
+    const int64_t o_row = direct ? u->o.row / (int64_t)sizeof(real) : x->o_row;
+    real *o = direct ? (real *)(u->o.data + i0 * u->o.row) : x->o;
+    for (int64_t d = 0; d < x->o_row;) {
+        const int left = (int)((x->o_row - d) / VL), nv = left >= MAX_WIDTH ? MAX_WIDTH : left >= 2 ? 2 : 1;
         const real *b = x->v.p + d;
         if (nv == MAX_WIDTH) {
             few_keys_values(o + d, o_row, n, MAX_WIDTH, s, b, x->v.row, n_k, factor);
@@ -181,19 +182,24 @@ NOINLINE bool forward_few_keys(const sdpa_unit *u, void *scratch) {
     const sdpa_problem *p = u->problem;
     if (!forward_takes_rows(u)) return false;
     SDPA_TAKE(FEW_KEYS);
-    sdpa_arena arena = {scratch, 0};
-    const forward_scratch w = forward_layout(p, &arena);
     const real c = product_factor(u, M_LOG2E);
     int64_t j0, n_k;
     sdpa_visible_keys(u, u->i0, u->n_i, &j0, &n_k);
-    const few_keys_rows x = {.q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, 1, w.few, NULL),
-                             .k = pack_rows(&u->k, 0, n_k, p->d_k, 1, w.k, NULL),
-                             .v = pack_rows(&u->v, 0, n_k, p->d_v, 1, w.v, NULL)};
+    /* Less than forward_layout takes, which has these arrays among others. */
+    const int64_t o_row = round_up(p->d_v, VL), d_k = row_stride(p->d_k), d_v = row_stride(p->d_v);
+    const size_t size = sizeof(real);
+    sdpa_arena arena = {scratch, 0};
+    const few_keys_rows x = {
+        .q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, 1, sdpa_take(&arena, size * (size_t)(u->n_i * d_k)), NULL),
+        .k = pack_rows(&u->k, 0, n_k, p->d_k, 1, sdpa_take(&arena, size * (size_t)(n_k * d_k)), NULL),
+        .v = pack_rows(&u->v, 0, n_k, p->d_v, 1, sdpa_take(&arena, size * (size_t)(n_k * d_v)), NULL),
+        .o = sdpa_take(&arena, size * (size_t)(ROWS_AT_ONCE * o_row)),
+        .o_row = o_row};
     /* A masked pair must not meet NaN or Inf. A query on its own sees all the keys that it is multiplied with. */
     const bool finite = !p->has_upper || all_finite(x.v.p, x.v.row, n_k, p->d_v);
     const int64_t step = finite ? ROWS_AT_ONCE : 1;
     for (int64_t i = 0; i < u->n_i; i += step) {
-        few_keys_forward(u, &w, &x, i, u->n_i - i < step ? u->n_i - i : step, c);
+        few_keys_forward(u, &x, i, u->n_i - i < step ? u->n_i - i : step, c);
     }
     return true;
 }

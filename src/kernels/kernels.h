@@ -94,20 +94,14 @@ __attribute__((always_inline)) static inline void sdpa_fetch_row(const char *row
 }
 
 /* What a backward reads and writes of a head. */
-typedef enum sdpa_fetched {
-    SDPA_FETCH_QK,
-    SDPA_FETCH_DOUT_V,
-    SDPA_FETCH_O_DV,
-    SDPA_FETCH_DQ_DK,
-    SDPA_N_FETCH
-} sdpa_fetched;
+typedef enum sdpa_fetched { SDPA_FETCH_QK, SDPA_FETCH_DOUT_V, SDPA_FETCH_O_DV, SDPA_FETCH_DQ_DK } sdpa_fetched;
 
-void sdpa_fetch_share(const sdpa_unit *u, sdpa_fetched what, int64_t first, int64_t n, int64_t of);
+void sdpa_fetch_half(const sdpa_unit *u, sdpa_fetched what, int half);
 
-/* If u fetches, asks for rows of the next head: for n shares from `first` on, `of` as many, of each tensor. A core can
- * wait for few cache lines at a time, so kernels ask for some between their steps, not for all at once. */
-static inline void sdpa_fetch(const sdpa_unit *u, sdpa_fetched what, int64_t first, int64_t n, int64_t of) {
-    if (u->fetches) sdpa_fetch_share(u, what, first, n, of);
+/* If u fetches, asks for rows of the next head: for the first (0) or the second half (1) of each tensor's. A core can wait
+ * for few cache lines at a time, so kernels ask for some between their steps, not for all at once. */
+static inline void sdpa_fetch(const sdpa_unit *u, sdpa_fetched what, int half) {
+    if (u->fetches) sdpa_fetch_half(u, what, half);
 }
 
 /* The longest part of a row that is summed in one go; longer rows are summed in chunks of this length. */

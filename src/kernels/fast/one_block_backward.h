@@ -131,13 +131,13 @@ NOINLINE void one_block_by_rows(const sdpa_unit *u, backward_scratch *w, const b
     const bool wanted = wants_scores(u);
     real sum[SDPA_QUERY_BLOCK] = {0};
     w->ready = p->features ? w->given : w->p; /* a bias is written to p before the scores are */
-    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0, 1, 2);
+    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0);
     lane_products(w->ready, w->n_lanes, &own->q, u->n_i, k, k->n, p->d_k);
-    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
+    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1);
     if (wanted) lane_products(w->ds, w->n_lanes, &own->dout, u->n_i, v, v->n, p->d_v);
-    sdpa_fetch(u, SDPA_FETCH_O_DV, 0, 1, 2);
+    sdpa_fetch(u, SDPA_FETCH_O_DV, 0);
     weigh_keys(u, w, k, product_factor(u, M_LOG2E), sum);
-    sdpa_fetch(u, SDPA_FETCH_O_DV, 1, 1, 2);
+    sdpa_fetch(u, SDPA_FETCH_O_DV, 1);
     if (wanted) delta_by_outputs(u, w, &own->dout);
     finish_rows(u, w, k->n, sum, lse_residue, wanted);
 }
@@ -148,15 +148,15 @@ NOINLINE void one_block_by_panels(const sdpa_unit *u, const backward_scratch *w,
     const sdpa_problem *p = u->problem;
     real sum[SDPA_QUERY_BLOCK] = {0};
     pack_panels(w->q, &u->q, u->i0, u->n_i, p->d_k, sign_of_scale(u), w->line);
-    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0, 1, 2);
+    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 0);
     weigh_keys(u, w, k, product_factor(u, M_LOG2E), sum);
     finish_rows(u, w, k->n, sum, lse_residue, false);
     if (!wants_scores(u)) return;
-    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1, 1, 2);
+    sdpa_fetch(u, SDPA_FETCH_DOUT_V, 1);
     pack_panels(w->dout, &u->dout, u->i0, u->n_i, p->d_v, 1, w->line);
-    sdpa_fetch(u, SDPA_FETCH_O_DV, 0, 1, 2);
+    sdpa_fetch(u, SDPA_FETCH_O_DV, 0);
     delta_by_outputs(u, w, &own->dout);
-    sdpa_fetch(u, SDPA_FETCH_O_DV, 1, 1, 2);
+    sdpa_fetch(u, SDPA_FETCH_O_DV, 1);
     if (is_coarse(u)) {
         score_gradients(u, w, v, memset(w->zero, 0, sizeof(real) * (size_t)w->n_lanes));
         subtract_delta(u, w, k->n);
@@ -181,11 +181,11 @@ NOINLINE void write_gradients(const sdpa_unit *u, const backward_scratch *w, con
                             .n = b.n,
                             .diagonal = diagonal_at(u, u->i0, b.j0),
                             .fresh = u->fresh};
-    sdpa_fetch(u, SDPA_FETCH_DQ_DK, 0, 1, 2);
+    sdpa_fetch(u, SDPA_FETCH_DQ_DK, 0);
     if (!sdpa_turn_wait(u, 0)) return;
     clear_keys(u, b);
     add_to_keys(&u->dv, p->d_v, &weights, &own->dout, 1, finite);
-    sdpa_fetch(u, SDPA_FETCH_DQ_DK, 1, 1, 2);
+    sdpa_fetch(u, SDPA_FETCH_DQ_DK, 1);
     weights.p = w->ds;
     add_to_keys(&u->dk, p->d_k, &weights, &own->q, scale, finite);
     if (u->dmask.data) {
@@ -228,10 +228,10 @@ NOINLINE bool backward_one_block(const sdpa_unit *u, void *scratch) {
     w.amx.can = false;
 #endif
     real lse_residue[SDPA_QUERY_BLOCK];
-    sdpa_fetch(u, SDPA_FETCH_QK, 0, 1, 2);
+    sdpa_fetch(u, SDPA_FETCH_QK, 0);
     if (!round_lse(u, &w, lse_residue)) return false;
     SDPA_TAKE(ONE_BLOCK);
-    sdpa_fetch(u, SDPA_FETCH_QK, 1, 1, 2);
+    sdpa_fetch(u, SDPA_FETCH_QK, 1);
     backward_rows own = {.dout = pack_rows(&u->dout, u->i0, u->n_i, p->d_v, 1, w.dout_rows, NULL),
                          .q = pack_rows(&u->q, u->i0, u->n_i, p->d_k, 1, w.q_rows, NULL)};
     const rows k = pack_rows(&u->k, b.j0, b.n, p->d_k, 1, w.k, by_rows ? NULL : w.k_tail),

@@ -176,7 +176,7 @@ typedef struct backward_run {
 /* The rows of a short head end before the hardware prefetchers detect them. Asking for the next head's pays if all heads
  * together exceed the caches, and costs time otherwise. */
 #define SHORT_HEAD 32
-#define CACHED_BYTES (14 << 20)
+#define CACHED_BYTES (10 << 20)
 static bool fetches_heads(const backward_call *c) {
     const sdpa_problem *p = c->problem;
     const int64_t head = 2 * 4 * (p->n_q + p->n_k) * (p->d_k + p->d_v); /* operands and gradients */

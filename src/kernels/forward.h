@@ -207,7 +207,7 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
         if (w->period) few_pack(w->r, w->period, b.n, 0);
         for (int64_t x = 0; x < b.n * stride; x += VL) vstore(w->s + x, vload(w->r + x) * vload(w->s + x));
     }
-    if (masked && v->narrow.data) *v = pack_rows(&u->v, v->j0, v->n, p->d_v, u->n_i, w->v, NULL);
+    if (masked && !v->p) *v = pack_rows(&u->v, v->j0, v->n, p->d_v, u->n_i, w->v, NULL);
     const bool finite = !masked || rows_finite(v, p->d_v);
     gemm g = {.c = w->o + q.i * w->o_row,
               .c_row = w->o_row,
@@ -216,8 +216,9 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
               .b = v->p + (w->bf16_pairs ? first / 2 : first) * v->row,
               .b_row = v->row,
               .narrow = v->narrow,
+              .across = v->across,
               .m = q.n_i,
-              .n = finite ? w->o_row : p->d_v,
+              .n = finite && !v->across.data ? w->o_row : p->d_v,
               .depth = b.n,
               .diagonal = diagonal_at(u, pairs.i0, b.j0),
               .row_scale = (const real *)alpha,
@@ -236,6 +237,7 @@ NOINLINE void forward_values(const sdpa_unit *u, const forward_scratch *w, rows 
         part.a += k * stride;
         part.b += k * v->row;
         if (part.narrow.data) part.narrow.data += k * v->narrow.row;
+        if (part.across.data) part.across.data += k * v->across.row;
         if (k > 0) part.row_scale = NULL;
         multiply(&part, true, finite);
     }
@@ -266,7 +268,9 @@ NOINLINE void forward_few(const sdpa_unit *u, const forward_scratch *w, const ro
                 .s = w->s,
                 .s_row = VL,
                 .extreme = (real *)&most};
-    if (SDPA_REAL == 32 && k->narrow.data) {
+    if (k->across.data) {
+        few_scores_across((real *)t.given, w->few, k, p->d_k);
+    } else if (SDPA_REAL == 32 && k->narrow.data) {
         few_scores_narrow((real *)t.given, w->few, k, p->d_k);
     } else {
         few_scores((real *)t.given, w->few, period, k->p, k->row, k->n, p->d_k, fetch ? &next : NULL);
@@ -359,8 +363,13 @@ NOINLINE void forward_panels(const sdpa_unit *u, const forward_scratch *w, keys 
         const bool once = w->period == 1, narrow_k = once && is_narrow(&u->k, p->d_k),
                    narrow_v = once && is_narrow(&u->v, p->d_v);
         if (narrow_k || narrow_v) SDPA_TAKE(NARROW);
-        k = narrow_k ? narrow_rows(&u->k, b.j0, b.n) : pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w->k, w->k_tail);
-        v = narrow_v ? narrow_rows(&u->v, b.j0, b.n) : pack_rows(&u->v, b.j0, b.n, p->d_v, u->n_i, w->v, NULL);
+        const bool across_k = once && lies_across(&u->k), across_v = VL >= 8 && once && lies_across(&u->v);
+        k = narrow_k   ? narrow_rows(&u->k, b.j0, b.n)
+            : across_k ? rows_across(&u->k, b.j0, b.n)
+                       : pack_rows(&u->k, b.j0, b.n, p->d_k, 0, w->k, w->k_tail);
+        v = narrow_v   ? narrow_rows(&u->v, b.j0, b.n)
+            : across_v ? rows_across(&u->v, b.j0, b.n)
+                       : pack_rows(&u->v, b.j0, b.n, p->d_v, u->n_i, w->v, NULL);
     }
     if (w->period) {
         forward_few(u, w, &k, &v);

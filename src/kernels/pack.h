@@ -41,6 +41,7 @@ typedef struct rows {
     int64_t j0, n;          /* rows */
     bool looked_at, finite; /* see rows_finite */
     sdpa_matrix narrow;     /* set by narrow_rows instead of p: `data` is row j0; otherwise `data` is NULL */
+    sdpa_matrix across;     /* likewise, by rows_across */
 } rows;
 
 /* A block of scores: queries i0 .. i0+n_i-1, counted from the head's first, by keys j0 .. j0+n_j-1. */
@@ -71,10 +72,14 @@ INLINE void load_across_as(sdpa_dtype dtype, real *dst, int64_t dst_row, const c
     const int64_t size = sdpa_size_of(dtype);
     for (int64_t j = 0; j < n; j = next_columns(src, j, n, size)) {
         vec r[VL];
-        UNROLL for (int i = 0; i < VL; i++) {
-            r[i] = i < n_rows ? vload_as(dtype, src + i * row + j * size) : vload(zeros);
+        if (dtype == REAL_DTYPE && n_rows == VL) {
+            vload_transposed(r, (const real *)(src + j * size), row / size);
+        } else {
+            UNROLL for (int i = 0; i < VL; i++) {
+                r[i] = i < n_rows ? vload_as(dtype, src + i * row + j * size) : vload(zeros);
+            }
+            vtranspose(r);
         }
-        vtranspose(r);
         UNROLL for (int t = 0; t < VL; t++) vstore(dst + (j + t) * dst_row, r[t]);
     }
 }
@@ -234,6 +239,20 @@ NOINLINE rows pack_rows(const sdpa_matrix *m, int64_t j0, int64_t n, int64_t d, 
 INLINE bool is_narrow(const sdpa_matrix *m, int64_t d) {
     const bool widens = SDPA_REAL == 32 && (m->dtype == SDPA_BF16 || (WIDENS_F16 && m->dtype == SDPA_F16));
     return widens && !m->swapped && m->col == 2 && d % VL == 0;
+}
+
+/* Whether rows of the kernel's type lie side by side, so that products take vectors of them without a copy. */
+INLINE bool lies_across(const sdpa_matrix *m) {
+    const int64_t size = (int64_t)sizeof(real);
+    return m->dtype == REAL_DTYPE && !m->swapped && m->row == size && m->col % size == 0 && m->col != size &&
+           (uintptr_t)m->data % sizeof(real) == 0;
+}
+
+/* Rows j0 .. j0+n-1 of a matrix for which lies_across is true. */
+INLINE rows rows_across(const sdpa_matrix *m, int64_t j0, int64_t n) {
+    rows r = {.j0 = j0, .n = n, .across = *m};
+    r.across.data += j0 * m->row;
+    return r;
 }
 
 /* Rows j0 .. j0+n-1 of a matrix for which is_narrow is true. */

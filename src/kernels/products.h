@@ -69,6 +69,7 @@ typedef struct gemm {
     real *c;
     const real *a, *b, *row_scale;
     sdpa_matrix narrow; /* b, if it is narrow_rows: then m is 1 and no pair is masked; else `data` is NULL */
+    sdpa_matrix across; /* likewise, rows_across */
     int64_t c_row, a_stride, b_row; /* elements; a's other stride is 1 */
     int64_t m, n, depth;
     int64_t diagonal; /* query i sees only keys j < diagonal + i, and a is 0 elsewhere; 0: every query sees all keys */
@@ -299,6 +300,52 @@ INLINE void few_rows(const gemm *g, sdpa_dtype dtype) {
     }
 }
 
+/* a b for n <= VL columns of b, which lies across: squares of it are transposed in registers. */
+INLINE vec across_columns(const gemm *g, int turns, int64_t j, int n) {
+    const int64_t col = g->across.col / (int64_t)sizeof(real), whole = g->depth / turns * turns;
+    const real *a = g->a, *b = (const real *)g->across.data + j * col;
+    vec acc[8] = {{0}};
+    for (int64_t k = 0; k < g->depth; k += VL) {
+        const int width = g->depth - k < VL ? (int)(g->depth - k) : VL;
+        vec r[VL];
+        if (n == VL && k + VL <= whole) {
+            vload_transposed(r, b + k, col);
+            UNROLL for (int t = 0; t < VL; t++) {
+                acc[t % turns] = vmuladd(vset1(a[(k + t) * g->a_stride]), r[t], acc[t % turns]);
+            }
+            continue;
+        }
+        for (int i = 0; i < VL; i++) r[i] = i < n ? vload_partial(b + k + i * col, width) : (vec){0};
+        vtranspose(r);
+        vec sum[8]; /* a copy whose address may be taken, so that acc stays in registers */
+        UNROLL for (int x = 0; x < turns; x++) sum[x] = acc[x];
+        for (int t = 0; t < width; t++) {
+            vec *to = &sum[k + t < whole ? t % turns : 0];
+            *to = vmuladd(vset1(a[(k + t) * g->a_stride]), r[t], *to);
+        }
+        UNROLL for (int x = 0; x < turns; x++) acc[x] = sum[x];
+    }
+    UNROLL for (int x = 1; x < turns; x++) acc[0] += acc[x];
+    return acc[0];
+}
+
+/* gemm_few_rows of one row with rows_across for b, for vectors of at least eight lanes, so that sums take turns as there. */
+NOINLINE void gemm_across(const gemm *g) {
+    for (int64_t j = 0, end = 0, turns = 1; j < g->n; j += VL) {
+        if (j == end) {
+            const int width = few_width(g->n - j);
+            turns = few_turns(width);
+            end += width * VL;
+        }
+        const int n = g->n - j < VL ? (int)(g->n - j) : VL;
+        const vec product = turns == 1   ? across_columns(g, 1, j, n)
+                            : turns == 2 ? across_columns(g, 2, j, n)
+                                         : across_columns(g, 8, j, n);
+        real *c = g->c + j;
+        vstore_partial(c, added(g, 0, vload_partial(c, n), product), n);
+    }
+}
+
 /* The product for so few rows that most rows of a tile would be idle. */
 NOINLINE void gemm_few_rows(const gemm *g) { few_rows(g, REAL_DTYPE); }
 
@@ -363,14 +410,16 @@ COLD NOINLINE void clear_fresh(const gemm *g) {
 /* The product, for either layout of a. `finite`: no masked pair can meet NaN or Inf. */
 NOINLINE void multiply(gemm *g, bool a_rows_adjacent, bool finite) {
     const bool few = by_few_rows(g, a_rows_adjacent) && !(BF16_PAIRS && g->bf16_pairs),
-               narrow = SDPA_REAL == 32 && g->narrow.data;
-    if (finite && !few && !narrow) {
+               narrow = SDPA_REAL == 32 && g->narrow.data, across = VL >= 8 && g->across.data;
+    if (finite && !few && !narrow && !across) {
         gemm_tiles(g, a_rows_adjacent);
         return;
     }
     clear_fresh(g);
     if (narrow) {
         gemm_narrow(g);
+    } else if (across) {
+        gemm_across(g);
     } else if (finite) {
         gemm_few_rows(g);
     } else if (BF16_PAIRS && g->bf16_pairs) {

@@ -29,6 +29,7 @@
  *   HAVE_AMX          amx_begin, amx_end: around what uses the eight registers of 16 rows of 64 bytes; AMX_ZERO,
  *                     AMX_LOAD, AMX_STORE (p, bytes between rows), AMX_MULTIPLY: c += a b, see amx_multiply in
  *                     vec_amx_model.h; vmost_bits, vleast_bits: the larger and the smaller words
+ *   HAVE_QUARTERS     vquarters: a vector of four times four elements, `step` apart
  *   HAVE_LANES        vmuladd_lane: a[lane] * b + c (lane is a constant), at the price of vmuladd
  *   FEW_PASSES        few passes gain by these instructions: others use another set's kernels (isa.c, kernel.c)
  *
@@ -135,6 +136,52 @@ INLINE vec vmul_finite(real a, vec x) {
 #endif
 #define SHUFFLE(F, a, b, h) __builtin_shufflevector(a, b, LANES(F, h))
 
+#if VL == 16
+/* Of each group of four lanes: elements 0 and 1, or 2 and 3, of a and of b in turn; of a, then of b. */
+#define FIRSTS(l, h) ((l) / 4 * 4 + (l) % 4 / 2 + (l) % 2 * VL)
+#define SECONDS(l, h) (FIRSTS(l, h) + 2)
+#define FRONTS(l, h) ((l) / 4 * 4 + (l) % 2 + ((l)&2 ? VL : 0))
+#define BACKS(l, h) (FRONTS(l, h) + 2)
+/* Groups 0 and 2, or 1 and 3, of a, then of b. */
+#define EVEN_GROUPS(l, h) ((l) / 4 % 2 * 8 + (l) % 4 + (l) / 8 * VL)
+#define ODD_GROUPS(l, h) (EVEN_GROUPS(l, h) + 4)
+
+/* In-place transpose of 4 x 4 in each group of four lanes. Each step here and in vtranspose is one instruction without an
+ * index, where the butterfly below permutes two registers by a third. */
+INLINE void transpose_groups(vec *r) {
+    vec t[4];
+    UNROLL for (int i = 0; i < 4; i += 2) {
+        t[i] = SHUFFLE(FIRSTS, r[i], r[i + 1], 0);
+        t[i + 1] = SHUFFLE(SECONDS, r[i], r[i + 1], 0);
+    }
+    UNROLL for (int h = 0; h < 2; h++) {
+        r[2 * h] = SHUFFLE(FRONTS, t[h], t[h + 2], 0);
+        r[2 * h + 1] = SHUFFLE(BACKS, t[h], t[h + 2], 0);
+    }
+}
+
+INLINE void vtranspose(vec *r) {
+    vec t[VL];
+    UNROLL for (int i = 0; i < VL; i += 4) transpose_groups(r + i);
+    UNROLL for (int i = 0; i < 4; i++) {
+        UNROLL for (int h = 0; h < VL; h += 8) {
+            t[h + i] = SHUFFLE(EVEN_GROUPS, r[h + i], r[h + i + 4], 0);
+            t[h + i + 4] = SHUFFLE(ODD_GROUPS, r[h + i], r[h + i + 4], 0);
+        }
+    }
+    UNROLL for (int i = 0; i < 8; i++) {
+        r[i] = SHUFFLE(EVEN_GROUPS, t[i], t[i + 8], 0);
+        r[i + 8] = SHUFFLE(ODD_GROUPS, t[i], t[i + 8], 0);
+    }
+}
+#undef ODD_GROUPS
+#undef EVEN_GROUPS
+#undef BACKS
+#undef FRONTS
+#undef SECONDS
+#undef FIRSTS
+#endif
+
 /* In-place transpose of VL x VL: a butterfly. Stage h swaps the h-blocks off the diagonal of each 2h-block. */
 #define LOW(l, h) ((l) & (h) ? VL + (l) - (h) : (l))
 #define HIGH(l, h) ((l) & (h) ? VL + (l) : (l) + (h))
@@ -146,10 +193,8 @@ INLINE vec vmul_finite(real a, vec x) {
             r[i + h] = SHUFFLE(HIGH, a, b, h);                                                                         \
         }                                                                                                              \
     }
+#if VL != 16
 INLINE void vtranspose(vec *r) {
-#if VL > 8
-    STAGE(8)
-#endif
 #if VL > 4
     STAGE(4)
 #endif
@@ -158,7 +203,21 @@ INLINE void vtranspose(vec *r) {
 #endif
     STAGE(1)
 }
+#endif
 #undef STAGE
+
+/* r = the transpose of VL rows of VL elements from p on, `row` apart. */
+INLINE void vload_transposed(vec *r, const real *p, int64_t row) {
+#ifdef HAVE_QUARTERS
+    UNROLL for (int i = 0; i < VL; i += 4) {
+        UNROLL for (int x = 0; x < 4; x++) r[i + x] = vquarters(p + x * row + i, 4 * row);
+        transpose_groups(r + i);
+    }
+#else
+    UNROLL for (int i = 0; i < VL; i++) r[i] = vload(p + i * row);
+    vtranspose(r);
+#endif
+}
 
 /* Lane l of the result is lane l ^ h; h is a power of 2 below VL. */
 #define FLIP(l, h) ((l) ^ (h))
@@ -233,6 +292,19 @@ INLINE vec vsums(const vec (*x)[4]) {
 #endif
 #undef HIGH
 #undef LOW
+
+/* x[0] + .. + x[VL - 1], lane by lane, in the order in which few_sums (fast/few_queries.h) adds the lanes of a vector. */
+INLINE vec vsum_of_lanes(const vec *x) {
+#if VEC_BYTES >= 32
+    vec four[(VL + 3) / 4];
+    UNROLL for (int i = 0; i < VL / 4; i++) four[i] = (x[4 * i] + x[4 * i + 1]) + (x[4 * i + 2] + x[4 * i + 3]);
+    return VL == 16  ? (four[0] + four[2 % (VL / 4)]) + (four[1 % (VL / 4)] + four[3 % (VL / 4)])
+           : VL == 8 ? four[0] + four[1 % (VL / 4)]
+                     : four[0];
+#else
+    return VL == 4 ? (x[0] + x[2 % VL]) + (x[1] + x[3 % VL]) : x[0] + x[1];
+#endif
+}
 
 /* Reductions over the lanes, as a binary tree. vreduce_max returns an arbitrary lane if one is NaN. */
 INLINE real vreduce_add(vec x) {

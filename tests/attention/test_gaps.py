@@ -13,7 +13,10 @@ import sdpa
 pytestmark = pytest.mark.usefixtures("isa")
 
 GAPS = [name for name in LAYOUTS if name not in ("contiguous", "read-only")]
-SHAPES = [(1, 70, 64), (5, 70, 33), (40, 37, 16), (150, 161, 36), (200, 64, 128)]
+SHAPES = [
+    *((1, 70, 64), (1, 7, 300), (1, 2500, 36), (5, 70, 33), (40, 37, 16), (150, 161, 36)),
+    (200, 64, 128),
+]
 
 
 def columns(x):

@@ -97,6 +97,21 @@ static void shuffles(void) {
     for (int i = 0; i < VL; i++) {
         for (int l = 0; l < VL; l++) CHECK(r[i][l] == (real)(l * VL + i), WHERE " row %d lane %d", i, l);
     }
+    enum { ROW = VL + 3 };
+    real rows[VL * ROW + 1]; /* from an odd address on */
+    for (int i = 0; i < VL * ROW; i++) rows[i + 1] = (real)i;
+    vload_transposed(r, rows + 1, ROW);
+    for (int i = 0; i < VL; i++) {
+        for (int l = 0; l < VL; l++) CHECK(r[i][l] == (real)(l * ROW + i), WHERE " row %d lane %d", i, l);
+    }
+    for (int i = 0; i < 1000; i++) { /* integers, whose sums are exact in any order */
+        vec all = {0}, of_lanes;
+        for (int j = 0; j < VL; j++) {
+            for (int l = 0; l < VL; l++) all[l] += r[j][l] = draw_integer();
+        }
+        of_lanes = vsum_of_lanes(r);
+        for (int l = 0; l < VL; l++) CHECK(of_lanes[l] == all[l], WHERE " lane %d: %g", l, (double)of_lanes[l]);
+    }
     for (int h = 1; h < VL; h *= 2) {
         const vec y = vswap(x, h);
         for (int l = 0; l < VL; l++) CHECK(y[l] == x[l ^ h], WHERE " h=%d lane %d", h, l);

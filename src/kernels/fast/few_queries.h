@@ -144,6 +144,41 @@ NOINLINE void few_scores_narrow(real *s, const real *q, const rows *k, int64_t d
     }
 }
 
+/* The products of a query, q (depth rounded up to VL), and keys in the lanes, `width` of them from k on, whose elements are
+ * k_col apart. The elements are added in the order of few_products and few_sums, as if each were in its lane there. */
+INLINE vec few_products_across(const real *q, const real *k, int64_t k_col, int width, int64_t depth) {
+    enum { CHAINS = 4 };
+    const int64_t whole = depth / (CHAINS * VL) * (CHAINS * VL);
+    vec lane[VL];
+    UNROLL for (int l = 0; l < VL; l++) {
+        vec acc[CHAINS] = {{0}};
+        for (int64_t c = l; c < whole; c += CHAINS * VL) {
+            UNROLL for (int h = 0; h < CHAINS; h++) {
+                const vec key =
+                    (width == VL ? vload(k + (c + h * VL) * k_col) : vload_partial(k + (c + h * VL) * k_col, width));
+                acc[h] = vmuladd(vset1(q[c + h * VL]), key, acc[h]);
+            }
+        }
+        for (int64_t c = whole + l; c < depth; c += VL) {
+            acc[0] = vmuladd(vset1(q[c]), (width == VL ? vload(k + c * k_col) : vload_partial(k + c * k_col, width)),
+                             acc[0]);
+        }
+        lane[l] = (acc[0] + acc[1]) + (acc[2] + acc[3]);
+    }
+    return vsum_of_lanes(lane);
+}
+
+/* few_scores of one query and rows_across. Each element of K is read once, along the keys, and nothing is transposed. */
+NOINLINE void few_scores_across(real *s, const real *q, const rows *k, int64_t depth) {
+    const int64_t size = (int64_t)sizeof(real), k_col = k->across.col / size;
+    const char *first = k->across.data;
+    if (k->n < VL) vstore(s, few_products_across(q, (const real *)first, k_col, (int)k->n, depth));
+    for (int64_t j = 0; k->n >= VL && j < k->n; j = next_columns(first, j, k->n, size)) {
+        vstore(s + j, few_products_across(q, (const real *)first + j, k_col, VL, depth));
+    }
+    few_fill(s, 1, k->n, -(real)INFINITY);
+}
+
 /* Rearranges s (n, VL), which has a query per lane, into the order of few_scores, then `fill`. */
 NOINLINE void few_pack(real *s, int period, int64_t n, real fill) {
     for (int64_t j = 0; j < n; j++) {

@@ -4,6 +4,7 @@ import ast
 import doctest
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,15 @@ def test_fast_paths_have_their_figures():
 
 def test_the_design_of_the_kernels_is_short():
     assert len(PAGES["kernels.md"].splitlines()) <= 300
+
+
+def test_counts_of_architectures_are_those_of_their_table():
+    row = r"^\| [^ |]+ \| ([a-z* ]+) \| [^|]*\| [^|]*\|$"
+    table = re.findall(row, PAGES["architectures.md"], re.MULTILINE)[1:]  # below the heading
+    bridge = PAGES["transformers.md"]
+    counts = re.findall(r"^\| ([a-z* ]+) \| (\d+) \| ", bridge, re.MULTILINE)
+    assert {name: int(number) for name, number in counts} == Counter(table)
+    assert f"Of {len(table)} architectures" in bridge
 
 
 def test_the_first_page_of_the_site_runs():

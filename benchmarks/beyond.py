@@ -3,10 +3,10 @@
 python -m benchmarks.beyond files      [--tokens 262144]   from Zarr, beside the same in memory
 python -m benchmarks.beyond scaling    [--tokens 65536]    one worker, two, the model's constants
 python -m benchmarks.beyond plot                           the model, drawn with those constants
-python -m benchmarks.beyond pictures                       Dask's dashboard while a job runs
+python -m benchmarks.beyond picture                        Dask's dashboard while a job runs
 
 Figures and pictures go to docs/beyond_memory and into its page, or to the folder after --save.
-Needs pip install '.[dask]'; plot also '.[lab]', pictures '.[browser]', bokeh, chromium.
+Needs pip install '.[dask]'; plot also '.[lab]', picture '.[browser]', bokeh, chromium.
 """
 
 import argparse
@@ -278,8 +278,8 @@ def plot_model(found: Constants) -> Any:
     return figure
 
 
-def pictures(folder: Path) -> None:
-    """Photographs of Dask's dashboard: the state of a running job, and its graph of tasks."""
+def picture(folder: Path) -> None:
+    """A photograph of Dask's dashboard: the graph of tasks of a running job."""
     from playwright.sync_api import sync_playwright
 
     import_module("bokeh")  # without it Dask serves an apology in place of the dashboard
@@ -294,18 +294,14 @@ def pictures(folder: Path) -> None:
         stores = long_context.written(Path(made), tokens)
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=arguments)
         address = client.dashboard_link.removesuffix("/status")
-        for name, size in (("status", (1280, 800)), ("graph", (1100, 620))):
-            page = browser.new_page(viewport={"width": size[0], "height": size[1]})
-            page.goto(f"{address}/{name}")
-            page.wait_for_timeout(3000)
-            running = client.compute(job(stores, rows))
-            if name == "status":
-                running.result()
-            page.wait_for_timeout(2000)
-            path = folder / f"{name}.png"
-            page.screenshot(path=path)
-            running.result()
-            print(f"wrote {path}")
+        page = browser.new_page(viewport={"width": 1100, "height": 620})
+        page.goto(f"{address}/graph")
+        page.wait_for_timeout(3000)
+        running = client.compute(job(stores, rows))
+        page.wait_for_timeout(2000)
+        page.screenshot(path=folder / "graph.png")
+        running.result()
+        print(f"wrote {folder / 'graph.png'}")
         browser.close()
 
 
@@ -331,7 +327,7 @@ def quoted(page: str, what: str, text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.beyond")
-    parser.add_argument("what", choices=("files", "scaling", "plot", "pictures"))
+    parser.add_argument("what", choices=("files", "scaling", "plot", "picture"))
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--rows", type=int, default=4096, help="queries of a task of `scaling`")
     parser.add_argument("--repeats", type=int, default=3, help="of every measurement")
@@ -341,8 +337,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     saved = folder / "beyond.json"
     kept = json.loads(saved.read_text()) if saved.exists() else {}
-    if options.what == "pictures":
-        pictures(folder)
+    if options.what == "picture":
+        picture(folder)
     elif options.what == "plot":
         if "scaling" not in kept:
             raise SystemExit(f"{saved} has no constants: python -m benchmarks.beyond scaling")

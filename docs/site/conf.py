@@ -79,14 +79,11 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"sdpa {version}"
 html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}
 if not chinese:
-    html_theme_options["header_links_before_dropdown"] = 6
+    html_theme_options["header_links_before_dropdown"] = 7
 html_context = {"default_mode": "auto"}  # light or dark as the reader's browser is
 html_static_path = ["static"]
 html_css_files = ["pages.css"]
 html_show_sourcelink = False
-# Pages without neighbours need no list of them.
-alone = ("README", "CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY", "RELEASING")
-html_sidebars = {name: [] for name in alone}
 
 
 NAVIGATION = """
@@ -94,16 +91,13 @@ NAVIGATION = """
 ```{toctree}
 :hidden:
 
-The library </docs/site/index>
-Start </README>
-/docs/site/pages
-/docs/site/notebooks
-/docs/site/reference
-/CHANGELOG
-/CONTRIBUTING
-/CODE_OF_CONDUCT
-/SECURITY
-/RELEASING
+Start </docs/site/index>
+/docs/site/recipes
+/docs/site/functions
+/docs/site/bridges
+/docs/site/speed
+Laboratory </docs/site/laboratory>
+Maintainers </docs/site/maintainers>
 ```
 """
 

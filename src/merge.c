@@ -13,7 +13,7 @@ static int64_t row_blocks(const sdpa_problem *p) { return (p->n_q + MERGE_ROWS -
 
 typedef struct merge_call {
     const sdpa_problem *problem;
-    const struct sdpa_kernels *kernels;
+    const struct sdpa_kernels *kernels, *wide; /* of the operands' type, of float64 */
     int64_t n_parts;
     const sdpa_tensor *outs, *lses;
     char *scratch;
@@ -39,19 +39,35 @@ static merge_scratch merge_layout(const merge_call *c, sdpa_arena *arena) {
     return w;
 }
 
+static double load_lse(const merge_call *c, const sdpa_matrix *from, int64_t row) {
+    const char *place = from->data + row * from->row;
+    double f64 = 0;
+    float f32 = 0;
+    if (from->dtype == SDPA_F64) {
+        c->wide->load(&f64, place, 1, 0, from->dtype, from->swapped);
+        return f64;
+    }
+    c->kernels->load(&f32, place, 1, 0, from->dtype, from->swapped);
+    return f32;
+}
+
+static void store_lse(const merge_call *c, const sdpa_matrix *to, int64_t row, double lse) {
+    char *place = to->data + row * to->row;
+    const float narrow = (float)lse;
+    if (to->dtype == SDPA_F64) {
+        c->wide->store(place, &lse, 1, 0, to->dtype);
+    } else {
+        c->kernels->store(place, &narrow, 1, 0, to->dtype);
+    }
+}
+
 /* Returns lse of the union and fills w->weight. lse is -inf if no part has seen a key; a NaN or +inf in any part makes
  * the weights NaN. The relative error of a weight, from exp and log in double and from rounding, is below (n_parts +
  * |lse|) 2^-52. */
 static double merge_weights(const merge_call *c, const merge_scratch *w, int64_t row) {
-    const bool wide = c->problem->dtype == SDPA_F64;
     double m = -INFINITY, sum = 0;
     for (int64_t t = 0; t < c->n_parts; t++) {
-        double f64 = 0;
-        float f32 = 0;
-        void *lse = wide ? (void *)&f64 : (void *)&f32;
-        const sdpa_matrix *from = &w->lses[t];
-        c->kernels->load(lse, from->data + row * from->row, 1, 0, from->dtype, from->swapped);
-        w->weight[t] = wide ? f64 : f32;
+        w->weight[t] = load_lse(c, &w->lses[t], row);
         if (w->weight[t] > m || isnan(w->weight[t])) m = w->weight[t];
         if (isnan(m)) break;
     }
@@ -110,11 +126,8 @@ static void merge_unit(void *context, int64_t index, int worker, sdpa_run *run) 
     sdpa_matrix o = sdpa_matrix_at(p, &p->o, batch, head), lse = sdpa_matrix_at(p, &p->lse, batch, head);
     int64_t first = index % blocks * MERGE_ROWS, end = first + MERGE_ROWS;
     for (int64_t row = first; row < end && row < p->n_q; row++) {
-        double merged = merge_weights(c, &w, row);
+        store_lse(c, &lse, row, merge_weights(c, &w, row));
         merge_row(c, &w, row, o.data + row * o.row);
-        float narrow = (float)merged;
-        const void *source = p->dtype == SDPA_F64 ? (void *)&merged : (void *)&narrow;
-        c->kernels->store(lse.data + row * lse.row, source, 1, 0, lse.dtype);
     }
 }
 
@@ -123,7 +136,7 @@ sdpa_status sdpa_attention_merge(const sdpa_problem *p, int64_t n_parts, const s
     sdpa_problem_check(p, SDPA_PASS_FORWARD);
     int64_t n_units = p->n_batch * p->n_head * row_blocks(p);
     if (n_units == 0) return SDPA_OK;
-    merge_call call = {p, sdpa_kernels_for(p->dtype), n_parts, outs, lses, NULL, 0};
+    merge_call call = {p, sdpa_kernels_for(p->dtype), sdpa_kernels_for(SDPA_F64), n_parts, outs, lses, NULL, 0};
     sdpa_arena need = {NULL, 0};
     merge_layout(&call, &need);
     call.scratch_bytes = need.used;

@@ -126,7 +126,7 @@ static void check_types(const sdpa_problem *p, sdpa_pass pass) {
     assert(!p->o.data || p->o.dtype == (wide_result ? wide : p->dtype) ||
            (any && (p->o.dtype == SDPA_F32 || sdpa_is_narrow(p->o.dtype))));
     assert(!p->lse.data || p->lse.dtype == wide || p->lse.dtype == SDPA_F64);
-    assert(!p->dlse.data || p->dlse.dtype == wide);
+    assert(!p->dlse.data || p->dlse.dtype == wide || p->dlse.dtype == SDPA_F64);
     assert(!p->mask.data || p->mask.dtype != SDPA_I64);
     assert(!p->where.data || (p->mask.data && p->where.dtype == SDPA_BOOL));
     assert(!p->offset.data || p->offset.dtype == SDPA_I64);

@@ -73,14 +73,20 @@ static sdpa_status forward(const sdpa_problem *problem, const void *additive) {
 
 static int run_forward(sdpa_call *call) { return sdpa_call_run_with(call, forward, &call->additive); }
 
+static int check_bias_need(const sdpa_call *call) {
+    if (call->arrays[NAME_bias] || !(call->options.needs & NEEDS(bias))) return 0;
+    PyErr_SetString(PyExc_ValueError, "needs: 'bias' has a gradient only where it is given, got None");
+    return -1;
+}
+
 /* The gradients of weights in `needs`, zero-filled. New references, NULL where absent; -1 may leave some. */
 static int make_weight_gradients(sdpa_call *call, PyArrayObject **results) {
     sdpa_additive *a = &call->additive;
     sdpa_matrix *matrices[] = {&a->dw_query, &a->dw_key, &a->dw_score, &a->dbias};
     const sdpa_dtype dtype = call->problem.dtype;
     for (int i = 0; i < N_WEIGHTS; i++) {
+        if (!(call->options.needs & NEEDS(w_query) << i)) continue;
         PyArrayObject *w = call->arrays[weight_names[i]];
-        if (!w || !(call->options.needs & NEEDS(w_query) << i)) continue;
         results[i] =
             (PyArrayObject *)PyArray_ZEROS(PyArray_NDIM(w), PyArray_DIMS(w), sdpa_type_number(call->module, dtype), 0);
         if (!results[i]) return -1;
@@ -94,7 +100,7 @@ enum { N_OPERANDS = INPUT_value + 1, N_OPTIONS = N_COMMON_GRADIENTS - N_OPERANDS
 /* The fields are the gradients of the operands, of the weights, and of the options. */
 static int make_gradients(sdpa_call *call, PyArrayObject **results) {
     PyArrayObject *g[N_GRADIENTS] = {NULL};
-    const int failed = set_weights(call) < 0 || sdpa_call_begin_backward(call) < 0 ||
+    const int failed = set_weights(call) < 0 || sdpa_call_begin_backward(call) < 0 || check_bias_need(call) < 0 ||
                        sdpa_call_make_gradients(call, false, g) < 0 ||
                        make_weight_gradients(call, results + N_OPERANDS) < 0;
     memcpy(results, g, N_OPERANDS * sizeof *g);

@@ -222,7 +222,6 @@ SDPA_DEFINE(PATTERN, pattern)
 
 #define OPERANDS NAME_query, NAME_key, NAME_value
 #define BACKWARD_OPERANDS NAME_grad_out, OPERANDS, NAME_out, NAME_lse
-#define TANGENTS NAME_query_t, NAME_key_t, NAME_value_t
 #define GRADIENTS_OF_GRADIENTS NAME_gg_query, NAME_gg_key, NAME_gg_value
 #define NAMED(name) #name, SDPA_FUNCTION(name)
 
@@ -237,7 +236,7 @@ int sdpa_attention_add(PyObject *module) {
          FORWARD_TYPE, 2, make_out_and_lse, run_forward},
         {BACKWARD, NAMED(attention_backward), IN(BACKWARD), 6, {BACKWARD_OPERANDS}, doc_attention_backward,
          GRADIENTS_TYPE, N_GRADIENTS + 1, make_gradients, run_backward},
-        {JVP, NAMED(attention_jvp), IN(JVP), 6, {OPERANDS, TANGENTS}, doc_attention_jvp,
+        {JVP, NAMED(attention_jvp), IN(JVP), 3, {OPERANDS}, doc_attention_jvp,
          TANGENT_TYPE, 2, make_tangent, run_tangent},
         {DOUBLE_BACKWARD, NAMED(attention_double_backward), IN(DOUBLE_BACKWARD), 9,
          {GRADIENTS_OF_GRADIENTS, BACKWARD_OPERANDS}, doc_attention_double_backward,

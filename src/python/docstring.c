@@ -5,16 +5,19 @@
 #include "options.h"
 #include "values.h"
 
-/* Appends to *text. On failure *text becomes NULL, with an exception, and stays NULL. */
-static void add(PyObject **text, const char *more, size_t n) {
-    if (!*text) return;
-    PyObject *part = PyUnicode_FromStringAndSize(more, (Py_ssize_t)n);
-    if (part) {
+/* Appends a part, whose reference it takes; NULL is a failure. On failure *text becomes NULL, with an exception, and
+ * stays NULL. */
+static void add_object(PyObject **text, PyObject *part) {
+    if (part && *text) {
         PyUnicode_Append(text, part);
     } else {
         Py_CLEAR(*text);
     }
     Py_XDECREF(part);
+}
+
+static void add(PyObject **text, const char *more, size_t n) {
+    if (*text) add_object(text, PyUnicode_FromStringAndSize(more, (Py_ssize_t)n));
 }
 
 static void add_text(PyObject **text, const char *more) { add(text, more, strlen(more)); }
@@ -64,26 +67,58 @@ static void add_signature(PyObject **text, const sdpa_entry *entry, sdpa_signatu
     add_text(text, ")\n--\n\n");
 }
 
-static void add_body(PyObject **text, const sdpa_entry *entry) {
-    static const char marker[] = "{OPTIONS}\n";
-    const char *options = strstr(entry->doc, marker);
-    if (!options) {
-        add_text(text, entry->doc);
-        return;
-    }
-    add(text, entry->doc, (size_t)(options - entry->doc));
+static void add_filled(PyObject **text, const sdpa_entry *entry, PyObject *type, const char *doc);
+
+static void add_options(PyObject **text, const sdpa_entry *entry, PyObject *type) {
     for (int i = 0; i < sdpa_n_options; i++) {
-        if (sdpa_option_table[i].where & entry->where) add_text(text, sdpa_option_table[i].doc);
+        const sdpa_option *row = &sdpa_option_table[i];
+        if (row->where & entry->where) add_filled(text, entry, type, row->doc);
     }
-    add_text(text, options + strlen(marker));
+}
+
+static void add_needs(PyObject **text, const sdpa_entry *entry, PyObject *type) {
+    char names[SDPA_INPUTS_SIZE];
+    (void)type;
+    sdpa_options_inputs(entry->where, '"', names, sizeof names);
+    add_text(text, names);
+}
+
+static void add_fields(PyObject **text, const sdpa_entry *entry, PyObject *type) {
+    (void)entry;
+    if (!*text) return;
+    PyObject *fields = PyObject_GetAttrString(type, "_fields"), *comma = PyUnicode_FromString(", ");
+    add_object(text, fields && comma ? PyUnicode_Join(comma, fields) : NULL);
+    Py_XDECREF(comma);
+    Py_XDECREF(fields);
+}
+
+static const struct {
+    const char *marker;
+    void (*add)(PyObject **text, const sdpa_entry *entry, PyObject *type);
+} lists[] = {{"{OPTIONS}\n", add_options}, {"{NEEDS}", add_needs}, {"{FIELDS}", add_fields}};
+enum { N_LISTS = sizeof lists / sizeof *lists };
+
+/* Appends `doc` with the lists that its markers stand for. */
+static void add_filled(PyObject **text, const sdpa_entry *entry, PyObject *type, const char *doc) {
+    const char *start = doc; /* of what is not yet appended */
+    for (const char *brace = strchr(doc, '{'); brace; brace = strchr(brace + 1, '{')) {
+        for (int i = 0; i < N_LISTS; i++) {
+            const size_t n = strlen(lists[i].marker);
+            if (strncmp(brace, lists[i].marker, n) != 0) continue;
+            add(text, start, (size_t)(brace - start));
+            lists[i].add(text, entry, type);
+            start = brace + n;
+        }
+    }
+    add_text(text, start);
 }
 
 /* The docstring of a function, which begins with its signature, and *signature: new reference. NULL and an exception on
  * failure. */
-static PyObject *docstring_of(const sdpa_entry *entry, sdpa_signature *signature) {
+static PyObject *docstring_of(PyObject *module, const sdpa_entry *entry, sdpa_signature *signature) {
     PyObject *text = PyUnicode_FromString("");
     add_signature(&text, entry, signature);
-    add_body(&text, entry);
+    add_filled(&text, entry, entry->type == NO_TYPE ? NULL : sdpa_state_of(module)->types[entry->type], entry->doc);
     return text;
 }
 
@@ -95,7 +130,7 @@ static int add_function(PyObject *module, PyObject *module_name, const sdpa_entr
     }
     state->entries[entry->id] = entry;
     PyObject **doc = &state->docs[entry->id];
-    *doc = docstring_of(entry, &state->signatures[entry->id]);
+    *doc = docstring_of(module, entry, &state->signatures[entry->id]);
     const char *text = *doc ? PyUnicode_AsUTF8AndSize(*doc, NULL) : NULL;
     PyMethodDef *definition = &state->definitions[entry->id];
     *definition = (PyMethodDef){entry->name, entry->function, SDPA_FLAGS, text};

@@ -12,7 +12,7 @@ typedef struct sdpa_entry {
     PyCFunction function;
     unsigned where;                         /* the bit of the function whose options it takes; see options.h */
     unsigned char n_operands, operands[12]; /* positional, without default, before the options */
-    const char *doc;                        /* a block of doc/, with a line {OPTIONS} */
+    const char *doc;                        /* a block of doc/, see attention.txt */
 
     /* The rest is for functions that sdpa_call_entry calls. */
     enum sdpa_type type; /* of the named tuple; NO_TYPE: a plain tuple, the only result itself, or None */

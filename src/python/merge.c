@@ -45,15 +45,17 @@ static int settle_parts(PyObject *arrays) {
 
 static PyArrayObject *part(PyObject *arrays, Py_ssize_t i) { return (PyArrayObject *)PyTuple_GetItem(arrays, i); }
 
-/* Checks that every part has this dtype, which the caller writes as `own`, and the first n axes of `shape`. */
-static int check_parts(PyObject *module, const char *name, PyObject *arrays, sdpa_dtype dtype, const char *own,
-                       const npy_intp *shape, int n) {
+/* Checks that every part has this dtype, which the caller writes as `own`, or float64 if it may be wide, and that it has
+ * the first n axes of `shape`. */
+static int check_parts(PyObject *module, const char *name, PyObject *arrays, sdpa_dtype dtype, bool may_be_wide,
+                       const char *own, const npy_intp *shape, int n) {
     for (Py_ssize_t i = 0; i < PyTuple_Size(arrays); i++) {
         PyArrayObject *a = part(arrays, i);
         char label[LABEL_SIZE], text[SDPA_SHAPE_SIZE];
         snprintf(label, sizeof label, "%s[%zd]", name, i);
-        if (sdpa_dtype_of(module, a) != (int)dtype) {
-            sdpa_raise_dtype(label, a, "%s", sdpa_dtype_text(dtype));
+        const int got = sdpa_dtype_of(module, a);
+        if (got != (int)dtype && !(may_be_wide && got == SDPA_F64)) {
+            sdpa_raise_dtype(label, a, may_be_wide ? "%s or float64" : "%s", sdpa_dtype_text(dtype));
             return sdpa_suggest_type(module, label, a, own);
         }
         if (PyArray_NDIM(a) != n || !PyArray_CompareLists(PyArray_DIMS(a), shape, n)) {
@@ -78,9 +80,10 @@ static int check_all(PyObject *module, PyObject *outs, PyObject *lses) {
     if (!sdpa_is_float(dtype)) return sdpa_raise_dtype("outs[0]", first, "float16, bfloat16, float32 or float64");
     if (nd < 2) return sdpa_raise_rows("outs[0]", first, "at least two axes, (..., Lq, d_v)");
     const npy_intp *shape = PyArray_DIMS(first);
-    if (check_parts(module, "outs", outs, (sdpa_dtype)dtype, "outs[0].dtype", shape, nd) < 0) return -1;
+    if (check_parts(module, "outs", outs, (sdpa_dtype)dtype, false, "outs[0].dtype", shape, nd) < 0) return -1;
     const sdpa_dtype wide = sdpa_lse_dtype((sdpa_dtype)dtype);
-    return check_parts(module, "lses", lses, wide, wide == SDPA_F64 ? "np.float64" : "np.float32", shape, nd - 1);
+    const bool is_widest = wide == SDPA_F64;
+    return check_parts(module, "lses", lses, wide, !is_widest, is_widest ? "np.float64" : "np.float32", shape, nd - 1);
 }
 
 typedef struct parts {
@@ -93,13 +96,17 @@ static sdpa_status run_merge(const sdpa_problem *problem, const void *more) {
     return sdpa_attention_merge(problem, all->n, all->outs, all->lses);
 }
 
-/* Describes the parts: `batch` takes their strides. */
-static void set_parts(const sdpa_call *call, const parts *all, int64_t *batch, PyObject *outs, PyObject *lses) {
+/* Describes the parts: `batch` takes their strides. The result has as many digits as the widest lse. */
+static void set_parts(sdpa_call *call, const parts *all, int64_t *batch, PyObject *outs, PyObject *lses) {
     const sdpa_problem *p = &call->problem;
     const npy_intp sizes[] = {p->n_q, p->d_v};
+    call->options.has_lse_dtype = true;
+    call->options.lse_dtype = SDPA_F32;
     for (Py_ssize_t t = 0; t < all->n; t++, batch += 2 * p->n_axes) {
+        const sdpa_dtype lse_dtype = (sdpa_dtype)sdpa_dtype_of(call->module, part(lses, t));
+        if (lse_dtype == SDPA_F64) call->options.lse_dtype = SDPA_F64;
         sdpa_call_view(call, &all->outs[t], batch, part(outs, t), p->dtype, 2, sizes, true);
-        sdpa_call_view(call, &all->lses[t], batch + p->n_axes, part(lses, t), sdpa_lse_dtype(p->dtype), 1, sizes, true);
+        sdpa_call_view(call, &all->lses[t], batch + p->n_axes, part(lses, t), lse_dtype, 1, sizes, true);
     }
 }
 

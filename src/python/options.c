@@ -27,7 +27,7 @@ static int read_softcap(sdpa_options *options, PyObject *value) {
 /* An int is the seed. A Generator draws a seed of 64 bits; functions whose derivatives need the seed refuse one. */
 static int read_rng(sdpa_options *options, PyObject *value) {
     options->has_seed = true;
-    const bool takes_generator = options->where & (IN(ATTENTION) | IN(ADDITIVE));
+    const bool takes_generator = options->where & IN_GENERATOR;
     /* The module numpy.random also has the attributes of a Generator. */
     const int generates = takes_generator && !PyModule_Check(value) ? sdpa_has_attribute(value, "bit_generator") : 0;
     if (generates < 0) return -1;
@@ -225,7 +225,7 @@ static unsigned functions_of_input(int i) {
     return i == INPUT_grad_out ? IN(DOUBLE_BACKWARD) : IN(ADDITIVE_BACKWARD);
 }
 
-enum { N_INPUTS = INPUT_bias + 1 };
+_Static_assert(N_INPUTS * 32 <= SDPA_INPUTS_SIZE, "a name takes less than 32 characters");
 static const char *const input_names[N_INPUTS] = {
 #define TEXT(name, ...) #name,
     SDPA_DIFFERENTIABLE(TEXT)
@@ -238,13 +238,18 @@ static const char *const input_names[N_INPUTS] = {
     "bias",
 };
 
-static void raise_no_input(const sdpa_options *options, PyObject *name) {
-    char known[N_INPUTS * 32] = "";
+void sdpa_options_inputs(unsigned where, char quote, char *text, size_t size) {
     size_t used = 0;
     for (int i = 0; i < N_INPUTS; i++) {
-        if (!(functions_of_input(i) & options->where)) continue;
-        used += (size_t)PyOS_snprintf(known + used, sizeof known - used, "%s'%s'", i ? ", " : "", input_names[i]);
+        if (!(functions_of_input(i) & where)) continue;
+        used +=
+            (size_t)PyOS_snprintf(text + used, size - used, "%s%c%s%c", i ? ", " : "", quote, input_names[i], quote);
     }
+}
+
+static void raise_no_input(const sdpa_options *options, PyObject *name) {
+    char known[SDPA_INPUTS_SIZE];
+    sdpa_options_inputs(options->where, '\'', known, sizeof known);
     PyErr_Format(PyExc_ValueError, "needs: expected names among %s, got %.200R", known, name);
 }
 
@@ -308,13 +313,27 @@ KEEP(score_args_t)
 #define INDICES "slice | ArrayLike | None"
 #define OFFSET(kind, field) .kind = offsetof(sdpa_options, field)
 const sdpa_option sdpa_option_table[] = {
-    {NAME_bias, "operand", IN(ADDITIVE) | IN(ADDITIVE_FORWARD), .has_none = true, .default_ = "None",
-     .annotation = "ArrayLike | None", .doc = doc_option_bias, .array = true},
+#define TANGENT(name, ...)                                                                                             \
+    {NAME_##name##_t,                                                                                                  \
+     "derivative",                                                                                                     \
+     IN(JVP),                                                                                                          \
+     .has_none = true,                                                                                                 \
+     .default_ = "None",                                                                                               \
+     .annotation = "ArrayLike | None",                                                                                 \
+     .doc = doc_option_##name##_t,                                                                                     \
+     .array = true},
+    SDPA_OPERANDS(TANGENT)
+#undef TANGENT
+        {NAME_bias, "operand", IN(ADDITIVE) | IN(ADDITIVE_FORWARD), .has_none = true, .default_ = "None",
+         .annotation = "ArrayLike | None", .doc = doc_option_bias, .array = true},
     {NAME_attn_mask, "operand", IN_ALL, .has_none = true, .default_ = "None", .annotation = "ArrayLike | None",
      .doc = doc_option_attn_mask, .array = true, .axes = "hqk",
      .words = {"mask", "attention_mask", "bias", "attn_bias", "attention_bias"}},
-    {NAME_dropout_p, "weight", IN_ALL, .default_ = "0.0", .annotation = "float", .doc = doc_option_dropout_p,
-     .read = read_dropout, .words = {"dropout", "dropout_rate", "attn_dropout", "attention_dropout"}},
+    {NAME_dropout_p, "weight", IN_ALL & ~IN(STATISTICS), .default_ = "0.0", .annotation = "float",
+     .doc = doc_option_dropout_p, .read = read_dropout,
+     .words = {"dropout", "dropout_rate", "attn_dropout", "attention_dropout"}},
+    {NAME_dropout_p, "weight", IN(STATISTICS), .default_ = "0.0", .annotation = "float",
+     .doc = doc_option_dropout_p_statistics, .read = read_dropout},
     {NAME_is_causal, "position", IN_ALL, .default_ = "False",
      .annotation = "bool | Literal['upper_left', 'lower_right']", .doc = doc_option_is_causal, .read = read_causal,
      .words = {"causal", "causal_mask", "use_causal_mask"}},
@@ -360,9 +379,15 @@ const sdpa_option sdpa_option_table[] = {
      .words = {"block_mask", "mask_function"}},
     {NAME_mask_args, "program", IN_PACKED, .keyword_only = true, .has_none = true, .default_ = "None",
      .annotation = ARGUMENTS, .doc = doc_option_mask_args, .read = read_mask_args},
-    {NAME_rng, "weight", IN_ALL & ~IN(TORCH), .keyword_only = true, .has_none = true, .default_ = "None",
+    {NAME_rng, "weight", IN_GENERATOR, .keyword_only = true, .has_none = true, .default_ = "None",
      .annotation = "int | np.random.Generator | None", .doc = doc_option_rng, .read = read_rng,
      .words = {"seed", "generator", "random_state", "dropout_rng"}},
+    {NAME_rng, "weight", IN(WEIGHTS) | IN(RECEIVED), .keyword_only = true, .has_none = true, .default_ = "None",
+     .annotation = "int | None", .doc = doc_option_rng_seed, .read = read_rng},
+    {NAME_rng, "weight", IN_SEEDED, .keyword_only = true, .has_none = true, .default_ = "None",
+     .annotation = "int | None", .doc = doc_option_rng_required, .read = read_rng},
+    {NAME_rng, "weight", IN(STATISTICS), .keyword_only = true, .has_none = true, .default_ = "None",
+     .annotation = "int | None", .doc = doc_option_rng_statistics, .read = read_rng},
     {NAME_invariant, "call", IN_DOT & ~IN(TORCH), .keyword_only = true, .default_ = "False", .annotation = "bool",
      .doc = doc_option_invariant, .read = read_invariant},
     {NAME_workers, "call", IN_ALL & ~IN(TORCH), .keyword_only = true, .has_none = true, .default_ = "None",
@@ -400,10 +425,9 @@ const sdpa_option sdpa_option_table[] = {
      .annotation = "Iterable[str]", .doc = doc_option_needs, .read = read_needs},
     {NAME_needs, "derivative", IN(DOUBLE_BACKWARD), .keyword_only = true,
      .default_ = "(\"grad_out\", \"query\", \"key\", \"value\")", .annotation = "Iterable[str]",
-     .doc = doc_option_needs_double, .read = read_needs},
-    {NAME_needs, "derivative", IN(ADDITIVE_BACKWARD), .keyword_only = true,
-     .default_ = "(\"query\", \"key\", \"value\", \"w_query\", \"w_key\", \"w_score\", \"bias\")",
-     .annotation = "Iterable[str]", .doc = doc_option_needs_additive, .read = read_needs},
+     .doc = doc_option_needs, .read = read_needs},
+    {NAME_needs, "derivative", IN(ADDITIVE_BACKWARD), .keyword_only = true, .has_none = true, .default_ = "None",
+     .annotation = "Iterable[str] | None", .doc = doc_option_needs_additive, .read = read_needs},
 #ifdef SDPA_DUMMY_OPTION
     {NAME_dummy, "operand", IN_ALL & ~IN(TORCH), .keyword_only = true, .has_none = true, .default_ = "None",
      .annotation = "float | ArrayLike | None",
@@ -458,7 +482,7 @@ static int check_seed(sdpa_options *options) {
         return -1;
     }
     if (options->has_seed) return 0;
-    if (options->where & (IN_FORWARDS | IN_BACKWARDS | IN(JVP))) {
+    if (options->where & IN_SEEDED) {
         PyErr_SetString(PyExc_ValueError,
                         "rng: expected an int from 0 to 2^64 - 1, the same forward and backward, since "
                         "dropout_p is not 0, got None");
@@ -480,7 +504,7 @@ int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, P
     options->needs = NEEDS(query) | NEEDS(key) | NEEDS(value);
     if (where == IN(DOUBLE_BACKWARD)) options->needs |= NEEDS(grad_out);
     if (where == IN(ADDITIVE_BACKWARD)) {
-        options->needs |= NEEDS(w_query) | NEEDS(w_key) | NEEDS(w_score) | NEEDS(bias);
+        options->needs |= NEEDS(w_query) | NEEDS(w_key) | NEEDS(w_score) | (arrays[NAME_bias] ? NEEDS(bias) : 0);
     }
     options->module = module;
     options->where = where;

@@ -20,10 +20,21 @@ enum {
     IN_KEYWORDS = IN_WHOLE_ROWS | IN_ADDITIVES, /* options but bias by keyword only */
     IN_FORWARDS = IN(FORWARD) | IN(ADDITIVE_FORWARD),
     IN_BACKWARDS = IN(BACKWARD) | IN(DOUBLE_BACKWARD) | IN(ADDITIVE_BACKWARD),
+    IN_GENERATOR = IN(ATTENTION) | IN(ADDITIVE),      /* rng may be a numpy.random.Generator */
+    IN_SEEDED = IN_FORWARDS | IN_BACKWARDS | IN(JVP), /* dropout needs a seed, which other calls repeat */
 };
 
 /* The gradients that `needs` may name: those of SDPA_DIFFERENTIABLE, then these. */
-enum { INPUT_score_args = N_GRADIENTS, INPUT_grad_out, INPUT_w_query, INPUT_w_key, INPUT_w_score, INPUT_bias };
+enum {
+    INPUT_score_args = N_GRADIENTS,
+    INPUT_grad_out,
+    INPUT_w_query,
+    INPUT_w_key,
+    INPUT_w_score,
+    INPUT_bias,
+    N_INPUTS,
+    SDPA_INPUTS_SIZE = 512 /* of their names in one text */
+};
 #define NEEDS(name) (1u << INPUT_##name)
 
 /* An int, or an array of one integer per batch entry. */
@@ -105,5 +116,8 @@ void sdpa_options_find(sdpa_options *options, const sdpa_signature *signature, P
 int sdpa_options_read(PyObject *module, sdpa_options *options, unsigned where, PyObject *const values[N_NAMES],
                       PyArrayObject *const arrays[N_NAMES]);
 void sdpa_options_release(sdpa_options *options);
+
+/* Writes the names that `needs` may hold in the functions of `where`, each in quotes, with commas between. */
+void sdpa_options_inputs(unsigned where, char quote, char *text, size_t size);
 
 #endif

@@ -36,6 +36,18 @@ def test_tangents(function, prefix, suffix):
         function(**x, **{primal: a, prefix + primal + suffix: a})
 
 
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_a_tangent_left_out_is_zero(rng, name):
+    x = {n: rng.standard_normal(a.shape) for n, a in operands().items()}
+    tangent = rng.standard_normal(x[name].shape)
+    got = sdpa.attention_jvp(*x.values(), **{f"{name}_t": tangent})
+    others = [tangent if n == name else np.zeros_like(a) for n, a in x.items()]
+    expected = sdpa.attention_jvp(*x.values(), *others)
+    assert expected.out_t.any()
+    np.testing.assert_allclose(got.out_t, expected.out_t, rtol=0, atol=1e-14)
+    assert not sdpa.attention_jvp(*x.values()).out_t.any()
+
+
 def test_double_backward_computes_what_it_needs():
     x = double_operands() | {"attn_mask": ones(4, 1, 7), "sinks": ones(4), "scale": ones(4)}
     names = ("grad_out", "query", "key", "value", "attn_mask", "sinks", "scale")

@@ -50,6 +50,26 @@ def test_bound(isa, dtype, rng, shape, parts):
     assert (error <= unit_roundoff(got.lse.dtype) * abs(expected.lse) + 20 * exact).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("which", ["all", "one"])
+def test_lse_of_float64_keeps_its_digits(isa, dtype, which, rng):
+    """Beside outs of fewer digits, as lse_dtype=np.float64 makes them; one such part is enough."""
+    outs = [rng.standard_normal((2, 70, 3)).astype(dtype) for _ in range(3)]
+    lses = [300 + rng.standard_normal((2, 70)) for _ in outs]
+    if which == "one":
+        lses[1:] = [x.astype(np.float32) for x in lses[1:]]
+    swapped = [lses[0].astype(lses[0].dtype.newbyteorder()), *lses[1:]]
+    expected = reference.merge_attention(outs, lses)
+    for given in lses, swapped:
+        got = sdpa.merge_attention(outs, given)
+        assert (got.out.dtype, got.lse.dtype) == (dtype, np.float64)
+        # Sum and logarithm in double: (parts + |lse|) 2^-52, see merge.c.
+        np.testing.assert_allclose(got.lse, expected.lse, rtol=0, atol=310 * 2.0**-52)
+        narrow = sdpa.merge_attention(outs, [x.astype(np.float32) for x in given])
+        assert narrow.lse.dtype == np.float32
+        assert abs(narrow.lse - expected.lse).max() > 1e-6
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_change_no_bit(layout, dtype, rng):
     outs = [rng.standard_normal((2, 3, 70, 5)).astype(dtype) for _ in range(3)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.calls import backward_operands, operands
+from support.calls import CALLS, backward_operands, operands
 
 import sdpa
 from sdpa import _core
@@ -24,7 +24,7 @@ OPERANDS = {
     "attention_forward": "query, key, value",
     "scaled_dot_product_attention": "query, key, value",
     "attention_backward": ROWS,
-    "attention_jvp": "query, key, value, query_t, key_t, value_t",
+    "attention_jvp": "query, key, value",
     "attention_double_backward": f"gg_query, gg_key, gg_value, {ROWS}",
     "attention_statistics": "query, key, *",
     "attention_received": "query, key, *",
@@ -58,9 +58,9 @@ def test_signature(name):
 
 
 def test_options_have_a_place_in_few_functions():
-    """Those that PyTorch's function has; additive attention has a bias there."""
+    """Those that PyTorch's function has; additive attention has a bias there, jvp tangents."""
     assert {x.name for x in TABLE if not x.keyword_only} == {
-        *("attn_mask", "dropout_p", "is_causal", "bias"),
+        *("attn_mask", "dropout_p", "is_causal", "bias", "query_t", "key_t", "value_t"),
     }
     for function, n in ((sdpa.attention, 6), (sdpa.attention_backward, 9)):
         kinds = [x.kind for x in inspect.signature(function).parameters.values()]
@@ -115,8 +115,9 @@ def test_stub_agrees_with_the_signatures():
 
 def test_an_option_has_one_type_and_one_kind():
     names = {option.name for option in TABLE}
-    of_additive = 1  # which takes no array as scale
-    assert len({(x.name, x.annotation, x.kind, x.axes) for x in TABLE}) == len(names) + of_additive
+    # scale of additive attention is no array, its needs may be None; most take no Generator as rng
+    exceptions = 3
+    assert len({(x.name, x.annotation, x.kind, x.axes) for x in TABLE}) == len(names) + exceptions
     kinds = {option.kind for option in TABLE}
     assert kinds == {
         "operand",
@@ -152,6 +153,51 @@ def test_documentation(name):
     documented = {name for names in lists for name in names.split(", ")}
     assert set(inspect.signature(function).parameters) <= documented
     assert ">>> " in document
+
+
+def listed(document, label):
+    """The names in the sentence behind a label, quoted or not."""
+    found = re.search(re.escape(label) + r"\W*([\w\", \n]+)[.)]", document)
+    return tuple(name.strip(' "') for name in found[1].split(","))
+
+
+@pytest.mark.parametrize(
+    "name", ["attention_backward", "attention_double_backward", "additive_attention_backward"]
+)
+def test_documentation_lists_all_gradients(name):
+    """needs and Returns name every field, and every name is accepted."""
+    document = inspect.getdoc(getattr(sdpa, name))
+    fields = getattr(sdpa, re.search(r"Returns\n-+\n(\w+)", document)[1])._fields
+    assert listed(document, "Named tuple") == fields
+    assert sorted(listed(document, "among")) == sorted(fields)
+    refused = f"needs: expected names among {str(listed(document, 'among'))[1:-1]}, got 'x'"
+    with pytest.raises(ValueError, match=f"^{re.escape(refused)}$"):
+        getattr(sdpa, name)(**CALLS[getattr(sdpa, name)]() | {"needs": ["x"]})
+
+
+@pytest.mark.parametrize("name", [x for x in SIGNATURES if "rng" in options_of(x)])
+def test_documentation_says_what_rng_may_be(name):
+    """What each function does without a seed, and with a Generator, is what it says."""
+    function, document = getattr(sdpa, name), inspect.getdoc(getattr(sdpa, name))
+    text = re.search(r"^rng : (.*\n(?:    .*\n)*)", document, re.MULTILINE)[1]
+    call = CALLS[function]() | {"dropout_p": 0.5}
+    required = "None is\n    refused" in text
+    if "Changes nothing" in text:
+        with pytest.raises(ValueError, match=r"^dropout_p: expected 0"):
+            function(**call)
+        assert "Must be 0" in document
+        return
+    assert required != ("None draws" in text.replace("\n   ", ""))
+    if required:
+        with pytest.raises(ValueError, match=r"^rng: expected an int"):
+            function(**call)
+    else:
+        function(**call)
+    if "Generator" in text:
+        function(**call, rng=np.random.default_rng(0))
+    else:
+        with pytest.raises(TypeError, match=r"^rng: expected an int"):
+            function(**call, rng=np.random.default_rng(0))
 
 
 def test_results_are_named_tuples():

@@ -168,8 +168,13 @@ MERGE = {
     ),
     "lse dtype": (
         TypeError,
-        "lses[0]: expected float32, got float64; write lses[0].astype(np.float32)",
-        {"outs": [ones(5, 3)], "lses": [ones(5, dtype=float)]},
+        "lses[0]: expected float32 or float64, got float16; write lses[0].astype(np.float32)",
+        {"outs": [ones(5, 3)], "lses": [ones(5, dtype=np.float16)]},
+    ),
+    "lse below float64": (
+        TypeError,
+        "lses[0]: expected float64, got float32; write lses[0].astype(np.float64)",
+        {"outs": [ones(5, 3, dtype=float)], "lses": [ones(5)]},
     ),
     "lse shape": (
         ValueError,

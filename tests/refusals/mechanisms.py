@@ -278,6 +278,11 @@ ADDITIVE_BACKWARD = {
         "needs: 'attn_mask' has a gradient only where it is given, got None",
         {"needs": ("attn_mask",)},
     ),
+    "needs bias": (
+        ValueError,
+        "needs: 'bias' has a gradient only where it is given, got None",
+        {"bias": None, "needs": ["bias"]},
+    ),
     **unknown_needs(
         "gain",
         *("query", "key", "value", "attn_mask", "sinks", "w_query", "w_key", "w_score", "bias"),

@@ -1,7 +1,32 @@
-"""Exact attention and its gradients for NumPy arrays.
+"""Exact attention and its gradients for NumPy arrays, (..., heads, L, d).
 
-Most functions are in the C extension; cosine, bilinear and relative attention are composed of
-these. `sdpa.reference` defines each of them in plain NumPy.
+Attention
+    attention, attention_forward, scaled_dot_product_attention, merge_attention
+Its derivatives
+    attention_backward, attention_jvp, attention_double_backward
+What it does
+    attention_weights, attention_statistics, attention_received; figures: plot
+Functions of your own
+    score_program, mask_program; options score_mod and mask_mod
+Other scores, each with NAME_forward and NAME_backward
+    additive_attention, bilinear_attention, cosine_attention, shaw_attention
+Positions
+    rotary_embedding, rotary_embedding_backward; ALiBi and T5: bias
+Layers and decoding
+    MultiHeadAttention, KVCache
+Softmax
+    softmax, log_softmax, logsumexp, each with NAME_backward; softmax_jacobian
+Longer than memory
+    blocks
+Inside other libraries
+    interop: autograd, dask, jax, onnx, torch, transformers
+Definitions in plain NumPy
+    reference
+Threads and kernels
+    show_config, get_num_threads, set_num_threads
+
+`help(sdpa.attention)` has all options. Classes that end in Forward, Gradients, Statistics,
+Received and Tangent are results: named tuples.
 """
 
 import atexit
@@ -59,8 +84,8 @@ from sdpa._core import (
 
 if TYPE_CHECKING:
     from sdpa import bias, blocks, interop, plot, reference
+    from sdpa._cache import KVCache
     from sdpa._programs._program import mask_program, score_program
-    from sdpa.cache import KVCache
     from sdpa.mechanisms.bilinear import (
         BilinearGradients,
         bilinear_attention,
@@ -77,7 +102,6 @@ if TYPE_CHECKING:
         MultiHeadAttention,
         MultiHeadForward,
         MultiHeadGradients,
-        MultiHeadSaved,
     )
     from sdpa.mechanisms.rotary import rotary_embedding, rotary_embedding_backward
     from sdpa.mechanisms.shaw import (
@@ -103,7 +127,6 @@ __all__ = [
     "MultiHeadAttention",
     "MultiHeadForward",
     "MultiHeadGradients",
-    "MultiHeadSaved",
     "ShawGradients",
     "__version__",
     "additive_attention",
@@ -153,11 +176,10 @@ __all__ = [
 _LAZY = {
     "BilinearGradients": "sdpa.mechanisms.bilinear",
     "CosineGradients": "sdpa.mechanisms.cosine",
-    "KVCache": "sdpa.cache",
+    "KVCache": "sdpa._cache",
     "MultiHeadAttention": "sdpa.mechanisms.multi_head",
     "MultiHeadForward": "sdpa.mechanisms.multi_head",
     "MultiHeadGradients": "sdpa.mechanisms.multi_head",
-    "MultiHeadSaved": "sdpa.mechanisms.multi_head",
     "ShawGradients": "sdpa.mechanisms.shaw",
     "bilinear_attention": "sdpa.mechanisms.bilinear",
     "bilinear_attention_backward": "sdpa.mechanisms.bilinear",
@@ -188,6 +210,12 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     return __all__
 
+
+# Pickles and help then do not depend on where a function is compiled.
+for _name, _found in vars(_core).items():
+    if not _name.startswith("_") and callable(_found):
+        _found.__module__ = "sdpa"
+del _name, _found
 
 atexit.register(_core._close_pool)
 _threads.register()

@@ -29,7 +29,6 @@ from sdpa._repr import shown
 
 __all__ = [
     "T5Gradients",
-    "T5Options",
     "alibi",
     "t5_attention_backward",
     "t5_relative",
@@ -216,9 +215,9 @@ def t5_attention_backward(
     query: ArrayLike,
     key: ArrayLike,
     value: ArrayLike,
+    table: ArrayLike,
     out: ArrayLike,
     lse: ArrayLike,
-    table: ArrayLike,
     *,
     bidirectional: bool = True,
     max_distance: int = 128,
@@ -233,10 +232,12 @@ def t5_attention_backward(
 
     Parameters
     ----------
-    grad_out, query, key, value, out, lse, grad_lse : array_like
+    grad_out, query, key, value : array_like
         As in `attention_backward`.
     table : array_like, (num_buckets, heads)
         Of any floating dtype; its heads are query's.
+    out, lse, grad_lse : array_like
+        As in `attention_backward`.
     bidirectional, max_distance : optional
         As in `t5_relative`.
     needs : sequence of {"query", "key", "value", "table", "sinks"}
@@ -266,16 +267,16 @@ def t5_attention_backward(
     >>> bias = sdpa.bias.t5_relative(table, 5, 5)
     >>> out, lse = sdpa.attention_forward(query, key, value, bias, scale=1.0)
     >>> g = sdpa.bias.t5_attention_backward(
-    ...     grad_out, query, key, value, out, lse, table, scale=1.0
+    ...     grad_out, query, key, value, table, out, lse, scale=1.0
     ... )
     >>> g.table.shape
     (32, 2)
     """
     checked = checked_options(t5_attention_backward, options, T5Options.__annotations__)
     needs = checked_needs(needs, T5Gradients._fields)
-    (grad_out, query, key, value, out, lse, table), (grad_lse,), checked = converted(
+    (grad_out, query, key, value, table, out, lse), (grad_lse,), checked = converted(
         checked, {"grad_lse": grad_lse},
-        grad_out=grad_out, query=query, key=key, value=value, out=out, lse=lse, table=table,
+        grad_out=grad_out, query=query, key=key, value=value, table=table, out=out, lse=lse,
     )  # fmt: skip
     _core._check_attention(query, key, value, **checked)
     _check_table(table)
@@ -404,3 +405,7 @@ def _sum_buckets(grad: Array, buckets: Array, num_buckets: int) -> Array:
     total = np.zeros((num_buckets, heads))
     np.add.at(total, buckets, line)
     return total
+
+
+def __dir__() -> list[str]:
+    return __all__

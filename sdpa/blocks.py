@@ -58,10 +58,10 @@ def attend(
 ) -> _core.AttentionForward:
     """Attention over keys and values that are read block by block, and its log-sum-exp.
 
-    The result is that of `sdpa.attention_forward`, to rounding, whatever the blocks: with (out_t,
-    lse_t) the results over block t alone,
+    The result is that of `sdpa.attention_forward`, to rounding, whatever the blocks: with (out_b,
+    lse_b) the results over block b alone,
 
-        lse = log sum_t exp(lse_t)    out = sum_t exp(lse_t - lse) out_t,
+        lse = log sum_b exp(lse_b)    out = sum_b exp(lse_b - lse) out_b,
 
     merged one block after the other by `sdpa.merge_attention`: Milakov and Gimelshein, "Online
     normalizer calculation for softmax" (2018), section 3.1. Equal blocks give equal bits on one
@@ -567,3 +567,7 @@ class UpstreamOperands:
 
     def read(self, rows: slice) -> list[Array | None]:
         return [None if x is None else x.read(rows) for x in self.operands]
+
+
+def __dir__() -> list[str]:
+    return __all__

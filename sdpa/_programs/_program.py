@@ -308,3 +308,6 @@ def mask_program(mask_mod: Callable[..., Any], mask_args: Sequence[ArrayLike] = 
            [0, 0, 1, 1]])
     """
     return Program(True, mask_mod, mask_args)
+
+
+score_program.__module__ = mask_program.__module__ = "sdpa"

@@ -39,6 +39,8 @@ import torch
 
 from sdpa.interop.torch import attention, attention_forward, attention_weights
 
+__all__ = ["c_attention", "c_attention_mask", "register"]
+
 NAME = "c_attention"
 
 # Eager attention reads none of these: they are about other things, or the mask says them.
@@ -327,3 +329,7 @@ def c_attention(
             out = torch.where(blind, mean.repeat_interleave(query.shape[1] // key.shape[1], 1), out)
             weights = None if weights is None else torch.where(blind, 1 / n_k, weights)
     return out.transpose(1, 2).contiguous(), weights
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -13,17 +13,16 @@ from sdpa import _arguments
 from sdpa._arrays import Array, widen
 
 Initialiser = Literal["1/d_model", "xavier_normal", "xavier_uniform"]
-ScaleRule = Literal["1", "log d_k", "sqrt d_k", "2 sqrt d_k", "d_k", "learned"]
+ScaleRule = Literal["1/sqrt d_k", "1/d_k", "1/log d_k", "1/(2 sqrt d_k)", "learned"]
 Positions = tuple[Array | None, Array | None]
 """Of x and of context, where queries and keys are rotated."""
 
-# The divisors of scores; a learned scale starts from 1 / sqrt(d_k).
+# One over the factors of scores; a learned scale starts from 1 / sqrt(d_k).
 _DIVISORS: dict[ScaleRule, Callable[[int], float]] = {
-    "1": lambda d_k: 1.0,
-    "log d_k": math.log,
-    "sqrt d_k": math.sqrt,
-    "2 sqrt d_k": lambda d_k: 2 * math.sqrt(d_k),
-    "d_k": float,
+    "1/sqrt d_k": math.sqrt,
+    "1/d_k": float,
+    "1/log d_k": math.log,
+    "1/(2 sqrt d_k)": lambda d_k: 2 * math.sqrt(d_k),
     "learned": math.sqrt,
 }
 
@@ -55,7 +54,7 @@ class Definition:
         d_v: int | None = None,
         d_context: int | None = None,
         init: Initialiser = "xavier_uniform",
-        scale: ScaleRule = "sqrt d_k",
+        scale: float | ScaleRule | None = "1/sqrt d_k",
         fold_scale: bool = False,
         tied_kv: bool = False,
         swap_roles: bool = False,
@@ -78,7 +77,7 @@ class Definition:
         self.d_v: int = _size("d_v", d_v, self.d_k)
         self.d_context: int = _size("d_context", d_context, self.d_model)
         self.init: Initialiser = _arguments.choice("init", init, INITIALISERS)
-        self.scale: ScaleRule = _arguments.choice("scale", scale, _DIVISORS)
+        self.scale: float | ScaleRule = _scale(scale)
         self.fold_scale: bool = _arguments.boolean("fold_scale", fold_scale)
         self.tied_kv: bool = _arguments.boolean("tied_kv", tied_kv)
         self.swap_roles: bool = _arguments.boolean("swap_roles", swap_roles)
@@ -130,8 +129,10 @@ class Definition:
             )
 
     def _check_rules(self) -> None:
-        if self.scale == "log d_k" and self.d_k == 1:
-            raise ValueError("scale: expected another rule for d_k=1, got 'log d_k', which is 0")
+        if self.scale == "1/log d_k" and self.d_k == 1:
+            raise ValueError(
+                "scale: expected another rule for d_k=1, got '1/log d_k', which divides by 0"
+            )
         if self.fold_scale and self.scale == "learned":
             raise ValueError("fold_scale: expected False with scale='learned', got True")
         if self.fold_scale and self.qk_norm:
@@ -173,6 +174,8 @@ class Definition:
 
     @property
     def _factor(self) -> float:
+        if isinstance(self.scale, float):
+            return self.scale
         return 1 / _DIVISORS[self.scale](self.d_k)
 
     def _kernel_scale(self, parameters: Mapping[str, Any]) -> Any:
@@ -189,6 +192,25 @@ class Definition:
             "rotary_dim": self.rotary_dim,
             "interleaved": self.rotary_interleaved,
         }
+
+
+def _scale(value: float | ScaleRule | None) -> float | ScaleRule:
+    if value is None:
+        return "1/sqrt d_k"
+    if not isinstance(value, str):
+        return _arguments.finite("scale", value)
+    for rule in _DIVISORS:
+        if value == rule:
+            return rule
+    # Divisors, as other texts write them, would be factors the wrong way round.
+    factor = {"1": "1.0", "2 sqrt d_k": "'1/(2 sqrt d_k)'"} | {
+        rule[2:]: repr(rule) for rule in ("1/sqrt d_k", "1/d_k", "1/log d_k")
+    }
+    remedy = f"; scores are multiplied by it: write {factor[value]}" if value in factor else ""
+    *others, last = map(repr, _DIVISORS)
+    raise ValueError(
+        f"scale: expected a number, {', '.join(others)} or {last}, got {value!r}{remedy}"
+    )
 
 
 def _size(name: str, value: int | None, default: int) -> int:

@@ -7,6 +7,7 @@ float64, which holds those of every type exactly.
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +28,7 @@ Layer = TypeVar("Layer", bound=Definition)
 _KINDS = ("query", "key", "value")
 # What the module computes, as attributes of the layer.
 _OF_MODULE = {
-    "scale": "sqrt d_k",
+    "scale": "1/sqrt d_k",
     "fold_scale": False,
     "tied_kv": False,
     "swap_roles": False,
@@ -105,10 +106,16 @@ def to_module(layer: Definition) -> torch.nn.MultiheadAttention:
     width = layer.d_model // layer.heads
     expected = {"kv_heads": layer.heads, "d_k": width, "d_v": width} | _OF_MODULE
     for name, value in expected.items():
-        if getattr(layer, name) != value:
+        own = getattr(layer, name)
+        if (
+            name == "scale"
+            and isinstance(own, float)
+            and math.isclose(own, width**-0.5, rel_tol=1e-15)
+        ):
+            continue
+        if own != value:
             raise ValueError(
-                f"{name}: expected {value!r}, as torch.nn.MultiheadAttention has it, "
-                f"got {getattr(layer, name)!r}"
+                f"{name}: expected {value!r}, as torch.nn.MultiheadAttention has it, got {own!r}"
             )
     module = torch.nn.MultiheadAttention(
         layer.d_model,

@@ -29,6 +29,7 @@ from sdpa._compose import (
     seeded,
 )
 from sdpa._options import BilinearOptions
+from sdpa._public import publish
 from sdpa._repr import shown
 
 __all__ = [
@@ -79,6 +80,7 @@ def bilinear_attention(
     **options : attn_mask, dropout_p, is_causal, enable_gqa, window, sinks, ...
         As in `attention_forward`, but without out. scale None is 1 / sqrt(d_k), which gives scores
         of variance 1 if query weight and key have independent components of mean 0 and variance 1.
+        rng=None draws a seed.
 
     Returns
     -------
@@ -120,9 +122,9 @@ def bilinear_attention_forward(
     Parameters
     ----------
     query, key, value, weight : array_like
-        As in `bilinear_attention`.
+        As in `bilinear_attention`, but dropout_p needs rng, an int, which the backward repeats.
     **options : attn_mask, dropout_p, is_causal, enable_gqa, window, sinks, ...
-        As in `bilinear_attention`.
+        As in `bilinear_attention`, but dropout_p needs rng, an int, which the backward repeats.
 
     Returns
     -------
@@ -282,3 +284,6 @@ def _projected_shape(query: Array, key: Array, weight: Array) -> Array:
             f"got {weight.shape[:-2]}"
         ) from None
     return np.broadcast_to(np.zeros((), query.dtype), (*lead, query.shape[-2], d_k))
+
+
+publish("sdpa", globals())

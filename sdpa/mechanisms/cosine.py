@@ -35,6 +35,7 @@ from sdpa._compose import (
     seeded,
 )
 from sdpa._options import CosineOptions
+from sdpa._public import publish
 from sdpa._repr import shown
 
 __all__ = [
@@ -91,7 +92,7 @@ def cosine_attention(
         Smallest length to divide by, above 0, so that a row of zeros has cosine 0 with every other.
         If it is below the smallest normal number of the arithmetic, that number is used.
     **options : attn_mask, dropout_p, is_causal, enable_gqa, window, sinks, ...
-        As in `attention_forward`, but without scale and out.
+        As in `attention_forward`, but without scale and out. rng=None draws a seed.
 
     Returns
     -------
@@ -135,11 +136,11 @@ def cosine_attention_forward(
     Parameters
     ----------
     query, key, value : array_like
-        As in `cosine_attention`.
+        As in `cosine_attention`, but dropout_p needs rng, an int, which the backward repeats.
     temperature, eps : float
-        As in `cosine_attention`.
+        As in `cosine_attention`, but dropout_p needs rng, an int, which the backward repeats.
     **options : attn_mask, dropout_p, is_causal, enable_gqa, window, sinks, ...
-        As in `cosine_attention`.
+        As in `cosine_attention`, but dropout_p needs rng, an int, which the backward repeats.
 
     Returns
     -------
@@ -322,3 +323,6 @@ class _Unit:
         g = cast(Array, grad)
         along = np.einsum("...i,...i->...", self.vector, g)
         return float(along.sum(where=rows_in_use(g)[..., 0], dtype=np.float64))
+
+
+publish("sdpa", globals())

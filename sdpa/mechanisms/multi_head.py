@@ -23,6 +23,7 @@ from sdpa._arrays import (
     widened_options,
 )
 from sdpa._options import LayerOptions
+from sdpa._public import publish
 from sdpa._repr import settings, shown
 from sdpa.mechanisms._definition import Definition, Positions
 from sdpa.mechanisms._multi_head_arguments import checked_call
@@ -31,7 +32,7 @@ from sdpa.mechanisms._projections import backward_placed, merged, product, proje
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MultiHeadAttention", "MultiHeadForward", "MultiHeadGradients", "MultiHeadSaved"]
+__all__ = ["MultiHeadAttention", "MultiHeadForward", "MultiHeadGradients"]
 
 _NEEDS = ("parameters", "x", "context", "attn_mask", "sinks")
 
@@ -78,7 +79,7 @@ class MultiHeadGradients(NamedTuple):
 
 @shown
 class MultiHeadAttention(Definition):
-    """Multi-head attention: softmax(Q K^T / c) V in every head, between projections.
+    """Multi-head attention: softmax(c Q K^T) V in every head, between projections.
 
     With x (..., Lq, d_model) and context (..., Lk, d_context), which is x in self-attention:
 
@@ -104,8 +105,8 @@ class MultiHeadAttention(Definition):
         Distribution of the entries of each matrix of r rows and c columns: uniform or normal of
         variance 2 / (r + c) (Glorot and Bengio, 2010, section 4.2.1), or normal of variance 1 / r.
         That is 1 / d_model for the projections of x, which keep components at variance 1.
-    scale : {"sqrt d_k", "1", "log d_k", "2 sqrt d_k", "d_k", "learned"}
-        The divisor of scores. "learned" multiplies them by a parameter of each head instead, which
+    scale : float or {"1/sqrt d_k", "1/d_k", "1/log d_k", "1/(2 sqrt d_k)", "learned"}, optional
+        c, the factor of scores; None = "1/sqrt d_k". "learned" is a parameter of each head, which
         starts from 1 / sqrt(d_k).
     fold_scale : bool, default False
         Multiply W^Q by the scale once, at initialisation (as T5 does), and let the kernel multiply
@@ -128,8 +129,8 @@ class MultiHeadAttention(Definition):
     rotary_base, rotary_dim, rotary_interleaved : float, int, bool
         base, rotary_dim and interleaved of `rotary_embedding`.
     swap_roles : bool, default False
-        The rows of softmax belong to the keys: out = softmax(K Q^T / c) V with V = x W^V, of length
-        Lk. This is not the transpose of softmax(Q K^T / c), in which the queries' rows sum to 1.
+        The rows of softmax belong to the keys: out = softmax(c K Q^T) V with V = x W^V, of length
+        Lk. This is not the transpose of softmax(c Q K^T), in which the queries' rows sum to 1.
     dtype : dtype, default float32
         The dtype of the parameters and of the calls' arguments: float16, bfloat16, float32 or
         float64. The 16-bit types are computed in float32.
@@ -171,7 +172,7 @@ class MultiHeadAttention(Definition):
         numbers = sum(value.size for value in self.parameters.values())
         return settings(self), f"{numbers:,} numbers in {len(self.parameters)} parameters"
 
-    def learning_rate_factors(self, optimiser: Literal["sgd", "adam"]) -> dict[str, float]:
+    def learning_rate_factors(self, optimizer: Literal["sgd", "adam"]) -> dict[str, float]:
         """Factors of each parameter's learning rate with which folding changes nothing.
 
         A layer with fold_scale=True holds c W^Q, where c is the scale; likewise its bias. Its
@@ -183,7 +184,7 @@ class MultiHeadAttention(Definition):
 
         Parameters
         ----------
-        optimiser : {"sgd", "adam"}
+        optimizer : {"sgd", "adam"}
 
         Returns
         -------
@@ -192,7 +193,7 @@ class MultiHeadAttention(Definition):
         Raises
         ------
         ValueError
-            The optimiser is another one.
+            The optimizer is another one.
 
         Examples
         --------
@@ -202,11 +203,11 @@ class MultiHeadAttention(Definition):
         0.0625
         """
         powers: dict[Literal["sgd", "adam"], int] = {"sgd": 2, "adam": 1}
-        optimiser = _arguments.choice("optimiser", optimiser, powers)
+        optimizer = _arguments.choice("optimizer", optimizer, powers)
         factors = dict.fromkeys(self.parameters, 1.0)
         if self.fold_scale:
             folded = {"w_query", "b_query"} & factors.keys()
-            factors |= dict.fromkeys(folded, self._factor ** powers[optimiser])
+            factors |= dict.fromkeys(folded, self._factor ** powers[optimizer])
         return factors
 
     # --------------------------------------------------------------------------- PyTorch
@@ -318,7 +319,7 @@ class MultiHeadAttention(Definition):
             Of context, likewise; self-attention has the positions of x.
         **options : attn_mask, dropout_p, is_causal, window, sinks, ...
             As in `sdpa.attention_forward` for arrays (..., heads, L, d), but without scale,
-            enable_gqa and out.
+            enable_gqa and out. dropout_p needs rng, an int.
 
         Returns
         -------
@@ -493,3 +494,6 @@ class MultiHeadAttention(Definition):
         if self.scale == "learned":
             parameters["scale"] = cast(Array, g.scale)
         return parameters, grad_x, grad_source
+
+
+publish("sdpa", globals())

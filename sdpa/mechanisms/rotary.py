@@ -15,6 +15,7 @@ from sdpa._arguments import (
     positive,
 )
 from sdpa._arrays import Array, native, widen
+from sdpa._public import publish
 
 __all__ = ["rotary_embedding", "rotary_embedding_backward"]
 
@@ -156,3 +157,6 @@ def _rotated(
     out[..., second] = b * cos + a * sin
     out[..., r:] = x[..., r:]
     return out
+
+
+publish("sdpa", globals())

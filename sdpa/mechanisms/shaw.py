@@ -23,6 +23,7 @@ from sdpa._arguments import checked_needs, checked_options, converted
 from sdpa._arrays import Array
 from sdpa._compose import checked_upstream, seeded
 from sdpa._options import ShawOptions
+from sdpa._public import publish
 from sdpa._repr import shown
 from sdpa.mechanisms._band import Backward, Problem, forward, unrounded
 
@@ -83,7 +84,7 @@ def shaw_attention(
         As in `attention_forward`, but without out. query_offset is one int, which also determines
         where the distance is 0; so does is_causal="lower_right", with one key length. Options that
         change scores apply to scale query . (key + rel_key). Dropout drops the same pairs as in
-        `attention_forward`.
+        `attention_forward`; rng=None draws a seed.
 
     Returns
     -------
@@ -126,9 +127,9 @@ def shaw_attention_forward(
     Parameters
     ----------
     query, key, value, rel_key, rel_value : array_like
-        As in `shaw_attention`.
+        As in `shaw_attention`, but dropout_p needs rng, an int, which the backward repeats.
     **options : attn_mask, is_causal, scale, enable_gqa, window, sinks, key_lengths, ...
-        As in `shaw_attention`.
+        As in `shaw_attention`, but dropout_p needs rng, an int, which the backward repeats.
 
     Returns
     -------
@@ -252,3 +253,6 @@ def _forward(
     problem = Problem(query, key, value, rel_key, rel_value, checked)
     with np.errstate(all="ignore"):
         return forward(problem)
+
+
+publish("sdpa", globals())

@@ -3,6 +3,7 @@
 The figures need matplotlib, which is imported when the first is drawn; `view` needs nothing.
 """
 
+from sdpa._public import publish
 from sdpa.plot._figures import pattern, statistics, weights
 from sdpa.plot._view import View, view
 
@@ -11,3 +12,6 @@ __all__ = ["View", "pattern", "statistics", "view", "weights"]
 
 def __dir__() -> list[str]:
     return __all__
+
+
+publish(__name__, globals())

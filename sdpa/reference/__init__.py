@@ -144,3 +144,7 @@ __all__ = [
     "weighted_logsumexp",
     "weighted_logsumexp_backward",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -133,7 +133,7 @@ def test_t5(offset, window, rng, monkeypatch):
     true = reference.attention_backward(
         grad, *x, *saved, attn_mask=mask, needs=("query", "attn_mask"), **options
     )
-    got = bias.t5_attention_backward(grad, *x, *saved, table, **options)
+    got = bias.t5_attention_backward(grad, *x, table, *saved, **options)
     assert_close(got.query, true.query)
     by_table = bias.t5_relative_backward(true.attn_mask, len(table), query_offset=offset)
     assert_close(got.table, by_table)

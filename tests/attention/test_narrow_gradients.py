@@ -79,7 +79,7 @@ def _t5(x, draws):
     mask = bias.t5_relative(table, n_q, n_k)
     saved = sdpa.attention_forward(*arguments, mask, enable_gqa=True)
     return bias.t5_attention_backward(
-        x["grad_out"], *arguments, *saved, table, enable_gqa=True
+        x["grad_out"], *arguments, table, *saved, enable_gqa=True
     )._asdict()
 
 

@@ -149,7 +149,7 @@ def test_no_warning_of_an_argument_that_was_not_given():
     table = np.eye(32, 2, dtype=np.float32)
     x = np.ones((2, 4, 4), np.float32)
     out, lse = sdpa.attention_forward(x, x, x, sdpa.bias.t5_relative(table, 4, 4) + np.float32(0.5))
-    sdpa.bias.t5_attention_backward(x, x, x, x, out, lse, table)
+    sdpa.bias.t5_attention_backward(x, x, x, x, table, out, lse)
 
 
 def test_a_warning_as_an_error_ends_the_call():

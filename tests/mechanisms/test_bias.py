@@ -151,7 +151,7 @@ def test_all_gradients_in_blocks(monkeypatch, rng, isa, options, block):
     grad_lse = np.where(visible, grad_lse, 0)
     needs = ["query", "key", "value", *(["sinks"] if "sinks" in options else [])]
     grads = bias.t5_attention_backward(
-        grad_out, query, key, value, *saved, table, grad_lse=grad_lse, needs=[*needs, "table"],
+        grad_out, query, key, value, table, *saved, grad_lse=grad_lse, needs=[*needs, "table"],
         **own, **options,
     )  # fmt: skip
     expected = sdpa.attention_backward(
@@ -169,10 +169,10 @@ def test_gradients_in_blocks_of_16_bits(rng, dtype):
     query, key, value, grad_out = (normal(rng, (2, 70, 8), dtype) for _ in range(4))
     table = normal(rng, (32, 2), dtype)
     out, lse = sdpa.attention_forward(query, key, value, bias.t5_relative(table, 70, 70))
-    got = bias.t5_attention_backward(grad_out, query, key, value, out, lse, table)
+    got = bias.t5_attention_backward(grad_out, query, key, value, table, out, lse)
     wide = np.float64 if dtype == np.float64 else np.float32
     x = [y.astype(wide) for y in (grad_out, query, key, value)]
-    expected = bias.t5_attention_backward(*x, out, lse, table.astype(wide))
+    expected = bias.t5_attention_backward(*x, table.astype(wide), out, lse)
     for a, b in zip(got, expected, strict=True):
         assert a is b is None or (a.dtype == dtype and (a == b.astype(dtype)).all())
 
@@ -184,7 +184,7 @@ def test_gradients_in_blocks_without_the_matrix(rng):
     table = normal(rng, (32, 1), np.float32)
     out, lse = sdpa.attention_forward(query, key, value, bias.t5_relative(table, n, n))
     tracemalloc.start()
-    bias.t5_attention_backward(grad_out, query, key, value, out, lse, table)
+    bias.t5_attention_backward(grad_out, query, key, value, table, out, lse)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 24 << 20
@@ -197,7 +197,7 @@ def test_autograd(torch, rng):
     view = bias.t5_relative(table, 6, 9, max_distance=6)
     saved = sdpa.attention_forward(query, key, value, view, scale=1.0)
     grads = bias.t5_attention_backward(
-        grad_out, query, key, value, *saved, table, max_distance=6, scale=1.0
+        grad_out, query, key, value, table, *saved, max_distance=6, scale=1.0
     )
     tq, tk, tv, tt = (torch.tensor(y, requires_grad=True) for y in (query, key, value, table))
     buckets = [[reference.t5_bucket(j - i, 8, max_distance=6) for j in range(9)] for i in range(6)]

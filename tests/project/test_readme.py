@@ -131,8 +131,15 @@ def test_files_exist(text):
 def test_environment_variables_are_read():
     sources = [*ROOT.glob("src/**/*.c"), ROOT / "setup.py"]
     read = "".join(path.read_text(encoding="utf-8") for path in sources)
-    table = API[API.index("| environment variable") :]
-    names = set(re.findall(r"`([A-Z]+_\w+)", table))
-    assert {"SDPA_ISA", "SDPA_NUM_THREADS", "OMP_NUM_THREADS"} <= names
-    for name in names:
+    public, of_build = (
+        set(
+            re.findall(
+                r"^\| `([A-Z]+_\w+)", text[text.index("| environment variable") :], re.MULTILINE
+            )
+        )
+        for text in (API, CONTRIBUTING)
+    )
+    assert public == {"SDPA_ISA", "SDPA_NUM_THREADS", "OMP_NUM_THREADS"}
+    assert of_build == {"SDPA_WERROR", "SDPA_SANITIZE", "SDPA_STAND_INS", "SDPA_COVERAGE"}
+    for name in public | of_build:
         assert f'"{name}"' in read, name

@@ -38,7 +38,8 @@ APPEND = {
     "key axes": (ValueError, "key: expected (2, 4, n, 8), got (4, 7, 8)", {"key": ones(4, 7, 8)}),
     "key heads": (
         ValueError,
-        "key: expected (2, 4, n, 8), got (2, 1, 7, 8)",
+        "key: expected (2, 4, n, 8), got (2, 1, 7, 8); heads=4 of the cache are the heads of key "
+        "and value",
         {"key": ones(2, 1, 7, 8)},
     ),
     "key dtype": (

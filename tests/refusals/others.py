@@ -216,6 +216,9 @@ T5_ATTENTION = {
         {"key": ones(8)},
     ),
 }
+SCALES = (
+    "scale: expected a number, '1/sqrt d_k', '1/d_k', '1/log d_k', '1/(2 sqrt d_k)' or 'learned'"
+)
 LAYERS = {
     "d_model": (ValueError, "d_model: expected at least 1, got 0", {"d_model": 0}),
     "heads": (ValueError, "heads: expected at least 1, got 0", {"heads": 0}),
@@ -257,16 +260,33 @@ LAYERS = {
     ),
     "scale": (
         ValueError,
-        (
-            "scale: expected '1', 'log d_k', 'sqrt d_k', '2 sqrt d_k', 'd_k' or 'learned', "
-            "got 'sqrt'"
-        ),
+        f"{SCALES}, got 'sqrt'",
         {"scale": "sqrt"},
+    ),
+    **{
+        f"scale as a divisor, {word}": (
+            ValueError,
+            f"{SCALES}, got {word!r}; scores are multiplied by it: write {factor}",
+            {"scale": word},
+        )
+        for word, factor in {
+            "1": "1.0",
+            "sqrt d_k": "'1/sqrt d_k'",
+            "2 sqrt d_k": "'1/(2 sqrt d_k)'",
+            "d_k": "'1/d_k'",
+            "log d_k": "'1/log d_k'",
+        }.items()
+    },
+    "scale, nan": (ValueError, "scale: expected a finite number, got nan", {"scale": np.nan}),
+    "scale of no kind": (
+        TypeError,
+        "scale: expected a finite number, got [0.5]",
+        {"scale": [0.5]},
     ),
     "scale of 0": (
         ValueError,
-        "scale: expected another rule for d_k=1, got 'log d_k', which is 0",
-        {"scale": "log d_k", "d_k": 1},
+        "scale: expected another rule for d_k=1, got '1/log d_k', which divides by 0",
+        {"scale": "1/log d_k", "d_k": 1},
     ),
     "fold_scale": (
         ValueError,
@@ -460,10 +480,10 @@ BACKWARD = {
     ),
 }
 RATES = {
-    "optimiser": (
+    "optimizer": (
         ValueError,
-        "optimiser: expected 'sgd' or 'adam', got 'lion'",
-        {"optimiser": "lion"},
+        "optimizer: expected 'sgd' or 'adam', got 'lion'",
+        {"optimizer": "lion"},
     ),
 }
 THREADS = {

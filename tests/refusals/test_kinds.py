@@ -42,6 +42,7 @@ WRONG = {
     "int | None": [x for x in INTS if x is not None],
     "int | np.random.Generator | None": ["1", 2.5, -1, np.random, [1.5]],
     "Literal": WORDS,
+    "float | Literal | None": [b"1", [0.5], 1j, np.nan, np.inf, 10**400, "no such word", ""],
     "Iterable[str]": [5, "query", ["no such name"], [["query"]], None],
     "Iterable[str] | None": [5, "query", ["no such name"], [["query"]]],
     "DTypeLike": ["no such type", 2.5, np.int32],
@@ -86,7 +87,7 @@ def test_arguments_are_found_by_their_annotations():
     found = {(x.values[0], x.values[1]): x.values[2] for x in ARGUMENTS}
     assert found[sdpa.rotary_embedding, "interleaved"] == "bool"
     assert found[sdpa.bias.t5_relative, "max_distance"] == "int"
-    assert found[sdpa.MultiHeadAttention, "scale"] == "Literal"
+    assert found[sdpa.MultiHeadAttention, "scale"] == "float | Literal | None"
     assert found[blocks.attend, "rows"] == "slice | None"
     for function in ATTENTION:
         assert found[function, "is_causal"] == "bool | Literal"

@@ -166,7 +166,7 @@ MULTI_HEAD = {
         "grad_out": ones(2, 5, 8),
         "saved": LAYER.forward(**layer_operands()).saved,
     },
-    LAYER.learning_rate_factors: lambda: {"optimiser": "sgd"},
+    LAYER.learning_rate_factors: lambda: {"optimizer": "sgd"},
 }
 
 # A window, so that it never ends. Its methods are keys of the tables as well.

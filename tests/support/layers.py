@@ -21,7 +21,7 @@ LAYERS = {
     "swapped cross": ({"swap_roles": True, "d_context": D_CONTEXT, "d_v": 6}, True),
     "swapped tied cross": ({"swap_roles": True, "tied_kv": True}, True),
     "swapped tied learned": ({"swap_roles": True, "tied_kv": True, "scale": "learned"}, False),
-    "folded": ({"fold_scale": True, "scale": "d_k"}, False),
+    "folded": ({"fold_scale": True, "scale": "1/d_k"}, False),
     "biased": ({"bias": True}, False),
     "biased cross": ({"bias": True, "kv_heads": 2, "d_v": 5, "d_context": D_CONTEXT}, True),
     "biased tied": ({"bias": True, "tied_kv": True, "d_context": D_CONTEXT}, True),

@@ -42,6 +42,7 @@ try:
 except ImportError as _error:
     raise ImportError("sdpa.interop.autograd needs autograd: pip install autograd") from _error
 
+from sdpa._public import publish
 from sdpa.interop.autograd._attention import attention, attention_forward
 from sdpa.interop.autograd._layers import multi_head_attention
 from sdpa.interop.autograd._scores import (
@@ -68,3 +69,10 @@ __all__ = [
     "softmax",
     "t5_relative",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+publish(__name__, globals())

@@ -396,3 +396,7 @@ def _apart(named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What travels with the tasks, and the Dask arrays."""
     given = {name: x for name, x in named.items() if isinstance(x, da.Array)}
     return {name: x for name, x in named.items() if name not in given}, given
+
+
+def __dir__() -> list[str]:
+    return __all__

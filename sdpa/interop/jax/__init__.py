@@ -19,8 +19,16 @@ try:
 except ImportError as _error:
     raise ImportError("sdpa.interop.jax needs JAX: pip install jax") from _error
 
+from sdpa._public import publish
 from sdpa.interop.jax import _derivatives as _derivatives
 from sdpa.interop.jax import _sharding as _sharding
 from sdpa.interop.jax._attention import attention, dot_product_attention
 
 __all__ = ["attention", "dot_product_attention"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+publish(__name__, globals())

@@ -493,3 +493,7 @@ def reference_ops() -> list[type[Any]]:
     array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
     """
     return list(_REFERENCE_OPERATORS)
+
+
+def __dir__() -> list[str]:
+    return __all__

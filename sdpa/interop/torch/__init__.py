@@ -21,6 +21,7 @@ try:
 except ImportError as _error:
     raise ImportError("sdpa.interop.torch needs PyTorch: pip install torch") from _error
 
+from sdpa._public import publish
 from sdpa.interop.torch import _flops  # noqa: F401
 from sdpa.interop.torch._additive import additive_attention
 from sdpa.interop.torch._attention import (
@@ -45,3 +46,10 @@ __all__ = [
     "scaled_dot_product_attention",
     "uninstall",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+publish(__name__, globals())

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from sdpa import _arguments, _core
 from sdpa._arguments import checked_float
 from sdpa._arrays import Array
+from sdpa._public import publish
 from sdpa._repr import shown
 
 __all__ = ["KVCache"]
@@ -40,7 +41,7 @@ class KVCache:
     Parameters
     ----------
     batch, heads : int
-        Number of sequences and of key heads.
+        Number of sequences, and heads of key and value (kv_heads of a layer with grouped heads).
     d_k, d_v : int
         Widths of keys and values; None for d_v means d_k.
     capacity : int
@@ -274,7 +275,12 @@ class KVCache:
             if x.shape != (*own.shape[:2], n, own.shape[3]):
                 batch, heads, _, d = own.shape
                 rows = "n" if name == "key" else n
-                raise ValueError(f"{name}: expected ({batch}, {heads}, {rows}, {d}), got {x.shape}")
+                hint = ""
+                if x.ndim == 4 and x.shape[1] != heads:
+                    hint = f"; heads={heads} of the cache are the heads of key and value"
+                raise ValueError(
+                    f"{name}: expected ({batch}, {heads}, {rows}, {d}), got {x.shape}{hint}"
+                )
         if not key.dtype == value.dtype == self._key.dtype:
             key, value = _rounded(self._key.dtype, key, value)
         if rest:
@@ -469,3 +475,6 @@ def _with_room(held: Array, capacity: int) -> Array:
 def _rounded(dtype: np.dtype[Any], *x: Array) -> list[Array]:
     """The arrays in this dtype, those that have it uncopied."""
     return [y.astype(dtype, copy=False) for y in x]
+
+
+publish("sdpa", globals())

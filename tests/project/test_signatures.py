@@ -73,12 +73,17 @@ def test_torch_signature(torch):
     assert "".join(documented.split()) == "scaled_dot_product_attention" + "".join(ours.split())
 
 
-def stubs():
-    """The generator, tools/stubs.py."""
-    spec = importlib.util.spec_from_file_location("stubs", ROOT / "tools" / "stubs.py")
+def tool(name):
+    """A module of tools/."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def stubs():
+    """The generator of files."""
+    return tool("stubs")
 
 
 @pytest.mark.parametrize("file", ["sdpa/_core.pyi", "sdpa/_options.py", "docs/api.md"])
@@ -87,6 +92,41 @@ def test_generated_files_are_up_to_date(file):
     written = (ROOT / file).read_text(encoding="utf-8")
     if written != stubs().FILES[file]():
         pytest.fail(f"{file} does not fit the extension: run make stubs")
+
+
+API = tool("api")
+FROZEN = dict(
+    part.partition("\n")[::2]
+    for part in re.split(r"^== ", API.LISTING.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+)
+
+
+def test_every_public_module_is_listed():
+    doors = {f"sdpa.interop.{name}" for name in sdpa.interop.__all__}
+    found = {f"sdpa.{name}" for name in sdpa.__all__ if inspect.ismodule(getattr(sdpa, name))}
+    assert {*API.MODULES} == {"sdpa"} | doors | found - {"sdpa.interop", "sdpa.reference"}
+    assert list(FROZEN) == [*API.MODULES, API.ENVIRONMENT]
+
+
+@pytest.mark.parametrize("module", [*API.MODULES, API.ENVIRONMENT])
+def test_the_public_interface_is_the_listed_one(module):
+    """Names, parameters, defaults, fields, exceptions and variables; a change is seen in a diff."""
+    try:
+        found = API.section(module)
+    except ImportError as error:
+        pytest.skip(str(error))
+    if found.strip() != f"== {module}\n{FROZEN[module]}".strip():
+        pytest.fail(f"{module} differs from tests/project/api.txt: run python tools/api.py")
+
+
+def test_a_change_of_the_interface_is_noticed(monkeypatch):
+    def alibi(heads, slope=1):
+        """Slopes."""
+
+    alibi.__module__ = "sdpa.bias"
+    monkeypatch.setattr(sdpa.bias, "alibi", alibi)
+    with pytest.raises(pytest.fail.Exception, match="differs"):
+        test_the_public_interface_is_the_listed_one("sdpa.bias")
 
 
 def stub():

@@ -78,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     claims.add_argument(
         "--times", type=float, default=1.0, help="multiplies the numbers of draws; default 1"
     )
+    claims.add_argument(
+        "--workers",
+        type=_integer(1),
+        help="processes, for the rows that time nothing; default: as many as CPUs, up to 8",
+    )
     cli.add_arguments(
         commands.add_parser(
             "lab", help="one experiment, with its own arguments; alone: the list of them"
@@ -143,6 +148,7 @@ def _claims(options: argparse.Namespace) -> None:
             options.only,
             seed=options.seed,
             times=options.times,
+            workers=options.workers,
             directory=options.save,
             progress=progress,
         )

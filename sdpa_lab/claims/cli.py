@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from math import floor, inf, isfinite, log10
 from pathlib import Path
 from textwrap import fill
@@ -14,8 +15,9 @@ import numpy as np
 import sdpa
 
 from . import IDS, chosen
-from .judge import ALPHA, judge
-from .record import WIDTH, Expect, Figure, Margin, Row, folded
+from .judge import ALPHA
+from .parallel import judged
+from .record import WIDTH, Claim, Expect, Figure, Margin, Row, folded
 
 KEPT = "sdpa-claims.json"
 """Where the judged rows of an interrupted run are kept, in the current folder."""
@@ -116,6 +118,7 @@ def run(
     *,
     seed: int,
     times: float,
+    workers: int | None = None,
     directory: str | None = None,
     progress: Callable[[int], object] = lambda n: None,
     kept: str | Path = KEPT,
@@ -126,6 +129,8 @@ def run(
     ----------
     only, seed, times, progress
         As for `ledger`.
+    workers : int, optional
+        Processes, as for `sdpa_lab.claims.parallel.judged`.
     directory : str, optional
         `save` each row there.
     kept : path
@@ -145,29 +150,26 @@ def run(
     """
     file = Path(kept)
     settings = {"version": sdpa.__version__, "seed": seed, "times": times, "save": directory}
-    known, rows = _kept(file, settings), []
-    wanted = chosen(only)
+    known, wanted = _kept(file, settings), chosen(only)
+    found = {claim.id: _row_of(claim, known[claim.id]) for claim in wanted if claim.id in known}
+    remaining = [claim for claim in wanted if claim.id not in found]
+    progress(len(found))
+    judging = judged(remaining, rows=len(IDS), seed=seed, times=times, workers=workers)
+    complete = False
     try:
-        for claim in wanted:
-            if claim.id not in known:
-                rows.append(judge(claim, rows=len(IDS), seed=seed, times=times))
+        with closing(judging):
+            for row in judging:
+                found[row.claim.id] = row
                 if directory:
-                    save(rows[-1:], directory)
-            else:
-                values = dict(known[claim.id])
-                figures = tuple(Figure(*figure) for figure in values.pop("figures"))
-                horizons = {int(steps): v for steps, v in values.pop("horizons").items()}
-                rows.append(
-                    Row(claim=claim, figures=figures, draws={}, horizons=horizons, **values)
-                )
-            progress(1)
+                    save([row], directory)
+                progress(1)
+        complete = True
     except KeyboardInterrupt:
-        known |= {row.claim.id: _values(row) for row in rows}
+        known |= {name: _values(row) for name, row in found.items()}
         file.write_text(json.dumps(settings | {"rows": known}), encoding="utf-8")
-        return rows, False
-    if known and known.keys() <= {claim.id for claim in wanted}:
+    if complete and known and known.keys() <= found.keys():
         file.unlink()
-    return rows, True
+    return [found[claim.id] for claim in wanted if claim.id in found], complete
 
 
 def _kept(file: Path, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -177,6 +179,13 @@ def _kept(file: Path, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found = json.loads(file.read_text(encoding="utf-8"))
     rows: dict[str, dict[str, Any]] = found.pop("rows")
     return rows if found == settings else {}
+
+
+def _row_of(claim: Claim, kept: dict[str, Any]) -> Row:
+    values = dict(kept)
+    figures = tuple(Figure(*figure) for figure in values.pop("figures"))
+    horizons = {int(steps): verdict for steps, verdict in values.pop("horizons").items()}
+    return Row(claim=claim, figures=figures, draws={}, horizons=horizons, **values)
 
 
 def _values(row: Row) -> dict[str, Any]:

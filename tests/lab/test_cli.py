@@ -15,6 +15,7 @@ import sdpa_lab as lab
 from sdpa.__main__ import INTERRUPTED, main
 from sdpa_lab import claims, cli
 from sdpa_lab.claims import cli as ledger
+from sdpa_lab.claims import parallel
 from sdpa_lab.report import screen
 
 LOOPS = [name for name, loop in cli.EXPERIMENTS.items() if loop]
@@ -151,7 +152,7 @@ def plain(rows):
 
 def interrupted(monkeypatch, after):
     """Let the ledger be interrupted at its row number `after`; a list of the ids judged."""
-    judge, judged = ledger.judge, []
+    judge, judged = parallel.judge, []
 
     def interrupting(claim, **options):
         if len(judged) == after:
@@ -159,7 +160,7 @@ def interrupted(monkeypatch, after):
         judged.append(claim.id)
         return judge(claim, **options)
 
-    monkeypatch.setattr(ledger, "judge", interrupting)
+    monkeypatch.setattr(parallel, "judge", interrupting)
     return judged
 
 

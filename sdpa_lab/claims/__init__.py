@@ -79,7 +79,8 @@ IDS = (
     *("unscaled-position", "dk-independence", "glorot-unit-var", "init-controls-variance"),
     *("sigma-law", "products-grow", "cosine-analogy", "fold-start", "fold-step"),
     *("expressiveness", "dot-no-params", "universal", "layer-norm", "saturated-gradient"),
-    *("first-step", "unstable-training", "qk-norm"),
+    *("first-step", "unstable-training", "qk-norm", "softcap", "qk-clip", "trained-power"),
+    *("longer-log-n", "longer-solved", "symmetric-share"),
 )
 """Every row, in the order of the ledger."""
 
@@ -96,6 +97,7 @@ MODULES = (
     "convergence",
     "projections",
     "stability",
+    "longer",
     "variants",
     "cited",
 )

@@ -515,6 +515,46 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "{sensitivity, QK-norm, 600 steps:.2f} nat，缩放时为 "
         "{sensitivity, scaled, 600 steps:.2f}。",
     ),
+    "softcap": (
+        "reproduced",
+        "成立：600 步之后，学习率取得不好，损失平均多出 "
+        "{sensitivity, softcap, 600 steps:.2f} nat，只除以 sqrt(d_k) 时为 "
+        "{sensitivity, scaled, 600 steps:.2f}。",
+    ),
+    "qk-clip": (
+        "reproduced",
+        "成立：600 步之后，学习率取得不好，损失平均多出 "
+        "{sensitivity, QK-clip, 600 steps:.2f} nat，只除以 sqrt(d_k) 时为 "
+        "{sensitivity, scaled, 600 steps:.2f}。",
+    ),
+    "trained-power": (
+        "refuted",
+        "由除数决定：任务需要多大的缩放后分数，q·k 就变到多大。训练前它随 d_k 增长的指数为 "
+        "{exponent of std(q k), divided by sqrt(d_k), 0 steps:.2f}，600 步之后，除以 sqrt(d_k) 时为"
+        " {exponent of std(q k), divided by sqrt(d_k), 600 steps:.2f}，除以 d_k 时为 "
+        "{exponent of std(q k), divided by d_k, 600 steps:.2f}。",
+    ),
+    "longer-log-n": (
+        "depends on the horizon",
+        "对只找一个键的头，开始时成立；训练越久，它受得住的系数越大。在训练长度的 16 倍处，训练"
+        " 2000 步时损失为 {loss ln n, 16 times the length, 2000 steps:.2f} nat，最好的常数为 "
+        "{loss best, 16 times the length, 2000 steps:.2f}；5000 步时为 "
+        "{loss ln n, 16 times the length, 5000 steps:.2f} 与 "
+        "{loss best, 16 times the length, 5000 steps:.2f}。",
+    ),
+    "longer-solved": (
+        "refuted",
+        "长度造成的损失，有一部分任何系数都补不回来：键越多，其余分数的最大值越高。训练 2000 步，"
+        "在训练长度上损失为 {loss at the trained length, 2000 steps:.2f} nat，在 16 倍处，不乘系数"
+        "为 {loss as trained, 16 times the length, 2000 steps:.2f}，乘 ln n / ln n_0 为 "
+        "{loss ln n, 16 times the length, 2000 steps:.2f}。",
+    ),
+    "symmetric-share": (
+        "reproduced",
+        "初始化时如此：{symmetric share at random, d_model=384 d_k=32:.3f} 与 "
+        "{symmetric share at random, d_model=576 d_k=64:.3f}（两个预训练模型的宽度）。训练之后则"
+        "不然：两个模型平均都高于一半。",
+    ),
 }
 """By id: the verdict, and what is right if it is that; {FIGURE:FORMAT} stands for a value."""
 

@@ -1,9 +1,14 @@
 """Rows on W^Q, W^K and W^V while models learn, most of them judged at several horizons."""
 
+from contextlib import suppress
+
 import numpy as np
 
-from ..tools.estimate import Draws
-from .record import HORIZONS, Claim, Expect, at_horizons
+from .. import minilm, smollm2
+from ..experiments import symmetry
+from ..tools.estimate import Draws, Estimate, exact
+from . import record
+from .record import HORIZONS, Claim, Expect, Trained, at_horizons
 from .training import Measured, Values, drawn, harms, loss, n_seeds
 
 EARLY = 60
@@ -116,6 +121,50 @@ def grads_differ(seed: int, times: float) -> Measured:
         for column in ("distance", "cosine", "ratio", "distance Q=K"):
             found[f"{column} n={row['n']}"] = drawn(row, column)
     return found
+
+
+def trained_power(seed: int, times: float) -> Measured:
+    """Exponent in d_k of std(q.k) after training, by the power of d_k in the divisor."""
+    from ..training import dynamics
+
+    found: Measured = {}
+    for power, name in ((0.0, "undivided"), (0.5, "divided by sqrt(d_k)"), (1.0, "divided by d_k")):
+        table = dynamics.correlation(
+            (8, 32, 128), steps=(0, *HORIZONS), power=power, seeds=n_seeds(times), seed=seed
+        )
+        for steps in (0, *HORIZONS):
+            exponent = drawn(table.row(step=steps), "exponent")
+            found[f"exponent of std(q k), {name}, {steps} steps"] = exponent
+    return found
+
+
+def symmetric_share(seed: int, times: float) -> record.Measured:
+    """Symmetric share of W^Q W^K^T: independent matrices, and the heads of pretrained models."""
+    found: dict[str, Draws | Estimate] = {}
+    for d_model, d_k in ((minilm.D_MODEL, minilm.D_K), (smollm2.D_MODEL, smollm2.D_K)):
+        shares = symmetry.random_share(d_model, d_k, draws=record.draws(40, times), seed=seed)
+        found[f"symmetric share at random, d_model={d_model} d_k={d_k}"] = Draws(shares)
+    for name, model in PRETRAINED.items():
+        with suppress(ImportError):
+            table = symmetry.symmetric_share(model=model.load())
+            for row in table.where(head="all").rows:
+                share = exact(float(str(row["share"])))
+                found[f"{name} symmetric share, layer {row['layer']}"] = share
+            for column, words in (
+                ("share", "all heads"),
+                ("crossed", "with the key of another head"),
+            ):
+                mean = float(np.mean(table.where(head="all")[column]))
+                found[f"{name} symmetric share, {words}"] = exact(mean)
+            heads = table["share"][table["head"] != "all"]
+            found[f"{name} share of heads below one half"] = exact(float(np.mean(heads < 0.5)))
+    return found
+
+
+PRETRAINED: dict[str, type[minilm.MiniLM] | type[smollm2.SmolLM2]] = {
+    "MiniLM": minilm.MiniLM,
+    "SmolLM2": smollm2.SmolLM2,
+}
 
 
 def _more(figure: str, horizon: int) -> Expect:
@@ -270,5 +319,57 @@ CLAIMS = (
         "n=64}.",
         law="Their distance is {distance n=8} and {distance n=64} of their joint norm.",
         experiment=grads_differ,
+    ),
+    Claim(
+        id="symmetric-share",
+        claim="W^Q and W^K of a head are as unrelated after training as at initialisation: half of "
+        "|W^Q (W^K)^T|^2 is symmetric.",
+        claim_zh="训练之后，一个头的 W^Q 与 W^K 仍和初始化时一样互不相关：|W^Q (W^K)^T|^2 "
+        "有一半是对称的。",
+        expect=tuple(
+            Expect(f"symmetric share at random, d_model={d_model} d_k={d_k}", 0.5, 0.02)
+            for d_model, d_k in ((minilm.D_MODEL, minilm.D_K), (smollm2.D_MODEL, smollm2.D_K))
+        ),
+        holds="At initialisation it is: {symmetric share at random, d_model=384 d_k=32} and "
+        "{symmetric share at random, d_model=576 d_k=64} with the widths of two pretrained models.",
+        law="At initialisation it is {symmetric share at random, d_model=384 d_k=32} and "
+        "{symmetric share at random, d_model=576 d_k=64}.",
+        trained=tuple(
+            Trained(
+                model,
+                (Expect(f"{name} symmetric share, all heads", 0.5, 0.02),),
+                f"the symmetric share is {{{name} symmetric share, all heads:.3f}} averaged over "
+                f"all heads, {{{name} symmetric share, with the key of another head:.3f}} where "
+                f"W^Q meets the W^K of another head of its layer, and below one half in "
+                f"{{{name} share of heads below one half:.0%}} of the heads.",
+            )
+            for name, model in (("MiniLM", minilm.MODEL), ("SmolLM2", smollm2.MODEL))
+        ),
+        experiment=symmetric_share,
+        slow=True,
+    ),
+    Claim(
+        id="trained-power",
+        claim="After training, too, q.k has the size of sqrt(d_k), whatever it is divided by.",
+        claim_zh="训练之后 q·k 的大小仍为 sqrt(d_k)，与除以什么无关。",
+        expect=at_horizons(
+            Expect("exponent of std(q k), divided by sqrt(d_k)", 0.5, 0.1),
+            Expect("exponent of std(q k), divided by d_k", 0.5, 0.1),
+        ),
+        holds="Its exponent in d_k after 1200 steps is {exponent of std(q k), divided by "
+        "sqrt(d_k), 1200 steps} where it is divided by sqrt(d_k) and {exponent of std(q k), "
+        "divided by d_k, 1200 steps} where it is divided by d_k.",
+        law="The divisor decides: the task asks for scaled scores of some size at every width, and "
+        "q.k becomes as large as they need. From {exponent of std(q k), divided by sqrt(d_k), 0 "
+        "steps} before training its exponent in d_k goes to {exponent of std(q k), divided by "
+        "sqrt(d_k), 150 steps}, {exponent of std(q k), divided by sqrt(d_k), 600 steps} and "
+        "{exponent of std(q k), divided by sqrt(d_k), 1200 steps} after 150, 600 and 1200 steps "
+        "of Adam where it is divided by sqrt(d_k), and to {exponent of std(q k), divided by d_k, "
+        "150 steps}, {exponent of std(q k), divided by d_k, 600 steps} and {exponent of std(q k), "
+        "divided by d_k, 1200 steps} where it is divided by d_k. Undivided it starts larger than "
+        "needed, and training need not shrink it: {exponent of std(q k), undivided, 1200 steps}.",
+        experiment=trained_power,
+        slow=True,
+        more=2,
     ),
 )

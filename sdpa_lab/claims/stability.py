@@ -1,12 +1,12 @@
 """Rows on the step size: how much the learning rate matters, and how far one step moves scores.
 
-The margin of the sensitivity is that of the other rows on training.
+The margins of the sensitivity are those of the other rows on training.
 """
 
 from ..experiments.first_step import first_step_exponents
 from ..tools.estimate import Draws
 from .record import HORIZONS, Claim, Expect, at_horizons
-from .training import Measured, drawn, harmless, harms, n_seeds
+from .training import Measured, drawn, harmless, harms, n_seeds, saves
 
 NAMES = {"none": "unscaled", "1/sqrt(d_k)": "scaled", "QK-norm": "QK-norm"}
 
@@ -42,6 +42,31 @@ def sensitivities(seed: int, times: float) -> Measured:
             found[f"{figure}, {steps} steps"] = Draws(other - scaled)
         best = [drawn(rows[name], "best").values for name in ("QK-norm", "scaled")]
         found[f"loss added by QK-norm at the best rate, {steps} steps"] = Draws(best[0] - best[1])
+    return found
+
+
+def caps(seed: int, times: float) -> Measured:
+    """Sensitivity with 1/sqrt(d_k) alone, and with softcap at 50 or QK-clip at 100 besides."""
+    from ..training import stability
+
+    names = {"1/sqrt(d_k)": "scaled", "softcap 50": "softcap", "QK-clip 100": "QK-clip"}
+    table = stability.sensitivity(
+        HORIZONS,
+        variants=tuple(names),
+        rates=stability.RATES[::2],
+        seeds=n_seeds(times),
+        seed=seed,
+    )
+    found: Measured = {}
+    for steps in HORIZONS:
+        rows = {name: table.row(steps=steps, variant=key) for key, name in names.items()}
+        for name, row in rows.items():
+            found[f"sensitivity, {name}, {steps} steps"] = drawn(row, "sensitivity")
+            found[f"log10 of the highest rate, {name}, {steps} steps"] = drawn(row, "highest")
+        scaled = drawn(rows["scaled"], "sensitivity").values
+        for name in ("softcap", "QK-clip"):
+            saved = Draws(scaled - drawn(rows[name], "sensitivity").values)
+            found[f"sensitivity saved by {name}, {steps} steps"] = saved
     return found
 
 
@@ -107,6 +132,41 @@ CLAIMS = (
         f"{_sweep('sensitivity', 'scaled')}; its best loss exceeds that with the scale by "
         "{loss added by QK-norm at the best rate, 600 steps} after 600.",
         experiment=sensitivities,
+        slow=True,
+        more=2,
+    ),
+    Claim(
+        id="softcap",
+        claim="A softcap on the scores (Gemma 2) makes training more stable than 1/sqrt(d_k) "
+        "alone.",
+        claim_zh="用 softcap 限制分数（Gemma 2），训练比只除以 sqrt(d_k) 更稳定。",
+        expect=at_horizons(saves("sensitivity saved by softcap")),
+        holds="It does: averaged over three decades of learning rates, training loses "
+        f"{_sweep('sensitivity', 'softcap')} nats against its best rate after 150, 600 and 1200 "
+        f"steps, {_sweep('sensitivity', 'scaled')} without it. The highest rate that trains at all "
+        "after 600 steps is 10^{log10 of the highest rate, softcap, 600 steps:.1f} against "
+        "10^{log10 of the highest rate, scaled, 600 steps:.1f}.",
+        law="Averaged over three decades of learning rates, training loses "
+        f"{_sweep('sensitivity', 'softcap')} nats against its best rate after 150, 600 and 1200 "
+        f"steps, {_sweep('sensitivity', 'scaled')} without it.",
+        experiment=caps,
+        slow=True,
+        more=2,
+    ),
+    Claim(
+        id="qk-clip",
+        claim="QK-clip (Kimi K2) makes training more stable than 1/sqrt(d_k) alone.",
+        claim_zh="用 QK-clip 限制分数（Kimi K2），训练比只除以 sqrt(d_k) 更稳定。",
+        expect=at_horizons(saves("sensitivity saved by QK-clip")),
+        holds="It does: averaged over three decades of learning rates, training loses "
+        f"{_sweep('sensitivity', 'QK-clip')} nats against its best rate after 150, 600 and 1200 "
+        f"steps, {_sweep('sensitivity', 'scaled')} without it. The highest rate that trains at all "
+        "after 600 steps is 10^{log10 of the highest rate, QK-clip, 600 steps:.1f} against "
+        "10^{log10 of the highest rate, scaled, 600 steps:.1f}.",
+        law="Averaged over three decades of learning rates, training loses "
+        f"{_sweep('sensitivity', 'QK-clip')} nats against its best rate after 150, 600 and 1200 "
+        f"steps, {_sweep('sensitivity', 'scaled')} without it.",
+        experiment=caps,
         slow=True,
         more=2,
     ),

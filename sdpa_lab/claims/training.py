@@ -36,6 +36,11 @@ def harmless(figure: str) -> Expect:
     return Expect(figure, 0.0, (None, NO_HARM))
 
 
+def saves(figure: str) -> Expect:
+    """More than that is saved: what would do no harm is no gain either."""
+    return Expect(figure, TENTH, (TENTH - NO_HARM, None))
+
+
 Values = npt.NDArray[np.float64]
 Measured = dict[str, Draws]
 

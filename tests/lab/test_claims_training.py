@@ -8,21 +8,21 @@ import pytest
 
 pytest.importorskip("autograd", reason="needs autograd: pip install '.[lab]'")
 
-from sdpa_lab.claims import convergence, projections, stability
+from sdpa_lab.claims import convergence, longer, projections, stability
 from sdpa_lab.claims.record import HORIZONS
 from sdpa_lab.tools.estimate import Draws
 from sdpa_lab.training import recall
 
 ROWS = {
     row.id: row
-    for module in (convergence, projections, stability)
+    for module in (convergence, longer, projections, stability)
     for row in module.CLAIMS
-    if row.experiment.__name__ not in ("init_symmetric", "grads_differ")
+    if row.experiment.__name__ not in ("init_symmetric", "grads_differ", "symmetric_share")
 }
-WATCHED = ("divergence", "feedback", "tied-conflict")
+WATCHED = ("divergence", "feedback", "tied-conflict", "trained-power")
 """Those that look at every step, so that their runs cannot be shortened here."""
 
-SWEPT = ("unstable-training", "qk-norm")
+SWEPT = ("unstable-training", "qk-norm", "softcap", "qk-clip")
 """Those that need a rate which has learned something."""
 
 
@@ -62,7 +62,8 @@ def test_sentences_speak_of_figures_that_are_measured(name):
 def test_rows_with_horizons_have_a_figure_at_each():
     for row in ROWS.values():
         horizons = {expect.horizon for expect in row.expect} - {None}
-        assert not horizons or set(HORIZONS) <= horizons, row.id
+        usual = longer.HORIZONS if row in longer.CLAIMS else HORIZONS
+        assert not horizons or set(usual) <= horizons, row.id
         for expect in row.expect:
             if expect.horizon is not None:
                 assert f"{expect.horizon} steps" in expect.figure
@@ -73,8 +74,23 @@ def test_rows_with_horizons_have_a_figure_at_each():
 def test_sentences_on_the_learning_rate(name, monkeypatch):
     monkeypatch.setattr(stability, "HORIZONS", (60, 150))
     with np.errstate(invalid="ignore"):  # so few draws leave losses infinite on both sides
-        measured = stability.sensitivities(0, 0.2)
+        measured = ROWS[name].experiment(0, 0.2)
     for text in (ROWS[name].holds, ROWS[name].law, ROWS[name].depends):
         for _, field, _, _ in Formatter().parse(text):
             if field and field.endswith(", 150 steps"):
                 assert field in measured
+
+
+def test_sentences_on_pretrained_heads_speak_of_figures_that_are_measured():
+    """Those of models that are not installed have no verdict."""
+    (row,) = (row for row in projections.CLAIMS if row.id == "symmetric-share")
+    measured = row.experiment(0, 0.2)
+    names = {field for text in (row.holds, row.law) for _, field, _, _ in Formatter().parse(text)}
+    for part, name in zip(row.trained, projections.PRETRAINED, strict=True):
+        expected = {field for _, field, _, _ in Formatter().parse(part.finding)}
+        expected |= {expect.figure for expect in part.expect}
+        if any(figure.startswith(name) for figure in measured):
+            names |= expected
+        else:
+            assert not expected & set(measured)
+    assert names - {None} <= set(measured)

@@ -1,7 +1,6 @@
 """How the models of transformers scale their scores, read from its sources.
 
-python tools/census.py            # prints what sdpa_lab/claims/cited.json holds under "census", and
-                                  # the number of folders whose queries and keys are normalised
+python tools/census.py            # prints what sdpa_lab/claims/cited.json holds under "census"
 
 A folder of transformers/models counts if its modeling files define a class of attention and a
 softmax, or a call that computes one. It has the scale if some line of them divides by, or
@@ -59,11 +58,13 @@ def sources(models: Path) -> dict[str, str]:
 
 def census(models: Path) -> dict[str, object]:
     """Counts, and the names of the folders without the factor."""
-    found = {name: scaled(source) for name, source in sources(models).items()}
+    read = sources(models)
+    found = {name: scaled(source) for name, source in read.items()}
     return {
         "transformers": version("transformers"),
         "with attention": len(found),
         "with 1/sqrt of a width": sum(found.values()),
+        "with QK-norm": sum(map(normalised, read.values())),
         "without": [name for name, has in found.items() if not has],
     }
 
@@ -71,4 +72,3 @@ def census(models: Path) -> dict[str, object]:
 if __name__ == "__main__":
     folder = Path(str(files("transformers"))) / "models"
     print(json.dumps(census(folder), indent=1))
-    print("with QK-norm:", sum(map(normalised, sources(folder).values())))

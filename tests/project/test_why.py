@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sdpa_lab.claims.cited import publications
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "why"
 PAGES = {"en": ROOT / "docs" / "why.md", "zh": ROOT / "docs" / "zh" / "why.md"}
@@ -84,6 +86,18 @@ def test_every_number_was_printed(language):
     assert len(said) > 15
     # The ends of the learning rates.
     assert said - known == {"0.00032", "0.32"}
+
+
+def test_the_count_of_models_is_that_of_the_census():
+    counted = publications()["universal"]["census"]
+    numbers = [counted[name] for name in ("with QK-norm", "with attention")]
+    release = f"transformers\\s{counted['transformers']}"
+    english = re.search(
+        rf"(\d+) of the (\d+) model folders with attention of {release}", TEXTS["en"]
+    )
+    chinese = re.search(rf"{release} 带注意力的 (\d+) 个模型实现中的 (\d+) 个", TEXTS["zh"])
+    assert [int(x) for x in english.groups()] == numbers
+    assert [int(x) for x in chinese.groups()] == numbers[::-1]
 
 
 def test_both_pages_have_the_same_numbers():

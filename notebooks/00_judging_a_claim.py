@@ -124,14 +124,14 @@ print(bilingual(ledger(["toy-var"])))
 #
 # </details>
 #
-# 3. The ledger has 53 rows. If each interval were at level 95 % and every claim true, how many rows
+# 3. The ledger has 99 rows. If each interval were at level 95 % and every claim true, how many rows
 #    would one expect to go wrong? How much longer does an interval get if all are to hold together?
 #
 # <details><summary>Solution</summary>
 #
-# $0.05 \cdot 53 = 2.65$ rows. Bonferroni's level for each, with one figure per row and two looks,
-# is $1 - 0.05/(53 \cdot 2)$; its half width is
-# `statistics.NormalDist().inv_cdf(1 - 0.05 / (53 * 2 * 2))` = 3.5 standard errors instead of 1.96.
-# The price is a factor of 1.8, or 3.2 times as many draws.
+# $0.05 \cdot 99 = 4.95$ rows. Bonferroni's level for each, with one figure per row and two looks,
+# is $1 - 0.05/(99 \cdot 2)$; its half width is
+# `statistics.NormalDist().inv_cdf(1 - 0.05 / (99 * 2 * 2))` = 3.7 standard errors instead of 1.96.
+# The price is a factor of 1.9, or 3.5 times as many draws.
 #
 # </details>

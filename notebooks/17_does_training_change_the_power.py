@@ -125,7 +125,7 @@ training.plot_powers(first, trained)
 # ledger:
 
 # %%
-print(bilingual(ledger(["first-step"])))
+print(bilingual(ledger(["first-step", "trained-power"])))
 
 # %% [markdown]
 # ## Exercises

@@ -134,7 +134,7 @@ training.plot_stability(rates, collapse)
 # *start* at 0.5 nats, before anything is learned. The ledger:
 
 # %%
-print(bilingual(ledger(["unstable-training", "qk-norm"])))
+print(bilingual(ledger(["unstable-training", "qk-norm", "softcap", "qk-clip"])))
 
 # %% [markdown]
 # ## Exercises

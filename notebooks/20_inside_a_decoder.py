@@ -128,7 +128,7 @@ lab.plot_decoder_layers(table, shares)
 # before you read a map of weights. The ledger:
 
 # %%
-print(bilingual(ledger(["always-in-range", "unscaled-position"])))
+print(bilingual(ledger(["always-in-range", "unscaled-position", "symmetric-share"])))
 
 # %% [markdown]
 # ## Exercises

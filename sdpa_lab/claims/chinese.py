@@ -516,14 +516,16 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "{sensitivity, scaled, 600 steps:.2f}。",
     ),
     "softcap": (
-        "reproduced",
-        "成立：600 步之后，学习率取得不好，损失平均多出 "
+        "undecided",
+        "150 步时抽样太少，尚不能判定；600 步起成立：学习率取得不好，"
+        "600 步之后的损失平均多出 "
         "{sensitivity, softcap, 600 steps:.2f} nat，只除以 sqrt(d_k) 时为 "
         "{sensitivity, scaled, 600 steps:.2f}。",
     ),
     "qk-clip": (
-        "reproduced",
-        "成立：600 步之后，学习率取得不好，损失平均多出 "
+        "undecided",
+        "150 步时抽样太少，尚不能判定；600 步起成立：学习率取得不好，"
+        "600 步之后的损失平均多出 "
         "{sensitivity, QK-clip, 600 steps:.2f} nat，只除以 sqrt(d_k) 时为 "
         "{sensitivity, scaled, 600 steps:.2f}。",
     ),

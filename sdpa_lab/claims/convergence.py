@@ -6,6 +6,7 @@ figure is on its way across its margin after 600 steps, whatever the number of d
 have no second look.
 """
 
+from functools import cache
 from math import log
 
 from ..tools.estimate import Draws
@@ -99,6 +100,7 @@ def stop_learning(seed: int, times: float) -> Measured:
     return found
 
 
+@cache
 def larger_divisors(seed: int, times: float) -> Measured:
     """Best loss with larger divisors against sqrt(d_k), and the weight on the key asked for."""
     from ..training.recall import Setting, compare_at, trained

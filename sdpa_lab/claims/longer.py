@@ -4,6 +4,8 @@ The task is that of `sdpa_lab.experiments.longer`: 512 symbols, so that 512 keys
 They take longer to learn than the 32 of the other rows, and so the horizons are later.
 """
 
+from functools import cache
+
 from ..experiments.longer import TRAINED, longer
 from ..tools.estimate import Draws
 from .record import Claim, at_horizons
@@ -15,6 +17,7 @@ TIMES = (4, 16)
 """The trained length."""
 
 
+@cache
 def by_factor(seed: int, times: float) -> Measured:
     """Loss of a head on sequences longer than in training; a draw is a model."""
     found: Measured = {}

@@ -3,6 +3,8 @@
 The margins of the sensitivity are those of the other rows on training.
 """
 
+from functools import cache
+
 from ..experiments.first_step import first_step_exponents
 from ..tools.estimate import Draws
 from .record import HORIZONS, Claim, Expect, at_horizons
@@ -11,6 +13,7 @@ from .training import Measured, drawn, harmless, harms, n_seeds, saves
 NAMES = {"none": "unscaled", "1/sqrt(d_k)": "scaled", "QK-norm": "QK-norm"}
 
 
+@cache
 def sensitivities(seed: int, times: float) -> Measured:
     """Sensitivity to the learning rate at d_k = 64, seven rates of three decades.
 
@@ -45,6 +48,7 @@ def sensitivities(seed: int, times: float) -> Measured:
     return found
 
 
+@cache
 def caps(seed: int, times: float) -> Measured:
     """Sensitivity with 1/sqrt(d_k) alone, and with softcap at 50 or QK-clip at 100 besides."""
     from ..training import stability

@@ -442,6 +442,9 @@ def test_the_table_says_what_each_row_claims():
 
 PAGE = (ROOT / "docs/ledger.md").read_text(encoding="utf-8")
 
+OPEN = ("softcap", "qk-clip")
+"""Rows that the draws leave undecided: after 150 steps, what a cap saves is near what counts."""
+
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_the_committed_ledger_is_not_stale(name):
@@ -472,8 +475,10 @@ def test_the_committed_ledger_is_not_stale(name):
             law = () if expect.law is None else expect.law_region()
             held = (first <= low and high <= last) or (law and law[0] <= low and high <= law[1])
             falls.append(high < first or last < low)
-            assert held or falls[-1] or "**refuted**" in section or f"**{DEPENDS}**" in section
+            told = "**refuted**" in section or f"**{DEPENDS}**" in section or name in OPEN
+            assert held or falls[-1] or told
     assert any(falls) or not falls or "**refuted**" not in section
+    assert (name in OPEN) == ("- Verdict: **undecided**" in section)
     for book in ledger_page.notebooks().get(name, []):
         assert f"{book}.ipynb" in section
 

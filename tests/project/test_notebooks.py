@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support.markdown import wrapped_bullets
 
+from sdpa_lab.claims import IDS, claims
+from sdpa_lab.claims.chinese import FINDINGS
 from sdpa_lab.claims.record import VERDICTS
 
 jupytext = pytest.importorskip("jupytext", reason="needs jupytext: pip install '.[notebooks]'")
@@ -158,5 +160,37 @@ def test_the_rows_of_the_ledger_have_the_verdicts_of_its_page(name):
         assert f"- Verdict: **{verdict}** " in section, row
 
 
+@pytest.mark.parametrize("name", NUMBERED)
+def test_what_the_rows_found_is_in_the_words_of_today(name):
+    rows, _ = judged(name)
+    printed = "".join(
+        output.get("text", "")
+        for cell in code(read(name, ".ipynb").cells)
+        for output in cell.outputs
+    )
+    known = claims()
+    for row in rows:
+        (block,) = re.findall(rf"^{row}: .*(?:\n .*)*", printed, re.MULTILINE)
+        english, _, chinese = " ".join(block.split()).partition(" 结论 ")
+        record = known[row]
+        assert f" claim {record.claim} found " in english, row
+        undecided = "Not decided by these draws: "
+        sentences = filter(None, (record.holds, record.law, record.depends, undecided))
+        assert any(filled(sentence).search(english) for sentence in sentences), row
+        assert filled(FINDINGS[row][1]).search(chinese), row
+
+
+def filled(sentence):
+    """A pattern of a sentence with values in the place of its fields."""
+    parts = re.split(r"\{[^}]*\}", " ".join(sentence.split()))
+    return re.compile(".{1,30}".join(map(re.escape, parts)))
+
+
 def test_every_notebook_judges_rows():
     assert [name for name in NUMBERED if not judged(name)[0]] == []
+
+
+def test_the_exercise_on_many_rows_has_their_number():
+    text = (FOLDER / "00_judging_a_claim.py").read_text(encoding="utf-8")
+    assert f"The ledger has {len(IDS)} rows." in text
+    assert text.count(str(len(IDS))) == 4

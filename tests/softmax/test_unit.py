@@ -499,6 +499,36 @@ def test_neither_threads_nor_layout_change_a_bit_of_long_rows(rng, dtype, n_rows
             assert same_bits(a.T, b)
 
 
+@pytest.mark.parametrize("n", [8194, 8196, 8200])
+def test_few_elements_after_a_chunk(rng, dtype, n):
+    """The last chunk of rows in the lanes is as short as rows that stay in registers."""
+    x, g = (rng.standard_normal((n, 40)).astype(dtype) for _ in range(2))
+    where = rng.random(x.shape) < 0.8
+    rows = every_routine(*(np.ascontiguousarray(a.T) for a in (x, g)), 1, where.T)
+    for a, b in zip(every_routine(x, g, 0, where), rows, strict=True):
+        assert same_bits(a.T, b)
+
+
+@pytest.mark.parametrize("n", [2, 5, 8, 9, 21, 130])
+def test_classes_of_pixels(rng, dtype, n):
+    """Lines of pixels, of which the kernels cut off what is before the first whole cache line."""
+    x, g = (rng.standard_normal((2, n, 700)).astype(dtype) for _ in range(2))
+    x[0, n // 2, 3], x[1, 0, 5], x[1, n - 1, 7] = NAN, INF, -INF
+    x[0, :, 9] = x[0, :-1, 698] = -INF
+    where = rng.random(x.shape) < 0.8
+    lines = [np.ascontiguousarray(a.swapaxes(1, 2)) for a in (x, g, where)]
+    rows = every_routine(*lines[:2], 2, lines[2])
+    for a, b in zip(every_routine(x, g, 1, where), rows, strict=True):
+        assert same_bits(a if a.ndim == 2 else a.swapaxes(1, 2), b)
+    for offset in (0, 1, 4, 31):
+        memory = np.zeros(x.size + 64, dtype)
+        out = memory[offset : offset + x.size].reshape(x.shape)
+        sdpa.softmax(x, 1, out=out)
+        assert same_bits(out.swapaxes(1, 2), rows[0])
+        assert not memory[:offset].any()
+        assert not memory[offset + x.size :].any()
+
+
 # ------------------------------------------------------------------------------------- signatures
 
 SIGNATURES = {

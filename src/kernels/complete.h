@@ -2,7 +2,7 @@
 #ifndef SDPA_KERNEL_COMPLETE_H
 #define SDPA_KERNEL_COMPLETE_H
 
-#include "backward.h"
+#include "backward_scores.h"
 
 /* Finds the maxima, m + low, of the logits of the unit's queries. False if interrupted. */
 COLD NOINLINE bool find_maxima(const sdpa_unit *u, const backward_scratch *w, int64_t first, int64_t j1) {

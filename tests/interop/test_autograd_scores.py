@@ -180,10 +180,10 @@ def test_positions_keep_the_type(rng, dtype, name):
 
 LAYERS = {
     "plain": {},
-    "grouped": {"kv_heads": 1, "scale": "d_k"},
+    "grouped": {"kv_heads": 1, "scale": "1/d_k"},
     "learned": {"scale": "learned", "d_v": 3},
     "cross": {"d_context": 5, "fold_scale": True},
-    "tied": {"tied_kv": True, "scale": "1"},
+    "tied": {"tied_kv": True, "scale": 1.0},
     "swapped": {"swap_roles": True, "d_context": 5},
     "biased": {"bias": True, "d_context": 5},
     "biased tied": {"bias": True, "tied_kv": True},

@@ -39,7 +39,7 @@ EXAMPLES = {
     for path, source in SOURCES.items()
     for line, text in documents(source).items()
 } | {
-    f"sdpa._core.{name}": (function.__doc__, 0)
+    f"sdpa.{name}": (function.__doc__, 0)
     for name, function in vars(_core).items()
     if ">>>" in (getattr(function, "__doc__", None) or "")
 }

@@ -1,8 +1,8 @@
 /* A unit of the backward by the products of amx_gradients.h. */
-#ifndef SDPA_KERNEL_FAST_AMX_BACKWARD_H
-#define SDPA_KERNEL_FAST_AMX_BACKWARD_H
+#ifndef SDPA_KERNEL_AMX_BACKWARD_H
+#define SDPA_KERNEL_AMX_BACKWARD_H
 
-#include "../backward.h"
+#include "backward_scores.h"
 
 /* Packs the queries of a unit, which are at w->q, and their dO, and begins its sums. */
 NOINLINE void begin_tiles(const sdpa_unit *u, backward_scratch *w) {

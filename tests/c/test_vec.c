@@ -31,9 +31,7 @@ static real draw(int limit) {
     return (real)ldexp(fraction, (int)(random_bits() % (2 * (unsigned)limit)) - limit);
 }
 
-#if VEC_BYTES >= 32
 static real draw_integer(void) { return (real)((int)(random_bits() % 2001) - 1000); }
-#endif
 
 /* Fills the lanes with the case `i` of specials and drawn numbers. */
 static void fill(real *x, int i, int step) {

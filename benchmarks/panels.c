@@ -20,9 +20,7 @@ void sdpa_turn_pass(const sdpa_unit *u, int64_t block) { (void)u, (void)block; }
 bool sdpa_run_wait(sdpa_run *r, const _Atomic int64_t *counter, int64_t value) { return r && counter && value; }
 bool sdpa_turn_wait_last(const sdpa_unit *u) { return u != NULL; }
 void sdpa_turn_end(const sdpa_unit *u) { (void)u; }
-void sdpa_fetch_share(const sdpa_unit *u, sdpa_fetched what, int64_t first, int64_t n, int64_t of) {
-    (void)u, (void)what, (void)first, (void)n, (void)of;
-}
+void sdpa_fetch_half(const sdpa_unit *u, sdpa_fetched what, int half) { (void)u, (void)what, (void)half; }
 
 enum { KEYS = 128, MOST_D = 128, TURNS = 3000, CALLS = 8, QUERIES = SCORE_WIDTH * VL, UNIT = 96, STEPS = 2000 };
 enum { SUMS_AT_ONCE = MAX_WIDTH == 4 ? 24 : 12 };

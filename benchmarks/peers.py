@@ -57,7 +57,7 @@ class Peer:
         return None
 
     def relative(self, name: str, *arrays: Array, axis: int = -1) -> Call | None:
-        """A relative of softmax along an axis, with the operands of sdpa's function."""
+        """log_softmax or logsumexp along an axis, or softmax_backward of (grad, weights)."""
         return None
 
     def result(self, call: Call) -> Array:
@@ -181,12 +181,6 @@ class Torch(Peer):
         if name == "softmax_backward":
             backward, dtype = self._torch._softmax_backward_data, tensors[0].dtype
             return lambda: backward(*tensors, axis, dtype)
-        if name == "log_softmax_backward":
-            backward, dtype = self._torch._log_softmax_backward_data, tensors[0].dtype
-            return lambda: backward(*tensors, axis, dtype)
-        if name == "logsumexp_backward":  # as its autograd computes it
-            grad, x, lse = tensors[0].unsqueeze(axis), tensors[1], tensors[2].unsqueeze(axis)
-            return lambda: grad * (x - lse).exp()
         function = getattr(self._torch, name)
         return lambda: function(*tensors, axis)
 

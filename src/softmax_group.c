@@ -4,34 +4,21 @@
 #include <math.h>
 #include <string.h>
 
-/* Whether neighbouring elements of view v are neighbours in memory: of a row or, in lanes, of a column. */
-bool sdpa_softmax_is_close(const softmax_call *c, int v) {
+/* Whether the kernel can use view v in place, except where a group ends within a vector of lanes. */
+bool sdpa_softmax_is_direct(const softmax_call *c, int v) {
     const sdpa_softmax_view *view = &c->view[v];
-    const int64_t size = sdpa_size_of(view->dtype), row = row_stride(c, v), col = column_stride(c, v);
-    if (view->swapped || c->n_reduced > 1) return false;
+    const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
+    if (view->dtype != (c->f64 ? SDPA_F64 : SDPA_F32) || view->swapped || c->n_reduced > 1) return false;
     if ((uintptr_t)view->data % (size_t)size || col % size) return false;
     for (int a = 0; a < c->n_kept; a++) {
         if (view->stride[a] % size) return false;
     }
+    if (v == SDPA_SOFTMAX_X && c->view[SDPA_SOFTMAX_WHERE].data) return false;
     return c->lanes ? row == size : col == size || c->n == 1;
 }
 
-/* Whether the kernel can use view v in place, except where a group ends within a vector of lanes. */
-bool sdpa_softmax_is_direct(const softmax_call *c, int v) {
-    if (v == SDPA_SOFTMAX_X && c->view[SDPA_SOFTMAX_WHERE].data) return false;
-    return c->view[v].dtype == (c->f64 ? SDPA_F64 : SDPA_F32) && sdpa_softmax_is_close(c, v);
-}
-
-/* Whether the vectors of lanes of a group of n_rows rows all belong to it. */
-static bool fills_lanes(const softmax_call *c, int64_t n_rows) { return !c->lanes || n_rows % c->kernels->lanes == 0; }
-
-/* Whether the inputs of a group of lanes are read in place. */
-static bool reads_in_place(const softmax_call *c, int64_t n_rows) { return c->in_place && fills_lanes(c, n_rows); }
-
-/* Whether the results of a group of lanes are written to out: in backward functions, the kernel takes one type for all
- * operands. */
-static bool writes_in_place(const softmax_call *c, int64_t n_rows) {
-    return c->through && (is_forward(c->op) || c->direct[SDPA_SOFTMAX_OUT] || reads_in_place(c, n_rows));
+static bool usable(const softmax_call *c, int v, int64_t n_rows) {
+    return c->direct[v] && !(c->lanes && (c->strips || n_rows % c->kernels->lanes));
 }
 
 /* A part of elements j0 .. j0+n-1 of a row that lies along the last axis: `length` elements from element j0 + at on,
@@ -65,8 +52,8 @@ static void stage(const softmax_call *c, int v, char *dst, const char *data, int
     const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
     if (c->lanes) {
         for (piece q = piece_at(c, v, j0, n, 0); q.at < n; q = piece_at(c, v, j0, n, q.at + q.length)) {
-            kernels->load_lanes(dst + q.at * kernels->lanes * size, c->line, data + q.offset, n_rows, q.length, row,
-                                col, view->dtype, view->swapped);
+            kernels->load_lanes(dst + q.at * kernels->lanes * size, n, data + q.offset, n_rows, q.length, row, col,
+                                view->dtype, view->swapped);
         }
     } else {
         for (int64_t i = 0; i < n_rows; i++) {
@@ -87,7 +74,7 @@ static void leave_out(const softmax_call *c, char *dst, const char *where, int64
             const int64_t lanes = c->kernels->lanes;
             for (int64_t i = 0; i < n_rows; i += lanes) {
                 for (int64_t j = 0; j < q.length; j++) {
-                    c->kernels->leave_out(dst + (i * c->line + (q.at + j) * lanes) * size,
+                    c->kernels->leave_out(dst + (i * n + (q.at + j) * lanes) * size,
                                           where + q.offset + i * row + j * col, least(lanes, n_rows - i), row);
                 }
             }
@@ -107,8 +94,8 @@ static void unstage(const softmax_call *c, char *data, const char *src, int64_t 
     const int64_t size = (int64_t)real_size(c), row = row_stride(c, v), col = column_stride(c, v);
     for (piece q = piece_at(c, v, j0, n, 0); q.at < n; q = piece_at(c, v, j0, n, q.at + q.length)) {
         if (c->lanes) {
-            kernels->store_lanes(data + q.offset, src + q.at * kernels->lanes * size, c->line, n_rows, q.length, row,
-                                 col, dtype);
+            kernels->store_lanes(data + q.offset, src + q.at * kernels->lanes * size, n, n_rows, q.length, row, col,
+                                 dtype);
         } else {
             for (int64_t i = 0; i < n_rows; i++) {
                 kernels->store(data + i * row + q.offset, src + (i * n + q.at) * size, q.length, col, dtype);
@@ -154,81 +141,47 @@ static bool any_nan(const sdpa_softmax_block *b) {
     return nan;
 }
 
-/* Where the kernel finds rows of one operand, with strides in elements. */
-typedef struct place {
-    void *p;
-    int64_t row, col;
-} place;
-
-static place in_memory(const softmax_call *c, int v, char *const *data, int64_t j0) {
-    const int64_t size = sdpa_size_of(c->view[v].dtype), col = column_stride(c, v);
-    return (place){data[v] + j0 * col, c->lanes ? c->kernels->lanes : row_stride(c, v) / size, col / size};
-}
-
-/* The staged rows number k. */
-static place in_scratch(const softmax_call *c, int k, int64_t n, char *scratch) {
-    const int64_t lanes = c->kernels->lanes;
-    return (place){scratch + (size_t)k * c->staged_bytes, c->lanes ? c->line * lanes : n, c->lanes ? lanes : 1};
-}
-
-static place input(const softmax_call *c, int v, char *const *data, int64_t n_rows, int64_t j0, int64_t n,
-                   char *scratch) {
-    if (c->lanes ? reads_in_place(c, n_rows) : c->direct[v]) return in_memory(c, v, data, j0);
-    const place rows = in_scratch(c, v == SDPA_SOFTMAX_X ? 0 : 1, n, scratch);
-    stage(c, v, rows.p, data[v], n_rows, j0, n);
-    if (v == SDPA_SOFTMAX_X && data[SDPA_SOFTMAX_WHERE]) {
-        leave_out(c, rows.p, data[SDPA_SOFTMAX_WHERE], n_rows, j0, n);
-    }
-    return rows;
-}
-
-static void set_x(const softmax_call *c, sdpa_softmax_block *b, char *const *data, int64_t n_rows, int64_t j0,
-                  char *scratch) {
-    const place x = input(c, SDPA_SOFTMAX_X, data, n_rows, j0, b->n, scratch);
-    b->x = x.p;
-    b->x_row = x.row;
-    b->x_col = x.col;
-}
-
 /* Runs one chunk of one group: elements j0 .. j0+n-1 of the rows of b, whose first elements are at data[]. */
 static void run_chunk(const softmax_call *c, sdpa_softmax_block *b, char *const *data, int64_t n_rows, int64_t j0,
                       int64_t n, char *scratch) {
-    const int v = SDPA_SOFTMAX_OUT;
-    const sdpa_dtype dtype = c->f64 ? SDPA_F64 : SDPA_F32;
-    const bool whole = b->phase == SDPA_SOFTMAX_WHOLE, writes = b->phase != SDPA_SOFTMAX_SUM,
-               room = c->direct[v] && fills_lanes(c, n_rows), in_place = c->lanes ? writes_in_place(c, n_rows) : room;
-    b->n_rows = n_rows;
+    const int inputs[2] = {SDPA_SOFTMAX_X, SDPA_SOFTMAX_G};
+    const int64_t size = (int64_t)real_size(c), lanes = c->kernels->lanes, staged_row = c->lanes ? n * lanes : n,
+                  staged_col = c->lanes ? lanes : 1;
+    const bool whole = b->phase == SDPA_SOFTMAX_WHOLE, in_place = usable(c, SDPA_SOFTMAX_OUT, n_rows);
+    b->n_rows = computed_rows(c, n_rows);
     b->n = n;
-    b->keeps = c->op == SDPA_SOFTMAX && (room || whole) && (b->phase != SDPA_SOFTMAX_WRITE || !any_nan(b));
-    if (!b->keeps || b->phase != SDPA_SOFTMAX_WRITE) {
-        set_x(c, b, data, n_rows, j0, scratch);
-        if (is_backward(c->op)) {
-            const place g = input(c, SDPA_SOFTMAX_G, data, n_rows, j0, n, scratch);
-            b->g = g.p;
-            b->g_row = g.row;
-            b->g_col = g.col;
+    b->keeps = c->op == SDPA_SOFTMAX && (in_place || whole) && (b->phase != SDPA_SOFTMAX_WRITE || !any_nan(b));
+    const bool reads = !b->keeps || b->phase != SDPA_SOFTMAX_WRITE;
+    for (int k = 0; k < (is_backward(c->op) ? 2 : 1) && reads; k++) {
+        const int v = inputs[k];
+        const void *x;
+        int64_t row = staged_row, col = staged_col;
+        if (usable(c, v, n_rows)) {
+            row = c->lanes ? lanes : row_stride(c, v) / size;
+            col = column_stride(c, v) / size;
+            x = data[v] + j0 * column_stride(c, v);
+        } else {
+            char *dst = scratch + (size_t)(k + 1) * c->staged_bytes;
+            stage(c, v, dst, data[v], n_rows, j0, n);
+            if (k == 0 && data[SDPA_SOFTMAX_WHERE]) leave_out(c, dst, data[SDPA_SOFTMAX_WHERE], n_rows, j0, n);
+            x = dst;
         }
+        *(k == 0 ? &b->x : &b->g) = x;
+        *(k == 0 ? &b->x_row : &b->g_row) = row;
+        *(k == 0 ? &b->x_col : &b->g_col) = col;
     }
-    const place out = in_place && (writes || b->keeps) ? in_memory(c, v, data, j0)
-                                                       : in_scratch(c, c->lanes ? 0 : inputs(c), n, scratch);
-    b->out = out.p;
-    b->out_row = out.row;
-    b->out_col = out.col;
-    b->dtype = reads_in_place(c, n_rows) ? c->view[SDPA_SOFTMAX_X].dtype : dtype;
-    b->out_dtype = in_place ? c->view[v].dtype : dtype;
-    if (!c->lanes) {
-        c->kernels->softmax_rows(b);
+    const int v = SDPA_SOFTMAX_OUT;
+    const bool writes = b->phase != SDPA_SOFTMAX_SUM;
+    if (in_place && (writes || b->keeps)) {
+        b->out = data[v] + j0 * column_stride(c, v);
+        b->out_row = c->lanes ? lanes : row_stride(c, v) / size;
+        b->out_col = column_stride(c, v) / size;
     } else {
-        const place e = whole ? in_scratch(c, 0, n, scratch) : out;
-        b->e = e.p;
-        b->e_row = e.row;
-        b->e_col = e.col;
-        if (!c->kernels->softmax_lanes(b)) {
-            b->keeps = false;
-            set_x(c, b, data, n_rows, j0, scratch);
-            c->kernels->softmax_lanes(b);
-        }
+        b->out = scratch;
+        b->out_row = staged_row;
+        b->out_col = staged_col;
     }
+    (c->lanes ? c->kernels->softmax_lanes : c->kernels->softmax_rows)(b);
     if (writes && !in_place) unstage(c, data[v], b->out, n_rows, j0, n);
 }
 
@@ -240,7 +193,7 @@ static sdpa_softmax_stats stats_at(const softmax_call *c, int64_t owner, int64_t
 }
 
 static sdpa_softmax_stats chunk_stats(const softmax_call *c, int64_t owner, int64_t chunk) {
-    return stats_at(c, owner, c->n_chunks > 1 && sums(c) ? 1 + chunk : 0);
+    return stats_at(c, owner, c->n_chunks > 1 ? 1 + chunk : 0);
 }
 
 /* Sets the stats of the group's chunks first .. last-1, or writes them from those of the whole rows. Ends early in a run

@@ -15,19 +15,14 @@ typedef struct softmax_call {
     const struct sdpa_kernels *kernels;
     sdpa_softmax_op op;
     bool f64, lanes;
-    bool in_place; /* lanes: inputs are not staged */
-    bool through;  /* lanes: results go to out without staging */
+    bool strips; /* lanes: all operands are staged */
     int n_kept, n_reduced;
     int64_t size[SDPA_SOFTMAX_AXES];
     sdpa_softmax_view view[SDPA_SOFTMAX_VIEWS];
     int64_t n;     /* elements in a row */
     int64_t inner; /* rows along the last kept axis */
     int64_t group; /* rows in a call of the kernel */
-    int64_t line;  /* lanes: staged elements from a vector of rows to the next */
     int64_t groups_per_line;
-    int64_t
-        lead; /* rows of the first group of a line, if it is shorter than others, so that those begin at cache lines */
-    int64_t body; /* rows of the groups after it, but for a last one that leaves lanes unused */
     int64_t n_groups, groups_per_unit;
     int64_t chunk, n_chunks;         /* of a row: elements, and how many there are */
     int64_t units_per_group;         /* that threads share */
@@ -44,9 +39,6 @@ typedef struct softmax_call {
 static inline bool is_backward(sdpa_softmax_op op) {
     return op == SDPA_SOFTMAX_BACKWARD || op == SDPA_LOG_SOFTMAX_BACKWARD;
 }
-
-/* Operands of full size. */
-static inline int inputs(const softmax_call *c) { return is_backward(c->op) ? 2 : 1; }
 
 static inline size_t real_size(const softmax_call *c) { return c->f64 ? sizeof(double) : sizeof(float); }
 
@@ -66,9 +58,6 @@ static inline int64_t column_stride(const softmax_call *c, int v) {
 static inline bool sums(const softmax_call *c) {
     return c->op != SDPA_LOGSUMEXP_BACKWARD && c->op != SDPA_SOFTMAX_JACOBIAN;
 }
-
-/* Whether neighbouring elements of view v are neighbours in memory: of a row or, in lanes, of a column. */
-bool sdpa_softmax_is_close(const softmax_call *c, int v);
 
 /* Whether the kernel can use view v in place, except where a group ends within a vector of lanes. */
 bool sdpa_softmax_is_direct(const softmax_call *c, int v);

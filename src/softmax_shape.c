@@ -15,14 +15,11 @@
 
 /* What n_stats is a multiple of, so that no two workers write to one cache line. */
 #define STATS_STEP (SDPA_ALIGNMENT / (int64_t)sizeof(double))
-/* Rows of more elements than the kernel has in registers are staged where lanes are a large stride apart, which may bring
- * all elements of a row to one set of a cache: strips of STRIP_LINE bytes each, where a strip stays below STRIP_BYTES.
- * Without sums there are STRIP_COLUMNS of them. */
+/* Elements of lanes are a large stride apart. More than STRIP_COLUMNS of them, which may all belong to one set of a cache,
+ * are staged: strips of STRIP_LINE bytes each, where a strip stays below STRIP_BYTES. */
+#define STRIP_COLUMNS 8
 #define STRIP_LINE 1024
 #define STRIP_BYTES 131072
-#define STRIP_COLUMNS 16
-/* Rows along the last kept axis from which on groups begin at cache lines. */
-#define LED_ROWS 512
 /* Elements per unit: work for about as long as waking a thread takes. */
 #define UNIT_ELEMENTS 65536
 /* Scratch of up to this size comes from the stack, so that a small call allocates nothing. */
@@ -101,18 +98,9 @@ static sdpa_softmax_scale scale_for(const sdpa_softmax_problem *p) {
     return s;
 }
 
-/* Whether the kernel reads inputs in lanes where they are: not in the forward, whose exponentials take the place of
- * staged elements. */
-static bool reads_lanes(const softmax_call *c) {
-    const sdpa_softmax_view *x = &c->view[SDPA_SOFTMAX_X], *g = &c->view[SDPA_SOFTMAX_G];
-    if (c->view[SDPA_SOFTMAX_WHERE].data || !sdpa_softmax_is_close(c, SDPA_SOFTMAX_X)) return false;
-    if (is_backward(c->op)) return g->dtype == x->dtype && sdpa_softmax_is_close(c, SDPA_SOFTMAX_G);
-    return (c->n > 1 && c->n <= SDPA_SOFTMAX_FEW) || !sums(c) || (c->n > c->chunk && c->direct[SDPA_SOFTMAX_X]);
-}
-
 /* Whether any group of the call needs scratch. */
 static bool stages(const softmax_call *c) {
-    if (c->lanes) return !c->in_place || !c->through || c->body < c->inner;
+    if (c->strips || (c->lanes && c->inner % c->kernels->lanes)) return true;
     return !(c->direct[SDPA_SOFTMAX_X] && (c->direct[SDPA_SOFTMAX_OUT] || c->op == SDPA_LOGSUMEXP) &&
              (c->direct[SDPA_SOFTMAX_G] || !is_backward(c->op)));
 }
@@ -121,15 +109,7 @@ static bool stages(const softmax_call *c) {
 
 /* Points data at the first elements of a group; returns its number of rows. */
 static int64_t find_group(const softmax_call *c, int64_t group, char **data) {
-    int64_t line = group / c->groups_per_line, i = group % c->groups_per_line, n_rows = c->lead;
-    const int64_t end = c->lead + c->body;
-    if (c->lead && i == 0) {
-        i = 0;
-    } else {
-        i = c->lead + (i - (c->lead > 0)) * c->group;
-        if (i >= end) i = end;
-        n_rows = i == end ? c->inner - end : least(c->group, end - i);
-    }
+    int64_t line = group / c->groups_per_line, i = group % c->groups_per_line * c->group;
     for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) {
         data[v] = c->view[v].data;
         if (data[v]) data[v] += i * row_stride(c, v);
@@ -141,7 +121,7 @@ static int64_t find_group(const softmax_call *c, int64_t group, char **data) {
             if (data[v]) data[v] += index * c->view[v].stride[a];
         }
     }
-    return n_rows;
+    return c->inner - i < c->group ? c->inner - i : c->group;
 }
 
 /* A unit of whole rows. */
@@ -245,41 +225,19 @@ static void set_group(softmax_call *c) {
         if (c->group < 1) c->group = 1;
         return;
     }
-    if (dense && !sums(c)) c->chunk = STRIP_COLUMNS;
-    const bool strips = dense && sums(c) && c->n > SDPA_SOFTMAX_FEW && c->n <= c->chunk;
-    c->group = strips ? least(STRIP_LINE / size, STRIP_BYTES / (c->n * size)) : dense ? SDPA_SOFTMAX_ROWS : lanes;
+    c->strips = dense && c->n > STRIP_COLUMNS && c->n <= c->chunk;
+    c->group = c->strips ? least(STRIP_LINE / size, STRIP_BYTES / (c->n * size)) : dense ? SDPA_SOFTMAX_ROWS : lanes;
     c->group = least(c->group, c->inner + lanes - 1) / lanes * lanes;
-    if (c->group < lanes || (sums(c) && c->n > c->chunk)) c->group = lanes;
-}
-
-/* Cuts lines into groups. Vectors that cross cache lines take twice the time in L1; where the columns of out begin alike,
- * they are avoided. */
-static void set_lines(softmax_call *c) {
-    const int64_t lanes = c->lanes ? c->kernels->lanes : 1;
-    const sdpa_softmax_view *out = &c->view[SDPA_SOFTMAX_OUT];
-    const int64_t size = sdpa_size_of(out->dtype), bytes = lanes * size;
-    c->lead = 0;
-    if (c->lanes && c->op != SDPA_LOGSUMEXP && c->through && column_stride(c, SDPA_SOFTMAX_OUT) % bytes == 0) {
-        bool alike = true;
-        for (int a = 0; a < c->n_kept - 1; a++) alike = alike && out->stride[a] % bytes == 0;
-        const int64_t past = (int64_t)((uintptr_t)out->data % (uintptr_t)bytes) / size;
-        if (alike && past && c->inner >= LED_ROWS) c->lead = lanes - past;
-    }
-    c->body = (c->inner - c->lead) / lanes * lanes;
-    c->groups_per_line = (c->lead > 0) + (c->body + c->group - 1) / c->group + (c->lead + c->body < c->inner);
+    if (c->group < lanes || c->n > c->chunk) c->group = lanes;
 }
 
 /* Decides how rows are grouped into units, and how much scratch they need. */
 static void set_groups(softmax_call *c, int64_t n_rows) {
     c->inner = c->n_kept ? c->size[c->n_kept - 1] : 1;
     c->chunk = SDPA_SOFTMAX_CHUNK;
-    set_group(c);
     const int64_t longest = least(c->n, c->chunk);
-    c->line = longest | 1; /* an even number of vectors would crowd the rows into a few sets of L1 */
-    for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) c->direct[v] = c->view[v].data && sdpa_softmax_is_direct(c, v);
-    c->in_place = c->lanes && reads_lanes(c);
-    c->through = c->lanes && sdpa_softmax_is_close(c, SDPA_SOFTMAX_OUT);
-    set_lines(c);
+    set_group(c);
+    c->groups_per_line = (c->inner + c->group - 1) / c->group;
     c->n_groups = n_rows / c->inner * c->groups_per_line;
     c->groups_per_unit = UNIT_ELEMENTS / (c->group * (c->n ? c->n : 1));
     if (c->groups_per_unit < 1) c->groups_per_unit = 1;
@@ -287,14 +245,15 @@ static void set_groups(softmax_call *c, int64_t n_rows) {
     c->units_per_group = (c->n * c->group + UNIT_ELEMENTS - 1) / UNIT_ELEMENTS;
     if (c->units_per_group > c->n_chunks) c->units_per_group = c->n_chunks;
     const bool whole = c->n_chunks == 1 && sums(c) && c->op != SDPA_LOGSUMEXP;
-    const int64_t n_stats = (c->n_chunks > 1 && sums(c) ? 1 + c->n_chunks : 1) * c->group * STATS_MEMBERS;
+    const int64_t n_stats = (c->n_chunks > 1 ? 1 + c->n_chunks : 1) * c->group * STATS_MEMBERS;
     c->n_stats = whole ? 0 : (n_stats + STATS_STEP - 1) / STATS_STEP * STATS_STEP;
 
+    for (int v = 0; v < SDPA_SOFTMAX_VIEWS; v++) c->direct[v] = c->view[v].data && sdpa_softmax_is_direct(c, v);
     if (stages(c)) {
         sdpa_arena arena = {NULL, 0};
-        sdpa_take(&arena, real_size(c) * (size_t)((c->lanes ? c->line : longest) * c->group));
+        sdpa_take(&arena, real_size(c) * (size_t)(longest * c->group));
         c->staged_bytes = arena.used;
-        c->scratch_bytes = (size_t)(inputs(c) + !c->lanes) * arena.used;
+        c->scratch_bytes = (is_backward(c->op) ? 3 : 2) * arena.used;
     }
 }
 

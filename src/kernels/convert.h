@@ -64,16 +64,6 @@ INLINE vec vload_as(sdpa_dtype dtype, const char *p) {
     return vload((const real *)p);
 }
 
-#if SDPA_REAL == 32
-/* Round to nearest even, as narrow_bf16. */
-INLINE void vnarrow_bf16(void *p, vec x) {
-    typedef uint16_t halves __attribute__((vector_size(2 * VL), aligned(1), may_alias));
-    const ivec bits = (ivec)x, rounded = bits + 0x7fff + (bits >> 16 & 1);
-    const ivec y = (ivec)vselect(x == x, (vec)rounded, (vec)(bits | 0x400000)) >> 16 & 0xffff;
-    *(halves *)p = __builtin_convertvector(y, halves);
-}
-#endif
-
 INLINE void load_f32(real *restrict dst, const char *src, int64_t n, int64_t stride, bool swapped) {
     if (!swapped && stride == 4 && (uintptr_t)src % 4 == 0) {
         const float *restrict s = (const float *)src;
@@ -219,27 +209,6 @@ NOINLINE void store(char *dst, const void *src_, int64_t n, int64_t stride, sdpa
     case SDPA_I64:
         break;
     }
-}
-
-/* Stores VL elements of `dtype`: the dtype of `real`, aligned to its size, or, in float32 kernels, a 16-bit one. */
-INLINE void vstore_as(sdpa_dtype dtype, char *p, vec x) {
-    if (dtype == REAL_DTYPE) {
-        vstore((real *)p, x);
-        return;
-    }
-#if SDPA_REAL == 32
-    if (dtype == SDPA_BF16) {
-        vnarrow_bf16(p, x);
-        return;
-    }
-#ifdef HAVE_F16
-    vnarrow_f16(p, x);
-    return;
-#endif
-#endif
-    real part[VL];
-    vstore(part, x);
-    store(p, part, VL, sdpa_size_of(dtype), dtype);
 }
 
 #endif

@@ -106,12 +106,6 @@ static inline void sdpa_fetch(const sdpa_unit *u, sdpa_fetched what, int half) {
 
 /* The longest part of a row that is summed in one go; longer rows are summed in chunks of this length. */
 #define SDPA_SOFTMAX_CHUNK 8192
-static inline bool is_forward(sdpa_softmax_op op) {
-    return op == SDPA_SOFTMAX || op == SDPA_LOG_SOFTMAX || op == SDPA_LOGSUMEXP;
-}
-
-/* Rows of at most this many elements stay in registers in softmax_lanes. */
-#define SDPA_SOFTMAX_FEW 8
 /* Rows per kernel call, at most: some vectors of any ISA. */
 #define SDPA_SOFTMAX_ROWS 256
 
@@ -134,9 +128,8 @@ typedef enum sdpa_softmax_phase {
     SDPA_SOFTMAX_WHOLE, /* both, on the whole row; no stats are used */
 } sdpa_softmax_phase;
 
-/* n_rows rows of n elements, strides in elements. softmax_rows needs the compute type, unit column strides, and an out
- * that is neither x nor g. softmax_lanes takes rows in vectors, and row strides from one of them to the next; out may be
- * x or g. */
+/* n_rows rows of n elements of the compute type, strides in elements. softmax_rows needs unit column strides;
+ * softmax_lanes takes rows in vectors, and row strides from one of them to the next. out is neither x nor g. */
 typedef struct sdpa_softmax_block {
     sdpa_softmax_op op;
     sdpa_softmax_phase phase;
@@ -144,14 +137,7 @@ typedef struct sdpa_softmax_block {
     const void *x, *g;
     void *out;
     int64_t x_row, x_col, g_row, g_col, out_row, out_col;
-    /* softmax_lanes: of x and g, and of out. float32 kernels convert from and to 16 bits: out in forward functions, x
-     * too if rows have at most SDPA_SOFTMAX_FEW elements; in backward functions all operands have one type. */
-    sdpa_dtype dtype, out_dtype;
-    /* SDPA_SOFTMAX: sums leave the exponentials in e (softmax_rows: in out), and WRITE takes them from there. e may be
-     * x. */
-    bool keeps;
-    void *e;
-    int64_t e_row, e_col;
+    bool keeps;               /* SDPA_SOFTMAX: sums leave the exponentials in out, and WRITE takes them from there */
     sdpa_softmax_stats stats; /* of this chunk of each row; WRITE reads them for SDPA_SOFTMAX only */
     sdpa_softmax_stats row;   /* of the whole rows; read by WRITE */
     const sdpa_softmax_scale *scale;
@@ -205,8 +191,7 @@ struct sdpa_kernels {
      * elements are summed, in the backward short_row_backward. */
     int short_row, short_row_backward;
     void (*softmax_rows)(const sdpa_softmax_block *b);
-    /* False: a row has a NaN, and the block is to be computed again from x without keeping exponentials. */
-    bool (*softmax_lanes)(const sdpa_softmax_block *b);
+    void (*softmax_lanes)(const sdpa_softmax_block *b);
     void (*load_lanes)(void *dst, int64_t line, const char *src, int64_t n_rows, int64_t n, int64_t row, int64_t col,
                        sdpa_dtype dtype, bool swapped);
     void (*store_lanes)(char *dst, const void *src, int64_t line, int64_t n_rows, int64_t n, int64_t row, int64_t col,

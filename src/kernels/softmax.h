@@ -304,6 +304,10 @@ INLINE real sum_at_infinity(const real *x, int64_t stride, int64_t n) {
     return nan ? (real)NAN : (real)INFINITY;
 }
 
+INLINE bool is_forward(sdpa_softmax_op op) {
+    return op == SDPA_SOFTMAX || op == SDPA_LOG_SOFTMAX || op == SDPA_LOGSUMEXP;
+}
+
 /* How far the row is that row_sum_exp fetches, in elements; 0: none. While nothing is stored, there is room on the way to
  * memory. Beside stores it pays for short rows alone. */
 INLINE int64_t next_row(const sdpa_softmax_block *b, const real *e) {

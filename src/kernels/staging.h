@@ -7,26 +7,13 @@
 /* Whether whole blocks are transposed in registers, which was tried with AVX2 alone (docs/history/attempts.md). */
 #define IN_REGISTERS (VEC_BYTES == 32)
 
-/* load_lanes of elements of `dtype` that are as close as they can be. */
-INLINE void load_lanes_as(sdpa_dtype dtype, real *dst, int64_t line, const char *src, int64_t n_rows, int64_t n,
-                          int64_t col) {
-    const int64_t size = sdpa_size_of(dtype), whole = n_rows / VL * VL;
-    for (int64_t j = 0; j < n; j++) {
-        for (int64_t i = 0; i < whole; i += VL) {
-            vstore(dst + i * line + j * VL, vload_as(dtype, src + j * col + i * size));
-        }
-        if (whole == n_rows) continue;
-        real last[VL] = {0};
-        load(last, src + j * col + whole * size, n_rows - whole, size, dtype, false);
-        vstore(dst + whole * line + j * VL, vload(last));
-    }
-}
-
 /* dst (vectors of rows, line, VL) = n_rows rows of n elements, one row per lane, 0 in lanes without a row. Strides in
  * bytes. */
 static void load_lanes(void *dst_, int64_t line, const char *src, int64_t n_rows, int64_t n, int64_t row, int64_t col,
                        sdpa_dtype dtype, bool swapped) {
-    real *dst = dst_;
+    real *dst = dst_, copy[SDPA_SOFTMAX_ROWS];
+    const int64_t size = sizeof(real);
+    const bool plain = dtype == REAL_DTYPE && !swapped && (uintptr_t)src % sizeof(real) == 0;
     if (!across_rows(row, col)) {
         for (int64_t i = 0; i < n_rows; i += VL) {
             load_across(dst + i * line, VL, src + i * row, n_rows - i < VL ? (int)(n_rows - i) : VL, n, row, col, dtype,
@@ -34,26 +21,16 @@ static void load_lanes(void *dst_, int64_t line, const char *src, int64_t n_rows
         }
         return;
     }
-    const int64_t size = sdpa_size_of(dtype);
-    const bool close = row == size && !swapped && (uintptr_t)src % (uintptr_t)size == 0 && col % size == 0;
-    if (close && dtype == REAL_DTYPE) {
-        load_lanes_as(REAL_DTYPE, dst, line, src, n_rows, n, col);
-        return;
-    }
-    if (close && SDPA_REAL == 32 && dtype == SDPA_F16) {
-        load_lanes_as(SDPA_F16, dst, line, src, n_rows, n, col);
-        return;
-    }
-    if (close && SDPA_REAL == 32 && dtype == SDPA_BF16) {
-        load_lanes_as(SDPA_BF16, dst, line, src, n_rows, n, col);
-        return;
-    }
+    const bool in_place = plain && row == size && col % size == 0;
     for (int64_t j = 0; j < n; j++) {
-        for (int64_t i = 0; i < n_rows; i += VL) {
-            real part[VL] = {0};
-            load(part, src + j * col + i * row, n_rows - i < VL ? n_rows - i : VL, row, dtype, swapped);
-            vstore(dst + i * line + j * VL, vload(part));
+        const real *from = (const real *)(src + j * col);
+        if (!in_place) {
+            load(copy, src + j * col, n_rows, row, dtype, swapped);
+            from = copy;
         }
+        int64_t i = 0;
+        for (; i + VL <= n_rows; i += VL) vstore(dst + i * line + j * VL, vload(from + i));
+        if (i < n_rows) vstore(dst + i * line + j * VL, vload_partial(from + i, (int)(n_rows - i)));
     }
 }
 

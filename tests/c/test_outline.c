@@ -26,8 +26,7 @@ static sdpa_problem problem_of(sdpa_dtype dtype, int64_t n_q, int64_t n_k) {
 
 static sdpa_all_outlines planned(const sdpa_problem *p) {
     sdpa_all_outlines all;
-    sdpa_outlines_plan(&all, p, 96);
-    return all;
+    return sdpa_outlines_plan(&all, p, 96) ? all : (sdpa_all_outlines){0};
 }
 
 static void sizes(sdpa_dtype dtype) {

@@ -160,7 +160,8 @@ def test_modules_list_their_public_names(name):
     except ImportError as error:
         pytest.skip(str(error))
     assert dir(module) == sorted(module.__all__)
-    for public in module.__all__ if name != "reference" else ():
+    # The doors in `interop` are modules, some of which need their peer.
+    for public in module.__all__ if name not in ("reference", "interop") else ():
         found = getattr(getattr(module, public), "__module__", None)
         assert found is None or not found.startswith(f"{module.__name__}.")
 

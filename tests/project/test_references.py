@@ -21,7 +21,7 @@ CITATION = re.compile(
     rf"\b({NAME})(?:{LAST}| et al\.|(?:, {NAME})+(?:{LAST})?(?: et al\.)?)?"
     r",? (?:\"[^\"]{3,120}\",? )?\(?((?:19|20)\d\d)\b(?!-\d)"
 )
-NO_CITATION = {"Before", "On", "OpenVINO", "Ubuntu", "Windows", "SSMax", "ICLR"}
+NO_CITATION = {"After", "Before", "On", "OpenVINO", "Ubuntu", "Windows", "SSMax", "ICLR"}
 NO_CITATION |= {"November", "December"}
 
 

@@ -159,7 +159,11 @@ def _checked_lengths(lengths: Any, n_k: int) -> Any:
 
 @_warnings.silenced()  # the operator says what a mask of numbers means
 def _attention(
-    version: int, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+    version: int,
+    inputs: Sequence[Any],
+    attributes: dict[str, Any],
+    wanted: Sequence[bool],
+    opsets: dict[str, int],
 ) -> list[Any]:
     named = dict.fromkeys(_INPUTS) | dict(zip(_INPUTS, inputs, strict=False))
     query, key, value = _check_attention(version, named, attributes)
@@ -226,7 +230,11 @@ def _flex_attention(
 
 def _rows(function: Callable[..., Any]) -> Callable[..., list[Any]]:
     def run(
-        version: int, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
+        version: int,
+        inputs: Sequence[Any],
+        attributes: dict[str, Any],
+        wanted: Sequence[bool],
+        opsets: dict[str, int],
     ) -> list[Any]:
         (x,) = inputs
         if version >= 13:
@@ -316,8 +324,7 @@ def _compute(
         arrays.append(None if x is None else sdpa._core._arrays(**{formal.name: x})[0])
     wanted = [bool(name) for name in node.output]
     run = _OPERATORS[node.op_type].run
-    graphs = {"opsets": opsets} if run is _flex_attention else {}
-    results = run(schema.since_version, arrays, attributes, wanted, **graphs)
+    results = run(schema.since_version, arrays, attributes, wanted, opsets)
     return results[: len(wanted)]
 
 
@@ -380,8 +387,9 @@ class Backend(_Backend):
         """Whether this can run all operators of the model, in their versions, on the device."""
         try:
             _check_device(device)
+            opsets = _opsets_of(model)
             for node in model.graph.node:
-                _check_operator(node, _opsets_of(model))
+                _check_operator(node, opsets)
         except (NotImplementedError, ValueError, defs.SchemaError):
             return False
         return True
@@ -401,8 +409,9 @@ class Backend(_Backend):
         """
         _check_device(device)
         onnx.checker.check_model(model)
+        opsets = _opsets_of(model)
         for node in model.graph.node:
-            _check_operator(node, _opsets_of(model))
+            _check_operator(node, opsets)
         return BackendRep(model)
 
     @classmethod

@@ -69,15 +69,16 @@ class _Unknown(Exception):
 
 def _divide(a: Any, b: Any) -> Any:
     """Of integers, towards zero."""
-    if _is_real(a) or _is_real(b):
+    if "r" in (_kind(a), _kind(b)):
         return a / b
     size = abs(a) // abs(b)
     return np.where((a < 0) ^ (b < 0), -size, size)
 
 
-def _is_real(x: Any) -> bool:
-    kind = getattr(getattr(x, "_node", None), "kind", None)
-    return kind == "r" if kind else np.asarray(x).dtype.kind == "f"
+def _kind(x: Any) -> str:
+    """r, i or b, of an expression or a number."""
+    node = getattr(x, "_node", None)
+    return node.kind if node else {"f": "r", "b": "b"}.get(np.asarray(x).dtype.kind, "i")
 
 
 def _folded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,12 +138,7 @@ def _cast(attributes: dict[str, Any]) -> Callable[[Any], Any]:
     if to == TensorProto.BOOL:
         return lambda x: x != 0
     real = to in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-    return lambda x: x * 1.0 if real else np.where(x, 1, 0) if _is_boolean(x) else _whole(x)
-
-
-def _is_boolean(x: Any) -> bool:
-    kind = getattr(getattr(x, "_node", None), "kind", None)
-    return kind == "b" if kind else np.asarray(x).dtype == np.bool_
+    return lambda x: x * 1.0 if real else np.where(x, 1, 0) if _kind(x) == "b" else _whole(x)
 
 
 def _whole(x: Any) -> Any:
@@ -315,10 +311,8 @@ class Graph:
         return known
 
     def _computed(self, node: Any, known: dict[str, _Tensor]) -> _Tensor:
-        op, attributes = (
-            node.op_type,
-            {a.name: helper.get_attribute_value(a) for a in node.attribute},
-        )
+        op = node.op_type
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         missing = [name for name in node.input if name and name not in known]
         if missing:
             raise NotImplementedError(
@@ -399,8 +393,6 @@ def score_options(graph: Any, opsets: dict[str, int], shape: tuple[int, ...]) ->
 class _Multiple:
     """A constant times a probability: all that prob_mod may be."""
 
-    _kept = (np.multiply, np.divide, np.true_divide)
-
     def __init__(self, factor: float) -> None:
         self.factor = factor
 
@@ -425,14 +417,11 @@ class _Multiple:
             "the probabilities of a pair in another way needs all of them in memory"
         )
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
-
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **_: Any) -> Any:
-        if ufunc in self._kept and isinstance(inputs[0], _Multiple):
-            return self * inputs[1] if ufunc is np.multiply else self / inputs[1]
         if ufunc is np.multiply:
-            return self * inputs[0]
+            return self * inputs[1 if inputs[0] is self else 0]
+        if ufunc is np.divide and isinstance(inputs[0], _Multiple):
+            return self / inputs[1]
         return self._refuse(f"np.{ufunc.__name__}")
 
     def __array_function__(self, function: Any, *_: Any) -> Any:

@@ -8,7 +8,7 @@ from functools import cache
 
 from ..experiments.longer import TRAINED, longer
 from ..tools.estimate import Draws
-from .record import Claim, at_horizons
+from .record import Claim, at_horizons, shown_at
 from .training import Measured, drawn, harmless, loss, n_seeds
 
 HORIZONS = (600, 2000, 5000)
@@ -44,8 +44,7 @@ def by_factor(seed: int, times: float) -> Measured:
 
 
 def _lost(rule: str, s: int) -> str:
-    shown = [f"{{loss {rule}, {s} times the length, {steps} steps}}" for steps in HORIZONS]
-    return f"{shown[0]}, {shown[1]} and {shown[2]}"
+    return shown_at(f"loss {rule}, {s} times the length", HORIZONS)
 
 
 _FOUND = (

@@ -93,6 +93,19 @@ def at_horizons(*expect: Expect, horizons: Iterable[int] = HORIZONS) -> tuple[Ex
     )
 
 
+def shown_at(figure: str, horizons: Iterable[int] = HORIZONS) -> str:
+    """The places of a figure after every number of steps, for a sentence.
+
+    Examples
+    --------
+    >>> from sdpa_lab.claims.record import shown_at
+    >>> shown_at("loss")
+    '{loss, 150 steps}, {loss, 600 steps} and {loss, 1200 steps}'
+    """
+    *first, last = (f"{{{figure}, {steps} steps}}" for steps in horizons)
+    return f"{', '.join(first)} and {last}"
+
+
 def _check_law(name: str, expect: Expect) -> None:
     """ValueError where the law is no prediction but, more or less, the complement of the claim."""
     law, region = expect.law, expect.law_region()

@@ -7,10 +7,27 @@ from functools import cache
 
 from ..experiments.first_step import first_step_exponents
 from ..tools.estimate import Draws
-from .record import HORIZONS, Claim, Expect, at_horizons
+from ..tools.table import Cell
+from .record import HORIZONS, Claim, Expect, at_horizons, shown_at
 from .training import Measured, drawn, harmless, harms, n_seeds, saves
 
 NAMES = {"none": "unscaled", "1/sqrt(d_k)": "scaled", "QK-norm": "QK-norm"}
+
+
+def _sweep(names: dict[str, str], seeds: int, seed: int) -> dict[int, dict[str, dict[str, Cell]]]:
+    """Rows by horizon and name, of the variants that `names` has names for.
+
+    Seven rates of three decades at d_k = 64.
+    """
+    from ..training import stability
+
+    table = stability.sensitivity(
+        HORIZONS, variants=tuple(names), rates=stability.RATES[::2], seeds=seeds, seed=seed
+    )
+    return {
+        steps: {name: table.row(steps=steps, variant=key) for key, name in names.items()}
+        for steps in HORIZONS
+    }
 
 
 @cache
@@ -19,18 +36,8 @@ def sensitivities(seed: int, times: float) -> Measured:
 
     Without a scale, with it, and with queries and keys of length 1 and a learned temperature.
     """
-    from ..training import stability
-
-    table = stability.sensitivity(
-        HORIZONS,
-        variants=tuple(NAMES),
-        rates=stability.RATES[::2],
-        seeds=n_seeds(3 * times),
-        seed=seed,
-    )
     found: Measured = {}
-    for steps in HORIZONS:
-        rows = {name: table.row(steps=steps, variant=key) for key, name in NAMES.items()}
+    for steps, rows in _sweep(NAMES, n_seeds(3 * times), seed).items():
         for name, row in rows.items():
             found[f"sensitivity, {name}, {steps} steps"] = drawn(row, "sensitivity")
             found[f"decades of good rates, {name}, {steps} steps"] = drawn(row, "window")
@@ -51,19 +58,9 @@ def sensitivities(seed: int, times: float) -> Measured:
 @cache
 def caps(seed: int, times: float) -> Measured:
     """Sensitivity with 1/sqrt(d_k) alone, and with softcap at 50 or QK-clip at 100 besides."""
-    from ..training import stability
-
     names = {"1/sqrt(d_k)": "scaled", "softcap 50": "softcap", "QK-clip 100": "QK-clip"}
-    table = stability.sensitivity(
-        HORIZONS,
-        variants=tuple(names),
-        rates=stability.RATES[::2],
-        seeds=n_seeds(times),
-        seed=seed,
-    )
     found: Measured = {}
-    for steps in HORIZONS:
-        rows = {name: table.row(steps=steps, variant=key) for key, name in names.items()}
+    for steps, rows in _sweep(names, n_seeds(times), seed).items():
         for name, row in rows.items():
             found[f"sensitivity, {name}, {steps} steps"] = drawn(row, "sensitivity")
             found[f"log10 of the highest rate, {name}, {steps} steps"] = drawn(row, "highest")
@@ -83,9 +80,26 @@ def first_step(seed: int, times: float) -> Measured:
     }
 
 
-def _sweep(figure: str, name: str) -> str:
-    shown = [f"{{{figure}, {name}, {steps} steps}}" for steps in HORIZONS]
-    return f"{shown[0]}, {shown[1]} and {shown[2]}"
+def _cap(id: str, name: str, claim: str, claim_zh: str) -> Claim:
+    """A row of `caps`."""
+    loses = (
+        "averaged over three decades of learning rates, training loses "
+        f"{shown_at(f'sensitivity, {name}')} nats against its best rate after 150, 600 and 1200 "
+        f"steps, {shown_at('sensitivity, scaled')} without it."
+    )
+    return Claim(
+        id=id,
+        claim=claim,
+        claim_zh=claim_zh,
+        expect=at_horizons(saves(f"sensitivity saved by {name}")),
+        holds=f"It does: {loses} The highest rate that trains at all after 600 steps is "
+        f"10^{{log10 of the highest rate, {name}, 600 steps:.1f}} against "
+        "10^{log10 of the highest rate, scaled, 600 steps:.1f}.",
+        law=loses[:1].upper() + loses[1:],
+        experiment=caps,
+        slow=True,
+        more=2,
+    )
 
 
 CLAIMS = (
@@ -96,17 +110,17 @@ CLAIMS = (
         expect=at_horizons(harms("sensitivity added without the scale")),
         holds="It is, if instability means sensitivity to the learning rate (Wortsman et al. "
         "2023): averaged over three decades of rates, training loses "
-        f"{_sweep('sensitivity', 'unscaled')} nats against the best rate without the scale after "
+        f"{shown_at('sensitivity, unscaled')} nats against the best rate without the scale after "
         "150, 600 and 1200 steps, "
-        f"{_sweep('sensitivity', 'scaled')} with it.",
+        f"{shown_at('sensitivity, scaled')} with it.",
         law="Averaged over three decades of rates, training loses "
-        f"{_sweep('sensitivity', 'unscaled')} nats against the best rate without the scale after "
-        f"150, 600 and 1200 steps, {_sweep('sensitivity', 'scaled')} with it.",
+        f"{shown_at('sensitivity, unscaled')} nats against the best rate without the scale after "
+        f"150, 600 and 1200 steps, {shown_at('sensitivity, scaled')} with it.",
         depends="Where training is long enough to learn without the scale, it is, if instability "
         "means sensitivity to the learning rate (Wortsman et al. 2023): averaged over three "
-        f"decades of rates, training loses {_sweep('sensitivity', 'unscaled')} nats against the "
+        f"decades of rates, training loses {shown_at('sensitivity, unscaled')} nats against the "
         "best rate without the scale after 150, 600 and 1200 steps, "
-        f"{_sweep('sensitivity', 'scaled')} with it. At first no rate has got far without the "
+        f"{shown_at('sensitivity, scaled')} with it. At first no rate has got far without the "
         "scale: the best one has a loss of {loss at the best rate, unscaled, 150 steps} after 150 "
         "steps. After 600 the rates within a tenth of the best span {decades of good rates, "
         "unscaled, 600 steps} decades against {decades of good rates, scaled, 600 steps}; the "
@@ -126,53 +140,30 @@ CLAIMS = (
             harmless("loss added by QK-norm at the best rate"),
         ),
         holds="It does the work of the scale, and more: averaged over three decades of learning "
-        f"rates, training with QK-norm and no scale loses {_sweep('sensitivity', 'QK-norm')} nats "
+        f"rates, training with QK-norm and no scale loses {shown_at('sensitivity, QK-norm')} nats "
         "against its best rate after 150, 600 and 1200 steps, with 1/sqrt(d_k) "
-        f"{_sweep('sensitivity', 'scaled')}. After 600 steps the rates within a tenth of the best "
+        f"{shown_at('sensitivity, scaled')}. After 600 steps the rates within a tenth of the best "
         "span {decades of good rates, QK-norm, 600 steps} decades against {decades of good rates, "
         "scaled, 600 steps}.",
-        law=f"Training with QK-norm and no scale loses {_sweep('sensitivity', 'QK-norm')} nats "
+        law=f"Training with QK-norm and no scale loses {shown_at('sensitivity, QK-norm')} nats "
         "against its best rate after 150, 600 and 1200 steps, with 1/sqrt(d_k) "
-        f"{_sweep('sensitivity', 'scaled')}; its best loss exceeds that with the scale by "
+        f"{shown_at('sensitivity, scaled')}; its best loss exceeds that with the scale by "
         "{loss added by QK-norm at the best rate, 600 steps} after 600.",
         experiment=sensitivities,
         slow=True,
         more=2,
     ),
-    Claim(
-        id="softcap",
-        claim="A softcap on the scores (Gemma 2) makes training more stable than 1/sqrt(d_k) "
-        "alone.",
-        claim_zh="用 softcap 限制分数（Gemma 2），训练比只除以 sqrt(d_k) 更稳定。",
-        expect=at_horizons(saves("sensitivity saved by softcap")),
-        holds="It does: averaged over three decades of learning rates, training loses "
-        f"{_sweep('sensitivity', 'softcap')} nats against its best rate after 150, 600 and 1200 "
-        f"steps, {_sweep('sensitivity', 'scaled')} without it. The highest rate that trains at all "
-        "after 600 steps is 10^{log10 of the highest rate, softcap, 600 steps:.1f} against "
-        "10^{log10 of the highest rate, scaled, 600 steps:.1f}.",
-        law="Averaged over three decades of learning rates, training loses "
-        f"{_sweep('sensitivity', 'softcap')} nats against its best rate after 150, 600 and 1200 "
-        f"steps, {_sweep('sensitivity', 'scaled')} without it.",
-        experiment=caps,
-        slow=True,
-        more=2,
+    _cap(
+        "softcap",
+        "softcap",
+        "A softcap on the scores (Gemma 2) makes training more stable than 1/sqrt(d_k) alone.",
+        "用 softcap 限制分数（Gemma 2），训练比只除以 sqrt(d_k) 更稳定。",
     ),
-    Claim(
-        id="qk-clip",
-        claim="QK-clip (Kimi K2) makes training more stable than 1/sqrt(d_k) alone.",
-        claim_zh="用 QK-clip 限制分数（Kimi K2），训练比只除以 sqrt(d_k) 更稳定。",
-        expect=at_horizons(saves("sensitivity saved by QK-clip")),
-        holds="It does: averaged over three decades of learning rates, training loses "
-        f"{_sweep('sensitivity', 'QK-clip')} nats against its best rate after 150, 600 and 1200 "
-        f"steps, {_sweep('sensitivity', 'scaled')} without it. The highest rate that trains at all "
-        "after 600 steps is 10^{log10 of the highest rate, QK-clip, 600 steps:.1f} against "
-        "10^{log10 of the highest rate, scaled, 600 steps:.1f}.",
-        law="Averaged over three decades of learning rates, training loses "
-        f"{_sweep('sensitivity', 'QK-clip')} nats against its best rate after 150, 600 and 1200 "
-        f"steps, {_sweep('sensitivity', 'scaled')} without it.",
-        experiment=caps,
-        slow=True,
-        more=2,
+    _cap(
+        "qk-clip",
+        "QK-clip",
+        "QK-clip (Kimi K2) makes training more stable than 1/sqrt(d_k) alone.",
+        "用 QK-clip 限制分数（Kimi K2），训练比只除以 sqrt(d_k) 更稳定。",
     ),
     Claim(
         id="first-step",

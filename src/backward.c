@@ -11,6 +11,7 @@
 #include "program.h"
 #include "runtime/memory.h"
 #include "runtime/parallel.h"
+#include "reach.h"
 #include "sequences.h"
 #include "unit.h"
 
@@ -200,35 +201,6 @@ static void plan(backward_call *c) {
         (c->summed || (is_one_per_group(p, &c->members, &p->dk) && is_one_per_group(p, &c->members, &p->dv)));
 }
 
-/* Sets what a unit reaches of score_mod's arrays; returns how many elements. */
-static int64_t set_reaches(const backward_call *c, const sdpa_unit *u, sdpa_sums *sums) {
-    const sdpa_problem *p = c->problem;
-    int64_t j0, j1, query = u->i0 + u->offset;
-    sdpa_visible_keys(u, u->i0, u->n_i, &j0, &j1);
-    if (j0 >= j1) return 0;
-    const sdpa_box box = {{u->batch, u->batch}, {u->head, u->head}, {query, query + u->n_i - 1}, {j0, j1 - 1}};
-    const bool first = c->pass == SDPA_PASS_BACKWARD;
-    return sdpa_program_set_reaches(p->score_mod, first ? SDPA_CODE_SCATTER : SDPA_CODE_SCATTER_SECOND, &box, sums);
-}
-
-/* The most elements of score_mod's arrays that a unit reaches; -1: no memory. */
-static int64_t elements_reached(const backward_call *c) {
-    const sdpa_problem *p = c->problem;
-    if (!sdpa_program_has_reaches(p->score_mod)) return p->score_mod->n_shared;
-    sdpa_sums *sums = sdpa_alloc(sdpa_program_sums_bytes(p->score_mod, 0));
-    if (!sums) return -1;
-    int64_t most = 0;
-    sdpa_program_clear_sums(p->score_mod, sums, 0);
-    for (int64_t i = 0; i < p->n_batch * p->n_head * sdpa_units(p); i++) {
-        sdpa_unit u;
-        sdpa_unit_set(&u, p, i, NULL);
-        const int64_t n = set_reaches(c, &u, sums);
-        if (n > most) most = n;
-    }
-    sdpa_free(sums);
-    return most;
-}
-
 static sdpa_matrix sum_matrix(const sdpa_tensor *t, char *sum, int64_t d) {
     return (sdpa_matrix){t->data ? sum : NULL, d * 4, 4, SDPA_F32, false};
 }
@@ -357,7 +329,7 @@ static int64_t open_group(void *context, int64_t group, int64_t index) {
 /* A worker's sums for the arrays of score_mod, ready for a unit. */
 static sdpa_sums *sums_of(const backward_run *r, const backward_call *c, int worker, const sdpa_unit *u) {
     sdpa_sums *sums = (sdpa_sums *)(r->arrays + (size_t)worker * r->arrays_bytes);
-    if (sdpa_program_has_reaches(c->problem->score_mod)) set_reaches(c, u, sums);
+    if (sdpa_program_has_reaches(u->problem->score_mod)) sdpa_reach_set(u, c->pass, sums);
     return sums;
 }
 
@@ -418,7 +390,7 @@ static bool make_room(backward_run *r, const backward_call *c) {
     if (units > r->n_units) r->n_units = units;
     if (c->most > r->most) r->most = c->most;
     if (!wants_arrays(c->problem)) return true;
-    const int64_t n = elements_reached(c);
+    const int64_t n = sdpa_reach_most(c->problem, c->pass);
     if (n > r->n_elements) r->n_elements = n;
     r->arrays_bytes = sdpa_program_sums_bytes(c->problem->score_mod, r->n_elements);
     return n >= 0;

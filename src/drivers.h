@@ -18,8 +18,8 @@ sdpa_status sdpa_attention_tangent(const sdpa_problem *p);
  * what sdpa_attention_backward computes from q, k, v, o, dout, dlse. */
 sdpa_status sdpa_attention_second(const sdpa_problem *p);
 
-/* The problem's stage of the matrix of weights, in o, which is (n_q, n_k) of dtype p->dtype here. If heads or queries are chosen, o
- * has only these heads and rows. */
+/* The problem's stage of the matrix of weights, in o, which is (n_q, n_k) of dtype p->dtype here. If heads or queries are
+ * chosen, o has only these heads and rows. */
 sdpa_status sdpa_attention_weights(const sdpa_problem *p);
 
 /* What masks leave of the tiles into which the general kernels cut each head, `rows` queries by `columns` keys, in o

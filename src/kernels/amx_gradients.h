@@ -8,7 +8,8 @@
  *
  * A pair is odd as in the forward, and then its S and dP go the ordinary way. Where dP is odd, dS may be as small as V or
  * dO. So dV of a block goes the ordinary way if a row of the unit's dO or a weight is odd, dK if a row of its Q or dO, of
- * the block's V or an element of dS is, and dQ of a query that has, or sees, such rows or elements. dO is multiplied as it is: the factor that makes weights complete (backward.h) multiplies dP and P. */
+ * the block's V or an element of dS is, and dQ of a query that has, or sees, such rows or elements. dO is multiplied as
+ * it is: the factor that makes weights complete (backward.h) multiplies dP and P. */
 #ifndef SDPA_KERNEL_AMX_GRADIENTS_H
 #define SDPA_KERNEL_AMX_GRADIENTS_H
 

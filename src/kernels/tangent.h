@@ -8,8 +8,9 @@
  * and the derivatives are dS' K + dS b for q, dS'^T Q + dS^T a for k (times scale and slope), (P * (T - mu))^T dO for
  * v, dS' for the mask, O_t for dO. A cap adds slope' * T_0 * dS to what reaches the scores, T_0 = T before slope and e.
  * A score_mod f, also of arrays with tangents, has T = f' T_0 + sum of df/dt times the tangent of t, and adds dT/dscore *
- * dS to what reaches the scores. A head's own scale with tangent s adds s Q K^T to T_0. Dropout multiplies P by R wherever it meets a value: in O_t, G,
- * C and v's derivative. Products per pair of blocks: 6 in forward mode, 6 + 10 in the double backward. */
+ * dS to what reaches the scores. A head's own scale with tangent s adds s Q K^T to T_0. Dropout multiplies P by R wherever
+ * it meets a value: in O_t, G, C and v's derivative. Products per pair of blocks: 6 in forward mode, 6 + 10 in the double
+ * backward. */
 #ifndef SDPA_KERNEL_TANGENT_H
 #define SDPA_KERNEL_TANGENT_H
 

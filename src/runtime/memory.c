@@ -6,8 +6,8 @@
 
 static _Atomic int64_t fail_after = -1;
 
-/* Enough for a small problem, its backward included. Each thread keeps it, because allocating and freeing would be a noticeable part of such a
- * call. */
+/* Enough for a small problem, its backward included. Each thread keeps it, because allocating and freeing would be a
+ * noticeable part of such a call. */
 enum { KEPT_BYTES = 64 << 10 };
 static _Thread_local char room[KEPT_BYTES + SDPA_ALIGNMENT];
 static _Thread_local bool kept_is_used;

@@ -90,7 +90,7 @@ assert (means["first"][~upper] < 0.1).all()
 assert (means["first_removed"][upper] > means["first"][upper] + 0.1).all()
 assert (means["kept"][upper] > 0.8).all()
 assert means["kept"][0] < 0.5
-print(f"the largest gradient of 1000 normal scores: sigma = {theory.best_sigma(1000):.1f}")
+print(f"\nthe largest gradient of 1000 normal scores: sigma = {theory.best_sigma(1000):.1f}")
 
 heads = shares["share"][shares["head"] != "all"]
 print(f"symmetric share: mean {heads.mean():.3f}, {heads.min():.2f} to {heads.max():.2f}")

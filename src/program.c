@@ -184,6 +184,11 @@ static interval of_booleans(const sdpa_instruction *i, interval a, interval b) {
     }
 }
 
+/* Whether it subtracts integers, whatever it makes of the difference. */
+static bool is_difference(const sdpa_instruction *i) {
+    return i->op == SDPA_OP_difference_i || i->op == SDPA_OP_difference_r || i->op == SDPA_OP_within;
+}
+
 /* a - b, or b - a where the instruction says so. */
 static interval difference_of(const sdpa_instruction *i, const interval *r) {
     const bool turned = i->op != SDPA_OP_within && i->c == 1;
@@ -284,11 +289,11 @@ bool sdpa_program_is_narrow(const sdpa_program *p, const sdpa_box *box) {
         for (int i = 0; code->first && i < length_of(code); i++) {
             const sdpa_instruction *x = &code->first[i];
             if (x->op == SDPA_OP_output || x->op == SDPA_OP_scatter) continue;
-            r[x->dst] = x->op == SDPA_OP_index ? clamped(&p->arrays[x->a], x->b, r[x->c]) : step(p, x, r, box);
-            const bool differs = x->op >= SDPA_OP_difference_i && x->op <= SDPA_OP_within;
-            const bool compares = x->op == SDPA_OP_less_equal_key || x->op == SDPA_OP_equal_key;
-            const interval whole = differs && !compares ? difference_of(x, r) : r[x->dst];
-            const bool integer = is_integer(x) || x->op == SDPA_OP_index || (differs && !compares);
+            const interval found =
+                x->op == SDPA_OP_index ? clamped(&p->arrays[x->a], x->b, r[x->c]) : step(p, x, r, box);
+            const interval whole = is_difference(x) ? difference_of(x, r) : found;
+            const bool integer = is_integer(x) || x->op == SDPA_OP_index || is_difference(x);
+            r[x->dst] = found;
             /* A distance is as narrow as its negative. */
             if (integer && !(whole.least > INT32_MIN && whole.most <= INT32_MAX)) return false;
         }

@@ -154,14 +154,13 @@ INLINE vec few_products_across(const real *q, const real *k, int64_t k_col, int 
         vec acc[CHAINS] = {{0}};
         for (int64_t c = l; c < whole; c += CHAINS * VL) {
             UNROLL for (int h = 0; h < CHAINS; h++) {
-                const vec key =
-                    (width == VL ? vload(k + (c + h * VL) * k_col) : vload_partial(k + (c + h * VL) * k_col, width));
-                acc[h] = vmuladd(vset1(q[c + h * VL]), key, acc[h]);
+                const real *key = k + (c + h * VL) * k_col;
+                acc[h] = vmuladd(vset1(q[c + h * VL]), width == VL ? vload(key) : vload_partial(key, width), acc[h]);
             }
         }
         for (int64_t c = whole + l; c < depth; c += VL) {
-            acc[0] = vmuladd(vset1(q[c]), (width == VL ? vload(k + c * k_col) : vload_partial(k + c * k_col, width)),
-                             acc[0]);
+            const real *key = k + c * k_col;
+            acc[0] = vmuladd(vset1(q[c]), width == VL ? vload(key) : vload_partial(key, width), acc[0]);
         }
         lane[l] = (acc[0] + acc[1]) + (acc[2] + acc[3]);
     }

@@ -13,12 +13,17 @@ enum {
                 SDPA_FEATURE_INVARIANT | SDPA_FEATURE_SCORE_MOD
 };
 
+INLINE bool is_capped(const sdpa_problem *p) { return p->softcap != 0; }
+
+/* A capped score times this is the tanh; 0 without a cap. */
+INLINE real inverse_cap(const sdpa_problem *p) { return is_capped(p) ? (real)(1 / p->softcap) : 0; }
+
 /* Whether a logit is a score, which score() computes, times a factor, plus the bias. If not, score_logits also stores h,
  * the tanh of the softcap, for slope_at and bend_of. A score_mod computes scores in natural units, after the softcap. */
-INLINE bool is_linear(const sdpa_problem *p) { return p->softcap == 0 || p->score_mod; }
+INLINE bool is_linear(const sdpa_problem *p) { return !is_capped(p) || p->score_mod; }
 
 /* Whether the derivative of a logit with respect to its scaled product is 1. */
-INLINE bool is_straight(const sdpa_problem *p) { return p->softcap == 0 && !p->score_mod; }
+INLINE bool is_straight(const sdpa_problem *p) { return !is_capped(p) && !p->score_mod; }
 
 /* The head's scale, whose sign the queries carry, so that the largest product is that of the largest score. own_scale:
  * it has a gradient and a tangent. */
@@ -88,9 +93,9 @@ INLINE void use_program(scores *t, score_program *g, const sdpa_unit *u, const b
     const sdpa_problem *p = u->problem;
     if (!p->score_mod) return;
     begin_program(&g->run, p->score_mod, t->ds ? SDPA_CODE_SLOPE : SDPA_CODE_VALUE, u, b, scratch);
-    g->factor = scale_factor(u);
-    g->softcap = (real)p->softcap;
-    if (p->softcap != 0) set_cap(u, &g->cap, &g->cap_low);
+    g->capped = is_capped(p);
+    g->c = g->capped ? (real)p->softcap : scale_factor(u);
+    if (g->capped) set_cap(u, &g->cap, &g->cap_low);
     t->program = g;
 }
 

@@ -344,10 +344,11 @@ NOINLINE void score_keys_weights(const scores *t) { score_constant(t, SCORE_KEYS
 NOINLINE void score_gradient(const scores *t) { score_constant(t, SCORE_GRADIENT, false); }
 NOINLINE void score_gradient_masked(const scores *t) { score_constant(t, SCORE_GRADIENT_MASKED, false); }
 
-/* A program and what comes before it: x = factor * product, then, with a softcap, softcap * tanh(cap * product). */
+/* A program and what comes before it: c * product or, if capped, c * tanh(cap * product). */
 typedef struct score_program {
     program_run run;
-    real factor, softcap, cap, cap_low; /* as in struct scores */
+    bool capped;
+    real c, cap, cap_low; /* as in struct scores */
 } score_program;
 
 /* Gives the program its input from the products acc (rows, nv vectors); h = the tanh of the cap, if there is one. */
@@ -357,9 +358,9 @@ INLINE void begin_tile(const scores *t, const vec (*acc)[MAX_WIDTH], vec (*h)[MA
     real *to = score_register(&g->run);
     for (int64_t i = 0; i < rows; i++) {
         for (int v = 0; v < nv; v++) {
-            const vec x = acc[i][v];
-            if (g->softcap != 0) h[i][v] = vtanh(vmuladd(vset1(g->cap), x, g->cap_low * x));
-            const vec s = g->softcap != 0 ? g->softcap * h[i][v] : g->factor * x;
+            vec s = acc[i][v];
+            if (g->capped) s = h[i][v] = vtanh(vmuladd(vset1(g->cap), s, g->cap_low * s));
+            s *= g->c;
             vstore(to + (i * nv + v) * VL, s);
             if (t->raw) vstore(t->raw + (j0 + i) * t->s_row + v * VL, s);
         }
@@ -382,7 +383,7 @@ INLINE void end_tile(const scores *t, vec (*acc)[MAX_WIDTH], vec (*h)[MAX_WIDTH]
             }
             if (!t->ds) continue;
             vec slope = vload(t->ds + at);
-            if (g->softcap != 0) slope *= vmuladd(-h[i][v], h[i][v], vset1(1));
+            if (g->capped) slope *= vmuladd(-h[i][v], h[i][v], vset1(1));
             vstore(t->ds + at, vselect(hidden, vset1(1), slope));
         }
     }

@@ -111,12 +111,12 @@ NOINLINE void score_tangents(const sdpa_unit *u, const tangent_scratch *w, const
 }
 
 /* Turns T_0 of a panel, in t, into T by score_mod, from whose input w->raw comes; of second order also sets slope, bend
- * and t0. With a softcap, score_mod gets the tangent of capped scores. */
+ * and t0. score_mod gets the tangent of capped scores. */
 NOINLINE void program_tangents(const sdpa_unit *u, const tangent_scratch *w, const block *b, panel q) {
     const sdpa_problem *p = u->problem;
     const int64_t row = w->n_lanes;
     const bool second = w->slope;
-    const real inverse = p->softcap != 0 ? (real)(1 / p->softcap) : 0;
+    const real inverse = inverse_cap(p);
     program_run r;
     for (int64_t at = q.i; at < b->n_j * row; at += row) {
         for (int x = 0; x < q.nv * VL; x += VL) {
@@ -135,7 +135,7 @@ NOINLINE void program_tangents(const sdpa_unit *u, const tangent_scratch *w, con
         r.out[SDPA_OUT_BEND] = (program_output){lane_of(w->bend, at), row};
         run_tile(&r, b->j0 + j, b->n_j - j < SCORE_ROWS ? b->n_j - j : SCORE_ROWS, NULL, 0);
     }
-    if (!second || p->softcap == 0) return;
+    if (!second || !is_capped(p)) return;
     for (int64_t at = q.i; at < b->n_j * row; at += row) {
         for (int x = 0; x < q.nv * VL; x += VL) {
             const vec h = inverse * vload(w->raw + at + x), cap = vmuladd(-h, h, vset1(1));

@@ -103,7 +103,7 @@ INLINE real stage_scores(const sdpa_unit *u, const score_scratch *w, const rows 
     if (whole) use_program(&t, &own, u, &b, w->line);
     if (whole && (bias != BIAS_NONE || !is_linear(p))) {
         score_logits(&t, q.nv, u, bias, unit);
-    } else if (stage == SDPA_CAPPED && p->softcap != 0) {
+    } else if (stage == SDPA_CAPPED && is_capped(p)) {
         clear_bias(&b, t.s, t.s_row);
         score_capped(&t, q.nv, u, unit);
     } else {

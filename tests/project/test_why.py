@@ -93,9 +93,9 @@ def test_the_count_of_models_is_that_of_the_census():
     numbers = [counted[name] for name in ("with QK-norm", "with attention")]
     release = f"transformers\\s{counted['transformers']}"
     english = re.search(
-        rf"(\d+) of the (\d+) model folders with attention of {release}", TEXTS["en"]
+        rf"(\d+) of the (\d+) model folders of {release} that have attention", TEXTS["en"]
     )
-    chinese = re.search(rf"{release} 带注意力的 (\d+) 个模型实现中的 (\d+) 个", TEXTS["zh"])
+    chinese = re.search(rf"{release} 里带注意力的模型实现有 (\d+) 个，其中 (\d+) 个", TEXTS["zh"])
     assert [int(x) for x in english.groups()] == numbers
     assert [int(x) for x in chinese.groups()] == numbers[::-1]
 

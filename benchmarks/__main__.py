@@ -30,7 +30,7 @@ GROUPS = [
         "additive",
         "bridge",
     ),
-    *("calls", "jax", "onnx", "sweep", "growth", "long", "masks", "import"),
+    *("after", "calls", "jax", "onnx", "sweep", "growth", "long", "masks", "import"),
     "memory",
 ]
 
@@ -136,7 +136,8 @@ def _work(options: argparse.Namespace) -> None:
         contenders = work.build()
         calls = {name: each.call for name, each in contenders.items()}
         within = {name: each.within for name, each in contenders.items()}
-        rounds = timing.race(calls, effort, within)
+        before = {name: each.before for name, each in contenders.items() if each.before}
+        rounds = timing.race(calls, effort, within, before)
         record = {
             name: {
                 "rounds": rounds[name],

@@ -27,6 +27,8 @@ class Contender(NamedTuple):
     bytes: float = 0.0
     """That have to be read and written at least."""
     within: Within = nullcontext
+    before: Call | None = None
+    """Done outside the clock before each call."""
 
 
 Contenders = dict[str, Contender]

@@ -176,6 +176,20 @@ class Torch(Peer):
         tensor = self._tensor(a)
         return lambda: self._torch.softmax(tensor, axis)
 
+    def block(self, x: Array, w: Array, heads: int) -> Call:
+        """Three projections of tokens x, attention, the fourth; w: (4, width, width)."""
+        attention = self._attention()
+        tokens, (w_query, w_key, w_value, w_out) = self._tensor(x), self._tensor(w)
+
+        def call() -> object:
+            q, k, v = (
+                (tokens @ part).view(len(x), heads, -1).transpose(0, 1)
+                for part in (w_query, w_key, w_value)
+            )
+            return attention(q, k, v).transpose(0, 1).reshape(x.shape) @ w_out
+
+        return call
+
     def relative(self, name: str, *arrays: Array, axis: int = -1) -> Call | None:
         tensors = [self._tensor(a) for a in arrays]
         if name == "softmax_backward":

@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ class Timing(NamedTuple):
     bytes: float
     again: float
     """How much longer the second-best round took, as a fraction; inf where there was but one."""
+    middle: float
+    """Seconds of the median round, for calls that something disturbs on purpose."""
     peak: dict[str, float]
     """What the machine did at best right before and after the pass of that call: its clock drifts
     by several per cent within minutes."""
@@ -63,6 +66,7 @@ class Results:
                         each["flops"],
                         each["bytes"],
                         rest[0] / first - 1 if rest else math.inf,
+                        statistics.median(seen[name]),
                         record.get("peak", run["peak"])
                         if name not in timings or first < timings[name].seconds
                         else timings[name].peak,

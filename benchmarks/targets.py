@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from benchmarks.after import MOST
 from benchmarks.long import LENGTHS, WIDTHS, name_of
 from benchmarks.masks import MASKS as DENSE
 from benchmarks.results import Results, Timing
@@ -80,6 +81,7 @@ def rows(results: Results) -> Iterator[Row]:
         _matrices,
         _dtypes,
         _threads,
+        _after,
         _small,
         _short,
         _decode,
@@ -183,6 +185,19 @@ def _threads(results: Results) -> Iterator[Row]:
             else:
                 # "No slower", but for what two measurements of one call differ by.
                 yield Row(f"{count} threads / one, no slower", name, "x", ratio, Goal(0.97))
+
+
+def _after(results: Results) -> Iterator[Row]:
+    """Medians, because a worker that spins costs some calls more than others."""
+    for count in results.threads():
+        for name in results.names(count, "after"):
+            found = results.get(count, "after", name)
+            if "alone" in found:
+                ratio = found["after a matmul"].middle / found["alone"].middle
+                section = f"right after a matmul on {count} threads, median time / alone"
+                yield Row(section, name, "x", ratio, Goal(MOST, at_least=False))
+            else:
+                yield from _against(name, f"threads: {count}", found, ("numpy", "torch"), None)
 
 
 def _small(results: Results) -> Iterator[Row]:

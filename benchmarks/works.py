@@ -10,6 +10,7 @@ import numpy as np
 
 import sdpa
 from benchmarks import additive
+from benchmarks.after import after
 from benchmarks.bridges import bridge, calls, in_jax, in_onnx
 from benchmarks.contenders import (
     SHAPES,
@@ -482,6 +483,7 @@ GROUPS = {
     "causal": causal,
     "dtypes": dtypes,
     "threads": threads,
+    "after": after,
     "small": small,
     "short": short,
     "jax": in_jax,
@@ -504,7 +506,9 @@ GROUPS = {
 }
 
 
-WITH_THREADS = {"forward", "both", "threads", "small", "short", "decode", "softmax", "packed"}
+WITH_THREADS = {
+    *("forward", "both", "threads", "after", "small", "short", "decode", "softmax", "packed")
+}
 """What is measured with more than one thread; the rest says nothing new there."""
 
 

@@ -59,9 +59,9 @@ def test_quick_run_measures_every_work_of_every_group(quick):
     setting = contenders.Setting(1, [])
     expected = {(w.group, w.name) for w in works.works(setting, set(GROUPS))}
     measured = {(record["group"], record["name"]) for record in run["records"]}
-    # With one thread there is nothing to compare threads with.
+    # With one thread there is nothing to compare threads with, and nobody who spins.
     assert measured == expected
-    assert {group for group, _ in measured} == set(GROUPS) - {"threads"}
+    assert {group for group, _ in measured} == set(GROUPS) - {"threads", "after"}
     for record in run["records"]:
         for timed in record["contenders"].values():
             assert min(timed["rounds"]) > 0
@@ -203,6 +203,44 @@ def test_a_contender_is_set_up_for_its_turns_only(monkeypatch):
     timing.race(calls, timing.Effort(1, rounds=3, turn=0.0, seconds=20.0), {"b": within})
     assert seen == {"a": {()}, "b": {("on",)}}
     assert not state
+
+
+def test_what_comes_before_a_call_is_done_each_time_outside_the_clock(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(timing, "SAMPLE", 0.0)
+    done = []
+
+    def last(seconds, what):
+        done.append(what)
+        clock[0] += seconds
+
+    calls = {name: lambda name=name: last(1.0, name) for name in "ab"}
+    before = {"b": lambda: last(9.0, "before")}
+    best = timing.race(calls, timing.Effort(1, rounds=3, turn=5.0, seconds=40.0), None, before)
+    assert set(best["b"]) == {1.0}
+    assert all(done[i - 1] == "before" for i, what in enumerate(done) if what == "b")
+
+
+def test_what_follows_a_product_is_built_for_two_threads():
+    setting = contenders.Setting(2, peers.find(1)[0], quick=True)
+    *calls, block = (work.build() for work in works.GROUPS["after"](setting))
+    assert [list(found) for found in calls] == [["alone", "after a matmul"]] * 2
+    assert set(block) - {"torch"} == {"sdpa", "numpy"}
+    for each in (each for found in calls for each in found.values()):
+        each.before()
+    assert not list(works.GROUPS["after"](setting._replace(threads=1)))
+
+
+def test_disturbed_calls_are_judged_by_their_middle_round():
+    found = {"alone": (1.0, 9e9, 1), "after a matmul": (1.5, 9e9, 1)}
+    block = {"sdpa": (1.0, 9e9, 1), "numpy": (3.0, 9e9, 1)}
+    records = {("after", "forward"): found, ("after", "block"): block}
+    forward, ahead = targets.rows(run_of(records, threads=2))
+    assert (forward.value, forward.goal) == (1.5, targets.Goal(1.25, at_least=False))
+    assert (ahead.value, ahead.goal) == (3.0, None)
+    timing_of = run_of(records, threads=2).get(2, "after", "forward")["alone"]
+    assert (timing_of.seconds, timing_of.middle) == (1.0, 1.5)
 
 
 def test_the_bridge_is_judged_by_what_is_installed():

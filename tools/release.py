@@ -38,7 +38,9 @@ def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
 def versions(tags: str) -> dict[str, str | None]:
     """The version in every file that names one, and in one of these tags, given one per line."""
     citation = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-    changes = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    changes = re.search(
+        r"^## \[(\d[\d.]*(?:rc\d+)?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
     recipe = re.search(r'^  version: "(.*)"$', RECIPE.read_text(), re.MULTILINE)
     tag = re.search(r"^v(\d.*)$", tags, re.MULTILINE)
     return {

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = "cividis"  # its lightness grows evenly, for every eye
-MOST_TOKENS = 64
-"""Of an axis that names each; longer ones name every second, third, ..."""
+LABEL = 0.095
+"""Inches that a token takes on an axis; where there are more, every second, third, ... is named."""
+DOTS = 100
+"""Pixels an inch, of matplotlib's figures unless told otherwise. A map that has more numbers would
+leave out some of them, and so whole diagonals."""
 
 # Colours of Okabe and Ito, "Color Universal Design" (2008).
 KINDS = ("skipped", "masked pair by pair", "computed whole")
@@ -58,7 +61,9 @@ def weights(
     Parameters
     ----------
     weights : (Lq, Lk) or (heads, Lq, Lk) array_like
-        Of `sdpa.attention_weights`. All maps share the colours, from 0 to the largest weight.
+        Of `sdpa.attention_weights`. All maps share the colours, from 0 to the largest weight. Where
+        there are more weights than pixels, each cell shows the largest of several, and the colour
+        bar says of how many.
     query_tokens : sequence of str, optional
         Lq texts, which stand at the rows instead of numbers. Long axes name some of them only.
     key_tokens : sequence of str, optional
@@ -104,41 +109,68 @@ def weights(
     if ax is not None and heads > 1:
         raise ValueError(f"ax: expected None for {heads} heads, got Axes; plot weights[0] alone")
     if ax is None:
-        columns = ceil(sqrt(heads))
-        rows = ceil(heads / columns)
-        least, most_size = (3.6, 7.0) if heads == 1 else (2.2, 3.2)
-        size = min(max(least, 0.22 * max(n_q, n_k)), most_size)
-        figure = _figure(columns * size + 1.4, rows * size * min(max(n_q / n_k, 0.4), 2) + 0.8)
-        places = figure.subplots(rows, columns, squeeze=False).ravel()
+        figure, places, inches = _panels(heads, n_q, n_k)
     else:
         figure, places = ax.figure.get_figure(root=True), np.array([ax])
+        box = ax.get_window_extent()
+        inches = box.height / figure.dpi, box.width / figure.dpi
     most = found.max() or 1.0
-    for head, (place, values) in enumerate(zip(places, found, strict=False)):
+    block = [ceil(n / (DOTS * length)) for n, length in zip((n_q, n_k), inches, strict=True)]
+    for head, (place, values) in enumerate(zip(places, _largest(found, block), strict=False)):
+        # The last cell may reach beyond the end.
+        bottom, right = np.multiply(values.shape, block) - 0.5
         image = place.imshow(
-            values, vmin=0, vmax=most, cmap=COLORS, interpolation="nearest", aspect="auto"
-        )
+            values, vmin=0, vmax=most, cmap=COLORS, interpolation="nearest", aspect="auto",
+            extent=(-0.5, right, bottom, -0.5),
+        )  # fmt: skip
+        place.set(xlim=(-0.5, n_k - 0.5), ylim=(n_q - 0.5, -0.5))
         if hidden is not None:
             _hatch(place, hidden[head])
-        _label(place, tokens, values.shape)
+        _label(place, tokens, (n_q, n_k), inches)
         if heads > 1:
             place.set_title(f"head {head}", fontsize="medium")
-    for place in places[heads:]:
-        place.remove()
-    figure.colorbar(image, ax=list(places[:heads]), label="weight")
+    label = "weight" if block == [1, 1] else f"largest weight of {block[0]} x {block[1]} pairs"
+    figure.colorbar(image, ax=list(places[:heads]), label=label)
     return figure
 
 
+def _panels(heads: int, n_q: int, n_k: int) -> tuple[Figure, Any, tuple[float, float]]:
+    """A figure, the axes of its heads, and about how high and wide these are in inches."""
+    columns = ceil(sqrt(heads))
+    rows = ceil(heads / columns)
+    least, most = (3.6, 7.0) if heads == 1 else (2.2, 3.2)
+    width = min(max(least, 0.22 * max(n_q, n_k)), most)
+    height = width * min(max(n_q / n_k, 0.4), 2)
+    figure = _figure(columns * width + 1.4, rows * height + 0.8)
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    for place in places[heads:]:
+        place.remove()
+    return figure, places[:heads], (max(height - 0.8, 0.5), width - 0.8)
+
+
+def _largest(weights: npt.NDArray[Any], block: Sequence[int]) -> npt.NDArray[Any]:
+    """The largest of each block of the last two axes."""
+    for axis, size in zip((-2, -1), block, strict=True):
+        if size > 1:
+            weights = np.maximum.reduceat(weights, range(0, weights.shape[axis], size), axis)
+    return weights
+
+
 def _label(
-    axes: Axes, tokens: tuple[list[str] | None, list[str] | None], shape: tuple[int, ...]
+    axes: Axes,
+    tokens: tuple[list[str] | None, list[str] | None],
+    shape: tuple[int, int],
+    inches: tuple[float, float],
 ) -> None:
     axes.set(ylabel="query", xlabel="key")
-    for axis, texts, n in zip((axes.yaxis, axes.xaxis), tokens, shape, strict=True):
+    places = zip((axes.yaxis, axes.xaxis), tokens, shape, inches, strict=True)
+    for axis, texts, n, length in places:
         if texts is None:
             from matplotlib.ticker import MaxNLocator
 
             axis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
             continue
-        step = ceil(n / MOST_TOKENS)
+        step = ceil(n / max(length // LABEL, 1))
         # A dollar sign would begin a formula.
         axis.set_ticks(range(0, n, step), [text.replace("$", r"\$") for text in texts[::step]])
     if tokens[1] is not None:
@@ -177,7 +209,8 @@ def statistics(rows: _core.AttentionStatistics) -> Figure:
     -------
     matplotlib.figure.Figure
         Two maps with a row for each head and a column for each query: the entropy in nats, and the
-        largest weight.
+        largest weight. Where there are more queries than pixels, a column shows the mean of the
+        entropies of several, and the largest of their weights; the titles say of how many.
 
     Raises
     ------
@@ -210,16 +243,23 @@ def statistics(rows: _core.AttentionStatistics) -> Figure:
         )
     if np.isnan(maps).any():
         raise ValueError("rows: expected numbers, got nan: query or key is not finite")
-    n = shape[-1]
-    figure = _figure(8.0, 2.2 + 0.5 * (maps[0].size // n))
-    titles = ("entropy, nats", "largest weight")
-    for axes, values, title in zip(figure.subplots(2, 1), maps, titles, strict=True):
-        top = None if title.startswith("entropy") else 1.0
+    maps = [values.reshape(-1, shape[-1]) for values in maps]
+    heads, n = maps[0].shape
+    figure = _figure(8.0, 2.2 + 0.5 * heads)
+    size = ceil(n / (6 * DOTS))  # the maps are about six inches wide
+    starts = np.arange(0, n, size)
+    means = np.add.reduceat(maps[0], starts, -1) / np.diff(starts, append=n)
+    largest = np.maximum.reduceat(maps[1], starts, -1)
+    each = f", each of {size} queries" if size > 1 else ""
+    titles = f"{'mean ' if each else ''}entropy, nats{each}", f"largest weight{each}"
+    for axes, values, top, title in zip(
+        figure.subplots(2, 1), (means, largest), (None, 1.0), titles, strict=True
+    ):
         image = axes.imshow(
-            values.reshape(-1, n), vmin=0, vmax=top, cmap=COLORS, interpolation="nearest",
-            aspect="auto",
+            values, vmin=0, vmax=top, cmap=COLORS, interpolation="nearest", aspect="auto",
+            extent=(-0.5, len(starts) * size - 0.5, heads - 0.5, -0.5),
         )  # fmt: skip
-        axes.set(title=title, xlabel="query", ylabel="head")
+        axes.set(title=title, xlabel="query", ylabel="head", xlim=(-0.5, n - 0.5))
         axes.locator_params(integer=True)
         figure.colorbar(image, ax=axes)
     return figure

@@ -50,9 +50,36 @@ def test_tokens_stand_on_the_axes(rng):
 
 
 def test_long_axes_name_some_of_their_tokens(rng):
-    tokens = [str(i) for i in range(130)]
-    axes = sdpa.plot.weights(weights_of(rng, 130, 4), query_tokens=tokens).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == tokens[::3]
+    """As many as there is room for: no two labels touch."""
+    tokens = [f"token {i}" for i in range(130)]
+    for heads in 1, 8:
+        figure = sdpa.plot.weights(weights_of(rng, heads, 130, 4), query_tokens=tokens)
+        figure.draw_without_rendering()
+        labels = figure.axes[0].get_yticklabels()
+        named = [label.get_text() for label in labels]
+        assert named == tokens[:: tokens.index(named[1])]
+        assert len(named) > 20
+        places = [label.get_window_extent().y1 for label in labels]
+        # The letters of a text are about as high as 0.7 of its size.
+        assert -np.diff(places).max() > 0.7 * labels[0].get_size() / 72 * figure.dpi
+
+
+def test_a_map_of_more_weights_than_pixels_shows_the_largest_of_each_cell(rng):
+    """A diagonal stays whole, and the colour bar says what is shown."""
+    n = 500
+    weights = np.zeros((4, n, n))
+    weights[:] = np.eye(n)
+    figure = sdpa.plot.weights(weights, mask=np.ones((n, n), bool))
+    *axes, bar = figure.axes
+    (image,) = axes[0].images
+    size = int(bar.get_ylabel().removeprefix("largest weight of ").split(" x ")[0])
+    assert size > 1
+    np.testing.assert_array_equal(image.get_array(), np.eye(-(-n // size)))
+    assert axes[0].get_xlim() == (-0.5, n - 0.5)
+    assert axes[0].get_ylim() == (n - 0.5, -0.5)
+    figure.draw_without_rendering()
+    box = axes[0].get_window_extent()
+    assert min(box.width, box.height) >= n / size  # each cell has its pixel
 
 
 def hatched(axes, shape):
@@ -147,6 +174,19 @@ def test_statistics_are_maps_of_heads_and_positions(rng, heads):
     for axes, values in zip(figure.axes, (rows.entropy, rows.max_weight), strict=False):
         np.testing.assert_allclose(axes.images[0].get_array(), values.reshape(-1, 7))
     assert [axes.get_title() for axes in figure.axes[:2]] == ["entropy, nats", "largest weight"]
+
+
+def test_statistics_of_more_queries_than_pixels(rng):
+    x = normal(rng, (2, 1500, 4), np.float32)
+    rows = sdpa.attention_statistics(x, x)
+    entropy, largest, *_ = sdpa.plot.statistics(rows).axes
+    assert entropy.get_title() == "mean entropy, nats, each of 3 queries"
+    assert largest.get_title() == "largest weight, each of 3 queries"
+    blocks = rows.entropy.reshape(2, 500, 3).astype(np.float64)
+    np.testing.assert_allclose(entropy.images[0].get_array(), blocks.mean(axis=-1))
+    blocks = rows.max_weight.reshape(2, 500, 3)
+    np.testing.assert_array_equal(largest.images[0].get_array(), blocks.max(axis=-1))
+    assert entropy.get_xlim() == (-0.5, 1499.5)
 
 
 def test_statistics_refused(rng):

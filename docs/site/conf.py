@@ -8,6 +8,7 @@ the tag zh, in the folder zh of the other one; links between the two are made he
 import posixpath
 import re
 import sys
+import xml.etree.ElementTree as ET
 from importlib import import_module
 from pathlib import Path
 
@@ -183,10 +184,46 @@ def forget_aliases(_app, what, _name, tuple_type, _options, _lines):
             getattr(tuple_type, field).__doc__ = None
 
 
+MATHML = "{http://www.w3.org/1998/Math/MathML}"
+APPLIED = "\u2061"  # follows the name of a function
+ET.register_namespace("", MATHML[1:-1])
+
+
+def lower_subscripts(tree):
+    """Give the bases of subscripts some depth, below which a browser sets the subscripts.
+
+    Where no font for formulas is installed, as on most phones, chromium goes by that depth alone:
+    the t of k_t, which has none, would stand beside the k.
+    """
+    for script in (*tree.iter(f"{MATHML}msub"), *tree.iter(f"{MATHML}msubsup")):
+        base = script[0]
+        if base.tag != f"{MATHML}mo":
+            script[0] = ET.Element(f"{MATHML}mrow")
+            script[0].extend([base, ET.Element(f"{MATHML}mspace", depth="0.2em")])
+
+
+def space_functions(tree):
+    """Set names of functions apart from letters beside them, as TeX does: ln n, not lnn."""
+    for parent in tree.iter():
+        children = []
+        for child in parent:
+            after_name = children and children[-1].text == APPLIED
+            if after_name and child.text != "(":
+                children.append(ET.Element(f"{MATHML}mspace", width="0.167em"))
+            if child.text == APPLIED and len(children) > 1 and children[-2].tag != f"{MATHML}mo":
+                children.insert(-1, ET.Element(f"{MATHML}mspace", width="0.167em"))
+            children.append(child)
+        parent[:] = children
+
+
 def write_formula(translator, node):
     """Write MathML, which browsers draw by themselves: the pages need no network."""
     block = isinstance(node, nodes.math_block)
-    formula = tex2mathml(node.astext(), as_block=block).strip()
+    formula = tex2mathml(node.astext(), as_block=block).replace("&ApplyFunction;", APPLIED)
+    tree = ET.fromstring(formula)
+    space_functions(tree)
+    lower_subscripts(tree)
+    formula = ET.tostring(tree, encoding="unicode").strip()
     translator.body.append(f'<div class="formula">{formula}</div>' if block else formula)
     raise nodes.SkipNode
 

@@ -95,6 +95,27 @@ def test_every_page_fits_and_is_whole(browser):
     assert formulas > 300
 
 
+# Subscripts that do not stand below their base, of letters without a descender.
+RAISED = """() => {
+    const flat = (e) => /^[aceikmnorstuvwxzA-PR-Z0-9]$/.test(e.textContent.trim());
+    const bottom = (e) => (e.querySelector("mi") ?? e).getBoundingClientRect().bottom;
+    const scripts = [...document.querySelectorAll("msub")].map((e) => e.children)
+        .filter(([base, script]) => flat(base) && flat(script));
+    return [scripts.length, scripts.filter(([base, script]) => bottom(script) < bottom(base) + 1)
+        .map(([base, script]) => base.textContent + "_" + script.textContent)]; }"""
+
+
+@pytest.mark.parametrize("font", ["of formulas", "serif"])
+@pytest.mark.parametrize("name", ["theory", "derivations"])
+def test_subscripts_stand_below_with_a_font_for_formulas_and_without(context, name, font):
+    with opened(context, SITE / "docs" / f"{name}.html") as page:
+        if font == "serif":
+            page.add_style_tag(content="math { font-family: serif !important; }")
+        number, raised = page.evaluate(RAISED)
+        assert number > 5
+        assert raised == []
+
+
 def test_a_table_of_a_docstring_has_the_rows_that_were_meant(context):
     """Text that goes on in the first column of a simple table begins another row."""
     with opened(context, SITE / "docs/site/reference/interop.html") as page:

@@ -62,6 +62,8 @@ from .experiments.kernel_regression import (
     kernel_rounding,
     kernel_smoothing,
     plot_kernel_regression,
+    plot_kernel_rounding,
+    plot_kernel_smoothing,
 )
 from .experiments.length import critical, plot_critical, plot_scale_over_length, scale_over_length
 from .experiments.longer import longer, plot_longer
@@ -145,6 +147,8 @@ __all__ = [
     "plot_initialisers",
     "plot_inputs_compared",
     "plot_kernel_regression",
+    "plot_kernel_rounding",
+    "plot_kernel_smoothing",
     "plot_longer",
     "plot_measure",
     "plot_memory",

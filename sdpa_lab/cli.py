@@ -44,6 +44,8 @@ EXPERIMENTS: Mapping[str, str | None] = {
     "trained_growth": None,
     "decoder_heads": None,
     "symmetric_share": None,
+    "kernel_smoothing": None,
+    "kernel_rounding": None,
     "cost": None,
     "memory": None,
 }

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from functools import wraps
+from inspect import signature
+from typing import Any, Literal, ParamSpec
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from sdpa import _arguments
+from sdpa import _arguments, _core
 from sdpa._arrays import Array, widen
 
+P = ParamSpec("P")
 Initialiser = Literal["1/d_model", "xavier_normal", "xavier_uniform"]
 ScaleRule = Literal["1/sqrt d_k", "1/d_k", "1/log d_k", "1/(2 sqrt d_k)", "learned"]
 Positions = tuple[Array | None, Array | None]
@@ -41,9 +44,44 @@ INITIALISERS: dict[Initialiser, Callable[[np.random.Generator, int, int], Array]
 }
 
 
+# What other libraries call the arguments.
+_WORDS = {
+    "d_model": ("embed_dim", "hidden_size", "n_embd", "features"),
+    "heads": ("num_heads", "n_heads", "nhead", "n_head", "num_attention_heads"),
+    "kv_heads": ("num_kv_heads", "n_kv_heads", "num_key_value_heads"),
+    "d_k": ("head_dim", "head_size", "key_dim"),
+    "d_v": ("value_dim",),
+    "bias": ("use_bias", "add_bias", "attention_bias"),
+    "rng": ("seed",),
+}
+_IN_CALLS = ("dropout", "dropout_p", "is_causal", "causal", "window", "softcap", "workers")
+
+
+def _hinting(init: Callable[P, None]) -> Callable[P, None]:
+    """Let a keyword that the layer does not have name the one that was meant."""
+    known = signature(init).parameters
+
+    @wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        for name in kwargs:
+            if name in known:
+                continue
+            meant = [own for own, words in _WORDS.items() if name in words]
+            hint = f". Did you mean '{meant[0]}'?" if meant else _core._hint(name, list(known))
+            if name in _IN_CALLS:
+                hint = "; options of attention are arguments of the layer's calls"
+            raise TypeError(
+                f"MultiHeadAttention() got an unexpected keyword argument '{name}'{hint}"
+            )
+        init(*args, **kwargs)
+
+    return checked
+
+
 class Definition:
     """The layer without its calls; `sdpa.MultiHeadAttention` documents the arguments."""
 
+    @_hinting
     def __init__(
         self,
         d_model: int,

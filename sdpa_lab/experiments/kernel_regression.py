@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..tools.table import Cell, Table
 from .growth import Array
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 NOISE = 0.3
@@ -167,6 +169,22 @@ def _errors(r: float, n: int, seed: int, draws: int) -> dict[str, Array]:
 
 
 @style.plot
+def plot_kernel_smoothing(table: Table) -> Figure:
+    """Points and their means, a curve for each bandwidth."""
+    figure, axes = style.subplots(size=(4.6, 3.6))
+    _draw_means(axes, table)
+    return figure
+
+
+@style.plot
+def plot_kernel_rounding(table: Table) -> Figure:
+    """Errors of the density over the distance from the mean; lines are the law u r^2."""
+    figure, axes = style.subplots(size=(4.6, 3.6))
+    _draw_errors(axes, table)
+    return figure
+
+
+@style.plot
 def plot_kernel_regression(smoothing: Table, rounding: Table) -> Figure:
     """Means of points by bandwidth; errors of the density over the distance from the mean.
 
@@ -178,33 +196,35 @@ def plot_kernel_regression(smoothing: Table, rounding: Table) -> Figure:
         Of `kernel_rounding`.
     """
     figure, (curves, errors) = style.subplots(1, 2, size=(4.6, 3.6))
-    points = smoothing["x"], smoothing["value"]
-    curves.plot(*points, ".", color=style.BLACK, markersize=3, label="points")
-    names = [name for name in smoothing.columns if name.startswith("h = ")]
-    for name, color in zip(names, (style.GREEN, style.BLUE, style.VERMILION), strict=True):
-        curves.plot(smoothing["x"], smoothing[name], color=color, label=name)
-    curves.set(
-        xlabel="x", ylabel="mean weighted by the kernel", ylim=(-1.8, 2.3), title="three bandwidths"
-    )
-    curves.legend(loc="upper center", ncols=2)
+    _draw_means(curves, smoothing)
+    curves.set_title("three bandwidths")
+    _draw_errors(errors, rounding)
+    errors.set_title("rounding (lines: u r^2)")
+    return figure
+
+
+def _draw_means(axes: Axes, table: Table) -> None:
+    axes.plot(table["x"], table["value"], ".", color=style.BLACK, markersize=3, label="points")
+    names = [name for name in table.columns if name.startswith("h = ")]
+    colors = style.GREEN, style.BLUE, style.VERMILION, style.PURPLE, style.ORANGE, style.SKY
+    for name, color in zip(names, cycle(colors), strict=False):
+        axes.plot(table["x"], table[name], color=color, label=name)
+    axes.set(xlabel="x", ylabel="mean weighted by the kernel", ylim=(-1.8, 2.3))
+    axes.legend(loc="upper center", ncols=2)
+
+
+def _draw_errors(axes: Axes, table: Table) -> None:
     looks = {"float32": (style.VERMILION, "s"), "float64": (style.BLUE, "o")}
     for dtype, (color, marker) in looks.items():
-        part = rounding.where(dtype=dtype)
+        part = table.where(dtype=dtype)
+        distance, law = part["distance"], part["density_predicted"]
         ends = part.interval("density")
-        style.intervals(errors, part["distance"], *ends, color=color, marker=marker, label=dtype)
-        style.prediction(
-            errors,
-            part["distance"],
-            part["density_predicted"],
-            color=color,
-            label=f"_{dtype}, u r^2",
-        )
-    style.log_axis(errors, "x", np.unique(rounding["distance"]))
-    errors.set(
+        style.intervals(axes, distance, *ends, color=color, marker=marker, label=dtype)
+        style.prediction(axes, distance, law, color=color, label=f"_{dtype}, u r^2")
+    style.log_axis(axes, "x", np.unique(table["distance"]))
+    axes.set(
         yscale="log",
         xlabel="r, distance from the mean in bandwidths",
         ylabel="error of the log density",
-        title="rounding (lines: u r^2)",
     )
-    errors.legend(loc="upper left")
-    return figure
+    axes.legend(loc="upper left")

@@ -41,6 +41,14 @@ def test_the_plot_shows_both_tables():
     assert [line.get_label() for line in curves.lines] == ["points", *names[1:]]
     for line, name in zip(curves.lines, ["value", *names[1:]], strict=True):
         np.testing.assert_array_equal(line.get_ydata(), smoothing[name])
+    for name in names[1:]:
+        assert name in lab.plot_kernel_smoothing(smoothing).axes[0].get_legend_handles_labels()[1]
+    many = lab.kernel_smoothing(range(1, 9), n=9)
+    assert len(lab.plot_kernel_smoothing(many).axes[0].lines) == 9
+    (alone,) = lab.plot_kernel_rounding(rounding).axes
+    assert [len(line.get_ydata()) for line in alone.lines] == [
+        len(line.get_ydata()) for line in errors.lines
+    ]
     drawn = [line.get_ydata() for line in errors.lines if len(line.get_ydata()) == 2]
     for dtype in ("float32", "float64"):
         part = rounding.where(dtype=dtype)

@@ -219,7 +219,17 @@ T5_ATTENTION = {
 SCALES = (
     "scale: expected a number, '1/sqrt d_k', '1/d_k', '1/log d_k', '1/(2 sqrt d_k)' or 'learned'"
 )
+def not_of_layers(name, remedy):
+    text = f"{{function}}() got an unexpected keyword argument '{name}'{remedy}"
+    return {f"unknown {name}": (TypeError, text, {name: None})}
+
+
 LAYERS = {
+    **not_of_layers("num_heads", ". Did you mean 'heads'?"),
+    **not_of_layers("embed_dim", ". Did you mean 'd_model'?"),
+    **not_of_layers("qknorm", ". Did you mean 'qk_norm'?"),
+    **not_of_layers("nothing", ""),
+    **not_of_layers("dropout_p", "; options of attention are arguments of the layer's calls"),
     "d_model": (ValueError, "d_model: expected at least 1, got 0", {"d_model": 0}),
     "heads": (ValueError, "heads: expected at least 1, got 0", {"heads": 0}),
     "heads do not divide": (

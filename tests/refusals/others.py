@@ -219,6 +219,8 @@ T5_ATTENTION = {
 SCALES = (
     "scale: expected a number, '1/sqrt d_k', '1/d_k', '1/log d_k', '1/(2 sqrt d_k)' or 'learned'"
 )
+
+
 def not_of_layers(name, remedy):
     text = f"{{function}}() got an unexpected keyword argument '{name}'{remedy}"
     return {f"unknown {name}": (TypeError, text, {name: None})}

@@ -58,8 +58,9 @@ _IN_CALLS = ("dropout", "dropout_p", "is_causal", "causal", "window", "softcap",
 
 
 def _hinting(init: Callable[P, None]) -> Callable[P, None]:
-    """Let a keyword that the layer does not have name the one that was meant."""
-    known = signature(init).parameters
+    """Name the layer in errors of arguments, and the one that was meant by an unknown keyword."""
+    expected = signature(init)
+    known = expected.parameters
 
     @wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -73,6 +74,10 @@ def _hinting(init: Callable[P, None]) -> Callable[P, None]:
             raise TypeError(
                 f"MultiHeadAttention() got an unexpected keyword argument '{name}'{hint}"
             )
+        try:
+            expected.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"MultiHeadAttention() {error}") from None
         init(*args, **kwargs)
 
     return checked

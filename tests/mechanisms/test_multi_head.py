@@ -454,3 +454,11 @@ def test_arguments_are_not_written(rng, dtype):
     assert saved.lse.dtype == np.float64  # all digits, for the backward
     for y, copy in zip(everything, before, strict=True):
         assert_same_bits(y, copy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [((8,), "missing.*'heads'"), ((8, 2, 3), "too many positional")]
+)
+def test_a_call_without_its_arguments_names_the_layer(arguments, said):
+    with pytest.raises(TypeError, match=rf"^MultiHeadAttention\(\) {said}"):
+        sdpa.MultiHeadAttention(*arguments)

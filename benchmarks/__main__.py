@@ -30,7 +30,7 @@ GROUPS = [
         "additive",
         "bridge",
     ),
-    *("after", "calls", "jax", "onnx", "sweep", "growth", "long", "masks", "import"),
+    *("after", "calls", "jax", "onnx", "sweep", "growth", "long", "masks", "programs", "import"),
     "memory",
 ]
 

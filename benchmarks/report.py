@@ -32,7 +32,7 @@ UNCONFIRMED = 0.05
 
 UNITS = {
     **dict.fromkeys(
-        ("threads", "small", "short", "softmax", "decode", "calls", "jax", "onnx"), "us"
+        ("threads", "small", "short", "softmax", "decode", "calls", "jax", "onnx", "programs"), "us"
     ),
     "additive": "tanh per nanosecond",
 }

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from benchmarks.after import MOST
 from benchmarks.long import LENGTHS, WIDTHS, name_of
 from benchmarks.masks import MASKS as DENSE
+from benchmarks.programs import MASKS as HIDING
 from benchmarks.results import Results, Timing
 
 
@@ -98,6 +99,7 @@ def rows(results: Results) -> Iterator[Row]:
         _growth,
         _long,
         _dense,
+        _programs,
     ):
         yield from section(results)
     times = results.latest("import")
@@ -402,6 +404,33 @@ def _dense(results: Results) -> Iterator[Row]:
                 ratio = found["sdpa"].seconds / found["plain"].seconds
                 goal = Goal(mask.bound, at_least=False)
                 yield Row(f"{direction}, time / plain", name, "x", ratio, goal)
+
+
+def _programs(results: Results) -> Iterator[Row]:
+    """Functions of the user beside options, the plain call, what a mask shows, and PyTorch."""
+    limits = (
+        ("softcap", "option", 1.15),
+        ("ALiBi", "plain", 1.3),
+        ("score as it is", "plain", 1.2),
+    )
+    for direction in ("forward", "backward"):
+        for name, other, most in limits:
+            found = results.get(1, "programs", f"{name} {direction}")
+            if found:
+                ratio = found["sdpa"].seconds / found[other].seconds
+                section = f"functions, {direction}, time / {other}"
+                yield Row(section, name, "x", ratio, Goal(most, at_least=False))
+        for name in HIDING:
+            found = results.get(1, "programs", f"{name} {direction}")
+            if found:
+                ours, plain = found["sdpa"], found["plain"]
+                most = round(1.25 * ours.flops / plain.flops + 0.02, 3)
+                section = f"functions that mask, {direction}, time / plain"
+                yield Row(section, name, "x", ours.seconds / plain.seconds, Goal(most, False))
+    for name in ("softcap", "softcap, ALiBi, causal", "T5 bias"):
+        found = results.get(1, "programs", f"{name} both")
+        section = "functions, forward and backward, PyTorch's formula"
+        yield from _against(section, name, found, ("torch",), 2.5)
 
 
 def _bridge(results: Results) -> Iterator[Row]:

@@ -30,6 +30,7 @@ from benchmarks.contenders import (
 from benchmarks.long import long
 from benchmarks.masks import masks
 from benchmarks.peers import Operands
+from benchmarks.programs import programs
 from benchmarks.softmax import softmax
 from benchmarks.threads import threads
 from benchmarks.variants import variants
@@ -503,6 +504,7 @@ GROUPS = {
     "growth": growth,
     "long": long,
     "masks": masks,
+    "programs": programs,
 }
 
 

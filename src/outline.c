@@ -44,7 +44,7 @@ void sdpa_outlines_take(sdpa_all_outlines *all, sdpa_arena *arena) {
 }
 
 static sdpa_outline outline_of(const sdpa_outlines *o, const sdpa_unit *u) {
-    if (!o->bytes) return (sdpa_outline){NULL};
+    if (!o->bytes) return (sdpa_outline){.found = NULL};
     const sdpa_problem *p = u->problem;
     char *row =
         o->rows.data + sdpa_offset(p, &o->rows, u->batch - p->first_batch, u->head) + u->i0 / o->block * o->rows.row;

@@ -1,5 +1,5 @@
 /* Random programs for the fuzzer of the core (src/program.h): integers, booleans, gathers and smooth real functions,
- * whose results no rounding can change by much. Indices may be out of range. */
+ * whose results no rounding can change by much. Each operation is drawn. Indices may be out of range. */
 #ifndef SDPA_FUZZ_PROGRAMS_H
 #define SDPA_FUZZ_PROGRAMS_H
 
@@ -125,7 +125,11 @@ static void real_step(builder *b) {
         emit(b, 'r', SDPA_OP_tanh, emit(b, 'r', SDPA_OP_subtract_product, x, y, pick(b, 'r')), 0, 0);
         break;
     case 6:
-        emit(b, 'e', SDPA_OP_real_of_b, pick(b, 'b'), 0, 0);
+        if (below(b->d, 2)) {
+            emit(b, 'e', SDPA_OP_real_of_b, pick(b, 'b'), 0, 0);
+        } else {
+            emit(b, 'r', SDPA_OP_negative_r, x, 0, 0);
+        }
         break;
     default:
         bounded_real(b, two[below(b->d, 5)], x, y);
@@ -152,7 +156,11 @@ static void integer_step(builder *b) {
         emit(b, 'i', SDPA_OP_select_i, pick(b, 'b'), x, pick(b, 'i'));
         break;
     case 2:
-        emit(b, 'e', SDPA_OP_real_of_i, modulo(b, x, 7), 0, 0);
+        if (below(b->d, 2)) {
+            emit(b, 'e', SDPA_OP_real_of_i, modulo(b, x, 7), 0, 0);
+        } else {
+            emit(b, 'i', SDPA_OP_integer_of_r, pick(b, 'e'), 0, 0);
+        }
         break;
     default:
         emit(b, 'i', two[below(b->d, 12)], x, pick(b, 'i'), 0);
@@ -196,14 +204,43 @@ static void gather_step(builder *b) {
     emit(b, a->kind == 'f' ? 'e' : a->kind, op, array, flat, 0);
 }
 
+/* An integer register of the section of keys. */
+static int of_keys(builder *b) {
+    int found[SDPA_MOST_REGISTERS], n = 0;
+    for (int r = 0; r < b->n_registers; r++) {
+        if (b->kind[r] == 'i' && b->of[r] == SDPA_OF_KEY) found[n++] = r;
+    }
+    return found[below(b->d, n)]; /* the key itself, if nothing else */
+}
+
+/* What only the section of pairs has: operations that read a register of keys as it is. */
+static void key_step(builder *b) {
+    static const int of_two[] = {SDPA_OP_less_equal_key, SDPA_OP_equal_key};
+    const int64_t which = below(b->d, 5);
+    const int x = pick(b, 'i'), key = of_keys(b), turned = (int)below(b->d, 2);
+    if (which < 2) {
+        emit(b, 'b', of_two[which], x, key, turned);
+    } else if (which == 2) {
+        emit(b, 'b', SDPA_OP_within, x, key, pick(b, 'i'));
+    } else if (which == 3) {
+        emit(b, 'i', SDPA_OP_difference_i, x, key, turned);
+    } else { /* x / (1 + |x|), since a large number magnifies rounding */
+        const int difference = emit(b, 0, SDPA_OP_difference_r, x, key, turned), size = positive(b, difference);
+        for (int r = difference; r <= size; r++) b->kind[r] = 0;
+        emit(b, 'e', SDPA_OP_divide, difference, size, 0);
+    }
+}
+
 static void any_steps(builder *b, int section) {
-    static void (*const steps[])(builder *) = {real_step, integer_step, integer_step, boolean_step, gather_step};
+    static void (*const steps[])(builder *) = {real_step,    integer_step, integer_step,
+                                               boolean_step, gather_step,  key_step};
     static const int inputs[] = {SDPA_OP_batch, SDPA_OP_query, SDPA_OP_key, SDPA_OP_score};
     b->section = section;
     if (section != SDPA_OF_TILE || !b->is_mask) emit(b, section == SDPA_OF_TILE ? 'r' : 'i', inputs[section], 0, 0, 0);
     if (section == SDPA_OF_UNIT) emit(b, 'i', SDPA_OP_head, 0, 0, 0);
     const int most = 40 + 45 * section; /* registers; a step needs 19 at most */
-    for (int64_t i = below(b->d, 6); i > 0 && b->n_registers < most; i--) steps[below(b->d, 5)](b);
+    const int kinds = section == SDPA_OF_TILE ? 6 : 5;
+    for (int64_t i = below(b->d, 6); i > 0 && b->n_registers < most; i--) steps[below(b->d, kinds)](b);
 }
 
 /* --- codes */

@@ -43,6 +43,9 @@ def integer(draw, depth):
 
 def boolean(draw, depth):
     """Return a function of (b, h, q, k, types): a boolean."""
+    if draw.rarely(6):  # a window: of positions, or of what stands there
+        one, other, most = integer(draw, 1), integer(draw, 1), draw.choice([0, 1, 5, 40])
+        return lambda *given: np.abs(one(*given) - other(*given)) <= most
     if depth == 0 or draw.rarely(2):
         relation, one, other = draw.choice(RELATIONS), integer(draw, 1), integer(draw, 1)
         return lambda *given: relation(one(*given), other(*given))
@@ -54,7 +57,7 @@ def boolean(draw, depth):
 def real(draw, depth):
     """Return a function of (score, b, h, q, k, table, types): a float between -1 and 1."""
     if depth == 0 or draw.rarely(4):
-        match draw.integer(0, 2):
+        match draw.integer(0, 3):
             case 0:
                 return lambda s, *_: np.tanh(s)
             case 1:
@@ -67,6 +70,8 @@ def real(draw, depth):
                     return np.tanh(table[row(b, h, q, k, types) % TABLE[0], at])
 
                 return element
+            case 2:
+                return lambda s, b, h, q, k, table, types: (k - q) / (1 + np.abs(k - q))
             case _:
                 number = integer(draw, 1)
                 return lambda s, b, h, q, k, table, types: (number(b, h, q, k, types) % 8) / 8

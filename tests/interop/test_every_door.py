@@ -130,10 +130,10 @@ assert grad(g)(dummy).tolist() == [0, 0]
     "onnx": """
 from sdpa.interop import onnx as door
 # An attribute of the standard's that has the name of an option has its meaning.
-out, *_ = door._attention(23, list(x), {"dummy": 0.5}, [True])
+out, *_ = door._attention(23, list(x), {"dummy": 0.5}, [True], {"": 23})
 assert np.array_equal(out, expected)
 try:
-    door._attention(23, list(x), {"dummy": "x"}, [True])
+    door._attention(23, list(x), {"dummy": "x"}, [True], {"": 23})
 except TypeError as error:
     refused = str(error)
 assert refused.startswith("dummy: ")

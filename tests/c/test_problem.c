@@ -80,7 +80,7 @@ void test_problem(void) {
     FORWARD_BREAKS(p.k.group = 3);
     FORWARD_BREAKS(p.k.row = INT64_MAX);
     FORWARD_BREAKS(p.k.dtype = SDPA_F64);
-    FORWARD_BREAKS(p.lse.dtype = SDPA_F64);
+    FORWARD_BREAKS(p.lse.dtype = SDPA_F16);
     FORWARD_BREAKS(p.o.dtype = SDPA_F16);
     BACKWARD_BREAKS(p.o.dtype = SDPA_F64);
     /* Sizes that zero strides allow and whose bytes could wrap around. */

@@ -10,7 +10,7 @@ from functools import cache
 from math import log
 
 from ..tools.estimate import Draws
-from .record import HORIZONS, Claim, Expect, at_horizons
+from .record import HORIZONS, Claim, Expect, at_horizons, shown_at
 from .training import (
     Measured,
     Values,
@@ -134,13 +134,11 @@ CLAIMS = (
             harms("loss added without the scale, d_k=32"),
             harms("loss added without the scale, d_k=64"),
         ),
-        holds="Each at its best learning rate, the loss without the scale at d_k = 64 is {loss "
-        "unscaled d_k=64, 150 steps}, {loss unscaled d_k=64, 600 steps} and {loss unscaled "
-        "d_k=64, 1200 steps} nats after 150, 600 and 1200 steps, with it {loss scaled d_k=64, "
-        "150 steps} after 150.",
-        law="Each at its best learning rate, the loss without the scale at d_k = 64 is {loss "
-        "unscaled d_k=64, 150 steps}, {loss unscaled d_k=64, 600 steps} and {loss unscaled "
-        "d_k=64, 1200 steps} nats after 150, 600 and 1200 steps.",
+        holds="Each at its best learning rate, the loss without the scale at d_k = 64 is "
+        f"{shown_at('loss unscaled d_k=64')} nats after 150, 600 and 1200 steps, with it "
+        "{loss scaled d_k=64, 150 steps} after 150.",
+        law="Each at its best learning rate, the loss without the scale at d_k = 64 is "
+        f"{shown_at('loss unscaled d_k=64')} nats after 150, 600 and 1200 steps.",
         depends="They are slow, and not worse in the end: a loss of a tenth of guessing takes "
         "{steps without the scale over steps with it, d_k=64} times as many steps at d_k = 64, "
         "each at its best learning rate. The loss without the scale at d_k = 4, 32 and 64 is "
@@ -160,17 +158,13 @@ CLAIMS = (
         claim="Without the scale longer sequences do markedly worse.",
         claim_zh="不缩放时，长序列的性能会显著下降。",
         expect=at_horizons(harms("loss unscaled n=32 over n=8")),
-        holds="From n = 8 to 32 the loss grows by {loss unscaled n=32 over n=8, 150 steps}, {loss "
-        "unscaled n=32 over n=8, 600 steps} and {loss unscaled n=32 over n=8, 1200 steps} nats "
-        "without the scale and by {loss scaled n=32 over n=8, 150 steps}, {loss scaled n=32 over "
-        "n=8, 600 steps} and {loss scaled n=32 over n=8, 1200 steps} with it.",
-        law="From n = 8 to 32 the loss grows by {loss unscaled n=32 over n=8, 150 steps}, {loss "
-        "unscaled n=32 over n=8, 600 steps} and {loss unscaled n=32 over n=8, 1200 steps} nats "
+        holds=f"From n = 8 to 32 the loss grows by {shown_at('loss unscaled n=32 over n=8')} nats "
+        f"without the scale and by {shown_at('loss scaled n=32 over n=8')} with it.",
+        law=f"From n = 8 to 32 the loss grows by {shown_at('loss unscaled n=32 over n=8')} nats "
         "without the scale.",
         depends="They learn more slowly, and reach the same in the end: from n = 8 to 32 the loss "
-        "grows by {loss unscaled n=32 over n=8, 150 steps}, {loss unscaled n=32 over n=8, 600 "
-        "steps} and {loss unscaled n=32 over n=8, 1200 steps} nats without the scale and by {loss "
-        "scaled n=32 over n=8, 150 steps} with it.",
+        f"grows by {shown_at('loss unscaled n=32 over n=8')} nats without the scale and by "
+        "{loss scaled n=32 over n=8, 150 steps} with it.",
         experiment=no_scale_length,
         slow=True,
         more=1,
@@ -186,11 +180,10 @@ CLAIMS = (
         ),
         holds="After 1200 steps the loss is {loss d_k=1, 1200 steps}, {loss d_k=4, 1200 steps}, "
         "{loss d_k=32, 1200 steps} and {loss d_k=64, 1200 steps} nats at d_k = 1, 4, 32 and 64.",
-        law="Not at every width: after 150, 600 and 1200 steps the loss is {loss d_k=1, 150 "
-        "steps}, {loss d_k=1, 600 steps} and {loss d_k=1, 1200 steps} nats at d_k = 1 and {loss "
-        "d_k=2, 150 steps}, {loss d_k=2, 600 steps} and {loss d_k=2, 1200 steps} at d_k = 2. From "
-        "d_k = 4 on it is a matter of time: {loss d_k=4, 150 steps}, {loss d_k=4, 600 steps} and "
-        "{loss d_k=4, 1200 steps} at 4, {loss d_k=64, 150 steps} after 150 steps at 64. The scale "
+        law="Not at every width: after 150, 600 and 1200 steps the loss is "
+        f"{shown_at('loss d_k=1')} nats at d_k = 1 and {shown_at('loss d_k=2')} at d_k = 2. From "
+        f"d_k = 4 on it is a matter of time: {shown_at('loss d_k=4')} at 4, "
+        "{loss d_k=64, 150 steps} after 150 steps at 64. The scale "
         "sets the size of the scores, not how many keys d_k numbers can tell apart.",
         experiment=dk_independence,
         slow=True,

@@ -8,7 +8,7 @@ from .. import minilm, smollm2
 from ..experiments import symmetry
 from ..tools.estimate import Draws, Estimate, exact
 from . import record
-from .record import HORIZONS, Claim, Expect, Trained, at_horizons
+from .record import HORIZONS, Claim, Expect, Trained, at_horizons, shown_at
 from .training import Measured, Values, drawn, harms, loss, n_seeds
 
 EARLY = 60
@@ -197,9 +197,8 @@ CLAIMS = (
                 for h in HORIZONS
             ),
         ),
-        holds="In 150, 600 and 1200 steps the difference grows by {growth of the difference, "
-        "directed task, 150 steps}, {growth of the difference, directed task, 600 steps} and "
-        "{growth of the difference, directed task, 1200 steps} if queries and keys use different "
+        holds="In 150, 600 and 1200 steps the difference grows by "
+        f"{shown_at('growth of the difference, directed task')} if queries and keys use different "
         "embeddings, and by {growth of the difference, symmetric task, 150 steps} in 150 if they "
         "use the same.",
         law="The task decides. If queries and keys use different embeddings, W^Q - W^K grows by "
@@ -259,10 +258,9 @@ CLAIMS = (
         "added by tying, width 32, 1200 steps} nats at widths 8 and 32.",
         law="Only where it is too narrow for both roles: at width 4 one projection in place of two "
         "adds {loss added by tying, width 4, 150 steps} nats after 150 steps and {loss added by "
-        "tying, width 4, 1200 steps} after 1200. At width 8 it is slower and no bottleneck: {loss "
-        "added by tying, width 8, 150 steps}, {loss added by tying, width 8, 600 steps} and {loss "
-        "added by tying, width 8, 1200 steps} after 150, 600 and 1200; at width 32 {loss added by "
-        "tying, width 32, 150 steps} after 150.",
+        "tying, width 4, 1200 steps} after 1200. At width 8 it is slower and no bottleneck: "
+        f"{shown_at('loss added by tying, width 8')} after 150, 600 and 1200; at width 32 "
+        "{loss added by tying, width 32, 150 steps} after 150.",
         experiment=tied_kv,
         slow=True,
         more=2,
@@ -365,14 +363,12 @@ CLAIMS = (
         "divided by d_k, 1200 steps} where it is divided by d_k.",
         law="The divisor decides: the task asks for scaled scores of some size at every width, and "
         "q.k becomes as large as they need. From {exponent of std(q k), divided by sqrt(d_k), 0 "
-        "steps} before training its exponent in d_k goes to {exponent of std(q k), divided by "
-        "sqrt(d_k), 150 steps}, {exponent of std(q k), divided by sqrt(d_k), 600 steps} and "
-        "{exponent of std(q k), divided by sqrt(d_k), 1200 steps} after 150, 600 and 1200 steps "
-        "of Adam where it is divided by sqrt(d_k), and to {exponent of std(q k), divided by d_k, "
-        "150 steps}, {exponent of std(q k), divided by d_k, 600 steps} and {exponent of std(q k), "
-        "divided by d_k, 1200 steps} where it is divided by d_k. Divided by sqrt(32) at every "
-        "width, it goes to {exponent of std(q k), divided by sqrt(32), 1200 steps} (d_k = 8, 32 "
-        "and 128).",
+        "steps} before training its exponent in d_k goes to "
+        f"{shown_at('exponent of std(q k), divided by sqrt(d_k)')} after 150, 600 and 1200 steps "
+        "of Adam where it is divided by sqrt(d_k), and to "
+        f"{shown_at('exponent of std(q k), divided by d_k')} where it is divided by d_k. "
+        "Divided by sqrt(32) at every width, it goes to {exponent of std(q k), divided by "
+        "sqrt(32), 1200 steps} (d_k = 8, 32 and 128).",
         experiment=trained_power,
         slow=True,
         more=2,

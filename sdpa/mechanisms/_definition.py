@@ -54,30 +54,31 @@ _WORDS = {
     "bias": ("use_bias", "add_bias", "attention_bias"),
     "rng": ("seed",),
 }
-_IN_CALLS = ("dropout", "dropout_p", "is_causal", "causal", "window", "softcap", "workers")
+
+
+def _meant(name: str, known: list[str]) -> str:
+    """What the error of an unknown keyword ends with."""
+    from sdpa import _table  # not needed to import the package
+
+    if name in _table.options_of("attention") or name in ("dropout", "causal"):
+        return "; options of attention are arguments of the layer's calls"
+    meant = [own for own, words in _WORDS.items() if name in words]
+    return f". Did you mean '{meant[0]}'?" if meant else _core._hint(name, known)
 
 
 def _hinting(init: Callable[P, None]) -> Callable[P, None]:
     """Name the layer in errors of arguments, and the one that was meant by an unknown keyword."""
     expected = signature(init)
-    known = expected.parameters
 
     @wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
-        for name in kwargs:
-            if name in known:
-                continue
-            meant = [own for own, words in _WORDS.items() if name in words]
-            hint = f". Did you mean '{meant[0]}'?" if meant else _core._hint(name, list(known))
-            if name in _IN_CALLS:
-                hint = "; options of attention are arguments of the layer's calls"
-            raise TypeError(
-                f"MultiHeadAttention() got an unexpected keyword argument '{name}'{hint}"
-            )
         try:
             expected.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"MultiHeadAttention() {error}") from None
+            known, said = list(expected.parameters), str(error)
+            for name in [name for name in kwargs if name not in known][:1]:
+                said = f"got an unexpected keyword argument '{name}'{_meant(name, known)}"
+            raise TypeError(f"MultiHeadAttention() {said}") from None
         init(*args, **kwargs)
 
     return checked

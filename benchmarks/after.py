@@ -18,6 +18,7 @@ from benchmarks.contenders import (
     ours,
     title,
 )
+from benchmarks.peers import numpy_weights
 from sdpa_lab.tools.clock import Call
 
 SHAPE = (8, 1024, 64)
@@ -56,11 +57,6 @@ def _block(setting: Setting, heads: int, n: int, d: int) -> Contenders:
     x = rng.standard_normal((n, width), np.float32)
     w = rng.standard_normal((4, width, width), np.float32) / np.float32(width**0.5)
 
-    def in_numpy(query: Array, key: Array, value: Array) -> Array:
-        scores = query @ key.mT / np.float32(d**0.5)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        return np.asarray(weights / weights.sum(-1, keepdims=True) @ value)
-
     def around(attention: Callable[..., Array]) -> Call:
         def call() -> Array:
             q, k, v = ((x @ part).reshape(n, heads, d).swapaxes(0, 1) for part in w[:3])
@@ -68,7 +64,10 @@ def _block(setting: Setting, heads: int, n: int, d: int) -> Contenders:
 
         return call
 
-    calls: dict[str, Call] = {"sdpa": around(sdpa.attention), "numpy": around(in_numpy)}
+    calls: dict[str, Call] = {
+        "sdpa": around(sdpa.attention),
+        "numpy": around(lambda query, key, value: numpy_weights(query, key) @ value),
+    }
     peer = setting.torch()
     if peer is not None:
         calls[peer.name] = peer.block(x, w, heads)

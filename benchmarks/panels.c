@@ -5,8 +5,9 @@
  *
  * or with the flags of another line of src/runtime/isas.inc. A panel is three vectors of queries (NEON: two) against 128
  * keys. `beside`: what it takes besides its FMAs, in cycles per vector of scores, a cycle being what the peak takes for
- * the FMA of a vector of 64 bytes (two of 32). Best of many turns. With the argument `once` every call is made once, between two calls of mark(),
- * and only its name is printed: `python -m benchmarks.arm` reads such a run instruction by instruction. */
+ * the FMA of a vector of 64 bytes (two of 32). Best of many turns. With the argument `once` every call is made once,
+ * between two calls of mark(), and only its name is printed: `python -m benchmarks.arm` reads such a run instruction by
+ * instruction. */
 #include "../src/kernels/kernel.c"
 #include "../src/program.c"
 #include "seconds.h"

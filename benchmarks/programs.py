@@ -253,16 +253,19 @@ def composed(torch: Any, attention: Attention, x: Operands) -> Call:
     return call
 
 
+def tiles(attention: Attention) -> tuple[float, ...]:
+    """Shares of tiles that nobody, somebody and everybody sees."""
+    x = attention.operands()
+    kinds, _ = sdpa._core._pattern(x.query[0], x.key[0], **attention.options)
+    return tuple(float((kinds == kind).mean()) for kind in (0, 1, 2))
+
+
 def pattern(attention: Attention) -> tuple[float, ...]:
-    """Shares of visible pairs, and of tiles that nobody, somebody and everybody sees."""
+    """The share of visible pairs, and those of tiles."""
     x, options = attention.operands(), attention.options
-    query, key = x.query[0], x.key[0]
-    kinds, _ = sdpa._core._pattern(query, key, **options)
     masks = {name: given for name, given in options.items() if not name.startswith("score")}
-    biased = sdpa.attention_weights(query, key, stage="biased", **masks)
-    # 1 is part of a tile, 2 the whole of it.
-    shares = [float((kinds == kind).mean()) for kind in (0, 1, 2)]
-    return float(np.isfinite(biased).mean()), *shares
+    biased = sdpa.attention_weights(x.query[0], x.key[0], stage="biased", **masks)
+    return float(np.isfinite(biased).mean()), *tiles(attention)
 
 
 def programs(setting: Setting) -> Iterator[Work]:
@@ -275,7 +278,7 @@ def programs(setting: Setting) -> Iterator[Work]:
         x = attention.operands()
         count = flops(x) * {"forward": 1, "backward": 2.5, "both": 3.5}[direction]
         found = {"plain": Contender(calls(x, {})[direction], count)}
-        count *= 1 - pattern(attention)[1]
+        count *= 1 - tiles(attention)[0]
         found["sdpa"] = Contender(calls(x, attention.options)[direction], count)
         if attention.option is not None:
             found["option"] = Contender(calls(x, attention.option)[direction], count)

@@ -19,6 +19,8 @@ import sdpa
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # last: a build that is under test elsewhere stays in front
 
+from support.results import run_of  # noqa: E402
+
 from benchmarks import (  # noqa: E402
     contenders,
     counts,
@@ -330,35 +332,6 @@ def test_a_share_is_of_the_peak_beside_the_fastest_call():
         (share,) = targets.rows(Results(runs))
         assert share.value == pytest.approx(100 * 90 / 95)
         assert "beside the fastest calls: 95.0" in report.text(Results(runs))
-
-
-def run_of(records, isa="avx2", processor="CPU", threads=1):
-    """Results of one run with these {(group, name): {contender: (seconds, flops, bytes)}}."""
-    return Results(
-        [
-            {
-                "threads": threads,
-                "isa": isa,
-                "quick": False,
-                "date": "2026-01-31",
-                "machine": {"processor": processor, "system": "OS", "sdpa": {"version": "1.2"}},
-                "peers": {"torch": "1", "ort": "2"},
-                "missing": ["jax"],
-                "peak": {"avx2_f32": 100.0, "avx512_f32": 200.0, "read_GBps": 10.0},
-                "records": [
-                    {
-                        "group": group,
-                        "name": name,
-                        "contenders": {
-                            who: {"rounds": [2 * s, s], "flops": f, "bytes": b}
-                            for who, (s, f, b) in found.items()
-                        },
-                    }
-                    for (group, name), found in records.items()
-                ],
-            }
-        ]
-    )
 
 
 def test_shares_ratios_and_verdicts_are_arithmetic():

@@ -15,10 +15,11 @@ import sdpa
 
 sys.path.append(str(ROOT))  # last: a build that is under test elsewhere stays in front
 
+from support.results import run_of
+
 from benchmarks import programs, targets
 from benchmarks.beyond import quoted
 from benchmarks.contenders import Setting
-from benchmarks.results import Results
 
 N = 256
 EACH = [*programs.of_scores(3, N), *programs.of_pairs(2, N)]
@@ -83,24 +84,10 @@ def test_the_backward_has_the_gradients_of_floats_alone():
 
 def results_of(seconds, flops):
     """Results in which each contender of each work takes these."""
-    names = [work.name for work in programs.programs(Setting(1, []))]
-    contenders = {
-        name: {"rounds": [seconds[name]], "flops": flops[name], "bytes": 0.0} for name in seconds
-    }
-    run = {
-        "threads": 1,
-        "isa": sdpa.show_config("dicts")["isa"],
-        "quick": False,
-        "date": "2026-01-31",
-        "machine": {"processor": "CPU", "system": "OS", "sdpa": {"version": "1.2"}},
-        "peers": {"numpy": "2", "torch": "3"},
-        "missing": [],
-        "peak": {},
-        "records": [
-            {"group": "programs", "name": name, "contenders": contenders} for name in names
-        ],
-    }
-    return Results([run])
+    contenders = {name: (seconds[name], flops[name], 0.0) for name in seconds}
+    works = programs.programs(Setting(1, []))
+    isa = sdpa.show_config("dicts")["isa"]
+    return run_of({("programs", work.name): contenders for work in works}, isa)
 
 
 SECONDS = {"plain": 2.0, "sdpa": 1.0, "option": 0.5, "torch": 3.0}

@@ -78,7 +78,7 @@ def judged(
 
 
 def units(wanted: Sequence[Claim]) -> list[list[Claim]]:
-    """Claims in groups that share work: an experiment, or what a pretrained decoder gives.
+    """Claims in groups that share work: an experiment, models, or what a pretrained decoder gives.
 
     Slow groups come first, those with the most rows or figures before others, so that the end is
     left to short ones.
@@ -86,7 +86,8 @@ def units(wanted: Sequence[Claim]) -> list[list[Claim]]:
     found: dict[object, list[Claim]] = {}
     for claim in wanted:
         decodes = any(part.model == smollm2.MODEL for part in claim.trained)
-        found.setdefault("decoder" if decodes else claim.experiment, []).append(claim)
+        shared = "decoder" if decodes else claim.shares or claim.experiment
+        found.setdefault(shared, []).append(claim)
     return sorted(found.values(), key=_weight, reverse=True)
 
 

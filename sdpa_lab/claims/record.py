@@ -164,6 +164,8 @@ class Claim:
     """It trains or times something, or takes long: the main job leaves it out."""
     timed: bool = False
     """It times something or reads the size of a process, and a draw is a process."""
+    shares: str = ""
+    """Names the work that it shares with rows of other experiments: one process judges them all."""
     trained: tuple[Trained, ...] = ()
     """By pretrained model, judged where it is installed."""
 

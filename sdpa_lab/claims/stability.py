@@ -11,6 +11,9 @@ from ..tools.table import Cell
 from .record import HORIZONS, Claim, Expect, at_horizons, shown_at
 from .training import Measured, drawn, harmless, harms, n_seeds, saves
 
+SWEPT = "models of several learning rates"
+"""What the rows of `sensitivities` and `caps` share: those with 1/sqrt(d_k) alone."""
+
 NAMES = {"none": "unscaled", "1/sqrt(d_k)": "scaled", "QK-norm": "QK-norm"}
 
 
@@ -97,6 +100,7 @@ def _cap(id: str, name: str, claim: str, claim_zh: str) -> Claim:
         "10^{log10 of the highest rate, scaled, 600 steps:.1f}.",
         law=loses[:1].upper() + loses[1:],
         experiment=caps,
+        shares=SWEPT,
         slow=True,
         more=2,
     )
@@ -127,6 +131,7 @@ CLAIMS = (
         "highest that trains at all is 10^{log10 of the highest rate, unscaled, 600 steps:.1f} "
         "against 10^{log10 of the highest rate, scaled, 600 steps:.1f}.",
         experiment=sensitivities,
+        shares=SWEPT,
         slow=True,
         more=2,
     ),
@@ -150,6 +155,7 @@ CLAIMS = (
         f"{shown_at('sensitivity, scaled')}; its best loss exceeds that with the scale by "
         "{loss added by QK-norm at the best rate, 600 steps} after 600.",
         experiment=sensitivities,
+        shares=SWEPT,
         slow=True,
         more=2,
     ),

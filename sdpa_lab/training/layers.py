@@ -29,6 +29,36 @@ defvjp(
 
 
 @primitive
+def linear_each(x: Any, w: Any) -> Any:
+    """x w with a matrix of its own for every model: (models, ..., d), (models, d, h).
+
+    Where x has fewer leading entries, model i has entry i mod len(x): nothing is copied.
+    """
+    product = _flat(x) @ w.reshape(-1, len(x), *w.shape[1:])
+    return product.reshape(len(w), *x.shape[1:-1], w.shape[-1])
+
+
+def _flat(x: Any) -> Any:
+    """(models, ..., d) -> (models, tokens, d)."""
+    return x.reshape(len(x), -1, x.shape[-1])
+
+
+def _linear_each_vjp(y: Any, x: Any, w: Any) -> Any:
+    def vjp(g: Any) -> Any:
+        g = _flat(g).reshape(-1, *_flat(x).shape[:2], w.shape[-1])
+        return (_flat(x).swapaxes(-1, -2) @ g).reshape(w.shape)
+
+    return vjp
+
+
+defvjp(
+    linear_each,
+    lambda y, x, w: lambda g: (_flat(g) @ w.swapaxes(-1, -2)).reshape(-1, *x.shape).sum(axis=0),
+    _linear_each_vjp,
+)
+
+
+@primitive
 def embed(table: Any, index: Any) -> Any:
     """Rows of a table: (n, d), (...) int -> (..., d)."""
     return table[index]
@@ -86,9 +116,8 @@ def cross_entropy(logits: Any, target: Any) -> Any:
 
 def _cross_entropy_vjp(loss: Any, logits: Any, target: Any) -> Any:
     def vjp(g: Any) -> Any:
-        grad = sdpa.softmax(logits)
-        at = target[..., None]
-        np.put_along_axis(grad, at, np.take_along_axis(grad, at, axis=-1) - 1, axis=-1)
+        grad = np.ascontiguousarray(sdpa.softmax(logits))
+        grad.reshape(-1, grad.shape[-1])[np.arange(target.size), target.ravel()] -= 1
         grad *= g[..., None]
         return grad
 

@@ -91,11 +91,20 @@ class Adam(Descent):
         if name not in self.moments:
             self.moments[name] = (np.zeros_like(gradient), np.zeros_like(gradient))
         mean, square = self.moments[name]
-        for moment, decay, new in ((mean, self.decay[0], gradient), (square, self.decay[1], None)):
-            moment *= decay
-            moment += (1 - decay) * (gradient * gradient if new is None else new)
+        # In place where it can be: a step of small models is a matter of passes over memory.
+        mean *= self.decay[0]
+        mean += (1 - self.decay[0]) * gradient
+        new = gradient * gradient
+        new *= 1 - self.decay[1]
+        square *= self.decay[1]
+        square += new
         unbiased = [1 - decay**self.steps for decay in self.decay]
-        return (mean / unbiased[0]) / (np.sqrt(square / unbiased[1]) + 1e-8)
+        size = np.divide(square, unbiased[1], out=new)
+        np.sqrt(size, out=size)
+        size += 1e-8
+        step = mean / unbiased[0]
+        step /= size
+        return step
 
 
 def warm_up_and_cosine(steps: int, warm_up: int) -> Callable[[int], float]:

@@ -39,7 +39,7 @@ from sdpa.interop import autograd as interop
 from ..tools.inputs import stream
 from ..tools.machine import one_blas_thread
 from ..tools.table import Cell
-from .layers import cross_entropy, rms_norm
+from .layers import cross_entropy, linear_each, rms_norm
 from .optimise import Adam, Arrays, Descent
 
 D_MODEL, SYMBOLS, CLASSES = 32, 32, 8
@@ -143,11 +143,15 @@ class Batch(NamedTuple):
 
 
 class Trained:
-    """Models of one setting. Arrays have leading axes (rates, seeds), flat in `parameters`."""
+    """Models of one setting. Arrays have leading axes (rates, seeds), flat in `parameters`.
 
-    def __init__(self, setting: Setting, seed: int) -> None:
+    Those of the seeds from `first` on: a block of the models of a setting with more seeds.
+    """
+
+    def __init__(self, setting: Setting, seed: int, first: int = 0) -> None:
         self.setting: Setting = setting
         self.seed: int = seed
+        self._numbers: range = range(first, first + setting.seeds)
         rates, seeds = len(setting.rates), setting.seeds
         self.shape: tuple[int, int] = (rates, seeds)
 
@@ -156,7 +160,7 @@ class Trained:
             drawn = [rng_of.standard_normal(shape) for rng_of in generators]
             return (variance**0.5 * np.array(drawn)).astype(np.float32)
 
-        generators = [stream(seed, "recall", "start", i) for i in range(seeds)]
+        generators = [stream(seed, "recall", "start", i) for i in self._numbers]
         symbols, d_model = setting.symbols, setting.d_model
         self.key_vectors: Any = draw(symbols, d_model)
         self.class_vectors: Any = draw(CLASSES, d_model)
@@ -177,8 +181,8 @@ class Trained:
         if setting.mechanism == "additive":
             start["w"] = draw(width, 1, variance=1 / width)
         if setting.rule == "learned" or setting.mechanism == "cosine":
-            first = setting.d_k**0.5 if setting.mechanism == "cosine" else setting.scale
-            start["log scale"] = np.full((seeds, 1, 1), log(first), np.float32)
+            factor = setting.d_k**0.5 if setting.mechanism == "cosine" else setting.scale
+            start["log scale"] = np.full((seeds, 1, 1), log(factor), np.float32)
         if setting.mechanism == "bilinear":
             del start["W^K"]
         if setting.tied:
@@ -197,7 +201,7 @@ class Trained:
     def batches(self, purpose: str, sequences: int, n: int | None = None) -> Iterator[Batch]:
         """Fresh data without end; every purpose has its own. Of another length where given."""
         n, seeds = self.setting.n if n is None else n, self.setting.seeds
-        generators = [stream(self.seed, "recall", purpose, i) for i in range(seeds)]
+        generators = [stream(self.seed, "recall", purpose, i) for i in self._numbers]
         which = np.arange(seeds)[:, None, None]
         while True:
             drawn = [
@@ -217,19 +221,12 @@ class Trained:
 
     def project(self, parameters: Any, batch: Batch) -> tuple[Any, Any, Any]:
         """Query, key and value: (rates * seeds, sequences, n, width)."""
-        rates, (seeds, sequences, n, _) = self.shape[0], batch.x.shape
-
-        def times(x: Any, name: str) -> Any:
-            flat = np.tile(x.reshape(seeds, sequences * n, -1), (rates, 1, 1))
-            product = anp.matmul(flat, parameters[name])
-            return anp.reshape(product, (rates * seeds, sequences, n, -1))
-
-        query = times(batch.y, "W^Q")
+        query = linear_each(batch.y, parameters["W^Q"])
         if self.setting.mechanism == "bilinear":
-            key = np.tile(batch.x, (rates, 1, 1, 1))
+            key = np.tile(batch.x, (self.shape[0], 1, 1, 1))
         else:
-            key = times(batch.x, "W^K")
-        return query, key, key if self.setting.tied else times(batch.x, "W^V")
+            key = linear_each(batch.x, parameters["W^K"])
+        return query, key, key if self.setting.tied else linear_each(batch.x, parameters["W^V"])
 
     def attend(self, parameters: Any, query: Any, key: Any, value: Any, scale: float | None) -> Any:
         """Attention by the setting's mechanism; `scale` in place of the one it has."""
@@ -263,9 +260,7 @@ class Trained:
 
     def read(self, parameters: Any, out: Any, batch: Batch) -> Any:
         """Cross-entropy of each model from the output of attention."""
-        runs, sequences, n, width = out.shape
-        flat = anp.reshape(out, (runs, sequences * n, width))
-        logits = anp.reshape(anp.matmul(flat, parameters["W^O"]), (runs, sequences, n, CLASSES))
+        logits = linear_each(out, parameters["W^O"])
         target = np.tile(batch.target, (self.shape[0], 1, 1))
         return anp.mean(cross_entropy(logits, target), axis=(1, 2))
 
@@ -387,8 +382,8 @@ def train(
 class Run:
     """Training that can go on: rates are constant, so fewer steps are the first of more."""
 
-    def __init__(self, setting: Setting, seed: int) -> None:
-        self.models, self.steps = Trained(setting, seed), 0
+    def __init__(self, setting: Setting, seed: int, first: int = 0) -> None:
+        self.models, self.steps = Trained(setting, seed, first), 0
         rate = np.repeat(np.array(setting.rates, np.float32), setting.seeds)[:, None, None]
         rates: dict[str, Any] = dict.fromkeys(self.models.parameters, rate)
         factor = RULES[setting.rule](setting.d_k)
@@ -421,18 +416,54 @@ class Run:
         return models
 
 
-@lru_cache(maxsize=16)
-def _run(setting: Setting, seed: int) -> Run:
-    return Run(setting, seed)
+BLOCK = 2**20
+"""Numbers in the queries, keys and values of a block of models, at most.
+
+With more they do not stay near the core of a CPU, and a step of a model takes up to twice as long.
+"""
 
 
-@lru_cache(maxsize=256)
-def trained(setting: Setting, seed: int) -> Trained:
-    """`train` with a cache, because rows of the ledger share models; more steps continue fewer."""
-    run = _run(replace(setting, steps=0), seed)
+def block_size(setting: Setting) -> int:
+    """Seeds that are trained together, a power of 2: a block does not depend on their number.
+
+    Examples
+    --------
+    >>> from sdpa_lab.training.recall import Setting, block_size
+    >>> block_size(Setting()), block_size(Setting(d_k=256)), block_size(Setting(seeds=2))
+    (16, 4, 16)
+    """
+    fitting = BLOCK // (len(setting.rates) * TOKENS * (2 * setting.d_k + setting.d_v))
+    return 1 << max(0, fitting.bit_length() - 1)
+
+
+@lru_cache(maxsize=32)
+def _run(setting: Setting, seed: int, first: int) -> Run:
+    return Run(setting, seed, first)
+
+
+@lru_cache(maxsize=1024)
+def _block(setting: Setting, seed: int, first: int) -> Trained:
+    run = _run(replace(setting, steps=0), seed, first)
     if run.steps > setting.steps:
-        run = Run(setting, seed)
+        run = Run(setting, seed, first)
     return run.at(setting)
+
+
+def trained(setting: Setting, seed: int) -> Trained:
+    """`train` with a cache, because rows of the ledger share models.
+
+    More steps continue fewer, and more seeds keep the models of fewer: they are trained in blocks.
+    """
+    size = block_size(setting)
+    blocks = [
+        _block(replace(setting, seeds=min(size, setting.seeds - first)), seed, first)
+        for first in range(0, setting.seeds, size)
+    ]
+    models = Trained(setting, seed)
+    for name, start in models.parameters.items():
+        parts = [b.parameters[name].reshape(*b.shape, *start.shape[1:]) for b in blocks]
+        models.parameters[name] = np.concatenate(parts, axis=1).reshape(start.shape)
+    return models
 
 
 SOLVED = CHANCE / 400

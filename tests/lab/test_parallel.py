@@ -92,7 +92,7 @@ def test_rows_that_are_quick_need_no_process():
 def test_units_share_work_and_slow_ones_are_first():
     groups = [[claim.id for claim in group] for group in parallel.units(claims.chosen())]
     assert sorted(name for group in groups for name in group) == sorted(claims.IDS)
-    assert ["unstable-training", "qk-norm"] in groups
+    assert ["unstable-training", "qk-norm", "softcap", "qk-clip"] in groups
     (decoder,) = (group for group in groups if "layer-norm" in group)
     assert {"optimal-region", "always-in-range", "unscaled-position"} < set(decoder)
     slow = [any(claims.claims()[name].slow for name in group) for group in groups]

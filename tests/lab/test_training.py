@@ -148,8 +148,11 @@ def autograd_draws_from_the_seed(rng):
 def test_layers_against_differences(rng):
     x, w = rng.standard_normal((2, 3, 4)), rng.standard_normal((4, 5))
     index, target = rng.integers(6, size=(2, 3)), rng.integers(4, size=(2, 3))
+    each = rng.standard_normal((4, 4, 5))
     check = {
         "linear": (layers.linear, (0, 1), (x, w)),
+        "linear_each": (layers.linear_each, (0, 1), (np.stack([x, x + 1]).reshape(4, 3, 4), each)),
+        "linear_each, shared": (layers.linear_each, (0, 1), (x, each)),
         "embed": (lambda t: layers.embed(t, index), 0, (rng.standard_normal((6, 4)),)),
         "relu": (layers.relu, 0, (x,)),
         "cross_entropy": (lambda y: layers.cross_entropy(y, target), 0, (x,)),
@@ -283,6 +286,36 @@ def test_more_steps_continue_fewer():
         for name, w in alone.parameters.items():
             assert_same_bits(again.parameters[name], w, name)
     assert_same_bits(first.parameters["W^Q"], kept)
+
+
+def test_entries_that_models_share_are_those_of_every_such_model(rng):
+    x, w = rng.standard_normal((2, 3, 5, 4)), rng.standard_normal((6, 4, 7))
+    expected = [x[i % 2] @ w[i] for i in range(6)]
+    np.testing.assert_allclose(layers.linear_each(x, w), expected, rtol=1e-12)
+
+
+def test_more_seeds_keep_the_models_of_fewer(monkeypatch):
+    """Blocks of seeds are trained once, and give the bits of a run of all seeds together."""
+    started = []
+
+    class Noted(recall.Run):
+        def __init__(self, setting, seed, first=0):
+            started.append((first, setting.seeds))
+            super().__init__(setting, seed, first)
+
+    several = replace(SMALL, rates=(0.01, 0.02), steps=5)
+    monkeypatch.setattr(recall, "BLOCK", 2 * 2 * recall.TOKENS * (2 * several.d_k + several.d_v))
+    monkeypatch.setattr(recall, "Run", Noted)
+    for seeds, new in ((2, [(0, 2)]), (5, [(2, 2), (4, 1)]), (6, [(4, 2)]), (4, [])):
+        started.clear()
+        setting = replace(several, seeds=seeds)
+        found = recall.trained(setting, 11)
+        assert started == new
+        together = recall.train(setting, seed=11)
+        assert found.setting == setting
+        for name, w in together.parameters.items():
+            assert_same_bits(found.parameters[name], w, name)
+        assert_same_bits(found.test_loss(), together.test_loss())
 
 
 def test_models_that_have_solved_the_task_are_kept(monkeypatch):

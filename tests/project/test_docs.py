@@ -157,7 +157,7 @@ def test_fast_paths_have_their_figures():
 
 
 def test_the_design_of_the_kernels_is_short():
-    assert len(PAGES["kernels.md"].splitlines()) <= 250
+    assert len(PAGES["kernels.md"].splitlines()) <= 200
 
 
 def test_counts_of_architectures_are_those_of_their_table():

@@ -183,7 +183,7 @@ lab: $(or $(firstword $(wildcard $(VENV)/with-*lab*)),$(VENV)/with-lab)
 # The .py is the source: its cells replace those of the .ipynb, and nbmake renews the outputs. The run times that nbmake
 # adds to each cell are removed, because they differ every time. Notebooks run one after another, because some measure
 # speed.
-NOTEBOOKS = [0-9e]*
+NOTEBOOKS = [0-9ae]*
 NOTEBOOKS_EXTRAS = lab,notebooks
 notebooks: $(or $(firstword $(wildcard $(VENV)/with-*notebooks*)),$(VENV)/with-$(NOTEBOOKS_EXTRAS))
 	cd notebooks && $(abspath $(BIN))/jupytext --quiet --update --to ipynb $(addsuffix .py,$(NOTEBOOKS))

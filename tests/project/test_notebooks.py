@@ -4,6 +4,7 @@
 """
 
 import ast
+import doctest
 import re
 from pathlib import Path
 
@@ -184,6 +185,36 @@ def filled(sentence):
     """A pattern of a sentence with values in the place of its fields."""
     parts = re.split(r"\{[^}]*\}", " ".join(sentence.split()))
     return re.compile(".{1,30}".join(map(re.escape, parts)))
+
+
+def functions(code):
+    """{name: the function, whatever its numbers are}, of top-level functions in pieces of code."""
+    found = {}
+    for piece in code:
+        for node in ast.parse(piece).body:
+            if isinstance(node, ast.FunctionDef):
+                text = re.sub(r"Constant\(value=\d+\)", "Constant()", ast.dump(node))
+                found[node.name] = text
+    return found
+
+
+def test_the_ten_attentions_are_those_of_their_page():
+    page = (FOLDER.parent / "docs/programs.md").read_text(encoding="utf-8")
+    listed = dict.fromkeys(re.findall(r"^\| \[(.*?)\]\(#.*\|$", page, re.MULTILINE))
+    assert len(listed) == 10
+    found = sections(read("attentions", ".py"))
+    assert {heading.lower() for heading in found} >= {name.lower() for name in listed}
+    examples = doctest.DocTestParser().get_examples(
+        "".join(
+            re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", page, re.M | re.S | re.I)[1]
+            for name in listed
+        )
+    )
+    theirs = functions(example.source for example in examples)
+    theirs.pop("gradients")  # of the second derivatives
+    ours = functions(cell.source for cells in found.values() for cell in code(cells))
+    assert len(theirs) == 11  # a graph has two
+    assert {name: ours.get(name) for name in theirs} == theirs
 
 
 def test_every_notebook_judges_rows():

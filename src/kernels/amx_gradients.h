@@ -254,9 +254,10 @@ NOINLINE void amx_query_products(const amx_gradients *w, int64_t n_i, int64_t n)
 
 /* Whether a pair of key j of the block and queries from lane i on is odd. */
 INLINE ivec amx_odd_pairs(const amx_scratch *w, const bool *odd, int64_t j, int64_t i) {
+    const ivec all = (ivec){0} - 1;
     ivec queries;
     memcpy(&queries, w->odd + i, sizeof queries);
-    return odd && odd[j] ? (ivec){0} - 1 : queries;
+    return odd && odd[j] ? all : queries;
 }
 
 /* The raw scores of a panel and keys k by the vectors, into s. */

@@ -21,8 +21,9 @@ INLINE vec multiply_add(bool bf16_pairs, vec sum, real a, vec x) {
  * loads of single elements. Returns the number of these steps. */
 INLINE int64_t tile_by_lanes(vec acc[][MAX_WIDTH], int mr, int nv, bool a_rows_adjacent, const real *a, int64_t a_row,
                              int64_t a_col, const real *b, int64_t b_row, int64_t depth) {
+    if (!HAS_LANES) return 0;
     const bool fits = a_rows_adjacent ? mr % VL == 0 : mr * nv <= 16; /* the vectors of a need registers, too */
-    if (!HAS_LANES || !fits) return 0;
+    if (!fits) return 0;
     const bool backward = !a_rows_adjacent && a_col < 0;
     const int steps = a_rows_adjacent ? 1 : VL, loads = a_rows_adjacent ? mr / VL : mr;
     int64_t k = 0;

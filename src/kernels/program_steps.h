@@ -100,7 +100,7 @@ NOINLINE void NAME(scatter)(const program_run *r, sdpa_reach *reach, const char 
 #define INT(p) ((ivec)REAL(p, x))
 #define WORD(p) ((NAME(words))REAL(p, x))
 #define TRUTH(p) INT(p)
-#define SAME(value) ((NAME(words)){0} + (NAME(bits))(value))
+#define SAME(value) ((NAME(bits))(value) + (NAME(words)){0}) /* a compound literal comes last, for cppcheck */
 #define KEY_OF(value) SAME(value)
 #define SIGNED(value) ((ivec)(value))
 #define CHOOSE(mask, yes, no) (((mask) & (ivec)(yes)) | (~(mask) & (ivec)(no)))
@@ -163,7 +163,7 @@ INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands a
         }
         break;
         TO_REAL(constant_r, vset1((real)r->program->reals[i->a]))
-        TO_BITS(constant_b, (ivec){0} - (real_bits)i->a)
+        TO_BITS(constant_b, -(real_bits)i->a + (ivec){0})
     case SDPA_OP_query:
         for (int64_t x = 0, lane = 0; x < n; x++) {
             const int64_t own = lane < r->n_i ? lane : r->n_i - 1;

@@ -178,6 +178,7 @@ static uint32_t await_epoch(uint32_t seen) {
 
 static void *thread_main(void *first_epoch) {
     uint32_t seen = (uint32_t)(uintptr_t)first_epoch;
+    sdpa_thread_urgent();
     while (!atomic_load_explicit(&pool.quit, memory_order_acquire)) {
         int worker = enter();
         if (worker > 0) {

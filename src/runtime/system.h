@@ -23,6 +23,16 @@ static inline void sdpa_aligned_free(void *pointer) { free(pointer); }
 static inline long sdpa_online_cpus(void) { return sysconf(_SC_NPROCESSORS_ONLN); }
 #endif
 
+/* Says that a user waits for this thread's work. macOS chooses between its fast and its slow cores by such classes, which
+ * threads of a pool do not inherit. */
+#ifdef __APPLE__
+#include <pthread/qos.h>
+
+static inline void sdpa_thread_urgent(void) { pthread_set_qos_class_self_np(QOS_CLASS_USER_INITIATED, 0); }
+#else
+static inline void sdpa_thread_urgent(void) {}
+#endif
+
 /* Blocks signals in the threads that this thread starts until the old set is restored. Signals are for the program's
  * own threads, except those that a fault raises in the thread that caused it. */
 #if defined(_WIN32) || defined(__wasi__)

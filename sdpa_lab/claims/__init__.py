@@ -34,9 +34,10 @@ notes that it judges: the notes and lines of a row are read there. Names of figu
 trains or times something is `slow`, and the main job leaves it out; one that times something is
 `timed` as well, and each process is a draw. Rows on training take `at_horizons`. Rows that judge
 figures of one experiment share it, under `functools.cache` where it is not timed, so that it runs
-once. An experiment that needs an extra imports it inside and does not catch the ImportError: the
-row is then undecided and says so. What the claim says of the figures of pretrained models, where
-the experiment has them, goes into `trained` and gets a verdict per model.
+once; rows whose experiments train some of the same models say so in `shares`. An experiment that
+needs an extra imports it inside and does not catch the ImportError: the row is then undecided and
+says so. What the claim says of the figures of pretrained models, where the experiment has them,
+goes into `trained` and gets a verdict per model.
 """
 
 from collections.abc import Callable, Iterable

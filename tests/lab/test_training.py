@@ -295,7 +295,7 @@ def test_entries_that_models_share_are_those_of_every_such_model(rng):
 
 
 def test_more_seeds_keep_the_models_of_fewer(monkeypatch):
-    """Blocks of seeds are trained once, and give the bits of a run of all seeds together."""
+    """Blocks of seeds are trained once and go on, and give the bits of a run of all together."""
     started = []
 
     class Noted(recall.Run):
@@ -303,12 +303,18 @@ def test_more_seeds_keep_the_models_of_fewer(monkeypatch):
             started.append((first, setting.seeds))
             super().__init__(setting, seed, first)
 
-    several = replace(SMALL, rates=(0.01, 0.02), steps=5)
+    several = replace(SMALL, rates=(0.01, 0.02))
     monkeypatch.setattr(recall, "BLOCK", 2 * 2 * recall.TOKENS * (2 * several.d_k + several.d_v))
     monkeypatch.setattr(recall, "Run", Noted)
-    for seeds, new in ((2, [(0, 2)]), (5, [(2, 2), (4, 1)]), (6, [(4, 2)]), (4, [])):
+    for seeds, steps, new in (
+        (2, 5, [(0, 2)]),
+        (5, 5, [(2, 2), (4, 1)]),
+        (5, 8, []),
+        (6, 8, [(4, 2)]),
+        (4, 5, []),
+    ):
         started.clear()
-        setting = replace(several, seeds=seeds)
+        setting = replace(several, seeds=seeds, steps=steps)
         found = recall.trained(setting, 11)
         assert started == new
         together = recall.train(setting, seed=11)

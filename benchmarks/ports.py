@@ -12,7 +12,7 @@ operation (LLVM 19's tables for Sapphire Rapids). gcc alone is needed, not the C
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ KERNELS = Path(__file__).parents[1] / "src/kernels"
 FLAGS = [
     *("-O2", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
     *("-fopenmp-simd", "-fno-asynchronous-unwind-tables"),
-    *("-march=x86-64-v4", "-DSDPA_ISA=avx512", "-DSDPA_ISA_AVX512", "-DSDPA_REAL=32"),
 ]
+AVX512 = ["-march=x86-64-v4", "-DSDPA_ISA=avx512", "-DSDPA_ISA_AVX512", "-DSDPA_REAL=32"]
 WIDTHS = (32, 64, 128, 256)
 LANES = 16
 KEYS, QUERIES = 128, 96
@@ -81,9 +81,9 @@ class Product(NamedTuple):
         return 1 + self.beside() / self.depth
 
 
-def assembly() -> str:
-    """The kernels for AVX-512 and float32, as gcc writes them."""
-    command = ["gcc", *FLAGS, "-S", str(KERNELS / "kernel.c"), "-o", "-"]
+def assembly(source: Path = KERNELS / "kernel.c", flags: Sequence[str] = AVX512) -> str:
+    """A source, or the kernels for AVX-512 and float32, as gcc writes it."""
+    command = ["gcc", *FLAGS, *flags, "-S", str(source), "-o", "-"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
@@ -101,17 +101,33 @@ def operations(lines: list[str]) -> int:
     return sum(bool(VECTOR.search(line)) and not FREE.match(line.strip()) for line in lines)
 
 
+def function(text: str, name: str) -> list[str]:
+    """The lines of a function."""
+    found = re.search(rf"^{name}:\n(.*?)^\t\.size\t{name},", text, re.MULTILINE | re.DOTALL)
+    if not found:
+        raise LookupError(f"no function {name} in the assembly")
+    return found[1].splitlines()
+
+
+def loops_of(lines: list[str]) -> list[tuple[int, int]]:
+    """The first and last line of every loop, the shortest first."""
+    loops = [(b, a) for a, b in jumps(lines) if b < a]
+    return sorted(loops, key=lambda loop: loop[1] - loop[0])
+
+
+def is_innermost(loop: tuple[int, int], loops: list[tuple[int, int]]) -> bool:
+    """Whether there is no other loop in this one."""
+    return not any(loop[0] <= a and b <= loop[1] and (a, b) != loop for a, b in loops)
+
+
 def panel(text: str, name: str, vectors: int) -> Panel:
     """The counts of a function: the loop over its tiles, without the loops of products in it."""
-    function = re.search(rf"^{name}:\n(.*?)^\t\.size\t{name},", text, re.MULTILINE | re.DOTALL)
-    if not function:
-        raise LookupError(f"no function {name} in the assembly")
-    lines = function[1].splitlines()
+    lines = function(text, name)
     spans = list(jumps(lines))
-    loops = sorted(((b, a) for a, b in spans if b < a), key=lambda loop: loop[1] - loop[0])
+    loops = loops_of(lines)
 
     def multiplies(a: int, b: int) -> bool:
-        inner = not any(a <= c and d <= b and (c, d) != (a, b) for c, d in loops)
+        inner = is_innermost((a, b), loops)
         fmas = sum("fmadd" in line for line in lines[a:b])
         return inner and fmas == operations(lines[a:b]) == vectors
 

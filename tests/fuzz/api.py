@@ -22,7 +22,7 @@ with contextlib.nullcontext() if BLIND else atheris.instrument_imports(include=[
     from sdpa import reference
 
     sys.path.append(str(Path(__file__).parents[1]))
-    import programs
+    from fuzz import programs
     from support import calls, hostile
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]

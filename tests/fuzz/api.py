@@ -305,7 +305,7 @@ def one_input(data):
     except (TypeError, ValueError):
         return
     except IndexError:
-        assert "score_mod" in options, options
+        assert {"score_mod", "mask_mod"} & options.keys(), options
         return
     if options.get("dropout_p") and options["rng"] is None:
         return  # a fresh seed, which nobody else knows

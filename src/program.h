@@ -36,7 +36,7 @@ enum sdpa_operation {
 
 /* dst = op(a, b, c), of a + b c and a - b c with one rounding: registers, but for constants (a: index), index (a:
  * array, b: axis), gathers and scatter (a: array) and output (dst: its number). Those from difference_i on are of a and
- * of b, a register of keys; where c is 1, b comes first. within: |a - b| <= c, a register. */
+ * of b, a register of keys; where c is 1, b comes first. within: |a - b| <= c, of the unit. */
 typedef struct sdpa_instruction {
     uint16_t op, dst, a, b, c;
 } sdpa_instruction;

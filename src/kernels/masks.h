@@ -311,13 +311,13 @@ INLINE enum bias_kind fill_bias(const sdpa_unit *u, const block *b, real factor,
     if (u->mask.data && shown != SHOWN) kind = mask_block(&u->mask, b, factor, s, s_row, lines);
     if (u->where.data && where != SHOWN) kind = add_boolean(&u->where, b, kind, s, s_row, lines);
     if (kind == BIAS_ALL_MASKED || (!cut && slope == 0 && seen == SDPA_ALL_SEEN)) return kind;
-    if (kind == BIAS_NONE) {
+    if (kind == BIAS_NONE && (cut || slope != 0)) {
         clear_bias(b, s, s_row);
         kind = BIAS_FINITE;
     }
     if (slope != 0) add_alibi(u, b, factor, slope, s, s_row);
     if (cut) cut_band(u, b, s, s_row);
-    if (seen == SDPA_SOME_SEEN) mask_by_program(u, b, s, s_row, lines);
+    if (seen == SDPA_SOME_SEEN) mask_by_program(u, b, s, s_row, lines, kind != BIAS_NONE);
     return cut || seen == SDPA_SOME_SEEN ? BIAS_SOME_MASKED : kind;
 }
 

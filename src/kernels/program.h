@@ -246,19 +246,25 @@ INLINE sdpa_seen seen_by_program(const sdpa_unit *u, const block *b) {
     return sdpa_program_seen(u->problem->mask_mod, &box);
 }
 
-/* s (n_j, s_row) = -inf where the unit's mask, a program, is false. */
-NOINLINE void mask_by_program(const sdpa_unit *u, const block *b, real *s, int64_t s_row, real *scratch) {
+/* s (n_j, s_row) = -inf where the unit's mask, a program, is false, elsewhere 0. `more`: s holds a bias already, which
+ * stays where the mask is true. */
+NOINLINE void mask_by_program(const sdpa_unit *u, const block *b, real *s, int64_t s_row, real *scratch, bool more) {
     program_run r;
-    vec visible[SCORE_ROWS * SCORE_WIDTH];
+    vec copy[SCORE_ROWS * SCORE_WIDTH];
     begin_program(&r, u->problem->mask_mod, SDPA_CODE_VALUE, u, b, scratch);
-    r.out[SDPA_OUT_VALUE] = (program_output){(real *)visible, r.nv * VL};
+    const vec *visible = (const vec *)value_register(&r);
+    if (!visible) {
+        r.out[SDPA_OUT_VALUE] = (program_output){(real *)copy, r.nv * VL};
+        visible = copy;
+    }
     for (int64_t j = 0; j < b->n_j; j += SCORE_ROWS) {
         const int64_t rows = b->n_j - j < SCORE_ROWS ? b->n_j - j : SCORE_ROWS;
-        run_tile(&r, b->j0 + j, rows, s + j * s_row, s_row);
+        run_tile(&r, b->j0 + j, rows, more ? s + j * s_row : NULL, s_row);
         for (int64_t i = 0; i < rows; i++) {
             for (int v = 0; v < r.nv; v++) {
                 real *to = s + (j + i) * s_row + v * VL;
-                vstore(to, vselect((ivec)visible[i * r.nv + v], vload(to), vset1(-INFINITY)));
+                const ivec shown = (ivec)visible[i * r.nv + v];
+                vstore(to, more ? vselect(shown, vload(to), vset1(-INFINITY)) : (vec)(~shown & (ivec)vset1(-INFINITY)));
             }
         }
     }

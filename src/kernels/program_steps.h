@@ -16,22 +16,19 @@ typedef NAME(words) NAME(key);
 typedef NAME(bits) NAME(key);
 #endif
 
-/* Python's a // b, and a - a // b * b; both 0 where b is 0. */
+/* Python's a // b, and a - a // b * b; both 0 where b is 0. Integers of 32 bits go by doubles, which vectors can divide: a
+ * quotient that is no integer is at least 1 / |b| away from the next, and rounded by at most 2^-22 / |b|. */
 NOINLINE void NAME(divide)(char *to, const char *from, const char *by, int64_t n, bool remainder) {
-    for (int64_t x = 0; x < n; x++) {
+    SIMD for (int64_t x = 0; x < n; x++) {
         const NAME(integer) a = ((const NAME(integer) *)from)[x], b = ((const NAME(integer) *)by)[x];
-        NAME(integer) quotient = 0, rest = 0;
-        if (b == -1) {
-            quotient = (NAME(integer))(0 - (uint64_t)a);
-        } else if (b != 0) {
-            quotient = a / b;
-            rest = a % b;
-            if (rest != 0 && (rest < 0) != (b < 0)) {
-                quotient--;
-                rest += b;
-            }
-        }
-        ((NAME(integer) *)to)[x] = remainder ? rest : quotient;
+        const NAME(integer) divisor = b == 0 || b == -1 ? 1 : b; /* the least integer has no negative */
+        const NAME(integer) towards_zero =
+            INTEGER_BITS == 32 ? (NAME(integer))((double)a / (double)divisor) : a / divisor;
+        const NAME(integer) left = a - towards_zero * divisor;
+        const bool above = left != 0 && (left < 0) != (divisor < 0);
+        const NAME(integer) floored = towards_zero - above;
+        const NAME(bits) quotient = b == -1 ? 0 - (NAME(bits))a : b == 0 ? 0 : (NAME(bits))floored;
+        ((NAME(bits) *)to)[x] = remainder ? (NAME(bits))(left + (above ? divisor : 0)) : quotient;
     }
 }
 
@@ -200,10 +197,16 @@ INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands a
         OF_KEYS(difference_r, PUT_REAL(SIGNED(WORD(at.a) - key)), PUT_REAL(SIGNED(key - WORD(at.a))))
         OF_KEYS(less_equal_key, PUT_TRUTH(INT(at.a) <= SIGNED(key)), PUT_TRUTH(SIGNED(key) <= INT(at.a)))
         OF_KEYS(equal_key, PUT_TRUTH(INT(at.a) == SIGNED(key)), PUT_TRUTH(INT(at.a) == SIGNED(key)))
-    case SDPA_OP_within:
-        EACH_KEY(
-            PUT_TRUTH(SIGNED(CHOOSE(SIGNED(WORD(at.a) - key) < 0, key - WORD(at.a), WORD(at.a) - key)) <= INT(at.c)))
+    case SDPA_OP_within: {
+        const NAME(bits) most = *(const NAME(bits) *)at.c, lowest = (NAME(bits))1 << (INTEGER_BITS - 1);
+        if (INTEGER_BITS == 32 && most < lowest) { /* 0 <= a - b + c <= 2 c, where no distance is the lowest */
+            EACH_KEY(PUT_TRUTH(SIGNED(WORD(at.a) - (key - SAME(most - lowest))) <= SIGNED(SAME(2 * most - lowest))))
+        } else {
+            EACH_KEY(PUT_TRUTH(SIGNED(CHOOSE(SIGNED(WORD(at.a) - key) < 0, key - WORD(at.a), WORD(at.a) - key)) <=
+                               INT(at.c)))
+        }
         break;
+    }
     case SDPA_OP_index:
         NAME(index)(&r->program->arrays[i->a], i->b, at.dst, at.c, r->bad, n);
         break;

@@ -373,6 +373,55 @@ def test_integers_beyond_int32(rng):
     )
 
 
+def seen(query, key, mask, args):
+    """The pairs that the kernels let through."""
+    biased = sdpa.attention_weights(query, key, stage="biased", mask_mod=mask, mask_args=args)
+    return np.isfinite(biased)
+
+
+LARGE = 2**31 - 1
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_division_of_integers(rng, dtype, sign):
+    """Of 32 bits, to the last one, by positive and by negative numbers; a rest also by 0."""
+    query, key, _ = operands(rng, dtype, 70, 300, 8)
+    a = rng.integers(-LARGE, LARGE, 70) >> rng.integers(0, 31, 70)
+    b = rng.integers(1, LARGE, 300) >> rng.integers(0, 31, 300)
+    b = sign * np.maximum(b, 1)
+    a[:6], b[:4] = (-LARGE, LARGE, 0, -1, 1, b[9] * 3), (sign, 2 * sign, sign * LARGE, 3 * sign)
+    a[6:40] = a[6:40] // b[6:40] * b[6:40] + rng.integers(-1, 2, 34)
+    args = (np.clip(a, -LARGE, LARGE), b)
+    quotients = lambda _b, h, q, k, a, b: a[q] // b[k] % 1009 < 400  # noqa: E731
+    rests = lambda _b, h, q, k, a, b: a[q] % b[k] % 1009 < 400  # noqa: E731
+    q, k = np.ogrid[:70, :300]
+    for mask in (quotients, rests):
+        expected = np.broadcast_to(mask(0, 0, q, k, *args), (*SHAPE, 70, 300))
+        np.testing.assert_array_equal(seen(query, key, mask, args), expected)
+    args[1][::7] = 0
+    with np.errstate(divide="ignore"):
+        expected = np.broadcast_to(rests(0, 0, q, k, *args), (*SHAPE, 70, 300))
+    np.testing.assert_array_equal(seen(query, key, rests, args), expected)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_distances_of_integers(rng, dtype):
+    """As far as 32 bits reach, and within less than 0."""
+    query, key, _ = operands(rng, dtype, 70, 90, 8)
+    a = rng.integers(-(2**30), 2**30, 90)
+    b = a + rng.integers(-8, 9, 90)
+    a[:2], b[:2] = 2**30 - 1, 1 - 2**30
+    args = (a, np.clip(b, 1 - 2**30, 2**30 - 1), np.array([-3, 5, LARGE - 2, LARGE]))
+
+    def mask(_b, h, q, k, a, b, most):
+        return (abs(a[q] - b[k]) <= most[h]) | (q == k + 1)
+
+    h, q, k = np.ogrid[: SHAPE[1], :70, :90]
+    expected = np.broadcast_to(mask(0, h, q, k, *args), (*SHAPE, 70, 90))
+    np.testing.assert_array_equal(seen(query, key, mask, args), expected)
+
+
 @pytest.mark.parametrize("mask", MASKS)
 def test_tiles(rng, mask):
     """A tile is skipped only if nobody sees it, and counts as whole only if everybody does."""

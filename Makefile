@@ -23,6 +23,7 @@
 #   make sanitize       all tests under the address and undefined-behaviour sanitizers; TIER=quick: the quick ones
 #   make test-arm       the C core for aarch64, under qemu
 #   make test-avx512    the kernels for AVX-512, in the emulator Bochs where the machine has none; half an hour
+#   make amx            the kernels for AMX in Bochs, where the machine has none; attention on a sample
 #   make test-platforms the C core by other compilers, for musl, Windows, macOS and WebAssembly; PLATFORMS='wasm'
 #   make test-windows   the package for Windows and its tests, under wine; downloads 110 MB
 #   make test-pythons   one wheel on several Pythons and NumPys, and free-threaded ones; hours, as root; PYTHONS='3.13t'
@@ -152,15 +153,27 @@ test-arm:
 	$(MAKE) -C tests/c -j$(JOBS) CC=aarch64-linux-gnu-gcc STRIDE=4001 SAMPLE=$(or $(SAMPLE),5) FLAGS="-O2 -g1 -DTIME_LIMIT=20"
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/c/aarch64/driver vec convert vmath machine pool attention disturbed additive
 
-# Takes half an hour on one core in Bochs. If the machine has AVX-512, the tests run directly.
+# In Bochs, half an hour on one core; directly where the machine has AVX-512.
 AVX512_TESTS = vec convert vmath machine attention disturbed packed additive
+EMULATED = STRIDE=4001 FLAGS="-O2 -g1 -static -DTIME_LIMIT=600"
 test-avx512:
 	@if grep -qw avx512f /proc/cpuinfo; then \
 		echo 'this machine has AVX-512: without an emulator'; \
 		$(MAKE) -C tests/c -j$(JOBS) && SDPA_ISA=avx512 build/c/x86_64/driver $(AVX512_TESTS); \
 	else \
-		$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/bochs STRIDE=4001 FLAGS="-O2 -g1 -static -DTIME_LIMIT=600" && \
-			tests/c/emulate.sh build/c/bochs driver $(AVX512_TESTS); \
+		$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/bochs $(EMULATED) && \
+			tests/c/emulate.sh avx512 build/c/bochs driver $(AVX512_TESTS); \
+	fi
+
+# The same for AMX, a few minutes. Of the problems of attention one in 101 is tried; SAMPLE=1 tries all.
+AMX_TESTS = machine vec attention
+amx:
+	@if grep -qw amx_bf16 /proc/cpuinfo; then \
+		echo 'this machine has AMX: without an emulator'; \
+		$(MAKE) -C tests/c -j$(JOBS) && SDPA_ISA=amx build/c/x86_64/driver $(AMX_TESTS); \
+	else \
+		$(MAKE) -C tests/c -j$(JOBS) BUILD=../../build/c/amx SAMPLE=$(or $(SAMPLE),101) $(EMULATED) && \
+			tests/c/emulate.sh amx build/c/amx driver $(AMX_TESTS); \
 	fi
 
 # The tests open the report, the explorer and the site in chromium.
@@ -398,5 +411,5 @@ clean:
 	rm -rf build dist *.egg-info sdpa/*.so $(VENV)/with-*
 
 .PHONY: help demo test test-all models build stubs bench browser lab notebooks docs architectures links sanitize test-c \
-	test-arm test-avx512 format lint types counts test-pythons wheels test-platforms test-windows soak limits stranger \
+	test-arm test-avx512 amx format lint types counts test-pythons wheels test-platforms test-windows soak limits stranger \
 	fuzz fuzz-ci analyze coverage mutation release-check judges clean

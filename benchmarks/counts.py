@@ -80,7 +80,7 @@ def count_emulated() -> Counts:
     """Those of AVX-512, of which an emulator with its own Linux takes a quarter of an hour."""
     folder = ROOT / "build/c/counts-static"
     build(folder, "-static")
-    return count("avx512", [ROOT / "tests/c/emulate.sh", folder, "counts"])
+    return count("avx512", [ROOT / "tests/c/emulate.sh", "avx512", folder, "counts"])
 
 
 def can_count_neon() -> bool:

@@ -1,73 +1,100 @@
 #!/usr/bin/env bash
-# Runs DIRECTORY/PROGRAM, linked statically, with SDPA_ISA=avx512 on a CPU with AVX-512 that Bochs emulates:
-# emulate.sh DIRECTORY PROGRAM ARGUMENT... Prints what the program prints, as it comes, and returns what it returns.
-# DIRECTORY keeps what was downloaded, and the files of the last run: serial.txt (what the guest printed), bochs.txt and
-# bochs.log (what Bochs says).
+# Runs DIRECTORY/PROGRAM, linked statically, with SDPA_ISA=SET on a CPU with AVX-512 and AMX that Bochs emulates:
+# emulate.sh SET DIRECTORY PROGRAM ARGUMENT... Prints what the program prints, as it comes, and returns what it returns.
+# DIRECTORY keeps the files of the last run: serial.txt (what the guest printed), bochs.txt and bochs.log (what Bochs
+# says). build/debian keeps what was downloaded, 90 MB.
 set -euo pipefail
 export LC_ALL=C
-cd "$1"
-program=$2
-shift 2
+debian=$(cd "$(dirname "$0")/../.." && pwd)/build/debian
+set=$1
+cd "$2"
+program=$3
+shift 3
 
-packages=(bochs bochs-term bochsbios vgabios isolinux syslinux-common xorriso cpio)
-has_packages() { dpkg --status "${packages[@]}" >/dev/null 2>&1; }
+# Bochs has AMX from version 3.0 on, and Linux `setcpuid` from 6.15 on: Debian 13 and its backports, unpacked beside the
+# system, whatever its own release is. Nothing is installed, and nobody needs to be root.
+packages=(bochs bochs-term bochsbios vgabios isolinux syslinux-common xorriso cpio busybox-static coreutils util-linux)
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
-# Not installed: the kernel would go into the machine's boot menu, and the static busybox replaces the other one.
 fetch() {
-    apt-get download "$1"
-    dpkg --extract "$1"_*.deb debian
-    rm "$1"_*.deb
-}
-
-if ! has_packages || [ ! -e debian/complete ]; then
-    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        apt-get update
-        apt-get install --yes --no-install-recommends "${packages[@]}"
-    elif ! has_packages; then
-        echo "the emulator needs, on Debian: apt-get install ${packages[*]}" >&2
+    if ! command -v apt-get >/dev/null || [ ! -e $keyring ]; then
+        echo 'the emulator needs apt-get and the package debian-archive-keyring, with which it fetches Bochs' >&2
         exit 1
     fi
-    rm -rf debian
-    fetch "$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/.*Depends: //p')"
-    fetch busybox-static
-    touch debian/complete
-fi
+    rm -rf "$debian" apt
+    mkdir -p "$debian" apt/lists/partial apt/cache/archives/partial
+    for suite in trixie trixie-backports; do
+        echo "deb [arch=amd64 signed-by=$keyring] http://deb.debian.org/debian $suite main"
+    done >apt/sources.list
+    cat >apt/conf <<END
+Dir::State::lists "$PWD/apt/lists";
+Dir::State::status "/dev/null";
+Dir::Cache "$PWD/apt/cache";
+Dir::Etc::sourcelist "$PWD/apt/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+APT::Sandbox::User "root";
+END
+    export APT_CONFIG=$PWD/apt/conf
+    apt-get update
+    apt-get install --download-only --yes --no-install-recommends "${packages[@]}"
+    # Not with what it depends on: tools that make it boot a machine.
+    (cd apt/cache/archives && apt-get download \
+        "$(apt-cache pkgnames linux-binary-7 | grep 'cloud-amd64$' | sort --version-sort | tail -n 1)")
+    for package in apt/cache/archives/*.deb; do dpkg --extract "$package" "$debian"; done
+    rm -rf apt
+    touch "$debian/complete"
+}
+[ -e "$debian/complete" ] || fetch
+
+libraries=$debian/usr/lib/x86_64-linux-gnu
+run=("$debian/usr/lib64/ld-linux-x86-64.so.2" --library-path "$libraries")
 
 rm -rf guest iso
-mkdir -p guest/bin guest/proc guest/tmp iso
-cp debian/bin/busybox "$program" guest/bin
-# The last lines need a moment on the serial line.
+mkdir -p guest/{bin,lib,lib64,proc,tmp} iso
+cp "$debian"/usr/bin/{busybox,chrt} "$program" guest/bin
+cp "$libraries/libc.so.6" guest/lib
+cp "$debian/usr/lib64/ld-linux-x86-64.so.2" guest/lib64
+# Bochs does not save tiles where Linux leaves a thread for another one. chrt: nothing interrupts the program, and no
+# thread of it ends another's turn. The last lines need a moment on the serial line.
 cat > guest/init <<END
 #!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
-GLIBC_TUNABLES=${GLIBC_TUNABLES:-} SDPA_ISA=avx512 $program $*
+echo -1 > /proc/sys/kernel/sched_rt_runtime_us
+GLIBC_TUNABLES=${GLIBC_TUNABLES:-} SDPA_ISA=$set chrt --fifo 1 $program $*
 echo "exit status \$?"
 sleep 1
 poweroff -f
 END
 chmod +x guest/init
-(cd guest && find . | cpio --quiet -o -H newc) | gzip -1 > iso/initrd.gz
+(cd guest && find . | "${run[@]}" "$debian/usr/bin/cpio" --quiet -o -H newc) | gzip -1 > iso/initrd.gz
 
-# clearcpuid: Bochs 2.7 gives a wrong size for what these two save, upon which Linux does without AVX altogether.
+# setcpuid: XFD, without which Linux gives tiles to nobody. Bochs does not tell of it, but registers below stand for it.
 # tsc: it counts instructions, as if they were 3.5 thousand million per second; other clocks take the number from `ips`.
 # panic, reboot: by a triple fault, at which Bochs ends.
 cat > iso/isolinux.cfg <<'END'
 default linux
 label linux
 kernel vmlinuz
-append initrd=initrd.gz console=ttyS0 loglevel=3 mitigations=off tsc=unstable clearcpuid=xsavec,xsaves panic=-1 reboot=t
+append initrd=initrd.gz console=ttyS0 loglevel=3 mitigations=off tsc=unstable setcpuid=324 panic=-1 reboot=t
 END
-cp debian/boot/vmlinuz-* iso/vmlinuz
-cp /usr/lib/ISOLINUX/isolinux.bin /usr/lib/syslinux/modules/bios/ldlinux.c32 iso
-xorriso -as mkisofs -quiet -o boot.iso -b isolinux.bin -c boot.cat -no-emul-boot -boot-load-size 4 -boot-info-table iso
+cp "$debian"/usr/lib/modules/*/vmlinuz iso
+cp "$debian/usr/lib/ISOLINUX/isolinux.bin" "$debian/usr/lib/syslinux/modules/bios/ldlinux.c32" iso
+"${run[@]}" "$debian/usr/bin/xorriso" -as mkisofs -quiet -o boot.iso -b isolinux.bin -c boot.cat -no-emul-boot \
+    -boot-load-size 4 -boot-info-table iso
 
-# Linux hangs on Bochs's models of newer CPUs.
-cat > bochsrc <<'END'
+# Registers that Bochs lacks, with their values at the start: those of XFD, and one that says that copies are fast.
+cat > msrs <<'END'
+0x1a0 0 00000000 00000001 00000000 00000000 00000000 00000000
+0x1c4 0 00000000 00000000 00000000 00000000 00000000 00000000
+0x1c5 0 00000000 00000000 00000000 00000000 00000000 00000000
+END
+# Linux hangs in page tables of five levels.
+cat > bochsrc <<END
 megs: 512
-cpu: model=corei7_skylake_x, ips=100000000, reset_on_triple_fault=0
-romimage: file=/usr/share/bochs/BIOS-bochs-latest
-vgaromimage: file=/usr/share/bochs/VGABIOS-lgpl-latest
+cpu: model=sapphire_rapids, exclude_features="la57", msrs="msrs", ips=100000000, reset_on_triple_fault=0
+romimage: file=$debian/usr/share/bochs/BIOS-bochs-latest
+vgaromimage: file=$debian/usr/share/vgabios/vgabios.bin
 ata0-master: type=cdrom, path=boot.iso, status=inserted
 boot: cdrom
 com1: enabled=1, mode=file, dev=serial.txt
@@ -82,7 +109,9 @@ printf 'c\nq\n' > commands
 
 # Bochs does not end upon the first signal.
 : > serial.txt
-TERM=xterm timeout --kill-after=1 3600 stdbuf -oL bochs -q -f bochsrc -rc commands > bochs.txt 2>&1 < /dev/null &
+export TERM=xterm LTDL_LIBRARY_PATH=$libraries/bochs/plugins _STDBUF_O=L
+timeout --kill-after=1 3600 "${run[@]}" --preload "$debian/usr/libexec/coreutils/libstdbuf.so" \
+    "$debian/usr/bin/bochs-bin" -q -f bochsrc -rc commands > bochs.txt 2>&1 < /dev/null &
 bochs=$!
 trap 'kill $bochs 2>/dev/null || true' EXIT
 echo 'Linux boots in Bochs, which takes a minute'

@@ -166,7 +166,7 @@ test-avx512:
 	fi
 
 # The same for AMX, a few minutes. Of the problems of attention one in 101 is tried; SAMPLE=1 tries all.
-AMX_TESTS = machine vec attention
+AMX_TESTS = amx machine vec attention
 amx:
 	@if grep -qw amx_bf16 /proc/cpuinfo; then \
 		echo 'this machine has AMX: without an emulator'; \

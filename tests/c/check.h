@@ -35,6 +35,7 @@ bool select_isa(const char *name);
         }                                                                                                              \
     } while (0)
 
+void test_amx(void);
 void test_pool(void);
 void test_fork(void);
 void test_machine(void);

@@ -74,6 +74,9 @@ static const struct {
     const char *name;
     void (*run)(void);
 } tests[] = {
+#ifndef PORTABLE
+    {"amx", test_amx}, /* first: later the process has the permission that this one looks at */
+#endif
     {"vec", test_vec},
     {"convert", test_convert},
     {"vmath", test_vmath},

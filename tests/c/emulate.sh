@@ -89,7 +89,7 @@ cat > msrs <<'END'
 0x1c4 0 00000000 00000000 00000000 00000000 00000000 00000000
 0x1c5 0 00000000 00000000 00000000 00000000 00000000 00000000
 END
-# Linux hangs in page tables of five levels.
+# la57: page tables of five levels, which nothing here needs.
 cat > bochsrc <<END
 megs: 512
 cpu: model=sapphire_rapids, exclude_features="la57", msrs="msrs", ips=100000000, reset_on_triple_fault=0

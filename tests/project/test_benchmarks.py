@@ -307,6 +307,15 @@ def test_committed_pages_are_what_the_report_writes(path):
     assert "forward, 1 thread, GF/s" in readme.tables(page)
 
 
+def test_amx_costs_by_the_page_what_was_foreseen():
+    page = (ROOT / "docs" / "performance" / "amx.md").read_text(encoding="utf-8")
+    off = re.findall(r"^\| (\w+) \| (\w+) \| .* \| (\d+) % \|", page, re.MULTILINE)
+    assert {(dtype, panel) for dtype, panel, _ in off} == {
+        (dtype, panel) for dtype in ("bfloat16", "float32") for panel in ("tiles", "weights")
+    }
+    assert all(int(per_cent) <= 20 for *_, per_cent in off)
+
+
 def test_picture_and_table_of_the_readme_are_those_of_the_page():
     page = readme.PAGE.read_text(encoding="utf-8")
     text = readme.README.read_text(encoding="utf-8")

@@ -147,6 +147,17 @@ NOINLINE void NAME(scatter)(const program_run *r, sdpa_reach *reach, const char 
         EACH_INTEGER PUT_TRUTH(value);                                                                                 \
         break;
 
+/* |a - b| <= c. */
+INLINE void NAME(within)(const program_run *r, operands at) {
+    const NAME(bits) most = *(const NAME(bits) *)at.c, lowest = (NAME(bits))1 << (INTEGER_BITS - 1);
+    if (INTEGER_BITS == 32 && most < lowest) { /* 0 <= a - b + c <= 2 c, where no distance is the lowest */
+        EACH_KEY(PUT_TRUTH(SIGNED(WORD(at.a) - (key - SAME(most - lowest))) <= SIGNED(SAME(2 * most - lowest))))
+    } else {
+        EACH_KEY(
+            PUT_TRUTH(SIGNED(CHOOSE(SIGNED(WORD(at.a) - key) < 0, key - WORD(at.a), WORD(at.a) - key)) <= INT(at.c)))
+    }
+}
+
 /* Numbers of pairs, and what a code reads and writes. */
 INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands at, int64_t n) {
     switch (i->op) {
@@ -197,16 +208,9 @@ INLINE bool NAME(exchange)(program_run *r, const sdpa_instruction *i, operands a
         OF_KEYS(difference_r, PUT_REAL(SIGNED(WORD(at.a) - key)), PUT_REAL(SIGNED(key - WORD(at.a))))
         OF_KEYS(less_equal_key, PUT_TRUTH(INT(at.a) <= SIGNED(key)), PUT_TRUTH(SIGNED(key) <= INT(at.a)))
         OF_KEYS(equal_key, PUT_TRUTH(INT(at.a) == SIGNED(key)), PUT_TRUTH(INT(at.a) == SIGNED(key)))
-    case SDPA_OP_within: {
-        const NAME(bits) most = *(const NAME(bits) *)at.c, lowest = (NAME(bits))1 << (INTEGER_BITS - 1);
-        if (INTEGER_BITS == 32 && most < lowest) { /* 0 <= a - b + c <= 2 c, where no distance is the lowest */
-            EACH_KEY(PUT_TRUTH(SIGNED(WORD(at.a) - (key - SAME(most - lowest))) <= SIGNED(SAME(2 * most - lowest))))
-        } else {
-            EACH_KEY(PUT_TRUTH(SIGNED(CHOOSE(SIGNED(WORD(at.a) - key) < 0, key - WORD(at.a), WORD(at.a) - key)) <=
-                               INT(at.c)))
-        }
+    case SDPA_OP_within:
+        NAME(within)(r, at);
         break;
-    }
     case SDPA_OP_index:
         NAME(index)(&r->program->arrays[i->a], i->b, at.dst, at.c, r->bad, n);
         break;
